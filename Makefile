@@ -1,0 +1,65 @@
+# Two commands need nothing but this: make demo, make test. `make help` lists the rest.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+BIN := $(CURDIR)/bin
+K8S_VERSION ?= 1.37.1
+export K8S_VERSION
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+
+# go-nvml wraps functions that NVML deprecates; the same flags everywhere keep one build cache.
+export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations
+# NVML's functions are bound when they are first called, as a driver may lack some: linking with -z now, which some
+# compilers do by default, would end the program at its start (github.com/NVIDIA/go-nvml, README).
+GO_LDFLAGS := -s -w -X github.com/cleave-dra/cleave/pkg/cli.version=$(VERSION) -extldflags=-Wl,-z,lazy
+NVML_HEADERS = $(shell go list -m -f '{{.Dir}}' github.com/NVIDIA/go-nvml)/pkg/nvml
+LINT := $(BIN)/golangci-lint
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+.PHONY: build
+build: sim ## build cleave, nvml-sim and libnvidia-ml.so.1 into bin/
+	go build -trimpath -ldflags '$(GO_LDFLAGS)' -o $(BIN)/cleave ./cmd/cleave
+
+.PHONY: demo
+demo: build ## run the main job on a simulated node and a real local Kubernetes
+	go run ./e2e/cmd/demo
+
+.PHONY: test
+test: lint unit e2e ## everything that runs without a GPU: lint, unit with race detector, end to end
+
+.PHONY: unit
+unit: sim ## unit tests with the race detector
+	go test -race ./api/... ./cmd/... ./pkg/... ./e2e/cluster/...
+
+.PHONY: e2e
+e2e: build ## tests on a real local Kubernetes node (K8S_VERSION=1.37.1 or 1.36.4)
+	CLEAVE_E2E=1 go test -count=1 -timeout 40m -v ./e2e/...
+
+.PHONY: lint
+lint: $(LINT) ## gofmt, go vet and the rules of .golangci.yaml
+	$(LINT) run ./...
+	go mod tidy -diff
+
+$(LINT): hack/tools/go.mod
+	@echo "Building golangci-lint (some minutes the first time)"
+	cd hack/tools && CGO_ENABLED=0 go build -trimpath -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+.PHONY: bench
+bench: build ## measure against the floor of this machine; prints a table, writes bin/bench.json
+	go run ./e2e/cmd/bench -o $(BIN)/bench.json
+
+.PHONY: cluster-up
+cluster-up: ## start the local Kubernetes
+	go run ./e2e/cmd/cluster up
+
+.PHONY: cluster-down
+cluster-down: ## stop the local Kubernetes and remove all traces of it
+	go run ./e2e/cmd/cluster down
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf $(BIN)
