@@ -1,0 +1,137 @@
+package gpu
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+)
+
+// Version is a two-part version: a CUDA compute capability ("9.0") or a CUDA version ("13.0").
+type Version struct {
+	Major, Minor int
+}
+
+// String gives "major.minor".
+func (v Version) String() string {
+	return strconv.Itoa(v.Major) + "." + strconv.Itoa(v.Minor)
+}
+
+// Node is what one read of a node's hardware found.
+type Node struct {
+	// DriverVersion as NVML words it, such as "580.95.05" (nvmlSystemGetDriverVersion).
+	DriverVersion string
+	// CUDAVersion is the newest CUDA version the driver serves (nvmlSystemGetCudaDriverVersion_v2).
+	CUDAVersion Version
+	// GPUs in order of PCI address, which outlives reboots and driver reloads; NVML indexes and minors do not.
+	GPUs []GPU
+	// Problems are the GPUs that could not be read. They are left out of GPUs; the rest of the node is served.
+	Problems []Problem
+}
+
+// Problem says why one GPU is not served.
+type Problem struct {
+	// Index is the NVML index at which the GPU was met.
+	Index int
+	Err   error
+}
+
+// GPU is one physical GPU. Pointers and empty strings stand for what the board or the driver does not report:
+// such a value is left out of everything published, never guessed.
+type GPU struct {
+	PCI   PCIAddress
+	UUID  string // nvmlDeviceGetUUID, "GPU-…"
+	Index int    // NVML index at discovery; changes across reboots
+	Minor int    // N of /dev/nvidiaN; changes across reboots
+
+	ProductName       string
+	Brand             string
+	Architecture      string
+	ComputeCapability *Version
+	// Memory is what workloads can use, in bytes: the total less what the driver reserves
+	// (nvmlDeviceGetMemoryInfo_v2), or the total where the driver does not say. nil on boards that report none.
+	Memory         *uint64
+	ECC            *bool
+	AddressingMode string // "HMM", "ATS" or "None" (nvmlDeviceGetAddressingMode)
+
+	// ActiveNVLinks is the number of NVLinks that are up (nvmlDeviceGetNvLinkState); nil where the board has none.
+	ActiveNVLinks *int
+
+	NUMANode *int   // sysfs numa_node; nil for -1 and where sysfs does not tell
+	PCIeRoot string // sysfs, such as "pci0000:15"; empty where sysfs does not tell
+
+	MIG MIG
+}
+
+// MIG is what a GPU can be partitioned into.
+type MIG struct {
+	Capable bool
+	// Enabled is the current mode, Pending the mode after the next reset (nvmlDeviceGetMigMode).
+	Enabled, Pending bool
+	// Profiles in order of SortProfiles; empty where the geometry is unknown.
+	Profiles []Profile
+	// Slices is the number of placement units of the board: 4, 8 or 12. Zero where the geometry is unknown.
+	Slices int
+}
+
+// SortGPUs puts GPUs in order of PCI address, in place.
+func SortGPUs(gpus []GPU) {
+	slices.SortFunc(gpus, func(a, b GPU) int { return a.PCI.Compare(b.PCI) })
+}
+
+// Find returns the GPU whose whole-GPU device has the given name, or nil.
+func (n *Node) Find(device string) *GPU {
+	for i := range n.GPUs {
+		if n.GPUs[i].PCI.DeviceName() == device {
+			return &n.GPUs[i]
+		}
+	}
+	return nil
+}
+
+// Placement is where a partition lies on its board, in placement units (nvmlGpuInstancePlacement_t).
+type Placement struct {
+	Start, Size int
+}
+
+// Overlaps tells whether the two placements share a unit.
+func (p Placement) Overlaps(q Placement) bool {
+	return p.Start < q.Start+q.Size && q.Start < p.Start+p.Size
+}
+
+// Profile is a shape that a GPU instance can have (nvmlGpuInstanceProfileInfo_t).
+type Profile struct {
+	// ID is what every call but one takes, and part of device names. It is not the NVML enum.
+	ID int
+	// Enum is NVML_GPU_INSTANCE_PROFILE_*, which only nvmlDeviceGetGpuInstanceProfileInfo takes.
+	Enum int
+	// Name for people, such as "1g.10gb+me". It follows the driver's idea of memory and may change with the driver.
+	Name string
+	// MaxInstances is how many of it fit on an empty board.
+	MaxInstances int
+	// ComputeSlices as in the "1g" of the name.
+	ComputeSlices   int
+	Memory          uint64 // bytes
+	Multiprocessors int
+	CopyEngines     int
+	Decoders        int
+	Encoders        int
+	JPEGEngines     int
+	OFAEngines      int
+	// Placements in ascending start.
+	Placements []Placement
+}
+
+// SortProfiles puts profiles in ascending order of size, then of profile ID, in place.
+func SortProfiles(profiles []Profile) {
+	slices.SortFunc(profiles, func(a, b Profile) int {
+		return cmp.Or(cmp.Compare(a.size(), b.size()), cmp.Compare(a.ComputeSlices, b.ComputeSlices), cmp.Compare(a.ID, b.ID))
+	})
+}
+
+// size is the number of placement units the profile takes; 0 if it has no placement.
+func (p Profile) size() int {
+	if len(p.Placements) == 0 {
+		return 0
+	}
+	return p.Placements[0].Size
+}

@@ -1,0 +1,186 @@
+package nvml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// discovery is one read of the node's hardware and the handles met on the way.
+type discovery struct {
+	node    gpu.Node
+	handles map[gpu.PCIAddress]Device
+}
+
+// discover reads all GPUs. It fails only where the driver as a whole does not answer; a GPU that cannot be read
+// becomes a Problem and the others are served.
+func discover(ctx context.Context, lib Library, sysfs fs.ReadLinkFS) (*discovery, error) {
+	d := &discovery{handles: map[gpu.PCIAddress]Device{}}
+	var err error
+	if d.node.DriverVersion, err = lib.SystemDriverVersion(); err != nil {
+		return nil, fmt.Errorf("read the driver's version: %w", err)
+	}
+	cuda, err := lib.SystemCUDADriverVersion()
+	if err != nil {
+		return nil, fmt.Errorf("read the driver's CUDA version: %w", err)
+	}
+	d.node.CUDAVersion = gpu.Version{Major: cuda / 1000, Minor: cuda % 1000 / 10}
+	count, err := lib.DeviceCount()
+	if err != nil {
+		return nil, fmt.Errorf("count GPUs: %w", err)
+	}
+	for i := range count {
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("read GPU %d of %d: %w", i, count, err)
+		}
+		dev, g, err := readGPU(lib, i, sysfs)
+		if err != nil {
+			d.node.Problems = append(d.node.Problems, gpu.Problem{Index: i, Err: err})
+			continue
+		}
+		klog.FromContext(ctx).V(4).Info("Found GPU", "index", i, "pci", g.PCI, "uuid", g.UUID, "product", g.ProductName)
+		d.handles[g.PCI] = dev
+		d.node.GPUs = append(d.node.GPUs, g)
+	}
+	gpu.SortGPUs(d.node.GPUs)
+	return d, nil
+}
+
+// readGPU reads one GPU. What identifies it must be there; the rest is optional.
+func readGPU(lib Library, index int, sysfs fs.ReadLinkFS) (Device, gpu.GPU, error) {
+	g := gpu.GPU{Index: index}
+	dev, err := lib.DeviceByIndex(index)
+	if err != nil {
+		return nil, g, fmt.Errorf("get a handle to GPU %d: %w", index, err)
+	}
+	busID, err := dev.PCIBusID()
+	if err != nil {
+		return nil, g, fmt.Errorf("read the PCI address of GPU %d: %w", index, err)
+	}
+	if g.PCI, err = gpu.ParsePCIAddress(busID); err != nil {
+		return nil, g, fmt.Errorf("read the PCI address of GPU %d: %w", index, err)
+	}
+	if g.UUID, err = dev.UUID(); err != nil {
+		return nil, g, fmt.Errorf("read the UUID of GPU %d at %s: %w", index, g.PCI, err)
+	}
+	if g.Minor, err = dev.MinorNumber(); err != nil {
+		return nil, g, fmt.Errorf("read the minor number of GPU %d at %s: %w", index, g.PCI, err)
+	}
+	if g.ProductName, err = dev.Name(); err != nil {
+		return nil, g, fmt.Errorf("read the product name of GPU %d at %s: %w", index, g.PCI, err)
+	}
+	var firm errs
+	total := readProperties(dev, &g, &firm)
+	readLinks(dev, &g, &firm)
+	readMIG(dev, &g, total, &firm)
+	if firm.lost != nil {
+		return nil, g, fmt.Errorf("read GPU %d at %s: %w", index, g.PCI, firm.lost)
+	}
+	readSysfs(&g, sysfs)
+	return dev, g, nil
+}
+
+// errs sorts the errors of optional reads: a lost GPU is no missing attribute, it must not be published as healthy.
+type errs struct {
+	lost error
+}
+
+// ok tells whether the value read can be used.
+func (e *errs) ok(err error) bool {
+	if errors.Is(err, gpu.ErrLost) && e.lost == nil {
+		e.lost = err
+	}
+	return err == nil
+}
+
+// readProperties reads what boards may lack, and returns the board's total memory in bytes, 0 if unknown.
+func readProperties(dev Device, g *gpu.GPU, e *errs) (totalMemory uint64) {
+	if brand, err := dev.Brand(); e.ok(err) {
+		g.Brand = brands[brand]
+	}
+	if arch, err := dev.Architecture(); e.ok(err) {
+		g.Architecture = architectures[arch]
+	}
+	if major, minor, err := dev.CUDAComputeCapability(); e.ok(err) {
+		g.ComputeCapability = &gpu.Version{Major: major, Minor: minor}
+	}
+	if total, reserved, err := dev.MemoryTotalReserved(); e.ok(err) && total > reserved {
+		usable := total - reserved
+		totalMemory, g.Memory = total, &usable
+	} else if total, err := dev.MemoryTotal(); e.ok(err) && total > 0 {
+		totalMemory, g.Memory = total, &total
+	}
+	if ecc, _, err := dev.ECCMode(); e.ok(err) {
+		g.ECC = &ecc
+	}
+	if mode, err := dev.AddressingMode(); e.ok(err) {
+		g.AddressingMode = addressingModes[mode]
+	}
+	return totalMemory
+}
+
+// readLinks counts the NVLinks that are up. A board whose first link is not supported has none to count.
+func readLinks(dev Device, g *gpu.GPU, e *errs) {
+	active := 0
+	for link := range nvml.NVLINK_MAX_LINKS {
+		up, err := dev.NVLinkState(link)
+		if !e.ok(err) {
+			if link == 0 {
+				return
+			}
+			break
+		}
+		if up {
+			active++
+		}
+	}
+	g.ActiveNVLinks = &active
+}
+
+// readMIG reads the mode and the geometry. A board that tells no placements is not offered for partitioning.
+func readMIG(dev Device, g *gpu.GPU, totalMemory uint64, e *errs) {
+	current, pending, err := dev.MIGMode()
+	if !e.ok(err) {
+		return
+	}
+	g.MIG = gpu.MIG{Capable: true, Enabled: current, Pending: pending}
+	for enum := range nvml.GPU_INSTANCE_PROFILE_COUNT {
+		p, err := dev.GPUInstanceProfileInfo(enum)
+		if !e.ok(err) {
+			continue
+		}
+		if p.Placements, err = dev.GPUInstancePossiblePlacements(p.ID); !e.ok(err) || len(p.Placements) == 0 {
+			continue
+		}
+		slices.SortFunc(p.Placements, func(a, b gpu.Placement) int { return a.Start - b.Start })
+		p.Name = profileName(p, totalMemory)
+		for _, place := range p.Placements {
+			// The board's size is the largest placement's end: an "8-slice" rule would be wrong for the A30 (4 units)
+			// and the RTX PRO 6000 (12 units).
+			g.MIG.Slices = max(g.MIG.Slices, place.Start+place.Size)
+		}
+		g.MIG.Profiles = append(g.MIG.Profiles, p)
+	}
+	gpu.SortProfiles(g.MIG.Profiles)
+}
+
+// readSysfs reads where the GPU sits. Virtual machines often hide it; then it is left out.
+func readSysfs(g *gpu.GPU, sysfs fs.ReadLinkFS) {
+	with := deviceattribute.WithFS(sysfs)
+	if root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(g.PCI.String(), with); err == nil {
+		g.PCIeRoot = *root.Value.StringValue
+	}
+	numa, err := deviceattribute.GetNUMANodeAttributeByPCIBusID(g.PCI.String(), deviceattribute.ScalarAttribute, with)
+	if err == nil && numa.Value.IntValue != nil {
+		node := int(*numa.Value.IntValue)
+		g.NUMANode = &node
+	}
+}

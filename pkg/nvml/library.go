@@ -1,0 +1,35 @@
+package nvml
+
+import "github.com/cleave-dra/cleave/pkg/gpu"
+
+// Library is what Cleave asks of libnvidia-ml.so.1: one method per NVML function, with the numbers NVML gives.
+// Two implementations exist: the real library through go-nvml, and the engine of a simulated node in process.
+// Errors wrap the sentinels of pkg/gpu.
+type Library interface {
+	Init() error                             // nvmlInit_v2
+	Shutdown() error                         // nvmlShutdown
+	SystemDriverVersion() (string, error)    // nvmlSystemGetDriverVersion
+	SystemCUDADriverVersion() (int, error)   // nvmlSystemGetCudaDriverVersion_v2: 1000*major + 10*minor
+	DeviceCount() (int, error)               // nvmlDeviceGetCount_v2
+	DeviceByIndex(index int) (Device, error) // nvmlDeviceGetHandleByIndex_v2
+}
+
+// Device is a handle to one physical GPU.
+type Device interface {
+	UUID() (string, error)                                                // nvmlDeviceGetUUID
+	MinorNumber() (int, error)                                            // nvmlDeviceGetMinorNumber
+	PCIBusID() (string, error)                                            // nvmlDeviceGetPciInfo_v3: busId
+	Name() (string, error)                                                // nvmlDeviceGetName
+	Brand() (int, error)                                                  // nvmlDeviceGetBrand: NVML_BRAND_*
+	Architecture() (int, error)                                           // nvmlDeviceGetArchitecture: NVML_DEVICE_ARCH_*
+	CUDAComputeCapability() (major, minor int, err error)                 // nvmlDeviceGetCudaComputeCapability
+	MemoryTotal() (uint64, error)                                         // nvmlDeviceGetMemoryInfo: total, bytes
+	MemoryTotalReserved() (total, reserved uint64, err error)             // nvmlDeviceGetMemoryInfo_v2, bytes
+	ECCMode() (current, pending bool, err error)                          // nvmlDeviceGetEccMode
+	AddressingMode() (int, error)                                         // nvmlDeviceGetAddressingMode: NVML_DEVICE_ADDRESSING_MODE_*
+	NVLinkState(link int) (bool, error)                                   // nvmlDeviceGetNvLinkState; ErrInvalidArgument past the last link
+	MIGMode() (current, pending bool, err error)                          // nvmlDeviceGetMigMode
+	GPUInstanceProfileInfo(enum int) (gpu.Profile, error)                 // nvmlDeviceGetGpuInstanceProfileInfo; Placements and Name left empty
+	GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, error) // nvmlDeviceGetGpuInstancePossiblePlacements_v2
+	RunningProcesses() ([]int, error)                                     // nvmlDeviceGetComputeRunningProcesses_v3 and nvmlDeviceGetGraphicsRunningProcesses_v3: process ids, ascending, once each
+}

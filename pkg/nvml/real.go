@@ -1,0 +1,194 @@
+package nvml
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// check turns the outcome of one NVML call into an error that names the call and, where callers branch on it,
+// wraps a sentinel of pkg/gpu.
+func check(call string, ret nvml.Return) error {
+	if ret == nvml.SUCCESS {
+		return nil
+	}
+	if sentinel, ok := sentinels[ret]; ok {
+		return fmt.Errorf("%s: %w", call, sentinel)
+	}
+	return fmt.Errorf("%s: %w", call, errors.New(strings.ToLower(ret.Error())))
+}
+
+var sentinels = map[nvml.Return]error{
+	nvml.ERROR_NOT_SUPPORTED:          gpu.ErrNotSupported,
+	nvml.ERROR_FUNCTION_NOT_FOUND:     gpu.ErrNotSupported, // an older driver: the same to callers
+	nvml.ERROR_NOT_FOUND:              gpu.ErrNotFound,
+	nvml.ERROR_INVALID_ARGUMENT:       gpu.ErrInvalidArgument,
+	nvml.ERROR_IN_USE:                 gpu.ErrInUse,
+	nvml.ERROR_INSUFFICIENT_RESOURCES: gpu.ErrInsufficientResources,
+	nvml.ERROR_GPU_IS_LOST:            gpu.ErrLost,
+	nvml.ERROR_DRIVER_NOT_LOADED:      gpu.ErrDriverNotLoaded,
+	nvml.ERROR_UNINITIALIZED:          gpu.ErrDriverNotLoaded,
+	nvml.ERROR_LIBRARY_NOT_FOUND:      gpu.ErrLibraryNotFound,
+	nvml.ERROR_RESET_REQUIRED:         gpu.ErrResetRequired,
+}
+
+// realLibrary is libnvidia-ml.so.1 behind go-nvml.
+type realLibrary struct {
+	lib nvml.Interface
+}
+
+// newRealLibrary uses the library at path. Nothing is opened before Init.
+func newRealLibrary(path string) *realLibrary {
+	return &realLibrary{lib: nvml.New(nvml.WithLibraryPath(path))}
+}
+
+func (l *realLibrary) Init() error     { return check("nvmlInit", l.lib.Init()) }
+func (l *realLibrary) Shutdown() error { return check("nvmlShutdown", l.lib.Shutdown()) }
+
+func (l *realLibrary) SystemDriverVersion() (string, error) {
+	v, ret := l.lib.SystemGetDriverVersion()
+	return v, check("nvmlSystemGetDriverVersion", ret)
+}
+
+func (l *realLibrary) SystemCUDADriverVersion() (int, error) {
+	v, ret := l.lib.SystemGetCudaDriverVersion_v2()
+	return v, check("nvmlSystemGetCudaDriverVersion_v2", ret)
+}
+
+func (l *realLibrary) DeviceCount() (int, error) {
+	n, ret := l.lib.DeviceGetCount()
+	return n, check("nvmlDeviceGetCount", ret)
+}
+
+func (l *realLibrary) DeviceByIndex(index int) (Device, error) {
+	d, ret := l.lib.DeviceGetHandleByIndex(index)
+	if err := check(fmt.Sprintf("nvmlDeviceGetHandleByIndex(%d)", index), ret); err != nil {
+		return nil, err
+	}
+	return realDevice{d}, nil
+}
+
+// realDevice is an nvmlDevice_t.
+type realDevice struct {
+	dev nvml.Device
+}
+
+func (d realDevice) UUID() (string, error) {
+	v, ret := d.dev.GetUUID()
+	return v, check("nvmlDeviceGetUUID", ret)
+}
+
+func (d realDevice) MinorNumber() (int, error) {
+	v, ret := d.dev.GetMinorNumber()
+	return v, check("nvmlDeviceGetMinorNumber", ret)
+}
+
+func (d realDevice) PCIBusID() (string, error) {
+	info, ret := d.dev.GetPciInfo()
+	var b strings.Builder
+	for _, c := range info.BusId {
+		if c == 0 {
+			break
+		}
+		b.WriteByte(byte(c))
+	}
+	return b.String(), check("nvmlDeviceGetPciInfo", ret)
+}
+
+func (d realDevice) Name() (string, error) {
+	v, ret := d.dev.GetName()
+	return v, check("nvmlDeviceGetName", ret)
+}
+
+func (d realDevice) Brand() (int, error) {
+	v, ret := d.dev.GetBrand()
+	return int(v), check("nvmlDeviceGetBrand", ret)
+}
+
+func (d realDevice) Architecture() (int, error) {
+	v, ret := d.dev.GetArchitecture()
+	return int(v), check("nvmlDeviceGetArchitecture", ret)
+}
+
+func (d realDevice) CUDAComputeCapability() (major, minor int, err error) {
+	major, minor, ret := d.dev.GetCudaComputeCapability()
+	return major, minor, check("nvmlDeviceGetCudaComputeCapability", ret)
+}
+
+func (d realDevice) MemoryTotal() (uint64, error) {
+	m, ret := d.dev.GetMemoryInfo()
+	return m.Total, check("nvmlDeviceGetMemoryInfo", ret)
+}
+
+func (d realDevice) MemoryTotalReserved() (total, reserved uint64, err error) {
+	m, ret := d.dev.GetMemoryInfo_v2()
+	return m.Total, m.Reserved, check("nvmlDeviceGetMemoryInfo_v2", ret)
+}
+
+func (d realDevice) ECCMode() (current, pending bool, err error) {
+	c, p, ret := d.dev.GetEccMode()
+	return c == nvml.FEATURE_ENABLED, p == nvml.FEATURE_ENABLED, check("nvmlDeviceGetEccMode", ret)
+}
+
+func (d realDevice) AddressingMode() (int, error) {
+	m, ret := d.dev.GetAddressingMode()
+	return int(m.Value), check("nvmlDeviceGetAddressingMode", ret)
+}
+
+func (d realDevice) NVLinkState(link int) (bool, error) {
+	s, ret := d.dev.GetNvLinkState(link)
+	return s == nvml.FEATURE_ENABLED, check(fmt.Sprintf("nvmlDeviceGetNvLinkState(%d)", link), ret)
+}
+
+func (d realDevice) MIGMode() (current, pending bool, err error) {
+	c, p, ret := d.dev.GetMigMode()
+	return c == nvml.DEVICE_MIG_ENABLE, p == nvml.DEVICE_MIG_ENABLE, check("nvmlDeviceGetMigMode", ret)
+}
+
+func (d realDevice) GPUInstanceProfileInfo(enum int) (gpu.Profile, error) {
+	info, ret := d.dev.GetGpuInstanceProfileInfo(enum)
+	if err := check(fmt.Sprintf("nvmlDeviceGetGpuInstanceProfileInfo(%d)", enum), ret); err != nil {
+		return gpu.Profile{}, err
+	}
+	return gpu.Profile{
+		ID: int(info.Id), Enum: enum, MaxInstances: int(info.InstanceCount), ComputeSlices: int(info.SliceCount),
+		Memory: info.MemorySizeMB << 20, Multiprocessors: int(info.MultiprocessorCount),
+		CopyEngines: int(info.CopyEngineCount), Decoders: int(info.DecoderCount), Encoders: int(info.EncoderCount),
+		JPEGEngines: int(info.JpegCount), OFAEngines: int(info.OfaCount),
+	}, nil
+}
+
+func (d realDevice) GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, error) {
+	// Only the ID is read: https://docs.nvidia.com/deploy/nvml-api, nvmlDeviceGetGpuInstancePossiblePlacements.
+	found, ret := d.dev.GetGpuInstancePossiblePlacements(&nvml.GpuInstanceProfileInfo{Id: uint32(profileID)})
+	if err := check(fmt.Sprintf("nvmlDeviceGetGpuInstancePossiblePlacements(%d)", profileID), ret); err != nil {
+		return nil, err
+	}
+	placements := make([]gpu.Placement, 0, len(found))
+	for _, p := range found {
+		placements = append(placements, gpu.Placement{Start: int(p.Start), Size: int(p.Size)})
+	}
+	return placements, nil
+}
+
+func (d realDevice) RunningProcesses() ([]int, error) {
+	compute, ret := d.dev.GetComputeRunningProcesses()
+	if err := check("nvmlDeviceGetComputeRunningProcesses", ret); err != nil {
+		return nil, err
+	}
+	graphics, ret := d.dev.GetGraphicsRunningProcesses()
+	if err := check("nvmlDeviceGetGraphicsRunningProcesses", ret); err != nil && !errors.Is(err, gpu.ErrNotSupported) {
+		return nil, err
+	}
+	var pids []int
+	for _, p := range append(compute, graphics...) {
+		pids = append(pids, int(p.Pid))
+	}
+	slices.Sort(pids)
+	return slices.Compact(pids), nil
+}

@@ -1,0 +1,172 @@
+package nvml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/NVIDIA/nvidia-container-toolkit/pkg/lookup"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// LibraryName is the SONAME under which every NVIDIA driver installs its management library.
+const LibraryName = "libnvidia-ml.so.1"
+
+// Options say where the driver is.
+type Options struct {
+	// DriverRoot is the folder under which this process sees the driver's files: "/" or a mounted driver container.
+	DriverRoot string
+	// LibraryPath is the management library itself; empty to look for it under DriverRoot.
+	LibraryPath string
+	// Sysfs is the node's /sys.
+	Sysfs fs.ReadLinkFS
+}
+
+// Session is one long-lived NVML session: nvmlInit and lookups by UUID can take seconds under load, so handles are
+// kept. All methods are safe for concurrent use.
+type Session struct {
+	lib   Library
+	sysfs fs.ReadLinkFS
+
+	mu   sync.RWMutex
+	last *discovery
+}
+
+// Open finds the library, starts a session and reads the hardware once. Errors name the path that was tried.
+func Open(ctx context.Context, opts Options) (*Session, error) {
+	path, err := FindLibrary(opts)
+	if err != nil {
+		return nil, err
+	}
+	s, err := OpenLibrary(ctx, newRealLibrary(path), opts.Sysfs)
+	if err != nil {
+		return nil, fmt.Errorf("open NVML session with %s: %w", path, err)
+	}
+	return s, nil
+}
+
+// OpenLibrary starts a session with a given library and reads the hardware once.
+func OpenLibrary(ctx context.Context, lib Library, sysfs fs.ReadLinkFS) (*Session, error) {
+	if err := lib.Init(); err != nil {
+		return nil, err
+	}
+	s := &Session{lib: lib, sysfs: sysfs}
+	if err := s.Refresh(ctx); err != nil {
+		return nil, errors.Join(err, lib.Shutdown())
+	}
+	return s, nil
+}
+
+// FindLibrary gives the path of the management library that opts lead to.
+func FindLibrary(opts Options) (string, error) {
+	if opts.LibraryPath != "" {
+		if _, err := os.Stat(opts.LibraryPath); err != nil {
+			return "", fmt.Errorf("%w: the NVML library given with --nvml-library: %w", gpu.ErrLibraryNotFound, err)
+		}
+		return opts.LibraryPath, nil
+	}
+	root := opts.DriverRoot
+	if root == "" {
+		root = "/"
+	}
+	found, err := lookup.NewLibraryLocator(lookup.WithRoot(root)).Locate(LibraryName)
+	if err != nil || len(found) == 0 {
+		return "", fmt.Errorf("%w: %s not found under %s: is the NVIDIA driver installed there? "+
+			"Set --driver-root to the driver's root or --nvml-library to the file", gpu.ErrLibraryNotFound, LibraryName, root)
+	}
+	return filepath.Clean(found[0]), nil
+}
+
+// Wait opens a session as soon as the driver answers, however long that takes; it gives up only when ctx ends.
+// Each new reason for waiting goes to notify, which may be nil, and to the log.
+func Wait(ctx context.Context, opts Options, interval time.Duration, notify func(error)) (*Session, error) {
+	logger := klog.FromContext(ctx)
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	last := ""
+	for {
+		s, err := Open(ctx, opts)
+		if err == nil {
+			return s, nil
+		}
+		if err.Error() != last {
+			last = err.Error()
+			logger.Info("Waiting for the NVIDIA driver", "reason", last, "retryEvery", interval)
+			if notify != nil {
+				notify(err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for the NVIDIA driver: %w (last attempt: %w)", ctx.Err(), err)
+		case <-tick.C:
+		}
+	}
+}
+
+// Refresh reads the hardware again.
+func (s *Session) Refresh(ctx context.Context) error {
+	d, err := discover(ctx, s.lib, s.sysfs)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last = d
+	return nil
+}
+
+// Node is what the last read found. The result is shared: do not change it.
+func (s *Session) Node() *gpu.Node {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return &s.last.node
+}
+
+// VerifyGPU asks the GPU at an address for its UUID now and fails if the GPU is lost or another one took its place.
+func (s *Session) VerifyGPU(ctx context.Context, g *gpu.GPU) error {
+	s.mu.RLock()
+	dev := s.last.handles[g.PCI]
+	s.mu.RUnlock()
+	if dev == nil {
+		return fmt.Errorf("find GPU at %s: %w", g.PCI, gpu.ErrNotFound)
+	}
+	klog.FromContext(ctx).V(6).Info("Calling NVML", "function", "nvmlDeviceGetUUID", "pci", g.PCI)
+	uuid, err := dev.UUID()
+	if err != nil {
+		return fmt.Errorf("read the UUID of the GPU at %s: %w", g.PCI, err)
+	}
+	if uuid != g.UUID {
+		return fmt.Errorf("the GPU at %s is now %s, not %s as published: it was replaced; restart the plugin to publish the new one",
+			g.PCI, uuid, g.UUID)
+	}
+	return nil
+}
+
+// Processes lists the process ids that use the GPU at an address, in ascending order.
+func (s *Session) Processes(ctx context.Context, pci gpu.PCIAddress) ([]int, error) {
+	s.mu.RLock()
+	dev := s.last.handles[pci]
+	s.mu.RUnlock()
+	if dev == nil {
+		return nil, fmt.Errorf("find GPU at %s: %w", pci, gpu.ErrNotFound)
+	}
+	klog.FromContext(ctx).V(6).Info("Calling NVML", "function", "nvmlDeviceGetComputeRunningProcesses", "pci", pci)
+	pids, err := dev.RunningProcesses()
+	if err != nil {
+		return nil, fmt.Errorf("list the processes on the GPU at %s: %w", pci, err)
+	}
+	return pids, nil
+}
+
+// Close ends the session.
+func (s *Session) Close() error {
+	return s.lib.Shutdown()
+}
