@@ -1,0 +1,254 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"syscall"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// Hardware is what the engine asks of the node's GPUs.
+type Hardware interface {
+	// Node is the inventory as published.
+	Node() *gpu.Node
+	// VerifyGPU fails if the GPU is lost or another one sits in its place.
+	VerifyGPU(ctx context.Context, g *gpu.GPU) error
+	// Processes lists the ids of the processes that use a GPU.
+	Processes(ctx context.Context, pci gpu.PCIAddress) ([]int, error)
+}
+
+// CDI is what the engine asks of the container device specs.
+type CDI interface {
+	// DeviceID is the fully qualified CDI name of a whole GPU.
+	DeviceID(device string) string
+	// Ensure fails unless a container runtime can resolve the ids now.
+	Ensure(ctx context.Context, ids []string) error
+}
+
+// Engine prepares and unprepares claims. All methods are safe for concurrent use.
+type Engine struct {
+	id     Identity
+	bootID string
+	store  *records.Store
+	locks  *Locks
+	index  *index
+
+	backend atomic.Pointer[backend]
+	corrupt corruptRecords
+}
+
+// backend is what exists only once the driver has answered.
+type backend struct {
+	hardware Hardware
+	cdi      CDI
+	reason   error // why there is none yet
+}
+
+// errStarting is the reason until SetWaiting gives a better one.
+var errStarting = errors.New("the plugin is starting")
+
+// New makes an engine without hardware: it can unprepare, and refuses to prepare until SetHardware.
+// bootID is the content of /proc/sys/kernel/random/boot_id.
+func New(id Identity, bootID string, store *records.Store, locks *Locks) *Engine {
+	e := &Engine{id: id, bootID: bootID, store: store, locks: locks, index: newIndex()}
+	e.SetWaiting(errStarting)
+	return e
+}
+
+// SetHardware lets Prepare work.
+func (e *Engine) SetHardware(hw Hardware, cdi CDI) {
+	e.backend.Store(&backend{hardware: hw, cdi: cdi})
+}
+
+// SetWaiting makes Prepare fail with the reason why the hardware cannot be used yet.
+func (e *Engine) SetWaiting(reason error) {
+	e.backend.Store(&backend{reason: reason})
+}
+
+// Prepare makes a claim's devices ready and returns them; none if the claim has no device of this driver. It can be
+// repeated: a claim that is prepared already gets the same answer, after the same checks.
+func (e *Engine) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]records.Device, error) {
+	b := e.backend.Load()
+	if b.hardware == nil {
+		return nil, fmt.Errorf("the node's GPUs cannot be used yet: %w", b.reason)
+	}
+	devices, err := plan(claim, b.hardware.Node(), e.id)
+	if err != nil || len(devices) == 0 {
+		return nil, err
+	}
+	want := newRecord(claim, devices, e.id, e.bootID, b.cdi.DeviceID)
+	held, err := e.lockFor(ctx, claim.UID, gpuNames(devices))
+	if err != nil {
+		return nil, err
+	}
+	defer held.Release()
+	if err := e.checkFree(want); err != nil {
+		return nil, err
+	}
+	if err := verify(ctx, b, devices, want); err != nil {
+		return nil, err
+	}
+	if have := e.index.get(claim.UID); have != nil && sameDevices(have, want) {
+		klog.FromContext(ctx).V(4).Info("Claim is prepared already", "claim", want.Claim)
+		return have.Devices, nil
+	}
+	if err := e.store.Write(want); err != nil {
+		return nil, e.explainWrite(err)
+	}
+	e.index.set(want)
+	return want.Devices, nil
+}
+
+// Unprepare gives back all that a claim holds. It needs no GPU driver. A claim that holds nothing is no error.
+func (e *Engine) Unprepare(ctx context.Context, claim records.Claim) error {
+	have, err := e.find(claim.UID)
+	if corrupt := (*records.CorruptError)(nil); errors.As(err, &corrupt) {
+		// Whole GPUs need no undoing: with the file out of the way the claim holds nothing.
+		return e.setAside(ctx, corrupt)
+	}
+	if err != nil || have == nil {
+		return err
+	}
+	held, err := e.lockFor(ctx, claim.UID, have.GPUs())
+	if err != nil {
+		return err
+	}
+	defer held.Release()
+	return e.forget(claim.UID)
+}
+
+// forget removes a claim's record; the caller holds the locks of its GPUs.
+func (e *Engine) forget(uid types.UID) error {
+	if err := e.store.Remove(uid); err != nil {
+		return err
+	}
+	e.index.remove(uid)
+	return nil
+}
+
+// find returns the record of a claim from memory or, if another process prepared it, from disk; nil if there is none.
+func (e *Engine) find(uid types.UID) (*records.Record, error) {
+	if r := e.index.get(uid); r != nil {
+		return r, nil
+	}
+	return e.store.Read(uid)
+}
+
+// lockFor locks the named GPUs and those that the claim holds by an earlier allocation, and brings the index up to
+// date for them. A claim keeps its UID when it is deallocated and allocated anew.
+func (e *Engine) lockFor(ctx context.Context, uid types.UID, names []string) (*Held, error) {
+	for {
+		all := names
+		before := e.index.get(uid)
+		if before != nil {
+			all = append(slices.Clone(names), before.GPUs()...)
+		}
+		held, err := e.locks.Acquire(ctx, all)
+		if err != nil {
+			return nil, err
+		}
+		if held.Foreign {
+			if err := e.resync(ctx, all); err != nil {
+				held.Release()
+				return nil, err
+			}
+		}
+		if after := e.index.get(uid); after == nil || covers(all, after.GPUs()) {
+			return held, nil
+		}
+		held.Release() // the claim got other GPUs meanwhile: lock those too
+	}
+}
+
+// covers tells whether every one of names is in all.
+func covers(all, names []string) bool {
+	for _, n := range names {
+		if !slices.Contains(all, n) {
+			return false
+		}
+	}
+	return true
+}
+
+// resync brings the index up to date with the records on disk for the named GPUs, whose locks the caller holds:
+// another process may have changed them. Records of other GPUs may be changing right now and are left alone.
+func (e *Engine) resync(ctx context.Context, names []string) error {
+	uids, err := e.store.UIDs()
+	if err != nil {
+		return err
+	}
+	onDisk := map[types.UID]bool{}
+	for _, uid := range uids {
+		onDisk[uid] = true
+		r, err := e.store.Read(uid)
+		if corrupt := (*records.CorruptError)(nil); errors.As(err, &corrupt) {
+			klog.FromContext(ctx).Error(err, "Passing over a corrupt claim record")
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if r != nil && slices.ContainsFunc(r.GPUs(), func(n string) bool { return slices.Contains(names, n) }) {
+			e.index.set(r)
+		}
+	}
+	for _, name := range names {
+		for uid := range e.index.on(name) {
+			if !onDisk[uid] {
+				e.index.remove(uid)
+			}
+		}
+	}
+	return nil
+}
+
+// checkFree fails if another claim holds a GPU that this one is to have for itself.
+func (e *Engine) checkFree(want *records.Record) error {
+	for _, d := range want.Devices {
+		if d.AdminAccess {
+			continue
+		}
+		if other := e.index.holder(d.GPU, want.Claim.UID); other != nil {
+			return fmt.Errorf("request %q: GPU %s (%s) is held by claim %s: it is exclusive, and free once that claim's pods have ended and it is unprepared",
+				d.Request, d.GPU, d.UUID, other.Claim)
+		}
+	}
+	return nil
+}
+
+// verify makes sure that the GPUs are there and that a container runtime can inject them.
+func verify(ctx context.Context, b *backend, devices []planned, want *records.Record) error {
+	var ids []string
+	for i, d := range devices {
+		if err := b.hardware.VerifyGPU(ctx, d.gpu); err != nil {
+			return fmt.Errorf("request %q: %w", d.request, err)
+		}
+		ids = append(ids, want.Devices[i].CDIDeviceIDs...)
+	}
+	return b.cdi.Ensure(ctx, ids)
+}
+
+// sameDevices tells whether two records hand out the same devices in the same boot.
+func sameDevices(a, b *records.Record) bool {
+	return a.BootID == b.BootID && slices.EqualFunc(a.Devices, b.Devices, func(x, y records.Device) bool {
+		return x.Request == y.Request && x.Pool == y.Pool && x.Device == y.Device && x.AdminAccess == y.AdminAccess &&
+			x.GPU == y.GPU && x.UUID == y.UUID && slices.Equal(x.CDIDeviceIDs, y.CDIDeviceIDs)
+	})
+}
+
+// explainWrite adds what to do to the one write error that an admin can mend.
+func (e *Engine) explainWrite(err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return fmt.Errorf("%w: free space on the file system of %s; the claim is tried again by itself", err, e.store.Dir())
+	}
+	return err
+}

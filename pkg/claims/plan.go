@@ -1,0 +1,125 @@
+package claims
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// Identity is what tells our part of an allocation from that of others.
+type Identity struct {
+	// Driver name, such as gpu.cleave.dev.
+	Driver string
+	// Pool of this node's devices: the node's name.
+	Pool string
+}
+
+// planned is one device to hand to a claim.
+type planned struct {
+	request string
+	admin   bool
+	gpu     *gpu.GPU
+}
+
+// plan works out what a claim is to get. It is pure: allocation and inventory in, devices or an error that names the
+// request out. Devices of other drivers are not ours to serve and are passed over.
+func plan(claim *resourceapi.ResourceClaim, node *gpu.Node, id Identity) ([]planned, error) {
+	if claim.Status.Allocation == nil {
+		return nil, errors.New("the claim is not allocated")
+	}
+	allocation := &claim.Status.Allocation.Devices
+	var devices []planned
+	for _, result := range allocation.Results {
+		if result.Driver != id.Driver {
+			continue
+		}
+		if result.Pool != id.Pool {
+			return nil, fmt.Errorf("request %q: device %s is of pool %q, this node's pool is %q", result.Request, result.Device, result.Pool, id.Pool)
+		}
+		g := node.Find(result.Device)
+		if g == nil {
+			return nil, fmt.Errorf("request %q: device %q is not on this node, which has %s: if the GPU was taken out or fell off the bus, "+
+				"delete the pod so that it is scheduled again", result.Request, result.Device, deviceNames(node))
+		}
+		devices = append(devices, planned{
+			request: result.Request,
+			admin:   result.AdminAccess != nil && *result.AdminAccess,
+			gpu:     g,
+		})
+	}
+	if len(devices) == 0 {
+		return nil, nil
+	}
+	return devices, checkConfigs(allocation.Config, id.Driver)
+}
+
+// checkConfigs refuses parameters that cannot be honoured.
+func checkConfigs(configs []resourceapi.DeviceAllocationConfiguration, driver string) error {
+	for i, c := range configs {
+		if c.Opaque == nil || c.Opaque.Driver != driver {
+			continue
+		}
+		if err := v1alpha1.Check(c.Opaque.Parameters.Raw); err != nil {
+			return fmt.Errorf("opaque configuration %d (%s): %w", i, describeSource(c), err)
+		}
+	}
+	return nil
+}
+
+// describeSource says where an author finds the configuration.
+func describeSource(c resourceapi.DeviceAllocationConfiguration) string {
+	where := "from the claim"
+	if c.Source == resourceapi.AllocationConfigSourceClass {
+		where = "from the DeviceClass"
+	}
+	if len(c.Requests) > 0 {
+		where += ", requests " + strings.Join(c.Requests, ", ")
+	}
+	return where
+}
+
+// deviceNames lists a node's devices for people.
+func deviceNames(node *gpu.Node) string {
+	names := make([]string, 0, len(node.GPUs))
+	for i := range node.GPUs {
+		names = append(names, node.GPUs[i].PCI.DeviceName())
+	}
+	if len(names) == 0 {
+		return "no GPUs"
+	}
+	return strings.Join(names, ", ")
+}
+
+// gpuNames are the names of the GPUs that devices are made of, sorted, once each.
+func gpuNames(devices []planned) []string {
+	names := make([]string, 0, len(devices))
+	for _, d := range devices {
+		names = append(names, d.gpu.PCI.DeviceName())
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// newRecord is what goes to disk for a claim with these devices.
+func newRecord(claim *resourceapi.ResourceClaim, devices []planned, id Identity, bootID string, cdiID func(string) string) *records.Record {
+	r := &records.Record{
+		Format: records.Format,
+		BootID: bootID,
+		Claim:  records.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
+	}
+	for _, d := range devices {
+		name := d.gpu.PCI.DeviceName()
+		r.Devices = append(r.Devices, records.Device{
+			Request: d.request, Pool: id.Pool, Device: name, AdminAccess: d.admin,
+			GPU: name, UUID: d.gpu.UUID, CDIDeviceIDs: []string{cdiID(name)},
+		})
+	}
+	return r
+}

@@ -1,0 +1,201 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// API is what the engine asks of the API server, off the path of Prepare.
+type API interface {
+	// Claim returns a claim, or nil if there is none of that name.
+	Claim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error)
+	// ClaimByUID returns a claim of any namespace, or nil if there is none. It lists claims: use it rarely.
+	ClaimByUID(ctx context.Context, uid types.UID) (*resourceapi.ResourceClaim, error)
+}
+
+// Notify tells an admin of something that needs a look, such as by an Event on the node.
+type Notify func(reason, message string)
+
+// corruptRecords are the claims whose records were set aside since the last reconcile.
+type corruptRecords struct {
+	mu     sync.Mutex
+	uids   []types.UID
+	notify Notify
+}
+
+// Load reads all records into memory: call it once, before the first Prepare. Records of an earlier boot are dropped,
+// since no container outlives a reboot and the kubelet prepares again what it restarts. Corrupt ones are set aside.
+func (e *Engine) Load(ctx context.Context, notify Notify) error {
+	e.corrupt.notify = notify
+	uids, err := e.store.UIDs()
+	if err != nil {
+		return err
+	}
+	logger := klog.FromContext(ctx)
+	for _, uid := range uids {
+		r, err := e.store.Read(uid)
+		if corrupt := (*records.CorruptError)(nil); errors.As(err, &corrupt) {
+			if err := e.setAside(ctx, corrupt); err != nil {
+				logger.Error(err, "Leaving a corrupt claim record where it is")
+			}
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if r == nil {
+			continue
+		}
+		if r.BootID != e.bootID {
+			logger.Info("Dropping a claim record of an earlier boot", "claim", r.Claim, "recordBootID", r.BootID, "bootID", e.bootID)
+			if err := e.store.Remove(uid); err != nil {
+				return err
+			}
+			continue
+		}
+		e.index.set(r)
+	}
+	logger.Info("Loaded claim records", "dir", e.store.Dir(), "claims", len(e.index.claims()))
+	return nil
+}
+
+// setAside takes a corrupt record out of service, says so, and remembers the claim for the next Reconcile.
+func (e *Engine) setAside(ctx context.Context, corrupt *records.CorruptError) error {
+	aside, err := e.store.SetAside(corrupt.UID)
+	if err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Error(corrupt, "Set aside a corrupt claim record", "claimUID", corrupt.UID, "movedTo", aside)
+	e.corrupt.mu.Lock()
+	defer e.corrupt.mu.Unlock()
+	e.corrupt.uids = append(e.corrupt.uids, corrupt.UID)
+	if e.corrupt.notify != nil {
+		e.corrupt.notify("CorruptClaimRecord", fmt.Sprintf("The record of claim %s could not be read and was moved to %s: %v. "+
+			"If the claim still has pods here, its record is made again from the API server.", corrupt.UID, aside, corrupt.Err))
+	}
+	return nil
+}
+
+// Reconcile compares the records with the API server: claims that are gone or allocated elsewhere give their GPUs
+// back, and claims whose records were corrupt get new ones. One claim's trouble is logged and does not stop the others.
+func (e *Engine) Reconcile(ctx context.Context, api API) {
+	logger := klog.FromContext(ctx)
+	for _, r := range e.index.claims() {
+		if ctx.Err() != nil {
+			return
+		}
+		if err := e.reconcileClaim(ctx, api, r); err != nil {
+			logger.Error(err, "Could not reconcile a claim; it stays as it is", "claim", r.Claim)
+		}
+	}
+	for _, uid := range e.corrupt.take() {
+		if err := e.remake(ctx, api, uid); err != nil {
+			logger.Error(err, "Could not make the record of a claim again; it is tried at the next reconcile", "claimUID", uid)
+			e.corrupt.add(uid)
+		}
+	}
+}
+
+// reconcileClaim gives back what a claim holds if the API server says that it holds nothing here and no process uses
+// its GPUs. A pod deleted by force leaves the API server at once while its containers still run for a while: handing
+// their GPU on would put two tenants on it.
+func (e *Engine) reconcileClaim(ctx context.Context, api API, r *records.Record) error {
+	claim, err := api.Claim(ctx, r.Claim.Namespace, r.Claim.Name)
+	if err != nil {
+		return fmt.Errorf("read the claim from the API server: %w", err)
+	}
+	if claim != nil && claim.UID == r.Claim.UID && allocates(claim, r, e.id) {
+		return nil
+	}
+	held, err := e.lockFor(ctx, r.Claim.UID, r.GPUs())
+	if err != nil {
+		return err
+	}
+	defer held.Release()
+	if now := e.index.get(r.Claim.UID); now != r {
+		return nil // prepared anew or unprepared since we looked
+	}
+	if err := e.checkIdle(ctx, r); err != nil {
+		return fmt.Errorf("the claim is gone from the API server, but its GPUs cannot be handed on yet: %w", err)
+	}
+	klog.FromContext(ctx).Info("Dropping the record of a claim that is gone", "claim", r.Claim, "gpus", r.GPUs())
+	return e.forget(r.Claim.UID)
+}
+
+// checkIdle fails unless the driver says that no process uses the GPUs a record holds.
+func (e *Engine) checkIdle(ctx context.Context, r *records.Record) error {
+	b := e.backend.Load()
+	if b.hardware == nil {
+		return fmt.Errorf("cannot tell whether they are in use: %w", b.reason)
+	}
+	for _, d := range r.Devices {
+		g := b.hardware.Node().Find(d.GPU)
+		if d.AdminAccess || g == nil {
+			continue // a GPU that is not there is used by nobody
+		}
+		pids, err := b.hardware.Processes(ctx, g.PCI)
+		if errors.Is(err, gpu.ErrNotSupported) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if len(pids) > 0 {
+			return fmt.Errorf("GPU %s is used by processes %v: %w", d.GPU, pids, gpu.ErrInUse)
+		}
+	}
+	return nil
+}
+
+// remake prepares a claim again whose record was corrupt, if it still has pods.
+func (e *Engine) remake(ctx context.Context, api API, uid types.UID) error {
+	claim, err := api.ClaimByUID(ctx, uid)
+	if err != nil {
+		return fmt.Errorf("look for claim %s: %w", uid, err)
+	}
+	if claim == nil || claim.Status.Allocation == nil || len(claim.Status.ReservedFor) == 0 {
+		return nil
+	}
+	_, err = e.Prepare(ctx, claim)
+	return err
+}
+
+// allocates tells whether a claim's allocation still names every device of its record.
+func allocates(claim *resourceapi.ResourceClaim, r *records.Record, id Identity) bool {
+	if claim.Status.Allocation == nil {
+		return false
+	}
+	results := claim.Status.Allocation.Devices.Results
+	for _, d := range r.Devices {
+		if !slices.ContainsFunc(results, func(res resourceapi.DeviceRequestAllocationResult) bool {
+			return res.Driver == id.Driver && res.Pool == d.Pool && res.Device == d.Device
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *corruptRecords) take() []types.UID {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	uids := c.uids
+	c.uids = nil
+	return uids
+}
+
+func (c *corruptRecords) add(uid types.UID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.uids = append(c.uids, uid)
+}

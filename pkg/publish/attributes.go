@@ -1,0 +1,90 @@
+package publish
+
+import (
+	"strconv"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// typeGPU is the value of the attribute "type" of an exclusive whole GPU; DeviceClasses select by it.
+const typeGPU = "gpu"
+
+// attributeSet collects attributes. What is not known is left out.
+type attributeSet map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
+
+// attributes of a whole GPU.
+func attributes(node *gpu.Node, g *gpu.GPU) attributeSet {
+	a := attributeSet{}
+	a.text("type", typeGPU)
+	a.text("uuid", g.UUID)
+	a.text("productName", g.ProductName)
+	a.text("brand", g.Brand)
+	a.text("architecture", g.Architecture)
+	a.text("addressingMode", g.AddressingMode)
+	// A whole GPU belongs to one claim: nothing limits the memory below what the board has.
+	a.text("memoryEnforcement", "none")
+	a.number("index", &g.Index)
+	a.number("minor", &g.Minor)
+	a.number("nvlinkCount", g.ActiveNVLinks)
+	a.flag("eccEnabled", g.ECC)
+	a.flag("migCapable", &g.MIG.Capable)
+	a.version("driverVersion", node.DriverVersion)
+	a.version("cudaDriverVersion", node.CUDAVersion.String())
+	if g.ComputeCapability != nil {
+		a.version("cudaComputeCapability", g.ComputeCapability.String())
+	}
+	a.text(deviceattribute.StandardDeviceAttributePCIBusID, g.PCI.String())
+	a.text(deviceattribute.StandardDeviceAttributePCIeRoot, g.PCIeRoot)
+	a.number(deviceattribute.StandardDeviceAttributeNUMANode, g.NUMANode)
+	return a
+}
+
+// text sets a string. One too long for the API would have the whole slice refused, so it is left out.
+func (a attributeSet) text(name resourceapi.QualifiedName, v string) {
+	if v != "" && len(v) <= resourceapi.DeviceAttributeMaxValueLength {
+		a[name] = resourceapi.DeviceAttribute{StringValue: &v}
+	}
+}
+
+func (a attributeSet) number(name resourceapi.QualifiedName, v *int) {
+	if v != nil {
+		n := int64(*v)
+		a[name] = resourceapi.DeviceAttribute{IntValue: &n}
+	}
+}
+
+func (a attributeSet) flag(name resourceapi.QualifiedName, v *bool) {
+	if v != nil {
+		b := *v
+		a[name] = resourceapi.DeviceAttribute{BoolValue: &b}
+	}
+}
+
+// version sets a semantic version; one that cannot be put so is left out.
+func (a attributeSet) version(name resourceapi.QualifiedName, v string) {
+	if v = semantic(v); v != "" {
+		a[name] = resourceapi.DeviceAttribute{VersionValue: &v}
+	}
+}
+
+// semantic makes "580.95.05" the semantic version 580.95.5, which allows no leading zeros, and "9.0" 9.0.0.
+// It returns "" for anything but one to three numbers.
+func semantic(v string) string {
+	parts := strings.Split(v, ".")
+	if len(parts) > 3 {
+		return ""
+	}
+	numbers := []string{"0", "0", "0"}
+	for i, p := range parts {
+		n, err := strconv.ParseUint(p, 10, 32)
+		if err != nil {
+			return ""
+		}
+		numbers[i] = strconv.FormatUint(n, 10)
+	}
+	return strings.Join(numbers, ".")
+}

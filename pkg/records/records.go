@@ -1,0 +1,240 @@
+// Package records keeps one durable file per prepared claim, so that what a claim holds outlives the plugin.
+//
+// A file is written to a temporary name, synced and renamed: it is there whole or not at all. The folder itself is
+// not synced. After a power cut the last rename may be missing, but then the boot ID has changed too and nothing that
+// a record stood for has outlived the reboot.
+package records
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Format is the version this release writes. It reads every version up to it.
+const Format = 1
+
+// MaxSize bounds the size of a record file in bytes. A claim has at most 32 devices, some 400 bytes each.
+const MaxSize = 256 << 10
+
+// Record is what one claim holds on this node.
+type Record struct {
+	// Format of the file, see the constant.
+	Format int `json:"format"`
+	// BootID of the boot in which the claim was prepared (/proc/sys/kernel/random/boot_id).
+	BootID string `json:"bootID"`
+	Claim  Claim  `json:"claim"`
+	// Devices in the order of the claim's allocation.
+	Devices []Device `json:"devices"`
+}
+
+// Claim identifies a ResourceClaim. A name can be reused, a UID cannot.
+type Claim struct {
+	Namespace string    `json:"namespace"`
+	Name      string    `json:"name"`
+	UID       types.UID `json:"uid"`
+}
+
+// String is "namespace/name (UID)".
+func (c Claim) String() string {
+	return c.Namespace + "/" + c.Name + " (" + string(c.UID) + ")"
+}
+
+// Device is one allocated device of a claim.
+type Device struct {
+	// Request is the request, or "request/subrequest", that the device answers.
+	Request string `json:"request"`
+	Pool    string `json:"pool"`
+	Device  string `json:"device"`
+	// AdminAccess devices are looked at, not held.
+	AdminAccess bool `json:"adminAccess,omitempty"`
+	// GPU is the name of the whole-GPU device of the GPU this device is made of.
+	GPU string `json:"gpu"`
+	// UUID of the GPU when the claim was prepared.
+	UUID string `json:"uuid"`
+	// CDIDeviceIDs are the fully qualified names handed to the kubelet.
+	CDIDeviceIDs []string `json:"cdiDeviceIDs"`
+}
+
+// GPUs are the names of all GPUs the record's devices are made of, sorted, once each.
+func (r *Record) GPUs() []string {
+	var names []string
+	for _, d := range r.Devices {
+		names = append(names, d.GPU)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// FileSystem is what a Store needs of a disk.
+type FileSystem interface {
+	MkdirAll(path string, mode fs.FileMode) error
+	// ReadDir lists the names of a folder's entries, sorted.
+	ReadDir(path string) ([]string, error)
+	// ReadFile reads at most limit bytes and fails if the file is longer.
+	ReadFile(path string, limit int64) ([]byte, error)
+	// WriteFile makes a file appear with its whole content, synced, or not at all.
+	WriteFile(path string, data []byte) error
+	Rename(from, to string) error
+	// Remove deletes a file; a missing one is no error.
+	Remove(path string) error
+}
+
+// Store is the folder of the records of one driver on one node.
+type Store struct {
+	fs  FileSystem
+	dir string
+}
+
+const (
+	suffix     = ".json"
+	corruptDir = "corrupt"
+)
+
+// OpenStore makes the folder if need be and checks that it can be listed.
+func OpenStore(filesystem FileSystem, dir string) (*Store, error) {
+	s := &Store{fs: filesystem, dir: filepath.Clean(dir)}
+	if err := filesystem.MkdirAll(filepath.Join(s.dir, corruptDir), 0o700); err != nil {
+		return nil, fmt.Errorf("make the folder for claim records: %w", err)
+	}
+	if _, err := filesystem.ReadDir(s.dir); err != nil {
+		return nil, fmt.Errorf("list the folder of claim records: %w", err)
+	}
+	return s, nil
+}
+
+// Dir is the folder.
+func (s *Store) Dir() string { return s.dir }
+
+// Write makes a record durable, in place of the claim's earlier one.
+func (s *Store) Write(r *Record) error {
+	path, err := s.path(r.Claim.UID)
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("encode the record of claim %s: %w", r.Claim, err)
+	}
+	if err := s.fs.WriteFile(path, data); err != nil {
+		return fmt.Errorf("write the record of claim %s: %w", r.Claim, err)
+	}
+	return nil
+}
+
+// Remove deletes the record of a claim. A claim without one is no error.
+func (s *Store) Remove(uid types.UID) error {
+	path, err := s.path(uid)
+	if err != nil {
+		return err
+	}
+	if err := s.fs.Remove(path); err != nil {
+		return fmt.Errorf("remove the record of claim %s: %w", uid, err)
+	}
+	return nil
+}
+
+// CorruptError is a record file that cannot be read as one.
+type CorruptError struct {
+	// UID of the claim, from the file's name.
+	UID  types.UID
+	Path string
+	Err  error
+}
+
+func (e *CorruptError) Error() string {
+	return fmt.Sprintf("read the claim record %s: %v", e.Path, e.Err)
+}
+
+func (e *CorruptError) Unwrap() error { return e.Err }
+
+// Read returns the record of one claim: nil if there is none, a CorruptError if the file is no record.
+func (s *Store) Read(uid types.UID) (*Record, error) {
+	path, err := s.path(uid)
+	if err != nil {
+		return nil, err
+	}
+	data, err := s.fs.ReadFile(path, MaxSize)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil //nolint:nilnil // no record is an ordinary answer, not a failure
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the claim record %s: %w", path, err)
+	}
+	r, err := Decode(data)
+	if err == nil && r.Claim.UID != uid {
+		err = fmt.Errorf("it is of claim %s", r.Claim)
+	}
+	if err != nil {
+		return nil, &CorruptError{UID: uid, Path: path, Err: err}
+	}
+	return r, nil
+}
+
+// UIDs lists the claims that have a record, sorted. Other files in the folder are passed over.
+func (s *Store) UIDs() ([]types.UID, error) {
+	names, err := s.fs.ReadDir(s.dir)
+	if err != nil {
+		return nil, fmt.Errorf("list the folder of claim records: %w", err)
+	}
+	var uids []types.UID
+	for _, name := range names {
+		if uid, ok := strings.CutSuffix(name, suffix); ok && uidPattern.MatchString(uid) {
+			uids = append(uids, types.UID(uid))
+		}
+	}
+	return uids, nil
+}
+
+// SetAside moves the file of a corrupt record out of the way, where an engineer can read it, and returns its new path.
+func (s *Store) SetAside(uid types.UID) (string, error) {
+	path, err := s.path(uid)
+	if err != nil {
+		return "", err
+	}
+	aside := filepath.Join(s.dir, corruptDir, filepath.Base(path))
+	if err := s.fs.Rename(path, aside); err != nil {
+		return "", fmt.Errorf("set aside the claim record %s: %w", path, err)
+	}
+	return aside, nil
+}
+
+// uidPattern keeps anything but a plain name out of paths.
+var uidPattern = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]{0,63}$`)
+
+func (s *Store) path(uid types.UID) (string, error) {
+	if !uidPattern.MatchString(string(uid)) {
+		return "", fmt.Errorf("claim UID %q is not letters, digits and dashes", uid)
+	}
+	return filepath.Join(s.dir, string(uid)+suffix), nil
+}
+
+// Decode reads a record of this or an earlier format. Fields it does not know are passed over, so that a release can
+// read what the next one wrote; a format above its own is an error.
+func Decode(data []byte) (*Record, error) {
+	r := &Record{}
+	if err := json.Unmarshal(data, r); err != nil {
+		return nil, fmt.Errorf("decode: %w", err)
+	}
+	switch {
+	case r.Format < 1 || r.Format > Format:
+		return nil, fmt.Errorf("format %d is not one of 1 to %d", r.Format, Format)
+	case !uidPattern.MatchString(string(r.Claim.UID)):
+		return nil, fmt.Errorf("claim UID %q is not letters, digits and dashes", r.Claim.UID)
+	case len(r.Devices) == 0:
+		return nil, errors.New("it lists no devices")
+	}
+	for i, d := range r.Devices {
+		if d.Device == "" || d.GPU == "" || d.UUID == "" {
+			return nil, fmt.Errorf("devices[%d] lacks device, gpu or uuid", i)
+		}
+	}
+	return r, nil
+}
