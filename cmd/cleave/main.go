@@ -1,0 +1,13 @@
+// Command cleave is the whole of Cleave in one program: the kubelet plugin and the tools around it. Called as
+// nvidia-cdi-hook it is the hook program that container runtimes run.
+package main
+
+import (
+	"os"
+
+	"github.com/cleave-dra/cleave/pkg/cli"
+)
+
+func main() {
+	os.Exit(cli.Main(os.Args))
+}

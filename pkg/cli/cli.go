@@ -1,0 +1,126 @@
+// Package cli is the command line of cleave: flags, environment, output and exit codes. Work is done elsewhere.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/cleave-dra/cleave/pkg/cdi"
+)
+
+// version is set by the linker.
+var version = "unknown"
+
+// Exit codes of every subcommand.
+const (
+	exitOK     = 0
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+// Main runs the program and returns its exit code. args[0] is the name it was called by.
+func Main(args []string) int {
+	if filepath.Base(args[0]) == cdi.HookName {
+		return runHook(args)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	return run(ctx, args[1:], os.Stdout, os.Stderr)
+}
+
+// run executes one command line.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	root := newRoot()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return exitOK
+	}
+	fmt.Fprintf(stderr, "cleave: %v\n", err)
+	if usage := (*usageError)(nil); errors.As(err, &usage) {
+		fmt.Fprintf(stderr, "Run '%s --help' for usage.\n", cmd.CommandPath())
+		return exitUsage
+	}
+	return exitFailed
+}
+
+// usageError is a command line that makes no sense, as against work that failed.
+type usageError struct {
+	err error
+}
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "cleave",
+		Short: "Kubernetes DRA driver for NVIDIA GPUs",
+		Long: "cleave turns every GPU of a node into devices that workloads claim through Kubernetes Dynamic Resource\n" +
+			"Allocation, and makes a claim real on the node.\n\n" +
+			"Exit codes: 0 ok, 1 failed, 2 usage.",
+		Version:       version,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		RunE:          needSubcommand,
+		Args:          cobra.ArbitraryArgs,
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.AddCommand(newKubeletPlugin(), newSlices())
+	return root
+}
+
+// needSubcommand answers "cleave" and "cleave typo".
+func needSubcommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return &usageError{errors.New("a subcommand is needed: kubelet-plugin or slices")}
+	}
+	err := fmt.Errorf("unknown subcommand %q", args[0])
+	if suggestions := cmd.SuggestionsFor(args[0]); len(suggestions) > 0 {
+		err = fmt.Errorf("%w: did you mean %s?", err, strings.Join(suggestions, " or "))
+	}
+	return &usageError{err}
+}
+
+// noArgs refuses arguments as a usage error.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return &usageError{fmt.Errorf("unexpected argument %q", args[0])}
+	}
+	return nil
+}
+
+// flagsFromEnvironment sets every flag that the command line left out from the environment variable of its name:
+// --node-name is NODE_NAME. An empty variable counts as unset.
+func flagsFromEnvironment(flags *pflag.FlagSet, lookup func(string) string) error {
+	var errs []error
+	flags.VisitAll(func(f *pflag.Flag) {
+		name := environmentName(f.Name)
+		if v := lookup(name); !f.Changed && v != "" && f.Name != "help" {
+			if err := flags.Set(f.Name, v); err != nil {
+				errs = append(errs, fmt.Errorf("environment variable %s: %w", name, err))
+			}
+		}
+	})
+	if err := errors.Join(errs...); err != nil {
+		return &usageError{err}
+	}
+	return nil
+}
+
+func environmentName(flag string) string {
+	return strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}

@@ -1,0 +1,68 @@
+package cli
+
+import (
+	"fmt"
+	"os"
+	"runtime/debug"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/component-base/featuregate"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/driver"
+)
+
+// gcPercent trades a little CPU for memory: an idle node daemon has little garbage and nothing to hurry for.
+const gcPercent = 50
+
+func newKubeletPlugin() *cobra.Command {
+	config := driver.Config{}
+	logging := logsapi.NewLoggingConfiguration()
+	gates := featuregate.NewFeatureGate()
+	cmd := &cobra.Command{
+		Use:   "kubelet-plugin",
+		Short: "Serve a node's GPUs to its kubelet",
+		Long: "kubelet-plugin publishes the node's GPUs as ResourceSlices, and prepares and unprepares claims for the kubelet.\n" +
+			"It runs until it is told to stop. Without an NVIDIA driver it waits for one and says so.\n\n" +
+			"Every flag can also be set by the environment variable of its name: --node-name by NODE_NAME.",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := flagsFromEnvironment(cmd.Flags(), os.Getenv); err != nil {
+				return err
+			}
+			if err := config.Validate(); err != nil {
+				return &usageError{err}
+			}
+			if err := logsapi.ValidateAndApply(logging, gates); err != nil {
+				return &usageError{fmt.Errorf("set up logging: %w", err)}
+			}
+			debug.SetGCPercent(gcPercent)
+			return driver.Run(cmd.Context(), config)
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&config.NodeName, "node-name", "", "name of this node's Node object")
+	flags.StringVar(&config.DriverName, "driver-name", v1alpha1.Group, "name of the DRA driver")
+	flags.StringVar(&config.PodUID, "pod-uid", "", "UID of this pod; lets the next release start beside this one in a rolling update")
+	flags.StringVar(&config.Kubeconfig, "kubeconfig", "", "kubeconfig file; empty for the pod's service account")
+	flags.Float32Var(&config.KubeQPS, "kube-api-qps", 100, "requests a second to the API server, lasting")
+	flags.IntVar(&config.KubeBurst, "kube-api-burst", 200, "requests at once to the API server")
+	flags.StringVar(&config.PluginsDir, "kubelet-plugins-dir", kubeletplugin.KubeletPluginsDir, "the kubelet's plugins folder")
+	flags.StringVar(&config.RegistryDir, "kubelet-registry-dir", kubeletplugin.KubeletRegistryDir, "the kubelet's plugin registry folder")
+	flags.StringVar(&config.CDIDir, "cdi-dir", kubeletplugin.DefaultCDIDir, "folder in which the container runtime looks for CDI specs")
+	flags.StringVar(&config.DriverRoot, "driver-root", "/", "root of the NVIDIA driver's files on the host: / or /run/nvidia/driver")
+	flags.StringVar(&config.ContainerDriverRoot, "container-driver-root", "", "where this process sees the driver root; empty if at the same path")
+	flags.StringVar(&config.NVMLLibrary, "nvml-library", "", "path of libnvidia-ml.so.1; empty to look under the driver root")
+	flags.StringVar(&config.Sysfs, "sysfs", "/sys", "the node's sysfs")
+	flags.StringVar(&config.Procfs, "procfs", "/proc", "the node's procfs")
+	flags.StringVar(&config.MetricsAddress, "metrics-address", ":8080", "address of /metrics, /healthz and /readyz; empty for none")
+	flags.DurationVar(&config.DriverRetry, "driver-retry", 2*time.Second, "time between attempts to reach the NVIDIA driver")
+	flags.DurationVar(&config.ReconcileEvery, "reconcile-every", 5*time.Minute, "time between comparisons of the node's claims with the API server")
+	logsapi.AddFlags(logging, flags)
+	return cmd
+}

@@ -1,0 +1,140 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/yaml"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/nvml"
+	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/publish"
+)
+
+// slicesFlags of `cleave slices`.
+type slicesFlags struct {
+	library    string
+	driverRoot string
+	model      string
+	sysfs      string
+	nodeName   string
+	driverName string
+	output     string
+}
+
+func newSlices() *cobra.Command {
+	f := &slicesFlags{}
+	cmd := &cobra.Command{
+		Use:   "slices",
+		Short: "Print the ResourceSlices a node would publish",
+		Long: "slices prints exactly what the plugin would publish, without a cluster: of the machine it runs on, or of a\n" +
+			"model of a node (" + strings.Join(simulated.NodeModels(), ", ") + ").\n\n" +
+			"-o json and -o yaml print a v1 List of ResourceSlice objects that kubectl apply takes.",
+		Example: "  cleave slices --node-model hgx-h100\n" +
+			"  cleave slices --node-model hgx-h100 --node-name gpu-node-1 -o yaml | kubectl apply -f -\n" +
+			"  cleave slices --driver-root /run/nvidia/driver",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := f.validate(); err != nil {
+				return &usageError{err}
+			}
+			node, err := f.inventory(cmd.Context())
+			if err != nil {
+				return err
+			}
+			for _, p := range node.Problems {
+				fmt.Fprintf(cmd.ErrOrStderr(), "cleave: GPU %d is left out: %v\n", p.Index, p.Err)
+			}
+			return printSlices(cmd.OutOrStdout(), publish.Objects(node, f.driverName, f.nodeName), f.output)
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&f.model, "node-model", "", "print what a node of this model would publish, instead of this machine")
+	flags.StringVar(&f.library, "nvml-library", "", "path of libnvidia-ml.so.1; empty to look under the driver root")
+	flags.StringVar(&f.driverRoot, "driver-root", "/", "root of the NVIDIA driver's files")
+	flags.StringVar(&f.sysfs, "sysfs", "/sys", "the node's sysfs")
+	flags.StringVar(&f.nodeName, "node-name", "", "name of the node (default: the host's name, or the model's)")
+	flags.StringVar(&f.driverName, "driver-name", v1alpha1.Group, "name of the DRA driver")
+	flags.StringVarP(&f.output, "output", "o", "table", "table, json or yaml")
+	cmd.MarkFlagsMutuallyExclusive("node-model", "nvml-library")
+	return cmd
+}
+
+// validate checks what can be checked without looking at hardware, and fills in the node's name.
+func (f *slicesFlags) validate() error {
+	if f.output != "table" && f.output != "json" && f.output != "yaml" {
+		return fmt.Errorf("--output %q is not one of table, json, yaml", f.output)
+	}
+	if f.nodeName != "" {
+		return nil
+	}
+	if f.nodeName = f.model; f.nodeName != "" {
+		return nil
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return fmt.Errorf("find the host's name (set --node-name): %w", err)
+	}
+	f.nodeName = strings.ToLower(host)
+	return nil
+}
+
+// inventory reads the machine or the model.
+func (f *slicesFlags) inventory(ctx context.Context) (*gpu.Node, error) {
+	session, err := f.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	node := session.Node()
+	return node, session.Close()
+}
+
+func (f *slicesFlags) open(ctx context.Context) (*nvml.Session, error) {
+	if f.model != "" {
+		session, err := simulated.Open(ctx, f.model)
+		if errors.Is(err, simulated.ErrUnknownModel) {
+			return nil, &usageError{err}
+		}
+		return session, err
+	}
+	return nvml.Open(ctx, nvml.Options{
+		DriverRoot: f.driverRoot, LibraryPath: f.library, Sysfs: os.DirFS(f.sysfs).(fs.ReadLinkFS),
+	})
+}
+
+// printSlices writes the list in the chosen form.
+func printSlices(w io.Writer, list *resourceapi.ResourceSliceList, form string) error {
+	if form == "table" {
+		return printTable(w, list)
+	}
+	out := &metav1.List{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "List"}}
+	for i := range list.Items {
+		out.Items = append(out.Items, runtime.RawExtension{Object: &list.Items[i]})
+	}
+	data, err := json.MarshalIndent(out, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode the slices: %w", err)
+	}
+	if form == "yaml" {
+		if data, err = yaml.JSONToYAML(data); err != nil {
+			return fmt.Errorf("encode the slices: %w", err)
+		}
+	}
+	if _, err = fmt.Fprintln(w, strings.TrimSuffix(string(data), "\n")); err != nil {
+		return fmt.Errorf("print the slices: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,49 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"text/tabwriter"
+
+	resourceapi "k8s.io/api/resource/v1"
+)
+
+// printTable writes a line per device, in the order in which the scheduler tries them.
+func printTable(w io.Writer, list *resourceapi.ResourceSliceList) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "SLICE\tDEVICE\tTYPE\tPRODUCT\tMEMORY\tNUMA\tNVLINKS\tUUID")
+	devices := 0
+	for i, slice := range list.Items {
+		for _, d := range slice.Spec.Devices {
+			devices++
+			memory := "-"
+			if capacity, ok := d.Capacity["memory"]; ok {
+				memory = fmt.Sprintf("%.1fGi", float64(capacity.Value.Value())/(1<<30))
+			}
+			fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", i, d.Name, attribute(d, "type"), attribute(d, "productName"),
+				memory, attribute(d, "resource.kubernetes.io/numaNode"), attribute(d, "nvlinkCount"), attribute(d, "uuid"))
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return fmt.Errorf("print the slices: %w", err)
+	}
+	_, err := fmt.Fprintf(w, "%d devices in %d ResourceSlices, first fit from the top.\n", devices, len(list.Items))
+	return err
+}
+
+// attribute of a device for people; "-" where it has none.
+func attribute(d resourceapi.Device, name resourceapi.QualifiedName) string {
+	a := d.Attributes[name]
+	switch {
+	case a.StringValue != nil:
+		return *a.StringValue
+	case a.IntValue != nil:
+		return strconv.FormatInt(*a.IntValue, 10)
+	case a.BoolValue != nil:
+		return strconv.FormatBool(*a.BoolValue)
+	case a.VersionValue != nil:
+		return *a.VersionValue
+	}
+	return "-"
+}

@@ -1,0 +1,100 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// Config is all that a plugin needs to know. Every path is as this process sees it, except DriverRoot.
+type Config struct {
+	NodeName   string
+	DriverName string
+	// PodUID turns on rolling updates: old and new plugin serve side by side, told apart by it. Empty: one at a time.
+	PodUID string
+
+	// Kubeconfig is a file; empty for the service account of the pod.
+	Kubeconfig string
+	KubeQPS    float32
+	KubeBurst  int
+
+	PluginsDir  string // the kubelet's plugins folder
+	RegistryDir string // the kubelet's plugins_registry folder
+	CDIDir      string
+
+	// DriverRoot is the root of the driver's files on the host, ContainerDriverRoot the same folder as this process
+	// sees it; empty if that is the same path.
+	DriverRoot          string
+	ContainerDriverRoot string
+	// NVMLLibrary is libnvidia-ml.so.1; empty to look for it under the driver root.
+	NVMLLibrary string
+
+	Sysfs  string
+	Procfs string
+
+	// MetricsAddress serves /metrics, /healthz and /readyz; empty for none.
+	MetricsAddress string
+
+	// DriverRetry is the time between two attempts to reach the driver.
+	DriverRetry time.Duration
+	// ReconcileEvery is the time between two comparisons of the records with the API server.
+	ReconcileEvery time.Duration
+}
+
+// Validate names every field that cannot be used, by its flag.
+func (c *Config) Validate() error {
+	var errs []error
+	if c.NodeName == "" {
+		errs = append(errs, errors.New("--node-name is not set: give the Node object's name, in a pod from spec.nodeName"))
+	}
+	if msgs := validation.IsDNS1123Subdomain(c.DriverName); len(msgs) > 0 || len(c.DriverName) > 63 {
+		errs = append(errs, fmt.Errorf("--driver-name %q is not a DNS name of at most 63 characters: %s", c.DriverName, strings.Join(msgs, "; ")))
+	}
+	for _, dir := range []struct{ flag, path string }{
+		{"--kubelet-plugins-dir", c.PluginsDir}, {"--kubelet-registry-dir", c.RegistryDir}, {"--cdi-dir", c.CDIDir},
+		{"--driver-root", c.DriverRoot}, {"--sysfs", c.Sysfs}, {"--procfs", c.Procfs},
+	} {
+		if !filepath.IsAbs(dir.path) {
+			errs = append(errs, fmt.Errorf("%s %q is not an absolute path", dir.flag, dir.path))
+		}
+	}
+	if c.ContainerDriverRoot != "" && !filepath.IsAbs(c.ContainerDriverRoot) {
+		errs = append(errs, fmt.Errorf("--container-driver-root %q is not an absolute path", c.ContainerDriverRoot))
+	}
+	for _, d := range []struct {
+		flag  string
+		value time.Duration
+	}{{"--driver-retry", c.DriverRetry}, {"--reconcile-every", c.ReconcileEvery}} {
+		if d.value <= 0 {
+			errs = append(errs, fmt.Errorf("%s %s is not above zero", d.flag, d.value))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// pluginDir is where sockets, records, locks and the hook of this driver live.
+func (c *Config) pluginDir() string {
+	return filepath.Join(c.PluginsDir, c.DriverName)
+}
+
+// driverRootHere is the driver's root as this process sees it.
+func (c *Config) driverRootHere() string {
+	if c.ContainerDriverRoot != "" {
+		return c.ContainerDriverRoot
+	}
+	return c.DriverRoot
+}
+
+// bootID tells one boot of the node from another.
+func (c *Config) bootID() (string, error) {
+	data, err := os.ReadFile(filepath.Join(c.Procfs, "sys/kernel/random/boot_id"))
+	if err != nil {
+		return "", fmt.Errorf("read the boot ID: %w", err)
+	}
+	return strings.TrimSpace(string(data)), nil
+}

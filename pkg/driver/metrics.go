@@ -1,0 +1,46 @@
+package driver
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+)
+
+// metrics of one plugin, in a registry of their own.
+type metrics struct {
+	registry *prometheus.Registry
+	claims   *prometheus.HistogramVec
+	gpus     prometheus.Gauge
+	waiting  prometheus.Gauge
+}
+
+func newMetrics() *metrics {
+	m := &metrics{
+		registry: prometheus.NewRegistry(),
+		claims: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "cleave_claim_duration_seconds",
+			Help: "Time one claim took to prepare or unprepare, without the read of the claim from the API server.",
+			// From a record's write (under a millisecond) to the kubelet's timeout (45 s).
+			Buckets: []float64{.0005, .001, .002, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 45},
+		}, []string{"operation", "outcome"}),
+		gpus: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "cleave_gpus", Help: "GPUs that were found and are published.",
+		}),
+		waiting: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "cleave_waiting_for_driver", Help: "1 while the NVIDIA driver does not answer and no claim can be prepared.",
+		}),
+	}
+	m.registry.MustRegister(m.claims, m.gpus, m.waiting, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+// observe records one operation on one claim.
+func (m *metrics) observe(operation string, took time.Duration, err error) {
+	outcome := "ok"
+	if err != nil {
+		outcome = "error"
+	}
+	m.claims.WithLabelValues(operation, outcome).Observe(took.Seconds())
+}

@@ -1,0 +1,115 @@
+// Package driver is the plugin that the kubelet talks to: it wires hardware, claims, CDI and publishing together and
+// speaks kubeletplugin.DRAPlugin. What a claim gets is decided elsewhere.
+package driver
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// Claims is what the plugin asks of the claims engine.
+type Claims interface {
+	Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]records.Device, error)
+	Unprepare(ctx context.Context, claim records.Claim) error
+}
+
+// plugin answers the kubelet.
+type plugin struct {
+	claims  Claims
+	metrics *metrics
+	// fatal ends the plugin after an error that no retry mends.
+	fatal context.CancelCauseFunc
+}
+
+// plugin implements the helper's interface.
+var _ kubeletplugin.DRAPlugin = (*plugin)(nil)
+
+// PrepareResourceClaims prepares each claim on its own: they run side by side and fail one by one.
+func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	results := make([]kubeletplugin.PrepareResult, len(claims))
+	var wg sync.WaitGroup
+	for i, claim := range claims {
+		wg.Go(func() {
+			ref := records.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
+			var devices []records.Device
+			err := p.observe(ctx, "prepare", ref, func() (err error) {
+				devices, err = p.claims.Prepare(ctx, claim)
+				return err
+			})
+			results[i] = kubeletplugin.PrepareResult{Err: err, Devices: toKubelet(devices)}
+		})
+	}
+	wg.Wait()
+	byUID := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
+	for i, claim := range claims {
+		byUID[claim.UID] = results[i]
+	}
+	return byUID, nil
+}
+
+// UnprepareResourceClaims unprepares each claim on its own.
+func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	errs := make([]error, len(claims))
+	var wg sync.WaitGroup
+	for i, claim := range claims {
+		wg.Go(func() {
+			ref := records.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
+			errs[i] = p.observe(ctx, "unprepare", ref, func() error { return p.claims.Unprepare(ctx, ref) })
+		})
+	}
+	wg.Wait()
+	byUID := make(map[types.UID]error, len(claims))
+	for i, claim := range claims {
+		byUID[claim.UID] = errs[i]
+	}
+	return byUID, nil
+}
+
+// observe runs one operation on one claim and tells log and metrics about it, in one line and one sample.
+func (p *plugin) observe(ctx context.Context, operation string, claim records.Claim, run func() error) error {
+	start := time.Now()
+	err := run()
+	took := time.Since(start)
+	p.metrics.observe(operation, took, err)
+	logger := klog.FromContext(ctx).WithValues("operation", operation, "claim", claim, "duration", took)
+	if err != nil {
+		logger.Error(err, "Claim failed")
+		return err
+	}
+	logger.V(2).Info("Claim done")
+	return nil
+}
+
+// toKubelet says of each device how a container gets it.
+func toKubelet(devices []records.Device) []kubeletplugin.Device {
+	answer := make([]kubeletplugin.Device, 0, len(devices))
+	for _, d := range devices {
+		answer = append(answer, kubeletplugin.Device{
+			Requests: []string{d.Request}, PoolName: d.Pool, DeviceName: d.Device, CDIDeviceIDs: d.CDIDeviceIDs,
+		})
+	}
+	return answer
+}
+
+// HandleError logs what went wrong in the background, and ends the plugin if no retry can mend it.
+func (p *plugin) HandleError(ctx context.Context, err error, msg string) {
+	utilruntime.HandleErrorWithContext(ctx, err, msg)
+	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
+		p.fatal(err)
+	}
+}
+
+// WatchHealthStatus is not offered by this release.
+func (p *plugin) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
+	return kubeletplugin.ErrHealthNotSupported
+}
