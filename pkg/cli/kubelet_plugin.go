@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"runtime/debug"
@@ -37,7 +38,7 @@ func newKubeletPlugin() *cobra.Command {
 			if err := config.Validate(); err != nil {
 				return &usageError{err}
 			}
-			if err := logsapi.ValidateAndApply(logging, gates); err != nil {
+			if err := errors.Join(logsapi.AddFeatureGates(gates), logsapi.ValidateAndApply(logging, gates)); err != nil {
 				return &usageError{fmt.Errorf("set up logging: %w", err)}
 			}
 			debug.SetGCPercent(gcPercent)

@@ -76,7 +76,7 @@ func FindLibrary(opts Options) (string, error) {
 	if root == "" {
 		root = "/"
 	}
-	found, err := lookup.NewLibraryLocator(lookup.WithRoot(root)).Locate(LibraryName)
+	found, err := lookup.NewLibraryLocator(lookup.WithRoot(root), lookup.WithLogger(silent{})).Locate(LibraryName)
 	if err != nil || len(found) == 0 {
 		return "", fmt.Errorf("%w: %s not found under %s: is the NVIDIA driver installed there? "+
 			"Set --driver-root to the driver's root or --nvml-library to the file", gpu.ErrLibraryNotFound, LibraryName, root)
@@ -170,3 +170,12 @@ func (s *Session) Processes(ctx context.Context, pci gpu.PCIAddress) ([]int, err
 func (s *Session) Close() error {
 	return s.lib.Shutdown()
 }
+
+// silent passes over what the search for the library says on its way, such as that a root has no ld.so.cache.
+type silent struct{}
+
+func (silent) Debugf(string, ...any)   {}
+func (silent) Infof(string, ...any)    {}
+func (silent) Warningf(string, ...any) {}
+func (silent) Errorf(string, ...any)   {}
+func (silent) Tracef(string, ...any)   {}

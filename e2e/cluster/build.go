@@ -1,0 +1,201 @@
+package cluster
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// heartbeat is how often a build that takes long says that it is alive.
+const heartbeat = 15 * time.Second
+
+// program is one that is built from a Go module of its own.
+type program struct {
+	name   string
+	pkg    string
+	module string // folder of the nested module
+	dir    string // folder that the program is built into
+	flags  string // linker flags
+}
+
+// programs lists what a cluster runs. The small ones come first: a broken
+// set-up shows early.
+func programs(o Options) []program {
+	tools := filepath.Join(o.BinDir, "tools")
+	etcd := filepath.Join(o.Source, "e2e", "tools", "etcd")
+	containerd := filepath.Join(o.Source, "e2e", "tools", "containerd")
+	list := []program{
+		{"etcd", "go.etcd.io/etcd/server/v3", etcd, tools, "-s -w"},
+	}
+	for _, name := range []string{"containerd", "containerd-shim-runc-v2", "ctr"} {
+		list = append(list, program{name, "github.com/containerd/containerd/v2/cmd/" + name, containerd, tools, "-s -w"})
+	}
+	module := filepath.Join(o.Source, "e2e", "kubernetes", "v"+minorOf(o.Version))
+	for _, name := range []string{"kubectl", "kube-scheduler", "kube-apiserver", "kube-controller-manager", "kubelet"} {
+		list = append(list, program{name, "k8s.io/kubernetes/cmd/" + name, module, filepath.Join(o.BinDir, "v"+o.Version), kubernetesFlags(o.Version)})
+	}
+	return list
+}
+
+// kubernetesFlags set the version, without which the API server refuses to
+// start.
+func kubernetesFlags(version string) string {
+	major, minor, _ := strings.Cut(minorOf(version), ".")
+	flags := []string{"-s", "-w"}
+	for _, pkg := range []string{"k8s.io/component-base/version", "k8s.io/client-go/pkg/version"} {
+		flags = append(flags, "-X", pkg+".gitVersion=v"+version, "-X", pkg+".gitMajor="+major, "-X", pkg+".gitMinor="+minor)
+	}
+	return strings.Join(flags, " ")
+}
+
+// Build builds the programs of a cluster that are missing or stem from another
+// version of their module. Up does it too; a build of its own is for those who
+// want it done beforehand.
+func Build(ctx context.Context, opts Options) error {
+	o, err := opts.withDefaults()
+	if err != nil {
+		return err
+	}
+	return build(ctx, o)
+}
+
+func build(ctx context.Context, o Options) error {
+	if err := os.MkdirAll(o.BinDir, 0o755); err != nil {
+		return fmt.Errorf("make the folder of the programs: %w", err)
+	}
+	var todo []program
+	for _, p := range programs(o) {
+		fresh, err := p.isFresh()
+		if err != nil {
+			return err
+		}
+		if !fresh {
+			todo = append(todo, p)
+		}
+	}
+	if len(todo) == 0 {
+		return nil
+	}
+	unlock, err := lock(ctx, o.BinDir, o.Output)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	fmt.Fprintf(o.Output, "building %d programs into %s (once; about 10 minutes on two cores when nothing is cached)\n", len(todo), o.BinDir)
+	for i, p := range todo {
+		if err := p.build(ctx, o.Output, fmt.Sprintf("%d of %d", i+1, len(todo))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p program) path() string  { return filepath.Join(p.dir, p.name) }
+func (p program) stamp() string { return filepath.Join(p.dir, "."+p.name+".stamp") }
+
+// source is a digest of all that decides what the program is.
+func (p program) source() (string, error) {
+	sum := sha256.New()
+	fmt.Fprintf(sum, "%s\n%s\n", p.pkg, p.flags)
+	for _, name := range []string{"go.mod", "go.sum"} {
+		data, err := os.ReadFile(filepath.Join(p.module, name))
+		if err != nil {
+			return "", fmt.Errorf("read the module of %s: %w", p.name, err)
+		}
+		fmt.Fprintf(sum, "%d\n", len(data))
+		sum.Write(data)
+	}
+	return hex.EncodeToString(sum.Sum(nil)), nil
+}
+
+func (p program) isFresh() (bool, error) {
+	source, err := p.source()
+	if err != nil {
+		return false, err
+	}
+	stamp, err := os.ReadFile(p.stamp())
+	return err == nil && string(stamp) == source && isProgram(p.path()), nil
+}
+
+// build runs the Go compiler, with a sign of life while it works.
+func (p program) build(ctx context.Context, out io.Writer, which string) error {
+	// Another build may have made it while this one waited for its turn.
+	if fresh, err := p.isFresh(); err != nil || fresh {
+		return err
+	}
+	source, err := p.source()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(p.dir, 0o755); err != nil {
+		return fmt.Errorf("make the folder of %s: %w", p.name, err)
+	}
+	temporary := p.path() + ".new"
+	cmd := exec.CommandContext(ctx, goProgram(), "build", "-buildvcs=false", "-mod=readonly", "-trimpath", "-ldflags", p.flags, "-o", temporary, p.pkg)
+	cmd.Dir = p.module
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=")
+	// An interrupt lets the compiler remove its work folder.
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 5 * time.Second
+
+	fmt.Fprintf(out, "building %s (%s)\n", p.name, which)
+	start := time.Now()
+	stop := beat(out, func() string {
+		return fmt.Sprintf("building %s (%s): %s so far", p.name, which, time.Since(start).Round(time.Second))
+	})
+	output, err := cmd.CombinedOutput()
+	stop()
+	if err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("build %s: %w", p.name, ctx.Err())
+		}
+		return fmt.Errorf("build %s in %s: %w\n%s", p.name, p.module, err, indent(lastLines(output, 20)))
+	}
+	if err := os.Rename(temporary, p.path()); err != nil {
+		return fmt.Errorf("put %s in place: %w", p.name, err)
+	}
+	if err := writeFile(p.stamp(), []byte(source)); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "built %s (%s) in %s\n", p.name, which, time.Since(start).Round(time.Second))
+	return nil
+}
+
+// beat writes a line at every heartbeat until the returned function is called,
+// which returns when the last line is written.
+func beat(out io.Writer, line func() string) (stop func()) {
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		ticker := time.NewTicker(heartbeat)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-quit:
+				return
+			case <-ticker.C:
+				fmt.Fprintln(out, line())
+			}
+		}
+	}()
+	return func() { close(quit); <-done }
+}
+
+// goProgram is the Go command on the path, else "go", whose absence the
+// operating system then reports by name.
+func goProgram() string {
+	if path, err := exec.LookPath("go"); err == nil {
+		return path
+	}
+	if isProgram("/usr/local/go/bin/go") {
+		return "/usr/local/go/bin/go"
+	}
+	return "go"
+}

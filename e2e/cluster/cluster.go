@@ -1,0 +1,113 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// Cluster is a cluster that runs, or ran, in a folder.
+type Cluster struct {
+	layout layout
+	state  state
+}
+
+// Open attaches to the cluster that Up made in a folder ("" for DefaultDir),
+// in this program or in another. It does not say whether the cluster is well:
+// Healthy does.
+func Open(dir string) (*Cluster, error) {
+	dir, err := checkDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	l := layout{dir}
+	s, err := readState(l)
+	if err != nil {
+		return nil, fmt.Errorf("open the cluster in %s (was it started?): %w", dir, err)
+	}
+	return &Cluster{l, s}, nil
+}
+
+// Fits says whether Up with these options would make a cluster like this one.
+func (c *Cluster) Fits(o Options) bool {
+	return o.Version == c.state.Version && o.NodeName == c.state.NodeName &&
+		maps.Equal(o.FeatureGates, c.state.FeatureGates) && slices.Equal(o.RuntimeConfig, c.state.Runtime)
+}
+
+// Down stops the cluster and removes its folder.
+func (c *Cluster) Down(ctx context.Context) error { return Down(ctx, c.layout.dir) }
+
+// Version is the version of Kubernetes, such as "1.37.1".
+func (c *Cluster) Version() string { return c.state.Version }
+
+// Dir is the folder of the cluster.
+func (c *Cluster) Dir() string { return c.layout.dir }
+
+// NodeName is the name of the one node.
+func (c *Cluster) NodeName() string { return c.state.NodeName }
+
+// Kubeconfig is the path of the administrator's kubeconfig.
+func (c *Cluster) Kubeconfig() string { return c.layout.kubeconfig() }
+
+// APIServerPort is the port of the API server on 127.0.0.1: pods on the host's
+// network reach it there, because nothing forwards the service address.
+func (c *Cluster) APIServerPort() int { return c.state.Ports.APIServer }
+
+// Kubectl is the path of a kubectl of the cluster's version.
+func (c *Cluster) Kubectl() string { return filepath.Join(c.state.kubernetesDir(), "kubectl") }
+
+// KubeletDir is the root folder of the kubelet.
+func (c *Cluster) KubeletDir() string { return c.layout.kubeletDir() }
+
+// PluginsDir is where kubelet plugins keep their sockets.
+func (c *Cluster) PluginsDir() string { return filepath.Join(c.KubeletDir(), "plugins") }
+
+// RegistryDir is where kubelet plugins register.
+func (c *Cluster) RegistryDir() string { return filepath.Join(c.KubeletDir(), "plugins_registry") }
+
+// PodResourcesSocket is the socket of the kubelet's pod resources API.
+func (c *Cluster) PodResourcesSocket() string {
+	return filepath.Join(c.KubeletDir(), "pod-resources", "kubelet.sock")
+}
+
+// CDIDir is the one folder that containerd takes CDI specs from.
+func (c *Cluster) CDIDir() string { return c.layout.cdiDir() }
+
+// ContainerdSocket is the path of containerd's socket, which serves the CRI.
+func (c *Cluster) ContainerdSocket() string { return c.layout.containerdSocket() }
+
+// PodLogDir is the folder below which the kubelet keeps the logs of pods.
+func (c *Cluster) PodLogDir() string { return c.layout.podLogs() }
+
+// LogFile is the path of a component's log.
+func (c *Cluster) LogFile(component Component) string { return c.layout.logFile(component) }
+
+// RESTConfig is the administrator's access, without a client-side rate limit
+// that a test would notice.
+func (c *Cluster) RESTConfig() (*rest.Config, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig())
+	if err != nil {
+		return nil, fmt.Errorf("read the kubeconfig: %w", err)
+	}
+	config.QPS, config.Burst = 500, 1000
+	return config, nil
+}
+
+// Client is a client with the administrator's access.
+func (c *Cluster) Client() (kubernetes.Interface, error) {
+	config, err := c.RESTConfig()
+	if err != nil {
+		return nil, err
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make a client: %w", err)
+	}
+	return client, nil
+}

@@ -1,0 +1,150 @@
+package cluster
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// testState is a machine with everything this package adapts to.
+func testState() state {
+	return state{
+		Version: "1.37.1", BinDir: "/src/bin/kubernetes", NodeName: "node-a",
+		FeatureGates: map[string]bool{"B": false, "A": true},
+		Runtime:      []string{"resource.k8s.io/v1beta2=true"},
+		Ports:        ports{6443, 1001, 1002, 1003, 1004, 1005, 1006},
+		Host:         host{CgroupV1: true, RestrictOOMScore: true, Runc: "/usr/sbin/runc", Busybox: "/bin/busybox", CNI: "/usr/lib/cni"},
+	}
+}
+
+func TestConfigurationIsAsRecorded(t *testing.T) {
+	l, s := layout{"/var/lib/cleave-cluster"}, testState()
+	asJSON := func(v any) string {
+		data, err := json.MarshalIndent(v, "", "  ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data) + "\n"
+	}
+	var commands strings.Builder
+	for _, c := range Components() {
+		path, args, err := command(l, s, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		commands.WriteString(path + "\n  " + strings.Join(args, "\n  ") + "\n")
+	}
+	for name, got := range map[string]string{
+		"commands.txt":    commands.String(),
+		"containerd.toml": containerdConfiguration(l, s),
+		"kubelet.json":    asJSON(kubeletConfiguration(l, s)),
+		"network.json":    asJSON(networkConfiguration(l)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join("testdata", name)
+			if *update {
+				if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), got); diff != "" {
+				t.Errorf("differs from %s (-want +got); go test -update writes it anew:\n%s", path, diff)
+			}
+		})
+	}
+}
+
+func TestCommandRefusesAnUnknownComponent(t *testing.T) {
+	_, _, err := command(layout{"/x/y"}, testState(), "kube-proxy")
+	if err == nil || !strings.Contains(err.Error(), "kube-controller-manager") {
+		t.Errorf("the error should list the components, got: %v", err)
+	}
+}
+
+func TestEverythingStaysBelowTheFolder(t *testing.T) {
+	l, s := layout{"/var/lib/other"}, testState()
+	text := containerdConfiguration(l, s)
+	for _, c := range Components() {
+		_, args, err := command(l, s, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text += strings.Join(args, "\n")
+	}
+	if strings.Contains(text, "/var/lib/kubelet") || strings.Contains(text, DefaultDir) || strings.Contains(text, "0.0.0.0") {
+		t.Errorf("a component uses a folder or an address that is not the cluster's:\n%s", text)
+	}
+	if longest := l.path("s"); len(strings.Repeat("d", maxDirLen)+strings.TrimPrefix(longest, l.dir)) > 38 {
+		t.Errorf("maxDirLen %d leaves no room for containerd's shim sockets", maxDirLen)
+	}
+	for _, folder := range l.folders() {
+		top, _, _ := strings.Cut(strings.TrimPrefix(folder, l.dir+"/"), "/")
+		if !slices.Contains(entries, top) {
+			t.Errorf("Up makes %s, which Down would refuse to remove", folder)
+		}
+	}
+}
+
+func TestStateSurvives(t *testing.T) {
+	l := layout{t.TempDir()}
+	if err := writeState(l, testState()); err != nil {
+		t.Fatal(err)
+	}
+	got, err := readState(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(testState(), got); diff != "" {
+		t.Errorf("state changed on the way (-want +got):\n%s", diff)
+	}
+}
+
+func TestKubeconfigsAndKeysAreUsableAndPrivate(t *testing.T) {
+	l, s := layout{t.TempDir()}, testState()
+	if err := os.MkdirAll(l.path("pki"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := writePKI(l, s); err != nil {
+		t.Fatal(err)
+	}
+	users := map[string]string{
+		l.kubeconfig():                       "cleave-admin",
+		l.componentConfig(Kubelet):           "system:node:node-a",
+		l.componentConfig(Scheduler):         "system:kube-scheduler",
+		l.componentConfig(ControllerManager): "system:kube-controller-manager",
+	}
+	for path, want := range users {
+		config, err := clientcmd.LoadFromFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := config.Contexts[config.CurrentContext].AuthInfo; got != want {
+			t.Errorf("%s is for %s, want %s", path, got, want)
+		}
+		if got := config.Clusters["cleave"].Server; got != "https://127.0.0.1:6443" {
+			t.Errorf("%s points to %s", path, got)
+		}
+	}
+	err := filepath.Walk(l.dir, func(path string, info os.FileInfo, err error) error {
+		if err == nil && info.Mode().IsRegular() && info.Mode().Perm() != 0o600 {
+			t.Errorf("%s has mode %v, want 0600", path, info.Mode())
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,156 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// pollInterval is how often a condition is looked at.
+const pollInterval = 50 * time.Millisecond
+
+// daemon is a component that was started.
+type daemon struct {
+	component Component
+	process   process
+	logFile   string
+	// done is closed once the process has ended and err is set. It is nil
+	// where another program started the process.
+	done chan struct{}
+	err  error
+}
+
+// startDaemon starts a component in a session of its own, so that it outlives
+// this program and no signal of its terminal reaches it.
+func startDaemon(l layout, s state, c Component) (*daemon, error) {
+	path, args, err := command(l, s, c)
+	if err != nil {
+		return nil, err
+	}
+	logFile := l.logFile(c)
+	log, err := os.OpenFile(logFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open the log of %s: %w", c, err)
+	}
+	cmd := exec.Command(path, args...)
+	cmd.Dir = "/"
+	cmd.Env = daemonEnvironment(l, s)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	err = cmd.Start()
+	if err = errors.Join(err, log.Close()); err != nil {
+		return nil, fmt.Errorf("start %s: %w", c, err)
+	}
+	d := &daemon{component: c, logFile: logFile, done: make(chan struct{})}
+	_, start, err := readStat(cmd.Process.Pid)
+	d.process = process{cmd.Process.Pid, start}
+	// This takes note of the end of the process; it ends with it, or with
+	// this program, which the process may outlive.
+	go func() {
+		d.err = cmd.Wait()
+		close(d.done)
+	}()
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", c, err)
+	}
+	if err := writeFile(l.pidFile(c), []byte(d.process.String()+"\n")); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// daemonEnvironment is all that a component sees of the environment: nothing
+// of the person who happens to start it.
+func daemonEnvironment(l layout, s state) []string {
+	path := []string{s.toolsDir(), "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+	return []string{
+		"PATH=" + strings.Join(path, string(filepath.ListSeparator)),
+		"HOME=/root",
+		"LANG=C.UTF-8",
+		ownerVariable + "=" + l.dir,
+	}
+}
+
+// findDaemon returns a component that this or another program started.
+func findDaemon(l layout, c Component) (*daemon, error) {
+	data, err := os.ReadFile(l.pidFile(c))
+	if err != nil {
+		return nil, fmt.Errorf("find the process of %s: %w", c, err)
+	}
+	p, err := parseProcess(string(data))
+	if err != nil {
+		return nil, fmt.Errorf("find the process of %s: %w", c, err)
+	}
+	return &daemon{component: c, process: p, logFile: l.logFile(c)}, nil
+}
+
+// signal sends a signal to the process and to no other that got its number
+// later: the handle is opened before the start time is compared.
+func (p process) signal(sig syscall.Signal) error {
+	handle, err := os.FindProcess(p.pid)
+	if err != nil {
+		return fmt.Errorf("open process %d: %w", p.pid, err)
+	}
+	defer func() { _ = handle.Release() }() // it only drops the handle
+	if !p.alive() {
+		return nil
+	}
+	if err := handle.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("signal process %d: %w", p.pid, err)
+	}
+	return nil
+}
+
+// waitGone waits until none of the processes runs and returns those that do
+// when the context ends.
+func waitGone(ctx context.Context, list []process) []process {
+	ticker := time.NewTicker(pollInterval / 5)
+	defer ticker.Stop()
+	for {
+		var left []process
+		for _, p := range list {
+			if p.alive() {
+				left = append(left, p)
+			}
+		}
+		if len(left) == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return left
+		case <-ticker.C:
+		}
+	}
+}
+
+// failure describes why a component does not do what it should: with the last
+// lines of its log, which is where the reason is.
+func (d *daemon) failure(cause error) error {
+	select {
+	case <-d.done:
+		cause = fmt.Errorf("it ended: %w", endOf(d.err))
+	default:
+		if !d.process.alive() {
+			cause = errors.New("it ended")
+		}
+	}
+	text := "    (empty)"
+	if data, err := os.ReadFile(d.logFile); err == nil && len(data) > 0 {
+		text = indent(lastLines(data, 12))
+	}
+	return fmt.Errorf("wait for %s: %w\n  last lines of %s:\n%s", d.component, cause, d.logFile, text)
+}
+
+func endOf(err error) error {
+	if err == nil {
+		return errors.New("exit status 0")
+	}
+	return err
+}

@@ -1,0 +1,118 @@
+package cluster
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+const (
+	capSysResource = 24
+	cgroup2Magic   = 0x63677270
+)
+
+// host is what matters about the machine.
+type host struct {
+	// CgroupV1 says that the kubelet must be told to accept cgroup version 1.
+	CgroupV1 bool `json:"cgroupV1"`
+	// RestrictOOMScore says that containers cannot get a lower OOM score
+	// than containerd has: the capability to lower it is missing.
+	RestrictOOMScore bool `json:"restrictOOMScore"`
+	// OwnKubeletFolder says that /var/lib/kubelet was not there before.
+	OwnKubeletFolder bool   `json:"ownKubeletFolder"`
+	Runc             string `json:"runc"`
+	Busybox          string `json:"busybox"`
+	CNI              string `json:"cni"`
+	// Sysctls are the kernel settings that the kubelet changes, as they were.
+	Sysctls []sysctl `json:"sysctls,omitempty"`
+}
+
+func inspectHost() (host, error) {
+	var fs syscall.Statfs_t
+	if err := syscall.Statfs("/sys/fs/cgroup", &fs); err != nil {
+		return host{}, fmt.Errorf("inspect the control groups at /sys/fs/cgroup: %w", err)
+	}
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return host{}, fmt.Errorf("inspect the capabilities of this process: %w", err)
+	}
+	capable, err := hasCapability(string(status), capSysResource)
+	if err != nil {
+		return host{}, err
+	}
+	_, err = os.Lstat(deviceManagerRoot)
+	return host{
+		CgroupV1:         int64(fs.Type) != cgroup2Magic,
+		RestrictOOMScore: !capable,
+		OwnKubeletFolder: errors.Is(err, os.ErrNotExist),
+		Runc:             runcPath(),
+		Busybox:          busyboxPath(),
+		CNI:              cniFolder(),
+		Sysctls:          readSysctls(),
+	}, nil
+}
+
+// hasCapability reads the effective capabilities from /proc/PID/status.
+func hasCapability(status string, capability uint) (bool, error) {
+	lines := bufio.NewScanner(strings.NewReader(status))
+	for lines.Scan() {
+		value, ok := strings.CutPrefix(lines.Text(), "CapEff:")
+		if !ok {
+			continue
+		}
+		set, err := strconv.ParseUint(strings.TrimSpace(value), 16, 64)
+		if err != nil {
+			return false, fmt.Errorf("parse the capabilities %q: %w", value, err)
+		}
+		return set&(1<<capability) != 0, nil
+	}
+	return false, errors.New("parse the capabilities of this process: no line CapEff")
+}
+
+// ports are the TCP ports of the cluster, all on the loopback address.
+type ports struct {
+	APIServer         int `json:"apiServer"`
+	EtcdClient        int `json:"etcdClient"`
+	EtcdPeer          int `json:"etcdPeer"`
+	Scheduler         int `json:"scheduler"`
+	ControllerManager int `json:"controllerManager"`
+	Kubelet           int `json:"kubelet"`
+	KubeletHealth     int `json:"kubeletHealth"`
+}
+
+// choosePorts takes the port that people know for the API server where it is
+// free, and any free ones for the rest. All are held until all are chosen, so
+// that they differ.
+func choosePorts() (p ports, err error) {
+	var held []net.Listener
+	defer func() {
+		for _, l := range held {
+			err = errors.Join(err, l.Close())
+		}
+	}()
+	take := func(port int) (int, error) {
+		l, err := net.Listen("tcp", net.JoinHostPort(loopback, strconv.Itoa(port)))
+		if err != nil {
+			return 0, err
+		}
+		held = append(held, l)
+		return l.Addr().(*net.TCPAddr).Port, nil
+	}
+	if p.APIServer, err = take(6443); err != nil {
+		p.APIServer = 0
+	}
+	for _, port := range []*int{&p.APIServer, &p.EtcdClient, &p.EtcdPeer, &p.Scheduler, &p.ControllerManager, &p.Kubelet, &p.KubeletHealth} {
+		if *port != 0 {
+			continue
+		}
+		if *port, err = take(0); err != nil {
+			return p, fmt.Errorf("find a free port on %s: %w", loopback, err)
+		}
+	}
+	return p, nil
+}

@@ -1,0 +1,58 @@
+package cluster
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// writeKubeconfigs writes one file for each identity that talks to the API
+// server: the administrator's at the top of the folder, the others beside the
+// certificates.
+func writeKubeconfigs(l layout, s state, ca authority) error {
+	for _, c := range []struct {
+		path    string
+		subject subject
+	}{
+		{l.kubeconfig(), subject{name: "cleave-admin", organization: "system:masters"}},
+		{l.componentConfig(Scheduler), subject{name: "system:kube-scheduler"}},
+		{l.componentConfig(ControllerManager), subject{name: "system:kube-controller-manager"}},
+		{l.componentConfig(Kubelet), subject{name: "system:node:" + s.NodeName, organization: "system:nodes"}},
+	} {
+		issued, err := ca.issue(c.subject)
+		if err != nil {
+			return err
+		}
+		data, err := clientcmd.Write(kubeconfigFor(s, ca, c.subject.name, issued))
+		if err != nil {
+			return fmt.Errorf("encode the kubeconfig of %s: %w", c.subject.name, err)
+		}
+		if err := writeFile(c.path, data); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func kubeconfigFor(s state, ca authority, user string, p pair) clientcmdapi.Config {
+	const name = "cleave"
+	return clientcmdapi.Config{
+		CurrentContext: name,
+		Clusters: map[string]*clientcmdapi.Cluster{name: {
+			Server:                   "https://" + hostPort(s.Ports.APIServer),
+			CertificateAuthorityData: ca.pem,
+		}},
+		AuthInfos: map[string]*clientcmdapi.AuthInfo{user: {
+			ClientCertificateData: p.cert,
+			ClientKeyData:         p.key,
+		}},
+		Contexts: map[string]*clientcmdapi.Context{name: {Cluster: name, AuthInfo: user}},
+	}
+}
+
+func hostPort(port int) string {
+	return net.JoinHostPort(loopback, strconv.Itoa(port))
+}

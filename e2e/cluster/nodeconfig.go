@@ -1,0 +1,155 @@
+package cluster
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// pauseImage is what holds the namespaces of a pod.
+const pauseImage = "cleave.local/pause:e2e"
+
+// podRange is where pods that are not on the host's network get addresses.
+const podRange = "10.86.0.0/16"
+
+// kubeletConfiguration is the part of the kubelet's configuration that differs
+// from its defaults. It is written as JSON, which is YAML too.
+func kubeletConfiguration(l layout, s state) map[string]any {
+	config := map[string]any{
+		"apiVersion": "kubelet.config.k8s.io/v1beta1",
+		"kind":       "KubeletConfiguration",
+
+		"address":            loopback,
+		"port":               s.Ports.Kubelet,
+		"healthzBindAddress": loopback,
+		"healthzPort":        s.Ports.KubeletHealth,
+		"readOnlyPort":       0,
+		"tlsCertFile":        l.pki("local.crt"),
+		"tlsPrivateKeyFile":  l.pki("local.key"),
+		"authentication": map[string]any{
+			"anonymous": map[string]any{"enabled": false},
+			"webhook":   map[string]any{"enabled": true},
+			"x509":      map[string]any{"clientCAFile": l.pki("ca.crt")},
+		},
+		"authorization": map[string]any{"mode": "Webhook"},
+
+		"containerRuntimeEndpoint": "unix://" + l.containerdSocket(),
+		"podLogsDir":               l.podLogs(),
+		"volumePluginDir":          l.path("kubelet", "volume-plugins"),
+		"staticPodPath":            l.path("manifests"),
+		"resolvConf":               "/etc/resolv.conf",
+		// Nobody answers there; without it every pod gets a warning.
+		"clusterDNS":    []string{dnsAddress},
+		"clusterDomain": "cluster.local",
+
+		// The node's own resources are not managed: it may lack control
+		// groups, capabilities and room that a real node has.
+		"failCgroupV1":                  false,
+		"cgroupDriver":                  "cgroupfs",
+		"cgroupsPerQOS":                 false,
+		"enforceNodeAllocatable":        []string{},
+		"failSwapOn":                    false,
+		"localStorageCapacityIsolation": false,
+		"evictionHard":                  map[string]any{"memory.available": "50Mi", "nodefs.available": "1%", "nodefs.inodesFree": "1%", "imagefs.available": "1%", "imagefs.inodesFree": "1%"},
+		// Imported images cannot be pulled again, so none is collected.
+		"imageGCHighThresholdPercent": 100,
+		"imageGCLowThresholdPercent":  99,
+		// No firewall rules: nothing here needs them, and they would stay.
+		"makeIPTablesUtilChains": false,
+		"maxPods":                250,
+	}
+	if len(s.FeatureGates) > 0 {
+		config["featureGates"] = s.FeatureGates
+	}
+	return config
+}
+
+// containerdConfiguration keeps everything that containerd writes below the
+// folder of the cluster, and takes CDI specs from there alone.
+func containerdConfiguration(l layout, s state) string {
+	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	line("version = 3")
+	line("root = %s", strconv.Quote(l.path("containerd", "root")))
+	line("state = %s", strconv.Quote(l.containerdState()))
+	// Node resource plugins, other snapshotters and tracing are not used.
+	line("disabled_plugins = [%s]", quoteAll(
+		"io.containerd.nri.v1.nri",
+		"io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs",
+		"io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.blockfile",
+		"io.containerd.snapshotter.v1.erofs", "io.containerd.differ.v1.erofs",
+		"io.containerd.internal.v1.tracing", "io.containerd.tracing.processor.v1.otlp"))
+	line("")
+	line("[grpc]")
+	line("  address = %s", strconv.Quote(l.containerdSocket()))
+	line("")
+	line("[plugins.'io.containerd.internal.v1.opt']")
+	line("  path = %s", strconv.Quote(l.path("containerd", "opt")))
+	line("")
+	line("[plugins.'io.containerd.shim.v1.manager']")
+	line("  socket_dir = %s", strconv.Quote(l.path("s")))
+	line("")
+	line("[plugins.'io.containerd.grpc.v1.cri']")
+	line("  stream_server_address = %s", strconv.Quote(loopback))
+	line("  stream_server_port = \"0\"")
+	line("")
+	line("[plugins.'io.containerd.cri.v1.images']")
+	line("  snapshotter = \"overlayfs\"")
+	line("[plugins.'io.containerd.cri.v1.images'.pinned_images]")
+	line("  sandbox = %s", strconv.Quote(pauseImage))
+	line("")
+	line("[plugins.'io.containerd.cri.v1.runtime']")
+	line("  cdi_spec_dirs = [%s]", quoteAll(l.cdiDir()))
+	line("  restrict_oom_score_adj = %t", s.Host.RestrictOOMScore)
+	line("  disable_apparmor = true")
+	line("  netns_mounts_under_state_dir = true")
+	line("  tolerate_missing_hugetlb_controller = true")
+	line("[plugins.'io.containerd.cri.v1.runtime'.cni]")
+	line("  bin_dirs = [%s]", quoteAll(s.Host.CNI))
+	line("  conf_dir = %s", strconv.Quote(l.path("cni")))
+	line("[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]")
+	line("  runtime_type = \"io.containerd.runc.v2\"")
+	line("[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]")
+	line("  BinaryName = %s", strconv.Quote(s.Host.Runc))
+	line("  Root = %s", strconv.Quote(l.path("run", "runc")))
+	line("  SystemdCgroup = false")
+	return b.String()
+}
+
+func quoteAll(list ...string) string {
+	quoted := make([]string, len(list))
+	for i, s := range list {
+		quoted[i] = strconv.Quote(s)
+	}
+	return strings.Join(quoted, ", ")
+}
+
+// networkConfiguration gives a pod a point-to-point link to the host: enough
+// to start and to be reached from here, and gone with the pod.
+func networkConfiguration(l layout) map[string]any {
+	return map[string]any{
+		"cniVersion": "1.0.0",
+		"name":       l.networkName(),
+		"plugins": []any{map[string]any{
+			"type": "ptp",
+			"ipam": map[string]any{
+				"type":    "host-local",
+				"ranges":  []any{[]any{map[string]any{"subnet": podRange}}},
+				"routes":  []any{map[string]any{"dst": "0.0.0.0/0"}},
+				"dataDir": l.path("cni", "leases"),
+			},
+		}},
+	}
+}
+
+// writeNodeConfiguration writes the configuration of kubelet, containerd and
+// the pod network.
+func writeNodeConfiguration(l layout, s state) error {
+	if err := writeJSON(l.kubeletConfig(), kubeletConfiguration(l, s)); err != nil {
+		return err
+	}
+	if err := writeFile(l.containerdConfig(), []byte(containerdConfiguration(l, s))); err != nil {
+		return err
+	}
+	return writeJSON(l.path("cni", "10-cleave.conflist"), networkConfiguration(l))
+}

@@ -1,0 +1,142 @@
+package cluster
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+const (
+	// DefaultDir is the folder of the cluster when none is chosen. It is
+	// short because socket paths below it are limited in length.
+	DefaultDir = "/var/lib/cleave-cluster"
+	// DefaultNodeName is the name of the node when none is chosen.
+	DefaultNodeName = "cleave-node"
+
+	// maxDirLen leaves room for the folder of containerd's shim sockets,
+	// which containerd limits to 38 bytes.
+	maxDirLen = 36
+
+	modulePath = "github.com/cleave-dra/cleave"
+)
+
+// Options say what Up starts. The zero value is a good choice.
+type Options struct {
+	// Version of Kubernetes, one of Versions. Default: the environment
+	// variable K8S_VERSION, else DefaultVersion.
+	Version string
+	// Dir holds all that the cluster owns. Default: DefaultDir.
+	Dir string
+	// NodeName names the node. Default: DefaultNodeName.
+	NodeName string
+	// NodeLabels are put on the node before its kubelet starts.
+	NodeLabels map[string]string
+	// FeatureGates are set on every Kubernetes component, besides the
+	// defaults of the version.
+	FeatureGates map[string]bool
+	// RuntimeConfig switches APIs of the API server on or off, as in
+	// "resource.k8s.io/v1beta2=true".
+	RuntimeConfig []string
+	// Source is the root of the Cleave repository, where the modules of the
+	// programs are. Default: found from the working folder upwards.
+	Source string
+	// BinDir keeps the built programs. Default: bin/kubernetes below Source.
+	BinDir string
+	// Output gets the progress, one line each. Default: nowhere.
+	Output io.Writer
+}
+
+// Resolve fills in what a person may leave out and checks what was given,
+// without a look at the machine.
+func (o Options) Resolve() (Options, error) {
+	if o.Version == "" {
+		o.Version = os.Getenv(VersionVariable)
+	}
+	if o.Version == "" {
+		o.Version = DefaultVersion
+	}
+	version, err := parseVersion(o.Version)
+	if err != nil {
+		return o, err
+	}
+	o.Version = version
+	if o.NodeName == "" {
+		o.NodeName = DefaultNodeName
+	}
+	o.Dir, err = checkDir(o.Dir)
+	return o, err
+}
+
+// withDefaults fills in all that was left out.
+func (o Options) withDefaults() (Options, error) {
+	o, err := o.Resolve()
+	if err != nil {
+		return o, err
+	}
+	if o.Output == nil {
+		o.Output = io.Discard
+	}
+	if o.Source == "" {
+		if o.Source, err = findSource(); err != nil {
+			return o, err
+		}
+	}
+	if o.BinDir == "" {
+		o.BinDir = filepath.Join(o.Source, "bin", "kubernetes")
+	}
+	if o.BinDir, err = filepath.Abs(o.BinDir); err != nil {
+		return o, fmt.Errorf("resolve the folder of the programs: %w", err)
+	}
+	return o, nil
+}
+
+// checkDir resolves the folder of a cluster and refuses one that cannot hold
+// its sockets or must not be removed.
+func checkDir(dir string) (string, error) {
+	if dir == "" {
+		dir = DefaultDir
+	}
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return "", fmt.Errorf("resolve the cluster folder: %w", err)
+	}
+	// A link in the path would make the mount table and the processes speak
+	// of another path than we do.
+	if parent, err := filepath.EvalSymlinks(filepath.Dir(abs)); err == nil {
+		abs = filepath.Join(parent, filepath.Base(abs))
+	}
+	if strings.ContainsAny(abs, " \t\n\\\"'") {
+		return "", fmt.Errorf("use %q as the cluster folder: choose a path without spaces, quotes and backslashes", abs)
+	}
+	if len(abs) > maxDirLen {
+		return "", fmt.Errorf("use %s as the cluster folder: its path has %d bytes and may have %d, because sockets live below it", abs, len(abs), maxDirLen)
+	}
+	if strings.Count(abs, "/") < 2 {
+		return "", fmt.Errorf("use %s as the cluster folder: choose a folder of its own, such as %s", abs, DefaultDir)
+	}
+	return abs, nil
+}
+
+// findSource walks up from the working folder to the root of the repository.
+func findSource() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", fmt.Errorf("find the Cleave repository: %w", err)
+	}
+	for start := dir; ; dir = filepath.Dir(dir) {
+		data, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return "", fmt.Errorf("find the Cleave repository: %w", err)
+		}
+		if first, _, _ := bytes.Cut(data, []byte("\n")); string(bytes.TrimSpace(first)) == "module "+modulePath {
+			return dir, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", fmt.Errorf("find the Cleave repository: no folder from %s upwards has the go.mod of %s; run this inside the repository", start, modulePath)
+		}
+	}
+}

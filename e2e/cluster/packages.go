@@ -1,0 +1,142 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// hostPackage is a Debian package with a program that is not built from a Go
+// module: runc needs libseccomp, the others are simply there.
+type hostPackage struct {
+	name  string
+	needs string
+	found func() bool
+}
+
+// cniFolders are where distributions put the network plugins.
+var cniFolders = []string{"/usr/lib/cni", "/opt/cni/bin"}
+
+// cniPlugins are the network plugins that the pod network uses.
+var cniPlugins = []string{"host-local", "loopback", "ptp"}
+
+func hostPackages() []hostPackage {
+	return []hostPackage{
+		{"runc", "the program runc", func() bool { return runcPath() != "" }},
+		{"busybox-static", "a static busybox", func() bool { return busyboxPath() != "" }},
+		{"containernetworking-plugins", "the network plugins " + strings.Join(cniPlugins, ", "), func() bool { return cniFolder() != "" }},
+	}
+}
+
+func runcPath() string {
+	for _, path := range []string{"/usr/sbin/runc", "/usr/bin/runc", "/usr/local/sbin/runc", "/usr/local/bin/runc"} {
+		if isProgram(path) {
+			return path
+		}
+	}
+	return ""
+}
+
+// busyboxPath finds a busybox without an ELF interpreter: it must run in an
+// image that holds nothing else.
+func busyboxPath() string {
+	for _, path := range []string{"/bin/busybox", "/usr/bin/busybox", "/bin/busybox.static"} {
+		f, err := elf.Open(path)
+		if err != nil {
+			continue
+		}
+		static := !slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP })
+		_ = f.Close() // only read
+		if static {
+			return path
+		}
+	}
+	return ""
+}
+
+func cniFolder() string {
+	for _, folder := range cniFolders {
+		if !slices.ContainsFunc(cniPlugins, func(p string) bool { return !isProgram(filepath.Join(folder, p)) }) {
+			return folder
+		}
+	}
+	return ""
+}
+
+func isProgram(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0
+}
+
+// installPackages installs the Debian packages whose programs are missing.
+func installPackages(ctx context.Context, out io.Writer) error {
+	missing := missingPackages()
+	if len(missing) == 0 {
+		return nil
+	}
+	names := make([]string, len(missing))
+	for i, p := range missing {
+		names[i] = p.name
+	}
+	if _, err := exec.LookPath("apt-get"); err != nil {
+		needs := make([]string, len(missing))
+		for i, p := range missing {
+			needs[i] = p.needs
+		}
+		return fmt.Errorf("install %s: this machine has no apt-get; install by other means: %s", strings.Join(names, ", "), strings.Join(needs, "; "))
+	}
+	fmt.Fprintf(out, "installing Debian packages: %s\n", strings.Join(names, " "))
+	install := append([]string{"install", "--yes", "--no-install-recommends"}, names...)
+	if aptGet(ctx, install...) != nil {
+		// The package lists of a fresh machine are empty or old.
+		if err := aptGet(ctx, "update"); err != nil {
+			return fmt.Errorf("install %s: %w", strings.Join(names, ", "), err)
+		}
+		if err := aptGet(ctx, install...); err != nil {
+			return fmt.Errorf("install %s: %w", strings.Join(names, ", "), err)
+		}
+	}
+	for _, p := range missing {
+		if !p.found() {
+			return fmt.Errorf("install %s: the package is installed but %s is not where it is looked for", p.name, p.needs)
+		}
+	}
+	return nil
+}
+
+func missingPackages() []hostPackage {
+	return slices.DeleteFunc(hostPackages(), func(p hostPackage) bool { return p.found() })
+}
+
+func aptGet(ctx context.Context, args ...string) error {
+	// Another installation may be at work; it is waited for.
+	args = append([]string{"-o", "DPkg::Lock::Timeout=120"}, args...)
+	cmd := exec.CommandContext(ctx, "apt-get", args...)
+	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C")
+	output, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("run apt-get %s: %w\n%s", args[2], errors.Join(err, ctx.Err()), indent(lastLines(output, 8)))
+	}
+	return nil
+}
+
+// lastLines returns the last n lines of a text.
+func lastLines(data []byte, n int) string {
+	lines := bytes.Split(bytes.TrimRight(data, "\n"), []byte("\n"))
+	if len(lines) > n {
+		lines = lines[len(lines)-n:]
+	}
+	return string(bytes.Join(lines, []byte("\n")))
+}
+
+func indent(text string) string {
+	return "    " + strings.ReplaceAll(text, "\n", "\n    ")
+}

@@ -1,0 +1,225 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestParseStat(t *testing.T) {
+	tail := strings.Repeat(" 0", 18) + " 4711 9 9"
+	for line, want := range map[string]bool{
+		"12 (sh) S" + tail:                     true,
+		"12 (a b) c) (d) S" + tail:             true, // a name may hold anything
+		"12 (sh) S 1 2 3":                      false,
+		"12 (sh) S" + tail[:3] + " x":          false,
+		"":                                     false,
+		"12 sh S" + tail:                       false,
+		"12 (sh) Sleeping" + tail:              false,
+		"12 (sh) S" + strings.Repeat(" -", 20): false,
+	} {
+		state, start, err := parseStat([]byte(line))
+		if ok := err == nil && state == 'S' && start == 4711; ok != want {
+			t.Errorf("parseStat(%q) = %c, %d, %v", line, state, start, err)
+		}
+	}
+}
+
+func TestParseProcess(t *testing.T) {
+	for text, want := range map[string]process{
+		"12 345\n": {12, 345},
+		"":         {},
+		"12":       {},
+		"1 345":    {}, // never the first process
+		"-5 3":     {}, // nor a group
+		"a b":      {},
+	} {
+		got, err := parseProcess(text)
+		if got != want || (err == nil) != (want != process{}) {
+			t.Errorf("parseProcess(%q) = %v, %v, want %v", text, got, err, want)
+		}
+	}
+}
+
+// startSleeper starts a process that runs until the test ends.
+func startSleeper(t *testing.T, env ...string) process {
+	t.Helper()
+	cmd := exec.Command("sleep", "600")
+	cmd.Env = append(os.Environ(), env...)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(done) }()
+	t.Cleanup(func() { _ = cmd.Process.Kill(); <-done })
+	_, start, err := readStat(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return process{cmd.Process.Pid, start}
+}
+
+func TestSignalSparesAProcessWithTheSameNumber(t *testing.T) {
+	p := startSleeper(t)
+	other := process{p.pid, p.start + 1}
+	if other.alive() {
+		t.Error("a process that started at another time counts as alive")
+	}
+	if err := other.signal(syscall.SIGKILL); err != nil {
+		t.Errorf("signal to a process that is gone: %v", err)
+	}
+	if !p.alive() {
+		t.Fatal("the signal reached a process that was not meant")
+	}
+	if err := p.signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if left := waitGone(ctx, []process{p}); len(left) > 0 {
+		t.Error("the process did not end")
+	}
+}
+
+func TestKillOwnedEndsWhatCarriesTheMarkAndNothingElse(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "cluster")
+	mine := startSleeper(t, ownerVariable+"="+dir)
+	neighbour := startSleeper(t, ownerVariable+"="+dir+"-2")
+	bystander := startSleeper(t, "LOOKING_AT="+dir)
+	if err := killOwned(t.Context(), layout{dir}); err != nil {
+		t.Fatal(err)
+	}
+	if mine.alive() {
+		t.Error("a process of the cluster is left")
+	}
+	if !neighbour.alive() || !bystander.alive() {
+		t.Error("a process that is not of the cluster was killed")
+	}
+}
+
+func TestParseMounts(t *testing.T) {
+	text := `25 30 0:23 / /proc rw,relatime shared:14 - proc proc rw
+90 30 0:50 / /var/lib/c/run/rootfs rw - overlay overlay rw,lowerdir=/var/lib/c/containerd/1/fs,upperdir=/var/lib/c/containerd/2/fs
+91 30 0:51 /sub /var/lib/c/a\040b rw master:1 - tmpfs tmpfs rw
+92 30 0:52 / /var/lib/cc rw - tmpfs tmpfs rw
+nonsense
+`
+	all := parseMounts([]byte(text))
+	var points []string
+	for _, m := range selectBelow(all, "/var/lib/c") {
+		points = append(points, m.point)
+	}
+	if diff := cmp.Diff([]string{"/var/lib/c/a b", "/var/lib/c/run/rootfs"}, points); diff != "" {
+		t.Errorf("mounts below, last first (-want +got):\n%s", diff)
+	}
+	for dir, want := range map[string]bool{"/var/lib/c": true, "/var/lib/cc": false, "/var/lib/c/cont": false} {
+		if got := all[1].isLayerBelow(dir); got != want {
+			t.Errorf("isLayerBelow(%s) = %t, want %t", dir, got, want)
+		}
+	}
+}
+
+func TestWipeRefusesAFolderOfSomebodyElse(t *testing.T) {
+	dir := t.TempDir()
+	precious := filepath.Join(dir, "precious")
+	if err := os.WriteFile(precious, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err := wipe(t.Context(), layout{dir})
+	if err == nil || !strings.Contains(err.Error(), "precious") {
+		t.Errorf("the error should name what is in the way, got: %v", err)
+	}
+	if _, err := os.Stat(precious); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestLock(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "new")
+	unlock, err := lock(t.Context(), dir, os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*pollInterval)
+	defer cancel()
+	var said strings.Builder
+	if _, err := lock(ctx, dir, &said); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a second lock: %v, want it to wait", err)
+	}
+	if strings.Count(said.String(), "waiting for another program") != 1 {
+		t.Errorf("the wait should be announced once, got %q", said.String())
+	}
+	// The folder goes with its cluster: who waited gets a new one.
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	unlock()
+	again, err := lock(t.Context(), dir, &said)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again()
+}
+
+func TestInParallelReturnsTheFirstError(t *testing.T) {
+	boom := errors.New("boom")
+	err := inParallel(t.Context(),
+		func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
+		func(context.Context) error { return boom })
+	if !errors.Is(err, boom) {
+		t.Errorf("got %v, want %v", err, boom)
+	}
+}
+
+func TestFailureShowsTheLog(t *testing.T) {
+	log := filepath.Join(t.TempDir(), "etcd.log")
+	if err := os.WriteFile(log, []byte("first\n"+strings.Repeat("line\n", 40)+"panic: no space\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d := &daemon{component: Etcd, logFile: log, done: make(chan struct{}), err: errors.New("exit status 2")}
+	close(d.done)
+	got := d.failure(context.DeadlineExceeded).Error()
+	for _, want := range []string{"etcd", "exit status 2", log, "panic: no space"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the error lacks %q:\n%s", want, got)
+		}
+	}
+	if strings.Contains(got, "first") {
+		t.Errorf("the error shows more than the end of the log:\n%s", got)
+	}
+}
+
+func TestHasCapability(t *testing.T) {
+	const without = "Name:\tx\nCapPrm:\t000001ffffffffff\nCapEff:\t000001fffeffffff\n"
+	if got, err := hasCapability(without, capSysResource); got || err != nil {
+		t.Errorf("without the capability: %t, %v", got, err)
+	}
+	if got, err := hasCapability(strings.Replace(without, "fffeff", "ffffff", 1), capSysResource); !got || err != nil {
+		t.Errorf("with the capability: %t, %v", got, err)
+	}
+	if _, err := hasCapability("Name:\tx\n", capSysResource); err == nil {
+		t.Error("no capabilities should be an error")
+	}
+}
+
+func TestPortsDiffer(t *testing.T) {
+	p, err := choosePorts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[int]bool{0: true}
+	for _, port := range []int{p.APIServer, p.EtcdClient, p.EtcdPeer, p.Scheduler, p.ControllerManager, p.Kubelet, p.KubeletHealth} {
+		if seen[port] {
+			t.Errorf("port %d twice or zero in %+v", port, p)
+		}
+		seen[port] = true
+	}
+}

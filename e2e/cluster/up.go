@@ -1,0 +1,213 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Up starts a cluster and returns when pods can run on it. It first installs
+// and builds what is missing, and takes down what an earlier cluster left in
+// the folder. Its processes go on when this program ends. When Up fails, it
+// stops what it started and leaves the logs.
+func Up(ctx context.Context, opts Options) (*Cluster, error) {
+	o, err := opts.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if err := requireRoot(); err != nil {
+		return nil, err
+	}
+	if foreignKubelet() {
+		return nil, errors.New("start a cluster: another kubelet runs on this machine and the two would take each other's device plugin socket; stop it first")
+	}
+	if err := installPackages(ctx, o.Output); err != nil {
+		return nil, err
+	}
+	if err := build(ctx, o); err != nil {
+		return nil, err
+	}
+	unlock, err := lock(ctx, o.Dir, o.Output)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	c, err := prepare(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.start(ctx, o); err != nil {
+		if ctx.Err() != nil {
+			err = ctx.Err() // what the components say of it does not matter
+		}
+		// The clean-up must run also when ctx has ended.
+		err = errors.Join(err, stopAll(context.WithoutCancel(ctx), c.layout))
+		return nil, fmt.Errorf("start Kubernetes %s: %w\nIts processes are stopped; the logs stay in %s until the next start or stop", o.Version, err, filepath.Dir(c.layout.logFile(Etcd)))
+	}
+	return c, nil
+}
+
+func requireRoot() error {
+	if os.Geteuid() != 0 {
+		return errors.New("run a local cluster: it needs root, for containers and mounts; run it as root")
+	}
+	return nil
+}
+
+// prepare clears the folder and writes all that the components read.
+func prepare(ctx context.Context, o Options) (*Cluster, error) {
+	l := layout{o.Dir}
+	if err := wipe(ctx, l); err != nil {
+		return nil, err
+	}
+	h, err := inspectHost()
+	if err != nil {
+		return nil, err
+	}
+	p, err := choosePorts()
+	if err != nil {
+		return nil, err
+	}
+	s := state{
+		Version: o.Version, BinDir: o.BinDir, NodeName: o.NodeName,
+		FeatureGates: o.FeatureGates, Runtime: o.RuntimeConfig, Ports: p, Host: h,
+	}
+	// The sockets and keys below are nobody else's business.
+	if err := os.Chmod(l.dir, 0o711); err != nil {
+		return nil, fmt.Errorf("close the cluster folder to others: %w", err)
+	}
+	for _, folder := range l.folders() {
+		if err := os.MkdirAll(folder, 0o755); err != nil {
+			return nil, fmt.Errorf("make the folder %s: %w", folder, err)
+		}
+	}
+	for _, folder := range []string{l.path("pki"), l.path("run"), l.path("s"), l.path("etcd")} {
+		if err := os.Chmod(folder, 0o700); err != nil {
+			return nil, fmt.Errorf("close the folder %s to others: %w", folder, err)
+		}
+	}
+	if err := writeState(l, s); err != nil {
+		return nil, err
+	}
+	if err := writePKI(l, s); err != nil {
+		return nil, err
+	}
+	if err := writeNodeConfiguration(l, s); err != nil {
+		return nil, err
+	}
+	return &Cluster{l, s}, nil
+}
+
+// start brings up the components, those that do not need each other at once.
+func (c *Cluster) start(ctx context.Context, o Options) error {
+	began := time.Now()
+	err := inParallel(ctx,
+		func(ctx context.Context) error { return c.startAll(ctx, Etcd, APIServer) },
+		func(ctx context.Context) error {
+			if err := c.startAll(ctx, Containerd); err != nil {
+				return err
+			}
+			return c.importBasicImages(ctx)
+		})
+	if err != nil {
+		return err
+	}
+	step(o.Output, began, "API server and container runtime are ready")
+	if err := c.createNode(ctx, o.NodeLabels); err != nil {
+		return err
+	}
+	kubeletBegan := time.Now()
+	err = inParallel(ctx,
+		func(ctx context.Context) error {
+			if err := c.startAll(ctx, ControllerManager); err != nil {
+				return err
+			}
+			return c.waitServiceAccount(ctx)
+		},
+		func(ctx context.Context) error { return c.startAll(ctx, Scheduler) },
+		func(ctx context.Context) error {
+			if err := c.startAll(ctx, Kubelet); err != nil {
+				return err
+			}
+			return c.waitNode(ctx, kubeletBegan)
+		})
+	if err != nil {
+		return err
+	}
+	step(o.Output, began, "node "+c.NodeName()+" is Ready")
+	return nil
+}
+
+func step(out io.Writer, began time.Time, what string) {
+	fmt.Fprintf(out, "%s (%.1f s)\n", what, time.Since(began).Seconds())
+}
+
+// startAll starts components one after the other, each when the one before is
+// ready.
+func (c *Cluster) startAll(ctx context.Context, components ...Component) error {
+	for _, component := range components {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		d, err := startDaemon(c.layout, c.state, component)
+		if err != nil {
+			return err
+		}
+		if err := c.wait(ctx, d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inParallel runs functions at once and waits for all. The first that fails
+// ends the others, and its error is the one returned.
+func inParallel(ctx context.Context, functions ...func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var (
+		group sync.WaitGroup
+		once  sync.Once
+		first error
+	)
+	for _, f := range functions {
+		group.Go(func() {
+			if err := f(ctx); err != nil {
+				once.Do(func() { first = err; cancel() })
+			}
+		})
+	}
+	group.Wait()
+	return first
+}
+
+// createNode makes the node before its kubelet does: with the loopback address,
+// so that nothing of the cluster is reachable from elsewhere, and without the
+// taint that waits for a cloud to fill in the address.
+func (c *Cluster) createNode(ctx context.Context, labels map[string]string) error {
+	client, err := c.Client()
+	if err != nil {
+		return err
+	}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: c.NodeName(), Labels: labels}}
+	node, err = client.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("create the node: %w", err)
+	}
+	node.Status.Addresses = []corev1.NodeAddress{
+		{Type: corev1.NodeInternalIP, Address: loopback},
+		{Type: corev1.NodeHostName, Address: c.NodeName()},
+	}
+	if _, err := client.CoreV1().Nodes().UpdateStatus(ctx, node, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("give the node its address: %w", err)
+	}
+	return nil
+}

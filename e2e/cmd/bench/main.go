@@ -1,0 +1,90 @@
+// Command bench measures Cleave on this machine against the floor of the same machine in the same run: what one read
+// of a claim from the API server, one synced file and one empty gRPC call take without any driver.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/cleave-dra/cleave/e2e/cluster"
+	"github.com/cleave-dra/cleave/e2e/node"
+)
+
+// options of a run.
+type options struct {
+	source  string
+	output  string
+	samples int
+	rounds  int
+	claims  int
+}
+
+func main() {
+	o := options{}
+	flag.StringVar(&o.source, "source", ".", "root of the Cleave repository")
+	flag.StringVar(&o.output, "o", "", "file for the numbers as JSON")
+	flag.IntVar(&o.samples, "samples", 300, "single operations to measure")
+	flag.IntVar(&o.rounds, "rounds", 60, "rounds of eight claims at once")
+	flag.IntVar(&o.claims, "claims", 200, "claims that are prepared already in the loaded case")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, o); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o options) (err error) {
+	source, err := filepath.Abs(o.source)
+	if err != nil {
+		return err
+	}
+	c, err := cluster.Up(ctx, cluster.Options{Source: source, Output: os.Stderr})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		// Not ctx: an interrupted run cleans up as well.
+		if downErr := c.Down(context.WithoutCancel(ctx)); err == nil {
+			err = downErr
+		}
+	}()
+	dir, err := c.GuestDir("bench")
+	if err != nil {
+		return err
+	}
+	n, err := node.Create(ctx, node.Options{Cluster: c, Bin: filepath.Join(source, "bin"), Model: "hgx-h100", Dir: dir, Quiet: true})
+	if err != nil {
+		return err
+	}
+	b := &bench{options: o, cluster: c, node: n}
+	report, err := b.measure(ctx)
+	if err != nil {
+		return fmt.Errorf("%w\nthe plugin's log ends with:\n%s", err, n.LogTail(15))
+	}
+	if err := report.print(os.Stdout); err != nil {
+		return err
+	}
+	if o.output == "" {
+		return report.verdict()
+	}
+	data, err := json.MarshalIndent(report, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode the numbers: %w", err)
+	}
+	if err := os.WriteFile(o.output, append(data, '\n'), 0o644); err != nil {
+		return fmt.Errorf("write the numbers: %w", err)
+	}
+	return report.verdict()
+}
+
+// startTimeout bounds the plugin's start.
+const startTimeout = time.Minute

@@ -1,0 +1,285 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/cleave-dra/cleave/e2e/cluster"
+	"github.com/cleave-dra/cleave/e2e/node"
+	"github.com/cleave-dra/cleave/e2e/workload"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// bench is one run.
+type bench struct {
+	options
+	cluster *cluster.Cluster
+	node    *node.Node
+	client  kubernetes.Interface
+	plugin  drapb.DRAPluginClient
+	devices []string
+	claims  []*drapb.Claim // one per device
+}
+
+func (b *bench) measure(ctx context.Context) (*report, error) {
+	r := &report{Started: time.Now().UTC()}
+	if err := b.connect(); err != nil {
+		return nil, err
+	}
+	if err := makeNamespace(ctx, b.client); err != nil {
+		return nil, err
+	}
+	if err := b.measureStart(ctx, r); err != nil {
+		return nil, err
+	}
+	defer func() { _ = b.node.Kill() }()
+	conn, err := grpc.NewClient("unix://"+b.node.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, fmt.Errorf("connect to the plugin: %w", err)
+	}
+	defer conn.Close()
+	b.plugin = drapb.NewDRAPluginClient(conn)
+	for i, device := range b.devices {
+		claim, err := makeClaim(ctx, b.client, fmt.Sprintf("gpu-%d", i), b.cluster.NodeName(), device, false)
+		if err != nil {
+			return nil, err
+		}
+		b.claims = append(b.claims, claim)
+	}
+	return r, b.measureClaims(ctx, r)
+}
+
+// connect makes a client like the plugin's: unthrottled and speaking protobuf.
+func (b *bench) connect() error {
+	config, err := b.cluster.RESTConfig()
+	if err != nil {
+		return err
+	}
+	config = rest.CopyConfig(config)
+	config.QPS, config.Burst = -1, -1
+	config.ContentType = "application/vnd.kubernetes.protobuf"
+	config.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	b.client, err = kubernetes.NewForConfig(config)
+	return err
+}
+
+// measureStart starts the plugin and times it until its slices are there, then waits for it to be idle.
+func (b *bench) measureStart(ctx context.Context, r *report) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	watch, err := b.client.ResourceV1().ResourceSlices().Watch(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("watch ResourceSlices: %w", err)
+	}
+	defer watch.Stop()
+	start := time.Now()
+	if err := b.node.Start(ctx); err != nil {
+		return err
+	}
+	for seen := 0; seen < 2; seen++ {
+		select {
+		case <-watch.ResultChan():
+		case <-ctx.Done():
+			return fmt.Errorf("wait for ResourceSlices: %w", ctx.Err())
+		}
+	}
+	r.add(result{Name: "start to ResourceSlices created", Value: millis(time.Since(start)), Limit: 1300, Unit: "ms", Rule: "1 s of it is the informer's first sync"})
+	if err := b.node.WaitReady(ctx); err != nil {
+		return err
+	}
+	list, err := b.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list ResourceSlices: %w", err)
+	}
+	for _, s := range list.Items {
+		for _, d := range s.Spec.Devices {
+			b.devices = append(b.devices, d.Name)
+		}
+	}
+	if len(b.devices) != 8 {
+		return fmt.Errorf("the node publishes %d devices, not 8", len(b.devices))
+	}
+	return b.measureMemory(ctx, r)
+}
+
+// measureMemory waits until the plugin's CPU time stands still for a while and reads its resident memory.
+func (b *bench) measureMemory(ctx context.Context, r *report) error {
+	var last string
+	still := 0
+	err := workload.Until(ctx, "the plugin to be idle", func(context.Context) (bool, string, error) {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", b.node.PID()))
+		if err != nil {
+			return false, "", err
+		}
+		fields := strings.Fields(string(stat))
+		if now := fields[13] + "+" + fields[14]; now != last {
+			last, still = now, 0
+		} else {
+			still++
+		}
+		return still >= 20, "CPU ticks " + last, nil
+	})
+	if err != nil {
+		return err
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.node.PID()))
+	if err != nil {
+		return fmt.Errorf("read the plugin's memory: %w", err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			kib, err := strconv.Atoi(strings.Fields(rest)[0])
+			if err != nil {
+				return fmt.Errorf("read the plugin's memory: %w", err)
+			}
+			r.add(result{Name: "resident memory, idle", Value: float64(kib) * 1024 / 1e6, Limit: 45, Unit: "MB"})
+			return nil
+		}
+	}
+	return errors.New("read the plugin's memory: no VmRSS")
+}
+
+// measureClaims measures floor and operations side by side, so that both see the same machine.
+func (b *bench) measureClaims(ctx context.Context, r *report) error {
+	idle, err := b.singles(ctx)
+	if err != nil {
+		return err
+	}
+	floor := idle.floor.percentile(50)
+	r.add(result{Name: "floor p50: read claim + synced file + empty call", Value: millis(floor), Unit: "ms"})
+	r.add(result{Name: "floor p99", Value: millis(idle.floor.percentile(99)), Unit: "ms"})
+	addSingles(r, "", idle, 1.5*millis(floor), "1.5 x floor p50")
+
+	together, err := b.together(ctx)
+	if err != nil {
+		return err
+	}
+	r.add(result{Name: "8 claims at once: prepare p50", Value: millis(together.prepare.percentile(50)), Unit: "ms"})
+	r.add(result{Name: "8 claims at once: prepare p99", Value: millis(together.prepare.percentile(99)), Limit: 5 * millis(floor), Unit: "ms", Rule: "5 x floor p50"})
+	r.add(result{Name: "8 claims at once: unprepare p99", Value: millis(together.unprepare.percentile(99)), Limit: 5 * millis(floor), Unit: "ms", Rule: "5 x floor p50"})
+
+	if err := b.load(ctx); err != nil {
+		return err
+	}
+	loaded, err := b.singles(ctx)
+	if err != nil {
+		return err
+	}
+	name := fmt.Sprintf("with %d prepared: ", b.options.claims)
+	r.add(result{Name: name + "prepare p50", Value: millis(loaded.prepare.percentile(50)), Limit: 1.3 * millis(idle.prepare.percentile(50)), Unit: "ms", Rule: "1.3 x with none"})
+	r.add(result{Name: name + "unprepare p50", Value: millis(loaded.unprepare.percentile(50)), Limit: 1.3 * millis(idle.unprepare.percentile(50)), Unit: "ms", Rule: "1.3 x with none"})
+	return nil
+}
+
+func addSingles(r *report, prefix string, o operations, limit float64, rule string) {
+	r.add(result{Name: prefix + "prepare p50", Value: millis(o.prepare.percentile(50)), Limit: limit, Unit: "ms", Rule: rule})
+	r.add(result{Name: prefix + "prepare p99", Value: millis(o.prepare.percentile(99)), Unit: "ms"})
+	r.add(result{Name: prefix + "unprepare p50", Value: millis(o.unprepare.percentile(50)), Limit: limit, Unit: "ms", Rule: rule})
+	r.add(result{Name: prefix + "unprepare p99", Value: millis(o.unprepare.percentile(99)), Unit: "ms"})
+}
+
+// operations are what was measured of each.
+type operations struct {
+	floor, prepare, unprepare samples
+}
+
+// timed appends how long an operation took.
+func timed(to *samples, run func() error) error {
+	start := time.Now()
+	err := run()
+	*to = append(*to, time.Since(start))
+	return err
+}
+
+// singles measures one claim at a time, the floor before each. The first tenth warms up and does not count.
+func (b *bench) singles(ctx context.Context) (operations, error) {
+	var o operations
+	warm := b.options.samples / 10
+	for i := range b.options.samples + warm {
+		if i == warm {
+			o = operations{}
+		}
+		claim := b.claims[i%len(b.claims)]
+		if err := timed(&o.floor, func() error { return b.floor(ctx, claim) }); err != nil {
+			return o, err
+		}
+		if err := timed(&o.prepare, func() error { return prepare(ctx, b.plugin, claim) }); err != nil {
+			return o, err
+		}
+		if err := timed(&o.unprepare, func() error { return unprepare(ctx, b.plugin, claim) }); err != nil {
+			return o, err
+		}
+	}
+	return o, nil
+}
+
+// floor does what every driver has to: read the claim, make its state durable, answer a call.
+func (b *bench) floor(ctx context.Context, claim *drapb.Claim) error {
+	if _, err := b.client.ResourceV1().ResourceClaims(namespace).Get(ctx, claim.Name, metav1.GetOptions{}); err != nil {
+		return fmt.Errorf("read claim %s: %w", claim.Name, err)
+	}
+	path := filepath.Join(b.node.Records(), "..", "bench-floor")
+	if err := (records.Disk{}).WriteFile(path, make([]byte, recordSize)); err != nil {
+		return fmt.Errorf("write the floor's file: %w", err)
+	}
+	_, err := b.plugin.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{})
+	return err
+}
+
+// recordSize is what the record of a claim with one GPU takes, in bytes.
+const recordSize = 420
+
+// together measures all claims at once.
+func (b *bench) together(ctx context.Context) (operations, error) {
+	var o operations
+	for range b.options.rounds {
+		for _, step := range []struct {
+			to  *samples
+			run func(context.Context, drapb.DRAPluginClient, *drapb.Claim) error
+		}{{&o.prepare, prepare}, {&o.unprepare, unprepare}} {
+			took := make([]samples, len(b.claims))
+			errs := make([]error, len(b.claims))
+			var wg sync.WaitGroup
+			for i, claim := range b.claims {
+				wg.Go(func() { errs[i] = timed(&took[i], func() error { return step.run(ctx, b.plugin, claim) }) })
+			}
+			wg.Wait()
+			if err := errors.Join(errs...); err != nil {
+				return o, err
+			}
+			for _, t := range took {
+				*step.to = append(*step.to, t...)
+			}
+		}
+	}
+	return o, nil
+}
+
+// load prepares claims that stay.
+func (b *bench) load(ctx context.Context) error {
+	for i := range b.options.claims {
+		claim, err := makeClaim(ctx, b.client, fmt.Sprintf("admin-%d", i), b.cluster.NodeName(), b.devices[i%len(b.devices)], true)
+		if err != nil {
+			return err
+		}
+		if err := prepare(ctx, b.plugin, claim); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,225 @@
+// Package node runs Cleave on the node of a local cluster: a simulated driver root, and the kubelet plugin as a process
+// of this machine that loads the simulated library as it would load the real one.
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/cleave-dra/cleave/e2e/cluster"
+)
+
+// Options of a node.
+type Options struct {
+	Cluster *cluster.Cluster
+	// Bin holds cleave, nvml-sim and libnvidia-ml.so.1.
+	Bin string
+	// Model of the simulated node, such as hgx-h100.
+	Model string
+	// NodeName to publish for. Default: the node of the cluster's kubelet.
+	NodeName string
+	// Dir keeps the driver root, and for a node without a kubelet its plugin folders.
+	Dir string
+	// Quiet keeps the plugin's log to what a production node logs, for measurements.
+	Quiet bool
+	// Flags are added to the plugin's command line.
+	Flags []string
+}
+
+// Node is a simulated node with its plugin.
+type Node struct {
+	opts Options
+	cmd  *exec.Cmd
+	done chan error
+	// address of /metrics and /readyz.
+	address string
+}
+
+// Create makes the simulated driver root, in place of an earlier one, and starts nothing.
+func Create(ctx context.Context, opts Options) (*Node, error) {
+	if opts.NodeName == "" {
+		opts.NodeName = opts.Cluster.NodeName()
+	}
+	n := &Node{opts: opts}
+	if _, err := n.Sim(ctx, "create", "--node", opts.Model, "--force"); err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+// Attach gives the node that an earlier Create made in the same folder.
+func Attach(opts Options) *Node {
+	if opts.NodeName == "" {
+		opts.NodeName = opts.Cluster.NodeName()
+	}
+	return &Node{opts: opts}
+}
+
+// Root is the driver root.
+func (n *Node) Root() string { return filepath.Join(n.opts.Dir, "root") }
+
+// Log is the file with the plugin's output.
+func (n *Node) Log() string { return filepath.Join(n.opts.Dir, "cleave.log") }
+
+// PluginsDir is the kubelet's plugins folder as the plugin is told.
+func (n *Node) PluginsDir() string {
+	if n.hasKubelet() {
+		return n.opts.Cluster.PluginsDir()
+	}
+	return filepath.Join(n.opts.Dir, "plugins")
+}
+
+// Socket is where the plugin serves the kubelet.
+func (n *Node) Socket() string { return filepath.Join(n.PluginsDir(), "gpu.cleave.dev", "dra.sock") }
+
+// Records is the folder of claim records.
+func (n *Node) Records() string { return filepath.Join(n.PluginsDir(), "gpu.cleave.dev", "claims") }
+
+// Address of the plugin's /metrics, /healthz and /readyz.
+func (n *Node) Address() string { return n.address }
+
+// PID of the plugin.
+func (n *Node) PID() int { return n.cmd.Process.Pid }
+
+func (n *Node) hasKubelet() bool { return n.opts.NodeName == n.opts.Cluster.NodeName() }
+
+// Sim runs nvml-sim on the node's driver root and returns what it prints.
+func (n *Node) Sim(ctx context.Context, args ...string) (string, error) {
+	args = append(args, "--root", n.Root())
+	out, err := exec.CommandContext(ctx, filepath.Join(n.opts.Bin, "nvml-sim"), args...).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("run nvml-sim %s: %w: %s", strings.Join(args, " "), err, out)
+	}
+	return string(out), nil
+}
+
+// Start starts the plugin. It outlives this program unless Stop or Kill ends it, or the cluster goes down.
+func (n *Node) Start(ctx context.Context) error {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return fmt.Errorf("find a free port: %w", err)
+	}
+	n.address = listener.Addr().String()
+	if err := listener.Close(); err != nil {
+		return fmt.Errorf("find a free port: %w", err)
+	}
+	log, err := os.OpenFile(n.Log(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return fmt.Errorf("open the plugin's log: %w", err)
+	}
+	defer log.Close()
+	// Not bound to ctx: the plugin is to go on when a demo's command ends.
+	n.cmd = exec.Command(filepath.Join(n.opts.Bin, "cleave"), n.args()...)
+	n.cmd.Stdout, n.cmd.Stderr = log, log
+	n.cmd.Env = append(os.Environ(), n.opts.Cluster.Environment()...)
+	n.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := n.cmd.Start(); err != nil {
+		return fmt.Errorf("start the plugin: %w", err)
+	}
+	n.done = make(chan error, 1)
+	go func(cmd *exec.Cmd, done chan<- error) { done <- cmd.Wait() }(n.cmd, n.done)
+	return nil
+}
+
+func (n *Node) args() []string {
+	registry, cdi := n.opts.Cluster.RegistryDir(), n.opts.Cluster.CDIDir()
+	if !n.hasKubelet() {
+		registry, cdi = filepath.Join(n.opts.Dir, "registry"), filepath.Join(n.opts.Dir, "cdi")
+	}
+	verbosity := "4"
+	if n.opts.Quiet {
+		verbosity = "2"
+	}
+	return append([]string{
+		"kubelet-plugin", "--node-name", n.opts.NodeName, "--kubeconfig", n.opts.Cluster.Kubeconfig(),
+		"--kubelet-plugins-dir", n.PluginsDir(), "--kubelet-registry-dir", registry, "--cdi-dir", cdi,
+		"--driver-root", n.Root(), "--sysfs", filepath.Join(n.Root(), "sys"),
+		"--metrics-address", n.address, "--v", verbosity,
+	}, n.opts.Flags...)
+}
+
+// WaitReady waits until the plugin says it is ready, or ends, or ctx does. Without a kubelet nobody registers the
+// plugin, and being served is enough.
+func (n *Node) WaitReady(ctx context.Context) error {
+	path := "/readyz"
+	if !n.hasKubelet() {
+		path = "/healthz"
+	}
+	last := errors.New("no answer yet")
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if last = n.get(ctx, path); last == nil {
+			return nil
+		}
+		select {
+		case err := <-n.done:
+			n.done <- err
+			return fmt.Errorf("wait for the plugin: it ended: %v; its log ends with:\n%s", err, n.LogTail(15))
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the plugin: %w; it says: %w; its log ends with:\n%s", ctx.Err(), last, n.LogTail(15))
+		case <-tick.C:
+		}
+	}
+}
+
+func (n *Node) get(ctx context.Context, path string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.address+path, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 4096))
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return errors.New(strings.TrimSpace(string(body)))
+	}
+	return nil
+}
+
+// LogTail is the end of the plugin's log.
+func (n *Node) LogTail(lines int) string {
+	data, err := os.ReadFile(n.Log())
+	if err != nil {
+		return err.Error()
+	}
+	all := strings.Split(strings.TrimSpace(string(data)), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
+
+// Stop asks the plugin to end and waits for it.
+func (n *Node) Stop() error { return n.end(syscall.SIGTERM) }
+
+// Kill ends the plugin as a crash does.
+func (n *Node) Kill() error { return n.end(syscall.SIGKILL) }
+
+func (n *Node) end(sig syscall.Signal) error {
+	if n.cmd == nil {
+		return nil
+	}
+	if err := n.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("signal the plugin: %w", err)
+	}
+	err := <-n.done
+	n.cmd = nil
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signaled() {
+		return nil
+	}
+	return err
+}

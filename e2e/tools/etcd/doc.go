@@ -1,0 +1,8 @@
+//go:build tools
+
+// Package etcd pins the etcd server that the local node runs.
+package etcd
+
+import (
+	_ "go.etcd.io/etcd/server/v3"
+)

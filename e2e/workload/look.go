@@ -1,0 +1,213 @@
+package workload
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/cleave-dra/cleave/e2e/cluster"
+)
+
+// poll is how often a condition is looked at.
+const poll = 100 * time.Millisecond
+
+// Until waits until done says yes or fails, or ctx ends. what completes "wait for …", state says what was seen last.
+func Until(ctx context.Context, what string, done func(context.Context) (ok bool, state string, err error)) error {
+	tick := time.NewTicker(poll)
+	defer tick.Stop()
+	for {
+		ok, state, err := done(ctx)
+		if err != nil && ctx.Err() == nil {
+			return fmt.Errorf("wait for %s: %w", what, err)
+		}
+		if ok {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %s: %w; last seen: %s", what, ctx.Err(), state)
+		case <-tick.C:
+		}
+	}
+}
+
+// Client is what this package asks of a cluster.
+type Client struct {
+	Cluster *cluster.Cluster
+	Kube    kubernetes.Interface
+}
+
+// WaitRunning waits until all containers of a pod run and returns the pod.
+func (c Client) WaitRunning(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	var pod *corev1.Pod
+	err := Until(ctx, "pod "+namespace+"/"+name+" to run", func(ctx context.Context) (bool, string, error) {
+		var err error
+		if pod, err = c.Kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{}); err != nil {
+			return false, "", err
+		}
+		if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
+			return false, "", fmt.Errorf("it ended: %s", Describe(pod))
+		}
+		running := pod.Status.Phase == corev1.PodRunning && len(pod.Status.ContainerStatuses) == len(pod.Spec.Containers) &&
+			!slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running == nil })
+		return running, Describe(pod), nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%w%s", err, c.podEvents(namespace, name))
+	}
+	return pod, nil
+}
+
+// podEvents are the warnings about a pod, for an error message.
+func (c Client) podEvents(namespace, name string) string {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	list, err := c.Kube.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "type=Warning,involvedObject.name=" + name})
+	if err != nil {
+		return ""
+	}
+	var b strings.Builder
+	for _, e := range list.Items {
+		fmt.Fprintf(&b, "\n  %s: %s", e.Reason, e.Message)
+	}
+	return b.String()
+}
+
+// Describe says in a line how a pod is.
+func Describe(pod *corev1.Pod) string {
+	state := string(pod.Status.Phase)
+	for _, cond := range pod.Status.Conditions {
+		if cond.Status == corev1.ConditionFalse && cond.Message != "" {
+			state += "; " + cond.Reason + ": " + cond.Message
+		}
+	}
+	return state
+}
+
+// Allocated is one device of a pod.
+type Allocated struct {
+	Claim, Class, Request, Device, UUID string
+}
+
+// Devices lists the devices that a pod's claims were allocated, its extended resources among them.
+func (c Client) Devices(ctx context.Context, pod *corev1.Pod) ([]Allocated, error) {
+	uuids, err := c.uuids(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, s := range pod.Status.ResourceClaimStatuses {
+		if s.ResourceClaimName != nil {
+			names = append(names, *s.ResourceClaimName)
+		}
+	}
+	for _, r := range pod.Spec.ResourceClaims {
+		if r.ResourceClaimName != nil {
+			names = append(names, *r.ResourceClaimName)
+		}
+	}
+	if s := pod.Status.ExtendedResourceClaimStatus; s != nil {
+		names = append(names, s.ResourceClaimName)
+	}
+	slices.Sort(names)
+	var found []Allocated
+	for _, name := range slices.Compact(names) {
+		claim, err := c.Kube.ResourceV1().ResourceClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return nil, fmt.Errorf("read claim %s of pod %s: %w", name, pod.Name, err)
+		}
+		found = append(found, allocated(claim, uuids)...)
+	}
+	return found, nil
+}
+
+func allocated(claim *resourceapi.ResourceClaim, uuids map[string]string) []Allocated {
+	if claim.Status.Allocation == nil {
+		return nil
+	}
+	classes := map[string]string{}
+	for _, r := range claim.Spec.Devices.Requests {
+		if r.Exactly != nil {
+			classes[r.Name] = r.Exactly.DeviceClassName
+		}
+	}
+	var found []Allocated
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		found = append(found, Allocated{claim.Name, classes[r.Request], r.Request, r.Device, uuids[r.Pool+"/"+r.Device]})
+	}
+	return found
+}
+
+// uuids maps "pool/device" to the UUID that is published for it.
+func (c Client) uuids(ctx context.Context) (map[string]string, error) {
+	list, err := c.Kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list ResourceSlices: %w", err)
+	}
+	uuids := map[string]string{}
+	for _, s := range list.Items {
+		for _, d := range s.Spec.Devices {
+			if uuid := d.Attributes["uuid"].StringValue; uuid != nil {
+				uuids[s.Spec.Pool.Name+"/"+d.Name] = *uuid
+			}
+		}
+	}
+	return uuids, nil
+}
+
+// Seen is what a container printed of what it sees.
+type Seen struct {
+	// DeviceNodes below /dev, GPUs' and control nodes, sorted.
+	DeviceNodes []string
+	// Environment of NVIDIA, CUDA and Cleave, sorted.
+	Environment []string
+	// Libraries of the driver that were looked for and found.
+	Libraries []string
+}
+
+// GPUNodes are the device nodes of GPUs alone: /dev/nvidia0 and so on.
+func (s Seen) GPUNodes() []string {
+	var nodes []string
+	for _, n := range s.DeviceNodes {
+		if rest, ok := strings.CutPrefix(n, "/dev/nvidia"); ok && rest != "" && strings.Trim(rest, "0123456789") == "" {
+			nodes = append(nodes, n)
+		}
+	}
+	return nodes
+}
+
+// Look waits until a container has printed what it sees and returns it.
+func (c Client) Look(ctx context.Context, namespace, pod, container string) (Seen, error) {
+	var log string
+	err := Until(ctx, "container "+container+" of pod "+namespace+"/"+pod+" to look around", func(ctx context.Context) (bool, string, error) {
+		text, err := c.Cluster.PodLogs(ctx, namespace, pod, container)
+		if err != nil {
+			return false, err.Error(), nil //nolint:nilerr // the log appears with the container
+		}
+		log = text
+		return strings.Contains(text, lookEnd), text, nil
+	})
+	if err != nil {
+		return Seen{}, err
+	}
+	var s Seen
+	for line := range strings.Lines(log) {
+		switch line = strings.TrimSpace(line); {
+		case strings.HasPrefix(line, "/dev/"):
+			s.DeviceNodes = append(s.DeviceNodes, line)
+		case strings.HasPrefix(line, "/usr/lib/"):
+			s.Libraries = append(s.Libraries, line)
+		case strings.Contains(line, "="):
+			s.Environment = append(s.Environment, line)
+		}
+	}
+	slices.Sort(s.DeviceNodes)
+	return s, nil
+}
