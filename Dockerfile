@@ -8,13 +8,10 @@ COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
 ARG VERSION=unknown
-# cgo: NVML is loaded with dlopen, which needs glibc. -z lazy: NVML's functions are bound when first called.
-RUN CGO_ENABLED=1 CGO_CFLAGS="-O2 -g -Wno-deprecated-declarations" go build -trimpath \
-    -ldflags "-s -w -X github.com/cleave-dra/cleave/pkg/cli.version=${VERSION} -extldflags=-Wl,-z,lazy" \
-    -o /out/usr/bin/cleave ./cmd/cleave
+# cgo: NVML is loaded with dlopen, which needs glibc. The flags are the Makefile's.
+RUN make build VERSION=${VERSION} && mkdir -p /out/usr/bin && cp bin/cleave /out/usr/bin/
 
-# What the binary links, as a root file system of its own: the loader, the C library, CA certificates. nvidia-cdi-hook,
-# a copy of the binary, runs on the host with the host's C library; Debian 12's (glibc 2.36) is the newest it may need.
+# What the binary links, as a root file system of its own: the loader, the C library, CA certificates.
 RUN mkdir -p /out/etc/ssl/certs /out/licenses && \
     cp /etc/ssl/certs/ca-certificates.crt /out/etc/ssl/certs/ && \
     ldd /out/usr/bin/cleave | grep -o '/[^ ]*' | xargs -I{} cp --parents -L {} /out && \

@@ -12,8 +12,10 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations
 # NVML's functions are bound when they are first called, as a driver may lack some: linking with -z now, which some
 # compilers do by default, would end the program at its start (github.com/NVIDIA/go-nvml, README).
-GO_LDFLAGS := -s -w -X github.com/cleave-dra/cleave/pkg/cli.version=$(VERSION) -extldflags=-Wl,-z,lazy
-NVML_HEADERS = $(shell go list -m -f '{{.Dir}}' github.com/NVIDIA/go-nvml)/pkg/nvml
+# -Ttext-segment off a 2 MB boundary keeps the kernel from mapping all of the program as huge pages, used or not.
+GO_LDFLAGS := -s -w -X github.com/cleave-dra/cleave/pkg/cli.version=$(VERSION) '-extldflags=-Wl,-z,lazy -Wl,-Ttext-segment=0x401000'
+# gRPC's tracing pages draw in html/template, and with it the linker keeps every method there is: 15 MB of them.
+GO_TAGS := grpcnotrace
 LINT := $(BIN)/golangci-lint
 
 .PHONY: help
@@ -21,8 +23,25 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 .PHONY: build
-build: sim ## build cleave, nvml-sim and libnvidia-ml.so.1 into bin/
-	go build -trimpath -ldflags '$(GO_LDFLAGS)' -o $(BIN)/cleave ./cmd/cleave
+build: sim hook ## build cleave, nvml-sim and libnvidia-ml.so.1 into bin/
+	go build -trimpath -tags $(GO_TAGS) -ldflags "$(GO_LDFLAGS)" -o $(BIN)/cleave ./cmd/cleave
+
+# The simulated library is a Go program in C's clothes: it exports every function that NVML's header declares.
+.PHONY: sim
+sim: ## build the simulated node: nvml-sim and libnvidia-ml.so.1
+	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $(BIN)/nvml-sim ./cmd/nvml-sim
+	CGO_CFLAGS="$(CGO_CFLAGS) -I$$(go list -m -f '{{.Dir}}' github.com/NVIDIA/go-nvml)/pkg/nvml" \
+		go build -trimpath -tags nvmlsim -buildmode=c-shared -ldflags '-s -w -extldflags=-Wl,-soname,libnvidia-ml.so.1' \
+		-o $(BIN)/libnvidia-ml.so.1 ./cmd/nvml-sim/libnvidia-ml
+	rm -f $(BIN)/libnvidia-ml.so.h
+
+# The hook program, which cleave carries: static, as it runs on the host.
+HOOK := pkg/cdi/hook/dist/nvidia-cdi-hook
+.PHONY: hook
+hook:
+	go build -trimpath -tags osusergo,netgo -ldflags '-s -w -linkmode=external "-extldflags=-static -Wl,-z,lazy -Wl,--no-warnings"' \
+		-o $(HOOK) ./cmd/nvidia-cdi-hook
+	gzip -9 -n -f $(HOOK)
 
 .PHONY: demo
 demo: build ## run the main job on a simulated node and a real local Kubernetes

@@ -1,5 +1,4 @@
-// Command cleave is the whole of Cleave in one program: the kubelet plugin and the tools around it. Called as
-// nvidia-cdi-hook it is the hook program that container runtimes run.
+// Command cleave is the whole of Cleave in one program: the kubelet plugin and the tools around it.
 package main
 
 import (
@@ -9,5 +8,5 @@ import (
 )
 
 func main() {
-	os.Exit(cli.Main(os.Args))
+	os.Exit(cli.Main(os.Args[1:]))
 }

@@ -37,7 +37,7 @@ type Options struct {
 	DriverRoot string
 	// ContainerDriverRoot is the same folder as this process sees it.
 	ContainerDriverRoot string
-	// HookPath is the nvidia-cdi-hook program on the host, see InstallHook.
+	// HookPath is the nvidia-cdi-hook program on the host, see package hook.
 	HookPath string
 }
 

@@ -8,14 +8,11 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-
-	"github.com/cleave-dra/cleave/pkg/cdi"
 )
 
 // version is set by the linker.
@@ -28,14 +25,11 @@ const (
 	exitUsage  = 2
 )
 
-// Main runs the program and returns its exit code. args[0] is the name it was called by.
+// Main runs the program with what follows its name and returns its exit code.
 func Main(args []string) int {
-	if filepath.Base(args[0]) == cdi.HookName {
-		return runHook(args)
-	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	return run(ctx, args[1:], os.Stdout, os.Stderr)
+	return run(ctx, args, os.Stdout, os.Stderr)
 }
 
 // run executes one command line.
@@ -71,7 +65,9 @@ func newRoot() *cobra.Command {
 		Long: "cleave turns every GPU of a node into devices that workloads claim through Kubernetes Dynamic Resource\n" +
 			"Allocation, and makes a claim real on the node.\n\n" +
 			"Exit codes: 0 ok, 1 failed, 2 usage.",
-		Version:       version,
+		Version:                    version,
+		SuggestionsMinimumDistance: 2,
+
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		RunE:          needSubcommand,

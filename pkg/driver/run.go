@@ -18,6 +18,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/cdi"
+	"github.com/cleave-dra/cleave/pkg/cdi/hook"
 	"github.com/cleave-dra/cleave/pkg/claims"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/publish"
@@ -140,8 +141,11 @@ func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCa
 
 // useHardware waits for the driver, publishes what it finds, lets claims be prepared, and reconciles until ctx ends.
 func (s *service) useHardware(ctx context.Context) error {
-	hook := make(chan error, 1)
-	go func() { hook <- s.installHook() }() // some tens of milliseconds of copying, beside the driver's start
+	installed := make(chan error, 1)
+	go func() { // some tens of milliseconds, beside the driver's start
+		_, err := hook.Install(s.config.pluginDir())
+		installed <- err
+	}()
 	s.metrics.waiting.Set(1)
 	session, err := nvml.Wait(ctx, nvml.Options{
 		DriverRoot:  s.config.driverRootHere(),
@@ -171,7 +175,7 @@ func (s *service) useHardware(ctx context.Context) error {
 	defer wg.Wait()
 	// The first publication waits for an informer; claims need not.
 	wg.Go(func() { s.publish(ctx, session) })
-	if err := <-hook; err != nil {
+	if err := <-installed; err != nil {
 		return err
 	}
 	if err := s.offerGPUs(ctx, session); err != nil {
@@ -187,7 +191,7 @@ func (s *service) offerGPUs(ctx context.Context, session *nvml.Session) error {
 	static, err := cdi.NewStatic(cdi.Options{
 		Driver: s.config.DriverName, Dir: s.config.CDIDir,
 		DriverRoot: s.config.DriverRoot, ContainerDriverRoot: s.config.driverRootHere(),
-		HookPath: filepath.Join(s.config.pluginDir(), cdi.HookName),
+		HookPath: filepath.Join(s.config.pluginDir(), hook.Name),
 	})
 	if err != nil {
 		return err
@@ -213,16 +217,6 @@ func (s *service) offerGPUs(ctx context.Context, session *nvml.Session) error {
 		case <-tick.C:
 		}
 	}
-}
-
-// installHook puts this program where container runtimes can run it as nvidia-cdi-hook.
-func (s *service) installHook() error {
-	self, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("find the plugin's own program: %w", err)
-	}
-	_, err = cdi.InstallHook(self, s.config.pluginDir())
-	return err
 }
 
 func (s *service) publish(ctx context.Context, session *nvml.Session) {

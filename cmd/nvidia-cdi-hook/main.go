@@ -1,0 +1,48 @@
+// Command nvidia-cdi-hook sets up driver files inside a container. Container runtimes call it on the host as CDI specs
+// say. It is NVIDIA's hook program of the very toolkit release that writes the specs, less what Cleave never asks for.
+//
+// It is linked statically, since it runs on the host, whose C library may be older than the image's or missing. That
+// leaves out apply-cuda-memory-limits, which has to load NVML; specs of this release do not name it.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook/chmod"
+	symlinks "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook/create-symlinks"
+	"github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook/cudacompat"
+	devicenodes "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook/disable-device-node-modification"
+	profile "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook/update-application-profile"
+	ldcache "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook/update-ldcache"
+	"github.com/sirupsen/logrus"
+	"github.com/urfave/cli/v3"
+)
+
+func main() {
+	if err := newCommand().Run(context.Background(), os.Args); err != nil {
+		fmt.Fprintf(os.Stderr, "nvidia-cdi-hook: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+func newCommand() *cli.Command {
+	logger := logrus.New()
+	return &cli.Command{
+		Name:  "nvidia-cdi-hook",
+		Usage: "set up driver files inside a container, called by container runtimes as CDI specs say",
+		Commands: []*cli.Command{
+			ldcache.NewCommand(logger), symlinks.NewCommand(logger), chmod.NewCommand(logger),
+			cudacompat.NewCommand(logger), devicenodes.NewCommand(logger), profile.NewCommand(logger),
+		},
+		// NVIDIA's program passes over a hook it does not know with a warning, and the container silently lacks
+		// something. Spec and program are of one release here: an unknown hook is an error.
+		Action: func(_ context.Context, c *cli.Command) error {
+			if c.Args().Len() == 0 {
+				return fmt.Errorf("name a hook: see nvidia-cdi-hook --help")
+			}
+			return fmt.Errorf("unknown hook %q: the CDI spec was not written by this release", c.Args().First())
+		},
+	}
+}
