@@ -6,10 +6,11 @@
 package cdi
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -49,6 +50,9 @@ type Static struct {
 	spec    *specs.Spec
 	nodes   map[string][]string // device name -> paths of its device nodes, as this process sees them
 	missing map[string]error    // device name -> why it could not be made
+
+	fileMu  sync.Mutex
+	written os.FileInfo // the spec's file as it was when it last was as it should be
 }
 
 // NewStatic checks the options. Write makes the spec.
@@ -190,8 +194,8 @@ func (s *Static) save() error {
 	return nil
 }
 
-// Ensure fails unless a runtime can resolve the ids now: the spec is there (it is written again if somebody deleted
-// it), it has the device, and the device's nodes exist.
+// Ensure fails unless a runtime can resolve the ids now: the spec is there as we wrote it (it is written again if need
+// be), it has the device, and the device's nodes exist.
 func (s *Static) Ensure(ctx context.Context, ids []string) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -216,12 +220,33 @@ func (s *Static) Ensure(ctx context.Context, ids []string) error {
 			}
 		}
 	}
-	_, err := os.Lstat(s.Path())
-	if errors.Is(err, fs.ErrNotExist) {
-		klog.FromContext(ctx).Info("The CDI spec was deleted; writing it again", "path", s.Path())
-		return s.save()
+	return s.restore(ctx)
+}
+
+// restore writes the spec again if somebody deleted or changed its file; the caller holds mu. As long as nobody does,
+// it costs one look at the file's dates.
+func (s *Static) restore(ctx context.Context) error {
+	s.fileMu.Lock()
+	defer s.fileMu.Unlock()
+	info, err := os.Lstat(s.Path())
+	if err == nil && s.written != nil && os.SameFile(info, s.written) && info.ModTime().Equal(s.written.ModTime()) && info.Size() == s.written.Size() {
+		return nil
 	}
-	return err
+	want, err := json.Marshal(s.spec)
+	if err != nil {
+		return fmt.Errorf("encode the CDI spec: %w", err)
+	}
+	have, err := os.ReadFile(s.Path())
+	if err != nil || !bytes.Equal(have, want) {
+		klog.FromContext(ctx).Info("The CDI spec is missing or was changed; writing it again", "path", s.Path())
+		if err := s.save(); err != nil {
+			return err
+		}
+	}
+	if s.written, err = os.Lstat(s.Path()); err != nil {
+		return fmt.Errorf("look at the CDI spec: %w", err)
+	}
+	return nil
 }
 
 // hostPath is where a device node is on the host; CDI leaves it out where it equals the path in the container.

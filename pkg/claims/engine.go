@@ -101,16 +101,24 @@ func (e *Engine) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 		klog.FromContext(ctx).V(4).Info("Claim is prepared already", "claim", want.Claim)
 		return have.Devices, nil
 	}
+	if e.corrupt.any() && !e.corrupt.has(claim.UID) && e.index.get(claim.UID) == nil {
+		// Nothing but the driver says what claims with corrupt records hold.
+		if err := e.checkIdle(ctx, want); err != nil {
+			return nil, fmt.Errorf("the records of claims %v are corrupt: %w", e.corrupt.all(), err)
+		}
+	}
 	if err := e.store.Write(want); err != nil {
 		return nil, e.explainWrite(err)
 	}
 	e.index.set(want)
+	e.corrupt.drop(claim.UID)
 	return want.Devices, nil
 }
 
 // Unprepare gives back all that a claim holds. It needs no GPU driver. A claim that holds nothing is no error.
 func (e *Engine) Unprepare(ctx context.Context, claim records.Claim) error {
 	have, err := e.find(claim.UID)
+	defer e.corrupt.drop(claim.UID) // not to be made again
 	if corrupt := (*records.CorruptError)(nil); errors.As(err, &corrupt) {
 		// Whole GPUs need no undoing: with the file out of the way the claim holds nothing.
 		return e.setAside(ctx, corrupt)
@@ -140,7 +148,11 @@ func (e *Engine) find(uid types.UID) (*records.Record, error) {
 	if r := e.index.get(uid); r != nil {
 		return r, nil
 	}
-	return e.store.Read(uid)
+	r, err := e.store.Read(uid)
+	if r != nil && r.BootID != e.bootID {
+		return nil, nil //nolint:nilnil // what it stood for has not outlived the reboot
+	}
+	return r, err
 }
 
 // lockFor locks the named GPUs and those that the claim holds by an earlier allocation, and brings the index up to
@@ -148,19 +160,23 @@ func (e *Engine) find(uid types.UID) (*records.Record, error) {
 func (e *Engine) lockFor(ctx context.Context, uid types.UID, names []string) (*Held, error) {
 	for {
 		all := names
-		before := e.index.get(uid)
+		before, err := e.find(uid)
+		if corrupt := (*records.CorruptError)(nil); err != nil && !errors.As(err, &corrupt) {
+			return nil, err
+		}
 		if before != nil {
 			all = append(slices.Clone(names), before.GPUs()...)
 		}
 		held, err := e.locks.Acquire(ctx, all)
 		if err != nil {
-			return nil, err
+			return nil, e.explainWrite(err)
 		}
 		if held.Foreign {
-			if err := e.resync(ctx, all); err != nil {
+			if err := e.resync(ctx, uid, all); err != nil {
 				held.Release()
 				return nil, err
 			}
+			held.Seen()
 		}
 		if after := e.index.get(uid); after == nil || covers(all, after.GPUs()) {
 			return held, nil
@@ -181,32 +197,32 @@ func covers(all, names []string) bool {
 
 // resync brings the index up to date with the records on disk for the named GPUs, whose locks the caller holds:
 // another process may have changed them. Records of other GPUs may be changing right now and are left alone.
-func (e *Engine) resync(ctx context.Context, names []string) error {
+func (e *Engine) resync(ctx context.Context, self types.UID, names []string) error {
 	uids, err := e.store.UIDs()
 	if err != nil {
 		return err
 	}
-	onDisk := map[types.UID]bool{}
+	known := e.index.on(names)
 	for _, uid := range uids {
-		onDisk[uid] = true
 		r, err := e.store.Read(uid)
 		if corrupt := (*records.CorruptError)(nil); errors.As(err, &corrupt) {
 			klog.FromContext(ctx).Error(err, "Passing over a corrupt claim record")
+			delete(known, uid) // what memory knows of it is all there is
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		if r != nil && slices.ContainsFunc(r.GPUs(), func(n string) bool { return slices.Contains(names, n) }) {
+		if r == nil || r.BootID != e.bootID {
+			continue
+		}
+		if uid == self || slices.ContainsFunc(r.GPUs(), func(n string) bool { return slices.Contains(names, n) }) {
 			e.index.set(r)
+			delete(known, uid)
 		}
 	}
-	for _, name := range names {
-		for uid := range e.index.on(name) {
-			if !onDisk[uid] {
-				e.index.remove(uid)
-			}
-		}
+	for _, r := range known { // unprepared by another process, or moved to other GPUs, whose locks are foreign to us too
+		e.index.removeIf(r)
 	}
 	return nil
 }

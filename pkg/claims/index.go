@@ -2,6 +2,7 @@ package claims
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"sync"
 
@@ -43,6 +44,15 @@ func (x *index) set(r *records.Record) {
 	}
 }
 
+// removeIf forgets a claim if its record is still the given one.
+func (x *index) removeIf(r *records.Record) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.byClaim[r.Claim.UID] == r {
+		x.drop(r.Claim.UID)
+	}
+}
+
 // remove forgets a claim.
 func (x *index) remove(uid types.UID) {
 	x.mu.Lock()
@@ -75,15 +85,15 @@ func (x *index) holder(name string, uid types.UID) *records.Record {
 	return found
 }
 
-// on returns the claims that are entered for a GPU, as a set.
-func (x *index) on(name string) map[types.UID]bool {
+// on returns the records that are entered for any of the GPUs, by claim.
+func (x *index) on(names []string) map[types.UID]*records.Record {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	set := map[types.UID]bool{}
-	for uid := range x.byGPU[name] {
-		set[uid] = true
+	known := map[types.UID]*records.Record{}
+	for _, name := range names {
+		maps.Copy(known, x.byGPU[name])
 	}
-	return set
+	return known
 }
 
 // holds tells whether a record's claim has a GPU for itself.

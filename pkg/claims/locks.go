@@ -29,6 +29,8 @@ type Locks struct {
 type gpuLock struct {
 	semaphore chan struct{}
 	file      *os.File
+	// stale: another process held the lock and nobody has looked yet at what it did. Guarded by the lock itself.
+	stale bool
 }
 
 const instanceIDSize = 16
@@ -81,16 +83,22 @@ func (l *Locks) acquireOne(ctx context.Context, name string, held *Held) error {
 	}
 	held.locks = append(held.locks, lock)
 	last := make([]byte, instanceIDSize)
-	n, err := lock.file.ReadAt(last, 0)
-	if n == instanceIDSize && slices.Equal(last, l.self) {
-		return nil
+	n, _ := lock.file.ReadAt(last, 0) // a short file is a lock nobody held yet
+	if n != instanceIDSize || !slices.Equal(last, l.self) {
+		lock.stale = true
+		if _, err := lock.file.WriteAt(l.self, 0); err != nil {
+			return fmt.Errorf("write the holder's id: %w", err)
+		}
 	}
-	_ = err // a short file is a lock nobody held yet
-	held.Foreign = true
-	if _, err := lock.file.WriteAt(l.self, 0); err != nil {
-		return fmt.Errorf("write the holder's id: %w", err)
-	}
+	held.Foreign = held.Foreign || lock.stale
 	return nil
+}
+
+// Seen notes that the caller knows now what the GPUs hold. Until then every Acquire tells Foreign again.
+func (h *Held) Seen() {
+	for _, lock := range h.locks {
+		lock.stale = false
+	}
 }
 
 // get opens the lock file of a GPU once.

@@ -51,7 +51,11 @@ func (e *Engine) Load(ctx context.Context, notify Notify) error {
 			continue
 		}
 		if err != nil {
-			return err
+			logger.Error(err, "Setting aside a claim record that cannot be read", "claimUID", uid)
+			if err := e.setAside(ctx, &records.CorruptError{UID: uid, Path: string(uid), Err: err}); err != nil {
+				logger.Error(err, "Leaving an unreadable claim record where it is")
+			}
+			continue
 		}
 		if r == nil {
 			continue
@@ -59,7 +63,7 @@ func (e *Engine) Load(ctx context.Context, notify Notify) error {
 		if r.BootID != e.bootID {
 			logger.Info("Dropping a claim record of an earlier boot", "claim", r.Claim, "recordBootID", r.BootID, "bootID", e.bootID)
 			if err := e.store.Remove(uid); err != nil {
-				return err
+				logger.Error(err, "Leaving a claim record of an earlier boot where it is")
 			}
 			continue
 		}
@@ -76,9 +80,7 @@ func (e *Engine) setAside(ctx context.Context, corrupt *records.CorruptError) er
 		return err
 	}
 	klog.FromContext(ctx).Error(corrupt, "Set aside a corrupt claim record", "claimUID", corrupt.UID, "movedTo", aside)
-	e.corrupt.mu.Lock()
-	defer e.corrupt.mu.Unlock()
-	e.corrupt.uids = append(e.corrupt.uids, corrupt.UID)
+	e.corrupt.add(corrupt.UID)
 	if e.corrupt.notify != nil {
 		e.corrupt.notify("CorruptClaimRecord", fmt.Sprintf("The record of claim %s could not be read and was moved to %s: %v. "+
 			"If the claim still has pods here, its record is made again from the API server.", corrupt.UID, aside, corrupt.Err))
@@ -98,11 +100,12 @@ func (e *Engine) Reconcile(ctx context.Context, api API) {
 			logger.Error(err, "Could not reconcile a claim; it stays as it is", "claim", r.Claim)
 		}
 	}
-	for _, uid := range e.corrupt.take() {
+	for _, uid := range e.corrupt.all() {
 		if err := e.remake(ctx, api, uid); err != nil {
 			logger.Error(err, "Could not make the record of a claim again; it is tried at the next reconcile", "claimUID", uid)
-			e.corrupt.add(uid)
+			continue
 		}
+		e.corrupt.drop(uid)
 	}
 }
 
@@ -163,7 +166,10 @@ func (e *Engine) remake(ctx context.Context, api API, uid types.UID) error {
 	if err != nil {
 		return fmt.Errorf("look for claim %s: %w", uid, err)
 	}
-	if claim == nil || claim.Status.Allocation == nil || len(claim.Status.ReservedFor) == 0 {
+	if claim == nil || claim.Status.Allocation == nil || len(claim.Status.ReservedFor) == 0 ||
+		!slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(res resourceapi.DeviceRequestAllocationResult) bool {
+			return res.Driver == e.id.Driver && res.Pool == e.id.Pool
+		}) {
 		return nil
 	}
 	_, err = e.Prepare(ctx, claim)
@@ -186,16 +192,25 @@ func allocates(claim *resourceapi.ResourceClaim, r *records.Record, id Identity)
 	return true
 }
 
-func (c *corruptRecords) take() []types.UID {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	uids := c.uids
-	c.uids = nil
-	return uids
-}
-
 func (c *corruptRecords) add(uid types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.uids = append(c.uids, uid)
+	if !slices.Contains(c.uids, uid) {
+		c.uids = append(c.uids, uid)
+	}
+}
+
+func (c *corruptRecords) drop(uid types.UID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.uids = slices.DeleteFunc(c.uids, func(u types.UID) bool { return u == uid })
+}
+
+func (c *corruptRecords) has(uid types.UID) bool { return slices.Contains(c.all(), uid) }
+func (c *corruptRecords) any() bool              { return len(c.all()) > 0 }
+
+func (c *corruptRecords) all() []types.UID {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.uids)
 }

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/driver"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
@@ -69,7 +70,6 @@ func newSlices() *cobra.Command {
 	flags.StringVar(&f.nodeName, "node-name", "", "name of the node (default: the host's name, or the model's)")
 	flags.StringVar(&f.driverName, "driver-name", v1alpha1.Group, "name of the DRA driver")
 	flags.StringVarP(&f.output, "output", "o", "table", "table, json or yaml")
-	cmd.MarkFlagsMutuallyExclusive("node-model", "nvml-library")
 	return cmd
 }
 
@@ -78,18 +78,20 @@ func (f *slicesFlags) validate() error {
 	if f.output != "table" && f.output != "json" && f.output != "yaml" {
 		return fmt.Errorf("--output %q is not one of table, json, yaml", f.output)
 	}
-	if f.nodeName != "" {
-		return nil
+	if f.model != "" && f.library != "" {
+		return errors.New("--node-model and --nvml-library exclude each other: a model has its own library")
 	}
-	if f.nodeName = f.model; f.nodeName != "" {
-		return nil
+	if f.nodeName == "" {
+		f.nodeName = f.model
 	}
-	host, err := os.Hostname()
-	if err != nil {
-		return fmt.Errorf("find the host's name (set --node-name): %w", err)
+	if f.nodeName == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return fmt.Errorf("find the host's name (set --node-name): %w", err)
+		}
+		f.nodeName = strings.ToLower(host)
 	}
-	f.nodeName = strings.ToLower(host)
-	return nil
+	return errors.Join(driver.CheckNodeName(f.nodeName), driver.CheckDriverName(f.driverName))
 }
 
 // inventory reads the machine or the model.

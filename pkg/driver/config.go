@@ -49,11 +49,9 @@ type Config struct {
 // Validate names every field that cannot be used, by its flag.
 func (c *Config) Validate() error {
 	var errs []error
-	if c.NodeName == "" {
-		errs = append(errs, errors.New("--node-name is not set: give the Node object's name, in a pod from spec.nodeName"))
-	}
-	if msgs := validation.IsDNS1123Subdomain(c.DriverName); len(msgs) > 0 || len(c.DriverName) > 63 {
-		errs = append(errs, fmt.Errorf("--driver-name %q is not a DNS name of at most 63 characters: %s", c.DriverName, strings.Join(msgs, "; ")))
+	errs = append(errs, CheckNodeName(c.NodeName), CheckDriverName(c.DriverName))
+	if c.KubeQPS <= 0 || c.KubeBurst <= 0 {
+		errs = append(errs, fmt.Errorf("--kube-api-qps %g and --kube-api-burst %d must be above zero", c.KubeQPS, c.KubeBurst))
 	}
 	for _, dir := range []struct{ flag, path string }{
 		{"--kubelet-plugins-dir", c.PluginsDir}, {"--kubelet-registry-dir", c.RegistryDir}, {"--cdi-dir", c.CDIDir},
@@ -77,6 +75,32 @@ func (c *Config) Validate() error {
 	return errors.Join(errs...)
 }
 
+// maxDriverName is the limit of the resource API (ResourceSliceSpec.Driver).
+const maxDriverName = 63
+
+// CheckDriverName says by its flag what is wrong with a driver's name; nil if nothing is.
+func CheckDriverName(name string) error {
+	msgs := validation.IsDNS1123Subdomain(name)
+	if len(name) > maxDriverName {
+		msgs = append(msgs, fmt.Sprintf("it has %d characters, more than %d", len(name), maxDriverName))
+	}
+	if len(msgs) == 0 {
+		return nil
+	}
+	return fmt.Errorf("--driver-name %q is not a DNS name: %s", name, strings.Join(msgs, "; "))
+}
+
+// CheckNodeName says by its flag what is wrong with a node's name; nil if nothing is.
+func CheckNodeName(name string) error {
+	if name == "" {
+		return errors.New("--node-name is not set: give the Node object's name, in a pod from spec.nodeName")
+	}
+	if msgs := validation.IsDNS1123Subdomain(name); len(msgs) > 0 {
+		return fmt.Errorf("--node-name %q cannot be a Node's name: %s", name, strings.Join(msgs, "; "))
+	}
+	return nil
+}
+
 // pluginDir is where sockets, records, locks and the hook of this driver live.
 func (c *Config) pluginDir() string {
 	return filepath.Join(c.PluginsDir, c.DriverName)
@@ -96,5 +120,9 @@ func (c *Config) bootID() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read the boot ID: %w", err)
 	}
-	return strings.TrimSpace(string(data)), nil
+	id := strings.TrimSpace(string(data))
+	if id == "" {
+		return "", fmt.Errorf("read the boot ID: %s/sys/kernel/random/boot_id is empty", c.Procfs)
+	}
+	return id, nil
 }

@@ -42,6 +42,9 @@ func discover(ctx context.Context, lib Library, sysfs fs.ReadLinkFS) (*discovery
 			return nil, fmt.Errorf("read GPU %d of %d: %w", i, count, err)
 		}
 		dev, g, err := readGPU(lib, i, sysfs)
+		if err == nil && d.handles[g.PCI] != nil {
+			err = fmt.Errorf("GPU %d reports the PCI address %s of an earlier one", i, g.PCI)
+		}
 		if err != nil {
 			d.node.Problems = append(d.node.Problems, gpu.Problem{Index: i, Err: err})
 			continue
@@ -71,6 +74,9 @@ func readGPU(lib Library, index int, sysfs fs.ReadLinkFS) (Device, gpu.GPU, erro
 	if g.UUID, err = dev.UUID(); err != nil {
 		return nil, g, fmt.Errorf("read the UUID of GPU %d at %s: %w", index, g.PCI, err)
 	}
+	if g.UUID == "" {
+		return nil, g, fmt.Errorf("read the UUID of GPU %d at %s: it is empty", index, g.PCI)
+	}
 	if g.Minor, err = dev.MinorNumber(); err != nil {
 		return nil, g, fmt.Errorf("read the minor number of GPU %d at %s: %w", index, g.PCI, err)
 	}
@@ -81,22 +87,25 @@ func readGPU(lib Library, index int, sysfs fs.ReadLinkFS) (Device, gpu.GPU, erro
 	total := readProperties(dev, &g, &firm)
 	readLinks(dev, &g, &firm)
 	readMIG(dev, &g, total, &firm)
-	if firm.lost != nil {
-		return nil, g, fmt.Errorf("read GPU %d at %s: %w", index, g.PCI, firm.lost)
+	if firm.first != nil {
+		return nil, g, fmt.Errorf("read GPU %d at %s: %w", index, g.PCI, firm.first)
 	}
 	readSysfs(&g, sysfs)
 	return dev, g, nil
 }
 
-// errs sorts the errors of optional reads: a lost GPU is no missing attribute, it must not be published as healthy.
+// errs sorts the errors of optional reads. What a board does not have is left out. Any other error, such as a lost GPU
+// or a passing failure of the driver, must not pass for a missing attribute: the GPU would be published with other
+// counters than before, while claims hold it.
 type errs struct {
-	lost error
+	first error
 }
 
 // ok tells whether the value read can be used.
 func (e *errs) ok(err error) bool {
-	if errors.Is(err, gpu.ErrLost) && e.lost == nil {
-		e.lost = err
+	missing := errors.Is(err, gpu.ErrNotSupported) || errors.Is(err, gpu.ErrInvalidArgument)
+	if err != nil && !missing && e.first == nil {
+		e.first = err
 	}
 	return err == nil
 }

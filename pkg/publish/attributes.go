@@ -33,7 +33,9 @@ func attributes(node *gpu.Node, g *gpu.GPU) attributeSet {
 	a.flag("eccEnabled", g.ECC)
 	a.flag("migCapable", &g.MIG.Capable)
 	a.version("driverVersion", node.DriverVersion)
-	a.version("cudaDriverVersion", node.CUDAVersion.String())
+	if node.CUDAVersion != (gpu.Version{}) {
+		a.version("cudaDriverVersion", node.CUDAVersion.String())
+	}
 	if g.ComputeCapability != nil {
 		a.version("cudaComputeCapability", g.ComputeCapability.String())
 	}

@@ -4,6 +4,7 @@ package publish
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -87,7 +88,7 @@ func wholeGPU(node *gpu.Node, g *gpu.GPU) resourceapi.Device {
 		Attributes:       attributes(node, g),
 		ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: g.PCI.DeviceName(), Counters: counters(g)}},
 	}
-	if g.Memory != nil {
+	if g.Memory != nil && *g.Memory <= math.MaxInt64 { // all ones is NVML's "not available"
 		d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 			"memory": {Value: *resource.NewQuantity(int64(*g.Memory), resource.BinarySI)},
 		}

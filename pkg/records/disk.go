@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 )
 
 // Disk is the FileSystem of the operating system.
@@ -40,14 +41,14 @@ func (Disk) ReadFile(path string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	if int64(len(data)) > limit {
-		return nil, fmt.Errorf("%s is longer than %d bytes", path, limit)
+		return nil, fmt.Errorf("%w: more than %d bytes", ErrTooLong, limit)
 	}
 	return data, nil
 }
 
 // WriteFile writes beside the file, syncs and renames. Nothing stays behind where a step fails.
 func (Disk) WriteFile(path string, data []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // mode 0600
+	f, err := os.CreateTemp(filepath.Dir(path), temporary(filepath.Base(path))) // mode 0600
 	if err != nil {
 		return err
 	}
@@ -67,6 +68,36 @@ func (Disk) WriteFile(path string, data []byte) (err error) {
 		return err
 	}
 	return os.Rename(f.Name(), path)
+}
+
+// temporary is the pattern of the names of a file's temporary files.
+func temporary(name string) string { return "." + name + ".*" }
+
+// sweepAge keeps Sweep off the files that another process is writing right now.
+const sweepAge = 10 * time.Minute
+
+// Sweep deletes temporary files of WriteFile that are older than ten minutes.
+func (Disk) Sweep(dir string) error {
+	left, err := filepath.Glob(filepath.Join(dir, temporary("*")))
+	if err != nil {
+		return err
+	}
+	for _, path := range left {
+		info, err := os.Lstat(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if time.Since(info.ModTime()) < sweepAge {
+			continue
+		}
+		if err := (Disk{}).Remove(path); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Rename as os.Rename.

@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -73,6 +74,9 @@ func (r *Record) GPUs() []string {
 	return slices.Compact(names)
 }
 
+// ErrTooLong is a file longer than the limit of a read.
+var ErrTooLong = errors.New("file is too long")
+
 // FileSystem is what a Store needs of a disk.
 type FileSystem interface {
 	MkdirAll(path string, mode fs.FileMode) error
@@ -85,6 +89,8 @@ type FileSystem interface {
 	Rename(from, to string) error
 	// Remove deletes a file; a missing one is no error.
 	Remove(path string) error
+	// Sweep deletes what interrupted writes have left in a folder.
+	Sweep(dir string) error
 }
 
 // Store is the folder of the records of one driver on one node.
@@ -106,6 +112,9 @@ func OpenStore(filesystem FileSystem, dir string) (*Store, error) {
 	}
 	if _, err := filesystem.ReadDir(s.dir); err != nil {
 		return nil, fmt.Errorf("list the folder of claim records: %w", err)
+	}
+	if err := filesystem.Sweep(s.dir); err != nil {
+		return nil, fmt.Errorf("sweep the folder of claim records: %w", err)
 	}
 	return s, nil
 }
@@ -164,6 +173,9 @@ func (s *Store) Read(uid types.UID) (*Record, error) {
 	data, err := s.fs.ReadFile(path, MaxSize)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // no record is an ordinary answer, not a failure
+	}
+	if errors.Is(err, ErrTooLong) || errors.Is(err, syscall.EISDIR) {
+		return nil, &CorruptError{UID: uid, Path: path, Err: err}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the claim record %s: %w", path, err)

@@ -1,0 +1,328 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+const (
+	testDriver = "gpu.cleave.dev"
+	testPool   = "node-1"
+	bootNow    = "boot-now"
+)
+
+var testID = Identity{Driver: testDriver, Pool: testPool}
+
+// fakeHardware is a node whose GPUs do as a test says.
+type fakeHardware struct {
+	node *gpu.Node
+	// verify is asked for each GPU; nil means all are well.
+	verify func(ctx context.Context, g *gpu.GPU) error
+
+	mu           sync.Mutex
+	pids         map[string][]int // by device name
+	processesErr error
+}
+
+func (h *fakeHardware) Node() *gpu.Node { return h.node }
+
+func (h *fakeHardware) VerifyGPU(ctx context.Context, g *gpu.GPU) error {
+	if h.verify == nil {
+		return nil
+	}
+	return h.verify(ctx, g)
+}
+
+func (h *fakeHardware) Processes(_ context.Context, pci gpu.PCIAddress) ([]int, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.pids[pci.DeviceName()], h.processesErr
+}
+
+// fakeCDI resolves every id unless a test gives an error.
+type fakeCDI struct {
+	ensure func(ids []string) error
+}
+
+func (c *fakeCDI) DeviceID(device string) string { return testDriver + "/gpu=" + device }
+
+func (c *fakeCDI) Ensure(_ context.Context, ids []string) error {
+	if c.ensure == nil {
+		return nil
+	}
+	return c.ensure(ids)
+}
+
+// fakeAPI is an API server with these claims.
+type fakeAPI struct {
+	claims []*resourceapi.ResourceClaim
+	err    error
+	lists  int // calls of ClaimByUID
+}
+
+func (a *fakeAPI) Claim(_ context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
+	for _, c := range a.claims {
+		if c.Namespace == namespace && c.Name == name {
+			return c, a.err
+		}
+	}
+	return nil, a.err
+}
+
+func (a *fakeAPI) ClaimByUID(_ context.Context, uid types.UID) (*resourceapi.ResourceClaim, error) {
+	a.lists++
+	for _, c := range a.claims {
+		if c.UID == uid {
+			return c, a.err
+		}
+	}
+	return nil, a.err
+}
+
+// faultyDisk is the real disk with errors where a test wants them.
+type faultyDisk struct {
+	records.Disk
+	fail func(op, path string) error
+}
+
+func (d *faultyDisk) err(op, path string) error {
+	if d.fail == nil {
+		return nil
+	}
+	return d.fail(op, path)
+}
+
+func (d *faultyDisk) ReadDir(path string) ([]string, error) {
+	if err := d.err("ReadDir", path); err != nil {
+		return nil, err
+	}
+	return d.Disk.ReadDir(path)
+}
+
+func (d *faultyDisk) ReadFile(path string, limit int64) ([]byte, error) {
+	if err := d.err("ReadFile", path); err != nil {
+		return nil, err
+	}
+	return d.Disk.ReadFile(path, limit)
+}
+
+func (d *faultyDisk) WriteFile(path string, data []byte) error {
+	if err := d.err("WriteFile", path); err != nil {
+		return err
+	}
+	return d.Disk.WriteFile(path, data)
+}
+
+func (d *faultyDisk) Rename(from, to string) error {
+	if err := d.err("Rename", from); err != nil {
+		return err
+	}
+	return d.Disk.Rename(from, to)
+}
+
+func (d *faultyDisk) Remove(path string) error {
+	if err := d.err("Remove", path); err != nil {
+		return err
+	}
+	return d.Disk.Remove(path)
+}
+
+// bed is one plugin process on a node of the test.
+type bed struct {
+	*Engine
+	dir      string
+	hardware *fakeHardware
+	cdi      *fakeCDI
+	disk     *faultyDisk
+	notes    []string // what Notify was told
+}
+
+// gpuName is the device name of the i-th GPU.
+func gpuName(i int) string { return gpu.PCIAddress{Bus: uint8(0x10 + i)}.DeviceName() }
+
+// gpuUUID is the UUID of the i-th GPU.
+func gpuUUID(i int) string { return fmt.Sprintf("GPU-%d", i) }
+
+func nodeOf(gpus int) *gpu.Node {
+	node := &gpu.Node{DriverVersion: "580.95.05"}
+	for i := range gpus {
+		node.GPUs = append(node.GPUs, gpu.GPU{PCI: gpu.PCIAddress{Bus: uint8(0x10 + i)}, UUID: gpuUUID(i), Index: i, Minor: i})
+	}
+	return node
+}
+
+// newBed is a plugin on a fresh node of four GPUs, loaded and with hardware.
+func newBed(t *testing.T) *bed {
+	t.Helper()
+	b := openBed(t, t.TempDir())
+	b.load(t)
+	return b
+}
+
+// openBed is one more plugin process on the node whose state is in dir, not loaded yet.
+func openBed(t testing.TB, dir string) *bed {
+	t.Helper()
+	b := &bed{dir: dir, hardware: &fakeHardware{node: nodeOf(4), pids: map[string][]int{}}, cdi: &fakeCDI{}, disk: &faultyDisk{}}
+	b.Engine = newEngine(t, dir, b.disk, bootNow)
+	b.SetHardware(b.hardware, b.cdi)
+	return b
+}
+
+func newEngine(t testing.TB, dir string, disk records.FileSystem, boot string) *Engine {
+	t.Helper()
+	store, err := records.OpenStore(disk, filepath.Join(dir, "claims"))
+	if err != nil {
+		t.Fatalf("open store: %v", err)
+	}
+	locks, err := OpenLocks(filepath.Join(dir, "locks"))
+	if err != nil {
+		t.Fatalf("open locks: %v", err)
+	}
+	return New(testID, boot, store, locks)
+}
+
+func (b *bed) load(t testing.TB) {
+	t.Helper()
+	if err := b.Load(t.Context(), func(reason, message string) { b.notes = append(b.notes, reason+": "+message) }); err != nil {
+		t.Fatalf("Load: %v", err)
+	}
+}
+
+// claimOn is an allocated and reserved claim that has the named GPUs for itself, for request "gpu".
+func claimOn(uid types.UID, gpus ...int) *resourceapi.ResourceClaim {
+	var results []resourceapi.DeviceRequestAllocationResult
+	for _, i := range gpus {
+		results = append(results, result("gpu", i))
+	}
+	return claimOf(uid, results...)
+}
+
+func claimOf(uid types.UID, results ...resourceapi.DeviceRequestAllocationResult) *resourceapi.ResourceClaim {
+	return &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "claim-" + string(uid), UID: uid},
+		Status: resourceapi.ResourceClaimStatus{
+			Allocation:  &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}},
+			ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod", UID: "pod-uid"}},
+		},
+	}
+}
+
+func result(request string, i int) resourceapi.DeviceRequestAllocationResult {
+	return resourceapi.DeviceRequestAllocationResult{Request: request, Driver: testDriver, Pool: testPool, Device: gpuName(i)}
+}
+
+func adminResult(request string, i int) resourceapi.DeviceRequestAllocationResult {
+	r := result(request, i)
+	yes := true
+	r.AdminAccess = &yes
+	return r
+}
+
+func refOf(claim *resourceapi.ResourceClaim) records.Claim {
+	return records.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
+}
+
+// deviceFor is what Prepare answers for a GPU.
+func deviceFor(request string, i int) records.Device {
+	return records.Device{
+		Request: request, Pool: testPool, Device: gpuName(i), GPU: gpuName(i), UUID: gpuUUID(i),
+		CDIDeviceIDs: []string{testDriver + "/gpu=" + gpuName(i)},
+	}
+}
+
+func mustPrepare(t testing.TB, e *Engine, claim *resourceapi.ResourceClaim) []records.Device {
+	t.Helper()
+	devices, err := e.Prepare(t.Context(), claim)
+	if err != nil {
+		t.Fatalf("Prepare of claim %s: %v", claim.UID, err)
+	}
+	return devices
+}
+
+func mustUnprepare(t testing.TB, e *Engine, claim *resourceapi.ResourceClaim) {
+	t.Helper()
+	if err := e.Unprepare(t.Context(), refOf(claim)); err != nil {
+		t.Fatalf("Unprepare of claim %s: %v", claim.UID, err)
+	}
+}
+
+// onDisk lists what the records say, as "uid: gpu gpu", in order, and fails if two claims hold one GPU.
+func onDisk(t testing.TB, dir string) []string {
+	t.Helper()
+	store, err := records.OpenStore(records.Disk{}, filepath.Join(dir, "claims"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	uids, err := store.UIDs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines, holder := []string{}, map[string]types.UID{}
+	for _, uid := range uids {
+		r, err := store.Read(uid)
+		if corrupt := (*records.CorruptError)(nil); errors.As(err, &corrupt) {
+			lines = append(lines, string(uid)+": corrupt")
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		line := string(uid) + ":"
+		for _, d := range r.Devices {
+			line += " " + d.GPU
+			if other, ok := holder[d.GPU]; ok && other != uid && !d.AdminAccess {
+				t.Errorf("GPU %s is held by claims %s and %s", d.GPU, other, uid)
+			}
+			if !d.AdminAccess {
+				holder[d.GPU] = uid
+			}
+		}
+		lines = append(lines, line)
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// line is what onDisk says of a claim on these GPUs.
+func line(uid types.UID, gpus ...int) string {
+	s := string(uid) + ":"
+	for _, i := range gpus {
+		s += " " + gpuName(i)
+	}
+	return s
+}
+
+// spoil puts bytes that are no record in place of a claim's record.
+func spoil(t testing.TB, dir string, uid types.UID) {
+	t.Helper()
+	if err := os.WriteFile(recordPath(dir, uid), []byte("not a record"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func recordPath(dir string, uid types.UID) string {
+	return filepath.Join(dir, "claims", string(uid)+".json")
+}
+
+func exists(t testing.TB, path string) bool {
+	t.Helper()
+	_, err := os.Stat(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return err == nil
+}

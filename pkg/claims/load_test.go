@@ -1,0 +1,162 @@
+package claims
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+func TestLoadKeepsClaimsOfThisBootAndDropsThoseOfEarlierOnes(t *testing.T) {
+	dir := t.TempDir()
+	before := newEngine(t, dir, records.Disk{}, "boot-before")
+	before.SetHardware(&fakeHardware{node: nodeOf(4)}, &fakeCDI{})
+	mustPrepare(t, before, claimOn("old", 0))
+	now := openBed(t, dir)
+	mustPrepare(t, now.Engine, claimOn("new", 1))
+
+	again := openBed(t, dir)
+	again.load(t)
+	if diff := cmp.Diff([]types.UID{"new"}, slices.Collect(allHolders(again))); diff != "" {
+		t.Errorf("claims in memory (-want +got):\n%s", diff)
+	}
+	wantDisk(t, again, line("new", 1))
+	mustPrepare(t, again.Engine, claimOn("next", 0))
+}
+
+func TestLoadSetsCorruptRecordsAsideNotifiesAndServesOn(t *testing.T) {
+	tests := map[string]func(t *testing.T, path string){
+		"empty":     func(t *testing.T, path string) { truncate(t, path, 0) },
+		"cut short": func(t *testing.T, path string) { truncate(t, path, 40) },
+		"too large": func(t *testing.T, path string) { truncate(t, path, records.MaxSize+1) },
+		"of another claim": func(t *testing.T, path string) {
+			other, err := os.ReadFile(filepath.Join(filepath.Dir(path), "good.json"))
+			if err == nil {
+				err = os.WriteFile(path, other, 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		},
+		"format 2": func(t *testing.T, path string) {
+			data, err := os.ReadFile(path)
+			if err == nil {
+				err = os.WriteFile(path, []byte(strings.Replace(string(data), `"format":1`, `"format":2`, 1)), 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		},
+		"a folder": func(t *testing.T, path string) {
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Mkdir(path, 0o700); err != nil {
+				t.Fatal(err)
+			}
+		},
+	}
+	for name, damage := range tests {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			mustPrepare(t, b.Engine, claimOn("bad", 0))
+			mustPrepare(t, b.Engine, claimOn("good", 1))
+			damage(t, recordPath(b.dir, "bad"))
+
+			again := openBed(t, b.dir)
+			again.load(t)
+			wantDisk(t, again, line("good", 1))
+			if len(again.notes) != 1 || !strings.Contains(again.notes[0], "bad") || !strings.Contains(again.notes[0], "corrupt") {
+				t.Errorf("got notes %q, want one that names the claim and where its record went", again.notes)
+			}
+			if aside := filepath.Join(b.dir, "claims", "corrupt", "bad.json"); !exists(t, aside) {
+				t.Errorf("%s is missing", aside)
+			}
+			mustPrepare(t, again.Engine, claimOn("good", 1))
+			mustPrepare(t, again.Engine, claimOn("next", 2))
+			mustUnprepare(t, again.Engine, claimOn("bad", 0))
+		})
+	}
+}
+
+func truncate(t *testing.T, path string, size int64) {
+	t.Helper()
+	if err := os.Truncate(path, size); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// One bad sector under one record must not take all GPUs of the node out of service.
+func TestLoadServesOnWhereOneRecordCannotBeReadOrRemoved(t *testing.T) {
+	for _, op := range []string{"ReadFile", "Remove"} {
+		t.Run(op, func(t *testing.T) {
+			b := newBed(t)
+			mustPrepare(t, b.Engine, claimOn("good", 1))
+			boot := bootNow
+			if op == "Remove" {
+				boot = "boot-before" // what Load removes
+			}
+			other := newEngine(t, b.dir, records.Disk{}, boot)
+			other.SetHardware(b.hardware, b.cdi)
+			mustPrepare(t, other, claimOn("bad", 0))
+
+			again := openBed(t, b.dir)
+			again.disk.fail = func(got, path string) error {
+				if got == op && path == recordPath(b.dir, "bad") {
+					return syscall.EIO
+				}
+				return nil
+			}
+			if err := again.Load(t.Context(), nil); err != nil {
+				t.Fatalf("Load: %v", err)
+			}
+			if diff := cmp.Diff([]string{gpuName(1)}, again.index.get("good").GPUs()); diff != "" {
+				t.Errorf("GPUs of the good claim (-want +got):\n%s", diff)
+			}
+			mustUnprepare(t, again.Engine, claimOn("good", 1))
+			mustPrepare(t, again.Engine, claimOn("next", 2))
+			if op == "Remove" { // what held it has not outlived the reboot
+				mustPrepare(t, again.Engine, claimOn("same", 0))
+			}
+		})
+	}
+}
+
+func TestLoadServesOnWhereACorruptRecordCannotBeSetAside(t *testing.T) {
+	b := newBed(t)
+	mustPrepare(t, b.Engine, claimOn("good", 1))
+	spoil(t, b.dir, "bad")
+	again := openBed(t, b.dir)
+	again.disk.fail = func(op, _ string) error {
+		if op == "Rename" {
+			return syscall.EROFS
+		}
+		return nil
+	}
+	again.load(t)
+	mustPrepare(t, again.Engine, claimOn("good", 1))
+	mustPrepare(t, again.Engine, claimOn("next", 2))
+	again.disk.fail = nil
+	mustUnprepare(t, again.Engine, claimOn("bad", 0))
+}
+
+func TestLoadFailsWhereTheFolderCannotBeListed(t *testing.T) {
+	b := openBed(t, t.TempDir())
+	b.disk.fail = func(op, _ string) error {
+		if op == "ReadDir" {
+			return syscall.EIO
+		}
+		return nil
+	}
+	if err := b.Load(t.Context(), nil); !errors.Is(err, syscall.EIO) {
+		t.Errorf("got %v, want %v", err, syscall.EIO)
+	}
+}

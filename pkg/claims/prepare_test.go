@@ -1,0 +1,352 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// wantError fails unless an error says all of these.
+func wantError(t *testing.T, err error, says ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatalf("got no error, want one that says %q", says)
+	}
+	for _, s := range says {
+		if !strings.Contains(err.Error(), s) {
+			t.Errorf("error %q does not say %q", err, s)
+		}
+	}
+}
+
+func wantDisk(t *testing.T, b *bed, want ...string) {
+	t.Helper()
+	if want == nil {
+		want = []string{}
+	}
+	if diff := cmp.Diff(want, onDisk(t, b.dir)); diff != "" {
+		t.Errorf("records on disk (-want +got):\n%s", diff)
+	}
+}
+
+func TestPrepareAnswersDevicesAndRecordsThem(t *testing.T) {
+	b := newBed(t)
+	got := mustPrepare(t, b.Engine, claimOn("a", 2, 0))
+	if diff := cmp.Diff([]records.Device{deviceFor("gpu", 2), deviceFor("gpu", 0)}, got); diff != "" {
+		t.Errorf("devices (-want +got):\n%s", diff)
+	}
+	wantDisk(t, b, line("a", 2, 0))
+}
+
+func TestPrepareOfAClaimWithoutDevicesOfOursWritesNothing(t *testing.T) {
+	b := newBed(t)
+	if got := mustPrepare(t, b.Engine, claimOf("a", foreign("nic", 0))); len(got) != 0 {
+		t.Errorf("got %v, want no devices", got)
+	}
+	wantDisk(t, b)
+}
+
+func TestPrepareAgainGivesTheSameAnswerWithoutWriting(t *testing.T) {
+	b := newBed(t)
+	first := mustPrepare(t, b.Engine, claimOn("a", 1))
+	b.disk.fail = func(op, _ string) error { return fmt.Errorf("%s must not be called", op) }
+	checks := 0
+	b.hardware.verify = func(context.Context, *gpu.GPU) error { checks++; return nil }
+	if diff := cmp.Diff(first, mustPrepare(t, b.Engine, claimOn("a", 1))); diff != "" {
+		t.Errorf("second answer (-first +second):\n%s", diff)
+	}
+	if checks != 1 {
+		t.Errorf("the GPU was verified %d times, want once: success means that the device is there now", checks)
+	}
+}
+
+func TestPrepareAgainFailsWhereTheGPUWasLostMeanwhile(t *testing.T) {
+	b := newBed(t)
+	mustPrepare(t, b.Engine, claimOn("a", 1))
+	b.hardware.verify = func(context.Context, *gpu.GPU) error { return gpu.ErrLost }
+	_, err := b.Prepare(t.Context(), claimOn("a", 1))
+	if !errors.Is(err, gpu.ErrLost) {
+		t.Errorf("got %v, want %v", err, gpu.ErrLost)
+	}
+	wantDisk(t, b, line("a", 1)) // its pods may still run: it keeps what it holds until it is unprepared
+}
+
+func TestPrepareAfterARestartGivesTheSameAnswer(t *testing.T) {
+	b := newBed(t)
+	first := mustPrepare(t, b.Engine, claimOn("a", 1))
+	again := openBed(t, b.dir)
+	again.load(t)
+	if diff := cmp.Diff(first, mustPrepare(t, again.Engine, claimOn("a", 1))); diff != "" {
+		t.Errorf("answer after a restart (-first +second):\n%s", diff)
+	}
+}
+
+func TestPrepareRefusesAGPUThatAnotherClaimHolds(t *testing.T) {
+	b := newBed(t)
+	mustPrepare(t, b.Engine, claimOn("a", 1))
+	_, err := b.Prepare(t.Context(), claimOf("b", result("main", 1)))
+	wantError(t, err, `request "main"`, gpuName(1), gpuUUID(1), "ns/claim-a (a)")
+	wantDisk(t, b, line("a", 1))
+}
+
+func TestPrepareOfSeveralGPUsIsAllOrNothing(t *testing.T) {
+	b := newBed(t)
+	mustPrepare(t, b.Engine, claimOn("a", 1))
+	_, err := b.Prepare(t.Context(), claimOn("b", 0, 1, 2))
+	wantError(t, err, "ns/claim-a (a)")
+	mustPrepare(t, b.Engine, claimOn("c", 0))
+	mustPrepare(t, b.Engine, claimOn("d", 2))
+	wantDisk(t, b, line("a", 1), line("c", 0), line("d", 2))
+}
+
+func TestAdminAccessLooksAtAHeldGPUAndHoldsNone(t *testing.T) {
+	b := newBed(t)
+	mustPrepare(t, b.Engine, claimOn("a", 1))
+	watch := claimOf("watch", adminResult("all", 0), adminResult("all", 1))
+	if got := mustPrepare(t, b.Engine, watch); len(got) != 2 {
+		t.Errorf("got %d devices, want 2", len(got))
+	}
+	mustPrepare(t, b.Engine, claimOn("b", 0))
+	mustUnprepare(t, b.Engine, watch)
+	_, err := b.Prepare(t.Context(), claimOn("c", 1))
+	wantError(t, err, "ns/claim-a (a)")
+	wantDisk(t, b, line("a", 1), line("b", 0))
+}
+
+func TestAClaimThatBothHoldsAndWatchesAGPUHoldsIt(t *testing.T) {
+	b := newBed(t)
+	mustPrepare(t, b.Engine, claimOf("a", adminResult("watch", 1), result("gpu", 1)))
+	_, err := b.Prepare(t.Context(), claimOn("b", 1))
+	wantError(t, err, "ns/claim-a (a)")
+}
+
+func TestPrepareWritesNothingWhereACheckFails(t *testing.T) {
+	replaced := errors.New("the GPU at 0000:11:00.0 is now GPU-x, not GPU-1 as published")
+	unresolved := errors.New("CDI device is not in the spec")
+	tests := map[string]struct {
+		spoil func(b *bed)
+		want  error
+	}{
+		"uuid changed": {func(b *bed) { b.hardware.verify = func(context.Context, *gpu.GPU) error { return replaced } }, replaced},
+		"GPU lost":     {func(b *bed) { b.hardware.verify = func(context.Context, *gpu.GPU) error { return gpu.ErrLost } }, gpu.ErrLost},
+		"second GPU lost": {func(b *bed) {
+			b.hardware.verify = func(_ context.Context, g *gpu.GPU) error {
+				if g.UUID == gpuUUID(2) {
+					return gpu.ErrLost
+				}
+				return nil
+			}
+		}, gpu.ErrLost},
+		"CDI unresolved": {func(b *bed) { b.cdi.ensure = func([]string) error { return unresolved } }, unresolved},
+		"waiting":        {func(b *bed) { b.SetWaiting(gpu.ErrLibraryNotFound) }, gpu.ErrLibraryNotFound},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			tt.spoil(b)
+			got, err := b.Prepare(t.Context(), claimOn("a", 1, 2))
+			if !errors.Is(err, tt.want) {
+				t.Fatalf("got %v, %v, want %v", got, err, tt.want)
+			}
+			wantDisk(t, b)
+			b.hardware.verify, b.cdi.ensure = nil, nil
+			b.SetHardware(b.hardware, b.cdi)
+			mustPrepare(t, b.Engine, claimOn("b", 1, 2)) // the GPUs stayed free
+		})
+	}
+}
+
+func TestPrepareEnsuresEveryCDIDeviceItReturns(t *testing.T) {
+	b := newBed(t)
+	var ensured []string
+	b.cdi.ensure = func(ids []string) error { ensured = append(ensured, ids...); return nil }
+	var returned []string
+	for _, d := range mustPrepare(t, b.Engine, claimOn("a", 3, 1)) {
+		returned = append(returned, d.CDIDeviceIDs...)
+	}
+	if diff := cmp.Diff(returned, ensured); diff != "" || len(returned) != 2 {
+		t.Errorf("CDI ids (-returned +ensured):\n%s", diff)
+	}
+}
+
+func TestPrepareOnAFullDiskNamesTheRemedyAndLeavesTheGPUFree(t *testing.T) {
+	for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT} {
+		t.Run(errno.Error(), func(t *testing.T) {
+			b := newBed(t)
+			b.disk.fail = func(op, path string) error {
+				if op == "WriteFile" {
+					return &fs.PathError{Op: "write", Path: path, Err: errno}
+				}
+				return nil
+			}
+			_, err := b.Prepare(t.Context(), claimOn("a", 1))
+			wantError(t, err, "ns/claim-a (a)", "free space", b.dir)
+			wantDisk(t, b)
+			b.disk.fail = nil
+			mustPrepare(t, b.Engine, claimOn("b", 1))
+			mustUnprepare(t, b.Engine, claimOn("b", 1))
+			mustPrepare(t, b.Engine, claimOn("a", 1))
+			wantDisk(t, b, line("a", 1))
+		})
+	}
+}
+
+func TestAClaimAllocatedAnewMovesAndGivesItsEarlierGPUsBack(t *testing.T) {
+	b := newBed(t)
+	mustPrepare(t, b.Engine, claimOn("a", 0, 1))
+	if diff := cmp.Diff([]records.Device{deviceFor("gpu", 1), deviceFor("gpu", 2)}, mustPrepare(t, b.Engine, claimOn("a", 1, 2))); diff != "" {
+		t.Errorf("devices (-want +got):\n%s", diff)
+	}
+	mustPrepare(t, b.Engine, claimOn("b", 0))
+	_, err := b.Prepare(t.Context(), claimOn("c", 2))
+	wantError(t, err, "ns/claim-a (a)")
+	wantDisk(t, b, line("a", 1, 2), line("b", 0))
+}
+
+func TestAClaimAllocatedAnewKeepsItsEarlierGPUsWhereTheWriteFails(t *testing.T) {
+	b := newBed(t)
+	mustPrepare(t, b.Engine, claimOn("a", 0))
+	b.disk.fail = func(op, _ string) error {
+		if op == "WriteFile" {
+			return syscall.EIO
+		}
+		return nil
+	}
+	if _, err := b.Prepare(t.Context(), claimOn("a", 1)); !errors.Is(err, syscall.EIO) {
+		t.Fatalf("got %v, want %v", err, syscall.EIO)
+	}
+	b.disk.fail = nil
+	_, err := b.Prepare(t.Context(), claimOn("b", 0))
+	wantError(t, err, "ns/claim-a (a)")
+	mustPrepare(t, b.Engine, claimOn("c", 1))
+	wantDisk(t, b, line("a", 0), line("c", 1))
+}
+
+func TestPrepareRefusesAClaimUIDThatIsNoPlainName(t *testing.T) {
+	b := newBed(t)
+	_, err := b.Prepare(t.Context(), claimOn("../../x", 1))
+	wantError(t, err, "../../x")
+	mustPrepare(t, b.Engine, claimOn("a", 1))
+}
+
+func TestPrepareBeforeTheDriverAnswersSaysWhy(t *testing.T) {
+	e := newEngine(t, t.TempDir(), records.Disk{}, bootNow)
+	_, err := e.Prepare(t.Context(), claimOn("a", 1))
+	wantError(t, err, "cannot be used yet", "starting")
+	e.SetWaiting(errors.New("libnvidia-ml.so.1 not found under /run/nvidia"))
+	_, err = e.Prepare(t.Context(), claimOn("a", 1))
+	wantError(t, err, "libnvidia-ml.so.1 not found under /run/nvidia")
+}
+
+// blockOn makes VerifyGPU of one GPU say that it was entered and then wait.
+func (b *bed) blockOn(i int) (entered, proceed chan struct{}) {
+	entered, proceed = make(chan struct{}), make(chan struct{})
+	b.hardware.verify = func(_ context.Context, g *gpu.GPU) error {
+		if g.UUID == gpuUUID(i) {
+			entered <- struct{}{}
+			<-proceed
+		}
+		return nil
+	}
+	return entered, proceed
+}
+
+func TestClaimsOnDifferentGPUsDoNotWaitForEachOther(t *testing.T) {
+	b := newBed(t)
+	entered, proceed := b.blockOn(0)
+	slow := make(chan error, 1)
+	go func() {
+		_, err := b.Prepare(context.Background(), claimOn("slow", 0))
+		slow <- err
+	}()
+	<-entered
+	mustPrepare(t, b.Engine, claimOn("a", 1)) // would hang here
+	mustUnprepare(t, b.Engine, claimOn("a", 1))
+	b.Reconcile(t.Context(), &fakeAPI{})
+	close(proceed)
+	if err := <-slow; err != nil {
+		t.Errorf("the slow claim: %v", err)
+	}
+	wantDisk(t, b, line("slow", 0))
+}
+
+func TestWaitingForAGPUEndsWithTheContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		mustPrepare(t, b.Engine, claimOn("other", 1))
+		entered, proceed := b.blockOn(0)
+		slow := make(chan error, 1)
+		go func() {
+			_, err := b.Prepare(context.Background(), claimOn("slow", 0))
+			slow <- err
+		}()
+		<-entered
+		ctx, cancel := context.WithTimeout(t.Context(), 45*time.Second)
+		defer cancel()
+		_, err := b.Prepare(ctx, claimOn("a", 0, 2))
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v, want %v", err, context.DeadlineExceeded)
+		}
+		wantError(t, err, gpuName(0))
+		mustPrepare(t, b.Engine, claimOn("b", 2)) // no lock stayed behind
+		close(proceed)
+		if err := <-slow; err != nil {
+			t.Errorf("the slow claim: %v", err)
+		}
+	})
+}
+
+// Two claims that name the same GPUs in opposite order would wait for each other for ever without a lock order.
+func TestClaimsThatNameTheirGPUsInOppositeOrderDoNotDeadlock(t *testing.T) {
+	b := newBed(t)
+	forth, back := []int{0, 1, 2, 3}, []int{3, 2, 1, 0}
+	done := make(chan error)
+	for i, gpus := range [][]int{forth, back, forth, back} {
+		go func() {
+			claim := claimOn([]types.UID{"a", "b", "c", "d"}[i], gpus...)
+			for range 25 {
+				if _, err := b.Prepare(context.Background(), claim); err == nil {
+					if err := b.Unprepare(context.Background(), refOf(claim)); err != nil {
+						done <- err
+						return
+					}
+				}
+			}
+			done <- nil
+		}()
+	}
+	for range 4 {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	wantDisk(t, b)
+	if got := slices.Collect(allHolders(b)); len(got) != 0 {
+		t.Errorf("still held in memory by %v", got)
+	}
+}
+
+func TestManyRequestsOnOneGPULockItOnce(t *testing.T) {
+	b := newBed(t)
+	var results []resourceapi.DeviceRequestAllocationResult
+	for i := range 32 {
+		results = append(results, adminResult(fmt.Sprint("r", i), 0))
+	}
+	if got := mustPrepare(t, b.Engine, claimOf("a", results...)); len(got) != 32 {
+		t.Errorf("got %d devices, want 32", len(got))
+	}
+}

@@ -1,0 +1,199 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+func claimList(claims ...*resourceapi.ResourceClaim) []*resourceapi.ResourceClaim { return claims }
+
+// otherUID is a claim of the same name that is not the same claim.
+func otherUID(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+	c = c.DeepCopy()
+	c.UID = "another"
+	return c
+}
+
+func deallocated(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+	c = c.DeepCopy()
+	c.Status.Allocation = nil
+	return c
+}
+
+func inPool(c *resourceapi.ResourceClaim, pool string) *resourceapi.ResourceClaim {
+	c = c.DeepCopy()
+	for i := range c.Status.Allocation.Devices.Results {
+		c.Status.Allocation.Devices.Results[i].Pool = pool
+	}
+	return c
+}
+
+func unreserved(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+	c = c.DeepCopy()
+	c.Status.ReservedFor = nil
+	return c
+}
+
+func TestReconcileFreesWhatTheAPIServerNoLongerGivesAndNobodyUses(t *testing.T) {
+	held := claimOn("a", 1, 2)
+	api := errors.New("connection refused")
+	tests := map[string]struct {
+		claims []*resourceapi.ResourceClaim
+		err    error
+		spoil  func(b *bed)
+		kept   bool
+	}{
+		"still allocated":               {claims: claimList(held), kept: true},
+		"still allocated, not reserved": {claims: claimList(unreserved(held)), kept: true},
+		"gone":                          {},
+		"gone, in use": {
+			spoil: func(b *bed) { b.hardware.pids[gpuName(2)] = []int{4711} }, kept: true,
+		},
+		"gone, in use elsewhere": {spoil: func(b *bed) { b.hardware.pids[gpuName(3)] = []int{4711} }},
+		"gone, use unknown":      {spoil: func(b *bed) { b.hardware.processesErr = gpu.ErrLost }, kept: true},
+		"gone, no driver":        {spoil: func(b *bed) { b.SetWaiting(gpu.ErrDriverNotLoaded) }, kept: true},
+		"API server away":        {err: api, kept: true},
+		"API error with a claim": {claims: claimList(otherUID(held)), err: api, kept: true},
+		"another of its name":    {claims: claimList(otherUID(held))},
+		"another, in use": {
+			claims: claimList(otherUID(held)), spoil: func(b *bed) { b.hardware.pids[gpuName(1)] = []int{1} }, kept: true,
+		},
+		"deallocated":               {claims: claimList(deallocated(held))},
+		"allocated to other GPUs":   {claims: claimList(claimOn("a", 1, 3))},
+		"allocated to another node": {claims: claimList(inPool(held, "node-2"))},
+		"allocated to fewer GPUs":   {claims: claimList(claimOn("a", 1))},
+		"allocated to another driver": {claims: func() []*resourceapi.ResourceClaim {
+			c := held.DeepCopy()
+			c.Status.Allocation.Devices.Results[0].Driver = "other.example.com"
+			return claimList(c)
+		}()},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			mustPrepare(t, b.Engine, held)
+			mustPrepare(t, b.Engine, claimOn("bystander", 3))
+			if tt.spoil != nil {
+				tt.spoil(b)
+			}
+			b.Reconcile(t.Context(), &fakeAPI{claims: append(claimList(claimOn("bystander", 3)), tt.claims...), err: tt.err})
+			want := []string{line("bystander", 3)}
+			if tt.kept {
+				want = []string{line("a", 1, 2), line("bystander", 3)}
+			}
+			wantDisk(t, b, want...)
+			b.SetHardware(b.hardware, b.cdi)
+			_, err := b.Prepare(t.Context(), claimOn("next", 1))
+			if refused := err != nil; refused != tt.kept {
+				t.Errorf("Prepare of the next claim: got error %v, want it refused: %t", err, tt.kept)
+			}
+		})
+	}
+}
+
+func TestReconcileGoesOnAfterAClaimThatGivesTrouble(t *testing.T) {
+	b := newBed(t)
+	mustPrepare(t, b.Engine, claimOn("a-busy", 0))
+	mustPrepare(t, b.Engine, claimOn("b-gone", 1))
+	b.hardware.pids[gpuName(0)] = []int{1}
+	b.Reconcile(t.Context(), &fakeAPI{})
+	wantDisk(t, b, line("a-busy", 0))
+	delete(b.hardware.pids, gpuName(0))
+	b.Reconcile(t.Context(), &fakeAPI{})
+	wantDisk(t, b)
+}
+
+func TestReconcileDropsAWatchingClaimThoughTheGPUIsInUse(t *testing.T) {
+	b := newBed(t)
+	mustPrepare(t, b.Engine, claimOn("a", 1))
+	mustPrepare(t, b.Engine, claimOf("watch", adminResult("all", 1)))
+	b.hardware.pids[gpuName(1)] = []int{1}
+	b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claimOn("a", 1))})
+	wantDisk(t, b, line("a", 1))
+}
+
+// racingAPI lets a test act between the read of a claim and what Reconcile does about it.
+type racingAPI struct {
+	fakeAPI
+	between func()
+}
+
+func (a *racingAPI) Claim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
+	c, err := a.fakeAPI.Claim(ctx, namespace, name)
+	a.between()
+	return c, err
+}
+
+func TestReconcileLeavesAClaimAloneThatChangedSinceItLooked(t *testing.T) {
+	b := newBed(t)
+	mustPrepare(t, b.Engine, claimOn("a", 1))
+	b.Reconcile(t.Context(), &racingAPI{between: func() {
+		mustUnprepare(t, b.Engine, claimOn("a", 1))
+		mustPrepare(t, b.Engine, claimOn("a", 1))
+	}})
+	wantDisk(t, b, line("a", 1))
+}
+
+func TestReconcileEndsWithTheContext(t *testing.T) {
+	b := newBed(t)
+	mustPrepare(t, b.Engine, claimOn("a", 1))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	b.Reconcile(ctx, &fakeAPI{})
+	wantDisk(t, b, line("a", 1))
+}
+
+func TestReconcileMakesTheRecordOfACorruptClaimAgain(t *testing.T) {
+	held := claimOn("a", 1)
+	unreachable := errors.New("connection refused")
+	tests := map[string]struct {
+		claims []*resourceapi.ResourceClaim
+		err    error
+		want   []string
+		again  bool // asked once more at the next reconcile
+	}{
+		"still reserved":             {claims: claimList(held), want: []string{line("a", 1)}},
+		"allocated, not reserved":    {claims: claimList(unreserved(held))},
+		"reserved, not allocated":    {claims: claimList(deallocated(held))},
+		"gone":                       {},
+		"API server away":            {claims: claimList(held), err: unreachable, again: true},
+		"on another node":            {claims: claimList(inPool(held, "node-2"))},
+		"only of another driver now": {claims: claimList(claimOf("a", foreign("nic", 1)))},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			before := newBed(t)
+			mustPrepare(t, before.Engine, held)
+			spoil(t, before.dir, "a")
+			b := openBed(t, before.dir)
+			b.load(t)
+			api := &fakeAPI{claims: tt.claims, err: tt.err}
+			b.Reconcile(t.Context(), api)
+			wantDisk(t, b, tt.want...)
+
+			api.lists = 0
+			b.Reconcile(t.Context(), api)
+			if asked := api.lists > 0; asked != tt.again {
+				t.Errorf("the next Reconcile listed all claims of the cluster: %t, want %t", asked, tt.again)
+			}
+		})
+	}
+}
+
+// Until the record is made again, nothing says that the claim's containers have the GPU but the driver.
+func TestAGPUInUseByAClaimWithACorruptRecordIsNotHandedOn(t *testing.T) {
+	before := newBed(t)
+	mustPrepare(t, before.Engine, claimOn("a", 1))
+	spoil(t, before.dir, "a")
+	b := openBed(t, before.dir)
+	b.load(t)
+	b.hardware.pids[gpuName(1)] = []int{4711} // the pod of claim a
+	if _, err := b.Prepare(t.Context(), claimOn("b", 1)); err == nil {
+		t.Errorf("claim b got GPU %s, which claim a's containers use", gpuName(1))
+	}
+}

@@ -1,0 +1,249 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Two plugin processes serve one node side by side during a rolling update.
+
+// twoBeds are an old and a new plugin process over one node.
+func twoBeds(t *testing.T) (older, newer *bed) {
+	t.Helper()
+	older = newBed(t)
+	newer = openBed(t, older.dir)
+	newer.load(t)
+	return older, newer
+}
+
+func TestAProcessSeesTheClaimsOfTheOther(t *testing.T) {
+	older, newer := twoBeds(t)
+	mustPrepare(t, older.Engine, claimOn("a", 1))
+	_, err := newer.Prepare(t.Context(), claimOn("b", 1))
+	wantError(t, err, "ns/claim-a (a)")
+	mustPrepare(t, newer.Engine, claimOn("a", 1)) // the kubelet asks the new one again
+	mustUnprepare(t, newer.Engine, claimOn("a", 1))
+	mustPrepare(t, older.Engine, claimOn("b", 1))
+	_, err = newer.Prepare(t.Context(), claimOn("a", 1))
+	wantError(t, err, "ns/claim-b (b)")
+	wantDisk(t, newer, line("b", 1))
+}
+
+// Reading all records costs more the more claims there are: it is done only where another process may have changed
+// what a GPU holds, which is once per GPU and hand-over.
+func TestRecordsAreListedAgainOnlyWhereAnotherProcessHeldTheGPU(t *testing.T) {
+	older, newer := twoBeds(t)
+	lists := 0
+	count := func(op, _ string) error {
+		if op == "ReadDir" {
+			lists++
+		}
+		return nil
+	}
+	older.disk.fail, newer.disk.fail = count, count
+	var got []bool
+	for _, step := range []struct {
+		by   *bed
+		gpus []int
+	}{
+		{older, []int{0}},    // nobody knows what was before
+		{older, []int{0}},    // only itself
+		{newer, []int{0}},    // older
+		{newer, []int{0}},    // only itself
+		{older, []int{0}},    // newer
+		{older, []int{1}},    // another GPU, first time
+		{newer, []int{2}},    // another GPU, first time
+		{older, []int{0, 1}}, // only itself on both
+		{older, []int{0, 2}}, // newer on GPU 2
+	} {
+		before := lists
+		mustPrepare(t, step.by.Engine, claimOn("a", step.gpus...))
+		got = append(got, lists > before)
+		mustUnprepare(t, step.by.Engine, claimOn("a", step.gpus...))
+	}
+	if diff := cmp.Diff([]bool{true, false, true, false, true, true, true, false, true}, got); diff != "" {
+		t.Errorf("records were listed (-want +got):\n%s", diff)
+	}
+}
+
+func TestAProcessUnpreparesAClaimThatItNeverSaw(t *testing.T) {
+	older, newer := twoBeds(t)
+	mustPrepare(t, older.Engine, claimOn("a", 1))
+	mustUnprepare(t, newer.Engine, claimOn("a", 1))
+	wantDisk(t, newer)
+	mustPrepare(t, older.Engine, claimOn("b", 1))
+}
+
+func TestAProcessWaitsForTheOthersLock(t *testing.T) {
+	older, newer := twoBeds(t)
+	entered, proceed := older.blockOn(1)
+	slow := make(chan error, 1)
+	go func() {
+		_, err := older.Prepare(context.Background(), claimOn("slow", 1))
+		slow <- err
+	}()
+	<-entered
+	mustPrepare(t, newer.Engine, claimOn("b", 2)) // another GPU: does not wait
+	if _, err := newer.Prepare(endsAfter(t.Context(), 1), claimOn("a", 1)); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want %v", err, context.Canceled)
+	}
+	close(proceed)
+	if err := <-slow; err != nil {
+		t.Fatalf("the slow claim: %v", err)
+	}
+	_, err := newer.Prepare(t.Context(), claimOn("a", 1))
+	wantError(t, err, "ns/claim-slow (slow)")
+}
+
+// A process that gives up waiting for the second of two locks has marked the first as seen.
+func TestAGPUIsNotHandedOutTwiceAfterAPrepareThatGaveUpWaiting(t *testing.T) {
+	older, newer := twoBeds(t)
+	mustPrepare(t, older.Engine, claimOn("probe", 0, 1)) // older knows both locks
+	mustUnprepare(t, older.Engine, claimOn("probe", 0, 1))
+	mustPrepare(t, newer.Engine, claimOn("a", 0))
+
+	blocker := mustAcquire(t, newer.locks, gpuName(1))
+	if _, err := older.Prepare(endsAfter(t.Context(), 2), claimOn("b", 0, 1)); err == nil {
+		t.Fatal("Prepare: want an error, the lock is held")
+	}
+	blocker.Release()
+	if _, err := older.Prepare(t.Context(), claimOn("c", 0)); err == nil {
+		t.Errorf("claim c got GPU %s, which claim a holds", gpuName(0))
+	}
+	wantDisk(t, older, line("a", 0))
+}
+
+// A process that cannot read the records has marked the lock as seen.
+func TestAGPUIsNotHandedOutTwiceAfterAResyncThatFailed(t *testing.T) {
+	for _, op := range []string{"ReadDir", "ReadFile"} {
+		t.Run(op, func(t *testing.T) {
+			older, newer := twoBeds(t)
+			mustPrepare(t, newer.Engine, claimOn("a", 0))
+			older.disk.fail = func(got, _ string) error {
+				if got == op {
+					return syscall.EIO
+				}
+				return nil
+			}
+			if _, err := older.Prepare(t.Context(), claimOn("b", 0)); err == nil {
+				t.Errorf("claim b got GPU %s, which claim a holds", gpuName(0))
+			}
+			older.disk.fail = nil
+			if _, err := older.Prepare(t.Context(), claimOn("c", 0)); err == nil {
+				t.Errorf("claim c got GPU %s, which claim a holds", gpuName(0))
+			}
+			wantDisk(t, older, line("a", 0))
+		})
+	}
+}
+
+// moved is a claim that the older process prepared on GPU 0 and that the newer one unprepared and prepared on GPU 1,
+// as its pod ended and the claim was allocated anew.
+func moved(t *testing.T) (older, newer *bed) {
+	t.Helper()
+	older, newer = twoBeds(t)
+	mustPrepare(t, older.Engine, claimOn("a", 0))
+	mustUnprepare(t, newer.Engine, claimOn("a", 0))
+	mustPrepare(t, newer.Engine, claimOn("a", 1))
+	return older, newer
+}
+
+func TestAClaimThatTheOtherProcessMovedFreesItsEarlierGPU(t *testing.T) {
+	older, _ := moved(t)
+	if _, err := older.Prepare(t.Context(), claimOn("b", 0)); err != nil {
+		t.Errorf("GPU %s is refused, though the claim has moved: %v", gpuName(0), err)
+	}
+	wantDisk(t, older, line("a", 1), line("b", 0))
+}
+
+func TestReconcileKeepsTheRecordOfAClaimThatTheOtherProcessMoved(t *testing.T) {
+	older, _ := moved(t)
+	older.Reconcile(t.Context(), &fakeAPI{claims: claimList(claimOn("a", 1))})
+	wantDisk(t, older, line("a", 1))
+}
+
+func TestUnprepareOfAClaimThatTheOtherProcessMovedFreesItsGPUForBoth(t *testing.T) {
+	older, newer := moved(t)
+	mustUnprepare(t, older.Engine, claimOn("a", 1))
+	wantDisk(t, older)
+	if _, err := newer.Prepare(t.Context(), claimOn("b", 1)); err != nil {
+		t.Errorf("GPU %s is refused after Unprepare: %v", gpuName(1), err)
+	}
+}
+
+// The claim was allocated anew without an Unprepare in between: its pod was deleted by force.
+func TestAClaimAllocatedAnewMovesAcrossProcesses(t *testing.T) {
+	older, newer := twoBeds(t)
+	mustPrepare(t, older.Engine, claimOn("a", 0))
+	mustPrepare(t, newer.Engine, claimOn("a", 1))
+	if _, err := older.Prepare(t.Context(), claimOn("b", 0)); err != nil {
+		t.Errorf("GPU %s is refused, though the claim has moved: %v", gpuName(0), err)
+	}
+	older.Reconcile(t.Context(), &fakeAPI{claims: claimList(claimOn("a", 1), claimOn("b", 0))})
+	wantDisk(t, older, line("a", 1), line("b", 0))
+	if _, err := older.Prepare(t.Context(), claimOn("c", 1)); err == nil {
+		t.Errorf("claim c got GPU %s, which claim a holds", gpuName(1))
+	}
+}
+
+func TestReconcileOfOneProcessDropsWhatTheOtherUnprepared(t *testing.T) {
+	older, newer := twoBeds(t)
+	mustPrepare(t, older.Engine, claimOn("a", 0))
+	mustUnprepare(t, newer.Engine, claimOn("a", 0))
+	mustPrepare(t, newer.Engine, claimOn("b", 0))
+	newer.hardware.pids[gpuName(0)] = []int{1}
+	older.Reconcile(t.Context(), &fakeAPI{claims: claimList(claimOn("b", 0))})
+	wantDisk(t, older, line("b", 0))
+	if got := slices.Collect(allHolders(older)); slices.Contains(got, types.UID("a")) {
+		t.Errorf("memory still knows %v, want claim a gone", got)
+	}
+}
+
+func TestACorruptRecordOfTheOtherProcessDoesNotStopClaims(t *testing.T) {
+	older, newer := twoBeds(t)
+	mustPrepare(t, newer.Engine, claimOn("bad", 0))
+	mustPrepare(t, newer.Engine, claimOn("good", 1))
+	spoil(t, older.dir, "bad")
+	mustPrepare(t, older.Engine, claimOn("b", 2))
+	_, err := older.Prepare(t.Context(), claimOn("c", 1))
+	wantError(t, err, "ns/claim-good (good)")
+}
+
+func TestAKnownClaimWhoseRecordIsCorruptKeepsItsGPU(t *testing.T) {
+	older, newer := twoBeds(t)
+	mustPrepare(t, older.Engine, claimOn("a", 0))
+	mustPrepare(t, newer.Engine, claimOf("watch", adminResult("all", 0))) // so that the lock was another's
+	spoil(t, older.dir, "a")
+	_, err := older.Prepare(t.Context(), claimOn("b", 0))
+	wantError(t, err, "ns/claim-a (a)")
+}
+
+func TestARestartWhileTheOtherPreparesEndsWithOneHolder(t *testing.T) {
+	older := newBed(t)
+	entered, proceed := older.blockOn(0)
+	slow := make(chan error, 1)
+	go func() {
+		_, err := older.Prepare(context.Background(), claimOn("slow", 0))
+		slow <- err
+	}()
+	<-entered
+	newer := openBed(t, older.dir)
+	newer.load(t) // before the record is written
+	fast := make(chan error, 1)
+	go func() {
+		_, err := newer.Prepare(context.Background(), claimOn("fast", 0))
+		fast <- err
+	}()
+	proceed <- struct{}{}
+	errs := []error{<-slow, <-fast}
+	if errs[0] != nil || errs[1] == nil {
+		t.Errorf("got errors %v, want only the second claim refused", errs)
+	}
+	wantDisk(t, newer, line("slow", 0))
+}

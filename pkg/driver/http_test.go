@@ -1,0 +1,112 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+func TestReadinessSaysWhatIsMissing(t *testing.T) {
+	noLibrary, refused := errors.New("libnvidia-ml.so.1 not found under /"), errors.New("connection refused")
+	tests := map[string]struct {
+		events func(r *readiness)
+		want   string // empty: ready
+	}{
+		"at start":                   {func(*readiness) {}, "waiting for the NVIDIA driver"},
+		"driver awaited":             {func(r *readiness) { r.driver(noLibrary) }, "waiting for the NVIDIA driver: " + noLibrary.Error()},
+		"driver there":               {func(r *readiness) { r.driver(noLibrary); r.driver(nil) }, "publishing ResourceSlices"},
+		"published before CDI":       {func(r *readiness) { r.published(nil) }, "waiting for the NVIDIA driver"},
+		"publishing failed":          {func(r *readiness) { r.driver(nil); r.published(refused) }, "publish ResourceSlices: " + refused.Error()},
+		"published after a failure":  {func(r *readiness) { r.driver(nil); r.published(refused); r.published(nil) }, ""},
+		"both":                       {func(r *readiness) { r.driver(nil); r.published(nil) }, ""},
+		"driver went away":           {func(r *readiness) { r.driver(nil); r.published(nil); r.driver(noLibrary) }, noLibrary.Error()},
+		"the driver is named before": {func(r *readiness) { r.published(refused); r.driver(noLibrary) }, noLibrary.Error()},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			r := &readiness{}
+			tt.events(r)
+			err := r.err()
+			if tt.want == "" {
+				if err != nil {
+					t.Errorf("got %v, want ready", err)
+				}
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want an error that says %q", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestReadyzIsUnavailableWithTheReason(t *testing.T) {
+	s := &service{}
+	w := httptest.NewRecorder()
+	s.serveReady(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/readyz", nil))
+	if got, want := w.Code, http.StatusServiceUnavailable; got != want {
+		t.Errorf("status: got %d, want %d", got, want)
+	}
+	if got, want := w.Body.String(), "waiting for the NVIDIA driver\n"; got != want {
+		t.Errorf("body: got %q, want %q", got, want)
+	}
+}
+
+func TestAnAddressInUseNamesTheFlag(t *testing.T) {
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	s := &service{config: Config{MetricsAddress: l.Addr().String()}, metrics: newMetrics()}
+	if _, err := s.serveHTTP(t.Context()); err == nil || !strings.Contains(err.Error(), "--metrics-address "+l.Addr().String()) {
+		t.Errorf("got %v, want an error that names --metrics-address", err)
+	}
+}
+
+func TestNoAddressServesNothing(t *testing.T) {
+	stop, err := (&service{metrics: newMetrics()}).serveHTTP(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop()
+}
+
+// The plugin lives while it waits for a driver: a liveness probe that failed then would restart it for nothing.
+func TestHealthzIsOKWhileTheDriverIsAwaited(t *testing.T) {
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	_ = l.Close()
+	s := &service{config: Config{MetricsAddress: address}, metrics: newMetrics()}
+	stop, err := s.serveHTTP(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	for path, want := range map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 200, "/": 404} {
+		if got := status(t.Context(), t, "http://"+address+path); got != want {
+			t.Errorf("%s: got %d, want %d", path, got, want)
+		}
+	}
+}
+
+func status(ctx context.Context, t *testing.T, url string) int {
+	t.Helper()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	return response.StatusCode
+}

@@ -1,0 +1,172 @@
+package nvml
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"testing"
+	"testing/fstest"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// TestMain keeps the log out of the results: what it says is not under test.
+func TestMain(m *testing.M) {
+	klog.SetLogger(klog.Logger{})
+	os.Exit(m.Run())
+}
+
+// fakeLibrary is a driver whose calls fail as a test says.
+type fakeLibrary struct {
+	devices []*fakeDevice
+	errs    map[string]error // by method name
+	calls   []string
+}
+
+func (l *fakeLibrary) call(name string) error {
+	l.calls = append(l.calls, name)
+	return l.errs[name]
+}
+
+func (l *fakeLibrary) Init() error     { return l.call("Init") }
+func (l *fakeLibrary) Shutdown() error { return l.call("Shutdown") }
+func (l *fakeLibrary) SystemDriverVersion() (string, error) {
+	return "580.95.05", l.call("SystemDriverVersion")
+}
+func (l *fakeLibrary) SystemCUDADriverVersion() (int, error) {
+	return 12080, l.call("SystemCUDADriverVersion")
+}
+func (l *fakeLibrary) DeviceCount() (int, error) { return len(l.devices), l.call("DeviceCount") }
+
+func (l *fakeLibrary) DeviceByIndex(index int) (Device, error) {
+	if err := l.call(fmt.Sprintf("DeviceByIndex(%d)", index)); err != nil {
+		return nil, err
+	}
+	return l.devices[index], nil
+}
+
+// fakeDevice is an H100 whose calls fail as a test says.
+type fakeDevice struct {
+	bus        string
+	uuid       string
+	minor      int
+	reserved   uint64
+	links      []bool // one for each link of the board
+	migOn      bool
+	profiles   map[int]gpu.Profile     // by enum
+	placements map[int][]gpu.Placement // by profile ID
+	pids       []int
+	errs       map[string]error // by method name
+	err        error            // of every method
+}
+
+func (d *fakeDevice) fail(name string) error {
+	if d.err != nil {
+		return d.err
+	}
+	return d.errs[name]
+}
+
+func (d *fakeDevice) UUID() (string, error)            { return d.uuid, d.fail("UUID") }
+func (d *fakeDevice) MinorNumber() (int, error)        { return d.minor, d.fail("MinorNumber") }
+func (d *fakeDevice) PCIBusID() (string, error)        { return d.bus, d.fail("PCIBusID") }
+func (d *fakeDevice) Name() (string, error)            { return "NVIDIA H100 80GB HBM3", d.fail("Name") }
+func (d *fakeDevice) Brand() (int, error)              { return 14, d.fail("Brand") }
+func (d *fakeDevice) Architecture() (int, error)       { return 9, d.fail("Architecture") }
+func (d *fakeDevice) MemoryTotal() (uint64, error)     { return 80 << 30, d.fail("MemoryTotal") }
+func (d *fakeDevice) AddressingMode() (int, error)     { return 1, d.fail("AddressingMode") }
+func (d *fakeDevice) RunningProcesses() ([]int, error) { return d.pids, d.fail("RunningProcesses") }
+
+func (d *fakeDevice) CUDAComputeCapability() (major, minor int, err error) {
+	return 9, 0, d.fail("CUDAComputeCapability")
+}
+
+func (d *fakeDevice) MemoryTotalReserved() (total, reserved uint64, err error) {
+	return 80 << 30, d.reserved, d.fail("MemoryTotalReserved")
+}
+
+func (d *fakeDevice) ECCMode() (current, pending bool, err error) {
+	return true, false, d.fail("ECCMode")
+}
+
+func (d *fakeDevice) NVLinkState(link int) (bool, error) {
+	if err := d.fail(fmt.Sprintf("NVLinkState(%d)", link)); err != nil {
+		return false, err
+	}
+	if err := d.fail("NVLinkState"); err != nil {
+		return false, err
+	}
+	if link >= len(d.links) {
+		return false, fmt.Errorf("nvmlDeviceGetNvLinkState(%d): %w", link, gpu.ErrInvalidArgument)
+	}
+	return d.links[link], nil
+}
+
+func (d *fakeDevice) MIGMode() (current, pending bool, err error) {
+	return d.migOn, false, d.fail("MIGMode")
+}
+
+func (d *fakeDevice) GPUInstanceProfileInfo(enum int) (gpu.Profile, error) {
+	if err := d.fail("GPUInstanceProfileInfo"); err != nil {
+		return gpu.Profile{}, err
+	}
+	p, ok := d.profiles[enum]
+	if !ok {
+		return gpu.Profile{}, gpu.ErrNotSupported
+	}
+	p.Enum = enum
+	return p, d.fail(fmt.Sprintf("GPUInstanceProfileInfo(%d)", enum))
+}
+
+func (d *fakeDevice) GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, error) {
+	if err := d.fail("GPUInstancePossiblePlacements"); err != nil {
+		return nil, err
+	}
+	return d.placements[profileID], d.fail(fmt.Sprintf("GPUInstancePossiblePlacements(%d)", profileID))
+}
+
+// h100 is a GPU in good health at a bus number, with two profiles.
+func h100(i int) *fakeDevice {
+	d := &fakeDevice{
+		bus: fmt.Sprintf("00000000:%02X:00.0", 0x18+0x10*i), uuid: fmt.Sprintf("GPU-%d", i), minor: i, reserved: 1 << 30,
+		links: []bool{true, true, true, false}, errs: map[string]error{},
+	}
+	d.setBoard(8)
+	return d
+}
+
+// setBoard gives the board so many placement units: one profile of a unit, one of the whole.
+func (d *fakeDevice) setBoard(units int) {
+	d.profiles = map[int]gpu.Profile{
+		0: {ID: 19, ComputeSlices: 1, MaxInstances: units - 1, Memory: 10 << 30},
+		4: {ID: 0, ComputeSlices: 7, MaxInstances: 1, Memory: 80 << 30},
+	}
+	d.placements = map[int][]gpu.Placement{0: {{Start: 0, Size: units}}}
+	for i := range units - 1 {
+		// The driver may tell them in any order.
+		d.placements[19] = append([]gpu.Placement{{Start: i, Size: 1}}, d.placements[19]...)
+	}
+}
+
+// noSysfs is what a virtual machine may show.
+func noSysfs() fs.ReadLinkFS { return fstest.MapFS{} }
+
+// sysfsOf puts the function at a bus into a root complex and on a NUMA node.
+func sysfsOf(address, numa string) fs.ReadLinkFS {
+	return fstest.MapFS{
+		"bus/pci/devices/" + address:                                {Data: []byte("../../../devices/pci0000:15/0000:15:01.0/" + address), Mode: fs.ModeSymlink},
+		"devices/pci0000:15/0000:15:01.0/" + address + "/numa_node": {Data: []byte(numa + "\n")},
+	}
+}
+
+// openFake opens a session on a fake library.
+func openFake(t *testing.T, lib *fakeLibrary) *Session {
+	t.Helper()
+	s, err := OpenLibrary(t.Context(), lib, noSysfs())
+	if err != nil {
+		t.Fatalf("OpenLibrary: %v", err)
+	}
+	return s
+}

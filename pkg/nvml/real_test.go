@@ -1,0 +1,90 @@
+package nvml
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+func TestCheckNamesTheCallAndWrapsWhatCallersBranchOn(t *testing.T) {
+	tests := map[nvml.Return]error{
+		nvml.SUCCESS:                      nil,
+		nvml.ERROR_NOT_SUPPORTED:          gpu.ErrNotSupported,
+		nvml.ERROR_FUNCTION_NOT_FOUND:     gpu.ErrNotSupported,
+		nvml.ERROR_NOT_FOUND:              gpu.ErrNotFound,
+		nvml.ERROR_INVALID_ARGUMENT:       gpu.ErrInvalidArgument,
+		nvml.ERROR_IN_USE:                 gpu.ErrInUse,
+		nvml.ERROR_INSUFFICIENT_RESOURCES: gpu.ErrInsufficientResources,
+		nvml.ERROR_GPU_IS_LOST:            gpu.ErrLost,
+		nvml.ERROR_DRIVER_NOT_LOADED:      gpu.ErrDriverNotLoaded,
+		nvml.ERROR_UNINITIALIZED:          gpu.ErrDriverNotLoaded,
+		nvml.ERROR_LIBRARY_NOT_FOUND:      gpu.ErrLibraryNotFound,
+		nvml.ERROR_RESET_REQUIRED:         gpu.ErrResetRequired,
+	}
+	for ret, want := range tests {
+		err := check("nvmlDoThis", ret)
+		if !errors.Is(err, want) {
+			t.Errorf("return code %d: got %v, want %v", ret, err, want)
+		}
+		if want != nil && !strings.HasPrefix(err.Error(), "nvmlDoThis: ") {
+			t.Errorf("return code %d: error %q does not name the call", ret, err)
+		}
+	}
+}
+
+func TestCheckTurnsEveryOtherCodeIntoAnErrorToo(t *testing.T) {
+	for _, ret := range []nvml.Return{nvml.ERROR_NO_PERMISSION, nvml.ERROR_TIMEOUT, nvml.ERROR_UNKNOWN, 12345, -1} {
+		err := check("nvmlDoThis", ret)
+		if err == nil {
+			t.Errorf("return code %d: got no error", ret)
+			continue
+		}
+		for _, sentinel := range sentinels {
+			if errors.Is(err, sentinel) {
+				t.Errorf("return code %d: %v counts as %v", ret, err, sentinel)
+			}
+		}
+	}
+}
+
+func TestProfileNamesAreNVIDIAs(t *testing.T) {
+	const gib = 1 << 30
+	tests := map[string]struct {
+		profile gpu.Profile
+		total   uint64
+	}{
+		"1g.10gb":    {gpu.Profile{Enum: nvml.GPU_INSTANCE_PROFILE_1_SLICE, ComputeSlices: 1, Memory: 10 * gib}, 80 * gib},
+		"1g.10gb+me": {gpu.Profile{Enum: nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV1, ComputeSlices: 1, Memory: 10 * gib}, 80 * gib},
+		"1g.20gb":    {gpu.Profile{Enum: nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV2, ComputeSlices: 1, Memory: 20 * gib}, 80 * gib},
+		"3g.40gb":    {gpu.Profile{Enum: nvml.GPU_INSTANCE_PROFILE_3_SLICE, ComputeSlices: 3, Memory: 40 * gib}, 80 * gib},
+	}
+	for want, tt := range tests {
+		if got := profileName(tt.profile, tt.total); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+// go-nvlib aborts on profiles it does not know; a board newer than this release must not end the plugin.
+func TestProfilesThatAreNotKnownHaveNoNameAndEndNothing(t *testing.T) {
+	for enum := range nvml.GPU_INSTANCE_PROFILE_COUNT + 8 {
+		for compute := range 10 {
+			_ = profileName(gpu.Profile{Enum: enum, ComputeSlices: compute, Memory: 10 << 30}, 80<<30)
+		}
+	}
+	for name, p := range map[string]gpu.Profile{
+		"odd size":   {Enum: nvml.GPU_INSTANCE_PROFILE_1_SLICE, ComputeSlices: 5, Memory: 10 << 30},
+		"no compute": {Enum: nvml.GPU_INSTANCE_PROFILE_1_SLICE, Memory: 10 << 30},
+	} {
+		if got := profileName(p, 80<<30); got != "" {
+			t.Errorf("%s: got %q, want no name", name, got)
+		}
+	}
+	if got := profileName(gpu.Profile{ComputeSlices: 1, Memory: 10 << 30}, 0); got != "" {
+		t.Errorf("unknown memory: got %q, want no name", got)
+	}
+}

@@ -1,0 +1,105 @@
+package publish
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"sigs.k8s.io/yaml"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+var update = flag.Bool("update", false, "write golden files anew")
+
+func ptr[T any](v T) *T { return &v }
+
+// bigGPU reports everything.
+func bigGPU(i int) gpu.GPU {
+	numa := i / 4
+	return gpu.GPU{
+		PCI: gpu.PCIAddress{Bus: uint8(0x18 + i*0x10)}, UUID: fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", i), Index: 7 - i, Minor: i,
+		ProductName: "NVIDIA H100 80GB HBM3", Brand: "Nvidia", Architecture: "Hopper", ComputeCapability: &gpu.Version{Major: 9},
+		Memory: ptr(uint64(85_520_809_984)), ECC: ptr(true), AddressingMode: "HMM", ActiveNVLinks: ptr(18),
+		NUMANode: &numa, PCIeRoot: fmt.Sprintf("pci0000:%02x", 0x15+i*0x10), MIG: gpu.MIG{Capable: true, Slices: 8},
+	}
+}
+
+// nodeOf is a node of so many GPUs that report everything.
+func nodeOf(gpus int) *gpu.Node {
+	node := &gpu.Node{DriverVersion: "580.95.05", CUDAVersion: gpu.Version{Major: 13}}
+	for i := range gpus {
+		g := bigGPU(i)
+		g.PCI = gpu.PCIAddress{Domain: uint32(i / 256), Bus: uint8(i)}
+		if gpus <= 8 {
+			g.PCI = bigGPU(i).PCI
+		}
+		node.GPUs = append(node.GPUs, g)
+	}
+	return node
+}
+
+// bareGPU reports nothing but what it is known by.
+func bareGPU() gpu.GPU {
+	return gpu.GPU{PCI: gpu.PCIAddress{Bus: 3}, UUID: "GPU-bare"}
+}
+
+// slicesOf are the slices of the pool of node "n".
+func slicesOf(t *testing.T, node *gpu.Node) []resourceslice.Slice {
+	t.Helper()
+	resources := Resources(node, "n")
+	if len(resources.Pools) != 1 {
+		t.Fatalf("got %d pools, want 1", len(resources.Pools))
+	}
+	return resources.Pools["n"].Slices
+}
+
+// deviceOf is the only device of a node.
+func deviceOf(t *testing.T, node *gpu.Node) resourceapi.Device {
+	t.Helper()
+	var devices []resourceapi.Device
+	for _, s := range slicesOf(t, node) {
+		devices = append(devices, s.Devices...)
+	}
+	if len(devices) != 1 {
+		t.Fatalf("got %d devices, want 1", len(devices))
+	}
+	return devices[0]
+}
+
+func encode(t *testing.T, v any) string {
+	t.Helper()
+	data, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// golden compares a value, as YAML, with a file in testdata.
+func golden(t *testing.T, name string, v any) {
+	t.Helper()
+	got, err := yaml.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, got, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatalf("%v (run go test with -update to write it)", err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", path, diff)
+	}
+}

@@ -1,0 +1,104 @@
+package publish
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+func TestObjectsOfANodeOfEightGPUs(t *testing.T) {
+	golden(t, "eight-gpus.yaml", Objects(nodeOf(8), "gpu.cleave.dev", "node-1"))
+}
+
+func TestObjectsOfAGPUThatReportsNothingOptional(t *testing.T) {
+	node := &gpu.Node{DriverVersion: "580.95.05", CUDAVersion: gpu.Version{Major: 13}, GPUs: []gpu.GPU{bareGPU()}}
+	golden(t, "bare-gpu.yaml", Objects(node, "gpu.cleave.dev", "node-1"))
+}
+
+func TestObjectsOfANodeWithoutGPUsAreOneEmptySlice(t *testing.T) {
+	golden(t, "no-gpus.yaml", Objects(&gpu.Node{DriverVersion: "580.95.05"}, "gpu.cleave.dev", "node-1"))
+	slices := slicesOf(t, &gpu.Node{})
+	if len(slices) != 1 || len(slices[0].Devices) != 0 || len(slices[0].SharedCounters) != 0 {
+		t.Errorf("got %v, want one empty slice", slices)
+	}
+}
+
+func TestTheSameNodeGivesTheSameBytes(t *testing.T) {
+	want := encode(t, Resources(nodeOf(70), "n"))
+	for range 20 {
+		if got := encode(t, Resources(nodeOf(70), "n")); got != want {
+			t.Fatalf("slices differ (-first +now):\n%s", cmp.Diff(want, got))
+		}
+	}
+}
+
+func TestResourcesDoNotShareMemoryWithTheNode(t *testing.T) {
+	node := nodeOf(1)
+	device := deviceOf(t, node)
+	want := encode(t, device)
+	*node.GPUs[0].NUMANode, *node.GPUs[0].ECC, node.GPUs[0].UUID = 7, false, "GPU-other"
+	*node.GPUs[0].ActiveNVLinks, *node.GPUs[0].Memory = 1, 1
+	if diff := cmp.Diff(want, encode(t, device)); diff != "" {
+		t.Errorf("published device changed with the node (-before +after):\n%s", diff)
+	}
+}
+
+func TestWholeGPUsAreOfferedFromTheLastOne(t *testing.T) {
+	node := nodeOf(3)
+	var got []string
+	for _, s := range slicesOf(t, node) {
+		for _, d := range s.Devices {
+			got = append(got, d.Name)
+		}
+	}
+	want := []string{node.GPUs[2].PCI.DeviceName(), node.GPUs[1].PCI.DeviceName(), node.GPUs[0].PCI.DeviceName()}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("order of devices (-want +got):\n%s", diff)
+	}
+}
+
+func TestAWholeGPUConsumesAllCountersOfItsOwnSet(t *testing.T) {
+	for _, n := range []int{0, 4, 8, 12} {
+		node := nodeOf(2)
+		for i := range node.GPUs {
+			node.GPUs[i].MIG.Slices = n
+		}
+		sets := map[string]map[string]resourceapi.Counter{}
+		var devices []resourceapi.Device
+		for _, s := range slicesOf(t, node) {
+			for _, set := range s.SharedCounters {
+				sets[set.Name] = set.Counters
+			}
+			devices = append(devices, s.Devices...)
+		}
+		for _, d := range devices {
+			if len(d.ConsumesCounters) != 1 || d.ConsumesCounters[0].CounterSet != d.Name {
+				t.Fatalf("%d units: device %s consumes %v, want only its own set", n, d.Name, d.ConsumesCounters)
+			}
+			if diff := cmp.Diff(encode(t, sets[d.Name]), encode(t, d.ConsumesCounters[0].Counters)); diff != "" {
+				t.Errorf("%d units: device %s (-has +consumes):\n%s", n, d.Name, diff)
+			}
+			if got, want := len(sets[d.Name]), max(n, 1); got != want {
+				t.Errorf("device %s has %d counters, want %d", d.Name, got, want)
+			}
+		}
+	}
+}
+
+// The order in which a scheduler meets the slices is that of their names.
+func TestObjectNamesSortLikeTheSlices(t *testing.T) {
+	items := Objects(nodeOf(200), "gpu.cleave.dev", "node-1").Items
+	for i := 1; i < len(items); i++ {
+		if items[i-1].Name >= items[i].Name {
+			t.Errorf("slice %d is named %q, slice %d %q: want them in ascending order", i-1, items[i-1].Name, i, items[i].Name)
+		}
+	}
+	for _, s := range items {
+		if s.Spec.Pool.ResourceSliceCount != int64(len(items)) || s.Spec.Pool.Generation != 1 || *s.Spec.NodeName != "node-1" {
+			t.Errorf("slice %s: got pool %v on node %s", s.Name, s.Spec.Pool, *s.Spec.NodeName)
+		}
+	}
+}

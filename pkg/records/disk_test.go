@@ -1,0 +1,134 @@
+package records
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestDiskWriteFileLeavesOnePrivateFile(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a.json")
+	for _, content := range []string{"first, long", "second"} {
+		if err := (Disk{}).WriteFile(path, []byte(content)); err != nil {
+			t.Fatalf("WriteFile: %v", err)
+		}
+		got, err := os.ReadFile(path)
+		if err != nil || string(got) != content {
+			t.Errorf("content: got %q, %v, want %q", got, err, content)
+		}
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := info.Mode(), fs.FileMode(0o600); got != want {
+		t.Errorf("mode: got %v, want %v", got, want)
+	}
+	if diff := cmp.Diff([]string{"a.json"}, listAll(t, dir)); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+}
+
+func TestDiskWriteFileRemovesItsTemporaryFileWhereTheRenameFails(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a.json")
+	if err := os.MkdirAll(filepath.Join(path, "in-the-way"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := (Disk{}).WriteFile(path, []byte("x")); err == nil {
+		t.Fatal("WriteFile over a folder: want an error")
+	}
+	if diff := cmp.Diff([]string{"a.json"}, mustReadDir(t, dir)); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+}
+
+func TestDiskWriteFileIntoAMissingFolderFails(t *testing.T) {
+	err := Disk{}.WriteFile(filepath.Join(t.TempDir(), "no", "a.json"), []byte("x"))
+	if !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("got %v, want %v", err, fs.ErrNotExist)
+	}
+}
+
+// mountTiny gives a file system of two pages, or skips the test.
+func mountTiny(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := syscall.Mount("none", dir, "tmpfs", 0, "size=8k"); err != nil {
+		t.Skipf("needs the right to mount a tmpfs: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dir, 0); err != nil {
+			t.Errorf("unmount: %v", err)
+		}
+	})
+	return dir
+}
+
+func TestDiskWriteFileOnAFullDiskLeavesTheEarlierFileAndNoOther(t *testing.T) {
+	dir := mountTiny(t)
+	path := filepath.Join(dir, "a.json")
+	if err := (Disk{}).WriteFile(path, []byte("whole")); err != nil {
+		t.Fatal(err)
+	}
+	err := Disk{}.WriteFile(path, bytes.Repeat([]byte("x"), 64<<10))
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("got %v, want ENOSPC", err)
+	}
+	if got, err := os.ReadFile(path); err != nil || string(got) != "whole" {
+		t.Errorf("earlier file: got %q, %v, want it untouched", got, err)
+	}
+	if diff := cmp.Diff([]string{"a.json"}, listAll(t, dir)); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+}
+
+func TestDiskReadFileRefusesMoreThanItsLimit(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(path, []byte("12345"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := (Disk{}).ReadFile(path, 5); err != nil || string(got) != "12345" {
+		t.Errorf("limit 5: got %q, %v, want 12345", got, err)
+	}
+	if got, err := (Disk{}).ReadFile(path, 4); err == nil {
+		t.Errorf("limit 4: got %q, want an error", got)
+	}
+	if _, err := (Disk{}).ReadFile(filepath.Join(path, "x"), 4); err == nil {
+		t.Error("file under a file: want an error")
+	}
+	if _, err := (Disk{}).ReadFile(path+".no", 4); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("missing file: got %v, want %v", err, fs.ErrNotExist)
+	}
+}
+
+func TestDiskRemoveOfAMissingFileIsNoError(t *testing.T) {
+	if err := (Disk{}).Remove(filepath.Join(t.TempDir(), "no")); err != nil {
+		t.Errorf("Remove: %v", err)
+	}
+}
+
+// A kill between the temporary file and its rename leaves the temporary file. Nothing else ever removes it.
+func TestOpenStoreSweepsTemporaryFilesThatAKillLeftBehind(t *testing.T) {
+	s := openStore(t)
+	left := filepath.Join(s.Dir(), "."+string(uidA)+".json.123456")
+	if err := os.WriteFile(left, []byte(`{"format":1,"cl`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	old := time.Now().Add(-time.Hour) // one that another process is writing right now is left alone
+	if err := os.Chtimes(left, old, old); err != nil {
+		t.Fatal(err)
+	}
+	again := openStoreIn(t, Disk{}, s.Dir())
+	if diff := cmp.Diff([]string{}, listAll(t, again.Dir())); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,125 @@
+package sim
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+const callInit = "nvmlInit_v2"
+
+// callNames are the NVML functions that are simulated, sorted. All others answer NOT_SUPPORTED.
+var callNames = []string{
+	"nvmlComputeInstanceDestroy",
+	"nvmlComputeInstanceGetInfo_v2",
+	"nvmlDeviceCreateGpuInstance",
+	"nvmlDeviceCreateGpuInstanceWithPlacement",
+	"nvmlDeviceGetAddressingMode",
+	"nvmlDeviceGetArchitecture",
+	"nvmlDeviceGetAttributes_v2",
+	"nvmlDeviceGetBAR1MemoryInfo",
+	"nvmlDeviceGetBrand",
+	"nvmlDeviceGetComputeInstanceId",
+	"nvmlDeviceGetComputeMode",
+	"nvmlDeviceGetComputeRunningProcesses_v3",
+	"nvmlDeviceGetCount_v2",
+	"nvmlDeviceGetCpuAffinity",
+	"nvmlDeviceGetCudaComputeCapability",
+	"nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
+	"nvmlDeviceGetEccMode",
+	"nvmlDeviceGetFieldValues",
+	"nvmlDeviceGetGpuFabricInfoV",
+	"nvmlDeviceGetGpuInstanceById",
+	"nvmlDeviceGetGpuInstanceId",
+	"nvmlDeviceGetGpuInstancePossiblePlacements_v2",
+	"nvmlDeviceGetGpuInstanceProfileInfo",
+	"nvmlDeviceGetGpuInstanceProfileInfoByIdV",
+	"nvmlDeviceGetGpuInstanceProfileInfoV",
+	"nvmlDeviceGetGpuInstanceRemainingCapacity",
+	"nvmlDeviceGetGpuInstances",
+	"nvmlDeviceGetHandleByIndex_v2",
+	"nvmlDeviceGetHandleByPciBusId_v2",
+	"nvmlDeviceGetHandleByUUID",
+	"nvmlDeviceGetIndex",
+	"nvmlDeviceGetMaxMigDeviceCount",
+	"nvmlDeviceGetMemoryAffinity",
+	"nvmlDeviceGetMemoryInfo",
+	"nvmlDeviceGetMemoryInfo_v2",
+	"nvmlDeviceGetMigDeviceHandleByIndex",
+	"nvmlDeviceGetMigMode",
+	"nvmlDeviceGetMinorNumber",
+	"nvmlDeviceGetModuleId",
+	"nvmlDeviceGetName",
+	"nvmlDeviceGetNumaNodeId",
+	"nvmlDeviceGetNvLinkRemoteDeviceType",
+	"nvmlDeviceGetNvLinkRemotePciInfo_v2",
+	"nvmlDeviceGetNvLinkState",
+	"nvmlDeviceGetNvLinkVersion",
+	"nvmlDeviceGetP2PStatus",
+	"nvmlDeviceGetPciInfo_v3",
+	"nvmlDeviceGetPersistenceMode",
+	"nvmlDeviceGetPowerManagementLimit",
+	"nvmlDeviceGetPowerUsage",
+	"nvmlDeviceGetRemappedRows",
+	"nvmlDeviceGetSerial",
+	"nvmlDeviceGetSupportedEventTypes",
+	"nvmlDeviceGetTemperature",
+	"nvmlDeviceGetTopologyCommonAncestor",
+	"nvmlDeviceGetTopologyNearestGpus",
+	"nvmlDeviceGetTotalEccErrors",
+	"nvmlDeviceGetUUID",
+	"nvmlDeviceGetUtilizationRates",
+	"nvmlDeviceGetVirtualizationMode",
+	"nvmlDeviceIsMigDeviceHandle",
+	"nvmlDeviceRegisterEvents",
+	"nvmlDeviceSetComputeMode",
+	"nvmlDeviceSetMigMode",
+	"nvmlDeviceSetPersistenceMode",
+	"nvmlEventSetCreate",
+	"nvmlEventSetFree",
+	"nvmlEventSetWait_v2",
+	"nvmlGpuInstanceCreateComputeInstance",
+	"nvmlGpuInstanceCreateComputeInstanceWithPlacement",
+	"nvmlGpuInstanceDestroy",
+	"nvmlGpuInstanceGetComputeInstanceById",
+	"nvmlGpuInstanceGetComputeInstancePossiblePlacements",
+	"nvmlGpuInstanceGetComputeInstanceProfileInfo",
+	"nvmlGpuInstanceGetComputeInstanceRemainingCapacity",
+	"nvmlGpuInstanceGetComputeInstances",
+	"nvmlGpuInstanceGetInfo",
+	"nvmlInit_v2",
+	"nvmlShutdown",
+	"nvmlSystemGetCudaDriverVersion_v2",
+	"nvmlSystemGetDriverVersion",
+	"nvmlSystemGetNVMLVersion",
+}
+
+// CallNames lists the NVML functions that are simulated, sorted: those that faults may name and Calls counts.
+func CallNames() []string { return slices.Clone(callNames) }
+
+// ResolveCall finds the simulated function that a name means: with or without "nvml" in front and version behind.
+// "*" means all.
+func ResolveCall(name string) (string, error) {
+	if name == "*" {
+		return name, nil
+	}
+	full := name
+	if !strings.HasPrefix(full, "nvml") {
+		full = "nvml" + full
+	}
+	for _, suffix := range []string{"", "_v2", "_v3"} {
+		if _, ok := slices.BinarySearch(callNames, full+suffix); ok {
+			return full + suffix, nil
+		}
+	}
+	var near []string
+	for _, c := range callNames {
+		if strings.Contains(strings.ToLower(c), strings.ToLower(strings.TrimPrefix(name, "nvml"))) {
+			near = append(near, c)
+		}
+	}
+	if len(near) == 0 {
+		near = callNames
+	}
+	return "", fmt.Errorf("no simulated NVML function %q: want * or one of %s", name, strings.Join(near, ", "))
+}

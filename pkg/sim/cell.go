@@ -1,0 +1,290 @@
+package sim
+
+import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+)
+
+// cell is one piece of state that changes as a whole, in memory or in a file that several processes share.
+// Values are never changed in place: an update makes a new one, so a reader keeps what it has read.
+type cell[T any] struct {
+	path   string // empty: in memory
+	stat   func() (fileID, error)
+	clone  func(*T) *T
+	decode func([]byte) (*T, error)
+	// before and after, where set, keep something outside in step with the value: before the new value is there, and
+	// after it is. An error from before stops the update. Other processes wait meanwhile.
+	before func(old, next *T) error
+	after  func(old, next *T)
+
+	mu  sync.Mutex // one update or re-read at a time in this process
+	cur atomic.Pointer[version[T]]
+}
+
+// version is a value and the identity of the file it came from.
+type version[T any] struct {
+	value *T
+	file  fileID
+}
+
+// fileID tells versions of a file apart. Every version is a new file with a modification time of its own.
+type fileID struct {
+	ino          uint64
+	size         int64
+	mtime, mnsec int64
+}
+
+// newCell makes a cell in memory.
+func newCell[T any](value *T, clone func(*T) *T) *cell[T] {
+	c := &cell[T]{clone: clone}
+	c.cur.Store(&version[T]{value: value})
+	return c
+}
+
+// openCell makes a cell of a file; the file is read when first asked for.
+func openCell[T any](path string, clone func(*T) *T, decode func([]byte) (*T, error)) *cell[T] {
+	return &cell[T]{path: path, stat: statter(path), clone: clone, decode: decode}
+}
+
+// load returns the present value: the cached one unless the file has changed.
+func (c *cell[T]) load() (*T, error) {
+	if v := c.cur.Load(); v != nil {
+		if c.path == "" {
+			return v.value, nil
+		}
+		id, err := c.stat()
+		if err != nil {
+			return nil, err
+		}
+		if id == v.file {
+			return v.value, nil
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.read()
+}
+
+// read reads the file if it is another than the cached one. mu is held.
+func (c *cell[T]) read() (*T, error) {
+	id, err := c.stat()
+	if err != nil {
+		return nil, err
+	}
+	for {
+		if v := c.cur.Load(); v != nil && v.file == id {
+			return v.value, nil
+		}
+		data, readErr := os.ReadFile(c.path)
+		// A writer writes into a file that is not the present version. If what was read is still the present version
+		// now, nobody wrote into it meanwhile; if not, what was read may be anything.
+		now, err := c.stat()
+		if err != nil {
+			return nil, err
+		}
+		if now != id {
+			id = now
+			continue
+		}
+		if readErr != nil {
+			return nil, fmt.Errorf("read simulated state: %w", readErr)
+		}
+		value, err := c.decode(data)
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w", c.path, err)
+		}
+		c.cur.Store(&version[T]{value: value, file: id})
+		return value, nil
+	}
+}
+
+// update changes the value: change gets a copy, and an error from it leaves everything as it was.
+// Updates of all processes happen one after the other.
+func (c *cell[T]) update(change func(*T) error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.path == "" {
+		next := c.clone(c.cur.Load().value)
+		if err := change(next); err != nil {
+			return err
+		}
+		c.cur.Store(&version[T]{value: next})
+		return nil
+	}
+	unlock, err := lockFile(c.path + ".lock")
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	now, err := c.read()
+	if err != nil {
+		return err
+	}
+	next := c.clone(now)
+	if err := change(next); err != nil {
+		return err
+	}
+	if c.before != nil {
+		if err := c.before(now, next); err != nil {
+			return err
+		}
+	}
+	data, err := json.Marshal(next)
+	if err != nil {
+		return fmt.Errorf("encode simulated state: %w", err)
+	}
+	var last fileID
+	if v := c.cur.Load(); v != nil {
+		last = v.file
+	}
+	id, err := replaceFile(c.path, data, last)
+	if err != nil {
+		return fmt.Errorf("write simulated state: %w", err)
+	}
+	c.cur.Store(&version[T]{value: next, file: id})
+	if c.after != nil {
+		c.after(now, next)
+	}
+	return nil
+}
+
+// statFile returns the identity of a file.
+func statFile(path string) (fileID, error) {
+	return statter(path)()
+}
+
+// Numbers of system calls by architecture, which package syscall does not have or not everywhere; 0 elsewhere.
+var (
+	sysFstatat   = map[string]uintptr{"amd64": 262, "arm64": 79}[runtime.GOARCH]
+	sysRenameat2 = map[string]uintptr{"amd64": 316, "arm64": 276}[runtime.GOARCH]
+)
+
+// atCWD is AT_FDCWD: paths that are not absolute begin at the current folder.
+const atCWD = ^uintptr(99)
+
+// statter returns a function that gives the identity of a file. Every NVML call asks for it, so it allocates nothing.
+func statter(path string) func() (fileID, error) {
+	name, err := syscall.BytePtrFromString(path)
+	return func() (fileID, error) {
+		var st syscall.Stat_t
+		errno := syscall.ENOSYS
+		if err == nil && sysFstatat != 0 {
+			_, _, errno = syscall.Syscall6(sysFstatat, atCWD, uintptr(unsafe.Pointer(name)), uintptr(unsafe.Pointer(&st)), 0, 0, 0)
+		}
+		if errno == syscall.ENOSYS {
+			if err := syscall.Stat(path, &st); err != nil {
+				return fileID{}, &fs.PathError{Op: "stat", Path: path, Err: err}
+			}
+		} else if errno != 0 {
+			return fileID{}, &fs.PathError{Op: "stat", Path: path, Err: errno}
+		}
+		return fileID{ino: st.Ino, size: st.Size, mtime: st.Mtim.Sec, mnsec: st.Mtim.Nsec}, nil
+	}
+}
+
+// replaceFile makes data the next version of a file whose present one has the identity last. Only the holder of the
+// lock may. There are always two files: the present version, and a spare one that becomes the next; they change places
+// in one step. Making and removing files instead, or renaming over one, takes ext4 ten times as long.
+func replaceFile(path string, data []byte, last fileID) (fileID, error) {
+	spare := path + ".spare"
+	if err := writePadded(spare, data); err != nil {
+		return fileID{}, err
+	}
+	// The two change places for ever and clocks are coarse, so the modification time is moved on by hand.
+	when := time.Now()
+	if before := time.Unix(last.mtime, last.mnsec); !when.After(before) {
+		when = before.Add(time.Nanosecond)
+	}
+	if err := os.Chtimes(spare, when, when); err != nil {
+		return fileID{}, err
+	}
+	id, err := statFile(spare)
+	if err != nil {
+		return fileID{}, err
+	}
+	if exchangeFiles(spare, path) == nil {
+		return id, nil
+	}
+	return id, os.Rename(spare, path) // the first version, or a file system that cannot exchange
+}
+
+// padding is the multiple to which versions are filled with blanks, which mean nothing in JSON. Files that change
+// their size cost more.
+const padding = 1024
+
+// writePadded writes data over what a file has.
+func writePadded(path string, data []byte) error {
+	for len(data)%padding != 0 {
+		data = append(data, ' ')
+	}
+	fd, err := syscall.Open(path, syscall.O_WRONLY|syscall.O_CREAT|syscall.O_CLOEXEC, 0o644)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer func() { _ = syscall.Close(fd) }() // a write that failed has said so
+	var st syscall.Stat_t
+	if err := syscall.Fstat(fd, &st); err != nil {
+		return &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if st.Size > int64(len(data)) {
+		if err := syscall.Ftruncate(fd, int64(len(data))); err != nil {
+			return &fs.PathError{Op: "truncate", Path: path, Err: err}
+		}
+	}
+	for done := 0; done < len(data); {
+		n, err := syscall.Pwrite(fd, data[done:], int64(done))
+		if err != nil {
+			return &fs.PathError{Op: "write", Path: path, Err: err}
+		}
+		done += n
+	}
+	return nil
+}
+
+// exchangeFiles makes each of two paths name the other's file.
+func exchangeFiles(a, b string) error {
+	const exchange = 1 << 1 // RENAME_EXCHANGE
+	if sysRenameat2 == 0 {
+		return syscall.ENOSYS
+	}
+	from, err := syscall.BytePtrFromString(a)
+	if err != nil {
+		return err
+	}
+	to, err := syscall.BytePtrFromString(b)
+	if err != nil {
+		return err
+	}
+	_, _, errno := syscall.Syscall6(sysRenameat2, atCWD, uintptr(unsafe.Pointer(from)), atCWD, uintptr(unsafe.Pointer(to)), exchange, 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// lockFile waits for the lock that processes take in turn, and returns how to give it back.
+func lockFile(path string) (unlock func(), err error) {
+	fd, err := syscall.Open(path, syscall.O_RDWR|syscall.O_CREAT|syscall.O_CLOEXEC, 0o644)
+	if err != nil {
+		return nil, &fs.PathError{Op: "lock", Path: path, Err: err}
+	}
+	for {
+		err = syscall.Flock(fd, syscall.LOCK_EX)
+		if err != syscall.EINTR { //nolint:errorlint // a system call returns the bare number
+			break
+		}
+	}
+	if err != nil {
+		_ = syscall.Close(fd)
+		return nil, &fs.PathError{Op: "lock", Path: path, Err: err}
+	}
+	return func() { _ = syscall.Close(fd) }, nil // closing gives the lock back; nothing was written
+}

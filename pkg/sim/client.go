@@ -1,0 +1,80 @@
+package sim
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+)
+
+// AddClient makes a process hold a GPU, as a CUDA program or a monitoring agent does.
+func (n *Node) AddClient(index int, c Client) error {
+	if err := n.checkIndex(index); err != nil {
+		return err
+	}
+	if c.PID <= 0 {
+		return fmt.Errorf("add client: PID %d", c.PID)
+	}
+	return n.gpus[index].update(func(st *gpuState) error {
+		if err := st.checkClient(c); err != nil {
+			return fmt.Errorf("add client to GPU %d: %w", index, err)
+		}
+		st.Clients = slices.DeleteFunc(st.Clients, func(o Client) bool { return o.PID == c.PID })
+		st.Clients = append(st.Clients, c)
+		slices.SortFunc(st.Clients, func(a, b Client) int { return cmp.Compare(a.PID, b.PID) })
+		return nil
+	})
+}
+
+// checkClient refuses a client of a partition that does not exist.
+func (st *gpuState) checkClient(c Client) error {
+	if c.GPUInstance < 0 {
+		return nil
+	}
+	gi := st.findInstance(c.GPUInstance)
+	if gi == nil {
+		return fmt.Errorf("no GPU instance %d", c.GPUInstance)
+	}
+	if gi.findCompute(c.ComputeInstance) == nil {
+		return fmt.Errorf("no compute instance %d in GPU instance %d", c.ComputeInstance, c.GPUInstance)
+	}
+	return nil
+}
+
+// RemoveClient ends the hold of a process on a GPU.
+func (n *Node) RemoveClient(index, pid int) error {
+	if err := n.checkIndex(index); err != nil {
+		return err
+	}
+	return n.gpus[index].update(func(st *gpuState) error {
+		before := len(st.Clients)
+		st.Clients = slices.DeleteFunc(st.Clients, func(c Client) bool { return c.PID == pid })
+		if len(st.Clients) == before {
+			return fmt.Errorf("remove client: no process %d holds GPU %d", pid, index)
+		}
+		return nil
+	})
+}
+
+// Processes lists the processes that hold the GPU, by PID (nvmlDeviceGetComputeRunningProcesses_v3).
+func (d *Device) Processes() ([]Client, error) {
+	st, err := d.load("nvmlDeviceGetComputeRunningProcesses_v3")
+	if err != nil {
+		return nil, err
+	}
+	return slices.Clone(st.Clients), nil
+}
+
+// holders words who holds what a filter picks: "process 71 (dcgm)"; empty if nobody does.
+func (st *gpuState) holders(pick func(Client) bool) string {
+	s := ""
+	for _, c := range st.Clients {
+		if !pick(c) {
+			continue
+		}
+		if s != "" {
+			s += ", "
+		}
+		s += fmt.Sprintf("process %d (%s)", c.PID, c.Name)
+	}
+	return s
+}

@@ -1,0 +1,328 @@
+package sim
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// Where things lie under a root.
+const (
+	libraryDir  = "usr/lib/x86_64-linux-gnu"
+	binaryDir   = "usr/bin"
+	firmwareDir = "lib/firmware/nvidia"
+	stashedProc = stateDir + "/proc-driver-nvidia"
+)
+
+// WithoutDeviceNodes leaves out the device files, which only root may make.
+func WithoutDeviceNodes() Option { return func(o *options) { o.noDeviceNodes = true } }
+
+// WithLibrary installs the file as libnvidia-ml.so.1; without it the root has none.
+func WithLibrary(path string) Option { return func(o *options) { o.library = path } }
+
+// WithExecutable installs the file as nvidia-smi; it has to act as one when called so.
+func WithExecutable(path string) Option { return func(o *options) { o.executable = path } }
+
+// WithForce replaces a node that is there already.
+func WithForce() Option { return func(o *options) { o.force = true } }
+
+// ErrExists says that there is a simulated node under the root already.
+var ErrExists = errors.New("a simulated node is there already")
+
+// Create makes a node under root, as a driver root: libraries, programs, device files, and stand-ins for what the
+// kernel shows under /proc and /sys. The state comes last, so that a node is either whole or not there.
+func Create(root, model string, opts ...Option) (*Node, error) {
+	o := newOptions(opts)
+	s, err := newSpec(model, o)
+	if err != nil {
+		return nil, err
+	}
+	root, err = filepath.Abs(root)
+	if err != nil {
+		return nil, fmt.Errorf("create simulated node: %w", err)
+	}
+	if err := clearRoot(root, o.force); err != nil {
+		return nil, err
+	}
+	steps := []func(string, *spec, *options) error{createFolder, createLibraries, createPrograms, createTree, createDeviceNodes, createState}
+	for _, step := range steps {
+		if err := step(root, s, o); err != nil {
+			return nil, fmt.Errorf("create simulated node under %s: %w", root, err)
+		}
+	}
+	return Open(root, opts...)
+}
+
+// clearRoot makes sure that the root holds nothing: no other files, and no earlier node unless it may go.
+func clearRoot(root string, force bool) error {
+	if filepath.Dir(root) == root {
+		return fmt.Errorf("create simulated node under %s: that is no folder to put a node into", root)
+	}
+	entries, err := os.ReadDir(root)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0 {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look for a node under %s: %w", root, err)
+	}
+	if _, err := os.Stat(filepath.Join(root, stateDir)); err != nil {
+		return fmt.Errorf("create simulated node under %s: the folder holds other files: %w", root, fs.ErrExist)
+	}
+	// A node whose making was interrupted has no node.json, and is in nobody's use.
+	if _, err := os.Stat(filepath.Join(root, stateDir, "node.json")); err == nil && !force {
+		return fmt.Errorf("create simulated node under %s: %w", root, ErrExists)
+	}
+	return Remove(root)
+}
+
+// created are the folders under a root that a node consists of; the one that tells that there is a node comes last.
+var created = []string{libraryDir, binaryDir, firmwareDir, "proc", "sys", "dev", stateDir}
+
+// Remove takes away the node under root, and nothing else that may lie there.
+func Remove(root string) error {
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return fmt.Errorf("remove simulated node: %w", err)
+	}
+	if filepath.Dir(root) == root {
+		return fmt.Errorf("remove simulated node under %s: there cannot be one", root)
+	}
+	if _, err := os.Stat(filepath.Join(root, stateDir)); err != nil {
+		return fmt.Errorf("remove simulated node: %w", err)
+	}
+	for _, dir := range created {
+		if err := os.RemoveAll(filepath.Join(root, dir)); err != nil {
+			return fmt.Errorf("remove simulated node: %w", err)
+		}
+	}
+	return nil
+}
+
+// stubLibraries are the driver libraries that containers get, beside libnvidia-ml, and how far their SONAME goes.
+var stubLibraries = []string{
+	"libcuda.so.1",
+	"libcudadebugger.so.1",
+	"libnvidia-allocator.so.1",
+	"libnvidia-cfg.so.1",
+	"libnvidia-gpucomp.so",
+	"libnvidia-nvvm.so.4",
+	"libnvidia-opencl.so.1",
+	"libnvidia-pkcs11-openssl3.so",
+	"libnvidia-ptxjitcompiler.so.1",
+}
+
+// createFolder makes the folder by which a node is known, before anything else.
+func createFolder(root string, _ *spec, _ *options) error {
+	return os.MkdirAll(filepath.Join(root, asideDir), 0o755)
+}
+
+// createLibraries installs the libraries as a driver does: lib.so.<driver version>, lib.so.1 as a link to it, and
+// lib.so as a link to that.
+func createLibraries(root string, s *spec, o *options) error {
+	dir := filepath.Join(root, libraryDir)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for _, soname := range stubLibraries {
+		if err := installLibrary(dir, soname, s.DriverVersion, stubLibrary(soname)); err != nil {
+			return err
+		}
+	}
+	description, err := s.describe()
+	if err != nil {
+		return err
+	}
+	if err := installLibrary(dir, describingLibrary, s.DriverVersion, description); err != nil {
+		return err
+	}
+	if o.library == "" {
+		return nil
+	}
+	data, err := os.ReadFile(o.library)
+	if err != nil {
+		return fmt.Errorf("install libnvidia-ml.so.1: %w", err)
+	}
+	return installLibrary(dir, "libnvidia-ml.so.1", s.DriverVersion, data)
+}
+
+// installLibrary writes one library and its links.
+func installLibrary(dir, soname, version string, data []byte) error {
+	base, _, _ := strings.Cut(soname, ".so")
+	file := base + ".so." + version
+	if err := os.WriteFile(filepath.Join(dir, file), data, 0o755); err != nil {
+		return err
+	}
+	links := [][2]string{{soname, file}}
+	if soname != base+".so" {
+		links = append(links, [2]string{base + ".so", soname})
+	}
+	for _, l := range links {
+		if err := os.Symlink(l[1], filepath.Join(dir, l[0])); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mpsPlaceholder stands where NVIDIA's MPS programs are; they cannot be simulated by a file that says so.
+const mpsPlaceholder = `#!/bin/sh
+echo "$0: simulated node: NVIDIA's MPS is not here" >&2
+exit 1
+`
+
+// createPrograms installs what belongs under usr/bin, and the firmware that containers get.
+func createPrograms(root string, s *spec, o *options) error {
+	files := map[string]treeFile{
+		binaryDir + "/nvidia-cuda-mps-control": {data: []byte(mpsPlaceholder)},
+		binaryDir + "/nvidia-cuda-mps-server":  {data: []byte(mpsPlaceholder)},
+	}
+	if o.executable != "" {
+		data, err := os.ReadFile(o.executable)
+		if err != nil {
+			return fmt.Errorf("install nvidia-smi: %w", err)
+		}
+		files[binaryDir+"/nvidia-smi"] = treeFile{data: data}
+	}
+	if err := writeTree(root, files, 0o755); err != nil {
+		return err
+	}
+	firmware := map[string]treeFile{}
+	for i := range s.Boards {
+		name := filepath.Join(firmwareDir, s.DriverVersion, s.Boards[i].GSPFirmware)
+		addFile(firmware, name, "simulated firmware\n")
+	}
+	return writeTree(root, firmware, 0o644)
+}
+
+// createTree writes /proc and /sys.
+func createTree(root string, s *spec, _ *options) error {
+	if err := writeTree(root, s.procfs(), 0o444); err != nil {
+		return err
+	}
+	for i := range s.GPUs {
+		if s.Boards[s.GPUs[i].Board].MIG == nil {
+			continue
+		}
+		if err := os.MkdirAll(filepath.Join(root, capabilityDir(s.GPUs[i].Minor)), 0o755); err != nil {
+			return err
+		}
+	}
+	return writeTree(filepath.Join(root, "sys"), s.sysfs(), 0o444)
+}
+
+// writeTree writes files and links under a folder.
+func writeTree(dir string, files map[string]treeFile, mode fs.FileMode) error {
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		file := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			return err
+		}
+		var err error
+		if f := files[name]; f.target != "" {
+			err = os.Symlink(f.target, file)
+		} else {
+			err = os.WriteFile(file, f.data, mode)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// deviceNode is a character device.
+type deviceNode struct {
+	name         string
+	major, minor int
+}
+
+// deviceNodes lists those of the whole node.
+func (s *spec) deviceNodes() []deviceNode {
+	nodes := []deviceNode{
+		{"dev/nvidiactl", majorNVIDIA, minorCtl},
+		{"dev/nvidia-modeset", majorNVIDIA, minorModeset},
+		{"dev/nvidia-uvm", majorUVM, 0},
+		{"dev/nvidia-uvm-tools", majorUVM, 1},
+		{"dev/nvidia-caps/nvidia-cap1", majorCaps, capConfig},
+		{"dev/nvidia-caps/nvidia-cap2", majorCaps, capMonitor},
+	}
+	for i := range s.GPUs {
+		nodes = append(nodes, deviceNode{fmt.Sprintf("dev/nvidia%d", s.GPUs[i].Minor), majorNVIDIA, s.GPUs[i].Minor})
+	}
+	for i := range s.NVSwitches {
+		nodes = append(nodes, deviceNode{fmt.Sprintf("dev/nvidia-nvswitch%d", i), majorNVSwitch, i})
+	}
+	return nodes
+}
+
+// createDeviceNodes makes the device files. No driver answers behind them.
+func createDeviceNodes(root string, s *spec, o *options) error {
+	if o.noDeviceNodes {
+		return nil
+	}
+	for _, n := range s.deviceNodes() {
+		file := filepath.Join(root, n.name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			return err
+		}
+		err := makeNode(file, n.major, n.minor)
+		if errors.Is(err, fs.ErrPermission) {
+			return fmt.Errorf("make device file %s: %w: run as root, or leave device files out (--no-device-nodes)", n.name, err)
+		}
+		if err != nil {
+			return fmt.Errorf("make device file %s: %w", n.name, err)
+		}
+	}
+	return nil
+}
+
+// makeNode makes a character device that its owner may use.
+func makeNode(path string, major, minor int) error {
+	dev := (major&0xfff)<<8 | minor&0xff | (minor&^0xff)<<12
+	if err := syscall.Mknod(path, syscall.S_IFCHR|0o660, dev); err != nil {
+		return &fs.PathError{Op: "mknod", Path: path, Err: err}
+	}
+	return nil
+}
+
+// createState writes the state of a node that has just booted.
+func createState(root string, s *spec, _ *options) error {
+	dir := filepath.Join(root, stateDir)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	state := &nodeState{Boots: 1, BootID: bootID(s, 1)}
+	if err := writeBootID(root, state.BootID); err != nil {
+		return err
+	}
+	for i := range s.GPUs {
+		if err := writeJSON(gpuFile(dir, i), &gpuState{}); err != nil {
+			return err
+		}
+	}
+	if err := writeJSON(filepath.Join(dir, "state.json"), state); err != nil {
+		return err
+	}
+	return writeJSON(filepath.Join(dir, "node.json"), s)
+}
+
+func writeJSON(path string, v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", filepath.Base(path), err)
+	}
+	_, err = replaceFile(path, data, fileID{})
+	return err
+}
+
+// writeBootID writes the stand-in for the kernel's boot id.
+func writeBootID(root, id string) error {
+	return writeTree(root, map[string]treeFile{"proc/sys/kernel/random/boot_id": {data: []byte(id + "\n")}}, 0o644)
+}

@@ -1,0 +1,392 @@
+package sim
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// createNode makes a node on disk, without what only root may make.
+func createNode(t *testing.T, model string) (root string) {
+	t.Helper()
+	root = filepath.Join(t.TempDir(), "root")
+	if _, err := Create(root, model, WithoutDeviceNodes()); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+// openNode opens a node, as another process would, with a session.
+func openNode(t *testing.T, root string) *Node {
+	t.Helper()
+	n, err := Open(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Init(); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestTwoProcessesSeeTheSame(t *testing.T) {
+	root := createNode(t, "hgx-h100")
+	one, two := openNode(t, root), openNode(t, root)
+	if _, err := one.Device(2).SetMIGMode(true); err != nil {
+		t.Fatal(err)
+	}
+	if on, _, err := two.Device(2).MIGMode(); !on || err != nil {
+		t.Errorf("mode seen by the other = %v, %v", on, err)
+	}
+	gi, err := two.Device(2).CreateGPUInstanceWithPlacement(19, gpu.Placement{Start: 6, Size: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := one.Device(2).CreateGPUInstanceWithPlacement(15, gpu.Placement{Start: 6, Size: 2}); !errors.Is(err, gpu.ErrInsufficientResources) {
+		t.Errorf("a placement the other has taken = %v", err)
+	}
+	found, err := one.Device(2).GPUInstanceByID(gi.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := found.Destroy(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := gi.Info(); !errors.Is(err, gpu.ErrInvalidArgument) {
+		t.Errorf("what the other destroyed = %v", err)
+	}
+	if err := one.Lose(5); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := two.Device(5).UUID(); !errors.Is(err, gpu.ErrLost) {
+		t.Errorf("what the other lost = %v", err)
+	}
+	before, err := one.Status()
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := openNode(t, root).Status()
+	if diff := cmp.Diff(before, after); diff != "" || err != nil {
+		t.Errorf("a restart, %v (-before +after):\n%s", err, diff)
+	}
+}
+
+// entries lists the capability entries of a GPU's partitions.
+func entries(t *testing.T, root string, minor int) []string {
+	t.Helper()
+	var found []string
+	dir := filepath.Join(root, capabilityDir(minor))
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err == nil && e.Name() == "access" {
+			data, readErr := os.ReadFile(path)
+			first, _, _ := strings.Cut(string(data), "\n")
+			rel, relErr := filepath.Rel(dir, path)
+			found = append(found, rel+" "+first)
+			return errors.Join(readErr, relErr)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+func TestCapabilities(t *testing.T) {
+	root := createNode(t, "hgx-h100")
+	n := openNode(t, root)
+	d := n.Device(4) // minor 5
+	if _, err := d.SetMIGMode(true); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second time entries are taken back
+		gi, err := d.CreateGPUInstanceWithPlacement(9, gpu.Placement{Start: 4, Size: 4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ci, err := gi.CreateComputeInstance(2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []string{"gi2/access DeviceFileMinor: 696", "gi2/ci0/access DeviceFileMinor: 697"}
+		if diff := cmp.Diff(want, entries(t, root, 5)); diff != "" {
+			t.Errorf("entries (-want +got):\n%s", diff)
+		}
+		minors, err := os.ReadFile(filepath.Join(root, "proc/driver/nvidia-caps/mig-minors"))
+		if err != nil || !strings.Contains(string(minors), "gpu5/gi2/ci0/access 697\n") {
+			t.Errorf("mig-minors disagrees, %v", err)
+		}
+		if err := errors.Join(ci.Destroy(), gi.Destroy()); err != nil {
+			t.Fatal(err)
+		}
+		if left := entries(t, root, 5); len(left) > 0 {
+			t.Errorf("entries left: %v", left)
+		}
+	}
+}
+
+func TestRebootOnDisk(t *testing.T) {
+	root := createNode(t, "dgx-a100")
+	n := openNode(t, root)
+	if _, err := n.Device(1).SetMIGMode(true); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.ResetGPU(1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Device(1).CreateGPUInstance(19); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Lose(0); err != nil {
+		t.Fatal(err)
+	}
+	boot := func() string {
+		data, err := os.ReadFile(filepath.Join(root, "proc/sys/kernel/random/boot_id"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(data))
+	}
+	before := boot()
+	if err := n.Reboot(); err != nil {
+		t.Fatal(err)
+	}
+	if id, err := openNode(t, root).BootID(); id != boot() || id == before || err != nil {
+		t.Errorf("boot id = %s, in the file %s, before %s, %v", id, boot(), before, err)
+	}
+	if left := entries(t, root, 3); len(left) > 0 {
+		t.Errorf("entries after the reboot: %v", left)
+	}
+	if on, _, err := n.Device(1).MIGMode(); !on || err != nil {
+		t.Errorf("mode after the reboot = %v, %v", on, err)
+	}
+	if _, err := n.Device(0).UUID(); err != nil {
+		t.Errorf("the lost GPU after the reboot: %v", err)
+	}
+}
+
+func TestDriverUnload(t *testing.T) {
+	root := createNode(t, "hgx-h100")
+	n := openNode(t, root)
+	if err := n.AddClient(0, Client{PID: 7, Name: "dcgm", GPUInstance: -1}); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.UnloadDriver(); err == nil || !strings.Contains(err.Error(), "process 7 (dcgm)") {
+		t.Errorf("UnloadDriver with a client = %v", err)
+	}
+	if err := n.RemoveClient(0, 7); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.UnloadDriver(); err != nil {
+		t.Fatal(err)
+	}
+	version := filepath.Join(root, "proc/driver/nvidia/version")
+	if _, err := os.Stat(version); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is still there: %v", version, err)
+	}
+	other, err := Open(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Init(); !errors.Is(err, gpu.ErrDriverNotLoaded) {
+		t.Errorf("Init without the driver = %v", err)
+	}
+	if err := n.LoadDriver(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(version); err != nil {
+		t.Error(err)
+	}
+	if err := other.Init(); err != nil {
+		t.Errorf("Init with the driver back = %v", err)
+	}
+}
+
+func TestCreateIsCareful(t *testing.T) {
+	root := createNode(t, "t4")
+	if _, err := Create(root, "t4", WithoutDeviceNodes()); !errors.Is(err, ErrExists) {
+		t.Errorf("Create over a node = %v", err)
+	}
+	old := openNode(t, root)
+	if _, err := Create(root, "l40s", WithoutDeviceNodes(), WithForce()); err != nil {
+		t.Errorf("Create with force = %v", err)
+	}
+	if !old.Replaced() || openNode(t, root).Replaced() {
+		t.Error("Replaced does not tell the new node from the old")
+	}
+	if err := os.Remove(filepath.Join(root, stateDir, "node.json")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(root); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "nvml-sim create") {
+		t.Errorf("Open of half a node = %v", err)
+	}
+	if _, err := Create(root, "t4", WithoutDeviceNodes()); err != nil {
+		t.Errorf("Create over half a node = %v", err)
+	}
+	full := t.TempDir()
+	if err := os.WriteFile(filepath.Join(full, "notes"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Create(full, "t4", WithForce()); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("Create in a folder with other files = %v", err)
+	}
+	if _, err := Create("/", "t4", WithForce()); err == nil {
+		t.Error("Create in / was taken")
+	}
+	if err := Remove(full); err == nil {
+		t.Error("Remove of a folder without a node was taken")
+	}
+	if err := Remove(root); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDamagedState(t *testing.T) {
+	root := createNode(t, "hgx-h100")
+	n := openNode(t, root)
+	file := filepath.Join(root, stateDir, "gpu-3.json")
+	if err := os.WriteFile(file, []byte(`{"mig":true,"instances":[{"id":9,"profile":19,"start":1}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openNode(t, root).Status(); err == nil || !strings.Contains(err.Error(), "gpu-3.json") {
+		t.Errorf("Status with a damaged file = %v", err)
+	}
+	if _, _, err := n.Device(3).MIGMode(); !isCode(err, CodeUnknown) {
+		t.Errorf("a call on the damaged GPU = %v", err)
+	}
+	if _, _, err := n.Device(2).MIGMode(); err != nil {
+		t.Errorf("a call on another GPU = %v", err)
+	}
+}
+
+// Several processes make and unmake partitions of one GPU at once: each placement is had by one at a time, and in the
+// end nothing is left.
+func TestProcessesTakeTurns(t *testing.T) {
+	root := createNode(t, "hgx-h100")
+	first := openNode(t, root)
+	if _, err := first.Device(0).SetMIGMode(true); err != nil {
+		t.Fatal(err)
+	}
+	var held [7]sync.Mutex
+	var wg sync.WaitGroup
+	for range 4 {
+		d := openNode(t, root).Device(0)
+		for range 2 {
+			wg.Go(func() {
+				for i := range 60 {
+					start := i % len(held)
+					gi, err := d.CreateGPUInstanceWithPlacement(19, gpu.Placement{Start: start, Size: 1})
+					if errors.Is(err, gpu.ErrInsufficientResources) {
+						continue
+					}
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if !held[start].TryLock() {
+						t.Errorf("placement %d is had twice", start)
+						return
+					}
+					held[start].Unlock()
+					if err := gi.Destroy(); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	st, err := first.Status()
+	if err != nil || len(st.GPUs[0].Instances) > 0 {
+		t.Errorf("left: %v, %v", st.GPUs[0].Instances, err)
+	}
+	if left := entries(t, root, 0); len(left) > 0 {
+		t.Errorf("entries left: %v", left)
+	}
+}
+
+func TestDriverRoot(t *testing.T) {
+	root := createNode(t, "hgx-h100")
+	for name, want := range map[string]string{
+		"usr/lib/x86_64-linux-gnu/libcuda.so":                    "libcuda.so.1",
+		"usr/lib/x86_64-linux-gnu/libcuda.so.1":                  "libcuda.so.580.95.05",
+		"usr/lib/x86_64-linux-gnu/libnvidia-ptxjitcompiler.so.1": "libnvidia-ptxjitcompiler.so.580.95.05",
+		"sys/bus/pci/devices/0000:1b:00.0":                       "../../../devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:03.0/0000:1b:00.0",
+	} {
+		if got, err := os.Readlink(filepath.Join(root, name)); got != want || err != nil {
+			t.Errorf("%s -> %s, %v, want %s", name, got, err, want)
+		}
+	}
+	for name, want := range map[string]string{
+		"proc/driver/nvidia/version":                       "580.95.05",
+		"proc/driver/nvidia/gpus/0000:9d:00.0/information": "Device Minor: \t 5",
+		"proc/driver/nvidia/capabilities/mig/config":       "DeviceFileMinor: 1",
+		"proc/devices": "508 nvidia-caps",
+		"lib/firmware/nvidia/580.95.05/gsp_ga10x.bin": "simulated",
+		"sys/bus/pci/devices/0000:1b:00.0/numa_node":  "0\n",
+		"sys/bus/pci/devices/0000:df:00.0/numa_node":  "1\n",
+		"usr/bin/nvidia-cuda-mps-control":             "simulated node",
+	} {
+		if data, err := os.ReadFile(filepath.Join(root, name)); !strings.Contains(string(data), want) || err != nil {
+			t.Errorf("%s has no %q: %v", name, want, err)
+		}
+	}
+	err := filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := e.Info()
+		if err == nil && info.Mode()&fs.ModeSymlink == 0 && info.Mode().Perm()&0o002 != 0 {
+			t.Errorf("%s may be written by all", path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDeviceNodes(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "root")
+	_, err := Create(root, "hgx-h100")
+	if os.Geteuid() != 0 {
+		if err == nil || !strings.Contains(err.Error(), "--no-device-nodes") {
+			t.Errorf("Create without being root = %v", err)
+		}
+		t.Skip("device files need root")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(filepath.Join(root, "dev/nvidia5"))
+	if err != nil || info.Mode()&fs.ModeCharDevice == 0 {
+		t.Fatalf("dev/nvidia5 = %v, %v", info, err)
+	}
+	d := openNode(t, root).Device(0)
+	if _, err := d.SetMIGMode(true); err != nil {
+		t.Fatal(err)
+	}
+	gi, err := d.CreateGPUInstanceWithPlacement(19, gpu.Placement{Start: 0, Size: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := filepath.Join(root, "dev/nvidia-caps/nvidia-cap66")
+	if _, err := os.Stat(node); err != nil {
+		t.Error(err)
+	}
+	if err := gi.Destroy(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(node); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is still there: %v", node, err)
+	}
+}

@@ -1,0 +1,139 @@
+package sim
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// watch makes an event set that watches all GPUs of a node.
+func watch(t *testing.T, n *Node) *EventSet {
+	t.Helper()
+	set, err := n.EventSetCreate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range n.spec.GPUs {
+		d := n.Device(i)
+		types, err := d.SupportedEventTypes()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.RegisterEvents(types, set); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return set
+}
+
+func TestEventsReachOtherProcesses(t *testing.T) {
+	root := createNode(t, "hgx-h100")
+	n, other := openNode(t, root), openNode(t, root)
+	if err := other.RaiseXID(3, 13); err != nil {
+		t.Fatal(err)
+	}
+	set := watch(t, n) // later than the event
+	if err := other.RaiseXID(3, 79); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Raise(4, Event{Type: EventXID, Data: 31, GPUInstance: 7, ComputeInstance: 0}); err != nil {
+		t.Fatal(err)
+	}
+	want := []Event{
+		{Device: n.Device(3), Type: EventXID, Data: 79, GPUInstance: noInstance, ComputeInstance: noInstance},
+		{Device: n.Device(4), Type: EventXID, Data: 31, GPUInstance: 7},
+	}
+	for _, w := range want {
+		got, err := set.Wait(10 * time.Second)
+		if diff := cmp.Diff(w, got, cmpopts.EquateComparable(&Device{})); diff != "" || err != nil {
+			t.Errorf("event, %v (-want +got):\n%s", err, diff)
+		}
+	}
+	if _, err := set.Wait(0); !isCode(err, CodeTimeout) {
+		t.Errorf("Wait with nothing to come = %v", err)
+	}
+	if err := set.Free(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWaitEndsInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := testNode(t, "hgx-h100")
+		set := watch(t, n)
+		begin := time.Now()
+		if _, err := set.Wait(5 * time.Second); !isCode(err, CodeTimeout) || time.Since(begin) != 5*time.Second {
+			t.Errorf("Wait = %v after %v", err, time.Since(begin))
+		}
+		go func() {
+			time.Sleep(time.Second)
+			if err := n.RaiseXID(0, 48); err != nil {
+				t.Error(err)
+			}
+		}()
+		begin = time.Now()
+		e, err := set.Wait(time.Minute)
+		if e.Data != 48 || err != nil || time.Since(begin) > time.Second+eventPoll {
+			t.Errorf("Wait = %+v, %v after %v", e, err, time.Since(begin))
+		}
+	})
+}
+
+func TestLossIsToldOnce(t *testing.T) {
+	n := testNode(t, "hgx-h100")
+	set := watch(t, n)
+	for range 2 {
+		if err := n.Lose(6); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := set.Wait(0); !errors.Is(err, gpu.ErrLost) {
+			t.Errorf("Wait after a loss = %v", err)
+		}
+		if _, err := set.Wait(0); !isCode(err, CodeTimeout) {
+			t.Errorf("Wait after that = %v", err)
+		}
+		if err := n.ClearFaults(6); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := set.Wait(0); !isCode(err, CodeTimeout) {
+			t.Errorf("Wait when it is back = %v", err)
+		}
+	}
+}
+
+func TestEventKinds(t *testing.T) {
+	n := testNode(t, "hgx-h100")
+	set, err := n.EventSetCreate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Device(0).RegisterEvents(1<<40, set); !errors.Is(err, gpu.ErrNotSupported) {
+		t.Errorf("RegisterEvents of nothing known = %v", err)
+	}
+	if err := n.Device(0).RegisterEvents(EventMIGConfigChange, set); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.RaiseXID(0, 79); err != nil { // not asked for
+		t.Fatal(err)
+	}
+	if _, err := n.Device(0).SetMIGMode(true); err != nil {
+		t.Fatal(err)
+	}
+	if e, err := set.Wait(0); e.Type != EventMIGConfigChange || err != nil {
+		t.Errorf("Wait = %+v, %v", e, err)
+	}
+	for range keptEvents + 5 {
+		if err := n.RaiseXID(0, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if st, err := n.gpus[0].load(); len(st.Events) != keptEvents || err != nil {
+		t.Errorf("kept %d events, %v", len(st.Events), err)
+	}
+}

@@ -1,0 +1,75 @@
+package sim
+
+import (
+	"path/filepath"
+	"strings"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// Device returns the GPU of an index, or nil. It is no NVML call: it finds what a handle stands for.
+func (n *Node) Device(index int) *Device {
+	if index < 0 || index >= len(n.devices) {
+		return nil
+	}
+	return n.devices[index]
+}
+
+// Number is the index, without a call.
+func (d *Device) Number() int { return d.index }
+
+// Replaced tells whether another node was made in the place of this one since it was opened.
+func (n *Node) Replaced() bool {
+	if n.root == "" {
+		return false
+	}
+	id, err := statFile(filepath.Join(n.root, stateDir, "node.json"))
+	return err != nil || id != n.specFile
+}
+
+// DeviceByPCIBusID returns the GPU at an address, with a domain of four or eight digits
+// (nvmlDeviceGetHandleByPciBusId_v2).
+func (n *Node) DeviceByPCIBusID(id string) (*Device, error) {
+	const call = "nvmlDeviceGetHandleByPciBusId_v2"
+	a, parseErr := gpu.ParsePCIAddress(id)
+	for _, d := range n.devices {
+		if b, err := d.spec.address(); err == nil && parseErr == nil && a == b {
+			return d, n.enter(call, d.index)
+		}
+	}
+	if err := n.enter(call, -1); err != nil {
+		return nil, err
+	}
+	if parseErr != nil {
+		return nil, fail(call, CodeInvalidArgument, "%v", parseErr)
+	}
+	return nil, fail(call, CodeNotFound, "no GPU at %s", id)
+}
+
+// DeviceByUUID returns the GPU of a UUID, or, of a UUID "MIG-…", the partition (nvmlDeviceGetHandleByUUID).
+func (n *Node) DeviceByUUID(uuid string) (*Device, *MIGDevice, error) {
+	const call = "nvmlDeviceGetHandleByUUID"
+	for _, d := range n.devices {
+		if d.spec.UUID == uuid {
+			return d, nil, n.enter(call, d.index)
+		}
+	}
+	if err := n.enter(call, -1); err != nil {
+		return nil, nil, err
+	}
+	if !strings.HasPrefix(uuid, "MIG-") {
+		return nil, nil, fail(call, CodeNotFound, "no GPU has UUID %q", uuid)
+	}
+	for _, d := range n.devices {
+		st, err := n.gpus[d.index].load()
+		if err != nil {
+			return nil, nil, fail(call, CodeUnknown, "%v", err)
+		}
+		for _, m := range d.migDevices(st) {
+			if m.uuid() == uuid {
+				return nil, m, nil
+			}
+		}
+	}
+	return nil, nil, fail(call, CodeNotFound, "no partition has UUID %q", uuid)
+}

@@ -1,0 +1,267 @@
+package sim
+
+import (
+	"encoding/hex"
+	"slices"
+	"strings"
+)
+
+// NVML_NVLINK_DEVICE_TYPE_*: what is at the other end of a link.
+const (
+	LinkToGPU     = 0
+	LinkToSwitch  = 2
+	LinkToUnknown = 0xff
+)
+
+// NVML_TOPOLOGY_*: what two GPUs have in common on their way to each other.
+const (
+	TopologyInternal   = 0
+	TopologySingle     = 10 // one PCIe switch
+	TopologyMultiple   = 20 // several PCIe switches
+	TopologyHostBridge = 30 // one root complex
+	TopologyNode       = 40 // one NUMA node
+	TopologySystem     = 50
+)
+
+// NVML_P2P_CAPS_INDEX_* and NVML_P2P_STATUS_*.
+const (
+	P2PRead    = 0
+	P2PWrite   = 1
+	P2PNVLink  = 2
+	P2PAtomics = 3
+	P2PPCI     = 4
+
+	P2PStatusOK                  = 0
+	P2PStatusChipsetNotSupported = 1
+	P2PStatusGPUNotSupported     = 2
+	P2PStatusNotSupported        = 5
+)
+
+// link begins a call about an NVLink and checks its number.
+func (d *Device) link(call string, link int) error {
+	if err := d.node.enter(call, d.index); err != nil {
+		return err
+	}
+	switch {
+	case d.board.NVLink == nil:
+		return fail(call, CodeNotSupported, "%s has no NVLink", d.board.Product)
+	case link < 0 || link >= d.board.NVLink.Links:
+		return fail(call, CodeInvalidArgument, "%s has links 0 to %d, not %d", d.board.Product, d.board.NVLink.Links-1, link)
+	default:
+		return nil
+	}
+}
+
+// peers are the GPUs to which this one is linked directly, ascending.
+func (d *Device) peers() []int {
+	for _, group := range d.node.spec.Links.Groups {
+		if slices.Contains(group, d.index) {
+			return slices.DeleteFunc(slices.Clone(group), func(i int) bool { return i == d.index })
+		}
+	}
+	return nil
+}
+
+// linked tells whether the NVLinks of the GPU are up.
+func (d *Device) linked() bool {
+	if d.board.NVLink == nil {
+		return false
+	}
+	switch d.node.spec.Links.Kind {
+	case "switch", "fabric":
+		return true
+	default:
+		return len(d.peers()) > 0
+	}
+}
+
+// NVLinkState tells whether a link is up (nvmlDeviceGetNvLinkState).
+func (d *Device) NVLinkState(link int) (bool, error) {
+	if err := d.link("nvmlDeviceGetNvLinkState", link); err != nil {
+		return false, err
+	}
+	return d.linked(), nil
+}
+
+// NVLinkVersion is one of NVML_NVLINK_VERSION_* (nvmlDeviceGetNvLinkVersion).
+func (d *Device) NVLinkVersion(link int) (int, error) {
+	if err := d.link("nvmlDeviceGetNvLinkVersion", link); err != nil {
+		return 0, err
+	}
+	return d.board.NVLink.Version, nil
+}
+
+// NVLinkRemoteDeviceType is one of LinkTo* (nvmlDeviceGetNvLinkRemoteDeviceType).
+func (d *Device) NVLinkRemoteDeviceType(link int) (int, error) {
+	if err := d.link("nvmlDeviceGetNvLinkRemoteDeviceType", link); err != nil {
+		return 0, err
+	}
+	switch {
+	case !d.linked():
+		return LinkToUnknown, nil
+	case d.node.spec.Links.Kind == "groups":
+		return LinkToGPU, nil
+	default:
+		return LinkToSwitch, nil
+	}
+}
+
+// NVLinkRemotePCI is the GPU or NVSwitch at the other end (nvmlDeviceGetNvLinkRemotePciInfo_v2). Switches outside
+// the node have no address on its buses: theirs is all zero.
+func (d *Device) NVLinkRemotePCI(link int) (PCIInfo, error) {
+	const call = "nvmlDeviceGetNvLinkRemotePciInfo_v2"
+	if err := d.link(call, link); err != nil {
+		return PCIInfo{}, err
+	}
+	s := d.node.spec
+	switch peers := d.peers(); {
+	case !d.linked():
+		return PCIInfo{}, fail(call, CodeNotSupported, "link %d of GPU %d is down", link, d.index)
+	case s.Links.Kind == "switch" && len(s.NVSwitches) > 0:
+		return pciInfo(&s.NVSwitches[link%len(s.NVSwitches)], nil), nil
+	case s.Links.Kind == "groups":
+		peer := d.node.devices[peers[link*len(peers)/d.board.NVLink.Links]]
+		return pciInfo(&peer.spec.pciEntry, peer.board), nil
+	default:
+		return PCIInfo{BusID: "00000000:00:00.0"}, nil
+	}
+}
+
+// TopologyCommonAncestor is one of Topology* (nvmlDeviceGetTopologyCommonAncestor).
+func (d *Device) TopologyCommonAncestor(other *Device) (int, error) {
+	if err := d.node.enter("nvmlDeviceGetTopologyCommonAncestor", d.index); err != nil {
+		return 0, err
+	}
+	return d.topology(other), nil
+}
+
+// topology works it out from the paths in the PCI tree.
+func (d *Device) topology(other *Device) int {
+	if d.index == other.index {
+		return TopologyInternal
+	}
+	a, b := strings.Split(d.spec.Path, "/"), strings.Split(other.spec.Path, "/")
+	common := 0
+	for common < min(len(a), len(b)) && a[common] == b[common] {
+		common++
+	}
+	switch {
+	case common == 0 && d.spec.NUMA >= 0 && d.spec.NUMA == other.spec.NUMA:
+		return TopologyNode
+	case common == 0:
+		return TopologySystem
+	case common == 1:
+		return TopologyHostBridge
+	case len(a)-common == 2 && len(b)-common == 2: // a port of the same switch each
+		return TopologySingle
+	default:
+		return TopologyMultiple
+	}
+}
+
+// TopologyNearestGPUs lists the GPUs that are at exactly that level from this one, by index
+// (nvmlDeviceGetTopologyNearestGpus).
+func (d *Device) TopologyNearestGPUs(level int) ([]*Device, error) {
+	if err := d.node.enter("nvmlDeviceGetTopologyNearestGpus", d.index); err != nil {
+		return nil, err
+	}
+	var near []*Device
+	for _, other := range d.node.devices {
+		if other != d && d.topology(other) == level {
+			near = append(near, other)
+		}
+	}
+	return near, nil
+}
+
+// P2PStatus is one of P2PStatus* for one of P2PRead … P2PPCI (nvmlDeviceGetP2PStatus). GPUs in MIG mode have no peers.
+func (d *Device) P2PStatus(other *Device, capability int) (int, error) {
+	const call = "nvmlDeviceGetP2PStatus"
+	mine, err := d.load(call)
+	if err != nil {
+		return 0, err
+	}
+	theirs, err := d.node.gpus[other.index].load()
+	if err != nil {
+		return 0, fail(call, CodeUnknown, "%v", err)
+	}
+	switch {
+	case capability < P2PRead || capability > P2PPCI:
+		return 0, fail(call, CodeInvalidArgument, "peer-to-peer capability %d", capability)
+	case mine.MIG || theirs.MIG:
+		return P2PStatusGPUNotSupported, nil
+	}
+	kind := d.node.spec.Links.Kind
+	joined := d.linked() && other.linked() && d != other &&
+		(kind == "switch" || kind == "fabric" || slices.Contains(d.peers(), other.index))
+	near := d.topology(other) <= TopologyNode
+	switch {
+	case capability == P2PNVLink && joined, capability == P2PPCI && near, capability < P2PNVLink && (joined || near),
+		capability == P2PAtomics && joined:
+		return P2PStatusOK, nil
+	case capability == P2PPCI || capability < P2PNVLink:
+		return P2PStatusChipsetNotSupported, nil
+	default:
+		return P2PStatusNotSupported, nil
+	}
+}
+
+// FabricInfo is the GPU's place in an NVLink domain (nvmlGpuFabricInfoV_t). The state is always completed.
+type FabricInfo struct {
+	ClusterUUID [16]byte
+	Clique      uint32
+}
+
+// Fabric is the NVLink domain (nvmlDeviceGetGpuFabricInfoV); ErrNotSupported where there is none.
+func (d *Device) Fabric() (FabricInfo, error) {
+	const call = "nvmlDeviceGetGpuFabricInfoV"
+	if err := d.node.enter(call, d.index); err != nil {
+		return FabricInfo{}, err
+	}
+	f := d.node.spec.Fabric
+	if f == nil {
+		return FabricInfo{}, fail(call, CodeNotSupported, "%s belongs to no NVLink domain", d)
+	}
+	info := FabricInfo{Clique: uint32(f.Clique)}
+	if _, err := hex.Decode(info.ClusterUUID[:], []byte(strings.ReplaceAll(f.ClusterUUID, "-", ""))); err != nil {
+		return FabricInfo{}, fail(call, CodeUnknown, "cluster UUID %q: %v", f.ClusterUUID, err)
+	}
+	return info, nil
+}
+
+// NUMANodeID is the NUMA node that the GPU's own memory is (nvmlDeviceGetNumaNodeId): only where the CPU and the GPU
+// share an address space. The node near which a GPU sits is MemoryAffinity.
+func (d *Device) NUMANodeID() (int, error) {
+	const call = "nvmlDeviceGetNumaNodeId"
+	if err := d.node.enter(call, d.index); err != nil {
+		return 0, err
+	}
+	if d.board.AddressingMode != 2 {
+		return 0, fail(call, CodeNotSupported, "the memory of %s is no NUMA node", d)
+	}
+	return 2 + 8*d.index, nil
+}
+
+// MemoryAffinity is the NUMA node near which the GPU sits (nvmlDeviceGetMemoryAffinity).
+func (d *Device) MemoryAffinity() (int, error) {
+	const call = "nvmlDeviceGetMemoryAffinity"
+	if err := d.node.enter(call, d.index); err != nil {
+		return 0, err
+	}
+	if d.spec.NUMA < 0 {
+		return 0, fail(call, CodeNotSupported, "the platform names no NUMA node for %s", d)
+	}
+	return d.spec.NUMA, nil
+}
+
+// CPUAffinity is the range of CPUs near the GPU, from first to before end (nvmlDeviceGetCpuAffinity).
+func (d *Device) CPUAffinity() (first, end int, err error) {
+	if err := d.node.enter("nvmlDeviceGetCpuAffinity", d.index); err != nil {
+		return 0, 0, err
+	}
+	n := d.node.spec.CPUsPerNUMA
+	if d.spec.NUMA < 0 {
+		return 0, n, nil
+	}
+	return d.spec.NUMA * n, (d.spec.NUMA + 1) * n, nil
+}

@@ -1,0 +1,282 @@
+package sim
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// The IDs of GPU instances of a GPU, and of compute instances in a GPU instance, are below these.
+const (
+	maxInstances = 15
+	maxCompute   = 8
+)
+
+// instanceID is the ID that the driver gives to a GPU instance at a placement, on a board of so many units: 0 for the
+// whole board, 1 and 2 for halves, 3 to 6 for quarters, 7 on for eighths.
+func instanceID(units, start, size int) int {
+	return units/size - 1 + start/size
+}
+
+// findInstance returns the GPU instance of an ID, or nil.
+func (st *gpuState) findInstance(id int) *gpuInstance {
+	i, ok := slices.BinarySearchFunc(st.Instances, id, func(gi gpuInstance, id int) int { return cmp.Compare(gi.ID, id) })
+	if !ok {
+		return nil
+	}
+	return &st.Instances[i]
+}
+
+// findCompute returns the compute instance of an ID, or nil.
+func (gi *gpuInstance) findCompute(id int) *computeInstance {
+	i, ok := slices.BinarySearchFunc(gi.Compute, id, func(ci computeInstance, id int) int { return cmp.Compare(ci.ID, id) })
+	if !ok {
+		return nil
+	}
+	return &gi.Compute[i]
+}
+
+// admit tells why a GPU instance cannot be made at a start, or nil. What constrains a board: placements must not
+// overlap, a profile has a greatest number of instances, and all instances share the engines of the whole board.
+func (st *gpuState) admit(b *Board, p *Profile, start int) *Error {
+	if !slices.Contains(p.Starts, start) {
+		return fail("", CodeInvalidArgument, "profile %s (ID %d) cannot lie at %d:%d", p.Name, p.ID, start, p.Size)
+	}
+	want := gpu.Placement{Start: start, Size: p.Size}
+	same := 0
+	used := p.engines()
+	for i := range st.Instances {
+		gi := &st.Instances[i]
+		other := b.profileByID(gi.Profile)
+		if have := (gpu.Placement{Start: gi.Start, Size: other.Size}); have.Overlaps(want) {
+			return fail("", CodeInsufficientResources, "%s at %d:%d overlaps GPU instance %d (%s at %d:%d)",
+				p.Name, start, p.Size, gi.ID, other.Name, have.Start, have.Size)
+		}
+		if other.ID == p.ID {
+			same++
+		}
+		for e, n := range other.engines() {
+			used[e] += n
+		}
+	}
+	if same >= p.MaxInstances {
+		return fail("", CodeInsufficientResources, "the board takes %d of %s, and has them", p.MaxInstances, p.Name)
+	}
+	for e, n := range b.MIG.engines() {
+		if used[e] > n {
+			return fail("", CodeInsufficientResources, "%s needs more %s engines than are left of %d", p.Name, engineNames[e], n)
+		}
+	}
+	return nil
+}
+
+// engineNames words the engines that instances share, in the order of engines.
+var engineNames = [...]string{"copy", "decoder", "encoder", "JPEG", "OFA"}
+
+// engines are the numbers of engines an instance takes.
+func (p *Profile) engines() [len(engineNames)]int {
+	return [...]int{p.CopyEngines, p.Decoders, p.Encoders, p.JPEGEngines, p.OFAEngines}
+}
+
+// engines are those of the whole board: what the largest profile has of each.
+func (g *Geometry) engines() [len(engineNames)]int {
+	var most [len(engineNames)]int
+	for i := range g.Profiles {
+		for e, n := range g.Profiles[i].engines() {
+			most[e] = max(most[e], n)
+		}
+	}
+	return most
+}
+
+// admit tells why a compute instance cannot be made at a start, or nil.
+func (gi *gpuInstance) admit(p *Profile, c *ComputeProfile, start int) *Error {
+	if !slices.Contains(c.Starts, start) {
+		return fail("", CodeInvalidArgument, "compute profile %d cannot start at compute slice %d of %s", c.ID, start, p.Name)
+	}
+	want := gpu.Placement{Start: start, Size: c.Slices}
+	for _, ci := range gi.Compute {
+		have := gpu.Placement{Start: ci.Start, Size: p.computeByID(ci.Profile).Slices}
+		if have.Overlaps(want) {
+			return fail("", CodeInsufficientResources, "compute slices %d:%d overlap compute instance %d at %d:%d",
+				start, c.Slices, ci.ID, have.Start, have.Size)
+		}
+	}
+	return nil
+}
+
+// in says in which call the error came up.
+func (e *Error) in(call string) *Error {
+	return &Error{Call: call, Code: e.Code, Detail: e.Detail}
+}
+
+// MIGMode is the mode now and the mode after the next reset (nvmlDeviceGetMigMode); ErrNotSupported on boards that
+// offer no MIG.
+func (d *Device) MIGMode() (current, pending bool, err error) {
+	const call = "nvmlDeviceGetMigMode"
+	st, err := d.load(call)
+	if err != nil {
+		return false, false, err
+	}
+	if d.board.MIG == nil {
+		return false, false, d.noMIG(call)
+	}
+	return st.MIG, st.MIGPending, nil
+}
+
+// noMIG is the answer of boards that offer no MIG.
+func (d *Device) noMIG(call string) error {
+	return fail(call, CodeNotSupported, "%s offers no MIG, or nobody has captured its geometry", d.board.Product)
+}
+
+// needMIG refuses calls that need MIG mode.
+func (d *Device) needMIG(call string, st *gpuState) error {
+	if d.board.MIG == nil {
+		return d.noMIG(call)
+	}
+	if !st.MIG {
+		return fail(call, CodeNotSupported, "GPU %d is not in MIG mode", d.index)
+	}
+	return nil
+}
+
+// SetMIGMode asks for a MIG mode (nvmlDeviceSetMigMode). As with NVML there are two answers: err says whether the
+// request was taken, activation whether the mode is in force. From Hopper on the mode changes at once, unless
+// something holds the GPU: then activation is ErrInUse and nothing has changed. Before, the mode waits for a reset:
+// activation is ErrResetRequired (or ErrInUse) and the pending mode has changed.
+func (d *Device) SetMIGMode(enable bool) (activation, err error) {
+	const call = "nvmlDeviceSetMigMode"
+	err = d.update(call, func(st *gpuState) error {
+		if d.board.MIG == nil {
+			return d.noMIG(call)
+		}
+		activation = nil
+		if st.MIG == enable {
+			st.MIGPending = enable
+			return nil
+		}
+		if busy := st.busy(); busy != "" {
+			activation = fail(call, CodeInUse, "GPU %d is held by %s", d.index, busy)
+		}
+		switch {
+		case d.board.MIG.ModeNeedsReset:
+			st.MIGPending = enable
+			if activation == nil {
+				activation = fail(call, CodeResetRequired, "the mode of GPU %d changes with the next reset", d.index)
+			}
+		case activation == nil:
+			st.MIG, st.MIGPending = enable, enable
+			st.addMIGEvent()
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return activation, nil
+}
+
+// busy words what keeps the mode of a GPU from changing; empty if nothing does.
+func (st *gpuState) busy() string {
+	if who := st.holders(func(Client) bool { return true }); who != "" {
+		return who
+	}
+	if len(st.Instances) > 0 {
+		return "its GPU instances"
+	}
+	return ""
+}
+
+// addMIGEvent tells those who wait that the partitions have changed.
+func (st *gpuState) addMIGEvent() {
+	st.addEvent(event{Type: EventMIGConfigChange, GPUInstance: noInstance, ComputeInstance: noInstance})
+}
+
+// GPUInstanceProfileInfo describes the profile of an NVML enum (nvmlDeviceGetGpuInstanceProfileInfo), in MIG mode or
+// not; ErrNotSupported if the board has none of that enum, ErrInvalidArgument past the last enum.
+func (d *Device) GPUInstanceProfileInfo(enum int) (gpu.Profile, error) {
+	p, err := d.ProfileByEnum(enum)
+	if err != nil {
+		return gpu.Profile{}, err
+	}
+	return p.Info(), nil
+}
+
+// profileEnums is NVML_GPU_INSTANCE_PROFILE_COUNT.
+const profileEnums = 18
+
+// ProfileByEnum is GPUInstanceProfileInfo with all that the simulation knows.
+func (d *Device) ProfileByEnum(enum int) (*Profile, error) {
+	const call = "nvmlDeviceGetGpuInstanceProfileInfo"
+	if err := d.node.enter(call, d.index); err != nil {
+		return nil, err
+	}
+	return d.profileByEnum(call, enum)
+}
+
+// ProfileByEnumV is nvmlDeviceGetGpuInstanceProfileInfoV, which nvml.h wants to work in MIG mode only.
+func (d *Device) ProfileByEnumV(enum int) (*Profile, error) {
+	const call = "nvmlDeviceGetGpuInstanceProfileInfoV"
+	st, err := d.load(call)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.needMIG(call, st); err != nil {
+		return nil, err
+	}
+	return d.profileByEnum(call, enum)
+}
+
+// ProfileByIDV is nvmlDeviceGetGpuInstanceProfileInfoByIdV, for a profile ID, in MIG mode only.
+func (d *Device) ProfileByIDV(id int) (*Profile, error) {
+	const call = "nvmlDeviceGetGpuInstanceProfileInfoByIdV"
+	st, err := d.load(call)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.needMIG(call, st); err != nil {
+		return nil, err
+	}
+	return d.profileByID(call, id)
+}
+
+func (d *Device) profileByEnum(call string, enum int) (*Profile, error) {
+	if d.board.MIG == nil {
+		return nil, d.noMIG(call)
+	}
+	if enum < 0 || enum >= profileEnums {
+		return nil, fail(call, CodeInvalidArgument, "profile enum %d", enum)
+	}
+	p := d.board.profileByEnum(enum)
+	if p == nil {
+		return nil, fail(call, CodeNotSupported, "%s has no profile of enum %d", d.board.Product, enum)
+	}
+	return p, nil
+}
+
+// profileByID finds the profile of a profile ID.
+func (d *Device) profileByID(call string, id int) (*Profile, error) {
+	p := d.board.profileByID(id)
+	if p == nil {
+		return nil, fail(call, CodeNotSupported, "%s has no profile of ID %d (that is not the enum)", d.board.Product, id)
+	}
+	return p, nil
+}
+
+// GPUInstancePossiblePlacements lists where instances of a profile ID may lie, occupied or not, in MIG mode or not
+// (nvmlDeviceGetGpuInstancePossiblePlacements_v2).
+func (d *Device) GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, error) {
+	const call = "nvmlDeviceGetGpuInstancePossiblePlacements_v2"
+	if err := d.node.enter(call, d.index); err != nil {
+		return nil, err
+	}
+	if d.board.MIG == nil {
+		return nil, d.noMIG(call)
+	}
+	p, err := d.profileByID(call, profileID)
+	if err != nil {
+		return nil, err
+	}
+	return p.Placements(), nil
+}

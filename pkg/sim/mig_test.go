@@ -1,0 +1,441 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// migDevice makes the first GPU of a model and puts it in MIG mode, through a reset where it takes one.
+func migDevice(t *testing.T, model string) (*Node, *Device) {
+	t.Helper()
+	n := testNode(t, model)
+	d := n.Device(0)
+	if _, err := d.SetMIGMode(true); err != nil {
+		t.Fatal(err)
+	}
+	if d.board.MIG.ModeNeedsReset {
+		if err := n.ResetGPU(0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if on, _, err := d.MIGMode(); !on || err != nil {
+		t.Fatalf("MIG mode of %s = %v, %v", model, on, err)
+	}
+	return n, d
+}
+
+// boardDevice makes a GPU of any board, in MIG mode.
+func boardDevice(t *testing.T, b *Board) *Device {
+	t.Helper()
+	s := &spec{Schema: specSchema, Name: b.Name, DriverVersion: "580.95.05", CUDAVersion: 13000, Boards: []Board{*b},
+		GPUs: []gpuSpec{{pciEntry: pciEntry{Path: "pci0000:00/0000:00:01.0"}, UUID: "GPU-" + uuidOf(b.Name)}}}
+	if err := s.validate(); err != nil {
+		t.Fatal(err)
+	}
+	n := newNode(s, newOptions(nil))
+	n.state = newCell(&nodeState{}, (*nodeState).clone)
+	n.gpus = append(n.gpus, newCell(&gpuState{MIG: true, MIGPending: true}, (*gpuState).clone))
+	if err := n.Init(); err != nil {
+		t.Fatal(err)
+	}
+	return n.Device(0)
+}
+
+func TestMIGModeOnHopper(t *testing.T) {
+	n := testNode(t, "hgx-h100")
+	d := n.Device(0)
+	if err := n.AddClient(0, Client{PID: 71, Name: "dcgm", GPUInstance: -1}); err != nil {
+		t.Fatal(err)
+	}
+	if activation, err := d.SetMIGMode(true); !errors.Is(activation, gpu.ErrInUse) || err != nil {
+		t.Errorf("SetMIGMode of a held GPU = %v, %v", activation, err)
+	}
+	if on, pending, err := d.MIGMode(); on || pending || err != nil {
+		t.Errorf("mode after a refusal = %v, %v, %v", on, pending, err)
+	}
+	if err := n.RemoveClient(0, 71); err != nil {
+		t.Fatal(err)
+	}
+	if activation, err := d.SetMIGMode(true); activation != nil || err != nil {
+		t.Errorf("SetMIGMode = %v, %v", activation, err)
+	}
+	if _, err := d.CreateGPUInstance(19); err != nil {
+		t.Fatal(err)
+	}
+	if activation, err := d.SetMIGMode(false); !errors.Is(activation, gpu.ErrInUse) || err != nil {
+		t.Errorf("SetMIGMode(false) with instances = %v, %v", activation, err)
+	}
+	if err := n.Reboot(); err != nil {
+		t.Fatal(err)
+	}
+	if on, _, err := d.MIGMode(); on || err != nil {
+		t.Errorf("mode after a reboot = %v, %v", on, err)
+	}
+}
+
+func TestMIGModeOnAmpere(t *testing.T) {
+	n := testNode(t, "dgx-a100")
+	d := n.Device(0)
+	if activation, err := d.SetMIGMode(true); !errors.Is(activation, gpu.ErrResetRequired) || err != nil {
+		t.Errorf("SetMIGMode = %v, %v", activation, err)
+	}
+	if on, pending, err := d.MIGMode(); on || !pending || err != nil {
+		t.Errorf("mode before the reset = %v, %v, %v", on, pending, err)
+	}
+	if _, err := d.CreateGPUInstance(19); !errors.Is(err, gpu.ErrNotSupported) {
+		t.Errorf("CreateGPUInstance before the reset = %v", err)
+	}
+	if err := n.AddClient(0, Client{PID: 71, Name: "dcgm", GPUInstance: -1}); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.ResetGPU(0); !errors.Is(err, gpu.ErrInUse) {
+		t.Errorf("ResetGPU of a held GPU = %v", err)
+	}
+	if err := n.RemoveClient(0, 71); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.ResetGPU(0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.CreateGPUInstance(19); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Reboot(); err != nil {
+		t.Fatal(err)
+	}
+	on, pending, err := d.MIGMode()
+	if !on || !pending || err != nil {
+		t.Errorf("mode after a reboot = %v, %v, %v", on, pending, err)
+	}
+	if left, err := d.GPUInstances(19); len(left) > 0 || err != nil {
+		t.Errorf("instances after a reboot = %v, %v", left, err)
+	}
+}
+
+func TestNoMIG(t *testing.T) {
+	for _, model := range []string{"l40s", "t4"} {
+		d := testNode(t, model).Device(0)
+		_, _, modeErr := d.MIGMode()
+		_, setErr := d.SetMIGMode(true)
+		_, infoErr := d.GPUInstanceProfileInfo(0)
+		_, placeErr := d.GPUInstancePossiblePlacements(19)
+		for _, err := range []error{modeErr, setErr, infoErr, placeErr} {
+			if !errors.Is(err, gpu.ErrNotSupported) {
+				t.Errorf("MIG on %s = %v", model, err)
+			}
+		}
+		if most, err := d.MaxMIGDevices(); most != 0 || err != nil {
+			t.Errorf("MaxMIGDevices on %s = %d, %v", model, most, err)
+		}
+	}
+}
+
+// Profiles and placements are told in MIG mode and outside; the versioned call wants MIG mode, as nvml.h has it.
+func TestProfilesOutsideMIGMode(t *testing.T) {
+	d := testNode(t, "hgx-h100").Device(0)
+	p, err := d.GPUInstanceProfileInfo(9)
+	want := gpu.Profile{ID: 15, Enum: 9, MaxInstances: 4, ComputeSlices: 1, Memory: 20096 << 20, Multiprocessors: 26,
+		CopyEngines: 1, Decoders: 1, JPEGEngines: 1}
+	if diff := cmp.Diff(want, p); diff != "" || err != nil {
+		t.Errorf("profile of enum 9, %v (-want +got):\n%s", err, diff)
+	}
+	placements, err := d.GPUInstancePossiblePlacements(p.ID)
+	if diff := cmp.Diff([]gpu.Placement{{Start: 0, Size: 2}, {Start: 2, Size: 2}, {Start: 4, Size: 2}, {Start: 6, Size: 2}}, placements); diff != "" || err != nil {
+		t.Errorf("placements, %v (-want +got):\n%s", err, diff)
+	}
+	if _, err := d.GPUInstanceProfileInfo(5); !errors.Is(err, gpu.ErrNotSupported) {
+		t.Errorf("profile of an enum the board has not = %v", err)
+	}
+	if _, err := d.GPUInstanceProfileInfo(18); !errors.Is(err, gpu.ErrInvalidArgument) {
+		t.Errorf("profile past the last enum = %v", err)
+	}
+	if _, err := d.ProfileByEnumV(0); !errors.Is(err, gpu.ErrNotSupported) {
+		t.Errorf("versioned profile outside MIG mode = %v", err)
+	}
+	if _, err := d.GPUInstances(19); !errors.Is(err, gpu.ErrNotSupported) {
+		t.Errorf("instances outside MIG mode = %v", err)
+	}
+}
+
+// Every placement of every profile of every board can be made alone, gets the ID of its placement, and is refused
+// where something overlaps it.
+func TestEveryPlacementOfEveryBoard(t *testing.T) {
+	for _, b := range allBoards(t) {
+		if b.MIG == nil {
+			continue
+		}
+		d := boardDevice(t, &b)
+		for _, p := range b.MIG.Profiles {
+			for _, at := range p.Placements() {
+				t.Run(fmt.Sprintf("%s/%s/%d:%d", b.Name, p.Name, at.Start, at.Size), func(t *testing.T) {
+					checkPlacement(t, d, &p, at)
+				})
+			}
+		}
+	}
+}
+
+func checkPlacement(t *testing.T, d *Device, p *Profile, at gpu.Placement) {
+	t.Helper()
+	gi, err := d.CreateGPUInstanceWithPlacement(p.ID, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := gi.Info()
+	want := GPUInstanceInfo{ID: instanceID(d.board.MIG.Slices, at.Start, at.Size), ProfileID: p.ID, Placement: at}
+	if diff := cmp.Diff(want, info); diff != "" || err != nil {
+		t.Errorf("info, %v (-want +got):\n%s", err, diff)
+	}
+	for _, q := range d.board.MIG.Profiles {
+		for _, other := range q.Placements() {
+			if !other.Overlaps(at) {
+				continue
+			}
+			if _, err := d.CreateGPUInstanceWithPlacement(q.ID, other); !errors.Is(err, gpu.ErrInsufficientResources) {
+				t.Errorf("%s at %d:%d beside it = %v", q.Name, other.Start, other.Size, err)
+			}
+		}
+	}
+	whole := p.ComputeInstances[len(p.ComputeInstances)-1]
+	ci, err := gi.CreateComputeInstance(whole.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := gi.Destroy(); !errors.Is(err, gpu.ErrInUse) {
+		t.Errorf("Destroy with a compute instance = %v", err)
+	}
+	attributes, err := MIGDeviceOf(ci).Attributes()
+	wantAttributes := Attributes{Instance: p.Info(), Multiprocessors: p.Multiprocessors, Slices: p.ComputeSlices}
+	if diff := cmp.Diff(wantAttributes, attributes); diff != "" || err != nil {
+		t.Errorf("attributes, %v (-want +got):\n%s", err, diff)
+	}
+	if err := errors.Join(ci.Destroy(), gi.Destroy()); err != nil {
+		t.Error(err)
+	}
+	if _, err := gi.Info(); !errors.Is(err, gpu.ErrInvalidArgument) {
+		t.Errorf("Info of what is gone = %v", err)
+	}
+}
+
+// A long random life of every board: the simulation admits exactly what a plain account of units and engines admits.
+func TestRandomLifeOfEveryBoard(t *testing.T) {
+	for _, b := range allBoards(t) {
+		if b.MIG == nil {
+			continue
+		}
+		t.Run(b.Name, func(t *testing.T) {
+			d := boardDevice(t, &b)
+			random := rand.New(rand.NewPCG(1, 2))
+			var live []account
+			for range 2000 {
+				if len(live) > 0 && random.IntN(3) == 0 {
+					i := random.IntN(len(live))
+					if err := live[i].gi.Destroy(); err != nil {
+						t.Fatal(err)
+					}
+					live = slices.Delete(live, i, i+1)
+					continue
+				}
+				p := &b.MIG.Profiles[random.IntN(len(b.MIG.Profiles))]
+				at := gpu.Placement{Start: p.Starts[random.IntN(len(p.Starts))], Size: p.Size}
+				fits := fitsAccount(&b, live, p, at)
+				gi, err := d.CreateGPUInstanceWithPlacement(p.ID, at)
+				if fits != (err == nil) || err != nil && !errors.Is(err, gpu.ErrInsufficientResources) {
+					t.Fatalf("%s at %d:%d beside %v: fits %v, got %v", p.Name, at.Start, at.Size, live, fits, err)
+				}
+				if err == nil {
+					live = append(live, account{gi, p, at})
+				}
+			}
+		})
+	}
+}
+
+// account is an instance in the plain account.
+type account struct {
+	gi *GPUInstance
+	p  *Profile
+	at gpu.Placement
+}
+
+// fitsAccount is the plain account: each unit once, each engine of the board once, each profile so many times.
+func fitsAccount(b *Board, live []account, p *Profile, at gpu.Placement) bool {
+	units := map[int]bool{}
+	same := 1
+	used := p.engines()
+	for _, l := range live {
+		for u := l.at.Start; u < l.at.Start+l.at.Size; u++ {
+			units[u] = true
+		}
+		if l.p == p {
+			same++
+		}
+		for e, n := range l.p.engines() {
+			used[e] += n
+		}
+	}
+	for u := at.Start; u < at.Start+at.Size; u++ {
+		if units[u] {
+			return false
+		}
+	}
+	for e, n := range b.MIG.engines() {
+		if used[e] > n {
+			return false
+		}
+	}
+	return same <= p.MaxInstances
+}
+
+func TestComputeInstances(t *testing.T) {
+	n, d := migDevice(t, "hgx-h100")
+	gi, err := d.CreateGPUInstanceWithPlacement(9, gpu.Placement{Start: 4, Size: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := gi.ComputeInstanceProfileInfo(0, 0)
+	if err != nil || info.Slices != 1 || info.MaxInstances != 3 || info.Multiprocessors != 20 || info.Name != "1c.3g.40gb" {
+		t.Errorf("profile info = %+v, %v", info, err)
+	}
+	two, err := gi.CreateComputeInstance(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left, err := gi.ComputeInstanceRemainingCapacity(0); left != 1 || err != nil {
+		t.Errorf("room for 1c beside 2c = %d, %v", left, err)
+	}
+	one, err := gi.CreateComputeInstance(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	oneInfo, err := one.Info()
+	if err != nil || oneInfo.ID != 1 || oneInfo.Placement != (gpu.Placement{Start: 2, Size: 1}) {
+		t.Errorf("info of 1c = %+v, %v", oneInfo, err)
+	}
+	if _, err := gi.CreateComputeInstance(0); !errors.Is(err, gpu.ErrInsufficientResources) {
+		t.Errorf("1c too many = %v", err)
+	}
+	if _, err := gi.CreateComputeInstance(4); !errors.Is(err, gpu.ErrNotSupported) {
+		t.Errorf("7c in 3g = %v", err)
+	}
+	if err := n.AddClient(0, Client{PID: 9, Name: "python", GPUInstance: gi.ID(), ComputeInstance: one.ID()}); err != nil {
+		t.Fatal(err)
+	}
+	if err := one.Destroy(); !errors.Is(err, gpu.ErrInUse) {
+		t.Errorf("Destroy of a held compute instance = %v", err)
+	}
+	name, err := MIGDeviceOf(two).Name()
+	if err != nil || name != "NVIDIA H100 80GB HBM3 MIG 2c.3g.40gb" {
+		t.Errorf("name = %q, %v", name, err)
+	}
+	processes, err := MIGDeviceOf(one).Processes()
+	if err != nil || len(processes) != 1 || processes[0].PID != 9 {
+		t.Errorf("processes = %v, %v", processes, err)
+	}
+}
+
+func TestMIGDevices(t *testing.T) {
+	n, d := migDevice(t, "hgx-h100")
+	var uuids []string
+	for _, start := range []int{0, 4} {
+		gi, err := d.CreateGPUInstanceWithPlacement(9, gpu.Placement{Start: start, Size: 4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ci, err := gi.CreateComputeInstance(2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		uuid, err := MIGDeviceOf(ci).UUID()
+		if err != nil {
+			t.Fatal(err)
+		}
+		uuids = append(uuids, uuid)
+	}
+	for i, uuid := range uuids {
+		m, err := d.MIGDeviceByIndex(i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := m.UUID(); got != uuid || err != nil {
+			t.Errorf("partition %d = %s, %v, want %s", i, got, err, uuid)
+		}
+		_, found, err := n.DeviceByUUID(uuid)
+		if err != nil || found == nil {
+			t.Fatalf("DeviceByUUID(%s) = %v, %v", uuid, found, err)
+		}
+		if parent, err := found.Parent(); parent != d || err != nil {
+			t.Errorf("Parent = %v, %v", parent, err)
+		}
+		if mem, err := found.MemoryV1(); mem.Total != 40448<<20 || err != nil {
+			t.Errorf("memory = %+v, %v", mem, err)
+		}
+	}
+	if _, err := d.MIGDeviceByIndex(2); !errors.Is(err, gpu.ErrNotFound) {
+		t.Errorf("partition past the last = %v", err)
+	}
+	if most, err := d.MaxMIGDevices(); most != 7 || err != nil {
+		t.Errorf("MaxMIGDevices = %d, %v", most, err)
+	}
+}
+
+// A handle does not reach an instance that was made later with the same ID.
+func TestStaleHandles(t *testing.T) {
+	_, d := migDevice(t, "hgx-h100")
+	at := gpu.Placement{Start: 6, Size: 1}
+	old, err := d.CreateGPUInstanceWithPlacement(19, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := old.Destroy(); err != nil {
+		t.Fatal(err)
+	}
+	next, err := d.CreateGPUInstanceWithPlacement(19, at)
+	if err != nil || next.ID() != old.ID() {
+		t.Fatalf("made again: ID %d after %d, %v", next.ID(), old.ID(), err)
+	}
+	if err := old.Destroy(); !errors.Is(err, gpu.ErrInvalidArgument) {
+		t.Errorf("Destroy by the old handle = %v", err)
+	}
+	if found, err := d.GPUInstanceByID(next.ID()); err != nil || found.Serial() != next.Serial() {
+		t.Errorf("GPUInstanceByID = %+v, %v", found, err)
+	}
+}
+
+func TestDriverPlacesFromTheFront(t *testing.T) {
+	_, d := migDevice(t, "hgx-h100")
+	var got []int
+	for {
+		gi, err := d.CreateGPUInstance(14)
+		if errors.Is(err, gpu.ErrInsufficientResources) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		info, err := gi.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, info.Placement.Start)
+	}
+	if diff := cmp.Diff([]int{0, 2, 4}, got); diff != "" {
+		t.Errorf("starts (-want +got):\n%s", diff)
+	}
+	if left, err := d.GPUInstanceRemainingCapacity(19); left != 1 || err != nil {
+		t.Errorf("room for 1g = %d, %v", left, err)
+	}
+	if _, err := d.CreateGPUInstanceWithPlacement(19, gpu.Placement{Start: 7, Size: 1}); !errors.Is(err, gpu.ErrInvalidArgument) {
+		t.Errorf("1g at 7, where none can be = %v", err)
+	}
+	if _, err := d.CreateGPUInstanceWithPlacement(9, gpu.Placement{Start: 4, Size: 2}); !errors.Is(err, gpu.ErrInvalidArgument) {
+		t.Errorf("3g of size 2 = %v", err)
+	}
+}

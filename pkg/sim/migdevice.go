@@ -1,0 +1,181 @@
+package sim
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// MIGDevice is a handle to a partition as NVML presents it to programs: a compute instance in the guise of a GPU.
+type MIGDevice struct {
+	compute *ComputeInstance
+}
+
+// MIGDeviceOf is the handle of the partition that a compute instance is.
+func MIGDeviceOf(c *ComputeInstance) *MIGDevice { return &MIGDevice{compute: c} }
+
+// Compute is the compute instance behind it.
+func (m *MIGDevice) Compute() *ComputeInstance { return m.compute }
+
+// device is the GPU it lies on.
+func (m *MIGDevice) device() *Device { return m.compute.parent.device }
+
+// uuid is made of where the partition lies, so that a partition made again at the same place has it again.
+func (m *MIGDevice) uuid() string {
+	c := m.compute
+	return "MIG-" + uuidOf(fmt.Sprintf("%s/%d/%d", m.device().spec.UUID, c.parent.id, c.id))
+}
+
+// migDevices lists the partitions of a GPU, by GPU instance and compute instance.
+func (d *Device) migDevices(st *gpuState) []*MIGDevice {
+	var found []*MIGDevice
+	for _, gi := range st.Instances {
+		for _, ci := range gi.Compute {
+			found = append(found, MIGDeviceOf(&ComputeInstance{parent: d.GPUInstanceHandle(gi.ID, gi.Serial), id: ci.ID, serial: ci.Serial}))
+		}
+	}
+	return found
+}
+
+// MaxMIGDevices is how many partitions there can be, 0 outside MIG mode (nvmlDeviceGetMaxMigDeviceCount).
+func (d *Device) MaxMIGDevices() (int, error) {
+	st, err := d.load("nvmlDeviceGetMaxMigDeviceCount")
+	if err != nil || !st.MIG || d.board.MIG == nil {
+		return 0, err
+	}
+	most := 0
+	for i := range d.board.MIG.Profiles {
+		most = max(most, d.board.MIG.Profiles[i].ComputeSlices)
+	}
+	return most, nil
+}
+
+// MIGDeviceByIndex returns a partition by its place in the list of those that exist
+// (nvmlDeviceGetMigDeviceHandleByIndex); ErrNotFound past the last.
+func (d *Device) MIGDeviceByIndex(index int) (*MIGDevice, error) {
+	const call = "nvmlDeviceGetMigDeviceHandleByIndex"
+	st, err := d.load(call)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.needMIG(call, st); err != nil {
+		return nil, err
+	}
+	devices := d.migDevices(st)
+	if index < 0 || index >= len(devices) {
+		return nil, fail(call, CodeNotFound, "GPU %d has %d partitions", d.index, len(devices))
+	}
+	return devices[index], nil
+}
+
+// load begins a call on the partition and returns it with the profile of its GPU instance.
+func (m *MIGDevice) load(call string) (*gpuState, *ComputeProfile, *Profile, error) {
+	d := m.device()
+	st, err := d.load(call)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	ci, gi, err := m.compute.find(call, st)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	p := d.board.profileByID(gi.Profile)
+	return st, p.computeByID(ci.Profile), p, nil
+}
+
+// Parent is the GPU the partition lies on (nvmlDeviceGetDeviceHandleFromMigDeviceHandle).
+func (m *MIGDevice) Parent() (*Device, error) {
+	if _, _, _, err := m.load("nvmlDeviceGetDeviceHandleFromMigDeviceHandle"); err != nil {
+		return nil, err
+	}
+	return m.device(), nil
+}
+
+// GPUInstanceID and ComputeInstanceID say where the partition lies (nvmlDeviceGetGpuInstanceId).
+func (m *MIGDevice) GPUInstanceID() (int, error) {
+	_, _, _, err := m.load("nvmlDeviceGetGpuInstanceId")
+	return m.compute.parent.id, err
+}
+
+// ComputeInstanceID is nvmlDeviceGetComputeInstanceId.
+func (m *MIGDevice) ComputeInstanceID() (int, error) {
+	_, _, _, err := m.load("nvmlDeviceGetComputeInstanceId")
+	return m.compute.id, err
+}
+
+// UUID is "MIG-…" (nvmlDeviceGetUUID).
+func (m *MIGDevice) UUID() (string, error) {
+	_, _, _, err := m.load("nvmlDeviceGetUUID")
+	return m.uuid(), err
+}
+
+// Name is the product and the profile, such as "NVIDIA H100 80GB HBM3 MIG 1g.10gb" (nvmlDeviceGetName).
+func (m *MIGDevice) Name() (string, error) {
+	_, c, p, err := m.load("nvmlDeviceGetName")
+	if err != nil {
+		return "", err
+	}
+	return m.device().board.Product + " MIG " + c.name(p), nil
+}
+
+// name is that of a partition: the GPU instance's, with the compute slices in front where they are fewer.
+func (c *ComputeProfile) name(p *Profile) string {
+	if c.Slices == p.ComputeSlices {
+		return p.Name
+	}
+	return fmt.Sprintf("%dc.%s", c.Slices, p.Name)
+}
+
+// MemoryV1 and MemoryV2 are the memory of the GPU instance, in bytes (nvmlDeviceGetMemoryInfo and its v2).
+func (m *MIGDevice) MemoryV1() (Memory, error) { return m.memory("nvmlDeviceGetMemoryInfo") }
+
+// MemoryV2 is nvmlDeviceGetMemoryInfo_v2.
+func (m *MIGDevice) MemoryV2() (Memory, error) { return m.memory("nvmlDeviceGetMemoryInfo_v2") }
+
+func (m *MIGDevice) memory(call string) (Memory, error) {
+	st, _, p, err := m.load(call)
+	if err != nil {
+		return Memory{}, err
+	}
+	mem := Memory{Total: p.MemoryMiB << 20}
+	for i := range st.Clients {
+		if st.Clients[i].GPUInstance == m.compute.parent.id {
+			mem.Used += st.Clients[i].Memory
+		}
+	}
+	mem.Used = min(mem.Used, mem.Total)
+	mem.Free = mem.Total - mem.Used
+	return mem, nil
+}
+
+// Processes lists the processes in the partition, by PID (nvmlDeviceGetComputeRunningProcesses_v3).
+func (m *MIGDevice) Processes() ([]Client, error) {
+	st, _, _, err := m.load("nvmlDeviceGetComputeRunningProcesses_v3")
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(slices.Clone(st.Clients), func(c Client) bool {
+		return c.GPUInstance != m.compute.parent.id || c.ComputeInstance != m.compute.id
+	}), nil
+}
+
+// Attributes are what a partition has (nvmlDeviceAttributes_t). Engines are shared within the GPU instance.
+type Attributes struct {
+	// Instance is the profile of the GPU instance: engines, memory, compute slices.
+	Instance gpu.Profile
+	// Multiprocessors and Slices are those of the compute instance.
+	Multiprocessors, Slices int
+}
+
+// Attributes tells what the partition has (nvmlDeviceGetAttributes_v2).
+func (m *MIGDevice) Attributes() (Attributes, error) {
+	_, c, p, err := m.load("nvmlDeviceGetAttributes_v2")
+	if err != nil {
+		return Attributes{}, err
+	}
+	return Attributes{Instance: p.Info(), Multiprocessors: c.multiprocessors(p), Slices: c.Slices}, nil
+}
+
+// IsMIG begins a call of nvmlDeviceIsMigDeviceHandle on the GPU of a handle.
+func (d *Device) IsMIG() error { return d.node.enter("nvmlDeviceIsMigDeviceHandle", d.index) }

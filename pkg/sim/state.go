@@ -1,0 +1,184 @@
+package sim
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+)
+
+// maxGPUs bounds the GPUs of a node: NVML handles have room for so many.
+const maxGPUs = 32
+
+// noInstance is how NVML says that no GPU or compute instance is meant.
+const noInstance = 0xffffffff
+
+// nodeState is what changes about the node as a whole.
+type nodeState struct {
+	// Boots counts them, and BootID changes with each.
+	Boots  int    `json:"boots"`
+	BootID string `json:"bootID"`
+	// Unloaded tells that the kernel driver is not there.
+	Unloaded bool `json:"unloaded,omitempty"`
+	// Lost are the indexes of the GPUs that fell off the bus, ascending.
+	Lost []int `json:"lost,omitempty"`
+	// Faults in the order in which they were injected.
+	Faults    []Fault `json:"faults,omitempty"`
+	LastFault int     `json:"lastFault,omitempty"`
+}
+
+// gpuState is what changes about one GPU.
+type gpuState struct {
+	MIG        bool `json:"mig,omitempty"`
+	MIGPending bool `json:"migPending,omitempty"`
+	// Instances in ascending ID.
+	Instances []gpuInstance `json:"instances,omitempty"`
+	// LastSerial is the number of instances ever made; it tells an instance from a later one of the same ID.
+	LastSerial  uint64 `json:"lastSerial,omitempty"`
+	ComputeMode int    `json:"computeMode,omitempty"`
+	// TimeSlice is what nvidia-smi compute-policy set: 0 default, 1 short, 2 medium, 3 long.
+	TimeSlice   int  `json:"timeSlice,omitempty"`
+	Persistence bool `json:"persistence,omitempty"`
+	// Recovery is what field 230 (GPU_RECOVERY_ACTION) says.
+	Recovery int `json:"recovery,omitempty"`
+	// Clients are the processes that hold the device, by PID.
+	Clients []Client `json:"clients,omitempty"`
+	// Events are the latest, in order of Seq.
+	Events    []event `json:"events,omitempty"`
+	LastEvent uint64  `json:"lastEvent,omitempty"`
+}
+
+// gpuInstance is a GPU instance that exists.
+type gpuInstance struct {
+	ID      int               `json:"id"`
+	Profile int               `json:"profile"` // profile ID
+	Start   int               `json:"start"`
+	Serial  uint64            `json:"serial"`
+	Compute []computeInstance `json:"compute,omitempty"` // ascending ID
+}
+
+// computeInstance is a compute instance that exists.
+type computeInstance struct {
+	ID      int    `json:"id"`
+	Profile int    `json:"profile"` // profile ID
+	Start   int    `json:"start"`   // in compute slices of the GPU instance
+	Serial  uint64 `json:"serial"`
+}
+
+// Client is a process that holds a GPU.
+type Client struct {
+	PID  int    `json:"pid"`
+	Name string `json:"name"`
+	// Memory it uses, in bytes.
+	Memory uint64 `json:"memory,omitempty"`
+	// GPUInstance and ComputeInstance hold it inside a partition; both -1 on the whole GPU.
+	GPUInstance     int `json:"gpuInstance"`
+	ComputeInstance int `json:"computeInstance"`
+}
+
+// event is what an event set may deliver.
+type event struct {
+	Seq             uint64 `json:"seq"`
+	Type            uint64 `json:"type"`
+	Data            uint64 `json:"data"`
+	GPUInstance     uint32 `json:"gpuInstance"`
+	ComputeInstance uint32 `json:"computeInstance"`
+}
+
+// keptEvents is how many events a GPU remembers for those who wait.
+const keptEvents = 32
+
+// clone copies the state so that the copy can be changed.
+func (s *nodeState) clone() *nodeState {
+	c := *s
+	c.Lost = slices.Clone(s.Lost)
+	c.Faults = slices.Clone(s.Faults)
+	return &c
+}
+
+// clone copies the state so that the copy can be changed.
+func (s *gpuState) clone() *gpuState {
+	c := *s
+	c.Instances = slices.Clone(s.Instances)
+	for i := range c.Instances {
+		c.Instances[i].Compute = slices.Clone(c.Instances[i].Compute)
+	}
+	c.Clients = slices.Clone(s.Clients)
+	c.Events = slices.Clone(s.Events)
+	return &c
+}
+
+// addEvent appends an event and forgets the oldest.
+func (s *gpuState) addEvent(e event) {
+	s.LastEvent++
+	e.Seq = s.LastEvent
+	s.Events = append(s.Events, e)
+	if n := len(s.Events) - keptEvents; n > 0 {
+		s.Events = slices.Delete(s.Events, 0, n)
+	}
+}
+
+// decodeNodeState reads and checks the state of a node of so many GPUs.
+func decodeNodeState(data []byte, gpus int) (*nodeState, error) {
+	var s nodeState
+	if err := json.Unmarshal(data, &s); err != nil {
+		return nil, fmt.Errorf("decode node state: %w", err)
+	}
+	for _, i := range s.Lost {
+		if i < 0 || i >= gpus {
+			return nil, fmt.Errorf("decode node state: lost GPU %d of %d", i, gpus)
+		}
+	}
+	return &s, nil
+}
+
+// decodeGPUState reads the state of a GPU and checks it against its board, so that no later step meets an instance
+// that the board cannot have.
+func decodeGPUState(data []byte, b *Board) (*gpuState, error) {
+	var s gpuState
+	if err := json.Unmarshal(data, &s); err != nil {
+		return nil, fmt.Errorf("decode GPU state: %w", err)
+	}
+	if (s.MIG || s.MIGPending || len(s.Instances) > 0) && b.MIG == nil {
+		return nil, fmt.Errorf("decode GPU state: MIG on board %s, which has none", b.Name)
+	}
+	if len(s.Instances) > 0 && !s.MIG {
+		return nil, fmt.Errorf("decode GPU state: instances without MIG mode")
+	}
+	var made gpuState
+	for _, gi := range s.Instances {
+		p := b.profileByID(gi.Profile)
+		if p == nil {
+			return nil, fmt.Errorf("decode GPU state: GPU instance %d has unknown profile %d", gi.ID, gi.Profile)
+		}
+		if err := made.admit(b, p, gi.Start); err != nil {
+			return nil, fmt.Errorf("decode GPU state: GPU instance %d: %w", gi.ID, err)
+		}
+		if n := len(made.Instances); gi.ID != instanceID(b.MIG.Slices, gi.Start, p.Size) || n > 0 && made.Instances[n-1].ID >= gi.ID {
+			return nil, fmt.Errorf("decode GPU state: GPU instance %d at %d:%d has the wrong ID or order", gi.ID, gi.Start, p.Size)
+		}
+		if err := checkCompute(p, gi.Compute); err != nil {
+			return nil, fmt.Errorf("decode GPU state: GPU instance %d: %w", gi.ID, err)
+		}
+		made.Instances = append(made.Instances, gi)
+	}
+	return &s, nil
+}
+
+// checkCompute checks the compute instances of a GPU instance.
+func checkCompute(p *Profile, compute []computeInstance) error {
+	var made gpuInstance
+	for _, ci := range compute {
+		c := p.computeByID(ci.Profile)
+		if c == nil {
+			return fmt.Errorf("compute instance %d has unknown profile %d", ci.ID, ci.Profile)
+		}
+		if err := made.admit(p, c, ci.Start); err != nil {
+			return fmt.Errorf("compute instance %d: %w", ci.ID, err)
+		}
+		if n := len(made.Compute); ci.ID < 0 || ci.ID >= maxCompute || n > 0 && made.Compute[n-1].ID >= ci.ID {
+			return fmt.Errorf("compute instance %d has the wrong ID or order", ci.ID)
+		}
+		made.Compute = append(made.Compute, ci)
+	}
+	return nil
+}

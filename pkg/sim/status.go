@@ -1,0 +1,146 @@
+package sim
+
+import "slices"
+
+// Status is everything about a node, to be shown. It is read without NVML calls, so faults do not touch it.
+type Status struct {
+	Model         string      `json:"model"`
+	Description   string      `json:"description"`
+	Root          string      `json:"root,omitempty"`
+	DriverVersion string      `json:"driverVersion"`
+	CUDAVersion   int         `json:"cudaVersion"` // 1000*major + 10*minor
+	Unloaded      bool        `json:"unloaded"`
+	BootID        string      `json:"bootID"`
+	GPUs          []GPUStatus `json:"gpus"`
+	Faults        []Fault     `json:"faults"`
+}
+
+// GPUStatus is everything about a GPU.
+type GPUStatus struct {
+	Index       int              `json:"index"`
+	Minor       int              `json:"minor"`
+	UUID        string           `json:"uuid"`
+	PCI         string           `json:"pci"`
+	NUMA        int              `json:"numa"` // -1: none
+	Path        string           `json:"path"` // in sysfs, below devices
+	Product     string           `json:"product"`
+	Board       string           `json:"board"`
+	MemoryMiB   uint64           `json:"memoryMiB"`
+	Lost        bool             `json:"lost"`
+	MIGCapable  bool             `json:"migCapable"`
+	MIG         bool             `json:"mig"`
+	MIGPending  bool             `json:"migPending"`
+	ComputeMode int              `json:"computeMode"`
+	TimeSlice   int              `json:"timeSlice"`
+	Recovery    int              `json:"recoveryAction"`
+	Instances   []InstanceStatus `json:"instances"`
+	Clients     []Client         `json:"clients"`
+}
+
+// InstanceStatus is a GPU instance.
+type InstanceStatus struct {
+	ID        int             `json:"id"`
+	Profile   string          `json:"profile"`
+	ProfileID int             `json:"profileID"`
+	Start     int             `json:"start"`
+	Size      int             `json:"size"`
+	Compute   []ComputeStatus `json:"compute"`
+}
+
+// ComputeStatus is a compute instance.
+type ComputeStatus struct {
+	ID        int    `json:"id"`
+	Profile   string `json:"profile"`
+	ProfileID int    `json:"profileID"`
+	Start     int    `json:"start"`
+	Size      int    `json:"size"`
+	UUID      string `json:"uuid"`
+}
+
+// MIGText words the MIG mode: "n/a", "off", "on", "off, on after reset".
+func (g *GPUStatus) MIGText() string {
+	word := func(on bool) string {
+		if on {
+			return "on"
+		}
+		return "off"
+	}
+	switch {
+	case !g.MIGCapable:
+		return "n/a"
+	case g.MIG == g.MIGPending:
+		return word(g.MIG)
+	default:
+		return word(g.MIG) + ", " + word(g.MIGPending) + " after reset"
+	}
+}
+
+// StateText words the health: "ok" or "lost".
+func (g *GPUStatus) StateText() string {
+	if g.Lost {
+		return "lost"
+	}
+	return "ok"
+}
+
+// Status reads everything.
+func (n *Node) Status() (*Status, error) {
+	node, err := n.state.load()
+	if err != nil {
+		return nil, err
+	}
+	st := &Status{
+		Model:         n.spec.Name,
+		Description:   n.spec.Description,
+		Root:          n.root,
+		DriverVersion: n.spec.DriverVersion,
+		CUDAVersion:   n.spec.CUDAVersion,
+		Unloaded:      node.Unloaded,
+		BootID:        node.BootID,
+		Faults:        slices.Clone(node.Faults),
+	}
+	for i, d := range n.devices {
+		g, err := n.gpus[i].load()
+		if err != nil {
+			return nil, err
+		}
+		st.GPUs = append(st.GPUs, d.status(g, slices.Contains(node.Lost, i)))
+	}
+	return st, nil
+}
+
+// status describes the GPU.
+func (d *Device) status(st *gpuState, lost bool) GPUStatus {
+	g := GPUStatus{
+		Index:       d.index,
+		Minor:       d.spec.Minor,
+		UUID:        d.spec.UUID,
+		PCI:         d.spec.bdf(),
+		NUMA:        d.spec.NUMA,
+		Path:        d.spec.Path,
+		Product:     d.board.Product,
+		Board:       d.board.Name,
+		MemoryMiB:   d.board.MemoryMiB,
+		Lost:        lost,
+		MIGCapable:  d.board.MIG != nil,
+		MIG:         st.MIG,
+		MIGPending:  st.MIGPending,
+		ComputeMode: st.ComputeMode,
+		TimeSlice:   st.TimeSlice,
+		Recovery:    st.Recovery,
+		Clients:     slices.Clone(st.Clients),
+	}
+	for _, gi := range st.Instances {
+		p := d.board.profileByID(gi.Profile)
+		i := InstanceStatus{ID: gi.ID, Profile: p.Name, ProfileID: p.ID, Start: gi.Start, Size: p.Size}
+		for _, ci := range gi.Compute {
+			c := p.computeByID(ci.Profile)
+			m := MIGDeviceOf(d.ComputeInstanceHandle(gi.ID, ci.ID, ci.Serial))
+			i.Compute = append(i.Compute, ComputeStatus{
+				ID: ci.ID, Profile: c.name(p), ProfileID: c.ID, Start: ci.Start, Size: c.Slices, UUID: m.uuid(),
+			})
+		}
+		g.Instances = append(g.Instances, i)
+	}
+	return g
+}

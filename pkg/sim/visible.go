@@ -1,0 +1,91 @@
+package sim
+
+import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// A container gets libraries, nvidia-smi and device files of a node, but not its state. So that what runs in it can
+// tell which GPUs it has, one of the libraries holds a description of the node, behind what makes it a library.
+const describingLibrary = "libnvidia-sim.so.1"
+
+// describe makes the library.
+func (s *spec) describe() ([]byte, error) {
+	data, err := json.Marshal(s)
+	if err != nil {
+		return nil, fmt.Errorf("describe node: %w", err)
+	}
+	return append(stubLibrary(describingLibrary), data...), nil
+}
+
+// VisiblePartition is a partition whose device files a container has. What profile it has cannot be told from there.
+type VisiblePartition struct {
+	// GPU is the index of its GPU among those that are visible.
+	GPU                          int
+	GPUInstance, ComputeInstance int
+	UUID                         string
+}
+
+// OpenVisible opens what a container has of a node: the GPUs whose device files it has, and the partitions whose
+// capabilities it has. The node is in memory; it knows nothing of what happens outside.
+func OpenVisible(root string, opts ...Option) (*Node, []VisiblePartition, error) {
+	s, err := readDescription(root)
+	if err != nil {
+		return nil, nil, err
+	}
+	s.GPUs = slices.DeleteFunc(s.GPUs, func(g gpuSpec) bool {
+		_, err := os.Stat(filepath.Join(root, fmt.Sprintf("dev/nvidia%d", g.Minor)))
+		return err != nil
+	})
+	s.Links = linkSpec{Kind: "none"} // groups name GPUs by indexes of the node
+	if err := s.validate(); err != nil {
+		return nil, nil, fmt.Errorf("open what is visible of a simulated node: %w", err)
+	}
+	o := newOptions(opts)
+	n := newNode(s, o)
+	n.state = newCell(&nodeState{Boots: 1, BootID: bootID(s, 1)}, (*nodeState).clone)
+	for range s.GPUs {
+		n.gpus = append(n.gpus, newCell(&gpuState{}, (*gpuState).clone))
+	}
+	return n, n.visiblePartitions(root), nil
+}
+
+// readDescription reads the node from the library that describes it.
+func readDescription(root string) (*spec, error) {
+	dir := filepath.Join(root, libraryDir)
+	files, err := filepath.Glob(filepath.Join(dir, "libnvidia-sim.so.*.*"))
+	if err != nil || len(files) == 0 {
+		return nil, fmt.Errorf("no simulated node described in %s: %w", dir, fs.ErrNotExist)
+	}
+	data, err := os.ReadFile(files[0])
+	if err != nil {
+		return nil, fmt.Errorf("read description of simulated node: %w", err)
+	}
+	head := len(stubLibrary(describingLibrary))
+	if len(data) < head {
+		return nil, fmt.Errorf("read description of simulated node: %s is too short", files[0])
+	}
+	return decodeSpec(data[head:])
+}
+
+// visiblePartitions finds the partitions whose capabilities are there, by GPU and ID.
+func (n *Node) visiblePartitions(root string) []VisiblePartition {
+	var found []VisiblePartition
+	for _, d := range n.devices {
+		for gi := range maxInstances {
+			for ci := range maxCompute {
+				name := fmt.Sprintf("dev/nvidia-caps/nvidia-cap%d", capComputeInstance(d.spec.Minor, gi, ci))
+				if _, err := os.Stat(filepath.Join(root, name)); err != nil {
+					continue
+				}
+				uuid := MIGDeviceOf(d.ComputeInstanceHandle(gi, ci, 0)).uuid()
+				found = append(found, VisiblePartition{GPU: d.index, GPUInstance: gi, ComputeInstance: ci, UUID: uuid})
+			}
+		}
+	}
+	return found
+}
