@@ -1,0 +1,119 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cleave-dra/cleave/pkg/sim"
+)
+
+func newModels() *cobra.Command {
+	return &cobra.Command{
+		Use:   "models",
+		Short: "List the node models",
+		Args:  noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			w := tabwriter.NewWriter(c.OutOrStdout(), 0, 0, 2, ' ', 0)
+			for _, name := range sim.NodeModels() {
+				fmt.Fprintf(w, "%s\t%s\n", name, sim.ModelDescription(name))
+			}
+			return w.Flush()
+		},
+	}
+}
+
+// createFlags are the flags of create.
+type createFlags struct {
+	root, model, library, seed, driver string
+	force, noDeviceNodes               bool
+}
+
+func newCreate() *cobra.Command {
+	var f createFlags
+	c := &cobra.Command{
+		Use:   "create --node MODEL --root FOLDER",
+		Short: "Make a simulated node",
+		Long: `Make a simulated node: a driver root with libraries, nvidia-smi, device files, and stand-ins for /proc and /sys.
+
+The folder has to be empty, or to hold a simulated node that --force may replace. libnvidia-ml.so.1 is taken from the
+folder of this program. Device files need root; --no-device-nodes leaves them out.`,
+		Example: "  nvml-sim create --node hgx-h100 --root /tmp/h100",
+		Args:    noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return create(c, &f)
+		},
+	}
+	c.Flags().StringVar(&f.model, "node", "", "`model` of the node, one of: "+strings.Join(sim.NodeModels(), ", "))
+	rootFlag(c, &f.root)
+	c.Flags().BoolVar(&f.force, "force", false, "replace the node that is there already")
+	c.Flags().BoolVar(&f.noDeviceNodes, "no-device-nodes", false, "make no device files, so that it works without root")
+	c.Flags().StringVar(&f.library, "library", "", "`path` of libnvidia-ml.so.1 (default: beside this program)")
+	c.Flags().StringVar(&f.seed, "seed", "", "any `text`; nodes with different seeds have different UUIDs")
+	c.Flags().StringVar(&f.driver, "driver-version", "", "driver `version`, instead of the model's")
+	return c
+}
+
+func create(c *cobra.Command, f *createFlags) error {
+	if err := needRoot(f.root); err != nil {
+		return err
+	}
+	if !slices.Contains(sim.NodeModels(), f.model) {
+		return usagef("no node model named %q: want one of %s", f.model, strings.Join(sim.NodeModels(), ", "))
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
+	library := f.library
+	if library == "" {
+		library = filepath.Join(filepath.Dir(self), "libnvidia-ml.so.1")
+	}
+	if _, err := os.Stat(library); errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("no library at %s: build it with \"make sim\", or name it with --library", library)
+	}
+	opts := []sim.Option{sim.WithLibrary(library), sim.WithExecutable(self), sim.WithSeed(f.seed), sim.WithDriverVersion(f.driver)}
+	if f.force {
+		opts = append(opts, sim.WithForce())
+	}
+	if f.noDeviceNodes {
+		opts = append(opts, sim.WithoutDeviceNodes())
+	}
+	n, err := sim.Create(f.root, f.model, opts...)
+	if errors.Is(err, sim.ErrExists) {
+		return fmt.Errorf("%w: --force replaces it", err)
+	}
+	if err != nil {
+		return err
+	}
+	st, err := n.Status()
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(c.OutOrStdout(), "%s: %d x %s under %s\n", st.Model, len(st.GPUs), st.GPUs[0].Product, n.Root())
+	return nil
+}
+
+func newRemove() *cobra.Command {
+	var root string
+	c := &cobra.Command{
+		Use:   "remove --root FOLDER",
+		Short: "Take a simulated node away",
+		Args:  noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if err := needRoot(root); err != nil {
+				return err
+			}
+			return sim.Remove(root)
+		},
+	}
+	rootFlag(c, &root)
+	return c
+}

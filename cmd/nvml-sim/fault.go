@@ -1,0 +1,146 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cleave-dra/cleave/pkg/sim"
+)
+
+// faultFlags are the flags of fault.
+type faultFlags struct {
+	root       string
+	gpu        int
+	xid        uint64
+	gi, ci     int
+	recovery   int
+	lost       bool
+	clear      bool
+	slow       time.Duration
+	fail       string
+	nth, times int
+	once       bool
+}
+
+func newFault() *cobra.Command {
+	var f faultFlags
+	c := &cobra.Command{
+		Use:   "fault --root FOLDER [--gpu N] --xid N | --lost | --recovery N | --slow DURATION CALL | --fail CALL CODE | --clear",
+		Short: "Make trouble, or end it",
+		Long: `Make trouble, or end it.
+
+  --xid N              the GPU reports that XID to those who wait for events
+  --lost               the GPU falls off the bus: its calls return GPU_IS_LOST
+  --recovery N         the GPU asks for recovery action N (field 230): 1 GPU reset, 2 node reboot, 4 drain and reset
+  --slow DURATION CALL the NVML call takes that long
+  --fail CALL CODE     the NVML call returns that error, such as IN_USE or 19
+  --clear              ends everything but events, of the GPU or, without --gpu, of all
+
+CALL is an NVML function, "nvmlDeviceGetUUID" or "DeviceGetUUID", or "*" for all. Without --gpu it fails on every GPU.
+--nth N lets N-1 calls of a process through first, --times N ends the fault after so many, --once after one.`,
+		Example: `  nvml-sim fault --root /tmp/h100 --gpu 3 --xid 79
+  nvml-sim fault --root /tmp/h100 --slow 2s nvmlDeviceCreateGpuInstanceWithPlacement
+  nvml-sim fault --root /tmp/h100 --gpu 0 --fail nvmlDeviceSetMigMode IN_USE --once`,
+		RunE: func(c *cobra.Command, args []string) error {
+			return fault(c, &f, args)
+		},
+	}
+	rootFlag(c, &f.root)
+	c.Flags().IntVar(&f.gpu, "gpu", -1, "`index` of the GPU")
+	c.Flags().Uint64Var(&f.xid, "xid", 0, "`number` of an XID to report")
+	c.Flags().IntVar(&f.gi, "gi", -1, "GPU instance `ID` the XID is about")
+	c.Flags().IntVar(&f.ci, "ci", -1, "compute instance `ID` the XID is about")
+	c.Flags().BoolVar(&f.lost, "lost", false, "make the GPU fall off the bus")
+	c.Flags().IntVar(&f.recovery, "recovery", 0, "recovery `action` the GPU asks for")
+	c.Flags().DurationVar(&f.slow, "slow", 0, "make the call take this `long`")
+	c.Flags().StringVar(&f.fail, "fail", "", "make this `call` fail")
+	c.Flags().IntVar(&f.nth, "nth", 1, "begin with the `N`th call of a process")
+	c.Flags().IntVar(&f.times, "times", 0, "end after `N` calls")
+	c.Flags().BoolVar(&f.once, "once", false, "end after one call")
+	c.Flags().BoolVar(&f.clear, "clear", false, "end faults")
+	return c
+}
+
+func fault(c *cobra.Command, f *faultFlags, args []string) error {
+	n, err := open(f.root)
+	if err != nil {
+		return err
+	}
+	slow, failing := c.Flags().Changed("slow"), c.Flags().Changed("fail")
+	switch {
+	case slow && failing:
+		return usagef("--slow and --fail: one at a time")
+	case (slow || failing) && len(args) != 1:
+		return usagef("want one argument: the call after --slow DURATION, or the error after --fail CALL")
+	case !slow && !failing && len(args) > 0:
+		return noArgs(c, args)
+	case slow:
+		return inject(c, n, f, sim.Fault{GPU: f.gpu, Call: args[0], Delay: f.slow})
+	case failing:
+		code, err := sim.ParseCode(args[0])
+		if err != nil {
+			return usageError{err}
+		}
+		return inject(c, n, f, sim.Fault{GPU: f.gpu, Call: f.fail, Code: code})
+	case f.clear:
+		return n.ClearFaults(f.gpu)
+	}
+	return troubleGPU(c, n, f)
+}
+
+// inject adds a fault to calls.
+func inject(c *cobra.Command, n *sim.Node, f *faultFlags, fault sim.Fault) error {
+	if f.nth < 1 || f.times < 0 {
+		return usagef("--nth begins at 1, --times is not negative")
+	}
+	fault.Skip, fault.Times = f.nth-1, f.times
+	if f.once {
+		fault.Times = 1
+	}
+	if _, err := sim.ResolveCall(fault.Call); err != nil {
+		return usageError{err}
+	}
+	id, err := n.Inject(fault)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(c.OutOrStdout(), "fault #%d\n", id)
+	return err
+}
+
+// troubleGPU does what is about one GPU as a whole.
+func troubleGPU(c *cobra.Command, n *sim.Node, f *faultFlags) error {
+	xid, recovery := c.Flags().Changed("xid"), c.Flags().Changed("recovery")
+	if !xid && !recovery && !f.lost {
+		return usagef("nothing to do: want --xid, --lost, --recovery, --slow, --fail or --clear (see %q)", c.CommandPath()+" --help")
+	}
+	if f.gpu < 0 {
+		return usagef("no --gpu: say which GPU")
+	}
+	if recovery {
+		if err := n.SetRecoveryAction(f.gpu, f.recovery); err != nil {
+			return err
+		}
+	}
+	if xid {
+		e := sim.Event{Type: sim.EventXID, Data: f.xid, GPUInstance: instance(f.gi), ComputeInstance: instance(f.ci)}
+		if err := n.Raise(f.gpu, e); err != nil {
+			return err
+		}
+	}
+	if f.lost {
+		return n.Lose(f.gpu)
+	}
+	return nil
+}
+
+// instance is an instance ID as events have it; -1 is none.
+func instance(id int) uint32 {
+	if id < 0 || id > math.MaxUint16 {
+		return math.MaxUint32
+	}
+	return uint32(id)
+}

@@ -1,0 +1,197 @@
+//go:build nvmlsim
+
+// Package main is libnvidia-ml.so.1 of a simulated node, built with -buildmode=c-shared and the tag nvmlsim.
+//
+// nvml.c defines the functions of nvml.h and hands each to a function here, which asks pkg/sim. symbols.c defines all
+// functions that are not simulated. The library finds its node by its own place, <root>/usr/lib/x86_64-linux-gnu;
+// NVML_SIM_ROOT in the environment names another.
+package main
+
+/*
+#define NVML_NO_UNVERSIONED_FUNC_DEFS
+#cgo CFLAGS: -Wno-deprecated-declarations -Wno-attributes
+#include <stdlib.h>
+#include <nvml.h>
+#include "sim.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"io/fs"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cleave-dra/cleave/pkg/sim"
+)
+
+func main() {}
+
+// The library lives in the process of another program, so it keeps its heap small: it holds little, and collecting it
+// costs microseconds.
+func init() {
+	debug.SetGCPercent(20)
+	debug.SetMemoryLimit(8 << 20)
+	C.simReturnSignal()
+}
+
+var (
+	opening sync.Mutex
+	current atomic.Pointer[sim.Node]
+)
+
+// guard runs an NVML call and turns its error, or its panic, into a return code.
+func guard(call func() error) (code C.nvmlReturn_t) {
+	defer func() {
+		if recover() != nil {
+			code = C.NVML_ERROR_UNKNOWN
+		}
+	}()
+	return returnCode(call())
+}
+
+func returnCode(err error) C.nvmlReturn_t {
+	if err == nil {
+		return C.NVML_SUCCESS
+	}
+	if e, ok := errors.AsType[*sim.Error](err); ok {
+		return C.nvmlReturn_t(e.Code)
+	}
+	return C.NVML_ERROR_UNKNOWN
+}
+
+// code makes an error of a return code that only the boundary knows about.
+func code(c int) error { return &sim.Error{Code: c} }
+
+// onNode runs a call that needs no device.
+func onNode(call func(*sim.Node) error) C.nvmlReturn_t {
+	return guard(func() error {
+		n := current.Load()
+		if n == nil {
+			return code(sim.CodeUninitialized)
+		}
+		return call(n)
+	})
+}
+
+//export simInit
+func simInit() C.nvmlReturn_t {
+	return guard(func() error {
+		opening.Lock()
+		defer opening.Unlock()
+		n := current.Load()
+		if n == nil || n.Replaced() {
+			root := C.simRoot()
+			if root == nil {
+				return code(sim.CodeDriverNotLoaded)
+			}
+			defer C.free(unsafe.Pointer(root))
+			opened, err := sim.Open(C.GoString(root))
+			if errors.Is(err, fs.ErrNotExist) { // in a container
+				opened, _, err = sim.OpenVisible(C.GoString(root))
+			}
+			if err != nil {
+				return code(sim.CodeDriverNotLoaded)
+			}
+			n = opened
+			current.Store(n)
+			debug.FreeOSMemory() // what reading left behind
+		}
+		return n.Init()
+	})
+}
+
+//export simShutdown
+func simShutdown() C.nvmlReturn_t {
+	return onNode((*sim.Node).Shutdown)
+}
+
+// errorStrings are the answers of nvmlErrorString; C keeps the pointers.
+var errorStrings sync.Map // code -> *C.char
+
+//export simErrorString
+func simErrorString(result C.nvmlReturn_t) *C.char {
+	text := sim.CodeText(int(result))
+	if s, ok := errorStrings.Load(text); ok {
+		return s.(*C.char)
+	}
+	made := C.CString(text)
+	s, loaded := errorStrings.LoadOrStore(text, made)
+	if loaded {
+		C.free(unsafe.Pointer(made))
+	}
+	return s.(*C.char)
+}
+
+// putString copies a string and its end into a buffer of C.
+func putString(to *C.char, length C.uint, s string) error {
+	if to == nil {
+		return code(sim.CodeInvalidArgument)
+	}
+	buf := unsafe.Slice((*byte)(unsafe.Pointer(to)), int(length))
+	if len(s)+1 > len(buf) {
+		return code(sim.CodeInsufficientSize)
+	}
+	buf[copy(buf, s)] = 0
+	return nil
+}
+
+// putChars fills an array of a C struct with a string, cut to fit.
+func putChars(to []C.char, s string) {
+	for i := range to {
+		to[i] = 0
+		if i < len(s) && i < len(to)-1 {
+			to[i] = C.char(s[i])
+		}
+	}
+}
+
+// put stores a value where C wants it, if the call did not fail.
+func put[T, G any](to *T, v G, err error, convert func(G) T) error {
+	if err != nil {
+		return err
+	}
+	if to == nil {
+		return code(sim.CodeInvalidArgument)
+	}
+	*to = convert(v)
+	return nil
+}
+
+// putUint stores an unsigned number.
+func putUint(to *C.uint, v int, err error) error {
+	return put(to, v, err, func(v int) C.uint { return C.uint(v) })
+}
+
+// enable is a switch as NVML has it.
+func enable(on bool) C.nvmlEnableState_t {
+	if on {
+		return C.NVML_FEATURE_ENABLED
+	}
+	return C.NVML_FEATURE_DISABLED
+}
+
+//export simSystemString
+func simSystemString(which C.int, to *C.char, length C.uint) C.nvmlReturn_t {
+	return onNode(func(n *sim.Node) error {
+		get := n.SystemDriverVersion
+		if which == C.SIM_NVML_VERSION {
+			get = n.SystemNVMLVersion
+		}
+		s, err := get()
+		if err != nil {
+			return err
+		}
+		return putString(to, length, s)
+	})
+}
+
+//export simSystemGetCudaDriverVersion
+func simSystemGetCudaDriverVersion(to *C.int) C.nvmlReturn_t {
+	return onNode(func(n *sim.Node) error {
+		v, err := n.SystemCUDADriverVersion()
+		return put(to, v, err, func(v int) C.int { return C.int(v) })
+	})
+}

@@ -1,0 +1,104 @@
+// Command nvml-sim makes simulated GPU nodes and meddles with them. Called as nvidia-smi, it acts as that.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+)
+
+// Exit codes.
+const (
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+// usageError is an error in how the command was called.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+// usagef makes a usageError.
+func usagef(format string, args ...any) error {
+	return usageError{fmt.Errorf(format, args...)}
+}
+
+func main() {
+	if filepath.Base(os.Args[0]) == "nvidia-smi" {
+		os.Exit(exitCode(runSMI(os.Args[1:])))
+	}
+	os.Exit(exitCode(newCommand().Execute()))
+}
+
+// exitCode reports an error and returns the code to exit with.
+func exitCode(err error) int {
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintf(os.Stderr, "%s: %v\n", filepath.Base(os.Args[0]), err)
+	return codeOf(err)
+}
+
+// codeOf is the code to exit with after an error.
+func codeOf(err error) int {
+	if err == nil {
+		return 0
+	}
+	if _, ok := errors.AsType[usageError](err); ok {
+		return exitUsage
+	}
+	return exitFailed
+}
+
+const long = `nvml-sim makes simulated GPU nodes: a driver root with a libnvidia-ml.so.1 that programs load as NVIDIA's,
+stub driver libraries, nvidia-smi, device files, and stand-ins for /proc and /sys. The state of the GPUs lives
+under the root, so every process that uses it sees the same GPUs, and they outlive it.
+
+  nvml-sim create --node hgx-h100 --root /tmp/h100    makes one
+  nvml-sim show --root /tmp/h100                      shows it
+  nvml-sim fault --root /tmp/h100 --gpu 3 --xid 79    makes trouble
+  nvml-sim fault --root /tmp/h100 --clear             ends it`
+
+func newCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:           "nvml-sim",
+		Short:         "Simulated GPU nodes",
+		Long:          long,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return c.Help()
+		},
+	}
+	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return usagef("%w (see %q)", err, c.CommandPath()+" --help")
+	})
+	c.CompletionOptions.DisableDefaultCmd = true
+	c.AddCommand(newModels(), newCreate(), newRemove(), newShow(), newFault(), newMIG(), newClient(), newReset(), newReboot(), newDriver())
+	return c
+}
+
+// noArgs refuses arguments, unknown subcommands among them.
+func noArgs(c *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usagef("unknown argument %q of %q (see %q)", args[0], c.CommandPath(), c.CommandPath()+" --help")
+	}
+	return nil
+}
+
+// rootFlag adds --root, which names the folder of the node.
+func rootFlag(c *cobra.Command, root *string) {
+	c.Flags().StringVar(root, "root", os.Getenv("NVML_SIM_ROOT"), "`folder` of the node (default: NVML_SIM_ROOT)")
+}
+
+// needRoot refuses to go on without a folder.
+func needRoot(root string) error {
+	if root == "" {
+		return usagef("no --root: say under which folder the node lies")
+	}
+	return nil
+}

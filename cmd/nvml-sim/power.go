@@ -1,0 +1,98 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/cleave-dra/cleave/pkg/sim"
+)
+
+// onRoot is a command that does one thing to a node.
+func onRoot(use, short, long string, do func(*sim.Node) error) *cobra.Command {
+	var root string
+	c := &cobra.Command{
+		Use:   use + " --root FOLDER",
+		Short: short,
+		Long:  long,
+		Args:  noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			n, err := open(root)
+			if err != nil {
+				return err
+			}
+			return do(n)
+		},
+	}
+	rootFlag(c, &root)
+	return c
+}
+
+func newReboot() *cobra.Command {
+	return onRoot("reboot", "Reboot the node", `Do to the node what a reboot does: a new boot id, partitions and clients gone, lost GPUs back. The MIG mode is kept
+where boards keep it (before Hopper), and pending modes come in force. Injected faults stay.`, (*sim.Node).Reboot)
+}
+
+func newDriver() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "driver",
+		Short: "Unload or load the kernel driver",
+		Args:  noArgs,
+		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(
+		onRoot("unload", "Take the driver away: calls fail with DRIVER_NOT_LOADED", "", (*sim.Node).UnloadDriver),
+		onRoot("load", "Bring the driver back", "", (*sim.Node).LoadDriver),
+	)
+	return c
+}
+
+func newReset() *cobra.Command {
+	gpu := -1
+	c := onRoot("reset --gpu N", "Reset a GPU: partitions go, the pending MIG mode comes in force", "", func(n *sim.Node) error {
+		if gpu < 0 {
+			return usagef("no --gpu: say which GPU")
+		}
+		return session(n, func() error { return n.ResetGPU(gpu) })
+	})
+	c.Flags().IntVar(&gpu, "gpu", -1, "`index` of the GPU")
+	return c
+}
+
+// session does something that needs NVML to be initialised.
+func session(n *sim.Node, do func() error) error {
+	if err := n.Init(); err != nil {
+		return err
+	}
+	if err := do(); err != nil {
+		return err
+	}
+	return n.Shutdown()
+}
+
+func newClient() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "client",
+		Short: "Make processes hold GPUs, so that these are in use",
+		Args:  noArgs,
+		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	var gpu int
+	var client sim.Client
+	var mib uint64
+	add := onRoot("add --gpu N --pid N", "Make a process hold a GPU or a partition", "", func(n *sim.Node) error {
+		client.Memory = mib << 20
+		return n.AddClient(gpu, client)
+	})
+	add.Flags().StringVar(&client.Name, "name", "python", "`name` of the process")
+	add.Flags().Uint64Var(&mib, "memory", 0, "memory it uses, in `MiB`")
+	add.Flags().IntVar(&client.GPUInstance, "gi", -1, "GPU instance `ID` it is in")
+	add.Flags().IntVar(&client.ComputeInstance, "ci", -1, "compute instance `ID` it is in")
+	remove := onRoot("remove --gpu N --pid N", "End the hold of a process", "", func(n *sim.Node) error {
+		return n.RemoveClient(gpu, client.PID)
+	})
+	for _, sub := range []*cobra.Command{add, remove} {
+		sub.Flags().IntVar(&gpu, "gpu", 0, "`index` of the GPU")
+		sub.Flags().IntVar(&client.PID, "pid", 0, "`PID` of the process")
+		c.AddCommand(sub)
+	}
+	return c
+}

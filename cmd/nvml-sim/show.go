@@ -1,0 +1,113 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cleave-dra/cleave/pkg/sim"
+)
+
+func newShow() *cobra.Command {
+	var root, output string
+	c := &cobra.Command{
+		Use:   "show --root FOLDER",
+		Short: "Show a simulated node: GPUs, partitions, clients, faults",
+		Args:  noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			n, err := open(root)
+			if err != nil {
+				return err
+			}
+			st, err := n.Status()
+			if err != nil {
+				return err
+			}
+			switch output {
+			case "table":
+				return showTable(c.OutOrStdout(), st)
+			case "json":
+				e := json.NewEncoder(c.OutOrStdout())
+				e.SetIndent("", "  ")
+				return e.Encode(st)
+			default:
+				return usagef("unknown output %q: want table or json", output)
+			}
+		},
+	}
+	rootFlag(c, &root)
+	c.Flags().StringVarP(&output, "output", "o", "table", "`format`: table or json")
+	return c
+}
+
+// open opens the node under a folder.
+func open(root string) (*sim.Node, error) {
+	if err := needRoot(root); err != nil {
+		return nil, err
+	}
+	return sim.Open(root)
+}
+
+// showTable writes what people read.
+func showTable(out io.Writer, st *sim.Status) error {
+	driver := "driver " + st.DriverVersion
+	if st.Unloaded {
+		driver += " (unloaded)"
+	}
+	fmt.Fprintf(out, "%s, %s, boot %s\n\n", st.Model, driver, st.BootID)
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "GPU\tMINOR\tPCI\tNUMA\tPRODUCT\tUUID\tMIG\tSTATE")
+	for _, g := range st.GPUs {
+		fmt.Fprintf(w, "%d\t%d\t%s\t%d\t%s\t%s\t%s\t%s\n", g.Index, g.Minor, g.PCI, g.NUMA, g.Product, g.UUID, g.MIGText(), g.StateText())
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if err := showPartitions(out, st); err != nil {
+		return err
+	}
+	for _, f := range st.Faults {
+		fmt.Fprintf(out, "fault %s\n", f)
+	}
+	return nil
+}
+
+// showPartitions writes the partitions and the clients.
+func showPartitions(out io.Writer, st *sim.Status) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	rows := 0
+	row := func(format string, args ...any) {
+		if rows == 0 {
+			fmt.Fprintln(w, "\nGPU\tGI\tCI\tPROFILE\tPLACEMENT\tUUID")
+		}
+		rows++
+		fmt.Fprintf(w, format, args...)
+	}
+	for _, g := range st.GPUs {
+		for _, i := range g.Instances {
+			if len(i.Compute) == 0 {
+				row("%d\t%d\t-\t%s\t%d:%d\t-\n", g.Index, i.ID, i.Profile, i.Start, i.Size)
+			}
+			for _, c := range i.Compute {
+				row("%d\t%d\t%d\t%s\t%d:%d\t%s\n", g.Index, i.ID, c.ID, c.Profile, i.Start, i.Size, c.UUID)
+			}
+		}
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(out)
+	for _, g := range st.GPUs {
+		for _, c := range g.Clients {
+			where := fmt.Sprintf("GPU %d", g.Index)
+			if c.GPUInstance >= 0 {
+				where += fmt.Sprintf(" GI %d CI %d", c.GPUInstance, c.ComputeInstance)
+			}
+			fmt.Fprintf(out, "client %d (%s) on %s\n", c.PID, c.Name, where)
+		}
+	}
+	return nil
+}
