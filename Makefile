@@ -31,7 +31,7 @@ build: sim hook ## build cleave, nvml-sim and libnvidia-ml.so.1 into bin/
 sim: ## build the simulated node: nvml-sim and libnvidia-ml.so.1
 	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $(BIN)/nvml-sim ./cmd/nvml-sim
 	CGO_CFLAGS="$(CGO_CFLAGS) -I$$(go list -m -f '{{.Dir}}' github.com/NVIDIA/go-nvml)/pkg/nvml" \
-		go build -trimpath -tags nvmlsim -buildmode=c-shared -ldflags '-s -w -extldflags=-Wl,-soname,libnvidia-ml.so.1' \
+		go build -trimpath -tags nvmlsim -buildmode=c-shared -ldflags "-s -w -extldflags '-Wl,-soname,libnvidia-ml.so.1 -Wl,--version-script=$(CURDIR)/cmd/nvml-sim/libnvidia-ml/exports.map'" \
 		-o $(BIN)/libnvidia-ml.so.1 ./cmd/nvml-sim/libnvidia-ml
 	rm -f $(BIN)/libnvidia-ml.so.h
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 )
@@ -84,10 +85,18 @@ func newCommand() *cobra.Command {
 
 // noArgs refuses arguments, unknown subcommands among them.
 func noArgs(c *cobra.Command, args []string) error {
-	if len(args) > 0 {
+	switch {
+	case len(args) == 0:
+		return nil
+	case !c.HasSubCommands():
 		return usagef("unknown argument %q of %q (see %q)", args[0], c.CommandPath(), c.CommandPath()+" --help")
 	}
-	return nil
+	hint := ""
+	c.SuggestionsMinimumDistance = 2
+	if near := c.SuggestionsFor(args[0]); len(near) > 0 {
+		hint = fmt.Sprintf(": did you mean %s?", strings.Join(near, " or "))
+	}
+	return usagef("unknown command %q of %q%s (see %q)", args[0], c.CommandPath(), hint, c.CommandPath()+" --help")
 }
 
 // rootFlag adds --root, which names the folder of the node.

@@ -55,15 +55,16 @@ func makeNode(t *testing.T, model string) (root string) {
 }
 
 func TestUsage(t *testing.T) {
+	t.Setenv("NVML_SIM_ROOT", "")
 	root := makeNode(t, "hgx-h100")
 	tests := []struct {
 		args []string
 		code int
 		want string
 	}{
-		{[]string{}, 0, "Simulated GPU nodes"},
+		{[]string{}, 0, "makes simulated GPU nodes"},
 		{[]string{"models"}, 0, "hgx-h100"},
-		{[]string{"creat"}, 2, `unknown command "creat"`},
+		{[]string{"creat"}, 2, `unknown command "creat" of "nvml-sim": did you mean create?`},
 		{[]string{"create", "--node", "hgx-h1000", "--root", root}, 2, "hgx-h100, hgx-h200"},
 		{[]string{"create", "--node", "t4"}, 2, "--root"},
 		{[]string{"create", "--node", "t4", "--root", root, "--library", "/nowhere"}, 1, "make sim"},

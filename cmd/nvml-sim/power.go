@@ -51,7 +51,7 @@ func newReset() *cobra.Command {
 		if gpu < 0 {
 			return usagef("no --gpu: say which GPU")
 		}
-		return session(n, func() error { return n.ResetGPU(gpu) })
+		return n.ResetGPU(gpu)
 	})
 	c.Flags().IntVar(&gpu, "gpu", -1, "`index` of the GPU")
 	return c

@@ -41,13 +41,13 @@ func inspectHost() (host, error) {
 	if err != nil {
 		return host{}, fmt.Errorf("inspect the capabilities of this process: %w", err)
 	}
-	capable, err := hasCapability(string(status), capSysResource)
+	capable, err := hasSysResource(string(status))
 	if err != nil {
 		return host{}, err
 	}
 	_, err = os.Lstat(deviceManagerRoot)
 	return host{
-		CgroupV1:         int64(fs.Type) != cgroup2Magic,
+		CgroupV1:         fs.Type != cgroup2Magic,
 		RestrictOOMScore: !capable,
 		OwnKubeletFolder: errors.Is(err, os.ErrNotExist),
 		Runc:             runcPath(),
@@ -57,8 +57,8 @@ func inspectHost() (host, error) {
 	}, nil
 }
 
-// hasCapability reads the effective capabilities from /proc/PID/status.
-func hasCapability(status string, capability uint) (bool, error) {
+// hasSysResource reads the effective capabilities from /proc/PID/status.
+func hasSysResource(status string) (bool, error) {
 	lines := bufio.NewScanner(strings.NewReader(status))
 	for lines.Scan() {
 		value, ok := strings.CutPrefix(lines.Text(), "CapEff:")
@@ -69,7 +69,7 @@ func hasCapability(status string, capability uint) (bool, error) {
 		if err != nil {
 			return false, fmt.Errorf("parse the capabilities %q: %w", value, err)
 		}
-		return set&(1<<capability) != 0, nil
+		return set&(1<<capSysResource) != 0, nil
 	}
 	return false, errors.New("parse the capabilities of this process: no line CapEff")
 }

@@ -57,6 +57,9 @@ func kubeletConfiguration(l layout, s state) map[string]any {
 		// No firewall rules: nothing here needs them, and they would stay.
 		"makeIPTablesUtilChains": false,
 		"maxPods":                250,
+		// When the devices of a pod could not be prepared, the kubelet tries
+		// again after this time; by default after a minute to one and a half.
+		"syncFrequency": "5s",
 	}
 	if len(s.FeatureGates) > 0 {
 		config["featureGates"] = s.FeatureGates

@@ -171,7 +171,7 @@ func (s *Static) finish(spec *specs.Spec) error {
 	if err := toHost.Transform(spec); err != nil {
 		return fmt.Errorf("rewrite paths of the CDI spec to the host's: %w", err)
 	}
-	version, err := cdi.MinimumRequiredVersion(spec)
+	version, err := specs.MinimumRequiredVersion(spec)
 	if err != nil {
 		return fmt.Errorf("work out the version of the CDI spec: %w", err)
 	}

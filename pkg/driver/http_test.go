@@ -61,7 +61,7 @@ func TestAnAddressInUseNamesTheFlag(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
+	t.Cleanup(func() { _ = l.Close() })
 	s := &service{config: Config{MetricsAddress: l.Addr().String()}, metrics: newMetrics()}
 	if _, err := s.serveHTTP(t.Context()); err == nil || !strings.Contains(err.Error(), "--metrics-address "+l.Addr().String()) {
 		t.Errorf("got %v, want an error that names --metrics-address", err)

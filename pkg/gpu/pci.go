@@ -3,7 +3,6 @@ package gpu
 import (
 	"cmp"
 	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
 )
@@ -16,24 +15,27 @@ type PCIAddress struct {
 	Function uint8
 }
 
-var pciPattern = regexp.MustCompile(`^([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])$`)
-
 // ParsePCIAddress reads "0000:18:00.0", with the four-digit domain of sysfs or the eight-digit one of NVML.
 func ParsePCIAddress(s string) (PCIAddress, error) {
-	m := pciPattern.FindStringSubmatch(s)
-	if m == nil {
+	fail := func() (PCIAddress, error) {
 		return PCIAddress{}, fmt.Errorf("parse PCI address %q: want domain:bus:device.function in hexadecimal, such as 0000:18:00.0", s)
 	}
+	domain, rest, ok1 := strings.Cut(s, ":")
+	bus, rest, ok2 := strings.Cut(rest, ":")
+	device, function, ok3 := strings.Cut(rest, ".")
+	if !ok1 || !ok2 || !ok3 || len(domain) < 4 || len(domain) > 8 || len(bus) != 2 || len(device) != 2 || len(function) != 1 {
+		return fail()
+	}
 	var parts [4]uint64
-	for i := range parts {
-		v, err := strconv.ParseUint(m[i+1], 16, 32)
+	for i, digits := range []string{domain, bus, device, function} {
+		v, err := strconv.ParseUint(digits, 16, 32)
 		if err != nil {
-			return PCIAddress{}, fmt.Errorf("parse PCI address %q: %w", s, err)
+			return fail()
 		}
 		parts[i] = v
 	}
-	if parts[2] > 31 {
-		return PCIAddress{}, fmt.Errorf("parse PCI address %q: device number above 1f", s)
+	if parts[2] > 0x1f || parts[3] > 7 {
+		return fail()
 	}
 	return PCIAddress{Domain: uint32(parts[0]), Bus: uint8(parts[1]), Device: uint8(parts[2]), Function: uint8(parts[3])}, nil
 }

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 )
 
 // Reboot does to the node what a reboot of the machine does: a new boot id, the driver loaded, lost GPUs back,
@@ -55,8 +56,12 @@ func (n *Node) ResetGPU(index int) error {
 	if err := n.checkIndex(index); err != nil {
 		return err
 	}
-	if err := n.enter(callInit, index); err != nil {
-		return asError(err).in(call)
+	node, err := n.state.load()
+	if err != nil {
+		return fmt.Errorf("reset GPU %d: %w", index, err)
+	}
+	if slices.Contains(node.Lost, index) {
+		return fail(call, CodeGPUIsLost, "GPU %d fell off the bus", index)
 	}
 	return n.gpus[index].update(func(st *gpuState) error {
 		if who := st.holders(func(Client) bool { return true }); who != "" {

@@ -1,9 +1,7 @@
 package sim
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -58,8 +56,8 @@ func (c *capabilities) appear(old, next *gpuState) error {
 		if err := c.makeEntry(e); err != nil {
 			return fmt.Errorf("make capability: %w", err)
 		}
-		if c.devices {
-			// nvidia-modprobe makes it on real nodes, where nobody may rely on it either.
+		// nvidia-modprobe makes the device file on real nodes, where nobody may rely on it either.
+		if c.devices && os.Rename(c.aside(e)+".dev", c.device(e)) != nil {
 			_ = makeNode(c.device(e), majorCaps, e.minor)
 		}
 	}
@@ -72,19 +70,19 @@ func (c *capabilities) makeEntry(e capability) error {
 	if os.Rename(c.aside(e), dir) == nil {
 		return nil
 	}
-	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := makeFolder(dir); err != nil {
 		return err
 	}
 	return os.WriteFile(filepath.Join(dir, "access"), []byte(capabilityFile(e.minor)), 0o444)
 }
 
-// vanish puts the entries of partitions that are gone aside, compute instances first. What cannot be moved is in
+// vanish puts the entries and device files of partitions that are gone aside, compute instances first. What cannot be moved is in
 // nobody's way.
 func (c *capabilities) vanish(old, next *gpuState) {
 	gone := missing(c.entries(old), c.entries(next))
 	for i := len(gone) - 1; i >= 0; i-- {
 		_ = os.Rename(c.dir(gone[i]), c.aside(gone[i]))
-		if c.devices {
+		if c.devices && os.Rename(c.device(gone[i]), c.aside(gone[i])+".dev") != nil {
 			_ = os.Remove(c.device(gone[i]))
 		}
 	}

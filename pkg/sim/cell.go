@@ -177,7 +177,7 @@ func statter(path string) func() (fileID, error) {
 		var st syscall.Stat_t
 		errno := syscall.ENOSYS
 		if err == nil && sysFstatat != 0 {
-			_, _, errno = syscall.Syscall6(sysFstatat, atCWD, uintptr(unsafe.Pointer(name)), uintptr(unsafe.Pointer(&st)), 0, 0, 0)
+			_, _, errno = syscall.Syscall6(sysFstatat, atCWD, uintptr(unsafe.Pointer(name)), uintptr(unsafe.Pointer(&st)), 0, 0, 0) //nolint:gosec // as in package syscall
 		}
 		if errno == syscall.ENOSYS {
 			if err := syscall.Stat(path, &st); err != nil {
@@ -263,7 +263,7 @@ func exchangeFiles(a, b string) error {
 	if err != nil {
 		return err
 	}
-	_, _, errno := syscall.Syscall6(sysRenameat2, atCWD, uintptr(unsafe.Pointer(from)), atCWD, uintptr(unsafe.Pointer(to)), exchange, 0)
+	_, _, errno := syscall.Syscall6(sysRenameat2, atCWD, uintptr(unsafe.Pointer(from)), atCWD, uintptr(unsafe.Pointer(to)), exchange, 0) //nolint:gosec // as in package syscall
 	if errno != 0 {
 		return errno
 	}
@@ -278,7 +278,7 @@ func lockFile(path string) (unlock func(), err error) {
 	}
 	for {
 		err = syscall.Flock(fd, syscall.LOCK_EX)
-		if err != syscall.EINTR { //nolint:errorlint // a system call returns the bare number
+		if err != syscall.EINTR {
 			break
 		}
 	}

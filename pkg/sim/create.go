@@ -118,16 +118,21 @@ var stubLibraries = []string{
 	"libnvidia-ptxjitcompiler.so.1",
 }
 
+// makeFolder makes a folder, and those above it, as drivers and kernels have them: for all to read.
+func makeFolder(path string) error {
+	return os.MkdirAll(path, 0o755) //nolint:gosec // nvidia-smi works for every user
+}
+
 // createFolder makes the folder by which a node is known, before anything else.
 func createFolder(root string, _ *spec, _ *options) error {
-	return os.MkdirAll(filepath.Join(root, asideDir), 0o755)
+	return makeFolder(filepath.Join(root, asideDir))
 }
 
 // createLibraries installs the libraries as a driver does: lib.so.<driver version>, lib.so.1 as a link to it, and
 // lib.so as a link to that.
 func createLibraries(root string, s *spec, o *options) error {
 	dir := filepath.Join(root, libraryDir)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := makeFolder(dir); err != nil {
 		return err
 	}
 	for _, soname := range stubLibraries {
@@ -156,7 +161,7 @@ func createLibraries(root string, s *spec, o *options) error {
 func installLibrary(dir, soname, version string, data []byte) error {
 	base, _, _ := strings.Cut(soname, ".so")
 	file := base + ".so." + version
-	if err := os.WriteFile(filepath.Join(dir, file), data, 0o755); err != nil {
+	if err := writeTree(dir, map[string]treeFile{file: {data: data}}, 0o755); err != nil {
 		return err
 	}
 	links := [][2]string{{soname, file}}
@@ -210,7 +215,7 @@ func createTree(root string, s *spec, _ *options) error {
 		if s.Boards[s.GPUs[i].Board].MIG == nil {
 			continue
 		}
-		if err := os.MkdirAll(filepath.Join(root, capabilityDir(s.GPUs[i].Minor)), 0o755); err != nil {
+		if err := makeFolder(filepath.Join(root, capabilityDir(s.GPUs[i].Minor))); err != nil {
 			return err
 		}
 	}
@@ -221,7 +226,7 @@ func createTree(root string, s *spec, _ *options) error {
 func writeTree(dir string, files map[string]treeFile, mode fs.FileMode) error {
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		file := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		if err := makeFolder(filepath.Dir(file)); err != nil {
 			return err
 		}
 		var err error
@@ -269,7 +274,7 @@ func createDeviceNodes(root string, s *spec, o *options) error {
 	}
 	for _, n := range s.deviceNodes() {
 		file := filepath.Join(root, n.name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		if err := makeFolder(filepath.Dir(file)); err != nil {
 			return err
 		}
 		err := makeNode(file, n.major, n.minor)
@@ -295,7 +300,7 @@ func makeNode(path string, major, minor int) error {
 // createState writes the state of a node that has just booted.
 func createState(root string, s *spec, _ *options) error {
 	dir := filepath.Join(root, stateDir)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := makeFolder(dir); err != nil {
 		return err
 	}
 	state := &nodeState{Boots: 1, BootID: bootID(s, 1)}

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -178,6 +179,17 @@ func TestCallsAreCounted(t *testing.T) {
 	got := []int64{n.Calls("nvmlDeviceGetUUID"), n.Calls("nvmlDeviceGetMigMode"), n.TotalCalls()}
 	if diff := cmp.Diff([]int64{3, 1, 4}, got); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+}
+
+func TestTrace(t *testing.T) {
+	var trace strings.Builder
+	n := testNode(t, "l40s", WithTrace(&trace))
+	if _, err := n.Device(2).UUID(); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff("nvmlInit_v2 -1\nnvmlDeviceGetUUID 2\n", trace.String()); diff != "" {
+		t.Errorf("trace (-want +got):\n%s", diff)
 	}
 }
 

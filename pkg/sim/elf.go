@@ -2,8 +2,26 @@ package sim
 
 import (
 	"bytes"
-	"debug/elf"
 	"encoding/binary"
+)
+
+// The parts of a shared object, as the ELF format has them. Package debug/elf has them too, and much that programs
+// which only read this package's nodes would carry along.
+type (
+	elfHeader struct {
+		Ident                      [16]byte
+		Type, Machine              uint16
+		Version                    uint32
+		Entry, Phoff, Shoff        uint64
+		Flags                      uint32
+		Ehsize, Phentsize, Phnum   uint16
+		Shentsize, Shnum, Shstrndx uint16
+	}
+	elfSegment struct {
+		Type, Flags                             uint32
+		Off, Vaddr, Paddr, Filesz, Memsz, Align uint64
+	}
+	elfDynamic struct{ Tag, Val uint64 }
 )
 
 // stubLibrary makes the smallest shared object that tools take for one: an ELF64 header, one loadable segment, and a
@@ -26,27 +44,26 @@ func stubLibrary(soname string) []byte {
 
 	var b bytes.Buffer
 	put := func(v any) { _ = binary.Write(&b, binary.LittleEndian, v) } // a buffer does not fail
-	put(elf.Header64{
-		Ident:   [16]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT)},
-		Type:    uint16(elf.ET_DYN),
-		Machine: uint16(elf.EM_X86_64),
-		Version: uint32(elf.EV_CURRENT),
+	put(elfHeader{
+		Ident:   [16]byte{0x7f, 'E', 'L', 'F', 2, 1, 1}, // 64 bits, little endian, version 1
+		Type:    3,                                      // ET_DYN
+		Machine: 62,                                     // EM_X86_64
+		Version: 1,
 		Phoff:   64, Ehsize: 64, Phentsize: 56, Phnum: 2, Shentsize: 64,
 	})
-	put(elf.Prog64{Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_R), Filesz: size, Memsz: size, Align: 4096})
-	put(elf.Prog64{Type: uint32(elf.PT_DYNAMIC), Flags: uint32(elf.PF_R), Off: dynOff, Vaddr: dynOff, Paddr: dynOff,
-		Filesz: dynSize, Memsz: dynSize, Align: 8})
-	for _, d := range []elf.Dyn64{
-		{Tag: int64(elf.DT_SONAME), Val: 1},
-		{Tag: int64(elf.DT_STRTAB), Val: strOff},
-		{Tag: int64(elf.DT_STRSZ), Val: uint64(len(strtab))},
-		{Tag: int64(elf.DT_SYMTAB), Val: symOff},
-		{Tag: int64(elf.DT_HASH), Val: hashOff},
-		{Tag: int64(elf.DT_NULL)},
+	put(elfSegment{Type: 1, Flags: 4, Filesz: size, Memsz: size, Align: 4096}) // PT_LOAD, readable
+	put(elfSegment{Type: 2, Flags: 4, Off: dynOff, Vaddr: dynOff, Paddr: dynOff, Filesz: dynSize, Memsz: dynSize, Align: 8})
+	for _, d := range []elfDynamic{
+		{14, 1},                   // DT_SONAME
+		{5, strOff},               // DT_STRTAB
+		{10, uint64(len(strtab))}, // DT_STRSZ
+		{6, symOff},               // DT_SYMTAB
+		{4, hashOff},              // DT_HASH
+		{0, 0},                    // DT_NULL
 	} {
 		put(d)
 	}
-	put(elf.Sym64{})
+	b.Write(make([]byte, symSize))
 	put([4]uint32{1, 1, 0, 0}) // one bucket, one chain: the null symbol
 	b.Write(strtab)
 	return b.Bytes()

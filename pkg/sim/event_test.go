@@ -72,7 +72,7 @@ func TestWaitEndsInTime(t *testing.T) {
 			t.Errorf("Wait = %v after %v", err, time.Since(begin))
 		}
 		go func() {
-			time.Sleep(time.Second)
+			<-time.After(time.Second)
 			if err := n.RaiseXID(0, 48); err != nil {
 				t.Error(err)
 			}
@@ -126,6 +126,23 @@ func TestEventKinds(t *testing.T) {
 		t.Fatal(err)
 	}
 	if e, err := set.Wait(0); e.Type != EventMIGConfigChange || err != nil {
+		t.Errorf("Wait = %+v, %v", e, err)
+	}
+	if err := n.RaiseXID(0, 7); err != nil {
+		t.Fatal(err)
+	}
+	for range keptEvents { // many changes do not crowd out other events
+		if _, err := n.Device(0).SetMIGMode(false); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := n.Device(0).SetMIGMode(true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := n.Device(0).RegisterEvents(EventXID, set); err != nil {
+		t.Fatal(err)
+	}
+	if e, err := set.Wait(0); e.Data != 7 || err != nil {
 		t.Errorf("Wait = %+v, %v", e, err)
 	}
 	for range keptEvents + 5 {

@@ -188,8 +188,10 @@ func (st *gpuState) busy() string {
 	return ""
 }
 
-// addMIGEvent tells those who wait that the partitions have changed.
+// addMIGEvent tells those who wait that the partitions have changed. One such event stands for all before it, so that
+// many changes do not crowd out other events.
 func (st *gpuState) addMIGEvent() {
+	st.Events = slices.DeleteFunc(st.Events, func(e event) bool { return e.Type == EventMIGConfigChange })
 	st.addEvent(event{Type: EventMIGConfigChange, GPUInstance: noInstance, ComputeInstance: noInstance})
 }
 

@@ -3,6 +3,7 @@ package sim
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -25,6 +26,8 @@ type Node struct {
 	counts map[string]*atomic.Int64 // by name of the call; the map itself never changes
 	sleep  func(time.Duration)
 
+	trace func(call string, index int) // nil: nobody wants to know
+
 	passed sync.Map // ID of a fault -> *atomic.Int64, calls that it let through
 }
 
@@ -37,6 +40,7 @@ type options struct {
 	executable    string
 	force         bool
 	sleep         func(time.Duration)
+	trace         io.Writer
 }
 
 // Option adjusts a node.
@@ -51,8 +55,11 @@ func WithDriverVersion(version string) Option { return func(o *options) { o.driv
 // WithSleep replaces time.Sleep in calls that a fault makes slow.
 func WithSleep(sleep func(time.Duration)) Option { return func(o *options) { o.sleep = sleep } }
 
+// WithTrace writes a line for every NVML call when it begins: the function, and the index of the GPU or -1.
+func WithTrace(w io.Writer) Option { return func(o *options) { o.trace = w } }
+
 func newOptions(opts []Option) *options {
-	o := &options{sleep: time.Sleep}
+	o := &options{sleep: time.Sleep} //nolint:forbidigo // a fault that makes a call slow is there to sleep
 	for _, opt := range opts {
 		opt(o)
 	}
@@ -80,6 +87,10 @@ const stateDir = "var/lib/nvml-sim"
 // Open opens the node that Create made under root.
 func Open(root string, opts ...Option) (*Node, error) {
 	o := newOptions(opts)
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return nil, fmt.Errorf("open simulated node: %w", err)
+	}
 	dir := filepath.Join(root, stateDir)
 	file, err := statFile(filepath.Join(dir, "node.json"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -124,6 +135,9 @@ func newNode(s *spec, o *options) *Node {
 	n := &Node{spec: s, sleep: o.sleep, counts: make(map[string]*atomic.Int64, len(callNames))}
 	for _, name := range callNames {
 		n.counts[name] = new(atomic.Int64)
+	}
+	if w := o.trace; w != nil {
+		n.trace = func(call string, index int) { _, _ = fmt.Fprintf(w, "%s %d\n", call, index) } // one write a line
 	}
 	for i := range s.GPUs {
 		g := &s.GPUs[i]
@@ -181,6 +195,9 @@ func (n *Node) ResetCalls() {
 func (n *Node) enter(call string, index int) error {
 	if c := n.counts[call]; c != nil {
 		c.Add(1)
+	}
+	if n.trace != nil {
+		n.trace(call, index)
 	}
 	if n.inits.Load() == 0 && call != callInit {
 		return fail(call, CodeUninitialized, "nvmlInit_v2 was not called")

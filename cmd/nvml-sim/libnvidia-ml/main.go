@@ -4,7 +4,7 @@
 //
 // nvml.c defines the functions of nvml.h and hands each to a function here, which asks pkg/sim. symbols.c defines all
 // functions that are not simulated. The library finds its node by its own place, <root>/usr/lib/x86_64-linux-gnu;
-// NVML_SIM_ROOT in the environment names another.
+// NVML_SIM_ROOT in the environment names another. NVML_SIM_TRACE names a file to which every call is added.
 package main
 
 /*
@@ -19,6 +19,7 @@ import "C"
 import (
 	"errors"
 	"io/fs"
+	"os"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -88,9 +89,9 @@ func simInit() C.nvmlReturn_t {
 				return code(sim.CodeDriverNotLoaded)
 			}
 			defer C.free(unsafe.Pointer(root))
-			opened, err := sim.Open(C.GoString(root))
+			opened, err := sim.Open(C.GoString(root), options()...)
 			if errors.Is(err, fs.ErrNotExist) { // in a container
-				opened, _, err = sim.OpenVisible(C.GoString(root))
+				opened, _, err = sim.OpenVisible(C.GoString(root), options()...)
 			}
 			if err != nil {
 				return code(sim.CodeDriverNotLoaded)
@@ -101,6 +102,19 @@ func simInit() C.nvmlReturn_t {
 		}
 		return n.Init()
 	})
+}
+
+// options are what the environment says: NVML_SIM_TRACE names a file to which every call is added.
+func options() []sim.Option {
+	path := os.Getenv("NVML_SIM_TRACE")
+	if path == "" {
+		return nil
+	}
+	trace, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil // the host's own work goes on
+	}
+	return []sim.Option{sim.WithTrace(trace)}
 }
 
 //export simShutdown

@@ -16,9 +16,6 @@ import (
 	"k8s.io/client-go/rest"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-
 	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/node"
 	"github.com/cleave-dra/cleave/e2e/workload"
@@ -31,13 +28,13 @@ type bench struct {
 	cluster *cluster.Cluster
 	node    *node.Node
 	client  kubernetes.Interface
-	plugin  drapb.DRAPluginClient
+	plugin  *workload.Plugin
 	devices []string
 	claims  []*drapb.Claim // one per device
 }
 
-func (b *bench) measure(ctx context.Context) (*report, error) {
-	r := &report{Started: time.Now().UTC()}
+func (b *bench) measure(ctx context.Context) (r *report, err error) {
+	r = &report{Started: time.Now().UTC()}
 	if err := b.connect(); err != nil {
 		return nil, err
 	}
@@ -48,14 +45,12 @@ func (b *bench) measure(ctx context.Context) (*report, error) {
 		return nil, err
 	}
 	defer func() { _ = b.node.Kill() }()
-	conn, err := grpc.NewClient("unix://"+b.node.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return nil, fmt.Errorf("connect to the plugin: %w", err)
+	if b.plugin, err = workload.Dial(b.node.Socket()); err != nil {
+		return nil, err
 	}
-	defer conn.Close()
-	b.plugin = drapb.NewDRAPluginClient(conn)
+	defer func() { _ = b.plugin.Close() }()
 	for i, device := range b.devices {
-		claim, err := makeClaim(ctx, b.client, fmt.Sprintf("gpu-%d", i), b.cluster.NodeName(), device, false)
+		claim, err := b.makeClaim(ctx, fmt.Sprintf("gpu-%d", i), device, false)
 		if err != nil {
 			return nil, err
 		}
@@ -209,8 +204,8 @@ func timed(to *samples, run func() error) error {
 // singles measures one claim at a time, the floor before each. The first tenth warms up and does not count.
 func (b *bench) singles(ctx context.Context) (operations, error) {
 	var o operations
-	warm := b.options.samples / 10
-	for i := range b.options.samples + warm {
+	warm := b.samples / 10
+	for i := range b.samples + warm {
 		if i == warm {
 			o = operations{}
 		}
@@ -237,7 +232,7 @@ func (b *bench) floor(ctx context.Context, claim *drapb.Claim) error {
 	if err := (records.Disk{}).WriteFile(path, make([]byte, recordSize)); err != nil {
 		return fmt.Errorf("write the floor's file: %w", err)
 	}
-	_, err := b.plugin.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{})
+	_, err := b.plugin.API.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{})
 	return err
 }
 
@@ -247,10 +242,10 @@ const recordSize = 420
 // together measures all claims at once.
 func (b *bench) together(ctx context.Context) (operations, error) {
 	var o operations
-	for range b.options.rounds {
+	for range b.rounds {
 		for _, step := range []struct {
 			to  *samples
-			run func(context.Context, drapb.DRAPluginClient, *drapb.Claim) error
+			run func(context.Context, *workload.Plugin, *drapb.Claim) error
 		}{{&o.prepare, prepare}, {&o.unprepare, unprepare}} {
 			took := make([]samples, len(b.claims))
 			errs := make([]error, len(b.claims))
@@ -273,7 +268,7 @@ func (b *bench) together(ctx context.Context) (operations, error) {
 // load prepares claims that stay.
 func (b *bench) load(ctx context.Context) error {
 	for i := range b.options.claims {
-		claim, err := makeClaim(ctx, b.client, fmt.Sprintf("admin-%d", i), b.cluster.NodeName(), b.devices[i%len(b.devices)], true)
+		claim, err := b.makeClaim(ctx, fmt.Sprintf("admin-%d", i), b.devices[i%len(b.devices)], true)
 		if err != nil {
 			return err
 		}

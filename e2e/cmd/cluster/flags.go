@@ -67,10 +67,10 @@ func (f *flags) parse(args []string) error {
 
 // parseGates reads A=true,B=false.
 func parseGates(list string) (map[string]bool, error) {
-	if list == "" {
-		return nil, nil
-	}
 	gates := map[string]bool{}
+	if list == "" {
+		return gates, nil
+	}
 	for item := range strings.SplitSeq(list, ",") {
 		name, value, _ := strings.Cut(item, "=")
 		if name == "" || (value != "true" && value != "false") {

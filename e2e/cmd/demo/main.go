@@ -35,8 +35,9 @@ func main() {
 	source := flag.String("source", ".", "root of the Cleave repository")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, *source); err != nil {
+	err := run(ctx, *source)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
 		os.Exit(1)
 	}

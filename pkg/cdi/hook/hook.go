@@ -30,8 +30,8 @@ func Install(dir string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("install the CDI hook: this binary was built without it; build with make build: %w", err)
 	}
-	defer packed.Close()
-	return installFrom(packed, dir)
+	path, err := installFrom(packed, dir)
+	return path, errors.Join(err, packed.Close())
 }
 
 // installFrom unpacks the program into a folder.
