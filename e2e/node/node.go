@@ -91,6 +91,12 @@ func (n *Node) Address() string { return n.address }
 // PID of the plugin.
 func (n *Node) PID() int { return n.cmd.Process.Pid }
 
+// Running tells whether the plugin was started and not ended since.
+func (n *Node) Running() bool { return n.cmd != nil }
+
+// Readiness is nil if the plugin says that it is ready, else what it says.
+func (n *Node) Readiness(ctx context.Context) error { return n.get(ctx, "/readyz") }
+
 func (n *Node) hasKubelet() bool { return n.opts.NodeName == n.opts.Cluster.NodeName() }
 
 // Sim runs nvml-sim on the node's driver root and returns what it prints.
@@ -155,17 +161,17 @@ func (n *Node) WaitReady(ctx context.Context) error {
 	if !n.hasKubelet() {
 		path = "/healthz"
 	}
-	last := errors.New("no answer yet")
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		if last = n.get(ctx, path); last == nil {
+		last := n.get(ctx, path)
+		if last == nil {
 			return nil
 		}
 		select {
 		case err := <-n.done:
 			n.done <- err
-			return fmt.Errorf("wait for the plugin: it ended: %v; its log ends with:\n%s", err, n.LogTail(15))
+			return fmt.Errorf("wait for the plugin: it ended: %w; its log ends with:\n%s", errors.Join(errors.New("exit"), err), n.LogTail(15))
 		case <-ctx.Done():
 			return fmt.Errorf("wait for the plugin: %w; it says: %w; its log ends with:\n%s", ctx.Err(), last, n.LogTail(15))
 		case <-tick.C:
