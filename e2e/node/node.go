@@ -111,6 +111,11 @@ func (n *Node) Sim(ctx context.Context, args ...string) (string, error) {
 
 // Start starts the plugin. It outlives this program unless Stop or Kill ends it, or the cluster goes down.
 func (n *Node) Start(ctx context.Context) error {
+	if !n.hasKubelet() { // which makes this folder
+		if err := os.MkdirAll(n.registryDir(), 0o750); err != nil {
+			return fmt.Errorf("make the plugin registry folder: %w", err)
+		}
+	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return fmt.Errorf("find a free port: %w", err)
@@ -137,10 +142,17 @@ func (n *Node) Start(ctx context.Context) error {
 	return nil
 }
 
+func (n *Node) registryDir() string {
+	if n.hasKubelet() {
+		return n.opts.Cluster.RegistryDir()
+	}
+	return filepath.Join(n.opts.Dir, "registry")
+}
+
 func (n *Node) args() []string {
-	registry, cdi := n.opts.Cluster.RegistryDir(), n.opts.Cluster.CDIDir()
+	cdi := n.opts.Cluster.CDIDir()
 	if !n.hasKubelet() {
-		registry, cdi = filepath.Join(n.opts.Dir, "registry"), filepath.Join(n.opts.Dir, "cdi")
+		cdi = filepath.Join(n.opts.Dir, "cdi")
 	}
 	verbosity := "4"
 	if n.opts.Quiet {
@@ -148,7 +160,7 @@ func (n *Node) args() []string {
 	}
 	return append([]string{
 		"kubelet-plugin", "--node-name", n.opts.NodeName, "--kubeconfig", n.opts.Cluster.Kubeconfig(),
-		"--kubelet-plugins-dir", n.PluginsDir(), "--kubelet-registry-dir", registry, "--cdi-dir", cdi,
+		"--kubelet-plugins-dir", n.PluginsDir(), "--kubelet-registry-dir", n.registryDir(), "--cdi-dir", cdi,
 		"--driver-root", n.Root(), "--sysfs", filepath.Join(n.Root(), "sys"),
 		"--metrics-address", n.address, "--v", verbosity,
 	}, n.opts.Flags...)

@@ -1,0 +1,111 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
+)
+
+func TestCorruptRecordIsSetAsideAndMadeAgain(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	s.create(ctx, gpuPod("user", 2)...)
+	pod := s.running(ctx, "user")
+	claim, err := env.kube.ResourceV1().ResourceClaims(s.name).Get(ctx, ownClaim(pod), metav1.GetOptions{})
+	s.must(err)
+	before, err := readRecords(env.node)
+	s.must(err)
+	uid := string(claim.UID)
+	record, aside := filepath.Join(env.node.Records(), uid+".json"), filepath.Join(env.node.Records(), "corrupt", uid+".json")
+	t.Cleanup(func() { _ = os.Remove(aside) }) // it is there if the test passed
+
+	s.must(env.node.Stop())
+	garbage := []byte(`{"format":1,"claim":{"uid":`)
+	s.must(os.WriteFile(record, garbage, 0o600))
+	s.startPlugin(ctx)
+	s.eventually(ctx, "the record to be made again", func(context.Context) (bool, string, error) {
+		now, err := readRecords(env.node)
+		return err == nil && cmp.Equal(before[uid], now[uid]), cmp.Diff(before[uid], now[uid]), err
+	})
+	if found, err := os.ReadFile(aside); err != nil || !bytes.Equal(found, garbage) {
+		t.Errorf("the corrupt record is not kept aside as it was: %q, %v", found, err)
+	}
+	s.eventually(ctx, "an Event about the corrupt record on the node", func(ctx context.Context) (bool, string, error) {
+		list, err := env.kube.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=Node,reason=CorruptClaimRecord"})
+		if err != nil {
+			return false, "", err
+		}
+		for _, e := range list.Items {
+			if e.InvolvedObject.Name == env.cluster.NodeName() && e.Type == corev1.EventTypeWarning && strings.Contains(e.Message, uid) && strings.Contains(e.Message, aside) {
+				return true, "", nil
+			}
+		}
+		return false, "none", nil
+	})
+	s.create(ctx, gpuPod("other", 1)...)
+	other := s.running(ctx, "other")
+	s.checkUndisturbed(ctx, pod)
+	s.delete(ctx, "user")
+	s.waitRecords(ctx, env.node, ownClaim(other))
+}
+
+func TestFullDiskFailsTheClaimWithTheRemedyAndHoldsNothing(t *testing.T) {
+	t.Parallel()
+	ctx, s := newSpace(t, nil)
+	n := s.newPlainNode(ctx, nil)
+	s.must(os.MkdirAll(n.Records(), 0o700))
+	s.must(syscall.Mount("tmpfs", n.Records(), "tmpfs", 0, "size=64k"))
+	t.Cleanup(func() { s.must(errors.Join(n.Kill(), syscall.Unmount(n.Records(), 0))) })
+	s.sim(ctx, n, "create", "--node", model)
+	s.must(n.Start(ctx))
+	s.offers(ctx, n, gpus)
+	names := s.deviceNames(ctx, n)
+	early := s.allocate(ctx, "early", workload.OneGPU(n.name, names[0], false))
+	s.prepared(ctx, n, early, 1)
+
+	filler := fill(s, n.Records())
+	late := s.allocate(ctx, "late", workload.OneGPU(n.name, names[1], false))
+	s.refused(ctx, n, late, "no space left on device", "free space on the file system of "+n.Records(), s.name+"/late")
+	entries, err := os.ReadDir(n.Records())
+	s.must(err)
+	for _, e := range entries {
+		if name := e.Name(); name != "corrupt" && name != filepath.Base(filler) && name != early.Uid+".json" {
+			t.Errorf("a full disk left %s in the folder of records", name)
+		}
+	}
+	s.waitRecords(ctx, n.Node, "early")
+	s.prepared(ctx, n, early, 1) // asks for no space
+	s.must(n.Unprepare(ctx, early))
+	s.waitRecords(ctx, n.Node)
+
+	s.must(os.Remove(filler))
+	s.prepared(ctx, n, late, 1)
+	s.waitRecords(ctx, n.Node, "late")
+}
+
+// fill writes a file until the file system is full.
+func fill(s *space, dir string) string {
+	s.Helper()
+	path := filepath.Join(dir, "filler")
+	f, err := os.Create(path)
+	s.must(err)
+	defer f.Close()
+	for {
+		_, err := f.Write(make([]byte, 4096))
+		if errors.Is(err, syscall.ENOSPC) {
+			return path
+		}
+		s.must(err)
+	}
+}

@@ -1,0 +1,105 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
+)
+
+// gpuPod is a pod with one container and a claim of its own, made from a template of the pod's name, for so many GPUs
+// that all selectors fit.
+func gpuPod(name string, count int64, selectors ...string) []runtime.Object {
+	return claimPod(name, claimOf(count, selectors...))
+}
+
+// claimOf asks for so many GPUs that all selectors fit.
+func claimOf(count int64, selectors ...string) resourceapi.ResourceClaimSpec {
+	request := &resourceapi.ExactDeviceRequest{DeviceClassName: workload.Driver, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
+	for _, expression := range selectors {
+		request.Selectors = append(request.Selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: expression}})
+	}
+	return resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+		Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: request}},
+	}}
+}
+
+// claimPod is a pod with one container and a claim of its own.
+func claimPod(name string, spec resourceapi.ResourceClaimSpec) []runtime.Object {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PodSpec{
+			RestartPolicy: corev1.RestartPolicyNever,
+			Containers: []corev1.Container{{
+				Name: "main", Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}},
+			}},
+			ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &name}},
+		},
+	}
+	workload.MakeLocal(&pod.Spec)
+	template := &resourceapi.ResourceClaimTemplate{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec},
+	}
+	return []runtime.Object{template, pod}
+}
+
+// podOf is the pod among objects.
+func podOf(objects []runtime.Object) *corev1.Pod {
+	for _, o := range objects {
+		if pod, ok := o.(*corev1.Pod); ok {
+			return pod
+		}
+	}
+	return nil
+}
+
+// thisGPU selects one GPU.
+func thisGPU(d *resourceapi.Device) string {
+	return fmt.Sprintf(`device.attributes["gpu.cleave.dev"].uuid == %q`, *d.Attributes["uuid"].StringValue)
+}
+
+// ownClaim is the name of the claim that was made for a pod.
+func ownClaim(pod *corev1.Pod) string {
+	for _, c := range pod.Status.ResourceClaimStatuses {
+		if c.ResourceClaimName != nil {
+			return *c.ResourceClaimName
+		}
+	}
+	return ""
+}
+
+// process is one that runs on this machine, inside of a container or not.
+type process struct {
+	pid                  int
+	command, environment string
+}
+
+// processes lists what runs now. One that ends meanwhile is left out.
+func processes() []process {
+	found, _ := filepath.Glob("/proc/[0-9]*") // the pattern is well formed
+	var list []process
+	for _, dir := range found {
+		pid, err := strconv.Atoi(filepath.Base(dir))
+		if err != nil {
+			continue
+		}
+		command, err := os.ReadFile(filepath.Join(dir, "cmdline"))
+		if err != nil || len(command) == 0 {
+			continue
+		}
+		environment, err := os.ReadFile(filepath.Join(dir, "environ"))
+		if err != nil {
+			continue
+		}
+		list = append(list, process{pid, string(bytes.ReplaceAll(bytes.TrimRight(command, "\x00"), []byte{0}, []byte{' '})), string(environment)})
+	}
+	return list
+}

@@ -1,0 +1,97 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleave-dra/cleave/e2e/node"
+	"github.com/cleave-dra/cleave/e2e/workload"
+)
+
+// plainNode is a Node object without a kubelet, with a plugin of its own: the test is its kubelet. It disturbs no other
+// test, so tests that use it alone run in parallel.
+type plainNode struct {
+	*node.Node
+	*workload.Plugin
+	name string
+}
+
+// plainNodes counts them.
+var plainNodes atomic.Int32
+
+// newPlainNode makes one that nothing is scheduled to. It has no driver yet, and its plugin does not run.
+func (s *space) newPlainNode(ctx context.Context, change func(*corev1.Node), flags ...string) *plainNode {
+	s.Helper()
+	name := "node-" + s.name[:min(len(s.name), 50)]
+	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{Unschedulable: true}}
+	if change != nil {
+		change(object)
+	}
+	_, err := env.kube.CoreV1().Nodes().Create(ctx, object, metav1.CreateOptions{})
+	s.must(err)
+	// Sockets live below it, so its name is short.
+	dir, err := env.cluster.GuestDir("n" + strconv.Itoa(int(plainNodes.Add(1))))
+	s.must(err)
+	n := node.Attach(node.Options{Cluster: env.cluster, Bin: programsDir, NodeName: name, Dir: dir, Flags: flags})
+	plugin, err := workload.Dial(n.Socket())
+	s.must(err)
+	s.Cleanup(func() {
+		if s.Failed() {
+			s.Logf("the log of the plugin of %s ends with:\n%s", name, n.LogTail(25))
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		s.must(errors.Join(plugin.Close(), n.Kill()))
+		// The slices have the Node as their owner and go with it, but not at once.
+		s.must(env.kube.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{}))
+		s.must(env.kube.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.nodeName=" + name}))
+		s.must(os.RemoveAll(dir))
+	})
+	return &plainNode{n, plugin, name}
+}
+
+// startPlainNode makes one of a model, starts its plugin and waits until claims can be prepared.
+func (s *space) startPlainNode(ctx context.Context, flags ...string) *plainNode {
+	s.Helper()
+	n := s.newPlainNode(ctx, nil, flags...)
+	s.sim(ctx, n, "create", "--node", model)
+	s.must(n.Start(ctx))
+	s.offers(ctx, n, gpus)
+	return n
+}
+
+// offers waits until claims can be prepared on a node and it publishes so many devices.
+func (s *space) offers(ctx context.Context, n *plainNode, devices int) {
+	s.Helper()
+	s.must(n.WaitReady(ctx))
+	s.eventually(ctx, "the plugin of "+n.name+" to be ready but for the kubelet", func(ctx context.Context) (bool, string, error) {
+		state := fmt.Sprint(n.Readiness(ctx))
+		return strings.Contains(state, "waiting for the kubelet"), state, nil
+	})
+	s.eventually(ctx, "ResourceSlices of "+n.name, func(ctx context.Context) (bool, string, error) {
+		found := len(devicesOf(s.slices(ctx, n.name)))
+		return found == devices, fmt.Sprintf("%d devices", found), nil
+	})
+}
+
+// sim runs nvml-sim on a node's driver root.
+func (s *space) sim(ctx context.Context, n *plainNode, args ...string) string {
+	s.Helper()
+	out, err := n.Sim(ctx, args...)
+	s.must(err)
+	return out
+}
+
+// deviceNames are those that a node publishes, in the order in which the scheduler tries them.
+func (s *space) deviceNames(ctx context.Context, n *plainNode) []string {
+	s.Helper()
+	return deviceNames(devicesOf(s.slices(ctx, n.name)))
+}

@@ -1,0 +1,126 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
+)
+
+// names of devices, in the same order.
+func deviceNames(devices []resourceapi.Device) []string {
+	var names []string
+	for _, d := range devices {
+		names = append(names, d.Name)
+	}
+	return names
+}
+
+func TestExamplePodsGetDistinctGPUsFromTheLast(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	published := deviceNames(s.published(ctx))
+	if len(published) != gpus {
+		t.Fatalf("the node publishes %v, want %d GPUs", published, gpus)
+	}
+	want := slices.Sorted(slices.Values(published))
+	if slices.Reverse(want); !slices.Equal(want, published) {
+		t.Errorf("devices are published as %v, want the last GPU first", published)
+	}
+	var claims []string
+	for _, example := range []struct {
+		name string
+		want []string
+	}{
+		{"one-gpu", published[:1]},
+		{"four-gpus", published[1:5]},
+		{"extended-resource", published[5:6]},
+	} {
+		s.createExample(ctx, example.name)
+		pod := s.running(ctx, example.name)
+		want := slices.Sorted(slices.Values(example.want))
+		got := s.devices(ctx, pod)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("devices of pod %s, first fit from the last GPU (-want +got):\n%s", example.name, diff)
+		}
+		s.checkSees(ctx, pod, got)
+		if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
+			claims = append(claims, extended.ResourceClaimName)
+		} else {
+			claims = append(claims, ownClaim(pod))
+		}
+	}
+	s.waitRecords(ctx, env.node, claims...)
+}
+
+func TestSharedClaimGivesOneGPUToAllUntilTheLastPodEnds(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	s.createExample(ctx, "shared-claim")
+	var devices []string
+	for _, name := range []string{"shared-a", "shared-b"} {
+		pod := s.running(ctx, name)
+		got := s.devices(ctx, pod)
+		if len(got) != 1 || len(devices) > 0 && got[0] != devices[0] {
+			t.Errorf("pod %s has devices %v, want one, the same for all pods (%v)", name, got, devices)
+		}
+		devices = got
+		s.checkSees(ctx, pod, got)
+	}
+	s.waitRecords(ctx, env.node, "shared")
+
+	s.delete(ctx, "shared-a")
+	s.waitRecords(ctx, env.node, "shared")
+	if b := s.running(ctx, "shared-b"); b.Status.ContainerStatuses[0].RestartCount != 0 {
+		t.Error("pod shared-b was restarted when the other pod of its claim ended")
+	}
+	s.delete(ctx, "shared-b")
+	s.waitRecords(ctx, env.node)
+	s.eventually(ctx, "the claim to be free", func(ctx context.Context) (bool, string, error) {
+		claim, err := env.kube.ResourceV1().ResourceClaims(s.name).Get(ctx, "shared", metav1.GetOptions{})
+		return err == nil && claim.Status.Allocation == nil, "allocated", err
+	})
+}
+
+func TestContainerWithoutTheClaimSeesNoGPU(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	objects := gpuPod("pod", 1)
+	pod := podOf(objects)
+	without := *pod.Spec.Containers[0].DeepCopy()
+	without.Name, without.Resources = "without", corev1.ResourceRequirements{}
+	pod.Spec.Containers = append(pod.Spec.Containers, without)
+	s.create(ctx, objects...)
+	s.running(ctx, "pod")
+	seen, err := env.client.Look(ctx, s.name, "pod", "without")
+	s.must(err)
+	if diff := cmp.Diff(workload.Seen{}, seen); diff != "" {
+		t.Errorf("what the container without a claim sees (-want +got):\n%s", diff)
+	}
+	if seen, err = env.client.Look(ctx, s.name, "pod", "main"); err != nil || len(seen.GPUNodes()) != 1 {
+		t.Errorf("the container with the claim sees %v, %v; want one GPU", seen, err)
+	}
+}
+
+func TestPodThatEndsByItselfGivesItsGPUBack(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	objects := gpuPod("job", 1)
+	podOf(objects).Spec.Containers[0].Command = []string{"/bin/sh", "-c", "ls /dev/nvidia[0-9]*"}
+	s.create(ctx, objects...)
+	s.eventually(ctx, "the pod to end", func(ctx context.Context) (bool, string, error) {
+		pod, err := env.kube.CoreV1().Pods(s.name).Get(ctx, "job", metav1.GetOptions{})
+		if err != nil {
+			return false, "", err
+		}
+		if pod.Status.Phase == corev1.PodFailed {
+			return false, "", errors.New("it failed: it saw no GPU")
+		}
+		return pod.Status.Phase == corev1.PodSucceeded, workload.Describe(pod), nil
+	})
+	s.waitRecords(ctx, env.node)
+}
