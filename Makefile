@@ -52,7 +52,7 @@ test: lint unit e2e ## everything that runs without a GPU: lint, unit with race 
 
 .PHONY: unit
 unit: sim ## unit tests with the race detector
-	go test -race ./api/... ./cmd/... ./pkg/... ./e2e/cluster/...
+	go test -race ./api/... ./cmd/... ./pkg/... ./hack/gen-deviceclasses/... ./e2e/cluster/...
 
 .PHONY: e2e
 e2e: build ## tests on a real local Kubernetes node (K8S_VERSION=1.37.1 or 1.36.4)
@@ -70,6 +70,10 @@ $(LINT): hack/tools/go.mod
 .PHONY: bench
 bench: build ## measure against the floor of this machine; prints a table, writes bin/bench.json
 	go run ./e2e/cmd/bench -o $(BIN)/bench.json
+
+.PHONY: manifests
+manifests: ## write the DeviceClasses of MIG profiles
+	go run ./hack/gen-deviceclasses
 
 .PHONY: cluster-up
 cluster-up: ## start the local Kubernetes

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -32,6 +33,8 @@ type Options struct {
 	Dir string
 	// Quiet keeps the plugin's log to what a production node logs, for measurements.
 	Quiet bool
+	// Environment is added to the plugin's.
+	Environment []string
 	// Flags are added to the plugin's command line.
 	Flags []string
 }
@@ -132,7 +135,7 @@ func (n *Node) Start(ctx context.Context) error {
 	// Not bound to ctx: the plugin is to go on when a demo's command ends.
 	n.cmd = exec.Command(filepath.Join(n.opts.Bin, "cleave"), n.args()...)
 	n.cmd.Stdout, n.cmd.Stderr = log, log
-	n.cmd.Env = append(os.Environ(), n.opts.Cluster.Environment()...)
+	n.cmd.Env = slices.Concat(os.Environ(), n.opts.Cluster.Environment(), n.opts.Environment)
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := n.cmd.Start(); err != nil {
 		return fmt.Errorf("start the plugin: %w", err)
@@ -149,6 +152,15 @@ func (n *Node) registryDir() string {
 	return filepath.Join(n.opts.Dir, "registry")
 }
 
+// procfs is the node's /proc: the simulated one, or this machine's while there is no simulated node yet.
+func (n *Node) procfs() string {
+	simulated := filepath.Join(n.Root(), "proc")
+	if _, err := os.Stat(simulated); err != nil {
+		return "/proc"
+	}
+	return simulated
+}
+
 func (n *Node) args() []string {
 	cdi := n.opts.Cluster.CDIDir()
 	if !n.hasKubelet() {
@@ -161,7 +173,7 @@ func (n *Node) args() []string {
 	return append([]string{
 		"kubelet-plugin", "--node-name", n.opts.NodeName, "--kubeconfig", n.opts.Cluster.Kubeconfig(),
 		"--kubelet-plugins-dir", n.PluginsDir(), "--kubelet-registry-dir", n.registryDir(), "--cdi-dir", cdi,
-		"--driver-root", n.Root(), "--sysfs", filepath.Join(n.Root(), "sys"),
+		"--driver-root", n.Root(), "--sysfs", filepath.Join(n.Root(), "sys"), "--procfs", n.procfs(),
 		"--metrics-address", n.address, "--v", verbosity,
 	}, n.opts.Flags...)
 }

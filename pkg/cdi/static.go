@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -38,6 +39,8 @@ type Options struct {
 	DriverRoot string
 	// ContainerDriverRoot is the same folder as this process sees it.
 	ContainerDriverRoot string
+	// Procfs is the node's /proc.
+	Procfs fs.FS
 	// HookPath is the nvidia-cdi-hook program on the host, see package hook.
 	HookPath string
 }
@@ -45,10 +48,13 @@ type Options struct {
 // Static is the spec of a node.
 type Static struct {
 	opts Options
+	// cache writes specs. It is made once: making one parses every spec in the folder.
+	cache *cdi.Cache
 
 	mu      sync.RWMutex
 	spec    *specs.Spec
 	nodes   map[string][]string // device name -> paths of its device nodes, as this process sees them
+	minors  map[string]int      // device name -> N of /dev/nvidiaN
 	missing map[string]error    // device name -> why it could not be made
 
 	fileMu  sync.Mutex
@@ -61,7 +67,11 @@ func NewStatic(opts Options) (*Static, error) {
 	if opts.ContainerDriverRoot == "/" && opts.DriverRoot != "/" {
 		return nil, fmt.Errorf("driver root %s on the host is seen as / by the plugin: mount it elsewhere and set --container-driver-root", opts.DriverRoot)
 	}
-	return &Static{opts: opts}, nil
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(opts.Dir), cdi.WithAutoRefresh(false))
+	if err != nil {
+		return nil, fmt.Errorf("open the CDI folder %s: %w", opts.Dir, err)
+	}
+	return &Static{opts: opts, cache: cache}, nil
 }
 
 // Path is the file of the spec.
@@ -113,7 +123,7 @@ func (s *Static) generate(ctx context.Context, node *gpu.Node) error {
 		return fmt.Errorf("find the driver's files under %s: %w", s.opts.ContainerDriverRoot, err)
 	}
 	spec := &specs.Spec{Kind: s.opts.Driver + "/" + Class, ContainerEdits: *common.ContainerEdits}
-	nodes, missing := map[string][]string{}, map[string]error{}
+	nodes, minors, missing := map[string][]string{}, map[string]int{}, map[string]error{}
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
 		name := g.PCI.DeviceName()
@@ -126,6 +136,7 @@ func (s *Static) generate(ctx context.Context, node *gpu.Node) error {
 		for _, n := range device.ContainerEdits.DeviceNodes {
 			nodes[name] = append(nodes[name], hostPath(n))
 		}
+		minors[name] = g.Minor
 		spec.Devices = append(spec.Devices, *device)
 	}
 	if len(spec.Devices) == 0 && len(missing) > 0 {
@@ -136,7 +147,7 @@ func (s *Static) generate(ctx context.Context, node *gpu.Node) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.spec, s.nodes, s.missing = spec, nodes, missing
+	s.spec, s.nodes, s.minors, s.missing = spec, nodes, minors, missing
 	return nil
 }
 
@@ -179,17 +190,16 @@ func (s *Static) finish(spec *specs.Spec) error {
 	return nil
 }
 
-// save writes the spec; the caller holds mu.
-func (s *Static) save() error {
+// save writes the static spec; the caller holds mu.
+func (s *Static) save() error { return s.write(s.spec, s.fileName()) }
+
+// write puts a spec where runtimes look, whole or not at all.
+func (s *Static) write(spec *specs.Spec, file string) error {
 	if err := os.MkdirAll(s.opts.Dir, 0o755); err != nil { //nolint:gosec // runtimes and their users read this folder
 		return fmt.Errorf("make the CDI folder: %w", err)
 	}
-	cache, err := cdi.NewCache(cdi.WithSpecDirs(s.opts.Dir), cdi.WithAutoRefresh(false))
-	if err != nil {
-		return fmt.Errorf("open the CDI folder %s: %w", s.opts.Dir, err)
-	}
-	if err := cache.WriteSpec(s.spec, s.fileName()); err != nil {
-		return fmt.Errorf("write the CDI spec %s: %w", s.Path(), err)
+	if err := s.cache.WriteSpec(spec, file); err != nil {
+		return fmt.Errorf("write the CDI spec %s: %w", filepath.Join(s.opts.Dir, file), err)
 	}
 	return nil
 }

@@ -24,14 +24,35 @@ type Hardware interface {
 	VerifyGPU(ctx context.Context, g *gpu.GPU) error
 	// Processes lists the ids of the processes that use a GPU.
 	Processes(ctx context.Context, pci gpu.PCIAddress) ([]int, error)
+	// SetMIG puts a GPU into MIG mode or out of it; gpu.ErrInUse while something holds the GPU.
+	SetMIG(ctx context.Context, pci gpu.PCIAddress, enable bool) error
+	// CreatePartition makes a partition whole or not at all; gpu.ErrInsufficientResources if its place is taken,
+	// gpu.ErrLeftBehind if something was made that could not be unmade.
+	CreatePartition(ctx context.Context, shape gpu.Shape) (gpu.Partition, error)
+	// DestroyPartition unmakes one; one that is gone is no error; gpu.ErrInUse while a process is in it.
+	DestroyPartition(ctx context.Context, pci gpu.PCIAddress, part gpu.Partition) error
+	// Partitions lists the partitions of a GPU, half made ones too.
+	Partitions(ctx context.Context, g *gpu.GPU) ([]gpu.Partition, error)
+	// PartitionAt returns the one with the profile and placement of another, or nil.
+	PartitionAt(ctx context.Context, pci gpu.PCIAddress, like gpu.Partition) (*gpu.Partition, error)
 }
 
-// CDI is what the engine asks of the container device specs.
+// CDI is what the engine asks of the container device specs once the driver is there.
 type CDI interface {
 	// DeviceID is the fully qualified CDI name of a whole GPU.
 	DeviceID(device string) string
-	// Ensure fails unless a container runtime can resolve the ids now.
+	// PartitionIDs are those of a claim's partition: the GPU it is on and the partition itself.
+	PartitionIDs(uid types.UID, gpuDevice, device string) []string
+	// Ensure fails unless a container runtime can resolve the ids of whole GPUs now.
 	Ensure(ctx context.Context, ids []string) error
+	// WriteClaim writes the spec of a claim's partitions, HasClaim tells whether it is there.
+	WriteClaim(ctx context.Context, uid types.UID, partitions []*records.Device) error
+	HasClaim(uid types.UID) bool
+}
+
+// SpecRemover removes the spec of a claim's partitions; it needs no driver.
+type SpecRemover interface {
+	RemoveClaim(uid types.UID) error
 }
 
 // Engine prepares and unprepares claims. All methods are safe for concurrent use.
@@ -41,6 +62,11 @@ type Engine struct {
 	store  *records.Store
 	locks  *Locks
 	index  *index
+	specs  SpecRemover
+
+	foreign foreignPartitions
+	// offerExisting hands out partitions of others as they are, see OfferExisting.
+	offerExisting bool
 
 	backend atomic.Pointer[backend]
 	corrupt corruptRecords
@@ -58,11 +84,15 @@ var errStarting = errors.New("the plugin is starting")
 
 // New makes an engine without hardware: it can unprepare, and refuses to prepare until SetHardware.
 // bootID is the content of /proc/sys/kernel/random/boot_id.
-func New(id Identity, bootID string, store *records.Store, locks *Locks) *Engine {
-	e := &Engine{id: id, bootID: bootID, store: store, locks: locks, index: newIndex()}
+func New(id Identity, bootID string, store *records.Store, locks *Locks, specs SpecRemover) *Engine {
+	e := &Engine{id: id, bootID: bootID, store: store, locks: locks, index: newIndex(), specs: specs}
 	e.SetWaiting(errStarting)
 	return e
 }
+
+// OfferExisting makes claims for a device get the partition that somebody else made at just its place, as it is. Without
+// it such a device is occupied. Call it before the first Prepare.
+func (e *Engine) OfferExisting() { e.offerExisting = true }
 
 // SetHardware lets Prepare work.
 func (e *Engine) SetHardware(hw Hardware, cdi CDI) {
@@ -77,6 +107,12 @@ func (e *Engine) SetWaiting(reason error) {
 // Prepare makes a claim's devices ready and returns them; none if the claim has no device of this driver. It can be
 // repeated: a claim that is prepared already gets the same answer, after the same checks.
 func (e *Engine) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]records.Device, error) {
+	return e.prepare(ctx, claim, false)
+}
+
+// prepare is Prepare; adopt lets the claim take over a partition that lies exactly where its own is to be and that no
+// record names, for a claim whose record was lost.
+func (e *Engine) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, adopt bool) ([]records.Device, error) {
 	b := e.backend.Load()
 	if b.hardware == nil {
 		return nil, fmt.Errorf("the node's GPUs cannot be used yet: %w", b.reason)
@@ -85,21 +121,33 @@ func (e *Engine) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	if err != nil || len(devices) == 0 {
 		return nil, err
 	}
-	want := newRecord(claim, devices, e.id, e.bootID, b.cdi.DeviceID)
+	want := newRecord(claim, devices, e.id, e.bootID, b.cdi)
 	held, err := e.lockFor(ctx, claim.UID, gpuNames(devices))
 	if err != nil {
 		return nil, err
 	}
 	defer held.Release()
-	if err := e.checkFree(want); err != nil {
+	if err := e.checkFree(want, adopt); err != nil {
 		return nil, err
 	}
-	if err := verify(ctx, b, devices, want); err != nil {
+	if err := verify(ctx, b, devices); err != nil {
 		return nil, err
 	}
-	if have := e.index.get(claim.UID); have != nil && sameDevices(have, want) {
-		klog.FromContext(ctx).V(4).Info("Claim is prepared already", "claim", want.Claim)
-		return have.Devices, nil
+	if have := e.index.get(claim.UID); have != nil {
+		if sameDevices(have, want) {
+			whole, err := e.intact(ctx, b, have)
+			if err != nil {
+				return nil, err
+			}
+			if whole {
+				klog.FromContext(ctx).V(4).Info("Claim is prepared already", "claim", want.Claim)
+				return have.Devices, nil
+			}
+		}
+		// An earlier allocation of the same claim, or a preparation that was cut short.
+		if err := e.undo(ctx, b, have); err != nil {
+			return nil, err
+		}
 	}
 	if e.corrupt.any() && !e.corrupt.has(claim.UID) && e.index.get(claim.UID) == nil {
 		// Nothing but the driver says what claims with corrupt records hold.
@@ -107,20 +155,19 @@ func (e *Engine) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 			return nil, fmt.Errorf("the records of claims %v are corrupt: %w", e.corrupt.all(), err)
 		}
 	}
-	if err := e.store.Write(want); err != nil {
-		return nil, e.explainWrite(err)
+	if err := e.apply(ctx, b, devices, want, adopt); err != nil {
+		return nil, err
 	}
-	e.index.set(want)
 	e.corrupt.drop(claim.UID)
 	return want.Devices, nil
 }
 
-// Unprepare gives back all that a claim holds. It needs no GPU driver. A claim that holds nothing is no error.
+// Unprepare gives back all that a claim holds. It needs no GPU driver: without one, partitions are destroyed once it is
+// back. A claim that holds nothing is no error.
 func (e *Engine) Unprepare(ctx context.Context, claim records.Claim) error {
 	have, err := e.find(claim.UID)
 	defer e.corrupt.drop(claim.UID) // not to be made again
 	if corrupt := (*records.CorruptError)(nil); errors.As(err, &corrupt) {
-		// Whole GPUs need no undoing: with the file out of the way the claim holds nothing.
 		return e.setAside(ctx, corrupt)
 	}
 	if err != nil || have == nil {
@@ -131,11 +178,33 @@ func (e *Engine) Unprepare(ctx context.Context, claim records.Claim) error {
 		return err
 	}
 	defer held.Release()
-	return e.forget(claim.UID)
+	return e.release(ctx, claim.UID)
 }
 
-// forget removes a claim's record; the caller holds the locks of its GPUs.
+// release undoes what a claim's record lists and removes it; the caller holds the locks of its GPUs.
+func (e *Engine) release(ctx context.Context, uid types.UID) error {
+	have := e.index.get(uid)
+	if have == nil {
+		return nil
+	}
+	b := e.backend.Load()
+	if len(have.Partitions()) == 0 {
+		return e.forget(uid)
+	}
+	if b.hardware == nil {
+		return e.markReleasing(have)
+	}
+	if err := e.undo(ctx, b, have); err != nil {
+		return errors.Join(err, e.markReleasing(have))
+	}
+	return e.forget(uid)
+}
+
+// forget removes a claim's spec and record; the caller holds the locks of its GPUs.
 func (e *Engine) forget(uid types.UID) error {
+	if err := e.specs.RemoveClaim(uid); err != nil {
+		return err
+	}
 	if err := e.store.Remove(uid); err != nil {
 		return err
 	}
@@ -155,12 +224,20 @@ func (e *Engine) find(uid types.UID) (*records.Record, error) {
 	return r, err
 }
 
+// findEarlier is find for a claim that may be none: who looks at GPUs for no claim gives no UID.
+func (e *Engine) findEarlier(uid types.UID) (*records.Record, error) {
+	if uid == "" {
+		return nil, nil //nolint:nilnil // no claim has no record
+	}
+	return e.find(uid)
+}
+
 // lockFor locks the named GPUs and those that the claim holds by an earlier allocation, and brings the index up to
 // date for them. A claim keeps its UID when it is deallocated and allocated anew.
 func (e *Engine) lockFor(ctx context.Context, uid types.UID, names []string) (*Held, error) {
 	for {
 		all := names
-		before, err := e.find(uid)
+		before, err := e.findEarlier(uid)
 		if corrupt := (*records.CorruptError)(nil); err != nil && !errors.As(err, &corrupt) {
 			return nil, err
 		}
@@ -227,35 +304,45 @@ func (e *Engine) resync(ctx context.Context, self types.UID, names []string) err
 	return nil
 }
 
-// checkFree fails if another claim holds a GPU that this one is to have for itself.
-func (e *Engine) checkFree(want *records.Record) error {
-	for _, d := range want.Devices {
+// checkFree fails if another claim, or somebody else's partition, is where this claim's devices are to be.
+func (e *Engine) checkFree(want *records.Record, adopt bool) error {
+	for i := range want.Devices {
+		d := &want.Devices[i]
 		if d.AdminAccess {
 			continue
 		}
-		if other := e.index.holder(d.GPU, want.Claim.UID); other != nil {
-			return fmt.Errorf("request %q: GPU %s (%s) is held by claim %s: it is exclusive, and free once that claim's pods have ended and it is unprepared",
-				d.Request, d.GPU, d.UUID, other.Claim)
+		if other := e.index.holder(d, want.Claim.UID); other != nil {
+			return fmt.Errorf("request %q: device %s of GPU %s is held by claim %s: it is exclusive, and free once that claim's pods have ended and it is unprepared",
+				d.Request, d.Device, d.UUID, other.Claim)
+		}
+		if other := e.occupant(d); other != nil && !adopt {
+			return fmt.Errorf("request %q: device %s of GPU %s is occupied by a partition that Cleave did not make (GPU instance %d at %d:%d): destroy it, for instance with nvidia-smi mig -dgi",
+				d.Request, d.Device, d.UUID, other.GI, other.Placement.Start, other.Placement.Size)
 		}
 	}
 	return nil
 }
 
 // verify makes sure that the GPUs are there and that a container runtime can inject them.
-func verify(ctx context.Context, b *backend, devices []planned, want *records.Record) error {
+func verify(ctx context.Context, b *backend, devices []planned) error {
+	seen := map[*gpu.GPU]bool{}
 	var ids []string
-	for i, d := range devices {
-		if err := b.hardware.VerifyGPU(ctx, d.gpu); err != nil {
+	for _, d := range devices {
+		if seen[d.shape.GPU] {
+			continue
+		}
+		seen[d.shape.GPU] = true
+		if err := b.hardware.VerifyGPU(ctx, d.shape.GPU); err != nil {
 			return fmt.Errorf("request %q: %w", d.request, err)
 		}
-		ids = append(ids, want.Devices[i].CDIDeviceIDs...)
+		ids = append(ids, b.cdi.DeviceID(d.shape.GPU.PCI.DeviceName()))
 	}
 	return b.cdi.Ensure(ctx, ids)
 }
 
 // sameDevices tells whether two records hand out the same devices in the same boot.
 func sameDevices(a, b *records.Record) bool {
-	return a.BootID == b.BootID && slices.EqualFunc(a.Devices, b.Devices, func(x, y records.Device) bool {
+	return a.BootID == b.BootID && a.State == b.State && slices.EqualFunc(a.Devices, b.Devices, func(x, y records.Device) bool {
 		return x.Request == y.Request && x.Pool == y.Pool && x.Device == y.Device && x.AdminAccess == y.AdminAccess &&
 			x.GPU == y.GPU && x.UUID == y.UUID && slices.Equal(x.CDIDeviceIDs, y.CDIDeviceIDs)
 	})

@@ -53,12 +53,44 @@ func (h *fakeHardware) Processes(_ context.Context, pci gpu.PCIAddress) ([]int, 
 	return h.pids[pci.DeviceName()], h.processesErr
 }
 
+// A fakeHardware has whole GPUs only; partitions are tested on simulated boards.
+func (h *fakeHardware) SetMIG(context.Context, gpu.PCIAddress, bool) error { return nil }
+
+func (h *fakeHardware) CreatePartition(context.Context, gpu.Shape) (gpu.Partition, error) {
+	return gpu.Partition{}, gpu.ErrNotSupported
+}
+
+func (h *fakeHardware) DestroyPartition(context.Context, gpu.PCIAddress, gpu.Partition) error {
+	return gpu.ErrNotSupported
+}
+
+func (h *fakeHardware) PartitionAt(context.Context, gpu.PCIAddress, gpu.Partition) (*gpu.Partition, error) {
+	return nil, nil
+}
+
+func (h *fakeHardware) Partitions(context.Context, *gpu.GPU) ([]gpu.Partition, error) {
+	return nil, nil
+}
+
 // fakeCDI resolves every id unless a test gives an error.
 type fakeCDI struct {
 	ensure func(ids []string) error
 }
 
 func (c *fakeCDI) DeviceID(device string) string { return testDriver + "/gpu=" + device }
+
+func (c *fakeCDI) PartitionIDs(uid types.UID, gpuDevice, device string) []string {
+	return []string{c.DeviceID(gpuDevice), testDriver + "/claim=" + string(uid) + "-" + device}
+}
+
+func (c *fakeCDI) WriteClaim(context.Context, types.UID, []*records.Device) error { return nil }
+
+func (c *fakeCDI) HasClaim(types.UID) bool { return true }
+
+// noSpecs is a CDI folder without specs of claims.
+type noSpecs struct{}
+
+func (noSpecs) RemoveClaim(types.UID) error { return nil }
 
 func (c *fakeCDI) Ensure(_ context.Context, ids []string) error {
 	if c.ensure == nil {
@@ -192,7 +224,7 @@ func newEngine(t testing.TB, dir string, disk records.FileSystem, boot string) *
 	if err != nil {
 		t.Fatalf("open locks: %v", err)
 	}
-	return New(testID, boot, store, locks)
+	return New(testID, boot, store, locks, noSpecs{})
 }
 
 func (b *bed) load(t testing.TB) {

@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -71,14 +72,15 @@ func (x *index) drop(uid types.UID) {
 	}
 }
 
-// holder returns the record of a claim other than uid that holds a GPU, or nil. Claims with admin access look at a
-// device without holding it. Where more than one claim holds it, which must not be, the lowest UID is named.
-func (x *index) holder(name string, uid types.UID) *records.Record {
+// holder returns the record of a claim other than uid that holds what a device needs, or nil. Claims with admin
+// access look at a device without holding it. Where more than one claim holds it, which must not be, the lowest UID
+// is named.
+func (x *index) holder(want *records.Device, uid types.UID) *records.Record {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	var found *records.Record
-	for other, r := range x.byGPU[name] {
-		if other != uid && holds(r, name) && (found == nil || other < found.Claim.UID) {
+	for other, r := range x.byGPU[want.GPU] {
+		if other != uid && holds(r, want) && (found == nil || other < found.Claim.UID) {
 			found = r
 		}
 	}
@@ -96,14 +98,19 @@ func (x *index) on(names []string) map[types.UID]*records.Record {
 	return known
 }
 
-// holds tells whether a record's claim has a GPU for itself.
-func holds(r *records.Record, name string) bool {
-	for _, d := range r.Devices {
-		if d.GPU == name && !d.AdminAccess {
+// holds tells whether a record's claim has something of what a device needs.
+func holds(r *records.Record, want *records.Device) bool {
+	for i := range r.Devices {
+		if d := &r.Devices[i]; d.GPU == want.GPU && !d.AdminAccess && overlap(d, want) {
 			return true
 		}
 	}
 	return false
+}
+
+// overlap tells whether two devices of one GPU share hardware: two partitions may not.
+func overlap(a, b *records.Device) bool {
+	return a.Partition == nil || b.Partition == nil || a.Partition.Placement.Overlaps(b.Partition.Placement)
 }
 
 // claims returns all records, in order of claim UID.
@@ -116,4 +123,45 @@ func (x *index) claims() []*records.Record {
 	}
 	slices.SortFunc(all, func(a, b *records.Record) int { return cmp.Compare(a.Claim.UID, b.Claim.UID) })
 	return all
+}
+
+// partition returns the partition that a claim has at a shape, or nil.
+func (x *index) partition(s gpu.Shape) *gpu.Partition {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, r := range x.byGPU[s.GPU.PCI.DeviceName()] {
+		for _, d := range r.Partitions() {
+			if d.Device == s.Name() && r.State == records.Prepared {
+				p := *d.Partition
+				return &p // placements of claims do not overlap: there is one at most
+			}
+		}
+	}
+	return nil
+}
+
+// hasPartition tells whether a record names a partition of a GPU as made for it.
+func (x *index) hasPartition(gpuDevice string, p gpu.Partition) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, r := range x.byGPU[gpuDevice] {
+		for _, d := range r.Partitions() {
+			if d.GPU == gpuDevice && !d.Partition.Existing && samePlace(*d.Partition, p) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// releasing tells whether a claim that gave back what a device needs has not let go of it yet.
+func (x *index) releasing(want *records.Device) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, r := range x.byGPU[want.GPU] {
+		if r.State == records.Releasing && holds(r, want) {
+			return true
+		}
+	}
+	return false
 }

@@ -25,7 +25,7 @@ type Identity struct {
 type planned struct {
 	request string
 	admin   bool
-	gpu     *gpu.GPU
+	shape   gpu.Shape
 }
 
 // plan works out what a claim is to get. It is pure: allocation and inventory in, devices or an error that names the
@@ -43,15 +43,15 @@ func plan(claim *resourceapi.ResourceClaim, node *gpu.Node, id Identity) ([]plan
 		if result.Pool != id.Pool {
 			return nil, fmt.Errorf("request %q: device %s is of pool %q, this node's pool is %q", result.Request, result.Device, result.Pool, id.Pool)
 		}
-		g := node.Find(result.Device)
-		if g == nil {
-			return nil, fmt.Errorf("request %q: device %q is not on this node, which has %s: if the GPU was taken out or fell off the bus, "+
-				"delete the pod so that it is scheduled again", result.Request, result.Device, deviceNames(node))
+		shape, ok := node.FindShape(result.Device)
+		if !ok {
+			return nil, fmt.Errorf("request %q: device %q is not on this node, which has %s: if the GPU was taken out, fell off the bus or "+
+				"changed its MIG mode, delete the pod so that it is scheduled again", result.Request, result.Device, deviceNames(node))
 		}
 		devices = append(devices, planned{
 			request: result.Request,
 			admin:   result.AdminAccess != nil && *result.AdminAccess,
-			gpu:     g,
+			shape:   shape,
 		})
 	}
 	if len(devices) == 0 {
@@ -101,25 +101,31 @@ func deviceNames(node *gpu.Node) string {
 func gpuNames(devices []planned) []string {
 	names := make([]string, 0, len(devices))
 	for _, d := range devices {
-		names = append(names, d.gpu.PCI.DeviceName())
+		names = append(names, d.shape.GPU.PCI.DeviceName())
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
 }
 
-// newRecord is what goes to disk for a claim with these devices.
-func newRecord(claim *resourceapi.ResourceClaim, devices []planned, id Identity, bootID string, cdiID func(string) string) *records.Record {
+// newRecord is what goes to disk for a claim with these devices. Its partitions tell only where they are to be.
+func newRecord(claim *resourceapi.ResourceClaim, devices []planned, id Identity, bootID string, cdi CDI) *records.Record {
 	r := &records.Record{
 		Format: records.Format,
 		BootID: bootID,
 		Claim:  records.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
 	}
 	for _, d := range devices {
-		name := d.gpu.PCI.DeviceName()
-		r.Devices = append(r.Devices, records.Device{
-			Request: d.request, Pool: id.Pool, Device: name, AdminAccess: d.admin,
-			GPU: name, UUID: d.gpu.UUID, CDIDeviceIDs: []string{cdiID(name)},
-		})
+		device := records.Device{
+			Request: d.request, Pool: id.Pool, Device: d.shape.Name(), AdminAccess: d.admin,
+			GPU: d.shape.GPU.PCI.DeviceName(), UUID: d.shape.GPU.UUID,
+		}
+		if d.shape.IsPartition() {
+			device.Partition = &gpu.Partition{ProfileID: d.shape.Profile.ID, Placement: d.shape.Placement}
+			device.CDIDeviceIDs = cdi.PartitionIDs(claim.UID, device.GPU, device.Device)
+		} else {
+			device.CDIDeviceIDs = []string{cdi.DeviceID(device.GPU)}
+		}
+		r.Devices = append(r.Devices, device)
 	}
 	return r
 }

@@ -22,7 +22,7 @@ type planLine struct {
 func linesOf(devices []planned) []planLine {
 	var lines []planLine
 	for _, d := range devices {
-		lines = append(lines, planLine{d.request, d.gpu.PCI.DeviceName(), d.admin})
+		lines = append(lines, planLine{d.request, d.shape.Name(), d.admin})
 	}
 	return lines
 }
@@ -152,7 +152,7 @@ func TestNewRecordHoldsAllThatUnprepareNeeds(t *testing.T) {
 		Format: records.Format, BootID: bootNow, Claim: records.Claim{Namespace: "ns", Name: "claim-u", UID: "u"},
 		Devices: []records.Device{deviceFor("main/sub", 2), admin},
 	}
-	if diff := cmp.Diff(want, newRecord(claim, devices, testID, bootNow, (&fakeCDI{}).DeviceID)); diff != "" {
+	if diff := cmp.Diff(want, newRecord(claim, devices, testID, bootNow, &fakeCDI{})); diff != "" {
 		t.Errorf("record (-want +got):\n%s", diff)
 	}
 }

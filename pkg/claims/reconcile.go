@@ -62,7 +62,7 @@ func (e *Engine) Load(ctx context.Context, notify Notify) error {
 		}
 		if r.BootID != e.bootID {
 			logger.Info("Dropping a claim record of an earlier boot", "claim", r.Claim, "recordBootID", r.BootID, "bootID", e.bootID)
-			if err := e.store.Remove(uid); err != nil {
+			if err := e.forget(uid); err != nil {
 				logger.Error(err, "Leaving a claim record of an earlier boot where it is")
 			}
 			continue
@@ -131,11 +131,12 @@ func (e *Engine) reconcileClaim(ctx context.Context, api API, r *records.Record)
 	if err := e.checkIdle(ctx, r); err != nil {
 		return fmt.Errorf("the claim is gone from the API server, but its GPUs cannot be handed on yet: %w", err)
 	}
-	klog.FromContext(ctx).Info("Dropping the record of a claim that is gone", "claim", r.Claim, "gpus", r.GPUs())
-	return e.forget(r.Claim.UID)
+	klog.FromContext(ctx).Info("Releasing what a claim held that is gone", "claim", r.Claim, "gpus", r.GPUs())
+	return e.release(ctx, r.Claim.UID)
 }
 
-// checkIdle fails unless the driver says that no process uses the GPUs a record holds.
+// checkIdle fails unless the driver says that no process uses the whole GPUs a record holds. Partitions need no such
+// check: one with a process in it cannot be destroyed.
 func (e *Engine) checkIdle(ctx context.Context, r *records.Record) error {
 	b := e.backend.Load()
 	if b.hardware == nil {
@@ -143,7 +144,7 @@ func (e *Engine) checkIdle(ctx context.Context, r *records.Record) error {
 	}
 	for _, d := range r.Devices {
 		g := b.hardware.Node().Find(d.GPU)
-		if d.AdminAccess || g == nil {
+		if d.AdminAccess || d.Partition != nil || g == nil {
 			continue // a GPU that is not there is used by nobody
 		}
 		pids, err := b.hardware.Processes(ctx, g.PCI)
@@ -166,13 +167,10 @@ func (e *Engine) remake(ctx context.Context, api API, uid types.UID) error {
 	if err != nil {
 		return fmt.Errorf("look for claim %s: %w", uid, err)
 	}
-	if claim == nil || claim.Status.Allocation == nil || len(claim.Status.ReservedFor) == 0 ||
-		!slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(res resourceapi.DeviceRequestAllocationResult) bool {
-			return res.Driver == e.id.Driver && res.Pool == e.id.Pool
-		}) {
+	if claim == nil || len(claim.Status.ReservedFor) == 0 || !allocatedHere(claim, e.id) {
 		return nil
 	}
-	_, err = e.Prepare(ctx, claim)
+	_, err = e.prepare(ctx, claim, true)
 	return err
 }
 
@@ -190,6 +188,14 @@ func allocates(claim *resourceapi.ResourceClaim, r *records.Record, id Identity)
 		}
 	}
 	return true
+}
+
+// allocatedHere tells whether a claim has a device of this node.
+func allocatedHere(claim *resourceapi.ResourceClaim, id Identity) bool {
+	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results,
+		func(r resourceapi.DeviceRequestAllocationResult) bool {
+			return r.Driver == id.Driver && r.Pool == id.Pool
+		})
 }
 
 func (c *corruptRecords) add(uid types.UID) {

@@ -255,8 +255,9 @@ func TestTheTableHasALinePerDeviceInTheOrderOfTheScheduler(t *testing.T) {
 	if diff := cmp.Diff(want, names); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
-	if len(want) != 8 || !strings.HasPrefix(lines[len(lines)-1], "8 devices") {
-		t.Errorf("got %d devices and the last line %q, want 8", len(want), lines[len(lines)-1])
+	// 8 whole GPUs and on each 25 partitions: 7 1g, 7 1g+me, 4 1g of double memory, 3 2g, 2 3g, 1 4g, 1 7g.
+	if len(want) != 208 || !strings.HasPrefix(lines[len(lines)-1], "208 devices in 10 ResourceSlices") {
+		t.Errorf("got %d devices and the last line %q, want 208 in 10 slices", len(want), lines[len(lines)-1])
 	}
 }
 

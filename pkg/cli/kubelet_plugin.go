@@ -61,6 +61,8 @@ func newKubeletPlugin() *cobra.Command {
 	flags.StringVar(&config.NVMLLibrary, "nvml-library", "", "path of libnvidia-ml.so.1; empty to look under the driver root")
 	flags.StringVar(&config.Sysfs, "sysfs", "/sys", "the node's sysfs")
 	flags.StringVar(&config.Procfs, "procfs", "/proc", "the node's procfs")
+	flags.StringVar(&config.ExistingPartitions, "existing-partitions", driver.TaintExisting,
+		"MIG partitions that Cleave did not make: taint (what overlaps them is not handed out) or offer (hand them out as they are)")
 	flags.StringVar(&config.MetricsAddress, "metrics-address", ":8080", "address of /metrics, /healthz and /readyz; empty for none")
 	flags.DurationVar(&config.DriverRetry, "driver-retry", 2*time.Second, "time between attempts to reach the NVIDIA driver")
 	flags.DurationVar(&config.ReconcileEvery, "reconcile-every", 5*time.Minute, "time between comparisons of the node's claims with the API server")

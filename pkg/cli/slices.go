@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -63,14 +64,19 @@ func newSlices() *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.StringVar(&f.model, "node-model", "", "print what a node of this model would publish, instead of this machine")
+	f.addHardware(flags)
+	flags.StringVar(&f.nodeName, "node-name", "", "name of the node (default: the host's name, or the model's)")
+	flags.StringVarP(&f.output, "output", "o", "table", "table, json or yaml")
+	return cmd
+}
+
+// addHardware adds the flags that say which GPUs to look at.
+func (f *slicesFlags) addHardware(flags *pflag.FlagSet) {
+	flags.StringVar(&f.model, "node-model", "", "look at a node of this model instead of this machine")
 	flags.StringVar(&f.library, "nvml-library", "", "path of libnvidia-ml.so.1; empty to look under the driver root")
 	flags.StringVar(&f.driverRoot, "driver-root", "/", "root of the NVIDIA driver's files")
 	flags.StringVar(&f.sysfs, "sysfs", "/sys", "the node's sysfs")
-	flags.StringVar(&f.nodeName, "node-name", "", "name of the node (default: the host's name, or the model's)")
 	flags.StringVar(&f.driverName, "driver-name", v1alpha1.Group, "name of the DRA driver")
-	flags.StringVarP(&f.output, "output", "o", "table", "table, json or yaml")
-	return cmd
 }
 
 // validate checks what can be checked without looking at hardware, and fills in the node's name.
@@ -126,17 +132,27 @@ func printSlices(w io.Writer, list *resourceapi.ResourceSliceList, form string) 
 	for i := range list.Items {
 		out.Items = append(out.Items, runtime.RawExtension{Object: &list.Items[i]})
 	}
-	data, err := json.MarshalIndent(out, "", "  ")
+	if form == "json" {
+		return printJSON(w, out)
+	}
+	data, err := yaml.Marshal(out)
 	if err != nil {
 		return fmt.Errorf("encode the slices: %w", err)
 	}
-	if form == "yaml" {
-		if data, err = yaml.JSONToYAML(data); err != nil {
-			return fmt.Errorf("encode the slices: %w", err)
-		}
-	}
-	if _, err = fmt.Fprintln(w, strings.TrimSuffix(string(data), "\n")); err != nil {
+	if _, err = w.Write(data); err != nil {
 		return fmt.Errorf("print the slices: %w", err)
+	}
+	return nil
+}
+
+// printJSON writes a value for programs.
+func printJSON(w io.Writer, v any) error {
+	data, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode the output: %w", err)
+	}
+	if _, err = fmt.Fprintln(w, string(data)); err != nil {
+		return fmt.Errorf("print the output: %w", err)
 	}
 	return nil
 }

@@ -12,7 +12,7 @@ import (
 // printTable writes a line per device, in the order in which the scheduler tries them.
 func printTable(w io.Writer, list *resourceapi.ResourceSliceList) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "SLICE\tDEVICE\tTYPE\tPRODUCT\tMEMORY\tNUMA\tNVLINKS\tUUID")
+	fmt.Fprintln(t, "SLICE\tDEVICE\tTYPE\tPROFILE\tPRODUCT\tMEMORY\tNUMA\tNVLINKS\tUUID")
 	devices := 0
 	for i, slice := range list.Items {
 		for _, d := range slice.Spec.Devices {
@@ -21,7 +21,7 @@ func printTable(w io.Writer, list *resourceapi.ResourceSliceList) error {
 			if capacity, ok := d.Capacity["memory"]; ok {
 				memory = fmt.Sprintf("%.1fGi", float64(capacity.Value.Value())/(1<<30))
 			}
-			fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", i, d.Name, attribute(d, "type"), attribute(d, "productName"),
+			fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", i, d.Name, attribute(d, "type"), attribute(d, "profile"), attribute(d, "productName"),
 				memory, attribute(d, "resource.kubernetes.io/numaNode"), attribute(d, "nvlinkCount"), attribute(d, "uuid"))
 		}
 	}

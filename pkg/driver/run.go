@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,11 +16,13 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/cdi"
 	"github.com/cleave-dra/cleave/pkg/cdi/hook"
 	"github.com/cleave-dra/cleave/pkg/claims"
+	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/publish"
 	"github.com/cleave-dra/cleave/pkg/records"
@@ -98,7 +101,11 @@ func (s *service) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.engine = claims.New(claims.Identity{Driver: s.config.DriverName, Pool: s.config.NodeName}, bootID, store, locks)
+	s.engine = claims.New(claims.Identity{Driver: s.config.DriverName, Pool: s.config.NodeName}, bootID, store, locks,
+		cdi.Remover{Dir: s.config.CDIDir, Driver: s.config.DriverName})
+	if s.config.ExistingPartitions == OfferExisting {
+		s.engine.OfferExisting()
+	}
 	return s.engine.Load(ctx, s.events.warn)
 }
 
@@ -139,13 +146,45 @@ func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCa
 	return nil
 }
 
-// useHardware waits for the driver, publishes what it finds, lets claims be prepared, and reconciles until ctx ends.
+// useHardware waits for the driver, lets claims be prepared, publishes what it finds, and keeps all of it in line until
+// ctx ends.
 func (s *service) useHardware(ctx context.Context) error {
 	installed := make(chan error, 1)
 	go func() { // some tens of milliseconds, beside the driver's start
 		_, err := hook.Install(s.config.pluginDir())
 		installed <- err
 	}()
+	session, err := s.openSession(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err := session.Close(); err != nil {
+			klog.FromContext(ctx).Error(err, "Could not end the NVML session")
+		}
+	}()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	if !slices.ContainsFunc(session.Node().GPUs, func(g gpu.GPU) bool { return g.MIG.Enabled }) {
+		// Without MIG mode there are no partitions to look for first, and the first publication takes a second.
+		wg.Go(func() {
+			if err := s.helper.PublishResources(ctx, s.resources(session)); err != nil {
+				klog.FromContext(ctx).Error(err, "Could not publish ResourceSlices")
+			}
+		})
+	}
+	if err := <-installed; err != nil {
+		return err
+	}
+	if err := s.offerGPUs(ctx, session); err != nil {
+		return err
+	}
+	s.keepUp(ctx, session)
+	return nil
+}
+
+// openSession waits for the driver and says what it waits for, then says which GPUs it cannot serve.
+func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 	s.metrics.waiting.Set(1)
 	session, err := nvml.Wait(ctx, nvml.Options{
 		DriverRoot:  s.config.driverRootHere(),
@@ -157,32 +196,15 @@ func (s *service) useHardware(ctx context.Context) error {
 		s.events.warn("WaitingForDriver", err.Error())
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer func() {
-		if err := session.Close(); err != nil {
-			klog.FromContext(ctx).Error(err, "Could not end the NVML session")
-		}
-	}()
 	s.metrics.waiting.Set(0)
-	node := session.Node()
-	for _, problem := range node.Problems {
+	for _, problem := range session.Node().Problems {
 		klog.FromContext(ctx).Error(problem.Err, "A GPU cannot be read and is not published", "index", problem.Index)
 		s.events.warn("UnreadableGPU", problem.Err.Error())
 	}
-	s.metrics.gpus.Set(float64(len(node.GPUs)))
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	// The first publication waits for an informer; claims need not.
-	wg.Go(func() { s.publish(ctx, session) })
-	if err := <-installed; err != nil {
-		return err
-	}
-	if err := s.offerGPUs(ctx, session); err != nil {
-		return err
-	}
-	s.reconcile(ctx)
-	return nil
+	s.metrics.gpus.Set(float64(len(session.Node().GPUs)))
+	return session, nil
 }
 
 // offerGPUs writes the CDI spec and lets claims be prepared. It tries until it works: a driver that has just been
@@ -191,6 +213,7 @@ func (s *service) offerGPUs(ctx context.Context, session *nvml.Session) error {
 	static, err := cdi.NewStatic(cdi.Options{
 		Driver: s.config.DriverName, Dir: s.config.CDIDir,
 		DriverRoot: s.config.DriverRoot, ContainerDriverRoot: s.config.driverRootHere(),
+		Procfs:   os.DirFS(s.config.Procfs),
 		HookPath: filepath.Join(s.config.pluginDir(), hook.Name),
 	})
 	if err != nil {
@@ -219,26 +242,92 @@ func (s *service) offerGPUs(ctx context.Context, session *nvml.Session) error {
 	}
 }
 
-func (s *service) publish(ctx context.Context, session *nvml.Session) {
-	if err := s.helper.PublishResources(ctx, publish.Resources(session.Node(), s.config.NodeName)); err != nil {
-		s.ready.published(err)
-		klog.FromContext(ctx).Error(err, "Could not publish ResourceSlices")
-		return
-	}
-	s.ready.published(nil)
-	klog.FromContext(ctx).Info("Publishing ResourceSlices", "pool", s.config.NodeName)
-}
+// startUp is when the first publication is over, informers' first lists included.
+const startUp = 2 * time.Second
 
-// reconcile compares records with the API server now and every so often, until ctx ends.
-func (s *service) reconcile(ctx context.Context) {
+// watchAgain is the time after which a failed wait for events is begun anew.
+const watchAgain = time.Minute
+
+// settle is how long partitions must have stood still before the hardware is looked at again: the plugin's own
+// changes cause events, too.
+const settle = time.Second
+
+// keepUp keeps hardware, records, API server and slices in line, now, every so often and after partitions changed, until
+// ctx ends. Slices come after the first look at the hardware, so that a restart does not take taints away and put them
+// back.
+func (s *service) keepUp(ctx context.Context, session *nvml.Session) {
+	p := &publisher{to: s.helper, client: s.client, driver: s.config.DriverName, pool: s.config.NodeName}
+	changed := make(chan struct{}, 1)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { s.watchMIG(ctx, session, changed) })
 	tick := time.NewTicker(s.config.ReconcileEvery)
 	defer tick.Stop()
+	s.engine.Recover(ctx)
+	s.publish(ctx, session, p)
+	s.engine.Reconcile(ctx, apiClaims{s.client})
+	started := time.After(startUp)
+	var settled <-chan time.Time
 	for {
-		s.engine.Reconcile(ctx, apiClaims{s.client})
 		select {
 		case <-ctx.Done():
 			return
+		case <-started:
+			if err := releaseStartUp(); err != nil {
+				klog.FromContext(ctx).Error(err, "Could not give back the memory that the start took")
+			}
+		case <-changed:
+			settled = time.After(settle)
+		case <-settled:
+			settled = nil
+			s.engine.FindForeign(ctx)
+			s.publish(ctx, session, p)
 		case <-tick.C:
+			s.engine.Reconcile(ctx, apiClaims{s.client})
+			s.engine.Recover(ctx)
+			s.publish(ctx, session, p)
 		}
 	}
+}
+
+// watchMIG reports changes of partitions until ctx ends. A wait for events may fail because of one GPU: it is begun
+// anew, and until then changes are seen at the next reconcile.
+func (s *service) watchMIG(ctx context.Context, session *nvml.Session, changed chan<- struct{}) {
+	again := time.NewTicker(watchAgain)
+	defer again.Stop()
+	for {
+		err := session.WatchMIG(ctx, func() {
+			select {
+			case changed <- struct{}{}:
+			default: // one is waiting already
+			}
+		})
+		if err == nil {
+			return // ctx has ended, or the driver has no such events
+		}
+		klog.FromContext(ctx).Error(err, "Lost the events of MIG changes for a while", "againIn", watchAgain)
+		select {
+		case <-ctx.Done():
+			return
+		case <-again.C:
+		}
+	}
+}
+
+// publish brings the slices in line with hardware and records.
+func (s *service) publish(ctx context.Context, session *nvml.Session, p *publisher) {
+	err := p.update(ctx, s.resources(session))
+	s.ready.published(err)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Could not publish ResourceSlices")
+	}
+}
+
+// resources are the slices as they should be now.
+func (s *service) resources(session *nvml.Session) resourceslice.DriverResources {
+	r := publish.Resources(session.Node(), s.config.NodeName, s.engine.Occupied()...)
+	for _, existing := range s.engine.Existing() {
+		publish.NameExisting(r, s.config.NodeName, existing.Device, existing.UUID)
+	}
+	return r
 }

@@ -23,4 +23,6 @@ var (
 	ErrLibraryNotFound = errors.New("library not found")
 	// ErrResetRequired: the change needs a GPU reset (NVML_ERROR_RESET_REQUIRED).
 	ErrResetRequired = errors.New("GPU reset required")
+	// ErrLeftBehind: something was made that should not stay and could not be unmade.
+	ErrLeftBehind = errors.New("a GPU instance is left behind")
 )

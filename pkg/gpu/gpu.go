@@ -65,12 +65,25 @@ type GPU struct {
 // MIG is what a GPU can be partitioned into.
 type MIG struct {
 	Capable bool
+	// NeedsReset tells that the mode changes only with a reset of the GPU, as on Ampere; from Hopper on it changes at
+	// once (NVIDIA MIG user guide, "Enable MIG Mode").
+	NeedsReset bool
 	// Enabled is the current mode, Pending the mode after the next reset (nvmlDeviceGetMigMode).
 	Enabled, Pending bool
 	// Profiles in order of SortProfiles; empty where the geometry is unknown.
 	Profiles []Profile
 	// Slices is the number of placement units of the board: 4, 8 or 12. Zero where the geometry is unknown.
 	Slices int
+}
+
+// ProfileName is the name of a profile for people, or its ID where it has none.
+func (m *MIG) ProfileName(id int) string {
+	for i := range m.Profiles {
+		if m.Profiles[i].ID == id && m.Profiles[i].Name != "" {
+			return m.Profiles[i].Name
+		}
+	}
+	return "profile " + strconv.Itoa(id)
 }
 
 // SortGPUs puts GPUs in order of PCI address, in place.
@@ -90,7 +103,8 @@ func (n *Node) Find(device string) *GPU {
 
 // Placement is where a partition lies on its board, in placement units (nvmlGpuInstancePlacement_t).
 type Placement struct {
-	Start, Size int
+	Start int `json:"start"`
+	Size  int `json:"size"`
 }
 
 // Overlaps tells whether the two placements share a unit.
@@ -134,4 +148,18 @@ func (p Profile) size() int {
 		return 0
 	}
 	return p.Placements[0].Size
+}
+
+// Partition is a GPU instance that exists, with the compute instance that fills it.
+type Partition struct {
+	ProfileID int       `json:"profileID"`
+	Placement Placement `json:"placement"`
+	// GI is the GPU instance's ID, unique on its GPU while it exists (nvmlGpuInstanceInfo_t).
+	GI int `json:"gi"`
+	// CI is the compute instance's ID, nil while there is none.
+	CI *int `json:"ci,omitempty"`
+	// UUID of the MIG device, "MIG-…"; empty while there is no compute instance.
+	UUID string `json:"uuid,omitempty"`
+	// Existing partitions were made by somebody else. They are handed out as they are and never destroyed.
+	Existing bool `json:"existing,omitempty"`
 }

@@ -62,45 +62,6 @@ func TestFindReturnsTheGPUOfADeviceNameOrNil(t *testing.T) {
 	}
 }
 
-func TestWholeOrderPutsTheLastGPUFirst(t *testing.T) {
-	gpus := buses(1, 2, 3)
-	ordered := WholeOrder(gpus)
-	if diff := cmp.Diff([]uint8{3, 2, 1}, busNumbers(ordered)); diff != "" {
-		t.Errorf("order (-want +got):\n%s", diff)
-	}
-	if ordered[0] != &gpus[2] {
-		t.Error("the first is a copy, want the GPU itself")
-	}
-	if diff := cmp.Diff([]uint8{1, 2, 3}, busNumbers(pointers(gpus))); diff != "" {
-		t.Errorf("input was changed (-want +got):\n%s", diff)
-	}
-	if got := WholeOrder(nil); len(got) != 0 {
-		t.Errorf("no GPUs: got %d, want none", len(got))
-	}
-}
-
-func TestCountersAreOnePerPlacementUnitOrOneForTheWhole(t *testing.T) {
-	tests := map[string]struct {
-		slices int
-		want   []Counter
-	}{
-		"no geometry": {0, []Counter{{"gpu", 1}}},
-		"A30":         {4, []Counter{{"slice-0", 1}, {"slice-1", 1}, {"slice-2", 1}, {"slice-3", 1}}},
-		"H100": {8, []Counter{
-			{"slice-0", 1}, {"slice-1", 1}, {"slice-2", 1}, {"slice-3", 1},
-			{"slice-4", 1}, {"slice-5", 1}, {"slice-6", 1}, {"slice-7", 1},
-		}},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			g := GPU{MIG: MIG{Slices: tt.slices}}
-			if diff := cmp.Diff(tt.want, g.Counters()); diff != "" {
-				t.Errorf("counters (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
 func TestPlacementsOverlapWhereTheyShareAUnit(t *testing.T) {
 	for a := range 6 {
 		for b := range 6 {

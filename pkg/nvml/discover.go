@@ -161,6 +161,8 @@ func readMIG(dev Device, g *gpu.GPU, totalMemory uint64, e *errs) {
 		return
 	}
 	g.MIG = gpu.MIG{Capable: true, Enabled: current, Pending: pending}
+	// NVML does not say; the compute capability of Ampere is 8.x, of Hopper 9.0.
+	g.MIG.NeedsReset = g.ComputeCapability == nil || g.ComputeCapability.Major < 9
 	for enum := range nvml.GPU_INSTANCE_PROFILE_COUNT {
 		p, err := dev.GPUInstanceProfileInfo(enum)
 		if !e.ok(err) {

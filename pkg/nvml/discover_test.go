@@ -63,9 +63,12 @@ func TestAnAttributeThatIsNotSupportedIsLeftOut(t *testing.T) {
 		fails  []string
 		change func(g *gpu.GPU)
 	}{
-		"brand":                  {[]string{"Brand"}, func(g *gpu.GPU) { g.Brand = "" }},
-		"architecture":           {[]string{"Architecture"}, func(g *gpu.GPU) { g.Architecture = "" }},
-		"compute capability":     {[]string{"CUDAComputeCapability"}, func(g *gpu.GPU) { g.ComputeCapability = nil }},
+		"brand":        {[]string{"Brand"}, func(g *gpu.GPU) { g.Brand = "" }},
+		"architecture": {[]string{"Architecture"}, func(g *gpu.GPU) { g.Architecture = "" }},
+		"compute capability": {[]string{"CUDAComputeCapability"}, func(g *gpu.GPU) {
+			g.ComputeCapability = nil
+			g.MIG.NeedsReset = true // nothing says that it does not
+		}},
 		"memory v2: v1 is asked": {[]string{"MemoryTotalReserved"}, func(g *gpu.GPU) { g.Memory = ptr(uint64(80 << 30)) }},
 		"memory at all": {[]string{"MemoryTotalReserved", "MemoryTotal"}, func(g *gpu.GPU) {
 			g.Memory = nil

@@ -40,6 +40,8 @@ func (l *fakeLibrary) SystemCUDADriverVersion() (int, error) {
 }
 func (l *fakeLibrary) DeviceCount() (int, error) { return len(l.devices), l.call("DeviceCount") }
 
+func (l *fakeLibrary) MIGEvents() (EventSet, error) { return nil, gpu.ErrNotSupported }
+
 func (l *fakeLibrary) DeviceByIndex(index int) (Device, error) {
 	if err := l.call(fmt.Sprintf("DeviceByIndex(%d)", index)); err != nil {
 		return nil, err
@@ -126,6 +128,16 @@ func (d *fakeDevice) GPUInstancePossiblePlacements(profileID int) ([]gpu.Placeme
 	}
 	return d.placements[profileID], d.fail(fmt.Sprintf("GPUInstancePossiblePlacements(%d)", profileID))
 }
+
+// A fakeDevice has no partitions; those are tested on simulated boards.
+func (d *fakeDevice) SetMIGMode(bool) (activation, err error) { return nil, d.fail("SetMIGMode") }
+
+func (d *fakeDevice) CreateGPUInstanceWithPlacement(int, gpu.Placement) (GPUInstance, error) {
+	return nil, gpu.ErrNotSupported
+}
+
+func (d *fakeDevice) GPUInstances(int) ([]GPUInstance, error)  { return nil, gpu.ErrNotSupported }
+func (d *fakeDevice) GPUInstanceByID(int) (GPUInstance, error) { return nil, gpu.ErrNotSupported }
 
 // h100 is a GPU in good health at a bus number, with two profiles.
 func h100(i int) *fakeDevice {

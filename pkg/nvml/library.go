@@ -1,6 +1,10 @@
 package nvml
 
-import "github.com/cleave-dra/cleave/pkg/gpu"
+import (
+	"time"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
 
 // Library is what Cleave asks of libnvidia-ml.so.1: one method per NVML function, with the numbers NVML gives.
 // Two implementations exist: the real library through go-nvml, and the engine of a simulated node in process.
@@ -12,6 +16,16 @@ type Library interface {
 	SystemCUDADriverVersion() (int, error)   // nvmlSystemGetCudaDriverVersion_v2: 1000*major + 10*minor
 	DeviceCount() (int, error)               // nvmlDeviceGetCount_v2
 	DeviceByIndex(index int) (Device, error) // nvmlDeviceGetHandleByIndex_v2
+	// MIGEvents is an event set that wakes up when the partitions of a GPU change: nvmlEventSetCreate, and
+	// nvmlDeviceRegisterEvents with nvmlEventMigConfigChange for the GPUs that support it.
+	MIGEvents() (EventSet, error)
+}
+
+// EventSet is an nvmlEventSet_t.
+type EventSet interface {
+	// Wait tells whether an event came within the timeout (nvmlEventSetWait_v2).
+	Wait(timeout time.Duration) (bool, error)
+	Free() error // nvmlEventSetFree
 }
 
 // Device is a handle to one physical GPU.
@@ -32,4 +46,38 @@ type Device interface {
 	GPUInstanceProfileInfo(enum int) (gpu.Profile, error)                 // nvmlDeviceGetGpuInstanceProfileInfo; Placements and Name left empty
 	GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, error) // nvmlDeviceGetGpuInstancePossiblePlacements_v2
 	RunningProcesses() ([]int, error)                                     // nvmlDeviceGetComputeRunningProcesses_v3 and nvmlDeviceGetGraphicsRunningProcesses_v3: process ids, ascending, once each
+
+	SetMIGMode(enable bool) (activation, err error)                                      // nvmlDeviceSetMigMode: both answers count
+	CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (GPUInstance, error) // nvmlDeviceCreateGpuInstanceWithPlacement
+	GPUInstances(profileID int) ([]GPUInstance, error)                                   // nvmlDeviceGetGpuInstances
+	GPUInstanceByID(id int) (GPUInstance, error)                                         // nvmlDeviceGetGpuInstanceById
+}
+
+// GPUInstance is a handle to a GPU instance.
+type GPUInstance interface {
+	Info() (GPUInstanceInfo, error)                               // nvmlGpuInstanceGetInfo
+	ComputeInstanceProfileID(enum int) (int, error)               // nvmlGpuInstanceGetComputeInstanceProfileInfo: id
+	CreateComputeInstance(profileID int) (ComputeInstance, error) // nvmlGpuInstanceCreateComputeInstance
+	ComputeInstances(profileID int) ([]ComputeInstance, error)    // nvmlGpuInstanceGetComputeInstances
+	ComputeInstanceByID(id int) (ComputeInstance, error)          // nvmlGpuInstanceGetComputeInstanceById
+	Destroy() error                                               // nvmlGpuInstanceDestroy
+}
+
+// GPUInstanceInfo is nvmlGpuInstanceInfo_t.
+type GPUInstanceInfo struct {
+	ID, ProfileID int
+	Placement     gpu.Placement
+}
+
+// ComputeInstance is a handle to a compute instance.
+type ComputeInstance interface {
+	// Info is nvmlComputeInstanceGetInfo_v2 and nvmlDeviceGetUUID of the MIG device.
+	Info() (ComputeInstanceInfo, error)
+	Destroy() error // nvmlComputeInstanceDestroy
+}
+
+// ComputeInstanceInfo is nvmlComputeInstanceInfo_t and the UUID of the MIG device that the instance is.
+type ComputeInstanceInfo struct {
+	ID   int
+	UUID string // "MIG-…"
 }

@@ -35,8 +35,9 @@ type Session struct {
 	lib   Library
 	sysfs fs.ReadLinkFS
 
-	mu   sync.RWMutex
-	last *discovery
+	mu      sync.RWMutex
+	last    *discovery
+	filling map[int]int // compute slices -> compute profile ID, see fillingProfile
 }
 
 // Open finds the library, starts a session and reads the hardware once. Errors name the path that was tried.
@@ -57,7 +58,7 @@ func OpenLibrary(ctx context.Context, lib Library, sysfs fs.ReadLinkFS) (*Sessio
 	if err := lib.Init(); err != nil {
 		return nil, err
 	}
-	s := &Session{lib: lib, sysfs: sysfs}
+	s := &Session{lib: lib, sysfs: sysfs, filling: map[int]int{}}
 	if err := s.Refresh(ctx); err != nil {
 		return nil, errors.Join(err, lib.Shutdown())
 	}
@@ -132,11 +133,9 @@ func (s *Session) Node() *gpu.Node {
 
 // VerifyGPU asks the GPU at an address for its UUID now and fails if the GPU is lost or another one took its place.
 func (s *Session) VerifyGPU(ctx context.Context, g *gpu.GPU) error {
-	s.mu.RLock()
-	dev := s.last.handles[g.PCI]
-	s.mu.RUnlock()
-	if dev == nil {
-		return fmt.Errorf("find GPU at %s: %w", g.PCI, gpu.ErrNotFound)
+	dev, err := s.device(g.PCI)
+	if err != nil {
+		return err
 	}
 	klog.FromContext(ctx).V(6).Info("Calling NVML", "function", "nvmlDeviceGetUUID", "pci", g.PCI)
 	uuid, err := dev.UUID()
@@ -152,11 +151,9 @@ func (s *Session) VerifyGPU(ctx context.Context, g *gpu.GPU) error {
 
 // Processes lists the process ids that use the GPU at an address, in ascending order.
 func (s *Session) Processes(ctx context.Context, pci gpu.PCIAddress) ([]int, error) {
-	s.mu.RLock()
-	dev := s.last.handles[pci]
-	s.mu.RUnlock()
-	if dev == nil {
-		return nil, fmt.Errorf("find GPU at %s: %w", pci, gpu.ErrNotFound)
+	dev, err := s.device(pci)
+	if err != nil {
+		return nil, err
 	}
 	klog.FromContext(ctx).V(6).Info("Calling NVML", "function", "nvmlDeviceGetComputeRunningProcesses", "pci", pci)
 	pids, err := dev.RunningProcesses()

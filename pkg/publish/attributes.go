@@ -10,22 +10,35 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// typeGPU is the value of the attribute "type" of an exclusive whole GPU; DeviceClasses select by it.
-const typeGPU = "gpu"
+// Values of the attribute "type"; DeviceClasses select by it, so that none hands out a whole GPU for a slice.
+const (
+	typeGPU = "gpu" // exclusive whole GPU
+	typeMIG = "mig" // MIG partition
+)
 
 // attributeSet collects attributes. What is not known is left out.
 type attributeSet map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 
-// attributes of a whole GPU.
-func attributes(node *gpu.Node, g *gpu.GPU) attributeSet {
+// attributes of a shape: those of its GPU and its own.
+func attributes(node *gpu.Node, s gpu.Shape) attributeSet {
+	g := s.GPU
 	a := attributeSet{}
-	a.text("type", typeGPU)
-	a.text("uuid", g.UUID)
+	if p := s.Profile; p != nil {
+		a.text("type", typeMIG)
+		a.text("parentUUID", g.UUID) // its own UUID it has only while it exists
+		a.text("profile", p.Name)
+		a.number("giProfileID", &p.ID)
+		a.number("placementStart", &s.Placement.Start)
+		a.number("placementSize", &s.Placement.Size)
+	} else {
+		a.text("type", typeGPU)
+		a.text("uuid", g.UUID)
+	}
 	a.text("productName", g.ProductName)
 	a.text("brand", g.Brand)
 	a.text("architecture", g.Architecture)
 	a.text("addressingMode", g.AddressingMode)
-	// A whole GPU belongs to one claim: nothing limits the memory below what the board has.
+	// A whole GPU or a partition belongs to one claim: nothing limits the memory below what the hardware has.
 	a.text("memoryEnforcement", "none")
 	a.number("index", &g.Index)
 	a.number("minor", &g.Minor)

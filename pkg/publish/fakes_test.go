@@ -14,13 +14,29 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 )
 
 var update = flag.Bool("update", false, "write golden files anew")
 
 func ptr[T any](v T) *T { return &v }
 
-// bigGPU reports everything.
+// modelNode is what discovery finds on a simulated node, GPUs found in MIG mode where mig says so.
+func modelNode(t *testing.T, model string, mig ...int) *gpu.Node {
+	t.Helper()
+	session, err := simulated.Open(t.Context(), model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = session.Close() })
+	node := *session.Node()
+	for _, i := range mig {
+		node.GPUs[i].MIG.Enabled, node.GPUs[i].MIG.Pending = true, true
+	}
+	return &node
+}
+
+// bigGPU reports everything, but no partitions.
 func bigGPU(i int) gpu.GPU {
 	numa := i / 4
 	return gpu.GPU{

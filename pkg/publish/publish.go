@@ -22,28 +22,48 @@ const (
 	maxCounterSets = resourceapi.ResourceSliceMaxCounterSets
 )
 
-// Resources are the slices of a node, one pool named after it: first the counter sets of all GPUs, then the whole
-// GPUs, the last GPU first. A node without GPUs has one empty slice, which tells "nothing here" from "not running".
-func Resources(node *gpu.Node, pool string) resourceslice.DriverResources {
+// TaintOccupied marks a device that cannot be handed out though no claim holds it, since somebody else's partition is in
+// its place or one that was given back is still in use.
+const TaintOccupied = "gpu.cleave.dev/occupied"
+
+// Resources are the slices of a node, one pool named after it, in order of allocation: first the counter sets of all GPUs, then whole GPUs, the
+// last GPU first, then one slice for the partitions of each GPU, the first GPU first, then those that fill a GPU. A node without GPUs has one
+// empty slice, which tells "nothing here" from "not running". Devices named in occupied are tainted, never left out: the
+// scheduler would forget what they consume.
+func Resources(node *gpu.Node, pool string, occupied ...string) resourceslice.DriverResources {
 	var counterSets []resourceapi.CounterSet
 	for i := range node.GPUs {
 		counterSets = append(counterSets, counterSet(&node.GPUs[i]))
-	}
-	var devices []resourceapi.Device
-	for _, g := range gpu.WholeOrder(node.GPUs) {
-		devices = append(devices, wholeGPU(node, g))
 	}
 	var published []resourceslice.Slice
 	for chunk := range slices.Chunk(counterSets, maxCounterSets) {
 		published = append(published, resourceslice.Slice{SharedCounters: chunk})
 	}
-	for chunk := range slices.Chunk(devices, maxDevices) {
-		published = append(published, resourceslice.Slice{Devices: chunk})
+	order := gpu.OrderShapes(node.GPUs)
+	for _, group := range slices.Concat([][]gpu.Shape{order.Whole}, order.Partitions, [][]gpu.Shape{order.Largest}) {
+		var devices []resourceapi.Device
+		for _, s := range group {
+			devices = append(devices, device(node, s, slices.Contains(occupied, s.Name())))
+		}
+		for chunk := range slices.Chunk(devices, maxDevices) {
+			published = append(published, resourceslice.Slice{Devices: chunk})
+		}
 	}
 	if len(published) == 0 {
 		published = []resourceslice.Slice{{Devices: []resourceapi.Device{}}}
 	}
 	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{pool: {Slices: published}}}
+}
+
+// NameExisting adds the UUID to a device that is a partition which exists already.
+func NameExisting(resources resourceslice.DriverResources, pool, device, uuid string) {
+	for _, s := range resources.Pools[pool].Slices {
+		for i := range s.Devices {
+			if s.Devices[i].Name == device {
+				attributeSet(s.Devices[i].Attributes).text("uuid", uuid)
+			}
+		}
+	}
 }
 
 // Objects are the same slices as complete API objects, as they stand after a first publication.
@@ -70,28 +90,53 @@ func Objects(node *gpu.Node, driver, nodeName string) *resourceapi.ResourceSlice
 
 // counterSet is what shapes of a GPU consume.
 func counterSet(g *gpu.GPU) resourceapi.CounterSet {
-	return resourceapi.CounterSet{Name: g.PCI.DeviceName(), Counters: counters(g)}
+	return resourceapi.CounterSet{Name: g.PCI.DeviceName(), Counters: counters(g.Counters())}
 }
 
-func counters(g *gpu.GPU) map[string]resourceapi.Counter {
+func counters(list []gpu.Counter) map[string]resourceapi.Counter {
 	m := map[string]resourceapi.Counter{}
-	for _, c := range g.Counters() {
+	for _, c := range list {
 		m[c.Name] = resourceapi.Counter{Value: *resource.NewQuantity(c.Value, resource.DecimalSI)}
 	}
 	return m
 }
 
-// wholeGPU is the exclusive shape: it consumes all counters of its GPU.
-func wholeGPU(node *gpu.Node, g *gpu.GPU) resourceapi.Device {
+// device is a shape as the scheduler sees it.
+func device(node *gpu.Node, s gpu.Shape, occupied bool) resourceapi.Device {
 	d := resourceapi.Device{
-		Name:             g.PCI.DeviceName(),
-		Attributes:       attributes(node, g),
-		ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: g.PCI.DeviceName(), Counters: counters(g)}},
+		Name:             s.Name(),
+		Attributes:       attributes(node, s),
+		Capacity:         capacity(s),
+		ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: s.GPU.PCI.DeviceName(), Counters: counters(s.Consumes())}},
 	}
-	if g.Memory != nil && *g.Memory <= math.MaxInt64 { // all ones is NVML's "not available"
-		d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-			"memory": {Value: *resource.NewQuantity(int64(*g.Memory), resource.BinarySI)},
-		}
+	if occupied {
+		d.Taints = []resourceapi.DeviceTaint{{Key: TaintOccupied, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	}
 	return d
+}
+
+// capacity of a shape; nil if nothing is known.
+func capacity(s gpu.Shape) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
+	if !s.IsPartition() {
+		if s.GPU.Memory == nil || *s.GPU.Memory > math.MaxInt64 { // all ones is NVML's "not available"
+			return nil
+		}
+		return map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": amount(int64(*s.GPU.Memory), resource.BinarySI)}
+	}
+	p := s.Profile
+	all := map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{}
+	if p.Memory > 0 && p.Memory <= math.MaxInt64 {
+		all["memory"] = amount(int64(p.Memory), resource.BinarySI)
+	}
+	for name, n := range map[resourceapi.QualifiedName]int{
+		"multiprocessors": p.Multiprocessors, "copyEngines": p.CopyEngines, "decoders": p.Decoders,
+		"encoders": p.Encoders, "jpegEngines": p.JPEGEngines, "ofaEngines": p.OFAEngines,
+	} {
+		all[name] = amount(int64(n), resource.DecimalSI)
+	}
+	return all
+}
+
+func amount(n int64, form resource.Format) resourceapi.DeviceCapacity {
+	return resourceapi.DeviceCapacity{Value: *resource.NewQuantity(n, form)}
 }

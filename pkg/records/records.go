@@ -17,6 +17,8 @@ import (
 	"syscall"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
 // Format is the version this release writes. It reads every version up to it.
@@ -31,10 +33,24 @@ type Record struct {
 	Format int `json:"format"`
 	// BootID of the boot in which the claim was prepared (/proc/sys/kernel/random/boot_id).
 	BootID string `json:"bootID"`
-	Claim  Claim  `json:"claim"`
+	// State of what the record stands for; the zero value is Prepared.
+	State State `json:"state,omitempty"`
+	Claim Claim `json:"claim"`
 	// Devices in the order of the claim's allocation.
 	Devices []Device `json:"devices"`
 }
+
+// State tells how far a claim is.
+type State string
+
+const (
+	// Prepared: everything that the record lists is there.
+	Prepared State = ""
+	// Preparing: the hardware is being changed, or a change was cut short. Any of the record's partitions may exist.
+	Preparing State = "preparing"
+	// Releasing: the claim holds nothing any more, and its partitions are still to be destroyed.
+	Releasing State = "releasing"
+)
 
 // Claim identifies a ResourceClaim. A name can be reused, a UID cannot.
 type Claim struct {
@@ -60,6 +76,9 @@ type Device struct {
 	GPU string `json:"gpu"`
 	// UUID of the GPU when the claim was prepared.
 	UUID string `json:"uuid"`
+	// Partition is what the device is on the GPU; nil for a whole GPU. While the record is Preparing it tells only
+	// profile and placement.
+	Partition *gpu.Partition `json:"partition,omitempty"`
 	// CDIDeviceIDs are the fully qualified names handed to the kubelet.
 	CDIDeviceIDs []string `json:"cdiDeviceIDs"`
 }
@@ -117,6 +136,31 @@ func OpenStore(filesystem FileSystem, dir string) (*Store, error) {
 		return nil, fmt.Errorf("sweep the folder of claim records: %w", err)
 	}
 	return s, nil
+}
+
+// List reads all records of a folder and makes nothing; a missing folder has none, and files that are no records are
+// passed over.
+func List(filesystem FileSystem, dir string) ([]*Record, error) {
+	s := &Store{fs: filesystem, dir: filepath.Clean(dir)}
+	uids, err := s.UIDs()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var all []*Record
+	for _, uid := range uids {
+		r, err := s.Read(uid)
+		if corrupt := (*CorruptError)(nil); errors.As(err, &corrupt) || err == nil && r == nil {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, r)
+	}
+	return all, nil
 }
 
 // Dir is the folder.
@@ -240,6 +284,8 @@ func Decode(data []byte) (*Record, error) {
 		return nil, fmt.Errorf("format %d is not one of 1 to %d", r.Format, Format)
 	case !uidPattern.MatchString(string(r.Claim.UID)):
 		return nil, fmt.Errorf("claim UID %q is not letters, digits and dashes", r.Claim.UID)
+	case r.State != Prepared && r.State != Preparing && r.State != Releasing:
+		return nil, fmt.Errorf("state %q is not one of %q, %q, %q", r.State, Prepared, Preparing, Releasing)
 	case len(r.Devices) == 0:
 		return nil, errors.New("it lists no devices")
 	}
@@ -249,4 +295,41 @@ func Decode(data []byte) (*Record, error) {
 		}
 	}
 	return r, nil
+}
+
+// Partitions lists the devices that are partitions of the record's own; those with admin access are somebody else's.
+func (r *Record) Partitions() []*Device {
+	var found []*Device
+	for i := range r.Devices {
+		if r.Devices[i].Partition != nil && !r.Devices[i].AdminAccess {
+			found = append(found, &r.Devices[i])
+		}
+	}
+	return found
+}
+
+// InSpec lists the devices that the claim's own CDI spec is about: its partitions, and those that it looks at.
+func (r *Record) InSpec() []*Device {
+	var found []*Device
+	for i := range r.Devices {
+		if r.Devices[i].Partition != nil {
+			found = append(found, &r.Devices[i])
+		}
+	}
+	return found
+}
+
+// Clone returns a copy that shares nothing with the record.
+func (r *Record) Clone() *Record {
+	c := *r
+	c.Devices = slices.Clone(r.Devices)
+	for i := range c.Devices {
+		d := &c.Devices[i]
+		d.CDIDeviceIDs = slices.Clone(d.CDIDeviceIDs)
+		if d.Partition != nil {
+			p := *d.Partition
+			d.Partition = &p
+		}
+	}
+	return &c
 }

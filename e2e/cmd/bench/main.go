@@ -62,11 +62,15 @@ func run(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	n, err := node.Create(ctx, node.Options{Cluster: c, Bin: filepath.Join(source, "bin"), Model: "hgx-h100", Dir: dir, Quiet: true})
+	trace := filepath.Join(dir, "calls")
+	n, err := node.Create(ctx, node.Options{
+		Cluster: c, Bin: filepath.Join(source, "bin"), Model: "hgx-h100", Dir: dir, Quiet: true,
+		Environment: []string{"NVML_SIM_TRACE=" + trace},
+	})
 	if err != nil {
 		return err
 	}
-	b := &bench{options: o, cluster: c, node: n}
+	b := &bench{options: o, cluster: c, node: n, trace: trace}
 	report, err := b.measure(ctx)
 	if err != nil {
 		return fmt.Errorf("%w\nthe plugin's log ends with:\n%s", err, n.LogTail(15))

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -31,6 +32,10 @@ type bench struct {
 	plugin  *workload.Plugin
 	devices []string
 	claims  []*drapb.Claim // one per device
+	// trace is where the simulated library writes a line per NVML call.
+	trace string
+	// partitions are the devices of the smallest profile, by GPU.
+	partitions [][]string
 }
 
 func (b *bench) measure(ctx context.Context) (r *report, err error) {
@@ -86,9 +91,14 @@ func (b *bench) measureStart(ctx context.Context, r *report) error {
 	if err := b.node.Start(ctx); err != nil {
 		return err
 	}
-	for seen := 0; seen < 2; seen++ {
+	for seen, want := int64(0), int64(1); seen < want; seen++ {
 		select {
-		case <-watch.ResultChan():
+		case event := <-watch.ResultChan():
+			slice, ok := event.Object.(*resourceapi.ResourceSlice)
+			if !ok {
+				return fmt.Errorf("watch ResourceSlices: %v", event.Object)
+			}
+			want = slice.Spec.Pool.ResourceSliceCount
 		case <-ctx.Done():
 			return fmt.Errorf("wait for ResourceSlices: %w", ctx.Err())
 		}
@@ -101,33 +111,31 @@ func (b *bench) measureStart(ctx context.Context, r *report) error {
 	if err != nil {
 		return fmt.Errorf("list ResourceSlices: %w", err)
 	}
-	for _, s := range list.Items {
-		for _, d := range s.Spec.Devices {
-			b.devices = append(b.devices, d.Name)
-		}
-	}
-	if len(b.devices) != 8 {
-		return fmt.Errorf("the node publishes %d devices, not 8", len(b.devices))
+	if err := b.sortDevices(list); err != nil {
+		return err
 	}
 	return b.measureMemory(ctx, r)
 }
 
-// measureMemory waits until the plugin's CPU time stands still for a while and reads its resident memory.
+// measureMemory waits until the plugin uses next to no CPU time for four seconds and reads its resident memory. A little
+// it always uses: the simulated library looks for events from time to time.
 func (b *bench) measureMemory(ctx context.Context, r *report) error {
-	var last string
-	still := 0
+	const looks, ticks = 40, 10
+	var seen []int
 	err := workload.Until(ctx, "the plugin to be idle", func(context.Context) (bool, string, error) {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", b.node.PID()))
 		if err != nil {
 			return false, "", err
 		}
 		fields := strings.Fields(string(stat))
-		if now := fields[13] + "+" + fields[14]; now != last {
-			last, still = now, 0
-		} else {
-			still++
+		user, err1 := strconv.Atoi(fields[13])
+		system, err2 := strconv.Atoi(fields[14])
+		if err := errors.Join(err1, err2); err != nil {
+			return false, "", err
 		}
-		return still >= 20, "CPU ticks " + last, nil
+		seen = append(seen, user+system)
+		last := len(seen) - 1
+		return last >= looks && seen[last]-seen[last-looks] <= ticks, fmt.Sprintf("CPU ticks %v", seen[max(0, last-looks):]), nil
 	})
 	if err != nil {
 		return err
@@ -151,7 +159,7 @@ func (b *bench) measureMemory(ctx context.Context, r *report) error {
 
 // measureClaims measures floor and operations side by side, so that both see the same machine.
 func (b *bench) measureClaims(ctx context.Context, r *report) error {
-	idle, err := b.singles(ctx)
+	idle, err := b.singles(ctx, b.claims)
 	if err != nil {
 		return err
 	}
@@ -160,7 +168,7 @@ func (b *bench) measureClaims(ctx context.Context, r *report) error {
 	r.add(result{Name: "floor p99", Value: millis(idle.floor.percentile(99)), Unit: "ms"})
 	addSingles(r, "", idle, 1.5*millis(floor), "1.5 x floor p50")
 
-	together, err := b.together(ctx)
+	together, err := b.together(ctx, b.claims, b.rounds)
 	if err != nil {
 		return err
 	}
@@ -168,10 +176,13 @@ func (b *bench) measureClaims(ctx context.Context, r *report) error {
 	r.add(result{Name: "8 claims at once: prepare p99", Value: millis(together.prepare.percentile(99)), Limit: 5 * millis(floor), Unit: "ms", Rule: "5 x floor p50"})
 	r.add(result{Name: "8 claims at once: unprepare p99", Value: millis(together.unprepare.percentile(99)), Limit: 5 * millis(floor), Unit: "ms", Rule: "5 x floor p50"})
 
+	if err := b.measurePartitions(ctx, r, floor); err != nil {
+		return err
+	}
 	if err := b.load(ctx); err != nil {
 		return err
 	}
-	loaded, err := b.singles(ctx)
+	loaded, err := b.singles(ctx, b.claims)
 	if err != nil {
 		return err
 	}
@@ -202,14 +213,14 @@ func timed(to *samples, run func() error) error {
 }
 
 // singles measures one claim at a time, the floor before each. The first tenth warms up and does not count.
-func (b *bench) singles(ctx context.Context) (operations, error) {
+func (b *bench) singles(ctx context.Context, claims []*drapb.Claim) (operations, error) {
 	var o operations
 	warm := b.samples / 10
 	for i := range b.samples + warm {
 		if i == warm {
 			o = operations{}
 		}
-		claim := b.claims[i%len(b.claims)]
+		claim := claims[i%len(claims)]
 		if err := timed(&o.floor, func() error { return b.floor(ctx, claim) }); err != nil {
 			return o, err
 		}
@@ -240,17 +251,17 @@ func (b *bench) floor(ctx context.Context, claim *drapb.Claim) error {
 const recordSize = 420
 
 // together measures all claims at once.
-func (b *bench) together(ctx context.Context) (operations, error) {
+func (b *bench) together(ctx context.Context, claims []*drapb.Claim, rounds int) (operations, error) {
 	var o operations
-	for range b.rounds {
+	for range rounds {
 		for _, step := range []struct {
 			to  *samples
 			run func(context.Context, *workload.Plugin, *drapb.Claim) error
 		}{{&o.prepare, prepare}, {&o.unprepare, unprepare}} {
-			took := make([]samples, len(b.claims))
-			errs := make([]error, len(b.claims))
+			took := make([]samples, len(claims))
+			errs := make([]error, len(claims))
 			var wg sync.WaitGroup
-			for i, claim := range b.claims {
+			for i, claim := range claims {
 				wg.Go(func() { errs[i] = timed(&took[i], func() error { return step.run(ctx, b.plugin, claim) }) })
 			}
 			wg.Wait()

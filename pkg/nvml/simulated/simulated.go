@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
@@ -33,8 +35,11 @@ func Open(ctx context.Context, model string) (*nvml.Session, error) {
 
 // OpenNode starts a session on a given node.
 func OpenNode(ctx context.Context, node *sim.Node) (*nvml.Session, error) {
-	return nvml.OpenLibrary(ctx, library{node}, node.Sysfs())
+	return nvml.OpenLibrary(ctx, Library(node), node.Sysfs())
 }
+
+// Library is a given node as an NVML library.
+func Library(node *sim.Node) nvml.Library { return library{node} }
 
 // library is a simulated node as an nvml.Library.
 type library struct {
@@ -47,6 +52,43 @@ func (l library) DeviceByIndex(index int) (nvml.Device, error) {
 		return nil, err
 	}
 	return device{d}, nil
+}
+
+func (l library) MIGEvents() (nvml.EventSet, error) {
+	count, err := l.DeviceCount()
+	if err != nil {
+		return nil, err
+	}
+	set, err := l.EventSetCreate()
+	if err != nil {
+		return nil, err
+	}
+	for i := range count {
+		d, err := l.Node.DeviceByIndex(i)
+		if err != nil {
+			continue
+		}
+		if supported, err := d.SupportedEventTypes(); err != nil || supported&sim.EventMIGConfigChange == 0 {
+			continue
+		}
+		if err := d.RegisterEvents(sim.EventMIGConfigChange, set); err != nil {
+			return nil, errors.Join(err, set.Free())
+		}
+	}
+	return eventSet{set}, nil
+}
+
+// eventSet is a simulated event set as an nvml.EventSet.
+type eventSet struct {
+	*sim.EventSet
+}
+
+func (e eventSet) Wait(timeout time.Duration) (bool, error) {
+	_, err := e.EventSet.Wait(timeout)
+	if code := (*sim.Error)(nil); errors.As(err, &code) && code.Code == sim.CodeTimeout {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // device is a simulated GPU as an nvml.Device.
@@ -65,4 +107,83 @@ func (d device) RunningProcesses() ([]int, error) {
 	}
 	slices.Sort(pids)
 	return slices.Compact(pids), nil
+}
+
+func (d device) CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (nvml.GPUInstance, error) {
+	gi, err := d.Device.CreateGPUInstanceWithPlacement(profileID, at)
+	if err != nil {
+		return nil, err
+	}
+	return gpuInstance{gi}, nil
+}
+
+func (d device) GPUInstances(profileID int) ([]nvml.GPUInstance, error) {
+	found, err := d.Device.GPUInstances(profileID)
+	instances := make([]nvml.GPUInstance, 0, len(found))
+	for _, gi := range found {
+		instances = append(instances, gpuInstance{gi})
+	}
+	return instances, err
+}
+
+func (d device) GPUInstanceByID(id int) (nvml.GPUInstance, error) {
+	gi, err := d.Device.GPUInstanceByID(id)
+	if err != nil {
+		return nil, err
+	}
+	return gpuInstance{gi}, nil
+}
+
+// gpuInstance is a simulated GPU instance as an nvml.GPUInstance.
+type gpuInstance struct {
+	*sim.GPUInstance
+}
+
+func (g gpuInstance) Info() (nvml.GPUInstanceInfo, error) {
+	info, err := g.GPUInstance.Info()
+	return nvml.GPUInstanceInfo{ID: info.ID, ProfileID: info.ProfileID, Placement: info.Placement}, err
+}
+
+func (g gpuInstance) ComputeInstanceProfileID(enum int) (int, error) {
+	info, err := g.ComputeInstanceProfileInfo(enum, 0)
+	return info.ID, err
+}
+
+func (g gpuInstance) CreateComputeInstance(profileID int) (nvml.ComputeInstance, error) {
+	ci, err := g.GPUInstance.CreateComputeInstance(profileID)
+	if err != nil {
+		return nil, err
+	}
+	return computeInstance{ci}, nil
+}
+
+func (g gpuInstance) ComputeInstances(profileID int) ([]nvml.ComputeInstance, error) {
+	found, err := g.GPUInstance.ComputeInstances(profileID)
+	instances := make([]nvml.ComputeInstance, 0, len(found))
+	for _, ci := range found {
+		instances = append(instances, computeInstance{ci})
+	}
+	return instances, err
+}
+
+func (g gpuInstance) ComputeInstanceByID(id int) (nvml.ComputeInstance, error) {
+	ci, err := g.GPUInstance.ComputeInstanceByID(id)
+	if err != nil {
+		return nil, err
+	}
+	return computeInstance{ci}, nil
+}
+
+// computeInstance is a simulated compute instance as an nvml.ComputeInstance.
+type computeInstance struct {
+	*sim.ComputeInstance
+}
+
+func (c computeInstance) Info() (nvml.ComputeInstanceInfo, error) {
+	info, err := c.ComputeInstance.Info()
+	if err != nil {
+		return nvml.ComputeInstanceInfo{}, err
+	}
+	uuid, err := sim.MIGDeviceOf(c.ComputeInstance).UUID()
+	return nvml.ComputeInstanceInfo{ID: info.ID, UUID: uuid}, err
 }

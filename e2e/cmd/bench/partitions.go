@@ -1,0 +1,166 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+)
+
+// smallest is the profile ID of the smallest partitions of an H100.
+const smallest = 19
+
+// Goals for the number of NVML calls.
+const (
+	prepareCalls   = 8
+	unprepareCalls = 6
+)
+
+// sortDevices keeps the whole GPUs and the smallest partitions that the node publishes.
+func (b *bench) sortDevices(list *resourceapi.ResourceSliceList) error {
+	byGPU := map[string][]string{}
+	for _, s := range list.Items {
+		for _, d := range s.Spec.Devices {
+			if kind := d.Attributes["type"].StringValue; kind != nil && *kind == "gpu" {
+				b.devices = append(b.devices, d.Name)
+			}
+			if id := d.Attributes["giProfileID"].IntValue; id != nil && *id == smallest {
+				gpu, _, _ := strings.Cut(d.Name, "-mig-")
+				byGPU[gpu] = append(byGPU[gpu], d.Name)
+			}
+		}
+	}
+	slices.Sort(b.devices)
+	for _, gpu := range b.devices {
+		b.partitions = append(b.partitions, byGPU[gpu])
+	}
+	if len(b.devices) != 8 || len(byGPU) != 8 {
+		return fmt.Errorf("the node publishes %d GPUs and partitions of %d, not of 8", len(b.devices), len(byGPU))
+	}
+	return nil
+}
+
+// measurePartitions measures claims for MIG partitions, whose NVML calls cost nothing on a simulated node.
+func (b *bench) measurePartitions(ctx context.Context, r *report, floor time.Duration) error {
+	var first, all []*drapb.Claim // the first partition of each GPU; all of all
+	for g, names := range b.partitions {
+		for i, name := range names {
+			claim, err := b.makeClaim(ctx, fmt.Sprintf("partition-%d-%d", g, i), name, false)
+			if err != nil {
+				return err
+			}
+			all = append(all, claim)
+			if i == 0 {
+				first = append(first, claim)
+			}
+		}
+	}
+	one, err := b.singles(ctx, first)
+	if err != nil {
+		return err
+	}
+	p50 := one.prepare.percentile(50)
+	r.add(result{Name: "partition: prepare p50", Value: millis(p50), Limit: 2.5 * millis(floor), Unit: "ms", Rule: "2.5 x floor p50"})
+	r.add(result{Name: "partition: prepare p99", Value: millis(one.prepare.percentile(99)), Unit: "ms"})
+	r.add(result{Name: "partition: unprepare p50", Value: millis(one.unprepare.percentile(50)), Unit: "ms"})
+	eight, err := b.rounds8(ctx, first)
+	if err != nil {
+		return err
+	}
+	r.add(result{Name: "8 partitions on 8 GPUs at once: all prepared p50", Value: millis(eight.percentile(50)), Limit: 2 * millis(p50), Unit: "ms", Rule: "2 x one"})
+	if err := b.measureAll(ctx, r, all); err != nil {
+		return err
+	}
+	return b.measureCalls(ctx, r, first[0])
+}
+
+// rounds8 measures how long it takes until the claims that are prepared at once are all prepared.
+func (b *bench) rounds8(ctx context.Context, claims []*drapb.Claim) (samples, error) {
+	var took samples
+	for range b.rounds {
+		start := time.Now()
+		if err := b.each(claims, func(c *drapb.Claim) error { return prepare(ctx, b.plugin, c) }); err != nil {
+			return nil, err
+		}
+		took = append(took, time.Since(start))
+		if err := b.each(claims, func(c *drapb.Claim) error { return unprepare(ctx, b.plugin, c) }); err != nil {
+			return nil, err
+		}
+	}
+	return took, nil
+}
+
+// each runs an operation on all claims at once.
+func (b *bench) each(claims []*drapb.Claim, run func(*drapb.Claim) error) error {
+	errs := make(chan error, len(claims))
+	for _, c := range claims {
+		go func() { errs <- run(c) }()
+	}
+	var all []error
+	for range claims {
+		all = append(all, <-errs)
+	}
+	return errors.Join(all...)
+}
+
+// measureAll fills all GPUs with the smallest partitions and empties them again.
+func (b *bench) measureAll(ctx context.Context, r *report, claims []*drapb.Claim) error {
+	start := time.Now()
+	if err := b.each(claims, func(c *drapb.Claim) error { return prepare(ctx, b.plugin, c) }); err != nil {
+		return err
+	}
+	r.add(result{Name: fmt.Sprintf("%d partitions at once: all made", len(claims)), Value: millis(time.Since(start)), Unit: "ms"})
+	start = time.Now()
+	if err := b.each(claims, func(c *drapb.Claim) error { return unprepare(ctx, b.plugin, c) }); err != nil {
+		return err
+	}
+	r.add(result{Name: fmt.Sprintf("%d partitions at once: all unmade", len(claims)), Value: millis(time.Since(start)), Unit: "ms"})
+	return nil
+}
+
+// measureCalls counts the NVML calls of one claim, which the simulated library writes down.
+func (b *bench) measureCalls(ctx context.Context, r *report, claim *drapb.Claim) error {
+	for _, step := range []struct {
+		name  string
+		limit float64
+		run   func() error
+	}{
+		{"partition: NVML calls of prepare", prepareCalls, func() error { return prepare(ctx, b.plugin, claim) }},
+		{"partition: NVML calls of unprepare", unprepareCalls, func() error { return unprepare(ctx, b.plugin, claim) }},
+	} {
+		before, err := b.calls()
+		if err != nil {
+			return err
+		}
+		if err := step.run(); err != nil {
+			return err
+		}
+		after, err := b.calls()
+		if err != nil {
+			return err
+		}
+		r.add(result{Name: step.name, Value: float64(after - before), Limit: step.limit, Unit: "calls"})
+	}
+	return nil
+}
+
+// calls is how many NVML calls the plugin has made, waits for events aside.
+func (b *bench) calls() (int, error) {
+	data, err := os.ReadFile(b.trace)
+	if err != nil {
+		return 0, fmt.Errorf("count NVML calls: %w", err)
+	}
+	n := 0
+	for line := range strings.Lines(string(data)) {
+		if !strings.Contains(line, "nvmlEventSetWait") {
+			n++
+		}
+	}
+	return n, nil
+}

@@ -1,0 +1,133 @@
+package packing
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestSevenSmallPartitionsFillTheFirstGPU(t *testing.T) {
+	c := newCluster(t, model(t, "hgx-h100"))
+	var starts []int64
+	for range 7 {
+		device, _ := c.get("mig-1g.10gb.cleave.dev")
+		if c.parent(device) != 0 {
+			t.Errorf("%s is not of the first GPU", device)
+		}
+		starts = append(starts, *c.Device(device).Attributes["placementStart"].IntValue)
+	}
+	if diff := cmp.Diff([]int64{6, 5, 4, 3, 2, 1, 0}, starts); diff != "" {
+		t.Errorf("starts (-want +got):\n%s", diff)
+	}
+	if device, _ := c.get("mig-1g.10gb.cleave.dev"); c.parent(device) != 1 {
+		t.Errorf("the eighth, %s, is not of the second GPU", device)
+	}
+}
+
+func TestThreeAndFourSlicesShareAGPUInAnyOrder(t *testing.T) {
+	for _, order := range [][]string{{"3g.40gb", "4g.40gb"}, {"4g.40gb", "3g.40gb"}, {"1g.10gb", "2g.20gb", "4g.40gb"}} {
+		c := newCluster(t, model(t, "hgx-h100"))
+		for _, profile := range order {
+			if device, _ := c.get("mig-" + profile + ".cleave.dev"); c.parent(device) != 0 {
+				t.Errorf("%v: %s is not of the first GPU", order, device)
+			}
+		}
+	}
+}
+
+func TestAGPUWithAPartitionIsNotGivenWhole(t *testing.T) {
+	c := newCluster(t, model(t, "hgx-h100"))
+	small, release := c.get("mig-1g.10gb.cleave.dev")
+	for i := 7; i > c.parent(small); i-- {
+		if whole, _ := c.get("gpu.cleave.dev"); c.parent(whole) != i {
+			t.Errorf("whole GPU %s is not of GPU %d", whole, i)
+		}
+	}
+	claim := NewClaim("eighth", "gpu.cleave.dev")
+	if devices, _, err := c.try(claim); !errors.Is(err, ErrNoFit) {
+		t.Fatalf("an eighth whole GPU: got %v, %v", devices, err)
+	}
+	release()
+	devices, _, err := c.try(claim)
+	if diff := cmp.Diff([]string{c.inventory.GPUs[0].PCI.DeviceName()}, devices); err != nil || diff != "" {
+		t.Errorf("once the partition is gone: %v\n%s", err, diff)
+	}
+	if devices, _, err := c.try(NewClaim("small", "mig-1g.10gb.cleave.dev")); !errors.Is(err, ErrNoFit) {
+		t.Errorf("a partition of a GPU that is given whole: got %v, %v", devices, err)
+	}
+}
+
+func TestClassesOfPartitionsGiveNoWholeGPU(t *testing.T) {
+	for _, class := range []string{"mig.cleave.dev", "mig-1g.10gb.cleave.dev", "mig-7g.80gb.cleave.dev"} {
+		c := newCluster(t, model(t, "hgx-h100"))
+		for i := 0; ; i++ {
+			devices, _, err := c.try(NewClaim(fmt.Sprintf("claim-%d", i), class))
+			if errors.Is(err, ErrNoFit) {
+				if i < 8 {
+					t.Errorf("%s: only %d devices", class, i)
+				}
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := c.text(devices[0], "type"); got != "mig" {
+				t.Fatalf("%s: %s is a %s", class, devices[0], got)
+			}
+		}
+	}
+}
+
+func TestAnyPartitionIsTheSmallestThatDoes(t *testing.T) {
+	for atLeast, want := range map[string]string{"1Gi": "1g.10gb", "12Gi": "1g.20gb", "24Gi": "3g.40gb", "64Gi": "7g.80gb"} {
+		c := newCluster(t, model(t, "hgx-h100"))
+		claim := NewClaim("any", "mig.cleave.dev")
+		claim.Spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+			Expression: fmt.Sprintf(`device.capacity["gpu.cleave.dev"].memory.compareTo(quantity("%s")) >= 0`, atLeast),
+		}}}
+		devices, _, err := c.try(claim)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.text(devices[0], "profile"); got != want {
+			t.Errorf("any partition of %s or more: got a %s, want a %s", atLeast, got, want)
+		}
+	}
+}
+
+func TestPartitionsOfOneParentPassOverAGPUWithTooLittleRoom(t *testing.T) {
+	c := newCluster(t, model(t, "hgx-h100"))
+	c.get("mig-4g.40gb.cleave.dev")
+	claim := NewClaim("three", "mig-2g.20gb.cleave.dev")
+	attribute := resourceapi.FullyQualifiedName("gpu.cleave.dev/parentUUID")
+	claim.Spec.Devices.Requests[0].Exactly.Count = 3
+	claim.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: &attribute}}
+	devices, _, err := c.try(claim)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range devices {
+		if c.parent(d) != 1 {
+			t.Errorf("%s is not of the second GPU", d)
+		}
+	}
+}
+
+func TestFirstAvailableFallsBack(t *testing.T) {
+	for board, want := range map[string]string{"H100-80": "2g.20gb", "A100-40": "3g.20gb"} {
+		c := newCluster(t, boardNode(t, board))
+		_, claims := podClaims(t, example(t, "mig-first-available"), c.class)
+		devices, _, err := c.try(claims["mig-first-available"]...)
+		if err != nil {
+			t.Errorf("%s: %v", board, err)
+			continue
+		}
+		if got := c.text(devices[0], "profile"); got != want {
+			t.Errorf("%s: got a %s, want a %s", board, got, want)
+		}
+	}
+}

@@ -1,0 +1,141 @@
+package packing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"path/filepath"
+	"runtime"
+	"sync"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// Options of a comparison.
+type Options struct {
+	// Node is what is packed. The classes of Mixes must fit it: boards of an H100's partitions.
+	Node *gpu.Node
+	// Classes are the cluster's DeviceClasses.
+	Classes []*resourceapi.DeviceClass
+	// Seeds is the number of traces per cell, Requests the length of a trace.
+	Seeds, Requests int
+	// FirstSeed is the first of the consecutive seeds.
+	FirstSeed uint64
+}
+
+// Cell is one mix at one load: what each order rejects of the same traces.
+type Cell struct {
+	Mix          string
+	Load         int
+	Cleave, Peer Tally
+}
+
+// Ratio is what Cleave's order rejects for each slice that the peer's order rejects.
+func (c Cell) Ratio() float64 {
+	// Where nothing was rejected, half a slice stands for it: a ratio of zero would outweigh everything.
+	return max(float64(c.Cleave.Rejected), 0.5) / max(float64(c.Peer.Rejected), 0.5)
+}
+
+// Comparison has one cell for each of Mixes and Loads.
+type Comparison []Cell
+
+// Ratio is the geometric mean of the cells' ratios: 0.9 means that Cleave's order rejects 10 % less.
+func (c Comparison) Ratio() float64 {
+	sum := 0.0
+	for _, cell := range c {
+		sum += math.Log(cell.Ratio())
+	}
+	return math.Exp(sum / float64(len(c)))
+}
+
+// Print writes a table.
+func (c Comparison) Print(w io.Writer) error {
+	_, err := fmt.Fprintf(w, "%-10s %5s  %8s %8s  %6s\n", "MIX", "LOAD", "PEER", "CLEAVE", "RATIO")
+	for _, cell := range c {
+		_, cellErr := fmt.Fprintf(w, "%-10s %4d%%  %7.2f%% %7.2f%%  %6.3f\n",
+			cell.Mix, cell.Load, 100*cell.Peer.Share(), 100*cell.Cleave.Share(), cell.Ratio())
+		err = errors.Join(err, cellErr)
+	}
+	_, lastErr := fmt.Fprintf(w, "compute slices rejected / requested; geometric mean of the ratios %.3f\n", c.Ratio())
+	return errors.Join(err, lastErr)
+}
+
+// Measure compares the orders on an hgx-h100 node with the DeviceClasses in deployments/manifests under source.
+func Measure(ctx context.Context, source string, seeds, requests int) (Comparison, error) {
+	classes, err := Classes(filepath.Join(source, "deployments", "manifests"))
+	if err != nil {
+		return nil, err
+	}
+	node, err := Inventory(ctx, "hgx-h100")
+	if err != nil {
+		return nil, fmt.Errorf("make a node to pack: %w", err)
+	}
+	return Compare(ctx, Options{Node: node, Classes: classes, Seeds: seeds, Requests: requests, FirstSeed: 1})
+}
+
+// job is one trace in one order.
+type job struct {
+	cell  int
+	order Order
+	trace []Request
+	tally Tally
+	err   error
+}
+
+// Compare replays the same traces in both orders, on all processors, through the scheduler's allocator. The numbers
+// follow from the options alone.
+func Compare(ctx context.Context, o Options) (Comparison, error) {
+	var result Comparison
+	var jobs []*job
+	for _, mix := range Mixes {
+		for _, load := range Loads {
+			for i := range o.Seeds {
+				trace := NewTrace(mix, load, len(o.Node.GPUs), o.Requests, o.FirstSeed+uint64(i))
+				jobs = append(jobs, &job{cell: len(result), order: Cleave, trace: trace}, &job{cell: len(result), order: Peer, trace: trace})
+			}
+			result = append(result, Cell{Mix: mix.Name, Load: load})
+		}
+	}
+	runAll(ctx, o, jobs)
+	for i, j := range jobs {
+		if j.err != nil {
+			return nil, fmt.Errorf("replay %s at %d %% load: %w", result[j.cell].Mix, result[j.cell].Load, j.err)
+		}
+		if i%2 == 0 {
+			result[j.cell].Cleave = result[j.cell].Cleave.plus(j.tally)
+		} else {
+			result[j.cell].Peer = result[j.cell].Peer.plus(j.tally)
+		}
+	}
+	return result, nil
+}
+
+// runAll fills in the jobs' tallies.
+func runAll(ctx context.Context, o Options, jobs []*job) {
+	queue := make(chan *job, len(jobs))
+	for _, j := range jobs {
+		queue <- j
+	}
+	close(queue)
+	var workers sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		workers.Go(func() {
+			for j := range queue {
+				j.tally, j.err = runOne(ctx, o, j)
+			}
+		})
+	}
+	workers.Wait()
+}
+
+func runOne(ctx context.Context, o Options, j *job) (Tally, error) {
+	node, err := NewNode(j.order(o.Node), o.Classes)
+	if err != nil {
+		return Tally{}, err
+	}
+	return Replay(ctx, node, j.trace)
+}

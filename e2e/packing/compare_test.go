@@ -1,0 +1,129 @@
+package packing
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// Some minutes and more seeds give numbers to publish: go test ./e2e/packing -run Peer -v -seeds 20.
+var (
+	seeds     = flag.Int("seeds", 6, "traces for each mix and load")
+	firstSeed = flag.Uint64("first-seed", 1, "the first of the seeds")
+	requests  = flag.Int("requests", 1000, "requests of a trace")
+)
+
+// bound is what the comparison must stay below: 5 % fewer rejections.
+const bound = 0.95
+
+func TestOurOrderRejectsLessThanThePeers(t *testing.T) {
+	node, err := Inventory(t.Context(), "hgx-h100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	result, err := Compare(t.Context(), Options{
+		Node: node, Classes: manifestClasses(t), Seeds: *seeds, Requests: *requests, FirstSeed: *firstSeed,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := result.Print(t.Output()); err != nil {
+		t.Error(err)
+	}
+	if ratio := result.Ratio(); ratio > bound {
+		t.Errorf("Cleave's order rejects %.3f of what the peer's does, more than %.2f", ratio, bound)
+	}
+	for _, c := range result {
+		if len(result) != len(Mixes)*len(Loads) || c.Cleave.Requested == 0 || c.Cleave.Requested != c.Peer.Requested {
+			t.Errorf("cell %+v of %d is no comparison", c, len(result))
+		}
+	}
+}
+
+func TestBothOrdersPublishTheSameDevices(t *testing.T) {
+	node, err := Inventory(t.Context(), "hgx-h100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	devices := func(order Order) (all []resourceapi.Device) {
+		for _, s := range order(node) {
+			all = append(all, s.Spec.Devices...)
+		}
+		slices.SortFunc(all, func(a, b resourceapi.Device) int { return strings.Compare(a.Name, b.Name) })
+		return all
+	}
+	if diff := cmp.Diff(devices(Cleave), devices(Peer)); diff != "" {
+		t.Errorf("-Cleave +peer:\n%s", diff)
+	}
+	first := Peer(node)[1].Spec.Devices
+	if len(first) < 3 || first[0].Name != node.GPUs[0].PCI.DeviceName() || *first[1].Attributes["placementStart"].IntValue != 0 {
+		t.Errorf("the peer's first slice starts with %v", first)
+	}
+}
+
+func TestNotShowingOtherDevicesChangesNoDecision(t *testing.T) {
+	inventory := model(t, "hgx-h100")
+	for _, order := range []Order{Cleave, Peer} {
+		all, err := NewNode(order(inventory), manifestClasses(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		some, err := NewNode(order(inventory), manifestClasses(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var held []resourceapi.AllocationResult
+		for i, r := range NewTrace(Mixes[1], 90, 8, 300, 1) {
+			name := fmt.Sprintf("claim-%d", i)
+			want, wantErr := all.Allocate(t.Context(), NewClaim(name, r.Kind.Class))
+			got, gotErr := some.AllocateOne(t.Context(), name, r.Kind.Class)
+			if errors.Is(wantErr, ErrNoFit) && errors.Is(gotErr, ErrNoFit) {
+				all.Release(held[i%len(held)])
+				some.Release(held[i%len(held)])
+				continue
+			}
+			if wantErr != nil || gotErr != nil {
+				t.Fatalf("request %d: %v and %v", i, wantErr, gotErr)
+			}
+			if diff := cmp.Diff(want[0], got); diff != "" {
+				t.Fatalf("request %d (-all +some):\n%s", i, diff)
+			}
+			held = append(held, got)
+		}
+	}
+}
+
+func TestATraceFollowsFromItsArguments(t *testing.T) {
+	a, b := NewTrace(Mixes[0], 70, 8, 200, 7), NewTrace(Mixes[0], 70, 8, 200, 7)
+	if diff := cmp.Diff(a, b); diff != "" {
+		t.Errorf("two traces of the same seed differ:\n%s", diff)
+	}
+	if cmp.Equal(a, NewTrace(Mixes[0], 70, 8, 200, 8)) {
+		t.Error("traces of two seeds are the same")
+	}
+	// What is asked for at any time is, on average, the load.
+	long := NewTrace(Mixes[0], 70, 8, 50_000, 1)
+	work := 0.0
+	for _, r := range long {
+		work += (r.Leave - r.Arrive) * float64(r.Kind.Slices)
+	}
+	if load := work / long[len(long)-1].Arrive / (8 * gpuSlices); load < 0.68 || load > 0.72 {
+		t.Errorf("the trace asks for %.3f of the node, not for 0.70", load)
+	}
+}
+
+func manifestClasses(t *testing.T) []*resourceapi.DeviceClass {
+	t.Helper()
+	all, err := Classes("../../deployments/manifests")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}

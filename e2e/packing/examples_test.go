@@ -1,0 +1,147 @@
+package packing
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/dynamic-resource-allocation/cel"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const examplesDir = "../../deployments/examples"
+
+func example(t *testing.T, name string) []runtime.Object {
+	t.Helper()
+	objects, err := Objects(filepath.Join(examplesDir, name+".yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return objects
+}
+
+// wanted is what the examples get on an empty hgx-h100 node: for each pod, in the order of the file, GPU and profile of
+// each device, or GPU and "whole".
+var wanted = map[string][]string{
+	"extended-resource":     {"7 whole"},
+	"four-gpus":             {"7 whole", "6 whole", "5 whole", "4 whole"},
+	"mig-extended-resource": {"0 1g.10gb", "0 1g.10gb"},
+	"mig-first-available":   {"0 2g.20gb"},
+	"mig-one-parent":        {"0 2g.20gb", "0 2g.20gb", "0 2g.20gb"},
+	"mig-pair-4g-3g":        {"0 4g.40gb", "0 3g.40gb"},
+	"one-gpu":               {"7 whole"},
+	"seven-small-pods":      slices.Repeat([]string{"0 1g.10gb"}, 7),
+	"shared-claim":          {"7 whole"},
+}
+
+func TestEveryExampleGetsWhatItSays(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(examplesDir, "*.yaml"))
+	if err != nil || len(files) != len(wanted) {
+		t.Errorf("there are %d examples, and the test knows of %d (%v)", len(files), len(wanted), err)
+	}
+	inventory := model(t, "hgx-h100")
+	for _, file := range files {
+		name := strings.TrimSuffix(filepath.Base(file), ".yaml")
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t, inventory)
+			pods, claims := podClaims(t, example(t, name), c.class)
+			var got []string
+			done := map[string]bool{}
+			for _, pod := range pods {
+				checkPod(t, pod, claims[pod.Name])
+				for _, claim := range claims[pod.Name] {
+					checkExpressions(t, claim)
+					if done[claim.Name] {
+						continue // shared with a pod before
+					}
+					done[claim.Name] = true
+					devices, _, err := c.try(claim)
+					if err != nil {
+						t.Fatalf("pod %s: %v", pod.Name, err)
+					}
+					for _, d := range devices {
+						got = append(got, describe(c, d))
+					}
+				}
+			}
+			if diff := cmp.Diff(wanted[name], got); diff != "" {
+				t.Errorf("devices (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func describe(c *cluster, device string) string {
+	shape := "whole"
+	if p := c.text(device, "profile"); p != "" {
+		shape = p
+	}
+	return string(rune('0'+c.parent(device))) + " " + shape
+}
+
+// checkPod checks that every container refers to claims and requests that are there, and that nothing is left unused.
+func checkPod(t *testing.T, pod *corev1.Pod, claims []*resourceapi.ResourceClaim) {
+	t.Helper()
+	if len(claims) == 0 {
+		t.Errorf("pod %s claims nothing", pod.Name)
+	}
+	used := map[string]bool{}
+	for _, container := range pod.Spec.Containers {
+		if container.Image != "busybox" {
+			t.Errorf("pod %s: image %s", pod.Name, container.Image)
+		}
+		for _, ref := range container.Resources.Claims {
+			used[ref.Name] = true
+			at := slices.IndexFunc(pod.Spec.ResourceClaims, func(r corev1.PodResourceClaim) bool { return r.Name == ref.Name })
+			if at < 0 {
+				t.Errorf("pod %s, container %s: no claim %s", pod.Name, container.Name, ref.Name)
+				continue
+			}
+			requests := claims[at].Spec.Devices.Requests
+			if ref.Request != "" && !slices.ContainsFunc(requests, func(r resourceapi.DeviceRequest) bool { return r.Name == ref.Request }) {
+				t.Errorf("pod %s, container %s: claim %s has no request %s", pod.Name, container.Name, ref.Name, ref.Request)
+			}
+		}
+	}
+	for _, r := range pod.Spec.ResourceClaims {
+		if !used[r.Name] {
+			t.Errorf("pod %s: no container uses claim %s", pod.Name, r.Name)
+		}
+	}
+}
+
+// checkExpressions checks a claim's names and CEL expressions as the API server does.
+func checkExpressions(t *testing.T, claim *resourceapi.ResourceClaim) {
+	t.Helper()
+	for _, r := range claim.Spec.Devices.Requests {
+		if msgs := validation.IsDNS1123Label(r.Name); len(msgs) > 0 {
+			t.Errorf("request %q: %v", r.Name, msgs)
+		}
+		if r.Exactly != nil {
+			checkSelectors(t, r.Exactly.Selectors)
+		}
+		for _, s := range r.FirstAvailable {
+			checkSelectors(t, s.Selectors)
+		}
+	}
+}
+
+func checkSelectors(t *testing.T, selectors []resourceapi.DeviceSelector) {
+	t.Helper()
+	for _, s := range selectors {
+		compiled := cel.GetCompiler(cel.Features{EnableConsumableCapacity: true}).CompileCELExpression(s.CEL.Expression, cel.Options{})
+		if compiled.Error != nil {
+			t.Errorf("expression %q: %v", s.CEL.Expression, compiled.Error)
+			continue
+		}
+		if len(s.CEL.Expression) > resourceapi.CELSelectorExpressionMaxLength || compiled.MaxCost > resourceapi.CELSelectorExpressionMaxCost {
+			t.Errorf("expression %q is too long or costs too much: %d", s.CEL.Expression, compiled.MaxCost)
+		}
+	}
+}

@@ -1,0 +1,18 @@
+package packing
+
+import (
+	"context"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+)
+
+// Inventory is what Cleave finds on a fresh node of a model.
+func Inventory(ctx context.Context, model string) (*gpu.Node, error) {
+	session, err := simulated.Open(ctx, model)
+	if err != nil {
+		return nil, err
+	}
+	node := session.Node()
+	return node, session.Close()
+}

@@ -1,0 +1,198 @@
+package packing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/structured"
+)
+
+// features are what the scheduler of Kubernetes 1.37 turns on by default.
+var features = structured.Features{
+	AdminAccess:             true,
+	ConsumableCapacity:      true,
+	DeviceBindingAndStatus:  true,
+	DeviceTaints:            true,
+	FractionalCapacityRange: true,
+	PartitionableDevices:    true,
+	PrioritizedList:         true,
+}
+
+// ErrNoFit is wrapped by Allocate for claims that the node has no room for.
+var ErrNoFit = errors.New("it does not fit")
+
+// Node is one node as the scheduler sees it: what is published there, and which devices are taken.
+type Node struct {
+	object *corev1.Node
+	slices []*resourceapi.ResourceSlice
+	class  classes
+	cel    *cel.Cache
+	taken  sets.Set[structured.DeviceID]
+	of     map[string]sets.Set[structured.DeviceID] // by class, the devices it selects
+}
+
+// NewNode makes a node of which nothing is taken yet, from slices of one node in order of allocation.
+func NewNode(published []*resourceapi.ResourceSlice, deviceClasses []*resourceapi.DeviceClass) (*Node, error) {
+	if len(published) == 0 || published[0].Spec.NodeName == nil {
+		return nil, errors.New("make a node: no ResourceSlice names one")
+	}
+	return &Node{
+		object: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: *published[0].Spec.NodeName}},
+		slices: published,
+		class:  deviceClasses,
+		cel:    cel.NewCache(len(deviceClasses)+10, cel.Features{EnableConsumableCapacity: features.ConsumableCapacity}),
+		taken:  sets.New[structured.DeviceID](),
+		of:     map[string]sets.Set[structured.DeviceID]{},
+	}, nil
+}
+
+// Allocate allocates claims together, all or none, as the scheduler does for a pod.
+func (n *Node) Allocate(ctx context.Context, claims ...*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
+	return n.allocate(ctx, n.slices, claims)
+}
+
+// AllocateOne allocates one device of a class. It gives what Allocate gives, in a third of the time, as the allocator
+// is not shown the free devices that the class does not select.
+func (n *Node) AllocateOne(ctx context.Context, name, class string) (resourceapi.AllocationResult, error) {
+	selected, err := n.selected(ctx, class)
+	if err != nil {
+		return resourceapi.AllocationResult{}, err
+	}
+	shown := make([]*resourceapi.ResourceSlice, len(n.slices))
+	for i, s := range n.slices {
+		some := *s
+		some.Spec.Devices = slices.DeleteFunc(slices.Clone(s.Spec.Devices), func(d resourceapi.Device) bool {
+			id := structured.MakeDeviceID(s.Spec.Driver, s.Spec.Pool.Name, d.Name)
+			return !selected.Has(id) && !n.taken.Has(id)
+		})
+		shown[i] = &some
+	}
+	results, err := n.allocate(ctx, shown, []*resourceapi.ResourceClaim{NewClaim(name, class)})
+	if err != nil {
+		return resourceapi.AllocationResult{}, err
+	}
+	return results[0], nil
+}
+
+// selected are the devices that a class selects.
+func (n *Node) selected(ctx context.Context, class string) (sets.Set[structured.DeviceID], error) {
+	if ids, ok := n.of[class]; ok {
+		return ids, nil
+	}
+	c, err := n.class.Get(class)
+	if err != nil {
+		return nil, err
+	}
+	ids := sets.New[structured.DeviceID]()
+	for _, s := range n.slices {
+		for _, d := range s.Spec.Devices {
+			ok, err := n.selects(ctx, c, s.Spec.Driver, &d)
+			if err != nil {
+				return nil, fmt.Errorf("select device %s by class %s: %w", d.Name, class, err)
+			}
+			if ok {
+				ids.Insert(structured.MakeDeviceID(s.Spec.Driver, s.Spec.Pool.Name, d.Name))
+			}
+		}
+	}
+	n.of[class] = ids
+	return ids, nil
+}
+
+func (n *Node) selects(ctx context.Context, c *resourceapi.DeviceClass, driver string, d *resourceapi.Device) (bool, error) {
+	for _, s := range c.Spec.Selectors {
+		compiled := n.cel.GetOrCompile(s.CEL.Expression)
+		if compiled.Error != nil {
+			return false, compiled.Error
+		}
+		ok, _, err := compiled.DeviceMatches(ctx, cel.Device{Driver: driver, Attributes: d.Attributes, Capacity: d.Capacity})
+		if !ok || err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+func (n *Node) allocate(ctx context.Context, published []*resourceapi.ResourceSlice, claims []*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
+	state := structured.AllocatedState{
+		AllocatedDevices:         n.taken,
+		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
+	}
+	allocator, err := structured.NewAllocator(ctx, features, state, n.class, published, n.cel)
+	if err != nil {
+		return nil, fmt.Errorf("make the allocator: %w", err)
+	}
+	results, err := allocator.Allocate(ctx, n.object, claims)
+	if err != nil && !errors.Is(err, structured.ErrFailedAllocationOnNode) {
+		return nil, fmt.Errorf("allocate: %w", err)
+	}
+	if err != nil || len(results) != len(claims) {
+		return nil, fmt.Errorf("allocate %d claims on node %s: %w", len(claims), n.object.Name, errors.Join(ErrNoFit, err))
+	}
+	for _, r := range results {
+		n.taken.Insert(deviceIDs(r)...)
+	}
+	return results, nil
+}
+
+// Release gives back what was allocated.
+func (n *Node) Release(results ...resourceapi.AllocationResult) {
+	for _, r := range results {
+		n.taken.Delete(deviceIDs(r)...)
+	}
+}
+
+// Device returns a published device by name, or nil.
+func (n *Node) Device(name string) *resourceapi.Device {
+	for _, s := range n.slices {
+		for i := range s.Spec.Devices {
+			if s.Spec.Devices[i].Name == name {
+				return &s.Spec.Devices[i]
+			}
+		}
+	}
+	return nil
+}
+
+func deviceIDs(r resourceapi.AllocationResult) []structured.DeviceID {
+	var ids []structured.DeviceID
+	for _, d := range r.Devices.Results {
+		ids = append(ids, structured.MakeDeviceID(d.Driver, d.Pool, d.Device))
+	}
+	return ids
+}
+
+// NewClaim makes a claim for one device of a class. Its UID is its name.
+func NewClaim(name, class string) *resourceapi.ResourceClaim {
+	return &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(name)},
+		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
+			Name: "device",
+			Exactly: &resourceapi.ExactDeviceRequest{
+				DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
+			},
+		}}}},
+	}
+}
+
+// classes are the cluster's DeviceClasses.
+type classes []*resourceapi.DeviceClass
+
+func (c classes) List() ([]*resourceapi.DeviceClass, error) { return c, nil }
+
+func (c classes) Get(name string) (*resourceapi.DeviceClass, error) {
+	i := slices.IndexFunc(c, func(d *resourceapi.DeviceClass) bool { return d.Name == name })
+	if i < 0 {
+		return nil, fmt.Errorf("there is no DeviceClass %q", name)
+	}
+	return c[i], nil
+}

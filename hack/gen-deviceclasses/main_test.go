@@ -1,0 +1,69 @@
+package main
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestTheCommittedClassesAreThoseOfTheCatalog(t *testing.T) {
+	want, err := generate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile("../../deployments/manifests/deviceclasses-mig-profiles.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("the file is out of date: run \"make manifests\" (-catalog +file):\n%s", diff)
+	}
+}
+
+func TestProfilesComeBySizeAndOnce(t *testing.T) {
+	profiles, err := catalog()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for i, p := range profiles {
+		if seen[resourceName(p.name)] {
+			t.Errorf("%s has two classes", p.name)
+		}
+		seen[resourceName(p.name)] = true
+		if i > 0 && p.computeSlices < profiles[i-1].computeSlices {
+			t.Errorf("%s comes after %s", p.name, profiles[i-1].name)
+		}
+	}
+	for _, name := range []string{"1g.10gb", "1g.10gb.me", "1g.6gb", "2g.12gb.me", "4g.96gb", "7g.186gb"} {
+		if !seen[name] {
+			t.Errorf("there is no class for %s", name)
+		}
+	}
+	for _, name := range []string{"1g.24gb.gfx", "1g.24gb.me.all", "1g.24gb-me"} {
+		if seen[name] {
+			t.Errorf("%s is not offered, but has a class", name)
+		}
+	}
+}
+
+func TestTheDocumentationNamesEveryProfile(t *testing.T) {
+	profiles, err := catalog()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile("../../docs/mig.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(text), "\n## Profiles\n")
+	words := strings.FieldsFunc(table, func(r rune) bool { return strings.ContainsRune(" |:\n", r) })
+	for _, p := range profiles {
+		if !slices.Contains(words, p.name) {
+			t.Errorf("docs/mig.md does not name %s", p.name)
+		}
+	}
+}

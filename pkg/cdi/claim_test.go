@@ -1,0 +1,180 @@
+package cdi
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/pkg/parser"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+var update = flag.Bool("update", false, "write golden files anew")
+
+const (
+	testDriver = "gpu.cleave.dev"
+	testUID    = types.UID("8a2a7e2e-5e22-4c8e-9a5b-0c5b1f0f7d11")
+	firstGPU   = "gpu-0000-1b-00-0"
+	secondGPU  = "gpu-0000-43-00-0"
+)
+
+// procfs is /proc of a node with partitions: GPU instance 9 of GPU 0 and GPU instance 2 of GPU 5.
+func procfs() fstest.MapFS {
+	file := func(text string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(text)} }
+	const dir = "driver/nvidia/capabilities/"
+	return fstest.MapFS{
+		"devices":                       file("Character devices:\n  1 mem\n195 nvidia\n511 nvidia-caps-imex-channels\n238 nvidia-caps\n\nBlock devices:\n  8 sd\n"),
+		dir + "gpu0/mig/gi9/access":     file("DeviceFileMinor: 84\nDeviceFileMode: 292\nDeviceFileModify: 1\n"),
+		dir + "gpu0/mig/gi9/ci0/access": file("DeviceFileMinor: 85\nDeviceFileMode: 292\nDeviceFileModify: 1\n"),
+		dir + "gpu5/mig/gi2/access":     file("DeviceFileMinor: 696\nDeviceFileMode: 292\nDeviceFileModify: 1\n"),
+		dir + "gpu5/mig/gi2/ci0/access": file("DeviceFileMinor: 697\nDeviceFileMode: 292\nDeviceFileModify: 1\n"),
+	}
+}
+
+// static is a Static that knows two GPUs, without a driver.
+func static(t *testing.T, proc fs.FS) *Static {
+	t.Helper()
+	s, err := NewStatic(Options{Driver: testDriver, Dir: filepath.Join(t.TempDir(), "cdi"), DriverRoot: "/", ContainerDriverRoot: "/", Procfs: proc})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.minors = map[string]int{firstGPU: 0, secondGPU: 5}
+	return s
+}
+
+// partitions are those of procfs.
+func partitions() []*records.Device {
+	ci := 0
+	return []*records.Device{
+		{Device: firstGPU + "-mig-19-2", GPU: firstGPU, Partition: &gpu.Partition{ProfileID: 19, Placement: gpu.Placement{Start: 2, Size: 1}, GI: 9, CI: &ci}},
+		{Device: secondGPU + "-mig-9-4", GPU: secondGPU, Partition: &gpu.Partition{ProfileID: 9, Placement: gpu.Placement{Start: 4, Size: 4}, GI: 2, CI: &ci}},
+	}
+}
+
+// golden compares JSON with a file in testdata.
+func golden(t *testing.T, name string, data []byte) {
+	t.Helper()
+	var out bytes.Buffer
+	if err := json.Indent(&out, data, "", "  "); err != nil {
+		t.Fatal(err)
+	}
+	got := out.String() + "\n"
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatalf("%v (run go test with -update to write it)", err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", path, diff)
+	}
+}
+
+func TestTheSpecOfAClaimHoldsItsCapabilityNodes(t *testing.T) {
+	s := static(t, procfs())
+	if s.HasClaim(testUID) {
+		t.Error("a claim has a spec before it is written")
+	}
+	if err := s.WriteClaim(t.Context(), testUID, partitions()); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(s.ClaimPath(testUID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "claim.json", data)
+	if !s.HasClaim(testUID) {
+		t.Error("a claim has no spec after it is written")
+	}
+	// A runtime resolves what the kubelet is told.
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(s.opts.Dir), cdi.WithAutoRefresh(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range partitions() {
+		ids := s.PartitionIDs(testUID, p.GPU, p.Device)
+		if ids[0] != s.DeviceID(p.GPU) || cache.GetDevice(ids[1]) == nil {
+			t.Errorf("got ids %v: want the GPU's first, and the second to resolve (%v)", ids, cache.GetErrors())
+		}
+		for _, id := range ids {
+			if _, _, _, err := parser.ParseQualifiedName(id); err != nil {
+				t.Errorf("id %q: %v", id, err)
+			}
+		}
+	}
+}
+
+func TestRemovingTheSpecOfAClaimCanBeRepeatedAndTouchesNoOther(t *testing.T) {
+	s := static(t, procfs())
+	other := types.UID("other")
+	for _, uid := range []types.UID{testUID, other} {
+		if err := s.WriteClaim(t.Context(), uid, partitions()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := Remover{Dir: s.opts.Dir, Driver: testDriver}
+	for range 2 {
+		if err := r.RemoveClaim(testUID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s.HasClaim(testUID) || !s.HasClaim(other) {
+		t.Errorf("specs after removing one: its own %t, the other's %t", s.HasClaim(testUID), s.HasClaim(other))
+	}
+	if err := (Remover{Dir: filepath.Join(s.opts.Dir, "missing"), Driver: testDriver}).RemoveClaim(testUID); err != nil {
+		t.Errorf("no CDI folder: %v", err)
+	}
+}
+
+func TestWhatIsMissingUnderProcIsNamedAndNothingIsWritten(t *testing.T) {
+	const access = "driver/nvidia/capabilities/gpu5/mig/gi2/ci0/access"
+	tests := map[string]struct {
+		change func(proc fstest.MapFS, parts []*records.Device)
+		want   string
+	}{
+		"no capability file": {func(proc fstest.MapFS, _ []*records.Device) { delete(proc, access) }, secondGPU + "-mig-9-4"},
+		"no minor in it": {func(proc fstest.MapFS, _ []*records.Device) {
+			proc[access] = &fstest.MapFile{Data: []byte("DeviceFileMode: 292\n")}
+		}, "DeviceFileMinor"},
+		"odd minor": {func(proc fstest.MapFS, _ []*records.Device) {
+			proc[access] = &fstest.MapFile{Data: []byte("DeviceFileMinor: many\n")}
+		}, "many"},
+		"no /proc/devices": {func(proc fstest.MapFS, _ []*records.Device) { delete(proc, "devices") }, "nvidia-caps"},
+		"no nvidia-caps": {func(proc fstest.MapFS, _ []*records.Device) {
+			proc["devices"] = &fstest.MapFile{Data: []byte("195 nvidia\n511 nvidia-caps-imex-channels\n")}
+		}, "is the nvidia module loaded"},
+		"no compute instance": {func(_ fstest.MapFS, parts []*records.Device) { parts[1].Partition.CI = nil }, "no compute instance"},
+		"unknown GPU":         {func(_ fstest.MapFS, parts []*records.Device) { parts[1].GPU = "gpu-0000-ff-00-0" }, "gpu-0000-ff-00-0"},
+		"odd device name":     {func(_ fstest.MapFS, parts []*records.Device) { parts[1].Device = "a/b" }, "a/b"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			proc, parts := procfs(), partitions()
+			tt.change(proc, parts)
+			s := static(t, proc)
+			err := s.WriteClaim(t.Context(), testUID, parts)
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want an error that says %q", err, tt.want)
+			}
+			if left, err := os.ReadDir(s.opts.Dir); err != nil && !errors.Is(err, fs.ErrNotExist) || len(left) > 0 {
+				t.Errorf("got files %v, %v, want none", left, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,202 @@
+package cdi
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/klog/v2"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/sim"
+)
+
+// driverRoot is the root of a simulated node, for all tests: a process loads one NVML library.
+var driverRoot = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "cdi")
+	if err != nil {
+		return "", err
+	}
+	_, err = sim.Create(filepath.Join(dir, "root"), "a30", sim.WithLibrary(built))
+	return filepath.Join(dir, "root"), err
+})
+
+// TestMain keeps the log out of the results: what it says is not under test.
+func TestMain(m *testing.M) {
+	klog.SetLogger(klog.Logger{})
+	code := m.Run()
+	if hasRoot {
+		root, _ := driverRoot()
+		_ = os.RemoveAll(filepath.Dir(root))
+	}
+	os.Exit(code)
+}
+
+// hasRoot tells that driverRoot was made.
+var hasRoot bool
+
+// built is the simulated NVML library, which `make build` makes.
+const built = "../../bin/libnvidia-ml.so.1"
+
+// written is the spec of a simulated node with a driver root, written.
+func written(t *testing.T) (s *Static, root string, node *gpu.Node) {
+	t.Helper()
+	if _, err := os.Stat(built); err != nil {
+		t.Skipf("the simulated NVML library is not built (make build): %v", err)
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("only root may make the device files of a driver root")
+	}
+	hasRoot = true
+	root, err := driverRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	board, err := sim.Open(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	session, err := simulated.OpenNode(t.Context(), board)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err = NewStatic(Options{
+		Driver: testDriver, Dir: filepath.Join(t.TempDir(), "cdi"), DriverRoot: "/run/driver", ContainerDriverRoot: root,
+		Procfs: os.DirFS(filepath.Join(root, "proc")), HookPath: "/var/lib/hook",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Write(t.Context(), session.Node()); err != nil {
+		t.Fatal(err)
+	}
+	return s, root, session.Node()
+}
+
+// loseNode takes a device node away until the test ends.
+func loseNode(t *testing.T, root, name string) {
+	t.Helper()
+	from, to := filepath.Join(root, "dev", name), filepath.Join(root, "lost")
+	if err := os.Rename(from, to); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.Rename(to, from); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// ids are the CDI names of all GPUs of a node.
+func ids(s *Static, node *gpu.Node) []string {
+	var all []string
+	for i := range node.GPUs {
+		all = append(all, s.DeviceID(node.GPUs[i].PCI.DeviceName()))
+	}
+	return all
+}
+
+// fileModes are what the file mode creation mask made of the simulated device nodes.
+var fileModes = regexp.MustCompile(`"fileMode":\d+,`)
+
+func TestTheStaticSpecHasADevicePerGPUAndTheDriversFiles(t *testing.T) {
+	s, root, node := written(t)
+	data, err := os.ReadFile(s.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(data), root) {
+		t.Errorf("the spec has paths as the plugin sees them, under %s; want the host's", root)
+	}
+	golden(t, "static-a30.json", fileModes.ReplaceAll(data, nil))
+	if err := s.Ensure(t.Context(), ids(s, node)); err != nil {
+		t.Error(err)
+	}
+	spec := &specs.Spec{}
+	if err := json.Unmarshal(data, spec); err != nil {
+		t.Fatal(err)
+	}
+	if len(spec.Devices) != len(node.GPUs) {
+		t.Errorf("got %d devices, want %d", len(spec.Devices), len(node.GPUs))
+	}
+}
+
+func TestEnsurePutsBackASpecThatSomebodyDeletedOrChanged(t *testing.T) {
+	s, _, node := written(t)
+	want, err := os.ReadFile(s.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, spoil := range map[string]func() error{
+		"deleted":        func() error { return os.Remove(s.Path()) },
+		"truncated":      func() error { return os.Truncate(s.Path(), 10) },
+		"emptied":        func() error { return os.Truncate(s.Path(), 0) },
+		"overwritten":    func() error { return os.WriteFile(s.Path(), []byte("{}"), 0o600) },
+		"folder deleted": func() error { return os.RemoveAll(filepath.Dir(s.Path())) },
+	} {
+		if err := s.Ensure(t.Context(), ids(s, node)); err != nil {
+			t.Fatal(err)
+		}
+		if err := spoil(); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Ensure(t.Context(), ids(s, node)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		got, err := os.ReadFile(s.Path())
+		if diff := cmp.Diff(string(want), string(got)); diff != "" || err != nil {
+			t.Errorf("%s: %v: spec (-before +after):\n%s", name, err, diff)
+		}
+	}
+}
+
+func TestEnsureNamesTheDeviceNodeThatIsMissing(t *testing.T) {
+	s, root, node := written(t)
+	loseNode(t, root, "nvidia1")
+	err := s.Ensure(t.Context(), ids(s, node)[1:])
+	if err == nil || !strings.Contains(err.Error(), "/dev/nvidia1") {
+		t.Errorf("got %v, want an error that names /dev/nvidia1", err)
+	}
+	if err := s.Ensure(t.Context(), ids(s, node)[:1]); err != nil {
+		t.Errorf("the other GPU: %v", err)
+	}
+}
+
+func TestEnsureRefusesWhatTheSpecDoesNotHave(t *testing.T) {
+	s, _, _ := written(t)
+	for _, id := range []string{s.DeviceID("gpu-0000-ff-00-0"), "other/gpu=" + firstGPU, ""} {
+		if err := s.Ensure(t.Context(), []string{id}); err == nil {
+			t.Errorf("%q: got no error", id)
+		}
+	}
+	if err := static(t, procfs()).Ensure(t.Context(), nil); err == nil {
+		t.Error("before the first Write: got no error")
+	}
+}
+
+func TestAGPUWithoutItsDeviceNodeIsLeftOutAndSaidSo(t *testing.T) {
+	s, root, node := written(t)
+	loseNode(t, root, "nvidia1")
+	if err := s.Write(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Ensure(t.Context(), ids(s, node)[:1]); err != nil {
+		t.Errorf("the GPU that is whole: %v", err)
+	}
+	if err := s.Ensure(t.Context(), ids(s, node)[1:]); err == nil || !strings.Contains(err.Error(), "nvidia1") {
+		t.Errorf("got %v, want an error that names nvidia1", err)
+	}
+}
+
+func TestADriverRootThatThePluginSeesAsItsOwnRootIsRefused(t *testing.T) {
+	if _, err := NewStatic(Options{Driver: testDriver, Dir: t.TempDir(), DriverRoot: "/run/driver", ContainerDriverRoot: "/"}); err == nil {
+		t.Error("got no error")
+	}
+}

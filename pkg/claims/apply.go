@@ -1,0 +1,271 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// inUsePatience bounds how long a MIG mode change waits for a client, such as a monitoring agent between two looks, to
+// let go of a GPU; the kubelet waits 45 s for the whole call. inUseRetry is the time between two attempts.
+const (
+	inUsePatience = 35 * time.Second
+	inUseRetry    = 250 * time.Millisecond
+)
+
+// apply makes the hardware, the specs and the record say what want does, and fills in what only the hardware knows.
+// Whatever fails, nothing is left behind; should even that fail, the record stays and says that work is left.
+// The caller holds the locks of all GPUs.
+func (e *Engine) apply(ctx context.Context, b *backend, devices []planned, want *records.Record, adopt bool) error {
+	// A claim that takes over all its partitions makes nothing, so nothing may be undone: its pods run in them.
+	parts := len(want.InSpec()) > 0 && (!adopt || !allThere(ctx, b, devices))
+	if parts && !adopt {
+		// What is found in a claim's place after a crash counts as its own: so nothing may be there before.
+		if err := e.checkVacant(ctx, b, devices); err != nil {
+			return err
+		}
+	}
+	if parts {
+		intent := want.Clone()
+		intent.State = records.Preparing
+		if err := e.write(intent); err != nil {
+			return err
+		}
+	}
+	err := e.change(ctx, b, devices, want, adopt)
+	if err == nil {
+		err = e.write(want)
+	}
+	if err == nil || !parts {
+		return err // without partitions nothing was made, and an earlier record stays as it is
+	}
+	// Not ctx: what was begun must be undone when the kubelet has given up waiting, too.
+	undo := context.WithoutCancel(ctx)
+	if errors.Is(err, gpu.ErrLeftBehind) {
+		want.State = records.Preparing // what was made is found by its place
+	}
+	if undoErr := e.undo(undo, b, want); undoErr != nil {
+		return errors.Join(err, undoErr)
+	}
+	return errors.Join(err, e.forget(want.Claim.UID))
+}
+
+// write makes a record durable and enters it into the index.
+func (e *Engine) write(r *records.Record) error {
+	if err := e.store.Write(r); err != nil {
+		return e.explainWrite(err)
+	}
+	e.index.set(r)
+	return nil
+}
+
+// change does to the hardware and the specs what the devices need.
+func (e *Engine) change(ctx context.Context, b *backend, devices []planned, want *records.Record, adopt bool) error {
+	done := map[gpu.PCIAddress]bool{}
+	for _, d := range devices {
+		if g := d.shape.GPU; !d.admin && !done[g.PCI] {
+			done[g.PCI] = true
+			if err := setMode(ctx, b, d); err != nil {
+				return fmt.Errorf("request %q: %w", d.request, err)
+			}
+		}
+	}
+	var partitions []*records.Device
+	for i, d := range devices {
+		if !d.shape.IsPartition() {
+			continue
+		}
+		part, err := e.partition(ctx, b, d, adopt)
+		if err != nil {
+			return fmt.Errorf("request %q: %w", d.request, err)
+		}
+		want.Devices[i].Partition = &part
+		partitions = append(partitions, &want.Devices[i])
+	}
+	if len(partitions) == 0 {
+		return nil
+	}
+	return b.cdi.WriteClaim(ctx, want.Claim.UID, partitions)
+}
+
+// setMode gives a GPU the MIG mode that a device needs: on for partitions, off for the whole. Where a change needs a
+// reset, the mode found at discovery decided what the GPU offers, and there is nothing to change.
+func setMode(ctx context.Context, b *backend, d planned) error {
+	g := d.shape.GPU
+	if !g.MIG.Capable || g.MIG.NeedsReset || len(g.MIG.Profiles) == 0 {
+		return nil
+	}
+	patience, cancel := context.WithTimeout(ctx, inUsePatience)
+	defer cancel()
+	tick := time.NewTicker(inUseRetry)
+	defer tick.Stop()
+	for {
+		err := b.hardware.SetMIG(ctx, g.PCI, d.shape.IsPartition())
+		if !errors.Is(err, gpu.ErrInUse) {
+			return err
+		}
+		// Partitions do not go away by waiting. No claim has them: that was checked before.
+		if parts, listErr := b.hardware.Partitions(ctx, g); listErr == nil && len(parts) > 0 {
+			return fmt.Errorf("%w: it has %d partitions that Cleave did not make, the first is GPU instance %d: destroy them, for instance with nvidia-smi mig -dgi",
+				err, len(parts), parts[0].GI)
+		}
+		select {
+		case <-patience.Done():
+			return fmt.Errorf("%w%s", err, heldBy(context.WithoutCancel(ctx), b, g))
+		case <-tick.C:
+		}
+	}
+}
+
+// heldBy names the processes on a GPU, for an error message.
+func heldBy(ctx context.Context, b *backend, g *gpu.GPU) string {
+	pids, err := b.hardware.Processes(ctx, g.PCI)
+	if err != nil || len(pids) == 0 {
+		return ": NVML names no process; monitoring agents such as DCGM hold a GPU without showing"
+	}
+	return fmt.Sprintf(": it is held by processes %v", pids)
+}
+
+// partition makes the partition of a device. A device with admin access gets the partition that a claim has there.
+func (e *Engine) partition(ctx context.Context, b *backend, d planned, adopt bool) (gpu.Partition, error) {
+	if d.admin {
+		if existing := e.index.partition(d.shape); existing != nil {
+			return *existing, nil
+		}
+		return gpu.Partition{}, fmt.Errorf("admin access to partition %s, which no claim holds: ask for the GPU instead", d.shape.Name())
+	}
+	if e.offerExisting {
+		if existing := e.foreign.at(d.shape); existing != nil {
+			existing.Existing = true
+			return *existing, nil
+		}
+	}
+	part, err := b.hardware.CreatePartition(ctx, d.shape)
+	if !adopt || !errors.Is(err, gpu.ErrInsufficientResources) {
+		return part, err
+	}
+	existing, listErr := b.hardware.PartitionAt(ctx, d.shape.GPU.PCI, part)
+	if listErr != nil || existing == nil || existing.CI == nil {
+		return part, errors.Join(err, listErr)
+	}
+	klog.FromContext(ctx).Info("Taking over the partition of a claim whose record was lost", "device", d.shape.Name(), "uuid", existing.UUID)
+	e.foreign.remove(d.shape.GPU.PCI.DeviceName(), *existing)
+	return *existing, nil
+}
+
+// checkVacant fails if a partition lies just where one is to be made: somebody else made it since we last looked.
+func (e *Engine) checkVacant(ctx context.Context, b *backend, devices []planned) error {
+	for _, d := range devices {
+		if !d.shape.IsPartition() || d.admin || e.offerExisting && e.foreign.at(d.shape) != nil {
+			continue
+		}
+		found, err := b.hardware.PartitionAt(ctx, d.shape.GPU.PCI, gpu.Partition{ProfileID: d.shape.Profile.ID, Placement: d.shape.Placement})
+		if err != nil {
+			return fmt.Errorf("request %q: %w", d.request, err)
+		}
+		if found != nil {
+			return fmt.Errorf("request %q: a partition that Cleave did not make (GPU instance %d) is in the place of %s: %w",
+				d.request, found.GI, d.shape.Name(), gpu.ErrInsufficientResources)
+		}
+	}
+	return nil
+}
+
+// allThere tells whether the partitions of devices exist already.
+func allThere(ctx context.Context, b *backend, devices []planned) bool {
+	for _, d := range devices {
+		if !d.shape.IsPartition() || d.admin {
+			continue
+		}
+		found, err := b.hardware.PartitionAt(ctx, d.shape.GPU.PCI, gpu.Partition{ProfileID: d.shape.Profile.ID, Placement: d.shape.Placement})
+		if err != nil || found == nil || found.CI == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// undo destroys the partitions of a record and removes its spec; the record itself stays. The caller holds the locks
+// of its GPUs.
+func (e *Engine) undo(ctx context.Context, b *backend, r *records.Record) error {
+	var errs []error
+	for _, d := range r.Partitions() {
+		if d.Partition.Existing {
+			continue
+		}
+		if err := e.destroy(ctx, b, r, d); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(append(errs, e.specs.RemoveClaim(r.Claim.UID))...)
+}
+
+// destroy unmakes one partition of a record. Of a record that is Preparing nobody knows which partitions were made
+// before the plugin was killed: what lies exactly where one was to be made is it. That cannot be somebody else's, as
+// places that others occupy are refused before.
+func (e *Engine) destroy(ctx context.Context, b *backend, r *records.Record, d *records.Device) error {
+	g := b.hardware.Node().Find(d.GPU)
+	if g == nil {
+		return nil // gone, and its partitions with it
+	}
+	part := *d.Partition
+	if part.UUID == "" {
+		if r.State == records.Prepared {
+			return nil // never made
+		}
+		found, err := b.hardware.PartitionAt(ctx, g.PCI, part)
+		if err != nil || found == nil {
+			return err
+		}
+		part = *found
+	}
+	err := b.hardware.DestroyPartition(ctx, g.PCI, part)
+	if errors.Is(err, gpu.ErrInUse) {
+		return fmt.Errorf("partition %s of claim %s cannot be destroyed: %w%s", d.Device, r.Claim, err, heldBy(ctx, b, g))
+	}
+	return err
+}
+
+// markReleasing records that a claim holds nothing any more while its partitions still exist.
+func (e *Engine) markReleasing(r *records.Record) error {
+	if err := e.specs.RemoveClaim(r.Claim.UID); err != nil {
+		return err
+	}
+	if r.State == records.Releasing {
+		return nil
+	}
+	releasing := r.Clone()
+	if r.State == records.Prepared {
+		releasing.State = records.Releasing
+	}
+	return e.write(releasing)
+}
+
+// intact tells whether a prepared claim's partitions are still there, and puts back a spec that is missing. An error
+// says nothing about the partitions.
+func (e *Engine) intact(ctx context.Context, b *backend, r *records.Record) (bool, error) {
+	for _, d := range r.Partitions() {
+		g := b.hardware.Node().Find(d.GPU)
+		if g == nil {
+			return false, nil
+		}
+		found, err := b.hardware.PartitionAt(ctx, g.PCI, *d.Partition)
+		if err != nil {
+			return false, fmt.Errorf("look for partition %s of claim %s: %w", d.Device, r.Claim, err)
+		}
+		if found == nil || found.UUID != d.Partition.UUID {
+			klog.FromContext(ctx).Info("A claim's partition is gone", "claim", r.Claim, "device", d.Device)
+			return false, nil
+		}
+	}
+	if parts := r.InSpec(); len(parts) > 0 && !b.cdi.HasClaim(r.Claim.UID) {
+		return true, b.cdi.WriteClaim(ctx, r.Claim.UID, parts)
+	}
+	return true, nil
+}

@@ -1,0 +1,122 @@
+package claims
+
+import (
+	"strings"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/nvml"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// hookedDisk is the real disk that tells of each change of a record before and after it.
+type hookedDisk struct {
+	records.Disk
+	step func(what string)
+}
+
+func (d hookedDisk) WriteFile(path string, data []byte) error {
+	state := "prepared"
+	for _, s := range []records.State{records.Preparing, records.Releasing} {
+		if strings.Contains(string(data), `"state":"`+string(s)+`"`) {
+			state = string(s)
+		}
+	}
+	d.step("before the record is written: " + state)
+	err := d.Disk.WriteFile(path, data)
+	d.step("after the record is written: " + state)
+	return err
+}
+
+func (d hookedDisk) Remove(path string) error {
+	d.step("before the record is removed")
+	err := d.Disk.Remove(path)
+	d.step("after the record is removed")
+	return err
+}
+
+// hookedLibrary is an NVML library that tells of each change of the hardware before and after it.
+type hookedLibrary struct {
+	nvml.Library
+	step func(what string)
+}
+
+func (l hookedLibrary) DeviceByIndex(index int) (nvml.Device, error) {
+	d, err := l.Library.DeviceByIndex(index)
+	return hookedDevice{d, l.step}, err
+}
+
+type hookedDevice struct {
+	nvml.Device
+	step func(what string)
+}
+
+func (d hookedDevice) SetMIGMode(enable bool) (activation, err error) {
+	d.step("before SetMIGMode")
+	activation, err = d.Device.SetMIGMode(enable)
+	d.step("after SetMIGMode")
+	return activation, err
+}
+
+func (d hookedDevice) CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (nvml.GPUInstance, error) {
+	d.step("before the GPU instance is created")
+	gi, err := d.Device.CreateGPUInstanceWithPlacement(profileID, at)
+	d.step("after the GPU instance is created")
+	return hookedGI{gi, d.step}, err
+}
+
+func (d hookedDevice) GPUInstances(profileID int) ([]nvml.GPUInstance, error) {
+	found, err := d.Device.GPUInstances(profileID)
+	for i := range found {
+		found[i] = hookedGI{found[i], d.step}
+	}
+	return found, err
+}
+
+func (d hookedDevice) GPUInstanceByID(id int) (nvml.GPUInstance, error) {
+	gi, err := d.Device.GPUInstanceByID(id)
+	return hookedGI{gi, d.step}, err
+}
+
+type hookedGI struct {
+	nvml.GPUInstance
+	step func(what string)
+}
+
+func (g hookedGI) CreateComputeInstance(profileID int) (nvml.ComputeInstance, error) {
+	g.step("before the compute instance is created")
+	ci, err := g.GPUInstance.CreateComputeInstance(profileID)
+	g.step("after the compute instance is created")
+	return hookedCI{ci, g.step}, err
+}
+
+func (g hookedGI) ComputeInstances(profileID int) ([]nvml.ComputeInstance, error) {
+	found, err := g.GPUInstance.ComputeInstances(profileID)
+	for i := range found {
+		found[i] = hookedCI{found[i], g.step}
+	}
+	return found, err
+}
+
+func (g hookedGI) ComputeInstanceByID(id int) (nvml.ComputeInstance, error) {
+	ci, err := g.GPUInstance.ComputeInstanceByID(id)
+	return hookedCI{ci, g.step}, err
+}
+
+func (g hookedGI) Destroy() error {
+	g.step("before the GPU instance is destroyed")
+	err := g.GPUInstance.Destroy()
+	g.step("after the GPU instance is destroyed")
+	return err
+}
+
+type hookedCI struct {
+	nvml.ComputeInstance
+	step func(what string)
+}
+
+func (c hookedCI) Destroy() error {
+	c.step("before the compute instance is destroyed")
+	err := c.ComputeInstance.Destroy()
+	c.step("after the compute instance is destroyed")
+	return err
+}

@@ -1,0 +1,88 @@
+package claims
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/sim"
+)
+
+// monitor is a process that holds a whole GPU, as a monitoring agent does.
+var monitor = sim.Client{PID: 4711, Name: "dcgm", GPUInstance: -1, ComputeInstance: -1}
+
+func TestAModeChangeWaitsUntilAMonitoringAgentLetsGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newSimBed(t, "hgx-h100")
+		if err := b.node.AddClient(0, monitor); err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			<-time.After(20 * time.Second)
+			if err := b.node.RemoveClient(0, monitor.PID); err != nil {
+				t.Error(err)
+			}
+		}()
+		b.prepare("a", b.name(0, 19, 6))
+		b.want(list("0 19@6"), list("a"), list("a"))
+	})
+}
+
+func TestAModeChangeGivesUpBeforeTheKubeletDoesAndNamesWhoHoldsTheGPU(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newSimBed(t, "hgx-h100")
+		if err := b.node.AddClient(0, monitor); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 45*time.Second)
+		defer cancel()
+		_, err := b.Prepare(ctx, deviceClaim("a", b.name(1, 9, 4), b.name(0, 19, 6)))
+		if err == nil || !strings.Contains(err.Error(), "4711") || ctx.Err() != nil {
+			t.Errorf("got %v (the kubelet's patience: %v), want an error in time that names process 4711", err, ctx.Err())
+		}
+		b.want(nil, nil, nil)
+		if diff := cmp.Diff([]int{1}, b.modes()); diff != "" {
+			t.Errorf("GPUs in MIG mode (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestAPrepareThatIsGivenUpLeavesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newSimBed(t, "hgx-h100")
+		if err := b.node.AddClient(0, monitor); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := b.Prepare(ctx, deviceClaim("a", b.name(0, 19, 6))); err == nil {
+			t.Error("Prepare said success")
+		}
+		b.want(nil, nil, nil)
+		// A partition that exists spares other claims the wait: the mode is on already.
+		if err := b.node.RemoveClient(0, monitor.PID); err != nil {
+			t.Fatal(err)
+		}
+		b.prepare("a", b.name(0, 19, 6))
+		if err := b.node.AddClient(0, monitor); err != nil {
+			t.Fatal(err)
+		}
+		b.prepare("b", b.name(0, 19, 5))
+	})
+}
+
+func TestAForeignPartitionMadeJustNowIsToldToAClaimOfTheWholeGPU(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newSimBed(t, "hgx-h100")
+		occupy(t, b.node, 0, 19, 6, 1)
+		err := b.tryPrepare("a", b.name(0))
+		if err == nil || !strings.Contains(err.Error(), "did not make") {
+			t.Errorf("got %v, want an error about the foreign partition", err)
+		}
+		b.want(list("0 19@6"), nil, nil)
+	})
+}

@@ -1,0 +1,253 @@
+package claims
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/sim"
+)
+
+var (
+	kills    = flag.Int("kills", 1000, "how often TestAKilledPluginLeavesEachClaimWholeOrGone kills the plugin")
+	killSeed = flag.Uint64("kill-seed", 1, "seed of its first scenario")
+)
+
+// lives is how often the plugin is killed on one node.
+const lives = 25
+
+// No instance without a claim, no claim without its instance, whenever the plugin is killed.
+func TestAKilledPluginLeavesEachClaimWholeOrGone(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a thousand processes")
+	}
+	var next, killed atomic.Int64
+	var mu sync.Mutex
+	at := map[string]int{}
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			for killed.Load() < int64(*kills) && !t.Failed() {
+				seed := *killSeed + uint64(next.Add(1)) - 1
+				steps, err := scenario(t.TempDir(), seed)
+				if err != nil {
+					t.Errorf("seed %d (run with -kill-seed=%d -kills=1): %v", seed, seed, err)
+				}
+				killed.Add(int64(len(steps)))
+				mu.Lock()
+				for _, s := range steps {
+					at[s]++
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	var names []string
+	for s := range at {
+		names = append(names, s)
+	}
+	slices.Sort(names)
+	for _, s := range names {
+		t.Logf("%4d killed %s", at[s], s)
+	}
+	if *kills >= 1000 && len(names) < 20 {
+		t.Errorf("the plugin was killed at %d kinds of steps only: do the hooks work?", len(names))
+	}
+}
+
+// scenario is one node with many lives of the plugin. It returns the steps at which it was killed.
+func scenario(dir string, seed uint64) (steps []string, err error) {
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	node, err := sim.Create(filepath.Join(dir, "node"), "hgx-h100", sim.WithoutDeviceNodes())
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, "specs"), 0o700), os.WriteFile(filepath.Join(dir, "truth.json"), []byte("{}"), 0o600), node.Init()); err != nil {
+		return nil, err
+	}
+	random := rand.New(rand.NewPCG(seed, 0))
+	if random.IntN(2) == 0 { // a partition of somebody else, made before the start
+		d := node.Device(foreignGPU)
+		_, modeErr := d.SetMIGMode(true)
+		if _, err := d.CreateGPUInstance(19); errors.Join(modeErr, err) != nil {
+			return nil, errors.Join(modeErr, err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "foreign"), nil, 0o600); err != nil {
+			return nil, err
+		}
+	}
+	for life := range lives {
+		killAt := 1 + random.IntN(60)
+		if life == lives-1 {
+			killAt = 0
+		}
+		command := exec.Command(os.Args[0])
+		command.Env = append(os.Environ(), fmt.Sprintf("%s=%s,%d,%d", envWorker, dir, seed*1000+uint64(life), killAt))
+		var out bytes.Buffer
+		command.Stdout, command.Stderr = &out, &out
+		err := command.Run()
+		truth, _ := os.ReadFile(filepath.Join(dir, "truth.json"))
+		if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL {
+			_, last, _ := strings.Cut(string(truth), `"lastStep":"`)
+			steps = append(steps, strings.TrimSuffix(last, `"}`))
+			continue
+		}
+		if err != nil {
+			return steps, fmt.Errorf("life %d, killed before %v: %w\n%s\n%s", life, steps, err, out.String(), truth)
+		}
+	}
+	return steps, nil
+}
+
+// check compares boards, records, specs and what the cluster knows. It is strict once the kubelet has repeated what got
+// no answer: before, such a claim may be whole or gone.
+func (w *worker) check(when string, strict bool) error {
+	var wrong []string
+	complain := func(format string, args ...any) {
+		wrong = append(wrong, fmt.Sprintf(format, args...))
+	}
+	found, err := w.recordsOnDisk()
+	if err != nil {
+		return err
+	}
+	have, open := map[types.UID]*records.Record{}, map[types.UID]bool{}
+	for _, c := range w.truth.Claims {
+		open[c.UID] = !strict && (!c.Prepared || c.Ending || c.Deleted)
+	}
+	for _, r := range found {
+		have[r.Claim.UID] = r
+		if r.State != records.Prepared {
+			complain("the record of claim %s is %s", r.Claim, r.State)
+		}
+		if spec, want := w.specs.HasClaim(r.Claim.UID), len(r.InSpec()) > 0; spec != want && !open[r.Claim.UID] {
+			complain("claim %s has a spec: %t, want %t", r.Claim, spec, want)
+		}
+		for _, other := range found {
+			for i := range r.Devices {
+				if other.Claim.UID != r.Claim.UID && !r.Devices[i].AdminAccess && holds(other, &r.Devices[i]) {
+					complain("claims %s and %s both hold %s", r.Claim, other.Claim, r.Devices[i].Device)
+				}
+			}
+		}
+	}
+	for _, c := range w.truth.Claims {
+		r := have[c.UID]
+		if r == nil && !open[c.UID] {
+			complain("claim %s (%v) has no record", c.UID, c.Devices)
+		}
+		if r != nil && !slices.EqualFunc(r.Devices, c.Devices, func(d records.Device, name string) bool { return strings.TrimSuffix(name, "!admin") == d.Device }) {
+			complain("claim %s holds other devices than it was allocated: %v", c.UID, c.Devices)
+		}
+		delete(have, c.UID)
+	}
+	for uid := range have {
+		complain("there is a record of claim %s, which no one knows", uid)
+	}
+	w.checkSpecs(found, complain)
+	if err := w.checkBoards(found, open, complain); err != nil {
+		return err
+	}
+	if len(wrong) > 0 {
+		slices.Sort(wrong)
+		return fmt.Errorf("%s:\n\t%s", when, strings.Join(wrong, "\n\t"))
+	}
+	return nil
+}
+
+func (w *worker) recordsOnDisk() ([]*records.Record, error) {
+	uids, err := w.store.UIDs()
+	if err != nil {
+		return nil, err
+	}
+	var found []*records.Record
+	for _, uid := range uids {
+		r, err := w.store.Read(uid)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, r)
+	}
+	return found, nil
+}
+
+func (w *worker) checkSpecs(found []*records.Record, complain func(string, ...any)) {
+	entries, err := os.ReadDir(w.specs.dir)
+	if err != nil {
+		complain("%v", err)
+	}
+	for _, e := range entries {
+		if !slices.ContainsFunc(found, func(r *records.Record) bool { return string(r.Claim.UID) == e.Name() }) {
+			complain("there is a spec of claim %s, which has no record", e.Name())
+		}
+	}
+}
+
+// checkBoards compares what exists on the boards with the records. Claims that are open, for which the kubelet will call
+// again, may lack what they have on record.
+func (w *worker) checkBoards(found []*records.Record, open map[types.UID]bool, complain func(string, ...any)) error {
+	st, err := w.node.Status()
+	if err != nil {
+		return err
+	}
+	matched := map[*records.Device]bool{}
+	for i, g := range st.GPUs {
+		foreign := 0
+		for _, gi := range g.Instances {
+			owned := 0
+			for _, r := range found {
+				for _, d := range r.Partitions() {
+					p := d.Partition
+					if d.GPU != w.gpus.GPUs[i].PCI.DeviceName() || p.ProfileID != gi.ProfileID || p.Placement.Start != gi.Start {
+						continue
+					}
+					owned++
+					matched[d] = true
+					if open[r.Claim.UID] {
+						continue
+					}
+					if len(gi.Compute) != 1 || p.GI != gi.ID || p.CI == nil || *p.CI != gi.Compute[0].ID || p.UUID != gi.Compute[0].UUID {
+						complain("%s of claim %s is not what its record says: GPU instance %d with %d compute instances", d.Device, r.Claim, gi.ID, len(gi.Compute))
+					}
+				}
+			}
+			if owned == 0 {
+				foreign++
+			}
+			if owned == 0 && (i != foreignGPU || gi.ProfileID != 19 || gi.Start != 0 || len(gi.Compute) != 0) {
+				complain("GPU %d has %s at %d (%d compute instances), which no claim holds", i, gi.Profile, gi.Start, len(gi.Compute))
+			}
+		}
+		if _, wantForeign := os.Stat(filepath.Join(w.dir, "foreign")); i == foreignGPU && (wantForeign == nil) != (foreign == 1) {
+			complain("somebody else's partition is there: %t", foreign == 1)
+		}
+	}
+	for _, r := range found {
+		for i := range r.Devices {
+			d := &r.Devices[i]
+			if d.Partition == nil && !d.AdminAccess && st.GPUs[w.gpus.Find(d.GPU).Index].MIG {
+				complain("claim %s has the whole of %s, which is in MIG mode", r.Claim, d.GPU)
+			}
+		}
+		for _, d := range r.Partitions() {
+			if !matched[d] && !open[r.Claim.UID] {
+				complain("%s of claim %s does not exist", d.Device, r.Claim)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,310 @@
+package claims
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/nvml"
+	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/sim"
+)
+
+// A worker is one life of the plugin, with a kubelet and an API server that live on in a file. It starts, puts right
+// what the life before it has left, checks that, goes on, and is killed at a step.
+type worker struct {
+	*Engine
+	dir    string
+	random *rand.Rand
+	node   *sim.Node
+	gpus   *gpu.Node
+	specs  *specFolder
+	truth  clusterTruth
+
+	killAt, steps int
+}
+
+// clusterTruth is what the API server and the kubelet know.
+type clusterTruth struct {
+	Next   int             `json:"next"`
+	Claims []*clusterClaim `json:"claims"`
+	// LastStep is the step at which a worker was killed, for people.
+	LastStep string `json:"lastStep"`
+}
+
+// clusterClaim is a claim that is allocated to the node.
+type clusterClaim struct {
+	UID     types.UID `json:"uid"`
+	Devices []string  `json:"devices"` // see deviceClaim
+	// Prepared once Prepare said success; Ending once Unprepare was called; Deleted when the API server has it no more.
+	Prepared, Ending, Deleted bool
+}
+
+// workGPUs are the GPUs that claims are allocated on; few, so that claims meet.
+const workGPUs = 3
+
+// foreignGPU has a partition of somebody else.
+const foreignGPU = 2
+
+const (
+	envWorker = "CLEAVE_TEST_KILL_WORKER" // folder, seed, step to be killed at
+)
+
+// runWorker is the main function of a worker process. It returns what is wrong.
+func runWorker(args string) error {
+	fields := strings.Split(args, ",")
+	seed, err := strconv.ParseUint(fields[1], 10, 64)
+	if err != nil {
+		return err
+	}
+	w := &worker{dir: fields[0], random: rand.New(rand.NewPCG(seed, 1))}
+	if w.killAt, err = strconv.Atoi(fields[2]); err != nil {
+		return err
+	}
+	ctx := context.Background()
+	if err := w.open(ctx); err != nil {
+		return err
+	}
+	w.Recover(ctx)
+	w.Reconcile(ctx, w)
+	if err := w.check("after the start", false); err != nil {
+		return err
+	}
+	if err := w.retry(ctx); err != nil {
+		return err
+	}
+	if err := w.check("after the kubelet tried again", true); err != nil {
+		return err
+	}
+	for range 12 {
+		if err := w.act(ctx); err != nil {
+			return err
+		}
+	}
+	return w.check("at the end", true)
+}
+
+// step is told of each step of the plugin.
+func (w *worker) step(what string) {
+	w.steps++
+	if w.steps != w.killAt {
+		return
+	}
+	w.truth.LastStep = what
+	w.save()
+	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	select {}
+}
+
+func (w *worker) open(ctx context.Context) error {
+	var err error
+	if w.node, err = sim.Open(filepath.Join(w.dir, "node")); err != nil {
+		return err
+	}
+	session, err := nvml.OpenLibrary(ctx, hookedLibrary{simulated.Library(w.node), w.step}, w.node.Sysfs())
+	if err != nil {
+		return err
+	}
+	w.gpus = session.Node()
+	w.specs = &specFolder{dir: filepath.Join(w.dir, "specs"), step: w.step}
+	store, err := records.OpenStore(hookedDisk{step: w.step}, filepath.Join(w.dir, "claims"))
+	if err != nil {
+		return err
+	}
+	locks, err := OpenLocks(filepath.Join(w.dir, "locks"))
+	if err != nil {
+		return err
+	}
+	data, err := os.ReadFile(w.truthFile())
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(data, &w.truth); err != nil {
+		return err
+	}
+	w.Engine = New(testID, bootNow, store, locks, w.specs)
+	if err := w.Load(ctx, nil); err != nil {
+		return err
+	}
+	w.SetHardware(session, w.specs)
+	return nil
+}
+
+func (w *worker) truthFile() string { return filepath.Join(w.dir, "truth.json") }
+
+// save writes what API server and kubelet know; a kill never hits it.
+func (w *worker) save() {
+	data, err := json.Marshal(w.truth)
+	if err != nil {
+		panic(err)
+	}
+	if err := os.WriteFile(w.truthFile(), data, 0o600); err != nil {
+		panic(err)
+	}
+}
+
+// Claim is the API server's answer.
+func (w *worker) Claim(_ context.Context, _, name string) (*resourceapi.ResourceClaim, error) {
+	for _, c := range w.truth.Claims {
+		if claim := deviceClaim(c.UID, c.Devices...); claim.Name == name && !c.Deleted {
+			return claim, nil
+		}
+	}
+	return nil, nil //nolint:nilnil // absence is an ordinary answer
+}
+
+// ClaimByUID is the API server's answer.
+func (w *worker) ClaimByUID(_ context.Context, uid types.UID) (*resourceapi.ResourceClaim, error) {
+	for _, c := range w.truth.Claims {
+		if c.UID == uid && !c.Deleted {
+			return deviceClaim(c.UID, c.Devices...), nil
+		}
+	}
+	return nil, nil //nolint:nilnil // absence is an ordinary answer
+}
+
+// retry does what the kubelet does after a restart of the plugin: it calls again what got no answer.
+func (w *worker) retry(ctx context.Context) error {
+	for _, c := range slices.Clone(w.truth.Claims) {
+		var err error
+		switch {
+		case c.Ending:
+			err = w.end(ctx, c)
+		case !c.Prepared && !c.Deleted:
+			err = w.begin(ctx, c)
+		}
+		if err != nil {
+			return fmt.Errorf("repeat for claim %s (%v): %w", c.UID, c.Devices, err)
+		}
+	}
+	w.truth.Claims = slices.DeleteFunc(w.truth.Claims, func(c *clusterClaim) bool { return c.Deleted })
+	w.save()
+	return nil
+}
+
+func (w *worker) begin(ctx context.Context, c *clusterClaim) error {
+	if _, err := w.Prepare(ctx, deviceClaim(c.UID, c.Devices...)); err != nil {
+		return err
+	}
+	c.Prepared = true
+	w.save()
+	return nil
+}
+
+func (w *worker) end(ctx context.Context, c *clusterClaim) error {
+	c.Ending = true
+	w.save()
+	b := w.backend.Load()
+	if w.random.IntN(4) == 0 { // the driver is away
+		w.SetWaiting(gpu.ErrDriverNotLoaded)
+	}
+	err := w.Unprepare(ctx, refOf(deviceClaim(c.UID)))
+	w.SetHardware(b.hardware, b.cdi)
+	if err != nil {
+		return err
+	}
+	w.Recover(ctx)
+	w.truth.Claims = slices.DeleteFunc(w.truth.Claims, func(o *clusterClaim) bool { return o == c })
+	w.save()
+	return nil
+}
+
+// act lets something happen in the cluster.
+func (w *worker) act(ctx context.Context) error {
+	live := slices.DeleteFunc(slices.Clone(w.truth.Claims), func(c *clusterClaim) bool { return c.Deleted })
+	var pick *clusterClaim
+	if len(live) > 0 {
+		pick = live[w.random.IntN(len(live))]
+	}
+	switch dice := w.random.IntN(20); {
+	case dice < 11 || pick == nil:
+		devices := w.allocate()
+		if len(devices) == 0 {
+			return nil
+		}
+		w.truth.Next++
+		c := &clusterClaim{UID: types.UID(fmt.Sprintf("c%d", w.truth.Next)), Devices: devices}
+		w.truth.Claims = append(w.truth.Claims, c)
+		w.save()
+		return w.begin(ctx, c)
+	case dice < 17:
+		return w.end(ctx, pick)
+	case dice < 18: // asked again
+		return w.begin(ctx, pick)
+	case dice < 19: // deleted by force while the plugin was away
+		pick.Deleted = true
+		w.save()
+		w.Reconcile(ctx, w)
+		w.truth.Claims = slices.DeleteFunc(w.truth.Claims, func(c *clusterClaim) bool { return c == pick })
+		w.save()
+		return nil
+	default:
+		w.Recover(ctx)
+		return nil
+	}
+}
+
+// allocate picks devices for a claim as a scheduler may: such as the counters admit beside what is allocated, and no
+// tainted ones. Now and then a claim looks at a partition of another.
+func (w *worker) allocate() []string {
+	left := map[string]int64{}
+	for i := range w.gpus.GPUs[:workGPUs] {
+		for _, c := range w.gpus.GPUs[i].Counters() {
+			left[w.gpus.GPUs[i].PCI.DeviceName()+c.Name] = c.Value
+		}
+	}
+	take := func(s gpu.Shape, sign int64) (fits bool) {
+		fits = true
+		for _, c := range s.Consumes() {
+			key := s.GPU.PCI.DeviceName() + c.Name
+			left[key] -= sign * c.Value
+			fits = fits && left[key] >= 0
+		}
+		return fits
+	}
+	var looked []string
+	for _, c := range w.truth.Claims {
+		for _, d := range c.Devices {
+			if s, ok := w.gpus.FindShape(d); ok {
+				take(s, 1)
+				if s.IsPartition() && c.Prepared && !c.Ending {
+					looked = append(looked, d)
+				}
+			}
+		}
+	}
+	if len(looked) > 0 && w.random.IntN(10) == 0 {
+		return []string{admin(looked[w.random.IntN(len(looked))])}
+	}
+	occupied := w.Occupied()
+	var devices []string
+	for range 1 + w.random.IntN(3) {
+		g := &w.gpus.GPUs[w.random.IntN(workGPUs)]
+		shapes := g.Shapes()
+		s := shapes[w.random.IntN(len(shapes))]
+		if w.random.IntN(6) == 0 {
+			s = g.Whole()
+		}
+		if slices.Contains(occupied, s.Name()) {
+			continue
+		}
+		if !take(s, 1) {
+			take(s, -1)
+			continue
+		}
+		devices = append(devices, s.Name())
+	}
+	return devices
+}

@@ -1,0 +1,257 @@
+package claims
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/sim"
+)
+
+// recordState is the state that a claim's record on disk is in.
+func (b *simBed) recordState(uid types.UID) records.State {
+	b.t.Helper()
+	data, err := os.ReadFile(recordPath(b.dir, uid))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	r, err := records.Decode(data)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return r.State
+}
+
+// hold puts a process into the partition of a claim.
+func (b *simBed) hold(device records.Device, pid int) {
+	b.t.Helper()
+	if err := b.node.AddClient(0, sim.Client{PID: pid, Name: "train", GPUInstance: device.Partition.GI, ComputeInstance: *device.Partition.CI}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func TestUnprepareWithoutHardwareIsFinishedOnceItIsBack(t *testing.T) {
+	for _, restart := range []bool{false, true} {
+		b := newSimBed(t, "hgx-h100")
+		b.prepare("a", b.name(0, 9, 4), b.name(1, 19, 0))
+		b.prepare("b", b.name(0, 19, 3))
+		b.SetWaiting(gpu.ErrDriverNotLoaded)
+		b.unprepare("a")
+		b.unprepare("a")
+		b.want(list("0 19@3", "0 9@4", "1 19@0"), list("a", "b"), list("b"))
+		if got := b.recordState("a"); got != records.Releasing {
+			t.Errorf("the record is %q, want %q", got, records.Releasing)
+		}
+		if restart {
+			b = b.restart()
+		} else {
+			b.SetHardware(b.session, b.specs)
+			if err := b.tryPrepare("c", b.name(0, 19, 5)); err == nil {
+				t.Error("the place of a partition that is still there was given")
+			}
+			b.Recover(t.Context())
+		}
+		b.want(list("0 19@3"), list("b"), list("b"))
+		b.prepare("c", b.name(0, 19, 5))
+	}
+}
+
+func TestAPartitionInUseAtUnprepareStaysOccupiedUntilItIsGone(t *testing.T) {
+	b := newSimBed(t, "hgx-h100")
+	devices := b.prepare("a", b.name(0, 9, 4), b.name(0, 19, 0))
+	b.hold(devices[0], 4711)
+	err := b.Unprepare(t.Context(), refOf(deviceClaim("a")))
+	if err == nil || !strings.Contains(err.Error(), "4711") || !strings.Contains(err.Error(), b.name(0, 9, 4)) {
+		t.Errorf("got %v, want an error that names the device and process 4711", err)
+	}
+	occupied := overlapping(b, 0, gpu.Placement{Start: 4, Size: 4})
+	for _, name := range overlapping(b, 0, gpu.Placement{Start: 0, Size: 1}) {
+		if !slices.Contains(occupied, name) {
+			occupied = append(occupied, name)
+		}
+	}
+	check := func(step string) {
+		t.Helper()
+		for _, name := range overlapping(b, 0, gpu.Placement{Start: 4, Size: 4}) {
+			if !slices.Contains(b.Occupied(), name) {
+				t.Errorf("%s: %s is not among the occupied devices", step, name)
+			}
+		}
+		for _, name := range b.Occupied() {
+			if !slices.Contains(occupied, name) {
+				t.Errorf("%s: %s is occupied, want nothing but what overlaps the claim's partitions", step, name)
+			}
+		}
+		if !slices.Contains(b.instances(), "0 9@4") {
+			t.Errorf("%s: the partition in use is gone", step)
+		}
+		if b.tryPrepare("b", b.name(0, 19, 5)) == nil {
+			t.Errorf("%s: a place in use was given", step)
+		}
+	}
+	check("after Unprepare")
+	b.Recover(t.Context())
+	check("after Recover")
+	b.Reconcile(t.Context(), &fakeAPI{})
+	check("after Reconcile")
+	b = b.restart()
+	check("after a restart")
+	if err := b.node.RemoveClient(0, 4711); err != nil {
+		t.Fatal(err)
+	}
+	b.unprepare("a")
+	b.want(nil, nil, nil)
+	if got := b.Occupied(); len(got) > 0 {
+		t.Errorf("got occupied devices %v, want none", got)
+	}
+	b.prepare("b", b.name(0, 19, 5))
+}
+
+func TestAnInstanceDestroyedBehindOurBackIsNoErrorAndMadeAgain(t *testing.T) {
+	for _, half := range []bool{true, false} {
+		b := newSimBed(t, "hgx-h100")
+		device := b.prepare("a", b.name(0, 9, 4))[0]
+		g := b.session.Node().GPUs[0]
+		part := *device.Partition
+		if half {
+			gi, err := b.node.Device(0).GPUInstanceByID(part.GI)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ci, err := gi.ComputeInstanceByID(*part.CI)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := ci.Destroy(); err != nil {
+				t.Fatal(err)
+			}
+		} else if err := b.session.DestroyPartition(t.Context(), g.PCI, part); err != nil {
+			t.Fatal(err)
+		}
+		b.Recover(t.Context())
+		b.prepare("a", b.name(0, 9, 4))
+		b.want(list("0 9@4"), list("a"), list("a"))
+		if err := b.session.DestroyPartition(t.Context(), g.PCI, part); err != nil {
+			t.Fatal(err)
+		}
+		b.unprepare("a")
+		b.want(nil, nil, nil)
+	}
+}
+
+// A driver that does not answer for a moment says nothing about the partition that a pod is running in.
+func TestAPassingFailureAtARepeatedPrepareDestroysNothing(t *testing.T) {
+	calls := []string{
+		"nvmlDeviceGetGpuInstances", "nvmlGpuInstanceGetInfo", "nvmlGpuInstanceGetComputeInstanceProfileInfo",
+		"nvmlGpuInstanceGetComputeInstances", "nvmlComputeInstanceGetInfo_v2", "nvmlDeviceGetUUID",
+	}
+	for _, call := range calls {
+		for nth := 1; nth <= 12; nth++ {
+			b := newSimBed(t, "hgx-h100")
+			b.prepare("a", b.name(0, 9, 4))
+			if err := b.node.FailNth(call, nth, sim.CodeUnknown); err != nil {
+				t.Fatal(err)
+			}
+			b.node.ResetCalls()
+			err := b.tryPrepare("a", b.name(0, 9, 4))
+			if n := b.node.Calls("nvmlGpuInstanceDestroy") + b.node.Calls("nvmlComputeInstanceDestroy"); n > 0 {
+				t.Errorf("call %d of %s failed: %d instances of a running claim were destroyed (Prepare said %v)", nth, call, n, err)
+				break
+			}
+		}
+	}
+	b := newSimBed(t, "hgx-h100")
+	b.prepare("a", b.name(0, 9, 4))
+	if err := b.specs.RemoveClaim("a"); err != nil {
+		t.Fatal(err)
+	}
+	b.specs.fail = os.ErrPermission
+	b.node.ResetCalls()
+	if err := b.tryPrepare("a", b.name(0, 9, 4)); err == nil {
+		t.Error("the spec cannot be written: Prepare said success")
+	}
+	if n := b.node.Calls("nvmlGpuInstanceDestroy"); n > 0 {
+		t.Errorf("the spec cannot be written: %d instances of a running claim were destroyed", n)
+	}
+}
+
+func TestAfterARebootRecordsAreDroppedAndClaimsPreparedAgain(t *testing.T) {
+	b := newSimBed(t, "hgx-h100")
+	b.prepare("a", b.name(0, 9, 4), b.name(1, 19, 2))
+	b.prepare("b", b.name(2))
+	if err := b.node.Reboot(); err != nil {
+		t.Fatal(err)
+	}
+	b = b.restart("boot-next")
+	b.want(nil, nil, nil)
+	b.prepare("a", b.name(0, 9, 4), b.name(1, 19, 2))
+	b.want(list("0 9@4", "1 19@2"), list("a"), list("a"))
+	b.unprepare("b")
+	b.unprepare("a")
+	b.want(nil, nil, nil)
+}
+
+func TestAPartitionWhoseRecordIsCorruptIsTakenOverByItsClaim(t *testing.T) {
+	b := newSimBed(t, "hgx-h100")
+	claim := deviceClaim("a", b.name(0, 9, 4), b.name(1, 19, 2))
+	before := mustPrepare(t, b.Engine, claim)
+	b.hold(before[0], 4711) // its pod runs
+	spoil(t, b.dir, "a")
+	b = b.restart()
+	if len(b.notes) != 1 {
+		t.Errorf("got notes %v, want one about the corrupt record", b.notes)
+	}
+	if err := b.tryPrepare("b", b.name(0, 19, 5)); err == nil {
+		t.Error("the place of a claim with a corrupt record was given")
+	}
+	b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claim)})
+	b.want(list("0 9@4", "1 19@2"), list("a"), list("a"))
+	if diff := cmp.Diff(before, mustPrepare(t, b.Engine, claim)); diff != "" {
+		t.Errorf("devices (-before +after):\n%s", diff)
+	}
+	if got := b.Occupied(); len(got) > 0 {
+		t.Errorf("got occupied devices %v, want none", got)
+	}
+	if err := b.node.RemoveClient(0, 4711); err != nil {
+		t.Fatal(err)
+	}
+	b.unprepare("a")
+	b.want(nil, nil, nil)
+}
+
+// Taking over a partition in which a pod may run must not put it at risk: it was there before the engine touched it.
+func TestATakeoverThatFailsLeavesThePartitionToItsPod(t *testing.T) {
+	for failing := range 4 {
+		b := newSimBed(t, "hgx-h100")
+		claim := deviceClaim("a", b.name(0, 9, 4))
+		mustPrepare(t, b.Engine, claim)
+		spoil(t, b.dir, "a")
+		b = b.restart()
+		api := &fakeAPI{claims: claimList(claim)}
+		calls := 0
+		b.disk.fail = func(op, _ string) error {
+			if op != "WriteFile" {
+				return nil
+			}
+			if calls++; calls-1 >= failing {
+				return os.ErrPermission
+			}
+			return nil
+		}
+		b.node.ResetCalls()
+		b.Reconcile(t.Context(), api)
+		b.disk.fail = nil
+		b.Recover(t.Context())
+		b.Reconcile(t.Context(), api)
+		b.want(list("0 9@4"), list("a"), list("a"))
+		if n := b.node.Calls("nvmlGpuInstanceDestroy"); n > 0 {
+			t.Errorf("write %d and all after it failed: the partition of a running pod was destroyed", failing)
+		}
+	}
+}

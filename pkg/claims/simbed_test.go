@@ -1,0 +1,269 @@
+package claims
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/nvml"
+	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/sim"
+)
+
+// specFolder is a CDI that keeps the specs of claims as files, one line for each partition.
+type specFolder struct {
+	fakeCDI
+	dir string
+	// step is told of each change before and after it; nil for none. fail refuses changes.
+	step func(what string)
+	fail error
+}
+
+func (s *specFolder) path(uid types.UID) string { return filepath.Join(s.dir, string(uid)) }
+
+func (s *specFolder) tell(what string) {
+	if s.step != nil {
+		s.step(what)
+	}
+}
+
+func (s *specFolder) WriteClaim(_ context.Context, uid types.UID, parts []*records.Device) error {
+	if s.fail != nil {
+		return s.fail
+	}
+	var text strings.Builder
+	for _, d := range parts {
+		fmt.Fprintf(&text, "%s gi%d ci%d\n", d.Device, d.Partition.GI, *d.Partition.CI)
+	}
+	s.tell("before WriteClaim")
+	err := os.WriteFile(s.path(uid), []byte(text.String()), 0o600)
+	s.tell("after WriteClaim")
+	return err
+}
+
+func (s *specFolder) HasClaim(uid types.UID) bool {
+	_, err := os.Lstat(s.path(uid))
+	return err == nil
+}
+
+func (s *specFolder) RemoveClaim(uid types.UID) error {
+	s.tell("before RemoveClaim")
+	err := records.Disk{}.Remove(s.path(uid))
+	s.tell("after RemoveClaim")
+	return err
+}
+
+// simBed is one plugin process on a simulated node.
+type simBed struct {
+	*Engine
+	t       testing.TB
+	dir     string
+	boot    string
+	node    *sim.Node
+	session *nvml.Session
+	specs   *specFolder
+	disk    *faultyDisk
+	notes   []string
+}
+
+// newSimBed is a plugin on a fresh node of a model, loaded and with hardware.
+func newSimBed(t testing.TB, model string, setUp ...func(node *sim.Node)) *simBed {
+	t.Helper()
+	node, err := sim.New(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := node.Init(); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range setUp {
+		f(node)
+	}
+	return openSimBed(t, t.TempDir(), bootNow, node)
+}
+
+// openSimBed is one more plugin process on a node.
+func openSimBed(t testing.TB, dir, boot string, node *sim.Node) *simBed {
+	t.Helper()
+	b := &simBed{t: t, dir: dir, boot: boot, node: node, disk: &faultyDisk{}, specs: &specFolder{dir: filepath.Join(dir, "specs")}}
+	if err := os.MkdirAll(b.specs.dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	session, err := simulated.OpenNode(t.Context(), node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.session = session
+	store, err := records.OpenStore(b.disk, filepath.Join(dir, "claims"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	locks, err := OpenLocks(filepath.Join(dir, "locks"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Engine = New(testID, boot, store, locks, b.specs)
+	if err := b.Load(t.Context(), func(reason, message string) { b.notes = append(b.notes, reason+": "+message) }); err != nil {
+		t.Fatal(err)
+	}
+	b.SetHardware(session, b.specs)
+	b.Recover(t.Context())
+	return b
+}
+
+// restart ends the plugin and starts it again, in another boot if one is named.
+func (b *simBed) restart(boot ...string) *simBed {
+	b.t.Helper()
+	for _, lock := range b.locks.byGPU { // the kernel lets go of a dead process's locks
+		_ = lock.file.Close()
+	}
+	return openSimBed(b.t, b.dir, append(boot, b.boot)[0], b.node)
+}
+
+// name is the device of a partition of the i-th GPU, by profile ID and start; or of the whole GPU.
+func (b *simBed) name(i int, mig ...int) string {
+	name := b.session.Node().GPUs[i].PCI.DeviceName()
+	if len(mig) == 2 {
+		name += fmt.Sprintf("-mig-%d-%d", mig[0], mig[1])
+	}
+	return name
+}
+
+// claim is allocated and reserved and has the named devices.
+func deviceClaim(uid types.UID, devices ...string) *resourceapi.ResourceClaim {
+	var results []resourceapi.DeviceRequestAllocationResult
+	for _, d := range devices {
+		name, admin := strings.CutSuffix(d, "!admin")
+		r := resourceapi.DeviceRequestAllocationResult{Request: "r", Driver: testDriver, Pool: testPool, Device: name}
+		if admin {
+			r.AdminAccess = &admin
+		}
+		results = append(results, r)
+	}
+	return claimOf(uid, results...)
+}
+
+// admin marks a device as asked for with admin access.
+func admin(device string) string { return device + "!admin" }
+
+func (b *simBed) prepare(uid types.UID, devices ...string) []records.Device {
+	b.t.Helper()
+	return mustPrepare(b.t, b.Engine, deviceClaim(uid, devices...))
+}
+
+func (b *simBed) tryPrepare(uid types.UID, devices ...string) error {
+	_, err := b.Prepare(b.t.Context(), deviceClaim(uid, devices...))
+	return err
+}
+
+func (b *simBed) unprepare(uid types.UID) {
+	b.t.Helper()
+	mustUnprepare(b.t, b.Engine, deviceClaim(uid))
+}
+
+// instances lists what is on the boards, as "gpu profile start:size [ci]", in order.
+func (b *simBed) instances() []string {
+	b.t.Helper()
+	return instancesOf(b.t, b.node)
+}
+
+func instancesOf(t testing.TB, node *sim.Node) []string {
+	t.Helper()
+	st, err := node.Status()
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := []string{}
+	for _, g := range st.GPUs {
+		for _, gi := range g.Instances {
+			line := fmt.Sprintf("%d %d@%d", g.Index, gi.ProfileID, gi.Start)
+			if len(gi.Compute) != 1 {
+				line += fmt.Sprintf(" with %d compute instances", len(gi.Compute))
+			}
+			list = append(list, line)
+		}
+	}
+	return list
+}
+
+// modes tells which GPUs are in MIG mode.
+func (b *simBed) modes() []int {
+	b.t.Helper()
+	st, err := b.node.Status()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	on := []int{}
+	for _, g := range st.GPUs {
+		if g.MIG {
+			on = append(on, g.Index)
+		}
+	}
+	return on
+}
+
+// files lists a folder of the plugin's state.
+func (b *simBed) files(folder string) []string {
+	b.t.Helper()
+	entries, err := os.ReadDir(filepath.Join(b.dir, folder))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	list := []string{}
+	for _, e := range entries {
+		if !e.IsDir() {
+			list = append(list, strings.TrimSuffix(e.Name(), ".json"))
+		}
+	}
+	return list
+}
+
+// want compares the boards, the records and the specs with what should be there; specs are those of records unless
+// they are named.
+func (b *simBed) want(instances, claims, specs []string) {
+	b.t.Helper()
+	for what, pair := range map[string][2][]string{
+		"instances": {instances, b.instances()}, "records": {claims, b.files("claims")}, "specs": {specs, b.files("specs")},
+	} {
+		want, got := slices.Clone(pair[0]), pair[1]
+		slices.Sort(want)
+		slices.Sort(got)
+		if diff := cmp.Diff(append([]string{}, want...), got); diff != "" {
+			b.t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+}
+
+// list is a list of words.
+func list(words ...string) []string { return words }
+
+// occupy makes a partition that the plugin knows nothing of, as an admin with nvidia-smi does, with a compute instance.
+func occupy(t testing.TB, node *sim.Node, i, profile, start, size int) *sim.GPUInstance {
+	t.Helper()
+	d := node.Device(i)
+	if activation, err := d.SetMIGMode(true); err != nil || activation != nil {
+		t.Fatal(err, activation)
+	}
+	gi, err := d.CreateGPUInstanceWithPlacement(profile, gpu.Placement{Start: start, Size: size})
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := gi.ComputeInstanceProfileInfo(0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := gi.CreateComputeInstance(info.ID); err != nil {
+		t.Fatal(err)
+	}
+	return gi
+}

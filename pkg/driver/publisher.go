@@ -1,0 +1,98 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+)
+
+// slicePublisher is the part of the kubelet plugin helper that writes ResourceSlices in the background.
+type slicePublisher interface {
+	PublishResources(ctx context.Context, resources resourceslice.DriverResources) error
+}
+
+// publisher keeps the slices of a node as they should be.
+type publisher struct {
+	to     slicePublisher
+	client kubernetes.Interface
+	driver string
+	pool   string
+	// published is what was handed on last; nil before the first time.
+	published []resourceslice.Slice
+}
+
+// syncTimeout bounds the wait for one slice to reach the API server; syncPoll is how often it is looked for.
+const (
+	syncTimeout = 10 * time.Second
+	syncPoll    = 100 * time.Millisecond
+)
+
+// update publishes what differs from before. Slices change one at a time, each when the one before has reached the API
+// server: a pool of which several slices change gets a new generation, and nothing can be allocated from it until all
+// are there.
+func (p *publisher) update(ctx context.Context, want resourceslice.DriverResources) error {
+	slices := want.Pools[p.pool].Slices
+	if len(p.published) != len(slices) {
+		return p.publish(ctx, slices)
+	}
+	for i := range slices {
+		if apiequality.Semantic.DeepEqual(p.published[i].SharedCounters, slices[i].SharedCounters) &&
+			resourceslice.DevicesDeepEqual(p.published[i].Devices, slices[i].Devices) {
+			continue
+		}
+		next := append([]resourceslice.Slice{}, p.published...)
+		next[i] = slices[i]
+		if err := p.publish(ctx, next); err != nil {
+			return err
+		}
+		if err := p.wait(ctx, i, slices[i].Devices); err != nil {
+			// The helper goes on trying; what is lost is only the pool's staying allocatable meanwhile.
+			klog.FromContext(ctx).Error(err, "A ResourceSlice is slow to arrive; changing the next one", "slice", i)
+		}
+	}
+	return nil
+}
+
+// publish hands slices on and remembers them once that has worked.
+func (p *publisher) publish(ctx context.Context, slices []resourceslice.Slice) error {
+	err := p.to.PublishResources(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{p.pool: {Slices: slices}}})
+	if err == nil {
+		p.published = slices
+	}
+	return err
+}
+
+// wait returns once the API server has a slice with these devices at an index.
+func (p *publisher) wait(ctx context.Context, index int, devices []resourceapi.Device) error {
+	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
+	defer cancel()
+	tick := time.NewTicker(syncPoll)
+	defer tick.Stop()
+	selector := fields.Set{"spec.nodeName": p.pool, "spec.driver": p.driver}.String()
+	// The helper names slices by their index (k8s.io/dynamic-resource-allocation/resourceslice).
+	prefix := fmt.Sprintf("%05x-", index)
+	for {
+		list, err := p.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: selector})
+		if err == nil {
+			for _, s := range list.Items {
+				if strings.HasPrefix(s.Name, prefix) && resourceslice.DevicesDeepEqual(s.Spec.Devices, devices) {
+					return nil
+				}
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for ResourceSlice %d: %w", index, ctx.Err())
+		case <-tick.C:
+		}
+	}
+}

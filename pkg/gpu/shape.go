@@ -1,0 +1,159 @@
+package gpu
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Shape is one of the forms a GPU can be handed out in: the whole GPU, or a partition of a profile at a placement.
+type Shape struct {
+	GPU *GPU
+	// Profile and Placement of a partition; nil and zero for the whole GPU.
+	Profile   *Profile
+	Placement Placement
+}
+
+// Whole is the shape of the whole GPU.
+func (g *GPU) Whole() Shape { return Shape{GPU: g} }
+
+// IsPartition tells a partition from a whole GPU.
+func (s Shape) IsPartition() bool { return s.Profile != nil }
+
+// Name is the name of the shape's device: "gpu-0000-1b-00-0", or with the profile ID and the start of the placement
+// "gpu-0000-1b-00-0-mig-19-6". Profile names are no part of it: they change with the driver.
+func (s Shape) Name() string {
+	name := s.GPU.PCI.DeviceName()
+	if s.IsPartition() {
+		name += fmt.Sprintf("-mig-%d-%d", s.Profile.ID, s.Placement.Start)
+	}
+	return name
+}
+
+// Overlaps tells whether the two shapes cannot be handed out at the same time because they share hardware. It says
+// nothing of engines, which the counters keep.
+func (s Shape) Overlaps(t Shape) bool {
+	if s.GPU.PCI != t.GPU.PCI {
+		return false
+	}
+	return !s.IsPartition() || !t.IsPartition() || s.Placement.Overlaps(t.Placement)
+}
+
+// Shapes are all that a GPU offers now, the whole GPU first, then partitions in order of size, profile ID and start.
+//
+// Where the MIG mode changes without a reset, a GPU offers everything and the mode follows what is claimed. Where it
+// needs a reset, which is the admin's to do, the mode that is found decides: partitions or the whole GPU.
+func (g *GPU) Shapes() []Shape {
+	var shapes []Shape
+	if !g.MIG.NeedsReset || !g.MIG.Enabled {
+		shapes = append(shapes, g.Whole())
+	}
+	if g.MIG.NeedsReset && !g.MIG.Enabled {
+		return shapes
+	}
+	for i := range g.MIG.Profiles {
+		p := &g.MIG.Profiles[i]
+		if !p.InCatalog() {
+			continue
+		}
+		for _, at := range p.Placements {
+			shapes = append(shapes, Shape{GPU: g, Profile: p, Placement: at})
+		}
+	}
+	return shapes
+}
+
+// InCatalog tells whether partitions of the profile are offered: all plain ones and those with media engines (+me).
+// The graphics variants (+gfx) and those that take all or none of the media engines are not.
+func (p *Profile) InCatalog() bool {
+	plain, extra, found := strings.Cut(p.Name, "+")
+	return plain != "" && !strings.Contains(plain, "-") && (!found || extra == "me")
+}
+
+// FindShape returns what a GPU of the node offers under a device name.
+func (n *Node) FindShape(device string) (Shape, bool) {
+	for i := range n.GPUs {
+		if !strings.HasPrefix(device, n.GPUs[i].PCI.DeviceName()) {
+			continue
+		}
+		for _, s := range n.GPUs[i].Shapes() {
+			if s.Name() == device {
+				return s, true
+			}
+		}
+	}
+	return Shape{}, false
+}
+
+// Order is the order in which a node's shapes are offered, in groups that are published apart, from Whole to Largest.
+type Order struct {
+	// Whole GPUs, the last GPU first.
+	Whole []Shape
+	// Partitions has one group per GPU that offers any, the first GPU first; each by size, then from the top down.
+	Partitions [][]Shape
+	// Largest are the partitions that fill a GPU, the last GPU first. They come last, so that a request for any
+	// partition gets the smallest that will do.
+	Largest []Shape
+}
+
+// OrderShapes is the packing. The scheduler takes the first device that fits and knows no better, so the order in which
+// devices are published decides where claims land: partitions fill GPUs from the first one and each GPU from the top,
+// whole GPUs go from the last one down, and the two meet as late as possible. Starting at the top keeps the one
+// placement of a 4-slice partition, at 0, free for longest.
+//
+// Against ascending order, about 10 % less of what is asked for is rejected at loads of 50 to 90 % (e2e/packing measures
+// it). Ordering anew by load gains next to nothing more and costs a rewrite of all slices each time, so the order never
+// changes.
+func OrderShapes(gpus []GPU) Order {
+	var o Order
+	for i := range slices.Backward(gpus) {
+		for _, s := range gpus[i].Shapes() {
+			switch {
+			case !s.IsPartition():
+				o.Whole = append(o.Whole, s)
+			case s.fillsGPU():
+				o.Largest = append(o.Largest, s)
+			}
+		}
+	}
+	for i := range gpus {
+		var group []Shape
+		for _, s := range gpus[i].Shapes() {
+			if !s.fillsGPU() {
+				group = append(group, s)
+			}
+		}
+		slices.SortStableFunc(group, func(a, b Shape) int {
+			if a.Profile != b.Profile {
+				return 0 // Shapes has them by size already
+			}
+			return b.Placement.Start - a.Placement.Start
+		})
+		if len(group) > 0 {
+			o.Partitions = append(o.Partitions, group)
+		}
+	}
+	return o
+}
+
+// FitsBeside tells whether a shape can be made while others, made by whomever and of any profile, are there.
+func (s Shape) FitsBeside(others []Shape) bool {
+	left := map[string]int64{}
+	for _, c := range s.GPU.Counters() {
+		left[c.Name] = c.Value
+	}
+	for _, t := range append(slices.Clone(others), s) {
+		for _, c := range t.Consumes() {
+			left[c.Name] -= c.Value
+			if left[c.Name] < 0 {
+				return false
+			}
+		}
+	}
+	return !slices.ContainsFunc(others, s.Overlaps)
+}
+
+// fillsGPU tells whether nothing else of its GPU can be handed out beside the shape.
+func (s Shape) fillsGPU() bool {
+	return !s.IsPartition() || s.Placement.Size == s.GPU.MIG.Slices
+}

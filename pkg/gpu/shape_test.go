@@ -1,0 +1,252 @@
+package gpu_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+)
+
+var update = flag.Bool("update", false, "write golden files anew")
+
+func modelNode(t *testing.T, model string) *gpu.Node {
+	t.Helper()
+	session, err := simulated.Open(t.Context(), model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = session.Close() })
+	node := *session.Node()
+	return &node
+}
+
+func TestNamesOfShapesAreUniqueLabelsThatLeadBackToThem(t *testing.T) {
+	for _, model := range simulated.NodeModels() {
+		for _, mig := range []bool{false, true} {
+			node := modelNode(t, model)
+			for i := range node.GPUs {
+				node.GPUs[i].MIG.Enabled = mig
+			}
+			seen := map[string]bool{}
+			for i := range node.GPUs {
+				for _, s := range node.GPUs[i].Shapes() {
+					name := s.Name()
+					if msgs := validation.IsDNS1123Label(name); len(msgs) > 0 || seen[name] {
+						t.Errorf("%s: name %q is there twice or no DNS label: %v", model, name, msgs)
+					}
+					seen[name] = true
+					found, ok := node.FindShape(name)
+					if !ok || found != s {
+						t.Errorf("%s: FindShape(%q): got %v, %t, want the shape itself", model, name, found, ok)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestTheLongestNameIsALabel(t *testing.T) {
+	p := gpu.Profile{ID: 999, Name: "1g.10gb", Placements: []gpu.Placement{{Start: 99, Size: 1}}}
+	g := gpu.GPU{PCI: gpu.PCIAddress{Domain: 1<<32 - 1, Bus: 255, Device: 31, Function: 7}, MIG: gpu.MIG{Profiles: []gpu.Profile{p}, Slices: 100}}
+	for _, s := range g.Shapes() {
+		if msgs := validation.IsDNS1123Label(s.Name()); len(msgs) > 0 {
+			t.Errorf("name %q: %v", s.Name(), msgs)
+		}
+	}
+}
+
+func TestFindShapeFindsNothingUnderOtherNames(t *testing.T) {
+	node := modelNode(t, "hgx-h100")
+	name := node.GPUs[0].PCI.DeviceName()
+	for _, device := range []string{"", "gpu-", name + "-", name + "-mig-19", name + "-mig-19-7", name + "-mig-5-4", name + "-mig-9-2", name + "-mig-19-06",
+		name + "0", strings.ToUpper(name), name + "-mig-0-0-0"} {
+		if s, ok := node.FindShape(device); ok {
+			t.Errorf("FindShape(%q): got %s, want nothing", device, s.Name())
+		}
+	}
+}
+
+func TestProfilesOfTheCatalogArePlainOrHaveMediaEngines(t *testing.T) {
+	tests := map[string]bool{
+		"1g.10gb": true, "1g.10gb+me": true, "7g.80gb": true, "2g.48gb": true, "1g.24gb+gfx": false, "4g.96gb+gfx": false,
+		"1g.24gb+me.all": false, "2g.48gb+me.all": false, "1g.24gb-me": false, "2g.48gb-me": false, "": false, "+me": false,
+		"1g.10gb+": false, "1g.10gb+me+gfx": false,
+	}
+	for name, want := range tests {
+		p := gpu.Profile{Name: name}
+		if got := p.InCatalog(); got != want {
+			t.Errorf("profile %q: in the catalog: %t, want %t", name, got, want)
+		}
+	}
+}
+
+func TestTheCatalogOfEveryBoard(t *testing.T) {
+	want := map[string]string{
+		"A30":          "1g.6gb 1g.6gb+me 2g.12gb 2g.12gb+me 4g.24gb",
+		"A100-40":      "1g.5gb 1g.5gb+me 1g.10gb 2g.10gb 3g.20gb 4g.20gb 7g.40gb",
+		"A100-80":      "1g.10gb 1g.10gb+me 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb",
+		"H100-80":      "1g.10gb 1g.10gb+me 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb",
+		"H100-94":      "1g.12gb 1g.12gb+me 1g.24gb 2g.24gb 3g.47gb 4g.47gb 7g.94gb",
+		"H200":         "1g.18gb 1g.18gb+me 1g.35gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb",
+		"GH200":        "1g.12gb 1g.12gb+me 1g.24gb 2g.24gb 3g.48gb 4g.48gb 7g.96gb",
+		"B200":         "1g.23gb 1g.23gb+me 1g.45gb 2g.45gb 3g.90gb 4g.90gb 7g.180gb",
+		"GB200":        "1g.23gb 1g.23gb+me 1g.47gb 2g.47gb 3g.93gb 4g.93gb 7g.186gb",
+		"RTX-PRO-6000": "1g.24gb 1g.24gb+me 2g.48gb 4g.96gb",
+	}
+	got := map[string]string{}
+	for _, name := range partitionable(t) {
+		_, g := board(t, name)
+		var list []string
+		for i := range g.MIG.Profiles {
+			if g.MIG.Profiles[i].InCatalog() {
+				list = append(list, g.MIG.Profiles[i].Name)
+			}
+		}
+		got[name] = strings.Join(list, " ")
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("profiles offered (-want +got):\n%s", diff)
+	}
+}
+
+// orderOf words an order as one line per group.
+func orderOf(gpus []gpu.GPU) []string {
+	order := gpu.OrderShapes(gpus)
+	var lines []string
+	for _, group := range slices.Concat([][]gpu.Shape{order.Whole}, order.Partitions, [][]gpu.Shape{order.Largest}) {
+		var words []string
+		for _, s := range group {
+			word := fmt.Sprintf("%d:whole", s.GPU.Index)
+			if s.IsPartition() {
+				word = fmt.Sprintf("%d:%s@%d", s.GPU.Index, s.Profile.Name, s.Placement.Start)
+			}
+			words = append(words, word)
+		}
+		lines = append(lines, strings.Join(words, " "))
+	}
+	return lines
+}
+
+func TestOrderOfAnHGXH100(t *testing.T) {
+	got := strings.Join(orderOf(modelNode(t, "hgx-h100").GPUs), "\n") + "\n"
+	path := filepath.Join("testdata", "order-hgx-h100.txt")
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatalf("%v (run go test with -update to write it)", err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("order (-want +got):\n%s", diff)
+	}
+}
+
+// The packing stated as rules, for every model: a golden file alone would freeze a mistake.
+func TestOrderFillsFromTheTopOfTheFirstGPUAndGivesWholeGPUsFromTheLast(t *testing.T) {
+	for _, model := range simulated.NodeModels() {
+		gpus := modelNode(t, model).GPUs
+		for i := range gpus {
+			gpus[i].MIG.Enabled = gpus[i].MIG.NeedsReset && i%2 == 0
+		}
+		order := gpu.OrderShapes(gpus)
+		total := len(order.Whole) + len(order.Largest)
+		for _, group := range [][]gpu.Shape{order.Whole, order.Largest} {
+			for i := 1; i < len(group); i++ {
+				if group[i-1].GPU.PCI.Compare(group[i].GPU.PCI) < 0 {
+					t.Errorf("%s: what fills GPU %s comes before what fills %s", model, group[i-1].GPU.PCI, group[i].GPU.PCI)
+				}
+			}
+		}
+		for _, s := range order.Largest {
+			if s.Placement.Size != s.GPU.MIG.Slices {
+				t.Errorf("%s: %s is among the largest", model, s.Name())
+			}
+		}
+		for n, group := range order.Partitions {
+			total += len(group)
+			if n > 0 && order.Partitions[n-1][0].GPU.PCI.Compare(group[0].GPU.PCI) >= 0 {
+				t.Errorf("%s: groups %d and %d are not in order of GPUs", model, n-1, n)
+			}
+			for i := 1; i < len(group); i++ {
+				a, b := group[i-1], group[i]
+				if a.GPU != b.GPU || a.Placement.Size > b.Placement.Size || a.Profile == b.Profile && a.Placement.Start <= b.Placement.Start {
+					t.Errorf("%s: %s comes before %s", model, a.Name(), b.Name())
+				}
+			}
+		}
+		want := 0
+		for i := range gpus {
+			want += len(gpus[i].Shapes())
+		}
+		if total != want {
+			t.Errorf("%s: %d shapes are in order, want all %d", model, total, want)
+		}
+	}
+	if got := gpu.OrderShapes(nil); len(got.Whole)+len(got.Partitions)+len(got.Largest) != 0 {
+		t.Errorf("no GPUs: got %v", got)
+	}
+}
+
+func TestWhereTheModeNeedsAResetItDecidesWhatIsOffered(t *testing.T) {
+	for model, parts := range map[string]int{"dgx-a100": 25, "a30": 13} {
+		for _, enabled := range []bool{false, true} {
+			g := modelNode(t, model).GPUs[0]
+			g.MIG.Enabled = enabled
+			whole, partitions := 0, 0
+			for _, s := range g.Shapes() {
+				if s.IsPartition() {
+					partitions++
+				} else {
+					whole++
+				}
+			}
+			want := [2]int{1, 0}
+			if enabled {
+				want = [2]int{0, parts}
+			}
+			if got := [2]int{whole, partitions}; got != want {
+				t.Errorf("%s, MIG mode %t: got %v whole and partitions, want %v", model, enabled, got, want)
+			}
+		}
+	}
+}
+
+func TestAPendingModeChangesNothingThatIsOffered(t *testing.T) {
+	g := modelNode(t, "dgx-a100").GPUs[0]
+	g.MIG.Pending = true
+	if got := g.Shapes(); len(got) != 1 || got[0].IsPartition() {
+		t.Errorf("got %d shapes, want the whole GPU only", len(got))
+	}
+}
+
+func TestCountersStayWithinTheLimitsOfTheAPI(t *testing.T) {
+	const maxCounters, maxDevices = 32, 64
+	for _, name := range partitionable(t) {
+		_, g := board(t, name)
+		if n := len(g.Counters()); n > maxCounters {
+			t.Errorf("%s: %d counters, want at most %d", name, n, maxCounters)
+		}
+		if n := len(g.Shapes()); n > maxDevices {
+			t.Errorf("%s: %d shapes, want at most %d for one slice", name, n, maxDevices)
+		}
+		seen := map[string]bool{}
+		for _, c := range g.Counters() {
+			if msgs := validation.IsDNS1123Label(c.Name); len(msgs) > 0 || seen[c.Name] || c.Value < 1 {
+				t.Errorf("%s: counter %q of value %d is there twice or no DNS label: %v", name, c.Name, c.Value, msgs)
+			}
+			seen[c.Name] = true
+		}
+	}
+}

@@ -1,0 +1,195 @@
+package nvml
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// maxInstances bounds how many instances of one profile are listed: no board has more placement units.
+const maxInstances = 64
+
+func (d realDevice) SetMIGMode(enable bool) (activation, err error) {
+	mode := nvml.DEVICE_MIG_DISABLE
+	if enable {
+		mode = nvml.DEVICE_MIG_ENABLE
+	}
+	// The first of the two is the activation status, the second the outcome of the call (nvml.h, nvmlDeviceSetMigMode).
+	activated, ret := d.dev.SetMigMode(mode)
+	call := fmt.Sprintf("nvmlDeviceSetMigMode(%d)", mode)
+	return check(call, activated), check(call, ret)
+}
+
+func (d realDevice) CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (GPUInstance, error) {
+	gi, ret := d.dev.CreateGpuInstanceWithPlacement(&nvml.GpuInstanceProfileInfo{Id: uint32(profileID)},
+		&nvml.GpuInstancePlacement{Start: uint32(at.Start), Size: uint32(at.Size)})
+	if err := check(fmt.Sprintf("nvmlDeviceCreateGpuInstanceWithPlacement(%d, %d:%d)", profileID, at.Start, at.Size), ret); err != nil {
+		return nil, err
+	}
+	return realGPUInstance{d.dev, gi}, nil
+}
+
+func (d realDevice) GPUInstances(profileID int) ([]GPUInstance, error) {
+	found, ret := d.dev.GetGpuInstances(&nvml.GpuInstanceProfileInfo{Id: uint32(profileID), InstanceCount: maxInstances})
+	if err := check(fmt.Sprintf("nvmlDeviceGetGpuInstances(%d)", profileID), ret); err != nil {
+		return nil, err
+	}
+	instances := make([]GPUInstance, 0, len(found))
+	for _, gi := range found {
+		instances = append(instances, realGPUInstance{d.dev, gi})
+	}
+	return instances, nil
+}
+
+func (d realDevice) GPUInstanceByID(id int) (GPUInstance, error) {
+	gi, ret := d.dev.GetGpuInstanceById(id)
+	if err := check(fmt.Sprintf("nvmlDeviceGetGpuInstanceById(%d)", id), ret); err != nil {
+		return nil, err
+	}
+	return realGPUInstance{d.dev, gi}, nil
+}
+
+// realGPUInstance is an nvmlGpuInstance_t.
+type realGPUInstance struct {
+	parent nvml.Device
+	gi     nvml.GpuInstance
+}
+
+func (g realGPUInstance) Info() (GPUInstanceInfo, error) {
+	info, ret := g.gi.GetInfo()
+	return GPUInstanceInfo{
+		ID: int(info.Id), ProfileID: int(info.ProfileId),
+		Placement: gpu.Placement{Start: int(info.Placement.Start), Size: int(info.Placement.Size)},
+	}, check("nvmlGpuInstanceGetInfo", ret)
+}
+
+func (g realGPUInstance) ComputeInstanceProfileID(enum int) (int, error) {
+	info, ret := g.gi.GetComputeInstanceProfileInfo(enum, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+	return int(info.Id), check(fmt.Sprintf("nvmlGpuInstanceGetComputeInstanceProfileInfo(%d)", enum), ret)
+}
+
+func (g realGPUInstance) CreateComputeInstance(profileID int) (ComputeInstance, error) {
+	ci, ret := g.gi.CreateComputeInstance(&nvml.ComputeInstanceProfileInfo{Id: uint32(profileID)})
+	if err := check(fmt.Sprintf("nvmlGpuInstanceCreateComputeInstance(%d)", profileID), ret); err != nil {
+		return nil, err
+	}
+	return realComputeInstance{g.parent, ci}, nil
+}
+
+func (g realGPUInstance) ComputeInstances(profileID int) ([]ComputeInstance, error) {
+	found, ret := g.gi.GetComputeInstances(&nvml.ComputeInstanceProfileInfo{Id: uint32(profileID), InstanceCount: maxInstances})
+	if err := check(fmt.Sprintf("nvmlGpuInstanceGetComputeInstances(%d)", profileID), ret); err != nil {
+		return nil, err
+	}
+	instances := make([]ComputeInstance, 0, len(found))
+	for _, ci := range found {
+		instances = append(instances, realComputeInstance{g.parent, ci})
+	}
+	return instances, nil
+}
+
+func (g realGPUInstance) ComputeInstanceByID(id int) (ComputeInstance, error) {
+	ci, ret := g.gi.GetComputeInstanceById(id)
+	if err := check(fmt.Sprintf("nvmlGpuInstanceGetComputeInstanceById(%d)", id), ret); err != nil {
+		return nil, err
+	}
+	return realComputeInstance{g.parent, ci}, nil
+}
+
+func (g realGPUInstance) Destroy() error { return check("nvmlGpuInstanceDestroy", g.gi.Destroy()) }
+
+// realComputeInstance is an nvmlComputeInstance_t.
+type realComputeInstance struct {
+	parent nvml.Device
+	ci     nvml.ComputeInstance
+}
+
+func (c realComputeInstance) Info() (ComputeInstanceInfo, error) {
+	info, ret := c.ci.GetInfo()
+	if err := check("nvmlComputeInstanceGetInfo", ret); err != nil {
+		return ComputeInstanceInfo{}, err
+	}
+	uuid, ret := info.Device.GetUUID()
+	if err := check("nvmlDeviceGetUUID", ret); err != nil {
+		return ComputeInstanceInfo{}, err
+	}
+	if strings.HasPrefix(uuid, "MIG-") {
+		return ComputeInstanceInfo{ID: int(info.Id), UUID: uuid}, nil
+	}
+	// nvml.h calls info.Device the parent; drivers give the MIG device. Should one keep to the header, search.
+	gi, ret := info.GpuInstance.GetInfo()
+	if err := check("nvmlGpuInstanceGetInfo", ret); err != nil {
+		return ComputeInstanceInfo{}, err
+	}
+	uuid, err := findMIGDevice(c.parent, int(gi.Id), int(info.Id))
+	return ComputeInstanceInfo{ID: int(info.Id), UUID: uuid}, err
+}
+
+func (c realComputeInstance) Destroy() error {
+	return check("nvmlComputeInstanceDestroy", c.ci.Destroy())
+}
+
+// findMIGDevice returns the UUID of the MIG device that a compute instance is.
+func findMIGDevice(parent nvml.Device, giID, ciID int) (string, error) {
+	for i := range maxInstances {
+		dev, ret := parent.GetMigDeviceHandleByIndex(i)
+		if err := check(fmt.Sprintf("nvmlDeviceGetMigDeviceHandleByIndex(%d)", i), ret); err != nil {
+			if errors.Is(err, gpu.ErrNotFound) {
+				continue // indexes may have holes
+			}
+			return "", fmt.Errorf("find the MIG device of GPU instance %d, compute instance %d: %w", giID, ciID, err)
+		}
+		gi, ret := dev.GetGpuInstanceId()
+		ci, ret2 := dev.GetComputeInstanceId()
+		if ret == nvml.SUCCESS && ret2 == nvml.SUCCESS && gi == giID && ci == ciID {
+			uuid, ret := dev.GetUUID()
+			return uuid, check("nvmlDeviceGetUUID", ret)
+		}
+	}
+	return "", fmt.Errorf("find the MIG device of GPU instance %d, compute instance %d: %w", giID, ciID, gpu.ErrNotFound)
+}
+
+func (l *realLibrary) MIGEvents() (EventSet, error) {
+	count, err := l.DeviceCount()
+	if err != nil {
+		return nil, err
+	}
+	set, ret := l.lib.EventSetCreate()
+	if err := check("nvmlEventSetCreate", ret); err != nil {
+		return nil, err
+	}
+	for i := range count {
+		dev, ret := l.lib.DeviceGetHandleByIndex(i)
+		if ret != nvml.SUCCESS {
+			continue // discovery says what is wrong with it
+		}
+		supported, ret := dev.GetSupportedEventTypes()
+		if ret != nvml.SUCCESS || supported&nvml.EventMigConfigChange == 0 {
+			continue
+		}
+		if err := check("nvmlDeviceRegisterEvents", dev.RegisterEvents(nvml.EventMigConfigChange, set)); err != nil {
+			return nil, errors.Join(err, check("nvmlEventSetFree", set.Free()))
+		}
+	}
+	return realEventSet{set}, nil
+}
+
+// realEventSet is an nvmlEventSet_t.
+type realEventSet struct {
+	set nvml.EventSet
+}
+
+func (e realEventSet) Wait(timeout time.Duration) (bool, error) {
+	_, ret := e.set.Wait(uint32(timeout.Milliseconds()))
+	if ret == nvml.ERROR_TIMEOUT {
+		return false, nil
+	}
+	return ret == nvml.SUCCESS, check("nvmlEventSetWait", ret)
+}
+
+func (e realEventSet) Free() error { return check("nvmlEventSetFree", e.set.Free()) }

@@ -1,0 +1,99 @@
+package nvml_test
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/nvml"
+	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/sim"
+)
+
+// built is the simulated NVML library, which `make build` makes.
+const built = "../../bin/libnvidia-ml.so.1"
+
+// The real path, through go-nvml and a shared library, must find and do what the engine in process does.
+func TestTheSharedLibraryAndTheEngineInProcessAreTheSame(t *testing.T) {
+	if _, err := os.Stat(built); err != nil {
+		t.Skipf("the simulated NVML library is not built (make build): %v", err)
+	}
+	root := filepath.Join(t.TempDir(), "root")
+	node, err := sim.Create(root, "hgx-h100", sim.WithLibrary(built), sim.WithoutDeviceNodes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	inProcess, err := simulated.OpenNode(t.Context(), node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared, err := nvml.Open(t.Context(), nvml.Options{DriverRoot: root, Sysfs: os.DirFS(filepath.Join(root, "sys")).(fs.ReadLinkFS)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := shared.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if diff := cmp.Diff(inProcess.Node(), shared.Node()); diff != "" {
+		t.Fatalf("node (-in process +shared library):\n%s", diff)
+	}
+	g := &shared.Node().GPUs[0]
+	if err := shared.SetMIG(t.Context(), g.PCI, true); err != nil {
+		t.Fatal(err)
+	}
+	same := func(want int) []gpu.Partition {
+		t.Helper()
+		a, errA := inProcess.Partitions(t.Context(), g)
+		b, errB := shared.Partitions(t.Context(), g)
+		if diff := cmp.Diff(a, b); diff != "" || errA != nil || errB != nil || len(b) != want {
+			t.Fatalf("partitions, want %d, errors %v and %v (-in process +shared library):\n%s", want, errA, errB, diff)
+		}
+		return b
+	}
+	same(0)
+	var made []gpu.Partition
+	for _, s := range g.Shapes() {
+		if !s.IsPartition() {
+			continue
+		}
+		part, err := shared.CreatePartition(t.Context(), s)
+		if err != nil {
+			t.Fatalf("%s: %v", s.Name(), err)
+		}
+		if diff := cmp.Diff(same(1), []gpu.Partition{part}); diff != "" {
+			t.Errorf("%s (-found +made):\n%s", s.Name(), diff)
+		}
+		if err := shared.DestroyPartition(t.Context(), g.PCI, part); err != nil {
+			t.Errorf("destroy %s: %v", s.Name(), err)
+		}
+		same(0)
+		made = append(made, part)
+	}
+	if len(made) != 25 {
+		t.Errorf("made %d partitions, want 25", len(made))
+	}
+	// Errors, too, are those of the engine.
+	for _, s := range g.Shapes()[1:3] { // 1g at 0 and at 1
+		if _, err := shared.CreatePartition(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err = shared.CreatePartition(t.Context(), g.Shapes()[1])
+	mustFail(t, err, gpu.ErrInsufficientResources)
+	mustFail(t, shared.SetMIG(t.Context(), g.PCI, false), gpu.ErrInUse)
+	part := same(2)[0]
+	client := sim.Client{PID: os.Getpid(), Name: "test", GPUInstance: part.GI, ComputeInstance: *part.CI}
+	if err := node.AddClient(0, client); err != nil {
+		t.Fatal(err)
+	}
+	mustFail(t, shared.DestroyPartition(t.Context(), g.PCI, part), gpu.ErrInUse)
+	if pids, err := shared.Processes(t.Context(), g.PCI); err != nil || len(pids) != 1 || pids[0] != client.PID {
+		t.Errorf("got processes %v, %v, want %d", pids, err, client.PID)
+	}
+}

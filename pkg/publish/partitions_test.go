@@ -1,0 +1,130 @@
+package publish
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+)
+
+func TestObjectsOfAnA30InMIGMode(t *testing.T) {
+	node := modelNode(t, "a30", 0)
+	node.GPUs = node.GPUs[:1]
+	golden(t, "a30-mig.yaml", Objects(node, "gpu.cleave.dev", "node-1"))
+}
+
+// names are the devices of each slice, with what is tainted marked.
+func names(t *testing.T, node *gpu.Node, occupied ...string) [][]string {
+	t.Helper()
+	var all [][]string
+	for _, s := range Resources(node, "n", occupied...).Pools["n"].Slices {
+		list := []string{}
+		for _, set := range s.SharedCounters {
+			list = append(list, fmt.Sprintf("counters %s (%d)", set.Name, len(set.Counters)))
+		}
+		for _, d := range s.Devices {
+			name := d.Name
+			for _, taint := range d.Taints {
+				name += " " + taint.Key + ":" + string(taint.Effect)
+			}
+			list = append(list, name)
+		}
+		all = append(all, list)
+	}
+	return all
+}
+
+func TestSlicesOfAnHGXH100(t *testing.T) {
+	golden(t, "hgx-h100-names.yaml", names(t, modelNode(t, "hgx-h100")))
+}
+
+func TestSlicesOfEveryModelStayWithinTheLimitsOfTheAPI(t *testing.T) {
+	for _, model := range simulated.NodeModels() {
+		for _, mig := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s MIG %t", model, mig), func(t *testing.T) {
+				node := modelNode(t, model)
+				for i := range node.GPUs {
+					node.GPUs[i].MIG.Enabled = mig && node.GPUs[i].MIG.Capable
+				}
+				checkLimits(t, slicesOf(t, node))
+			})
+		}
+	}
+}
+
+func TestAPartitionTellsWhatItIs(t *testing.T) {
+	node := modelNode(t, "hgx-h100")
+	node.GPUs = node.GPUs[:1]
+	g := &node.GPUs[0]
+	for _, s := range slicesOf(t, node) {
+		for _, d := range s.Devices {
+			if d.Name != g.PCI.DeviceName()+"-mig-9-4" {
+				continue
+			}
+			got := map[string]string{}
+			for _, name := range []resourceapi.QualifiedName{"type", "parentUUID", "profile", "giProfileID", "placementStart", "placementSize", "productName", "uuid"} {
+				if a, ok := d.Attributes[name]; ok {
+					got[string(name)] = encode(t, a)
+				}
+			}
+			want := map[string]string{
+				"type": `{"string":"mig"}`, "parentUUID": `{"string":"` + g.UUID + `"}`, "profile": `{"string":"3g.40gb"}`,
+				"giProfileID": `{"int":9}`, "placementStart": `{"int":4}`, "placementSize": `{"int":4}`,
+				"productName": `{"string":"NVIDIA H100 80GB HBM3"}`,
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("attributes of 3g.40gb at 4 (-want +got):\n%s", diff)
+			}
+			capacity := map[string]string{}
+			for name, c := range d.Capacity {
+				capacity[string(name)] = c.Value.String()
+			}
+			wantCapacity := map[string]string{
+				"memory": "40448Mi", "multiprocessors": "60", "copyEngines": "3", "decoders": "3", "encoders": "0", "jpegEngines": "3", "ofaEngines": "0",
+			}
+			if diff := cmp.Diff(wantCapacity, capacity); diff != "" {
+				t.Errorf("capacity of 3g.40gb at 4 (-want +got):\n%s", diff)
+			}
+			return
+		}
+	}
+	t.Error("3g.40gb at 4 is not published")
+}
+
+func TestOccupiedDevicesAreTaintedAndNothingElseChanges(t *testing.T) {
+	node := modelNode(t, "hgx-h100")
+	whole, part := node.GPUs[2].PCI.DeviceName(), node.GPUs[2].PCI.DeviceName()+"-mig-19-6"
+	clean, tainted := names(t, node), names(t, node, part, whole)
+	var marked []string
+	for i := range tainted {
+		for j, name := range tainted[i] {
+			if name != clean[i][j] {
+				marked = append(marked, name)
+			}
+		}
+	}
+	slices.Sort(marked)
+	want := []string{whole + " " + TaintOccupied + ":NoSchedule", part + " " + TaintOccupied + ":NoSchedule"}
+	slices.SortFunc(want, strings.Compare)
+	if diff := cmp.Diff(want, marked); diff != "" {
+		t.Errorf("devices that differ (-want +got):\n%s", diff)
+	}
+}
+
+func TestAnAmpereGPUOffersWhatItsModeAllows(t *testing.T) {
+	node := modelNode(t, "dgx-a100", 3)
+	for _, slice := range slicesOf(t, node) {
+		for _, d := range slice.Devices {
+			kind, inMIG := *d.Attributes["type"].StringValue, strings.HasPrefix(d.Name, node.GPUs[3].PCI.DeviceName())
+			if inMIG != (kind == typeMIG) {
+				t.Errorf("device %s of type %s: its GPU is in MIG mode: %t", d.Name, kind, inMIG)
+			}
+		}
+	}
+}
