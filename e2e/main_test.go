@@ -98,11 +98,16 @@ func setUp(ctx context.Context) (*suite, error) {
 	if s.node, err = s.startNode(ctx); err != nil {
 		return nil, err
 	}
-	class, err := workload.Load(filepath.Join(source, "deployments", "manifests", "deviceclass-gpu.yaml"))
-	if err != nil {
-		return nil, err
+	for _, name := range []string{"deviceclass-gpu", "deviceclass-mig", "deviceclasses-mig-profiles"} {
+		class, err := workload.Load(filepath.Join(source, "deployments", "manifests", name+".yaml"))
+		if err != nil {
+			return nil, err
+		}
+		if err := workload.Create(ctx, s.kube, "", class); err != nil {
+			return nil, err
+		}
 	}
-	return s, workload.Create(ctx, s.kube, "", class)
+	return s, nil
 }
 
 // copyPrograms puts what make build made where nobody builds.
@@ -143,7 +148,8 @@ func (s *suite) startNode(ctx context.Context) (*node.Node, error) {
 		if err != nil {
 			return false, "", err
 		}
-		return len(list.Items) == 2, fmt.Sprintf("%d slices", len(list.Items)), nil
+		complete := len(list.Items) > 0 && int64(len(list.Items)) == list.Items[0].Spec.Pool.ResourceSliceCount
+		return complete, fmt.Sprintf("%d slices", len(list.Items)), nil
 	})
 }
 

@@ -68,7 +68,7 @@ func (s *space) startPlainNode(ctx context.Context, flags ...string) *plainNode 
 	return n
 }
 
-// offers waits until claims can be prepared on a node and it publishes so many devices.
+// offers waits until claims can be prepared on a node and it publishes so many GPUs.
 func (s *space) offers(ctx context.Context, n *plainNode, devices int) {
 	s.Helper()
 	s.must(n.WaitReady(ctx))
@@ -77,8 +77,8 @@ func (s *space) offers(ctx context.Context, n *plainNode, devices int) {
 		return strings.Contains(state, "waiting for the kubelet"), state, nil
 	})
 	s.eventually(ctx, "ResourceSlices of "+n.name, func(ctx context.Context) (bool, string, error) {
-		found := len(devicesOf(s.slices(ctx, n.name)))
-		return found == devices, fmt.Sprintf("%d devices", found), nil
+		found := len(wholeGPUs(s.slices(ctx, n.name)))
+		return found == devices, fmt.Sprintf("%d GPUs", found), nil
 	})
 }
 
@@ -90,8 +90,8 @@ func (s *space) sim(ctx context.Context, n *plainNode, args ...string) string {
 	return out
 }
 
-// deviceNames are those that a node publishes, in the order in which the scheduler tries them.
+// deviceNames are those of the whole GPUs that a node publishes, in the order in which the scheduler tries them.
 func (s *space) deviceNames(ctx context.Context, n *plainNode) []string {
 	s.Helper()
-	return deviceNames(devicesOf(s.slices(ctx, n.name)))
+	return deviceNames(wholeGPUs(s.slices(ctx, n.name)))
 }

@@ -156,7 +156,8 @@ func (s *space) waitSlices(ctx context.Context, before []resourceapi.ResourceSli
 	s.eventually(ctx, "the plugin to publish again", func(ctx context.Context) (bool, string, error) {
 		now := s.slices(ctx, env.cluster.NodeName())
 		kept := slices.ContainsFunc(now, func(slice resourceapi.ResourceSlice) bool { return old[slice.UID] })
-		return !kept && len(devicesOf(now)) == gpus, fmt.Sprintf("%d devices, old ones: %t", len(devicesOf(now)), kept), nil
+		complete := len(now) > 0 && int64(len(now)) == now[0].Spec.Pool.ResourceSliceCount
+		return !kept && complete && len(wholeGPUs(now)) == gpus, fmt.Sprintf("%d slices, old ones: %t", len(now), kept), nil
 	})
 }
 

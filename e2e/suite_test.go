@@ -197,7 +197,7 @@ func (s *space) devices(ctx context.Context, pod *corev1.Pod) []string {
 // program needs besides.
 func (s *space) checkSees(ctx context.Context, pod *corev1.Pod, devices []string) {
 	s.Helper()
-	published := s.published(ctx)
+	published := devicesOf(s.slices(ctx, env.cluster.NodeName()))
 	var want []string
 	for _, name := range devices {
 		d := find(published, name)
@@ -207,6 +207,7 @@ func (s *space) checkSees(ctx context.Context, pod *corev1.Pod, devices []string
 		want = append(want, "/dev/nvidia"+strconv.FormatInt(*d.Attributes["minor"].IntValue, 10))
 	}
 	slices.Sort(want)
+	want = slices.Compact(want) // partitions of one GPU share its node
 	for _, c := range pod.Spec.Containers {
 		seen, err := env.client.Look(ctx, s.name, pod.Name, c.Name)
 		s.must(err)
@@ -227,10 +228,15 @@ func (s *space) checkSees(ctx context.Context, pod *corev1.Pod, devices []string
 	}
 }
 
-// published are the devices of the cluster's node, in the order in which the scheduler tries them.
+// published are the whole GPUs of the cluster's node, in the order in which the scheduler tries them.
 func (s *space) published(ctx context.Context) []resourceapi.Device {
 	s.Helper()
-	return devicesOf(s.slices(ctx, env.cluster.NodeName()))
+	return wholeGPUs(s.slices(ctx, env.cluster.NodeName()))
+}
+
+// wholeGPUs are the devices that are no partitions.
+func wholeGPUs(list []resourceapi.ResourceSlice) []resourceapi.Device {
+	return slices.DeleteFunc(devicesOf(list), func(d resourceapi.Device) bool { return *d.Attributes["type"].StringValue != "gpu" })
 }
 
 // slices are the ResourceSlices of a node, in order of their names.

@@ -21,6 +21,7 @@ type faultFlags struct {
 	clear      bool
 	slow       time.Duration
 	fail       string
+	uuid       string
 	nth, times int
 	once       bool
 }
@@ -54,6 +55,7 @@ CALL is an NVML function, "nvmlDeviceGetUUID" or "DeviceGetUUID", or "*" for all
 	c.Flags().IntVar(&f.gi, "gi", -1, "GPU instance `ID` the XID is about")
 	c.Flags().IntVar(&f.ci, "ci", -1, "compute instance `ID` the XID is about")
 	c.Flags().BoolVar(&f.lost, "lost", false, "make the GPU fall off the bus")
+	c.Flags().StringVar(&f.uuid, "uuid", "", "put a GPU of this `UUID` in the place of the GPU")
 	c.Flags().IntVar(&f.recovery, "recovery", 0, "recovery `action` the GPU asks for")
 	c.Flags().DurationVar(&f.slow, "slow", 0, "make the call take this `long`")
 	c.Flags().StringVar(&f.fail, "fail", "", "make this `call` fail")
@@ -114,7 +116,7 @@ func inject(c *cobra.Command, n *sim.Node, f *faultFlags, fault sim.Fault) error
 // troubleGPU does what is about one GPU as a whole.
 func troubleGPU(c *cobra.Command, n *sim.Node, f *faultFlags) error {
 	xid, recovery := c.Flags().Changed("xid"), c.Flags().Changed("recovery")
-	if !xid && !recovery && !f.lost {
+	if !xid && !recovery && !f.lost && f.uuid == "" {
 		return usagef("nothing to do: want --xid, --lost, --recovery, --slow, --fail or --clear (see %q)", c.CommandPath()+" --help")
 	}
 	if f.gpu < 0 {
@@ -130,6 +132,9 @@ func troubleGPU(c *cobra.Command, n *sim.Node, f *faultFlags) error {
 		if err := n.Raise(f.gpu, e); err != nil {
 			return err
 		}
+	}
+	if f.uuid != "" {
+		return n.Replace(f.gpu, f.uuid)
 	}
 	if f.lost {
 		return n.Lose(f.gpu)

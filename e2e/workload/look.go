@@ -211,3 +211,14 @@ func (c Client) Look(ctx context.Context, namespace, pod, container string) (See
 	slices.Sort(s.DeviceNodes)
 	return s, nil
 }
+
+// Capabilities are the device nodes that let a container at a partition, two for each.
+func (s Seen) Capabilities() []string {
+	var nodes []string
+	for _, n := range s.DeviceNodes {
+		if strings.HasPrefix(n, "/dev/nvidia-caps/") {
+			nodes = append(nodes, n)
+		}
+	}
+	return nodes
+}

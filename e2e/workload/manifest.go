@@ -25,7 +25,7 @@ import (
 const Image = "cleave.local/busybox:e2e"
 
 // look is what a container runs in place of its own command: it prints what it sees of its devices, then stays.
-const look = `ls /dev/nvidia* 2>/dev/null; env | grep -E '^(NVIDIA|CUDA|CLEAVE)_' | sort; ` +
+const look = `ls -d /dev/nvidia* /dev/nvidia-caps/* 2>/dev/null; env | grep -E '^(NVIDIA|CUDA|CLEAVE)_' | sort; ` +
 	`for l in /usr/lib/x86_64-linux-gnu/libcuda.so.1; do [ -s $l ] && echo $l; done; echo ` + lookEnd + `; trap 'exit 0' TERM; sleep infinity & wait`
 
 // lookEnd is the last line that look prints.

@@ -65,7 +65,7 @@ func (h *fakeHardware) DestroyPartition(context.Context, gpu.PCIAddress, gpu.Par
 }
 
 func (h *fakeHardware) PartitionAt(context.Context, gpu.PCIAddress, gpu.Partition) (*gpu.Partition, error) {
-	return nil, nil
+	return nil, nil //nolint:nilnil // whole GPUs have no partitions
 }
 
 func (h *fakeHardware) Partitions(context.Context, *gpu.GPU) ([]gpu.Partition, error) {

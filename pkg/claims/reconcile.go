@@ -125,7 +125,7 @@ func (e *Engine) reconcileClaim(ctx context.Context, api API, r *records.Record)
 		return err
 	}
 	defer held.Release()
-	if now := e.index.get(r.Claim.UID); now != r {
+	if now := e.index.get(r.Claim.UID); now == nil || !sameDevices(now, r) {
 		return nil // prepared anew or unprepared since we looked
 	}
 	if err := e.checkIdle(ctx, r); err != nil {

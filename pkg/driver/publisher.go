@@ -71,6 +71,16 @@ func (p *publisher) publish(ctx context.Context, slices []resourceslice.Slice) e
 	return err
 }
 
+// refresh has the helper compare what was published with what is there. Where nothing differs nothing is written.
+func (p *publisher) refresh(ctx context.Context) {
+	if p.published == nil {
+		return
+	}
+	if err := p.publish(ctx, p.published); err != nil {
+		klog.FromContext(ctx).Error(err, "Could not publish ResourceSlices again")
+	}
+}
+
 // wait returns once the API server has a slice with these devices at an index.
 func (p *publisher) wait(ctx context.Context, index int, devices []resourceapi.Device) error {
 	ctx, cancel := context.WithTimeout(ctx, syncTimeout)

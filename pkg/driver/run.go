@@ -8,9 +8,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"google.golang.org/grpc"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -38,7 +40,7 @@ func Run(ctx context.Context, config Config) error {
 	}
 	ctx, fatal := context.WithCancelCause(ctx)
 	defer fatal(nil)
-	s := &service{config: config, metrics: newMetrics()}
+	s := &service{config: config, metrics: newMetrics(), registered: make(chan struct{}, 1)}
 	if err := s.open(ctx); err != nil {
 		return err
 	}
@@ -77,6 +79,8 @@ type service struct {
 	engine  *claims.Engine
 	helper  *kubeletplugin.Helper
 	ready   readiness
+	// registered has a value after the kubelet has registered the plugin.
+	registered chan struct{}
 }
 
 // open reads what is on disk and connects to the API server; nothing is served yet.
@@ -134,6 +138,7 @@ func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCa
 		// Locks are per GPU and hold across processes; the helper's single lock would make all claims wait in line.
 		kubeletplugin.Serialize(false),
 		kubeletplugin.HealthService(false),
+		kubeletplugin.GRPCInterceptor(s.noteRegistration),
 	}
 	if s.config.PodUID != "" {
 		options = append(options, kubeletplugin.RollingUpdate(types.UID(s.config.PodUID)))
@@ -144,6 +149,18 @@ func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCa
 	}
 	s.helper = helper
 	return nil
+}
+
+// noteRegistration notices when a kubelet, which may just have started, registers the plugin.
+func (s *service) noteRegistration(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	answer, err := handler(ctx, req)
+	if err == nil && strings.HasSuffix(info.FullMethod, "/NotifyRegistrationStatus") {
+		select {
+		case s.registered <- struct{}{}:
+		default: // one is waiting already
+		}
+	}
+	return answer, err
 }
 
 // useHardware waits for the driver, lets claims be prepared, publishes what it finds, and keeps all of it in line until
@@ -242,6 +259,11 @@ func (s *service) offerGPUs(ctx context.Context, session *nvml.Session) error {
 	}
 }
 
+// slicesGoneFor is for how many seconds after a registration the slices are published again. A kubelet that starts
+// deletes the slices of its node, at some time about the registration; left alone, the helper puts them back after 30 s
+// (DefaultSyncDelay of k8s.io/dynamic-resource-allocation/resourceslice), and till then nothing can be scheduled.
+const slicesGoneFor = 6
+
 // startUp is when the first publication is over, informers' first lists included.
 const startUp = 2 * time.Second
 
@@ -268,6 +290,9 @@ func (s *service) keepUp(ctx context.Context, session *nvml.Session) {
 	s.engine.Reconcile(ctx, apiClaims{s.client})
 	started := time.After(startUp)
 	var settled <-chan time.Time
+	refresh := time.NewTicker(time.Second)
+	defer refresh.Stop()
+	refreshes := 0
 	for {
 		select {
 		case <-ctx.Done():
@@ -275,6 +300,13 @@ func (s *service) keepUp(ctx context.Context, session *nvml.Session) {
 		case <-started:
 			if err := releaseStartUp(); err != nil {
 				klog.FromContext(ctx).Error(err, "Could not give back the memory that the start took")
+			}
+		case <-s.registered:
+			refreshes = slicesGoneFor
+		case <-refresh.C:
+			if refreshes > 0 {
+				refreshes--
+				p.refresh(ctx)
 			}
 		case <-changed:
 			settled = time.After(settle)

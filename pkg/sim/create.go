@@ -101,6 +101,11 @@ func Remove(root string) error {
 		if err := os.RemoveAll(filepath.Join(root, dir)); err != nil {
 			return fmt.Errorf("remove simulated node: %w", err)
 		}
+		for parent := filepath.Dir(dir); parent != "."; parent = filepath.Dir(parent) {
+			if err := os.Remove(filepath.Join(root, parent)); err != nil {
+				break // it holds something else, or is gone
+			}
+		}
 	}
 	return nil
 }

@@ -58,7 +58,17 @@ func (d *Device) Index() (int, error) {
 
 // UUID is "GPU-…" (nvmlDeviceGetUUID).
 func (d *Device) UUID() (string, error) {
-	return d.spec.UUID, d.node.enter("nvmlDeviceGetUUID", d.index)
+	if err := d.node.enter("nvmlDeviceGetUUID", d.index); err != nil {
+		return "", err
+	}
+	st, err := d.node.state.load()
+	if err != nil {
+		return "", err
+	}
+	if uuid := st.UUIDs[d.index]; uuid != "" {
+		return uuid, nil
+	}
+	return d.spec.UUID, nil
 }
 
 // Serial is the serial number of the board (nvmlDeviceGetSerial).

@@ -105,6 +105,20 @@ func (n *Node) Lose(index int) error {
 	})
 }
 
+// Replace puts another GPU, of the same board, in the place of one.
+func (n *Node) Replace(index int, uuid string) error {
+	if err := n.checkIndex(index); err != nil {
+		return err
+	}
+	return n.state.update(func(s *nodeState) error {
+		if s.UUIDs == nil {
+			s.UUIDs = map[int]string{}
+		}
+		s.UUIDs[index] = uuid
+		return nil
+	})
+}
+
 // ClearFaults removes faults and brings lost GPUs back; of one GPU, or of all and of none (-1).
 func (n *Node) ClearFaults(index int) error {
 	return n.state.update(func(s *nodeState) error {

@@ -3,6 +3,7 @@ package sim
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 )
 
@@ -21,6 +22,8 @@ type nodeState struct {
 	Unloaded bool `json:"unloaded,omitempty"`
 	// Lost are the indexes of the GPUs that fell off the bus, ascending.
 	Lost []int `json:"lost,omitempty"`
+	// UUIDs of GPUs that were put in the place of others, by index.
+	UUIDs map[int]string `json:"uuids,omitempty"`
 	// Faults in the order in which they were injected.
 	Faults    []Fault `json:"faults,omitempty"`
 	LastFault int     `json:"lastFault,omitempty"`
@@ -91,6 +94,7 @@ const keptEvents = 32
 func (s *nodeState) clone() *nodeState {
 	c := *s
 	c.Lost = slices.Clone(s.Lost)
+	c.UUIDs = maps.Clone(s.UUIDs)
 	c.Faults = slices.Clone(s.Faults)
 	return &c
 }

@@ -20,6 +20,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -90,7 +91,7 @@ func simInit() C.nvmlReturn_t {
 			}
 			defer C.free(unsafe.Pointer(root))
 			opened, err := sim.Open(C.GoString(root), options()...)
-			if errors.Is(err, fs.ErrNotExist) { // in a container
+			if errors.Is(err, fs.ErrNotExist) && inContainer(C.GoString(root)) {
 				opened, _, err = sim.OpenVisible(C.GoString(root), options()...)
 			}
 			if err != nil {
@@ -208,4 +209,11 @@ func simSystemGetCudaDriverVersion(to *C.int) C.nvmlReturn_t {
 		v, err := n.SystemCUDADriverVersion()
 		return put(to, v, err, func(v int) C.int { return C.int(v) })
 	})
+}
+
+// inContainer tells a container, which has the library but nothing else of the node, from a node that is being created
+// right now, whose folder for its state comes first.
+func inContainer(root string) bool {
+	_, err := os.Stat(filepath.Join(root, "var/lib/nvml-sim"))
+	return errors.Is(err, fs.ErrNotExist)
 }
