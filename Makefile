@@ -52,7 +52,9 @@ test: lint unit e2e ## everything that runs without a GPU: lint, unit with race 
 
 .PHONY: unit
 unit: sim ## unit tests with the race detector
-	go test -race ./api/... ./cmd/... ./pkg/... ./hack/gen-deviceclasses/... ./e2e/cluster/...
+	go test -race -short ./api/... ./cmd/... ./pkg/... ./hack/gen-deviceclasses/... ./e2e/cluster/...
+	@# A thousand plugins are started and killed: the race detector would make each start slow.
+	go test -run TestAKilledPlugin ./pkg/claims
 
 .PHONY: e2e
 e2e: build ## tests on a real local Kubernetes node (K8S_VERSION=1.37.1 or 1.36.4)

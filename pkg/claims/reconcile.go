@@ -113,26 +113,37 @@ func (e *Engine) Reconcile(ctx context.Context, api API) {
 // its GPUs. A pod deleted by force leaves the API server at once while its containers still run for a while: handing
 // their GPU on would put two tenants on it.
 func (e *Engine) reconcileClaim(ctx context.Context, api API, r *records.Record) error {
-	claim, err := api.Claim(ctx, r.Claim.Namespace, r.Claim.Name)
-	if err != nil {
-		return fmt.Errorf("read the claim from the API server: %w", err)
-	}
-	if claim != nil && claim.UID == r.Claim.UID && allocates(claim, r, e.id) {
-		return nil
+	gone, err := e.isGone(ctx, api, r)
+	if err != nil || !gone {
+		return err
 	}
 	held, err := e.lockFor(ctx, r.Claim.UID, r.GPUs())
 	if err != nil {
 		return err
 	}
 	defer held.Release()
-	if now := e.index.get(r.Claim.UID); now == nil || !sameDevices(now, r) {
+	now := e.index.get(r.Claim.UID)
+	if now == nil || !sameDevices(now, r) {
 		return nil // prepared anew or unprepared since we looked
 	}
-	if err := e.checkIdle(ctx, r); err != nil {
+	// Look again, now that nobody can prepare it: it may have been given the same devices again meanwhile.
+	if gone, err = e.isGone(ctx, api, now); err != nil || !gone {
+		return err
+	}
+	if err := e.checkIdle(ctx, now); err != nil {
 		return fmt.Errorf("the claim is gone from the API server, but its GPUs cannot be handed on yet: %w", err)
 	}
-	klog.FromContext(ctx).Info("Releasing what a claim held that is gone", "claim", r.Claim, "gpus", r.GPUs())
-	return e.release(ctx, r.Claim.UID)
+	klog.FromContext(ctx).Info("Releasing what a claim held that is gone", "claim", now.Claim, "gpus", now.GPUs())
+	return e.release(ctx, now.Claim.UID)
+}
+
+// isGone tells whether the API server says that a claim holds nothing here any more.
+func (e *Engine) isGone(ctx context.Context, api API, r *records.Record) (bool, error) {
+	claim, err := api.Claim(ctx, r.Claim.Namespace, r.Claim.Name)
+	if err != nil {
+		return false, fmt.Errorf("read the claim from the API server: %w", err)
+	}
+	return claim == nil || claim.UID != r.Claim.UID || !allocates(claim, r, e.id), nil
 }
 
 // checkIdle fails unless the driver says that no process uses the whole GPUs a record holds. Partitions need no such
