@@ -58,7 +58,8 @@ unit: sim ## unit tests with the race detector
 
 .PHONY: e2e
 e2e: build ## tests on a real local Kubernetes node (K8S_VERSION=1.37.1 or 1.36.4)
-	CLEAVE_E2E=1 go test -count=1 -timeout 40m -v ./e2e/...
+	@# -p 1: one cluster at a time; two that start at once may want the same port.
+	CLEAVE_E2E=1 go test -p 1 -count=1 -timeout 40m -v ./e2e/...
 
 .PHONY: lint
 lint: $(LINT) ## gofmt, go vet and the rules of .golangci.yaml

@@ -244,7 +244,11 @@ func (e *Engine) markReleasing(r *records.Record) error {
 	if r.State == records.Prepared {
 		releasing.State = records.Releasing
 	}
-	return e.write(releasing)
+	if err := e.write(releasing); err != nil {
+		return err
+	}
+	e.changed()
+	return nil
 }
 
 // intact tells whether a prepared claim's partitions are still there, and puts back a spec that is missing. An error

@@ -67,6 +67,8 @@ type Engine struct {
 	foreign foreignPartitions
 	// offerExisting hands out partitions of others as they are, see OfferExisting.
 	offerExisting bool
+	// changed is told of changes, see OnChange.
+	changed func()
 
 	backend atomic.Pointer[backend]
 	corrupt corruptRecords
@@ -85,7 +87,7 @@ var errStarting = errors.New("the plugin is starting")
 // New makes an engine without hardware: it can unprepare, and refuses to prepare until SetHardware.
 // bootID is the content of /proc/sys/kernel/random/boot_id.
 func New(id Identity, bootID string, store *records.Store, locks *Locks, specs SpecRemover) *Engine {
-	e := &Engine{id: id, bootID: bootID, store: store, locks: locks, index: newIndex(), specs: specs}
+	e := &Engine{id: id, bootID: bootID, store: store, locks: locks, index: newIndex(), specs: specs, changed: func() {}}
 	e.SetWaiting(errStarting)
 	return e
 }
@@ -93,6 +95,10 @@ func New(id Identity, bootID string, store *records.Store, locks *Locks, specs S
 // OfferExisting makes claims for a device get the partition that somebody else made at just its place, as it is. Without
 // it such a device is occupied. Call it before the first Prepare.
 func (e *Engine) OfferExisting() { e.offerExisting = true }
+
+// OnChange has a function called, which must not block, when what Occupied says may have changed by the engine's own
+// doing. Call it before the first Prepare.
+func (e *Engine) OnChange(changed func()) { e.changed = changed }
 
 // SetHardware lets Prepare work.
 func (e *Engine) SetHardware(hw Hardware, cdi CDI) {

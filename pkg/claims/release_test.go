@@ -66,7 +66,12 @@ func TestAPartitionInUseAtUnprepareStaysOccupiedUntilItIsGone(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	devices := b.prepare("a", b.name(0, 9, 4), b.name(0, 19, 0))
 	b.hold(devices[0], 4711)
+	changes := 0
+	b.OnChange(func() { changes++ })
 	err := b.Unprepare(t.Context(), refOf(deviceClaim("a")))
+	if changes != 1 {
+		t.Errorf("%d changes were told, want 1: the devices are to be tainted now", changes)
+	}
 	if err == nil || !strings.Contains(err.Error(), "4711") || !strings.Contains(err.Error(), b.name(0, 9, 4)) {
 		t.Errorf("got %v, want an error that names the device and process 4711", err)
 	}

@@ -40,7 +40,7 @@ func Run(ctx context.Context, config Config) error {
 	}
 	ctx, fatal := context.WithCancelCause(ctx)
 	defer fatal(nil)
-	s := &service{config: config, metrics: newMetrics(), registered: make(chan struct{}, 1)}
+	s := &service{config: config, metrics: newMetrics(), registered: make(chan struct{}, 1), changed: make(chan struct{}, 1)}
 	if err := s.open(ctx); err != nil {
 		return err
 	}
@@ -81,6 +81,8 @@ type service struct {
 	ready   readiness
 	// registered has a value after the kubelet has registered the plugin.
 	registered chan struct{}
+	// changed has a value after partitions, or what occupies devices, have changed.
+	changed chan struct{}
 }
 
 // open reads what is on disk and connects to the API server; nothing is served yet.
@@ -107,6 +109,7 @@ func (s *service) open(ctx context.Context) error {
 	}
 	s.engine = claims.New(claims.Identity{Driver: s.config.DriverName, Pool: s.config.NodeName}, bootID, store, locks,
 		cdi.Remover{Dir: s.config.CDIDir, Driver: s.config.DriverName})
+	s.engine.OnChange(func() { signal(s.changed) })
 	if s.config.ExistingPartitions == OfferExisting {
 		s.engine.OfferExisting()
 	}
@@ -155,12 +158,17 @@ func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCa
 func (s *service) noteRegistration(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	answer, err := handler(ctx, req)
 	if err == nil && strings.HasSuffix(info.FullMethod, "/NotifyRegistrationStatus") {
-		select {
-		case s.registered <- struct{}{}:
-		default: // one is waiting already
-		}
+		signal(s.registered)
 	}
 	return answer, err
+}
+
+// signal puts a value into a channel that holds one, unless it is there already.
+func signal(to chan<- struct{}) {
+	select {
+	case to <- struct{}{}:
+	default:
+	}
 }
 
 // useHardware waits for the driver, lets claims be prepared, publishes what it finds, and keeps all of it in line until
@@ -279,10 +287,9 @@ const settle = time.Second
 // back.
 func (s *service) keepUp(ctx context.Context, session *nvml.Session) {
 	p := &publisher{to: s.helper, client: s.client, driver: s.config.DriverName, pool: s.config.NodeName}
-	changed := make(chan struct{}, 1)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { s.watchMIG(ctx, session, changed) })
+	wg.Go(func() { s.watchMIG(ctx, session) })
 	tick := time.NewTicker(s.config.ReconcileEvery)
 	defer tick.Stop()
 	s.engine.Recover(ctx)
@@ -308,7 +315,7 @@ func (s *service) keepUp(ctx context.Context, session *nvml.Session) {
 				refreshes--
 				p.refresh(ctx)
 			}
-		case <-changed:
+		case <-s.changed:
 			settled = time.After(settle)
 		case <-settled:
 			settled = nil
@@ -324,16 +331,11 @@ func (s *service) keepUp(ctx context.Context, session *nvml.Session) {
 
 // watchMIG reports changes of partitions until ctx ends. A wait for events may fail because of one GPU: it is begun
 // anew, and until then changes are seen at the next reconcile.
-func (s *service) watchMIG(ctx context.Context, session *nvml.Session, changed chan<- struct{}) {
+func (s *service) watchMIG(ctx context.Context, session *nvml.Session) {
 	again := time.NewTicker(watchAgain)
 	defer again.Stop()
 	for {
-		err := session.WatchMIG(ctx, func() {
-			select {
-			case changed <- struct{}{}:
-			default: // one is waiting already
-			}
-		})
+		err := session.WatchMIG(ctx, func() { signal(s.changed) })
 		if err == nil {
 			return // ctx has ended, or the driver has no such events
 		}

@@ -11,6 +11,8 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/cleave-dra/cleave/e2e/packing"
 )
 
 // smallest is the profile ID of the smallest partitions of an H100.
@@ -163,4 +165,21 @@ func (b *bench) calls() (int, error) {
 		}
 	}
 	return n, nil
+}
+
+// Seeds and requests of the packing traces, and the share of the peer's rejections that is to be undercut, in percent.
+const (
+	packingSeeds    = 6
+	packingRequests = 1000
+	packingLimit    = 95
+)
+
+// measurePacking replays traces through the scheduler's allocator, with Cleave's order of devices and the peer's.
+func (b *bench) measurePacking(ctx context.Context, source string, r *report) error {
+	comparison, err := packing.Measure(ctx, source, packingSeeds, packingRequests)
+	if err != nil {
+		return fmt.Errorf("compare the order of devices with the peer's: %w", err)
+	}
+	r.add(result{Name: "rejected slices against the peer's order", Value: 100 * comparison.Ratio(), Limit: packingLimit, Unit: "%", Rule: "e2e/packing"})
+	return nil
 }
