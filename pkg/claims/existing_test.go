@@ -1,0 +1,55 @@
+package claims
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// With --existing-partitions=offer, a partition that somebody else made is handed out as it is, and outlives the claim.
+func TestAnOfferedPartitionIsHandedOutAndOutlivesItsClaim(t *testing.T) {
+	b := newSimBed(t, "hgx-h100")
+	gi := occupy(t, b.node, 0, 19, 6, 1)
+	device := b.name(0, 19, 6)
+	b.OfferExisting()
+
+	// A GPU instance without a compute instance is of no use to anybody.
+	compute, err := gi.ComputeInstanceByID(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := compute.Destroy(); err != nil {
+		t.Fatal(err)
+	}
+	b.FindForeign(t.Context())
+	if got := b.Existing(); len(got) != 0 || !slices.Contains(b.Occupied(), device) {
+		t.Errorf("half made: got %v offered, want none and %s occupied", got, device)
+	}
+	if _, err := gi.CreateComputeInstance(0); err != nil {
+		t.Fatal(err)
+	}
+	b.FindForeign(t.Context())
+	offered := b.Existing()
+	if len(offered) != 1 || offered[0].Device != device || offered[0].UUID == "" {
+		t.Fatalf("got %v offered, want %s with its UUID", offered, device)
+	}
+	if slices.Contains(b.Occupied(), device) || !slices.Contains(b.Occupied(), b.name(0)) {
+		t.Errorf("got occupied devices %v, want the whole GPU among them and %s not", b.Occupied(), device)
+	}
+
+	got := b.prepare("a", device)
+	if diff := cmp.Diff(offered[0].UUID, got[0].Partition.UUID); diff != "" {
+		t.Errorf("UUID (-offered +given):\n%s", diff)
+	}
+	if b.tryPrepare("b", device) == nil {
+		t.Error("a second claim got the same partition")
+	}
+	b.Recover(t.Context())
+	b.want(list("0 19@6"), list("a"), list("a"))
+	b.unprepare("a")
+	b.want(list("0 19@6"), nil, nil)
+	b.prepare("b", device)
+	b.unprepare("b")
+	b.want(list("0 19@6"), nil, nil)
+}
