@@ -37,7 +37,8 @@ func Open(dir string) (*Cluster, error) {
 // Fits says whether Up with these options would make a cluster like this one.
 func (c *Cluster) Fits(o Options) bool {
 	return o.Version == c.state.Version && o.NodeName == c.state.NodeName &&
-		maps.Equal(o.FeatureGates, c.state.FeatureGates) && slices.Equal(o.RuntimeConfig, c.state.Runtime)
+		maps.Equal(o.FeatureGates, c.state.FeatureGates) && slices.Equal(o.RuntimeConfig, c.state.Runtime) &&
+		slices.Equal(o.Environment, c.state.Environment)
 }
 
 // Down stops the cluster and removes its folder.

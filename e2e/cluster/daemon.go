@@ -69,12 +69,12 @@ func startDaemon(l layout, s state, c Component) (*daemon, error) {
 // of the person who happens to start it.
 func daemonEnvironment(l layout, s state) []string {
 	path := []string{s.toolsDir(), "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
-	return []string{
+	return append([]string{
 		"PATH=" + strings.Join(path, string(filepath.ListSeparator)),
 		"HOME=/root",
 		"LANG=C.UTF-8",
 		ownerVariable + "=" + l.dir,
-	}
+	}, s.Environment...)
 }
 
 // findDaemon returns a component that this or another program started.

@@ -41,6 +41,8 @@ type Options struct {
 	// RuntimeConfig switches APIs of the API server on or off, as in
 	// "resource.k8s.io/v1beta2=true".
 	RuntimeConfig []string
+	// Environment is added to that of every component, as in "GOGC=400".
+	Environment []string
 	// Source is the root of the Cleave repository, where the modules of the
 	// programs are. Default: found from the working folder upwards.
 	Source string

@@ -15,6 +15,7 @@ type state struct {
 	NodeName     string          `json:"nodeName"`
 	FeatureGates map[string]bool `json:"featureGates,omitempty"`
 	Runtime      []string        `json:"runtimeConfig,omitempty"`
+	Environment  []string        `json:"environment,omitempty"`
 	Ports        ports           `json:"ports"`
 	Host         host            `json:"host"`
 }

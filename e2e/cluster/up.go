@@ -78,7 +78,7 @@ func prepare(ctx context.Context, o Options) (*Cluster, error) {
 	}
 	s := state{
 		Version: o.Version, BinDir: o.BinDir, NodeName: o.NodeName,
-		FeatureGates: o.FeatureGates, Runtime: o.RuntimeConfig, Ports: p, Host: h,
+		FeatureGates: o.FeatureGates, Runtime: o.RuntimeConfig, Environment: o.Environment, Ports: p, Host: h,
 	}
 	// The sockets and keys below are nobody else's business.
 	if err := os.Chmod(l.dir, 0o711); err != nil {

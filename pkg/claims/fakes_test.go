@@ -208,7 +208,7 @@ func newBed(t *testing.T) *bed {
 // openBed is one more plugin process on the node whose state is in dir, not loaded yet.
 func openBed(t testing.TB, dir string) *bed {
 	t.Helper()
-	b := &bed{dir: dir, hardware: &fakeHardware{node: nodeOf(4), pids: map[string][]int{}}, cdi: &fakeCDI{}, disk: &faultyDisk{}}
+	b := &bed{dir: dir, hardware: &fakeHardware{node: nodeOf(4), pids: map[string][]int{}}, cdi: &fakeCDI{}, disk: &faultyDisk{Disk: records.NewDisk()}}
 	b.Engine = newEngine(t, dir, b.disk, bootNow)
 	b.SetHardware(b.hardware, b.cdi)
 	return b

@@ -119,7 +119,7 @@ func (w *worker) open(ctx context.Context) error {
 	}
 	w.gpus = session.Node()
 	w.specs = &specFolder{dir: filepath.Join(w.dir, "specs"), step: w.step}
-	store, err := records.OpenStore(hookedDisk{step: w.step}, filepath.Join(w.dir, "claims"))
+	store, err := records.OpenStore(hookedDisk{Disk: records.NewDisk(), step: w.step}, filepath.Join(w.dir, "claims"))
 	if err != nil {
 		return err
 	}

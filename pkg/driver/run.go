@@ -99,7 +99,7 @@ func (s *service) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	store, err := records.OpenStore(records.Disk{}, filepath.Join(s.config.pluginDir(), "claims"))
+	store, err := records.OpenStore(records.NewDisk(), filepath.Join(s.config.pluginDir(), "claims"))
 	if err != nil {
 		return err
 	}

@@ -1,17 +1,45 @@
 package records
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync/atomic"
+	"syscall"
 	"time"
 )
 
-// Disk is the FileSystem of the operating system.
-type Disk struct{}
+// Disk is the FileSystem of the operating system. The zero value works; one of NewDisk is faster.
+type Disk struct {
+	spares *spares
+}
+
+// spares are files that were removed and can be written again. No two ever have one name, also not those of two
+// processes: else two records could be written into one file.
+type spares struct {
+	paths chan string
+	owner string
+	made  atomic.Uint64
+}
+
+// maxSpares bounds the removed files that are kept.
+const maxSpares = 64
+
+// NewDisk makes a Disk that keeps some of the files it removes, under another name, and writes them again. Making a
+// file takes ext4 the longer the more files were deleted in the last minutes: it looks at each before it uses a number
+// again (recently_deleted in the kernel's fs/ext4/ialloc.c). What this process leaves behind, a later Sweep deletes.
+func NewDisk() Disk {
+	return Disk{&spares{paths: make(chan string, maxSpares), owner: rand.Text()}}
+}
+
+// name is a new one for a file beside another.
+func (s *spares) name(path string) string {
+	return filepath.Join(filepath.Dir(path), fmt.Sprintf(".spare.%s-%d", s.owner, s.made.Add(1)))
+}
 
 // MkdirAll as os.MkdirAll.
 func (Disk) MkdirAll(path string, mode fs.FileMode) error { return os.MkdirAll(path, mode) }
@@ -47,8 +75,8 @@ func (Disk) ReadFile(path string, limit int64) ([]byte, error) {
 }
 
 // WriteFile writes beside the file, syncs and renames. Nothing stays behind where a step fails.
-func (Disk) WriteFile(path string, data []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), temporary(filepath.Base(path))) // mode 0600
+func (d Disk) WriteFile(path string, data []byte) (err error) {
+	f, err := d.open(path)
 	if err != nil {
 		return err
 	}
@@ -68,6 +96,22 @@ func (Disk) WriteFile(path string, data []byte) (err error) {
 		return err
 	}
 	return os.Rename(f.Name(), path)
+}
+
+// open opens a temporary file beside a file: a spare one, or else a new one.
+func (d Disk) open(path string) (*os.File, error) {
+	if d.spares != nil {
+		select {
+		case spare := <-d.spares.paths:
+			f, err := os.OpenFile(spare, os.O_WRONLY|os.O_TRUNC|syscall.O_NOFOLLOW, 0) //nolint:gosec // a file of ours
+			if !errors.Is(err, fs.ErrNotExist) {
+				return f, err
+			}
+			// Another process has swept it.
+		default:
+		}
+	}
+	return os.CreateTemp(filepath.Dir(path), temporary(filepath.Base(path))) // mode 0600
 }
 
 // temporary is the pattern of the names of a file's temporary files.
@@ -104,9 +148,25 @@ func (Disk) Sweep(dir string) error {
 func (Disk) Rename(from, to string) error { return os.Rename(from, to) }
 
 // Remove deletes a file that may be missing.
-func (Disk) Remove(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+func (d Disk) Remove(path string) error {
+	if d.spares != nil {
+		spare := d.spares.name(path)
+		if err := os.Rename(path, spare); err != nil {
+			return ignoreMissing(err)
+		}
+		select {
+		case d.spares.paths <- spare:
+			return nil
+		default: // there are enough
+			path = spare
+		}
 	}
-	return nil
+	return ignoreMissing(os.Remove(path))
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -130,5 +131,105 @@ func TestOpenStoreSweepsTemporaryFilesThatAKillLeftBehind(t *testing.T) {
 	again := openStoreIn(t, Disk{}, s.Dir())
 	if diff := cmp.Diff([]string{}, listAll(t, again.Dir())); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
+	}
+}
+
+func TestANewDiskWritesRemovedFilesAgain(t *testing.T) {
+	dir := t.TempDir()
+	disk := NewDisk()
+	first, second := filepath.Join(dir, "a.json"), filepath.Join(dir, "b.json")
+	if err := disk.WriteFile(first, []byte("a long first content")); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.Stat(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := disk.Remove(first); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(first); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the removed file: got %v, want %v", err, fs.ErrNotExist)
+	}
+	if err := disk.WriteFile(second, []byte("short")); err != nil {
+		t.Fatal(err)
+	}
+	after, err := os.Stat(second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !os.SameFile(before, after) {
+		t.Error("the second file is a new one, want the removed one")
+	}
+	if got, err := os.ReadFile(second); err != nil || string(got) != "short" {
+		t.Errorf("content: got %q, %v, want %q", got, err, "short")
+	}
+	if after.Mode() != 0o600 {
+		t.Errorf("mode: got %v, want 0600", after.Mode())
+	}
+	if diff := cmp.Diff([]string{"b.json"}, listAll(t, dir)); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+}
+
+func TestANewDiskWritesOnWhereItsSpareFilesWereSwept(t *testing.T) {
+	dir := t.TempDir()
+	disk := NewDisk()
+	path := filepath.Join(dir, "a.json")
+	if err := errors.Join(disk.WriteFile(path, []byte("first")), disk.Remove(path)); err != nil {
+		t.Fatal(err)
+	}
+	old := time.Now().Add(-time.Hour)
+	spare := listAll(t, dir)
+	if len(spare) != 1 {
+		t.Fatalf("files after Remove: got %q, want one", spare)
+	}
+	if err := errors.Join(os.Chtimes(filepath.Join(dir, spare[0]), old, old), Disk{}.Sweep(dir)); err != nil {
+		t.Fatal(err)
+	}
+	if left := listAll(t, dir); len(left) != 0 {
+		t.Errorf("files after Sweep: got %q, want none", left)
+	}
+	if err := disk.WriteFile(path, []byte("second")); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(path); err != nil || string(got) != "second" {
+		t.Errorf("content: got %q, %v, want %q", got, err, "second")
+	}
+}
+
+func TestANewDiskKeepsABoundedNumberOfFiles(t *testing.T) {
+	dir := t.TempDir()
+	disk := NewDisk()
+	for i := range maxSpares + 10 {
+		path := filepath.Join(dir, strconv.Itoa(i))
+		if err := (Disk{}).WriteFile(path, []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		if err := disk.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := len(listAll(t, dir)); got != maxSpares {
+		t.Errorf("files: got %d, want %d", got, maxSpares)
+	}
+	if err := disk.Remove(filepath.Join(dir, "missing")); err != nil {
+		t.Errorf("Remove of a missing file: %v", err)
+	}
+}
+
+// Two records must never be written into one file, however often a name comes and goes.
+func TestDisksDoNotShareSpareFiles(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a.json")
+	for _, disk := range []Disk{NewDisk(), NewDisk()} {
+		for range 3 {
+			if err := errors.Join((Disk{}).WriteFile(path, []byte("x")), disk.Remove(path)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if got := len(listAll(t, dir)); got != 6 {
+		t.Errorf("spare files: got %d, want 6, each with a name of its own", got)
 	}
 }
