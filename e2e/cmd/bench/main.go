@@ -33,7 +33,7 @@ func main() {
 	flag.StringVar(&o.source, "source", ".", "root of the Cleave repository")
 	flag.StringVar(&o.output, "o", "", "file for the numbers as JSON")
 	flag.IntVar(&o.samples, "samples", 300, "single operations to measure")
-	flag.IntVar(&o.rounds, "rounds", 60, "rounds of eight claims at once")
+	flag.IntVar(&o.rounds, "rounds", 200, "rounds of eight claims at once")
 	flag.IntVar(&o.claims, "claims", 200, "claims that are prepared already in the loaded case")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
