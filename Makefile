@@ -35,13 +35,15 @@ sim: ## build the simulated node: nvml-sim and libnvidia-ml.so.1
 		-o $(BIN)/libnvidia-ml.so.1 ./cmd/nvml-sim/libnvidia-ml
 	rm -f $(BIN)/libnvidia-ml.so.h
 
-# The hook program, which cleave carries: static, as it runs on the host.
-HOOK := pkg/cdi/hook/dist/nvidia-cdi-hook
+# The hook programs, which cleave carries and which run on the host. The first is static, as the host's C library may be
+# any. The second loads the driver's library, so it cannot be; it is installed only where the driver is new enough.
+HOOKS := pkg/cdi/hook/dist
 .PHONY: hook
 hook:
 	go build -trimpath -tags osusergo,netgo -ldflags '-s -w -linkmode=external "-extldflags=-static -Wl,-z,lazy -Wl,--no-warnings"' \
-		-o $(HOOK) ./cmd/nvidia-cdi-hook
-	gzip -9 -n -f $(HOOK)
+		-o $(HOOKS)/nvidia-cdi-hook ./cmd/nvidia-cdi-hook
+	go build -trimpath -tags osusergo,netgo -ldflags '-s -w -extldflags=-Wl,-z,lazy' -o $(HOOKS)/cleave-memory-limit ./cmd/cleave-memory-limit
+	gzip -9 -n -f $(HOOKS)/nvidia-cdi-hook $(HOOKS)/cleave-memory-limit
 
 .PHONY: demo
 demo: build ## run the main job on a simulated node and a real local Kubernetes
@@ -77,6 +79,10 @@ bench: build ## measure against the floor of this machine; prints a table, write
 .PHONY: manifests
 manifests: ## write the DeviceClasses of MIG profiles
 	go run ./hack/gen-deviceclasses
+
+.PHONY: proto
+proto: ## write the Go code of the MPS supervisor's API
+	cd hack/tools/protogen && go run . $(CURDIR) pkg/mps/api/v1alpha1/supervisor.proto
 
 .PHONY: cluster-up
 cluster-up: ## start the local Kubernetes

@@ -98,7 +98,7 @@ func setUp(ctx context.Context) (*suite, error) {
 	if s.node, err = s.startNode(ctx); err != nil {
 		return nil, err
 	}
-	for _, name := range []string{"deviceclass-gpu", "deviceclass-mig", "deviceclasses-mig-profiles"} {
+	for _, name := range []string{"deviceclass-gpu", "deviceclass-mig", "deviceclass-timeslice", "deviceclass-mps", "deviceclasses-mig-profiles"} {
 		class, err := workload.Load(filepath.Join(source, "deployments", "manifests", name+".yaml"))
 		if err != nil {
 			return nil, err
@@ -135,6 +135,9 @@ func (s *suite) startNode(ctx context.Context) (*node.Node, error) {
 	}
 	n, err := node.Create(ctx, node.Options{Cluster: s.cluster, Bin: programsDir, Model: model, Dir: dir})
 	if err != nil {
+		return nil, err
+	}
+	if err := n.StartSupervisor(ctx); err != nil {
 		return nil, err
 	}
 	if err := n.Start(ctx); err != nil {

@@ -1,38 +1,119 @@
-// Package v1alpha1 holds the parameters that a claim or a DeviceClass can give to Cleave, as opaque configuration of
-// API group gpu.cleave.dev. This release has none yet: whatever is given is refused with an error that says so, since
-// a parameter that is quietly passed over is worse than one that is refused.
 package v1alpha1
 
 import (
-	"bytes"
-	"encoding/json"
+	"errors"
 	"fmt"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/json"
 )
 
-// Group and Version of every kind in this package.
-const (
-	Group   = "gpu.cleave.dev"
-	Version = "v1alpha1"
-)
+// maxSize bounds what is decoded, in bytes; the API server lets 10 KiB of opaque parameters through, and a policy is a
+// file of an admin's.
+const maxSize = 1 << 20
 
-// APIVersion is what a parameter's apiVersion field must say.
-const APIVersion = Group + "/" + Version
-
-// Check reads one opaque parameter and returns an error that names what is wrong with it, nil if it can be honoured.
-func Check(raw []byte) error {
-	var meta struct {
-		APIVersion string `json:"apiVersion"`
-		Kind       string `json:"kind"`
+// decode reads JSON of one kind. Unknown fields, fields given twice and other kinds are errors.
+func decode(raw []byte, kind string, into any) error {
+	if len(raw) > maxSize {
+		return fmt.Errorf("%d bytes are more than %d", len(raw), maxSize)
 	}
-	if err := json.NewDecoder(bytes.NewReader(raw)).Decode(&meta); err != nil {
-		return fmt.Errorf("parameters are not a JSON object with apiVersion and kind: %w", err)
+	var meta metav1.TypeMeta
+	if err := json.UnmarshalCaseSensitivePreserveInts(raw, &meta); err != nil {
+		return fmt.Errorf("want a JSON object with apiVersion and kind: %w", err)
 	}
 	switch {
 	case meta.APIVersion == "" || meta.Kind == "":
-		return fmt.Errorf("parameters must set apiVersion and kind, such as apiVersion: %s", APIVersion)
+		return fmt.Errorf("set apiVersion and kind: apiVersion: %s, kind: %s", APIVersion, kind)
 	case meta.APIVersion != APIVersion:
 		return fmt.Errorf("unknown apiVersion %q of kind %q: want %s", meta.APIVersion, meta.Kind, APIVersion)
-	default:
-		return fmt.Errorf("unknown kind %q in %s: this release takes no parameters; remove the opaque configuration", meta.Kind, APIVersion)
+	case meta.Kind != kind:
+		return fmt.Errorf("unknown kind %q in %s: want %s", meta.Kind, APIVersion, kind)
 	}
+	// A field given twice has to be known before anything is parsed: the tree has only the last one.
+	var tree any
+	if err := strictly(json.UnmarshalStrict(raw, &tree, json.DisallowDuplicateFields)); err != nil {
+		return fmt.Errorf("decode %s: %w", kind, err)
+	}
+	if err := checkTree(tree, reflect.TypeOf(into), nil).ToAggregate(); err != nil {
+		return fmt.Errorf("decode %s: %w", kind, err)
+	}
+	if err := strictly(json.UnmarshalStrict(raw, into)); err != nil {
+		return fmt.Errorf("decode %s: %w", kind, err)
+	}
+	return nil
+}
+
+// strictly makes one error of what json.UnmarshalStrict returns.
+func strictly(strict []error, err error) error {
+	if err != nil {
+		return err
+	}
+	return utilerrors.NewAggregate(strict)
+}
+
+// quantity is how amounts are written. It bounds the exponent, as resource.ParseQuantity writes out the number: with
+// "1e999999999" it would not come back, and the quantity is a claim author's.
+var quantity = regexp.MustCompile(`^[+-]?[0-9]{1,30}(\.[0-9]{1,30})?([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?$`)
+
+var quantityType = reflect.TypeFor[resource.Quantity]()
+
+// checkTree refuses what decoding would not refuse with the name of the field, or not at all: quantities that are none,
+// and null in a list, which would be zero.
+func checkTree(value any, t reflect.Type, path *field.Path) field.ErrorList {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if t == quantityType {
+		if value != nil && !quantity.MatchString(fmt.Sprint(value)) {
+			return field.ErrorList{field.Invalid(path, value, "must be a quantity such as 512Mi")}
+		}
+		return nil
+	}
+	var errs field.ErrorList
+	switch value := value.(type) {
+	case map[string]any:
+		for i := 0; t.Kind() == reflect.Struct && i < t.NumField(); i++ {
+			name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
+			if member, ok := value[name]; ok {
+				errs = append(errs, checkTree(member, t.Field(i).Type, path.Child(name))...)
+			}
+		}
+	case []any:
+		for i := 0; t.Kind() == reflect.Slice && i < len(value); i++ {
+			if value[i] == nil {
+				errs = append(errs, field.Required(path.Index(i), "null is no value"))
+				continue
+			}
+			errs = append(errs, checkTree(value[i], t.Elem(), path.Index(i))...)
+		}
+	}
+	return errs
+}
+
+// oneLine is an error's text as one line that can be printed: the kubelet makes an Event of it, whose text must be valid
+// UTF-8, and what is wrong is quoted from the input.
+func oneLine(err error) error {
+	text := strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return ' '
+	}, strings.ToValidUTF8(err.Error(), "\uFFFD"))
+	return errors.New(strings.Join(strings.Fields(text), " "))
+}
+
+// oneOf refuses a value that is not in a list.
+func oneOf[T ~string](path *field.Path, value T, known []T) field.ErrorList {
+	if slices.Contains(known, value) {
+		return nil
+	}
+	return field.ErrorList{field.NotSupported(path, value, known)}
 }

@@ -41,6 +41,8 @@ func newFault() *cobra.Command {
   --clear              ends everything but events, of the GPU or, without --gpu, of all
 
 CALL is an NVML function, "nvmlDeviceGetUUID" or "DeviceGetUUID", or "*" for all. Without --gpu it fails on every GPU.
+It may also be what a program of MPS does: mpsControlStart (the daemon starts; when slow, it does not answer yet),
+mpsControlCommand (it does a command of an administrator) or mpsServerStart (a server starts).
 --nth N lets N-1 calls of a process through first, --times N ends the fault after so many, --once after one.`,
 		Example: `  nvml-sim fault --root /tmp/h100 --gpu 3 --xid 79
   nvml-sim fault --root /tmp/h100 --slow 2s nvmlDeviceCreateGpuInstanceWithPlacement

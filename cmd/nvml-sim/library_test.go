@@ -104,3 +104,39 @@ func TestLibraryExportsAllOfNVML(t *testing.T) {
 		}
 	}
 }
+
+// What a program gets that sets memory limits and compute modes through the library, and what show makes of it.
+func TestLibraryLimits(t *testing.T) {
+	library := buildLibrary(t)
+	program := filepath.Join(t.TempDir(), "limits")
+	build := exec.Command("gcc", "-Wall", "-Werror", "-I"+filepath.Dir(headerPath(t)), "-o", program, "testdata/limits.c", "-ldl")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	cgroup := t.TempDir()
+	for driver, want := range map[string]string{
+		"615.10": "get 6 0 0 7\nset 2\nset 17\nset 2\nset 0\nget 0 1073741824 2147483648 0\nset 3\nget 3 0 0 7\n",
+		"590.10": "get 3 0 0 7\nset 3\nset 3\nset 2\nset 3\nget 3 0 0 7\nset 3\nget 3 0 0 7\n",
+	} {
+		root := filepath.Join(t.TempDir(), "root")
+		ok(t, "create", "--node", "hgx-h100", "--root", root, "--library", library, "--no-device-nodes", "--driver-version", driver)
+		ok(t, "mig", "mode", "--root", root, "--gpu", "1", "on")
+		ok(t, "mig", "create", "--root", root, "--gpu", "1", "--profile", "1g.10gb")
+		c := exec.Command(program, filepath.Join(root, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"), cgroup)
+		c.Env = append(os.Environ(), "NVML_SIM_ROOT=")
+		out, err := c.CombinedOutput()
+		if diff := cmp.Diff(want+"mode 0 0 3\nmode 3 3 9\nmode 0 0 3\n", string(out)); diff != "" || err != nil {
+			t.Errorf("driver %s: %v (-want +got):\n%s", driver, err, diff)
+		}
+		show := ok(t, "show", "--root", root)
+		lines := []string{"compute mode EXCLUSIVE_PROCESS on GPU 0\n", "compute mode EXCLUSIVE_PROCESS on GPU 1 GI 7 CI 0\n"}
+		if driver == "615.10" {
+			lines = append(lines, "memory limits soft 1073741824, hard 2147483648 of "+cgroup+" on GPU 0\n")
+		}
+		for _, line := range lines {
+			if !strings.Contains(show, line) {
+				t.Errorf("driver %s: show has no %q:\n%s", driver, line, show)
+			}
+		}
+	}
+}

@@ -1,4 +1,5 @@
-// Command nvml-sim makes simulated GPU nodes and meddles with them. Called as nvidia-smi, it acts as that.
+// Command nvml-sim makes simulated GPU nodes and meddles with them. Called as nvidia-smi, nvidia-cuda-mps-control or
+// nvidia-cuda-mps-server, it acts as that.
 package main
 
 import (
@@ -28,8 +29,12 @@ func usagef(format string, args ...any) error {
 }
 
 func main() {
-	if filepath.Base(os.Args[0]) == "nvidia-smi" {
+	name := filepath.Base(os.Args[0])
+	if name == "nvidia-smi" {
 		os.Exit(exitCode(runSMI(os.Args[1:])))
+	}
+	if code, ok := asMPS(name, os.Args[1:]); ok {
+		os.Exit(code)
 	}
 	os.Exit(exitCode(newCommand().Execute()))
 }
@@ -50,6 +55,9 @@ func codeOf(err error) int {
 	}
 	if _, ok := errors.AsType[usageError](err); ok {
 		return exitUsage
+	}
+	if e, ok := errors.AsType[codeError](err); ok {
+		return e.code
 	}
 	return exitFailed
 }
@@ -79,7 +87,8 @@ func newCommand() *cobra.Command {
 		return usagef("%w (see %q)", err, c.CommandPath()+" --help")
 	})
 	c.CompletionOptions.DisableDefaultCmd = true
-	c.AddCommand(newModels(), newCreate(), newRemove(), newShow(), newFault(), newMIG(), newClient(), newReset(), newReboot(), newDriver())
+	c.AddCommand(newModels(), newCreate(), newRemove(), newShow(), newFault(), newMIG(), newClient(), newReset(), newReboot(), newDriver(),
+		newMPS(), newCUDAClient())
 	return c
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strconv"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -69,10 +70,41 @@ func showTable(out io.Writer, st *sim.Status) error {
 	if err := showPartitions(out, st); err != nil {
 		return err
 	}
+	showModes(out, st)
 	for _, f := range st.Faults {
 		fmt.Fprintf(out, "fault %s\n", f)
 	}
 	return nil
+}
+
+// showModes writes what is set on GPUs and partitions and is not the default: modes, time slices, memory limits.
+func showModes(out io.Writer, st *sim.Status) {
+	for _, g := range st.GPUs {
+		if g.ComputeMode != sim.ModeDefault {
+			fmt.Fprintf(out, "compute mode %s on GPU %d\n", sim.ComputeModeName(g.ComputeMode), g.Index)
+		}
+		if g.TimeSlice != 0 {
+			fmt.Fprintf(out, "time slice %s on GPU %d\n", timeSlices[g.TimeSlice], g.Index)
+		}
+		for _, gi := range g.Instances {
+			for _, ci := range gi.Compute {
+				if ci.ComputeMode != sim.ModeDefault {
+					fmt.Fprintf(out, "compute mode %s on GPU %d GI %d CI %d\n", sim.ComputeModeName(ci.ComputeMode), g.Index, gi.ID, ci.ID)
+				}
+			}
+		}
+		for _, l := range g.Limits {
+			fmt.Fprintf(out, "memory limits soft %d, hard %s of %s on GPU %d\n", l.Soft, limitText(l.Hard), l.Cgroup, g.Index)
+		}
+	}
+}
+
+// limitText words a hard limit in bytes.
+func limitText(bytes uint64) string {
+	if bytes == sim.NoMemoryLimit {
+		return "none"
+	}
+	return strconv.FormatUint(bytes, 10)
 }
 
 // showPartitions writes the partitions and the clients.

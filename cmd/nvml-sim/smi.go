@@ -1,11 +1,9 @@
 package main
 
 import (
-	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,10 +29,7 @@ func runSMI(args []string) error {
 	root := smiRoot()
 	s := &smi{}
 	var err error
-	s.node, err = sim.Open(root)
-	if errors.Is(err, fs.ErrNotExist) { // in a container
-		s.node, s.visible, err = sim.OpenVisible(root)
-	}
+	s.node, s.visible, err = openHere(root)
 	if err != nil {
 		return fmt.Errorf("NVIDIA-SMI has failed because it couldn't communicate with the (simulated) NVIDIA driver: %w", err)
 	}
@@ -146,24 +141,31 @@ func smiDevice(n *sim.Node, id string) (*sim.Device, error) {
 	return n.DeviceByPCIBusID(id)
 }
 
-// computeModes are the names of compute modes, by number.
-var computeModes = []string{"DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS"}
+// timeSlices are the names of time slices, by number.
+var timeSlices = []string{"DEFAULT", "SHORT", "MEDIUM", "LONG"}
 
 func smiComputeMode(devices []*sim.Device, mode string) error {
-	m := slices.Index(computeModes, strings.ToUpper(mode))
-	if m < 0 {
-		var err error
-		if m, err = strconv.Atoi(mode); err != nil {
-			return usagef("unknown compute mode %q\n%s", mode, smiUsage)
-		}
+	m, err := parseComputeMode(mode)
+	if err != nil {
+		return err
 	}
 	for _, d := range devices {
 		if err := d.SetComputeMode(m); err != nil {
 			return err
 		}
-		fmt.Fprintf(stdout, "Set compute mode to %s for %s.\n", computeModes[m], d)
+		fmt.Fprintf(stdout, "Set compute mode to %s for %s.\n", sim.ComputeModeName(m), d)
 	}
 	return nil
+}
+
+// parseComputeMode reads the name or the number of a compute mode.
+func parseComputeMode(mode string) (int, error) {
+	for m := range sim.ModeExclusiveProcess + 1 {
+		if mode == strconv.Itoa(m) || strings.EqualFold(mode, sim.ComputeModeName(m)) {
+			return m, nil
+		}
+	}
+	return 0, usagef("unknown compute mode %q\n%s", mode, smiUsage)
 }
 
 func (s *smi) policy(args []string) error {
@@ -180,17 +182,16 @@ func (s *smi) policy(args []string) error {
 	if err != nil {
 		return err
 	}
-	names := []string{"DEFAULT", "SHORT", "MEDIUM", "LONG"}
 	if slice != "" {
 		number, err := strconv.Atoi(slice)
 		if err != nil {
-			number = slices.Index(names, strings.ToUpper(slice))
+			number = slices.Index(timeSlices, strings.ToUpper(slice))
 		}
 		for _, d := range devices {
 			if err := d.SetTimeSlice(number); err != nil {
 				return usageError{err}
 			}
-			fmt.Fprintf(stdout, "Successfully set timeslice to %s for %s.\n", names[number], d)
+			fmt.Fprintf(stdout, "Successfully set timeslice to %s for %s.\n", timeSlices[number], d)
 		}
 		return nil
 	}
@@ -199,7 +200,7 @@ func (s *smi) policy(args []string) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(stdout, "%s: timeslice %s\n", d, names[number])
+		fmt.Fprintf(stdout, "%s: timeslice %s\n", d, timeSlices[number])
 	}
 	return nil
 }

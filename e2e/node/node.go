@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -41,9 +40,9 @@ type Options struct {
 
 // Node is a simulated node with its plugin.
 type Node struct {
-	opts Options
-	cmd  *exec.Cmd
-	done chan error
+	opts       Options
+	plugin     *program
+	supervisor *program
 	// address of /metrics and /readyz.
 	address string
 }
@@ -92,10 +91,10 @@ func (n *Node) Records() string { return filepath.Join(n.PluginsDir(), "gpu.clea
 func (n *Node) Address() string { return n.address }
 
 // PID of the plugin.
-func (n *Node) PID() int { return n.cmd.Process.Pid }
+func (n *Node) PID() int { return n.plugin.cmd.Process.Pid }
 
 // Running tells whether the plugin was started and not ended since.
-func (n *Node) Running() bool { return n.cmd != nil }
+func (n *Node) Running() bool { return n.plugin != nil }
 
 // Readiness is nil if the plugin says that it is ready, else what it says.
 func (n *Node) Readiness(ctx context.Context) error { return n.get(ctx, "/readyz") }
@@ -127,22 +126,8 @@ func (n *Node) Start(ctx context.Context) error {
 	if err := listener.Close(); err != nil {
 		return fmt.Errorf("find a free port: %w", err)
 	}
-	log, err := os.OpenFile(n.Log(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		return fmt.Errorf("open the plugin's log: %w", err)
-	}
-	defer log.Close()
-	// Not bound to ctx: the plugin is to go on when a demo's command ends.
-	n.cmd = exec.Command(filepath.Join(n.opts.Bin, "cleave"), n.args()...)
-	n.cmd.Stdout, n.cmd.Stderr = log, log
-	n.cmd.Env = slices.Concat(os.Environ(), n.opts.Cluster.Environment(), n.opts.Environment)
-	n.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := n.cmd.Start(); err != nil {
-		return fmt.Errorf("start the plugin: %w", err)
-	}
-	n.done = make(chan error, 1)
-	go func(cmd *exec.Cmd, done chan<- error) { done <- cmd.Wait() }(n.cmd, n.done)
-	return nil
+	n.plugin, err = n.launch(n.Log(), n.args())
+	return err
 }
 
 func (n *Node) registryDir() string {
@@ -174,7 +159,7 @@ func (n *Node) args() []string {
 		"kubelet-plugin", "--node-name", n.opts.NodeName, "--kubeconfig", n.opts.Cluster.Kubeconfig(),
 		"--kubelet-plugins-dir", n.PluginsDir(), "--kubelet-registry-dir", n.registryDir(), "--cdi-dir", cdi,
 		"--driver-root", n.Root(), "--sysfs", filepath.Join(n.Root(), "sys"), "--procfs", n.procfs(),
-		"--metrics-address", n.address, "--v", verbosity,
+		"--mps-socket", n.mpsSocket(), "--metrics-address", n.address, "--v", verbosity,
 	}, n.opts.Flags...)
 }
 
@@ -193,8 +178,8 @@ func (n *Node) WaitReady(ctx context.Context) error {
 			return nil
 		}
 		select {
-		case err := <-n.done:
-			n.done <- err
+		case err := <-n.plugin.done:
+			n.plugin.done <- err
 			return fmt.Errorf("wait for the plugin: it ended: %w; its log ends with:\n%s", errors.Join(errors.New("exit"), err), n.LogTail(15))
 		case <-ctx.Done():
 			return fmt.Errorf("wait for the plugin: %w; it says: %w; its log ends with:\n%s", ctx.Err(), last, n.LogTail(15))
@@ -240,16 +225,7 @@ func (n *Node) Stop() error { return n.end(syscall.SIGTERM) }
 func (n *Node) Kill() error { return n.end(syscall.SIGKILL) }
 
 func (n *Node) end(sig syscall.Signal) error {
-	if n.cmd == nil {
-		return nil
-	}
-	if err := n.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("signal the plugin: %w", err)
-	}
-	err := <-n.done
-	n.cmd = nil
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signaled() {
-		return nil
-	}
-	return err
+	p := n.plugin
+	n.plugin = nil
+	return p.end(sig)
 }

@@ -44,14 +44,14 @@ func TestClassesKeepTheLimitsOfTheAPI(t *testing.T) {
 func TestEachClassSelectsItsDevices(t *testing.T) {
 	nodes := map[string]*gpu.Node{}
 	for _, name := range simulated.NodeModels() {
-		nodes["model "+name] = model(t, name)
+		nodes["model "+name] = offering(t, name)
 	}
 	boards, err := sim.Boards()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, b := range boards {
-		nodes["board "+b.Name] = boardNode(t, b.Name)
+		nodes["board "+b.Name] = offered(boardNode(t, b.Name))
 	}
 	all := manifestClasses(t)
 	for name, node := range nodes {
@@ -69,8 +69,9 @@ func TestEachClassSelectsItsDevices(t *testing.T) {
 // and in no other.
 func checkClassesOf(t *testing.T, all []*resourceapi.DeviceClass, driver string, d *resourceapi.Device) {
 	t.Helper()
-	want := []string{"gpu.cleave.dev"}
-	if *d.Attributes["type"].StringValue == "mig" {
+	kind := *d.Attributes["type"].StringValue
+	want := []string{kind + ".cleave.dev"}
+	if kind == "mig" {
 		profile := strings.ReplaceAll(*d.Attributes["profile"].StringValue, "+", ".")
 		want = []string{"mig-" + profile + ".cleave.dev", "mig.cleave.dev"}
 	}

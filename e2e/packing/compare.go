@@ -17,8 +17,10 @@ import (
 
 // Options of a comparison.
 type Options struct {
-	// Node is what is packed. The classes of Mixes must fit it: boards of an H100's partitions.
+	// Node is what is packed.
 	Node *gpu.Node
+	// Mixes are what is asked of it. Their classes must fit it.
+	Mixes []Mix
 	// Classes are the cluster's DeviceClasses.
 	Classes []*resourceapi.DeviceClass
 	// Seeds is the number of traces per cell, Requests the length of a trace.
@@ -40,7 +42,7 @@ func (c Cell) Ratio() float64 {
 	return max(float64(c.Cleave.Rejected), 0.5) / max(float64(c.Peer.Rejected), 0.5)
 }
 
-// Comparison has one cell for each of Mixes and Loads.
+// Comparison has one cell for each mix and load.
 type Comparison []Cell
 
 // Ratio is the geometric mean of the cells' ratios: 0.9 means that Cleave's order rejects 10 % less.
@@ -54,9 +56,9 @@ func (c Comparison) Ratio() float64 {
 
 // Print writes a table.
 func (c Comparison) Print(w io.Writer) error {
-	_, err := fmt.Fprintf(w, "%-10s %5s  %8s %8s  %6s\n", "MIX", "LOAD", "PEER", "CLEAVE", "RATIO")
+	_, err := fmt.Fprintf(w, "%-16s %5s  %8s %8s  %6s\n", "MIX", "LOAD", "PEER", "CLEAVE", "RATIO")
 	for _, cell := range c {
-		_, cellErr := fmt.Fprintf(w, "%-10s %4d%%  %7.2f%% %7.2f%%  %6.3f\n",
+		_, cellErr := fmt.Fprintf(w, "%-16s %4d%%  %7.2f%% %7.2f%%  %6.3f\n",
 			cell.Mix, cell.Load, 100*cell.Peer.Share(), 100*cell.Cleave.Share(), cell.Ratio())
 		err = errors.Join(err, cellErr)
 	}
@@ -74,7 +76,7 @@ func Measure(ctx context.Context, source string, seeds, requests int) (Compariso
 	if err != nil {
 		return nil, fmt.Errorf("make a node to pack: %w", err)
 	}
-	return Compare(ctx, Options{Node: node, Classes: classes, Seeds: seeds, Requests: requests, FirstSeed: 1})
+	return Compare(ctx, Options{Node: node, Mixes: Mixes, Classes: classes, Seeds: seeds, Requests: requests, FirstSeed: 1})
 }
 
 // job is one trace in one order.
@@ -91,7 +93,7 @@ type job struct {
 func Compare(ctx context.Context, o Options) (Comparison, error) {
 	var result Comparison
 	var jobs []*job
-	for _, mix := range Mixes {
+	for _, mix := range o.Mixes {
 		for _, load := range Loads {
 			for i := range o.Seeds {
 				trace := NewTrace(mix, load, len(o.Node.GPUs), o.Requests, o.FirstSeed+uint64(i))

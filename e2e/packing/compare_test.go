@@ -11,6 +11,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
 // Some minutes and more seeds give numbers to publish: go test ./e2e/packing -run Peer -v -seeds 20.
@@ -28,8 +31,17 @@ func TestOurOrderRejectsLessThanThePeers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	checkRatio(t, node, Mixes)
+}
+
+func TestOurOrderRejectsLessThanThePeersWhereGPUsAreShared(t *testing.T) {
+	checkRatio(t, offering(t, "hgx-h100"), SharedMixes)
+}
+
+func checkRatio(t *testing.T, node *gpu.Node, mixes []Mix) {
+	t.Helper()
 	result, err := Compare(t.Context(), Options{
-		Node: node, Classes: manifestClasses(t), Seeds: *seeds, Requests: *requests, FirstSeed: *firstSeed,
+		Node: node, Mixes: mixes, Classes: manifestClasses(t), Seeds: *seeds, Requests: *requests, FirstSeed: *firstSeed,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -41,17 +53,14 @@ func TestOurOrderRejectsLessThanThePeers(t *testing.T) {
 		t.Errorf("Cleave's order rejects %.3f of what the peer's does, more than %.2f", ratio, bound)
 	}
 	for _, c := range result {
-		if len(result) != len(Mixes)*len(Loads) || c.Cleave.Requested == 0 || c.Cleave.Requested != c.Peer.Requested {
+		if len(result) != len(mixes)*len(Loads) || c.Cleave.Requested == 0 || c.Cleave.Requested != c.Peer.Requested {
 			t.Errorf("cell %+v of %d is no comparison", c, len(result))
 		}
 	}
 }
 
 func TestBothOrdersPublishTheSameDevices(t *testing.T) {
-	node, err := Inventory(t.Context(), "hgx-h100")
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := offering(t, "hgx-h100")
 	devices := func(order Order) (all []resourceapi.Device) {
 		for _, s := range order(node) {
 			all = append(all, s.Spec.Devices...)
@@ -69,34 +78,45 @@ func TestBothOrdersPublishTheSameDevices(t *testing.T) {
 }
 
 func TestNotShowingOtherDevicesChangesNoDecision(t *testing.T) {
-	inventory := model(t, "hgx-h100")
-	for _, order := range []Order{Cleave, Peer} {
-		all, err := NewNode(order(inventory), manifestClasses(t))
+	for _, mix := range []Mix{Mixes[1], SharedMixes[0]} {
+		for name, order := range map[string]Order{"Cleave": Cleave, "the peer": Peer} {
+			t.Run(mix.Name+" of "+name, func(t *testing.T) { checkDecisions(t, mix, order) })
+		}
+	}
+}
+
+func checkDecisions(t *testing.T, mix Mix, order Order) {
+	t.Helper()
+	inventory := offering(t, "hgx-h100")
+	var nodes [2]*Node
+	for i := range nodes {
+		n, err := NewNode(order(inventory), manifestClasses(t))
 		if err != nil {
 			t.Fatal(err)
 		}
-		some, err := NewNode(order(inventory), manifestClasses(t))
-		if err != nil {
-			t.Fatal(err)
+		nodes[i] = n
+	}
+	type pair struct{ all, some resourceapi.AllocationResult }
+	var held []pair
+	for i, r := range NewTrace(mix, 90, 8, 300, 1) {
+		name := fmt.Sprintf("claim-%d", i)
+		want, wantErr := nodes[0].Allocate(t.Context(), NewClaim(name, r.Kind.Class))
+		got, gotErr := nodes[1].AllocateOne(t.Context(), name, r.Kind.Class)
+		if errors.Is(wantErr, ErrNoFit) && errors.Is(gotErr, ErrNoFit) {
+			at := i % len(held)
+			nodes[0].Release(held[at].all)
+			nodes[1].Release(held[at].some)
+			held = slices.Delete(held, at, at+1)
+			continue
 		}
-		var held []resourceapi.AllocationResult
-		for i, r := range NewTrace(Mixes[1], 90, 8, 300, 1) {
-			name := fmt.Sprintf("claim-%d", i)
-			want, wantErr := all.Allocate(t.Context(), NewClaim(name, r.Kind.Class))
-			got, gotErr := some.AllocateOne(t.Context(), name, r.Kind.Class)
-			if errors.Is(wantErr, ErrNoFit) && errors.Is(gotErr, ErrNoFit) {
-				all.Release(held[i%len(held)])
-				some.Release(held[i%len(held)])
-				continue
-			}
-			if wantErr != nil || gotErr != nil {
-				t.Fatalf("request %d: %v and %v", i, wantErr, gotErr)
-			}
-			if diff := cmp.Diff(want[0], got); diff != "" {
-				t.Fatalf("request %d (-all +some):\n%s", i, diff)
-			}
-			held = append(held, got)
+		if wantErr != nil || gotErr != nil {
+			t.Fatalf("request %d: %v and %v", i, wantErr, gotErr)
 		}
+		// The allocator draws share IDs at random.
+		if diff := cmp.Diff(want[0], got, cmpopts.IgnoreFields(resourceapi.DeviceRequestAllocationResult{}, "ShareID")); diff != "" {
+			t.Fatalf("request %d (-all +some):\n%s", i, diff)
+		}
+		held = append(held, pair{want[0], got})
 	}
 }
 

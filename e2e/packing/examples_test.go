@@ -1,6 +1,7 @@
 package packing
 
 import (
+	"cmp"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -12,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/dynamic-resource-allocation/cel"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 )
 
 const examplesDir = "../../deployments/examples"
@@ -26,18 +27,22 @@ func example(t *testing.T, name string) []runtime.Object {
 	return objects
 }
 
-// wanted is what the examples get on an empty hgx-h100 node: for each pod, in the order of the file, GPU and profile of
-// each device, or GPU and "whole".
+// wanted is what the examples get on an empty hgx-h100 node with the default policy: for each pod, in the order of the
+// file, GPU and profile of each device, or GPU and its type.
 var wanted = map[string][]string{
-	"extended-resource":     {"7 whole"},
-	"four-gpus":             {"7 whole", "6 whole", "5 whole", "4 whole"},
-	"mig-extended-resource": {"0 1g.10gb", "0 1g.10gb"},
-	"mig-first-available":   {"0 2g.20gb"},
-	"mig-one-parent":        {"0 2g.20gb", "0 2g.20gb", "0 2g.20gb"},
-	"mig-pair-4g-3g":        {"0 4g.40gb", "0 3g.40gb"},
-	"one-gpu":               {"7 whole"},
-	"seven-small-pods":      slices.Repeat([]string{"0 1g.10gb"}, 7),
-	"shared-claim":          {"7 whole"},
+	"extended-resource":        {"7 gpu"},
+	"four-gpus":                {"7 gpu", "6 gpu", "5 gpu", "4 gpu"},
+	"mig-extended-resource":    {"0 1g.10gb", "0 1g.10gb"},
+	"mig-first-available":      {"0 2g.20gb"},
+	"mig-one-parent":           {"0 2g.20gb", "0 2g.20gb", "0 2g.20gb"},
+	"mig-or-mps":               {"0 1g.10gb"},
+	"mig-pair-4g-3g":           {"0 4g.40gb", "0 3g.40gb"},
+	"mps-two-services":         {"3 mps", "3 mps"},
+	"one-gpu":                  {"7 gpu"},
+	"quota":                    nil, // it has no pod
+	"seven-small-pods":         slices.Repeat([]string{"0 1g.10gb"}, 7),
+	"shared-claim":             {"7 gpu"},
+	"timeslice-four-notebooks": slices.Repeat([]string{"3 timeslice"}, 4),
 }
 
 func TestEveryExampleGetsWhatItSays(t *testing.T) {
@@ -45,7 +50,7 @@ func TestEveryExampleGetsWhatItSays(t *testing.T) {
 	if err != nil || len(files) != len(wanted) {
 		t.Errorf("there are %d examples, and the test knows of %d (%v)", len(files), len(wanted), err)
 	}
-	inventory := model(t, "hgx-h100")
+	inventory := offering(t, "hgx-h100")
 	for _, file := range files {
 		name := strings.TrimSuffix(filepath.Base(file), ".yaml")
 		t.Run(name, func(t *testing.T) {
@@ -70,7 +75,7 @@ func TestEveryExampleGetsWhatItSays(t *testing.T) {
 					}
 				}
 			}
-			if diff := cmp.Diff(wanted[name], got); diff != "" {
+			if diff := gocmp.Diff(wanted[name], got); diff != "" {
 				t.Errorf("devices (-want +got):\n%s", diff)
 			}
 		})
@@ -78,11 +83,46 @@ func TestEveryExampleGetsWhatItSays(t *testing.T) {
 }
 
 func describe(c *cluster, device string) string {
-	shape := "whole"
-	if p := c.text(device, "profile"); p != "" {
-		shape = p
-	}
+	shape := cmp.Or(c.text(device, "profile"), c.text(device, "type"))
 	return string(rune('0'+c.parent(device))) + " " + shape
+}
+
+func TestTheExampleThatTakesEitherFallsBackToAShare(t *testing.T) {
+	for board, want := range map[string]string{
+		"H100-80": "0 1g.10gb", "A100-40": "0 1g.10gb", "A30": "", "H100-94": "0 mps", "L40S": "0 mps", "T4": "0 mps", "RTX-PRO-6000": "0 mps",
+	} {
+		// An A30 in MIG mode has no partition of 10 GB by that name, and no shares while it is in MIG mode.
+		c := newCluster(t, offered(boardNode(t, board)))
+		_, claims := podClaims(t, example(t, "mig-or-mps"), c.class)
+		got := ""
+		if devices, _, err := c.try(claims["mig-or-mps"]...); err == nil {
+			got = describe(c, devices[0])
+		}
+		if got != want {
+			t.Errorf("%s: got %q, want %q", board, got, want)
+		}
+	}
+}
+
+// TestTheQuotaExampleNamesClassesThatAreThere: the API server takes any name, and a quota for a class that does not exist
+// limits nothing.
+func TestTheQuotaExampleNamesClassesThatAreThere(t *testing.T) {
+	var names []string
+	for _, c := range manifestClasses(t) {
+		names = append(names, c.Name+corev1.ResourceClaimsPerClass)
+		if c.Spec.ExtendedResourceName != nil {
+			names = append(names, corev1.DefaultResourceRequestsPrefix+*c.Spec.ExtendedResourceName)
+		}
+	}
+	for _, o := range example(t, "quota") {
+		if quota, ok := o.(*corev1.ResourceQuota); ok {
+			for name := range quota.Spec.Hard {
+				if !slices.Contains(names, string(name)) {
+					t.Errorf("%s is of no DeviceClass", name)
+				}
+			}
+		}
+	}
 }
 
 // checkPod checks that every container refers to claims and requests that are there, and that nothing is left unused.

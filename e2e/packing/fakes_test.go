@@ -11,7 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
@@ -28,6 +30,17 @@ func model(t *testing.T, name string) *gpu.Node {
 	return node
 }
 
+// offering is a node of a model whose GPUs offer what the default policy says, with MPS; rules may say otherwise.
+func offering(t *testing.T, name string, rules ...v1alpha1.Rule) *gpu.Node {
+	t.Helper()
+	return offered(model(t, name), rules...)
+}
+
+// offered is an inventory whose GPUs offer what rules say, or the default policy.
+func offered(inventory *gpu.Node, rules ...v1alpha1.Rule) *gpu.Node {
+	return policy.Apply(&v1alpha1.NodePolicy{Rules: rules}, inventory, policy.Means{})
+}
+
 // boardNode is a node of two GPUs of a board, which no node model may have.
 func boardNode(t *testing.T, name string) *gpu.Node {
 	t.Helper()
@@ -41,6 +54,7 @@ func boardNode(t *testing.T, name string) *gpu.Node {
 		g := gpu.GPU{
 			PCI: gpu.PCIAddress{Bus: uint8(0x10 + i)}, UUID: fmt.Sprintf("GPU-%d", i), Index: i, Minor: i,
 			ProductName: board.Product, Memory: &memory,
+			ComputeCapability: &gpu.Version{Major: board.ComputeCapability[0], Minor: board.ComputeCapability[1]},
 		}
 		if board.MIG != nil {
 			g.MIG = gpu.MIG{Capable: true, NeedsReset: board.MIG.ModeNeedsReset, Enabled: true, Slices: board.MIG.Slices}
@@ -131,6 +145,7 @@ func podClaims(t *testing.T, objects []runtime.Object, deviceClasses []*resource
 			specs["claim/"+o.Name] = o.Spec
 		case *corev1.Pod:
 			pods = append(pods, o)
+		case *corev1.Namespace, *corev1.ResourceQuota:
 		default:
 			t.Fatalf("%T has no place in an example", o)
 		}

@@ -29,13 +29,13 @@ var features = structured.Features{
 // ErrNoFit is wrapped by Allocate for claims that the node has no room for.
 var ErrNoFit = errors.New("it does not fit")
 
-// Node is one node as the scheduler sees it: what is published there, and which devices are taken.
+// Node is one node as the scheduler sees it: what is published there, and what of it is taken.
 type Node struct {
 	object *corev1.Node
 	slices []*resourceapi.ResourceSlice
 	class  classes
 	cel    *cel.Cache
-	taken  sets.Set[structured.DeviceID]
+	state  structured.AllocatedState
 	of     map[string]sets.Set[structured.DeviceID] // by class, the devices it selects
 }
 
@@ -49,8 +49,12 @@ func NewNode(published []*resourceapi.ResourceSlice, deviceClasses []*resourceap
 		slices: published,
 		class:  deviceClasses,
 		cel:    cel.NewCache(len(deviceClasses)+10, cel.Features{EnableConsumableCapacity: features.ConsumableCapacity}),
-		taken:  sets.New[structured.DeviceID](),
-		of:     map[string]sets.Set[structured.DeviceID]{},
+		state: structured.AllocatedState{
+			AllocatedDevices:         sets.New[structured.DeviceID](),
+			AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+			AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
+		},
+		of: map[string]sets.Set[structured.DeviceID]{},
 	}, nil
 }
 
@@ -71,7 +75,7 @@ func (n *Node) AllocateOne(ctx context.Context, name, class string) (resourceapi
 		some := *s
 		some.Spec.Devices = slices.DeleteFunc(slices.Clone(s.Spec.Devices), func(d resourceapi.Device) bool {
 			id := structured.MakeDeviceID(s.Spec.Driver, s.Spec.Pool.Name, d.Name)
-			return !selected.Has(id) && !n.taken.Has(id)
+			return !selected.Has(id) && !structured.IsDeviceAllocated(id, &n.state)
 		})
 		shown[i] = &some
 	}
@@ -122,12 +126,7 @@ func (n *Node) selects(ctx context.Context, c *resourceapi.DeviceClass, driver s
 }
 
 func (n *Node) allocate(ctx context.Context, published []*resourceapi.ResourceSlice, claims []*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
-	state := structured.AllocatedState{
-		AllocatedDevices:         n.taken,
-		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
-	}
-	allocator, err := structured.NewAllocator(ctx, features, state, n.class, published, n.cel)
+	allocator, err := structured.NewAllocator(ctx, features, n.state, n.class, published, n.cel)
 	if err != nil {
 		return nil, fmt.Errorf("make the allocator: %w", err)
 	}
@@ -139,7 +138,15 @@ func (n *Node) allocate(ctx context.Context, published []*resourceapi.ResourceSl
 		return nil, fmt.Errorf("allocate %d claims on node %s: %w", len(claims), n.object.Name, errors.Join(ErrNoFit, err))
 	}
 	for _, r := range results {
-		n.taken.Insert(deviceIDs(r)...)
+		for _, d := range r.Devices.Results {
+			id := structured.MakeDeviceID(d.Driver, d.Pool, d.Device)
+			if d.ShareID == nil {
+				n.state.AllocatedDevices.Insert(id)
+				continue
+			}
+			n.state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, d.ShareID))
+			n.state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, d.ConsumedCapacity))
+		}
 	}
 	return results, nil
 }
@@ -147,7 +154,15 @@ func (n *Node) allocate(ctx context.Context, published []*resourceapi.ResourceSl
 // Release gives back what was allocated.
 func (n *Node) Release(results ...resourceapi.AllocationResult) {
 	for _, r := range results {
-		n.taken.Delete(deviceIDs(r)...)
+		for _, d := range r.Devices.Results {
+			id := structured.MakeDeviceID(d.Driver, d.Pool, d.Device)
+			if d.ShareID == nil {
+				n.state.AllocatedDevices.Delete(id)
+				continue
+			}
+			n.state.AllocatedSharedDeviceIDs.Delete(structured.MakeSharedDeviceID(id, d.ShareID))
+			n.state.AggregatedCapacity.Remove(structured.NewDeviceConsumedCapacity(id, d.ConsumedCapacity))
+		}
 	}
 }
 
@@ -161,14 +176,6 @@ func (n *Node) Device(name string) *resourceapi.Device {
 		}
 	}
 	return nil
-}
-
-func deviceIDs(r resourceapi.AllocationResult) []structured.DeviceID {
-	var ids []structured.DeviceID
-	for _, d := range r.Devices.Results {
-		ids = append(ids, structured.MakeDeviceID(d.Driver, d.Pool, d.Device))
-	}
-	return ids
 }
 
 // NewClaim makes a claim for one device of a class. Its UID is its name.

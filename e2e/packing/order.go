@@ -62,7 +62,9 @@ func Peer(node *gpu.Node) []*resourceapi.ResourceSlice {
 // peerName is NVIDIA's name of a shape, such as "gpu-0-mig-1g10gb-me-20-3".
 func peerName(s gpu.Shape) string {
 	if !s.IsPartition() {
-		return fmt.Sprintf("gpu-%d", s.GPU.Minor)
+		// NVIDIA's driver has no shared devices beside partitions. If it had, nothing but the order of GPUs would matter:
+		// a DeviceClass selects one kind.
+		return strings.TrimSuffix(fmt.Sprintf("gpu-%d-%s", s.GPU.Minor, s.Share), "-")
 	}
 	profile := strings.NewReplacer(".", "", "+", "-").Replace(s.Profile.Name)
 	return fmt.Sprintf("gpu-%d-mig-%s-%d-%d", s.GPU.Minor, profile, s.Profile.ID, s.Placement.Start)

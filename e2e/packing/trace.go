@@ -23,7 +23,7 @@ type Mix struct {
 // gpuSlices are the compute slices of a GPU.
 const gpuSlices = 7
 
-// Mixes for boards whose partitions are those of an H100 80 GB.
+// Mixes for boards whose partitions are those of an H100 80 GB. The limit that is published is for these.
 var Mixes = []Mix{
 	{Name: "MIG", Kinds: []Kind{
 		{"mig-1g.10gb.cleave.dev", 1, 35},
@@ -40,6 +40,19 @@ var Mixes = []Mix{
 		{"mig-3g.40gb.cleave.dev", 3, 10},
 		{"mig-4g.40gb.cleave.dev", 4, 10},
 		{"gpu.cleave.dev", 7, 15},
+	}},
+}
+
+// SharedMixes are for boards that are also shared in time, by four.
+var SharedMixes = []Mix{
+	{Name: "MIG+whole+shared", Kinds: []Kind{
+		{"mig-1g.10gb.cleave.dev", 1, 30},
+		{"mig-1g.20gb.cleave.dev", 1, 10},
+		{"mig-2g.20gb.cleave.dev", 2, 15},
+		{"mig-3g.40gb.cleave.dev", 3, 10},
+		{"mig-4g.40gb.cleave.dev", 4, 5},
+		{"gpu.cleave.dev", 7, 10},
+		{"timeslice.cleave.dev", 2, 20}, // a quarter of seven, rounded
 	}},
 }
 

@@ -6,7 +6,9 @@ import (
 	"fmt"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"google.golang.org/grpc"
@@ -21,6 +23,18 @@ func OneGPU(pool, device string, admin bool) resourceapi.DeviceAllocationResult 
 	result := resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: Driver, Pool: pool, Device: device}
 	if admin {
 		result.AdminAccess = &admin
+	}
+	return resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{result}}
+}
+
+// OneShare is the allocation of a share of a shared GPU of Cleave's, with amounts by the name of the capacity.
+func OneShare(pool, device string, amounts map[string]int64) resourceapi.DeviceAllocationResult {
+	id := uuid.NewUUID()
+	result := resourceapi.DeviceRequestAllocationResult{
+		Request: "gpu", Driver: Driver, Pool: pool, Device: device, ShareID: &id, ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{},
+	}
+	for name, n := range amounts {
+		result.ConsumedCapacity[resourceapi.QualifiedName(name)] = *resource.NewQuantity(n, resource.DecimalSI)
 	}
 	return resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{result}}
 }

@@ -102,6 +102,8 @@ func createOne(ctx context.Context, client kubernetes.Interface, namespace strin
 		_, err = client.CoreV1().Pods(namespace).Create(ctx, o, opts)
 	case *corev1.Namespace:
 		_, err = client.CoreV1().Namespaces().Create(ctx, o, opts)
+	case *corev1.ResourceQuota:
+		_, err = client.CoreV1().ResourceQuotas(namespace).Create(ctx, o, opts)
 	case *resourceapi.DeviceClass:
 		_, err = client.ResourceV1().DeviceClasses().Create(ctx, o, opts)
 	case *resourceapi.ResourceClaim:

@@ -23,12 +23,19 @@ import (
 // ClaimClass of the CDI kind "<driver name>/claim": what a claim's devices need beside the static ones.
 const ClaimClass = "claim"
 
-// PartitionIDs are the fully qualified CDI names of a partition: the GPU it lies on, and its own capability nodes.
-func (s *Static) PartitionIDs(uid types.UID, gpuDevice, device string) []string {
-	return []string{s.DeviceID(gpuDevice), s.opts.Driver + "/" + ClaimClass + "=" + claimDevice(uid, device)}
+// ClaimID is the fully qualified CDI name of what a partition or share has beside its GPU: its capability nodes, or its
+// numbers and what it shares.
+func (s *Static) ClaimID(uid types.UID, d *records.Device) string {
+	return s.opts.Driver + "/" + ClaimClass + "=" + claimDevice(uid, d)
 }
 
-func claimDevice(uid types.UID, device string) string { return string(uid) + "-" + device }
+func claimDevice(uid types.UID, d *records.Device) string {
+	name := string(uid) + "-" + d.Device
+	if d.Share != nil {
+		name += "-" + d.Share.ID // a claim can have several shares of one device
+	}
+	return name
+}
 
 // ClaimPath is the file of a claim's spec.
 func (s *Static) ClaimPath(uid types.UID) string { return filepath.Join(s.opts.Dir, s.claimFile(uid)) }
@@ -37,21 +44,21 @@ func (s *Static) claimFile(uid types.UID) string {
 	return cdi.GenerateTransientSpecName(s.opts.Driver, ClaimClass, string(uid)) + ".json"
 }
 
-// WriteClaim writes the small spec of a claim with partitions: the device nodes by which the driver lets a container
-// at a GPU instance and a compute instance. The partitions must exist.
+// WriteClaim writes the small spec of a claim with partitions or shares. They must exist.
 func (s *Static) WriteClaim(ctx context.Context, uid types.UID, parts []*records.Device) error {
-	major, err := s.capabilityMajor()
-	if err != nil {
-		return err
-	}
 	spec := &specs.Spec{Kind: s.opts.Driver + "/" + ClaimClass}
 	for _, p := range parts {
-		device, err := s.partitionDevice(uid, p, major)
+		device, err := s.claimEdits(p)
 		if err != nil {
 			return err
 		}
+		device.Name = claimDevice(uid, p)
+		if err := parser.ValidateDeviceName(device.Name); err != nil {
+			return fmt.Errorf("name the CDI device of %s: %w", p.Device, err)
+		}
 		spec.Devices = append(spec.Devices, *device)
 	}
+	var err error
 	if spec.Version, err = specs.MinimumRequiredVersion(spec); err != nil {
 		return fmt.Errorf("work out the version of the CDI spec: %w", err)
 	}
@@ -59,19 +66,29 @@ func (s *Static) WriteClaim(ctx context.Context, uid types.UID, parts []*records
 	return s.write(spec, s.claimFile(uid))
 }
 
-// partitionDevice is the CDI device of one partition.
-func (s *Static) partitionDevice(uid types.UID, p *records.Device, major int64) (*specs.Device, error) {
+// claimEdits is the CDI device of one partition or share, without a name.
+func (s *Static) claimEdits(d *records.Device) (*specs.Device, error) {
+	if d.Share != nil {
+		return s.shareDevice(d)
+	}
+	return s.partitionDevice(d)
+}
+
+// partitionDevice is the CDI device of one partition: the device nodes by which the driver lets a container at a GPU
+// instance and a compute instance.
+func (s *Static) partitionDevice(p *records.Device) (*specs.Device, error) {
 	if p.Partition.CI == nil {
 		return nil, fmt.Errorf("partition %s has no compute instance", p.Device)
+	}
+	major, err := s.capabilityMajor()
+	if err != nil {
+		return nil, err
 	}
 	minor, err := s.gpuMinor(p.GPU)
 	if err != nil {
 		return nil, err
 	}
-	device := &specs.Device{Name: claimDevice(uid, p.Device)}
-	if err := parser.ValidateDeviceName(device.Name); err != nil {
-		return nil, fmt.Errorf("name the CDI device of partition %s: %w", p.Device, err)
-	}
+	device := &specs.Device{}
 	gi := path.Join("driver/nvidia/capabilities", "gpu"+strconv.Itoa(minor), "mig", "gi"+strconv.Itoa(p.Partition.GI))
 	for _, file := range []string{path.Join(gi, "access"), path.Join(gi, "ci"+strconv.Itoa(*p.Partition.CI), "access")} {
 		capMinor, err := s.capabilityMinor(file)

@@ -108,14 +108,12 @@ func TestTheSpecOfAClaimHoldsItsCapabilityNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, p := range partitions() {
-		ids := s.PartitionIDs(testUID, p.GPU, p.Device)
-		if ids[0] != s.DeviceID(p.GPU) || cache.GetDevice(ids[1]) == nil {
-			t.Errorf("got ids %v: want the GPU's first, and the second to resolve (%v)", ids, cache.GetErrors())
+		id := s.ClaimID(testUID, p)
+		if cache.GetDevice(id) == nil {
+			t.Errorf("id %s does not resolve (%v)", id, cache.GetErrors())
 		}
-		for _, id := range ids {
-			if _, _, _, err := parser.ParseQualifiedName(id); err != nil {
-				t.Errorf("id %q: %v", id, err)
-			}
+		if _, _, _, err := parser.ParseQualifiedName(id); err != nil {
+			t.Errorf("id %q: %v", id, err)
 		}
 	}
 }

@@ -43,6 +43,8 @@ type Options struct {
 	Procfs fs.FS
 	// HookPath is the nvidia-cdi-hook program on the host, see package hook.
 	HookPath string
+	// MemoryHookPath is the cleave-memory-limit program on the host, which specs name only where the driver limits memory.
+	MemoryHookPath string
 }
 
 // Static is the spec of a node.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -23,27 +24,28 @@ const (
 // Whatever fails, nothing is left behind; should even that fail, the record stays and says that work is left.
 // The caller holds the locks of all GPUs.
 func (e *Engine) apply(ctx context.Context, b *backend, devices []planned, want *records.Record, adopt bool) error {
-	// A claim that takes over all its partitions makes nothing, so nothing may be undone: its pods run in them.
-	parts := len(want.InSpec()) > 0 && (!adopt || !allThere(ctx, b, devices))
-	if parts && !adopt {
+	// A claim that takes over all that it has makes nothing, so nothing may be undone: its pods run in it.
+	makes := len(want.InSpec()) > 0 && (!adopt || !allThere(ctx, b, devices))
+	if makes && !adopt {
 		// What is found in a claim's place after a crash counts as its own: so nothing may be there before.
 		if err := e.checkVacant(ctx, b, devices); err != nil {
 			return err
 		}
 	}
-	if parts {
-		intent := want.Clone()
-		intent.State = records.Preparing
-		if err := e.write(intent); err != nil {
+	intent := makes && needsIntent(want)
+	if intent {
+		begun := want.Clone()
+		begun.State = records.Preparing
+		if err := e.write(begun); err != nil {
 			return err
 		}
 	}
 	err := e.change(ctx, b, devices, want, adopt)
 	if err == nil {
-		err = e.write(want)
+		err = e.finish(ctx, b, want, intent)
 	}
-	if err == nil || !parts {
-		return err // without partitions nothing was made, and an earlier record stays as it is
+	if err == nil || !makes {
+		return err // nothing was made, and an earlier record stays as it is
 	}
 	// Not ctx: what was begun must be undone when the kubelet has given up waiting, too.
 	undo := context.WithoutCancel(ctx)
@@ -56,6 +58,32 @@ func (e *Engine) apply(ctx context.Context, b *backend, devices []planned, want 
 	return errors.Join(err, e.forget(want.Claim.UID))
 }
 
+// needsIntent tells whether a claim's hardware must be on record before it is changed. A plain share changes none, and
+// what MPS servers serve without a record is taken from them at the next start (recoverShares).
+func needsIntent(r *records.Record) bool {
+	return len(r.InSpec()) > len(r.Shares(gpu.TimeSlice))+len(r.Shares(gpu.MPS)) ||
+		slices.ContainsFunc(r.Shares(gpu.TimeSlice), func(d *records.Device) bool { return d.Share.Interval != "" })
+}
+
+// finish writes spec and record. After an intent the record comes last, as it says that all is there. Without one it
+// comes first: a spec that nothing knows of would stay for ever, and one that is missing is written again by intact.
+func (e *Engine) finish(ctx context.Context, b *backend, want *records.Record, intent bool) error {
+	if !intent {
+		if err := e.write(want); err != nil {
+			return err
+		}
+	}
+	if parts := want.InSpec(); len(parts) > 0 {
+		if err := b.cdi.WriteClaim(ctx, want.Claim.UID, parts); err != nil {
+			return err
+		}
+	}
+	if intent {
+		return e.write(want)
+	}
+	return nil
+}
+
 // write makes a record durable and enters it into the index.
 func (e *Engine) write(r *records.Record) error {
 	if err := e.store.Write(r); err != nil {
@@ -65,7 +93,7 @@ func (e *Engine) write(r *records.Record) error {
 	return nil
 }
 
-// change does to the hardware and the specs what the devices need.
+// change does to the hardware what the devices need.
 func (e *Engine) change(ctx context.Context, b *backend, devices []planned, want *records.Record, adopt bool) error {
 	done := map[gpu.PCIAddress]bool{}
 	for _, d := range devices {
@@ -76,7 +104,6 @@ func (e *Engine) change(ctx context.Context, b *backend, devices []planned, want
 			}
 		}
 	}
-	var partitions []*records.Device
 	for i, d := range devices {
 		if !d.shape.IsPartition() {
 			continue
@@ -86,12 +113,8 @@ func (e *Engine) change(ctx context.Context, b *backend, devices []planned, want
 			return fmt.Errorf("request %q: %w", d.request, err)
 		}
 		want.Devices[i].Partition = &part
-		partitions = append(partitions, &want.Devices[i])
 	}
-	if len(partitions) == 0 {
-		return nil
-	}
-	return b.cdi.WriteClaim(ctx, want.Claim.UID, partitions)
+	return e.startShares(ctx, b, want)
 }
 
 // setMode gives a GPU the MIG mode that a device needs: on for partitions, off for the whole. Where a change needs a
@@ -191,8 +214,8 @@ func allThere(ctx context.Context, b *backend, devices []planned) bool {
 	return true
 }
 
-// undo destroys the partitions of a record and removes its spec; the record itself stays. The caller holds the locks
-// of its GPUs.
+// undo destroys the partitions of a record, gives back its shares and removes its spec; the record itself stays. The
+// caller holds the locks of its GPUs.
 func (e *Engine) undo(ctx context.Context, b *backend, r *records.Record) error {
 	var errs []error
 	for _, d := range r.Partitions() {
@@ -203,7 +226,7 @@ func (e *Engine) undo(ctx context.Context, b *backend, r *records.Record) error 
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(append(errs, e.specs.RemoveClaim(r.Claim.UID))...)
+	return errors.Join(append(errs, e.stopShares(ctx, b, r), e.specs.RemoveClaim(r.Claim.UID))...)
 }
 
 // destroy unmakes one partition of a record. Of a record that is Preparing nobody knows which partitions were made
@@ -232,7 +255,7 @@ func (e *Engine) destroy(ctx context.Context, b *backend, r *records.Record, d *
 	return err
 }
 
-// markReleasing records that a claim holds nothing any more while its partitions still exist.
+// markReleasing records that a claim holds nothing any more while its partitions or servers still exist.
 func (e *Engine) markReleasing(r *records.Record) error {
 	if err := e.specs.RemoveClaim(r.Claim.UID); err != nil {
 		return err
@@ -251,8 +274,8 @@ func (e *Engine) markReleasing(r *records.Record) error {
 	return nil
 }
 
-// intact tells whether a prepared claim's partitions are still there, and puts back a spec that is missing. An error
-// says nothing about the partitions.
+// intact tells whether a prepared claim's partitions are still there, and puts back a server or spec that is missing. An
+// error says nothing about the partitions.
 func (e *Engine) intact(ctx context.Context, b *backend, r *records.Record) (bool, error) {
 	for _, d := range r.Partitions() {
 		g := b.hardware.Node().Find(d.GPU)
@@ -266,6 +289,15 @@ func (e *Engine) intact(ctx context.Context, b *backend, r *records.Record) (boo
 		if found == nil || found.UUID != d.Partition.UUID {
 			klog.FromContext(ctx).Info("A claim's partition is gone", "claim", r.Claim, "device", d.Device)
 			return false, nil
+		}
+	}
+	for _, d := range r.Shares(gpu.MPS) {
+		g := b.hardware.Node().Find(d.GPU)
+		if g == nil || e.sharing == nil {
+			return false, nil
+		}
+		if _, _, err := e.sharing.StartMPS(ctx, r.Claim.UID, g); err != nil {
+			return false, err
 		}
 	}
 	if parts := r.InSpec(); len(parts) > 0 && !b.cdi.HasClaim(r.Claim.UID) {

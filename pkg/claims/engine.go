@@ -41,12 +41,12 @@ type Hardware interface {
 type CDI interface {
 	// DeviceID is the fully qualified CDI name of a whole GPU.
 	DeviceID(device string) string
-	// PartitionIDs are those of a claim's partition: the GPU it is on and the partition itself.
-	PartitionIDs(uid types.UID, gpuDevice, device string) []string
+	// ClaimID is that of what a partition or share of a claim has beside its GPU.
+	ClaimID(uid types.UID, d *records.Device) string
 	// Ensure fails unless a container runtime can resolve the ids of whole GPUs now.
 	Ensure(ctx context.Context, ids []string) error
-	// WriteClaim writes the spec of a claim's partitions, HasClaim tells whether it is there.
-	WriteClaim(ctx context.Context, uid types.UID, partitions []*records.Device) error
+	// WriteClaim writes the spec of a claim's partitions and shares, HasClaim tells whether it is there.
+	WriteClaim(ctx context.Context, uid types.UID, devices []*records.Device) error
 	HasClaim(uid types.UID) bool
 }
 
@@ -63,12 +63,17 @@ type Engine struct {
 	locks  *Locks
 	index  *index
 	specs  SpecRemover
+	// sharing is nil where GPUs are not shared, see Share.
+	sharing Sharing
 
 	foreign foreignPartitions
 	// offerExisting hands out partitions of others as they are, see OfferExisting.
 	offerExisting bool
 	// changed is told of changes, see OnChange.
 	changed func()
+
+	// recovered tells that Recover has run since the hardware was set.
+	recovered atomic.Bool
 
 	backend atomic.Pointer[backend]
 	corrupt corruptRecords
@@ -96,12 +101,27 @@ func New(id Identity, bootID string, store *records.Store, locks *Locks, specs S
 // it such a device is occupied. Call it before the first Prepare.
 func (e *Engine) OfferExisting() { e.offerExisting = true }
 
+// Records are what all claims hold, in order of claim UID; they must not be changed.
+func (e *Engine) Records() []*records.Record { return e.index.claims() }
+
+// Claim is the claim of a UID; one that holds nothing has no name.
+func (e *Engine) Claim(uid types.UID) records.Claim {
+	if r := e.index.get(uid); r != nil {
+		return r.Claim
+	}
+	return records.Claim{UID: uid}
+}
+
+// Share lets the engine hand out shares of GPUs. Call it before the first Prepare.
+func (e *Engine) Share(s Sharing) { e.sharing = s }
+
 // OnChange has a function called, which must not block, when what Occupied says may have changed by the engine's own
 // doing. Call it before the first Prepare.
 func (e *Engine) OnChange(changed func()) { e.changed = changed }
 
 // SetHardware lets Prepare work.
 func (e *Engine) SetHardware(hw Hardware, cdi CDI) {
+	e.recovered.Store(false)
 	e.backend.Store(&backend{hardware: hw, cdi: cdi})
 }
 
@@ -136,6 +156,9 @@ func (e *Engine) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, 
 	if err := e.checkFree(want, adopt); err != nil {
 		return nil, err
 	}
+	if err := e.checkShares(want, devices); err != nil {
+		return nil, err
+	}
 	if err := verify(ctx, b, devices); err != nil {
 		return nil, err
 	}
@@ -154,10 +177,11 @@ func (e *Engine) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, 
 		if err := e.undo(ctx, b, have); err != nil {
 			return nil, err
 		}
+		e.undone(have)
 	}
 	if e.corrupt.any() && !e.corrupt.has(claim.UID) && e.index.get(claim.UID) == nil {
 		// Nothing but the driver says what claims with corrupt records hold.
-		if err := e.checkIdle(ctx, want); err != nil {
+		if err := e.checkIdle(ctx, want, false); err != nil {
 			return nil, fmt.Errorf("the records of claims %v are corrupt: %w", e.corrupt.all(), err)
 		}
 	}
@@ -174,10 +198,13 @@ func (e *Engine) Unprepare(ctx context.Context, claim records.Claim) error {
 	have, err := e.find(claim.UID)
 	defer e.corrupt.drop(claim.UID) // not to be made again
 	if corrupt := (*records.CorruptError)(nil); errors.As(err, &corrupt) {
-		return e.setAside(ctx, corrupt)
+		return errors.Join(e.setAside(ctx, corrupt), e.specs.RemoveClaim(claim.UID))
 	}
-	if err != nil || have == nil {
+	if err != nil {
 		return err
+	}
+	if have == nil {
+		return e.specs.RemoveClaim(claim.UID) // of a claim whose record was set aside
 	}
 	held, err := e.lockFor(ctx, claim.UID, have.GPUs())
 	if err != nil {
@@ -194,16 +221,33 @@ func (e *Engine) release(ctx context.Context, uid types.UID) error {
 		return nil
 	}
 	b := e.backend.Load()
-	if len(have.Partitions()) == 0 {
+	if len(have.InSpec()) == 0 {
 		return e.forget(uid)
 	}
-	if b.hardware == nil {
+	if b.hardware == nil && len(have.Partitions()) > 0 {
 		return e.markReleasing(have)
 	}
 	if err := e.undo(ctx, b, have); err != nil {
-		return errors.Join(err, e.markReleasing(have))
+		if len(have.Partitions()) > 0 {
+			return errors.Join(err, e.markReleasing(have))
+		}
+		// The pod need not wait: its shares are given back once those who share the GPU answer, and until then nothing
+		// but shares of the same kind can be had of it.
+		klog.FromContext(ctx).Error(err, "Could not give back a share yet; it is tried again at the next reconcile", "claim", have.Claim)
+		return e.markReleasing(have)
 	}
+	e.undone(have)
 	return e.forget(uid)
+}
+
+// undone remembers, should the record itself stay, that what it lists is not there any more: no other claim may count on
+// it, such as on an interval that is set.
+func (e *Engine) undone(r *records.Record) {
+	if r.State == records.Prepared && len(r.InSpec()) > 0 {
+		left := r.Clone()
+		left.State = records.Releasing
+		e.index.set(left)
+	}
 }
 
 // forget removes a claim's spec and record; the caller holds the locks of its GPUs.
@@ -350,8 +394,25 @@ func verify(ctx context.Context, b *backend, devices []planned) error {
 func sameDevices(a, b *records.Record) bool {
 	return a.BootID == b.BootID && a.State == b.State && slices.EqualFunc(a.Devices, b.Devices, func(x, y records.Device) bool {
 		return x.Request == y.Request && x.Pool == y.Pool && x.Device == y.Device && x.AdminAccess == y.AdminAccess &&
-			x.GPU == y.GPU && x.UUID == y.UUID && slices.Equal(x.CDIDeviceIDs, y.CDIDeviceIDs)
+			x.GPU == y.GPU && x.UUID == y.UUID && sameShare(x.Share, y.Share) && slices.Equal(x.CDIDeviceIDs, y.CDIDeviceIDs)
 	})
+}
+
+// sameShare tells whether two shares are the same but for where their server is.
+func sameShare(a, b *records.Share) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	x, y := *a, *b
+	if x.MPS != nil && y.MPS != nil {
+		m, n := *x.MPS, *y.MPS
+		m.PipeDir, m.ShmDir = n.PipeDir, n.ShmDir
+		if m != n {
+			return false
+		}
+		x.MPS, y.MPS = nil, nil
+	}
+	return x == y
 }
 
 // explainWrite adds what to do to the one write error that an admin can mend.

@@ -79,8 +79,8 @@ type fakeCDI struct {
 
 func (c *fakeCDI) DeviceID(device string) string { return testDriver + "/gpu=" + device }
 
-func (c *fakeCDI) PartitionIDs(uid types.UID, gpuDevice, device string) []string {
-	return []string{c.DeviceID(gpuDevice), testDriver + "/claim=" + string(uid) + "-" + device}
+func (c *fakeCDI) ClaimID(uid types.UID, d *records.Device) string {
+	return testDriver + "/claim=" + string(uid) + "-" + d.Device
 }
 
 func (c *fakeCDI) WriteClaim(context.Context, types.UID, []*records.Device) error { return nil }

@@ -108,8 +108,11 @@ func holds(r *records.Record, want *records.Device) bool {
 	return false
 }
 
-// overlap tells whether two devices of one GPU share hardware: two partitions may not.
+// overlap tells whether two devices of one GPU exclude each other: two partitions may not, two shares of a kind never do.
 func overlap(a, b *records.Device) bool {
+	if a.Share != nil && b.Share != nil && a.Share.Kind == b.Share.Kind {
+		return false // they share by intent
+	}
 	return a.Partition == nil || b.Partition == nil || a.Partition.Placement.Overlaps(b.Partition.Placement)
 }
 
@@ -160,6 +163,73 @@ func (x *index) releasing(want *records.Device) bool {
 	defer x.mu.Unlock()
 	for _, r := range x.byGPU[want.GPU] {
 		if r.State == records.Releasing && holds(r, want) {
+			return true
+		}
+	}
+	return false
+}
+
+// amounts are what shares of a GPU take together.
+type amounts struct {
+	memory, cores int64
+}
+
+func (a *amounts) add(s *records.Share) {
+	a.memory += s.Memory
+	a.cores += s.Cores
+}
+
+// shared is what all claims but one have of a shared GPU. The pods of a claim that is Releasing have ended: the scheduler
+// has given its part to others.
+func (x *index) shared(gpuDevice string, but types.UID) *amounts {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	sum := &amounts{}
+	for uid, r := range x.byGPU[gpuDevice] {
+		for i := range r.Devices {
+			if d := &r.Devices[i]; uid != but && d.GPU == gpuDevice && d.Share != nil && r.State != records.Releasing {
+				sum.add(d.Share)
+			}
+		}
+	}
+	return sum
+}
+
+// interval returns the record of a claim, other than one, that asked for an interval of a GPU's time slices, and which;
+// of several the one with the lowest UID.
+func (x *index) interval(gpuDevice string, but types.UID) (holder *records.Record, interval string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for uid, r := range x.byGPU[gpuDevice] {
+		for _, d := range r.Shares(gpu.TimeSlice) {
+			if uid != but && d.GPU == gpuDevice && d.Share.Interval != "" && r.State == records.Prepared && (holder == nil || uid < holder.Claim.UID) {
+				holder, interval = r, d.Share.Interval
+			}
+		}
+	}
+	return holder, interval
+}
+
+// mpsClaims lists the claims that a GPU's MPS server serves, sorted.
+func (x *index) mpsClaims(gpuDevice string) []types.UID {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	var uids []types.UID
+	for uid, r := range x.byGPU[gpuDevice] {
+		if r.State != records.Releasing && slices.ContainsFunc(r.Shares(gpu.MPS), func(d *records.Device) bool { return d.GPU == gpuDevice }) {
+			uids = append(uids, uid)
+		}
+	}
+	slices.Sort(uids)
+	return uids
+}
+
+// sharers tells whether other claims, whose pods may run, share the GPU of a device in the same way.
+func (x *index) sharers(d *records.Device, but types.UID) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for uid, r := range x.byGPU[d.GPU] {
+		if uid != but && r.State == records.Prepared && slices.ContainsFunc(r.Shares(d.Share.Kind), func(o *records.Device) bool { return o.GPU == d.GPU }) {
 			return true
 		}
 	}

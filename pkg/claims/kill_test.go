@@ -18,6 +18,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
@@ -30,7 +31,7 @@ var (
 // lives is how often the plugin is killed on one node.
 const lives = 25
 
-// No instance without a claim, no claim without its instance, whenever the plugin is killed.
+// No instance, interval or MPS registration without a claim, no claim without its own, whenever the plugin is killed.
 func TestAKilledPluginLeavesEachClaimWholeOrGone(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a thousand processes")
@@ -65,7 +66,7 @@ func TestAKilledPluginLeavesEachClaimWholeOrGone(t *testing.T) {
 	for _, s := range names {
 		t.Logf("%4d killed %s", at[s], s)
 	}
-	if *kills >= 1000 && len(names) < 20 {
+	if *kills >= 1000 && len(names) < 28 {
 		t.Errorf("the plugin was killed at %d kinds of steps only: do the hooks work?", len(names))
 	}
 }
@@ -77,7 +78,7 @@ func scenario(dir string, seed uint64) (steps []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(os.Mkdir(filepath.Join(dir, "specs"), 0o700), os.WriteFile(filepath.Join(dir, "truth.json"), []byte("{}"), 0o600), node.Init()); err != nil {
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, "specs"), 0o700), os.Mkdir(filepath.Join(dir, "sharing"), 0o700), os.WriteFile(filepath.Join(dir, "truth.json"), []byte("{}"), 0o600), node.Init()); err != nil {
 		return nil, err
 	}
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -150,7 +151,7 @@ func (w *worker) check(when string, strict bool) error {
 		if r == nil && !open[c.UID] {
 			complain("claim %s (%v) has no record", c.UID, c.Devices)
 		}
-		if r != nil && !slices.EqualFunc(r.Devices, c.Devices, func(d records.Device, name string) bool { return strings.TrimSuffix(name, "!admin") == d.Device }) {
+		if r != nil && !slices.EqualFunc(r.Devices, c.Devices, func(d records.Device, name string) bool { return baseName(name) == d.Device }) {
 			complain("claim %s holds other devices than it was allocated: %v", c.UID, c.Devices)
 		}
 		delete(have, c.UID)
@@ -159,6 +160,7 @@ func (w *worker) check(when string, strict bool) error {
 		complain("there is a record of claim %s, which no one knows", uid)
 	}
 	w.checkSpecs(found, complain)
+	w.checkSharing(found, open, complain)
 	if err := w.checkBoards(found, open, complain); err != nil {
 		return err
 	}
@@ -193,6 +195,34 @@ func (w *worker) checkSpecs(found []*records.Record, complain func(string, ...an
 	for _, e := range entries {
 		if !slices.ContainsFunc(found, func(r *records.Record) bool { return string(r.Claim.UID) == e.Name() }) {
 			complain("there is a spec of claim %s, which has no record", e.Name())
+		}
+	}
+}
+
+// checkSharing compares intervals and what MPS servers serve with the records. Whatever was cut short, nothing is there
+// for no claim after any start; claims that are open, for which the kubelet will call again, may lack what they have on
+// record.
+func (w *worker) checkSharing(found []*records.Record, open map[types.UID]bool, complain func(string, ...any)) {
+	known := map[string]bool{}
+	for _, r := range found {
+		for _, d := range r.Shares(gpu.MPS) {
+			name := fmt.Sprintf("mps %s %s", d.GPU, r.Claim.UID)
+			known[name] = true
+			if !slices.Contains(w.sharing.files(), name) && !open[r.Claim.UID] {
+				complain("the server of %s does not serve claim %s, which has it on record", d.GPU, r.Claim)
+			}
+		}
+		for _, d := range withInterval(r) {
+			known["interval "+d.GPU] = true
+			if got := w.sharing.interval(d.GPU); got != d.Share.Interval && !open[r.Claim.UID] {
+				complain("%s of claim %s asks for time slices %s, and they are %q", d.Device, r.Claim, d.Share.Interval, got)
+			}
+		}
+	}
+	for _, name := range w.sharing.files() {
+		g, isInterval := strings.CutPrefix(name, "interval ")
+		if !known[name] && (!isInterval || w.sharing.interval(g) != "") {
+			complain("there is %q, which no claim has on record", name)
 		}
 	}
 }

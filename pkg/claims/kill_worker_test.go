@@ -1,6 +1,7 @@
 package claims
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -15,9 +16,11 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
@@ -26,12 +29,13 @@ import (
 // what the life before it has left, checks that, goes on, and is killed at a step.
 type worker struct {
 	*Engine
-	dir    string
-	random *rand.Rand
-	node   *sim.Node
-	gpus   *gpu.Node
-	specs  *specFolder
-	truth  clusterTruth
+	dir     string
+	random  *rand.Rand
+	node    *sim.Node
+	gpus    *gpu.Node
+	specs   *specFolder
+	sharing *sharingFolder
+	truth   clusterTruth
 
 	killAt, steps int
 }
@@ -117,8 +121,12 @@ func (w *worker) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w.gpus = session.Node()
+	w.gpus = policy.Apply(&v1alpha1.NodePolicy{}, session.Node(), policy.Means{})
 	w.specs = &specFolder{dir: filepath.Join(w.dir, "specs"), step: w.step}
+	w.sharing = &sharingFolder{dir: filepath.Join(w.dir, "sharing"), step: func(what string) {
+		action, _, _ := strings.Cut(what, " gpu-") // one kind of step for all GPUs and claims
+		w.step(action)
+	}}
 	store, err := records.OpenStore(hookedDisk{Disk: records.NewDisk(), step: w.step}, filepath.Join(w.dir, "claims"))
 	if err != nil {
 		return err
@@ -135,10 +143,11 @@ func (w *worker) open(ctx context.Context) error {
 		return err
 	}
 	w.Engine = New(testID, bootNow, store, locks, w.specs)
+	w.Share(w.sharing)
 	if err := w.Load(ctx, nil); err != nil {
 		return err
 	}
-	w.SetHardware(session, w.specs)
+	w.SetHardware(offering{session, w.gpus}, w.specs)
 	return nil
 }
 
@@ -259,29 +268,17 @@ func (w *worker) act(ctx context.Context) error {
 // allocate picks devices for a claim as a scheduler may: such as the counters admit beside what is allocated, and no
 // tainted ones. Now and then a claim looks at a partition of another.
 func (w *worker) allocate() []string {
-	left := map[string]int64{}
-	for i := range w.gpus.GPUs[:workGPUs] {
-		for _, c := range w.gpus.GPUs[i].Counters() {
-			left[w.gpus.GPUs[i].PCI.DeviceName()+c.Name] = c.Value
-		}
-	}
-	take := func(s gpu.Shape, sign int64) (fits bool) {
-		fits = true
-		for _, c := range s.Consumes() {
-			key := s.GPU.PCI.DeviceName() + c.Name
-			left[key] -= sign * c.Value
-			fits = fits && left[key] >= 0
-		}
-		return fits
-	}
+	used := newCounting(w.gpus)
 	var looked []string
 	for _, c := range w.truth.Claims {
 		for _, d := range c.Devices {
-			if s, ok := w.gpus.FindShape(d); ok {
-				take(s, 1)
-				if s.IsPartition() && c.Prepared && !c.Ending {
-					looked = append(looked, d)
-				}
+			s, ok := w.gpus.FindShape(baseName(d))
+			if !ok || d == admin(s.Name()) {
+				continue
+			}
+			used.take(s, d)
+			if s.IsPartition() && c.Prepared && !c.Ending {
+				looked = append(looked, d)
 			}
 		}
 	}
@@ -291,20 +288,72 @@ func (w *worker) allocate() []string {
 	occupied := w.Occupied()
 	var devices []string
 	for range 1 + w.random.IntN(3) {
-		g := &w.gpus.GPUs[w.random.IntN(workGPUs)]
-		shapes := g.Shapes()
-		s := shapes[w.random.IntN(len(shapes))]
-		if w.random.IntN(6) == 0 {
-			s = g.Whole()
-		}
-		if slices.Contains(occupied, s.Name()) {
+		s := w.pick(&w.gpus.GPUs[w.random.IntN(workGPUs)])
+		if slices.Contains(occupied, s.Name()) || !used.fits(s) {
 			continue
 		}
-		if !take(s, 1) {
-			take(s, -1)
-			continue
+		name := s.Name()
+		if s.Share == gpu.TimeSlice && w.random.IntN(2) == 0 {
+			// One GPU has one interval; who asks for another than the first is refused, which is tested elsewhere.
+			name += "!" + cmp.Or(used.interval[s.GPU], []string{"Short", "Medium", "Long"}[w.random.IntN(3)])
 		}
-		devices = append(devices, s.Name())
+		used.take(s, name)
+		devices = append(devices, name)
 	}
 	return devices
+}
+
+// pick draws a shape of a GPU, among which shares and the whole would be rare.
+func (w *worker) pick(g *gpu.GPU) gpu.Shape {
+	switch dice := w.random.IntN(10); {
+	case dice < 1:
+		return g.Whole()
+	case dice < 3:
+		return gpu.Shape{GPU: g, Share: gpu.TimeSlice}
+	case dice < 5:
+		return gpu.Shape{GPU: g, Share: gpu.MPS}
+	default:
+		shapes := g.Shapes()
+		return shapes[w.random.IntN(len(shapes))]
+	}
+}
+
+// counting is a scheduler's count of what is allocated.
+type counting struct {
+	left     map[string]int64    // of each counter
+	shares   map[string]int64    // taken, by device
+	interval map[*gpu.GPU]string // that a claim asks for
+}
+
+func newCounting(node *gpu.Node) *counting {
+	u := &counting{left: map[string]int64{}, shares: map[string]int64{}, interval: map[*gpu.GPU]string{}}
+	for i := range node.GPUs {
+		for _, c := range node.GPUs[i].Counters() {
+			u.left[node.GPUs[i].PCI.DeviceName()+c.Name] = c.Value
+		}
+	}
+	return u
+}
+
+// fits tells whether a shape can be had beside what is taken. A shared device consumes its counters once.
+func (u *counting) fits(s gpu.Shape) bool {
+	if n := u.shares[s.Name()]; n > 0 {
+		return n < s.GPU.Sharing(s.Share).Shares
+	}
+	return !slices.ContainsFunc(s.Consumes(), func(c gpu.Counter) bool { return u.left[s.GPU.PCI.DeviceName()+c.Name] < c.Value })
+}
+
+// take counts a shape in that is allocated by a name, which may have an interval.
+func (u *counting) take(s gpu.Shape, name string) {
+	if u.shares[s.Name()] == 0 {
+		for _, c := range s.Consumes() {
+			u.left[s.GPU.PCI.DeviceName()+c.Name] -= c.Value
+		}
+	}
+	if s.IsShare() {
+		u.shares[s.Name()]++
+		if _, interval, ok := strings.Cut(name, "!"); ok {
+			u.interval[s.GPU] = interval
+		}
+	}
 }

@@ -8,7 +8,6 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
@@ -26,6 +25,7 @@ type planned struct {
 	request string
 	admin   bool
 	shape   gpu.Shape
+	share   *records.Share // of a shared GPU, unless admin
 }
 
 // plan works out what a claim is to get. It is pure: allocation and inventory in, devices or an error that names the
@@ -35,6 +35,13 @@ func plan(claim *resourceapi.ResourceClaim, node *gpu.Node, id Identity) ([]plan
 		return nil, errors.New("the claim is not allocated")
 	}
 	allocation := &claim.Status.Allocation.Devices
+	if !slices.ContainsFunc(allocation.Results, func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == id.Driver }) {
+		return nil, nil // configuration of ours that no device of ours has is nobody's trouble
+	}
+	configs, err := decodeConfigs(allocation.Config, id.Driver)
+	if err != nil {
+		return nil, err
+	}
 	var devices []planned
 	for _, result := range allocation.Results {
 		if result.Driver != id.Driver {
@@ -48,29 +55,13 @@ func plan(claim *resourceapi.ResourceClaim, node *gpu.Node, id Identity) ([]plan
 			return nil, fmt.Errorf("request %q: device %q is not on this node, which has %s: if the GPU was taken out, fell off the bus or "+
 				"changed its MIG mode, delete the pod so that it is scheduled again", result.Request, result.Device, deviceNames(node))
 		}
-		devices = append(devices, planned{
-			request: result.Request,
-			admin:   result.AdminAccess != nil && *result.AdminAccess,
-			shape:   shape,
-		})
-	}
-	if len(devices) == 0 {
-		return nil, nil
-	}
-	return devices, checkConfigs(allocation.Config, id.Driver)
-}
-
-// checkConfigs refuses parameters that cannot be honoured.
-func checkConfigs(configs []resourceapi.DeviceAllocationConfiguration, driver string) error {
-	for i, c := range configs {
-		if c.Opaque == nil || c.Opaque.Driver != driver {
-			continue
+		d := planned{request: result.Request, admin: result.AdminAccess != nil && *result.AdminAccess, shape: shape}
+		if d.share, err = share(d, result, configs.of(result.Request)); err != nil {
+			return nil, fmt.Errorf("request %q: %w", result.Request, err)
 		}
-		if err := v1alpha1.Check(c.Opaque.Parameters.Raw); err != nil {
-			return fmt.Errorf("opaque configuration %d (%s): %w", i, describeSource(c), err)
-		}
+		devices = append(devices, d)
 	}
-	return nil
+	return devices, nil
 }
 
 // describeSource says where an author finds the configuration.
@@ -107,7 +98,8 @@ func gpuNames(devices []planned) []string {
 	return slices.Compact(names)
 }
 
-// newRecord is what goes to disk for a claim with these devices. Its partitions tell only where they are to be.
+// newRecord is what goes to disk for a claim with these devices. Its partitions tell only where they are to be, its
+// shares nothing of the server that is to be there.
 func newRecord(claim *resourceapi.ResourceClaim, devices []planned, id Identity, bootID string, cdi CDI) *records.Record {
 	r := &records.Record{
 		Format: records.Format,
@@ -121,9 +113,11 @@ func newRecord(claim *resourceapi.ResourceClaim, devices []planned, id Identity,
 		}
 		if d.shape.IsPartition() {
 			device.Partition = &gpu.Partition{ProfileID: d.shape.Profile.ID, Placement: d.shape.Placement}
-			device.CDIDeviceIDs = cdi.PartitionIDs(claim.UID, device.GPU, device.Device)
-		} else {
-			device.CDIDeviceIDs = []string{cdi.DeviceID(device.GPU)}
+		}
+		device.Share = d.share
+		device.CDIDeviceIDs = []string{cdi.DeviceID(device.GPU)}
+		if device.Partition != nil || device.Share != nil {
+			device.CDIDeviceIDs = append(device.CDIDeviceIDs, cdi.ClaimID(claim.UID, &device))
 		}
 		r.Devices = append(r.Devices, device)
 	}

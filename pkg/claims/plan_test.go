@@ -104,7 +104,7 @@ func TestPlanRefusesAndNamesTheCause(t *testing.T) {
 		"one of two bad": {claimOf("u", result("a", 0), unknown), []string{`request "main"`}},
 		"config from the claim for one request": {
 			withConfigs(claimOn("u", 0), opaque(testDriver, resourceapi.AllocationConfigSourceClaim, kind, "gpu")),
-			[]string{"opaque configuration 0", "from the claim", "requests gpu", `"TimeSliceConfig"`, "remove"},
+			[]string{"opaque configuration 0", "from the claim", "requests gpu", `"TimeSliceConfig"`, "ShareConfig"},
 		},
 		"config from the class": {
 			withConfigs(claimOn("u", 0), opaque("nic.example.com", "FromClass", kind), opaque(testDriver, resourceapi.AllocationConfigSourceClass, kind)),
@@ -167,7 +167,7 @@ func FuzzPlanNeverPanics(f *testing.F) {
 		claim.ObjectMeta = metav1.ObjectMeta{}
 		devices, err := plan(claim, nodeOf(2), testID)
 		if err == nil && len(devices) > 0 {
-			t.Errorf("%q is honoured, but this release has no parameters", raw)
+			t.Errorf("%q is honoured on a whole GPU, which takes no parameters", raw)
 		}
 	})
 }

@@ -130,7 +130,7 @@ func (e *Engine) reconcileClaim(ctx context.Context, api API, r *records.Record)
 	if gone, err = e.isGone(ctx, api, now); err != nil || !gone {
 		return err
 	}
-	if err := e.checkIdle(ctx, now); err != nil {
+	if err := e.checkIdle(ctx, now, true); err != nil {
 		return fmt.Errorf("the claim is gone from the API server, but its GPUs cannot be handed on yet: %w", err)
 	}
 	klog.FromContext(ctx).Info("Releasing what a claim held that is gone", "claim", now.Claim, "gpus", now.GPUs())
@@ -147,8 +147,9 @@ func (e *Engine) isGone(ctx context.Context, api API, r *records.Record) (bool, 
 }
 
 // checkIdle fails unless the driver says that no process uses the whole GPUs a record holds. Partitions need no such
-// check: one with a process in it cannot be destroyed.
-func (e *Engine) checkIdle(ctx context.Context, r *records.Record) error {
+// check: one with a process in it cannot be destroyed. Nor do GPUs that others share in the same way, whose processes
+// they may be, or an MPS server that is to end, and its clients with it.
+func (e *Engine) checkIdle(ctx context.Context, r *records.Record, ends bool) error {
 	b := e.backend.Load()
 	if b.hardware == nil {
 		return fmt.Errorf("cannot tell whether they are in use: %w", b.reason)
@@ -157,6 +158,9 @@ func (e *Engine) checkIdle(ctx context.Context, r *records.Record) error {
 		g := b.hardware.Node().Find(d.GPU)
 		if d.AdminAccess || d.Partition != nil || g == nil {
 			continue // a GPU that is not there is used by nobody
+		}
+		if d.Share != nil && (ends && d.Share.Kind == gpu.MPS || e.index.sharers(&d, r.Claim.UID)) {
+			continue
 		}
 		pids, err := b.hardware.Processes(ctx, g.PCI)
 		if errors.Is(err, gpu.ErrNotSupported) {
@@ -179,7 +183,7 @@ func (e *Engine) remake(ctx context.Context, api API, uid types.UID) error {
 		return fmt.Errorf("look for claim %s: %w", uid, err)
 	}
 	if claim == nil || len(claim.Status.ReservedFor) == 0 || !allocatedHere(claim, e.id) {
-		return nil
+		return e.specs.RemoveClaim(uid)
 	}
 	_, err = e.prepare(ctx, claim, true)
 	return err

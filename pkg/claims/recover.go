@@ -100,7 +100,20 @@ func (e *Engine) Recover(ctx context.Context) {
 			logger.Error(err, "Could not recover a claim; it is tried again at the next reconcile", "claim", r.Claim)
 		}
 	}
+	started := !e.recovered.Swap(true)
+	node := b.hardware.Node()
+	for i := range node.GPUs {
+		if err := e.recoverShares(ctx, &node.GPUs[i], started); err != nil {
+			logger.Error(err, "Could not recover the sharing of a GPU; it is tried again at the next reconcile", "gpu", node.GPUs[i].PCI.DeviceName())
+		}
+	}
 	e.FindForeign(ctx)
+}
+
+// Unfinished tells whether Recover has something to remove: claims that were cut short, or that gave back what could not
+// be taken away yet.
+func (e *Engine) Unfinished() bool {
+	return slices.ContainsFunc(e.index.claims(), func(r *records.Record) bool { return r.State == records.Releasing })
 }
 
 // FindForeign looks for partitions that no record names. They are somebody else's: they are remembered, and never
@@ -210,6 +223,9 @@ func (e *Engine) Occupied() []string {
 			d := &records.Device{GPU: g.PCI.DeviceName()}
 			if s.IsPartition() {
 				d.Partition = &gpu.Partition{ProfileID: s.Profile.ID, Placement: s.Placement}
+			}
+			if s.IsShare() {
+				d.Share = &records.Share{Kind: s.Share}
 			}
 			offered := e.foreign.on(d) != nil && e.occupant(d) == nil
 			if !offered && !s.FitsBeside(others) || e.occupant(d) != nil || e.index.releasing(d) {

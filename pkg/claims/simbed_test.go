@@ -20,22 +20,17 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-// specFolder is a CDI that keeps the specs of claims as files, one line for each partition.
+// specFolder is a CDI that keeps the specs of claims as files, one line for each partition or share.
 type specFolder struct {
 	fakeCDI
 	dir string
-	// step is told of each change before and after it; nil for none. fail refuses changes.
+	// step is told of each change before and after it; nil for none. fail refuses changes, and err is asked at each step.
 	step func(what string)
 	fail error
+	err  func(what string) error
 }
 
 func (s *specFolder) path(uid types.UID) string { return filepath.Join(s.dir, string(uid)) }
-
-func (s *specFolder) tell(what string) {
-	if s.step != nil {
-		s.step(what)
-	}
-}
 
 func (s *specFolder) WriteClaim(_ context.Context, uid types.UID, parts []*records.Device) error {
 	if s.fail != nil {
@@ -43,12 +38,22 @@ func (s *specFolder) WriteClaim(_ context.Context, uid types.UID, parts []*recor
 	}
 	var text strings.Builder
 	for _, d := range parts {
-		fmt.Fprintf(&text, "%s gi%d ci%d\n", d.Device, d.Partition.GI, *d.Partition.CI)
+		switch {
+		case d.Partition != nil:
+			fmt.Fprintf(&text, "%s gi%d ci%d\n", d.Device, d.Partition.GI, *d.Partition.CI)
+		case d.Share.MPS != nil:
+			fmt.Fprintf(&text, "%s %s %s\n", d.Device, d.Share.ID, d.Share.MPS.PipeDir)
+		default:
+			fmt.Fprintf(&text, "%s %s\n", d.Device, d.Share.ID)
+		}
 	}
-	s.tell("before WriteClaim")
-	err := os.WriteFile(s.path(uid), []byte(text.String()), 0o600)
-	s.tell("after WriteClaim")
-	return err
+	if err := hook(s.step, s.err, "before WriteClaim"); err != nil {
+		return err
+	}
+	if err := os.WriteFile(s.path(uid), []byte(text.String()), 0o600); err != nil {
+		return err
+	}
+	return hook(s.step, s.err, "after WriteClaim")
 }
 
 func (s *specFolder) HasClaim(uid types.UID) bool {
@@ -57,10 +62,13 @@ func (s *specFolder) HasClaim(uid types.UID) bool {
 }
 
 func (s *specFolder) RemoveClaim(uid types.UID) error {
-	s.tell("before RemoveClaim")
-	err := records.Disk{}.Remove(s.path(uid))
-	s.tell("after RemoveClaim")
-	return err
+	if err := hook(s.step, s.err, "before RemoveClaim"); err != nil {
+		return err
+	}
+	if err := (records.Disk{}).Remove(s.path(uid)); err != nil {
+		return err
+	}
+	return hook(s.step, s.err, "after RemoveClaim")
 }
 
 // simBed is one plugin process on a simulated node.
@@ -139,18 +147,35 @@ func (b *simBed) name(i int, mig ...int) string {
 	return name
 }
 
-// claim is allocated and reserved and has the named devices.
+// deviceClaim is allocated and reserved and has the named devices; a shared one with a share ID and the interval, if any,
+// that its name ends in.
 func deviceClaim(uid types.UID, devices ...string) *resourceapi.ResourceClaim {
-	var results []resourceapi.DeviceRequestAllocationResult
-	for _, d := range devices {
-		name, admin := strings.CutSuffix(d, "!admin")
+	claim := claimOf(uid)
+	allocation := &claim.Status.Allocation.Devices
+	for i, d := range devices {
+		name, wish, _ := strings.Cut(d, "!")
 		r := resourceapi.DeviceRequestAllocationResult{Request: "r", Driver: testDriver, Pool: testPool, Device: name}
-		if admin {
-			r.AdminAccess = &admin
+		shared := strings.HasSuffix(name, string(gpu.TimeSlice)) || strings.HasSuffix(name, string(gpu.MPS))
+		switch isAdmin := wish == "admin"; {
+		case isAdmin:
+			r.AdminAccess = &isAdmin
+		case shared:
+			id := types.UID(fmt.Sprintf("%s-%d", uid, i))
+			r.ShareID = &id
+			r.Request = "share" + wish
+			if wish != "" {
+				allocation.Config = append(allocation.Config, opaque(testDriver, fromClaim, shareConfig(`"timeSlice":{"interval":"`+wish+`"}`), r.Request))
+			}
 		}
-		results = append(results, r)
+		allocation.Results = append(allocation.Results, r)
 	}
-	return claimOf(uid, results...)
+	return claim
+}
+
+// baseName is the device of a name with a wish.
+func baseName(device string) string {
+	name, _, _ := strings.Cut(device, "!")
+	return name
 }
 
 // admin marks a device as asked for with admin access.

@@ -256,8 +256,8 @@ func TestTheTableHasALinePerDeviceInTheOrderOfTheScheduler(t *testing.T) {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
 	// 8 whole GPUs and on each 25 partitions: 7 1g, 7 1g+me, 4 1g of double memory, 3 2g, 2 3g, 1 4g, 1 7g.
-	if len(want) != 208 || !strings.HasPrefix(lines[len(lines)-1], "208 devices in 11 ResourceSlices") {
-		t.Errorf("got %d devices and the last line %q, want 208 in 11 slices", len(want), lines[len(lines)-1])
+	if len(want) != 224 || !strings.HasPrefix(lines[len(lines)-1], "224 devices in 12 ResourceSlices") {
+		t.Errorf("got %d devices and the last line %q, want 224 in 12 slices", len(want), lines[len(lines)-1])
 	}
 }
 

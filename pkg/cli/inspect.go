@@ -8,11 +8,13 @@ import (
 	"path/filepath"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/mps"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
@@ -22,6 +24,7 @@ type inspectFlags struct {
 	slicesFlags
 	pluginsDir string
 	format     string
+	mpsSocket  string
 }
 
 func newInspect() *cobra.Command {
@@ -55,6 +58,7 @@ func newInspect() *cobra.Command {
 	flags.SortFlags = false
 	f.addHardware(flags)
 	flags.StringVar(&f.pluginsDir, "kubelet-plugins-dir", kubeletplugin.KubeletPluginsDir, "the kubelet's plugins folder, where the plugin keeps its records")
+	flags.StringVar(&f.mpsSocket, "mps-socket", mps.DefaultSocket, "socket of cleave mps-supervisor; empty for none")
 	flags.StringVarP(&f.format, "output", "o", "table", "table or json")
 	return cmd
 }
@@ -75,10 +79,22 @@ type gpuView struct {
 	// MIG is "on", "off", or "no" where the board cannot be partitioned.
 	MIG string `json:"mig"`
 	// Offers tells what claims can get, Advice how an admin changes that; empty where there is nothing to change.
-	Offers     string          `json:"offers"`
+	Offers string `json:"offers"`
+	// NoMPS says why the GPU is not shared by MPS, where the policy would have it so.
+	NoMPS      string          `json:"noMPS,omitempty"`
 	Advice     string          `json:"advice,omitempty"`
 	HeldBy     []string        `json:"heldBy,omitempty"`
+	Shares     []shareView     `json:"shares,omitempty"`
 	Partitions []partitionView `json:"partitions,omitempty"`
+}
+
+// shareView is what one claim has of a shared GPU.
+type shareView struct {
+	// Kind is "timeslice" or "mps".
+	Kind string `json:"kind"`
+	// Has says in words what the claim has.
+	Has    string `json:"has"`
+	HeldBy string `json:"heldBy"`
 }
 
 // partitionView is a partition that exists.
@@ -93,7 +109,7 @@ type partitionView struct {
 
 // view reads hardware and records.
 func (f *inspectFlags) view(ctx context.Context) (*nodeView, error) {
-	session, err := f.open(ctx)
+	session, node, err := f.offered(ctx, f.noMPS(ctx))
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +117,6 @@ func (f *inspectFlags) view(ctx context.Context) (*nodeView, error) {
 	if err != nil {
 		return nil, errors.Join(err, session.Close())
 	}
-	node := session.Node()
 	v := &nodeView{DriverVersion: node.DriverVersion}
 	for _, p := range node.Problems {
 		v.Problems = append(v.Problems, fmt.Sprintf("GPU %d: %v", p.Index, p.Err))
@@ -116,6 +131,26 @@ func (f *inspectFlags) view(ctx context.Context) (*nodeView, error) {
 	return v, session.Close()
 }
 
+// inspectTimeout bounds the wait for the MPS supervisor.
+const inspectTimeout = 2 * time.Second
+
+// noMPS is why no MPS server can be started; nil where a supervisor answers, and for a model.
+func (f *inspectFlags) noMPS(ctx context.Context) error {
+	if f.model != "" {
+		return nil
+	}
+	if f.mpsSocket == "" {
+		return errors.New("--mps-socket is empty")
+	}
+	client, err := mps.Dial(f.mpsSocket)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
+	defer cancel()
+	return errors.Join(client.Available(ctx), client.Close())
+}
+
 // records are the claims that the plugin has recorded; none where it has never run.
 func (f *inspectFlags) records() ([]*records.Record, error) {
 	if f.model != "" {
@@ -128,6 +163,7 @@ func (f *inspectFlags) records() ([]*records.Record, error) {
 func viewGPU(ctx context.Context, session *nvml.Session, g *gpu.GPU, held []*records.Record) (*gpuView, error) {
 	v := &gpuView{Device: g.PCI.DeviceName(), UUID: g.UUID, Product: g.ProductName}
 	v.MIG, v.Offers, v.Advice = offers(g)
+	v.NoMPS = g.Offer.NoMPS
 	parts, err := session.Partitions(ctx, g)
 	if err != nil {
 		return nil, err
@@ -146,7 +182,9 @@ func viewGPU(ctx context.Context, session *nvml.Session, g *gpu.GPU, held []*rec
 	}
 	for _, r := range held {
 		for _, d := range r.Devices {
-			if d.GPU == v.Device && d.Partition == nil {
+			if d.GPU == v.Device && d.Share != nil {
+				v.Shares = append(v.Shares, shareView{string(d.Share.Kind), describeShare(d.Share), r.Claim.String()})
+			} else if d.GPU == v.Device && d.Partition == nil {
 				v.HeldBy = append(v.HeldBy, r.Claim.String())
 			}
 		}
@@ -154,28 +192,54 @@ func viewGPU(ctx context.Context, session *nvml.Session, g *gpu.GPU, held []*rec
 	return v, nil
 }
 
+// describeShare says what a claim has of a shared GPU.
+func describeShare(s *records.Share) string {
+	has := []string{fmt.Sprintf("shares %d", s.Shares)}
+	if s.Memory > 0 {
+		has = append(has, fmt.Sprintf("memory %d MiB", s.Memory>>20))
+	}
+	if s.Cores > 0 {
+		has = append(has, fmt.Sprintf("cores %d%%", s.Cores))
+	}
+	if s.Interval != "" {
+		has = append(has, "time slices "+s.Interval)
+	}
+	return strings.Join(has, ", ")
+}
+
 // offers says in words what a GPU offers and how an admin changes that.
 func offers(g *gpu.GPU) (mig, offers, advice string) {
+	var all []string
 	partitions := 0
-	whole := false
 	for _, s := range g.Shapes() {
-		if s.IsPartition() {
+		switch {
+		case s.IsPartition():
 			partitions++
-		} else {
-			whole = true
+		case s.IsWhole():
+			all = append(all, "whole")
+		default:
+			all = append(all, fmt.Sprintf("%s for %d", s.Share, g.Sharing(s.Share).Shares))
 		}
+	}
+	whole := len(all) > 0
+	if partitions > 0 {
+		all = append(all, fmt.Sprintf("partitions at %d places", partitions))
+	}
+	offers = strings.Join(all, ", or ")
+	if offers == "" {
+		offers = "nothing by policy"
 	}
 	switch {
 	case !g.MIG.Capable:
-		return "no", "whole", ""
+		return "no", offers, ""
 	case len(g.MIG.Profiles) == 0:
-		return onOff(g.MIG.Enabled), "whole", "the driver tells no placements of partitions, so none are offered"
-	case whole && partitions > 0:
-		return onOff(g.MIG.Enabled), fmt.Sprintf("whole, or partitions at %d places; the MIG mode follows the claims", partitions), ""
+		return onOff(g.MIG.Enabled), offers, "the driver tells no placements of partitions, so none are offered"
+	case !g.MIG.NeedsReset:
+		return onOff(g.MIG.Enabled), offers, ""
 	case whole:
-		return "off", "whole", "for partitions of a GPU: drain the node, nvidia-smi -i <GPU> -mig 1, reset the GPU, restart the plugin"
+		return "off", offers, "for partitions of a GPU: drain the node, nvidia-smi -i <GPU> -mig 1, reset the GPU, restart the plugin"
 	default:
-		return "on", fmt.Sprintf("partitions at %d places", partitions), "for a whole GPU: drain the node, nvidia-smi -i <GPU> -mig 0, reset the GPU, restart the plugin"
+		return "on", offers, "for a whole or shared GPU: drain the node, nvidia-smi -i <GPU> -mig 0, reset the GPU, restart the plugin"
 	}
 }
 
@@ -193,7 +257,14 @@ func (v *nodeView) print(w io.Writer) error {
 	for _, g := range v.GPUs {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", g.Device, g.Product, g.MIG, g.Offers, orDash(strings.Join(g.HeldBy, ", ")))
 	}
-	header := "\nPARTITION OF\tPROFILE\tPLACE\tGI\tUUID\tHELD BY\n"
+	header := "\nSHARE OF\tBY\tHAS\tHELD BY\n"
+	for _, g := range v.GPUs {
+		for _, s := range g.Shares {
+			fmt.Fprintf(t, "%s%s\t%s\t%s\t%s\n", header, g.Device, s.Kind, s.Has, s.HeldBy)
+			header = ""
+		}
+	}
+	header = "\nPARTITION OF\tPROFILE\tPLACE\tGI\tUUID\tHELD BY\n"
 	for _, g := range v.GPUs {
 		for _, p := range g.Partitions {
 			fmt.Fprintf(t, "%s%s\t%s\t%s\t%d\t%s\t%s\n", header, g.Device, p.Profile, p.Placement, p.GI, orDash(p.UUID), p.HeldBy)
@@ -208,6 +279,10 @@ func (v *nodeView) print(w io.Writer) error {
 		if g.Advice != "" && !said[g.Advice] {
 			said[g.Advice] = true
 			fmt.Fprintln(w, g.Advice)
+		}
+		if g.NoMPS != "" && !said[g.NoMPS] {
+			said[g.NoMPS] = true
+			fmt.Fprintln(w, "not shared by MPS:", g.NoMPS)
 		}
 	}
 	for _, p := range v.Problems {

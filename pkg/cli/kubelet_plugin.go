@@ -15,6 +15,7 @@ import (
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/driver"
+	"github.com/cleave-dra/cleave/pkg/mps"
 )
 
 // gcPercent trades a little CPU for memory: an idle node daemon has little garbage and nothing to hurry for.
@@ -59,10 +60,13 @@ func newKubeletPlugin() *cobra.Command {
 	flags.StringVar(&config.DriverRoot, "driver-root", "/", "root of the NVIDIA driver's files on the host: / or /run/nvidia/driver")
 	flags.StringVar(&config.ContainerDriverRoot, "container-driver-root", "", "where this process sees the driver root; empty if at the same path")
 	flags.StringVar(&config.NVMLLibrary, "nvml-library", "", "path of libnvidia-ml.so.1; empty to look under the driver root")
+	flags.StringVar(&config.CgroupRoot, "cgroup-root", "/sys/fs/cgroup", "root of the host's cgroup v2 hierarchy, by which a driver may limit memory")
 	flags.StringVar(&config.Sysfs, "sysfs", "/sys", "the node's sysfs")
 	flags.StringVar(&config.Procfs, "procfs", "/proc", "the node's procfs")
 	flags.StringVar(&config.ExistingPartitions, "existing-partitions", driver.TaintExisting,
 		"MIG partitions that Cleave did not make: taint (what overlaps them is not handed out) or offer (hand them out as they are)")
+	flags.StringVar(&config.PolicyFile, "policy", "", "NodePolicy file that says what the GPUs are handed out as; empty to offer every tier")
+	flags.StringVar(&config.MPSSocket, "mps-socket", mps.DefaultSocket, "socket of cleave mps-supervisor; empty to share no GPU by MPS")
 	flags.StringVar(&config.MetricsAddress, "metrics-address", ":8080", "address of /metrics, /healthz and /readyz; empty for none")
 	flags.DurationVar(&config.DriverRetry, "driver-retry", 2*time.Second, "time between attempts to reach the NVIDIA driver")
 	flags.DurationVar(&config.ReconcileEvery, "reconcile-every", 5*time.Minute, "time between comparisons of the node's claims with the API server")

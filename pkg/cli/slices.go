@@ -22,6 +22,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
@@ -34,6 +35,9 @@ type slicesFlags struct {
 	nodeName   string
 	driverName string
 	output     string
+	cgroupRoot string
+	policyFile string
+	withoutMPS bool
 }
 
 func newSlices() *cobra.Command {
@@ -45,6 +49,7 @@ func newSlices() *cobra.Command {
 			"model of a node (" + strings.Join(simulated.NodeModels(), ", ") + ").\n\n" +
 			"-o json and -o yaml print a v1 List of ResourceSlice objects that kubectl apply takes.",
 		Example: "  cleave slices --node-model hgx-h100\n" +
+			"  cleave slices --node-model l40s --policy policy.yaml\n" +
 			"  cleave slices --node-model hgx-h100 --node-name gpu-node-1 -o yaml | kubectl apply -f -\n" +
 			"  cleave slices --driver-root /run/nvidia/driver",
 		Args: noArgs,
@@ -65,6 +70,7 @@ func newSlices() *cobra.Command {
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	f.addHardware(flags)
+	flags.BoolVar(&f.withoutMPS, "without-mps", false, "as on a node where no cleave mps-supervisor runs")
 	flags.StringVar(&f.nodeName, "node-name", "", "name of the node (default: the host's name, or the model's)")
 	flags.StringVarP(&f.output, "output", "o", "table", "table, json or yaml")
 	return cmd
@@ -76,6 +82,8 @@ func (f *slicesFlags) addHardware(flags *pflag.FlagSet) {
 	flags.StringVar(&f.library, "nvml-library", "", "path of libnvidia-ml.so.1; empty to look under the driver root")
 	flags.StringVar(&f.driverRoot, "driver-root", "/", "root of the NVIDIA driver's files")
 	flags.StringVar(&f.sysfs, "sysfs", "/sys", "the node's sysfs")
+	flags.StringVar(&f.cgroupRoot, "cgroup-root", "/sys/fs/cgroup", "root of the cgroup v2 hierarchy")
+	flags.StringVar(&f.policyFile, "policy", "", "NodePolicy file; empty to offer every tier")
 	flags.StringVar(&f.driverName, "driver-name", v1alpha1.Group, "name of the DRA driver")
 }
 
@@ -102,12 +110,30 @@ func (f *slicesFlags) validate() error {
 
 // inventory reads the machine or the model.
 func (f *slicesFlags) inventory(ctx context.Context) (*gpu.Node, error) {
-	session, err := f.open(ctx)
+	var noMPS error
+	if f.withoutMPS {
+		noMPS = errors.New("--without-mps")
+	}
+	session, node, err := f.offered(ctx, noMPS)
 	if err != nil {
 		return nil, err
 	}
-	node := session.Node()
 	return node, session.Close()
+}
+
+// offered reads the machine or the model and what its GPUs offer by policy, with MPS or with the reason why there is none.
+func (f *slicesFlags) offered(ctx context.Context, noMPS error) (*nvml.Session, *gpu.Node, error) {
+	p, err := policy.Load(f.policyFile)
+	if err != nil {
+		return nil, nil, &usageError{err}
+	}
+	session, err := f.open(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return session, policy.Apply(p, session.Node(), policy.Means{MPS: noMPS, CgroupMemory: func(g *gpu.GPU) bool {
+		return session.LimitsMemory(ctx, g.PCI, f.cgroupRoot)
+	}}), nil
 }
 
 func (f *slicesFlags) open(ctx context.Context) (*nvml.Session, error) {

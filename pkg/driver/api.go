@@ -13,6 +13,8 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
+
+	"github.com/cleave-dra/cleave/pkg/records"
 )
 
 // apiClaims reads claims for the engine's Reconcile.
@@ -63,6 +65,13 @@ func newNodeEvents(ctx context.Context, client kubernetes.Interface, driver, nod
 		// The kubelet gives its node's name as the UID in Events about it; `kubectl describe node` looks for that.
 		node: &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(node)},
 	}
+}
+
+// warnClaim writes a warning about a claim.
+func (n *nodeEvents) warnClaim(claim records.Claim, reason, message string) {
+	n.recorder.Event(&corev1.ObjectReference{
+		APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
+	}, corev1.EventTypeWarning, reason, message)
 }
 
 func (n *nodeEvents) warn(reason, message string) {

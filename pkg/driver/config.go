@@ -34,11 +34,19 @@ type Config struct {
 	// NVMLLibrary is libnvidia-ml.so.1; empty to look for it under the driver root.
 	NVMLLibrary string
 
+	// CgroupRoot is the root of the host's cgroup v2 hierarchy.
+	CgroupRoot string
+
 	Sysfs  string
 	Procfs string
 
 	// ExistingPartitions says what to do with MIG partitions that Cleave did not make: TaintExisting or OfferExisting.
 	ExistingPartitions string
+
+	// PolicyFile is a NodePolicy; empty for the policy that offers every tier.
+	PolicyFile string
+	// MPSSocket is the supervisor's; empty to share no GPU by MPS.
+	MPSSocket string
 
 	// MetricsAddress serves /metrics, /healthz and /readyz; empty for none.
 	MetricsAddress string
@@ -69,11 +77,14 @@ func (c *Config) Validate() error {
 	}
 	for _, dir := range []struct{ flag, path string }{
 		{"--kubelet-plugins-dir", c.PluginsDir}, {"--kubelet-registry-dir", c.RegistryDir}, {"--cdi-dir", c.CDIDir},
-		{"--driver-root", c.DriverRoot}, {"--sysfs", c.Sysfs}, {"--procfs", c.Procfs},
+		{"--driver-root", c.DriverRoot}, {"--cgroup-root", c.CgroupRoot}, {"--sysfs", c.Sysfs}, {"--procfs", c.Procfs},
 	} {
 		if !filepath.IsAbs(dir.path) {
 			errs = append(errs, fmt.Errorf("%s %q is not an absolute path", dir.flag, dir.path))
 		}
+	}
+	if c.MPSSocket != "" && !filepath.IsAbs(c.MPSSocket) {
+		errs = append(errs, fmt.Errorf("--mps-socket %q is not an absolute path", c.MPSSocket))
 	}
 	if c.ContainerDriverRoot != "" && !filepath.IsAbs(c.ContainerDriverRoot) {
 		errs = append(errs, fmt.Errorf("--container-driver-root %q is not an absolute path", c.ContainerDriverRoot))

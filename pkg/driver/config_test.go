@@ -12,7 +12,7 @@ func validConfig() Config {
 	return Config{
 		NodeName: "node-1", DriverName: "gpu.cleave.dev", KubeQPS: 100, KubeBurst: 200,
 		PluginsDir: "/var/lib/kubelet/plugins", RegistryDir: "/var/lib/kubelet/plugins_registry", ExistingPartitions: TaintExisting, CDIDir: "/var/run/cdi",
-		DriverRoot: "/", Sysfs: "/sys", Procfs: "/proc", MetricsAddress: ":8080",
+		DriverRoot: "/", CgroupRoot: "/sys/fs/cgroup", Sysfs: "/sys", Procfs: "/proc", MetricsAddress: ":8080",
 		DriverRetry: time.Second, ReconcileEvery: time.Minute,
 	}
 }
@@ -39,6 +39,9 @@ func TestValidateNamesTheFlagThatCannotBeUsed(t *testing.T) {
 		"relative root":      {func(c *Config) { c.DriverRoot = "driver" }, []string{"--driver-root"}},
 		"relative there":     {func(c *Config) { c.ContainerDriverRoot = "driver" }, []string{"--container-driver-root"}},
 		"relative sysfs":     {func(c *Config) { c.Sysfs = "sys" }, []string{"--sysfs"}},
+		"no cgroup root":     {func(c *Config) { c.CgroupRoot = "" }, []string{"--cgroup-root"}},
+		"relative socket":    {func(c *Config) { c.MPSSocket = "mps.sock" }, []string{"--mps-socket"}},
+		"a socket":           {func(c *Config) { c.MPSSocket = "/run/cleave/mps/supervisor.sock" }, nil},
 		"no procfs":          {func(c *Config) { c.Procfs = "" }, []string{"--procfs"}},
 		"retry zero":         {func(c *Config) { c.DriverRetry = 0 }, []string{"--driver-retry"}},
 		"retry negative":     {func(c *Config) { c.DriverRetry = -time.Second }, []string{"--driver-retry", "-1s"}},

@@ -13,10 +13,15 @@ type metrics struct {
 	claims   *prometheus.HistogramVec
 	gpus     prometheus.Gauge
 	waiting  prometheus.Gauge
+	// mpsEvents counts what happened to MPS servers while claims used them, by kind.
+	mpsEvents *prometheus.CounterVec
 }
 
 func newMetrics() *metrics {
 	m := &metrics{
+		mpsEvents: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "cleave_mps_server_events_total", Help: "MPS servers that were lost, restarted or failed while claims used them.",
+		}, []string{"kind"}),
 		registry: prometheus.NewRegistry(),
 		claims: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "cleave_claim_duration_seconds",
@@ -31,7 +36,7 @@ func newMetrics() *metrics {
 			Name: "cleave_waiting_for_driver", Help: "1 while the NVIDIA driver does not answer and no claim can be prepared.",
 		}),
 	}
-	m.registry.MustRegister(m.claims, m.gpus, m.waiting, collectors.NewGoCollector(),
+	m.registry.MustRegister(m.claims, m.gpus, m.waiting, m.mpsEvents, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

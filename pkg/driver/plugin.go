@@ -94,9 +94,14 @@ func (p *plugin) observe(ctx context.Context, operation string, claim records.Cl
 func toKubelet(devices []records.Device) []kubeletplugin.Device {
 	answer := make([]kubeletplugin.Device, 0, len(devices))
 	for _, d := range devices {
-		answer = append(answer, kubeletplugin.Device{
+		device := kubeletplugin.Device{
 			Requests: []string{d.Request}, PoolName: d.Pool, DeviceName: d.Device, CDIDeviceIDs: d.CDIDeviceIDs,
-		})
+		}
+		if d.Share != nil {
+			id := types.UID(d.Share.ID)
+			device.ShareID = &id
+		}
+		answer = append(answer, device)
 	}
 	return answer
 }

@@ -18,16 +18,18 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/cdi"
 	"github.com/cleave-dra/cleave/pkg/cdi/hook"
 	"github.com/cleave-dra/cleave/pkg/claims"
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/mps"
 	"github.com/cleave-dra/cleave/pkg/nvml"
-	"github.com/cleave-dra/cleave/pkg/publish"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/sharing"
 )
 
 // Run serves until ctx ends or something fails that no retry mends.
@@ -77,8 +79,11 @@ type service struct {
 	client  kubernetes.Interface
 	events  *nodeEvents
 	engine  *claims.Engine
-	helper  *kubeletplugin.Helper
-	ready   readiness
+	policy  *v1alpha1.NodePolicy
+	// supervisor is only touched by the goroutine that keeps things in line.
+	supervisor supervisor
+	helper     *kubeletplugin.Helper
+	ready      readiness
 	// registered has a value after the kubelet has registered the plugin.
 	registered chan struct{}
 	// changed has a value after partitions, or what occupies devices, have changed.
@@ -109,11 +114,31 @@ func (s *service) open(ctx context.Context) error {
 	}
 	s.engine = claims.New(claims.Identity{Driver: s.config.DriverName, Pool: s.config.NodeName}, bootID, store, locks,
 		cdi.Remover{Dir: s.config.CDIDir, Driver: s.config.DriverName})
+	if s.policy, err = policy.Load(s.config.PolicyFile); err != nil {
+		return err
+	}
+	if err := s.openSharing(); err != nil {
+		return err
+	}
 	s.engine.OnChange(func() { signal(s.changed) })
 	if s.config.ExistingPartitions == OfferExisting {
 		s.engine.OfferExisting()
 	}
 	return s.engine.Load(ctx, s.events.warn)
+}
+
+// openSharing lets claims share GPUs. The supervisor need not be there yet.
+func (s *service) openSharing() error {
+	var supervisor sharing.Supervisor = noSupervisor{}
+	if s.config.MPSSocket != "" {
+		client, err := mps.Dial(s.config.MPSSocket)
+		if err != nil {
+			return fmt.Errorf("make a client of the MPS supervisor at %s: %w", s.config.MPSSocket, err)
+		}
+		s.supervisor.client, supervisor = client, client
+	}
+	s.engine.Share(sharing.New(supervisor, s.config.driverRootHere(), sharing.InRoot))
+	return nil
 }
 
 // restConfig sets limits under which a node full of claims is not throttled: client-go's 5 requests a second make a
@@ -176,7 +201,7 @@ func signal(to chan<- struct{}) {
 func (s *service) useHardware(ctx context.Context) error {
 	installed := make(chan error, 1)
 	go func() { // some tens of milliseconds, beside the driver's start
-		_, err := hook.Install(s.config.pluginDir())
+		_, err := hook.Install(s.config.pluginDir(), hook.NVIDIA)
 		installed <- err
 	}()
 	session, err := s.openSession(ctx)
@@ -188,12 +213,20 @@ func (s *service) useHardware(ctx context.Context) error {
 			klog.FromContext(ctx).Error(err, "Could not end the NVML session")
 		}
 	}()
+	hw := &hardware{Session: session, policy: s.policy}
+	if hw.limits, err = s.memoryLimits(ctx, session); err != nil {
+		return err
+	}
+	s.supervisor.offered = slices.ContainsFunc(s.engine.Records(), func(r *records.Record) bool { return len(r.Shares(gpu.MPS)) > 0 })
+	s.supervisor.ask(ctx)
+	hw.offer(s.supervisor.noMPS())
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if !slices.ContainsFunc(session.Node().GPUs, func(g gpu.GPU) bool { return g.MIG.Enabled }) {
 		// Without MIG mode there are no partitions to look for first, and the first publication takes a second.
+		first := s.resources(hw)
 		wg.Go(func() {
-			if err := s.helper.PublishResources(ctx, s.resources(session)); err != nil {
+			if err := s.helper.PublishResources(ctx, first); err != nil {
 				klog.FromContext(ctx).Error(err, "Could not publish ResourceSlices")
 			}
 		})
@@ -201,10 +234,10 @@ func (s *service) useHardware(ctx context.Context) error {
 	if err := <-installed; err != nil {
 		return err
 	}
-	if err := s.offerGPUs(ctx, session); err != nil {
+	if err := s.offerGPUs(ctx, hw); err != nil {
 		return err
 	}
-	s.keepUp(ctx, session)
+	s.keepUp(ctx, hw)
 	return nil
 }
 
@@ -234,12 +267,13 @@ func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 
 // offerGPUs writes the CDI spec and lets claims be prepared. It tries until it works: a driver that has just been
 // loaded may lack files or device nodes for a while.
-func (s *service) offerGPUs(ctx context.Context, session *nvml.Session) error {
+func (s *service) offerGPUs(ctx context.Context, hw *hardware) error {
 	static, err := cdi.NewStatic(cdi.Options{
 		Driver: s.config.DriverName, Dir: s.config.CDIDir,
 		DriverRoot: s.config.DriverRoot, ContainerDriverRoot: s.config.driverRootHere(),
-		Procfs:   os.DirFS(s.config.Procfs),
-		HookPath: filepath.Join(s.config.pluginDir(), hook.Name),
+		Procfs:         os.DirFS(s.config.Procfs),
+		HookPath:       filepath.Join(s.config.pluginDir(), hook.NVIDIA),
+		MemoryHookPath: filepath.Join(s.config.pluginDir(), hook.MemoryLimit),
 	})
 	if err != nil {
 		return err
@@ -247,12 +281,12 @@ func (s *service) offerGPUs(ctx context.Context, session *nvml.Session) error {
 	tick := time.NewTicker(s.config.DriverRetry)
 	defer tick.Stop()
 	for {
-		err := static.Write(ctx, session.Node())
+		err := static.Write(ctx, hw.Node())
 		if err == nil {
-			s.engine.SetHardware(session, static)
+			s.engine.SetHardware(hw, static)
 			s.ready.driver(nil)
-			klog.FromContext(ctx).Info("Claims can be prepared", "gpus", len(session.Node().GPUs),
-				"driverVersion", session.Node().DriverVersion, "cdiSpec", static.Path())
+			klog.FromContext(ctx).Info("Claims can be prepared", "gpus", len(hw.Node().GPUs),
+				"driverVersion", hw.Node().DriverVersion, "cdiSpec", static.Path())
 			return nil
 		}
 		klog.FromContext(ctx).Error(err, "Claims cannot be prepared yet")
@@ -265,103 +299,4 @@ func (s *service) offerGPUs(ctx context.Context, session *nvml.Session) error {
 		case <-tick.C:
 		}
 	}
-}
-
-// slicesGoneFor is for how many seconds after a registration the slices are published again. A kubelet that starts
-// deletes the slices of its node, at some time about the registration; left alone, the helper puts them back after 30 s
-// (DefaultSyncDelay of k8s.io/dynamic-resource-allocation/resourceslice), and till then nothing can be scheduled.
-const slicesGoneFor = 6
-
-// startUp is when the first publication is over, informers' first lists included.
-const startUp = 2 * time.Second
-
-// watchAgain is the time after which a failed wait for events is begun anew.
-const watchAgain = time.Minute
-
-// settle is how long partitions must have stood still before the hardware is looked at again: the plugin's own
-// changes cause events, too.
-const settle = time.Second
-
-// keepUp keeps hardware, records, API server and slices in line, now, every so often and after partitions changed, until
-// ctx ends. Slices come after the first look at the hardware, so that a restart does not take taints away and put them
-// back.
-func (s *service) keepUp(ctx context.Context, session *nvml.Session) {
-	p := &publisher{to: s.helper, client: s.client, driver: s.config.DriverName, pool: s.config.NodeName}
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	wg.Go(func() { s.watchMIG(ctx, session) })
-	tick := time.NewTicker(s.config.ReconcileEvery)
-	defer tick.Stop()
-	s.engine.Recover(ctx)
-	s.publish(ctx, session, p)
-	s.engine.Reconcile(ctx, apiClaims{s.client})
-	started := time.After(startUp)
-	var settled <-chan time.Time
-	refresh := time.NewTicker(time.Second)
-	defer refresh.Stop()
-	refreshes := 0
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-started:
-			if err := releaseStartUp(); err != nil {
-				klog.FromContext(ctx).Error(err, "Could not give back the memory that the start took")
-			}
-		case <-s.registered:
-			refreshes = slicesGoneFor
-		case <-refresh.C:
-			if refreshes > 0 {
-				refreshes--
-				p.refresh(ctx)
-			}
-		case <-s.changed:
-			settled = time.After(settle)
-		case <-settled:
-			settled = nil
-			s.engine.FindForeign(ctx)
-			s.publish(ctx, session, p)
-		case <-tick.C:
-			s.engine.Reconcile(ctx, apiClaims{s.client})
-			s.engine.Recover(ctx)
-			s.publish(ctx, session, p)
-		}
-	}
-}
-
-// watchMIG reports changes of partitions until ctx ends. A wait for events may fail because of one GPU: it is begun
-// anew, and until then changes are seen at the next reconcile.
-func (s *service) watchMIG(ctx context.Context, session *nvml.Session) {
-	again := time.NewTicker(watchAgain)
-	defer again.Stop()
-	for {
-		err := session.WatchMIG(ctx, func() { signal(s.changed) })
-		if err == nil {
-			return // ctx has ended, or the driver has no such events
-		}
-		klog.FromContext(ctx).Error(err, "Lost the events of MIG changes for a while", "againIn", watchAgain)
-		select {
-		case <-ctx.Done():
-			return
-		case <-again.C:
-		}
-	}
-}
-
-// publish brings the slices in line with hardware and records.
-func (s *service) publish(ctx context.Context, session *nvml.Session, p *publisher) {
-	err := p.update(ctx, s.resources(session))
-	s.ready.published(err)
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Could not publish ResourceSlices")
-	}
-}
-
-// resources are the slices as they should be now.
-func (s *service) resources(session *nvml.Session) resourceslice.DriverResources {
-	r := publish.Resources(session.Node(), s.config.NodeName, s.engine.Occupied()...)
-	for _, existing := range s.engine.Existing() {
-		publish.NameExisting(r, s.config.NodeName, existing.Device, existing.UUID)
-	}
-	return r
 }

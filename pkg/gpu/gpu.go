@@ -60,6 +60,10 @@ type GPU struct {
 	PCIeRoot string // sysfs, such as "pci0000:15"; empty where sysfs does not tell
 
 	MIG MIG
+
+	// Offer is what a node's policy lets the GPU be handed out as; nil where no policy was applied, which offers the
+	// whole GPU and partitions.
+	Offer *Offer
 }
 
 // MIG is what a GPU can be partitioned into.

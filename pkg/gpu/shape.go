@@ -6,49 +6,65 @@ import (
 	"strings"
 )
 
-// Shape is one of the forms a GPU can be handed out in: the whole GPU, or a partition of a profile at a placement.
+// Shape is one of the forms a GPU can be handed out in: the whole GPU, a partition of a profile at a placement, or the
+// GPU shared by many claims.
 type Shape struct {
 	GPU *GPU
-	// Profile and Placement of a partition; nil and zero for the whole GPU.
+	// Profile and Placement of a partition; nil and zero for others.
 	Profile   *Profile
 	Placement Placement
+	// Share of a shared GPU; empty for others.
+	Share Share
 }
 
 // Whole is the shape of the whole GPU.
 func (g *GPU) Whole() Shape { return Shape{GPU: g} }
 
-// IsPartition tells a partition from a whole GPU.
+// IsPartition tells a partition from what takes the whole GPU.
 func (s Shape) IsPartition() bool { return s.Profile != nil }
 
-// Name is the name of the shape's device: "gpu-0000-1b-00-0", or with the profile ID and the start of the placement
-// "gpu-0000-1b-00-0-mig-19-6". Profile names are no part of it: they change with the driver.
+// Name is the name of the shape's device: "gpu-0000-1b-00-0", for a shared GPU "gpu-0000-1b-00-0-timeslice", and for a
+// partition with the profile ID and the start of the placement "gpu-0000-1b-00-0-mig-19-6". Profile names are no part
+// of it: they change with the driver.
 func (s Shape) Name() string {
 	name := s.GPU.PCI.DeviceName()
-	if s.IsPartition() {
+	switch {
+	case s.IsShare():
+		name += "-" + string(s.Share)
+	case s.IsPartition():
 		name += fmt.Sprintf("-mig-%d-%d", s.Profile.ID, s.Placement.Start)
 	}
 	return name
 }
 
-// Overlaps tells whether the two shapes cannot be handed out at the same time because they share hardware. It says
-// nothing of engines, which the counters keep.
+// Overlaps tells whether the two shapes cannot be handed out at the same time because they share hardware, and not by
+// intent. It says nothing of engines, which the counters keep.
 func (s Shape) Overlaps(t Shape) bool {
-	if s.GPU.PCI != t.GPU.PCI {
+	if s.GPU.PCI != t.GPU.PCI || s.IsShare() && s.Share == t.Share {
 		return false
 	}
 	return !s.IsPartition() || !t.IsPartition() || s.Placement.Overlaps(t.Placement)
 }
 
-// Shapes are all that a GPU offers now, the whole GPU first, then partitions in order of size, profile ID and start.
+// Shapes are all that a GPU offers now: the whole GPU, then shared devices, then partitions in order of size, profile ID
+// and start.
 //
 // Where the MIG mode changes without a reset, a GPU offers everything and the mode follows what is claimed. Where it
 // needs a reset, which is the admin's to do, the mode that is found decides: partitions or the whole GPU.
 func (g *GPU) Shapes() []Shape {
 	var shapes []Shape
+	offer := g.offer()
 	if !g.MIG.NeedsReset || !g.MIG.Enabled {
-		shapes = append(shapes, g.Whole())
+		if offer.Whole {
+			shapes = append(shapes, g.Whole())
+		}
+		for _, share := range Shares() {
+			if g.Sharing(share) != nil {
+				shapes = append(shapes, Shape{GPU: g, Share: share})
+			}
+		}
 	}
-	if g.MIG.NeedsReset && !g.MIG.Enabled {
+	if g.MIG.NeedsReset && !g.MIG.Enabled || !offer.Partitions {
 		return shapes
 	}
 	for i := range g.MIG.Profiles {
@@ -89,6 +105,8 @@ func (n *Node) FindShape(device string) (Shape, bool) {
 type Order struct {
 	// Whole GPUs, the last GPU first.
 	Whole []Shape
+	// Shared GPUs, from the middle outward.
+	Shared []Shape
 	// Partitions has one group per GPU that offers any, the first GPU first; each by size, then from the top down.
 	Partitions [][]Shape
 	// Largest are the partitions that fill a GPU, the last GPU first. They come last, so that a request for any
@@ -98,7 +116,7 @@ type Order struct {
 
 // OrderShapes is the packing. The scheduler takes the first device that fits and knows no better, so the order in which
 // devices are published decides where claims land: partitions fill GPUs from the first one and each GPU from the top,
-// whole GPUs go from the last one down, and the two meet as late as possible. Starting at the top keeps the one
+// whole GPUs go from the last one down, shared ones are filled from the middle, and all meet as late as possible. Starting at the top keeps the one
 // placement of a 4-slice partition, at 0, free for longest.
 //
 // Against ascending order, about 10 % less of what is asked for is rejected at loads of 50 to 90 % (e2e/packing measures
@@ -109,10 +127,17 @@ func OrderShapes(gpus []GPU) Order {
 	for i := range slices.Backward(gpus) {
 		for _, s := range gpus[i].Shapes() {
 			switch {
-			case !s.IsPartition():
+			case s.IsWhole():
 				o.Whole = append(o.Whole, s)
-			case s.fillsGPU():
+			case s.IsPartition() && s.fillsGPU():
 				o.Largest = append(o.Largest, s)
+			}
+		}
+	}
+	for _, i := range middleOut(len(gpus)) {
+		for _, s := range gpus[i].Shapes() {
+			if s.IsShare() {
+				o.Shared = append(o.Shared, s)
 			}
 		}
 	}

@@ -51,17 +51,19 @@ func (l *fakeLibrary) DeviceByIndex(index int) (Device, error) {
 
 // fakeDevice is an H100 whose calls fail as a test says.
 type fakeDevice struct {
-	bus        string
-	uuid       string
-	minor      int
-	reserved   uint64
-	links      []bool // one for each link of the board
-	migOn      bool
-	profiles   map[int]gpu.Profile     // by enum
-	placements map[int][]gpu.Placement // by profile ID
-	pids       []int
-	errs       map[string]error // by method name
-	err        error            // of every method
+	bus      string
+	uuid     string
+	minor    int
+	reserved uint64
+	links    []bool // one for each link of the board
+	migOn    bool
+	// computeMode is one of NVML_COMPUTEMODE_*.
+	computeMode int
+	profiles    map[int]gpu.Profile     // by enum
+	placements  map[int][]gpu.Placement // by profile ID
+	pids        []int
+	errs        map[string]error // by method name
+	err         error            // of every method
 }
 
 func (d *fakeDevice) fail(name string) error {
@@ -104,6 +106,16 @@ func (d *fakeDevice) NVLinkState(link int) (bool, error) {
 		return false, fmt.Errorf("nvmlDeviceGetNvLinkState(%d): %w", link, gpu.ErrInvalidArgument)
 	}
 	return d.links[link], nil
+}
+
+func (d *fakeDevice) ComputeMode() (int, error) { return d.computeMode, d.fail("ComputeMode") }
+
+func (d *fakeDevice) SetComputeMode(mode int) error {
+	if err := d.fail("SetComputeMode"); err != nil {
+		return err
+	}
+	d.computeMode = mode
+	return nil
 }
 
 func (d *fakeDevice) MIGMode() (current, pending bool, err error) {
@@ -182,3 +194,11 @@ func openFake(t *testing.T, lib *fakeLibrary) *Session {
 	}
 	return s
 }
+
+func (l *fakeLibrary) HasFunction(string) bool { return true }
+
+func (d *fakeDevice) MemoryLimits(string) (soft, hard, used uint64, err error) {
+	return 0, 0, 0, d.fail("MemoryLimits")
+}
+
+func (d *fakeDevice) SetMemoryLimits(string, uint64, uint64) error { return d.fail("SetMemoryLimits") }

@@ -16,6 +16,8 @@ type Library interface {
 	SystemCUDADriverVersion() (int, error)   // nvmlSystemGetCudaDriverVersion_v2: 1000*major + 10*minor
 	DeviceCount() (int, error)               // nvmlDeviceGetCount_v2
 	DeviceByIndex(index int) (Device, error) // nvmlDeviceGetHandleByIndex_v2
+	// HasFunction tells whether the library has a function; go-nvml ends the process when one is called that is missing.
+	HasFunction(name string) bool
 	// MIGEvents is an event set that wakes up when the partitions of a GPU change: nvmlEventSetCreate, and
 	// nvmlDeviceRegisterEvents with nvmlEventMigConfigChange for the GPUs that support it.
 	MIGEvents() (EventSet, error)
@@ -46,6 +48,12 @@ type Device interface {
 	GPUInstanceProfileInfo(enum int) (gpu.Profile, error)                 // nvmlDeviceGetGpuInstanceProfileInfo; Placements and Name left empty
 	GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, error) // nvmlDeviceGetGpuInstancePossiblePlacements_v2
 	RunningProcesses() ([]int, error)                                     // nvmlDeviceGetComputeRunningProcesses_v3 and nvmlDeviceGetGraphicsRunningProcesses_v3: process ids, ascending, once each
+
+	ComputeMode() (int, error)     // nvmlDeviceGetComputeMode: NVML_COMPUTEMODE_*
+	SetComputeMode(mode int) error // nvmlDeviceSetComputeMode
+
+	MemoryLimits(cgroup string) (soft, hard, used uint64, err error) // nvmlDeviceGetMemoryLimits_v1, bytes; ErrNotFound where none is set
+	SetMemoryLimits(cgroup string, soft, hard uint64) error          // nvmlDeviceSetMemoryLimits_v1, bytes
 
 	SetMIGMode(enable bool) (activation, err error)                                      // nvmlDeviceSetMigMode: both answers count
 	CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (GPUInstance, error) // nvmlDeviceCreateGpuInstanceWithPlacement

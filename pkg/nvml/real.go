@@ -73,6 +73,11 @@ func (l *realLibrary) DeviceByIndex(index int) (Device, error) {
 	return realDevice{d}, nil
 }
 
+// HasFunction looks the symbol up.
+func (l *realLibrary) HasFunction(name string) bool {
+	return l.lib.Extensions().LookupSymbol(name) == nil
+}
+
 // realDevice is an nvmlDevice_t.
 type realDevice struct {
 	dev nvml.Device

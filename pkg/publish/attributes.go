@@ -10,7 +10,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// Values of the attribute "type"; DeviceClasses select by it, so that none hands out a whole GPU for a slice.
+// Values of the attribute "type" besides those of gpu.Share; DeviceClasses select by it, so that none hands out a whole
+// GPU for a slice.
 const (
 	typeGPU = "gpu" // exclusive whole GPU
 	typeMIG = "mig" // MIG partition
@@ -23,14 +24,17 @@ type attributeSet map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 func attributes(node *gpu.Node, s gpu.Shape) attributeSet {
 	g := s.GPU
 	a := attributeSet{}
-	if p := s.Profile; p != nil {
+	switch p := s.Profile; {
+	case s.IsShare():
+		a.share(s)
+	case p != nil:
 		a.text("type", typeMIG)
 		a.text("parentUUID", g.UUID) // its own UUID it has only while it exists
 		a.text("profile", p.Name)
 		a.number("giProfileID", &p.ID)
 		a.number("placementStart", &s.Placement.Start)
 		a.number("placementSize", &s.Placement.Size)
-	} else {
+	default:
 		a.text("type", typeGPU)
 		a.text("uuid", g.UUID)
 	}
@@ -38,8 +42,10 @@ func attributes(node *gpu.Node, s gpu.Shape) attributeSet {
 	a.text("brand", g.Brand)
 	a.text("architecture", g.Architecture)
 	a.text("addressingMode", g.AddressingMode)
-	// A whole GPU or a partition belongs to one claim: nothing limits the memory below what the hardware has.
-	a.text("memoryEnforcement", "none")
+	if !s.IsShare() {
+		// A whole GPU or a partition belongs to one claim: nothing limits the memory below what the hardware has.
+		a.text("memoryEnforcement", string(gpu.NotEnforced))
+	}
 	a.number("index", &g.Index)
 	a.number("minor", &g.Minor)
 	a.number("nvlinkCount", g.ActiveNVLinks)
@@ -56,6 +62,16 @@ func attributes(node *gpu.Node, s gpu.Shape) attributeSet {
 	a.text(deviceattribute.StandardDeviceAttributePCIeRoot, g.PCIeRoot)
 	a.number(deviceattribute.StandardDeviceAttributeNUMANode, g.NUMANode)
 	return a
+}
+
+// share sets what is a shared GPU's own.
+func (a attributeSet) share(s gpu.Shape) {
+	sharing := s.GPU.Sharing(s.Share)
+	a.text("type", string(s.Share))
+	a.text("uuid", s.GPU.UUID)
+	a.text("memoryEnforcement", string(sharing.Enforcement))
+	shares := int(sharing.Shares)
+	a.number("shares", &shares)
 }
 
 // text sets a string. One too long for the API would have the whole slice refused, so it is left out.

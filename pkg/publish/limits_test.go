@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
@@ -99,6 +100,37 @@ func checkDevice(t *testing.T, d resourceapi.Device) {
 		if c.Value.Sign() < 0 {
 			t.Errorf("capacity %s of %s is %s", name, d.Name, c.Value.String())
 		}
+		many := d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
+		if many != (c.RequestPolicy != nil) {
+			// Without a policy, one claim would take all of it; with one, the API wants many claims.
+			t.Errorf("capacity %s of %s, which many claims may have (%t), has the policy %v", name, d.Name, many, c.RequestPolicy)
+		}
+		if c.RequestPolicy != nil {
+			checkRequestPolicy(t, d.Name+", "+string(name), c.Value, c.RequestPolicy)
+		}
+	}
+}
+
+// checkRequestPolicy is validateRequestPolicyRange of k8s.io/kubernetes/pkg/apis/resource/validation.
+func checkRequestPolicy(t *testing.T, what string, all resource.Quantity, p *resourceapi.CapacityRequestPolicy) {
+	t.Helper()
+	if p.Default == nil || p.ValidRange == nil || p.ValidRange.Min == nil || len(p.ValidValues) > 0 {
+		t.Errorf("%s: the policy %+v is no range with a default", what, p)
+		return
+	}
+	total, byDefault, least, most := all.Value(), p.Default.Value(), p.ValidRange.Min.Value(), all.Value()
+	if p.ValidRange.Max != nil {
+		most = p.ValidRange.Max.Value()
+	}
+	if least < 1 || least > byDefault || byDefault > most || most > total {
+		t.Errorf("%s: of %d, %d to %d with the default %d is no range", what, total, least, most, byDefault)
+	}
+	if p.ValidRange.Step == nil {
+		return
+	}
+	step := p.ValidRange.Step.Value()
+	if step < 1 || step > total-least || (byDefault-least)%step != 0 || p.ValidRange.Max != nil && (most-least)%step != 0 {
+		t.Errorf("%s: of %d, steps of %d from %d do not lead to the default %d, or the first is too large", what, total, step, least, byDefault)
 	}
 }
 

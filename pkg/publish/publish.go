@@ -26,11 +26,19 @@ const (
 // its place or one that was given back is still in use.
 const TaintOccupied = "gpu.cleave.dev/occupied"
 
+// TaintNoMPS marks a GPU shared by MPS while no supervisor answers that could start a server for another claim.
+const TaintNoMPS = "gpu.cleave.dev/mps-unavailable"
+
+// Taint keeps a device from being handed out.
+type Taint struct {
+	Device, Key string
+}
+
 // Resources are the slices of a node, one pool named after it, in order of allocation: first the counter sets of all GPUs, then whole GPUs, the
-// last GPU first, then one slice for the partitions of each GPU, the first GPU first, then those that fill a GPU. A node without GPUs has one
-// empty slice, which tells "nothing here" from "not running". Devices named in occupied are tainted, never left out: the
+// last GPU first, then shared GPUs, from the middle outward, then one slice for the partitions of each GPU, the first GPU first, then those that fill a GPU. A node without GPUs has one
+// empty slice, which tells "nothing here" from "not running". Devices that cannot be had are tainted, never left out: the
 // scheduler would forget what they consume.
-func Resources(node *gpu.Node, pool string, occupied ...string) resourceslice.DriverResources {
+func Resources(node *gpu.Node, pool string, taints ...Taint) resourceslice.DriverResources {
 	var counterSets []resourceapi.CounterSet
 	for i := range node.GPUs {
 		counterSets = append(counterSets, counterSet(&node.GPUs[i]))
@@ -40,10 +48,10 @@ func Resources(node *gpu.Node, pool string, occupied ...string) resourceslice.Dr
 		published = append(published, resourceslice.Slice{SharedCounters: chunk})
 	}
 	order := gpu.OrderShapes(node.GPUs)
-	for _, group := range slices.Concat([][]gpu.Shape{order.Whole}, order.Partitions, [][]gpu.Shape{order.Largest}) {
+	for _, group := range slices.Concat([][]gpu.Shape{order.Whole, order.Shared}, order.Partitions, [][]gpu.Shape{order.Largest}) {
 		var devices []resourceapi.Device
 		for _, s := range group {
-			devices = append(devices, device(node, s, slices.Contains(occupied, s.Name())))
+			devices = append(devices, device(node, s, taints))
 		}
 		for chunk := range slices.Chunk(devices, maxDevices) {
 			published = append(published, resourceslice.Slice{Devices: chunk})
@@ -102,21 +110,30 @@ func counters(list []gpu.Counter) map[string]resourceapi.Counter {
 }
 
 // device is a shape as the scheduler sees it.
-func device(node *gpu.Node, s gpu.Shape, occupied bool) resourceapi.Device {
+func device(node *gpu.Node, s gpu.Shape, taints []Taint) resourceapi.Device {
 	d := resourceapi.Device{
 		Name:             s.Name(),
 		Attributes:       attributes(node, s),
 		Capacity:         capacity(s),
 		ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: s.GPU.PCI.DeviceName(), Counters: counters(s.Consumes())}},
 	}
-	if occupied {
-		d.Taints = []resourceapi.DeviceTaint{{Key: TaintOccupied, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	if s.IsShare() {
+		many := true
+		d.AllowMultipleAllocations = &many
+	}
+	for _, t := range taints {
+		if t.Device == d.Name {
+			d.Taints = append(d.Taints, resourceapi.DeviceTaint{Key: t.Key, Effect: resourceapi.DeviceTaintEffectNoSchedule})
+		}
 	}
 	return d
 }
 
 // capacity of a shape; nil if nothing is known.
 func capacity(s gpu.Shape) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
+	if s.IsShare() {
+		return sharedCapacity(s.GPU.Sharing(s.Share))
+	}
 	if !s.IsPartition() {
 		if s.GPU.Memory == nil || *s.GPU.Memory > math.MaxInt64 { // all ones is NVML's "not available"
 			return nil
@@ -135,6 +152,35 @@ func capacity(s gpu.Shape) map[resourceapi.QualifiedName]resourceapi.DeviceCapac
 		all[name] = amount(int64(n), resource.DecimalSI)
 	}
 	return all
+}
+
+// sharedCapacity is what claims take parts of. Every capacity of a shared device has a policy: without one, a claim that
+// does not ask for it would take all (calculateConsumedCapacity of the scheduler's allocator).
+func sharedCapacity(s *gpu.Sharing) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
+	all := map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+		gpu.CapacityShares: cut(gpu.Cut{Total: s.Shares, Default: 1, Minimum: 1, Step: 1}, resource.DecimalSI),
+	}
+	if s.Memory.Total > 0 {
+		all[gpu.CapacityMemory] = cut(s.Memory, resource.BinarySI)
+	}
+	if s.Cores.Total > 0 {
+		all[gpu.CapacityCores] = cut(s.Cores, resource.DecimalSI)
+	}
+	return all
+}
+
+func cut(c gpu.Cut, form resource.Format) resourceapi.DeviceCapacity {
+	valid := &resourceapi.CapacityRequestPolicyRange{Min: resource.NewQuantity(c.Minimum, form)}
+	if c.Step <= c.Total-c.Minimum {
+		valid.Step = resource.NewQuantity(c.Step, form)
+	} else {
+		// There is room for the minimum only. The API refuses a whole slice for one step that is too large.
+		valid.Max = resource.NewQuantity(c.Minimum, form)
+	}
+	return resourceapi.DeviceCapacity{
+		Value:         *resource.NewQuantity(c.Total, form),
+		RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: resource.NewQuantity(c.Default, form), ValidRange: valid},
+	}
 }
 
 func amount(n int64, form resource.Format) resourceapi.DeviceCapacity {

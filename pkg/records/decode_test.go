@@ -66,6 +66,11 @@ func FuzzDecode(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
+	shares, err := os.ReadFile(filepath.Join("testdata", "format1-shares.json"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(shares)
 	f.Add(golden)
 	f.Add(golden[:len(golden)/2])
 	f.Add([]byte(`{"format":1,"claim":{"uid":"u"},"devices":[null]}`))

@@ -103,7 +103,7 @@ func (d Disk) open(path string) (*os.File, error) {
 	if d.spares != nil {
 		select {
 		case spare := <-d.spares.paths:
-			f, err := os.OpenFile(spare, os.O_WRONLY|os.O_TRUNC|syscall.O_NOFOLLOW, 0) //nolint:gosec // a file of ours
+			f, err := os.OpenFile(spare, os.O_WRONLY|os.O_TRUNC|syscall.O_NOFOLLOW, 0)
 			if !errors.Is(err, fs.ErrNotExist) {
 				return f, err
 			}

@@ -79,6 +79,8 @@ type Device struct {
 	// Partition is what the device is on the GPU; nil for a whole GPU. While the record is Preparing it tells only
 	// profile and placement.
 	Partition *gpu.Partition `json:"partition,omitempty"`
+	// Share is the claim's part of a shared GPU; nil for others, and for devices with admin access.
+	Share *Share `json:"share,omitempty"`
 	// CDIDeviceIDs are the fully qualified names handed to the kubelet.
 	CDIDeviceIDs []string `json:"cdiDeviceIDs"`
 }
@@ -293,6 +295,9 @@ func Decode(data []byte) (*Record, error) {
 		if d.Device == "" || d.GPU == "" || d.UUID == "" {
 			return nil, fmt.Errorf("devices[%d] lacks device, gpu or uuid", i)
 		}
+		if d.Share != nil && (!slices.Contains(gpu.Shares(), d.Share.Kind) || d.Partition != nil) {
+			return nil, fmt.Errorf("devices[%d] is a share of kind %q", i, d.Share.Kind)
+		}
 	}
 	return r, nil
 }
@@ -308,11 +313,12 @@ func (r *Record) Partitions() []*Device {
 	return found
 }
 
-// InSpec lists the devices that the claim's own CDI spec is about: its partitions, and those that it looks at.
+// InSpec lists the devices that the claim's own CDI spec is about: its partitions and shares, and partitions that it
+// looks at.
 func (r *Record) InSpec() []*Device {
 	var found []*Device
 	for i := range r.Devices {
-		if r.Devices[i].Partition != nil {
+		if r.Devices[i].Partition != nil || r.Devices[i].Share != nil {
 			found = append(found, &r.Devices[i])
 		}
 	}
@@ -329,6 +335,9 @@ func (r *Record) Clone() *Record {
 		if d.Partition != nil {
 			p := *d.Partition
 			d.Partition = &p
+		}
+		if d.Share != nil {
+			d.Share = d.Share.clone()
 		}
 	}
 	return &c

@@ -44,7 +44,7 @@ func (d *Device) restart(st *gpuState) error {
 // reset is what a GPU forgets when it is reset. Events stay: they are what was told, not what is.
 func (st *gpuState) reset() {
 	st.MIG = st.MIGPending
-	st.Instances, st.Clients = nil, nil
+	st.Instances, st.Clients, st.Limits = nil, nil, nil
 	st.ComputeMode, st.TimeSlice, st.Recovery = 0, 0, 0
 	st.Persistence = false
 }

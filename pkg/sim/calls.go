@@ -8,8 +8,19 @@ import (
 
 const callInit = "nvmlInit_v2"
 
-// callNames are the NVML functions that are simulated, sorted. All others answer NOT_SUPPORTED.
+// Calls that NVML does not have: what a fault of the MPS programs is named by.
+const (
+	CallMPSControlStart   = "mpsControlStart"
+	CallMPSControlCommand = "mpsControlCommand"
+	CallMPSServerStart    = "mpsServerStart"
+)
+
+// callNames are the NVML functions that are simulated, and what else faults may name, sorted. All other functions
+// answer NOT_SUPPORTED.
 var callNames = []string{
+	CallMPSControlCommand,
+	CallMPSControlStart,
+	CallMPSServerStart,
 	"nvmlComputeInstanceDestroy",
 	"nvmlComputeInstanceGetInfo_v2",
 	"nvmlDeviceCreateGpuInstance",
@@ -45,6 +56,7 @@ var callNames = []string{
 	"nvmlDeviceGetMemoryAffinity",
 	"nvmlDeviceGetMemoryInfo",
 	"nvmlDeviceGetMemoryInfo_v2",
+	"nvmlDeviceGetMemoryLimits_v1",
 	"nvmlDeviceGetMigDeviceHandleByIndex",
 	"nvmlDeviceGetMigMode",
 	"nvmlDeviceGetMinorNumber",
@@ -73,6 +85,7 @@ var callNames = []string{
 	"nvmlDeviceIsMigDeviceHandle",
 	"nvmlDeviceRegisterEvents",
 	"nvmlDeviceSetComputeMode",
+	"nvmlDeviceSetMemoryLimits_v1",
 	"nvmlDeviceSetMigMode",
 	"nvmlDeviceSetPersistenceMode",
 	"nvmlEventSetCreate",
@@ -100,14 +113,14 @@ func CallNames() []string { return slices.Clone(callNames) }
 // ResolveCall finds the simulated function that a name means: with or without "nvml" in front and version behind.
 // "*" means all.
 func ResolveCall(name string) (string, error) {
-	if name == "*" {
+	if _, ok := slices.BinarySearch(callNames, name); ok || name == "*" {
 		return name, nil
 	}
 	full := name
 	if !strings.HasPrefix(full, "nvml") {
 		full = "nvml" + full
 	}
-	for _, suffix := range []string{"", "_v2", "_v3"} {
+	for _, suffix := range []string{"", "_v1", "_v2", "_v3"} {
 		if _, ok := slices.BinarySearch(callNames, full+suffix); ok {
 			return full + suffix, nil
 		}

@@ -24,6 +24,9 @@ type cell[T any] struct {
 	// after it is. An error from before stops the update. Other processes wait meanwhile.
 	before func(old, next *T) error
 	after  func(old, next *T)
+	// stale, where set, tells that something in the value is no longer so, and settle takes it out.
+	stale  func(*T) bool
+	settle func(*T)
 
 	mu  sync.Mutex // one update or re-read at a time in this process
 	cur atomic.Pointer[version[T]]
@@ -56,6 +59,17 @@ func openCell[T any](path string, clone func(*T) *T, decode func([]byte) (*T, er
 
 // load returns the present value: the cached one unless the file has changed.
 func (c *cell[T]) load() (*T, error) {
+	value, err := c.present()
+	if err != nil || c.stale == nil || !c.stale(value) {
+		return value, err
+	}
+	value = c.clone(value) // the next update takes it out of the file
+	c.settle(value)
+	return value, nil
+}
+
+// present returns the value as it was last written.
+func (c *cell[T]) present() (*T, error) {
 	if v := c.cur.Load(); v != nil {
 		if c.path == "" {
 			return v.value, nil
@@ -129,6 +143,9 @@ func (c *cell[T]) update(change func(*T) error) error {
 		return err
 	}
 	next := c.clone(now)
+	if c.settle != nil {
+		c.settle(next)
+	}
 	if err := change(next); err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 )
@@ -16,6 +17,9 @@ func (n *Node) AddClient(index int, c Client) error {
 	}
 	return n.gpus[index].update(func(st *gpuState) error {
 		if err := st.checkClient(c); err != nil {
+			return fmt.Errorf("add client to GPU %d: %w", index, err)
+		}
+		if err := st.checkMode(c); err != nil {
 			return fmt.Errorf("add client to GPU %d: %w", index, err)
 		}
 		st.Clients = slices.DeleteFunc(st.Clients, func(o Client) bool { return o.PID == c.PID })
@@ -40,6 +44,29 @@ func (st *gpuState) checkClient(c Client) error {
 	return nil
 }
 
+// checkMode refuses a client that the compute mode keeps off the GPU or the partition.
+func (st *gpuState) checkMode(c Client) error {
+	mode := st.ComputeMode
+	if c.GPUInstance >= 0 {
+		mode = st.findInstance(c.GPUInstance).findCompute(c.ComputeInstance).ComputeMode
+	}
+	switch mode {
+	case ModeProhibited:
+		return fail("", CodeNoPermission, "the compute mode is PROHIBITED")
+	case ModeExclusiveProcess:
+		others := st.holders(func(o Client) bool {
+			return o.PID != c.PID && o.GPUInstance == c.GPUInstance && o.ComputeInstance == c.ComputeInstance
+		})
+		if others != "" {
+			return fail("", CodeInUse, "the compute mode is EXCLUSIVE_PROCESS, and it is held by %s", others)
+		}
+	}
+	return nil
+}
+
+// errNoClient says that a process holds no such GPU.
+var errNoClient = errors.New("not found")
+
 // RemoveClient ends the hold of a process on a GPU.
 func (n *Node) RemoveClient(index, pid int) error {
 	if err := n.checkIndex(index); err != nil {
@@ -49,7 +76,7 @@ func (n *Node) RemoveClient(index, pid int) error {
 		before := len(st.Clients)
 		st.Clients = slices.DeleteFunc(st.Clients, func(c Client) bool { return c.PID == pid })
 		if len(st.Clients) == before {
-			return fmt.Errorf("remove client: no process %d holds GPU %d", pid, index)
+			return fmt.Errorf("remove client: %w: no process %d holds GPU %d", errNoClient, pid, index)
 		}
 		return nil
 	})

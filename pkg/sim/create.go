@@ -27,7 +27,7 @@ func WithoutDeviceNodes() Option { return func(o *options) { o.noDeviceNodes = t
 // WithLibrary installs the file as libnvidia-ml.so.1; without it the root has none.
 func WithLibrary(path string) Option { return func(o *options) { o.library = path } }
 
-// WithExecutable installs the file as nvidia-smi; it has to act as one when called so.
+// WithExecutable installs the file as nvidia-smi and as the programs of MPS; it has to act as what it is called.
 func WithExecutable(path string) Option { return func(o *options) { o.executable = path } }
 
 // WithForce replaces a node that is there already.
@@ -181,27 +181,29 @@ func installLibrary(dir, soname, version string, data []byte) error {
 	return nil
 }
 
-// mpsPlaceholder stands where NVIDIA's MPS programs are; they cannot be simulated by a file that says so.
-const mpsPlaceholder = `#!/bin/sh
-echo "$0: simulated node: NVIDIA's MPS is not here" >&2
+// programs are those that the file of WithExecutable acts as. All but the first are there without it too, as files that
+// only say what they are: containers get them.
+var programs = []string{"nvidia-smi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"}
+
+// placeholder stands where a program is missing.
+const placeholder = `#!/bin/sh
+echo "$0: simulated node: made without this program" >&2
 exit 1
 `
 
 // createPrograms installs what belongs under usr/bin, and the firmware that containers get.
 func createPrograms(root string, s *spec, o *options) error {
-	files := map[string]treeFile{
-		binaryDir + "/nvidia-cuda-mps-control": {data: []byte(mpsPlaceholder)},
-		binaryDir + "/nvidia-cuda-mps-server":  {data: []byte(mpsPlaceholder)},
-	}
-	if o.executable != "" {
-		data, err := os.ReadFile(o.executable)
-		if err != nil {
-			return fmt.Errorf("install nvidia-smi: %w", err)
+	dir := filepath.Join(root, binaryDir)
+	if o.executable == "" {
+		files := map[string]treeFile{}
+		for _, name := range programs[1:] {
+			addFile(files, name, placeholder)
 		}
-		files[binaryDir+"/nvidia-smi"] = treeFile{data: data}
-	}
-	if err := writeTree(root, files, 0o755); err != nil {
-		return err
+		if err := writeTree(dir, files, 0o755); err != nil {
+			return err
+		}
+	} else if err := installProgram(dir, o.executable); err != nil {
+		return fmt.Errorf("install programs: %w", err)
 	}
 	firmware := map[string]treeFile{}
 	for i := range s.Boards {
@@ -209,6 +211,23 @@ func createPrograms(root string, s *spec, o *options) error {
 		addFile(firmware, name, "simulated firmware\n")
 	}
 	return writeTree(root, firmware, 0o644)
+}
+
+// installProgram installs one file under all names.
+func installProgram(dir, executable string) error {
+	data, err := os.ReadFile(executable)
+	if err != nil {
+		return err
+	}
+	if err := writeTree(dir, map[string]treeFile{programs[0]: {data: data}}, 0o755); err != nil {
+		return err
+	}
+	for _, name := range programs[1:] {
+		if err := os.Link(filepath.Join(dir, programs[0]), filepath.Join(dir, name)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // createTree writes /proc and /sys.
@@ -277,7 +296,8 @@ func createDeviceNodes(root string, s *spec, o *options) error {
 	if o.noDeviceNodes {
 		return nil
 	}
-	for _, n := range s.deviceNodes() {
+	// Programs in the root want it besides.
+	for _, n := range append(s.deviceNodes(), deviceNode{"dev/null", 1, 3}) {
 		file := filepath.Join(root, n.name)
 		if err := makeFolder(filepath.Dir(file)); err != nil {
 			return err

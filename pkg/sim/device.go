@@ -2,7 +2,6 @@ package sim
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -235,30 +234,6 @@ func (d *Device) AddressingMode() (int, error) {
 // VirtualizationMode is one of NVML_GPU_VIRTUALIZATION_MODE_*: 0, bare metal (nvmlDeviceGetVirtualizationMode).
 func (d *Device) VirtualizationMode() (int, error) {
 	return 0, d.node.enter("nvmlDeviceGetVirtualizationMode", d.index)
-}
-
-// ComputeMode is one of NVML_COMPUTEMODE_*: 0 default, 2 prohibited, 3 exclusive process (nvmlDeviceGetComputeMode).
-func (d *Device) ComputeMode() (int, error) {
-	st, err := d.load("nvmlDeviceGetComputeMode")
-	if err != nil {
-		return 0, err
-	}
-	return st.ComputeMode, nil
-}
-
-// SetComputeMode sets one of NVML_COMPUTEMODE_* (nvmlDeviceSetComputeMode). Lost at reboot, as on real boards.
-func (d *Device) SetComputeMode(mode int) error {
-	const call = "nvmlDeviceSetComputeMode"
-	return d.update(call, func(st *gpuState) error {
-		switch {
-		case !slices.Contains([]int{0, 2, 3}, mode):
-			return fail(call, CodeInvalidArgument, "compute mode %d", mode)
-		case st.MIG:
-			return fail(call, CodeNotSupported, "GPU %d is in MIG mode", d.index)
-		}
-		st.ComputeMode = mode
-		return nil
-	})
 }
 
 // TimeSlice is what "nvidia-smi compute-policy" set: 0 default, 1 short, 2 medium, 3 long. No NVML function reads it.

@@ -23,6 +23,7 @@ const (
 	CodeLibraryNotFound       = 12
 	CodeGPUIsLost             = 15
 	CodeResetRequired         = 16
+	CodeOperatingSystem       = 17
 	CodeInUse                 = 19
 	CodeMemory                = 20
 	CodeNoData                = 21
@@ -60,7 +61,7 @@ var returnCodes = []returnCode{
 	{14, "CORRUPTED_INFOROM", "Corrupted infoROM", nil},
 	{CodeGPUIsLost, "GPU_IS_LOST", "GPU is lost", gpu.ErrLost},
 	{CodeResetRequired, "RESET_REQUIRED", "GPU requires reset", gpu.ErrResetRequired},
-	{17, "OPERATING_SYSTEM", "GPU access blocked by the operating system", nil},
+	{CodeOperatingSystem, "OPERATING_SYSTEM", "GPU access blocked by the operating system", nil},
 	{18, "LIB_RM_VERSION_MISMATCH", "Driver/library version mismatch", nil},
 	{CodeInUse, "IN_USE", "In use by another client", gpu.ErrInUse},
 	{CodeMemory, "MEMORY", "Insufficient Memory", nil},

@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 )
@@ -13,7 +14,7 @@ type Fault struct {
 	ID int `json:"id"`
 	// GPU is the index of the GPU whose calls are hit; -1 for calls of any GPU, and of none.
 	GPU int `json:"gpu"`
-	// Call is the NVML function, or "*" for every one.
+	// Call is the NVML function, or "*" for every one, or one of the names that NVML does not have.
 	Call string `json:"call"`
 	// Delay before the call goes on.
 	Delay time.Duration `json:"delay,omitempty"`
@@ -46,9 +47,10 @@ func (f Fault) String() string {
 	return s
 }
 
-// hits tells whether the fault is about that call.
-func (f *Fault) hits(call string, index int) bool {
-	return (f.Call == "*" || f.Call == call) && (f.GPU < 0 || f.GPU == index)
+// hits tells whether the fault is about that call on one of those GPUs.
+func (f *Fault) hits(call string, gpus ...int) bool {
+	all := f.Call == "*" && strings.HasPrefix(call, "nvml")
+	return (all || f.Call == call) && (f.GPU < 0 || slices.Contains(gpus, f.GPU))
 }
 
 // Inject adds a fault and returns its ID. Call may be any spelling that ResolveCall takes.
@@ -138,11 +140,11 @@ func (n *Node) Faults() (faults []Fault, lost []int, err error) {
 }
 
 // applyFaults lets the faults have their way with a call: first all delays, then the first error.
-func (n *Node) applyFaults(st *nodeState, call string, index int) error {
+func (n *Node) applyFaults(st *nodeState, call string, gpus ...int) error {
 	var failed error
 	for i := range st.Faults {
 		f := &st.Faults[i]
-		if !f.hits(call, index) || failed != nil && f.Code != 0 || !n.due(f) {
+		if !f.hits(call, gpus...) || failed != nil && f.Code != 0 || !n.due(f) {
 			continue
 		}
 		if f.Delay > 0 {
@@ -153,6 +155,17 @@ func (n *Node) applyFaults(st *nodeState, call string, index int) error {
 		}
 	}
 	return failed
+}
+
+// Trouble lets faults have their way with a program that is about some GPUs, under one of the names that NVML does not
+// have.
+func (n *Node) Trouble(call string, gpus ...int) error {
+	n.counts[call].Add(1)
+	st, err := n.state.load()
+	if err != nil {
+		return err
+	}
+	return n.applyFaults(st, call, gpus...)
 }
 
 // due counts a call that a fault is about, and tells whether it is one that the fault hits.

@@ -50,7 +50,7 @@ func (n *Node) DeviceByPCIBusID(id string) (*Device, error) {
 func (n *Node) DeviceByUUID(uuid string) (*Device, *MIGDevice, error) {
 	const call = "nvmlDeviceGetHandleByUUID"
 	for _, d := range n.devices {
-		if st, err := n.state.load(); err == nil && st.UUIDs[d.index] == uuid || d.spec.UUID == uuid {
+		if st, err := n.state.load(); err == nil && uuid != "" && st.UUIDs[d.index] == uuid || d.spec.UUID == uuid {
 			return d, nil, n.enter(call, d.index)
 		}
 	}

@@ -11,6 +11,8 @@ func FuzzGPUState(f *testing.F) {
 		`{}`, `{"mig":true}`, `null`, `{"instances":[{}]}`,
 		`{"mig":true,"migPending":true,"instances":[{"id":7,"profile":19,"start":0,"serial":1,"compute":[{"id":0,"profile":0,"start":0,"serial":2}]}],"lastSerial":2}`,
 		`{"mig":true,"instances":[{"id":1,"profile":9,"start":0},{"id":2,"profile":9,"start":4}]}`,
+		`{"computeMode":3,"timeSlice":2,"limits":[{"cgroup":"/a","inode":1,"soft":2,"hard":3},{"cgroup":"/b","hard":18446744073709551615}]}`,
+		`{"clients":[{"pid":7,"name":"x","gpuInstance":3,"computeInstance":-1,"held":true}]}`,
 		`{"mig":true,"instances":[{"id":1,"profile":9,"start":0},{"id":0,"profile":0,"start":0}]}`,
 	} {
 		f.Add([]byte(seed), byte(0))
@@ -45,6 +47,10 @@ func FuzzGPUState(f *testing.F) {
 				t.Fatal(err)
 			}
 		}
+		_ = n.AddClient(0, Client{PID: 71, GPUInstance: -1}) // a mode may refuse it
+		_ = n.AddClient(0, Client{PID: 72, GPUInstance: 1})
+		_ = d.SetComputeMode(ModeExclusiveProcess)
+		_, _, _, _ = d.MemoryLimits("/")
 		again, err := json.Marshal(st)
 		if err != nil {
 			t.Fatal(err)

@@ -167,6 +167,7 @@ func (d *Device) SetMIGMode(enable bool) (activation, err error) {
 			}
 		case activation == nil:
 			st.MIG, st.MIGPending = enable, enable
+			st.ComputeMode = 0 // as with a reset
 			st.addMIGEvent()
 		}
 		return nil

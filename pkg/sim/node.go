@@ -121,6 +121,7 @@ func Open(root string, opts ...Option) (*Node, error) {
 			caps := &capabilities{root: root, minor: s.GPUs[i].Minor, devices: s.DeviceNodes}
 			c.before, c.after = caps.appear, caps.vanish
 		}
+		c.stale, c.settle = n.abandoned, n.forget
 		n.gpus = append(n.gpus, c)
 	}
 	return n, nil

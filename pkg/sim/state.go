@@ -45,6 +45,8 @@ type gpuState struct {
 	Recovery int `json:"recovery,omitempty"`
 	// Clients are the processes that hold the device, by PID.
 	Clients []Client `json:"clients,omitempty"`
+	// Limits of memory, by cgroup.
+	Limits []memoryLimit `json:"limits,omitempty"`
 	// Events are the latest, in order of Seq.
 	Events    []event `json:"events,omitempty"`
 	LastEvent uint64  `json:"lastEvent,omitempty"`
@@ -65,6 +67,8 @@ type computeInstance struct {
 	Profile int    `json:"profile"` // profile ID
 	Start   int    `json:"start"`   // in compute slices of the GPU instance
 	Serial  uint64 `json:"serial"`
+	// ComputeMode of the partition: in MIG mode the GPU has none of its own.
+	ComputeMode int `json:"computeMode,omitempty"`
 }
 
 // Client is a process that holds a GPU.
@@ -76,6 +80,8 @@ type Client struct {
 	// GPUInstance and ComputeInstance hold it inside a partition; both -1 on the whole GPU.
 	GPUInstance     int `json:"gpuInstance"`
 	ComputeInstance int `json:"computeInstance"`
+	// Held tells that it is a process which says so itself (see Hold): when it ends, it is no client any more.
+	Held bool `json:"held,omitempty"`
 }
 
 // event is what an event set may deliver.
@@ -107,6 +113,7 @@ func (s *gpuState) clone() *gpuState {
 		c.Instances[i].Compute = slices.Clone(c.Instances[i].Compute)
 	}
 	c.Clients = slices.Clone(s.Clients)
+	c.Limits = slices.Clone(s.Limits)
 	c.Events = slices.Clone(s.Events)
 	return &c
 }
@@ -164,6 +171,12 @@ func decodeGPUState(data []byte, b *Board) (*gpuState, error) {
 			return nil, fmt.Errorf("decode GPU state: GPU instance %d: %w", gi.ID, err)
 		}
 		made.Instances = append(made.Instances, gi)
+	}
+	if s.TimeSlice < 0 || s.TimeSlice > 3 {
+		return nil, fmt.Errorf("decode GPU state: time slice %d", s.TimeSlice)
+	}
+	if err := checkLimits(s.Limits); err != nil {
+		return nil, fmt.Errorf("decode GPU state: %w", err)
 	}
 	return &s, nil
 }

@@ -35,6 +35,14 @@ type GPUStatus struct {
 	Recovery    int              `json:"recoveryAction"`
 	Instances   []InstanceStatus `json:"instances"`
 	Clients     []Client         `json:"clients"`
+	Limits      []LimitStatus    `json:"memoryLimits,omitempty"`
+}
+
+// LimitStatus are the memory limits of a cgroup, in bytes.
+type LimitStatus struct {
+	Cgroup string `json:"cgroup"`
+	Soft   uint64 `json:"soft"`
+	Hard   uint64 `json:"hard"` // NoMemoryLimit: none
 }
 
 // InstanceStatus is a GPU instance.
@@ -55,6 +63,8 @@ type ComputeStatus struct {
 	Start     int    `json:"start"`
 	Size      int    `json:"size"`
 	UUID      string `json:"uuid"`
+	// ComputeMode is one of NVML_COMPUTEMODE_*.
+	ComputeMode int `json:"computeMode,omitempty"`
 }
 
 // MIGText words the MIG mode: "n/a", "off", "on", "off, on after reset".
@@ -130,6 +140,11 @@ func (d *Device) status(st *gpuState, lost bool) GPUStatus {
 		Recovery:    st.Recovery,
 		Clients:     slices.Clone(st.Clients),
 	}
+	for _, l := range st.Limits {
+		if l.current() {
+			g.Limits = append(g.Limits, LimitStatus{Cgroup: l.Cgroup, Soft: l.Soft, Hard: l.Hard})
+		}
+	}
 	for _, gi := range st.Instances {
 		p := d.board.profileByID(gi.Profile)
 		i := InstanceStatus{ID: gi.ID, Profile: p.Name, ProfileID: p.ID, Start: gi.Start, Size: p.Size}
@@ -138,6 +153,7 @@ func (d *Device) status(st *gpuState, lost bool) GPUStatus {
 			m := MIGDeviceOf(d.ComputeInstanceHandle(gi.ID, ci.ID, ci.Serial))
 			i.Compute = append(i.Compute, ComputeStatus{
 				ID: ci.ID, Profile: c.name(p), ProfileID: c.ID, Start: ci.Start, Size: c.Slices, UUID: m.uuid(),
+				ComputeMode: ci.ComputeMode,
 			})
 		}
 		g.Instances = append(g.Instances, i)

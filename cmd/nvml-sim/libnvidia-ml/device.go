@@ -25,7 +25,6 @@ func simDeviceNumber(which C.int, h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
 			C.SIM_BRAND:            d.Brand,
 			C.SIM_ARCHITECTURE:     d.Architecture,
 			C.SIM_NUMA_NODE:        d.NUMANodeID,
-			C.SIM_COMPUTE_MODE:     d.ComputeMode,
 			C.SIM_VIRTUALIZATION:   d.VirtualizationMode,
 			C.SIM_POWER:            d.Power,
 			C.SIM_POWER_LIMIT:      d.PowerLimit,
@@ -141,11 +140,6 @@ func simDeviceGetUtilizationRates(h C.nvmlDevice_t, to *C.nvmlUtilization_t) C.n
 		g, m, err := d.Utilization()
 		return put(to, m, err, func(m int) C.nvmlUtilization_t { return C.nvmlUtilization_t{gpu: C.uint(g), memory: C.uint(m)} })
 	})
-}
-
-//export simDeviceSetComputeMode
-func simDeviceSetComputeMode(h C.nvmlDevice_t, mode C.uint) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error { return d.SetComputeMode(int(mode)) })
 }
 
 //export simDeviceSetPersistenceMode

@@ -22,6 +22,8 @@ type target interface {
 	MemoryV1() (sim.Memory, error)
 	MemoryV2() (sim.Memory, error)
 	Processes() ([]sim.Client, error)
+	ComputeMode() (int, error)
+	SetComputeMode(mode int) error
 }
 
 // onTarget runs a call on a GPU or a partition.
@@ -127,5 +129,48 @@ func simDeviceGetHandleByUUID(uuid *C.char, to *C.nvmlDevice_t) C.nvmlReturn_t {
 			return put(to, m, nil, migHandle)
 		}
 		return putDevice(to, d, nil)
+	})
+}
+
+//export simDeviceGetComputeMode
+func simDeviceGetComputeMode(h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
+	return onTarget(h, func(t target) error {
+		mode, err := t.ComputeMode()
+		return putUint(to, mode, err)
+	})
+}
+
+//export simDeviceSetComputeMode
+func simDeviceSetComputeMode(h C.nvmlDevice_t, mode C.uint) C.nvmlReturn_t {
+	return onTarget(h, func(t target) error { return t.SetComputeMode(int(mode)) })
+}
+
+// onLimitable runs a call on a GPU; on a partition it is not supported.
+func onLimitable(h C.nvmlDevice_t, call func(*sim.Device) error) C.nvmlReturn_t {
+	return onTarget(h, func(t target) error {
+		d, ok := t.(*sim.Device)
+		if !ok {
+			return code(sim.CodeNotSupported)
+		}
+		return call(d)
+	})
+}
+
+//export simDeviceSetMemoryLimits
+func simDeviceSetMemoryLimits(h C.nvmlDevice_t, cgroup *C.char, soft, hard C.ulonglong) C.nvmlReturn_t {
+	return onLimitable(h, func(d *sim.Device) error {
+		return d.SetMemoryLimits(C.GoString(cgroup), uint64(soft), uint64(hard))
+	})
+}
+
+//export simDeviceGetMemoryLimits
+func simDeviceGetMemoryLimits(h C.nvmlDevice_t, limits *C.nvmlGetMemoryLimits_v1_t) C.nvmlReturn_t {
+	return onLimitable(h, func(d *sim.Device) error {
+		soft, hard, used, err := d.MemoryLimits(C.GoString(limits.nameSpace))
+		if err != nil {
+			return err
+		}
+		limits.softLimit, limits.hardLimit, limits.currentUsed = C.ulonglong(soft), C.ulonglong(hard), C.ulonglong(used)
+		return nil
 	})
 }

@@ -83,7 +83,6 @@ number(nvmlDeviceGetModuleId, SIM_MODULE, unsigned int)
 number(nvmlDeviceGetBrand, SIM_BRAND, nvmlBrandType_t)
 number(nvmlDeviceGetArchitecture, SIM_ARCHITECTURE, nvmlDeviceArchitecture_t)
 number(nvmlDeviceGetNumaNodeId, SIM_NUMA_NODE, unsigned int)
-number(nvmlDeviceGetComputeMode, SIM_COMPUTE_MODE, nvmlComputeMode_t)
 number(nvmlDeviceGetVirtualizationMode, SIM_VIRTUALIZATION, nvmlGpuVirtualizationMode_t)
 number(nvmlDeviceGetPowerUsage, SIM_POWER, unsigned int)
 number(nvmlDeviceGetPowerManagementLimit, SIM_POWER_LIMIT, unsigned int)
@@ -203,6 +202,25 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correc
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates)
 {
     return simDeviceGetUtilizationRates(device, rates);
+}
+
+nvmlReturn_t nvmlDeviceSetMemoryLimits_v1(nvmlDevice_t device, nvmlSetMemoryLimits_v1_t *limits)
+{
+    if (limits == NULL || limits->nameSpace == NULL)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    return simDeviceSetMemoryLimits(device, (char *)limits->nameSpace, limits->softLimit, limits->hardLimit);
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, nvmlGetMemoryLimits_v1_t *limits)
+{
+    if (limits == NULL || limits->nameSpace == NULL)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    return simDeviceGetMemoryLimits(device, limits);
+}
+
+nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, nvmlComputeMode_t *mode)
+{
+    return simDeviceGetComputeMode(device, (unsigned int *)mode);
 }
 
 nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, nvmlComputeMode_t mode)

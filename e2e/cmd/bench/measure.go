@@ -182,6 +182,9 @@ func (b *bench) measureClaims(ctx context.Context, r *report) error {
 	if err := b.measurePartitions(ctx, r, floor); err != nil {
 		return err
 	}
+	if err := b.measureShares(ctx, r); err != nil {
+		return err
+	}
 	if err := b.load(ctx); err != nil {
 		return err
 	}

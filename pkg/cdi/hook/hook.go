@@ -1,5 +1,5 @@
-// Package hook carries the nvidia-cdi-hook program inside the binary and installs it where container runtimes can run
-// it. Specs name hooks of the toolkit release they were made with; carrying the program rules out another release's.
+// Package hook carries the programs that CDI specs name inside the binary and installs them where container runtimes can
+// run them. Specs name hooks of the release they were made with; carrying the programs rules out another release's.
 package hook
 
 import (
@@ -12,31 +12,35 @@ import (
 	"path/filepath"
 )
 
-// Name is the name by which specs and runtimes know the program.
-const Name = "nvidia-cdi-hook"
+// Names of the programs: NVIDIA's, which sets up driver files inside a container, and ours, which has the driver hold a
+// container to an amount of memory.
+const (
+	NVIDIA      = "nvidia-cdi-hook"
+	MemoryLimit = "cleave-memory-limit"
+)
 
-// maxSize bounds the unpacked program in bytes; it has some 6 MB.
+// maxSize bounds an unpacked program in bytes; the larger one has some 11 MB.
 const maxSize = 64 << 20
 
-// dist holds the program, packed, once the Makefile has built it. Packed, it costs the plugin less memory to read.
+// dist holds the programs, packed, once the Makefile has built them. Packed, they cost the plugin less memory to read.
 //
 //go:embed all:dist
 var dist embed.FS
 
-// Install puts the program into a folder of the host and returns its path. It replaces an earlier one at once: a hook
+// Install puts a program into a folder of the host and returns its path. It replaces an earlier one at once: a hook
 // that runs meanwhile is not disturbed.
-func Install(dir string) (string, error) {
-	packed, err := dist.Open("dist/" + Name + ".gz")
+func Install(dir, name string) (string, error) {
+	packed, err := dist.Open("dist/" + name + ".gz")
 	if err != nil {
-		return "", fmt.Errorf("install the CDI hook: this binary was built without it; build with make build: %w", err)
+		return "", fmt.Errorf("install the CDI hook %s: this binary was built without it; build with make build: %w", name, err)
 	}
-	path, err := installFrom(packed, dir)
+	path, err := installFrom(packed, dir, name)
 	return path, errors.Join(err, packed.Close())
 }
 
-// installFrom unpacks the program into a folder.
-func installFrom(packed io.Reader, dir string) (path string, err error) {
-	path = filepath.Join(filepath.Clean(dir), Name)
+// installFrom unpacks a program into a folder.
+func installFrom(packed io.Reader, dir, name string) (path string, err error) {
+	path = filepath.Join(filepath.Clean(dir), name)
 	defer func() {
 		if err != nil {
 			path, err = "", fmt.Errorf("install the CDI hook as %s: %w", path, err)
@@ -49,7 +53,7 @@ func installFrom(packed io.Reader, dir string) (path string, err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		return "", err
 	}
-	to, err := os.CreateTemp(filepath.Dir(path), "."+Name+".*")
+	to, err := os.CreateTemp(filepath.Dir(path), "."+name+".*")
 	if err != nil {
 		return "", err
 	}

@@ -54,6 +54,9 @@ func (l library) DeviceByIndex(index int) (nvml.Device, error) {
 	return device{d}, nil
 }
 
+// HasFunction is true: what the driver's release does not have says ErrNotSupported.
+func (l library) HasFunction(string) bool { return true }
+
 func (l library) MIGEvents() (nvml.EventSet, error) {
 	count, err := l.DeviceCount()
 	if err != nil {

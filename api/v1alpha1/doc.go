@@ -1,0 +1,13 @@
+// Package v1alpha1 holds the kinds of API group gpu.cleave.dev: ShareConfig, which a claim or a DeviceClass gives as
+// opaque configuration, and NodePolicy, which says what a node's GPUs are handed out as. Both are decoded strictly: a
+// field that is quietly passed over is worse than one that is refused.
+package v1alpha1
+
+// Group and Version of every kind in this package.
+const (
+	Group   = "gpu.cleave.dev"
+	Version = "v1alpha1"
+)
+
+// APIVersion is what the apiVersion field of every kind must say.
+const APIVersion = Group + "/" + Version

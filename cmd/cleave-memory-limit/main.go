@@ -1,0 +1,92 @@
+// Command cleave-memory-limit has the driver hold a container to its share of a GPU's memory. Container runtimes run it
+// as a createRuntime hook, on the host, once the container's cgroup is there, as CDI specs of claims say.
+//
+// NVIDIA's hook of the same purpose (apply-cuda-memory-limits) takes one amount for all GPUs of a container from its
+// environment; a claim's shares of several GPUs may differ.
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/cleave-dra/cleave/pkg/nvml"
+)
+
+// maxState bounds the container's state that the runtime writes to standard input, in bytes.
+const maxState = 1 << 20
+
+func main() {
+	if err := run(os.Args[1:], os.Stdin, "/", nvml.LimitMemory); err != nil {
+		fmt.Fprintf(os.Stderr, "cleave-memory-limit: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+// limiter is nvml.LimitMemory.
+type limiter func(opts nvml.Options, uuid, cgroup string, limit uint64) error
+
+func run(args []string, stdin io.Reader, root string, limit limiter) error {
+	flags := flag.NewFlagSet("cleave-memory-limit", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	driverRoot := flags.String("driver-root", "/", "root of the driver's files on the host")
+	uuid := flags.String("gpu", "", "UUID of the GPU")
+	amount := flags.Uint64("limit", 0, "bytes that the container may have")
+	if err := flags.Parse(args); err != nil {
+		return fmt.Errorf("%w: use --driver-root FOLDER --gpu UUID --limit BYTES, with the container's state on standard input", err)
+	}
+	if *uuid == "" || *amount == 0 || flags.NArg() > 0 {
+		return errors.New("use --driver-root FOLDER --gpu UUID --limit BYTES, with the container's state on standard input")
+	}
+	pid, err := containerPID(stdin)
+	if err != nil {
+		return fmt.Errorf("read the container's state: %w", err)
+	}
+	cgroup, err := cgroupOf(root, pid)
+	if err != nil {
+		return fmt.Errorf("find the container's cgroup: %w", err)
+	}
+	return limit(nvml.Options{DriverRoot: filepath.Clean(*driverRoot)}, *uuid, cgroup, *amount)
+}
+
+// containerPID reads the process ID from the state of a container (OCI runtime specification, "State").
+func containerPID(from io.Reader) (int, error) {
+	data, err := io.ReadAll(io.LimitReader(from, maxState+1))
+	if err != nil {
+		return 0, err
+	}
+	if len(data) > maxState {
+		return 0, fmt.Errorf("more than %d bytes", maxState)
+	}
+	var state struct {
+		PID int `json:"pid"`
+	}
+	if err := json.Unmarshal(data, &state); err != nil {
+		return 0, err
+	}
+	if state.PID <= 0 {
+		return 0, errors.New("it has no pid")
+	}
+	return state.PID, nil
+}
+
+// cgroupOf is the folder of a process's cgroup in the unified hierarchy.
+func cgroupOf(root string, pid int) (string, error) {
+	data, err := os.ReadFile(filepath.Join(root, "proc", strconv.Itoa(pid), "cgroup"))
+	if err != nil {
+		return "", err
+	}
+	for line := range bytes.Lines(data) {
+		if path, ok := strings.CutPrefix(strings.TrimSpace(string(line)), "0::"); ok {
+			return filepath.Join("/sys/fs/cgroup", filepath.Clean("/"+path)), nil
+		}
+	}
+	return "", errors.New("the host has no cgroup v2")
+}

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/nvml"
+)
+
+func procOf(t *testing.T, cgroup string) string {
+	t.Helper()
+	root := t.TempDir()
+	dir := filepath.Join(root, "proc", "42")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "cgroup"), []byte(cgroup), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+func TestTheContainersCgroupGetsTheLimit(t *testing.T) {
+	var got []string
+	limit := func(opts nvml.Options, uuid, cgroup string, limit uint64) error {
+		got = append(got, fmt.Sprint(opts.DriverRoot, " ", uuid, " ", cgroup, " ", limit))
+		return nil
+	}
+	root := procOf(t, "12:devices:/elsewhere\n0::/kubepods.slice/pod1/c1\n")
+	args := []string{"--driver-root=/run/nvidia/driver/", "--gpu=GPU-1", "--limit=1024"}
+	if err := run(args, strings.NewReader(`{"ociVersion":"1.0.2","id":"x","pid":42,"bundle":"/b"}`), root, limit); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"/run/nvidia/driver GPU-1 /sys/fs/cgroup/kubepods.slice/pod1/c1 1024"}, got); diff != "" {
+		t.Errorf("limits (-want +got):\n%s", diff)
+	}
+}
+
+func TestWhatIsWrongIsNamed(t *testing.T) {
+	good := []string{"--gpu=GPU-1", "--limit=1024"}
+	failed := errors.New("the driver is not loaded")
+	tests := map[string]struct {
+		args  []string
+		state string
+		proc  string
+		limit error
+		want  string
+	}{
+		"no GPU":          {[]string{"--limit=1"}, `{"pid":42}`, "0::/a\n", nil, "--gpu UUID"},
+		"no limit":        {[]string{"--gpu=GPU-1"}, `{"pid":42}`, "0::/a\n", nil, "--limit BYTES"},
+		"negative limit":  {[]string{"--gpu=GPU-1", "--limit=-1"}, `{"pid":42}`, "0::/a\n", nil, "limit"},
+		"unknown flag":    {append(good, "--share"), `{"pid":42}`, "0::/a\n", nil, "share"},
+		"more arguments":  {append(good, "x"), `{"pid":42}`, "0::/a\n", nil, "use --driver-root"},
+		"no state":        {good, "", "0::/a\n", nil, "read the container's state"},
+		"no pid":          {good, "{}", "0::/a\n", nil, "no pid"},
+		"too much state":  {good, strings.Repeat(" ", maxState+1), "0::/a\n", nil, "more than"},
+		"another process": {good, `{"pid":43}`, "0::/a\n", nil, "find the container's cgroup"},
+		"cgroup v1":       {good, `{"pid":42}`, "3:memory:/a\n", nil, "no cgroup v2"},
+		"driver":          {good, `{"pid":42}`, "0::/a\n", failed, "not loaded"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			err := run(tt.args, strings.NewReader(tt.state), procOf(t, tt.proc), func(nvml.Options, string, string, uint64) error { return tt.limit })
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want an error that says %q", err, tt.want)
+			}
+		})
+	}
+}
+
+// What a container's cgroup is called is the runtime's doing, but no name leads out of the hierarchy.
+func TestNoCgroupLeadsOutOfTheHierarchy(t *testing.T) {
+	got, err := cgroupOf(procOf(t, "0::/../../../etc\n"), 42)
+	if err != nil || got != "/sys/fs/cgroup/etc" {
+		t.Errorf("got %q, %v, want /sys/fs/cgroup/etc", got, err)
+	}
+}
+
+func FuzzContainerPID(f *testing.F) {
+	f.Add(`{"pid":42}`)
+	f.Add(`{"pid":-1}`)
+	f.Add("null")
+	f.Fuzz(func(t *testing.T, state string) {
+		if pid, err := containerPID(strings.NewReader(state)); err == nil && pid <= 0 {
+			t.Errorf("got pid %d", pid)
+		}
+	})
+}

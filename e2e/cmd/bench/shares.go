@@ -1,0 +1,78 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// sharers is how many claims share one GPU in the loaded case: all that MPS takes of today's drivers.
+const sharers = 48
+
+// makeShare makes a claim for a small share of a GPU.
+func (b *bench) makeShare(ctx context.Context, name, device string, kind gpu.Share) (*drapb.Claim, error) {
+	amounts := map[string]int64{gpu.CapacityShares: 1, gpu.CapacityMemory: 1 << 30}
+	if kind == gpu.MPS {
+		amounts[gpu.CapacityCores] = 2
+	}
+	client := workload.Client{Cluster: b.cluster, Kube: b.client}
+	return client.Allocate(ctx, namespace, name, workload.OneShare(b.cluster.NodeName(), device+"-"+string(kind), amounts))
+}
+
+// measureShares measures shares of one GPU: by time slices, and by an MPS server that runs already.
+func (b *bench) measureShares(ctx context.Context, r *report) error {
+	for _, kind := range []struct {
+		share gpu.Share
+		times float64
+	}{{gpu.TimeSlice, 1.5}, {gpu.MPS, 2}} {
+		if err := b.measureKind(ctx, r, kind.share, kind.times); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *bench) measureKind(ctx context.Context, r *report, kind gpu.Share, times float64) error {
+	var all []*drapb.Claim
+	for i := range sharers {
+		claim, err := b.makeShare(ctx, fmt.Sprintf("%s-%d", kind, i), b.devices[0], kind)
+		if err != nil {
+			return err
+		}
+		all = append(all, claim)
+	}
+	measured, others := all[:1], all[1:]
+	if kind == gpu.MPS { // somebody has the server run
+		start := time.Now()
+		if err := prepare(ctx, b.plugin, others[0]); err != nil {
+			return err
+		}
+		r.add(result{Name: "mps share: first of a GPU, starts the server", Value: millis(time.Since(start)), Unit: "ms"})
+		others = others[1:]
+	}
+	idle, err := b.singles(ctx, measured)
+	if err != nil {
+		return err
+	}
+	own := millis(idle.floor.percentile(50))
+	r.add(result{Name: string(kind) + " share: prepare p50", Value: millis(idle.prepare.percentile(50)), Limit: times * own, Unit: "ms", Rule: fmt.Sprintf("%g x floor beside it", times)})
+	r.add(result{Name: string(kind) + " share: prepare p99", Value: millis(idle.prepare.percentile(99)), Unit: "ms"})
+	r.add(result{Name: string(kind) + " share: unprepare p50", Value: millis(idle.unprepare.percentile(50)), Limit: times * own, Unit: "ms", Rule: fmt.Sprintf("%g x floor beside it", times)})
+	for _, c := range others {
+		if err := prepare(ctx, b.plugin, c); err != nil {
+			return err
+		}
+	}
+	loaded, err := b.singles(ctx, measured)
+	if err != nil {
+		return err
+	}
+	drift := float64(loaded.floor.percentile(50)) / float64(idle.floor.percentile(50))
+	r.add(result{Name: fmt.Sprintf("%s share, with %d prepared: prepare p50", kind, sharers-1), Value: millis(loaded.prepare.percentile(50)), Limit: 1.3 * drift * millis(idle.prepare.percentile(50)), Unit: "ms", Rule: "1.3 x with none, by the floor"})
+	return b.each(all, func(c *drapb.Claim) error { return unprepare(ctx, b.plugin, c) })
+}

@@ -1,0 +1,308 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
+	"github.com/cleave-dra/cleave/pkg/publish"
+)
+
+// cudaProgram is a stand-in for a CUDA program: the simulated MPS daemon's own program, which CDI mounts, acts as one
+// under another name. It tells the server that it got and stays until that is gone.
+const cudaProgram = "ln -s /usr/bin/nvidia-cuda-mps-control /tmp/nvml-sim && exec /tmp/nvml-sim cuda-client --hold"
+
+// mpsPod is a pod whose program uses an MPS share, with more flags for the program.
+func mpsPod(name string, spec resourceapi.ResourceClaimSpec, flags ...string) []runtime.Object {
+	objects := claimPod(name, spec)
+	runsCUDA(podOf(objects), flags...)
+	return objects
+}
+
+func runsCUDA(pod *corev1.Pod, flags ...string) {
+	for i := range pod.Spec.Containers {
+		pod.Spec.Containers[i].Command = []string{"/bin/sh", "-c", strings.Join(append([]string{cudaProgram}, flags...), " ")}
+	}
+}
+
+// served is what a CUDA program says of its MPS server.
+type served struct {
+	Server  int    `json:"serverPID"`
+	Threads int    `json:"activeThreadPercentage"`
+	Memory  uint64 `json:"memoryLimitBytes"`
+}
+
+// served waits until a pod's program has an MPS server.
+func (s *space) served(ctx context.Context, pod *corev1.Pod) served {
+	s.Helper()
+	var got served
+	s.eventually(ctx, "the program of pod "+pod.Name+" to have an MPS server", func(ctx context.Context) (bool, string, error) {
+		log, err := env.client.Cluster.PodLogs(ctx, s.name, pod.Name, "main")
+		if err != nil {
+			return false, err.Error(), nil
+		}
+		for line := range strings.Lines(log) {
+			if strings.HasPrefix(line, "{") && json.Unmarshal([]byte(line), &got) == nil && got.Server > 0 {
+				return true, "", nil
+			}
+		}
+		return false, log, nil
+	})
+	return got
+}
+
+// nothingOfMPS waits until no process, mount, folder or compute mode of MPS is left.
+func (s *space) nothingOfMPS(ctx context.Context) {
+	s.Helper()
+	s.eventually(ctx, "nothing of MPS to be left", func(ctx context.Context) (bool, string, error) {
+		var left []string
+		for _, p := range processes() {
+			if isMPS(p, "nvidia-cuda-mps") {
+				left = append(left, fmt.Sprintf("process %d %s", p.pid, p.command))
+			}
+		}
+		mounts, err := os.ReadFile("/proc/self/mountinfo")
+		if err != nil {
+			return false, "", err
+		}
+		for line := range strings.Lines(string(mounts)) {
+			if strings.Contains(line, env.node.MPSDir()) {
+				left = append(left, "mount "+strings.TrimSpace(line))
+			}
+		}
+		folders, err := filepath.Glob(filepath.Join(env.node.MPSDir(), "*", "gpu-*"))
+		if err != nil {
+			return false, "", err
+		}
+		more, err := filepath.Glob(filepath.Join(env.node.MPSDir(), "gpu-*"))
+		if err != nil {
+			return false, "", err
+		}
+		left = append(append(left, folders...), more...)
+		shown, err := env.node.Sim(ctx, "show")
+		if err != nil {
+			return false, "", err
+		}
+		for line := range strings.Lines(shown) {
+			if strings.Contains(line, "EXCLUSIVE") {
+				left = append(left, strings.TrimSpace(line))
+			}
+		}
+		return len(left) == 0, strings.Join(left, "\n"), nil
+	})
+}
+
+// isMPS tells whether a process is such a program of MPS, of this node.
+func isMPS(p process, command string) bool {
+	return strings.Contains(p.command, command) && strings.Contains(p.environment, "="+env.node.MPSDir())
+}
+
+// daemon is the process of the one MPS control daemon.
+func (s *space) daemon() process {
+	s.Helper()
+	for _, p := range processes() {
+		if isMPS(p, "nvidia-cuda-mps-control -f") {
+			return p
+		}
+	}
+	s.Fatal("no MPS control daemon runs")
+	return process{}
+}
+
+func TestTwoServicesShareOneGPUEachWithItsOwnAmounts(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	objects, err := workload.Load(filepath.Join(env.source, "deployments", "examples", "mps-two-services.yaml"))
+	s.must(err)
+	for _, o := range objects {
+		if pod, ok := o.(*corev1.Pod); ok {
+			runsCUDA(pod)
+		}
+	}
+	s.create(ctx, objects...)
+	embeddings, chat := s.running(ctx, "embeddings"), s.running(ctx, "chat")
+	if a, b := s.device(ctx, embeddings), s.device(ctx, chat); a != b || !strings.HasSuffix(a, "-mps") {
+		t.Errorf("the services have %s and %s, want one GPU shared by MPS", a, b)
+	}
+	a, b := s.served(ctx, embeddings), s.served(ctx, chat)
+	if diff := cmp.Diff(served{a.Server, 25, 20 << 30}, a); diff != "" {
+		t.Errorf("embeddings (-want +got):\n%s", diff)
+	}
+	// It lowered its own limit.
+	if diff := cmp.Diff(served{a.Server, 50, 36 << 30}, b); diff != "" {
+		t.Errorf("chat (-want +got):\n%s", diff)
+	}
+	s.delete(ctx, "embeddings")
+	s.checkUndisturbed(ctx, chat)
+	s.delete(ctx, "chat")
+	s.nothingOfMPS(ctx)
+}
+
+func TestAnMPSShareThatTakesTooMuchFailsAloneAndItsGPUIsFreeAfter(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	s.create(ctx, mpsPod("good", shareSpec(mpsClass, "memory", "10Gi"))...)
+	good := s.running(ctx, "good")
+	s.served(ctx, good)
+	s.create(ctx, mpsPod("greedy", shareSpec(mpsClass, "memory", "4Gi"), "--memory 5G")...)
+	s.eventually(ctx, "the greedy program to fail", func(ctx context.Context) (bool, string, error) {
+		pod, err := env.kube.CoreV1().Pods(s.name).Get(ctx, "greedy", metav1.GetOptions{})
+		if err != nil {
+			return false, "", err
+		}
+		return pod.Status.Phase == corev1.PodFailed, workload.Describe(pod), nil
+	})
+	s.checkUndisturbed(ctx, good)
+	shared := strings.TrimSuffix(s.device(ctx, good), "-mps")
+	s.create(ctx, gpuPod("seven", gpus-1)...)
+	s.running(ctx, "seven")
+	s.create(ctx, gpuPod("whole", 1)...)
+	s.unschedulable(ctx, "whole")
+	s.create(ctx, claimPod("time", shareSpec(timeSliceClass))...)
+	s.unschedulable(ctx, "time")
+	s.delete(ctx, "time")
+	s.delete(ctx, "good")
+	s.delete(ctx, "greedy")
+	if got := s.device(ctx, s.running(ctx, "whole")); got != shared {
+		t.Errorf("the eighth whole GPU is %s, want %s, which is shared no more", got, shared)
+	}
+	s.nothingOfMPS(ctx)
+}
+
+func TestMPSClientsDoNotNoticeThePluginRestart(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	s.create(ctx, mpsPod("client", shareSpec(mpsClass))...)
+	pod := s.running(ctx, "client")
+	before, daemon := s.served(ctx, pod), s.daemon()
+	for _, end := range []func() error{env.node.Kill, env.node.Stop} {
+		s.must(end())
+		s.startPlugin(ctx)
+		s.checkUndisturbed(ctx, pod)
+		if after := s.daemon(); after.pid != daemon.pid {
+			t.Errorf("the daemon was process %d and is process %d", daemon.pid, after.pid)
+		}
+	}
+	s.create(ctx, mpsPod("second", shareSpec(mpsClass))...)
+	if got := s.served(ctx, s.running(ctx, "second")); got.Server != before.Server {
+		t.Errorf("a second client has server %d, the first %d", got.Server, before.Server)
+	}
+	// A claim that goes while the plugin is down gives its share back when it is up again.
+	s.must(env.node.Kill())
+	s.must(env.kube.CoreV1().Pods(s.name).Delete(ctx, "second", metav1.DeleteOptions{}))
+	s.startPlugin(ctx)
+	s.gone(ctx, "second")
+	s.delete(ctx, "client")
+	s.nothingOfMPS(ctx)
+}
+
+// eventOn waits for an Event that says something about an object.
+func (s *space) eventOn(ctx context.Context, namespace, object, reason, says string) {
+	s.Helper()
+	s.eventually(ctx, "Event "+reason+" on "+object, func(ctx context.Context) (bool, string, error) {
+		events, err := env.kube.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + object})
+		if err != nil {
+			return false, "", err
+		}
+		var all []string
+		for _, e := range events.Items {
+			all = append(all, e.Reason+": "+e.Message)
+			if e.Reason == reason && strings.Contains(e.Message, says) {
+				return true, "", nil
+			}
+		}
+		return false, strings.Join(all, "\n"), nil
+	})
+}
+
+func TestAKilledSupervisorIsReportedAndItsDaemonsGoOn(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	s.create(ctx, mpsPod("client", shareSpec(mpsClass))...)
+	pod := s.running(ctx, "client")
+	s.served(ctx, pod)
+	daemon := s.daemon()
+	s.must(env.node.KillSupervisor())
+	t.Cleanup(func() {
+		if env.node.SupervisorPID() == 0 {
+			s.must(env.node.StartSupervisor(context.WithoutCancel(ctx)))
+		}
+	})
+	s.eventOn(ctx, "", env.cluster.NodeName(), "MPSSupervisorAway", ownClaim(pod))
+	s.eventually(ctx, "shares by MPS to be tainted", func(ctx context.Context) (bool, string, error) {
+		tainted := 0
+		for _, d := range devicesOf(s.slices(ctx, env.cluster.NodeName())) {
+			if slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == publish.TaintNoMPS }) {
+				tainted++
+			}
+		}
+		return tainted == gpus, fmt.Sprintf("%d devices", tainted), nil
+	})
+	s.create(ctx, mpsPod("waits", shareSpec(mpsClass))...)
+	s.unschedulable(ctx, "waits")
+	s.checkUndisturbed(ctx, pod)
+	s.must(env.node.StartSupervisor(ctx))
+	if after := s.daemon(); after.pid != daemon.pid {
+		t.Errorf("the daemon was process %d and is process %d", daemon.pid, after.pid)
+	}
+	s.served(ctx, s.running(ctx, "waits"))
+	s.checkUndisturbed(ctx, pod)
+	s.delete(ctx, "waits")
+	// A share that goes while no supervisor is there does not keep its pod, and is given back later.
+	s.must(env.node.KillSupervisor())
+	s.delete(ctx, "client")
+	s.must(env.node.StartSupervisor(ctx))
+	s.nothingOfMPS(ctx)
+}
+
+func TestAKilledDaemonIsReportedAndStartedAgain(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	s.create(ctx, mpsPod("client", shareSpec(mpsClass))...)
+	pod := s.running(ctx, "client")
+	s.served(ctx, pod)
+	daemon := s.daemon()
+	s.must(syscall.Kill(daemon.pid, syscall.SIGKILL))
+	s.eventOn(ctx, s.name, ownClaim(pod), "MPSDaemonLost", "GPU")
+	s.eventOn(ctx, "", env.cluster.NodeName(), "MPSDaemonLost", ownClaim(pod))
+	s.eventually(ctx, "another daemon", func(context.Context) (bool, string, error) {
+		return slices.ContainsFunc(processes(), func(p process) bool {
+			return isMPS(p, "nvidia-cuda-mps-control -f") && p.pid != daemon.pid
+		}), "", nil
+	})
+	s.create(ctx, mpsPod("next", shareSpec(mpsClass))...)
+	s.served(ctx, s.running(ctx, "next"))
+	s.delete(ctx, "client")
+	s.delete(ctx, "next")
+	s.nothingOfMPS(ctx)
+}
+
+func TestAPartitionOrElseAnMPSShare(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	s.createExample(ctx, "mig-or-mps")
+	pod := s.running(ctx, "mig-or-mps")
+	if got := s.device(ctx, pod); !strings.Contains(got, "-mig-19-") {
+		t.Errorf("the pod has %s, want a partition while there is room for one", got)
+	}
+	s.delete(ctx, "mig-or-mps")
+	// One GPU left, shared by MPS.
+	s.create(ctx, gpuPod("seven", gpus-1)...)
+	s.running(ctx, "seven")
+	s.create(ctx, mpsPod("holds", shareSpec(mpsClass, "memory", "10Gi"))...)
+	s.running(ctx, "holds")
+	s.createExample(ctx, "mig-or-mps")
+	pod = s.running(ctx, "mig-or-mps")
+	if got := s.environment(ctx, pod, "CUDA_MPS_", "CLEAVE_"); !slices.Contains(got, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=14") ||
+		!slices.Contains(got, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M") || !slices.Contains(got, "CLEAVE_CORES_PERCENT=14") {
+		t.Errorf("the environment is %v", got)
+	}
+}

@@ -1,0 +1,70 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/cleave-dra/cleave/pkg/mps"
+)
+
+// MPSDir is the folder of the MPS supervisor.
+func (n *Node) MPSDir() string { return filepath.Join(n.opts.Dir, "mps") }
+
+func (n *Node) mpsSocket() string { return filepath.Join(n.MPSDir(), mps.SocketName) }
+
+// SupervisorLog is the file of the MPS supervisor's log.
+func (n *Node) SupervisorLog() string { return filepath.Join(n.opts.Dir, "mps.log") }
+
+// StartSupervisor starts the MPS supervisor and waits until it answers. It outlives this program as the plugin does.
+func (n *Node) StartSupervisor(ctx context.Context) error {
+	var err error
+	if n.supervisor, err = n.launch(n.SupervisorLog(), []string{
+		"mps-supervisor", "--dir", n.MPSDir(), "--driver-root", n.Root(), "--v", "4",
+	}); err != nil {
+		return err
+	}
+	client, err := mps.Dial(n.mpsSocket())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = client.Close() }()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := client.Available(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case end := <-n.supervisor.done:
+			n.supervisor = nil
+			return fmt.Errorf("the MPS supervisor ended: %w; its log is %s", end, n.SupervisorLog())
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the MPS supervisor: %w", err)
+		}
+	}
+}
+
+// SupervisorPID is the process ID of the supervisor, 0 while none runs.
+func (n *Node) SupervisorPID() int {
+	if n.supervisor == nil {
+		return 0
+	}
+	return n.supervisor.cmd.Process.Pid
+}
+
+// StopSupervisor asks the supervisor to end and waits for it; its servers go on. KillSupervisor ends it as a crash does.
+func (n *Node) StopSupervisor() error { return n.endSupervisor(syscall.SIGTERM) }
+
+// KillSupervisor ends the supervisor as a crash does.
+func (n *Node) KillSupervisor() error { return n.endSupervisor(syscall.SIGKILL) }
+
+func (n *Node) endSupervisor(sig syscall.Signal) error {
+	p := n.supervisor
+	n.supervisor = nil
+	return p.end(sig)
+}

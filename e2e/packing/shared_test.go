@@ -1,0 +1,284 @@
+package packing
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/gpu"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const (
+	timeSlice = "timeslice.cleave.dev"
+	mps       = "mps.cleave.dev"
+)
+
+// asking is a request for so many devices of a class, with amounts such as "memory=20Gi".
+func asking(name, class string, count int64, amounts ...string) resourceapi.DeviceRequest {
+	exactly := &resourceapi.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
+	for _, a := range amounts {
+		key, value, _ := strings.Cut(a, "=")
+		if exactly.Capacity == nil {
+			exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{}}
+		}
+		exactly.Capacity.Requests[resourceapi.QualifiedName(key)] = resource.MustParse(value)
+	}
+	return resourceapi.DeviceRequest{Name: name, Exactly: exactly}
+}
+
+// take allocates one claim of these requests. It returns GPU and class type of each device, with what it takes of
+// memory and cores.
+func (c *cluster) take(requests ...resourceapi.DeviceRequest) (got []string, release func(), err error) {
+	c.t.Helper()
+	c.claims++
+	claim := newClaimOf(fmt.Sprintf("claim-%d", c.claims), resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: requests}})
+	results, err := c.Allocate(c.t.Context(), claim)
+	if err != nil && !errors.Is(err, ErrNoFit) {
+		c.t.Fatal(err)
+	}
+	for _, r := range results {
+		for _, d := range r.Devices.Results {
+			words := []string{fmt.Sprint(c.parent(d.Device)), c.text(d.Device, "type")}
+			for _, name := range slices.Sorted(maps.Keys(d.ConsumedCapacity)) {
+				q := d.ConsumedCapacity[name]
+				if name != "shares" || q.Value() != 1 {
+					words = append(words, fmt.Sprintf("%s=%s", name, q.String()))
+				}
+			}
+			got = append(got, strings.Join(words, " "))
+		}
+	}
+	return got, func() { c.Release(results...) }, err
+}
+
+// wants checks what a claim gets; "" stands for nothing.
+func (c *cluster) wants(want string, requests ...resourceapi.DeviceRequest) (release func()) {
+	c.t.Helper()
+	got, release, err := c.take(requests...)
+	if diff := cmp.Diff(want, strings.Join(got, ", ")); diff != "" {
+		c.t.Errorf("claim %d (-want +got): %v\n%s", c.claims, err, diff)
+	}
+	return release
+}
+
+func TestFourTimeSlicesFillAGPUAndTheFifthTakesTheNext(t *testing.T) {
+	c := newCluster(t, offering(t, "hgx-h100"))
+	one := asking("gpu", timeSlice, 1)
+	var releases []func()
+	for _, g := range []int{3, 4, 2, 5, 1, 6, 0, 7} {
+		for range 4 {
+			releases = append(releases, c.wants(fmt.Sprintf("%d timeslice memory=20224Mi", g), one))
+		}
+	}
+	c.wants("", one)
+	for _, class := range []string{"gpu.cleave.dev", "mig-1g.10gb.cleave.dev", mps} {
+		c.wants("", asking("gpu", class, 1))
+	}
+	releases[17]() // of GPU 1
+	c.wants("1 timeslice memory=20224Mi", one)
+}
+
+func TestTheFifthTimeSliceOfAOneGPUNodeWaitsUntilOneOfTheFourEnds(t *testing.T) {
+	c := newCluster(t, offering(t, "t4"))
+	one := asking("gpu", timeSlice, 1)
+	first := c.wants("0 timeslice memory=3584Mi", one)
+	for range 3 {
+		c.wants("0 timeslice memory=3584Mi", one)
+	}
+	c.wants("", one)
+	first()
+	c.wants("0 timeslice memory=3584Mi", one)
+	c.wants("", one)
+}
+
+func TestTenSharesOfMPSFillAGPU(t *testing.T) {
+	c := newCluster(t, offering(t, "hgx-h100"))
+	for range 10 {
+		c.wants("3 mps cores=10 memory=7936Mi", asking("gpu", mps, 1))
+	}
+	c.wants("4 mps cores=10 memory=7936Mi", asking("gpu", mps, 1))
+}
+
+func TestTwoSharesInOneRequestAreOfTwoGPUs(t *testing.T) {
+	c := newCluster(t, offering(t, "hgx-h100"))
+	c.wants("3 timeslice memory=20224Mi, 4 timeslice memory=20224Mi", asking("gpus", timeSlice, 2))
+	c.wants("2 mps cores=10 memory=7936Mi, 5 mps cores=10 memory=7936Mi, 1 mps cores=10 memory=7936Mi", asking("gpus", mps, 3))
+	c.wants("", asking("gpus", timeSlice, 6)) // two have them, three are left
+
+	alone := newCluster(t, offering(t, "t4"))
+	alone.wants("", asking("gpus", timeSlice, 2))
+	alone.wants("0 timeslice memory=3584Mi", asking("gpu", timeSlice, 1))
+}
+
+func TestTwoRequestsOfAClaimMayShareAGPU(t *testing.T) {
+	c := newCluster(t, offering(t, "t4"))
+	release := c.wants("0 timeslice memory=3584Mi, 0 timeslice memory=3584Mi", asking("a", timeSlice, 1), asking("b", timeSlice, 1))
+	c.wants("0 timeslice memory=3584Mi", asking("a", timeSlice, 1))
+	c.wants("", asking("a", timeSlice, 1), asking("b", timeSlice, 1)) // one is left, and neither is given half
+	c.wants("0 timeslice memory=3584Mi", asking("a", timeSlice, 1))
+	release()
+	c.wants("0 timeslice memory=3584Mi, 0 timeslice memory=3584Mi", asking("a", timeSlice, 1), asking("b", timeSlice, 1))
+	// Two ways to share in one claim need two GPUs.
+	twoGPUs := model(t, "a30")
+	twoGPUs.GPUs[0].MIG.Enabled, twoGPUs.GPUs[1].MIG.Enabled = false, false
+	c = newCluster(t, offered(twoGPUs))
+	c.wants("0 timeslice memory=5888Mi, 1 mps cores=10 memory=2304Mi", asking("a", timeSlice, 1), asking("b", mps, 1))
+}
+
+func TestAmountsAreCountedAndRounded(t *testing.T) {
+	c := newCluster(t, offering(t, "hgx-h100"))
+	quarter := c.wants("3 mps cores=25 memory=20Gi", asking("gpu", mps, 1, "cores=25", "memory=20Gi"))
+	c.wants("3 mps cores=50 memory=40Gi", asking("gpu", mps, 1, "cores=50", "memory=40Gi"))
+	// 25 percent and 19561 MiB are left.
+	c.wants("4 mps cores=26 memory=1Gi", asking("gpu", mps, 1, "cores=26", "memory=1Gi"))
+	c.wants("4 mps cores=5 memory=20Gi", asking("gpu", mps, 1, "cores=5", "memory=20Gi"))
+	c.wants("3 mps cores=25 memory=19Gi", asking("gpu", mps, 1, "cores=25", "memory=19400Mi"))
+	quarter()
+	c.wants("3 mps cores=25 memory=20Gi", asking("gpu", mps, 1, "cores=25", "memory=20Gi"))
+
+	for _, tt := range []struct {
+		amounts []string
+		want    string
+	}{
+		{[]string{"memory=1"}, "memory=1Gi"},
+		{[]string{"memory=1Mi"}, "memory=1Gi"},
+		{[]string{"memory=0"}, "memory=1Gi"},
+		{[]string{"memory=1025Mi"}, "memory=1280Mi"},
+		{[]string{"memory=10G"}, "memory=9728Mi"},
+		{[]string{"memory=80896Mi"}, "memory=79Gi"},
+		{[]string{"memory=80897Mi"}, ""}, // the next step is beyond the 81001 MiB that there are
+		{[]string{"memory=80Gi"}, ""},
+		{[]string{"memory=1Ti"}, ""},
+		{[]string{"shares=2"}, "memory=20224Mi shares=2"},
+		{[]string{"shares=4", "memory=40Gi"}, "memory=40Gi shares=4"},
+		{[]string{"shares=5"}, ""},
+		{[]string{"shares=500m"}, "memory=20224Mi"},
+		{[]string{"cores=10"}, ""}, // time slices have none
+		{[]string{"memory=1Gi", "bandwidth=1"}, ""},
+	} {
+		c := newCluster(t, offering(t, "hgx-h100"))
+		want := tt.want
+		if want != "" {
+			want = "3 timeslice " + want
+		}
+		t.Run(strings.Join(tt.amounts, ","), func(t *testing.T) {
+			c.t = t
+			c.wants(want, asking("gpu", timeSlice, 1, tt.amounts...))
+		})
+	}
+}
+
+func TestAmountsFollowThePolicy(t *testing.T) {
+	q := func(s string) *resource.Quantity { v := resource.MustParse(s); return &v }
+	n := func(v int32) *int32 { return &v }
+	c := newCluster(t, offering(t, "hgx-h100", v1alpha1.Rule{
+		MPS: &v1alpha1.MPSPolicy{
+			Shares: n(4), Memory: &v1alpha1.MemoryCut{Minimum: q("5Gi"), Step: q("5Gi")}, Cores: &v1alpha1.CoreCut{Minimum: n(10), Step: n(15)},
+		},
+		TimeSlice: &v1alpha1.TimeSlicePolicy{Shares: n(1)},
+	}))
+	c.wants("3 mps cores=25 memory=15Gi", asking("gpu", mps, 1))
+	c.wants("3 mps cores=10 memory=5Gi", asking("gpu", mps, 1, "cores=1", "memory=1Gi"))
+	c.wants("3 mps cores=40 memory=25Gi", asking("gpu", mps, 1, "cores=26", "memory=21Gi"))
+	c.wants("4 mps cores=40 memory=5Gi", asking("gpu", mps, 1, "cores=26", "memory=5Gi"))
+	c.wants("3 mps cores=25 memory=15Gi", asking("gpu", mps, 1))
+	// Four have it, and no more may, though there is memory left.
+	c.wants("4 mps cores=10 memory=5Gi", asking("gpu", mps, 1, "cores=1", "memory=1Gi"))
+	// One share is the whole, for one claim at a time.
+	c.wants("2 timeslice memory=79Gi", asking("gpu", timeSlice, 1))
+	c.wants("5 timeslice memory=1Gi", asking("gpu", timeSlice, 1, "memory=1Gi"))
+	c.wants("1 timeslice memory=1Gi", asking("gpu", timeSlice, 1, "memory=1Gi"))
+}
+
+func TestABoardThatDoesNotTellItsMemoryIsSharedByNumberAlone(t *testing.T) {
+	inventory := model(t, "t4")
+	inventory.GPUs[0].Memory = nil
+	c := newCluster(t, offered(inventory))
+	for range 4 {
+		c.wants("0 timeslice", asking("gpu", timeSlice, 1))
+	}
+	c.wants("", asking("gpu", timeSlice, 1))
+	c = newCluster(t, offered(inventory))
+	c.wants("", asking("gpu", timeSlice, 1, "memory=1Gi"))
+}
+
+func TestAGPUIsGivenInOneWayAtATime(t *testing.T) {
+	ways := []string{"gpu.cleave.dev", "mig.cleave.dev", timeSlice, mps}
+	for board, has := range map[string][]string{
+		"H100-80": ways, "RTX-PRO-6000": ways, "T4": {"gpu.cleave.dev", timeSlice, mps}, "A100-80": {"gpu.cleave.dev", timeSlice, mps},
+	} {
+		for _, first := range has {
+			for _, second := range ways {
+				node := boardNode(t, board)
+				node.GPUs = node.GPUs[:1]
+				node.GPUs[0].MIG.Enabled = node.GPUs[0].MIG.Capable && !node.GPUs[0].MIG.NeedsReset
+				c := newCluster(t, offered(node))
+				_, release, err := c.take(asking("gpu", first, 1))
+				if err != nil {
+					t.Fatalf("%s: %s: %v", board, first, err)
+				}
+				_, _, err = c.take(asking("gpu", second, 1))
+				if beside := first == second && first != "gpu.cleave.dev"; (err == nil) != beside {
+					t.Errorf("%s: %s beside %s: got %v, want it to fit: %t", board, second, first, err, beside)
+				}
+				if first == second {
+					continue
+				}
+				release()
+				if _, _, err = c.take(asking("gpu", second, 1)); (err == nil) != slices.Contains(has, second) {
+					t.Errorf("%s: %s after %s: %v", board, second, first, err)
+				}
+			}
+		}
+	}
+}
+
+func TestAnAmpereGPUInMIGModeIsNotShared(t *testing.T) {
+	inventory := model(t, "dgx-a100") // all in MIG mode
+	for _, i := range []int{3, 5} {
+		inventory.GPUs[i].MIG.Enabled = false
+	}
+	c := newCluster(t, offered(inventory))
+	c.wants("3 timeslice memory=20224Mi, 5 timeslice memory=20224Mi", asking("gpus", timeSlice, 2))
+	c.wants("", asking("gpus", timeSlice, 3))
+	c.wants("", asking("gpu", mps, 1))
+	c.wants("0 mig", asking("gpu", "mig.cleave.dev", 1))
+}
+
+func TestSharesWholeGPUsAndPartitionsKeepApartForAsLongAsTheyCan(t *testing.T) {
+	c := newCluster(t, offering(t, "hgx-h100"))
+	c.wants("3 timeslice memory=20224Mi", asking("gpu", timeSlice, 1))
+	c.wants("7 gpu", asking("gpu", "gpu.cleave.dev", 1))
+	c.wants("0 mig", asking("gpu", "mig-1g.10gb.cleave.dev", 1))
+	c.wants("4 mps cores=10 memory=7936Mi", asking("gpu", mps, 1))
+	c.wants("6 gpu, 5 gpu, 2 gpu, 1 gpu", asking("gpus", "gpu.cleave.dev", 4))
+	c.wants("", asking("gpu", "gpu.cleave.dev", 1))
+	c.wants("3 timeslice memory=20224Mi", asking("gpu", timeSlice, 1))
+}
+
+func TestATaintedSharedDeviceTakesNoMoreClaimsAndKeepsItsGPU(t *testing.T) {
+	c := newCluster(t, offering(t, "t4"))
+	release := c.wants("0 mps cores=10 memory=1280Mi", asking("gpu", mps, 1))
+	for _, s := range c.slices {
+		for i := range s.Spec.Devices {
+			if d := &s.Spec.Devices[i]; *d.Attributes["type"].StringValue == string(gpu.MPS) {
+				d.Taints = []resourceapi.DeviceTaint{{Key: "gpu.cleave.dev/mps-unavailable", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+			}
+		}
+	}
+	c.wants("", asking("gpu", mps, 1))
+	c.wants("", asking("gpu", "gpu.cleave.dev", 1))
+	c.wants("", asking("gpu", timeSlice, 1))
+	release()
+	c.wants("", asking("gpu", mps, 1))
+	c.wants("0 gpu", asking("gpu", "gpu.cleave.dev", 1))
+}

@@ -1,0 +1,303 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
+)
+
+// DeviceClasses of shared GPUs.
+const (
+	timeSliceClass = "timeslice.cleave.dev"
+	mpsClass       = "mps.cleave.dev"
+)
+
+// shareSpec asks for one share of a class, with amounts such as "memory", "20Gi".
+func shareSpec(class string, amounts ...string) resourceapi.ResourceClaimSpec {
+	spec := claimOf(1)
+	request := spec.Devices.Requests[0].Exactly
+	request.DeviceClassName = class
+	for i := 0; i+1 < len(amounts); i += 2 {
+		if request.Capacity == nil {
+			request.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{}}
+		}
+		request.Capacity.Requests[resourceapi.QualifiedName(amounts[i])] = resource.MustParse(amounts[i+1])
+	}
+	return spec
+}
+
+// withParameters gives a claim opaque parameters.
+func withParameters(spec resourceapi.ResourceClaimSpec, parameters string) resourceapi.ResourceClaimSpec {
+	spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{
+		Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: workload.Driver, Parameters: runtime.RawExtension{
+			Raw: []byte(`{"apiVersion":"gpu.cleave.dev/v1alpha1","kind":"ShareConfig",` + parameters + `}`),
+		}},
+	}}}
+	return spec
+}
+
+// environment is what a pod's container has of the variables with some prefixes, sorted.
+func (s *space) environment(ctx context.Context, pod *corev1.Pod, prefixes ...string) []string {
+	s.Helper()
+	seen, err := env.client.Look(ctx, s.name, pod.Name, "main")
+	s.must(err)
+	var found []string
+	for _, v := range seen.Environment {
+		if slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(v, p) }) {
+			found = append(found, v)
+		}
+	}
+	slices.Sort(found)
+	return found
+}
+
+// device is the one device that a pod has.
+func (s *space) device(ctx context.Context, pod *corev1.Pod) string {
+	s.Helper()
+	names := s.devices(ctx, pod)
+	if len(names) != 1 {
+		s.Fatalf("pod %s has devices %v, want one", pod.Name, names)
+	}
+	return names[0]
+}
+
+// timeSlices are the intervals of the node's GPUs that are not the default, as nvidia-smi prints them.
+func (s *space) timeSlices(ctx context.Context) []string {
+	s.Helper()
+	out, err := env.node.Sim(ctx, "show")
+	s.must(err)
+	var found []string
+	for line := range strings.Lines(out) {
+		if strings.Contains(line, "time slice") {
+			found = append(found, strings.TrimSpace(line))
+		}
+	}
+	return found
+}
+
+func TestFourNotebooksShareOneGPUAndTheFifthWaitsForOneOfThem(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	s.create(ctx, gpuPod("seven", gpus-1)...)
+	s.running(ctx, "seven")
+	s.createExample(ctx, "timeslice-four-notebooks")
+	var devices []string
+	for i := range 4 {
+		pod := s.running(ctx, fmt.Sprintf("notebook-%d", i+1))
+		s.checkSees(ctx, pod, s.devices(ctx, pod))
+		devices = append(devices, s.device(ctx, pod))
+		if diff := cmp.Diff([]string{"CLEAVE_MEMORY_MIB=20224", "CLEAVE_SHARES=1"}, s.environment(ctx, pod, "CLEAVE_")); diff != "" {
+			t.Errorf("environment of %s (-want +got):\n%s", pod.Name, diff)
+		}
+	}
+	if len(slices.Compact(devices)) != 1 || !strings.HasSuffix(devices[0], "-timeslice") {
+		t.Errorf("the notebooks have %v, want one time-sliced GPU", devices)
+	}
+	fifth := podOf(gpuPod("fifth", 1))
+	fifth.Spec.ResourceClaims, fifth.Spec.Containers[0].Resources = nil, corev1.ResourceRequirements{
+		Limits: corev1.ResourceList{"nvidia.com/gpu.shared": resource.MustParse("1")},
+	}
+	s.create(ctx, fifth)
+	s.unschedulable(ctx, "fifth")
+	s.delete(ctx, "notebook-2")
+	s.running(ctx, "fifth")
+}
+
+func TestTwoSharesOfOneRequestLieOnTwoGPUs(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	spec := shareSpec(timeSliceClass)
+	spec.Devices.Requests[0].Exactly.Count = 2
+	s.create(ctx, claimPod("two", spec)...)
+	pod := s.running(ctx, "two")
+	devices := s.devices(ctx, pod)
+	s.checkSees(ctx, pod, devices)
+	if len(slices.Compact(devices)) != 2 {
+		t.Errorf("the pod has %v, want shares of two GPUs", devices)
+	}
+}
+
+func TestTwoRequestsMayShareOneGPU(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	spec := shareSpec(timeSliceClass)
+	second := spec.Devices.Requests[0]
+	second.Name = "second"
+	spec.Devices.Requests = append(spec.Devices.Requests, second)
+	s.create(ctx, claimPod("pair", spec)...)
+	pod := s.running(ctx, "pair")
+	devices := s.devices(ctx, pod)
+	s.checkSees(ctx, pod, devices)
+	if len(devices) != 2 || devices[0] != devices[1] {
+		t.Errorf("the pod has %v, want two shares of one GPU", devices)
+	}
+}
+
+func TestASharedGPUIsNotGivenWholeOrAsPartitions(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	s.create(ctx, claimPod("share", shareSpec(timeSliceClass))...)
+	shared := strings.TrimSuffix(s.device(ctx, s.running(ctx, "share")), "-timeslice")
+	s.create(ctx, gpuPod("seven", gpus-1)...)
+	if got := s.devices(ctx, s.running(ctx, "seven")); slices.Contains(got, shared) {
+		t.Errorf("seven whole GPUs are %v, and %s is shared", got, shared)
+	}
+	s.create(ctx, gpuPod("whole", 1)...)
+	s.unschedulable(ctx, "whole")
+	s.create(ctx, partitionPod("part", smallClass)...)
+	s.unschedulable(ctx, "part")
+	s.delete(ctx, "part")
+	s.delete(ctx, "share")
+	if got := s.device(ctx, s.running(ctx, "whole")); got != shared {
+		t.Errorf("the eighth whole GPU is %s, want %s, which is shared no more", got, shared)
+	}
+	s.create(ctx, claimPod("share-again", shareSpec(timeSliceClass))...)
+	s.unschedulable(ctx, "share-again")
+	s.delete(ctx, "whole")
+	s.running(ctx, "share-again")
+}
+
+func TestSharesOfTwoNamespacesAndOfTwoPodsWithOneClaim(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	other := &space{t, s.name[:min(len(s.name), 55)] + "-2"}
+	_, err := env.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: other.name}}, metav1.CreateOptions{})
+	s.must(err)
+	t.Cleanup(other.cleanUp)
+	s.create(ctx, claimPod("here", shareSpec(timeSliceClass))...)
+	other.create(ctx, claimPod("there", shareSpec(timeSliceClass))...)
+	here, there := s.device(ctx, s.running(ctx, "here")), other.device(ctx, other.running(ctx, "there"))
+	if here != there {
+		t.Errorf("the two namespaces have %s and %s, want one GPU", here, there)
+	}
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "common"}, Spec: shareSpec(timeSliceClass)}
+	s.create(ctx, claim)
+	for _, name := range []string{"first", "second"} {
+		pod := podOf(gpuPod(name, 1))
+		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &claim.Name}}
+		s.create(ctx, pod)
+	}
+	first, second := s.running(ctx, "first"), s.running(ctx, "second")
+	if a, b := s.device(ctx, first), s.device(ctx, second); a != b {
+		t.Errorf("pods with one claim have %s and %s", a, b)
+	}
+	s.delete(ctx, "first")
+	s.checkUndisturbed(ctx, second)
+}
+
+func TestAmountsAreCountedAndRounded(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	s.create(ctx, gpuPod("seven", gpus-1)...)
+	s.running(ctx, "seven")
+	s.create(ctx, claimPod("large", shareSpec(timeSliceClass, "memory", "60Gi"))...)
+	s.running(ctx, "large")
+	s.create(ctx, claimPod("too-large", shareSpec(timeSliceClass, "memory", "30Gi"))...)
+	s.unschedulable(ctx, "too-large")
+	// Below the minimum it is rounded up to it, and above it to whole steps.
+	for name, want := range map[string]string{"1Mi": "CLEAVE_MEMORY_MIB=1024", "1100Mi": "CLEAVE_MEMORY_MIB=1280"} {
+		pod := "asks-" + strings.ToLower(name)
+		s.create(ctx, claimPod(pod, shareSpec(timeSliceClass, "memory", name))...)
+		if got := s.environment(ctx, s.running(ctx, pod), "CLEAVE_MEMORY"); !slices.Equal(got, []string{want}) {
+			t.Errorf("a share of %s has %v, want %s", name, got, want)
+		}
+	}
+	s.delete(ctx, "large")
+	s.running(ctx, "too-large")
+}
+
+func TestTimeSliceIntervalIsOneForAllWhoShareAGPU(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	s.create(ctx, gpuPod("seven", gpus-1)...)
+	s.running(ctx, "seven")
+	s.create(ctx, claimPod("any", shareSpec(timeSliceClass))...)
+	s.running(ctx, "any")
+	if got := s.timeSlices(ctx); len(got) != 0 {
+		t.Errorf("nobody asked for an interval, and there are %v", got)
+	}
+	s.create(ctx, claimPod("long", withParameters(shareSpec(timeSliceClass), `"timeSlice":{"interval":"Long"}`))...)
+	s.running(ctx, "long")
+	if got := s.timeSlices(ctx); len(got) != 1 || !strings.Contains(strings.ToLower(got[0]), "long") {
+		t.Errorf("the intervals are %v, want one Long", got)
+	}
+	s.create(ctx, claimPod("short", withParameters(shareSpec(timeSliceClass), `"timeSlice":{"interval":"Short"}`))...)
+	s.eventually(ctx, "the pod with another interval to be told who holds the GPU", func(ctx context.Context) (bool, string, error) {
+		events, err := env.kube.CoreV1().Events(s.name).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=short"})
+		if err != nil {
+			return false, "", err
+		}
+		var all []string
+		for _, e := range events.Items {
+			all = append(all, e.Message)
+			if strings.Contains(e.Message, "time slices Long because claim "+s.name+"/long") {
+				return true, "", nil
+			}
+		}
+		return false, strings.Join(all, "\n"), nil
+	})
+	s.must(env.node.Kill())
+	s.startPlugin(ctx)
+	if got := s.timeSlices(ctx); len(got) != 1 {
+		t.Errorf("after a restart the intervals are %v, want one Long", got)
+	}
+	s.delete(ctx, "short")
+	s.delete(ctx, "long")
+	s.eventually(ctx, "the interval to be the default", func(ctx context.Context) (bool, string, error) {
+		got := s.timeSlices(ctx)
+		return len(got) == 0, fmt.Sprint(got), nil
+	})
+}
+
+func TestParametersForAnotherTierAreRefused(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	s.create(ctx, claimPod("confused", withParameters(shareSpec(timeSliceClass), `"mps":{"activeThreadPercentage":20}`))...)
+	s.eventually(ctx, "an error that names the tier", func(ctx context.Context) (bool, string, error) {
+		events, err := env.kube.CoreV1().Events(s.name).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=confused"})
+		if err != nil {
+			return false, "", err
+		}
+		var all []string
+		for _, e := range events.Items {
+			all = append(all, e.Message)
+			if strings.Contains(e.Message, "sets mps, but device") && strings.Contains(e.Message, "is of type timeslice") {
+				return true, "", nil
+			}
+		}
+		return false, strings.Join(all, "\n"), nil
+	})
+	s.waitRecords(ctx, env.node)
+}
+
+func TestQuotaBoundsTheSharesOfANamespace(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	objects, err := workload.Load(env.source + "/deployments/examples/quota.yaml")
+	s.must(err)
+	for _, o := range objects {
+		if quota, ok := o.(*corev1.ResourceQuota); ok {
+			quota.Namespace = ""
+			s.create(ctx, quota)
+		}
+	}
+	s.eventually(ctx, "the quota to be counted", func(ctx context.Context) (bool, string, error) {
+		quota, err := env.kube.CoreV1().ResourceQuotas(s.name).Get(ctx, "gpus", metav1.GetOptions{})
+		return err == nil && len(quota.Status.Used) == len(quota.Spec.Hard), fmt.Sprint(quota.Status.Used), err
+	})
+	claim := func(name, class string, count int64) error {
+		spec := shareSpec(class)
+		spec.Devices.Requests[0].Exactly.Count = count
+		_, err := env.kube.ResourceV1().ResourceClaims(s.name).Create(ctx, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
+		return err
+	}
+	s.must(claim("three", timeSliceClass, 3))
+	for name, class := range map[string]string{"two": timeSliceClass, "whole": workload.Driver} {
+		if err := claim(name, class, 2); err == nil || !strings.Contains(err.Error(), "exceeded quota") {
+			t.Errorf("claim %s: got %v, want that it exceeds the quota", name, err)
+		}
+	}
+}

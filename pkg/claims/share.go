@@ -1,0 +1,327 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// Sharing is what the engine asks of those who make a GPU shared.
+type Sharing interface {
+	// SetTimeSlice sets the interval of a GPU's time slices, one of v1alpha1.Intervals.
+	SetTimeSlice(ctx context.Context, g *gpu.GPU, interval string) error
+	// StartMPS makes a GPU's MPS server serve a claim and returns its folders on the host. It can be repeated.
+	StartMPS(ctx context.Context, uid types.UID, g *gpu.GPU) (pipeDir, shmDir string, err error)
+	// StopMPS takes a claim from a GPU's MPS server, which ends with the last one. A claim that it does not serve is no
+	// error. It needs no GPU driver.
+	StopMPS(ctx context.Context, uid types.UID, gpuDevice string) error
+	// RetainMPS takes all other claims from a GPU's MPS server.
+	RetainMPS(ctx context.Context, gpuDevice string, uids []types.UID) error
+}
+
+// config is one opaque configuration of ours.
+type config struct {
+	source   resourceapi.DeviceAllocationConfiguration
+	position int
+	params   *v1alpha1.ShareConfig
+}
+
+// rank puts the DeviceClass's before the claim's own.
+func (c *config) rank() int {
+	if c.source.Source == resourceapi.AllocationConfigSourceClass {
+		return 0
+	}
+	return 1
+}
+
+func (c *config) describe() string {
+	return fmt.Sprintf("opaque configuration %d (%s)", c.position, describeSource(c.source))
+}
+
+// configs are those of a claim that are ours: the DeviceClass's first, the claim's own after.
+type configs []config
+
+// decodeConfigs refuses parameters that cannot be honoured.
+func decodeConfigs(all []resourceapi.DeviceAllocationConfiguration, driver string) (configs, error) {
+	var ours configs
+	for i, source := range all {
+		if source.Opaque == nil || source.Opaque.Driver != driver {
+			continue
+		}
+		c := config{source: source, position: i}
+		var err error
+		if c.params, err = v1alpha1.DecodeParameters(source.Opaque.Parameters.Raw); err != nil {
+			return nil, fmt.Errorf("%s: %w", c.describe(), err)
+		}
+		ours = append(ours, c)
+	}
+	slices.SortStableFunc(ours, func(a, b config) int { return a.rank() - b.rank() }) // the API promises no order
+	return ours, nil
+}
+
+// of returns the last one that is for a request, as it has precedence; nil if there is none.
+func (cs configs) of(request string) *config {
+	for _, c := range slices.Backward(cs) {
+		requests := c.source.Requests
+		if len(requests) == 0 || slices.Contains(requests, request) || slices.Contains(requests, resourceclaim.BaseRequestRef(request)) {
+			return &c
+		}
+	}
+	return nil
+}
+
+// share works out what a device is of a shared GPU; nil for one that is none.
+func share(d planned, result resourceapi.DeviceRequestAllocationResult, c *config) (*records.Share, error) {
+	if err := checkTier(d.shape, c); err != nil {
+		return nil, err
+	}
+	if !d.shape.IsShare() || d.admin {
+		return nil, nil //nolint:nilnil // not a share is an ordinary answer
+	}
+	if result.ShareID == nil {
+		return nil, fmt.Errorf("device %s is shared, but the allocation has no shareID: turn on the feature gate DRAConsumableCapacity of the scheduler and the API server", result.Device)
+	}
+	sharing := d.shape.GPU.Sharing(d.shape.Share)
+	s := &records.Share{ID: string(*result.ShareID), Kind: d.shape.Share, CgroupMemory: sharing.Enforcement == gpu.EnforcedPerCgroup}
+	for _, amount := range []struct {
+		of string
+		to *int64
+	}{{gpu.CapacityShares, &s.Shares}, {gpu.CapacityMemory, &s.Memory}, {gpu.CapacityCores, &s.Cores}} {
+		q, ok := result.ConsumedCapacity[resourceapi.QualifiedName(amount.of)]
+		if !ok {
+			continue
+		}
+		n := q.Value() // not AsInt64, to which 1.5Gi is no whole number
+		if q.CmpInt64(n) != 0 || n < 0 {
+			return nil, fmt.Errorf("the allocation's consumedCapacity %s of device %s is %s: want a whole number", amount.of, result.Device, q.String())
+		}
+		*amount.to = n
+	}
+	if s.Kind == gpu.TimeSlice {
+		if c != nil {
+			s.Interval = string(c.params.TimeSlice.Interval)
+		}
+		return s, nil
+	}
+	var err error
+	s.MPS, err = mpsLimits(s, c, sharing.Shares > manyClients)
+	return s, err
+}
+
+// checkTier refuses parameters for another kind of device than the one that was allocated.
+func checkTier(s gpu.Shape, c *config) error {
+	if c == nil {
+		return nil
+	}
+	kind := "gpu"
+	switch {
+	case s.IsPartition():
+		kind = "mig"
+	case s.IsShare():
+		kind = string(s.Share)
+	}
+	for _, part := range []struct {
+		name string
+		set  bool
+		of   gpu.Share
+	}{{"timeSlice", c.params.TimeSlice != nil, gpu.TimeSlice}, {"mps", c.params.MPS != nil, gpu.MPS}} {
+		if part.set && s.Share != part.of {
+			return fmt.Errorf("%s sets %s, but device %s is of type %s: remove it, or name the requests that it is for", c.describe(), part.name, s.Name(), kind)
+		}
+	}
+	return nil
+}
+
+// manyClients is the number of MPS clients from which each may have only two connections (NVIDIA MPS documentation,
+// "Limitations": 60 clients with CUDA_DEVICE_MAX_CONNECTIONS=2).
+const manyClients = 48
+
+// wholeGPU is all multiprocessors of a GPU, in percent.
+const wholeGPU = 100
+
+// mpsLimits are what was allocated, lowered by the parameters. They may not raise it.
+func mpsLimits(s *records.Share, c *config, many bool) (*records.MPS, error) {
+	m := &records.MPS{ThreadPercentage: s.Cores, Memory: s.Memory, ManyClients: many}
+	if m.ThreadPercentage == 0 {
+		m.ThreadPercentage = wholeGPU
+	}
+	if c == nil {
+		return m, nil
+	}
+	wish := c.params.MPS
+	if p := wish.ActiveThreadPercentage; p != nil {
+		if int64(*p) > m.ThreadPercentage {
+			return nil, fmt.Errorf("%s: mps.activeThreadPercentage %d is more than the %d percent that the claim was allocated: ask for more cores in the request", c.describe(), *p, m.ThreadPercentage)
+		}
+		m.ThreadPercentage = int64(*p)
+	}
+	if q := wish.PinnedDeviceMemoryLimit; q != nil {
+		if s.Memory > 0 && q.CmpInt64(s.Memory) > 0 {
+			return nil, fmt.Errorf("%s: mps.pinnedDeviceMemoryLimit %s is more than the %d bytes that the claim was allocated: ask for more memory in the request", c.describe(), q.String(), s.Memory)
+		}
+		m.Memory = q.Value()
+	}
+	m.BelowNormal = wish.Priority == v1alpha1.PriorityBelowNormal
+	return m, nil
+}
+
+// checkShares fails if a claim's shares do not fit beside those that others hold: the scheduler counts, but a limit
+// that is given twice is none, so it is counted again here, where it holds also when the policy has changed.
+func (e *Engine) checkShares(want *records.Record, devices []planned) error {
+	for i := range want.Devices {
+		d := &want.Devices[i]
+		if d.Share == nil {
+			continue
+		}
+		if err := e.checkInterval(want, d); err != nil {
+			return fmt.Errorf("request %q: %w", d.Request, err)
+		}
+		sharing := devices[i].shape.GPU.Sharing(d.Share.Kind)
+		used := e.index.shared(d.GPU, want.Claim.UID)
+		for j := range want.Devices {
+			if s := want.Devices[j].Share; s != nil && want.Devices[j].GPU == d.GPU {
+				used.add(s)
+			}
+		}
+		for _, of := range []struct {
+			name       string
+			used, most int64
+		}{{gpu.CapacityMemory, used.memory, sharing.Memory.Total}, {gpu.CapacityCores, used.cores, sharing.Cores.Total}} {
+			if of.most > 0 && of.used > of.most {
+				return fmt.Errorf("request %q: the shares of %s would take %s %d of %d together: it is prepared once other shares are given back",
+					d.Request, d.Device, of.name, of.used, of.most)
+			}
+		}
+	}
+	return nil
+}
+
+// checkInterval fails if another claim has the GPU's time slices at another interval.
+func (e *Engine) checkInterval(want *records.Record, d *records.Device) error {
+	if d.Share.Interval == "" {
+		return nil
+	}
+	for _, other := range want.Shares(gpu.TimeSlice) {
+		if other.GPU == d.GPU && other.Share.Interval != "" && other.Share.Interval != d.Share.Interval {
+			return fmt.Errorf("the claim asks for time slices %s and %s on one GPU, which has one interval for all", d.Share.Interval, other.Share.Interval)
+		}
+	}
+	if holder, interval := e.index.interval(d.GPU, want.Claim.UID); holder != nil && interval != d.Share.Interval {
+		return fmt.Errorf("device %s has time slices %s because claim %s asked for them, and this claim asks for %s: ask for the same or for none",
+			d.Device, interval, holder.Claim, d.Share.Interval)
+	}
+	return nil
+}
+
+// errNoSharing is what claims for shares get from an engine without Sharing.
+var errNoSharing = errors.New("this plugin does not share GPUs")
+
+// startShares makes GPUs shared as a claim's devices need it, and fills in where their servers are.
+func (e *Engine) startShares(ctx context.Context, b *backend, want *records.Record) error {
+	for _, d := range withInterval(want) {
+		if holder, _ := e.index.interval(d.GPU, want.Claim.UID); holder != nil {
+			continue // it is so already, and nothing is run without need
+		}
+		if err := e.setInterval(ctx, b, d, d.Share.Interval); err != nil {
+			return fmt.Errorf("request %q: %w", d.Request, err)
+		}
+	}
+	for _, d := range want.Shares(gpu.MPS) {
+		g := b.hardware.Node().Find(d.GPU)
+		if e.sharing == nil || g == nil {
+			return fmt.Errorf("request %q: %w", d.Request, errNoSharing)
+		}
+		var err error
+		if d.Share.MPS.PipeDir, d.Share.MPS.ShmDir, err = e.sharing.StartMPS(ctx, want.Claim.UID, g); err != nil {
+			return fmt.Errorf("request %q: %w", d.Request, err)
+		}
+	}
+	return nil
+}
+
+// withInterval lists a record's time slices that ask for an interval, one for each GPU: those of one GPU ask for the same.
+func withInterval(r *records.Record) []*records.Device {
+	var found []*records.Device
+	for _, d := range r.Shares(gpu.TimeSlice) {
+		if d.Share.Interval != "" && !slices.ContainsFunc(found, func(o *records.Device) bool { return o.GPU == d.GPU }) {
+			found = append(found, d)
+		}
+	}
+	return found
+}
+
+// stopShares gives back what startShares made for a claim, as far as no other claim needs it.
+func (e *Engine) stopShares(ctx context.Context, b *backend, r *records.Record) error {
+	if e.sharing == nil {
+		return nil
+	}
+	var errs []error
+	for _, d := range withInterval(r) {
+		if holder, _ := e.index.interval(d.GPU, r.Claim.UID); holder == nil {
+			errs = append(errs, e.setInterval(ctx, b, d, string(v1alpha1.IntervalDefault)))
+		}
+	}
+	for _, d := range r.Shares(gpu.MPS) {
+		errs = append(errs, e.sharing.StopMPS(ctx, r.Claim.UID, d.GPU))
+	}
+	return errors.Join(errs...)
+}
+
+func (e *Engine) setInterval(ctx context.Context, b *backend, d *records.Device, interval string) error {
+	if b.hardware == nil {
+		// That the plugin does not know the driver yet does not mean that none is loaded, which forgets no interval.
+		return fmt.Errorf("set the time slices of %s to %s: %w", d.Device, interval, b.reason)
+	}
+	g := b.hardware.Node().Find(d.GPU)
+	switch {
+	case g == nil:
+		return nil // gone, and its interval with it
+	case e.sharing == nil:
+		return errNoSharing
+	}
+	return e.sharing.SetTimeSlice(ctx, g, interval)
+}
+
+// recoverShares brings a GPU's MPS server in line with the records, and after a start its time slices, which a reload
+// of the driver forgets.
+func (e *Engine) recoverShares(ctx context.Context, g *gpu.GPU, started bool) error {
+	if e.sharing == nil {
+		return nil
+	}
+	name := g.PCI.DeviceName()
+	held, err := e.lockFor(ctx, "", []string{name})
+	if err != nil {
+		e.again(started)
+		return err
+	}
+	defer held.Release()
+	var errs []error
+	if holder, interval := e.index.interval(name, ""); started && holder != nil {
+		err := e.sharing.SetTimeSlice(ctx, g, interval)
+		e.again(err != nil)
+		errs = append(errs, err)
+	}
+	if served := e.index.mpsClaims(name); g.Sharing(gpu.MPS) != nil || len(served) > 0 {
+		// Pods of claims with corrupt records may be among the server's clients: it must not end under them.
+		keep := slices.Concat(served, e.corrupt.all())
+		slices.Sort(keep)
+		errs = append(errs, e.sharing.RetainMPS(ctx, name, slices.Compact(keep)))
+	}
+	return errors.Join(errs...)
+}
+
+// again has the next Recover set time slices as it does after a start.
+func (e *Engine) again(failed bool) {
+	if failed {
+		e.recovered.Store(false)
+	}
+}

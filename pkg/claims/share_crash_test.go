@@ -1,0 +1,240 @@
+package claims
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// shareAction is one call of the kubelet for a claim with shares; without parts it is an Unprepare.
+type shareAction struct {
+	uid   types.UID
+	parts []part
+}
+
+func (a shareAction) run(b *shareBed) error {
+	if a.parts == nil {
+		return b.Unprepare(b.t.Context(), refOf(claimOf(a.uid)))
+	}
+	return b.tryPrepare(a.uid, a.parts...)
+}
+
+// shareHistory is a node's life with shares: they come, meet, move and go.
+func shareHistory() []shareAction {
+	does := func(uid types.UID, parts ...part) shareAction { return shareAction{uid, parts} }
+	return []shareAction{
+		does("a", mpsOf(0, 10, 10)),
+		does("b", mpsOf(0, 10, 10)),
+		does("long", sliceOf(1, 10).at("Long")),
+		does("plain", sliceOf(1, 10)),
+		does("same", sliceOf(1, 10).at("Long")),
+		does("a", mpsOf(0, 10, 10)), // the kubelet asks again
+		does("long"),
+		does("a"),
+		does("c", mpsOf(2, 10, 10), sliceOf(3, 10).at("Short")),
+		does("b", mpsOf(2, 10, 10)), // allocated anew
+		does("same", sliceOf(3, 10).at("Short")),
+		does("whole", wholeOf(0)),
+		does("c"),
+		does("plain"),
+		does("long", sliceOf(1, 10).at("Medium")),
+		does("same"),
+		does("b"),
+	}
+}
+
+// stateAfter is what there is after some actions, in the form of shareBed.state.
+func stateAfter(actions []shareAction) []string {
+	held := map[types.UID][]part{}
+	for _, a := range actions {
+		if delete(held, a.uid); a.parts != nil {
+			held[a.uid] = a.parts
+		}
+	}
+	lines := []string{}
+	for uid, parts := range held {
+		lines = append(lines, "record "+string(uid))
+		for _, p := range parts {
+			if p.result.ShareID != nil {
+				lines = append(lines, "spec "+string(uid))
+			}
+			for i := range 4 {
+				if p.interval != "" && strings.HasPrefix(p.result.Device, gpuName(i)) {
+					lines = append(lines, fmt.Sprintf("interval %d %s", i, p.interval))
+				}
+				if p.result.Device == gpuName(i)+"-mps" {
+					lines = append(lines, fmt.Sprintf("mps %d %s", i, uid))
+				}
+			}
+		}
+	}
+	slices.Sort(lines)
+	return slices.Compact(lines)
+}
+
+func TestAKillBetweenAnyTwoStepsOfSharesLeavesEachClaimWholeOrGone(t *testing.T) {
+	actions := shareHistory()
+	for kill := 0; ; kill++ {
+		died := killSharesAfter(t, actions, kill)
+		if t.Failed() {
+			t.Fatalf("kill after step %d: see above", kill)
+		}
+		if !died {
+			if kill < 8*len(actions) {
+				t.Errorf("the history has only %d steps: are all counted?", kill)
+			}
+			return
+		}
+	}
+}
+
+// killSharesAfter is killAfter with shares: each change of a record, a spec, a server or an interval is a step.
+func killSharesAfter(t *testing.T, actions []shareAction, steps int) (died bool) {
+	t.Helper()
+	dir := t.TempDir()
+	disk := &mortalDisk{left: steps}
+	step := func(string) error { return disk.step() }
+	victim := makeShareBed(t, dir, disk)
+	victim.sharing.err, victim.specs.err = step, step
+	victim.start()
+	done := 0
+	for ; done < len(actions) && !died; done++ {
+		err := actions[done].run(victim)
+		if died = disk.left == 0; died {
+			break
+		}
+		if err != nil {
+			t.Fatalf("action %d: %v", done, err)
+		}
+	}
+	victim.end()
+	again := makeShareBed(t, dir, nil)
+	again.start()
+	found, before, after := again.state(), stateAfter(actions[:done]), stateAfter(actions[:min(done+1, len(actions))])
+	gone := after
+	if done < len(actions) { // a claim that moves may have nothing for a moment
+		gone = stateAfter(append(slices.Clone(actions[:done]), shareAction{uid: actions[done].uid}))
+	}
+	if !slices.Equal(found, before) && !slices.Equal(found, after) && !slices.Equal(found, gone) {
+		t.Errorf("in action %d: found\n%s\nwant\n%s\nor\n%s", done, strings.Join(found, "\n"), strings.Join(before, "\n"), strings.Join(after, "\n"))
+	}
+	for i, a := range actions[min(done, len(actions)):] { // the kubelet repeats what it got no answer for and goes on
+		if err := a.run(again); err != nil {
+			t.Errorf("action %d after the restart: %v", done+i, err)
+		}
+	}
+	again.want(stateAfter(actions)...)
+	return died
+}
+
+// A step that fails once, in a process that lives on or is started again, must not leave anything half done either.
+func TestAStepOfSharesThatFailsOnceIsMadeGoodByRepeating(t *testing.T) {
+	actions := shareHistory()
+	for _, restart := range []bool{false, true} {
+		for failing := 0; ; failing++ {
+			b := newShareBed(t)
+			calls, failed := 0, ""
+			fail := func(what string) error {
+				if calls++; calls-1 == failing {
+					failed = what
+					return fmt.Errorf("%s: %w", what, os.ErrPermission)
+				}
+				return nil
+			}
+			arm := func() {
+				b.disk.fail = func(op, _ string) error { return fail(op) }
+				b.sharing.err, b.specs.err = fail, fail
+			}
+			arm()
+			for i, a := range actions {
+				err := a.run(b)
+				if err == nil {
+					continue
+				}
+				if restart {
+					b = b.restart()
+					arm()
+				} else {
+					b.Recover(t.Context()) // gives back what Unprepare had to leave
+				}
+				if err := a.run(b); err != nil {
+					t.Fatalf("step %d (%s) failed once; action %d repeated: %v, before it was %v", failing, failed, i, err, err)
+				}
+			}
+			b.Recover(t.Context())
+			b.want(stateAfter(actions)...)
+			if t.Failed() {
+				t.Fatalf("step %d (%s) failed once: see above", failing, failed)
+			}
+			b.end()
+			if failed == "" {
+				break
+			}
+		}
+	}
+}
+
+// A claim whose Prepare fails at any step and that the kubelet then gives up leaves nothing.
+func TestAShareWhosePrepareFailsAndThatIsUnpreparedLeavesNothing(t *testing.T) {
+	parts := []part{mpsOf(0, 10, 10), sliceOf(1, 10).at("Long"), mpsOf(2, 10, 10)}
+	for _, twice := range []bool{false, true} { // what is to undo it fails, too
+		for failing := 0; ; failing++ {
+			b := newShareBed(t)
+			calls, failed := 0, ""
+			fail := func(what string) error {
+				if calls++; calls-1 == failing || twice && failed != "" {
+					failed = what
+					return fmt.Errorf("%s: %w", what, os.ErrPermission)
+				}
+				return nil
+			}
+			b.disk.fail = func(op, _ string) error { return fail(op) }
+			b.sharing.err, b.specs.err = fail, fail
+			err := b.tryPrepare("a", parts...)
+			b.disk.fail, b.sharing.err, b.specs.err = nil, nil, nil
+			if failed == "" {
+				break
+			}
+			if !errors.Is(err, os.ErrPermission) {
+				t.Errorf("step %d (%s) failed: got %v", failing, failed, err)
+			}
+			b.unprepare("a")
+			b.Recover(t.Context()) // takes from servers what was not on record
+			b.want()
+			b.prepare("other", wholeOf(0), wholeOf(1), wholeOf(2))
+			if t.Failed() {
+				t.Fatalf("step %d (%s) failed, all after it too: %t: see above", failing, failed, twice)
+			}
+		}
+	}
+}
+
+// An interval that was reset is not what a later claim finds set already, though the record that asked for it is left.
+func TestAnIntervalThatWasResetByACallThatFailedIsSetForTheNextClaim(t *testing.T) {
+	tests := map[string]func(b *shareBed) error{
+		"Unprepare":      func(b *shareBed) error { return b.Unprepare(b.t.Context(), refOf(claimOf("a"))) },
+		"allocated anew": func(b *shareBed) error { return b.tryPrepare("a", sliceOf(1, 10).at("Long")) },
+	}
+	for name, call := range tests {
+		t.Run(name, func(t *testing.T) {
+			b := newShareBed(t)
+			b.prepare("a", sliceOf(0, 10).at("Long"))
+			b.disk.fail = func(string, string) error { return os.ErrPermission }
+			if err := call(b); !errors.Is(err, os.ErrPermission) {
+				t.Fatalf("got %v, want %v", err, os.ErrPermission)
+			}
+			b.disk.fail = nil
+			b.prepare("b", sliceOf(0, 10).at("Long"))
+			if got := b.sharing.interval(gpuName(0)); got != "Long" {
+				t.Errorf("claim b got time slices %q, want Long", got)
+			}
+			b.unprepare("a")
+			b.want("record b", "spec b", "interval 0 Long")
+		})
+	}
+}

@@ -1,0 +1,375 @@
+package claims
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// gi is a gibibyte.
+const gi = int64(1) << 30
+
+// sharingFolder is the driver's nvidia-smi and the node's MPS supervisor. What they hold is in files, as it outlives the
+// plugin: "interval GPU" holds the interval of a GPU, and "mps GPU claim" says that a GPU's server serves a claim.
+type sharingFolder struct {
+	dir string
+	// step is told of each change before and after it; err refuses it before it is made, or makes it seem to have
+	// failed after it. Nil for neither.
+	step func(what string)
+	err  func(what string) error
+
+	mu    sync.Mutex
+	calls []string
+	// retained are the claims of the last RetainMPS of each GPU.
+	retained map[string][]types.UID
+}
+
+func (s *sharingFolder) change(call string, do func() error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls = append(s.calls, call)
+	if err := hook(s.step, s.err, "before "+call); err != nil {
+		return err
+	}
+	if err := do(); err != nil {
+		return err
+	}
+	return hook(s.step, s.err, "after "+call)
+}
+
+// hook tells a test of a step and asks it for an error.
+func hook(step func(string), err func(string) error, what string) error {
+	if step != nil {
+		step(what)
+	}
+	if err != nil {
+		return err(what)
+	}
+	return nil
+}
+
+func (s *sharingFolder) SetTimeSlice(_ context.Context, g *gpu.GPU, interval string) error {
+	return s.change(fmt.Sprintf("SetTimeSlice %s %s", g.PCI.DeviceName(), interval), func() error {
+		return os.WriteFile(filepath.Join(s.dir, "interval "+g.PCI.DeviceName()), []byte(interval), 0o600)
+	})
+}
+
+func (s *sharingFolder) StartMPS(_ context.Context, uid types.UID, g *gpu.GPU) (pipeDir, shmDir string, err error) {
+	name := g.PCI.DeviceName()
+	err = s.change(fmt.Sprintf("StartMPS %s %s", name, uid), func() error {
+		return os.WriteFile(filepath.Join(s.dir, fmt.Sprintf("mps %s %s", name, uid)), nil, 0o600)
+	})
+	return "/run/mps/" + name + "/pipe", "/run/mps/" + name + "/shm", err
+}
+
+func (s *sharingFolder) StopMPS(_ context.Context, uid types.UID, gpuDevice string) error {
+	return s.change(fmt.Sprintf("StopMPS %s %s", gpuDevice, uid), func() error {
+		return records.Disk{}.Remove(filepath.Join(s.dir, fmt.Sprintf("mps %s %s", gpuDevice, uid)))
+	})
+}
+
+func (s *sharingFolder) RetainMPS(_ context.Context, gpuDevice string, uids []types.UID) error {
+	call := "RetainMPS " + gpuDevice
+	others := slices.DeleteFunc(s.served(gpuDevice), func(uid types.UID) bool { return slices.Contains(uids, uid) })
+	if len(others) == 0 { // no step: there is nothing to change
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.calls = append(s.calls, call)
+		s.retain(gpuDevice, uids)
+		return hook(nil, s.err, "before "+call)
+	}
+	return s.change(call, func() error {
+		s.retain(gpuDevice, uids)
+		for _, uid := range others {
+			if err := os.Remove(filepath.Join(s.dir, fmt.Sprintf("mps %s %s", gpuDevice, uid))); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (s *sharingFolder) retain(gpuDevice string, uids []types.UID) {
+	if s.retained == nil {
+		s.retained = map[string][]types.UID{}
+	}
+	s.retained[gpuDevice] = uids
+}
+
+// served lists the claims that a GPU's server serves.
+func (s *sharingFolder) served(gpuDevice string) []types.UID {
+	var uids []types.UID
+	for _, name := range s.files() {
+		if uid, ok := strings.CutPrefix(name, "mps "+gpuDevice+" "); ok {
+			uids = append(uids, types.UID(uid))
+		}
+	}
+	return uids
+}
+
+// interval is that of a GPU; empty if it is the driver's own.
+func (s *sharingFolder) interval(gpuDevice string) string {
+	data, err := os.ReadFile(filepath.Join(s.dir, "interval "+gpuDevice))
+	if err != nil || string(data) == "Default" {
+		return ""
+	}
+	return string(data)
+}
+
+func (s *sharingFolder) files() []string {
+	names, err := records.Disk{}.ReadDir(s.dir)
+	if err != nil {
+		panic(err)
+	}
+	return names
+}
+
+// took returns the calls since the last time.
+func (s *sharingFolder) took() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	calls := s.calls
+	s.calls = nil
+	return calls
+}
+
+// shareBed is one plugin process on a node of four GPUs of 80 GiB, which are shared four ways in time and ten by MPS.
+type shareBed struct {
+	*Engine
+	t        testing.TB
+	dir      string
+	hardware *fakeHardware
+	specs    *specFolder
+	disk     *faultyDisk
+	sharing  *sharingFolder
+	notes    []string
+}
+
+// sharedNode is the node of a shareBed.
+func sharedNode() *gpu.Node {
+	node := nodeOf(4)
+	for i := range node.GPUs {
+		node.GPUs[i].Offer = &gpu.Offer{
+			Whole:     true,
+			TimeSlice: &gpu.Sharing{Shares: 4, Memory: gpu.NewCut(80*gi, 4, gi, gi), Enforcement: gpu.NotEnforced},
+			MPS: &gpu.Sharing{
+				Shares: 10, Memory: gpu.NewCut(80*gi, 10, gi, gi), Cores: gpu.NewCut(100, 10, 1, 1), SharedMemory: gi, Enforcement: gpu.EnforcedPerProcess,
+			},
+		}
+	}
+	return node
+}
+
+func newShareBed(t testing.TB) *shareBed {
+	t.Helper()
+	b := makeShareBed(t, t.TempDir(), nil)
+	b.start()
+	return b
+}
+
+// makeShareBed is one more plugin process on the node whose state is in dir, not started yet. disk is the real one if nil.
+func makeShareBed(t testing.TB, dir string, disk records.FileSystem) *shareBed {
+	t.Helper()
+	b := &shareBed{
+		t: t, dir: dir, disk: &faultyDisk{}, hardware: &fakeHardware{node: sharedNode(), pids: map[string][]int{}},
+		specs: &specFolder{dir: filepath.Join(dir, "specs")}, sharing: &sharingFolder{dir: filepath.Join(dir, "sharing")},
+	}
+	if disk == nil {
+		disk = b.disk
+	}
+	for _, folder := range []string{b.specs.dir, b.sharing.dir} {
+		if err := os.MkdirAll(folder, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	store, err := records.OpenStore(disk, filepath.Join(dir, "claims"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	locks, err := OpenLocks(filepath.Join(dir, "locks"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Engine = New(testID, bootNow, store, locks, b.specs)
+	b.Share(b.sharing)
+	return b
+}
+
+// start does what the plugin does until it serves.
+func (b *shareBed) start() {
+	b.t.Helper()
+	if err := b.Load(b.t.Context(), func(reason, message string) { b.notes = append(b.notes, reason+": "+message) }); err != nil {
+		b.t.Fatal(err)
+	}
+	b.SetHardware(b.hardware, b.specs)
+	b.Recover(b.t.Context())
+}
+
+// restart ends the plugin and starts it again.
+func (b *shareBed) restart() *shareBed {
+	b.t.Helper()
+	b.end()
+	again := makeShareBed(b.t, b.dir, nil)
+	again.start()
+	return again
+}
+
+// end does what the kernel does when the plugin ends: it lets go of its locks.
+func (b *shareBed) end() {
+	for _, lock := range b.locks.byGPU {
+		_ = lock.file.Close()
+	}
+}
+
+func (b *shareBed) prepare(uid types.UID, parts ...part) []records.Device {
+	b.t.Helper()
+	return mustPrepare(b.t, b.Engine, claimFor(uid, parts...))
+}
+
+func (b *shareBed) tryPrepare(uid types.UID, parts ...part) error {
+	_, err := b.Prepare(b.t.Context(), claimFor(uid, parts...))
+	return err
+}
+
+func (b *shareBed) unprepare(uid types.UID) {
+	b.t.Helper()
+	mustUnprepare(b.t, b.Engine, claimOf(uid))
+}
+
+// state is all that there is: records, specs, intervals, and whom MPS servers serve; GPUs by index.
+func (b *shareBed) state() []string {
+	b.t.Helper()
+	lines := []string{}
+	store, err := records.OpenStore(records.Disk{}, filepath.Join(b.dir, "claims"))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	uids, err := store.UIDs()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, uid := range uids {
+		r, err := store.Read(uid)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		lines = append(lines, strings.TrimSpace(fmt.Sprintf("record %s %s", uid, r.State)))
+	}
+	specs, err := records.Disk{}.ReadDir(b.specs.dir)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, name := range specs {
+		lines = append(lines, "spec "+name)
+	}
+	for i := range b.hardware.node.GPUs {
+		if interval := b.sharing.interval(gpuName(i)); interval != "" {
+			lines = append(lines, fmt.Sprintf("interval %d %s", i, interval))
+		}
+		for _, uid := range b.sharing.served(gpuName(i)) {
+			lines = append(lines, fmt.Sprintf("mps %d %s", i, uid))
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// want fails unless this is all there is.
+func (b *shareBed) want(lines ...string) {
+	b.t.Helper()
+	want := append([]string{}, lines...)
+	slices.Sort(want)
+	if diff := cmp.Diff(want, b.state()); diff != "" {
+		b.t.Errorf("state (-want +got):\n%s", diff)
+	}
+}
+
+// wantCalls fails unless these were made of Sharing since the last time.
+func (b *shareBed) wantCalls(want ...string) {
+	b.t.Helper()
+	if diff := cmp.Diff(want, b.sharing.took()); diff != "" {
+		b.t.Errorf("calls (-want +got):\n%s", diff)
+	}
+}
+
+// part is one device of a claim, with the parameters of its request.
+type part struct {
+	result   resourceapi.DeviceRequestAllocationResult
+	interval string
+}
+
+// sliceOf is a time slice of the i-th GPU with gibibytes of memory.
+func sliceOf(i int, memory int64) part {
+	return part{result: shareResult("slice", i, gpu.TimeSlice, "shares=1", fmt.Sprintf("memory=%dGi", memory))}
+}
+
+// at asks for an interval.
+func (p part) at(interval string) part {
+	p.interval = interval
+	return p
+}
+
+// of names the request.
+func (p part) of(request string) part {
+	p.result.Request = request
+	return p
+}
+
+// mpsOf is an MPS share of the i-th GPU with percent of its cores and gibibytes of memory.
+func mpsOf(i int, cores, memory int64) part {
+	return part{result: shareResult("mps", i, gpu.MPS, "shares=1", fmt.Sprintf("cores=%d", cores), fmt.Sprintf("memory=%dGi", memory))}
+}
+
+// wholeOf is the whole i-th GPU.
+func wholeOf(i int) part { return part{result: result("gpu", i)} }
+
+// shareResult is an allocated share; amounts are as in "memory=20Gi".
+func shareResult(request string, i int, kind gpu.Share, amounts ...string) resourceapi.DeviceRequestAllocationResult {
+	id := types.UID("share-id")
+	r := resourceapi.DeviceRequestAllocationResult{
+		Request: request, Driver: testDriver, Pool: testPool, Device: gpuName(i) + "-" + string(kind), ShareID: &id,
+	}
+	for _, a := range amounts {
+		name, value, _ := strings.Cut(a, "=")
+		if r.ConsumedCapacity == nil {
+			r.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{}
+		}
+		r.ConsumedCapacity[resourceapi.QualifiedName(name)] = resource.MustParse(value)
+	}
+	return r
+}
+
+// claimFor is an allocated and reserved claim. Each part has a share ID of its own, as the scheduler gives it.
+func claimFor(uid types.UID, parts ...part) *resourceapi.ResourceClaim {
+	claim := claimOf(uid)
+	for i, p := range parts {
+		if p.result.ShareID != nil {
+			id := types.UID(fmt.Sprintf("%s-%d", uid, i))
+			p.result.ShareID = &id
+		}
+		claim.Status.Allocation.Devices.Results = append(claim.Status.Allocation.Devices.Results, p.result)
+		if p.interval != "" {
+			claim.Status.Allocation.Devices.Config = append(claim.Status.Allocation.Devices.Config,
+				opaque(testDriver, resourceapi.AllocationConfigSourceClaim, shareConfig(`"timeSlice":{"interval":"`+p.interval+`"}`), p.result.Request))
+		}
+	}
+	return claim
+}
+
+// shareConfig are opaque parameters with these fields.
+func shareConfig(fields string) string {
+	return `{"apiVersion":"gpu.cleave.dev/v1alpha1","kind":"ShareConfig",` + fields + `}`
+}

@@ -1,0 +1,153 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/cdi/hook"
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/nvml"
+	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/publish"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// hardware is a session whose GPUs offer what the node's policy says.
+type hardware struct {
+	*nvml.Session
+	policy *v1alpha1.NodePolicy
+	limits func(g *gpu.GPU) bool
+	node   atomic.Pointer[gpu.Node]
+}
+
+// Node is the inventory as published.
+func (h *hardware) Node() *gpu.Node { return h.node.Load() }
+
+// offer applies the policy, with MPS or with the reason why there is none.
+func (h *hardware) offer(noMPS error) {
+	h.node.Store(policy.Apply(h.policy, h.Session.Node(), policy.Means{MPS: noMPS, CgroupMemory: h.limits}))
+}
+
+// memoryLimits finds out on which GPUs the driver can hold a container to an amount of memory, and installs what asks it
+// to where there is any.
+func (s *service) memoryLimits(ctx context.Context, session *nvml.Session) (func(g *gpu.GPU) bool, error) {
+	limited := map[gpu.PCIAddress]bool{}
+	for i := range session.Node().GPUs {
+		if pci := session.Node().GPUs[i].PCI; session.LimitsMemory(ctx, pci, s.config.CgroupRoot) {
+			limited[pci] = true
+		}
+	}
+	if len(limited) > 0 {
+		if _, err := hook.Install(s.config.pluginDir(), hook.MemoryLimit); err != nil {
+			return nil, err
+		}
+	}
+	return func(g *gpu.GPU) bool { return limited[g.PCI] }, nil
+}
+
+// errMPSOff is why no GPU is shared by MPS where no socket is given.
+var errMPSOff = errors.New("the plugin runs with an empty --mps-socket")
+
+// supervisor watches the node's MPS supervisor.
+type supervisor struct {
+	client *mps.Client // nil without a socket
+	// offered tells that devices of type mps are published. They stay, tainted, when the supervisor goes away: the
+	// scheduler forgets what a device consumes that is gone.
+	offered bool
+	// away is why no server can be started now; nil while one can.
+	away error
+}
+
+// Times of asking the supervisor whether it is there, and the most that an answer may take.
+const (
+	supervisorEvery   = 2 * time.Second
+	supervisorTimeout = time.Second
+)
+
+// ask looks whether the supervisor answers, and tells whether that has changed.
+func (s *supervisor) ask(ctx context.Context) (changed bool) {
+	err := errMPSOff
+	if s.client != nil {
+		ctx, cancel := context.WithTimeout(ctx, supervisorTimeout)
+		defer cancel()
+		err = s.client.Available(ctx)
+	}
+	changed = (err == nil) != (s.away == nil)
+	s.away = err
+	s.offered = s.offered || err == nil
+	return changed
+}
+
+// noMPS is why devices of type mps are not published; nil if they are.
+func (s *supervisor) noMPS() error {
+	if s.offered {
+		return nil
+	}
+	return s.away
+}
+
+// taints are those of devices that need the supervisor while it is away.
+func (s *supervisor) taints(node *gpu.Node) []publish.Taint {
+	var taints []publish.Taint
+	for i := range node.GPUs {
+		if s.away != nil && node.GPUs[i].Sharing(gpu.MPS) != nil {
+			taints = append(taints, publish.Taint{Device: gpu.Shape{GPU: &node.GPUs[i], Share: gpu.MPS}.Name(), Key: publish.TaintNoMPS})
+		}
+	}
+	return taints
+}
+
+// watchMPS reports what happens to MPS servers that claims use, until ctx ends.
+func (s *service) watchMPS(ctx context.Context) {
+	s.supervisor.client.Watch(ctx, func(e mps.Event) {
+		s.metrics.mpsEvents.WithLabelValues(string(e.Kind)).Inc()
+		var names []string
+		for _, uid := range e.Claims {
+			claim := s.engine.Claim(uid)
+			names = append(names, claim.String())
+			if claim.Name != "" {
+				s.events.warnClaim(claim, "MPS"+string(e.Kind), fmt.Sprintf("GPU %s: %s", e.Device, e.Message))
+			}
+		}
+		klog.FromContext(ctx).Error(errors.New(e.Message), "An MPS server that claims use", "event", e.Kind, "gpu", e.Device, "claims", names)
+		s.events.warn("MPS"+string(e.Kind), fmt.Sprintf("GPU %s, claims %s: %s", e.Device, strings.Join(names, ", "), e.Message))
+		signal(s.changed)
+	})
+}
+
+// reportSupervisor says that the supervisor went away, and whom that concerns, or that it is back.
+func (s *service) reportSupervisor(ctx context.Context) {
+	if s.supervisor.away == nil {
+		klog.FromContext(ctx).Info("The MPS supervisor answers")
+		return
+	}
+	var names []string
+	for _, r := range s.engine.Records() {
+		if len(r.Shares(gpu.MPS)) > 0 && r.State == records.Prepared {
+			names = append(names, r.Claim.String())
+		}
+	}
+	klog.FromContext(ctx).Error(s.supervisor.away, "The MPS supervisor went away", "claims", names)
+	if len(names) > 0 {
+		s.events.warn("MPSSupervisorAway", fmt.Sprintf("%v. Claims that run by MPS go on as long as their servers do, but nobody restarts those: %s",
+			s.supervisor.away, strings.Join(names, ", ")))
+	}
+}
+
+// noSupervisor answers where GPUs are not shared by MPS. Nothing is to be given back there.
+type noSupervisor struct{}
+
+func (noSupervisor) Ensure(context.Context, mps.Request) (mps.Endpoint, error) {
+	return mps.Endpoint{}, errMPSOff
+}
+func (noSupervisor) Release(context.Context, string, types.UID) error  { return nil }
+func (noSupervisor) Retain(context.Context, string, []types.UID) error { return nil }

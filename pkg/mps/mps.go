@@ -1,0 +1,101 @@
+package mps
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// DefaultDir is where the supervisor keeps its socket, its state and the folders of its daemons.
+const DefaultDir = "/run/cleave/mps"
+
+// DefaultSocket is where the supervisor listens unless it is told otherwise.
+const DefaultSocket = DefaultDir + "/" + SocketName
+
+// SocketName is the name of the supervisor's socket in its folder.
+const SocketName = "supervisor.sock"
+
+// Request asks that a claim may use the MPS server of a GPU.
+type Request struct {
+	Claim types.UID
+	// Device is the name of the whole GPU, "gpu-0000-1b-00-0" (gpu.PCIAddress.DeviceName), whatever the share's is.
+	Device string
+	UUID   string // of the GPU, "GPU-…"
+	PCI    gpu.PCIAddress
+	// Settings count when they start a daemon. One that runs keeps its own until its last share is gone.
+	Settings Settings
+}
+
+// Settings are what a GPU's daemon is started with.
+type Settings struct {
+	// SharedMemory is the size of the /dev/shm that the daemon and its clients share, in bytes; above zero.
+	SharedMemory int64 `json:"sharedMemory"`
+	// ActiveThreadPercentage is the part of the multiprocessors that a client has if it does not say; 0 for all.
+	ActiveThreadPercentage int `json:"activeThreadPercentage,omitempty"`
+	// PinnedMemory is the device memory in bytes that a client has if it does not say, rounded down to a MiB; 0 for no limit.
+	PinnedMemory int64 `json:"pinnedMemory,omitempty"`
+}
+
+// Endpoint is where a container meets its MPS server: mount PipeDir at CUDA_MPS_PIPE_DIRECTORY and ShmDir at /dev/shm.
+type Endpoint struct {
+	PipeDir, LogDir, ShmDir string
+	// Generation grows with every daemon that is started for the GPU: clients of an earlier one have lost their server.
+	Generation uint64
+}
+
+// EventKind says what happened to a daemon.
+type EventKind string
+
+// The kinds of events.
+const (
+	// DaemonLost: it ended though claims use it; their running clients have lost their server.
+	DaemonLost EventKind = "DaemonLost"
+	// DaemonRestarted: a new one serves the same claims. Containers must start their processes anew to use it.
+	DaemonRestarted EventKind = "DaemonRestarted"
+	// DaemonFailed: it could not be started again. The next Ensure for the GPU tries anew.
+	DaemonFailed EventKind = "DaemonFailed"
+)
+
+// Event tells of something that happened to the daemon of a GPU while claims used it.
+type Event struct {
+	Device string // "gpu-0000-1b-00-0"
+	Kind   EventKind
+	// Claims that used the daemon, sorted.
+	Claims  []types.UID
+	Message string // for people; names the cause
+	Time    time.Time
+}
+
+// State is what a GPU's daemon does.
+type State string
+
+// The states of a GPU that the supervisor has in hand.
+const (
+	// Starting: for the first time or again.
+	Starting State = "starting"
+	// Running: and claims use it.
+	Running State = "running"
+	// Stopping: no claim uses it, and something of it is left that could not be undone yet.
+	Stopping State = "stopping"
+	// Failed: it could not be started again; the supervisor goes on trying, slowly.
+	Failed State = "failed"
+)
+
+// Status is all that the supervisor has in hand.
+type Status struct {
+	Version string      `json:"version"`
+	GPUs    []GPUStatus `json:"gpus"` // in order of device name
+}
+
+// GPUStatus is one GPU whose daemon runs, or should.
+type GPUStatus struct {
+	Device     string      `json:"device"`
+	UUID       string      `json:"uuid"`
+	State      State       `json:"state"`
+	PID        int         `json:"pid,omitempty"` // of the daemon, 0 if none runs
+	Generation uint64      `json:"generation"`
+	Claims     []types.UID `json:"claims,omitempty"` // sorted
+	Message    string      `json:"message,omitempty"`
+}

@@ -1,0 +1,364 @@
+package supervisor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/nvml"
+	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/sim"
+)
+
+// bed is a node with real processes and mounts, a driver root with fakemps, and simulated GPUs.
+type bed struct {
+	Config Config
+	Root   string
+	// KillAt is the step at which a worker kills itself; 0 for none.
+	KillAt int
+}
+
+// newBed makes a node, and takes away what a failed test left.
+func newBed(t testing.TB) *bed {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it mounts and makes namespaces")
+	}
+	dir, err := os.MkdirTemp("/tmp", "mps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bed{Root: filepath.Join(dir, "root"), Config: Config{
+		Version: "test", Dir: filepath.Join(dir, "run"), DriverRoot: filepath.Join(dir, "root"), ComputeMode: ExclusiveMode,
+		StartTimeout: 20 * time.Second, StopTimeout: 5 * time.Second,
+	}}
+	if _, err := sim.Create(b.Root, "hgx-h100", sim.WithoutDeviceNodes()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.clean(t, dir) })
+	program, err := os.ReadFile(fakeMPS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"nvidia-cuda-mps-control", "nvidia-cuda-mps-server"} {
+		path := filepath.Join(b.Root, "usr/bin", name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, program, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(b.Root, "dev"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mknod(filepath.Join(b.Root, "dev/null"), syscall.S_IFCHR|0o666, 1<<8|3); err != nil && !errors.Is(err, os.ErrExist) { // (1, 3)
+		t.Fatal(err)
+	}
+	return b
+}
+
+// clean fails the test if anything is left, and takes it away.
+func (b *bed) clean(t testing.TB, dir string) {
+	if left := b.left(t); left != "" && !t.Failed() {
+		t.Errorf("left behind: %s", left)
+	}
+	for i := range 8 {
+		p := b.paths(i)
+		found, err := findProcesses(p.pipe)
+		if err != nil {
+			t.Error(err)
+		}
+		for _, id := range found {
+			_ = killAndWait(context.Background(), id)
+		}
+		if err := (Tmpfs{}).Unmount(p.shm); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Error(err)
+	}
+}
+
+// request asks for a GPU by its number.
+func (b *bed) request(t testing.TB, claim string, index int) mps.Request {
+	t.Helper()
+	node, err := b.hardware().open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = node.Close() }()
+	g := node.Node().GPUs[index]
+	return mps.Request{
+		Claim: types.UID(claim), Device: g.PCI.DeviceName(), UUID: g.UUID, PCI: g.PCI,
+		Settings: mps.Settings{SharedMemory: 64 << 20, ActiveThreadPercentage: 40, PinnedMemory: 4 << 30},
+	}
+}
+
+func (b *bed) paths(index int) paths {
+	return pathsOf(b.Config.Dir, b.gpu(index).DeviceName())
+}
+
+// gpu is the address of a GPU of an HGX H100.
+func (b *bed) gpu(index int) gpu.PCIAddress {
+	session, err := b.hardware().open(context.Background())
+	if err != nil {
+		panic(err)
+	}
+	defer func() { _ = session.Close() }()
+	return session.Node().GPUs[index].PCI
+}
+
+// left lists all there is of MPS on the node.
+func (b *bed) left(t testing.TB) string {
+	t.Helper()
+	var left []string
+	session, err := b.hardware().open(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = session.Close() }()
+	for _, g := range session.Node().GPUs {
+		p := pathsOf(b.Config.Dir, g.PCI.DeviceName())
+		if mode, err := session.ComputeMode(context.Background(), g.PCI); err != nil || mode != 0 {
+			left = append(left, fmt.Sprintf("compute mode %d of %s (%v)", mode, g.PCI, err))
+		}
+		if found, err := findProcesses(p.pipe); err != nil || len(found) > 0 {
+			left = append(left, fmt.Sprintf("processes %v of %s (%v)", found, g.PCI, err))
+		}
+		for _, path := range []string{p.dir, p.record, filepath.Join(b.Root, p.dir)} {
+			if _, err := os.Lstat(path); err == nil {
+				left = append(left, path)
+			}
+		}
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range sharedMounts(string(mounts)) {
+		if strings.HasPrefix(dir, b.Config.Dir) {
+			left = append(left, "mount on "+dir)
+		}
+	}
+	return strings.Join(left, ", ")
+}
+
+// simHardware is a simulated node on disk.
+type simHardware struct{ root string }
+
+func (b *bed) hardware() simHardware { return simHardware{b.Root} }
+
+func (h simHardware) open(ctx context.Context) (*nvml.Session, error) {
+	node, err := sim.Open(h.root)
+	if err != nil {
+		return nil, err
+	}
+	return nvml.OpenLibrary(ctx, simulated.Library(node), node.Sysfs())
+}
+
+func (h simHardware) Open(ctx context.Context) (GPUs, error) {
+	session, err := h.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return openNVML{session}, nil
+}
+
+// host is the real thing but for the hardware.
+func (b *bed) host() Host {
+	return Host{
+		Hardware: b.hardware(),
+		Daemons:  Processes{DriverRoot: b.Root, Self: []string{"/proc/self/exe", runDaemon}, Cgroup: b.Config.DaemonCgroup},
+		Mounts:   Tmpfs{},
+		Files:    Disk{DriverRoot: b.Root},
+	}
+}
+
+// serve runs a supervisor in this process until stop.
+func (b *bed) serve(t testing.TB) (client *mps.Client, stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- serve(ctx, b.Config, b.host()) }()
+	client = b.dial(t)
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("the supervisor ended: %v", err)
+		}
+	}
+	t.Cleanup(stop)
+	return client, stop
+}
+
+// dial waits until a supervisor answers.
+func (b *bed) dial(t testing.TB) *mps.Client {
+	t.Helper()
+	client, err := mps.Dial(filepath.Join(b.Config.Dir, mps.SocketName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := client.Available(t.Context())
+		if err == nil {
+			return client
+		}
+		select {
+		case <-t.Context().Done():
+			t.Fatal(err)
+		case <-tick.C:
+		}
+	}
+}
+
+// spawn runs a supervisor in a process of its own, a worker.
+func (b *bed) spawn(t *testing.T) *exec.Cmd {
+	t.Helper()
+	what, err := json.Marshal(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := exec.Command(os.Args[0])
+	command.Env = append(os.Environ(), envWorker+"="+string(what))
+	command.Stderr = os.Stderr
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = command.Process.Kill()
+		_ = command.Wait()
+	})
+	return command
+}
+
+// worker is the supervisor that spawn starts.
+func worker(what string) int {
+	var b bed
+	if err := json.Unmarshal([]byte(what), &b); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	steps := 0
+	step := func(string) {
+		if steps++; steps == b.KillAt {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		}
+	}
+	on := b.host()
+	on = Host{
+		Hardware: hookedHardware{on.Hardware, step}, Daemons: hookedDaemons{on.Daemons, step},
+		Mounts: hookedMounts{on.Mounts, step}, Files: hookedFiles{on.Files, step},
+	}
+	if err := serve(context.Background(), b.Config, on); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// The hooked ones call step before and after everything that changes something.
+type (
+	hookedHardware struct {
+		Hardware
+		step func(string)
+	}
+	hookedGPUs struct {
+		GPUs
+		step func(string)
+	}
+	hookedDaemons struct {
+		Daemons
+		step func(string)
+	}
+	hookedMounts struct {
+		Mounts
+		step func(string)
+	}
+	hookedFiles struct {
+		Files
+		step func(string)
+	}
+)
+
+func (h hookedHardware) Open(ctx context.Context) (GPUs, error) {
+	g, err := h.Hardware.Open(ctx)
+	return hookedGPUs{g, h.step}, err
+}
+
+func (h hookedGPUs) SetComputeMode(ctx context.Context, pci gpu.PCIAddress, uuid string, mode int) error {
+	h.step("before SetComputeMode")
+	defer h.step("after SetComputeMode")
+	return h.GPUs.SetComputeMode(ctx, pci, uuid, mode)
+}
+
+func (h hookedDaemons) Start(ctx context.Context, d Daemon, record func(ProcessID) error) (Process, error) {
+	h.step("before Start")
+	defer h.step("after Start")
+	return h.Daemons.Start(ctx, d, record)
+}
+
+func (h hookedDaemons) Ask(ctx context.Context, d Daemon, commands ...string) (string, error) {
+	if !strings.HasPrefix(commands[0], "get_") {
+		h.step("before Ask")
+		defer h.step("after Ask")
+	}
+	return h.Daemons.Ask(ctx, d, commands...)
+}
+
+func (h hookedDaemons) Sweep(ctx context.Context, d Daemon) error {
+	defer h.step("after Sweep")
+	return h.Daemons.Sweep(ctx, d)
+}
+
+func (h hookedMounts) Mount(dir string, size int64) error {
+	defer h.step("after Mount")
+	return h.Mounts.Mount(dir, size)
+}
+
+func (h hookedMounts) Unmount(dir string) error {
+	defer h.step("after Unmount")
+	return h.Mounts.Unmount(dir)
+}
+
+func (h hookedFiles) Write(path string, data []byte) error {
+	h.step("before Write")
+	defer h.step("after Write")
+	return h.Files.Write(path, data)
+}
+
+func (h hookedFiles) Remove(path string) error {
+	defer h.step("after Remove")
+	return h.Files.Remove(path)
+}
+
+func (h hookedFiles) MakeDirs(p paths) error {
+	defer h.step("after MakeDirs")
+	return h.Files.MakeDirs(p)
+}
+
+func (h hookedFiles) RemoveDirs(p paths) error {
+	defer h.step("after RemoveDirs")
+	return h.Files.RemoveDirs(p)
+}

@@ -1,0 +1,81 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A container runtime ends all processes in the cgroups of a container when the container ends. A daemon in a cgroup
+// outside of them is passed over.
+
+// makeCgroup makes the cgroup of a daemon; empty if daemons are to have none of their own.
+func (p Processes) makeCgroup(d Daemon) (string, error) {
+	if p.Cgroup == "" {
+		return "", nil
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(filepath.Dir(filepath.Clean(p.Cgroup)), &fs); err != nil {
+		return "", fmt.Errorf("look at --daemon-cgroup %s: %w", p.Cgroup, err)
+	}
+	if fs.Type != unix.CGROUP2_SUPER_MAGIC {
+		return "", fmt.Errorf("--daemon-cgroup %s does not lie in a cgroup v2 file system", p.Cgroup)
+	}
+	dir := filepath.Join(p.Cgroup, d.GPU)
+	for _, d := range []string{p.Cgroup, dir} {
+		if err := os.Mkdir(d, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+			return "", fmt.Errorf("make the cgroup of a daemon (--daemon-cgroup): %w", err)
+		}
+	}
+	return dir, nil
+}
+
+// enterCgroup moves this process. A container has a cgroup namespace of its own, out of which the kernel lets nobody
+// move (cgroups(7), nsdelegate), so this process leaves it for that of process 1, the host's where process ids are.
+func enterCgroup(dir string) error {
+	if ns, err := os.Open("/proc/1/ns/cgroup"); err == nil {
+		// Should it fail, the write below tells whether it mattered.
+		_ = unix.Setns(int(ns.Fd()), unix.CLONE_NEWCGROUP)
+		_ = ns.Close()
+	}
+	return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0"), 0)
+}
+
+// removeCgroup removes the cgroup of a daemon, with all that is left in it.
+func (p Processes) removeCgroup(ctx context.Context, d Daemon) error {
+	if p.Cgroup == "" {
+		return nil
+	}
+	dir := filepath.Join(p.Cgroup, d.GPU)
+	ctx, cancel := context.WithTimeout(ctx, killTimeout)
+	defer cancel()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := os.Remove(dir)
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		if !errors.Is(err, syscall.EBUSY) {
+			return fmt.Errorf("remove the daemon's cgroup: %w", err)
+		}
+		// Processes that MPS made are left. Kernels before 5.14 have no such file; Sweep has killed what it knows.
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
+			return fmt.Errorf("end what is left in the daemon's cgroup: %w", err)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("processes in %s do not end; look whether they hang in the driver (dmesg)", dir)
+		}
+	}
+	_ = os.Remove(p.Cgroup) // unless it holds others
+	return nil
+}

@@ -1,0 +1,9 @@
+// Package supervisor runs one MPS control daemon per GPU for as long as claims use it.
+//
+// Everything it does to a node is on record before it is done: claims, the compute mode the GPU had, the daemon's
+// process. Killed at any step and started again, it adopts a daemon that answers and keeps its claims, or undoes what a
+// start had done. Daemons are sessions of their own, in a mount namespace of their own and, where the admin names one, in
+// a cgroup of their own, so that they outlive it.
+//
+// What it holds of each GPU is a board, whose lock is held while the board changes. GPUs never wait for each other.
+package supervisor

@@ -1,0 +1,145 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Disk is the Files of the operating system.
+type Disk struct {
+	// DriverRoot is where the daemon's folders may have been mounted below another root, empty for none.
+	DriverRoot string
+}
+
+// Write writes beside the file and renames. It does not sync: nothing here is to outlive a power cut.
+func (Disk) Write(path string, data []byte) error {
+	temporary := filepath.Join(filepath.Dir(path), "."+filepath.Base(path))
+	f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	if err == nil {
+		err = os.Rename(temporary, path)
+	}
+	if err != nil {
+		err = errors.Join(err, os.Remove(temporary))
+	}
+	return err
+}
+
+// Remove deletes a file.
+func (Disk) Remove(path string) error { return ignoreMissing(os.Remove(path)) }
+
+// MakeDirs makes the folders. Containers of any user pass through to their pipes; logs are root's.
+func (Disk) MakeDirs(p paths) error {
+	for _, d := range []struct {
+		path string
+		mode fs.FileMode
+	}{{p.dir, 0o711}, {p.pipe, 0o755}, {p.log, 0o700}, {p.shm, 0o755}} {
+		err := os.Mkdir(d.path, d.mode)
+		if errors.Is(err, fs.ErrExist) {
+			continue
+		}
+		if err == nil {
+			err = os.Chmod(d.path, d.mode) // whatever the umask
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return emptyDir(p.pipe)
+}
+
+// emptyDir deletes what is in a folder, and not the folder: containers have mounted it.
+func emptyDir(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// RemoveDirs deletes the folders, and the empty ones that the daemon had them mounted on below the driver's root.
+func (d Disk) RemoveDirs(p paths) error {
+	if isMounted(p.shm) {
+		return fmt.Errorf("%s is still mounted", p.shm) // what containers have in it is not ours to delete
+	}
+	if err := os.RemoveAll(p.dir); err != nil {
+		return err
+	}
+	if d.DriverRoot == "" || d.DriverRoot == "/" {
+		return nil
+	}
+	for _, dir := range []string{p.pipe, p.log, p.dir, filepath.Dir(p.dir)} {
+		// One that is not empty is used by others, or is the very same folder.
+		err := os.Remove(filepath.Join(d.DriverRoot, dir))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTEMPTY) && !errors.Is(err, syscall.EBUSY) {
+			return err
+		}
+	}
+	return nil
+}
+
+// Tmpfs is the Mounts of the operating system.
+type Tmpfs struct{}
+
+// mountSource marks our mounts in mountinfo.
+const mountSource = "cleave-mps"
+
+// Mount puts a tmpfs on a folder, unless there is one: containers may have that one mounted.
+func (Tmpfs) Mount(dir string, size int64) error {
+	if isMounted(dir) {
+		return nil
+	}
+	// Processes of any user make their files in /dev/shm, and none is to run or to be a device: as container runtimes
+	// mount it. The folder that it lies on can only be reached by who was given a mount of it.
+	return unix.Mount(mountSource, dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, fmt.Sprintf("size=%d,mode=1777", size))
+}
+
+// Unmount takes away every mount on a folder.
+func (Tmpfs) Unmount(dir string) error {
+	for {
+		err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.EBUSY) {
+			// Somebody looks at it. It goes when they leave, and cannot be found any more until then.
+			err = unix.Unmount(dir, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
+		}
+		switch {
+		case errors.Is(err, unix.EINVAL), errors.Is(err, fs.ErrNotExist): // not, or no longer, mounted
+			return nil
+		case err != nil:
+			return err
+		}
+	}
+}
+
+// isMounted tells whether something is mounted on a folder: then it is of another device than the folder it lies in.
+func isMounted(dir string) bool {
+	var here, above unix.Stat_t
+	if unix.Lstat(dir, &here) != nil || unix.Lstat(filepath.Dir(dir), &above) != nil {
+		return false
+	}
+	return here.Dev != above.Dev
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,110 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// Host is what the supervisor asks of the machine.
+type Host struct {
+	Hardware Hardware
+	Daemons  Daemons
+	Mounts   Mounts
+	Files    Files
+}
+
+// Hardware opens the driver for a moment: one that stays open would keep the driver from being reloaded.
+type Hardware interface {
+	Open(ctx context.Context) (GPUs, error)
+}
+
+// GPUs is the open driver. Errors wrap the sentinels of pkg/gpu.
+type GPUs interface {
+	// ComputeMode and SetComputeMode fail if the GPU at the address is not the one with the UUID.
+	ComputeMode(ctx context.Context, pci gpu.PCIAddress, uuid string) (int, error)
+	SetComputeMode(ctx context.Context, pci gpu.PCIAddress, uuid string, mode int) error
+	Close() error
+}
+
+// Daemons starts, finds and asks MPS control daemons.
+type Daemons interface {
+	// Start makes the process, hands its id to record and only then lets it become the daemon. Where record fails, or
+	// this process dies before, it ends without.
+	Start(ctx context.Context, d Daemon, record func(ProcessID) error) (Process, error)
+	// Adopt finds a daemon that an earlier life of the supervisor started; the error wraps errGone if it has ended.
+	Adopt(id ProcessID) (Process, error)
+	// Ask runs the control program as a client and returns what it prints.
+	Ask(ctx context.Context, d Daemon, commands ...string) (string, error)
+	// Sweep ends every process of MPS that belongs to the daemon's folders, and undoes what Start did beside the process.
+	Sweep(ctx context.Context, d Daemon) error
+}
+
+// errGone is wrapped where a process has ended.
+var errGone = errors.New("the process has ended")
+
+// Process is a daemon that was started or adopted.
+type Process interface {
+	ID() ProcessID
+	// Done is closed when it has ended, and How then says how.
+	Done() <-chan struct{}
+	How() string
+	Terminate() error
+	Kill() error
+	// Forget stops watching it.
+	Forget()
+}
+
+// ProcessID names a process for good: process ids alone come again.
+type ProcessID struct {
+	PID int `json:"pid"`
+	// Start is when it started, in clock ticks since boot (proc_pid_stat(5), starttime).
+	Start uint64 `json:"start"`
+}
+
+// Mounts is the shared memory of daemons and their clients.
+type Mounts interface {
+	// Mount puts a tmpfs on a folder, unless there is one already.
+	Mount(dir string, size int64) error
+	// Unmount takes away all that is mounted on a folder, which may be missing.
+	Unmount(dir string) error
+}
+
+// Files are what is kept on disk.
+type Files interface {
+	// Write replaces a file at once or not at all. No two writes of one file run at the same time.
+	Write(path string, data []byte) error
+	// Remove deletes a file that may be missing.
+	Remove(path string) error
+	// MakeDirs makes the folders of a daemon and empties that of its pipes.
+	MakeDirs(p paths) error
+	// RemoveDirs deletes them.
+	RemoveDirs(p paths) error
+}
+
+// Daemon is what tells one daemon from another.
+type Daemon struct {
+	GPU   string // "gpu-0000-1b-00-0"
+	UUID  string
+	paths paths
+}
+
+// paths are the folders and the record of one GPU.
+type paths struct {
+	dir, pipe, log, shm, record string
+}
+
+func pathsOf(base, device string) paths {
+	dir := filepath.Join(base, device)
+	return paths{
+		dir: dir, pipe: filepath.Join(dir, "pipe"), log: filepath.Join(dir, "log"), shm: filepath.Join(dir, "shm"),
+		record: filepath.Join(base, stateDir, device+recordSuffix),
+	}
+}
+
+const (
+	stateDir     = "state"
+	recordSuffix = ".json"
+)

@@ -1,0 +1,54 @@
+package supervisor
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"k8s.io/klog/v2"
+)
+
+// What the test binary is when it starts itself.
+const (
+	runDaemon = "run-daemon" // first argument: call Enter
+	envWorker = "CLEAVE_MPS_TEST_WORKER"
+)
+
+// fakeMPS is the program of testdata/fakemps, built once; empty if the test does not run as root.
+var fakeMPS string
+
+// TestMain becomes what a test started, or runs tests without what the code logs: that is not under test.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == runDaemon {
+		fmt.Fprintln(os.Stderr, Enter())
+		os.Exit(1)
+	}
+	if os.Getenv("CLEAVE_MPS_TEST_LOG") == "" {
+		klog.SetLogger(klog.Logger{})
+	}
+	if what := os.Getenv(envWorker); what != "" {
+		os.Exit(worker(what))
+	}
+	os.Exit(runTests(m))
+}
+
+func runTests(m *testing.M) int {
+	if os.Getuid() == 0 {
+		dir, err := os.MkdirTemp("", "fakemps")
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer func() { _ = os.RemoveAll(dir) }()
+		fakeMPS = filepath.Join(dir, "fakemps")
+		build := exec.Command("go", "build", "-o", fakeMPS, "./testdata/fakemps")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "build fakemps: %v\n%s", err, out)
+			return 1
+		}
+	}
+	return m.Run()
+}

@@ -1,0 +1,349 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/mps"
+)
+
+func mustEnsure(t testing.TB, c *mps.Client, r mps.Request) mps.Endpoint {
+	t.Helper()
+	e, err := c.Ensure(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func mustRelease(t testing.TB, c *mps.Client, r mps.Request) {
+	t.Helper()
+	if err := c.Release(t.Context(), r.Device, r.Claim); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func statusOf(t testing.TB, c *mps.Client) []mps.GPUStatus {
+	t.Helper()
+	s, err := c.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.GPUs
+}
+
+// watchEvents watches until the test ends.
+func watchEvents(t testing.TB, c *mps.Client) <-chan mps.Event {
+	t.Helper()
+	events := make(chan mps.Event, 16)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.Watch(ctx, func(e mps.Event) { events <- e })
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	return events
+}
+
+func TestADaemonOnANode(t *testing.T) {
+	b := newBed(t)
+	c, _ := b.serve(t)
+	other := b.request(t, "other", 1)
+	mustEnsure(t, c, other)
+	a := b.request(t, "a", 0)
+	e := mustEnsure(t, c, a)
+	g := statusOf(t, c)[0]
+	if g.State != mps.Running || g.Device != a.Device || g.UUID != a.UUID || len(g.Claims) != 1 {
+		t.Errorf("status %+v", g)
+	}
+	inside := fmt.Sprintf("/proc/%d/root", g.PID)
+	var outer, inner syscall.Stat_t
+	for at, want := range map[string]string{e.PipeDir: e.PipeDir, e.LogDir: e.LogDir, "/dev/shm": e.ShmDir} {
+		if err := errors.Join(syscall.Stat(want, &outer), syscall.Stat(inside+at, &inner)); err != nil || outer.Ino != inner.Ino || outer.Dev != inner.Dev {
+			t.Errorf("%s in the daemon's root is not %s (%v)", at, want, err)
+		}
+	}
+	if entries, err := os.ReadDir(inside); err != nil || len(entries) > 12 {
+		t.Errorf("the daemon sees more than its root: %v, %v", entries, err)
+	}
+	var size syscall.Statfs_t
+	if err := syscall.Statfs(e.ShmDir, &size); err != nil || int64(size.Blocks)*size.Bsize != a.Settings.SharedMemory {
+		t.Errorf("shared memory of %d bytes, %v", int64(size.Blocks)*size.Bsize, err)
+	}
+	if info, err := os.Stat(e.ShmDir); err != nil || info.Mode() != os.ModeDir|os.ModeSticky|0o777 {
+		t.Errorf("shared memory: %v, %v", info.Mode(), err)
+	}
+	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", g.PID))
+	want := []string{"PATH=" + searchPath, "CUDA_VISIBLE_DEVICES=" + a.UUID, "CUDA_MPS_PIPE_DIRECTORY=" + e.PipeDir, "CUDA_MPS_LOG_DIRECTORY=" + e.LogDir, ""}
+	if diff := cmp.Diff(want, strings.Split(string(environ), "\x00")); diff != "" || err != nil {
+		t.Errorf("environment, %v (-want +got):\n%s", err, diff)
+	}
+	cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", g.PID))
+	if !strings.HasSuffix(string(cmdline), "nvidia-cuda-mps-control\x00-f\x00-multiuser-server\x00") {
+		t.Errorf("command line %q", cmdline)
+	}
+	// It does not hold the memory of others, also not of those that were there before.
+	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", g.PID))
+	if err != nil || len(sharedMounts(string(mounts))) != 1 {
+		t.Errorf("the daemon holds %v, %v", sharedMounts(string(mounts)), err)
+	}
+	if found, err := findProcesses(e.PipeDir); err != nil || len(found) != 2 {
+		t.Errorf("processes %v, %v, want a daemon and a server", found, err)
+	}
+	for path, mode := range map[string]os.FileMode{
+		filepath.Join(b.Config.Dir, mps.SocketName): os.ModeSocket | 0o600, b.Config.Dir: os.ModeDir | 0o711,
+		filepath.Join(b.Config.Dir, stateDir): os.ModeDir | 0o700, b.paths(0).record: 0o600, e.PipeDir: os.ModeDir | 0o755,
+		e.LogDir: os.ModeDir | 0o700, b.paths(0).dir: os.ModeDir | 0o711,
+	} {
+		if info, err := os.Stat(path); err != nil || info.Mode() != mode {
+			t.Errorf("%s: %v, %v, want %v", path, info.Mode(), err, mode)
+		}
+	}
+	mustRelease(t, c, a)
+	mustRelease(t, c, other)
+	if left := b.left(t); left != "" {
+		t.Errorf("left behind: %s", left)
+	}
+}
+
+func TestTheHostsOwnRootNeedsNoMounts(t *testing.T) {
+	b := newBed(t)
+	// As if the driver were installed on the host: the daemon's folders lie below its root already.
+	b.Config.Dir = filepath.Join(b.Root, "run")
+	if err := os.Symlink(".", filepath.Join(b.Root, strings.Split(b.Root, "/")[1])); err != nil { // /tmp -> /
+		t.Fatal(err)
+	}
+	if err := os.Symlink(".", filepath.Join(b.Root, filepath.Base(filepath.Dir(b.Root)))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(".", filepath.Join(b.Root, "root")); err != nil {
+		t.Fatal(err)
+	}
+	c, _ := b.serve(t)
+	a := b.request(t, "a", 0)
+	mustEnsure(t, c, a)
+	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", statusOf(t, c)[0].PID))
+	if err != nil || strings.Contains(string(mounts), "/pipe") {
+		t.Errorf("mounts, %v:\n%s", err, mounts)
+	}
+	mustRelease(t, c, a)
+}
+
+// A daemon outlives its supervisor, whichever way that ends, and serves the next one's claims.
+func TestDaemonsOutliveTheirSupervisor(t *testing.T) {
+	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
+		t.Run(signal.String(), func(t *testing.T) {
+			b := newBed(t)
+			first := b.spawn(t)
+			c := b.dial(t)
+			a, other := b.request(t, "a", 0), b.request(t, "other", 3)
+			e := mustEnsure(t, c, a)
+			mustEnsure(t, c, other)
+			before := statusOf(t, c)
+			if err := first.Process.Signal(signal); err != nil {
+				t.Fatal(err)
+			}
+			_ = first.Wait()
+			c, _ = b.serve(t)
+			if again := mustEnsure(t, c, a); again != e {
+				t.Errorf("endpoint %+v, want %+v", again, e)
+			}
+			if diff := cmp.Diff(before[:1], statusOf(t, c)[:1]); diff != "" {
+				t.Errorf("status (-before +after):\n%s", diff)
+			}
+			events := watchEvents(t, c)
+			began := time.Now()
+			if err := syscall.Kill(before[0].PID, syscall.SIGKILL); err != nil { // no child of this one
+				t.Fatal(err)
+			}
+			lost := <-events
+			t.Logf("told after %s", time.Since(began))
+			if lost.Kind != mps.DaemonLost || lost.Device != a.Device || !cmp.Equal(lost.Claims, []types.UID{"a"}) || !strings.Contains(lost.Message, "control.log ends") {
+				t.Errorf("event %+v", lost)
+			}
+			if e := <-events; e.Kind != mps.DaemonRestarted {
+				t.Errorf("event %+v", e)
+			}
+			mustRelease(t, c, a)
+			mustRelease(t, c, other)
+		})
+	}
+}
+
+func TestADaemonThatDiedWithItsSupervisorIsReplacedAndTold(t *testing.T) {
+	b := newBed(t)
+	first := b.spawn(t)
+	c := b.dial(t)
+	a := b.request(t, "a", 0)
+	mustEnsure(t, c, a)
+	pid := statusOf(t, c)[0].PID
+	if err := errors.Join(first.Process.Kill(), syscall.Kill(pid, syscall.SIGKILL)); err != nil {
+		t.Fatal(err)
+	}
+	_ = first.Wait()
+	c, stop := b.serve(t)
+	if e := mustEnsure(t, c, a); e.Generation != 2 {
+		t.Errorf("generation %d, want 2", e.Generation)
+	}
+	stop() // nobody took the events: the next life tells them
+	c, _ = b.serve(t)
+	events := watchEvents(t, c)
+	for _, want := range []mps.EventKind{mps.DaemonLost, mps.DaemonRestarted} {
+		if e := <-events; e.Kind != want || !cmp.Equal(e.Claims, []types.UID{"a"}) {
+			t.Errorf("event %+v, want %s", e, want)
+		}
+	}
+	mustRelease(t, c, a)
+}
+
+func TestErrorsOfDaemonsHaveTheirLogs(t *testing.T) {
+	tests := map[string]struct {
+		mode string
+		want []string
+	}{
+		"one that ends":       {"exit", []string{"ended before it answered: exit status 3", "no GPU here", "words on standard error"}},
+		"one that is silent":  {"silent", []string{"did not answer within", "--start-timeout", "Cannot find MPS control daemon process", "control.log ends", "thinking"}},
+		"one that is missing": {"", []string{"no nvidia-cuda-mps-control in /usr/local/nvidia/bin:", "does the driver's installation there have MPS?"}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			b.Config.StartTimeout = time.Second
+			if tt.mode == "" {
+				if err := os.Remove(filepath.Join(b.Root, "usr/bin/nvidia-cuda-mps-control")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := os.WriteFile(filepath.Join(b.Root, "mode"), []byte(tt.mode), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			c, _ := b.serve(t)
+			_, err := c.Ensure(t.Context(), b.request(t, "a", 0))
+			if err == nil {
+				t.Fatal("no error")
+			}
+			t.Log(err)
+			for _, want := range append(tt.want, "share gpu-") {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("the error does not say %q: %v", want, err)
+				}
+			}
+			if left := b.left(t); left != "" {
+				t.Errorf("left behind: %s", left)
+			}
+		})
+	}
+}
+
+func TestAStubbornDaemonIsKilled(t *testing.T) {
+	b := newBed(t)
+	b.Config.StopTimeout = 100 * time.Millisecond
+	if err := os.WriteFile(filepath.Join(b.Root, "mode"), []byte("stubborn"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c, _ := b.serve(t)
+	a := b.request(t, "a", 0)
+	mustEnsure(t, c, a)
+	mustRelease(t, c, a)
+	if left := b.left(t); left != "" {
+		t.Errorf("left behind: %s", left)
+	}
+}
+
+// A supervisor that is killed at any step and started again ends where each claim has its daemon or is gone.
+func TestAKilledSupervisor(t *testing.T) {
+	stride := 1
+	if testing.Short() {
+		stride = 9
+	}
+	b := newBed(t)
+	kills := 0
+	for n := 1; ; n += stride {
+		b.KillAt = n
+		first := b.spawn(t)
+		c := b.dial(t)
+		survived := shortLife(t, b, c)
+		if survived {
+			if err := first.Process.Signal(syscall.SIGTERM); err != nil {
+				t.Error(err)
+			}
+		}
+		_ = first.Wait()
+		c, stop := b.serve(t)
+		claims := []mps.Request{b.request(t, "a", 0), b.request(t, "b", 0)}
+		for _, r := range claims {
+			mustEnsure(t, c, r) // waits for what the start took up
+		}
+		if g := statusOf(t, c); len(g) != 1 || g[0].State != mps.Running || len(g[0].Claims) != 2 {
+			t.Errorf("killed at %d: status %+v", n, g)
+		}
+		if found, err := findProcesses(b.paths(0).pipe); err != nil || len(found) != 2 {
+			t.Errorf("killed at %d: processes %v, %v, want a daemon and a server", n, found, err)
+		}
+		if err := c.Retain(t.Context(), claims[0].Device, nil); err != nil {
+			t.Errorf("killed at %d: %v", n, err)
+		}
+		if left := b.left(t); left != "" {
+			t.Fatalf("killed at %d: left behind: %s", n, left)
+		}
+		stop()
+		if survived {
+			break
+		}
+		kills++
+	}
+	t.Logf("killed at %d steps", kills)
+	if kills < 30/stride {
+		t.Errorf("killed at %d steps only: do the hooks work?", kills)
+	}
+}
+
+// shortLife is what the plugin asks until the supervisor is gone; it tells whether it is not.
+func shortLife(t *testing.T, b *bed, c *mps.Client) bool {
+	t.Helper()
+	a, other := b.request(t, "a", 0), b.request(t, "b", 0)
+	for _, do := range []func() error{
+		func() error { _, err := c.Ensure(t.Context(), a); return err },
+		func() error { _, err := c.Ensure(t.Context(), other); return err },
+		func() error {
+			st, err := c.Status(t.Context())
+			if err != nil || len(st.GPUs) == 0 {
+				return errors.Join(err, mps.ErrUnavailable)
+			}
+			if err := syscall.Kill(st.GPUs[0].PID, syscall.SIGKILL); err != nil {
+				return err
+			}
+			for { // until it is started again
+				e, err := c.Ensure(t.Context(), a)
+				if err != nil || e.Generation > 1 {
+					return err
+				}
+			}
+		},
+		func() error { return c.Release(t.Context(), a.Device, a.Claim) },
+		func() error { return c.Release(t.Context(), a.Device, other.Claim) },
+	} {
+		err := do()
+		if errors.Is(err, mps.ErrUnavailable) {
+			return false
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return true
+}

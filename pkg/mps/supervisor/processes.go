@@ -1,0 +1,190 @@
+package supervisor
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+// controlProgram is the control daemon, and its client.
+const controlProgram = "nvidia-cuda-mps-control"
+
+// maxAnswer bounds what is read of a control client's output, in bytes.
+const maxAnswer = 64 << 10
+
+// Processes is the Daemons of the operating system.
+type Processes struct {
+	// DriverRoot is the driver's root as this process sees it.
+	DriverRoot string
+	// Self is the command that calls Enter: this program and its subcommand.
+	Self []string
+	// Cgroup as Config.DaemonCgroup.
+	Cgroup string
+}
+
+// sandbox is what the program needs around it.
+func (p Processes) sandbox(d Daemon, args ...string) sandbox {
+	return sandbox{
+		Root: p.DriverRoot, Pipe: d.paths.pipe, Log: d.paths.log, Program: controlProgram, Args: args,
+		Env: []string{
+			"PATH=" + searchPath,
+			"CUDA_VISIBLE_DEVICES=" + d.UUID,
+			pipeVariable + d.paths.pipe,
+			"CUDA_MPS_LOG_DIRECTORY=" + d.paths.log,
+		},
+	}
+}
+
+const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY="
+
+// Start makes the process, as a session of its own, with what it is to become still to be told.
+func (p Processes) Start(ctx context.Context, d Daemon, record func(ProcessID) error) (_ Process, err error) {
+	s := p.sandbox(d, "-f", "-multiuser-server")
+	s.Shm = d.paths.shm
+	if s.Cgroup, err = p.makeCgroup(d); err != nil {
+		klog.FromContext(ctx).Error(err, "Leaving an MPS control daemon in the supervisor's cgroup: a container runtime ends it with the supervisor", "gpu", d.GPU)
+	}
+	output, err := os.OpenFile(filepath.Join(d.paths.log, outputFile), os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open the daemon's output: %w", err)
+	}
+	defer output.Close()
+	command := exec.Command(p.Self[0], append(p.Self[1:], d.GPU)...) // it outlives every context
+	command.Stdout, command.Stderr = output, output
+	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	tell, err := startSandboxed(command)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", controlProgram, err)
+	}
+	defer tell.Close() // without a word, where a step fails: then the process ends
+	id := ProcessID{PID: command.Process.Pid}
+	if id.Start, err = startTime(id.PID); err == nil {
+		err = record(id)
+	}
+	var process *watched
+	if err == nil {
+		process, err = watchProcess(id, command)
+	}
+	if err != nil {
+		return nil, errors.Join(err, tell.Close(), ignoreExit(command.Wait()))
+	}
+	klog.FromContext(ctx).V(6).Info("Starting the MPS control daemon", "gpu", d.GPU, "pid", id.PID, "root", p.DriverRoot, "cgroup", s.Cgroup)
+	if err := json.NewEncoder(tell).Encode(s); err != nil {
+		return nil, errors.Join(fmt.Errorf("tell process %d what to become: %w", id.PID, err), process.Kill())
+	}
+	return process, nil
+}
+
+// startSandboxed starts a command that calls Enter, and returns where to tell it what to become.
+func startSandboxed(command *exec.Cmd) (*os.File, error) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer read.Close()
+	command.ExtraFiles = []*os.File{read} // sandboxFD
+	if err := command.Start(); err != nil {
+		return nil, errors.Join(err, write.Close())
+	}
+	return write, nil
+}
+
+// ignoreExit passes over how a process ended.
+func ignoreExit(err error) error {
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return nil
+	}
+	return err
+}
+
+// Adopt finds a daemon by its id.
+func (p Processes) Adopt(id ProcessID) (Process, error) {
+	w, err := watchProcess(id, nil)
+	if err != nil {
+		return nil, err // not a *watched that is nil
+	}
+	return w, nil
+}
+
+// Ask runs the control program with commands on its input. It is ended with ctx.
+func (p Processes) Ask(ctx context.Context, d Daemon, commands ...string) (string, error) {
+	klog.FromContext(ctx).V(6).Info("Asking the MPS control daemon", "gpu", d.GPU, "commands", commands)
+	command := exec.CommandContext(ctx, p.Self[0], append(p.Self[1:], d.GPU, "ask")...)
+	command.WaitDelay = time.Second
+	var out, complaints limited
+	command.Stdin = strings.NewReader(strings.Join(commands, "\n") + "\n")
+	command.Stdout, command.Stderr = &out, &complaints
+	tell, err := startSandboxed(command)
+	if err != nil {
+		return "", fmt.Errorf("start %s: %w", controlProgram, err)
+	}
+	told := json.NewEncoder(tell).Encode(p.sandbox(d))
+	told = errors.Join(told, tell.Close())
+	if err := errors.Join(command.Wait(), told); err != nil {
+		return out.String(), fmt.Errorf("ask the MPS control daemon by %q: %w: %.300s", commands[0], err,
+			strings.TrimSpace(out.String()+" "+complaints.String()))
+	}
+	return strings.TrimSpace(out.String()), nil
+}
+
+// limited keeps the beginning of what is written to it.
+type limited struct {
+	bytes.Buffer
+}
+
+func (l *limited) Write(data []byte) (int, error) {
+	if room := maxAnswer - l.Len(); room > 0 {
+		l.Buffer.Write(data[:min(room, len(data))])
+	}
+	return len(data), nil
+}
+
+// Sweep kills what has the daemon's pipes and is a program of MPS, and removes the daemon's cgroup.
+func (p Processes) Sweep(ctx context.Context, d Daemon) error {
+	left, err := findProcesses(d.paths.pipe)
+	if err != nil {
+		return fmt.Errorf("look for processes of MPS: %w", err)
+	}
+	for _, id := range left {
+		if err := killAndWait(ctx, id); err != nil {
+			return err
+		}
+		klog.FromContext(ctx).V(2).Info("Ended a process of MPS", "gpu", d.GPU, "pid", id.PID)
+	}
+	return p.removeCgroup(ctx, d)
+}
+
+// killTimeout bounds the wait for a killed process: only one that hangs in the kernel needs more.
+const killTimeout = 5 * time.Second
+
+func killAndWait(ctx context.Context, id ProcessID) error {
+	w, err := watchProcess(id, nil)
+	if errors.Is(err, errGone) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer w.Forget()
+	if err := w.Kill(); err != nil {
+		return fmt.Errorf("kill process %d: %w", id.PID, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, killTimeout)
+	defer cancel()
+	select {
+	case <-w.Done():
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("process %d does not end after SIGKILL; look whether it hangs in the driver (dmesg)", id.PID)
+	}
+}

@@ -1,0 +1,118 @@
+package supervisor
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/mps"
+)
+
+// recordVersion changes when an older supervisor would misread a newer record.
+const recordVersion = 1
+
+// maxRecord bounds what is read of a record, in bytes.
+const maxRecord = 1 << 20
+
+// phase is how far a GPU has come.
+type phase string
+
+const (
+	// starting: a daemon is being started. Lost tells whether for claims that had one.
+	starting phase = "starting"
+	running  phase = "running"
+	// stopping: no claim is left, and all is being undone.
+	stopping phase = "stopping"
+)
+
+// record is what is kept on disk of a GPU, written before the node is changed.
+type record struct {
+	Version int `json:"version"`
+	// Boot tells one boot of the node from another: nothing of MPS outlives a reboot.
+	Boot       string       `json:"boot"`
+	Device     string       `json:"device"`
+	PCI        string       `json:"pci"`
+	UUID       string       `json:"uuid"`
+	Phase      phase        `json:"phase"`
+	Generation uint64       `json:"generation"`
+	Settings   mps.Settings `json:"settings"`
+	Claims     []types.UID  `json:"claims,omitempty"` // sorted
+	// Lost are the claims whose daemon has ended and was not started again yet, sorted.
+	Lost []types.UID `json:"lost,omitempty"`
+	// PreviousMode is the compute mode to give back; nil if it was not changed.
+	PreviousMode *int `json:"previousComputeMode,omitempty"`
+	// Daemon is nil while no process was made.
+	Daemon *ProcessID `json:"daemon,omitempty"`
+}
+
+var errCorrupt = errors.New("the record is corrupt")
+
+// decodeRecord reads the record of a GPU and checks all that is acted on.
+func decodeRecord(data []byte, device string) (*record, error) {
+	var r record
+	if err := json.Unmarshal(data, &r); err != nil {
+		return nil, fmt.Errorf("%w: %w", errCorrupt, err)
+	}
+	bad := func(format string, args ...any) (*record, error) {
+		return nil, fmt.Errorf("%w: %s", errCorrupt, fmt.Sprintf(format, args...))
+	}
+	if r.Version != recordVersion {
+		return bad("version %d is not %d: another release wrote it", r.Version, recordVersion)
+	}
+	pci, err := gpu.ParsePCIAddress(r.PCI)
+	switch {
+	case err != nil || r.Device != device || pci.DeviceName() != device:
+		return bad("it is of GPU %q at %q, not of %s", r.Device, r.PCI, device)
+	case checkUUID(r.UUID) != nil:
+		return bad("%v", checkUUID(r.UUID))
+	case r.Phase != starting && r.Phase != running && r.Phase != stopping:
+		return bad("unknown phase %q", r.Phase)
+	case r.Phase == running && (r.Daemon == nil || len(r.Claims) == 0):
+		return bad("a daemon runs without process or claims")
+	case r.Daemon != nil && r.Daemon.PID <= 1:
+		return bad("process %d is no daemon", r.Daemon.PID)
+	case checkSettings(r.Settings) != nil:
+		return bad("%v", checkSettings(r.Settings))
+	}
+	for _, claims := range [][]types.UID{r.Claims, r.Lost} {
+		if !slices.IsSorted(claims) || len(slices.Compact(slices.Clone(claims))) != len(claims) {
+			return bad("claims are not sorted")
+		}
+		for _, claim := range claims {
+			if err := checkClaim(claim); err != nil {
+				return bad("%v", err)
+			}
+		}
+	}
+	return &r, nil
+}
+
+// pci is the GPU's address.
+func (r *record) pci() gpu.PCIAddress {
+	pci, _ := gpu.ParsePCIAddress(r.PCI) // was checked when the record was made
+	return pci
+}
+
+// add registers a claim.
+func (r *record) add(claim types.UID) {
+	if at, found := slices.BinarySearch(r.Claims, claim); !found {
+		r.Claims = slices.Insert(slices.Clone(r.Claims), at, claim)
+	}
+}
+
+// has tells whether a claim is registered.
+func (r *record) has(claim types.UID) bool {
+	_, found := slices.BinarySearch(r.Claims, claim)
+	return found
+}
+
+// keep drops the claims for which a test fails.
+func (r *record) keep(test func(types.UID) bool) {
+	drop := func(claim types.UID) bool { return !test(claim) }
+	r.Claims = slices.DeleteFunc(slices.Clone(r.Claims), drop)
+	r.Lost = slices.DeleteFunc(slices.Clone(r.Lost), drop)
+}

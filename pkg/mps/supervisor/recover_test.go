@@ -1,0 +1,251 @@
+package supervisor
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/mps"
+)
+
+// rewrite changes the record of a GPU as a test likes.
+func rewrite(t *testing.T, path string, change func(*record)) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r record
+	if err := json.Unmarshal(data, &r); err != nil {
+		t.Fatal(err)
+	}
+	change(&r)
+	if data, err = json.Marshal(r); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A life ends with claim a on GPU 1 and claim other on GPU 2; something happens to the record of GPU 1, or to its daemon.
+func TestWhatTheNextLifeMakesOfARecord(t *testing.T) {
+	tests := map[string]struct {
+		happens func(t *testing.T, h *fakeHost, record string)
+		claims  []types.UID // of GPU 1 after
+		events  []mps.EventKind
+		aside   bool
+	}{
+		"nothing": {func(*testing.T, *fakeHost, string) {}, []types.UID{"a"}, nil, false},
+		"the daemon dies": {func(_ *testing.T, h *fakeHost, _ string) { h.kill("gpu-0000-01-00-0") },
+			[]types.UID{"a"}, []mps.EventKind{mps.DaemonLost, mps.DaemonRestarted}, false},
+		"the daemon does not answer": {func(_ *testing.T, h *fakeHost, _ string) {
+			for _, p := range h.processes {
+				p.ready = p.gpu != "gpu-0000-01-00-0"
+			}
+		}, []types.UID{"a"}, []mps.EventKind{mps.DaemonLost, mps.DaemonRestarted}, false},
+		"another process has its id": {func(t *testing.T, _ *fakeHost, path string) {
+			rewrite(t, path, func(r *record) { r.Daemon.Start++ })
+		}, []types.UID{"a"}, []mps.EventKind{mps.DaemonLost, mps.DaemonRestarted}, false},
+		"the node is rebooted": {func(t *testing.T, h *fakeHost, path string) {
+			h.kill("gpu-0000-01-00-0")
+			delete(h.modes, requestFor("", 1).PCI)
+			rewrite(t, path, func(r *record) { r.Boot = "boot-0" })
+		}, nil, nil, false},
+		"a first start was under way": {func(t *testing.T, _ *fakeHost, path string) {
+			rewrite(t, path, func(r *record) { r.Phase = starting })
+		}, nil, nil, false},
+		"a restart was under way": {func(t *testing.T, h *fakeHost, path string) {
+			h.kill("gpu-0000-01-00-0")
+			rewrite(t, path, func(r *record) { r.Phase, r.Lost, r.Daemon = starting, r.Claims, nil })
+		}, []types.UID{"a"}, []mps.EventKind{mps.DaemonRestarted}, false},
+		"the last release was under way": {func(t *testing.T, _ *fakeHost, path string) {
+			rewrite(t, path, func(r *record) { r.Phase, r.Claims = stopping, nil })
+		}, nil, nil, false},
+		"the record is cut off": {func(t *testing.T, _ *fakeHost, path string) {
+			if err := os.Truncate(path, 20); err != nil {
+				t.Fatal(err)
+			}
+		}, nil, nil, true},
+		"a newer release wrote it": {func(t *testing.T, _ *fakeHost, path string) {
+			rewrite(t, path, func(r *record) { r.Version++ })
+		}, nil, nil, true},
+		"the record is of another GPU": {func(t *testing.T, _ *fakeHost, path string) {
+			rewrite(t, path, func(r *record) { r.Device, r.PCI = "gpu-0000-02-00-0", "0000:02:00.0" })
+		}, nil, nil, true},
+		"the record is a folder": {func(t *testing.T, _ *fakeHost, path string) {
+			if err := errors.Join(os.Remove(path), os.Mkdir(path, 0o700)); err != nil {
+				t.Fatal(err)
+			}
+		}, nil, nil, true},
+		"the record is gone": {func(t *testing.T, h *fakeHost, path string) {
+			delete(h.modes, requestFor("", 1).PCI) // of it nothing can be known
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+		}, nil, nil, false},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h, config := newFakeHost(), testConfig(t)
+				s, stop := startFake(t, config, h)
+				a, other := requestFor("a", 1), requestFor("other", 2)
+				ensure(t, s, a)
+				ensure(t, s, other)
+				stop()
+				path := pathsOf(config.Dir, a.Device).record
+				tt.happens(t, h, path)
+				s, stop = startFake(t, config, h)
+				defer stop()
+				time.Sleep(time.Minute) //nolint:forbidigo // in a bubble
+				wantClaims(t, s, append(tt.claims, "other")...)
+				events := s.reports.watch()
+				defer s.reports.leave(events)
+				var kinds []mps.EventKind
+				for range len(events) {
+					kinds = append(kinds, (<-events).Kind)
+				}
+				if diff := cmp.Diff(tt.events, kinds); diff != "" {
+					t.Errorf("events (-want +got):\n%s", diff)
+				}
+				if _, err := os.Lstat(path + corruptSuffix); (err == nil) != tt.aside {
+					t.Errorf("set aside: %v, want %t", err, tt.aside)
+				}
+				release(t, s, a)
+				release(t, s, other)
+				if left := h.left(t, config); left != "" {
+					t.Errorf("left behind: %s", left)
+				}
+			})
+		})
+	}
+}
+
+func TestEventsAreKeptUntilSomebodyTakesThem(t *testing.T) {
+	config := testConfig(t)
+	r := newReports(Disk{}, config.Dir, "boot-1")
+	r.load(t.Context())
+	for i := range maxReports + 10 {
+		r.add(t.Context(), mps.Event{Device: fmt.Sprint(i), Kind: mps.DaemonLost})
+	}
+	first := r.watch()
+	if e := <-first; e.Device != "10" || len(first) != maxReports-1 {
+		t.Errorf("got event %s and %d more, want the newest %d", e.Device, len(first), maxReports)
+	}
+	r.leave(first)
+	second := r.watch()
+	for range maxReports - 1 {
+		r.acknowledge(t.Context(), (<-second).ID)
+	}
+	last := <-second
+	r.leave(second)
+	r.acknowledge(t.Context(), "unknown")
+	r = newReports(Disk{}, config.Dir, "boot-1")
+	r.load(t.Context())
+	third := r.watch()
+	if diff := cmp.Diff([]report{last}, []report{<-third}); diff != "" || len(third) > 0 {
+		t.Errorf("in the next life, %d more (-want +got):\n%s", len(third), diff)
+	}
+	// One that is slow is cut off, and gets what it missed when it comes again.
+	for i := 0; ; i++ {
+		r.add(t.Context(), mps.Event{Device: fmt.Sprint(i)})
+		if len(r.watchers) == 0 {
+			break
+		}
+	}
+	if len(r.watch()) != maxReports {
+		t.Error("a watcher that came again does not get what is pending")
+	}
+	for boot, content := range map[string]string{"boot-2": "", "boot-1": "{"} {
+		if content != "" {
+			if err := os.WriteFile(filepath.Join(config.Dir, reportsFile), []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r = newReports(Disk{}, config.Dir, boot)
+		if r.load(t.Context()); len(r.pending) > 0 {
+			t.Errorf("%s, %q: %d events", boot, content, len(r.pending))
+		}
+	}
+}
+
+func FuzzDecodeRecord(f *testing.F) {
+	const device = "gpu-0000-01-00-0"
+	good := record{
+		Version: recordVersion, Boot: "b", Device: device, PCI: "0000:01:00.0", UUID: testUUID, Phase: running, Generation: 1,
+		Settings: mps.Settings{SharedMemory: 1}, Claims: []types.UID{"a", "b"}, Daemon: &ProcessID{PID: 7, Start: 1},
+	}
+	data, err := json.Marshal(good)
+	if err != nil {
+		f.Fatal(err)
+	}
+	if r, err := decodeRecord(data, device); err != nil || !cmp.Equal(*r, good) {
+		f.Fatalf("got %+v, %v", r, err)
+	}
+	f.Add(data)
+	f.Add([]byte(`{"version":1}`))
+	f.Add([]byte(strings.Replace(string(data), `"a","b"`, `"b","a"`, 1)))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := decodeRecord(data, device)
+		if err != nil {
+			if !errors.Is(err, errCorrupt) {
+				t.Errorf("got %v", err)
+			}
+			return
+		}
+		if r.pci().DeviceName() != device || r.Daemon != nil && r.Daemon.PID <= 1 || r.Phase == running && r.Daemon == nil {
+			t.Errorf("accepted %+v", r)
+		}
+		r.add("c")
+		if !r.has("c") {
+			t.Errorf("claims %q", r.Claims)
+		}
+	})
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add("100.0\n")
+	f.Add("4096M")
+	f.Add("12 (a) b) S 1 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 77 1 1")
+	f.Add(`36 35 98:0 /m1 /m\0402 rw,noatime master:1 - tmpfs cleave-mps rw,size=1`)
+	f.Fuzz(func(t *testing.T, s string) {
+		if p, ok := parsePercentage(s); ok && !(p >= 0 && p <= 100) {
+			t.Errorf("%q is %g percent", s, p)
+		}
+		if n, unit, ok := parseMemory(s); ok && (n < 0 || unit < 1) {
+			t.Errorf("%q is %d MiB", s, n)
+		}
+		_, _ = parseStart([]byte(s))
+		_ = sharedMounts(s)
+	})
+}
+
+func TestParse(t *testing.T) {
+	if start, err := parseStart([]byte("12 (a) b) S 1 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 77 1 1")); start != 77 || err != nil {
+		t.Errorf("got %d, %v, want 77", start, err)
+	}
+	if diff := cmp.Diff([]string{"/m 2"}, sharedMounts("36 35 98:0 /m1 /m\\0402 rw - tmpfs cleave-mps rw\n37 35 98:0 / /x rw - tmpfs tmpfs rw\n")); diff != "" {
+		t.Errorf("mounts (-want +got):\n%s", diff)
+	}
+	for answer, want := range map[string]int64{"4G": 4096, "4096M": 4096, "4096 MB\n": 4096, "10MiB": 10, "": -1, "4": -1, "4T": -1, "-4G": -1} {
+		got, _, ok := parseMemory(answer)
+		if ok != (want >= 0) || ok && got != want {
+			t.Errorf("%q: got %d, %t", answer, got, ok)
+		}
+	}
+	for answer, want := range map[string]bool{"100.0": true, "words\n40.5\n": true, "": false, "words": false, "NaN": false, "101": false} {
+		if _, ok := parsePercentage(answer); ok != want {
+			t.Errorf("%q: got %t", answer, ok)
+		}
+	}
+}

@@ -1,0 +1,153 @@
+package supervisor
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/mps"
+)
+
+// reportsFile keeps what no watcher has taken, for the next life of the supervisor.
+const reportsFile = "events.json"
+
+// maxReports bounds what is kept for watchers that come later, and what one that is slow may fall behind.
+const maxReports = 256
+
+// reports hands events to watchers. An event stays until a watcher has acknowledged it, so none is lost while the plugin
+// restarts.
+type reports struct {
+	files Files
+	path  string
+	boot  string
+
+	mu       sync.Mutex
+	pending  []report // oldest first
+	watchers []chan report
+}
+
+// report is an event with the name under which it is acknowledged.
+type report struct {
+	ID string `json:"id"`
+	mps.Event
+}
+
+// reportsOnDisk is the content of reportsFile.
+type reportsOnDisk struct {
+	Boot    string   `json:"boot"`
+	Pending []report `json:"pending"`
+}
+
+func newReports(files Files, dir, boot string) *reports {
+	return &reports{files: files, path: filepath.Join(dir, reportsFile), boot: boot}
+}
+
+// load reads what an earlier life left. What cannot be read is told in the log and forgotten: the claims that lost their
+// daemon are on record too.
+func (r *reports) load(ctx context.Context) {
+	data, err := readFile(r.path, maxRecord)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	var left reportsOnDisk
+	if err == nil {
+		err = json.Unmarshal(data, &left)
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Could not read events that nobody took", "path", r.path)
+		return
+	}
+	if left.Boot != r.boot {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.pending = left.Pending[max(0, len(left.Pending)-maxReports):]
+}
+
+// add hands an event to all watchers and keeps it until one acknowledges it.
+func (r *reports) add(ctx context.Context, event mps.Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	next := report{ID: rand.Text(), Event: event}
+	if len(r.pending) == maxReports {
+		klog.FromContext(ctx).Info("Forgetting an event that nobody took", "event", r.pending[0].Event)
+		r.pending = slices.Clone(r.pending[1:])
+	}
+	r.pending = append(r.pending, next)
+	if err := r.save(); err != nil {
+		klog.FromContext(ctx).Error(err, "Could not keep events for later watchers")
+	}
+	// Who has fallen behind is cut off: it comes again and begins with what is pending.
+	r.watchers = slices.DeleteFunc(r.watchers, func(w chan report) bool {
+		select {
+		case w <- next:
+			return false
+		default:
+			close(w)
+			return true
+		}
+	})
+}
+
+// watch begins with all that is pending. The channel is closed if its reader falls behind.
+func (r *reports) watch() <-chan report {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w := make(chan report, 2*maxReports)
+	for _, p := range r.pending {
+		w <- p // fits
+	}
+	r.watchers = append(r.watchers, w)
+	return w
+}
+
+// leave ends a watch.
+func (r *reports) leave(w <-chan report) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.watchers = slices.DeleteFunc(r.watchers, func(other chan report) bool { return other == w })
+}
+
+// acknowledge forgets an event that a watcher has dealt with. It may be forgotten already.
+func (r *reports) acknowledge(ctx context.Context, id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before := len(r.pending)
+	r.pending = slices.DeleteFunc(r.pending, func(p report) bool { return p.ID == id })
+	if len(r.pending) == before {
+		return
+	}
+	if err := r.save(); err != nil {
+		klog.FromContext(ctx).Error(err, "Could not record that an event was taken; it may be told again")
+	}
+}
+
+func (r *reports) save() error {
+	data, err := json.Marshal(reportsOnDisk{Boot: r.boot, Pending: r.pending})
+	if err != nil {
+		return fmt.Errorf("encode events: %w", err)
+	}
+	return r.files.Write(r.path, data)
+}
+
+// readFile reads a file of ours that has at most limit bytes.
+func readFile(path string, limit int64) ([]byte, error) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > limit {
+		return nil, fmt.Errorf("read %s: it is no file of at most %d bytes", path, limit)
+	}
+	return os.ReadFile(path)
+}

@@ -1,0 +1,211 @@
+package supervisor
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// sandboxFD is where a process is told what to become: the first after standard input, output and error.
+const sandboxFD = 3
+
+// maxSandbox bounds what it is told, in bytes.
+const maxSandbox = 64 << 10
+
+// searchPath is where drivers put their programs.
+const searchPath = "/usr/local/nvidia/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// sandbox is a program of the driver and what it needs around it.
+type sandbox struct {
+	// Root is the driver's root, in which the program finds its libraries.
+	Root string `json:"root"`
+	// Pipe and Log have the same paths inside.
+	Pipe string `json:"pipe"`
+	Log  string `json:"log"`
+	// Shm becomes /dev/shm; empty to leave that as it is.
+	Shm string `json:"shm,omitempty"`
+	// Cgroup to enter; empty for none.
+	Cgroup  string   `json:"cgroup,omitempty"`
+	Program string   `json:"program"`
+	Args    []string `json:"args,omitempty"`
+	Env     []string `json:"env"`
+}
+
+// Enter reads what to become, shuts this process off from the rest of the node as far as that needs, and becomes it. It
+// returns only if it fails. One that is told nothing ends: its starter died before the process was on record.
+func Enter() error {
+	in := os.NewFile(sandboxFD, "sandbox")
+	if in == nil {
+		return errors.New("nobody says what to run: this command is the supervisor's own")
+	}
+	data, err := io.ReadAll(io.LimitReader(in, maxSandbox))
+	if err != nil {
+		return fmt.Errorf("read what to run: %w; this command is the supervisor's own", err)
+	}
+	_ = in.Close()
+	if len(data) == 0 {
+		return errors.New("not told what to run: the supervisor has ended, or could not record this process")
+	}
+	var s sandbox
+	if err := json.Unmarshal(data, &s); err != nil {
+		return fmt.Errorf("decode what to run: %w", err)
+	}
+	runtime.LockOSThread() // namespaces are a thread's until it becomes the program
+	if s.Cgroup != "" {
+		if err := enterCgroup(s.Cgroup); err != nil {
+			fmt.Fprintf(os.Stderr, "cleave: stay in the supervisor's cgroup, with which a container runtime ends this daemon: %v\n", err)
+		}
+	}
+	if err := s.enterRoot(); err != nil {
+		return err
+	}
+	program, err := find(s.Program)
+	if err != nil {
+		return fmt.Errorf("%w under %s: does the driver's installation there have MPS?", err, s.Root)
+	}
+	// The daemon makes sockets that clients of any user write to; nobody but root comes to what else it makes, as the
+	// folder of its pipes is root's to change and the one of its logs root's to enter.
+	syscall.Umask(0)
+	return fmt.Errorf("run %s: %w", program, syscall.Exec(program, append([]string{program}, s.Args...), s.Env))
+}
+
+// find looks a program up. exec.LookPath would go by this process's PATH.
+func find(program string) (string, error) {
+	for _, dir := range filepath.SplitList(searchPath) {
+		path := filepath.Join(dir, program)
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("no %s in %s", program, searchPath)
+}
+
+// enterRoot makes the driver's root the root of a mount namespace of this process's own, with the folders of its GPU.
+func (s *sandbox) enterRoot() error {
+	if s.Root == "/" && s.Shm == "" {
+		return nil
+	}
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("make a mount namespace: %w", err)
+	}
+	// What is unmounted outside goes inside too, and nothing goes the other way.
+	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("shut the mount namespace off: %w", err)
+	}
+	var trees []tree
+	if s.Root != "/" {
+		trees = []tree{{from: s.Pipe, to: s.Pipe}, {from: s.Log, to: s.Log}}
+	}
+	if s.Shm != "" {
+		trees = append(trees, tree{from: s.Shm, to: "/dev/shm"})
+	}
+	for i := range trees {
+		if err := trees[i].take(); err != nil {
+			return err
+		}
+	}
+	if err := detachShared(); err != nil {
+		return err
+	}
+	if s.Root != "/" {
+		if err := pivot(s.Root); err != nil {
+			return fmt.Errorf("make %s the root: %w", s.Root, err)
+		}
+	}
+	for _, t := range trees {
+		if err := t.put(); err != nil {
+			return fmt.Errorf("mount %s below %s: %w", t.to, s.Root, err)
+		}
+	}
+	return nil
+}
+
+// tree is a folder that is taken along into another root. Paths are looked up there, where a link cannot lead out.
+type tree struct {
+	from, to string
+	fd       int
+}
+
+func (t *tree) take() (err error) {
+	t.fd, err = unix.OpenTree(unix.AT_FDCWD, t.from, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
+	if err != nil {
+		return fmt.Errorf("take %s along: %w", t.from, err)
+	}
+	return nil
+}
+
+func (t *tree) put() error {
+	defer func() { _ = unix.Close(t.fd) }()
+	var there, taken unix.Stat_t
+	err := unix.Stat(t.to, &there)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = os.MkdirAll(t.to, 0o755) //nolint:gosec // a folder to mount on, as all above it
+	}
+	if err != nil {
+		return err
+	}
+	if err := unix.Fstat(t.fd, &taken); err != nil {
+		return err
+	}
+	if there.Dev == taken.Dev && there.Ino == taken.Ino {
+		return nil // the host's own root shows it already
+	}
+	return unix.MoveMount(t.fd, "", unix.AT_FDCWD, t.to, unix.MOVE_MOUNT_F_EMPTY_PATH)
+}
+
+// detachShared takes the shared memory of all GPUs out of this namespace: it would be held until this process ends, also
+// when a GPU's last share was long gone.
+func detachShared() error {
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return fmt.Errorf("list mounts: %w", err)
+	}
+	for _, dir := range sharedMounts(string(mounts)) {
+		if err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("detach %s: %w", dir, err)
+		}
+	}
+	return nil
+}
+
+// sharedMounts lists where our tmpfs are mounted, by proc_pid_mountinfo(5).
+func sharedMounts(mountinfo string) []string {
+	var dirs []string
+	for line := range strings.SplitSeq(mountinfo, "\n") {
+		before, after, ok := strings.Cut(line, " - ")
+		left, right := strings.Fields(before), strings.Fields(after)
+		if ok && len(left) > 4 && len(right) > 1 && right[0] == "tmpfs" && right[1] == mountSource {
+			dirs = append(dirs, unescape.Replace(left[4]))
+		}
+	}
+	return dirs
+}
+
+// unescape undoes what the kernel does to paths in mountinfo.
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+
+// pivot changes the root and lets go of the old one, so that the daemon holds nothing of the supervisor's container.
+func pivot(root string) error {
+	if err := unix.Mount(root, root, "", unix.MS_BIND|unix.MS_REC, ""); err != nil { // it has to be a mount
+		return err
+	}
+	if err := unix.Chdir(root); err != nil {
+		return err
+	}
+	if err := unix.PivotRoot(".", "."); err != nil { // the old one then lies on top, pivot_root(2)
+		return fmt.Errorf("pivot: %w", err)
+	}
+	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("let go of the old root: %w", err)
+	}
+	return unix.Chdir("/")
+}

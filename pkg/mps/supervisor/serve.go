@@ -1,0 +1,203 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/mps/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/nvml"
+)
+
+// lockName is the file that keeps two supervisors from having one folder in hand.
+const lockName = "supervisor.lock"
+
+// maxRequest bounds a request, in bytes.
+const maxRequest = 1 << 20
+
+// Run serves until ctx ends or the socket breaks. Daemons that run then go on: the next supervisor adopts them. self is
+// the command that calls Enter.
+func Run(ctx context.Context, config Config, self []string) error {
+	if err := config.Validate(); err != nil {
+		return err
+	}
+	root := config.driverRootHere()
+	return serve(ctx, config, Host{
+		Hardware: NVML{nvml.Options{DriverRoot: root, LibraryPath: config.NVMLLibrary, Sysfs: os.DirFS("/sys").(fs.ReadLinkFS)}},
+		Daemons:  Processes{DriverRoot: root, Self: self, Cgroup: config.DaemonCgroup},
+		Mounts:   Tmpfs{},
+		Files:    Disk{DriverRoot: root},
+	})
+}
+
+func serve(ctx context.Context, config Config, on Host) error {
+	config.Dir = filepath.Clean(config.Dir)
+	logger := klog.FromContext(ctx)
+	boot, err := bootID()
+	if err != nil {
+		return err
+	}
+	if err := makeBase(config.Dir); err != nil {
+		return fmt.Errorf("make the supervisor's folder (--dir %s): %w", config.Dir, err)
+	}
+	unlock, err := lockDir(ctx, config.Dir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	life, stop := context.WithCancel(ctx)
+	s := New(life, config, on, boot)
+	defer s.Wait()
+	defer stop()
+	if err := s.Recover(life); err != nil {
+		return err
+	}
+	s.wg.Go(s.CleanUp)
+	err = s.listen(life)
+	for _, g := range s.Status().GPUs {
+		logger.Info("Leaving a GPU to the next supervisor", "gpu", g.Device, "state", g.State, "pid", g.PID, "claims", g.Claims)
+	}
+	return err
+}
+
+// listen serves the socket until life ends.
+func (s *Supervisor) listen(life context.Context) error {
+	socket := filepath.Join(s.config.Dir, mps.SocketName)
+	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) { // of an earlier life
+		return fmt.Errorf("remove the socket of an earlier supervisor: %w", err)
+	}
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		return fmt.Errorf("open the supervisor's socket: %w", err)
+	}
+	if err := os.Chmod(socket, 0o600); err != nil {
+		return errors.Join(fmt.Errorf("make the supervisor's socket root's own: %w", err), listener.Close())
+	}
+	logger := klog.FromContext(life)
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest), grpc.UnaryInterceptor(
+		func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			return handler(klog.NewContext(ctx, logger), req)
+		}))
+	v1alpha1.RegisterSupervisorServer(server, service{Supervisor: s})
+	grpc_health_v1.RegisterHealthServer(server, health.NewServer())
+	logger.Info("Serving MPS", "socket", socket, "driverRoot", s.config.driverRootHere(), "computeMode", s.config.ComputeMode)
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(&rootsOnly{Listener: listener, logger: logger}) }() // ends with the server
+	select {
+	case err := <-failed:
+		return fmt.Errorf("serve %s: %w", socket, err)
+	case <-life.Done():
+	}
+	// What is being stopped is stopped to the end; what is being started ends with life and is undone.
+	server.GracefulStop()
+	return <-failed
+}
+
+// rootsOnly turns away callers that are not root, who could only have got at the socket by a mistake.
+type rootsOnly struct {
+	net.Listener
+	logger klog.Logger
+}
+
+func (l *rootsOnly) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		uid, err := peer(c)
+		if err == nil && uid == 0 {
+			return c, nil
+		}
+		l.logger.Info("Turned away a caller that is not root", "uid", uid, "err", err)
+		_ = c.Close()
+	}
+}
+
+// peer is the user at the other end of a unix socket.
+func peer(c net.Conn) (uint32, error) {
+	conn, ok := c.(syscall.Conn)
+	if !ok {
+		return 0, fmt.Errorf("%T is no socket", c)
+	}
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var ucred *unix.Ucred
+	var failed error
+	if err := raw.Control(func(fd uintptr) {
+		ucred, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil || failed != nil {
+		return 0, errors.Join(err, failed)
+	}
+	return ucred.Uid, nil
+}
+
+// makeBase makes the folder, through which containers' mounts reach, and the one of records, which are root's.
+func makeBase(dir string) error {
+	for _, d := range []struct {
+		path string
+		mode fs.FileMode
+	}{{dir, 0o711}, {filepath.Join(dir, stateDir), 0o700}} {
+		if err := os.MkdirAll(d.path, d.mode); err != nil {
+			return err
+		}
+		if err := os.Chmod(d.path, d.mode); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lockDir waits until no other supervisor has the folder. The kernel lets go of the lock when its holder dies.
+func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open the supervisor's lock: %w", err)
+	}
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for told := false; ; told = true {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return func() { _ = f.Close() }, nil
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
+			_ = f.Close()
+			return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+		}
+		if !told {
+			klog.FromContext(ctx).Info("Waiting for another MPS supervisor to end", "lock", f.Name())
+		}
+		select {
+		case <-ctx.Done():
+			_ = f.Close()
+			return nil, fmt.Errorf("wait for another MPS supervisor, which has %s locked: %w", f.Name(), ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
+
+// bootID tells one boot of the node from another.
+func bootID() (string, error) {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("read the boot ID: %w", err)
+	}
+	return strings.TrimSpace(string(data)), nil
+}

@@ -1,0 +1,126 @@
+package supervisor
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/nvml"
+	"github.com/cleave-dra/cleave/pkg/sim"
+)
+
+// builtPrograms is where `make build` puts the simulated node's programs.
+const builtPrograms = "../../../bin"
+
+// newSimulatedBed is a node with the simulated driver: its library, which is loaded as the real one is, and its MPS.
+func newSimulatedBed(t *testing.T) *bed {
+	t.Helper()
+	for _, name := range []string{"nvml-sim", nvml.LibraryName} {
+		if _, err := os.Stat(filepath.Join(builtPrograms, name)); err != nil {
+			t.Skipf("the simulated node is not built (make build): %v", err)
+		}
+	}
+	b := newBed(t)
+	if err := os.RemoveAll(b.Root); err != nil {
+		t.Fatal(err)
+	}
+	executable, err := filepath.Abs(filepath.Join(builtPrograms, "nvml-sim"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sim.Create(b.Root, "hgx-h100", sim.WithLibrary(filepath.Join(builtPrograms, nvml.LibraryName)), sim.WithExecutable(executable)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(b.Root, "usr/bin", controlProgram)); err != nil {
+		t.Skipf("the simulated driver has no MPS: %v", err)
+	}
+	return b
+}
+
+// client runs a CUDA program as a container would, and returns what it was given once it has it.
+func (b *bed) client(t *testing.T, e mps.Endpoint, args ...string) (map[string]any, *exec.Cmd) {
+	t.Helper()
+	command := exec.Command(filepath.Join(b.Root, "usr/bin", controlProgram), append([]string{"cuda-client"}, args...)...)
+	command.Env = []string{"CUDA_MPS_PIPE_DIRECTORY=" + e.PipeDir}
+	command.Stderr = os.Stderr
+	out, err := command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = command.Process.Kill() })
+	line, _ := bufio.NewReader(out).ReadString('\n')
+	given := map[string]any{}
+	if line != "" {
+		if err := json.Unmarshal([]byte(line), &given); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+	}
+	return given, command
+}
+
+func TestOnTheSimulatedNode(t *testing.T) {
+	b := newSimulatedBed(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- Run(ctx, b.Config, []string{"/proc/self/exe", runDaemon}) }()
+	c := b.dial(t)
+	a, other := b.request(t, "a", 0), b.request(t, "b", 0)
+	e := mustEnsure(t, c, a)
+	mustEnsure(t, c, other)
+
+	given, holder := b.client(t, e, "--memory", "2G", "--hold")
+	t.Logf("given: %v", given)
+	_, greedy := b.client(t, e, "--memory", "5G") // the default is 4 GiB
+	if exit := (*exec.ExitError)(nil); !errors.As(greedy.Wait(), &exit) || exit.ExitCode() != 2 {
+		t.Errorf("a client over the default limit ended with %v, want out of memory (2)", exit)
+	}
+	session, err := b.hardware().open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = session.Close() }()
+	if mode, err := session.ComputeMode(t.Context(), a.PCI); mode != nvml.ComputeModeExclusive || err != nil {
+		t.Errorf("compute mode %d, %v, want exclusive", mode, err)
+	}
+
+	// The daemon dies, and its server's client with it; the next one serves the same folders.
+	events := watchEvents(t, c)
+	if err := syscall.Kill(statusOf(t, c)[0].PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if lost := <-events; lost.Kind != mps.DaemonLost || len(lost.Claims) != 2 || !strings.Contains(lost.Message, "signal: killed") {
+		t.Errorf("event %+v", lost)
+	}
+	if restarted := <-events; restarted.Kind != mps.DaemonRestarted {
+		t.Errorf("event %+v", restarted)
+	}
+	if err := holder.Wait(); err == nil {
+		t.Error("a client of the lost server ended well")
+	}
+	_, again := b.client(t, e, "--memory", "1G")
+	if err := again.Wait(); err != nil {
+		t.Errorf("a client of the new daemon: %v", err)
+	}
+	_, holder = b.client(t, e, "--memory", "1G", "--hold")
+	mustRelease(t, c, a)
+	mustRelease(t, c, other) // though a program still uses it
+	if left := b.left(t); left != "" {
+		t.Errorf("left behind: %s", left)
+	}
+	_ = holder.Wait()
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("the supervisor ended: %v", err)
+	}
+}

@@ -1,0 +1,133 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/nvml"
+)
+
+// askEvery is the time between two questions to a daemon that is not ready yet: it gives no sign when it is.
+const askEvery = 50 * time.Millisecond
+
+// start brings up a daemon for the claims on record. Each step is recorded before it is taken. Where one fails, the
+// daemon is ended; the rest is left to the caller, who may try again.
+func (b *board) start(ctx context.Context) error {
+	logger, began := klog.FromContext(ctx), time.Now()
+	if err := b.endDaemon(ctx); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, b.s.config.StartTimeout)
+	defer cancel()
+	b.record.Phase, b.record.Daemon = starting, nil
+	b.record.Generation++
+	if err := b.takeComputeMode(ctx); err != nil {
+		return err
+	}
+	if err := b.s.on.Files.MakeDirs(b.paths); err != nil {
+		return fmt.Errorf("make the folders of the daemon: %w", err)
+	}
+	if err := b.s.on.Mounts.Mount(b.paths.shm, b.record.Settings.SharedMemory); err != nil {
+		return fmt.Errorf("mount its shared memory: %w", err)
+	}
+	process, err := b.s.on.Daemons.Start(ctx, b.daemon(), func(id ProcessID) error {
+		b.record.Daemon = &id
+		return b.save()
+	})
+	if err != nil {
+		return err
+	}
+	b.process = process
+	err = b.makeReady(ctx)
+	if err == nil {
+		b.record.Phase = running
+		err = b.save()
+	}
+	if err != nil {
+		err = fmt.Errorf("%w%s", err, tailOf(b.paths.log))
+		b.record.Phase = starting
+		return errors.Join(err, b.endDaemon(ctx))
+	}
+	b.running(ctx)
+	logger.Info("An MPS control daemon runs", "gpu", b.device, "uuid", b.record.UUID, "pid", process.ID().PID,
+		"generation", b.record.Generation, "claims", b.record.Claims, "duration", time.Since(began))
+	return nil
+}
+
+// running notes that the daemon runs, tells those that had lost theirs, and watches it.
+func (b *board) running(ctx context.Context) {
+	b.started, b.failed, b.message = time.Now(), false, ""
+	if lost := b.record.Lost; len(lost) > 0 {
+		b.report(ctx, mps.DaemonRestarted, lost,
+			fmt.Sprintf("a new MPS control daemon runs (generation %d): containers have to start their processes anew to use it", b.record.Generation))
+		b.record.Lost = nil
+		if err := b.save(); err != nil { // they would be told once more after a restart
+			klog.FromContext(ctx).Error(err, "Could not record that claims have their MPS daemon again", "gpu", b.device)
+		}
+	}
+	b.show()
+	process := b.process
+	b.s.wg.Go(func() { b.watch(process) })
+}
+
+// takeComputeMode writes the record, with the mode to give back, and lets only MPS use the GPU.
+func (b *board) takeComputeMode(ctx context.Context) (err error) {
+	if b.s.config.ComputeMode == KeepMode {
+		return b.save()
+	}
+	gpus, err := b.s.on.Hardware.Open(ctx)
+	if err != nil {
+		return fmt.Errorf("open the driver to set the compute mode (--compute-mode=%s does without): %w", KeepMode, err)
+	}
+	defer func() { err = errors.Join(err, gpus.Close()) }()
+	if b.record.PreviousMode == nil {
+		mode, err := gpus.ComputeMode(ctx, b.record.pci(), b.record.UUID)
+		if errors.Is(err, gpu.ErrNotSupported) {
+			klog.FromContext(ctx).V(4).Info("The GPU has no compute modes", "gpu", b.device)
+			return b.save()
+		}
+		if err != nil {
+			return err
+		}
+		b.record.PreviousMode = &mode
+	}
+	if err := b.save(); err != nil {
+		return err
+	}
+	return gpus.SetComputeMode(ctx, b.record.pci(), b.record.UUID, nvml.ComputeModeExclusive)
+}
+
+// makeReady waits until the daemon answers and sets its defaults, which hold for every server it starts from then on.
+func (b *board) makeReady(ctx context.Context) error {
+	if err := b.waitReady(ctx); err != nil {
+		return err
+	}
+	return setDefaults(ctx, b.s.on.Daemons, b.daemon(), b.record.Settings)
+}
+
+// waitReady asks the daemon until it answers.
+func (b *board) waitReady(ctx context.Context) error {
+	tick := time.NewTicker(askEvery)
+	defer tick.Stop()
+	began := time.Now()
+	for {
+		_, err := askPercentage(ctx, b.s.on.Daemons, b.daemon())
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-b.process.Done():
+			return fmt.Errorf("MPS control daemon %d ended before it answered: %s", b.process.ID().PID, b.process.How())
+		case <-ctx.Done():
+			return fmt.Errorf("MPS control daemon %d did not answer within %s (--start-timeout): %w; last question: %w",
+				b.process.ID().PID, time.Since(began).Round(time.Millisecond), ctx.Err(), err)
+		case <-tick.C:
+		}
+	}
+}

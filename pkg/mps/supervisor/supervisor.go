@@ -1,0 +1,159 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/mps"
+)
+
+// errInvalid is wrapped by errors of requests that no retry mends.
+var errInvalid = errors.New("invalid request")
+
+// errConflict is wrapped where a request goes against what other claims have.
+var errConflict = errors.New("conflict")
+
+// cleanUpEvery is the time between attempts to undo what could not be undone, such as the compute mode of a GPU whose
+// driver was not loaded.
+const cleanUpEvery = 30 * time.Second
+
+// Supervisor has the MPS daemons of a node in hand.
+type Supervisor struct {
+	config  Config
+	on      Host
+	boot    string
+	reports *reports
+
+	// life ends when the supervisor stops, and wg waits for what it still does then.
+	life context.Context // work goes on when the caller that asked for it is gone
+	wg   sync.WaitGroup
+
+	mu     sync.Mutex
+	boards map[string]*board
+}
+
+// New makes a supervisor whose work ends with life. Recover comes next.
+func New(life context.Context, config Config, on Host, boot string) *Supervisor {
+	return &Supervisor{
+		config: config, on: on, boot: boot, life: life, boards: map[string]*board{},
+		reports: newReports(on.Files, config.Dir, boot),
+	}
+}
+
+// Wait waits until all that goes on has ended, which begins when life ends.
+func (s *Supervisor) Wait() { s.wg.Wait() }
+
+// Ensure lets a claim use the daemon of a GPU and starts it if none runs. A start goes on when ctx ends.
+func (s *Supervisor) Ensure(ctx context.Context, r mps.Request) (mps.Endpoint, error) {
+	if err := checkRequest(r); err != nil {
+		return mps.Endpoint{}, fmt.Errorf("%w: %w", errInvalid, err)
+	}
+	b := s.board(r.Device)
+	if err := b.lock(ctx); err != nil {
+		return mps.Endpoint{}, err
+	}
+	defer b.unlock()
+	return b.ensure(s.work(ctx), r)
+}
+
+// Release takes a claim off a GPU and undoes everything after the last one.
+func (s *Supervisor) Release(ctx context.Context, device string, claim types.UID) error {
+	if err := checkClaim(claim); err != nil {
+		return fmt.Errorf("%w: %w", errInvalid, err)
+	}
+	return s.keep(ctx, device, func(c types.UID) bool { return c != claim })
+}
+
+// Retain takes all claims but the given ones off a GPU.
+func (s *Supervisor) Retain(ctx context.Context, device string, claims []types.UID) error {
+	return s.keep(ctx, device, func(c types.UID) bool { return slices.Contains(claims, c) })
+}
+
+func (s *Supervisor) keep(ctx context.Context, device string, test func(types.UID) bool) error {
+	if _, err := checkDevice(device); err != nil {
+		return fmt.Errorf("%w: %w", errInvalid, err)
+	}
+	s.mu.Lock()
+	b := s.boards[device]
+	s.mu.Unlock()
+	if b == nil {
+		return nil // nothing was ever started
+	}
+	if err := b.lock(ctx); err != nil {
+		return err
+	}
+	defer b.unlock()
+	return b.keep(s.work(ctx), test)
+}
+
+// Status tells what there is, without waiting for what goes on.
+func (s *Supervisor) Status() *mps.Status {
+	status := &mps.Status{Version: s.config.Version}
+	for _, b := range s.all() {
+		if view := b.view.Load(); view != nil {
+			status.GPUs = append(status.GPUs, *view)
+		}
+	}
+	return status
+}
+
+// board is that of a GPU, which is made if need be.
+func (s *Supervisor) board(device string) *board {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.boards[device]
+	if b == nil {
+		b = &board{s: s, device: device, paths: pathsOf(s.config.Dir, device), turn: make(chan struct{}, 1)}
+		s.boards[device] = b
+	}
+	return b
+}
+
+// all boards in order of device name.
+func (s *Supervisor) all() []*board {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	boards := make([]*board, 0, len(s.boards))
+	for _, b := range s.boards {
+		boards = append(boards, b)
+	}
+	slices.SortFunc(boards, func(a, b *board) int { return strings.Compare(a.device, b.device) })
+	return boards
+}
+
+// work is the life of the supervisor with the logger of a caller.
+func (s *Supervisor) work(ctx context.Context) context.Context {
+	return klog.NewContext(s.life, klog.FromContext(ctx))
+}
+
+// CleanUp tries again, until life ends, to undo what could not be undone.
+func (s *Supervisor) CleanUp() {
+	tick := time.NewTicker(cleanUpEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-s.life.Done():
+			return
+		case <-tick.C:
+		}
+		for _, b := range s.all() {
+			if err := b.lock(s.life); err != nil {
+				return
+			}
+			if b.record != nil && len(b.record.Claims) == 0 {
+				if err := b.dismantle(s.life); err != nil {
+					klog.FromContext(s.life).Error(err, "Could not clean up after MPS", "gpu", b.device)
+				}
+			}
+			b.unlock()
+		}
+	}
+}

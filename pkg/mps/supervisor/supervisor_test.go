@@ -1,0 +1,534 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/mps"
+)
+
+// foldersLeft lists records and folders of GPUs.
+func foldersLeft(t *testing.T, config Config) []string {
+	t.Helper()
+	var left []string
+	for _, pattern := range []string{"gpu-*", filepath.Join(stateDir, "*"), filepath.Join(stateDir, ".gpu*")} {
+		found, err := filepath.Glob(filepath.Join(config.Dir, pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		left = append(left, found...)
+	}
+	return slices.DeleteFunc(left, func(name string) bool { return strings.HasSuffix(name, corruptSuffix) })
+}
+
+func ensure(t *testing.T, s *Supervisor, r mps.Request) mps.Endpoint {
+	t.Helper()
+	e, err := s.Ensure(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func release(t *testing.T, s *Supervisor, r mps.Request) {
+	t.Helper()
+	if err := s.Release(t.Context(), r.Device, r.Claim); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantClaims(t *testing.T, s *Supervisor, want ...types.UID) {
+	t.Helper()
+	var got []types.UID
+	for _, g := range s.Status().GPUs {
+		got = append(got, g.Claims...)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("claims (-want +got):\n%s", diff)
+	}
+}
+
+func TestTheFirstClaimStartsADaemonAndTheLastTakesAllAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, config := newFakeHost(), testConfig(t)
+		s, stop := startFake(t, config, h)
+		defer stop()
+		a, b := requestFor("a", 1), requestFor("b", 1)
+		first := ensure(t, s, a)
+		dir := filepath.Join(config.Dir, "gpu-0000-01-00-0")
+		want := mps.Endpoint{PipeDir: dir + "/pipe", LogDir: dir + "/log", ShmDir: dir + "/shm", Generation: 1}
+		if diff := cmp.Diff(want, first); diff != "" {
+			t.Errorf("endpoint (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(map[gpu.PCIAddress]int{a.PCI: 3}, h.modes); diff != "" {
+			t.Errorf("compute modes (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(map[string]int64{dir + "/shm": 64 << 20}, h.mounts); diff != "" {
+			t.Errorf("mounts (-want +got):\n%s", diff)
+		}
+		defaults := []string{"set_default_active_thread_percentage 50", "set_default_device_pinned_mem_limit " + testUUID + " 4096M"}
+		if diff := cmp.Diff(defaults, h.defaults[a.Device]); diff != "" {
+			t.Errorf("defaults (-want +got):\n%s", diff)
+		}
+		if again := ensure(t, s, b); again != first || h.starts != 1 {
+			t.Errorf("the second claim got %v after %d starts", again, h.starts)
+		}
+		wantClaims(t, s, "a", "b")
+		release(t, s, a)
+		release(t, s, a)
+		wantClaims(t, s, "b")
+		if len(h.processes) != 1 {
+			t.Error("the daemon was ended with a claim left")
+		}
+		release(t, s, b)
+		if left := h.left(t, config); left != "" {
+			t.Errorf("left behind: %s", left)
+		}
+		release(t, s, b)
+		if err := s.Release(t.Context(), "gpu-0000-77-00-0", "x"); err != nil {
+			t.Errorf("release of what never was: %v", err)
+		}
+	})
+}
+
+// With a daemon that runs, a claim costs one small write, and one that is known nothing.
+func TestAClaimOfARunningDaemonCostsOneWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFakeHost()
+		s, stop := startFake(t, testConfig(t), h)
+		defer stop()
+		ensure(t, s, requestFor("a", 1))
+		var steps []string
+		h.onStep(func(what string) error { steps = append(steps, what); return nil })
+		ensure(t, s, requestFor("b", 1))
+		ensure(t, s, requestFor("b", 1))
+		if diff := cmp.Diff([]string{"before write", "after write"}, steps); diff != "" {
+			t.Errorf("steps (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestGPUsDoNotWaitForEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFakeHost()
+		s, stop := startFake(t, testConfig(t), h)
+		defer stop()
+		ensure(t, s, requestFor("a", 1))
+		h.silent = true
+		failed := make(chan error, 1)
+		go func() {
+			_, err := s.Ensure(t.Context(), requestFor("b", 2))
+			failed <- err
+		}()
+		synctest.Wait() // b's start waits for its daemon
+		began := time.Now()
+		ensure(t, s, requestFor("c", 1))
+		// The same GPU is waited for, as long as the caller likes to.
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := s.Release(ctx, "gpu-0000-02-00-0", "b"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v, want a time-out", err)
+		}
+		if waited := time.Since(began); waited != time.Second {
+			t.Errorf("waited %s, want 1s", waited)
+		}
+		if err := <-failed; err == nil || !strings.Contains(err.Error(), "--start-timeout") {
+			t.Errorf("got %v, want a start that timed out", err)
+		}
+		wantClaims(t, s, "a", "c")
+	})
+}
+
+func TestAStartGoesOnWhenItsCallerLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFakeHost()
+		s, stop := startFake(t, testConfig(t), h)
+		defer stop()
+		h.silent = true
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() { _, _ = s.Ensure(ctx, requestFor("a", 1)) }()
+		synctest.Wait()
+		cancel()
+		h.locked(func() {
+			for _, p := range h.processes {
+				p.ready = true
+			}
+		})
+		time.Sleep(time.Second) //nolint:forbidigo // in a bubble
+		wantClaims(t, s, "a")
+		if h.starts != 1 {
+			t.Errorf("%d starts, want 1", h.starts)
+		}
+	})
+}
+
+func TestRetainDropsTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, config := newFakeHost(), testConfig(t)
+		s, stop := startFake(t, config, h)
+		defer stop()
+		for _, c := range []string{"c", "a", "b"} {
+			ensure(t, s, requestFor(c, 1))
+		}
+		device := requestFor("", 1).Device
+		if err := s.Retain(t.Context(), device, []types.UID{"c", "unknown", "a"}); err != nil {
+			t.Fatal(err)
+		}
+		wantClaims(t, s, "a", "c")
+		if err := s.Retain(t.Context(), device, nil); err != nil {
+			t.Fatal(err)
+		}
+		if left := h.left(t, config); left != "" {
+			t.Errorf("left behind: %s", left)
+		}
+	})
+}
+
+// next waits for the next event of a watch.
+func next(t *testing.T, events <-chan report) report {
+	t.Helper()
+	select {
+	case e := <-events:
+		return e
+	case <-time.After(time.Minute):
+		t.Fatal("no event")
+		return report{}
+	}
+}
+
+func TestALostDaemonIsToldAndStartedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, config := newFakeHost(), testConfig(t)
+		s, stop := startFake(t, config, h)
+		defer stop()
+		a := requestFor("a", 1)
+		first := ensure(t, s, a)
+		ensure(t, s, requestFor("b", 1))
+		events := s.reports.watch()
+		defer s.reports.leave(events)
+		began := time.Now()
+		h.kill(a.Device)
+		lost, restarted := next(t, events), next(t, events)
+		if took := time.Since(began); took != 0 {
+			t.Errorf("took %s", took)
+		}
+		want := []mps.Event{
+			{Device: a.Device, Kind: mps.DaemonLost, Claims: []types.UID{"a", "b"}, Time: began},
+			{Device: a.Device, Kind: mps.DaemonRestarted, Claims: []types.UID{"a", "b"}, Time: began},
+		}
+		got := []mps.Event{lost.Event, restarted.Event}
+		if diff := cmp.Diff(want, got, cmp.FilterPath(func(p cmp.Path) bool { return p.String() == "Message" }, cmp.Ignore())); diff != "" {
+			t.Errorf("events (-want +got):\n%s", diff)
+		}
+		synctest.Wait()
+		again := ensure(t, s, a)
+		first.Generation = 2
+		if diff := cmp.Diff(first, again); diff != "" {
+			t.Errorf("endpoint (-want +got):\n%s", diff)
+		}
+		release(t, s, a)
+		release(t, s, requestFor("b", 1))
+		if left := h.left(t, config); left != "" {
+			t.Errorf("left behind: %s", left)
+		}
+	})
+}
+
+// A daemon that cannot be started is tried with growing waits, given up with one report, and still tried.
+func TestADaemonThatCannotBeStartedIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, config := newFakeHost(), testConfig(t)
+		s, stop := startFake(t, config, h)
+		defer stop()
+		a := requestFor("a", 1)
+		ensure(t, s, a)
+		events := s.reports.watch()
+		defer s.reports.leave(events)
+		broken := errors.New("broken")
+		var tries []time.Duration
+		var began time.Time
+		h.onStep(func(what string) error {
+			if what == "before a daemon is started" {
+				tries = append(tries, time.Since(began))
+				return broken
+			}
+			return nil
+		})
+		began = time.Now()
+		h.kill(a.Device)
+		kinds := []mps.EventKind{next(t, events).Kind}
+		failed := next(t, events)
+		kinds = append(kinds, failed.Kind)
+		if diff := cmp.Diff([]mps.EventKind{mps.DaemonLost, mps.DaemonFailed}, kinds); diff != "" {
+			t.Errorf("events (-want +got):\n%s", diff)
+		}
+		if !strings.Contains(failed.Message, "broken") {
+			t.Errorf("message %q does not tell the cause", failed.Message)
+		}
+		time.Sleep(2*time.Minute + time.Second) //nolint:forbidigo // in a bubble
+		seconds := func(n time.Duration) time.Duration { return n * time.Second }
+		if diff := cmp.Diff([]time.Duration{0, seconds(1), seconds(3), seconds(7), seconds(15), seconds(75), seconds(135)}, tries); diff != "" {
+			t.Errorf("tries (-want +got):\n%s", diff)
+		}
+		if st := s.Status().GPUs[0]; st.State != mps.Failed || !strings.Contains(st.Message, "broken") {
+			t.Errorf("status %+v", st)
+		}
+		// Another claim tries at once, and does not stay if that fails.
+		if _, err := s.Ensure(t.Context(), requestFor("b", 1)); !errors.Is(err, broken) {
+			t.Errorf("got %v, want %v", err, broken)
+		}
+		wantClaims(t, s, "a")
+		h.onStep(nil)
+		ensure(t, s, requestFor("b", 1))
+		if e := next(t, events); e.Kind != mps.DaemonRestarted || !slices.Equal(e.Claims, []types.UID{"a"}) {
+			t.Errorf("got %+v, want that a has its daemon again", e)
+		}
+		time.Sleep(time.Hour) //nolint:forbidigo // in a bubble
+		if st := s.Status().GPUs[0]; st.State != mps.Running || st.Message != "" {
+			t.Errorf("status %+v", st)
+		}
+	})
+}
+
+// A daemon that starts well and dies soon does not make the supervisor spin.
+func TestADaemonThatDiesSoonIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFakeHost()
+		s, stop := startFake(t, testConfig(t), h)
+		defer stop()
+		a := requestFor("a", 1)
+		ensure(t, s, a)
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for range 10 * 60 * 10 { // ten minutes
+			<-tick.C
+			h.kill(a.Device)
+		}
+		if h.starts < 10 || h.starts > 18 {
+			t.Errorf("%d starts in ten minutes, want one a minute and the five fast ones", h.starts)
+		}
+		if len(s.reports.pending) > maxReports {
+			t.Errorf("%d reports are kept", len(s.reports.pending))
+		}
+	})
+}
+
+func TestReleaseEndsRestarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, config := newFakeHost(), testConfig(t)
+		s, stop := startFake(t, config, h)
+		defer stop()
+		a := requestFor("a", 1)
+		ensure(t, s, a)
+		h.onStep(func(what string) error {
+			if what == "before a daemon is started" {
+				return errors.New("broken")
+			}
+			return nil
+		})
+		h.kill(a.Device)
+		time.Sleep(2 * time.Second) //nolint:forbidigo // in a bubble
+		release(t, s, a)
+		starts := h.starts
+		time.Sleep(time.Hour) //nolint:forbidigo // in a bubble
+		if left := h.left(t, config); left != "" || h.starts != starts {
+			t.Errorf("left behind: %s; %d starts after the last claim", left, h.starts-starts)
+		}
+	})
+}
+
+func TestAStubbornDaemonIsKilledAndOneThatCannotBeIsTold(t *testing.T) {
+	for withstands, want := range []time.Duration{0, 5 * time.Second, 10 * time.Second, 15 * time.Second} {
+		t.Run(fmt.Sprint(withstands), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h, config := newFakeHost(), testConfig(t)
+				s, stop := startFake(t, config, h)
+				defer stop()
+				h.stubborn = withstands
+				a := requestFor("a", 1)
+				ensure(t, s, a)
+				began := time.Now()
+				err := s.Release(t.Context(), a.Device, a.Claim)
+				if took := time.Since(began); took != want {
+					t.Errorf("took %s, want %s", took, want)
+				}
+				if withstands == 3 {
+					if err == nil || !strings.Contains(err.Error(), "does not end") {
+						t.Errorf("got %v, want an error", err)
+					}
+					if st := s.Status().GPUs; len(st) != 1 || st[0].State != mps.Stopping || st[0].Message == "" {
+						t.Errorf("status %+v", st)
+					}
+					h.locked(func() {
+						for _, p := range h.processes {
+							p.withhold = 0
+						}
+					})
+					err = s.Release(t.Context(), a.Device, a.Claim) // the kubelet tries again
+				}
+				if left := h.left(t, config); err != nil || left != "" {
+					t.Errorf("left behind: %s, %v", left, err)
+				}
+			})
+		})
+	}
+}
+
+// The last share goes without a driver; the mode comes back when the driver does.
+func TestTheComputeModeComesBackWithTheDriver(t *testing.T) {
+	tests := map[string]struct {
+		before int // the mode before
+		foreign,
+		reloaded bool // what happens while the driver is away
+		want int
+	}{
+		"as it was":              {before: 0, want: 0},
+		"prohibited as it was":   {before: 2, want: 2},
+		"exclusive as it was":    {before: 3, want: 3},
+		"changed by an admin":    {before: 0, foreign: true, want: 2},
+		"the driver was reset":   {before: 2, reloaded: true, want: 0},
+		"exclusive, then reset":  {before: 3, reloaded: true, want: 0},
+		"prohibited, then admin": {before: 2, foreign: true, want: 2},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h, config := newFakeHost(), testConfig(t)
+				s, stop := startFake(t, config, h)
+				a := requestFor("a", 1)
+				h.modes[a.PCI] = tt.before
+				ensure(t, s, a)
+				h.noDriver = gpu.ErrDriverNotLoaded
+				release(t, s, a)
+				if len(h.processes)+len(h.mounts) > 0 {
+					t.Error("the daemon or its memory is left")
+				}
+				if st := s.Status().GPUs; len(st) != 1 || st[0].State != mps.Stopping || !strings.Contains(st[0].Message, "not loaded") {
+					t.Errorf("status %+v", st)
+				}
+				stop()
+				s, stop = startFake(t, config, h) // also over a restart
+				defer stop()
+				go s.CleanUp()
+				time.Sleep(time.Minute) //nolint:forbidigo // in a bubble
+				if tt.foreign {
+					h.modes[a.PCI] = 2
+				}
+				if tt.reloaded {
+					h.modes[a.PCI] = 0
+				}
+				h.noDriver = nil
+				time.Sleep(time.Minute) //nolint:forbidigo // in a bubble
+				if h.modes[a.PCI] != tt.want {
+					t.Errorf("mode %d, want %d", h.modes[a.PCI], tt.want)
+				}
+				if len(s.Status().GPUs) != 0 || len(foldersLeft(t, config)) != 0 {
+					t.Errorf("left: %+v, %v", s.Status().GPUs, foldersLeft(t, config))
+				}
+				stop()
+			})
+		})
+	}
+}
+
+func TestAClaimMeanwhileKeepsTheModeToGiveBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, config := newFakeHost(), testConfig(t)
+		s, stop := startFake(t, config, h)
+		defer stop()
+		a := requestFor("a", 1)
+		ensure(t, s, a)
+		h.noDriver = gpu.ErrLibraryNotFound
+		release(t, s, a)
+		if _, err := s.Ensure(t.Context(), a); !errors.Is(err, gpu.ErrLibraryNotFound) {
+			t.Errorf("got %v, want %v", err, gpu.ErrLibraryNotFound)
+		}
+		h.noDriver = nil
+		ensure(t, s, a)
+		release(t, s, a)
+		if left := h.left(t, config); left != "" {
+			t.Errorf("left behind: %s", left)
+		}
+	})
+}
+
+func TestKeepModeNeedsNoDriver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, config := newFakeHost(), testConfig(t)
+		config.ComputeMode = KeepMode
+		h.noDriver = gpu.ErrLibraryNotFound
+		s, stop := startFake(t, config, h)
+		defer stop()
+		ensure(t, s, requestFor("a", 1))
+		release(t, s, requestFor("a", 1))
+		if left := h.left(t, config); left != "" {
+			t.Errorf("left behind: %s", left)
+		}
+	})
+}
+
+func TestRequestsThatMakeNoSense(t *testing.T) {
+	change := func(do func(*mps.Request)) mps.Request {
+		r := requestFor("a", 1)
+		do(&r)
+		return r
+	}
+	tests := map[string]struct {
+		request mps.Request
+		want    string
+	}{
+		"no claim":           {change(func(r *mps.Request) { r.Claim = "" }), "UID of a claim"},
+		"line feed in claim": {change(func(r *mps.Request) { r.Claim = "a\nb" }), "UID of a claim"},
+		"long claim":         {change(func(r *mps.Request) { r.Claim = types.UID(strings.Repeat("a", 129)) }), "UID of a claim"},
+		"command in UUID":    {change(func(r *mps.Request) { r.UUID = "GPU-1\nquit" }), "UUID of a GPU"},
+		"MIG UUID":           {change(func(r *mps.Request) { r.UUID = "MIG-1" }), "UUID of a GPU"},
+		"path in device":     {change(func(r *mps.Request) { r.Device = "../../etc" }), "device name"},
+		"share as device":    {change(func(r *mps.Request) { r.Device += "-mps" }), "device name"},
+		"capitals in device": {change(func(r *mps.Request) { r.Device = "gpu-0000-1B-00-0" }), "device name"},
+		"other address":      {change(func(r *mps.Request) { r.PCI.Bus = 2 }), "is not at"},
+		"no shared memory":   {change(func(r *mps.Request) { r.Settings.SharedMemory = 0 }), "shared memory"},
+		"percentage":         {change(func(r *mps.Request) { r.Settings.ActiveThreadPercentage = 101 }), "percentage"},
+		"no memory at all":   {change(func(r *mps.Request) { r.Settings.PinnedMemory = 4096 }), "pinned memory"},
+	}
+	h, config := newFakeHost(), testConfig(t)
+	s, stop := startFake(t, config, h)
+	defer stop()
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			if _, err := s.Ensure(t.Context(), tt.request); !errors.Is(err, errInvalid) || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want an error with %q", err, tt.want)
+			}
+		})
+	}
+	if entries, _ := os.ReadDir(config.Dir); len(entries) != 1 || h.starts > 0 {
+		t.Errorf("%v was made", entries)
+	}
+}
+
+func TestAReplacedGPUIsRefusedWhileOthersHaveTheOld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFakeHost()
+		s, stop := startFake(t, testConfig(t), h)
+		defer stop()
+		ensure(t, s, requestFor("a", 1))
+		other := requestFor("b", 1)
+		other.UUID = "GPU-ffff"
+		if _, err := s.Ensure(t.Context(), other); !errors.Is(err, errConflict) || !strings.Contains(err.Error(), "was the GPU replaced?") {
+			t.Errorf("got %v", err)
+		}
+		release(t, s, requestFor("a", 1))
+		ensure(t, s, other)
+	})
+}

@@ -1,0 +1,56 @@
+package nvml
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// Compute modes (NVML_COMPUTEMODE_*).
+const (
+	// ComputeModeDefault lets any number of processes use the GPU.
+	ComputeModeDefault = int(nvml.COMPUTEMODE_DEFAULT)
+	// ComputeModeExclusive lets one process use the GPU, such as an MPS server.
+	ComputeModeExclusive = int(nvml.COMPUTEMODE_EXCLUSIVE_PROCESS)
+)
+
+func (d realDevice) ComputeMode() (int, error) {
+	mode, ret := d.dev.GetComputeMode()
+	return int(mode), check("nvmlDeviceGetComputeMode", ret)
+}
+
+func (d realDevice) SetComputeMode(mode int) error {
+	return check("nvmlDeviceSetComputeMode", d.dev.SetComputeMode(nvml.ComputeMode(mode)))
+}
+
+// ComputeMode reads how many processes may use the GPU at an address.
+func (s *Session) ComputeMode(ctx context.Context, pci gpu.PCIAddress) (int, error) {
+	dev, err := s.device(pci)
+	if err != nil {
+		return 0, err
+	}
+	klog.FromContext(ctx).V(6).Info("Calling NVML", "function", "nvmlDeviceGetComputeMode", "pci", pci)
+	mode, err := dev.ComputeMode()
+	if err != nil {
+		return 0, fmt.Errorf("read the compute mode of the GPU at %s: %w", pci, err)
+	}
+	return mode, nil
+}
+
+// SetComputeMode says how many processes may use the GPU at an address. The mode lasts until the GPU is reset or the
+// driver unloaded.
+func (s *Session) SetComputeMode(ctx context.Context, pci gpu.PCIAddress, mode int) error {
+	dev, err := s.device(pci)
+	if err != nil {
+		return err
+	}
+	klog.FromContext(ctx).V(6).Info("Calling NVML", "function", "nvmlDeviceSetComputeMode", "pci", pci, "mode", mode)
+	if err := dev.SetComputeMode(mode); err != nil {
+		return fmt.Errorf("set the compute mode of the GPU at %s to %d: %w", pci, mode, err)
+	}
+	return nil
+}

@@ -1,0 +1,86 @@
+package nvml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// Functions by which a driver limits the memory of a cgroup's processes; they came with release 615.
+const (
+	getMemoryLimits = "nvmlDeviceGetMemoryLimits_v1"
+	setMemoryLimits = "nvmlDeviceSetMemoryLimits_v1"
+)
+
+func (d realDevice) MemoryLimits(cgroup string) (soft, hard, used uint64, err error) {
+	l, ret := d.dev.GetMemoryLimits_v1(cgroup)
+	return l.SoftLimit, l.HardLimit, l.CurrentUsed, check(getMemoryLimits, ret)
+}
+
+func (d realDevice) SetMemoryLimits(cgroup string, soft, hard uint64) error {
+	return check(setMemoryLimits, d.dev.SetMemoryLimits_v1(cgroup, soft, hard))
+}
+
+// LimitsMemory tells whether the driver can hold the processes of a cgroup to an amount of a GPU's memory. It asks for
+// the limits of the cgroup at the root of the unified hierarchy, such as /sys/fs/cgroup.
+func (s *Session) LimitsMemory(ctx context.Context, pci gpu.PCIAddress, root string) bool {
+	if !s.lib.HasFunction(getMemoryLimits) || !s.lib.HasFunction(setMemoryLimits) {
+		return false
+	}
+	dev, err := s.device(pci)
+	if err != nil {
+		return false
+	}
+	_, _, _, err = dev.MemoryLimits(root)
+	if err != nil && !errors.Is(err, gpu.ErrNotFound) {
+		klog.FromContext(ctx).V(2).Info("The driver does not limit memory by cgroup", "pci", pci, "reason", err.Error())
+		return false
+	}
+	return true
+}
+
+// LimitMemory has the driver hold the processes of a cgroup to an amount of a GPU's memory, in a session of its own.
+func LimitMemory(opts Options, uuid, cgroup string, limit uint64) (err error) {
+	path, err := FindLibrary(opts)
+	if err != nil {
+		return err
+	}
+	lib := newRealLibrary(path)
+	if err := lib.Init(); err != nil {
+		return fmt.Errorf("open NVML session with %s: %w", path, err)
+	}
+	defer func() { err = errors.Join(err, lib.Shutdown()) }()
+	return limitMemory(lib, uuid, cgroup, limit)
+}
+
+func limitMemory(lib Library, uuid, cgroup string, limit uint64) error {
+	if limit == 0 || limit == math.MaxUint64 {
+		return fmt.Errorf("limit the memory of cgroup %s to %d bytes: %w", cgroup, limit, gpu.ErrInvalidArgument)
+	}
+	if !lib.HasFunction(setMemoryLimits) {
+		return fmt.Errorf("limit the memory of cgroup %s: the driver's library has no %s: %w", cgroup, setMemoryLimits, gpu.ErrNotSupported)
+	}
+	count, err := lib.DeviceCount()
+	if err != nil {
+		return err
+	}
+	for i := range count {
+		dev, err := lib.DeviceByIndex(i)
+		if err != nil {
+			continue // another GPU's trouble
+		}
+		if id, err := dev.UUID(); err != nil || id != uuid {
+			continue
+		}
+		if err := dev.SetMemoryLimits(cgroup, limit, limit); err != nil {
+			return fmt.Errorf("limit the memory of cgroup %s on GPU %s to %d bytes: %w", cgroup, uuid, limit, err)
+		}
+		return nil
+	}
+	return fmt.Errorf("limit the memory of cgroup %s: GPU %s: %w", cgroup, uuid, gpu.ErrNotFound)
+}

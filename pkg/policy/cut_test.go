@@ -1,0 +1,197 @@
+package policy
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/sim"
+)
+
+func cut(total, byDefault, minimum, step int64) gpu.Cut {
+	return gpu.Cut{Total: total, Default: byDefault, Minimum: minimum, Step: step}
+}
+
+func TestMemoryAndCoresAreCutAsThePolicySays(t *testing.T) {
+	memory := func(minimum, step string) *v1alpha1.MemoryCut {
+		return &v1alpha1.MemoryCut{Minimum: amount(minimum), Step: amount(step)}
+	}
+	tests := map[string]struct {
+		shares int32
+		memory *v1alpha1.MemoryCut
+		cores  *v1alpha1.CoreCut
+		want   gpu.Cut // of 80 GiB
+		wantC  gpu.Cut
+	}{
+		"even":                          {8, nil, nil, cut(80*gib, 10*gib, gib, gib/4), cut(100, 12, 1, 1)},
+		"uneven":                        {7, nil, nil, cut(80*gib, 11*gib+gib/4, gib, gib/4), cut(100, 14, 1, 1)},
+		"one share":                     {1, nil, nil, cut(80*gib, 80*gib, gib, gib/4), cut(100, 100, 1, 1)},
+		"steps from an odd minimum":     {4, memory("3Gi", "2Gi"), &v1alpha1.CoreCut{Minimum: ptr(int32(7)), Step: ptr(int32(5))}, cut(80*gib, 19*gib, 3*gib, 2*gib), cut(100, 22, 7, 5)},
+		"steps of no power of two":      {4, memory("1Gi", "3Gi"), nil, cut(80*gib, 19*gib, gib, 3*gib), cut(100, 25, 1, 1)},
+		"decimal steps":                 {4, memory("1G", "500M"), nil, cut(80*gib, 21e9, 1e9, 5e8), cut(100, 25, 1, 1)},
+		"a step larger than a part":     {4, memory("1Gi", "40Gi"), &v1alpha1.CoreCut{Step: ptr(int32(50))}, cut(80*gib, gib, gib, 40*gib), cut(100, 1, 1, 50)},
+		"a minimum larger than a part":  {10, memory("20Gi", "1Gi"), &v1alpha1.CoreCut{Minimum: ptr(int32(30))}, cut(80*gib, 20*gib, 20*gib, gib), cut(100, 30, 30, 1)},
+		"a minimum of everything":       {10, memory("80Gi", "1Gi"), &v1alpha1.CoreCut{Minimum: ptr(int32(100))}, cut(80*gib, 80*gib, 80*gib, gib), cut(100, 100, 100, 1)},
+		"a minimum larger than all":     {10, memory("81Gi", "1Gi"), nil, gpu.Cut{}, cut(100, 10, 1, 1)},
+		"more shares than percent fits": {48, nil, &v1alpha1.CoreCut{Minimum: ptr(int32(3))}, cut(80*gib, gib+gib/2, gib, gib/4), cut(100, 3, 3, 1)},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			p := &v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{
+				TimeSlice: &v1alpha1.TimeSlicePolicy{Shares: &tt.shares, Memory: tt.memory},
+				MPS:       &v1alpha1.MPSPolicy{Shares: &tt.shares, Memory: tt.memory, Cores: tt.cores, SharedMemory: amount("2Gi")},
+			}}}
+			got := offers(Apply(p, node(), Means{}))[0]
+			if diff := cmp.Diff([]gpu.Cut{tt.want, tt.want, tt.wantC}, []gpu.Cut{got.TimeSlice.Memory, got.MPS.Memory, got.MPS.Cores}); diff != "" {
+				t.Errorf("cuts of time slices and MPS (-want +got):\n%s", diff)
+			}
+			if got.TimeSlice.Shares != int64(tt.shares) || got.MPS.Shares != int64(tt.shares) || got.MPS.SharedMemory != 2*gib {
+				t.Errorf("got %d and %d shares and %d bytes of shared memory, want %d shares and 2 GiB", got.TimeSlice.Shares, got.MPS.Shares, got.MPS.SharedMemory, tt.shares)
+			}
+		})
+	}
+}
+
+// checkCut holds a cut against what the API server and the scheduler make of it.
+func checkCut(t *testing.T, what string, c gpu.Cut, shares int64) {
+	t.Helper()
+	if c == (gpu.Cut{}) {
+		return
+	}
+	if c.Minimum < 1 || c.Step < 1 || c.Minimum > c.Total {
+		t.Errorf("%s: %+v is no range", what, c)
+		return
+	}
+	if c.Default < c.Minimum || c.Default > c.Total || (c.Default-c.Minimum)%c.Step != 0 {
+		t.Errorf("%s: the default of %+v is not in its range", what, c)
+	}
+	if shares*c.Minimum <= c.Total {
+		if shares*c.Default > c.Total {
+			t.Errorf("%s: %d times the default of %+v is more than all", what, shares, c)
+		}
+		// Nor is a step given away that each could have had.
+		if shares*(c.Default+c.Step) <= c.Total {
+			t.Errorf("%s: a step more than the default of %+v fits %d times", what, c, shares)
+		}
+	}
+}
+
+// allNodes are the node models, and each board on a node of its own.
+func allNodes(t *testing.T) map[string]*gpu.Node {
+	t.Helper()
+	nodes := map[string]*gpu.Node{}
+	for _, name := range simulated.NodeModels() {
+		session, err := simulated.Open(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		nodes["model "+name] = session.Node()
+		if err := session.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	boards, err := sim.Boards()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range boards {
+		memory := b.MemoryMiB << 20
+		capability := gpu.Version{Major: b.ComputeCapability[0], Minor: b.ComputeCapability[1]}
+		nodes["board "+b.Name] = &gpu.Node{DriverVersion: "590.44.01", GPUs: []gpu.GPU{{ProductName: b.Product, ComputeCapability: &capability, Memory: &memory}}}
+	}
+	return nodes
+}
+
+func TestDefaultPartsFitAndAreInRangeOnEveryBoard(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	quantity := func(most int64) string { return fmt.Sprint(1<<20 + random.Int64N(most)) }
+	for name, n := range allNodes(t) {
+		for round := range 300 {
+			rule := v1alpha1.Rule{TimeSlice: &v1alpha1.TimeSlicePolicy{}, MPS: &v1alpha1.MPSPolicy{}}
+			if round > 0 {
+				rule.TimeSlice.Shares, rule.MPS.Shares = ptr(1+random.Int32N(1000)), ptr(1+random.Int32N(60))
+				rule.TimeSlice.Memory = &v1alpha1.MemoryCut{Minimum: amount(quantity(100 * gib)), Step: amount(quantity(10 * gib))}
+				rule.MPS.Memory = &v1alpha1.MemoryCut{Minimum: amount(quantity(8 * gib)), Step: amount(quantity(gib))}
+				rule.MPS.Cores = &v1alpha1.CoreCut{Minimum: ptr(1 + random.Int32N(100)), Step: ptr(1 + random.Int32N(100))}
+			}
+			for i, o := range offers(Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{rule}}, n, Means{})) {
+				what := fmt.Sprintf("%s, GPU %d, round %d", name, i, round)
+				if o.TimeSlice == nil || o.MPS == nil {
+					t.Fatalf("%s: not shared: %+v", what, o)
+				}
+				checkCut(t, what+", time slice memory", o.TimeSlice.Memory, o.TimeSlice.Shares)
+				checkCut(t, what+", MPS memory", o.MPS.Memory, o.MPS.Shares)
+				checkCut(t, what+", MPS cores", o.MPS.Cores, o.MPS.Shares)
+				if round == 0 && (o.TimeSlice.Memory.Total == 0 || o.TimeSlice.Shares*o.TimeSlice.Memory.Minimum > o.TimeSlice.Memory.Total || o.MPS.Shares*o.MPS.Memory.Minimum > o.MPS.Memory.Total) {
+					t.Errorf("%s: by default not all shares fit: %+v and %+v", what, o.TimeSlice, o.MPS)
+				}
+			}
+		}
+	}
+}
+
+func TestTheInputIsNotChanged(t *testing.T) {
+	n, before := node(), node()
+	p := &v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{TimeSlice: &v1alpha1.TimeSlicePolicy{Shares: ptr(int32(2))}}}}
+	first := Apply(p, n, Means{})
+	if diff := cmp.Diff(before, n); diff != "" {
+		t.Errorf("the node (-before +after):\n%s", diff)
+	}
+	// A node that has offers already, as after a change of means, is offered anew and keeps its own.
+	second := Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{Tiers: []v1alpha1.Tier{}}}}, first, Means{})
+	if got := first.GPUs[0].Offer; got.TimeSlice == nil || got.TimeSlice.Shares != 2 || !got.Whole {
+		t.Errorf("the first offer became %+v", got)
+	}
+	if diff := cmp.Diff(&gpu.Offer{}, second.GPUs[0].Offer); diff != "" {
+		t.Errorf("the second offer (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(&gpu.Node{DriverVersion: "1"}, Apply(&v1alpha1.NodePolicy{}, &gpu.Node{DriverVersion: "1"}, Means{})); diff != "" {
+		t.Errorf("a node without GPUs (-want +got):\n%s", diff)
+	}
+}
+
+func TestLoadReadsAFileOrSaysWhatIsWrongWithIt(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, data string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(data), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	const head = "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\n"
+	got, err := Load(write("good.yaml", head+"rules: [{tiers: [mig]}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]v1alpha1.Rule{{Tiers: []v1alpha1.Tier{v1alpha1.TierMIG}}}, got.Rules); diff != "" {
+		t.Errorf("rules (-want +got):\n%s", diff)
+	}
+	if got, err := Load(""); err != nil || len(got.Rules) != 0 {
+		t.Errorf("no path: got %v, %v, want the policy without rules", got, err)
+	}
+	tests := map[string]struct {
+		path, want string
+	}{
+		"missing":   {filepath.Join(dir, "none.yaml"), "no such file"},
+		"directory": {dir, "is a directory"},
+		"too large": {write("large.yaml", head+strings.Repeat("#", 1<<20)), "more than 1048576"},
+		"empty":     {write("empty.yaml", ""), "set apiVersion and kind"},
+		"bad":       {write("bad.yaml", head+"rules: [{mps: {shares: 99}}]"), "rules[0].mps.shares"},
+		"no text":   {write("binary.yaml", "\x7fELF\x00"), "YAML"},
+	}
+	for name, tt := range tests {
+		got, err := Load(tt.path)
+		if err == nil || got != nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), tt.path) {
+			t.Errorf("%s: got %v, %v, want an error that says %q and %s", name, got, err, tt.want, tt.path)
+		}
+	}
+}

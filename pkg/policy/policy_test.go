@@ -1,0 +1,226 @@
+package policy
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+func ptr[T any](v T) *T { return &v }
+
+func amount(s string) *resource.Quantity { return ptr(resource.MustParse(s)) }
+
+const gib = 1 << 30
+
+// node is a node of two boards of 80 GiB, the second of another product.
+func node() *gpu.Node {
+	return &gpu.Node{DriverVersion: "580.95.05", GPUs: []gpu.GPU{
+		{
+			PCI: gpu.PCIAddress{Bus: 0x1b}, UUID: "GPU-a", Index: 1, ProductName: "NVIDIA H100 80GB HBM3",
+			ComputeCapability: &gpu.Version{Major: 9}, Memory: ptr(uint64(80 * gib)),
+		},
+		{
+			PCI: gpu.PCIAddress{Bus: 0xca}, UUID: "GPU-b", ProductName: "Tesla T4",
+			ComputeCapability: &gpu.Version{Major: 7, Minor: 5}, Memory: ptr(uint64(80 * gib)),
+		},
+	}}
+}
+
+// offers are what GPUs of a node offer.
+func offers(n *gpu.Node) []gpu.Offer {
+	var all []gpu.Offer
+	for i := range n.GPUs {
+		all = append(all, *n.GPUs[i].Offer)
+	}
+	return all
+}
+
+func TestWithoutAPolicyEveryTierIsOfferedWithDefaultNumbers(t *testing.T) {
+	want := gpu.Offer{
+		Whole: true, Partitions: true,
+		TimeSlice: &gpu.Sharing{Shares: 4, Memory: gpu.Cut{Total: 80 * gib, Default: 20 * gib, Minimum: gib, Step: gib / 4}, Enforcement: gpu.NotEnforced},
+		MPS: &gpu.Sharing{
+			Shares: 10, Memory: gpu.Cut{Total: 80 * gib, Default: 8 * gib, Minimum: gib, Step: gib / 4},
+			Cores: gpu.Cut{Total: 100, Default: 10, Minimum: 1, Step: 1}, SharedMemory: gib, Enforcement: gpu.EnforcedPerProcess,
+		},
+	}
+	for name, p := range map[string]*v1alpha1.NodePolicy{
+		"no rules":             {},
+		"a rule of nothing":    {Rules: []v1alpha1.Rule{{}}},
+		"no rule that matches": {Rules: []v1alpha1.Rule{{Match: &v1alpha1.Match{UUIDs: []string{"GPU-c"}}, Tiers: []v1alpha1.Tier{}}}},
+		"empty parts": {Rules: []v1alpha1.Rule{{
+			Match: &v1alpha1.Match{}, TimeSlice: &v1alpha1.TimeSlicePolicy{Memory: &v1alpha1.MemoryCut{}},
+			MPS: &v1alpha1.MPSPolicy{Memory: &v1alpha1.MemoryCut{}, Cores: &v1alpha1.CoreCut{}},
+		}}},
+	} {
+		if diff := cmp.Diff([]gpu.Offer{want, want}, offers(Apply(p, node(), Means{}))); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+func TestTheFirstRuleThatMatchesAGPUHolds(t *testing.T) {
+	match := func(m v1alpha1.Match) *v1alpha1.Match { return &m }
+	tests := map[string]struct {
+		match *v1alpha1.Match
+		want  [2]bool // whether it matches each of the GPUs
+	}{
+		"nothing said":             {nil, [2]bool{true, true}},
+		"nothing selected":         {match(v1alpha1.Match{}), [2]bool{true, true}},
+		"product":                  {match(v1alpha1.Match{ProductNames: []string{"Tesla T4"}}), [2]bool{false, true}},
+		"one of the products":      {match(v1alpha1.Match{ProductNames: []string{"A30", "NVIDIA H100 80GB HBM3"}}), [2]bool{true, false}},
+		"part of a product":        {match(v1alpha1.Match{ProductNames: []string{"T4", "tesla t4"}}), [2]bool{}},
+		"UUID":                     {match(v1alpha1.Match{UUIDs: []string{"GPU-a"}}), [2]bool{true, false}},
+		"both UUIDs":               {match(v1alpha1.Match{UUIDs: []string{"GPU-b", "GPU-a"}}), [2]bool{true, true}},
+		"index":                    {match(v1alpha1.Match{Indexes: []int32{1}}), [2]bool{true, false}},
+		"address":                  {match(v1alpha1.Match{PCIAddresses: []string{"0000:1b:00.0"}}), [2]bool{true, false}},
+		"address in capitals":      {match(v1alpha1.Match{PCIAddresses: []string{"0000:CA:00.0"}}), [2]bool{false, true}},
+		"address as NVML words it": {match(v1alpha1.Match{PCIAddresses: []string{"00000000:CA:00.0"}}), [2]bool{false, true}},
+		"address of none":          {match(v1alpha1.Match{PCIAddresses: []string{"0000:1b:00.1"}}), [2]bool{}},
+		"all of one GPU": {match(v1alpha1.Match{
+			ProductNames: []string{"Tesla T4"}, UUIDs: []string{"GPU-b"}, Indexes: []int32{0}, PCIAddresses: []string{"0000:ca:00.0"},
+		}), [2]bool{false, true}},
+		"fields of two GPUs": {match(v1alpha1.Match{UUIDs: []string{"GPU-a"}, Indexes: []int32{0}}), [2]bool{}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			p := &v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{
+				{Match: tt.match, Tiers: []v1alpha1.Tier{v1alpha1.TierExclusive}},
+				{Match: tt.match, Tiers: []v1alpha1.Tier{v1alpha1.TierMPS}}, // comes too late for those
+				{Tiers: []v1alpha1.Tier{v1alpha1.TierMIG}},
+			}}
+			for i, o := range offers(Apply(p, node(), Means{})) {
+				if diff := cmp.Diff(gpu.Offer{Whole: tt.want[i], Partitions: !tt.want[i]}, o); diff != "" {
+					t.Errorf("GPU %d (-want +got):\n%s", i, diff)
+				}
+			}
+		})
+	}
+}
+
+func TestAGPUOffersTheTiersOfItsRule(t *testing.T) {
+	words := func(o gpu.Offer) (list []string) {
+		for _, tier := range []struct {
+			name string
+			has  bool
+		}{{"exclusive", o.Whole}, {"mig", o.Partitions}, {"timeSlice", o.TimeSlice != nil}, {"mps", o.MPS != nil}, {"no mps", o.NoMPS != ""}} {
+			if tier.has {
+				list = append(list, tier.name)
+			}
+		}
+		return list
+	}
+	off := errors.New("no supervisor")
+	tests := map[string]struct {
+		tiers []v1alpha1.Tier
+		mps   error
+		want  []string
+	}{
+		"nil":               {nil, nil, []string{"exclusive", "mig", "timeSlice", "mps"}},
+		"empty":             {[]v1alpha1.Tier{}, nil, nil},
+		"exclusive":         {[]v1alpha1.Tier{v1alpha1.TierExclusive}, nil, []string{"exclusive"}},
+		"MIG":               {[]v1alpha1.Tier{v1alpha1.TierMIG}, nil, []string{"mig"}},
+		"time slice":        {[]v1alpha1.Tier{v1alpha1.TierTimeSlice}, nil, []string{"timeSlice"}},
+		"MPS":               {[]v1alpha1.Tier{v1alpha1.TierMPS}, nil, []string{"mps"}},
+		"both shared":       {[]v1alpha1.Tier{v1alpha1.TierMPS, v1alpha1.TierTimeSlice}, nil, []string{"timeSlice", "mps"}},
+		"nil, MPS is off":   {nil, off, []string{"exclusive", "mig", "timeSlice", "no mps"}},
+		"MPS, which is off": {[]v1alpha1.Tier{v1alpha1.TierMPS}, off, []string{"no mps"}},
+		"no MPS wanted":     {[]v1alpha1.Tier{v1alpha1.TierMIG}, off, []string{"mig"}},
+	}
+	for name, tt := range tests {
+		for _, o := range offers(Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{Tiers: tt.tiers}}}, node(), Means{MPS: tt.mps})) {
+			if diff := cmp.Diff(tt.want, words(o)); diff != "" {
+				t.Errorf("tiers %s (-want +got):\n%s", name, diff)
+			}
+		}
+	}
+}
+
+func TestWithoutMPSTheReasonIsTold(t *testing.T) {
+	const tooOld = "MPS limits its clients from compute capability 7.0 (Volta) on, and the GPU is older or does not say"
+	off := errors.New("nobody answers")
+	tests := map[string]struct {
+		capability *gpu.Version
+		mps        error
+		want       string
+	}{
+		"Volta":                  {&gpu.Version{Major: 7}, nil, ""},
+		"Blackwell":              {&gpu.Version{Major: 12}, nil, ""},
+		"no supervisor":          {&gpu.Version{Major: 9}, off, "nobody answers"},
+		"Pascal":                 {&gpu.Version{Major: 6, Minor: 2}, nil, tooOld},
+		"Kepler":                 {&gpu.Version{Major: 3, Minor: 7}, nil, tooOld},
+		"does not say":           {nil, nil, tooOld},
+		"Pascal, no supervisor":  {&gpu.Version{Major: 6}, off, tooOld}, // what no supervisor would help with comes first
+		"unknown, no supervisor": {nil, off, tooOld},
+	}
+	for name, tt := range tests {
+		n := node()
+		n.GPUs[0].ComputeCapability = tt.capability
+		got := offers(Apply(&v1alpha1.NodePolicy{}, n, Means{MPS: tt.mps}))[0]
+		if got.NoMPS != tt.want || (got.MPS == nil) != (tt.want != "") {
+			t.Errorf("%s: got %+v because %q, want the reason %q", name, got.MPS, got.NoMPS, tt.want)
+		}
+	}
+}
+
+func TestSharesOfMPSAreBoundedByItsClients(t *testing.T) {
+	tests := map[string]struct {
+		driver string
+		shares *int32
+		want   int64
+	}{
+		"default":                     {"580.95.05", nil, 10},
+		"fewest":                      {"580.95.05", ptr(int32(1)), 1},
+		"as many as before 590":       {"580.95.05", ptr(int32(48)), 48},
+		"more than before 590":        {"580.95.05", ptr(int32(49)), 48},
+		"most before 590":             {"589.99.99", ptr(int32(60)), 48},
+		"most from 590 on":            {"590.1", ptr(int32(60)), 60},
+		"much later":                  {"1000.0", ptr(int32(60)), 60},
+		"release alone":               {"590", ptr(int32(60)), 60},
+		"driver that does not say":    {"", ptr(int32(60)), 48},
+		"driver that says odd things": {"r590.1", ptr(int32(60)), 48},
+	}
+	for name, tt := range tests {
+		n := node()
+		n.DriverVersion = tt.driver
+		p := &v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{MPS: &v1alpha1.MPSPolicy{Shares: tt.shares}}}}
+		if got := offers(Apply(p, n, Means{}))[0].MPS.Shares; got != tt.want {
+			t.Errorf("%s: got %d shares, want %d", name, got, tt.want)
+		}
+	}
+}
+
+func TestMemoryIsHeldToWhereSomethingHoldsIt(t *testing.T) {
+	first := func(g *gpu.GPU) bool { return g.UUID == "GPU-a" }
+	tests := map[string]struct {
+		memory         *uint64
+		limits         func(*gpu.GPU) bool
+		timeSlice, mps gpu.Enforcement
+	}{
+		"nobody asked":              {ptr(uint64(80 * gib)), nil, gpu.NotEnforced, gpu.EnforcedPerProcess},
+		"the driver can":            {ptr(uint64(80 * gib)), first, gpu.EnforcedPerCgroup, gpu.EnforcedPerProcess},
+		"the driver cannot":         {ptr(uint64(80 * gib)), func(*gpu.GPU) bool { return false }, gpu.NotEnforced, gpu.EnforcedPerProcess},
+		"no memory is told":         {nil, first, gpu.NotEnforced, gpu.NotEnforced},
+		"memory is not available":   {ptr(^uint64(0)), first, gpu.NotEnforced, gpu.NotEnforced},
+		"not even the minimum":      {ptr(uint64(gib - 1)), first, gpu.NotEnforced, gpu.NotEnforced},
+		"no more than the minimum":  {ptr(uint64(gib)), first, gpu.EnforcedPerCgroup, gpu.EnforcedPerProcess},
+		"a board of 288 GiB":        {ptr(uint64(288 * gib)), first, gpu.EnforcedPerCgroup, gpu.EnforcedPerProcess},
+		"memory beyond any that is": {ptr(uint64(1)<<62 + 1), first, gpu.NotEnforced, gpu.NotEnforced},
+	}
+	for name, tt := range tests {
+		n := node()
+		n.GPUs[0].Memory = tt.memory
+		got := offers(Apply(&v1alpha1.NodePolicy{}, n, Means{CgroupMemory: tt.limits}))
+		if got[0].TimeSlice.Enforcement != tt.timeSlice || got[0].MPS.Enforcement != tt.mps {
+			t.Errorf("%s: time slices %s and MPS %s, want %s and %s", name, got[0].TimeSlice.Enforcement, got[0].MPS.Enforcement, tt.timeSlice, tt.mps)
+		}
+		if got[1].TimeSlice.Enforcement != gpu.NotEnforced {
+			t.Errorf("%s: the other GPU's time slices are held to %s", name, got[1].TimeSlice.Enforcement)
+		}
+	}
+}

@@ -1,0 +1,209 @@
+package publish
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/policy"
+)
+
+// offering is a node of a model whose GPUs offer what a policy says, with every means.
+func offering(t *testing.T, model string, rules ...v1alpha1.Rule) *gpu.Node {
+	t.Helper()
+	return policy.Apply(&v1alpha1.NodePolicy{Rules: rules}, modelNode(t, model), policy.Means{})
+}
+
+// sharedOf are the shared devices of a node, in order.
+func sharedOf(t *testing.T, node *gpu.Node) []resourceapi.Device {
+	t.Helper()
+	var shared []resourceapi.Device
+	for _, s := range slicesOf(t, node) {
+		for _, d := range s.Devices {
+			if kind := *d.Attributes["type"].StringValue; kind != typeGPU && kind != typeMIG {
+				shared = append(shared, d)
+			}
+		}
+	}
+	return shared
+}
+
+func TestSlicesOfAnHGXH100ThatOffersEverything(t *testing.T) {
+	golden(t, "hgx-h100-default-names.yaml", names(t, offering(t, "hgx-h100")))
+}
+
+func TestSharedDevicesOfAnHGXH100(t *testing.T) {
+	shared := sharedOf(t, offering(t, "hgx-h100"))
+	if len(shared) != 16 {
+		t.Fatalf("got %d shared devices, want two of each of eight GPUs", len(shared))
+	}
+	golden(t, "hgx-h100-shared.yaml", shared[:2])
+}
+
+func TestObjectsOfAT4(t *testing.T) {
+	golden(t, "t4-default.yaml", Objects(offering(t, "t4"), "gpu.cleave.dev", "node-1"))
+}
+
+func TestObjectsOfASharedGPUThatReportsNothingOptional(t *testing.T) {
+	node := policy.Apply(&v1alpha1.NodePolicy{}, &gpu.Node{GPUs: []gpu.GPU{bareGPU()}}, policy.Means{})
+	shared := sharedOf(t, node)
+	if len(shared) != 1 {
+		t.Fatalf("got %d shared devices, want the time slices", len(shared))
+	}
+	var got []string
+	for name := range shared[0].Capacity {
+		got = append(got, string(name))
+	}
+	if diff := cmp.Diff([]string{"shares"}, got); diff != "" {
+		t.Errorf("capacities (-want +got):\n%s", diff)
+	}
+	checkLimits(t, slicesOf(t, node))
+}
+
+func TestASharedDeviceIsMarkedByItsTaintsOnly(t *testing.T) {
+	node := offering(t, "t4")
+	name := node.GPUs[0].PCI.DeviceName()
+	var got [][]string
+	for _, s := range Resources(node, "n", Taint{name + "-mps", TaintNoMPS}, Taint{name + "-mps", TaintOccupied}, Taint{name, TaintOccupied},
+		Taint{"gpu-of-nobody", TaintOccupied}).Pools["n"].Slices {
+		for _, d := range s.Devices {
+			line := []string{d.Name}
+			for _, taint := range d.Taints {
+				line = append(line, taint.Key+":"+string(taint.Effect))
+			}
+			got = append(got, line)
+		}
+	}
+	want := [][]string{
+		{name, "gpu.cleave.dev/occupied:NoSchedule"},
+		{name + "-timeslice"},
+		{name + "-mps", "gpu.cleave.dev/mps-unavailable:NoSchedule", "gpu.cleave.dev/occupied:NoSchedule"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("devices and taints (-want +got):\n%s", diff)
+	}
+}
+
+func TestOnlySharedDevicesAreForManyClaims(t *testing.T) {
+	for _, model := range simulated.NodeModels() {
+		node := offering(t, model)
+		for _, s := range slicesOf(t, node) {
+			for _, d := range s.Devices {
+				kind := *d.Attributes["type"].StringValue
+				shared := kind == string(gpu.TimeSlice) || kind == string(gpu.MPS)
+				if many := d.AllowMultipleAllocations; (many != nil) != shared || many != nil && !*many {
+					t.Errorf("%s: %s of type %s: for many claims: %v", model, d.Name, kind, many)
+				}
+				if _, ok := d.Attributes["shares"]; ok != shared {
+					t.Errorf("%s: %s of type %s has the attribute shares: %t", model, d.Name, kind, ok)
+				}
+				if d.Attributes["uuid"].StringValue == nil && kind != typeMIG || d.Attributes["memoryEnforcement"].StringValue == nil {
+					t.Errorf("%s: %s of type %s has no UUID or does not say what holds its memory", model, d.Name, kind)
+				}
+			}
+		}
+	}
+}
+
+func TestMemoryEnforcementIsWhatThePolicyFound(t *testing.T) {
+	node := policy.Apply(&v1alpha1.NodePolicy{}, modelNode(t, "a30"), policy.Means{
+		CgroupMemory: func(g *gpu.GPU) bool { return g.Index == 0 },
+	})
+	got := map[string]string{}
+	for _, s := range slicesOf(t, node) {
+		for _, d := range s.Devices {
+			got[fmt.Sprintf("%d %s", *d.Attributes["index"].IntValue, *d.Attributes["type"].StringValue)] = *d.Attributes["memoryEnforcement"].StringValue
+		}
+	}
+	want := map[string]string{
+		"0 gpu": "none", "0 timeslice": "cgroup", "0 mps": "process", "1 gpu": "none", "1 timeslice": "none", "1 mps": "process",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("memoryEnforcement (-want +got):\n%s", diff)
+	}
+}
+
+func TestSlicesWithSharesStayWithinTheLimitsOfTheAPI(t *testing.T) {
+	for _, model := range simulated.NodeModels() {
+		for _, mig := range []bool{false, true} {
+			node := offering(t, model)
+			for i := range node.GPUs {
+				node.GPUs[i].MIG.Enabled = mig && node.GPUs[i].MIG.Capable
+			}
+			checkLimits(t, slicesOf(t, node))
+		}
+	}
+	// Two shared devices a GPU: 33 GPUs have more than a slice takes.
+	for _, n := range []int{8, 31, 32, 33, 64, 65} {
+		node := policy.Apply(&v1alpha1.NodePolicy{}, nodeOf(n), policy.Means{})
+		checkLimits(t, slicesOf(t, node))
+		if got := len(sharedOf(t, node)); got != 2*n {
+			t.Errorf("%d GPUs: got %d shared devices, want two each", n, got)
+		}
+	}
+}
+
+// TestWhateverAPolicySaysTheAPITakesIt: one capacity that is no range, and the API server refuses the slice with all
+// shared devices of the node.
+func TestWhateverAPolicySaysTheAPITakesIt(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 4))
+	number := func(most int32) string {
+		return fmt.Sprint([]int32{1, most, 1 + random.Int32N(most), 1 + random.Int32N(min(most, 8))}[random.IntN(4)])
+	}
+	memory := func() string {
+		return fmt.Sprint([]int64{1 << 20, 1 << 30, 16 << 30, 80 << 30, math.MaxInt64, 1<<20 + random.Int64N(100<<30)}[random.IntN(6)])
+	}
+	model := modelNode(t, "t4")
+	for range 300 {
+		text := "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nrules:\n" +
+			"- timeSlice: {shares: " + number(1000) + ", memory: {minimum: " + memory() + ", step: " + memory() + "}}\n" +
+			"  mps: {shares: " + number(60) + ", memory: {minimum: " + memory() + ", step: " + memory() + "}, cores: {minimum: " + number(100) + ", step: " + number(100) + "}}\n"
+		p, err := v1alpha1.DecodeNodePolicy([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		board := uint64(random.Int64N(20 << 30))
+		node := *model
+		node.GPUs = []gpu.GPU{model.GPUs[0]}
+		node.GPUs[0].Memory = &board
+		if checkLimits(t, slicesOf(t, policy.Apply(p, &node, policy.Means{}))); t.Failed() {
+			t.Fatalf("%d bytes of memory and the policy\n%s", board, text)
+		}
+	}
+}
+
+func TestTheSameOffersGiveTheSameBytes(t *testing.T) {
+	want := encode(t, Resources(offering(t, "hgx-h100"), "n"))
+	for range 10 {
+		if got := encode(t, Resources(offering(t, "hgx-h100"), "n")); got != want {
+			t.Fatalf("slices differ (-first +now):\n%s", cmp.Diff(want, got))
+		}
+	}
+	// What a policy says of shares changes those devices only, and no other slice.
+	other := encode(t, Resources(offering(t, "hgx-h100", v1alpha1.Rule{TimeSlice: &v1alpha1.TimeSlicePolicy{Shares: ptr(int32(9))}}), "n"))
+	a, b := strings.Split(want, `"name":`), strings.Split(other, `"name":`)
+	for i := range a {
+		if a[i] != b[i] && !strings.Contains(a[i], `-timeslice"`) {
+			t.Errorf("another number of time slices changes %s", a[i])
+		}
+	}
+}
+
+func TestSharedResourcesDoNotShareMemoryWithTheNode(t *testing.T) {
+	node := offering(t, "t4")
+	shared := sharedOf(t, node)
+	want := encode(t, shared)
+	o := node.GPUs[0].Offer
+	o.TimeSlice.Shares, o.MPS.Memory.Default, o.MPS.Cores.Total = 1, 2, 3
+	if diff := cmp.Diff(want, encode(t, shared)); diff != "" {
+		t.Errorf("published devices changed with the node (-before +after):\n%s", diff)
+	}
+}

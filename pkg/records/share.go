@@ -1,0 +1,56 @@
+package records
+
+import "github.com/cleave-dra/cleave/pkg/gpu"
+
+// Share is what a claim has of a shared GPU.
+type Share struct {
+	// ID tells the claim's shares of one device apart (shareID of the allocation).
+	ID   string    `json:"id"`
+	Kind gpu.Share `json:"kind"`
+	// Shares, Memory in bytes and Cores in percent of the multiprocessors, as allocated; zero where the device does
+	// not count it.
+	Shares int64 `json:"shares,omitempty"`
+	Memory int64 `json:"memory,omitempty"`
+	Cores  int64 `json:"cores,omitempty"`
+	// CgroupMemory tells that the driver is to hold each container to Memory.
+	CgroupMemory bool `json:"cgroupMemory,omitempty"`
+	// Interval of the GPU's time slices that the claim asks for; empty if it does not care.
+	Interval string `json:"interval,omitempty"`
+	MPS      *MPS   `json:"mps,omitempty"`
+}
+
+// MPS is how a claim's processes use the MPS server of their GPU. It holds what was allocated, lowered by the claim's
+// parameters.
+type MPS struct {
+	// ThreadPercentage of the multiprocessors, 1 to 100.
+	ThreadPercentage int64 `json:"threadPercentage"`
+	// Memory of each process in bytes; zero where the device does not count it.
+	Memory int64 `json:"memory,omitempty"`
+	// ManyClients tells that the server may have more clients than it takes at full connections.
+	ManyClients bool `json:"manyClients,omitempty"`
+	// BelowNormal priority.
+	BelowNormal bool `json:"belowNormal,omitempty"`
+	// PipeDir and ShmDir are the server's folders on the host; empty until it is there.
+	PipeDir string `json:"pipeDir,omitempty"`
+	ShmDir  string `json:"shmDir,omitempty"`
+}
+
+// Shares lists the record's shares of a kind.
+func (r *Record) Shares(kind gpu.Share) []*Device {
+	var found []*Device
+	for i := range r.Devices {
+		if s := r.Devices[i].Share; s != nil && s.Kind == kind {
+			found = append(found, &r.Devices[i])
+		}
+	}
+	return found
+}
+
+func (s *Share) clone() *Share {
+	c := *s
+	if s.MPS != nil {
+		m := *s.MPS
+		c.MPS = &m
+	}
+	return &c
+}

@@ -1,0 +1,122 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"syscall"
+)
+
+// Hold is this process as a client of GPUs. The kernel driver of a real node knows when a process ends, however that
+// happens. Here the process has a file locked, and who finds it unlocked knows.
+type Hold struct {
+	node *Node
+	name string
+	file *os.File // nil: the node is in memory
+	gpus []int
+}
+
+// holdFile is the file that a process has locked.
+func (n *Node) holdFile(pid int) string {
+	return filepath.Join(n.root, stateDir, "process-"+strconv.Itoa(pid))
+}
+
+// Hold begins to make this process a client, of no GPU yet.
+func (n *Node) Hold(name string) (*Hold, error) {
+	h := &Hold{node: n, name: name}
+	if n.root == "" {
+		return h, nil
+	}
+	f, err := os.OpenFile(n.holdFile(os.Getpid()), os.O_RDWR|os.O_CREATE, 0o644) //nolint:gosec // everybody may look whether it is locked
+	if err != nil {
+		return nil, fmt.Errorf("hold GPUs: %w", err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+		return nil, errors.Join(fmt.Errorf("hold GPUs: lock %s: %w", f.Name(), err), f.Close())
+	}
+	h.file = f
+	return h, nil
+}
+
+// Use makes the process a client of a GPU, or of a partition if gi is not negative, or changes how much memory it
+// uses there.
+func (h *Hold) Use(index, gi, ci int, memory uint64) error {
+	c := Client{PID: os.Getpid(), Name: h.name, Memory: memory, GPUInstance: gi, ComputeInstance: ci, Held: h.file != nil}
+	if err := h.node.AddClient(index, c); err != nil {
+		return err
+	}
+	if !slices.Contains(h.gpus, index) {
+		h.gpus = append(h.gpus, index)
+	}
+	return nil
+}
+
+// Check tells what has ended the hold from outside: a GPU fell off the bus, or the node was rebooted. A process on a
+// real node would not get to ask.
+func (h *Hold) Check() error {
+	node, err := h.node.state.load()
+	if err != nil {
+		return err
+	}
+	for _, i := range h.gpus {
+		if slices.Contains(node.Lost, i) {
+			return fail("", CodeGPUIsLost, "GPU %d fell off the bus", i)
+		}
+		st, err := h.node.gpus[i].load()
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(st.Clients, func(c Client) bool { return c.PID == os.Getpid() }) {
+			return fmt.Errorf("GPU %d knows process %d no more", i, os.Getpid())
+		}
+	}
+	return nil
+}
+
+// Close ends it.
+func (h *Hold) Close() error {
+	var errs []error
+	for _, i := range h.gpus {
+		if err := h.node.RemoveClient(i, os.Getpid()); err != nil && !errors.Is(err, errNoClient) {
+			errs = append(errs, err)
+		}
+	}
+	h.gpus = nil
+	if h.file != nil {
+		errs = append(errs, os.Remove(h.file.Name()), h.file.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// alive tells whether a client is still there.
+func (n *Node) alive(c Client) bool {
+	if !c.Held {
+		return true // of one that was only said to be there, nobody knows
+	}
+	f, err := os.Open(n.holdFile(c.PID))
+	if err != nil {
+		return !errors.Is(err, fs.ErrNotExist)
+	}
+	defer f.Close()
+	// Shared, so that two who look do not take each other for the process.
+	return syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) != nil
+}
+
+// abandoned tells whether a GPU has clients that have ended.
+func (n *Node) abandoned(st *gpuState) bool {
+	for i := range st.Clients {
+		if st.Clients[i].Held && !n.alive(st.Clients[i]) {
+			return true
+		}
+	}
+	return false
+}
+
+// forget takes out clients that have ended.
+func (n *Node) forget(st *gpuState) {
+	st.Clients = slices.DeleteFunc(st.Clients, func(c Client) bool { return !n.alive(c) })
+}

@@ -1,0 +1,150 @@
+package sim
+
+import (
+	"errors"
+	"os"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+func TestHold(t *testing.T) {
+	for name, node := range map[string]*Node{"on disk": openNode(t, createNode(t, "hgx-h100")), "in memory": testNode(t, "hgx-h100")} {
+		h, err := node.Hold("server")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, memory := range []uint64{1 << 20, 5 << 20} {
+			if err := h.Use(3, -1, -1, memory); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := node.Device(3).Processes()
+		want := []Client{{PID: os.Getpid(), Name: "server", Memory: 5 << 20, GPUInstance: -1, ComputeInstance: -1, Held: node.root != ""}}
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("%s: processes, %v (-want +got):\n%s", name, err, diff)
+		}
+		if activation, err := node.Device(3).SetMIGMode(true); !errors.Is(activation, gpu.ErrInUse) || err != nil {
+			t.Errorf("%s: MIG mode of a GPU that is held = %v, %v", name, activation, err)
+		}
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+		if got, err := node.Device(3).Processes(); len(got) > 0 || err != nil {
+			t.Errorf("%s: processes after Close = %v, %v", name, got, err)
+		}
+	}
+}
+
+// A process that is killed takes nothing back: its lock is gone, and everybody sees that.
+func TestAHoldEndsWithItsProcess(t *testing.T) {
+	root := createNode(t, "hgx-h100")
+	node, other := openNode(t, root), openNode(t, root)
+	h, err := node.Hold("server")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Use(3, -1, -1, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.AddClient(3, Client{PID: 1, Name: "dcgm", GPUInstance: -1}); err != nil {
+		t.Fatal(err)
+	}
+	count := func(want int) {
+		t.Helper()
+		for _, n := range []*Node{node, other} {
+			got, err := n.Device(3).Processes()
+			if len(got) != want || err != nil {
+				t.Errorf("processes = %v, %v, want %d", got, err, want)
+			}
+		}
+	}
+	count(2)
+	if err := h.file.Close(); err != nil { // what the end of a process does
+		t.Fatal(err)
+	}
+	count(1)
+	st, err := other.Status()
+	if err != nil || len(st.GPUs[3].Clients) != 1 {
+		t.Errorf("clients = %v, %v", st.GPUs[3].Clients, err)
+	}
+	if err := other.RemoveClient(3, 1); err != nil {
+		t.Fatal(err)
+	}
+	if activation, err := node.Device(3).SetMIGMode(true); activation != nil || err != nil {
+		t.Errorf("MIG mode of a GPU that nobody holds = %v, %v", activation, err)
+	}
+}
+
+func TestAHoldIsRefusedByTheMode(t *testing.T) {
+	root := createNode(t, "hgx-h100")
+	n := openNode(t, root)
+	if err := n.Device(0).SetComputeMode(ModeProhibited); err != nil {
+		t.Fatal(err)
+	}
+	h, err := n.Hold("server")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Use(0, -1, -1, 0); err == nil {
+		t.Error("a GPU that is prohibited was taken")
+	}
+	if err := h.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestCheckOfAHold(t *testing.T) {
+	for name, trouble := range map[string]func(*Node) error{
+		"lost":   func(n *Node) error { return n.Lose(0) },
+		"reboot": (*Node).Reboot,
+	} {
+		n := openNode(t, createNode(t, "t4"))
+		h, err := n.Hold("server")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(h.Use(0, -1, -1, 0), h.Check()); err != nil {
+			t.Fatal(err)
+		}
+		if err := trouble(n); err != nil {
+			t.Fatal(err)
+		}
+		if h.Check() == nil {
+			t.Errorf("%s: nothing has happened", name)
+		}
+		if err := h.Close(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestTrouble(t *testing.T) {
+	n := testNode(t, "hgx-h100")
+	inject := func(f Fault) {
+		t.Helper()
+		if _, err := n.Inject(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	inject(Fault{GPU: -1, Call: "*", Code: CodeUnknown})
+	inject(Fault{GPU: 3, Call: CallMPSServerStart, Code: CodeTimeout})
+	tests := []struct {
+		call string
+		gpus []int
+		want int
+	}{
+		{CallMPSControlStart, []int{3}, CodeSuccess}, // * is every NVML function
+		{CallMPSServerStart, nil, CodeSuccess},
+		{CallMPSServerStart, []int{1, 2}, CodeSuccess},
+		{CallMPSServerStart, []int{1, 3}, CodeTimeout},
+	}
+	for _, tt := range tests {
+		err := n.Trouble(tt.call, tt.gpus...)
+		if (err == nil) != (tt.want == CodeSuccess) || err != nil && !isCode(err, tt.want) {
+			t.Errorf("Trouble(%s, %v) = %v, want %d", tt.call, tt.gpus, err, tt.want)
+		}
+	}
+}

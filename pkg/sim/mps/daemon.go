@@ -1,0 +1,256 @@
+package mps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// ErrRunning says, in the words of NVIDIA's, that another daemon has the pipe directory.
+var ErrRunning = errors.New("An instance of this daemon is already running") //nolint:staticcheck // in the words of NVIDIA's
+
+// Options of a daemon.
+type Options struct {
+	PipeDir, LogDir string
+	// MultiUser makes one server serve the programs of all users.
+	MultiUser bool
+	// Threads and Limits are the defaults of servers, as the environment words them.
+	Threads, Limits string
+	// Server makes the command of a server's process, which has to call Serve with file 3.
+	Server func() *exec.Cmd
+	// Start, where set, is called when the daemon has its files and before it answers; an error ends it.
+	Start func(context.Context) error
+	// Command, where set, is called before each command of an administrator; an error is the reply.
+	Command func(context.Context) error
+}
+
+// daemon is one that runs in this process.
+type daemon struct {
+	opts Options
+	log  *logFile
+	ctx  context.Context // ends the daemon
+	done func()
+
+	mu       sync.Mutex
+	defaults settings
+	children []*child // servers, by start
+	pending  []*applicant
+	quitting bool
+	conns    map[net.Conn]bool
+	changed  *sync.Cond     // children
+	waiting  sync.WaitGroup // connections and children
+}
+
+// Run is a daemon. It returns when ctx ends, when an administrator says so, or at once if it cannot do its work, as
+// when another daemon has the pipe directory (ErrRunning).
+func Run(ctx context.Context, opts Options) (err error) {
+	defaults, err := settingsOf(opts.Threads, opts.Limits)
+	if err != nil {
+		return err
+	}
+	release, err := takePipe(opts.PipeDir)
+	if err != nil {
+		return err
+	}
+	release = sync.OnceValue(release)
+	defer func() { err = errors.Join(err, release()) }()
+	log, closeLog, err := openLog(opts.LogDir, "control.log", "Control")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeLog()) }()
+	listener, err := listen(opts.PipeDir)
+	if err != nil {
+		log.printf("Failed to start: %v", err)
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	d := &daemon{opts: opts, log: log, ctx: ctx, done: cancel, defaults: defaults, conns: map[net.Conn]bool{}}
+	d.changed = sync.NewCond(&d.mu)
+	log.printf("Starting control daemon using socket %s", socketPath(opts.PipeDir))
+	if opts.Start != nil {
+		if err := opts.Start(ctx); err != nil {
+			log.printf("Failed to start: %v", err)
+			return errors.Join(fmt.Errorf("start MPS control daemon: %w", err), listener.Close())
+		}
+	}
+	log.printf("To connect CUDA applications to this daemon, set env %s=%s", EnvPipeDirectory, opts.PipeDir)
+	stop := context.AfterFunc(ctx, func() { _ = listener.Close() })
+	defer stop()
+	d.accept(listener)
+	_ = listener.Close() // closed already or not: after this the socket is gone, so that it is not another daemon's that goes
+	d.endServers()
+	// First the files, then the connections: who asked the daemon to quit may start another at once.
+	err = release()
+	d.endConnections()
+	log.printf("Exit")
+	return err
+}
+
+// takePipe makes the pipe directory this daemon's, for as long as it lives: its PID file is locked. What an earlier
+// daemon has left there goes.
+func takePipe(pipe string) (release func() error, err error) {
+	if err := os.MkdirAll(pipe, 0o755); err != nil { //nolint:gosec // programs of all users come here
+		return nil, fmt.Errorf("make pipe directory: %w", err)
+	}
+	name := filepath.Join(pipe, pidName)
+	f, err := lockPIDFile(name)
+	if err != nil {
+		return nil, err
+	}
+	err = errors.Join(f.Truncate(0), removeStale(socketPath(pipe)))
+	if err == nil {
+		_, err = fmt.Fprintln(f, os.Getpid())
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("take pipe directory: %w", err), f.Close())
+	}
+	// The file goes before the lock: who opens it after this has another.
+	return func() error { return errors.Join(os.Remove(name), f.Close()) }, nil
+}
+
+// lockPIDFile locks the PID file for as long as this process lives.
+func lockPIDFile(name string) (*os.File, error) {
+	for {
+		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o644) //nolint:gosec // a PID is no secret
+		if err != nil {
+			return nil, fmt.Errorf("open PID file: %w", err)
+		}
+		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+			return nil, errors.Join(ErrRunning, f.Close())
+		}
+		ours, err := f.Stat()
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("lock PID file: %w", err), f.Close())
+		}
+		if there, err := os.Stat(name); err == nil && os.SameFile(ours, there) {
+			return f, nil
+		}
+		_ = f.Close() // another daemon has taken the file away, which was its own
+	}
+}
+
+func removeStale(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// listen makes the socket, for all users.
+func listen(pipe string) (*net.UnixListener, error) {
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socketPath(pipe), Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("bind control socket: %w", err)
+	}
+	if err := os.Chmod(socketPath(pipe), 0o666); err != nil { //nolint:gosec // programs of all users come here
+		return nil, errors.Join(fmt.Errorf("bind control socket: %w", err), listener.Close())
+	}
+	return listener, nil
+}
+
+// accept serves connections until the listener is closed.
+func (d *daemon) accept(listener *net.UnixListener) {
+	for {
+		conn, err := listener.AcceptUnix()
+		if err != nil {
+			return
+		}
+		if d.ctx.Err() != nil {
+			_ = conn.Close()
+			return
+		}
+		d.log.printf("Accepting connection...")
+		d.mu.Lock()
+		d.conns[conn] = true
+		d.mu.Unlock()
+		d.waiting.Go(func() { d.serve(conn) })
+	}
+}
+
+// forget closes a connection that the daemon has no more to do with.
+func (d *daemon) forget(conn net.Conn) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.conns, conn)
+	_ = conn.Close()
+}
+
+// helloTime is how long a connection may take to say who it is.
+const helloTime = 10 * time.Second
+
+// serve reads who has connected and does what is due.
+func (d *daemon) serve(conn *net.UnixConn) {
+	lines := newLines(conn)
+	var h hello
+	err := conn.SetReadDeadline(time.Now().Add(helloTime))
+	if err == nil {
+		err = readLine(lines, &h)
+	}
+	if err == nil {
+		err = conn.SetReadDeadline(time.Time{})
+	}
+	if err != nil {
+		d.log.printf("User did not send valid credentials")
+		d.forget(conn)
+		return
+	}
+	if h.Program == nil {
+		defer d.forget(conn)
+		d.log.printf("NEW UI")
+		d.administer(conn, lines)
+		d.log.printf("UI closed")
+		return
+	}
+	pid, uid, err := peer(conn)
+	if err != nil {
+		d.log.printf("User did not send valid credentials: %v", err)
+		d.forget(conn)
+		return
+	}
+	d.apply(&applicant{conn: conn, request: h.Program, pid: pid, uid: uid})
+}
+
+// graceTime is how long a server that was told to end may take.
+const graceTime = 5 * time.Second
+
+// endServers sends away programs that wait, and ends the servers. The socket is gone already.
+func (d *daemon) endServers() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.quitting = true
+	d.refusePending(func(*applicant) bool { return true }, "the MPS control daemon has ended")
+	for _, c := range d.children {
+		c.end()
+	}
+	kill := time.AfterFunc(graceTime, func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		for _, c := range d.children {
+			_ = c.cmd.Process.Kill() // it may have ended by now
+		}
+	})
+	for len(d.children) > 0 {
+		d.changed.Wait()
+	}
+	kill.Stop()
+}
+
+// endConnections ends what is left.
+func (d *daemon) endConnections() {
+	d.mu.Lock()
+	for conn := range d.conns {
+		_ = conn.Close()
+	}
+	d.mu.Unlock()
+	d.waiting.Wait()
+}

@@ -1,0 +1,228 @@
+package mps
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"time"
+)
+
+// program is a CUDA program that a server serves.
+type program struct {
+	id      int
+	pid     int // as the server sees it
+	conn    *net.UnixConn
+	request *Request
+	device  *device
+	ended   bool // it was told that it cannot go on
+}
+
+// answerTime is how long a program may take to read what it is told.
+const answerTime = 5 * time.Second
+
+// tell writes to a program.
+func tell(conn *net.UnixConn, a answer) error {
+	return errors.Join(conn.SetWriteDeadline(time.Now().Add(answerTime)), writeLine(conn, a))
+}
+
+// take decides about a program that the daemon hands over; mu is held.
+func (s *server) take(a *ask, conn *net.UnixConn) {
+	if conn == nil || a.Program == nil {
+		return
+	}
+	s.log.printf("Received new client request from %d", a.ProgramPID)
+	granted, p, refusal := s.admit(a)
+	if refusal != nil {
+		s.log.printf("Client %d refused: %v", a.ProgramPID, refusal)
+		_ = tell(conn, answer{Error: refusal}) // if it does not hear it, it is gone
+		_ = conn.Close()
+		return
+	}
+	p.conn = conn
+	s.programs = append(s.programs, p)
+	if err := tell(conn, answer{Admission: granted}); err != nil {
+		s.log.printf("Client %d does not listen: %v", p.pid, err)
+	}
+	s.waiting.Go(func() { s.watch(p) })
+}
+
+// admit checks a program against what the server and its limits allow; mu is held.
+func (s *server) admit(a *ask) (*Admission, *program, *Error) {
+	r := a.Program
+	if s.finishing || s.state != stateActive {
+		return nil, nil, cudaError(ErrorServerNotReady, "the MPS server is in state %s or shutting down", s.state)
+	}
+	d, refusal := selectDevice(s.devices, r)
+	if refusal != nil {
+		return nil, nil, refusal
+	}
+	threads := s.settings.Threads
+	if r.Threads != "" {
+		own, err := parsePercentage(r.Threads)
+		if err != nil {
+			return nil, nil, cudaError(ErrorInvalidValue, "%s: %v", EnvThreads, err)
+		}
+		threads = min(threads, own)
+	}
+	limit, err := ownLimit(s.devices, d, r)
+	if err != nil {
+		return nil, nil, cudaError(ErrorInvalidValue, "%s: %v", EnvMemory, err)
+	}
+	if limit == 0 || d.limit != 0 && d.limit < limit {
+		limit = d.limit
+	}
+	if n := s.clientsOf(d); n >= d.maxClients {
+		return nil, nil, cudaError(ErrorMaxClients, "%s has %d clients, the most it takes", d.uuid, n)
+	}
+	if limit != 0 && r.Memory > limit {
+		return nil, nil, cudaError(ErrorOutOfMemory, "%d bytes asked, the limit is %d", r.Memory, limit)
+	}
+	if free := d.memory - min(d.memory, contextMemory+d.used); r.Memory > free {
+		return nil, nil, cudaError(ErrorOutOfMemory, "%d bytes asked, %d are free", r.Memory, free)
+	}
+	d.used += r.Memory
+	if err := s.use(d); err != nil {
+		d.used -= r.Memory
+		return nil, nil, cudaError(ErrorRPCFailure, "%v", err)
+	}
+	p := &program{id: s.lastID, pid: a.ProgramPID, request: r, device: d}
+	s.lastID++
+	return &Admission{
+		PID: r.PID, ServerPID: pid(), ID: p.id, Device: d.uuid, Threads: threads, MemoryLimit: limit, Memory: r.Memory,
+	}, p, nil
+}
+
+// clientsOf counts the programs on a device; mu is held.
+func (s *server) clientsOf(d *device) int {
+	n := 0
+	for _, p := range s.programs {
+		if p.device == d {
+			n++
+		}
+	}
+	return n
+}
+
+// watch waits until a program is gone, or says that it has run into a fault.
+func (s *server) watch(p *program) {
+	lines := newLines(p.conn)
+	for lines.Scan() {
+		if lines.Text() == commandFault {
+			s.mu.Lock()
+			s.fault(fmt.Sprintf("client %d", p.pid))
+			s.mu.Unlock()
+		}
+	}
+	s.leave(p)
+	s.endIfIdle()
+}
+
+// leave takes a program off the list.
+func (s *server) leave(p *program) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_ = p.conn.Close()
+	s.programs = slices.DeleteFunc(s.programs, func(o *program) bool { return o == p })
+	p.device.used -= p.request.Memory
+	if s.hold.Check() == nil {
+		if err := s.use(p.device); err != nil {
+			s.log.printf("Client %d leaves memory behind: %v", p.pid, err)
+		}
+	}
+	s.log.printf("Client %d disconnected", p.pid)
+	if len(s.programs) == 0 && s.state == stateFault {
+		s.state = stateActive
+		s.log.printf("All clients are gone, recovered from the fault")
+	}
+}
+
+// fault is what a fatal fault of one program does: it hits all of them, and the server takes no others before they
+// are gone. mu is held.
+func (s *server) fault(cause string) {
+	s.log.printf("Fatal GPU fault (%s): %d clients are hit", cause, len(s.programs))
+	if len(s.programs) > 0 {
+		s.state = stateFault
+	}
+	for _, p := range s.programs {
+		s.end(p, cudaError(ErrorLaunchFailed, "fatal fault of a client of the MPS server"))
+	}
+}
+
+// end tells a program that it cannot go on; it is a client until it goes. mu is held.
+func (s *server) end(p *program, e *Error) {
+	if p.ended {
+		return
+	}
+	p.ended = true
+	if err := tell(p.conn, answer{Error: e}); err != nil {
+		s.log.printf("Client %d does not listen: %v", p.pid, err)
+	}
+}
+
+// endAll takes the connections of all programs away.
+func (s *server) endAll(e *Error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.programs {
+		s.end(p, e)
+		_ = p.conn.Close()
+	}
+}
+
+// terminate ends one program; mu is held.
+func (s *server) terminate(pid int) error {
+	for _, p := range s.programs {
+		if p.pid == pid {
+			s.end(p, cudaError(ErrorTerminated, "terminated by the administrator"))
+			return nil
+		}
+	}
+	return fmt.Errorf("no client with PID %d", pid)
+}
+
+// clientList is what get_client_list prints.
+func (s *server) clientList() string {
+	var b strings.Builder
+	for _, p := range s.programs {
+		fmt.Fprintln(&b, p.pid)
+	}
+	return b.String()
+}
+
+// partOfUUID is how much of a UUID ps prints.
+const partOfUUID = len("GPU-cb1213a3-d6a4")
+
+// processes is what ps prints, less the line of titles.
+func (s *server) processes() string {
+	var b strings.Builder
+	for _, p := range s.programs {
+		uuid := p.device.uuid[:min(len(p.device.uuid), partOfUUID)]
+		name, _, _ := strings.Cut(p.request.Command, "\n")
+		fmt.Fprintf(&b, psFormat, fmt.Sprint(p.pid), fmt.Sprint(p.id), fmt.Sprint(pid()), uuid, fmt.Sprint(p.request.PID), name[:min(len(name), 120)])
+	}
+	return b.String()
+}
+
+// psFormat is a line of ps.
+const psFormat = "%-9s %-5s %-9s %-18s %-9s %s\n"
+
+// psTitles is its first line.
+func psTitles() string {
+	return fmt.Sprintf(psFormat, "PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND")
+}
+
+// deviceList is what device_query prints of a server.
+func (s *server) deviceList(csv bool) string {
+	var b strings.Builder
+	format := "%-16s %-18s %-42s %s\n"
+	if csv {
+		format = "%s,%s,%s,%s\n"
+	}
+	fmt.Fprintf(&b, format, "Device Ordinal", "PCI IDs", "UUID", "Name")
+	for i, d := range s.devices {
+		fmt.Fprintf(&b, format, fmt.Sprint(i), d.pci, d.uuid, d.name)
+	}
+	return b.String()
+}
