@@ -41,7 +41,7 @@ func newCreate() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "create --node MODEL --root FOLDER",
 		Short: "Make a simulated node",
-		Long: `Make a simulated node: a driver root with libraries, nvidia-smi, device files, and stand-ins for /proc and /sys.
+		Long: `Make a simulated node: a driver root with libraries, nvidia-smi, MPS, device files, and stand-ins for /proc and /sys.
 
 The folder has to be empty, or to hold a simulated node that --force may replace. libnvidia-ml.so.1 is taken from the
 folder of this program. Device files need root; --no-device-nodes leaves them out.`,

@@ -63,7 +63,7 @@ func codeOf(err error) int {
 }
 
 const long = `nvml-sim makes simulated GPU nodes: a driver root with a libnvidia-ml.so.1 that programs load as NVIDIA's,
-stub driver libraries, nvidia-smi, device files, and stand-ins for /proc and /sys. The state of the GPUs lives
+stub driver libraries, nvidia-smi, MPS, device files, and stand-ins for /proc and /sys. The state of the GPUs lives
 under the root, so every process that uses it sees the same GPUs, and they outlive it.
 
   nvml-sim create --node hgx-h100 --root /tmp/h100    makes one

@@ -81,11 +81,13 @@ type gpuView struct {
 	// Offers tells what claims can get, Advice how an admin changes that; empty where there is nothing to change.
 	Offers string `json:"offers"`
 	// NoMPS says why the GPU is not shared by MPS, where the policy would have it so.
-	NoMPS      string          `json:"noMPS,omitempty"`
-	Advice     string          `json:"advice,omitempty"`
-	HeldBy     []string        `json:"heldBy,omitempty"`
-	Shares     []shareView     `json:"shares,omitempty"`
-	Partitions []partitionView `json:"partitions,omitempty"`
+	NoMPS string `json:"noMPS,omitempty"`
+	// NoTimeSlice is the like for time slices.
+	NoTimeSlice string          `json:"noTimeSlice,omitempty"`
+	Advice      string          `json:"advice,omitempty"`
+	HeldBy      []string        `json:"heldBy,omitempty"`
+	Shares      []shareView     `json:"shares,omitempty"`
+	Partitions  []partitionView `json:"partitions,omitempty"`
 }
 
 // shareView is what one claim has of a shared GPU.
@@ -163,7 +165,7 @@ func (f *inspectFlags) records() ([]*records.Record, error) {
 func viewGPU(ctx context.Context, session *nvml.Session, g *gpu.GPU, held []*records.Record) (*gpuView, error) {
 	v := &gpuView{Device: g.PCI.DeviceName(), UUID: g.UUID, Product: g.ProductName}
 	v.MIG, v.Offers, v.Advice = offers(g)
-	v.NoMPS = g.Offer.NoMPS
+	v.NoMPS, v.NoTimeSlice = g.Offer.NoMPS, g.Offer.NoTimeSlice
 	parts, err := session.Partitions(ctx, g)
 	if err != nil {
 		return nil, err
@@ -280,9 +282,11 @@ func (v *nodeView) print(w io.Writer) error {
 			said[g.Advice] = true
 			fmt.Fprintln(w, g.Advice)
 		}
-		if g.NoMPS != "" && !said[g.NoMPS] {
-			said[g.NoMPS] = true
-			fmt.Fprintln(w, "not shared by MPS:", g.NoMPS)
+		for _, no := range []struct{ what, why string }{{"by MPS", g.NoMPS}, {"by time slices", g.NoTimeSlice}} {
+			if line := "not shared " + no.what + ": " + no.why; no.why != "" && !said[line] {
+				said[line] = true
+				fmt.Fprintln(w, line)
+			}
 		}
 	}
 	for _, p := range v.Problems {

@@ -26,8 +26,8 @@ type Offer struct {
 	Whole, Partitions bool
 	// TimeSlice and MPS are nil where the GPU is not shared so.
 	TimeSlice, MPS *Sharing
-	// NoMPS says why the policy's MPS tier is not offered; empty where it is, or where the policy has none.
-	NoMPS string
+	// NoTimeSlice and NoMPS say why a tier of the policy is not offered; empty where it is, or where the policy has none.
+	NoTimeSlice, NoMPS string
 }
 
 // Sharing is what a shared GPU has of everything, and how it is cut. Nothing holds a claim to its part but what

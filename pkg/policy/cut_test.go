@@ -40,7 +40,6 @@ func TestMemoryAndCoresAreCutAsThePolicySays(t *testing.T) {
 		"a step larger than a part":     {4, memory("1Gi", "40Gi"), &v1alpha1.CoreCut{Step: ptr(int32(50))}, cut(80*gib, gib, gib, 40*gib), cut(100, 1, 1, 50)},
 		"a minimum larger than a part":  {10, memory("20Gi", "1Gi"), &v1alpha1.CoreCut{Minimum: ptr(int32(30))}, cut(80*gib, 20*gib, 20*gib, gib), cut(100, 30, 30, 1)},
 		"a minimum of everything":       {10, memory("80Gi", "1Gi"), &v1alpha1.CoreCut{Minimum: ptr(int32(100))}, cut(80*gib, 80*gib, 80*gib, gib), cut(100, 100, 100, 1)},
-		"a minimum larger than all":     {10, memory("81Gi", "1Gi"), nil, gpu.Cut{}, cut(100, 10, 1, 1)},
 		"more shares than percent fits": {48, nil, &v1alpha1.CoreCut{Minimum: ptr(int32(3))}, cut(80*gib, gib+gib/2, gib, gib/4), cut(100, 3, 3, 1)},
 	}
 	for name, tt := range tests {
@@ -110,6 +109,18 @@ func allNodes(t *testing.T) map[string]*gpu.Node {
 	return nodes
 }
 
+// A GPU whose memory nobody counts because a policy's numbers do not fit it would be over-committed.
+func TestAGPUTooSmallForThePolicyIsNotSharedAndSaysWhy(t *testing.T) {
+	small := &v1alpha1.MemoryCut{Minimum: amount("81Gi")}
+	got := offers(Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{
+		TimeSlice: &v1alpha1.TimeSlicePolicy{Memory: small}, MPS: &v1alpha1.MPSPolicy{Memory: small},
+	}}}, node(), Means{}))[0]
+	const why = "the policy's smallest share of memory is more than the 81920 MiB that the GPU has"
+	if got.TimeSlice != nil || got.MPS != nil || got.NoTimeSlice != why || got.NoMPS != why {
+		t.Errorf("got %+v, want no shares because %q", got, why)
+	}
+}
+
 func TestDefaultPartsFitAndAreInRangeOnEveryBoard(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	quantity := func(most int64) string { return fmt.Sprint(1<<20 + random.Int64N(most)) }
@@ -124,12 +135,16 @@ func TestDefaultPartsFitAndAreInRangeOnEveryBoard(t *testing.T) {
 			}
 			for i, o := range offers(Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{rule}}, n, Means{})) {
 				what := fmt.Sprintf("%s, GPU %d, round %d", name, i, round)
-				if o.TimeSlice == nil || o.MPS == nil {
+				if (o.TimeSlice == nil) != (o.NoTimeSlice != "") || (o.MPS == nil) != (o.NoMPS != "") || round == 0 && (o.TimeSlice == nil || o.MPS == nil) {
 					t.Fatalf("%s: not shared: %+v", what, o)
 				}
-				checkCut(t, what+", time slice memory", o.TimeSlice.Memory, o.TimeSlice.Shares)
-				checkCut(t, what+", MPS memory", o.MPS.Memory, o.MPS.Shares)
-				checkCut(t, what+", MPS cores", o.MPS.Cores, o.MPS.Shares)
+				if o.TimeSlice != nil {
+					checkCut(t, what+", time slice memory", o.TimeSlice.Memory, o.TimeSlice.Shares)
+				}
+				if o.MPS != nil {
+					checkCut(t, what+", MPS memory", o.MPS.Memory, o.MPS.Shares)
+					checkCut(t, what+", MPS cores", o.MPS.Cores, o.MPS.Shares)
+				}
 				if round == 0 && (o.TimeSlice.Memory.Total == 0 || o.TimeSlice.Shares*o.TimeSlice.Memory.Minimum > o.TimeSlice.Memory.Total || o.MPS.Shares*o.MPS.Memory.Minimum > o.MPS.Memory.Total) {
 					t.Errorf("%s: by default not all shares fit: %+v and %+v", what, o.TimeSlice, o.MPS)
 				}

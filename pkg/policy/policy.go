@@ -88,6 +88,9 @@ func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means) gpu.Offe
 	offer := gpu.Offer{Whole: has(v1alpha1.TierExclusive), Partitions: has(v1alpha1.TierMIG)}
 	if has(v1alpha1.TierTimeSlice) {
 		offer.TimeSlice = timeSlice(r.TimeSlice, g, means)
+		if why := tooSmall(g, offer.TimeSlice); why != "" {
+			offer.TimeSlice, offer.NoTimeSlice = nil, why
+		}
 	}
 	if has(v1alpha1.TierMPS) {
 		clients, why := mpsClients(node, g)
@@ -98,9 +101,20 @@ func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means) gpu.Offe
 			offer.NoMPS = why.Error()
 		} else {
 			offer.MPS = mps(r.MPS, g, clients)
+			if why := tooSmall(g, offer.MPS); why != "" {
+				offer.MPS, offer.NoMPS = nil, why
+			}
 		}
 	}
 	return offer
+}
+
+// tooSmall says why a GPU cannot be cut as the policy wants: shares whose memory nobody counts would be worse than none.
+func tooSmall(g *gpu.GPU, s *gpu.Sharing) string {
+	if hasMemory(g) && s.Memory.Total == 0 {
+		return fmt.Sprintf("the policy's smallest share of memory is more than the %d MiB that the GPU has", *g.Memory>>20)
+	}
+	return ""
 }
 
 func timeSlice(p *v1alpha1.TimeSlicePolicy, g *gpu.GPU, means Means) *gpu.Sharing {
@@ -156,10 +170,15 @@ func mpsClients(node *gpu.Node, g *gpu.GPU) (int64, error) {
 	return mpsClientsBefore, nil
 }
 
+// hasMemory tells whether the board says how much memory it has.
+func hasMemory(g *gpu.GPU) bool {
+	const notAvailable = 1 << 62 // all ones is NVML's "not available"
+	return g.Memory != nil && *g.Memory <= notAvailable
+}
+
 // memory cuts a GPU's memory; it is empty where the board does not tell it.
 func memory(c *v1alpha1.MemoryCut, g *gpu.GPU, shares int64) gpu.Cut {
-	const notAvailable = 1 << 62 // all ones is NVML's "not available"
-	if g.Memory == nil || *g.Memory > notAvailable {
+	if !hasMemory(g) {
 		return gpu.Cut{}
 	}
 	if c == nil {

@@ -207,7 +207,6 @@ func TestMemoryIsHeldToWhereSomethingHoldsIt(t *testing.T) {
 		"the driver cannot":         {ptr(uint64(80 * gib)), func(*gpu.GPU) bool { return false }, gpu.NotEnforced, gpu.EnforcedPerProcess},
 		"no memory is told":         {nil, first, gpu.NotEnforced, gpu.NotEnforced},
 		"memory is not available":   {ptr(^uint64(0)), first, gpu.NotEnforced, gpu.NotEnforced},
-		"not even the minimum":      {ptr(uint64(gib - 1)), first, gpu.NotEnforced, gpu.NotEnforced},
 		"no more than the minimum":  {ptr(uint64(gib)), first, gpu.EnforcedPerCgroup, gpu.EnforcedPerProcess},
 		"a board of 288 GiB":        {ptr(uint64(288 * gib)), first, gpu.EnforcedPerCgroup, gpu.EnforcedPerProcess},
 		"memory beyond any that is": {ptr(uint64(1)<<62 + 1), first, gpu.NotEnforced, gpu.NotEnforced},

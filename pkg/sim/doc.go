@@ -5,5 +5,7 @@
 // that of a real GPU does: every process that opens the folder sees the same GPUs, and a change made by one is seen
 // by the next call of another. cmd/nvml-sim wraps the second kind in a shared library that programs load as NVML.
 //
+// Package mps beside it is what NVIDIA's MPS programs do on such a node.
+//
 // What a board can do is data (boards/*.json), and so is what a node is made of (models/*.json); code holds only rules.
 package sim

@@ -77,6 +77,10 @@ func run(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := n.StartSupervisor(ctx); err != nil {
+		return err
+	}
+	defer func() { _ = n.KillSupervisor() }() // the cluster's end takes its servers
 	b := &bench{options: o, cluster: c, node: n, trace: trace}
 	report, err := b.measure(ctx)
 	if err != nil {

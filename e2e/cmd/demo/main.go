@@ -1,5 +1,5 @@
 // Command demo runs Cleave's main job on this machine: a local Kubernetes, a simulated HGX H100 node, the driver, and
-// three pods that get GPUs in three ways. It ends in a table of what each pod got and sees.
+// pods that get GPUs, partitions and shares. It ends in a table of what each pod got and sees.
 package main
 
 import (
@@ -9,11 +9,13 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"text/tabwriter"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
@@ -29,7 +31,7 @@ const (
 )
 
 // examples are the pods of the demo, by name; each is a file of deployments/examples.
-var examples = []string{"one-gpu", "four-gpus", "extended-resource"}
+var examples = []string{"one-gpu", "four-gpus", "mig-extended-resource", "timeslice-four-notebooks", "mps-two-services"}
 
 func main() {
 	source := flag.String("source", ".", "root of the Cleave repository")
@@ -75,11 +77,12 @@ func run(ctx context.Context, source string) error {
 	if err != nil {
 		return err
 	}
-	fmt.Println("==> Creating DeviceClass gpu.cleave.dev and pods " + strings.Join(examples, ", "))
-	if err := createAll(ctx, client, source); err != nil {
+	fmt.Println("==> Creating DeviceClasses and the examples " + strings.Join(examples, ", "))
+	pods, err := createAll(ctx, client, source)
+	if err != nil {
 		return err
 	}
-	return show(ctx, client, n)
+	return show(ctx, client, n, pods)
 }
 
 func startNode(ctx context.Context, c *cluster.Cluster, source string) (*node.Node, error) {
@@ -91,64 +94,111 @@ func startNode(ctx context.Context, c *cluster.Cluster, source string) (*node.No
 	if err != nil {
 		return nil, err
 	}
+	if err := n.StartSupervisor(ctx); err != nil {
+		return nil, err
+	}
 	if err := n.Start(ctx); err != nil {
 		return nil, err
 	}
 	return n, n.WaitReady(ctx)
 }
 
-func createAll(ctx context.Context, client workload.Client, source string) error {
-	files := []string{"manifests/deviceclass-gpu.yaml"}
+// createAll makes the DeviceClasses and examples and returns the names of the examples' pods.
+func createAll(ctx context.Context, client workload.Client, source string) (pods []string, err error) {
+	var files []string
+	for _, name := range []string{"deviceclass-gpu", "deviceclass-timeslice", "deviceclass-mps", "deviceclasses-mig-profiles"} {
+		files = append(files, "manifests/"+name+".yaml")
+	}
 	for _, name := range examples {
 		files = append(files, "examples/"+name+".yaml")
 	}
 	for _, file := range files {
 		objects, err := workload.Load(filepath.Join(source, "deployments", file))
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if err := workload.Create(ctx, client.Kube, namespace, objects); err != nil {
-			return err
+			return nil, err
+		}
+		for _, o := range objects {
+			if pod, ok := o.(*corev1.Pod); ok {
+				pods = append(pods, pod.Name)
+			}
 		}
 	}
-	return nil
+	return pods, nil
 }
 
-// show waits for the pods and prints the table.
-func show(ctx context.Context, client workload.Client, n *node.Node) error {
-	t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "\nPOD\tCLASS\tDEVICE\tUUID\tCONTAINER SEES")
-	for _, name := range examples {
+// row is what a pod got, and what its first container sees of it.
+type row struct {
+	pod     string
+	devices []workload.Allocated
+	sees    []string
+}
+
+// look waits for the pods and sees what they got.
+func look(ctx context.Context, client workload.Client, pods []string) ([]row, error) {
+	var rows []row
+	for _, name := range pods {
 		pod, err := client.WaitRunning(ctx, namespace, name)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		devices, err := client.Devices(ctx, pod)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		seen, err := client.Look(ctx, namespace, name, pod.Spec.Containers[0].Name)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		lines := sight(seen)
-		for i := range max(len(devices), len(lines)) {
-			row := []string{"", "", "", "", ""}
+		rows = append(rows, row{name, devices, sight(seen)})
+	}
+	return rows, nil
+}
+
+// takeCommon takes the lines out of rows that all of them have.
+func takeCommon(rows []row) []string {
+	var common []string
+	for _, line := range slices.Clone(rows[0].sees) {
+		if !slices.ContainsFunc(rows, func(r row) bool { return !slices.Contains(r.sees, line) }) {
+			common = append(common, line)
+		}
+	}
+	for i := range rows {
+		rows[i].sees = slices.DeleteFunc(rows[i].sees, func(line string) bool { return slices.Contains(common, line) })
+	}
+	return common
+}
+
+// show waits for the pods and prints the table.
+func show(ctx context.Context, client workload.Client, n *node.Node, pods []string) error {
+	rows, err := look(ctx, client, pods)
+	if err != nil {
+		return err
+	}
+	common := takeCommon(rows)
+	t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "\nPOD\tCLASS\tDEVICE\tUUID\tCONTAINER SEES")
+	for _, r := range rows {
+		for i := range max(len(r.devices), len(r.sees)) {
+			cells := []string{"", "", "", "", ""}
 			if i == 0 {
-				row[0] = name
+				cells[0] = r.pod
 			}
-			if i < len(devices) {
-				row[1], row[2], row[3] = devices[i].Class, devices[i].Device, devices[i].UUID
+			if i < len(r.devices) {
+				cells[1], cells[2], cells[3] = r.devices[i].Class, r.devices[i].Device, r.devices[i].UUID
 			}
-			if i < len(lines) {
-				row[4] = lines[i]
+			if i < len(r.sees) {
+				cells[4] = r.sees[i]
 			}
-			fmt.Fprintln(t, strings.Join(row, "\t"))
+			fmt.Fprintln(t, strings.Join(cells, "\t"))
 		}
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
+	fmt.Printf("\nEvery container sees besides: %s\n", strings.Join(common, " "))
 	c := client.Cluster
 	fmt.Printf("\nLook around:\n  export KUBECONFIG=%s PATH=%s:$PATH\n  kubectl get pods,resourceclaims,resourceslices\n"+
 		"  %s show --root %s\n  less %s\nStop it and remove all of it:\n  make cluster-down\n",
@@ -159,15 +209,11 @@ func show(ctx context.Context, client workload.Client, n *node.Node) error {
 // sight puts what a container sees in a few short lines.
 func sight(s workload.Seen) []string {
 	lines := []string{strings.Join(s.GPUNodes(), " ")}
-	var control []string
 	gpus := strings.Join(s.GPUNodes(), " ") + " "
 	for _, n := range s.DeviceNodes {
 		if !strings.Contains(gpus, n+" ") {
-			control = append(control, strings.TrimPrefix(n, "/dev/"))
+			lines = append(lines, n)
 		}
-	}
-	if len(control) > 0 {
-		lines = append(lines, "and "+strings.Join(control, " "))
 	}
 	lines = append(lines, s.Libraries...)
 	return append(lines, s.Environment...)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -28,6 +29,8 @@ type bed struct {
 	Root   string
 	// KillAt is the step at which a worker kills itself; 0 for none.
 	KillAt int
+	// Library makes a worker load the simulated library of the driver root.
+	Library bool
 }
 
 // newBed makes a node, and takes away what a failed test left.
@@ -259,6 +262,15 @@ func worker(what string) int {
 	if err := json.Unmarshal([]byte(what), &b); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
+	}
+	if b.Library {
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+		defer stop()
+		if err := Run(ctx, b.Config, []string{"/proc/self/exe", runDaemon}); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return 0
 	}
 	steps := 0
 	step := func(string) {

@@ -222,7 +222,7 @@ func TestErrorsOfDaemonsHaveTheirLogs(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t)
-			b.Config.StartTimeout = time.Second
+			b.Config.StartTimeout = 3 * time.Second
 			if tt.mode == "" {
 				if err := os.Remove(filepath.Join(b.Root, "usr/bin/nvidia-cuda-mps-control")); err != nil {
 					t.Fatal(err)

@@ -2,7 +2,6 @@ package supervisor
 
 import (
 	"bufio"
-	"context"
 	"encoding/json"
 	"errors"
 	"os"
@@ -71,9 +70,8 @@ func (b *bed) client(t *testing.T, e mps.Endpoint, args ...string) (map[string]a
 
 func TestOnTheSimulatedNode(t *testing.T) {
 	b := newSimulatedBed(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- Run(ctx, b.Config, []string{"/proc/self/exe", runDaemon}) }()
+	b.Library = true
+	supervisor := b.spawn(t)
 	c := b.dial(t)
 	a, other := b.request(t, "a", 0), b.request(t, "b", 0)
 	e := mustEnsure(t, c, a)
@@ -119,8 +117,7 @@ func TestOnTheSimulatedNode(t *testing.T) {
 		t.Errorf("left behind: %s", left)
 	}
 	_ = holder.Wait()
-	cancel()
-	if err := <-ended; err != nil {
+	if err := errors.Join(supervisor.Process.Signal(syscall.SIGTERM), supervisor.Wait()); err != nil {
 		t.Errorf("the supervisor ended: %v", err)
 	}
 }

@@ -116,17 +116,21 @@ func (b *board) waitReady(ctx context.Context) error {
 	tick := time.NewTicker(askEvery)
 	defer tick.Stop()
 	began := time.Now()
+	var last error
 	for {
 		_, err := askPercentage(ctx, b.s.on.Daemons, b.daemon())
 		if err == nil {
 			return nil
+		}
+		if ctx.Err() == nil || last == nil { // else it says only that time was up
+			last = err
 		}
 		select {
 		case <-b.process.Done():
 			return fmt.Errorf("MPS control daemon %d ended before it answered: %s", b.process.ID().PID, b.process.How())
 		case <-ctx.Done():
 			return fmt.Errorf("MPS control daemon %d did not answer within %s (--start-timeout): %w; last question: %w",
-				b.process.ID().PID, time.Since(began).Round(time.Millisecond), ctx.Err(), err)
+				b.process.ID().PID, time.Since(began).Round(time.Millisecond), ctx.Err(), last)
 		case <-tick.C:
 		}
 	}

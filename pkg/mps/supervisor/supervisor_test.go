@@ -126,7 +126,7 @@ func TestGPUsDoNotWaitForEachOther(t *testing.T) {
 		s, stop := startFake(t, testConfig(t), h)
 		defer stop()
 		ensure(t, s, requestFor("a", 1))
-		h.silent = true
+		h.locked(func() { h.silent = true })
 		failed := make(chan error, 1)
 		go func() {
 			_, err := s.Ensure(t.Context(), requestFor("b", 2))
@@ -156,7 +156,7 @@ func TestAStartGoesOnWhenItsCallerLeaves(t *testing.T) {
 		h := newFakeHost()
 		s, stop := startFake(t, testConfig(t), h)
 		defer stop()
-		h.silent = true
+		h.locked(func() { h.silent = true })
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() { _, _ = s.Ensure(ctx, requestFor("a", 1)) }()
 		synctest.Wait()
@@ -261,7 +261,7 @@ func TestADaemonThatCannotBeStartedIsGivenUp(t *testing.T) {
 		var began time.Time
 		h.onStep(func(what string) error {
 			if what == "before a daemon is started" {
-				tries = append(tries, time.Since(began))
+				h.locked(func() { tries = append(tries, time.Since(began)) })
 				return broken
 			}
 			return nil
@@ -279,7 +279,9 @@ func TestADaemonThatCannotBeStartedIsGivenUp(t *testing.T) {
 		}
 		time.Sleep(2*time.Minute + time.Second) //nolint:forbidigo // in a bubble
 		seconds := func(n time.Duration) time.Duration { return n * time.Second }
-		if diff := cmp.Diff([]time.Duration{0, seconds(1), seconds(3), seconds(7), seconds(15), seconds(75), seconds(135)}, tries); diff != "" {
+		var got []time.Duration
+		h.locked(func() { got = slices.Clone(tries) })
+		if diff := cmp.Diff([]time.Duration{0, seconds(1), seconds(3), seconds(7), seconds(15), seconds(75), seconds(135)}, got); diff != "" {
 			t.Errorf("tries (-want +got):\n%s", diff)
 		}
 		if st := s.Status().GPUs[0]; st.State != mps.Failed || !strings.Contains(st.Message, "broken") {
@@ -410,7 +412,7 @@ func TestTheComputeModeComesBackWithTheDriver(t *testing.T) {
 				a := requestFor("a", 1)
 				h.modes[a.PCI] = tt.before
 				ensure(t, s, a)
-				h.noDriver = gpu.ErrDriverNotLoaded
+				h.locked(func() { h.noDriver = gpu.ErrDriverNotLoaded })
 				release(t, s, a)
 				if len(h.processes)+len(h.mounts) > 0 {
 					t.Error("the daemon or its memory is left")
@@ -423,16 +425,20 @@ func TestTheComputeModeComesBackWithTheDriver(t *testing.T) {
 				defer stop()
 				go s.CleanUp()
 				time.Sleep(time.Minute) //nolint:forbidigo // in a bubble
-				if tt.foreign {
-					h.modes[a.PCI] = 2
-				}
-				if tt.reloaded {
-					h.modes[a.PCI] = 0
-				}
-				h.noDriver = nil
+				h.locked(func() {
+					if tt.foreign {
+						h.modes[a.PCI] = 2
+					}
+					if tt.reloaded {
+						h.modes[a.PCI] = 0
+					}
+					h.noDriver = nil
+				})
 				time.Sleep(time.Minute) //nolint:forbidigo // in a bubble
-				if h.modes[a.PCI] != tt.want {
-					t.Errorf("mode %d, want %d", h.modes[a.PCI], tt.want)
+				mode := 0
+				h.locked(func() { mode = h.modes[a.PCI] })
+				if mode != tt.want {
+					t.Errorf("mode %d, want %d", mode, tt.want)
 				}
 				if len(s.Status().GPUs) != 0 || len(foldersLeft(t, config)) != 0 {
 					t.Errorf("left: %+v, %v", s.Status().GPUs, foldersLeft(t, config))

@@ -1,7 +1,6 @@
 package mps
 
 import (
-	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -138,9 +137,6 @@ func FuzzParseCommand(f *testing.F) {
 	f.Fuzz(func(t *testing.T, line string) {
 		c, err := parseCommand(line)
 		if err != nil {
-			if errors.Is(err, errArguments) == strings.Contains(err.Error(), "unknown command: ") {
-				t.Errorf("%q: %v", line, err)
-			}
 			return
 		}
 		if _, ok := commands[c.name]; !ok || c.server < 0 || c.client < 0 || c.uid < 0 || c.percentage < 0 || c.percentage > 100 || c.timeout < -1 {

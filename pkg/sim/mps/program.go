@@ -27,11 +27,13 @@ func tell(conn *net.UnixConn, a answer) error {
 	return errors.Join(conn.SetWriteDeadline(time.Now().Add(answerTime)), writeLine(conn, a))
 }
 
-// take decides about a program that the daemon hands over; mu is held.
+// take decides about a program that the daemon hands over.
 func (s *server) take(a *ask, conn *net.UnixConn) {
 	if conn == nil || a.Program == nil {
 		return
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.log.printf("Received new client request from %d", a.ProgramPID)
 	granted, p, refusal := s.admit(a)
 	if refusal != nil {

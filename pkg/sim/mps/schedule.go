@@ -45,7 +45,8 @@ func (c *child) ask(a *ask, with *net.UnixConn) (string, error) {
 		_, err = receive(c.conn, &t)
 	}
 	if err != nil {
-		return "", fmt.Errorf("server %d does not answer: %w", c.pid, err)
+		// A late answer would be taken for that to another question. Without its daemon the server ends.
+		return "", errors.Join(fmt.Errorf("server %d does not answer: %w", c.pid, err), c.conn.Close())
 	}
 	if t.Error != "" {
 		return "", errors.New(t.Error)
@@ -116,9 +117,12 @@ func (d *daemon) dispatch(latest *applicant) {
 			wait = "Server is not ready"
 		default:
 			d.log.printf("NEW CLIENT %d from user %d: Server already exists", a.pid, a.uid)
-			d.pending = d.pending[1:]
-			d.handOver(c, a)
-			continue
+			if d.handOver(c, a) {
+				d.pending = d.pending[1:]
+				continue
+			}
+			c.finishing = true // whatever it is, another takes its place when it has ended
+			wait = "Server does not answer"
 		}
 		if a == latest {
 			d.log.printf("NEW CLIENT %d from user %d: %s, push client to pending list", a.pid, a.uid, wait)
@@ -144,14 +148,16 @@ func (d *daemon) current() *child {
 	return d.children[0]
 }
 
-// handOver gives a program to a server; mu is held.
-func (d *daemon) handOver(c *child, a *applicant) {
+// handOver gives a program to a server, and tells whether that took it; mu is held.
+func (d *daemon) handOver(c *child, a *applicant) bool {
 	if _, err := c.ask(&ask{Op: opProgram, Program: a.request, ProgramPID: a.pid}, a.conn); err != nil {
-		// The server may have told the program already that it is taken, so there is nothing to tell it.
-		d.log.printf("CLIENT %d from user %d lost: %v", a.pid, a.uid, err)
+		d.log.printf("%v", err)
+		_ = c.cmd.Process.Kill() // it is ending, or hangs
+		return false
 	}
 	delete(d.conns, a.conn)
-	_ = a.conn.Close() // the server has it, or nobody
+	_ = a.conn.Close() // the server has it
+	return true
 }
 
 // finish makes a server end when its programs are gone; mu is held.

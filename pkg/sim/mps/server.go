@@ -94,8 +94,11 @@ func (s *server) run(ctx context.Context, node func() (*sim.Node, error)) error 
 			s.log.printf("Control daemon is gone")
 			return nil //nolint:nilerr // that is how servers end
 		}
-		if err := send(s.daemon, s.answer(&a, conn), nil); err != nil {
+		if err := send(s.daemon, s.answer(&a), nil); err != nil {
 			return fmt.Errorf("answer the control daemon: %w", err)
+		}
+		if a.Op == opProgram { // only now: a program that the daemon knows not to be taken can go elsewhere
+			s.take(&a, conn)
 		}
 		s.endIfIdle()
 	}
@@ -169,11 +172,11 @@ func (s *server) use(d *device) error {
 	return s.hold.Use(d.index, d.gi, d.ci, contextMemory+d.used)
 }
 
-// answer does what the daemon asks; conn is nil unless a program is handed over.
-func (s *server) answer(a *ask, conn *net.UnixConn) told {
+// answer does what the daemon asks.
+func (s *server) answer(a *ask) told {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	text, err := s.do(a, conn)
+	text, err := s.do(a)
 	if err != nil {
 		return told{Error: err.Error()}
 	}
@@ -181,10 +184,9 @@ func (s *server) answer(a *ask, conn *net.UnixConn) told {
 }
 
 // do is answer with mu held.
-func (s *server) do(a *ask, conn *net.UnixConn) (string, error) {
+func (s *server) do(a *ask) (string, error) {
 	switch a.Op {
 	case opProgram:
-		s.take(a, conn)
 		return "", nil
 	case opFinish:
 		s.finishing = true
