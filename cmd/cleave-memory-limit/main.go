@@ -79,13 +79,19 @@ func containerPID(from io.Reader) (int, error) {
 
 // cgroupOf is the folder of a process's cgroup in the unified hierarchy.
 func cgroupOf(root string, pid int) (string, error) {
+	if _, err := os.Stat(filepath.Join(root, "sys/fs/cgroup/cgroup.controllers")); err != nil {
+		return "", fmt.Errorf("the host has no cgroup v2: %w", err)
+	}
 	data, err := os.ReadFile(filepath.Join(root, "proc", strconv.Itoa(pid), "cgroup"))
 	if err != nil {
 		return "", err
 	}
 	for line := range bytes.Lines(data) {
 		if path, ok := strings.CutPrefix(strings.TrimSpace(string(line)), "0::"); ok {
-			return filepath.Join("/sys/fs/cgroup", filepath.Clean("/"+path)), nil
+			if path = filepath.Clean("/" + path); path == "/" {
+				return "", errors.New("the container has no cgroup of its own")
+			}
+			return filepath.Join("/sys/fs/cgroup", path), nil
 		}
 	}
 	return "", errors.New("the host has no cgroup v2")

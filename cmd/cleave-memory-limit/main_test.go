@@ -23,6 +23,10 @@ func procOf(t *testing.T, cgroup string) string {
 	if err := os.WriteFile(filepath.Join(dir, "cgroup"), []byte(cgroup), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	groups := filepath.Join(root, "sys/fs/cgroup")
+	if err := errors.Join(os.MkdirAll(groups, 0o700), os.WriteFile(filepath.Join(groups, "cgroup.controllers"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
 	return root
 }
 
@@ -62,6 +66,7 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		"too much state":  {good, strings.Repeat(" ", maxState+1), "0::/a\n", nil, "more than"},
 		"another process": {good, `{"pid":43}`, "0::/a\n", nil, "find the container's cgroup"},
 		"cgroup v1":       {good, `{"pid":42}`, "3:memory:/a\n", nil, "no cgroup v2"},
+		"root cgroup":     {good, `{"pid":42}`, "0::/\n", nil, "no cgroup of its own"},
 		"driver":          {good, `{"pid":42}`, "0::/a\n", failed, "not loaded"},
 	}
 	for name, tt := range tests {
@@ -79,6 +84,17 @@ func TestNoCgroupLeadsOutOfTheHierarchy(t *testing.T) {
 	got, err := cgroupOf(procOf(t, "0::/../../../etc\n"), 42)
 	if err != nil || got != "/sys/fs/cgroup/etc" {
 		t.Errorf("got %q, %v, want /sys/fs/cgroup/etc", got, err)
+	}
+}
+
+// Where both kinds of hierarchies are mounted, as systemd can have it, there is nothing to limit a container by.
+func TestAHybridHostHasNoLimits(t *testing.T) {
+	root := procOf(t, "0::/a\n")
+	if err := os.Remove(filepath.Join(root, "sys/fs/cgroup/cgroup.controllers")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cgroupOf(root, 42); err == nil || !strings.Contains(err.Error(), "no cgroup v2") {
+		t.Errorf("got %v, want that there is no cgroup v2", err)
 	}
 }
 

@@ -65,7 +65,7 @@ func bind(from, to string) *specs.Mount {
 // memoryLimit has the driver hold a container's cgroup to an amount of a GPU's memory, once the cgroup is there.
 func (s *Static) memoryLimit(uuid string, memory int64) *specs.Hook {
 	return &specs.Hook{
-		HookName: "createContainer",
+		HookName: "createRuntime",
 		Path:     s.opts.MemoryHookPath,
 		Args:     []string{"cleave-memory-limit", "--driver-root=" + s.opts.DriverRoot, "--gpu=" + uuid, "--limit=" + strconv.FormatInt(memory, 10)},
 	}

@@ -61,7 +61,24 @@ func plan(claim *resourceapi.ResourceClaim, node *gpu.Node, id Identity) ([]plan
 		}
 		devices = append(devices, d)
 	}
-	return devices, nil
+	return devices, checkServers(devices)
+}
+
+// checkServers refuses a request for MPS shares of several GPUs: a container knows one server only, CUDA's by
+// CUDA_MPS_PIPE_DIRECTORY. Several requests may each have one, for containers of their own.
+func checkServers(devices []planned) error {
+	first := map[string]planned{}
+	for _, d := range devices {
+		if d.share == nil || d.share.Kind != gpu.MPS {
+			continue
+		}
+		if other, ok := first[d.request]; ok && other.shape.GPU != d.shape.GPU {
+			return fmt.Errorf("request %q: it has MPS shares of two GPUs, %s and %s, and a container can use those of one only: ask for them in two requests, "+
+				"for a container each, or for whole GPUs", d.request, other.shape.Name(), d.shape.Name())
+		}
+		first[d.request] = d
+	}
+	return nil
 }
 
 // describeSource says where an author finds the configuration.

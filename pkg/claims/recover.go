@@ -113,7 +113,7 @@ func (e *Engine) Recover(ctx context.Context) {
 // Unfinished tells whether Recover has something to remove: claims that were cut short, or that gave back what could not
 // be taken away yet.
 func (e *Engine) Unfinished() bool {
-	return slices.ContainsFunc(e.index.claims(), func(r *records.Record) bool { return r.State == records.Releasing })
+	return slices.ContainsFunc(e.index.claims(), func(r *records.Record) bool { return r.State != records.Prepared })
 }
 
 // FindForeign looks for partitions that no record names. They are somebody else's: they are remembered, and never

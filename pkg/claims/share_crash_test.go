@@ -181,7 +181,7 @@ func TestAStepOfSharesThatFailsOnceIsMadeGoodByRepeating(t *testing.T) {
 
 // A claim whose Prepare fails at any step and that the kubelet then gives up leaves nothing.
 func TestAShareWhosePrepareFailsAndThatIsUnpreparedLeavesNothing(t *testing.T) {
-	parts := []part{mpsOf(0, 10, 10), sliceOf(1, 10).at("Long"), mpsOf(2, 10, 10)}
+	parts := []part{mpsOf(0, 10, 10), sliceOf(1, 10).at("Long"), mpsOf(2, 10, 10).of("second")}
 	for _, twice := range []bool{false, true} { // what is to undo it fails, too
 		for failing := 0; ; failing++ {
 			b := newShareBed(t)

@@ -1,6 +1,7 @@
 package claims
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -144,7 +145,7 @@ func TestPlanSaysWhatTheBoardAndTheDriverDo(t *testing.T) {
 	node := sharedNode()
 	node.GPUs[0].Offer.TimeSlice.Enforcement = gpu.EnforcedPerCgroup
 	node.GPUs[1].Offer.MPS.Shares = 49
-	got, err := plan(claimFor("u", sliceOf(0, 20), sliceOf(1, 20), mpsOf(1, 10, 8), mpsOf(2, 10, 8)), node, testID)
+	got, err := plan(claimFor("u", sliceOf(0, 20), sliceOf(1, 20), mpsOf(1, 10, 8), mpsOf(2, 10, 8).of("second")), node, testID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,6 +231,26 @@ func TestTheRecordOfASharedGPUHoldsItsShareAndAdminAccessNone(t *testing.T) {
 	want := []records.Device{share, admin}
 	if diff := cmp.Diff(want, newRecord(claim, devices, testID, bootNow, &fakeCDI{}).Devices); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
+	}
+}
+
+// A container knows one MPS server only, so a request, which a container has as a whole, must not have shares of two.
+func TestARequestHasMPSSharesOfOneGPUOnly(t *testing.T) {
+	tests := map[string]struct {
+		claim *resourceapi.ResourceClaim
+		says  string // empty: served
+	}{
+		"one request, two GPUs":         {claimFor("u", mpsOf(0, 10, 1<<30), mpsOf(1, 10, 1<<30)), "it has MPS shares of two GPUs"},
+		"two requests, two GPUs":        {claimFor("u", mpsOf(0, 10, 1<<30).of("a"), mpsOf(1, 10, 1<<30).of("b")), ""},
+		"one request, one GPU twice":    {claimFor("u", mpsOf(0, 10, 1<<30), mpsOf(0, 20, 1<<30)), ""},
+		"time slices of two GPUs":       {claimFor("u", sliceOf(0, 1<<30), sliceOf(1, 1<<30)), ""},
+		"MPS here, a time slice beside": {claimFor("u", mpsOf(0, 10, 1<<30), sliceOf(1, 1<<30)), ""},
+	}
+	for name, tt := range tests {
+		_, err := plan(tt.claim, sharedNode(), testID)
+		if (err == nil) != (tt.says == "") || err != nil && !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%s: got %v, want an error that says %q", name, err, tt.says)
+		}
 	}
 }
 

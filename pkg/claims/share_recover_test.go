@@ -112,7 +112,7 @@ func TestARepeatedPrepareStartsALostServerAndWritesALostSpec(t *testing.T) {
 
 func TestServersKeepJustTheClaimsOnRecordAfterARestart(t *testing.T) {
 	b := newShareBed(t)
-	b.prepare("a", mpsOf(0, 10, 10), mpsOf(1, 10, 10))
+	b.prepare("a", mpsOf(0, 10, 10), mpsOf(1, 10, 10).of("second"))
 	b.prepare("b", mpsOf(0, 10, 10))
 	b.prepare("c", sliceOf(2, 10))
 	whole := b.state()

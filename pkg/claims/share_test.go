@@ -61,7 +61,7 @@ func TestOneClaimHasTwoSharesOfOneGPUOrOfTwo(t *testing.T) {
 		"time slices of one GPU":    {[]part{sliceOf(0, 20).of("x"), sliceOf(0, 30).of("y")}, nil},
 		"time slices of two GPUs":   {[]part{sliceOf(0, 20), sliceOf(1, 20)}, nil},
 		"MPS shares of one GPU":     {[]part{mpsOf(0, 20, 20).of("x"), mpsOf(0, 30, 20).of("y")}, list("mps 0 a")},
-		"MPS shares of two GPUs":    {[]part{mpsOf(0, 20, 20), mpsOf(1, 20, 20)}, list("mps 0 a", "mps 1 a")},
+		"MPS shares of two GPUs":    {[]part{mpsOf(0, 20, 20), mpsOf(1, 20, 20).of("y")}, list("mps 0 a", "mps 1 a")},
 		"a time slice and MPS":      {[]part{sliceOf(0, 20).at("Long"), mpsOf(1, 20, 20)}, list("mps 1 a", "interval 0 Long")},
 		"a share and a whole GPU":   {[]part{mpsOf(0, 20, 20), wholeOf(1)}, list("mps 0 a")},
 		"two with the same wish":    {[]part{sliceOf(0, 20).at("Long").of("x"), sliceOf(0, 20).at("Long").of("y")}, list("interval 0 Long")},

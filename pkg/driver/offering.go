@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -41,6 +43,10 @@ func (h *hardware) offer(noMPS error) {
 // to where there is any.
 func (s *service) memoryLimits(ctx context.Context, session *nvml.Session) (func(g *gpu.GPU) bool, error) {
 	limited := map[gpu.PCIAddress]bool{}
+	if !unified(s.config.CgroupRoot) {
+		klog.FromContext(ctx).Info("Memory of time slices is not limited: no cgroup v2 hierarchy", "root", s.config.CgroupRoot)
+		return func(*gpu.GPU) bool { return false }, nil
+	}
 	for i := range session.Node().GPUs {
 		if pci := session.Node().GPUs[i].PCI; session.LimitsMemory(ctx, pci, s.config.CgroupRoot) {
 			limited[pci] = true
@@ -52,6 +58,12 @@ func (s *service) memoryLimits(ctx context.Context, session *nvml.Session) (func
 		}
 	}
 	return func(g *gpu.GPU) bool { return limited[g.PCI] }, nil
+}
+
+// unified tells whether a folder is the root of a cgroup v2 hierarchy. Only those have the file.
+func unified(root string) bool {
+	_, err := os.Stat(filepath.Join(root, "cgroup.controllers"))
+	return err == nil
 }
 
 // errMPSOff is why no GPU is shared by MPS where no socket is given.
@@ -143,11 +155,19 @@ func (s *service) reportSupervisor(ctx context.Context) {
 	}
 }
 
-// noSupervisor answers where GPUs are not shared by MPS. Nothing is to be given back there.
+// noSupervisor answers where GPUs are not shared by MPS. What an earlier run shared it cannot give back: the claims stay
+// on record until a supervisor can be asked.
 type noSupervisor struct{}
 
 func (noSupervisor) Ensure(context.Context, mps.Request) (mps.Endpoint, error) {
 	return mps.Endpoint{}, errMPSOff
 }
-func (noSupervisor) Release(context.Context, string, types.UID) error  { return nil }
-func (noSupervisor) Retain(context.Context, string, []types.UID) error { return nil }
+
+func (noSupervisor) Release(context.Context, string, types.UID) error { return errMPSOff }
+
+func (noSupervisor) Retain(_ context.Context, _ string, claims []types.UID) error {
+	if len(claims) > 0 {
+		return errMPSOff
+	}
+	return nil
+}

@@ -295,8 +295,8 @@ func Decode(data []byte) (*Record, error) {
 		if d.Device == "" || d.GPU == "" || d.UUID == "" {
 			return nil, fmt.Errorf("devices[%d] lacks device, gpu or uuid", i)
 		}
-		if d.Share != nil && (!slices.Contains(gpu.Shares(), d.Share.Kind) || d.Partition != nil) {
-			return nil, fmt.Errorf("devices[%d] is a share of kind %q", i, d.Share.Kind)
+		if s := d.Share; s != nil && (!slices.Contains(gpu.Shares(), s.Kind) || s.ID == "" || s.Kind == gpu.MPS && s.MPS == nil || d.Partition != nil) {
+			return nil, fmt.Errorf("devices[%d] is no whole share, of kind %q", i, s.Kind)
 		}
 	}
 	return r, nil

@@ -122,8 +122,8 @@ func TestARecordWithAShareThatCannotBeIsCorrupt(t *testing.T) {
 		t.Fatal(err)
 	}
 	tests := map[string]struct{ from, to, want string }{
-		"unknown kind":         {`"kind":"timeslice"`, `"kind":"vgpu"`, `devices[0] is a share of kind "vgpu"`},
-		"no kind":              {`"kind":"mps",`, ``, `devices[1] is a share of kind ""`},
+		"unknown kind":         {`"kind":"timeslice"`, `"kind":"vgpu"`, `devices[0] is no whole share, of kind "vgpu"`},
+		"no kind":              {`"kind":"mps",`, ``, `devices[1] is no whole share, of kind ""`},
 		"kind in other case":   {`"kind":"mps"`, `"kind":"MPS"`, `devices[1]`},
 		"a partition, too":     {`"share":{"id":"5e1d0a7a-0003`, `"partition":{"profileID":19},"share":{"id":"5e1d0a7a-0003`, `devices[1]`},
 		"amounts as text":      {`"memory":21474836480`, `"memory":"20Gi"`, "decode"},
