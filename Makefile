@@ -76,6 +76,24 @@ $(LINT): hack/tools/go.mod
 bench: build ## measure against the floor of this machine; prints a table, writes bin/bench.json
 	go run ./e2e/cmd/bench -o $(BIN)/bench.json
 
+# The hardware lane is carried to machines that have neither Go nor a network, so it is one folder, below 60 MiB. cleave
+# lies in it packed, which halves the folder; the lane unpacks it where it runs.
+GPU_LANE ?= $(BIN)/gpu-lane
+.PHONY: gpu-lane
+gpu-lane: hook ## build bin/gpu-lane/, which tries Cleave on a machine with a real GPU (docs/hardware.md)
+	$(MAKE) --no-print-directory gpu-lane-folder
+
+.PHONY: gpu-lane-folder
+gpu-lane-folder:
+	rm -rf $(GPU_LANE) && mkdir -p $(GPU_LANE)
+	go build -trimpath -tags $(GO_TAGS) -ldflags "$(GO_LDFLAGS)" -o $(GPU_LANE)/cleave ./cmd/cleave
+	gzip -9 -n $(GPU_LANE)/cleave
+	go build -trimpath -tags $(GO_TAGS) -ldflags "$(GO_LDFLAGS)" -o $(GPU_LANE)/gpu-lane ./e2e/cmd/gpulane
+	$(CC) -O2 -s -Wall -Wextra -Wno-deprecated-declarations -o $(GPU_LANE)/cuda-probe e2e/gpulane/probe/cuda-probe.c
+	$(CC) -O2 -s -Wall -Wextra -Wno-deprecated-declarations -I"$$(go list -m -f '{{.Dir}}' github.com/NVIDIA/go-nvml)/pkg/nvml" \
+		-o $(GPU_LANE)/nvml-probe e2e/gpulane/probe/nvml-probe.c
+	@size=$$(du -s --apparent-size -B 1M $(GPU_LANE) | cut -f1); echo "$(GPU_LANE): $$size MiB"; test "$$size" -lt 60
+
 .PHONY: manifests
 manifests: ## write the DeviceClasses of MIG profiles
 	go run ./hack/gen-deviceclasses

@@ -37,19 +37,15 @@ var _ kubeletplugin.DRAPlugin = (*plugin)(nil)
 // PrepareResourceClaims prepares each claim on its own: they run side by side and fail one by one.
 func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := make([]kubeletplugin.PrepareResult, len(claims))
-	var wg sync.WaitGroup
-	for i, claim := range claims {
-		wg.Go(func() {
-			ref := records.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
-			var devices []records.Device
-			err := p.observe(ctx, "prepare", ref, func() (err error) {
-				devices, err = p.claims.Prepare(ctx, claim)
-				return err
-			})
-			results[i] = kubeletplugin.PrepareResult{Err: err, Devices: toKubelet(devices)}
+	sideBySide(len(claims), func(i int) {
+		ref := records.Claim{Namespace: claims[i].Namespace, Name: claims[i].Name, UID: claims[i].UID}
+		var devices []records.Device
+		err := p.observe(ctx, "prepare", ref, func() (err error) {
+			devices, err = p.claims.Prepare(ctx, claims[i])
+			return err
 		})
-	}
-	wg.Wait()
+		results[i] = kubeletplugin.PrepareResult{Err: err, Devices: toKubelet(devices)}
+	})
 	byUID := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	for i, claim := range claims {
 		byUID[claim.UID] = results[i]
@@ -60,14 +56,10 @@ func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 // UnprepareResourceClaims unprepares each claim on its own.
 func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	errs := make([]error, len(claims))
-	var wg sync.WaitGroup
-	for i, claim := range claims {
-		wg.Go(func() {
-			ref := records.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
-			errs[i] = p.observe(ctx, "unprepare", ref, func() error { return p.claims.Unprepare(ctx, ref) })
-		})
-	}
-	wg.Wait()
+	sideBySide(len(claims), func(i int) {
+		ref := records.Claim{Namespace: claims[i].Namespace, Name: claims[i].Name, UID: claims[i].UID}
+		errs[i] = p.observe(ctx, "unprepare", ref, func() error { return p.claims.Unprepare(ctx, ref) })
+	})
 	byUID := make(map[types.UID]error, len(claims))
 	for i, claim := range claims {
 		byUID[claim.UID] = errs[i]
@@ -81,13 +73,26 @@ func (p *plugin) observe(ctx context.Context, operation string, claim records.Cl
 	err := run()
 	took := time.Since(start)
 	p.metrics.observe(operation, took, err)
-	logger := klog.FromContext(ctx).WithValues("operation", operation, "claim", claim, "duration", took)
+	logger := klog.FromContext(ctx)
 	if err != nil {
-		logger.Error(err, "Claim failed")
+		logger.Error(err, "Claim failed", "operation", operation, "claim", claim, "duration", took)
 		return err
 	}
-	logger.V(2).Info("Claim done")
+	logger.V(2).Info("Claim done", "operation", operation, "claim", claim, "duration", took)
 	return nil
+}
+
+// sideBySide runs operations at once, the first on the caller's goroutine: most pods have one claim, and its stack has
+// grown already.
+func sideBySide(n int, run func(i int)) {
+	var wg sync.WaitGroup
+	for i := 1; i < n; i++ {
+		wg.Go(func() { run(i) })
+	}
+	if n > 0 {
+		run(0)
+	}
+	wg.Wait()
 }
 
 // toKubelet says of each device how a container gets it.

@@ -54,5 +54,15 @@ func (a PCIAddress) Compare(b PCIAddress) int {
 // DeviceName is the name of the whole-GPU device, "gpu-0000-18-00-0": a DNS label, as the resource API demands,
 // and the prefix of the names of all other shapes of the GPU.
 func (a PCIAddress) DeviceName() string {
-	return "gpu-" + strings.NewReplacer(":", "-", ".", "-").Replace(a.String())
+	b := []byte("gpu") // without fmt: every claim asks for it many times
+	for _, part := range []struct {
+		value  uint32
+		digits int
+	}{{a.Domain, 4}, {uint32(a.Bus), 2}, {uint32(a.Device), 2}, {uint32(a.Function), 1}} {
+		digits := strconv.FormatUint(uint64(part.value), 16)
+		b = append(b, '-')
+		b = append(b, "0000"[:max(0, part.digits-len(digits))]...)
+		b = append(b, digits...)
+	}
+	return string(b)
 }

@@ -55,7 +55,7 @@ func (g *GPU) Shapes() []Shape {
 	var shapes []Shape
 	offer := g.offer()
 	if !g.MIG.NeedsReset || !g.MIG.Enabled {
-		if offer.Whole {
+		if g.offersWhole() {
 			shapes = append(shapes, g.Whole())
 		}
 		for _, share := range Shares() {
@@ -79,6 +79,11 @@ func (g *GPU) Shapes() []Shape {
 	return shapes
 }
 
+// offersWhole tells whether the whole GPU is among its shapes.
+func (g *GPU) offersWhole() bool {
+	return g.offer().Whole && (!g.MIG.NeedsReset || !g.MIG.Enabled)
+}
+
 // InCatalog tells whether partitions of the profile are offered: all plain ones and those with media engines (+me).
 // The graphics variants (+gfx) and those that take all or none of the media engines are not.
 func (p *Profile) InCatalog() bool {
@@ -89,8 +94,12 @@ func (p *Profile) InCatalog() bool {
 // FindShape returns what a GPU of the node offers under a device name.
 func (n *Node) FindShape(device string) (Shape, bool) {
 	for i := range n.GPUs {
-		if !strings.HasPrefix(device, n.GPUs[i].PCI.DeviceName()) {
+		name := n.GPUs[i].PCI.DeviceName()
+		if !strings.HasPrefix(device, name) {
 			continue
+		}
+		if device == name {
+			return n.GPUs[i].Whole(), n.GPUs[i].offersWhole()
 		}
 		for _, s := range n.GPUs[i].Shapes() {
 			if s.Name() == device {

@@ -87,6 +87,10 @@ func (d Disk) WriteFile(path string, data []byte) (err error) {
 	}()
 	_, err = f.Write(data)
 	if err == nil {
+		// A spare file may be longer. It is not emptied first: writing over its blocks is cheaper than getting new ones.
+		err = f.Truncate(int64(len(data)))
+	}
+	if err == nil {
 		err = f.Sync()
 	}
 	if closeErr := f.Close(); err == nil {
@@ -103,7 +107,7 @@ func (d Disk) open(path string) (*os.File, error) {
 	if d.spares != nil {
 		select {
 		case spare := <-d.spares.paths:
-			f, err := os.OpenFile(spare, os.O_WRONLY|os.O_TRUNC|syscall.O_NOFOLLOW, 0)
+			f, err := os.OpenFile(spare, os.O_WRONLY|syscall.O_NOFOLLOW, 0)
 			if !errors.Is(err, fs.ErrNotExist) {
 				return f, err
 			}
