@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -56,11 +57,24 @@ func (s *Sharing) SetTimeSlice(ctx context.Context, g *gpu.GPU, interval string)
 	ctx, cancel := context.WithTimeout(ctx, smiTimeout)
 	defer cancel()
 	klog.FromContext(ctx).V(4).Info("Setting time slices", "gpu", g.PCI.DeviceName(), "interval", interval)
-	output, err := s.run(ctx, s.driverRoot, "/usr/bin/nvidia-smi", "compute-policy", "-i", g.UUID, "--set-timeslice", strconv.Itoa(number))
+	output, err := s.run(ctx, s.driverRoot, s.smi(), "compute-policy", "-i", g.UUID, "--set-timeslice", strconv.Itoa(number))
 	if err != nil {
 		return fmt.Errorf("set the time slices of GPU %s to %s with nvidia-smi: %w: %s", g.PCI.DeviceName(), interval, err, oneLine(output))
 	}
 	return nil
+}
+
+// smiPaths are where drivers put nvidia-smi, below their root.
+var smiPaths = []string{"/usr/bin/nvidia-smi", "/usr/local/nvidia/bin/nvidia-smi", "/usr/local/bin/nvidia-smi", "/opt/bin/nvidia-smi"}
+
+// smi is the path of nvidia-smi below the driver's root, the usual one where there is none: the error names it.
+func (s *Sharing) smi() string {
+	for _, path := range smiPaths {
+		if info, err := os.Stat(filepath.Join(s.driverRoot, path)); err == nil && info.Mode().IsRegular() {
+			return path
+		}
+	}
+	return smiPaths[0]
 }
 
 // StartMPS makes a GPU's MPS server serve a claim. The server's defaults are what a claim can have at most, since a

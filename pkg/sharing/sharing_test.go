@@ -252,3 +252,22 @@ func TestAProgramRunsBelowTheRootOfTheDriver(t *testing.T) {
 		t.Errorf("got %v, want %v: the program is not below the root", err, os.ErrNotExist)
 	}
 }
+
+func TestNvidiaSMIIsFoundWhereDriversPutIt(t *testing.T) {
+	for _, place := range []string{"/usr/local/nvidia/bin", "/usr/bin"} { // the second is preferred
+		root := t.TempDir()
+		for _, dir := range []string{"/usr/local/nvidia/bin", place} {
+			if err := errors.Join(os.MkdirAll(filepath.Join(root, dir), 0o700), os.WriteFile(filepath.Join(root, dir, "nvidia-smi"), nil, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var ran string
+		s := New(nil, root, func(_ context.Context, _, program string, _ ...string) ([]byte, error) {
+			ran = program
+			return nil, nil
+		})
+		if err := s.SetTimeSlice(t.Context(), &gpu.GPU{UUID: "GPU-1"}, "Long"); err != nil || ran != place+"/nvidia-smi" {
+			t.Errorf("ran %q, %v, want %s/nvidia-smi", ran, err, place)
+		}
+	}
+}
