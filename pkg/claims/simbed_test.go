@@ -162,7 +162,7 @@ func deviceClaim(uid types.UID, devices ...string) *resourceapi.ResourceClaim {
 		case shared:
 			id := types.UID(fmt.Sprintf("%s-%d", uid, i))
 			r.ShareID = &id
-			r.Request = "share" + wish
+			r.Request = fmt.Sprintf("share-%d%s", i, wish) // a request of its own: one may not have MPS shares of two GPUs
 			if wish != "" {
 				allocation.Config = append(allocation.Config, opaque(testDriver, fromClaim, shareConfig(`"timeSlice":{"interval":"`+wish+`"}`), r.Request))
 			}

@@ -92,6 +92,7 @@ func (s *service) keepUp(ctx context.Context, hw *hardware) {
 		case <-tick.C:
 			s.engine.Reconcile(ctx, apiClaims{s.client})
 			s.engine.Recover(ctx)
+			hw.offer(s.supervisor.noMPS()) // what nobody holds any more, and the policy no longer has, goes
 			s.publish(ctx, hw, p)
 		}
 	}

@@ -28,6 +28,7 @@ type hardware struct {
 	*nvml.Session
 	policy *v1alpha1.NodePolicy
 	limits func(g *gpu.GPU) bool
+	held   func() []*records.Record
 	node   atomic.Pointer[gpu.Node]
 }
 
@@ -36,7 +37,39 @@ func (h *hardware) Node() *gpu.Node { return h.node.Load() }
 
 // offer applies the policy, with MPS or with the reason why there is none.
 func (h *hardware) offer(noMPS error) {
-	h.node.Store(policy.Apply(h.policy, h.Session.Node(), policy.Means{MPS: noMPS, CgroupMemory: h.limits}))
+	h.node.Store(policy.Apply(h.policy, h.Session.Node(), policy.Means{MPS: noMPS, CgroupMemory: h.limits, Held: heldTiers(h.held())}))
+}
+
+// heldTiers tells of what tiers claims hold something.
+func heldTiers(held []*records.Record) func(g *gpu.GPU) gpu.Tiers {
+	byGPU := map[string]*gpu.Tiers{}
+	for _, r := range held {
+		for i := range r.Devices {
+			d := &r.Devices[i]
+			if d.AdminAccess {
+				continue
+			}
+			if byGPU[d.GPU] == nil {
+				byGPU[d.GPU] = &gpu.Tiers{}
+			}
+			switch tiers := byGPU[d.GPU]; {
+			case d.Partition != nil:
+				tiers.Partitions = true
+			case d.Share == nil:
+				tiers.Whole = true
+			case d.Share.Kind == gpu.MPS:
+				tiers.MPS = true
+			default:
+				tiers.TimeSlice = true
+			}
+		}
+	}
+	return func(g *gpu.GPU) gpu.Tiers {
+		if tiers := byGPU[g.PCI.DeviceName()]; tiers != nil {
+			return *tiers
+		}
+		return gpu.Tiers{}
+	}
 }
 
 // memoryLimits finds out on which GPUs the driver can hold a container to an amount of memory, and installs what asks it

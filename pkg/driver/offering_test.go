@@ -87,7 +87,7 @@ func simulatedHardware(t *testing.T) *hardware {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &hardware{Session: session, policy: &v1alpha1.NodePolicy{}}
+	return &hardware{Session: session, policy: &v1alpha1.NodePolicy{}, held: func() []*records.Record { return nil }}
 }
 
 // mpsDevices are the names of the devices of type mps that a node offers.
@@ -231,5 +231,37 @@ func TestTheKubeletIsToldWhichShareOfADeviceItGets(t *testing.T) {
 	want := []kubeletplugin.Device{device(&one), device(&two), device(nil)}
 	if diff := cmp.Diff(want, toKubelet([]records.Device{share("one"), share("two"), whole})); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
+	}
+}
+
+// The scheduler forgets what devices consume that are gone, and would hand out the GPU a second time.
+func TestWhatClaimsHoldStaysOfferedWhenThePolicyHasItNoMore(t *testing.T) {
+	session, err := simulated.Open(t.Context(), "hgx-h100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	hw := &hardware{Session: session}
+	hw.policy = &v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{Tiers: []v1alpha1.Tier{v1alpha1.TierExclusive}}}}
+	gpus := hw.Session.Node().GPUs
+	held := []*records.Record{{Devices: []records.Device{
+		{GPU: gpus[0].PCI.DeviceName(), Share: &records.Share{Kind: gpu.TimeSlice}},
+		{GPU: gpus[1].PCI.DeviceName(), Share: &records.Share{Kind: gpu.MPS}},
+		{GPU: gpus[2].PCI.DeviceName(), Partition: &gpu.Partition{}},
+		{GPU: gpus[3].PCI.DeviceName()},
+		{GPU: gpus[4].PCI.DeviceName(), Partition: &gpu.Partition{}, AdminAccess: true},
+	}}}
+	hw.held = func() []*records.Record { return held }
+	hw.offer(nil)
+	want := []gpu.Tiers{{TimeSlice: true}, {MPS: true}, {Partitions: true}, {}, {}}
+	for i, w := range want {
+		o := hw.Node().GPUs[i].Offer
+		if o.Withdrawn != w || (o.TimeSlice != nil) != w.TimeSlice || (o.MPS != nil) != w.MPS || o.Partitions != w.Partitions || !o.Whole {
+			t.Errorf("GPU %d: got %+v, want %+v withdrawn and the whole GPU besides", i, o, w)
+		}
+	}
+	held = nil
+	hw.offer(nil)
+	if o := hw.Node().GPUs[0].Offer; o.TimeSlice != nil || o.Withdrawn != (gpu.Tiers{}) {
+		t.Errorf("got %+v once nobody holds anything, want what the policy has", o)
 	}
 }

@@ -213,7 +213,7 @@ func (s *service) useHardware(ctx context.Context) error {
 			klog.FromContext(ctx).Error(err, "Could not end the NVML session")
 		}
 	}()
-	hw := &hardware{Session: session, policy: s.policy}
+	hw := &hardware{Session: session, policy: s.policy, held: s.engine.Records}
 	if hw.limits, err = s.memoryLimits(ctx, session); err != nil {
 		return err
 	}

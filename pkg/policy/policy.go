@@ -44,6 +44,9 @@ func Load(path string) (*v1alpha1.NodePolicy, error) {
 type Means struct {
 	// MPS is nil where a supervisor runs that starts MPS servers, else it says why there is none.
 	MPS error
+	// Held tells what claims hold of a GPU now: a tier that the policy has no more stays published until they are gone,
+	// as the scheduler forgets what devices consume that are gone. nil: nothing.
+	Held func(g *gpu.GPU) gpu.Tiers
 	// CgroupMemory tells for a GPU whether the driver can hold a container to an amount of its memory.
 	CgroupMemory func(g *gpu.GPU) bool
 }
@@ -84,15 +87,26 @@ func matches(m *v1alpha1.Match, g *gpu.GPU) bool {
 }
 
 func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means) gpu.Offer {
-	has := func(t v1alpha1.Tier) bool { return r.Tiers == nil || slices.Contains(r.Tiers, t) }
-	offer := gpu.Offer{Whole: has(v1alpha1.TierExclusive), Partitions: has(v1alpha1.TierMIG)}
-	if has(v1alpha1.TierTimeSlice) {
+	listed := func(t v1alpha1.Tier) bool { return r.Tiers == nil || slices.Contains(r.Tiers, t) }
+	var held gpu.Tiers
+	if means.Held != nil {
+		held = means.Held(g)
+	}
+	offer := gpu.Offer{Withdrawn: gpu.Tiers{
+		Whole:      held.Whole && !listed(v1alpha1.TierExclusive),
+		Partitions: held.Partitions && !listed(v1alpha1.TierMIG),
+		TimeSlice:  held.TimeSlice && !listed(v1alpha1.TierTimeSlice),
+		MPS:        held.MPS && !listed(v1alpha1.TierMPS),
+	}}
+	offer.Whole = listed(v1alpha1.TierExclusive) || held.Whole
+	offer.Partitions = listed(v1alpha1.TierMIG) || held.Partitions
+	if listed(v1alpha1.TierTimeSlice) || held.TimeSlice {
 		offer.TimeSlice = timeSlice(r.TimeSlice, g, means)
 		if why := tooSmall(g, offer.TimeSlice); why != "" {
 			offer.TimeSlice, offer.NoTimeSlice = nil, why
 		}
 	}
-	if has(v1alpha1.TierMPS) {
+	if listed(v1alpha1.TierMPS) || held.MPS {
 		clients, why := mpsClients(node, g)
 		if why == nil {
 			why = means.MPS

@@ -29,6 +29,9 @@ const TaintOccupied = "gpu.cleave.dev/occupied"
 // TaintNoMPS marks a GPU shared by MPS while no supervisor answers that could start a server for another claim.
 const TaintNoMPS = "gpu.cleave.dev/mps-unavailable"
 
+// TaintWithdrawn marks a device of a tier that the node's policy has no more, while claims still hold something of it.
+const TaintWithdrawn = "gpu.cleave.dev/withdrawn"
+
 // Taint keeps a device from being handed out.
 type Taint struct {
 	Device, Key string
@@ -120,6 +123,9 @@ func device(node *gpu.Node, s gpu.Shape, taints []Taint) resourceapi.Device {
 	if s.IsShare() {
 		many := true
 		d.AllowMultipleAllocations = &many
+	}
+	if s.Withdrawn() {
+		d.Taints = []resourceapi.DeviceTaint{{Key: TaintWithdrawn, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	}
 	for _, t := range taints {
 		if t.Device == d.Name {

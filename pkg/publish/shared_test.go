@@ -207,3 +207,22 @@ func TestSharedResourcesDoNotShareMemoryWithTheNode(t *testing.T) {
 		t.Errorf("published devices changed with the node (-before +after):\n%s", diff)
 	}
 }
+
+func TestWithdrawnDevicesAreTaintedAndStay(t *testing.T) {
+	node := nodeOf(1)
+	sharing := &gpu.Sharing{Shares: 4, Memory: gpu.NewCut(80<<30, 4, 1<<30, 1<<30), Enforcement: gpu.NotEnforced}
+	node.GPUs[0].Offer = &gpu.Offer{Whole: true, TimeSlice: sharing, Withdrawn: gpu.Tiers{TimeSlice: true}}
+	got := map[string]int{}
+	for _, s := range Resources(node, "n").Pools["n"].Slices {
+		for _, d := range s.Devices {
+			got[d.Name] = len(d.Taints)
+			if len(d.Taints) > 0 && (d.Taints[0].Key != TaintWithdrawn || d.Taints[0].Effect != resourceapi.DeviceTaintEffectNoSchedule) {
+				t.Errorf("device %s has taint %+v", d.Name, d.Taints[0])
+			}
+		}
+	}
+	name := node.GPUs[0].PCI.DeviceName()
+	if diff := cmp.Diff(map[string]int{name: 0, name + "-timeslice": 1}, got); diff != "" {
+		t.Errorf("taints by device (-want +got):\n%s", diff)
+	}
+}
