@@ -207,6 +207,31 @@ func TestMPSClientsDoNotNoticeThePluginRestart(t *testing.T) {
 	s.nothingOfMPS(ctx)
 }
 
+func TestMPSClientsDoNotNoticeARollingUpdateOfThePlugin(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	s.create(ctx, mpsPod("client", shareSpec(mpsClass))...)
+	pod := s.running(ctx, "client")
+	before, daemon := s.served(ctx, pod), s.daemon()
+	// The pod of the next plugin runs beside the present one for a while; so does that of the one after.
+	for i, uid := range []string{"11111111-2222-4333-8444-555555555555", "66666666-7777-4888-9999-aaaaaaaaaaaa"} {
+		s.must(env.node.Upgrade(ctx, uid))
+		name := fmt.Sprintf("after-%d", i+1)
+		s.create(ctx, mpsPod(name, shareSpec(mpsClass))...)
+		if got := s.served(ctx, s.running(ctx, name)); got.Server != before.Server {
+			t.Errorf("pod %s has server %d, the first %d", name, got.Server, before.Server)
+		}
+		s.checkUndisturbed(ctx, pod)
+		s.delete(ctx, name)
+	}
+	if after := s.daemon(); after.pid != daemon.pid {
+		t.Errorf("the daemon was process %d and is process %d", daemon.pid, after.pid)
+	}
+	s.delete(ctx, "client")
+	s.nothingOfMPS(ctx)
+	s.must(env.node.Stop())
+	s.startPlugin(ctx)
+}
+
 // eventOn waits for an Event that says something about an object.
 func (s *space) eventOn(ctx context.Context, namespace, object, reason, says string) {
 	s.Helper()

@@ -118,6 +118,16 @@ func (n *Node) Start(ctx context.Context) error {
 			return fmt.Errorf("make the plugin registry folder: %w", err)
 		}
 	}
+	if err := n.chooseAddress(ctx); err != nil {
+		return err
+	}
+	var err error
+	n.plugin, err = n.launch(n.Log(), n.args())
+	return err
+}
+
+// chooseAddress finds a free one for /metrics and /readyz.
+func (n *Node) chooseAddress(ctx context.Context) error {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return fmt.Errorf("find a free port: %w", err)
@@ -126,8 +136,22 @@ func (n *Node) Start(ctx context.Context) error {
 	if err := listener.Close(); err != nil {
 		return fmt.Errorf("find a free port: %w", err)
 	}
-	n.plugin, err = n.launch(n.Log(), n.args())
-	return err
+	return nil
+}
+
+// Upgrade starts a plugin of another pod beside the one that runs, as a rolling update does, waits until it is ready and
+// asks the old one to end.
+func (n *Node) Upgrade(ctx context.Context, podUID string) error {
+	if err := n.chooseAddress(ctx); err != nil {
+		return err
+	}
+	old := n.plugin
+	next, err := n.launch(n.Log(), append(n.args(), "--pod-uid", podUID))
+	if err != nil {
+		return err
+	}
+	n.plugin = next
+	return errors.Join(n.WaitReady(ctx), old.end(syscall.SIGTERM))
 }
 
 func (n *Node) registryDir() string {
