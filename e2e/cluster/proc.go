@@ -15,6 +15,10 @@ import (
 // the cluster. What containerd starts on the host inherits it.
 const ownerVariable = "CLEAVE_CLUSTER_OWNER"
 
+// pipeVariable marks the MPS servers of a cluster's nodes, which get nothing of
+// their starter's environment: its value is a folder below the cluster's.
+const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
+
 // process is a process and the time it started at, in clock ticks since boot:
 // together they name it for good, while a number alone is used again.
 type process struct {
@@ -126,7 +130,9 @@ func hasMark(pid int, dir string) bool {
 	if err != nil {
 		return false // ended
 	}
-	return slices.Contains(strings.Split(string(data), "\x00"), ownerVariable+"="+dir)
+	return slices.ContainsFunc(strings.Split(string(data), "\x00"), func(v string) bool {
+		return v == ownerVariable+"="+dir || strings.HasPrefix(v, pipeVariable+"="+dir+"/")
+	})
 }
 
 // isContainer says whether the root of the process is an image layer below the
