@@ -132,8 +132,11 @@ func TestTwoServicesShareOneGPUEachWithItsOwnAmounts(t *testing.T) {
 			runsCUDA(pod)
 		}
 	}
-	s.create(ctx, objects...)
-	embeddings, chat := s.running(ctx, "embeddings"), s.running(ctx, "chat")
+	// One after the other: while an allocation is under way, the scheduler counts its GPU as taken for other claims.
+	s.create(ctx, objects[:2]...)
+	embeddings := s.running(ctx, "embeddings")
+	s.create(ctx, objects[2:]...)
+	chat := s.running(ctx, "chat")
 	if a, b := s.device(ctx, embeddings), s.device(ctx, chat); a != b || !strings.HasSuffix(a, "-mps") {
 		t.Errorf("the services have %s and %s, want one GPU shared by MPS", a, b)
 	}
