@@ -17,6 +17,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/node"
@@ -117,12 +118,17 @@ func createAll(ctx context.Context, client workload.Client, source string) (pods
 		if err != nil {
 			return nil, err
 		}
-		if err := workload.Create(ctx, client.Kube, namespace, objects); err != nil {
-			return nil, err
-		}
 		for _, o := range objects {
+			if err := workload.Create(ctx, client.Kube, namespace, []runtime.Object{o}); err != nil {
+				return nil, err
+			}
+			// One after the other, so that shares gather on one GPU: while an allocation is under way, the scheduler
+			// counts its GPU as taken.
 			if pod, ok := o.(*corev1.Pod); ok {
 				pods = append(pods, pod.Name)
+				if _, err := client.WaitRunning(ctx, namespace, pod.Name); err != nil {
+					return nil, err
+				}
 			}
 		}
 	}
