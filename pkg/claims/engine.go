@@ -233,7 +233,7 @@ func (e *Engine) release(ctx context.Context, uid types.UID) error {
 		}
 		// The pod need not wait: its shares are given back once those who share the GPU answer, and until then nothing
 		// but shares of the same kind can be had of it.
-		klog.FromContext(ctx).Error(err, "Could not give back a share yet; it is tried again at the next reconcile", "claim", have.Claim)
+		klog.FromContext(ctx).Error(err, "Could not give back a share yet; it is tried again soon", "claim", have.Claim)
 		return e.markReleasing(have)
 	}
 	e.undone(have)
