@@ -22,19 +22,92 @@ const NodePolicyKind = "NodePolicy"
 // NodePolicy says what a node's GPUs are handed out as. The zero value offers every tier with default numbers.
 type NodePolicy struct {
 	metav1.TypeMeta `json:",inline"`
+	Metadata        PolicyMetadata `json:"metadata,omitempty"`
 	// Rules are tried in order for each GPU; the first that matches holds, and defaults where none does.
 	Rules []Rule `json:"rules,omitempty"`
 }
+
+// PolicyMetadata names a policy.
+type PolicyMetadata struct {
+	// Name by which the node label gpu.cleave.dev/policy picks the policy; empty to take that of its file.
+	Name string `json:"name,omitempty"`
+}
+
+// PolicyLabel is the node label that picks a policy by name, DefaultPolicy the one for nodes without it.
+const (
+	PolicyLabel   = Group + "/policy"
+	DefaultPolicy = "default"
+)
 
 // Rule is what some of a node's GPUs are handed out as.
 type Rule struct {
 	// Match says for which GPUs; nil for every GPU.
 	Match *Match `json:"match,omitempty"`
+	// Exclude leaves the GPUs to others: nothing of them is published.
+	Exclude bool `json:"exclude,omitempty"`
 	// Tiers that the GPUs offer; all where nothing is said.
 	Tiers []Tier `json:"tiers,omitempty"`
+	// MIG says how the GPUs are partitioned.
+	MIG *MIGPolicy `json:"mig,omitempty"`
 	// TimeSlice and MPS say how shares are cut.
 	TimeSlice *TimeSlicePolicy `json:"timeSlice,omitempty"`
 	MPS       *MPSPolicy       `json:"mps,omitempty"`
+	// Health says what is done with a GPU that is in trouble.
+	Health *HealthPolicy `json:"health,omitempty"`
+}
+
+// MIGPolicy is how GPUs are partitioned.
+type MIGPolicy struct {
+	// Mode; layout where one is given, else onDemand.
+	Mode MIGMode `json:"mode,omitempty"`
+	// Profiles that are made on demand, by name such as 1g.10gb; the whole catalog where nothing is said: all plain
+	// profiles and those with media engines (+me).
+	Profiles []string `json:"profiles,omitempty"`
+	// Layout is how many partitions of each profile a GPU is kept cut into.
+	Layout map[string]int32 `json:"layout,omitempty"`
+}
+
+// MIGMode is how partitions come to be.
+type MIGMode string
+
+// The modes.
+const (
+	// MIGOnDemand makes a partition when a claim needs it.
+	MIGOnDemand MIGMode = "onDemand"
+	// MIGLayout keeps GPUs cut in one way, ahead of claims.
+	MIGLayout MIGMode = "layout"
+	// MIGExisting hands out the partitions that are there and makes or unmakes none.
+	MIGExisting MIGMode = "existing"
+)
+
+// MIGModes lists them.
+func MIGModes() []MIGMode { return []MIGMode{MIGOnDemand, MIGLayout, MIGExisting} }
+
+// HealthPolicy is what is done with a GPU that is in trouble.
+type HealthPolicy struct {
+	// Reaction; default NoSchedule.
+	Reaction HealthReaction `json:"reaction,omitempty"`
+	// IgnoreXIDs are errors that are only counted, beside those that an application causes by itself (13, 31, 43, 45, 68
+	// and 109; NVIDIA, "XID errors").
+	IgnoreXIDs []int32 `json:"ignoreXIDs,omitempty"`
+}
+
+// HealthReaction is the effect of the taint on the devices of a GPU in trouble.
+type HealthReaction string
+
+// The reactions.
+const (
+	// ReactNone only reports.
+	ReactNone HealthReaction = "None"
+	// ReactNoSchedule keeps new claims away.
+	ReactNoSchedule HealthReaction = "NoSchedule"
+	// ReactNoExecute evicts the pods, too.
+	ReactNoExecute HealthReaction = "NoExecute"
+)
+
+// HealthReactions lists them.
+func HealthReactions() []HealthReaction {
+	return []HealthReaction{ReactNone, ReactNoSchedule, ReactNoExecute}
 }
 
 // Match selects GPUs. Each list that is given must have the GPU.
@@ -46,6 +119,16 @@ type Match struct {
 	PCIAddresses []string `json:"pciAddresses,omitempty"`
 	// Indexes of NVML. They may change with a reboot.
 	Indexes []int32 `json:"indexes,omitempty"`
+	// DeviceIDs are PCI device and vendor IDs as NVML joins them, such as 0x233010DE.
+	DeviceIDs []string `json:"deviceIDs,omitempty"`
+	// Memory of the GPU, as published.
+	Memory *MemoryRange `json:"memory,omitempty"`
+}
+
+// MemoryRange holds the amounts of memory from Min to Max, both included; an end that is not given is open.
+type MemoryRange struct {
+	Min *resource.Quantity `json:"min,omitempty"`
+	Max *resource.Quantity `json:"max,omitempty"`
 }
 
 // Tier is a way to hand out a GPU.
@@ -68,6 +151,8 @@ type TimeSlicePolicy struct {
 	// it wants gets one share's part.
 	Shares *int32     `json:"shares,omitempty"`
 	Memory *MemoryCut `json:"memory,omitempty"`
+	// Interval of claims that ask for none.
+	Interval Interval `json:"interval,omitempty"`
 }
 
 // MPSPolicy is how a GPU is shared by an MPS server.
@@ -79,6 +164,8 @@ type MPSPolicy struct {
 	Cores  *CoreCut   `json:"cores,omitempty"`
 	// SharedMemory is the size of the /dev/shm that the GPU's clients share, 1Mi and up; default 1Gi.
 	SharedMemory *resource.Quantity `json:"sharedMemory,omitempty"`
+	// Priority of claims that ask for none.
+	Priority Priority `json:"priority,omitempty"`
 }
 
 // MemoryCut bounds the amounts of memory of one share. Requests are rounded up to the minimum, and above it by steps.
@@ -87,6 +174,8 @@ type MemoryCut struct {
 	Minimum *resource.Quantity `json:"minimum,omitempty"`
 	// Step, 1Mi and up; default 256Mi.
 	Step *resource.Quantity `json:"step,omitempty"`
+	// Default is what a claim gets that does not say; one share's part where nothing is said.
+	Default *resource.Quantity `json:"default,omitempty"`
 }
 
 // CoreCut bounds the amounts of multiprocessors of one share, in percent of the GPU.
@@ -95,6 +184,8 @@ type CoreCut struct {
 	Minimum *int32 `json:"minimum,omitempty"`
 	// Step, 1 to 100; default 1.
 	Step *int32 `json:"step,omitempty"`
+	// Default is what a claim gets that does not say; one share's part where nothing is said.
+	Default *int32 `json:"default,omitempty"`
 }
 
 // Defaults of a policy.

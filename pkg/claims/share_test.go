@@ -123,7 +123,7 @@ func TestSharesAndPartitionsOfAGPUExcludeEachOther(t *testing.T) {
 	node.GPUs = slices.Clone(node.GPUs)
 	for i := range node.GPUs {
 		node.GPUs[i].Offer = sharedNode().GPUs[0].Offer
-		node.GPUs[i].Offer.Partitions = true
+		node.GPUs[i].Offer.Partitions = &gpu.PartitionOffer{Mode: gpu.OnDemand}
 	}
 	b.SetHardware(offering{b.session, &node}, b.specs)
 	share := func(uid types.UID, i int, kind gpu.Share) error {

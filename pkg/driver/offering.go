@@ -37,12 +37,12 @@ func (h *hardware) Node() *gpu.Node { return h.node.Load() }
 
 // offer applies the policy, with MPS or with the reason why there is none.
 func (h *hardware) offer(noMPS error) {
-	h.node.Store(policy.Apply(h.policy, h.Session.Node(), policy.Means{MPS: noMPS, CgroupMemory: h.limits, Held: heldTiers(h.held())}))
+	h.node.Store(policy.Apply(h.policy, h.Session.Node(), policy.Means{MPS: noMPS, CgroupMemory: h.limits, Held: heldOf(h.held())}))
 }
 
-// heldTiers tells of what tiers claims hold something.
-func heldTiers(held []*records.Record) func(g *gpu.GPU) gpu.Tiers {
-	byGPU := map[string]*gpu.Tiers{}
+// heldOf tells what claims hold of a GPU.
+func heldOf(held []*records.Record) func(g *gpu.GPU) gpu.Held {
+	byGPU := map[string]*gpu.Held{}
 	for _, r := range held {
 		for i := range r.Devices {
 			d := &r.Devices[i]
@@ -50,25 +50,25 @@ func heldTiers(held []*records.Record) func(g *gpu.GPU) gpu.Tiers {
 				continue
 			}
 			if byGPU[d.GPU] == nil {
-				byGPU[d.GPU] = &gpu.Tiers{}
+				byGPU[d.GPU] = &gpu.Held{}
 			}
-			switch tiers := byGPU[d.GPU]; {
+			switch has := byGPU[d.GPU]; {
 			case d.Partition != nil:
-				tiers.Partitions = true
+				has.Places = append(has.Places, d.Partition.Place())
 			case d.Share == nil:
-				tiers.Whole = true
+				has.Whole = true
 			case d.Share.Kind == gpu.MPS:
-				tiers.MPS = true
+				has.MPS = true
 			default:
-				tiers.TimeSlice = true
+				has.TimeSlice = true
 			}
 		}
 	}
-	return func(g *gpu.GPU) gpu.Tiers {
-		if tiers := byGPU[g.PCI.DeviceName()]; tiers != nil {
-			return *tiers
+	return func(g *gpu.GPU) gpu.Held {
+		if has := byGPU[g.PCI.DeviceName()]; has != nil {
+			return *has
 		}
-		return gpu.Tiers{}
+		return gpu.Held{}
 	}
 }
 

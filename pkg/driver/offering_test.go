@@ -246,18 +246,22 @@ func TestWhatClaimsHoldStaysOfferedWhenThePolicyHasItNoMore(t *testing.T) {
 	held := []*records.Record{{Devices: []records.Device{
 		{GPU: gpus[0].PCI.DeviceName(), Share: &records.Share{Kind: gpu.TimeSlice}},
 		{GPU: gpus[1].PCI.DeviceName(), Share: &records.Share{Kind: gpu.MPS}},
-		{GPU: gpus[2].PCI.DeviceName(), Partition: &gpu.Partition{}},
+		{GPU: gpus[2].PCI.DeviceName(), Partition: &gpu.Partition{ProfileID: 19, Placement: gpu.Placement{Start: 6, Size: 1}}},
 		{GPU: gpus[3].PCI.DeviceName()},
 		{GPU: gpus[4].PCI.DeviceName(), Partition: &gpu.Partition{}, AdminAccess: true},
 	}}}
 	hw.held = func() []*records.Record { return held }
 	hw.offer(nil)
-	want := []gpu.Tiers{{TimeSlice: true}, {MPS: true}, {Partitions: true}, {}, {}}
+	want := []gpu.Tiers{{TimeSlice: true}, {MPS: true}, {}, {}, {}}
 	for i, w := range want {
 		o := hw.Node().GPUs[i].Offer
-		if o.Withdrawn != w || (o.TimeSlice != nil) != w.TimeSlice || (o.MPS != nil) != w.MPS || o.Partitions != w.Partitions || !o.Whole {
+		if o.Withdrawn != w || (o.TimeSlice != nil) != w.TimeSlice || (o.MPS != nil) != w.MPS || (o.Partitions != nil) != (i == 2) || !o.Whole {
 			t.Errorf("GPU %d: got %+v, want %+v withdrawn and the whole GPU besides", i, o, w)
 		}
+	}
+	kept := gpu.NoPlaces([]gpu.Place{{ProfileID: 19, Placement: gpu.Placement{Start: 6, Size: 1}}})
+	if diff := cmp.Diff(kept, hw.Node().GPUs[2].Offer.Partitions); diff != "" {
+		t.Errorf("partitions of GPU 2 (-want +got):\n%s", diff)
 	}
 	held = nil
 	hw.offer(nil)

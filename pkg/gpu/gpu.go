@@ -53,11 +53,18 @@ type GPU struct {
 	ECC            *bool
 	AddressingMode string // "HMM", "ATS" or "None" (nvmlDeviceGetAddressingMode)
 
-	// ActiveNVLinks is the number of NVLinks that are up (nvmlDeviceGetNvLinkState); nil where the board has none.
-	ActiveNVLinks *int
+	// PCIDeviceID is the PCI device ID and the vendor's, joined as 0x233010de (nvmlDeviceGetPciInfo_v3); 0 if unknown.
+	PCIDeviceID uint32
 
-	NUMANode *int   // sysfs numa_node; nil for -1 and where sysfs does not tell
-	PCIeRoot string // sysfs, such as "pci0000:15"; empty where sysfs does not tell
+	NVLinks *NVLinks // nil where the board has none
+	Fabric  *Fabric  // nil where the GPU belongs to no NVLink domain of several nodes
+
+	NUMANode *int // sysfs numa_node; nil for -1 and where sysfs does not tell
+	// PCIePath is the way from the root complex to the GPU in sysfs, such as "pci0000:15", "0000:15:01.0",
+	// "0000:16:00.0", "0000:17:03.0", "0000:1b:00.0"; empty where sysfs does not tell.
+	PCIePath []string
+	// CPUAffinity are the CPUs near the GPU as sysfs lists them (local_cpulist), such as "0-55,112-167".
+	CPUAffinity string
 
 	MIG MIG
 

@@ -64,7 +64,7 @@ func (g *GPU) Shapes() []Shape {
 			}
 		}
 	}
-	if g.MIG.NeedsReset && !g.MIG.Enabled || !offer.Partitions {
+	if g.MIG.NeedsReset && !g.MIG.Enabled || offer.Partitions == nil {
 		return shapes
 	}
 	for i := range g.MIG.Profiles {
@@ -73,7 +73,9 @@ func (g *GPU) Shapes() []Shape {
 			continue
 		}
 		for _, at := range p.Placements {
-			shapes = append(shapes, Shape{GPU: g, Profile: p, Placement: at})
+			if offer.Partitions.offers(Place{p.ID, at}) {
+				shapes = append(shapes, Shape{GPU: g, Profile: p, Placement: at})
+			}
 		}
 	}
 	return shapes

@@ -21,38 +21,6 @@ const (
 	CapacityCores  = "cores" // percent of the multiprocessors
 )
 
-// Offer is what a GPU is handed out as.
-type Offer struct {
-	Whole, Partitions bool
-	// TimeSlice and MPS are nil where the GPU is not shared so.
-	TimeSlice, MPS *Sharing
-	// Withdrawn are the tiers that the policy has no more though claims still hold something of them. Their devices are
-	// offered, but not to be handed out.
-	Withdrawn Tiers
-	// NoTimeSlice and NoMPS say why a tier of the policy is not offered; empty where it is, or where the policy has none.
-	NoTimeSlice, NoMPS string
-}
-
-// Tiers are ways to hand out a GPU.
-type Tiers struct {
-	Whole, Partitions, TimeSlice, MPS bool
-}
-
-// Withdrawn tells whether the shape is of a tier that the policy has no more.
-func (s Shape) Withdrawn() bool {
-	w := s.GPU.offer().Withdrawn
-	switch {
-	case s.IsPartition():
-		return w.Partitions
-	case s.Share == TimeSlice:
-		return w.TimeSlice
-	case s.Share == MPS:
-		return w.MPS
-	default:
-		return w.Whole
-	}
-}
-
 // Sharing is what a shared GPU has of everything, and how it is cut. Nothing holds a claim to its part but what
 // Enforcement says.
 type Sharing struct {
@@ -97,14 +65,6 @@ const (
 	// EnforcedPerCgroup: the driver refuses a container more than its part.
 	EnforcedPerCgroup Enforcement = "cgroup"
 )
-
-// offer is what the GPU offers by policy.
-func (g *GPU) offer() Offer {
-	if g.Offer == nil {
-		return Offer{Whole: true, Partitions: true}
-	}
-	return *g.Offer
-}
 
 // Sharing is how a GPU is shared in a way, or nil.
 func (g *GPU) Sharing(s Share) *Sharing {

@@ -14,9 +14,11 @@ import (
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 )
 
+var onDemand = &gpu.PartitionOffer{Mode: gpu.OnDemand}
+
 // everything is an offer of all tiers.
 func everything() *gpu.Offer {
-	return &gpu.Offer{Whole: true, Partitions: true, TimeSlice: &gpu.Sharing{Shares: 4}, MPS: &gpu.Sharing{Shares: 10}}
+	return &gpu.Offer{Whole: true, Partitions: onDemand, TimeSlice: &gpu.Sharing{Shares: 4}, MPS: &gpu.Sharing{Shares: 10}}
 }
 
 // offering is a node of a model whose GPUs offer all tiers, in MIG mode or not.
@@ -62,14 +64,14 @@ func TestAGPUHasTheShapesThatItOffersAndItsModeAllows(t *testing.T) {
 		"everything in MIG mode":    {"hgx-h100", true, everything(), "whole timeslice mps 25"},
 		"nothing":                   {"hgx-h100", false, &gpu.Offer{}, ""},
 		"whole":                     {"hgx-h100", false, &gpu.Offer{Whole: true}, "whole"},
-		"partitions":                {"hgx-h100", false, &gpu.Offer{Partitions: true}, "25"},
+		"partitions":                {"hgx-h100", false, &gpu.Offer{Partitions: onDemand}, "25"},
 		"time slices":               {"hgx-h100", false, &gpu.Offer{TimeSlice: &gpu.Sharing{Shares: 4}}, "timeslice"},
 		"MPS":                       {"hgx-h100", true, &gpu.Offer{MPS: &gpu.Sharing{Shares: 4}}, "mps"},
 		"no MPS":                    {"hgx-h100", false, &gpu.Offer{Whole: true, TimeSlice: &gpu.Sharing{}, NoMPS: "off"}, "whole timeslice"},
 		"Ampere":                    {"dgx-a100", false, everything(), "whole timeslice mps"},
 		"Ampere in MIG mode":        {"dgx-a100", true, everything(), "25"},
 		"Ampere, shares, MIG mode":  {"a30", true, &gpu.Offer{TimeSlice: &gpu.Sharing{}, MPS: &gpu.Sharing{}}, ""},
-		"Ampere, partitions, whole": {"a30", false, &gpu.Offer{Partitions: true}, ""},
+		"Ampere, partitions, whole": {"a30", false, &gpu.Offer{Partitions: onDemand}, ""},
 		"no MIG":                    {"t4", false, everything(), "whole timeslice mps"},
 	}
 	for name, tt := range tests {

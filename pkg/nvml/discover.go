@@ -151,7 +151,7 @@ func readLinks(dev Device, g *gpu.GPU, e *errs) {
 			active++
 		}
 	}
-	g.ActiveNVLinks = &active
+	g.NVLinks = &gpu.NVLinks{Active: active}
 }
 
 // readMIG reads the mode and the geometry. A board that tells no placements is not offered for partitioning.
@@ -187,7 +187,7 @@ func readMIG(dev Device, g *gpu.GPU, totalMemory uint64, e *errs) {
 func readSysfs(g *gpu.GPU, sysfs fs.ReadLinkFS) {
 	with := deviceattribute.WithFS(sysfs)
 	if root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(g.PCI.String(), with); err == nil {
-		g.PCIeRoot = *root.Value.StringValue
+		g.PCIePath = []string{*root.Value.StringValue}
 	}
 	numa, err := deviceattribute.GetNUMANodeAttributeByPCIBusID(g.PCI.String(), deviceattribute.ScalarAttribute, with)
 	if err == nil && numa.Value.IntValue != nil {

@@ -18,7 +18,7 @@ func wantH100(i int) gpu.GPU {
 	g := gpu.GPU{
 		PCI: gpu.PCIAddress{Bus: uint8(0x18 + 0x10*i)}, UUID: h100(i).uuid, Index: i, Minor: i,
 		ProductName: "NVIDIA H100 80GB HBM3", Brand: "Nvidia", Architecture: "Hopper", ComputeCapability: &gpu.Version{Major: 9},
-		Memory: ptr(uint64(79 << 30)), ECC: ptr(true), AddressingMode: "HMM", ActiveNVLinks: ptr(3),
+		Memory: ptr(uint64(79 << 30)), ECC: ptr(true), AddressingMode: "HMM", NVLinks: &gpu.NVLinks{Active: 3},
 	}
 	g.MIG = gpu.MIG{Capable: true, Slices: 8, Profiles: []gpu.Profile{
 		{ID: 19, Enum: 0, Name: "1g.10gb", ComputeSlices: 1, MaxInstances: 7, Memory: 10 << 30},
@@ -78,7 +78,7 @@ func TestAnAttributeThatIsNotSupportedIsLeftOut(t *testing.T) {
 		}},
 		"ECC":               {[]string{"ECCMode"}, func(g *gpu.GPU) { g.ECC = nil }},
 		"addressing mode":   {[]string{"AddressingMode"}, func(g *gpu.GPU) { g.AddressingMode = "" }},
-		"NVLink":            {[]string{"NVLinkState"}, func(g *gpu.GPU) { g.ActiveNVLinks = nil }},
+		"NVLink":            {[]string{"NVLinkState"}, func(g *gpu.GPU) { g.NVLinks = nil }},
 		"MIG":               {[]string{"MIGMode"}, func(g *gpu.GPU) { g.MIG = gpu.MIG{} }},
 		"MIG profiles":      {[]string{"GPUInstanceProfileInfo"}, func(g *gpu.GPU) { g.MIG = gpu.MIG{Capable: true} }},
 		"MIG placements":    {[]string{"GPUInstancePossiblePlacements"}, func(g *gpu.GPU) { g.MIG = gpu.MIG{Capable: true} }},
@@ -183,8 +183,12 @@ func TestNVLinksThatAreUpAreCounted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := h100(0)
 			d.links = tt.links
-			got := mustDiscover(t, &fakeLibrary{devices: []*fakeDevice{d}}).GPUs[0].ActiveNVLinks
-			if diff := cmp.Diff(tt.want, got); diff != "" {
+			got := mustDiscover(t, &fakeLibrary{devices: []*fakeDevice{d}}).GPUs[0].NVLinks
+			var active *int
+			if got != nil {
+				active = &got.Active
+			}
+			if diff := cmp.Diff(tt.want, active); diff != "" {
 				t.Errorf("active links (-want +got):\n%s", diff)
 			}
 		})
@@ -248,7 +252,7 @@ func TestSysfsTellsWhereAGPUSits(t *testing.T) {
 			if diff := cmp.Diff(tt.want, g.NUMANode); diff != "" {
 				t.Errorf("NUMA node (-want +got):\n%s", diff)
 			}
-			if got, want := g.PCIeRoot, "pci0000:15"; got != want {
+			if got, want := g.PCIeRoot(), "pci0000:15"; got != want {
 				t.Errorf("PCIe root: got %q, want %q", got, want)
 			}
 		})

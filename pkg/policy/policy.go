@@ -44,9 +44,12 @@ func Load(path string) (*v1alpha1.NodePolicy, error) {
 type Means struct {
 	// MPS is nil where a supervisor runs that starts MPS servers, else it says why there is none.
 	MPS error
-	// Held tells what claims hold of a GPU now: a tier that the policy has no more stays published until they are gone,
-	// as the scheduler forgets what devices consume that are gone. nil: nothing.
-	Held func(g *gpu.GPU) gpu.Tiers
+	// Held tells what claims hold of a GPU now: what the policy has no more stays published until they are gone, as the
+	// scheduler forgets what devices consume that are gone. nil: nothing.
+	Held func(g *gpu.GPU) gpu.Held
+	// Partitions are the places of those that exist and can be handed out: a GPU in mode existing offers just them, and a
+	// layout is laid over them where it can be. nil: none.
+	Partitions func(g *gpu.GPU) []gpu.Place
 	// CgroupMemory tells for a GPU whether the driver can hold a container to an amount of its memory.
 	CgroupMemory func(g *gpu.GPU) bool
 }
@@ -88,18 +91,22 @@ func matches(m *v1alpha1.Match, g *gpu.GPU) bool {
 
 func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means) gpu.Offer {
 	listed := func(t v1alpha1.Tier) bool { return r.Tiers == nil || slices.Contains(r.Tiers, t) }
-	var held gpu.Tiers
+	var held gpu.Held
 	if means.Held != nil {
 		held = means.Held(g)
 	}
 	offer := gpu.Offer{Withdrawn: gpu.Tiers{
-		Whole:      held.Whole && !listed(v1alpha1.TierExclusive),
-		Partitions: held.Partitions && !listed(v1alpha1.TierMIG),
-		TimeSlice:  held.TimeSlice && !listed(v1alpha1.TierTimeSlice),
-		MPS:        held.MPS && !listed(v1alpha1.TierMPS),
+		Whole:     held.Whole && !listed(v1alpha1.TierExclusive),
+		TimeSlice: held.TimeSlice && !listed(v1alpha1.TierTimeSlice),
+		MPS:       held.MPS && !listed(v1alpha1.TierMPS),
 	}}
 	offer.Whole = listed(v1alpha1.TierExclusive) || held.Whole
-	offer.Partitions = listed(v1alpha1.TierMIG) || held.Partitions
+	switch {
+	case listed(v1alpha1.TierMIG):
+		offer.Partitions = &gpu.PartitionOffer{Mode: gpu.OnDemand}
+	case len(held.Places) > 0:
+		offer.Partitions = gpu.NoPlaces(held.Places)
+	}
 	if listed(v1alpha1.TierTimeSlice) || held.TimeSlice {
 		offer.TimeSlice = timeSlice(r.TimeSlice, g, means)
 		if why := tooSmall(g, offer.TimeSlice); why != "" {

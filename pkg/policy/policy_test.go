@@ -42,7 +42,7 @@ func offers(n *gpu.Node) []gpu.Offer {
 
 func TestWithoutAPolicyEveryTierIsOfferedWithDefaultNumbers(t *testing.T) {
 	want := gpu.Offer{
-		Whole: true, Partitions: true,
+		Whole: true, Partitions: &gpu.PartitionOffer{Mode: gpu.OnDemand},
 		TimeSlice: &gpu.Sharing{Shares: 4, Memory: gpu.Cut{Total: 80 * gib, Default: 20 * gib, Minimum: gib, Step: gib / 4}, Enforcement: gpu.NotEnforced},
 		MPS: &gpu.Sharing{
 			Shares: 10, Memory: gpu.Cut{Total: 80 * gib, Default: 8 * gib, Minimum: gib, Step: gib / 4},
@@ -95,7 +95,11 @@ func TestTheFirstRuleThatMatchesAGPUHolds(t *testing.T) {
 				{Tiers: []v1alpha1.Tier{v1alpha1.TierMIG}},
 			}}
 			for i, o := range offers(Apply(p, node(), Means{})) {
-				if diff := cmp.Diff(gpu.Offer{Whole: tt.want[i], Partitions: !tt.want[i]}, o); diff != "" {
+				want := gpu.Offer{Whole: tt.want[i]}
+				if !tt.want[i] {
+					want.Partitions = &gpu.PartitionOffer{Mode: gpu.OnDemand}
+				}
+				if diff := cmp.Diff(want, o); diff != "" {
 					t.Errorf("GPU %d (-want +got):\n%s", i, diff)
 				}
 			}
@@ -108,7 +112,7 @@ func TestAGPUOffersTheTiersOfItsRule(t *testing.T) {
 		for _, tier := range []struct {
 			name string
 			has  bool
-		}{{"exclusive", o.Whole}, {"mig", o.Partitions}, {"timeSlice", o.TimeSlice != nil}, {"mps", o.MPS != nil}, {"no mps", o.NoMPS != ""}} {
+		}{{"exclusive", o.Whole}, {"mig", o.Partitions != nil}, {"timeSlice", o.TimeSlice != nil}, {"mps", o.MPS != nil}, {"no mps", o.NoMPS != ""}} {
 			if tier.has {
 				list = append(list, tier.name)
 			}

@@ -48,7 +48,9 @@ func attributes(node *gpu.Node, s gpu.Shape) attributeSet {
 	}
 	a.number("index", &g.Index)
 	a.number("minor", &g.Minor)
-	a.number("nvlinkCount", g.ActiveNVLinks)
+	if g.NVLinks != nil {
+		a.number("nvlinkCount", &g.NVLinks.Active)
+	}
 	a.flag("eccEnabled", g.ECC)
 	a.flag("migCapable", &g.MIG.Capable)
 	a.version("driverVersion", node.DriverVersion)
@@ -59,7 +61,7 @@ func attributes(node *gpu.Node, s gpu.Shape) attributeSet {
 		a.version("cudaComputeCapability", g.ComputeCapability.String())
 	}
 	a.text(deviceattribute.StandardDeviceAttributePCIBusID, g.PCI.String())
-	a.text(deviceattribute.StandardDeviceAttributePCIeRoot, g.PCIeRoot)
+	a.text(deviceattribute.StandardDeviceAttributePCIeRoot, g.PCIeRoot())
 	a.number(deviceattribute.StandardDeviceAttributeNUMANode, g.NUMANode)
 	return a
 }

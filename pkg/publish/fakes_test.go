@@ -42,8 +42,8 @@ func bigGPU(i int) gpu.GPU {
 	return gpu.GPU{
 		PCI: gpu.PCIAddress{Bus: uint8(0x18 + i*0x10)}, UUID: fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", i), Index: 7 - i, Minor: i,
 		ProductName: "NVIDIA H100 80GB HBM3", Brand: "Nvidia", Architecture: "Hopper", ComputeCapability: &gpu.Version{Major: 9},
-		Memory: ptr(uint64(85_520_809_984)), ECC: ptr(true), AddressingMode: "HMM", ActiveNVLinks: ptr(18),
-		NUMANode: &numa, PCIeRoot: fmt.Sprintf("pci0000:%02x", 0x15+i*0x10), MIG: gpu.MIG{Capable: true, Slices: 8},
+		Memory: ptr(uint64(85_520_809_984)), ECC: ptr(true), AddressingMode: "HMM", NVLinks: &gpu.NVLinks{Active: 18},
+		NUMANode: &numa, PCIePath: []string{fmt.Sprintf("pci0000:%02x", 0x15+i*0x10)}, MIG: gpu.MIG{Capable: true, Slices: 8},
 	}
 }
 

@@ -236,7 +236,7 @@ func FuzzWhateverADriverSaysStaysWithinTheLimits(f *testing.F) {
 		node := nodeOf(1)
 		g := &node.GPUs[0]
 		node.DriverVersion, node.CUDAVersion = version, gpu.Version{Major: cuda / 1000, Minor: cuda % 1000 / 10}
-		g.ProductName, g.Architecture, g.PCIeRoot, g.NUMANode = product, arch, root, ptr(int(numa))
+		g.ProductName, g.Architecture, g.PCIePath, g.NUMANode = product, arch, []string{root}, ptr(int(numa))
 		g.Memory = ptr(memory >> 1)
 		checkLimits(t, slicesOf(t, node))
 	})

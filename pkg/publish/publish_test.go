@@ -40,7 +40,7 @@ func TestResourcesDoNotShareMemoryWithTheNode(t *testing.T) {
 	device := deviceOf(t, node)
 	want := encode(t, device)
 	*node.GPUs[0].NUMANode, *node.GPUs[0].ECC, node.GPUs[0].UUID = 7, false, "GPU-other"
-	*node.GPUs[0].ActiveNVLinks, *node.GPUs[0].Memory = 1, 1
+	node.GPUs[0].NVLinks.Active, *node.GPUs[0].Memory = 1, 1
 	if diff := cmp.Diff(want, encode(t, device)); diff != "" {
 		t.Errorf("published device changed with the node (-before +after):\n%s", diff)
 	}
