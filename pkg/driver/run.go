@@ -137,7 +137,7 @@ func (s *service) openSharing() error {
 		}
 		s.supervisor.client, supervisor = client, client
 	}
-	s.engine.Share(sharing.New(supervisor, s.config.driverRootHere(), sharing.InRoot))
+	s.engine.Share(sharing.New(supervisor, nvml.Here(s.config.driverRoots()), sharing.InRoot))
 	return nil
 }
 
@@ -244,8 +244,10 @@ func (s *service) useHardware(ctx context.Context) error {
 // openSession waits for the driver and says what it waits for, then says which GPUs it cannot serve.
 func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 	s.metrics.waiting.Set(1)
+	roots := nvml.Here(s.config.driverRoots())
 	session, err := nvml.Wait(ctx, nvml.Options{
-		DriverRoot:  s.config.driverRootHere(),
+		DriverRoot:  roots[0],
+		OtherRoots:  roots[1:],
 		LibraryPath: s.config.NVMLLibrary,
 		Sysfs:       os.DirFS(s.config.Sysfs).(fs.ReadLinkFS),
 	}, s.config.DriverRetry, func(err error) {
@@ -265,12 +267,24 @@ func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 	return session, nil
 }
 
+// driverRoot is where the driver was found.
+func (s *service) driverRoot(session *nvml.Session) nvml.Root {
+	roots := s.config.driverRoots()
+	for _, r := range roots {
+		if r.Here == session.DriverRoot() {
+			return r
+		}
+	}
+	return roots[0]
+}
+
 // offerGPUs writes the CDI spec and lets claims be prepared. It tries until it works: a driver that has just been
 // loaded may lack files or device nodes for a while.
 func (s *service) offerGPUs(ctx context.Context, hw *hardware) error {
+	root := s.driverRoot(hw.Session)
 	static, err := cdi.NewStatic(cdi.Options{
 		Driver: s.config.DriverName, Dir: s.config.CDIDir,
-		DriverRoot: s.config.DriverRoot, ContainerDriverRoot: s.config.driverRootHere(),
+		DriverRoot: root.Host, ContainerDriverRoot: root.Here,
 		Procfs:         os.DirFS(s.config.Procfs),
 		HookPath:       filepath.Join(s.config.pluginDir(), hook.NVIDIA),
 		MemoryHookPath: filepath.Join(s.config.pluginDir(), hook.MemoryLimit),
@@ -286,7 +300,7 @@ func (s *service) offerGPUs(ctx context.Context, hw *hardware) error {
 			s.engine.SetHardware(hw, static)
 			s.ready.driver(nil)
 			klog.FromContext(ctx).Info("Claims can be prepared", "gpus", len(hw.Node().GPUs),
-				"driverVersion", hw.Node().DriverVersion, "cdiSpec", static.Path())
+				"driverVersion", hw.Node().DriverVersion, "driverRoot", root.Host, "cdiSpec", static.Path())
 			return nil
 		}
 		klog.FromContext(ctx).Error(err, "Claims cannot be prepared yet")

@@ -35,12 +35,12 @@ func Run(ctx context.Context, config Config, self []string) error {
 	if err := config.Validate(); err != nil {
 		return err
 	}
-	root := config.driverRootHere()
+	roots := config.driverRoots()
 	return serve(ctx, config, Host{
-		Hardware: NVML{nvml.Options{DriverRoot: root, LibraryPath: config.NVMLLibrary, Sysfs: os.DirFS("/sys").(fs.ReadLinkFS)}},
-		Daemons:  Processes{DriverRoot: root, Self: self, Cgroup: config.DaemonCgroup},
+		Hardware: NVML{nvml.Options{DriverRoot: roots[0], OtherRoots: roots[1:], LibraryPath: config.NVMLLibrary, Sysfs: os.DirFS("/sys").(fs.ReadLinkFS)}},
+		Daemons:  Processes{DriverRoots: roots, Self: self, Cgroup: config.DaemonCgroup},
 		Mounts:   Tmpfs{},
-		Files:    Disk{DriverRoot: root},
+		Files:    Disk{DriverRoots: roots},
 	})
 }
 
@@ -94,7 +94,7 @@ func (s *Supervisor) listen(life context.Context) error {
 		}))
 	v1alpha1.RegisterSupervisorServer(server, service{Supervisor: s})
 	grpc_health_v1.RegisterHealthServer(server, health.NewServer())
-	logger.Info("Serving MPS", "socket", socket, "driverRoot", s.config.driverRootHere(), "computeMode", s.config.ComputeMode)
+	logger.Info("Serving MPS", "socket", socket, "driverRoots", s.config.driverRoots(), "computeMode", s.config.ComputeMode)
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(&rootsOnly{Listener: listener, logger: logger}) }() // ends with the server
 	select {
