@@ -29,7 +29,9 @@ type hardware struct {
 	policy *v1alpha1.NodePolicy
 	limits func(g *gpu.GPU) bool
 	held   func() []*records.Record
-	node   atomic.Pointer[gpu.Node]
+	// noShares is why the cluster cannot count shares; nil if it can.
+	noShares error
+	node     atomic.Pointer[gpu.Node]
 }
 
 // Node is the inventory as published.
@@ -37,7 +39,7 @@ func (h *hardware) Node() *gpu.Node { return h.node.Load() }
 
 // offer applies the policy, with MPS or with the reason why there is none.
 func (h *hardware) offer(noMPS error) {
-	h.node.Store(policy.Apply(h.policy, h.Session.Node(), policy.Means{MPS: noMPS, CgroupMemory: h.limits, Held: heldOf(h.held())}))
+	h.node.Store(policy.Apply(h.policy, h.Session.Node(), policy.Means{MPS: noMPS, Shares: h.noShares, CgroupMemory: h.limits, Held: heldOf(h.held())}))
 }
 
 // heldOf tells what claims hold of a GPU.

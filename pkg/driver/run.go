@@ -217,6 +217,12 @@ func (s *service) useHardware(ctx context.Context) error {
 	if hw.limits, err = s.memoryLimits(ctx, session); err != nil {
 		return err
 	}
+	if hw.noShares, err = askShares(ctx, s.client.Discovery().RESTClient(), s.config.DriverRetry); err != nil {
+		return err
+	}
+	if hw.noShares != nil {
+		klog.FromContext(ctx).Info("Time slices and MPS are switched off", "reason", hw.noShares.Error())
+	}
 	s.supervisor.offered = slices.ContainsFunc(s.engine.Records(), func(r *records.Record) bool { return len(r.Shares(gpu.MPS)) > 0 })
 	s.supervisor.ask(ctx)
 	hw.offer(s.supervisor.noMPS())

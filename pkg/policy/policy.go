@@ -44,6 +44,8 @@ func Load(path string) (*v1alpha1.NodePolicy, error) {
 type Means struct {
 	// MPS is nil where a supervisor runs that starts MPS servers, else it says why there is none.
 	MPS error
+	// Shares is nil where the cluster can count shares of GPUs, else it says why it cannot.
+	Shares error
 	// Held tells what claims hold of a GPU now: what the policy has no more stays published until they are gone, as the
 	// scheduler forgets what devices consume that are gone. nil: nothing.
 	Held func(g *gpu.GPU) gpu.Held
@@ -112,11 +114,17 @@ func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means) gpu.Offe
 		if why := tooSmall(g, offer.TimeSlice); why != "" {
 			offer.TimeSlice, offer.NoTimeSlice = nil, why
 		}
+		if means.Shares != nil && !held.TimeSlice {
+			offer.TimeSlice, offer.NoTimeSlice = nil, means.Shares.Error()
+		}
 	}
 	if listed(v1alpha1.TierMPS) || held.MPS {
 		clients, why := mpsClients(node, g)
 		if why == nil {
 			why = means.MPS
+		}
+		if why == nil && !held.MPS {
+			why = means.Shares
 		}
 		if why != nil {
 			offer.NoMPS = why.Error()
