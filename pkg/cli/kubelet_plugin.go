@@ -51,6 +51,7 @@ func newKubeletPlugin() *cobra.Command {
 	flags.StringVar(&config.NodeName, "node-name", "", "name of this node's Node object")
 	flags.StringVar(&config.DriverName, "driver-name", v1alpha1.Group, "name of the DRA driver")
 	flags.StringVar(&config.PodUID, "pod-uid", "", "UID of this pod; lets the next release start beside this one in a rolling update")
+	flags.StringVar(&config.DaemonSet, "daemonset", "", "DaemonSet of this pod, as namespace/name; once it is gone, a plugin that ends and holds nothing takes its files away")
 	flags.StringVar(&config.Kubeconfig, "kubeconfig", "", "kubeconfig file; empty for the pod's service account")
 	flags.Float32Var(&config.KubeQPS, "kube-api-qps", 1000, "requests a second to the API server, lasting; what a node can ask for, the server's own fairness keeps in bounds")
 	flags.IntVar(&config.KubeBurst, "kube-api-burst", 1000, "requests at once to the API server")

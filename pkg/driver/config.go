@@ -20,6 +20,10 @@ type Config struct {
 	// PodUID turns on rolling updates: old and new plugin serve side by side, told apart by it. Empty: one at a time.
 	PodUID string
 
+	// DaemonSet that the plugin's pod is of, as "namespace/name"; empty if it is of none. Once it is gone, a plugin that
+	// ends and holds nothing takes its files away.
+	DaemonSet string
+
 	// Kubeconfig is a file; empty for the service account of the pod.
 	Kubeconfig string
 	KubeQPS    float32
@@ -71,6 +75,9 @@ const (
 func (c *Config) Validate() error {
 	var errs []error
 	errs = append(errs, CheckNodeName(c.NodeName), CheckDriverName(c.DriverName))
+	if namespace, name, ok := strings.Cut(c.DaemonSet, "/"); c.DaemonSet != "" && (!ok || namespace == "" || name == "" || strings.Contains(name, "/")) {
+		errs = append(errs, fmt.Errorf("--daemonset %q is not of the form namespace/name", c.DaemonSet))
+	}
 	if c.KubeQPS <= 0 || c.KubeBurst <= 0 {
 		errs = append(errs, fmt.Errorf("--kube-api-qps %g and --kube-api-burst %d must be above zero", c.KubeQPS, c.KubeBurst))
 	}

@@ -46,6 +46,7 @@ func Run(ctx context.Context, config Config) error {
 	if err := s.open(ctx); err != nil {
 		return err
 	}
+	defer s.leave(ctx)
 	if err := s.startKubeletPlugin(ctx, fatal); err != nil {
 		return err
 	}
@@ -74,12 +75,13 @@ func Run(ctx context.Context, config Config) error {
 
 // service is one running plugin.
 type service struct {
-	config  Config
-	metrics *metrics
-	client  kubernetes.Interface
-	events  *nodeEvents
-	engine  *claims.Engine
-	policy  *v1alpha1.NodePolicy
+	config   Config
+	presence *presence
+	metrics  *metrics
+	client   kubernetes.Interface
+	events   *nodeEvents
+	engine   *claims.Engine
+	policy   *v1alpha1.NodePolicy
 	// supervisor is only touched by the goroutine that keeps things in line.
 	supervisor supervisor
 	helper     *kubeletplugin.Helper
@@ -104,7 +106,10 @@ func (s *service) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	store, err := records.OpenStore(records.NewDisk(), filepath.Join(s.config.pluginDir(), "claims"))
+	if s.presence, err = enter(s.config.pluginDir()); err != nil {
+		return err
+	}
+	store, err := records.OpenStore(records.NewDisk(), filepath.Join(s.config.pluginDir(), claimsDir))
 	if err != nil {
 		return err
 	}
