@@ -109,7 +109,7 @@ func linked(path string) (loader string, needed []string, err error) {
 	if err != nil {
 		return "", nil, fmt.Errorf("read what %s links: %w", path, err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	for _, p := range f.Progs {
 		if p.Type == elf.PT_INTERP {
 			data, err := io.ReadAll(p.Open())
