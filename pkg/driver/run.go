@@ -114,7 +114,11 @@ func (s *service) open(ctx context.Context) error {
 	}
 	s.engine = claims.New(claims.Identity{Driver: s.config.DriverName, Pool: s.config.NodeName}, bootID, store, locks,
 		cdi.Remover{Dir: s.config.CDIDir, Driver: s.config.DriverName})
-	if s.policy, err = policy.Load(s.config.PolicyFile); err != nil {
+	policies, err := policy.Load(s.config.PolicyFile, policy.FormatPolicy)
+	if err != nil {
+		return err
+	}
+	if _, s.policy, err = policies.Select(""); err != nil {
 		return err
 	}
 	if err := s.openSharing(); err != nil {
