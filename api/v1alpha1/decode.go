@@ -1,13 +1,11 @@
 package v1alpha1
 
 import (
-	"errors"
 	"fmt"
 	"reflect"
 	"regexp"
 	"slices"
 	"strings"
-	"unicode"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,7 +18,7 @@ import (
 // file of an admin's.
 const maxSize = 1 << 20
 
-// decode reads JSON of one kind. Unknown fields, fields given twice and other kinds are errors.
+// decode reads JSON of one kind. Unknown fields, fields given twice and other kinds are errors; there may be several.
 func decode(raw []byte, kind string, into any) error {
 	if len(raw) > maxSize {
 		return fmt.Errorf("%d bytes are more than %d", len(raw), maxSize)
@@ -40,13 +38,13 @@ func decode(raw []byte, kind string, into any) error {
 	// A field given twice has to be known before anything is parsed: the tree has only the last one.
 	var tree any
 	if err := strictly(json.UnmarshalStrict(raw, &tree, json.DisallowDuplicateFields)); err != nil {
-		return fmt.Errorf("decode %s: %w", kind, err)
+		return err
 	}
 	if err := checkTree(tree, reflect.TypeOf(into), nil).ToAggregate(); err != nil {
-		return fmt.Errorf("decode %s: %w", kind, err)
+		return err
 	}
 	if err := strictly(json.UnmarshalStrict(raw, into)); err != nil {
-		return fmt.Errorf("decode %s: %w", kind, err)
+		return err
 	}
 	return nil
 }
@@ -96,18 +94,6 @@ func checkTree(value any, t reflect.Type, path *field.Path) field.ErrorList {
 		}
 	}
 	return errs
-}
-
-// oneLine is an error's text as one line that can be printed: the kubelet makes an Event of it, whose text must be valid
-// UTF-8, and what is wrong is quoted from the input.
-func oneLine(err error) error {
-	text := strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return ' '
-	}, strings.ToValidUTF8(err.Error(), "\uFFFD"))
-	return errors.New(strings.Join(strings.Fields(text), " "))
 }
 
 // oneOf refuses a value that is not in a list.

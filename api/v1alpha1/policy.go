@@ -1,19 +1,16 @@
 package v1alpha1
 
 import (
-	"bufio"
-	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"regexp"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
-	"sigs.k8s.io/yaml"
 )
 
 // NodePolicyKind is the kind of a policy file.
@@ -33,10 +30,12 @@ type PolicyMetadata struct {
 	Name string `json:"name,omitempty"`
 }
 
-// PolicyLabel is the node label that picks a policy by name, DefaultPolicy the one for nodes without it.
+// PolicyLabel is the node label that picks a policy by name, DefaultPolicy the one for nodes without it, and
+// BuiltInPolicy stands for none.
 const (
 	PolicyLabel   = Group + "/policy"
 	DefaultPolicy = "default"
+	BuiltInPolicy = "built-in"
 )
 
 // Rule is what some of a node's GPUs are handed out as.
@@ -210,51 +209,77 @@ const (
 // minMemory is the smallest minimum, step or size of memory, in bytes.
 const minMemory = 1 << 20
 
-// DecodeNodePolicy reads a policy from YAML or JSON and checks it; the error names every field that is wrong.
+// DecodeNodePolicy reads a policy from one document of YAML or JSON and checks it. The error is Problems, each with the
+// field that is wrong.
 func DecodeNodePolicy(data []byte) (*NodePolicy, error) {
-	if len(data) > maxSize {
-		return nil, fmt.Errorf("%d bytes are more than %d", len(data), maxSize)
-	}
-	raw, err := oneDocument(data)
+	documents, err := Documents(data)
 	if err != nil {
-		return nil, oneLine(fmt.Errorf("read YAML: %w", err))
+		return nil, asProblems(err)
+	}
+	switch {
+	case len(documents) > 1:
+		return nil, asProblems(errors.New("there are several documents: write one policy with several rules"))
+	case len(documents) == 0:
+		documents = []Document{{JSON: []byte("{}")}}
+	case documents[0].Err != nil:
+		return nil, asProblems(documents[0].Err)
 	}
 	p := &NodePolicy{}
-	if err := decode(raw, NodePolicyKind, p); err != nil {
-		return nil, oneLine(err)
+	if err := decode(documents[0].JSON, NodePolicyKind, p); err != nil {
+		return nil, asProblems(err)
 	}
-	if err := p.validate().ToAggregate(); err != nil {
-		return nil, oneLine(err)
+	if err := p.Validate(); err != nil {
+		return nil, err
 	}
 	return p, nil
 }
 
-// oneDocument makes JSON of YAML, and refuses several documents: but for the first they would be passed over.
-func oneDocument(data []byte) ([]byte, error) {
-	raw, err := yaml.YAMLToJSONStrict(data)
-	if err != nil {
-		return nil, err
+// Validate checks a policy as far as that needs no GPU. The error is Problems, each with the field that is wrong.
+func (p *NodePolicy) Validate() error {
+	return asError(p.validate())
+}
+
+// asError is nil where nothing is wrong, else Problems.
+func asError(errs field.ErrorList) error {
+	if len(errs) == 0 {
+		return nil
 	}
-	documents := 0
-	for reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data))); ; {
-		document, err := reader.Read()
-		if errors.Is(err, io.EOF) {
-			return raw, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		if content, err := yaml.YAMLToJSON(document); err == nil && string(content) == "null" {
-			continue // nothing but comments
-		}
-		if documents++; documents > 1 {
-			return nil, errors.New("there are several documents: write one policy with several rules")
-		}
+	return asProblems(errs.ToAggregate())
+}
+
+// PolicyName is the name that a JSON document has as a policy; empty where it has none, or is none.
+func PolicyName(raw []byte) string {
+	var named struct {
+		Metadata PolicyMetadata `json:"metadata"`
 	}
+	if json.Unmarshal(raw, &named) != nil || CheckPolicyName(named.Metadata.Name) != nil {
+		return ""
+	}
+	return named.Metadata.Name
+}
+
+// CheckPolicyName refuses what cannot name a policy: it is the value of a node label, and lower case so that no two
+// differ by that alone.
+func CheckPolicyName(name string) error {
+	return asError(checkPolicyName(name))
+}
+
+func checkPolicyName(name string) field.ErrorList {
+	path := field.NewPath("metadata", "name")
+	if name == BuiltInPolicy {
+		return field.ErrorList{field.Invalid(path, name, "is the name of the policy of nodes that none is given: choose another")}
+	}
+	if len(name) > validation.LabelValueMaxLength || len(validation.IsDNS1123Subdomain(name)) > 0 {
+		return field.ErrorList{field.Invalid(path, name, "must be the value of a node label: lower-case letters, digits, '-' and '.', 63 at most, such as training")}
+	}
+	return nil
 }
 
 func (p *NodePolicy) validate() field.ErrorList {
 	var errs field.ErrorList
+	if p.Metadata.Name != "" {
+		errs = checkPolicyName(p.Metadata.Name)
+	}
 	for i := range p.Rules {
 		path := field.NewPath("rules").Index(i)
 		errs = append(errs, p.Rules[i].validate(path)...)

@@ -119,7 +119,11 @@ func (s *service) open(ctx context.Context) error {
 		return err
 	}
 	s.engine.KeepLayoutsIn(layouts)
-	if s.policy, err = policy.Load(s.config.PolicyFile); err != nil {
+	policies, err := policy.Load(s.config.PolicyFile, policy.FormatPolicy)
+	if err != nil {
+		return err
+	}
+	if _, s.policy, err = policies.Select(""); err != nil {
 		return err
 	}
 	if err := s.openSharing(); err != nil {

@@ -4,9 +4,6 @@ package policy
 import (
 	"errors"
 	"fmt"
-	"io"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,29 +13,6 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
-
-// maxFile bounds a policy file in bytes.
-const maxFile = 1 << 20
-
-// Load reads a policy file. Without a path it is the policy that offers every tier with default numbers.
-func Load(path string) (*v1alpha1.NodePolicy, error) {
-	if path == "" {
-		return &v1alpha1.NodePolicy{}, nil
-	}
-	f, err := os.Open(filepath.Clean(path))
-	if err != nil {
-		return nil, fmt.Errorf("open the node policy: %w", err)
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err = errors.Join(err, f.Close()); err != nil {
-		return nil, fmt.Errorf("read the node policy %s: %w", path, err)
-	}
-	p, err := v1alpha1.DecodeNodePolicy(data)
-	if err != nil {
-		return nil, fmt.Errorf("node policy %s: %w", path, err)
-	}
-	return p, nil
-}
 
 // Means is what a node can do beside what its boards can.
 type Means struct {
