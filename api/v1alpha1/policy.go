@@ -45,7 +45,7 @@ type Rule struct {
 	// Exclude leaves the GPUs to others: nothing of them is published.
 	Exclude bool `json:"exclude,omitempty"`
 	// Tiers that the GPUs offer; all where nothing is said.
-	Tiers []Tier `json:"tiers,omitempty"`
+	Tiers []Tier `json:"tiers,omitzero"`
 	// MIG says how the GPUs are partitioned.
 	MIG *MIGPolicy `json:"mig,omitempty"`
 	// TimeSlice and MPS say how shares are cut.
@@ -61,7 +61,7 @@ type MIGPolicy struct {
 	Mode MIGMode `json:"mode,omitempty"`
 	// Profiles that are made on demand, by name such as 1g.10gb; the whole catalog where nothing is said: all plain
 	// profiles and those with media engines (+me).
-	Profiles []string `json:"profiles,omitempty"`
+	Profiles []string `json:"profiles,omitzero"`
 	// Layout is how many partitions of each profile a GPU is kept cut into.
 	Layout map[string]int32 `json:"layout,omitempty"`
 }
