@@ -32,7 +32,7 @@ func (d *brokenDisk) WriteFile(path string, data []byte) error {
 func TestThePolicyInForceComesBackAsItWas(t *testing.T) {
 	for name, p := range map[string]*v1alpha1.NodePolicy{
 		"built-in": {},
-		"no tiers": policyOf(t, "rules: [{match: {indexes: [0]}, tiers: []}, {tiers: [mig], mig: {profiles: []}}]"),
+		"no tiers": policyOf(t, "rules: [{tiers: []}]"),
 		"all of it": policyOf(t, `
 metadata: {name: training}
 rules:
