@@ -74,6 +74,10 @@ func (s *spec) addNUMA(files map[string]treeFile) {
 		}
 		addFile(files, dir+"/distance", strings.Join(row, " ")+"\n")
 		addFile(files, dir+"/cpulist", cpuList(cpus)+"\n")
-		addFile(files, fmt.Sprintf("devices/system/cpu/cpu%d/topology/physical_package_id", cpus[0].First), fmt.Sprintf("%d\n", node/perSocket))
+		for _, r := range cpus {
+			for cpu := r.First; cpu <= r.Last; cpu++ {
+				addFile(files, fmt.Sprintf("devices/system/cpu/cpu%d/topology/physical_package_id", cpu), fmt.Sprintf("%d\n", node/perSocket))
+			}
+		}
 	}
 }
