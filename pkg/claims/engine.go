@@ -66,9 +66,8 @@ type Engine struct {
 	// sharing is nil where GPUs are not shared, see Share.
 	sharing Sharing
 
-	foreign foreignPartitions
-	// offerExisting hands out partitions of others as they are, see OfferExisting.
-	offerExisting bool
+	standing standingPartitions
+	layouts  layouts
 	// changed is told of changes, see OnChange.
 	changed func()
 
@@ -96,10 +95,6 @@ func New(id Identity, bootID string, store *records.Store, locks *Locks, specs S
 	e.SetWaiting(errStarting)
 	return e
 }
-
-// OfferExisting makes claims for a device get the partition that somebody else made at just its place, as it is. Without
-// it such a device is occupied. Call it before the first Prepare.
-func (e *Engine) OfferExisting() { e.offerExisting = true }
 
 // Records are what all claims hold, in order of claim UID; they must not be changed.
 func (e *Engine) Records() []*records.Record { return e.index.claims() }
@@ -153,7 +148,7 @@ func (e *Engine) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, 
 		return nil, err
 	}
 	defer held.Release()
-	if err := e.checkFree(want, adopt); err != nil {
+	if err := e.checkFree(b, want, adopt); err != nil {
 		return nil, err
 	}
 	if err := e.checkShares(want, devices); err != nil {
@@ -329,6 +324,7 @@ func (e *Engine) resync(ctx context.Context, self types.UID, names []string) err
 	if err != nil {
 		return err
 	}
+	e.layouts.reload(ctx, e.bootID, names)
 	known := e.index.on(names)
 	for _, uid := range uids {
 		r, err := e.store.Read(uid)
@@ -355,7 +351,7 @@ func (e *Engine) resync(ctx context.Context, self types.UID, names []string) err
 }
 
 // checkFree fails if another claim, or somebody else's partition, is where this claim's devices are to be.
-func (e *Engine) checkFree(want *records.Record, adopt bool) error {
+func (e *Engine) checkFree(b *backend, want *records.Record, adopt bool) error {
 	for i := range want.Devices {
 		d := &want.Devices[i]
 		if d.AdminAccess {
@@ -365,12 +361,16 @@ func (e *Engine) checkFree(want *records.Record, adopt bool) error {
 			return fmt.Errorf("request %q: device %s of GPU %s is held by claim %s: it is exclusive, and free once that claim's pods have ended and it is unprepared",
 				d.Request, d.Device, d.UUID, other.Claim)
 		}
-		if other := e.occupant(d); other != nil && !adopt {
-			return fmt.Errorf("request %q: device %s of GPU %s is occupied by a partition that Cleave did not make (GPU instance %d at %d:%d): destroy it, for instance with nvidia-smi mig -dgi",
-				d.Request, d.Device, d.UUID, other.GI, other.Placement.Start, other.Placement.Size)
+		if other := e.occupant(b.hardware.Node().Find(d.GPU), d); other != nil && !adopt && !has(e.index.get(want.Claim.UID), d.GPU, other.Place()) {
+			return fmt.Errorf("request %q: device %s of GPU %s is occupied by %s", d.Request, d.Device, d.UUID, e.describe(d.GPU, other))
 		}
 	}
 	return nil
+}
+
+// has tells whether a claim's record has the partition at a place: it keeps it when the policy has it no more.
+func has(r *records.Record, gpuDevice string, at gpu.Place) bool {
+	return r != nil && slices.ContainsFunc(r.Partitions(), func(d *records.Device) bool { return d.GPU == gpuDevice && d.Partition.Place() == at })
 }
 
 // verify makes sure that the GPUs are there and that a container runtime can inject them.

@@ -157,6 +157,19 @@ func (x *index) hasPartition(gpuDevice string, p gpu.Partition) bool {
 	return false
 }
 
+// heldAt tells whether a claim holds anything of a GPU where a partition lies or is to lie.
+func (x *index) heldAt(gpuDevice string, at gpu.Placement) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	want := &records.Device{GPU: gpuDevice, Partition: &gpu.Partition{Placement: at}}
+	for _, r := range x.byGPU[gpuDevice] {
+		if holds(r, want) {
+			return true
+		}
+	}
+	return false
+}
+
 // releasing tells whether a claim that gave back what a device needs has not let go of it yet.
 func (x *index) releasing(want *records.Device) bool {
 	x.mu.Lock()

@@ -53,7 +53,7 @@ func plan(claim *resourceapi.ResourceClaim, node *gpu.Node, id Identity) ([]plan
 		shape, ok := node.FindShape(result.Device)
 		if !ok {
 			return nil, fmt.Errorf("request %q: device %q is not on this node, which has %s: if the GPU was taken out, fell off the bus or "+
-				"changed its MIG mode, delete the pod so that it is scheduled again", result.Request, result.Device, deviceNames(node))
+				"changed its MIG mode, or the node's policy has the device no more, delete the pod so that it is scheduled again", result.Request, result.Device, deviceNames(node))
 		}
 		d := planned{request: result.Request, admin: result.AdminAccess != nil && *result.AdminAccess, shape: shape}
 		if d.share, err = share(d, result, configs.of(result.Request)); err != nil {

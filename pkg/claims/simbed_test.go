@@ -121,6 +121,11 @@ func openSimBed(t testing.TB, dir, boot string, node *sim.Node) *simBed {
 		t.Fatal(err)
 	}
 	b.Engine = New(testID, boot, store, locks, b.specs)
+	layouts, err := records.OpenLayouts(b.disk, filepath.Join(dir, "layouts"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.KeepLayoutsIn(layouts)
 	if err := b.Load(t.Context(), func(reason, message string) { b.notes = append(b.notes, reason+": "+message) }); err != nil {
 		t.Fatal(err)
 	}

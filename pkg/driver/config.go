@@ -40,9 +40,6 @@ type Config struct {
 	Sysfs  string
 	Procfs string
 
-	// ExistingPartitions says what to do with MIG partitions that Cleave did not make: TaintExisting or OfferExisting.
-	ExistingPartitions string
-
 	// PolicyFile is a NodePolicy; empty for the policy that offers every tier.
 	PolicyFile string
 	// MPSSocket is the supervisor's; empty to share no GPU by MPS.
@@ -57,23 +54,12 @@ type Config struct {
 	ReconcileEvery time.Duration
 }
 
-// What to do with MIG partitions that Cleave did not make.
-const (
-	// TaintExisting keeps the devices in their place from being handed out.
-	TaintExisting = "taint"
-	// OfferExisting hands them out as they are.
-	OfferExisting = "offer"
-)
-
 // Validate names every field that cannot be used, by its flag.
 func (c *Config) Validate() error {
 	var errs []error
 	errs = append(errs, CheckNodeName(c.NodeName), CheckDriverName(c.DriverName))
 	if c.KubeQPS <= 0 || c.KubeBurst <= 0 {
 		errs = append(errs, fmt.Errorf("--kube-api-qps %g and --kube-api-burst %d must be above zero", c.KubeQPS, c.KubeBurst))
-	}
-	if c.ExistingPartitions != TaintExisting && c.ExistingPartitions != OfferExisting {
-		errs = append(errs, fmt.Errorf("--existing-partitions %q is not one of %s, %s", c.ExistingPartitions, TaintExisting, OfferExisting))
 	}
 	for _, dir := range []struct{ flag, path string }{
 		{"--kubelet-plugins-dir", c.PluginsDir}, {"--kubelet-registry-dir", c.RegistryDir}, {"--cdi-dir", c.CDIDir},

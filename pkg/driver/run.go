@@ -114,6 +114,11 @@ func (s *service) open(ctx context.Context) error {
 	}
 	s.engine = claims.New(claims.Identity{Driver: s.config.DriverName, Pool: s.config.NodeName}, bootID, store, locks,
 		cdi.Remover{Dir: s.config.CDIDir, Driver: s.config.DriverName})
+	layouts, err := records.OpenLayouts(records.NewDisk(), filepath.Join(s.config.pluginDir(), "layouts"))
+	if err != nil {
+		return err
+	}
+	s.engine.KeepLayoutsIn(layouts)
 	if s.policy, err = policy.Load(s.config.PolicyFile); err != nil {
 		return err
 	}
@@ -121,9 +126,6 @@ func (s *service) open(ctx context.Context) error {
 		return err
 	}
 	s.engine.OnChange(func() { signal(s.changed) })
-	if s.config.ExistingPartitions == OfferExisting {
-		s.engine.OfferExisting()
-	}
 	return s.engine.Load(ctx, s.events.warn)
 }
 
