@@ -178,6 +178,7 @@ func TestAnInvalidPolicyLeavesTheOldOneInForceAndSaysSo(t *testing.T) {
 	const (
 		applied = "Normal PolicyApplied policy %q is in force"
 		unknown = `Warning InvalidPolicy label gpu.cleave.dev/policy: there is no policy "trainning": choose one of inference, training; policy "training" stays in force`
+		misfit  = `Warning InvalidPolicy policy "misfit" does not fit this node: rules[0].mig.layout: 1g.6gb ×5 do not fit an NVIDIA A30; free after 1g.6gb ×4: none; policy "inference" stays in force`
 	)
 	steps := []struct {
 		name  string
@@ -193,6 +194,11 @@ func TestAnInvalidPolicyLeavesTheOldOneInForceAndSaysSo(t *testing.T) {
 		{"mended", func() { b.label("training") }, false, looked{"training", false, []string{fmt.Sprintf(applied, "training")}, "", "training"}},
 		{"another", func() { b.label("inference") }, false, looked{"inference", false, []string{fmt.Sprintf(applied, "inference")}, "", "inference"}},
 		{"its file changes", func() { b.write("inference.yaml", "rules: [{tiers: [mig]}]") }, false, looked{"inference", false, []string{fmt.Sprintf(applied, "inference")}, "", "inference"}},
+		{"one that does not fit", func() {
+			b.write("misfit.yaml", "rules: [{tiers: [mig], mig: {layout: {1g.6gb: 5}}}]")
+			b.label("misfit")
+		}, false, looked{"inference", true, []string{misfit}, "", "inference"}},
+		{"mended again", func() { b.label("inference") }, false, looked{"inference", false, []string{fmt.Sprintf(applied, "inference")}, "", "inference"}},
 		{"another's file is wrong", func() { b.write("training.yaml", "rules: [{tires: []}]") }, false, looked{"inference", false, nil, "", "inference"}},
 	}
 	for _, step := range steps {
@@ -206,8 +212,8 @@ func TestAnInvalidPolicyLeavesTheOldOneInForceAndSaysSo(t *testing.T) {
 	if !got.Invalid || got.Policy != "inference" || len(got.Events) != 1 || !strings.Contains(got.Events[0], "inference.yaml") || !strings.Contains(got.Events[0], "tires") {
 		t.Errorf("with no file that can be used: %+v, want an Event with file and field, and the policy in force", got)
 	}
-	if n := gauge(t, b.metrics.policyFailures); n != 2 {
-		t.Errorf("%g failures are counted, want 2", n)
+	if n := gauge(t, b.metrics.policyFailures); n != 3 {
+		t.Errorf("%g failures are counted, want 3", n)
 	}
 }
 
