@@ -83,6 +83,10 @@ func (s *service) keepUp(ctx context.Context, hw *hardware) {
 				s.engine.Recover(ctx)
 				s.publish(ctx, hw, p)
 			}
+		case <-s.ranking.changed:
+			s.ranking.start()
+		case <-s.ranking.due:
+			s.rank(ctx, hw, p)
 		case <-s.changed:
 			settled = time.After(settle)
 		case <-settled:
@@ -90,6 +94,7 @@ func (s *service) keepUp(ctx context.Context, hw *hardware) {
 			s.engine.FindForeign(ctx)
 			s.publish(ctx, hw, p)
 		case <-tick.C:
+			s.lists.ask(ctx, s.client, s.config)
 			s.engine.Reconcile(ctx, apiClaims{s.client})
 			s.engine.Recover(ctx)
 			hw.offer(s.supervisor.noMPS()) // what nobody holds any more, and the policy no longer has, goes
@@ -119,20 +124,27 @@ func (s *service) watchMIG(ctx context.Context, session *nvml.Session) {
 
 // publish brings the slices in line with hardware and records.
 func (s *service) publish(ctx context.Context, hw *hardware, p *publisher) {
-	err := p.update(ctx, s.resources(hw))
+	view := s.view(hw)
+	err := p.update(ctx, s.resources(hw, view))
 	s.ready.published(err)
+	s.ranking.published(view.WholeGPUs(hw.Node()), err)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Could not publish ResourceSlices")
 	}
 }
 
-// resources are the slices as they should be now.
-func (s *service) resources(hw *hardware) resourceslice.DriverResources {
+// view is what is published beside the inventory.
+func (s *service) view(hw *hardware) publish.View {
 	taints := s.supervisor.taints(hw.Node())
 	for _, device := range s.engine.Occupied() {
 		taints = append(taints, publish.Taint{Device: device, Key: publish.TaintOccupied})
 	}
-	r := publish.Resources(hw.Node(), s.config.NodeName, publish.View{Taints: taints})
+	return publish.View{Taints: taints, Free: freeGPUs(s.engine.Records()), Lists: s.lists.taken}
+}
+
+// resources are the slices as they should be now.
+func (s *service) resources(hw *hardware, view publish.View) resourceslice.DriverResources {
+	r := publish.Resources(hw.Node(), s.config.NodeName, view)
 	for _, existing := range s.engine.Existing() {
 		publish.NameExisting(r, s.config.NodeName, existing.Device, existing.UUID)
 	}

@@ -28,6 +28,8 @@ type publisher struct {
 	pool   string
 	// published is what was handed on last; nil before the first time.
 	published []resourceslice.Slice
+	// arriving is the index of the slice that was changed last, which the API server may not have yet; nil if all is there.
+	arriving *int
 }
 
 // syncTimeout bounds the wait for one slice to reach the API server; syncPoll is how often it is looked for.
@@ -38,10 +40,12 @@ const (
 
 // update publishes what differs from before. Slices change one at a time, each when the one before has reached the API
 // server: a pool of which several slices change gets a new generation, and nothing can be allocated from it until all
-// are there.
+// are there. The last one is waited for only once another one is to change, so that a change of one slice costs one
+// request.
 func (p *publisher) update(ctx context.Context, want resourceslice.DriverResources) error {
 	slices := want.Pools[p.pool].Slices
 	if len(p.published) != len(slices) {
+		p.arriving = nil
 		return p.publish(ctx, slices)
 	}
 	for i := range slices {
@@ -49,17 +53,27 @@ func (p *publisher) update(ctx context.Context, want resourceslice.DriverResourc
 			resourceslice.DevicesDeepEqual(p.published[i].Devices, slices[i].Devices) {
 			continue
 		}
+		p.awaitOther(ctx, i)
 		next := append([]resourceslice.Slice{}, p.published...)
 		next[i] = slices[i]
 		if err := p.publish(ctx, next); err != nil {
 			return err
 		}
-		if err := p.wait(ctx, i, slices[i].Devices); err != nil {
-			// The helper goes on trying; what is lost is only the pool's staying allocatable meanwhile.
-			klog.FromContext(ctx).Error(err, "A ResourceSlice is slow to arrive; changing the next one", "slice", i)
-		}
+		p.arriving = &i
 	}
 	return nil
+}
+
+// awaitOther waits for the slice that was changed last, unless it is the one that is to change now.
+func (p *publisher) awaitOther(ctx context.Context, index int) {
+	if p.arriving == nil || *p.arriving == index {
+		return
+	}
+	if err := p.wait(ctx, *p.arriving, p.published[*p.arriving].Devices); err != nil {
+		// The helper goes on trying; what is lost is only the pool's staying allocatable meanwhile.
+		klog.FromContext(ctx).Error(err, "A ResourceSlice is slow to arrive; changing the next one", "slice", *p.arriving)
+	}
+	p.arriving = nil
 }
 
 // publish hands slices on and remembers them once that has worked.

@@ -42,7 +42,7 @@ func Run(ctx context.Context, config Config) error {
 	}
 	ctx, fatal := context.WithCancelCause(ctx)
 	defer fatal(nil)
-	s := &service{config: config, metrics: newMetrics(), registered: make(chan struct{}, 1), changed: make(chan struct{}, 1)}
+	s := &service{config: config, metrics: newMetrics(), registered: make(chan struct{}, 1), changed: make(chan struct{}, 1), ranking: newRanking()}
 	if err := s.open(ctx); err != nil {
 		return err
 	}
@@ -88,6 +88,8 @@ type service struct {
 	registered chan struct{}
 	// changed has a value after partitions, or what occupies devices, have changed.
 	changed chan struct{}
+	ranking ranking
+	lists   lists
 }
 
 // open reads what is on disk and connects to the API server; nothing is served yet.
@@ -126,6 +128,7 @@ func (s *service) open(ctx context.Context) error {
 		return err
 	}
 	s.engine.OnChange(func() { signal(s.changed) })
+	s.engine.OnHeld(func() { signal(s.ranking.changed) })
 	return s.engine.Load(ctx, s.events.warn)
 }
 
@@ -222,11 +225,12 @@ func (s *service) useHardware(ctx context.Context) error {
 	s.supervisor.offered = slices.ContainsFunc(s.engine.Records(), func(r *records.Record) bool { return len(r.Shares(gpu.MPS)) > 0 })
 	s.supervisor.ask(ctx)
 	hw.offer(s.supervisor.noMPS())
+	s.lists.ask(ctx, s.client, s.config)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if !slices.ContainsFunc(session.Node().GPUs, func(g gpu.GPU) bool { return g.MIG.Enabled }) {
 		// Without MIG mode there are no partitions to look for first, and the first publication takes a second.
-		first := s.resources(hw)
+		first := s.resources(hw, s.view(hw))
 		wg.Go(func() {
 			if err := s.helper.PublishResources(ctx, first); err != nil {
 				klog.FromContext(ctx).Error(err, "Could not publish ResourceSlices")
