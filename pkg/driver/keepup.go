@@ -30,10 +30,6 @@ const settle = time.Second
 // share whose supervisor was away.
 const finishEvery = 10 * time.Second
 
-// heldSettle is how long what claims hold must have stood still before what only claims kept goes: several claims often end
-// together.
-const heldSettle = 250 * time.Millisecond
-
 // keepUp keeps hardware, records, API server and slices in line, now, every so often and after partitions changed, until
 // ctx ends or the driver is to be let go of, which it gives the reason for. Slices come after the first look at the hardware, so that a restart does not take taints away and put them
 // back.
@@ -48,7 +44,7 @@ func (s *service) keepUp(ctx context.Context, hw *hardware, p *publisher) error 
 	s.recover(ctx, hw, p)
 	s.engine.Reconcile(ctx, apiClaims{s.client})
 	started := time.After(startUp)
-	var settled, heldSettled <-chan time.Time
+	var settled <-chan time.Time
 	left := s.leaving(hw)
 	refresh := time.NewTicker(time.Second)
 	defer refresh.Stop()
@@ -84,21 +80,16 @@ func (s *service) keepUp(ctx context.Context, hw *hardware, p *publisher) error 
 			if s.engine.Unfinished() {
 				s.recover(ctx, hw, p)
 			}
+		case <-s.ranking.changed:
+			s.ranking.start()
+		case <-s.ranking.due:
+			s.rank(ctx, hw, p)
 		case <-s.changed:
 			settled = time.After(settle)
 		case <-settled:
 			settled = nil
 			s.engine.FindForeign(ctx)
 			s.reoffer(ctx, hw, p)
-		case <-s.heldChanged:
-			if heldSettled == nil {
-				heldSettled = time.After(heldSettle)
-			}
-		case <-heldSettled:
-			heldSettled = nil
-			if s.keepsForClaims(hw) {
-				s.reoffer(ctx, hw, p)
-			}
 		case <-s.outside:
 			if why := s.mustLetGo(); why != nil {
 				return why
@@ -111,6 +102,7 @@ func (s *service) keepUp(ctx context.Context, hw *hardware, p *publisher) error 
 			left, hw.before = nil, nil
 			s.reoffer(ctx, hw, p)
 		case <-tick.C:
+			s.lists.ask(ctx, s.client, s.config)
 			s.engine.Reconcile(ctx, apiClaims{s.client})
 			if s.lookOutside(ctx, hw, true) {
 				left = s.leaving(hw)
