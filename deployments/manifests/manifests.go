@@ -3,7 +3,7 @@ package manifests
 
 import "embed"
 
-// Files are the manifests, *.yaml.
+// Files hold them, beside comments.
 //
-//go:embed *.yaml
+//go:embed deviceclass*.yaml
 var Files embed.FS

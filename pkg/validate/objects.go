@@ -98,7 +98,9 @@ func (v *validation) addClasses() error {
 			if err = errors.Join(doc.Err, err); err != nil {
 				return fmt.Errorf("read the DeviceClasses of %s: %w", path, err)
 			}
-			v.addClass(decoded.(*resourceapi.DeviceClass))
+			if c, ok := decoded.(*resourceapi.DeviceClass); ok {
+				v.addClass(c)
+			}
 		}
 		return nil
 	})
