@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -32,6 +33,7 @@ type hardware struct {
 	// standing are a GPU's partitions that were made for no claim.
 	standing func(g *gpu.GPU) []gpu.Place
 	node     atomic.Pointer[gpu.Node]
+	ended    sync.Once
 
 	// policy and before are only touched by the goroutine that keeps things in line.
 	policy *v1alpha1.NodePolicy
@@ -43,6 +45,15 @@ type hardware struct {
 // may have been allocated one and not have been prepared: were the device gone at once, that claim could not be prepared,
 // and the scheduler would give to others what it consumes.
 const leaveFor = 5 * time.Second
+
+// end ends the NVML session; it can be called again.
+func (h *hardware) end(ctx context.Context) {
+	h.ended.Do(func() {
+		if err := h.Close(); err != nil {
+			klog.FromContext(ctx).Error(err, "Could not end the NVML session")
+		}
+	})
+}
 
 // Node is the inventory as published.
 func (h *hardware) Node() *gpu.Node { return h.node.Load() }
