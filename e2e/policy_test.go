@@ -20,19 +20,10 @@ import (
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
-// patchNode changes the cluster's node or, with "status", its status. A nil value takes a field away.
-func (s *space) patchNode(ctx context.Context, change map[string]any, subresources ...string) {
+// pick sets the label that picks the node's policy.
+func (s *space) pick(ctx context.Context, policy string) {
 	s.Helper()
-	patch, err := json.Marshal(change)
-	s.must(err)
-	_, err = env.kube.CoreV1().Nodes().Patch(ctx, env.cluster.NodeName(), types.MergePatchType, patch, metav1.PatchOptions{}, subresources...)
-	s.must(err)
-}
-
-// labelNode sets the label that picks the node's policy; nil takes it away.
-func (s *space) labelNode(ctx context.Context, value any) {
-	s.Helper()
-	s.patchNode(ctx, map[string]any{"metadata": map[string]any{"labels": map[string]any{v1alpha1.PolicyLabel: value}}})
+	s.labelNode(ctx, v1alpha1.PolicyLabel, &policy)
 }
 
 // usePolicies starts the plugin of the cluster's node with a folder of policies, for as long as the test runs.
@@ -46,10 +37,10 @@ func (s *space) usePolicies(ctx context.Context, label string, policies map[stri
 	s.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		s.labelNode(ctx, nil)
+		s.labelNode(ctx, v1alpha1.PolicyLabel, nil)
 		s.restartWith(ctx)
 	})
-	s.labelNode(ctx, label)
+	s.pick(ctx, label)
 	return dir
 }
 
@@ -145,7 +136,7 @@ func TestTheLabelChangesThePolicyWhilePodsRun(t *testing.T) {
 	trains := s.running(ctx, "trains")
 	held := s.device(ctx, trains)
 
-	s.labelNode(ctx, "inference")
+	s.pick(ctx, "inference")
 	s.waitOffer(ctx, name, "gpu!=1 timeslice=8")
 	if d := find(s.published(ctx), held); d == nil {
 		t.Errorf("GPU %s, which a claim holds, is not published", held)
@@ -174,7 +165,7 @@ func TestTheLabelChangesThePolicyWhilePodsRun(t *testing.T) {
 		return true, "", nil
 	})
 	s.checkUndisturbed(ctx, shares)
-	s.labelNode(ctx, "training")
+	s.pick(ctx, "training")
 	s.waitOffer(ctx, name, "gpu=8 timeslice!=1")
 	s.running(ctx, "waits")
 	s.checkRecordsAgree(ctx)
@@ -194,10 +185,10 @@ func TestAnInvalidPolicyLeavesTheOldOneInForce(t *testing.T) {
 		do   func()
 		says string
 	}{
-		{"a name that is none", func() { s.labelNode(ctx, "trainning") }, `there is no policy "trainning": choose one of training; policy "training" stays in force`},
+		{"a name that is none", func() { s.pick(ctx, "trainning") }, `there is no policy "trainning": choose one of training; policy "training" stays in force`},
 		{"a file with a slip", func() {
 			s.writePolicy(dir, "training", "[{tires: [exclusive]}]")
-			s.labelNode(ctx, "training")
+			s.pick(ctx, "training")
 		}, "tires"},
 		{"what does not fit", func() { s.writePolicy(dir, "training", "[{tiers: [mig], mig: {layout: {3g.40gb: 3}}}]") }, `policy "training" does not fit this node`},
 	}
@@ -236,7 +227,10 @@ func TestBesideADevicePluginNothingIsPublishedButWhatClaimsHold(t *testing.T) {
 	before := s.running(ctx, "before")
 	advertise := func(ctx context.Context, quantity any) {
 		resources := map[string]any{"nvidia.com/gpu": quantity}
-		s.patchNode(ctx, map[string]any{"status": map[string]any{"capacity": resources, "allocatable": resources}}, "status")
+		patch, err := json.Marshal(map[string]any{"status": map[string]any{"capacity": resources, "allocatable": resources}})
+		s.must(err)
+		_, err = env.kube.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+		s.must(err)
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -262,10 +256,7 @@ func TestBesideADevicePluginNothingIsPublishedButWhatClaimsHold(t *testing.T) {
 	// A restart finds it out before it publishes anything.
 	s.must(env.node.Stop())
 	s.must(env.node.Start(ctx))
-	s.eventually(ctx, "readiness to say why again", func(ctx context.Context) (bool, string, error) {
-		err := env.node.Readiness(ctx)
-		return err != nil && strings.Contains(err.Error(), says), fmt.Sprint(err), nil
-	})
+	s.readiness(ctx, says)
 	s.waitOffer(ctx, name, "")
 	advertise(ctx, "0")
 	s.waitOffer(ctx, name, alone)
