@@ -114,15 +114,15 @@ func (f *slicesFlags) inventory(ctx context.Context) (*gpu.Node, error) {
 	if f.withoutMPS {
 		noMPS = errors.New("--without-mps")
 	}
-	session, node, err := f.offered(ctx, noMPS)
+	session, node, err := f.offered(ctx, func(*nvml.Session) (policy.Means, error) { return policy.Means{MPS: noMPS}, nil })
 	if err != nil {
 		return nil, err
 	}
 	return node, session.Close()
 }
 
-// offered reads the machine or the model and what its GPUs offer by policy, with MPS or with the reason why there is none.
-func (f *slicesFlags) offered(ctx context.Context, noMPS error) (*nvml.Session, *gpu.Node, error) {
+// offered reads the machine or the model and what its GPUs offer by policy and by what else there is.
+func (f *slicesFlags) offered(ctx context.Context, look func(*nvml.Session) (policy.Means, error)) (*nvml.Session, *gpu.Node, error) {
 	p, err := policy.Load(f.policyFile)
 	if err != nil {
 		return nil, nil, &usageError{err}
@@ -131,9 +131,12 @@ func (f *slicesFlags) offered(ctx context.Context, noMPS error) (*nvml.Session, 
 	if err != nil {
 		return nil, nil, err
 	}
-	return session, policy.Apply(p, session.Node(), policy.Means{MPS: noMPS, CgroupMemory: func(g *gpu.GPU) bool {
-		return session.LimitsMemory(ctx, g.PCI, f.cgroupRoot)
-	}}), nil
+	means, err := look(session)
+	if err != nil {
+		return nil, nil, errors.Join(err, session.Close())
+	}
+	means.CgroupMemory = func(g *gpu.GPU) bool { return session.LimitsMemory(ctx, g.PCI, f.cgroupRoot) }
+	return session, policy.Apply(p, session.Node(), means), nil
 }
 
 func (f *slicesFlags) open(ctx context.Context) (*nvml.Session, error) {

@@ -144,6 +144,31 @@ func (s *LayoutStore) GPUs() ([]string, error) {
 	return devices, nil
 }
 
+// ListLayouts reads all layouts of a folder and makes nothing; a missing folder has none, and files that are no layouts are
+// passed over.
+func ListLayouts(filesystem FileSystem, dir string) ([]*Layout, error) {
+	s := &LayoutStore{fs: filesystem, dir: filepath.Clean(dir)}
+	devices, err := s.GPUs()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var all []*Layout
+	for _, device := range devices {
+		l, err := s.Read(device)
+		if corrupt := (*CorruptLayoutError)(nil); errors.As(err, &corrupt) || err == nil && l == nil {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, l)
+	}
+	return all, nil
+}
+
 // SetAside moves a corrupt file out of the way, where an engineer can read it, and returns its new path.
 func (s *LayoutStore) SetAside(device string) (string, error) {
 	path, err := s.path(device)
