@@ -361,11 +361,16 @@ func (e *Engine) checkFree(b *backend, want *records.Record, adopt bool) error {
 			return fmt.Errorf("request %q: device %s of GPU %s is held by claim %s: it is exclusive, and free once that claim's pods have ended and it is unprepared",
 				d.Request, d.Device, d.UUID, other.Claim)
 		}
-		if other := e.occupant(b.hardware.Node().Find(d.GPU), d); other != nil && !adopt {
+		if other := e.occupant(b.hardware.Node().Find(d.GPU), d); other != nil && !adopt && !has(e.index.get(want.Claim.UID), d.GPU, other.Place()) {
 			return fmt.Errorf("request %q: device %s of GPU %s is occupied by %s", d.Request, d.Device, d.UUID, e.describe(d.GPU, other))
 		}
 	}
 	return nil
+}
+
+// has tells whether a claim's record has the partition at a place: it keeps it when the policy has it no more.
+func has(r *records.Record, gpuDevice string, at gpu.Place) bool {
+	return r != nil && slices.ContainsFunc(r.Partitions(), func(d *records.Device) bool { return d.GPU == gpuDevice && d.Partition.Place() == at })
 }
 
 // verify makes sure that the GPUs are there and that a container runtime can inject them.

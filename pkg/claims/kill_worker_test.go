@@ -44,6 +44,8 @@ type worker struct {
 type clusterTruth struct {
 	Next   int             `json:"next"`
 	Claims []*clusterClaim `json:"claims"`
+	// Layout of layoutGPU, one of killLayouts.
+	Layout int `json:"layout"`
 	// LastStep is the step at which a worker was killed, for people.
 	LastStep string `json:"lastStep"`
 }
@@ -58,6 +60,12 @@ type clusterClaim struct {
 
 // workGPUs are the GPUs that claims are allocated on; few, so that claims meet.
 const workGPUs = 3
+
+// layoutGPU is kept cut into one of killLayouts, which change.
+const layoutGPU = 3
+
+// killLayouts are no layout and two that share a place.
+var killLayouts = []*gpu.PartitionOffer{nil, balanced, cutInto(place(5, 0, 4), place(19, 5, 1), place(19, 6, 1))}
 
 // foreignGPU has a partition of somebody else.
 const foreignGPU = 2
@@ -83,6 +91,9 @@ func runWorker(args string) error {
 	}
 	w.Recover(ctx)
 	w.Reconcile(ctx, w)
+	if err := w.relayout(ctx); err != nil {
+		return err
+	}
 	if err := w.check("after the start", false); err != nil {
 		return err
 	}
@@ -127,7 +138,12 @@ func (w *worker) open(ctx context.Context) error {
 		action, _, _ := strings.Cut(what, " gpu-") // one kind of step for all GPUs and claims
 		w.step(action)
 	}}
-	store, err := records.OpenStore(hookedDisk{Disk: records.NewDisk(), step: w.step}, filepath.Join(w.dir, "claims"))
+	disk := hookedDisk{Disk: records.NewDisk(), step: w.step}
+	store, err := records.OpenStore(disk, filepath.Join(w.dir, "claims"))
+	if err != nil {
+		return err
+	}
+	layouts, err := records.OpenLayouts(disk, filepath.Join(w.dir, "layouts"))
 	if err != nil {
 		return err
 	}
@@ -144,6 +160,7 @@ func (w *worker) open(ctx context.Context) error {
 	}
 	w.Engine = New(testID, bootNow, store, locks, w.specs)
 	w.Share(w.sharing)
+	w.KeepLayoutsIn(layouts)
 	if err := w.Load(ctx, nil); err != nil {
 		return err
 	}
@@ -227,6 +244,26 @@ func (w *worker) end(ctx context.Context, c *clusterClaim) error {
 	w.Recover(ctx)
 	w.truth.Claims = slices.DeleteFunc(w.truth.Claims, func(o *clusterClaim) bool { return o == c })
 	w.save()
+	return w.relayout(ctx)
+}
+
+// relayout lets the policy's layout hold, beside what claims hold.
+func (w *worker) relayout(ctx context.Context) error {
+	g := &w.gpus.GPUs[layoutGPU]
+	g.Offer.Whole, g.Offer.TimeSlice, g.Offer.MPS, g.Offer.Partitions = false, nil, nil, gpu.NoPlaces(nil)
+	if offer := killLayouts[w.truth.Layout]; offer != nil {
+		g.Offer.Partitions = cutInto(offer.Places...)
+	}
+	for _, r := range w.Records() {
+		for _, d := range r.Partitions() {
+			if d.GPU == g.PCI.DeviceName() {
+				g.Offer.Partitions.Kept = append(g.Offer.Partitions.Kept, d.Partition.Place())
+			}
+		}
+	}
+	for _, p := range w.KeepLayouts(ctx) {
+		return fmt.Errorf("keep layout %d of %s: %w", w.truth.Layout, p.GPU, p.Err)
+	}
 	return nil
 }
 
@@ -261,7 +298,9 @@ func (w *worker) act(ctx context.Context) error {
 		return nil
 	default:
 		w.Recover(ctx)
-		return nil
+		w.truth.Layout = w.random.IntN(len(killLayouts))
+		w.save()
+		return w.relayout(ctx)
 	}
 }
 
@@ -288,8 +327,12 @@ func (w *worker) allocate() []string {
 	occupied := w.Occupied()
 	var devices []string
 	for range 1 + w.random.IntN(3) {
-		s := w.pick(&w.gpus.GPUs[w.random.IntN(workGPUs)])
-		if slices.Contains(occupied, s.Name()) || !used.fits(s) {
+		g := &w.gpus.GPUs[w.random.IntN(workGPUs+1)]
+		if len(g.Shapes()) == 0 {
+			continue
+		}
+		s := w.pick(g)
+		if slices.Contains(occupied, s.Name()) || s.Withdrawn() || !used.fits(s) {
 			continue
 		}
 		name := s.Name()
@@ -306,6 +349,8 @@ func (w *worker) allocate() []string {
 // pick draws a shape of a GPU, among which shares and the whole would be rare.
 func (w *worker) pick(g *gpu.GPU) gpu.Shape {
 	switch dice := w.random.IntN(10); {
+	case g == &w.gpus.GPUs[layoutGPU]:
+		return g.Shapes()[w.random.IntN(len(g.Shapes()))]
 	case dice < 1:
 		return g.Whole()
 	case dice < 3:

@@ -123,6 +123,7 @@ func TestANewLayoutWaitsOnlyForWhatClaimsHold(t *testing.T) {
 	next.Kept = []gpu.Place{place(14, 4, 2)}
 	b.offer(0, next)
 	b.kept()
+	b.prepare("a", b.name(0, 14, 4)) // the kubelet asks again
 	b.want(list("0 14@4", "0 19@6", "0 5@0"), list("a"), list("a"))
 	if got := b.Occupied(); !slices.Contains(got, b.name(0, 19, 4)) || slices.Contains(got, b.name(0, 5, 0)) {
 		t.Errorf("got occupied devices %v, want those that wait, and not what is ready", got)

@@ -132,7 +132,7 @@ func (s *service) resources(hw *hardware) resourceslice.DriverResources {
 	for _, device := range s.engine.Occupied() {
 		taints = append(taints, publish.Taint{Device: device, Key: publish.TaintOccupied})
 	}
-	r := publish.Resources(hw.Node(), s.config.NodeName, taints...)
+	r := publish.Resources(hw.Node(), s.config.NodeName, publish.View{Taints: taints})
 	for _, existing := range s.engine.Existing() {
 		publish.NameExisting(r, s.config.NodeName, existing.Device, existing.UUID)
 	}
