@@ -50,7 +50,7 @@ func OfMachine(h Hardware) *View {
 
 // inOrder are the shapes of each GPU in order of the scheduler's search.
 func inOrder(gpus []gpu.GPU) map[gpu.PCIAddress][]gpu.Shape {
-	order := gpu.OrderShapes(gpus)
+	order := gpu.OrderShapes(gpus, nil) // within a GPU, it does not matter which are free
 	byGPU := map[gpu.PCIAddress][]gpu.Shape{}
 	for _, group := range slices.Concat([][]gpu.Shape{order.Whole, order.Shared}, order.Partitions, [][]gpu.Shape{order.Largest}) {
 		for _, s := range group {
