@@ -51,19 +51,23 @@ func Connection(a, b *GPU) Connected {
 	return Connected{Way: wayOverPCIe(a, b)}
 }
 
-// linksBetween is the number of NVLinks by which two GPUs are joined. Where the two tell different numbers, as when a link
-// has just gone down, it is the smaller one.
+// linksBetween is the number of NVLinks by which two GPUs are joined. Where they tell different numbers, as when a link has
+// just gone down, it is the smaller one; a GPU whose links do not tell where they lead has none of its own to tell.
 func linksBetween(a, b *GPU) int {
-	if a.NVLinks == nil || b.NVLinks == nil {
+	if !a.linked() || !b.linked() {
 		return 0
 	}
-	if direct := min(a.NVLinks.to(b.PCI), b.NVLinks.to(a.PCI)); direct > 0 {
-		return direct
-	}
-	if !a.NVLinks.Switched || !b.NVLinks.Switched || a.Fabric != nil && b.Fabric != nil && *a.Fabric != *b.Fabric {
+	there, back := a.NVLinks.to(b.PCI), b.NVLinks.to(a.PCI)
+	switch {
+	case there > 0 && back > 0:
+		return min(there, back)
+	case there > 0 || back > 0:
+		return max(there, back)
+	case a.linkedTo(b): // through switches: all links of each
+		return min(a.NVLinks.Active, b.NVLinks.Active)
+	default:
 		return 0
 	}
-	return min(a.NVLinks.Active, b.NVLinks.Active)
 }
 
 // to is the number of direct links to the GPU at an address.

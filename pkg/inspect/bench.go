@@ -92,7 +92,7 @@ func (b *bench) partitions() {
 			state = b.unclaimed(p)
 		}
 		if state == PartitionForeign {
-			b.view.Notes = append(b.view.Notes, fmt.Sprintf("GPU instance %d is not Cleave's and keeps from claims what it overlaps; to remove it: "+
+			b.view.Notes = append(b.view.Notes, fmt.Sprintf("GPU instance %d is not Cleave's and blocks what it overlaps; to remove it: "+
 				"nvidia-smi mig -i %s -dci -gi %d, then the same with -dgi", p.GI, b.gpu.PCI, p.GI))
 		}
 		b.enter(p, state, by)

@@ -36,9 +36,9 @@ func OfMachine(h Hardware) *View {
 		order = append(order, &h.Node.GPUs[i])
 	}
 	slices.SortStableFunc(order, func(a, b *gpu.GPU) int { return cmp.Compare(a.Index, b.Index) })
-	shapes := inOrder(h.Node.GPUs)
+	shapes, groups := inOrder(h.Node.GPUs), gpu.NVLinkGroups(h.Node.GPUs)
 	for _, g := range order {
-		v.GPUs = append(v.GPUs, h.view(g, shapes[g.PCI]))
+		v.GPUs = append(v.GPUs, h.view(g, shapes[g.PCI], groups[g.PCI]))
 		var row []string
 		for _, other := range order {
 			row = append(row, gpu.Connection(g, other).String())
@@ -60,11 +60,12 @@ func inOrder(gpus []gpu.GPU) map[gpu.PCIAddress][]gpu.Shape {
 	return byGPU
 }
 
-func (h *Hardware) view(g *gpu.GPU, shapes []gpu.Shape) GPU {
+func (h *Hardware) view(g *gpu.GPU, shapes []gpu.Shape, nvlinkGroup string) GPU {
 	v := GPU{
 		Name: "GPU" + strconv.Itoa(g.Index), Device: g.PCI.DeviceName(), PCIAddress: g.PCI.String(), UUID: g.UUID, Product: g.ProductName,
 		MIG: "no", PartitionMode: g.PartitionMode(), Slices: g.MIG.Slices,
-		NUMANode: g.NUMANode, CPUAffinity: g.CPUAffinity, PCIeRoot: g.PCIeRoot(), Notes: notes(g),
+		NUMANode: g.NUMANode, CPUAffinity: g.CPUAffinity, PCIeRoot: g.PCIeRoot(), PCIeSwitch: g.PCIeSwitch(),
+		NVLinkGroup: nvlinkGroup, Notes: notes(g),
 	}
 	if g.MIG.Capable {
 		v.MIG = onOff(g.MIG.Enabled)
@@ -76,6 +77,9 @@ func (h *Hardware) view(g *gpu.GPU, shapes []gpu.Shape) GPU {
 	}
 	if g.NVLinks != nil {
 		v.NVLinks = &g.NVLinks.Active
+	}
+	if g.Fabric != nil {
+		v.FabricClusterUUID, v.FabricCliqueID = g.Fabric.ClusterUUID, &g.Fabric.CliqueID
 	}
 	for _, s := range shapes {
 		v.Shapes = append(v.Shapes, shapeOf(s))

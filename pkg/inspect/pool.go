@@ -227,6 +227,7 @@ func (d *decoder) facts(g *decoded, dev published, s *Shape) {
 	text(&v.PCIeSwitch, "pcieSwitch")
 	text(&v.CPUAffinity, "cpuAffinity")
 	text(&v.NVLinkGroup, "nvlinkGroup")
+	text(&v.FabricClusterUUID, "fabricClusterUUID")
 	text(&d.view.DriverVersion, "driverVersion")
 	text(&d.view.CUDAVersion, "cudaDriverVersion")
 	if capable := dev.attribute("migCapable").BoolValue; v.MIG == "" && capable != nil {
@@ -238,7 +239,7 @@ func (d *decoder) facts(g *decoded, dev published, s *Shape) {
 	for _, n := range []struct {
 		to   **int
 		name string
-	}{{&v.NUMANode, "resource.kubernetes.io/numaNode"}, {&v.NVLinks, "nvlinkCount"}, {&g.index, "index"}} {
+	}{{&v.NUMANode, "resource.kubernetes.io/numaNode"}, {&v.NVLinks, "nvlinkCount"}, {&v.FabricCliqueID, "fabricCliqueID"}, {&g.index, "index"}} {
 		if *n.to == nil {
 			*n.to = dev.number(n.name)
 		}
@@ -299,6 +300,9 @@ func (d *decoder) finish() {
 		v.Name = "GPU" + strconv.Itoa(*g.index)
 		if v.Device == "" {
 			v.Device = commonName(v.Shapes)
+		}
+		if !slices.ContainsFunc(v.Shapes, func(s Shape) bool { return !s.isPartition() }) {
+			v.Notes = append(v.Notes, "its NVLinks are not known: only whole and shared GPUs tell them")
 		}
 		v.partitions(g.devices)
 		v.settle(d.full, d.left)

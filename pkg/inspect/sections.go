@@ -8,28 +8,45 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// grouped are texts in order of their first GPU, each with the GPUs that it is about.
+// grouped are texts in order of their first GPU, each with the GPUs, by position, that it is about.
 type grouped struct {
 	texts []string
-	gpus  map[string][]string
+	gpus  map[string][]int
 }
 
-func (g *grouped) add(text, name string) {
+func (g *grouped) add(text string, gpu int) {
 	if g.gpus == nil {
-		g.gpus = map[string][]string{}
+		g.gpus = map[string][]int{}
 	}
 	if len(g.gpus[text]) == 0 {
 		g.texts = append(g.texts, text)
 	}
-	g.gpus[text] = append(g.gpus[text], name)
+	g.gpus[text] = append(g.gpus[text], gpu)
 }
 
-// whose names the GPUs of a text.
-func (g *grouped) whose(text string, all int) string {
-	if names := g.gpus[text]; len(names) != all || all == 1 {
-		return strings.Join(names, ", ")
+// whose names the GPUs of a text: "GPU0 to GPU3, GPU7".
+func (p *printer) whose(positions []int) string {
+	gpus := p.view.GPUs
+	if len(positions) == len(gpus) && len(gpus) > 1 {
+		return "all GPUs"
 	}
-	return "all GPUs"
+	var names []string
+	for i := 0; i < len(positions); {
+		last := i
+		for last+1 < len(positions) && positions[last+1] == positions[last]+1 {
+			last++
+		}
+		switch first, end := gpus[positions[i]].Name, gpus[positions[last]].Name; last - i {
+		case 0:
+			names = append(names, first)
+		case 1:
+			names = append(names, first, end)
+		default:
+			names = append(names, first+" to "+end)
+		}
+		i = last + 1
+	}
+	return strings.Join(names, ", ")
 }
 
 // notes tell what GPUs offer, and why not more.
@@ -37,9 +54,9 @@ func (p *printer) notes() {
 	var offers, notes grouped
 	for i := range p.view.GPUs {
 		g := &p.view.GPUs[i]
-		offers.add(g.offersText(), g.Name)
+		offers.add(g.offersText(), i)
 		for _, note := range g.Notes {
-			notes.add(note, g.Name)
+			notes.add(note, i)
 		}
 	}
 	if len(offers.texts) == 0 {
@@ -47,10 +64,13 @@ func (p *printer) notes() {
 	}
 	p.section("Offers while nobody holds anything:")
 	for _, text := range offers.texts {
-		p.linef("  %s: %s", offers.whose(text, len(p.view.GPUs)), text)
+		p.linef("  %s: %s", p.whose(offers.gpus[text]), text)
+	}
+	if len(notes.texts) > 0 {
+		p.section("Notes:")
 	}
 	for _, text := range notes.texts {
-		p.linef("  %s: %s", notes.whose(text, len(p.view.GPUs)), text)
+		p.linef("  %s: %s", p.whose(notes.gpus[text]), text)
 	}
 }
 
@@ -180,7 +200,11 @@ func (p *printer) shapes() {
 			s := &g.Shapes[j]
 			var by []string
 			for _, h := range s.HeldBy {
-				by = append(by, h.Claim)
+				name := h.Claim
+				if h.AdminAccess {
+					name += " (" + stateOf(h) + ")"
+				}
+				by = append(by, name)
 			}
 			rows = append(rows, []string{g.Name, s.Device, shapeText(s), string(s.State), orDash(strings.Join(by, ", "))})
 		}

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
 // Values of the attribute "type".
@@ -56,6 +57,11 @@ func (s *Shape) isHeld() bool {
 // closed tells whether a taint keeps new claims away.
 func (s *Shape) closed() bool {
 	return slices.ContainsFunc(s.Taints, func(t Taint) bool { return t.Effect != effectNone })
+}
+
+// isWithdrawn tells whether it is there only until those who hold some of it are gone.
+func (s *Shape) isWithdrawn() bool {
+	return slices.ContainsFunc(s.Taints, func(t Taint) bool { return t.Key == publish.TaintWithdrawn })
 }
 
 // room is how many more claims can have a part of a shared GPU, each taking what it gets if it does not say.
@@ -112,7 +118,7 @@ func (g *GPU) count(from stock, now bool) []Amount {
 	left := map[string]stock{}
 	for i := range g.Shapes {
 		s := &g.Shapes[i]
-		if now && s.State != Free && s.State != Shared {
+		if now && s.State != Free && s.State != Shared || s.isWithdrawn() {
 			continue
 		}
 		n := int64(1)

@@ -17,6 +17,7 @@ var meanings = map[string]string{
 	publish.TaintOccupied: "a partition lies in its place that no claim holds: somebody else's, one that is still in use after it was " +
 		"given back, or one of a layout that is not made yet; cleave inspect on the node tells which",
 	publish.TaintNoMPS:     "cleave mps-supervisor does not answer on the node: running programs go on, new claims wait",
+	publish.TaintConflict:  "somebody else hands the GPU out, too, such as a device plugin: leave it to one of the two",
 	publish.TaintWithdrawn: "the node's policy has it no more: what claims hold stays until they are gone",
 }
 

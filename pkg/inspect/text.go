@@ -58,12 +58,15 @@ func (p *printer) linef(format string, args ...any) {
 }
 
 // section begins a part.
-func (p *printer) section(title string) { p.linef("\n%s", title) }
+func (p *printer) section(title string) {
+	p.WriteString("\n")
+	p.linef("%s", title)
+}
 
 // printable keeps what attributes of whatever driver say from steering the terminal.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
-		if r != '\n' && !unicode.IsPrint(r) {
+		if !unicode.IsPrint(r) {
 			return '?'
 		}
 		return r

@@ -61,6 +61,9 @@ type GPU struct {
 	// NVLinks is the number of links that are up.
 	NVLinks     *int   `json:"nvlinks,omitempty"`
 	NVLinkGroup string `json:"nvlinkGroup,omitempty"`
+	// FabricClusterUUID and FabricCliqueID name the NVLink domain of several nodes.
+	FabricClusterUUID string `json:"fabricClusterUUID,omitempty"`
+	FabricCliqueID    *int   `json:"fabricCliqueID,omitempty"`
 	// Offers is what the GPU can be handed out as while nobody holds any of it, Free what can be had of it now. The numbers
 	// of partitions hold for each profile alone.
 	Offers []Amount `json:"offers"`

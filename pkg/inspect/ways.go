@@ -34,11 +34,13 @@ func connections(gpus []GPU) [][]string {
 }
 
 // wayByAttributes is the way between two GPUs; members is how many are in the NVLink group of a. The links of a pair are
-// all between the two. In a larger group they may lead to switches, or be shared out between the others.
+// all between the two, and those of a fabric lead to its switches. In another group they may lead to switches, or be shared
+// out between the others.
 func wayByAttributes(a, b *GPU, members int) string {
 	switch {
 	case a.NVLinkGroup != "" && a.NVLinkGroup == b.NVLinkGroup:
-		if members == 2 && a.NVLinks != nil && b.NVLinks != nil && min(*a.NVLinks, *b.NVLinks) > 0 {
+		fabric := a.FabricClusterUUID != "" && a.FabricClusterUUID == b.FabricClusterUUID
+		if (members == 2 || fabric) && a.NVLinks != nil && b.NVLinks != nil && min(*a.NVLinks, *b.NVLinks) > 0 {
 			return string(gpu.ByNVLink) + strconv.Itoa(min(*a.NVLinks, *b.NVLinks))
 		}
 		return string(gpu.ByNVLink)
