@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -135,11 +136,7 @@ func (f *inspectFlags) view(ctx context.Context) (*inspect.View, error) {
 func (f *inspectFlags) hardware(ctx context.Context) (*inspect.Hardware, error) {
 	h := &inspect.Hardware{Partitions: map[gpu.PCIAddress][]gpu.Partition{}}
 	if f.model == "" {
-		dir := filepath.Join(f.pluginsDir, f.driverName)
-		var errRecords, errLayouts error
-		h.Records, errRecords = records.List(records.Disk{}, filepath.Join(dir, "claims"))
-		h.Layouts, errLayouts = records.ListLayouts(records.Disk{}, filepath.Join(dir, "layouts"))
-		if err := errors.Join(errRecords, errLayouts); err != nil {
+		if err := f.records(h); err != nil {
 			return nil, err
 		}
 	}
@@ -148,17 +145,42 @@ func (f *inspectFlags) hardware(ctx context.Context) (*inspect.Hardware, error) 
 			g := &session.Node().GPUs[i]
 			parts, err := session.Partitions(ctx, g)
 			if err != nil {
-				return policy.Means{}, err
+				h.Problems = append(h.Problems, fmt.Errorf("GPU%d: its partitions are not known: %w", g.Index, err))
 			}
 			h.Partitions[g.PCI] = parts
 		}
-		return policy.Means{MPS: f.noMPS(ctx), Held: records.HeldOf(h.Records), Partitions: h.Standing}, nil
+		return policy.Means{MPS: f.noMPS(ctx), Held: records.HeldOf(h.Records), Partitions: h.Standing}, ctx.Err()
 	})
 	if err != nil {
 		return nil, err
 	}
 	h.Node = node
 	return h, session.Close()
+}
+
+// records reads what the plugin has written down; nothing where it has never run. Without it, what claims hold would pass for
+// somebody else's.
+func (f *inspectFlags) records(h *inspect.Hardware) error {
+	dir := filepath.Join(f.pluginsDir, f.driverName)
+	if _, err := os.Stat(filepath.Join(dir, "claims")); errors.Is(err, fs.ErrNotExist) {
+		h.NoRecords = filepath.Join(dir, "claims")
+		return nil
+	}
+	var corrupt, more []error
+	var err error
+	if h.Records, corrupt, err = records.List(records.Disk{}, filepath.Join(dir, "claims")); err == nil {
+		h.Layouts, more, err = records.ListLayouts(records.Disk{}, filepath.Join(dir, "layouts"))
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		err = fmt.Errorf("%w: run as root", err)
+	}
+	if err != nil {
+		return err
+	}
+	for _, err := range append(corrupt, more...) {
+		h.Problems = append(h.Problems, fmt.Errorf("a record is broken, and what it stands for is shown as nobody's: %w", err))
+	}
+	return nil
 }
 
 // inspectTimeout bounds the wait for the MPS supervisor.

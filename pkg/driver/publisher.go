@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/publish"
+	"github.com/cleave-dra/cleave/pkg/records"
 )
 
 // slicePublisher is the part of the kubelet plugin helper that writes ResourceSlices in the background.
@@ -160,7 +161,7 @@ func (s *service) resources(hw *hardware) resourceslice.DriverResources {
 		taints = append(taints, publish.Taint{Device: device, Key: publish.TaintOccupied})
 	}
 	if s.conflict != nil {
-		left, conflicts := besideOthers(node, heldOf(s.engine.Records()))
+		left, conflicts := besideOthers(node, records.HeldOf(s.engine.Records()))
 		node, taints = left, append(taints, conflicts...)
 	}
 	r := publish.Resources(node, s.config.NodeName, publish.View{Taints: taints})

@@ -92,8 +92,7 @@ func (b *bench) partitions() {
 			state = b.unclaimed(p)
 		}
 		if state == PartitionForeign {
-			b.view.Notes = append(b.view.Notes, fmt.Sprintf("GPU instance %d is not Cleave's and blocks what it overlaps; to remove it: "+
-				"nvidia-smi mig -i %s -dci -gi %d, then the same with -dgi", p.GI, b.gpu.PCI, p.GI))
+			b.view.Notes = append(b.view.Notes, b.foreign(p))
 		}
 		b.enter(p, state, by)
 		b.view.Partitions[len(b.view.Partitions)-1].GI = &p.GI
@@ -112,6 +111,16 @@ func (b *bench) partitions() {
 		case records.Releasing: // it is gone, as it should be
 		}
 	})
+}
+
+// foreign says what can be done about a partition that nobody known made.
+func (b *bench) foreign(p gpu.Partition) string {
+	if b.hardware.NoRecords != "" {
+		return fmt.Sprintf("whose GPU instance %d is, is not known: the plugin has no records in %s; it has never run here, or --kubelet-plugins-dir or --driver-name is another",
+			p.GI, b.hardware.NoRecords)
+	}
+	return fmt.Sprintf("GPU instance %d is not Cleave's and blocks what it overlaps; to remove it: nvidia-smi mig -i %s -dci -gi %d, then the same with -dgi",
+		p.GI, b.gpu.PCI, p.GI)
 }
 
 func (b *bench) enter(p gpu.Partition, state PartitionState, by []Holder) {

@@ -20,6 +20,10 @@ type Hardware struct {
 	// Records of the claims that the plugin prepared, Layouts of what it cut ahead of claims.
 	Records []*records.Record
 	Layouts []*records.Layout
+	// NoRecords is the folder in which the plugin should have its records and is not there; else it is empty.
+	NoRecords string
+	// Problems are what could not be read, beside whole GPUs.
+	Problems []error
 }
 
 // OfMachine is the view of a machine, simulated or not. The caller says in the view which one it is.
@@ -30,6 +34,10 @@ func OfMachine(h Hardware) *View {
 	}
 	for _, p := range h.Node.Problems {
 		v.Problems = append(v.Problems, fmt.Sprintf("GPU%d is not served: %v", p.Index, p.Err))
+	}
+	v.Problems = append(v.Problems, h.homeless()...)
+	for _, err := range h.Problems {
+		v.Problems = append(v.Problems, err.Error())
 	}
 	var order []*gpu.GPU
 	for i := range h.Node.GPUs {
@@ -46,6 +54,19 @@ func OfMachine(h Hardware) *View {
 		v.Connections = append(v.Connections, row)
 	}
 	return v
+}
+
+// homeless tells what claims hold of GPUs that are not there.
+func (h *Hardware) homeless() []string {
+	var problems []string
+	for _, r := range h.Records {
+		for _, name := range r.GPUs() {
+			if h.Node.Find(name) == nil {
+				problems = append(problems, fmt.Sprintf("claim %s/%s holds something of %s, which is not there", r.Claim.Namespace, r.Claim.Name, name))
+			}
+		}
+	}
+	return problems
 }
 
 // inOrder are the shapes of each GPU in order of the scheduler's search.

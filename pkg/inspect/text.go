@@ -63,8 +63,9 @@ func (p *printer) section(title string) {
 	p.linef("%s", title)
 }
 
-// printable keeps what attributes of whatever driver say from steering the terminal.
+// printable keeps a text on its line, and what attributes of whatever driver say from steering the terminal.
 func printable(s string) string {
+	s = strings.ReplaceAll(s, "\n", "; ")
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
 			return '?'

@@ -147,29 +147,29 @@ func (s *LayoutStore) GPUs() ([]string, error) {
 	return devices, nil
 }
 
-// ListLayouts reads all layouts of a folder and makes nothing; a missing folder has none, and files that are no layouts are
-// passed over.
-func ListLayouts(filesystem FileSystem, dir string) ([]*Layout, error) {
+// ListLayouts reads all layouts of a folder as List reads records; what cannot be read is told as CorruptLayoutErrors.
+func ListLayouts(filesystem FileSystem, dir string) (all []*Layout, corrupt []error, err error) {
 	s := &LayoutStore{fs: filesystem, dir: filepath.Clean(dir)}
 	devices, err := s.GPUs()
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return nil, nil, nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var all []*Layout
 	for _, device := range devices {
 		l, err := s.Read(device)
-		if corrupt := (*CorruptLayoutError)(nil); errors.As(err, &corrupt) || err == nil && l == nil {
-			continue
+		bad := (*CorruptLayoutError)(nil)
+		switch {
+		case errors.As(err, &bad):
+			corrupt = append(corrupt, err)
+		case err != nil:
+			return nil, nil, err
+		case l != nil:
+			all = append(all, l)
 		}
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, l)
 	}
-	return all, nil
+	return all, corrupt, nil
 }
 
 // SetAside moves a corrupt file out of the way, where an engineer can read it, and returns its new path.
