@@ -107,7 +107,7 @@ func listSlices(ctx context.Context, client kubernetes.Interface, selector field
 
 // explain adds to an error what the cluster has instead.
 func explain(ctx context.Context, client kubernetes.Interface, node, driver string, err error) error {
-	none := (*inspect.ErrNoSlices)(nil)
+	none := (*inspect.NoSlicesError)(nil)
 	if !errors.As(err, &none) {
 		return err
 	}

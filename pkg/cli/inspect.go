@@ -125,7 +125,7 @@ func (f *inspectFlags) view(ctx context.Context) (*inspect.View, error) {
 		return nil, err
 	}
 	view := inspect.OfMachine(*hardware)
-	view.Driver = f.driverName
+	view.Driver, view.Policy = f.driverName, f.inForce
 	if f.model != "" {
 		view.Source, view.Node = inspect.Model, f.model
 	}

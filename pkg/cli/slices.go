@@ -39,6 +39,8 @@ type slicesFlags struct {
 	policyFile string
 	policyName string
 	withoutMPS bool
+	// inForce is the name of the policy that was applied.
+	inForce string
 }
 
 func newSlices() *cobra.Command {
@@ -129,10 +131,11 @@ func (f *slicesFlags) offered(ctx context.Context, look func(*nvml.Session) (pol
 	if err != nil {
 		return nil, nil, &usageError{err}
 	}
-	_, p, err := policies.Select(f.policyName)
+	name, p, err := policies.Select(f.policyName)
 	if err != nil {
 		return nil, nil, &usageError{err}
 	}
+	f.inForce = name
 	session, err := f.open(ctx)
 	if err != nil {
 		return nil, nil, err

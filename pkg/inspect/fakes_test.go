@@ -217,15 +217,6 @@ func only(v *View, indexes ...int) *View {
 	return &less
 }
 
-// shapeStates are the states of a GPU's shapes by their names for people.
-func shapeStates(g *GPU) map[string]ShapeState {
-	states := map[string]ShapeState{}
-	for i := range g.Shapes {
-		states[shapeText(&g.Shapes[i])] = g.Shapes[i].State
-	}
-	return states
-}
-
 // unexported lets cmp look at whole views.
 var unexported = cmp.Options{cmpopts.IgnoreUnexported(Shape{}), cmpopts.EquateEmpty()}
 

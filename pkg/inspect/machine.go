@@ -28,7 +28,7 @@ type Hardware struct {
 
 // OfMachine is the view of a machine, simulated or not. The caller says in the view which one it is.
 func OfMachine(h Hardware) *View {
-	v := &View{Source: Machine, DriverVersion: h.Node.DriverVersion, GPUs: []GPU{}}
+	v := &View{Source: Machine, DriverVersion: h.Node.DriverVersion, GPUs: []GPU{}, Connections: [][]string{}}
 	if h.Node.CUDAVersion != (gpu.Version{}) {
 		v.CUDAVersion = h.Node.CUDAVersion.String()
 	}

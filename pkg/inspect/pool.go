@@ -32,17 +32,17 @@ func (e *IncompleteError) Error() string {
 		"the plugin may be publishing right now, so try again, and if it stays so, look at the log of the plugin on that node", e.Pool, e.Have, e.Want, e.Generation)
 }
 
-// ErrNoSlices is a node of which the driver publishes nothing.
-type ErrNoSlices struct {
+// NoSlicesError is a node of which the driver publishes nothing.
+type NoSlicesError struct {
 	Node, Driver string
 }
 
-func (e *ErrNoSlices) Error() string {
+func (e *NoSlicesError) Error() string {
 	return fmt.Sprintf("node %s has no ResourceSlices of driver %s", e.Node, e.Driver)
 }
 
 // OfPool is the view of a node from its ResourceSlices and the claims that hold something of it. The error is an
-// IncompleteError or an ErrNoSlices.
+// IncompleteError or an NoSlicesError.
 func OfPool(p Pool) (*View, error) {
 	current, err := p.current()
 	if err != nil {
@@ -79,7 +79,7 @@ func (p *Pool) current() ([]*resourceapi.ResourceSlice, error) {
 		}
 	}
 	if len(own) == 0 {
-		return nil, &ErrNoSlices{Node: p.Node, Driver: p.Driver}
+		return nil, &NoSlicesError{Node: p.Node, Driver: p.Driver}
 	}
 	own = slices.DeleteFunc(own, func(s *resourceapi.ResourceSlice) bool { return s.Spec.Pool.Generation != newest[s.Spec.Pool.Name] })
 	slices.SortFunc(own, func(a, b *resourceapi.ResourceSlice) int {

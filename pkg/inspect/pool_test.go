@@ -241,7 +241,7 @@ func TestAPoolThatCannotBeShownSaysWhy(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got the error %v, want one with %q", err, tt.want)
 			}
-			none, incomplete := (*ErrNoSlices)(nil), (*IncompleteError)(nil)
+			none, incomplete := (*NoSlicesError)(nil), (*IncompleteError)(nil)
 			if !errors.As(err, &none) && !errors.As(err, &incomplete) {
 				t.Errorf("the error %v is of no kind that a caller can tell", err)
 			}

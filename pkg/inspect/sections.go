@@ -62,7 +62,11 @@ func (p *printer) notes() {
 	if len(offers.texts) == 0 {
 		return
 	}
-	p.section("Offers while nobody holds anything:")
+	by := ""
+	if p.view.Policy != "" {
+		by = ", by policy " + p.view.Policy
+	}
+	p.section("Offers while nobody holds anything" + by + ":")
 	for _, text := range offers.texts {
 		p.linef("  %s: %s", p.whose(offers.gpus[text]), text)
 	}
@@ -127,7 +131,7 @@ func (p *printer) taints() {
 		}
 	}
 	if len(rows) > 1 {
-		p.WriteString("\n")
+		p.linef("")
 		p.table(rows)
 	}
 }

@@ -127,7 +127,7 @@ func (g *GPU) count(from stock, now bool) []Amount {
 			n = s.room()
 		case s.isShared():
 			n = s.Total.Shares
-		case s.isPartition() && !(now && s.ready):
+		case s.isPartition() && (!now || !s.ready):
 			if left[s.Profile] == nil {
 				left[s.Profile] = from.clone()
 			}

@@ -18,7 +18,7 @@ var meanings = map[string]string{
 		"given back, or one of a layout that is not made yet; cleave inspect on the node tells which",
 	publish.TaintNoMPS:     "cleave mps-supervisor does not answer on the node: running programs go on, new claims wait",
 	publish.TaintConflict:  "somebody else hands the GPU out, too, such as a device plugin: leave it to one of the two",
-	publish.TaintWithdrawn: "the node's policy has it no more: what claims hold stays until they are gone",
+	publish.TaintWithdrawn: "the node offers it no more: what claims hold stays until they are gone",
 }
 
 // taintOf is a taint with its meaning.

@@ -54,12 +54,12 @@ type printer struct {
 }
 
 func (p *printer) linef(format string, args ...any) {
-	p.WriteString(strings.TrimRight(printable(fmt.Sprintf(format, args...)), " ") + "\n")
+	fmt.Fprintln(p, strings.TrimRight(printable(fmt.Sprintf(format, args...)), " "))
 }
 
 // section begins a part.
 func (p *printer) section(title string) {
-	p.WriteString("\n")
+	p.linef("")
 	p.linef("%s", title)
 }
 
@@ -158,7 +158,7 @@ func (p *printer) overview() {
 		}
 		rows = append(rows, row)
 	}
-	p.WriteString("\n")
+	p.linef("")
 	p.table(rows)
 }
 
@@ -291,7 +291,7 @@ func (p *printer) claims() {
 		}
 	}
 	if len(rows) > 1 {
-		p.WriteString("\n")
+		p.linef("")
 		p.table(rows)
 	}
 }

@@ -24,6 +24,8 @@ type View struct {
 	Node string `json:"node,omitempty"`
 	// Driver is the name of the DRA driver.
 	Driver string `json:"driver"`
+	// Policy by which the GPUs offer what they offer; empty where it is not known, as of a cluster.
+	Policy string `json:"policy,omitempty"`
 	// DriverVersion and CUDAVersion are those of the NVIDIA driver. In slices they are semantic versions.
 	DriverVersion string `json:"driverVersion,omitempty"`
 	CUDAVersion   string `json:"cudaVersion,omitempty"`

@@ -18,7 +18,7 @@ func connections(gpus []GPU) [][]string {
 	for i := range gpus {
 		members[gpus[i].NVLinkGroup]++
 	}
-	var all [][]string
+	all := [][]string{}
 	for i := range gpus {
 		var row []string
 		for j := range gpus {
