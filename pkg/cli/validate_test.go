@@ -151,8 +151,8 @@ func TestSlicesAndInspectPickAPolicyAndHoldItAgainstTheNode(t *testing.T) {
 			if tt.code == exitOK {
 				said = got.stdout
 			}
-			if command == "inspect" && tt.want == "3g.40gb" {
-				tt.want = "partitions at 4 places"
+			if command == "inspect" && tt.want == "timeslice" {
+				tt.want = "by policy built-in"
 			}
 			if got.code != tt.code || !strings.Contains(said, tt.want) {
 				t.Errorf("%s %q: got code %d, stdout %.200q, stderr %q, want %q", command, tt.args, got.code, got.stdout, got.stderr, tt.want)

@@ -32,6 +32,8 @@ type hardware struct {
 	held   func() []*records.Record
 	// standing are a GPU's partitions that were made for no claim.
 	standing func(g *gpu.GPU) []gpu.Place
+	// noShares is why the cluster cannot count shares; nil if it can.
+	noShares error
 	node     atomic.Pointer[gpu.Node]
 	ended    sync.Once
 
@@ -68,7 +70,7 @@ func (h *hardware) change(p *v1alpha1.NodePolicy) {
 
 // offer applies the policy, with MPS or with the reason why there is none.
 func (h *hardware) offer(noMPS error) {
-	node := policy.Apply(h.policy, h.Session.Node(), policy.Means{MPS: noMPS, CgroupMemory: h.limits, Held: records.HeldOf(h.held()), Partitions: h.standing})
+	node := policy.Apply(h.policy, h.Session.Node(), policy.Means{MPS: noMPS, Shares: h.noShares, CgroupMemory: h.limits, Held: records.HeldOf(h.held()), Partitions: h.standing})
 	if h.before != nil {
 		leave(node, h.before)
 	}
