@@ -32,6 +32,12 @@ const TaintNoMPS = "gpu.cleave.dev/mps-unavailable"
 // TaintWithdrawn marks a device of a tier that the node's policy has no more, while claims still hold something of it.
 const TaintWithdrawn = "gpu.cleave.dev/withdrawn"
 
+// TaintConflict marks the devices of a GPU of which claims hold something while somebody else hands it out, too.
+const TaintConflict = "gpu.cleave.dev/conflict"
+
+// TaintDraining marks all devices of a node whose NVIDIA driver is let go of, or has gone.
+const TaintDraining = "gpu.cleave.dev/draining"
+
 // Taint keeps a device from being handed out.
 type Taint struct {
 	Device, Key string
@@ -62,14 +68,16 @@ func (v *View) WholeGPUs(node *gpu.Node) []string {
 	return names
 }
 
-// Resources are the slices of a node, one pool named after it, in order of allocation: first the counter sets of all GPUs,
-// then whole GPUs, then shared GPUs, then one slice for the partitions of each GPU, then those that fill a GPU, each in
-// the order of gpu.OrderShapes. A node without GPUs has one empty slice, which tells "nothing here" from "not running".
+// Resources are the slices of a node, one pool named after it, in order of allocation: first the counter sets of all GPUs
+// that offer anything, then whole GPUs, then shared GPUs, then one slice for the partitions of each GPU, then those that fill a GPU, each in
+// the order of gpu.OrderShapes. A node that offers nothing has one empty slice, which tells "nothing here" from "not running".
 // Devices that cannot be had are tainted, never left out: the scheduler would forget what they consume.
 func Resources(node *gpu.Node, pool string, view View) resourceslice.DriverResources {
 	var counterSets []resourceapi.CounterSet
 	for i := range node.GPUs {
-		counterSets = append(counterSets, counterSet(&node.GPUs[i]))
+		if len(node.GPUs[i].Shapes()) > 0 {
+			counterSets = append(counterSets, counterSet(&node.GPUs[i]))
+		}
 	}
 	var published []resourceslice.Slice
 	for chunk := range slices.Chunk(counterSets, maxCounterSets) {
