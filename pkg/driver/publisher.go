@@ -33,8 +33,6 @@ type publisher struct {
 	published []resourceslice.Slice
 	// arriving is the index of the slice that was changed last, which the API server may not have yet; nil if all is there.
 	arriving *int
-	// order is that of the whole GPUs, by name, as published last; nil if that is not known.
-	order []string
 }
 
 // syncTimeout bounds the wait for one slice to reach the API server; syncPoll is how often it is looked for.
@@ -78,18 +76,6 @@ func (p *publisher) update(ctx context.Context, want resourceslice.DriverResourc
 	return nil
 }
 
-// awaitOther waits for the slice that was changed last, unless it is the one that is to change now.
-func (p *publisher) awaitOther(ctx context.Context, index int) {
-	if p.arriving == nil || *p.arriving == index {
-		return
-	}
-	if err := p.wait(ctx, *p.arriving, p.published[*p.arriving].Devices); err != nil {
-		// The helper goes on trying; what is lost is only the pool's staying allocatable meanwhile.
-		klog.FromContext(ctx).Error(err, "A ResourceSlice is slow to arrive; changing the next one", "slice", *p.arriving)
-	}
-	p.arriving = nil
-}
-
 // oneByOne tells whether slices can change one after the other: their number and their counters stay, and no device comes
 // to another slice, where it would be twice, or nowhere, for a while.
 func oneByOne(was, want []resourceslice.Slice) bool {
@@ -113,6 +99,18 @@ func oneByOne(was, want []resourceslice.Slice) bool {
 		}
 	}
 	return true
+}
+
+// awaitOther waits for the slice that was changed last, unless it is the one that is to change now.
+func (p *publisher) awaitOther(ctx context.Context, index int) {
+	if p.arriving == nil || *p.arriving == index {
+		return
+	}
+	if err := p.wait(ctx, *p.arriving, p.published[*p.arriving].Devices); err != nil {
+		// The helper goes on trying; what is lost is only the pool's staying allocatable meanwhile.
+		klog.FromContext(ctx).Error(err, "A ResourceSlice is slow to arrive; changing the next one", "slice", *p.arriving)
+	}
+	p.arriving = nil
 }
 
 // publish hands slices on and remembers them once that has worked.
@@ -165,28 +163,27 @@ func (s *service) publish(ctx context.Context, hw *hardware, p *publisher) {
 	node, view := s.view(hw)
 	err := p.update(ctx, s.resources(node, view))
 	s.ready.published(err)
-	p.order = view.WholeGPUs(node)
+	s.ranking.published(view.WholeGPUs(node), err)
 	if err != nil {
-		p.order = nil
 		klog.FromContext(ctx).Error(err, "Could not publish ResourceSlices")
 	}
 }
 
-// view is what is to be published now: of what, and what is said beside it.
+// view is the inventory that is published, and what is published beside it.
 func (s *service) view(hw *hardware) (*gpu.Node, publish.View) {
-	node, held := hw.Node(), s.engine.Records()
+	node := hw.Node()
 	taints := append(s.supervisor.taints(node), s.drainTaints(node)...)
 	for _, device := range s.engine.Occupied() {
 		taints = append(taints, publish.Taint{Device: device, Key: publish.TaintOccupied})
 	}
 	if s.conflict != nil {
-		left, conflicts := besideOthers(node, heldOf(held))
+		left, conflicts := besideOthers(node, heldOf(s.engine.Records()))
 		node, taints = left, append(taints, conflicts...)
 	}
-	return node, publish.View{Taints: taints, Free: freeGPUs(held), Lists: s.lists.taken}
+	return node, publish.View{Taints: taints, Free: freeGPUs(s.engine.Records()), Lists: s.lists.taken}
 }
 
-// resources are the slices of a view.
+// resources are the slices as they should be now.
 func (s *service) resources(node *gpu.Node, view publish.View) resourceslice.DriverResources {
 	r := publish.Resources(node, s.config.NodeName, view)
 	for _, existing := range s.engine.Existing() {

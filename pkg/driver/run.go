@@ -37,7 +37,7 @@ func Run(ctx context.Context, config Config) error {
 	defer fatal(nil)
 	s := &service{
 		config: config, metrics: newMetrics(), registered: make(chan struct{}, 1), changed: make(chan struct{}, 1),
-		heldChanged: make(chan struct{}, 1), outside: make(chan struct{}, 1),
+		outside: make(chan struct{}, 1), ranking: newRanking(),
 	}
 	if err := s.open(ctx); err != nil {
 		return err
@@ -96,10 +96,11 @@ type service struct {
 	registered chan struct{}
 	// changed has a value after partitions, or what occupies devices, have changed.
 	changed chan struct{}
-	// heldChanged has a value after what claims hold may have changed, outside after what comes from outside may have
-	// changed: the Node object, slices of other drivers, policy files.
-	heldChanged, outside chan struct{}
-	lists                lists
+	// outside has a value after what comes from outside may have changed: the Node object, slices of other drivers, policy
+	// files.
+	outside chan struct{}
+	ranking ranking
+	lists   lists
 }
 
 // open reads what is on disk and connects to the API server; nothing is served yet.
@@ -137,7 +138,7 @@ func (s *service) open(ctx context.Context) error {
 		return err
 	}
 	s.engine.OnChange(func() { signal(s.changed) })
-	s.engine.OnHeld(func() { signal(s.heldChanged) })
+	s.engine.OnHeld(func() { signal(s.ranking.changed) })
 	return s.engine.Load(ctx, s.events.warn)
 }
 

@@ -164,8 +164,7 @@ func transitions(t *testing.T, random *rand.Rand, steps int, step func(want reso
 		if random.IntN(6) == 0 {
 			published, taints = besideOthers(node, heldShapes(held))
 		}
-		free := func(g *gpu.GPU) bool { return !slices.ContainsFunc(held, func(s gpu.Shape) bool { return s.GPU.PCI == g.PCI }) }
-		step(publish.Resources(published, "node-1", publish.View{Taints: taints, Free: free}), names)
+		step(publish.Resources(published, "node-1", publish.View{Taints: taints}), names)
 		if published == node {
 			held = claimSome(random, node, held)
 		}

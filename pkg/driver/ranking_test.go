@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
@@ -46,14 +48,13 @@ func rankedService(t *testing.T, model string) (*service, *hardware, *publisher,
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &service{config: validConfig(), heldChanged: make(chan struct{}, 1), metrics: newMetrics()}
+	s := &service{config: validConfig(), ranking: newRanking(), metrics: newMetrics()}
 	s.engine = claims.New(claims.Identity{Driver: s.config.DriverName, Pool: s.config.NodeName}, "boot", store, locks, anyCDI{})
-	s.engine.OnHeld(func() { signal(s.heldChanged) })
+	s.engine.OnHeld(func() { signal(s.ranking.changed) })
 	hw := &hardware{Session: session, policy: &v1alpha1.NodePolicy{}, held: s.engine.Records}
 	hw.offer(nil)
 	s.engine.SetHardware(hw, anyCDI{})
 	p, h := newPublisher(t)
-	h.lost = true // nobody looks at what arrives
 	return s, hw, p, h
 }
 
@@ -75,7 +76,7 @@ func claimOn(uid string, devices ...string) *resourceapi.ResourceClaim {
 // told tells whether the service has heard that what claims hold has changed.
 func (s *service) told() bool {
 	select {
-	case <-s.heldChanged:
+	case <-s.ranking.changed:
 		return true
 	default:
 		return false
@@ -142,5 +143,29 @@ func TestAdminAccessHoldsNoGPU(t *testing.T) {
 		if free(g) != want || !free(&gpu.GPU{PCI: gpu.PCIAddress{Bus: 2}}) {
 			t.Errorf("admin access %t: free %t, want %t", admin, free(g), want)
 		}
+	}
+}
+
+func TestTheOrderIsLookedAtOnceForABurstOfChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRanking()
+		start := time.Now()
+		for range 10 {
+			r.start()
+			time.Sleep(10 * time.Millisecond) //nolint:forbidigo // the clock of the test is not the world's
+		}
+		<-r.due
+		if took := time.Since(start); took != rankEvery {
+			t.Errorf("the order was looked at %s after the first change, want %s", took, rankEvery)
+		}
+	})
+}
+
+func TestAnOrderThatCouldNotBePublishedIsNotTakenForPublished(t *testing.T) {
+	r := newRanking()
+	r.published([]string{"a"}, nil)
+	r.published([]string{"b"}, fmt.Errorf("broken"))
+	if r.order != nil {
+		t.Errorf("got %v, want nothing", r.order)
 	}
 }
