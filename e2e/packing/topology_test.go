@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
@@ -210,5 +211,27 @@ func TestTheTopologyExamplesGetWhatBelongsTogetherOrNothing(t *testing.T) {
 		if diff := cmp.Diff(tt.want, strings.Join(got, " ")); diff != "" {
 			t.Errorf("%s on %s, free %b (-want +got):\n%s", tt.example, tt.model, tt.free, diff)
 		}
+	}
+}
+
+// TestGPUsAreChosenByTheirLinks has the expression of docs/topology.md.
+func TestGPUsAreChosenByTheirLinks(t *testing.T) {
+	fast := func(class string) *resourceapi.ResourceClaim {
+		claim := NewClaim("fast", class)
+		claim.Spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+			Expression: `device.attributes["gpu.cleave.dev"].?nvlinkBandwidthMBps.orValue(0) >= 400000`,
+		}}}
+		return claim
+	}
+	for model, want := range map[string]bool{"hgx-h100": true, "gb200-nvl4": true, "dgx-a100": false, "l40s": false} {
+		claim := fast("gpu.cleave.dev")
+		checkSelectors(t, claim.Spec.Devices.Requests[0].Exactly.Selectors)
+		_, _, err := newCluster(t, wholeNode(t, model)).try(claim)
+		if err != nil && !errors.Is(err, ErrNoFit) || (err == nil) != want {
+			t.Errorf("%s: got %v, want a GPU: %t", model, err, want)
+		}
+	}
+	if _, _, err := newCluster(t, wholeNode(t, "hgx-h100")).try(fast("mig.cleave.dev")); !errors.Is(err, ErrNoFit) {
+		t.Errorf("a partition with NVLinks: got %v, want none", err)
 	}
 }
