@@ -95,7 +95,7 @@ gpu-lane-folder:
 	@size=$$(du -s --apparent-size -B 1M $(GPU_LANE) | cut -f1); echo "$(GPU_LANE): $$size MiB"; test "$$size" -lt 60
 
 .PHONY: manifests
-manifests: ## write the DeviceClasses of MIG profiles
+manifests: ## write the DeviceClasses and the list of MIG profiles
 	go run ./hack/gen-deviceclasses
 
 .PHONY: proto

@@ -1,4 +1,5 @@
-// Command gen-deviceclasses writes one DeviceClass for each MIG profile that a board of the catalog offers.
+// Command gen-deviceclasses writes one DeviceClass for each MIG profile that a board of the catalog offers, and the list of
+// these profiles for imports of the device plugin's files.
 package main
 
 import (
@@ -33,31 +34,40 @@ spec:
 `
 
 func main() {
-	output := flag.String("o", "deployments/manifests/deviceclasses-mig-profiles.yaml", "file to write")
+	output := flag.String("o", "deployments/manifests/deviceclasses-mig-profiles.yaml", "file to write the classes to")
+	names := flag.String("profiles", "pkg/policy/imports/profiles.txt", "file to write the profiles' names to")
 	flag.Parse()
-	if err := run(*output); err != nil {
+	if err := run(*output, *names); err != nil {
 		fmt.Fprintln(os.Stderr, "gen-deviceclasses:", err)
 		os.Exit(1)
 	}
 }
 
-func run(output string) error {
-	data, err := generate()
+func run(output, names string) error {
+	profiles, err := catalog()
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(output, data, 0o644); err != nil {
+	if err := os.WriteFile(output, manifest(profiles), 0o644); err != nil {
 		return fmt.Errorf("write the classes: %w", err)
+	}
+	if err := os.WriteFile(names, list(profiles), 0o644); err != nil {
+		return fmt.Errorf("write the names of profiles: %w", err)
 	}
 	return nil
 }
 
-// generate is the manifest: the same boards give the same bytes.
-func generate() ([]byte, error) {
-	profiles, err := catalog()
-	if err != nil {
-		return nil, err
+// list has the profiles' names, one on each line.
+func list(profiles []profile) []byte {
+	var out bytes.Buffer
+	for _, p := range profiles {
+		fmt.Fprintln(&out, p.name)
 	}
+	return out.Bytes()
+}
+
+// manifest has the classes: the same boards give the same bytes.
+func manifest(profiles []profile) []byte {
 	var out bytes.Buffer
 	out.WriteString(header)
 	for i, p := range profiles {
@@ -66,7 +76,7 @@ func generate() ([]byte, error) {
 		}
 		fmt.Fprintf(&out, class, strings.Join(p.boards, ", "), resourceName(p.name), p.name)
 	}
-	return out.Bytes(), nil
+	return out.Bytes()
 }
 
 // profile is a profile by its name, which boards share: "1g.10gb" is the smallest of an H100-80 and the smallest with

@@ -21,11 +21,18 @@ const BuiltIn = v1alpha1.BuiltInPolicy
 // Format is how files say what a node's GPUs are handed out as.
 type Format string
 
-// FormatPolicy files hold NodePolicies.
-const FormatPolicy Format = "policy"
+// The formats.
+const (
+	// FormatPolicy files hold NodePolicies.
+	FormatPolicy Format = "policy"
+	// FormatDevicePlugin files are of NVIDIA's device plugin; each is one policy.
+	FormatDevicePlugin Format = "device-plugin"
+	// FormatMIGParted files are of mig-parted, which NVIDIA's MIG manager uses; each mig-config is a policy.
+	FormatMIGParted Format = "mig-parted"
+)
 
 // Formats lists those that Load reads.
-func Formats() []Format { return []Format{FormatPolicy} }
+func Formats() []Format { return []Format{FormatPolicy, FormatDevicePlugin, FormatMIGParted} }
 
 // entry is one policy of a file, or what is wrong with it.
 type entry struct {
@@ -45,6 +52,10 @@ func readerOf(format Format) (reader, error) {
 	switch format {
 	case "", FormatPolicy:
 		return readPolicies, nil
+	case FormatDevicePlugin:
+		return readImported(imports.DevicePlugin), nil
+	case FormatMIGParted:
+		return readImported(imports.MIGParted), nil
 	default:
 		return nil, fmt.Errorf("unknown format %q of policies: choose one of %v", format, Formats())
 	}
@@ -71,6 +82,27 @@ func readPolicies(data []byte) []entry {
 		entries = append(entries, e)
 	}
 	return entries
+}
+
+// readImported reads a file of another format. The policy of a file that is one policy takes the name that Load gives.
+func readImported(read func([]byte, imports.Options) (*imports.Import, error)) reader {
+	return func(data []byte) []entry {
+		imported, err := read(data, imports.Options{})
+		if err != nil {
+			return []entry{{file: true, err: err}}
+		}
+		var entries []entry
+		for _, p := range imported.Policies {
+			entries = append(entries, entry{name: p.Metadata.Name, policy: p})
+		}
+		for _, left := range imported.LeftOut {
+			entries = append(entries, entry{name: left.Name, err: left.Err})
+		}
+		for _, n := range imported.Notes {
+			entries[0].notes = append(entries[0].notes, n.String())
+		}
+		return entries
+	}
 }
 
 // Set are policies by name.

@@ -1,0 +1,386 @@
+package imports
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+)
+
+// partedFile is the configuration file of mig-parted.
+type partedFile struct {
+	Version    *string                  `json:"version"`
+	MIGConfigs map[string][]partedEntry `json:"mig-configs"`
+}
+
+// partedEntry says what is made of some of a node's GPUs.
+type partedEntry struct {
+	// DeviceFilter is a PCI device ID or a list of such; Devices is "all" or a list of indexes.
+	DeviceFilter any              `json:"device-filter"`
+	Devices      any              `json:"devices"`
+	MIGEnabled   *bool            `json:"mig-enabled"`
+	MIGDevices   map[string]int64 `json:"mig-devices"`
+
+	match *v1alpha1.Match
+	// none tells that the entry is of no GPU.
+	none bool
+}
+
+// MIGParted imports a configuration file of mig-parted, which the MIG manager uses: a policy for each mig-config, of its
+// name. The error is v1alpha1.Problems, each with the field; what is not wrong, but has no equivalent, is in LeftOut.
+//
+//   - mig-enabled: false hands GPUs out whole: tier exclusive.
+//   - mig-enabled: true with mig-devices keeps GPUs cut so: mig.mode layout.
+//   - mig-enabled: true without keeps MIG mode to the admin and hands out the partitions that are there: mig.mode existing.
+//   - GPUs that no entry is of are handed out as they are, whole or by the partitions that are there.
+func MIGParted(data []byte, options Options) (*Import, error) {
+	f := &partedFile{}
+	if err := decode(data, f); err != nil {
+		return nil, err
+	}
+	i := newImport("mig-parted", options)
+	if err := i.checkParted(f); err != nil {
+		return nil, err
+	}
+	names := slices.Sorted(maps.Keys(f.MIGConfigs))
+	if options.Name != "" {
+		if _, ok := f.MIGConfigs[options.Name]; !ok {
+			return nil, v1alpha1.Problems{fmt.Errorf("mig-configs: there is no %q: choose one of %s", options.Name, strings.Join(names, ", "))}
+		}
+		names = []string{options.Name}
+	}
+	for _, name := range names {
+		i.addConfig(f, name)
+	}
+	if len(i.Policies) == 0 {
+		var problems v1alpha1.Problems
+		for _, l := range i.LeftOut {
+			problems = append(problems, v1alpha1.ProblemsOf(l.Err)...)
+		}
+		return nil, problems
+	}
+	slices.SortFunc(i.Policies, func(a, b *v1alpha1.NodePolicy) int { return cmp.Compare(a.Metadata.Name, b.Metadata.Name) })
+	i.note("mig-configs", "", "resources are named as with migStrategy mixed: nvidia.com/mig-<profile>. With single, partitions are nvidia.com/gpu: import the file of the device plugin, too, and use its DeviceClasses")
+	return i, nil
+}
+
+// addConfig makes a policy of a mig-config.
+func (i *Import) addConfig(f *partedFile, name string) {
+	path := field.NewPath("mig-configs").Key(name)
+	policy, err := i.partedPolicy(f, name, path)
+	if err == nil {
+		i.Policies = append(i.Policies, policy)
+		i.serveRules(policy)
+		return
+	}
+	i.LeftOut = append(i.LeftOut, LeftOut{Name: name, Err: err})
+	for _, problem := range v1alpha1.ProblemsOf(err) {
+		i.note(path.String(), "", "left out: %v", problem)
+	}
+}
+
+// checkParted refuses what mig-parted refuses, too, and reads the matches.
+func (i *Import) checkParted(f *partedFile) error {
+	if err := checkVersion(f.Version, true); err != nil {
+		return err
+	}
+	top := field.NewPath("mig-configs")
+	if len(f.MIGConfigs) == 0 {
+		return problemsOf(field.ErrorList{field.Required(top, "want at least one")})
+	}
+	var errs field.ErrorList
+	for _, name := range slices.Sorted(maps.Keys(f.MIGConfigs)) {
+		path, entries := top.Key(name), f.MIGConfigs[name]
+		if len(entries) == 0 {
+			errs = append(errs, field.Required(path, "want at least one entry"))
+		}
+		for j := range entries {
+			errs = append(errs, entries[j].check(path.Index(j))...)
+		}
+	}
+	return problemsOf(errs)
+}
+
+func (e *partedEntry) check(path *field.Path) field.ErrorList {
+	e.match = &v1alpha1.Match{}
+	errs := e.readFilter(path.Child("device-filter"))
+	errs = append(errs, e.readDevices(path.Child("devices"))...)
+	at := path.Child("mig-devices")
+	total := int64(0)
+	for _, profile := range slices.Sorted(maps.Keys(e.MIGDevices)) {
+		n := e.MIGDevices[profile]
+		if !partedProfile.MatchString(profile) {
+			errs = append(errs, field.Invalid(at.Key(profile), profile, "must be the name of a MIG profile, such as 1g.10gb"))
+		}
+		const most = 1 << 10
+		if n < 0 || n > most {
+			errs = append(errs, field.Invalid(at.Key(profile), n, "must be a number of partitions"))
+			n = 0
+		}
+		total += n
+	}
+	switch {
+	case e.MIGEnabled == nil:
+		errs = append(errs, field.Required(path.Child("mig-enabled"), "want true or false"))
+	case *e.MIGEnabled && e.MIGDevices == nil:
+		errs = append(errs, field.Required(at, "mig-enabled is true: say which partitions, {} for none"))
+	case *e.MIGEnabled && len(e.MIGDevices) > 0 && total == 0 && len(errs) == 0:
+		errs = append(errs, field.Invalid(at, "0", "at least one profile must have a number above 0"))
+	case !*e.MIGEnabled && len(e.MIGDevices) > 0:
+		errs = append(errs, field.Forbidden(at, "mig-enabled is false"))
+	}
+	return errs
+}
+
+// partedProfile is how mig-parted names profiles (NVIDIA/go-nvlib, pkg/nvlib/device/mig_profile.go).
+var partedProfile = regexp.MustCompile(`^([0-9]+c\.)?[0-9]+g\.[0-9]+gb([+-][a-zA-Z.,]+)*$`)
+
+// readFilter reads PCI device IDs (mig-parted, pkg/types/device.go, NewDeviceIDFromString).
+func (e *partedEntry) readFilter(path *field.Path) field.ErrorList {
+	var list []any
+	switch filter := e.DeviceFilter.(type) {
+	case nil:
+		return nil
+	case string:
+		if filter == "" {
+			return nil
+		}
+		list = []any{filter}
+	case []any:
+		list = filter
+	default:
+		list = []any{filter}
+	}
+	var errs field.ErrorList
+	for j, value := range list {
+		at := path.Index(j)
+		text, ok := value.(string)
+		id, err := strconv.ParseUint(deviceOf(text), 0, 32)
+		switch {
+		case !ok:
+			errs = append(errs, field.Invalid(at, value, `must be text such as "0x233010DE": put it in quotes`))
+			continue
+		case err != nil || id < 1<<16:
+			errs = append(errs, field.Invalid(at, text, "must be a PCI device ID and the vendor's, such as 0x233010DE"))
+			continue
+		}
+		if name := fmt.Sprintf("0x%08X", id); !slices.Contains(e.match.DeviceIDs, name) {
+			e.match.DeviceIDs = append(e.match.DeviceIDs, name)
+		} else if deviceOf(text) == text {
+			errs = append(errs, field.Duplicate(at, text))
+		}
+	}
+	return errs
+}
+
+// deviceOf is a filter without the board's own ID, which may follow after a colon.
+func deviceOf(filter string) string {
+	device, _, _ := strings.Cut(filter, ":")
+	return device
+}
+
+func (e *partedEntry) readDevices(path *field.Path) field.ErrorList {
+	switch devices := e.Devices.(type) {
+	case nil:
+		return field.ErrorList{field.Required(path, "want all, or a list of indexes such as [0, 1]")}
+	case string:
+		if devices != "all" {
+			return field.ErrorList{field.Invalid(path, devices, "must be all, or a list of indexes such as [0, 1]")}
+		}
+		return nil
+	case []any:
+		e.none = len(devices) == 0
+		var errs field.ErrorList
+		for j, value := range devices {
+			n, ok := value.(int64)
+			switch {
+			case !ok || n < 0 || n >= 1<<31:
+				errs = append(errs, field.Invalid(path.Index(j), value, "must be the index of a GPU, 0 or more"))
+			case slices.Contains(e.match.Indexes, int32(n)):
+				errs = append(errs, field.Duplicate(path.Index(j), n))
+			default:
+				e.match.Indexes = append(e.match.Indexes, int32(n))
+			}
+		}
+		return errs
+	default:
+		return field.ErrorList{field.Invalid(path, field.OmitValueType{}, "must be all, or a list of indexes such as [0, 1]")}
+	}
+}
+
+// partedPolicy makes a policy of a mig-config. Its error is of what has no equivalent.
+func (i *Import) partedPolicy(f *partedFile, name string, path *field.Path) (*v1alpha1.NodePolicy, error) {
+	label, err := i.policyName(f, name, path)
+	if err != nil {
+		return nil, err
+	}
+	policy := newPolicy(label)
+	entries := f.MIGConfigs[name]
+	if overlapping(entries) {
+		// mig-parted goes through its entries in order, so that the last one that matches a GPU holds; of rules the first.
+		entries = slices.Clone(entries)
+		slices.Reverse(entries)
+		i.note(path.String(), "", "some GPUs have several entries, of which the last one holds with mig-parted: the rules stand in the other order, as the first one holds")
+	}
+	for j := range entries {
+		e := &entries[j]
+		at := path.Index(slices.IndexFunc(f.MIGConfigs[name], func(o partedEntry) bool { return o.match == e.match }))
+		if e.none {
+			i.note(at.Child("devices").String(), e.Devices, "no GPU has the entry: left out")
+			continue
+		}
+		rule, err := e.rule(at)
+		if err != nil {
+			return nil, err
+		}
+		if !addRule(policy, rule) {
+			i.note(at.String(), "", "another entry for the same GPUs holds, with mig-parted as here: left out")
+			continue
+		}
+		i.noteEntry(e, at)
+	}
+	addRule(policy, v1alpha1.Rule{
+		Tiers: []v1alpha1.Tier{v1alpha1.TierExclusive, v1alpha1.TierMIG}, MIG: &v1alpha1.MIGPolicy{Mode: v1alpha1.MIGExisting},
+	})
+	return policy, policy.Validate()
+}
+
+// overlapping tells whether a GPU may have several of the entries.
+func overlapping(entries []partedEntry) bool {
+	apart := func(a, b []string) bool {
+		return len(a) > 0 && len(b) > 0 && !slices.ContainsFunc(a, func(s string) bool { return slices.Contains(b, s) })
+	}
+	for i := range entries {
+		for j := range entries[:i] {
+			a, b := &entries[i], &entries[j]
+			if !a.none && !b.none && !apart(a.match.DeviceIDs, b.match.DeviceIDs) && !apart(texts(a.match.Indexes), texts(b.match.Indexes)) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func texts(numbers []int32) []string {
+	var list []string
+	for _, n := range numbers {
+		list = append(list, fmt.Sprint(n))
+	}
+	return list
+}
+
+// noteEntry notes what an entry says that a rule cannot.
+func (i *Import) noteEntry(e *partedEntry, path *field.Path) {
+	for _, text := range filterTexts(e.DeviceFilter) {
+		if deviceOf(text) != text {
+			i.note(path.Child("device-filter").String(), text, "no equivalent for the board's own ID after the colon: the rule matches by device and vendor")
+		}
+	}
+	if *e.MIGEnabled && len(e.MIGDevices) == 0 {
+		i.note(path.Child("mig-devices").String(), e.MIGDevices, "the partitions that are there are handed out as they are (mig.mode: existing): for those that are made when they are claimed set mig.mode: onDemand. DeviceClasses of all profiles are in deployments/manifests/deviceclasses-mig-profiles.yaml")
+	}
+}
+
+func filterTexts(filter any) []string {
+	switch filter := filter.(type) {
+	case string:
+		return []string{filter}
+	case []any:
+		var texts []string
+		for _, value := range filter {
+			texts = append(texts, fmt.Sprint(value))
+		}
+		return texts
+	default:
+		return nil
+	}
+}
+
+// policyName is the name of the policy for a mig-config: the same, but for what a policy's name cannot have.
+func (i *Import) policyName(f *partedFile, name string, path *field.Path) (string, error) {
+	label := strings.ReplaceAll(strings.ToLower(name), "_", "-")
+	if err := v1alpha1.CheckPolicyName(label); err != nil {
+		return "", fmt.Errorf("its name cannot be that of a policy: %w", err)
+	}
+	if label == name {
+		return label, nil
+	}
+	if _, taken := f.MIGConfigs[label]; taken {
+		return "", fmt.Errorf("a policy would be named %s, as that of another mig-config is: rename one", label)
+	}
+	for other := range f.MIGConfigs {
+		if other < name && strings.ReplaceAll(strings.ToLower(other), "_", "-") == label {
+			return "", fmt.Errorf("a policy would be named %s, as that of %s is: rename one", label, other)
+		}
+	}
+	i.note(path.String(), name, "the policy is named %s, as names have lower-case letters: label nodes with it", label)
+	return label, nil
+}
+
+// rule is what an entry says of its GPUs.
+func (e *partedEntry) rule(path *field.Path) (v1alpha1.Rule, error) {
+	r := v1alpha1.Rule{Match: e.match}
+	if len(e.match.DeviceIDs)+len(e.match.Indexes) == 0 {
+		r.Match = nil
+	}
+	switch {
+	case !*e.MIGEnabled:
+		r.Tiers = []v1alpha1.Tier{v1alpha1.TierExclusive}
+		return r, nil
+	case len(e.MIGDevices) == 0:
+		r.Tiers, r.MIG = []v1alpha1.Tier{v1alpha1.TierMIG}, &v1alpha1.MIGPolicy{Mode: v1alpha1.MIGExisting}
+		return r, nil
+	}
+	layout := map[string]int32{}
+	var problems v1alpha1.Problems
+	for _, profile := range slices.Sorted(maps.Keys(e.MIGDevices)) {
+		if why := noEquivalent(profile); why != nil {
+			problems = append(problems, fmt.Errorf("%s: %w", path.Child("mig-devices").Key(profile), why))
+		} else if n := e.MIGDevices[profile]; n > 0 {
+			layout[profile] = int32(n)
+		}
+	}
+	if len(problems) > 0 {
+		return r, problems
+	}
+	r.Tiers, r.MIG = []v1alpha1.Tier{v1alpha1.TierMIG}, &v1alpha1.MIGPolicy{Mode: v1alpha1.MIGLayout, Layout: layout}
+	return r, nil
+}
+
+// noEquivalent says why a profile of mig-parted cannot be in a layout; nil if it can.
+func noEquivalent(profile string) error {
+	front, _, _ := strings.Cut(profile, ".")
+	switch {
+	case strings.HasSuffix(front, "c"):
+		return errors.New("no equivalent: in Cleave a compute instance fills its partition. Use smaller partitions")
+	case !offeredProfile.MatchString(profile):
+		return errors.New("no equivalent: Cleave has plain profiles, and those with media engines (+me)")
+	default:
+		return nil
+	}
+}
+
+var offeredProfile = regexp.MustCompile(`^[1-9][0-9]?g\.[1-9][0-9]{0,3}gb(\+me)?$`)
+
+// serveRules names the resources of what a policy hands out.
+func (i *Import) serveRules(p *v1alpha1.NodePolicy) {
+	for _, r := range p.Rules {
+		if slices.Contains(r.OfferedTiers(), v1alpha1.TierExclusive) {
+			i.serve(wholeResource, "whole GPUs", selector{kind: kindGPU})
+		}
+		if r.MIG == nil {
+			continue
+		}
+		for _, profile := range slices.Sorted(maps.Keys(r.MIG.Layout)) {
+			i.serve(migResource(profile), "partitions of profile "+profile, selector{kind: kindMIG, profile: profile})
+		}
+	}
+}
