@@ -162,7 +162,7 @@ var profileName = regexp.MustCompile(`^[1-9][0-9]?g\.[1-9][0-9]{0,3}gb([+-][a-z.
 
 // checkProfile refuses what is not offered on any board. What a board has is for policy.Check.
 func checkProfile(path *field.Path, name string) field.ErrorList {
-	why := ""
+	var why string
 	switch plain, extra, _ := strings.Cut(name, "+"); {
 	case !profileName.MatchString(name):
 		why = "must be the name of a MIG profile, such as 1g.10gb or 1g.10gb+me"

@@ -175,11 +175,12 @@ func OrderShapes(gpus []GPU) Order {
 // FitsBeside tells whether a shape can be made while others, made by whomever and of any profile, are there.
 func (s Shape) FitsBeside(others []Shape) bool {
 	left := map[string]int64{}
-	for _, c := range s.GPU.Counters() {
+	all := s.GPU.Counters()
+	for _, c := range all {
 		left[c.Name] = c.Value
 	}
 	for _, t := range append(slices.Clone(others), s) {
-		for _, c := range t.Consumes() {
+		for _, c := range t.consumes(all) {
 			left[c.Name] -= c.Value
 			if left[c.Name] < 0 {
 				return false
