@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/policy/imports"
 )
 
 // maxFile bounds a policy file in bytes.
@@ -42,10 +43,12 @@ type entry struct {
 	file   bool
 	policy *v1alpha1.NodePolicy
 	err    error
+	// leftOut tells that the file is right, and yet err keeps it from being a policy.
+	leftOut bool
 }
 
-// reader makes policies of a file's bytes.
-type reader func(data []byte) []entry
+// reader makes policies of a file's bytes. The notes say what of a foreign format was not taken over as it is.
+type reader func(data []byte) (entries []entry, notes []imports.Note)
 
 // readerOf is how files of a format are read.
 func readerOf(format Format) (reader, error) {
@@ -53,22 +56,22 @@ func readerOf(format Format) (reader, error) {
 	case "", FormatPolicy:
 		return readPolicies, nil
 	case FormatDevicePlugin:
-		return readImported(imports.DevicePlugin), nil
+		return readDevicePlugin, nil
 	case FormatMIGParted:
-		return readImported(imports.MIGParted), nil
+		return readMIGParted, nil
 	default:
 		return nil, fmt.Errorf("unknown format %q of policies: choose one of %v", format, Formats())
 	}
 }
 
 // readPolicies reads documents that are NodePolicies.
-func readPolicies(data []byte) []entry {
+func readPolicies(data []byte) ([]entry, []imports.Note) {
 	documents, err := v1alpha1.Documents(data)
 	if err == nil && len(documents) == 0 {
 		err = fmt.Errorf("there is no policy: set apiVersion: %s, kind: %s", v1alpha1.APIVersion, v1alpha1.NodePolicyKind)
 	}
 	if err != nil {
-		return []entry{{file: true, err: err}}
+		return []entry{{file: true, err: err}}, nil
 	}
 	var entries []entry
 	for _, d := range documents {
@@ -81,28 +84,32 @@ func readPolicies(data []byte) []entry {
 		}
 		entries = append(entries, e)
 	}
-	return entries
+	return entries, nil
 }
 
-// readImported reads a file of another format. The policy of a file that is one policy takes the name that Load gives.
-func readImported(read func([]byte, imports.Options) (*imports.Import, error)) reader {
-	return func(data []byte) []entry {
-		imported, err := read(data, imports.Options{})
-		if err != nil {
-			return []entry{{file: true, err: err}}
-		}
-		var entries []entry
-		for _, p := range imported.Policies {
-			entries = append(entries, entry{name: p.Metadata.Name, policy: p})
-		}
-		for _, left := range imported.LeftOut {
-			entries = append(entries, entry{name: left.Name, err: left.Err})
-		}
-		for _, n := range imported.Notes {
-			entries[0].notes = append(entries[0].notes, n.String())
-		}
-		return entries
+// readDevicePlugin reads a file that is one policy, without a name.
+func readDevicePlugin(data []byte) ([]entry, []imports.Note) {
+	imported, err := imports.DevicePlugin(data, imports.Options{})
+	if err != nil {
+		return []entry{{file: true, err: err}}, nil
 	}
+	return []entry{{policy: imported.Policies[0]}}, imported.Notes
+}
+
+// readMIGParted reads a file with a policy for each of its configurations.
+func readMIGParted(data []byte) ([]entry, []imports.Note) {
+	imported, err := imports.MIGParted(data, imports.Options{})
+	if err != nil {
+		return []entry{{file: true, err: err}}, nil
+	}
+	var entries []entry
+	for _, p := range imported.Policies {
+		entries = append(entries, entry{name: p.Metadata.Name, policy: p})
+	}
+	for _, left := range imported.LeftOut {
+		entries = append(entries, entry{name: left.Name, err: left.Err, leftOut: true})
+	}
+	return entries, imported.Notes
 }
 
 // Set are policies by name.
@@ -111,8 +118,13 @@ type Set struct {
 	// broken are the names of those that could not be read.
 	broken map[string]error
 	// from are the files in which names were met first.
-	from map[string]string
+	from  map[string]string
+	notes []string
 }
+
+// Notes lists what of files of a foreign format was not taken over as it is, each with file, field, value, and what holds
+// instead.
+func (s *Set) Notes() []string { return s.notes }
 
 // Names lists the policies, sorted.
 func (s *Set) Names() []string {
@@ -200,7 +212,12 @@ func (s *Set) add(f file, read reader, unnamed string) (problems v1alpha1.Proble
 		s.broken[unnamed] = f.err
 		return v1alpha1.Problems{f.err}
 	}
-	for _, e := range read(f.data) {
+	entries, notes := read(f.data)
+	for _, n := range notes {
+		n.File = f.path
+		s.notes = append(s.notes, n.String())
+	}
+	for _, e := range entries {
 		name := e.name
 		if name == "" {
 			name = unnamed
@@ -228,7 +245,9 @@ func (s *Set) add(f file, read reader, unnamed string) (problems v1alpha1.Proble
 		err = fmt.Errorf("%s: %w", where, err)
 		delete(s.policies, name)
 		s.broken[name] = err
-		problems = append(problems, v1alpha1.ProblemsOf(err)...)
+		if !e.leftOut {
+			problems = append(problems, v1alpha1.ProblemsOf(err)...)
+		}
 	}
 	return problems
 }
