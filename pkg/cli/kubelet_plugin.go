@@ -1,15 +1,9 @@
 package cli
 
 import (
-	"errors"
-	"fmt"
-	"os"
-	"runtime/debug"
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/component-base/featuregate"
-	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
@@ -23,8 +17,7 @@ const gcPercent = 50
 
 func newKubeletPlugin() *cobra.Command {
 	config := driver.Config{}
-	logging := logsapi.NewLoggingConfiguration()
-	gates := featuregate.NewFeatureGate()
+	service := newService()
 	cmd := &cobra.Command{
 		Use:   "kubelet-plugin",
 		Short: "Serve a node's GPUs to its kubelet",
@@ -33,16 +26,9 @@ func newKubeletPlugin() *cobra.Command {
 			"Every flag can also be set by the environment variable of its name: --node-name by NODE_NAME.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := flagsFromEnvironment(cmd.Flags(), os.Getenv); err != nil {
+			if err := service.begin(cmd.Flags(), config.Validate); err != nil {
 				return err
 			}
-			if err := config.Validate(); err != nil {
-				return &usageError{err}
-			}
-			if err := errors.Join(logsapi.AddFeatureGates(gates), logsapi.ValidateAndApply(logging, gates)); err != nil {
-				return &usageError{fmt.Errorf("set up logging: %w", err)}
-			}
-			debug.SetGCPercent(gcPercent)
 			return driver.Run(cmd.Context(), config)
 		},
 	}
@@ -68,6 +54,6 @@ func newKubeletPlugin() *cobra.Command {
 	flags.StringVar(&config.MetricsAddress, "metrics-address", ":8080", "address of /metrics, /healthz and /readyz; empty for none")
 	flags.DurationVar(&config.DriverRetry, "driver-retry", 2*time.Second, "time between attempts to reach the NVIDIA driver")
 	flags.DurationVar(&config.ReconcileEvery, "reconcile-every", 5*time.Minute, "time between comparisons of the node's claims with the API server")
-	logsapi.AddFlags(logging, flags)
+	service.addFlags(flags)
 	return cmd
 }
