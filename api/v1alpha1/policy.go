@@ -37,8 +37,8 @@ type Rule struct {
 	Match *Match `json:"match,omitempty"`
 	// Exclude leaves the GPUs to others: nothing of them is published but what claims still hold.
 	Exclude bool `json:"exclude,omitempty"`
-	// Tiers that the GPUs offer. Where nothing is said: mig with mode layout, else all.
-	Tiers []Tier `json:"tiers,omitempty"`
+	// Tiers that the GPUs offer. Where nothing is said: mig with mode layout, else all. An empty list is none.
+	Tiers []Tier `json:"tiers,omitzero"`
 	// MIG says how the GPUs are partitioned.
 	MIG *MIGPolicy `json:"mig,omitempty"`
 	// TimeSlice and MPS say how shares are cut.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -26,18 +27,69 @@ import (
 // hardware is a session whose GPUs offer what the node's policy says.
 type hardware struct {
 	*nvml.Session
-	policy *v1alpha1.NodePolicy
 	limits func(g *gpu.GPU) bool
 	held   func() []*records.Record
-	node   atomic.Pointer[gpu.Node]
+	// standing are a GPU's partitions that were made for no claim.
+	standing func(g *gpu.GPU) []gpu.Place
+	node     atomic.Pointer[gpu.Node]
+
+	// policy and before are only touched by the goroutine that keeps things in line.
+	policy *v1alpha1.NodePolicy
+	// before is what the GPUs offered by the policy before this one; nil once that has left.
+	before *gpu.Node
 }
+
+// leaveFor is how long devices that a new policy has no more stay published, tainted, though no claim holds them. A claim
+// may have been allocated one and not have been prepared: were the device gone at once, that claim could not be prepared,
+// and the scheduler would give to others what it consumes.
+const leaveFor = 5 * time.Second
 
 // Node is the inventory as published.
 func (h *hardware) Node() *gpu.Node { return h.node.Load() }
 
+// change puts another policy in force with the next offer.
+func (h *hardware) change(p *v1alpha1.NodePolicy) {
+	h.policy = p
+	if was := h.Node(); was != nil && slices.ContainsFunc(was.GPUs, func(g gpu.GPU) bool { return len(g.Shapes()) > 0 }) {
+		h.before = was
+	}
+}
+
 // offer applies the policy, with MPS or with the reason why there is none.
 func (h *hardware) offer(noMPS error) {
-	h.node.Store(policy.Apply(h.policy, h.Session.Node(), policy.Means{MPS: noMPS, CgroupMemory: h.limits, Held: heldOf(h.held())}))
+	held := heldOf(h.held())
+	if h.before != nil {
+		held = either(held, h.before)
+	}
+	h.node.Store(policy.Apply(h.policy, h.Session.Node(), policy.Means{MPS: noMPS, CgroupMemory: h.limits, Held: held, Partitions: h.standing}))
+}
+
+// either tells of a GPU what claims hold, and what it offered before as if claims held that.
+func either(held func(g *gpu.GPU) gpu.Held, before *gpu.Node) func(g *gpu.GPU) gpu.Held {
+	return func(g *gpu.GPU) gpu.Held {
+		has := held(g)
+		has.Places = slices.Clip(has.Places)
+		if was := before.Find(g.PCI.DeviceName()); was != nil {
+			for _, s := range was.Shapes() {
+				switch {
+				case s.IsPartition():
+					has.Places = append(has.Places, s.Place())
+				case s.Share == gpu.TimeSlice:
+					has.TimeSlice = true
+				case s.Share == gpu.MPS:
+					has.MPS = true
+				default:
+					has.Whole = true
+				}
+			}
+		}
+		return has
+	}
+}
+
+// withdrawn tells whether something is offered only because claims hold it.
+func withdrawn(node *gpu.Node) bool {
+	return slices.ContainsFunc(node.GPUs, func(g gpu.GPU) bool { return slices.ContainsFunc(g.Shapes(), gpu.Shape.Withdrawn) })
 }
 
 // heldOf tells what claims hold of a GPU.

@@ -8,26 +8,19 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
-	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/cdi"
 	"github.com/cleave-dra/cleave/pkg/cdi/hook"
 	"github.com/cleave-dra/cleave/pkg/claims"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/mps"
 	"github.com/cleave-dra/cleave/pkg/nvml"
-	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/sharing"
 )
@@ -42,7 +35,10 @@ func Run(ctx context.Context, config Config) error {
 	}
 	ctx, fatal := context.WithCancelCause(ctx)
 	defer fatal(nil)
-	s := &service{config: config, metrics: newMetrics(), registered: make(chan struct{}, 1), changed: make(chan struct{}, 1)}
+	s := &service{
+		config: config, metrics: newMetrics(), registered: make(chan struct{}, 1), changed: make(chan struct{}, 1),
+		heldChanged: make(chan struct{}, 1), outside: make(chan struct{}, 1),
+	}
 	if err := s.open(ctx); err != nil {
 		return err
 	}
@@ -56,9 +52,17 @@ func Run(ctx context.Context, config Config) error {
 	}
 	defer stopHTTP()
 	klog.FromContext(ctx).Info("Serving the kubelet", "driver", config.DriverName, "node", config.NodeName)
+	s.ready.cluster(fmt.Errorf("there is no Node %s yet", config.NodeName))
 
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	wg.Go(func() {
+		s.around.follow(ctx, func(err error) { // beside the driver's start
+			if !s.around.isKnown() {
+				s.ready.cluster(err)
+			}
+		})
+	})
 	wg.Go(func() {
 		if err := s.useHardware(ctx); err != nil && ctx.Err() == nil {
 			fatal(err)
@@ -79,15 +83,20 @@ type service struct {
 	client  kubernetes.Interface
 	events  *nodeEvents
 	engine  *claims.Engine
-	policy  *v1alpha1.NodePolicy
-	// supervisor is only touched by the goroutine that keeps things in line.
+	around  *surroundings
+	// supervisor, policy and conflict are only touched by the goroutine that keeps things in line.
 	supervisor supervisor
+	policy     livePolicy
+	conflict   error // who else hands out the node's GPUs; nil while nobody does
 	helper     *kubeletplugin.Helper
 	ready      readiness
 	// registered has a value after the kubelet has registered the plugin.
 	registered chan struct{}
 	// changed has a value after partitions, or what occupies devices, have changed.
 	changed chan struct{}
+	// heldChanged has a value after a claim was prepared or unprepared, outside after what comes from outside may have
+	// changed: the Node object, slices of other drivers, policy files.
+	heldChanged, outside chan struct{}
 }
 
 // open reads what is on disk and connects to the API server; nothing is served yet.
@@ -119,13 +128,8 @@ func (s *service) open(ctx context.Context) error {
 		return err
 	}
 	s.engine.KeepLayoutsIn(layouts)
-	policies, err := policy.Load(s.config.PolicyFile, policy.FormatPolicy)
-	if err != nil {
-		return err
-	}
-	if _, s.policy, err = policies.Select(""); err != nil {
-		return err
-	}
+	s.openPolicy(ctx)
+	s.around = newSurroundings(s.client, s.config.DriverName, s.config.NodeName, func() { signal(s.outside) })
 	if err := s.openSharing(); err != nil {
 		return err
 	}
@@ -145,53 +149,6 @@ func (s *service) openSharing() error {
 	}
 	s.engine.Share(sharing.New(supervisor, s.config.driverRootHere(), sharing.InRoot))
 	return nil
-}
-
-// restConfig sets limits under which a node full of claims is not throttled: client-go's 5 requests a second make a
-// burst of pods wait for seconds.
-func restConfig(c Config) (*rest.Config, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
-	if err != nil {
-		return nil, fmt.Errorf("find the API server (--kubeconfig %q; empty means the pod's service account): %w", c.Kubeconfig, err)
-	}
-	config.QPS, config.Burst = c.KubeQPS, c.KubeBurst
-	config.ContentType = "application/vnd.kubernetes.protobuf"
-	config.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
-	config.UserAgent = c.DriverName + "/" + c.NodeName
-	return config, nil
-}
-
-// startKubeletPlugin opens the sockets and registers with the kubelet.
-func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCauseFunc) error {
-	options := []kubeletplugin.Option{
-		kubeletplugin.DriverName(s.config.DriverName),
-		kubeletplugin.KubeClient(s.client),
-		kubeletplugin.NodeName(s.config.NodeName),
-		kubeletplugin.RegistrarDirectoryPath(s.config.RegistryDir),
-		kubeletplugin.PluginDataDirectoryPath(s.config.pluginDir()),
-		// Locks are per GPU and hold across processes; the helper's single lock would make all claims wait in line.
-		kubeletplugin.Serialize(false),
-		kubeletplugin.HealthService(false),
-		kubeletplugin.GRPCInterceptor(s.noteRegistration),
-	}
-	if s.config.PodUID != "" {
-		options = append(options, kubeletplugin.RollingUpdate(types.UID(s.config.PodUID)))
-	}
-	helper, err := kubeletplugin.Start(ctx, &plugin{claims: s.engine, metrics: s.metrics, fatal: fatal}, options...)
-	if err != nil {
-		return fmt.Errorf("open the plugin's sockets in %s and %s: %w", s.config.pluginDir(), s.config.RegistryDir, err)
-	}
-	s.helper = helper
-	return nil
-}
-
-// noteRegistration notices when a kubelet, which may just have started, registers the plugin.
-func (s *service) noteRegistration(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	answer, err := handler(ctx, req)
-	if err == nil && strings.HasSuffix(info.FullMethod, "/NotifyRegistrationStatus") {
-		signal(s.registered)
-	}
-	return answer, err
 }
 
 // signal puts a value into a channel that holds one, unless it is there already.
@@ -219,13 +176,18 @@ func (s *service) useHardware(ctx context.Context) error {
 			klog.FromContext(ctx).Error(err, "Could not end the NVML session")
 		}
 	}()
-	hw := &hardware{Session: session, policy: s.policy, held: s.engine.Records}
+	hw := &hardware{Session: session, policy: s.policy.rules(), held: s.engine.Records, standing: s.engine.Standing}
 	if hw.limits, err = s.memoryLimits(ctx, session); err != nil {
 		return err
 	}
 	s.supervisor.offered = slices.ContainsFunc(s.engine.Records(), func(r *records.Record) bool { return len(r.Shares(gpu.MPS)) > 0 })
 	s.supervisor.ask(ctx)
-	hw.offer(s.supervisor.noMPS())
+	hw.offer(s.supervisor.noMPS()) // by the policy that was in force when the plugin ended
+	if err := s.around.wait(ctx); err != nil {
+		return err
+	}
+	s.ready.cluster(nil)
+	s.lookOutside(ctx, hw, false)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if !slices.ContainsFunc(session.Node().GPUs, func(g gpu.GPU) bool { return g.MIG.Enabled }) {

@@ -32,19 +32,24 @@ const TaintNoMPS = "gpu.cleave.dev/mps-unavailable"
 // TaintWithdrawn marks a device of a tier that the node's policy has no more, while claims still hold something of it.
 const TaintWithdrawn = "gpu.cleave.dev/withdrawn"
 
+// TaintConflict marks the devices of a GPU of which claims hold something while somebody else hands it out, too.
+const TaintConflict = "gpu.cleave.dev/conflict"
+
 // Taint keeps a device from being handed out.
 type Taint struct {
 	Device, Key string
 }
 
-// Resources are the slices of a node, one pool named after it, in order of allocation: first the counter sets of all GPUs, then whole GPUs, the
-// last GPU first, then shared GPUs, from the middle outward, then one slice for the partitions of each GPU, the first GPU first, then those that fill a GPU. A node without GPUs has one
+// Resources are the slices of a node, one pool named after it, in order of allocation: first the counter sets of all GPUs that offer anything, then whole GPUs, the
+// last GPU first, then shared GPUs, from the middle outward, then one slice for the partitions of each GPU, the first GPU first, then those that fill a GPU. A node that offers nothing has one
 // empty slice, which tells "nothing here" from "not running". Devices that cannot be had are tainted, never left out: the
 // scheduler would forget what they consume.
 func Resources(node *gpu.Node, pool string, taints ...Taint) resourceslice.DriverResources {
 	var counterSets []resourceapi.CounterSet
 	for i := range node.GPUs {
-		counterSets = append(counterSets, counterSet(&node.GPUs[i]))
+		if len(node.GPUs[i].Shapes()) > 0 {
+			counterSets = append(counterSets, counterSet(&node.GPUs[i]))
+		}
 	}
 	var published []resourceslice.Slice
 	for chunk := range slices.Chunk(counterSets, maxCounterSets) {
