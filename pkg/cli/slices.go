@@ -36,8 +36,7 @@ type slicesFlags struct {
 	driverName string
 	output     string
 	cgroupRoot string
-	policyFile string
-	policyName string
+	policy     policyFlags
 	withoutMPS bool
 }
 
@@ -51,6 +50,7 @@ func newSlices() *cobra.Command {
 			"-o json and -o yaml print a v1 List of ResourceSlice objects that kubectl apply takes.",
 		Example: "  cleave slices --node-model hgx-h100\n" +
 			"  cleave slices --node-model l40s --policy policy.yaml\n" +
+			"  cleave slices --node-model hgx-h100 --policy config.yaml --import-format mig-parted --policy-name all-balanced\n" +
 			"  cleave slices --node-model hgx-h100 --node-name gpu-node-1 -o yaml | kubectl apply -f -\n" +
 			"  cleave slices --driver-root /run/nvidia/driver",
 		Args: noArgs,
@@ -84,8 +84,7 @@ func (f *slicesFlags) addHardware(flags *pflag.FlagSet) {
 	flags.StringVar(&f.driverRoot, "driver-root", "/", "root of the NVIDIA driver's files")
 	flags.StringVar(&f.sysfs, "sysfs", "/sys", "the node's sysfs")
 	flags.StringVar(&f.cgroupRoot, "cgroup-root", "/sys/fs/cgroup", "root of the cgroup v2 hierarchy")
-	flags.StringVar(&f.policyFile, "policy", "", "file of NodePolicies, or folder of such files; empty to offer every tier")
-	flags.StringVar(&f.policyName, "policy-name", "", "which of the policies, as the node label "+v1alpha1.PolicyLabel+" would say; empty for the default")
+	f.policy.add(flags)
 	flags.StringVar(&f.driverName, "driver-name", v1alpha1.Group, "name of the DRA driver")
 }
 
@@ -125,13 +124,9 @@ func (f *slicesFlags) inventory(ctx context.Context) (*gpu.Node, error) {
 
 // offered reads the machine or the model and what its GPUs offer by policy, with MPS or with the reason why there is none.
 func (f *slicesFlags) offered(ctx context.Context, noMPS error) (*nvml.Session, *gpu.Node, error) {
-	policies, err := policy.Load(f.policyFile, policy.FormatPolicy)
+	p, err := f.policy.load()
 	if err != nil {
-		return nil, nil, &usageError{err}
-	}
-	_, p, err := policies.Select(f.policyName)
-	if err != nil {
-		return nil, nil, &usageError{err}
+		return nil, nil, err
 	}
 	session, err := f.open(ctx)
 	if err != nil {

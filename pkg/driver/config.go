@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 // Config is all that a plugin needs to know. Every path is as this process sees it, except DriverRoot.
@@ -42,6 +44,8 @@ type Config struct {
 
 	// PolicyFile is a NodePolicy; empty for the policy that offers every tier.
 	PolicyFile string
+	// PolicyFormat is what PolicyFile holds; empty for NodePolicies.
+	PolicyFormat policy.Format
 	// MPSSocket is the supervisor's; empty to share no GPU by MPS.
 	MPSSocket string
 

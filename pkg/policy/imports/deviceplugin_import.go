@@ -23,7 +23,7 @@ func DevicePlugin(data []byte, options Options) (*Import, error) {
 	}
 	p := &pluginImport{file: f, Import: newImport("device-plugin", options)}
 	policy := newPolicy(cmp.Or(options.Name, v1alpha1.DefaultPolicy))
-	p.Policies = []*v1alpha1.NodePolicy{policy}
+	p.Policies, p.policy = []*v1alpha1.NodePolicy{policy}, policy.Metadata.Name
 	p.noteFlags(&f.Flags)
 	p.noteStrategy()
 	p.nameResources()
@@ -288,7 +288,7 @@ func (w *way) rule(p *pluginImport, match *v1alpha1.Match, e *replicatedResource
 
 // noteSharing notes what shares are not, and what of the file the plugin itself ignores.
 func (p *pluginImport) noteSharing(w *way) {
-	value := "default"
+	value := fmt.Sprintf("%t (default)", w.kind == kindMPS) // api/config/v1/config.go, NewConfig
 	if f := w.FailRequestsGreaterThanOne; f != nil {
 		value = fmt.Sprint(*f)
 	}

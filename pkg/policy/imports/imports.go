@@ -38,6 +38,7 @@ type Import struct {
 
 	source  string
 	file    string
+	policy  string // that notes are about
 	driver  string
 	classes []class
 }
@@ -61,6 +62,8 @@ type Note struct {
 	Field, Value string
 	// Instead says what holds in its place, or what to use.
 	Instead string
+	// policy that the note is about, or would be; empty for all.
+	policy string
 }
 
 // String is the note as one line.
@@ -123,7 +126,7 @@ func (i *Import) finish() error {
 
 // note adds a note; value is as the file has it.
 func (i *Import) note(field string, value any, instead string, args ...any) {
-	n := Note{File: i.file, Field: field, Value: shown(value), Instead: fmt.Sprintf(instead, args...)}
+	n := Note{File: i.file, Field: field, Value: shown(value), Instead: fmt.Sprintf(instead, args...), policy: i.policy}
 	if !slices.Contains(i.Notes, n) {
 		i.Notes = append(i.Notes, n)
 	}

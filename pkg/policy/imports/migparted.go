@@ -75,6 +75,8 @@ func MIGParted(data []byte, options Options) (*Import, error) {
 // addConfig makes a policy of a mig-config.
 func (i *Import) addConfig(f *partedFile, name string) {
 	path := field.NewPath("mig-configs").Key(name)
+	i.policy = name
+	defer func() { i.policy = "" }()
 	policy, err := i.partedPolicy(f, name, path)
 	if err == nil {
 		i.Policies = append(i.Policies, policy)
@@ -83,7 +85,8 @@ func (i *Import) addConfig(f *partedFile, name string) {
 	}
 	i.LeftOut = append(i.LeftOut, LeftOut{Name: name, Err: err})
 	for _, problem := range v1alpha1.ProblemsOf(err) {
-		i.note(path.String(), "", "left out: %v", problem)
+		where, why, _ := strings.Cut(problem.Error(), ": ")
+		i.note(where, "", "%s. The mig-config is left out", why)
 	}
 }
 
@@ -250,7 +253,10 @@ func (i *Import) partedPolicy(f *partedFile, name string, path *field.Path) (*v1
 	addRule(policy, v1alpha1.Rule{
 		Tiers: []v1alpha1.Tier{v1alpha1.TierExclusive, v1alpha1.TierMIG}, MIG: &v1alpha1.MIGPolicy{Mode: v1alpha1.MIGExisting},
 	})
-	return policy, policy.Validate()
+	if err := policy.Validate(); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return policy, nil
 }
 
 // overlapping tells whether a GPU may have several of the entries.
@@ -308,19 +314,20 @@ func filterTexts(filter any) []string {
 func (i *Import) policyName(f *partedFile, name string, path *field.Path) (string, error) {
 	label := strings.ReplaceAll(strings.ToLower(name), "_", "-")
 	if err := v1alpha1.CheckPolicyName(label); err != nil {
-		return "", fmt.Errorf("its name cannot be that of a policy: %w", err)
+		return "", fmt.Errorf("%s: its name cannot be that of a policy: %w", path, err)
 	}
 	if label == name {
 		return label, nil
 	}
 	if _, taken := f.MIGConfigs[label]; taken {
-		return "", fmt.Errorf("a policy would be named %s, as that of another mig-config is: rename one", label)
+		return "", fmt.Errorf("%s: its policy would be named %s, as that of another mig-config is: rename one", path, label)
 	}
 	for other := range f.MIGConfigs {
 		if other < name && strings.ReplaceAll(strings.ToLower(other), "_", "-") == label {
-			return "", fmt.Errorf("a policy would be named %s, as that of %s is: rename one", label, other)
+			return "", fmt.Errorf("%s: its policy would be named %s, as that of %s is: rename one", path, label, other)
 		}
 	}
+	i.policy = label
 	i.note(path.String(), name, "the policy is named %s, as names have lower-case letters: label nodes with it", label)
 	return label, nil
 }
