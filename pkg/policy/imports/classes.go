@@ -3,6 +3,7 @@ package imports
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"reflect"
 	"regexp"
 	"slices"
@@ -53,25 +54,19 @@ type selector struct {
 
 // serve lets a resource be served by devices.
 func (i *Import) serve(resource, why string, s selector) {
-	at := slices.IndexFunc(i.classes, func(c class) bool { return c.resource == resource })
-	if at < 0 {
-		i.classes = append(i.classes, class{resource: resource, why: why})
-		at = len(i.classes) - 1
+	c := i.classes[resource]
+	if c == nil {
+		c = &class{resource: resource, why: why}
+		i.classes[resource] = c
 	}
-	c := &i.classes[at]
 	if !slices.ContainsFunc(c.selectors, func(t selector) bool { return reflect.DeepEqual(s, t) }) {
 		c.selectors = append(c.selectors, s)
 	}
 }
 
-// serves tells whether a resource has a class.
-func (i *Import) serves(resource string) bool {
-	return slices.ContainsFunc(i.classes, func(c class) bool { return c.resource == resource })
-}
-
 // sorted are the classes by resource.
-func (i *Import) sorted() []class {
-	return slices.SortedFunc(slices.Values(i.classes), func(a, b class) int { return cmp.Compare(a.resource, b.resource) })
+func (i *Import) sorted() []*class {
+	return slices.SortedFunc(maps.Values(i.classes), func(a, b *class) int { return cmp.Compare(a.resource, b.resource) })
 }
 
 // name of the DeviceClass: the resource's own part, and where it comes from.

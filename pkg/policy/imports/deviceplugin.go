@@ -9,6 +9,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 )
 
 // pluginFile is the configuration file of the device plugin.
@@ -78,8 +80,13 @@ const (
 // minReplicas is the least that the plugin takes (api/config/v1/replicas.go).
 const minReplicas = 2
 
-// maxCount bounds the number of devices that are shared: no node has more.
-const maxCount = 64
+// maxCount bounds the number of devices that are shared, and maxListed those that are named: no node has more. maxEntries
+// bounds lists of resources, of which each is a rule.
+const (
+	maxCount   = 64
+	maxListed  = 256
+	maxEntries = v1alpha1.MaxRules
+)
 
 // check completes names, reads the devices, and refuses what the plugin refuses, too.
 func (f *pluginFile) check() error {
@@ -92,6 +99,10 @@ func (f *pluginFile) check() error {
 		name     string
 		patterns []namedPattern
 	}{{"gpus", f.Resources.GPUs}, {"mig", f.Resources.MIG}} {
+		if n := len(list.patterns); n > maxEntries {
+			errs = append(errs, field.TooMany(at.Child(list.name), n, maxEntries))
+			continue
+		}
 		for i := range list.patterns {
 			errs = append(errs, list.patterns[i].check(at.Child(list.name).Index(i))...)
 			if slices.ContainsFunc(list.patterns[:i], func(p namedPattern) bool { return p.Pattern == list.patterns[i].Pattern }) {
@@ -147,6 +158,9 @@ func (r *replicated) check(path *field.Path) field.ErrorList {
 	at := path.Child("resources")
 	if len(r.Resources) == 0 {
 		return field.ErrorList{field.Required(at, "name one, such as {name: nvidia.com/gpu, replicas: 4}")}
+	}
+	if n := len(r.Resources); n > maxEntries {
+		return field.ErrorList{field.TooMany(at, n, maxEntries)}
 	}
 	var errs field.ErrorList
 	for i := range r.Resources {
@@ -211,6 +225,9 @@ func readRefs(value any, path *field.Path) (deviceRefs, field.ErrorList) {
 func readRefList(list []any, path *field.Path) (refs deviceRefs, errs field.ErrorList) {
 	if len(list) == 0 {
 		return refs, field.ErrorList{field.Required(path, "name a device, or leave devices out for all")}
+	}
+	if len(list) > maxListed {
+		return refs, field.ErrorList{field.TooMany(path, len(list), maxListed)}
 	}
 	seen := map[string]bool{}
 	for i, value := range list {

@@ -193,6 +193,9 @@ func (p *pluginImport) shareBase(policy *v1alpha1.NodePolicy, w *way, i int, b b
 	field := fmt.Sprintf("%s.resources[%d]", w.field, i)
 	name := w.name(e)
 	if b.partitions {
+		if !e.refs.all && e.refs.count == 0 && len(e.refs.partitions) == 0 {
+			return // GPUs alone
+		}
 		p.serve(name, b.why(), b.selector(kindMIG))
 		p.note(field, short(e.Name), "no equivalent for partitions: each goes to one claim, so fewer pods fit. Use smaller partitions, or share whole GPUs")
 		return
@@ -332,7 +335,7 @@ func (p *pluginImport) nameWhatIsAskedForToday() {
 	for i := range w.Resources {
 		e := &w.Resources[i]
 		plain := w.plainName(e)
-		if p.serves(plain) {
+		if p.classes[plain] != nil {
 			continue
 		}
 		for _, b := range p.bases {

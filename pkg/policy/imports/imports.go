@@ -40,11 +40,14 @@ type Import struct {
 	file    string
 	policy  string // that notes are about
 	driver  string
-	classes []class
+	classes map[string]*class // by resource
+	noted   map[Note]bool
 }
 
 func newImport(source string, o Options) *Import {
-	return &Import{source: source, file: o.File, driver: cmp.Or(o.Driver, v1alpha1.Group)}
+	return &Import{
+		source: source, file: o.File, driver: cmp.Or(o.Driver, v1alpha1.Group), classes: map[string]*class{}, noted: map[Note]bool{},
+	}
 }
 
 // LeftOut is a policy that could not be made.
@@ -102,7 +105,7 @@ func (i *Import) Add(other *Import) error {
 	slices.SortFunc(i.Policies, func(a, b *v1alpha1.NodePolicy) int { return cmp.Compare(a.Metadata.Name, b.Metadata.Name) })
 	i.LeftOut = append(i.LeftOut, other.LeftOut...)
 	i.Notes = append(i.Notes, other.Notes...)
-	for _, c := range other.classes {
+	for _, c := range other.sorted() {
 		for _, s := range c.selectors {
 			i.serve(c.resource, c.why, s)
 		}
@@ -127,7 +130,8 @@ func (i *Import) finish() error {
 // note adds a note; value is as the file has it.
 func (i *Import) note(field string, value any, instead string, args ...any) {
 	n := Note{File: i.file, Field: field, Value: shown(value), Instead: fmt.Sprintf(instead, args...), policy: i.policy}
-	if !slices.Contains(i.Notes, n) {
+	if !i.noted[n] {
+		i.noted[n] = true
 		i.Notes = append(i.Notes, n)
 	}
 }
