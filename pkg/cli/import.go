@@ -180,7 +180,7 @@ func printImport(w io.Writer, imported *imports.Import) error {
 // write writes a file for each policy, which a ConfigMap may hold, and one with all classes, which kubectl apply takes.
 func (f *importFlags) write(imported *imports.Import) error {
 	dir := filepath.Join(f.outputDir, "policies")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return fmt.Errorf("make the output folder: %w", err)
 	}
 	for _, p := range imported.Policies {
