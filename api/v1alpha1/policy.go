@@ -31,6 +31,10 @@ const (
 	BuiltInPolicy = "built-in"
 )
 
+// DrainLabel is the node label by which, with the value "true", Cleave lets go of the NVIDIA driver so that it can be
+// unloaded or replaced.
+const DrainLabel = Group + "/drain"
+
 // Rule is what some of a node's GPUs are handed out as.
 type Rule struct {
 	// Match says for which GPUs; nil for every GPU.

@@ -35,12 +35,13 @@ const finishEvery = 10 * time.Second
 const heldSettle = 250 * time.Millisecond
 
 // keepUp keeps hardware, records, API server and slices in line, now, every so often and after partitions changed, until
-// ctx ends. Slices come after the first look at the hardware, so that a restart does not take taints away and put them
+// ctx ends or the driver is to be let go of, which it gives the reason for. Slices come after the first look at the hardware, so that a restart does not take taints away and put them
 // back.
-func (s *service) keepUp(ctx context.Context, hw *hardware) {
-	p := &publisher{to: s.helper, client: s.client, driver: s.config.DriverName, pool: s.config.NodeName}
+func (s *service) keepUp(ctx context.Context, hw *hardware, p *publisher) error {
+	ctx, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	defer stop()
 	s.watchAll(ctx, &wg, hw)
 	tick := time.NewTicker(s.config.ReconcileEvery)
 	defer tick.Stop()
@@ -59,7 +60,7 @@ func (s *service) keepUp(ctx context.Context, hw *hardware) {
 	for {
 		select {
 		case <-ctx.Done():
-			return
+			return nil
 		case <-started:
 			if err := releaseStartUp(); err != nil {
 				klog.FromContext(ctx).Error(err, "Could not give back the memory that the start took")
@@ -72,6 +73,9 @@ func (s *service) keepUp(ctx context.Context, hw *hardware) {
 				p.refresh(ctx)
 			}
 		case <-askSupervisor.C:
+			if why := s.mustLetGo(); why != nil {
+				return why
+			}
 			if s.supervisor.ask(ctx) {
 				s.reportSupervisor(ctx)
 				s.recover(ctx, hw, p)
@@ -96,6 +100,9 @@ func (s *service) keepUp(ctx context.Context, hw *hardware) {
 				s.reoffer(ctx, hw, p)
 			}
 		case <-s.outside:
+			if why := s.mustLetGo(); why != nil {
+				return why
+			}
 			if s.lookOutside(ctx, hw, false) {
 				left = s.leaving(hw)
 				s.reoffer(ctx, hw, p)

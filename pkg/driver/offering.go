@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -32,6 +33,7 @@ type hardware struct {
 	// standing are a GPU's partitions that were made for no claim.
 	standing func(g *gpu.GPU) []gpu.Place
 	node     atomic.Pointer[gpu.Node]
+	ended    sync.Once
 
 	// policy and before are only touched by the goroutine that keeps things in line.
 	policy *v1alpha1.NodePolicy
@@ -43,6 +45,15 @@ type hardware struct {
 // may have been allocated one and not have been prepared: were the device gone at once, that claim could not be prepared,
 // and the scheduler would give to others what it consumes.
 const leaveFor = 5 * time.Second
+
+// end ends the NVML session; it can be called again.
+func (h *hardware) end(ctx context.Context) {
+	h.ended.Do(func() {
+		if err := h.Close(); err != nil {
+			klog.FromContext(ctx).Error(err, "Could not end the NVML session")
+		}
+	})
+}
 
 // Node is the inventory as published.
 func (h *hardware) Node() *gpu.Node { return h.node.Load() }
@@ -57,33 +68,38 @@ func (h *hardware) change(p *v1alpha1.NodePolicy) {
 
 // offer applies the policy, with MPS or with the reason why there is none.
 func (h *hardware) offer(noMPS error) {
-	held := heldOf(h.held())
+	node := policy.Apply(h.policy, h.Session.Node(), policy.Means{MPS: noMPS, CgroupMemory: h.limits, Held: heldOf(h.held()), Partitions: h.standing})
 	if h.before != nil {
-		held = either(held, h.before)
+		leave(node, h.before)
 	}
-	h.node.Store(policy.Apply(h.policy, h.Session.Node(), policy.Means{MPS: noMPS, CgroupMemory: h.limits, Held: held, Partitions: h.standing}))
+	h.node.Store(node)
 }
 
-// either tells of a GPU what claims hold, and what it offered before as if claims held that.
-func either(held func(g *gpu.GPU) gpu.Held, before *gpu.Node) func(g *gpu.GPU) gpu.Held {
-	return func(g *gpu.GPU) gpu.Held {
-		has := held(g)
-		has.Places = slices.Clip(has.Places)
-		if was := before.Find(g.PCI.DeviceName()); was != nil {
-			for _, s := range was.Shapes() {
-				switch {
-				case s.IsPartition():
-					has.Places = append(has.Places, s.Place())
-				case s.Share == gpu.TimeSlice:
-					has.TimeSlice = true
-				case s.Share == gpu.MPS:
-					has.MPS = true
-				default:
-					has.Whole = true
+// leave adds to what a node offers what it offered before and does no more, withdrawn.
+func leave(node, before *gpu.Node) {
+	for i := range node.GPUs {
+		was := before.Find(node.GPUs[i].PCI.DeviceName())
+		if was == nil {
+			continue
+		}
+		now := node.GPUs[i].Offer
+		for _, s := range was.Shapes() {
+			switch {
+			case s.Share == gpu.TimeSlice && now.TimeSlice == nil:
+				now.TimeSlice, now.Withdrawn.TimeSlice = was.Sharing(gpu.TimeSlice), true
+			case s.Share == gpu.MPS && now.MPS == nil:
+				now.MPS, now.Withdrawn.MPS = was.Sharing(gpu.MPS), true
+			case s.IsWhole() && !now.Whole:
+				now.Whole, now.Withdrawn.Whole = true, true
+			case s.IsPartition():
+				if now.Partitions == nil {
+					now.Partitions = gpu.NoPlaces(nil)
+				}
+				if at := s.Place(); !now.Partitions.Has(at) && !slices.Contains(now.Partitions.Kept, at) {
+					now.Partitions.Kept = append(now.Partitions.Kept, at)
 				}
 			}
 		}
-		return has
 	}
 }
 

@@ -155,7 +155,7 @@ func (s *service) publish(ctx context.Context, hw *hardware, p *publisher) {
 // resources are the slices as they should be now.
 func (s *service) resources(hw *hardware) resourceslice.DriverResources {
 	node := hw.Node()
-	taints := s.supervisor.taints(node)
+	taints := append(s.supervisor.taints(node), s.drainTaints(node)...)
 	for _, device := range s.engine.Occupied() {
 		taints = append(taints, publish.Taint{Device: device, Key: publish.TaintOccupied})
 	}

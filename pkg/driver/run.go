@@ -88,8 +88,10 @@ type service struct {
 	supervisor supervisor
 	policy     livePolicy
 	conflict   error // who else hands out the node's GPUs; nil while nobody does
-	helper     *kubeletplugin.Helper
-	ready      readiness
+	// draining tells that the driver is let go of; tellsLoaded that procfs says whether it is loaded. So are they.
+	draining, tellsLoaded bool
+	helper                *kubeletplugin.Helper
+	ready                 readiness
 	// registered has a value after the kubelet has registered the plugin.
 	registered chan struct{}
 	// changed has a value after partitions, or what occupies devices, have changed.
@@ -167,26 +169,25 @@ func (s *service) useHardware(ctx context.Context) error {
 		_, err := hook.Install(s.config.pluginDir(), hook.NVIDIA)
 		installed <- err
 	}()
+	if err := s.around.wait(ctx); err != nil { // which tells whether the driver is to be left alone
+		return err
+	}
+	s.ready.cluster(nil)
+	if err := s.waitForLabel(ctx); err != nil {
+		return err
+	}
 	session, err := s.openSession(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err := session.Close(); err != nil {
-			klog.FromContext(ctx).Error(err, "Could not end the NVML session")
-		}
-	}()
 	hw := &hardware{Session: session, policy: s.policy.rules(), held: s.engine.Records, standing: s.engine.Standing}
+	defer hw.end(ctx)
 	if hw.limits, err = s.memoryLimits(ctx, session); err != nil {
 		return err
 	}
 	s.supervisor.offered = slices.ContainsFunc(s.engine.Records(), func(r *records.Record) bool { return len(r.Shares(gpu.MPS)) > 0 })
 	s.supervisor.ask(ctx)
 	hw.offer(s.supervisor.noMPS()) // by the policy that was in force when the plugin ended
-	if err := s.around.wait(ctx); err != nil {
-		return err
-	}
-	s.ready.cluster(nil)
 	s.lookOutside(ctx, hw, false)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -202,11 +203,18 @@ func (s *service) useHardware(ctx context.Context) error {
 	if err := <-installed; err != nil {
 		return err
 	}
-	if err := s.offerGPUs(ctx, hw); err != nil {
+	p := &publisher{to: s.helper, client: s.client, driver: s.config.DriverName, pool: s.config.NodeName}
+	why, err := s.offerGPUs(ctx, hw)
+	if err != nil {
 		return err
 	}
-	s.keepUp(ctx, hw)
-	return nil
+	if why == nil {
+		why = s.keepUp(ctx, hw, p)
+	}
+	if why == nil {
+		return nil
+	}
+	return s.letGo(ctx, hw, p, why)
 }
 
 // openSession waits for the driver and says what it waits for, then says which GPUs it cannot serve.
@@ -225,6 +233,7 @@ func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 		return nil, err
 	}
 	s.metrics.waiting.Set(0)
+	s.noteLoaded()
 	for _, problem := range session.Node().Problems {
 		klog.FromContext(ctx).Error(problem.Err, "A GPU cannot be read and is not published", "index", problem.Index)
 		s.events.warn("UnreadableGPU", problem.Err.Error())
@@ -234,8 +243,8 @@ func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 }
 
 // offerGPUs writes the CDI spec and lets claims be prepared. It tries until it works: a driver that has just been
-// loaded may lack files or device nodes for a while.
-func (s *service) offerGPUs(ctx context.Context, hw *hardware) error {
+// loaded may lack files or device nodes for a while. It gives up with the reason why the driver is to be let go of.
+func (s *service) offerGPUs(ctx context.Context, hw *hardware) (why, err error) {
 	static, err := cdi.NewStatic(cdi.Options{
 		Driver: s.config.DriverName, Dir: s.config.CDIDir,
 		DriverRoot: s.config.DriverRoot, ContainerDriverRoot: s.config.driverRootHere(),
@@ -244,7 +253,7 @@ func (s *service) offerGPUs(ctx context.Context, hw *hardware) error {
 		MemoryHookPath: filepath.Join(s.config.pluginDir(), hook.MemoryLimit),
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	tick := time.NewTicker(s.config.DriverRetry)
 	defer tick.Stop()
@@ -255,7 +264,10 @@ func (s *service) offerGPUs(ctx context.Context, hw *hardware) error {
 			s.ready.driver(nil)
 			klog.FromContext(ctx).Info("Claims can be prepared", "gpus", len(hw.Node().GPUs),
 				"driverVersion", hw.Node().DriverVersion, "cdiSpec", static.Path())
-			return nil
+			return nil, nil
+		}
+		if why := s.mustLetGo(); why != nil {
+			return why, nil
 		}
 		klog.FromContext(ctx).Error(err, "Claims cannot be prepared yet")
 		s.engine.SetWaiting(err)
@@ -263,7 +275,7 @@ func (s *service) offerGPUs(ctx context.Context, hw *hardware) error {
 		s.events.warn("NoCDISpec", err.Error())
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return nil, ctx.Err()
 		case <-tick.C:
 		}
 	}

@@ -35,6 +35,8 @@ type surroundings struct {
 type nodeFacts struct {
 	// policy is the value of the label that picks a policy; empty where there is none.
 	policy string
+	// drain tells that the driver is to be let go of.
+	drain bool
 	// pluginResources are the resources by which a device plugin hands out GPUs, in order of their names.
 	pluginResources []pluginResource
 }
@@ -123,7 +125,7 @@ func factsOf(object any) (nodeFacts, bool) {
 	if !ok {
 		return nodeFacts{}, false
 	}
-	facts := nodeFacts{policy: node.Labels[v1alpha1.PolicyLabel]}
+	facts := nodeFacts{policy: node.Labels[v1alpha1.PolicyLabel], drain: node.Labels[v1alpha1.DrainLabel] == "true"}
 	most := map[string]resource.Quantity{}
 	for _, list := range []corev1.ResourceList{node.Status.Capacity, node.Status.Allocatable} {
 		for name, q := range list {

@@ -35,6 +35,9 @@ const TaintWithdrawn = "gpu.cleave.dev/withdrawn"
 // TaintConflict marks the devices of a GPU of which claims hold something while somebody else hands it out, too.
 const TaintConflict = "gpu.cleave.dev/conflict"
 
+// TaintDraining marks all devices of a node whose NVIDIA driver is let go of, or has gone.
+const TaintDraining = "gpu.cleave.dev/draining"
+
 // Taint keeps a device from being handed out.
 type Taint struct {
 	Device, Key string

@@ -28,7 +28,7 @@ func Watch(ctx context.Context, path string, changed func()) error {
 	if err != nil {
 		return fmt.Errorf("watch the node policy %s: %w", path, err)
 	}
-	defer watcher.Close()
+	defer func() { _ = watcher.Close() }()
 	path = filepath.Clean(path)
 	if err := watch(watcher, path); err != nil {
 		return fmt.Errorf("watch the node policy %s: %w", path, err)
