@@ -47,7 +47,7 @@ func DecodeFields(raw []byte, into any) error {
 		return Problems{fmt.Errorf("%d bytes are more than %d", len(raw), maxSize)}
 	}
 	if err := decodeFields(raw, into); err != nil {
-		return asProblems(err)
+		return ProblemsOf(err)
 	}
 	return nil
 }

@@ -20,28 +20,37 @@ type policyFlags struct {
 
 // add adds the flags to a command that has no node whose label would say which policy it is.
 func (f *policyFlags) add(flags *pflag.FlagSet) {
-	addPolicyFile(flags, &f.file, &f.format)
+	f.addFile(flags)
+	f.addName(flags)
+}
+
+// addFile adds the flags that say where policies are.
+func (f *policyFlags) addFile(flags *pflag.FlagSet) {
+	flags.StringVar(&f.file, "policy", "", "file of NodePolicies that say what the GPUs are handed out as, or folder of such files; empty to offer every tier")
+	f.addFormat(flags, "policy")
+}
+
+// addFormat adds the flag that says what the files of another flag hold.
+func (f *policyFlags) addFormat(flags *pflag.FlagSet, of string) {
+	f.format = policy.FormatPolicy
+	flags.Var((*formatValue)(&f.format), "import-format", "what --"+of+" holds: policy, or files of NVIDIA's device-plugin or mig-parted; cleave import shows what comes of them")
+}
+
+func (f *policyFlags) addName(flags *pflag.FlagSet) {
 	flags.StringVar(&f.name, "policy-name", "", "which of the policies, as the node label "+v1alpha1.PolicyLabel+" would say; empty for the default")
 }
 
-// addPolicyFile adds the flags that say where policies are.
-func addPolicyFile(flags *pflag.FlagSet, file *string, format *policy.Format) {
-	flags.StringVar(file, "policy", "", "file of NodePolicies, or folder of such files; empty to offer every tier")
-	*format = policy.FormatPolicy
-	flags.Var((*formatValue)(format), "import-format", "what --policy holds: policy, or files of NVIDIA's device-plugin or mig-parted; cleave import shows what comes of them")
-}
-
 // load reads the files and picks the policy.
-func (f *policyFlags) load() (*v1alpha1.NodePolicy, error) {
+func (f *policyFlags) load() (string, *v1alpha1.NodePolicy, error) {
 	policies, err := policy.Load(f.file, f.format)
 	if err != nil {
-		return nil, &usageError{err}
+		return "", nil, &usageError{err}
 	}
-	_, p, err := policies.Select(f.name)
+	name, p, err := policies.Select(f.name)
 	if err != nil {
-		return nil, &usageError{err}
+		return "", nil, &usageError{err}
 	}
-	return p, nil
+	return name, p, nil
 }
 
 // formatValue is a flag that takes one of the formats.
