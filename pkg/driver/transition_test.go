@@ -164,7 +164,7 @@ func transitions(t *testing.T, random *rand.Rand, steps int, step func(want reso
 		if random.IntN(6) == 0 {
 			published, taints = besideOthers(node, heldShapes(held))
 		}
-		step(publish.Resources(published, "node-1", taints...), names)
+		step(publish.Resources(published, "node-1", publish.View{Taints: taints}), names)
 		if published == node {
 			held = claimSome(random, node, held)
 		}
