@@ -167,6 +167,29 @@ func TestEachProblemOfAFileThatCannotBeImportedIsALineWithFileAndField(t *testin
 	}
 }
 
+func TestValidateTakesFilesOfOtherFormatsBesideKubernetesObjects(t *testing.T) {
+	parted := filepath.Join(importData, "mig-parted-default.yaml")
+	got := cleave(t, "validate", "--import-format", "mig-parted", "-f", parted, "--policy-name", "all-balanced", "--node-model", "hgx-h100",
+		"-f", "../../deployments/examples/mig-pair-4g-3g.yaml")
+	for _, want := range []string{
+		"note: " + parted + ": mig-configs[all-1g.24gb.gfx][0].mig-devices[1g.24gb+gfx]: no equivalent",
+		parted + ": ok: NodePolicy all-1g.10gb, NodePolicy all-1g.5gb.me, NodePolicy all-balanced",
+		"mig-pair-4g-3g.yaml: ", "mig-4g.40gb", // which the layout does not have
+	} {
+		if !strings.Contains(got.stdout, want) {
+			t.Errorf("%q is not in\n%s", want, got.stdout)
+		}
+	}
+	got = cleave(t, "validate", "--import-format", "mig-parted", "-f", parted, "--policy-name", "all-1g.5gb.me", "--node-model", "hgx-h100")
+	if got.code != exitFailed || !strings.Contains(got.stdout, `policy "all-1g.5gb.me": on a node of model hgx-h100: rules[0].mig.layout[1g.5gb+me]: NVIDIA H100 80GB HBM3 has no profile 1g.5gb+me`) {
+		t.Errorf("a mig-config of another board: code %d, stdout %s", got.code, got.stdout)
+	}
+	got = cleave(t, "validate", "--import-format", "device-plugin", "-f", parted)
+	if got.code != exitFailed || !strings.Contains(got.stdout, parted+`: unknown field "mig-configs"`) {
+		t.Errorf("a file of the other format: code %d, stdout %s", got.code, got.stdout)
+	}
+}
+
 func TestImportAndImportFormatSayHowTheyAreUsed(t *testing.T) {
 	file := writeFile(t, "a.yaml", "version: v1")
 	t.Setenv("NODE_NAME", "")
