@@ -36,6 +36,23 @@ func decode(raw []byte, kind string, into any) error {
 	case meta.Kind != kind:
 		return fmt.Errorf("unknown kind %q in %s: want %s", meta.Kind, APIVersion, kind)
 	}
+	return decodeFields(raw, into)
+}
+
+// DecodeFields reads JSON into a value whose type says by its json tags which fields there are, for formats that are not
+// of this API group. Unknown fields, fields given twice and values of another type are errors. A field of type any takes
+// any value. The error is Problems, each with the field that is wrong.
+func DecodeFields(raw []byte, into any) error {
+	if len(raw) > maxSize {
+		return Problems{fmt.Errorf("%d bytes are more than %d", len(raw), maxSize)}
+	}
+	if err := decodeFields(raw, into); err != nil {
+		return ProblemsOf(err)
+	}
+	return nil
+}
+
+func decodeFields(raw []byte, into any) error {
 	// A field given twice has to be known before anything is parsed: the tree has only the last one.
 	var tree any
 	if err := strictly(json.UnmarshalStrict(raw, &tree, json.DisallowDuplicateFields)); err != nil {
@@ -70,7 +87,7 @@ func checkTree(value any, t reflect.Type, path *field.Path) field.ErrorList {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
-	if value == nil {
+	if value == nil || t.Kind() == reflect.Interface {
 		return nil
 	}
 	if t == quantityType {

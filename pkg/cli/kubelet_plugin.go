@@ -32,6 +32,7 @@ func startAnew() error {
 
 func newKubeletPlugin() *cobra.Command {
 	config := driver.Config{}
+	policies := policyFlags{}
 	service := newService()
 	cmd := &cobra.Command{
 		Use:   "kubelet-plugin",
@@ -44,6 +45,7 @@ func newKubeletPlugin() *cobra.Command {
 			if err := service.begin(cmd.Flags(), config.Validate); err != nil {
 				return err
 			}
+			config.PolicyFile, config.PolicyFormat = policies.file, policies.format
 			err := driver.Run(cmd.Context(), config)
 			if errors.Is(err, driver.ErrDriverBack) {
 				return startAnew()
@@ -69,7 +71,7 @@ func newKubeletPlugin() *cobra.Command {
 	flags.StringVar(&config.CgroupRoot, "cgroup-root", "/sys/fs/cgroup", "root of the host's cgroup v2 hierarchy, by which a driver may limit memory")
 	flags.StringVar(&config.Sysfs, "sysfs", "/sys", "the node's sysfs")
 	flags.StringVar(&config.Procfs, "procfs", "/proc", "the node's procfs")
-	flags.StringVar(&config.PolicyFile, "policy", "", "file of NodePolicies that say what the GPUs are handed out as, or folder of such files; empty to offer every tier")
+	policies.addFile(flags)
 	flags.StringVar(&config.MPSSocket, "mps-socket", mps.DefaultSocket, "socket of cleave mps-supervisor; empty to share no GPU by MPS")
 	flags.BoolVar(&config.ListAttributes, "list-attributes", false,
 		"publish numaNode as a list: the GPU's NUMA node and the others of its socket; needs the feature gate DRAListTypeAttributes, and the plugin asks the API server for it")

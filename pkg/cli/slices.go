@@ -36,8 +36,7 @@ type slicesFlags struct {
 	driverName string
 	output     string
 	cgroupRoot string
-	policyFile string
-	policyName string
+	policy     policyFlags
 	withoutMPS bool
 	// inForce is the name of the policy that was applied.
 	inForce string
@@ -55,6 +54,7 @@ func newSlices() *cobra.Command {
 		Example: "  cleave slices --node-model hgx-h100\n" +
 			"  cleave slices --node-model l40s --policy policy.yaml\n" +
 			"  cleave slices --node-model dgx-a100 --policy policies/ --policy-name inference\n" +
+			"  cleave slices --node-model hgx-h100 --policy config.yaml --import-format mig-parted --policy-name all-balanced\n" +
 			"  cleave slices --node-model hgx-h100 --node-name gpu-node-1 -o yaml | kubectl apply -f -\n" +
 			"  cleave slices --driver-root /run/nvidia/driver",
 		Args: noArgs,
@@ -89,8 +89,7 @@ func newSlices() *cobra.Command {
 // addHardware adds the flags that say which GPUs to look at, and by which policy.
 func (f *slicesFlags) addHardware(flags *pflag.FlagSet) {
 	f.addNode(flags)
-	flags.StringVar(&f.policyFile, "policy", "", "file of NodePolicies, or folder of such files; empty to offer every tier")
-	f.addPolicyName(flags)
+	f.policy.add(flags)
 }
 
 // addNode adds the flags that say which GPUs to look at.
@@ -101,10 +100,6 @@ func (f *slicesFlags) addNode(flags *pflag.FlagSet) {
 	flags.StringVar(&f.sysfs, "sysfs", "/sys", "the node's sysfs")
 	flags.StringVar(&f.cgroupRoot, "cgroup-root", "/sys/fs/cgroup", "root of the cgroup v2 hierarchy")
 	flags.StringVar(&f.driverName, "driver-name", v1alpha1.Group, "name of the DRA driver")
-}
-
-func (f *slicesFlags) addPolicyName(flags *pflag.FlagSet) {
-	flags.StringVar(&f.policyName, "policy-name", "", "which of the policies, as the node label "+v1alpha1.PolicyLabel+" would say; empty for the default")
 }
 
 // validate checks what can be checked without looking at hardware, and fills in the node's name.
@@ -143,13 +138,9 @@ func (f *slicesFlags) inventory(ctx context.Context) (*gpu.Node, error) {
 
 // offered reads the machine or the model and what its GPUs offer by policy and by what else there is.
 func (f *slicesFlags) offered(ctx context.Context, look func(*nvml.Session) (policy.Means, error)) (*nvml.Session, *gpu.Node, error) {
-	policies, err := policy.Load(f.policyFile, policy.FormatPolicy)
+	name, p, err := f.policy.load()
 	if err != nil {
-		return nil, nil, &usageError{err}
-	}
-	name, p, err := policies.Select(f.policyName)
-	if err != nil {
-		return nil, nil, &usageError{err}
+		return nil, nil, err
 	}
 	f.inForce = name
 	session, err := f.open(ctx)

@@ -59,7 +59,8 @@ func newValidate() *cobra.Command {
 	flags.StringArrayVarP(&f.files, "file", "f", nil, "file or folder to check, - for the standard input; can be given several times")
 	flags.BoolVar(&f.thisNode, "this-node", false, "hold the files against the GPUs of this machine")
 	f.addNode(flags)
-	f.addPolicyName(flags)
+	f.policy.addFormat(flags, "file")
+	f.policy.addName(flags)
 	flags.BoolVar(&f.withoutMPS, "without-mps", false, "as on a node where no cleave mps-supervisor runs")
 	return cmd
 }
@@ -84,7 +85,7 @@ func (f *validateFlags) check(flags *pflag.FlagSet) error {
 }
 
 func (f *validateFlags) run(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
-	o := validate.Options{Rules: admission.DefaultRules(), PolicyName: f.policyName, Stdin: stdin}
+	o := validate.Options{Rules: admission.DefaultRules(), PolicyName: f.policy.name, Format: f.policy.format, Stdin: stdin}
 	o.Rules.Driver = f.driverName
 	if f.thisNode || f.model != "" {
 		node, err := f.node(ctx)

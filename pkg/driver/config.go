@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/cleave-dra/cleave/pkg/nvml"
+	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 // Config is all that a plugin needs to know. Every path is as this process sees it, except DriverRoot.
@@ -48,6 +49,8 @@ type Config struct {
 
 	// PolicyFile is a NodePolicy; empty for the policy that offers every tier.
 	PolicyFile string
+	// PolicyFormat is what PolicyFile holds; empty for NodePolicies.
+	PolicyFormat policy.Format
 	// MPSSocket is the supervisor's; empty to share no GPU by MPS.
 	MPSSocket string
 

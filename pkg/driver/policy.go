@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"k8s.io/klog/v2"
 
@@ -33,11 +34,13 @@ type livePolicy struct {
 	err string
 	// aside is what is wrong with policies that the node does not use.
 	aside string
+	// notes are what was not taken over of a file of a foreign format.
+	notes []string
 }
 
 // openPolicy takes up the policy that was in force when the plugin ended.
 func (s *service) openPolicy(ctx context.Context) {
-	s.policy.load = func() (*policy.Set, error) { return policy.Load(s.config.PolicyFile, policy.FormatPolicy) }
+	s.policy.load = func() (*policy.Set, error) { return policy.Load(s.config.PolicyFile, s.config.PolicyFormat) }
 	s.policy.store = live.NewStore(records.Disk{}, filepath.Join(s.config.pluginDir(), "policy.json"))
 	var err error
 	if s.policy.now, err = s.policy.store.Load(); err != nil && !live.Missing(err) {
@@ -61,6 +64,7 @@ func (s *service) lookAtPolicy(ctx context.Context, hw *hardware, again bool) (c
 	now, err := live.Decide(l.now, set, loadErr, s.around.facts().policy, func(p *v1alpha1.NodePolicy) error {
 		return policy.Check(p, hw.Session.Node())
 	})
+	l.tellNotes(ctx, set)
 	was, wrong := l.now, l.err
 	l.now, l.err = now, text(err)
 	if changed = !live.Same(was, now); changed {
@@ -83,6 +87,17 @@ func (s *service) lookAtPolicy(ctx context.Context, hw *hardware, again bool) (c
 		}
 	}
 	return changed
+}
+
+// tellNotes logs what was not taken over of files of a foreign format, once.
+func (l *livePolicy) tellNotes(ctx context.Context, set *policy.Set) {
+	if set == nil || slices.Equal(set.Notes(), l.notes) {
+		return
+	}
+	l.notes = set.Notes()
+	for _, n := range l.notes {
+		klog.FromContext(ctx).Info("Not taken over from the policy file as it is", "note", n)
+	}
 }
 
 // reportInvalid tells why the policy that is asked for is not in force.

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/policy/imports"
 )
 
 // maxFile bounds a policy file in bytes.
@@ -21,11 +22,18 @@ const BuiltIn = v1alpha1.BuiltInPolicy
 // Format is how files say what a node's GPUs are handed out as.
 type Format string
 
-// FormatPolicy files hold NodePolicies.
-const FormatPolicy Format = "policy"
+// The formats.
+const (
+	// FormatPolicy files hold NodePolicies.
+	FormatPolicy Format = "policy"
+	// FormatDevicePlugin files are of NVIDIA's device plugin; each is one policy.
+	FormatDevicePlugin Format = "device-plugin"
+	// FormatMIGParted files are of mig-parted, which NVIDIA's MIG manager uses; each mig-config is a policy.
+	FormatMIGParted Format = "mig-parted"
+)
 
 // Formats lists those that Load reads.
-func Formats() []Format { return []Format{FormatPolicy} }
+func Formats() []Format { return []Format{FormatPolicy, FormatDevicePlugin, FormatMIGParted} }
 
 // entry is one policy of a file, or what is wrong with it.
 type entry struct {
@@ -35,31 +43,37 @@ type entry struct {
 	file   bool
 	policy *v1alpha1.NodePolicy
 	err    error
+	// leftOut tells that the file is right, and yet err keeps it from being a policy.
+	leftOut bool
 }
 
-// reader makes policies of a file's bytes.
-type reader func(data []byte) []entry
+// reader makes policies of a file's bytes. The notes say what of a foreign format was not taken over as it is.
+type reader func(data []byte) (entries []entry, notes []imports.Note)
 
 // readerOf is how files of a format are read.
 func readerOf(format Format) (reader, error) {
 	switch format {
 	case "", FormatPolicy:
 		return readPolicies, nil
+	case FormatDevicePlugin:
+		return readDevicePlugin, nil
+	case FormatMIGParted:
+		return readMIGParted, nil
 	default:
 		return nil, fmt.Errorf("unknown format %q of policies: choose one of %v", format, Formats())
 	}
 }
 
 // readPolicies reads documents that are NodePolicies.
-func readPolicies(data []byte) []entry {
+func readPolicies(data []byte) ([]entry, []imports.Note) {
 	documents, err := v1alpha1.Documents(data)
 	if err == nil && len(documents) == 0 {
 		err = fmt.Errorf("there is no policy: set apiVersion: %s, kind: %s", v1alpha1.APIVersion, v1alpha1.NodePolicyKind)
 	}
 	if err != nil {
-		return []entry{{file: true, err: err}}
+		return []entry{{file: true, err: err}}, nil
 	}
-	return entriesOf(documents)
+	return entriesOf(documents), nil
 }
 
 // entriesOf are documents as policies.
@@ -78,14 +92,44 @@ func entriesOf(documents []v1alpha1.Document) []entry {
 	return entries
 }
 
+// readDevicePlugin reads a file that is one policy, without a name.
+func readDevicePlugin(data []byte) ([]entry, []imports.Note) {
+	imported, err := imports.DevicePlugin(data, imports.Options{})
+	if err != nil {
+		return []entry{{file: true, err: err}}, nil
+	}
+	return []entry{{policy: imported.Policies[0]}}, imported.Notes
+}
+
+// readMIGParted reads a file with a policy for each of its configurations.
+func readMIGParted(data []byte) ([]entry, []imports.Note) {
+	imported, err := imports.MIGParted(data, imports.Options{})
+	if err != nil {
+		return []entry{{file: true, err: err}}, nil
+	}
+	var entries []entry
+	for _, p := range imported.Policies {
+		entries = append(entries, entry{name: p.Metadata.Name, policy: p})
+	}
+	for _, left := range imported.LeftOut {
+		entries = append(entries, entry{name: left.Name, err: left.Err, leftOut: true})
+	}
+	return entries, imported.Notes
+}
+
 // Set are policies by name.
 type Set struct {
 	policies map[string]*v1alpha1.NodePolicy
 	// broken are the names of those that could not be read.
 	broken map[string]error
 	// from are the files in which names were met first.
-	from map[string]string
+	from  map[string]string
+	notes []string
 }
+
+// Notes lists what of files of a foreign format was not taken over as it is, each with file, field, value, and what holds
+// instead.
+func (s *Set) Notes() []string { return s.notes }
 
 // Names lists the policies, sorted.
 func (s *Set) Names() []string {
@@ -129,7 +173,16 @@ func NewSet() *Set {
 // AddDocuments takes up documents of a file that may hold other things, too, just as Load takes up a file's. The one
 // without a name takes the one given.
 func (s *Set) AddDocuments(path string, documents []v1alpha1.Document, unnamed string) v1alpha1.Problems {
-	return s.add(file{path: path}, func([]byte) []entry { return entriesOf(documents) }, unnamed)
+	return s.add(file{path: path}, func([]byte) ([]entry, []imports.Note) { return entriesOf(documents), nil }, unnamed)
+}
+
+// AddFile takes up the bytes of a file, just as Load does.
+func (s *Set) AddFile(path string, data []byte, format Format, unnamed string) v1alpha1.Problems {
+	read, err := readerOf(format)
+	if err != nil {
+		return v1alpha1.Problems{err}
+	}
+	return s.add(file{path: path, data: data}, read, unnamed)
 }
 
 // Load reads the policies of a file, or of all files of a folder, such as a mounted ConfigMap. A policy without a name
@@ -187,7 +240,12 @@ func (s *Set) add(f file, read reader, unnamed string) (problems v1alpha1.Proble
 		s.broken[unnamed] = f.err
 		return v1alpha1.Problems{f.err}
 	}
-	for _, e := range read(f.data) {
+	entries, notes := read(f.data)
+	for _, n := range notes {
+		n.File = f.path
+		s.notes = append(s.notes, n.String())
+	}
+	for _, e := range entries {
 		name := e.name
 		if name == "" {
 			name = unnamed
@@ -215,7 +273,9 @@ func (s *Set) add(f file, read reader, unnamed string) (problems v1alpha1.Proble
 		err = fmt.Errorf("%s: %w", where, err)
 		delete(s.policies, name)
 		s.broken[name] = err
-		problems = append(problems, v1alpha1.ProblemsOf(err)...)
+		if !e.leftOut {
+			problems = append(problems, v1alpha1.ProblemsOf(err)...)
+		}
 	}
 	return problems
 }

@@ -265,3 +265,45 @@ func TestAPolicyThatIsWrongLeavesTheOthers(t *testing.T) {
 		}
 	}
 }
+
+const (
+	pluginFile = "version: v1\nflags: {gdsEnabled: true}\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 4}]}}"
+	partedFile = "version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false}], b: [{devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}}], c: [{devices: all, mig-enabled: true, mig-devices: {1g.24gb+gfx: 4}}]}"
+)
+
+func TestFilesOfTheDevicePluginAndOfMIGPartedAreLoadedAsPolicies(t *testing.T) {
+	slice, whole, mig := []v1alpha1.Tier{v1alpha1.TierTimeSlice}, []v1alpha1.Tier{v1alpha1.TierExclusive}, []v1alpha1.Tier{v1alpha1.TierMIG}
+	dir := folder(t, map[string]string{"plugin/x": pluginFile, "plugin/y.yaml": "version: v1", "parted/config.yaml": partedFile, "bad/x": "version: v2", "bad/y": "version: v1"})
+	for path, tt := range map[string]struct {
+		format Format
+		want   map[string][]v1alpha1.Tier
+		notes  int
+	}{
+		"plugin/x":           {FormatDevicePlugin, map[string][]v1alpha1.Tier{"default": slice}, 3},
+		"plugin":             {FormatDevicePlugin, map[string][]v1alpha1.Tier{"x": slice, "y": whole}, 3},
+		"parted/config.yaml": {FormatMIGParted, map[string][]v1alpha1.Tier{"a": whole, "b": mig}, 2},
+	} {
+		s, err := Load(filepath.Join(dir, path), tt.format)
+		if err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+		if diff := cmp.Diff(tt.want, tiersOf(t, s)); diff != "" {
+			t.Errorf("%s: policies (-want +got):\n%s", path, diff)
+		}
+		if len(s.Notes()) != tt.notes || !strings.HasPrefix(s.Notes()[0], dir) {
+			t.Errorf("%s: got notes %q, want %d that start with the file", path, s.Notes(), tt.notes)
+		}
+		if tt.format == FormatMIGParted {
+			if _, _, err := s.Select("c"); err == nil || !strings.Contains(err.Error(), `config.yaml: policy "c": mig-configs[c][0].mig-devices[1g.24gb+gfx]: no equivalent`) {
+				t.Errorf("what has no equivalent: got %v", err)
+			}
+		}
+	}
+	s, err := Load(filepath.Join(dir, "bad"), FormatDevicePlugin)
+	if s == nil || len(s.Names()) != 1 || err == nil || err.Error() != filepath.Join(dir, "bad/x")+`: version: Unsupported value: "v2": supported values: "v1"` {
+		t.Errorf("a file that is wrong: got %v, %v", s, err)
+	}
+	if _, err := Load(filepath.Join(dir, "plugin/x"), FormatMIGParted); err == nil || !strings.Contains(err.Error(), `unknown field "flags"`) {
+		t.Errorf("a file of the other format: got %v", err)
+	}
+}

@@ -231,7 +231,8 @@ func TestAPolicyIsHeldAgainstTheBoardsOfANode(t *testing.T) {
 		{"t4", "{exclude: true}", nil},
 		{"t4", "{tiers: [exclusive, mig]}", []string{"rules[0].tiers[1]: Tesla T4 cannot be partitioned: leave mig out, or match only GPUs that can be"}},
 		{"l40s", "{mig: {layout: {1g.10gb: 1}}}", []string{"rules[0].mig: NVIDIA L40S cannot be partitioned: match only GPUs that can be"}},
-		{"l40s", "{mig: {mode: existing}}", []string{"rules[0].mig: NVIDIA L40S cannot be partitioned: match only GPUs that can be"}},
+		{"l40s", "{mig: {mode: existing}}", nil},
+		{"l40s", "{tiers: [exclusive, mig], mig: {mode: existing}}", nil},
 	}
 	for _, tt := range tests {
 		n := model(t, tt.model)

@@ -27,6 +27,8 @@ type Options struct {
 	Rules admission.Rules
 	// Node is what policies and claims are held against; nil for none.
 	Node *Node
+	// Format of files that are not Kubernetes objects; empty for NodePolicies.
+	Format policy.Format
 	// PolicyName picks the policy that the node has, as its label would; empty for the default.
 	PolicyName string
 	// Stdin is what the path "-" stands for.
@@ -182,9 +184,40 @@ func (v *validation) file(path string, data []byte, set *policy.Set, unnamed str
 		f.problem(err)
 		return
 	}
+	if v.Format != "" && v.Format != policy.FormatPolicy && !slices.ContainsFunc(documents, isObject) {
+		v.foreignFile(f, path, data, set, unnamed)
+		return
+	}
 	v.documents(f, path, documents, set, unnamed)
 	if len(f.Checked)+len(f.PassedOver)+len(f.Problems) == 0 {
 		f.Problems = append(f.Problems, path+": there is nothing in it")
+	}
+}
+
+// isObject tells whether a document is a Kubernetes object, or meant as one.
+func isObject(d v1alpha1.Document) bool {
+	h := &header{}
+	return d.Err == nil && json.Unmarshal(d.JSON, h) == nil && h.APIVersion != ""
+}
+
+// foreignFile takes up a file of a format that is not ours.
+func (v *validation) foreignFile(f *File, path string, data []byte, set *policy.Set, unnamed string) {
+	v.at[path] = f
+	notes := len(set.Notes())
+	v.added(f, set, func() v1alpha1.Problems { return set.AddFile(path, data, v.Format, unnamed) })
+	f.Notes = append(f.Notes, set.Notes()[notes:]...)
+}
+
+// added notes which policies of a file come to a set, and what is wrong with the others.
+func (v *validation) added(f *File, set *policy.Set, add func() v1alpha1.Problems) {
+	before := set.Names()
+	for _, problem := range add() {
+		f.Problems = append(f.Problems, problem.Error())
+	}
+	for _, name := range set.Names() {
+		if !slices.Contains(before, name) {
+			f.Checked = append(f.Checked, v1alpha1.NodePolicyKind+" "+name)
+		}
 	}
 }
 
@@ -256,15 +289,7 @@ func (v *validation) documents(f *File, where string, documents []v1alpha1.Docum
 		return
 	}
 	v.at[where] = f
-	before := set.Names()
-	for _, problem := range set.AddDocuments(where, policies, unnamed) {
-		f.Problems = append(f.Problems, problem.Error())
-	}
-	for _, name := range set.Names() {
-		if !slices.Contains(before, name) {
-			f.Checked = append(f.Checked, v1alpha1.NodePolicyKind+" "+name)
-		}
-	}
+	v.added(f, set, func() v1alpha1.Problems { return set.AddDocuments(where, policies, unnamed) })
 }
 
 // foreign sorts one object of another API group.
