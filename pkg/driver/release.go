@@ -62,6 +62,7 @@ func (s *service) mustLetGo() error {
 func (s *service) letGo(ctx context.Context, hw *hardware, p *publisher, why error) error {
 	klog.FromContext(ctx).Info("Letting go of the NVIDIA driver", "reason", why)
 	s.events.warn("DriverReleased", why.Error())
+	s.markDrained(ctx, errors.Is(why, errDraining))
 	s.ready.driver(why)
 	s.metrics.waiting.Set(1)
 	s.draining = true
@@ -72,13 +73,37 @@ func (s *service) letGo(ctx context.Context, hw *hardware, p *publisher, why err
 	if err := s.waitForDriver(ctx, why); err != nil {
 		return err
 	}
+	s.markDrained(ctx, false)
 	s.events.note("DriverBack", "the NVIDIA driver can be used again")
 	return ErrDriverBack
 }
 
-// waitForLabel waits until the node's label lets the driver be used.
+// drainedFile is there while the driver is let go of by the node's label: a plugin that starts then asks for the label
+// before it uses the driver. Else it need not wait for the API server.
+func (s *service) drainedFile() string { return filepath.Join(s.config.pluginDir(), "drained") }
+
+// markDrained makes that file, or removes it.
+func (s *service) markDrained(ctx context.Context, drained bool) {
+	err := os.Remove(s.drainedFile())
+	if drained {
+		err = os.WriteFile(s.drainedFile(), nil, 0o600)
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		klog.FromContext(ctx).Error(err, "Could not note whether the driver is let go of")
+	}
+}
+
+// waitForLabel waits until the node's label lets the driver be used, where an earlier run let go of it.
 func (s *service) waitForLabel(ctx context.Context) error {
+	if _, err := os.Stat(s.drainedFile()); err != nil {
+		return nil //nolint:nilerr // no file, nothing to wait for
+	}
+	if err := s.around.wait(ctx); err != nil {
+		return err
+	}
+	s.ready.cluster(nil)
 	if !s.around.facts().drain {
+		s.markDrained(ctx, false)
 		return nil
 	}
 	klog.FromContext(ctx).Info("Leaving the NVIDIA driver alone", "reason", errDraining)
@@ -92,6 +117,7 @@ func (s *service) waitForLabel(ctx context.Context) error {
 		}
 	}
 	signal(s.outside) // what else has changed meanwhile is looked at later
+	s.markDrained(ctx, false)
 	return nil
 }
 

@@ -177,10 +177,6 @@ func (s *service) useHardware(ctx context.Context) error {
 		_, err := hook.Install(s.config.pluginDir(), hook.NVIDIA)
 		installed <- err
 	}()
-	if err := s.around.wait(ctx); err != nil { // which tells whether the driver is to be left alone
-		return err
-	}
-	s.ready.cluster(nil)
 	if err := s.waitForLabel(ctx); err != nil {
 		return err
 	}
@@ -202,6 +198,10 @@ func (s *service) useHardware(ctx context.Context) error {
 	s.supervisor.offered = slices.ContainsFunc(s.engine.Records(), func(r *records.Record) bool { return len(r.Shares(gpu.MPS)) > 0 })
 	s.supervisor.ask(ctx)
 	hw.offer(s.supervisor.noMPS()) // by the policy that was in force when the plugin ended
+	if err := s.around.wait(ctx); err != nil {
+		return err
+	}
+	s.ready.cluster(nil)
 	s.lookOutside(ctx, hw, false)
 	s.lists.ask(ctx, s.client, s.config)
 	var wg sync.WaitGroup
