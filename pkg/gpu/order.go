@@ -121,18 +121,17 @@ type spot struct {
 // after its own. Kinds of one tier compete; those of the next count only within a block of the one before, and among
 // GPUs that are in none.
 func rank(spots []spot, tiers [][]kind) []spot {
-	if len(tiers) == 0 {
-		return spots
-	}
 	var order []spot
-	for {
+	for len(tiers) > 0 {
 		best := bestBlock(spots, tiers)
 		if best.spots == nil {
-			return append(order, rank(spots, tiers[1:])...)
+			tiers = tiers[1:]
+			continue
 		}
 		order = append(order, rank(best.spots, less(tiers, best.kind))...)
 		spots = slices.DeleteFunc(slices.Clone(spots), func(s spot) bool { return s.block[best.kind] == best.name })
 	}
+	return append(order, spots...)
 }
 
 // block is GPUs that belong together.
