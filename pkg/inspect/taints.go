@@ -18,6 +18,7 @@ var meanings = map[string]string{
 		"given back, or one of a layout that is not made yet; cleave inspect on the node tells which",
 	publish.TaintNoMPS:     "cleave mps-supervisor does not answer on the node: running programs go on, new claims wait",
 	publish.TaintConflict:  "somebody else hands the GPU out, too, such as a device plugin: leave it to one of the two",
+	publish.TaintDraining:  "the plugin lets go of the NVIDIA driver, for an update of it or because it goes away: what claims hold stays, new claims wait",
 	publish.TaintWithdrawn: "the node offers it no more: what claims hold stays until they are gone",
 }
 
