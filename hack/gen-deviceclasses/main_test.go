@@ -9,14 +9,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestTheCommittedFilesAreThoseOfTheCatalog(t *testing.T) {
+func TestTheCommittedListsHaveTheProfilesOfTheCatalog(t *testing.T) {
 	profiles, err := catalog()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for file, want := range map[string][]byte{
-		"../../deployments/manifests/deviceclasses-mig-profiles.yaml": manifest(profiles),
-		"../../pkg/policy/imports/profiles.txt":                       list(profiles),
+		"../../deployments/helm/cleave/files/mig-profiles.yaml": list(profiles),
+		"../../pkg/policy/imports/profiles.txt":                 nameList(profiles),
 	} {
 		got, err := os.ReadFile(file)
 		if err != nil {
@@ -72,3 +72,7 @@ func TestTheDocumentationNamesEveryProfile(t *testing.T) {
 		}
 	}
 }
+
+// resourceName is how the chart writes a profile's name in that of a resource, as NVIDIA's device plugin does:
+// "1g.10gb.me" for "1g.10gb+me".
+func resourceName(profile string) string { return strings.ReplaceAll(profile, "+", ".") }
