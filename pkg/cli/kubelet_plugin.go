@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -21,10 +22,10 @@ import (
 const gcPercent = 50
 
 // startAnew puts the same program with the same command line in place of this one.
-func startAnew() error {
-	klog.Background().Info("Starting anew, with the driver as it is now")
+func startAnew(ctx context.Context) error {
+	klog.FromContext(ctx).Info("Starting anew, with the driver as it is now")
 	klog.Flush()
-	if err := syscall.Exec(selfProgram, os.Args, os.Environ()); err != nil {
+	if err := syscall.Exec(selfProgram, os.Args, os.Environ()); err != nil { //nolint:gosec // itself, as it was started
 		return fmt.Errorf("start %s anew: %w", os.Args[0], err)
 	}
 	return nil
@@ -48,7 +49,7 @@ func newKubeletPlugin() *cobra.Command {
 			config.PolicyFile, config.PolicyFormat = policies.file, policies.format
 			err := driver.Run(cmd.Context(), config)
 			if errors.Is(err, driver.ErrDriverBack) {
-				return startAnew()
+				return startAnew(cmd.Context())
 			}
 			return err
 		},

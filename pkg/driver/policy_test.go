@@ -300,6 +300,33 @@ func TestWithoutPolicyFilesTheBuiltInPolicyIsInForce(t *testing.T) {
 	}
 }
 
+func TestAFileOfMIGPartedIsTakenAsItIs(t *testing.T) {
+	b := newPolicyBed(t, t.TempDir(), t.TempDir())
+	b.config.PolicyFormat = policy.FormatMIGParted
+	const file = "version: v1\nmig-configs: {all-disabled: [{devices: all, mig-enabled: false}], all-1g.6gb: [{device-filter: '0x20B710DE', devices: all, mig-enabled: true, mig-devices: {1g.6gb: 4}}]," +
+		" graphics: [{devices: all, mig-enabled: true, mig-devices: {1g.6gb+gfx: 4}}]}"
+	if err := os.WriteFile(filepath.Join(b.config.PolicyFile, "config.yaml"), []byte(file), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct{ label, inForce, event string }{
+		{"all-disabled", "all-disabled", ""},
+		{"all-1g.6gb", "all-1g.6gb", `policy "all-1g.6gb" is in force`},
+		{"graphics", "all-1g.6gb", `policy "graphics": mig-configs[graphics][0].mig-devices[1g.6gb+gfx]: no equivalent`},
+	} {
+		b.label(step.label)
+		got := b.look(false)
+		if got.Policy != step.inForce || got.Invalid != (step.label != step.inForce) || !strings.Contains(strings.Join(got.Events, "; "), step.event) {
+			t.Errorf("label %s: got %+v", step.label, got)
+		}
+	}
+	if r := b.policy.rules().Rules[0]; r.MIG == nil || r.MIG.Layout["1g.6gb"] != 4 {
+		t.Errorf("rule: got %+v", r)
+	}
+	if len(b.policy.notes) != 2 || !strings.Contains(b.policy.notes[0], "config.yaml: mig-configs[graphics]") {
+		t.Errorf("notes: got %q", b.policy.notes)
+	}
+}
+
 func TestAConflictIsToldAndEnds(t *testing.T) {
 	b := newPolicyBed(t, "", t.TempDir())
 	look := func(again bool) (events []string) {

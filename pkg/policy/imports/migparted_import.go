@@ -146,7 +146,7 @@ func (i *Import) noteEntry(e *partedEntry, path *field.Path) {
 		}
 	}
 	if *e.MIGEnabled && len(e.MIGDevices) == 0 {
-		i.note(path.Child("mig-devices").String(), e.MIGDevices, "the partitions that are there are handed out as they are (mig.mode: existing): for those that are made when they are claimed set mig.mode: onDemand. DeviceClasses of all profiles are in deployments/manifests/deviceclasses-mig-profiles.yaml")
+		i.note(path.Child("mig-devices").String(), e.MIGDevices, "the partitions that are there are handed out as they are (mig.mode: existing): for those that are made when they are claimed set mig.mode: onDemand. Cleave comes with DeviceClasses of all profiles")
 	}
 }
 
