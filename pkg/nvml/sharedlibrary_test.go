@@ -31,6 +31,7 @@ func TestTheSharedLibraryAndTheEngineInProcessAreTheSame(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Setenv("NVML_SIM_ROOT", root) // the library stays loaded, with the node of whichever test came first
 	shared, err := nvml.Open(t.Context(), nvml.Options{DriverRoot: root, Sysfs: os.DirFS(filepath.Join(root, "sys")).(fs.ReadLinkFS)})
 	if err != nil {
 		t.Fatal(err)
