@@ -69,11 +69,26 @@ func newNodeEvents(ctx context.Context, client kubernetes.Interface, driver, nod
 
 // warnClaim writes a warning about a claim.
 func (n *nodeEvents) warnClaim(claim records.Claim, reason, message string) {
-	n.recorder.Event(&corev1.ObjectReference{
+	n.recorder.Event(reference(claim), corev1.EventTypeWarning, reason, message)
+}
+
+// sayClaim writes an Event about a claim that is no warning.
+func (n *nodeEvents) sayClaim(claim records.Claim, reason, message string) {
+	n.recorder.Event(reference(claim), corev1.EventTypeNormal, reason, message)
+}
+
+// reference is a claim as Events name it.
+func reference(claim records.Claim) *corev1.ObjectReference {
+	return &corev1.ObjectReference{
 		APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
-	}, corev1.EventTypeWarning, reason, message)
+	}
 }
 
 func (n *nodeEvents) warn(reason, message string) {
 	n.recorder.Event(n.node, corev1.EventTypeWarning, reason, message)
+}
+
+// say writes an Event about the node that is no warning.
+func (n *nodeEvents) say(reason, message string) {
+	n.recorder.Event(n.node, corev1.EventTypeNormal, reason, message)
 }

@@ -8,7 +8,6 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
-	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
@@ -19,9 +18,6 @@ const slicesGoneFor = 6
 
 // startUp is when the first publication is over, informers' first lists included.
 const startUp = 2 * time.Second
-
-// watchAgain is the time after which a failed wait for events is begun anew.
-const watchAgain = time.Minute
 
 // settle is how long partitions must have stood still before the hardware is looked at again: the plugin's own
 // changes cause events, too.
@@ -38,7 +34,6 @@ func (s *service) keepUp(ctx context.Context, hw *hardware) {
 	p := &publisher{to: s.helper, client: s.client, driver: s.config.DriverName, pool: s.config.NodeName}
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { s.watchMIG(ctx, hw.Session) })
 	if s.supervisor.client != nil {
 		wg.Go(func() { s.watchMPS(ctx) })
 	}
@@ -83,6 +78,8 @@ func (s *service) keepUp(ctx context.Context, hw *hardware) {
 				s.engine.Recover(ctx)
 				s.publish(ctx, hw, p)
 			}
+		case <-s.health.changed:
+			s.publish(ctx, hw, p)
 		case <-s.changed:
 			settled = time.After(settle)
 		case <-settled:
@@ -98,25 +95,6 @@ func (s *service) keepUp(ctx context.Context, hw *hardware) {
 	}
 }
 
-// watchMIG reports changes of partitions until ctx ends. A wait for events may fail because of one GPU: it is begun
-// anew, and until then changes are seen at the next reconcile.
-func (s *service) watchMIG(ctx context.Context, session *nvml.Session) {
-	again := time.NewTicker(watchAgain)
-	defer again.Stop()
-	for {
-		err := session.WatchMIG(ctx, func() { signal(s.changed) })
-		if err == nil {
-			return // ctx has ended, or the driver has no such events
-		}
-		klog.FromContext(ctx).Error(err, "Lost the events of MIG changes for a while", "againIn", watchAgain)
-		select {
-		case <-ctx.Done():
-			return
-		case <-again.C:
-		}
-	}
-}
-
 // publish brings the slices in line with hardware and records.
 func (s *service) publish(ctx context.Context, hw *hardware, p *publisher) {
 	err := p.update(ctx, s.resources(hw))
@@ -128,7 +106,7 @@ func (s *service) publish(ctx context.Context, hw *hardware, p *publisher) {
 
 // resources are the slices as they should be now.
 func (s *service) resources(hw *hardware) resourceslice.DriverResources {
-	taints := s.supervisor.taints(hw.Node())
+	taints := append(s.supervisor.taints(hw.Node()), s.health.taints(hw.Node())...)
 	for _, device := range s.engine.Occupied() {
 		taints = append(taints, publish.Taint{Device: device, Key: publish.TaintOccupied})
 	}

@@ -15,6 +15,9 @@ type metrics struct {
 	waiting  prometheus.Gauge
 	// mpsEvents counts what happened to MPS servers while claims used them, by kind.
 	mpsEvents *prometheus.CounterVec
+	// healthy is 1 for a GPU that is well, by device name; xids counts what drivers report.
+	healthy *prometheus.GaugeVec
+	xids    *prometheus.CounterVec
 }
 
 func newMetrics() *metrics {
@@ -36,7 +39,13 @@ func newMetrics() *metrics {
 			Name: "cleave_waiting_for_driver", Help: "1 while the NVIDIA driver does not answer and no claim can be prepared.",
 		}),
 	}
-	m.registry.MustRegister(m.claims, m.gpus, m.waiting, m.mpsEvents, collectors.NewGoCollector(),
+	m.healthy = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "cleave_gpu_healthy", Help: "1 while a GPU is well, 0 while it or a part of it is in trouble.",
+	}, []string{"gpu"})
+	m.xids = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "cleave_xid_total", Help: "XID errors that the driver reported, those of applications included.",
+	}, []string{"gpu", "xid"})
+	m.registry.MustRegister(m.claims, m.gpus, m.waiting, m.mpsEvents, m.healthy, m.xids, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

@@ -42,7 +42,8 @@ func Run(ctx context.Context, config Config) error {
 	}
 	ctx, fatal := context.WithCancelCause(ctx)
 	defer fatal(nil)
-	s := &service{config: config, metrics: newMetrics(), registered: make(chan struct{}, 1), changed: make(chan struct{}, 1)}
+	s := &service{config: config, metrics: newMetrics(), registered: make(chan struct{}, 1), changed: make(chan struct{}, 1),
+		health: newGPUHealth(config.NodeName)}
 	if err := s.open(ctx); err != nil {
 		return err
 	}
@@ -88,6 +89,7 @@ type service struct {
 	registered chan struct{}
 	// changed has a value after partitions, or what occupies devices, have changed.
 	changed chan struct{}
+	health  *gpuHealth
 }
 
 // open reads what is on disk and connects to the API server; nothing is served yet.
@@ -167,13 +169,12 @@ func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCa
 		kubeletplugin.PluginDataDirectoryPath(s.config.pluginDir()),
 		// Locks are per GPU and hold across processes; the helper's single lock would make all claims wait in line.
 		kubeletplugin.Serialize(false),
-		kubeletplugin.HealthService(false),
 		kubeletplugin.GRPCInterceptor(s.noteRegistration),
 	}
 	if s.config.PodUID != "" {
 		options = append(options, kubeletplugin.RollingUpdate(types.UID(s.config.PodUID)))
 	}
-	helper, err := kubeletplugin.Start(ctx, &plugin{claims: s.engine, metrics: s.metrics, fatal: fatal}, options...)
+	helper, err := kubeletplugin.Start(ctx, &plugin{claims: s.engine, metrics: s.metrics, health: s.health, fatal: fatal}, options...)
 	if err != nil {
 		return fmt.Errorf("open the plugin's sockets in %s and %s: %w", s.config.pluginDir(), s.config.RegistryDir, err)
 	}
@@ -224,6 +225,10 @@ func (s *service) useHardware(ctx context.Context) error {
 	hw.offer(s.supervisor.noMPS())
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	monitor := s.startHealth(ctx, hw) // before the first publication, so that a restart does not take taints away
+	wg.Go(func() { monitor.Run(ctx) })
 	if !slices.ContainsFunc(session.Node().GPUs, func(g gpu.GPU) bool { return g.MIG.Enabled }) {
 		// Without MIG mode there are no partitions to look for first, and the first publication takes a second.
 		first := s.resources(hw)

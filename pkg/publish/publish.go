@@ -32,9 +32,23 @@ const TaintNoMPS = "gpu.cleave.dev/mps-unavailable"
 // TaintWithdrawn marks a device of a tier that the node's policy has no more, while claims still hold something of it.
 const TaintWithdrawn = "gpu.cleave.dev/withdrawn"
 
-// Taint keeps a device from being handed out.
+// TaintUnhealthy marks a device whose GPU, or whose part of it, is in trouble. Its value says what the trouble is.
+const TaintUnhealthy = "gpu.cleave.dev/unhealthy"
+
+// Taint keeps a device from being handed out. Value may be empty; without an Effect it is NoSchedule. The time since when
+// a taint is there is the API server's to note: it is kept for as long as key, value and effect stay.
 type Taint struct {
-	Device, Key string
+	Device, Key, Value string
+	Effect             resourceapi.DeviceTaintEffect
+}
+
+// api is the taint as the API has it.
+func (t Taint) api() resourceapi.DeviceTaint {
+	effect := t.Effect
+	if effect == "" {
+		effect = resourceapi.DeviceTaintEffectNoSchedule
+	}
+	return resourceapi.DeviceTaint{Key: t.Key, Value: t.Value, Effect: effect}
 }
 
 // Resources are the slices of a node, one pool named after it, in order of allocation: first the counter sets of all GPUs, then whole GPUs, the
@@ -125,11 +139,11 @@ func device(node *gpu.Node, s gpu.Shape, taints []Taint) resourceapi.Device {
 		d.AllowMultipleAllocations = &many
 	}
 	if s.Withdrawn() {
-		d.Taints = []resourceapi.DeviceTaint{{Key: TaintWithdrawn, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		d.Taints = append(d.Taints, Taint{Key: TaintWithdrawn}.api())
 	}
 	for _, t := range taints {
 		if t.Device == d.Name {
-			d.Taints = append(d.Taints, resourceapi.DeviceTaint{Key: t.Key, Effect: resourceapi.DeviceTaintEffectNoSchedule})
+			d.Taints = append(d.Taints, t.api())
 		}
 	}
 	return d
