@@ -4,14 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime/debug"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/component-base/featuregate"
-	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/driver"
@@ -21,10 +20,19 @@ import (
 // gcPercent trades a little CPU for memory: an idle node daemon has little garbage and nothing to hurry for.
 const gcPercent = 50
 
+// startAnew puts the same program with the same command line in place of this one.
+func startAnew() error {
+	klog.Background().Info("Starting anew, with the driver as it is now")
+	klog.Flush()
+	if err := syscall.Exec(selfProgram, os.Args, os.Environ()); err != nil {
+		return fmt.Errorf("start %s anew: %w", os.Args[0], err)
+	}
+	return nil
+}
+
 func newKubeletPlugin() *cobra.Command {
 	config := driver.Config{}
-	logging := logsapi.NewLoggingConfiguration()
-	gates := featuregate.NewFeatureGate()
+	service := newService()
 	cmd := &cobra.Command{
 		Use:   "kubelet-plugin",
 		Short: "Serve a node's GPUs to its kubelet",
@@ -33,17 +41,14 @@ func newKubeletPlugin() *cobra.Command {
 			"Every flag can also be set by the environment variable of its name: --node-name by NODE_NAME.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := flagsFromEnvironment(cmd.Flags(), os.Getenv); err != nil {
+			if err := service.begin(cmd.Flags(), config.Validate); err != nil {
 				return err
 			}
-			if err := config.Validate(); err != nil {
-				return &usageError{err}
+			err := driver.Run(cmd.Context(), config)
+			if errors.Is(err, driver.ErrDriverBack) {
+				return startAnew()
 			}
-			if err := errors.Join(logsapi.AddFeatureGates(gates), logsapi.ValidateAndApply(logging, gates)); err != nil {
-				return &usageError{fmt.Errorf("set up logging: %w", err)}
-			}
-			debug.SetGCPercent(gcPercent)
-			return driver.Run(cmd.Context(), config)
+			return err
 		},
 	}
 	flags := cmd.Flags()
@@ -68,6 +73,6 @@ func newKubeletPlugin() *cobra.Command {
 	flags.StringVar(&config.MetricsAddress, "metrics-address", ":8080", "address of /metrics, /healthz and /readyz; empty for none")
 	flags.DurationVar(&config.DriverRetry, "driver-retry", 2*time.Second, "time between attempts to reach the NVIDIA driver")
 	flags.DurationVar(&config.ReconcileEvery, "reconcile-every", 5*time.Minute, "time between comparisons of the node's claims with the API server")
-	logsapi.AddFlags(logging, flags)
+	service.addFlags(flags)
 	return cmd
 }

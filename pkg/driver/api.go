@@ -50,7 +50,7 @@ func (a apiClaims) ClaimByUID(ctx context.Context, uid types.UID) (*resourceapi.
 	}
 }
 
-// nodeEvents writes warning Events about the node.
+// nodeEvents writes Events about the node.
 type nodeEvents struct {
 	recorder record.EventRecorder
 	node     *corev1.ObjectReference
@@ -72,8 +72,8 @@ func (n *nodeEvents) warnClaim(claim records.Claim, reason, message string) {
 	n.recorder.Event(reference(claim), corev1.EventTypeWarning, reason, message)
 }
 
-// sayClaim writes an Event about a claim that is no warning.
-func (n *nodeEvents) sayClaim(claim records.Claim, reason, message string) {
+// noteClaim writes of a claim with which something is as it should be again.
+func (n *nodeEvents) noteClaim(claim records.Claim, reason, message string) {
 	n.recorder.Event(reference(claim), corev1.EventTypeNormal, reason, message)
 }
 
@@ -84,11 +84,12 @@ func reference(claim records.Claim) *corev1.ObjectReference {
 	}
 }
 
+// warn writes of something that needs a look.
 func (n *nodeEvents) warn(reason, message string) {
 	n.recorder.Event(n.node, corev1.EventTypeWarning, reason, message)
 }
 
-// say writes an Event about the node that is no warning.
-func (n *nodeEvents) say(reason, message string) {
+// note writes of something that is as it should be.
+func (n *nodeEvents) note(reason, message string) {
 	n.recorder.Event(n.node, corev1.EventTypeNormal, reason, message)
 }

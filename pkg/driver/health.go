@@ -147,14 +147,21 @@ func messages(conditions []health.Condition) string {
 	return strings.Join(all, "; ")
 }
 
-// startHealth begins to watch the GPUs' health, and looks at all of them once. The caller runs what is returned.
-func (s *service) startHealth(ctx context.Context, hw *hardware) *health.Monitor {
+// watchHealth looks at the health of all GPUs once, and then watches it until ctx ends or what is returned is called, which
+// can be called again.
+func (s *service) watchHealth(ctx context.Context, hw *hardware) (end func()) {
 	m := health.NewMonitor(monitored{hw}, &healthReporter{
 		hw: hw, health: s.health, metrics: s.metrics, events: s.events, records: s.engine.Records, migChanged: s.changed,
 		logger: klog.FromContext(ctx),
 	})
+	ctx, cancel := context.WithCancel(ctx)
 	m.Start(ctx)
-	return m
+	var wg sync.WaitGroup
+	wg.Go(func() { m.Run(ctx) })
+	return func() {
+		cancel()
+		wg.Wait()
+	}
 }
 
 // monitored is hardware as the monitor wants it.
@@ -212,9 +219,9 @@ func (r *healthReporter) Changed(c health.Change) {
 		r.logger.Info("Trouble of a GPU is over", "gpu", c.GPU.PCI.DeviceName(), "uuid", c.GPU.UUID, "ended", c.Ended, "left", c.Now)
 	}
 	if len(c.Ended) > 0 && len(c.Now) == 0 {
-		r.events.say("GPURecovered", name+" is well again after: "+messages(c.Ended))
+		r.events.note("GPURecovered", name+" is well again after: "+messages(c.Ended))
 		for _, claim := range r.holders(c.GPU, c.Ended) {
-			r.events.sayClaim(claim, "GPURecovered", name+" is well again after: "+messages(c.Ended))
+			r.events.noteClaim(claim, "GPURecovered", name+" is well again after: "+messages(c.Ended))
 		}
 	}
 }

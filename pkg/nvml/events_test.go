@@ -133,11 +133,11 @@ func TestADriverThatTellsNoRecoveryActionIsNoError(t *testing.T) {
 	}{
 		"it tells":         {"", nil, gpu.RecoveryDrainAndReset, nil},
 		"no such function": {"FieldValues", gpu.ErrNotSupported, gpu.RecoveryUnknown, nil},
-		"no such field":    {"field", gpu.ErrNotSupported, gpu.RecoveryUnknown, nil},
-		"unknown number":   {"field", gpu.ErrInvalidArgument, gpu.RecoveryUnknown, nil},
+		"no such field":    {"field 230", gpu.ErrNotSupported, gpu.RecoveryUnknown, nil},
+		"unknown number":   {"field 230", gpu.ErrInvalidArgument, gpu.RecoveryUnknown, nil},
 		"lost":             {"FieldValues", gpu.ErrLost, gpu.RecoveryUnknown, gpu.ErrLost},
-		"lost, by field":   {"field", gpu.ErrLost, gpu.RecoveryUnknown, gpu.ErrLost},
-		"something else":   {"field", broken, gpu.RecoveryUnknown, broken},
+		"lost, by field":   {"field 230", gpu.ErrLost, gpu.RecoveryUnknown, gpu.ErrLost},
+		"something else":   {"field 230", broken, gpu.RecoveryUnknown, broken},
 	} {
 		d.errs = map[string]error{tt.call: tt.err}
 		got, err := s.RecoveryAction(t.Context(), pci)

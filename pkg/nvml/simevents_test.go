@@ -2,9 +2,9 @@ package nvml_test
 
 import (
 	"errors"
-	"io/fs"
 	"os"
-	"path/filepath"
+	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,43 +12,30 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml"
-	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
 // What a simulated GPU reports must reach a session in process, and one with the shared library through go-nvml.
 func TestTroubleOfSimulatedGPUsIsSeenInProcessAndThroughTheSharedLibrary(t *testing.T) {
+	const model = "hgx-h100"
+	if os.Getenv(asModel) == model {
+		node, _, shared := openBoth(t, model)
+		checkTrouble(t, node, shared)
+		return
+	}
 	t.Run("in process", func(t *testing.T) {
-		node, err := sim.New("hgx-h100")
-		if err != nil {
-			t.Fatal(err)
-		}
-		session, err := simulated.OpenNode(t.Context(), node)
-		if err != nil {
-			t.Fatal(err)
-		}
-		checkTrouble(t, node, session)
+		b := newBed(t, model)
+		checkTrouble(t, b.node, b.Session)
 	})
 	t.Run("shared library", func(t *testing.T) {
 		if _, err := os.Stat(built); err != nil {
 			t.Skipf("the simulated NVML library is not built (make build): %v", err)
 		}
-		root := filepath.Join(t.TempDir(), "root")
-		node, err := sim.Create(root, "hgx-h100", sim.WithLibrary(built), sim.WithoutDeviceNodes())
-		if err != nil {
-			t.Fatal(err)
+		again := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+strings.Split(t.Name(), "/")[0]+"$")
+		again.Env = append(os.Environ(), asModel+"="+model)
+		if out, err := again.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
 		}
-		t.Setenv("NVML_SIM_ROOT", root) // the library stays loaded, with the node of whichever test came first
-		session, err := nvml.Open(t.Context(), nvml.Options{DriverRoot: root, Sysfs: os.DirFS(filepath.Join(root, "sys")).(fs.ReadLinkFS)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() {
-			if err := session.Close(); err != nil {
-				t.Error(err)
-			}
-		}()
-		checkTrouble(t, node, session)
 	})
 }
 

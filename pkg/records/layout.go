@@ -1,7 +1,6 @@
 package records
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,7 +12,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// LayoutFormat is the version of layout files that this release writes. It reads every version up to it.
+// LayoutFormat is the version of layout files that this release writes; see Format.
 const LayoutFormat = 1
 
 // Layout is what Cleave has cut a GPU into ahead of claims, or was about to: what lies at one of its places was made by
@@ -21,6 +20,8 @@ const LayoutFormat = 1
 type Layout struct {
 	// Format of the file, see the constant.
 	Format int `json:"format"`
+	// ReadableFrom is the earliest format whose releases can read the file; 0 for Format itself.
+	ReadableFrom int `json:"readableFrom,omitempty"`
 	// BootID of the boot in which the partitions were made; they do not outlive it.
 	BootID string `json:"bootID"`
 	// GPU is the name of its whole-GPU device, UUID that of the GPU.
@@ -28,6 +29,8 @@ type Layout struct {
 	UUID string `json:"uuid"`
 	// Places in order of start.
 	Places []gpu.Place `json:"places"`
+	// Later are the fields of a later release; nil if there are none.
+	Later any `json:"-"`
 }
 
 // Has tells whether a partition at a place was made by Cleave; nothing is where there is no layout.
@@ -60,7 +63,7 @@ func (s *LayoutStore) path(device string) (string, error) {
 	if !devicePattern.MatchString(device) || len(device) > 63 {
 		return "", fmt.Errorf("%q is no name of a GPU's device", device)
 	}
-	return filepath.Join(s.dir, device+suffix), nil
+	return filepath.Join(s.dir, filepath.Base(device+suffix)), nil
 }
 
 // Write makes a layout durable, in place of the GPU's earlier one.
@@ -69,7 +72,7 @@ func (s *LayoutStore) Write(l *Layout) error {
 	if err != nil {
 		return err
 	}
-	data, err := json.Marshal(l)
+	data, err := encodeLater(l, l.Later)
 	if err != nil {
 		return fmt.Errorf("encode the layout of %s: %w", l.GPU, err)
 	}
@@ -157,15 +160,16 @@ func (s *LayoutStore) SetAside(device string) (string, error) {
 	return aside, nil
 }
 
-// DecodeLayout reads a layout of this or an earlier format; fields it does not know are passed over.
+// DecodeLayout reads a layout as Decode reads a record.
 func DecodeLayout(data []byte) (*Layout, error) {
 	l := &Layout{}
-	if err := json.Unmarshal(data, l); err != nil {
-		return nil, fmt.Errorf("decode: %w", err)
+	var err error
+	if l.Later, err = decodeLater(data, l); err != nil {
+		return nil, err
 	}
 	switch {
-	case l.Format < 1 || l.Format > LayoutFormat:
-		return nil, fmt.Errorf("format %d is not one of 1 to %d", l.Format, LayoutFormat)
+	case !readable(l.Format, l.ReadableFrom, LayoutFormat):
+		return nil, fmt.Errorf("format %d (readable from %d) is not one of 1 to %d", l.Format, l.ReadableFrom, LayoutFormat)
 	case !devicePattern.MatchString(l.GPU) || l.UUID == "":
 		return nil, fmt.Errorf("gpu %q and uuid %q do not name a GPU", l.GPU, l.UUID)
 	}

@@ -99,17 +99,6 @@ func (d device) RegisterEvents(types uint64, set nvml.EventSet) error {
 	return d.Device.RegisterEvents(types, of.EventSet)
 }
 
-func (d device) FieldValues(fields []nvml.Field) ([]nvml.FieldValue, error) {
-	if err := d.BeginFieldValues(); err != nil {
-		return nil, err
-	}
-	values := make([]nvml.FieldValue, len(fields))
-	for i, f := range fields {
-		values[i].Value, values[i].Err = d.FieldValue(f.ID, f.Scope)
-	}
-	return values, nil
-}
-
 func (d device) RunningProcesses() ([]int, error) {
 	clients, err := d.Processes()
 	if err != nil {
@@ -121,6 +110,33 @@ func (d device) RunningProcesses() ([]int, error) {
 	}
 	slices.Sort(pids)
 	return slices.Compact(pids), nil
+}
+
+func (d device) PCIInfo() (nvml.PCIInfo, error) {
+	info, err := d.PCI()
+	return nvml.PCIInfo{BusID: info.BusID, DeviceID: info.DeviceID}, err
+}
+
+func (d device) NVLinkRemotePCIInfo(link int) (nvml.PCIInfo, error) {
+	info, err := d.NVLinkRemotePCI(link)
+	return nvml.PCIInfo{BusID: info.BusID, DeviceID: info.DeviceID}, err
+}
+
+func (d device) FieldValues(fields []nvml.Field) ([]nvml.FieldValue, error) {
+	if err := d.BeginFieldValues(); err != nil {
+		return nil, err
+	}
+	values := make([]nvml.FieldValue, 0, len(fields))
+	for _, f := range fields {
+		v, err := d.FieldValue(f.ID, f.Scope)
+		values = append(values, nvml.FieldValue{Value: v, Err: err})
+	}
+	return values, nil
+}
+
+func (d device) FabricInfo() (nvml.FabricInfo, error) {
+	info, err := d.Fabric()
+	return nvml.FabricInfo{ClusterUUID: info.ClusterUUID, CliqueID: int(info.Clique), State: sim.FabricCompleted}, err
 }
 
 func (d device) CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (nvml.GPUInstance, error) {
