@@ -68,8 +68,10 @@ func newKubeletPlugin() *cobra.Command {
 	flags.StringVar(&config.CgroupRoot, "cgroup-root", "/sys/fs/cgroup", "root of the host's cgroup v2 hierarchy, by which a driver may limit memory")
 	flags.StringVar(&config.Sysfs, "sysfs", "/sys", "the node's sysfs")
 	flags.StringVar(&config.Procfs, "procfs", "/proc", "the node's procfs")
-	flags.StringVar(&config.PolicyFile, "policy", "", "NodePolicy file that says what the GPUs are handed out as; empty to offer every tier")
+	flags.StringVar(&config.PolicyFile, "policy", "", "file of NodePolicies that say what the GPUs are handed out as, or folder of such files; empty to offer every tier")
 	flags.StringVar(&config.MPSSocket, "mps-socket", mps.DefaultSocket, "socket of cleave mps-supervisor; empty to share no GPU by MPS")
+	flags.BoolVar(&config.ListAttributes, "list-attributes", false,
+		"publish numaNode as a list: the GPU's NUMA node and the others of its socket; needs the feature gate DRAListTypeAttributes, and the plugin asks the API server for it")
 	flags.StringVar(&config.MetricsAddress, "metrics-address", ":8080", "address of /metrics, /healthz and /readyz; empty for none")
 	flags.DurationVar(&config.DriverRetry, "driver-retry", 2*time.Second, "time between attempts to reach the NVIDIA driver")
 	flags.DurationVar(&config.ReconcileEvery, "reconcile-every", 5*time.Minute, "time between comparisons of the node's claims with the API server")

@@ -45,6 +45,9 @@ type Config struct {
 	// MPSSocket is the supervisor's; empty to share no GPU by MPS.
 	MPSSocket string
 
+	// ListAttributes publishes attributes as lists, if the API server takes them.
+	ListAttributes bool
+
 	// MetricsAddress serves /metrics, /healthz and /readyz; empty for none.
 	MetricsAddress string
 

@@ -24,7 +24,7 @@ import (
 // would count as an error.
 const emptyEvery = 20 * time.Second
 
-// gpuHealth is what is known of the health of the node's GPUs.
+// gpuHealth is what is known of the health of the node's GPUs. The zero value knows nothing and tells nobody.
 type gpuHealth struct {
 	pool string
 	// changed has a value after conditions of a GPU have changed.
@@ -37,8 +37,8 @@ type gpuHealth struct {
 	next chan struct{}
 }
 
-func newGPUHealth(pool string) *gpuHealth {
-	return &gpuHealth{
+func newGPUHealth(pool string) gpuHealth {
+	return gpuHealth{
 		pool: pool, changed: make(chan struct{}, 1),
 		conditions: map[gpu.PCIAddress][]health.Condition{}, next: make(chan struct{}),
 	}
@@ -151,7 +151,7 @@ func messages(conditions []health.Condition) string {
 // can be called again.
 func (s *service) watchHealth(ctx context.Context, hw *hardware) (end func()) {
 	m := health.NewMonitor(monitored{hw}, &healthReporter{
-		hw: hw, health: s.health, metrics: s.metrics, events: s.events, records: s.engine.Records, migChanged: s.changed,
+		hw: hw, health: &s.health, metrics: s.metrics, events: s.events, records: s.engine.Records, migChanged: s.changed,
 		logger: klog.FromContext(ctx),
 	})
 	ctx, cancel := context.WithCancel(ctx)

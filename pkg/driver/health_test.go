@@ -66,8 +66,9 @@ func newHealthBed(t *testing.T, node *sim.Node, policy gpu.Health) *healthBed {
 	if err != nil {
 		t.Fatal(err)
 	}
+	known := newGPUHealth("node-1")
 	b := &healthBed{
-		t: t, sim: node, hw: &hardware{Session: session}, health: newGPUHealth("node-1"), metrics: newMetrics(),
+		t: t, sim: node, hw: &hardware{Session: session}, health: &known, metrics: newMetrics(),
 		events: record.NewFakeRecorder(100), mig: make(chan struct{}, 1),
 	}
 	offered := *session.Node()

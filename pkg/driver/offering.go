@@ -108,6 +108,21 @@ func withdrawn(node *gpu.Node) bool {
 	return slices.ContainsFunc(node.GPUs, func(g gpu.GPU) bool { return slices.ContainsFunc(g.Shapes(), gpu.Shape.Withdrawn) })
 }
 
+// uncut tells whether a GPU lacks partitions of its layout.
+func uncut(node *gpu.Node, standing func(g *gpu.GPU) []gpu.Place) bool {
+	for i := range node.GPUs {
+		g := &node.GPUs[i]
+		if g.PartitionMode() != gpu.Layout {
+			continue
+		}
+		there := standing(g)
+		if slices.ContainsFunc(g.Offer.Partitions.Places, func(at gpu.Place) bool { return !slices.Contains(there, at) }) {
+			return true
+		}
+	}
+	return false
+}
+
 // heldOf tells what claims hold of a GPU.
 func heldOf(held []*records.Record) func(g *gpu.GPU) gpu.Held {
 	byGPU := map[string]*gpu.Held{}

@@ -28,8 +28,6 @@ type plugin struct {
 	claims  Claims
 	metrics *metrics
 	health  *gpuHealth
-	// heldChanged gets a value after claims were prepared or unprepared.
-	heldChanged chan<- struct{}
 	// fatal ends the plugin after an error that no retry mends.
 	fatal context.CancelCauseFunc
 }
@@ -53,7 +51,6 @@ func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	for i, claim := range claims {
 		byUID[claim.UID] = results[i]
 	}
-	signal(p.heldChanged)
 	return byUID, nil
 }
 
@@ -68,7 +65,6 @@ func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	for i, claim := range claims {
 		byUID[claim.UID] = errs[i]
 	}
-	signal(p.heldChanged)
 	return byUID, nil
 }
 

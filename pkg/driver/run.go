@@ -37,7 +37,7 @@ func Run(ctx context.Context, config Config) error {
 	defer fatal(nil)
 	s := &service{
 		config: config, metrics: newMetrics(), registered: make(chan struct{}, 1), changed: make(chan struct{}, 1),
-		heldChanged: make(chan struct{}, 1), outside: make(chan struct{}, 1),
+		outside: make(chan struct{}, 1), ranking: newRanking(),
 		health: newGPUHealth(config.NodeName),
 	}
 	if err := s.open(ctx); err != nil {
@@ -97,10 +97,12 @@ type service struct {
 	registered chan struct{}
 	// changed has a value after partitions, or what occupies devices, have changed.
 	changed chan struct{}
-	// heldChanged has a value after a claim was prepared or unprepared, outside after what comes from outside may have
-	// changed: the Node object, slices of other drivers, policy files.
-	heldChanged, outside chan struct{}
-	health               *gpuHealth
+	// outside has a value after what comes from outside may have changed: the Node object, slices of other drivers, policy
+	// files.
+	outside chan struct{}
+	ranking ranking
+	lists   lists
+	health  gpuHealth
 }
 
 // open reads what is on disk and connects to the API server; nothing is served yet.
@@ -138,6 +140,7 @@ func (s *service) open(ctx context.Context) error {
 		return err
 	}
 	s.engine.OnChange(func() { signal(s.changed) })
+	s.engine.OnHeld(func() { signal(s.ranking.changed) })
 	return s.engine.Load(ctx, s.events.warn)
 }
 
@@ -191,13 +194,14 @@ func (s *service) useHardware(ctx context.Context) error {
 	s.supervisor.ask(ctx)
 	hw.offer(s.supervisor.noMPS()) // by the policy that was in force when the plugin ended
 	s.lookOutside(ctx, hw, false)
+	s.lists.ask(ctx, s.client, s.config)
 	endHealth := s.watchHealth(ctx, hw) // before the first publication, so that a restart does not take taints away
 	defer endHealth()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if !slices.ContainsFunc(session.Node().GPUs, func(g gpu.GPU) bool { return g.MIG.Enabled }) {
 		// Without MIG mode there are no partitions to look for first, and the first publication takes a second.
-		first := s.resources(hw)
+		first := s.resources(s.view(hw))
 		wg.Go(func() {
 			if err := s.helper.PublishResources(ctx, first); err != nil {
 				klog.FromContext(ctx).Error(err, "Could not publish ResourceSlices")
