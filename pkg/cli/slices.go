@@ -39,6 +39,8 @@ type slicesFlags struct {
 	policyFile string
 	policyName string
 	withoutMPS bool
+	// inForce is the name of the policy that was applied.
+	inForce string
 }
 
 func newSlices() *cobra.Command {
@@ -132,15 +134,15 @@ func (f *slicesFlags) inventory(ctx context.Context) (*gpu.Node, error) {
 	if f.withoutMPS {
 		noMPS = errors.New("--without-mps")
 	}
-	session, node, err := f.offered(ctx, noMPS)
+	session, node, err := f.offered(ctx, func(*nvml.Session) (policy.Means, error) { return policy.Means{MPS: noMPS}, nil })
 	if err != nil {
 		return nil, err
 	}
 	return node, session.Close()
 }
 
-// offered reads the machine or the model and what its GPUs offer by policy, with MPS or with the reason why there is none.
-func (f *slicesFlags) offered(ctx context.Context, noMPS error) (*nvml.Session, *gpu.Node, error) {
+// offered reads the machine or the model and what its GPUs offer by policy and by what else there is.
+func (f *slicesFlags) offered(ctx context.Context, look func(*nvml.Session) (policy.Means, error)) (*nvml.Session, *gpu.Node, error) {
 	policies, err := policy.Load(f.policyFile, policy.FormatPolicy)
 	if err != nil {
 		return nil, nil, &usageError{err}
@@ -149,6 +151,7 @@ func (f *slicesFlags) offered(ctx context.Context, noMPS error) (*nvml.Session, 
 	if err != nil {
 		return nil, nil, &usageError{err}
 	}
+	f.inForce = name
 	session, err := f.open(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -160,9 +163,12 @@ func (f *slicesFlags) offered(ctx context.Context, noMPS error) (*nvml.Session, 
 	if f.model != "" {
 		node, _ = policy.InMIGMode(p, node)
 	}
-	return session, policy.Apply(p, node, policy.Means{MPS: noMPS, CgroupMemory: func(g *gpu.GPU) bool {
-		return session.LimitsMemory(ctx, g.PCI, f.cgroupRoot)
-	}}), nil
+	means, err := look(session)
+	if err != nil {
+		return nil, nil, errors.Join(err, session.Close())
+	}
+	means.CgroupMemory = func(g *gpu.GPU) bool { return session.LimitsMemory(ctx, g.PCI, f.cgroupRoot) }
+	return session, policy.Apply(p, node, means), nil
 }
 
 func (f *slicesFlags) open(ctx context.Context) (*nvml.Session, error) {

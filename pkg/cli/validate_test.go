@@ -142,7 +142,7 @@ func TestSlicesAndInspectPickAPolicyAndHoldItAgainstTheNode(t *testing.T) {
 		}{
 			{[]string{"--policy", policies, "--policy-name", "inference"}, exitOK, "3g.40gb"},
 			{[]string{"--policy", policies}, exitOK, "timeslice"},
-			{[]string{"--policy", policies, "--policy-name", "inferrence"}, exitUsage, `there is no policy "inferrence": choose one of development, existing, inference`},
+			{[]string{"--policy", policies, "--policy-name", "x"}, exitUsage, `there is no policy "x": choose one of development, existing, inference`},
 			{[]string{"--policy", misfit}, exitUsage, `policy "default" does not fit this node: rules[0].mig.layout: 3g.40gb ×3 do not fit an NVIDIA H100 80GB HBM3; free after 3g.40gb ×2: none`},
 			{[]string{"--policy", misfit + "x"}, exitUsage, "misfit.yamlx: no such file"},
 		} {
@@ -151,8 +151,8 @@ func TestSlicesAndInspectPickAPolicyAndHoldItAgainstTheNode(t *testing.T) {
 			if tt.code == exitOK {
 				said = got.stdout
 			}
-			if command == "inspect" && tt.want == "3g.40gb" {
-				tt.want = "partitions at 4 places"
+			if command == "inspect" && tt.want == "timeslice" {
+				tt.want = "by policy built-in"
 			}
 			if got.code != tt.code || !strings.Contains(said, tt.want) {
 				t.Errorf("%s %q: got code %d, stdout %.200q, stderr %q, want %q", command, tt.args, got.code, got.stdout, got.stderr, tt.want)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/publish"
+	"github.com/cleave-dra/cleave/pkg/records"
 )
 
 // slicePublisher is the part of the kubelet plugin helper that writes ResourceSlices in the background.
@@ -178,7 +179,7 @@ func (s *service) view(hw *hardware) (*gpu.Node, publish.View) {
 		taints = append(taints, publish.Taint{Device: device, Key: publish.TaintOccupied})
 	}
 	if s.conflict != nil {
-		left, conflicts := besideOthers(node, heldOf(s.engine.Records()))
+		left, conflicts := besideOthers(node, records.HeldOf(s.engine.Records()))
 		node, taints = left, append(taints, conflicts...)
 	}
 	return node, publish.View{Taints: taints, Free: freeGPUs(s.engine.Records()), Lists: s.lists.taken}

@@ -32,7 +32,7 @@ func newReleaseBed(t *testing.T) *releaseBed {
 	dir := t.TempDir()
 	b := &releaseBed{t: t, recorder: record.NewFakeRecorder(100)}
 	b.service = &service{
-		config: Config{NodeName: "node-1", DriverName: "gpu.cleave.dev", NVMLLibrary: filepath.Join(dir, "libnvidia-ml.so.1"), Procfs: dir,
+		config: Config{NodeName: "node-1", DriverName: "gpu.cleave.dev", NVMLLibrary: filepath.Join(dir, "libnvidia-ml.so.1"), Procfs: dir, Sysfs: dir,
 			DriverRoot: dir, DriverRetry: time.Hour},
 		metrics: newMetrics(), events: &nodeEvents{recorder: b.recorder, node: &corev1.ObjectReference{}},
 		outside: make(chan struct{}, 1),
