@@ -36,13 +36,12 @@ func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCa
 		kubeletplugin.PluginDataDirectoryPath(s.config.pluginDir()),
 		// Locks are per GPU and hold across processes; the helper's single lock would make all claims wait in line.
 		kubeletplugin.Serialize(false),
-		kubeletplugin.HealthService(false),
 		kubeletplugin.GRPCInterceptor(s.noteRegistration),
 	}
 	if s.config.PodUID != "" {
 		options = append(options, kubeletplugin.RollingUpdate(types.UID(s.config.PodUID)))
 	}
-	helper, err := kubeletplugin.Start(ctx, &plugin{claims: s.engine, metrics: s.metrics, fatal: fatal}, options...)
+	helper, err := kubeletplugin.Start(ctx, &plugin{claims: s.engine, metrics: s.metrics, health: &s.health, fatal: fatal}, options...)
 	if err != nil {
 		return fmt.Errorf("open the plugin's sockets in %s and %s: %w", s.config.pluginDir(), s.config.RegistryDir, err)
 	}

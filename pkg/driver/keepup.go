@@ -7,7 +7,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/policy/live"
 )
 
@@ -18,9 +17,6 @@ const slicesGoneFor = 6
 
 // startUp is when the first publication is over, informers' first lists included.
 const startUp = 2 * time.Second
-
-// watchAgain is the time after which a failed wait for events is begun anew.
-const watchAgain = time.Minute
 
 // settle is how long partitions must have stood still before the hardware is looked at again: the plugin's own
 // changes cause events, too.
@@ -38,7 +34,7 @@ func (s *service) keepUp(ctx context.Context, hw *hardware, p *publisher) error 
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer stop()
-	s.watchAll(ctx, &wg, hw)
+	s.watchAll(ctx, &wg)
 	tick := time.NewTicker(s.config.ReconcileEvery)
 	defer tick.Stop()
 	s.recover(ctx, hw, p)
@@ -75,6 +71,8 @@ func (s *service) keepUp(ctx context.Context, hw *hardware, p *publisher) error 
 			if s.engine.Unfinished() {
 				s.recover(ctx, hw, p)
 			}
+		case <-s.health.changed:
+			s.publish(ctx, hw, p)
 		case <-s.ranking.changed:
 			s.ranking.start()
 		case <-s.ranking.due:
@@ -107,9 +105,8 @@ func (s *service) keepUp(ctx context.Context, hw *hardware, p *publisher) error 
 	}
 }
 
-// watchAll starts what watches the hardware, the supervisor and the policy files, until ctx ends, and gives back what the
-// start took.
-func (s *service) watchAll(ctx context.Context, wg *sync.WaitGroup, hw *hardware) {
+// watchAll starts what watches the supervisor and the policy files, until ctx ends, and gives back what the start took.
+func (s *service) watchAll(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() {
 		select {
 		case <-ctx.Done():
@@ -119,7 +116,6 @@ func (s *service) watchAll(ctx context.Context, wg *sync.WaitGroup, hw *hardware
 			}
 		}
 	})
-	wg.Go(func() { s.watchMIG(ctx, hw.Session) })
 	if s.supervisor.client != nil {
 		wg.Go(func() { s.watchMPS(ctx) })
 	}
@@ -171,23 +167,4 @@ func (s *service) reoffer(ctx context.Context, hw *hardware, p *publisher) {
 		hw.offer(s.supervisor.noMPS())
 	}
 	s.publish(ctx, hw, p)
-}
-
-// watchMIG reports changes of partitions until ctx ends. A wait for events may fail because of one GPU: it is begun
-// anew, and until then changes are seen at the next reconcile.
-func (s *service) watchMIG(ctx context.Context, session *nvml.Session) {
-	again := time.NewTicker(watchAgain)
-	defer again.Stop()
-	for {
-		err := session.WatchMIG(ctx, func() { signal(s.changed) })
-		if err == nil {
-			return // ctx has ended, or the driver has no such events
-		}
-		klog.FromContext(ctx).Error(err, "Lost the events of MIG changes for a while", "againIn", watchAgain)
-		select {
-		case <-ctx.Done():
-			return
-		case <-again.C:
-		}
-	}
 }

@@ -15,6 +15,9 @@ type metrics struct {
 	waiting  prometheus.Gauge
 	// mpsEvents counts what happened to MPS servers while claims used them, by kind.
 	mpsEvents *prometheus.CounterVec
+	// healthy is 1 for a GPU that is well, by device name; xids counts what drivers report.
+	healthy *prometheus.GaugeVec
+	xids    *prometheus.CounterVec
 	// policy is 1 for the name of the policy in force.
 	policy         *prometheus.GaugeVec
 	policyInvalid  prometheus.Gauge
@@ -53,7 +56,13 @@ func newMetrics() *metrics {
 			Name: "cleave_conflict", Help: "1 while somebody else hands out GPUs of the node and nothing new is published.",
 		}),
 	}
-	m.registry.MustRegister(m.claims, m.gpus, m.waiting, m.mpsEvents, m.policy, m.policyInvalid, m.policyFailures, m.conflict, collectors.NewGoCollector(),
+	m.healthy = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "cleave_gpu_healthy", Help: "1 while a GPU is well, 0 while it or a part of it is in trouble.",
+	}, []string{"gpu"})
+	m.xids = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "cleave_xid_total", Help: "XID errors that the driver reported, those of applications included.",
+	}, []string{"gpu", "xid"})
+	m.registry.MustRegister(m.claims, m.gpus, m.waiting, m.mpsEvents, m.healthy, m.xids, m.policy, m.policyInvalid, m.policyFailures, m.conflict, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

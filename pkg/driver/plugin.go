@@ -27,6 +27,7 @@ type Claims interface {
 type plugin struct {
 	claims  Claims
 	metrics *metrics
+	health  *gpuHealth
 	// fatal ends the plugin after an error that no retry mends.
 	fatal context.CancelCauseFunc
 }
@@ -119,7 +120,7 @@ func (p *plugin) HandleError(ctx context.Context, err error, msg string) {
 	}
 }
 
-// WatchHealthStatus is not offered by this release.
-func (p *plugin) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
-	return kubeletplugin.ErrHealthNotSupported
+// WatchHealthStatus tells the kubelet how all devices are, until ctx ends.
+func (p *plugin) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
+	return p.health.watch(ctx, reports)
 }

@@ -174,6 +174,7 @@ func (s *service) publish(ctx context.Context, hw *hardware, p *publisher) {
 func (s *service) view(hw *hardware) (*gpu.Node, publish.View) {
 	node := hw.Node()
 	taints := append(s.supervisor.taints(node), s.drainTaints(node)...)
+	taints = append(taints, s.health.taints(node)...)
 	for _, device := range s.engine.Occupied() {
 		taints = append(taints, publish.Taint{Device: device, Key: publish.TaintOccupied})
 	}

@@ -38,6 +38,7 @@ func Run(ctx context.Context, config Config) error {
 	s := &service{
 		config: config, metrics: newMetrics(), registered: make(chan struct{}, 1), changed: make(chan struct{}, 1),
 		outside: make(chan struct{}, 1), ranking: newRanking(),
+		health: newGPUHealth(config.NodeName),
 	}
 	if err := s.open(ctx); err != nil {
 		return err
@@ -103,6 +104,7 @@ type service struct {
 	outside chan struct{}
 	ranking ranking
 	lists   lists
+	health  gpuHealth
 }
 
 // open reads what is on disk and connects to the API server; nothing is served yet.
@@ -204,6 +206,8 @@ func (s *service) useHardware(ctx context.Context) error {
 	s.ready.cluster(nil)
 	s.lookOutside(ctx, hw, false)
 	s.lists.ask(ctx, s.client, s.config)
+	endHealth := s.watchHealth(ctx, hw) // before the first publication, so that a restart does not take taints away
+	defer endHealth()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if !slices.ContainsFunc(session.Node().GPUs, func(g gpu.GPU) bool { return g.MIG.Enabled }) {
@@ -229,6 +233,7 @@ func (s *service) useHardware(ctx context.Context) error {
 	if why == nil {
 		return nil
 	}
+	endHealth()
 	return s.letGo(ctx, hw, p, why)
 }
 

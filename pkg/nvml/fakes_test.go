@@ -6,6 +6,7 @@ import (
 	"os"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -23,6 +24,7 @@ type fakeLibrary struct {
 	devices []*fakeDevice
 	errs    map[string]error // by method name
 	calls   []string
+	set     *fakeEventSet // the last one that was made
 }
 
 func (l *fakeLibrary) call(name string) error {
@@ -40,7 +42,45 @@ func (l *fakeLibrary) SystemCUDADriverVersion() (int, error) {
 }
 func (l *fakeLibrary) DeviceCount() (int, error) { return len(l.devices), l.call("DeviceCount") }
 
-func (l *fakeLibrary) MIGEvents() (EventSet, error) { return nil, gpu.ErrNotSupported }
+func (l *fakeLibrary) EventSet() (EventSet, error) {
+	if err := l.call("EventSet"); err != nil {
+		return nil, err
+	}
+	l.set = &fakeEventSet{lib: l, registered: map[*fakeDevice]uint64{}}
+	return l.set, nil
+}
+
+// fakeEventSet is an event set that gives what a test puts into it.
+type fakeEventSet struct {
+	lib        *fakeLibrary
+	registered map[*fakeDevice]uint64
+	next       []EventData
+}
+
+func (s *fakeEventSet) Wait(time.Duration) (EventData, bool, error) {
+	if err := s.lib.call("Wait"); err != nil || len(s.next) == 0 {
+		return EventData{}, false, err
+	}
+	e := s.next[0]
+	s.next = s.next[1:]
+	return e, true, nil
+}
+
+func (s *fakeEventSet) Free() error { return s.lib.call("Free") }
+
+func (d *fakeDevice) Handle() any { return d }
+
+func (d *fakeDevice) SupportedEventTypes() (uint64, error) {
+	return d.events, d.fail("SupportedEventTypes")
+}
+
+func (d *fakeDevice) RegisterEvents(types uint64, set EventSet) error {
+	if err := d.fail("RegisterEvents"); err != nil {
+		return err
+	}
+	set.(*fakeEventSet).registered[d] = types
+	return nil
+}
 
 func (l *fakeLibrary) DeviceByIndex(index int) (Device, error) {
 	if err := l.call(fmt.Sprintf("DeviceByIndex(%d)", index)); err != nil {
@@ -67,6 +107,8 @@ type fakeDevice struct {
 	profiles    map[int]gpu.Profile     // by enum
 	placements  map[int][]gpu.Placement // by profile ID
 	pids        []int
+	events      uint64           // that the GPU has
+	recovery    uint64           // field 230
 	errs        map[string]error // by method name
 	err         error            // of every method
 }
@@ -136,6 +178,9 @@ func (d *fakeDevice) FieldValues(fields []Field) ([]FieldValue, error) {
 		v := FieldValue{Err: gpu.ErrNotSupported}
 		if speed, ok := d.speeds[f.Scope]; ok && f.ID == 164 {
 			v = FieldValue{Value: speed}
+		}
+		if f.ID == 230 {
+			v = FieldValue{Value: d.recovery, Err: d.fail("field 230")}
 		}
 		if f.ID == 90 {
 			v = FieldValue{Value: 26562, Err: d.fail("field 90")}

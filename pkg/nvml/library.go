@@ -18,20 +18,28 @@ type Library interface {
 	DeviceByIndex(index int) (Device, error) // nvmlDeviceGetHandleByIndex_v2
 	// HasFunction tells whether the library has a function; go-nvml ends the process when one is called that is missing.
 	HasFunction(name string) bool
-	// MIGEvents is an event set that wakes up when the partitions of a GPU change: nvmlEventSetCreate, and
-	// nvmlDeviceRegisterEvents with nvmlEventMigConfigChange for the GPUs that support it.
-	MIGEvents() (EventSet, error)
+	EventSet() (EventSet, error) // nvmlEventSetCreate
 }
 
 // EventSet is an nvmlEventSet_t.
 type EventSet interface {
-	// Wait tells whether an event came within the timeout (nvmlEventSetWait_v2).
-	Wait(timeout time.Duration) (bool, error)
+	// Wait returns the next event, if one came within the timeout (nvmlEventSetWait_v2).
+	Wait(timeout time.Duration) (data EventData, happened bool, err error)
 	Free() error // nvmlEventSetFree
+}
+
+// EventData is nvmlEventData_t.
+type EventData struct {
+	Handle any    // of the GPU, see Device.Handle
+	Type   uint64 // one bit of nvmlEventType*
+	Data   uint64 // the XID of nvmlEventTypeXidCriticalError
+	// GPUInstance and ComputeInstance are 0xFFFFFFFF where the event is about the whole GPU.
+	GPUInstance, ComputeInstance uint32
 }
 
 // Device is a handle to one physical GPU.
 type Device interface {
+	Handle() any                                                          // nvmlDevice_t: the same for the same GPU; to compare, no more
 	UUID() (string, error)                                                // nvmlDeviceGetUUID
 	MinorNumber() (int, error)                                            // nvmlDeviceGetMinorNumber
 	PCIInfo() (PCIInfo, error)                                            // nvmlDeviceGetPciInfo_v3
@@ -53,6 +61,9 @@ type Device interface {
 	GPUInstanceProfileInfo(enum int) (gpu.Profile, error)                 // nvmlDeviceGetGpuInstanceProfileInfo; Placements and Name left empty
 	GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, error) // nvmlDeviceGetGpuInstancePossiblePlacements_v2
 	RunningProcesses() ([]int, error)                                     // nvmlDeviceGetComputeRunningProcesses_v3 and nvmlDeviceGetGraphicsRunningProcesses_v3: process ids, ascending, once each
+
+	SupportedEventTypes() (uint64, error)            // nvmlDeviceGetSupportedEventTypes: a mask of nvmlEventType*
+	RegisterEvents(types uint64, set EventSet) error // nvmlDeviceRegisterEvents, with a set of the same library
 
 	ComputeMode() (int, error)     // nvmlDeviceGetComputeMode: NVML_COMPUTEMODE_*
 	SetComputeMode(mode int) error // nvmlDeviceSetComputeMode

@@ -38,9 +38,23 @@ const TaintConflict = "gpu.cleave.dev/conflict"
 // TaintDraining marks all devices of a node whose NVIDIA driver is let go of, or has gone.
 const TaintDraining = "gpu.cleave.dev/draining"
 
-// Taint keeps a device from being handed out.
+// TaintUnhealthy marks a device whose GPU, or whose part of it, is in trouble. Its value says what the trouble is.
+const TaintUnhealthy = "gpu.cleave.dev/unhealthy"
+
+// Taint keeps a device from being handed out. Value may be empty; without an Effect it is NoSchedule. The time since when
+// a taint is there is the API server's to note: it is kept for as long as key, value and effect stay.
 type Taint struct {
-	Device, Key string
+	Device, Key, Value string
+	Effect             resourceapi.DeviceTaintEffect
+}
+
+// api is the taint as the API has it.
+func (t Taint) api() resourceapi.DeviceTaint {
+	effect := t.Effect
+	if effect == "" {
+		effect = resourceapi.DeviceTaintEffectNoSchedule
+	}
+	return resourceapi.DeviceTaint{Key: t.Key, Value: t.Value, Effect: effect}
 }
 
 // View is what a publication says beside the inventory.
@@ -56,7 +70,7 @@ type View struct {
 // free tells whether a GPU can be had whole.
 func (v *View) free(g *gpu.GPU) bool {
 	name := g.PCI.DeviceName()
-	return !g.Whole().Withdrawn() && !slices.ContainsFunc(v.Taints, func(t Taint) bool { return t.Device == name }) && (v.Free == nil || v.Free(g))
+	return !g.Whole().Withdrawn() && !slices.ContainsFunc(v.Taints, func(t Taint) bool { return t.Device == name && t.Effect != resourceapi.DeviceTaintEffectNone }) && (v.Free == nil || v.Free(g))
 }
 
 // WholeGPUs are the names of the devices that are whole GPUs, in their order in this view.
@@ -166,11 +180,11 @@ func (ds *devices) device(s gpu.Shape) resourceapi.Device {
 		d.AllowMultipleAllocations = &many
 	}
 	if s.Withdrawn() {
-		d.Taints = []resourceapi.DeviceTaint{{Key: TaintWithdrawn, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		d.Taints = append(d.Taints, Taint{Key: TaintWithdrawn}.api())
 	}
 	for _, t := range ds.view.Taints {
 		if t.Device == d.Name {
-			d.Taints = append(d.Taints, resourceapi.DeviceTaint{Key: t.Key, Effect: resourceapi.DeviceTaintEffectNoSchedule})
+			d.Taints = append(d.Taints, t.api())
 		}
 	}
 	return d

@@ -73,7 +73,8 @@ func TestASharedDeviceIsMarkedByItsTaintsOnly(t *testing.T) {
 	name := node.GPUs[0].PCI.DeviceName()
 	var got [][]string
 	for _, s := range Resources(node, "n", View{Taints: []Taint{
-		{name + "-mps", TaintNoMPS}, {name + "-mps", TaintOccupied}, {name, TaintOccupied}, {"gpu-of-nobody", TaintOccupied},
+		{Device: name + "-mps", Key: TaintNoMPS}, {Device: name + "-mps", Key: TaintOccupied}, {Device: name, Key: TaintOccupied},
+		{Device: "gpu-of-nobody", Key: TaintOccupied},
 	}}).Pools["n"].Slices {
 		for _, d := range s.Devices {
 			line := []string{d.Name}
@@ -206,6 +207,28 @@ func TestSharedResourcesDoNotShareMemoryWithTheNode(t *testing.T) {
 	o.TimeSlice.Shares, o.MPS.Memory.Default, o.MPS.Cores.Total = 1, 2, 3
 	if diff := cmp.Diff(want, encode(t, shared)); diff != "" {
 		t.Errorf("published devices changed with the node (-before +after):\n%s", diff)
+	}
+}
+
+func TestATaintHasAValueAndAnEffect(t *testing.T) {
+	node := offering(t, "t4")
+	name := node.GPUs[0].PCI.DeviceName()
+	var got []resourceapi.DeviceTaint
+	for _, s := range Resources(node, "n", View{Taints: []Taint{
+		{Device: name, Key: TaintUnhealthy, Value: "xid-79", Effect: resourceapi.DeviceTaintEffectNoExecute},
+		{Device: name, Key: TaintUnhealthy, Value: "xid-94", Effect: resourceapi.DeviceTaintEffectNone},
+		{Device: name, Key: TaintOccupied},
+	}}).Pools["n"].Slices {
+		for _, d := range s.Devices {
+			got = append(got, d.Taints...)
+		}
+	}
+	want := []resourceapi.DeviceTaint{
+		{Key: TaintUnhealthy, Value: "xid-79", Effect: "NoExecute"}, {Key: TaintUnhealthy, Value: "xid-94", Effect: "None"},
+		{Key: TaintOccupied, Effect: "NoSchedule"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("taints (-want +got):\n%s", diff)
 	}
 }
 

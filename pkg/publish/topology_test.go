@@ -197,6 +197,13 @@ func TestWholeGPUsFollowWhatIsFreeAndNothingElseDoes(t *testing.T) {
 	if diff := cmp.Diff(view.WholeGPUs(node), taints.WholeGPUs(node)); diff != "" {
 		t.Errorf("order (-held +tainted):\n%s", diff)
 	}
+	// One with a taint that only informs can.
+	for i := range taints.Taints {
+		taints.Taints[i].Effect = resourceapi.DeviceTaintEffectNone
+	}
+	if diff := cmp.Diff((&View{}).WholeGPUs(node), taints.WholeGPUs(node)); diff != "" {
+		t.Errorf("order (-free +marked):\n%s", diff)
+	}
 }
 
 func namesOf(devices []resourceapi.Device) []string {
