@@ -3,6 +3,7 @@ package v1alpha1
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"regexp"
 	"slices"
@@ -20,8 +21,10 @@ import (
 // file of an admin's.
 const maxSize = 1 << 20
 
-// decode reads JSON of one kind. Unknown fields, fields given twice and other kinds are errors.
-func decode(raw []byte, kind string, into any) error {
+// decode reads JSON of one kind of this package. Unknown fields, fields given twice and other kinds are errors.
+func decode(raw []byte, kind string, into any) error { return decodeKind(raw, APIVersion, kind, into) }
+
+func decodeKind(raw []byte, apiVersion, kind string, into any) error {
 	if len(raw) > maxSize {
 		return fmt.Errorf("%d bytes are more than %d", len(raw), maxSize)
 	}
@@ -31,11 +34,11 @@ func decode(raw []byte, kind string, into any) error {
 	}
 	switch {
 	case meta.APIVersion == "" || meta.Kind == "":
-		return fmt.Errorf("set apiVersion and kind: apiVersion: %s, kind: %s", APIVersion, kind)
-	case meta.APIVersion != APIVersion:
-		return fmt.Errorf("unknown apiVersion %q of kind %q: want %s", meta.APIVersion, meta.Kind, APIVersion)
+		return fmt.Errorf("set apiVersion and kind: apiVersion: %s, kind: %s", apiVersion, kind)
+	case meta.APIVersion != apiVersion:
+		return fmt.Errorf("unknown apiVersion %q of kind %q: want %s", meta.APIVersion, meta.Kind, apiVersion)
 	case meta.Kind != kind:
-		return fmt.Errorf("unknown kind %q in %s: want %s", meta.Kind, APIVersion, kind)
+		return fmt.Errorf("unknown kind %q in %s: want %s", meta.Kind, apiVersion, kind)
 	}
 	// A field given twice has to be known before anything is parsed: the tree has only the last one.
 	var tree any
@@ -66,7 +69,7 @@ var quantity = regexp.MustCompile(`^[+-]?[0-9]{1,30}(\.[0-9]{1,30})?([KMGTPE]i|[
 var quantityType = reflect.TypeFor[resource.Quantity]()
 
 // checkTree refuses what decoding would not refuse with the name of the field, or not at all: quantities that are none,
-// and null in a list, which would be zero.
+// and null in a list or map, which would be zero.
 func checkTree(value any, t reflect.Type, path *field.Path) field.ErrorList {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -86,6 +89,9 @@ func checkTree(value any, t reflect.Type, path *field.Path) field.ErrorList {
 				errs = append(errs, checkTree(member, t.Field(i).Type, path.Child(name))...)
 			}
 		}
+		if t.Kind() == reflect.Map {
+			errs = append(errs, checkMap(value, t.Elem(), path)...)
+		}
 	case []any:
 		for i := 0; t.Kind() == reflect.Slice && i < len(value); i++ {
 			if value[i] == nil {
@@ -94,6 +100,19 @@ func checkTree(value any, t reflect.Type, path *field.Path) field.ErrorList {
 			}
 			errs = append(errs, checkTree(value[i], t.Elem(), path.Index(i))...)
 		}
+	}
+	return errs
+}
+
+// checkMap is checkTree for the members of a map.
+func checkMap(members map[string]any, t reflect.Type, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for _, key := range slices.Sorted(maps.Keys(members)) {
+		if members[key] == nil {
+			errs = append(errs, field.Required(path.Key(key), "null is no value"))
+			continue
+		}
+		errs = append(errs, checkTree(members[key], t, path.Key(key))...)
 	}
 	return errs
 }
