@@ -19,4 +19,6 @@ func DecodeStrictly(raw []byte, apiVersion, kind string, into any, check func() 
 }
 
 // CheckMemory refuses an amount of memory that is less than 1Mi, or no whole number of bytes; nil is none.
-func CheckMemory(path *field.Path, value *resource.Quantity) field.ErrorList { return atLeast(path, value) }
+func CheckMemory(path *field.Path, value *resource.Quantity) field.ErrorList {
+	return atLeast(path, value)
+}

@@ -197,6 +197,9 @@ func viewGPU(ctx context.Context, session *nvml.Session, g *gpu.GPU, held []*rec
 // describeShare says what a claim has of a shared GPU.
 func describeShare(s *records.Share) string {
 	has := []string{fmt.Sprintf("shares %d", s.Shares)}
+	if s.Exclusive {
+		has[0] = "the whole GPU"
+	}
 	if s.Memory > 0 {
 		has = append(has, fmt.Sprintf("memory %d MiB", s.Memory>>20))
 	}

@@ -219,7 +219,9 @@ func (s *service) useHardware(ctx context.Context) error {
 	if hw.limits, err = s.memoryLimits(ctx, session); err != nil {
 		return err
 	}
-	s.supervisor.offered = slices.ContainsFunc(s.engine.Records(), func(r *records.Record) bool { return len(r.Shares(gpu.MPS)) > 0 })
+	s.supervisor.offered = slices.ContainsFunc(s.engine.Records(), func(r *records.Record) bool {
+		return slices.ContainsFunc(r.Shares(gpu.MPS), func(d *records.Device) bool { return !d.Share.Exclusive })
+	})
 	s.supervisor.ask(ctx)
 	hw.offer(s.supervisor.noMPS())
 	var wg sync.WaitGroup
