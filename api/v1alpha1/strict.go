@@ -6,14 +6,14 @@ import (
 )
 
 // DecodeStrictly reads opaque parameters of a kind of another API group as strictly as those of this one: unknown fields,
-// fields given twice, other kinds, null in lists and maps, and quantities that are none are errors. check is asked after that
-// for what is wrong with the values. The error is one line of text that can be printed.
+// fields given twice, other kinds, null in lists, and quantities that are none are errors. check is asked after that for what
+// is wrong with the values. The error is Problems.
 func DecodeStrictly(raw []byte, apiVersion, kind string, into any, check func() field.ErrorList) error {
 	if err := decodeKind(raw, apiVersion, kind, into); err != nil {
-		return oneLine(err)
+		return asProblems(err)
 	}
 	if err := check().ToAggregate(); err != nil {
-		return oneLine(err)
+		return asProblems(err)
 	}
 	return nil
 }

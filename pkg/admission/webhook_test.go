@@ -83,7 +83,7 @@ func TestAReviewIsAnswered(t *testing.T) {
 		want   string // what is said; empty: let through
 	}{
 		"right":                     {reviewOf(t, admissionv1.Create, right, nil), ""},
-		"wrong":                     {reviewOf(t, admissionv1.Create, wrong, nil), `spec.devices.config[0].opaque.parameters: Invalid value: parameters: decode ShareConfig: unknown field "mps.threads"`},
+		"wrong":                     {reviewOf(t, admissionv1.Create, wrong, nil), `spec.devices.config[0].opaque.parameters: Invalid value: parameters: unknown field "mps.threads"`},
 		"made wrong":                {reviewOf(t, admissionv1.Update, wrong, right), `"mps.threads"`},
 		"as wrong as before":        {reviewOf(t, admissionv1.Update, wrong, wrong), ""}, // its finalizers must be removable
 		"made worse":                {reviewOf(t, admissionv1.Update, worse, wrong), `"mps.more"`},

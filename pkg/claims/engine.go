@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"syscall"
 
@@ -75,6 +76,8 @@ type Engine struct {
 	recovered atomic.Bool
 
 	backend atomic.Pointer[backend]
+	// calls are the kubelet's that run now: each may use the hardware until it ends.
+	calls   sync.RWMutex
 	corrupt corruptRecords
 }
 
@@ -125,9 +128,17 @@ func (e *Engine) SetWaiting(reason error) {
 	e.backend.Store(&backend{reason: reason})
 }
 
+// Quiesce waits for calls that began before SetWaiting and may still use the hardware.
+func (e *Engine) Quiesce() {
+	e.calls.Lock()
+	defer e.calls.Unlock()
+}
+
 // Prepare makes a claim's devices ready and returns them; none if the claim has no device of this driver. It can be
 // repeated: a claim that is prepared already gets the same answer, after the same checks.
 func (e *Engine) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]records.Device, error) {
+	e.calls.RLock()
+	defer e.calls.RUnlock()
 	return e.prepare(ctx, claim, false)
 }
 
@@ -190,6 +201,8 @@ func (e *Engine) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, 
 // Unprepare gives back all that a claim holds. It needs no GPU driver: without one, partitions are destroyed once it is
 // back. A claim that holds nothing is no error.
 func (e *Engine) Unprepare(ctx context.Context, claim records.Claim) error {
+	e.calls.RLock()
+	defer e.calls.RUnlock()
 	have, err := e.find(claim.UID)
 	defer e.corrupt.drop(claim.UID) // not to be made again
 	if corrupt := (*records.CorruptError)(nil); errors.As(err, &corrupt) {

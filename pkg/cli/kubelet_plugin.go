@@ -1,11 +1,16 @@
 package cli
 
 import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/driver"
@@ -14,6 +19,16 @@ import (
 
 // gcPercent trades a little CPU for memory: an idle node daemon has little garbage and nothing to hurry for.
 const gcPercent = 50
+
+// startAnew puts the same program with the same command line in place of this one.
+func startAnew() error {
+	klog.Background().Info("Starting anew, with the driver as it is now")
+	klog.Flush()
+	if err := syscall.Exec(selfProgram, os.Args, os.Environ()); err != nil {
+		return fmt.Errorf("start %s anew: %w", os.Args[0], err)
+	}
+	return nil
+}
 
 func newKubeletPlugin() *cobra.Command {
 	config := driver.Config{}
@@ -29,7 +44,11 @@ func newKubeletPlugin() *cobra.Command {
 			if err := service.begin(cmd.Flags(), config.Validate); err != nil {
 				return err
 			}
-			return driver.Run(cmd.Context(), config)
+			err := driver.Run(cmd.Context(), config)
+			if errors.Is(err, driver.ErrDriverBack) {
+				return startAnew()
+			}
+			return err
 		},
 	}
 	flags := cmd.Flags()

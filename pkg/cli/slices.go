@@ -37,6 +37,7 @@ type slicesFlags struct {
 	output     string
 	cgroupRoot string
 	policyFile string
+	policyName string
 	withoutMPS bool
 }
 
@@ -83,7 +84,8 @@ func (f *slicesFlags) addHardware(flags *pflag.FlagSet) {
 	flags.StringVar(&f.driverRoot, "driver-root", "/", "root of the NVIDIA driver's files")
 	flags.StringVar(&f.sysfs, "sysfs", "/sys", "the node's sysfs")
 	flags.StringVar(&f.cgroupRoot, "cgroup-root", "/sys/fs/cgroup", "root of the cgroup v2 hierarchy")
-	flags.StringVar(&f.policyFile, "policy", "", "NodePolicy file; empty to offer every tier")
+	flags.StringVar(&f.policyFile, "policy", "", "file of NodePolicies, or folder of such files; empty to offer every tier")
+	flags.StringVar(&f.policyName, "policy-name", "", "which of the policies, as the node label "+v1alpha1.PolicyLabel+" would say; empty for the default")
 	flags.StringVar(&f.driverName, "driver-name", v1alpha1.Group, "name of the DRA driver")
 }
 
@@ -123,7 +125,11 @@ func (f *slicesFlags) inventory(ctx context.Context) (*gpu.Node, error) {
 
 // offered reads the machine or the model and what its GPUs offer by policy, with MPS or with the reason why there is none.
 func (f *slicesFlags) offered(ctx context.Context, noMPS error) (*nvml.Session, *gpu.Node, error) {
-	p, err := policy.Load(f.policyFile)
+	policies, err := policy.Load(f.policyFile, policy.FormatPolicy)
+	if err != nil {
+		return nil, nil, &usageError{err}
+	}
+	_, p, err := policies.Select(f.policyName)
 	if err != nil {
 		return nil, nil, &usageError{err}
 	}

@@ -50,7 +50,7 @@ func (a apiClaims) ClaimByUID(ctx context.Context, uid types.UID) (*resourceapi.
 	}
 }
 
-// nodeEvents writes warning Events about the node.
+// nodeEvents writes Events about the node.
 type nodeEvents struct {
 	recorder record.EventRecorder
 	node     *corev1.ObjectReference
@@ -74,6 +74,12 @@ func (n *nodeEvents) warnClaim(claim records.Claim, reason, message string) {
 	}, corev1.EventTypeWarning, reason, message)
 }
 
+// warn writes of something that needs a look.
 func (n *nodeEvents) warn(reason, message string) {
 	n.recorder.Event(n.node, corev1.EventTypeWarning, reason, message)
+}
+
+// note writes of something that is as it should be.
+func (n *nodeEvents) note(reason, message string) {
+	n.recorder.Event(n.node, corev1.EventTypeNormal, reason, message)
 }

@@ -13,6 +13,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
 // slicePublisher is the part of the kubelet plugin helper that writes ResourceSlices in the background.
@@ -39,14 +41,23 @@ const (
 // update publishes what differs from before. Slices change one at a time, each when the one before has reached the API
 // server: a pool of which several slices change gets a new generation, and nothing can be allocated from it until all
 // are there.
+//
+// No device that claims hold is ever missing, nor a counter that it consumes, as the scheduler would hand them out again:
+//   - What is published before and after has them: what claims hold is offered whatever the policy says, and the counters of
+//     a GPU depend on its board alone.
+//   - Where slices change one at a time, each state in between has the same counters, and each device that is published
+//     before and after. That is so only if no device changes its slice and no counters change; see oneByOne.
+//   - Else all slices are handed on at once. The helper then removes, changes and makes slices in an order of its own, but
+//     from its first write to its last the pool is not whole: slices are fewer than they say that they are, or those of the
+//     new generation are. From such a pool the scheduler allocates nothing (GatherPools of
+//     k8s.io/dynamic-resource-allocation/structured).
 func (p *publisher) update(ctx context.Context, want resourceslice.DriverResources) error {
 	slices := want.Pools[p.pool].Slices
-	if len(p.published) != len(slices) {
+	if !oneByOne(p.published, slices) {
 		return p.publish(ctx, slices)
 	}
 	for i := range slices {
-		if apiequality.Semantic.DeepEqual(p.published[i].SharedCounters, slices[i].SharedCounters) &&
-			resourceslice.DevicesDeepEqual(p.published[i].Devices, slices[i].Devices) {
+		if resourceslice.DevicesDeepEqual(p.published[i].Devices, slices[i].Devices) {
 			continue
 		}
 		next := append([]resourceslice.Slice{}, p.published...)
@@ -60,6 +71,31 @@ func (p *publisher) update(ctx context.Context, want resourceslice.DriverResourc
 		}
 	}
 	return nil
+}
+
+// oneByOne tells whether slices can change one after the other: their number and their counters stay, and no device comes
+// to another slice, where it would be twice, or nowhere, for a while.
+func oneByOne(was, want []resourceslice.Slice) bool {
+	if len(was) != len(want) {
+		return false
+	}
+	sliceOf := map[string]int{}
+	for i := range was {
+		if !apiequality.Semantic.DeepEqual(was[i].SharedCounters, want[i].SharedCounters) {
+			return false
+		}
+		for _, d := range was[i].Devices {
+			sliceOf[d.Name] = i
+		}
+	}
+	for i := range want {
+		for _, d := range want[i].Devices {
+			if before, ok := sliceOf[d.Name]; ok && before != i {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // publish hands slices on and remembers them once that has worked.
@@ -105,4 +141,31 @@ func (p *publisher) wait(ctx context.Context, index int, devices []resourceapi.D
 		case <-tick.C:
 		}
 	}
+}
+
+// publish brings the slices in line with hardware and records.
+func (s *service) publish(ctx context.Context, hw *hardware, p *publisher) {
+	err := p.update(ctx, s.resources(hw))
+	s.ready.published(err)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Could not publish ResourceSlices")
+	}
+}
+
+// resources are the slices as they should be now.
+func (s *service) resources(hw *hardware) resourceslice.DriverResources {
+	node := hw.Node()
+	taints := append(s.supervisor.taints(node), s.drainTaints(node)...)
+	for _, device := range s.engine.Occupied() {
+		taints = append(taints, publish.Taint{Device: device, Key: publish.TaintOccupied})
+	}
+	if s.conflict != nil {
+		left, conflicts := besideOthers(node, heldOf(s.engine.Records()))
+		node, taints = left, append(taints, conflicts...)
+	}
+	r := publish.Resources(node, s.config.NodeName, publish.View{Taints: taints})
+	for _, existing := range s.engine.Existing() {
+		publish.NameExisting(r, s.config.NodeName, existing.Device, existing.UUID)
+	}
+	return r
 }

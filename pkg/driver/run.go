@@ -8,26 +8,19 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
-	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/cdi"
 	"github.com/cleave-dra/cleave/pkg/cdi/hook"
 	"github.com/cleave-dra/cleave/pkg/claims"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/mps"
 	"github.com/cleave-dra/cleave/pkg/nvml"
-	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/sharing"
 )
@@ -42,7 +35,10 @@ func Run(ctx context.Context, config Config) error {
 	}
 	ctx, fatal := context.WithCancelCause(ctx)
 	defer fatal(nil)
-	s := &service{config: config, metrics: newMetrics(), registered: make(chan struct{}, 1), changed: make(chan struct{}, 1)}
+	s := &service{
+		config: config, metrics: newMetrics(), registered: make(chan struct{}, 1), changed: make(chan struct{}, 1),
+		heldChanged: make(chan struct{}, 1), outside: make(chan struct{}, 1),
+	}
 	if err := s.open(ctx); err != nil {
 		return err
 	}
@@ -56,9 +52,17 @@ func Run(ctx context.Context, config Config) error {
 	}
 	defer stopHTTP()
 	klog.FromContext(ctx).Info("Serving the kubelet", "driver", config.DriverName, "node", config.NodeName)
+	s.ready.cluster(fmt.Errorf("there is no Node %s yet", config.NodeName))
 
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	wg.Go(func() {
+		s.around.follow(ctx, func(err error) { // beside the driver's start
+			if !s.around.isKnown() {
+				s.ready.cluster(err)
+			}
+		})
+	})
 	wg.Go(func() {
 		if err := s.useHardware(ctx); err != nil && ctx.Err() == nil {
 			fatal(err)
@@ -79,15 +83,22 @@ type service struct {
 	client  kubernetes.Interface
 	events  *nodeEvents
 	engine  *claims.Engine
-	policy  *v1alpha1.NodePolicy
-	// supervisor is only touched by the goroutine that keeps things in line.
+	around  *surroundings
+	// supervisor, policy and conflict are only touched by the goroutine that keeps things in line.
 	supervisor supervisor
-	helper     *kubeletplugin.Helper
-	ready      readiness
+	policy     livePolicy
+	conflict   error // who else hands out the node's GPUs; nil while nobody does
+	// draining tells that the driver is let go of; tellsLoaded that procfs says whether it is loaded. So are they.
+	draining, tellsLoaded bool
+	helper                *kubeletplugin.Helper
+	ready                 readiness
 	// registered has a value after the kubelet has registered the plugin.
 	registered chan struct{}
 	// changed has a value after partitions, or what occupies devices, have changed.
 	changed chan struct{}
+	// heldChanged has a value after a claim was prepared or unprepared, outside after what comes from outside may have
+	// changed: the Node object, slices of other drivers, policy files.
+	heldChanged, outside chan struct{}
 }
 
 // open reads what is on disk and connects to the API server; nothing is served yet.
@@ -119,9 +130,8 @@ func (s *service) open(ctx context.Context) error {
 		return err
 	}
 	s.engine.KeepLayoutsIn(layouts)
-	if s.policy, err = policy.Load(s.config.PolicyFile); err != nil {
-		return err
-	}
+	s.openPolicy(ctx)
+	s.around = newSurroundings(s.client, s.config.DriverName, s.config.NodeName, func() { signal(s.outside) })
 	if err := s.openSharing(); err != nil {
 		return err
 	}
@@ -143,53 +153,6 @@ func (s *service) openSharing() error {
 	return nil
 }
 
-// restConfig sets limits under which a node full of claims is not throttled: client-go's 5 requests a second make a
-// burst of pods wait for seconds.
-func restConfig(c Config) (*rest.Config, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
-	if err != nil {
-		return nil, fmt.Errorf("find the API server (--kubeconfig %q; empty means the pod's service account): %w", c.Kubeconfig, err)
-	}
-	config.QPS, config.Burst = c.KubeQPS, c.KubeBurst
-	config.ContentType = "application/vnd.kubernetes.protobuf"
-	config.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
-	config.UserAgent = c.DriverName + "/" + c.NodeName
-	return config, nil
-}
-
-// startKubeletPlugin opens the sockets and registers with the kubelet.
-func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCauseFunc) error {
-	options := []kubeletplugin.Option{
-		kubeletplugin.DriverName(s.config.DriverName),
-		kubeletplugin.KubeClient(s.client),
-		kubeletplugin.NodeName(s.config.NodeName),
-		kubeletplugin.RegistrarDirectoryPath(s.config.RegistryDir),
-		kubeletplugin.PluginDataDirectoryPath(s.config.pluginDir()),
-		// Locks are per GPU and hold across processes; the helper's single lock would make all claims wait in line.
-		kubeletplugin.Serialize(false),
-		kubeletplugin.HealthService(false),
-		kubeletplugin.GRPCInterceptor(s.noteRegistration),
-	}
-	if s.config.PodUID != "" {
-		options = append(options, kubeletplugin.RollingUpdate(types.UID(s.config.PodUID)))
-	}
-	helper, err := kubeletplugin.Start(ctx, &plugin{claims: s.engine, metrics: s.metrics, fatal: fatal}, options...)
-	if err != nil {
-		return fmt.Errorf("open the plugin's sockets in %s and %s: %w", s.config.pluginDir(), s.config.RegistryDir, err)
-	}
-	s.helper = helper
-	return nil
-}
-
-// noteRegistration notices when a kubelet, which may just have started, registers the plugin.
-func (s *service) noteRegistration(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	answer, err := handler(ctx, req)
-	if err == nil && strings.HasSuffix(info.FullMethod, "/NotifyRegistrationStatus") {
-		signal(s.registered)
-	}
-	return answer, err
-}
-
 // signal puts a value into a channel that holds one, unless it is there already.
 func signal(to chan<- struct{}) {
 	select {
@@ -206,16 +169,19 @@ func (s *service) useHardware(ctx context.Context) error {
 		_, err := hook.Install(s.config.pluginDir(), hook.NVIDIA)
 		installed <- err
 	}()
+	if err := s.around.wait(ctx); err != nil { // which tells whether the driver is to be left alone
+		return err
+	}
+	s.ready.cluster(nil)
+	if err := s.waitForLabel(ctx); err != nil {
+		return err
+	}
 	session, err := s.openSession(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err := session.Close(); err != nil {
-			klog.FromContext(ctx).Error(err, "Could not end the NVML session")
-		}
-	}()
-	hw := &hardware{Session: session, policy: s.policy, held: s.engine.Records}
+	hw := &hardware{Session: session, policy: s.policy.rules(), held: s.engine.Records, standing: s.engine.Standing}
+	defer hw.end(ctx)
 	if hw.limits, err = s.memoryLimits(ctx, session); err != nil {
 		return err
 	}
@@ -223,7 +189,8 @@ func (s *service) useHardware(ctx context.Context) error {
 		return slices.ContainsFunc(r.Shares(gpu.MPS), func(d *records.Device) bool { return !d.Share.Exclusive })
 	})
 	s.supervisor.ask(ctx)
-	hw.offer(s.supervisor.noMPS())
+	hw.offer(s.supervisor.noMPS()) // by the policy that was in force when the plugin ended
+	s.lookOutside(ctx, hw, false)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if !slices.ContainsFunc(session.Node().GPUs, func(g gpu.GPU) bool { return g.MIG.Enabled }) {
@@ -238,11 +205,18 @@ func (s *service) useHardware(ctx context.Context) error {
 	if err := <-installed; err != nil {
 		return err
 	}
-	if err := s.offerGPUs(ctx, hw); err != nil {
+	p := &publisher{to: s.helper, client: s.client, driver: s.config.DriverName, pool: s.config.NodeName}
+	why, err := s.offerGPUs(ctx, hw)
+	if err != nil {
 		return err
 	}
-	s.keepUp(ctx, hw)
-	return nil
+	if why == nil {
+		why = s.keepUp(ctx, hw, p)
+	}
+	if why == nil {
+		return nil
+	}
+	return s.letGo(ctx, hw, p, why)
 }
 
 // openSession waits for the driver and says what it waits for, then says which GPUs it cannot serve.
@@ -261,6 +235,7 @@ func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 		return nil, err
 	}
 	s.metrics.waiting.Set(0)
+	s.noteLoaded()
 	for _, problem := range session.Node().Problems {
 		klog.FromContext(ctx).Error(problem.Err, "A GPU cannot be read and is not published", "index", problem.Index)
 		s.events.warn("UnreadableGPU", problem.Err.Error())
@@ -270,8 +245,8 @@ func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 }
 
 // offerGPUs writes the CDI spec and lets claims be prepared. It tries until it works: a driver that has just been
-// loaded may lack files or device nodes for a while.
-func (s *service) offerGPUs(ctx context.Context, hw *hardware) error {
+// loaded may lack files or device nodes for a while. It gives up with the reason why the driver is to be let go of.
+func (s *service) offerGPUs(ctx context.Context, hw *hardware) (why, err error) {
 	static, err := cdi.NewStatic(cdi.Options{
 		Driver: s.config.DriverName, Dir: s.config.CDIDir,
 		DriverRoot: s.config.DriverRoot, ContainerDriverRoot: s.config.driverRootHere(),
@@ -280,7 +255,7 @@ func (s *service) offerGPUs(ctx context.Context, hw *hardware) error {
 		MemoryHookPath: filepath.Join(s.config.pluginDir(), hook.MemoryLimit),
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	tick := time.NewTicker(s.config.DriverRetry)
 	defer tick.Stop()
@@ -291,7 +266,10 @@ func (s *service) offerGPUs(ctx context.Context, hw *hardware) error {
 			s.ready.driver(nil)
 			klog.FromContext(ctx).Info("Claims can be prepared", "gpus", len(hw.Node().GPUs),
 				"driverVersion", hw.Node().DriverVersion, "cdiSpec", static.Path())
-			return nil
+			return nil, nil
+		}
+		if why := s.mustLetGo(); why != nil {
+			return why, nil
 		}
 		klog.FromContext(ctx).Error(err, "Claims cannot be prepared yet")
 		s.engine.SetWaiting(err)
@@ -299,7 +277,7 @@ func (s *service) offerGPUs(ctx context.Context, hw *hardware) error {
 		s.events.warn("NoCDISpec", err.Error())
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return nil, ctx.Err()
 		case <-tick.C:
 		}
 	}

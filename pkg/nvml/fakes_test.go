@@ -56,7 +56,12 @@ type fakeDevice struct {
 	minor    int
 	reserved uint64
 	links    []bool // one for each link of the board
-	migOn    bool
+	// remotes are the PCI addresses of the GPUs to which links lead; other links lead to switches.
+	remotes map[int]string
+	// speeds are those of single links; without one, a link has no speed of its own.
+	speeds map[int]uint64
+	fabric FabricInfo
+	migOn  bool
 	// computeMode is one of NVML_COMPUTEMODE_*.
 	computeMode int
 	profiles    map[int]gpu.Profile     // by enum
@@ -73,9 +78,11 @@ func (d *fakeDevice) fail(name string) error {
 	return d.errs[name]
 }
 
-func (d *fakeDevice) UUID() (string, error)            { return d.uuid, d.fail("UUID") }
-func (d *fakeDevice) MinorNumber() (int, error)        { return d.minor, d.fail("MinorNumber") }
-func (d *fakeDevice) PCIBusID() (string, error)        { return d.bus, d.fail("PCIBusID") }
+func (d *fakeDevice) UUID() (string, error)     { return d.uuid, d.fail("UUID") }
+func (d *fakeDevice) MinorNumber() (int, error) { return d.minor, d.fail("MinorNumber") }
+func (d *fakeDevice) PCIInfo() (PCIInfo, error) {
+	return PCIInfo{BusID: d.bus, DeviceID: 0x233010de}, d.fail("PCIInfo")
+}
 func (d *fakeDevice) Name() (string, error)            { return "NVIDIA H100 80GB HBM3", d.fail("Name") }
 func (d *fakeDevice) Brand() (int, error)              { return 14, d.fail("Brand") }
 func (d *fakeDevice) Architecture() (int, error)       { return 9, d.fail("Architecture") }
@@ -106,6 +113,36 @@ func (d *fakeDevice) NVLinkState(link int) (bool, error) {
 		return false, fmt.Errorf("nvmlDeviceGetNvLinkState(%d): %w", link, gpu.ErrInvalidArgument)
 	}
 	return d.links[link], nil
+}
+
+func (d *fakeDevice) NVLinkVersion(int) (int, error) { return 6, d.fail("NVLinkVersion") }
+
+func (d *fakeDevice) NVLinkRemoteDeviceType(link int) (int, error) {
+	if _, ok := d.remotes[link]; ok {
+		return 0, d.fail("NVLinkRemoteDeviceType")
+	}
+	return 2, d.fail("NVLinkRemoteDeviceType")
+}
+
+func (d *fakeDevice) NVLinkRemotePCIInfo(link int) (PCIInfo, error) {
+	return PCIInfo{BusID: d.remotes[link]}, d.fail("NVLinkRemotePCIInfo")
+}
+
+func (d *fakeDevice) FabricInfo() (FabricInfo, error) { return d.fabric, d.fail("FabricInfo") }
+
+func (d *fakeDevice) FieldValues(fields []Field) ([]FieldValue, error) {
+	var values []FieldValue
+	for _, f := range fields {
+		v := FieldValue{Err: gpu.ErrNotSupported}
+		if speed, ok := d.speeds[f.Scope]; ok && f.ID == 164 {
+			v = FieldValue{Value: speed}
+		}
+		if f.ID == 90 {
+			v = FieldValue{Value: 26562, Err: d.fail("field 90")}
+		}
+		values = append(values, v)
+	}
+	return values, d.fail("FieldValues")
 }
 
 func (d *fakeDevice) ComputeMode() (int, error) { return d.computeMode, d.fail("ComputeMode") }
@@ -176,14 +213,6 @@ func (d *fakeDevice) setBoard(units int) {
 
 // noSysfs is what a virtual machine may show.
 func noSysfs() fs.ReadLinkFS { return fstest.MapFS{} }
-
-// sysfsOf puts the function at a bus into a root complex and on a NUMA node.
-func sysfsOf(address, numa string) fs.ReadLinkFS {
-	return fstest.MapFS{
-		"bus/pci/devices/" + address:                                {Data: []byte("../../../devices/pci0000:15/0000:15:01.0/" + address), Mode: fs.ModeSymlink},
-		"devices/pci0000:15/0000:15:01.0/" + address + "/numa_node": {Data: []byte(numa + "\n")},
-	}
-}
 
 // openFake opens a session on a fake library.
 func openFake(t *testing.T, lib *fakeLibrary) *Session {

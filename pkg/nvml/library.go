@@ -34,7 +34,7 @@ type EventSet interface {
 type Device interface {
 	UUID() (string, error)                                                // nvmlDeviceGetUUID
 	MinorNumber() (int, error)                                            // nvmlDeviceGetMinorNumber
-	PCIBusID() (string, error)                                            // nvmlDeviceGetPciInfo_v3: busId
+	PCIInfo() (PCIInfo, error)                                            // nvmlDeviceGetPciInfo_v3
 	Name() (string, error)                                                // nvmlDeviceGetName
 	Brand() (int, error)                                                  // nvmlDeviceGetBrand: NVML_BRAND_*
 	Architecture() (int, error)                                           // nvmlDeviceGetArchitecture: NVML_DEVICE_ARCH_*
@@ -43,7 +43,12 @@ type Device interface {
 	MemoryTotalReserved() (total, reserved uint64, err error)             // nvmlDeviceGetMemoryInfo_v2, bytes
 	ECCMode() (current, pending bool, err error)                          // nvmlDeviceGetEccMode
 	AddressingMode() (int, error)                                         // nvmlDeviceGetAddressingMode: NVML_DEVICE_ADDRESSING_MODE_*
+	FieldValues(fields []Field) ([]FieldValue, error)                     // nvmlDeviceGetFieldValues, in the order of the fields
 	NVLinkState(link int) (bool, error)                                   // nvmlDeviceGetNvLinkState; ErrInvalidArgument past the last link
+	NVLinkVersion(link int) (int, error)                                  // nvmlDeviceGetNvLinkVersion: NVML_NVLINK_VERSION_*
+	NVLinkRemoteDeviceType(link int) (int, error)                         // nvmlDeviceGetNvLinkRemoteDeviceType: NVML_NVLINK_DEVICE_TYPE_*
+	NVLinkRemotePCIInfo(link int) (PCIInfo, error)                        // nvmlDeviceGetNvLinkRemotePciInfo_v2
+	FabricInfo() (FabricInfo, error)                                      // nvmlDeviceGetGpuFabricInfoV
 	MIGMode() (current, pending bool, err error)                          // nvmlDeviceGetMigMode
 	GPUInstanceProfileInfo(enum int) (gpu.Profile, error)                 // nvmlDeviceGetGpuInstanceProfileInfo; Placements and Name left empty
 	GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, error) // nvmlDeviceGetGpuInstancePossiblePlacements_v2
@@ -59,6 +64,31 @@ type Device interface {
 	CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (GPUInstance, error) // nvmlDeviceCreateGpuInstanceWithPlacement
 	GPUInstances(profileID int) ([]GPUInstance, error)                                   // nvmlDeviceGetGpuInstances
 	GPUInstanceByID(id int) (GPUInstance, error)                                         // nvmlDeviceGetGpuInstanceById
+}
+
+// PCIInfo is what is used of nvmlPciInfo_t.
+type PCIInfo struct {
+	BusID    string // with the eight-digit domain of NVML: "00000000:1B:00.0"
+	DeviceID uint32 // the device ID in the upper 16 bits, the vendor's in the lower
+}
+
+// Field is a number that nvmlDeviceGetFieldValues tells: NVML_FI_DEV_*, and of some the link or other part it is of.
+type Field struct {
+	ID, Scope int
+}
+
+// FieldValue is the value of a Field, or why there is none.
+type FieldValue struct {
+	Value uint64
+	Err   error
+}
+
+// FabricInfo is what is used of nvmlGpuFabricInfoV_t.
+type FabricInfo struct {
+	ClusterUUID [16]byte
+	CliqueID    int
+	State       int   // NVML_GPU_FABRIC_STATE_*
+	Status      error // of a registration that is completed; nil if it worked
 }
 
 // GPUInstance is a handle to a GPU instance.

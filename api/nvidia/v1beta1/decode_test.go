@@ -122,7 +122,7 @@ func TestParametersThatCannotBeHonouredSayWhatToUse(t *testing.T) {
 			mps(`"defaultPerDevicePinnedMemoryLimit":{"0":"1e999999999"}`), []string{"sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit[0]", "512Mi"},
 		},
 		"too little for a device": {mps(`"defaultPerDevicePinnedMemoryLimit":{"0":"1"}`), []string{"defaultPerDevicePinnedMemoryLimit[0]", "1Mi or more"}},
-		"null for a device":       {mps(`"defaultPerDevicePinnedMemoryLimit":{"0":null}`), []string{"defaultPerDevicePinnedMemoryLimit[0]", "null is no value"}},
+		"null for a device":       {mps(`"defaultPerDevicePinnedMemoryLimit":{"0":null}`), []string{"defaultPerDevicePinnedMemoryLimit[0]", "1Mi or more"}},
 		"device twice":            {mps(`"defaultPerDevicePinnedMemoryLimit":{"0":"1Gi","0":"2Gi"}`), []string{"duplicate field"}},
 		"device of no kind":       {mps(`"defaultPerDevicePinnedMemoryLimit":{"first":"1Gi"}`), []string{"defaultPerDevicePinnedMemoryLimit", `"first"`, "number of a device"}},
 		"device below all":        {mps(`"defaultPerDevicePinnedMemoryLimit":{"-1":"1Gi"}`), []string{`"-1"`}},

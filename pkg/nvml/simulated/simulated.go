@@ -112,6 +112,33 @@ func (d device) RunningProcesses() ([]int, error) {
 	return slices.Compact(pids), nil
 }
 
+func (d device) PCIInfo() (nvml.PCIInfo, error) {
+	info, err := d.PCI()
+	return nvml.PCIInfo{BusID: info.BusID, DeviceID: info.DeviceID}, err
+}
+
+func (d device) NVLinkRemotePCIInfo(link int) (nvml.PCIInfo, error) {
+	info, err := d.NVLinkRemotePCI(link)
+	return nvml.PCIInfo{BusID: info.BusID, DeviceID: info.DeviceID}, err
+}
+
+func (d device) FieldValues(fields []nvml.Field) ([]nvml.FieldValue, error) {
+	if err := d.BeginFieldValues(); err != nil {
+		return nil, err
+	}
+	values := make([]nvml.FieldValue, 0, len(fields))
+	for _, f := range fields {
+		v, err := d.FieldValue(f.ID, f.Scope)
+		values = append(values, nvml.FieldValue{Value: v, Err: err})
+	}
+	return values, nil
+}
+
+func (d device) FabricInfo() (nvml.FabricInfo, error) {
+	info, err := d.Fabric()
+	return nvml.FabricInfo{ClusterUUID: info.ClusterUUID, CliqueID: int(info.Clique), State: sim.FabricCompleted}, err
+}
+
 func (d device) CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (nvml.GPUInstance, error) {
 	gi, err := d.Device.CreateGPUInstanceWithPlacement(profileID, at)
 	if err != nil {
