@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 )
 
 // Config is all that a plugin needs to know. Every path is as this process sees it, except DriverRoot.
@@ -111,6 +113,9 @@ func CheckNodeName(name string) error {
 	}
 	return nil
 }
+
+// compatible tells whether manifests written for NVIDIA's DRA driver are to run unchanged.
+func (c *Config) compatible() bool { return c.DriverName == nvidia.DriverName }
 
 // pluginDir is where sockets, records, locks and the hook of this driver live.
 func (c *Config) pluginDir() string {

@@ -163,7 +163,7 @@ func (s *service) resources(hw *hardware) resourceslice.DriverResources {
 		left, conflicts := besideOthers(node, heldOf(s.engine.Records()))
 		node, taints = left, append(taints, conflicts...)
 	}
-	r := publish.Resources(node, s.config.NodeName, publish.View{Taints: taints})
+	r := publish.Resources(node, s.config.NodeName, publish.View{Taints: taints, Compatible: s.config.compatible()})
 	for _, existing := range s.engine.Existing() {
 		publish.NameExisting(r, s.config.NodeName, existing.Device, existing.UUID)
 	}
