@@ -42,15 +42,18 @@ func Run(ctx context.Context, config Config) error {
 	if err := s.open(ctx); err != nil {
 		return err
 	}
-	if err := s.startKubeletPlugin(ctx, fatal); err != nil {
-		return err
-	}
-	defer s.helper.Stop()
 	stopHTTP, err := s.serveHTTP(ctx)
 	if err != nil {
 		return err
 	}
 	defer stopHTTP()
+	if !s.withoutNamesake(ctx) {
+		return nil
+	}
+	if err := s.startKubeletPlugin(ctx, fatal); err != nil {
+		return err
+	}
+	defer s.helper.Stop()
 	klog.FromContext(ctx).Info("Serving the kubelet", "driver", config.DriverName, "node", config.NodeName)
 	s.ready.cluster(fmt.Errorf("there is no Node %s yet", config.NodeName))
 
