@@ -17,6 +17,8 @@ GO_LDFLAGS := -s -w -X github.com/cleave-dra/cleave/pkg/cli.version=$(VERSION) '
 # gRPC's tracing pages draw in html/template, and with it the linker keeps every method there is: 15 MB of them.
 GO_TAGS := grpcnotrace
 LINT := $(BIN)/golangci-lint
+HELM := $(BIN)/helm
+CHART := deployments/helm/cleave
 
 .PHONY: help
 help: ## list the targets
@@ -45,6 +47,10 @@ hook:
 	go build -trimpath -tags osusergo,netgo -ldflags '-s -w -extldflags=-Wl,-z,lazy' -o $(HOOKS)/cleave-memory-limit ./cmd/cleave-memory-limit
 	gzip -9 -n -f $(HOOKS)/nvidia-cdi-hook $(HOOKS)/cleave-memory-limit
 
+.PHONY: image-root
+image-root: build ## lay out the root file system of the image in bin/image
+	go run ./hack/image-root -cleave $(BIN)/cleave -o $(BIN)/image
+
 .PHONY: demo
 demo: build ## run the main job on a simulated node and a real local Kubernetes
 	go run ./e2e/cmd/demo
@@ -53,13 +59,14 @@ demo: build ## run the main job on a simulated node and a real local Kubernetes
 test: lint unit e2e ## everything that runs without a GPU: lint, unit with race detector, end to end
 
 .PHONY: unit
-unit: sim ## unit tests with the race detector
-	go test -race -short ./api/... ./cmd/... ./pkg/... ./hack/gen-deviceclasses/... ./e2e/cluster/...
+unit: build $(HELM) ## unit tests with the race detector, and the Helm chart rendered in many ways
+	go test -race -short ./api/... ./cmd/... ./pkg/... ./hack/gen-deviceclasses/... ./hack/image-root/... ./e2e/cluster/...
+	go test ./e2e/chart
 	@# A thousand plugins are started and killed: the race detector would make each start slow.
 	go test -run TestAKilledPlugin ./pkg/claims
 
 .PHONY: e2e
-e2e: build ## tests on a real local Kubernetes node (K8S_VERSION=1.37.1 or 1.36.4)
+e2e: image-root $(HELM) ## tests on a real local Kubernetes node (K8S_VERSION=1.37.1 or 1.36.4)
 	@# -p 1: one cluster at a time; two that start at once may want the same port.
 	CLEAVE_E2E=1 go test -p 1 -count=1 -timeout 40m -v ./e2e/...
 
@@ -94,9 +101,22 @@ gpu-lane-folder:
 		-o $(GPU_LANE)/nvml-probe e2e/gpulane/probe/nvml-probe.c
 	@size=$$(du -s --apparent-size -B 1M $(GPU_LANE) | cut -f1); echo "$(GPU_LANE): $$size MiB"; test "$$size" -lt 60
 
+.PHONY: helm
+helm: $(HELM) ## build bin/helm
+
+# Without a cluster to ask, Helm takes charts to be for the release of Kubernetes that it was built for.
+HELM_KUBERNETES_MINOR := 37
+$(HELM): hack/tools/helm/go.mod
+	@echo "Building helm (a minute the first time)"
+	cd hack/tools/helm && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w \
+		-X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=$(HELM_KUBERNETES_MINOR) -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor=$(HELM_KUBERNETES_MINOR)" \
+		-o $@ helm.sh/helm/v3/cmd/helm
+
 .PHONY: manifests
-manifests: ## write the DeviceClasses of MIG profiles
+manifests: $(HELM) ## write what is made of other files: MIG profiles, the chart as plain YAML, its values in the docs
 	go run ./hack/gen-deviceclasses
+	hack/render-manifests $(HELM) $(CHART) deployments/manifests
+	UPDATE_DOCS=1 go test -run TestTheDocumentationListsEveryValue ./e2e/chart
 
 .PHONY: proto
 proto: ## write the Go code of the MPS supervisor's API

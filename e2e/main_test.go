@@ -98,14 +98,12 @@ func setUp(ctx context.Context) (*suite, error) {
 	if s.node, err = s.startNode(ctx); err != nil {
 		return nil, err
 	}
-	for _, name := range []string{"deviceclass-gpu", "deviceclass-mig", "deviceclass-timeslice", "deviceclass-mps", "deviceclasses-mig-profiles"} {
-		class, err := workload.Load(filepath.Join(source, "deployments", "manifests", name+".yaml"))
-		if err != nil {
-			return nil, err
-		}
-		if err := workload.Create(ctx, s.kube, "", class); err != nil {
-			return nil, err
-		}
+	classes, err := workload.Load(filepath.Join(source, "deployments", "manifests", "deviceclasses.yaml"))
+	if err != nil {
+		return nil, err
+	}
+	if err := workload.Create(ctx, s.kube, "", classes); err != nil {
+		return nil, err
 	}
 	return s, nil
 }

@@ -23,36 +23,28 @@ func (p Problems) Error() string {
 // Unwrap lists them.
 func (p Problems) Unwrap() []error { return p }
 
-// ProblemsOf takes an error apart: its Problems, each with what wraps all of them in front of it, or the error alone.
+// ProblemsOf takes an error apart: its Problems or what else it aggregates, each with what wraps all of them in front of
+// it, or the error alone. What is said twice is left out.
 func ProblemsOf(err error) Problems {
-	var several Problems
-	if err == nil || !errors.As(err, &several) {
-		return asProblems(err)
-	}
-	front, ok := strings.CutSuffix(err.Error(), several.Error())
-	if !ok || front == "" {
-		return several
-	}
-	wrapped := make(Problems, 0, len(several))
-	for _, one := range several {
-		wrapped = append(wrapped, oneLine(front, one))
-	}
-	return wrapped
-}
-
-// asProblems takes aggregates apart and leaves out what is said twice.
-func asProblems(err error) Problems {
 	if err == nil {
 		return nil
 	}
-	all := []error{err}
-	if several := utilerrors.Aggregate(nil); errors.As(err, &several) {
-		all = utilerrors.Flatten(several).Errors()
+	front, all := "", []error{err}
+	several, aggregate := Problems(nil), utilerrors.Aggregate(nil)
+	switch {
+	case errors.As(err, &several):
+		if before, ok := strings.CutSuffix(err.Error(), several.Error()); ok {
+			front, all = before, several
+		}
+	case errors.As(err, &aggregate):
+		if before, ok := strings.CutSuffix(err.Error(), aggregate.Error()); ok {
+			front, all = before, utilerrors.Flatten(aggregate).Errors()
+		}
 	}
 	var problems Problems
 	said := map[string]bool{}
 	for _, one := range all {
-		if one = oneLine("", one); !said[one.Error()] {
+		if one = oneLine(front, one); !said[one.Error()] {
 			said[one.Error()] = true
 			problems = append(problems, one)
 		}

@@ -10,10 +10,10 @@ import (
 // is wrong with the values. The error is Problems.
 func DecodeStrictly(raw []byte, apiVersion, kind string, into any, check func() field.ErrorList) error {
 	if err := decodeKind(raw, apiVersion, kind, into); err != nil {
-		return asProblems(err)
+		return ProblemsOf(err)
 	}
 	if err := check().ToAggregate(); err != nil {
-		return asProblems(err)
+		return ProblemsOf(err)
 	}
 	return nil
 }

@@ -19,19 +19,19 @@ import (
 func DecodeNodePolicy(data []byte) (*NodePolicy, error) {
 	documents, err := Documents(data)
 	if err != nil {
-		return nil, asProblems(err)
+		return nil, ProblemsOf(err)
 	}
 	switch {
 	case len(documents) > 1:
-		return nil, asProblems(errors.New("there are several documents: write one policy with several rules"))
+		return nil, ProblemsOf(errors.New("there are several documents: write one policy with several rules"))
 	case len(documents) == 0:
 		documents = []Document{{JSON: []byte("{}")}}
 	case documents[0].Err != nil:
-		return nil, asProblems(documents[0].Err)
+		return nil, ProblemsOf(documents[0].Err)
 	}
 	p := &NodePolicy{}
 	if err := decode(documents[0].JSON, NodePolicyKind, p); err != nil {
-		return nil, asProblems(err)
+		return nil, ProblemsOf(err)
 	}
 	if err := p.Validate(); err != nil {
 		return nil, err
@@ -49,7 +49,7 @@ func asError(errs field.ErrorList) error {
 	if len(errs) == 0 {
 		return nil
 	}
-	return asProblems(errs.ToAggregate())
+	return ProblemsOf(errs.ToAggregate())
 }
 
 // PolicyName is the name that a JSON document has as a policy; empty where it has none, or is none.

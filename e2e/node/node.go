@@ -99,6 +99,24 @@ func (n *Node) Running() bool { return n.plugin != nil }
 // Readiness is nil if the plugin says that it is ready, else what it says.
 func (n *Node) Readiness(ctx context.Context) error { return n.get(ctx, "/readyz") }
 
+// SetFlags gives the plugin other flags from its next start on, in place of Options.Flags.
+func (n *Node) SetFlags(flags ...string) { n.opts.Flags = flags }
+
+// Metrics are what the plugin tells at /metrics, by name and labels as they are written there.
+func (n *Node) Metrics(ctx context.Context) (map[string]string, error) {
+	text, err := n.read(ctx, "/metrics")
+	if err != nil {
+		return nil, err
+	}
+	values := map[string]string{}
+	for line := range strings.Lines(text) {
+		if at := strings.LastIndex(line, " "); at > 0 && !strings.HasPrefix(line, "#") {
+			values[line[:at]] = strings.TrimSpace(line[at:])
+		}
+	}
+	return values, nil
+}
+
 func (n *Node) hasKubelet() bool { return n.opts.NodeName == n.opts.Cluster.NodeName() }
 
 // Sim runs nvml-sim on the node's driver root and returns what it prints.
@@ -212,24 +230,31 @@ func (n *Node) WaitReady(ctx context.Context) error {
 	}
 }
 
+// get is nil if the plugin answers with success, else what it says.
 func (n *Node) get(ctx context.Context, path string) error {
+	_, err := n.read(ctx, path)
+	return err
+}
+
+// read is the plugin's answer; one that is no success is the error.
+func (n *Node) read(ctx context.Context, path string) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.address+path, nil)
 	if err != nil {
-		return err
+		return "", err
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 4096))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 	if err != nil {
-		return err
+		return "", err
 	}
 	if resp.StatusCode != http.StatusOK {
-		return errors.New(strings.TrimSpace(string(body)))
+		return "", errors.New(strings.TrimSpace(string(body)))
 	}
-	return nil
+	return string(body), nil
 }
 
 // LogTail is the end of the plugin's log.

@@ -11,10 +11,21 @@ import (
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
-// Rank orders the whole GPUs by what is free now, as the plugin does when it learns of a change.
-func (n *Node) Rank(inventory *gpu.Node) {
-	view := publish.View{Free: n.free()}
-	order := view.WholeGPUs(inventory)
+// Follow has the whole GPUs of an inventory ordered by what is free before each allocation, as the plugin does; late has
+// it know only what was free before the last allocation.
+func (n *Node) Follow(inventory *gpu.Node, late bool) { n.follows, n.late = inventory, late }
+
+// rank orders the whole GPUs by what is free.
+func (n *Node) rank() {
+	if n.follows == nil {
+		return
+	}
+	known := n.free()
+	if n.late {
+		known, n.before = n.before, known
+	}
+	view := publish.View{Free: known}
+	order := view.WholeGPUs(n.follows)
 	n.slices = slices.Clone(n.slices)
 	for i, s := range n.slices {
 		at := func(d resourceapi.Device) int { return slices.Index(order, d.Name) }
@@ -43,4 +54,17 @@ func (n *Node) free() func(g *gpu.GPU) bool {
 func gpuOf(device string) string {
 	parts := strings.Split(device, "-")
 	return strings.Join(parts[:min(len(parts), 5)], "-")
+}
+
+// together tells whether whole GPUs are of one NVLink group or of one NUMA node.
+func together(inventory *gpu.Node, devices []string) bool {
+	groups := gpu.NVLinkGroups(inventory.GPUs)
+	sameGroup, sameNode := true, true
+	first := inventory.Find(devices[0])
+	for _, d := range devices {
+		g := inventory.Find(d)
+		sameGroup = sameGroup && groups[g.PCI] != "" && groups[g.PCI] == groups[first.PCI]
+		sameNode = sameNode && g.NUMANode != nil && first.NUMANode != nil && *g.NUMANode == *first.NUMANode
+	}
+	return sameGroup || sameNode
 }

@@ -9,12 +9,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestTheCommittedClassesAreThoseOfTheCatalog(t *testing.T) {
+func TestTheChartHasTheProfilesOfTheCatalog(t *testing.T) {
 	want, err := generate()
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := os.ReadFile("../../deployments/manifests/deviceclasses-mig-profiles.yaml")
+	got, err := os.ReadFile("../../deployments/helm/cleave/files/mig-profiles.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,3 +67,7 @@ func TestTheDocumentationNamesEveryProfile(t *testing.T) {
 		}
 	}
 }
+
+// resourceName is how the chart writes a profile's name in that of a resource, as NVIDIA's device plugin does:
+// "1g.10gb.me" for "1g.10gb+me".
+func resourceName(profile string) string { return strings.ReplaceAll(profile, "+", ".") }

@@ -97,31 +97,43 @@ func refuse(answer *admissionv1.AdmissionResponse, reason metav1.StatusReason, c
 
 // decodeObject reads an object of a kind that is checked; nil for others, and where there is none.
 func decodeObject(req *admissionv1.AdmissionRequest, raw []byte) (runtime.Object, error) {
-	if req.Kind.Group != resourceapi.GroupName || len(raw) == 0 {
+	object := NewObject(req.Kind.Kind)
+	if req.Kind.Group != resourceapi.GroupName || len(raw) == 0 || object == nil {
 		return nil, nil //nolint:nilnil // nothing of ours is an ordinary answer
-	}
-	var object runtime.Object
-	switch req.Kind.Kind {
-	case "ResourceClaim":
-		object = &resourceapi.ResourceClaim{}
-	case "ResourceClaimTemplate":
-		object = &resourceapi.ResourceClaimTemplate{}
-	case "DeviceClass":
-		object = &resourceapi.DeviceClass{}
-	default:
-		return nil, nil //nolint:nilnil // as above
 	}
 	if req.Kind.Version != resourceapi.SchemeGroupVersion.Version {
 		return nil, fmt.Errorf("version %s of %s: have the webhook configuration ask with version %s and matchPolicy Equivalent",
 			req.Kind.Version, req.Kind.Kind, resourceapi.SchemeGroupVersion.Version)
 	}
-	if number := hugeNumber.Find(raw); number != nil {
-		return nil, fmt.Errorf("decode %s: the number %s is out of bounds", req.Kind.Kind, number)
+	if err := CheckNumbers(raw); err != nil {
+		return nil, fmt.Errorf("decode %s: %w", req.Kind.Kind, err)
 	}
 	if err := json.Unmarshal(raw, object); err != nil {
 		return nil, fmt.Errorf("decode %s: %w", req.Kind.Kind, err)
 	}
 	return object, nil
+}
+
+// NewObject is an empty object of a kind of resource.k8s.io/v1 that is checked; nil for others.
+func NewObject(kind string) runtime.Object {
+	switch kind {
+	case "ResourceClaim":
+		return &resourceapi.ResourceClaim{}
+	case "ResourceClaimTemplate":
+		return &resourceapi.ResourceClaimTemplate{}
+	case "DeviceClass":
+		return &resourceapi.DeviceClass{}
+	default:
+		return nil
+	}
+}
+
+// CheckNumbers refuses JSON with numbers that cannot be decoded as a quantity in reasonable time.
+func CheckNumbers(raw []byte) error {
+	if number := hugeNumber.Find(raw); number != nil {
+		return fmt.Errorf("the number %s is out of bounds", number)
+	}
+	return nil
 }
 
 // hugeNumber is a number, or a text that is one, with an exponent of three digits. resource.ParseQuantity writes numbers

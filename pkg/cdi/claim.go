@@ -109,7 +109,7 @@ func (s *Static) HasClaim(uid types.UID) bool {
 	return err == nil
 }
 
-// Remover deletes claims' specs, which needs no GPU driver.
+// Remover deletes specs, which needs no GPU driver.
 type Remover struct {
 	// Dir is where container runtimes look for specs, Driver the DRA driver's name.
 	Dir, Driver string
@@ -120,6 +120,14 @@ func (r Remover) RemoveClaim(uid types.UID) error {
 	file := cdi.GenerateTransientSpecName(r.Driver, ClaimClass, string(uid)) + ".json"
 	if err := os.Remove(filepath.Join(r.Dir, file)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the claim's CDI spec: %w", err)
+	}
+	return nil
+}
+
+// RemoveStatic deletes the static spec of a node that hands out GPUs no more. That there is none is no error.
+func (r Remover) RemoveStatic() error {
+	if err := os.Remove(filepath.Join(r.Dir, staticFile(r.Driver))); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove the CDI spec: %w", err)
 	}
 	return nil
 }

@@ -81,9 +81,9 @@ func (s *Static) Path() string {
 	return filepath.Join(s.opts.Dir, s.fileName())
 }
 
-func (s *Static) fileName() string {
-	return cdi.GenerateSpecName(s.opts.Driver, Class) + ".json"
-}
+func (s *Static) fileName() string { return staticFile(s.opts.Driver) }
+
+func staticFile(driver string) string { return cdi.GenerateSpecName(driver, Class) + ".json" }
 
 // DeviceID is the fully qualified CDI name of a whole GPU.
 func (s *Static) DeviceID(device string) string {

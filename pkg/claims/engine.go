@@ -117,6 +117,10 @@ func (e *Engine) Share(s Sharing) { e.sharing = s }
 // doing. Call it before the first Prepare.
 func (e *Engine) OnChange(changed func()) { e.changed = changed }
 
+// OnHeld has a function called, which must not block or call the engine, when what claims hold may have changed. Call it
+// before the first Prepare.
+func (e *Engine) OnHeld(changed func()) { e.index.changed = changed }
+
 // SetHardware lets Prepare work.
 func (e *Engine) SetHardware(hw Hardware, cdi CDI) {
 	e.recovered.Store(false)

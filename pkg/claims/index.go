@@ -18,10 +18,12 @@ type index struct {
 	mu      sync.Mutex
 	byClaim map[types.UID]*records.Record
 	byGPU   map[string]map[types.UID]*records.Record
+	// changed is told of every change, see Engine.OnHeld.
+	changed func()
 }
 
 func newIndex() *index {
-	return &index{byClaim: map[types.UID]*records.Record{}, byGPU: map[string]map[types.UID]*records.Record{}}
+	return &index{byClaim: map[types.UID]*records.Record{}, byGPU: map[string]map[types.UID]*records.Record{}, changed: func() {}}
 }
 
 // get returns the record of a claim, or nil.
@@ -43,6 +45,7 @@ func (x *index) set(r *records.Record) {
 		}
 		x.byGPU[name][r.Claim.UID] = r
 	}
+	x.changed()
 }
 
 // removeIf forgets a claim if its record is still the given one.
@@ -70,6 +73,7 @@ func (x *index) drop(uid types.UID) {
 	for _, name := range r.GPUs() {
 		delete(x.byGPU[name], uid)
 	}
+	x.changed()
 }
 
 // holder returns the record of a claim other than uid that holds what a device needs, or nil. Claims with admin

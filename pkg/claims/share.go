@@ -122,7 +122,7 @@ func share(d planned, result resourceapi.DeviceRequestAllocationResult) (*record
 		return s, nil
 	}
 	var err error
-	s.MPS, err = mpsLimits(s, c, sharing.Shares > manyClients)
+	s.MPS, err = mpsLimits(s, c, sharing)
 	return s, err
 }
 
@@ -166,8 +166,11 @@ const manyClients = 48
 const wholeGPU = 100
 
 // mpsLimits are what was allocated, lowered by the parameters. They may not raise it.
-func mpsLimits(s *records.Share, c *config, many bool) (*records.MPS, error) {
-	m := &records.MPS{ThreadPercentage: s.Cores, Memory: s.Memory, ManyClients: many}
+func mpsLimits(s *records.Share, c *config, sharing *gpu.Sharing) (*records.MPS, error) {
+	m := &records.MPS{
+		ThreadPercentage: s.Cores, Memory: s.Memory, ManyClients: sharing.Shares > manyClients,
+		BelowNormal: sharing.Priority == string(v1alpha1.PriorityBelowNormal),
+	}
 	if m.ThreadPercentage == 0 {
 		m.ThreadPercentage = wholeGPU
 	}
@@ -187,13 +190,16 @@ func mpsLimits(s *records.Share, c *config, many bool) (*records.MPS, error) {
 		}
 		m.Memory = q.Value()
 	}
-	m.BelowNormal = wish.Priority == v1alpha1.PriorityBelowNormal
+	if wish.Priority != "" {
+		m.BelowNormal = wish.Priority == v1alpha1.PriorityBelowNormal
+	}
 	return m, nil
 }
 
 // checkShares fails if a claim's shares do not fit beside those that others hold: the scheduler counts, but a limit
 // that is given twice is none, so it is counted again here, where it holds also when the policy has changed.
 func (e *Engine) checkShares(want *records.Record, devices []planned) error {
+	e.settleShares(want, devices)
 	for i := range want.Devices {
 		d := &want.Devices[i]
 		if d.Share == nil || d.Share.Exclusive {
@@ -222,6 +228,52 @@ func (e *Engine) checkShares(want *records.Record, devices []planned) error {
 	return nil
 }
 
+// settleShares fills in what the node's policy says of shares and the claim does not. A claim that is prepared again keeps
+// what it has, whatever the policy says by now: its containers may run.
+func (e *Engine) settleShares(want *records.Record, devices []planned) {
+	have := e.index.get(want.Claim.UID)
+	for i := range want.Devices {
+		d := &want.Devices[i]
+		if d.Share == nil {
+			continue
+		}
+		if before := shareBefore(have, d); before != nil {
+			d.Share.CgroupMemory = before.CgroupMemory
+			if d.Share.Interval == "" {
+				d.Share.Interval = before.Interval
+			}
+			if d.Share.MPS != nil && before.MPS != nil {
+				d.Share.MPS.ManyClients, d.Share.MPS.BelowNormal = before.MPS.ManyClients, before.MPS.BelowNormal
+			}
+			continue
+		}
+		byPolicy := devices[i].shape.GPU.Sharing(d.Share.Kind).Interval
+		if d.Share.Kind != gpu.TimeSlice || d.Share.Interval != "" || byPolicy == "" || byPolicy == string(v1alpha1.IntervalDefault) {
+			continue
+		}
+		// Where another claim asked for an interval, one that asks for none takes that, as it would without a policy.
+		taken := slices.ContainsFunc(want.Shares(gpu.TimeSlice), func(o *records.Device) bool {
+			return o.GPU == d.GPU && o.Share.Interval != "" && o.Share.Interval != byPolicy
+		})
+		if holder, interval := e.index.interval(d.GPU, want.Claim.UID); !taken && (holder == nil || interval == byPolicy) {
+			d.Share.Interval = byPolicy
+		}
+	}
+}
+
+// shareBefore is the share that a claim's record has by the same allocation, or nil.
+func shareBefore(have *records.Record, d *records.Device) *records.Share {
+	if have == nil {
+		return nil
+	}
+	for _, h := range have.Shares(d.Share.Kind) {
+		if h.Device == d.Device && h.Share.ID == d.Share.ID {
+			return h.Share
+		}
+	}
+	return nil
+}
+
 // checkInterval fails if another claim has the GPU's time slices at another interval.
 func (e *Engine) checkInterval(want *records.Record, d *records.Device) error {
 	if d.Share.Interval == "" {
@@ -233,7 +285,7 @@ func (e *Engine) checkInterval(want *records.Record, d *records.Device) error {
 		}
 	}
 	if holder, interval := e.index.interval(d.GPU, want.Claim.UID); holder != nil && interval != d.Share.Interval {
-		return fmt.Errorf("device %s has time slices %s because claim %s asked for them, and this claim asks for %s: ask for the same or for none",
+		return fmt.Errorf("device %s has time slices %s because claim %s asked for them, or the node's policy for it, and this claim asks for %s: ask for the same or for none",
 			d.Device, interval, holder.Claim, d.Share.Interval)
 	}
 	return nil

@@ -75,14 +75,14 @@ func newRoot() *cobra.Command {
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newKubeletPlugin(), newMPSSupervisor(), newWebhook(), newInspect(), newSlices())
+	root.AddCommand(newKubeletPlugin(), newMPSSupervisor(), newWebhook(), newInspect(), newSlices(), newValidate())
 	return root
 }
 
 // needSubcommand answers "cleave" and "cleave typo".
 func needSubcommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
-		return &usageError{errors.New("a subcommand is needed: kubelet-plugin, mps-supervisor, webhook, inspect or slices")}
+		return &usageError{errors.New("a subcommand is needed: kubelet-plugin, mps-supervisor, webhook, inspect, slices or validate")}
 	}
 	err := fmt.Errorf("unknown subcommand %q", args[0])
 	if suggestions := cmd.SuggestionsFor(args[0]); len(suggestions) > 0 {

@@ -38,8 +38,8 @@ func newMPSSupervisor() *cobra.Command {
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.StringVar(&config.Dir, "dir", mps.DefaultDir, "folder of the socket, the state and the daemons; the same path on the host")
-	flags.StringVar(&config.DriverRoot, "driver-root", "/", "root of the NVIDIA driver's files on the host: / or /run/nvidia/driver")
-	flags.StringVar(&config.ContainerDriverRoot, "container-driver-root", "", "where this process sees the driver root; empty if at the same path")
+	flags.StringVar(&config.DriverRoot, "driver-root", "/", "root of the NVIDIA driver's files on the host; auto for the first of / and /run/nvidia/driver that has a driver")
+	flags.StringVar(&config.ContainerDriverRoot, "container-driver-root", "", "where this process sees the driver root, or with --driver-root=auto the host's /; empty if at the same path")
 	flags.StringVar(&config.NVMLLibrary, "nvml-library", "", "path of libnvidia-ml.so.1; empty to look under the driver root")
 	flags.StringVar(&config.ComputeMode, "compute-mode", supervisor.ExclusiveMode,
 		"compute mode of a GPU while it is shared by MPS: exclusive (only the MPS server may use it) or keep (as it is)")

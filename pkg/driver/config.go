@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
+	"github.com/cleave-dra/cleave/pkg/nvml"
 )
 
 // Config is all that a plugin needs to know. Every path is as this process sees it, except DriverRoot.
@@ -19,6 +20,10 @@ type Config struct {
 	DriverName string
 	// PodUID turns on rolling updates: old and new plugin serve side by side, told apart by it. Empty: one at a time.
 	PodUID string
+
+	// DaemonSet that the plugin's pod is of, as "namespace/name"; empty if it is of none. Once it is gone, a plugin that
+	// ends and holds nothing takes its files away.
+	DaemonSet string
 
 	// Kubeconfig is a file; empty for the service account of the pod.
 	Kubeconfig string
@@ -30,7 +35,7 @@ type Config struct {
 	CDIDir      string
 
 	// DriverRoot is the root of the driver's files on the host, ContainerDriverRoot the same folder as this process
-	// sees it; empty if that is the same path.
+	// sees it; empty if that is the same path. With nvml.AutoRoot, ContainerDriverRoot is where it sees the host's /.
 	DriverRoot          string
 	ContainerDriverRoot string
 	// NVMLLibrary is libnvidia-ml.so.1; empty to look for it under the driver root.
@@ -47,6 +52,9 @@ type Config struct {
 	// MPSSocket is the supervisor's; empty to share no GPU by MPS.
 	MPSSocket string
 
+	// ListAttributes publishes attributes as lists, if the API server takes them.
+	ListAttributes bool
+
 	// MetricsAddress serves /metrics, /healthz and /readyz; empty for none.
 	MetricsAddress string
 
@@ -60,16 +68,22 @@ type Config struct {
 func (c *Config) Validate() error {
 	var errs []error
 	errs = append(errs, CheckNodeName(c.NodeName), CheckDriverName(c.DriverName))
+	if namespace, name, ok := strings.Cut(c.DaemonSet, "/"); c.DaemonSet != "" && (!ok || namespace == "" || name == "" || strings.Contains(name, "/")) {
+		errs = append(errs, fmt.Errorf("--daemonset %q is not of the form namespace/name", c.DaemonSet))
+	}
 	if c.KubeQPS <= 0 || c.KubeBurst <= 0 {
 		errs = append(errs, fmt.Errorf("--kube-api-qps %g and --kube-api-burst %d must be above zero", c.KubeQPS, c.KubeBurst))
 	}
 	for _, dir := range []struct{ flag, path string }{
 		{"--kubelet-plugins-dir", c.PluginsDir}, {"--kubelet-registry-dir", c.RegistryDir}, {"--cdi-dir", c.CDIDir},
-		{"--driver-root", c.DriverRoot}, {"--cgroup-root", c.CgroupRoot}, {"--sysfs", c.Sysfs}, {"--procfs", c.Procfs},
+		{"--cgroup-root", c.CgroupRoot}, {"--sysfs", c.Sysfs}, {"--procfs", c.Procfs},
 	} {
 		if !filepath.IsAbs(dir.path) {
 			errs = append(errs, fmt.Errorf("%s %q is not an absolute path", dir.flag, dir.path))
 		}
+	}
+	if c.DriverRoot != nvml.AutoRoot && !filepath.IsAbs(c.DriverRoot) {
+		errs = append(errs, fmt.Errorf("--driver-root %q is neither an absolute path nor %s", c.DriverRoot, nvml.AutoRoot))
 	}
 	if c.MPSSocket != "" && !filepath.IsAbs(c.MPSSocket) {
 		errs = append(errs, fmt.Errorf("--mps-socket %q is not an absolute path", c.MPSSocket))
@@ -122,12 +136,9 @@ func (c *Config) pluginDir() string {
 	return filepath.Join(c.PluginsDir, c.DriverName)
 }
 
-// driverRootHere is the driver's root as this process sees it.
-func (c *Config) driverRootHere() string {
-	if c.ContainerDriverRoot != "" {
-		return c.ContainerDriverRoot
-	}
-	return c.DriverRoot
+// driverRoots are where to look for the driver.
+func (c *Config) driverRoots() []nvml.Root {
+	return nvml.Roots(c.DriverRoot, c.ContainerDriverRoot)
 }
 
 // bootID tells one boot of the node from another.

@@ -25,6 +25,7 @@ func TestValidateNamesTheFlagThatCannotBeUsed(t *testing.T) {
 		"all set":            {func(*Config) {}, nil},
 		"no metrics":         {func(c *Config) { c.MetricsAddress = "" }, nil},
 		"container root":     {func(c *Config) { c.DriverRoot, c.ContainerDriverRoot = "/run/nvidia/driver", "/driver-root" }, nil},
+		"found by itself":    {func(c *Config) { c.DriverRoot, c.ContainerDriverRoot = "auto", "/host" }, nil},
 		"no node name":       {func(c *Config) { c.NodeName = "" }, []string{"--node-name", "spec.nodeName"}},
 		"node name, no DNS":  {func(c *Config) { c.NodeName = "Node_1" }, []string{"--node-name", "Node_1"}},
 		"no driver name":     {func(c *Config) { c.DriverName = "" }, []string{"--driver-name"}},
@@ -35,8 +36,13 @@ func TestValidateNamesTheFlagThatCannotBeUsed(t *testing.T) {
 		"no plugins folder":  {func(c *Config) { c.PluginsDir = "" }, []string{"--kubelet-plugins-dir"}},
 		"relative plugins":   {func(c *Config) { c.PluginsDir = "plugins" }, []string{"--kubelet-plugins-dir", `"plugins"`, "absolute"}},
 		"relative registry":  {func(c *Config) { c.RegistryDir = "r" }, []string{"--kubelet-registry-dir"}},
+		"a DaemonSet":        {func(c *Config) { c.DaemonSet = "cleave-system/cleave-plugin" }, nil},
+		"a name alone":       {func(c *Config) { c.DaemonSet = "cleave-plugin" }, []string{"--daemonset", `"cleave-plugin"`}},
+		"no namespace":       {func(c *Config) { c.DaemonSet = "/cleave-plugin" }, []string{"--daemonset"}},
+		"no name":            {func(c *Config) { c.DaemonSet = "cleave-system/" }, []string{"--daemonset"}},
+		"too many parts":     {func(c *Config) { c.DaemonSet = "a/b/c" }, []string{"--daemonset"}},
 		"relative CDI":       {func(c *Config) { c.CDIDir = "./cdi" }, []string{"--cdi-dir"}},
-		"relative root":      {func(c *Config) { c.DriverRoot = "driver" }, []string{"--driver-root"}},
+		"relative root":      {func(c *Config) { c.DriverRoot = "driver" }, []string{"--driver-root", "auto"}},
 		"relative there":     {func(c *Config) { c.ContainerDriverRoot = "driver" }, []string{"--container-driver-root"}},
 		"relative sysfs":     {func(c *Config) { c.Sysfs = "sys" }, []string{"--sysfs"}},
 		"no cgroup root":     {func(c *Config) { c.CgroupRoot = "" }, []string{"--cgroup-root"}},
@@ -74,17 +80,6 @@ func TestValidateNamesTheFlagThatCannotBeUsed(t *testing.T) {
 				t.Errorf("error %q ends in the middle", err)
 			}
 		})
-	}
-}
-
-func TestDriverRootHereIsTheMountedOneWhereThereIsOne(t *testing.T) {
-	c := validConfig()
-	if got, want := c.driverRootHere(), "/"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	c.ContainerDriverRoot = "/driver-root"
-	if got, want := c.driverRootHere(), "/driver-root"; got != want {
-		t.Errorf("got %q, want %q", got, want)
 	}
 }
 

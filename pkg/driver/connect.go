@@ -43,7 +43,7 @@ func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCa
 	if s.config.PodUID != "" {
 		options = append(options, kubeletplugin.RollingUpdate(types.UID(s.config.PodUID)))
 	}
-	helper, err := kubeletplugin.Start(ctx, &plugin{claims: s.engine, metrics: s.metrics, heldChanged: s.heldChanged, fatal: fatal}, options...)
+	helper, err := kubeletplugin.Start(ctx, &plugin{claims: s.engine, metrics: s.metrics, fatal: fatal}, options...)
 	if err != nil {
 		return fmt.Errorf("open the plugin's sockets in %s and %s: %w", s.config.pluginDir(), s.config.RegistryDir, err)
 	}

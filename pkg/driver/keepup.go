@@ -30,13 +30,9 @@ const settle = time.Second
 // share whose supervisor was away.
 const finishEvery = 10 * time.Second
 
-// heldSettle is how long what claims hold must have stood still before what only claims kept goes: several claims often end
-// together.
-const heldSettle = 250 * time.Millisecond
-
 // keepUp keeps hardware, records, API server and slices in line, now, every so often and after partitions changed, until
-// ctx ends or the driver is to be let go of, which it gives the reason for. Slices come after the first look at the hardware, so that a restart does not take taints away and put them
-// back.
+// ctx ends or the driver is to be let go of, which it gives the reason for. Slices come after the first look at the
+// hardware, so that a restart does not take taints away and put them back.
 func (s *service) keepUp(ctx context.Context, hw *hardware, p *publisher) error {
 	ctx, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -47,8 +43,7 @@ func (s *service) keepUp(ctx context.Context, hw *hardware, p *publisher) error 
 	defer tick.Stop()
 	s.recover(ctx, hw, p)
 	s.engine.Reconcile(ctx, apiClaims{s.client})
-	started := time.After(startUp)
-	var settled, heldSettled <-chan time.Time
+	var settled <-chan time.Time
 	left := s.leaving(hw)
 	refresh := time.NewTicker(time.Second)
 	defer refresh.Stop()
@@ -61,10 +56,6 @@ func (s *service) keepUp(ctx context.Context, hw *hardware, p *publisher) error 
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-started:
-			if err := releaseStartUp(); err != nil {
-				klog.FromContext(ctx).Error(err, "Could not give back the memory that the start took")
-			}
 		case <-s.registered:
 			refreshes = slicesGoneFor
 		case <-refresh.C:
@@ -84,21 +75,16 @@ func (s *service) keepUp(ctx context.Context, hw *hardware, p *publisher) error 
 			if s.engine.Unfinished() {
 				s.recover(ctx, hw, p)
 			}
+		case <-s.ranking.changed:
+			s.ranking.start()
+		case <-s.ranking.due:
+			s.rank(ctx, hw, p)
 		case <-s.changed:
 			settled = time.After(settle)
 		case <-settled:
 			settled = nil
 			s.engine.FindForeign(ctx)
 			s.reoffer(ctx, hw, p)
-		case <-s.heldChanged:
-			if heldSettled == nil {
-				heldSettled = time.After(heldSettle)
-			}
-		case <-heldSettled:
-			heldSettled = nil
-			if s.keepsForClaims(hw) {
-				s.reoffer(ctx, hw, p)
-			}
 		case <-s.outside:
 			if why := s.mustLetGo(); why != nil {
 				return why
@@ -111,6 +97,7 @@ func (s *service) keepUp(ctx context.Context, hw *hardware, p *publisher) error 
 			left, hw.before = nil, nil
 			s.reoffer(ctx, hw, p)
 		case <-tick.C:
+			s.lists.ask(ctx, s.client, s.config)
 			s.engine.Reconcile(ctx, apiClaims{s.client})
 			if s.lookOutside(ctx, hw, true) {
 				left = s.leaving(hw)
@@ -120,8 +107,18 @@ func (s *service) keepUp(ctx context.Context, hw *hardware, p *publisher) error 
 	}
 }
 
-// watchAll starts what watches the hardware, the supervisor and the policy files, until ctx ends.
+// watchAll starts what watches the hardware, the supervisor and the policy files, until ctx ends, and gives back what the
+// start took.
 func (s *service) watchAll(ctx context.Context, wg *sync.WaitGroup, hw *hardware) {
+	wg.Go(func() {
+		select {
+		case <-ctx.Done():
+		case <-time.After(startUp):
+			if err := releaseStartUp(); err != nil {
+				klog.FromContext(ctx).Error(err, "Could not give back the memory that the start took")
+			}
+		}
+	})
 	wg.Go(func() { s.watchMIG(ctx, hw.Session) })
 	if s.supervisor.client != nil {
 		wg.Go(func() { s.watchMPS(ctx) })
@@ -152,9 +149,9 @@ func (s *service) leaving(hw *hardware) <-chan time.Time {
 	return time.After(leaveFor)
 }
 
-// keepsForClaims tells whether something is published only because claims hold it.
+// keepsForClaims tells whether something is as it is only because claims hold it: published, or not cut into its layout.
 func (s *service) keepsForClaims(hw *hardware) bool {
-	return s.conflict != nil || withdrawn(hw.Node())
+	return s.conflict != nil || withdrawn(hw.Node()) || uncut(hw.Node(), hw.standing)
 }
 
 // recover finishes what claims have begun, and offers what is there then.

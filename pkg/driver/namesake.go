@@ -64,6 +64,18 @@ func (s *service) withoutNamesake(ctx context.Context) bool {
 	}
 }
 
+// namesakesFiles tells why the plugin's folder may have files of another driver of the same name, whose folder it is, too;
+// nil if it has none.
+func (s *service) namesakesFiles(ctx context.Context) error {
+	switch {
+	case !s.config.compatible():
+		return nil
+	case s.helper == nil:
+		return fmt.Errorf("it never served: another driver named %s may have been there", s.config.DriverName)
+	}
+	return s.otherPlugin(ctx)
+}
+
 // namesake tells by what another driver of the same name is known to be on the node, or to have been a moment ago; nil if by
 // nothing.
 func (s *service) namesake(ctx context.Context) error {

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
@@ -238,4 +239,16 @@ func TestInNormalModeNobodyElseHasTheName(t *testing.T) {
 	if !s.withoutNamesake(t.Context()) {
 		t.Error("it does not serve")
 	}
+}
+
+// The folder of the plugin is that of the other driver, too.
+func TestFilesThatMayBeAnotherDriversAreLeftAlone(t *testing.T) {
+	s, _ := compatibleService(t)
+	checkNamesake(t, s.namesakesFiles(t.Context()), []string{"never served"})
+	s.helper = &kubeletplugin.Helper{}
+	checkNamesake(t, s.namesakesFiles(t.Context()), nil)
+	register(t, filepath.Join(s.config.RegistryDir, "gpu.nvidia.com-reg.sock"), registrar{name: "gpu.nvidia.com"})
+	checkNamesake(t, s.namesakesFiles(t.Context()), []string{"another driver named gpu.nvidia.com"})
+	s.config.DriverName = "gpu.cleave.dev"
+	checkNamesake(t, s.namesakesFiles(t.Context()), nil)
 }

@@ -32,6 +32,8 @@ type hardware struct {
 	held   func() []*records.Record
 	// standing are a GPU's partitions that were made for no claim.
 	standing func(g *gpu.GPU) []gpu.Place
+	// noShares is why the cluster cannot count shares; nil if it can.
+	noShares error
 	node     atomic.Pointer[gpu.Node]
 	ended    sync.Once
 
@@ -68,7 +70,7 @@ func (h *hardware) change(p *v1alpha1.NodePolicy) {
 
 // offer applies the policy, with MPS or with the reason why there is none.
 func (h *hardware) offer(noMPS error) {
-	node := policy.Apply(h.policy, h.Session.Node(), policy.Means{MPS: noMPS, CgroupMemory: h.limits, Held: heldOf(h.held()), Partitions: h.standing})
+	node := policy.Apply(h.policy, h.Session.Node(), policy.Means{MPS: noMPS, Shares: h.noShares, CgroupMemory: h.limits, Held: records.HeldOf(h.held()), Partitions: h.standing})
 	if h.before != nil {
 		leave(node, h.before)
 	}
@@ -108,36 +110,19 @@ func withdrawn(node *gpu.Node) bool {
 	return slices.ContainsFunc(node.GPUs, func(g gpu.GPU) bool { return slices.ContainsFunc(g.Shapes(), gpu.Shape.Withdrawn) })
 }
 
-// heldOf tells what claims hold of a GPU.
-func heldOf(held []*records.Record) func(g *gpu.GPU) gpu.Held {
-	byGPU := map[string]*gpu.Held{}
-	for _, r := range held {
-		for i := range r.Devices {
-			d := &r.Devices[i]
-			if d.AdminAccess {
-				continue
-			}
-			if byGPU[d.GPU] == nil {
-				byGPU[d.GPU] = &gpu.Held{}
-			}
-			switch has := byGPU[d.GPU]; {
-			case d.Partition != nil:
-				has.Places = append(has.Places, d.Partition.Place())
-			case d.Share == nil || d.Share.Exclusive:
-				has.Whole = true
-			case d.Share.Kind == gpu.MPS:
-				has.MPS = true
-			default:
-				has.TimeSlice = true
-			}
+// uncut tells whether a GPU lacks partitions of its layout.
+func uncut(node *gpu.Node, standing func(g *gpu.GPU) []gpu.Place) bool {
+	for i := range node.GPUs {
+		g := &node.GPUs[i]
+		if g.PartitionMode() != gpu.Layout {
+			continue
+		}
+		there := standing(g)
+		if slices.ContainsFunc(g.Offer.Partitions.Places, func(at gpu.Place) bool { return !slices.Contains(there, at) }) {
+			return true
 		}
 	}
-	return func(g *gpu.GPU) gpu.Held {
-		if has := byGPU[g.PCI.DeviceName()]; has != nil {
-			return *has
-		}
-		return gpu.Held{}
-	}
+	return false
 }
 
 // memoryLimits finds out on which GPUs the driver can hold a container to an amount of memory, and installs what asks it

@@ -27,8 +27,6 @@ type Claims interface {
 type plugin struct {
 	claims  Claims
 	metrics *metrics
-	// heldChanged gets a value after claims were prepared or unprepared.
-	heldChanged chan<- struct{}
 	// fatal ends the plugin after an error that no retry mends.
 	fatal context.CancelCauseFunc
 }
@@ -52,7 +50,6 @@ func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	for i, claim := range claims {
 		byUID[claim.UID] = results[i]
 	}
-	signal(p.heldChanged)
 	return byUID, nil
 }
 
@@ -67,7 +64,6 @@ func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	for i, claim := range claims {
 		byUID[claim.UID] = errs[i]
 	}
-	signal(p.heldChanged)
 	return byUID, nil
 }
 

@@ -191,22 +191,3 @@ func TestHealthIsSaidNotToBeSupported(t *testing.T) {
 		t.Errorf("got %v, want %v", err, kubeletplugin.ErrHealthNotSupported)
 	}
 }
-
-func TestWhatClaimsHoldChangesWithEachPrepareAndUnprepare(t *testing.T) {
-	p, ctx := newPlugin(t, &fakeClaims{})
-	changed := make(chan struct{}, 1)
-	p.heldChanged = changed
-	for name, call := range map[string]func() error{
-		"prepare":   func() error { _, err := p.PrepareResourceClaims(ctx, claimsOf("a", "b")); return err },
-		"unprepare": func() error { _, err := p.UnprepareResourceClaims(ctx, objectsOf("a", "b")); return err },
-	} {
-		if err := call(); err != nil {
-			t.Fatal(err)
-		}
-		select {
-		case <-changed:
-		default:
-			t.Errorf("%s: nothing is told", name)
-		}
-	}
-}

@@ -348,3 +348,30 @@ func TestAConflictIsToldAndEnds(t *testing.T) {
 		}
 	}
 }
+
+func TestAGPUThatLacksPartitionsOfItsLayoutIsUncut(t *testing.T) {
+	b := newPolicyBed(t, t.TempDir(), t.TempDir())
+	var there []gpu.Place
+	b.hw.standing = func(g *gpu.GPU) []gpu.Place {
+		if g.PCI == b.hw.Session.Node().GPUs[1].PCI {
+			return there
+		}
+		return nil
+	}
+	b.write("default.yaml", "rules: [{match: {indexes: [1]}, mig: {layout: {1g.6gb: 2}}}, {tiers: [exclusive]}]")
+	b.label("")
+	b.look(false)
+	b.hw.before = nil
+	b.hw.offer(nil)
+	if !uncut(b.hw.Node(), b.hw.standing) {
+		t.Error("with no partition the GPU counts as cut")
+	}
+	there = b.hw.Node().GPUs[1].Offer.Partitions.Places
+	if len(there) != 2 || uncut(b.hw.Node(), b.hw.standing) {
+		t.Errorf("with the partitions %v the GPU counts as uncut", there)
+	}
+	there = there[:1]
+	if !uncut(b.hw.Node(), b.hw.standing) {
+		t.Error("with one partition of two the GPU counts as cut")
+	}
+}

@@ -29,7 +29,7 @@ const loaded = "driver/nvidia/version"
 
 // driverGone says what of the driver is missing; nil if nothing is.
 func (s *service) driverGone() error {
-	if _, err := nvml.FindLibrary(nvml.Options{DriverRoot: s.config.driverRootHere(), LibraryPath: s.config.NVMLLibrary}); err != nil {
+	if _, err := nvml.FindLibrary(s.whereDriver()); err != nil {
 		return err
 	}
 	if _, err := os.Stat(s.loadedFile()); err != nil && s.tellsLoaded {

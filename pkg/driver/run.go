@@ -37,11 +37,12 @@ func Run(ctx context.Context, config Config) error {
 	defer fatal(nil)
 	s := &service{
 		config: config, metrics: newMetrics(), registered: make(chan struct{}, 1), changed: make(chan struct{}, 1),
-		heldChanged: make(chan struct{}, 1), outside: make(chan struct{}, 1),
+		outside: make(chan struct{}, 1), ranking: newRanking(),
 	}
 	if err := s.open(ctx); err != nil {
 		return err
 	}
+	defer s.leave(ctx)
 	stopHTTP, err := s.serveHTTP(ctx)
 	if err != nil {
 		return err
@@ -81,12 +82,13 @@ func Run(ctx context.Context, config Config) error {
 
 // service is one running plugin.
 type service struct {
-	config  Config
-	metrics *metrics
-	client  kubernetes.Interface
-	events  *nodeEvents
-	engine  *claims.Engine
-	around  *surroundings
+	config   Config
+	presence *presence
+	metrics  *metrics
+	client   kubernetes.Interface
+	events   *nodeEvents
+	engine   *claims.Engine
+	around   *surroundings
 	// supervisor, policy and conflict are only touched by the goroutine that keeps things in line.
 	supervisor supervisor
 	policy     livePolicy
@@ -99,9 +101,11 @@ type service struct {
 	registered chan struct{}
 	// changed has a value after partitions, or what occupies devices, have changed.
 	changed chan struct{}
-	// heldChanged has a value after a claim was prepared or unprepared, outside after what comes from outside may have
-	// changed: the Node object, slices of other drivers, policy files.
-	heldChanged, outside chan struct{}
+	// outside has a value after what comes from outside may have changed: the Node object, slices of other drivers, policy
+	// files.
+	outside chan struct{}
+	ranking ranking
+	lists   lists
 }
 
 // open reads what is on disk and connects to the API server; nothing is served yet.
@@ -118,7 +122,10 @@ func (s *service) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	store, err := records.OpenStore(records.NewDisk(), filepath.Join(s.config.pluginDir(), "claims"))
+	if s.presence, err = enter(s.config.pluginDir()); err != nil {
+		return err
+	}
+	store, err := records.OpenStore(records.NewDisk(), filepath.Join(s.config.pluginDir(), claimsDir))
 	if err != nil {
 		return err
 	}
@@ -139,6 +146,7 @@ func (s *service) open(ctx context.Context) error {
 		return err
 	}
 	s.engine.OnChange(func() { signal(s.changed) })
+	s.engine.OnHeld(func() { signal(s.ranking.changed) })
 	return s.engine.Load(ctx, s.events.warn)
 }
 
@@ -152,7 +160,7 @@ func (s *service) openSharing() error {
 		}
 		s.supervisor.client, supervisor = client, client
 	}
-	s.engine.Share(sharing.New(supervisor, s.config.driverRootHere(), sharing.InRoot))
+	s.engine.Share(sharing.New(supervisor, nvml.Here(s.config.driverRoots()), sharing.InRoot))
 	return nil
 }
 
@@ -188,17 +196,24 @@ func (s *service) useHardware(ctx context.Context) error {
 	if hw.limits, err = s.memoryLimits(ctx, session); err != nil {
 		return err
 	}
+	if hw.noShares, err = askShares(ctx, s.client.Discovery().RESTClient(), s.config.DriverRetry); err != nil {
+		return err
+	}
+	if hw.noShares != nil {
+		klog.FromContext(ctx).Info("Time slices and MPS are switched off", "reason", hw.noShares.Error())
+	}
 	s.supervisor.offered = slices.ContainsFunc(s.engine.Records(), func(r *records.Record) bool {
 		return slices.ContainsFunc(r.Shares(gpu.MPS), func(d *records.Device) bool { return !d.Share.Exclusive })
 	})
 	s.supervisor.ask(ctx)
 	hw.offer(s.supervisor.noMPS()) // by the policy that was in force when the plugin ended
 	s.lookOutside(ctx, hw, false)
+	s.lists.ask(ctx, s.client, s.config)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if !slices.ContainsFunc(session.Node().GPUs, func(g gpu.GPU) bool { return g.MIG.Enabled }) {
 		// Without MIG mode there are no partitions to look for first, and the first publication takes a second.
-		first := s.resources(hw)
+		first := s.resources(s.view(hw))
 		wg.Go(func() {
 			if err := s.helper.PublishResources(ctx, first); err != nil {
 				klog.FromContext(ctx).Error(err, "Could not publish ResourceSlices")
@@ -225,11 +240,7 @@ func (s *service) useHardware(ctx context.Context) error {
 // openSession waits for the driver and says what it waits for, then says which GPUs it cannot serve.
 func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 	s.metrics.waiting.Set(1)
-	session, err := nvml.Wait(ctx, nvml.Options{
-		DriverRoot:  s.config.driverRootHere(),
-		LibraryPath: s.config.NVMLLibrary,
-		Sysfs:       os.DirFS(s.config.Sysfs).(fs.ReadLinkFS),
-	}, s.config.DriverRetry, func(err error) {
+	session, err := nvml.Wait(ctx, s.whereDriver(), s.config.DriverRetry, func(err error) {
 		s.engine.SetWaiting(err)
 		s.ready.driver(err)
 		s.events.warn("WaitingForDriver", err.Error())
@@ -247,12 +258,35 @@ func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 	return session, nil
 }
 
+// whereDriver says where to look for the driver.
+func (s *service) whereDriver() nvml.Options {
+	roots := nvml.Here(s.config.driverRoots())
+	return nvml.Options{
+		DriverRoot:  roots[0],
+		OtherRoots:  roots[1:],
+		LibraryPath: s.config.NVMLLibrary,
+		Sysfs:       os.DirFS(s.config.Sysfs).(fs.ReadLinkFS),
+	}
+}
+
+// driverRoot is where the driver was found.
+func (s *service) driverRoot(session *nvml.Session) nvml.Root {
+	roots := s.config.driverRoots()
+	for _, r := range roots {
+		if r.Here == session.DriverRoot() {
+			return r
+		}
+	}
+	return roots[0]
+}
+
 // offerGPUs writes the CDI spec and lets claims be prepared. It tries until it works: a driver that has just been
 // loaded may lack files or device nodes for a while. It gives up with the reason why the driver is to be let go of.
 func (s *service) offerGPUs(ctx context.Context, hw *hardware) (why, err error) {
+	root := s.driverRoot(hw.Session)
 	static, err := cdi.NewStatic(cdi.Options{
 		Driver: s.config.DriverName, Dir: s.config.CDIDir,
-		DriverRoot: s.config.DriverRoot, ContainerDriverRoot: s.config.driverRootHere(),
+		DriverRoot: root.Host, ContainerDriverRoot: root.Here,
 		Procfs:         os.DirFS(s.config.Procfs),
 		HookPath:       filepath.Join(s.config.pluginDir(), hook.NVIDIA),
 		MemoryHookPath: filepath.Join(s.config.pluginDir(), hook.MemoryLimit),
@@ -268,7 +302,7 @@ func (s *service) offerGPUs(ctx context.Context, hw *hardware) (why, err error) 
 			s.engine.SetHardware(hw, static)
 			s.ready.driver(nil)
 			klog.FromContext(ctx).Info("Claims can be prepared", "gpus", len(hw.Node().GPUs),
-				"driverVersion", hw.Node().DriverVersion, "cdiSpec", static.Path())
+				"driverVersion", hw.Node().DriverVersion, "driverRoot", root.Host, "cdiSpec", static.Path())
 			return nil, nil
 		}
 		if why := s.mustLetGo(); why != nil {

@@ -1,12 +1,14 @@
 package nvml
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,7 +25,9 @@ const LibraryName = "libnvidia-ml.so.1"
 type Options struct {
 	// DriverRoot is the folder under which this process sees the driver's files: "/" or a mounted driver container.
 	DriverRoot string
-	// LibraryPath is the management library itself; empty to look for it under DriverRoot.
+	// OtherRoots are looked in, in this order, where DriverRoot has no driver.
+	OtherRoots []string
+	// LibraryPath is the management library itself; empty to look for it under the roots.
 	LibraryPath string
 	// Sysfs is the node's /sys.
 	Sysfs fs.ReadLinkFS
@@ -34,6 +38,7 @@ type Options struct {
 type Session struct {
 	lib   Library
 	sysfs fs.ReadLinkFS
+	root  string
 
 	mu      sync.RWMutex
 	last    *discovery
@@ -42,7 +47,7 @@ type Session struct {
 
 // Open finds the library, starts a session and reads the hardware once. Errors name the path that was tried.
 func Open(ctx context.Context, opts Options) (*Session, error) {
-	path, err := FindLibrary(opts)
+	path, root, err := find(opts)
 	if err != nil {
 		return nil, err
 	}
@@ -50,6 +55,7 @@ func Open(ctx context.Context, opts Options) (*Session, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open NVML session with %s: %w", path, err)
 	}
+	s.root = root
 	return s, nil
 }
 
@@ -67,22 +73,40 @@ func OpenLibrary(ctx context.Context, lib Library, sysfs fs.ReadLinkFS) (*Sessio
 
 // FindLibrary gives the path of the management library that opts lead to.
 func FindLibrary(opts Options) (string, error) {
+	path, _, err := find(opts)
+	return path, err
+}
+
+// find gives the library and the driver root that goes with it: the first that has one.
+func find(opts Options) (path, root string, err error) {
+	roots := append([]string{cmp.Or(opts.DriverRoot, "/")}, opts.OtherRoots...)
+	root = roots[0]
+	for _, r := range roots {
+		if found, ok := libraryIn(r); ok {
+			path, root = found, r
+			break
+		}
+	}
 	if opts.LibraryPath != "" {
 		if _, err := os.Stat(opts.LibraryPath); err != nil {
-			return "", fmt.Errorf("%w: the NVML library given with --nvml-library: %w", gpu.ErrLibraryNotFound, err)
+			return "", "", fmt.Errorf("%w: the NVML library given with --nvml-library: %w", gpu.ErrLibraryNotFound, err)
 		}
-		return opts.LibraryPath, nil
+		return opts.LibraryPath, root, nil
 	}
-	root := opts.DriverRoot
-	if root == "" {
-		root = "/"
+	if path == "" {
+		return "", "", fmt.Errorf("%w: %s not found under %s: is the NVIDIA driver installed there? "+
+			"Set --driver-root to the driver's root or --nvml-library to the file", gpu.ErrLibraryNotFound, LibraryName, strings.Join(roots, " or "))
 	}
+	return path, root, nil
+}
+
+// libraryIn looks for the library under one root.
+func libraryIn(root string) (string, bool) {
 	found, err := lookup.NewLibraryLocator(lookup.WithRoot(root), lookup.WithLogger(silent{})).Locate(LibraryName)
 	if err != nil || len(found) == 0 {
-		return "", fmt.Errorf("%w: %s not found under %s: is the NVIDIA driver installed there? "+
-			"Set --driver-root to the driver's root or --nvml-library to the file", gpu.ErrLibraryNotFound, LibraryName, root)
+		return "", false
 	}
-	return filepath.Clean(found[0]), nil
+	return filepath.Clean(found[0]), true
 }
 
 // Wait opens a session as soon as the driver answers, however long that takes; it gives up only when ctx ends.
@@ -130,6 +154,9 @@ func (s *Session) Node() *gpu.Node {
 	defer s.mu.RUnlock()
 	return &s.last.node
 }
+
+// DriverRoot is which of the roots the driver was found under, as this process sees it.
+func (s *Session) DriverRoot() string { return s.root }
 
 // VerifyGPU asks the GPU at an address for its UUID now and fails if the GPU is lost or another one took its place.
 func (s *Session) VerifyGPU(ctx context.Context, g *gpu.GPU) error {

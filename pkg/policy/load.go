@@ -59,6 +59,11 @@ func readPolicies(data []byte) []entry {
 	if err != nil {
 		return []entry{{file: true, err: err}}
 	}
+	return entriesOf(documents)
+}
+
+// entriesOf are documents as policies.
+func entriesOf(documents []v1alpha1.Document) []entry {
 	var entries []entry
 	for _, d := range documents {
 		e := entry{name: v1alpha1.PolicyName(d.JSON), err: d.Err}
@@ -92,6 +97,9 @@ func (s *Set) Names() []string {
 	return names
 }
 
+// File is where a policy was read, "" for one that the set has not.
+func (s *Set) File(name string) string { return s.from[name] }
+
 // Select picks the policy that a node's label names. Without a label it is the one named default, or where there is none
 // the built-in one.
 func (s *Set) Select(label string) (string, *v1alpha1.NodePolicy, error) {
@@ -113,6 +121,17 @@ func (s *Set) Select(label string) (string, *v1alpha1.NodePolicy, error) {
 	}
 }
 
+// NewSet is a set without policies.
+func NewSet() *Set {
+	return &Set{policies: map[string]*v1alpha1.NodePolicy{}, broken: map[string]error{}, from: map[string]string{}}
+}
+
+// AddDocuments takes up documents of a file that may hold other things, too, just as Load takes up a file's. The one
+// without a name takes the one given.
+func (s *Set) AddDocuments(path string, documents []v1alpha1.Document, unnamed string) v1alpha1.Problems {
+	return s.add(file{path: path}, func([]byte) []entry { return entriesOf(documents) }, unnamed)
+}
+
 // Load reads the policies of a file, or of all files of a folder, such as a mounted ConfigMap. A policy without a name
 // takes "default" in a file and the file's name without its ending in a folder. Without a path the set is empty, and
 // Select gives the built-in policy.
@@ -120,7 +139,7 @@ func (s *Set) Select(label string) (string, *v1alpha1.NodePolicy, error) {
 // The error is v1alpha1.Problems, each with the file, the policy, and the rule and field. Where only some policies are
 // wrong, the set has the others: a node need not suffer from a policy that is not its own.
 func Load(path string, format Format) (*Set, error) {
-	s := &Set{policies: map[string]*v1alpha1.NodePolicy{}, broken: map[string]error{}, from: map[string]string{}}
+	s := NewSet()
 	read, err := readerOf(format)
 	if err != nil {
 		return nil, v1alpha1.Problems{err}
@@ -214,6 +233,9 @@ func readFile(path string) file {
 	return file{path: path, data: data}
 }
 
+// Endings are those of the files in a folder that hold policies.
+func Endings() []string { return []string{".yaml", ".yml", ".json"} }
+
 // readFolder reads a folder's files by name. The kubelet changes a mounted ConfigMap by turning the link ..data to another
 // folder: what was read across such a change is read again.
 func readFolder(dir string, format Format) ([]file, error) {
@@ -229,32 +251,47 @@ func readFolder(dir string, format Format) ([]file, error) {
 }
 
 func readFiles(dir string, format Format) ([]file, error) {
-	found, err := os.ReadDir(dir)
+	paths, others, err := FilesIn(dir)
 	if err != nil {
 		return nil, fmt.Errorf("read the node policies: %w", err)
 	}
-	var files []file
-	var passed []string
-	for _, d := range found {
-		path := filepath.Join(dir, d.Name())
-		if strings.HasPrefix(d.Name(), ".") {
-			continue
-		}
-		if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-			continue
-		}
-		if format != "" && format != FormatPolicy || slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(path)) {
-			files = append(files, readFile(path))
-		} else {
-			passed = append(passed, d.Name())
-		}
+	if format != "" && format != FormatPolicy { // whose files have other endings, or none
+		paths, others = append(paths, others...), nil
+		slices.Sort(paths)
 	}
-	switch {
-	case len(files) > 0:
-		return files, nil
-	case len(passed) > 0:
-		return nil, fmt.Errorf("read the node policies of %s: no file ends in .yaml, .yml or .json, but there are %s", dir, strings.Join(passed, ", "))
-	default:
+	if len(paths) == 0 && len(others) == 0 {
 		return nil, fmt.Errorf("read the node policies of %s: there is no file", dir)
 	}
+	if len(paths) == 0 {
+		for i := range others {
+			others[i] = filepath.Base(others[i])
+		}
+		return nil, fmt.Errorf("read the node policies of %s: no file ends in %s, but there are %s", dir, strings.Join(Endings(), ", "), strings.Join(others, ", "))
+	}
+	var files []file
+	for _, path := range paths {
+		files = append(files, readFile(path))
+	}
+	return files, nil
+}
+
+// FilesIn lists the files of a folder, sorted, those with one of the Endings apart from the others. Files whose name
+// starts with a dot and folders are left out, as a mounted ConfigMap has them beside its keys.
+func FilesIn(dir string) (paths, others []string, err error) {
+	found, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, d := range found {
+		path := filepath.Join(dir, d.Name())
+		if info, err := os.Stat(path); strings.HasPrefix(d.Name(), ".") || err == nil && !info.Mode().IsRegular() {
+			continue
+		}
+		if slices.Contains(Endings(), filepath.Ext(path)) {
+			paths = append(paths, path)
+		} else {
+			others = append(others, path)
+		}
+	}
+	return paths, others, nil
 }

@@ -222,7 +222,7 @@ func TestPoliciesThatCannotBeLoadedAreNamedOneByOne(t *testing.T) {
 		"no name for a label":    {"capitals.yaml", []string{`capitals.yaml: policy "default": metadata.name: Invalid value: "Training": must be the value of a node label: lower-case letters, digits, '-' and '.', 63 at most, such as training`}},
 		"another kind":           {"claim.yaml", []string{`claim.yaml: policy "x": unknown apiVersion "resource.k8s.io/v1" of kind "ResourceClaim": want gpu.cleave.dev/v1alpha1`}},
 		"another kind, inline":   {"inline.yaml", []string{`inline.yaml: policy "default": document at line 5: unknown apiVersion "v1" of kind "Pod": want gpu.cleave.dev/v1alpha1`}},
-		"no policy in a folder":  {"none", []string{"read the node policies of none: no file ends in .yaml, .yml or .json, but there are policy, x.yamll"}},
+		"no policy in a folder":  {"none", []string{"read the node policies of none: no file ends in .yaml, .yml, .json, but there are policy, x.yamll"}},
 		"nothing in a folder":    {"nothing", []string{"read the node policies of nothing: there is no file"}},
 		"wrong ones in a folder": {"folder", []string{`folder/b.yaml: policy "x": metadata.name: folder/a.yaml has a policy of this name, too: name each its own`, `folder/c d.yaml: policy "c d": metadata.name: Invalid value: "c d": must be the value of a node label: lower-case letters, digits, '-' and '.', 63 at most, such as training`}},
 	}

@@ -47,6 +47,22 @@ func partitions(r *v1alpha1.Rule, g *gpu.GPU, means Means) (*gpu.PartitionOffer,
 	return offer, ""
 }
 
+// InMIGMode is a node as its admin has to make it for a policy: GPUs that offer partitions alone are in MIG mode where
+// changing that needs a reset. devices are the names of those that are not yet.
+func InMIGMode(p *v1alpha1.NodePolicy, node *gpu.Node) (made *gpu.Node, devices []string) {
+	c := *node
+	c.GPUs = slices.Clone(node.GPUs)
+	for i := range c.GPUs {
+		g := &c.GPUs[i]
+		_, rule := find(p, g)
+		if g.MIG.NeedsReset && !g.MIG.Enabled && slices.Equal(rule.OfferedTiers(), []v1alpha1.Tier{v1alpha1.TierMIG}) {
+			g.MIG.Enabled, g.MIG.Pending = true, true
+			devices = append(devices, g.PCI.DeviceName())
+		}
+	}
+	return &c, devices
+}
+
 // asksForPartitions tells whether a rule asks for partitions in so many words, and not for all there is.
 func asksForPartitions(r *v1alpha1.Rule) bool {
 	return slices.Contains(r.Tiers, v1alpha1.TierMIG) || r.MIG != nil

@@ -291,3 +291,23 @@ func TestWhatPassesTheCheckIsOfferedOnEveryNodeModel(t *testing.T) {
 		}
 	}
 }
+
+func TestAModelsGPUsAreInTheMIGModeThatAPolicyNeeds(t *testing.T) {
+	p := policyOf(t, "{match: {indexes: [0]}, tiers: [mig]}, {match: {indexes: [1]}, mig: {layout: {3g.40gb: 2}}}, {match: {indexes: [2]}, exclude: true}, {}")
+	n := model(t, "dgx-a100")
+	made, devices := InMIGMode(p, n)
+	if diff := cmp.Diff([]string{n.GPUs[0].PCI.DeviceName(), n.GPUs[1].PCI.DeviceName()}, devices); diff != "" {
+		t.Errorf("devices (-want +got):\n%s", diff)
+	}
+	for i := range made.GPUs {
+		if on := i < 2; made.GPUs[i].MIG.Enabled != on || n.GPUs[i].MIG.Enabled {
+			t.Errorf("GPU %d: in MIG mode %t, and before %t, want %t and never", i, made.GPUs[i].MIG.Enabled, n.GPUs[i].MIG.Enabled, on)
+		}
+	}
+	if got := partitionedBy(&Apply(p, made, Means{}).GPUs[1]); got.Shapes != 2 || got.Why != "" {
+		t.Errorf("got %+v, want two partitions", got)
+	}
+	if _, devices := InMIGMode(p, model(t, "hgx-h100")); devices != nil {
+		t.Errorf("boards that change it at once: got %v", devices)
+	}
+}

@@ -13,6 +13,8 @@ import (
 type Means struct {
 	// MPS is nil where a supervisor runs that starts MPS servers, else it says why there is none.
 	MPS error
+	// Shares is nil where the cluster can count shares of GPUs, else it says why it cannot.
+	Shares error
 	// Held tells what claims hold of a GPU now: what the policy has no more stays published until they are gone, as the
 	// scheduler forgets what devices consume that are gone. nil: nothing.
 	Held func(g *gpu.GPU) gpu.Held
@@ -119,7 +121,7 @@ func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means) *gpu.Off
 	if listed(v1alpha1.TierTimeSlice) || held.TimeSlice {
 		offer.TimeSlice, offer.NoTimeSlice = timeSlice(r.TimeSlice, g, means)
 		if offer.NoTimeSlice != "" && held.TimeSlice {
-			offer.TimeSlice, _ = timeSlice(nil, g, means)
+			offer.TimeSlice, _ = timeSlice(nil, g, Means{CgroupMemory: means.CgroupMemory})
 			offer.Withdrawn.TimeSlice = true
 		}
 	}

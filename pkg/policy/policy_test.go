@@ -238,3 +238,22 @@ func TestMemoryIsHeldToWhereSomethingHoldsIt(t *testing.T) {
 		}
 	}
 }
+
+func TestNothingIsSharedInAClusterThatCannotCountShares(t *testing.T) {
+	means := Means{Shares: errors.New("Kubernetes is too old")}
+	for _, o := range offers(Apply(&v1alpha1.NodePolicy{}, node(), means)) {
+		if o.TimeSlice != nil || o.MPS != nil || !o.Whole || o.Partitions == nil {
+			t.Errorf("got %+v, want all but shares", o)
+		}
+		if o.NoTimeSlice != "Kubernetes is too old" || o.NoMPS != "Kubernetes is too old" {
+			t.Errorf("got the reasons %q and %q", o.NoTimeSlice, o.NoMPS)
+		}
+	}
+	// What claims hold stays published, or the scheduler would forget it.
+	means.Held = func(*gpu.GPU) gpu.Held { return gpu.Held{Tiers: gpu.Tiers{TimeSlice: true, MPS: true}} }
+	for _, o := range offers(Apply(&v1alpha1.NodePolicy{}, node(), means)) {
+		if o.TimeSlice == nil || o.MPS == nil {
+			t.Errorf("got %+v, want the shares that are held", o)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -19,6 +20,9 @@ func timeSlice(p *v1alpha1.TimeSlicePolicy, g *gpu.GPU, means Means) (*gpu.Shari
 	s := &gpu.Sharing{
 		Shares: or(p.Shares, v1alpha1.DefaultTimeSliceShares), Enforcement: gpu.NotEnforced, Interval: string(p.Interval),
 	}
+	if means.Shares != nil {
+		return nil, means.Shares.Error()
+	}
 	var why string
 	if s.Memory, why = memory(p.Memory, g, s.Shares); why != "" {
 		return nil, why
@@ -35,8 +39,8 @@ func mps(p *v1alpha1.MPSPolicy, node *gpu.Node, g *gpu.GPU, means Means) (*gpu.S
 		p = &v1alpha1.MPSPolicy{}
 	}
 	clients, why := mpsClients(node, g)
-	if why == "" && means.MPS != nil {
-		why = means.MPS.Error()
+	if err := cmp.Or(means.MPS, means.Shares); why == "" && err != nil {
+		why = err.Error()
 	}
 	if why != "" {
 		return nil, why

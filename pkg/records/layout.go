@@ -147,6 +147,31 @@ func (s *LayoutStore) GPUs() ([]string, error) {
 	return devices, nil
 }
 
+// ListLayouts reads all layouts of a folder as List reads records; what cannot be read is told as CorruptLayoutErrors.
+func ListLayouts(filesystem FileSystem, dir string) (all []*Layout, corrupt []error, err error) {
+	s := &LayoutStore{fs: filesystem, dir: filepath.Clean(dir)}
+	devices, err := s.GPUs()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, device := range devices {
+		l, err := s.Read(device)
+		bad := (*CorruptLayoutError)(nil)
+		switch {
+		case errors.As(err, &bad):
+			corrupt = append(corrupt, err)
+		case err != nil:
+			return nil, nil, err
+		case l != nil:
+			all = append(all, l)
+		}
+	}
+	return all, corrupt, nil
+}
+
 // SetAside moves a corrupt file out of the way, where an engineer can read it, and returns its new path.
 func (s *LayoutStore) SetAside(device string) (string, error) {
 	path, err := s.path(device)

@@ -144,29 +144,30 @@ func OpenStore(filesystem FileSystem, dir string) (*Store, error) {
 	return s, nil
 }
 
-// List reads all records of a folder and makes nothing; a missing folder has none, and files that are no records are
-// passed over.
-func List(filesystem FileSystem, dir string) ([]*Record, error) {
+// List reads all records of a folder and makes nothing; a missing folder has none. Files that should be records and are not
+// are passed over and told, as CorruptErrors.
+func List(filesystem FileSystem, dir string) (all []*Record, corrupt []error, err error) {
 	s := &Store{fs: filesystem, dir: filepath.Clean(dir)}
 	uids, err := s.UIDs()
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return nil, nil, nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var all []*Record
 	for _, uid := range uids {
 		r, err := s.Read(uid)
-		if corrupt := (*CorruptError)(nil); errors.As(err, &corrupt) || err == nil && r == nil {
-			continue
+		bad := (*CorruptError)(nil)
+		switch {
+		case errors.As(err, &bad):
+			corrupt = append(corrupt, err)
+		case err != nil:
+			return nil, nil, err
+		case r != nil: // else it has just been removed
+			all = append(all, r)
 		}
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, r)
 	}
-	return all, nil
+	return all, corrupt, nil
 }
 
 // Dir is the folder.

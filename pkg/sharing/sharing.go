@@ -36,13 +36,13 @@ type Run func(ctx context.Context, root string, program string, args ...string) 
 // Sharing shares the GPUs of a node.
 type Sharing struct {
 	supervisor Supervisor
-	driverRoot string
+	roots      []string
 	run        Run
 }
 
-// New makes a Sharing. driverRoot is the root of the driver's files as this process sees it.
-func New(supervisor Supervisor, driverRoot string, run Run) *Sharing {
-	return &Sharing{supervisor: supervisor, driverRoot: filepath.Clean(driverRoot), run: run}
+// New makes a Sharing. roots are where the driver's files may be as this process sees them, one at least.
+func New(supervisor Supervisor, roots []string, run Run) *Sharing {
+	return &Sharing{supervisor: supervisor, roots: roots, run: run}
 }
 
 // smiTimeout bounds a run of nvidia-smi, which takes seconds on a loaded node; the kubelet waits 45 s for a claim.
@@ -58,7 +58,8 @@ func (s *Sharing) SetTimeSlice(ctx context.Context, g *gpu.GPU, interval string)
 	ctx, cancel := context.WithTimeout(ctx, smiTimeout)
 	defer cancel()
 	klog.FromContext(ctx).V(4).Info("Setting time slices", "gpu", g.PCI.DeviceName(), "interval", interval)
-	output, err := s.run(ctx, s.driverRoot, s.smi(), "compute-policy", "-i", g.UUID, "--set-timeslice", strconv.Itoa(number))
+	root, smi := s.smi()
+	output, err := s.run(ctx, root, smi, "compute-policy", "-i", g.UUID, "--set-timeslice", strconv.Itoa(number))
 	if err != nil {
 		return fmt.Errorf("set the time slices of GPU %s to %s with nvidia-smi: %w: %s", g.PCI.DeviceName(), interval, err, oneLine(output))
 	}
@@ -68,14 +69,17 @@ func (s *Sharing) SetTimeSlice(ctx context.Context, g *gpu.GPU, interval string)
 // smiPaths are where drivers put nvidia-smi, below their root.
 var smiPaths = []string{"/usr/bin/nvidia-smi", "/usr/local/nvidia/bin/nvidia-smi", "/usr/local/bin/nvidia-smi", "/opt/bin/nvidia-smi"}
 
-// smi is the path of nvidia-smi below the driver's root, the usual one where there is none: the error names it.
-func (s *Sharing) smi() string {
-	for _, path := range smiPaths {
-		if info, err := os.Stat(filepath.Join(s.driverRoot, path)); err == nil && info.Mode().IsRegular() {
-			return path
+// smi is the driver's root and the path of nvidia-smi below it, the usual one where there is none: the error names it.
+func (s *Sharing) smi() (root, path string) {
+	for _, root := range s.roots {
+		for _, path := range smiPaths {
+			// It may be a link that leads somewhere only once the root is the root.
+			if info, err := os.Lstat(filepath.Join(root, path)); err == nil && !info.IsDir() {
+				return filepath.Clean(root), path
+			}
 		}
 	}
-	return smiPaths[0]
+	return filepath.Clean(s.roots[0]), smiPaths[0]
 }
 
 // StartMPS makes a GPU's MPS server serve a claim. The server's defaults are what a claim can have at most, since a

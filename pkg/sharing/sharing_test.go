@@ -73,7 +73,7 @@ func TestEachIntervalIsSetByItsNumber(t *testing.T) {
 	// nvidia-smi compute-policy --help: 0 Default, 1 Short, 2 Medium, 3 Long
 	for interval, number := range map[string]string{"Default": "0", "Short": "1", "Medium": "2", "Long": "3"} {
 		r := &runner{}
-		if err := New(&fakeSupervisor{}, "/run/driver/", r.run).SetTimeSlice(t.Context(), sharedGPU(), interval); err != nil {
+		if err := New(&fakeSupervisor{}, []string{"/run/driver/"}, r.run).SetTimeSlice(t.Context(), sharedGPU(), interval); err != nil {
 			t.Errorf("%s: %v", interval, err)
 		}
 		want := []ran{{"/run/driver", "/usr/bin/nvidia-smi", []string{"compute-policy", "-i", "GPU-1", "--set-timeslice", number}, true}}
@@ -86,7 +86,7 @@ func TestEachIntervalIsSetByItsNumber(t *testing.T) {
 func TestAnUnknownIntervalIsRefusedAndNothingIsRun(t *testing.T) {
 	for _, interval := range []string{"", "long", "Forever", "3"} {
 		r := &runner{}
-		err := New(&fakeSupervisor{}, "/", r.run).SetTimeSlice(t.Context(), sharedGPU(), interval)
+		err := New(&fakeSupervisor{}, []string{"/"}, r.run).SetTimeSlice(t.Context(), sharedGPU(), interval)
 		if err == nil || !strings.Contains(err.Error(), `"`+interval+`"`) || !strings.Contains(err.Error(), "gpu-0000-1b-00-0") {
 			t.Errorf("%q: got %v, want an error that names it and the GPU", interval, err)
 		}
@@ -99,7 +99,7 @@ func TestAnUnknownIntervalIsRefusedAndNothingIsRun(t *testing.T) {
 func TestTheErrorOfNvidiaSMIHoldsWhatItSaidOnOneLine(t *testing.T) {
 	failed := errors.New("exit status 6")
 	r := &runner{output: "Unable to set\n\ttimeslice:\xff Not Supported\n\n", err: failed}
-	err := New(&fakeSupervisor{}, "/", r.run).SetTimeSlice(t.Context(), sharedGPU(), "Long")
+	err := New(&fakeSupervisor{}, []string{"/"}, r.run).SetTimeSlice(t.Context(), sharedGPU(), "Long")
 	if !errors.Is(err, failed) {
 		t.Errorf("got %v, want it to wrap %v", err, failed)
 	}
@@ -111,7 +111,7 @@ func TestTheErrorOfNvidiaSMIHoldsWhatItSaidOnOneLine(t *testing.T) {
 
 func TestAServerIsAskedForWithAllOfItsGPU(t *testing.T) {
 	f := &fakeSupervisor{}
-	pipe, shm, err := New(f, "/", nil).StartMPS(t.Context(), "claim-1", sharedGPU(), nil)
+	pipe, shm, err := New(f, []string{"/"}, nil).StartMPS(t.Context(), "claim-1", sharedGPU(), nil)
 	if err != nil || pipe != "/mps/pipe" || shm != "/mps/shm" {
 		t.Errorf("got %q, %q, %v", pipe, shm, err)
 	}
@@ -137,7 +137,7 @@ func TestAServerThatIsOneClaimsAloneHasTheClaimsLimitsWhateverThePolicyOffers(t 
 	for name, tt := range tests {
 		f, g := &fakeSupervisor{}, sharedGPU()
 		g.Offer = tt.offer
-		if _, _, err := New(f, "/", nil).StartMPS(t.Context(), "claim-1", g, &tt.limits); err != nil || len(f.requests) != 1 {
+		if _, _, err := New(f, []string{"/"}, nil).StartMPS(t.Context(), "claim-1", g, &tt.limits); err != nil || len(f.requests) != 1 {
 			t.Errorf("%s: got requests %v, %v", name, f.requests, err)
 			continue
 		}
@@ -160,7 +160,7 @@ func TestAGPUThatIsNotSharedByMPSIsRefusedWithTheReason(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f, g := &fakeSupervisor{}, sharedGPU()
 			g.Offer = tt.offer
-			_, _, err := New(f, "/", nil).StartMPS(t.Context(), "claim-1", g, nil)
+			_, _, err := New(f, []string{"/"}, nil).StartMPS(t.Context(), "claim-1", g, nil)
 			if err == nil || !strings.Contains(err.Error(), tt.want) || len(f.requests) > 0 {
 				t.Errorf("got %v and requests %v, want an error that says %q and none", err, f.requests, tt.want)
 			}
@@ -170,7 +170,7 @@ func TestAGPUThatIsNotSharedByMPSIsRefusedWithTheReason(t *testing.T) {
 
 func TestErrorsOfTheSupervisorNameTheGPUAndKeepTheirCause(t *testing.T) {
 	f := &fakeSupervisor{err: mps.ErrUnavailable}
-	s := New(f, "/", nil)
+	s := New(f, []string{"/"}, nil)
 	_, _, start := s.StartMPS(t.Context(), "claim-1", sharedGPU(), nil)
 	for what, err := range map[string]error{
 		"start": start, "stop": s.StopMPS(t.Context(), "claim-1", "gpu-0000-1b-00-0"), "retain": s.RetainMPS(t.Context(), "gpu-0000-1b-00-0", nil),
@@ -183,7 +183,7 @@ func TestErrorsOfTheSupervisorNameTheGPUAndKeepTheirCause(t *testing.T) {
 
 func TestClaimsAreTakenFromTheServerOfTheirGPU(t *testing.T) {
 	f := &fakeSupervisor{}
-	s := New(f, "/", nil)
+	s := New(f, []string{"/"}, nil)
 	if err := errors.Join(s.StopMPS(t.Context(), "claim-1", "gpu-x"), s.RetainMPS(t.Context(), "gpu-y", []types.UID{"a", "b"})); err != nil {
 		t.Fatal(err)
 	}
@@ -286,12 +286,25 @@ func TestNvidiaSMIIsFoundWhereDriversPutIt(t *testing.T) {
 			}
 		}
 		var ran string
-		s := New(nil, root, func(_ context.Context, _, program string, _ ...string) ([]byte, error) {
-			ran = program
+		s := New(nil, []string{t.TempDir(), root}, func(_ context.Context, under, program string, _ ...string) ([]byte, error) {
+			ran = under + " " + program
 			return nil, nil
 		})
-		if err := s.SetTimeSlice(t.Context(), &gpu.GPU{UUID: "GPU-1"}, "Long"); err != nil || ran != place+"/nvidia-smi" {
-			t.Errorf("ran %q, %v, want %s/nvidia-smi", ran, err, place)
+		if err := s.SetTimeSlice(t.Context(), &gpu.GPU{UUID: "GPU-1"}, "Long"); err != nil || ran != root+" "+place+"/nvidia-smi" {
+			t.Errorf("ran %q, %v, want %s/nvidia-smi below %s", ran, err, place, root)
 		}
+	}
+}
+
+func TestNvidiaSMIMayBeALinkThatLeadsNowhereFromHere(t *testing.T) {
+	empty, root := t.TempDir(), t.TempDir()
+	if err := errors.Join(os.MkdirAll(filepath.Join(root, "/usr/bin"), 0o700), os.Symlink("/etc/alternatives/nvidia--nvidia-smi", filepath.Join(root, "/usr/bin/nvidia-smi"))); err != nil {
+		t.Fatal(err)
+	}
+	if under, path := New(nil, []string{empty, root}, nil).smi(); under != root || path != "/usr/bin/nvidia-smi" {
+		t.Errorf("got %s below %s, want /usr/bin/nvidia-smi below %s", path, under, root)
+	}
+	if under, _ := New(nil, []string{empty, t.TempDir()}, nil).smi(); under != empty {
+		t.Errorf("got %s, want the first root where none has it", under)
 	}
 }

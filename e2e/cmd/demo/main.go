@@ -106,10 +106,7 @@ func startNode(ctx context.Context, c *cluster.Cluster, source string) (*node.No
 
 // createAll makes the DeviceClasses and examples and returns the names of the examples' pods.
 func createAll(ctx context.Context, client workload.Client, source string) (pods []string, err error) {
-	var files []string
-	for _, name := range []string{"deviceclass-gpu", "deviceclass-timeslice", "deviceclass-mps", "deviceclasses-mig-profiles"} {
-		files = append(files, "manifests/"+name+".yaml")
-	}
+	files := []string{"manifests/deviceclasses.yaml"}
 	for _, name := range examples {
 		files = append(files, "examples/"+name+".yaml")
 	}

@@ -185,9 +185,9 @@ func (h simHardware) Open(ctx context.Context) (GPUs, error) {
 func (b *bed) host() Host {
 	return Host{
 		Hardware: b.hardware(),
-		Daemons:  Processes{DriverRoot: b.Root, Self: []string{"/proc/self/exe", runDaemon}, Cgroup: b.Config.DaemonCgroup},
+		Daemons:  Processes{DriverRoots: []string{b.Root}, Self: []string{"/proc/self/exe", runDaemon}, Cgroup: b.Config.DaemonCgroup},
 		Mounts:   Tmpfs{},
-		Files:    Disk{DriverRoot: b.Root},
+		Files:    Disk{DriverRoots: []string{b.Root}},
 	}
 }
 

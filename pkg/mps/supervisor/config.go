@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/cleave-dra/cleave/pkg/nvml"
 )
 
 // What to do with a GPU's compute mode while an MPS server has it.
@@ -23,7 +25,7 @@ type Config struct {
 	Dir string
 
 	// DriverRoot is the root of the driver's files on the host, ContainerDriverRoot the same folder as this process
-	// sees it; empty if that is the same path.
+	// sees it; empty if that is the same path. With nvml.AutoRoot, ContainerDriverRoot is where it sees the host's /.
 	DriverRoot          string
 	ContainerDriverRoot string
 	// NVMLLibrary is libnvidia-ml.so.1; empty to look for it under the driver root.
@@ -49,12 +51,15 @@ func (c *Config) Validate() error {
 		flag, path string
 		optional   bool
 	}{
-		{"--dir", c.Dir, false}, {"--driver-root", c.DriverRoot, false}, {"--container-driver-root", c.ContainerDriverRoot, true},
+		{"--dir", c.Dir, false}, {"--container-driver-root", c.ContainerDriverRoot, true},
 		{"--nvml-library", c.NVMLLibrary, true}, {"--daemon-cgroup", c.DaemonCgroup, true},
 	} {
 		if !filepath.IsAbs(dir.path) && (dir.path != "" || !dir.optional) {
 			errs = append(errs, fmt.Errorf("%s %q is not an absolute path", dir.flag, dir.path))
 		}
+	}
+	if c.DriverRoot != nvml.AutoRoot && !filepath.IsAbs(c.DriverRoot) {
+		errs = append(errs, fmt.Errorf("--driver-root %q is neither an absolute path nor %s", c.DriverRoot, nvml.AutoRoot))
 	}
 	if len(c.Dir) > maxDir || strings.ContainsFunc(c.Dir, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
 		errs = append(errs, fmt.Errorf("--dir %q has more than %d characters, or spaces: sockets could not be made in it", c.Dir, maxDir))
@@ -76,10 +81,7 @@ func (c *Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// driverRootHere is the driver's root as this process sees it.
-func (c *Config) driverRootHere() string {
-	if c.ContainerDriverRoot != "" {
-		return filepath.Clean(c.ContainerDriverRoot)
-	}
-	return filepath.Clean(c.DriverRoot)
+// driverRoots are where to look for the driver, as this process sees them.
+func (c *Config) driverRoots() []string {
+	return nvml.Here(nvml.Roots(c.DriverRoot, c.ContainerDriverRoot))
 }

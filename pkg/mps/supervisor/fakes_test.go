@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -293,7 +294,7 @@ func testConfig(t *testing.T) Config {
 		Version: "test", Dir: t.TempDir(), DriverRoot: "/", ComputeMode: ExclusiveMode,
 		StartTimeout: 20 * time.Second, StopTimeout: 5 * time.Second,
 	}
-	if err := makeBase(c.Dir); err != nil {
+	if err := makeDir(filepath.Join(c.Dir, stateDir), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	return c

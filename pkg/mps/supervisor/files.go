@@ -13,8 +13,8 @@ import (
 
 // Disk is the Files of the operating system.
 type Disk struct {
-	// DriverRoot is where the daemon's folders may have been mounted below another root, empty for none.
-	DriverRoot string
+	// DriverRoots are the other roots below which daemons' folders may have been mounted.
+	DriverRoots []string
 }
 
 // Write writes beside the file and renames. It does not sync: nothing here is to outlive a power cut.
@@ -82,14 +82,16 @@ func (d Disk) RemoveDirs(p paths) error {
 	if err := os.RemoveAll(p.dir); err != nil {
 		return err
 	}
-	if d.DriverRoot == "" || d.DriverRoot == "/" {
-		return nil
-	}
-	for _, dir := range []string{p.pipe, p.log, p.dir, filepath.Dir(p.dir)} {
-		// One that is not empty is used by others, or is the very same folder.
-		err := os.Remove(filepath.Join(d.DriverRoot, dir))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTEMPTY) && !errors.Is(err, syscall.EBUSY) {
-			return err
+	for _, root := range d.DriverRoots {
+		if root == "/" {
+			continue
+		}
+		for _, dir := range []string{p.pipe, p.log, p.dir, filepath.Dir(p.dir)} {
+			// One that is not empty is used by others, or is the very same folder.
+			err := os.Remove(filepath.Join(root, dir))
+			if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTEMPTY) && !errors.Is(err, syscall.EBUSY) {
+				return err
+			}
 		}
 	}
 	return nil

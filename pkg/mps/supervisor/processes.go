@@ -24,8 +24,8 @@ const maxAnswer = 64 << 10
 
 // Processes is the Daemons of the operating system.
 type Processes struct {
-	// DriverRoot is the driver's root as this process sees it.
-	DriverRoot string
+	// DriverRoots are where the driver may be, as this process sees them, one at least.
+	DriverRoots []string
 	// Self is the command that calls Enter: this program and its subcommand.
 	Self []string
 	// Cgroup as Config.DaemonCgroup.
@@ -35,7 +35,7 @@ type Processes struct {
 // sandbox is what the program needs around it.
 func (p Processes) sandbox(d Daemon, args ...string) sandbox {
 	return sandbox{
-		Root: p.DriverRoot, Pipe: d.paths.pipe, Log: d.paths.log, Program: controlProgram, Args: args,
+		Root: p.root(), Pipe: d.paths.pipe, Log: d.paths.log, Program: controlProgram, Args: args,
 		Env: []string{
 			"PATH=" + searchPath,
 			"CUDA_VISIBLE_DEVICES=" + d.UUID,
@@ -43,6 +43,19 @@ func (p Processes) sandbox(d Daemon, args ...string) sandbox {
 			"CUDA_MPS_LOG_DIRECTORY=" + d.paths.log,
 		},
 	}
+}
+
+// root is the first driver root with MPS's program, the first of all where none has it: the error names it.
+func (p Processes) root() string {
+	for _, root := range p.DriverRoots {
+		for _, dir := range filepath.SplitList(searchPath) {
+			// It may be a link that leads somewhere only once the root is the root.
+			if _, err := os.Lstat(filepath.Join(root, dir, controlProgram)); err == nil {
+				return root
+			}
+		}
+	}
+	return p.DriverRoots[0]
 }
 
 const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY="
@@ -78,7 +91,7 @@ func (p Processes) Start(ctx context.Context, d Daemon, record func(ProcessID) e
 	if err != nil {
 		return nil, errors.Join(err, tell.Close(), ignoreExit(command.Wait()))
 	}
-	klog.FromContext(ctx).V(6).Info("Starting the MPS control daemon", "gpu", d.GPU, "pid", id.PID, "root", p.DriverRoot, "cgroup", s.Cgroup)
+	klog.FromContext(ctx).V(6).Info("Starting the MPS control daemon", "gpu", d.GPU, "pid", id.PID, "root", s.Root, "cgroup", s.Cgroup)
 	if err := json.NewEncoder(tell).Encode(s); err != nil {
 		return nil, errors.Join(fmt.Errorf("tell process %d what to become: %w", id.PID, err), process.Kill())
 	}

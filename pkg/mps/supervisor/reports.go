@@ -132,6 +132,13 @@ func (r *reports) acknowledge(ctx context.Context, id string) {
 	}
 }
 
+// forget removes the file unless events are pending, and tells whether none are.
+func (r *reports) forget() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.pending) == 0 && r.files.Remove(r.path) == nil
+}
+
 func (r *reports) save() error {
 	data, err := json.Marshal(reportsOnDisk{Boot: r.boot, Pending: r.pending})
 	if err != nil {

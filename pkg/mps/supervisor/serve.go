@@ -35,12 +35,12 @@ func Run(ctx context.Context, config Config, self []string) error {
 	if err := config.Validate(); err != nil {
 		return err
 	}
-	root := config.driverRootHere()
+	roots := config.driverRoots()
 	return serve(ctx, config, Host{
-		Hardware: NVML{nvml.Options{DriverRoot: root, LibraryPath: config.NVMLLibrary, Sysfs: os.DirFS("/sys").(fs.ReadLinkFS)}},
-		Daemons:  Processes{DriverRoot: root, Self: self, Cgroup: config.DaemonCgroup},
+		Hardware: NVML{nvml.Options{DriverRoot: roots[0], OtherRoots: roots[1:], LibraryPath: config.NVMLLibrary, Sysfs: os.DirFS("/sys").(fs.ReadLinkFS)}},
+		Daemons:  Processes{DriverRoots: roots, Self: self, Cgroup: config.DaemonCgroup},
 		Mounts:   Tmpfs{},
-		Files:    Disk{DriverRoot: root},
+		Files:    Disk{DriverRoots: roots},
 	})
 }
 
@@ -51,7 +51,7 @@ func serve(ctx context.Context, config Config, on Host) error {
 	if err != nil {
 		return err
 	}
-	if err := makeBase(config.Dir); err != nil {
+	if err := makeDir(config.Dir, 0o711); err != nil { // containers' mounts reach through it
 		return fmt.Errorf("make the supervisor's folder (--dir %s): %w", config.Dir, err)
 	}
 	unlock, err := lockDir(ctx, config.Dir)
@@ -59,8 +59,12 @@ func serve(ctx context.Context, config Config, on Host) error {
 		return err
 	}
 	defer unlock()
+	if err := makeDir(filepath.Join(config.Dir, stateDir), 0o700); err != nil {
+		return fmt.Errorf("make the supervisor's folder of records (--dir %s): %w", config.Dir, err)
+	}
 	life, stop := context.WithCancel(ctx)
 	s := New(life, config, on, boot)
+	defer s.tidy(ctx)
 	defer s.Wait()
 	defer stop()
 	if err := s.Recover(life); err != nil {
@@ -94,7 +98,7 @@ func (s *Supervisor) listen(life context.Context) error {
 		}))
 	v1alpha1.RegisterSupervisorServer(server, service{Supervisor: s})
 	grpc_health_v1.RegisterHealthServer(server, health.NewServer())
-	logger.Info("Serving MPS", "socket", socket, "driverRoot", s.config.driverRootHere(), "computeMode", s.config.ComputeMode)
+	logger.Info("Serving MPS", "socket", socket, "driverRoots", s.config.driverRoots(), "computeMode", s.config.ComputeMode)
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(&rootsOnly{Listener: listener, logger: logger}) }() // ends with the server
 	select {
@@ -148,25 +152,47 @@ func peer(c net.Conn) (uint32, error) {
 	return ucred.Uid, nil
 }
 
-// makeBase makes the folder, through which containers' mounts reach, and the one of records, which are root's.
-func makeBase(dir string) error {
-	for _, d := range []struct {
-		path string
-		mode fs.FileMode
-	}{{dir, 0o711}, {filepath.Join(dir, stateDir), 0o700}} {
-		if err := os.MkdirAll(d.path, d.mode); err != nil {
-			return err
-		}
-		if err := os.Chmod(d.path, d.mode); err != nil {
-			return err
+// makeDir makes a folder with this mode, whatever the umask.
+func makeDir(dir string, mode fs.FileMode) error {
+	if err := os.MkdirAll(dir, mode); err != nil {
+		return err
+	}
+	return os.Chmod(dir, mode)
+}
+
+// tidy leaves nothing in the folder where nothing is in hand and no event waits to be told. The lock is held still.
+func (s *Supervisor) tidy(ctx context.Context) {
+	if len(s.Status().GPUs) > 0 || !s.reports.forget() {
+		return
+	}
+	for _, name := range []string{stateDir, lockName} {
+		if err := os.Remove(filepath.Join(s.config.Dir, name)); err != nil {
+			klog.FromContext(ctx).Error(err, "Leaving something in the supervisor's folder")
+			return
 		}
 	}
-	return nil
 }
 
 // lockDir waits until no other supervisor has the folder. The kernel lets go of the lock when its holder dies.
 func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
-	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
+	for {
+		f, err := waitLock(ctx, filepath.Join(dir, lockName))
+		if err != nil {
+			return nil, err
+		}
+		// A supervisor that left nothing behind deleted the file that was waited for.
+		mine, errMine := f.Stat()
+		there, errThere := os.Lstat(f.Name())
+		if errMine == nil && errThere == nil && os.SameFile(mine, there) {
+			return func() { _ = f.Close() }, nil
+		}
+		_ = f.Close()
+	}
+}
+
+// waitLock opens a file once nobody else has it locked.
+func waitLock(ctx context.Context, path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open the supervisor's lock: %w", err)
 	}
@@ -175,7 +201,7 @@ func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
 	for told := false; ; told = true {
 		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if err == nil {
-			return func() { _ = f.Close() }, nil
+			return f, nil
 		}
 		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
 			_ = f.Close()

@@ -135,6 +135,64 @@ func TestOneSupervisorAtATime(t *testing.T) {
 	unlock()
 }
 
+func TestASupervisorThatWaitedForOneThatLeftNothingHasTheLock(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, lockName)
+	unlock, err := lockDir(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	locked := make(chan error, 1)
+	go func() {
+		_, err := lockDir(t.Context(), dir)
+		locked <- err
+	}()
+	select {
+	case err := <-locked:
+		t.Fatalf("did not wait: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	unlock()
+	if err := <-locked; err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := lockDir(ctx, dir); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want a time-out: another has the lock", err)
+	}
+}
+
+func TestASupervisorWithNothingInHandLeavesNothing(t *testing.T) {
+	b := newBed(t)
+	names := func() (found []string) {
+		entries, err := os.ReadDir(b.Config.Dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			found = append(found, e.Name())
+		}
+		return found
+	}
+	c, stop := b.serve(t)
+	r := b.request(t, "a", 0)
+	mustEnsure(t, c, r)
+	stop()
+	if found := names(); !slices.Contains(found, stateDir) || !slices.Contains(found, r.Device) {
+		t.Errorf("with a daemon that runs, the folder has only %v", found)
+	}
+	c, stop = b.serve(t)
+	mustRelease(t, c, r)
+	stop()
+	if found := names(); len(found) > 0 {
+		t.Errorf("left behind: %v", found)
+	}
+}
+
 func TestWithoutASupervisorTheErrorSaysWhatToDo(t *testing.T) {
 	c, err := mps.Dial("/nonexistent/supervisor.sock")
 	if err != nil {

@@ -1,0 +1,73 @@
+{{/* Name of all objects: the release's, which mostly is the chart's. */}}
+{{- define "cleave.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The DRA driver. */}}
+{{- define "cleave.driver" -}}gpu.cleave.dev{{- end -}}
+
+{{- define "cleave.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "cleave.labels" -}}
+{{ include "cleave.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- end -}}
+
+{{- define "cleave.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether a driver on the host is looked for, and one of the GPU operator. */}}
+{{- define "cleave.driverOnHost" -}}{{- if has .Values.driver.root (list "auto" "/") -}}true{{- end -}}{{- end -}}
+
+{{/* Where pods go: to nodes with GPUs. */}}
+{{- define "cleave.placement" -}}
+priorityClassName: {{ .Values.priorityClassName }}
+{{- with .Values.nodes.selector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+affinity:
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms:
+        {{- range .Values.nodes.match | default (list (dict "key" "kubernetes.io/os" "operator" "In" "values" (list "linux"))) }}
+        - matchExpressions: [{{ toJson . }}]
+        {{- end }}
+{{- with .Values.nodes.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* A class by which claims and pods ask for devices: a dict with root, name, resource and expression. */}}
+{{- define "cleave.deviceClass" -}}
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata:
+  name: {{ .name }}
+  labels:
+    {{- include "cleave.labels" .root | nindent 4 }}
+spec:
+  {{- with .resource }}
+  extendedResourceName: {{ . }}
+  {{- end }}
+  selectors:
+    - cel:
+        expression: device.driver == "{{ include "cleave.driver" .root }}" && {{ .expression }}
+{{- end -}}

@@ -1,0 +1,119 @@
+package chart
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	installDoc  = "../../docs/install.md"
+	securityDoc = "../../docs/security.md"
+
+	valuesBegin = "<!-- values -->\n"
+	valuesEnd   = "<!-- end of values -->\n"
+)
+
+// value is one of values.yaml.
+type value struct {
+	path, fallback, text string
+}
+
+// documentedValues reads values.yaml by its form: a comment, then the value that it is of. What is over several lines is
+// shown as such.
+func documentedValues(t *testing.T) []value {
+	t.Helper()
+	data, err := os.ReadFile(chartDir + "/values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var values []value
+	var comment, path []string
+	for line := range strings.Lines(string(data)) {
+		text := strings.TrimSpace(line)
+		depth := (len(line) - len(strings.TrimLeft(line, " "))) / 2
+		key, fallback, isKey := strings.Cut(text, ":")
+		switch {
+		case text == "":
+			comment = nil
+		case strings.HasPrefix(text, "#"):
+			comment = append(comment, strings.TrimSpace(strings.TrimPrefix(text, "#")))
+		case strings.HasPrefix(text, "- "): // of the list above
+			values[len(values)-1].fallback = "see values.yaml"
+		case isKey && depth <= len(path):
+			path = append(path[:depth], key)
+			values = append(values, value{strings.Join(path, "."), strings.TrimSpace(fallback), strings.Join(comment, " ")})
+			comment = nil
+		default:
+			t.Fatalf("cannot read %q", line)
+		}
+	}
+	return slices.DeleteFunc(values, func(v value) bool { return v.fallback == "" }) // they hold others
+}
+
+func TestEveryValueHasACommentAndIsInTheSchema(t *testing.T) {
+	data, err := os.ReadFile(chartDir + "/values.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type schema struct {
+		Properties           map[string]schema `json:"properties"`
+		AdditionalProperties any               `json:"additionalProperties"`
+	}
+	var root schema
+	if err := yaml.Unmarshal(data, &root); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range documentedValues(t) {
+		if v.text == "" {
+			t.Errorf("%s has no comment", v.path)
+		}
+		at := root
+		for _, key := range strings.Split(v.path, ".") {
+			next, ok := at.Properties[key]
+			if !ok {
+				t.Errorf("%s is not in the schema", v.path)
+				break
+			}
+			if len(at.Properties) > 0 && at.AdditionalProperties != false {
+				t.Errorf("the schema takes what it does not know beside %s", v.path)
+			}
+			at = next
+		}
+	}
+}
+
+func TestTheDocumentationListsEveryValue(t *testing.T) {
+	var table strings.Builder
+	table.WriteString("| value | default | |\n| --- | --- | --- |\n")
+	for _, v := range documentedValues(t) {
+		fallback := "`" + v.fallback + "`"
+		if v.fallback == "see values.yaml" || v.fallback == `""` {
+			fallback = strings.Trim(v.fallback, `"`)
+		}
+		fmt.Fprintf(&table, "| `%s` | %s | %s |\n", v.path, fallback, strings.ReplaceAll(v.text, "|", `\|`))
+	}
+	data, err := os.ReadFile(installDoc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(data), valuesBegin)
+	got, after, okay := strings.Cut(rest, valuesEnd)
+	if !ok || !okay {
+		t.Fatalf("%s has no place for the values", installDoc)
+	}
+	if os.Getenv("UPDATE_DOCS") == "1" {
+		if err := os.WriteFile(installDoc, []byte(before+valuesBegin+table.String()+valuesEnd+after), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if diff := cmp.Diff(table.String(), got); diff != "" {
+		t.Errorf("%s is out of date: run \"make manifests\" (-chart +file):\n%s", installDoc, diff)
+	}
+}

@@ -1,0 +1,375 @@
+package chart
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+)
+
+// Paths from this folder.
+const (
+	helmProgram = "../../bin/helm"
+	chartDir    = "../../deployments/helm/cleave"
+	manifestDir = "../../deployments/manifests"
+)
+
+// namespace is where the chart is installed.
+const namespace = "cleave-system"
+
+// helm runs Helm with values on its standard input, if there are any, and returns what it prints.
+func helm(t testing.TB, values string, args ...string) (string, error) {
+	t.Helper()
+	if _, err := os.Stat(helmProgram); err != nil {
+		t.Skipf("Helm is not built (make helm): %v", err)
+	}
+	command := exec.CommandContext(t.Context(), helmProgram, args...)
+	if values != "" {
+		command.Args = append(command.Args, "--values", "-")
+		command.Stdin = strings.NewReader(values)
+	}
+	var out, complaints bytes.Buffer
+	command.Stdout, command.Stderr = &out, &complaints
+	if err := command.Run(); err != nil {
+		return "", fmt.Errorf("helm %s: %w: %s", strings.Join(args, " "), err, complaints.String())
+	}
+	return out.String(), nil
+}
+
+// render gives the objects of the chart, tests included.
+func render(t testing.TB, values string) ([]*unstructured.Unstructured, error) {
+	t.Helper()
+	text, err := helm(t, values, "template", "cleave", chartDir, "--namespace", namespace)
+	if err != nil {
+		return nil, err
+	}
+	return decode(text)
+}
+
+// mustRender is render for values that are right.
+func mustRender(t testing.TB, values string) []*unstructured.Unstructured {
+	t.Helper()
+	objects, err := render(t, values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return objects
+}
+
+func decode(text string) ([]*unstructured.Unstructured, error) {
+	reader := utilyaml.NewYAMLReader(bufio.NewReader(strings.NewReader(text)))
+	var objects []*unstructured.Unstructured
+	for {
+		document, err := reader.Read()
+		if errors.Is(err, io.EOF) {
+			return objects, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		o := &unstructured.Unstructured{}
+		if err := yaml.UnmarshalStrict(document, &o.Object); err != nil {
+			return nil, fmt.Errorf("%w in:\n%s", err, document)
+		}
+		if len(o.Object) > 0 {
+			objects = append(objects, o)
+		}
+	}
+}
+
+// find is the object of a kind and name, or nil.
+func find(objects []*unstructured.Unstructured, kind, name string) *unstructured.Unstructured {
+	for _, o := range objects {
+		if o.GetKind() == kind && o.GetName() == name {
+			return o
+		}
+	}
+	return nil
+}
+
+// daemonSet is the DaemonSet of a name.
+func daemonSet(t testing.TB, objects []*unstructured.Unstructured, name string) *appsv1.DaemonSet {
+	t.Helper()
+	o := find(objects, "DaemonSet", name)
+	if o == nil {
+		t.Fatalf("there is no DaemonSet %s", name)
+	}
+	ds := &appsv1.DaemonSet{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(o.Object, ds, true); err != nil {
+		t.Fatal(err)
+	}
+	return ds
+}
+
+// kindsAndNames lists objects as "Kind name".
+func kindsAndNames(objects []*unstructured.Unstructured) []string {
+	var list []string
+	for _, o := range objects {
+		list = append(list, o.GetKind()+" "+o.GetName())
+	}
+	return list
+}
+
+// matrix is the chart's values in many ways, each accepted. Tests with a cluster hand the outcome to a real API server.
+var matrix = map[string]string{
+	"defaults":              "",
+	"capabilities":          "plugin: {privileged: false, runtimeClassName: nvidia}",
+	"driver on the host":    "driver: {root: /, hostFolders: [/usr]}",
+	"driver container":      "driver: {root: /run/nvidia/driver}",
+	"driver elsewhere":      "driver: {root: /home/kubernetes/bin/nvidia}",
+	"no MPS":                "mps: {enabled: false}",
+	"MPS without cgroups":   "mps: {cgroup: '', computeMode: keep, dir: /run/mps}",
+	"host network":          "plugin: {hostNetwork: true, env: [{name: KUBERNETES_SERVICE_HOST, value: 10.0.0.1}], extraArgs: [--kube-api-qps=50]}",
+	"other folders":         "kubelet: {dir: /var/lib/k0s/kubelet}\ncdi: {dir: /etc/cdi}",
+	"every node":            "nodes: {match: [], tolerations: [], selector: {pool: gpus}}\npriorityClassName: ''",
+	"metrics":               "metrics: {port: 9400, service: {enabled: false}, podMonitor: {enabled: true, interval: 1m, labels: {release: prometheus}}}",
+	"network":               "networkPolicy: {apiServerPorts: [443, 6443]}",
+	"no network policy":     "networkPolicy: {enabled: false}",
+	"no admission":          "admission: {nodeRestriction: false, claims: {enabled: false}}",
+	"classes may have many": "admission: {claims: {oneDevicePerRequest: []}}",
+	"no classes":            "deviceClasses: {gpu: {enabled: false}, mig: {enabled: false}, timeSlice: {enabled: false}, mps: {enabled: false}, migProfiles: {enabled: false}}",
+	"other resources":       "deviceClasses: {gpu: {extendedResourceName: example.com/gpu}, timeSlice: {extendedResourceName: ''}, migProfiles: {boards: [A30], disabled: [1g.6gb+me], extendedResourcePrefix: ''}}",
+	"policies": `
+policies:
+  default: {rules: [{tiers: [exclusive, mig]}]}
+  inference:
+    rules:
+      - match: {indexes: [0]}
+        tiers: [mps]
+        mps: {shares: 20, memory: {minimum: 1Gi}}
+      - tiers: [mig]
+  text: |
+    # with a comment
+    apiVersion: gpu.cleave.dev/v1alpha1
+    kind: NodePolicy
+    rules: [{tiers: [timeSlice]}]
+`,
+	"image": "image: {repository: registry.local:5000/cleave, digest: 'sha256:" + strings.Repeat("0", 64) + "', pullPolicy: Always, pullSecrets: [{name: registry}]}",
+	"volumes": `
+fullnameOverride: gpus
+plugin:
+  resources: {limits: {memory: 256Mi}}
+  extraVolumes: [{name: more, emptyDir: {}}]
+  extraVolumeMounts: [{name: more, mountPath: /more}]
+mps:
+  extraVolumes: [{name: more, emptyDir: {}}]
+  extraVolumeMounts: [{name: more, mountPath: /more}]
+`,
+}
+
+func TestTheChartIsLinted(t *testing.T) {
+	for name, values := range matrix {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if _, err := helm(t, values, "lint", "--strict", "--quiet", chartDir, "--namespace", namespace); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestTheChartIsRenderedAsValuesSay(t *testing.T) {
+	for name, values := range matrix {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			objects := mustRender(t, values)
+			seen := map[string]bool{}
+			for _, o := range objects {
+				id := o.GetKind() + " " + o.GetNamespace() + "/" + o.GetName()
+				if seen[id] {
+					t.Errorf("%s is there twice", id)
+				}
+				seen[id] = true
+				if o.GetLabels()["app.kubernetes.io/name"] != "cleave" || o.GetLabels()["app.kubernetes.io/instance"] != "cleave" {
+					t.Errorf("%s has the labels %v", id, o.GetLabels())
+				}
+			}
+			full := "cleave"
+			if strings.Contains(values, "fullnameOverride") {
+				full = "gpus"
+			}
+			checkPods(t, objects, full+"-plugin")
+			if !strings.Contains(values, "mps: {enabled: false}") {
+				checkPods(t, objects, full+"-mps")
+			}
+		})
+	}
+}
+
+// checkPods checks that what the pods of a DaemonSet mount is there, once.
+func checkPods(t *testing.T, objects []*unstructured.Unstructured, name string) {
+	ds := daemonSet(t, objects, name)
+	pod := ds.Spec.Template.Spec
+	if find(objects, "ServiceAccount", pod.ServiceAccountName) == nil {
+		t.Errorf("%s has the ServiceAccount %s, which is not there", name, pod.ServiceAccountName)
+	}
+	volumes, used := map[string]bool{}, map[string]bool{}
+	for _, v := range pod.Volumes {
+		if volumes[v.Name] {
+			t.Errorf("%s has the volume %s twice", name, v.Name)
+		}
+		volumes[v.Name] = true
+	}
+	paths := map[string]bool{}
+	for _, m := range pod.Containers[0].VolumeMounts {
+		if !volumes[m.Name] {
+			t.Errorf("%s mounts %s, which is no volume", name, m.Name)
+		}
+		if paths[m.MountPath] {
+			t.Errorf("%s mounts at %s twice", name, m.MountPath)
+		}
+		used[m.Name], paths[m.MountPath] = true, true
+	}
+	if diff := cmp.Diff(volumes, used); diff != "" {
+		t.Errorf("volumes of %s (-there +mounted):\n%s", name, diff)
+	}
+}
+
+func TestWhatValuesSwitchOffIsNotThere(t *testing.T) {
+	tests := map[string]struct {
+		values   string
+		gone     []string // "Kind name"
+		stays    []string
+		contains string
+	}{
+		"MPS":            {values: matrix["no MPS"], gone: []string{"DaemonSet cleave-mps", "ServiceAccount cleave-mps", "NetworkPolicy cleave-mps"}, stays: []string{"DeviceClass mps.cleave.dev"}},
+		"network policy": {values: matrix["no network policy"], gone: []string{"NetworkPolicy cleave-plugin", "NetworkPolicy cleave-mps"}},
+		"admission": {values: matrix["no admission"], gone: []string{
+			"ValidatingAdmissionPolicy cleave-resourceslices", "ValidatingAdmissionPolicyBinding cleave-resourceslices",
+			"ValidatingAdmissionPolicy cleave-claim-status", "ValidatingAdmissionPolicy cleave-claims",
+		}},
+		"classes": {values: matrix["no classes"], gone: []string{"DeviceClass gpu.cleave.dev", "DeviceClass mig-1g.10gb.cleave.dev", "Pod cleave-test", "ResourceClaimTemplate cleave-test"}},
+		"boards": {values: matrix["other resources"], gone: []string{"DeviceClass mig-1g.10gb.cleave.dev", "DeviceClass mig-1g.6gb.me.cleave.dev"},
+			stays: []string{"DeviceClass mig-1g.6gb.cleave.dev", "DeviceClass mig-2g.12gb.me.cleave.dev", "DeviceClass gpu.cleave.dev"}},
+		"service": {values: matrix["metrics"], gone: []string{"Service cleave-metrics"}, stays: []string{"PodMonitor cleave-plugin"}},
+	}
+	defaults := strings.Join(kindsAndNames(mustRender(t, "")), "\n") + "\n"
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := strings.Join(kindsAndNames(mustRender(t, tt.values)), "\n") + "\n"
+			for _, gone := range tt.gone {
+				if !strings.Contains(defaults, gone+"\n") {
+					t.Errorf("%s is not there by default: the test tests nothing", gone)
+				}
+				if strings.Contains(got, gone+"\n") {
+					t.Errorf("%s is there", gone)
+				}
+			}
+			for _, stays := range tt.stays {
+				if !strings.Contains(got, stays+"\n") {
+					t.Errorf("%s is not there", stays)
+				}
+			}
+		})
+	}
+}
+
+func TestValuesThatMakeNoSenseAreRefusedByName(t *testing.T) {
+	for values, want := range map[string]string{
+		"plugn: {}":                                              "plugn",
+		"plugin: {hostnetwork: true}":                            "hostnetwork",
+		"driver: {Root: auto}":                                   "Root",
+		"image: {digest: latest}":                                "/image/digest",
+		"image: {pullPolicy: Sometimes}":                         "/image/pullPolicy",
+		"driver: {root: usr}":                                    "/driver/root",
+		"driver: {hostFolders: [usr]}":                           "/driver/hostFolders/0",
+		"kubelet: {dir: kubelet}":                                "/kubelet/dir",
+		"mps: {dir: /run/cleave/a b}":                            "/mps/dir",
+		"mps: {computeMode: shared}":                             "/mps/computeMode",
+		"plugin: {existingPartitions: keep}":                     "/plugin/existingPartitions",
+		"plugin: {logVerbosity: high}":                           "/plugin/logVerbosity",
+		"plugin: {extraArgs: [v=4]}":                             "/plugin/extraArgs/0",
+		"metrics: {port: 0}":                                     "/metrics/port",
+		"metrics: {podMonitor: {interval: often}}":               "/metrics/podMonitor/interval",
+		"networkPolicy: {apiServerPorts: [https]}":               "/networkPolicy/apiServerPorts/0",
+		"nodes: {match: [{label: gpu}]}":                         "/nodes/match/0",
+		"nodes: {tolerations: [{effect: Never}]}":                "/nodes/tolerations/0/effect",
+		"deviceClasses: {timeslice: {enabled: false}}":           "timeslice",
+		"deviceClasses: {gpu: {extendedResourceName: gpu}}":      "/deviceClasses/gpu/extendedResourceName",
+		"deviceClasses: {migProfiles: {disabled: [1g.11gb]}}":    `there is no profile "1g.11gb"`,
+		"deviceClasses: {migProfiles: {boards: [H100]}}":         `there is no board "H100"`,
+		"policies: {default: {tiers: [mig]}}":                    "/policies/default",
+		"policies: {default: {kind: Policy}}":                    "/policies/default",
+		"policies: {'a/b': {rules: []}}":                         "a/b",
+		"admission: {claims: {oneDevicePerRequest: everything}}": "/admission/claims/oneDevicePerRequest",
+	} {
+		t.Run(values, func(t *testing.T) {
+			t.Parallel()
+			if _, err := render(t, values); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("got %v, want an error that says %q", err, want)
+			}
+		})
+	}
+}
+
+func TestPoliciesAreThoseThatThePluginReads(t *testing.T) {
+	config := find(mustRender(t, matrix["policies"]), "ConfigMap", "cleave-policies")
+	if config == nil {
+		t.Fatal("there is no ConfigMap")
+	}
+	data, _, err := unstructured.NestedStringMap(config.Object, "data")
+	if err != nil || len(data) != 3 {
+		t.Fatalf("data %v, %v", data, err)
+	}
+	for name, text := range data {
+		p, err := v1alpha1.DecodeNodePolicy([]byte(text))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		} else if len(p.Rules) == 0 {
+			t.Errorf("%s has no rules", name)
+		}
+	}
+}
+
+func TestTheChartSaysWhichKubernetesItIsFor(t *testing.T) {
+	for release, ok := range map[string]bool{"1.33.9": false, "1.34.0": true, "1.35.4-eks-1": true, "1.37.1": true} {
+		_, err := helm(t, "", "template", "cleave", chartDir, "--kube-version", release)
+		if ok != (err == nil) {
+			t.Errorf("%s: got %v, want it accepted: %t", release, err, ok)
+		}
+	}
+}
+
+func TestThePlainManifestsAreTheRenderedChart(t *testing.T) {
+	for file, args := range map[string][]string{
+		"install.yaml": {"--no-hooks"}, "deviceclasses.yaml": {"--show-only", "templates/deviceclasses.yaml"},
+	} {
+		text, err := helm(t, "", append([]string{"template", "cleave", chartDir, "--namespace", namespace}, args...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := decode(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := os.ReadFile(filepath.Join(manifestDir, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := decode(string(data))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(got) > 0 && got[0].GetKind() == "Namespace" {
+			got = got[1:]
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s is out of date: run \"make manifests\" (-chart +file):\n%s", file, diff)
+		}
+	}
+}

@@ -1,0 +1,85 @@
+package nvml
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+func TestRootsOnTheHostAndAsMounted(t *testing.T) {
+	for name, tt := range map[string]struct {
+		root, mounted string
+		want          []Root
+	}{
+		"the host's":                  {"/", "", []Root{{"/", "/"}}},
+		"a driver container's":        {"/run/nvidia/driver/", "", []Root{{"/run/nvidia/driver", "/run/nvidia/driver"}}},
+		"mounted elsewhere":           {"/run/nvidia/driver", "/driver/", []Root{{"/run/nvidia/driver", "/driver"}}},
+		"found by itself":             {AutoRoot, "", []Root{{"/", "/"}, {"/run/nvidia/driver", "/run/nvidia/driver"}}},
+		"found by itself from within": {AutoRoot, "/host", []Root{{"/", "/host"}, {"/run/nvidia/driver", "/host/run/nvidia/driver"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(tt.want, Roots(tt.root, tt.mounted)); diff != "" {
+				t.Errorf("roots (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// withLibrary puts the library into a root, as a file or, as Debian's packages do, behind a chain of absolute links.
+func withLibrary(t *testing.T, root string, linked bool) (path string) {
+	t.Helper()
+	path = filepath.Join(root, "usr/lib/x86_64-linux-gnu", LibraryName)
+	target := filepath.Join(root, "usr/lib/x86_64-linux-gnu/nvidia/current", LibraryName)
+	if !linked {
+		target = path
+	}
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.MkdirAll(filepath.Dir(target), 0o700), os.WriteFile(target, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if linked {
+		alternative := filepath.Join(root, "etc/alternatives/nvidia--"+LibraryName)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(alternative), 0o700),
+			os.Symlink("/etc/alternatives/nvidia--"+LibraryName, path), os.Symlink("/usr/lib/x86_64-linux-gnu/nvidia/current/"+LibraryName, alternative)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return target
+}
+
+func TestTheFirstRootWithADriverIsTaken(t *testing.T) {
+	temp := func() string {
+		dir, err := filepath.EvalSymlinks(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return dir
+	}
+	for _, linked := range []bool{false, true} {
+		empty, first, second := temp(), temp(), temp()
+		want := withLibrary(t, first, linked)
+		withLibrary(t, second, linked)
+		path, root, err := find(Options{DriverRoot: empty, OtherRoots: []string{first, second}})
+		if err != nil || path != want || root != first {
+			t.Errorf("links %t: got %s of root %s, %v, want %s of %s", linked, path, root, err, want, first)
+		}
+		// A library that is given elsewhere does not change where the driver's other files are.
+		path, root, err = find(Options{DriverRoot: empty, OtherRoots: []string{second}, LibraryPath: want})
+		if err != nil || path != want || root != second {
+			t.Errorf("links %t, given: got %s of root %s, %v, want %s of %s", linked, path, root, err, want, second)
+		}
+	}
+}
+
+func TestWithoutADriverEveryRootIsNamed(t *testing.T) {
+	a, b := t.TempDir(), t.TempDir()
+	_, err := FindLibrary(Options{DriverRoot: a, OtherRoots: []string{b}})
+	wantError(t, err, a, b, "--driver-root")
+	if !errors.Is(err, gpu.ErrLibraryNotFound) {
+		t.Errorf("got %v, want %v", err, gpu.ErrLibraryNotFound)
+	}
+}
