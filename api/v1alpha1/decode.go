@@ -19,8 +19,11 @@ import (
 // file of an admin's.
 const maxSize = 1 << 20
 
-// decode reads JSON of one kind. Unknown fields, fields given twice and other kinds are errors; there may be several.
-func decode(raw []byte, kind string, into any) error {
+// decode reads JSON of one kind of this package. Unknown fields, fields given twice and other kinds are errors; there may be
+// several.
+func decode(raw []byte, kind string, into any) error { return decodeKind(raw, APIVersion, kind, into) }
+
+func decodeKind(raw []byte, apiVersion, kind string, into any) error {
 	if len(raw) > maxSize {
 		return fmt.Errorf("%d bytes are more than %d", len(raw), maxSize)
 	}
@@ -30,11 +33,11 @@ func decode(raw []byte, kind string, into any) error {
 	}
 	switch {
 	case meta.APIVersion == "" || meta.Kind == "":
-		return fmt.Errorf("set apiVersion and kind: apiVersion: %s, kind: %s", APIVersion, kind)
-	case meta.APIVersion != APIVersion:
-		return fmt.Errorf("unknown apiVersion %q of kind %q: want %s", meta.APIVersion, meta.Kind, APIVersion)
+		return fmt.Errorf("set apiVersion and kind: apiVersion: %s, kind: %s", apiVersion, kind)
+	case meta.APIVersion != apiVersion:
+		return fmt.Errorf("unknown apiVersion %q of kind %q: want %s", meta.APIVersion, meta.Kind, apiVersion)
 	case meta.Kind != kind:
-		return fmt.Errorf("unknown kind %q in %s: want %s", meta.Kind, APIVersion, kind)
+		return fmt.Errorf("unknown kind %q in %s: want %s", meta.Kind, apiVersion, kind)
 	}
 	return decodeFields(raw, into)
 }

@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +33,8 @@ type Options struct {
 	Dir string
 	// Quiet keeps the plugin's log to what a production node logs, for measurements.
 	Quiet bool
+	// Driver is the name of the driver; empty for gpu.cleave.dev.
+	Driver string
 	// Environment is added to the plugin's.
 	Environment []string
 	// Flags are added to the plugin's command line.
@@ -82,10 +85,12 @@ func (n *Node) PluginsDir() string {
 }
 
 // Socket is where the plugin serves the kubelet.
-func (n *Node) Socket() string { return filepath.Join(n.PluginsDir(), "gpu.cleave.dev", "dra.sock") }
+func (n *Node) Socket() string { return filepath.Join(n.PluginsDir(), n.driver(), "dra.sock") }
+
+func (n *Node) driver() string { return cmp.Or(n.opts.Driver, "gpu.cleave.dev") }
 
 // Records is the folder of claim records.
-func (n *Node) Records() string { return filepath.Join(n.PluginsDir(), "gpu.cleave.dev", "claims") }
+func (n *Node) Records() string { return filepath.Join(n.PluginsDir(), n.driver(), "claims") }
 
 // Address of the plugin's /metrics, /healthz and /readyz.
 func (n *Node) Address() string { return n.address }
@@ -132,7 +137,7 @@ func (n *Node) Sim(ctx context.Context, args ...string) (string, error) {
 // Start starts the plugin. It outlives this program unless Stop or Kill ends it, or the cluster goes down.
 func (n *Node) Start(ctx context.Context) error {
 	if !n.hasKubelet() { // which makes this folder
-		if err := os.MkdirAll(n.registryDir(), 0o750); err != nil {
+		if err := os.MkdirAll(n.RegistryDir(), 0o750); err != nil {
 			return fmt.Errorf("make the plugin registry folder: %w", err)
 		}
 	}
@@ -172,7 +177,8 @@ func (n *Node) Upgrade(ctx context.Context, podUID string) error {
 	return errors.Join(n.WaitReady(ctx), old.end(syscall.SIGTERM))
 }
 
-func (n *Node) registryDir() string {
+// RegistryDir is where the kubelet looks for plugins.
+func (n *Node) RegistryDir() string {
 	if n.hasKubelet() {
 		return n.opts.Cluster.RegistryDir()
 	}
@@ -198,8 +204,8 @@ func (n *Node) args() []string {
 		verbosity = "2"
 	}
 	return append([]string{
-		"kubelet-plugin", "--node-name", n.opts.NodeName, "--kubeconfig", n.opts.Cluster.Kubeconfig(),
-		"--kubelet-plugins-dir", n.PluginsDir(), "--kubelet-registry-dir", n.registryDir(), "--cdi-dir", cdi,
+		"kubelet-plugin", "--driver-name", n.driver(), "--node-name", n.opts.NodeName, "--kubeconfig", n.opts.Cluster.Kubeconfig(),
+		"--kubelet-plugins-dir", n.PluginsDir(), "--kubelet-registry-dir", n.RegistryDir(), "--cdi-dir", cdi,
 		"--driver-root", n.Root(), "--sysfs", filepath.Join(n.Root(), "sys"), "--procfs", n.procfs(),
 		"--mps-socket", n.mpsSocket(), "--metrics-address", n.address, "--v", verbosity,
 	}, n.opts.Flags...)

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 )
 
@@ -69,7 +70,7 @@ func (r Rules) parameters(c *resourceapi.DeviceConfiguration, path *field.Path) 
 	if c.Opaque == nil || c.Opaque.Driver != r.Driver {
 		return nil
 	}
-	if _, err := v1alpha1.DecodeParameters(c.Opaque.Parameters.Raw); err != nil {
+	if _, err := nvidia.DecodeParameters(r.Driver, c.Opaque.Parameters.Raw); err != nil {
 		return field.ErrorList{field.Invalid(path.Child("opaque", "parameters"), field.OmitValueType{}, err.Error())}
 	}
 	return nil

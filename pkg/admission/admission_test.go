@@ -71,6 +71,31 @@ func TestWhatPrepareWouldRefuseIsRefusedWithItsField(t *testing.T) {
 	}
 }
 
+func TestTheDriversNameDecidesWhoseParametersAreRead(t *testing.T) {
+	nvidias := func(kind, driver string) *resourceapi.ResourceClaim {
+		return claimYAML(t, `{config: [{opaque: {driver: `+driver+`, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: `+kind+`}}}]}`)
+	}
+	compatible := DefaultRules()
+	compatible.Driver = "gpu.nvidia.com"
+	tests := map[string]struct {
+		rules Rules
+		claim *resourceapi.ResourceClaim
+		want  string // empty: it is let through
+	}{
+		"NVIDIA's, in compatible mode":       {compatible, nvidias("GpuConfig", "gpu.nvidia.com"), ""},
+		"no such, in compatible mode":        {compatible, nvidias("VfioDeviceConfig", "gpu.nvidia.com"), "virtual machines"},
+		"NVIDIA's, given to us":              {DefaultRules(), nvidias("GpuConfig", "gpu.cleave.dev"), "NVIDIA-compatible mode"},
+		"NVIDIA's, for NVIDIA's driver":      {DefaultRules(), nvidias("Anything", "gpu.nvidia.com"), ""},
+		"for us by name, in compatible mode": {compatible, nvidias("Anything", "gpu.cleave.dev"), ""},
+	}
+	for name, tt := range tests {
+		err := tt.rules.Check(tt.claim).ToAggregate()
+		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: got %v, want %q said", name, err, tt.want)
+		}
+	}
+}
+
 func TestParametersOfADeviceClassAreChecked(t *testing.T) {
 	class := &resourceapi.DeviceClass{}
 	text := "metadata: {name: c}\nspec: {config: [{opaque: {driver: gpu.cleave.dev, parameters: {apiVersion: gpu.cleave.dev/v1alpha1, kind: ShareConfig, timeSlice: {interval: Longer}}}}]}"

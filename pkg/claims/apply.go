@@ -318,7 +318,7 @@ func (e *Engine) intact(ctx context.Context, b *backend, r *records.Record) (boo
 		if g == nil || e.sharing == nil {
 			return false, nil
 		}
-		if _, _, err := e.sharing.StartMPS(ctx, r.Claim.UID, g); err != nil {
+		if _, _, err := e.sharing.StartMPS(ctx, r.Claim.UID, g, d.Share.Limits()); err != nil {
 			return false, err
 		}
 	}

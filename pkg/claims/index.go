@@ -112,9 +112,10 @@ func holds(r *records.Record, want *records.Device) bool {
 	return false
 }
 
-// overlap tells whether two devices of one GPU exclude each other: two partitions may not, two shares of a kind never do.
+// overlap tells whether two devices of one GPU exclude each other: two partitions may not, two shares of a kind do not,
+// unless the GPU is one claim's alone.
 func overlap(a, b *records.Device) bool {
-	if a.Share != nil && b.Share != nil && a.Share.Kind == b.Share.Kind {
+	if a.Share != nil && b.Share != nil && a.Share.Kind == b.Share.Kind && !a.Share.Exclusive && !b.Share.Exclusive {
 		return false // they share by intent
 	}
 	return a.Partition == nil || b.Partition == nil || a.Partition.Placement.Overlaps(b.Partition.Placement)

@@ -158,7 +158,7 @@ func (w *worker) open(ctx context.Context) error {
 	if err := json.Unmarshal(data, &w.truth); err != nil {
 		return err
 	}
-	w.Engine = New(testID, bootNow, store, locks, w.specs)
+	w.Engine = New(compatibleID, bootNow, store, locks, w.specs)
 	w.Share(w.sharing)
 	w.KeepLayoutsIn(layouts)
 	if err := w.Load(ctx, nil); err != nil {
@@ -184,7 +184,7 @@ func (w *worker) save() {
 // Claim is the API server's answer.
 func (w *worker) Claim(_ context.Context, _, name string) (*resourceapi.ResourceClaim, error) {
 	for _, c := range w.truth.Claims {
-		if claim := deviceClaim(c.UID, c.Devices...); claim.Name == name && !c.Deleted {
+		if claim := w.claim(c); claim.Name == name && !c.Deleted {
 			return claim, nil
 		}
 	}
@@ -195,10 +195,15 @@ func (w *worker) Claim(_ context.Context, _, name string) (*resourceapi.Resource
 func (w *worker) ClaimByUID(_ context.Context, uid types.UID) (*resourceapi.ResourceClaim, error) {
 	for _, c := range w.truth.Claims {
 		if c.UID == uid && !c.Deleted {
-			return deviceClaim(c.UID, c.Devices...), nil
+			return w.claim(c), nil
 		}
 	}
 	return nil, nil //nolint:nilnil // absence is an ordinary answer
+}
+
+// claim is a claim as the API server has it.
+func (w *worker) claim(c *clusterClaim) *resourceapi.ResourceClaim {
+	return forDriver(compatibleID.Driver, deviceClaim(c.UID, c.Devices...))
 }
 
 // retry does what the kubelet does after a restart of the plugin: it calls again what got no answer.
@@ -221,7 +226,7 @@ func (w *worker) retry(ctx context.Context) error {
 }
 
 func (w *worker) begin(ctx context.Context, c *clusterClaim) error {
-	if _, err := w.Prepare(ctx, deviceClaim(c.UID, c.Devices...)); err != nil {
+	if _, err := w.Prepare(ctx, w.claim(c)); err != nil {
 		return err
 	}
 	c.Prepared = true
@@ -316,7 +321,8 @@ func (w *worker) allocate() []string {
 				continue
 			}
 			used.take(s, d)
-			if s.IsPartition() && c.Prepared && !c.Ending {
+			// One of the layout's may go with the layout when its holder does, and who looks at it is refused then.
+			if s.IsPartition() && c.Prepared && !c.Ending && s.GPU != &w.gpus.GPUs[layoutGPU] {
 				looked = append(looked, d)
 			}
 		}
@@ -340,6 +346,9 @@ func (w *worker) allocate() []string {
 			// One GPU has one interval; who asks for another than the first is refused, which is tested elsewhere.
 			name += "!" + cmp.Or(used.interval[s.GPU], []string{"Short", "Medium", "Long"}[w.random.IntN(3)])
 		}
+		if s.IsWhole() {
+			name += []string{"", "!mps", "!mps", "!Short", "!Long"}[w.random.IntN(5)] // for the claim alone
+		}
 		used.take(s, name)
 		devices = append(devices, name)
 	}
@@ -351,11 +360,11 @@ func (w *worker) pick(g *gpu.GPU) gpu.Shape {
 	switch dice := w.random.IntN(10); {
 	case g == &w.gpus.GPUs[layoutGPU]:
 		return g.Shapes()[w.random.IntN(len(g.Shapes()))]
-	case dice < 1:
+	case dice < 2:
 		return g.Whole()
-	case dice < 3:
+	case dice < 4:
 		return gpu.Shape{GPU: g, Share: gpu.TimeSlice}
-	case dice < 5:
+	case dice < 6:
 		return gpu.Shape{GPU: g, Share: gpu.MPS}
 	default:
 		shapes := g.Shapes()

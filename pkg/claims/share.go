@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
+	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
@@ -19,8 +20,9 @@ import (
 type Sharing interface {
 	// SetTimeSlice sets the interval of a GPU's time slices, one of v1alpha1.Intervals.
 	SetTimeSlice(ctx context.Context, g *gpu.GPU, interval string) error
-	// StartMPS makes a GPU's MPS server serve a claim and returns its folders on the host. It can be repeated.
-	StartMPS(ctx context.Context, uid types.UID, g *gpu.GPU) (pipeDir, shmDir string, err error)
+	// StartMPS makes a GPU's MPS server serve a claim and returns its folders on the host. It can be repeated. limits are
+	// those of the server where it is the claim's alone; nil where claims share it as the GPU offers it.
+	StartMPS(ctx context.Context, uid types.UID, g *gpu.GPU, limits *records.MPS) (pipeDir, shmDir string, err error)
 	// StopMPS takes a claim from a GPU's MPS server, which ends with the last one. A claim that it does not serve is no
 	// error. It needs no GPU driver.
 	StopMPS(ctx context.Context, uid types.UID, gpuDevice string) error
@@ -32,7 +34,7 @@ type Sharing interface {
 type config struct {
 	source   resourceapi.DeviceAllocationConfiguration
 	position int
-	params   *v1alpha1.ShareConfig
+	params   nvidia.Parameters
 }
 
 // rank puts the DeviceClass's before the claim's own.
@@ -59,7 +61,7 @@ func decodeConfigs(all []resourceapi.DeviceAllocationConfiguration, driver strin
 		}
 		c := config{source: source, position: i}
 		var err error
-		if c.params, err = v1alpha1.DecodeParameters(source.Opaque.Parameters.Raw); err != nil {
+		if c.params, err = nvidia.DecodeParameters(driver, source.Opaque.Parameters.Raw); err != nil {
 			return nil, fmt.Errorf("%s: %w", c.describe(), err)
 		}
 		ours = append(ours, c)
@@ -68,11 +70,14 @@ func decodeConfigs(all []resourceapi.DeviceAllocationConfiguration, driver strin
 	return ours, nil
 }
 
-// of returns the last one that is for a request, as it has precedence; nil if there is none.
-func (cs configs) of(request string) *config {
+// of returns the last one that is for a device, as it has precedence; nil if there is none.
+func (cs configs) of(d planned) *config {
 	for _, c := range slices.Backward(cs) {
 		requests := c.source.Requests
-		if len(requests) == 0 || slices.Contains(requests, request) || slices.Contains(requests, resourceclaim.BaseRequestRef(request)) {
+		if len(requests) == 0 && !c.suits(d.shape) {
+			continue
+		}
+		if len(requests) == 0 || slices.Contains(requests, d.request) || slices.Contains(requests, resourceclaim.BaseRequestRef(d.request)) {
 			return &c
 		}
 	}
@@ -80,9 +85,13 @@ func (cs configs) of(request string) *config {
 }
 
 // share works out what a device is of a shared GPU; nil for one that is none.
-func share(d planned, result resourceapi.DeviceRequestAllocationResult, c *config) (*records.Share, error) {
+func share(d planned, result resourceapi.DeviceRequestAllocationResult) (*records.Share, error) {
+	c := d.config
 	if err := checkTier(d.shape, c); err != nil {
 		return nil, err
+	}
+	if d.shape.IsWhole() && !d.admin && c != nil && c.params.NVIDIA != nil {
+		return exclusive(d, c)
 	}
 	if !d.shape.IsShare() || d.admin {
 		return nil, nil //nolint:nilnil // not a share is an ordinary answer
@@ -108,7 +117,7 @@ func share(d planned, result resourceapi.DeviceRequestAllocationResult, c *confi
 	}
 	if s.Kind == gpu.TimeSlice {
 		if c != nil {
-			s.Interval = string(c.params.TimeSlice.Interval)
+			s.Interval = string(c.params.Share.TimeSlice.Interval)
 		}
 		return s, nil
 	}
@@ -122,23 +131,31 @@ func checkTier(s gpu.Shape, c *config) error {
 	if c == nil {
 		return nil
 	}
-	kind := "gpu"
-	switch {
-	case s.IsPartition():
-		kind = "mig"
-	case s.IsShare():
-		kind = string(s.Share)
+	if c.params.NVIDIA != nil {
+		return checkKind(s, c)
 	}
 	for _, part := range []struct {
 		name string
 		set  bool
 		of   gpu.Share
-	}{{"timeSlice", c.params.TimeSlice != nil, gpu.TimeSlice}, {"mps", c.params.MPS != nil, gpu.MPS}} {
+	}{{"timeSlice", c.params.Share.TimeSlice != nil, gpu.TimeSlice}, {"mps", c.params.Share.MPS != nil, gpu.MPS}} {
 		if part.set && s.Share != part.of {
-			return fmt.Errorf("%s sets %s, but device %s is of type %s: remove it, or name the requests that it is for", c.describe(), part.name, s.Name(), kind)
+			return fmt.Errorf("%s sets %s, but device %s is of type %s: remove it, or name the requests that it is for", c.describe(), part.name, s.Name(), typeOf(s))
 		}
 	}
 	return nil
+}
+
+// typeOf is the type of a device as it is published.
+func typeOf(s gpu.Shape) string {
+	switch {
+	case s.IsPartition():
+		return "mig"
+	case s.IsShare():
+		return string(s.Share)
+	default:
+		return "gpu"
+	}
 }
 
 // manyClients is the number of MPS clients from which each may have only two connections (NVIDIA MPS documentation,
@@ -160,7 +177,7 @@ func mpsLimits(s *records.Share, c *config, sharing *gpu.Sharing) (*records.MPS,
 	if c == nil {
 		return m, nil
 	}
-	wish := c.params.MPS
+	wish := c.params.Share.MPS
 	if p := wish.ActiveThreadPercentage; p != nil {
 		if int64(*p) > m.ThreadPercentage {
 			return nil, fmt.Errorf("%s: mps.activeThreadPercentage %d is more than the %d percent that the claim was allocated: ask for more cores in the request", c.describe(), *p, m.ThreadPercentage)
@@ -185,8 +202,8 @@ func (e *Engine) checkShares(want *records.Record, devices []planned) error {
 	e.settleShares(want, devices)
 	for i := range want.Devices {
 		d := &want.Devices[i]
-		if d.Share == nil {
-			continue
+		if d.Share == nil || d.Share.Exclusive {
+			continue // who has a GPU alone has all of it
 		}
 		if err := e.checkInterval(want, d); err != nil {
 			return fmt.Errorf("request %q: %w", d.Request, err)
@@ -293,7 +310,7 @@ func (e *Engine) startShares(ctx context.Context, b *backend, want *records.Reco
 			return fmt.Errorf("request %q: %w", d.Request, errNoSharing)
 		}
 		var err error
-		if d.Share.MPS.PipeDir, d.Share.MPS.ShmDir, err = e.sharing.StartMPS(ctx, want.Claim.UID, g); err != nil {
+		if d.Share.MPS.PipeDir, d.Share.MPS.ShmDir, err = e.sharing.StartMPS(ctx, want.Claim.UID, g, d.Share.Limits()); err != nil {
 			return fmt.Errorf("request %q: %w", d.Request, err)
 		}
 	}
@@ -362,7 +379,7 @@ func (e *Engine) recoverShares(ctx context.Context, g *gpu.GPU, started bool) er
 		e.again(err != nil)
 		errs = append(errs, err)
 	}
-	if served := e.index.mpsClaims(name); g.Sharing(gpu.MPS) != nil || len(served) > 0 {
+	if served := e.index.mpsClaims(name); g.Sharing(gpu.MPS) != nil || e.id.Driver == nvidia.DriverName || len(served) > 0 {
 		// Pods of claims with corrupt records may be among the server's clients: it must not end under them.
 		keep := slices.Concat(served, e.corrupt.all())
 		slices.Sort(keep)

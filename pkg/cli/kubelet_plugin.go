@@ -13,6 +13,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
+	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/driver"
 	"github.com/cleave-dra/cleave/pkg/mps"
@@ -57,7 +58,7 @@ func newKubeletPlugin() *cobra.Command {
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.StringVar(&config.NodeName, "node-name", "", "name of this node's Node object")
-	flags.StringVar(&config.DriverName, "driver-name", v1alpha1.Group, "name of the DRA driver")
+	flags.StringVar(&config.DriverName, "driver-name", v1alpha1.Group, "name of the DRA driver; "+nvidia.DriverName+" runs manifests written for NVIDIA's")
 	flags.StringVar(&config.PodUID, "pod-uid", "", "UID of this pod; lets the next release start beside this one in a rolling update")
 	flags.StringVar(&config.DaemonSet, "daemonset", "", "DaemonSet of this pod, as namespace/name; once it is gone, a plugin that ends and holds nothing takes its files away")
 	flags.StringVar(&config.Kubeconfig, "kubeconfig", "", "kubeconfig file; empty for the pod's service account")

@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
@@ -129,6 +130,9 @@ func CheckNodeName(name string) error {
 	}
 	return nil
 }
+
+// compatible tells whether manifests written for NVIDIA's DRA driver are to run unchanged.
+func (c *Config) compatible() bool { return c.DriverName == nvidia.DriverName }
 
 // pluginDir is where sockets, records, locks and the hook of this driver live.
 func (c *Config) pluginDir() string {

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -49,8 +50,13 @@ func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCa
 	return nil
 }
 
-// noteRegistration notices when a kubelet, which may just have started, registers the plugin.
+// noteRegistration notices when a kubelet, which may just have started, registers the plugin, and says that it is ours.
 func (s *service) noteRegistration(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	if strings.HasSuffix(info.FullMethod, "/GetInfo") {
+		if err := grpc.SetHeader(ctx, metadata.Pairs(ownHeader, s.config.DriverName)); err != nil {
+			return nil, fmt.Errorf("say whose plugin it is: %w", err)
+		}
+	}
 	answer, err := handler(ctx, req)
 	if err == nil && strings.HasSuffix(info.FullMethod, "/NotifyRegistrationStatus") {
 		signal(s.registered)

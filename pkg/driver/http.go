@@ -16,6 +16,7 @@ import (
 // readiness is what /readyz tells.
 type readiness struct {
 	mu         sync.Mutex
+	nameErr    error
 	driverErr  error
 	driverOK   bool
 	clusterErr error
@@ -23,6 +24,13 @@ type readiness struct {
 	besideErr  error
 	publishErr error
 	publishOK  bool
+}
+
+// namesake says that another driver of the same name is there.
+func (r *readiness) namesake(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.nameErr = err
 }
 
 func (r *readiness) driver(err error) {
@@ -63,6 +71,8 @@ func (r *readiness) err() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
+	case r.nameErr != nil:
+		return fmt.Errorf("nothing is served: %w", r.nameErr)
 	case r.driverErr != nil:
 		return fmt.Errorf("waiting for the NVIDIA driver: %w", r.driverErr)
 	case r.clusterErr != nil:

@@ -18,6 +18,8 @@ func TestReadinessSaysWhatIsMissing(t *testing.T) {
 		want   string // empty: ready
 	}{
 		"at start":                   {func(*readiness) {}, "waiting for the NVIDIA driver"},
+		"namesake":                   {func(r *readiness) { ready(r); r.namesake(refused) }, "nothing is served: " + refused.Error()},
+		"no namesake":                {func(r *readiness) { ready(r); r.namesake(refused); r.namesake(nil) }, ""},
 		"driver awaited":             {func(r *readiness) { r.driver(noLibrary) }, "waiting for the NVIDIA driver: " + noLibrary.Error()},
 		"driver there":               {func(r *readiness) { r.driver(noLibrary); r.driver(nil) }, "publishing ResourceSlices"},
 		"published before CDI":       {func(r *readiness) { r.published(nil) }, "waiting for the NVIDIA driver"},

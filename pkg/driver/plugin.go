@@ -103,7 +103,7 @@ func toKubelet(devices []records.Device) []kubeletplugin.Device {
 		device := kubeletplugin.Device{
 			Requests: []string{d.Request}, PoolName: d.Pool, DeviceName: d.Device, CDIDeviceIDs: d.CDIDeviceIDs,
 		}
-		if d.Share != nil {
+		if d.Share != nil && !d.Share.Exclusive { // of which the allocation has no share
 			id := types.UID(d.Share.ID)
 			device.ShareID = &id
 		}

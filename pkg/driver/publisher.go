@@ -182,7 +182,7 @@ func (s *service) view(hw *hardware) (*gpu.Node, publish.View) {
 		left, conflicts := besideOthers(node, records.HeldOf(s.engine.Records()))
 		node, taints = left, append(taints, conflicts...)
 	}
-	return node, publish.View{Taints: taints, Free: freeGPUs(s.engine.Records()), Lists: s.lists.taken}
+	return node, publish.View{Taints: taints, Free: freeGPUs(s.engine.Records()), Lists: s.lists.taken, Compatible: s.config.compatible()}
 }
 
 // resources are the slices as they should be now.

@@ -44,15 +44,18 @@ func Run(ctx context.Context, config Config) error {
 		return err
 	}
 	defer s.leave(ctx)
-	if err := s.startKubeletPlugin(ctx, fatal); err != nil {
-		return err
-	}
-	defer s.helper.Stop()
 	stopHTTP, err := s.serveHTTP(ctx)
 	if err != nil {
 		return err
 	}
 	defer stopHTTP()
+	if !s.withoutNamesake(ctx) {
+		return nil
+	}
+	if err := s.startKubeletPlugin(ctx, fatal); err != nil {
+		return err
+	}
+	defer s.helper.Stop()
 	klog.FromContext(ctx).Info("Serving the kubelet", "driver", config.DriverName, "node", config.NodeName)
 	s.ready.cluster(fmt.Errorf("there is no Node %s yet", config.NodeName))
 
@@ -197,7 +200,9 @@ func (s *service) useHardware(ctx context.Context) error {
 	if hw.noShares != nil {
 		klog.FromContext(ctx).Info("Time slices and MPS are switched off", "reason", hw.noShares.Error())
 	}
-	s.supervisor.offered = slices.ContainsFunc(s.engine.Records(), func(r *records.Record) bool { return len(r.Shares(gpu.MPS)) > 0 })
+	s.supervisor.offered = slices.ContainsFunc(s.engine.Records(), func(r *records.Record) bool {
+		return slices.ContainsFunc(r.Shares(gpu.MPS), func(d *records.Device) bool { return !d.Share.Exclusive })
+	})
 	s.supervisor.ask(ctx)
 	hw.offer(s.supervisor.noMPS()) // by the policy that was in force when the plugin ended
 	if err := s.around.wait(ctx); err != nil {

@@ -49,7 +49,9 @@ type GPU struct {
 	ComputeCapability *Version
 	// Memory is what workloads can use, in bytes: the total less what the driver reserves
 	// (nvmlDeviceGetMemoryInfo_v2), or the total where the driver does not say. nil on boards that report none.
-	Memory         *uint64
+	Memory *uint64
+	// TotalMemory is what the board has, in bytes, as nvidia-smi shows it (nvmlDeviceGetMemoryInfo_v2, total).
+	TotalMemory    *uint64
 	ECC            *bool
 	AddressingMode string // "HMM", "ATS" or "None" (nvmlDeviceGetAddressingMode)
 

@@ -58,8 +58,10 @@ func (b *bench) claims() {
 func holder(r *records.Record, d *records.Device) Holder {
 	h := Holder{Claim: r.Claim.Namespace + "/" + r.Claim.Name, UID: string(r.Claim.UID), AdminAccess: d.AdminAccess}
 	if d.Share != nil {
-		h.Has = &Amounts{Shares: d.Share.Shares, MemoryBytes: d.Share.Memory, CoresPercent: d.Share.Cores}
 		h.Interval = d.Share.Interval
+	}
+	if d.Share != nil && !d.Share.Exclusive {
+		h.Has = &Amounts{Shares: d.Share.Shares, MemoryBytes: d.Share.Memory, CoresPercent: d.Share.Cores}
 	}
 	return h
 }
@@ -76,7 +78,7 @@ func (b *bench) shape(d *records.Device) *Shape {
 	case d.Partition != nil:
 		at := d.Partition.Placement
 		s.Type, s.Profile, s.Placement = typeMIG, b.gpu.MIG.ProfileName(d.Partition.ProfileID), &at
-	case d.Share != nil:
+	case d.Share != nil && !d.Share.Exclusive:
 		s.Type, s.Total = string(d.Share.Kind), &Amounts{}
 	}
 	b.view.Shapes = append(b.view.Shapes, s)

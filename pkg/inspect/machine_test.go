@@ -132,3 +132,19 @@ func TestPartitionsOfALayoutAndOfOthersHaveTheirOwnStates(t *testing.T) {
 		})
 	}
 }
+
+func TestAGPUThatAClaimSharesWithItselfIsHeldWhole(t *testing.T) {
+	m := newMachine(t, "hgx-h100")
+	alone := m.whole(2)
+	alone.Share = &records.Share{ID: records.ExclusiveID, Kind: gpu.TimeSlice, Exclusive: true, Interval: "Long"}
+	m.claim("dev/alone", alone)
+	var held []Shape
+	for _, s := range m.view().GPUs[2].Shapes {
+		if len(s.HeldBy) > 0 {
+			held = append(held, s)
+		}
+	}
+	if len(held) != 1 || held[0].Type != typeGPU || held[0].State != Held || held[0].HeldBy[0].Has != nil || held[0].HeldBy[0].Interval != "Long" {
+		t.Errorf("held are %+v, want the whole GPU with its interval and no amounts", held)
+	}
+}

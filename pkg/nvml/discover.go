@@ -85,6 +85,9 @@ func readGPU(lib Library, index int, sysfs fs.ReadLinkFS) (Device, gpu.GPU, erro
 	}
 	var firm errs
 	total := readProperties(dev, &g, &firm)
+	if total > 0 {
+		g.TotalMemory = &total
+	}
 	readLinks(dev, &g, &firm)
 	readFabric(dev, &g, &firm)
 	readMIG(dev, &g, total, &firm)

@@ -18,7 +18,7 @@ func wantH100(i int) gpu.GPU {
 	g := gpu.GPU{
 		PCI: gpu.PCIAddress{Bus: uint8(0x18 + 0x10*i)}, UUID: h100(i).uuid, Index: i, Minor: i,
 		ProductName: "NVIDIA H100 80GB HBM3", Brand: "Nvidia", Architecture: "Hopper", ComputeCapability: &gpu.Version{Major: 9},
-		Memory: ptr(uint64(79 << 30)), ECC: ptr(true), AddressingMode: "HMM",
+		Memory: ptr(uint64(79 << 30)), TotalMemory: ptr(uint64(80 << 30)), ECC: ptr(true), AddressingMode: "HMM",
 		PCIDeviceID: 0x233010de, NVLinks: &gpu.NVLinks{Active: 3, Version: gpu.Version{Major: 4}, MBps: 3 * 26562, Switched: true},
 	}
 	g.MIG = gpu.MIG{Capable: true, Slices: 8, Profiles: []gpu.Profile{
@@ -72,7 +72,7 @@ func TestAnAttributeThatIsNotSupportedIsLeftOut(t *testing.T) {
 		}},
 		"memory v2: v1 is asked": {[]string{"MemoryTotalReserved"}, func(g *gpu.GPU) { g.Memory = ptr(uint64(80 << 30)) }},
 		"memory at all": {[]string{"MemoryTotalReserved", "MemoryTotal"}, func(g *gpu.GPU) {
-			g.Memory = nil
+			g.Memory, g.TotalMemory = nil, nil
 			for i := range g.MIG.Profiles {
 				g.MIG.Profiles[i].Name = "" // it follows from the memory
 			}

@@ -243,9 +243,10 @@ func FuzzWhateverADriverSaysStaysWithinTheLimits(f *testing.F) {
 		g := &node.GPUs[0]
 		node.DriverVersion, node.CUDAVersion = version, gpu.Version{Major: cuda / 1000, Minor: cuda % 1000 / 10}
 		g.ProductName, g.Architecture, g.PCIePath, g.NUMANode = product, arch, slices.Repeat([]string{text}, 6), ptr(int(numa))
-		g.Memory, g.CPUAffinity = ptr(memory>>1), text
+		g.Memory, g.TotalMemory, g.CPUAffinity = ptr(memory>>1), ptr(memory), text
 		g.NVLinks = &gpu.NVLinks{Active: int(numa), Version: node.CUDAVersion, MBps: numa, Switched: true}
 		g.Fabric = &gpu.Fabric{ClusterUUID: text, CliqueID: int(numa)}
 		checkLimits(t, slicesOf(t, node))
+		checkLimits(t, Resources(node, "n", View{Compatible: true}).Pools["n"].Slices)
 	})
 }

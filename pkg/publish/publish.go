@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
+	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
@@ -65,6 +66,8 @@ type View struct {
 	Free func(*gpu.GPU) bool
 	// Lists publishes as lists what may have several values; the API server must have DRAListTypeAttributes on.
 	Lists bool
+	// Compatible publishes what manifests written for NVIDIA's DRA driver go by.
+	Compatible bool
 }
 
 // free tells whether a GPU can be had whole.
@@ -127,7 +130,7 @@ func NameExisting(resources resourceslice.DriverResources, pool, device, uuid st
 
 // Objects are the same slices as complete API objects, as they stand after a first publication.
 func Objects(node *gpu.Node, driver, nodeName string) *resourceapi.ResourceSliceList {
-	published := Resources(node, nodeName, View{}).Pools[nodeName].Slices
+	published := Resources(node, nodeName, View{Compatible: driver == nvidia.DriverName}).Pools[nodeName].Slices
 	list := &resourceapi.ResourceSliceList{
 		TypeMeta: metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSliceList"},
 	}
@@ -175,6 +178,9 @@ func (ds *devices) device(s gpu.Shape) resourceapi.Device {
 		Capacity:         capacity(s),
 		ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: s.GPU.PCI.DeviceName(), Counters: counters(s.Consumes())}},
 	}
+	if ds.view.Compatible {
+		compatible(&d, s)
+	}
 	if s.IsShare() {
 		many := true
 		d.AllowMultipleAllocations = &many
@@ -206,13 +212,18 @@ func capacity(s gpu.Shape) map[resourceapi.QualifiedName]resourceapi.DeviceCapac
 	if p.Memory > 0 && p.Memory <= math.MaxInt64 {
 		all["memory"] = amount(int64(p.Memory), resource.BinarySI)
 	}
-	for name, n := range map[resourceapi.QualifiedName]int{
-		"multiprocessors": p.Multiprocessors, "copyEngines": p.CopyEngines, "decoders": p.Decoders,
-		"encoders": p.Encoders, "jpegEngines": p.JPEGEngines, "ofaEngines": p.OFAEngines,
-	} {
+	for name, n := range engines(p) {
 		all[name] = amount(int64(n), resource.DecimalSI)
 	}
 	return all
+}
+
+// engines are what partitions of a profile have beside memory, by the names of capacities.
+func engines(p *gpu.Profile) map[resourceapi.QualifiedName]int {
+	return map[resourceapi.QualifiedName]int{
+		"multiprocessors": p.Multiprocessors, "copyEngines": p.CopyEngines, "decoders": p.Decoders,
+		"encoders": p.Encoders, "jpegEngines": p.JPEGEngines, "ofaEngines": p.OFAEngines,
+	}
 }
 
 // sharedCapacity is what claims take parts of. Every capacity of a shared device has a policy: without one, a claim that

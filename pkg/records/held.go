@@ -17,7 +17,7 @@ func HeldOf(held []*Record) func(g *gpu.GPU) gpu.Held {
 			switch has := byGPU[d.GPU]; {
 			case d.Partition != nil:
 				has.Places = append(has.Places, d.Partition.Place())
-			case d.Share == nil:
+			case d.Share == nil || d.Share.Exclusive:
 				has.Whole = true
 			case d.Share.Kind == gpu.MPS:
 				has.MPS = true
