@@ -234,8 +234,8 @@ func (e *Engine) settleShares(want *records.Record, devices []planned) {
 	have := e.index.get(want.Claim.UID)
 	for i := range want.Devices {
 		d := &want.Devices[i]
-		if d.Share == nil {
-			continue
+		if d.Share == nil || d.Share.Exclusive {
+			continue // the policy's numbers are for shares
 		}
 		if before := shareBefore(have, d); before != nil {
 			d.Share.CgroupMemory = before.CgroupMemory
