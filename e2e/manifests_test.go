@@ -12,6 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -118,8 +119,8 @@ func TestPodsWrittenForTheDevicePluginRunUnchangedAfterAnImport(t *testing.T) {
 		t.Errorf("partitions %v were there before, %v are when all pods have ended: want the same", before, after)
 	}
 
-	// And as the device plugin would have it, by another label.
-	s.pick(ctx, "device-plugin")
+	// And as the device plugin would have it, on a node without a label.
+	s.labelNode(ctx, v1alpha1.PolicyLabel, nil)
 	s.waitOffer(ctx, name, "timeslice=8")
 	gets("gpu.shared", is("timeslice", ""))
 	s.delete(ctx, "wants-gpu-shared")

@@ -66,7 +66,11 @@ func TestThreeNodesHaveThreeRoles(t *testing.T) {
 		claim, err := env.kube.ResourceV1().ResourceClaims(s.name).Get(ctx, ownClaim(scheduled), metav1.GetOptions{})
 		s.must(err)
 		wire := &drapb.Claim{Namespace: s.name, Name: claim.Name, Uid: string(claim.UID)}
-		s.prepared(ctx, n, wire, len(claim.Status.Allocation.Devices.Results))
+		devices, err := n.Prepare(ctx, wire)
+		s.must(err)
+		if len(devices) != len(claim.Status.Allocation.Devices.Results) {
+			t.Errorf("pod %s got %v", pod.Name, devices)
+		}
 		s.Cleanup(func() { s.must(n.Unprepare(context.Background(), wire)) })
 	}
 
