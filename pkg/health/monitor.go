@@ -58,7 +58,7 @@ const (
 	aliveEvery   = 10 * time.Second
 	// manyEvents are taken in at most before the GPUs are looked at.
 	manyEvents = 64
-	// Times after which events are watched again that could not be: the first and the longest.
+	// Times after which events are watched again that could not be, once that was tried at once: the first and the longest.
 	firstAgain, lastAgain = time.Second, time.Minute
 )
 
@@ -69,7 +69,7 @@ type Monitor struct {
 	gpus map[gpu.PCIAddress]*watched
 	// events is nil while there are none.
 	events Events
-	// openAt is when to try for events again, and again how long to wait if that fails, too.
+	// openAt is when to try for events again, and again how long to wait after the next failure.
 	openAt time.Time
 	again  time.Duration
 	// blind is why there are no events, as it was logged.
@@ -91,7 +91,7 @@ type watched struct {
 
 // NewMonitor prepares a Monitor. Nothing is asked yet.
 func NewMonitor(hw Hardware, to Observer) *Monitor {
-	return &Monitor{hw: hw, to: to, gpus: map[gpu.PCIAddress]*watched{}, again: firstAgain}
+	return &Monitor{hw: hw, to: to, gpus: map[gpu.PCIAddress]*watched{}}
 }
 
 // Start watches from now on and looks at all GPUs once, so that what their drivers know is known before anything is
@@ -139,19 +139,25 @@ func (m *Monitor) close(ctx context.Context) {
 	m.events = nil
 }
 
-// lost ends a watch that fails, until some time later: the same error may come at once and for ever. Each GPU is asked,
-// as the error does not say which one it is about.
+// lost ends a watch that fails. A new one is made at once, without the GPU that is lost; should that fail, too, then after
+// some time, as the same error may come at once and for ever. Each GPU is asked, as the error does not say which one it is
+// about.
 func (m *Monitor) lost(ctx context.Context, err error) {
 	m.close(ctx)
 	if err.Error() != m.blind {
 		m.blind = err.Error()
 		klog.FromContext(ctx).Error(err, "No events of GPUs for a while; they are asked now and then", "againIn", m.again)
 	}
+	m.askAll()
+	m.openAt = time.Now().Add(m.again)
+	m.again = min(max(firstAgain, 2*m.again), lastAgain)
+}
+
+// askAll has all GPUs asked at the next look.
+func (m *Monitor) askAll() {
 	for _, w := range m.gpus {
 		w.due = true
 	}
-	m.openAt = time.Now().Add(m.again)
-	m.again = min(2*m.again, lastAgain)
 }
 
 // wait takes in what comes within eventWait.
@@ -159,6 +165,7 @@ func (m *Monitor) wait(ctx context.Context) {
 	if m.events == nil && !time.Now().Before(m.openAt) {
 		m.open(ctx)
 		m.to.MIGChanged() // nobody knows what was missed
+		m.askAll()
 	}
 	if m.events == nil {
 		select {
@@ -174,8 +181,8 @@ func (m *Monitor) wait(ctx context.Context) {
 			m.lost(ctx, err)
 			return
 		}
-		m.again, m.blind = firstAgain, ""
 		if !happened {
+			m.again, m.blind = 0, "" // it works
 			return
 		}
 		m.take(ctx, e)

@@ -287,6 +287,27 @@ func TestAWaitThatFailsMakesAllGPUsBeAskedAndIsNotRepeatedInHaste(t *testing.T) 
 	})
 }
 
+func TestWhatHappenedWhileNobodyWatchedIsAskedForWhenSomebodyDoesAgain(t *testing.T) {
+	f := newFakeHardware()
+	watch(t, f, func(d *diary) {
+		pass(2 * time.Second)
+		f.nextErr = gpu.ErrLost
+		f.answers[f.pci(1)] = Reading{Err: gpu.ErrLost}
+		pass(10 * time.Second) // in the midst of a pause
+		d.read()
+		f.nextErr = nil
+		f.answers[f.pci(2)] = Reading{Err: gpu.ErrLost}
+		opened := f.opened
+		for f.opened == opened {
+			pass(time.Second)
+		}
+		pass(2 * time.Second)
+		if got := d.read(); !strings.Contains(got, "GPU 2 +[gpu-lost]") {
+			t.Errorf("soon after events are watched again: got %q, want that the second lost GPU is known", got)
+		}
+	})
+}
+
 func TestEventsOfAGPUThatIsBackAreWatchedAgain(t *testing.T) {
 	f := newFakeHardware()
 	f.answers[f.pci(2)] = Reading{Err: gpu.ErrLost}
