@@ -234,8 +234,8 @@ func (e *Engine) settleShares(want *records.Record, devices []planned) {
 	have := e.index.get(want.Claim.UID)
 	for i := range want.Devices {
 		d := &want.Devices[i]
-		if d.Share == nil {
-			continue
+		if d.Share == nil || d.Share.Exclusive {
+			continue // of which the policy says nothing
 		}
 		if before := shareBefore(have, d); before != nil {
 			d.Share.CgroupMemory = before.CgroupMemory
@@ -379,7 +379,7 @@ func (e *Engine) recoverShares(ctx context.Context, g *gpu.GPU, started bool) er
 		e.again(err != nil)
 		errs = append(errs, err)
 	}
-	if served := e.index.mpsClaims(name); g.Sharing(gpu.MPS) != nil || e.id.Driver == nvidia.DriverName || len(served) > 0 {
+	if served := e.index.mpsClaims(name); g.Sharing(gpu.MPS) != nil || len(served) > 0 {
 		// Pods of claims with corrupt records may be among the server's clients: it must not end under them.
 		keep := slices.Concat(served, e.corrupt.all())
 		slices.Sort(keep)

@@ -186,7 +186,7 @@ func newShareBed(t testing.TB) *shareBed {
 	return b
 }
 
-// compatibleID is that of a plugin in NVIDIA-compatible mode.
+// compatibleID is that of a plugin in NVIDIA-compatible mode. Its policy offers no MPS on the last GPU.
 var compatibleID = Identity{Driver: nvidia.DriverName, Pool: testPool}
 
 // newCompatibleBed is a shareBed in NVIDIA-compatible mode.
@@ -219,6 +219,9 @@ func makeShareBed(t testing.TB, dir string, disk records.FileSystem, id Identity
 	locks, err := OpenLocks(filepath.Join(dir, "locks"))
 	if err != nil {
 		t.Fatal(err)
+	}
+	if id == compatibleID {
+		b.hardware.node.GPUs[3].Offer.MPS = nil
 	}
 	b.Engine = New(id, bootNow, store, locks, b.specs)
 	b.Share(b.sharing)
