@@ -36,7 +36,8 @@ func (s *space) newPlainNode(ctx context.Context, change func(*corev1.Node), fla
 // newPlainNodeOf makes one with a driver of another name, or other options.
 func (s *space) newPlainNodeOf(ctx context.Context, change func(*corev1.Node), opts node.Options) *plainNode {
 	s.Helper()
-	name := "node-" + s.name[:min(len(s.name), 50)]
+	number := strconv.Itoa(int(plainNodes.Add(1)))
+	name := "node-" + s.name[:min(len(s.name), 50)] + "-" + number
 	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{Unschedulable: true}}
 	if change != nil {
 		change(object)
@@ -44,7 +45,7 @@ func (s *space) newPlainNodeOf(ctx context.Context, change func(*corev1.Node), o
 	_, err := env.kube.CoreV1().Nodes().Create(ctx, object, metav1.CreateOptions{})
 	s.must(err)
 	// Sockets live below it, so its name is short.
-	dir, err := env.cluster.GuestDir("n" + strconv.Itoa(int(plainNodes.Add(1))))
+	dir, err := env.cluster.GuestDir("n" + number)
 	s.must(err)
 	opts.Cluster, opts.Bin, opts.NodeName, opts.Dir = env.cluster, programsDir, name, dir
 	n := node.Attach(opts)

@@ -235,7 +235,7 @@ func (e *Engine) settleShares(want *records.Record, devices []planned) {
 	for i := range want.Devices {
 		d := &want.Devices[i]
 		if d.Share == nil || d.Share.Exclusive {
-			continue // of which the policy says nothing
+			continue // the policy's numbers are for shares
 		}
 		if before := shareBefore(have, d); before != nil {
 			d.Share.CgroupMemory = before.CgroupMemory
