@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -47,8 +48,13 @@ func (s *space) startCompatible(ctx context.Context) *node.Node {
 		if s.Failed() {
 			s.Logf("the log of the compatible plugin ends with:\n%s", n.LogTail(40))
 		}
-		s.must(n.Stop())
-		s.must(n.StopSupervisor())
+		// Pods end only while their plugin unprepares their claims.
+		s.must(env.kube.CoreV1().Pods(s.name).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+		s.eventually(ctx, "the pods to go", func(ctx context.Context) (bool, string, error) {
+			list, err := env.kube.CoreV1().Pods(s.name).List(ctx, metav1.ListOptions{})
+			return err == nil && len(list.Items) == 0, podNames(list), err
+		})
+		s.must(errors.Join(n.Stop(), n.StopSupervisor()))
 		for _, name := range []string{"gpu.nvidia.com", "mig.nvidia.com"} {
 			s.must(env.kube.ResourceV1().DeviceClasses().Delete(ctx, name, metav1.DeleteOptions{}))
 		}

@@ -62,10 +62,12 @@ func (e *Engine) apply(ctx context.Context, b *backend, devices []planned, want 
 }
 
 // needsIntent tells whether a claim's hardware must be on record before it is changed. A plain share changes none, and
-// what MPS servers serve without a record is taken from them at the next start (recoverShares).
+// what MPS servers serve without a record is taken from them at the next start (recoverShares), where GPUs offer MPS; a
+// server that is one claim's alone may be anywhere.
 func needsIntent(r *records.Record) bool {
 	return slices.ContainsFunc(r.InSpec(), func(d *records.Device) bool { return d.Partition != nil && !d.Partition.Existing }) ||
-		slices.ContainsFunc(r.Shares(gpu.TimeSlice), func(d *records.Device) bool { return d.Share.Interval != "" })
+		slices.ContainsFunc(r.Shares(gpu.TimeSlice), func(d *records.Device) bool { return d.Share.Interval != "" }) ||
+		slices.ContainsFunc(r.Shares(gpu.MPS), func(d *records.Device) bool { return d.Share.Exclusive })
 }
 
 // finish writes spec and record. After an intent the record comes last, as it says that all is there. Without one it

@@ -187,9 +187,6 @@ func TestAClaimMayUseMPSOnAGPUOfWhichThePolicyOffersNone(t *testing.T) {
 	b.prepare("a", aloneMPS(0, ""))
 	b.prepare("b", aloneAt(1, "Long"))
 	whole := b.state()
-	if _, _, err := b.sharing.StartMPS(t.Context(), "gone", &b.hardware.node.GPUs[2], &records.MPS{ThreadPercentage: 100}); err != nil {
-		t.Fatal(err) // as if killed before it was on record
-	}
 	b.Recover(t.Context())
 	b.want(whole...)
 	b.unprepare("a")

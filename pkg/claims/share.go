@@ -379,7 +379,7 @@ func (e *Engine) recoverShares(ctx context.Context, g *gpu.GPU, started bool) er
 		e.again(err != nil)
 		errs = append(errs, err)
 	}
-	if served := e.index.mpsClaims(name); g.Sharing(gpu.MPS) != nil || e.id.Driver == nvidia.DriverName || len(served) > 0 {
+	if served := e.index.mpsClaims(name); g.Sharing(gpu.MPS) != nil || len(served) > 0 {
 		// Pods of claims with corrupt records may be among the server's clients: it must not end under them.
 		keep := slices.Concat(served, e.corrupt.all())
 		slices.Sort(keep)

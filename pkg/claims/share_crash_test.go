@@ -186,7 +186,7 @@ func TestAStepOfSharesThatFailsOnceIsMadeGoodByRepeating(t *testing.T) {
 
 // A claim whose Prepare fails at any step and that the kubelet then gives up leaves nothing.
 func TestAShareWhosePrepareFailsAndThatIsUnpreparedLeavesNothing(t *testing.T) {
-	parts := []part{mpsOf(0, 10, 10), sliceOf(1, 10).at("Long"), aloneMPS(2, ""), aloneAt(3, "Short").of("second")}
+	parts := []part{mpsOf(0, 10, 10), sliceOf(1, 10).at("Long"), aloneMPS(3, ""), aloneAt(2, "Short").of("second")}
 	for _, twice := range []bool{false, true} { // what is to undo it fails, too
 		for failing := 0; ; failing++ {
 			b := newCompatibleBed(t)

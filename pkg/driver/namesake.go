@@ -121,7 +121,7 @@ func askPlugin(ctx context.Context, socket string) (name string, ours bool, err 
 	defer cancel()
 	probe, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {
-		return "", false, nil //nolint:nilerr // a socket at which nobody listens is left of a plugin that is gone
+		return "", false, nil // a socket at which nobody listens is left of a plugin that is gone
 	}
 	_ = probe.Close()
 	connection, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
