@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -22,46 +21,18 @@ import (
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
-// cudaProgram is a stand-in for a CUDA program: the simulated MPS daemon's own program, which CDI mounts, acts as one
-// under another name. It tells the server that it got and stays until that is gone.
-const cudaProgram = "ln -s /usr/bin/nvidia-cuda-mps-control /tmp/nvml-sim && exec /tmp/nvml-sim cuda-client --hold"
-
 // mpsPod is a pod whose program uses an MPS share, with more flags for the program.
 func mpsPod(name string, spec resourceapi.ResourceClaimSpec, flags ...string) []runtime.Object {
 	objects := claimPod(name, spec)
-	runsCUDA(podOf(objects), flags...)
+	workload.RunCUDA(podOf(objects), flags...)
 	return objects
 }
 
-func runsCUDA(pod *corev1.Pod, flags ...string) {
-	for i := range pod.Spec.Containers {
-		pod.Spec.Containers[i].Command = []string{"/bin/sh", "-c", strings.Join(append([]string{cudaProgram}, flags...), " ")}
-	}
-}
-
-// served is what a CUDA program says of its MPS server.
-type served struct {
-	Server  int    `json:"serverPID"`
-	Threads int    `json:"activeThreadPercentage"`
-	Memory  uint64 `json:"memoryLimitBytes"`
-}
-
 // served waits until a pod's program has an MPS server.
-func (s *space) served(ctx context.Context, pod *corev1.Pod) served {
+func (s *space) served(ctx context.Context, pod *corev1.Pod) workload.Served {
 	s.Helper()
-	var got served
-	s.eventually(ctx, "the program of pod "+pod.Name+" to have an MPS server", func(ctx context.Context) (bool, string, error) {
-		log, err := env.client.Cluster.PodLogs(ctx, s.name, pod.Name, "main")
-		if err != nil {
-			return false, err.Error(), nil
-		}
-		for line := range strings.Lines(log) {
-			if strings.HasPrefix(line, "{") && json.Unmarshal([]byte(line), &got) == nil && got.Server > 0 {
-				return true, "", nil
-			}
-		}
-		return false, log, nil
-	})
+	got, err := env.client.Served(ctx, s.name, pod.Name)
+	s.must(err)
 	return got
 }
 
@@ -129,7 +100,7 @@ func TestTwoServicesShareOneGPUEachWithItsOwnAmounts(t *testing.T) {
 	s.must(err)
 	for _, o := range objects {
 		if pod, ok := o.(*corev1.Pod); ok {
-			runsCUDA(pod)
+			workload.RunCUDA(pod)
 		}
 	}
 	// One after the other: while an allocation is under way, the scheduler counts its GPU as taken for other claims.
@@ -141,11 +112,11 @@ func TestTwoServicesShareOneGPUEachWithItsOwnAmounts(t *testing.T) {
 		t.Errorf("the services have %s and %s, want one GPU shared by MPS", a, b)
 	}
 	a, b := s.served(ctx, embeddings), s.served(ctx, chat)
-	if diff := cmp.Diff(served{a.Server, 25, 20 << 30}, a); diff != "" {
+	if diff := cmp.Diff(workload.Served{Server: a.Server, Threads: 25, Memory: 20 << 30}, a); diff != "" {
 		t.Errorf("embeddings (-want +got):\n%s", diff)
 	}
 	// It lowered its own limit.
-	if diff := cmp.Diff(served{a.Server, 50, 36 << 30}, b); diff != "" {
+	if diff := cmp.Diff(workload.Served{Server: a.Server, Threads: 50, Memory: 36 << 30}, b); diff != "" {
 		t.Errorf("chat (-want +got):\n%s", diff)
 	}
 	s.delete(ctx, "embeddings")

@@ -9,8 +9,15 @@ import (
 // pauseImage is what holds the namespaces of a pod.
 const pauseImage = "cleave.local/pause:e2e"
 
-// podRange is where pods that are not on the host's network get addresses.
-const podRange = "10.86.0.0/16"
+const (
+	// podRange is where pods that are not on the host's network get addresses.
+	podRange = "10.86.0.0/16"
+	// PodGateway is the address of this machine for such pods, as long as
+	// there is one. The API server does not listen on it, as it would for
+	// everybody; but its certificate is good for a program here that forwards
+	// connections to it.
+	PodGateway = "10.86.0.1"
+)
 
 // kubeletConfiguration is the part of the kubelet's configuration that differs
 // from its defaults. It is written as JSON, which is YAML too.

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"math/big"
 	"net"
+	"slices"
 	"time"
 )
 
@@ -154,7 +155,7 @@ func writePKI(l layout, s state) error {
 	}{
 		{"etcd", etcdCA, subject{name: "etcd", addresses: local}},
 		{"etcd-client", etcdCA, subject{name: "kube-apiserver"}},
-		{"apiserver", ca, subject{name: "kube-apiserver", dnsNames: served, addresses: append(local, net.ParseIP(serviceAddress))}},
+		{"apiserver", ca, subject{name: "kube-apiserver", dnsNames: served, addresses: append(slices.Clone(local), net.ParseIP(serviceAddress), net.ParseIP(PodGateway))}},
 		{"apiserver-kubelet", ca, subject{name: "kube-apiserver", organization: "system:masters"}},
 		{"local", ca, subject{name: "localhost", dnsNames: []string{"localhost", s.NodeName}, addresses: local}},
 	} {

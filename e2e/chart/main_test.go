@@ -1,0 +1,209 @@
+package chart
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/cleave-dra/cleave/e2e/cluster"
+	"github.com/cleave-dra/cleave/e2e/node"
+	"github.com/cleave-dra/cleave/e2e/workload"
+)
+
+const (
+	// clusterDir is the cluster's folder, of these tests alone.
+	clusterDir = "/var/lib/cleave-chart"
+	model      = "hgx-h100"
+	image      = "cleave.local/cleave:e2e"
+)
+
+// bed is a cluster without Cleave, whose node has simulated GPUs.
+type bed struct {
+	cluster *cluster.Cluster
+	kube    kubernetes.Interface
+	client  workload.Client
+	// root is the driver's, mps the supervisor's folder, cgroups where cgroup v2 is mounted, empty if nowhere.
+	root, mps, cgroups string
+	// api forwards pods' connections to the API server.
+	api *forwarder
+}
+
+// env is set before the first test runs; nil where tests run without a cluster.
+var env *bed
+
+func TestMain(m *testing.M) {
+	if os.Getenv("CLEAVE_E2E") != "1" {
+		os.Exit(m.Run())
+	}
+	os.Exit(run(m))
+}
+
+// run brings everything up, runs the tests and takes everything down, also when a signal arrives in between.
+func run(m *testing.M) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	code := 1
+	var err error
+	if env, err = setUp(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "e2e/chart:", err)
+	} else {
+		done := make(chan int, 1)
+		go func() { done <- m.Run() }()
+		select {
+		case code = <-done:
+		case <-ctx.Done():
+			fmt.Fprintln(os.Stderr, "e2e/chart: interrupted; taking the cluster down")
+		}
+		env.api.stop()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	if err := cluster.Down(ctx, clusterDir); err != nil {
+		fmt.Fprintln(os.Stderr, "e2e/chart:", err)
+		code = 1
+	}
+	return code
+}
+
+func setUp(ctx context.Context) (*bed, error) {
+	source, err := filepath.Abs("../..")
+	if err != nil {
+		return nil, err
+	}
+	b := &bed{cgroups: cgroup2()}
+	if b.cluster, err = cluster.Up(ctx, cluster.Options{
+		Source: source, Dir: clusterDir, Output: os.Stdout, NodeLabels: map[string]string{"nvidia.com/gpu.present": "true"},
+	}); err != nil {
+		return nil, err
+	}
+	if b.kube, err = b.cluster.Client(); err != nil {
+		return nil, err
+	}
+	b.client = workload.Client{Cluster: b.cluster, Kube: b.kube}
+	if b.mps, err = b.cluster.GuestDir("mps"); err != nil {
+		return nil, err
+	}
+	// What pods mount here is seen by the host, and the other way around, as below /run of a real node.
+	if err := errors.Join(unix.Mount(filepath.Dir(b.mps), filepath.Dir(b.mps), "", unix.MS_BIND, ""), unix.Mount("", filepath.Dir(b.mps), "", unix.MS_SHARED, "")); err != nil {
+		return nil, fmt.Errorf("share mounts with pods: %w", err)
+	}
+	dir, err := b.cluster.GuestDir("node")
+	if err != nil {
+		return nil, err
+	}
+	n, err := node.Create(ctx, node.Options{Cluster: b.cluster, Bin: filepath.Join(source, "bin"), Model: model, Dir: dir})
+	if err != nil {
+		return nil, err
+	}
+	b.root = n.Root()
+	files, err := cluster.FilesOf(os.DirFS(filepath.Join(source, "bin", "image")))
+	if err != nil {
+		return nil, fmt.Errorf("read the image (make image-root lays it out): %w", err)
+	}
+	if err := b.cluster.ImportImage(ctx, cluster.Image{Ref: image, Files: files, Entrypoint: []string{"/usr/bin/cleave"}, Cmd: []string{"kubelet-plugin"}}); err != nil {
+		return nil, err
+	}
+	b.api, err = forward(ctx, cluster.PodGateway, net.JoinHostPort("127.0.0.1", strconv.Itoa(b.cluster.APIServerPort())))
+	return b, err
+}
+
+// cgroup2 is where the cgroup v2 file system is mounted here.
+func cgroup2() string {
+	for _, dir := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		var fs unix.Statfs_t
+		if unix.Statfs(dir, &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC && unix.Access(dir, unix.W_OK) == nil {
+			return dir
+		}
+	}
+	return ""
+}
+
+// values of a release that works in the cluster. The driver's root and all other folders are the cluster's; pods reach
+// the API server where it is forwarded, as nothing here makes Services work.
+func (b *bed) values(privileged bool) string {
+	return strings.NewReplacer("$root", b.root, "$mps", b.mps, "$cgroups", b.cgroups, "$kubelet", b.cluster.KubeletDir(), "$cdi", b.cluster.CDIDir(),
+		"$host", cluster.PodGateway, "$port", b.api.port, "$privileged", strconv.FormatBool(privileged)).Replace(`
+image: {repository: cleave.local/cleave, tag: e2e, pullPolicy: Never}
+driver: {root: $root}
+kubelet: {dir: $kubelet}
+cdi: {dir: $cdi}
+plugin:
+  privileged: $privileged
+  logVerbosity: 4
+  env:
+    - {name: KUBERNETES_SERVICE_HOST, value: $host}
+    - {name: KUBERNETES_SERVICE_PORT, value: "$port"}
+  extraArgs: [--sysfs=/host$root/sys, --procfs=/host$root/proc]
+  # Simulated hardware keeps its state in files below the driver's root, so that is mounted once more, to be written.
+  extraVolumes: [{name: hardware, hostPath: {path: $root}}]
+  extraVolumeMounts: [{name: hardware, mountPath: /host$root/}]
+mps: {dir: $mps, cgroup: "$cgroups", logVerbosity: 4}
+`)
+}
+
+// forwarder passes connections on.
+type forwarder struct {
+	listener net.Listener
+	port     string
+	to       string
+	wg       sync.WaitGroup
+}
+
+// forward listens on an address of this machine, which it need not have yet.
+func forward(ctx context.Context, address, to string) (*forwarder, error) {
+	free := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) }), err)
+	}}
+	listener, err := free.Listen(ctx, "tcp4", net.JoinHostPort(address, "0"))
+	if err != nil {
+		return nil, fmt.Errorf("listen for pods that want the API server: %w", err)
+	}
+	f := &forwarder{listener: listener, to: to}
+	_, f.port, _ = net.SplitHostPort(listener.Addr().String())
+	f.wg.Go(func() {
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go f.pass(c) // ends with the connection
+		}
+	})
+	return f, nil
+}
+
+func (f *forwarder) pass(from net.Conn) {
+	defer func() { _ = from.Close() }()
+	to, err := net.Dial("tcp", f.to)
+	if err != nil {
+		return
+	}
+	defer func() { _ = to.Close() }()
+	ended := make(chan struct{}, 2)
+	for _, way := range [][2]net.Conn{{from, to}, {to, from}} {
+		go func() {
+			_, _ = io.Copy(way[1], way[0])
+			ended <- struct{}{}
+		}()
+	}
+	<-ended
+}
+
+func (f *forwarder) stop() {
+	_ = f.listener.Close()
+	f.wg.Wait()
+}

@@ -1,0 +1,409 @@
+package chart
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/yaml"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
+)
+
+// patience bounds every step of a release's life.
+const patience = 2 * time.Minute
+
+// demo is the namespace of pods that use GPUs.
+const demo = "default"
+
+// TestAReleaseFromInstallToRemoval goes through the life of a release; each step needs those before.
+func TestAReleaseFromInstallToRemoval(t *testing.T) {
+	if env == nil {
+		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
+	}
+	for _, step := range []struct {
+		name string
+		run  func(*testing.T, context.Context)
+	}{
+		{"the API server takes all that the chart can be", dryRun},
+		{"install with a capability list", installed},
+		{"admission policies are understood", policiesAreTyped},
+		{"pods get what they ask for", podsRun},
+		{"MPS works with the supervisor's pod", mpsWorks},
+		{"helm test", helmTest},
+		{"a plugin writes of its own node alone", nodeRestriction},
+		{"a plugin cannot read what is not its business", secretsAreSafe},
+		{"claims that cannot work are refused", claimAdmission},
+		{"upgrade to a privileged plugin", upgraded},
+		{"uninstall with nothing held", uninstalled},
+	} {
+		ok := t.Run(step.name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			step.run(t, ctx)
+			if t.Failed() {
+				t.Log(trouble())
+			}
+		})
+		if !ok {
+			t.Fatal("the steps after this one cannot run")
+		}
+	}
+}
+
+// must ends the test if there is an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Log(trouble())
+		t.Fatal(err)
+	}
+}
+
+// trouble is what a person wants to see of a test that failed.
+func trouble() string {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	var b strings.Builder
+	for _, ns := range []string{namespace, demo} {
+		pods, err := env.kube.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err.Error()
+		}
+		for i := range pods.Items {
+			fmt.Fprintf(&b, "pod %s: %s\n", pods.Items[i].Name, workload.Describe(&pods.Items[i]))
+			if ns == namespace {
+				log, _ := env.cluster.PodLogs(ctx, ns, pods.Items[i].Name, pods.Items[i].Spec.Containers[0].Name)
+				lines := strings.Split(strings.TrimSpace(log), "\n")
+				b.WriteString(strings.Join(lines[max(0, len(lines)-25):], "\n") + "\n")
+			}
+		}
+		if events, err := env.kube.CoreV1().Events(ns).List(ctx, metav1.ListOptions{}); err == nil {
+			for _, e := range events.Items {
+				if e.Type == corev1.EventTypeWarning {
+					fmt.Fprintf(&b, "event on %s: %s: %s\n", e.InvolvedObject.Name, e.Reason, e.Message)
+				}
+			}
+		}
+	}
+	return b.String()
+}
+
+// kubectl runs it with something on its standard input.
+func kubectl(ctx context.Context, input string, args ...string) (string, error) {
+	command := exec.CommandContext(ctx, env.cluster.Kubectl(), append([]string{"--kubeconfig", env.cluster.Kubeconfig()}, args...)...)
+	command.Stdin = strings.NewReader(input)
+	var out bytes.Buffer
+	command.Stdout, command.Stderr = &out, &out
+	err := command.Run()
+	if err != nil {
+		err = fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, out.String())
+	}
+	return out.String(), err
+}
+
+func dryRun(t *testing.T, ctx context.Context) {
+	_, err := env.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	must(t, err)
+	for name, values := range matrix {
+		var manifest strings.Builder
+		for _, o := range mustRender(t, values) {
+			if o.GetKind() == "PodMonitor" {
+				continue // the cluster has no Prometheus operator
+			}
+			data, err := yaml.Marshal(o.Object)
+			must(t, err)
+			manifest.WriteString("---\n" + string(data))
+		}
+		out, err := kubectl(ctx, manifest.String(), "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-")
+		if err != nil || strings.Contains(out, "Warning") {
+			t.Errorf("%s: %v: %s", name, err, out)
+		}
+	}
+	out, err := kubectl(ctx, "", "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", filepath.Join(manifestDir, "install.yaml"), "-f", filepath.Join(manifestDir, "deviceclasses.yaml"), "--force-conflicts")
+	if err != nil || strings.Contains(out, "Warning") {
+		t.Errorf("the plain manifests: %v: %s", err, out)
+	}
+}
+
+// helmOn runs Helm against the cluster.
+func helmOn(t *testing.T, values string, args ...string) string {
+	t.Helper()
+	out, err := helm(t, values, append(args, "--kubeconfig", env.cluster.Kubeconfig(), "--namespace", namespace)...)
+	must(t, err)
+	return out
+}
+
+// podOf is the one pod of a component that is not about to go.
+func podOf(t *testing.T, ctx context.Context, component string) *corev1.Pod {
+	t.Helper()
+	list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
+	must(t, err)
+	list.Items = slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
+	if len(list.Items) != 1 {
+		t.Fatalf("component %s has %d pods, want one", component, len(list.Items))
+	}
+	return &list.Items[0]
+}
+
+func installed(t *testing.T, ctx context.Context) {
+	notes := helmOn(t, env.values(false), "install", "cleave", chartDir, "--create-namespace", "--wait", "--timeout", "90s")
+	for _, says := range []string{"rollout status daemonset/cleave-plugin", "helm test cleave"} {
+		if !strings.Contains(notes, says) {
+			t.Errorf("the notes do not say %q: %s", says, notes)
+		}
+	}
+	if strings.Contains(notes, "NO NODE") {
+		t.Errorf("the notes do not see that a node has the label: %s", notes)
+	}
+	for _, component := range []string{"plugin", "mps"} {
+		// Helm does not wait for DaemonSets that are updated on delete.
+		must(t, workload.Until(ctx, component+" to be ready", func(ctx context.Context) (bool, string, error) {
+			pod := podOf(t, ctx, component)
+			ready := len(pod.Status.ContainerStatuses) == 1 && pod.Status.ContainerStatuses[0].Ready
+			if ready && pod.Status.ContainerStatuses[0].RestartCount > 0 {
+				t.Errorf("pod %s has restarted %d times", pod.Name, pod.Status.ContainerStatuses[0].RestartCount)
+			}
+			return ready, workload.Describe(pod), nil
+		}))
+	}
+	must(t, workload.Until(ctx, "ResourceSlices", func(ctx context.Context) (bool, string, error) {
+		list, err := env.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, "", err
+		}
+		complete := len(list.Items) > 0 && int64(len(list.Items)) == list.Items[0].Spec.Pool.ResourceSliceCount
+		return complete, fmt.Sprintf("%d slices", len(list.Items)), nil
+	}))
+	log, err := env.cluster.PodLogs(ctx, namespace, podOf(t, ctx, "plugin").Name, "plugin")
+	must(t, err)
+	for _, bad := range []string{"forbidden", "read-only file system", "permission denied", "operation not permitted"} {
+		if strings.Contains(strings.ToLower(log), bad) {
+			t.Errorf("the plugin's log says %q:\n%s", bad, log)
+		}
+	}
+}
+
+// policiesAreTyped checks that the API server found nothing to object to in the CEL of the policies.
+func policiesAreTyped(t *testing.T, ctx context.Context) {
+	for _, name := range []string{"cleave-resourceslices", "cleave-claim-status", "cleave-claims"} {
+		must(t, workload.Until(ctx, "the check of policy "+name, func(ctx context.Context) (bool, string, error) {
+			p, err := env.kube.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(ctx, name, metav1.GetOptions{})
+			if err != nil || p.Status.TypeChecking == nil {
+				return false, "not checked", err
+			}
+			for _, w := range p.Status.TypeChecking.ExpressionWarnings {
+				t.Errorf("%s, %s: %s", name, w.FieldRef, w.Warning)
+			}
+			return true, "", nil
+		}))
+	}
+}
+
+// example makes the objects of a file of deployments/examples and waits until its pods run.
+func example(t *testing.T, ctx context.Context, name string, change func(*corev1.Pod)) []*corev1.Pod {
+	t.Helper()
+	objects, err := workload.Load(filepath.Join("../../deployments/examples", name+".yaml"))
+	must(t, err)
+	var pods []*corev1.Pod
+	for _, o := range objects {
+		pod, isPod := o.(*corev1.Pod)
+		if isPod && change != nil {
+			change(pod)
+		}
+		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{o}))
+		if isPod { // one after the other, so that shares gather on one GPU
+			running, err := env.client.WaitRunning(ctx, demo, pod.Name)
+			must(t, err)
+			pods = append(pods, running)
+		}
+	}
+	return pods
+}
+
+func podsRun(t *testing.T, ctx context.Context) {
+	for name, want := range map[string]struct {
+		gpus, capabilities int
+		says               string
+	}{
+		"one-gpu":                  {gpus: 1},
+		"mig-extended-resource":    {gpus: 1, capabilities: 4},
+		"timeslice-four-notebooks": {gpus: 1, says: "CLEAVE_SHARES=1"},
+	} {
+		for _, pod := range example(t, ctx, name, nil) {
+			seen, err := env.client.Look(ctx, demo, pod.Name, pod.Spec.Containers[0].Name)
+			must(t, err)
+			if len(seen.GPUNodes()) != want.gpus || len(seen.Capabilities()) != want.capabilities {
+				t.Errorf("pod %s sees %v, want %d GPUs and %d capability nodes", pod.Name, seen.DeviceNodes, want.gpus, want.capabilities)
+			}
+			if diff := cmp.Diff([]string{"/usr/lib/x86_64-linux-gnu/libcuda.so.1"}, seen.Libraries); diff != "" {
+				t.Errorf("libraries that pod %s finds (-want +got):\n%s", pod.Name, diff)
+			}
+			if want.says != "" && !slices.Contains(seen.Environment, want.says) {
+				t.Errorf("pod %s has the environment %v, want %s", pod.Name, seen.Environment, want.says)
+			}
+		}
+	}
+	// nvidia-smi was run below the driver's root, by which the interval of time slices is set.
+	objects, err := workload.Decode([]byte(intervalPod))
+	must(t, err)
+	must(t, workload.Create(ctx, env.kube, demo, objects))
+	_, err = env.client.WaitRunning(ctx, demo, "interval")
+	must(t, err)
+}
+
+// intervalPod asks for long time slices.
+const intervalPod = `
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: interval}
+spec:
+  spec:
+    devices:
+      requests: [{name: gpu, exactly: {deviceClassName: timeslice.cleave.dev}}]
+      config:
+        - opaque:
+            driver: gpu.cleave.dev
+            parameters: {apiVersion: gpu.cleave.dev/v1alpha1, kind: ShareConfig, timeSlice: {interval: Long}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: interval}
+spec:
+  restartPolicy: Never
+  containers: [{name: main, image: busybox, resources: {claims: [{name: gpu}]}}]
+  resourceClaims: [{name: gpu, resourceClaimTemplateName: interval}]
+`
+
+// servers are the MPS servers of the two services, which are one.
+func servers(t *testing.T, ctx context.Context) int {
+	t.Helper()
+	a, err := env.client.Served(ctx, demo, "embeddings")
+	must(t, err)
+	b, err := env.client.Served(ctx, demo, "chat")
+	must(t, err)
+	if a.Server != b.Server || a.Threads != 25 || b.Memory != 36<<30 {
+		t.Errorf("the services are served as %+v and %+v", a, b)
+	}
+	return a.Server
+}
+
+func mpsWorks(t *testing.T, ctx context.Context) {
+	example(t, ctx, "mps-two-services", func(pod *corev1.Pod) { workload.RunCUDA(pod) })
+	server := servers(t, ctx)
+	group, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", server))
+	must(t, err)
+	if env.cgroups != "" && !strings.Contains(string(group), "0::/cleave-mps/") {
+		t.Errorf("the MPS server has the cgroups %s, want one of its own", group)
+	}
+}
+
+func helmTest(t *testing.T, _ context.Context) {
+	if out := helmOn(t, "", "test", "cleave", "--timeout", "90s"); !strings.Contains(out, "Phase:          Succeeded") {
+		t.Errorf("helm test says %s", out)
+	}
+}
+
+func upgraded(t *testing.T, ctx context.Context) {
+	server, plugin, supervisor := servers(t, ctx), podOf(t, ctx, "plugin").Name, podOf(t, ctx, "mps").Name
+	helmOn(t, env.values(true), "upgrade", "cleave", chartDir, "--wait", "--timeout", "90s")
+	must(t, workload.Until(ctx, "one plugin", func(ctx context.Context) (bool, string, error) {
+		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=plugin"})
+		return err == nil && len(list.Items) == 1 && list.Items[0].Name != plugin, strconv.Itoa(len(list.Items)), err
+	}))
+	if got := podOf(t, ctx, "mps").Name; got != supervisor {
+		t.Errorf("the supervisor's pod is %s after the upgrade, want still %s", got, supervisor)
+	}
+	if got := servers(t, ctx); got != server {
+		t.Errorf("the MPS server is %d after the upgrade, want still %d", got, server)
+	}
+	// What the old plugin prepared the new one gives back, and prepares anew.
+	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, "one-gpu", metav1.DeleteOptions{}))
+	must(t, gone(ctx, "one-gpu"))
+	example(t, ctx, "one-gpu", nil)
+}
+
+// gone waits until a pod is no longer there.
+func gone(ctx context.Context, name string) error {
+	return workload.Until(ctx, "pod "+name+" to go", func(ctx context.Context) (bool, string, error) {
+		list, err := env.kube.CoreV1().Pods(demo).List(ctx, metav1.ListOptions{})
+		var names []string
+		for i := range list.Items {
+			if name == "" || list.Items[i].Name == name {
+				names = append(names, list.Items[i].Name)
+			}
+		}
+		return err == nil && len(names) == 0, strings.Join(names, " "), err
+	})
+}
+
+func uninstalled(t *testing.T, ctx context.Context) {
+	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	must(t, gone(ctx, ""))
+	must(t, workload.Until(ctx, "nothing to be held", func(context.Context) (bool, string, error) {
+		records, err := filepath.Glob(filepath.Join(env.cluster.PluginsDir(), "gpu.cleave.dev", "claims", "*.json"))
+		records = slices.DeleteFunc(records, func(path string) bool { return strings.HasPrefix(filepath.Base(path), ".") })
+		return len(records) == 0, strings.Join(records, " "), err
+	}))
+	server := filepath.Join(env.cgroups, "cleave-mps")
+	helmOn(t, "", "uninstall", "cleave", "--wait", "--timeout", "90s")
+	must(t, workload.Until(ctx, "the pods of the release to go", func(ctx context.Context) (bool, string, error) {
+		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+		return err == nil && len(list.Items) == 0, fmt.Sprint(len(list.Items)), err
+	}))
+	// Of the folders that the kubelet made to mount them, nobody knows whether others use them.
+	for _, dir := range []string{filepath.Join(env.cluster.PluginsDir(), "gpu.cleave.dev"), env.cluster.RegistryDir(), env.cluster.CDIDir(), env.mps} {
+		left, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Error(err)
+		}
+		for _, e := range left {
+			t.Errorf("%s is left", filepath.Join(dir, e.Name()))
+		}
+	}
+	if _, err := os.Stat(server); env.cgroups != "" && err == nil {
+		t.Errorf("the cgroup %s is left", server)
+	}
+	processes, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	must(t, err)
+	for _, path := range processes {
+		if command, err := os.ReadFile(path); err == nil && (bytes.HasPrefix(command, []byte("/usr/bin/cleave\x00")) || bytes.Contains(command, []byte("nvidia-cuda-mps"))) {
+			t.Errorf("process %s is left: %q", path, command)
+		}
+	}
+	nothingInTheCluster(t, ctx)
+}
+
+// nothingInTheCluster waits until no object of the release is left, nor any of the plugin's.
+func nothingInTheCluster(t *testing.T, ctx context.Context) {
+	// The kubelet deletes slices half a minute after the plugin went.
+	must(t, workload.Until(ctx, "the slices to go", func(ctx context.Context) (bool, string, error) {
+		list, err := env.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + workload.Driver})
+		return err == nil && len(list.Items) == 0, fmt.Sprintf("%d slices", len(list.Items)), err
+	}))
+	kinds, err := kubectl(ctx, "", "api-resources", "--verbs=list", "-o", "name")
+	must(t, err)
+	list := slices.DeleteFunc(strings.Fields(kinds), func(kind string) bool { return strings.HasPrefix(kind, "events") })
+	out, err := kubectl(ctx, "", "get", strings.Join(list, ","), "-A", "-o", "name", "-l", "app.kubernetes.io/instance=cleave", "--ignore-not-found")
+	must(t, err)
+	for line := range strings.Lines(out) {
+		if !strings.HasPrefix(line, "Warning: ") { // of kinds that are deprecated
+			t.Errorf("%s is left", strings.TrimSpace(line))
+		}
+	}
+}
