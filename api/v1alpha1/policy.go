@@ -11,7 +11,8 @@ const NodePolicyKind = "NodePolicy"
 // NodePolicy says what a node's GPUs are handed out as. The zero value offers every tier with default numbers.
 type NodePolicy struct {
 	metav1.TypeMeta `json:",inline"`
-	Metadata        PolicyMetadata `json:"metadata,omitempty"`
+	// Metadata names the policy.
+	Metadata PolicyMetadata `json:"metadata,omitempty"`
 	// Rules are tried in order for each GPU; the first that matches holds, and defaults where none does. MaxRules at most.
 	Rules []Rule `json:"rules,omitempty"`
 }
@@ -45,9 +46,10 @@ type Rule struct {
 	Tiers []Tier `json:"tiers,omitzero"`
 	// MIG says how the GPUs are partitioned.
 	MIG *MIGPolicy `json:"mig,omitempty"`
-	// TimeSlice and MPS say how shares are cut.
+	// TimeSlice says how shares in time are cut.
 	TimeSlice *TimeSlicePolicy `json:"timeSlice,omitempty"`
-	MPS       *MPSPolicy       `json:"mps,omitempty"`
+	// MPS says how shares of an MPS server are cut.
+	MPS *MPSPolicy `json:"mps,omitempty"`
 	// Health says what is done with a GPU that is in trouble.
 	Health *HealthPolicy `json:"health,omitempty"`
 }
@@ -152,7 +154,9 @@ type Match struct {
 
 // MemoryRange holds the amounts of memory from Min to Max, both included; an end that is not given is open.
 type MemoryRange struct {
+	// Min is the least.
 	Min *resource.Quantity `json:"min,omitempty"`
+	// Max is the most.
 	Max *resource.Quantity `json:"max,omitempty"`
 }
 
@@ -174,7 +178,8 @@ func Tiers() []Tier { return []Tier{TierExclusive, TierMIG, TierTimeSlice, TierM
 type TimeSlicePolicy struct {
 	// Shares is how many claims have the GPU at once, 1 to 1000; default 4. A claim that does not say how much memory
 	// it wants gets one share's part.
-	Shares *int32     `json:"shares,omitempty"`
+	Shares *int32 `json:"shares,omitempty"`
+	// Memory of one share.
 	Memory *MemoryCut `json:"memory,omitempty"`
 	// Interval of claims that ask for none; the driver's where nothing is said.
 	Interval Interval `json:"interval,omitempty"`
@@ -184,9 +189,11 @@ type TimeSlicePolicy struct {
 type MPSPolicy struct {
 	// Shares is how many claims have the GPU at once, default 10; no more than the clients that MPS takes, see
 	// MaxMPSShares.
-	Shares *int32     `json:"shares,omitempty"`
+	Shares *int32 `json:"shares,omitempty"`
+	// Memory of one share.
 	Memory *MemoryCut `json:"memory,omitempty"`
-	Cores  *CoreCut   `json:"cores,omitempty"`
+	// Cores are the multiprocessors of one share.
+	Cores *CoreCut `json:"cores,omitempty"`
 	// SharedMemory is the size of the /dev/shm that the GPU's clients share, 1Mi and up; default 1Gi.
 	SharedMemory *resource.Quantity `json:"sharedMemory,omitempty"`
 	// Priority of claims that ask for none; default Normal.
