@@ -23,7 +23,7 @@ const startUp = 2 * time.Second
 const settle = time.Second
 
 // finishEvery is the time between attempts to finish what claims have begun to give back: a partition that was in use, a
-// share whose supervisor was away.
+// share whose supervisor was away; and to cut GPUs that something is in the way of.
 const finishEvery = 10 * time.Second
 
 // keepUp keeps hardware, records, API server and slices in line, now, every so often and after partitions changed, until
@@ -68,7 +68,7 @@ func (s *service) keepUp(ctx context.Context, hw *hardware, p *publisher) error 
 				s.recover(ctx, hw, p)
 			}
 		case <-unfinished.C:
-			if s.engine.Unfinished() {
+			if s.engine.Unfinished() || s.uncut != "" {
 				s.recover(ctx, hw, p)
 			}
 		case <-s.health.changed:
@@ -161,9 +161,7 @@ func (s *service) recover(ctx context.Context, hw *hardware, p *publisher) {
 func (s *service) reoffer(ctx context.Context, hw *hardware, p *publisher) {
 	hw.offer(s.supervisor.noMPS())
 	if hw.before == nil { // before that, a claim may have been allocated what the layout would cut
-		for _, problem := range s.engine.KeepLayouts(ctx) {
-			klog.FromContext(ctx).Error(problem.Err, "A GPU is not cut as the policy wants", "gpu", problem.GPU)
-		}
+		s.keepLayouts(ctx)
 		hw.offer(s.supervisor.noMPS())
 	}
 	s.publish(ctx, hw, p)

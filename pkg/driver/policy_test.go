@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,6 +15,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/record"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/claims"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
@@ -400,5 +403,36 @@ func TestAGPUThatLacksPartitionsOfItsLayoutIsUncut(t *testing.T) {
 	there = there[:1]
 	if !uncut(b.hw.Node(), b.hw.standing) {
 		t.Error("with one partition of two the GPU counts as cut")
+	}
+}
+
+func TestWhatIsInTheWayOfALayoutIsToldOnce(t *testing.T) {
+	b := newPolicyBed(t, t.TempDir(), t.TempDir())
+	store, storeErr := records.OpenStore(records.Disk{}, filepath.Join(t.TempDir(), "claims"))
+	layouts, layoutsErr := records.OpenLayouts(records.Disk{}, filepath.Join(t.TempDir(), "layouts"))
+	locks, locksErr := claims.OpenLocks(filepath.Join(t.TempDir(), "locks"))
+	if err := errors.Join(storeErr, layoutsErr, locksErr); err != nil {
+		t.Fatal(err)
+	}
+	b.engine = claims.New(claims.Identity{Driver: "gpu.cleave.dev", Pool: "node-1"}, "boot", store, locks, nil)
+	b.engine.KeepLayoutsIn(layouts)
+	b.engine.SetHardware(b.hw, nil)
+	// An A30 changes its mode with a reset only.
+	b.hw.policy = &v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{MIG: &v1alpha1.MIGPolicy{Layout: map[string]int32{"1g.6gb": 4}}}}}
+	b.hw.offer(nil)
+	for range 2 {
+		b.keepLayouts(t.Context())
+	}
+	if n := len(b.recorder.Events); n != 1 {
+		t.Fatalf("got %d Events, want one", n)
+	}
+	if got := <-b.recorder.Events; !strings.Contains(got, "LayoutNotKept") || !strings.Contains(got, "only a reset changes") {
+		t.Errorf("got Event %q, want what is in the way", got)
+	}
+	b.hw.policy = &v1alpha1.NodePolicy{}
+	b.hw.offer(nil)
+	b.keepLayouts(t.Context())
+	if got := <-b.recorder.Events; !strings.Contains(got, "LayoutKept") || b.uncut != "" {
+		t.Errorf("got Event %q and %q, want that it is over", got, b.uncut)
 	}
 }

@@ -94,6 +94,8 @@ type service struct {
 	supervisor supervisor
 	policy     livePolicy
 	conflict   error // who else hands out the node's GPUs; nil while nobody does
+	// uncut tells which GPUs are not cut as the policy wants, and why; empty where all are.
+	uncut string
 	// draining tells that the driver is let go of; tellsLoaded that procfs says whether it is loaded. So are they.
 	draining, tellsLoaded bool
 	helper                *kubeletplugin.Helper
