@@ -116,7 +116,7 @@ func TestManifestsForNVIDIAsDriverShareAGPUAmongTheContainersOfOneClaim(t *testi
 	objects := s.compatibleManifest("sharing")
 	for _, o := range objects {
 		if pod, ok := o.(*corev1.Pod); ok && strings.HasPrefix(pod.Name, "mps-") {
-			runsCUDA(pod)
+			workload.RunCUDA(pod)
 		}
 	}
 	s.create(ctx, objects...)
@@ -137,7 +137,7 @@ func TestManifestsForNVIDIAsDriverShareAGPUAmongTheContainersOfOneClaim(t *testi
 
 	first, second := s.running(ctx, "mps-a"), s.running(ctx, "mps-b")
 	a, b := s.served(ctx, first), s.served(ctx, second)
-	if diff := cmp.Diff(served{a.Server, 50, 10 << 30}, a); diff != "" || a != b {
+	if diff := cmp.Diff(workload.Served{Server: a.Server, Threads: 50, Memory: 10 << 30}, a); diff != "" || a != b {
 		t.Errorf("pods with MPS have %+v and %+v, want one server with half of the threads and 10 GiB for each (-want +got):\n%s", a, b, diff)
 	}
 	if one, other := s.device(ctx, first), s.device(ctx, sliced); one == other || strings.Contains(one, "mps") {
