@@ -29,6 +29,22 @@ func (s *space) fault(ctx context.Context, device string, args ...string) {
 	s.must(err)
 }
 
+// wellAfter ends all trouble should the test fail before it has done so, so that other tests have all GPUs.
+func (s *space) wellAfter(ctx context.Context) {
+	s.Cleanup(func() {
+		if !s.Failed() {
+			return
+		}
+		ctx := context.WithoutCancel(ctx)
+		_, err := env.node.Sim(ctx, "fault", "--clear")
+		s.must(err)
+		if env.node.Running() {
+			s.must(env.node.Kill()) // and it forgets what only it knew
+		}
+		s.startPlugin(ctx)
+	})
+}
+
 // unhealthy are the taints of devices of GPUs in trouble, by device as "value:effect".
 func (s *space) unhealthy(ctx context.Context) map[string]string {
 	s.Helper()
@@ -137,6 +153,7 @@ func (s *space) waitEvent(ctx context.Context, namespace, object, reason string,
 
 func TestGPUsInTroubleAreAvoidedReportedAndUsedAgainWhenTheyAreWell(t *testing.T) {
 	ctx, s := newSpace(t, nil)
+	s.wellAfter(ctx)
 	node := env.cluster.NodeName()
 	s.create(ctx, gpuPod("holder", 1)...)
 	holder := s.running(ctx, "holder")
@@ -222,6 +239,7 @@ func tolerating(spec resourceapi.ResourceClaimSpec, effects ...resourceapi.Devic
 
 func TestAPartitionInTroubleKeepsOthersFromItsPlaceAlone(t *testing.T) {
 	ctx, s := newSpace(t, nil)
+	s.wellAfter(ctx)
 	s.create(ctx, partitionPod("sick", smallClass)...)
 	sick := s.device(ctx, s.running(ctx, "sick")) // the topmost place of GPU 0
 	s.create(ctx, partitionPod("sound", smallClass)...)
@@ -261,6 +279,7 @@ func (s *space) instance(ctx context.Context, placement string) string {
 // A plugin that starts knows what drivers want before it publishes anything: taints never go in between.
 func TestTaintsOfGPUsInTroubleOutliveThePlugin(t *testing.T) {
 	ctx, s := newSpace(t, nil)
+	s.wellAfter(ctx)
 	gpu := s.published(ctx)[0].Name
 	s.fault(ctx, gpu, "--recovery", "2")
 	want := s.family(ctx, gpu, "needs-reboot:NoSchedule")
@@ -290,6 +309,7 @@ func (s *space) added(ctx context.Context, device string) string {
 
 func TestALostGPUEvictsItsPodsIfThePolicySaysSo(t *testing.T) {
 	ctx, s := newSpace(t, nil)
+	s.wellAfter(ctx)
 	path := filepath.Join(t.TempDir(), "policy.yaml")
 	policy := "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nrules:\n  - health: {reaction: %s}\n"
 	s.must(os.WriteFile(path, fmt.Appendf(nil, policy, "NoExecute"), 0o600))

@@ -113,8 +113,8 @@ func MIGModes() []MIGMode { return []MIGMode{MIGOnDemand, MIGLayout, MIGExisting
 type HealthPolicy struct {
 	// Reaction; default NoSchedule.
 	Reaction HealthReaction `json:"reaction,omitempty"`
-	// IgnoreXIDs are errors that are only counted, beside those that an application causes by itself (13, 31, 43, 45, 68
-	// and 109; NVIDIA, "XID errors").
+	// IgnoreXIDs are errors that are only counted, beside those that applications cause, such as 13, 31, 43, 45, 68 and
+	// 109 (NVIDIA, "XID errors"; docs/health.md has all).
 	IgnoreXIDs []int32 `json:"ignoreXIDs,omitempty"`
 }
 
