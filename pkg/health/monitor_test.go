@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,6 +25,7 @@ func TestMain(m *testing.M) {
 
 // fakeHardware is a node of three GPUs that are as a test says.
 type fakeHardware struct {
+	mu         sync.Mutex // of all but reports
 	node       gpu.Node
 	partitions []gpu.Partition
 	// answers by GPU; well where nothing is said.
@@ -52,14 +54,19 @@ func (f *fakeHardware) pci(i int) gpu.PCIAddress { return f.node.GPUs[i].PCI }
 func (f *fakeHardware) Node() *gpu.Node          { return &f.node }
 
 func (f *fakeHardware) Events(context.Context) (Events, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.opened++
 	return f, f.openErr
 }
 
 func (f *fakeHardware) Next(timeout time.Duration) (gpu.Event, bool, error) {
+	f.mu.Lock()
 	f.waits++
-	if f.nextErr != nil {
-		return gpu.Event{}, false, f.nextErr
+	err := f.nextErr
+	f.mu.Unlock()
+	if err != nil {
+		return gpu.Event{}, false, err
 	}
 	if timeout == 0 {
 		select {
@@ -78,26 +85,63 @@ func (f *fakeHardware) Next(timeout time.Duration) (gpu.Event, bool, error) {
 }
 
 func (f *fakeHardware) Close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.closed++
 	return nil
 }
 
 func (f *fakeHardware) VerifyGPU(_ context.Context, g *gpu.GPU) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.asked[g.PCI]++
 	f.askedBlind = f.askedBlind || f.opened == 0
 	return f.answers[g.PCI].Err
 }
 
 func (f *fakeHardware) RecoveryAction(_ context.Context, pci gpu.PCIAddress) (gpu.RecoveryAction, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	return f.answers[pci].Action, nil
 }
 
 func (f *fakeHardware) Partitions(context.Context, *gpu.GPU) ([]gpu.Partition, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	return f.partitions, nil
+}
+
+// answer changes what a GPU answers.
+func (f *fakeHardware) answer(i int, r Reading) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.answers[f.pci(i)] = r
+}
+
+// timesAsked is how often a GPU was asked.
+func (f *fakeHardware) timesAsked(i int) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.asked[f.pci(i)]
+}
+
+// counts are how often events were asked for and waited for.
+func (f *fakeHardware) counts() (opened, waits int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.opened, f.waits
+}
+
+// failWaits changes what waits for events come to.
+func (f *fakeHardware) failWaits(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.nextErr = err
 }
 
 // diary is an Observer that writes down what it is told.
 type diary struct {
+	mu    sync.Mutex
 	start time.Time
 	lines []string
 	alive []time.Duration
@@ -105,13 +149,32 @@ type diary struct {
 }
 
 func (d *diary) write(format string, args ...any) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	at := time.Since(d.start).Truncate(time.Second)
 	d.lines = append(d.lines, fmt.Sprintf("%s: ", at)+fmt.Sprintf(format, args...))
 }
 
 func (d *diary) XID(g *gpu.GPU, e gpu.Event) { d.write("GPU %d XID %d", g.Index, e.XID) }
-func (d *diary) MIGChanged()                 { d.mig++ }
-func (d *diary) Alive()                      { d.alive = append(d.alive, time.Since(d.start).Truncate(time.Second)) }
+
+func (d *diary) MIGChanged() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.mig++
+}
+
+func (d *diary) Alive() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.alive = append(d.alive, time.Since(d.start).Truncate(time.Second))
+}
+
+// changesOfMIG is how often MIGChanged was called.
+func (d *diary) changesOfMIG() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.mig
+}
 
 func (d *diary) Changed(c Change) {
 	d.write("GPU %d +[%s] -[%s] =[%s]", c.GPU.Index, names(c.Began), names(c.Ended), names(c.Now))
@@ -119,6 +182,8 @@ func (d *diary) Changed(c Change) {
 
 // read takes what was written since it was read last.
 func (d *diary) read() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	all := strings.Join(d.lines, "\n")
 	d.lines = nil
 	return all
@@ -162,8 +227,8 @@ func check(t *testing.T, what, want, got string) {
 
 func TestWhatTheDriverKnowsIsKnownBeforeTheFirstEvent(t *testing.T) {
 	f := newFakeHardware()
-	f.answers[f.pci(1)] = Reading{Action: gpu.RecoveryReset}
-	f.answers[f.pci(2)] = Reading{Err: gpu.ErrLost}
+	f.answer(1, Reading{Action: gpu.RecoveryReset})
+	f.answer(2, Reading{Err: gpu.ErrLost})
 	d := &diary{start: time.Now()}
 	NewMonitor(f, d).Start(t.Context())
 	check(t, "after the start", "0s: GPU 0 +[] -[] =[]\n0s: GPU 1 +[needs-reset] -[] =[needs-reset]\n0s: GPU 2 +[gpu-lost] -[] =[gpu-lost]", d.read())
@@ -177,13 +242,13 @@ func TestAnEventIsToldAtOnceWithWhatTheDriverWantsDoneAboutIt(t *testing.T) {
 	watch(t, f, func(d *diary) {
 		pass(5 * time.Second)
 		d.read()
-		f.answers[f.pci(1)] = Reading{Action: gpu.RecoveryReset}
+		f.answer(1, Reading{Action: gpu.RecoveryReset})
 		pci := f.pci(1)
 		f.reports <- gpu.Event{Kind: gpu.XIDReported, PCI: &pci, XID: 119}
 		pass(0)
 		check(t, "after the event", "5s: GPU 1 XID 119\n5s: GPU 1 +[needs-reset xid-119] -[] =[needs-reset xid-119]",
 			strings.ReplaceAll(d.read(), ", ", " "))
-		f.answers[f.pci(1)] = Reading{}
+		f.answer(1, Reading{})
 		pass(10 * time.Second)
 		check(t, "after the reset", "15s: GPU 1 +[] -[needs-reset xid-119] =[]", strings.ReplaceAll(d.read(), ", ", " "))
 	})
@@ -221,17 +286,17 @@ func TestAnErrorInAPartitionIsThatOfItsPlace(t *testing.T) {
 
 func TestAGPUThatIsUnwellIsAskedMoreOften(t *testing.T) {
 	f := newFakeHardware()
-	f.answers[f.pci(0)] = Reading{Err: gpu.ErrLost}
-	f.answers[f.pci(1)] = Reading{Err: errNVML} // not a condition yet, but not well
+	f.answer(0, Reading{Err: gpu.ErrLost})
+	f.answer(1, Reading{Err: errNVML}) // not a condition yet, but not well
 	watch(t, f, func(*diary) {
 		pass(25 * time.Second)
 		for i, want := range []int{3, 3, 1} {
-			if got := f.asked[f.pci(i)]; got != want {
+			if got := f.timesAsked(i); got != want {
 				t.Errorf("GPU %d was asked %d times in 25 s, want %d", i, got, want)
 			}
 		}
 		pass(36 * time.Second)
-		if got := f.asked[f.pci(2)]; got != 2 {
+		if got := f.timesAsked(2); got != 2 {
 			t.Errorf("the GPU that is well was asked %d times in a minute, want 2", got)
 		}
 	})
@@ -241,12 +306,12 @@ func TestAFloodOfEventsDoesNotBecomeAFloodOfPolls(t *testing.T) {
 	f := newFakeHardware()
 	watch(t, f, func(*diary) {
 		pass(2 * time.Second)
-		before, pci := f.asked[f.pci(0)], f.pci(0)
+		before, pci := f.timesAsked(0), f.pci(0)
 		for range 1000 {
 			f.reports <- gpu.Event{Kind: gpu.XIDReported, PCI: &pci, XID: 31}
 		}
 		pass(3 * time.Second)
-		if got := f.asked[f.pci(0)] - before; got > 4 {
+		if got := f.timesAsked(0) - before; got > 4 {
 			t.Errorf("a thousand events made the GPU be asked %d times in 3 s", got)
 		}
 		if len(f.reports) > 0 {
@@ -261,25 +326,25 @@ func TestAWaitThatFailsMakesAllGPUsBeAskedAndIsNotRepeatedInHaste(t *testing.T) 
 	watch(t, f, func(d *diary) {
 		pass(2 * time.Second)
 		d.read()
-		f.nextErr = gpu.ErrLost
-		f.answers[f.pci(1)] = Reading{Err: gpu.ErrLost}
-		before := f.waits
+		f.failWaits(gpu.ErrLost)
+		f.answer(1, Reading{Err: gpu.ErrLost})
+		_, before := f.counts()
 		pass(2 * time.Second)
 		check(t, "after the error", "3s: GPU 1 +[gpu-lost] -[] =[gpu-lost]", d.read())
 		pass(10 * time.Minute)
-		if got := f.waits - before; got > 20 {
-			t.Errorf("%d waits failed in ten minutes, want a pause that grows to a minute", got)
+		if _, waits := f.counts(); waits-before > 20 {
+			t.Errorf("%d waits failed in ten minutes, want a pause that grows to a minute", waits-before)
 		}
-		f.nextErr = nil
-		f.answers[f.pci(1)] = Reading{}
+		f.failWaits(nil)
+		f.answer(1, Reading{})
 		pass(time.Minute)
 		d.read()
-		mig, pci := d.mig, f.pci(0)
+		mig, pci := d.changesOfMIG(), f.pci(0)
 		f.reports <- gpu.Event{Kind: gpu.MIGChanged, PCI: &pci}
 		f.reports <- gpu.Event{Kind: gpu.XIDReported, PCI: &pci, XID: 79}
 		pass(time.Second)
-		if d.mig != mig+1 {
-			t.Errorf("%d changes of MIG were told, want 1", d.mig-mig)
+		if got := d.changesOfMIG() - mig; got != 1 {
+			t.Errorf("%d changes of MIG were told, want 1", got)
 		}
 		if got := d.read(); !strings.Contains(got, "GPU 0 +[xid-79]") {
 			t.Errorf("once the GPU is back, an event gives %q", got)
@@ -291,14 +356,14 @@ func TestWhatHappenedWhileNobodyWatchedIsAskedForWhenSomebodyDoesAgain(t *testin
 	f := newFakeHardware()
 	watch(t, f, func(d *diary) {
 		pass(2 * time.Second)
-		f.nextErr = gpu.ErrLost
-		f.answers[f.pci(1)] = Reading{Err: gpu.ErrLost}
+		f.failWaits(gpu.ErrLost)
+		f.answer(1, Reading{Err: gpu.ErrLost})
 		pass(10 * time.Second) // in the midst of a pause
 		d.read()
-		f.nextErr = nil
-		f.answers[f.pci(2)] = Reading{Err: gpu.ErrLost}
-		opened := f.opened
-		for f.opened == opened {
+		f.failWaits(nil)
+		f.answer(2, Reading{Err: gpu.ErrLost})
+		before, _ := f.counts()
+		for opened := before; opened == before; opened, _ = f.counts() {
 			pass(time.Second)
 		}
 		pass(2 * time.Second)
@@ -310,14 +375,16 @@ func TestWhatHappenedWhileNobodyWatchedIsAskedForWhenSomebodyDoesAgain(t *testin
 
 func TestEventsOfAGPUThatIsBackAreWatchedAgain(t *testing.T) {
 	f := newFakeHardware()
-	f.answers[f.pci(2)] = Reading{Err: gpu.ErrLost}
+	f.answer(2, Reading{Err: gpu.ErrLost})
 	watch(t, f, func(d *diary) {
 		pass(5 * time.Second)
-		opened, mig := f.opened, d.mig
-		f.answers[f.pci(2)] = Reading{}
+		before, _ := f.counts()
+		mig := d.changesOfMIG()
+		f.answer(2, Reading{})
 		pass(10 * time.Second)
-		if f.opened != opened+1 || d.mig != mig+1 {
-			t.Errorf("%d sets of events were made and %d changes of MIG told, want one of each: nobody knows what was missed", f.opened-opened, d.mig-mig)
+		if opened, _ := f.counts(); opened != before+1 || d.changesOfMIG() != mig+1 {
+			t.Errorf("%d sets of events were made and %d changes of MIG told, want one of each: nobody knows what was missed",
+				opened-before, d.changesOfMIG()-mig)
 		}
 	})
 }
@@ -328,13 +395,13 @@ func TestADriverWithoutEventsIsPolled(t *testing.T) {
 	watch(t, f, func(d *diary) {
 		pass(time.Second)
 		d.read()
-		f.answers[f.pci(0)] = Reading{Action: gpu.RecoveryReboot}
+		f.answer(0, Reading{Action: gpu.RecoveryReboot})
 		pass(time.Minute)
 		if got := d.read(); !strings.Contains(got, "GPU 0 +[needs-reboot]") {
 			t.Errorf("within a minute: got %q, want needs-reboot", got)
 		}
-		if f.opened > 9 {
-			t.Errorf("events were asked for %d times in a minute", f.opened)
+		if opened, _ := f.counts(); opened > 9 {
+			t.Errorf("events were asked for %d times in a minute", opened)
 		}
 	})
 }
@@ -358,7 +425,7 @@ func TestAnEventOfNobodyKnowsWhomMakesAllBeAsked(t *testing.T) {
 	watch(t, f, func(d *diary) {
 		pass(2 * time.Second)
 		d.read()
-		f.answers[f.pci(2)] = Reading{Err: errors.Join(gpu.ErrLost)}
+		f.answer(2, Reading{Err: errors.Join(gpu.ErrLost)})
 		f.reports <- gpu.Event{Kind: gpu.GPUUnavailable}
 		pass(0)
 		check(t, "after the event", "2s: GPU 2 +[gpu-lost] -[] =[gpu-lost]", d.read())
