@@ -178,7 +178,6 @@ func TestAnInvalidPolicyLeavesTheOldOneInForce(t *testing.T) {
 	s.waitOffer(ctx, name, "gpu=8")
 	s.create(ctx, gpuPod("before", 1)...)
 	before := s.running(ctx, "before")
-	published := s.slices(ctx, name)
 
 	steps := []struct {
 		what string
@@ -202,6 +201,7 @@ func TestAnInvalidPolicyLeavesTheOldOneInForce(t *testing.T) {
 		}
 		s.must(env.node.Readiness(ctx))
 	}
+	published := s.slices(ctx, name) // in their order with a GPU held, by now
 	s.must(env.node.Kill())
 	s.startPlugin(ctx)
 	s.waitMetric(ctx, env.node, "cleave_policy_invalid", "1")
