@@ -32,7 +32,7 @@ func (c Client) Served(ctx context.Context, namespace, pod string) (Served, erro
 	err := Until(ctx, "the program of pod "+pod+" to have an MPS server", func(ctx context.Context) (bool, string, error) {
 		log, err := c.Cluster.PodLogs(ctx, namespace, pod, "main")
 		if err != nil {
-			return false, err.Error(), nil //nolint:nilerr // the log appears with the container
+			return false, err.Error(), nil
 		}
 		for line := range strings.Lines(log) {
 			if strings.HasPrefix(line, "{") && json.Unmarshal([]byte(line), &got) == nil && got.Server > 0 {

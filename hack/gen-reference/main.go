@@ -22,7 +22,7 @@ func main() {
 	flag.Parse()
 	text, err := generate(*root)
 	if err == nil {
-		err = os.WriteFile(*to, text, 0o644) //nolint:gosec // a document of the repository
+		err = os.WriteFile(*to, text, 0o644)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "gen-reference:", err)

@@ -105,7 +105,7 @@ func (p packages) kinds(b *bytes.Buffer, dir string, names ...string) error {
 // kind writes one, but for types that were seen.
 func (p packages) kind(b *bytes.Buffer, dir, name string, before []string) (seen []string, err error) {
 	fmt.Fprintf(b, "\n## %s (`gpu.cleave.dev/v1alpha1`)\n", name)
-	seen = append(before, name)
+	seen = append(slices.Clone(before), name)
 	for i := len(before); i < len(seen); i++ {
 		t := p.find(dir, seen[i])
 		if t == nil {
