@@ -60,7 +60,7 @@ test: lint unit e2e ## everything that runs without a GPU: lint, unit with race 
 
 .PHONY: unit
 unit: build $(HELM) ## unit tests with the race detector, and the Helm chart rendered in many ways
-	go test -race -short ./api/... ./cmd/... ./pkg/... ./hack/gen-deviceclasses/... ./hack/image-root/... ./e2e/cluster/...
+	go test -race -short ./api/... ./cmd/... ./pkg/... ./hack/gen-deviceclasses/... ./hack/gen-reference/... ./hack/image-root/... ./e2e/cluster/...
 	go test ./e2e/chart
 	@# A thousand plugins are started and killed: the race detector would make each start slow.
 	go test -run TestAKilledPlugin ./pkg/claims
@@ -117,6 +117,10 @@ manifests: $(HELM) ## write what is made of other files: MIG profiles, the chart
 	go run ./hack/gen-deviceclasses
 	hack/render-manifests $(HELM) $(CHART) deployments/manifests
 	UPDATE_DOCS=1 go test -run TestTheDocumentationListsEveryValue ./e2e/chart
+
+.PHONY: reference
+reference: ## write docs/reference.md from the code
+	go run ./hack/gen-reference
 
 .PHONY: proto
 proto: ## write the Go code of the MPS supervisor's API

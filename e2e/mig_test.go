@@ -145,7 +145,7 @@ func TestPartitionOfSomebodyElseIsTaintedAndNeverTouched(t *testing.T) {
 	}
 	simulate("mig", "mode", "--gpu", "0", "on")
 	simulate("mig", "create", "--gpu", "0", "--profile", "2g.20gb", "--start", "4")
-	gpu := s.published(ctx)[gpus-1].Name // GPU 0 is offered last
+	gpu := slices.Min(deviceNames(s.published(ctx))) // GPU 0
 	overlapped := []string{gpu, gpu + "-timeslice", gpu + "-mps", gpu + "-mig-19-5", gpu + "-mig-19-4", gpu + "-mig-20-5", gpu + "-mig-20-4",
 		gpu + "-mig-15-4", gpu + "-mig-14-4", gpu + "-mig-9-4", gpu + "-mig-0-0"}
 	s.eventually(ctx, "what overlaps the partition to be tainted", func(ctx context.Context) (bool, string, error) {

@@ -30,7 +30,14 @@ var plainNodes atomic.Int32
 // newPlainNode makes one that nothing is scheduled to. It has no driver yet, and its plugin does not run.
 func (s *space) newPlainNode(ctx context.Context, change func(*corev1.Node), flags ...string) *plainNode {
 	s.Helper()
-	name := "node-" + s.name[:min(len(s.name), 50)]
+	return s.newPlainNodeOf(ctx, change, node.Options{Flags: flags})
+}
+
+// newPlainNodeOf makes one with a driver of another name, or other options.
+func (s *space) newPlainNodeOf(ctx context.Context, change func(*corev1.Node), opts node.Options) *plainNode {
+	s.Helper()
+	number := strconv.Itoa(int(plainNodes.Add(1)))
+	name := "node-" + s.name[:min(len(s.name), 50)] + "-" + number
 	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{Unschedulable: true}}
 	if change != nil {
 		change(object)
@@ -38,9 +45,10 @@ func (s *space) newPlainNode(ctx context.Context, change func(*corev1.Node), fla
 	_, err := env.kube.CoreV1().Nodes().Create(ctx, object, metav1.CreateOptions{})
 	s.must(err)
 	// Sockets live below it, so its name is short.
-	dir, err := env.cluster.GuestDir("n" + strconv.Itoa(int(plainNodes.Add(1))))
+	dir, err := env.cluster.GuestDir("n" + number)
 	s.must(err)
-	n := node.Attach(node.Options{Cluster: env.cluster, Bin: programsDir, NodeName: name, Dir: dir, Flags: flags})
+	opts.Cluster, opts.Bin, opts.NodeName, opts.Dir = env.cluster, programsDir, name, dir
+	n := node.Attach(opts)
 	plugin, err := workload.Dial(n.Socket())
 	s.must(err)
 	s.Cleanup(func() {

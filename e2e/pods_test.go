@@ -24,31 +24,29 @@ func deviceNames(devices []resourceapi.Device) []string {
 	return names
 }
 
-func TestExamplePodsGetDistinctGPUsFromTheLast(t *testing.T) {
+// The node has two NUMA nodes of four GPUs. Whoever asks for four gets those of one while it has them.
+func TestExamplePodsGetDistinctGPUsThatBelongTogether(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	published := deviceNames(s.published(ctx))
-	if len(published) != gpus {
-		t.Fatalf("the node publishes %v, want %d GPUs", published, gpus)
-	}
-	want := slices.Sorted(slices.Values(published))
-	if slices.Reverse(want); !slices.Equal(want, published) {
-		t.Errorf("devices are published as %v, want the last GPU first", published)
+	all := deviceNames(s.waitOrder(ctx, lastFirst))
+	if len(all) != gpus {
+		t.Fatalf("the node publishes %v, want %d GPUs", all, gpus)
 	}
 	var claims []string
 	for _, example := range []struct {
-		name string
-		want []string
+		name  string
+		want  []string
+		order string // once the pod runs
 	}{
-		{"one-gpu", published[:1]},
-		{"four-gpus", published[1:5]},
-		{"extended-resource", published[5:6]},
+		{"one-gpu", all[:1], "32107654"},
+		{"four-gpus", all[4:], lastFirst},
+		{"extended-resource", all[1:2], lastFirst},
 	} {
 		s.createExample(ctx, example.name)
 		pod := s.running(ctx, example.name)
 		want := slices.Sorted(slices.Values(example.want))
 		got := s.devices(ctx, pod)
 		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("devices of pod %s, first fit from the last GPU (-want +got):\n%s", example.name, diff)
+			t.Errorf("devices of pod %s (-want +got):\n%s", example.name, diff)
 		}
 		s.checkSees(ctx, pod, got)
 		if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
@@ -56,6 +54,7 @@ func TestExamplePodsGetDistinctGPUsFromTheLast(t *testing.T) {
 		} else {
 			claims = append(claims, ownClaim(pod))
 		}
+		s.waitOrder(ctx, example.order)
 	}
 	s.waitRecords(ctx, env.node, claims...)
 }

@@ -12,7 +12,7 @@ import (
 
 func TestPodsSelectGPUsByExpression(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	published := s.published(ctx)
+	published := s.waitOrder(ctx, lastFirst)
 	first := published[len(published)-1] // the scheduler's last choice
 	root := *first.Attributes[deviceattribute.StandardDeviceAttributePCIeRoot].StringValue
 	tests := []struct {
@@ -79,6 +79,7 @@ func sameAttribute(name resourceapi.QualifiedName) []resourceapi.DeviceConstrain
 
 func TestGPUsOfOneClaimShareANUMANode(t *testing.T) {
 	ctx, s := newSpace(t, nil)
+	s.waitOrder(ctx, lastFirst)
 	// One GPU of the second NUMA node, which is filled first, is taken: four together are left on the first one only.
 	s.create(ctx, gpuPod("one", 1)...)
 	s.running(ctx, "one")

@@ -234,6 +234,26 @@ func (s *space) published(ctx context.Context) []resourceapi.Device {
 	return wholeGPUs(s.slices(ctx, env.cluster.NodeName()))
 }
 
+// waitOrder waits until the whole GPUs are published in an order, given as digits of their numbers.
+func (s *space) waitOrder(ctx context.Context, want string) []resourceapi.Device {
+	s.Helper()
+	var published []resourceapi.Device
+	s.eventually(ctx, "the whole GPUs to be published in the order "+want, func(ctx context.Context) (bool, string, error) {
+		published = s.published(ctx)
+		names := deviceNames(published)
+		numbers := slices.Sorted(slices.Values(names))
+		got := ""
+		for _, name := range names {
+			got += strconv.Itoa(slices.Index(numbers, name))
+		}
+		return got == want, got, nil
+	})
+	return published
+}
+
+// lastFirst is the order of the whole GPUs while all are free.
+const lastFirst = "76543210"
+
 // wholeGPUs are the devices that are no partitions.
 func wholeGPUs(list []resourceapi.ResourceSlice) []resourceapi.Device {
 	return slices.DeleteFunc(devicesOf(list), func(d resourceapi.Device) bool { return *d.Attributes["type"].StringValue != "gpu" })

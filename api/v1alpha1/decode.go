@@ -1,13 +1,12 @@
 package v1alpha1
 
 import (
-	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"regexp"
 	"slices"
 	"strings"
-	"unicode"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,8 +19,11 @@ import (
 // file of an admin's.
 const maxSize = 1 << 20
 
-// decode reads JSON of one kind. Unknown fields, fields given twice and other kinds are errors.
-func decode(raw []byte, kind string, into any) error {
+// decode reads JSON of one kind of this package. Unknown fields, fields given twice and other kinds are errors; there may be
+// several.
+func decode(raw []byte, kind string, into any) error { return decodeKind(raw, APIVersion, kind, into) }
+
+func decodeKind(raw []byte, apiVersion, kind string, into any) error {
 	if len(raw) > maxSize {
 		return fmt.Errorf("%d bytes are more than %d", len(raw), maxSize)
 	}
@@ -31,22 +33,39 @@ func decode(raw []byte, kind string, into any) error {
 	}
 	switch {
 	case meta.APIVersion == "" || meta.Kind == "":
-		return fmt.Errorf("set apiVersion and kind: apiVersion: %s, kind: %s", APIVersion, kind)
-	case meta.APIVersion != APIVersion:
-		return fmt.Errorf("unknown apiVersion %q of kind %q: want %s", meta.APIVersion, meta.Kind, APIVersion)
+		return fmt.Errorf("set apiVersion and kind: apiVersion: %s, kind: %s", apiVersion, kind)
+	case meta.APIVersion != apiVersion:
+		return fmt.Errorf("unknown apiVersion %q of kind %q: want %s", meta.APIVersion, meta.Kind, apiVersion)
 	case meta.Kind != kind:
-		return fmt.Errorf("unknown kind %q in %s: want %s", meta.Kind, APIVersion, kind)
+		return fmt.Errorf("unknown kind %q in %s: want %s", meta.Kind, apiVersion, kind)
 	}
+	return decodeFields(raw, into)
+}
+
+// DecodeFields reads JSON into a value whose type says by its json tags which fields there are, for formats that are not
+// of this API group. Unknown fields, fields given twice and values of another type are errors. A field of type any takes
+// any value. The error is Problems, each with the field that is wrong.
+func DecodeFields(raw []byte, into any) error {
+	if len(raw) > maxSize {
+		return Problems{fmt.Errorf("%d bytes are more than %d", len(raw), maxSize)}
+	}
+	if err := decodeFields(raw, into); err != nil {
+		return ProblemsOf(err)
+	}
+	return nil
+}
+
+func decodeFields(raw []byte, into any) error {
 	// A field given twice has to be known before anything is parsed: the tree has only the last one.
 	var tree any
 	if err := strictly(json.UnmarshalStrict(raw, &tree, json.DisallowDuplicateFields)); err != nil {
-		return fmt.Errorf("decode %s: %w", kind, err)
+		return err
 	}
 	if err := checkTree(tree, reflect.TypeOf(into), nil).ToAggregate(); err != nil {
-		return fmt.Errorf("decode %s: %w", kind, err)
+		return err
 	}
 	if err := strictly(json.UnmarshalStrict(raw, into)); err != nil {
-		return fmt.Errorf("decode %s: %w", kind, err)
+		return err
 	}
 	return nil
 }
@@ -65,49 +84,83 @@ var quantity = regexp.MustCompile(`^[+-]?[0-9]{1,30}(\.[0-9]{1,30})?([KMGTPE]i|[
 
 var quantityType = reflect.TypeFor[resource.Quantity]()
 
-// checkTree refuses what decoding would not refuse with the name of the field, or not at all: quantities that are none,
-// and null in a list, which would be zero.
+// checkTree refuses what decoding would not refuse with the name of the field, or not at all: values of another type,
+// quantities that are none, and null in a list, which would be zero.
 func checkTree(value any, t reflect.Type, path *field.Path) field.ErrorList {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
+	if value == nil || t.Kind() == reflect.Interface {
+		return nil
+	}
 	if t == quantityType {
-		if value != nil && !quantity.MatchString(fmt.Sprint(value)) {
+		if !quantity.MatchString(fmt.Sprint(value)) {
 			return field.ErrorList{field.Invalid(path, value, "must be a quantity such as 512Mi")}
 		}
 		return nil
+	}
+	want, got := kindOf(reflect.Zero(t).Interface()), kindOf(value)
+	if want != got {
+		why := fmt.Sprintf("must be %s, not %s", want, got)
+		if want == aText {
+			why += ": put it in quotes"
+		}
+		return field.ErrorList{field.Invalid(path, field.OmitValueType{}, why)}
 	}
 	var errs field.ErrorList
 	switch value := value.(type) {
 	case map[string]any:
 		for i := 0; t.Kind() == reflect.Struct && i < t.NumField(); i++ {
 			name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
-			if member, ok := value[name]; ok {
+			if member, ok := value[name]; ok && name != "" {
 				errs = append(errs, checkTree(member, t.Field(i).Type, path.Child(name))...)
 			}
 		}
+		if t.Kind() == reflect.Map {
+			for _, key := range slices.Sorted(maps.Keys(value)) {
+				errs = append(errs, checkTree(value[key], t.Elem(), path.Key(key))...)
+			}
+		}
 	case []any:
-		for i := 0; t.Kind() == reflect.Slice && i < len(value); i++ {
+		for i := range value {
 			if value[i] == nil {
 				errs = append(errs, field.Required(path.Index(i), "null is no value"))
 				continue
 			}
 			errs = append(errs, checkTree(value[i], t.Elem(), path.Index(i))...)
 		}
+	case int64:
+		if reflect.Zero(t).OverflowInt(value) {
+			errs = append(errs, field.Invalid(path, value, "is out of range"))
+		}
 	}
 	return errs
 }
 
-// oneLine is an error's text as one line that can be printed: the kubelet makes an Event of it, whose text must be valid
-// UTF-8, and what is wrong is quoted from the input.
-func oneLine(err error) error {
-	text := strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return ' '
-	}, strings.ToValidUTF8(err.Error(), "\uFFFD"))
-	return errors.New(strings.Join(strings.Fields(text), " "))
+// What a value can be, in words.
+const (
+	anObject = "an object"
+	aList    = "a list"
+	aText    = "text"
+	aNumber  = "a whole number"
+)
+
+// kindOf says what a value is: one of a JSON tree, or one of a field of ours.
+func kindOf(value any) string {
+	switch reflect.TypeOf(value).Kind() {
+	case reflect.Map, reflect.Struct:
+		return anObject
+	case reflect.Slice:
+		return aList
+	case reflect.String:
+		return aText
+	case reflect.Int64, reflect.Int32, reflect.Int:
+		return aNumber
+	case reflect.Bool:
+		return "true or false"
+	default:
+		return fmt.Sprintf("the number %v", value) // with a fraction, or beyond 64 bits
+	}
 }
 
 // oneOf refuses a value that is not in a list.

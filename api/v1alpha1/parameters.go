@@ -71,10 +71,10 @@ func Priorities() []Priority { return []Priority{PriorityNormal, PriorityBelowNo
 func DecodeParameters(raw []byte) (*ShareConfig, error) {
 	c := &ShareConfig{}
 	if err := decode(raw, ShareConfigKind, c); err != nil {
-		return nil, oneLine(fmt.Errorf("parameters: %w", err))
+		return nil, fmt.Errorf("parameters: %w", ProblemsOf(err))
 	}
 	if err := c.validate().ToAggregate(); err != nil {
-		return nil, oneLine(fmt.Errorf("parameters: %w", err))
+		return nil, fmt.Errorf("parameters: %w", ProblemsOf(err))
 	}
 	if c.TimeSlice == nil && c.MPS == nil {
 		return nil, errors.New("parameters: set timeSlice or mps, or remove the opaque configuration")

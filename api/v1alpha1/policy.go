@@ -1,19 +1,8 @@
 package v1alpha1
 
 import (
-	"bufio"
-	"bytes"
-	"errors"
-	"fmt"
-	"io"
-	"regexp"
-	"slices"
-
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/validation/field"
-	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
-	"sigs.k8s.io/yaml"
 )
 
 // NodePolicyKind is the kind of a policy file.
@@ -22,38 +11,61 @@ const NodePolicyKind = "NodePolicy"
 // NodePolicy says what a node's GPUs are handed out as. The zero value offers every tier with default numbers.
 type NodePolicy struct {
 	metav1.TypeMeta `json:",inline"`
-	Metadata        PolicyMetadata `json:"metadata,omitempty"`
-	// Rules are tried in order for each GPU; the first that matches holds, and defaults where none does.
+	// Metadata names the policy.
+	Metadata PolicyMetadata `json:"metadata,omitempty"`
+	// Rules are tried in order for each GPU; the first that matches holds, and defaults where none does. MaxRules at most.
 	Rules []Rule `json:"rules,omitempty"`
 }
 
 // PolicyMetadata names a policy.
 type PolicyMetadata struct {
-	// Name by which the node label gpu.cleave.dev/policy picks the policy; empty to take that of its file.
+	// Name by which the node label gpu.cleave.dev/policy picks the policy: lower-case letters, digits, '-' and '.', 63 at
+	// most. Empty to take that of its file.
 	Name string `json:"name,omitempty"`
 }
 
-// PolicyLabel is the node label that picks a policy by name, DefaultPolicy the one for nodes without it.
+// PolicyLabel is the node label that picks a policy by name, DefaultPolicy the one for nodes without it, and
+// BuiltInPolicy stands for none.
 const (
 	PolicyLabel   = Group + "/policy"
 	DefaultPolicy = "default"
+	BuiltInPolicy = "built-in"
 )
+
+// DrainLabel is the node label by which, with the value "true", Cleave lets go of the NVIDIA driver so that it can be
+// unloaded or replaced.
+const DrainLabel = Group + "/drain"
 
 // Rule is what some of a node's GPUs are handed out as.
 type Rule struct {
 	// Match says for which GPUs; nil for every GPU.
 	Match *Match `json:"match,omitempty"`
-	// Exclude leaves the GPUs to others: nothing of them is published.
+	// Exclude leaves the GPUs to others: nothing of them is published but what claims still hold.
 	Exclude bool `json:"exclude,omitempty"`
-	// Tiers that the GPUs offer; all where nothing is said.
-	Tiers []Tier `json:"tiers,omitempty"`
+	// Tiers that the GPUs offer. Where nothing is said: mig with mode layout, else all. An empty list is none.
+	Tiers []Tier `json:"tiers,omitzero"`
 	// MIG says how the GPUs are partitioned.
 	MIG *MIGPolicy `json:"mig,omitempty"`
-	// TimeSlice and MPS say how shares are cut.
+	// TimeSlice says how shares in time are cut.
 	TimeSlice *TimeSlicePolicy `json:"timeSlice,omitempty"`
-	MPS       *MPSPolicy       `json:"mps,omitempty"`
+	// MPS says how shares of an MPS server are cut.
+	MPS *MPSPolicy `json:"mps,omitempty"`
 	// Health says what is done with a GPU that is in trouble.
 	Health *HealthPolicy `json:"health,omitempty"`
+}
+
+// OfferedTiers are those of the rule, or those it has where it does not say.
+func (r *Rule) OfferedTiers() []Tier {
+	switch {
+	case r.Exclude:
+		return nil
+	case r.Tiers != nil:
+		return r.Tiers
+	case r.MIG.ModeOfUse() == MIGLayout:
+		return []Tier{TierMIG}
+	default:
+		return Tiers()
+	}
 }
 
 // MIGPolicy is how GPUs are partitioned.
@@ -63,8 +75,22 @@ type MIGPolicy struct {
 	// Profiles that are made on demand, by name such as 1g.10gb; the whole catalog where nothing is said: all plain
 	// profiles and those with media engines (+me).
 	Profiles []string `json:"profiles,omitempty"`
-	// Layout is how many partitions of each profile a GPU is kept cut into.
+	// Layout is how many partitions of each profile a GPU is kept cut into, 1 and up.
 	Layout map[string]int32 `json:"layout,omitempty"`
+}
+
+// ModeOfUse is the mode, or the one that holds where none is said.
+func (m *MIGPolicy) ModeOfUse() MIGMode {
+	switch {
+	case m == nil:
+		return MIGOnDemand
+	case m.Mode != "":
+		return m.Mode
+	case m.Layout != nil:
+		return MIGLayout
+	default:
+		return MIGOnDemand
+	}
 }
 
 // MIGMode is how partitions come to be.
@@ -87,8 +113,8 @@ func MIGModes() []MIGMode { return []MIGMode{MIGOnDemand, MIGLayout, MIGExisting
 type HealthPolicy struct {
 	// Reaction; default NoSchedule.
 	Reaction HealthReaction `json:"reaction,omitempty"`
-	// IgnoreXIDs are errors that are only counted, beside those that an application causes by itself (13, 31, 43, 45, 68
-	// and 109; NVIDIA, "XID errors").
+	// IgnoreXIDs are errors that are only counted, beside those that applications cause, such as 13, 31, 43, 45, 68 and
+	// 109 (NVIDIA, "XID errors"; docs/health.md has all).
 	IgnoreXIDs []int32 `json:"ignoreXIDs,omitempty"`
 }
 
@@ -110,24 +136,27 @@ func HealthReactions() []HealthReaction {
 	return []HealthReaction{ReactNone, ReactNoSchedule, ReactNoExecute}
 }
 
-// Match selects GPUs. Each list that is given must have the GPU.
+// Match selects GPUs. Each list that is given must have the GPU, MaxListed entries at most.
 type Match struct {
 	// ProductNames as the driver has them, such as "NVIDIA H100 80GB HBM3".
 	ProductNames []string `json:"productNames,omitempty"`
-	UUIDs        []string `json:"uuids,omitempty"`
+	// UUIDs such as GPU-1d74e1a5-d0e2-4b0a-bd49-95a3a9d3d7b2.
+	UUIDs []string `json:"uuids,omitempty"`
 	// PCIAddresses such as 0000:1b:00.0.
 	PCIAddresses []string `json:"pciAddresses,omitempty"`
 	// Indexes of NVML. They may change with a reboot.
 	Indexes []int32 `json:"indexes,omitempty"`
 	// DeviceIDs are PCI device and vendor IDs as NVML joins them, such as 0x233010DE.
 	DeviceIDs []string `json:"deviceIDs,omitempty"`
-	// Memory of the GPU, as published.
+	// Memory of the GPU, as published. A GPU that does not tell its memory does not match.
 	Memory *MemoryRange `json:"memory,omitempty"`
 }
 
 // MemoryRange holds the amounts of memory from Min to Max, both included; an end that is not given is open.
 type MemoryRange struct {
+	// Min is the least.
 	Min *resource.Quantity `json:"min,omitempty"`
+	// Max is the most.
 	Max *resource.Quantity `json:"max,omitempty"`
 }
 
@@ -149,9 +178,10 @@ func Tiers() []Tier { return []Tier{TierExclusive, TierMIG, TierTimeSlice, TierM
 type TimeSlicePolicy struct {
 	// Shares is how many claims have the GPU at once, 1 to 1000; default 4. A claim that does not say how much memory
 	// it wants gets one share's part.
-	Shares *int32     `json:"shares,omitempty"`
+	Shares *int32 `json:"shares,omitempty"`
+	// Memory of one share.
 	Memory *MemoryCut `json:"memory,omitempty"`
-	// Interval of claims that ask for none.
+	// Interval of claims that ask for none; the driver's where nothing is said.
 	Interval Interval `json:"interval,omitempty"`
 }
 
@@ -159,12 +189,14 @@ type TimeSlicePolicy struct {
 type MPSPolicy struct {
 	// Shares is how many claims have the GPU at once, default 10; no more than the clients that MPS takes, see
 	// MaxMPSShares.
-	Shares *int32     `json:"shares,omitempty"`
+	Shares *int32 `json:"shares,omitempty"`
+	// Memory of one share.
 	Memory *MemoryCut `json:"memory,omitempty"`
-	Cores  *CoreCut   `json:"cores,omitempty"`
+	// Cores are the multiprocessors of one share.
+	Cores *CoreCut `json:"cores,omitempty"`
 	// SharedMemory is the size of the /dev/shm that the GPU's clients share, 1Mi and up; default 1Gi.
 	SharedMemory *resource.Quantity `json:"sharedMemory,omitempty"`
-	// Priority of claims that ask for none.
+	// Priority of claims that ask for none; default Normal.
 	Priority Priority `json:"priority,omitempty"`
 }
 
@@ -174,7 +206,7 @@ type MemoryCut struct {
 	Minimum *resource.Quantity `json:"minimum,omitempty"`
 	// Step, 1Mi and up; default 256Mi.
 	Step *resource.Quantity `json:"step,omitempty"`
-	// Default is what a claim gets that does not say; one share's part where nothing is said.
+	// Default is what a claim gets that does not say: the minimum and whole steps. One share's part where nothing is said.
 	Default *resource.Quantity `json:"default,omitempty"`
 }
 
@@ -184,7 +216,8 @@ type CoreCut struct {
 	Minimum *int32 `json:"minimum,omitempty"`
 	// Step, 1 to 100; default 1.
 	Step *int32 `json:"step,omitempty"`
-	// Default is what a claim gets that does not say; one share's part where nothing is said.
+	// Default is what a claim gets that does not say: the minimum and whole steps, 100 at most. One share's part where
+	// nothing is said.
 	Default *int32 `json:"default,omitempty"`
 }
 
@@ -199,154 +232,14 @@ const (
 	DefaultSharedMemory    = 1 << 30
 )
 
-// MaxTimeSliceShares bounds the shares of one GPU in time, MaxMPSShares those of an MPS server: MPS takes 60 clients a
-// device from driver release 590 on, 48 before, and the board's own bound holds besides (NVIDIA MPS documentation,
-// "Limitations").
+// Bounds of a policy.
 const (
+	// MaxTimeSliceShares bounds the shares of one GPU in time.
 	MaxTimeSliceShares = 1000
-	MaxMPSShares       = 60
+	// MaxMPSShares bounds those of an MPS server: MPS takes 60 clients a device from driver release 590 on, 48 before, and
+	// the board's own bound holds besides (NVIDIA MPS documentation, "Limitations").
+	MaxMPSShares = 60
+	// MaxRules bounds the rules of a policy, MaxListed the entries of one list of a match.
+	MaxRules  = 64
+	MaxListed = 1024
 )
-
-// minMemory is the smallest minimum, step or size of memory, in bytes.
-const minMemory = 1 << 20
-
-// DecodeNodePolicy reads a policy from YAML or JSON and checks it; the error names every field that is wrong.
-func DecodeNodePolicy(data []byte) (*NodePolicy, error) {
-	if len(data) > maxSize {
-		return nil, fmt.Errorf("%d bytes are more than %d", len(data), maxSize)
-	}
-	raw, err := oneDocument(data)
-	if err != nil {
-		return nil, oneLine(fmt.Errorf("read YAML: %w", err))
-	}
-	p := &NodePolicy{}
-	if err := decode(raw, NodePolicyKind, p); err != nil {
-		return nil, oneLine(err)
-	}
-	if err := p.validate().ToAggregate(); err != nil {
-		return nil, oneLine(err)
-	}
-	return p, nil
-}
-
-// oneDocument makes JSON of YAML, and refuses several documents: but for the first they would be passed over.
-func oneDocument(data []byte) ([]byte, error) {
-	raw, err := yaml.YAMLToJSONStrict(data)
-	if err != nil {
-		return nil, err
-	}
-	documents := 0
-	for reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data))); ; {
-		document, err := reader.Read()
-		if errors.Is(err, io.EOF) {
-			return raw, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		if content, err := yaml.YAMLToJSON(document); err == nil && string(content) == "null" {
-			continue // nothing but comments
-		}
-		if documents++; documents > 1 {
-			return nil, errors.New("there are several documents: write one policy with several rules")
-		}
-	}
-}
-
-func (p *NodePolicy) validate() field.ErrorList {
-	var errs field.ErrorList
-	for i := range p.Rules {
-		path := field.NewPath("rules").Index(i)
-		errs = append(errs, p.Rules[i].validate(path)...)
-		if p.Rules[i].Match.everything() && i < len(p.Rules)-1 {
-			errs = append(errs, field.Required(path.Child("match"), "without it the rule takes every GPU, and those after it none: put it last"))
-		}
-	}
-	return errs
-}
-
-// everything tells whether every GPU matches.
-func (m *Match) everything() bool {
-	return m == nil || len(m.ProductNames)+len(m.UUIDs)+len(m.PCIAddresses)+len(m.Indexes) == 0
-}
-
-// pciAddress has the four-digit domain of sysfs or the eight-digit one of NVML.
-var pciAddress = regexp.MustCompile(`^([0-9a-fA-F]{4}){1,2}:[0-9a-fA-F]{2}:[01][0-9a-fA-F]\.[0-7]$`)
-
-// validate refuses what no GPU can match: a rule with a slip in it would be passed over.
-func (m *Match) validate(path *field.Path) field.ErrorList {
-	if m == nil {
-		return nil
-	}
-	var errs field.ErrorList
-	for i, a := range m.PCIAddresses {
-		if !pciAddress.MatchString(a) {
-			errs = append(errs, field.Invalid(path.Child("pciAddresses").Index(i), a, "must be a PCI address such as 0000:1b:00.0"))
-		}
-	}
-	for i, n := range m.Indexes {
-		if n < 0 {
-			errs = append(errs, field.Invalid(path.Child("indexes").Index(i), n, "must be 0 or more"))
-		}
-	}
-	return errs
-}
-
-func (r *Rule) validate(path *field.Path) field.ErrorList {
-	errs := r.Match.validate(path.Child("match"))
-	for i, t := range r.Tiers {
-		errs = append(errs, oneOf(path.Child("tiers").Index(i), t, Tiers())...)
-	}
-	for _, part := range []struct {
-		tier Tier
-		name string
-		set  bool
-	}{{TierTimeSlice, "timeSlice", r.TimeSlice != nil}, {TierMPS, "mps", r.MPS != nil}} {
-		if part.set && r.Tiers != nil && !slices.Contains(r.Tiers, part.tier) {
-			errs = append(errs, field.Forbidden(path.Child(part.name), fmt.Sprintf("tiers does not have %q", part.tier)))
-		}
-	}
-	if t := r.TimeSlice; t != nil {
-		at := path.Child("timeSlice")
-		errs = append(errs, between(at.Child("shares"), t.Shares, MaxTimeSliceShares)...)
-		errs = append(errs, t.Memory.validate(at.Child("memory"))...)
-	}
-	if m := r.MPS; m != nil {
-		at := path.Child("mps")
-		errs = append(errs, between(at.Child("shares"), m.Shares, MaxMPSShares)...)
-		errs = append(errs, m.Memory.validate(at.Child("memory"))...)
-		errs = append(errs, atLeast(at.Child("sharedMemory"), m.SharedMemory)...)
-		if c := m.Cores; c != nil {
-			errs = append(errs, between(at.Child("cores", "minimum"), c.Minimum, 100)...)
-			errs = append(errs, between(at.Child("cores", "step"), c.Step, 100)...)
-		}
-	}
-	return errs
-}
-
-func (c *MemoryCut) validate(path *field.Path) field.ErrorList {
-	if c == nil {
-		return nil
-	}
-	return append(atLeast(path.Child("minimum"), c.Minimum), atLeast(path.Child("step"), c.Step)...)
-}
-
-// between refuses what is not 1 to most.
-func between(path *field.Path, value *int32, most int32) field.ErrorList {
-	if value == nil || *value >= 1 && *value <= most {
-		return nil
-	}
-	return field.ErrorList{field.Invalid(path, *value, fmt.Sprintf("must be 1 to %d", most))}
-}
-
-// atLeast refuses less than a mebibyte.
-func atLeast(path *field.Path, value *resource.Quantity) field.ErrorList {
-	if value == nil {
-		return nil
-	}
-	// What does not fit into 64 bits, or is no whole number, is not what Value makes of it.
-	if n := value.Value(); n < minMemory || value.CmpInt64(n) != 0 {
-		return field.ErrorList{field.Invalid(path, value.String(), "must be a whole number of bytes, 1Mi or more")}
-	}
-	return nil
-}

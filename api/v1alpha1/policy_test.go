@@ -29,29 +29,47 @@ rules:
     uuids: [GPU-1, GPU-2]
     pciAddresses: ["0000:1b:00.0", "00000000:1C:00.0"]
     indexes: [0, 7]
-  tiers: [timeSlice, mps]
+    deviceIDs: ["0x233010DE"]
+    memory: {min: 70Gi, max: 100Gi}
+  tiers: [mig, timeSlice, mps]
+  mig: {mode: onDemand, profiles: [1g.10gb, 1g.10gb+me]}
   timeSlice:
     shares: 8
-    memory: {minimum: 2Gi, step: 512Mi}
+    memory: {minimum: 2Gi, step: 512Mi, default: 3Gi}
+    interval: Long
   mps:
     shares: 60
-    memory: {minimum: 1Mi, step: 1Mi}
-    cores: {minimum: 5, step: 100}
+    memory: {minimum: 1Mi, step: 1Mi, default: 5Mi}
+    cores: {minimum: 5, step: 100, default: 5}
     sharedMemory: 4Gi
+    priority: BelowNormal
+  health: {reaction: NoExecute, ignoreXIDs: [94]}
+- match: {indexes: [1]}
+  mig: {layout: {1g.10gb: 2, 3g.40gb: 1}}
+- match: {indexes: [2]}
+  mig: {mode: existing}
+- match: {indexes: [3]}
+  exclude: true
 - tiers: [mig]
 `, []Rule{
 			{
 				Match: &Match{
 					ProductNames: []string{"NVIDIA H100 80GB HBM3"}, UUIDs: []string{"GPU-1", "GPU-2"},
 					PCIAddresses: []string{"0000:1b:00.0", "00000000:1C:00.0"}, Indexes: []int32{0, 7},
+					DeviceIDs: []string{"0x233010DE"}, Memory: &MemoryRange{Min: amount("70Gi"), Max: amount("100Gi")},
 				},
-				Tiers:     []Tier{TierTimeSlice, TierMPS},
-				TimeSlice: &TimeSlicePolicy{Shares: ptr(int32(8)), Memory: &MemoryCut{Minimum: amount("2Gi"), Step: amount("512Mi")}},
+				Tiers:     []Tier{TierMIG, TierTimeSlice, TierMPS},
+				MIG:       &MIGPolicy{Mode: MIGOnDemand, Profiles: []string{"1g.10gb", "1g.10gb+me"}},
+				TimeSlice: &TimeSlicePolicy{Shares: ptr(int32(8)), Memory: &MemoryCut{Minimum: amount("2Gi"), Step: amount("512Mi"), Default: amount("3Gi")}, Interval: IntervalLong},
 				MPS: &MPSPolicy{
-					Shares: ptr(int32(60)), Memory: &MemoryCut{Minimum: amount("1Mi"), Step: amount("1Mi")},
-					Cores: &CoreCut{Minimum: ptr(int32(5)), Step: ptr(int32(100))}, SharedMemory: amount("4Gi"),
+					Shares: ptr(int32(60)), Memory: &MemoryCut{Minimum: amount("1Mi"), Step: amount("1Mi"), Default: amount("5Mi")},
+					Cores: &CoreCut{Minimum: ptr(int32(5)), Step: ptr(int32(100)), Default: ptr(int32(5))}, SharedMemory: amount("4Gi"), Priority: PriorityBelowNormal,
 				},
+				Health: &HealthPolicy{Reaction: ReactNoExecute, IgnoreXIDs: []int32{94}},
 			},
+			{Match: &Match{Indexes: []int32{1}}, MIG: &MIGPolicy{Layout: map[string]int32{"1g.10gb": 2, "3g.40gb": 1}}},
+			{Match: &Match{Indexes: []int32{2}}, MIG: &MIGPolicy{Mode: MIGExisting}},
+			{Match: &Match{Indexes: []int32{3}}, Exclude: true},
 			{Tiers: []Tier{TierMIG}},
 		}},
 		"most shares":             {"rules: [{timeSlice: {shares: 1000}}]", []Rule{{TimeSlice: &TimeSlicePolicy{Shares: ptr(int32(1000))}}}},
@@ -118,19 +136,19 @@ func TestPoliciesThatAreRefusedAreNamed(t *testing.T) {
 		"a field twice":      {policyHead + "rules: []\nrules: []", []string{"read YAML", `"rules"`, "line 4"}},
 		"odd fields":         {policyHead + "\"a\\nb\": 1\n1: 2\ntrue: 3", []string{`unknown field "1"`, `unknown field "true"`}},
 
-		"rules of wrong type":     {policyHead + "rules: {}", []string{"rules", "object"}},
-		"rule of wrong type":      {policyHead + "rules: [mig]", []string{"rules", "string"}},
+		"rules of wrong type":     {policyHead + "rules: {}", []string{"rules: Invalid value: must be a list, not an object"}},
+		"rule of wrong type":      {policyHead + "rules: [mig]", []string{"rules[0]: Invalid value: must be an object, not text"}},
 		"a rule that is null":     {policyHead + "rules:\n-\n", []string{"rules[0]", "null"}},
 		"unknown tier":            {rule("tiers: [mig, timeslice]"), []string{"rules[0].tiers[1]", `"timeslice"`, `"timeSlice"`}},
-		"tier that is true":       {rule("tiers: [on]"), []string{"rules.tiers", "bool"}},
+		"tier that is true":       {rule("tiers: [on]"), []string{"rules[0].tiers[0]: Invalid value: must be text, not true or false: put it in quotes"}},
 		"tier that is null":       {rule("tiers: [mig, ~]"), []string{"rules[0].tiers[1]", "null"}},
 		"index that is null":      {rule("match: {indexes: [~]}"), []string{"rules[0].match.indexes[0]", "null"}},
 		"index below zero":        {rule("match: {indexes: [3, -1]}"), []string{"rules[0].match.indexes[1]", "0 or more"}},
-		"index as text":           {rule(`match: {indexes: ["0"]}`), []string{"rules.match.indexes", "string"}},
+		"index as text":           {rule(`match: {indexes: ["0"]}`), []string{"rules[0].match.indexes[0]: Invalid value: must be a whole number, not text"}},
 		"address of no GPU":       {rule(`match: {pciAddresses: ["0000:1b:00.0", "1b:00.0"]}`), []string{"rules[0].match.pciAddresses[1]", `"1b:00.0"`, "0000:1b:00.0"}},
 		"address with dashes":     {rule("match: {pciAddresses: [0000-1b-00-0]}"), []string{"rules[0].match.pciAddresses[0]"}},
-		"address that's a number": {rule("match: {pciAddresses: [1_000]}"), []string{"rules.match.pciAddresses", "number"}},
-		"UUID that is a number":   {rule("match: {uuids: [1e3]}"), []string{"rules.match.uuids", "number"}},
+		"address that's a number": {rule("match: {pciAddresses: [1_000]}"), []string{"rules[0].match.pciAddresses[0]: Invalid value: must be text, not a whole number: put it in quotes"}},
+		"UUID that is a number":   {rule("match: {uuids: [1e3]}"), []string{"rules[0].match.uuids[0]: Invalid value: must be text, not"}},
 		"shares of no tier":       {rule("tiers: [mig], timeSlice: {shares: 2}"), []string{"rules[0].timeSlice", `tiers does not have "timeSlice"`}},
 		"MPS of no tier":          {rule("tiers: [], mps: {}"), []string{"rules[0].mps", `tiers does not have "mps"`}},
 		"a rule never reached":    {policyHead + "rules: [{match: {indexes: [1]}}, {tiers: [mig]}, {tiers: [mps]}]", []string{"rules[1].match", "put it last"}},
@@ -179,6 +197,8 @@ func FuzzNodePolicy(f *testing.F) {
 	for _, body := range []string{
 		"", "rules: [{match: {indexes: [0], pciAddresses: ['0000:1b:00.0']}, tiers: [mps], mps: {shares: 48, cores: {step: 5}, sharedMemory: 1Gi}}]",
 		"rules: [{timeSlice: {shares: 4, memory: {minimum: 1Gi, step: 1e9}}}]", "a: 1\na: 2\n\"b\\nc\": 1", "---\nx: y", "rules:\n- &a {tiers: }\n- *a",
+		"metadata: {name: a}\nrules: [{match: {deviceIDs: ['0x233010DE'], memory: {min: 1Gi}}, exclude: true}, {mig: {layout: {1g.10gb: 2}}}]",
+		"rules: [{mig: {profiles: [1g.10gb]}, health: {reaction: None, ignoreXIDs: [94]}, mps: {cores: {default: 5}, memory: {default: 2Gi}}}]",
 		"rules: [{timeSlice: {memory: {minimum: 1e999999999}}}]", "rules: [{timeSlice: {memory: {minimum: '0e-999999999'}}}]",
 	} {
 		f.Add([]byte(policyHead + body))

@@ -18,6 +18,8 @@ type faultFlags struct {
 	gi, ci     int
 	recovery   int
 	lost       bool
+	ecc        bool
+	gone       bool
 	clear      bool
 	slow       time.Duration
 	fail       string
@@ -29,16 +31,20 @@ type faultFlags struct {
 func newFault() *cobra.Command {
 	var f faultFlags
 	c := &cobra.Command{
-		Use:   "fault --root FOLDER [--gpu N] --xid N | --lost | --recovery N | --slow DURATION CALL | --fail CALL CODE | --clear",
+		Use:   "fault --root FOLDER [--gpu N] --xid N | --ecc | --unavailable | --lost | --recovery N | --slow DURATION CALL | --fail CALL CODE | --clear",
 		Short: "Make trouble, or end it",
 		Long: `Make trouble, or end it.
 
-  --xid N              the GPU reports that XID to those who wait for events
+  --xid N              the GPU reports that XID to those who wait for events; with --gi N it is that GPU instance's
+  --ecc                the GPU reports a double-bit ECC error
+  --unavailable        the GPU reports that it is unavailable
   --lost               the GPU falls off the bus: its calls return GPU_IS_LOST
-  --recovery N         the GPU asks for recovery action N (field 230): 1 GPU reset, 2 node reboot, 4 drain and reset
+  --recovery N         the GPU asks for recovery action N (field 230): 0 none, 1 GPU reset, 2 node reboot, 3 drain P2P,
+                       4 drain and reset, 5 recover the IMEX domain, 6 bus reset, 7 system reboot
   --slow DURATION CALL the NVML call takes that long
   --fail CALL CODE     the NVML call returns that error, such as IN_USE or 19
   --clear              ends everything but events, of the GPU or, without --gpu, of all
+  --fail nvmlDeviceGetFieldValues NOT_SUPPORTED makes a driver that knows no recovery action
 
 CALL is an NVML function, "nvmlDeviceGetUUID" or "DeviceGetUUID", or "*" for all. Without --gpu it fails on every GPU.
 It may also be what a program of MPS does: mpsControlStart (the daemon starts; when slow, it does not answer yet),
@@ -54,8 +60,10 @@ mpsControlCommand (it does a command of an administrator) or mpsServerStart (a s
 	rootFlag(c, &f.root)
 	c.Flags().IntVar(&f.gpu, "gpu", -1, "`index` of the GPU")
 	c.Flags().Uint64Var(&f.xid, "xid", 0, "`number` of an XID to report")
-	c.Flags().IntVar(&f.gi, "gi", -1, "GPU instance `ID` the XID is about")
-	c.Flags().IntVar(&f.ci, "ci", -1, "compute instance `ID` the XID is about")
+	c.Flags().IntVar(&f.gi, "gi", -1, "GPU instance `ID` the report is about")
+	c.Flags().IntVar(&f.ci, "ci", -1, "compute instance `ID` the report is about")
+	c.Flags().BoolVar(&f.ecc, "ecc", false, "report a double-bit ECC error")
+	c.Flags().BoolVar(&f.gone, "unavailable", false, "report that the GPU is unavailable")
 	c.Flags().BoolVar(&f.lost, "lost", false, "make the GPU fall off the bus")
 	c.Flags().StringVar(&f.uuid, "uuid", "", "put a GPU of this `UUID` in the place of the GPU")
 	c.Flags().IntVar(&f.recovery, "recovery", 0, "recovery `action` the GPU asks for")
@@ -118,8 +126,8 @@ func inject(c *cobra.Command, n *sim.Node, f *faultFlags, fault sim.Fault) error
 // troubleGPU does what is about one GPU as a whole.
 func troubleGPU(c *cobra.Command, n *sim.Node, f *faultFlags) error {
 	xid, recovery := c.Flags().Changed("xid"), c.Flags().Changed("recovery")
-	if !xid && !recovery && !f.lost && f.uuid == "" {
-		return usagef("nothing to do: want --xid, --lost, --recovery, --slow, --fail or --clear (see %q)", c.CommandPath()+" --help")
+	if !xid && !recovery && !f.ecc && !f.gone && !f.lost && f.uuid == "" {
+		return usagef("nothing to do: want --xid, --ecc, --unavailable, --lost, --recovery, --slow, --fail or --clear (see %q)", c.CommandPath()+" --help")
 	}
 	if f.gpu < 0 {
 		return usagef("no --gpu: say which GPU")
@@ -129,8 +137,15 @@ func troubleGPU(c *cobra.Command, n *sim.Node, f *faultFlags) error {
 			return err
 		}
 	}
-	if xid {
-		e := sim.Event{Type: sim.EventXID, Data: f.xid, GPUInstance: instance(f.gi), ComputeInstance: instance(f.ci)}
+	for _, report := range []struct {
+		wanted bool
+		what   uint64
+		data   uint64
+	}{{xid, sim.EventXID, f.xid}, {f.ecc, sim.EventDoubleBitECC, 0}, {f.gone, sim.EventGPUUnavailable, 0}} {
+		if !report.wanted {
+			continue
+		}
+		e := sim.Event{Type: report.what, Data: report.data, GPUInstance: instance(f.gi), ComputeInstance: instance(f.ci)}
 		if err := n.Raise(f.gpu, e); err != nil {
 			return err
 		}

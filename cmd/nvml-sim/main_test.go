@@ -74,6 +74,7 @@ func TestUsage(t *testing.T) {
 		{[]string{"fault", "--root", root}, 2, "nothing to do"},
 		{[]string{"fault", "--root", root, "--xid", "79"}, 2, "no --gpu"},
 		{[]string{"fault", "--root", root, "--gpu", "8", "--lost"}, 1, "no GPU 8"},
+		{[]string{"fault", "--root", root, "--gpu", "0", "--recovery", "8"}, 1, "they are 0 to 7"},
 		{[]string{"fault", "--root", root, "--fail", "nvmlDeviceGetUUID"}, 2, "want one argument"},
 		{[]string{"fault", "--root", root, "--fail", "nvmlDeviceGetUUID", "NOPE"}, 2, "IN_USE"},
 		{[]string{"fault", "--root", root, "--slow", "2s", "migmode"}, 2, "nvmlDeviceGetMigMode"},
@@ -109,6 +110,7 @@ func TestNodeOverItsLife(t *testing.T) {
 	ok(t, "client", "add", "--root", root, "--gpu", "1", "--pid", "71", "--name", "dcgm", "--gi", "2", "--ci", "0")
 	ok(t, "fault", "--root", root, "--slow", "2s", "nvmlDeviceGetName")
 	ok(t, "fault", "--root", root, "--gpu", "3", "--xid", "79", "--lost")
+	ok(t, "fault", "--root", root, "--gpu", "4", "--ecc", "--unavailable", "--recovery", "6")
 
 	g := status(t, root).GPUs[1]
 	want := []sim.InstanceStatus{
@@ -120,7 +122,7 @@ func TestNodeOverItsLife(t *testing.T) {
 		t.Errorf("instances (-want +got):\n%s", diff)
 	}
 	table := ok(t, "show", "--root", root)
-	for _, want := range []string{"lost", "3g.40gb  4:4", "client 71 (dcgm) on GPU 1 GI 2 CI 0", "fault #1 nvmlDeviceGetName takes 2s"} {
+	for _, want := range []string{"lost", "recovery action 6", "3g.40gb  4:4", "client 71 (dcgm) on GPU 1 GI 2 CI 0", "fault #1 nvmlDeviceGetName takes 2s"} {
 		if !strings.Contains(table, want) {
 			t.Errorf("show has no %q:\n%s", want, table)
 		}
@@ -131,6 +133,9 @@ func TestNodeOverItsLife(t *testing.T) {
 	ok(t, "client", "remove", "--root", root, "--gpu", "1", "--pid", "71")
 	ok(t, "mig", "destroy", "--root", root, "--gpu", "1", "--all")
 	ok(t, "fault", "--root", root, "--clear")
+	if got := status(t, root).GPUs[4].StateText(); got != "ok" {
+		t.Errorf("after clearing, GPU 4 is %q", got)
+	}
 	ok(t, "reset", "--root", root, "--gpu", "1")
 	ok(t, "driver", "unload", "--root", root)
 	if !status(t, root).Unloaded {

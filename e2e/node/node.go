@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +33,8 @@ type Options struct {
 	Dir string
 	// Quiet keeps the plugin's log to what a production node logs, for measurements.
 	Quiet bool
+	// Driver is the name of the driver; empty for gpu.cleave.dev.
+	Driver string
 	// Environment is added to the plugin's.
 	Environment []string
 	// Flags are added to the plugin's command line.
@@ -82,10 +85,12 @@ func (n *Node) PluginsDir() string {
 }
 
 // Socket is where the plugin serves the kubelet.
-func (n *Node) Socket() string { return filepath.Join(n.PluginsDir(), "gpu.cleave.dev", "dra.sock") }
+func (n *Node) Socket() string { return filepath.Join(n.PluginsDir(), n.driver(), "dra.sock") }
+
+func (n *Node) driver() string { return cmp.Or(n.opts.Driver, "gpu.cleave.dev") }
 
 // Records is the folder of claim records.
-func (n *Node) Records() string { return filepath.Join(n.PluginsDir(), "gpu.cleave.dev", "claims") }
+func (n *Node) Records() string { return filepath.Join(n.PluginsDir(), n.driver(), "claims") }
 
 // Address of the plugin's /metrics, /healthz and /readyz.
 func (n *Node) Address() string { return n.address }
@@ -98,6 +103,24 @@ func (n *Node) Running() bool { return n.plugin != nil }
 
 // Readiness is nil if the plugin says that it is ready, else what it says.
 func (n *Node) Readiness(ctx context.Context) error { return n.get(ctx, "/readyz") }
+
+// SetFlags gives the plugin other flags from its next start on, in place of Options.Flags.
+func (n *Node) SetFlags(flags ...string) { n.opts.Flags = flags }
+
+// Metrics are what the plugin tells at /metrics, by name and labels as they are written there.
+func (n *Node) Metrics(ctx context.Context) (map[string]string, error) {
+	text, err := n.read(ctx, "/metrics")
+	if err != nil {
+		return nil, err
+	}
+	values := map[string]string{}
+	for line := range strings.Lines(text) {
+		if at := strings.LastIndex(line, " "); at > 0 && !strings.HasPrefix(line, "#") {
+			values[line[:at]] = strings.TrimSpace(line[at:])
+		}
+	}
+	return values, nil
+}
 
 func (n *Node) hasKubelet() bool { return n.opts.NodeName == n.opts.Cluster.NodeName() }
 
@@ -114,7 +137,7 @@ func (n *Node) Sim(ctx context.Context, args ...string) (string, error) {
 // Start starts the plugin. It outlives this program unless Stop or Kill ends it, or the cluster goes down.
 func (n *Node) Start(ctx context.Context) error {
 	if !n.hasKubelet() { // which makes this folder
-		if err := os.MkdirAll(n.registryDir(), 0o750); err != nil {
+		if err := os.MkdirAll(n.RegistryDir(), 0o750); err != nil {
 			return fmt.Errorf("make the plugin registry folder: %w", err)
 		}
 	}
@@ -154,7 +177,8 @@ func (n *Node) Upgrade(ctx context.Context, podUID string) error {
 	return errors.Join(n.WaitReady(ctx), old.end(syscall.SIGTERM))
 }
 
-func (n *Node) registryDir() string {
+// RegistryDir is where the kubelet looks for plugins.
+func (n *Node) RegistryDir() string {
 	if n.hasKubelet() {
 		return n.opts.Cluster.RegistryDir()
 	}
@@ -180,8 +204,8 @@ func (n *Node) args() []string {
 		verbosity = "2"
 	}
 	return append([]string{
-		"kubelet-plugin", "--node-name", n.opts.NodeName, "--kubeconfig", n.opts.Cluster.Kubeconfig(),
-		"--kubelet-plugins-dir", n.PluginsDir(), "--kubelet-registry-dir", n.registryDir(), "--cdi-dir", cdi,
+		"kubelet-plugin", "--driver-name", n.driver(), "--node-name", n.opts.NodeName, "--kubeconfig", n.opts.Cluster.Kubeconfig(),
+		"--kubelet-plugins-dir", n.PluginsDir(), "--kubelet-registry-dir", n.RegistryDir(), "--cdi-dir", cdi,
 		"--driver-root", n.Root(), "--sysfs", filepath.Join(n.Root(), "sys"), "--procfs", n.procfs(),
 		"--mps-socket", n.mpsSocket(), "--metrics-address", n.address, "--v", verbosity,
 	}, n.opts.Flags...)
@@ -212,24 +236,31 @@ func (n *Node) WaitReady(ctx context.Context) error {
 	}
 }
 
+// get is nil if the plugin answers with success, else what it says.
 func (n *Node) get(ctx context.Context, path string) error {
+	_, err := n.read(ctx, path)
+	return err
+}
+
+// read is the plugin's answer; one that is no success is the error.
+func (n *Node) read(ctx context.Context, path string) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.address+path, nil)
 	if err != nil {
-		return err
+		return "", err
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 4096))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 	if err != nil {
-		return err
+		return "", err
 	}
 	if resp.StatusCode != http.StatusOK {
-		return errors.New(strings.TrimSpace(string(body)))
+		return "", errors.New(strings.TrimSpace(string(body)))
 	}
-	return nil
+	return string(body), nil
 }
 
 // LogTail is the end of the plugin's log.

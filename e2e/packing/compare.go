@@ -27,13 +27,16 @@ type Options struct {
 	Seeds, Requests int
 	// FirstSeed is the first of the consecutive seeds.
 	FirstSeed uint64
+	// Static also replays Cleave's order as it is on an empty node, without following what is free, and as it follows when
+	// it learns of each allocation one allocation late.
+	Static bool
 }
 
-// Cell is one mix at one load: what each order rejects of the same traces.
+// Cell is one mix at one load: what each order does with the same traces.
 type Cell struct {
-	Mix          string
-	Load         int
-	Cleave, Peer Tally
+	Mix                        string
+	Load                       int
+	Cleave, Peer, Static, Late Tally
 }
 
 // Ratio is what Cleave's order rejects for each slice that the peer's order rejects.
@@ -56,10 +59,14 @@ func (c Comparison) Ratio() float64 {
 
 // Print writes a table.
 func (c Comparison) Print(w io.Writer) error {
-	_, err := fmt.Fprintf(w, "%-16s %5s  %8s %8s  %6s\n", "MIX", "LOAD", "PEER", "CLEAVE", "RATIO")
+	_, err := fmt.Fprintf(w, "%-20s %5s  %8s %8s %8s  %6s\n", "MIX", "LOAD", "PEER", "STATIC", "CLEAVE", "RATIO")
 	for _, cell := range c {
-		_, cellErr := fmt.Fprintf(w, "%-16s %4d%%  %7.2f%% %7.2f%%  %6.3f\n",
-			cell.Mix, cell.Load, 100*cell.Peer.Share(), 100*cell.Cleave.Share(), cell.Ratio())
+		static := "-"
+		if cell.Static.Requested > 0 {
+			static = fmt.Sprintf("%.2f%%", 100*cell.Static.Share())
+		}
+		_, cellErr := fmt.Fprintf(w, "%-20s %4d%%  %7.2f%% %8s %7.2f%%  %6.3f\n",
+			cell.Mix, cell.Load, 100*cell.Peer.Share(), static, 100*cell.Cleave.Share(), cell.Ratio())
 		err = errors.Join(err, cellErr)
 	}
 	_, lastErr := fmt.Fprintf(w, "compute slices rejected / requested; geometric mean of the ratios %.3f\n", c.Ratio())
@@ -81,37 +88,41 @@ func Measure(ctx context.Context, source string, seeds, requests int) (Compariso
 
 // job is one trace in one order.
 type job struct {
-	cell  int
 	order Order
-	trace []Request
-	tally Tally
-	err   error
+	// follows tells that the order follows what is free, late that it does so one allocation late.
+	follows, late bool
+	trace         []Request
+	tally         Tally
+	err           error
+	// sum is where the tally is added up.
+	sum *Tally
 }
 
-// Compare replays the same traces in both orders, on all processors, through the scheduler's allocator. The numbers
+// Compare replays the same traces in all orders, on all processors, through the scheduler's allocator. The numbers
 // follow from the options alone.
 func Compare(ctx context.Context, o Options) (Comparison, error) {
-	var result Comparison
+	result := make(Comparison, 0, len(o.Mixes)*len(Loads)) // never moved: jobs point into it
 	var jobs []*job
 	for _, mix := range o.Mixes {
 		for _, load := range Loads {
+			result = append(result, Cell{Mix: mix.Name, Load: load})
+			cell := &result[len(result)-1]
 			for i := range o.Seeds {
 				trace := NewTrace(mix, load, len(o.Node.GPUs), o.Requests, o.FirstSeed+uint64(i))
-				jobs = append(jobs, &job{cell: len(result), order: Cleave, trace: trace}, &job{cell: len(result), order: Peer, trace: trace})
+				jobs = append(jobs, &job{order: Cleave, follows: true, trace: trace, sum: &cell.Cleave}, &job{order: Peer, trace: trace, sum: &cell.Peer})
+				if o.Static {
+					jobs = append(jobs, &job{order: Cleave, trace: trace, sum: &cell.Static},
+						&job{order: Cleave, follows: true, late: true, trace: trace, sum: &cell.Late})
+				}
 			}
-			result = append(result, Cell{Mix: mix.Name, Load: load})
 		}
 	}
 	runAll(ctx, o, jobs)
-	for i, j := range jobs {
+	for _, j := range jobs {
 		if j.err != nil {
-			return nil, fmt.Errorf("replay %s at %d %% load: %w", result[j.cell].Mix, result[j.cell].Load, j.err)
+			return nil, j.err
 		}
-		if i%2 == 0 {
-			result[j.cell].Cleave = result[j.cell].Cleave.plus(j.tally)
-		} else {
-			result[j.cell].Peer = result[j.cell].Peer.plus(j.tally)
-		}
+		*j.sum = j.sum.plus(j.tally)
 	}
 	return result, nil
 }
@@ -139,5 +150,8 @@ func runOne(ctx context.Context, o Options, j *job) (Tally, error) {
 	if err != nil {
 		return Tally{}, err
 	}
-	return Replay(ctx, node, j.trace)
+	if j.follows {
+		node.Follow(o.Node, j.late)
+	}
+	return Replay(ctx, node, o.Node, j.trace)
 }

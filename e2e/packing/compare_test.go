@@ -101,7 +101,7 @@ func checkDecisions(t *testing.T, mix Mix, order Order) {
 	for i, r := range NewTrace(mix, 90, 8, 300, 1) {
 		name := fmt.Sprintf("claim-%d", i)
 		want, wantErr := nodes[0].Allocate(t.Context(), NewClaim(name, r.Kind.Class))
-		got, gotErr := nodes[1].AllocateOne(t.Context(), name, r.Kind.Class)
+		got, gotErr := nodes[1].AllocateSome(t.Context(), name, r.Kind.Class, 1)
 		if errors.Is(wantErr, ErrNoFit) && errors.Is(gotErr, ErrNoFit) {
 			at := i % len(held)
 			nodes[0].Release(held[at].all)

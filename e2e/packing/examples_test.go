@@ -43,6 +43,9 @@ var wanted = map[string][]string{
 	"seven-small-pods":         slices.Repeat([]string{"0 1g.10gb"}, 7),
 	"shared-claim":             {"7 gpu"},
 	"timeslice-four-notebooks": slices.Repeat([]string{"3 timeslice"}, 4),
+	"topology-four-nvlink":     {"7 gpu", "6 gpu", "5 gpu", "4 gpu"},
+	"topology-gpu-and-nic":     {"2 gpu", "nic of 2"}, // the first GPU with a card under its root complex
+	"topology-two-numa":        {"7 gpu", "6 gpu"},
 }
 
 func TestEveryExampleGetsWhatItSays(t *testing.T) {
@@ -55,6 +58,7 @@ func TestEveryExampleGetsWhatItSays(t *testing.T) {
 		name := strings.TrimSuffix(filepath.Base(file), ".yaml")
 		t.Run(name, func(t *testing.T) {
 			c := newCluster(t, inventory)
+			c.addCards(0, 2)
 			pods, claims := podClaims(t, example(t, name), c.class)
 			var got []string
 			done := map[string]bool{}
@@ -83,6 +87,9 @@ func TestEveryExampleGetsWhatItSays(t *testing.T) {
 }
 
 func describe(c *cluster, device string) string {
+	if i, ok := strings.CutPrefix(device, "nic-"); ok {
+		return "nic of " + i
+	}
 	shape := cmp.Or(c.text(device, "profile"), c.text(device, "type"))
 	return string(rune('0'+c.parent(device))) + " " + shape
 }

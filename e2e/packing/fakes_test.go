@@ -10,6 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -85,6 +86,26 @@ func newCluster(t *testing.T, inventory *gpu.Node) *cluster {
 		t.Fatal(err)
 	}
 	return &cluster{Node: node, t: t, inventory: inventory}
+}
+
+// addCards adds the network cards of another driver, each under the PCIe root complex of a GPU.
+func (c *cluster) addCards(gpus ...int) {
+	const driver = "nic.example.com"
+	pool := resourceapi.ResourcePool{Name: nodeName, Generation: 1, ResourceSliceCount: 1}
+	cards := &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Driver: driver, NodeName: c.slices[0].Spec.NodeName, Pool: pool}}
+	cards.Name = "cards"
+	for _, i := range gpus {
+		root := c.inventory.GPUs[i].PCIeRoot()
+		cards.Spec.Devices = append(cards.Spec.Devices, resourceapi.Device{
+			Name:       fmt.Sprintf("nic-%d", i),
+			Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{deviceattribute.StandardDeviceAttributePCIeRoot: {StringValue: &root}},
+		})
+	}
+	c.slices = append(c.slices, cards)
+	class := &resourceapi.DeviceClass{}
+	class.Name = driver
+	class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == "nic.example.com"`}}}
+	c.class = append(c.class, class)
 }
 
 // try allocates claims and returns what was allocated, or the error.

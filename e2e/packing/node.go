@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
 // features are what the scheduler of Kubernetes 1.37 turns on by default.
@@ -37,6 +39,11 @@ type Node struct {
 	cel    *cel.Cache
 	state  structured.AllocatedState
 	of     map[string]sets.Set[structured.DeviceID] // by class, the devices it selects
+	// follows is the inventory whose whole GPUs are ordered by what is free; nil where the order stays.
+	follows *gpu.Node
+	// late tells that it is ordered by what was free before the last allocation, which before knows; nil: all was.
+	late   bool
+	before func(*gpu.GPU) bool
 }
 
 // NewNode makes a node of which nothing is taken yet, from slices of one node in order of allocation.
@@ -60,16 +67,18 @@ func NewNode(published []*resourceapi.ResourceSlice, deviceClasses []*resourceap
 
 // Allocate allocates claims together, all or none, as the scheduler does for a pod.
 func (n *Node) Allocate(ctx context.Context, claims ...*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
+	n.rank()
 	return n.allocate(ctx, n.slices, claims)
 }
 
-// AllocateOne allocates one device of a class. It gives what Allocate gives, in a third of the time, as the allocator
-// is not shown the free devices that the class does not select.
-func (n *Node) AllocateOne(ctx context.Context, name, class string) (resourceapi.AllocationResult, error) {
+// AllocateSome allocates devices of a class. It gives what Allocate gives, in a third of the time, as the allocator is not
+// shown the free devices that the class does not select.
+func (n *Node) AllocateSome(ctx context.Context, name, class string, count int64) (resourceapi.AllocationResult, error) {
 	selected, err := n.selected(ctx, class)
 	if err != nil {
 		return resourceapi.AllocationResult{}, err
 	}
+	n.rank()
 	shown := make([]*resourceapi.ResourceSlice, len(n.slices))
 	for i, s := range n.slices {
 		some := *s
@@ -79,7 +88,9 @@ func (n *Node) AllocateOne(ctx context.Context, name, class string) (resourceapi
 		})
 		shown[i] = &some
 	}
-	results, err := n.allocate(ctx, shown, []*resourceapi.ResourceClaim{NewClaim(name, class)})
+	claim := NewClaim(name, class)
+	claim.Spec.Devices.Requests[0].Exactly.Count = count
+	results, err := n.allocate(ctx, shown, []*resourceapi.ResourceClaim{claim})
 	if err != nil {
 		return resourceapi.AllocationResult{}, err
 	}

@@ -7,6 +7,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/publish"
@@ -19,9 +20,16 @@ const nodeName = "node-1"
 type Order func(*gpu.Node) []*resourceapi.ResourceSlice
 
 // Cleave is the order that Cleave publishes.
-func Cleave(node *gpu.Node) []*resourceapi.ResourceSlice {
+func Cleave(node *gpu.Node) []*resourceapi.ResourceSlice { return publishedBy(node, v1alpha1.Group) }
+
+// Compatible is the same in NVIDIA-compatible mode.
+func Compatible(node *gpu.Node) []*resourceapi.ResourceSlice {
+	return publishedBy(node, nvidia.DriverName)
+}
+
+func publishedBy(node *gpu.Node, driver string) []*resourceapi.ResourceSlice {
 	var published []*resourceapi.ResourceSlice
-	list := publish.Objects(node, v1alpha1.Group, nodeName)
+	list := publish.Objects(node, driver, nodeName)
 	for i := range list.Items {
 		published = append(published, &list.Items[i])
 	}

@@ -8,11 +8,15 @@ import (
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// Tally counts compute slices.
+// Tally counts compute slices that were requested and rejected, and requests for several GPUs that were served, and from
+// one NVLink group or NUMA node.
 type Tally struct {
 	Requested, Rejected int
+	Several, Together   int
 }
 
 // Share is the part of what was requested that was rejected.
@@ -24,7 +28,7 @@ func (t Tally) Share() float64 {
 }
 
 func (t Tally) plus(u Tally) Tally {
-	return Tally{t.Requested + u.Requested, t.Rejected + u.Rejected}
+	return Tally{t.Requested + u.Requested, t.Rejected + u.Rejected, t.Several + u.Several, t.Together + u.Together}
 }
 
 // held is an allocation and when it ends.
@@ -33,8 +37,9 @@ type held struct {
 	result resourceapi.AllocationResult
 }
 
-// Replay runs a trace on a node that starts empty. A request that does not fit is dropped, not tried again.
-func Replay(ctx context.Context, node *Node, trace []Request) (Tally, error) {
+// Replay runs a trace on the node of an inventory, which starts empty. A request that does not fit is dropped, not tried
+// again.
+func Replay(ctx context.Context, node *Node, inventory *gpu.Node, trace []Request) (Tally, error) {
 	var tally Tally
 	var running []held // by the time they end
 	for i, r := range trace {
@@ -43,7 +48,7 @@ func Replay(ctx context.Context, node *Node, trace []Request) (Tally, error) {
 			running = running[1:]
 		}
 		tally.Requested += r.Kind.Slices
-		result, err := node.AllocateOne(ctx, fmt.Sprintf("claim-%d", i), r.Kind.Class)
+		result, err := node.AllocateSome(ctx, fmt.Sprintf("claim-%d", i), r.Kind.Class, max(1, r.Kind.Count))
 		if errors.Is(err, ErrNoFit) {
 			tally.Rejected += r.Kind.Slices
 			continue
@@ -51,8 +56,23 @@ func Replay(ctx context.Context, node *Node, trace []Request) (Tally, error) {
 		if err != nil {
 			return tally, fmt.Errorf("replay request %d: %w", i, err)
 		}
+		if r.Kind.Count > 1 {
+			tally.Several++
+			if together(inventory, devicesOf(result)) {
+				tally.Together++
+			}
+		}
 		at, _ := slices.BinarySearchFunc(running, r.Leave, func(h held, t float64) int { return cmp.Compare(h.until, t) })
 		running = slices.Insert(running, at, held{r.Leave, result})
 	}
 	return tally, nil
+}
+
+// devicesOf are the names of what was allocated.
+func devicesOf(result resourceapi.AllocationResult) []string {
+	var names []string
+	for _, d := range result.Devices.Results {
+		names = append(names, d.Device)
+	}
+	return names
 }

@@ -8,7 +8,9 @@ import (
 type Kind struct {
 	// Class is the DeviceClass.
 	Class string
-	// Slices is how many compute slices it takes of a GPU's seven.
+	// Count is how many devices a request is for; zero stands for one.
+	Count int64
+	// Slices is how many compute slices it takes, of the seven of each GPU.
 	Slices int
 	// Weight is how often it is asked for, relative to the others.
 	Weight int
@@ -26,33 +28,42 @@ const gpuSlices = 7
 // Mixes for boards whose partitions are those of an H100 80 GB. The limit that is published is for these.
 var Mixes = []Mix{
 	{Name: "MIG", Kinds: []Kind{
-		{"mig-1g.10gb.cleave.dev", 1, 35},
-		{"mig-1g.20gb.cleave.dev", 1, 10},
-		{"mig-2g.20gb.cleave.dev", 2, 25},
-		{"mig-3g.40gb.cleave.dev", 3, 15},
-		{"mig-4g.40gb.cleave.dev", 4, 10},
-		{"mig-7g.80gb.cleave.dev", 7, 5},
+		{Class: "mig-1g.10gb.cleave.dev", Slices: 1, Weight: 35},
+		{Class: "mig-1g.20gb.cleave.dev", Slices: 1, Weight: 10},
+		{Class: "mig-2g.20gb.cleave.dev", Slices: 2, Weight: 25},
+		{Class: "mig-3g.40gb.cleave.dev", Slices: 3, Weight: 15},
+		{Class: "mig-4g.40gb.cleave.dev", Slices: 4, Weight: 10},
+		{Class: "mig-7g.80gb.cleave.dev", Slices: 7, Weight: 5},
 	}},
 	{Name: "MIG+whole", Kinds: []Kind{
-		{"mig-1g.10gb.cleave.dev", 1, 35},
-		{"mig-1g.20gb.cleave.dev", 1, 10},
-		{"mig-2g.20gb.cleave.dev", 2, 20},
-		{"mig-3g.40gb.cleave.dev", 3, 10},
-		{"mig-4g.40gb.cleave.dev", 4, 10},
-		{"gpu.cleave.dev", 7, 15},
+		{Class: "mig-1g.10gb.cleave.dev", Slices: 1, Weight: 35},
+		{Class: "mig-1g.20gb.cleave.dev", Slices: 1, Weight: 10},
+		{Class: "mig-2g.20gb.cleave.dev", Slices: 2, Weight: 20},
+		{Class: "mig-3g.40gb.cleave.dev", Slices: 3, Weight: 10},
+		{Class: "mig-4g.40gb.cleave.dev", Slices: 4, Weight: 10},
+		{Class: "gpu.cleave.dev", Slices: 7, Weight: 15},
 	}},
 }
 
 // SharedMixes are for boards that are also shared in time, by four.
 var SharedMixes = []Mix{
 	{Name: "MIG+whole+shared", Kinds: []Kind{
-		{"mig-1g.10gb.cleave.dev", 1, 30},
-		{"mig-1g.20gb.cleave.dev", 1, 10},
-		{"mig-2g.20gb.cleave.dev", 2, 15},
-		{"mig-3g.40gb.cleave.dev", 3, 10},
-		{"mig-4g.40gb.cleave.dev", 4, 5},
-		{"gpu.cleave.dev", 7, 10},
-		{"timeslice.cleave.dev", 2, 20}, // a quarter of seven, rounded
+		{Class: "mig-1g.10gb.cleave.dev", Slices: 1, Weight: 30},
+		{Class: "mig-1g.20gb.cleave.dev", Slices: 1, Weight: 10},
+		{Class: "mig-2g.20gb.cleave.dev", Slices: 2, Weight: 15},
+		{Class: "mig-3g.40gb.cleave.dev", Slices: 3, Weight: 10},
+		{Class: "mig-4g.40gb.cleave.dev", Slices: 4, Weight: 5},
+		{Class: "gpu.cleave.dev", Slices: 7, Weight: 10},
+		{Class: "timeslice.cleave.dev", Slices: 2, Weight: 20}, // a quarter of seven, rounded
+	}},
+}
+
+// WholeMixes are for any board: whole GPUs for one claim at a time.
+var WholeMixes = []Mix{
+	{Name: "1, 2 and 4 GPUs", Kinds: []Kind{
+		{Class: "gpu.cleave.dev", Count: 1, Slices: 7, Weight: 50},
+		{Class: "gpu.cleave.dev", Count: 2, Slices: 14, Weight: 30},
+		{Class: "gpu.cleave.dev", Count: 4, Slices: 28, Weight: 20},
 	}},
 }
 

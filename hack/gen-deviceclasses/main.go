@@ -1,5 +1,5 @@
 // Command gen-deviceclasses writes the list of MIG profiles that the boards of the catalog offer, of which the Helm chart
-// makes a DeviceClass each.
+// makes a DeviceClass each, and their names alone for imports of the device plugin's files.
 package main
 
 import (
@@ -22,36 +22,45 @@ const entry = "- profile: %s\n  boards: [%s]\n"
 
 func main() {
 	output := flag.String("o", "deployments/helm/cleave/files/mig-profiles.yaml", "file to write")
+	names := flag.String("names", "pkg/policy/imports/profiles.txt", "file to write the names to")
 	flag.Parse()
-	if err := run(*output); err != nil {
+	if err := run(*output, *names); err != nil {
 		fmt.Fprintln(os.Stderr, "gen-deviceclasses:", err)
 		os.Exit(1)
 	}
 }
 
-func run(output string) error {
-	data, err := generate()
+func run(output, names string) error {
+	profiles, err := catalog()
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(output, data, 0o644); err != nil {
+	if err := os.WriteFile(output, list(profiles), 0o644); err != nil {
 		return fmt.Errorf("write the profiles: %w", err)
+	}
+	if err := os.WriteFile(names, nameList(profiles), 0o644); err != nil {
+		return fmt.Errorf("write the names of profiles: %w", err)
 	}
 	return nil
 }
 
-// generate is the list: the same boards give the same bytes.
-func generate() ([]byte, error) {
-	profiles, err := catalog()
-	if err != nil {
-		return nil, err
-	}
+// list has the profiles with their boards: the same boards give the same bytes.
+func list(profiles []profile) []byte {
 	var out bytes.Buffer
 	out.WriteString(header)
 	for _, p := range profiles {
 		fmt.Fprintf(&out, entry, p.name, strings.Join(p.boards, ", "))
 	}
-	return out.Bytes(), nil
+	return out.Bytes()
+}
+
+// nameList has their names, one on each line.
+func nameList(profiles []profile) []byte {
+	var out bytes.Buffer
+	for _, p := range profiles {
+		fmt.Fprintln(&out, p.name)
+	}
+	return out.Bytes()
 }
 
 // profile is a profile by its name, which boards share: "1g.10gb" is the smallest of an H100-80 and the smallest with

@@ -24,6 +24,9 @@ const mebibyte = 1 << 20
 func (s *Static) shareDevice(d *records.Device) (*specs.Device, error) {
 	share := d.Share
 	edits := specs.ContainerEdits{Env: []string{"CLEAVE_SHARES=" + strconv.FormatInt(share.Shares, 10)}}
+	if share.Exclusive {
+		edits.Env = nil // nothing is counted
+	}
 	set := func(name string, value int64) {
 		edits.Env = append(edits.Env, name+"="+strconv.FormatInt(value, 10))
 	}
@@ -51,6 +54,8 @@ func (s *Static) shareDevice(d *records.Device) (*specs.Device, error) {
 		}
 		edits.Env = append(edits.Env, "CUDA_MPS_PIPE_DIRECTORY="+containerPipes)
 		edits.Mounts = []*specs.Mount{bind(share.MPS.PipeDir, containerPipes), bind(share.MPS.ShmDir, containerSharedMemory)}
+	case share.Exclusive:
+		edits.Env = append(edits.Env, "CLEAVE_TIME_SLICE="+share.Interval)
 	case share.CgroupMemory:
 		edits.Hooks = []*specs.Hook{s.memoryLimit(d.UUID, share.Memory)}
 	}

@@ -52,6 +52,16 @@ func bareMPSShare() *records.Device {
 	return d
 }
 
+// alone is a device whose GPU the claim has for itself, without what is counted of a share.
+func alone(d *records.Device) *records.Device {
+	d.Device, d.Share.ID, d.Share.Exclusive = d.GPU, records.ExclusiveID, true
+	d.Share.Shares, d.Share.Memory, d.Share.Cores, d.Share.CgroupMemory = 0, 0, 0, false
+	if d.Share.MPS != nil {
+		d.Share.MPS.ManyClients, d.Share.MPS.BelowNormal = false, false
+	}
+	return d
+}
+
 // secondOf is one more share of the same device.
 func secondOf(d *records.Device) *records.Device {
 	d.Share.ID += "b"
@@ -78,6 +88,7 @@ func TestTheSpecOfAShareHoldsItsNumbersAndWhatEnforcesThem(t *testing.T) {
 		"share-mps-bare.json":         {bareMPSShare()},
 		"share-two-of-one.json":       {timeSlice(), secondOf(timeSlice())},
 		"share-two-of-one-mps.json":   {mpsShare(), secondOf(mpsShare())},
+		"share-alone.json":            {alone(limitedSlice()), alone(mpsShare())},
 		"share-mixed.json": {
 			mpsShare(),
 			{Device: firstGPU + "-mig-19-2", GPU: firstGPU, Partition: &gpu.Partition{ProfileID: 19, Placement: gpu.Placement{Start: 2, Size: 1}, GI: 9, CI: &ci}},

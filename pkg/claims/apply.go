@@ -24,11 +24,14 @@ const (
 // Whatever fails, nothing is left behind; should even that fail, the record stays and says that work is left.
 // The caller holds the locks of all GPUs.
 func (e *Engine) apply(ctx context.Context, b *backend, devices []planned, want *records.Record, adopt bool) error {
+	if err := e.takeStanding(ctx, b, devices, want); err != nil {
+		return err
+	}
 	// A claim that takes over all that it has makes nothing, so nothing may be undone: its pods run in it.
 	makes := len(want.InSpec()) > 0 && (!adopt || !allThere(ctx, b, devices))
 	if makes && !adopt {
 		// What is found in a claim's place after a crash counts as its own: so nothing may be there before.
-		if err := e.checkVacant(ctx, b, devices); err != nil {
+		if err := e.checkVacant(ctx, b, devices, want); err != nil {
 			return err
 		}
 	}
@@ -59,10 +62,12 @@ func (e *Engine) apply(ctx context.Context, b *backend, devices []planned, want 
 }
 
 // needsIntent tells whether a claim's hardware must be on record before it is changed. A plain share changes none, and
-// what MPS servers serve without a record is taken from them at the next start (recoverShares).
+// what MPS servers serve without a record is taken from them at the next start (recoverShares), where GPUs offer MPS; a
+// server that is one claim's alone may be anywhere.
 func needsIntent(r *records.Record) bool {
-	return len(r.InSpec()) > len(r.Shares(gpu.TimeSlice))+len(r.Shares(gpu.MPS)) ||
-		slices.ContainsFunc(r.Shares(gpu.TimeSlice), func(d *records.Device) bool { return d.Share.Interval != "" })
+	return slices.ContainsFunc(r.InSpec(), func(d *records.Device) bool { return d.Partition != nil && !d.Partition.Existing }) ||
+		slices.ContainsFunc(r.Shares(gpu.TimeSlice), func(d *records.Device) bool { return d.Share.Interval != "" }) ||
+		slices.ContainsFunc(r.Shares(gpu.MPS), func(d *records.Device) bool { return d.Share.Exclusive })
 }
 
 // finish writes spec and record. After an intent the record comes last, as it says that all is there. Without one it
@@ -105,7 +110,7 @@ func (e *Engine) change(ctx context.Context, b *backend, devices []planned, want
 		}
 	}
 	for i, d := range devices {
-		if !d.shape.IsPartition() {
+		if !d.shape.IsPartition() || want.Devices[i].Partition.Existing {
 			continue
 		}
 		part, err := e.partition(ctx, b, d, adopt)
@@ -163,12 +168,6 @@ func (e *Engine) partition(ctx context.Context, b *backend, d planned, adopt boo
 		}
 		return gpu.Partition{}, fmt.Errorf("admin access to partition %s, which no claim holds: ask for the GPU instead", d.shape.Name())
 	}
-	if e.offerExisting {
-		if existing := e.foreign.at(d.shape); existing != nil {
-			existing.Existing = true
-			return *existing, nil
-		}
-	}
 	part, err := b.hardware.CreatePartition(ctx, d.shape)
 	if !adopt || !errors.Is(err, gpu.ErrInsufficientResources) {
 		return part, err
@@ -178,14 +177,39 @@ func (e *Engine) partition(ctx context.Context, b *backend, d planned, adopt boo
 		return part, errors.Join(err, listErr)
 	}
 	klog.FromContext(ctx).Info("Taking over the partition of a claim whose record was lost", "device", d.shape.Name(), "uuid", existing.UUID)
-	e.foreign.remove(d.shape.GPU.PCI.DeviceName(), *existing)
+	e.standing.remove(d.shape.GPU.PCI.DeviceName(), *existing)
 	return *existing, nil
 }
 
+// takeStanding gives devices the partitions that are there ahead of claims, where the policy hands them out.
+func (e *Engine) takeStanding(ctx context.Context, b *backend, devices []planned, want *records.Record) error {
+	for i, d := range devices {
+		if !d.shape.IsPartition() || d.admin || !handsOut(d.shape.GPU) {
+			continue
+		}
+		var found *gpu.Partition
+		if e.ready(d.shape) != nil { // as last seen
+			var err error
+			if found, err = b.hardware.PartitionAt(ctx, d.shape.GPU.PCI, *want.Devices[i].Partition); err != nil {
+				return fmt.Errorf("request %q: %w", d.request, err)
+			}
+		}
+		switch {
+		case found != nil && found.CI != nil:
+			found.Existing = true
+			want.Devices[i].Partition = found
+		case d.shape.GPU.PartitionMode() == gpu.Existing:
+			return fmt.Errorf("request %q: partition %s is gone, and the policy has Cleave make none on GPU %s: make it again, for instance with nvidia-smi mig -cgi, "+
+				"or delete the pod so that it is scheduled again", d.request, d.shape.Name(), d.shape.GPU.UUID)
+		}
+	}
+	return nil
+}
+
 // checkVacant fails if a partition lies just where one is to be made: somebody else made it since we last looked.
-func (e *Engine) checkVacant(ctx context.Context, b *backend, devices []planned) error {
-	for _, d := range devices {
-		if !d.shape.IsPartition() || d.admin || e.offerExisting && e.foreign.at(d.shape) != nil {
+func (e *Engine) checkVacant(ctx context.Context, b *backend, devices []planned, want *records.Record) error {
+	for i, d := range devices {
+		if !d.shape.IsPartition() || d.admin || want.Devices[i].Partition.Existing {
 			continue
 		}
 		found, err := b.hardware.PartitionAt(ctx, d.shape.GPU.PCI, gpu.Partition{ProfileID: d.shape.Profile.ID, Placement: d.shape.Placement})
@@ -296,7 +320,7 @@ func (e *Engine) intact(ctx context.Context, b *backend, r *records.Record) (boo
 		if g == nil || e.sharing == nil {
 			return false, nil
 		}
-		if _, _, err := e.sharing.StartMPS(ctx, r.Claim.UID, g); err != nil {
+		if _, _, err := e.sharing.StartMPS(ctx, r.Claim.UID, g, d.Share.Limits()); err != nil {
 			return false, err
 		}
 	}

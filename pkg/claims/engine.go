@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"syscall"
 
@@ -66,9 +67,8 @@ type Engine struct {
 	// sharing is nil where GPUs are not shared, see Share.
 	sharing Sharing
 
-	foreign foreignPartitions
-	// offerExisting hands out partitions of others as they are, see OfferExisting.
-	offerExisting bool
+	standing standingPartitions
+	layouts  layouts
 	// changed is told of changes, see OnChange.
 	changed func()
 
@@ -76,6 +76,8 @@ type Engine struct {
 	recovered atomic.Bool
 
 	backend atomic.Pointer[backend]
+	// calls are the kubelet's that run now: each may use the hardware until it ends.
+	calls   sync.RWMutex
 	corrupt corruptRecords
 }
 
@@ -97,10 +99,6 @@ func New(id Identity, bootID string, store *records.Store, locks *Locks, specs S
 	return e
 }
 
-// OfferExisting makes claims for a device get the partition that somebody else made at just its place, as it is. Without
-// it such a device is occupied. Call it before the first Prepare.
-func (e *Engine) OfferExisting() { e.offerExisting = true }
-
 // Records are what all claims hold, in order of claim UID; they must not be changed.
 func (e *Engine) Records() []*records.Record { return e.index.claims() }
 
@@ -119,6 +117,10 @@ func (e *Engine) Share(s Sharing) { e.sharing = s }
 // doing. Call it before the first Prepare.
 func (e *Engine) OnChange(changed func()) { e.changed = changed }
 
+// OnHeld has a function called, which must not block or call the engine, when what claims hold may have changed. Call it
+// before the first Prepare.
+func (e *Engine) OnHeld(changed func()) { e.index.changed = changed }
+
 // SetHardware lets Prepare work.
 func (e *Engine) SetHardware(hw Hardware, cdi CDI) {
 	e.recovered.Store(false)
@@ -130,9 +132,17 @@ func (e *Engine) SetWaiting(reason error) {
 	e.backend.Store(&backend{reason: reason})
 }
 
+// Quiesce waits for calls that began before SetWaiting and may still use the hardware.
+func (e *Engine) Quiesce() {
+	e.calls.Lock()
+	defer e.calls.Unlock()
+}
+
 // Prepare makes a claim's devices ready and returns them; none if the claim has no device of this driver. It can be
 // repeated: a claim that is prepared already gets the same answer, after the same checks.
 func (e *Engine) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]records.Device, error) {
+	e.calls.RLock()
+	defer e.calls.RUnlock()
 	return e.prepare(ctx, claim, false)
 }
 
@@ -153,7 +163,7 @@ func (e *Engine) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, 
 		return nil, err
 	}
 	defer held.Release()
-	if err := e.checkFree(want, adopt); err != nil {
+	if err := e.checkFree(b, want, adopt); err != nil {
 		return nil, err
 	}
 	if err := e.checkShares(want, devices); err != nil {
@@ -195,6 +205,8 @@ func (e *Engine) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, 
 // Unprepare gives back all that a claim holds. It needs no GPU driver: without one, partitions are destroyed once it is
 // back. A claim that holds nothing is no error.
 func (e *Engine) Unprepare(ctx context.Context, claim records.Claim) error {
+	e.calls.RLock()
+	defer e.calls.RUnlock()
 	have, err := e.find(claim.UID)
 	defer e.corrupt.drop(claim.UID) // not to be made again
 	if corrupt := (*records.CorruptError)(nil); errors.As(err, &corrupt) {
@@ -329,6 +341,7 @@ func (e *Engine) resync(ctx context.Context, self types.UID, names []string) err
 	if err != nil {
 		return err
 	}
+	e.layouts.reload(ctx, e.bootID, names)
 	known := e.index.on(names)
 	for _, uid := range uids {
 		r, err := e.store.Read(uid)
@@ -355,7 +368,7 @@ func (e *Engine) resync(ctx context.Context, self types.UID, names []string) err
 }
 
 // checkFree fails if another claim, or somebody else's partition, is where this claim's devices are to be.
-func (e *Engine) checkFree(want *records.Record, adopt bool) error {
+func (e *Engine) checkFree(b *backend, want *records.Record, adopt bool) error {
 	for i := range want.Devices {
 		d := &want.Devices[i]
 		if d.AdminAccess {
@@ -365,12 +378,16 @@ func (e *Engine) checkFree(want *records.Record, adopt bool) error {
 			return fmt.Errorf("request %q: device %s of GPU %s is held by claim %s: it is exclusive, and free once that claim's pods have ended and it is unprepared",
 				d.Request, d.Device, d.UUID, other.Claim)
 		}
-		if other := e.occupant(d); other != nil && !adopt {
-			return fmt.Errorf("request %q: device %s of GPU %s is occupied by a partition that Cleave did not make (GPU instance %d at %d:%d): destroy it, for instance with nvidia-smi mig -dgi",
-				d.Request, d.Device, d.UUID, other.GI, other.Placement.Start, other.Placement.Size)
+		if other := e.occupant(b.hardware.Node().Find(d.GPU), d); other != nil && !adopt && !has(e.index.get(want.Claim.UID), d.GPU, other.Place()) {
+			return fmt.Errorf("request %q: device %s of GPU %s is occupied by %s", d.Request, d.Device, d.UUID, e.describe(d.GPU, other))
 		}
 	}
 	return nil
+}
+
+// has tells whether a claim's record has the partition at a place: it keeps it when the policy has it no more.
+func has(r *records.Record, gpuDevice string, at gpu.Place) bool {
+	return r != nil && slices.ContainsFunc(r.Partitions(), func(d *records.Device) bool { return d.GPU == gpuDevice && d.Partition.Place() == at })
 }
 
 // verify makes sure that the GPUs are there and that a container runtime can inject them.

@@ -5,14 +5,16 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// With --existing-partitions=offer, a partition that somebody else made is handed out as it is, and outlives the claim.
+// In mode existing, a partition that somebody else made is handed out as it is, and outlives the claim.
 func TestAnOfferedPartitionIsHandedOutAndOutlivesItsClaim(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	gi := occupy(t, b.node, 0, 19, 6, 1)
 	device := b.name(0, 19, 6)
-	b.OfferExisting()
+	b.offer(0, &gpu.PartitionOffer{Mode: gpu.Existing, Places: []gpu.Place{{ProfileID: 19, Placement: gpu.Placement{Start: 6, Size: 1}}}})
 
 	// A GPU instance without a compute instance is of no use to anybody.
 	compute, err := gi.ComputeInstanceByID(0)

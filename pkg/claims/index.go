@@ -18,10 +18,12 @@ type index struct {
 	mu      sync.Mutex
 	byClaim map[types.UID]*records.Record
 	byGPU   map[string]map[types.UID]*records.Record
+	// changed is told of every change, see Engine.OnHeld.
+	changed func()
 }
 
 func newIndex() *index {
-	return &index{byClaim: map[types.UID]*records.Record{}, byGPU: map[string]map[types.UID]*records.Record{}}
+	return &index{byClaim: map[types.UID]*records.Record{}, byGPU: map[string]map[types.UID]*records.Record{}, changed: func() {}}
 }
 
 // get returns the record of a claim, or nil.
@@ -43,6 +45,7 @@ func (x *index) set(r *records.Record) {
 		}
 		x.byGPU[name][r.Claim.UID] = r
 	}
+	x.changed()
 }
 
 // removeIf forgets a claim if its record is still the given one.
@@ -70,6 +73,7 @@ func (x *index) drop(uid types.UID) {
 	for _, name := range r.GPUs() {
 		delete(x.byGPU[name], uid)
 	}
+	x.changed()
 }
 
 // holder returns the record of a claim other than uid that holds what a device needs, or nil. Claims with admin
@@ -108,9 +112,10 @@ func holds(r *records.Record, want *records.Device) bool {
 	return false
 }
 
-// overlap tells whether two devices of one GPU exclude each other: two partitions may not, two shares of a kind never do.
+// overlap tells whether two devices of one GPU exclude each other: two partitions may not, two shares of a kind do not,
+// unless the GPU is one claim's alone.
 func overlap(a, b *records.Device) bool {
-	if a.Share != nil && b.Share != nil && a.Share.Kind == b.Share.Kind {
+	if a.Share != nil && b.Share != nil && a.Share.Kind == b.Share.Kind && !a.Share.Exclusive && !b.Share.Exclusive {
 		return false // they share by intent
 	}
 	return a.Partition == nil || b.Partition == nil || a.Partition.Placement.Overlaps(b.Partition.Placement)
@@ -152,6 +157,19 @@ func (x *index) hasPartition(gpuDevice string, p gpu.Partition) bool {
 			if d.GPU == gpuDevice && !d.Partition.Existing && samePlace(*d.Partition, p) {
 				return true
 			}
+		}
+	}
+	return false
+}
+
+// heldAt tells whether a claim holds anything of a GPU where a partition lies or is to lie.
+func (x *index) heldAt(gpuDevice string, at gpu.Placement) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	want := &records.Device{GPU: gpuDevice, Partition: &gpu.Partition{Placement: at}}
+	for _, r := range x.byGPU[gpuDevice] {
+		if holds(r, want) {
+			return true
 		}
 	}
 	return false

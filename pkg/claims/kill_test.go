@@ -258,6 +258,10 @@ func (w *worker) checkBoards(found []*records.Record, open map[types.UID]bool, c
 			if owned == 0 {
 				foreign++
 			}
+			if i == layoutGPU {
+				w.checkLaidOut(gi, found, complain)
+				continue
+			}
 			if owned == 0 && (i != foreignGPU || gi.ProfileID != 19 || gi.Start != 0 || len(gi.Compute) != 0) {
 				complain("GPU %d has %s at %d (%d compute instances), which no claim holds", i, gi.Profile, gi.Start, len(gi.Compute))
 			}
@@ -266,6 +270,7 @@ func (w *worker) checkBoards(found []*records.Record, open map[types.UID]bool, c
 			complain("somebody else's partition is there: %t", foreign == 1)
 		}
 	}
+	w.checkLayout(st.GPUs[layoutGPU], found, complain)
 	for _, r := range found {
 		for i := range r.Devices {
 			d := &r.Devices[i]
@@ -280,4 +285,44 @@ func (w *worker) checkBoards(found []*records.Record, open map[types.UID]bool, c
 		}
 	}
 	return nil
+}
+
+// layoutPlaces are the places of the layout in force.
+func (w *worker) layoutPlaces() []gpu.Place {
+	if offer := killLayouts[w.truth.Layout]; offer != nil {
+		return offer.Places
+	}
+	return nil
+}
+
+// heldOnLayout are the places of the layout's GPU that claims have.
+func (w *worker) heldOnLayout(found []*records.Record) []gpu.Place {
+	var held []gpu.Place
+	for _, r := range found {
+		for _, d := range r.Partitions() {
+			if d.GPU == w.gpus.GPUs[layoutGPU].PCI.DeviceName() {
+				held = append(held, d.Partition.Place())
+			}
+		}
+	}
+	return held
+}
+
+// checkLaidOut checks that a GPU instance is of the layout or held.
+func (w *worker) checkLaidOut(gi sim.InstanceStatus, found []*records.Record, complain func(string, ...any)) {
+	at := func(p gpu.Place) bool { return p.ProfileID == gi.ProfileID && p.Placement.Start == gi.Start }
+	if !slices.ContainsFunc(w.layoutPlaces(), at) && !slices.ContainsFunc(w.heldOnLayout(found), at) || len(gi.Compute) != 1 {
+		complain("layout %d: there is %s at %d with %d compute instances", w.truth.Layout, gi.Profile, gi.Start, len(gi.Compute))
+	}
+}
+
+// checkLayout checks that all of the layout is there that no held partition is in the way of.
+func (w *worker) checkLayout(g sim.GPUStatus, found []*records.Record, complain func(string, ...any)) {
+	for _, p := range w.layoutPlaces() {
+		there := slices.ContainsFunc(g.Instances, func(gi sim.InstanceStatus) bool { return gi.ProfileID == p.ProfileID && gi.Start == p.Placement.Start })
+		blocked := slices.ContainsFunc(w.heldOnLayout(found), func(h gpu.Place) bool { return h.Placement.Overlaps(p.Placement) })
+		if !there && !blocked {
+			complain("layout %d: there is no partition of profile %d at %d", w.truth.Layout, p.ProfileID, p.Placement.Start)
+		}
+	}
 }

@@ -44,6 +44,8 @@ type worker struct {
 type clusterTruth struct {
 	Next   int             `json:"next"`
 	Claims []*clusterClaim `json:"claims"`
+	// Layout of layoutGPU, one of killLayouts.
+	Layout int `json:"layout"`
 	// LastStep is the step at which a worker was killed, for people.
 	LastStep string `json:"lastStep"`
 }
@@ -58,6 +60,12 @@ type clusterClaim struct {
 
 // workGPUs are the GPUs that claims are allocated on; few, so that claims meet.
 const workGPUs = 3
+
+// layoutGPU is kept cut into one of killLayouts, which change.
+const layoutGPU = 3
+
+// killLayouts are no layout and two that share a place.
+var killLayouts = []*gpu.PartitionOffer{nil, balanced, cutInto(place(5, 0, 4), place(19, 5, 1), place(19, 6, 1))}
 
 // foreignGPU has a partition of somebody else.
 const foreignGPU = 2
@@ -83,6 +91,9 @@ func runWorker(args string) error {
 	}
 	w.Recover(ctx)
 	w.Reconcile(ctx, w)
+	if err := w.relayout(ctx); err != nil {
+		return err
+	}
 	if err := w.check("after the start", false); err != nil {
 		return err
 	}
@@ -127,7 +138,12 @@ func (w *worker) open(ctx context.Context) error {
 		action, _, _ := strings.Cut(what, " gpu-") // one kind of step for all GPUs and claims
 		w.step(action)
 	}}
-	store, err := records.OpenStore(hookedDisk{Disk: records.NewDisk(), step: w.step}, filepath.Join(w.dir, "claims"))
+	disk := hookedDisk{Disk: records.NewDisk(), step: w.step}
+	store, err := records.OpenStore(disk, filepath.Join(w.dir, "claims"))
+	if err != nil {
+		return err
+	}
+	layouts, err := records.OpenLayouts(disk, filepath.Join(w.dir, "layouts"))
 	if err != nil {
 		return err
 	}
@@ -142,8 +158,9 @@ func (w *worker) open(ctx context.Context) error {
 	if err := json.Unmarshal(data, &w.truth); err != nil {
 		return err
 	}
-	w.Engine = New(testID, bootNow, store, locks, w.specs)
+	w.Engine = New(compatibleID, bootNow, store, locks, w.specs)
 	w.Share(w.sharing)
+	w.KeepLayoutsIn(layouts)
 	if err := w.Load(ctx, nil); err != nil {
 		return err
 	}
@@ -167,7 +184,7 @@ func (w *worker) save() {
 // Claim is the API server's answer.
 func (w *worker) Claim(_ context.Context, _, name string) (*resourceapi.ResourceClaim, error) {
 	for _, c := range w.truth.Claims {
-		if claim := deviceClaim(c.UID, c.Devices...); claim.Name == name && !c.Deleted {
+		if claim := w.claim(c); claim.Name == name && !c.Deleted {
 			return claim, nil
 		}
 	}
@@ -178,10 +195,15 @@ func (w *worker) Claim(_ context.Context, _, name string) (*resourceapi.Resource
 func (w *worker) ClaimByUID(_ context.Context, uid types.UID) (*resourceapi.ResourceClaim, error) {
 	for _, c := range w.truth.Claims {
 		if c.UID == uid && !c.Deleted {
-			return deviceClaim(c.UID, c.Devices...), nil
+			return w.claim(c), nil
 		}
 	}
 	return nil, nil //nolint:nilnil // absence is an ordinary answer
+}
+
+// claim is a claim as the API server has it.
+func (w *worker) claim(c *clusterClaim) *resourceapi.ResourceClaim {
+	return forDriver(compatibleID.Driver, deviceClaim(c.UID, c.Devices...))
 }
 
 // retry does what the kubelet does after a restart of the plugin: it calls again what got no answer.
@@ -204,7 +226,7 @@ func (w *worker) retry(ctx context.Context) error {
 }
 
 func (w *worker) begin(ctx context.Context, c *clusterClaim) error {
-	if _, err := w.Prepare(ctx, deviceClaim(c.UID, c.Devices...)); err != nil {
+	if _, err := w.Prepare(ctx, w.claim(c)); err != nil {
 		return err
 	}
 	c.Prepared = true
@@ -227,6 +249,26 @@ func (w *worker) end(ctx context.Context, c *clusterClaim) error {
 	w.Recover(ctx)
 	w.truth.Claims = slices.DeleteFunc(w.truth.Claims, func(o *clusterClaim) bool { return o == c })
 	w.save()
+	return w.relayout(ctx)
+}
+
+// relayout lets the policy's layout hold, beside what claims hold.
+func (w *worker) relayout(ctx context.Context) error {
+	g := &w.gpus.GPUs[layoutGPU]
+	g.Offer.Whole, g.Offer.TimeSlice, g.Offer.MPS, g.Offer.Partitions = false, nil, nil, gpu.NoPlaces(nil)
+	if offer := killLayouts[w.truth.Layout]; offer != nil {
+		g.Offer.Partitions = cutInto(offer.Places...)
+	}
+	for _, r := range w.Records() {
+		for _, d := range r.Partitions() {
+			if d.GPU == g.PCI.DeviceName() {
+				g.Offer.Partitions.Kept = append(g.Offer.Partitions.Kept, d.Partition.Place())
+			}
+		}
+	}
+	for _, p := range w.KeepLayouts(ctx) {
+		return fmt.Errorf("keep layout %d of %s: %w", w.truth.Layout, p.GPU, p.Err)
+	}
 	return nil
 }
 
@@ -261,7 +303,9 @@ func (w *worker) act(ctx context.Context) error {
 		return nil
 	default:
 		w.Recover(ctx)
-		return nil
+		w.truth.Layout = w.random.IntN(len(killLayouts))
+		w.save()
+		return w.relayout(ctx)
 	}
 }
 
@@ -277,7 +321,8 @@ func (w *worker) allocate() []string {
 				continue
 			}
 			used.take(s, d)
-			if s.IsPartition() && c.Prepared && !c.Ending {
+			// One of the layout's may go with the layout when its holder does, and who looks at it is refused then.
+			if s.IsPartition() && c.Prepared && !c.Ending && s.GPU != &w.gpus.GPUs[layoutGPU] {
 				looked = append(looked, d)
 			}
 		}
@@ -288,14 +333,21 @@ func (w *worker) allocate() []string {
 	occupied := w.Occupied()
 	var devices []string
 	for range 1 + w.random.IntN(3) {
-		s := w.pick(&w.gpus.GPUs[w.random.IntN(workGPUs)])
-		if slices.Contains(occupied, s.Name()) || !used.fits(s) {
+		g := &w.gpus.GPUs[w.random.IntN(workGPUs+1)]
+		if len(g.Shapes()) == 0 {
+			continue
+		}
+		s := w.pick(g)
+		if slices.Contains(occupied, s.Name()) || s.Withdrawn() || !used.fits(s) {
 			continue
 		}
 		name := s.Name()
 		if s.Share == gpu.TimeSlice && w.random.IntN(2) == 0 {
 			// One GPU has one interval; who asks for another than the first is refused, which is tested elsewhere.
 			name += "!" + cmp.Or(used.interval[s.GPU], []string{"Short", "Medium", "Long"}[w.random.IntN(3)])
+		}
+		if s.IsWhole() {
+			name += []string{"", "!mps", "!mps", "!Short", "!Long"}[w.random.IntN(5)] // for the claim alone
 		}
 		used.take(s, name)
 		devices = append(devices, name)
@@ -306,11 +358,13 @@ func (w *worker) allocate() []string {
 // pick draws a shape of a GPU, among which shares and the whole would be rare.
 func (w *worker) pick(g *gpu.GPU) gpu.Shape {
 	switch dice := w.random.IntN(10); {
-	case dice < 1:
+	case g == &w.gpus.GPUs[layoutGPU]:
+		return g.Shapes()[w.random.IntN(len(g.Shapes()))]
+	case dice < 2:
 		return g.Whole()
-	case dice < 3:
+	case dice < 4:
 		return gpu.Shape{GPU: g, Share: gpu.TimeSlice}
-	case dice < 5:
+	case dice < 6:
 		return gpu.Shape{GPU: g, Share: gpu.MPS}
 	default:
 		shapes := g.Shapes()

@@ -26,6 +26,7 @@ type planned struct {
 	admin   bool
 	shape   gpu.Shape
 	share   *records.Share // of a shared GPU, unless admin
+	config  *config        // opaque parameters for the device; nil if there are none
 }
 
 // plan works out what a claim is to get. It is pure: allocation and inventory in, devices or an error that names the
@@ -53,10 +54,11 @@ func plan(claim *resourceapi.ResourceClaim, node *gpu.Node, id Identity) ([]plan
 		shape, ok := node.FindShape(result.Device)
 		if !ok {
 			return nil, fmt.Errorf("request %q: device %q is not on this node, which has %s: if the GPU was taken out, fell off the bus or "+
-				"changed its MIG mode, delete the pod so that it is scheduled again", result.Request, result.Device, deviceNames(node))
+				"changed its MIG mode, or the node's policy has the device no more, delete the pod so that it is scheduled again", result.Request, result.Device, deviceNames(node))
 		}
 		d := planned{request: result.Request, admin: result.AdminAccess != nil && *result.AdminAccess, shape: shape}
-		if d.share, err = share(d, result, configs.of(result.Request)); err != nil {
+		d.config = configs.of(d)
+		if d.share, err = share(d, result); err != nil {
 			return nil, fmt.Errorf("request %q: %w", result.Request, err)
 		}
 		devices = append(devices, d)
@@ -67,7 +69,7 @@ func plan(claim *resourceapi.ResourceClaim, node *gpu.Node, id Identity) ([]plan
 // checkServers refuses a request for MPS shares of several GPUs: a container knows one server only, CUDA's by
 // CUDA_MPS_PIPE_DIRECTORY. Several requests may each have one, for containers of their own.
 func checkServers(devices []planned) error {
-	first := map[string]planned{}
+	first, alone := map[string]planned{}, map[int]planned{}
 	for _, d := range devices {
 		if d.share == nil || d.share.Kind != gpu.MPS {
 			continue
@@ -77,6 +79,14 @@ func checkServers(devices []planned) error {
 				"for a container each, or for whole GPUs", d.request, other.shape.Name(), d.shape.Name())
 		}
 		first[d.request] = d
+		if !d.share.Exclusive {
+			continue
+		}
+		if other, ok := alone[d.config.position]; ok {
+			return fmt.Errorf("request %q: %s asks for one MPS server for two GPUs, %s of request %q and %s, and a server has one: give each request an opaque configuration of its own, "+
+				"and each a container of its own", d.request, d.config.describe(), other.shape.Name(), other.request, d.shape.Name())
+		}
+		alone[d.config.position] = d
 	}
 	return nil
 }

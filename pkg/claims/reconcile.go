@@ -69,6 +69,7 @@ func (e *Engine) Load(ctx context.Context, notify Notify) error {
 		}
 		e.index.set(r)
 	}
+	e.layouts.load(ctx, e.bootID, notify)
 	logger.Info("Loaded claim records", "dir", e.store.Dir(), "claims", len(e.index.claims()))
 	return nil
 }

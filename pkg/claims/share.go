@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
+	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
@@ -19,8 +20,9 @@ import (
 type Sharing interface {
 	// SetTimeSlice sets the interval of a GPU's time slices, one of v1alpha1.Intervals.
 	SetTimeSlice(ctx context.Context, g *gpu.GPU, interval string) error
-	// StartMPS makes a GPU's MPS server serve a claim and returns its folders on the host. It can be repeated.
-	StartMPS(ctx context.Context, uid types.UID, g *gpu.GPU) (pipeDir, shmDir string, err error)
+	// StartMPS makes a GPU's MPS server serve a claim and returns its folders on the host. It can be repeated. limits are
+	// those of the server where it is the claim's alone; nil where claims share it as the GPU offers it.
+	StartMPS(ctx context.Context, uid types.UID, g *gpu.GPU, limits *records.MPS) (pipeDir, shmDir string, err error)
 	// StopMPS takes a claim from a GPU's MPS server, which ends with the last one. A claim that it does not serve is no
 	// error. It needs no GPU driver.
 	StopMPS(ctx context.Context, uid types.UID, gpuDevice string) error
@@ -32,7 +34,7 @@ type Sharing interface {
 type config struct {
 	source   resourceapi.DeviceAllocationConfiguration
 	position int
-	params   *v1alpha1.ShareConfig
+	params   nvidia.Parameters
 }
 
 // rank puts the DeviceClass's before the claim's own.
@@ -59,7 +61,7 @@ func decodeConfigs(all []resourceapi.DeviceAllocationConfiguration, driver strin
 		}
 		c := config{source: source, position: i}
 		var err error
-		if c.params, err = v1alpha1.DecodeParameters(source.Opaque.Parameters.Raw); err != nil {
+		if c.params, err = nvidia.DecodeParameters(driver, source.Opaque.Parameters.Raw); err != nil {
 			return nil, fmt.Errorf("%s: %w", c.describe(), err)
 		}
 		ours = append(ours, c)
@@ -68,11 +70,14 @@ func decodeConfigs(all []resourceapi.DeviceAllocationConfiguration, driver strin
 	return ours, nil
 }
 
-// of returns the last one that is for a request, as it has precedence; nil if there is none.
-func (cs configs) of(request string) *config {
+// of returns the last one that is for a device, as it has precedence; nil if there is none.
+func (cs configs) of(d planned) *config {
 	for _, c := range slices.Backward(cs) {
 		requests := c.source.Requests
-		if len(requests) == 0 || slices.Contains(requests, request) || slices.Contains(requests, resourceclaim.BaseRequestRef(request)) {
+		if len(requests) == 0 && !c.suits(d.shape) {
+			continue
+		}
+		if len(requests) == 0 || slices.Contains(requests, d.request) || slices.Contains(requests, resourceclaim.BaseRequestRef(d.request)) {
 			return &c
 		}
 	}
@@ -80,9 +85,13 @@ func (cs configs) of(request string) *config {
 }
 
 // share works out what a device is of a shared GPU; nil for one that is none.
-func share(d planned, result resourceapi.DeviceRequestAllocationResult, c *config) (*records.Share, error) {
+func share(d planned, result resourceapi.DeviceRequestAllocationResult) (*records.Share, error) {
+	c := d.config
 	if err := checkTier(d.shape, c); err != nil {
 		return nil, err
+	}
+	if d.shape.IsWhole() && !d.admin && c != nil && c.params.NVIDIA != nil {
+		return exclusive(d, c)
 	}
 	if !d.shape.IsShare() || d.admin {
 		return nil, nil //nolint:nilnil // not a share is an ordinary answer
@@ -108,12 +117,12 @@ func share(d planned, result resourceapi.DeviceRequestAllocationResult, c *confi
 	}
 	if s.Kind == gpu.TimeSlice {
 		if c != nil {
-			s.Interval = string(c.params.TimeSlice.Interval)
+			s.Interval = string(c.params.Share.TimeSlice.Interval)
 		}
 		return s, nil
 	}
 	var err error
-	s.MPS, err = mpsLimits(s, c, sharing.Shares > manyClients)
+	s.MPS, err = mpsLimits(s, c, sharing)
 	return s, err
 }
 
@@ -122,23 +131,31 @@ func checkTier(s gpu.Shape, c *config) error {
 	if c == nil {
 		return nil
 	}
-	kind := "gpu"
-	switch {
-	case s.IsPartition():
-		kind = "mig"
-	case s.IsShare():
-		kind = string(s.Share)
+	if c.params.NVIDIA != nil {
+		return checkKind(s, c)
 	}
 	for _, part := range []struct {
 		name string
 		set  bool
 		of   gpu.Share
-	}{{"timeSlice", c.params.TimeSlice != nil, gpu.TimeSlice}, {"mps", c.params.MPS != nil, gpu.MPS}} {
+	}{{"timeSlice", c.params.Share.TimeSlice != nil, gpu.TimeSlice}, {"mps", c.params.Share.MPS != nil, gpu.MPS}} {
 		if part.set && s.Share != part.of {
-			return fmt.Errorf("%s sets %s, but device %s is of type %s: remove it, or name the requests that it is for", c.describe(), part.name, s.Name(), kind)
+			return fmt.Errorf("%s sets %s, but device %s is of type %s: remove it, or name the requests that it is for", c.describe(), part.name, s.Name(), typeOf(s))
 		}
 	}
 	return nil
+}
+
+// typeOf is the type of a device as it is published.
+func typeOf(s gpu.Shape) string {
+	switch {
+	case s.IsPartition():
+		return "mig"
+	case s.IsShare():
+		return string(s.Share)
+	default:
+		return "gpu"
+	}
 }
 
 // manyClients is the number of MPS clients from which each may have only two connections (NVIDIA MPS documentation,
@@ -149,15 +166,18 @@ const manyClients = 48
 const wholeGPU = 100
 
 // mpsLimits are what was allocated, lowered by the parameters. They may not raise it.
-func mpsLimits(s *records.Share, c *config, many bool) (*records.MPS, error) {
-	m := &records.MPS{ThreadPercentage: s.Cores, Memory: s.Memory, ManyClients: many}
+func mpsLimits(s *records.Share, c *config, sharing *gpu.Sharing) (*records.MPS, error) {
+	m := &records.MPS{
+		ThreadPercentage: s.Cores, Memory: s.Memory, ManyClients: sharing.Shares > manyClients,
+		BelowNormal: sharing.Priority == string(v1alpha1.PriorityBelowNormal),
+	}
 	if m.ThreadPercentage == 0 {
 		m.ThreadPercentage = wholeGPU
 	}
 	if c == nil {
 		return m, nil
 	}
-	wish := c.params.MPS
+	wish := c.params.Share.MPS
 	if p := wish.ActiveThreadPercentage; p != nil {
 		if int64(*p) > m.ThreadPercentage {
 			return nil, fmt.Errorf("%s: mps.activeThreadPercentage %d is more than the %d percent that the claim was allocated: ask for more cores in the request", c.describe(), *p, m.ThreadPercentage)
@@ -170,17 +190,20 @@ func mpsLimits(s *records.Share, c *config, many bool) (*records.MPS, error) {
 		}
 		m.Memory = q.Value()
 	}
-	m.BelowNormal = wish.Priority == v1alpha1.PriorityBelowNormal
+	if wish.Priority != "" {
+		m.BelowNormal = wish.Priority == v1alpha1.PriorityBelowNormal
+	}
 	return m, nil
 }
 
 // checkShares fails if a claim's shares do not fit beside those that others hold: the scheduler counts, but a limit
 // that is given twice is none, so it is counted again here, where it holds also when the policy has changed.
 func (e *Engine) checkShares(want *records.Record, devices []planned) error {
+	e.settleShares(want, devices)
 	for i := range want.Devices {
 		d := &want.Devices[i]
-		if d.Share == nil {
-			continue
+		if d.Share == nil || d.Share.Exclusive {
+			continue // who has a GPU alone has all of it
 		}
 		if err := e.checkInterval(want, d); err != nil {
 			return fmt.Errorf("request %q: %w", d.Request, err)
@@ -205,6 +228,52 @@ func (e *Engine) checkShares(want *records.Record, devices []planned) error {
 	return nil
 }
 
+// settleShares fills in what the node's policy says of shares and the claim does not. A claim that is prepared again keeps
+// what it has, whatever the policy says by now: its containers may run.
+func (e *Engine) settleShares(want *records.Record, devices []planned) {
+	have := e.index.get(want.Claim.UID)
+	for i := range want.Devices {
+		d := &want.Devices[i]
+		if d.Share == nil || d.Share.Exclusive {
+			continue // the policy's numbers are for shares
+		}
+		if before := shareBefore(have, d); before != nil {
+			d.Share.CgroupMemory = before.CgroupMemory
+			if d.Share.Interval == "" {
+				d.Share.Interval = before.Interval
+			}
+			if d.Share.MPS != nil && before.MPS != nil {
+				d.Share.MPS.ManyClients, d.Share.MPS.BelowNormal = before.MPS.ManyClients, before.MPS.BelowNormal
+			}
+			continue
+		}
+		byPolicy := devices[i].shape.GPU.Sharing(d.Share.Kind).Interval
+		if d.Share.Kind != gpu.TimeSlice || d.Share.Interval != "" || byPolicy == "" || byPolicy == string(v1alpha1.IntervalDefault) {
+			continue
+		}
+		// Where another claim asked for an interval, one that asks for none takes that, as it would without a policy.
+		taken := slices.ContainsFunc(want.Shares(gpu.TimeSlice), func(o *records.Device) bool {
+			return o.GPU == d.GPU && o.Share.Interval != "" && o.Share.Interval != byPolicy
+		})
+		if holder, interval := e.index.interval(d.GPU, want.Claim.UID); !taken && (holder == nil || interval == byPolicy) {
+			d.Share.Interval = byPolicy
+		}
+	}
+}
+
+// shareBefore is the share that a claim's record has by the same allocation, or nil.
+func shareBefore(have *records.Record, d *records.Device) *records.Share {
+	if have == nil {
+		return nil
+	}
+	for _, h := range have.Shares(d.Share.Kind) {
+		if h.Device == d.Device && h.Share.ID == d.Share.ID {
+			return h.Share
+		}
+	}
+	return nil
+}
+
 // checkInterval fails if another claim has the GPU's time slices at another interval.
 func (e *Engine) checkInterval(want *records.Record, d *records.Device) error {
 	if d.Share.Interval == "" {
@@ -216,7 +285,7 @@ func (e *Engine) checkInterval(want *records.Record, d *records.Device) error {
 		}
 	}
 	if holder, interval := e.index.interval(d.GPU, want.Claim.UID); holder != nil && interval != d.Share.Interval {
-		return fmt.Errorf("device %s has time slices %s because claim %s asked for them, and this claim asks for %s: ask for the same or for none",
+		return fmt.Errorf("device %s has time slices %s because claim %s asked for them, or the node's policy for it, and this claim asks for %s: ask for the same or for none",
 			d.Device, interval, holder.Claim, d.Share.Interval)
 	}
 	return nil
@@ -241,7 +310,7 @@ func (e *Engine) startShares(ctx context.Context, b *backend, want *records.Reco
 			return fmt.Errorf("request %q: %w", d.Request, errNoSharing)
 		}
 		var err error
-		if d.Share.MPS.PipeDir, d.Share.MPS.ShmDir, err = e.sharing.StartMPS(ctx, want.Claim.UID, g); err != nil {
+		if d.Share.MPS.PipeDir, d.Share.MPS.ShmDir, err = e.sharing.StartMPS(ctx, want.Claim.UID, g, d.Share.Limits()); err != nil {
 			return fmt.Errorf("request %q: %w", d.Request, err)
 		}
 	}

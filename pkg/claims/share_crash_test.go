@@ -36,6 +36,11 @@ func shareHistory() []shareAction {
 		does("a", mpsOf(0, 10, 10)), // the kubelet asks again
 		does("long"),
 		does("a"),
+		does("alone", aloneAt(2, "Short"), aloneAt(3, "Long").of("other")), // by NVIDIA's parameters
+		does("alone", aloneMPS(2, `"defaultActiveThreadPercentage":50`), aloneAt(3, "Long").of("other")),
+		does("alone", aloneMPS(2, `"defaultActiveThreadPercentage":50`), aloneAt(3, "Long").of("other")),
+		does("alone", aloneMPS(3, "")),
+		does("alone"),
 		does("c", mpsOf(2, 10, 10), sliceOf(3, 10).at("Short")),
 		does("b", mpsOf(2, 10, 10)), // allocated anew
 		does("same", sliceOf(3, 10).at("Short")),
@@ -60,14 +65,14 @@ func stateAfter(actions []shareAction) []string {
 	for uid, parts := range held {
 		lines = append(lines, "record "+string(uid))
 		for _, p := range parts {
-			if p.result.ShareID != nil {
+			if p.result.ShareID != nil || p.alone != "" {
 				lines = append(lines, "spec "+string(uid))
 			}
 			for i := range 4 {
 				if p.interval != "" && strings.HasPrefix(p.result.Device, gpuName(i)) {
 					lines = append(lines, fmt.Sprintf("interval %d %s", i, p.interval))
 				}
-				if p.result.Device == gpuName(i)+"-mps" {
+				if p.result.Device == gpuName(i)+"-mps" || p.mps && p.result.Device == gpuName(i) {
 					lines = append(lines, fmt.Sprintf("mps %d %s", i, uid))
 				}
 			}
@@ -99,7 +104,7 @@ func killSharesAfter(t *testing.T, actions []shareAction, steps int) (died bool)
 	dir := t.TempDir()
 	disk := &mortalDisk{left: steps}
 	step := func(string) error { return disk.step() }
-	victim := makeShareBed(t, dir, disk)
+	victim := makeShareBed(t, dir, disk, compatibleID)
 	victim.sharing.err, victim.specs.err = step, step
 	victim.start()
 	done := 0
@@ -113,7 +118,7 @@ func killSharesAfter(t *testing.T, actions []shareAction, steps int) (died bool)
 		}
 	}
 	victim.end()
-	again := makeShareBed(t, dir, nil)
+	again := makeShareBed(t, dir, nil, compatibleID)
 	again.start()
 	found, before, after := again.state(), stateAfter(actions[:done]), stateAfter(actions[:min(done+1, len(actions))])
 	gone := after
@@ -137,7 +142,7 @@ func TestAStepOfSharesThatFailsOnceIsMadeGoodByRepeating(t *testing.T) {
 	actions := shareHistory()
 	for _, restart := range []bool{false, true} {
 		for failing := 0; ; failing++ {
-			b := newShareBed(t)
+			b := newCompatibleBed(t)
 			calls, failed := 0, ""
 			fail := func(what string) error {
 				if calls++; calls-1 == failing {
@@ -181,10 +186,10 @@ func TestAStepOfSharesThatFailsOnceIsMadeGoodByRepeating(t *testing.T) {
 
 // A claim whose Prepare fails at any step and that the kubelet then gives up leaves nothing.
 func TestAShareWhosePrepareFailsAndThatIsUnpreparedLeavesNothing(t *testing.T) {
-	parts := []part{mpsOf(0, 10, 10), sliceOf(1, 10).at("Long"), mpsOf(2, 10, 10).of("second")}
+	parts := []part{mpsOf(0, 10, 10), sliceOf(1, 10).at("Long"), aloneMPS(3, ""), aloneAt(2, "Short").of("second")}
 	for _, twice := range []bool{false, true} { // what is to undo it fails, too
 		for failing := 0; ; failing++ {
-			b := newShareBed(t)
+			b := newCompatibleBed(t)
 			calls, failed := 0, ""
 			fail := func(what string) error {
 				if calls++; calls-1 == failing || twice && failed != "" {
@@ -206,7 +211,7 @@ func TestAShareWhosePrepareFailsAndThatIsUnpreparedLeavesNothing(t *testing.T) {
 			b.unprepare("a")
 			b.Recover(t.Context()) // takes from servers what was not on record
 			b.want()
-			b.prepare("other", wholeOf(0), wholeOf(1), wholeOf(2))
+			b.prepare("other", wholeOf(0), wholeOf(1), wholeOf(2), wholeOf(3))
 			if t.Failed() {
 				t.Fatalf("step %d (%s) failed, all after it too: %t: see above", failing, failed, twice)
 			}

@@ -12,9 +12,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 
+	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
@@ -67,9 +67,13 @@ func (s *sharingFolder) SetTimeSlice(_ context.Context, g *gpu.GPU, interval str
 	})
 }
 
-func (s *sharingFolder) StartMPS(_ context.Context, uid types.UID, g *gpu.GPU) (pipeDir, shmDir string, err error) {
+func (s *sharingFolder) StartMPS(_ context.Context, uid types.UID, g *gpu.GPU, limits *records.MPS) (pipeDir, shmDir string, err error) {
 	name := g.PCI.DeviceName()
-	err = s.change(fmt.Sprintf("StartMPS %s %s", name, uid), func() error {
+	call := fmt.Sprintf("StartMPS %s %s", name, uid)
+	if limits != nil {
+		call += fmt.Sprintf(" %d%% %dGi", limits.ThreadPercentage, limits.Memory/gi)
+	}
+	err = s.change(call, func() error {
 		return os.WriteFile(filepath.Join(s.dir, fmt.Sprintf("mps %s %s", name, uid)), nil, 0o600)
 	})
 	return "/run/mps/" + name + "/pipe", "/run/mps/" + name + "/shm", err
@@ -150,6 +154,7 @@ func (s *sharingFolder) took() []string {
 type shareBed struct {
 	*Engine
 	t        testing.TB
+	id       Identity
 	dir      string
 	hardware *fakeHardware
 	specs    *specFolder
@@ -175,16 +180,27 @@ func sharedNode() *gpu.Node {
 
 func newShareBed(t testing.TB) *shareBed {
 	t.Helper()
-	b := makeShareBed(t, t.TempDir(), nil)
+	b := makeShareBed(t, t.TempDir(), nil, testID)
+	b.start()
+	return b
+}
+
+// compatibleID is that of a plugin in NVIDIA-compatible mode. Its policy offers no MPS on the last GPU.
+var compatibleID = Identity{Driver: nvidia.DriverName, Pool: testPool}
+
+// newCompatibleBed is a shareBed in NVIDIA-compatible mode.
+func newCompatibleBed(t testing.TB) *shareBed {
+	t.Helper()
+	b := makeShareBed(t, t.TempDir(), nil, compatibleID)
 	b.start()
 	return b
 }
 
 // makeShareBed is one more plugin process on the node whose state is in dir, not started yet. disk is the real one if nil.
-func makeShareBed(t testing.TB, dir string, disk records.FileSystem) *shareBed {
+func makeShareBed(t testing.TB, dir string, disk records.FileSystem, id Identity) *shareBed {
 	t.Helper()
 	b := &shareBed{
-		t: t, dir: dir, disk: &faultyDisk{}, hardware: &fakeHardware{node: sharedNode(), pids: map[string][]int{}},
+		t: t, id: id, dir: dir, disk: &faultyDisk{}, hardware: &fakeHardware{node: sharedNode(), pids: map[string][]int{}},
 		specs: &specFolder{dir: filepath.Join(dir, "specs")}, sharing: &sharingFolder{dir: filepath.Join(dir, "sharing")},
 	}
 	if disk == nil {
@@ -203,7 +219,10 @@ func makeShareBed(t testing.TB, dir string, disk records.FileSystem) *shareBed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.Engine = New(testID, bootNow, store, locks, b.specs)
+	if id == compatibleID {
+		b.hardware.node.GPUs[3].Offer.MPS = nil
+	}
+	b.Engine = New(id, bootNow, store, locks, b.specs)
 	b.Share(b.sharing)
 	return b
 }
@@ -222,7 +241,7 @@ func (b *shareBed) start() {
 func (b *shareBed) restart() *shareBed {
 	b.t.Helper()
 	b.end()
-	again := makeShareBed(b.t, b.dir, nil)
+	again := makeShareBed(b.t, b.dir, nil, b.id)
 	again.start()
 	return again
 }
@@ -236,17 +255,38 @@ func (b *shareBed) end() {
 
 func (b *shareBed) prepare(uid types.UID, parts ...part) []records.Device {
 	b.t.Helper()
-	return mustPrepare(b.t, b.Engine, claimFor(uid, parts...))
+	return mustPrepare(b.t, b.Engine, b.claim(uid, parts...))
 }
 
 func (b *shareBed) tryPrepare(uid types.UID, parts ...part) error {
-	_, err := b.Prepare(b.t.Context(), claimFor(uid, parts...))
+	_, err := b.Prepare(b.t.Context(), b.claim(uid, parts...))
 	return err
 }
 
 func (b *shareBed) unprepare(uid types.UID) {
 	b.t.Helper()
 	mustUnprepare(b.t, b.Engine, claimOf(uid))
+}
+
+// claim is claimFor for the bed's driver.
+func (b *shareBed) claim(uid types.UID, parts ...part) *resourceapi.ResourceClaim {
+	return forDriver(b.id.Driver, claimFor(uid, parts...))
+}
+
+// forDriver gives a claim's devices and parameters of testDriver to another driver.
+func forDriver(name string, claim *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+	devices := &claim.Status.Allocation.Devices
+	for i := range devices.Results {
+		if devices.Results[i].Driver == testDriver {
+			devices.Results[i].Driver = name
+		}
+	}
+	for i := range devices.Config {
+		if o := devices.Config[i].Opaque; o != nil && o.Driver == testDriver {
+			o.Driver = name
+		}
+	}
+	return claim
 }
 
 // state is all that there is: records, specs, intervals, and whom MPS servers serve; GPUs by index.
@@ -303,73 +343,4 @@ func (b *shareBed) wantCalls(want ...string) {
 	if diff := cmp.Diff(want, b.sharing.took()); diff != "" {
 		b.t.Errorf("calls (-want +got):\n%s", diff)
 	}
-}
-
-// part is one device of a claim, with the parameters of its request.
-type part struct {
-	result   resourceapi.DeviceRequestAllocationResult
-	interval string
-}
-
-// sliceOf is a time slice of the i-th GPU with gibibytes of memory.
-func sliceOf(i int, memory int64) part {
-	return part{result: shareResult("slice", i, gpu.TimeSlice, "shares=1", fmt.Sprintf("memory=%dGi", memory))}
-}
-
-// at asks for an interval.
-func (p part) at(interval string) part {
-	p.interval = interval
-	return p
-}
-
-// of names the request.
-func (p part) of(request string) part {
-	p.result.Request = request
-	return p
-}
-
-// mpsOf is an MPS share of the i-th GPU with percent of its cores and gibibytes of memory.
-func mpsOf(i int, cores, memory int64) part {
-	return part{result: shareResult("mps", i, gpu.MPS, "shares=1", fmt.Sprintf("cores=%d", cores), fmt.Sprintf("memory=%dGi", memory))}
-}
-
-// wholeOf is the whole i-th GPU.
-func wholeOf(i int) part { return part{result: result("gpu", i)} }
-
-// shareResult is an allocated share; amounts are as in "memory=20Gi".
-func shareResult(request string, i int, kind gpu.Share, amounts ...string) resourceapi.DeviceRequestAllocationResult {
-	id := types.UID("share-id")
-	r := resourceapi.DeviceRequestAllocationResult{
-		Request: request, Driver: testDriver, Pool: testPool, Device: gpuName(i) + "-" + string(kind), ShareID: &id,
-	}
-	for _, a := range amounts {
-		name, value, _ := strings.Cut(a, "=")
-		if r.ConsumedCapacity == nil {
-			r.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{}
-		}
-		r.ConsumedCapacity[resourceapi.QualifiedName(name)] = resource.MustParse(value)
-	}
-	return r
-}
-
-// claimFor is an allocated and reserved claim. Each part has a share ID of its own, as the scheduler gives it.
-func claimFor(uid types.UID, parts ...part) *resourceapi.ResourceClaim {
-	claim := claimOf(uid)
-	for i, p := range parts {
-		if p.result.ShareID != nil {
-			id := types.UID(fmt.Sprintf("%s-%d", uid, i))
-			p.result.ShareID = &id
-		}
-		claim.Status.Allocation.Devices.Results = append(claim.Status.Allocation.Devices.Results, p.result)
-		if p.interval != "" {
-			claim.Status.Allocation.Devices.Config = append(claim.Status.Allocation.Devices.Config,
-				opaque(testDriver, resourceapi.AllocationConfigSourceClaim, shareConfig(`"timeSlice":{"interval":"`+p.interval+`"}`), p.result.Request))
-		}
-	}
-	return claim
-}
-
-// shareConfig are opaque parameters with these fields.
-func shareConfig(fields string) string {
-	return `{"apiVersion":"gpu.cleave.dev/v1alpha1","kind":"ShareConfig",` + fields + `}`
 }

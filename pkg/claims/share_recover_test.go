@@ -117,7 +117,7 @@ func TestServersKeepJustTheClaimsOnRecordAfterARestart(t *testing.T) {
 	b.prepare("c", sliceOf(2, 10))
 	whole := b.state()
 	for i, uid := range []types.UID{"gone", "gone", "gone", "gone"} { // killed before they were on record
-		if _, _, err := b.sharing.StartMPS(t.Context(), uid, &b.hardware.node.GPUs[i]); err != nil {
+		if _, _, err := b.sharing.StartMPS(t.Context(), uid, &b.hardware.node.GPUs[i], nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -130,9 +130,9 @@ func TestServersKeepJustTheClaimsOnRecordAfterARestart(t *testing.T) {
 }
 
 func TestIntervalsAreSetAgainWithNewHardwareOnlyAndUntilItWorks(t *testing.T) {
-	b := newShareBed(t)
+	b := newCompatibleBed(t)
 	b.prepare("a", sliceOf(0, 10).at("Long"))
-	b.prepare("b", sliceOf(1, 10).at("Short"))
+	b.prepare("b", aloneAt(1, "Short"))
 	b.prepare("c", mpsOf(2, 10, 10))
 	whole := b.state()
 	reload := func() { // the driver forgets
@@ -166,20 +166,21 @@ func TestIntervalsAreSetAgainWithNewHardwareOnlyAndUntilItWorks(t *testing.T) {
 }
 
 func TestUnprepareOfSharesWithoutHardwareIsFinishedOnceItIsThere(t *testing.T) {
-	b := newShareBed(t)
+	b := newCompatibleBed(t)
 	b.prepare("plain", sliceOf(0, 10))
 	b.prepare("long", sliceOf(1, 10).at("Long"))
 	b.prepare("mps", mpsOf(2, 10, 10))
+	b.prepare("alone", aloneAt(3, "Short"))
 	// The plugin has just started and has not found the driver yet, which has the interval all the same.
 	b.end()
-	b = makeShareBed(t, b.dir, nil)
+	b = makeShareBed(t, b.dir, nil, b.id)
 	if err := b.Load(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	for _, uid := range []types.UID{"plain", "long", "mps"} {
+	for _, uid := range []types.UID{"plain", "long", "mps", "alone"} {
 		b.unprepare(uid)
 	}
-	b.want("record long releasing", "interval 1 Long")
+	b.want("record long releasing", "interval 1 Long", "record alone releasing", "interval 3 Short")
 	b.SetHardware(b.hardware, b.specs)
 	b.Recover(t.Context())
 	b.want()
@@ -203,14 +204,18 @@ func TestReconcileFreesSharesOfClaimsThatAreGone(t *testing.T) {
 		"MPS, alone":                            {gone: []claim{{"a", mpsOf(0, 10, 10)}}},
 		"MPS, alone, its server is on the GPU":  {gone: []claim{{"a", mpsOf(0, 10, 10)}}, busy: true},
 		"MPS, shared, its server is on the GPU": {gone: []claim{{"a", mpsOf(0, 10, 10)}}, stay: []claim{{"b", mpsOf(0, 10, 10)}}, busy: true},
+		"alone in time":                         {gone: []claim{{"a", aloneAt(0, "Long")}}},
+		"alone in time, processes":              {gone: []claim{{"a", aloneAt(0, "Long")}}, busy: true, kept: true},
+		"alone by MPS":                          {gone: []claim{{"a", aloneMPS(0, "")}}},
+		"alone by MPS, its server is there":     {gone: []claim{{"a", aloneMPS(0, "")}}, busy: true},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			b := newShareBed(t)
+			b := newCompatibleBed(t)
 			api := &fakeAPI{}
 			for _, c := range tt.stay {
 				b.prepare(c.uid, c.part)
-				api.claims = append(api.claims, claimFor(c.uid, c.part))
+				api.claims = append(api.claims, b.claim(c.uid, c.part))
 			}
 			left := b.state()
 			for _, c := range tt.gone {
@@ -263,16 +268,18 @@ func TestAShareWhoseRecordIsCorruptKeepsItsServerUntilItIsMadeAgain(t *testing.T
 		"MPS, the only one":         {mpsOf(0, 10, 10), false, list("spec a", "mps 0 a")},
 		"time slice":                {sliceOf(0, 10), true, list("spec a")},
 		"time slice, with interval": {sliceOf(0, 10).at("Long"), true, list("spec a", "interval 0 Long")},
+		"alone by MPS":              {aloneMPS(0, ""), false, list("spec a", "mps 0 a")},
+		"alone in time":             {aloneAt(0, "Long"), false, list("spec a", "interval 0 Long")},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			b := newShareBed(t)
-			api := &fakeAPI{claims: claimList(claimFor("a", tt.part))}
+			b := newCompatibleBed(t)
+			api := &fakeAPI{claims: claimList(b.claim("a", tt.part))}
 			if tt.beside {
 				other := tt.part
 				other.interval = ""
 				b.prepare("b", other)
-				api.claims = append(api.claims, claimFor("b", other))
+				api.claims = append(api.claims, b.claim("b", other))
 			}
 			beside := b.state()
 			b.prepare("a", tt.part)
@@ -312,7 +319,7 @@ func TestAShareWhoseRecordIsCorruptAndThatIsUnpreparedIsGoneAfterTheNextLook(t *
 
 func TestAnotherProcessSeesTheSharesOfThisOne(t *testing.T) {
 	older := newShareBed(t)
-	newer := makeShareBed(t, older.dir, nil)
+	newer := makeShareBed(t, older.dir, nil, older.id)
 	newer.start()
 	older.prepare("a", mpsOf(0, 60, 60))
 	older.prepare("long", sliceOf(1, 10).at("Long"))

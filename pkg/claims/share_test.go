@@ -92,15 +92,18 @@ func TestOneClaimHasTwoSharesOfOneGPUOrOfTwo(t *testing.T) {
 }
 
 func TestTheFormsOfAGPUExcludeEachOther(t *testing.T) {
-	forms := map[string]part{"whole": wholeOf(0), "time slice": sliceOf(0, 20), "MPS": mpsOf(0, 20, 20)}
+	forms := map[string]part{
+		"whole": wholeOf(0), "time slice": sliceOf(0, 20), "MPS": mpsOf(0, 20, 20),
+		"alone in time": aloneAt(0, "Long"), "alone by MPS": aloneMPS(0, ""),
+	}
 	for first, held := range forms {
 		for second, wanted := range forms {
 			t.Run(first+" before "+second, func(t *testing.T) {
-				b := newShareBed(t)
+				b := newCompatibleBed(t)
 				b.prepare("a", held)
 				before := b.state()
 				err := b.tryPrepare("b", wanted)
-				if first == second && first != "whole" {
+				if first == second && held.result.ShareID != nil {
 					if err != nil {
 						t.Errorf("a second share: %v", err)
 					}
@@ -287,7 +290,7 @@ func TestAServerThatDoesNotStartLeavesNothing(t *testing.T) {
 }
 
 func TestAPluginThatSharesNothingSaysSo(t *testing.T) {
-	b := makeShareBed(t, t.TempDir(), nil)
+	b := makeShareBed(t, t.TempDir(), nil, testID)
 	b.Share(nil)
 	b.start()
 	for _, p := range []part{mpsOf(0, 10, 10), sliceOf(0, 10).at("Long")} {

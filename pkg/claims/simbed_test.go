@@ -121,6 +121,11 @@ func openSimBed(t testing.TB, dir, boot string, node *sim.Node) *simBed {
 		t.Fatal(err)
 	}
 	b.Engine = New(testID, boot, store, locks, b.specs)
+	layouts, err := records.OpenLayouts(b.disk, filepath.Join(dir, "layouts"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.KeepLayoutsIn(layouts)
 	if err := b.Load(t.Context(), func(reason, message string) { b.notes = append(b.notes, reason+": "+message) }); err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +153,7 @@ func (b *simBed) name(i int, mig ...int) string {
 }
 
 // deviceClaim is allocated and reserved and has the named devices; a shared one with a share ID and the interval, if any,
-// that its name ends in.
+// that its name ends in; a whole GPU with the interval, or the MPS server, that it is to have for the claim alone.
 func deviceClaim(uid types.UID, devices ...string) *resourceapi.ResourceClaim {
 	claim := claimOf(uid)
 	allocation := &claim.Status.Allocation.Devices
@@ -166,6 +171,13 @@ func deviceClaim(uid types.UID, devices ...string) *resourceapi.ResourceClaim {
 			if wish != "" {
 				allocation.Config = append(allocation.Config, opaque(testDriver, fromClaim, shareConfig(`"timeSlice":{"interval":"`+wish+`"}`), r.Request))
 			}
+		case wish != "":
+			r.Request = fmt.Sprintf("alone-%d", i)
+			sharing := plainMPS
+			if wish != "mps" {
+				sharing = `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"` + wish + `"}}`
+			}
+			allocation.Config = append(allocation.Config, opaque(testDriver, fromClaim, nvidiaConfig("GpuConfig", sharing), r.Request))
 		}
 		allocation.Results = append(allocation.Results, r)
 	}

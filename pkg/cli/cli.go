@@ -58,6 +58,9 @@ type usageError struct {
 func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
+// Command is the program's command line, for who documents it.
+func Command() *cobra.Command { return newRoot() }
+
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "cleave",
@@ -75,14 +78,14 @@ func newRoot() *cobra.Command {
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newKubeletPlugin(), newMPSSupervisor(), newInspect(), newSlices())
+	root.AddCommand(newKubeletPlugin(), newMPSSupervisor(), newWebhook(), newInspect(), newSlices(), newValidate(), newImport())
 	return root
 }
 
 // needSubcommand answers "cleave" and "cleave typo".
 func needSubcommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
-		return &usageError{errors.New("a subcommand is needed: kubelet-plugin, mps-supervisor, inspect or slices")}
+		return &usageError{errors.New("a subcommand is needed: kubelet-plugin, mps-supervisor, webhook, inspect, slices, validate or import")}
 	}
 	err := fmt.Errorf("unknown subcommand %q", args[0])
 	if suggestions := cmd.SuggestionsFor(args[0]); len(suggestions) > 0 {

@@ -5,43 +5,55 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/inspect"
 	"github.com/cleave-dra/cleave/pkg/mps"
 	"github.com/cleave-dra/cleave/pkg/nvml"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
 // inspectFlags of `cleave inspect`.
 type inspectFlags struct {
 	slicesFlags
-	pluginsDir string
-	format     string
-	mpsSocket  string
+	pluginsDir  string
+	format      string
+	mpsSocket   string
+	fromCluster string
+	kubeconfig  string
+	ascii       bool
 }
 
 func newInspect() *cobra.Command {
 	f := &inspectFlags{}
 	cmd := &cobra.Command{
 		Use:   "inspect",
-		Short: "Show a node's GPUs, what they offer and who holds what",
-		Long: "inspect reads the GPUs of the machine it runs on, the partitions that exist, and the plugin's claim records.\n" +
-			"It changes nothing. With --node-model it shows a model of a node instead.",
-		Example: "  cleave inspect\n  cleave inspect --driver-root /run/nvidia/driver -o json",
-		Args:    noArgs,
+		Short: "Show a node's GPUs, who holds what, topology and slices",
+		Long: "inspect shows a node's GPUs: what claims hold of them and what is free, the partitions that exist, and how the\n" +
+			"GPUs reach each other. It changes nothing. It looks at\n\n" +
+			"  - the machine it runs on: the GPUs themselves and the plugin's records of claims;\n" +
+			"  - a model of a node (--node-model), or a simulated node (--driver-root and --sysfs under its root);\n" +
+			"  - any node, from the ResourceSlices and ResourceClaims of its cluster (--from-cluster).",
+		Example: "  cleave inspect\n" +
+			"  cleave inspect --driver-root /run/nvidia/driver -o json\n" +
+			"  cleave inspect --from-cluster gpu-node-1\n" +
+			"  cleave inspect --node-model hgx-h100",
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if f.format != "table" && f.format != "json" {
-				return &usageError{fmt.Errorf("--output %q is not one of table, json", f.format)}
-			}
-			f.output = "table"
-			if err := f.validate(); err != nil {
+			if err := f.check(cmd.Flags()); err != nil {
 				return &usageError{err}
 			}
 			view, err := f.view(cmd.Context())
@@ -51,86 +63,124 @@ func newInspect() *cobra.Command {
 			if f.format == "json" {
 				return printJSON(cmd.OutOrStdout(), view)
 			}
-			return view.print(cmd.OutOrStdout())
+			return view.Print(cmd.OutOrStdout(), inspect.Options{
+				ASCII: f.ascii || !hasUTF8(os.Getenv), Width: terminalWidth(cmd.OutOrStdout(), os.Getenv), Wide: f.format == "wide",
+			})
 		},
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
+	flags.StringVarP(&f.format, "output", "o", "table", "table, wide (with UUIDs and every shape) or json")
+	flags.BoolVar(&f.ascii, "ascii", false, "draw with plain characters; by itself where the locale is not UTF-8")
+	flags.StringVar(&f.fromCluster, "from-cluster", "", "look at this node through its cluster's API server instead of at this machine")
+	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig file for --from-cluster; empty for $KUBECONFIG, ~/.kube/config, or in a pod its service account")
 	f.addHardware(flags)
 	flags.StringVar(&f.pluginsDir, "kubelet-plugins-dir", kubeletplugin.KubeletPluginsDir, "the kubelet's plugins folder, where the plugin keeps its records")
 	flags.StringVar(&f.mpsSocket, "mps-socket", mps.DefaultSocket, "socket of cleave mps-supervisor; empty for none")
-	flags.StringVarP(&f.format, "output", "o", "table", "table or json")
 	return cmd
 }
 
-// nodeView is what inspect shows.
-type nodeView struct {
-	DriverVersion string    `json:"driverVersion"`
-	GPUs          []gpuView `json:"gpus"`
-	// Problems are GPUs that cannot be read.
-	Problems []string `json:"problems,omitempty"`
+// forCluster are the flags that say something where no machine is looked at.
+var forCluster = []string{"output", "ascii", "from-cluster", "kubeconfig", "driver-name", "help"}
+
+// check says what is wrong with the flags before anything is read.
+func (f *inspectFlags) check(flags *pflag.FlagSet) error {
+	if !slices.Contains([]string{"table", "wide", "json"}, f.format) {
+		return fmt.Errorf("--output %q is not one of table, wide, json", f.format)
+	}
+	if !flags.Changed("from-cluster") {
+		if f.kubeconfig != "" {
+			return errors.New("--kubeconfig is for --from-cluster, which is not set")
+		}
+		f.output = "table"
+		return f.validate()
+	}
+	f.nodeName = f.fromCluster
+	var errs []error
+	if f.fromCluster == "" {
+		errs = append(errs, errors.New("--from-cluster is empty: give it the name of a node"))
+	}
+	flags.Visit(func(flag *pflag.Flag) {
+		if !slices.Contains(forCluster, flag.Name) {
+			errs = append(errs, fmt.Errorf("--%s has no effect with --from-cluster, which looks at no machine", flag.Name))
+		}
+	})
+	if f.output = "table"; len(errs) == 0 {
+		errs = append(errs, f.validate())
+	}
+	return errors.Join(errs...)
 }
 
-// gpuView is one GPU.
-type gpuView struct {
-	Device  string `json:"device"`
-	UUID    string `json:"uuid"`
-	Product string `json:"product"`
-	// MIG is "on", "off", or "no" where the board cannot be partitioned.
-	MIG string `json:"mig"`
-	// Offers tells what claims can get, Advice how an admin changes that; empty where there is nothing to change.
-	Offers string `json:"offers"`
-	// NoMPS says why the GPU is not shared by MPS, where the policy would have it so.
-	NoMPS string `json:"noMPS,omitempty"`
-	// NoTimeSlice is the like for time slices.
-	NoTimeSlice string          `json:"noTimeSlice,omitempty"`
-	Advice      string          `json:"advice,omitempty"`
-	HeldBy      []string        `json:"heldBy,omitempty"`
-	Shares      []shareView     `json:"shares,omitempty"`
-	Partitions  []partitionView `json:"partitions,omitempty"`
-}
-
-// shareView is what one claim has of a shared GPU.
-type shareView struct {
-	// Kind is "timeslice" or "mps".
-	Kind string `json:"kind"`
-	// Has says in words what the claim has.
-	Has    string `json:"has"`
-	HeldBy string `json:"heldBy"`
-}
-
-// partitionView is a partition that exists.
-type partitionView struct {
-	Profile   string `json:"profile"`
-	Placement string `json:"placement"`
-	GI        int    `json:"gi"`
-	UUID      string `json:"uuid,omitempty"`
-	// HeldBy is a claim, or "nobody known": somebody else made it.
-	HeldBy string `json:"heldBy"`
-}
-
-// view reads hardware and records.
-func (f *inspectFlags) view(ctx context.Context) (*nodeView, error) {
-	session, node, err := f.offered(ctx, f.noMPS(ctx))
+// view reads the machine, the model or the cluster.
+func (f *inspectFlags) view(ctx context.Context) (*inspect.View, error) {
+	if f.fromCluster != "" {
+		client, err := clusterClient(f.kubeconfig)
+		if err != nil {
+			return nil, err
+		}
+		return viewNode(ctx, client, f.fromCluster, f.driverName)
+	}
+	hardware, err := f.hardware(ctx)
 	if err != nil {
 		return nil, err
 	}
-	held, err := f.records()
-	if err != nil {
-		return nil, errors.Join(err, session.Close())
+	view := inspect.OfMachine(*hardware)
+	view.Driver, view.Policy = f.driverName, f.inForce
+	if f.model != "" {
+		view.Source, view.Node = inspect.Model, f.model
 	}
-	v := &nodeView{DriverVersion: node.DriverVersion}
-	for _, p := range node.Problems {
-		v.Problems = append(v.Problems, fmt.Sprintf("GPU %d: %v", p.Index, p.Err))
-	}
-	for i := range node.GPUs {
-		g, err := viewGPU(ctx, session, &node.GPUs[i], held)
-		if err != nil {
-			return nil, errors.Join(err, session.Close())
+	return view, nil
+}
+
+// hardware reads the GPUs, the partitions that exist and what the plugin has on record.
+func (f *inspectFlags) hardware(ctx context.Context) (*inspect.Hardware, error) {
+	h := &inspect.Hardware{Partitions: map[gpu.PCIAddress][]gpu.Partition{}}
+	if f.model == "" {
+		if err := f.records(h); err != nil {
+			return nil, err
 		}
-		v.GPUs = append(v.GPUs, *g)
 	}
-	return v, session.Close()
+	session, node, err := f.offered(ctx, func(session *nvml.Session) (policy.Means, error) {
+		for i := range session.Node().GPUs {
+			g := &session.Node().GPUs[i]
+			parts, err := session.Partitions(ctx, g)
+			if err != nil {
+				h.Problems = append(h.Problems, fmt.Errorf("GPU%d: its partitions are not known: %w", g.Index, err))
+			}
+			h.Partitions[g.PCI] = parts
+		}
+		return policy.Means{MPS: f.noMPS(ctx), Held: records.HeldOf(h.Records), Partitions: h.Standing}, ctx.Err()
+	})
+	if err != nil {
+		return nil, err
+	}
+	h.Node = node
+	return h, session.Close()
+}
+
+// records reads what the plugin has written down; nothing where it has never run. Without it, what claims hold would pass for
+// somebody else's.
+func (f *inspectFlags) records(h *inspect.Hardware) error {
+	dir := filepath.Join(f.pluginsDir, f.driverName)
+	if _, err := os.Stat(filepath.Join(dir, "claims")); errors.Is(err, fs.ErrNotExist) {
+		h.NoRecords = filepath.Join(dir, "claims")
+		return nil
+	}
+	var corrupt, more []error
+	var err error
+	if h.Records, corrupt, err = records.List(records.Disk{}, filepath.Join(dir, "claims")); err == nil {
+		h.Layouts, more, err = records.ListLayouts(records.Disk{}, filepath.Join(dir, "layouts"))
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		err = fmt.Errorf("%w: run as root", err)
+	}
+	if err != nil {
+		return err
+	}
+	for _, err := range append(corrupt, more...) {
+		h.Problems = append(h.Problems, fmt.Errorf("a record is broken, and what it stands for is shown as nobody's: %w", err))
+	}
+	return nil
 }
 
 // inspectTimeout bounds the wait for the MPS supervisor.
@@ -153,151 +203,27 @@ func (f *inspectFlags) noMPS(ctx context.Context) error {
 	return errors.Join(client.Available(ctx), client.Close())
 }
 
-// records are the claims that the plugin has recorded; none where it has never run.
-func (f *inspectFlags) records() ([]*records.Record, error) {
-	if f.model != "" {
-		return nil, nil
+// hasUTF8 tells whether the locale is one of UTF-8 (POSIX: LC_ALL overrides LC_CTYPE, which overrides LANG).
+func hasUTF8(getenv func(string) string) bool {
+	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
+		if v := getenv(name); v != "" {
+			v = strings.ToLower(strings.ReplaceAll(v, "-", ""))
+			return strings.Contains(v, "utf8")
+		}
 	}
-	dir := filepath.Join(f.pluginsDir, f.driverName, "claims")
-	return records.List(records.Disk{}, dir)
+	return false
 }
 
-func viewGPU(ctx context.Context, session *nvml.Session, g *gpu.GPU, held []*records.Record) (*gpuView, error) {
-	v := &gpuView{Device: g.PCI.DeviceName(), UUID: g.UUID, Product: g.ProductName}
-	v.MIG, v.Offers, v.Advice = offers(g)
-	v.NoMPS, v.NoTimeSlice = g.Offer.NoMPS, g.Offer.NoTimeSlice
-	parts, err := session.Partitions(ctx, g)
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range parts {
-		part := partitionView{Profile: g.MIG.ProfileName(p.ProfileID), Placement: fmt.Sprintf("%d:%d", p.Placement.Start, p.Placement.Size),
-			GI: p.GI, UUID: p.UUID, HeldBy: "nobody known"}
-		for _, r := range held {
-			for _, d := range r.Partitions() {
-				if d.GPU == v.Device && d.Partition.ProfileID == p.ProfileID && d.Partition.Placement == p.Placement {
-					part.HeldBy = r.Claim.String()
-				}
-			}
-		}
-		v.Partitions = append(v.Partitions, part)
-	}
-	for _, r := range held {
-		for _, d := range r.Devices {
-			if d.GPU == v.Device && d.Share != nil {
-				v.Shares = append(v.Shares, shareView{string(d.Share.Kind), describeShare(d.Share), r.Claim.String()})
-			} else if d.GPU == v.Device && d.Partition == nil {
-				v.HeldBy = append(v.HeldBy, r.Claim.String())
-			}
+// terminalWidth is that of the terminal that is written to, else $COLUMNS; 0 where neither is known.
+func terminalWidth(w io.Writer, getenv func(string) string) int {
+	if file, ok := w.(*os.File); ok {
+		if size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
+			return int(size.Col)
 		}
 	}
-	return v, nil
-}
-
-// describeShare says what a claim has of a shared GPU.
-func describeShare(s *records.Share) string {
-	has := []string{fmt.Sprintf("shares %d", s.Shares)}
-	if s.Memory > 0 {
-		has = append(has, fmt.Sprintf("memory %d MiB", s.Memory>>20))
+	width, err := strconv.Atoi(getenv("COLUMNS"))
+	if err != nil || width < 0 {
+		return 0
 	}
-	if s.Cores > 0 {
-		has = append(has, fmt.Sprintf("cores %d%%", s.Cores))
-	}
-	if s.Interval != "" {
-		has = append(has, "time slices "+s.Interval)
-	}
-	return strings.Join(has, ", ")
-}
-
-// offers says in words what a GPU offers and how an admin changes that.
-func offers(g *gpu.GPU) (mig, offers, advice string) {
-	var all []string
-	partitions := 0
-	for _, s := range g.Shapes() {
-		switch {
-		case s.IsPartition():
-			partitions++
-		case s.IsWhole():
-			all = append(all, "whole")
-		default:
-			all = append(all, fmt.Sprintf("%s for %d", s.Share, g.Sharing(s.Share).Shares))
-		}
-	}
-	whole := len(all) > 0
-	if partitions > 0 {
-		all = append(all, fmt.Sprintf("partitions at %d places", partitions))
-	}
-	offers = strings.Join(all, ", or ")
-	if offers == "" {
-		offers = "nothing by policy"
-	}
-	switch {
-	case !g.MIG.Capable:
-		return "no", offers, ""
-	case len(g.MIG.Profiles) == 0:
-		return onOff(g.MIG.Enabled), offers, "the driver tells no placements of partitions, so none are offered"
-	case !g.MIG.NeedsReset:
-		return onOff(g.MIG.Enabled), offers, ""
-	case whole:
-		return "off", offers, "for partitions of a GPU: drain the node, nvidia-smi -i <GPU> -mig 1, reset the GPU, restart the plugin"
-	default:
-		return "on", offers, "for a whole or shared GPU: drain the node, nvidia-smi -i <GPU> -mig 0, reset the GPU, restart the plugin"
-	}
-}
-
-func onOff(on bool) string {
-	if on {
-		return "on"
-	}
-	return "off"
-}
-
-// print writes the view for people.
-func (v *nodeView) print(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(t, "driver %s\n\nDEVICE\tPRODUCT\tMIG\tOFFERS\tHELD BY\n", v.DriverVersion)
-	for _, g := range v.GPUs {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", g.Device, g.Product, g.MIG, g.Offers, orDash(strings.Join(g.HeldBy, ", ")))
-	}
-	header := "\nSHARE OF\tBY\tHAS\tHELD BY\n"
-	for _, g := range v.GPUs {
-		for _, s := range g.Shares {
-			fmt.Fprintf(t, "%s%s\t%s\t%s\t%s\n", header, g.Device, s.Kind, s.Has, s.HeldBy)
-			header = ""
-		}
-	}
-	header = "\nPARTITION OF\tPROFILE\tPLACE\tGI\tUUID\tHELD BY\n"
-	for _, g := range v.GPUs {
-		for _, p := range g.Partitions {
-			fmt.Fprintf(t, "%s%s\t%s\t%s\t%d\t%s\t%s\n", header, g.Device, p.Profile, p.Placement, p.GI, orDash(p.UUID), p.HeldBy)
-			header = ""
-		}
-	}
-	if err := t.Flush(); err != nil {
-		return fmt.Errorf("print the GPUs: %w", err)
-	}
-	said := map[string]bool{}
-	for _, g := range v.GPUs {
-		if g.Advice != "" && !said[g.Advice] {
-			said[g.Advice] = true
-			fmt.Fprintln(w, g.Advice)
-		}
-		for _, no := range []struct{ what, why string }{{"by MPS", g.NoMPS}, {"by time slices", g.NoTimeSlice}} {
-			if line := "not shared " + no.what + ": " + no.why; no.why != "" && !said[line] {
-				said[line] = true
-				fmt.Fprintln(w, line)
-			}
-		}
-	}
-	for _, p := range v.Problems {
-		fmt.Fprintln(w, "not served:", p)
-	}
-	return nil
-}
-
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
+	return width
 }

@@ -1,18 +1,19 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
-	"runtime/debug"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/component-base/featuregate"
-	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
 
+	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/driver"
 	"github.com/cleave-dra/cleave/pkg/mps"
@@ -21,10 +22,20 @@ import (
 // gcPercent trades a little CPU for memory: an idle node daemon has little garbage and nothing to hurry for.
 const gcPercent = 50
 
+// startAnew puts the same program with the same command line in place of this one.
+func startAnew(ctx context.Context) error {
+	klog.FromContext(ctx).Info("Starting anew, with the driver as it is now")
+	klog.Flush()
+	if err := syscall.Exec(selfProgram, os.Args, os.Environ()); err != nil { //nolint:gosec // itself, as it was started
+		return fmt.Errorf("start %s anew: %w", os.Args[0], err)
+	}
+	return nil
+}
+
 func newKubeletPlugin() *cobra.Command {
 	config := driver.Config{}
-	logging := logsapi.NewLoggingConfiguration()
-	gates := featuregate.NewFeatureGate()
+	policies := policyFlags{}
+	service := newService()
 	cmd := &cobra.Command{
 		Use:   "kubelet-plugin",
 		Short: "Serve a node's GPUs to its kubelet",
@@ -33,23 +44,21 @@ func newKubeletPlugin() *cobra.Command {
 			"Every flag can also be set by the environment variable of its name: --node-name by NODE_NAME.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := flagsFromEnvironment(cmd.Flags(), os.Getenv); err != nil {
+			if err := service.begin(cmd.Flags(), config.Validate); err != nil {
 				return err
 			}
-			if err := config.Validate(); err != nil {
-				return &usageError{err}
+			config.PolicyFile, config.PolicyFormat = policies.file, policies.format
+			err := driver.Run(cmd.Context(), config)
+			if errors.Is(err, driver.ErrDriverBack) {
+				return startAnew(cmd.Context())
 			}
-			if err := errors.Join(logsapi.AddFeatureGates(gates), logsapi.ValidateAndApply(logging, gates)); err != nil {
-				return &usageError{fmt.Errorf("set up logging: %w", err)}
-			}
-			debug.SetGCPercent(gcPercent)
-			return driver.Run(cmd.Context(), config)
+			return err
 		},
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.StringVar(&config.NodeName, "node-name", "", "name of this node's Node object")
-	flags.StringVar(&config.DriverName, "driver-name", v1alpha1.Group, "name of the DRA driver")
+	flags.StringVar(&config.DriverName, "driver-name", v1alpha1.Group, "name of the DRA driver; "+nvidia.DriverName+" runs manifests written for NVIDIA's")
 	flags.StringVar(&config.PodUID, "pod-uid", "", "UID of this pod; lets the next release start beside this one in a rolling update")
 	flags.StringVar(&config.DaemonSet, "daemonset", "", "DaemonSet of this pod, as namespace/name; once it is gone, a plugin that ends and holds nothing takes its files away")
 	flags.StringVar(&config.Kubeconfig, "kubeconfig", "", "kubeconfig file; empty for the pod's service account")
@@ -64,13 +73,13 @@ func newKubeletPlugin() *cobra.Command {
 	flags.StringVar(&config.CgroupRoot, "cgroup-root", "/sys/fs/cgroup", "root of the host's cgroup v2 hierarchy, by which a driver may limit memory")
 	flags.StringVar(&config.Sysfs, "sysfs", "/sys", "the node's sysfs")
 	flags.StringVar(&config.Procfs, "procfs", "/proc", "the node's procfs")
-	flags.StringVar(&config.ExistingPartitions, "existing-partitions", driver.TaintExisting,
-		"MIG partitions that Cleave did not make: taint (what overlaps them is not handed out) or offer (hand them out as they are)")
-	flags.StringVar(&config.PolicyFile, "policy", "", "NodePolicy file that says what the GPUs are handed out as; empty to offer every tier")
+	policies.addFile(flags)
 	flags.StringVar(&config.MPSSocket, "mps-socket", mps.DefaultSocket, "socket of cleave mps-supervisor; empty to share no GPU by MPS")
+	flags.BoolVar(&config.ListAttributes, "list-attributes", false,
+		"publish numaNode as a list: the GPU's NUMA node and the others of its socket; needs the feature gate DRAListTypeAttributes, and the plugin asks the API server for it")
 	flags.StringVar(&config.MetricsAddress, "metrics-address", ":8080", "address of /metrics, /healthz and /readyz; empty for none")
 	flags.DurationVar(&config.DriverRetry, "driver-retry", 2*time.Second, "time between attempts to reach the NVIDIA driver")
 	flags.DurationVar(&config.ReconcileEvery, "reconcile-every", 5*time.Minute, "time between comparisons of the node's claims with the API server")
-	logsapi.AddFlags(logging, flags)
+	service.addFlags(flags)
 	return cmd
 }

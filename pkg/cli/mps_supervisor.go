@@ -2,18 +2,13 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
-	"runtime/debug"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/component-base/featuregate"
-	logsapi "k8s.io/component-base/logs/api/v1"
 
 	"github.com/cleave-dra/cleave/pkg/mps"
 	"github.com/cleave-dra/cleave/pkg/mps/supervisor"
@@ -24,8 +19,7 @@ const selfProgram = "/proc/self/exe"
 
 func newMPSSupervisor() *cobra.Command {
 	config := supervisor.Config{Version: version}
-	logging := logsapi.NewLoggingConfiguration()
-	gates := featuregate.NewFeatureGate()
+	service := newService()
 	cmd := &cobra.Command{
 		Use:   "mps-supervisor",
 		Short: "Run the MPS control daemons of a node",
@@ -35,16 +29,9 @@ func newMPSSupervisor() *cobra.Command {
 			"Every flag can also be set by the environment variable of its name: --start-timeout by START_TIMEOUT.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := flagsFromEnvironment(cmd.Flags(), os.Getenv); err != nil {
+			if err := service.begin(cmd.Flags(), config.Validate); err != nil {
 				return err
 			}
-			if err := config.Validate(); err != nil {
-				return &usageError{err}
-			}
-			if err := errors.Join(logsapi.AddFeatureGates(gates), logsapi.ValidateAndApply(logging, gates)); err != nil {
-				return &usageError{fmt.Errorf("set up logging: %w", err)}
-			}
-			debug.SetGCPercent(gcPercent)
 			return supervisor.Run(cmd.Context(), config, []string{selfProgram, "mps-supervisor", "run-daemon"})
 		},
 	}
@@ -60,7 +47,7 @@ func newMPSSupervisor() *cobra.Command {
 		"folder of the cgroup v2 file system, outside of any pod, for daemons to outlive this process's container: /sys/fs/cgroup/cleave-mps; empty for none")
 	flags.DurationVar(&config.StartTimeout, "start-timeout", 20*time.Second, "how long a daemon may take until it answers")
 	flags.DurationVar(&config.StopTimeout, "stop-timeout", 5*time.Second, "how long a daemon may take to end: when asked, after SIGTERM, and after SIGKILL")
-	logsapi.AddFlags(logging, flags)
+	service.addFlags(flags)
 	cmd.AddCommand(newRunDaemon(), newMPSStatus())
 	return cmd
 }

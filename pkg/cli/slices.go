@@ -36,8 +36,10 @@ type slicesFlags struct {
 	driverName string
 	output     string
 	cgroupRoot string
-	policyFile string
+	policy     policyFlags
 	withoutMPS bool
+	// inForce is the name of the policy that was applied.
+	inForce string
 }
 
 func newSlices() *cobra.Command {
@@ -46,10 +48,13 @@ func newSlices() *cobra.Command {
 		Use:   "slices",
 		Short: "Print the ResourceSlices a node would publish",
 		Long: "slices prints exactly what the plugin would publish, without a cluster: of the machine it runs on, or of a\n" +
-			"model of a node (" + strings.Join(simulated.NodeModels(), ", ") + ").\n\n" +
+			"model of a node (" + strings.Join(simulated.NodeModels(), ", ") + "). On a model, GPUs of which the policy\n" +
+			"offers partitions alone are in MIG mode, which on Ampere an admin has to see to.\n\n" +
 			"-o json and -o yaml print a v1 List of ResourceSlice objects that kubectl apply takes.",
 		Example: "  cleave slices --node-model hgx-h100\n" +
 			"  cleave slices --node-model l40s --policy policy.yaml\n" +
+			"  cleave slices --node-model dgx-a100 --policy policies/ --policy-name inference\n" +
+			"  cleave slices --node-model hgx-h100 --policy config.yaml --import-format mig-parted --policy-name all-balanced\n" +
 			"  cleave slices --node-model hgx-h100 --node-name gpu-node-1 -o yaml | kubectl apply -f -\n" +
 			"  cleave slices --driver-root /run/nvidia/driver",
 		Args: noArgs,
@@ -64,6 +69,11 @@ func newSlices() *cobra.Command {
 			for _, p := range node.Problems {
 				fmt.Fprintf(cmd.ErrOrStderr(), "cleave: GPU %d is left out: %v\n", p.Index, p.Err)
 			}
+			for i := range node.GPUs {
+				if why := node.GPUs[i].Offer.NoPartitions; why != "" {
+					fmt.Fprintf(cmd.ErrOrStderr(), "cleave: %s offers no partitions: %s\n", node.GPUs[i].PCI.DeviceName(), why)
+				}
+			}
 			return printSlices(cmd.OutOrStdout(), publish.Objects(node, f.driverName, f.nodeName), f.output)
 		},
 	}
@@ -76,14 +86,19 @@ func newSlices() *cobra.Command {
 	return cmd
 }
 
-// addHardware adds the flags that say which GPUs to look at.
+// addHardware adds the flags that say which GPUs to look at, and by which policy.
 func (f *slicesFlags) addHardware(flags *pflag.FlagSet) {
+	f.addNode(flags)
+	f.policy.add(flags)
+}
+
+// addNode adds the flags that say which GPUs to look at.
+func (f *slicesFlags) addNode(flags *pflag.FlagSet) {
 	flags.StringVar(&f.model, "node-model", "", "look at a node of this model instead of this machine")
 	flags.StringVar(&f.library, "nvml-library", "", "path of libnvidia-ml.so.1; empty to look under the driver root")
 	flags.StringVar(&f.driverRoot, "driver-root", "/", "root of the NVIDIA driver's files")
 	flags.StringVar(&f.sysfs, "sysfs", "/sys", "the node's sysfs")
 	flags.StringVar(&f.cgroupRoot, "cgroup-root", "/sys/fs/cgroup", "root of the cgroup v2 hierarchy")
-	flags.StringVar(&f.policyFile, "policy", "", "NodePolicy file; empty to offer every tier")
 	flags.StringVar(&f.driverName, "driver-name", v1alpha1.Group, "name of the DRA driver")
 }
 
@@ -114,26 +129,37 @@ func (f *slicesFlags) inventory(ctx context.Context) (*gpu.Node, error) {
 	if f.withoutMPS {
 		noMPS = errors.New("--without-mps")
 	}
-	session, node, err := f.offered(ctx, noMPS)
+	session, node, err := f.offered(ctx, func(*nvml.Session) (policy.Means, error) { return policy.Means{MPS: noMPS}, nil })
 	if err != nil {
 		return nil, err
 	}
 	return node, session.Close()
 }
 
-// offered reads the machine or the model and what its GPUs offer by policy, with MPS or with the reason why there is none.
-func (f *slicesFlags) offered(ctx context.Context, noMPS error) (*nvml.Session, *gpu.Node, error) {
-	p, err := policy.Load(f.policyFile)
+// offered reads the machine or the model and what its GPUs offer by policy and by what else there is.
+func (f *slicesFlags) offered(ctx context.Context, look func(*nvml.Session) (policy.Means, error)) (*nvml.Session, *gpu.Node, error) {
+	name, p, err := f.policy.load()
 	if err != nil {
-		return nil, nil, &usageError{err}
+		return nil, nil, err
 	}
+	f.inForce = name
 	session, err := f.open(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	return session, policy.Apply(p, session.Node(), policy.Means{MPS: noMPS, CgroupMemory: func(g *gpu.GPU) bool {
-		return session.LimitsMemory(ctx, g.PCI, f.cgroupRoot)
-	}}), nil
+	node := session.Node()
+	if err := policy.Check(p, node); err != nil {
+		return nil, nil, errors.Join(&usageError{fmt.Errorf("policy %q does not fit this node: %w", name, err)}, session.Close())
+	}
+	if f.model != "" {
+		node, _ = policy.InMIGMode(p, node)
+	}
+	means, err := look(session)
+	if err != nil {
+		return nil, nil, errors.Join(err, session.Close())
+	}
+	means.CgroupMemory = func(g *gpu.GPU) bool { return session.LimitsMemory(ctx, g.PCI, f.cgroupRoot) }
+	return session, policy.Apply(p, node, means), nil
 }
 
 func (f *slicesFlags) open(ctx context.Context) (*nvml.Session, error) {

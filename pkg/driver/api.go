@@ -50,7 +50,7 @@ func (a apiClaims) ClaimByUID(ctx context.Context, uid types.UID) (*resourceapi.
 	}
 }
 
-// nodeEvents writes warning Events about the node.
+// nodeEvents writes Events about the node.
 type nodeEvents struct {
 	recorder record.EventRecorder
 	node     *corev1.ObjectReference
@@ -69,11 +69,27 @@ func newNodeEvents(ctx context.Context, client kubernetes.Interface, driver, nod
 
 // warnClaim writes a warning about a claim.
 func (n *nodeEvents) warnClaim(claim records.Claim, reason, message string) {
-	n.recorder.Event(&corev1.ObjectReference{
-		APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
-	}, corev1.EventTypeWarning, reason, message)
+	n.recorder.Event(reference(claim), corev1.EventTypeWarning, reason, message)
 }
 
+// noteClaim writes of a claim with which something is as it should be again.
+func (n *nodeEvents) noteClaim(claim records.Claim, reason, message string) {
+	n.recorder.Event(reference(claim), corev1.EventTypeNormal, reason, message)
+}
+
+// reference is a claim as Events name it.
+func reference(claim records.Claim) *corev1.ObjectReference {
+	return &corev1.ObjectReference{
+		APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
+	}
+}
+
+// warn writes of something that needs a look.
 func (n *nodeEvents) warn(reason, message string) {
 	n.recorder.Event(n.node, corev1.EventTypeWarning, reason, message)
+}
+
+// note writes of something that is as it should be.
+func (n *nodeEvents) note(reason, message string) {
+	n.recorder.Event(n.node, corev1.EventTypeNormal, reason, message)
 }

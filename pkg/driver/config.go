@@ -10,7 +10,9 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/pkg/nvml"
+	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 // Config is all that a plugin needs to know. Every path is as this process sees it, except DriverRoot.
@@ -46,13 +48,15 @@ type Config struct {
 	Sysfs  string
 	Procfs string
 
-	// ExistingPartitions says what to do with MIG partitions that Cleave did not make: TaintExisting or OfferExisting.
-	ExistingPartitions string
-
 	// PolicyFile is a NodePolicy; empty for the policy that offers every tier.
 	PolicyFile string
+	// PolicyFormat is what PolicyFile holds; empty for NodePolicies.
+	PolicyFormat policy.Format
 	// MPSSocket is the supervisor's; empty to share no GPU by MPS.
 	MPSSocket string
+
+	// ListAttributes publishes attributes as lists, if the API server takes them.
+	ListAttributes bool
 
 	// MetricsAddress serves /metrics, /healthz and /readyz; empty for none.
 	MetricsAddress string
@@ -63,14 +67,6 @@ type Config struct {
 	ReconcileEvery time.Duration
 }
 
-// What to do with MIG partitions that Cleave did not make.
-const (
-	// TaintExisting keeps the devices in their place from being handed out.
-	TaintExisting = "taint"
-	// OfferExisting hands them out as they are.
-	OfferExisting = "offer"
-)
-
 // Validate names every field that cannot be used, by its flag.
 func (c *Config) Validate() error {
 	var errs []error
@@ -80,9 +76,6 @@ func (c *Config) Validate() error {
 	}
 	if c.KubeQPS <= 0 || c.KubeBurst <= 0 {
 		errs = append(errs, fmt.Errorf("--kube-api-qps %g and --kube-api-burst %d must be above zero", c.KubeQPS, c.KubeBurst))
-	}
-	if c.ExistingPartitions != TaintExisting && c.ExistingPartitions != OfferExisting {
-		errs = append(errs, fmt.Errorf("--existing-partitions %q is not one of %s, %s", c.ExistingPartitions, TaintExisting, OfferExisting))
 	}
 	for _, dir := range []struct{ flag, path string }{
 		{"--kubelet-plugins-dir", c.PluginsDir}, {"--kubelet-registry-dir", c.RegistryDir}, {"--cdi-dir", c.CDIDir},
@@ -137,6 +130,9 @@ func CheckNodeName(name string) error {
 	}
 	return nil
 }
+
+// compatible tells whether manifests written for NVIDIA's DRA driver are to run unchanged.
+func (c *Config) compatible() bool { return c.DriverName == nvidia.DriverName }
 
 // pluginDir is where sockets, records, locks and the hook of this driver live.
 func (c *Config) pluginDir() string {

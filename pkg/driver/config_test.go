@@ -11,7 +11,7 @@ import (
 func validConfig() Config {
 	return Config{
 		NodeName: "node-1", DriverName: "gpu.cleave.dev", KubeQPS: 100, KubeBurst: 200,
-		PluginsDir: "/var/lib/kubelet/plugins", RegistryDir: "/var/lib/kubelet/plugins_registry", ExistingPartitions: TaintExisting, CDIDir: "/var/run/cdi",
+		PluginsDir: "/var/lib/kubelet/plugins", RegistryDir: "/var/lib/kubelet/plugins_registry", CDIDir: "/var/run/cdi",
 		DriverRoot: "/", CgroupRoot: "/sys/fs/cgroup", Sysfs: "/sys", Procfs: "/proc", MetricsAddress: ":8080",
 		DriverRetry: time.Second, ReconcileEvery: time.Minute,
 	}

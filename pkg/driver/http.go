@@ -16,16 +16,48 @@ import (
 // readiness is what /readyz tells.
 type readiness struct {
 	mu         sync.Mutex
+	nameErr    error
 	driverErr  error
 	driverOK   bool
+	clusterErr error
+	policyErr  error
+	besideErr  error
 	publishErr error
 	publishOK  bool
+}
+
+// namesake says that another driver of the same name is there.
+func (r *readiness) namesake(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.nameErr = err
 }
 
 func (r *readiness) driver(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.driverErr, r.driverOK = err, err == nil
+}
+
+// cluster says why it is not known yet what the API server has on the node.
+func (r *readiness) cluster(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.clusterErr = err
+}
+
+// policy says why no policy is in force.
+func (r *readiness) policy(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.policyErr = err
+}
+
+// beside says who else hands out GPUs of the node.
+func (r *readiness) beside(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.besideErr = err
 }
 
 func (r *readiness) published(err error) {
@@ -39,8 +71,16 @@ func (r *readiness) err() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
+	case r.nameErr != nil:
+		return fmt.Errorf("nothing is served: %w", r.nameErr)
 	case r.driverErr != nil:
 		return fmt.Errorf("waiting for the NVIDIA driver: %w", r.driverErr)
+	case r.clusterErr != nil:
+		return fmt.Errorf("waiting for the API server: %w", r.clusterErr)
+	case r.policyErr != nil:
+		return fmt.Errorf("waiting for a node policy that can be used: %w", r.policyErr)
+	case r.besideErr != nil:
+		return fmt.Errorf("the node's GPUs are not published: %w", r.besideErr)
 	case !r.driverOK:
 		return errors.New("waiting for the NVIDIA driver")
 	case r.publishErr != nil:

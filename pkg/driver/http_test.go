@@ -12,17 +12,26 @@ import (
 
 func TestReadinessSaysWhatIsMissing(t *testing.T) {
 	noLibrary, refused := errors.New("libnvidia-ml.so.1 not found under /"), errors.New("connection refused")
+	ready := func(r *readiness) { r.driver(nil); r.published(nil) }
 	tests := map[string]struct {
 		events func(r *readiness)
 		want   string // empty: ready
 	}{
 		"at start":                   {func(*readiness) {}, "waiting for the NVIDIA driver"},
+		"namesake":                   {func(r *readiness) { ready(r); r.namesake(refused) }, "nothing is served: " + refused.Error()},
+		"no namesake":                {func(r *readiness) { ready(r); r.namesake(refused); r.namesake(nil) }, ""},
 		"driver awaited":             {func(r *readiness) { r.driver(noLibrary) }, "waiting for the NVIDIA driver: " + noLibrary.Error()},
 		"driver there":               {func(r *readiness) { r.driver(noLibrary); r.driver(nil) }, "publishing ResourceSlices"},
 		"published before CDI":       {func(r *readiness) { r.published(nil) }, "waiting for the NVIDIA driver"},
 		"publishing failed":          {func(r *readiness) { r.driver(nil); r.published(refused) }, "publish ResourceSlices: " + refused.Error()},
 		"published after a failure":  {func(r *readiness) { r.driver(nil); r.published(refused); r.published(nil) }, ""},
 		"both":                       {func(r *readiness) { r.driver(nil); r.published(nil) }, ""},
+		"Node not read":              {func(r *readiness) { r.cluster(refused) }, "waiting for the API server: " + refused.Error()},
+		"Node read":                  {func(r *readiness) { ready(r); r.cluster(refused); r.cluster(nil) }, ""},
+		"no policy":                  {func(r *readiness) { ready(r); r.policy(refused) }, "waiting for a node policy that can be used: " + refused.Error()},
+		"a policy":                   {func(r *readiness) { ready(r); r.policy(refused); r.policy(nil) }, ""},
+		"beside another":             {func(r *readiness) { ready(r); r.beside(refused) }, "the node's GPUs are not published: " + refused.Error()},
+		"alone again":                {func(r *readiness) { ready(r); r.beside(refused); r.beside(nil) }, ""},
 		"driver went away":           {func(r *readiness) { r.driver(nil); r.published(nil); r.driver(noLibrary) }, noLibrary.Error()},
 		"the driver is named before": {func(r *readiness) { r.published(refused); r.driver(noLibrary) }, noLibrary.Error()},
 	}

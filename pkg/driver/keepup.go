@@ -5,11 +5,9 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
-	"github.com/cleave-dra/cleave/pkg/nvml"
-	"github.com/cleave-dra/cleave/pkg/publish"
+	"github.com/cleave-dra/cleave/pkg/policy/live"
 )
 
 // slicesGoneFor is for how many seconds after a registration the slices are published again. A kubelet that starts
@@ -20,35 +18,29 @@ const slicesGoneFor = 6
 // startUp is when the first publication is over, informers' first lists included.
 const startUp = 2 * time.Second
 
-// watchAgain is the time after which a failed wait for events is begun anew.
-const watchAgain = time.Minute
-
 // settle is how long partitions must have stood still before the hardware is looked at again: the plugin's own
 // changes cause events, too.
 const settle = time.Second
 
 // finishEvery is the time between attempts to finish what claims have begun to give back: a partition that was in use, a
-// share whose supervisor was away.
+// share whose supervisor was away; and to cut GPUs that something is in the way of.
 const finishEvery = 10 * time.Second
 
 // keepUp keeps hardware, records, API server and slices in line, now, every so often and after partitions changed, until
-// ctx ends. Slices come after the first look at the hardware, so that a restart does not take taints away and put them
-// back.
-func (s *service) keepUp(ctx context.Context, hw *hardware) {
-	p := &publisher{to: s.helper, client: s.client, driver: s.config.DriverName, pool: s.config.NodeName}
+// ctx ends or the driver is to be let go of, which it gives the reason for. Slices come after the first look at the
+// hardware, so that a restart does not take taints away and put them back.
+func (s *service) keepUp(ctx context.Context, hw *hardware, p *publisher) error {
+	ctx, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { s.watchMIG(ctx, hw.Session) })
-	if s.supervisor.client != nil {
-		wg.Go(func() { s.watchMPS(ctx) })
-	}
+	defer stop()
+	s.watchAll(ctx, &wg)
 	tick := time.NewTicker(s.config.ReconcileEvery)
 	defer tick.Stop()
-	s.engine.Recover(ctx)
-	s.publish(ctx, hw, p)
+	s.recover(ctx, hw, p)
 	s.engine.Reconcile(ctx, apiClaims{s.client})
-	started := time.After(startUp)
 	var settled <-chan time.Time
+	left := s.leaving(hw)
 	refresh := time.NewTicker(time.Second)
 	defer refresh.Stop()
 	refreshes := 0
@@ -59,11 +51,7 @@ func (s *service) keepUp(ctx context.Context, hw *hardware) {
 	for {
 		select {
 		case <-ctx.Done():
-			return
-		case <-started:
-			if err := releaseStartUp(); err != nil {
-				klog.FromContext(ctx).Error(err, "Could not give back the memory that the start took")
-			}
+			return nil
 		case <-s.registered:
 			refreshes = slicesGoneFor
 		case <-refresh.C:
@@ -72,69 +60,109 @@ func (s *service) keepUp(ctx context.Context, hw *hardware) {
 				p.refresh(ctx)
 			}
 		case <-askSupervisor.C:
+			if why := s.mustLetGo(); why != nil {
+				return why
+			}
 			if s.supervisor.ask(ctx) {
 				s.reportSupervisor(ctx)
-				hw.offer(s.supervisor.noMPS())
-				s.engine.Recover(ctx)
-				s.publish(ctx, hw, p)
+				s.recover(ctx, hw, p)
 			}
 		case <-unfinished.C:
-			if s.engine.Unfinished() {
-				s.engine.Recover(ctx)
-				s.publish(ctx, hw, p)
+			if s.engine.Unfinished() || s.uncut != "" {
+				s.recover(ctx, hw, p)
 			}
+		case <-s.health.changed:
+			s.publish(ctx, hw, p)
+		case <-s.ranking.changed:
+			s.ranking.start()
+		case <-s.ranking.due:
+			s.rank(ctx, hw, p)
 		case <-s.changed:
 			settled = time.After(settle)
 		case <-settled:
 			settled = nil
 			s.engine.FindForeign(ctx)
-			s.publish(ctx, hw, p)
+			s.reoffer(ctx, hw, p)
+		case <-s.outside:
+			if why := s.mustLetGo(); why != nil {
+				return why
+			}
+			if s.lookOutside(ctx, hw, false) {
+				left = s.leaving(hw)
+				s.reoffer(ctx, hw, p)
+			}
+		case <-left:
+			left, hw.before = nil, nil
+			s.reoffer(ctx, hw, p)
 		case <-tick.C:
+			s.lists.ask(ctx, s.client, s.config)
 			s.engine.Reconcile(ctx, apiClaims{s.client})
-			s.engine.Recover(ctx)
-			hw.offer(s.supervisor.noMPS()) // what nobody holds any more, and the policy no longer has, goes
-			s.publish(ctx, hw, p)
+			if s.lookOutside(ctx, hw, true) {
+				left = s.leaving(hw)
+			}
+			s.recover(ctx, hw, p)
 		}
 	}
 }
 
-// watchMIG reports changes of partitions until ctx ends. A wait for events may fail because of one GPU: it is begun
-// anew, and until then changes are seen at the next reconcile.
-func (s *service) watchMIG(ctx context.Context, session *nvml.Session) {
-	again := time.NewTicker(watchAgain)
-	defer again.Stop()
-	for {
-		err := session.WatchMIG(ctx, func() { signal(s.changed) })
-		if err == nil {
-			return // ctx has ended, or the driver has no such events
-		}
-		klog.FromContext(ctx).Error(err, "Lost the events of MIG changes for a while", "againIn", watchAgain)
+// watchAll starts what watches the supervisor and the policy files, until ctx ends, and gives back what the start took.
+func (s *service) watchAll(ctx context.Context, wg *sync.WaitGroup) {
+	wg.Go(func() {
 		select {
 		case <-ctx.Done():
-			return
-		case <-again.C:
+		case <-time.After(startUp):
+			if err := releaseStartUp(); err != nil {
+				klog.FromContext(ctx).Error(err, "Could not give back the memory that the start took")
+			}
 		}
+	})
+	if s.supervisor.client != nil {
+		wg.Go(func() { s.watchMPS(ctx) })
+	}
+	if path := s.config.PolicyFile; path != "" {
+		wg.Go(func() {
+			if err := live.Watch(ctx, path, func() { signal(s.outside) }); err != nil {
+				klog.FromContext(ctx).Error(err, "Changes of the node policy are seen late", "every", s.config.ReconcileEvery)
+			}
+		})
 	}
 }
 
-// publish brings the slices in line with hardware and records.
-func (s *service) publish(ctx context.Context, hw *hardware, p *publisher) {
-	err := p.update(ctx, s.resources(hw))
-	s.ready.published(err)
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Could not publish ResourceSlices")
+// lookOutside looks at what comes from outside: the node's policy, and who else hands out its GPUs. It tells whether that
+// changes what is published.
+func (s *service) lookOutside(ctx context.Context, hw *hardware, again bool) (changed bool) {
+	if changed = s.lookAtPolicy(ctx, hw, again); changed {
+		hw.offer(s.supervisor.noMPS()) // GPUs that the policy leaves to others are in nobody's way
 	}
+	return s.lookBeside(ctx, hw, again) || changed
 }
 
-// resources are the slices as they should be now.
-func (s *service) resources(hw *hardware) resourceslice.DriverResources {
-	taints := s.supervisor.taints(hw.Node())
-	for _, device := range s.engine.Occupied() {
-		taints = append(taints, publish.Taint{Device: device, Key: publish.TaintOccupied})
+// leaving is when what an earlier policy offered goes; nil where nothing of it is left.
+func (s *service) leaving(hw *hardware) <-chan time.Time {
+	if hw.before == nil {
+		return nil
 	}
-	r := publish.Resources(hw.Node(), s.config.NodeName, taints...)
-	for _, existing := range s.engine.Existing() {
-		publish.NameExisting(r, s.config.NodeName, existing.Device, existing.UUID)
+	return time.After(leaveFor)
+}
+
+// keepsForClaims tells whether something is as it is only because claims hold it: published, or not cut into its layout.
+func (s *service) keepsForClaims(hw *hardware) bool {
+	return s.conflict != nil || withdrawn(hw.Node()) || uncut(hw.Node(), hw.standing)
+}
+
+// recover finishes what claims have begun, and offers what is there then.
+func (s *service) recover(ctx context.Context, hw *hardware, p *publisher) {
+	hw.offer(s.supervisor.noMPS())
+	s.engine.Recover(ctx)
+	s.reoffer(ctx, hw, p)
+}
+
+// reoffer brings in line with the policy, and with what claims hold, what GPUs offer, how they are cut, and what is published.
+func (s *service) reoffer(ctx context.Context, hw *hardware, p *publisher) {
+	hw.offer(s.supervisor.noMPS())
+	if hw.before == nil { // before that, a claim may have been allocated what the layout would cut
+		s.keepLayouts(ctx)
+		hw.offer(s.supervisor.noMPS())
 	}
-	return r
+	s.publish(ctx, hw, p)
 }

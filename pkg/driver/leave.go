@@ -48,6 +48,10 @@ func (s *service) leave(ctx context.Context) {
 		logger.Info("Leaving the plugin's files to another plugin that runs", "folder", s.config.pluginDir())
 		return
 	}
+	if err := s.namesakesFiles(ctx); err != nil {
+		logger.Error(err, "Leaving the plugin's files, as some may be another driver's", "folder", s.config.pluginDir())
+		return
+	}
 	switch held, err := removeFiles(&s.config); {
 	case err != nil:
 		logger.Error(err, "Could not remove the plugin's files")

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -26,52 +28,101 @@ import (
 // hardware is a session whose GPUs offer what the node's policy says.
 type hardware struct {
 	*nvml.Session
-	policy *v1alpha1.NodePolicy
 	limits func(g *gpu.GPU) bool
 	held   func() []*records.Record
+	// standing are a GPU's partitions that were made for no claim.
+	standing func(g *gpu.GPU) []gpu.Place
 	// noShares is why the cluster cannot count shares; nil if it can.
 	noShares error
 	node     atomic.Pointer[gpu.Node]
+	ended    sync.Once
+
+	// policy and before are only touched by the goroutine that keeps things in line.
+	policy *v1alpha1.NodePolicy
+	// before is what the GPUs offered by the policy before this one; nil once that has left.
+	before *gpu.Node
+}
+
+// leaveFor is how long devices that a new policy has no more stay published, tainted, though no claim holds them. A claim
+// may have been allocated one and not have been prepared: were the device gone at once, that claim could not be prepared,
+// and the scheduler would give to others what it consumes.
+const leaveFor = 5 * time.Second
+
+// end ends the NVML session; it can be called again.
+func (h *hardware) end(ctx context.Context) {
+	h.ended.Do(func() {
+		if err := h.Close(); err != nil {
+			klog.FromContext(ctx).Error(err, "Could not end the NVML session")
+		}
+	})
 }
 
 // Node is the inventory as published.
 func (h *hardware) Node() *gpu.Node { return h.node.Load() }
 
-// offer applies the policy, with MPS or with the reason why there is none.
-func (h *hardware) offer(noMPS error) {
-	h.node.Store(policy.Apply(h.policy, h.Session.Node(), policy.Means{MPS: noMPS, Shares: h.noShares, CgroupMemory: h.limits, Held: heldOf(h.held())}))
+// change puts another policy in force with the next offer.
+func (h *hardware) change(p *v1alpha1.NodePolicy) {
+	h.policy = p
+	if was := h.Node(); was != nil && slices.ContainsFunc(was.GPUs, func(g gpu.GPU) bool { return len(g.Shapes()) > 0 }) {
+		h.before = was
+	}
 }
 
-// heldOf tells what claims hold of a GPU.
-func heldOf(held []*records.Record) func(g *gpu.GPU) gpu.Held {
-	byGPU := map[string]*gpu.Held{}
-	for _, r := range held {
-		for i := range r.Devices {
-			d := &r.Devices[i]
-			if d.AdminAccess {
-				continue
-			}
-			if byGPU[d.GPU] == nil {
-				byGPU[d.GPU] = &gpu.Held{}
-			}
-			switch has := byGPU[d.GPU]; {
-			case d.Partition != nil:
-				has.Places = append(has.Places, d.Partition.Place())
-			case d.Share == nil:
-				has.Whole = true
-			case d.Share.Kind == gpu.MPS:
-				has.MPS = true
-			default:
-				has.TimeSlice = true
+// offer applies the policy, with MPS or with the reason why there is none.
+func (h *hardware) offer(noMPS error) {
+	node := policy.Apply(h.policy, h.Session.Node(), policy.Means{MPS: noMPS, Shares: h.noShares, CgroupMemory: h.limits, Held: records.HeldOf(h.held()), Partitions: h.standing})
+	if h.before != nil {
+		leave(node, h.before)
+	}
+	h.node.Store(node)
+}
+
+// leave adds to what a node offers what it offered before and does no more, withdrawn.
+func leave(node, before *gpu.Node) {
+	for i := range node.GPUs {
+		was := before.Find(node.GPUs[i].PCI.DeviceName())
+		if was == nil {
+			continue
+		}
+		now := node.GPUs[i].Offer
+		for _, s := range was.Shapes() {
+			switch {
+			case s.Share == gpu.TimeSlice && now.TimeSlice == nil:
+				now.TimeSlice, now.Withdrawn.TimeSlice = was.Sharing(gpu.TimeSlice), true
+			case s.Share == gpu.MPS && now.MPS == nil:
+				now.MPS, now.Withdrawn.MPS = was.Sharing(gpu.MPS), true
+			case s.IsWhole() && !now.Whole:
+				now.Whole, now.Withdrawn.Whole = true, true
+			case s.IsPartition():
+				if now.Partitions == nil {
+					now.Partitions = gpu.NoPlaces(nil)
+				}
+				if at := s.Place(); !now.Partitions.Has(at) && !slices.Contains(now.Partitions.Kept, at) {
+					now.Partitions.Kept = append(now.Partitions.Kept, at)
+				}
 			}
 		}
 	}
-	return func(g *gpu.GPU) gpu.Held {
-		if has := byGPU[g.PCI.DeviceName()]; has != nil {
-			return *has
+}
+
+// withdrawn tells whether something is offered only because claims hold it.
+func withdrawn(node *gpu.Node) bool {
+	return slices.ContainsFunc(node.GPUs, func(g gpu.GPU) bool { return slices.ContainsFunc(g.Shapes(), gpu.Shape.Withdrawn) })
+}
+
+// uncut tells whether a GPU lacks partitions of its layout.
+func uncut(node *gpu.Node, standing func(g *gpu.GPU) []gpu.Place) bool {
+	for i := range node.GPUs {
+		g := &node.GPUs[i]
+		if g.PartitionMode() != gpu.Layout {
+			continue
 		}
-		return gpu.Held{}
+		there := standing(g)
+		if slices.ContainsFunc(g.Offer.Partitions.Places, func(at gpu.Place) bool { return !slices.Contains(there, at) }) {
+			return true
+		}
 	}
+	return false
 }
 
 // memoryLimits finds out on which GPUs the driver can hold a container to an amount of memory, and installs what asks it

@@ -228,8 +228,10 @@ func TestTheKubeletIsToldWhichShareOfADeviceItGets(t *testing.T) {
 	one, two := types.UID("one"), types.UID("two")
 	whole := share("")
 	whole.Share = nil
-	want := []kubeletplugin.Device{device(&one), device(&two), device(nil)}
-	if diff := cmp.Diff(want, toKubelet([]records.Device{share("one"), share("two"), whole})); diff != "" {
+	alone := share(records.ExclusiveID)
+	alone.Share.Exclusive = true
+	want := []kubeletplugin.Device{device(&one), device(&two), device(nil), device(nil)}
+	if diff := cmp.Diff(want, toKubelet([]records.Device{share("one"), share("two"), whole, alone})); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
 }
@@ -249,10 +251,11 @@ func TestWhatClaimsHoldStaysOfferedWhenThePolicyHasItNoMore(t *testing.T) {
 		{GPU: gpus[2].PCI.DeviceName(), Partition: &gpu.Partition{ProfileID: 19, Placement: gpu.Placement{Start: 6, Size: 1}}},
 		{GPU: gpus[3].PCI.DeviceName()},
 		{GPU: gpus[4].PCI.DeviceName(), Partition: &gpu.Partition{}, AdminAccess: true},
+		{GPU: gpus[5].PCI.DeviceName(), Share: &records.Share{Kind: gpu.MPS, Exclusive: true}},
 	}}}
 	hw.held = func() []*records.Record { return held }
 	hw.offer(nil)
-	want := []gpu.Tiers{{TimeSlice: true}, {MPS: true}, {}, {}, {}}
+	want := []gpu.Tiers{{TimeSlice: true}, {MPS: true}, {}, {}, {}, {}}
 	for i, w := range want {
 		o := hw.Node().GPUs[i].Offer
 		if o.Withdrawn != w || (o.TimeSlice != nil) != w.TimeSlice || (o.MPS != nil) != w.MPS || (o.Partitions != nil) != (i == 2) || !o.Whole {

@@ -27,6 +27,7 @@ type Claims interface {
 type plugin struct {
 	claims  Claims
 	metrics *metrics
+	health  *gpuHealth
 	// fatal ends the plugin after an error that no retry mends.
 	fatal context.CancelCauseFunc
 }
@@ -102,7 +103,7 @@ func toKubelet(devices []records.Device) []kubeletplugin.Device {
 		device := kubeletplugin.Device{
 			Requests: []string{d.Request}, PoolName: d.Pool, DeviceName: d.Device, CDIDeviceIDs: d.CDIDeviceIDs,
 		}
-		if d.Share != nil {
+		if d.Share != nil && !d.Share.Exclusive { // of which the allocation has no share
 			id := types.UID(d.Share.ID)
 			device.ShareID = &id
 		}
@@ -119,7 +120,7 @@ func (p *plugin) HandleError(ctx context.Context, err error, msg string) {
 	}
 }
 
-// WatchHealthStatus is not offered by this release.
-func (p *plugin) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
-	return kubeletplugin.ErrHealthNotSupported
+// WatchHealthStatus tells the kubelet how all devices are, until ctx ends.
+func (p *plugin) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
+	return p.health.watch(ctx, reports)
 }

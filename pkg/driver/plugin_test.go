@@ -184,10 +184,3 @@ func TestOnlyAnErrorThatNoRetryMendsEndsThePlugin(t *testing.T) {
 		t.Errorf("cause: got %v, want %v", got, broken)
 	}
 }
-
-func TestHealthIsSaidNotToBeSupported(t *testing.T) {
-	p, ctx := newPlugin(t, &fakeClaims{})
-	if err := p.WatchHealthStatus(ctx, nil); !errors.Is(err, kubeletplugin.ErrHealthNotSupported) {
-		t.Errorf("got %v, want %v", err, kubeletplugin.ErrHealthNotSupported)
-	}
-}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
@@ -189,6 +190,49 @@ func TestASliceThatDoesNotArriveHoldsUpNothingForEver(t *testing.T) {
 		}
 		if diff := cmp.Diff([][]string{{"a ", "b "}, {"a! ", "b "}, {"a! ", "b! "}}, h.calls); diff != "" {
 			t.Errorf("what was published, call by call (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// asked counts the times that the API server was asked for slices.
+func (h *fakeHelper) asked() (n int) {
+	for _, a := range h.client.Actions() {
+		if a.GetVerb() == "list" {
+			n++
+		}
+	}
+	return n
+}
+
+func TestAChangeOfOneSliceIsNotWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, h := newPublisher(t)
+		if err := p.update(t.Context(), resourcesOf([]string{"a", "b"}, []string{"c"})); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		h.lost = true
+		start := time.Now()
+		for _, order := range [][]string{{"b", "a"}, {"a", "b"}, {"b", "a"}} {
+			if err := p.update(t.Context(), resourcesOf(order, []string{"c"})); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if took := time.Since(start); took > 0 || h.asked() > 0 {
+			t.Errorf("three orders of one slice took %s and asked the API server %d times, want nothing", took, h.asked())
+		}
+		h.lost = false
+		p.refresh(t.Context()) // it arrives
+		synctest.Wait()
+		if err := p.update(t.Context(), resourcesOf([]string{"b", "a"}, []string{"c!"})); err != nil {
+			t.Fatal(err)
+		}
+		want := [][]string{{"a b ", "c "}, {"b a ", "c "}, {"a b ", "c "}, {"b a ", "c "}, {"b a ", "c "}, {"b a ", "c! "}}
+		if diff := cmp.Diff(want, h.calls); diff != "" {
+			t.Errorf("what was published, call by call (-want +got):\n%s", diff)
+		}
+		if h.asked() != 1 {
+			t.Errorf("the API server was asked %d times before another slice changed, want once", h.asked())
 		}
 	})
 }

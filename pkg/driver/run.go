@@ -8,26 +8,19 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
-	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/cdi"
 	"github.com/cleave-dra/cleave/pkg/cdi/hook"
 	"github.com/cleave-dra/cleave/pkg/claims"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/mps"
 	"github.com/cleave-dra/cleave/pkg/nvml"
-	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/sharing"
 )
@@ -42,24 +35,39 @@ func Run(ctx context.Context, config Config) error {
 	}
 	ctx, fatal := context.WithCancelCause(ctx)
 	defer fatal(nil)
-	s := &service{config: config, metrics: newMetrics(), registered: make(chan struct{}, 1), changed: make(chan struct{}, 1)}
+	s := &service{
+		config: config, metrics: newMetrics(), registered: make(chan struct{}, 1), changed: make(chan struct{}, 1),
+		outside: make(chan struct{}, 1), ranking: newRanking(),
+		health: newGPUHealth(config.NodeName),
+	}
 	if err := s.open(ctx); err != nil {
 		return err
 	}
 	defer s.leave(ctx)
-	if err := s.startKubeletPlugin(ctx, fatal); err != nil {
-		return err
-	}
-	defer s.helper.Stop()
 	stopHTTP, err := s.serveHTTP(ctx)
 	if err != nil {
 		return err
 	}
 	defer stopHTTP()
+	if !s.withoutNamesake(ctx) {
+		return nil
+	}
+	if err := s.startKubeletPlugin(ctx, fatal); err != nil {
+		return err
+	}
+	defer s.helper.Stop()
 	klog.FromContext(ctx).Info("Serving the kubelet", "driver", config.DriverName, "node", config.NodeName)
+	s.ready.cluster(fmt.Errorf("there is no Node %s yet", config.NodeName))
 
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	wg.Go(func() {
+		s.around.follow(ctx, func(err error) { // beside the driver's start
+			if !s.around.isKnown() {
+				s.ready.cluster(err)
+			}
+		})
+	})
 	wg.Go(func() {
 		if err := s.useHardware(ctx); err != nil && ctx.Err() == nil {
 			fatal(err)
@@ -81,15 +89,27 @@ type service struct {
 	client   kubernetes.Interface
 	events   *nodeEvents
 	engine   *claims.Engine
-	policy   *v1alpha1.NodePolicy
-	// supervisor is only touched by the goroutine that keeps things in line.
+	around   *surroundings
+	// supervisor, policy and conflict are only touched by the goroutine that keeps things in line.
 	supervisor supervisor
-	helper     *kubeletplugin.Helper
-	ready      readiness
+	policy     livePolicy
+	conflict   error // who else hands out the node's GPUs; nil while nobody does
+	// uncut tells which GPUs are not cut as the policy wants, and why; empty where all are.
+	uncut string
+	// draining tells that the driver is let go of; tellsLoaded that procfs says whether it is loaded. So are they.
+	draining, tellsLoaded bool
+	helper                *kubeletplugin.Helper
+	ready                 readiness
 	// registered has a value after the kubelet has registered the plugin.
 	registered chan struct{}
 	// changed has a value after partitions, or what occupies devices, have changed.
 	changed chan struct{}
+	// outside has a value after what comes from outside may have changed: the Node object, slices of other drivers, policy
+	// files.
+	outside chan struct{}
+	ranking ranking
+	lists   lists
+	health  gpuHealth
 }
 
 // open reads what is on disk and connects to the API server; nothing is served yet.
@@ -119,16 +139,18 @@ func (s *service) open(ctx context.Context) error {
 	}
 	s.engine = claims.New(claims.Identity{Driver: s.config.DriverName, Pool: s.config.NodeName}, bootID, store, locks,
 		cdi.Remover{Dir: s.config.CDIDir, Driver: s.config.DriverName})
-	if s.policy, err = policy.Load(s.config.PolicyFile); err != nil {
+	layouts, err := records.OpenLayouts(records.NewDisk(), filepath.Join(s.config.pluginDir(), "layouts"))
+	if err != nil {
 		return err
 	}
+	s.engine.KeepLayoutsIn(layouts)
+	s.openPolicy(ctx)
+	s.around = newSurroundings(s.client, s.config.DriverName, s.config.NodeName, func() { signal(s.outside) })
 	if err := s.openSharing(); err != nil {
 		return err
 	}
 	s.engine.OnChange(func() { signal(s.changed) })
-	if s.config.ExistingPartitions == OfferExisting {
-		s.engine.OfferExisting()
-	}
+	s.engine.OnHeld(func() { signal(s.ranking.changed) })
 	return s.engine.Load(ctx, s.events.warn)
 }
 
@@ -144,53 +166,6 @@ func (s *service) openSharing() error {
 	}
 	s.engine.Share(sharing.New(supervisor, nvml.Here(s.config.driverRoots()), sharing.InRoot))
 	return nil
-}
-
-// restConfig sets limits under which a node full of claims is not throttled: client-go's 5 requests a second make a
-// burst of pods wait for seconds.
-func restConfig(c Config) (*rest.Config, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
-	if err != nil {
-		return nil, fmt.Errorf("find the API server (--kubeconfig %q; empty means the pod's service account): %w", c.Kubeconfig, err)
-	}
-	config.QPS, config.Burst = c.KubeQPS, c.KubeBurst
-	config.ContentType = "application/vnd.kubernetes.protobuf"
-	config.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
-	config.UserAgent = c.DriverName + "/" + c.NodeName
-	return config, nil
-}
-
-// startKubeletPlugin opens the sockets and registers with the kubelet.
-func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCauseFunc) error {
-	options := []kubeletplugin.Option{
-		kubeletplugin.DriverName(s.config.DriverName),
-		kubeletplugin.KubeClient(s.client),
-		kubeletplugin.NodeName(s.config.NodeName),
-		kubeletplugin.RegistrarDirectoryPath(s.config.RegistryDir),
-		kubeletplugin.PluginDataDirectoryPath(s.config.pluginDir()),
-		// Locks are per GPU and hold across processes; the helper's single lock would make all claims wait in line.
-		kubeletplugin.Serialize(false),
-		kubeletplugin.HealthService(false),
-		kubeletplugin.GRPCInterceptor(s.noteRegistration),
-	}
-	if s.config.PodUID != "" {
-		options = append(options, kubeletplugin.RollingUpdate(types.UID(s.config.PodUID)))
-	}
-	helper, err := kubeletplugin.Start(ctx, &plugin{claims: s.engine, metrics: s.metrics, fatal: fatal}, options...)
-	if err != nil {
-		return fmt.Errorf("open the plugin's sockets in %s and %s: %w", s.config.pluginDir(), s.config.RegistryDir, err)
-	}
-	s.helper = helper
-	return nil
-}
-
-// noteRegistration notices when a kubelet, which may just have started, registers the plugin.
-func (s *service) noteRegistration(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	answer, err := handler(ctx, req)
-	if err == nil && strings.HasSuffix(info.FullMethod, "/NotifyRegistrationStatus") {
-		signal(s.registered)
-	}
-	return answer, err
 }
 
 // signal puts a value into a channel that holds one, unless it is there already.
@@ -209,16 +184,15 @@ func (s *service) useHardware(ctx context.Context) error {
 		_, err := hook.Install(s.config.pluginDir(), hook.NVIDIA)
 		installed <- err
 	}()
+	if err := s.waitForLabel(ctx); err != nil {
+		return err
+	}
 	session, err := s.openSession(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err := session.Close(); err != nil {
-			klog.FromContext(ctx).Error(err, "Could not end the NVML session")
-		}
-	}()
-	hw := &hardware{Session: session, policy: s.policy, held: s.engine.Records}
+	hw := &hardware{Session: session, policy: s.policy.rules(), held: s.engine.Records, standing: s.engine.Standing}
+	defer hw.end(ctx)
 	if hw.limits, err = s.memoryLimits(ctx, session); err != nil {
 		return err
 	}
@@ -228,14 +202,24 @@ func (s *service) useHardware(ctx context.Context) error {
 	if hw.noShares != nil {
 		klog.FromContext(ctx).Info("Time slices and MPS are switched off", "reason", hw.noShares.Error())
 	}
-	s.supervisor.offered = slices.ContainsFunc(s.engine.Records(), func(r *records.Record) bool { return len(r.Shares(gpu.MPS)) > 0 })
+	s.supervisor.offered = slices.ContainsFunc(s.engine.Records(), func(r *records.Record) bool {
+		return slices.ContainsFunc(r.Shares(gpu.MPS), func(d *records.Device) bool { return !d.Share.Exclusive })
+	})
 	s.supervisor.ask(ctx)
-	hw.offer(s.supervisor.noMPS())
+	hw.offer(s.supervisor.noMPS()) // by the policy that was in force when the plugin ended
+	if err := s.around.wait(ctx); err != nil {
+		return err
+	}
+	s.ready.cluster(nil)
+	s.lookOutside(ctx, hw, false)
+	s.lists.ask(ctx, s.client, s.config)
+	endHealth := s.watchHealth(ctx, hw) // before the first publication, so that a restart does not take taints away
+	defer endHealth()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if !slices.ContainsFunc(session.Node().GPUs, func(g gpu.GPU) bool { return g.MIG.Enabled }) {
 		// Without MIG mode there are no partitions to look for first, and the first publication takes a second.
-		first := s.resources(hw)
+		first := s.resources(s.view(hw))
 		wg.Go(func() {
 			if err := s.helper.PublishResources(ctx, first); err != nil {
 				klog.FromContext(ctx).Error(err, "Could not publish ResourceSlices")
@@ -245,23 +229,25 @@ func (s *service) useHardware(ctx context.Context) error {
 	if err := <-installed; err != nil {
 		return err
 	}
-	if err := s.offerGPUs(ctx, hw); err != nil {
+	p := &publisher{to: s.helper, client: s.client, driver: s.config.DriverName, pool: s.config.NodeName}
+	why, err := s.offerGPUs(ctx, hw)
+	if err != nil {
 		return err
 	}
-	s.keepUp(ctx, hw)
-	return nil
+	if why == nil {
+		why = s.keepUp(ctx, hw, p)
+	}
+	if why == nil {
+		return nil
+	}
+	endHealth()
+	return s.letGo(ctx, hw, p, why)
 }
 
 // openSession waits for the driver and says what it waits for, then says which GPUs it cannot serve.
 func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 	s.metrics.waiting.Set(1)
-	roots := nvml.Here(s.config.driverRoots())
-	session, err := nvml.Wait(ctx, nvml.Options{
-		DriverRoot:  roots[0],
-		OtherRoots:  roots[1:],
-		LibraryPath: s.config.NVMLLibrary,
-		Sysfs:       os.DirFS(s.config.Sysfs).(fs.ReadLinkFS),
-	}, s.config.DriverRetry, func(err error) {
+	session, err := nvml.Wait(ctx, s.whereDriver(), s.config.DriverRetry, func(err error) {
 		s.engine.SetWaiting(err)
 		s.ready.driver(err)
 		s.events.warn("WaitingForDriver", err.Error())
@@ -270,12 +256,24 @@ func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 		return nil, err
 	}
 	s.metrics.waiting.Set(0)
+	s.noteLoaded()
 	for _, problem := range session.Node().Problems {
 		klog.FromContext(ctx).Error(problem.Err, "A GPU cannot be read and is not published", "index", problem.Index)
 		s.events.warn("UnreadableGPU", problem.Err.Error())
 	}
 	s.metrics.gpus.Set(float64(len(session.Node().GPUs)))
 	return session, nil
+}
+
+// whereDriver says where to look for the driver.
+func (s *service) whereDriver() nvml.Options {
+	roots := nvml.Here(s.config.driverRoots())
+	return nvml.Options{
+		DriverRoot:  roots[0],
+		OtherRoots:  roots[1:],
+		LibraryPath: s.config.NVMLLibrary,
+		Sysfs:       os.DirFS(s.config.Sysfs).(fs.ReadLinkFS),
+	}
 }
 
 // driverRoot is where the driver was found.
@@ -290,8 +288,8 @@ func (s *service) driverRoot(session *nvml.Session) nvml.Root {
 }
 
 // offerGPUs writes the CDI spec and lets claims be prepared. It tries until it works: a driver that has just been
-// loaded may lack files or device nodes for a while.
-func (s *service) offerGPUs(ctx context.Context, hw *hardware) error {
+// loaded may lack files or device nodes for a while. It gives up with the reason why the driver is to be let go of.
+func (s *service) offerGPUs(ctx context.Context, hw *hardware) (why, err error) {
 	root := s.driverRoot(hw.Session)
 	static, err := cdi.NewStatic(cdi.Options{
 		Driver: s.config.DriverName, Dir: s.config.CDIDir,
@@ -301,7 +299,7 @@ func (s *service) offerGPUs(ctx context.Context, hw *hardware) error {
 		MemoryHookPath: filepath.Join(s.config.pluginDir(), hook.MemoryLimit),
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	tick := time.NewTicker(s.config.DriverRetry)
 	defer tick.Stop()
@@ -312,7 +310,10 @@ func (s *service) offerGPUs(ctx context.Context, hw *hardware) error {
 			s.ready.driver(nil)
 			klog.FromContext(ctx).Info("Claims can be prepared", "gpus", len(hw.Node().GPUs),
 				"driverVersion", hw.Node().DriverVersion, "driverRoot", root.Host, "cdiSpec", static.Path())
-			return nil
+			return nil, nil
+		}
+		if why := s.mustLetGo(); why != nil {
+			return why, nil
 		}
 		klog.FromContext(ctx).Error(err, "Claims cannot be prepared yet")
 		s.engine.SetWaiting(err)
@@ -320,7 +321,7 @@ func (s *service) offerGPUs(ctx context.Context, hw *hardware) error {
 		s.events.warn("NoCDISpec", err.Error())
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return nil, ctx.Err()
 		case <-tick.C:
 		}
 	}

@@ -51,8 +51,10 @@ func (g *GPU) Counters() []Counter {
 }
 
 // Consumes is what a shape takes of its GPU's counters; zeros are left out.
-func (s Shape) Consumes() []Counter {
-	all := s.GPU.Counters()
+func (s Shape) Consumes() []Counter { return s.consumes(s.GPU.Counters()) }
+
+// consumes is what a shape takes of its GPU's counters, which cost much to work out.
+func (s Shape) consumes(all []Counter) []Counter {
 	if !s.IsPartition() {
 		return all
 	}

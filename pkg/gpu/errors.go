@@ -17,6 +17,8 @@ var (
 	ErrInsufficientResources = errors.New("insufficient resources")
 	// ErrLost: the GPU fell off the bus (NVML_ERROR_GPU_IS_LOST).
 	ErrLost = errors.New("GPU is lost")
+	// ErrReplaced: another GPU is where one was.
+	ErrReplaced = errors.New("GPU was replaced")
 	// ErrDriverNotLoaded: the kernel driver is not there (NVML_ERROR_DRIVER_NOT_LOADED).
 	ErrDriverNotLoaded = errors.New("driver is not loaded")
 	// ErrLibraryNotFound: libnvidia-ml.so.1 is not there (NVML_ERROR_LIBRARY_NOT_FOUND).

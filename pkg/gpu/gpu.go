@@ -49,7 +49,9 @@ type GPU struct {
 	ComputeCapability *Version
 	// Memory is what workloads can use, in bytes: the total less what the driver reserves
 	// (nvmlDeviceGetMemoryInfo_v2), or the total where the driver does not say. nil on boards that report none.
-	Memory         *uint64
+	Memory *uint64
+	// TotalMemory is what the board has, in bytes, as nvidia-smi shows it (nvmlDeviceGetMemoryInfo_v2, total).
+	TotalMemory    *uint64
 	ECC            *bool
 	AddressingMode string // "HMM", "ATS" or "None" (nvmlDeviceGetAddressingMode)
 
@@ -60,6 +62,8 @@ type GPU struct {
 	Fabric  *Fabric  // nil where the GPU belongs to no NVLink domain of several nodes
 
 	NUMANode *int // sysfs numa_node; nil for -1 and where sysfs does not tell
+	// NearNUMANodes are the other NUMA nodes of the same socket at the least distance, ascending; most sockets have none.
+	NearNUMANodes []int
 	// PCIePath is the way from the root complex to the GPU in sysfs, such as "pci0000:15", "0000:15:01.0",
 	// "0000:16:00.0", "0000:17:03.0", "0000:1b:00.0"; empty where sysfs does not tell.
 	PCIePath []string

@@ -112,74 +112,15 @@ func (n *Node) FindShape(device string) (Shape, bool) {
 	return Shape{}, false
 }
 
-// Order is the order in which a node's shapes are offered, in groups that are published apart, from Whole to Largest.
-type Order struct {
-	// Whole GPUs, the last GPU first.
-	Whole []Shape
-	// Shared GPUs, from the middle outward.
-	Shared []Shape
-	// Partitions has one group per GPU that offers any, the first GPU first; each by size, then from the top down.
-	Partitions [][]Shape
-	// Largest are the partitions that fill a GPU, the last GPU first. They come last, so that a request for any
-	// partition gets the smallest that will do.
-	Largest []Shape
-}
-
-// OrderShapes is the packing. The scheduler takes the first device that fits and knows no better, so the order in which
-// devices are published decides where claims land: partitions fill GPUs from the first one and each GPU from the top,
-// whole GPUs go from the last one down, shared ones are filled from the middle, and all meet as late as possible. Starting at the top keeps the one
-// placement of a 4-slice partition, at 0, free for longest.
-//
-// Against ascending order, about 10 % less of what is asked for is rejected at loads of 50 to 90 % (e2e/packing measures
-// it). Ordering anew by load gains next to nothing more and costs a rewrite of all slices each time, so the order never
-// changes.
-func OrderShapes(gpus []GPU) Order {
-	var o Order
-	for i := range slices.Backward(gpus) {
-		for _, s := range gpus[i].Shapes() {
-			switch {
-			case s.IsWhole():
-				o.Whole = append(o.Whole, s)
-			case s.IsPartition() && s.fillsGPU():
-				o.Largest = append(o.Largest, s)
-			}
-		}
-	}
-	for _, i := range middleOut(len(gpus)) {
-		for _, s := range gpus[i].Shapes() {
-			if s.IsShare() {
-				o.Shared = append(o.Shared, s)
-			}
-		}
-	}
-	for i := range gpus {
-		var group []Shape
-		for _, s := range gpus[i].Shapes() {
-			if !s.fillsGPU() {
-				group = append(group, s)
-			}
-		}
-		slices.SortStableFunc(group, func(a, b Shape) int {
-			if a.Profile != b.Profile {
-				return 0 // Shapes has them by size already
-			}
-			return b.Placement.Start - a.Placement.Start
-		})
-		if len(group) > 0 {
-			o.Partitions = append(o.Partitions, group)
-		}
-	}
-	return o
-}
-
 // FitsBeside tells whether a shape can be made while others, made by whomever and of any profile, are there.
 func (s Shape) FitsBeside(others []Shape) bool {
 	left := map[string]int64{}
-	for _, c := range s.GPU.Counters() {
+	all := s.GPU.Counters()
+	for _, c := range all {
 		left[c.Name] = c.Value
 	}
 	for _, t := range append(slices.Clone(others), s) {
-		for _, c := range t.Consumes() {
+		for _, c := range t.consumes(all) {
 			left[c.Name] -= c.Value
 			if left[c.Name] < 0 {
 				return false

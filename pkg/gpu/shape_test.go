@@ -120,7 +120,7 @@ func TestTheCatalogOfEveryBoard(t *testing.T) {
 
 // orderOf words an order as one line per group.
 func orderOf(gpus []gpu.GPU) []string {
-	order := gpu.OrderShapes(gpus)
+	order := gpu.OrderShapes(gpus, nil)
 	var lines []string
 	for _, group := range slices.Concat([][]gpu.Shape{order.Whole}, order.Partitions, [][]gpu.Shape{order.Largest}) {
 		var words []string
@@ -160,7 +160,7 @@ func TestOrderFillsFromTheTopOfTheFirstGPUAndGivesWholeGPUsFromTheLast(t *testin
 		for i := range gpus {
 			gpus[i].MIG.Enabled = gpus[i].MIG.NeedsReset && i%2 == 0
 		}
-		order := gpu.OrderShapes(gpus)
+		order := gpu.OrderShapes(gpus, nil)
 		total := len(order.Whole) + len(order.Largest)
 		for _, group := range [][]gpu.Shape{order.Whole, order.Largest} {
 			for i := 1; i < len(group); i++ {
@@ -194,7 +194,7 @@ func TestOrderFillsFromTheTopOfTheFirstGPUAndGivesWholeGPUsFromTheLast(t *testin
 			t.Errorf("%s: %d shapes are in order, want all %d", model, total, want)
 		}
 	}
-	if got := gpu.OrderShapes(nil); len(got.Whole)+len(got.Partitions)+len(got.Largest) != 0 {
+	if got := gpu.OrderShapes(nil, nil); len(got.Whole)+len(got.Partitions)+len(got.Largest) != 0 {
 		t.Errorf("no GPUs: got %v", got)
 	}
 }

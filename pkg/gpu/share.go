@@ -33,6 +33,9 @@ type Sharing struct {
 	// SharedMemory is the size in bytes of the /dev/shm that clients of an MPS server share.
 	SharedMemory int64
 	Enforcement  Enforcement
+	// Interval of time slices, and Priority of MPS clients, for claims that ask for none; their values are those of a
+	// policy's timeSlice.interval and mps.priority. Empty for what the driver does by itself.
+	Interval, Priority string
 }
 
 // Cut is an amount that shares take parts of: Default where a claim does not say, else Minimum and whole steps more.

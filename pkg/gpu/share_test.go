@@ -203,7 +203,7 @@ func TestSharedGPUsAreOfferedFromTheMiddleOutward(t *testing.T) {
 	}
 	for model, want := range tests {
 		node := offering(t, model, false)
-		order := gpu.OrderShapes(node.GPUs)
+		order := gpu.OrderShapes(node.GPUs, nil)
 		var got []string
 		for i, s := range order.Shared {
 			if s.Share != gpu.Shares()[i%2] {
@@ -226,7 +226,7 @@ func TestOfferingSharesMovesNothingElse(t *testing.T) {
 	for _, model := range simulated.NodeModels() {
 		for _, mig := range []bool{false, true} {
 			node := offering(t, model, mig)
-			with := gpu.OrderShapes(node.GPUs)
+			with := gpu.OrderShapes(node.GPUs, nil)
 			total := len(with.Whole) + len(with.Shared) + len(with.Largest)
 			for _, group := range with.Partitions {
 				total += len(group)

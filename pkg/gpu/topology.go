@@ -1,5 +1,7 @@
 package gpu
 
+import "slices"
+
 // NVLinks are the links of a GPU to others.
 type NVLinks struct {
 	// Active is how many links are up (nvmlDeviceGetNvLinkState).
@@ -35,4 +37,60 @@ func (g *GPU) PCIeRoot() string {
 		return ""
 	}
 	return g.PCIePath[0]
+}
+
+// PCIeSwitch is the upstream port of the nearest PCIe switch above the GPU, such as "0000:16:00.0"; empty where the GPU
+// hangs off a root port. Between a GPU and the upstream port of its switch lies the downstream port; above the upstream
+// port there is at least a root port.
+func (g *GPU) PCIeSwitch() string {
+	const rootAndPorts = 4 // root complex, root port, upstream port, downstream port
+	if len(g.PCIePath) <= rootAndPorts {
+		return ""
+	}
+	return g.PCIePath[len(g.PCIePath)-3]
+}
+
+// NVLinkGroups names, by address, the group of each GPU of a node that has NVLinks which are up: of GPUs that reach each
+// other over NVLink, directly or by way of others, through NVSwitches, or in one clique of a fabric. A group is named
+// after the device of its first GPU.
+func NVLinkGroups(gpus []GPU) map[PCIAddress]string {
+	first := make([]int, len(gpus)) // of each GPU, the first one of its group as far as is known
+	for i := range gpus {
+		first[i] = i
+		for j := range i {
+			if first[i] != first[j] && gpus[i].linkedTo(&gpus[j]) {
+				from, to := max(first[i], first[j]), min(first[i], first[j])
+				for k := range i + 1 {
+					if first[k] == from {
+						first[k] = to
+					}
+				}
+			}
+		}
+	}
+	groups := map[PCIAddress]string{}
+	for i := range gpus {
+		if gpus[i].linked() {
+			groups[gpus[i].PCI] = gpus[first[i]].PCI.DeviceName()
+		}
+	}
+	return groups
+}
+
+// linked tells whether the GPU has NVLinks that are up.
+func (g *GPU) linked() bool { return g.NVLinks != nil && g.NVLinks.Active > 0 }
+
+// linkedTo tells whether NVLinks, or a fabric of them, join two GPUs. Switches of a fabric join those of one clique only.
+func (g *GPU) linkedTo(other *GPU) bool {
+	if !g.linked() || !other.linked() {
+		return false
+	}
+	leadsTo := func(a, b *GPU) bool {
+		return slices.ContainsFunc(a.NVLinks.Peers, func(p NVLinkPeer) bool { return p.PCI == b.PCI })
+	}
+	if g.Fabric != nil && other.Fabric != nil {
+		return *g.Fabric == *other.Fabric || leadsTo(g, other) || leadsTo(other, g)
+	}
+	bySwitch := g.NVLinks.Switched && other.NVLinks.Switched && g.Fabric == nil && other.Fabric == nil
+	return bySwitch || leadsTo(g, other) || leadsTo(other, g)
 }

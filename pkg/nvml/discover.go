@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -64,13 +63,14 @@ func readGPU(lib Library, index int, sysfs fs.ReadLinkFS) (Device, gpu.GPU, erro
 	if err != nil {
 		return nil, g, fmt.Errorf("get a handle to GPU %d: %w", index, err)
 	}
-	busID, err := dev.PCIBusID()
+	pci, err := dev.PCIInfo()
 	if err != nil {
 		return nil, g, fmt.Errorf("read the PCI address of GPU %d: %w", index, err)
 	}
-	if g.PCI, err = gpu.ParsePCIAddress(busID); err != nil {
+	if g.PCI, err = gpu.ParsePCIAddress(pci.BusID); err != nil {
 		return nil, g, fmt.Errorf("read the PCI address of GPU %d: %w", index, err)
 	}
+	g.PCIDeviceID = pci.DeviceID
 	if g.UUID, err = dev.UUID(); err != nil {
 		return nil, g, fmt.Errorf("read the UUID of GPU %d at %s: %w", index, g.PCI, err)
 	}
@@ -85,7 +85,11 @@ func readGPU(lib Library, index int, sysfs fs.ReadLinkFS) (Device, gpu.GPU, erro
 	}
 	var firm errs
 	total := readProperties(dev, &g, &firm)
+	if total > 0 {
+		g.TotalMemory = &total
+	}
 	readLinks(dev, &g, &firm)
+	readFabric(dev, &g, &firm)
 	readMIG(dev, &g, total, &firm)
 	if firm.first != nil {
 		return nil, g, fmt.Errorf("read GPU %d at %s: %w", index, g.PCI, firm.first)
@@ -106,6 +110,14 @@ func (e *errs) ok(err error) bool {
 	missing := errors.Is(err, gpu.ErrNotSupported) || errors.Is(err, gpu.ErrInvalidArgument)
 	if err != nil && !missing && e.first == nil {
 		e.first = err
+	}
+	return err == nil
+}
+
+// hint is ok for what nothing but advice follows from: of its errors, only that the GPU is lost or the driver gone counts.
+func (e *errs) hint(err error) bool {
+	if errors.Is(err, gpu.ErrLost) || errors.Is(err, gpu.ErrDriverNotLoaded) {
+		return e.ok(err)
 	}
 	return err == nil
 }
@@ -136,24 +148,6 @@ func readProperties(dev Device, g *gpu.GPU, e *errs) (totalMemory uint64) {
 	return totalMemory
 }
 
-// readLinks counts the NVLinks that are up. A board whose first link is not supported has none to count.
-func readLinks(dev Device, g *gpu.GPU, e *errs) {
-	active := 0
-	for link := range nvml.NVLINK_MAX_LINKS {
-		up, err := dev.NVLinkState(link)
-		if !e.ok(err) {
-			if link == 0 {
-				return
-			}
-			break
-		}
-		if up {
-			active++
-		}
-	}
-	g.NVLinks = &gpu.NVLinks{Active: active}
-}
-
 // readMIG reads the mode and the geometry. A board that tells no placements is not offered for partitioning.
 func readMIG(dev Device, g *gpu.GPU, totalMemory uint64, e *errs) {
 	current, pending, err := dev.MIGMode()
@@ -181,17 +175,4 @@ func readMIG(dev Device, g *gpu.GPU, totalMemory uint64, e *errs) {
 		g.MIG.Profiles = append(g.MIG.Profiles, p)
 	}
 	gpu.SortProfiles(g.MIG.Profiles)
-}
-
-// readSysfs reads where the GPU sits. Virtual machines often hide it; then it is left out.
-func readSysfs(g *gpu.GPU, sysfs fs.ReadLinkFS) {
-	with := deviceattribute.WithFS(sysfs)
-	if root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(g.PCI.String(), with); err == nil {
-		g.PCIePath = []string{*root.Value.StringValue}
-	}
-	numa, err := deviceattribute.GetNUMANodeAttributeByPCIBusID(g.PCI.String(), deviceattribute.ScalarAttribute, with)
-	if err == nil && numa.Value.IntValue != nil {
-		node := int(*numa.Value.IntValue)
-		g.NUMANode = &node
-	}
 }

@@ -18,7 +18,8 @@ func wantH100(i int) gpu.GPU {
 	g := gpu.GPU{
 		PCI: gpu.PCIAddress{Bus: uint8(0x18 + 0x10*i)}, UUID: h100(i).uuid, Index: i, Minor: i,
 		ProductName: "NVIDIA H100 80GB HBM3", Brand: "Nvidia", Architecture: "Hopper", ComputeCapability: &gpu.Version{Major: 9},
-		Memory: ptr(uint64(79 << 30)), ECC: ptr(true), AddressingMode: "HMM", NVLinks: &gpu.NVLinks{Active: 3},
+		Memory: ptr(uint64(79 << 30)), TotalMemory: ptr(uint64(80 << 30)), ECC: ptr(true), AddressingMode: "HMM",
+		PCIDeviceID: 0x233010de, NVLinks: &gpu.NVLinks{Active: 3, Version: gpu.Version{Major: 4}, MBps: 3 * 26562, Switched: true},
 	}
 	g.MIG = gpu.MIG{Capable: true, Slices: 8, Profiles: []gpu.Profile{
 		{ID: 19, Enum: 0, Name: "1g.10gb", ComputeSlices: 1, MaxInstances: 7, Memory: 10 << 30},
@@ -71,7 +72,7 @@ func TestAnAttributeThatIsNotSupportedIsLeftOut(t *testing.T) {
 		}},
 		"memory v2: v1 is asked": {[]string{"MemoryTotalReserved"}, func(g *gpu.GPU) { g.Memory = ptr(uint64(80 << 30)) }},
 		"memory at all": {[]string{"MemoryTotalReserved", "MemoryTotal"}, func(g *gpu.GPU) {
-			g.Memory = nil
+			g.Memory, g.TotalMemory = nil, nil
 			for i := range g.MIG.Profiles {
 				g.MIG.Profiles[i].Name = "" // it follows from the memory
 			}
@@ -79,6 +80,11 @@ func TestAnAttributeThatIsNotSupportedIsLeftOut(t *testing.T) {
 		"ECC":               {[]string{"ECCMode"}, func(g *gpu.GPU) { g.ECC = nil }},
 		"addressing mode":   {[]string{"AddressingMode"}, func(g *gpu.GPU) { g.AddressingMode = "" }},
 		"NVLink":            {[]string{"NVLinkState"}, func(g *gpu.GPU) { g.NVLinks = nil }},
+		"NVLink version":    {[]string{"NVLinkVersion"}, func(g *gpu.GPU) { g.NVLinks.Version = gpu.Version{} }},
+		"NVLink speed":      {[]string{"FieldValues"}, func(g *gpu.GPU) { g.NVLinks.MBps = 0 }},
+		"field of speed":    {[]string{"field 90"}, func(g *gpu.GPU) { g.NVLinks.MBps = 0 }},
+		"NVLink remotes":    {[]string{"NVLinkRemoteDeviceType"}, func(g *gpu.GPU) { g.NVLinks.Switched = false }},
+		"fabric":            {[]string{"FabricInfo"}, func(*gpu.GPU) {}},
 		"MIG":               {[]string{"MIGMode"}, func(g *gpu.GPU) { g.MIG = gpu.MIG{} }},
 		"MIG profiles":      {[]string{"GPUInstanceProfileInfo"}, func(g *gpu.GPU) { g.MIG = gpu.MIG{Capable: true} }},
 		"MIG placements":    {[]string{"GPUInstancePossiblePlacements"}, func(g *gpu.GPU) { g.MIG = gpu.MIG{Capable: true} }},
@@ -101,7 +107,7 @@ func TestAnAttributeThatIsNotSupportedIsLeftOut(t *testing.T) {
 }
 
 func TestAGPUThatCannotBeIdentifiedIsAProblemAndTheOthersAreServed(t *testing.T) {
-	for _, call := range []string{"PCIBusID", "UUID", "MinorNumber"} {
+	for _, call := range []string{"PCIInfo", "UUID", "MinorNumber"} {
 		t.Run(call, func(t *testing.T) {
 			broken := h100(1)
 			broken.errs[call] = errors.New("unknown error")
@@ -150,8 +156,8 @@ func wantProblem(t *testing.T, lib *fakeLibrary, says ...string) {
 // A lost GPU answers every call so: none of its attributes is merely "not supported".
 func TestALostGPUIsAProblemWhicheverCallTellsIt(t *testing.T) {
 	for _, call := range []string{
-		"PCIBusID", "UUID", "MinorNumber", "Name", "Brand", "Architecture", "CUDAComputeCapability", "MemoryTotalReserved", "ECCMode",
-		"AddressingMode", "NVLinkState", "NVLinkState(2)", "MIGMode", "GPUInstanceProfileInfo", "GPUInstancePossiblePlacements",
+		"PCIInfo", "UUID", "MinorNumber", "Name", "Brand", "Architecture", "CUDAComputeCapability", "MemoryTotalReserved", "ECCMode",
+		"AddressingMode", "NVLinkState", "NVLinkState(2)", "NVLinkVersion", "NVLinkRemoteDeviceType", "FieldValues", "FabricInfo", "MIGMode", "GPUInstanceProfileInfo", "GPUInstancePossiblePlacements",
 	} {
 		t.Run(call, func(t *testing.T) {
 			lost := h100(1)
@@ -160,36 +166,6 @@ func TestALostGPUIsAProblemWhicheverCallTellsIt(t *testing.T) {
 			wantProblem(t, lib, "lost")
 			if node := mustDiscover(t, lib); !errors.Is(node.Problems[0].Err, gpu.ErrLost) {
 				t.Errorf("got %v, want it to wrap %v", node.Problems[0].Err, gpu.ErrLost)
-			}
-		})
-	}
-}
-
-func TestNVLinksThatAreUpAreCounted(t *testing.T) {
-	full := make([]bool, 18)
-	for i := range full {
-		full[i] = true
-	}
-	tests := map[string]struct {
-		links []bool
-		want  *int
-	}{
-		"none on the board": {nil, nil},
-		"all down":          {[]bool{false, false}, ptr(0)},
-		"first down":        {[]bool{false, true, true}, ptr(2)},
-		"all 18 of an H100": {full, ptr(18)},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			d := h100(0)
-			d.links = tt.links
-			got := mustDiscover(t, &fakeLibrary{devices: []*fakeDevice{d}}).GPUs[0].NVLinks
-			var active *int
-			if got != nil {
-				active = &got.Active
-			}
-			if diff := cmp.Diff(tt.want, active); diff != "" {
-				t.Errorf("active links (-want +got):\n%s", diff)
 			}
 		})
 	}
@@ -232,29 +208,5 @@ func TestDiscoverEndsWithTheContext(t *testing.T) {
 	cancel()
 	if _, err := discover(ctx, &fakeLibrary{devices: []*fakeDevice{h100(0)}}, noSysfs()); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want %v", err, context.Canceled)
-	}
-}
-
-func TestSysfsTellsWhereAGPUSits(t *testing.T) {
-	tests := map[string]struct {
-		numa string
-		want *int
-	}{
-		"node 0": {"0", ptr(0)}, "node 1": {"1", ptr(1)}, "none": {"-1", nil}, "nonsense": {"x", nil},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			d, err := discover(t.Context(), &fakeLibrary{devices: []*fakeDevice{h100(0)}}, sysfsOf("0000:18:00.0", tt.numa))
-			if err != nil {
-				t.Fatal(err)
-			}
-			g := d.node.GPUs[0]
-			if diff := cmp.Diff(tt.want, g.NUMANode); diff != "" {
-				t.Errorf("NUMA node (-want +got):\n%s", diff)
-			}
-			if got, want := g.PCIeRoot(), "pci0000:15"; got != want {
-				t.Errorf("PCIe root: got %q, want %q", got, want)
-			}
-		})
 	}
 }

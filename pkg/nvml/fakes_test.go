@@ -6,6 +6,7 @@ import (
 	"os"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -23,6 +24,7 @@ type fakeLibrary struct {
 	devices []*fakeDevice
 	errs    map[string]error // by method name
 	calls   []string
+	set     *fakeEventSet // the last one that was made
 }
 
 func (l *fakeLibrary) call(name string) error {
@@ -40,7 +42,45 @@ func (l *fakeLibrary) SystemCUDADriverVersion() (int, error) {
 }
 func (l *fakeLibrary) DeviceCount() (int, error) { return len(l.devices), l.call("DeviceCount") }
 
-func (l *fakeLibrary) MIGEvents() (EventSet, error) { return nil, gpu.ErrNotSupported }
+func (l *fakeLibrary) EventSet() (EventSet, error) {
+	if err := l.call("EventSet"); err != nil {
+		return nil, err
+	}
+	l.set = &fakeEventSet{lib: l, registered: map[*fakeDevice]uint64{}}
+	return l.set, nil
+}
+
+// fakeEventSet is an event set that gives what a test puts into it.
+type fakeEventSet struct {
+	lib        *fakeLibrary
+	registered map[*fakeDevice]uint64
+	next       []EventData
+}
+
+func (s *fakeEventSet) Wait(time.Duration) (EventData, bool, error) {
+	if err := s.lib.call("Wait"); err != nil || len(s.next) == 0 {
+		return EventData{}, false, err
+	}
+	e := s.next[0]
+	s.next = s.next[1:]
+	return e, true, nil
+}
+
+func (s *fakeEventSet) Free() error { return s.lib.call("Free") }
+
+func (d *fakeDevice) Handle() any { return d }
+
+func (d *fakeDevice) SupportedEventTypes() (uint64, error) {
+	return d.events, d.fail("SupportedEventTypes")
+}
+
+func (d *fakeDevice) RegisterEvents(types uint64, set EventSet) error {
+	if err := d.fail("RegisterEvents"); err != nil {
+		return err
+	}
+	set.(*fakeEventSet).registered[d] = types
+	return nil
+}
 
 func (l *fakeLibrary) DeviceByIndex(index int) (Device, error) {
 	if err := l.call(fmt.Sprintf("DeviceByIndex(%d)", index)); err != nil {
@@ -56,12 +96,19 @@ type fakeDevice struct {
 	minor    int
 	reserved uint64
 	links    []bool // one for each link of the board
-	migOn    bool
+	// remotes are the PCI addresses of the GPUs to which links lead; other links lead to switches.
+	remotes map[int]string
+	// speeds are those of single links; without one, a link has no speed of its own.
+	speeds map[int]uint64
+	fabric FabricInfo
+	migOn  bool
 	// computeMode is one of NVML_COMPUTEMODE_*.
 	computeMode int
 	profiles    map[int]gpu.Profile     // by enum
 	placements  map[int][]gpu.Placement // by profile ID
 	pids        []int
+	events      uint64           // that the GPU has
+	recovery    uint64           // field 230
 	errs        map[string]error // by method name
 	err         error            // of every method
 }
@@ -73,9 +120,11 @@ func (d *fakeDevice) fail(name string) error {
 	return d.errs[name]
 }
 
-func (d *fakeDevice) UUID() (string, error)            { return d.uuid, d.fail("UUID") }
-func (d *fakeDevice) MinorNumber() (int, error)        { return d.minor, d.fail("MinorNumber") }
-func (d *fakeDevice) PCIBusID() (string, error)        { return d.bus, d.fail("PCIBusID") }
+func (d *fakeDevice) UUID() (string, error)     { return d.uuid, d.fail("UUID") }
+func (d *fakeDevice) MinorNumber() (int, error) { return d.minor, d.fail("MinorNumber") }
+func (d *fakeDevice) PCIInfo() (PCIInfo, error) {
+	return PCIInfo{BusID: d.bus, DeviceID: 0x233010de}, d.fail("PCIInfo")
+}
 func (d *fakeDevice) Name() (string, error)            { return "NVIDIA H100 80GB HBM3", d.fail("Name") }
 func (d *fakeDevice) Brand() (int, error)              { return 14, d.fail("Brand") }
 func (d *fakeDevice) Architecture() (int, error)       { return 9, d.fail("Architecture") }
@@ -106,6 +155,39 @@ func (d *fakeDevice) NVLinkState(link int) (bool, error) {
 		return false, fmt.Errorf("nvmlDeviceGetNvLinkState(%d): %w", link, gpu.ErrInvalidArgument)
 	}
 	return d.links[link], nil
+}
+
+func (d *fakeDevice) NVLinkVersion(int) (int, error) { return 6, d.fail("NVLinkVersion") }
+
+func (d *fakeDevice) NVLinkRemoteDeviceType(link int) (int, error) {
+	if _, ok := d.remotes[link]; ok {
+		return 0, d.fail("NVLinkRemoteDeviceType")
+	}
+	return 2, d.fail("NVLinkRemoteDeviceType")
+}
+
+func (d *fakeDevice) NVLinkRemotePCIInfo(link int) (PCIInfo, error) {
+	return PCIInfo{BusID: d.remotes[link]}, d.fail("NVLinkRemotePCIInfo")
+}
+
+func (d *fakeDevice) FabricInfo() (FabricInfo, error) { return d.fabric, d.fail("FabricInfo") }
+
+func (d *fakeDevice) FieldValues(fields []Field) ([]FieldValue, error) {
+	var values []FieldValue
+	for _, f := range fields {
+		v := FieldValue{Err: gpu.ErrNotSupported}
+		if speed, ok := d.speeds[f.Scope]; ok && f.ID == 164 {
+			v = FieldValue{Value: speed}
+		}
+		if f.ID == 230 {
+			v = FieldValue{Value: d.recovery, Err: d.fail("field 230")}
+		}
+		if f.ID == 90 {
+			v = FieldValue{Value: 26562, Err: d.fail("field 90")}
+		}
+		values = append(values, v)
+	}
+	return values, d.fail("FieldValues")
 }
 
 func (d *fakeDevice) ComputeMode() (int, error) { return d.computeMode, d.fail("ComputeMode") }
@@ -176,14 +258,6 @@ func (d *fakeDevice) setBoard(units int) {
 
 // noSysfs is what a virtual machine may show.
 func noSysfs() fs.ReadLinkFS { return fstest.MapFS{} }
-
-// sysfsOf puts the function at a bus into a root complex and on a NUMA node.
-func sysfsOf(address, numa string) fs.ReadLinkFS {
-	return fstest.MapFS{
-		"bus/pci/devices/" + address:                                {Data: []byte("../../../devices/pci0000:15/0000:15:01.0/" + address), Mode: fs.ModeSymlink},
-		"devices/pci0000:15/0000:15:01.0/" + address + "/numa_node": {Data: []byte(numa + "\n")},
-	}
-}
 
 // openFake opens a session on a fake library.
 func openFake(t *testing.T, lib *fakeLibrary) *Session {

@@ -18,23 +18,31 @@ type Library interface {
 	DeviceByIndex(index int) (Device, error) // nvmlDeviceGetHandleByIndex_v2
 	// HasFunction tells whether the library has a function; go-nvml ends the process when one is called that is missing.
 	HasFunction(name string) bool
-	// MIGEvents is an event set that wakes up when the partitions of a GPU change: nvmlEventSetCreate, and
-	// nvmlDeviceRegisterEvents with nvmlEventMigConfigChange for the GPUs that support it.
-	MIGEvents() (EventSet, error)
+	EventSet() (EventSet, error) // nvmlEventSetCreate
 }
 
 // EventSet is an nvmlEventSet_t.
 type EventSet interface {
-	// Wait tells whether an event came within the timeout (nvmlEventSetWait_v2).
-	Wait(timeout time.Duration) (bool, error)
+	// Wait returns the next event, if one came within the timeout (nvmlEventSetWait_v2).
+	Wait(timeout time.Duration) (data EventData, happened bool, err error)
 	Free() error // nvmlEventSetFree
+}
+
+// EventData is nvmlEventData_t.
+type EventData struct {
+	Handle any    // of the GPU, see Device.Handle
+	Type   uint64 // one bit of nvmlEventType*
+	Data   uint64 // the XID of nvmlEventTypeXidCriticalError
+	// GPUInstance and ComputeInstance are 0xFFFFFFFF where the event is about the whole GPU.
+	GPUInstance, ComputeInstance uint32
 }
 
 // Device is a handle to one physical GPU.
 type Device interface {
+	Handle() any                                                          // nvmlDevice_t: the same for the same GPU; to compare, no more
 	UUID() (string, error)                                                // nvmlDeviceGetUUID
 	MinorNumber() (int, error)                                            // nvmlDeviceGetMinorNumber
-	PCIBusID() (string, error)                                            // nvmlDeviceGetPciInfo_v3: busId
+	PCIInfo() (PCIInfo, error)                                            // nvmlDeviceGetPciInfo_v3
 	Name() (string, error)                                                // nvmlDeviceGetName
 	Brand() (int, error)                                                  // nvmlDeviceGetBrand: NVML_BRAND_*
 	Architecture() (int, error)                                           // nvmlDeviceGetArchitecture: NVML_DEVICE_ARCH_*
@@ -43,11 +51,19 @@ type Device interface {
 	MemoryTotalReserved() (total, reserved uint64, err error)             // nvmlDeviceGetMemoryInfo_v2, bytes
 	ECCMode() (current, pending bool, err error)                          // nvmlDeviceGetEccMode
 	AddressingMode() (int, error)                                         // nvmlDeviceGetAddressingMode: NVML_DEVICE_ADDRESSING_MODE_*
+	FieldValues(fields []Field) ([]FieldValue, error)                     // nvmlDeviceGetFieldValues, in the order of the fields
 	NVLinkState(link int) (bool, error)                                   // nvmlDeviceGetNvLinkState; ErrInvalidArgument past the last link
+	NVLinkVersion(link int) (int, error)                                  // nvmlDeviceGetNvLinkVersion: NVML_NVLINK_VERSION_*
+	NVLinkRemoteDeviceType(link int) (int, error)                         // nvmlDeviceGetNvLinkRemoteDeviceType: NVML_NVLINK_DEVICE_TYPE_*
+	NVLinkRemotePCIInfo(link int) (PCIInfo, error)                        // nvmlDeviceGetNvLinkRemotePciInfo_v2
+	FabricInfo() (FabricInfo, error)                                      // nvmlDeviceGetGpuFabricInfoV
 	MIGMode() (current, pending bool, err error)                          // nvmlDeviceGetMigMode
 	GPUInstanceProfileInfo(enum int) (gpu.Profile, error)                 // nvmlDeviceGetGpuInstanceProfileInfo; Placements and Name left empty
 	GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, error) // nvmlDeviceGetGpuInstancePossiblePlacements_v2
 	RunningProcesses() ([]int, error)                                     // nvmlDeviceGetComputeRunningProcesses_v3 and nvmlDeviceGetGraphicsRunningProcesses_v3: process ids, ascending, once each
+
+	SupportedEventTypes() (uint64, error)            // nvmlDeviceGetSupportedEventTypes: a mask of nvmlEventType*
+	RegisterEvents(types uint64, set EventSet) error // nvmlDeviceRegisterEvents, with a set of the same library
 
 	ComputeMode() (int, error)     // nvmlDeviceGetComputeMode: NVML_COMPUTEMODE_*
 	SetComputeMode(mode int) error // nvmlDeviceSetComputeMode
@@ -59,6 +75,31 @@ type Device interface {
 	CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (GPUInstance, error) // nvmlDeviceCreateGpuInstanceWithPlacement
 	GPUInstances(profileID int) ([]GPUInstance, error)                                   // nvmlDeviceGetGpuInstances
 	GPUInstanceByID(id int) (GPUInstance, error)                                         // nvmlDeviceGetGpuInstanceById
+}
+
+// PCIInfo is what is used of nvmlPciInfo_t.
+type PCIInfo struct {
+	BusID    string // with the eight-digit domain of NVML: "00000000:1B:00.0"
+	DeviceID uint32 // the device ID in the upper 16 bits, the vendor's in the lower
+}
+
+// Field is a number that nvmlDeviceGetFieldValues tells: NVML_FI_DEV_*, and of some the link or other part it is of.
+type Field struct {
+	ID, Scope int
+}
+
+// FieldValue is the value of a Field, or why there is none.
+type FieldValue struct {
+	Value uint64
+	Err   error
+}
+
+// FabricInfo is what is used of nvmlGpuFabricInfoV_t.
+type FabricInfo struct {
+	ClusterUUID [16]byte
+	CliqueID    int
+	State       int   // NVML_GPU_FABRIC_STATE_*
+	Status      error // of a registration that is completed; nil if it worked
 }
 
 // GPUInstance is a handle to a GPU instance.

@@ -29,6 +29,13 @@ var addressingModes = map[int]string{
 	int(nvml.DEVICE_ADDRESSING_MODE_ATS): "ATS",
 }
 
+// nvlinkVersions: the enum is not the number.
+var nvlinkVersions = map[int]gpu.Version{
+	int(nvml.NVLINK_VERSION_1_0): {Major: 1}, int(nvml.NVLINK_VERSION_2_0): {Major: 2}, int(nvml.NVLINK_VERSION_2_2): {Major: 2, Minor: 2},
+	int(nvml.NVLINK_VERSION_3_0): {Major: 3}, int(nvml.NVLINK_VERSION_3_1): {Major: 3, Minor: 1}, int(nvml.NVLINK_VERSION_4_0): {Major: 4},
+	int(nvml.NVLINK_VERSION_5_0): {Major: 5}, int(nvml.NVLINK_VERSION_6_0): {Major: 6},
+}
+
 // migProfiles knows NVIDIA's rule for profile names. It holds no session.
 var migProfiles = device.New(nvml.New())
 

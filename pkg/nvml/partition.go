@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"k8s.io/klog/v2"
 
@@ -272,29 +271,4 @@ func (s *Session) describe(gi GPUInstance) (gpu.Partition, error) {
 	}
 	part.CI, part.UUID = &ci.ID, ci.UUID
 	return part, nil
-}
-
-// eventWait is how long one wait for events lasts: as long as it takes to notice that ctx has ended.
-const eventWait = time.Second
-
-// WatchMIG calls changed whenever the partitions of a GPU have changed, whoever did it, until ctx ends. A driver that
-// gives no events is no error: it returns at once, and who needs to know must look from time to time.
-func (s *Session) WatchMIG(ctx context.Context, changed func()) error {
-	set, err := s.lib.MIGEvents()
-	if errors.Is(err, gpu.ErrNotSupported) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("register for MIG events: %w", err)
-	}
-	for ctx.Err() == nil {
-		happened, err := set.Wait(eventWait)
-		if err != nil {
-			return errors.Join(fmt.Errorf("wait for MIG events: %w", err), set.Free())
-		}
-		if happened {
-			changed()
-		}
-	}
-	return set.Free()
 }

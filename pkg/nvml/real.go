@@ -70,7 +70,7 @@ func (l *realLibrary) DeviceByIndex(index int) (Device, error) {
 	if err := check(fmt.Sprintf("nvmlDeviceGetHandleByIndex(%d)", index), ret); err != nil {
 		return nil, err
 	}
-	return realDevice{d}, nil
+	return realDevice{dev: d, has: l.HasFunction}, nil
 }
 
 // HasFunction looks the symbol up.
@@ -81,6 +81,16 @@ func (l *realLibrary) HasFunction(name string) bool {
 // realDevice is an nvmlDevice_t.
 type realDevice struct {
 	dev nvml.Device
+	has func(function string) bool
+}
+
+// lacks returns what a function that the driver's library does not have would answer, or SUCCESS. Calling one would end
+// the process.
+func (d realDevice) lacks(function string) nvml.Return {
+	if d.has(function) {
+		return nvml.SUCCESS
+	}
+	return nvml.ERROR_FUNCTION_NOT_FOUND
 }
 
 func (d realDevice) UUID() (string, error) {
@@ -93,8 +103,12 @@ func (d realDevice) MinorNumber() (int, error) {
 	return v, check("nvmlDeviceGetMinorNumber", ret)
 }
 
-func (d realDevice) PCIBusID() (string, error) {
+func (d realDevice) PCIInfo() (PCIInfo, error) {
 	info, ret := d.dev.GetPciInfo()
+	return pciInfo(&info), check("nvmlDeviceGetPciInfo", ret)
+}
+
+func pciInfo(info *nvml.PciInfo) PCIInfo {
 	var b strings.Builder
 	for _, c := range info.BusId {
 		if c == 0 {
@@ -102,7 +116,7 @@ func (d realDevice) PCIBusID() (string, error) {
 		}
 		b.WriteByte(byte(c))
 	}
-	return b.String(), check("nvmlDeviceGetPciInfo", ret)
+	return PCIInfo{BusID: b.String(), DeviceID: info.PciDeviceId}
 }
 
 func (d realDevice) Name() (string, error) {
@@ -131,8 +145,12 @@ func (d realDevice) MemoryTotal() (uint64, error) {
 }
 
 func (d realDevice) MemoryTotalReserved() (total, reserved uint64, err error) {
+	const function = "nvmlDeviceGetMemoryInfo_v2"
+	if err := check(function, d.lacks(function)); err != nil {
+		return 0, 0, err
+	}
 	m, ret := d.dev.GetMemoryInfo_v2()
-	return m.Total, m.Reserved, check("nvmlDeviceGetMemoryInfo_v2", ret)
+	return m.Total, m.Reserved, check(function, ret)
 }
 
 func (d realDevice) ECCMode() (current, pending bool, err error) {
@@ -141,13 +159,12 @@ func (d realDevice) ECCMode() (current, pending bool, err error) {
 }
 
 func (d realDevice) AddressingMode() (int, error) {
+	const function = "nvmlDeviceGetAddressingMode"
+	if err := check(function, d.lacks(function)); err != nil {
+		return 0, err
+	}
 	m, ret := d.dev.GetAddressingMode()
-	return int(m.Value), check("nvmlDeviceGetAddressingMode", ret)
-}
-
-func (d realDevice) NVLinkState(link int) (bool, error) {
-	s, ret := d.dev.GetNvLinkState(link)
-	return s == nvml.FEATURE_ENABLED, check(fmt.Sprintf("nvmlDeviceGetNvLinkState(%d)", link), ret)
+	return int(m.Value), check(function, ret)
 }
 
 func (d realDevice) MIGMode() (current, pending bool, err error) {

@@ -88,3 +88,49 @@ func TestProfilesThatAreNotKnownHaveNoNameAndEndNothing(t *testing.T) {
 		t.Errorf("unknown memory: got %q, want no name", got)
 	}
 }
+
+// Calling a function that the driver's library does not have ends the process.
+func TestFunctionsThatAnOlderDriverLacksAreNotCalled(t *testing.T) {
+	d := realDevice{has: func(string) bool { return false }} // a call would find no device
+	for name, call := range map[string]func() error{
+		"memory v2":       func() error { _, _, err := d.MemoryTotalReserved(); return err },
+		"addressing mode": func() error { _, err := d.AddressingMode(); return err },
+		"remote type":     func() error { _, err := d.NVLinkRemoteDeviceType(0); return err },
+		"fabric":          func() error { _, err := d.FabricInfo(); return err },
+	} {
+		if err := call(); !errors.Is(err, gpu.ErrNotSupported) {
+			t.Errorf("%s: got %v, want %v", name, err, gpu.ErrNotSupported)
+		}
+	}
+}
+
+func TestFieldValuesAreReadByTheirType(t *testing.T) {
+	minusTwo := [8]byte{0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+	tests := map[string]struct {
+		kind  nvml.ValueType
+		value [8]byte
+		want  uint64
+		none  bool
+	}{
+		"unsigned int":      {nvml.VALUE_TYPE_UNSIGNED_INT, [8]byte{1, 2, 0, 0, 9, 9, 9, 9}, 0x201, false},
+		"unsigned long":     {nvml.VALUE_TYPE_UNSIGNED_LONG, [8]byte{1, 0, 0, 0, 1}, 1<<32 + 1, false},
+		"unsigned longlong": {nvml.VALUE_TYPE_UNSIGNED_LONG_LONG, minusTwo, 1<<64 - 2, false},
+		"unsigned short":    {nvml.VALUE_TYPE_UNSIGNED_SHORT, [8]byte{1, 1, 9}, 0x101, false},
+		"int":               {nvml.VALUE_TYPE_SIGNED_INT, [8]byte{7, 0, 0, 0, 9}, 7, false},
+		"negative int":      {nvml.VALUE_TYPE_SIGNED_INT, minusTwo, 0, true},
+		"longlong":          {nvml.VALUE_TYPE_SIGNED_LONG_LONG, [8]byte{0, 0, 0, 0, 1}, 1 << 32, false},
+		"negative longlong": {nvml.VALUE_TYPE_SIGNED_LONG_LONG, minusTwo, 0, true},
+		"double":            {nvml.VALUE_TYPE_DOUBLE, [8]byte{1}, 0, true},
+		"a new type":        {99, [8]byte{1}, 0, true},
+	}
+	for name, tt := range tests {
+		got := fieldValue(&nvml.FieldValue{ValueType: uint32(tt.kind), Value: tt.value})
+		if got.Value != tt.want || (got.Err != nil) != tt.none || tt.none && !errors.Is(got.Err, gpu.ErrNotSupported) {
+			t.Errorf("%s: got %d, %v, want %d, none: %t", name, got.Value, got.Err, tt.want, tt.none)
+		}
+	}
+	lost := fieldValue(&nvml.FieldValue{NvmlReturn: uint32(nvml.ERROR_GPU_IS_LOST), Value: [8]byte{1}})
+	if !errors.Is(lost.Err, gpu.ErrLost) || lost.Value != 0 {
+		t.Errorf("of a lost GPU: got %d, %v", lost.Value, lost.Err)
+	}
+}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -153,43 +152,3 @@ func findMIGDevice(parent nvml.Device, giID, ciID int) (string, error) {
 	}
 	return "", fmt.Errorf("find the MIG device of GPU instance %d, compute instance %d: %w", giID, ciID, gpu.ErrNotFound)
 }
-
-func (l *realLibrary) MIGEvents() (EventSet, error) {
-	count, err := l.DeviceCount()
-	if err != nil {
-		return nil, err
-	}
-	set, ret := l.lib.EventSetCreate()
-	if err := check("nvmlEventSetCreate", ret); err != nil {
-		return nil, err
-	}
-	for i := range count {
-		dev, ret := l.lib.DeviceGetHandleByIndex(i)
-		if ret != nvml.SUCCESS {
-			continue // discovery says what is wrong with it
-		}
-		supported, ret := dev.GetSupportedEventTypes()
-		if ret != nvml.SUCCESS || supported&nvml.EventMigConfigChange == 0 {
-			continue
-		}
-		if err := check("nvmlDeviceRegisterEvents", dev.RegisterEvents(nvml.EventMigConfigChange, set)); err != nil {
-			return nil, errors.Join(err, check("nvmlEventSetFree", set.Free()))
-		}
-	}
-	return realEventSet{set}, nil
-}
-
-// realEventSet is an nvmlEventSet_t.
-type realEventSet struct {
-	set nvml.EventSet
-}
-
-func (e realEventSet) Wait(timeout time.Duration) (bool, error) {
-	_, ret := e.set.Wait(uint32(timeout.Milliseconds()))
-	if ret == nvml.ERROR_TIMEOUT {
-		return false, nil
-	}
-	return ret == nvml.SUCCESS, check("nvmlEventSetWait", ret)
-}
-
-func (e realEventSet) Free() error { return check("nvmlEventSetFree", e.set.Free()) }

@@ -158,7 +158,8 @@ func (s *Session) Node() *gpu.Node {
 // DriverRoot is which of the roots the driver was found under, as this process sees it.
 func (s *Session) DriverRoot() string { return s.root }
 
-// VerifyGPU asks the GPU at an address for its UUID now and fails if the GPU is lost or another one took its place.
+// VerifyGPU asks the GPU at an address for its UUID now and fails if the GPU is lost or another one took its place
+// (gpu.ErrReplaced).
 func (s *Session) VerifyGPU(ctx context.Context, g *gpu.GPU) error {
 	dev, err := s.device(g.PCI)
 	if err != nil {
@@ -170,8 +171,8 @@ func (s *Session) VerifyGPU(ctx context.Context, g *gpu.GPU) error {
 		return fmt.Errorf("read the UUID of the GPU at %s: %w", g.PCI, err)
 	}
 	if uuid != g.UUID {
-		return fmt.Errorf("the GPU at %s is now %s, not %s as published: it was replaced; restart the plugin to publish the new one",
-			g.PCI, uuid, g.UUID)
+		return fmt.Errorf("%w: the GPU at %s is now %s, not %s as published; restart the plugin to publish the new one",
+			gpu.ErrReplaced, g.PCI, uuid, g.UUID)
 	}
 	return nil
 }

@@ -3,7 +3,9 @@ package nvml_test
 import (
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -17,32 +19,61 @@ import (
 // built is the simulated NVML library, which `make build` makes.
 const built = "../../bin/libnvidia-ml.so.1"
 
+// asModel is set in a process that the test starts for a node model: a process holds one simulated library.
+const asModel = "CLEAVE_TEST_MODEL"
+
+// openBoth makes a node and opens it through the engine in process and through go-nvml and the shared library. What both
+// find must be the same.
+func openBoth(t *testing.T, model string) (node *sim.Node, inProcess, shared *nvml.Session) {
+	t.Helper()
+	root := filepath.Join(t.TempDir(), "root")
+	node, err := sim.Create(root, model, sim.WithLibrary(built), sim.WithoutDeviceNodes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if inProcess, err = simulated.OpenNode(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+	shared, err = nvml.Open(t.Context(), nvml.Options{DriverRoot: root, Sysfs: os.DirFS(filepath.Join(root, "sys")).(fs.ReadLinkFS)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := shared.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if diff := cmp.Diff(inProcess.Node(), shared.Node()); diff != "" {
+		t.Fatalf("node (-in process +shared library):\n%s", diff)
+	}
+	return node, inProcess, shared
+}
+
+func TestTheSharedLibraryAndTheEngineInProcessFindTheSame(t *testing.T) {
+	if _, err := os.Stat(built); err != nil {
+		t.Skipf("the simulated NVML library is not built (make build): %v", err)
+	}
+	if model := os.Getenv(asModel); model != "" {
+		openBoth(t, model)
+		return
+	}
+	for _, model := range simulated.NodeModels() {
+		t.Run(model, func(t *testing.T) {
+			again := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+strings.Split(t.Name(), "/")[0]+"$")
+			again.Env = append(os.Environ(), asModel+"="+model)
+			if out, err := again.CombinedOutput(); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+}
+
 // The real path, through go-nvml and a shared library, must find and do what the engine in process does.
 func TestTheSharedLibraryAndTheEngineInProcessAreTheSame(t *testing.T) {
 	if _, err := os.Stat(built); err != nil {
 		t.Skipf("the simulated NVML library is not built (make build): %v", err)
 	}
-	root := filepath.Join(t.TempDir(), "root")
-	node, err := sim.Create(root, "hgx-h100", sim.WithLibrary(built), sim.WithoutDeviceNodes())
-	if err != nil {
-		t.Fatal(err)
-	}
-	inProcess, err := simulated.OpenNode(t.Context(), node)
-	if err != nil {
-		t.Fatal(err)
-	}
-	shared, err := nvml.Open(t.Context(), nvml.Options{DriverRoot: root, Sysfs: os.DirFS(filepath.Join(root, "sys")).(fs.ReadLinkFS)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := shared.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	if diff := cmp.Diff(inProcess.Node(), shared.Node()); diff != "" {
-		t.Fatalf("node (-in process +shared library):\n%s", diff)
-	}
+	node, inProcess, shared := openBoth(t, "hgx-h100")
 	g := &shared.Node().GPUs[0]
 	if err := shared.SetMIG(t.Context(), g.PCI, true); err != nil {
 		t.Fatal(err)
@@ -84,7 +115,7 @@ func TestTheSharedLibraryAndTheEngineInProcessAreTheSame(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	_, err = shared.CreatePartition(t.Context(), g.Shapes()[1])
+	_, err := shared.CreatePartition(t.Context(), g.Shapes()[1])
 	mustFail(t, err, gpu.ErrInsufficientResources)
 	mustFail(t, shared.SetMIG(t.Context(), g.PCI, false), gpu.ErrInUse)
 	part := same(2)[0]

@@ -3,9 +3,6 @@ package policy
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -170,43 +167,5 @@ func TestTheInputIsNotChanged(t *testing.T) {
 	}
 	if diff := cmp.Diff(&gpu.Node{DriverVersion: "1"}, Apply(&v1alpha1.NodePolicy{}, &gpu.Node{DriverVersion: "1"}, Means{})); diff != "" {
 		t.Errorf("a node without GPUs (-want +got):\n%s", diff)
-	}
-}
-
-func TestLoadReadsAFileOrSaysWhatIsWrongWithIt(t *testing.T) {
-	dir := t.TempDir()
-	write := func(name, data string) string {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(data), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	const head = "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\n"
-	got, err := Load(write("good.yaml", head+"rules: [{tiers: [mig]}]"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]v1alpha1.Rule{{Tiers: []v1alpha1.Tier{v1alpha1.TierMIG}}}, got.Rules); diff != "" {
-		t.Errorf("rules (-want +got):\n%s", diff)
-	}
-	if got, err := Load(""); err != nil || len(got.Rules) != 0 {
-		t.Errorf("no path: got %v, %v, want the policy without rules", got, err)
-	}
-	tests := map[string]struct {
-		path, want string
-	}{
-		"missing":   {filepath.Join(dir, "none.yaml"), "no such file"},
-		"directory": {dir, "is a directory"},
-		"too large": {write("large.yaml", head+strings.Repeat("#", 1<<20)), "more than 1048576"},
-		"empty":     {write("empty.yaml", ""), "set apiVersion and kind"},
-		"bad":       {write("bad.yaml", head+"rules: [{mps: {shares: 99}}]"), "rules[0].mps.shares"},
-		"no text":   {write("binary.yaml", "\x7fELF\x00"), "YAML"},
-	}
-	for name, tt := range tests {
-		got, err := Load(tt.path)
-		if err == nil || got != nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), tt.path) {
-			t.Errorf("%s: got %v, %v, want an error that says %q and %s", name, got, err, tt.want, tt.path)
-		}
 	}
 }

@@ -2,43 +2,12 @@
 package policy
 
 import (
-	"errors"
-	"fmt"
-	"io"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
-
-	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
-
-// maxFile bounds a policy file in bytes.
-const maxFile = 1 << 20
-
-// Load reads a policy file. Without a path it is the policy that offers every tier with default numbers.
-func Load(path string) (*v1alpha1.NodePolicy, error) {
-	if path == "" {
-		return &v1alpha1.NodePolicy{}, nil
-	}
-	f, err := os.Open(filepath.Clean(path))
-	if err != nil {
-		return nil, fmt.Errorf("open the node policy: %w", err)
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err = errors.Join(err, f.Close()); err != nil {
-		return nil, fmt.Errorf("read the node policy %s: %w", path, err)
-	}
-	p, err := v1alpha1.DecodeNodePolicy(data)
-	if err != nil {
-		return nil, fmt.Errorf("node policy %s: %w", path, err)
-	}
-	return p, nil
-}
 
 // Means is what a node can do beside what its boards can.
 type Means struct {
@@ -56,26 +25,45 @@ type Means struct {
 	CgroupMemory func(g *gpu.GPU) bool
 }
 
-// Apply returns a copy of a node whose GPUs offer what a policy says and its means allow.
+// held is what claims hold of a GPU.
+func (m Means) held(g *gpu.GPU) gpu.Held {
+	if m.Held == nil {
+		return gpu.Held{}
+	}
+	return m.Held(g)
+}
+
+// partitions are the places of the partitions that exist on a GPU, in order of start.
+func (m Means) partitions(g *gpu.GPU) []gpu.Place {
+	if m.Partitions == nil {
+		return nil
+	}
+	places := slices.Clone(m.Partitions(g))
+	slices.SortFunc(places, func(a, b gpu.Place) int { return a.Placement.Start - b.Placement.Start })
+	return places
+}
+
+// Apply returns a copy of a node whose GPUs offer what a policy says and its means allow. What cannot be is left out and
+// its reason told: a policy that holds against the boards is for Check to find.
 func Apply(p *v1alpha1.NodePolicy, node *gpu.Node, means Means) *gpu.Node {
 	offered := *node
 	offered.GPUs = slices.Clone(node.GPUs)
 	for i := range offered.GPUs {
 		g := &offered.GPUs[i]
-		offer := offerOf(find(p, g), node, g, means)
-		g.Offer = &offer
+		_, rule := find(p, g)
+		g.Offer = offerOf(rule, node, g, means)
 	}
 	return &offered
 }
 
-// find is the first rule that matches a GPU, or one that says nothing.
-func find(p *v1alpha1.NodePolicy, g *gpu.GPU) *v1alpha1.Rule {
+// find is the first rule that matches a GPU and its index, or one that says nothing, of index -1.
+func find(p *v1alpha1.NodePolicy, g *gpu.GPU) (int, *v1alpha1.Rule) {
 	for i := range p.Rules {
 		if matches(p.Rules[i].Match, g) {
-			return &p.Rules[i]
+			return i, &p.Rules[i]
 		}
 	}
-	return &v1alpha1.Rule{}
+	return -1, &v1alpha1.Rule{}
 }
 
 func matches(m *v1alpha1.Match, g *gpu.GPU) bool {
@@ -85,147 +73,76 @@ func matches(m *v1alpha1.Match, g *gpu.GPU) bool {
 	return (len(m.ProductNames) == 0 || slices.Contains(m.ProductNames, g.ProductName)) &&
 		(len(m.UUIDs) == 0 || slices.Contains(m.UUIDs, g.UUID)) &&
 		(len(m.Indexes) == 0 || slices.Contains(m.Indexes, int32(g.Index))) &&
+		(len(m.DeviceIDs) == 0 || slices.ContainsFunc(m.DeviceIDs, func(id string) bool {
+			n, err := strconv.ParseUint(id, 0, 32)
+			return err == nil && g.PCIDeviceID != 0 && n == uint64(g.PCIDeviceID)
+		})) &&
 		(len(m.PCIAddresses) == 0 || slices.ContainsFunc(m.PCIAddresses, func(a string) bool {
 			pci, err := gpu.ParsePCIAddress(a) // NVML, and so nvidia-smi, words it in another way than sysfs
 			return err == nil && pci == g.PCI
-		}))
+		})) &&
+		inRange(m.Memory, g)
 }
 
-func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means) gpu.Offer {
-	listed := func(t v1alpha1.Tier) bool { return r.Tiers == nil || slices.Contains(r.Tiers, t) }
-	var held gpu.Held
-	if means.Held != nil {
-		held = means.Held(g)
+// inRange tells whether a GPU's memory is in a range.
+func inRange(r *v1alpha1.MemoryRange, g *gpu.GPU) bool {
+	if r == nil {
+		return true
 	}
-	offer := gpu.Offer{Withdrawn: gpu.Tiers{
-		Whole:     held.Whole && !listed(v1alpha1.TierExclusive),
-		TimeSlice: held.TimeSlice && !listed(v1alpha1.TierTimeSlice),
-		MPS:       held.MPS && !listed(v1alpha1.TierMPS),
-	}}
-	offer.Whole = listed(v1alpha1.TierExclusive) || held.Whole
-	switch {
-	case listed(v1alpha1.TierMIG):
-		offer.Partitions = &gpu.PartitionOffer{Mode: gpu.OnDemand}
-	case len(held.Places) > 0:
-		offer.Partitions = gpu.NoPlaces(held.Places)
+	return hasMemory(g) &&
+		(r.Min == nil || r.Min.CmpInt64(int64(*g.Memory)) <= 0) &&
+		(r.Max == nil || r.Max.CmpInt64(int64(*g.Memory)) >= 0)
+}
+
+func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means) *gpu.Offer {
+	tiers, held := r.OfferedTiers(), means.held(g)
+	listed := func(t v1alpha1.Tier) bool { return slices.Contains(tiers, t) }
+	offer := &gpu.Offer{
+		Excluded: r.Exclude,
+		Whole:    listed(v1alpha1.TierExclusive) || held.Whole,
+		Withdrawn: gpu.Tiers{
+			Whole:     held.Whole && !listed(v1alpha1.TierExclusive),
+			TimeSlice: held.TimeSlice && !listed(v1alpha1.TierTimeSlice),
+			MPS:       held.MPS && !listed(v1alpha1.TierMPS),
+		},
+		Health: health(r.Health),
+	}
+	if listed(v1alpha1.TierMIG) {
+		offer.Partitions, offer.NoPartitions = partitions(r, g, means)
+	}
+	if offer.Partitions == nil && len(held.Places) > 0 {
+		offer.Partitions = gpu.NoPlaces(nil)
+	}
+	for _, at := range held.Places {
+		if !offer.Partitions.Has(at) {
+			offer.Partitions.Kept = append(offer.Partitions.Kept, at)
+		}
 	}
 	if listed(v1alpha1.TierTimeSlice) || held.TimeSlice {
-		offer.TimeSlice = timeSlice(r.TimeSlice, g, means)
-		if why := tooSmall(g, offer.TimeSlice); why != "" {
-			offer.TimeSlice, offer.NoTimeSlice = nil, why
-		}
-		if means.Shares != nil && !held.TimeSlice {
-			offer.TimeSlice, offer.NoTimeSlice = nil, means.Shares.Error()
+		offer.TimeSlice, offer.NoTimeSlice = timeSlice(r.TimeSlice, g, means)
+		if offer.NoTimeSlice != "" && held.TimeSlice {
+			offer.TimeSlice, _ = timeSlice(nil, g, Means{CgroupMemory: means.CgroupMemory})
+			offer.Withdrawn.TimeSlice = true
 		}
 	}
 	if listed(v1alpha1.TierMPS) || held.MPS {
-		clients, why := mpsClients(node, g)
-		if why == nil {
-			why = means.MPS
-		}
-		if why == nil && !held.MPS {
-			why = means.Shares
-		}
-		if why != nil {
-			offer.NoMPS = why.Error()
-		} else {
-			offer.MPS = mps(r.MPS, g, clients)
-			if why := tooSmall(g, offer.MPS); why != "" {
-				offer.MPS, offer.NoMPS = nil, why
-			}
+		offer.MPS, offer.NoMPS = mps(r.MPS, node, g, means)
+		if offer.NoMPS != "" && held.MPS {
+			offer.MPS, _ = mps(nil, node, g, Means{})
+			offer.Withdrawn.MPS = true
 		}
 	}
 	return offer
 }
 
-// tooSmall says why a GPU cannot be cut as the policy wants: shares whose memory nobody counts would be worse than none.
-func tooSmall(g *gpu.GPU, s *gpu.Sharing) string {
-	if hasMemory(g) && s.Memory.Total == 0 {
-		return fmt.Sprintf("the policy's smallest share of memory is more than the %d MiB that the GPU has", *g.Memory>>20)
-	}
-	return ""
-}
-
-func timeSlice(p *v1alpha1.TimeSlicePolicy, g *gpu.GPU, means Means) *gpu.Sharing {
+// health is what a policy says of GPUs in trouble.
+func health(p *v1alpha1.HealthPolicy) gpu.Health {
 	if p == nil {
-		p = &v1alpha1.TimeSlicePolicy{}
+		return gpu.Health{}
 	}
-	s := &gpu.Sharing{Shares: or(p.Shares, v1alpha1.DefaultTimeSliceShares), Enforcement: gpu.NotEnforced}
-	s.Memory = memory(p.Memory, g, s.Shares)
-	if s.Memory.Total > 0 && means.CgroupMemory != nil && means.CgroupMemory(g) {
-		s.Enforcement = gpu.EnforcedPerCgroup
+	h := gpu.Health{Effect: string(p.Reaction)}
+	for _, xid := range p.IgnoreXIDs {
+		h.IgnoreXIDs = append(h.IgnoreXIDs, int(xid))
 	}
-	return s
-}
-
-func mps(p *v1alpha1.MPSPolicy, g *gpu.GPU, clients int64) *gpu.Sharing {
-	if p == nil {
-		p = &v1alpha1.MPSPolicy{}
-	}
-	cores := p.Cores
-	if cores == nil {
-		cores = &v1alpha1.CoreCut{}
-	}
-	s := &gpu.Sharing{
-		Shares:       min(or(p.Shares, v1alpha1.DefaultMPSShares), clients),
-		SharedMemory: bytes(p.SharedMemory, v1alpha1.DefaultSharedMemory),
-		Enforcement:  gpu.NotEnforced,
-	}
-	s.Cores = gpu.NewCut(100, s.Shares, or(cores.Minimum, v1alpha1.DefaultCoreMinimum), or(cores.Step, v1alpha1.DefaultCoreStep))
-	s.Memory = memory(p.Memory, g, s.Shares)
-	if s.Memory.Total > 0 {
-		s.Enforcement = gpu.EnforcedPerProcess
-	}
-	return s
-}
-
-// MPS limits the memory and multiprocessors of clients from Volta on; it takes 48 clients a device, and 60 from driver
-// release 590 on (NVIDIA MPS documentation, "Limitations").
-const (
-	voltaMajor        = 7
-	mpsClientsBefore  = 48
-	mpsClientsRelease = 590
-)
-
-// mpsClients is how many clients MPS takes on a GPU, or why it cannot be used.
-func mpsClients(node *gpu.Node, g *gpu.GPU) (int64, error) {
-	if g.ComputeCapability == nil || g.ComputeCapability.Major < voltaMajor {
-		return 0, errors.New("MPS limits its clients from compute capability 7.0 (Volta) on, and the GPU is older or does not say")
-	}
-	major, _, _ := strings.Cut(node.DriverVersion, ".")
-	if n, err := strconv.Atoi(major); err == nil && n >= mpsClientsRelease {
-		return v1alpha1.MaxMPSShares, nil
-	}
-	return mpsClientsBefore, nil
-}
-
-// hasMemory tells whether the board says how much memory it has.
-func hasMemory(g *gpu.GPU) bool {
-	const notAvailable = 1 << 62 // all ones is NVML's "not available"
-	return g.Memory != nil && *g.Memory <= notAvailable
-}
-
-// memory cuts a GPU's memory; it is empty where the board does not tell it.
-func memory(c *v1alpha1.MemoryCut, g *gpu.GPU, shares int64) gpu.Cut {
-	if !hasMemory(g) {
-		return gpu.Cut{}
-	}
-	if c == nil {
-		c = &v1alpha1.MemoryCut{}
-	}
-	return gpu.NewCut(int64(*g.Memory), shares, bytes(c.Minimum, v1alpha1.DefaultMemoryMinimum), bytes(c.Step, v1alpha1.DefaultMemoryStep))
-}
-
-func or(value *int32, otherwise int64) int64 {
-	if value == nil {
-		return otherwise
-	}
-	return int64(*value)
-}
-
-func bytes(q *resource.Quantity, otherwise int64) int64 {
-	if q == nil {
-		return otherwise
-	}
-	return q.Value()
+	return h
 }

@@ -17,16 +17,20 @@ func amount(s string) *resource.Quantity { return ptr(resource.MustParse(s)) }
 
 const gib = 1 << 30
 
-// node is a node of two boards of 80 GiB, the second of another product.
+// node is a node of two boards of 80 GiB, the second of another product; both can be cut in halves.
 func node() *gpu.Node {
+	mig := gpu.MIG{Capable: true, Slices: 2, Profiles: []gpu.Profile{
+		{ID: 19, Name: "1g.40gb", MaxInstances: 2, Placements: []gpu.Placement{{Start: 0, Size: 1}, {Start: 1, Size: 1}}},
+		{ID: 0, Name: "2g.80gb", MaxInstances: 1, Placements: []gpu.Placement{{Start: 0, Size: 2}}},
+	}}
 	return &gpu.Node{DriverVersion: "580.95.05", GPUs: []gpu.GPU{
 		{
 			PCI: gpu.PCIAddress{Bus: 0x1b}, UUID: "GPU-a", Index: 1, ProductName: "NVIDIA H100 80GB HBM3",
-			ComputeCapability: &gpu.Version{Major: 9}, Memory: ptr(uint64(80 * gib)),
+			ComputeCapability: &gpu.Version{Major: 9}, Memory: ptr(uint64(80 * gib)), PCIDeviceID: 0x233010de, MIG: mig,
 		},
 		{
 			PCI: gpu.PCIAddress{Bus: 0xca}, UUID: "GPU-b", ProductName: "Tesla T4",
-			ComputeCapability: &gpu.Version{Major: 7, Minor: 5}, Memory: ptr(uint64(80 * gib)),
+			ComputeCapability: &gpu.Version{Major: 7, Minor: 5}, Memory: ptr(uint64(80 * gib)), PCIDeviceID: 0x1eb810de, MIG: mig,
 		},
 	}}
 }
@@ -70,18 +74,25 @@ func TestTheFirstRuleThatMatchesAGPUHolds(t *testing.T) {
 		match *v1alpha1.Match
 		want  [2]bool // whether it matches each of the GPUs
 	}{
-		"nothing said":             {nil, [2]bool{true, true}},
-		"nothing selected":         {match(v1alpha1.Match{}), [2]bool{true, true}},
-		"product":                  {match(v1alpha1.Match{ProductNames: []string{"Tesla T4"}}), [2]bool{false, true}},
-		"one of the products":      {match(v1alpha1.Match{ProductNames: []string{"A30", "NVIDIA H100 80GB HBM3"}}), [2]bool{true, false}},
-		"part of a product":        {match(v1alpha1.Match{ProductNames: []string{"T4", "tesla t4"}}), [2]bool{}},
-		"UUID":                     {match(v1alpha1.Match{UUIDs: []string{"GPU-a"}}), [2]bool{true, false}},
-		"both UUIDs":               {match(v1alpha1.Match{UUIDs: []string{"GPU-b", "GPU-a"}}), [2]bool{true, true}},
-		"index":                    {match(v1alpha1.Match{Indexes: []int32{1}}), [2]bool{true, false}},
-		"address":                  {match(v1alpha1.Match{PCIAddresses: []string{"0000:1b:00.0"}}), [2]bool{true, false}},
-		"address in capitals":      {match(v1alpha1.Match{PCIAddresses: []string{"0000:CA:00.0"}}), [2]bool{false, true}},
-		"address as NVML words it": {match(v1alpha1.Match{PCIAddresses: []string{"00000000:CA:00.0"}}), [2]bool{false, true}},
-		"address of none":          {match(v1alpha1.Match{PCIAddresses: []string{"0000:1b:00.1"}}), [2]bool{}},
+		"nothing said":               {nil, [2]bool{true, true}},
+		"nothing selected":           {match(v1alpha1.Match{}), [2]bool{true, true}},
+		"product":                    {match(v1alpha1.Match{ProductNames: []string{"Tesla T4"}}), [2]bool{false, true}},
+		"one of the products":        {match(v1alpha1.Match{ProductNames: []string{"A30", "NVIDIA H100 80GB HBM3"}}), [2]bool{true, false}},
+		"part of a product":          {match(v1alpha1.Match{ProductNames: []string{"T4", "tesla t4"}}), [2]bool{}},
+		"UUID":                       {match(v1alpha1.Match{UUIDs: []string{"GPU-a"}}), [2]bool{true, false}},
+		"both UUIDs":                 {match(v1alpha1.Match{UUIDs: []string{"GPU-b", "GPU-a"}}), [2]bool{true, true}},
+		"index":                      {match(v1alpha1.Match{Indexes: []int32{1}}), [2]bool{true, false}},
+		"address":                    {match(v1alpha1.Match{PCIAddresses: []string{"0000:1b:00.0"}}), [2]bool{true, false}},
+		"address in capitals":        {match(v1alpha1.Match{PCIAddresses: []string{"0000:CA:00.0"}}), [2]bool{false, true}},
+		"address as NVML words it":   {match(v1alpha1.Match{PCIAddresses: []string{"00000000:CA:00.0"}}), [2]bool{false, true}},
+		"address of none":            {match(v1alpha1.Match{PCIAddresses: []string{"0000:1b:00.1"}}), [2]bool{}},
+		"device ID":                  {match(v1alpha1.Match{DeviceIDs: []string{"0x1EB810DE"}}), [2]bool{false, true}},
+		"device ID in small letters": {match(v1alpha1.Match{DeviceIDs: []string{"0x233010de", "0x12345678"}}), [2]bool{true, false}},
+		"memory from":                {match(v1alpha1.Match{Memory: &v1alpha1.MemoryRange{Min: amount("80Gi")}}), [2]bool{true, true}},
+		"memory from above":          {match(v1alpha1.Match{Memory: &v1alpha1.MemoryRange{Min: amount("85899345921")}}), [2]bool{}},
+		"memory to":                  {match(v1alpha1.Match{Memory: &v1alpha1.MemoryRange{Max: amount("80Gi")}}), [2]bool{true, true}},
+		"memory to below":            {match(v1alpha1.Match{Memory: &v1alpha1.MemoryRange{Max: amount("85899345919")}}), [2]bool{}},
+		"memory of one product":      {match(v1alpha1.Match{ProductNames: []string{"Tesla T4"}, Memory: &v1alpha1.MemoryRange{Min: amount("1Gi"), Max: amount("100Gi")}}), [2]bool{false, true}},
 		"all of one GPU": {match(v1alpha1.Match{
 			ProductNames: []string{"Tesla T4"}, UUIDs: []string{"GPU-b"}, Indexes: []int32{0}, PCIAddresses: []string{"0000:ca:00.0"},
 		}), [2]bool{false, true}},

@@ -17,12 +17,15 @@ const (
 	typeMIG = "mig" // MIG partition
 )
 
+// maxNearNodes bounds the NUMA nodes that are listed beside a GPU's own: the API takes 48 values a device.
+const maxNearNodes = 15
+
 // attributeSet collects attributes. What is not known is left out.
 type attributeSet map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 
 // attributes of a shape: those of its GPU and its own.
-func attributes(node *gpu.Node, s gpu.Shape) attributeSet {
-	g := s.GPU
+func (ds *devices) attributes(s gpu.Shape) attributeSet {
+	node, g := ds.node, s.GPU
 	a := attributeSet{}
 	switch p := s.Profile; {
 	case s.IsShare():
@@ -48,9 +51,6 @@ func attributes(node *gpu.Node, s gpu.Shape) attributeSet {
 	}
 	a.number("index", &g.Index)
 	a.number("minor", &g.Minor)
-	if g.NVLinks != nil {
-		a.number("nvlinkCount", &g.NVLinks.Active)
-	}
 	a.flag("eccEnabled", g.ECC)
 	a.flag("migCapable", &g.MIG.Capable)
 	a.version("driverVersion", node.DriverVersion)
@@ -61,9 +61,45 @@ func attributes(node *gpu.Node, s gpu.Shape) attributeSet {
 		a.version("cudaComputeCapability", g.ComputeCapability.String())
 	}
 	a.text(deviceattribute.StandardDeviceAttributePCIBusID, g.PCI.String())
-	a.text(deviceattribute.StandardDeviceAttributePCIeRoot, g.PCIeRoot())
-	a.number(deviceattribute.StandardDeviceAttributeNUMANode, g.NUMANode)
+	a.place(g, ds.view.Lists)
+	if !s.IsPartition() {
+		a.links(g, ds.nvlinkGroups[g.PCI]) // partitions have neither NVLink nor peers (NVIDIA MIG user guide)
+	}
 	return a
+}
+
+// place sets where a GPU sits.
+func (a attributeSet) place(g *gpu.GPU, lists bool) {
+	a.text(deviceattribute.StandardDeviceAttributePCIeRoot, g.PCIeRoot())
+	a.text("pcieSwitch", g.PCIeSwitch())
+	a.text("cpuAffinity", g.CPUAffinity)
+	if !lists || g.NUMANode == nil {
+		a.number(deviceattribute.StandardDeviceAttributeNUMANode, g.NUMANode)
+		return
+	}
+	nodes := []int64{int64(*g.NUMANode)}
+	for _, n := range g.NearNUMANodes[:min(len(g.NearNUMANodes), maxNearNodes)] {
+		nodes = append(nodes, int64(n))
+	}
+	a[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValues: nodes}
+}
+
+// links sets how a GPU is linked to others.
+func (a attributeSet) links(g *gpu.GPU, group string) {
+	a.text("nvlinkGroup", group)
+	if l := g.NVLinks; l != nil {
+		a.number("nvlinkCount", &l.Active)
+		if l.Version != (gpu.Version{}) {
+			a.version("nvlinkVersion", l.Version.String())
+		}
+		if speed := int(l.MBps); speed > 0 {
+			a.number("nvlinkBandwidthMBps", &speed)
+		}
+	}
+	if f := g.Fabric; f != nil {
+		a.text("fabricClusterUUID", f.ClusterUUID)
+		a.number("fabricCliqueID", &f.CliqueID)
+	}
 }
 
 // share sets what is a shared GPU's own.

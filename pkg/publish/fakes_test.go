@@ -42,8 +42,12 @@ func bigGPU(i int) gpu.GPU {
 	return gpu.GPU{
 		PCI: gpu.PCIAddress{Bus: uint8(0x18 + i*0x10)}, UUID: fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", i), Index: 7 - i, Minor: i,
 		ProductName: "NVIDIA H100 80GB HBM3", Brand: "Nvidia", Architecture: "Hopper", ComputeCapability: &gpu.Version{Major: 9},
-		Memory: ptr(uint64(85_520_809_984)), ECC: ptr(true), AddressingMode: "HMM", NVLinks: &gpu.NVLinks{Active: 18},
-		NUMANode: &numa, PCIePath: []string{fmt.Sprintf("pci0000:%02x", 0x15+i*0x10)}, MIG: gpu.MIG{Capable: true, Slices: 8},
+		Memory: ptr(uint64(85_520_809_984)), ECC: ptr(true), AddressingMode: "HMM",
+		NVLinks:  &gpu.NVLinks{Active: 18, Version: gpu.Version{Major: 4}, MBps: 478116, Switched: true},
+		Fabric:   &gpu.Fabric{ClusterUUID: "6fbb1de4-2f8a-4d3c-9d2f-7c14a1f0c2e5", CliqueID: 3},
+		NUMANode: &numa, CPUAffinity: fmt.Sprintf("%d-%d", 56*numa, 56*numa+55),
+		PCIePath: []string{fmt.Sprintf("pci0000:%02x", 0x15+i*0x10), "0000:15:01.0", "0000:16:00.0", "0000:17:03.0", "0000:18:00.0"},
+		MIG:      gpu.MIG{Capable: true, Slices: 8},
 	}
 }
 
@@ -69,7 +73,7 @@ func bareGPU() gpu.GPU {
 // slicesOf are the slices of the pool of node "n".
 func slicesOf(t *testing.T, node *gpu.Node) []resourceslice.Slice {
 	t.Helper()
-	resources := Resources(node, "n")
+	resources := Resources(node, "n", View{})
 	if len(resources.Pools) != 1 {
 		t.Fatalf("got %d pools, want 1", len(resources.Pools))
 	}

@@ -3,6 +3,7 @@ package publish
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -77,14 +78,16 @@ func checkDevice(t *testing.T, d resourceapi.Device) {
 	if n := len(d.Attributes) + len(d.Capacity); n > resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
 		t.Errorf("device %s has %d attributes and capacities", d.Name, n)
 	}
+	all := 0
 	for name, a := range d.Attributes {
 		checkName(t, name)
 		values := 0
-		for _, set := range []bool{a.StringValue != nil, a.IntValue != nil, a.BoolValue != nil, a.VersionValue != nil} {
+		for _, set := range []bool{a.StringValue != nil, a.IntValue != nil, a.BoolValue != nil, a.VersionValue != nil, len(a.IntValues) > 0} {
 			if set {
 				values++
 			}
 		}
+		all += max(1, len(a.IntValues))
 		if values != 1 {
 			t.Errorf("attribute %s of %s has %d values, want 1", name, d.Name, values)
 		}
@@ -94,6 +97,9 @@ func checkDevice(t *testing.T, d resourceapi.Device) {
 		if a.VersionValue != nil && (!semver.MatchString(*a.VersionValue) || len(*a.VersionValue) > resourceapi.DeviceAttributeMaxValueLength) {
 			t.Errorf("attribute %s of %s is %q, no semantic version", name, d.Name, *a.VersionValue)
 		}
+	}
+	if all > resourceapi.ResourceSliceMaxAttributeValuesPerDevice {
+		t.Errorf("device %s has %d values of attributes", d.Name, all)
 	}
 	for name, c := range d.Capacity {
 		checkName(t, name)
@@ -232,12 +238,15 @@ func FuzzWhateverADriverSaysStaysWithinTheLimits(f *testing.F) {
 	f.Add("580.95.05", "NVIDIA H100", "Hopper", "pci0000:15", int64(8), uint64(80<<30), 12080)
 	f.Add("", "", "", "", int64(0), uint64(0), 0)
 	f.Add("1.2.3.4", strings.Repeat("é", 33), "\x00", "\xff", int64(-1), ^uint64(0)>>1, -1)
-	f.Fuzz(func(t *testing.T, version, product, arch, root string, numa int64, memory uint64, cuda int) {
+	f.Fuzz(func(t *testing.T, version, product, arch, text string, numa int64, memory uint64, cuda int) {
 		node := nodeOf(1)
 		g := &node.GPUs[0]
 		node.DriverVersion, node.CUDAVersion = version, gpu.Version{Major: cuda / 1000, Minor: cuda % 1000 / 10}
-		g.ProductName, g.Architecture, g.PCIePath, g.NUMANode = product, arch, []string{root}, ptr(int(numa))
-		g.Memory = ptr(memory >> 1)
+		g.ProductName, g.Architecture, g.PCIePath, g.NUMANode = product, arch, slices.Repeat([]string{text}, 6), ptr(int(numa))
+		g.Memory, g.TotalMemory, g.CPUAffinity = ptr(memory>>1), ptr(memory), text
+		g.NVLinks = &gpu.NVLinks{Active: int(numa), Version: node.CUDAVersion, MBps: numa, Switched: true}
+		g.Fabric = &gpu.Fabric{ClusterUUID: text, CliqueID: int(numa)}
 		checkLimits(t, slicesOf(t, node))
+		checkLimits(t, Resources(node, "n", View{Compatible: true}).Pools["n"].Slices)
 	})
 }

@@ -23,7 +23,7 @@ func TestObjectsOfAnA30InMIGMode(t *testing.T) {
 func names(t *testing.T, node *gpu.Node, occupied ...string) [][]string {
 	t.Helper()
 	var all [][]string
-	for _, s := range Resources(node, "n", occupiedTaints(occupied)...).Pools["n"].Slices {
+	for _, s := range Resources(node, "n", View{Taints: occupiedTaints(occupied)}).Pools["n"].Slices {
 		list := []string{}
 		for _, set := range s.SharedCounters {
 			list = append(list, fmt.Sprintf("counters %s (%d)", set.Name, len(set.Counters)))

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
+	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
@@ -32,31 +33,81 @@ const TaintNoMPS = "gpu.cleave.dev/mps-unavailable"
 // TaintWithdrawn marks a device of a tier that the node's policy has no more, while claims still hold something of it.
 const TaintWithdrawn = "gpu.cleave.dev/withdrawn"
 
-// Taint keeps a device from being handed out.
+// TaintConflict marks the devices of a GPU of which claims hold something while somebody else hands it out, too.
+const TaintConflict = "gpu.cleave.dev/conflict"
+
+// TaintDraining marks all devices of a node whose NVIDIA driver is let go of, or has gone.
+const TaintDraining = "gpu.cleave.dev/draining"
+
+// TaintUnhealthy marks a device whose GPU, or whose part of it, is in trouble. Its value says what the trouble is.
+const TaintUnhealthy = "gpu.cleave.dev/unhealthy"
+
+// Taint keeps a device from being handed out. Value may be empty; without an Effect it is NoSchedule. The time since when
+// a taint is there is the API server's to note: it is kept for as long as key, value and effect stay.
 type Taint struct {
-	Device, Key string
+	Device, Key, Value string
+	Effect             resourceapi.DeviceTaintEffect
 }
 
-// Resources are the slices of a node, one pool named after it, in order of allocation: first the counter sets of all GPUs, then whole GPUs, the
-// last GPU first, then shared GPUs, from the middle outward, then one slice for the partitions of each GPU, the first GPU first, then those that fill a GPU. A node without GPUs has one
-// empty slice, which tells "nothing here" from "not running". Devices that cannot be had are tainted, never left out: the
-// scheduler would forget what they consume.
-func Resources(node *gpu.Node, pool string, taints ...Taint) resourceslice.DriverResources {
+// api is the taint as the API has it.
+func (t Taint) api() resourceapi.DeviceTaint {
+	effect := t.Effect
+	if effect == "" {
+		effect = resourceapi.DeviceTaintEffectNoSchedule
+	}
+	return resourceapi.DeviceTaint{Key: t.Key, Value: t.Value, Effect: effect}
+}
+
+// View is what a publication says beside the inventory.
+type View struct {
+	// Taints of devices, in the order in which they are published.
+	Taints []Taint
+	// Free tells of a GPU whether nobody holds anything of it, which orders the whole GPUs; nil: all are free.
+	Free func(*gpu.GPU) bool
+	// Lists publishes as lists what may have several values; the API server must have DRAListTypeAttributes on.
+	Lists bool
+	// Compatible publishes what manifests written for NVIDIA's DRA driver go by.
+	Compatible bool
+}
+
+// free tells whether a GPU can be had whole.
+func (v *View) free(g *gpu.GPU) bool {
+	name := g.PCI.DeviceName()
+	return !g.Whole().Withdrawn() && !slices.ContainsFunc(v.Taints, func(t Taint) bool { return t.Device == name && t.Effect != resourceapi.DeviceTaintEffectNone }) && (v.Free == nil || v.Free(g))
+}
+
+// WholeGPUs are the names of the devices that are whole GPUs, in their order in this view.
+func (v *View) WholeGPUs(node *gpu.Node) []string {
+	var names []string
+	for _, s := range gpu.OrderWhole(node.GPUs, v.free) {
+		names = append(names, s.Name())
+	}
+	return names
+}
+
+// Resources are the slices of a node, one pool named after it, in order of allocation: first the counter sets of all GPUs
+// that offer anything, then whole GPUs, then shared GPUs, then one slice for the partitions of each GPU, then those that fill a GPU, each in
+// the order of gpu.OrderShapes. A node that offers nothing has one empty slice, which tells "nothing here" from "not running".
+// Devices that cannot be had are tainted, never left out: the scheduler would forget what they consume.
+func Resources(node *gpu.Node, pool string, view View) resourceslice.DriverResources {
 	var counterSets []resourceapi.CounterSet
 	for i := range node.GPUs {
-		counterSets = append(counterSets, counterSet(&node.GPUs[i]))
+		if len(node.GPUs[i].Shapes()) > 0 {
+			counterSets = append(counterSets, counterSet(&node.GPUs[i]))
+		}
 	}
 	var published []resourceslice.Slice
 	for chunk := range slices.Chunk(counterSets, maxCounterSets) {
 		published = append(published, resourceslice.Slice{SharedCounters: chunk})
 	}
-	order := gpu.OrderShapes(node.GPUs)
+	d := devices{node: node, view: view, nvlinkGroups: gpu.NVLinkGroups(node.GPUs)}
+	order := gpu.OrderShapes(node.GPUs, view.free)
 	for _, group := range slices.Concat([][]gpu.Shape{order.Whole, order.Shared}, order.Partitions, [][]gpu.Shape{order.Largest}) {
-		var devices []resourceapi.Device
+		var list []resourceapi.Device
 		for _, s := range group {
-			devices = append(devices, device(node, s, taints))
+			list = append(list, d.device(s))
 		}
-		for chunk := range slices.Chunk(devices, maxDevices) {
+		for chunk := range slices.Chunk(list, maxDevices) {
 			published = append(published, resourceslice.Slice{Devices: chunk})
 		}
 	}
@@ -79,7 +130,7 @@ func NameExisting(resources resourceslice.DriverResources, pool, device, uuid st
 
 // Objects are the same slices as complete API objects, as they stand after a first publication.
 func Objects(node *gpu.Node, driver, nodeName string) *resourceapi.ResourceSliceList {
-	published := Resources(node, nodeName).Pools[nodeName].Slices
+	published := Resources(node, nodeName, View{Compatible: driver == nvidia.DriverName}).Pools[nodeName].Slices
 	list := &resourceapi.ResourceSliceList{
 		TypeMeta: metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSliceList"},
 	}
@@ -112,24 +163,34 @@ func counters(list []gpu.Counter) map[string]resourceapi.Counter {
 	return m
 }
 
+// devices makes the devices of a node.
+type devices struct {
+	node         *gpu.Node
+	view         View
+	nvlinkGroups map[gpu.PCIAddress]string
+}
+
 // device is a shape as the scheduler sees it.
-func device(node *gpu.Node, s gpu.Shape, taints []Taint) resourceapi.Device {
+func (ds *devices) device(s gpu.Shape) resourceapi.Device {
 	d := resourceapi.Device{
 		Name:             s.Name(),
-		Attributes:       attributes(node, s),
+		Attributes:       ds.attributes(s),
 		Capacity:         capacity(s),
 		ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: s.GPU.PCI.DeviceName(), Counters: counters(s.Consumes())}},
+	}
+	if ds.view.Compatible {
+		compatible(&d, s)
 	}
 	if s.IsShare() {
 		many := true
 		d.AllowMultipleAllocations = &many
 	}
 	if s.Withdrawn() {
-		d.Taints = []resourceapi.DeviceTaint{{Key: TaintWithdrawn, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		d.Taints = append(d.Taints, Taint{Key: TaintWithdrawn}.api())
 	}
-	for _, t := range taints {
+	for _, t := range ds.view.Taints {
 		if t.Device == d.Name {
-			d.Taints = append(d.Taints, resourceapi.DeviceTaint{Key: t.Key, Effect: resourceapi.DeviceTaintEffectNoSchedule})
+			d.Taints = append(d.Taints, t.api())
 		}
 	}
 	return d
@@ -151,13 +212,18 @@ func capacity(s gpu.Shape) map[resourceapi.QualifiedName]resourceapi.DeviceCapac
 	if p.Memory > 0 && p.Memory <= math.MaxInt64 {
 		all["memory"] = amount(int64(p.Memory), resource.BinarySI)
 	}
-	for name, n := range map[resourceapi.QualifiedName]int{
-		"multiprocessors": p.Multiprocessors, "copyEngines": p.CopyEngines, "decoders": p.Decoders,
-		"encoders": p.Encoders, "jpegEngines": p.JPEGEngines, "ofaEngines": p.OFAEngines,
-	} {
+	for name, n := range engines(p) {
 		all[name] = amount(int64(n), resource.DecimalSI)
 	}
 	return all
+}
+
+// engines are what partitions of a profile have beside memory, by the names of capacities.
+func engines(p *gpu.Profile) map[resourceapi.QualifiedName]int {
+	return map[resourceapi.QualifiedName]int{
+		"multiprocessors": p.Multiprocessors, "copyEngines": p.CopyEngines, "decoders": p.Decoders,
+		"encoders": p.Encoders, "jpegEngines": p.JPEGEngines, "ofaEngines": p.OFAEngines,
+	}
 }
 
 // sharedCapacity is what claims take parts of. Every capacity of a shared device has a policy: without one, a claim that

@@ -27,9 +27,9 @@ func TestObjectsOfANodeWithoutGPUsAreOneEmptySlice(t *testing.T) {
 }
 
 func TestTheSameNodeGivesTheSameBytes(t *testing.T) {
-	want := encode(t, Resources(nodeOf(70), "n"))
+	want := encode(t, Resources(nodeOf(70), "n", View{}))
 	for range 20 {
-		if got := encode(t, Resources(nodeOf(70), "n")); got != want {
+		if got := encode(t, Resources(nodeOf(70), "n", View{})); got != want {
 			t.Fatalf("slices differ (-first +now):\n%s", cmp.Diff(want, got))
 		}
 	}

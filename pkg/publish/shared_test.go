@@ -72,8 +72,10 @@ func TestASharedDeviceIsMarkedByItsTaintsOnly(t *testing.T) {
 	node := offering(t, "t4")
 	name := node.GPUs[0].PCI.DeviceName()
 	var got [][]string
-	for _, s := range Resources(node, "n", Taint{name + "-mps", TaintNoMPS}, Taint{name + "-mps", TaintOccupied}, Taint{name, TaintOccupied},
-		Taint{"gpu-of-nobody", TaintOccupied}).Pools["n"].Slices {
+	for _, s := range Resources(node, "n", View{Taints: []Taint{
+		{Device: name + "-mps", Key: TaintNoMPS}, {Device: name + "-mps", Key: TaintOccupied}, {Device: name, Key: TaintOccupied},
+		{Device: "gpu-of-nobody", Key: TaintOccupied},
+	}}).Pools["n"].Slices {
 		for _, d := range s.Devices {
 			line := []string{d.Name}
 			for _, taint := range d.Taints {
@@ -181,14 +183,14 @@ func TestWhateverAPolicySaysTheAPITakesIt(t *testing.T) {
 }
 
 func TestTheSameOffersGiveTheSameBytes(t *testing.T) {
-	want := encode(t, Resources(offering(t, "hgx-h100"), "n"))
+	want := encode(t, Resources(offering(t, "hgx-h100"), "n", View{}))
 	for range 10 {
-		if got := encode(t, Resources(offering(t, "hgx-h100"), "n")); got != want {
+		if got := encode(t, Resources(offering(t, "hgx-h100"), "n", View{})); got != want {
 			t.Fatalf("slices differ (-first +now):\n%s", cmp.Diff(want, got))
 		}
 	}
 	// What a policy says of shares changes those devices only, and no other slice.
-	other := encode(t, Resources(offering(t, "hgx-h100", v1alpha1.Rule{TimeSlice: &v1alpha1.TimeSlicePolicy{Shares: ptr(int32(9))}}), "n"))
+	other := encode(t, Resources(offering(t, "hgx-h100", v1alpha1.Rule{TimeSlice: &v1alpha1.TimeSlicePolicy{Shares: ptr(int32(9))}}), "n", View{}))
 	a, b := strings.Split(want, `"name":`), strings.Split(other, `"name":`)
 	for i := range a {
 		if a[i] != b[i] && !strings.Contains(a[i], `-timeslice"`) {
@@ -208,12 +210,34 @@ func TestSharedResourcesDoNotShareMemoryWithTheNode(t *testing.T) {
 	}
 }
 
+func TestATaintHasAValueAndAnEffect(t *testing.T) {
+	node := offering(t, "t4")
+	name := node.GPUs[0].PCI.DeviceName()
+	var got []resourceapi.DeviceTaint
+	for _, s := range Resources(node, "n", View{Taints: []Taint{
+		{Device: name, Key: TaintUnhealthy, Value: "xid-79", Effect: resourceapi.DeviceTaintEffectNoExecute},
+		{Device: name, Key: TaintUnhealthy, Value: "xid-94", Effect: resourceapi.DeviceTaintEffectNone},
+		{Device: name, Key: TaintOccupied},
+	}}).Pools["n"].Slices {
+		for _, d := range s.Devices {
+			got = append(got, d.Taints...)
+		}
+	}
+	want := []resourceapi.DeviceTaint{
+		{Key: TaintUnhealthy, Value: "xid-79", Effect: "NoExecute"}, {Key: TaintUnhealthy, Value: "xid-94", Effect: "None"},
+		{Key: TaintOccupied, Effect: "NoSchedule"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("taints (-want +got):\n%s", diff)
+	}
+}
+
 func TestWithdrawnDevicesAreTaintedAndStay(t *testing.T) {
 	node := nodeOf(1)
 	sharing := &gpu.Sharing{Shares: 4, Memory: gpu.NewCut(80<<30, 4, 1<<30, 1<<30), Enforcement: gpu.NotEnforced}
 	node.GPUs[0].Offer = &gpu.Offer{Whole: true, TimeSlice: sharing, Withdrawn: gpu.Tiers{TimeSlice: true}}
 	got := map[string]int{}
-	for _, s := range Resources(node, "n").Pools["n"].Slices {
+	for _, s := range Resources(node, "n", View{}).Pools["n"].Slices {
 		for _, d := range s.Devices {
 			got[d.Name] = len(d.Taints)
 			if len(d.Taints) > 0 && (d.Taints[0].Key != TaintWithdrawn || d.Taints[0].Effect != resourceapi.DeviceTaintEffectNoSchedule) {

@@ -6,7 +6,6 @@
 package records
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -21,7 +20,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// Format is the version this release writes. It reads every version up to it.
+// Format is the version this release writes. It reads every version up to it, and later ones that say so by readableFrom:
+// what only adds fields can be read by the releases before, which keep the fields.
 const Format = 1
 
 // MaxSize bounds the size of a record file in bytes. A claim has at most 32 devices, some 400 bytes each.
@@ -31,6 +31,8 @@ const MaxSize = 256 << 10
 type Record struct {
 	// Format of the file, see the constant.
 	Format int `json:"format"`
+	// ReadableFrom is the earliest format whose releases can read the file; 0 for Format itself.
+	ReadableFrom int `json:"readableFrom,omitempty"`
 	// BootID of the boot in which the claim was prepared (/proc/sys/kernel/random/boot_id).
 	BootID string `json:"bootID"`
 	// State of what the record stands for; the zero value is Prepared.
@@ -38,6 +40,8 @@ type Record struct {
 	Claim Claim `json:"claim"`
 	// Devices in the order of the claim's allocation.
 	Devices []Device `json:"devices"`
+	// Later are the fields of a later release; nil if there are none.
+	Later any `json:"-"`
 }
 
 // State tells how far a claim is.
@@ -140,29 +144,30 @@ func OpenStore(filesystem FileSystem, dir string) (*Store, error) {
 	return s, nil
 }
 
-// List reads all records of a folder and makes nothing; a missing folder has none, and files that are no records are
-// passed over.
-func List(filesystem FileSystem, dir string) ([]*Record, error) {
+// List reads all records of a folder and makes nothing; a missing folder has none. Files that should be records and are not
+// are passed over and told, as CorruptErrors.
+func List(filesystem FileSystem, dir string) (all []*Record, corrupt []error, err error) {
 	s := &Store{fs: filesystem, dir: filepath.Clean(dir)}
 	uids, err := s.UIDs()
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return nil, nil, nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var all []*Record
 	for _, uid := range uids {
 		r, err := s.Read(uid)
-		if corrupt := (*CorruptError)(nil); errors.As(err, &corrupt) || err == nil && r == nil {
-			continue
+		bad := (*CorruptError)(nil)
+		switch {
+		case errors.As(err, &bad):
+			corrupt = append(corrupt, err)
+		case err != nil:
+			return nil, nil, err
+		case r != nil: // else it has just been removed
+			all = append(all, r)
 		}
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, r)
 	}
-	return all, nil
+	return all, corrupt, nil
 }
 
 // Dir is the folder.
@@ -174,7 +179,7 @@ func (s *Store) Write(r *Record) error {
 	if err != nil {
 		return err
 	}
-	data, err := json.Marshal(r)
+	data, err := encodeLater(r, r.Later)
 	if err != nil {
 		return fmt.Errorf("encode the record of claim %s: %w", r.Claim, err)
 	}
@@ -274,16 +279,17 @@ func (s *Store) path(uid types.UID) (string, error) {
 	return filepath.Join(s.dir, string(uid)+suffix), nil
 }
 
-// Decode reads a record of this or an earlier format. Fields it does not know are passed over, so that a release can
-// read what the next one wrote; a format above its own is an error.
+// Decode reads a record of this or an earlier format, or of a later one that this release can read. Fields it does not
+// know are kept.
 func Decode(data []byte) (*Record, error) {
 	r := &Record{}
-	if err := json.Unmarshal(data, r); err != nil {
-		return nil, fmt.Errorf("decode: %w", err)
+	var err error
+	if r.Later, err = decodeLater(data, r); err != nil {
+		return nil, err
 	}
 	switch {
-	case r.Format < 1 || r.Format > Format:
-		return nil, fmt.Errorf("format %d is not one of 1 to %d", r.Format, Format)
+	case !readable(r.Format, r.ReadableFrom, Format):
+		return nil, fmt.Errorf("format %d (readable from %d) is not one of 1 to %d", r.Format, r.ReadableFrom, Format)
 	case !uidPattern.MatchString(string(r.Claim.UID)):
 		return nil, fmt.Errorf("claim UID %q is not letters, digits and dashes", r.Claim.UID)
 	case r.State != Prepared && r.State != Preparing && r.State != Releasing:
@@ -300,6 +306,11 @@ func Decode(data []byte) (*Record, error) {
 		}
 	}
 	return r, nil
+}
+
+// readable tells whether a release of a format can read a file.
+func readable(format, from, own int) bool {
+	return format >= 1 && from >= 0 && from <= format && (format <= own || from >= 1 && from <= own)
 }
 
 // Partitions lists the devices that are partitions of the record's own; those with admin access are somebody else's.

@@ -7,6 +7,9 @@ type Share struct {
 	// ID tells the claim's shares of one device apart (shareID of the allocation).
 	ID   string    `json:"id"`
 	Kind gpu.Share `json:"kind"`
+	// Exclusive tells that the claim has the whole GPU for itself, and that its own processes share it so. The allocation
+	// has no share then, and nothing is counted.
+	Exclusive bool `json:"exclusive,omitempty"`
 	// Shares, Memory in bytes and Cores in percent of the multiprocessors, as allocated; zero where the device does
 	// not count it.
 	Shares int64 `json:"shares,omitempty"`
@@ -33,6 +36,17 @@ type MPS struct {
 	// PipeDir and ShmDir are the server's folders on the host; empty until it is there.
 	PipeDir string `json:"pipeDir,omitempty"`
 	ShmDir  string `json:"shmDir,omitempty"`
+}
+
+// ExclusiveID is the ID of an exclusive share: a device has one at most.
+const ExclusiveID = "claim"
+
+// Limits are those of an MPS server that is the claim's alone; nil where others share it.
+func (s *Share) Limits() *MPS {
+	if !s.Exclusive {
+		return nil
+	}
+	return s.MPS
 }
 
 // Shares lists the record's shares of a kind.

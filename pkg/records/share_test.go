@@ -146,3 +146,34 @@ func TestARecordWithAShareThatCannotBeIsCorrupt(t *testing.T) {
 		})
 	}
 }
+
+func TestAnExclusiveShareIsWrittenAndReadAndHoldsTheWholeGPU(t *testing.T) {
+	s := openStore(t)
+	r := sharing(uidA)
+	for i := range r.Devices {
+		r.Devices[i].Share.ID, r.Devices[i].Share.Exclusive = ExclusiveID, true
+	}
+	if err := s.Write(r); err != nil {
+		t.Fatal(err)
+	}
+	got, err := s.Read(uidA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(r, got); diff != "" {
+		t.Errorf("record (-want +got):\n%s", diff)
+	}
+	if limits := r.Devices[1].Share.Limits(); limits != r.Devices[1].Share.MPS {
+		t.Errorf("its server has limits %v, want the claim's", limits)
+	}
+	if limits := sharing(uidA).Devices[1].Share.Limits(); limits != nil {
+		t.Errorf("a server that claims share has limits %v of one of them", limits)
+	}
+	pci, err := gpu.ParsePCIAddress("0000:2a:00.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if has := HeldOf([]*Record{r})(&gpu.GPU{PCI: pci}); has.Tiers != (gpu.Tiers{Whole: true}) {
+		t.Errorf("it holds %+v, want the whole GPU", has)
+	}
+}

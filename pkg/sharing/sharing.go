@@ -20,6 +20,7 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/records"
 )
 
 // Supervisor is what is asked of the node's MPS supervisor.
@@ -82,20 +83,34 @@ func (s *Sharing) smi() (root, path string) {
 }
 
 // StartMPS makes a GPU's MPS server serve a claim. The server's defaults are what a claim can have at most, since a
-// client can only go below them: its own part a container gets by its environment.
-func (s *Sharing) StartMPS(ctx context.Context, uid types.UID, g *gpu.GPU) (pipeDir, shmDir string, err error) {
-	sharing := g.Sharing(gpu.MPS)
-	if sharing == nil {
-		return "", "", fmt.Errorf("GPU %s is not shared by MPS: %s", g.PCI.DeviceName(), why(g))
+// client can only go below them: its own part a container gets by its environment. A server that is the claim's alone
+// has the claim's limits, and needs no policy that offers MPS.
+func (s *Sharing) StartMPS(ctx context.Context, uid types.UID, g *gpu.GPU, limits *records.MPS) (pipeDir, shmDir string, err error) {
+	settings, err := settings(g, limits)
+	if err != nil {
+		return "", "", err
 	}
-	endpoint, err := s.supervisor.Ensure(ctx, mps.Request{
-		Claim: uid, Device: g.PCI.DeviceName(), UUID: g.UUID, PCI: g.PCI,
-		Settings: mps.Settings{SharedMemory: sharing.SharedMemory, ActiveThreadPercentage: int(sharing.Cores.Total), PinnedMemory: sharing.Memory.Total},
-	})
+	endpoint, err := s.supervisor.Ensure(ctx, mps.Request{Claim: uid, Device: g.PCI.DeviceName(), UUID: g.UUID, PCI: g.PCI, Settings: settings})
 	if err != nil {
 		return "", "", fmt.Errorf("start the MPS server of GPU %s: %w", g.PCI.DeviceName(), err)
 	}
 	return endpoint.PipeDir, endpoint.ShmDir, nil
+}
+
+// settings of the server of a GPU.
+func settings(g *gpu.GPU, limits *records.MPS) (mps.Settings, error) {
+	sharing := g.Sharing(gpu.MPS)
+	if limits == nil && sharing == nil {
+		return mps.Settings{}, fmt.Errorf("GPU %s is not shared by MPS: %s", g.PCI.DeviceName(), why(g))
+	}
+	if limits == nil {
+		return mps.Settings{SharedMemory: sharing.SharedMemory, ActiveThreadPercentage: int(sharing.Cores.Total), PinnedMemory: sharing.Memory.Total}, nil
+	}
+	own := mps.Settings{SharedMemory: v1alpha1.DefaultSharedMemory, ActiveThreadPercentage: int(limits.ThreadPercentage), PinnedMemory: limits.Memory}
+	if sharing != nil {
+		own.SharedMemory = sharing.SharedMemory
+	}
+	return own, nil
 }
 
 func why(g *gpu.GPU) string {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/records"
 )
 
 // fakeSupervisor notes what it is asked.
@@ -110,7 +111,7 @@ func TestTheErrorOfNvidiaSMIHoldsWhatItSaidOnOneLine(t *testing.T) {
 
 func TestAServerIsAskedForWithAllOfItsGPU(t *testing.T) {
 	f := &fakeSupervisor{}
-	pipe, shm, err := New(f, []string{"/"}, nil).StartMPS(t.Context(), "claim-1", sharedGPU())
+	pipe, shm, err := New(f, []string{"/"}, nil).StartMPS(t.Context(), "claim-1", sharedGPU(), nil)
 	if err != nil || pipe != "/mps/pipe" || shm != "/mps/shm" {
 		t.Errorf("got %q, %q, %v", pipe, shm, err)
 	}
@@ -120,6 +121,29 @@ func TestAServerIsAskedForWithAllOfItsGPU(t *testing.T) {
 	}}
 	if diff := cmp.Diff(want, f.requests); diff != "" {
 		t.Errorf("requests (-want +got):\n%s", diff)
+	}
+}
+
+func TestAServerThatIsOneClaimsAloneHasTheClaimsLimitsWhateverThePolicyOffers(t *testing.T) {
+	tests := map[string]struct {
+		offer  *gpu.Offer
+		limits records.MPS
+		want   mps.Settings
+	}{
+		"policy with MPS": {sharedGPU().Offer, records.MPS{ThreadPercentage: 50, Memory: 10 << 30}, mps.Settings{SharedMemory: 2 << 30, ActiveThreadPercentage: 50, PinnedMemory: 10 << 30}},
+		"no MPS offered":  {&gpu.Offer{NoMPS: "it is excluded"}, records.MPS{ThreadPercentage: 50, Memory: 10 << 30}, mps.Settings{SharedMemory: 1 << 30, ActiveThreadPercentage: 50, PinnedMemory: 10 << 30}},
+		"no memory limit": {nil, records.MPS{ThreadPercentage: 100}, mps.Settings{SharedMemory: 1 << 30, ActiveThreadPercentage: 100}},
+	}
+	for name, tt := range tests {
+		f, g := &fakeSupervisor{}, sharedGPU()
+		g.Offer = tt.offer
+		if _, _, err := New(f, []string{"/"}, nil).StartMPS(t.Context(), "claim-1", g, &tt.limits); err != nil || len(f.requests) != 1 {
+			t.Errorf("%s: got requests %v, %v", name, f.requests, err)
+			continue
+		}
+		if diff := cmp.Diff(tt.want, f.requests[0].Settings); diff != "" {
+			t.Errorf("%s: settings (-want +got):\n%s", name, diff)
+		}
 	}
 }
 
@@ -136,7 +160,7 @@ func TestAGPUThatIsNotSharedByMPSIsRefusedWithTheReason(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f, g := &fakeSupervisor{}, sharedGPU()
 			g.Offer = tt.offer
-			_, _, err := New(f, []string{"/"}, nil).StartMPS(t.Context(), "claim-1", g)
+			_, _, err := New(f, []string{"/"}, nil).StartMPS(t.Context(), "claim-1", g, nil)
 			if err == nil || !strings.Contains(err.Error(), tt.want) || len(f.requests) > 0 {
 				t.Errorf("got %v and requests %v, want an error that says %q and none", err, f.requests, tt.want)
 			}
@@ -147,7 +171,7 @@ func TestAGPUThatIsNotSharedByMPSIsRefusedWithTheReason(t *testing.T) {
 func TestErrorsOfTheSupervisorNameTheGPUAndKeepTheirCause(t *testing.T) {
 	f := &fakeSupervisor{err: mps.ErrUnavailable}
 	s := New(f, []string{"/"}, nil)
-	_, _, start := s.StartMPS(t.Context(), "claim-1", sharedGPU())
+	_, _, start := s.StartMPS(t.Context(), "claim-1", sharedGPU(), nil)
 	for what, err := range map[string]error{
 		"start": start, "stop": s.StopMPS(t.Context(), "claim-1", "gpu-0000-1b-00-0"), "retain": s.RetainMPS(t.Context(), "gpu-0000-1b-00-0", nil),
 	} {

@@ -165,11 +165,18 @@ func (n *Node) Raise(index int, e Event) error {
 	})
 }
 
+// maxRecoveryAction is the last of NVML_GPU_RECOVERY_ACTION_*.
+const maxRecoveryAction = 7
+
 // SetRecoveryAction sets what field 230 says of a GPU (NVML_GPU_RECOVERY_ACTION_*: 0 none, 1 GPU reset, 2 node reboot,
-// 3 drain P2P, 4 drain and reset), and reports EventGPURecoveryAction.
+// 3 drain P2P, 4 drain and reset, 5 recover the IMEX domain, 6 bus reset, 7 system reboot), and reports
+// EventGPURecoveryAction.
 func (n *Node) SetRecoveryAction(index, action int) error {
 	if err := n.checkIndex(index); err != nil {
 		return fmt.Errorf("set recovery action: %w", err)
+	}
+	if action < 0 || action > maxRecoveryAction {
+		return fmt.Errorf("set recovery action: no action %d: they are 0 to %d", action, maxRecoveryAction)
 	}
 	return n.gpus[index].update(func(st *gpuState) error {
 		st.Recovery = action

@@ -121,8 +121,19 @@ func (n *Node) Replace(index int, uuid string) error {
 	})
 }
 
-// ClearFaults removes faults and brings lost GPUs back; of one GPU, or of all and of none (-1).
+// ClearFaults removes faults, brings lost GPUs back and ends recovery actions; of one GPU, or of all and of none (-1).
 func (n *Node) ClearFaults(index int) error {
+	for i := range n.gpus {
+		st, err := n.gpus[i].load()
+		if err != nil {
+			return fmt.Errorf("clear faults of GPU %d: %w", i, err)
+		}
+		if st.Recovery != 0 && (index < 0 || index == i) {
+			if err := n.SetRecoveryAction(i, 0); err != nil {
+				return err
+			}
+		}
+	}
 	return n.state.update(func(s *nodeState) error {
 		s.Faults = slices.DeleteFunc(s.Faults, func(f Fault) bool { return index < 0 || f.GPU == index })
 		s.Lost = slices.DeleteFunc(s.Lost, func(i int) bool { return index < 0 || i == index })

@@ -116,6 +116,48 @@ func TestLost(t *testing.T) {
 	}
 }
 
+func TestRecoveryActionsAreClearedWithTheFaults(t *testing.T) {
+	n := testNode(t, "hgx-h100")
+	set := watch(t, n)
+	for i := range 3 {
+		if err := n.SetRecoveryAction(i, i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, action := range []int{-1, 8} {
+		if err := n.SetRecoveryAction(0, action); err == nil {
+			t.Errorf("recovery action %d was taken", action)
+		}
+	}
+	actions := func() []int {
+		st, err := n.Status()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return []int{st.GPUs[0].Recovery, st.GPUs[1].Recovery, st.GPUs[2].Recovery}
+	}
+	for _, tt := range []struct {
+		clear int
+		want  []int
+	}{{0, []int{0, 1, 2}}, {1, []int{0, 0, 2}}, {-1, []int{0, 0, 0}}} {
+		if err := n.ClearFaults(tt.clear); err != nil {
+			t.Fatal(err)
+		}
+		if got := actions(); !slices.Equal(got, tt.want) {
+			t.Errorf("after clearing %d: recovery actions %v, want %v", tt.clear, got, tt.want)
+		}
+	}
+	// Who watches hears of each change, and of no others.
+	for _, want := range []int{0, 1, 1, 2, 2} {
+		if e, err := set.Wait(0); err != nil || e.Type != EventGPURecoveryAction || e.Device != n.Device(want) {
+			t.Errorf("event %+v, %v, want a change of GPU %d", e, err, want)
+		}
+	}
+	if e, err := set.Wait(0); !isCode(err, CodeTimeout) {
+		t.Errorf("event %+v, %v, want no more", e, err)
+	}
+}
+
 func TestCallNames(t *testing.T) {
 	if !slices.IsSorted(callNames) {
 		t.Error("callNames is not sorted")

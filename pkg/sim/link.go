@@ -206,7 +206,10 @@ func (d *Device) P2PStatus(other *Device, capability int) (int, error) {
 	}
 }
 
-// FabricInfo is the GPU's place in an NVLink domain (nvmlGpuFabricInfoV_t). The state is always completed.
+// FabricCompleted is NVML_GPU_FABRIC_STATE_COMPLETED.
+const FabricCompleted = 3
+
+// FabricInfo is the GPU's place in an NVLink domain (nvmlGpuFabricInfoV_t). The state is always FabricCompleted.
 type FabricInfo struct {
 	ClusterUUID [16]byte
 	Clique      uint32
@@ -254,14 +257,10 @@ func (d *Device) MemoryAffinity() (int, error) {
 	return d.spec.NUMA, nil
 }
 
-// CPUAffinity is the range of CPUs near the GPU, from first to before end (nvmlDeviceGetCpuAffinity).
-func (d *Device) CPUAffinity() (first, end int, err error) {
+// CPUAffinity are the CPUs near the GPU, in ascending order (nvmlDeviceGetCpuAffinity).
+func (d *Device) CPUAffinity() ([]CPURange, error) {
 	if err := d.node.enter("nvmlDeviceGetCpuAffinity", d.index); err != nil {
-		return 0, 0, err
+		return nil, err
 	}
-	n := d.node.spec.CPUsPerNUMA
-	if d.spec.NUMA < 0 {
-		return 0, n, nil
-	}
-	return d.spec.NUMA * n, (d.spec.NUMA + 1) * n, nil
+	return d.node.spec.cpusOf(d.spec.NUMA), nil
 }

@@ -154,8 +154,9 @@ func TestAffinity(t *testing.T) {
 	if node != 1 || err != nil {
 		t.Errorf("MemoryAffinity = %d, %v", node, err)
 	}
-	if first, end, err := n.Device(7).CPUAffinity(); first != 56 || end != 112 || err != nil {
-		t.Errorf("CPUAffinity = %d to %d, %v", first, end, err)
+	cpus, err := n.Device(7).CPUAffinity()
+	if diff := cmp.Diff([]CPURange{{56, 111}, {168, 223}}, cpus); diff != "" || err != nil {
+		t.Errorf("CPUAffinity, %v (-want +got):\n%s", err, diff)
 	}
 	if _, err := n.Device(7).NUMANodeID(); !errors.Is(err, gpu.ErrNotSupported) {
 		t.Errorf("NUMANodeID on a PCIe GPU = %v", err)

@@ -35,14 +35,17 @@ type spec struct {
 	DriverVersion string `json:"driverVersion"`
 	// CUDAVersion is 1000*major + 10*minor.
 	CUDAVersion int `json:"cudaVersion"`
-	// CPUsPerNUMA is the number of CPUs of one NUMA node.
-	CPUsPerNUMA int        `json:"cpusPerNUMA"`
-	Links       linkSpec   `json:"links"`
-	Fabric      *fabric    `json:"fabric"`
-	Boards      []Board    `json:"boards"`
-	GPUs        []gpuSpec  `json:"gpus"`
-	NVSwitches  []pciEntry `json:"nvswitches"`
-	Others      []pciEntry `json:"others"`
+	// CPUsPerNUMA is the number of cores of one NUMA node, ThreadsPerCore how many CPUs each of them is, and
+	// NUMAPerSocket the number of NUMA nodes of a socket. Zero stands for one.
+	CPUsPerNUMA    int        `json:"cpusPerNUMA"`
+	ThreadsPerCore int        `json:"threadsPerCore,omitempty"`
+	NUMAPerSocket  int        `json:"numaPerSocket,omitempty"`
+	Links          linkSpec   `json:"links"`
+	Fabric         *fabric    `json:"fabric"`
+	Boards         []Board    `json:"boards"`
+	GPUs           []gpuSpec  `json:"gpus"`
+	NVSwitches     []pciEntry `json:"nvswitches"`
+	Others         []pciEntry `json:"others"`
 	// DeviceNodes tells that the node keeps device files under its root.
 	DeviceNodes bool `json:"deviceNodes"`
 }

@@ -1,6 +1,9 @@
 package sim
 
-import "slices"
+import (
+	"slices"
+	"strconv"
+)
 
 // Status is everything about a node, to be shown. It is read without NVML calls, so faults do not touch it.
 type Status struct {
@@ -85,12 +88,16 @@ func (g *GPUStatus) MIGText() string {
 	}
 }
 
-// StateText words the health: "ok" or "lost".
+// StateText words the health: "ok", "lost" or "recovery action 1".
 func (g *GPUStatus) StateText() string {
-	if g.Lost {
+	switch {
+	case g.Lost:
 		return "lost"
+	case g.Recovery != 0:
+		return "recovery action " + strconv.Itoa(g.Recovery)
+	default:
+		return "ok"
 	}
-	return "ok"
 }
 
 // Status reads everything.

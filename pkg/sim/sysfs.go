@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Sysfs is the PCI part of /sys of the node, with paths relative to /sys: bus/pci/devices/<bdf> is a link to the
-// function's folder under devices/, which lies in those of the bridges between it and its root complex.
+// Sysfs is what /sys of the node says of PCI and of NUMA nodes, with paths relative to /sys: bus/pci/devices/<bdf> is a
+// link to the function's folder under devices/, which lies in those of the bridges between it and its root complex.
 func (n *Node) Sysfs() fs.ReadLinkFS {
 	return newTree(n.spec.sysfs())
 }
@@ -17,15 +17,16 @@ func (n *Node) Sysfs() fs.ReadLinkFS {
 func (s *spec) sysfs() map[string]treeFile {
 	files := map[string]treeFile{}
 	for i := range s.GPUs {
-		addPCI(files, &s.GPUs[i].pciEntry)
+		s.addPCI(files, &s.GPUs[i].pciEntry)
 		addFile(files, deviceDir(&s.GPUs[i].pciEntry)+"/boot_vga", "0\n")
 	}
 	for i := range s.NVSwitches {
-		addPCI(files, &s.NVSwitches[i])
+		s.addPCI(files, &s.NVSwitches[i])
 	}
 	for i := range s.Others {
-		addPCI(files, &s.Others[i])
+		s.addPCI(files, &s.Others[i])
 	}
+	s.addNUMA(files)
 	return files
 }
 
@@ -37,22 +38,23 @@ func addFile(files map[string]treeFile, name, data string) {
 }
 
 // addPCI adds a PCI function and the bridges above it.
-func addPCI(files map[string]treeFile, e *pciEntry) {
+func (s *spec) addPCI(files map[string]treeFile, e *pciEntry) {
 	parts := strings.Split(e.Path, "/")
 	for depth := 2; depth < len(parts); depth++ {
 		bridge := pciEntry{Path: path.Join(parts[:depth]...), NUMA: e.NUMA, Vendor: "0x1000", Device: "0xc030", Class: "0x060400"}
-		addFunction(files, &bridge)
+		s.addFunction(files, &bridge)
 	}
-	addFunction(files, e)
+	s.addFunction(files, e)
 }
 
 // addFunction adds the files of one PCI function.
-func addFunction(files map[string]treeFile, e *pciEntry) {
+func (s *spec) addFunction(files map[string]treeFile, e *pciEntry) {
 	dir := deviceDir(e)
 	addFile(files, dir+"/vendor", e.Vendor+"\n")
 	addFile(files, dir+"/device", e.Device+"\n")
 	addFile(files, dir+"/class", e.Class+"\n")
 	addFile(files, dir+"/numa_node", fmt.Sprintf("%d\n", e.NUMA))
+	addFile(files, dir+"/local_cpulist", cpuList(s.cpusOf(e.NUMA))+"\n")
 	addFile(files, dir+"/uevent", "PCI_SLOT_NAME="+e.bdf()+"\n")
 	files["bus/pci/devices/"+e.bdf()] = treeFile{target: "../../../" + dir}
 }

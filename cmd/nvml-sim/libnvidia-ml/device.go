@@ -150,11 +150,11 @@ func simDeviceSetPersistenceMode(h C.nvmlDevice_t, mode C.uint) C.nvmlReturn_t {
 //export simDeviceGetCpuAffinity
 func simDeviceGetCpuAffinity(h C.nvmlDevice_t, size C.uint, to *C.ulong) C.nvmlReturn_t {
 	return onDevice(h, func(d *sim.Device) error {
-		first, end, err := d.CPUAffinity()
+		cpus, err := d.CPUAffinity()
 		if err != nil {
 			return err
 		}
-		return putBits(to, size, first, end)
+		return putBits(to, size, cpus...)
 	})
 }
 
@@ -165,19 +165,21 @@ func simDeviceGetMemoryAffinity(h C.nvmlDevice_t, size C.uint, to *C.ulong) C.nv
 		if err != nil {
 			return err
 		}
-		return putBits(to, size, node, node+1)
+		return putBits(to, size, sim.CPURange{First: node, Last: node})
 	})
 }
 
-// putBits sets the bits from first to before end in an array of words; bits past its end are left out, as NVML does.
-func putBits(to *C.ulong, size C.uint, first, end int) error {
+// putBits sets bits in an array of words; bits past its end are left out, as NVML does.
+func putBits(to *C.ulong, size C.uint, ranges ...sim.CPURange) error {
 	if to == nil || size == 0 {
 		return code(sim.CodeInvalidArgument)
 	}
 	words := unsafe.Slice(to, int(size))
 	clear(words)
-	for bit := first; bit < min(end, 64*len(words)); bit++ {
-		words[bit/64] |= 1 << (bit % 64)
+	for _, r := range ranges {
+		for bit := r.First; bit <= min(r.Last, 64*len(words)-1); bit++ {
+			words[bit/64] |= 1 << (bit % 64)
+		}
 	}
 	return nil
 }

@@ -57,26 +57,10 @@ func (l library) DeviceByIndex(index int) (nvml.Device, error) {
 // HasFunction is true: what the driver's release does not have says ErrNotSupported.
 func (l library) HasFunction(string) bool { return true }
 
-func (l library) MIGEvents() (nvml.EventSet, error) {
-	count, err := l.DeviceCount()
-	if err != nil {
-		return nil, err
-	}
+func (l library) EventSet() (nvml.EventSet, error) {
 	set, err := l.EventSetCreate()
 	if err != nil {
 		return nil, err
-	}
-	for i := range count {
-		d, err := l.Node.DeviceByIndex(i)
-		if err != nil {
-			continue
-		}
-		if supported, err := d.SupportedEventTypes(); err != nil || supported&sim.EventMIGConfigChange == 0 {
-			continue
-		}
-		if err := d.RegisterEvents(sim.EventMIGConfigChange, set); err != nil {
-			return nil, errors.Join(err, set.Free())
-		}
 	}
 	return eventSet{set}, nil
 }
@@ -86,17 +70,33 @@ type eventSet struct {
 	*sim.EventSet
 }
 
-func (e eventSet) Wait(timeout time.Duration) (bool, error) {
-	_, err := e.EventSet.Wait(timeout)
-	if code := (*sim.Error)(nil); errors.As(err, &code) && code.Code == sim.CodeTimeout {
-		return false, nil
+func (e eventSet) Wait(timeout time.Duration) (nvml.EventData, bool, error) {
+	data, err := e.EventSet.Wait(timeout)
+	if err != nil {
+		if code, ok := errors.AsType[*sim.Error](err); ok && code.Code == sim.CodeTimeout {
+			err = nil
+		}
+		return nvml.EventData{}, false, err
 	}
-	return err == nil, err
+	return nvml.EventData{
+		Handle: data.Device, Type: data.Type, Data: data.Data,
+		GPUInstance: data.GPUInstance, ComputeInstance: data.ComputeInstance,
+	}, true, nil
 }
 
 // device is a simulated GPU as an nvml.Device.
 type device struct {
 	*sim.Device
+}
+
+func (d device) Handle() any { return d.Device }
+
+func (d device) RegisterEvents(types uint64, set nvml.EventSet) error {
+	of, ok := set.(eventSet)
+	if !ok {
+		return fmt.Errorf("register events with a set of another library: %w", gpu.ErrInvalidArgument)
+	}
+	return d.Device.RegisterEvents(types, of.EventSet)
 }
 
 func (d device) RunningProcesses() ([]int, error) {
@@ -110,6 +110,33 @@ func (d device) RunningProcesses() ([]int, error) {
 	}
 	slices.Sort(pids)
 	return slices.Compact(pids), nil
+}
+
+func (d device) PCIInfo() (nvml.PCIInfo, error) {
+	info, err := d.PCI()
+	return nvml.PCIInfo{BusID: info.BusID, DeviceID: info.DeviceID}, err
+}
+
+func (d device) NVLinkRemotePCIInfo(link int) (nvml.PCIInfo, error) {
+	info, err := d.NVLinkRemotePCI(link)
+	return nvml.PCIInfo{BusID: info.BusID, DeviceID: info.DeviceID}, err
+}
+
+func (d device) FieldValues(fields []nvml.Field) ([]nvml.FieldValue, error) {
+	if err := d.BeginFieldValues(); err != nil {
+		return nil, err
+	}
+	values := make([]nvml.FieldValue, 0, len(fields))
+	for _, f := range fields {
+		v, err := d.FieldValue(f.ID, f.Scope)
+		values = append(values, nvml.FieldValue{Value: v, Err: err})
+	}
+	return values, nil
+}
+
+func (d device) FabricInfo() (nvml.FabricInfo, error) {
+	info, err := d.Fabric()
+	return nvml.FabricInfo{ClusterUUID: info.ClusterUUID, CliqueID: int(info.Clique), State: sim.FabricCompleted}, err
 }
 
 func (d device) CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (nvml.GPUInstance, error) {

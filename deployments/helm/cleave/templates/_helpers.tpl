@@ -10,7 +10,7 @@
 {{- end -}}
 
 {{/* The DRA driver. */}}
-{{- define "cleave.driver" -}}gpu.cleave.dev{{- end -}}
+{{- define "cleave.driver" -}}{{ ternary "gpu.nvidia.com" "gpu.cleave.dev" .Values.nvidiaCompatible }}{{- end -}}
 
 {{- define "cleave.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}

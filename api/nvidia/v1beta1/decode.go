@@ -1,0 +1,161 @@
+package v1beta1
+
+import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/json"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+)
+
+// Parameters are the opaque parameters that a claim or a DeviceClass gives to a driver; one of its fields is set.
+type Parameters struct {
+	// Share is a ShareConfig of gpu.cleave.dev, which is understood in every mode.
+	Share *v1alpha1.ShareConfig
+	// NVIDIA is understood in compatible mode.
+	NVIDIA *Config
+}
+
+// DecodeParameters reads what is given to a driver of that name and checks it; the error names what is wrong, and what to
+// use instead of what cannot be honoured.
+func DecodeParameters(driver string, raw []byte) (Parameters, error) {
+	var meta metav1.TypeMeta
+	err := json.UnmarshalCaseSensitivePreserveInts(raw, &meta)
+	group, _, _ := strings.Cut(meta.APIVersion, "/")
+	// NVIDIA's group was named as its driver in earlier releases. What is of no group that is known is taken for what is
+	// most likely meant, and refused.
+	theirs := group == Group || group == DriverName || driver == DriverName && group != v1alpha1.Group
+	if err != nil || !theirs {
+		share, err := v1alpha1.DecodeParameters(raw)
+		return Parameters{Share: share}, err
+	}
+	if driver != DriverName {
+		return Parameters{}, fmt.Errorf("parameters: kind %q of %q is NVIDIA's, which only a driver named %s understands (NVIDIA-compatible mode, --driver-name=%s): "+
+			"use kind %s of %s, with a device of type timeslice or mps", meta.Kind, meta.APIVersion, DriverName, DriverName, v1alpha1.ShareConfigKind, v1alpha1.APIVersion)
+	}
+	c, err := decode(raw, meta)
+	return Parameters{NVIDIA: c}, err
+}
+
+// instead says what to use in place of kinds that cannot be honoured.
+var instead = map[string]string{
+	"VfioDeviceConfig": "Cleave does not pass GPUs through to virtual machines: leave the nodes that do to another driver",
+	"VgpuConfig":       "Cleave has no vGPUs: use a MIG partition, or a device of type timeslice or mps",
+	"ComputeDomainChannelConfig": "channels are of the driver compute-domain.nvidia.com, which can run beside Cleave: " +
+		"name that driver in the claim, and ask for the channel by a request of its DeviceClass",
+	"ComputeDomainDaemonConfig": "it is for claims that the driver compute-domain.nvidia.com makes for itself: name that driver in the claim",
+}
+
+// decode reads parameters of the group that their meta data names.
+func decode(raw []byte, meta metav1.TypeMeta) (*Config, error) {
+	if why, ok := instead[meta.Kind]; ok {
+		return nil, fmt.Errorf("parameters: kind %s cannot be honoured: %s", meta.Kind, why)
+	}
+	kind := GPUConfigKind
+	switch {
+	case meta.Kind == MIGDeviceConfigKind:
+		kind = MIGDeviceConfigKind
+	case meta.Kind != GPUConfigKind && meta.Kind != "":
+		return nil, fmt.Errorf("parameters: unknown kind %q in %q: want %s or %s", meta.Kind, meta.APIVersion, GPUConfigKind, MIGDeviceConfigKind)
+	}
+	c := &Config{}
+	if err := v1alpha1.DecodeStrictly(raw, APIVersion, kind, c, c.validate); err != nil {
+		return nil, fmt.Errorf("parameters: %w", err)
+	}
+	return c, nil
+}
+
+func (c *Config) validate() field.ErrorList {
+	s, path := c.Sharing, field.NewPath("sharing")
+	if s == nil {
+		return nil
+	}
+	if !slices.Contains(Strategies(), s.Strategy) {
+		return field.ErrorList{field.NotSupported(path.Child("strategy"), s.Strategy, Strategies())}
+	}
+	var errs field.ErrorList
+	for _, part := range []struct {
+		name string
+		set  bool
+		of   Strategy
+	}{{"timeSlicingConfig", s.TimeSlicing != nil, StrategyTimeSlicing}, {"mpsConfig", s.MPS != nil, StrategyMPS}} {
+		if part.set && s.Strategy != part.of {
+			errs = append(errs, field.Forbidden(path.Child(part.name), fmt.Sprintf("it is for strategy %s, and the strategy is %s: remove one of them", part.of, s.Strategy)))
+		}
+	}
+	if t := s.TimeSlicing; t != nil && t.Interval != "" && !slices.Contains(v1alpha1.Intervals(), t.Interval) {
+		errs = append(errs, field.NotSupported(path.Child("timeSlicingConfig", "interval"), t.Interval, v1alpha1.Intervals()))
+	}
+	errs = append(errs, s.MPS.validate(path.Child("mpsConfig"))...)
+	if c.Kind == MIGDeviceConfigKind && len(errs) == 0 {
+		errs = c.validatePartition(path)
+	}
+	return errs
+}
+
+// validatePartition refuses what a partition cannot have.
+func (c *Config) validatePartition(path *field.Path) field.ErrorList {
+	if c.UsesMPS() {
+		return field.ErrorList{field.Forbidden(path.Child("strategy"),
+			"MPS inside a MIG partition is not served: use a whole GPU with MPS (kind GpuConfig), a device of type mps, or a smaller partition for each container")}
+	}
+	if c.Interval() != v1alpha1.IntervalDefault {
+		return field.ErrorList{field.Forbidden(path.Child("timeSlicingConfig", "interval"),
+			"a GPU has one interval for all of its partitions, so none can have its own: remove it, or use a whole GPU (kind GpuConfig) or a device of type timeslice")}
+	}
+	return nil
+}
+
+// deviceKey is how a device is named in a map: by number or by UUID of a whole GPU.
+var deviceKey = regexp.MustCompile(`^(0|[1-9][0-9]{0,3}|GPU-[0-9A-Za-z-]{1,60})$`)
+
+func (m *MPS) validate(path *field.Path) field.ErrorList {
+	if m == nil {
+		return nil
+	}
+	var errs field.ErrorList
+	if p := m.ActiveThreadPercentage; p != nil && (*p < 1 || *p > 100) {
+		errs = append(errs, field.Invalid(path.Child("defaultActiveThreadPercentage"), *p, "must be 1 to 100; leave it out for all"))
+	}
+	errs = append(errs, v1alpha1.CheckMemory(path.Child("defaultPinnedDeviceMemoryLimit"), m.PinnedDeviceMemoryLimit)...)
+	at := path.Child("defaultPerDevicePinnedMemoryLimit")
+	for _, key := range slices.Sorted(maps.Keys(m.PerDevicePinnedMemoryLimit)) {
+		if !deviceKey.MatchString(key) {
+			errs = append(errs, field.Invalid(at, key, "must be the number of a device, counted from 0, or the UUID of a GPU"))
+			continue
+		}
+		limit := m.PerDevicePinnedMemoryLimit[key]
+		errs = append(errs, v1alpha1.CheckMemory(at.Key(key), &limit)...)
+	}
+	return errs
+}
+
+// MemoryLimit of each client on a GPU, in bytes; 0 for none. A server has one GPU, whose number is 0.
+func (m *MPS) MemoryLimit(uuid string) (int64, error) {
+	if m == nil {
+		return 0, nil
+	}
+	var limit int64
+	if m.PinnedDeviceMemoryLimit != nil {
+		limit = m.PinnedDeviceMemoryLimit.Value()
+	}
+	keys := slices.Sorted(maps.Keys(m.PerDevicePinnedMemoryLimit))
+	for _, key := range keys {
+		if key != "0" && key != uuid {
+			return 0, fmt.Errorf("sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit names device %q, and the claim's MPS server has one, number 0 with UUID %s: "+
+				"give each request with a GPU an opaque configuration of its own", key, uuid)
+		}
+		q := m.PerDevicePinnedMemoryLimit[key]
+		limit = q.Value()
+	}
+	if len(keys) > 1 {
+		return 0, fmt.Errorf("sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit has the GPU twice, as %q and as %q: remove one", keys[0], keys[1])
+	}
+	return limit, nil
+}

@@ -1,0 +1,258 @@
+package v1beta1
+
+import (
+	"strings"
+	"testing"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+)
+
+func ptr[T any](v T) *T { return &v }
+
+// config are parameters of a kind with this sharing.
+func config(kind, sharing string) string {
+	if sharing != "" {
+		sharing = `,"sharing":` + sharing
+	}
+	return `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"` + kind + `"` + sharing + `}`
+}
+
+func TestNVIDIAsParametersAreDecodedFieldByField(t *testing.T) {
+	slicing := func(t *TimeSlicing) *Sharing { return &Sharing{Strategy: StrategyTimeSlicing, TimeSlicing: t} }
+	mps := func(m *MPS) *Sharing { return &Sharing{Strategy: StrategyMPS, MPS: m} }
+	tests := map[string]struct {
+		kind, sharing string
+		want          *Sharing
+		interval      v1alpha1.Interval
+		mps           bool
+	}{
+		"nothing":                    {GPUConfigKind, "", nil, "Default", false},
+		"null":                       {GPUConfigKind, "null", nil, "Default", false},
+		"time slicing":               {GPUConfigKind, `{"strategy":"TimeSlicing"}`, slicing(nil), "Default", false},
+		"time slicing without wish":  {GPUConfigKind, `{"strategy":"TimeSlicing","timeSlicingConfig":{}}`, slicing(&TimeSlicing{}), "Default", false},
+		"null interval":              {GPUConfigKind, `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":null}}`, slicing(&TimeSlicing{}), "Default", false},
+		"default interval":           {GPUConfigKind, `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Default"}}`, slicing(&TimeSlicing{Interval: "Default"}), "Default", false},
+		"long interval":              {GPUConfigKind, `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`, slicing(&TimeSlicing{Interval: "Long"}), "Long", false},
+		"MPS":                        {GPUConfigKind, `{"strategy":"MPS"}`, mps(nil), "Default", true},
+		"MPS without wish":           {GPUConfigKind, `{"strategy":"MPS","mpsConfig":{}}`, mps(&MPS{}), "Default", true},
+		"partition":                  {MIGDeviceConfigKind, "", nil, "Default", false},
+		"partition, time slicing":    {MIGDeviceConfigKind, `{"strategy":"TimeSlicing"}`, slicing(nil), "Default", false},
+		"partition, default slicing": {MIGDeviceConfigKind, `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Default"}}`, slicing(&TimeSlicing{Interval: "Default"}), "Default", false},
+		"all of MPS": {
+			GPUConfigKind, `{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi","defaultPerDevicePinnedMemoryLimit":{"0":"5Gi","GPU-1":1048576},"multiUser":true}}`,
+			mps(&MPS{
+				ActiveThreadPercentage: ptr(int32(50)), PinnedDeviceMemoryLimit: ptr(resource.MustParse("10Gi")), MultiUser: ptr(true),
+				PerDevicePinnedMemoryLimit: map[string]resource.Quantity{"0": resource.MustParse("5Gi"), "GPU-1": resource.MustParse("1048576")},
+			}), "Default", true,
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, err := DecodeParameters(DriverName, []byte(config(tt.kind, tt.sharing)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := Parameters{NVIDIA: &Config{TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: tt.kind}, Sharing: tt.want}}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Fatalf("parameters (-want +got):\n%s", diff)
+			}
+			if got.NVIDIA.Interval() != tt.interval || got.NVIDIA.UsesMPS() != tt.mps {
+				t.Errorf("interval %s, MPS %t, want %s, %t", got.NVIDIA.Interval(), got.NVIDIA.UsesMPS(), tt.interval, tt.mps)
+			}
+		})
+	}
+}
+
+func TestOurOwnParametersAreUnderstoodInEveryMode(t *testing.T) {
+	const raw = `{"apiVersion":"gpu.cleave.dev/v1alpha1","kind":"ShareConfig","timeSlice":{"interval":"Long"}}`
+	for _, driver := range []string{DriverName, v1alpha1.Group, "gpu.example.com"} {
+		got, err := DecodeParameters(driver, []byte(raw))
+		if err != nil || got.NVIDIA != nil || got.Share == nil || got.Share.TimeSlice.Interval != "Long" {
+			t.Errorf("%s: got %+v, %v", driver, got, err)
+		}
+	}
+}
+
+func TestParametersThatCannotBeHonouredSayWhatToUse(t *testing.T) {
+	mps := func(members string) string {
+		return config(GPUConfigKind, `{"strategy":"MPS","mpsConfig":{`+members+`}}`)
+	}
+	tests := map[string]struct {
+		raw  string
+		want []string
+	}{
+		"no JSON":             {"strategy: MPS", []string{"JSON object with apiVersion and kind"}},
+		"empty object":        {"{}", []string{"set apiVersion and kind", APIVersion}},
+		"no kind":             {`{"apiVersion":"resource.nvidia.com/v1beta1"}`, []string{"set apiVersion and kind"}},
+		"no apiVersion":       {`{"kind":"GpuConfig"}`, []string{"set apiVersion and kind", APIVersion}},
+		"later version":       {`{"apiVersion":"resource.nvidia.com/v1","kind":"GpuConfig"}`, []string{`"resource.nvidia.com/v1"`, "want " + APIVersion}},
+		"earlier group":       {`{"apiVersion":"gpu.nvidia.com/v1alpha1","kind":"GpuConfig"}`, []string{`"gpu.nvidia.com/v1alpha1"`, "want " + APIVersion}},
+		"group without both":  {`{"apiVersion":"resource.nvidia.com","kind":"GpuConfig"}`, []string{`"resource.nvidia.com"`, "want " + APIVersion}},
+		"group of nobody":     {`{"apiVersion":"gpu.example.com/v1","kind":"GpuConfig"}`, []string{`"gpu.example.com/v1"`, "want " + APIVersion}},
+		"ours, of wrong kind": {`{"apiVersion":"gpu.cleave.dev/v1alpha1","kind":"GpuConfig"}`, []string{`"GpuConfig"`, "ShareConfig"}},
+		"apiVersion twice":    {`{"apiVersion":"x","apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig"}`, []string{`duplicate field "apiVersion"`}},
+		"kind in lower case":  {config("gpuconfig", ""), []string{`unknown kind "gpuconfig"`, GPUConfigKind, MIGDeviceConfigKind}},
+		"kind with a newline": {config(`a\nb`, ""), []string{`"a\nb"`}},
+		"virtual machine":     {config("VfioDeviceConfig", ""), []string{"VfioDeviceConfig cannot be honoured", "virtual machines"}},
+		"vGPU":                {config("VgpuConfig", ""), []string{"VgpuConfig cannot be honoured", "MIG partition"}},
+		"channel":             {config("ComputeDomainChannelConfig", ""), []string{"compute-domain.nvidia.com"}},
+		"daemon":              {config("ComputeDomainDaemonConfig", ""), []string{"compute-domain.nvidia.com"}},
+
+		"no strategy":            {config(GPUConfigKind, "{}"), []string{"sharing.strategy", `"TimeSlicing", "MPS"`}},
+		"unknown strategy":       {config(GPUConfigKind, `{"strategy":"mps"}`), []string{"sharing.strategy", `"mps"`, `"TimeSlicing", "MPS"`}},
+		"fabric":                 {config(GPUConfigKind, `{"strategy":"Fabric"}`), []string{"sharing.strategy", `"Fabric"`}},
+		"MPS with time slices":   {config(GPUConfigKind, `{"strategy":"MPS","timeSlicingConfig":{"interval":"Long"}}`), []string{"sharing.timeSlicingConfig", "strategy TimeSlicing", "remove one"}},
+		"time slices with MPS":   {config(GPUConfigKind, `{"strategy":"TimeSlicing","mpsConfig":{}}`), []string{"sharing.mpsConfig", "strategy MPS", "remove one"}},
+		"unknown interval":       {config(GPUConfigKind, `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"short"}}`), []string{"sharing.timeSlicingConfig.interval", `"short"`, `"Short"`}},
+		"unknown field":          {config(GPUConfigKind, `{"strategy":"MPS","shares":4}`), []string{`unknown field "sharing.shares"`}},
+		"unknown deep field":     {mps(`"activeThreadPercentage":4`), []string{`unknown field "sharing.mpsConfig.activeThreadPercentage"`}},
+		"field twice":            {mps(`"multiUser":true,"multiUser":false`), []string{`duplicate field "sharing.mpsConfig.multiUser"`}},
+		"no threads":             {mps(`"defaultActiveThreadPercentage":0`), []string{"sharing.mpsConfig.defaultActiveThreadPercentage", "1 to 100", "leave it out"}},
+		"too many threads":       {mps(`"defaultActiveThreadPercentage":101`), []string{"sharing.mpsConfig.defaultActiveThreadPercentage", "101"}},
+		"threads beyond numbers": {mps(`"defaultActiveThreadPercentage":4294967297`), []string{"defaultActiveThreadPercentage"}},
+		"too little memory":      {mps(`"defaultPinnedDeviceMemoryLimit":"1Ki"`), []string{"sharing.mpsConfig.defaultPinnedDeviceMemoryLimit", "1Mi or more"}},
+		"memory without end":     {mps(`"defaultPinnedDeviceMemoryLimit":"1e999999999"`), []string{"sharing.mpsConfig.defaultPinnedDeviceMemoryLimit", "512Mi"}},
+		"memory of one device, without end": {
+			mps(`"defaultPerDevicePinnedMemoryLimit":{"0":"1e999999999"}`), []string{"sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit[0]", "512Mi"},
+		},
+		"too little for a device": {mps(`"defaultPerDevicePinnedMemoryLimit":{"0":"1"}`), []string{"defaultPerDevicePinnedMemoryLimit[0]", "1Mi or more"}},
+		"null for a device":       {mps(`"defaultPerDevicePinnedMemoryLimit":{"0":null}`), []string{"defaultPerDevicePinnedMemoryLimit[0]", "1Mi or more"}},
+		"device twice":            {mps(`"defaultPerDevicePinnedMemoryLimit":{"0":"1Gi","0":"2Gi"}`), []string{"duplicate field"}},
+		"device of no kind":       {mps(`"defaultPerDevicePinnedMemoryLimit":{"first":"1Gi"}`), []string{"defaultPerDevicePinnedMemoryLimit", `"first"`, "number of a device"}},
+		"device below all":        {mps(`"defaultPerDevicePinnedMemoryLimit":{"-1":"1Gi"}`), []string{`"-1"`}},
+		"device with zeros":       {mps(`"defaultPerDevicePinnedMemoryLimit":{"00":"1Gi"}`), []string{`"00"`}},
+		"partition's UUID":        {mps(`"defaultPerDevicePinnedMemoryLimit":{"MIG-1":"1Gi"}`), []string{`"MIG-1"`, "UUID of a GPU"}},
+		"list of devices":         {mps(`"defaultPerDevicePinnedMemoryLimit":["1Gi"]`), []string{"defaultPerDevicePinnedMemoryLimit"}},
+
+		"MPS in a partition":        {config(MIGDeviceConfigKind, `{"strategy":"MPS"}`), []string{"MPS inside a MIG partition is not served", "GpuConfig", "device of type mps"}},
+		"partition, own interval":   {config(MIGDeviceConfigKind, `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Short"}}`), []string{"sharing.timeSlicingConfig.interval", "one interval for all of its partitions"}},
+		"partition, unknown, first": {config(MIGDeviceConfigKind, `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"x"}}`), []string{`"x"`}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, err := DecodeParameters(DriverName, []byte(tt.raw))
+			if err == nil {
+				t.Fatalf("got %+v, want an error", got)
+			}
+			for _, w := range append(tt.want, "parameters: ") {
+				if !strings.Contains(err.Error(), w) {
+					t.Errorf("error %q does not say %q", err, w)
+				}
+			}
+			checkText(t, err)
+		})
+	}
+}
+
+func TestNVIDIAsParametersNameTheModeThatUnderstandsThem(t *testing.T) {
+	for _, raw := range []string{config(GPUConfigKind, ""), config("VfioDeviceConfig", ""), config("x", "7"), `{"apiVersion":"gpu.nvidia.com/v1alpha1","kind":"GpuConfig"}`} {
+		_, err := DecodeParameters(v1alpha1.Group, []byte(raw))
+		if err == nil {
+			t.Fatalf("%s: got no error", raw)
+		}
+		for _, w := range []string{"NVIDIA-compatible mode", "--driver-name=gpu.nvidia.com", "ShareConfig"} {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("%s: error %q does not say %q", raw, err, w)
+			}
+		}
+		checkText(t, err)
+	}
+}
+
+func TestTheMemoryLimitOfAGPU(t *testing.T) {
+	const gi = int64(1) << 30
+	amounts := func(pairs ...string) map[string]resource.Quantity {
+		all := map[string]resource.Quantity{}
+		for i := 0; i+1 < len(pairs); i += 2 {
+			all[pairs[i]] = resource.MustParse(pairs[i+1])
+		}
+		return all
+	}
+	of := func(all string, pairs ...string) *MPS {
+		m := &MPS{PerDevicePinnedMemoryLimit: amounts(pairs...)}
+		if all != "" {
+			m.PinnedDeviceMemoryLimit = ptr(resource.MustParse(all))
+		}
+		return m
+	}
+	tests := map[string]struct {
+		mps  *MPS
+		want int64
+		err  string
+	}{
+		"nothing":            {nil, 0, ""},
+		"no limit":           {of(""), 0, ""},
+		"one for all":        {of("10Gi"), 10 * gi, ""},
+		"by number":          {of("", "0", "5Gi"), 5 * gi, ""},
+		"number before all":  {of("10Gi", "0", "5Gi"), 5 * gi, ""},
+		"by UUID":            {of("10Gi", "GPU-a", "20Gi"), 20 * gi, ""},
+		"another number":     {of("10Gi", "1", "5Gi"), 0, `device "1"`},
+		"another UUID":       {of("", "GPU-b", "5Gi"), 0, `device "GPU-b"`},
+		"the same GPU twice": {of("", "0", "5Gi", "GPU-a", "6Gi"), 0, "twice"},
+	}
+	for name, tt := range tests {
+		got, err := tt.mps.MemoryLimit("GPU-a")
+		if got != tt.want || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
+			t.Errorf("%s: got %d, %v, want %d and an error that says %q", name, got, err, tt.want, tt.err)
+		}
+	}
+}
+
+// checkText checks that an error is one line of valid UTF-8 that can be printed: the kubelet makes an Event of it.
+func checkText(t *testing.T, err error) {
+	t.Helper()
+	text := err.Error()
+	if text == "" || !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		t.Errorf("error %q is not one line of text", text)
+	}
+}
+
+func FuzzNVIDIAsParameters(f *testing.F) {
+	for _, sharing := range []string{
+		"", `{"strategy":"TimeSlicing","timeSlicingConfig":{}}`, `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`,
+		`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi","defaultPerDevicePinnedMemoryLimit":{"0":"1e999999999"},"multiUser":true}}`,
+		`{"strategy":"MPS","timeSlicingConfig":{}}`, `{"strategy":"\u0000"}`, `{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"a\nb":null,"GPU-1":1e308}}}`,
+	} {
+		f.Add(DriverName, []byte(config(GPUConfigKind, sharing)))
+		f.Add(DriverName, []byte(config(MIGDeviceConfigKind, sharing)))
+		f.Add(v1alpha1.Group, []byte(config("VfioDeviceConfig", sharing)))
+	}
+	f.Add(DriverName, []byte(nil))
+	f.Add(DriverName, []byte(strings.Repeat("[", 20000)))
+	f.Add(DriverName, []byte("{\"apiVersion\":\"\xff\",\"kind\":\"\\u0000\"}"))
+	f.Fuzz(func(t *testing.T, driver string, raw []byte) {
+		p, err := DecodeParameters(driver, raw)
+		if err != nil {
+			checkText(t, err)
+			return
+		}
+		if (p.Share == nil) == (p.NVIDIA == nil) || p.NVIDIA != nil && driver != DriverName {
+			t.Fatalf("driver %s honours %q as %+v", driver, raw, p)
+		}
+		c := p.NVIDIA
+		if c == nil {
+			return
+		}
+		if c.APIVersion != APIVersion || c.Kind != GPUConfigKind && c.Kind != MIGDeviceConfigKind || c.Kind == MIGDeviceConfigKind && (c.UsesMPS() || c.Interval() != "Default") {
+			t.Errorf("%q is honoured as %+v", raw, c)
+		}
+		if c.Sharing == nil {
+			return
+		}
+		if c.Sharing.TimeSlicing != nil && c.UsesMPS() || c.Sharing.MPS != nil && !c.UsesMPS() {
+			t.Errorf("%q contradicts itself and is honoured as %+v", raw, c.Sharing)
+		}
+		limit, err := c.Sharing.MPS.MemoryLimit("GPU-1")
+		if err != nil {
+			checkText(t, err)
+		} else if limit != 0 && limit < 1<<20 {
+			t.Errorf("%q: a memory limit of %d", raw, limit)
+		}
+	})
+}

@@ -1,0 +1,9 @@
+// Package manifests holds the DeviceClasses that come with Cleave.
+package manifests
+
+import "embed"
+
+// Files hold them, beside comments.
+//
+//go:embed deviceclass*.yaml
+var Files embed.FS

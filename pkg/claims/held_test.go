@@ -1,0 +1,31 @@
+package claims
+
+import "testing"
+
+func TestWhatClaimsHoldIsToldWhenItChanges(t *testing.T) {
+	b, other := twoBeds(t)
+	told := 0
+	b.OnHeld(func() { told++ })
+	for _, step := range []struct {
+		name string
+		do   func()
+		want bool
+	}{
+		{"prepare", func() { mustPrepare(t, b.Engine, claimOn("a", 1)) }, true},
+		{"prepare again", func() { mustPrepare(t, b.Engine, claimOn("a", 1)) }, false},
+		{"prepare what another claim holds", func() {
+			_, err := b.Prepare(t.Context(), claimOn("b", 1))
+			wantError(t, err, "held")
+		}, false},
+		{"unprepare", func() { mustUnprepare(t, b.Engine, claimOn("a", 1)) }, true},
+		{"unprepare again", func() { mustUnprepare(t, b.Engine, claimOn("a", 1)) }, false},
+		{"another process prepares", func() { mustPrepare(t, other.Engine, claimOn("c", 2)) }, false},
+		{"it is seen", func() { b.FindForeign(t.Context()); _, _ = b.Prepare(t.Context(), claimOn("d", 2)) }, true},
+	} {
+		told = 0
+		step.do()
+		if (told > 0) != step.want {
+			t.Errorf("%s: told %d times, want it told: %t", step.name, told, step.want)
+		}
+	}
+}

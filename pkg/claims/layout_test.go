@@ -1,0 +1,372 @@
+package claims
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/nvml"
+	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/sim"
+)
+
+// offer sets what partitions a GPU offers, beside the whole GPU.
+func (b *simBed) offer(i int, partitions *gpu.PartitionOffer) {
+	b.session.Node().GPUs[i].Offer = &gpu.Offer{Whole: partitions == nil || partitions.Mode == gpu.Existing, Partitions: partitions}
+}
+
+// cutInto is an offer of a layout.
+func cutInto(places ...gpu.Place) *gpu.PartitionOffer {
+	return &gpu.PartitionOffer{Mode: gpu.Layout, Places: places}
+}
+
+func place(profile, start, size int) gpu.Place {
+	return gpu.Place{ProfileID: profile, Placement: gpu.Placement{Start: start, Size: size}}
+}
+
+// balanced is 1g at 6, 2g at 4 and 3g at 0.
+var balanced = cutInto(place(19, 6, 1), place(14, 4, 2), place(9, 0, 4))
+
+// keep keeps layouts and returns what is wrong, in words.
+func (b *simBed) keep() string {
+	b.t.Helper()
+	var words []string
+	for _, p := range b.KeepLayouts(b.t.Context()) {
+		words = append(words, p.GPU+": "+p.Err.Error())
+	}
+	return strings.Join(words, "; ")
+}
+
+// kept keeps layouts without trouble.
+func (b *simBed) kept() {
+	b.t.Helper()
+	if got := b.keep(); got != "" {
+		b.t.Fatal(got)
+	}
+}
+
+// layoutFiles are the places that are on record, by file.
+func (b *simBed) layoutFiles() []string {
+	b.t.Helper()
+	var all []string
+	for _, name := range b.files("layouts") {
+		data, err := os.ReadFile(filepath.Join(b.dir, "layouts", name+".json"))
+		if err != nil {
+			if strings.HasPrefix(name, ".") {
+				continue
+			}
+			b.t.Fatal(err)
+		}
+		l, err := records.DecodeLayout(data)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		for _, p := range l.Places {
+			all = append(all, fmt.Sprintf("%s %d@%d", name, p.ProfileID, p.Placement.Start))
+		}
+	}
+	return all
+}
+
+func TestAGPUIsCutAheadOfClaimsAndStaysCut(t *testing.T) {
+	b := newSimBed(t, "hgx-h100")
+	b.offer(0, balanced)
+	all := list("0 19@6", "0 14@4", "0 9@0")
+	if got := b.Occupied(); len(got) != 3 {
+		t.Errorf("got occupied devices %v before the GPU is cut, want the three of the layout", got)
+	}
+	b.kept()
+	b.want(all, nil, nil)
+	if got := b.Occupied(); len(got) != 0 {
+		t.Errorf("got occupied devices %v, want none", got)
+	}
+	existing := b.Existing()
+	if len(existing) != 3 || existing[0].UUID == "" {
+		t.Errorf("got %v, want the three partitions with their UUIDs", existing)
+	}
+	device := b.name(0, 14, 4)
+	got := b.prepare("a", device)
+	if !got[0].Partition.Existing || got[0].Partition.UUID == "" {
+		t.Errorf("got partition %+v, want the one that is there", got[0].Partition)
+	}
+	if b.tryPrepare("b", device) == nil {
+		t.Error("a second claim got the same partition")
+	}
+	b.kept()
+	b.want(all, list("a"), list("a"))
+	b = b.restart()
+	b.offer(0, balanced)
+	b.kept()
+	b.want(all, list("a"), list("a"))
+	b.unprepare("a")
+	b.want(all, nil, nil)
+	b.kept()
+	b.want(all, nil, nil)
+}
+
+// What is free changes at once, what is held when it is given back.
+func TestANewLayoutWaitsOnlyForWhatClaimsHold(t *testing.T) {
+	b := newSimBed(t, "hgx-h100")
+	b.offer(0, balanced)
+	b.kept()
+	b.prepare("a", b.name(0, 14, 4))
+	next := cutInto(place(5, 0, 4), place(19, 4, 1), place(19, 5, 1), place(19, 6, 1))
+	next.Kept = []gpu.Place{place(14, 4, 2)}
+	b.offer(0, next)
+	b.kept()
+	b.prepare("a", b.name(0, 14, 4)) // the kubelet asks again
+	b.want(list("0 14@4", "0 19@6", "0 5@0"), list("a"), list("a"))
+	if got := b.Occupied(); !slices.Contains(got, b.name(0, 19, 4)) || slices.Contains(got, b.name(0, 5, 0)) {
+		t.Errorf("got occupied devices %v, want those that wait, and not what is ready", got)
+	}
+	b.unprepare("a")
+	b.offer(0, cutInto(next.Places...))
+	b.kept()
+	b.want(list("0 19@4", "0 19@5", "0 19@6", "0 5@0"), nil, nil)
+	// Without a layout all that Cleave made goes, and its record.
+	b.offer(0, &gpu.PartitionOffer{Mode: gpu.OnDemand})
+	if err := b.tryPrepare("b", b.name(0, 19, 6)); err == nil || !strings.Contains(err.Error(), "of the node's layout") {
+		t.Errorf("got %v before the layout is gone, want what is in the way", err)
+	}
+	b.kept()
+	b.prepare("b", b.name(0, 19, 6))
+	b.kept()
+	b.want(list("0 19@6"), list("b"), list("b"))
+	b.unprepare("b")
+	b.want(nil, nil, nil)
+	if got := b.layoutFiles(); len(got) != 0 {
+		t.Errorf("got layouts on record %v, want none", got)
+	}
+	b.offer(0, nil)
+	b.prepare("c", b.name(0)) // and the GPU can be had whole
+}
+
+func TestPartitionsOfOthersAreHandedOutWhereTheLayoutHasThemAndNeverDestroyed(t *testing.T) {
+	b := newSimBed(t, "hgx-h100", func(node *sim.Node) { occupy(t, node, 0, 19, 6, 1) })
+	b.offer(0, balanced)
+	b.kept()
+	b.want(list("0 14@4", "0 19@6", "0 9@0"), nil, nil)
+	b.prepare("a", b.name(0, 19, 6))
+	b.unprepare("a")
+	b.offer(0, nil)
+	b.kept()
+	b.want(list("0 19@6"), nil, nil)
+	// In its way, it is named.
+	b.offer(0, cutInto(place(9, 4, 4), place(9, 0, 4)))
+	if got := b.keep(); !strings.Contains(got, "that Cleave did not make (GPU instance") || !strings.Contains(got, b.name(0, 9, 4)) {
+		t.Errorf("got %q, want what is in the way of what", got)
+	}
+	b.want(list("0 19@6", "0 9@0"), nil, nil)
+	if got := b.Occupied(); !slices.Equal(got, list(b.name(0, 9, 4))) {
+		t.Errorf("got occupied devices %v, want the one that cannot be made", got)
+	}
+}
+
+// Mode existing takes a layout over as it is: nothing of it is touched any more.
+func TestALayoutThatIsHandedOverStays(t *testing.T) {
+	b := newSimBed(t, "hgx-h100")
+	b.offer(0, balanced)
+	b.kept()
+	b.offer(0, &gpu.PartitionOffer{Mode: gpu.Existing, Places: b.Standing(&b.session.Node().GPUs[0])})
+	b.kept()
+	if got := b.layoutFiles(); len(got) != 0 {
+		t.Errorf("got layouts on record %v, want none", got)
+	}
+	b.prepare("a", b.name(0, 9, 0))
+	b.unprepare("a")
+	b.offer(0, nil)
+	b.kept()
+	b.want(list("0 14@4", "0 19@6", "0 9@0"), nil, nil)
+}
+
+func TestInModeExistingNothingIsMade(t *testing.T) {
+	b := newSimBed(t, "hgx-h100")
+	b.offer(0, &gpu.PartitionOffer{Mode: gpu.Existing, Places: []gpu.Place{place(19, 6, 1)}})
+	b.kept()
+	err := b.tryPrepare("a", b.name(0, 19, 6))
+	if err == nil || !strings.Contains(err.Error(), "has Cleave make none") {
+		t.Errorf("got %v, want that none is made", err)
+	}
+	b.want(nil, nil, nil)
+}
+
+// A GPU in use keeps its mode; the layout is made once it is free.
+func TestALayoutWaitsForTheGPU(t *testing.T) {
+	b := newSimBed(t, "hgx-h100")
+	b.prepare("a", b.name(0))
+	b.offer(0, balanced)
+	b.kept()
+	b.want(nil, list("a"), nil)
+	b.unprepare("a")
+	b.kept()
+	b.want(list("0 14@4", "0 19@6", "0 9@0"), nil, nil)
+	if got := newSimBed(t, "dgx-a100"); got != nil {
+		got.offer(0, balanced)
+		if words := got.keep(); !strings.Contains(words, "only a reset changes") {
+			t.Errorf("got %q of an Ampere GPU out of MIG mode", words)
+		}
+		got.want(nil, nil, nil)
+		if len(got.modes()) != 0 {
+			t.Error("the MIG mode of an Ampere GPU was changed")
+		}
+	}
+}
+
+// Partitions do not outlive a reboot, and a layout of another boot names nothing.
+func TestALayoutIsCutAgainAfterAReboot(t *testing.T) {
+	b := newSimBed(t, "hgx-h100")
+	b.offer(0, balanced)
+	b.kept()
+	if err := b.node.ResetGPU(0); err != nil {
+		t.Fatal(err)
+	}
+	b = b.restart("another-boot")
+	b.offer(0, balanced)
+	b.kept()
+	b.want(list("0 14@4", "0 19@6", "0 9@0"), nil, nil)
+}
+
+func TestACorruptLayoutLeavesItsPartitionsToOthers(t *testing.T) {
+	b := newSimBed(t, "hgx-h100")
+	b.offer(0, balanced)
+	b.kept()
+	file := filepath.Join(b.dir, "layouts", b.name(0)+".json")
+	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b = b.restart()
+	if len(b.notes) != 1 || !strings.Contains(b.notes[0], "CorruptLayout") {
+		t.Errorf("got notes %v, want one of the corrupt layout", b.notes)
+	}
+	b.offer(0, nil)
+	b.kept()
+	b.want(list("0 14@4", "0 19@6", "0 9@0"), nil, nil)
+	b.offer(0, balanced)
+	b.prepare("a", b.name(0, 9, 0))
+}
+
+// errDead stands for the end of a process: it unwinds the stack, and nothing after it is done.
+var errDead = errors.New("dead")
+
+// dying is one more plugin process on the node, that dies at a step of its hardware or disk. dead tells whether it did.
+func (b *simBed) dying(at int, do func(e *Engine, session *nvml.Session)) (dead bool) {
+	b.t.Helper()
+	steps := 0
+	step := func(string) {
+		if steps++; steps > at {
+			panic(errDead)
+		}
+	}
+	session, err := nvml.OpenLibrary(b.t.Context(), hookedLibrary{simulated.Library(b.node), step}, b.node.Sysfs())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	disk := hookedDisk{Disk: records.NewDisk(), step: step}
+	store, storeErr := records.OpenStore(disk, filepath.Join(b.dir, "claims"))
+	layouts, layoutsErr := records.OpenLayouts(disk, filepath.Join(b.dir, "layouts"))
+	locks, locksErr := OpenLocks(filepath.Join(b.dir, "locks"))
+	if err := errors.Join(storeErr, layoutsErr, locksErr); err != nil {
+		b.t.Fatal(err)
+	}
+	e := New(testID, b.boot, store, locks, b.specs)
+	e.KeepLayoutsIn(layouts)
+	if err := e.Load(b.t.Context(), nil); err != nil {
+		b.t.Fatal(err)
+	}
+	e.SetHardware(session, b.specs)
+	defer func() {
+		for _, lock := range e.locks.byGPU { // the kernel lets go of a dead process's locks
+			_ = lock.file.Close()
+		}
+		if r := recover(); r != nil {
+			if err, ok := r.(error); !ok || !errors.Is(err, errDead) {
+				panic(r)
+			}
+			dead = true
+		}
+	}()
+	do(e, session)
+	return false
+}
+
+// Wherever the plugin is killed while it changes a layout, the next one ends with the layout and no more, and what somebody
+// else made is still there.
+func TestALayoutIsWholeWhereverThePluginWasKilled(t *testing.T) {
+	two := cutInto(place(5, 0, 4), place(19, 4, 1))
+	kills := 0
+	for at := range 200 {
+		b := newSimBed(t, "hgx-h100", func(node *sim.Node) { occupy(t, node, 0, 19, 6, 1) })
+		b.offer(0, balanced)
+		b.kept()
+		dead := b.dying(at, func(e *Engine, session *nvml.Session) {
+			session.Node().GPUs[0].Offer = &gpu.Offer{Partitions: two}
+			e.FindForeign(t.Context())
+			e.KeepLayouts(t.Context())
+		})
+		b = b.restart()
+		b.offer(0, two)
+		b.kept()
+		b.want(list("0 19@4", "0 19@6", "0 5@0"), nil, nil)
+		if diff := cmp.Diff(list(b.name(0)+" 5@0", b.name(0)+" 19@4"), b.layoutFiles()); diff != "" {
+			t.Errorf("killed at step %d: layouts on record (-want +got):\n%s", at, diff)
+		}
+		b.offer(0, nil)
+		b.kept()
+		b.want(list("0 19@6"), nil, nil)
+		if !dead {
+			break
+		}
+		kills++
+	}
+	if kills < 15 {
+		t.Errorf("the plugin was killed at %d steps only: do the hooks work?", kills)
+	}
+}
+
+// A step that fails is reported, and the next attempt makes up for it.
+func TestALayoutIsWholeAfterAStepThatFailed(t *testing.T) {
+	b := newSimBed(t, "hgx-h100")
+	for name, fault := range map[string]func() (mend func()){
+		"disk": func() func() {
+			b.disk.fail = func(op, _ string) error {
+				if op == "WriteFile" {
+					return syscall.ENOSPC
+				}
+				return nil
+			}
+			return func() { b.disk.fail = nil }
+		},
+		"hardware": func() func() {
+			if _, err := b.node.Inject(sim.Fault{GPU: 0, Call: "nvmlGpuInstanceCreateComputeInstance", Code: sim.CodeUnknown}); err != nil {
+				t.Fatal(err)
+			}
+			return func() {
+				if err := b.node.ClearFaults(0); err != nil {
+					t.Fatal(err)
+				}
+			}
+		},
+	} {
+		b.offer(0, balanced)
+		mend := fault()
+		if got := b.keep(); !strings.HasPrefix(got, b.name(0)) {
+			t.Errorf("%s: got %q, want a problem of %s", name, got, b.name(0))
+		}
+		b.want(nil, nil, nil)
+		mend()
+		b.kept()
+		b.want(list("0 14@4", "0 19@6", "0 9@0"), nil, nil)
+		b.offer(0, nil)
+		b.kept()
+		b.want(nil, nil, nil)
+	}
+}

@@ -1,0 +1,201 @@
+package cli
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/publish"
+)
+
+// slicesOf are the slices that a node of a model would publish.
+func slicesOf(t *testing.T, model, driver, node string) []runtime.Object {
+	t.Helper()
+	session, err := simulated.Open(t.Context(), model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = session.Close() })
+	_, p, err := (&policy.Set{}).Select("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := publish.Objects(policy.Apply(p, session.Node(), policy.Means{}), driver, node)
+	var objects []runtime.Object
+	for i := range list.Items {
+		objects = append(objects, &list.Items[i])
+	}
+	return objects
+}
+
+// claimOn is a claim for a device of a node.
+func claimOn(name, driver, node, device string) *resourceapi.ResourceClaim {
+	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: name}}
+	c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "r", Driver: driver, Pool: node, Device: device}},
+	}}
+	return c
+}
+
+// cluster has two nodes of Cleave, one of another driver, and one without GPUs.
+func cluster(t *testing.T, more ...runtime.Object) *fake.Clientset {
+	t.Helper()
+	objects := slices.Concat(
+		slicesOf(t, "l40s", "gpu.cleave.dev", "node-1"), slicesOf(t, "t4", "gpu.cleave.dev", "node-2"), slicesOf(t, "t4", "gpu.example.com", "node-3"), more,
+		[]runtime.Object{
+			claimOn("train", "gpu.cleave.dev", "node-1", "gpu-0000-4a-00-0"),
+			claimOn("elsewhere", "gpu.cleave.dev", "node-2", "gpu-0000-00-1e-0"),
+			claimOn("others", "gpu.example.com", "node-3", "gpu-0000-00-1e-0"),
+			&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "pending"}},
+		})
+	for _, name := range []string{"node-1", "node-2", "node-3", "node-4"} {
+		objects = append(objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	}
+	return fake.NewClientset(objects...)
+}
+
+func TestANodeIsShownFromItsCluster(t *testing.T) {
+	rule := &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: "rma"}, Spec: resourceapi.DeviceTaintRuleSpec{
+		DeviceSelector: &resourceapi.DeviceTaintSelector{Device: new("gpu-0000-61-00-0")},
+		Taint:          resourceapi.DeviceTaint{Key: "example.com/rma", Effect: resourceapi.DeviceTaintEffectNoSchedule},
+	}}
+	v, err := viewNode(t.Context(), cluster(t, rule), "node-1", "gpu.cleave.dev")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, g := range v.GPUs {
+		for _, s := range g.Shapes {
+			line := s.Device + " " + string(s.State)
+			for _, h := range s.HeldBy {
+				line += " " + h.Claim
+			}
+			if s.Type == "gpu" {
+				got = append(got, line)
+			}
+		}
+	}
+	want := []string{"gpu-0000-4a-00-0 held ml/train", "gpu-0000-61-00-0 tainted", "gpu-0000-ca-00-0 free", "gpu-0000-e1-00-0 free"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("whole GPUs (-want +got):\n%s", diff)
+	}
+	if len(v.Problems) > 0 {
+		t.Errorf("problems: %q", v.Problems)
+	}
+}
+
+func TestOnlyTheSlicesOfTheNodeAndDriverAreAskedFor(t *testing.T) {
+	client := cluster(t)
+	if _, err := viewNode(t.Context(), client, "node-1", "gpu.cleave.dev"); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range client.Actions() {
+		if list, ok := a.(clienttesting.ListAction); ok && a.GetResource().Resource == "resourceslices" {
+			if got, want := list.GetListRestrictions().Fields.String(), "spec.driver=gpu.cleave.dev,spec.nodeName=node-1"; got != want {
+				t.Errorf("slices listed with %q, want %q", got, want)
+			}
+		}
+		if a.GetVerb() != "list" {
+			t.Errorf("%s of %s: inspect is to list, no more", a.GetVerb(), a.GetResource().Resource)
+		}
+	}
+}
+
+func TestANodeThatCannotBeShownLeadsToThoseThatCan(t *testing.T) {
+	incomplete := slicesOf(t, "l40s", "gpu.cleave.dev", "node-5")[1:]
+	tests := map[string]struct {
+		node, driver string
+		want         []string
+	}{
+		"without slices":    {"node-4", "gpu.cleave.dev", []string{"node-4 has no ResourceSlices of driver gpu.cleave.dev", "the plugin does not run there", "node-1, node-2, node-5"}},
+		"unknown":           {"node-9", "gpu.cleave.dev", []string{"the cluster has no node of this name", "node-1, node-2, node-5"}},
+		"of another driver": {"node-3", "gpu.cleave.dev", []string{"the node has slices of gpu.example.com (--driver-name)", "node-1, node-2"}},
+		"unknown driver":    {"node-1", "gpu.nvidia.com", []string{"the node has slices of gpu.cleave.dev (--driver-name)", "no node has slices of gpu.nvidia.com"}},
+		"incomplete":        {"node-5", "gpu.cleave.dev", []string{"pool node-5 is incomplete: 2 of 3 slices", "try again"}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, err := viewNode(t.Context(), cluster(t, incomplete...), tt.node, tt.driver)
+			if err == nil {
+				t.Fatal("got no error")
+			}
+			for _, want := range tt.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error %q does not say %q", err, want)
+				}
+			}
+		})
+	}
+}
+
+// refusing makes a cluster refuse lists of a resource.
+func refusing(t *testing.T, resource string, err error) *fake.Clientset {
+	t.Helper()
+	client := cluster(t)
+	client.PrependReactor("list", resource, func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, err })
+	return client
+}
+
+func TestWhatTheAPIServerRefusesIsNamed(t *testing.T) {
+	forbidden := func(resource string) error {
+		return apierrors.NewForbidden(schema.GroupResource{Group: "resource.k8s.io", Resource: resource}, "", errors.New("no role allows it"))
+	}
+	for _, resource := range []string{"resourceslices", "resourceclaims"} {
+		_, err := viewNode(t.Context(), refusing(t, resource, forbidden(resource)), "node-1", "gpu.cleave.dev")
+		if !apierrors.IsForbidden(errors.Unwrap(err)) || !strings.Contains(err.Error(), resource) {
+			t.Errorf("%s: got the error %v", resource, err)
+		}
+	}
+	v, err := viewNode(t.Context(), refusing(t, "devicetaintrules", forbidden("devicetaintrules")), "node-1", "gpu.cleave.dev")
+	if err != nil || len(v.GPUs) != 4 || len(v.Problems) != 1 || !strings.Contains(v.Problems[0], "DeviceTaintRules are not shown") {
+		t.Errorf("without DeviceTaintRules: got %+v, %v, want four GPUs and a problem", v, err)
+	}
+	// Kubernetes 1.36 has them in another version of the API.
+	v, err = viewNode(t.Context(), refusing(t, "devicetaintrules", apierrors.NewNotFound(schema.GroupResource{}, "")), "node-1", "gpu.cleave.dev")
+	if err != nil || len(v.GPUs) != 4 || len(v.Problems) != 0 {
+		t.Errorf("without the API of DeviceTaintRules: got %+v, %v, want four GPUs and no problem", v, err)
+	}
+}
+
+func TestClaimsAreReadPageByPage(t *testing.T) {
+	client := cluster(t)
+	pages := 0
+	client.PrependReactor("list", "resourceclaims", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		pages++
+		list := &resourceapi.ResourceClaimList{}
+		if pages == 1 {
+			list.Continue = "more"
+			return true, list, nil
+		}
+		list.Items = []resourceapi.ResourceClaim{*claimOn("late", "gpu.cleave.dev", "node-1", "gpu-0000-e1-00-0")}
+		return true, list, nil
+	})
+	v, err := viewNode(t.Context(), client, "node-1", "gpu.cleave.dev")
+	if err != nil || pages != 2 {
+		t.Fatalf("got %d pages, %v, want 2", pages, err)
+	}
+	if s := v.GPUs[3].Shapes[0]; len(s.HeldBy) != 1 || s.HeldBy[0].Claim != "ml/late" {
+		t.Errorf("%s is held by %v, want ml/late of the second page", s.Device, s.HeldBy)
+	}
+}
+
+func TestAKubeconfigThatIsNotThereIsNamed(t *testing.T) {
+	got := cleave(t, "inspect", "--from-cluster", "node-1", "--kubeconfig", t.TempDir()+"/none")
+	if got.code != exitFailed || !strings.Contains(got.stderr, "--kubeconfig") || !strings.Contains(got.stderr, "/none") {
+		t.Errorf("got code %d, stderr %q", got.code, got.stderr)
+	}
+}

@@ -1,0 +1,203 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/driver"
+	"github.com/cleave-dra/cleave/pkg/policy/imports"
+)
+
+// importFlags of `cleave import`.
+type importFlags struct {
+	name       string
+	outputDir  string
+	driverName string
+}
+
+func newImport() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "import",
+		Short: "Make node policies and DeviceClasses of files for NVIDIA's device plugin or MIG manager",
+		Long: "import reads files with which a cluster's GPUs are set up now, and prints node policies that hand the GPUs out in\n" +
+			"the same way, and DeviceClasses under which existing pods run. What is not taken over as it is, is listed: on stderr\n" +
+			"and as comments in front. See docs/migrate.md.",
+		Args: cobra.ArbitraryArgs,
+		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return &usageError{errors.New("say of what the files are: device-plugin or mig-parted")}
+			}
+			return &usageError{fmt.Errorf("unknown kind of file %q: choose device-plugin or mig-parted", args[0])}
+		},
+	}
+	cmd.AddCommand(
+		newImportOf("device-plugin", importDevicePlugin, "Make a node policy and DeviceClasses of each configuration file of NVIDIA's device plugin",
+			"name of the policy (default: default; of several files, each has the file's name without its ending)",
+			"  cleave import device-plugin config.yaml\n"+
+				"  cleave import device-plugin inference.yaml notebooks.yaml --output-dir cleave\n"+
+				"  kubectl get configmap -n gpu-operator device-plugin-config -o jsonpath='{.data.any}' | cleave import device-plugin -"),
+		newImportOf("mig-parted", importMIGParted, "Make a node policy of each mig-config of a file for mig-parted or the MIG manager, and DeviceClasses",
+			"the one mig-config to import (default: all)",
+			"  cleave import mig-parted config.yaml --output-dir cleave\n"+
+				"  kubectl get configmap -n gpu-operator default-mig-parted-config -o jsonpath='{.data.config\\.yaml}' | cleave import mig-parted - --name all-balanced"),
+	)
+	return cmd
+}
+
+// importer reads one of several files, or one alone.
+type importer func(data []byte, options imports.Options, several bool) (*imports.Import, error)
+
+// importDevicePlugin names the policies of several files after them.
+func importDevicePlugin(data []byte, options imports.Options, several bool) (*imports.Import, error) {
+	if base := filepath.Base(options.File); several {
+		options.Name = strings.TrimSuffix(base, filepath.Ext(base))
+	}
+	return imports.DevicePlugin(data, options)
+}
+
+// importMIGParted takes the names that the file has.
+func importMIGParted(data []byte, options imports.Options, _ bool) (*imports.Import, error) {
+	return imports.MIGParted(data, options)
+}
+
+// newImportOf is the command for one kind of file.
+func newImportOf(kind string, read importer, short, name, examples string) *cobra.Command {
+	f := &importFlags{}
+	cmd := &cobra.Command{
+		Use:     kind + " FILE...",
+		Short:   short,
+		Long:    short + ". - is the standard input.",
+		Example: examples,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return &usageError{errors.New("name a file, or - for the standard input")}
+			}
+			if len(args) > 1 && f.name != "" {
+				return &usageError{errors.New("--name goes with one file")}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := driver.CheckDriverName(f.driverName); err != nil {
+				return &usageError{err}
+			}
+			imported, err := f.read(cmd.InOrStdin(), args, read)
+			if err != nil {
+				return err
+			}
+			for _, n := range imported.Notes {
+				fmt.Fprintf(cmd.ErrOrStderr(), "cleave: %s\n", n)
+			}
+			if f.outputDir != "" {
+				return f.write(imported)
+			}
+			return printImport(cmd.OutOrStdout(), imported)
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&f.name, "name", "", name)
+	flags.StringVar(&f.outputDir, "output-dir", "", "write policies/NAME.yaml and deviceclasses.yaml to this folder instead of printing them")
+	flags.StringVar(&f.driverName, "driver-name", v1alpha1.Group, "name of the DRA driver, by which the DeviceClasses select")
+	return cmd
+}
+
+// read imports the files, each alone, and puts together what comes of them. The error has a line for each problem.
+func (f *importFlags) read(stdin io.Reader, files []string, read importer) (*imports.Import, error) {
+	var all *imports.Import
+	var problems []error
+	for _, file := range files {
+		data, err := readInput(stdin, file)
+		if err != nil {
+			problems = append(problems, err)
+			continue
+		}
+		imported, err := read(data, imports.Options{File: file, Name: f.name, Driver: f.driverName}, len(files) > 1)
+		if err == nil && all != nil {
+			err = all.Add(imported)
+		} else if all == nil {
+			all = imported
+		}
+		if err != nil {
+			problems = append(problems, v1alpha1.ProblemsOf(fmt.Errorf("%s: %w", file, err))...)
+		}
+	}
+	return all, errors.Join(problems...)
+}
+
+// maxInput bounds a file in bytes, as the formats do.
+const maxInput = 1 << 20
+
+// readInput reads a file up to one byte more than it may have.
+func readInput(stdin io.Reader, file string) ([]byte, error) {
+	if file == "-" {
+		data, err := io.ReadAll(io.LimitReader(stdin, maxInput+1))
+		if err != nil {
+			return nil, fmt.Errorf("read the standard input: %w", err)
+		}
+		return data, nil
+	}
+	f, err := os.Open(filepath.Clean(file))
+	if err != nil {
+		return nil, fmt.Errorf("open the file to import: %w", err)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxInput+1))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return nil, fmt.Errorf("read %s: %w", file, err)
+	}
+	return data, nil
+}
+
+// printImport writes one stream: the notes as comments, the policies, the classes.
+func printImport(w io.Writer, imported *imports.Import) error {
+	if err := imported.WriteComments(w, nil); err != nil {
+		return err
+	}
+	for i, p := range imported.Policies {
+		if i > 0 {
+			if _, err := io.WriteString(w, "---\n"); err != nil {
+				return fmt.Errorf("print the policies: %w", err)
+			}
+		}
+		if err := imported.WritePolicy(w, p); err != nil {
+			return err
+		}
+	}
+	if _, err := io.WriteString(w, "---\n"); err != nil {
+		return fmt.Errorf("print the DeviceClasses: %w", err)
+	}
+	return imported.WriteClasses(w)
+}
+
+// write writes a file for each policy, which a ConfigMap may hold, and one with all classes, which kubectl apply takes.
+func (f *importFlags) write(imported *imports.Import) error {
+	dir := filepath.Join(f.outputDir, "policies")
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return fmt.Errorf("make the output folder: %w", err)
+	}
+	for _, p := range imported.Policies {
+		var out bytes.Buffer
+		if err := errors.Join(imported.WriteComments(&out, p), imported.WritePolicy(&out, p)); err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, p.Metadata.Name+".yaml"), out.Bytes(), 0o644); err != nil {
+			return fmt.Errorf("write policy %s: %w", p.Metadata.Name, err)
+		}
+	}
+	var out bytes.Buffer
+	if err := errors.Join(imported.WriteComments(&out, nil), imported.WriteClasses(&out)); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(f.outputDir, "deviceclasses.yaml"), out.Bytes(), 0o644); err != nil {
+		return fmt.Errorf("write the DeviceClasses: %w", err)
+	}
+	return nil
+}

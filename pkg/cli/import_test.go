@@ -1,0 +1,229 @@
+package cli
+
+import (
+	"bytes"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/policy"
+)
+
+// importData are the files of the package that does the work.
+const importData = "../policy/imports/testdata"
+
+// filesIn reads a folder.
+func filesIn(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	err := fs.WalkDir(os.DirFS(dir), ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(filepath.Join(dir, path))
+		files[path] = string(data)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+func writeFile(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestImportPrintsPoliciesAndClassesAndSaysWhatIsNotTakenOver(t *testing.T) {
+	for _, name := range []string{"device-plugin-shared", "mig-parted-default"} {
+		kind := "device-plugin"
+		if strings.HasPrefix(name, "mig-parted") {
+			kind = "mig-parted"
+		}
+		golden, err := os.ReadFile(filepath.Join(importData, name+".golden"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := cleave(t, "import", kind, filepath.Join(importData, name+".yaml"))
+		if got.code != exitOK {
+			t.Fatalf("code %d, stderr %q", got.code, got.stderr)
+		}
+		if diff := cmp.Diff(string(golden), strings.ReplaceAll(got.stdout, importData+"/", "")); diff != "" {
+			t.Errorf("%s: output (-golden +got):\n%s", name, diff)
+		}
+		var notes []string
+		for line := range strings.Lines(got.stdout) {
+			if note, ok := strings.CutPrefix(line, "# - "); ok {
+				notes = append(notes, "cleave: "+note)
+			}
+		}
+		if diff := cmp.Diff(strings.Join(notes, ""), got.stderr); diff != "" || len(notes) < 3 {
+			t.Errorf("%s: stderr (-comments +got):\n%s", name, diff)
+		}
+	}
+}
+
+func TestImportReadsTheStandardInput(t *testing.T) {
+	root := newRoot()
+	var out bytes.Buffer
+	root.SetArgs([]string{"import", "mig-parted", "-", "--name", "b", "--driver-name", "gpu.nvidia.com"})
+	root.SetIn(strings.NewReader("version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false}], b: [{devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}}]}"))
+	root.SetOut(&out)
+	root.SetErr(&bytes.Buffer{})
+	if err := root.ExecuteContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]int{"kind: NodePolicy": 1, "name: b\n": 1, "kind: DeviceClass": 1, `device.driver == "gpu.nvidia.com"`: 1, "- -: mig-configs: ": 1} {
+		if got := strings.Count(out.String(), text); got != want {
+			t.Errorf("%q is there %d times, want %d, in\n%s", text, got, want, out.String())
+		}
+	}
+}
+
+func TestImportWritesAFolderWhosePoliciesTheOtherCommandsTake(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "new", "folder")
+	for range 2 { // once more over what is there
+		if got := cleave(t, "import", "mig-parted", filepath.Join(importData, "mig-parted-default.yaml"), "--output-dir", dir); got.code != exitOK || got.stdout != "" {
+			t.Fatalf("code %d, stdout %q, stderr %q", got.code, got.stdout, got.stderr)
+		}
+	}
+	files := filesIn(t, dir)
+	var names []string
+	for name, text := range files {
+		names = append(names, name)
+		if !strings.HasPrefix(text, "# Made by cleave import mig-parted.\n") {
+			t.Errorf("%s does not say where it comes from: %.60q", name, text)
+		}
+		if strings.Contains(text, "[all-enabled]") != slices.Contains([]string{"deviceclasses.yaml", "policies/all-enabled.yaml"}, name) {
+			t.Errorf("%s has the note of another policy, or lacks its own", name)
+		}
+	}
+	slices.Sort(names)
+	want := []string{"deviceclasses.yaml", "policies/all-1g.10gb.yaml", "policies/all-1g.5gb.me.yaml", "policies/all-balanced.yaml", "policies/all-disabled.yaml", "policies/all-enabled.yaml"}
+	if diff := cmp.Diff(want, names); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+	if strings.Contains(files["deviceclasses.yaml"], "NodePolicy") || strings.Contains(files["policies/all-balanced.yaml"], "DeviceClass\n") {
+		t.Error("a policy is among the classes, or the other way round")
+	}
+	// The same by the policies that were written, and by the file itself.
+	written := cleave(t, "slices", "--node-model", "hgx-h100", "--policy", filepath.Join(dir, "policies"), "--policy-name", "all-balanced")
+	taken := cleave(t, "slices", "--node-model", "hgx-h100", "--policy", filepath.Join(importData, "mig-parted-default.yaml"), "--import-format", "mig-parted", "--policy-name", "all-balanced")
+	if diff := cmp.Diff(written, taken, cmp.AllowUnexported(outcome{})); diff != "" || taken.code != exitOK || !strings.Contains(taken.stdout, "32 devices in") {
+		t.Errorf("slices by --import-format (-by what was written +got):\n%s\n%s", diff, taken.stdout)
+	}
+}
+
+func TestImportOfSeveralFilesNamesThePoliciesAfterThem(t *testing.T) {
+	a, b := writeFile(t, "training.yaml", "version: v1"), writeFile(t, "notebooks.conf", "version: v1\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 8}]}}")
+	dir := t.TempDir()
+	if got := cleave(t, "import", "device-plugin", a, b, "--output-dir", dir); got.code != exitOK {
+		t.Fatalf("code %d, stderr %q", got.code, got.stderr)
+	}
+	files := filesIn(t, dir)
+	for name, want := range map[string]string{"policies/training.yaml": "- exclusive", "policies/notebooks.yaml": "shares: 8", "deviceclasses.yaml": "nvidia.com/gpu.shared"} {
+		if !strings.Contains(files[name], want) {
+			t.Errorf("%s does not have %q:\n%s", name, want, files[name])
+		}
+	}
+	if got := cleave(t, "import", "device-plugin", a, a); got.code != exitFailed || !strings.Contains(got.stderr, a+`: another file has a policy "training", too`) {
+		t.Errorf("a file twice: code %d, stderr %q", got.code, got.stderr)
+	}
+}
+
+func TestEachProblemOfAFileThatCannotBeImportedIsALineWithFileAndField(t *testing.T) {
+	bad := writeFile(t, "bad.yaml", "version: v1\nflags: {passDeviceSpecs: true}\nbanana: 1")
+	odd := writeFile(t, "odd.yaml", "\x00")
+	missing := filepath.Join(t.TempDir(), "missing.yaml")
+	got := cleave(t, "import", "device-plugin", bad, odd, missing)
+	if got.code != exitFailed || got.stdout != "" {
+		t.Errorf("code %d, stdout %q", got.code, got.stdout)
+	}
+	want := []string{
+		"cleave: " + bad + `: unknown field "banana"`,
+		bad + `: unknown field "flags.passDeviceSpecs": did you mean flags.plugin.passDeviceSpecs?`,
+		odd + ": read YAML: yaml: control characters are not allowed",
+		"open the file to import: open " + missing + ": no such file or directory",
+	}
+	if diff := cmp.Diff(strings.Join(want, "\n")+"\n", got.stderr); diff != "" {
+		t.Errorf("stderr (-want +got):\n%s", diff)
+	}
+	dir := t.TempDir()
+	if got := cleave(t, "import", "mig-parted", odd, "--output-dir", dir); got.code != exitFailed || len(filesIn(t, dir)) > 0 {
+		t.Errorf("code %d, files %v", got.code, filesIn(t, dir))
+	}
+	if got := cleave(t, "import", "device-plugin", writeFile(t, "a.yaml", "version: v1"), "--output-dir", odd); got.code != exitFailed || !strings.Contains(got.stderr, "make the output folder") {
+		t.Errorf("a folder that is a file: code %d, stderr %q", got.code, got.stderr)
+	}
+}
+
+func TestValidateTakesFilesOfOtherFormatsBesideKubernetesObjects(t *testing.T) {
+	parted := filepath.Join(importData, "mig-parted-default.yaml")
+	got := cleave(t, "validate", "--import-format", "mig-parted", "-f", parted, "--policy-name", "all-balanced", "--node-model", "hgx-h100",
+		"-f", "../../deployments/examples/mig-pair-4g-3g.yaml")
+	for _, want := range []string{
+		"note: " + parted + ": mig-configs[all-1g.24gb.gfx][0].mig-devices[1g.24gb+gfx]: no equivalent",
+		parted + ": ok: NodePolicy all-1g.10gb, NodePolicy all-1g.5gb.me, NodePolicy all-balanced",
+		"mig-pair-4g-3g.yaml: ", "mig-4g.40gb", // which the layout does not have
+	} {
+		if !strings.Contains(got.stdout, want) {
+			t.Errorf("%q is not in\n%s", want, got.stdout)
+		}
+	}
+	got = cleave(t, "validate", "--import-format", "mig-parted", "-f", parted, "--policy-name", "all-1g.5gb.me", "--node-model", "hgx-h100")
+	if got.code != exitFailed || !strings.Contains(got.stdout, `policy "all-1g.5gb.me": on a node of model hgx-h100: rules[0].mig.layout[1g.5gb+me]: NVIDIA H100 80GB HBM3 has no profile 1g.5gb+me`) {
+		t.Errorf("a mig-config of another board: code %d, stdout %s", got.code, got.stdout)
+	}
+	got = cleave(t, "validate", "--import-format", "device-plugin", "-f", parted)
+	if got.code != exitFailed || !strings.Contains(got.stdout, parted+`: unknown field "mig-configs"`) {
+		t.Errorf("a file of the other format: code %d, stdout %s", got.code, got.stdout)
+	}
+}
+
+func TestImportAndImportFormatSayHowTheyAreUsed(t *testing.T) {
+	file := writeFile(t, "a.yaml", "version: v1")
+	t.Setenv("NODE_NAME", "")
+	t.Setenv("IMPORT_FORMAT", "")
+	for name, tt := range map[string]struct {
+		args []string
+		want string
+	}{
+		"no kind":             {[]string{"import"}, "say of what the files are: device-plugin or mig-parted"},
+		"another kind":        {[]string{"import", "hami", file}, `unknown kind of file "hami": choose device-plugin or mig-parted`},
+		"no file":             {[]string{"import", "mig-parted"}, "name a file, or - for the standard input"},
+		"a name for several":  {[]string{"import", "device-plugin", file, file, "--name", "x"}, "--name goes with one file"},
+		"no driver":           {[]string{"import", "device-plugin", file, "--driver-name", "X"}, "--driver-name"},
+		"slices":              {[]string{"slices", "--import-format", "hami"}, `invalid argument "hami" for "--import-format" flag: it is not one of policy, device-plugin, mig-parted`},
+		"inspect":             {[]string{"inspect", "--import-format", "hami"}, "--import-format"},
+		"the plugin":          {[]string{"kubelet-plugin", "--import-format", "hami"}, "--import-format"},
+		"a policy of another": {[]string{"slices", "--node-model", "t4", "--policy", file}, "set apiVersion and kind"},
+		"no such mig-config":  {[]string{"slices", "--node-model", "t4", "--import-format", "mig-parted", "--policy", filepath.Join(importData, "mig-parted-custom.yaml"), "--policy-name", "x"}, "choose one of custom-config"},
+		"left out": {[]string{"slices", "--node-model", "t4", "--import-format", "mig-parted", "--policy", filepath.Join(importData, "mig-parted-default.yaml"), "--policy-name", "all-1g.24gb.gfx"},
+			`policy "all-1g.24gb.gfx": mig-configs[all-1g.24gb.gfx][0].mig-devices[1g.24gb+gfx]: no equivalent`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := cleave(t, tt.args...); got.code != exitUsage || !strings.Contains(got.stderr, tt.want) {
+				t.Errorf("code %d, stderr %q, want %q", got.code, got.stderr, tt.want)
+			}
+		})
+	}
+	t.Setenv("IMPORT_FORMAT", "hami")
+	if got := cleave(t, "kubelet-plugin", "--node-name=n"); got.code != exitUsage || !strings.Contains(got.stderr, "environment variable IMPORT_FORMAT") {
+		t.Errorf("by the environment: code %d, stderr %q", got.code, got.stderr)
+	}
+	for _, format := range policy.Formats() {
+		if err := new(formatValue).Set(string(format)); err != nil {
+			t.Errorf("%s: %v", format, err)
+		}
+	}
+}

@@ -1,0 +1,161 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cleave-dra/cleave/pkg/inspect"
+	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+)
+
+// inspected is what `cleave inspect -o json` prints.
+func inspected(t *testing.T, args ...string) *inspect.View {
+	t.Helper()
+	got := cleave(t, append([]string{"inspect", "-o", "json"}, args...)...)
+	if got.code != exitOK || got.stderr != "" {
+		t.Fatalf("got code %d, stderr %q", got.code, got.stderr)
+	}
+	v := &inspect.View{}
+	if err := json.Unmarshal([]byte(got.stdout), v); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func TestInspectShowsEveryModel(t *testing.T) {
+	for _, model := range simulated.NodeModels() {
+		v := inspected(t, "--node-model", model)
+		if v.Source != inspect.Model || v.Node != model || v.Driver != "gpu.cleave.dev" || len(v.GPUs) == 0 {
+			t.Errorf("%s: got %d GPUs of %s %s and driver %s", model, len(v.GPUs), v.Source, v.Node, v.Driver)
+		}
+		table := cleave(t, "inspect", "--node-model", model)
+		for i := range v.GPUs {
+			if !strings.Contains(table.stdout, v.GPUs[i].Device) {
+				t.Errorf("%s: %s is not in the table", model, v.GPUs[i].Device)
+			}
+		}
+		if strings.Contains(table.stdout, v.GPUs[0].UUID) || !strings.Contains(cleave(t, "inspect", "--node-model", model, "-o", "wide").stdout, v.GPUs[0].UUID) {
+			t.Errorf("%s: UUIDs are to be in the wide table only", model)
+		}
+	}
+}
+
+func TestInspectTakesThePolicy(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "policy.yaml")
+	policy := "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nrules:\n- {match: {indexes: [0]}, exclude: true}\n- {tiers: [exclusive]}\n"
+	if err := os.WriteFile(path, []byte(policy), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got := cleave(t, "inspect", "--node-model", "l40s", "--policy", path)
+	for _, want := range []string{"not offered", "GPU0: nothing", "GPU1 to GPU3: whole\n", "the policy leaves it to others"} {
+		if !strings.Contains(got.stdout, want) {
+			t.Errorf("%q is not in\n%s", want, got.stdout)
+		}
+	}
+}
+
+func TestInspectRefusesFlagsThatMakeNoSense(t *testing.T) {
+	tests := map[string]struct {
+		args []string
+		want []string
+	}{
+		"output":                     {[]string{"-o", "yaml"}, []string{`--output "yaml"`, "table, wide, json"}},
+		"argument":                   {[]string{"gpu-1"}, []string{`unexpected argument "gpu-1"`}},
+		"unknown flag":               {[]string{"--form-cluster", "n"}, []string{"--form-cluster"}},
+		"kubeconfig of nothing":      {[]string{"--kubeconfig", "x"}, []string{"--kubeconfig", "--from-cluster"}},
+		"no node":                    {[]string{"--from-cluster", ""}, []string{"--from-cluster is empty"}},
+		"node name that no Node has": {[]string{"--from-cluster", "Node_1"}, []string{"Node_1"}},
+		"a model and a cluster":      {[]string{"--from-cluster", "n", "--node-model", "t4"}, []string{"--node-model has no effect with --from-cluster"}},
+		"a machine and a cluster": {
+			[]string{"--from-cluster", "n", "--driver-root", "/x", "--policy", "p", "--mps-socket", "s"},
+			[]string{"--driver-root has no effect", "--policy has no effect", "--mps-socket has no effect"},
+		},
+		"two sources":   {[]string{"--node-model", "t4", "--nvml-library", "x"}, []string{"exclude each other"}},
+		"unknown model": {[]string{"--node-model", "hgx"}, []string{`"hgx"`, "hgx-h100"}},
+		"driver name":   {[]string{"--driver-name", "No Name"}, []string{"--driver-name"}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := cleave(t, append([]string{"inspect"}, tt.args...)...)
+			if got.code != exitUsage || got.stdout != "" {
+				t.Errorf("got code %d and stdout %q, want %d and nothing", got.code, got.stdout, exitUsage)
+			}
+			for _, want := range append(tt.want, "'cleave inspect --help'") {
+				if !strings.Contains(got.stderr, want) {
+					t.Errorf("stderr %q does not say %q", got.stderr, want)
+				}
+			}
+		})
+	}
+}
+
+func TestInspectOnAMachineWithoutADriverSaysWhatToDo(t *testing.T) {
+	empty := t.TempDir()
+	got := cleave(t, "inspect", "--driver-root", empty, "--kubelet-plugins-dir", empty)
+	if got.code != exitFailed || got.stdout != "" || !strings.Contains(got.stderr, "--nvml-library") {
+		t.Errorf("got code %d, stdout %q, stderr %q", got.code, got.stdout, got.stderr)
+	}
+}
+
+func TestInspectFailsWhereItsOutputIsCutOff(t *testing.T) {
+	for _, form := range []string{"table", "wide", "json"} {
+		var stderr bytes.Buffer
+		if got := run(t.Context(), []string{"inspect", "--node-model", "t4", "-o", form}, closedPipe{}, &stderr); got != exitFailed {
+			t.Errorf("-o %s: got exit code %d, want %d", form, got, exitFailed)
+		}
+	}
+}
+
+func TestPlainCharactersWhereTheLocaleIsNotUTF8(t *testing.T) {
+	tests := []struct {
+		env  map[string]string
+		args []string
+		want string
+	}{
+		{map[string]string{"LANG": "en_US.UTF-8"}, nil, "│"},
+		{map[string]string{"LANG": "C.utf8"}, nil, "│"},
+		{map[string]string{"LANG": "en_US.UTF-8"}, []string{"--ascii"}, "|"},
+		{map[string]string{"LANG": "en_US.UTF-8", "LC_ALL": "C"}, nil, "|"},
+		{map[string]string{"LANG": "C", "LC_CTYPE": "de_DE.UTF-8"}, nil, "│"},
+		{map[string]string{"LANG": "de_DE.ISO-8859-1"}, nil, "|"},
+		{nil, nil, "|"},
+	}
+	for _, tt := range tests {
+		t.Run(fmt.Sprint(tt.env, tt.args), func(t *testing.T) {
+			for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
+				t.Setenv(name, tt.env[name])
+			}
+			got := cleave(t, append([]string{"inspect", "--node-model", "hgx-h100"}, tt.args...)...).stdout
+			if !strings.Contains(got, "GPU0 "+tt.want) {
+				t.Errorf("no %q in\n%s", tt.want, got)
+			}
+		})
+	}
+}
+
+func TestSliceMapsFollowTheWidthOfTheTerminal(t *testing.T) {
+	longest := func(columns string) int {
+		t.Setenv("COLUMNS", columns)
+		most := 0
+		for _, line := range strings.Split(cleave(t, "inspect", "--node-model", "rtx-pro-6000", "--ascii").stdout, "\n") {
+			if strings.Contains(line, "|") {
+				most = max(most, len(line))
+			}
+		}
+		return most
+	}
+	wide := longest("200")
+	for _, columns := range []string{"", "what", "-1"} {
+		if got := longest(columns); got != wide {
+			t.Errorf("COLUMNS=%q: maps of %d characters, want %d as with room", columns, got, wide)
+		}
+	}
+	if got := longest("40"); got > 40 || got < 30 {
+		t.Errorf("COLUMNS=40: maps of %d characters", got)
+	}
+}

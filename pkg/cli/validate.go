@@ -1,0 +1,181 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/cleave-dra/cleave/pkg/admission"
+	"github.com/cleave-dra/cleave/pkg/driver"
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/validate"
+)
+
+// validateFlags of `cleave validate`.
+type validateFlags struct {
+	slicesFlags
+	files    []string
+	thisNode bool
+}
+
+func newValidate() *cobra.Command {
+	f := &validateFlags{}
+	cmd := &cobra.Command{
+		Use:   "validate -f FILE",
+		Short: "Check node policies, claims and DeviceClasses without a cluster",
+		Long: "validate checks NodePolicies, also in ConfigMaps, and ResourceClaims, ResourceClaimTemplates and DeviceClasses\n" +
+			"(resource.k8s.io/v1): fields and values, parameters of the driver, and whether CEL selectors compile. Other\n" +
+			"objects are passed over. It says what the plugin, the webhook and the API server would say.\n\n" +
+			"With --node-model or --this-node, policies are held against the boards of a node: do they have the profiles, do\n" +
+			"the layouts fit. And claims are held against the devices that the node would publish: is there one that each\n" +
+			"request fits. Classes are those of the files, and those that come with Cleave. The model of a node is one of\n" +
+			strings.Join(simulated.NodeModels(), ", ") + ".\n\n" +
+			"Each problem is one line with file, object and field. Exit codes: 0 ok, 1 something is wrong, 2 usage.",
+		Example: "  cleave validate -f policies/\n" +
+			"  cleave validate -f policies/ --policy-name training --node-model hgx-h100 -f claims.yaml\n" +
+			"  helm template . | cleave validate -f -",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return &usageError{fmt.Errorf("unexpected argument %q: files are given as -f %s", args[0], args[0])}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := f.check(cmd.Flags()); err != nil {
+				return &usageError{err}
+			}
+			return f.run(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringArrayVarP(&f.files, "file", "f", nil, "file or folder to check, - for the standard input; can be given several times")
+	flags.BoolVar(&f.thisNode, "this-node", false, "hold the files against the GPUs of this machine")
+	f.addNode(flags)
+	f.policy.addFormat(flags, "file")
+	f.policy.addName(flags)
+	flags.BoolVar(&f.withoutMPS, "without-mps", false, "as on a node where no cleave mps-supervisor runs")
+	return cmd
+}
+
+// check looks at the flags alone.
+func (f *validateFlags) check(flags *pflag.FlagSet) error {
+	if len(f.files) == 0 {
+		return errors.New("there is nothing to check: name files or folders with -f")
+	}
+	if f.thisNode && f.model != "" {
+		return errors.New("--this-node and --node-model exclude each other")
+	}
+	for _, name := range []string{"nvml-library", "driver-root", "sysfs", "cgroup-root"} {
+		if flags.Changed(name) && !f.thisNode {
+			return fmt.Errorf("--%s is about this machine: add --this-node", name)
+		}
+	}
+	if !f.thisNode && f.model == "" && flags.Changed("policy-name") {
+		return errors.New("--policy-name says which policy a node has: add --node-model or --this-node")
+	}
+	return driver.CheckDriverName(f.driverName)
+}
+
+func (f *validateFlags) run(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
+	o := validate.Options{Rules: admission.DefaultRules(), PolicyName: f.policy.name, Format: f.policy.format, Stdin: stdin}
+	o.Rules.Driver = f.driverName
+	if f.thisNode || f.model != "" {
+		node, err := f.node(ctx)
+		if err != nil {
+			return err
+		}
+		o.Node = node
+	}
+	files, err := validate.Files(ctx, f.files, o)
+	if err != nil {
+		return &usageError{err}
+	}
+	problems := 0
+	for _, file := range files {
+		problems += len(file.Problems)
+		if err := printFile(stdout, file); err != nil {
+			return err
+		}
+	}
+	switch problems {
+	case 0:
+		return nil
+	case 1:
+		return errors.New("there is a problem")
+	default:
+		return fmt.Errorf("there are %d problems", problems)
+	}
+}
+
+// node reads the machine or the model.
+func (f *validateFlags) node(ctx context.Context) (*validate.Node, error) {
+	session, err := f.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	n := &validate.Node{Words: "this node", GPUs: session.Node()}
+	if f.model != "" {
+		n.Words, n.Model = "a node of model "+f.model, true
+	}
+	if f.withoutMPS {
+		n.Means.MPS = errors.New("--without-mps")
+	}
+	limited := map[gpu.PCIAddress]bool{}
+	for i := range n.GPUs.GPUs {
+		pci := n.GPUs.GPUs[i].PCI
+		limited[pci] = session.LimitsMemory(ctx, pci, f.cgroupRoot)
+	}
+	n.Means = policy.Means{MPS: n.Means.MPS, CgroupMemory: func(g *gpu.GPU) bool { return limited[g.PCI] }}
+	return n, session.Close()
+}
+
+// printFile writes what was found in a file: its problems, or that it is ok.
+func printFile(w io.Writer, file *validate.File) error {
+	lines := append([]string{}, file.Problems...)
+	for _, note := range file.Notes {
+		lines = append(lines, "note: "+note)
+	}
+	passed := ""
+	if len(file.PassedOver) > 0 {
+		passed = "passed over: " + counted(file.PassedOver)
+	}
+	switch {
+	case len(file.Problems) > 0:
+	case len(file.Checked) == 0:
+		lines = append(lines, file.Path+": nothing to check: "+passed)
+	case passed != "":
+		lines = append(lines, file.Path+": ok: "+strings.Join(file.Checked, ", ")+"; "+passed)
+	default:
+		lines = append(lines, file.Path+": ok: "+strings.Join(file.Checked, ", "))
+	}
+	if _, err := fmt.Fprintln(w, strings.Join(lines, "\n")); err != nil {
+		return fmt.Errorf("print what was found: %w", err)
+	}
+	return nil
+}
+
+// counted are objects by kind: "Pod ×7, Namespace".
+func counted(objects []string) string {
+	var kinds []string
+	count := map[string]int{}
+	for _, o := range objects {
+		kind, _, _ := strings.Cut(o, " ")
+		if count[kind]++; count[kind] == 1 {
+			kinds = append(kinds, kind)
+		}
+	}
+	for i, kind := range kinds {
+		if count[kind] > 1 {
+			kinds[i] = fmt.Sprintf("%s ×%d", kind, count[kind])
+		}
+	}
+	return strings.Join(kinds, ", ")
+}

@@ -1,0 +1,72 @@
+package driver
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// rankEvery is the least time between two changes of the order of whole GPUs: claims come and go in bursts.
+const rankEvery = 250 * time.Millisecond
+
+// ranking keeps the order of the whole GPUs in line with what claims hold.
+type ranking struct {
+	// changed has a value after what claims hold may have changed.
+	changed chan struct{}
+	// due ticks when the order is to be looked at again; nil while nothing has changed.
+	due <-chan time.Time
+	// order is what was published last; nil if that is not known.
+	order []string
+}
+
+func newRanking() ranking { return ranking{changed: make(chan struct{}, 1)} }
+
+// start has the order looked at in a while. What changes until then costs nothing more.
+func (r *ranking) start() {
+	if r.due == nil {
+		r.due = time.After(rankEvery)
+	}
+}
+
+// published remembers an order, if it was published.
+func (r *ranking) published(order []string, err error) {
+	r.order = order
+	if err != nil {
+		r.order = nil
+	}
+}
+
+// rank publishes the whole GPUs in another order if what is free asks for one. It does not look at the hardware, unless
+// something was published only because claims held it.
+func (s *service) rank(ctx context.Context, hw *hardware, p *publisher) {
+	s.ranking.due = nil
+	if s.keepsForClaims(hw) {
+		s.reoffer(ctx, hw, p)
+		return
+	}
+	node, view := s.view(hw)
+	order := view.WholeGPUs(node)
+	if slices.Equal(order, s.ranking.order) {
+		return
+	}
+	klog.FromContext(ctx).V(4).Info("Whole GPUs change their order with what is free", "order", order)
+	s.publish(ctx, hw, p)
+}
+
+// freeGPUs tells of a GPU whether no claim holds anything of it. Claims with admin access hold nothing.
+func freeGPUs(all []*records.Record) func(g *gpu.GPU) bool {
+	held := map[string]bool{}
+	for _, r := range all {
+		for i := range r.Devices {
+			if d := &r.Devices[i]; !d.AdminAccess {
+				held[d.GPU] = true
+			}
+		}
+	}
+	return func(g *gpu.GPU) bool { return !held[g.PCI.DeviceName()] }
+}

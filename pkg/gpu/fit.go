@@ -1,0 +1,265 @@
+package gpu
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// ProfileCount is how many partitions of a profile are wanted.
+type ProfileCount struct {
+	ProfileID int
+	Count     int
+}
+
+// Fit finds places for partitions on the board, in order of start; whatever else is there is not looked at. It keeps as
+// many of the preferred places as can be, which are those of partitions that are there already; then it overlaps as few
+// of the others as can be, as those must go first; then it fills the board from the top, large partitions first, as
+// OrderShapes does. The same input gives the same places.
+//
+// Where they do not fit, the error says what would.
+func (g *GPU) Fit(want []ProfileCount, prefer []Place) ([]Place, error) {
+	groups, err := g.groups(want)
+	if err != nil {
+		return nil, err
+	}
+	f := newFitter(g, prefer)
+	if places, ok := f.fit(groups); ok {
+		return places, nil
+	}
+	return nil, f.misfit(groups)
+}
+
+// groups are the wanted partitions, large ones first, those of one profile together.
+func (g *GPU) groups(want []ProfileCount) ([]ProfileCount, error) {
+	counts := map[int]int{}
+	for _, w := range want {
+		p := g.MIG.find(w.ProfileID)
+		switch {
+		case len(g.MIG.offered()) == 0:
+			return nil, fmt.Errorf("%s cannot be partitioned", article(g.ProductName))
+		case p == nil || !p.InCatalog():
+			return nil, fmt.Errorf("%s has no profile %d to offer: it has %s", article(g.ProductName), w.ProfileID, strings.Join(g.MIG.Catalog(), ", "))
+		case w.Count < 0:
+			return nil, fmt.Errorf("%d partitions of %s are wanted: want 0 or more", w.Count, p.Name)
+		}
+		counts[w.ProfileID] += w.Count
+	}
+	var groups []ProfileCount
+	for _, p := range slices.Backward(g.MIG.Profiles) {
+		if counts[p.ID] > 0 {
+			groups = append(groups, ProfileCount{p.ID, counts[p.ID]})
+		}
+	}
+	return groups, nil
+}
+
+// find returns a profile of the board, or nil.
+func (m *MIG) find(id int) *Profile {
+	for i := range m.Profiles {
+		if m.Profiles[i].ID == id {
+			return &m.Profiles[i]
+		}
+	}
+	return nil
+}
+
+// Catalog are the names of the profiles that Cleave offers on the board, by size.
+func (m *MIG) Catalog() []string {
+	var names []string
+	for _, p := range m.offered() {
+		names = append(names, p.Name)
+	}
+	return names
+}
+
+// fitter searches for places on a board.
+type fitter struct {
+	g *GPU
+	// left is what is left of each of the board's counters.
+	left []int64
+	// candidates are the places of each profile, by ID, from the top down.
+	candidates map[int][]candidate
+}
+
+// candidate is a place that a partition may take.
+type candidate struct {
+	place Place
+	// takes are the counters it takes of, by index.
+	takes []int64
+	// preferred places are to be kept; blocked ones overlap some that are not.
+	preferred, blocked bool
+}
+
+func newFitter(g *GPU, prefer []Place) *fitter {
+	f := &fitter{g: g, candidates: map[int][]candidate{}}
+	index := map[string]int{}
+	counters := g.Counters()
+	for i, c := range counters {
+		index[c.Name] = i
+		f.left = append(f.left, c.Value)
+	}
+	for _, p := range g.MIG.offered() {
+		for _, at := range slices.Backward(p.Placements) {
+			c := candidate{place: Place{p.ID, at}, takes: make([]int64, len(f.left))}
+			for _, taken := range (Shape{GPU: g, Profile: p, Placement: at}).consumes(counters) {
+				c.takes[index[taken.Name]] += taken.Value
+			}
+			c.preferred = slices.Contains(prefer, c.place)
+			c.blocked = slices.ContainsFunc(prefer, func(q Place) bool { return q != c.place && q.Placement.Overlaps(at) })
+			f.candidates[p.ID] = append(f.candidates[p.ID], c)
+		}
+	}
+	return f
+}
+
+// take takes a candidate's part of the counters, or gives it back; it tells whether there was enough.
+func (f *fitter) take(c *candidate, times int64) bool {
+	enough := true
+	for i, n := range c.takes {
+		f.left[i] -= n * times
+		enough = enough && f.left[i] >= 0
+	}
+	return enough
+}
+
+// attempt is a choice of places.
+type attempt struct {
+	places        []Place
+	kept, blocked int
+}
+
+// fit finds the best choice of places for all groups.
+func (f *fitter) fit(groups []ProfileCount) ([]Place, bool) {
+	for _, w := range groups {
+		if w.Count > len(f.candidates[w.ProfileID]) {
+			return nil, false
+		}
+	}
+	var best *attempt
+	f.search(groups, 0, attempt{}, &best)
+	if best == nil {
+		return nil, false
+	}
+	slices.SortFunc(best.places, func(a, b Place) int { return a.Placement.Start - b.Placement.Start })
+	return best.places, true
+}
+
+// search tries all choices for the groups that are left; those of the first group from a candidate on.
+func (f *fitter) search(groups []ProfileCount, from int, now attempt, best **attempt) {
+	if *best != nil {
+		could := now.kept
+		for _, w := range groups {
+			could += min(w.Count, f.preferred(w.ProfileID))
+		}
+		if could < (*best).kept || could == (*best).kept && now.blocked >= (*best).blocked {
+			return
+		}
+	}
+	if len(groups) == 0 {
+		now.places = slices.Clone(now.places)
+		*best = &now
+		return
+	}
+	w, rest := groups[0], groups[1:]
+	candidates := f.candidates[w.ProfileID]
+	for i := from; i <= len(candidates)-w.Count; i++ {
+		c := &candidates[i]
+		if f.take(c, 1) {
+			next := attempt{append(now.places, c.place), now.kept + number(c.preferred), now.blocked + number(c.blocked)}
+			if w.Count == 1 {
+				f.search(rest, 0, next, best)
+			} else {
+				f.search(append([]ProfileCount{{w.ProfileID, w.Count - 1}}, rest...), i+1, next, best)
+			}
+		}
+		f.take(c, -1)
+	}
+}
+
+// preferred is how many places of a profile are to be kept.
+func (f *fitter) preferred(profile int) int {
+	n := 0
+	for i := range f.candidates[profile] {
+		n += number(f.candidates[profile][i].preferred)
+	}
+	return n
+}
+
+func number(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// misfit says that partitions do not fit, which of them do, large ones first, and what fits beside those.
+func (f *fitter) misfit(groups []ProfileCount) error {
+	var fitting []ProfileCount
+	all := 0
+	for _, w := range groups {
+		all += w.Count
+		if n := f.most(fitting, w.ProfileID, w.Count); n > 0 {
+			fitting = append(fitting, ProfileCount{w.ProfileID, n})
+		}
+	}
+	var free []string
+	for _, p := range f.g.MIG.offered() {
+		if n := f.most(fitting, p.ID, len(f.candidates[p.ID])); n > 0 {
+			free = append(free, fmt.Sprintf("%s ×%d", p.Name, n))
+		}
+	}
+	if len(free) == 0 {
+		free = []string{"none"}
+	}
+	do := "do not fit"
+	if all == 1 {
+		do = "does not fit"
+	}
+	if len(fitting) == 0 { // of no profile is there even one, which no board has
+		return errors.New(f.words(groups) + " " + do + " " + article(f.g.ProductName))
+	}
+	return fmt.Errorf("%s %s %s; free after %s: %s", f.words(groups), do, article(f.g.ProductName), f.words(fitting), strings.Join(free, " or "))
+}
+
+// most is how many more partitions of a profile fit beside others, up to a number.
+func (f *fitter) most(others []ProfileCount, profile, limit int) int {
+	n := 0
+	for n < limit {
+		more := slices.Clone(others)
+		at := slices.IndexFunc(more, func(w ProfileCount) bool { return w.ProfileID == profile })
+		if at < 0 {
+			more, at = append(more, ProfileCount{ProfileID: profile}), len(more)
+		}
+		more[at].Count += n + 1
+		if _, ok := f.fit(more); !ok {
+			break
+		}
+		n++
+	}
+	return n
+}
+
+// words names partitions: "3g.40gb ×2 and 1g.10gb ×1".
+func (f *fitter) words(groups []ProfileCount) string {
+	var each []string
+	for _, w := range groups {
+		each = append(each, fmt.Sprintf("%s ×%d", f.g.MIG.ProfileName(w.ProfileID), w.Count))
+	}
+	if last := len(each) - 1; last > 0 {
+		return strings.Join(each[:last], ", ") + " and " + each[last]
+	}
+	return strings.Join(each, "")
+}
+
+// article is a product with "a" or "an".
+func article(product string) string {
+	if product == "" {
+		return "the GPU"
+	}
+	if strings.HasPrefix(product, "NV") || strings.ContainsRune("AEIO", rune(product[0])) {
+		return "an " + product
+	}
+	return "a " + product
+}

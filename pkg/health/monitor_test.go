@@ -1,0 +1,219 @@
+package health
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+func TestWhatTheDriverKnowsIsKnownBeforeTheFirstEvent(t *testing.T) {
+	f := newFakeHardware()
+	f.answer(1, Reading{Action: gpu.RecoveryReset})
+	f.answer(2, Reading{Err: gpu.ErrLost})
+	d := &diary{start: time.Now()}
+	NewMonitor(f, d).Start(t.Context())
+	check(t, "after the start", "0s: GPU 0 +[] -[] =[]\n0s: GPU 1 +[needs-reset] -[] =[needs-reset]\n0s: GPU 2 +[gpu-lost] -[] =[gpu-lost]", d.read())
+	if f.askedBlind {
+		t.Error("GPUs were asked before events were watched: what happens between would be missed")
+	}
+}
+
+func TestAnEventIsToldAtOnceWithWhatTheDriverWantsDoneAboutIt(t *testing.T) {
+	f := newFakeHardware()
+	watch(t, f, func(d *diary) {
+		pass(5 * time.Second)
+		d.read()
+		f.answer(1, Reading{Action: gpu.RecoveryReset})
+		pci := f.pci(1)
+		f.reports <- gpu.Event{Kind: gpu.XIDReported, PCI: &pci, XID: 119}
+		pass(0)
+		check(t, "after the event", "5s: GPU 1 XID 119\n5s: GPU 1 +[needs-reset xid-119] -[] =[needs-reset xid-119]",
+			strings.ReplaceAll(d.read(), ", ", " "))
+		f.answer(1, Reading{})
+		pass(10 * time.Second)
+		check(t, "after the reset", "15s: GPU 1 +[] -[needs-reset xid-119] =[]", strings.ReplaceAll(d.read(), ", ", " "))
+	})
+}
+
+func TestCountedXIDsAreToldAndChangeNothing(t *testing.T) {
+	f := newFakeHardware()
+	f.node.GPUs[2].Offer = &gpu.Offer{Health: gpu.Health{IgnoreXIDs: []int{79}}}
+	watch(t, f, func(d *diary) {
+		pass(time.Second)
+		d.read()
+		zero, two := f.pci(0), f.pci(2)
+		f.reports <- gpu.Event{Kind: gpu.XIDReported, PCI: &zero, XID: 31}
+		f.reports <- gpu.Event{Kind: gpu.XIDReported, PCI: &two, XID: 79}
+		pass(time.Second)
+		check(t, "after the events", "1s: GPU 0 XID 31\n1s: GPU 2 XID 79", d.read())
+	})
+}
+
+func TestAnErrorInAPartitionIsThatOfItsPlace(t *testing.T) {
+	f := newFakeHardware()
+	f.partitions = []gpu.Partition{{GI: 1, Placement: *lower}, {GI: 2, Placement: *upper}}
+	watch(t, f, func(d *diary) {
+		pass(time.Second)
+		d.read()
+		pci, second, gone := f.pci(0), 2, 7
+		f.reports <- gpu.Event{Kind: gpu.XIDReported, PCI: &pci, XID: 94, GI: &second}
+		pass(0)
+		check(t, "in a partition", "1s: GPU 0 XID 94\n1s: GPU 0 +[xid-94 at 4:4] -[] =[xid-94 at 4:4]", d.read())
+		f.reports <- gpu.Event{Kind: gpu.XIDReported, PCI: &pci, XID: 94, GI: &gone}
+		pass(time.Second)
+		check(t, "in one that is gone", "1s: GPU 0 XID 94\n1s: GPU 0 +[xid-94] -[] =[xid-94 at 4:4, xid-94]", d.read())
+	})
+}
+
+func TestAGPUThatIsUnwellIsAskedMoreOften(t *testing.T) {
+	f := newFakeHardware()
+	f.answer(0, Reading{Err: gpu.ErrLost})
+	f.answer(1, Reading{Err: errNVML}) // not a condition yet, but not well
+	watch(t, f, func(*diary) {
+		pass(25 * time.Second)
+		for i, want := range []int{3, 3, 1} {
+			if got := f.timesAsked(i); got != want {
+				t.Errorf("GPU %d was asked %d times in 25 s, want %d", i, got, want)
+			}
+		}
+		pass(36 * time.Second)
+		if got := f.timesAsked(2); got != 2 {
+			t.Errorf("the GPU that is well was asked %d times in a minute, want 2", got)
+		}
+	})
+}
+
+func TestAFloodOfEventsDoesNotBecomeAFloodOfPolls(t *testing.T) {
+	f := newFakeHardware()
+	watch(t, f, func(*diary) {
+		pass(2 * time.Second)
+		before, pci := f.timesAsked(0), f.pci(0)
+		for range 1000 {
+			f.reports <- gpu.Event{Kind: gpu.XIDReported, PCI: &pci, XID: 31}
+		}
+		pass(3 * time.Second)
+		if got := f.timesAsked(0) - before; got > 4 {
+			t.Errorf("a thousand events made the GPU be asked %d times in 3 s", got)
+		}
+		if len(f.reports) > 0 {
+			t.Errorf("%d events were not taken in", len(f.reports))
+		}
+	})
+}
+
+// An error of a wait names no GPU, and may come back at once for as long as the GPU is lost.
+func TestAWaitThatFailsMakesAllGPUsBeAskedAndIsNotRepeatedInHaste(t *testing.T) {
+	f := newFakeHardware()
+	watch(t, f, func(d *diary) {
+		pass(2 * time.Second)
+		d.read()
+		f.failWaits(gpu.ErrLost)
+		f.answer(1, Reading{Err: gpu.ErrLost})
+		_, before := f.counts()
+		pass(2 * time.Second)
+		check(t, "after the error", "3s: GPU 1 +[gpu-lost] -[] =[gpu-lost]", d.read())
+		pass(10 * time.Minute)
+		if _, waits := f.counts(); waits-before > 20 {
+			t.Errorf("%d waits failed in ten minutes, want a pause that grows to a minute", waits-before)
+		}
+		f.failWaits(nil)
+		f.answer(1, Reading{})
+		pass(time.Minute)
+		d.read()
+		mig, pci := d.changesOfMIG(), f.pci(0)
+		f.reports <- gpu.Event{Kind: gpu.MIGChanged, PCI: &pci}
+		f.reports <- gpu.Event{Kind: gpu.XIDReported, PCI: &pci, XID: 79}
+		pass(time.Second)
+		if got := d.changesOfMIG() - mig; got != 1 {
+			t.Errorf("%d changes of MIG were told, want 1", got)
+		}
+		if got := d.read(); !strings.Contains(got, "GPU 0 +[xid-79]") {
+			t.Errorf("once the GPU is back, an event gives %q", got)
+		}
+	})
+}
+
+func TestWhatHappenedWhileNobodyWatchedIsAskedForWhenSomebodyDoesAgain(t *testing.T) {
+	f := newFakeHardware()
+	watch(t, f, func(d *diary) {
+		pass(2 * time.Second)
+		f.failWaits(gpu.ErrLost)
+		f.answer(1, Reading{Err: gpu.ErrLost})
+		pass(10 * time.Second) // in the midst of a pause
+		d.read()
+		f.failWaits(nil)
+		f.answer(2, Reading{Err: gpu.ErrLost})
+		before, _ := f.counts()
+		for opened := before; opened == before; opened, _ = f.counts() {
+			pass(time.Second)
+		}
+		pass(2 * time.Second)
+		if got := d.read(); !strings.Contains(got, "GPU 2 +[gpu-lost]") {
+			t.Errorf("soon after events are watched again: got %q, want that the second lost GPU is known", got)
+		}
+	})
+}
+
+func TestEventsOfAGPUThatIsBackAreWatchedAgain(t *testing.T) {
+	f := newFakeHardware()
+	f.answer(2, Reading{Err: gpu.ErrLost})
+	watch(t, f, func(d *diary) {
+		pass(5 * time.Second)
+		before, _ := f.counts()
+		mig := d.changesOfMIG()
+		f.answer(2, Reading{})
+		pass(10 * time.Second)
+		if opened, _ := f.counts(); opened != before+1 || d.changesOfMIG() != mig+1 {
+			t.Errorf("%d sets of events were made and %d changes of MIG told, want one of each: nobody knows what was missed",
+				opened-before, d.changesOfMIG()-mig)
+		}
+	})
+}
+
+func TestADriverWithoutEventsIsPolled(t *testing.T) {
+	f := newFakeHardware()
+	f.openErr = gpu.ErrNotSupported
+	watch(t, f, func(d *diary) {
+		pass(time.Second)
+		d.read()
+		f.answer(0, Reading{Action: gpu.RecoveryReboot})
+		pass(time.Minute)
+		if got := d.read(); !strings.Contains(got, "GPU 0 +[needs-reboot]") {
+			t.Errorf("within a minute: got %q, want needs-reboot", got)
+		}
+		if opened, _ := f.counts(); opened > 9 {
+			t.Errorf("events were asked for %d times in a minute", opened)
+		}
+	})
+}
+
+func TestTheMonitorSaysThatItIsAliveAndWhenItChangedSomething(t *testing.T) {
+	f := newFakeHardware()
+	watch(t, f, func(d *diary) {
+		pass(15 * time.Second)
+		pci := f.pci(0)
+		f.reports <- gpu.Event{Kind: gpu.XIDReported, PCI: &pci, XID: 79}
+		pass(time.Second)
+		want := []time.Duration{0, 10 * time.Second, 15 * time.Second}
+		if diff := cmp.Diff(want, d.alive); diff != "" {
+			t.Errorf("alive (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestAnEventOfNobodyKnowsWhomMakesAllBeAsked(t *testing.T) {
+	f := newFakeHardware()
+	watch(t, f, func(d *diary) {
+		pass(2 * time.Second)
+		d.read()
+		f.answer(2, Reading{Err: errors.Join(gpu.ErrLost)})
+		f.reports <- gpu.Event{Kind: gpu.GPUUnavailable}
+		pass(0)
+		check(t, "after the event", "2s: GPU 2 +[gpu-lost] -[] =[gpu-lost]", d.read())
+	})
+}

@@ -1,0 +1,53 @@
+package health
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+func TestTheTableOfXIDsIsInOrder(t *testing.T) {
+	for i, x := range table {
+		if x.First > x.Last || i > 0 && table[i-1].Last >= x.First || x.Class < Counted || x.Class > Lasting || x.What == "" {
+			t.Errorf("entry %d: %+v", i, x)
+		}
+	}
+	for class, list := range map[Class][]int{
+		Counted: {13, 31, 43, 45, 68, 109, 63, 154},
+		Passing: {92, 94, 1000, 999, 0},
+		Lasting: {46, 48, 64, 74, 79, 95, 119, 120, 140, 143, 144, 150, 171, 172},
+	} {
+		for _, n := range list {
+			if got := find(n).Class; got != class {
+				t.Errorf("XID %d is %s, want %s", n, got, class)
+			}
+		}
+	}
+}
+
+func TestTheDocumentationHasTheTable(t *testing.T) {
+	data, err := os.ReadFile("../../docs/health.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(data), "| XID | what happened | class |\n| --- | --- | --- |\n")
+	got, _, _ := strings.Cut(rest, "\n\n")
+	var want []string
+	for _, x := range table {
+		numbers := fmt.Sprint(x.First)
+		if x.Last > x.First {
+			numbers = fmt.Sprintf("%d to %d", x.First, x.Last)
+		}
+		want = append(want, fmt.Sprintf("| %s | %s | %s |", numbers, x.What, x.Class))
+	}
+	check(t, "table of XIDs", strings.Join(want, "\n"), got)
+	for _, reason := range []string{
+		ReasonLost, ReasonReplaced, ReasonUnreachable, ReasonUnavailable, ReasonDoubleBitECC, ReasonNeedsReboot, ReasonNeedsBusReset,
+		ReasonDrainAndReset, ReasonNeedsReset, ReasonDrainP2P, ReasonNeedsIMEX, ReasonNeedsSomething,
+	} {
+		if !strings.Contains(string(data), "\n| `"+reason+"` |") {
+			t.Errorf("the documentation does not say what to do about %s", reason)
+		}
+	}
+}

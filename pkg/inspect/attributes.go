@@ -1,0 +1,143 @@
+package inspect
+
+import (
+	"math"
+	"strconv"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// published is a device of a slice. Its attributes come from whatever driver wrote them: nothing of them is trusted.
+type published struct {
+	*resourceapi.Device
+	driver, pool string
+}
+
+// attribute finds one by its name, with the driver's domain or without, which is the same to the API.
+func (d *published) attribute(name string) resourceapi.DeviceAttribute {
+	if a, ok := d.Attributes[resourceapi.QualifiedName(name)]; ok {
+		return a
+	}
+	return d.Attributes[resourceapi.QualifiedName(d.driver+"/"+name)]
+}
+
+// text of an attribute of any kind; empty where there is none.
+func (d *published) text(name string) string {
+	a := d.attribute(name)
+	switch {
+	case a.StringValue != nil:
+		return *a.StringValue
+	case a.VersionValue != nil:
+		return *a.VersionValue
+	case a.IntValue != nil:
+		return strconv.FormatInt(*a.IntValue, 10)
+	case a.BoolValue != nil:
+		return strconv.FormatBool(*a.BoolValue)
+	case len(a.StringValues) > 0:
+		return a.StringValues[0]
+	case len(a.IntValues) > 0:
+		return strconv.FormatInt(a.IntValues[0], 10)
+	default:
+		return ""
+	}
+}
+
+// number of an attribute, of a list the first; nil where there is none.
+func (d *published) number(name string) *int {
+	a := d.attribute(name)
+	n := a.IntValue
+	if n == nil && len(a.IntValues) > 0 {
+		n = &a.IntValues[0]
+	}
+	if n == nil || *n < 0 || *n > math.MaxInt32 {
+		return nil
+	}
+	number := int(*n)
+	return &number
+}
+
+// maxUnits bounds placement units: no board has more than a counter set can have counters.
+const maxUnits = resourceapi.ResourceSliceMaxCountersPerCounterSet
+
+// placement of a partition; nil where attributes do not tell one that can be.
+func (d *published) placement() *gpu.Placement {
+	start, size := d.number("placementStart"), d.number("placementSize")
+	if start == nil || size == nil || *size < 1 || *start+*size > maxUnits {
+		return nil
+	}
+	return &gpu.Placement{Start: *start, Size: *size}
+}
+
+// amountsOf reads capacities by their names.
+func amountsOf(driver string, quantity func(name resourceapi.QualifiedName) *resource.Quantity) Amounts {
+	of := func(name string) int64 {
+		q := quantity(resourceapi.QualifiedName(name))
+		if q == nil {
+			q = quantity(resourceapi.QualifiedName(driver + "/" + name))
+		}
+		if q == nil || q.Sign() < 0 {
+			return 0
+		}
+		return q.Value()
+	}
+	return Amounts{Shares: of(gpu.CapacityShares), MemoryBytes: of(gpu.CapacityMemory), CoresPercent: of(gpu.CapacityCores)}
+}
+
+// total is what a device has.
+func (d *published) total() Amounts {
+	return amountsOf(d.driver, func(name resourceapi.QualifiedName) *resource.Quantity {
+		if c, ok := d.Capacity[name]; ok {
+			return &c.Value
+		}
+		return nil
+	})
+}
+
+// least is what a claim takes at least of a shared device.
+func (d *published) least() Amounts {
+	return amountsOf(d.driver, func(name resourceapi.QualifiedName) *resource.Quantity {
+		p := d.Capacity[name].RequestPolicy
+		switch {
+		case p == nil:
+			return nil
+		case p.ValidRange != nil && p.ValidRange.Min != nil:
+			return p.ValidRange.Min
+		default:
+			return p.Default
+		}
+	})
+}
+
+// needs are the counters that a device takes, each by its pool and set.
+func (d *published) needs() stock {
+	needs := stock{}
+	for _, c := range d.ConsumesCounters {
+		for name, counter := range c.Counters {
+			needs[counterKey(d.pool, c.CounterSet, name)] += counter.Value.Value()
+		}
+	}
+	return needs
+}
+
+func counterKey(pool, set, counter string) string { return pool + "\x00" + set + "\x00" + counter }
+
+// isMany tells whether many claims can have the device at once.
+func (d *published) isMany() bool {
+	return d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
+}
+
+// parent is what devices of one GPU have in common: its counters, its address, its UUID; their own name where they tell none of it.
+func (d *published) parent() string {
+	if len(d.ConsumesCounters) == 1 && d.ConsumesCounters[0].CounterSet != "" {
+		return d.ConsumesCounters[0].CounterSet
+	}
+	for _, name := range []string{"resource.kubernetes.io/pciBusID", "parentUUID", "uuid"} {
+		if v := d.text(name); v != "" {
+			return v
+		}
+	}
+	return d.Name
+}

@@ -1,0 +1,167 @@
+package inspect
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/publish"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// Hardware is what was read of a machine.
+type Hardware struct {
+	// Node is what discovery found, its GPUs with what they offer by policy.
+	Node *gpu.Node
+	// Partitions that exist, by the address of their GPU.
+	Partitions map[gpu.PCIAddress][]gpu.Partition
+	// Records of the claims that the plugin prepared, Layouts of what it cut ahead of claims.
+	Records []*records.Record
+	Layouts []*records.Layout
+	// NoRecords is the folder in which the plugin should have its records and is not there; else it is empty.
+	NoRecords string
+	// Problems are what could not be read, beside whole GPUs.
+	Problems []error
+}
+
+// OfMachine is the view of a machine, simulated or not. The caller says in the view which one it is.
+func OfMachine(h Hardware) *View {
+	v := &View{Source: Machine, DriverVersion: h.Node.DriverVersion, GPUs: []GPU{}, Connections: [][]string{}}
+	if h.Node.CUDAVersion != (gpu.Version{}) {
+		v.CUDAVersion = h.Node.CUDAVersion.String()
+	}
+	for _, p := range h.Node.Problems {
+		v.Problems = append(v.Problems, fmt.Sprintf("GPU%d is not served: %v", p.Index, p.Err))
+	}
+	v.Problems = append(v.Problems, h.homeless()...)
+	for _, err := range h.Problems {
+		v.Problems = append(v.Problems, err.Error())
+	}
+	var order []*gpu.GPU
+	for i := range h.Node.GPUs {
+		order = append(order, &h.Node.GPUs[i])
+	}
+	slices.SortStableFunc(order, func(a, b *gpu.GPU) int { return cmp.Compare(a.Index, b.Index) })
+	shapes, groups := inOrder(h.Node.GPUs), gpu.NVLinkGroups(h.Node.GPUs)
+	for _, g := range order {
+		v.GPUs = append(v.GPUs, h.view(g, shapes[g.PCI], groups[g.PCI]))
+		var row []string
+		for _, other := range order {
+			row = append(row, gpu.Connection(g, other).String())
+		}
+		v.Connections = append(v.Connections, row)
+	}
+	return v
+}
+
+// homeless tells what claims hold of GPUs that are not there.
+func (h *Hardware) homeless() []string {
+	var problems []string
+	for _, r := range h.Records {
+		for _, name := range r.GPUs() {
+			if h.Node.Find(name) == nil {
+				problems = append(problems, fmt.Sprintf("claim %s/%s holds something of %s, which is not there", r.Claim.Namespace, r.Claim.Name, name))
+			}
+		}
+	}
+	return problems
+}
+
+// inOrder are the shapes of each GPU in order of the scheduler's search.
+func inOrder(gpus []gpu.GPU) map[gpu.PCIAddress][]gpu.Shape {
+	order := gpu.OrderShapes(gpus, nil) // within a GPU, it does not matter which are free
+	byGPU := map[gpu.PCIAddress][]gpu.Shape{}
+	for _, group := range slices.Concat([][]gpu.Shape{order.Whole, order.Shared}, order.Partitions, [][]gpu.Shape{order.Largest}) {
+		for _, s := range group {
+			byGPU[s.GPU.PCI] = append(byGPU[s.GPU.PCI], s)
+		}
+	}
+	return byGPU
+}
+
+func (h *Hardware) view(g *gpu.GPU, shapes []gpu.Shape, nvlinkGroup string) GPU {
+	v := GPU{
+		Name: "GPU" + strconv.Itoa(g.Index), Device: g.PCI.DeviceName(), PCIAddress: g.PCI.String(), UUID: g.UUID, Product: g.ProductName,
+		MIG: "no", PartitionMode: g.PartitionMode(), Slices: g.MIG.Slices,
+		NUMANode: g.NUMANode, CPUAffinity: g.CPUAffinity, PCIeRoot: g.PCIeRoot(), PCIeSwitch: g.PCIeSwitch(),
+		NVLinkGroup: nvlinkGroup, Notes: notes(g),
+	}
+	if g.MIG.Capable {
+		v.MIG = onOff(g.MIG.Enabled)
+	} else {
+		v.PartitionMode = ""
+	}
+	if g.Memory != nil {
+		v.MemoryBytes = memoryBytes(*g.Memory)
+	}
+	if g.NVLinks != nil {
+		v.NVLinks = &g.NVLinks.Active
+	}
+	if g.Fabric != nil {
+		v.FabricClusterUUID, v.FabricCliqueID = g.Fabric.ClusterUUID, &g.Fabric.CliqueID
+	}
+	for _, s := range shapes {
+		v.Shapes = append(v.Shapes, shapeOf(s))
+	}
+	b := &bench{hardware: h, gpu: g, view: &v, shapes: shapes, full: stockOf(g.Counters()), left: stockOf(g.Counters())}
+	b.claims()
+	b.partitions()
+	b.obstruct()
+	v.settle(b.full, b.left)
+	return v
+}
+
+func onOff(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
+}
+
+// memoryBytes is an amount of memory; zero for NVML's "not available", which is all ones.
+func memoryBytes(n uint64) int64 {
+	if n > 1<<62 {
+		return 0
+	}
+	return int64(n)
+}
+
+func stockOf(counters []gpu.Counter) stock {
+	s := stock{}
+	for _, c := range counters {
+		s[c.Name] += c.Value
+	}
+	return s
+}
+
+func shapeOf(s gpu.Shape) Shape {
+	v := Shape{Device: s.Name(), Type: typeGPU, needs: stockOf(s.Consumes())}
+	switch {
+	case s.IsPartition():
+		at := s.Placement
+		v.Type, v.Profile, v.Placement = typeMIG, s.GPU.MIG.ProfileName(s.Profile.ID), &at
+	case s.IsShare():
+		sharing := s.GPU.Sharing(s.Share)
+		v.Type = string(s.Share)
+		v.Total = &Amounts{Shares: sharing.Shares, MemoryBytes: sharing.Memory.Total, CoresPercent: sharing.Cores.Total}
+		v.least = Amounts{Shares: 1, MemoryBytes: sharing.Memory.Minimum, CoresPercent: sharing.Cores.Minimum}
+	}
+	if s.Withdrawn() {
+		v.Taints = []Taint{taintOf(publish.TaintWithdrawn, "", effectNoSchedule)}
+	}
+	return v
+}
+
+// Standing are the places of a GPU's partitions that no claim holds and that are whole, as a policy wants to know them.
+func (h *Hardware) Standing(g *gpu.GPU) []gpu.Place {
+	held := records.HeldOf(h.Records)(g).Places
+	var places []gpu.Place
+	for _, p := range h.Partitions[g.PCI] {
+		if p.CI != nil && !slices.Contains(held, p.Place()) {
+			places = append(places, p.Place())
+		}
+	}
+	return places
+}

@@ -1,0 +1,32 @@
+package inspect
+
+import "github.com/cleave-dra/cleave/pkg/gpu"
+
+// notes say why a GPU does not offer something, and how an admin changes that.
+func notes(g *gpu.GPU) []string {
+	var notes []string
+	add := func(what, why string) {
+		if why != "" {
+			notes = append(notes, what+": "+why)
+		}
+	}
+	offer := gpu.Offer{Whole: true, Partitions: &gpu.PartitionOffer{Mode: gpu.OnDemand}}
+	if g.Offer != nil {
+		offer = *g.Offer
+	}
+	whole := offer.Whole || offer.TimeSlice != nil || offer.MPS != nil
+	switch {
+	case offer.Excluded:
+		add("nothing offered", "the policy leaves it to others")
+	case offer.Partitions != nil && g.MIG.Capable && len(g.MIG.Profiles) == 0:
+		add("no partitions", "the driver tells no placements")
+	case offer.Partitions != nil && g.MIG.NeedsReset && g.MIG.Capable && !g.MIG.Enabled:
+		add("out of MIG mode", "for partitions, drain the node, nvidia-smi -i <GPU> -mig 1, reset the GPU, restart the plugin")
+	case whole && g.MIG.NeedsReset && g.MIG.Enabled:
+		add("in MIG mode", "for a whole or shared GPU, drain the node, nvidia-smi -i <GPU> -mig 0, reset the GPU, restart the plugin")
+	}
+	add("no partitions", offer.NoPartitions)
+	add("not shared by time slices", offer.NoTimeSlice)
+	add("not shared by MPS", offer.NoMPS)
+	return notes
+}

@@ -1,0 +1,359 @@
+package inspect
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// Pool is what the API server knows of a node's GPUs.
+type Pool struct {
+	Node, Driver string
+	// Slices, Claims and Rules may be of other nodes and drivers, too, which are passed over.
+	Slices []resourceapi.ResourceSlice
+	Claims []resourceapi.ResourceClaim
+	Rules  []resourceapi.DeviceTaintRule
+}
+
+// IncompleteError is a pool of which slices are missing.
+type IncompleteError struct {
+	Pool       string
+	Generation int64
+	Have, Want int64
+}
+
+func (e *IncompleteError) Error() string {
+	return fmt.Sprintf("pool %s is incomplete: %d of %d slices of generation %d are there, and the scheduler takes nothing from it meanwhile; "+
+		"the plugin may be publishing right now, so try again, and if it stays so, look at the log of the plugin on that node", e.Pool, e.Have, e.Want, e.Generation)
+}
+
+// NoSlicesError is a node of which the driver publishes nothing.
+type NoSlicesError struct {
+	Node, Driver string
+}
+
+func (e *NoSlicesError) Error() string {
+	return fmt.Sprintf("node %s has no ResourceSlices of driver %s", e.Node, e.Driver)
+}
+
+// OfPool is the view of a node from its ResourceSlices and the claims that hold something of it. The error is an
+// IncompleteError or an NoSlicesError.
+func OfPool(p Pool) (*View, error) {
+	current, err := p.current()
+	if err != nil {
+		return nil, err
+	}
+	d := &decoder{
+		pool: p, view: &View{Source: Cluster, Node: p.Node, Driver: p.Driver, GPUs: []GPU{}},
+		full: stock{}, pools: map[string]bool{}, byName: map[string]int{}, units: map[string]int{},
+	}
+	for _, s := range current {
+		d.pools[s.Spec.Pool.Name] = true
+		d.counters(s)
+	}
+	for _, s := range current {
+		d.devices(s)
+	}
+	d.left = d.full.clone()
+	for i := range p.Claims {
+		d.claim(&p.Claims[i])
+	}
+	d.finish()
+	return d.view, nil
+}
+
+// current are the slices that count, the newest generation of each pool, in order of the scheduler's search.
+func (p *Pool) current() ([]*resourceapi.ResourceSlice, error) {
+	var own []*resourceapi.ResourceSlice
+	newest := map[string]int64{}
+	for i := range p.Slices {
+		s := &p.Slices[i]
+		if s.Spec.Driver == p.Driver && s.Spec.NodeName != nil && *s.Spec.NodeName == p.Node {
+			own = append(own, s)
+			newest[s.Spec.Pool.Name] = max(newest[s.Spec.Pool.Name], s.Spec.Pool.Generation)
+		}
+	}
+	if len(own) == 0 {
+		return nil, &NoSlicesError{Node: p.Node, Driver: p.Driver}
+	}
+	own = slices.DeleteFunc(own, func(s *resourceapi.ResourceSlice) bool { return s.Spec.Pool.Generation != newest[s.Spec.Pool.Name] })
+	slices.SortFunc(own, func(a, b *resourceapi.ResourceSlice) int {
+		return cmp.Or(strings.Compare(a.Spec.Pool.Name, b.Spec.Pool.Name), strings.Compare(a.Name, b.Name))
+	})
+	have := map[string]int64{}
+	for _, s := range own {
+		have[s.Spec.Pool.Name]++
+	}
+	for _, s := range own {
+		pool := s.Spec.Pool
+		if have[pool.Name] != pool.ResourceSliceCount {
+			return nil, &IncompleteError{Pool: pool.Name, Generation: pool.Generation, Have: have[pool.Name], Want: pool.ResourceSliceCount}
+		}
+	}
+	return own, nil
+}
+
+// decoder makes a view of slices.
+type decoder struct {
+	pool       Pool
+	view       *View
+	full, left stock
+	// pools are those of the node, one as a rule.
+	pools map[string]bool
+	// gpus are what the view's GPUs are made of, by their index.
+	gpus []*decoded
+	// byName has the index of the GPU of each pool and device.
+	byName map[string]int
+	// units is the number of placement units that a counter set has counters for, at least.
+	units map[string]int
+}
+
+// decoded is a GPU while it is put together.
+type decoded struct {
+	key     string
+	index   *int
+	devices []published // as many as the GPU's shapes
+	view    GPU
+}
+
+const counterOfUnit = "slice-"
+
+func (d *decoder) counters(s *resourceapi.ResourceSlice) {
+	for _, set := range s.Spec.SharedCounters {
+		for name, counter := range set.Counters {
+			d.full[counterKey(s.Spec.Pool.Name, set.Name, name)] = counter.Value.Value()
+			unit, isUnit := strings.CutPrefix(name, counterOfUnit)
+			if n, err := strconv.Atoi(unit); isUnit && err == nil && n >= 0 && n < maxUnits {
+				key := counterKey(s.Spec.Pool.Name, set.Name, "")
+				d.units[key] = max(d.units[key], n+1)
+			}
+		}
+	}
+}
+
+func (d *decoder) devices(s *resourceapi.ResourceSlice) {
+	for i := range s.Spec.Devices {
+		dev := published{Device: &s.Spec.Devices[i], driver: d.pool.Driver, pool: s.Spec.Pool.Name}
+		name := deviceKey(dev.pool, dev.Name)
+		if _, twice := d.byName[name]; twice {
+			d.view.Problems = append(d.view.Problems, fmt.Sprintf("device %s is published twice: the scheduler takes nothing of the pool", dev.Name))
+			continue
+		}
+		key := deviceKey(dev.pool, dev.parent())
+		at := slices.IndexFunc(d.gpus, func(g *decoded) bool { return g.key == key })
+		if at < 0 {
+			at = len(d.gpus)
+			d.gpus = append(d.gpus, &decoded{key: key, view: GPU{Shapes: []Shape{}}})
+		}
+		d.byName[name] = at
+		d.add(d.gpus[at], dev)
+	}
+}
+
+func deviceKey(pool, name string) string { return pool + "\x00" + name }
+
+// add puts a device to its GPU.
+func (d *decoder) add(g *decoded, dev published) {
+	shape := Shape{Device: dev.Name, Type: dev.text("type"), Profile: dev.text("profile"), Placement: dev.placement(), needs: dev.needs()}
+	if shape.Type == "" {
+		shape.Type = typeGPU
+	}
+	if dev.isMany() {
+		total := dev.total()
+		shape.Total, shape.least, shape.Placement = &total, dev.least(), nil
+	}
+	for _, t := range dev.Taints {
+		shape.Taints = append(shape.Taints, taintOf(t.Key, t.Value, string(t.Effect)))
+	}
+	shape.Taints = append(shape.Taints, d.ruled(dev)...)
+	if shape.isPartition() {
+		end := shape.Placement.Start + shape.Placement.Size
+		for _, c := range dev.ConsumesCounters {
+			end = max(end, d.units[counterKey(dev.pool, c.CounterSet, "")])
+		}
+		g.view.Slices = max(g.view.Slices, end)
+	}
+	g.devices = append(g.devices, dev)
+	g.view.Shapes = append(g.view.Shapes, shape)
+	d.facts(g, dev, &shape)
+}
+
+// ruled are the taints that rules of admins put on a device.
+func (d *decoder) ruled(dev published) []Taint {
+	var taints []Taint
+	matches := func(want *string, have string) bool { return want == nil || *want == have }
+	for i := range d.pool.Rules {
+		r := &d.pool.Rules[i]
+		s := r.Spec.DeviceSelector
+		if s == nil || !matches(s.Driver, dev.driver) || !matches(s.Pool, dev.pool) || !matches(s.Device, dev.Name) {
+			continue
+		}
+		t := taintOf(r.Spec.Taint.Key, r.Spec.Taint.Value, string(r.Spec.Taint.Effect))
+		t.Meaning = "set by DeviceTaintRule " + r.Name
+		taints = append(taints, t)
+	}
+	return taints
+}
+
+// facts of the GPU that a device tells and no earlier one has.
+func (d *decoder) facts(g *decoded, dev published, s *Shape) {
+	v := &g.view
+	text := func(to *string, names ...string) {
+		for _, name := range names {
+			if *to == "" {
+				*to = dev.text(name)
+			}
+		}
+	}
+	if s.isPartition() {
+		text(&v.UUID, "parentUUID")
+	} else {
+		text(&v.UUID, "uuid")
+		if v.MemoryBytes == 0 {
+			v.MemoryBytes = dev.total().MemoryBytes
+		}
+		if v.Device == "" && s.Type == typeGPU {
+			v.Device = dev.Name
+		}
+	}
+	text(&v.Product, "productName")
+	text(&v.PCIAddress, "resource.kubernetes.io/pciBusID")
+	text(&v.PCIeRoot, "resource.kubernetes.io/pcieRoot")
+	text(&v.PCIeSwitch, "pcieSwitch")
+	text(&v.CPUAffinity, "cpuAffinity")
+	text(&v.NVLinkGroup, "nvlinkGroup")
+	text(&v.FabricClusterUUID, "fabricClusterUUID")
+	text(&d.view.DriverVersion, "driverVersion")
+	text(&d.view.CUDAVersion, "cudaDriverVersion")
+	if capable := dev.attribute("migCapable").BoolValue; v.MIG == "" && capable != nil {
+		v.MIG = "no"
+		if *capable {
+			v.MIG = "yes"
+		}
+	}
+	for _, n := range []struct {
+		to   **int
+		name string
+	}{{&v.NUMANode, "resource.kubernetes.io/numaNode"}, {&v.NVLinks, "nvlinkCount"}, {&v.FabricCliqueID, "fabricCliqueID"}, {&g.index, "index"}} {
+		if *n.to == nil {
+			*n.to = dev.number(n.name)
+		}
+	}
+}
+
+// claim enters what a claim holds of the pool.
+func (d *decoder) claim(c *resourceapi.ResourceClaim) {
+	if c.Status.Allocation == nil {
+		return
+	}
+	for i := range c.Status.Allocation.Devices.Results {
+		r := &c.Status.Allocation.Devices.Results[i]
+		if r.Driver != d.pool.Driver || !d.pools[r.Pool] {
+			continue
+		}
+		h := holderOf(c, r)
+		at, found := d.byName[deviceKey(r.Pool, r.Device)]
+		if !found {
+			d.view.Problems = append(d.view.Problems, fmt.Sprintf("claim %s holds %s, which is not published: the scheduler does not count what it takes", h.Claim, r.Device))
+			continue
+		}
+		s := &d.gpus[at].view.Shapes[slices.IndexFunc(d.gpus[at].view.Shapes, func(s Shape) bool { return s.Device == r.Device })]
+		if !h.AdminAccess && !s.isHeld() {
+			d.left.take(s.needs) // once, however many claims share it
+		}
+		if s.isShared() && !h.AdminAccess {
+			has := amountsOf(d.pool.Driver, func(name resourceapi.QualifiedName) *resource.Quantity {
+				if q, ok := r.ConsumedCapacity[name]; ok {
+					return &q
+				}
+				return nil
+			})
+			h.Has = &has
+			s.use(has)
+		}
+		s.HeldBy = append(s.HeldBy, h)
+	}
+}
+
+func holderOf(c *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) Holder {
+	h := Holder{Claim: c.Namespace + "/" + c.Name, UID: string(c.UID), AdminAccess: r.AdminAccess != nil && *r.AdminAccess}
+	for _, user := range c.Status.ReservedFor {
+		if user.APIGroup == "" && user.Resource == "pods" {
+			h.Pods = append(h.Pods, user.Name)
+		} else {
+			h.Pods = append(h.Pods, user.Resource+"/"+user.Name)
+		}
+	}
+	return h
+}
+
+// finish names and orders the GPUs and fills in what follows.
+func (d *decoder) finish() {
+	d.order()
+	for _, g := range d.gpus {
+		v := &g.view
+		v.Name = "GPU" + strconv.Itoa(*g.index)
+		if v.Device == "" {
+			v.Device = commonName(v.Shapes)
+		}
+		if !slices.ContainsFunc(v.Shapes, func(s Shape) bool { return !s.isPartition() }) {
+			v.Notes = append(v.Notes, "its NVLinks are not known: only whole and shared GPUs tell them")
+		}
+		v.partitions(g.devices)
+		v.settle(d.full, d.left)
+		d.view.GPUs = append(d.view.GPUs, *v)
+	}
+	d.view.Connections = connections(d.view.GPUs)
+}
+
+// order sorts the GPUs by NVML index, or by name and gives them numbers where indexes are missing or there twice.
+func (d *decoder) order() {
+	seen := map[int]bool{}
+	for _, g := range d.gpus {
+		if g.index == nil || seen[*g.index] {
+			slices.SortStableFunc(d.gpus, func(a, b *decoded) int { return strings.Compare(a.key, b.key) })
+			for i, g := range d.gpus {
+				g.index = &i
+			}
+			d.view.Problems = append(d.view.Problems, "the slices do not tell the NVML index of each GPU: they are numbered by name here, nvidia-smi may count otherwise")
+			return
+		}
+		seen[*g.index] = true
+	}
+	slices.SortStableFunc(d.gpus, func(a, b *decoded) int { return cmp.Compare(*a.index, *b.index) })
+}
+
+// commonName is what the names of all shapes begin with.
+func commonName(shapes []Shape) string {
+	name := shapes[0].Device
+	for _, s := range shapes {
+		for !strings.HasPrefix(s.Device, name) {
+			name = name[:len(name)-1]
+		}
+	}
+	return strings.TrimRight(strings.TrimSuffix(strings.TrimSuffix(name, "-"), "-mig"), "-")
+}
+
+// partitions enters those that claims hold and those that are there for the next one.
+func (g *GPU) partitions(devices []published) {
+	for i := range g.Shapes {
+		s := &g.Shapes[i]
+		uuid := devices[i].text("uuid")
+		if !s.isPartition() || !s.isHeld() && (uuid == "" || s.closed()) {
+			continue
+		}
+		p := Partition{Profile: s.Profile, Placement: *s.Placement, State: PartitionReady, UUID: uuid}
+		if id := devices[i].number("giProfileID"); id != nil {
+			p.ProfileID = *id
+		}
+		if s.isHeld() {
+			p.State, p.HeldBy = PartitionHeld, s.HeldBy
+		}
+		g.Partitions = append(g.Partitions, p)
+	}
+}

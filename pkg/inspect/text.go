@@ -1,0 +1,364 @@
+package inspect
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// Options of Print.
+type Options struct {
+	// ASCII keeps out every character that an old terminal may not have.
+	ASCII bool
+	// Width of the terminal in characters, by which slice maps are drawn; 0 for 100.
+	Width int
+	// Wide adds UUIDs, and all shapes with their states.
+	Wide bool
+}
+
+const defaultWidth = 100
+
+// Print writes a view for people.
+func (v *View) Print(w io.Writer, o Options) error {
+	if o.Width <= 0 {
+		o.Width = defaultWidth
+	}
+	p := &printer{view: v, options: o}
+	p.title()
+	p.overview()
+	p.claims()
+	p.taints()
+	p.maps()
+	p.topology()
+	p.notes()
+	if o.Wide {
+		p.shapes()
+	}
+	if _, err := io.WriteString(w, p.String()); err != nil {
+		return fmt.Errorf("print the GPUs: %w", err)
+	}
+	return nil
+}
+
+// printer writes the parts of a view one after the other.
+type printer struct {
+	strings.Builder
+	view    *View
+	options Options
+}
+
+func (p *printer) linef(format string, args ...any) {
+	fmt.Fprintln(p, strings.TrimRight(printable(fmt.Sprintf(format, args...)), " "))
+}
+
+// section begins a part.
+func (p *printer) section(title string) {
+	p.linef("")
+	p.linef("%s", title)
+}
+
+// printable keeps a text on its line, and what attributes of whatever driver say from steering the terminal.
+func printable(s string) string {
+	s = strings.ReplaceAll(s, "\n", "; ")
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, s)
+}
+
+// table writes rows in columns, the first row in capitals.
+func (p *printer) table(rows [][]string) {
+	var width []int
+	for _, row := range rows {
+		for i, cell := range row {
+			if i == len(width) {
+				width = append(width, 0)
+			}
+			width[i] = max(width[i], utf8.RuneCountInString(printable(cell)))
+		}
+	}
+	for _, row := range rows {
+		var line strings.Builder
+		for i, cell := range row {
+			line.WriteString(cell + strings.Repeat(" ", width[i]-utf8.RuneCountInString(printable(cell))+2))
+		}
+		p.linef("%s", line.String())
+	}
+}
+
+func (p *printer) title() {
+	v := p.view
+	var what string
+	switch v.Source {
+	case Cluster:
+		what = fmt.Sprintf("Node %s, from its ResourceSlices of driver %s", v.Node, v.Driver)
+	case Model:
+		what = "Model " + v.Node
+	case Machine:
+		what = "This machine"
+	}
+	facts := []string{count(int64(len(v.GPUs)), "GPU", "GPUs")}
+	if v.DriverVersion != "" {
+		facts = append(facts, "NVIDIA driver "+v.DriverVersion)
+	}
+	if v.CUDAVersion != "" {
+		facts = append(facts, "CUDA "+v.CUDAVersion)
+	}
+	p.linef("%s: %s", what, strings.Join(facts, ", "))
+	for _, problem := range v.Problems {
+		p.linef("PROBLEM: %s", problem)
+	}
+}
+
+// count is a number of things.
+func count(n int64, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return strconv.FormatInt(n, 10) + " " + many
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+// gibibytes of an amount of memory.
+func gibibytes(n int64) string {
+	if n <= 0 {
+		return ""
+	}
+	return strconv.FormatFloat(float64(n)/(1<<30), 'f', 1, 64) + "Gi"
+}
+
+func (p *printer) overview() {
+	if len(p.view.GPUs) == 0 {
+		return
+	}
+	header := []string{"GPU", "DEVICE", "PRODUCT", "MEMORY", "MIG", "HELD", "FREE"}
+	if p.options.Wide {
+		header = slices.Insert(header, 2, "UUID")
+	}
+	rows := [][]string{header}
+	for i := range p.view.GPUs {
+		g := &p.view.GPUs[i]
+		row := []string{g.Name, g.Device, orDash(g.Product), orDash(gibibytes(g.MemoryBytes)), orDash(g.MIG), g.heldText(), g.freeText()}
+		if p.options.Wide {
+			row = slices.Insert(row, 2, orDash(g.UUID))
+		}
+		rows = append(rows, row)
+	}
+	p.linef("")
+	p.table(rows)
+}
+
+// heldText sums up what claims have, and after it what is there that no claim has.
+func (g *GPU) heldText() string {
+	var parts []string
+	for i := range g.Shapes {
+		switch s := &g.Shapes[i]; {
+		case !s.isHeld() || s.isPartition():
+		case s.isShared():
+			parts = append(parts, s.usedText())
+		default:
+			parts = append(parts, "whole")
+		}
+	}
+	var held, other []string
+	number := map[string]int64{}
+	for _, part := range g.Partitions {
+		if part.State == PartitionHeld {
+			held, number[part.Profile] = append(held, part.Profile), number[part.Profile]+1
+			continue
+		}
+		word := partitionWords[part.State]
+		other, number[word] = append(other, word), number[word]+1
+	}
+	for _, profile := range distinct(held) {
+		parts = append(parts, amountText(Amount{Type: typeMIG, Profile: profile, Count: number[profile]}))
+	}
+	for _, word := range distinct(other) {
+		parts = append(parts, fmt.Sprintf("%d %s", number[word], word))
+	}
+	return orDash(strings.Join(parts, ", "))
+}
+
+// usedText tells how many shares claims have of a shared GPU, and of how many where that is known.
+func (s *Shape) usedText() string {
+	all := amountText(Amount{Type: s.Type, Count: max(s.Total.Shares, s.Used.Shares)})
+	if s.Used.Shares >= s.Total.Shares {
+		return all
+	}
+	return fmt.Sprintf("%d of %s", s.Used.Shares, all)
+}
+
+// distinct drops what is there already, in place.
+func distinct(all []string) []string {
+	seen := map[string]bool{}
+	return slices.DeleteFunc(all, func(s string) bool {
+		twice := seen[s]
+		seen[s] = true
+		return twice
+	})
+}
+
+// freeText sums up what can be had.
+func (g *GPU) freeText() string {
+	switch {
+	case len(g.Shapes) == 0:
+		return "not offered"
+	case len(g.Free) == 0:
+		return "nothing"
+	case slices.Equal(g.Free, g.Offers):
+		return "all"
+	default:
+		return amountsText(g.Free)
+	}
+}
+
+func amountsText(amounts []Amount) string {
+	var parts []string
+	for _, a := range amounts {
+		parts = append(parts, amountText(a))
+	}
+	return strings.Join(parts, ", ")
+}
+
+func amountText(a Amount) string {
+	switch a.Type {
+	case typeGPU:
+		return "whole"
+	case typeTimeSlice:
+		return count(a.Count, "time slice", "time slices")
+	case typeMPS:
+		return count(a.Count, "MPS share", "MPS shares")
+	}
+	name := a.Profile
+	if name == "" {
+		name = a.Type
+	}
+	if a.Count == 1 {
+		return name
+	}
+	return fmt.Sprintf("%dx %s", a.Count, name)
+}
+
+// partitionWords say how partitions stand to claims.
+var partitionWords = map[PartitionState]string{
+	PartitionHeld:      "held",
+	PartitionPreparing: "being made",
+	PartitionReleasing: "given back",
+	PartitionMissing:   "missing",
+	PartitionReady:     "ready",
+	PartitionIdle:      "of another layout",
+	PartitionForeign:   "not Cleave's",
+}
+
+// claims is a line for each thing that a claim holds and for each partition.
+func (p *printer) claims() {
+	rows := [][]string{{"GPU", "SHAPE", "STATE", "HELD BY", "DETAILS"}}
+	for i := range p.view.GPUs {
+		g := &p.view.GPUs[i]
+		for j := range g.Shapes {
+			s := &g.Shapes[j]
+			for _, h := range s.HeldBy {
+				if !s.isPartition() || h.AdminAccess {
+					rows = append(rows, []string{g.Name, shapeText(s), stateOf(h), holderText(h), orDash(h.details())})
+				}
+			}
+		}
+		for _, part := range g.Partitions {
+			by := "nobody"
+			if part.State == PartitionForeign {
+				by = "nobody known"
+			}
+			for _, h := range part.HeldBy {
+				if !h.AdminAccess {
+					by = holderText(h)
+				}
+			}
+			rows = append(rows, []string{g.Name, partitionText(part.Profile, part.Placement), partitionWords[part.State], by, orDash(part.details())})
+		}
+	}
+	if len(rows) > 1 {
+		p.linef("")
+		p.table(rows)
+	}
+}
+
+func stateOf(h Holder) string {
+	if h.AdminAccess {
+		return "looked at"
+	}
+	return "held"
+}
+
+// shapeText names a shape.
+func shapeText(s *Shape) string {
+	switch {
+	case s.isPartition():
+		return partitionText(s.Profile, *s.Placement)
+	case s.Type == typeGPU:
+		return "whole"
+	default:
+		return s.Type
+	}
+}
+
+// partitionText names a partition by its profile and its placement units.
+func partitionText(profile string, at gpu.Placement) string {
+	if at.Size == 1 {
+		return fmt.Sprintf("%s at %d", profile, at.Start)
+	}
+	return fmt.Sprintf("%s at %d-%d", profile, at.Start, at.Start+at.Size-1)
+}
+
+func holderText(h Holder) string {
+	switch len(h.Pods) {
+	case 0:
+		return h.Claim
+	case 1:
+		return fmt.Sprintf("%s (pod %s)", h.Claim, h.Pods[0])
+	default:
+		return fmt.Sprintf("%s (pods %s)", h.Claim, strings.Join(h.Pods, ", "))
+	}
+}
+
+// details of what a claim has of a shared GPU.
+func (h *Holder) details() string {
+	var parts []string
+	if a := h.Has; a != nil {
+		parts = append(parts, count(a.Shares, "share", "shares"))
+		if a.MemoryBytes > 0 {
+			parts = append(parts, strconv.FormatInt(a.MemoryBytes>>20, 10)+" MiB")
+		}
+		if a.CoresPercent > 0 {
+			parts = append(parts, strconv.FormatInt(a.CoresPercent, 10)+"% cores")
+		}
+	}
+	if h.Interval != "" {
+		parts = append(parts, "interval "+h.Interval)
+	}
+	return strings.Join(parts, ", ")
+}
+
+func (p *Partition) details() string {
+	var parts []string
+	if p.GI != nil {
+		parts = append(parts, "GI "+strconv.Itoa(*p.GI))
+	}
+	if p.UUID != "" {
+		parts = append(parts, p.UUID)
+	}
+	return strings.Join(parts, ", ")
+}

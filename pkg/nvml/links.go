@@ -1,0 +1,108 @@
+package nvml
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// readLinks reads the NVLinks that are up, and where they lead. A board whose first link is not supported has none.
+func readLinks(dev Device, g *gpu.GPU, e *errs) {
+	var up []int
+	for link := range nvml.NVLINK_MAX_LINKS {
+		active, err := dev.NVLinkState(link)
+		if !e.ok(err) {
+			if link == 0 {
+				return
+			}
+			break
+		}
+		if active {
+			up = append(up, link)
+		}
+	}
+	g.NVLinks = &gpu.NVLinks{Active: len(up)}
+	if len(up) == 0 {
+		return
+	}
+	// The links of a board are of one version.
+	if version, err := dev.NVLinkVersion(up[0]); e.hint(err) {
+		g.NVLinks.Version = nvlinkVersions[version]
+	}
+	g.NVLinks.MBps = linkSpeed(dev, up, e)
+	readRemotes(dev, g.NVLinks, up, e)
+}
+
+// linkSpeed is what links move in one direction, together, in megabytes a second; 0 unless it is known of all. Of each
+// it is asked in one call, with what older drivers know: the speed that all links have.
+func linkSpeed(dev Device, links []int, e *errs) int64 {
+	var fields []Field
+	for _, link := range links {
+		fields = append(fields, Field{ID: nvml.FI_DEV_NVLINK_GET_SPEED, Scope: link})
+	}
+	fields = append(fields, Field{ID: nvml.FI_DEV_NVLINK_SPEED_MBPS_COMMON})
+	values, err := dev.FieldValues(fields)
+	if !e.hint(err) || len(values) != len(fields) {
+		return 0
+	}
+	common := values[len(links)]
+	sum := int64(0)
+	for _, v := range values[:len(links)] {
+		if v.Err != nil || v.Value == 0 {
+			v = common
+		}
+		if v.Err != nil || v.Value == 0 || v.Value > math.MaxInt32 {
+			return 0
+		}
+		sum += int64(v.Value)
+	}
+	return sum
+}
+
+// readRemotes reads where links that are up lead.
+func readRemotes(dev Device, links *gpu.NVLinks, up []int, e *errs) {
+	count := map[gpu.PCIAddress]int{}
+	for _, link := range up {
+		kind, err := dev.NVLinkRemoteDeviceType(link)
+		if !e.hint(err) {
+			continue
+		}
+		switch kind {
+		case int(nvml.NVLINK_DEVICE_TYPE_SWITCH):
+			links.Switched = true
+		case int(nvml.NVLINK_DEVICE_TYPE_GPU):
+			remote, err := dev.NVLinkRemotePCIInfo(link)
+			if !e.hint(err) {
+				continue
+			}
+			if address, err := gpu.ParsePCIAddress(remote.BusID); err == nil {
+				count[address]++
+			}
+		}
+	}
+	for address, n := range count {
+		links.Peers = append(links.Peers, gpu.NVLinkPeer{PCI: address, Links: n})
+	}
+	slices.SortFunc(links.Peers, func(a, b gpu.NVLinkPeer) int { return a.PCI.Compare(b.PCI) })
+}
+
+// readFabric reads which NVLink domain of several nodes the GPU has joined. The switches of a single node have a domain
+// without a UUID.
+func readFabric(dev Device, g *gpu.GPU, e *errs) {
+	if g.NVLinks == nil || g.NVLinks.Active == 0 {
+		return // no link, no domain
+	}
+	info, err := dev.FabricInfo()
+	if !e.hint(err) || info.State != nvml.GPU_FABRIC_STATE_COMPLETED || info.Status != nil || info.ClusterUUID == [16]byte{} {
+		return
+	}
+	u := info.ClusterUUID
+	g.Fabric = &gpu.Fabric{
+		ClusterUUID: fmt.Sprintf("%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:]),
+		CliqueID:    info.CliqueID,
+	}
+}

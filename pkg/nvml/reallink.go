@@ -1,0 +1,90 @@
+package nvml
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+func (d realDevice) NVLinkState(link int) (bool, error) {
+	s, ret := d.dev.GetNvLinkState(link)
+	return s == nvml.FEATURE_ENABLED, check(fmt.Sprintf("nvmlDeviceGetNvLinkState(%d)", link), ret)
+}
+
+func (d realDevice) NVLinkVersion(link int) (int, error) {
+	v, ret := d.dev.GetNvLinkVersion(link)
+	return int(v), check(fmt.Sprintf("nvmlDeviceGetNvLinkVersion(%d)", link), ret)
+}
+
+func (d realDevice) NVLinkRemoteDeviceType(link int) (int, error) {
+	const function = "nvmlDeviceGetNvLinkRemoteDeviceType"
+	if err := check(function, d.lacks(function)); err != nil {
+		return 0, err
+	}
+	t, ret := d.dev.GetNvLinkRemoteDeviceType(link)
+	return int(t), check(fmt.Sprintf("%s(%d)", function, link), ret)
+}
+
+func (d realDevice) NVLinkRemotePCIInfo(link int) (PCIInfo, error) {
+	info, ret := d.dev.GetNvLinkRemotePciInfo(link)
+	return pciInfo(&info), check(fmt.Sprintf("nvmlDeviceGetNvLinkRemotePciInfo(%d)", link), ret)
+}
+
+func (d realDevice) FabricInfo() (FabricInfo, error) {
+	const function = "nvmlDeviceGetGpuFabricInfoV"
+	if err := check(function, d.lacks(function)); err != nil {
+		return FabricInfo{}, err
+	}
+	info, ret := d.dev.GetGpuFabricInfoV().V2()
+	return FabricInfo{
+		ClusterUUID: info.ClusterUuid, CliqueID: int(info.CliqueId), State: int(info.State),
+		Status: check("registration with the fabric", nvml.Return(info.Status)),
+	}, check(function, ret)
+}
+
+func (d realDevice) FieldValues(fields []Field) ([]FieldValue, error) {
+	if len(fields) == 0 {
+		return nil, nil
+	}
+	raw := make([]nvml.FieldValue, 0, len(fields))
+	for _, f := range fields {
+		raw = append(raw, nvml.FieldValue{FieldId: uint32(f.ID), ScopeId: uint32(f.Scope)})
+	}
+	if err := check("nvmlDeviceGetFieldValues", d.dev.GetFieldValues(raw)); err != nil {
+		return nil, err
+	}
+	values := make([]FieldValue, 0, len(fields))
+	for i := range raw {
+		values = append(values, fieldValue(&raw[i]))
+	}
+	return values, nil
+}
+
+// fieldValue reads a value by its type. One that is negative or a fraction is none.
+func fieldValue(raw *nvml.FieldValue) FieldValue {
+	err := check(fmt.Sprintf("field %d of scope %d", raw.FieldId, raw.ScopeId), nvml.Return(raw.NvmlReturn))
+	if err != nil {
+		return FieldValue{Err: err}
+	}
+	v := binary.NativeEndian.Uint64(raw.Value[:])
+	switch nvml.ValueType(raw.ValueType) { //nolint:exhaustive // an enum of C; others are no numbers that count something
+	case nvml.VALUE_TYPE_UNSIGNED_LONG, nvml.VALUE_TYPE_UNSIGNED_LONG_LONG:
+		return FieldValue{Value: v}
+	case nvml.VALUE_TYPE_UNSIGNED_INT:
+		return FieldValue{Value: uint64(binary.NativeEndian.Uint32(raw.Value[:]))}
+	case nvml.VALUE_TYPE_UNSIGNED_SHORT:
+		return FieldValue{Value: uint64(binary.NativeEndian.Uint16(raw.Value[:]))}
+	case nvml.VALUE_TYPE_SIGNED_INT:
+		if n := int32(binary.NativeEndian.Uint32(raw.Value[:])); n >= 0 {
+			return FieldValue{Value: uint64(n)}
+		}
+	case nvml.VALUE_TYPE_SIGNED_LONG_LONG:
+		if int64(v) >= 0 {
+			return FieldValue{Value: v}
+		}
+	}
+	return FieldValue{Err: fmt.Errorf("field %d of scope %d is no whole number: %w", raw.FieldId, raw.ScopeId, gpu.ErrNotSupported)}
+}

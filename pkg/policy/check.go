@@ -1,0 +1,70 @@
+package policy
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// Check holds a policy against the boards of a node: profiles that a board has not, layouts that do not fit it,
+// partitions asked of a board that cannot be partitioned. A rule that no GPU of the node matches is no error. The error is
+// v1alpha1.Problems, each with the rule and field.
+func Check(p *v1alpha1.NodePolicy, node *gpu.Node) error {
+	var problems v1alpha1.Problems
+	said := map[string]bool{}
+	for i := range node.GPUs {
+		at, rule := find(p, &node.GPUs[i])
+		for _, err := range check(rule, &node.GPUs[i]) {
+			if err = fmt.Errorf("rules[%d].%w", at, err); !said[err.Error()] { // boards of a kind have the same
+				said[err.Error()] = true
+				problems = append(problems, err)
+			}
+		}
+	}
+	if len(problems) == 0 {
+		return nil
+	}
+	return problems
+}
+
+// check holds a rule against a board that it matches. The errors start with the field.
+func check(r *v1alpha1.Rule, g *gpu.GPU) []error {
+	if r.MIG.ModeOfUse() == v1alpha1.MIGExisting {
+		return nil // it asks nothing of a board: one that has no partitions hands out none
+	}
+	if why := noPartitions(g); why != "" {
+		// That the driver tells no placements may change with the driver: only what cannot be checked is refused for it.
+		tier := slices.Index(r.Tiers, v1alpha1.TierMIG)
+		switch {
+		case r.MIG != nil && (!g.MIG.Capable || r.MIG.Layout != nil || r.MIG.Profiles != nil):
+			return []error{fmt.Errorf("mig: %s: match only GPUs that can be", why)}
+		case tier >= 0 && !g.MIG.Capable:
+			return []error{fmt.Errorf("tiers[%d]: %s: leave mig out, or match only GPUs that can be", tier, why)}
+		default:
+			return nil
+		}
+	}
+	if r.MIG == nil {
+		return nil
+	}
+	var errs []error
+	for i, name := range r.MIG.Profiles {
+		if profile(g, name) == nil {
+			errs = append(errs, fmt.Errorf("mig.profiles[%d]: %s", i, lacks(g, name)))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.MIG.Layout)) {
+		if profile(g, name) == nil {
+			errs = append(errs, fmt.Errorf("mig.layout[%s]: %s", name, lacks(g, name)))
+		}
+	}
+	if want, err := layout(r.MIG.Layout, g); err == nil {
+		if _, err := g.Fit(want, nil); err != nil {
+			errs = append(errs, fmt.Errorf("mig.layout: %w", err))
+		}
+	}
+	return errs
+}

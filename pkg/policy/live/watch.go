@@ -1,0 +1,79 @@
+package live
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"k8s.io/klog/v2"
+)
+
+// settle is how long files must have stood still before they are read again: editors and the kubelet change a file in
+// several steps.
+const settle = 100 * time.Millisecond
+
+// linkOfMount is the link that the kubelet turns to another folder when a mounted ConfigMap changes.
+const linkOfMount = "..data"
+
+// Watch calls changed after a policy file, or a folder of them, may have changed, until ctx ends. Events can be lost, and
+// what a link elsewhere leads to is not watched: look at the files every so often, too.
+//
+// The folder that the path is in is watched, since a file that is replaced is another file, and a path that is not there
+// yet may come.
+func Watch(ctx context.Context, path string, changed func()) error {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("watch the node policy %s: %w", path, err)
+	}
+	defer func() { _ = watcher.Close() }()
+	path = filepath.Clean(path)
+	if err := watch(watcher, path); err != nil {
+		return fmt.Errorf("watch the node policy %s: %w", path, err)
+	}
+	var settled <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case event, ok := <-watcher.Events:
+			if !ok {
+				return fmt.Errorf("watch the node policy %s: the events ended", path)
+			}
+			if concerns(event.Name, path) {
+				settled = time.After(settle)
+			}
+		case err, ok := <-watcher.Errors:
+			if !ok {
+				return fmt.Errorf("watch the node policy %s: the events ended", path)
+			}
+			klog.FromContext(ctx).Error(err, "Events of the node policy may be lost", "path", path)
+			settled = time.After(settle)
+		case <-settled:
+			settled = nil
+			if err := watch(watcher, path); err != nil { // it may be another folder now
+				klog.FromContext(ctx).Error(err, "Changes of the node policy are seen late", "path", path)
+			}
+			changed()
+		}
+	}
+}
+
+// watch adds what has to be watched; what is watched already stays so.
+func watch(watcher *fsnotify.Watcher, path string) error {
+	if err := watcher.Add(filepath.Dir(path)); err != nil {
+		return err
+	}
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		return watcher.Add(path)
+	}
+	return nil
+}
+
+// concerns tells whether a change of one path may change the policies at another.
+func concerns(name, path string) bool {
+	name = filepath.Clean(name)
+	return name == path || filepath.Dir(name) == path || name == filepath.Join(filepath.Dir(path), linkOfMount)
+}

@@ -1,0 +1,357 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/policy/imports"
+)
+
+// maxFile bounds a policy file in bytes.
+const maxFile = 1 << 20
+
+// BuiltIn is the name of the policy of a node that none is given: it offers every tier with default numbers.
+const BuiltIn = v1alpha1.BuiltInPolicy
+
+// Format is how files say what a node's GPUs are handed out as.
+type Format string
+
+// The formats.
+const (
+	// FormatPolicy files hold NodePolicies.
+	FormatPolicy Format = "policy"
+	// FormatDevicePlugin files are of NVIDIA's device plugin; each is one policy.
+	FormatDevicePlugin Format = "device-plugin"
+	// FormatMIGParted files are of mig-parted, which NVIDIA's MIG manager uses; each mig-config is a policy.
+	FormatMIGParted Format = "mig-parted"
+)
+
+// Formats lists those that Load reads.
+func Formats() []Format { return []Format{FormatPolicy, FormatDevicePlugin, FormatMIGParted} }
+
+// entry is one policy of a file, or what is wrong with it.
+type entry struct {
+	// name of the policy; empty where the file gives none.
+	name string
+	// file tells that the file as a whole is wrong.
+	file   bool
+	policy *v1alpha1.NodePolicy
+	err    error
+	// leftOut tells that the file is right, and yet err keeps it from being a policy.
+	leftOut bool
+}
+
+// reader makes policies of a file's bytes. The notes say what of a foreign format was not taken over as it is.
+type reader func(data []byte) (entries []entry, notes []imports.Note)
+
+// readerOf is how files of a format are read.
+func readerOf(format Format) (reader, error) {
+	switch format {
+	case "", FormatPolicy:
+		return readPolicies, nil
+	case FormatDevicePlugin:
+		return readDevicePlugin, nil
+	case FormatMIGParted:
+		return readMIGParted, nil
+	default:
+		return nil, fmt.Errorf("unknown format %q of policies: choose one of %v", format, Formats())
+	}
+}
+
+// readPolicies reads documents that are NodePolicies.
+func readPolicies(data []byte) ([]entry, []imports.Note) {
+	documents, err := v1alpha1.Documents(data)
+	if err == nil && len(documents) == 0 {
+		err = fmt.Errorf("there is no policy: set apiVersion: %s, kind: %s", v1alpha1.APIVersion, v1alpha1.NodePolicyKind)
+	}
+	if err != nil {
+		return []entry{{file: true, err: err}}, nil
+	}
+	return entriesOf(documents), nil
+}
+
+// entriesOf are documents as policies.
+func entriesOf(documents []v1alpha1.Document) []entry {
+	var entries []entry
+	for _, d := range documents {
+		e := entry{name: v1alpha1.PolicyName(d.JSON), err: d.Err}
+		if e.err == nil {
+			e.policy, e.err = v1alpha1.DecodeNodePolicy(d.JSON)
+		}
+		if e.err != nil && e.name == "" && len(documents) > 1 {
+			e.err = fmt.Errorf("document at line %d: %w", d.Line, e.err)
+		}
+		entries = append(entries, e)
+	}
+	return entries
+}
+
+// readDevicePlugin reads a file that is one policy, without a name.
+func readDevicePlugin(data []byte) ([]entry, []imports.Note) {
+	imported, err := imports.DevicePlugin(data, imports.Options{})
+	if err != nil {
+		return []entry{{file: true, err: err}}, nil
+	}
+	return []entry{{policy: imported.Policies[0]}}, imported.Notes
+}
+
+// readMIGParted reads a file with a policy for each of its configurations.
+func readMIGParted(data []byte) ([]entry, []imports.Note) {
+	imported, err := imports.MIGParted(data, imports.Options{})
+	if err != nil {
+		return []entry{{file: true, err: err}}, nil
+	}
+	var entries []entry
+	for _, p := range imported.Policies {
+		entries = append(entries, entry{name: p.Metadata.Name, policy: p})
+	}
+	for _, left := range imported.LeftOut {
+		entries = append(entries, entry{name: left.Name, err: left.Err, leftOut: true})
+	}
+	return entries, imported.Notes
+}
+
+// Set are policies by name.
+type Set struct {
+	policies map[string]*v1alpha1.NodePolicy
+	// broken are the names of those that could not be read.
+	broken map[string]error
+	// from are the files in which names were met first.
+	from  map[string]string
+	notes []string
+}
+
+// Notes lists what of files of a foreign format was not taken over as it is, each with file, field, value, and what holds
+// instead.
+func (s *Set) Notes() []string { return s.notes }
+
+// Names lists the policies, sorted.
+func (s *Set) Names() []string {
+	names := make([]string, 0, len(s.policies))
+	for name := range s.policies {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// File is where a policy was read, "" for one that the set has not.
+func (s *Set) File(name string) string { return s.from[name] }
+
+// Select picks the policy that a node's label names. Without a label it is the one named default, or where there is none
+// the built-in one.
+func (s *Set) Select(label string) (string, *v1alpha1.NodePolicy, error) {
+	name := label
+	if name == "" {
+		name = v1alpha1.DefaultPolicy
+	}
+	switch p, broken := s.policies[name], s.broken[name]; {
+	case broken != nil:
+		return "", nil, broken
+	case p != nil:
+		return name, p, nil
+	case label == "":
+		return BuiltIn, &v1alpha1.NodePolicy{}, nil
+	case len(s.policies) == 0:
+		return "", nil, fmt.Errorf("label %s: there is no policy %q, nor any other", v1alpha1.PolicyLabel, label)
+	default:
+		return "", nil, fmt.Errorf("label %s: there is no policy %q: choose one of %s", v1alpha1.PolicyLabel, label, strings.Join(s.Names(), ", "))
+	}
+}
+
+// NewSet is a set without policies.
+func NewSet() *Set {
+	return &Set{policies: map[string]*v1alpha1.NodePolicy{}, broken: map[string]error{}, from: map[string]string{}}
+}
+
+// AddDocuments takes up documents of a file that may hold other things, too, just as Load takes up a file's. The one
+// without a name takes the one given.
+func (s *Set) AddDocuments(path string, documents []v1alpha1.Document, unnamed string) v1alpha1.Problems {
+	return s.add(file{path: path}, func([]byte) ([]entry, []imports.Note) { return entriesOf(documents), nil }, unnamed)
+}
+
+// AddFile takes up the bytes of a file, just as Load does.
+func (s *Set) AddFile(path string, data []byte, format Format, unnamed string) v1alpha1.Problems {
+	read, err := readerOf(format)
+	if err != nil {
+		return v1alpha1.Problems{err}
+	}
+	return s.add(file{path: path, data: data}, read, unnamed)
+}
+
+// Load reads the policies of a file, or of all files of a folder, such as a mounted ConfigMap. A policy without a name
+// takes "default" in a file and the file's name without its ending in a folder. Without a path the set is empty, and
+// Select gives the built-in policy.
+//
+// The error is v1alpha1.Problems, each with the file, the policy, and the rule and field. Where only some policies are
+// wrong, the set has the others: a node need not suffer from a policy that is not its own.
+func Load(path string, format Format) (*Set, error) {
+	s := NewSet()
+	read, err := readerOf(format)
+	if err != nil {
+		return nil, v1alpha1.Problems{err}
+	}
+	if path == "" {
+		return s, nil
+	}
+	path = filepath.Clean(path)
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, v1alpha1.Problems{fmt.Errorf("read the node policy: %w", err)}
+	}
+	var problems v1alpha1.Problems
+	if info.IsDir() {
+		files, err := readFolder(path, format)
+		if err != nil {
+			return nil, v1alpha1.Problems{err}
+		}
+		for _, f := range files {
+			base := filepath.Base(f.path)
+			problems = append(problems, s.add(f, read, strings.TrimSuffix(base, filepath.Ext(base)))...)
+		}
+	} else {
+		problems = s.add(readFile(path), read, v1alpha1.DefaultPolicy)
+	}
+	if len(problems) == 0 {
+		return s, nil
+	}
+	if len(s.policies) == 0 {
+		return nil, problems
+	}
+	return s, problems
+}
+
+// file is what one file holds, or why it cannot be read.
+type file struct {
+	path string
+	data []byte
+	err  error
+}
+
+// add takes up the policies of a file; those without a name take the one given.
+func (s *Set) add(f file, read reader, unnamed string) (problems v1alpha1.Problems) {
+	if f.err != nil {
+		s.broken[unnamed] = f.err
+		return v1alpha1.Problems{f.err}
+	}
+	entries, notes := read(f.data)
+	for _, n := range notes {
+		n.File = f.path
+		s.notes = append(s.notes, n.String())
+	}
+	for _, e := range entries {
+		name := e.name
+		if name == "" {
+			name = unnamed
+		}
+		err := e.err
+		if err == nil {
+			err = v1alpha1.CheckPolicyName(name)
+		}
+		if err == nil && (s.policies[name] != nil || s.broken[name] != nil) {
+			err = fmt.Errorf("metadata.name: %s has a policy of this name, too: name each its own", s.from[name])
+		}
+		if s.from[name] == "" {
+			s.from[name] = f.path
+		}
+		if err == nil {
+			named := *e.policy
+			named.Metadata.Name = name
+			s.policies[name] = &named
+			continue
+		}
+		where := fmt.Sprintf("%s: policy %q", f.path, name)
+		if e.file {
+			where = f.path
+		}
+		err = fmt.Errorf("%s: %w", where, err)
+		delete(s.policies, name)
+		s.broken[name] = err
+		if !e.leftOut {
+			problems = append(problems, v1alpha1.ProblemsOf(err)...)
+		}
+	}
+	return problems
+}
+
+// readFile reads a file up to one byte more than it may have.
+func readFile(path string) file {
+	f, err := os.Open(path)
+	if err != nil {
+		return file{path: path, err: fmt.Errorf("open the node policy: %w", err)}
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return file{path: path, err: fmt.Errorf("read the node policy %s: %w", path, err)}
+	}
+	return file{path: path, data: data}
+}
+
+// Endings are those of the files in a folder that hold policies.
+func Endings() []string { return []string{".yaml", ".yml", ".json"} }
+
+// readFolder reads a folder's files by name. The kubelet changes a mounted ConfigMap by turning the link ..data to another
+// folder: what was read across such a change is read again.
+func readFolder(dir string, format Format) ([]file, error) {
+	const attempts = 5
+	for range attempts {
+		before, _ := os.Readlink(filepath.Join(dir, "..data"))
+		files, err := readFiles(dir, format)
+		if after, _ := os.Readlink(filepath.Join(dir, "..data")); before == after {
+			return files, err
+		}
+	}
+	return nil, fmt.Errorf("read the node policies of %s: the folder changes all the time", dir)
+}
+
+func readFiles(dir string, format Format) ([]file, error) {
+	paths, others, err := FilesIn(dir)
+	if err != nil {
+		return nil, fmt.Errorf("read the node policies: %w", err)
+	}
+	if format != "" && format != FormatPolicy { // whose files have other endings, or none
+		paths, others = append(paths, others...), nil
+		slices.Sort(paths)
+	}
+	if len(paths) == 0 && len(others) == 0 {
+		return nil, fmt.Errorf("read the node policies of %s: there is no file", dir)
+	}
+	if len(paths) == 0 {
+		for i := range others {
+			others[i] = filepath.Base(others[i])
+		}
+		return nil, fmt.Errorf("read the node policies of %s: no file ends in %s, but there are %s", dir, strings.Join(Endings(), ", "), strings.Join(others, ", "))
+	}
+	var files []file
+	for _, path := range paths {
+		files = append(files, readFile(path))
+	}
+	return files, nil
+}
+
+// FilesIn lists the files of a folder, sorted, those with one of the Endings apart from the others. Files whose name
+// starts with a dot and folders are left out, as a mounted ConfigMap has them beside its keys.
+func FilesIn(dir string) (paths, others []string, err error) {
+	found, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, d := range found {
+		path := filepath.Join(dir, d.Name())
+		if info, err := os.Stat(path); strings.HasPrefix(d.Name(), ".") || err == nil && !info.Mode().IsRegular() {
+			continue
+		}
+		if slices.Contains(Endings(), filepath.Ext(path)) {
+			paths = append(paths, path)
+		} else {
+			others = append(others, path)
+		}
+	}
+	return paths, others, nil
+}

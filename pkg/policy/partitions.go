@@ -1,0 +1,109 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// partitions are those that a GPU offers by a rule, or why it offers none.
+func partitions(r *v1alpha1.Rule, g *gpu.GPU, means Means) (*gpu.PartitionOffer, string) {
+	offer := &gpu.PartitionOffer{Mode: gpu.MIGMode(r.MIG.ModeOfUse())}
+	if why := noPartitions(g); why != "" && asksForPartitions(r) {
+		return nil, why
+	}
+	switch offer.Mode {
+	case gpu.Existing:
+		offer.Places = means.partitions(g)
+	case gpu.Layout:
+		want, err := layout(r.MIG.Layout, g)
+		if err == nil {
+			offer.Places, err = g.Fit(want, slices.Concat(means.partitions(g), means.held(g).Places))
+		}
+		if err != nil {
+			return nil, err.Error()
+		}
+	default:
+		if r.MIG == nil || r.MIG.Profiles == nil {
+			break
+		}
+		for _, name := range r.MIG.Profiles {
+			if p := profile(g, name); p != nil {
+				offer.Profiles = append(offer.Profiles, p.ID)
+			}
+		}
+		if offer.Profiles == nil {
+			return nil, lacks(g, strings.Join(r.MIG.Profiles, ", "))
+		}
+	}
+	if asksForPartitions(r) && g.MIG.NeedsReset && !g.MIG.Enabled {
+		return offer, "MIG mode is off, and this board changes it only with a reset: drain the node, nvidia-smi -i <GPU> -mig 1, reset the GPU, restart the plugin"
+	}
+	return offer, ""
+}
+
+// InMIGMode is a node as its admin has to make it for a policy: GPUs that offer partitions alone are in MIG mode where
+// changing that needs a reset. devices are the names of those that are not yet.
+func InMIGMode(p *v1alpha1.NodePolicy, node *gpu.Node) (made *gpu.Node, devices []string) {
+	c := *node
+	c.GPUs = slices.Clone(node.GPUs)
+	for i := range c.GPUs {
+		g := &c.GPUs[i]
+		_, rule := find(p, g)
+		if g.MIG.NeedsReset && !g.MIG.Enabled && slices.Equal(rule.OfferedTiers(), []v1alpha1.Tier{v1alpha1.TierMIG}) {
+			g.MIG.Enabled, g.MIG.Pending = true, true
+			devices = append(devices, g.PCI.DeviceName())
+		}
+	}
+	return &c, devices
+}
+
+// asksForPartitions tells whether a rule asks for partitions in so many words, and not for all there is.
+func asksForPartitions(r *v1alpha1.Rule) bool {
+	return slices.Contains(r.Tiers, v1alpha1.TierMIG) || r.MIG != nil
+}
+
+// noPartitions says why a board can have no partitions; empty where it can.
+func noPartitions(g *gpu.GPU) string {
+	switch {
+	case !g.MIG.Capable:
+		return g.ProductName + " cannot be partitioned"
+	case len(g.MIG.Catalog()) == 0:
+		return g.ProductName + " cannot be partitioned: its driver tells no placements of partitions"
+	default:
+		return ""
+	}
+}
+
+// layout is a policy's layout with the profile IDs of a board.
+func layout(counts map[string]int32, g *gpu.GPU) ([]gpu.ProfileCount, error) {
+	var want []gpu.ProfileCount
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		p := profile(g, name)
+		if p == nil {
+			return nil, errors.New(lacks(g, name))
+		}
+		want = append(want, gpu.ProfileCount{ProfileID: p.ID, Count: int(counts[name])})
+	}
+	return want, nil
+}
+
+// profile is the one of a board's catalog that has a name, or nil.
+func profile(g *gpu.GPU, name string) *gpu.Profile {
+	for i := range g.MIG.Profiles {
+		if p := &g.MIG.Profiles[i]; p.Name == name && p.InCatalog() {
+			return p
+		}
+	}
+	return nil
+}
+
+// lacks says that a board has no profile of a name, and which it has.
+func lacks(g *gpu.GPU, name string) string {
+	return fmt.Sprintf("%s has no profile %s: it has %s", g.ProductName, name, strings.Join(g.MIG.Catalog(), ", "))
+}
