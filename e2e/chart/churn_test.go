@@ -1,0 +1,316 @@
+package chart
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/cleave-dra/cleave/e2e/node"
+	"github.com/cleave-dra/cleave/e2e/workload"
+)
+
+const (
+	churnPods    = 200
+	churnAtATime = 14
+	// churnPatience bounds the life of all pods of the churn together, and podPatience that of one.
+	churnPatience, podPatience = 5 * time.Minute, time.Minute
+	// churnPrefix begins the names of all that the churn makes.
+	churnPrefix = "churn-"
+)
+
+// wish is one way to ask for GPUs: a class, for a claim from a template, or an extended resource.
+type wish struct {
+	name, class, extended string
+	// sees is a pattern of device nodes that the container must have.
+	sees string
+}
+
+var wishes = []wish{
+	{name: "whole", class: "gpu.cleave.dev", sees: "/dev/nvidia[0-9]*"},
+	{name: "small", class: "mig-1g.10gb.cleave.dev", sees: "/dev/nvidia-caps/*"},
+	{name: "share", class: "timeslice.cleave.dev", sees: "/dev/nvidia[0-9]*"},
+	{name: "mps", class: "mps.cleave.dev"}, // sees its MPS server
+	{name: "larger", class: "mig-2g.20gb.cleave.dev", sees: "/dev/nvidia-caps/*"},
+	{name: "extended-whole", extended: "nvidia.com/gpu", sees: "/dev/nvidia[0-9]*"},
+	{name: "extended-small", extended: "nvidia.com/mig-1g.10gb", sees: "/dev/nvidia-caps/*"},
+	{name: "extended-share", extended: "nvidia.com/gpu.shared", sees: "/dev/nvidia[0-9]*"},
+}
+
+// template is what the claims of a wish are made from.
+func (w wish) template() *resourceapi.ResourceClaimTemplate {
+	return &resourceapi.ResourceClaimTemplate{
+		ObjectMeta: metav1.ObjectMeta{Name: churnPrefix + w.name}, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: ask(w.class, nil)},
+	}
+}
+
+// pod makes a wish. Its container looks at its devices and stays, until it is given another command.
+func (w wish) pod(name string) *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: churnPrefix + name},
+		Spec:       corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "main"}}},
+	}
+	workload.MakeLocal(&pod.Spec)
+	resources := &pod.Spec.Containers[0].Resources
+	if w.extended != "" {
+		resources.Limits = corev1.ResourceList{corev1.ResourceName(w.extended): resource.MustParse("1")}
+		return pod
+	}
+	template := churnPrefix + w.name
+	resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}}
+	return pod
+}
+
+// passing is a pod of the churn. Two of three end by themselves, and fail if they do not see what they asked for.
+func passing(i int) (pod *corev1.Pod, ends bool) {
+	w := wishes[i%len(wishes)]
+	pod, ends = w.pod(fmt.Sprintf("%03d-%s", i, w.name)), i/len(wishes)%3 < 2
+	switch {
+	case w.class == "mps.cleave.dev" && ends:
+		workload.RunCUDA(pod, "--hold=false")
+	case w.class == "mps.cleave.dev":
+		workload.RunCUDA(pod)
+	case ends:
+		pod.Spec.Containers[0].Command = []string{"/bin/sh", "-c", "ls " + w.sees + " && sleep 1"}
+	}
+	return pod, ends
+}
+
+// watchPods keeps the pods of the namespace demo at hand until ctx ends.
+func watchPods(ctx context.Context) cache.Store {
+	store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: cache.NewListWatchFromClient(env.kube.CoreV1().RESTClient(), "pods", demo, fields.Everything()),
+		ObjectType:    &corev1.Pod{}, Handler: cache.ResourceEventHandlerFuncs{},
+	})
+	go controller.RunWithContext(ctx)
+	return store
+}
+
+// pass makes a pod, waits until it has done what it is for, deletes it and waits until it is gone.
+func pass(ctx context.Context, pods cache.Store, pod *corev1.Pod, ends bool) error {
+	ctx, cancel := context.WithTimeout(ctx, podPatience)
+	defer cancel()
+	if err := workload.Create(ctx, env.kube, demo, []runtime.Object{pod}); err != nil {
+		return err
+	}
+	want := corev1.PodRunning
+	if ends {
+		want = corev1.PodSucceeded
+	}
+	err := workload.Until(ctx, fmt.Sprintf("pod %s to be %s", pod.Name, want), func(context.Context) (bool, string, error) {
+		object, there, err := pods.GetByKey(demo + "/" + pod.Name)
+		if err != nil || !there {
+			return false, "not there yet", err
+		}
+		now := object.(*corev1.Pod)
+		if now.Status.Phase == corev1.PodFailed || now.Status.Phase == corev1.PodSucceeded && !ends {
+			return false, "", errors.New("it ended: " + workload.Describe(now))
+		}
+		return now.Status.Phase == want, workload.Describe(now), nil
+	})
+	if err != nil {
+		return err
+	}
+	if err := env.kube.CoreV1().Pods(demo).Delete(ctx, pod.Name, metav1.DeleteOptions{}); err != nil {
+		return fmt.Errorf("delete pod %s: %w", pod.Name, err)
+	}
+	return workload.Until(ctx, "pod "+pod.Name+" to go", func(context.Context) (bool, string, error) {
+		_, there, err := pods.GetByKey(demo + "/" + pod.Name)
+		return !there, "there", err
+	})
+}
+
+// churn lets pods pass, some at a time, and counts those that are through.
+func churn(ctx context.Context, through *atomic.Int64) error {
+	pods, next := watchPods(ctx), make(chan int)
+	failed := make([]error, churnPods)
+	var workers sync.WaitGroup
+	for range churnAtATime {
+		workers.Go(func() {
+			for i := range next {
+				pod, ends := passing(i)
+				failed[i] = pass(ctx, pods, pod, ends)
+				through.Add(1)
+			}
+		})
+	}
+	for i := range churnPods {
+		next <- i
+	}
+	close(next)
+	workers.Wait()
+	return errors.Join(failed...)
+}
+
+// held is what the node holds for claims, by kind: the plugin's records, the specs for the container runtime, partitions
+// and what MPS runs.
+func held(ctx context.Context) (map[string][]string, error) {
+	kinds := map[string][]string{}
+	for kind, pattern := range map[string]string{
+		"records":   filepath.Join(env.cluster.PluginsDir(), "gpu.cleave.dev", "claims", "[!.]*.json"),
+		"CDI specs": filepath.Join(env.cluster.CDIDir(), "gpu.cleave.dev-claim_*"),
+	} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			return nil, err
+		}
+		kinds[kind] = found
+	}
+	sim := node.Attach(node.Options{Cluster: env.cluster, Bin: "../../bin", Dir: filepath.Dir(env.root)})
+	partitions, err := sim.Sim(ctx, "mig", "list")
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(partitions) {
+		if fields := strings.Fields(line); len(fields) == 6 && fields[0] != "GPU" { // GPU GI CI PROFILE PLACEMENT UUID
+			kinds["partitions"] = append(kinds["partitions"], strings.TrimSpace(line))
+		}
+	}
+	shown, err := sim.Sim(ctx, "show")
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(shown) {
+		if strings.Contains(line, "EXCLUSIVE") {
+			kinds["compute modes"] = append(kinds["compute modes"], strings.TrimSpace(line))
+		}
+	}
+	processes, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range processes {
+		command, _ := os.ReadFile(filepath.Join(dir, "cmdline")) // it may have ended
+		environment, _ := os.ReadFile(filepath.Join(dir, "environ"))
+		if strings.Contains(string(command), "nvidia-cuda-mps") && strings.Contains(string(environment), "="+env.mps) {
+			kinds["MPS processes"] = append(kinds["MPS processes"], filepath.Base(dir)+": "+strings.ReplaceAll(string(command), "\x00", " "))
+		}
+	}
+	return kinds, nil
+}
+
+// nothingHeld waits until neither the API server nor the node knows of a claim in use.
+func nothingHeld(t *testing.T, ctx context.Context) {
+	t.Helper()
+	must(t, workload.Until(ctx, "nothing to be held", func(ctx context.Context) (bool, string, error) {
+		claims, err := env.kube.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, "", err
+		}
+		kinds, err := held(ctx)
+		if err != nil {
+			return false, "", err
+		}
+		left := len(claims.Items)
+		for _, of := range kinds {
+			left += len(of)
+		}
+		return left == 0, fmt.Sprintf("%d claims, and %v", len(claims.Items), kinds), nil
+	}))
+}
+
+// rollPlugin upgrades the release while pods pass and waits until one new plugin is all there is.
+func rollPlugin(t *testing.T, ctx context.Context, verbosity string) {
+	t.Helper()
+	old := podOf(t, ctx, "plugin").Name
+	helmOn(t, env.values(false), "upgrade", "cleave", chartDir, "--set", "plugin.logVerbosity="+verbosity, "--wait", "--timeout", "90s")
+	must(t, workload.Until(ctx, "one plugin, a new one", func(ctx context.Context) (bool, string, error) {
+		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=plugin"})
+		if err != nil || len(list.Items) != 1 {
+			return false, fmt.Sprintf("%d plugins", len(list.Items)), err
+		}
+		p := &list.Items[0]
+		return p.Name != old && slices.Contains(p.Spec.Containers[0].Args, "--v="+verbosity) && p.Status.ContainerStatuses[0].Ready, workload.Describe(p), nil
+	}))
+}
+
+// TestPodsChurnWhileThePluginIsUpgraded lets many short pods of all tiers come and go while the plugin is replaced twice.
+func TestPodsChurnWhileThePluginIsUpgraded(t *testing.T) {
+	if env == nil {
+		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), churnPatience)
+	defer cancel()
+	defer removeAfterFailure(t)
+	installed(t, ctx)
+	for _, w := range wishes {
+		if w.class != "" {
+			must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{w.template()}))
+		}
+	}
+	var through atomic.Int64
+	var churning sync.WaitGroup
+	var failed error
+	start := time.Now()
+	churning.Go(func() { failed = churn(ctx, &through) })
+	defer func() { cancel(); churning.Wait() }() // where this ends early
+	seen := map[string]bool{}
+	for i, verbosity := range []string{"5", "6"} {
+		from := int64(20 + i*60)
+		must(t, workload.Until(ctx, fmt.Sprintf("%d pods to be through", from), func(ctx context.Context) (bool, string, error) {
+			kinds, err := held(ctx)
+			for kind, of := range kinds {
+				seen[kind] = seen[kind] || len(of) > 0
+			}
+			return through.Load() >= from, fmt.Sprint(through.Load()), err
+		}))
+		rollPlugin(t, ctx, verbosity)
+		t.Logf("upgrade %d: began after %d pods, was through after %d", i+1, from, through.Load())
+	}
+	if through.Load() >= churnPods {
+		t.Error("all pods were through before the plugin was upgraded twice")
+	}
+	churning.Wait()
+	must(t, failed)
+	t.Logf("%d pods in %s", churnPods, time.Since(start).Round(time.Second))
+	want := map[string]bool{"records": true, "CDI specs": true, "partitions": true, "compute modes": true, "MPS processes": true}
+	if !maps.Equal(want, seen) {
+		t.Errorf("meanwhile the node held %v, want all of %v", seen, want)
+	}
+	nothingHeld(t, ctx)
+	noTrouble(t, ctx)
+	uninstalled(t, ctx)
+}
+
+// noTrouble checks that nothing but the scheduler complained of the churn: its pods wait for each other.
+func noTrouble(t *testing.T, ctx context.Context) {
+	t.Helper()
+	events, err := env.kube.CoreV1().Events(demo).List(ctx, metav1.ListOptions{FieldSelector: "type=" + corev1.EventTypeWarning})
+	must(t, err)
+	for _, e := range events.Items {
+		if strings.HasPrefix(e.InvolvedObject.Name, churnPrefix) && e.Reason != "FailedScheduling" {
+			t.Errorf("%s %s: %s: %s (%d times)", e.InvolvedObject.Kind, e.InvolvedObject.Name, e.Reason, e.Message, e.Count)
+		}
+	}
+}
+
+// removeAfterFailure ends the release and its pods where a test could not, so that the next can install.
+func removeAfterFailure(t *testing.T) {
+	if !t.Failed() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	t.Log(trouble())
+	now := int64(0)
+	_ = env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{})
+	_ = gone(ctx, "")
+	_, _ = helm(t, "", "uninstall", "cleave", "--kubeconfig", env.cluster.Kubeconfig(), "--namespace", namespace, "--wait", "--timeout", "60s")
+}

@@ -1,0 +1,193 @@
+package chart
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
+)
+
+// lookAgain prints the device nodes of GPUs and partitions over and over, each time with a number.
+const lookAgain = `trap 'exit 0' TERM; i=0; while :; do i=$((i+1)); ` +
+	`echo look $i $(ls -d /dev/nvidia[0-9]* /dev/nvidia-caps/* 2>/dev/null); sleep 1 & wait; done`
+
+// looked is what a pod with lookAgain printed last.
+func looked(ctx context.Context, pod string) (n int, nodes string, err error) {
+	log, err := env.cluster.PodLogs(ctx, demo, pod, "main")
+	if err != nil {
+		return 0, "", err
+	}
+	if !strings.HasSuffix(log, "\n") {
+		log = log[:strings.LastIndex(log, "\n")+1]
+	}
+	lines := strings.Split(strings.TrimSpace(log), "\n")
+	fields := strings.SplitN(lines[len(lines)-1], " ", 3)
+	if len(fields) < 3 {
+		return 0, "", fmt.Errorf("pod %s sees no GPU: its log is %s", pod, log)
+	}
+	n, err = strconv.Atoi(fields[1])
+	return n, fields[2], err
+}
+
+// seesNow is what the container of a pod sees from now on.
+func seesNow(t *testing.T, ctx context.Context, pod string) string {
+	t.Helper()
+	var nodes string
+	first := -1
+	must(t, workload.Until(ctx, "pod "+pod+" to look at its devices", func(ctx context.Context) (bool, string, error) {
+		n, seen, err := looked(ctx, pod)
+		if err != nil {
+			return false, err.Error(), nil //nolint:nilerr // the log appears with the container
+		}
+		if first < 0 {
+			first = n
+		}
+		nodes = seen
+		return n >= first+2, nodes, nil // the next look may have begun before
+	}))
+	return nodes
+}
+
+// holding makes pods that hold a whole GPU, a partition and a share of a GPU, and says what each sees.
+func holding(t *testing.T, ctx context.Context) (pods map[string]*corev1.Pod, sees map[string]string) {
+	t.Helper()
+	pods, sees = map[string]*corev1.Pod{}, map[string]string{}
+	for _, w := range wishes[:3] {
+		pod := w.pod(w.name)
+		pod.Spec.Containers[0].Command = []string{"/bin/sh", "-c", lookAgain}
+		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{w.template(), pod}))
+		running, err := env.client.WaitRunning(ctx, demo, pod.Name)
+		must(t, err)
+		pods[w.name], sees[w.name] = running, seesNow(t, ctx, pod.Name)
+	}
+	return pods, sees
+}
+
+// undisturbed checks that a pod's container is the same as before and sees the same.
+func undisturbed(t *testing.T, ctx context.Context, before *corev1.Pod, sees string) {
+	t.Helper()
+	if diff := cmp.Diff(sees, seesNow(t, ctx, before.Name)); diff != "" {
+		t.Errorf("what pod %s sees (-before +after):\n%s", before.Name, diff)
+	}
+	after, err := env.client.WaitRunning(ctx, demo, before.Name)
+	must(t, err)
+	// What the kubelet knows of their devices' health comes and goes with the plugin.
+	ignored := cmpopts.IgnoreFields(corev1.ContainerStatus{}, "AllocatedResourcesStatus")
+	if diff := cmp.Diff(before.Status.ContainerStatuses, after.Status.ContainerStatuses, ignored); diff != "" {
+		t.Errorf("containers of pod %s (-before +after):\n%s", before.Name, diff)
+	}
+}
+
+// refused waits for an Event on a pod.
+func refused(t *testing.T, ctx context.Context, pod, reason, says string) {
+	t.Helper()
+	must(t, workload.Until(ctx, "Event "+reason+" on pod "+pod, func(ctx context.Context) (bool, string, error) {
+		events, err := env.kube.CoreV1().Events(demo).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
+		if err != nil {
+			return false, "", err
+		}
+		var all []string
+		for _, e := range events.Items {
+			all = append(all, e.Reason+": "+e.Message)
+			if e.Reason == reason && strings.Contains(e.Message, says) {
+				return true, "", nil
+			}
+		}
+		return false, strings.Join(all, "\n"), nil
+	}))
+	p, err := env.kube.CoreV1().Pods(demo).Get(ctx, pod, metav1.GetOptions{})
+	must(t, err)
+	if p.Status.Phase != corev1.PodPending {
+		t.Errorf("pod %s is %s without a plugin, want %s", pod, p.Status.Phase, corev1.PodPending)
+	}
+}
+
+// ownClass is a class of whole GPUs that is not the chart's, so it outlives a release.
+func ownClass(t *testing.T, ctx context.Context) wish {
+	t.Helper()
+	w := wish{name: "own-class", class: "own-class.example.com"}
+	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: w.class}, Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{{
+		CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == "gpu.cleave.dev" && device.attributes["gpu.cleave.dev"].type == "gpu"`},
+	}}}}
+	must(t, workload.Create(ctx, env.kube, "", []runtime.Object{class}))
+	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{w.template()}))
+	return w
+}
+
+// TestAReleaseThatIsRemovedWhileClaimsAreHeld removes the plugin below running pods, lets some of these end while there is
+// none, and installs it again.
+func TestAReleaseThatIsRemovedWhileClaimsAreHeld(t *testing.T) {
+	if env == nil {
+		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
+	defer removeAfterFailure(t)
+	installed(t, ctx)
+	own := ownClass(t, ctx)
+	defer func() {
+		if err := env.kube.ResourceV1().DeviceClasses().Delete(context.WithoutCancel(ctx), own.class, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	}()
+	pods, sees := holding(t, ctx)
+	before, err := held(ctx)
+	must(t, err)
+	uninstall(t, ctx)
+
+	// What is published stays for half a minute, so the scheduler can still give it to who asks by a class that is there.
+	late, classless := own.pod("late"), wishes[0].pod("classless")
+	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{late, classless}))
+	refused(t, ctx, late.Name, "FailedPrepareDynamicResources", "gpu.cleave.dev")
+	refused(t, ctx, classless.Name, "FailedScheduling", "gpu.cleave.dev")
+	for _, w := range wishes[:3] {
+		undisturbed(t, ctx, pods[w.name], sees[w.name])
+	}
+	for _, w := range wishes[:2] {
+		endsButStays(t, ctx, pods[w.name].Name)
+	}
+	after, err := held(ctx)
+	must(t, err)
+	if diff := cmp.Diff(before, after); diff != "" {
+		t.Errorf("what the node holds without a plugin (-before +after):\n%s", diff)
+	}
+
+	installed(t, ctx)
+	for _, w := range wishes[:2] {
+		must(t, gone(ctx, pods[w.name].Name))
+	}
+	undisturbed(t, ctx, pods["share"], sees["share"])
+	for _, pod := range []*corev1.Pod{late, classless} {
+		_, err := env.client.WaitRunning(ctx, demo, pod.Name)
+		must(t, err)
+	}
+	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	must(t, gone(ctx, ""))
+	nothingHeld(t, ctx)
+	uninstalled(t, ctx)
+}
+
+// endsButStays deletes a pod: its container ends, and the pod is kept until somebody takes its devices back.
+func endsButStays(t *testing.T, ctx context.Context, name string) {
+	t.Helper()
+	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, name, metav1.DeleteOptions{}))
+	must(t, workload.Until(ctx, "the container of pod "+name+" to end", func(ctx context.Context) (bool, string, error) {
+		pod, err := env.kube.CoreV1().Pods(demo).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return false, "", errors.Join(errors.New("the pod went though nobody took its devices back"), err)
+		}
+		return pod.Status.ContainerStatuses[0].State.Terminated != nil, workload.Describe(pod), nil
+	}))
+}
