@@ -164,7 +164,7 @@ func churn(ctx context.Context, through *atomic.Int64) error {
 func held(ctx context.Context) (map[string][]string, error) {
 	kinds := map[string][]string{}
 	for kind, pattern := range map[string]string{
-		"records":   filepath.Join(env.cluster.PluginsDir(), "gpu.cleave.dev", "claims", "[!.]*.json"),
+		"records":   filepath.Join(env.cluster.PluginsDir(), "gpu.cleave.dev", "claims", "[^.]*.json"),
 		"CDI specs": filepath.Join(env.cluster.CDIDir(), "gpu.cleave.dev-claim_*"),
 	} {
 		found, err := filepath.Glob(pattern)
@@ -273,6 +273,9 @@ func TestPodsChurnWhileThePluginIsUpgraded(t *testing.T) {
 		}))
 		rollPlugin(t, ctx, verbosity)
 		t.Logf("upgrade %d: began after %d pods, was through after %d", i+1, from, through.Load())
+		if through.Load() <= from {
+			t.Error("no pod was through while the plugin was upgraded")
+		}
 	}
 	if through.Load() >= churnPods {
 		t.Error("all pods were through before the plugin was upgraded twice")
@@ -286,16 +289,19 @@ func TestPodsChurnWhileThePluginIsUpgraded(t *testing.T) {
 	}
 	nothingHeld(t, ctx)
 	noTrouble(t, ctx)
-	uninstalled(t, ctx)
+	uninstall(t, ctx)
 }
 
-// noTrouble checks that nothing but the scheduler complained of the churn: its pods wait for each other.
+// noTrouble checks that nobody complained of the churn but the scheduler, as its pods wait for each other, and the
+// kubelet, which now and then hears of a pod before the API server's node authorizer lets it read the pod's claim. The
+// kubelet tries that again, before it asks the plugin.
 func noTrouble(t *testing.T, ctx context.Context) {
 	t.Helper()
 	events, err := env.kube.CoreV1().Events(demo).List(ctx, metav1.ListOptions{FieldSelector: "type=" + corev1.EventTypeWarning})
 	must(t, err)
 	for _, e := range events.Items {
-		if strings.HasPrefix(e.InvolvedObject.Name, churnPrefix) && e.Reason != "FailedScheduling" {
+		early := strings.Contains(e.Message, "fetch ResourceClaim") && strings.Contains(e.Message, "no relationship found between node")
+		if strings.HasPrefix(e.InvolvedObject.Name, churnPrefix) && e.Reason != "FailedScheduling" && !early {
 			t.Errorf("%s %s: %s: %s (%d times)", e.InvolvedObject.Kind, e.InvolvedObject.Name, e.Reason, e.Message, e.Count)
 		}
 	}

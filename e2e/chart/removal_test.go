@@ -2,7 +2,6 @@ package chart
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -158,6 +157,10 @@ func TestAReleaseThatIsRemovedWhileClaimsAreHeld(t *testing.T) {
 	for _, w := range wishes[:2] {
 		endsButStays(t, ctx, pods[w.name].Name)
 	}
+	for _, w := range wishes[:2] {
+		_, err := env.kube.CoreV1().Pods(demo).Get(ctx, pods[w.name].Name, metav1.GetOptions{})
+		must(t, err)
+	}
 	after, err := held(ctx)
 	must(t, err)
 	if diff := cmp.Diff(before, after); diff != "" {
@@ -186,7 +189,7 @@ func endsButStays(t *testing.T, ctx context.Context, name string) {
 	must(t, workload.Until(ctx, "the container of pod "+name+" to end", func(ctx context.Context) (bool, string, error) {
 		pod, err := env.kube.CoreV1().Pods(demo).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
-			return false, "", errors.Join(errors.New("the pod went though nobody took its devices back"), err)
+			return false, "", fmt.Errorf("the pod went though nobody took its devices back: %w", err)
 		}
 		return pod.Status.ContainerStatuses[0].State.Terminated != nil, workload.Describe(pod), nil
 	}))
