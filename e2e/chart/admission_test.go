@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	resourcebeta "k8s.io/api/resource/v1beta1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -126,6 +127,11 @@ func nodeRestriction(t *testing.T, ctx context.Context) {
 	if err := there.ResourceV1().ResourceSlices().Delete(ctx, foreign.Name, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
 		t.Errorf("delete of its own node: %v", err)
 	}
+	older := &resourcebeta.ResourceSlice{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}, Spec: resourcebeta.ResourceSliceSpec{
+		NodeName: foreignNode, Driver: workload.Driver, Pool: resourcebeta.ResourcePool{Name: foreignNode, Generation: 1, ResourceSliceCount: 1},
+	}}
+	_, err = here.ResourceV1beta1().ResourceSlices().Create(ctx, older, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	wantRefused(t, "create for a foreign node by an older API", err, policy, "this ResourceSlice is of node \"foreign-node\"")
 	statusRestriction(t, ctx, here, there)
 }
 
@@ -323,6 +329,11 @@ func claimAdmission(t *testing.T, ctx context.Context) {
 			t.Errorf("parameters of another driver %s: %v", raw, err)
 		}
 	}
+	older := &resourcebeta.ResourceClaim{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}, Spec: resourcebeta.ResourceClaimSpec{Devices: resourcebeta.DeviceClaim{
+		Requests: []resourcebeta.DeviceRequest{{Name: "gpu", DeviceClassName: "mps.cleave.dev", Count: 2}},
+	}}}
+	_, err := env.kube.ResourceV1beta1().ResourceClaims(demo).Create(ctx, older, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	wantRefused(t, "two shares by an older API", err, policy, "can have one device only")
 	capacity := func(amount string) func(*resourceapi.ExactDeviceRequest) {
 		return func(r *resourceapi.ExactDeviceRequest) {
 			r.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(amount)}}

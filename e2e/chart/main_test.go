@@ -17,6 +17,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
@@ -87,6 +90,8 @@ func setUp(ctx context.Context) (*bed, error) {
 	b := &bed{cgroups: cgroup2()}
 	if b.cluster, err = cluster.Up(ctx, cluster.Options{
 		Source: source, Dir: clusterDir, Output: os.Stdout, NodeLabels: map[string]string{"nvidia.com/gpu.present": "true"},
+		// Older versions of the API, which admission must not pass over.
+		RuntimeConfig: []string{"resource.k8s.io/v1beta1=true", "resource.k8s.io/v1beta2=true"},
 	}); err != nil {
 		return nil, err
 	}
@@ -94,6 +99,9 @@ func setUp(ctx context.Context) (*bed, error) {
 		return nil, err
 	}
 	b.client = workload.Client{Cluster: b.cluster, Kube: b.kube}
+	if err := workload.Create(ctx, b.kube, "", []runtime.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}}); err != nil {
+		return nil, err
+	}
 	if b.mps, err = b.cluster.GuestDir("mps"); err != nil {
 		return nil, err
 	}

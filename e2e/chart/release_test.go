@@ -118,8 +118,6 @@ func kubectl(ctx context.Context, input string, args ...string) (string, error) 
 }
 
 func dryRun(t *testing.T, ctx context.Context) {
-	_, err := env.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
-	must(t, err)
 	for name, values := range matrix {
 		var manifest strings.Builder
 		for _, o := range mustRender(t, values) {
@@ -352,6 +350,16 @@ func gone(ctx context.Context, name string) error {
 	})
 }
 
+// uninstall ends a release and waits until its pods are gone.
+func uninstall(t *testing.T, ctx context.Context) {
+	t.Helper()
+	helmOn(t, "", "uninstall", "cleave", "--wait", "--timeout", "90s")
+	must(t, workload.Until(ctx, "the pods of the release to go", func(ctx context.Context) (bool, string, error) {
+		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+		return err == nil && len(list.Items) == 0, fmt.Sprint(len(list.Items)), err
+	}))
+}
+
 func uninstalled(t *testing.T, ctx context.Context) {
 	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 	must(t, gone(ctx, ""))
@@ -361,11 +369,7 @@ func uninstalled(t *testing.T, ctx context.Context) {
 		return len(records) == 0, strings.Join(records, " "), err
 	}))
 	server := filepath.Join(env.cgroups, "cleave-mps")
-	helmOn(t, "", "uninstall", "cleave", "--wait", "--timeout", "90s")
-	must(t, workload.Until(ctx, "the pods of the release to go", func(ctx context.Context) (bool, string, error) {
-		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
-		return err == nil && len(list.Items) == 0, fmt.Sprint(len(list.Items)), err
-	}))
+	uninstall(t, ctx)
 	// Of the folders that the kubelet made to mount them, nobody knows whether others use them.
 	for _, dir := range []string{filepath.Join(env.cluster.PluginsDir(), "gpu.cleave.dev"), env.cluster.RegistryDir(), env.cluster.CDIDir(), env.mps} {
 		left, err := os.ReadDir(dir)

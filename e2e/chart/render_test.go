@@ -3,6 +3,7 @@ package chart
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -38,7 +39,9 @@ func helm(t testing.TB, values string, args ...string) (string, error) {
 	if _, err := os.Stat(helmProgram); err != nil {
 		t.Skipf("Helm is not built (make helm): %v", err)
 	}
-	command := exec.CommandContext(t.Context(), helmProgram, args...)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience) // clean-up needs it, too
+	defer cancel()
+	command := exec.CommandContext(ctx, helmProgram, args...)
 	if values != "" {
 		command.Args = append(command.Args, "--values", "-")
 		command.Stdin = strings.NewReader(values)

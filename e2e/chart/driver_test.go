@@ -1,0 +1,94 @@
+package chart
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleave-dra/cleave/e2e/cluster"
+	"github.com/cleave-dra/cleave/e2e/workload"
+)
+
+// operatorRoot is where the GPU operator mounts the root of its driver container.
+const operatorRoot = "/run/nvidia/driver"
+
+// TestADriverContainerThatComesLaterIsFound installs with the chart's defaults for driver and plugin on a node without a
+// driver, and brings the driver after.
+func TestADriverContainerThatComesLaterIsFound(t *testing.T) {
+	if env == nil {
+		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
+	}
+	if _, err := os.Lstat(operatorRoot); err == nil {
+		t.Skipf("%s is in use here", operatorRoot)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	// The kubelet makes the folder; what is mounted in it later is seen by the plugin if it is a shared mount, as /run is.
+	folder := filepath.Dir(operatorRoot)
+	must(t, errors.Join(os.MkdirAll(operatorRoot, 0o755), unix.Mount(folder, folder, "", unix.MS_BIND, ""), unix.Mount("", folder, "", unix.MS_SHARED, "")))
+	t.Cleanup(func() {
+		_ = unix.Unmount(operatorRoot, unix.MNT_DETACH)
+		if err := errors.Join(unix.Unmount(folder, unix.MNT_DETACH), os.Remove(operatorRoot), os.Remove(folder)); err != nil {
+			t.Error(err)
+		}
+	})
+	values := strings.NewReplacer("$kubelet", env.cluster.KubeletDir(), "$cdi", env.cluster.CDIDir(), "$host", cluster.PodGateway, "$port", env.api.port).Replace(`
+image: {repository: cleave.local/cleave, tag: e2e, pullPolicy: Never}
+kubelet: {dir: $kubelet}
+cdi: {dir: $cdi}
+plugin: {env: [{name: KUBERNETES_SERVICE_HOST, value: $host}, {name: KUBERNETES_SERVICE_PORT, value: "$port"}]}
+mps: {enabled: false}
+`)
+	helmOn(t, values, "install", "cleave", chartDir, "--create-namespace")
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		uninstall(t, ctx)
+	})
+	said := func(what string) {
+		t.Helper()
+		must(t, workload.Until(ctx, "the plugin to say "+what, func(ctx context.Context) (bool, string, error) {
+			list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=plugin"})
+			if err != nil || len(list.Items) == 0 {
+				return false, "no pod", err
+			}
+			log, err := env.cluster.PodLogs(ctx, namespace, list.Items[0].Name, "plugin")
+			if err != nil {
+				return false, err.Error(), nil //nolint:nilerr // the log appears with the container
+			}
+			return strings.Contains(log, what), log, nil
+		}))
+	}
+	said("libnvidia-ml.so.1 not found under /host or /host/run/nvidia/driver")
+	if ready := podOf(t, ctx, "plugin").Status.ContainerStatuses[0].Ready; ready {
+		t.Error("the plugin is ready without a driver")
+	}
+	must(t, unix.Mount(env.root, operatorRoot, "", unix.MS_BIND, ""))
+	said(`driverRoot="/run/nvidia/driver"`)
+	pod := example(t, ctx, "one-gpu", nil)[0]
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, pod.Name, metav1.DeleteOptions{}))
+		must(t, gone(ctx, pod.Name))
+	})
+	seen, err := env.client.Look(ctx, demo, pod.Name, pod.Spec.Containers[0].Name)
+	must(t, err)
+	if len(seen.GPUNodes()) != 1 || len(seen.Libraries) != 1 {
+		t.Errorf("the pod sees %+v", seen)
+	}
+	spec, err := os.ReadFile(filepath.Join(env.cluster.CDIDir(), "gpu.cleave.dev-gpu.json"))
+	must(t, err)
+	if text := string(spec); !strings.Contains(text, `"hostPath":"/run/nvidia/driver/dev/nvidiactl"`) || strings.Contains(text, `"/host`) {
+		t.Errorf("the CDI spec has other paths than the host's: %s", text)
+	}
+	if restarts := podOf(t, ctx, "plugin").Status.ContainerStatuses[0].RestartCount; restarts > 0 {
+		t.Errorf("the plugin restarted %d times", restarts)
+	}
+}
