@@ -50,6 +50,7 @@ func TestAReleaseFromInstallToRemoval(t *testing.T) {
 		{"a plugin cannot read what is not its business", secretsAreSafe},
 		{"claims that cannot work are refused", claimAdmission},
 		{"upgrade to a privileged plugin", upgraded},
+		{"policies of the release, picked by a node's label", policiesApply},
 		{"uninstall with nothing held", uninstalled},
 	} {
 		ok := t.Run(step.name, func(t *testing.T) {
@@ -160,6 +161,10 @@ func podOf(t *testing.T, ctx context.Context, component string) *corev1.Pod {
 }
 
 func installed(t *testing.T, ctx context.Context) {
+	const nobody = "nodes: {match: [{key: nobody.example.com/has, operator: Exists}]}"
+	if notes := helmOn(t, nobody, "install", "cleave", chartDir, "--dry-run=server"); !strings.Contains(notes, "NO NODE HAS A LABEL") {
+		t.Errorf("the notes do not say that no node fits: %s", notes)
+	}
 	notes := helmOn(t, env.values(false), "install", "cleave", chartDir, "--create-namespace", "--wait", "--timeout", "90s")
 	for _, says := range []string{"rollout status daemonset/cleave-plugin", "helm test cleave"} {
 		if !strings.Contains(notes, says) {
@@ -360,9 +365,37 @@ func uninstall(t *testing.T, ctx context.Context) {
 	}))
 }
 
-func uninstalled(t *testing.T, ctx context.Context) {
+// policiesApply has nothing held, so that what policies withdraw goes at once.
+func policiesApply(t *testing.T, ctx context.Context) {
 	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 	must(t, gone(ctx, ""))
+	helmOn(t, env.values(true)+"policies: {default: {rules: [{tiers: [exclusive, timeSlice]}]}, whole: {rules: [{tiers: [exclusive]}]}}\n",
+		"upgrade", "cleave", chartDir, "--wait", "--timeout", "90s")
+	offers := func(want ...string) {
+		t.Helper()
+		must(t, workload.Until(ctx, fmt.Sprintf("the node to offer %v", want), func(ctx context.Context) (bool, string, error) {
+			list, err := env.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return false, "", err
+			}
+			var types []string
+			for i := range list.Items {
+				for _, d := range list.Items[i].Spec.Devices {
+					types = append(types, *d.Attributes["type"].StringValue)
+				}
+			}
+			slices.Sort(types)
+			types = slices.Compact(types)
+			return slices.Equal(types, want), fmt.Sprint(types), nil
+		}))
+	}
+	offers("gpu", "timeslice")
+	_, err := kubectl(ctx, "", "label", "node", env.cluster.NodeName(), "gpu.cleave.dev/policy=whole")
+	must(t, err)
+	offers("gpu")
+}
+
+func uninstalled(t *testing.T, ctx context.Context) {
 	must(t, workload.Until(ctx, "nothing to be held", func(context.Context) (bool, string, error) {
 		records, err := filepath.Glob(filepath.Join(env.cluster.PluginsDir(), "gpu.cleave.dev", "claims", "*.json"))
 		records = slices.DeleteFunc(records, func(path string) bool { return strings.HasPrefix(filepath.Base(path), ".") })

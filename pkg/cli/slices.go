@@ -66,6 +66,10 @@ func newSlices() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if f.inForce == policy.BuiltIn && f.policy.file != "" {
+				fmt.Fprintf(cmd.ErrOrStderr(), "cleave: %s has no policy named %s: this is what a node without the label %s publishes, which offers every tier; --policy-name picks one\n",
+					f.policy.file, v1alpha1.DefaultPolicy, v1alpha1.PolicyLabel)
+			}
 			for _, p := range node.Problems {
 				fmt.Fprintf(cmd.ErrOrStderr(), "cleave: GPU %d is left out: %v\n", p.Index, p.Err)
 			}

@@ -154,6 +154,9 @@ func TestSlicesAndInspectPickAPolicyAndHoldItAgainstTheNode(t *testing.T) {
 			if command == "inspect" && tt.want == "timeslice" {
 				tt.want = "by policy built-in"
 			}
+			if builtIn := command == "slices" && len(tt.args) == 2 && tt.code == exitOK; builtIn != strings.Contains(got.stderr, "has no policy named default") {
+				t.Errorf("%s %q: got stderr %q, want a word on the policy that was not picked: %t", command, tt.args, got.stderr, builtIn)
+			}
 			if got.code != tt.code || !strings.Contains(said, tt.want) {
 				t.Errorf("%s %q: got code %d, stdout %.200q, stderr %q, want %q", command, tt.args, got.code, got.stdout, got.stderr, tt.want)
 			}

@@ -21,8 +21,11 @@ import (
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
-// claimsDir is the folder of claim records in the plugin's.
-const claimsDir = "claims"
+// Folders of records in the plugin's.
+const (
+	claimsDir  = "claims"
+	layoutsDir = "layouts"
+)
 
 // leaveTimeout bounds the question whether the plugin was uninstalled: a pod that ends has little time.
 const leaveTimeout = 5 * time.Second
@@ -77,7 +80,8 @@ func uninstalled(ctx context.Context, client kubernetes.Interface, daemonSet str
 }
 
 // removeFiles removes what the plugin keeps on the node, unless claims are held, which it counts. Records that were set
-// aside as corrupt stay: somebody may want to look at them.
+// aside as corrupt stay: somebody may want to look at them. Records of layouts stay as long as partitions do: without them
+// the next plugin would take those for somebody else's.
 func removeFiles(c *Config) (held int, err error) {
 	store, err := records.OpenStore(records.NewDisk(), filepath.Join(c.pluginDir(), claimsDir))
 	if err != nil {
@@ -98,7 +102,7 @@ func removeFiles(c *Config) (held int, err error) {
 	for _, e := range entries {
 		path := filepath.Join(c.pluginDir(), e.Name())
 		switch {
-		case e.Name() == claimsDir:
+		case e.Name() == claimsDir, e.Name() == layoutsDir:
 			errs = append(errs, removeRecords(path))
 			continue
 		case strings.HasPrefix(e.Name(), "dra-") && strings.HasSuffix(e.Name(), ".sock"):
@@ -117,7 +121,8 @@ func removeFiles(c *Config) (held int, err error) {
 	return 0, nil
 }
 
-// removeRecords removes the folder of claim records with its spare files, but not the corrupt records.
+// removeRecords removes a folder of records with its spare files, but no records, of which the corrupt ones are in a folder
+// of their own.
 func removeRecords(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -125,12 +130,12 @@ func removeRecords(dir string) error {
 	}
 	var errs []error
 	for _, e := range entries {
-		if !e.IsDir() {
+		if !e.IsDir() && strings.HasPrefix(e.Name(), ".") {
 			errs = append(errs, os.Remove(filepath.Join(dir, e.Name())))
 		}
 	}
 	_ = os.Remove(filepath.Join(dir, "corrupt"))
-	_ = os.Remove(dir) // unless there is a corrupt one
+	_ = os.Remove(dir) // unless there is a record
 	return errors.Join(errs...)
 }
 

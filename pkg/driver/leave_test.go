@@ -116,6 +116,32 @@ func TestAnUninstalledPluginThatHoldsClaimsLeavesEverything(t *testing.T) {
 	}
 }
 
+func TestTheRecordsOfLayoutsAreNotRemoved(t *testing.T) {
+	c := leavingConfig(t)
+	layouts := filepath.Join(c.pluginDir(), "layouts")
+	for _, file := range []string{"gpu-0000-1b-00-0.json", ".spare"} {
+		if err := errors.Join(os.MkdirAll(filepath.Join(layouts, "corrupt"), 0o700), os.WriteFile(filepath.Join(layouts, file), nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if held, err := removeFiles(c); held != 0 || err != nil {
+		t.Fatalf("got %d, %v", held, err)
+	}
+	entries, err := os.ReadDir(layouts)
+	if err != nil || len(entries) != 1 || entries[0].Name() != "gpu-0000-1b-00-0.json" {
+		t.Errorf("left of the layouts: %v, %v, want the record: its partitions are there", entries, err)
+	}
+	if err := os.Remove(filepath.Join(layouts, "gpu-0000-1b-00-0.json")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := removeFiles(c); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(c.pluginDir()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the plugin's folder is left: %v", err)
+	}
+}
+
 func TestCorruptRecordsAreNotRemoved(t *testing.T) {
 	c := leavingConfig(t)
 	corrupt := filepath.Join(c.pluginDir(), "claims/corrupt/1234.json")

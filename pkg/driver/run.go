@@ -139,7 +139,7 @@ func (s *service) open(ctx context.Context) error {
 	}
 	s.engine = claims.New(claims.Identity{Driver: s.config.DriverName, Pool: s.config.NodeName}, bootID, store, locks,
 		cdi.Remover{Dir: s.config.CDIDir, Driver: s.config.DriverName})
-	layouts, err := records.OpenLayouts(records.NewDisk(), filepath.Join(s.config.pluginDir(), "layouts"))
+	layouts, err := records.OpenLayouts(records.NewDisk(), filepath.Join(s.config.pluginDir(), layoutsDir))
 	if err != nil {
 		return err
 	}

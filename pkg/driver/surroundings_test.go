@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -205,13 +206,16 @@ func TestANodeThatIsNotThereIsWaitedFor(t *testing.T) {
 func TestWhatMayNotBeReadIsToldAndTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, refused := fake.NewClientset(nodeObject("training")), errors.New("forbidden")
-		allowed := false
-		client.PrependReactor("list", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) { return !allowed, nil, refused })
+		var allowed atomic.Bool
+		client.PrependReactor("list", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) { return !allowed.Load(), nil, refused })
 		w := newWatcher(t, client)
-		if len(w.errs) == 0 || !errors.Is(w.errs[0], refused) || !strings.Contains(w.errs[0].Error(), "read Node node-1") || w.isKnown() {
-			t.Errorf("got errors %v, known %t, want one that names the Node", w.errs, w.isKnown())
+		w.mu.Lock()
+		errs := slices.Clone(w.errs)
+		w.mu.Unlock()
+		if len(errs) == 0 || !errors.Is(errs[0], refused) || !strings.Contains(errs[0].Error(), "read Node node-1") || w.isKnown() {
+			t.Errorf("got errors %v, known %t, want one that names the Node", errs, w.isKnown())
 		}
-		allowed = true
+		allowed.Store(true)
 		if err := w.wait(t.Context()); err != nil {
 			t.Fatal(err)
 		}
