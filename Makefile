@@ -52,7 +52,7 @@ image-root: build ## lay out the root file system of the image in bin/image
 	go run ./hack/image-root -cleave $(BIN)/cleave -o $(BIN)/image
 
 .PHONY: demo
-demo: build ## run the main job on a simulated node and a real local Kubernetes
+demo: image-root $(HELM) ## run the main job on a simulated node and a real local Kubernetes
 	go run ./e2e/cmd/demo
 
 .PHONY: test

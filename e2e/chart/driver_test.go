@@ -69,7 +69,7 @@ mps: {enabled: false}
 	if ready := podOf(t, ctx, "plugin").Status.ContainerStatuses[0].Ready; ready {
 		t.Error("the plugin is ready without a driver")
 	}
-	must(t, unix.Mount(env.root, operatorRoot, "", unix.MS_BIND, ""))
+	must(t, unix.Mount(env.Node.Root(), operatorRoot, "", unix.MS_BIND, ""))
 	said(`driverRoot="/run/nvidia/driver"`)
 	pod := example(t, ctx, "one-gpu", nil)[0]
 	t.Cleanup(func() {

@@ -10,7 +10,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -23,7 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
-	"github.com/cleave-dra/cleave/e2e/node"
+	"github.com/cleave-dra/cleave/e2e/release"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -31,7 +30,6 @@ const (
 	// clusterDir is the cluster's folder, of these tests alone.
 	clusterDir = "/var/lib/cleave-chart"
 	model      = "hgx-h100"
-	image      = "cleave.local/cleave:e2e"
 )
 
 // bed is a cluster without Cleave, whose node has simulated GPUs.
@@ -39,8 +37,10 @@ type bed struct {
 	cluster *cluster.Cluster
 	kube    kubernetes.Interface
 	client  workload.Client
-	// root is the driver's, mps the supervisor's folder, cgroups where cgroup v2 is mounted, empty if nowhere.
-	root, mps, cgroups string
+	// Bed is nil until it is prepared.
+	*release.Bed
+	// cgroups is where cgroup v2 is mounted, empty if nowhere.
+	cgroups string
 	// api forwards pods' connections to the API server.
 	api *forwarder
 }
@@ -89,7 +89,7 @@ func setUp(ctx context.Context) (*bed, error) {
 	}
 	b := &bed{cgroups: cgroup2()}
 	if b.cluster, err = cluster.Up(ctx, cluster.Options{
-		Source: source, Dir: clusterDir, Output: os.Stdout, NodeLabels: map[string]string{"nvidia.com/gpu.present": "true"},
+		Source: source, Dir: clusterDir, Output: os.Stdout, NodeLabels: map[string]string{release.NodeLabel: "true"},
 		// Older versions of the API, which admission must not pass over.
 		RuntimeConfig: []string{"resource.k8s.io/v1beta1=true", "resource.k8s.io/v1beta2=true"},
 	}); err != nil {
@@ -102,27 +102,7 @@ func setUp(ctx context.Context) (*bed, error) {
 	if err := workload.Create(ctx, b.kube, "", []runtime.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}}); err != nil {
 		return nil, err
 	}
-	if b.mps, err = b.cluster.GuestDir("mps"); err != nil {
-		return nil, err
-	}
-	// What pods mount here is seen by the host, and the other way around, as below /run of a real node.
-	if err := errors.Join(unix.Mount(filepath.Dir(b.mps), filepath.Dir(b.mps), "", unix.MS_BIND, ""), unix.Mount("", filepath.Dir(b.mps), "", unix.MS_SHARED, "")); err != nil {
-		return nil, fmt.Errorf("share mounts with pods: %w", err)
-	}
-	dir, err := b.cluster.GuestDir("node")
-	if err != nil {
-		return nil, err
-	}
-	n, err := node.Create(ctx, node.Options{Cluster: b.cluster, Bin: filepath.Join(source, "bin"), Model: model, Dir: dir})
-	if err != nil {
-		return nil, err
-	}
-	b.root = n.Root()
-	files, err := cluster.FilesOf(os.DirFS(filepath.Join(source, "bin", "image")))
-	if err != nil {
-		return nil, fmt.Errorf("read the image (make image-root lays it out): %w", err)
-	}
-	if err := b.cluster.ImportImage(ctx, cluster.Image{Ref: image, Files: files, Entrypoint: []string{"/usr/bin/cleave"}, Cmd: []string{"kubelet-plugin"}}); err != nil {
+	if b.Bed, err = release.Prepare(ctx, b.cluster, source, model); err != nil {
 		return nil, err
 	}
 	b.api, err = forward(ctx, cluster.PodGateway, net.JoinHostPort("127.0.0.1", strconv.Itoa(b.cluster.APIServerPort())))
@@ -140,27 +120,9 @@ func cgroup2() string {
 	return ""
 }
 
-// values of a release that works in the cluster. The driver's root and all other folders are the cluster's; pods reach
-// the API server where it is forwarded, as nothing here makes Services work.
+// values of a release that works in the cluster. Pods reach the API server where it is forwarded.
 func (b *bed) values(privileged bool) string {
-	return strings.NewReplacer("$root", b.root, "$mps", b.mps, "$cgroups", b.cgroups, "$kubelet", b.cluster.KubeletDir(), "$cdi", b.cluster.CDIDir(),
-		"$host", cluster.PodGateway, "$port", b.api.port, "$privileged", strconv.FormatBool(privileged)).Replace(`
-image: {repository: cleave.local/cleave, tag: e2e, pullPolicy: Never}
-driver: {root: $root}
-kubelet: {dir: $kubelet}
-cdi: {dir: $cdi}
-plugin:
-  privileged: $privileged
-  logVerbosity: 4
-  env:
-    - {name: KUBERNETES_SERVICE_HOST, value: $host}
-    - {name: KUBERNETES_SERVICE_PORT, value: "$port"}
-  extraArgs: [--sysfs=/host$root/sys, --procfs=/host$root/proc]
-  # Simulated hardware keeps its state in files below the driver's root, so that is mounted once more, to be written.
-  extraVolumes: [{name: hardware, hostPath: {path: $root}}]
-  extraVolumeMounts: [{name: hardware, mountPath: /host$root/}]
-mps: {dir: $mps, cgroup: "$cgroups", logVerbosity: 4}
-`)
+	return b.Values(release.Settings{APIHost: cluster.PodGateway, APIPort: b.api.port, Cgroups: b.cgroups, Unprivileged: !privileged})
 }
 
 // forwarder passes connections on.

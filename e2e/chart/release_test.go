@@ -404,7 +404,7 @@ func uninstalled(t *testing.T, ctx context.Context) {
 	server := filepath.Join(env.cgroups, "cleave-mps")
 	uninstall(t, ctx)
 	// Of the folders that the kubelet made to mount them, nobody knows whether others use them.
-	for _, dir := range []string{filepath.Join(env.cluster.PluginsDir(), "gpu.cleave.dev"), env.cluster.RegistryDir(), env.cluster.CDIDir(), env.mps} {
+	for _, dir := range []string{filepath.Join(env.cluster.PluginsDir(), "gpu.cleave.dev"), env.cluster.RegistryDir(), env.cluster.CDIDir(), env.MPSDir} {
 		left, err := os.ReadDir(dir)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			t.Error(err)

@@ -2,13 +2,11 @@ package chart
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -21,37 +19,28 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/e2e/release"
 )
 
 // Paths from this folder.
 const (
-	helmProgram = "../../bin/helm"
+	source      = "../.."
 	chartDir    = "../../deployments/helm/cleave"
 	manifestDir = "../../deployments/manifests"
 )
 
 // namespace is where the chart is installed.
-const namespace = "cleave-system"
+const namespace = release.Namespace
 
 // helm runs Helm with values on its standard input, if there are any, and returns what it prints.
 func helm(t testing.TB, values string, args ...string) (string, error) {
 	t.Helper()
-	if _, err := os.Stat(helmProgram); err != nil {
+	if _, err := os.Stat(filepath.Join(source, "bin", "helm")); err != nil {
 		t.Skipf("Helm is not built (make helm): %v", err)
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience) // clean-up needs it, too
 	defer cancel()
-	command := exec.CommandContext(ctx, helmProgram, args...)
-	if values != "" {
-		command.Args = append(command.Args, "--values", "-")
-		command.Stdin = strings.NewReader(values)
-	}
-	var out, complaints bytes.Buffer
-	command.Stdout, command.Stderr = &out, &complaints
-	if err := command.Run(); err != nil {
-		return "", fmt.Errorf("helm %s: %w: %s", strings.Join(args, " "), err, complaints.String())
-	}
-	return out.String(), nil
+	return release.Helm(ctx, source, values, args...)
 }
 
 // render gives the objects of the chart, tests included.

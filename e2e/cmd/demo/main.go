@@ -1,26 +1,30 @@
-// Command demo runs Cleave's main job on this machine: a local Kubernetes, a simulated HGX H100 node, the driver, and
-// pods that get GPUs, partitions and shares. It ends in a table of what each pod got and sees.
+// Command demo runs Cleave's main job on this machine: a local Kubernetes, a simulated HGX H100 node, Cleave from its
+// Helm chart, and pods that get GPUs, partitions and shares. It ends in a table of what each pod got and sees.
 package main
 
 import (
 	"context"
 	"flag"
 	"fmt"
+	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"text/tabwriter"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/node"
+	"github.com/cleave-dra/cleave/e2e/release"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -52,7 +56,7 @@ func run(ctx context.Context, source string) error {
 		return err
 	}
 	fmt.Println("==> Starting a local Kubernetes (the first time its programs are built, which takes some minutes)")
-	c, err := cluster.Up(ctx, cluster.Options{Source: source, Output: os.Stdout})
+	c, err := cluster.Up(ctx, cluster.Options{Source: source, Output: os.Stdout, NodeLabels: map[string]string{release.NodeLabel: "true"}})
 	if err != nil {
 		return err
 	}
@@ -62,23 +66,13 @@ func run(ctx context.Context, source string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	fmt.Printf("==> Starting Cleave on a simulated %s node\n", model)
-	n, err := startNode(ctx, c, source)
-	if err != nil {
-		return err
-	}
+	fmt.Printf("==> Installing Cleave with Helm on a simulated %s node\n", model)
 	client := workload.Client{Cluster: c, Kube: kube}
-	err = workload.Until(ctx, "ResourceSlices", func(ctx context.Context) (bool, string, error) {
-		list, err := kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return false, "", err
-		}
-		return len(list.Items) >= 2, fmt.Sprintf("%d slices", len(list.Items)), nil
-	})
+	n, err := install(ctx, client, source)
 	if err != nil {
 		return err
 	}
-	fmt.Println("==> Creating DeviceClasses and the examples " + strings.Join(examples, ", "))
+	fmt.Println("==> Creating the examples " + strings.Join(examples, ", "))
 	pods, err := createAll(ctx, client, source)
 	if err != nil {
 		return err
@@ -86,32 +80,53 @@ func run(ctx context.Context, source string) error {
 	return show(ctx, client, n, pods)
 }
 
-func startNode(ctx context.Context, c *cluster.Cluster, source string) (*node.Node, error) {
-	dir, err := c.GuestDir("node")
+// install installs the chart on a simulated node and waits until its GPUs are published.
+func install(ctx context.Context, client workload.Client, source string) (*node.Node, error) {
+	bed, err := release.Prepare(ctx, client.Cluster, source, model)
 	if err != nil {
 		return nil, err
 	}
-	n, err := node.Create(ctx, node.Options{Cluster: c, Bin: filepath.Join(source, "bin"), Model: model, Dir: dir})
+	port, err := freePort(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err := n.StartSupervisor(ctx); err != nil {
+	// On the network of the host the plugin reaches the API server by itself, also after this program ended. MPS servers
+	// stay in the supervisor's cgroup, which goes with the cluster.
+	values := bed.Values(release.Settings{APIHost: "127.0.0.1", APIPort: strconv.Itoa(client.Cluster.APIServerPort()), HostPort: port})
+	if _, err := release.Helm(ctx, source, values, "install", "cleave", release.Chart(source), "--namespace", release.Namespace,
+		"--create-namespace", "--kubeconfig", client.Cluster.Kubeconfig()); err != nil {
 		return nil, err
 	}
-	if err := n.Start(ctx); err != nil {
-		return nil, err
-	}
-	return n, n.WaitReady(ctx)
+	return bed.Node, workload.Until(ctx, "Cleave to publish the GPUs and MPS shares of them", func(ctx context.Context) (bool, string, error) {
+		list, err := client.Kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, "", err
+		}
+		complete := len(list.Items) > 0 && int64(len(list.Items)) == list.Items[0].Spec.Pool.ResourceSliceCount
+		shares := slices.ContainsFunc(list.Items, func(s resourceapi.ResourceSlice) bool {
+			return slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool { return strings.HasSuffix(d.Name, "-mps") })
+		})
+		return complete && shares, fmt.Sprintf("%d slices; kubectl -n %s get pods may tell more", len(list.Items), release.Namespace), nil
+	})
 }
 
-// createAll makes the DeviceClasses and examples and returns the names of the examples' pods.
-func createAll(ctx context.Context, client workload.Client, source string) (pods []string, err error) {
-	files := []string{"manifests/deviceclasses.yaml"}
-	for _, name := range examples {
-		files = append(files, "examples/"+name+".yaml")
+// freePort is a port of this machine that nobody listens at.
+func freePort(ctx context.Context) (int, error) {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", ":0")
+	if err != nil {
+		return 0, fmt.Errorf("find a free port: %w", err)
 	}
-	for _, file := range files {
-		objects, err := workload.Load(filepath.Join(source, "deployments", file))
+	port := listener.Addr().(*net.TCPAddr).Port
+	if err := listener.Close(); err != nil {
+		return 0, fmt.Errorf("find a free port: %w", err)
+	}
+	return port, nil
+}
+
+// createAll makes the examples and returns the names of their pods.
+func createAll(ctx context.Context, client workload.Client, source string) (pods []string, err error) {
+	for _, name := range examples {
+		objects, err := workload.Load(filepath.Join(source, "deployments", "examples", name+".yaml"))
 		if err != nil {
 			return nil, err
 		}
@@ -203,9 +218,10 @@ func show(ctx context.Context, client workload.Client, n *node.Node, pods []stri
 	}
 	fmt.Printf("\nEvery container sees besides: %s\n", strings.Join(common, " "))
 	c := client.Cluster
+	fmt.Printf("\nCleave was installed by Helm; its pods: kubectl -n %s get pods\n", release.Namespace)
 	fmt.Printf("\nLook around:\n  export KUBECONFIG=%s PATH=%s:$PATH\n  kubectl get pods,resourceclaims,resourceslices\n"+
-		"  %s show --root %s\n  less %s\nStop it and remove all of it:\n  make cluster-down\n",
-		c.Kubeconfig(), filepath.Dir(c.Kubectl()), "bin/nvml-sim", n.Root(), n.Log())
+		"  kubectl -n %s logs daemonset/cleave-plugin\n  %s show --root %s\nStop it and remove all of it:\n  make cluster-down\n",
+		c.Kubeconfig(), filepath.Dir(c.Kubectl()), release.Namespace, "bin/nvml-sim", n.Root())
 	return nil
 }
 
