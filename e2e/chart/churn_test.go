@@ -22,7 +22,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/cleave-dra/cleave/e2e/node"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -173,8 +172,7 @@ func held(ctx context.Context) (map[string][]string, error) {
 		}
 		kinds[kind] = found
 	}
-	sim := node.Attach(node.Options{Cluster: env.cluster, Bin: "../../bin", Dir: filepath.Dir(env.root)})
-	partitions, err := sim.Sim(ctx, "mig", "list")
+	partitions, err := env.Node.Sim(ctx, "mig", "list")
 	if err != nil {
 		return nil, err
 	}
@@ -183,7 +181,7 @@ func held(ctx context.Context) (map[string][]string, error) {
 			kinds["partitions"] = append(kinds["partitions"], strings.TrimSpace(line))
 		}
 	}
-	shown, err := sim.Sim(ctx, "show")
+	shown, err := env.Node.Sim(ctx, "show")
 	if err != nil {
 		return nil, err
 	}
@@ -199,7 +197,7 @@ func held(ctx context.Context) (map[string][]string, error) {
 	for _, dir := range processes {
 		command, _ := os.ReadFile(filepath.Join(dir, "cmdline")) // it may have ended
 		environment, _ := os.ReadFile(filepath.Join(dir, "environ"))
-		if strings.Contains(string(command), "nvidia-cuda-mps") && strings.Contains(string(environment), "="+env.mps) {
+		if strings.Contains(string(command), "nvidia-cuda-mps") && strings.Contains(string(environment), "="+env.MPSDir) {
 			kinds["MPS processes"] = append(kinds["MPS processes"], filepath.Base(dir)+": "+strings.ReplaceAll(string(command), "\x00", " "))
 		}
 	}
