@@ -51,10 +51,11 @@ func (g *GPU) Counters() []Counter {
 }
 
 // Consumes is what a shape takes of its GPU's counters; zeros are left out.
-func (s Shape) Consumes() []Counter { return s.consumes(s.GPU.Counters()) }
+func (s Shape) Consumes() []Counter { return s.ConsumesOf(s.GPU.Counters()) }
 
-// consumes is what a shape takes of its GPU's counters, which cost much to work out.
-func (s Shape) consumes(all []Counter) []Counter {
+// ConsumesOf is what a shape takes of its GPU's counters. They cost much to work out: who asks for many shapes of a GPU does
+// it once.
+func (s Shape) ConsumesOf(all []Counter) []Counter {
 	if !s.IsPartition() {
 		return all
 	}

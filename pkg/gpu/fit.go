@@ -103,7 +103,7 @@ func newFitter(g *GPU, prefer []Place) *fitter {
 	for _, p := range g.MIG.offered() {
 		for _, at := range slices.Backward(p.Placements) {
 			c := candidate{place: Place{p.ID, at}, takes: make([]int64, len(f.left))}
-			for _, taken := range (Shape{GPU: g, Profile: p, Placement: at}).consumes(counters) {
+			for _, taken := range (Shape{GPU: g, Profile: p, Placement: at}).ConsumesOf(counters) {
 				c.takes[index[taken.Name]] += taken.Value
 			}
 			c.preferred = slices.Contains(prefer, c.place)

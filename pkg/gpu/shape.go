@@ -114,13 +114,16 @@ func (n *Node) FindShape(device string) (Shape, bool) {
 
 // FitsBeside tells whether a shape can be made while others, made by whomever and of any profile, are there.
 func (s Shape) FitsBeside(others []Shape) bool {
+	if len(others) == 0 {
+		return true // whatever a board offers fits an empty one
+	}
 	left := map[string]int64{}
 	all := s.GPU.Counters()
 	for _, c := range all {
 		left[c.Name] = c.Value
 	}
 	for _, t := range append(slices.Clone(others), s) {
-		for _, c := range t.consumes(all) {
+		for _, c := range t.ConsumesOf(all) {
 			left[c.Name] -= c.Value
 			if left[c.Name] < 0 {
 				return false

@@ -90,17 +90,18 @@ func (v *View) WholeGPUs(node *gpu.Node) []string {
 // the order of gpu.OrderShapes. A node that offers nothing has one empty slice, which tells "nothing here" from "not running".
 // Devices that cannot be had are tainted, never left out: the scheduler would forget what they consume.
 func Resources(node *gpu.Node, pool string, view View) resourceslice.DriverResources {
+	d := devices{node: node, view: view, nvlinkGroups: gpu.NVLinkGroups(node.GPUs), counters: map[gpu.PCIAddress][]gpu.Counter{}}
 	var counterSets []resourceapi.CounterSet
 	for i := range node.GPUs {
-		if len(node.GPUs[i].Shapes()) > 0 {
-			counterSets = append(counterSets, counterSet(&node.GPUs[i]))
+		if g := &node.GPUs[i]; len(g.Shapes()) > 0 {
+			d.counters[g.PCI] = g.Counters()
+			counterSets = append(counterSets, resourceapi.CounterSet{Name: g.PCI.DeviceName(), Counters: counters(d.counters[g.PCI])})
 		}
 	}
 	var published []resourceslice.Slice
 	for chunk := range slices.Chunk(counterSets, maxCounterSets) {
 		published = append(published, resourceslice.Slice{SharedCounters: chunk})
 	}
-	d := devices{node: node, view: view, nvlinkGroups: gpu.NVLinkGroups(node.GPUs)}
 	order := gpu.OrderShapes(node.GPUs, view.free)
 	for _, group := range slices.Concat([][]gpu.Shape{order.Whole, order.Shared}, order.Partitions, [][]gpu.Shape{order.Largest}) {
 		var list []resourceapi.Device
@@ -150,11 +151,6 @@ func Objects(node *gpu.Node, driver, nodeName string) *resourceapi.ResourceSlice
 	return list
 }
 
-// counterSet is what shapes of a GPU consume.
-func counterSet(g *gpu.GPU) resourceapi.CounterSet {
-	return resourceapi.CounterSet{Name: g.PCI.DeviceName(), Counters: counters(g.Counters())}
-}
-
 func counters(list []gpu.Counter) map[string]resourceapi.Counter {
 	m := map[string]resourceapi.Counter{}
 	for _, c := range list {
@@ -168,6 +164,7 @@ type devices struct {
 	node         *gpu.Node
 	view         View
 	nvlinkGroups map[gpu.PCIAddress]string
+	counters     map[gpu.PCIAddress][]gpu.Counter
 }
 
 // device is a shape as the scheduler sees it.
@@ -176,7 +173,7 @@ func (ds *devices) device(s gpu.Shape) resourceapi.Device {
 		Name:             s.Name(),
 		Attributes:       ds.attributes(s),
 		Capacity:         capacity(s),
-		ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: s.GPU.PCI.DeviceName(), Counters: counters(s.Consumes())}},
+		ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: s.GPU.PCI.DeviceName(), Counters: counters(s.ConsumesOf(ds.counters[s.GPU.PCI]))}},
 	}
 	if ds.view.Compatible {
 		compatible(&d, s)
