@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,6 +29,9 @@ type fakeHelper struct {
 	// lost makes the helper forget what it is told.
 	lost bool
 	want []resourceslice.Slice
+	// writes are those of PublishResources: one after the other, and none of what has been overtaken.
+	writes sync.Mutex
+	latest atomic.Int64
 }
 
 func (h *fakeHelper) PublishResources(ctx context.Context, resources resourceslice.DriverResources) error {
@@ -41,7 +46,7 @@ func (h *fakeHelper) PublishResources(ctx context.Context, resources resourcesli
 	}
 	h.calls = append(h.calls, call)
 	if !h.lost {
-		go h.write(context.WithoutCancel(ctx), h.want)
+		go h.write(context.WithoutCancel(ctx), h.latest.Add(1), h.want)
 	}
 	return nil
 }
@@ -60,8 +65,13 @@ func (h *fakeHelper) missing(ctx context.Context) int {
 
 func sliceName(i int) string { return fmt.Sprintf("%05x-gpu.cleave.dev-node-1", i) }
 
-func (h *fakeHelper) write(ctx context.Context, slices []resourceslice.Slice) {
+func (h *fakeHelper) write(ctx context.Context, call int64, slices []resourceslice.Slice) {
+	h.writes.Lock()
+	defer h.writes.Unlock()
 	for i, s := range slices {
+		if call != h.latest.Load() {
+			return
+		}
 		node := "node-1"
 		object := &resourceapi.ResourceSlice{
 			ObjectMeta: metav1.ObjectMeta{Name: sliceName(i)},

@@ -11,8 +11,12 @@ import (
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
-// rankEvery is the least time between two changes of the order of whole GPUs: claims come and go in bursts.
-const rankEvery = 250 * time.Millisecond
+// rankAfter is how long what claims hold must have stood still before whole GPUs change their order: claims come and go in
+// bursts. Where it never stands still, the order is looked at after rankAtMost.
+const (
+	rankAfter  = 250 * time.Millisecond
+	rankAtMost = 2 * time.Second
+)
 
 // ranking keeps the order of the whole GPUs in line with what claims hold.
 type ranking struct {
@@ -20,16 +24,21 @@ type ranking struct {
 	changed chan struct{}
 	// due ticks when the order is to be looked at again; nil while nothing has changed.
 	due <-chan time.Time
+	// since is when the first of the changes came that due is for.
+	since time.Time
 	// order is what was published last; nil if that is not known.
 	order []string
 }
 
 func newRanking() ranking { return ranking{changed: make(chan struct{}, 1)} }
 
-// start has the order looked at in a while. What changes until then costs nothing more.
+// start has the order looked at in a while, later if more changes until then.
 func (r *ranking) start() {
 	if r.due == nil {
-		r.due = time.After(rankEvery)
+		r.since = time.Now()
+	}
+	if r.due == nil || time.Since(r.since) < rankAtMost {
+		r.due = time.After(rankAfter)
 	}
 }
 

@@ -146,19 +146,33 @@ func TestAdminAccessHoldsNoGPU(t *testing.T) {
 	}
 }
 
-func TestTheOrderIsLookedAtOnceForABurstOfChanges(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newRanking()
-		start := time.Now()
-		for range 10 {
-			r.start()
-			time.Sleep(10 * time.Millisecond) //nolint:forbidigo // the clock of the test is not the world's
-		}
-		<-r.due
-		if took := time.Since(start); took != rankEvery {
-			t.Errorf("the order was looked at %s after the first change, want %s", took, rankEvery)
-		}
-	})
+func TestTheOrderIsLookedAtOnceAfterABurstOfChangesAndNeverTooLate(t *testing.T) {
+	const between = 10 * time.Millisecond
+	for changes, want := range map[int]time.Duration{
+		1:    rankAfter,
+		10:   9*between + rankAfter,
+		1000: rankAtMost - between + rankAfter, // it never stands still
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRanking()
+			start := time.Now()
+			for range changes {
+				r.start()
+				select {
+				case <-r.due:
+					if took := time.Since(start); took != want {
+						t.Errorf("%d changes: the order was looked at after %s, want %s", changes, took, want)
+					}
+					return
+				case <-time.After(between):
+				}
+			}
+			<-r.due
+			if took := time.Since(start); took != want {
+				t.Errorf("%d changes: the order was looked at after %s, want %s", changes, took, want)
+			}
+		})
+	}
 }
 
 func TestAnOrderThatCouldNotBePublishedIsNotTakenForPublished(t *testing.T) {
