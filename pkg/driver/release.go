@@ -29,8 +29,10 @@ const loaded = "driver/nvidia/version"
 
 // driverGone says what of the driver is missing; nil if nothing is.
 func (s *service) driverGone() error {
-	if _, err := nvml.FindLibrary(s.whereDriver()); err != nil {
-		return err
+	if _, err := os.Stat(s.library); s.library == "" || err != nil { // to look for it costs milliseconds, every two seconds
+		if s.library, err = nvml.FindLibrary(s.whereDriver()); err != nil {
+			return err
+		}
 	}
 	if _, err := os.Stat(s.loadedFile()); err != nil && s.tellsLoaded {
 		return fmt.Errorf("%w: %w", gpu.ErrDriverNotLoaded, err)

@@ -98,6 +98,7 @@ type service struct {
 	uncut string
 	// draining tells that the driver is let go of; tellsLoaded that procfs says whether it is loaded. So are they.
 	draining, tellsLoaded bool
+	library               string // where the driver's library was found last
 	helper                *kubeletplugin.Helper
 	ready                 readiness
 	// registered has a value after the kubelet has registered the plugin.
