@@ -37,7 +37,7 @@ func TestExamplePodsGetDistinctGPUsThatBelongTogether(t *testing.T) {
 		want  []string
 		order string // once the pod runs
 	}{
-		{"one-gpu", all[:1], "32107654"},
+		{"one-gpu", all[:1], lastHeld},
 		{"four-gpus", all[4:], lastFirst},
 		{"extended-resource", all[1:2], lastFirst},
 	} {

@@ -73,8 +73,10 @@ func TestPluginKilledAndStartedAgainCatchesUp(t *testing.T) {
 
 func TestPluginEndsGracefullyAndKeepsItsSlices(t *testing.T) {
 	ctx, s := newSpace(t, nil)
+	s.waitOrder(ctx, lastFirst)
 	s.create(ctx, gpuPod("stays", 1)...)
 	stays := s.running(ctx, "stays")
+	s.waitOrder(ctx, lastHeld)
 	before := s.slices(ctx, env.cluster.NodeName())
 	if err := env.node.Stop(); err != nil {
 		t.Errorf("the plugin ends with %v on SIGTERM, want exit status 0; its log ends with:\n%s", err, env.node.LogTail(15))
@@ -94,8 +96,10 @@ func TestPodsWorkBeforeAndAfterKubeletRestart(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		t.Run(strings.ReplaceAll(sig.String(), " ", "-"), func(t *testing.T) {
 			ctx, s := newSpace(t, nil)
+			s.waitOrder(ctx, lastFirst)
 			s.create(ctx, gpuPod("before", 1)...)
 			before := s.running(ctx, "before")
+			s.waitOrder(ctx, lastHeld)
 			t.Cleanup(func() {
 				if t.Failed() {
 					_ = env.cluster.StartKubelet(context.WithoutCancel(ctx)) // if it runs this says so

@@ -254,6 +254,9 @@ func (s *space) waitOrder(ctx context.Context, want string) []resourceapi.Device
 // lastFirst is the order of the whole GPUs while all are free.
 const lastFirst = "76543210"
 
+// lastHeld is that once a claim has taken the first of them.
+const lastHeld = "32107654"
+
 // wholeGPUs are the devices that are no partitions.
 func wholeGPUs(list []resourceapi.ResourceSlice) []resourceapi.Device {
 	return slices.DeleteFunc(devicesOf(list), func(d resourceapi.Device) bool { return *d.Attributes["type"].StringValue != "gpu" })

@@ -1,0 +1,81 @@
+package chart
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
+)
+
+// Manifests written for NVIDIA's DRA driver run unchanged where the chart is told so: both classes, the parameters for time
+// slices and MPS, and selection by what that driver publishes. The admission policies let them through.
+func TestManifestsForNVIDIAsDriverRunWhereTheChartIsCompatible(t *testing.T) {
+	if env == nil {
+		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	helmOn(t, env.values(true)+"nvidiaCompatible: true\n", "install", "cleave", chartDir, "--create-namespace")
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+		must(t, gone(ctx, ""))
+		must(t, env.kube.ResourceV1().ResourceClaims(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+		must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+		uninstall(t, ctx)
+	})
+	must(t, workload.Until(ctx, "ResourceSlices of gpu.nvidia.com", func(ctx context.Context) (bool, string, error) {
+		list, err := env.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.driver=gpu.nvidia.com"})
+		if err != nil {
+			return false, "", err
+		}
+		complete := len(list.Items) > 0 && int64(len(list.Items)) == list.Items[0].Spec.Pool.ResourceSliceCount
+		return complete, fmt.Sprintf("%d slices", len(list.Items)), nil
+	}))
+	must(t, workload.Until(ctx, "the supervisor to be ready", func(ctx context.Context) (bool, string, error) {
+		pod := podOf(t, ctx, "mps")
+		return len(pod.Status.ContainerStatuses) == 1 && pod.Status.ContainerStatuses[0].Ready, workload.Describe(pod), nil
+	}))
+	for _, name := range []string{"gpus", "mig", "sharing"} {
+		objects, err := workload.Load(filepath.Join("..", "packing", "testdata", "nvidia-compatible", name+".yaml"))
+		must(t, err)
+		var pods []string
+		for _, o := range objects {
+			pod, isPod := o.(*corev1.Pod)
+			if !isPod {
+				continue
+			}
+			pods = append(pods, pod.Name)
+			if strings.HasPrefix(pod.Name, "mps-") {
+				workload.RunCUDA(pod)
+			}
+		}
+		must(t, workload.Create(ctx, env.kube, demo, objects))
+		for _, pod := range pods {
+			running, err := env.client.WaitRunning(ctx, demo, pod)
+			must(t, err)
+			seen, err := env.client.Look(ctx, demo, pod, running.Spec.Containers[0].Name)
+			must(t, err)
+			if len(seen.GPUNodes()) == 0 {
+				t.Errorf("pod %s sees no GPU, only %v", pod, seen.DeviceNodes)
+			}
+			if strings.HasPrefix(pod, "mps-") {
+				served, err := env.client.Served(ctx, demo, pod)
+				must(t, err)
+				if served.Threads != 50 {
+					t.Errorf("pod %s has %+v of MPS, want half of the threads", pod, served)
+				}
+			}
+		}
+		// Eight GPUs are enough for one file at a time.
+		must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+		must(t, gone(ctx, ""))
+	}
+}
