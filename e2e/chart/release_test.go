@@ -392,6 +392,11 @@ func policiesApply(t *testing.T, ctx context.Context) {
 	offers("gpu", "timeslice")
 	_, err := kubectl(ctx, "", "label", "node", env.cluster.NodeName(), "gpu.cleave.dev/policy=whole")
 	must(t, err)
+	// A release that has no policy of this name would hand out nothing.
+	defer func() {
+		_, err := kubectl(context.WithoutCancel(ctx), "", "label", "node", env.cluster.NodeName(), "gpu.cleave.dev/policy-")
+		must(t, err)
+	}()
 	offers("gpu")
 }
 

@@ -9,7 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/cleave-dra/cleave/api/v1alpha1"
+	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -42,7 +42,7 @@ webhook: {enabled: true, replicas: 1, failurePolicy: Fail, hostNetwork: true, po
 		raw := withType(t, text)
 		spec := ask("mps.cleave.dev", nil)
 		spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: opaque(workload.Driver, raw)}}
-		_, want := v1alpha1.DecodeParameters(raw)
+		_, want := nvidia.DecodeParameters(workload.Driver, raw)
 		got := submit(t, ctx, spec)
 		if (want == nil) != (got == nil) || want != nil && !strings.Contains(got.Error(), want.Error()) {
 			t.Errorf("%s: the webhook says %v, the plugin %v", raw, got, want)
