@@ -1,0 +1,132 @@
+package chart
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
+)
+
+// must ends the test if there is an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Log(trouble())
+		t.Fatal(err)
+	}
+}
+
+// trouble is what a person wants to see of a test that failed.
+func trouble() string {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	var b strings.Builder
+	for _, ns := range []string{namespace, demo} {
+		pods, err := env.kube.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err.Error()
+		}
+		for i := range pods.Items {
+			fmt.Fprintf(&b, "pod %s: %s\n", pods.Items[i].Name, workload.Describe(&pods.Items[i]))
+			if ns == namespace {
+				log, _ := env.cluster.PodLogs(ctx, ns, pods.Items[i].Name, pods.Items[i].Spec.Containers[0].Name)
+				lines := strings.Split(strings.TrimSpace(log), "\n")
+				b.WriteString(strings.Join(lines[max(0, len(lines)-25):], "\n") + "\n")
+			}
+		}
+		if events, err := env.kube.CoreV1().Events(ns).List(ctx, metav1.ListOptions{}); err == nil {
+			for _, e := range events.Items {
+				if e.Type == corev1.EventTypeWarning {
+					fmt.Fprintf(&b, "event on %s: %s: %s\n", e.InvolvedObject.Name, e.Reason, e.Message)
+				}
+			}
+		}
+	}
+	return b.String()
+}
+
+// kubectl runs it with something on its standard input.
+func kubectl(ctx context.Context, input string, args ...string) (string, error) {
+	command := exec.CommandContext(ctx, env.cluster.Kubectl(), append([]string{"--kubeconfig", env.cluster.Kubeconfig()}, args...)...)
+	command.Stdin = strings.NewReader(input)
+	var out bytes.Buffer
+	command.Stdout, command.Stderr = &out, &out
+	err := command.Run()
+	if err != nil {
+		err = fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, out.String())
+	}
+	return out.String(), err
+}
+
+// helmOn runs Helm against the cluster.
+func helmOn(t *testing.T, values string, args ...string) string {
+	t.Helper()
+	out, err := helm(t, values, append(args, "--kubeconfig", env.cluster.Kubeconfig(), "--namespace", namespace)...)
+	must(t, err)
+	return out
+}
+
+// podOf is the one pod of a component that is not about to go.
+func podOf(t *testing.T, ctx context.Context, component string) *corev1.Pod {
+	t.Helper()
+	list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
+	must(t, err)
+	list.Items = slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
+	if len(list.Items) != 1 {
+		t.Fatalf("component %s has %d pods, want one", component, len(list.Items))
+	}
+	return &list.Items[0]
+}
+
+// gone waits until a pod is no longer there.
+func gone(ctx context.Context, name string) error {
+	return workload.Until(ctx, "pod "+name+" to go", func(ctx context.Context) (bool, string, error) {
+		list, err := env.kube.CoreV1().Pods(demo).List(ctx, metav1.ListOptions{})
+		var names []string
+		for i := range list.Items {
+			if name == "" || list.Items[i].Name == name {
+				names = append(names, list.Items[i].Name)
+			}
+		}
+		return err == nil && len(names) == 0, strings.Join(names, " "), err
+	})
+}
+
+// uninstall ends a release and waits until its pods are gone.
+func uninstall(t *testing.T, ctx context.Context) {
+	t.Helper()
+	helmOn(t, "", "uninstall", "cleave", "--wait", "--timeout", "90s")
+	must(t, workload.Until(ctx, "the pods of the release to go", func(ctx context.Context) (bool, string, error) {
+		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+		return err == nil && len(list.Items) == 0, fmt.Sprint(len(list.Items)), err
+	}))
+}
+
+// nothingInTheCluster waits until no object of the release is left, nor any of the plugin's.
+func nothingInTheCluster(t *testing.T, ctx context.Context) {
+	// The kubelet deletes slices half a minute after the plugin went.
+	must(t, workload.Until(ctx, "the slices to go", func(ctx context.Context) (bool, string, error) {
+		list, err := env.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + workload.Driver})
+		return err == nil && len(list.Items) == 0, fmt.Sprintf("%d slices", len(list.Items)), err
+	}))
+	kinds, err := kubectl(ctx, "", "api-resources", "--verbs=list", "-o", "name")
+	must(t, err)
+	list := slices.DeleteFunc(strings.Fields(kinds), func(kind string) bool { return strings.HasPrefix(kind, "events") })
+	out, err := kubectl(ctx, "", "get", strings.Join(list, ","), "-A", "-o", "name", "-l", "app.kubernetes.io/instance=cleave", "--ignore-not-found")
+	must(t, err)
+	for line := range strings.Lines(out) {
+		if !strings.HasPrefix(line, "Warning: ") { // of kinds that are deprecated
+			t.Errorf("%s is left", strings.TrimSpace(line))
+		}
+	}
+}
