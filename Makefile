@@ -12,10 +12,12 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations
 # NVML's functions are bound when they are first called, as a driver may lack some: linking with -z now, which some
 # compilers do by default, would end the program at its start (github.com/NVIDIA/go-nvml, README).
-# -Ttext-segment off a 2 MB boundary keeps the kernel from mapping all of the program as huge pages, used or not.
-GO_LDFLAGS := -s -w -X github.com/cleave-dra/cleave/pkg/cli.version=$(VERSION) '-extldflags=-Wl,-z,lazy -Wl,-Ttext-segment=0x401000'
+GO_LDFLAGS := -s -w -X github.com/cleave-dra/cleave/pkg/cli.version=$(VERSION) -extldflags=-Wl,-z,lazy
 # gRPC's tracing pages draw in html/template, and with it the linker keeps every method there is: 15 MB of them.
 GO_TAGS := grpcnotrace
+# The directory of nvml.h. Asked of a package, go downloads its module; asked of a module (go list -m) it prints nothing for
+# one that was never downloaded, which is every module on a fresh machine.
+NVML_HEADER = $$(go list -f '{{.Dir}}' github.com/NVIDIA/go-nvml/pkg/nvml)
 LINT := $(BIN)/golangci-lint
 HELM := $(BIN)/helm
 CHART := deployments/helm/cleave
@@ -32,10 +34,11 @@ build: sim hook ## build cleave, nvml-sim and libnvidia-ml.so.1 into bin/
 .PHONY: sim
 sim: ## build the simulated node: nvml-sim and libnvidia-ml.so.1
 	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $(BIN)/nvml-sim ./cmd/nvml-sim
-	CGO_CFLAGS="$(CGO_CFLAGS) -I$$(go list -m -f '{{.Dir}}' github.com/NVIDIA/go-nvml)/pkg/nvml" \
+	header=$(NVML_HEADER); CGO_CFLAGS="$(CGO_CFLAGS) -I$$header" \
 		go build -trimpath -tags nvmlsim -buildmode=c-shared -ldflags "-s -w -extldflags '-Wl,-soname,libnvidia-ml.so.1 -Wl,--version-script=$(CURDIR)/cmd/nvml-sim/libnvidia-ml/exports.map'" \
 		-o $(BIN)/libnvidia-ml.so.1 ./cmd/nvml-sim/libnvidia-ml
 	rm -f $(BIN)/libnvidia-ml.so.h
+	go build -trimpath -tags nvmlsimdynamic,osusergo,netgo -ldflags '-s -w' -o $(BIN)/nvidia-programs ./cmd/nvml-sim
 
 # The hook programs, which cleave carries and which run on the host. The first is static, as the host's C library may be
 # any. The second loads the driver's library, so it cannot be; it is installed only where the driver is new enough.
@@ -48,19 +51,20 @@ hook:
 	gzip -9 -n -f $(HOOKS)/nvidia-cdi-hook $(HOOKS)/cleave-memory-limit
 
 .PHONY: image-root
+# What is run is built with -trimpath, too, so that Go takes most of it from the cache of the build.
 image-root: build ## lay out the root file system of the image in bin/image
-	go run ./hack/image-root -cleave $(BIN)/cleave -o $(BIN)/image
+	go run -trimpath ./hack/image-root -cleave $(BIN)/cleave -o $(BIN)/image
 
 .PHONY: demo
 demo: image-root $(HELM) ## run the main job on a simulated node and a real local Kubernetes
-	go run ./e2e/cmd/demo
+	go run -trimpath ./e2e/cmd/demo
 
 .PHONY: test
 test: lint unit e2e ## everything that runs without a GPU: lint, unit with race detector, end to end
 
 .PHONY: unit
 unit: build $(HELM) ## unit tests with the race detector, and the Helm chart rendered in many ways
-	go test -race -short ./api/... ./cmd/... ./pkg/... ./hack/gen-deviceclasses/... ./hack/gen-reference/... ./hack/image-root/... ./e2e/cluster/...
+	go test -race -short ./api/... ./cmd/... ./pkg/... ./hack/gen-deviceclasses/... ./hack/gen-policyschema/... ./hack/gen-reference/... ./hack/image-root/... ./e2e/cluster/...
 	go test ./e2e/chart
 	@# A thousand plugins are started and killed: the race detector would make each start slow.
 	go test -run TestAKilledPlugin ./pkg/claims
@@ -81,7 +85,7 @@ $(LINT): hack/tools/go.mod
 
 .PHONY: bench
 bench: build ## measure against the floor of this machine; prints a table, writes bin/bench.json
-	go run ./e2e/cmd/bench -o $(BIN)/bench.json
+	go run -trimpath ./e2e/cmd/bench -o $(BIN)/bench.json
 
 # The hardware lane is carried to machines that have neither Go nor a network, so it is one folder, below 60 MiB. cleave
 # lies in it packed, which halves the folder; the lane unpacks it where it runs.
@@ -97,7 +101,7 @@ gpu-lane-folder:
 	gzip -9 -n $(GPU_LANE)/cleave
 	go build -trimpath -tags $(GO_TAGS) -ldflags "$(GO_LDFLAGS)" -o $(GPU_LANE)/gpu-lane ./e2e/cmd/gpulane
 	$(CC) -O2 -s -Wall -Wextra -Wno-deprecated-declarations -o $(GPU_LANE)/cuda-probe e2e/gpulane/probe/cuda-probe.c
-	$(CC) -O2 -s -Wall -Wextra -Wno-deprecated-declarations -I"$$(go list -m -f '{{.Dir}}' github.com/NVIDIA/go-nvml)/pkg/nvml" \
+	header=$(NVML_HEADER); $(CC) -O2 -s -Wall -Wextra -Wno-deprecated-declarations -I"$$header" \
 		-o $(GPU_LANE)/nvml-probe e2e/gpulane/probe/nvml-probe.c
 	@size=$$(du -s --apparent-size -B 1M $(GPU_LANE) | cut -f1); echo "$(GPU_LANE): $$size MiB"; test "$$size" -lt 60
 
@@ -113,8 +117,9 @@ $(HELM): hack/tools/helm/go.mod
 		-o $@ helm.sh/helm/v3/cmd/helm
 
 .PHONY: manifests
-manifests: $(HELM) ## write what is made of other files: MIG profiles, the chart as plain YAML, its values in the docs
+manifests: $(HELM) ## write what is made of other files: MIG profiles, the schema of policies, the chart as plain YAML, its values in the docs
 	go run ./hack/gen-deviceclasses
+	go run ./hack/gen-policyschema
 	hack/render-manifests $(HELM) $(CHART) deployments/manifests
 	UPDATE_DOCS=1 go test -run TestTheDocumentationListsEveryValue ./e2e/chart
 
@@ -128,11 +133,11 @@ proto: ## write the Go code of the MPS supervisor's API
 
 .PHONY: cluster-up
 cluster-up: ## start the local Kubernetes
-	go run ./e2e/cmd/cluster up
+	go run -trimpath ./e2e/cmd/cluster up
 
 .PHONY: cluster-down
 cluster-down: ## stop the local Kubernetes and remove all traces of it
-	go run ./e2e/cmd/cluster down
+	go run -trimpath ./e2e/cmd/cluster down
 
 .PHONY: clean
 clean: ## remove what was built

@@ -57,7 +57,6 @@ func TestWrongUseGivesOneClearError(t *testing.T) {
 		{plugin("--cdi-dir", "cdi"), 2, []string{"--cdi-dir", `"cdi"`, "absolute"}},
 		{plugin("--driver-name", "GPU!"), 2, []string{"--driver-name", "GPU!"}},
 		{[]string{"kubelet-plugin", "--node-name", "n", "--kubeconfig", "/no/such/file"}, 1, []string{"--kubeconfig", "/no/such/file"}},
-		{plugin("--kubelet-plugins-dir", "/proc/no"), 1, []string{"/proc/no"}},
 		{[]string{"slices", "-o", "xml"}, 2, []string{"--output", `"xml"`, "table, json, yaml"}},
 		{[]string{"slices", "--node-model", "hgx-z9"}, 2, []string{"hgx-z9", "hgx-h100"}},
 		{[]string{"slices", "--driver-root", empty}, 1, []string{"libnvidia-ml.so.1 not found under " + empty, "--driver-root", "--nvml-library"}},

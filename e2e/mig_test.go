@@ -36,7 +36,7 @@ func (s *space) partitions(ctx context.Context) []string {
 	var found []string
 	for line := range strings.Lines(out) {
 		// GPU GI CI PROFILE PLACEMENT UUID
-		if fields := strings.Fields(line); len(fields) == 6 && fields[0] != "GPU" {
+		if fields := strings.Fields(line); len(fields) == 6 && strings.HasPrefix(fields[5], "MIG-") {
 			found = append(found, strings.Join([]string{fields[0], fields[3], fields[4]}, " "))
 		}
 	}

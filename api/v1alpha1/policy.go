@@ -77,6 +77,10 @@ type MIGPolicy struct {
 	Profiles []string `json:"profiles,omitempty"`
 	// Layout is how many partitions of each profile a GPU is kept cut into, 1 and up.
 	Layout map[string]int32 `json:"layout,omitempty"`
+	// DisableWhenIdle switches MIG mode off once the last partition of a GPU is destroyed, as NVIDIA's DRA driver does;
+	// default false, which saves the next partition the switch. Only for mode onDemand, on boards that change the mode
+	// without a reset.
+	DisableWhenIdle bool `json:"disableWhenIdle,omitempty"`
 }
 
 // ModeOfUse is the mode, or the one that holds where none is said.

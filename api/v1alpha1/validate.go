@@ -197,6 +197,9 @@ func (m *MIGPolicy) validate(path *field.Path) field.ErrorList {
 			errs = append(errs, field.Invalid(at.Key(name), n, "must be 1 or more"))
 		}
 	}
+	if mode := m.ModeOfUse(); m.DisableWhenIdle && mode != MIGOnDemand {
+		errs = append(errs, field.Forbidden(path.Child("disableWhenIdle"), fmt.Sprintf("it is for mode %s, and the mode is %s: remove one of the two", MIGOnDemand, mode)))
+	}
 	at = path.Child("profiles")
 	switch mode := m.ModeOfUse(); {
 	case m.Profiles == nil:

@@ -47,6 +47,7 @@ func TestEachProblemOfARuleHasItsField(t *testing.T) {
 		"mig: {layout: {1g.10gb: 1}}, tiers: [mig, mps]":                {`rules[0].tiers: Invalid value: ["mig","mps"]: ` + alone + ": leave out tiers, or use mig.mode onDemand"},
 		"mig: {layout: {1g.10gb: 1}}, mps: {}":                          {"rules[0].mps: Forbidden: " + alone},
 		"mig: {mode: Layout}":                                           {`rules[0].mig.mode: Unsupported value: "Layout": supported values: "onDemand", "layout", "existing"`},
+		"mig: {layout: {1g.10gb: 7}, disableWhenIdle: true}":            {"rules[0].mig.disableWhenIdle: Forbidden: it is for mode onDemand, and the mode is layout: remove one of the two"},
 		"mig: {mode: layout}":                                           {`rules[0].mig.layout: Required value: mode is layout: say how many partitions of which profile, such as {"1g.10gb": 7}`},
 		"mig: {layout: {}}":                                             {`rules[0].mig.layout: Required value: say how many partitions of which profile, such as {"1g.10gb": 7}, or leave it out`},
 		"mig: {mode: onDemand, layout: {1g.10gb: 1}}":                   {"rules[0].mig.layout: Forbidden: mode is onDemand: remove one of the two"},

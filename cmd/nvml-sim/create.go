@@ -34,6 +34,9 @@ func newModels() *cobra.Command {
 type createFlags struct {
 	root, model, library, seed, driver string
 	force, noDeviceNodes               bool
+	devRoot                            string
+	flat, noControlNodes, noModprobe   bool
+	libc                               bool
 }
 
 func newCreate() *cobra.Command {
@@ -55,6 +58,11 @@ folder of this program. Device files need root; --no-device-nodes leaves them ou
 	rootFlag(c, &f.root)
 	c.Flags().BoolVar(&f.force, "force", false, "replace the node that is there already")
 	c.Flags().BoolVar(&f.noDeviceNodes, "no-device-nodes", false, "make no device files, so that it works without root")
+	c.Flags().StringVar(&f.devRoot, "dev-root", "", "`folder` below whose dev device files are made; the node's own has no dev then, as on GKE")
+	c.Flags().BoolVar(&f.flat, "flat", false, "put libraries into lib64 and programs into bin, as on GKE")
+	c.Flags().BoolVar(&f.noControlNodes, "no-control-nodes", false, "leave nvidia-uvm unloaded and /dev/nvidiactl and /dev/nvidia-uvm out until nvidia-modprobe runs")
+	c.Flags().BoolVar(&f.noModprobe, "no-modprobe", false, "leave nvidia-modprobe out")
+	c.Flags().BoolVar(&f.libc, "libc", false, "put the C library that nvidia-smi needs below the root, as driver containers have it")
 	c.Flags().StringVar(&f.library, "library", "", "`path` of libnvidia-ml.so.1 (default: beside this program)")
 	c.Flags().StringVar(&f.seed, "seed", "", "any `text`; nodes with different seeds have different UUIDs")
 	c.Flags().StringVar(&f.driver, "driver-version", "", "driver `version`, instead of the model's")
@@ -80,6 +88,11 @@ func create(c *cobra.Command, f *createFlags) error {
 		return fmt.Errorf("no library at %s: build it with \"make sim\", or name it with --library", library)
 	}
 	opts := []sim.Option{sim.WithLibrary(library), sim.WithExecutable(self), sim.WithSeed(f.seed), sim.WithDriverVersion(f.driver)}
+	more, err := f.layout(self)
+	if err != nil {
+		return err
+	}
+	opts = append(opts, more...)
 	if f.force {
 		opts = append(opts, sim.WithForce())
 	}

@@ -22,8 +22,10 @@ type faultFlags struct {
 	gone       bool
 	clear      bool
 	slow       time.Duration
+	hang       bool
 	fail       string
 	uuid       string
+	quirk      string
 	nth, times int
 	once       bool
 }
@@ -31,7 +33,7 @@ type faultFlags struct {
 func newFault() *cobra.Command {
 	var f faultFlags
 	c := &cobra.Command{
-		Use:   "fault --root FOLDER [--gpu N] --xid N | --ecc | --unavailable | --lost | --recovery N | --slow DURATION CALL | --fail CALL CODE | --clear",
+		Use:   "fault --root FOLDER [--gpu N] --xid N | --ecc | --unavailable | --lost | --recovery N | --slow DURATION CALL | --hang CALL | --fail CALL CODE | --clear",
 		Short: "Make trouble, or end it",
 		Long: `Make trouble, or end it.
 
@@ -42,7 +44,11 @@ func newFault() *cobra.Command {
   --recovery N         the GPU asks for recovery action N (field 230): 0 none, 1 GPU reset, 2 node reboot, 3 drain P2P,
                        4 drain and reset, 5 recover the IMEX domain, 6 bus reset, 7 system reboot
   --slow DURATION CALL the NVML call takes that long
+  --hang CALL          the NVML call does not return until --clear
   --fail CALL CODE     the NVML call returns that error, such as IN_USE or 19
+  --quirk NAME         the driver differs from others: first-instance-in-use (clients are looked for when the first GPU
+                       instance is created, not when the mode changes), mode-wipes-instances (leaving MIG mode destroys
+                       idle instances); with --clear, it does no more
   --clear              ends everything but events, of the GPU or, without --gpu, of all
   --fail nvmlDeviceGetFieldValues NOT_SUPPORTED makes a driver that knows no recovery action
 
@@ -66,8 +72,10 @@ mpsControlCommand (it does a command of an administrator) or mpsServerStart (a s
 	c.Flags().BoolVar(&f.gone, "unavailable", false, "report that the GPU is unavailable")
 	c.Flags().BoolVar(&f.lost, "lost", false, "make the GPU fall off the bus")
 	c.Flags().StringVar(&f.uuid, "uuid", "", "put a GPU of this `UUID` in the place of the GPU")
+	c.Flags().StringVar(&f.quirk, "quirk", "", "`name` of a way in which the driver differs")
 	c.Flags().IntVar(&f.recovery, "recovery", 0, "recovery `action` the GPU asks for")
 	c.Flags().DurationVar(&f.slow, "slow", 0, "make the call take this `long`")
+	c.Flags().BoolVar(&f.hang, "hang", false, "make the call hang")
 	c.Flags().StringVar(&f.fail, "fail", "", "make this `call` fail")
 	c.Flags().IntVar(&f.nth, "nth", 1, "begin with the `N`th call of a process")
 	c.Flags().IntVar(&f.times, "times", 0, "end after `N` calls")
@@ -83,12 +91,14 @@ func fault(c *cobra.Command, f *faultFlags, args []string) error {
 	}
 	slow, failing := c.Flags().Changed("slow"), c.Flags().Changed("fail")
 	switch {
-	case slow && failing:
-		return usagef("--slow and --fail: one at a time")
-	case (slow || failing) && len(args) != 1:
-		return usagef("want one argument: the call after --slow DURATION, or the error after --fail CALL")
-	case !slow && !failing && len(args) > 0:
+	case slow && failing || f.hang && (slow || failing):
+		return usagef("--slow, --hang and --fail: one at a time")
+	case (slow || failing || f.hang) && len(args) != 1:
+		return usagef("want one argument: the call after --slow DURATION or --hang, or the error after --fail CALL")
+	case !slow && !failing && !f.hang && len(args) > 0:
 		return noArgs(c, args)
+	case f.hang:
+		return inject(c, n, f, sim.Fault{GPU: f.gpu, Call: args[0], Hang: true})
 	case slow:
 		return inject(c, n, f, sim.Fault{GPU: f.gpu, Call: args[0], Delay: f.slow})
 	case failing:
@@ -97,6 +107,8 @@ func fault(c *cobra.Command, f *faultFlags, args []string) error {
 			return usageError{err}
 		}
 		return inject(c, n, f, sim.Fault{GPU: f.gpu, Call: f.fail, Code: code})
+	case f.quirk != "":
+		return n.SetQuirk(sim.Quirk(f.quirk), !f.clear)
 	case f.clear:
 		return n.ClearFaults(f.gpu)
 	}
@@ -127,7 +139,7 @@ func inject(c *cobra.Command, n *sim.Node, f *faultFlags, fault sim.Fault) error
 func troubleGPU(c *cobra.Command, n *sim.Node, f *faultFlags) error {
 	xid, recovery := c.Flags().Changed("xid"), c.Flags().Changed("recovery")
 	if !xid && !recovery && !f.ecc && !f.gone && !f.lost && f.uuid == "" {
-		return usagef("nothing to do: want --xid, --ecc, --unavailable, --lost, --recovery, --slow, --fail or --clear (see %q)", c.CommandPath()+" --help")
+		return usagef("nothing to do: want --xid, --ecc, --unavailable, --lost, --recovery, --slow, --hang, --fail or --clear (see %q)", c.CommandPath()+" --help")
 	}
 	if f.gpu < 0 {
 		return usagef("no --gpu: say which GPU")

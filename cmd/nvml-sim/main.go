@@ -30,8 +30,14 @@ func usagef(format string, args ...any) error {
 
 func main() {
 	name := filepath.Base(os.Args[0])
-	if name == "nvidia-smi" {
+	if err := loadManagementLibrary(name); err != nil {
+		os.Exit(exitCode(err))
+	}
+	switch name {
+	case "nvidia-smi":
 		os.Exit(exitCode(runSMI(os.Args[1:])))
+	case "nvidia-modprobe":
+		os.Exit(exitCode(runModprobe(os.Args[1:])))
 	}
 	if code, ok := asMPS(name, os.Args[1:]); ok {
 		os.Exit(code)
@@ -87,7 +93,7 @@ func newCommand() *cobra.Command {
 		return usagef("%w (see %q)", err, c.CommandPath()+" --help")
 	})
 	c.CompletionOptions.DisableDefaultCmd = true
-	c.AddCommand(newModels(), newCreate(), newRemove(), newShow(), newFault(), newMIG(), newClient(), newReset(), newReboot(), newDriver(),
+	c.AddCommand(newModels(), newCreate(), newRemove(), newShow(), newFault(), newMIG(), newClient(), newReset(), newReboot(), newDriver(), newNodes(),
 		newMPS(), newCUDAClient())
 	return c
 }

@@ -77,13 +77,15 @@ func TestUsage(t *testing.T) {
 		{[]string{"fault", "--root", root, "--gpu", "0", "--recovery", "8"}, 1, "they are 0 to 7"},
 		{[]string{"fault", "--root", root, "--fail", "nvmlDeviceGetUUID"}, 2, "want one argument"},
 		{[]string{"fault", "--root", root, "--fail", "nvmlDeviceGetUUID", "NOPE"}, 2, "IN_USE"},
+		{[]string{"fault", "--root", root, "--quirk", "nope"}, 1, "mode-wipes-instances"},
 		{[]string{"fault", "--root", root, "--slow", "2s", "migmode"}, 2, "nvmlDeviceGetMigMode"},
 		{[]string{"mig", "mode", "--root", root, "maybe"}, 2, "on or off"},
 		{[]string{"mig", "create", "--root", root, "--profile", "9g.90gb"}, 2, "1g.10gb (19)"},
 		{[]string{"mig", "destroy", "--root", root}, 2, "--gi ID or --all"},
 		{[]string{"reset", "--root", root}, 2, "no --gpu"},
 		{[]string{"client", "remove", "--root", root, "--pid", "1"}, 1, "no process 1"},
-		{[]string{"driver", "reload"}, 2, "reload"},
+		{[]string{"driver", "restart"}, 2, "restart"},
+		{[]string{"reset", "--root", root, "--gpu", "0", "--remake"}, 2, "--force"},
 	}
 	for _, tt := range tests {
 		out, code := run(t, tt.args...)
@@ -109,6 +111,8 @@ func TestNodeOverItsLife(t *testing.T) {
 	ok(t, "mig", "create", "--root", root, "--gpu", "1", "--profile", "19", "--no-compute-instance")
 	ok(t, "client", "add", "--root", root, "--gpu", "1", "--pid", "71", "--name", "dcgm", "--gi", "2", "--ci", "0")
 	ok(t, "fault", "--root", root, "--slow", "2s", "nvmlDeviceGetName")
+	ok(t, "fault", "--root", root, "--quirk", "first-instance-in-use")
+	ok(t, "fault", "--root", root, "--quirk", "first-instance-in-use", "--clear")
 	ok(t, "fault", "--root", root, "--gpu", "3", "--xid", "79", "--lost")
 	ok(t, "fault", "--root", root, "--gpu", "4", "--ecc", "--unavailable", "--recovery", "6")
 
@@ -196,12 +200,13 @@ func TestSMI(t *testing.T) {
 			t.Errorf("nvidia-smi %s = %v", strings.Join(args, " "), err)
 		}
 	}
-	for _, args := range [][]string{{"-i", "9", "-L"}, {"-i", "2", "-c", "0"}} {
-		if _, err := smiOutput(t, root, args...); codeOf(err) != exitFailed {
-			t.Errorf("nvidia-smi %s = %v", strings.Join(args, " "), err)
-		}
+	if _, err := smiOutput(t, root, "-i", "9", "-L"); codeOf(err) != sim.CodeNotFound {
+		t.Errorf("nvidia-smi -i 9 = %v", err)
 	}
-	if _, err := smiOutput(t, t.TempDir()); err == nil {
-		t.Error("nvidia-smi worked without a node")
+	if _, err := smiOutput(t, root, "-i", "2", "-c", "0"); codeOf(err) != sim.CodeNotSupported {
+		t.Errorf("nvidia-smi -c on a GPU in MIG mode = %v", err)
+	}
+	if _, err := smiOutput(t, t.TempDir()); codeOf(err) != sim.CodeDriverNotLoaded {
+		t.Errorf("nvidia-smi without a node = %v", err)
 	}
 }

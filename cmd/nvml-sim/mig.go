@@ -83,8 +83,7 @@ func newMIGCreate() *cobra.Command {
 				_, err := fmt.Fprintf(c.OutOrStdout(), "GPU instance %d\n", gi.ID())
 				return err
 			}
-			whole := p.ComputeInstances[len(p.ComputeInstances)-1] // the largest comes last
-			ci, err := gi.CreateComputeInstance(whole.ID)
+			ci, err := gi.CreateComputeInstance(p.Filling().ID)
 			if err != nil {
 				return err
 			}

@@ -212,7 +212,8 @@ func runMPSDaemon(ctx context.Context, multiUser bool) error {
 		if err := n.Init(); err != nil {
 			return nil //nolint:nilerr // likewise
 		}
-		return mps.Trouble(n, call)
+		// The daemon asks and does not keep the driver open: its servers do.
+		return errors.Join(mps.Trouble(n, call), n.Shutdown())
 	}
 	err := mps.Run(ctx, mps.Options{
 		PipeDir:   mps.PipeDirectory(),

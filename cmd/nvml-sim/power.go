@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+
 	"github.com/spf13/cobra"
 
 	"github.com/cleave-dra/cleave/pkg/sim"
@@ -34,26 +36,50 @@ where boards keep it (before Hopper), and pending modes come in force. Injected 
 func newDriver() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "driver",
-		Short: "Unload or load the kernel driver",
+		Short: "Unload, load or reload the kernel driver",
 		Args:  noArgs,
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(
-		onRoot("unload", "Take the driver away: calls fail with DRIVER_NOT_LOADED", "", (*sim.Node).UnloadDriver),
-		onRoot("load", "Bring the driver back", "", (*sim.Node).LoadDriver),
-	)
+	var force, remake bool
+	unload := onRoot("unload", "Take the driver away: calls fail with DRIVER_NOT_LOADED",
+		"Refused, as by rmmod, while a process has the driver open. --force takes it away all the same.", func(n *sim.Node) error {
+			if force {
+				return n.ForceUnloadDriver()
+			}
+			return n.UnloadDriver()
+		})
+	unload.Flags().BoolVar(&force, "force", false, "behind the back of those who have the driver open")
+	reload := onRoot("reload", "Unload and load the driver behind the back of those who have it open", "", func(n *sim.Node) error {
+		return n.ForceReloadDriver(remake)
+	})
+	reload.Flags().BoolVar(&remake, "remake", false, remakeUsage)
+	c.AddCommand(unload, onRoot("load", "Bring the driver back", "", (*sim.Node).LoadDriver), reload)
 	return c
 }
 
+const remakeUsage = "then make the partitions that were there anew, as another tool would: in the same places, with the same IDs and UUIDs"
+
 func newReset() *cobra.Command {
 	gpu := -1
-	c := onRoot("reset --gpu N", "Reset a GPU: partitions go, the pending MIG mode comes in force", "", func(n *sim.Node) error {
-		if gpu < 0 {
-			return usagef("no --gpu: say which GPU")
-		}
-		return n.ResetGPU(gpu)
-	})
+	var force, remake bool
+	c := onRoot("reset --gpu N", "Reset a GPU: partitions go, the pending MIG mode becomes the current one",
+		"Refused, as by nvidia-smi --gpu-reset, while a process has the GPU open. --force resets it all the same.", func(n *sim.Node) error {
+			switch {
+			case gpu < 0:
+				return usagef("no --gpu: say which GPU")
+			case remake && !force:
+				return usagef("--remake goes with --force")
+			case remake:
+				return n.ForceRemakeGPU(gpu)
+			case force:
+				return n.ForceResetGPU(gpu)
+			default:
+				return n.ResetGPU(gpu)
+			}
+		})
 	c.Flags().IntVar(&gpu, "gpu", -1, "`index` of the GPU")
+	c.Flags().BoolVar(&force, "force", false, "behind the back of those who have the GPU open")
+	c.Flags().BoolVar(&remake, "remake", false, remakeUsage)
 	return c
 }
 
@@ -62,10 +88,7 @@ func session(n *sim.Node, do func() error) error {
 	if err := n.Init(); err != nil {
 		return err
 	}
-	if err := do(); err != nil {
-		return err
-	}
-	return n.Shutdown()
+	return errors.Join(do(), n.Shutdown())
 }
 
 func newClient() *cobra.Command {

@@ -107,7 +107,7 @@ func limitText(bytes uint64) string {
 	return strconv.FormatUint(bytes, 10)
 }
 
-// showPartitions writes the partitions and the clients.
+// showPartitions writes the partitions, the clients, and who else has a GPU open.
 func showPartitions(out io.Writer, st *sim.Status) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	rows := 0
@@ -139,6 +139,9 @@ func showPartitions(out io.Writer, st *sim.Status) error {
 				where += fmt.Sprintf(" GI %d CI %d", c.GPUInstance, c.ComputeInstance)
 			}
 			fmt.Fprintf(out, "client %d (%s) on %s\n", c.PID, c.Name, where)
+		}
+		for _, open := range g.Sessions {
+			fmt.Fprintf(out, "open in %d (%s): GPU %d\n", open.PID, open.Name, g.Index)
 		}
 	}
 	return nil

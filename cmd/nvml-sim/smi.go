@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -18,37 +19,82 @@ var stdout io.Writer = os.Stdout
 
 const smiUsage = `nvidia-smi of a simulated node. It knows:
   nvidia-smi                                            a table of the GPUs
+  nvidia-smi --version                                  versions
   nvidia-smi -L                                         a list of the GPUs and partitions
+  nvidia-smi -q [-x] [-i ID]                            what is known of the GPUs, as text or XML
+  nvidia-smi --query-gpu=FIELD,... --format=csv[,noheader][,nounits] [-i ID]
+  nvidia-smi --query-compute-apps=FIELD,... --format=csv[,noheader][,nounits]
   nvidia-smi [-i ID] -c MODE                            set the compute mode: DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED, or a number
+  nvidia-smi [-i ID] -pm 0|1                            switch the persistence mode
+  nvidia-smi [-i ID] -mig 0|1                           switch the MIG mode
+  nvidia-smi [-i ID] -r                                 reset GPUs
+  nvidia-smi mig [-i ID] -lgip|-lgipp|-lgi|-lci         list profiles, placements, GPU instances, compute instances
+  nvidia-smi mig [-i ID] -cgi PROFILE[:START],... [-C]  create GPU instances, with -C compute instances that fill them
+  nvidia-smi mig [-i ID] -dci|-dgi [-gi ID,...] [-ci ID,...]
+  nvidia-smi topo -m                                    how the GPUs are joined
   nvidia-smi compute-policy [-i ID] --set-timeslice N   set the time slice: 0 default, 1 short, 2 medium, 3 long
   nvidia-smi compute-policy [-i ID] -l                  list the time slices
 ID is an index, a UUID or a PCI address.`
 
-// runSMI does what nvidia-smi does, as far as it is known here.
+// runSMI does what nvidia-smi does, as far as it is known here. Its exit codes are NVML's return codes (nvidia-smi's
+// manual, "RETURN VALUE").
 func runSMI(args []string) error {
+	return smiError(smiRun(args))
+}
+
+func smiRun(args []string) error {
 	root := smiRoot()
 	s := &smi{}
 	var err error
 	s.node, s.visible, err = openHere(root)
 	if err != nil {
-		return fmt.Errorf("NVIDIA-SMI has failed because it couldn't communicate with the (simulated) NVIDIA driver: %w", err)
+		return codeError{fmt.Errorf("NVIDIA-SMI has failed because it couldn't communicate with the (simulated) NVIDIA driver: %w", err),
+			sim.CodeDriverNotLoaded}
 	}
-	return session(s.node, func() error {
-		if len(args) > 0 && args[0] == "compute-policy" {
-			return s.policy(args[1:])
+	err = session(s.node, func() error {
+		if len(args) > 0 {
+			switch args[0] {
+			case "compute-policy":
+				return s.policy(args[1:])
+			case "mig":
+				return s.mig(args[1:])
+			case "topo":
+				return s.topo(args[1:])
+			}
 		}
 		return s.query(args)
 	})
+	if err == nil && len(s.resets) > 0 {
+		return s.reset() // nothing of its own is open any more
+	}
+	return err
 }
+
+// smiError gives an error the exit code of the real program.
+func smiError(err error) error {
+	if err == nil || codeOf(err) != exitFailed {
+		return err
+	}
+	if e, ok := errors.AsType[*sim.Error](err); ok {
+		return codeError{err, min(e.Code, smiOtherError)}
+	}
+	return err
+}
+
+// smiOtherError is the exit code of nvidia-smi for "other error or internal driver error".
+const smiOtherError = 255
 
 // smi is a run of nvidia-smi.
 type smi struct {
 	node *sim.Node
 	// visible are the partitions that a container has; the node's state does not show them there.
 	visible []sim.VisiblePartition
+	// resets are the GPUs to reset once the session has ended.
+	resets []int
 }
 
-// smiRoot finds the node by the place of the program, <root>/usr/bin.
+// smiRoot finds the node by the place of the program, <root>/usr/bin or <root>/bin. In a container nothing else of the node
+// is there.
 func smiRoot() string {
 	if root := os.Getenv("NVML_SIM_ROOT"); root != "" {
 		return root
@@ -56,6 +102,11 @@ func smiRoot() string {
 	self, err := os.Executable()
 	if err != nil {
 		return "/" // no /proc: not a place where anything but / can be meant
+	}
+	for dir := filepath.Dir(self); dir != "/" && dir != "."; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "var/lib/nvml-sim")); err == nil {
+			return dir
+		}
 	}
 	return filepath.Dir(filepath.Dir(filepath.Dir(self)))
 }
@@ -81,25 +132,71 @@ func smiParse(f *flag.FlagSet, args []string) error {
 	return nil
 }
 
+// smiQuery are the flags of nvidia-smi without a subcommand.
+type smiQuery struct {
+	id, mode, mig, persistence, fields, apps, format string
+	list, reset, details, asXML, version             bool
+}
+
+func parseSMIQuery(args []string) (*smiQuery, error) {
+	q := &smiQuery{}
+	f := smiFlags(&q.id)
+	for _, flag := range []struct {
+		to    *bool
+		names []string
+	}{
+		{&q.list, []string{"L", "list-gpus"}}, {&q.reset, []string{"r", "gpu-reset"}}, {&q.details, []string{"q", "query"}},
+		{&q.asXML, []string{"x", "xml-format"}}, {&q.version, []string{"version"}},
+	} {
+		for _, name := range flag.names {
+			f.BoolVar(flag.to, name, false, "")
+		}
+	}
+	for _, flag := range []struct {
+		to    *string
+		names []string
+	}{
+		{&q.mode, []string{"c", "compute-mode"}}, {&q.mig, []string{"mig", "multi-instance-gpu"}},
+		{&q.persistence, []string{"pm", "persistence-mode"}}, {&q.fields, []string{"query-gpu"}},
+		{&q.apps, []string{"query-compute-apps"}}, {&q.format, []string{"format"}},
+	} {
+		for _, name := range flag.names {
+			f.StringVar(flag.to, name, "", "")
+		}
+	}
+	return q, smiParse(f, args)
+}
+
 func (s *smi) query(args []string) error {
-	var id, mode string
-	var list bool
-	f := smiFlags(&id)
-	f.BoolVar(&list, "L", false, "")
-	f.BoolVar(&list, "list-gpus", false, "")
-	f.StringVar(&mode, "c", "", "")
-	f.StringVar(&mode, "compute-mode", "", "")
-	if err := smiParse(f, args); err != nil {
+	q, err := parseSMIQuery(args)
+	if err != nil {
 		return err
 	}
-	devices, err := s.devices(id)
+	devices, err := s.devices(q.id)
 	if err != nil {
 		return err
 	}
 	switch {
-	case mode != "":
-		return smiComputeMode(devices, mode)
-	case list:
+	case q.version:
+		return s.version()
+	case q.reset:
+		for _, d := range devices {
+			s.resets = append(s.resets, d.Number())
+		}
+		return nil
+	case q.mig != "":
+		return smiMIGMode(devices, q.mig)
+	case q.persistence != "":
+		return smiPersistence(devices, q.persistence)
+	case q.fields != "":
+		return s.queryGPU(devices, q.fields, q.format)
+	case q.apps != "":
+		return s.queryApps(devices, q.apps, q.format)
+	case q.details:
+		return s.details(devices, q.asXML)
+	case q.mode != "":
+		return smiComputeMode(devices, q.mode)
+	case q.list:
 		return s.list(devices)
 	default:
 		return s.table(devices)
@@ -132,7 +229,10 @@ func (s *smi) devices(id string) ([]*sim.Device, error) {
 
 func smiDevice(n *sim.Node, id string) (*sim.Device, error) {
 	if index, err := strconv.Atoi(id); err == nil {
-		return n.DeviceByIndex(index)
+		if n.Device(index) == nil {
+			return nil, codeError{errors.New("No devices were found"), sim.CodeNotFound} //nolint:staticcheck // as the program words it
+		}
+		return n.Device(index), nil // lost or not: that is seen when it is used
 	}
 	if strings.HasPrefix(id, "GPU-") {
 		d, _, err := n.DeviceByUUID(id)

@@ -177,7 +177,7 @@ func held(ctx context.Context) (map[string][]string, error) {
 		return nil, err
 	}
 	for line := range strings.Lines(partitions) {
-		if fields := strings.Fields(line); len(fields) == 6 && fields[0] != "GPU" { // GPU GI CI PROFILE PLACEMENT UUID
+		if fields := strings.Fields(line); len(fields) == 6 && strings.HasPrefix(fields[5], "MIG-") { // GPU GI CI PROFILE PLACEMENT UUID
 			kinds["partitions"] = append(kinds["partitions"], strings.TrimSpace(line))
 		}
 	}

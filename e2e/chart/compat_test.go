@@ -8,7 +8,9 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
@@ -43,6 +45,14 @@ func TestManifestsForNVIDIAsDriverRunWhereTheChartIsCompatible(t *testing.T) {
 		pod := podOf(t, ctx, "mps")
 		return len(pod.Status.ContainerStatuses) == 1 && pod.Status.ContainerStatuses[0].Ready, workload.Describe(pod), nil
 	}))
+	for kind, says := range map[string]string{"VfioDeviceConfig": "virtual machines", "ComputeDomainChannelConfig": "compute-domain.nvidia.com", "GPUConfig": "GpuConfig or MigDeviceConfig"} {
+		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{GenerateName: "refused-"}}
+		claim.Spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+			Driver: "gpu.nvidia.com", Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"` + kind + `"}`)},
+		}}}}
+		_, err := env.kube.ResourceV1().ResourceClaims(demo).Create(ctx, claim, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		wantRefused(t, kind, err, "cleave-claims", says)
+	}
 	for _, name := range []string{"gpus", "mig", "sharing"} {
 		objects, err := workload.Load(filepath.Join("..", "packing", "testdata", "nvidia-compatible", name+".yaml"))
 		must(t, err)

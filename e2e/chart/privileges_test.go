@@ -37,9 +37,13 @@ func hostMounts(pod *corev1.PodSpec) map[string]string {
 func TestHostFoldersAreReadOnlyButThoseThatAreWritten(t *testing.T) {
 	plugin := map[string]string{
 		"/var/lib/kubelet/plugins/gpu.cleave.dev": "written",
+		"/var/lib/kubelet/plugins/gpu.nvidia.com": "written",
+		"/var/lib/kubelet/plugins/_cleave":        "written",
 		"/var/lib/kubelet/plugins_registry":       "written",
+		"/var/lib/cleave":                         "written", // the hook program, for users of user namespaces
 		"/var/run/cdi":                            "written",
 		"/run/cleave/mps":                         "read",
+		"/dev":                                    "read", // for a driver's root without a dev, too
 	}
 	supervisor := map[string]string{"/run/cleave/mps": "written Bidirectional", "/sys/fs/cgroup": "written"}
 	with := func(base map[string]string, more map[string]string) map[string]string {
@@ -47,7 +51,12 @@ func TestHostFoldersAreReadOnlyButThoseThatAreWritten(t *testing.T) {
 		maps.Copy(all, more)
 		return all
 	}
-	onHost := map[string]string{"/usr": "read", "/etc/alternatives": "read", "/dev": "read", "/proc": "read"}
+	without := func(base map[string]string, path string) map[string]string {
+		all := maps.Clone(base)
+		delete(all, path)
+		return all
+	}
+	onHost := map[string]string{"/usr": "read", "/etc/alternatives": "read", "/proc": "read"}
 	for name, tt := range map[string]struct {
 		values             string
 		plugin, supervisor map[string]string
@@ -60,6 +69,11 @@ func TestHostFoldersAreReadOnlyButThoseThatAreWritten(t *testing.T) {
 		"a driver container": {"driver: {root: /run/nvidia/driver}",
 			with(plugin, map[string]string{"/run/nvidia/driver": "read HostToContainer"}),
 			with(supervisor, map[string]string{"/run/nvidia/driver": "written HostToContainer"})},
+		"GKE's driver": {"driver: {root: /home/kubernetes/bin/nvidia}",
+			with(plugin, map[string]string{"/home/kubernetes/bin/nvidia": "read HostToContainer"}),
+			with(supervisor, map[string]string{"/home/kubernetes/bin/nvidia": "written HostToContainer"})},
+		"no directory for hooks": {"{cdi: {hookDir: \"\"}, driver: {root: /}}",
+			without(with(plugin, onHost), "/var/lib/cleave"), with(supervisor, map[string]string{"/": "read HostToContainer"})},
 	} {
 		t.Run(name, func(t *testing.T) {
 			objects := mustRender(t, tt.values)

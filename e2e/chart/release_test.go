@@ -24,7 +24,7 @@ import (
 )
 
 // patience bounds every step of a release's life.
-const patience = 2 * time.Minute
+const patience = 4 * time.Minute
 
 // demo is the namespace of pods that use GPUs.
 const demo = "default"
@@ -44,10 +44,14 @@ func TestAReleaseFromInstallToRemoval(t *testing.T) {
 		{"pods get what they ask for", podsRun},
 		{"MPS works with the supervisor's pod", mpsWorks},
 		{"helm test", helmTest},
+		{"inspect in the plugin's pod", inspectInThePod},
+		{"commands of the documentation", docsRun},
+		{"a policy with a typo", policyTypo},
 		{"a plugin writes of its own node alone", nodeRestriction},
 		{"a plugin cannot read what is not its business", secretsAreSafe},
 		{"claims that cannot work are refused", claimAdmission},
 		{"upgrade to a privileged plugin", upgraded},
+		{"examples as they are", examplesAsTheyAre},
 		{"policies of the release, picked by a node's label", policiesApply},
 		{"uninstall with nothing held", uninstalled},
 	} {
@@ -312,7 +316,7 @@ func uninstalled(t *testing.T, ctx context.Context) {
 	server := filepath.Join(env.cgroups, "cleave-mps")
 	uninstall(t, ctx)
 	// Of the folders that the kubelet made to mount them, nobody knows whether others use them.
-	for _, dir := range []string{filepath.Join(env.cluster.PluginsDir(), "gpu.cleave.dev"), env.cluster.RegistryDir(), env.cluster.CDIDir(), env.MPSDir} {
+	for _, dir := range []string{filepath.Join(env.cluster.PluginsDir(), "gpu.cleave.dev"), filepath.Join(env.cluster.PluginsDir(), "gpu.nvidia.com"), filepath.Join(env.cluster.PluginsDir(), "_cleave"), env.cluster.RegistryDir(), env.cluster.CDIDir(), env.MPSDir} {
 		left, err := os.ReadDir(dir)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			t.Error(err)

@@ -135,6 +135,8 @@ var matrix = map[string]string{
 	"no admission":          "admission: {nodeRestriction: false, claims: {enabled: false}}",
 	"classes may have many": "admission: {claims: {oneDevicePerRequest: []}}",
 	"NVIDIA-compatible":     "nvidiaCompatible: true",
+	"consumable shares":     "nvidiaCompatible: true\nnvidiaConsumableShares: true",
+	"whole GPUs alone":      "nvidiaCompatible: true\npolicies: {default: {rules: [{tiers: [exclusive]}]}}",
 	"webhook":               "webhook: {enabled: true}",
 	"webhook, own secret":   "webhook: {enabled: true, replicas: 1, failurePolicy: Fail, tls: {from: secret, secretName: mine, caBundle: aGVsbG8=}, tolerations: [{operator: Exists}]}",
 	"webhook on the host":   "webhook: {enabled: true, hostNetwork: true, port: 9443}",
@@ -299,10 +301,12 @@ func TestValuesThatMakeNoSenseAreRefusedByName(t *testing.T) {
 		"deviceClasses: {gpu: {extendedResourceName: gpu}}":      "/deviceClasses/gpu/extendedResourceName",
 		"deviceClasses: {migProfiles: {disabled: [1g.11gb]}}":    `there is no profile "1g.11gb"`,
 		"deviceClasses: {migProfiles: {boards: [H100]}}":         `there is no board "H100"`,
-		"policies: {default: {tiers: [mig]}}":                    "/policies/default",
-		"policies: {default: {kind: Policy}}":                    "/policies/default",
 		"policies: {'a/b': {rules: []}}":                         "a/b",
+		"policies: {Default: {rules: []}}":                       "Default",
+		"policies: {built-in: {rules: []}}":                      "built-in",
+		"policies: {default: [mig]}":                             "/policies/default",
 		"admission: {claims: {oneDevicePerRequest: everything}}": "/admission/claims/oneDevicePerRequest",
+		"nvidiaConsumableShares: true":                           "with nvidiaCompatible=true only",
 	} {
 		t.Run(values, func(t *testing.T) {
 			t.Parallel()
@@ -310,6 +314,23 @@ func TestValuesThatMakeNoSenseAreRefusedByName(t *testing.T) {
 				t.Errorf("got %v, want an error that says %q", err, want)
 			}
 		})
+	}
+}
+
+func TestDeviceClasses_ConsumableShares(t *testing.T) {
+	for values, want := range map[string]string{matrix["NVIDIA-compatible"]: `"gpu"`, matrix["consumable shares"]: `"timeslice"`} {
+		class := find(mustRender(t, values), "DeviceClass", "gpu.nvidia.com")
+		if class == nil {
+			t.Fatal("class gpu.nvidia.com is missing")
+		}
+		selectors, _, err := unstructured.NestedSlice(class.Object, "spec", "selectors")
+		if err != nil || len(selectors) != 1 {
+			t.Fatalf("selectors %v, %v", selectors, err)
+		}
+		expression, _, _ := unstructured.NestedString(selectors[0].(map[string]any), "cel", "expression")
+		if wanted := `device.driver == "gpu.nvidia.com" && device.attributes["gpu.nvidia.com"].type == ` + want; expression != wanted {
+			t.Errorf("%s: selector %s, want %s", values, expression, wanted)
+		}
 	}
 }
 

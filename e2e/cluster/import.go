@@ -16,6 +16,13 @@ const (
 	// BusyboxImage is an image with a shell and the usual small programs. Up
 	// imports it.
 	BusyboxImage = "cleave.local/busybox:e2e"
+	// ExampleImage is the image of deployments/examples. Up gives BusyboxImage that name too, so that the examples run as
+	// they are, without a network. It has a tag: without one, the kubelet asks the registry each time
+	// (Kubernetes documentation, "Default image pull policy").
+	ExampleImage = "busybox:1.37"
+	// libraryPrefix is what container runtimes put before the name of an image that has neither a host nor a directory
+	// (github.com/distribution/reference, ParseNormalizedNamed).
+	libraryPrefix = "docker.io/library/"
 
 	// criNamespace is where containerd keeps what the kubelet uses.
 	criNamespace = "k8s.io"
@@ -94,7 +101,13 @@ func (c *Cluster) importBasicImages(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return c.ImportImage(ctx, image)
+	if err := c.ImportImage(ctx, image); err != nil {
+		return err
+	}
+	if err := c.ctr(ctx, "images", "tag", "--force", BusyboxImage, libraryPrefix+ExampleImage); err != nil {
+		return fmt.Errorf("name an image for the examples: %w", err)
+	}
+	return c.waitImage(ctx, libraryPrefix+ExampleImage)
 }
 
 // busyboxImage has a link for every program that busybox can be.

@@ -309,7 +309,8 @@ func (b *bed) testChangedMode(t *testing.T) {
 	out := t.TempDir()
 	c := b.command(t, root, out)
 	b.meanwhile(t, c, root, "cdi        write", func() {
-		command(t, filepath.Join(root, "usr/bin/nvidia-smi"), "-i", "3", "-c", "EXCLUSIVE_PROCESS")
+		libraries := "LD_LIBRARY_PATH=" + filepath.Join(root, "usr/lib/x86_64-linux-gnu")
+		command(t, "env", libraries, filepath.Join(root, "usr/bin/nvidia-smi"), "-i", "3", "-c", "EXCLUSIVE_PROCESS")
 	})
 	want := clean()
 	want["guard: unchanged"] = Fail

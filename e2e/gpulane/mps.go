@@ -207,7 +207,8 @@ func (s *sharing) release(ctx context.Context, claims ...types.UID) (string, err
 func (s *sharing) control(ctx context.Context, endpoint mps.Endpoint, commands ...string) string {
 	c := exec.Command(s.machine.MPSControl) //nolint:noctx // quietly bounds it
 	c.Stdin = strings.NewReader(strings.Join(commands, "\n") + "\n")
-	c.Env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY="+endpoint.PipeDir, "CUDA_MPS_LOG_DIRECTORY="+endpoint.LogDir)
+	// Clients see a part of the daemon's pipes, in a directory in it.
+	c.Env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY="+filepath.Dir(endpoint.PipeDir), "CUDA_MPS_LOG_DIRECTORY="+endpoint.LogDir)
 	output, err := s.commands.quietly(ctx, c)
 	fmt.Fprintf(s.commands, "$ nvidia-cuda-mps-control <<< %q\n%s[%s]\n\n", commands, output, ending(err))
 	return strings.TrimSpace(string(output))

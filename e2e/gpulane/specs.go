@@ -77,7 +77,7 @@ func (l *lane) writeSpec(ctx context.Context, static *cleavecdi.Static) (_ strin
 	}
 	defer func() { err = errors.Join(err, session.Close()) }()
 	l.node = session.Node()
-	err = static.Write(ctx, l.node)
+	err = static.Refresh(ctx, l.node)
 	if err != nil && l.machine.Stray {
 		return "", skipf("the driver's files lie in %s, where no node has them: ldconfig -X %[1]s makes them known (%v)", filepath.Dir(l.machine.NVML), err)
 	}
@@ -103,8 +103,10 @@ func (l *lane) resolve(static *cleavecdi.Static) (*specs.Spec, string, error) {
 			return nil, "", fmt.Errorf("give %s to a container: %w", id, err)
 		}
 	}
-	if len(cache.ListDevices()) != len(l.boards) {
-		return nil, "", fmt.Errorf("the spec has %d devices, NVML %d GPUs", len(cache.ListDevices()), len(l.boards))
+	// A GPU has one device as a whole, and may have one for its partitions.
+	whole := slices.DeleteFunc(cache.ListDevices(), func(id string) bool { return strings.HasSuffix(id, "-mig") })
+	if len(whole) != len(l.boards) {
+		return nil, "", fmt.Errorf("the spec has %d devices, NVML %d GPUs", len(whole), len(l.boards))
 	}
 	spec := device.GetSpec().Spec
 	return spec, fmt.Sprintf("version %s, %d devices, each can be given to a container", spec.Version, len(spec.Devices)), nil

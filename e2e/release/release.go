@@ -116,7 +116,8 @@ plugin:
   env:
     - {name: KUBERNETES_SERVICE_HOST, value: $host}
     - {name: KUBERNETES_SERVICE_PORT, value: "$port"}
-  extraArgs: [--sysfs=/host$root/sys, --procfs=/host$root/proc]
+    - {name: SYSFS, value: /host$root/sys}
+    - {name: PROCFS, value: /host$root/proc}
   # Simulated hardware keeps its state in files below the driver's root, so that is mounted once more, to be written.
   extraVolumes: [{name: hardware, hostPath: {path: $root}}]
   extraVolumeMounts: [{name: hardware, mountPath: /host$root/}]

@@ -1,8 +1,10 @@
 package workload
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"os/exec"
 	"slices"
 	"strings"
 	"time"
@@ -197,8 +199,37 @@ func (c Client) Look(ctx context.Context, namespace, pod, container string) (See
 	if err != nil {
 		return Seen{}, err
 	}
+	return seen(log), nil
+}
+
+// LookInside looks around in a container that runs its own command, which needs a shell.
+func (c Client) LookInside(ctx context.Context, namespace, pod, container string) (Seen, error) {
+	out, err := c.Kubectl(ctx, "", "--namespace", namespace, "exec", pod, "--container", container, "--", "sh", "-c", looking)
+	if err != nil {
+		return Seen{}, err
+	}
+	if !strings.Contains(out, lookEnd) {
+		return Seen{}, fmt.Errorf("look around in pod %s/%s: it printed %q", namespace, pod, out)
+	}
+	return seen(out), nil
+}
+
+// Kubectl runs kubectl with something on its standard input and returns what it prints.
+func (c Client) Kubectl(ctx context.Context, input string, args ...string) (string, error) {
+	command := exec.CommandContext(ctx, c.Cluster.Kubectl(), append([]string{"--kubeconfig", c.Cluster.Kubeconfig()}, args...)...)
+	command.Stdin = strings.NewReader(input)
+	var out, complaints bytes.Buffer
+	command.Stdout, command.Stderr = &out, &complaints
+	if err := command.Run(); err != nil {
+		return "", fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, complaints.String())
+	}
+	return out.String(), nil
+}
+
+// seen reads what looking printed.
+func seen(text string) Seen {
 	var s Seen
-	for line := range strings.Lines(log) {
+	for line := range strings.Lines(text) {
 		switch line = strings.TrimSpace(line); {
 		case strings.HasPrefix(line, "/dev/"):
 			s.DeviceNodes = append(s.DeviceNodes, line)
@@ -209,7 +240,7 @@ func (c Client) Look(ctx context.Context, namespace, pod, container string) (See
 		}
 	}
 	slices.Sort(s.DeviceNodes)
-	return s, nil
+	return s
 }
 
 // Capabilities are the device nodes that let a container at a partition, two for each.

@@ -24,9 +24,12 @@ import (
 // Image is the local image that pods get in place of their own.
 const Image = "cleave.local/busybox:e2e"
 
-// look is what a container runs in place of its own command: it prints what it sees of its devices, then stays.
-const look = `ls -d /dev/nvidia* /dev/nvidia-caps/* 2>/dev/null; env | grep -E '^(NVIDIA|CUDA|CLEAVE)_' | sort; ` +
-	`for l in /usr/lib/x86_64-linux-gnu/libcuda.so.1; do [ -s $l ] && echo $l; done; echo ` + lookEnd + `; trap 'exit 0' TERM; sleep infinity & wait`
+// looking is a command that prints what a container sees of its devices.
+const looking = `ls -d /dev/nvidia* /dev/nvidia-caps/* 2>/dev/null; env | grep -E '^(NVIDIA|CUDA|CLEAVE)_' | sort; ` +
+	`for l in /usr/lib/x86_64-linux-gnu/libcuda.so.1; do [ -s $l ] && echo $l; done; echo ` + lookEnd
+
+// look is what a container runs in place of its own command: it looks, then stays.
+const look = looking + `; trap 'exit 0' TERM; sleep infinity & wait`
 
 // lookEnd is the last line that look prints.
 const lookEnd = "end-of-look"

@@ -41,7 +41,9 @@ func (s *Static) shareDevice(d *records.Device) (*specs.Device, error) {
 		if share.MPS == nil || share.MPS.PipeDir == "" {
 			return nil, fmt.Errorf("share %s of %s has no MPS server", share.ID, d.Device)
 		}
-		set("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", share.MPS.ThreadPercentage)
+		if share.MPS.ThreadPercentage > 0 {
+			set("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", share.MPS.ThreadPercentage)
+		}
 		if share.MPS.Memory > 0 {
 			// The server of the GPU has no other, so its number there is 0.
 			edits.Env = append(edits.Env, fmt.Sprintf("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=%dM", share.MPS.Memory/mebibyte))
@@ -53,18 +55,19 @@ func (s *Static) shareDevice(d *records.Device) (*specs.Device, error) {
 			set("CUDA_DEVICE_MAX_CONNECTIONS", 2)
 		}
 		edits.Env = append(edits.Env, "CUDA_MPS_PIPE_DIRECTORY="+containerPipes)
-		edits.Mounts = []*specs.Mount{bind(share.MPS.PipeDir, containerPipes), bind(share.MPS.ShmDir, containerSharedMemory)}
-	case share.Exclusive:
-		edits.Env = append(edits.Env, "CLEAVE_TIME_SLICE="+share.Interval)
+		// A client connects to a socket and writes to a pipe, which a read-only mount allows: it is files and
+		// directories that cannot be changed (path_resolution(7), mount(2) MS_RDONLY). So no container can take the
+		// socket from the others, or fill the directory.
+		edits.Mounts = []*specs.Mount{bind(share.MPS.PipeDir, containerPipes, "ro"), bind(share.MPS.ShmDir, containerSharedMemory, "rw")}
 	case share.CgroupMemory:
 		edits.Hooks = []*specs.Hook{s.memoryLimit(d.UUID, share.Memory)}
 	}
 	return &specs.Device{ContainerEdits: edits}, nil
 }
 
-// bind is a mount of a host's folder.
-func bind(from, to string) *specs.Mount {
-	return &specs.Mount{HostPath: from, ContainerPath: to, Type: "bind", Options: []string{"rbind", "rw", "nosuid", "nodev", "rprivate"}}
+// bind is a mount of a host's directory, "ro" or "rw".
+func bind(from, to, access string) *specs.Mount {
+	return &specs.Mount{HostPath: from, ContainerPath: to, Type: "bind", Options: []string{"rbind", access, "nosuid", "nodev", "noexec", "rprivate"}}
 }
 
 // memoryLimit has the driver hold a container's cgroup to an amount of a GPU's memory, once the cgroup is there.

@@ -62,6 +62,12 @@ func alone(d *records.Device) *records.Device {
 	return d
 }
 
+// unlimited is an MPS share of which nothing was asked.
+func unlimited(d *records.Device) *records.Device {
+	d.Share.MPS.ThreadPercentage, d.Share.MPS.Memory = 0, 0
+	return d
+}
+
 // secondOf is one more share of the same device.
 func secondOf(d *records.Device) *records.Device {
 	d.Share.ID += "b"
@@ -88,7 +94,8 @@ func TestTheSpecOfAShareHoldsItsNumbersAndWhatEnforcesThem(t *testing.T) {
 		"share-mps-bare.json":         {bareMPSShare()},
 		"share-two-of-one.json":       {timeSlice(), secondOf(timeSlice())},
 		"share-two-of-one-mps.json":   {mpsShare(), secondOf(mpsShare())},
-		"share-alone.json":            {alone(limitedSlice()), alone(mpsShare())},
+		"share-alone.json":            {alone(mpsShare())},
+		"share-alone-bare.json":       {unlimited(alone(mpsShare()))},
 		"share-mixed.json": {
 			mpsShare(),
 			{Device: firstGPU + "-mig-19-2", GPU: firstGPU, Partition: &gpu.Partition{ProfileID: 19, Placement: gpu.Placement{Start: 2, Size: 1}, GI: 9, CI: &ci}},

@@ -12,17 +12,18 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
-	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
-	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi/transform/root"
 	"k8s.io/klog/v2"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/cleave-dra/cleave/pkg/driverroot"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
@@ -41,10 +42,16 @@ type Options struct {
 	ContainerDriverRoot string
 	// Procfs is the node's /proc.
 	Procfs fs.FS
+	// Sysfs is the node's /sys, by which the DRM nodes of GPUs are found; nil for none.
+	Sysfs fs.FS
 	// HookPath is the nvidia-cdi-hook program on the host, see package hook.
 	HookPath string
 	// MemoryHookPath is the cleave-memory-limit program on the host, which specs name only where the driver limits memory.
 	MemoryHookPath string
+	// MakeNodes makes device nodes that are missing; nil to leave that to others.
+	MakeNodes func(ctx context.Context, nodes driverroot.Nodes) error
+	// Changed is called after Troubles has changed, from any goroutine; nil for nobody to hear of it.
+	Changed func()
 }
 
 // Static is the spec of a node.
@@ -52,18 +59,41 @@ type Static struct {
 	opts Options
 	// cache writes specs. It is made once: making one parses every spec in the folder.
 	cache *cdi.Cache
+	now   func() time.Time
 
-	mu      sync.RWMutex
-	spec    *specs.Spec
-	nodes   map[string][]string // device name -> paths of its device nodes, as this process sees them
-	minors  map[string]int      // device name -> N of /dev/nvidiaN
-	missing map[string]error    // device name -> why it could not be made
+	// making is held while the spec is made; node is what it is made of, tried when that was last begun.
+	making sync.Mutex
+	node   *gpu.Node
+	tried  time.Time
+
+	mu     sync.RWMutex
+	made   *made          // nil before it was tried
+	minors map[string]int // device name -> N of /dev/nvidiaN
 
 	fileMu  sync.Mutex
 	written os.FileInfo // the spec's file as it was when it last was as it should be
 }
 
-// NewStatic checks the options. Write makes the spec.
+// made is what a look at the driver's files and device nodes gave.
+type made struct {
+	// err is why no GPU can be given to a container; nil if there is a spec.
+	err  error
+	spec *specs.Spec
+	// missing says by device name why a GPU cannot be given to a container.
+	missing map[string]error
+	// nodes are the device nodes of each device, below devices; common those of all containers.
+	nodes   map[string][]deviceNode
+	common  []deviceNode
+	devices driverroot.Root
+	// files are what containers mount, as this process sees them.
+	files []string
+}
+
+// retryAfter is the least time between two attempts of Ensure to make the spec: pods whose claims fail are tried again and
+// again, and an attempt may run nvidia-modprobe.
+const retryAfter = 2 * time.Second
+
+// NewStatic checks the options. Refresh makes the spec.
 func NewStatic(opts Options) (*Static, error) {
 	opts.DriverRoot, opts.ContainerDriverRoot = filepath.Clean(opts.DriverRoot), filepath.Clean(opts.ContainerDriverRoot)
 	if opts.ContainerDriverRoot == "/" && opts.DriverRoot != "/" {
@@ -73,7 +103,7 @@ func NewStatic(opts Options) (*Static, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the CDI folder %s: %w", opts.Dir, err)
 	}
-	return &Static{opts: opts, cache: cache}, nil
+	return &Static{opts: opts, cache: cache, now: time.Now}, nil
 }
 
 // Path is the file of the spec.
@@ -90,110 +120,191 @@ func (s *Static) DeviceID(device string) string {
 	return s.opts.Driver + "/" + Class + "=" + device
 }
 
-// Write finds the driver's files, makes the spec and puts it where runtimes look. A GPU whose device nodes cannot be
-// found is left out and said so by Ensure; the others are served.
-func (s *Static) Write(ctx context.Context, node *gpu.Node) error {
-	if err := s.generate(ctx, node); err != nil {
-		return err
+// Refresh looks for the driver's files and device nodes, has missing nodes made, and puts the spec where runtimes look. A
+// GPU whose device node is not as it has to be is left out, see Troubles; the others are served. The error is why there is
+// no spec, or an incomplete one would have been written: an earlier one stays as it is then.
+func (s *Static) Refresh(ctx context.Context, node *gpu.Node) error {
+	s.making.Lock()
+	defer s.making.Unlock()
+	return s.refresh(ctx, node)
+}
+
+// refresh is Refresh; the caller holds making.
+func (s *Static) refresh(ctx context.Context, node *gpu.Node) error {
+	s.node, s.tried = node, s.now()
+	before := s.Troubles()
+	next := s.look(ctx, node)
+	minors := map[string]int{}
+	for i := range node.GPUs {
+		minors[node.GPUs[i].PCI.DeviceName()] = node.GPUs[i].Minor
+	}
+	s.mu.Lock()
+	if next.err == nil {
+		if s.made == nil || s.made.spec == nil || !sameSpec(s.made.spec, next.spec) {
+			s.fileMu.Lock()
+			s.written = nil
+			s.fileMu.Unlock()
+		}
+	}
+	s.made, s.minors = next, minors
+	s.mu.Unlock()
+	if s.opts.Changed != nil && !sameTroubles(before, s.Troubles()) {
+		s.opts.Changed()
+	}
+	if next.err != nil {
+		return next.err
 	}
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.save()
+	return s.restore(ctx)
 }
 
-// generate makes the spec in memory.
-func (s *Static) generate(ctx context.Context, node *gpu.Node) error {
-	lib, err := nvcdi.New(
-		nvcdi.WithLogger(logger{klog.FromContext(ctx)}),
-		nvcdi.WithMode(nvcdi.ModeNvml),
-		nvcdi.WithDriverRoot(s.opts.ContainerDriverRoot),
-		nvcdi.WithDevRoot(s.opts.ContainerDriverRoot),
-		nvcdi.WithVendor(s.opts.Driver),
-		nvcdi.WithClass(Class),
-		nvcdi.WithNVIDIACDIHookPath(s.opts.HookPath),
-		// IPC: would mount the host's /tmp/nvidia-mps into every container, tenants' MPS servers included.
-		// nvsandboxutils: loads one more driver library into this process for nothing we need.
-		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableIPCDiscoverer, nvcdi.FeatureDisableNvsandboxUtils),
-		// Limits come from the claim's share, never from what a container says in its environment.
-		nvcdi.WithDisabledHooks("apply-cuda-memory-limits"),
-	)
-	if err != nil {
-		return fmt.Errorf("prepare to look for driver files under %s: %w", s.opts.ContainerDriverRoot, err)
+func sameSpec(a, b *specs.Spec) bool {
+	x, errX := json.Marshal(a)
+	y, errY := json.Marshal(b)
+	return errX == nil && errY == nil && bytes.Equal(x, y)
+}
+
+func sameTroubles(a, b map[string]error) bool {
+	return maps.EqualFunc(a, b, func(x, y error) bool { return x.Error() == y.Error() })
+}
+
+// Troubles says by device name why GPUs cannot be given to containers. Only those that can be are not in it.
+func (s *Static) Troubles() map[string]error {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.made == nil {
+		return nil
 	}
-	common, err := lib.GetCommonEdits()
-	if err != nil {
-		return fmt.Errorf("find the driver's files under %s: %w", s.opts.ContainerDriverRoot, err)
+	if s.made.err == nil {
+		return maps.Clone(s.made.missing)
 	}
-	spec := &specs.Spec{Kind: s.opts.Driver + "/" + Class, ContainerEdits: *common.ContainerEdits}
-	nodes, minors, missing := map[string][]string{}, map[string]int{}, map[string]error{}
-	for i := range node.GPUs {
-		g := &node.GPUs[i]
-		name := g.PCI.DeviceName()
-		device, err := deviceSpec(lib, g)
-		if err != nil {
-			klog.FromContext(ctx).Error(err, "A GPU cannot be given to containers", "gpu", name)
-			missing[name] = err
-			continue
+	troubles := map[string]error{}
+	for device := range s.minors {
+		troubles[device] = s.made.err
+		if err := s.made.missing[device]; err != nil {
+			troubles[device] = err
 		}
-		for _, n := range device.ContainerEdits.DeviceNodes {
-			nodes[name] = append(nodes[name], hostPath(n))
-		}
-		minors[name] = g.Minor
-		spec.Devices = append(spec.Devices, *device)
 	}
-	if len(spec.Devices) == 0 && len(missing) > 0 {
-		return fmt.Errorf("find the device nodes of any GPU: %w", firstOf(node, missing))
-	}
-	if err := s.finish(spec); err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.spec, s.nodes, s.minors, s.missing = spec, nodes, minors, missing
-	return nil
+	return troubles
 }
 
-// deviceSpec makes the CDI device of a whole GPU under our name for it.
-func deviceSpec(lib nvcdi.Interface, g *gpu.GPU) (*specs.Device, error) {
-	devices, err := lib.GetDeviceSpecsByID(g.UUID)
-	if err != nil {
-		return nil, fmt.Errorf("find the device nodes of GPU %s (/dev/nvidia%d): %w", g.UUID, g.Minor, err)
-	}
-	if len(devices) != 1 || len(devices[0].ContainerEdits.DeviceNodes) == 0 {
-		return nil, fmt.Errorf("find the device nodes of GPU %s: /dev/nvidia%d is missing: load the nvidia kernel module or run nvidia-modprobe -c %d",
-			g.UUID, g.Minor, g.Minor)
-	}
-	devices[0].Name = g.PCI.DeviceName()
-	return &devices[0], nil
-}
-
-// firstOf picks the error of the first GPU that has one.
-func firstOf(node *gpu.Node, missing map[string]error) error {
-	for i := range node.GPUs {
-		if err := missing[node.GPUs[i].PCI.DeviceName()]; err != nil {
+// Ensure fails unless a container can be started with the devices of the ids now: the spec is complete and on disk as we
+// wrote it, and the device nodes and files that it names are there. What has changed is looked for anew, which also has
+// missing device nodes made; as long as nothing has, it costs a look at each.
+func (s *Static) Ensure(ctx context.Context, ids []string) error {
+	if why := s.check(ids); why != nil {
+		if err := s.again(ctx, ids, why); err != nil {
 			return err
 		}
 	}
-	return errors.New("the node has no GPUs")
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.restore(ctx)
 }
 
-// finish rewrites paths to the host's and sets the oldest version that can say all this: older runtimes refuse newer
-// specs.
-func (s *Static) finish(spec *specs.Spec) error {
-	toHost := root.New(root.WithRoot(s.opts.ContainerDriverRoot), root.WithTargetRoot(s.opts.DriverRoot), root.WithRelativeTo("host"))
-	if err := toHost.Transform(spec); err != nil {
-		return fmt.Errorf("rewrite paths of the CDI spec to the host's: %w", err)
+// Complete fails if the spec is not that of these GPUs, or Ensure would fail for one of them.
+func (s *Static) Complete(node *gpu.Node) error {
+	var ids []string
+	for i := range node.GPUs {
+		ids = append(ids, s.DeviceID(node.GPUs[i].PCI.DeviceName()))
 	}
-	version, err := specs.MinimumRequiredVersion(spec)
-	if err != nil {
-		return fmt.Errorf("work out the version of the CDI spec: %w", err)
+	s.mu.RLock()
+	known := len(s.minors) == len(node.GPUs)
+	for i := range node.GPUs {
+		minor, ok := s.minors[node.GPUs[i].PCI.DeviceName()]
+		known = known && ok && minor == node.GPUs[i].Minor
 	}
-	spec.Version = version
+	s.mu.RUnlock()
+	if !known {
+		return errors.New("the CDI spec is of other GPUs than the node has")
+	}
+	return s.check(ids)
+}
+
+// again makes the spec anew, unless that was just tried, and checks it.
+func (s *Static) again(ctx context.Context, ids []string, why error) error {
+	s.making.Lock()
+	defer s.making.Unlock()
+	if s.node == nil || s.check(ids) == nil { // another call made it
+		return s.check(ids)
+	}
+	if s.now().Sub(s.tried) < retryAfter {
+		return why
+	}
+	klog.FromContext(ctx).Info("The CDI spec is out of date; making it again", "reason", why.Error())
+	if err := s.refresh(ctx, s.node); err != nil {
+		return err
+	}
+	return s.check(ids)
+}
+
+// check compares the spec with what is there.
+func (s *Static) check(ids []string) error {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.made == nil {
+		return errors.New("the CDI spec is not written yet")
+	}
+	if s.made.err != nil {
+		return s.made.err
+	}
+	if err := s.made.checkCommon(s.majors()); err != nil {
+		return err
+	}
+	for _, id := range ids {
+		name, ok := strings.CutPrefix(id, s.DeviceID(""))
+		if !ok {
+			return fmt.Errorf("CDI device %s is not of kind %s", id, s.made.spec.Kind)
+		}
+		if err := s.made.missing[strings.TrimSuffix(name, partitionsSuffix)]; err != nil {
+			return err
+		}
+		nodes, ok := s.made.nodes[name]
+		if !ok {
+			return fmt.Errorf("CDI device %s is not in %s", id, s.Path())
+		}
+		for _, n := range nodes {
+			if err := n.check(s.made.devices.Here); err != nil {
+				return fmt.Errorf("CDI device %s: %w", id, err)
+			}
+		}
+	}
 	return nil
 }
 
-// save writes the static spec; the caller holds mu.
-func (s *Static) save() error { return s.write(s.spec, s.fileName()) }
+// checkCommon looks whether what every container gets is still there and as it was.
+func (m *made) checkCommon(majors map[string]int64) error {
+	if major, listed := majors[uvmModule]; listed && !m.has(uvmNode, major) {
+		return fmt.Errorf("%w %s has another major than the module %s, which was loaded again", errNode, uvmNode, uvmModule)
+	}
+	for _, n := range m.common {
+		if err := n.check(m.devices.Here); err != nil {
+			return err
+		}
+	}
+	for _, path := range []string{uvmToolsNode, modesetNode} {
+		if _, err := os.Lstat(filepath.Join(m.devices.Here, path)); err == nil && !m.has(path, anyMajor) {
+			return fmt.Errorf("%w %s is there by now", errNode, path)
+		}
+	}
+	for _, file := range m.files {
+		if _, err := os.Lstat(file); err != nil {
+			return fmt.Errorf("a file of the driver has gone, as after an update of its packages: %w", err)
+		}
+	}
+	return nil
+}
+
+// has reports whether all containers get a device node, of a major where one is given.
+func (m *made) has(path string, major int64) bool {
+	for _, n := range m.common {
+		if n.path == path {
+			return major == anyMajor || n.major == major
+		}
+	}
+	return false
+}
 
 // write puts a spec where runtimes look, whole or not at all.
 func (s *Static) write(spec *specs.Spec, file string) error {
@@ -206,37 +317,8 @@ func (s *Static) write(spec *specs.Spec, file string) error {
 	return nil
 }
 
-// Ensure fails unless a runtime can resolve the ids now: the spec is there as we wrote it (it is written again if need
-// be), it has the device, and the device's nodes exist.
-func (s *Static) Ensure(ctx context.Context, ids []string) error {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	if s.spec == nil {
-		return errors.New("the CDI spec is not written yet")
-	}
-	for _, id := range ids {
-		name, ok := strings.CutPrefix(id, s.DeviceID(""))
-		if !ok {
-			return fmt.Errorf("CDI device %s is not of kind %s", id, s.spec.Kind)
-		}
-		if err := s.missing[name]; err != nil {
-			return err
-		}
-		nodes, ok := s.nodes[name]
-		if !ok {
-			return fmt.Errorf("CDI device %s is not in %s", id, s.Path())
-		}
-		for _, path := range nodes {
-			if _, err := os.Lstat(path); err != nil {
-				return fmt.Errorf("CDI device %s: its device node is missing (load the nvidia kernel module or run nvidia-modprobe): %w", id, err)
-			}
-		}
-	}
-	return s.restore(ctx)
-}
-
-// restore writes the spec again if somebody deleted or changed its file; the caller holds mu. As long as nobody does,
-// it costs one look at the file's dates.
+// restore writes the spec if its file is not as it should be, such as after somebody deleted or changed it; the caller
+// holds mu. As long as nobody does, it costs one look at the file's dates.
 func (s *Static) restore(ctx context.Context) error {
 	s.fileMu.Lock()
 	defer s.fileMu.Unlock()
@@ -244,14 +326,14 @@ func (s *Static) restore(ctx context.Context) error {
 	if err == nil && s.written != nil && os.SameFile(info, s.written) && info.ModTime().Equal(s.written.ModTime()) && info.Size() == s.written.Size() {
 		return nil
 	}
-	want, err := json.Marshal(s.spec)
+	want, err := json.Marshal(s.made.spec)
 	if err != nil {
 		return fmt.Errorf("encode the CDI spec: %w", err)
 	}
 	have, err := os.ReadFile(s.Path())
 	if err != nil || !bytes.Equal(have, want) {
-		klog.FromContext(ctx).Info("The CDI spec is missing or was changed; writing it again", "path", s.Path())
-		if err := s.save(); err != nil {
+		klog.FromContext(ctx).Info("Writing the CDI spec: it is missing or out of date", "path", s.Path())
+		if err := s.write(s.made.spec, s.fileName()); err != nil {
 			return err
 		}
 	}
@@ -259,14 +341,6 @@ func (s *Static) restore(ctx context.Context) error {
 		return fmt.Errorf("look at the CDI spec: %w", err)
 	}
 	return nil
-}
-
-// hostPath is where a device node is on the host; CDI leaves it out where it equals the path in the container.
-func hostPath(n *specs.DeviceNode) string {
-	if n.HostPath != "" {
-		return n.HostPath
-	}
-	return n.Path
 }
 
 // logger hands nvcdi's messages to klog; it is chatty, so its information comes at V(4) and up.

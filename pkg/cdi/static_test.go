@@ -1,18 +1,23 @@
 package cdi
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
 	"tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/cleave-dra/cleave/pkg/driverroot"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 	"github.com/cleave-dra/cleave/pkg/sim"
@@ -45,8 +50,16 @@ var hasRoot bool
 // built is the simulated NVML library, which `make build` makes.
 const built = "../../bin/libnvidia-ml.so.1"
 
-// written is the spec of a simulated node with a driver root, written.
-func written(t *testing.T) (s *Static, root string, node *gpu.Node) {
+// bed is a simulated node with a driver root, whose spec is yet to be made.
+type bed struct {
+	*Static
+	t     *testing.T
+	root  string
+	board *sim.Node
+	node  *gpu.Node
+}
+
+func newBed(t *testing.T) *bed {
 	t.Helper()
 	if _, err := os.Stat(built); err != nil {
 		t.Skipf("the simulated NVML library is not built (make build): %v", err)
@@ -67,31 +80,90 @@ func written(t *testing.T) (s *Static, root string, node *gpu.Node) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err = NewStatic(Options{
+	b := &bed{t: t, root: root, board: board, node: session.Node()}
+	b.Static, err = NewStatic(Options{
 		Driver: testDriver, Dir: filepath.Join(t.TempDir(), "cdi"), DriverRoot: "/run/driver", ContainerDriverRoot: root,
-		Procfs: os.DirFS(filepath.Join(root, "proc")), HookPath: "/var/lib/hook",
+		Procfs: os.DirFS(filepath.Join(root, "proc")), Sysfs: os.DirFS(filepath.Join(root, "sys")), HookPath: "/var/lib/hook",
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Write(t.Context(), session.Node()); err != nil {
-		t.Fatal(err)
+	past := time.Now()
+	b.now = func() time.Time { // each attempt is long after the one before
+		past = past.Add(retryAfter)
+		return past
 	}
-	return s, root, session.Node()
+	return b
 }
 
-// loseNode takes a device node away until the test ends.
-func loseNode(t *testing.T, root, name string) {
-	t.Helper()
-	from, to := filepath.Join(root, "dev", name), filepath.Join(root, "lost")
-	if err := os.Rename(from, to); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.Rename(to, from); err != nil {
-			t.Error(err)
-		}
+// restored makes the device nodes whole when the test ends.
+func (b *bed) restored() {
+	b.t.Cleanup(func() {
+		b.must(errors.Join(b.makeNodes(b.t.Context(), driverroot.Nodes{Control: true, UVM: true, GPUs: []int{0, 1}})))
 	})
+}
+
+// makeNodes is the simulated nvidia-modprobe.
+func (b *bed) makeNodes(_ context.Context, nodes driverroot.Nodes) error {
+	var err error
+	if nodes.UVM {
+		err = b.board.Modprobe(true)
+	}
+	minors := nodes.GPUs
+	if nodes.Control {
+		minors = append(minors, 255)
+	}
+	return errors.Join(err, b.board.Modprobe(false, minors...))
+}
+
+func (b *bed) must(err error) {
+	b.t.Helper()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// refuses fails unless Ensure fails for GPUs and says all of these.
+func (b *bed) refuses(ids []string, says ...string) {
+	b.t.Helper()
+	b.says(b.Ensure(b.t.Context(), ids), says...)
+}
+
+func (b *bed) says(err error, says ...string) {
+	b.t.Helper()
+	for _, s := range says {
+		if err == nil || !strings.Contains(err.Error(), s) {
+			b.t.Errorf("got %v, want an error that says %q", err, s)
+		}
+	}
+}
+
+// onDisk is the spec where runtimes look for it.
+func (b *bed) onDisk() *specs.Spec {
+	b.t.Helper()
+	data, err := os.ReadFile(b.Path())
+	b.must(err)
+	spec := &specs.Spec{}
+	b.must(json.Unmarshal(data, spec))
+	return spec
+}
+
+// paths lists the device nodes of edits.
+func paths(edits *specs.ContainerEdits) []string {
+	var all []string
+	for _, n := range edits.DeviceNodes {
+		all = append(all, n.Path)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// written is the spec of a simulated node with a driver root, written.
+func written(t *testing.T) (s *Static, root string, node *gpu.Node) {
+	t.Helper()
+	b := newBed(t)
+	b.must(b.Refresh(t.Context(), b.node))
+	return b.Static, b.root, b.node
 }
 
 // ids are the CDI names of all GPUs of a node.
@@ -123,8 +195,8 @@ func TestTheStaticSpecHasADevicePerGPUAndTheDriversFiles(t *testing.T) {
 	if err := json.Unmarshal(data, spec); err != nil {
 		t.Fatal(err)
 	}
-	if len(spec.Devices) != len(node.GPUs) {
-		t.Errorf("got %d devices, want %d", len(spec.Devices), len(node.GPUs))
+	if len(spec.Devices) != 2*len(node.GPUs) {
+		t.Errorf("got %d devices, want two for each of %d GPUs that can be partitioned", len(spec.Devices), len(node.GPUs))
 	}
 }
 
@@ -157,18 +229,6 @@ func TestEnsurePutsBackASpecThatSomebodyDeletedOrChanged(t *testing.T) {
 	}
 }
 
-func TestEnsureNamesTheDeviceNodeThatIsMissing(t *testing.T) {
-	s, root, node := written(t)
-	loseNode(t, root, "nvidia1")
-	err := s.Ensure(t.Context(), ids(s, node)[1:])
-	if err == nil || !strings.Contains(err.Error(), "/dev/nvidia1") {
-		t.Errorf("got %v, want an error that names /dev/nvidia1", err)
-	}
-	if err := s.Ensure(t.Context(), ids(s, node)[:1]); err != nil {
-		t.Errorf("the other GPU: %v", err)
-	}
-}
-
 func TestEnsureRefusesWhatTheSpecDoesNotHave(t *testing.T) {
 	s, _, _ := written(t)
 	for _, id := range []string{s.DeviceID("gpu-0000-ff-00-0"), "other/gpu=" + firstGPU, ""} {
@@ -178,20 +238,6 @@ func TestEnsureRefusesWhatTheSpecDoesNotHave(t *testing.T) {
 	}
 	if err := static(t, procfs()).Ensure(t.Context(), nil); err == nil {
 		t.Error("before the first Write: got no error")
-	}
-}
-
-func TestAGPUWithoutItsDeviceNodeIsLeftOutAndSaidSo(t *testing.T) {
-	s, root, node := written(t)
-	loseNode(t, root, "nvidia1")
-	if err := s.Write(t.Context(), node); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Ensure(t.Context(), ids(s, node)[:1]); err != nil {
-		t.Errorf("the GPU that is whole: %v", err)
-	}
-	if err := s.Ensure(t.Context(), ids(s, node)[1:]); err == nil || !strings.Contains(err.Error(), "nvidia1") {
-		t.Errorf("got %v, want an error that names nvidia1", err)
 	}
 }
 

@@ -5,19 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
-)
-
-// inUsePatience bounds how long a MIG mode change waits for a client, such as a monitoring agent between two looks, to
-// let go of a GPU; the kubelet waits 45 s for the whole call. inUseRetry is the time between two attempts.
-const (
-	inUsePatience = 35 * time.Second
-	inUseRetry    = 250 * time.Millisecond
 )
 
 // apply makes the hardware, the specs and the record say what want does, and fills in what only the hardware knows.
@@ -27,8 +19,20 @@ func (e *Engine) apply(ctx context.Context, b *backend, devices []planned, want 
 	if err := e.takeStanding(ctx, b, devices, want); err != nil {
 		return err
 	}
+	if !adopt { // else its pods may run, whatever the mode
+		if err := e.checkComputeModes(ctx, b, devices, want); err != nil {
+			return err
+		}
+	}
 	// A claim that takes over all that it has makes nothing, so nothing may be undone: its pods run in it.
 	makes := len(want.InSpec()) > 0 && (!adopt || !allThere(ctx, b, devices))
+	patience, cancel := context.WithTimeout(ctx, inUsePatience)
+	defer cancel()
+	// Modes before anything else: to change one may take long, and between the look for vacancy and the record that
+	// claims a place, as little time as possible should pass.
+	if err := setModes(patience, b, devices); err != nil {
+		return err
+	}
 	if makes && !adopt {
 		// What is found in a claim's place after a crash counts as its own: so nothing may be there before.
 		if err := e.checkVacant(ctx, b, devices, want); err != nil {
@@ -43,7 +47,7 @@ func (e *Engine) apply(ctx context.Context, b *backend, devices []planned, want 
 			return err
 		}
 	}
-	err := e.change(ctx, b, devices, want, adopt)
+	err := e.change(ctx, patience, b, devices, want, adopt)
 	if err == nil {
 		err = e.finish(ctx, b, want, intent)
 	}
@@ -62,7 +66,7 @@ func (e *Engine) apply(ctx context.Context, b *backend, devices []planned, want 
 }
 
 // needsIntent tells whether a claim's hardware must be on record before it is changed. A plain share changes none, and
-// what MPS servers serve without a record is taken from them at the next start (recoverShares), where GPUs offer MPS; a
+// what MPS servers serve without a record is taken from them at the next start (recoverMPS), where GPUs offer MPS; a
 // server that is one claim's alone may be anywhere.
 func needsIntent(r *records.Record) bool {
 	return slices.ContainsFunc(r.InSpec(), func(d *records.Device) bool { return d.Partition != nil && !d.Partition.Existing }) ||
@@ -78,7 +82,7 @@ func (e *Engine) finish(ctx context.Context, b *backend, want *records.Record, i
 			return err
 		}
 	}
-	if parts := want.InSpec(); len(parts) > 0 {
+	if parts := want.WithEdits(); len(parts) > 0 {
 		if err := b.cdi.WriteClaim(ctx, want.Claim.UID, parts); err != nil {
 			return err
 		}
@@ -98,22 +102,13 @@ func (e *Engine) write(r *records.Record) error {
 	return nil
 }
 
-// change does to the hardware what the devices need.
-func (e *Engine) change(ctx context.Context, b *backend, devices []planned, want *records.Record, adopt bool) error {
-	done := map[gpu.PCIAddress]bool{}
-	for _, d := range devices {
-		if g := d.shape.GPU; !d.admin && !done[g.PCI] {
-			done[g.PCI] = true
-			if err := setMode(ctx, b, d); err != nil {
-				return fmt.Errorf("request %q: %w", d.request, err)
-			}
-		}
-	}
+// change does to the hardware what the devices need. Clients of a GPU are waited for until patience ends.
+func (e *Engine) change(ctx, patience context.Context, b *backend, devices []planned, want *records.Record, adopt bool) error {
 	for i, d := range devices {
 		if !d.shape.IsPartition() || want.Devices[i].Partition.Existing {
 			continue
 		}
-		part, err := e.partition(ctx, b, d, adopt)
+		part, err := e.partition(patience, b, d, adopt)
 		if err != nil {
 			return fmt.Errorf("request %q: %w", d.request, err)
 		}
@@ -122,53 +117,15 @@ func (e *Engine) change(ctx context.Context, b *backend, devices []planned, want
 	return e.startShares(ctx, b, want)
 }
 
-// setMode gives a GPU the MIG mode that a device needs: on for partitions, off for the whole. Where a change needs a
-// reset, the mode found at discovery decided what the GPU offers, and there is nothing to change.
-func setMode(ctx context.Context, b *backend, d planned) error {
-	g := d.shape.GPU
-	if !g.MIG.Capable || g.MIG.NeedsReset || len(g.MIG.Profiles) == 0 {
-		return nil
-	}
-	patience, cancel := context.WithTimeout(ctx, inUsePatience)
-	defer cancel()
-	tick := time.NewTicker(inUseRetry)
-	defer tick.Stop()
-	for {
-		err := b.hardware.SetMIG(ctx, g.PCI, d.shape.IsPartition())
-		if !errors.Is(err, gpu.ErrInUse) {
-			return err
-		}
-		// Partitions do not go away by waiting. No claim has them: that was checked before.
-		if parts, listErr := b.hardware.Partitions(ctx, g); listErr == nil && len(parts) > 0 {
-			return fmt.Errorf("%w: it has %d partitions that Cleave did not make, the first is GPU instance %d: destroy them, for instance with nvidia-smi mig -dgi",
-				err, len(parts), parts[0].GI)
-		}
-		select {
-		case <-patience.Done():
-			return fmt.Errorf("%w%s", err, heldBy(context.WithoutCancel(ctx), b, g))
-		case <-tick.C:
-		}
-	}
-}
-
-// heldBy names the processes on a GPU, for an error message.
-func heldBy(ctx context.Context, b *backend, g *gpu.GPU) string {
-	pids, err := b.hardware.Processes(ctx, g.PCI)
-	if err != nil || len(pids) == 0 {
-		return ": NVML names no process; monitoring agents such as DCGM hold a GPU without showing"
-	}
-	return fmt.Sprintf(": it is held by processes %v", pids)
-}
-
 // partition makes the partition of a device. A device with admin access gets the partition that a claim has there.
 func (e *Engine) partition(ctx context.Context, b *backend, d planned, adopt bool) (gpu.Partition, error) {
 	if d.admin {
-		if existing := e.index.partition(d.shape); existing != nil {
+		if existing := e.index.partition(d.shape, e.owns); existing != nil {
 			return *existing, nil
 		}
 		return gpu.Partition{}, fmt.Errorf("admin access to partition %s, which no claim holds: ask for the GPU instead", d.shape.Name())
 	}
-	part, err := b.hardware.CreatePartition(ctx, d.shape)
+	part, err := createPatiently(ctx, b, d.shape)
 	if !adopt || !errors.Is(err, gpu.ErrInsufficientResources) {
 		return part, err
 	}
@@ -177,6 +134,10 @@ func (e *Engine) partition(ctx context.Context, b *backend, d planned, adopt boo
 		return part, errors.Join(err, listErr)
 	}
 	klog.FromContext(ctx).Info("Taking over the partition of a claim whose record was lost", "device", d.shape.Name(), "uuid", existing.UUID)
+	if e.sessions != nil && !e.sessions.Unbroken(d.shape.GPU.PCI.DeviceName()) {
+		existing.Existing = true // it may be someone else's, created since: the claim has it, and it is never destroyed
+		return *existing, nil
+	}
 	e.standing.remove(d.shape.GPU.PCI.DeviceName(), *existing)
 	return *existing, nil
 }
@@ -257,9 +218,14 @@ func (e *Engine) undo(ctx context.Context, b *backend, r *records.Record) error 
 // before the plugin was killed: what lies exactly where one was to be made is it. That cannot be somebody else's, as
 // places that others occupy are refused before.
 func (e *Engine) destroy(ctx context.Context, b *backend, r *records.Record, d *records.Device) error {
-	g := b.hardware.Node().Find(d.GPU)
-	if g == nil {
-		return nil // gone, and its partitions with it
+	if !e.owns(d) {
+		klog.FromContext(ctx).Info("Leaving what is in the place of a partition that was created in an earlier session of the driver", "claim", r.Claim, "device", d.Device)
+		e.changed() // what is there counts as unmanaged once the record is gone
+		return nil
+	}
+	g, err := locate(b, d)
+	if err != nil || g == nil {
+		return err // gone, and its partitions with it, or not to be read
 	}
 	part := *d.Partition
 	if part.UUID == "" {
@@ -267,16 +233,28 @@ func (e *Engine) destroy(ctx context.Context, b *backend, r *records.Record, d *
 			return nil // never made
 		}
 		found, err := b.hardware.PartitionAt(ctx, g.PCI, part)
-		if err != nil || found == nil {
+		if takenOut(err) || err == nil && found == nil {
+			return nil
+		}
+		if err != nil {
 			return err
 		}
 		part = *found
 	}
-	err := b.hardware.DestroyPartition(ctx, g.PCI, part)
+	err = b.hardware.DestroyPartition(ctx, g.PCI, part)
+	if takenOut(err) {
+		return nil
+	}
 	if errors.Is(err, gpu.ErrInUse) {
-		return fmt.Errorf("partition %s of claim %s cannot be destroyed: %w%s", d.Device, r.Claim, err, heldBy(ctx, b, g))
+		return &InUseError{d.Device, fmt.Errorf("partition %s of claim %s cannot be destroyed: %w%s", d.Device, r.Claim, err, heldBy(ctx, b, g))}
 	}
 	return err
+}
+
+// takenOut reports whether an error says that a GPU is no longer in the node, and its partitions and processes with it. One
+// that is lost or does not answer is not taken out.
+func takenOut(err error) bool {
+	return errors.Is(err, gpu.ErrAbsent) || errors.Is(err, gpu.ErrReplaced)
 }
 
 // markReleasing records that a claim holds nothing any more while its partitions or servers still exist.
@@ -301,10 +279,13 @@ func (e *Engine) markReleasing(r *records.Record) error {
 // intact tells whether a prepared claim's partitions are still there, and puts back a server or spec that is missing. An
 // error says nothing about the partitions.
 func (e *Engine) intact(ctx context.Context, b *backend, r *records.Record) (bool, error) {
+	if len(e.outlived(r)) > 0 {
+		return false, nil
+	}
 	for _, d := range r.Partitions() {
-		g := b.hardware.Node().Find(d.GPU)
-		if g == nil {
-			return false, nil
+		g, err := locate(b, d)
+		if err != nil || g == nil {
+			return false, err
 		}
 		found, err := b.hardware.PartitionAt(ctx, g.PCI, *d.Partition)
 		if err != nil {
@@ -316,15 +297,15 @@ func (e *Engine) intact(ctx context.Context, b *backend, r *records.Record) (boo
 		}
 	}
 	for _, d := range r.Shares(gpu.MPS) {
-		g := b.hardware.Node().Find(d.GPU)
-		if g == nil || e.sharing == nil {
-			return false, nil
+		g, err := locate(b, d)
+		if err != nil || g == nil || e.sharing == nil {
+			return false, err
 		}
 		if _, _, err := e.sharing.StartMPS(ctx, r.Claim.UID, g, d.Share.Limits()); err != nil {
 			return false, err
 		}
 	}
-	if parts := r.InSpec(); len(parts) > 0 && !b.cdi.HasClaim(r.Claim.UID) {
+	if parts := r.WithEdits(); len(parts) > 0 && !b.cdi.HasClaim(r.Claim.UID) {
 		return true, b.cdi.WriteClaim(ctx, r.Claim.UID, parts)
 	}
 	return true, nil

@@ -168,7 +168,7 @@ func killAfter(t *testing.T, actions []action, steps int) (died, ok bool) {
 	}
 	// The kernel lets go of a dead process's locks.
 	for _, lock := range victim.locks.byGPU {
-		_ = lock.file.Close()
+		lock.close()
 	}
 
 	again := openBed(t, dir)

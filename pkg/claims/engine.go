@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -21,14 +22,21 @@ import (
 type Hardware interface {
 	// Node is the inventory as published.
 	Node() *gpu.Node
+	// Absent reports whether it is certain that no GPU is at an address any more. One that cannot be read is not absent.
+	Absent(pci gpu.PCIAddress) bool
 	// VerifyGPU fails if the GPU is lost or another one sits in its place.
 	VerifyGPU(ctx context.Context, g *gpu.GPU) error
 	// Processes lists the ids of the processes that use a GPU.
 	Processes(ctx context.Context, pci gpu.PCIAddress) ([]int, error)
-	// SetMIG puts a GPU into MIG mode or out of it; gpu.ErrInUse while something holds the GPU.
+	// AwaitFabric waits, for a bounded time, until a whole GPU is registered with its NVLink fabric.
+	AwaitFabric(ctx context.Context, g *gpu.GPU) error
+	// ComputeMode is one of gpu.ComputeMode; gpu.ErrNotSupported where a GPU has none, as in MIG mode.
+	ComputeMode(ctx context.Context, pci gpu.PCIAddress) (int, error)
+	// SetMIG puts a GPU into MIG mode or out of it; gpu.ErrInUse while something holds the GPU, gpu.ErrPartitioned where
+	// leaving the mode would destroy partitions.
 	SetMIG(ctx context.Context, pci gpu.PCIAddress, enable bool) error
 	// CreatePartition makes a partition whole or not at all; gpu.ErrInsufficientResources if its place is taken,
-	// gpu.ErrLeftBehind if something was made that could not be unmade.
+	// gpu.ErrInUse while something holds the GPU, gpu.ErrLeftBehind if something was made that could not be unmade.
 	CreatePartition(ctx context.Context, shape gpu.Shape) (gpu.Partition, error)
 	// DestroyPartition unmakes one; one that is gone is no error; gpu.ErrInUse while a process is in it.
 	DestroyPartition(ctx context.Context, pci gpu.PCIAddress, part gpu.Partition) error
@@ -42,6 +50,8 @@ type Hardware interface {
 type CDI interface {
 	// DeviceID is the fully qualified CDI name of a whole GPU.
 	DeviceID(device string) string
+	// PartitionsID is that of what partitions need of their GPU.
+	PartitionsID(device string) string
 	// ClaimID is that of what a partition or share of a claim has beside its GPU.
 	ClaimID(uid types.UID, d *records.Device) string
 	// Ensure fails unless a container runtime can resolve the ids of whole GPUs now.
@@ -67,15 +77,30 @@ type Engine struct {
 	// sharing is nil where GPUs are not shared, see Share.
 	sharing Sharing
 
+	// processes is nil where the driver's list of processes is all there is, see SeeProcesses.
+	processes Processes
+	// sessions is nil where sessions of the driver are not told apart, see InSession.
+	sessions DriverSessions
+	// names are the engines of all driver names, this one among them; allocated is what claims of this one's have been
+	// allocated, recorded or not, as far as the API server was asked.
+	names     *names
+	allocated *index
+
 	standing standingPartitions
 	layouts  layouts
 	// changed is told of changes, see OnChange.
 	changed func()
 
+	// api is asked which claims are leaving; nil to ask nobody, see WaitForReleases.
+	api API
+
 	// recovered tells that Recover has run since the hardware was set.
 	recovered atomic.Bool
 
 	backend atomic.Pointer[backend]
+	// begun is closed once it is known whether the hardware can be used.
+	begun   chan struct{}
+	closing sync.Once
 	// calls are the kubelet's that run now: each may use the hardware until it ends.
 	calls   sync.RWMutex
 	corrupt corruptRecords
@@ -94,7 +119,9 @@ var errStarting = errors.New("the plugin is starting")
 // New makes an engine without hardware: it can unprepare, and refuses to prepare until SetHardware.
 // bootID is the content of /proc/sys/kernel/random/boot_id.
 func New(id Identity, bootID string, store *records.Store, locks *Locks, specs SpecRemover) *Engine {
-	e := &Engine{id: id, bootID: bootID, store: store, locks: locks, index: newIndex(), specs: specs, changed: func() {}}
+	e := &Engine{id: id, bootID: bootID, store: store, locks: locks, index: newIndex(), allocated: newIndex(), specs: specs, changed: func() {}}
+	e.begun = make(chan struct{})
+	e.names = &names{all: []*Engine{e}}
 	e.SetWaiting(errStarting)
 	return e
 }
@@ -125,22 +152,47 @@ func (e *Engine) OnHeld(changed func()) { e.index.changed = changed }
 func (e *Engine) SetHardware(hw Hardware, cdi CDI) {
 	e.recovered.Store(false)
 	e.backend.Store(&backend{hardware: hw, cdi: cdi})
+	e.begin()
 }
 
-// SetWaiting makes Prepare fail with the reason why the hardware cannot be used yet.
+// SetWaiting makes Prepare fail, under every driver name, with the reason why the hardware cannot be used yet.
 func (e *Engine) SetWaiting(reason error) {
-	e.backend.Store(&backend{reason: reason})
+	e.names.mu.Lock() // see Lend
+	defer e.names.mu.Unlock()
+	for _, o := range e.names.all {
+		o.backend.Store(&backend{reason: reason})
+		if !errors.Is(reason, errStarting) {
+			o.begin()
+		}
+	}
 }
 
 // Quiesce waits for calls that began before SetWaiting and may still use the hardware.
 func (e *Engine) Quiesce() {
-	e.calls.Lock()
-	defer e.calls.Unlock()
+	for _, o := range e.everyone() {
+		o.calls.Lock()
+		o.calls.Unlock() //nolint:staticcheck // nothing is to be done meanwhile
+	}
 }
 
 // Prepare makes a claim's devices ready and returns them; none if the claim has no device of this driver. It can be
-// repeated: a claim that is prepared already gets the same answer, after the same checks.
+// repeated: a claim that is prepared already gets the same answer, after the same checks. Where other claims are about to
+// give back what it needs, it waits for them.
 func (e *Engine) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]records.Device, error) {
+	ctx, cancel := context.WithTimeout(ctx, prepareLimit)
+	defer cancel()
+	if e.api != nil {
+		e.awaitStart(ctx)
+	}
+	devices, err := e.attempt(ctx, claim)
+	if e.api != nil && errors.As(err, new(*blockedError)) {
+		return e.prepareAfter(ctx, claim, err)
+	}
+	return devices, err
+}
+
+// attempt prepares a claim, or not, as things are.
+func (e *Engine) attempt(ctx context.Context, claim *resourceapi.ResourceClaim) ([]records.Device, error) {
 	e.calls.RLock()
 	defer e.calls.RUnlock()
 	return e.prepare(ctx, claim, false)
@@ -154,10 +206,14 @@ func (e *Engine) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, 
 		return nil, fmt.Errorf("the node's GPUs cannot be used yet: %w", b.reason)
 	}
 	devices, err := plan(claim, b.hardware.Node(), e.id)
-	if err != nil || len(devices) == 0 {
-		return nil, err
+	if err != nil {
+		return nil, explainMissing(err, claim, b, e.id)
+	}
+	if len(devices) == 0 {
+		return nil, nil
 	}
 	want := newRecord(claim, devices, e.id, e.bootID, b.cdi)
+	e.stamp(want)
 	held, err := e.lockFor(ctx, claim.UID, gpuNames(devices))
 	if err != nil {
 		return nil, err
@@ -174,6 +230,9 @@ func (e *Engine) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, 
 	}
 	if have := e.index.get(claim.UID); have != nil {
 		if sameDevices(have, want) {
+			if err := e.checkOutlived(ctx, b, have); err != nil {
+				return nil, err
+			}
 			whole, err := e.intact(ctx, b, have)
 			if err != nil {
 				return nil, err
@@ -189,10 +248,10 @@ func (e *Engine) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, 
 		}
 		e.undone(have)
 	}
-	if e.corrupt.any() && !e.corrupt.has(claim.UID) && e.index.get(claim.UID) == nil {
+	if corrupt := e.corruptOfAll(); len(corrupt) > 0 && !e.corrupt.has(claim.UID) && e.index.get(claim.UID) == nil {
 		// Nothing but the driver says what claims with corrupt records hold.
 		if err := e.checkIdle(ctx, want, false); err != nil {
-			return nil, fmt.Errorf("the records of claims %v are corrupt: %w", e.corrupt.all(), err)
+			return nil, fmt.Errorf("the records of claims %v are corrupt: %w", corrupt, err)
 		}
 	}
 	if err := e.apply(ctx, b, devices, want, adopt); err != nil {
@@ -210,12 +269,14 @@ func (e *Engine) Unprepare(ctx context.Context, claim records.Claim) error {
 	have, err := e.find(claim.UID)
 	defer e.corrupt.drop(claim.UID) // not to be made again
 	if corrupt := (*records.CorruptError)(nil); errors.As(err, &corrupt) {
+		defer e.stopServed(ctx, claim.UID)
 		return errors.Join(e.setAside(ctx, corrupt), e.specs.RemoveClaim(claim.UID))
 	}
 	if err != nil {
 		return err
 	}
 	if have == nil {
+		e.stopServed(ctx, claim.UID)
 		return e.specs.RemoveClaim(claim.UID) // of a claim whose record was set aside
 	}
 	held, err := e.lockFor(ctx, claim.UID, have.GPUs())
@@ -240,15 +301,19 @@ func (e *Engine) release(ctx context.Context, uid types.UID) error {
 		return e.markReleasing(have)
 	}
 	if err := e.undo(ctx, b, have); err != nil {
-		if len(have.Partitions()) > 0 {
+		if len(have.Partitions()) > 0 && !errors.Is(err, gpu.ErrUnreadable) && !errors.Is(err, gpu.ErrLost) {
 			return errors.Join(err, e.markReleasing(have))
 		}
-		// The pod need not wait: its shares are given back once those who share the GPU answer, and until then nothing
+		// On a GPU that cannot be read, nothing of the pod's runs that could be waited for; what is there is destroyed once it
+		// can be. And the pod need not wait: its shares are given back once those who share the GPU answer, and until then nothing
 		// but shares of the same kind can be had of it.
 		klog.FromContext(ctx).Error(err, "Could not give back a share yet; it is tried again soon", "claim", have.Claim)
 		return e.markReleasing(have)
 	}
 	e.undone(have)
+	if have.State != records.Prepared {
+		defer e.changed() // its devices were occupied
+	}
 	return e.forget(uid)
 }
 
@@ -274,122 +339,6 @@ func (e *Engine) forget(uid types.UID) error {
 	return nil
 }
 
-// find returns the record of a claim from memory or, if another process prepared it, from disk; nil if there is none.
-func (e *Engine) find(uid types.UID) (*records.Record, error) {
-	if r := e.index.get(uid); r != nil {
-		return r, nil
-	}
-	r, err := e.store.Read(uid)
-	if r != nil && r.BootID != e.bootID {
-		return nil, nil //nolint:nilnil // what it stood for has not outlived the reboot
-	}
-	return r, err
-}
-
-// findEarlier is find for a claim that may be none: who looks at GPUs for no claim gives no UID.
-func (e *Engine) findEarlier(uid types.UID) (*records.Record, error) {
-	if uid == "" {
-		return nil, nil //nolint:nilnil // no claim has no record
-	}
-	return e.find(uid)
-}
-
-// lockFor locks the named GPUs and those that the claim holds by an earlier allocation, and brings the index up to
-// date for them. A claim keeps its UID when it is deallocated and allocated anew.
-func (e *Engine) lockFor(ctx context.Context, uid types.UID, names []string) (*Held, error) {
-	for {
-		all := names
-		before, err := e.findEarlier(uid)
-		if corrupt := (*records.CorruptError)(nil); err != nil && !errors.As(err, &corrupt) {
-			return nil, err
-		}
-		if before != nil {
-			all = append(slices.Clone(names), before.GPUs()...)
-		}
-		held, err := e.locks.Acquire(ctx, all)
-		if err != nil {
-			return nil, e.explainWrite(err)
-		}
-		if held.Foreign {
-			if err := e.resync(ctx, uid, all); err != nil {
-				held.Release()
-				return nil, err
-			}
-			held.Seen()
-		}
-		if after := e.index.get(uid); after == nil || covers(all, after.GPUs()) {
-			return held, nil
-		}
-		held.Release() // the claim got other GPUs meanwhile: lock those too
-	}
-}
-
-// covers tells whether every one of names is in all.
-func covers(all, names []string) bool {
-	for _, n := range names {
-		if !slices.Contains(all, n) {
-			return false
-		}
-	}
-	return true
-}
-
-// resync brings the index up to date with the records on disk for the named GPUs, whose locks the caller holds:
-// another process may have changed them. Records of other GPUs may be changing right now and are left alone.
-func (e *Engine) resync(ctx context.Context, self types.UID, names []string) error {
-	uids, err := e.store.UIDs()
-	if err != nil {
-		return err
-	}
-	e.layouts.reload(ctx, e.bootID, names)
-	known := e.index.on(names)
-	for _, uid := range uids {
-		r, err := e.store.Read(uid)
-		if corrupt := (*records.CorruptError)(nil); errors.As(err, &corrupt) {
-			klog.FromContext(ctx).Error(err, "Passing over a corrupt claim record")
-			delete(known, uid) // what memory knows of it is all there is
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if r == nil || r.BootID != e.bootID {
-			continue
-		}
-		if uid == self || slices.ContainsFunc(r.GPUs(), func(n string) bool { return slices.Contains(names, n) }) {
-			e.index.set(r)
-			delete(known, uid)
-		}
-	}
-	for _, r := range known { // unprepared by another process, or moved to other GPUs, whose locks are foreign to us too
-		e.index.removeIf(r)
-	}
-	return nil
-}
-
-// checkFree fails if another claim, or somebody else's partition, is where this claim's devices are to be.
-func (e *Engine) checkFree(b *backend, want *records.Record, adopt bool) error {
-	for i := range want.Devices {
-		d := &want.Devices[i]
-		if d.AdminAccess {
-			continue
-		}
-		if other := e.index.holder(d, want.Claim.UID); other != nil {
-			return fmt.Errorf("request %q: device %s of GPU %s is held by claim %s: it is exclusive, and free once that claim's pods have ended and it is unprepared",
-				d.Request, d.Device, d.UUID, other.Claim)
-		}
-		if other := e.occupant(b.hardware.Node().Find(d.GPU), d); other != nil && !adopt && !has(e.index.get(want.Claim.UID), d.GPU, other.Place()) {
-			return fmt.Errorf("request %q: device %s of GPU %s is occupied by %s", d.Request, d.Device, d.UUID, e.describe(d.GPU, other))
-		}
-	}
-	return nil
-}
-
-// has tells whether a claim's record has the partition at a place: it keeps it when the policy has it no more.
-func has(r *records.Record, gpuDevice string, at gpu.Place) bool {
-	return r != nil && slices.ContainsFunc(r.Partitions(), func(d *records.Device) bool { return d.GPU == gpuDevice && d.Partition.Place() == at })
-}
-
 // verify makes sure that the GPUs are there and that a container runtime can inject them.
 func verify(ctx context.Context, b *backend, devices []planned) error {
 	seen := map[*gpu.GPU]bool{}
@@ -411,8 +360,18 @@ func verify(ctx context.Context, b *backend, devices []planned) error {
 func sameDevices(a, b *records.Record) bool {
 	return a.BootID == b.BootID && a.State == b.State && slices.EqualFunc(a.Devices, b.Devices, func(x, y records.Device) bool {
 		return x.Request == y.Request && x.Pool == y.Pool && x.Device == y.Device && x.AdminAccess == y.AdminAccess &&
-			x.GPU == y.GPU && x.UUID == y.UUID && sameShare(x.Share, y.Share) && slices.Equal(x.CDIDeviceIDs, y.CDIDeviceIDs)
+			x.GPU == y.GPU && x.UUID == y.UUID && sameShare(x.Share, y.Share) && sameIDs(x, y)
 	})
+}
+
+// sameIDs compares CDI ids. Release 0.1.0 gave partitions the device of the whole GPU beside their own: such a claim
+// keeps what it has.
+func sameIDs(x, y records.Device) bool {
+	if slices.Equal(x.CDIDeviceIDs, y.CDIDeviceIDs) {
+		return true
+	}
+	return x.Partition != nil && y.Partition != nil && len(x.CDIDeviceIDs) == 2 && len(y.CDIDeviceIDs) == 2 &&
+		strings.TrimSuffix(x.CDIDeviceIDs[0], "-mig") == strings.TrimSuffix(y.CDIDeviceIDs[0], "-mig") && x.CDIDeviceIDs[1] == y.CDIDeviceIDs[1]
 }
 
 // sameShare tells whether two shares are the same but for where their server is.

@@ -2,6 +2,7 @@ package claims
 
 import (
 	"fmt"
+	"slices"
 
 	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/api/v1alpha1"
@@ -44,6 +45,25 @@ func checkKind(s gpu.Shape, c *config) error {
 	}
 }
 
+// checkKinds refuses NVIDIA's parameters that fit none of a claim's devices. Prepare cannot rely on the requests that an
+// entry names: the scheduler of Kubernetes 1.37 clears them in the allocation where they are all of the claim
+// (k8s.io/dynamic-resource-allocation, structured, "If a config applies to all requests, clear its Requests field").
+func (cs configs) checkKinds(devices []planned, alternatives bool) error {
+	if alternatives {
+		return nil
+	}
+	for i := range cs {
+		c := &cs[i]
+		if c.params.NVIDIA == nil || len(c.source.Requests) > 0 || slices.ContainsFunc(devices, func(d planned) bool { return c.suits(d.shape) }) {
+			continue
+		}
+		if err := checkKind(devices[0].shape, c); err != nil {
+			return fmt.Errorf("request %q: %w", devices[0].request, err)
+		}
+	}
+	return nil
+}
+
 // mpsMajor is the compute capability from which on MPS limits its clients: 7.0, Volta (NVIDIA MPS documentation, "Volta MPS
 // Execution Resource Provisioning").
 const mpsMajor = 7
@@ -63,7 +83,7 @@ func exclusive(d planned, c *config) (*records.Share, error) {
 	if v := g.ComputeCapability; v != nil && v.Major < mpsMajor {
 		return nil, fmt.Errorf("%s asks for MPS, which limits its clients from compute capability %d.0 (Volta) on, and GPU %s has %s: use strategy TimeSlicing", c.describe(), mpsMajor, d.shape.Name(), v)
 	}
-	s.Kind, s.MPS = gpu.MPS, &records.MPS{ThreadPercentage: wholeGPU}
+	s.Kind, s.MPS = gpu.MPS, &records.MPS{} // all multiprocessors, as long as nothing says
 	wish := params.Sharing.MPS
 	if wish != nil && wish.ActiveThreadPercentage != nil {
 		s.MPS.ThreadPercentage = int64(*wish.ActiveThreadPercentage)

@@ -72,21 +72,19 @@ func TestPlanTakesNVIDIAsParameters(t *testing.T) {
 		"from the class":                {whole, configs(config(fromClass, "GpuConfig", slicingLong, "gpu")), at("Long")},
 		"the claim before the class":    {whole, configs(config(fromClaim, "GpuConfig", slicingShort), config(fromClass, "GpuConfig", slicingLong, "gpu")), at("Short")},
 		"the claim takes back":          {whole, configs(config(fromClass, "GpuConfig", plainMPS, "gpu"), config(fromClaim, "GpuConfig", slicing)), nil},
-		"the last of the claim's":       {whole, configs(config(fromClaim, "GpuConfig", slicingShort), config(fromClaim, "GpuConfig", plainMPS)), mps(records.MPS{ThreadPercentage: 100})},
+		"the last of the claim's":       {whole, configs(config(fromClaim, "GpuConfig", slicingShort), config(fromClaim, "GpuConfig", plainMPS)), mps(records.MPS{})},
 		"for another request":           {whole, configs(config(fromClaim, "GpuConfig", slicingShort), config(fromClaim, "GpuConfig", plainMPS, "other")), at("Short")},
-		"for partitions, passed over":   {whole, configs(config(fromClaim, "GpuConfig", slicingShort), config(fromClaim, "MigDeviceConfig", slicing)), at("Short")},
 		"for subrequests":               {deviceResult("main/sub", first), configs(config(fromClaim, "GpuConfig", slicingShort, "main")), at("Short")},
 		"partition":                     {part, configs(config(fromClaim, "MigDeviceConfig", slicing, "mig")), nil},
-		"partition, for GPUs":           {part, configs(config(fromClaim, "GpuConfig", slicingLong)), nil},
-		"partition, both":               {part, configs(config(fromClaim, "MigDeviceConfig", slicing), config(fromClaim, "GpuConfig", plainMPS)), nil},
-		"shared GPU, passed over":       {shared, configs(config(fromClaim, "GpuConfig", plainMPS), config(fromClaim, "MigDeviceConfig", slicing)), slice},
+		"shared GPU, for another":       {shared, configs(config(fromClaim, "GpuConfig", plainMPS, "other")), slice},
 		"admin access":                  {admin, configs(config(fromClaim, "GpuConfig", plainMPS)), nil},
-		"MPS without wishes":            {whole, configs(config(fromClaim, "GpuConfig", plainMPS)), mps(records.MPS{ThreadPercentage: 100})},
-		"MPS for all users":             {whole, configs(config(fromClaim, "GpuConfig", `{"strategy":"MPS","mpsConfig":{"multiUser":true}}`)), mps(records.MPS{ThreadPercentage: 100})},
-		"MPS with one limit for all":    {whole, configs(config(fromClaim, "GpuConfig", `{"strategy":"MPS","mpsConfig":{"defaultPinnedDeviceMemoryLimit":"10Gi"}}`)), mps(records.MPS{ThreadPercentage: 100, Memory: 10 * gi})},
-		"MPS with more than there is":   {whole, configs(config(fromClaim, "GpuConfig", `{"strategy":"MPS","mpsConfig":{"defaultPinnedDeviceMemoryLimit":"800Gi"}}`)), mps(records.MPS{ThreadPercentage: 100})},
-		"MPS with a limit by number":    {whole, configs(config(fromClaim, "GpuConfig", `{"strategy":"MPS","mpsConfig":{"defaultPinnedDeviceMemoryLimit":"10Gi","defaultPerDevicePinnedMemoryLimit":{"0":"5Gi"}}}`)), mps(records.MPS{ThreadPercentage: 100, Memory: 5 * gi})},
-		"MPS with a limit by UUID":      {whole, configs(config(fromClaim, "GpuConfig", `{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"`+node.GPUs[0].UUID+`":"5Gi"}}}`)), mps(records.MPS{ThreadPercentage: 100, Memory: 5 * gi})},
+		"MPS without wishes":            {whole, configs(config(fromClaim, "GpuConfig", plainMPS)), mps(records.MPS{})},
+		"MPS for all users":             {whole, configs(config(fromClaim, "GpuConfig", `{"strategy":"MPS","mpsConfig":{"multiUser":true}}`)), mps(records.MPS{})},
+		"MPS with one limit for all":    {whole, configs(config(fromClaim, "GpuConfig", `{"strategy":"MPS","mpsConfig":{"defaultPinnedDeviceMemoryLimit":"10Gi"}}`)), mps(records.MPS{Memory: 10 * gi})},
+		"MPS with more than there is":   {whole, configs(config(fromClaim, "GpuConfig", `{"strategy":"MPS","mpsConfig":{"defaultPinnedDeviceMemoryLimit":"800Gi"}}`)), mps(records.MPS{})},
+		"MPS with a limit by number":    {whole, configs(config(fromClaim, "GpuConfig", `{"strategy":"MPS","mpsConfig":{"defaultPinnedDeviceMemoryLimit":"10Gi","defaultPerDevicePinnedMemoryLimit":{"0":"5Gi"}}}`)), mps(records.MPS{Memory: 5 * gi})},
+		"MPS with a limit by UUID":      {whole, configs(config(fromClaim, "GpuConfig", `{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"`+node.GPUs[0].UUID+`":"5Gi"}}}`)), mps(records.MPS{Memory: 5 * gi})},
+		"MPS with no threads":           {whole, configs(config(fromClaim, "GpuConfig", `{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":0}}`)), mps(records.MPS{})},
 		"MPS with part of the threads":  {whole, configs(config(fromClaim, "GpuConfig", `{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":30}}`)), mps(records.MPS{ThreadPercentage: 30})},
 		"ours for others, NVIDIA's for": {whole, configs(opaque(testDriver, fromClaim, shareConfig(`"mps":{}`), "other"), config(fromClaim, "GpuConfig", slicingShort)), at("Short")},
 	}
@@ -127,7 +125,7 @@ func TestPlanRefusesWhatNVIDIAsParametersCannotHaveHere(t *testing.T) {
 		"interval of a partition":     {results{part}, of("MigDeviceConfig", slicingLong), compatibleID, list("one interval for all")},
 		"other kind":                  {results{whole}, of("VfioDeviceConfig", "null"), compatibleID, list("VfioDeviceConfig cannot be honoured")},
 		"MPS of another number":       {results{whole}, of("GpuConfig", `{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"1":"5Gi"}}}`), compatibleID, list(`request "gpu"`, `device "1"`, node.GPUs[0].UUID)},
-		"MPS of two GPUs":             {results{whole, deviceResult("gpu", second)}, of("GpuConfig", plainMPS), compatibleID, list(`request "gpu"`, "MPS shares of two GPUs", first, second)},
+		"MPS of two GPUs":             {results{whole, deviceResult("gpu", second)}, of("GpuConfig", plainMPS), compatibleID, list(`request "gpu"`, "opaque configuration 0", "MPS on two GPUs", first, second, "in a request of its own")},
 		"MPS of two requests' GPUs":   {results{whole, deviceResult("second", second)}, of("GpuConfig", plainMPS), compatibleID, list(`request "second"`, "opaque configuration 0", "one MPS server for two GPUs", first, second, "of its own")},
 		"ours for a GPU that is ours": {results{whole}, opaque(testDriver, fromClaim, shareConfig(`"timeSlice":{}`)), compatibleID, list("sets timeSlice", "of type gpu")},
 	}
@@ -198,7 +196,7 @@ func TestSeveralGPUsOfOneRequestMayHaveAnInterval(t *testing.T) {
 	b := newCompatibleBed(t)
 	claim := withConfigs(claimOn("a", 0, 1), opaque(testDriver, fromClaim, nvidiaConfig("GpuConfig", slicingLong)))
 	mustPrepare(t, b.Engine, forDriver(b.id.Driver, claim))
-	b.want("record a", "spec a", "interval 0 Long", "interval 1 Long")
+	b.want("record a", "interval 0 Long", "interval 1 Long")
 	b.unprepare("a")
 	b.want()
 }
@@ -257,7 +255,7 @@ func FuzzPlanOfNVIDIAsParametersNeverPanics(f *testing.F) {
 		if s == nil {
 			return
 		}
-		if !s.Exclusive || s.Kind == gpu.MPS && (s.MPS.ThreadPercentage < 1 || s.MPS.ThreadPercentage > 100 || s.MPS.Memory < 0) || s.Kind == gpu.TimeSlice && s.Interval == "" {
+		if !s.Exclusive || s.Kind == gpu.MPS && (s.MPS.ThreadPercentage < 0 || s.MPS.ThreadPercentage > 100 || s.MPS.Memory < 0) || s.Kind == gpu.TimeSlice && s.Interval == "" {
 			t.Errorf("%q: got %+v", raw, s)
 		}
 	})

@@ -33,6 +33,13 @@ type fakeHardware struct {
 	// verify is asked for each GPU; nil means all are well.
 	verify func(ctx context.Context, g *gpu.GPU) error
 
+	// modes are compute modes by device name, reads counts how often one was read.
+	modes   map[string]gpu.ComputeMode
+	modeErr error
+	reads   int
+	// absent are the devices whose GPUs were taken out; others that the node lacks cannot be read.
+	absent []string
+
 	mu           sync.Mutex
 	pids         map[string][]int // by device name
 	processesErr error
@@ -40,11 +47,22 @@ type fakeHardware struct {
 
 func (h *fakeHardware) Node() *gpu.Node { return h.node }
 
+func (h *fakeHardware) Absent(pci gpu.PCIAddress) bool {
+	return slices.Contains(h.absent, pci.DeviceName())
+}
+
 func (h *fakeHardware) VerifyGPU(ctx context.Context, g *gpu.GPU) error {
 	if h.verify == nil {
 		return nil
 	}
 	return h.verify(ctx, g)
+}
+
+func (h *fakeHardware) ComputeMode(_ context.Context, pci gpu.PCIAddress) (int, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.reads++
+	return int(h.modes[pci.DeviceName()]), h.modeErr
 }
 
 func (h *fakeHardware) Processes(_ context.Context, pci gpu.PCIAddress) ([]int, error) {
@@ -54,6 +72,8 @@ func (h *fakeHardware) Processes(_ context.Context, pci gpu.PCIAddress) ([]int, 
 }
 
 // A fakeHardware has whole GPUs only; partitions are tested on simulated boards.
+func (h *fakeHardware) AwaitFabric(context.Context, *gpu.GPU) error { return nil }
+
 func (h *fakeHardware) SetMIG(context.Context, gpu.PCIAddress, bool) error { return nil }
 
 func (h *fakeHardware) CreatePartition(context.Context, gpu.Shape) (gpu.Partition, error) {
@@ -76,6 +96,8 @@ func (h *fakeHardware) Partitions(context.Context, *gpu.GPU) ([]gpu.Partition, e
 type fakeCDI struct {
 	ensure func(ids []string) error
 }
+
+func (c *fakeCDI) PartitionsID(device string) string { return c.DeviceID(device) + "-mig" }
 
 func (c *fakeCDI) DeviceID(device string) string { return testDriver + "/gpu=" + device }
 

@@ -20,6 +20,8 @@ type index struct {
 	byGPU   map[string]map[types.UID]*records.Record
 	// changed is told of every change, see Engine.OnHeld.
 	changed func()
+	// waiting is closed at the next change; nil while nobody waits for one.
+	waiting chan struct{}
 }
 
 func newIndex() *index {
@@ -45,7 +47,33 @@ func (x *index) set(r *records.Record) {
 		}
 		x.byGPU[name][r.Claim.UID] = r
 	}
+	x.notify()
+}
+
+// next is closed at the next change.
+func (x *index) next() <-chan struct{} {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.waiting == nil {
+		x.waiting = make(chan struct{})
+	}
+	return x.waiting
+}
+
+// notify reports a change; the caller holds mu.
+func (x *index) notify() {
 	x.changed()
+	if x.waiting != nil {
+		close(x.waiting)
+		x.waiting = nil
+	}
+}
+
+// hasAll reports whether nothing has changed about these claims.
+func (x *index) hasAll(all []blocker) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return !slices.ContainsFunc(all, func(b blocker) bool { return x.byClaim[b.record.Claim.UID] != b.record })
 }
 
 // removeIf forgets a claim if its record is still the given one.
@@ -73,22 +101,27 @@ func (x *index) drop(uid types.UID) {
 	for _, name := range r.GPUs() {
 		delete(x.byGPU[name], uid)
 	}
-	x.changed()
+	x.notify()
 }
 
-// holder returns the record of a claim other than uid that holds what a device needs, or nil. Claims with admin
-// access look at a device without holding it. Where more than one claim holds it, which must not be, the lowest UID
-// is named.
-func (x *index) holder(want *records.Device, uid types.UID) *records.Record {
+// holders returns the records of claims other than uid that have what a device needs, in order of their UIDs. Claims with
+// admin access look at a device without having it.
+func (x *index) holders(want *records.Device, uid types.UID) []*records.Record {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	var found *records.Record
+	var found []*records.Record
 	for other, r := range x.byGPU[want.GPU] {
-		if other != uid && holds(r, want) && (found == nil || other < found.Claim.UID) {
-			found = r
+		if other != uid && holds(r, want) {
+			found = append(found, r)
 		}
 	}
-	return found
+	return byUID(found)
+}
+
+// byUID puts records in order.
+func byUID(all []*records.Record) []*records.Record {
+	slices.SortFunc(all, func(a, b *records.Record) int { return cmp.Compare(a.Claim.UID, b.Claim.UID) })
+	return all
 }
 
 // on returns the records that are entered for any of the GPUs, by claim.
@@ -129,17 +162,16 @@ func (x *index) claims() []*records.Record {
 	for _, r := range x.byClaim {
 		all = append(all, r)
 	}
-	slices.SortFunc(all, func(a, b *records.Record) int { return cmp.Compare(a.Claim.UID, b.Claim.UID) })
-	return all
+	return byUID(all)
 }
 
-// partition returns the partition that a claim has at a shape, or nil.
-func (x *index) partition(s gpu.Shape) *gpu.Partition {
+// partition returns the partition that a claim has at a shape, and that is still its own or was there before it, or nil.
+func (x *index) partition(s gpu.Shape, owned func(d *records.Device) bool) *gpu.Partition {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, r := range x.byGPU[s.GPU.PCI.DeviceName()] {
 		for _, d := range r.Partitions() {
-			if d.Device == s.Name() && r.State == records.Prepared {
+			if d.Device == s.Name() && r.State == records.Prepared && (d.Partition.Existing || owned(d)) {
 				p := *d.Partition
 				return &p // placements of claims do not overlap: there is one at most
 			}
@@ -148,13 +180,13 @@ func (x *index) partition(s gpu.Shape) *gpu.Partition {
 	return nil
 }
 
-// hasPartition tells whether a record names a partition of a GPU as made for it.
-func (x *index) hasPartition(gpuDevice string, p gpu.Partition) bool {
+// hasPartition reports whether a record names a partition of a GPU as its own.
+func (x *index) hasPartition(gpuDevice string, p gpu.Partition, owned func(d *records.Device) bool) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, r := range x.byGPU[gpuDevice] {
 		for _, d := range r.Partitions() {
-			if d.GPU == gpuDevice && !d.Partition.Existing && samePlace(*d.Partition, p) {
+			if d.GPU == gpuDevice && samePlace(*d.Partition, p) && owned(d) {
 				return true
 			}
 		}
@@ -197,35 +229,65 @@ func (a *amounts) add(s *records.Share) {
 	a.cores += s.Cores
 }
 
-// shared is what all claims but one have of a shared GPU. The pods of a claim that is Releasing have ended: the scheduler
-// has given its part to others.
-func (x *index) shared(gpuDevice string, but types.UID) *amounts {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	sum := &amounts{}
-	for uid, r := range x.byGPU[gpuDevice] {
-		for i := range r.Devices {
-			if d := &r.Devices[i]; uid != but && d.GPU == gpuDevice && d.Share != nil && r.State != records.Releasing {
-				sum.add(d.Share)
-			}
-		}
-	}
-	return sum
+// sharedBy is what a claim has of a shared GPU.
+type sharedBy struct {
+	record *records.Record
+	amounts
 }
 
-// interval returns the record of a claim, other than one, that asked for an interval of a GPU's time slices, and which;
-// of several the one with the lowest UID.
-func (x *index) interval(gpuDevice string, but types.UID) (holder *records.Record, interval string) {
+// shared is what each claim but one has of a shared GPU, in order of their UIDs. The pods of a claim that is Releasing have
+// ended: the scheduler has given its part to others.
+func (x *index) shared(gpuDevice string, but types.UID) []sharedBy {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	var all []sharedBy
 	for uid, r := range x.byGPU[gpuDevice] {
-		for _, d := range r.Shares(gpu.TimeSlice) {
-			if uid != but && d.GPU == gpuDevice && d.Share.Interval != "" && r.State == records.Prepared && (holder == nil || uid < holder.Claim.UID) {
-				holder, interval = r, d.Share.Interval
+		if uid == but || r.State == records.Releasing {
+			continue
+		}
+		by := sharedBy{record: r}
+		for i := range r.Devices {
+			if d := &r.Devices[i]; d.GPU == gpuDevice && d.Share != nil {
+				by.add(d.Share)
 			}
 		}
+		all = append(all, by)
 	}
-	return holder, interval
+	slices.SortFunc(all, func(a, b sharedBy) int { return cmp.Compare(a.record.Claim.UID, b.record.Claim.UID) })
+	return all
+}
+
+// paced lists the records of claims, other than one, that asked for an interval of a GPU's time slices, in order of their
+// UIDs. They asked for the same: others are refused.
+func (x *index) paced(gpuDevice string, but types.UID) []*records.Record {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	var found []*records.Record
+	for uid, r := range x.byGPU[gpuDevice] {
+		if uid != but && r.State == records.Prepared && intervalOn(r, gpuDevice) != "" {
+			found = append(found, r)
+		}
+	}
+	return byUID(found)
+}
+
+// interval returns the first of them, or nil, and the interval.
+func (x *index) interval(gpuDevice string, but types.UID) (holder *records.Record, interval string) {
+	all := x.paced(gpuDevice, but)
+	if len(all) == 0 {
+		return nil, ""
+	}
+	return all[0], intervalOn(all[0], gpuDevice)
+}
+
+// intervalOn is the interval that a claim asked for on a GPU; empty for none.
+func intervalOn(r *records.Record, gpuDevice string) string {
+	for _, d := range r.Shares(gpu.TimeSlice) {
+		if d.GPU == gpuDevice && d.Share.Interval != "" {
+			return d.Share.Interval
+		}
+	}
+	return ""
 }
 
 // mpsClaims lists the claims that a GPU's MPS server serves, sorted.

@@ -88,9 +88,9 @@ func scenario(dir string, seed uint64) (steps []string, err error) {
 		if _, err := d.CreateGPUInstance(19); errors.Join(modeErr, err) != nil {
 			return nil, errors.Join(modeErr, err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, "foreign"), nil, 0o600); err != nil {
-			return nil, err
-		}
+	}
+	if err := disown(dir, node); err != nil {
+		return nil, err
 	}
 	for life := range lives {
 		killAt := 1 + random.IntN(60)
@@ -103,9 +103,17 @@ func scenario(dir string, seed uint64) (steps []string, err error) {
 		command.Stdout, command.Stderr = &out, &out
 		err := command.Run()
 		truth, _ := os.ReadFile(filepath.Join(dir, "truth.json"))
+		if err := checkUnmanaged(dir, node); err != nil {
+			return steps, fmt.Errorf("life %d, killed before %v: %w\n%s", life, steps, err, truth)
+		}
 		if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL {
 			_, last, _ := strings.Cut(string(truth), `"lastStep":"`)
 			steps = append(steps, strings.TrimSuffix(last, `"}`))
+			if random.IntN(4) == 0 {
+				if err := reload(dir, node, random); err != nil {
+					return steps, fmt.Errorf("reload the driver: %w", err)
+				}
+			}
 			continue
 		}
 		if err != nil {
@@ -135,7 +143,7 @@ func (w *worker) check(when string, strict bool) error {
 		if r.State != records.Prepared {
 			complain("the record of claim %s is %s", r.Claim, r.State)
 		}
-		if spec, want := w.specs.HasClaim(r.Claim.UID), len(r.InSpec()) > 0; spec != want && !open[r.Claim.UID] {
+		if spec, want := w.specs.HasClaim(r.Claim.UID), len(r.WithEdits()) > 0; spec != want && !open[r.Claim.UID] {
 			complain("claim %s has a spec: %t, want %t", r.Claim, spec, want)
 		}
 		for _, other := range found {
@@ -236,7 +244,6 @@ func (w *worker) checkBoards(found []*records.Record, open map[types.UID]bool, c
 	}
 	matched := map[*records.Device]bool{}
 	for i, g := range st.GPUs {
-		foreign := 0
 		for _, gi := range g.Instances {
 			owned := 0
 			for _, r := range found {
@@ -255,22 +262,24 @@ func (w *worker) checkBoards(found []*records.Record, open map[types.UID]bool, c
 					}
 				}
 			}
-			if owned == 0 {
-				foreign++
+			if w.isUnmanaged(i, gi) {
+				continue // that it is there is checked elsewhere
 			}
 			if i == layoutGPU {
 				w.checkLaidOut(gi, found, complain)
 				continue
 			}
-			if owned == 0 && (i != foreignGPU || gi.ProfileID != 19 || gi.Start != 0 || len(gi.Compute) != 0) {
+			if owned == 0 {
 				complain("GPU %d has %s at %d (%d compute instances), which no claim holds", i, gi.Profile, gi.Start, len(gi.Compute))
 			}
 		}
-		if _, wantForeign := os.Stat(filepath.Join(w.dir, "foreign")); i == foreignGPU && (wantForeign == nil) != (foreign == 1) {
-			complain("somebody else's partition is there: %t", foreign == 1)
-		}
 	}
-	w.checkLayout(st.GPUs[layoutGPU], found, complain)
+	if !w.anyUnmanaged(layoutGPU) {
+		w.checkLayout(st.GPUs[layoutGPU], found, complain)
+	}
+	if err := checkUnmanaged(w.dir, w.node); err != nil {
+		complain("%v", err)
+	}
 	for _, r := range found {
 		for i := range r.Devices {
 			d := &r.Devices[i]

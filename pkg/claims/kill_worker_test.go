@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/driversession"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
@@ -28,6 +29,8 @@ import (
 // A worker is one life of the plugin, with a kubelet and an API server that live on in a file. It starts, puts right
 // what the life before it has left, checks that, goes on, and is killed at a step.
 type worker struct {
+	// sheltered: no step is killed.
+	sheltered bool
 	*Engine
 	dir     string
 	random  *rand.Rand
@@ -56,6 +59,8 @@ type clusterClaim struct {
 	Devices []string  `json:"devices"` // see deviceClaim
 	// Prepared once Prepare said success; Ending once Unprepare was called; Deleted when the API server has it no more.
 	Prepared, Ending, Deleted bool
+	// Lost its partitions: when it is prepared again, it gets others or is refused.
+	Lost bool
 }
 
 // workGPUs are the GPUs that claims are allocated on; few, so that claims meet.
@@ -113,6 +118,9 @@ func runWorker(args string) error {
 
 // step is told of each step of the plugin.
 func (w *worker) step(what string) {
+	if w.sheltered { // see release
+		return
+	}
 	w.steps++
 	if w.steps != w.killAt {
 		return
@@ -134,7 +142,7 @@ func (w *worker) open(ctx context.Context) error {
 	}
 	w.gpus = policy.Apply(&v1alpha1.NodePolicy{}, session.Node(), policy.Means{})
 	w.specs = &specFolder{dir: filepath.Join(w.dir, "specs"), step: w.step}
-	w.sharing = &sharingFolder{dir: filepath.Join(w.dir, "sharing"), step: func(what string) {
+	w.sharing = &sharingFolder{dir: filepath.Join(w.dir, "sharing"), owner: compatibleID.Driver, step: func(what string) {
 		action, _, _ := strings.Cut(what, " gpu-") // one kind of step for all GPUs and claims
 		w.step(action)
 	}}
@@ -161,6 +169,14 @@ func (w *worker) open(ctx context.Context) error {
 	w.Engine = New(compatibleID, bootNow, store, locks, w.specs)
 	w.Share(w.sharing)
 	w.KeepLayoutsIn(layouts)
+	sessions, err := driversession.Open(disk, filepath.Join(w.dir, "session.json"), bootNow, os.DirFS(filepath.Join(w.dir, "node/sys")), os.DirFS(filepath.Join(w.dir, "node/proc")))
+	if err != nil {
+		return err
+	}
+	if err := sessions.Begin(nil); err != nil {
+		return err
+	}
+	w.InSession(sessions)
 	if err := w.Load(ctx, nil); err != nil {
 		return err
 	}
@@ -215,6 +231,9 @@ func (w *worker) retry(ctx context.Context) error {
 			err = w.end(ctx, c)
 		case !c.Prepared && !c.Deleted:
 			err = w.begin(ctx, c)
+			if err != nil && c.Lost {
+				err = w.end(ctx, c) // something lies in its place, or somebody has got it: the pod goes
+			}
 		}
 		if err != nil {
 			return fmt.Errorf("repeat for claim %s (%v): %w", c.UID, c.Devices, err)
@@ -229,7 +248,7 @@ func (w *worker) begin(ctx context.Context, c *clusterClaim) error {
 	if _, err := w.Prepare(ctx, w.claim(c)); err != nil {
 		return err
 	}
-	c.Prepared = true
+	c.Prepared, c.Lost = true, false
 	w.save()
 	return nil
 }
@@ -267,6 +286,9 @@ func (w *worker) relayout(ctx context.Context) error {
 		}
 	}
 	for _, p := range w.KeepLayouts(ctx) {
+		if w.anyUnmanaged(layoutGPU) { // which may be in its way
+			continue
+		}
 		return fmt.Errorf("keep layout %d of %s: %w", w.truth.Layout, p.GPU, p.Err)
 	}
 	return nil
@@ -301,6 +323,8 @@ func (w *worker) act(ctx context.Context) error {
 		w.truth.Claims = slices.DeleteFunc(w.truth.Claims, func(c *clusterClaim) bool { return c == pick })
 		w.save()
 		return nil
+	case dice < 20 && w.random.IntN(2) == 0:
+		return w.release(ctx)
 	default:
 		w.Recover(ctx)
 		w.truth.Layout = w.random.IntN(len(killLayouts))

@@ -43,7 +43,7 @@ func (e *Engine) KeepLayouts(ctx context.Context) []LayoutProblem {
 	node := b.hardware.Node()
 	for i := range node.GPUs {
 		name := node.GPUs[i].PCI.DeviceName()
-		if node.GPUs[i].PartitionMode() != gpu.Layout && e.layouts.get(name) == nil {
+		if node.GPUs[i].PartitionMode() != gpu.Layout && e.layout(name) == nil {
 			continue
 		}
 		if err := e.keepLayout(ctx, b, &node.GPUs[i]); err != nil {
@@ -60,7 +60,7 @@ func (e *Engine) keepLayout(ctx context.Context, b *backend, g *gpu.GPU) error {
 		return err
 	}
 	defer held.Release()
-	have := e.layouts.get(name)
+	have := e.layout(name)
 	if have != nil && (have.UUID != g.UUID || g.PartitionMode() == gpu.Existing) {
 		// Of another GPU that was here, or handed over as it is: from now on it is somebody else's.
 		return e.layouts.write(&records.Layout{GPU: name})
@@ -90,7 +90,7 @@ func (e *Engine) unmake(ctx context.Context, b *backend, g *gpu.GPU, have *recor
 	var errs []error
 	for _, p := range all {
 		keep := slices.Contains(wanted, p.Place()) && p.CI != nil
-		if keep || !have.Has(p.Place()) || e.index.heldAt(name, p.Placement) {
+		if keep || !have.Has(p.Place()) || e.index.heldAt(name, p.Placement) || e.otherHeldAt(name, p.Placement) {
 			left = append(left, p)
 			continue
 		}
@@ -142,7 +142,7 @@ func (e *Engine) cut(ctx context.Context, b *backend, g *gpu.GPU, have *records.
 // somebody else made is a problem.
 func (e *Engine) missing(g *gpu.GPU, wanted []gpu.Place, left []gpu.Partition) ([]gpu.Shape, error) {
 	name := g.PCI.DeviceName()
-	layout := e.layouts.get(name)
+	layout := e.layout(name)
 	var all []gpu.Partition
 	for _, place := range wanted {
 		if !slices.ContainsFunc(left, func(p gpu.Partition) bool { return p.Place() == place }) {
@@ -153,11 +153,11 @@ func (e *Engine) missing(g *gpu.GPU, wanted []gpu.Place, left []gpu.Partition) (
 	var errs []error
 	there := shapesOf(g, left)
 	for _, s := range shapesOf(g, all) {
-		if e.index.heldAt(name, s.Placement) {
+		if e.index.heldAt(name, s.Placement) || e.otherHeldAt(name, s.Placement) {
 			continue
 		}
 		for _, p := range left {
-			if s.Placement.Overlaps(p.Placement) && !layout.Has(p.Place()) && !e.index.hasPartition(name, p) {
+			if s.Placement.Overlaps(p.Placement) && !layout.Has(p.Place()) && !e.hasPartition(name, p) {
 				errs = append(errs, fmt.Errorf("%s of the layout cannot be made: %s is in its place", s.Name(), e.describe(name, &p)))
 			}
 		}
@@ -171,7 +171,7 @@ func (e *Engine) missing(g *gpu.GPU, wanted []gpu.Place, left []gpu.Partition) (
 // describe words a standing partition and what can be done about it.
 func (e *Engine) describe(gpuDevice string, p *gpu.Partition) string {
 	what := fmt.Sprintf("GPU instance %d at %d:%d", p.GI, p.Placement.Start, p.Placement.Size)
-	if e.layouts.get(gpuDevice).Has(p.Place()) {
+	if e.layout(gpuDevice).Has(p.Place()) {
 		return fmt.Sprintf("a partition of the node's layout (%s): it goes by itself once the policy has it no more and nothing runs in it", what)
 	}
 	return fmt.Sprintf("a partition that Cleave did not make (%s): destroy it, for instance with nvidia-smi mig -dgi", what)
@@ -181,7 +181,8 @@ func (e *Engine) layoutOf(g *gpu.GPU, places []gpu.Place) *records.Layout {
 	slices.SortFunc(places, func(a, b gpu.Place) int {
 		return cmp.Or(cmp.Compare(a.Placement.Start, b.Placement.Start), cmp.Compare(a.ProfileID, b.ProfileID))
 	})
-	return &records.Layout{Format: records.LayoutFormat, BootID: e.bootID, GPU: g.PCI.DeviceName(), UUID: g.UUID, Places: slices.Compact(places)}
+	name := g.PCI.DeviceName()
+	return &records.Layout{Format: records.LayoutFormat, BootID: e.bootID, Session: e.sessionOf(name), GPU: name, UUID: g.UUID, Places: slices.Compact(places)}
 }
 
 func placesOf(parts []gpu.Partition) []gpu.Place {
@@ -212,7 +213,7 @@ func (l *layouts) write(layout *records.Layout) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	have := l.byGPU[layout.GPU]
-	if have != nil && have.UUID == layout.UUID && slices.Equal(have.Places, layout.Places) || have == nil && len(layout.Places) == 0 {
+	if have != nil && have.UUID == layout.UUID && have.Session == layout.Session && slices.Equal(have.Places, layout.Places) || have == nil && len(layout.Places) == 0 {
 		return nil
 	}
 	if len(layout.Places) == 0 {

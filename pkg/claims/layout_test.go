@@ -226,7 +226,7 @@ func TestALayoutIsCutAgainAfterAReboot(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.offer(0, balanced)
 	b.kept()
-	if err := b.node.ResetGPU(0); err != nil {
+	if err := b.node.ForceResetGPU(0); err != nil {
 		t.Fatal(err)
 	}
 	b = b.restart("another-boot")
@@ -285,7 +285,7 @@ func (b *simBed) dying(at int, do func(e *Engine, session *nvml.Session)) (dead 
 	e.SetHardware(session, b.specs)
 	defer func() {
 		for _, lock := range e.locks.byGPU { // the kernel lets go of a dead process's locks
-			_ = lock.file.Close()
+			lock.close()
 		}
 		if r := recover(); r != nil {
 			if err, ok := r.(error); !ok || !errors.Is(err, errDead) {

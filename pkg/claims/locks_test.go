@@ -149,9 +149,7 @@ func TestALockOfAProcessThatDiedIsFree(t *testing.T) {
 	dir := t.TempDir()
 	dead := openLocks(t, dir)
 	mustAcquire(t, dead, "a")
-	if err := dead.byGPU["a"].file.Close(); err != nil { // what the kernel does for it
-		t.Fatal(err)
-	}
+	dead.byGPU["a"].close()
 	held := mustAcquire(t, openLocks(t, dir), "a")
 	defer held.Release()
 	if !held.Foreign {
@@ -196,7 +194,7 @@ func TestOpenLocksFailsWhereTheFolderCannotBeMade(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := OpenLocks(filepath.Join(file, "locks"))
-	wantError(t, err, "make the folder for GPU locks")
+	wantError(t, err, "make the directory for GPU locks")
 }
 
 // The locks lie on the same disk as the records: where it is full, the first lock of a GPU fails before any record.

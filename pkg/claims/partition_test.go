@@ -30,7 +30,7 @@ func TestAPartitionIsMadeForItsClaimAndUnmadeAfter(t *testing.T) {
 	want := []records.Device{{
 		Request: "r", Pool: testPool, Device: device, GPU: b.name(0), UUID: g.UUID,
 		Partition:    &gpu.Partition{ProfileID: 19, Placement: gpu.Placement{Start: 6, Size: 1}, GI: parts[0].GI, CI: &ci, UUID: parts[0].UUID},
-		CDIDeviceIDs: []string{testDriver + "/gpu=" + b.name(0), testDriver + "/claim=a-" + device},
+		CDIDeviceIDs: []string{testDriver + "/gpu=" + b.name(0) + "-mig", testDriver + "/claim=a-" + device},
 	}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)

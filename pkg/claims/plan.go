@@ -63,7 +63,16 @@ func plan(claim *resourceapi.ResourceClaim, node *gpu.Node, id Identity) ([]plan
 		}
 		devices = append(devices, d)
 	}
+	if err := configs.checkKinds(devices, hasAlternatives(claim)); err != nil {
+		return nil, err
+	}
 	return devices, checkServers(devices)
+}
+
+// hasAlternatives reports whether the scheduler chose between subrequests: parameters for one that it did not choose then
+// fit no device, rightly.
+func hasAlternatives(claim *resourceapi.ResourceClaim) bool {
+	return slices.ContainsFunc(claim.Spec.Devices.Requests, func(r resourceapi.DeviceRequest) bool { return len(r.FirstAvailable) > 0 })
 }
 
 // checkServers refuses a request for MPS shares of several GPUs: a container knows one server only, CUDA's by
@@ -75,6 +84,10 @@ func checkServers(devices []planned) error {
 			continue
 		}
 		if other, ok := first[d.request]; ok && other.shape.GPU != d.shape.GPU {
+			if d.share.Exclusive {
+				return fmt.Errorf("request %q: %s asks for MPS on two GPUs, %s and %s: an MPS server serves one GPU, and a container can use one server. "+
+					"Ask for each GPU in a request of its own, with an opaque configuration and a container of its own", d.request, d.config.describe(), other.shape.Name(), d.shape.Name())
+			}
 			return fmt.Errorf("request %q: it has MPS shares of two GPUs, %s and %s, and a container can use those of one only: ask for them in two requests, "+
 				"for a container each, or for whole GPUs", d.request, other.shape.Name(), d.shape.Name())
 		}
@@ -125,6 +138,16 @@ func gpuNames(devices []planned) []string {
 	return slices.Compact(names)
 }
 
+// parentID is the CDI device by which a container gets the GPU of a shape. Only graphics profiles (+gfx) have the nodes by
+// which graphics programs use the GPU.
+func parentID(cdi CDI, shape gpu.Shape) string {
+	device := shape.GPU.PCI.DeviceName()
+	if shape.IsPartition() && !strings.Contains(shape.Profile.Name, "+gfx") {
+		return cdi.PartitionsID(device)
+	}
+	return cdi.DeviceID(device)
+}
+
 // newRecord is what goes to disk for a claim with these devices. Its partitions tell only where they are to be, its
 // shares nothing of the server that is to be there.
 func newRecord(claim *resourceapi.ResourceClaim, devices []planned, id Identity, bootID string, cdi CDI) *records.Record {
@@ -132,6 +155,7 @@ func newRecord(claim *resourceapi.ResourceClaim, devices []planned, id Identity,
 		Format: records.Format,
 		BootID: bootID,
 		Claim:  records.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
+		Pods:   podsOf(claim),
 	}
 	for _, d := range devices {
 		device := records.Device{
@@ -142,8 +166,8 @@ func newRecord(claim *resourceapi.ResourceClaim, devices []planned, id Identity,
 			device.Partition = &gpu.Partition{ProfileID: d.shape.Profile.ID, Placement: d.shape.Placement}
 		}
 		device.Share = d.share
-		device.CDIDeviceIDs = []string{cdi.DeviceID(device.GPU)}
-		if device.Partition != nil || device.Share != nil {
+		device.CDIDeviceIDs = []string{parentID(cdi, d.shape)}
+		if device.HasEdits() {
 			device.CDIDeviceIDs = append(device.CDIDeviceIDs, cdi.ClaimID(claim.UID, &device))
 		}
 		r.Devices = append(r.Devices, device)

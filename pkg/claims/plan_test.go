@@ -8,6 +8,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
@@ -150,6 +151,7 @@ func TestNewRecordHoldsAllThatUnprepareNeeds(t *testing.T) {
 	admin.AdminAccess = true
 	want := &records.Record{
 		Format: records.Format, BootID: bootNow, Claim: records.Claim{Namespace: "ns", Name: "claim-u", UID: "u"},
+		Pods:    []types.UID{"pod-uid"},
 		Devices: []records.Device{deviceFor("main/sub", 2), admin},
 	}
 	if diff := cmp.Diff(want, newRecord(claim, devices, testID, bootNow, &fakeCDI{})); diff != "" {

@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -107,14 +106,19 @@ func (e *Engine) Reconcile(ctx context.Context, api API) {
 			continue
 		}
 		e.corrupt.drop(uid)
+		e.stopUnrecorded(ctx, uid)
 	}
+	e.reconcileServed(ctx, api)
 }
 
 // reconcileClaim gives back what a claim holds if the API server says that it holds nothing here and no process uses
 // its GPUs. A pod deleted by force leaves the API server at once while its containers still run for a while: handing
 // their GPU on would put two tenants on it.
 func (e *Engine) reconcileClaim(ctx context.Context, api API, r *records.Record) error {
-	gone, err := e.isGone(ctx, api, r)
+	claim, gone, err := e.isGone(ctx, api, r)
+	if err == nil && !gone {
+		err = e.notePods(ctx, r, claim)
+	}
 	if err != nil || !gone {
 		return err
 	}
@@ -128,7 +132,7 @@ func (e *Engine) reconcileClaim(ctx context.Context, api API, r *records.Record)
 		return nil // prepared anew or unprepared since we looked
 	}
 	// Look again, now that nobody can prepare it: it may have been given the same devices again meanwhile.
-	if gone, err = e.isGone(ctx, api, now); err != nil || !gone {
+	if _, gone, err = e.isGone(ctx, api, now); err != nil || !gone {
 		return err
 	}
 	if err := e.checkIdle(ctx, now, true); err != nil {
@@ -136,45 +140,6 @@ func (e *Engine) reconcileClaim(ctx context.Context, api API, r *records.Record)
 	}
 	klog.FromContext(ctx).Info("Releasing what a claim held that is gone", "claim", now.Claim, "gpus", now.GPUs())
 	return e.release(ctx, now.Claim.UID)
-}
-
-// isGone tells whether the API server says that a claim holds nothing here any more.
-func (e *Engine) isGone(ctx context.Context, api API, r *records.Record) (bool, error) {
-	claim, err := api.Claim(ctx, r.Claim.Namespace, r.Claim.Name)
-	if err != nil {
-		return false, fmt.Errorf("read the claim from the API server: %w", err)
-	}
-	return claim == nil || claim.UID != r.Claim.UID || !allocates(claim, r, e.id), nil
-}
-
-// checkIdle fails unless the driver says that no process uses the whole GPUs a record holds. Partitions need no such
-// check: one with a process in it cannot be destroyed. Nor do GPUs that others share in the same way, whose processes
-// they may be, or an MPS server that is to end, and its clients with it.
-func (e *Engine) checkIdle(ctx context.Context, r *records.Record, ends bool) error {
-	b := e.backend.Load()
-	if b.hardware == nil {
-		return fmt.Errorf("cannot tell whether they are in use: %w", b.reason)
-	}
-	for _, d := range r.Devices {
-		g := b.hardware.Node().Find(d.GPU)
-		if d.AdminAccess || d.Partition != nil || g == nil {
-			continue // a GPU that is not there is used by nobody
-		}
-		if d.Share != nil && (ends && d.Share.Kind == gpu.MPS || e.index.sharers(&d, r.Claim.UID)) {
-			continue
-		}
-		pids, err := b.hardware.Processes(ctx, g.PCI)
-		if errors.Is(err, gpu.ErrNotSupported) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if len(pids) > 0 {
-			return fmt.Errorf("GPU %s is used by processes %v: %w", d.GPU, pids, gpu.ErrInUse)
-		}
-	}
-	return nil
 }
 
 // remake prepares a claim again whose record was corrupt, if it still has pods.
@@ -229,7 +194,6 @@ func (c *corruptRecords) drop(uid types.UID) {
 }
 
 func (c *corruptRecords) has(uid types.UID) bool { return slices.Contains(c.all(), uid) }
-func (c *corruptRecords) any() bool              { return len(c.all()) > 0 }
 
 func (c *corruptRecords) all() []types.UID {
 	c.mu.Lock()

@@ -30,12 +30,7 @@ func (e *Engine) Recover(ctx context.Context) {
 		}
 	}
 	started := !e.recovered.Swap(true)
-	node := b.hardware.Node()
-	for i := range node.GPUs {
-		if err := e.recoverShares(ctx, &node.GPUs[i], started); err != nil {
-			logger.Error(err, "Could not recover the sharing of a GPU; it is tried again at the next reconcile", "gpu", node.GPUs[i].PCI.DeviceName())
-		}
-	}
+	e.recoverSharing(ctx, b, started)
 	e.FindForeign(ctx)
 }
 
@@ -55,6 +50,9 @@ func (e *Engine) recoverClaim(ctx context.Context, b *backend, r *records.Record
 	now := e.index.get(r.Claim.UID)
 	if now == nil {
 		return nil
+	}
+	if now, err = e.renew(ctx, b, now); err != nil {
+		return err
 	}
 	if now.State != records.Prepared {
 		klog.FromContext(ctx).Info("Removing what is left of a claim", "claim", now.Claim, "state", now.State)

@@ -26,8 +26,11 @@ type Sharing interface {
 	// StopMPS takes a claim from a GPU's MPS server, which ends with the last one. A claim that it does not serve is no
 	// error. It needs no GPU driver.
 	StopMPS(ctx context.Context, uid types.UID, gpuDevice string) error
-	// RetainMPS takes all other claims from a GPU's MPS server.
+	// RetainMPS takes all other claims of this driver name from a GPU's MPS server. It restores what the server lost by a
+	// reload of the driver.
 	RetainMPS(ctx context.Context, gpuDevice string, uids []types.UID) error
+	// ServedMPS lists what the MPS servers of the node serve, of all driver names. It needs no GPU driver.
+	ServedMPS(ctx context.Context) ([]records.Served, error)
 }
 
 // config is one opaque configuration of ours.
@@ -208,21 +211,8 @@ func (e *Engine) checkShares(want *records.Record, devices []planned) error {
 		if err := e.checkInterval(want, d); err != nil {
 			return fmt.Errorf("request %q: %w", d.Request, err)
 		}
-		sharing := devices[i].shape.GPU.Sharing(d.Share.Kind)
-		used := e.index.shared(d.GPU, want.Claim.UID)
-		for j := range want.Devices {
-			if s := want.Devices[j].Share; s != nil && want.Devices[j].GPU == d.GPU {
-				used.add(s)
-			}
-		}
-		for _, of := range []struct {
-			name       string
-			used, most int64
-		}{{gpu.CapacityMemory, used.memory, sharing.Memory.Total}, {gpu.CapacityCores, used.cores, sharing.Cores.Total}} {
-			if of.most > 0 && of.used > of.most {
-				return fmt.Errorf("request %q: the shares of %s would take %s %d of %d together: it is prepared once other shares are given back",
-					d.Request, d.Device, of.name, of.used, of.most)
-			}
+		if err := e.checkAmounts(want, d, devices[i].shape.GPU.Sharing(d.Share.Kind)); err != nil {
+			return fmt.Errorf("request %q: %w", d.Request, err)
 		}
 	}
 	return nil
@@ -234,10 +224,15 @@ func (e *Engine) settleShares(want *records.Record, devices []planned) {
 	have := e.index.get(want.Claim.UID)
 	for i := range want.Devices {
 		d := &want.Devices[i]
-		if d.Share == nil || d.Share.Exclusive {
+		if d.Share == nil {
+			continue
+		}
+		before := shareBefore(have, d)
+		keepThreads(d.Share, before)
+		if d.Share.Exclusive {
 			continue // the policy's numbers are for shares
 		}
-		if before := shareBefore(have, d); before != nil {
+		if before != nil {
 			d.Share.CgroupMemory = before.CgroupMemory
 			if d.Share.Interval == "" {
 				d.Share.Interval = before.Interval
@@ -285,8 +280,9 @@ func (e *Engine) checkInterval(want *records.Record, d *records.Device) error {
 		}
 	}
 	if holder, interval := e.index.interval(d.GPU, want.Claim.UID); holder != nil && interval != d.Share.Interval {
-		return fmt.Errorf("device %s has time slices %s because claim %s asked for them, or the node's policy for it, and this claim asks for %s: ask for the same or for none",
-			d.Device, interval, holder.Claim, d.Share.Interval)
+		return blockedBy(e.index.paced(d.GPU, want.Claim.UID),
+			fmt.Errorf("device %s has time slices %s because claim %s asked for them, or the node's policy for it, and this claim asks for %s: ask for the same or for none",
+				d.Device, interval, holder.Claim, d.Share.Interval))
 	}
 	return nil
 }
@@ -350,47 +346,14 @@ func (e *Engine) setInterval(ctx context.Context, b *backend, d *records.Device,
 		// That the plugin does not know the driver yet does not mean that none is loaded, which forgets no interval.
 		return fmt.Errorf("set the time slices of %s to %s: %w", d.Device, interval, b.reason)
 	}
-	g := b.hardware.Node().Find(d.GPU)
+	g, err := locate(b, d)
 	switch {
+	case err != nil:
+		return fmt.Errorf("set the time slices of %s to %s: %w", d.Device, interval, err)
 	case g == nil:
 		return nil // gone, and its interval with it
 	case e.sharing == nil:
 		return errNoSharing
 	}
 	return e.sharing.SetTimeSlice(ctx, g, interval)
-}
-
-// recoverShares brings a GPU's MPS server in line with the records, and after a start its time slices, which a reload
-// of the driver forgets.
-func (e *Engine) recoverShares(ctx context.Context, g *gpu.GPU, started bool) error {
-	if e.sharing == nil {
-		return nil
-	}
-	name := g.PCI.DeviceName()
-	held, err := e.lockFor(ctx, "", []string{name})
-	if err != nil {
-		e.again(started)
-		return err
-	}
-	defer held.Release()
-	var errs []error
-	if holder, interval := e.index.interval(name, ""); started && holder != nil {
-		err := e.sharing.SetTimeSlice(ctx, g, interval)
-		e.again(err != nil)
-		errs = append(errs, err)
-	}
-	if served := e.index.mpsClaims(name); g.Sharing(gpu.MPS) != nil || len(served) > 0 {
-		// Pods of claims with corrupt records may be among the server's clients: it must not end under them.
-		keep := slices.Concat(served, e.corrupt.all())
-		slices.Sort(keep)
-		errs = append(errs, e.sharing.RetainMPS(ctx, name, slices.Compact(keep)))
-	}
-	return errors.Join(errs...)
-}
-
-// again has the next Recover set time slices as it does after a start.
-func (e *Engine) again(failed bool) {
-	if failed {
-		e.recovered.Store(false)
-	}
 }

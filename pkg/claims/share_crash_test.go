@@ -65,7 +65,7 @@ func stateAfter(actions []shareAction) []string {
 	for uid, parts := range held {
 		lines = append(lines, "record "+string(uid))
 		for _, p := range parts {
-			if p.result.ShareID != nil || p.alone != "" {
+			if p.result.ShareID != nil || p.mps {
 				lines = append(lines, "spec "+string(uid))
 			}
 			for i := range 4 {

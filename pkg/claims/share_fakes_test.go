@@ -23,9 +23,13 @@ import (
 const gi = int64(1) << 30
 
 // sharingFolder is the driver's nvidia-smi and the node's MPS supervisor. What they hold is in files, as it outlives the
-// plugin: "interval GPU" holds the interval of a GPU, and "mps GPU claim" says that a GPU's server serves a claim.
+// plugin: "interval GPU" holds the interval of a GPU, and "mps GPU claim" says that a GPU's server serves a claim, and
+// holds the claim's owner.
 type sharingFolder struct {
 	dir string
+	// owner is the driver name of the plugin; empty for that of an earlier release. onRetain is called by RetainMPS.
+	owner    string
+	onRetain func(gpuDevice string)
 	// step is told of each change before and after it; err refuses it before it is made, or makes it seem to have
 	// failed after it. Nil for neither.
 	step func(what string)
@@ -74,7 +78,7 @@ func (s *sharingFolder) StartMPS(_ context.Context, uid types.UID, g *gpu.GPU, l
 		call += fmt.Sprintf(" %d%% %dGi", limits.ThreadPercentage, limits.Memory/gi)
 	}
 	err = s.change(call, func() error {
-		return os.WriteFile(filepath.Join(s.dir, fmt.Sprintf("mps %s %s", name, uid)), nil, 0o600)
+		return os.WriteFile(filepath.Join(s.dir, fmt.Sprintf("mps %s %s", name, uid)), []byte(s.owner), 0o600)
 	})
 	return "/run/mps/" + name + "/pipe", "/run/mps/" + name + "/shm", err
 }
@@ -87,7 +91,12 @@ func (s *sharingFolder) StopMPS(_ context.Context, uid types.UID, gpuDevice stri
 
 func (s *sharingFolder) RetainMPS(_ context.Context, gpuDevice string, uids []types.UID) error {
 	call := "RetainMPS " + gpuDevice
-	others := slices.DeleteFunc(s.served(gpuDevice), func(uid types.UID) bool { return slices.Contains(uids, uid) })
+	if s.onRetain != nil {
+		s.onRetain(gpuDevice)
+	}
+	others := slices.DeleteFunc(s.served(gpuDevice), func(uid types.UID) bool {
+		return slices.Contains(uids, uid) || s.ownerOf(gpuDevice, uid) != s.owner
+	})
 	if len(others) == 0 { // no step: there is nothing to change
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -122,6 +131,28 @@ func (s *sharingFolder) served(gpuDevice string) []types.UID {
 		}
 	}
 	return uids
+}
+
+// ownerOf is who registered a claim.
+func (s *sharingFolder) ownerOf(gpuDevice string, uid types.UID) string {
+	owner, err := os.ReadFile(filepath.Join(s.dir, fmt.Sprintf("mps %s %s", gpuDevice, uid)))
+	if err != nil {
+		panic(err)
+	}
+	return string(owner)
+}
+
+func (s *sharingFolder) ServedMPS(context.Context) ([]records.Served, error) {
+	if err := hook(nil, s.err, "before ServedMPS"); err != nil {
+		return nil, err
+	}
+	var served []records.Served
+	for _, name := range s.files() {
+		if words := strings.Fields(name); len(words) == 3 && words[0] == "mps" {
+			served = append(served, records.Served{GPU: words[1], Claim: types.UID(words[2]), Owner: s.ownerOf(words[1], types.UID(words[2]))})
+		}
+	}
+	return served, nil
 }
 
 // interval is that of a GPU; empty if it is the driver's own.
@@ -201,7 +232,7 @@ func makeShareBed(t testing.TB, dir string, disk records.FileSystem, id Identity
 	t.Helper()
 	b := &shareBed{
 		t: t, id: id, dir: dir, disk: &faultyDisk{}, hardware: &fakeHardware{node: sharedNode(), pids: map[string][]int{}},
-		specs: &specFolder{dir: filepath.Join(dir, "specs")}, sharing: &sharingFolder{dir: filepath.Join(dir, "sharing")},
+		specs: &specFolder{dir: filepath.Join(dir, "specs")}, sharing: &sharingFolder{dir: filepath.Join(dir, "sharing"), owner: id.Driver},
 	}
 	if disk == nil {
 		disk = b.disk
@@ -249,7 +280,7 @@ func (b *shareBed) restart() *shareBed {
 // end does what the kernel does when the plugin ends: it lets go of its locks.
 func (b *shareBed) end() {
 	for _, lock := range b.locks.byGPU {
-		_ = lock.file.Close()
+		lock.close()
 	}
 }
 

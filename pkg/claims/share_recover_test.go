@@ -269,7 +269,7 @@ func TestAShareWhoseRecordIsCorruptKeepsItsServerUntilItIsMadeAgain(t *testing.T
 		"time slice":                {sliceOf(0, 10), true, list("spec a")},
 		"time slice, with interval": {sliceOf(0, 10).at("Long"), true, list("spec a", "interval 0 Long")},
 		"alone by MPS":              {aloneMPS(0, ""), false, list("spec a", "mps 0 a")},
-		"alone in time":             {aloneAt(0, "Long"), false, list("spec a", "interval 0 Long")},
+		"alone in time":             {aloneAt(0, "Long"), false, list("interval 0 Long")},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -120,7 +120,7 @@ func TestTheFormsOfAGPUExcludeEachOther(t *testing.T) {
 
 func TestSharesAndPartitionsOfAGPUExcludeEachOther(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
-	shares := &sharingFolder{dir: t.TempDir()}
+	shares := &sharingFolder{dir: t.TempDir(), owner: testDriver}
 	b.Share(shares)
 	node := *b.session.Node()
 	node.GPUs = slices.Clone(node.GPUs)

@@ -101,7 +101,7 @@ func newSimBed(t testing.TB, model string, setUp ...func(node *sim.Node)) *simBe
 }
 
 // openSimBed is one more plugin process on a node.
-func openSimBed(t testing.TB, dir, boot string, node *sim.Node) *simBed {
+func openSimBed(t testing.TB, dir, boot string, node *sim.Node, sessions ...DriverSessions) *simBed {
 	t.Helper()
 	b := &simBed{t: t, dir: dir, boot: boot, node: node, disk: &faultyDisk{}, specs: &specFolder{dir: filepath.Join(dir, "specs")}}
 	if err := os.MkdirAll(b.specs.dir, 0o700); err != nil {
@@ -126,6 +126,9 @@ func openSimBed(t testing.TB, dir, boot string, node *sim.Node) *simBed {
 		t.Fatal(err)
 	}
 	b.KeepLayoutsIn(layouts)
+	for _, s := range sessions {
+		b.InSession(s)
+	}
 	if err := b.Load(t.Context(), func(reason, message string) { b.notes = append(b.notes, reason+": "+message) }); err != nil {
 		t.Fatal(err)
 	}
@@ -137,10 +140,15 @@ func openSimBed(t testing.TB, dir, boot string, node *sim.Node) *simBed {
 // restart ends the plugin and starts it again, in another boot if one is named.
 func (b *simBed) restart(boot ...string) *simBed {
 	b.t.Helper()
-	for _, lock := range b.locks.byGPU { // the kernel lets go of a dead process's locks
-		_ = lock.file.Close()
-	}
+	b.die()
 	return openSimBed(b.t, b.dir, append(boot, b.boot)[0], b.node)
+}
+
+// die lets go of what the kernel takes from a process that ends.
+func (b *simBed) die() {
+	for _, lock := range b.locks.byGPU { // the kernel lets go of a dead process's locks
+		lock.close()
+	}
 }
 
 // name is the device of a partition of the i-th GPU, by profile ID and start; or of the whole GPU.

@@ -118,8 +118,8 @@ func (e *Engine) scan(ctx context.Context, b *backend, g *gpu.GPU) error {
 // stand remembers the partitions of a GPU that were made for no claim; the caller holds its lock.
 func (e *Engine) stand(ctx context.Context, g *gpu.GPU, all []gpu.Partition) {
 	name := g.PCI.DeviceName()
-	layout := e.layouts.get(name)
-	parts := slices.DeleteFunc(all, func(p gpu.Partition) bool { return e.index.hasPartition(name, p) })
+	layout := e.layout(name)
+	parts := slices.DeleteFunc(all, func(p gpu.Partition) bool { return e.hasPartition(name, p) })
 	if e.standing.set(name, parts) {
 		own := len(slices.DeleteFunc(slices.Clone(parts), func(p gpu.Partition) bool { return !layout.Has(p.Place()) }))
 		klog.FromContext(ctx).Info("Partitions that were made for no claim", "gpu", name, "ofLayout", own, "ofOthers", len(parts)-own)
@@ -198,7 +198,7 @@ func (e *Engine) Occupied() []string {
 	var names []string
 	node := b.hardware.Node()
 	for i := range node.GPUs {
-		others := shapesOf(&node.GPUs[i], e.standing.of(node.GPUs[i].PCI.DeviceName()))
+		others := append(shapesOf(&node.GPUs[i], e.standing.of(node.GPUs[i].PCI.DeviceName())), e.otherShapes(&node.GPUs[i])...)
 		for _, s := range node.GPUs[i].Shapes() {
 			if e.occupied(s, others) {
 				names = append(names, s.Name())
@@ -208,7 +208,7 @@ func (e *Engine) Occupied() []string {
 	return names
 }
 
-// occupied tells it of one shape; others are the standing partitions of its GPU.
+// occupied tells it of one shape; others are the standing partitions of its GPU and those of other driver names.
 func (e *Engine) occupied(s gpu.Shape, others []gpu.Shape) bool {
 	d := &records.Device{GPU: s.GPU.PCI.DeviceName()}
 	if s.IsPartition() {
@@ -217,12 +217,12 @@ func (e *Engine) occupied(s gpu.Shape, others []gpu.Shape) bool {
 	if s.IsShare() {
 		d.Share = &records.Share{Kind: s.Share}
 	}
-	if e.index.releasing(d) || e.occupant(s.GPU, d) != nil {
+	if e.index.releasing(d) || e.occupant(s.GPU, d) != nil || e.otherHolder(d) != nil {
 		return true
 	}
 	if e.standing.on(d) != nil {
 		return false // it is what is handed out
 	}
-	uncut := s.IsPartition() && s.GPU.PartitionMode() == gpu.Layout && !e.index.hasPartition(d.GPU, *d.Partition)
+	uncut := s.IsPartition() && s.GPU.PartitionMode() == gpu.Layout && !e.hasPartition(d.GPU, *d.Partition)
 	return uncut || !s.FitsBeside(others)
 }

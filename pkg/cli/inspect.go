@@ -23,6 +23,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/mps"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/policy/live"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -37,8 +38,9 @@ type inspectFlags struct {
 	ascii       bool
 }
 
-func newInspect() *cobra.Command {
-	f := &inspectFlags{}
+func newInspect() *cobra.Command { return newInspectCommand(&inspectFlags{}) }
+
+func newInspectCommand(f *inspectFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "inspect",
 		Short: "Show a node's GPUs, who holds what, topology and slices",
@@ -46,13 +48,18 @@ func newInspect() *cobra.Command {
 			"GPUs reach each other. It changes nothing. It looks at\n\n" +
 			"  - the machine it runs on: the GPUs themselves and the plugin's records of claims;\n" +
 			"  - a model of a node (--node-model), or a simulated node (--driver-root and --sysfs under its root);\n" +
-			"  - any node, from the ResourceSlices and ResourceClaims of its cluster (--from-cluster).",
+			"  - any node, from the ResourceSlices and ResourceClaims of its cluster (--from-cluster).\n\n" +
+			"In the plugin's pod it needs no flags: it takes the plugin's from the environment. What GPUs offer follows the\n" +
+			"policy that the plugin has active, unless --policy or --policy-name is given.",
 		Example: "  cleave inspect\n" +
 			"  cleave inspect --driver-root /run/nvidia/driver -o json\n" +
 			"  cleave inspect --from-cluster gpu-node-1\n" +
 			"  cleave inspect --node-model hgx-h100",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := f.fromPlugin(cmd.Flags(), os.Getenv); err != nil {
+				return err
+			}
 			if err := f.check(cmd.Flags()); err != nil {
 				return &usageError{err}
 			}
@@ -78,6 +85,27 @@ func newInspect() *cobra.Command {
 	flags.StringVar(&f.pluginsDir, "kubelet-plugins-dir", kubeletplugin.KubeletPluginsDir, "the kubelet's plugins folder, where the plugin keeps its records")
 	flags.StringVar(&f.mpsSocket, "mps-socket", mps.DefaultSocket, "socket of cleave mps-supervisor; empty for none")
 	return cmd
+}
+
+// ofPlugin are the flags that the plugin has, too, and that its DaemonSet sets by the environment of the container.
+var ofPlugin = []string{"driver-name", "driver-root", "container-driver-root", "nvml-library", "sysfs", "cgroup-root", "kubelet-plugins-dir", "mps-socket"}
+
+// fromPlugin sets flags from the environment, so that inspect needs none in the plugin's container. What the command line
+// says wins: of a machine that is not looked at nothing is set, and of a driver's root that it names nothing else.
+func (f *inspectFlags) fromPlugin(flags *pflag.FlagSet, lookup func(string) string) error {
+	taken := ofPlugin
+	switch {
+	case flags.Changed("from-cluster") || flags.Changed("node-model"):
+		taken = []string{"driver-name"}
+	case flags.Changed("driver-root"):
+		taken = slices.DeleteFunc(slices.Clone(taken), func(name string) bool { return name == "container-driver-root" || name == "nvml-library" })
+	}
+	return flagsFromEnvironment(flags, func(variable string) string {
+		if !slices.ContainsFunc(taken, func(name string) bool { return environmentName(name) == variable }) {
+			return ""
+		}
+		return lookup(variable)
+	})
 }
 
 // forCluster are the flags that say something where no machine is looked at.
@@ -139,6 +167,7 @@ func (f *inspectFlags) hardware(ctx context.Context) (*inspect.Hardware, error) 
 		if err := f.records(h); err != nil {
 			return nil, err
 		}
+		f.policy.active = filepath.Join(f.pluginsDir, f.driverName, live.File)
 	}
 	session, node, err := f.offered(ctx, func(session *nvml.Session) (policy.Means, error) {
 		for i := range session.Node().GPUs {

@@ -67,6 +67,7 @@ func newKubeletPlugin() *cobra.Command {
 	flags.StringVar(&config.PluginsDir, "kubelet-plugins-dir", kubeletplugin.KubeletPluginsDir, "the kubelet's plugins folder")
 	flags.StringVar(&config.RegistryDir, "kubelet-registry-dir", kubeletplugin.KubeletRegistryDir, "the kubelet's plugin registry folder")
 	flags.StringVar(&config.CDIDir, "cdi-dir", kubeletplugin.DefaultCDIDir, "folder in which the container runtime looks for CDI specs")
+	flags.StringVar(&config.HookDir, "cdi-hook-dir", "", "directory for the hook programs that CDI specs name, at the same path on the host, for pods with user namespaces; empty for the plugin's own, which is root's alone")
 	flags.StringVar(&config.DriverRoot, "driver-root", "/", "root of the NVIDIA driver's files on the host; auto for the first of / and /run/nvidia/driver that has a driver")
 	flags.StringVar(&config.ContainerDriverRoot, "container-driver-root", "", "where this process sees the driver root, or with --driver-root=auto the host's /; empty if at the same path")
 	flags.StringVar(&config.NVMLLibrary, "nvml-library", "", "path of libnvidia-ml.so.1; empty to look under the driver root")

@@ -9,6 +9,8 @@ import (
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/policy/live"
+	"github.com/cleave-dra/cleave/pkg/records"
 )
 
 // policyFlags say which node policy holds.
@@ -16,6 +18,9 @@ type policyFlags struct {
 	file   string
 	format policy.Format
 	name   string
+	// active is the file in which the plugin keeps the policy of this node, which holds where no other is named; empty for
+	// none.
+	active string
 }
 
 // add adds the flags to a command that has no node whose label would say which policy it is.
@@ -42,6 +47,15 @@ func (f *policyFlags) addName(flags *pflag.FlagSet) {
 
 // load reads the files and picks the policy.
 func (f *policyFlags) load() (string, *v1alpha1.NodePolicy, error) {
+	if f.file == "" && f.name == "" && f.active != "" {
+		kept, err := live.NewStore(records.Disk{}, f.active).Load()
+		if err == nil {
+			return kept.Name, kept.Policy, nil
+		}
+		if !live.Missing(err) {
+			return "", nil, err
+		}
+	}
 	policies, err := policy.Load(f.file, f.format)
 	if err != nil {
 		return "", nil, &usageError{err}

@@ -30,14 +30,16 @@ import (
 type slicesFlags struct {
 	library    string
 	driverRoot string
-	model      string
-	sysfs      string
-	nodeName   string
-	driverName string
-	output     string
-	cgroupRoot string
-	policy     policyFlags
-	withoutMPS bool
+	// mountedRoot is where this process sees driverRoot; empty if at the same path.
+	mountedRoot string
+	model       string
+	sysfs       string
+	nodeName    string
+	driverName  string
+	output      string
+	cgroupRoot  string
+	policy      policyFlags
+	withoutMPS  bool
 	// inForce is the name of the policy that was applied.
 	inForce string
 }
@@ -100,7 +102,8 @@ func (f *slicesFlags) addHardware(flags *pflag.FlagSet) {
 func (f *slicesFlags) addNode(flags *pflag.FlagSet) {
 	flags.StringVar(&f.model, "node-model", "", "look at a node of this model instead of this machine")
 	flags.StringVar(&f.library, "nvml-library", "", "path of libnvidia-ml.so.1; empty to look under the driver root")
-	flags.StringVar(&f.driverRoot, "driver-root", "/", "root of the NVIDIA driver's files")
+	flags.StringVar(&f.driverRoot, "driver-root", nvml.AutoRoot, "root of the NVIDIA driver's files; auto for the first of / and /run/nvidia/driver that has a driver")
+	flags.StringVar(&f.mountedRoot, "container-driver-root", "", "where this process sees the driver root, or with --driver-root=auto the host's /; empty if at the same path")
 	flags.StringVar(&f.sysfs, "sysfs", "/sys", "the node's sysfs")
 	flags.StringVar(&f.cgroupRoot, "cgroup-root", "/sys/fs/cgroup", "root of the cgroup v2 hierarchy")
 	flags.StringVar(&f.driverName, "driver-name", v1alpha1.Group, "name of the DRA driver")
@@ -174,8 +177,9 @@ func (f *slicesFlags) open(ctx context.Context) (*nvml.Session, error) {
 		}
 		return session, err
 	}
+	roots := nvml.Here(nvml.Roots(f.driverRoot, f.mountedRoot))
 	return nvml.Open(ctx, nvml.Options{
-		DriverRoot: f.driverRoot, LibraryPath: f.library, Sysfs: os.DirFS(f.sysfs).(fs.ReadLinkFS),
+		DriverRoot: roots[0], OtherRoots: roots[1:], LibraryPath: f.library, Sysfs: os.DirFS(f.sysfs).(fs.ReadLinkFS),
 	})
 }
 

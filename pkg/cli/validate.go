@@ -73,7 +73,7 @@ func (f *validateFlags) check(flags *pflag.FlagSet) error {
 	if f.thisNode && f.model != "" {
 		return errors.New("--this-node and --node-model exclude each other")
 	}
-	for _, name := range []string{"nvml-library", "driver-root", "sysfs", "cgroup-root"} {
+	for _, name := range []string{"nvml-library", "driver-root", "container-driver-root", "sysfs", "cgroup-root"} {
 		if flags.Changed(name) && !f.thisNode {
 			return fmt.Errorf("--%s is about this machine: add --this-node", name)
 		}

@@ -72,6 +72,11 @@ func (n *nodeEvents) warnClaim(claim records.Claim, reason, message string) {
 	n.recorder.Event(reference(claim), corev1.EventTypeWarning, reason, message)
 }
 
+// warnObject writes a warning about an object.
+func (n *nodeEvents) warnObject(object *corev1.ObjectReference, reason, message string) {
+	n.recorder.Event(object, corev1.EventTypeWarning, reason, message)
+}
+
 // noteClaim writes of a claim with which something is as it should be again.
 func (n *nodeEvents) noteClaim(claim records.Claim, reason, message string) {
 	n.recorder.Event(reference(claim), corev1.EventTypeNormal, reason, message)

@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"k8s.io/klog/v2"
@@ -21,10 +22,14 @@ const (
 // conflict is told when it is new, and again where that is asked for.
 func (s *service) lookBeside(ctx context.Context, hw *hardware, again bool) (changed bool) {
 	was := s.conflict
-	s.conflict = conflictOf(hw.Node(), s.around.facts().pluginResources, s.around.otherDevices())
+	s.conflict = conflictOf(hw.Node(), s.around.facts().pluginResources, slices.DeleteFunc(s.around.otherDevices(), s.names.isName))
 	s.metrics.conflict.Set(number(s.conflict != nil))
+	// A plugin that takes over from another of Cleave's is ready: the other one ends once it is.
+	s.ready.beside(s.conflict)
 	if s.conflict == nil {
-		s.ready.beside(nil)
+		s.conflict = s.names.holding()
+	}
+	if s.conflict == nil {
 		if was == nil {
 			return false
 		}
@@ -32,7 +37,6 @@ func (s *service) lookBeside(ctx context.Context, hw *hardware, again bool) (cha
 		s.events.note(reasonConflictOver, "Nobody else hands out the node's GPUs any more: they are published")
 		return true
 	}
-	s.ready.beside(s.conflict)
 	news := text(was) != text(s.conflict)
 	if news {
 		klog.FromContext(ctx).Error(s.conflict, "The node's GPUs are not published")

@@ -3,14 +3,17 @@ package driver
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
+	"github.com/cleave-dra/cleave/pkg/names"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
@@ -34,6 +37,8 @@ type Config struct {
 	PluginsDir  string // the kubelet's plugins folder
 	RegistryDir string // the kubelet's plugins_registry folder
 	CDIDir      string
+	// HookDir is where the hook programs that CDI specs name are put, for all to run; empty for the plugin's own directory.
+	HookDir string
 
 	// DriverRoot is the root of the driver's files on the host, ContainerDriverRoot the same folder as this process
 	// sees it; empty if that is the same path. With nvml.AutoRoot, ContainerDriverRoot is where it sees the host's /.
@@ -88,12 +93,16 @@ func (c *Config) Validate() error {
 	if c.DriverRoot != nvml.AutoRoot && !filepath.IsAbs(c.DriverRoot) {
 		errs = append(errs, fmt.Errorf("--driver-root %q is neither an absolute path nor %s", c.DriverRoot, nvml.AutoRoot))
 	}
+	if c.HookDir != "" && !filepath.IsAbs(c.HookDir) {
+		errs = append(errs, fmt.Errorf("--cdi-hook-dir %q is not an absolute path", c.HookDir))
+	}
 	if c.MPSSocket != "" && !filepath.IsAbs(c.MPSSocket) {
 		errs = append(errs, fmt.Errorf("--mps-socket %q is not an absolute path", c.MPSSocket))
 	}
 	if c.ContainerDriverRoot != "" && !filepath.IsAbs(c.ContainerDriverRoot) {
 		errs = append(errs, fmt.Errorf("--container-driver-root %q is not an absolute path", c.ContainerDriverRoot))
 	}
+	errs = append(errs, checkAddress(c.MetricsAddress))
 	for _, d := range []struct {
 		flag  string
 		value time.Duration
@@ -103,6 +112,21 @@ func (c *Config) Validate() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// checkAddress says what is wrong with --metrics-address; nil if nothing is.
+func checkAddress(address string) error {
+	if address == "" {
+		return nil
+	}
+	_, port, err := net.SplitHostPort(address)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil {
+		return fmt.Errorf("--metrics-address %q is not of the form address:port: %w", address, err)
+	}
+	return nil
 }
 
 // maxDriverName is the limit of the resource API (ResourceSliceSpec.Driver).
@@ -138,6 +162,9 @@ func (c *Config) compatible() bool { return c.DriverName == nvidia.DriverName }
 func (c *Config) pluginDir() string {
 	return filepath.Join(c.PluginsDir, c.DriverName)
 }
+
+// nodeDir is what plugins of all driver names on the node share.
+func (c *Config) nodeDir() string { return filepath.Join(c.PluginsDir, names.Shared) }
 
 // driverRoots are where to look for the driver.
 func (c *Config) driverRoots() []nvml.Root {

@@ -26,6 +26,8 @@ func TestValidateNamesTheFlagThatCannotBeUsed(t *testing.T) {
 		"no metrics":         {func(c *Config) { c.MetricsAddress = "" }, nil},
 		"container root":     {func(c *Config) { c.DriverRoot, c.ContainerDriverRoot = "/run/nvidia/driver", "/driver-root" }, nil},
 		"found by itself":    {func(c *Config) { c.DriverRoot, c.ContainerDriverRoot = "auto", "/host" }, nil},
+		"metrics, no port":   {func(c *Config) { c.MetricsAddress = "localhost" }, []string{"--metrics-address", `"localhost"`}},
+		"metrics, bad port":  {func(c *Config) { c.MetricsAddress = ":metrics" }, []string{"--metrics-address", `":metrics"`}},
 		"no node name":       {func(c *Config) { c.NodeName = "" }, []string{"--node-name", "spec.nodeName"}},
 		"node name, no DNS":  {func(c *Config) { c.NodeName = "Node_1" }, []string{"--node-name", "Node_1"}},
 		"no driver name":     {func(c *Config) { c.DriverName = "" }, []string{"--driver-name"}},

@@ -3,7 +3,9 @@ package driver
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
@@ -29,25 +31,35 @@ func restConfig(c Config) (*rest.Config, error) {
 
 // startKubeletPlugin opens the sockets and registers with the kubelet.
 func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCauseFunc) error {
+	helper, err := s.servePlugin(ctx, s.config.DriverName, s.config.PodUID, &plugin{claims: s.engine, metrics: s.metrics, health: &s.health, terminating: s.terminating, fatal: fatal})
+	if err != nil {
+		return err
+	}
+	s.helper = helper
+	return nil
+}
+
+// servePlugin opens the sockets of a driver's name. A pod's UID tells them from those of other plugins of that name.
+func (s *service) servePlugin(ctx context.Context, driver, podUID string, p *plugin) (*kubeletplugin.Helper, error) {
+	dir := filepath.Join(s.config.PluginsDir, driver)
 	options := []kubeletplugin.Option{
-		kubeletplugin.DriverName(s.config.DriverName),
+		kubeletplugin.DriverName(driver),
 		kubeletplugin.KubeClient(s.client),
 		kubeletplugin.NodeName(s.config.NodeName),
 		kubeletplugin.RegistrarDirectoryPath(s.config.RegistryDir),
-		kubeletplugin.PluginDataDirectoryPath(s.config.pluginDir()),
+		kubeletplugin.PluginDataDirectoryPath(dir),
 		// Locks are per GPU and hold across processes; the helper's single lock would make all claims wait in line.
 		kubeletplugin.Serialize(false),
 		kubeletplugin.GRPCInterceptor(s.noteRegistration),
 	}
-	if s.config.PodUID != "" {
-		options = append(options, kubeletplugin.RollingUpdate(types.UID(s.config.PodUID)))
+	if podUID != "" {
+		options = append(options, kubeletplugin.RollingUpdate(types.UID(podUID)))
 	}
-	helper, err := kubeletplugin.Start(ctx, &plugin{claims: s.engine, metrics: s.metrics, health: &s.health, fatal: fatal}, options...)
+	helper, err := kubeletplugin.Start(ctx, p, options...)
 	if err != nil {
-		return fmt.Errorf("open the plugin's sockets in %s and %s: %w", s.config.pluginDir(), s.config.RegistryDir, err)
+		return nil, fmt.Errorf("open the plugin's sockets in %s and %s: %w", dir, s.config.RegistryDir, err)
 	}
-	s.helper = helper
-	return nil
+	return helper, nil
 }
 
 // noteRegistration notices when a kubelet, which may just have started, registers the plugin, and says that it is ours.
@@ -59,7 +71,7 @@ func (s *service) noteRegistration(ctx context.Context, req any, info *grpc.Unar
 	}
 	answer, err := handler(ctx, req)
 	if err == nil && strings.HasSuffix(info.FullMethod, "/NotifyRegistrationStatus") {
-		signal(s.registered)
+		s.registered.Store(time.Now().UnixNano())
 	}
 	return answer, err
 }

@@ -151,7 +151,7 @@ func messages(conditions []health.Condition) string {
 // can be called again.
 func (s *service) watchHealth(ctx context.Context, hw *hardware) (end func()) {
 	m := health.NewMonitor(monitored{hw}, &healthReporter{
-		hw: hw, health: &s.health, metrics: s.metrics, events: s.events, records: s.engine.Records, migChanged: s.changed,
+		hw: hw, health: &s.health, metrics: s.metrics, events: s.events, records: s.engine.AllRecords, migChanged: s.changed,
 		logger: klog.FromContext(ctx),
 	})
 	ctx, cancel := context.WithCancel(ctx)

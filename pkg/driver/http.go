@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -16,6 +17,7 @@ import (
 // readiness is what /readyz tells.
 type readiness struct {
 	mu         sync.Mutex
+	startErr   error
 	nameErr    error
 	driverErr  error
 	driverOK   bool
@@ -24,6 +26,13 @@ type readiness struct {
 	besideErr  error
 	publishErr error
 	publishOK  bool
+}
+
+// started says why the start is delayed; nil once it goes on.
+func (r *readiness) started(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.startErr = err
 }
 
 // namesake says that another driver of the same name is there.
@@ -71,6 +80,8 @@ func (r *readiness) err() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
+	case r.startErr != nil:
+		return fmt.Errorf("the plugin cannot start yet: %w", r.startErr)
 	case r.nameErr != nil:
 		return fmt.Errorf("nothing is served: %w", r.nameErr)
 	case r.driverErr != nil:
@@ -91,14 +102,17 @@ func (r *readiness) err() error {
 	return nil
 }
 
-// serveHTTP serves metrics and health; stop ends it and waits.
+// serveHTTP serves metrics and health; stop ends it and waits. Where the plugin before still has the port, claims need not
+// wait for it.
 func (s *service) serveHTTP(ctx context.Context) (stop func(), err error) {
 	if s.config.MetricsAddress == "" {
 		return func() {}, nil
 	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.config.MetricsAddress)
-	if err != nil {
-		return nil, fmt.Errorf("listen for metrics and health on --metrics-address %s: %w", s.config.MetricsAddress, err)
+	ctx, cancel := context.WithCancel(ctx)
+	listener, inUse := s.listenHTTP(ctx)
+	if inUse != nil && !errors.Is(inUse, syscall.EADDRINUSE) {
+		cancel()
+		return nil, inUse
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{}))
@@ -107,14 +121,46 @@ func (s *service) serveHTTP(ctx context.Context) (stop func(), err error) {
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, MaxHeaderBytes: 16 << 10}
 	var wg sync.WaitGroup
 	wg.Go(func() {
+		if listener == nil {
+			if listener = s.awaitPort(ctx, inUse); listener == nil {
+				return
+			}
+		}
 		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 			klog.FromContext(ctx).Error(err, "The metrics server ended")
 		}
 	})
 	return func() {
+		cancel()
 		_ = server.Close()
 		wg.Wait()
 	}, nil
+}
+
+func (s *service) listenHTTP(ctx context.Context) (net.Listener, error) {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.config.MetricsAddress)
+	if err != nil {
+		return nil, fmt.Errorf("listen for metrics and health on --metrics-address %s: %w", s.config.MetricsAddress, err)
+	}
+	return listener, nil
+}
+
+// awaitPort returns once the port is free; nil if ctx ends before.
+func (s *service) awaitPort(ctx context.Context, why error) net.Listener {
+	klog.FromContext(ctx).Error(why, "Neither metrics nor health are served yet", "retryEvery", s.config.DriverRetry)
+	s.events.warn(reasonStart, fmt.Sprintf("The plugin serves neither metrics nor health yet: %v. It tries again every %s.", why, s.config.DriverRetry))
+	tick := time.NewTicker(s.config.DriverRetry)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		if listener, err := s.listenHTTP(ctx); err == nil {
+			return listener
+		}
+	}
 }
 
 // serveReady is 200 once claims can be prepared, slices are being published and the kubelet knows the plugin.

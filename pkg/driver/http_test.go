@@ -8,6 +8,10 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/record"
 )
 
 func TestReadinessSaysWhatIsMissing(t *testing.T) {
@@ -65,16 +69,61 @@ func TestReadyzIsUnavailableWithTheReason(t *testing.T) {
 	}
 }
 
-func TestAnAddressInUseNamesTheFlag(t *testing.T) {
+// The plugin before may still have the port, in a rolling update on the host's network. Claims are served meanwhile.
+func TestServeHTTP_PortInUse(t *testing.T) {
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = l.Close() })
-	s := &service{config: Config{MetricsAddress: l.Addr().String()}, metrics: newMetrics()}
-	if _, err := s.serveHTTP(t.Context()); err == nil || !strings.Contains(err.Error(), "--metrics-address "+l.Addr().String()) {
-		t.Errorf("got %v, want an error that names --metrics-address", err)
+	address := l.Addr().String()
+	recorder := record.NewFakeRecorder(10)
+	s := &service{
+		config: Config{MetricsAddress: address, DriverRetry: time.Millisecond}, metrics: newMetrics(),
+		events: &nodeEvents{recorder: recorder, node: &corev1.ObjectReference{}},
 	}
+	stop, err := s.serveHTTP(t.Context())
+	if err != nil {
+		t.Fatalf("got %v, want the port to be waited for", err)
+	}
+	defer stop()
+	if event := <-recorder.Events; !strings.Contains(event, reasonStart) || !strings.Contains(event, "--metrics-address "+address) {
+		t.Errorf("got Event %q, want one that names --metrics-address", event)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for !answers(address) {
+		if t.Context().Err() != nil {
+			t.Fatal("the port is free and not served")
+		}
+	}
+}
+
+// answers reports whether something serves at an address.
+func answers(address string) bool {
+	response, err := http.Get("http://" + address + "/healthz") //nolint:noctx // of this test's own server
+	if err != nil {
+		return false
+	}
+	_ = response.Body.Close()
+	return response.StatusCode == http.StatusOK
+}
+
+func TestServeHTTP_StopsWhileThePortIsInUse(t *testing.T) {
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	s := &service{
+		config: Config{MetricsAddress: l.Addr().String(), DriverRetry: time.Hour}, metrics: newMetrics(),
+		events: &nodeEvents{recorder: record.NewFakeRecorder(10), node: &corev1.ObjectReference{}},
+	}
+	stop, err := s.serveHTTP(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop()
 }
 
 func TestNoAddressServesNothing(t *testing.T) {

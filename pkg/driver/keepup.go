@@ -2,18 +2,15 @@ package driver
 
 import (
 	"context"
+	"runtime/debug"
 	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
 
+	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/policy/live"
 )
-
-// slicesGoneFor is for how many seconds after a registration the slices are published again. A kubelet that starts
-// deletes the slices of its node, at some time about the registration; left alone, the helper puts them back after 30 s
-// (DefaultSyncDelay of k8s.io/dynamic-resource-allocation/resourceslice), and till then nothing can be scheduled.
-const slicesGoneFor = 6
 
 // startUp is when the first publication is over, informers' first lists included.
 const startUp = 2 * time.Second
@@ -35,15 +32,15 @@ func (s *service) keepUp(ctx context.Context, hw *hardware, p *publisher) error 
 	defer wg.Wait()
 	defer stop()
 	s.watchAll(ctx, &wg)
+	wg.Go(func() {
+		s.finder.run(ctx, hw.Session, func(pci gpu.PCIAddress) bool { return holds(s.engine.Records(), pci) })
+	})
 	tick := time.NewTicker(s.config.ReconcileEvery)
 	defer tick.Stop()
 	s.recover(ctx, hw, p)
 	s.engine.Reconcile(ctx, apiClaims{s.client})
 	var settled <-chan time.Time
 	left := s.leaving(hw)
-	refresh := time.NewTicker(time.Second)
-	defer refresh.Stop()
-	refreshes := 0
 	unfinished := time.NewTicker(finishEvery)
 	defer unfinished.Stop()
 	askSupervisor := time.NewTicker(supervisorEvery)
@@ -52,13 +49,6 @@ func (s *service) keepUp(ctx context.Context, hw *hardware, p *publisher) error 
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-s.registered:
-			refreshes = slicesGoneFor
-		case <-refresh.C:
-			if refreshes > 0 {
-				refreshes--
-				p.refresh(ctx)
-			}
 		case <-askSupervisor.C:
 			if why := s.mustLetGo(); why != nil {
 				return why
@@ -71,8 +61,13 @@ func (s *service) keepUp(ctx context.Context, hw *hardware, p *publisher) error 
 			if s.engine.Unfinished() || s.uncut != "" {
 				s.recover(ctx, hw, p)
 			}
+		case <-s.spec.changed:
+			s.reportSpec(ctx)
+			s.publish(hw, p)
 		case <-s.health.changed:
-			s.publish(ctx, hw, p)
+			s.publish(hw, p)
+		case <-s.finder.found:
+			s.takeIn(ctx, hw, p)
 		case <-s.ranking.changed:
 			s.ranking.start()
 		case <-s.ranking.due:
@@ -81,6 +76,7 @@ func (s *service) keepUp(ctx context.Context, hw *hardware, p *publisher) error 
 			settled = time.After(settle)
 		case <-settled:
 			settled = nil
+			signal(s.finder.links) // partitions take a GPU's links down
 			s.engine.FindForeign(ctx)
 			s.reoffer(ctx, hw, p)
 		case <-s.outside:
@@ -96,6 +92,7 @@ func (s *service) keepUp(ctx context.Context, hw *hardware, p *publisher) error 
 			s.reoffer(ctx, hw, p)
 		case <-tick.C:
 			s.lists.ask(ctx, s.client, s.config)
+			signal(s.finder.links)
 			s.engine.Reconcile(ctx, apiClaims{s.client})
 			if s.lookOutside(ctx, hw, true) {
 				left = s.leaving(hw)
@@ -111,9 +108,8 @@ func (s *service) watchAll(ctx context.Context, wg *sync.WaitGroup) {
 		select {
 		case <-ctx.Done():
 		case <-time.After(startUp):
-			if err := releaseStartUp(); err != nil {
-				klog.FromContext(ctx).Error(err, "Could not give back the memory that the start took")
-			}
+			// Start-up leaves as much garbage as all that stays, and an idle process makes too little to collect it.
+			debug.FreeOSMemory()
 		}
 	})
 	if s.supervisor.client != nil {
@@ -154,15 +150,17 @@ func (s *service) keepsForClaims(hw *hardware) bool {
 func (s *service) recover(ctx context.Context, hw *hardware, p *publisher) {
 	hw.offer(s.supervisor.noMPS())
 	s.engine.Recover(ctx)
+	s.engine.LeaveMIGMode(ctx)
 	s.reoffer(ctx, hw, p)
 }
 
 // reoffer brings in line with the policy, and with what claims hold, what GPUs offer, how they are cut, and what is published.
 func (s *service) reoffer(ctx context.Context, hw *hardware, p *publisher) {
 	hw.offer(s.supervisor.noMPS())
-	if hw.before == nil { // before that, a claim may have been allocated what the layout would cut
+	// Before that, a claim may have been allocated, by whatever name, what the layout would cut.
+	if hw.before == nil && s.names.holding() == nil {
 		s.keepLayouts(ctx)
 		hw.offer(s.supervisor.noMPS())
 	}
-	s.publish(ctx, hw, p)
+	s.publish(hw, p)
 }

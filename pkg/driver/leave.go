@@ -33,6 +33,7 @@ const leaveTimeout = 5 * time.Second
 // leave is for a plugin that has ended. Where it was uninstalled, nothing is held and no other plugin runs, it takes its
 // files away. In all other cases they stay for the next one.
 func (s *service) leave(ctx context.Context) {
+	defer s.node.leave()
 	defer s.presence.leave()
 	if s.config.DaemonSet == "" {
 		return
@@ -40,7 +41,7 @@ func (s *service) leave(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	logger := klog.FromContext(ctx)
-	gone, err := uninstalled(ctx, s.client, s.config.DaemonSet)
+	gone, err := uninstalled(ctx, s.client, s.config.DaemonSet, s.around.daemonSetGone())
 	if err != nil {
 		logger.Error(err, "Leaving the plugin's files, as it may only be restarted")
 	}
@@ -62,18 +63,21 @@ func (s *service) leave(ctx context.Context) {
 		logger.Info("Uninstalled with claims held: leaving the plugin's files to the next plugin", "claims", held, "folder", s.config.pluginDir())
 	default:
 		logger.Info("Uninstalled: removed the plugin's files", "folder", s.config.pluginDir())
+		s.leaveNode(ctx)
 	}
 }
 
-// uninstalled tells whether the DaemonSet of the plugin is gone. A plugin that may no longer ask was uninstalled with its
-// rights.
-func uninstalled(ctx context.Context, client kubernetes.Interface, daemonSet string) (bool, error) {
+// uninstalled reports whether the DaemonSet of the plugin is gone. Only the API server's word that there is none, now or in
+// the watch that followed it, is taken for that: a plugin that may not ask may have lost its rights by a mistake. An
+// uninstalled one mostly has: Helm deletes the DaemonSet first (InstallOrder of helm.sh/helm/v3/pkg/releaseutil), and the
+// rights while its pods still end. seenGone is what the watch saw last.
+func uninstalled(ctx context.Context, client kubernetes.Interface, daemonSet string, seenGone bool) (bool, error) {
 	namespace, name, _ := strings.Cut(daemonSet, "/")
-	_, err := client.AppsV1().DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{})
+	found, err := client.AppsV1().DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case err == nil:
-		return false, nil
-	case apierrors.IsNotFound(err), apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+		return found.DeletionTimestamp != nil, nil
+	case apierrors.IsNotFound(err) || seenGone:
 		return true, nil
 	}
 	return false, fmt.Errorf("ask for DaemonSet %s: %w", daemonSet, err)
@@ -115,6 +119,11 @@ func removeFiles(c *Config) (held int, err error) {
 	}
 	if err := errors.Join(errs...); err != nil {
 		return 0, fmt.Errorf("remove the plugin's files: %w", err)
+	}
+	if c.HookDir != "" {
+		if err := os.RemoveAll(c.hookDir()); err != nil {
+			return 0, fmt.Errorf("remove the CDI hooks: %w", err)
+		}
 	}
 	// Where the folder is a mount, it stays, empty.
 	_ = os.Remove(c.pluginDir())

@@ -1,52 +1,107 @@
 package driver
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 )
 
-func TestAPluginIsUninstalledOnceItsDaemonSetIsGone(t *testing.T) {
-	for status, want := range map[int]struct {
-		gone, fails bool
+func TestUninstalled(t *testing.T) {
+	const there = `{"kind":"DaemonSet","apiVersion":"apps/v1","metadata":{"name":"cleave-plugin"}}`
+	const leaving = `{"kind":"DaemonSet","apiVersion":"apps/v1","metadata":{"name":"cleave-plugin","deletionTimestamp":"2026-01-01T00:00:00Z"}}`
+	const failure = `{"kind":"DaemonSet","apiVersion":"apps/v1"}` // the status code says it
+	for name, tt := range map[string]struct {
+		status          int
+		body            string
+		seenGone        bool
+		want, wantError bool
 	}{
-		http.StatusOK:           {gone: false},
-		http.StatusNotFound:     {gone: true},
-		http.StatusForbidden:    {gone: true}, // its rights went with it
-		http.StatusUnauthorized: {gone: true},
-		// An API server in trouble says nothing about that.
-		http.StatusInternalServerError: {fails: true},
-		http.StatusServiceUnavailable:  {fails: true},
-		http.StatusTooManyRequests:     {fails: true},
+		"there":                        {status: http.StatusOK, body: there},
+		"there again":                  {status: http.StatusOK, body: there, seenGone: true},
+		"being deleted":                {status: http.StatusOK, body: leaving, want: true},
+		"gone":                         {status: http.StatusNotFound, body: failure, want: true},
+		"may not ask":                  {status: http.StatusForbidden, body: failure, wantError: true},
+		"may not ask, seen to go":      {status: http.StatusForbidden, body: failure, seenGone: true, want: true},
+		"unknown to the API server":    {status: http.StatusUnauthorized, body: failure, wantError: true},
+		"unknown, seen to go":          {status: http.StatusUnauthorized, body: failure, seenGone: true, want: true},
+		"API server fails":             {status: http.StatusInternalServerError, body: failure, wantError: true},
+		"API server is away":           {status: http.StatusServiceUnavailable, body: failure, wantError: true},
+		"API server is busy":           {status: http.StatusTooManyRequests, body: failure, wantError: true},
+		"API server fails, seen to go": {status: http.StatusInternalServerError, body: failure, seenGone: true, want: true},
 	} {
-		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if r.URL.Path != "/apis/apps/v1/namespaces/cleave-system/daemonsets/cleave-plugin" {
-				t.Errorf("asked for %s", r.URL.Path)
+		t.Run(name, func(t *testing.T) {
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path != "/apis/apps/v1/namespaces/cleave-system/daemonsets/cleave-plugin" {
+					t.Errorf("asked for %s", r.URL.Path)
+				}
+				w.Header().Set("Content-Type", "application/json")
+				w.WriteHeader(tt.status)
+				_, _ = w.Write([]byte(tt.body))
+			}))
+			defer server.Close()
+			client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+			if err != nil {
+				t.Fatal(err)
 			}
-			w.Header().Set("Content-Type", "application/json")
-			w.WriteHeader(status)
-			_, _ = w.Write([]byte(`{"kind":"DaemonSet","apiVersion":"apps/v1"}`))
-		}))
-		client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
-		if err != nil {
-			t.Fatal(err)
-		}
-		gone, err := uninstalled(t.Context(), client, "cleave-system/cleave-plugin")
-		if gone != want.gone || (err != nil) != want.fails {
-			t.Errorf("status %d: got %t, %v, want %+v", status, gone, err, want)
-		}
-		server.Close()
+			gone, err := uninstalled(t.Context(), client, "cleave-system/cleave-plugin", tt.seenGone)
+			if gone != tt.want || (err != nil) != tt.wantError {
+				t.Errorf("got %t, %v, want %t, an error: %t", gone, err, tt.want, tt.wantError)
+			}
+		})
 	}
+}
+
+func TestSurroundings_DaemonSetGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "cleave-system", Name: "cleave-plugin"}}
+		other := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "cleave-system", Name: "other"}}
+		client := fake.NewClientset(set, other)
+		s := newSurroundings(client, "gpu.cleave.dev", "node-1", func() {})
+		s.daemonSet = "cleave-system/cleave-plugin"
+		if s.daemonSetGone() {
+			t.Error("gone before it was looked for")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { s.followDaemonSet(ctx) })
+		defer wg.Wait()
+		defer cancel()
+		sets := client.AppsV1().DaemonSets("cleave-system")
+		for _, step := range []struct {
+			what string
+			do   func() error
+			want bool
+		}{
+			{"there", func() error { return nil }, false},
+			{"another is deleted", func() error { return sets.Delete(ctx, "other", metav1.DeleteOptions{}) }, false},
+			{"deleted", func() error { return sets.Delete(ctx, "cleave-plugin", metav1.DeleteOptions{}) }, true},
+			{"installed again", func() error { _, err := sets.Create(ctx, set, metav1.CreateOptions{}); return err }, false},
+		} {
+			if err := step.do(); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			if got := s.daemonSetGone(); got != step.want {
+				t.Errorf("%s: got gone %t, want %t", step.what, got, step.want)
+			}
+		}
+	})
 }
 
 // leavingConfig is a plugin with all the files that one has.

@@ -119,11 +119,9 @@ func (s *service) otherPlugin(ctx context.Context) error {
 func askPlugin(ctx context.Context, socket string) (name string, ours bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, namesakeTimeout)
 	defer cancel()
-	probe, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	if err != nil {
+	if !isListening(ctx, socket) {
 		return "", false, nil // a socket at which nobody listens is left of a plugin that is gone
 	}
-	_ = probe.Close()
 	connection, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return "", false, err
@@ -131,10 +129,23 @@ func askPlugin(ctx context.Context, socket string) (name string, ours bool, err 
 	defer func() { _ = connection.Close() }()
 	var header metadata.MD
 	info, err := registerapi.NewRegistrationClient(connection).GetInfo(ctx, &registerapi.InfoRequest{}, grpc.Header(&header))
+	if err != nil && !isListening(ctx, socket) {
+		return "", false, nil // it ended between the two questions
+	}
 	if err != nil {
 		return "", false, err
 	}
 	return info.Name, len(header.Get(ownHeader)) > 0, nil
+}
+
+// isListening reports whether anybody accepts connections at a socket.
+func isListening(ctx context.Context, socket string) bool {
+	probe, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return false
+	}
+	_ = probe.Close()
+	return true
 }
 
 // ownDevice matches the names of our devices and counter sets, which begin with the GPU's PCI address (gpu.PCIAddress). Those

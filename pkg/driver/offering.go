@@ -35,7 +35,9 @@ type hardware struct {
 	// noShares is why the cluster cannot count shares; nil if it can.
 	noShares error
 	node     atomic.Pointer[gpu.Node]
-	ended    sync.Once
+	// look takes a value when GPUs are to be looked for at once.
+	look  chan<- struct{}
+	ended sync.Once
 
 	// policy and before are only touched by the goroutine that keeps things in line.
 	policy *v1alpha1.NodePolicy
@@ -139,7 +141,10 @@ func (s *service) memoryLimits(ctx context.Context, session *nvml.Session) (func
 		}
 	}
 	if len(limited) > 0 {
-		if _, err := hook.Install(s.config.pluginDir(), hook.MemoryLimit); err != nil {
+		if err := s.persist(ctx, func() error {
+			_, err := hook.Install(s.config.pluginDir(), hook.MemoryLimit)
+			return err
+		}); err != nil {
 			return nil, err
 		}
 	}
@@ -251,9 +256,11 @@ func (noSupervisor) Ensure(context.Context, mps.Request) (mps.Endpoint, error) {
 
 func (noSupervisor) Release(context.Context, string, types.UID) error { return errMPSOff }
 
-func (noSupervisor) Retain(_ context.Context, _ string, claims []types.UID) error {
+func (noSupervisor) Retain(_ context.Context, _, _ string, claims []types.UID) error {
 	if len(claims) > 0 {
 		return errMPSOff
 	}
 	return nil
 }
+
+func (noSupervisor) Status(context.Context) (*mps.Status, error) { return &mps.Status{}, nil }

@@ -186,12 +186,12 @@ func TestWithoutASocketMPSIsOffAndSaysSo(t *testing.T) {
 		t.Errorf("got %v, want %v", err, errMPSOff)
 	}
 	// What an earlier run shared is not given back by saying so.
-	for _, err := range []error{noSupervisor{}.Release(t.Context(), "gpu", "a"), noSupervisor{}.Retain(t.Context(), "gpu", []types.UID{"a"})} {
+	for _, err := range []error{noSupervisor{}.Release(t.Context(), "gpu", "a"), noSupervisor{}.Retain(t.Context(), "gpu", "owner", []types.UID{"a"})} {
 		if !errors.Is(err, errMPSOff) {
 			t.Errorf("got %v, want %v", err, errMPSOff)
 		}
 	}
-	if err := (noSupervisor{}).Retain(t.Context(), "gpu", nil); err != nil {
+	if err := (noSupervisor{}).Retain(t.Context(), "gpu", "owner", nil); err != nil {
 		t.Errorf("got %v, want nothing to give back", err)
 	}
 }

@@ -28,6 +28,8 @@ type plugin struct {
 	claims  Claims
 	metrics *metrics
 	health  *gpuHealth
+	// terminating reports claims that cannot be unprepared; nil for nobody.
+	terminating *terminating
 	// fatal ends the plugin after an error that no retry mends.
 	fatal context.CancelCauseFunc
 }
@@ -60,6 +62,7 @@ func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	sideBySide(len(claims), func(i int) {
 		ref := records.Claim{Namespace: claims[i].Namespace, Name: claims[i].Name, UID: claims[i].UID}
 		errs[i] = p.observe(ctx, "unprepare", ref, func() error { return p.claims.Unprepare(ctx, ref) })
+		p.terminating.unprepared(ref, errs[i])
 	})
 	byUID := make(map[types.UID]error, len(claims))
 	for i, claim := range claims {

@@ -41,7 +41,7 @@ type livePolicy struct {
 // openPolicy takes up the policy that was in force when the plugin ended.
 func (s *service) openPolicy(ctx context.Context) {
 	s.policy.load = func() (*policy.Set, error) { return policy.Load(s.config.PolicyFile, s.config.PolicyFormat) }
-	s.policy.store = live.NewStore(records.Disk{}, filepath.Join(s.config.pluginDir(), "policy.json"))
+	s.policy.store = live.NewStore(records.Disk{}, filepath.Join(s.config.pluginDir(), live.File))
 	var err error
 	if s.policy.now, err = s.policy.store.Load(); err != nil && !live.Missing(err) {
 		klog.FromContext(ctx).Error(err, "The policy that was in force is forgotten")

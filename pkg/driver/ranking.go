@@ -42,18 +42,14 @@ func (r *ranking) start() {
 	}
 }
 
-// published remembers an order, if it was published.
-func (r *ranking) published(order []string, err error) {
-	r.order = order
-	if err != nil {
-		r.order = nil
-	}
-}
+// published remembers an order that is published.
+func (r *ranking) published(order []string) { r.order = order }
 
 // rank publishes the whole GPUs in another order if what is free asks for one. It does not look at the hardware, unless
 // something was published only because claims held it.
 func (s *service) rank(ctx context.Context, hw *hardware, p *publisher) {
 	s.ranking.due = nil
+	s.engine.LeaveMIGMode(ctx)
 	if s.keepsForClaims(hw) {
 		s.reoffer(ctx, hw, p)
 		return
@@ -64,7 +60,7 @@ func (s *service) rank(ctx context.Context, hw *hardware, p *publisher) {
 		return
 	}
 	klog.FromContext(ctx).V(4).Info("Whole GPUs change their order with what is free", "order", order)
-	s.publish(ctx, hw, p)
+	s.publish(hw, p)
 }
 
 // freeGPUs tells of a GPU whether no claim holds anything of it. Claims with admin access hold nothing.

@@ -30,7 +30,7 @@ const loaded = "driver/nvidia/version"
 // driverGone says what of the driver is missing; nil if nothing is.
 func (s *service) driverGone() error {
 	if _, err := os.Stat(s.library); s.library == "" || err != nil { // to look for it costs milliseconds, every two seconds
-		if s.library, err = nvml.FindLibrary(s.whereDriver()); err != nil {
+		if s.library, err = nvml.FindLibrary(s.whereFound()); err != nil {
 			return err
 		}
 	}
@@ -38,6 +38,16 @@ func (s *service) driverGone() error {
 		return fmt.Errorf("%w: %w", gpu.ErrDriverNotLoaded, err)
 	}
 	return nil
+}
+
+// whereFound says where to look whether the driver that is used is still there: in its own root alone, as another may have
+// the library of a driver that does not run. While none is used, any may come.
+func (s *service) whereFound() nvml.Options {
+	opts := s.whereDriver()
+	if s.found != "" {
+		opts.DriverRoot, opts.OtherRoots = s.found, nil
+	}
+	return opts
 }
 
 func (s *service) loadedFile() string { return filepath.Join(s.config.Procfs, loaded) }
@@ -68,16 +78,53 @@ func (s *service) letGo(ctx context.Context, hw *hardware, p *publisher, why err
 	s.ready.driver(why)
 	s.metrics.waiting.Set(1)
 	s.draining = true
-	s.publish(ctx, hw, p)
+	s.publish(hw, p)
 	s.engine.SetWaiting(why)
 	s.engine.Quiesce()
+	if err := s.endSession(ctx, hw); err != nil {
+		return err
+	}
 	hw.end(ctx)
+	s.found, s.library = "", ""
 	if err := s.waitForDriver(ctx, why); err != nil {
 		return err
 	}
 	s.markDrained(ctx, false)
 	s.events.note("DriverBack", "the NVIDIA driver can be used again")
 	return ErrDriverBack
+}
+
+// sessionFile tells the driver's sessions apart, see pkg/driversession.
+const sessionFile = "driver-session.json"
+
+// endSession ends the driver's session on record. Until that is durable the driver is not released: partitions that others
+// create afterwards would pass for ours.
+func (s *service) endSession(ctx context.Context, hw *hardware) error {
+	tick := time.NewTicker(s.config.DriverRetry)
+	defer tick.Stop()
+	for {
+		err := s.engine.EndSession(ctx, hw)
+		if err == nil {
+			return nil
+		}
+		klog.FromContext(ctx).Error(err, "Cannot release the NVIDIA driver yet")
+		s.ready.driver(err)
+		s.events.warn("DriverNotReleased", err.Error())
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+// deviceNames are the whole-GPU devices of a node.
+func deviceNames(node *gpu.Node) []string {
+	names := make([]string, 0, len(node.GPUs))
+	for i := range node.GPUs {
+		names = append(names, node.GPUs[i].PCI.DeviceName())
+	}
+	return names
 }
 
 // drainedFile is there while the driver is let go of by the node's label: a plugin that starts then asks for the label

@@ -111,7 +111,7 @@ func TestALetGoDriverIsUsedAgainByAProgramThatStartsAnew(t *testing.T) {
 		hw := simulatedHardware(t)
 		hw.offer(nil)
 		b.engine.SetHardware(hw, nil)
-		p, h := newPublisher(t)
+		p, h, _ := runPublisher(t)
 		b.drain("true")
 		done := make(chan error, 1)
 		go func() { done <- b.letGo(t.Context(), hw, p, b.mustLetGo()) }()

@@ -9,18 +9,21 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"time"
+	"sync/atomic"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/cdi"
-	"github.com/cleave-dra/cleave/pkg/cdi/hook"
 	"github.com/cleave-dra/cleave/pkg/claims"
+	"github.com/cleave-dra/cleave/pkg/driverroot"
+	"github.com/cleave-dra/cleave/pkg/driversession"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/names"
 	"github.com/cleave-dra/cleave/pkg/nvml"
+	"github.com/cleave-dra/cleave/pkg/processes"
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/sharing"
 )
@@ -36,24 +39,27 @@ func Run(ctx context.Context, config Config) error {
 	ctx, fatal := context.WithCancelCause(ctx)
 	defer fatal(nil)
 	s := &service{
-		config: config, metrics: newMetrics(), registered: make(chan struct{}, 1), changed: make(chan struct{}, 1),
+		config: config, metrics: newMetrics(), changed: make(chan struct{}, 1),
 		outside: make(chan struct{}, 1), ranking: newRanking(),
-		health: newGPUHealth(config.NodeName),
+		health: newGPUHealth(config.NodeName), finder: newFinder(),
 	}
-	if err := s.open(ctx); err != nil {
+	if err := s.connect(ctx); err != nil {
 		return err
 	}
-	defer s.leave(ctx)
-	stopHTTP, err := s.serveHTTP(ctx)
+	stopHTTP, err := s.serveHTTP(ctx) // first, as /readyz says what is waited for
 	if err != nil {
 		return err
 	}
 	defer stopHTTP()
+	if err := s.persist(ctx, func() error { return s.open(ctx) }); err != nil {
+		return nil // ctx has ended
+	}
+	defer s.leave(ctx)
 	if !s.withoutNamesake(ctx) {
 		return nil
 	}
-	if err := s.startKubeletPlugin(ctx, fatal); err != nil {
-		return err
+	if err := s.persist(ctx, func() error { return s.startKubeletPlugin(ctx, fatal) }); err != nil {
+		return nil // ctx has ended
 	}
 	defer s.helper.Stop()
 	klog.FromContext(ctx).Info("Serving the kubelet", "driver", config.DriverName, "node", config.NodeName)
@@ -61,6 +67,7 @@ func Run(ctx context.Context, config Config) error {
 
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	wg.Go(func() { s.terminating.run(ctx) })
 	wg.Go(func() {
 		s.around.follow(ctx, func(err error) { // beside the driver's start
 			if !s.around.isKnown() {
@@ -68,6 +75,7 @@ func Run(ctx context.Context, config Config) error {
 			}
 		})
 	})
+	wg.Go(func() { s.names.run(ctx) })
 	wg.Go(func() {
 		if err := s.useHardware(ctx); err != nil && ctx.Err() == nil {
 			fatal(err)
@@ -85,11 +93,17 @@ func Run(ctx context.Context, config Config) error {
 type service struct {
 	config   Config
 	presence *presence
-	metrics  *metrics
-	client   kubernetes.Interface
-	events   *nodeEvents
-	engine   *claims.Engine
-	around   *surroundings
+	// node is the mark of a plugin of any driver name.
+	node    *presence
+	names   *otherNames
+	metrics *metrics
+	client  kubernetes.Interface
+	events  *nodeEvents
+	// terminating reports claims that cannot be unprepared.
+	terminating *terminating
+	engine      *claims.Engine
+	sessions    *driversession.Sessions
+	around      *surroundings
 	// supervisor, policy and conflict are only touched by the goroutine that keeps things in line.
 	supervisor supervisor
 	policy     livePolicy
@@ -99,10 +113,11 @@ type service struct {
 	// draining tells that the driver is let go of; tellsLoaded that procfs says whether it is loaded. So are they.
 	draining, tellsLoaded bool
 	library               string // where the driver's library was found last
+	found                 string // the driver's root as this process sees it, while the driver is used
 	helper                *kubeletplugin.Helper
 	ready                 readiness
-	// registered has a value after the kubelet has registered the plugin.
-	registered chan struct{}
+	// registered is when the kubelet registered the plugin last, in nanoseconds since 1970.
+	registered atomic.Int64
 	// changed has a value after partitions, or what occupies devices, have changed.
 	changed chan struct{}
 	// outside has a value after what comes from outside may have changed: the Node object, slices of other drivers, policy
@@ -110,31 +125,36 @@ type service struct {
 	outside chan struct{}
 	ranking ranking
 	lists   lists
+	spec    staticSpec
+	sharing *sharing.Sharing
 	health  gpuHealth
+	finder  finder
+	// unreadable are the errors of GPUs that were reported as such; only touched by the goroutine that keeps things in line.
+	unreadable []string
 }
 
-// open reads what is on disk and connects to the API server; nothing is served yet.
+// open reads what is on disk; nothing is served yet. It can be repeated.
 func (s *service) open(ctx context.Context) error {
-	restConfig, err := restConfig(s.config)
-	if err != nil {
-		return err
-	}
-	if s.client, err = kubernetes.NewForConfig(restConfig); err != nil {
-		return fmt.Errorf("make a client for the API server: %w", err)
-	}
-	s.events = newNodeEvents(ctx, s.client, s.config.DriverName, s.config.NodeName)
 	bootID, err := s.config.bootID()
 	if err != nil {
 		return err
 	}
-	if s.presence, err = enter(s.config.pluginDir()); err != nil {
-		return err
+	if s.node == nil {
+		if s.node, err = enter(s.config.nodeDir()); err != nil {
+			return err
+		}
+	}
+	if s.presence == nil {
+		if s.presence, err = enter(s.config.pluginDir()); err != nil {
+			return err
+		}
 	}
 	store, err := records.OpenStore(records.NewDisk(), filepath.Join(s.config.pluginDir(), claimsDir))
 	if err != nil {
 		return err
 	}
-	locks, err := claims.OpenLocks(filepath.Join(s.config.pluginDir(), "locks"))
+	s.names = newOtherNames(s, bootID)
+	locks, err := s.openLocks()
 	if err != nil {
 		return err
 	}
@@ -145,27 +165,54 @@ func (s *service) open(ctx context.Context) error {
 		return err
 	}
 	s.engine.KeepLayoutsIn(layouts)
+	s.sessions, err = driversession.Open(records.NewDisk(), filepath.Join(s.config.nodeDir(), sessionFile), bootID, os.DirFS(s.config.Sysfs), os.DirFS(s.config.Procfs))
+	if err != nil {
+		return err
+	}
+	s.engine.InSession(s.sessions)
+	s.engine.SeeProcesses(processes.Host())
 	s.openPolicy(ctx)
 	s.around = newSurroundings(s.client, s.config.DriverName, s.config.NodeName, func() { signal(s.outside) })
+	s.around.daemonSet = s.config.DaemonSet
 	if err := s.openSharing(); err != nil {
 		return err
 	}
+	s.engine.WaitForReleases(apiClaims{s.client})
 	s.engine.OnChange(func() { signal(s.changed) })
 	s.engine.OnHeld(func() { signal(s.ranking.changed) })
+	s.engine.OnForeign(s.names.find)
+	s.names.find(ctx)
 	return s.engine.Load(ctx, s.events.warn)
+}
+
+// openLocks opens the locks that plugins of all driver names and releases have in common.
+func (s *service) openLocks() (*claims.Locks, error) {
+	if err := os.MkdirAll(filepath.Join(s.config.pluginDir(), names.Locks), 0o700); err != nil {
+		return nil, fmt.Errorf("make the directory for GPU locks: %w", err)
+	}
+	locks, err := claims.OpenNodeLocks(filepath.Join(s.config.nodeDir(), names.Locks), s.names.lockDirs)
+	s.names.locks = locks
+	return locks, err
 }
 
 // openSharing lets claims share GPUs. The supervisor need not be there yet.
 func (s *service) openSharing() error {
 	var supervisor sharing.Supervisor = noSupervisor{}
-	if s.config.MPSSocket != "" {
+	if s.supervisor.client != nil {
+		supervisor = s.supervisor.client
+	} else if s.config.MPSSocket != "" {
 		client, err := mps.Dial(s.config.MPSSocket)
 		if err != nil {
 			return fmt.Errorf("make a client of the MPS supervisor at %s: %w", s.config.MPSSocket, err)
 		}
 		s.supervisor.client, supervisor = client, client
 	}
-	s.engine.Share(sharing.New(supervisor, nvml.Here(s.config.driverRoots()), sharing.InRoot))
+	var roots []driverroot.Root
+	for _, r := range s.config.driverRoots() {
+		roots = append(roots, driverroot.Root(r))
+	}
+	s.sharing = sharing.New(s.config.DriverName, supervisor, roots, sharing.RunProgram)
+	s.engine.Share(s.sharing)
 	return nil
 }
 
@@ -182,8 +229,10 @@ func signal(to chan<- struct{}) {
 func (s *service) useHardware(ctx context.Context) error {
 	installed := make(chan error, 1)
 	go func() { // some tens of milliseconds, beside the driver's start
-		_, err := hook.Install(s.config.pluginDir(), hook.NVIDIA)
-		installed <- err
+		installed <- s.persist(ctx, func() (err error) {
+			s.spec.hook, err = s.installHook(ctx)
+			return err
+		})
 	}()
 	if err := s.waitForLabel(ctx); err != nil {
 		return err
@@ -192,7 +241,7 @@ func (s *service) useHardware(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	hw := &hardware{Session: session, policy: s.policy.rules(), held: s.engine.Records, standing: s.engine.Standing}
+	hw := &hardware{Session: session, policy: s.policy.rules(), held: s.engine.AllRecords, standing: s.engine.Standing, look: s.finder.now}
 	defer hw.end(ctx)
 	if hw.limits, err = s.memoryLimits(ctx, session); err != nil {
 		return err
@@ -203,7 +252,7 @@ func (s *service) useHardware(ctx context.Context) error {
 	if hw.noShares != nil {
 		klog.FromContext(ctx).Info("Time slices and MPS are switched off", "reason", hw.noShares.Error())
 	}
-	s.supervisor.offered = slices.ContainsFunc(s.engine.Records(), func(r *records.Record) bool {
+	s.supervisor.offered = slices.ContainsFunc(s.engine.AllRecords(), func(r *records.Record) bool {
 		return slices.ContainsFunc(r.Shares(gpu.MPS), func(d *records.Device) bool { return !d.Share.Exclusive })
 	})
 	s.supervisor.ask(ctx)
@@ -212,35 +261,39 @@ func (s *service) useHardware(ctx context.Context) error {
 		return err
 	}
 	s.ready.cluster(nil)
+	s.names.useHardware(hw)
+	if err := s.names.wait(ctx); err != nil {
+		return err
+	}
 	s.lookOutside(ctx, hw, false)
 	s.lists.ask(ctx, s.client, s.config)
 	endHealth := s.watchHealth(ctx, hw) // before the first publication, so that a restart does not take taints away
 	defer endHealth()
+	p := s.newPublisher()
+	publishing, endPublishing := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	if !slices.ContainsFunc(session.Node().GPUs, func(g gpu.GPU) bool { return g.MIG.Enabled }) {
-		// Without MIG mode there are no partitions to look for first, and the first publication takes a second.
-		first := s.resources(s.view(hw))
-		wg.Go(func() {
-			if err := s.helper.PublishResources(ctx, first); err != nil {
-				klog.FromContext(ctx).Error(err, "Could not publish ResourceSlices")
-			}
-		})
-	}
+	defer endPublishing()
+	wg.Go(func() { p.run(publishing) })
 	if err := <-installed; err != nil {
 		return err
 	}
-	p := &publisher{to: s.helper, client: s.client, driver: s.config.DriverName, pool: s.config.NodeName}
-	why, err := s.offerGPUs(ctx, hw)
-	if err != nil {
+	if err := s.offerGPUs(ctx, hw); err != nil {
 		return err
 	}
-	if why == nil {
-		why = s.keepUp(ctx, hw, p)
+	if !slices.ContainsFunc(session.Node().GPUs, func(g gpu.GPU) bool { return g.MIG.Enabled }) {
+		// Without MIG mode there are no partitions to look for first, and the first publication takes a second. It does not
+		// come before claims can be prepared, nor without the taints of GPUs that containers cannot be given.
+		s.publish(hw, p)
 	}
+	keep, endSpec := context.WithCancel(ctx)
+	defer endSpec()
+	wg.Go(func() { s.keepSpec(keep, hw) })
+	why := s.keepUp(ctx, hw, p)
 	if why == nil {
 		return nil
 	}
+	endSpec()
 	endHealth()
 	return s.letGo(ctx, hw, p, why)
 }
@@ -253,15 +306,21 @@ func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 		s.ready.driver(err)
 		s.events.warn("WaitingForDriver", err.Error())
 	})
+	if errors.Is(err, nvml.ErrOtherLibrary) {
+		klog.FromContext(ctx).Info("Starting anew", "reason", err.Error())
+		return nil, ErrDriverBack
+	}
 	if err != nil {
 		return nil, err
 	}
 	s.metrics.waiting.Set(0)
+	s.found = session.DriverRoot()
+	s.sharing.Found(driverroot.Root(s.driverRoot(session)))
 	s.noteLoaded()
-	for _, problem := range session.Node().Problems {
-		klog.FromContext(ctx).Error(problem.Err, "A GPU cannot be read and is not published", "index", problem.Index)
-		s.events.warn("UnreadableGPU", problem.Err.Error())
+	if err := s.sessions.Begin(deviceNames(session.Node())); err != nil {
+		return nil, errors.Join(err, session.Close())
 	}
+	s.tellProblems(ctx, session.Node())
 	s.metrics.gpus.Set(float64(len(session.Node().GPUs)))
 	return session, nil
 }
@@ -272,6 +331,7 @@ func (s *service) whereDriver() nvml.Options {
 	return nvml.Options{
 		DriverRoot:  roots[0],
 		OtherRoots:  roots[1:],
+		Probe:       nvml.ProbeLibrary,
 		LibraryPath: s.config.NVMLLibrary,
 		Sysfs:       os.DirFS(s.config.Sysfs).(fs.ReadLinkFS),
 	}
@@ -286,44 +346,4 @@ func (s *service) driverRoot(session *nvml.Session) nvml.Root {
 		}
 	}
 	return roots[0]
-}
-
-// offerGPUs writes the CDI spec and lets claims be prepared. It tries until it works: a driver that has just been
-// loaded may lack files or device nodes for a while. It gives up with the reason why the driver is to be let go of.
-func (s *service) offerGPUs(ctx context.Context, hw *hardware) (why, err error) {
-	root := s.driverRoot(hw.Session)
-	static, err := cdi.NewStatic(cdi.Options{
-		Driver: s.config.DriverName, Dir: s.config.CDIDir,
-		DriverRoot: root.Host, ContainerDriverRoot: root.Here,
-		Procfs:         os.DirFS(s.config.Procfs),
-		HookPath:       filepath.Join(s.config.pluginDir(), hook.NVIDIA),
-		MemoryHookPath: filepath.Join(s.config.pluginDir(), hook.MemoryLimit),
-	})
-	if err != nil {
-		return nil, err
-	}
-	tick := time.NewTicker(s.config.DriverRetry)
-	defer tick.Stop()
-	for {
-		err := static.Write(ctx, hw.Node())
-		if err == nil {
-			s.engine.SetHardware(hw, static)
-			s.ready.driver(nil)
-			klog.FromContext(ctx).Info("Claims can be prepared", "gpus", len(hw.Node().GPUs),
-				"driverVersion", hw.Node().DriverVersion, "driverRoot", root.Host, "cdiSpec", static.Path())
-			return nil, nil
-		}
-		if why := s.mustLetGo(); why != nil {
-			return why, nil
-		}
-		klog.FromContext(ctx).Error(err, "Claims cannot be prepared yet")
-		s.engine.SetWaiting(err)
-		s.ready.driver(err)
-		s.events.warn("NoCDISpec", err.Error())
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-tick.C:
-		}
-	}
 }

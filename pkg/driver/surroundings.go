@@ -7,12 +7,15 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -26,6 +29,15 @@ type surroundings struct {
 
 	object *watched[nodeFacts]
 	others *watched[[]otherDevice]
+	// own are the slices of this driver. ownChanged has a value after they have changed.
+	own        *watched[ownSlice]
+	ownChanged chan struct{}
+
+	// daemonSet is the plugin's own, "namespace/name"; empty for none.
+	daemonSet string
+	installed *watched[bool]
+	// seenInstalled says that it was there once.
+	seenInstalled atomic.Bool
 
 	// last is what the Node object said last: it holds while the object is gone for a moment. Only facts touches it.
 	last nodeFacts
@@ -56,17 +68,23 @@ type otherDevice struct {
 
 // newSurroundings makes them; changed is called, and must not block, when something is another than before.
 func newSurroundings(client kubernetes.Interface, driver, node string, changed func()) *surroundings {
-	return &surroundings{
-		client: client, driver: driver, node: node,
+	ownChanged := make(chan struct{}, 1)
+	s := &surroundings{
+		own:        newWatched(0, func() { signal(ownChanged) }, func(object any) (ownSlice, bool) { return ownSliceOf(object, driver, node) }),
+		ownChanged: ownChanged,
+		client:     client, driver: driver, node: node,
 		object: newWatched(1, changed, factsOf),
 		others: newWatched(0, changed, func(object any) ([]otherDevice, bool) { return otherDevices(object, driver) }),
 	}
+	s.installed = newWatched(0, func() {}, s.isInstalled)
+	return s
 }
 
 // follow keeps up with the API server until ctx ends. It tells why something could not be read.
 func (s *surroundings) follow(ctx context.Context, failed func(error)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	wg.Go(func() { s.followDaemonSet(ctx) })
 	wg.Go(func() {
 		selector := fields.OneTermEqualSelector("metadata.name", s.node).String()
 		follow(ctx, s.object, s.client, s.client.CoreV1().Nodes(), &corev1.Node{}, selector, func(err error) {
@@ -74,14 +92,39 @@ func (s *surroundings) follow(ctx context.Context, failed func(error)) {
 		})
 	})
 	wg.Go(func() {
-		// The node's own slices are large, and the helper watches them already.
-		selector := fields.AndSelectors(
-			fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorNodeName, s.node),
-			fields.OneTermNotEqualSelector(resourceapi.ResourceSliceSelectorDriver, s.driver)).String()
-		follow(ctx, s.others, s.client, s.client.ResourceV1().ResourceSlices(), &resourceapi.ResourceSlice{}, selector, func(err error) {
-			failed(fmt.Errorf("read the ResourceSlices of other drivers on node %s: %w", s.node, err))
+		selector := fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorNodeName, s.node).String()
+		follow(ctx, both{s.others, s.own}, s.client, s.client.ResourceV1().ResourceSlices(), &resourceapi.ResourceSlice{}, selector, func(err error) {
+			failed(fmt.Errorf("read the ResourceSlices of node %s: %w", s.node, err))
 		})
 	})
+}
+
+// followDaemonSet keeps up with the plugin's DaemonSet until ctx ends.
+func (s *surroundings) followDaemonSet(ctx context.Context) {
+	namespace, name, ok := strings.Cut(s.daemonSet, "/")
+	if !ok {
+		return
+	}
+	selector := fields.OneTermEqualSelector("metadata.name", name).String()
+	follow(ctx, s.installed, s.client, s.client.AppsV1().DaemonSets(namespace), &appsv1.DaemonSet{}, selector, func(err error) {
+		klog.FromContext(ctx).V(4).Info("Cannot follow the plugin's DaemonSet", "daemonSet", s.daemonSet, "reason", err.Error())
+	})
+}
+
+// daemonSetGone reports whether the plugin's DaemonSet was there and was then seen to be deleted. What could not be seen
+// counts as there.
+func (s *surroundings) daemonSetGone() bool {
+	return s.seenInstalled.Load() && len(s.installed.all()) == 0
+}
+
+// isInstalled takes what is needed of a DaemonSet: that it is there and is to stay.
+func (s *surroundings) isInstalled(object any) (bool, bool) {
+	set, ok := object.(*appsv1.DaemonSet)
+	if !ok || set.Namespace+"/"+set.Name != s.daemonSet || set.DeletionTimestamp != nil {
+		return false, false
+	}
+	s.seenInstalled.Store(true)
+	return true, true
 }
 
 // wait returns once all is known, or ctx ends.
@@ -158,13 +201,23 @@ func otherDevices(object any, driver string) ([]otherDevice, bool) {
 	var devices []otherDevice
 	for i := range slice.Spec.Devices {
 		d := &slice.Spec.Devices[i]
-		address := d.Attributes["resource.kubernetes.io/pciBusID"].StringValue
-		if address == nil {
-			continue
-		}
-		if pci, err := gpu.ParsePCIAddress(*address); err == nil {
+		if pci, ok := addressOf(d); ok {
 			devices = append(devices, otherDevice{slice.Spec.Driver, d.Name, pci})
 		}
 	}
 	return devices, len(devices) > 0
+}
+
+// addressOf is the PCI address of a device: that which it is published with, or that in its name, where it is named as
+// Cleave names devices. Partitions have it there alone.
+func addressOf(d *resourceapi.Device) (gpu.PCIAddress, bool) {
+	text := ""
+	if address := d.Attributes["resource.kubernetes.io/pciBusID"].StringValue; address != nil {
+		text = *address
+	} else if ownDevice.MatchString(d.Name) {
+		parts := strings.SplitN(strings.TrimPrefix(d.Name, "gpu-"), "-", 5)
+		text = parts[0] + ":" + parts[1] + ":" + parts[2] + "." + parts[3]
+	}
+	pci, err := gpu.ParsePCIAddress(text)
+	return pci, err == nil
 }

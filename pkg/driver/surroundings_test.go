@@ -162,7 +162,7 @@ func TestLabelCapacityAndSlicesOfOthersAreFollowed(t *testing.T) {
 	})
 }
 
-func TestOnlyTheOwnNodeAndSlicesOfOtherDriversAreAskedFor(t *testing.T) {
+func TestSurroundings_OnlyTheOwnNodeAndItsSlices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWatcher(t, fake.NewClientset(nodeObject("")))
 		got := map[string]string{}
@@ -174,7 +174,7 @@ func TestOnlyTheOwnNodeAndSlicesOfOtherDriversAreAskedFor(t *testing.T) {
 				got["watch "+a.Resource.Resource] = a.ListOptions.FieldSelector
 			}
 		}
-		const others = "spec.nodeName=node-1,spec.driver!=gpu.cleave.dev"
+		const others = "spec.nodeName=node-1"
 		want := map[string]string{
 			"list nodes": "metadata.name=node-1", "watch nodes": "metadata.name=node-1",
 			"list resourceslices": others, "watch resourceslices": others,

@@ -130,15 +130,13 @@ func (h *checkingHelper) PublishResources(_ context.Context, resources resources
 	return nil
 }
 
-// list answers for the API server.
-func (h *checkingHelper) list(clienttesting.Action) (bool, runtime.Object, error) {
-	list := &resourceapi.ResourceSliceList{}
+// seen is what the API server has.
+func (h *checkingHelper) seen() []ownSlice {
+	var seen []ownSlice
 	for i, s := range h.now {
-		list.Items = append(list.Items, resourceapi.ResourceSlice{
-			ObjectMeta: metav1.ObjectMeta{Name: sliceName(i)}, Spec: resourceapi.ResourceSliceSpec{Devices: s.Devices, SharedCounters: s.SharedCounters},
-		})
+		seen = append(seen, ownSlice{i, len(h.now), contentOf(s.Devices, s.SharedCounters)})
 	}
-	return true, list, nil
+	return seen
 }
 
 // transitions leads a node through random policies, claims and conflicts, and gives each what is to be published then with the
@@ -173,16 +171,15 @@ func transitions(t *testing.T, random *rand.Rand, steps int, step func(want reso
 }
 
 func TestWhatClaimsHoldIsPublishedAtEachStepFromOnePolicyToAnother(t *testing.T) {
-	h, client := &checkingHelper{}, fake.NewClientset()
-	client.PrependReactor("list", "resourceslices", h.list)
-	p := &publisher{to: h, client: client, driver: "gpu.cleave.dev", pool: "node-1"}
+	h := &checkingHelper{}
+	p, _ := newPublisher()
+	p.to, p.seen = h, h.seen
 	oneByOneChanges := 0
 	transitions(t, rand.New(rand.NewPCG(1, 2)), 100, func(want resourceslice.DriverResources, held []string) {
 		before := h.calls
 		h.held = held
-		if err := p.update(t.Context(), want); err != nil {
-			t.Fatal(err)
-		}
+		p.want(want)
+		p.advance(t.Context())
 		if h.calls-before > 1 {
 			oneByOneChanges++
 		}
@@ -285,6 +282,21 @@ func (a *apiServer) check(t *testing.T) {
 	a.err = errors.Join(a.err, checkSlices(have, a.held))
 }
 
+// seen are the slices, as the plugin watches them.
+func (a *apiServer) seen() []ownSlice {
+	objects, err := a.Tracker().List(resourceapi.SchemeGroupVersion.WithResource("resourceslices"), resourceapi.SchemeGroupVersion.WithKind("ResourceSlice"), "")
+	if err != nil {
+		return nil
+	}
+	var seen []ownSlice
+	for _, s := range objects.(*resourceapi.ResourceSliceList).Items {
+		if own, ours := ownSliceOf(&s, "gpu.cleave.dev", "node-1"); ours {
+			seen = append(seen, own)
+		}
+	}
+	return seen
+}
+
 // controller hands slices to the controller that the helper has.
 type controller struct{ *resourceslice.Controller }
 
@@ -316,13 +328,21 @@ func TestNoWriteOfTheHelperLeavesAPoolThatLacksWhatClaimsHold(t *testing.T) {
 			cancel()
 			c.Stop()
 		})
-		p := &publisher{to: controller{c}, client: a, driver: "gpu.cleave.dev", pool: "node-1"}
+		p, _ := newPublisher()
+		p.to, p.seen = controller{c}, a.seen
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		defer cancel()
+		wg.Go(func() { p.run(ctx) })
 		for _, change := range changes {
 			a.mu.Lock()
 			a.held = change.held
 			a.mu.Unlock()
-			if err := p.update(ctx, change.want); err != nil {
-				t.Fatal(err)
+			p.want(change.want)
+			for range 20 { // as its slices arrive
+				signal(p.wake)
+				synctest.Wait()
+				<-time.After(time.Millisecond)
 			}
 			time.Sleep(time.Second) //nolint:forbidigo // of the bubble
 			synctest.Wait()

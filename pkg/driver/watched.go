@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -41,8 +42,21 @@ type lister[L runtime.Object] interface {
 	Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error)
 }
 
-// follow keeps w up to date with the objects that a field selector picks, until ctx ends. Errors are told and tried again.
-func follow[T any, L runtime.Object](ctx context.Context, w *watched[T], client kubernetes.Interface, api lister[L], like runtime.Object, selector string, failed func(error)) {
+// both are two stores of the same objects.
+type both [2]cache.ReflectorStore
+
+func (b both) Add(object any) error    { return errors.Join(b[0].Add(object), b[1].Add(object)) }
+func (b both) Update(object any) error { return errors.Join(b[0].Update(object), b[1].Update(object)) }
+func (b both) Delete(object any) error { return errors.Join(b[0].Delete(object), b[1].Delete(object)) }
+func (b both) Resync() error           { return errors.Join(b[0].Resync(), b[1].Resync()) }
+
+func (b both) Replace(objects []any, version string) error {
+	return errors.Join(b[1].Replace(objects, version), b[0].Replace(objects, version))
+}
+
+// follow keeps a store up to date with the objects that a field selector picks, until ctx ends. Errors are reported and tried
+// again.
+func follow[L runtime.Object](ctx context.Context, w cache.ReflectorStore, client kubernetes.Interface, api lister[L], like runtime.Object, selector string, failed func(error)) {
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			options.FieldSelector = selector

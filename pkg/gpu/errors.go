@@ -13,12 +13,26 @@ var (
 	ErrInvalidArgument = errors.New("invalid argument")
 	// ErrInUse: a client holds the object (NVML_ERROR_IN_USE).
 	ErrInUse = errors.New("in use")
+	// ErrPartitioned: leaving MIG mode would destroy GPU instances that exist.
+	ErrPartitioned = errors.New("GPU has partitions")
 	// ErrInsufficientResources: the placement is occupied (NVML_ERROR_INSUFFICIENT_RESOURCES).
 	ErrInsufficientResources = errors.New("insufficient resources")
 	// ErrLost: the GPU fell off the bus (NVML_ERROR_GPU_IS_LOST).
 	ErrLost = errors.New("GPU is lost")
+	// ErrAbsent: the GPU's PCI function is gone from the node, and what was in the GPU with it. A GPU that is there and
+	// does not answer is not absent.
+	ErrAbsent = errors.New("GPU is no longer on the PCI bus")
+	// ErrUnreadable: the GPU is there, or may be, and does not answer. What was in it may still be.
+	ErrUnreadable = errors.New("GPU cannot be read")
+	// ErrHangs: a call of the driver's library about the GPU has not returned. It cannot be cancelled, and may still have
+	// its effect.
+	ErrHangs = errors.New("the driver does not answer")
 	// ErrReplaced: another GPU is where one was.
 	ErrReplaced = errors.New("GPU was replaced")
+	// ErrFabricPending: the GPU is not registered with its NVLink fabric yet.
+	ErrFabricPending = errors.New("the NVLink fabric is not ready")
+	// ErrMinorChanged: the GPU's device node is another one than was published.
+	ErrMinorChanged = errors.New("the minor number has changed")
 	// ErrDriverNotLoaded: the kernel driver is not there (NVML_ERROR_DRIVER_NOT_LOADED).
 	ErrDriverNotLoaded = errors.New("driver is not loaded")
 	// ErrLibraryNotFound: libnvidia-ml.so.1 is not there (NVML_ERROR_LIBRARY_NOT_FOUND).

@@ -60,6 +60,8 @@ type GPU struct {
 
 	NVLinks *NVLinks // nil where the board has none
 	Fabric  *Fabric  // nil where the GPU belongs to no NVLink domain of several nodes
+	// FabricState is how far the GPU's registration with its NVLink fabric is; FabricUnsupported where it needs none.
+	FabricState FabricState
 
 	NUMANode *int // sysfs numa_node; nil for -1 and where sysfs does not tell
 	// NearNUMANodes are the other NUMA nodes of the same socket at the least distance, ascending; most sockets have none.
@@ -80,9 +82,12 @@ type GPU struct {
 // MIG is what a GPU can be partitioned into.
 type MIG struct {
 	Capable bool
-	// NeedsReset tells that the mode changes only with a reset of the GPU, as on Ampere; from Hopper on it changes at
-	// once (NVIDIA MIG user guide, "Enable MIG Mode").
+	// NeedsReset tells that the mode changes only with a reset of the GPU, as on Ampere and in guests that a GPU is passed
+	// through to; else, from Hopper on, it changes at once (NVIDIA MIG user guide, "Enable MIG Mode"; nvml.h,
+	// nvmlDeviceSetMigMode).
 	NeedsReset bool
+	// Fixed tells that mode and partitions are taken as they are found: in the guest of a vGPU they are the host's.
+	Fixed bool
 	// Enabled is the current mode, Pending the mode after the next reset (nvmlDeviceGetMigMode).
 	Enabled, Pending bool
 	// Profiles in order of SortProfiles; empty where the geometry is unknown.

@@ -67,6 +67,8 @@ type PartitionOffer struct {
 	Profiles []int
 	// Places of a Layout, or those of the partitions that are there in mode Existing: no others are offered.
 	Places []Place
+	// DisableWhenIdle has MIG mode switched off once the last partition is destroyed.
+	DisableWhenIdle bool
 	// Kept are places that claims hold and the policy has no more: offered, withdrawn.
 	Kept []Place
 }

@@ -66,3 +66,17 @@ func (a PCIAddress) DeviceName() string {
 	}
 	return string(b)
 }
+
+// ParseDeviceName reads the PCI address of the GPU that a device is made of from the device's name, see
+// PCIAddress.DeviceName and Shape.Name.
+func ParseDeviceName(name string) (PCIAddress, error) {
+	parts := strings.SplitN(name, "-", 6)
+	if len(parts) < 5 || parts[0] != "gpu" {
+		return PCIAddress{}, fmt.Errorf("parse device name %q: want gpu-domain-bus-device-function, such as gpu-0000-18-00-0", name)
+	}
+	a, err := ParsePCIAddress(parts[1] + ":" + parts[2] + ":" + parts[3] + "." + parts[4])
+	if err != nil {
+		return PCIAddress{}, fmt.Errorf("parse device name %q: %w", name, err)
+	}
+	return a, nil
+}

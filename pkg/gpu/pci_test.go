@@ -129,3 +129,17 @@ func TestCompareOrdersByDomainBusDeviceFunction(t *testing.T) {
 		}
 	}
 }
+
+func TestParseDeviceName(t *testing.T) {
+	a := PCIAddress{Domain: 0x10001, Bus: 0x1b, Device: 0x1f, Function: 3}
+	for _, name := range []string{a.DeviceName(), a.DeviceName() + "-mig-19-6", a.DeviceName() + "-timeslice"} {
+		if got, err := ParseDeviceName(name); err != nil || got != a {
+			t.Errorf("ParseDeviceName(%q) = %v, %v, want %v", name, got, err, a)
+		}
+	}
+	for _, name := range []string{"", "gpu", "gpu-0000-18-00", "gpu-0000-18-zz-0", "nic-0000-18-00-0", "gpu--18-00-0"} {
+		if got, err := ParseDeviceName(name); err == nil {
+			t.Errorf("ParseDeviceName(%q) = %v, want an error", name, got)
+		}
+	}
+}

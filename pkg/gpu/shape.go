@@ -54,7 +54,7 @@ func (s Shape) Overlaps(t Shape) bool {
 func (g *GPU) Shapes() []Shape {
 	var shapes []Shape
 	offer := g.offer()
-	if !g.MIG.NeedsReset || !g.MIG.Enabled {
+	if g.MIG.Fixed || !g.MIG.NeedsReset || !g.MIG.Enabled {
 		if g.offersWhole() {
 			shapes = append(shapes, g.Whole())
 		}
@@ -64,7 +64,7 @@ func (g *GPU) Shapes() []Shape {
 			}
 		}
 	}
-	if g.MIG.NeedsReset && !g.MIG.Enabled || offer.Partitions == nil {
+	if g.MIG.NeedsReset && !g.MIG.Enabled || offer.Partitions == nil || g.MIG.Fixed && offer.Partitions.Mode != Existing {
 		return shapes
 	}
 	for i := range g.MIG.Profiles {
@@ -83,7 +83,7 @@ func (g *GPU) Shapes() []Shape {
 
 // offersWhole tells whether the whole GPU is among its shapes.
 func (g *GPU) offersWhole() bool {
-	return g.offer().Whole && (!g.MIG.NeedsReset || !g.MIG.Enabled)
+	return g.offer().Whole && (g.MIG.Fixed || !g.MIG.NeedsReset || !g.MIG.Enabled)
 }
 
 // InCatalog tells whether partitions of the profile are offered: all plain ones and those with media engines (+me).

@@ -23,6 +23,34 @@ type NVLinkPeer struct {
 	Links int
 }
 
+// FabricState is how far a GPU's registration with its NVLink fabric is (NVML_GPU_FABRIC_STATE_*). Fabric Manager
+// registers the GPUs of boards with NVSwitches; until then CUDA answers cudaErrorSystemNotReady.
+type FabricState int
+
+const (
+	FabricUnsupported FabricState = iota
+	FabricNotStarted
+	FabricInProgress
+	FabricCompleted
+)
+
+// Pending reports whether the registration is still to come.
+func (s FabricState) Pending() bool { return s == FabricNotStarted || s == FabricInProgress }
+
+// String names a state in words.
+func (s FabricState) String() string {
+	switch s {
+	case FabricNotStarted:
+		return "not started"
+	case FabricInProgress:
+		return "in progress"
+	case FabricCompleted:
+		return "completed"
+	default:
+		return "not supported"
+	}
+}
+
 // Fabric is an NVLink domain of several nodes (nvmlDeviceGetGpuFabricInfoV).
 type Fabric struct {
 	// ClusterUUID in the usual form of a UUID.

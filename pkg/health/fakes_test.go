@@ -37,6 +37,8 @@ type fakeHardware struct {
 	closed  int
 	waits   int
 	asked   map[gpu.PCIAddress]int
+	// hang, where it is set, keeps those who ask GPU 0 until it is closed.
+	hang chan struct{}
 	// askedBlind tells that a GPU was asked before events were watched.
 	askedBlind bool
 }
@@ -90,7 +92,13 @@ func (f *fakeHardware) Close() error {
 	return nil
 }
 
-func (f *fakeHardware) VerifyGPU(_ context.Context, g *gpu.GPU) error {
+func (f *fakeHardware) VerifyGPU(ctx context.Context, g *gpu.GPU) error {
+	if f.hang != nil && g.PCI == f.pci(0) {
+		select {
+		case <-f.hang:
+		case <-ctx.Done():
+		}
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.asked[g.PCI]++
@@ -102,6 +110,12 @@ func (f *fakeHardware) RecoveryAction(_ context.Context, pci gpu.PCIAddress) (gp
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.answers[pci].Action, nil
+}
+
+func (f *fakeHardware) Fabric(_ context.Context, g *gpu.GPU) (gpu.FabricState, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.answers[g.PCI].Fabric, nil
 }
 
 func (f *fakeHardware) Partitions(context.Context, *gpu.GPU) ([]gpu.Partition, error) {
@@ -193,6 +207,9 @@ func watch(t *testing.T, f *fakeHardware, steps func(d *diary)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		f.reports = make(chan gpu.Event, 1000) // of the bubble, or time would stand still
+		if f.hang != nil {
+			f.hang = make(chan struct{})
+		}
 		ctx, cancel := context.WithCancel(t.Context())
 		d := &diary{start: time.Now()}
 		m := NewMonitor(f, d)

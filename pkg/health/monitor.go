@@ -2,7 +2,9 @@ package health
 
 import (
 	"context"
+	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -20,6 +22,8 @@ type Hardware interface {
 	VerifyGPU(ctx context.Context, g *gpu.GPU) error
 	RecoveryAction(ctx context.Context, pci gpu.PCIAddress) (gpu.RecoveryAction, error)
 	Partitions(ctx context.Context, g *gpu.GPU) ([]gpu.Partition, error)
+	// Fabric is how far the GPU's registration with its NVLink fabric is; gpu.FabricUnsupported where it needs none now.
+	Fabric(ctx context.Context, g *gpu.GPU) (gpu.FabricState, error)
 }
 
 // Events are what GPUs report.
@@ -56,6 +60,11 @@ const (
 	eventWait    = time.Second
 	leastBetween = time.Second // polls of a GPU that events ask for
 	aliveEvery   = 10 * time.Second
+	// promptly is how long answers are waited for before the next event is. A GPU that takes longer tells later and keeps
+	// nobody waiting; firstAnswers is how long at the start, so that what is known is known before it is published. It is
+	// longer than a call may take before it counts as hanging (nvml.Patience).
+	promptly     = 200 * time.Millisecond
+	firstAnswers = 15 * time.Second
 	// manyEvents are taken in at most before the GPUs are looked at.
 	manyEvents = 64
 	// Times after which events are watched again that could not be, once that was tried at once: the first and the longest.
@@ -75,6 +84,19 @@ type Monitor struct {
 	// blind is why there are no events, as it was logged.
 	blind string
 	alive time.Time
+
+	// polls run, one for each GPU at most, and answers are theirs.
+	polls   sync.WaitGroup
+	answers chan answer
+	// round tells the polls that one look begins from earlier ones.
+	round int
+}
+
+// answer is what a GPU said when it was asked.
+type answer struct {
+	gpu     *gpu.GPU
+	reading Reading
+	round   int
 }
 
 // watched is one GPU.
@@ -82,8 +104,8 @@ type watched struct {
 	*State
 	// last is when it was asked last; zero before the first time.
 	last time.Time
-	// due asks for a poll before its time.
-	due bool
+	// due asks for a poll before its time, asking is set while one runs.
+	due, asking bool
 	// told are the conditions that the observer knows of, once it was met.
 	told []Condition
 	met  bool
@@ -91,22 +113,23 @@ type watched struct {
 
 // NewMonitor prepares a Monitor. Nothing is asked yet.
 func NewMonitor(hw Hardware, to Observer) *Monitor {
-	return &Monitor{hw: hw, to: to, gpus: map[gpu.PCIAddress]*watched{}}
+	return &Monitor{hw: hw, to: to, gpus: map[gpu.PCIAddress]*watched{}, answers: make(chan answer)}
 }
 
 // Start watches from now on and looks at all GPUs once, so that what their drivers know is known before anything is
 // published. Events come first: what happens between the two is seen by one of them.
 func (m *Monitor) Start(ctx context.Context) {
 	m.open(ctx)
-	m.look(ctx)
+	m.look(ctx, firstAnswers)
 }
 
 // Run goes on watching after Start, until ctx ends.
 func (m *Monitor) Run(ctx context.Context) {
 	defer m.close(ctx)
+	defer m.polls.Wait()
 	for ctx.Err() == nil {
 		m.wait(ctx)
-		m.look(ctx)
+		m.look(ctx, promptly)
 	}
 }
 
@@ -241,15 +264,18 @@ func ignored(g *gpu.GPU) []int {
 	return g.Offer.Health.IgnoreXIDs
 }
 
-// look asks the GPUs whose time has come, and tells what has changed since it was told last.
-func (m *Monitor) look(ctx context.Context) {
+// look asks the GPUs whose time has come, and tells what has changed since it was told last. A GPU that does not answer
+// within a while is waited for no longer; what it says is taken in when it comes.
+func (m *Monitor) look(ctx context.Context, while time.Duration) {
 	node := m.hw.Node()
+	m.forget(node)
+	m.collect(ctx, m.ask(ctx, node), while)
 	told := false
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
 		w := m.of(g.PCI)
-		if w.isDue(time.Now()) {
-			m.poll(ctx, g, w)
+		if w.last.IsZero() {
+			continue // nothing is known of it yet
 		}
 		if change, news := w.news(g); news {
 			m.to.Changed(change)
@@ -262,24 +288,91 @@ func (m *Monitor) look(ctx context.Context) {
 	}
 }
 
+// forget drops GPUs that the node has no more.
+func (m *Monitor) forget(node *gpu.Node) {
+	maps.DeleteFunc(m.gpus, func(pci gpu.PCIAddress, _ *watched) bool { return node.Find(pci.DeviceName()) == nil })
+}
+
+// ask begins to ask the GPUs whose time has come, each in a goroutine of its own, and returns how many.
+func (m *Monitor) ask(ctx context.Context, node *gpu.Node) (asked int) {
+	m.round++
+	for i := range node.GPUs {
+		g := &node.GPUs[i]
+		w := m.of(g.PCI)
+		if w.asking || !w.isDue(time.Now()) {
+			continue
+		}
+		w.asking, w.due = true, false // what events ask for from now on asks again
+		asked++
+		round := m.round
+		m.polls.Go(func() {
+			a := answer{g, m.read(ctx, g), round}
+			select {
+			case m.answers <- a:
+			case <-ctx.Done():
+			}
+		})
+	}
+	return asked
+}
+
+// read asks a GPU.
+func (m *Monitor) read(ctx context.Context, g *gpu.GPU) Reading {
+	r := Reading{Err: m.hw.VerifyGPU(ctx, g)}
+	if r.Err == nil {
+		r.Action, r.Err = m.hw.RecoveryAction(ctx, g.PCI)
+	}
+	if r.Err == nil {
+		r.Fabric, r.Err = m.hw.Fabric(ctx, g)
+	}
+	return r
+}
+
+// collect takes in answers until so many of the present round have come, or a while has passed.
+func (m *Monitor) collect(ctx context.Context, missing int, while time.Duration) {
+	timer := time.NewTimer(while)
+	defer timer.Stop()
+	for missing > 0 {
+		select {
+		case a := <-m.answers:
+			m.answered(ctx, a)
+			if a.round == m.round {
+				missing--
+			}
+		case <-timer.C:
+			missing = 0
+		case <-ctx.Done():
+			return
+		}
+	}
+	for {
+		select {
+		case a := <-m.answers: // of earlier rounds
+			m.answered(ctx, a)
+		default:
+			return
+		}
+	}
+}
+
 // isDue tells whether a GPU has to be asked now.
 func (w *watched) isDue(now time.Time) bool {
 	since := now.Sub(w.last)
 	return w.last.IsZero() || w.due && since >= leastBetween || since >= unwellEvery && !w.Well() || since >= wellEvery
 }
 
-// poll asks a GPU.
-func (m *Monitor) poll(ctx context.Context, g *gpu.GPU, w *watched) {
-	r := Reading{Err: m.hw.VerifyGPU(ctx, g)}
-	if r.Err == nil {
-		r.Action, r.Err = m.hw.RecoveryAction(ctx, g.PCI)
+// answered takes in what a GPU said.
+func (m *Monitor) answered(ctx context.Context, a answer) {
+	w := m.gpus[a.gpu.PCI]
+	if w == nil || ctx.Err() != nil {
+		return // of a GPU that is gone, or cut short
 	}
-	if r.Err != nil && w.failing.IsZero() {
-		klog.FromContext(ctx).Error(r.Err, "A GPU does not answer as it should", "pci", g.PCI, "uuid", g.UUID)
+	if a.reading.Err != nil && w.failing.IsZero() {
+		klog.FromContext(ctx).Error(a.reading.Err, "A GPU does not answer as it should", "pci", a.gpu.PCI, "uuid", a.gpu.UUID)
 	}
 	gone := w.gone
-	w.Poll(r, ignored(g), time.Now())
-	w.last, w.due = time.Now(), false
+	w.Poll(a.reading, ignored(a.gpu), time.Now())
+	w.last, w.asking = time.Now(), false
 	if gone && !w.gone {
 		// Whether a set of events outlives a GPU's absence nobody says. The next wait makes a new one.
 		m.close(ctx)

@@ -217,3 +217,28 @@ func TestAnEventOfNobodyKnowsWhomMakesAllBeAsked(t *testing.T) {
 		check(t, "after the event", "2s: GPU 2 +[gpu-lost] -[] =[gpu-lost]", d.read())
 	})
 }
+
+func TestMonitor_HangingGPU(t *testing.T) {
+	f := newFakeHardware()
+	f.hang = make(chan struct{})
+	watch(t, f, func(d *diary) {
+		pass(firstAnswers)
+		d.read()
+		f.answer(1, Reading{Action: gpu.RecoveryReset})
+		pci := f.pci(1)
+		f.reports <- gpu.Event{Kind: gpu.XIDReported, PCI: &pci, XID: 119}
+		pass(time.Second)
+		if got := d.read(); !strings.Contains(got, "GPU 1 +[needs-reset, xid-119]") {
+			t.Errorf("while GPU 0 hangs: got %q, want the trouble of GPU 1", got)
+		}
+		pass(2 * time.Minute)
+		if got := f.timesAsked(2); got < 3 {
+			t.Errorf("GPU 2 was asked %d times in two minutes while GPU 0 hung, want at least 3", got)
+		}
+		close(f.hang)
+		pass(2 * time.Second)
+		if got := f.timesAsked(0); got != 1 {
+			t.Errorf("GPU 0 was asked %d times while it hung, want once", got)
+		}
+	})
+}

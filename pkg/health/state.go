@@ -16,12 +16,18 @@ const (
 	Probation = time.Minute
 	// Patience is for how long a GPU may fail to answer before it counts as unreachable. It is not for GPUs that are lost.
 	Patience = 30 * time.Second
+	// FabricPatience is for how long a registration with the NVLink fabric that does not start keeps a GPU back. After it, no
+	// Fabric Manager is expected: virtual machines with one GPU of such a board run without.
+	FabricPatience = 5 * time.Minute
 )
 
 // Reasons of conditions, beside those of XIDs, which are "xid-79" and the like. They are the values of taints.
 const (
 	ReasonLost           = "gpu-lost"
 	ReasonReplaced       = "gpu-replaced"
+	ReasonAbsent         = "gpu-absent"
+	ReasonHangs          = "gpu-hangs"
+	ReasonFabric         = "fabric-not-ready"
 	ReasonUnreachable    = "gpu-unreachable"
 	ReasonUnavailable    = "gpu-unavailable"
 	ReasonDoubleBitECC   = "double-bit-ecc"
@@ -39,6 +45,7 @@ const (
 const (
 	rankPassing  = 1
 	rankLasting  = 2
+	rankFabric   = 3
 	rankAction   = 10
 	rankSilent   = 100
 	rankReplaced = 101
@@ -55,6 +62,8 @@ type Condition struct {
 	Since time.Time
 	// Part of the board that it is about; nil for the whole GPU.
 	Part *gpu.Placement
+	// SparesPartitions tells that partitions are not concerned.
+	SparesPartitions bool
 
 	rank int
 	// class of an error that was reported, and xid for its number; zero for what polls tell.
@@ -66,6 +75,9 @@ type Condition struct {
 
 // Covers tells whether a condition is about something that a shape of its GPU has.
 func (c Condition) Covers(s gpu.Shape) bool {
+	if c.SparesPartitions && s.IsPartition() {
+		return false
+	}
 	return c.Part == nil || !s.IsPartition() || s.Placement.Overlaps(*c.Part)
 }
 
@@ -86,8 +98,9 @@ func (c Condition) same(d Condition) bool {
 type Reading struct {
 	// Err of asking for its UUID and its recovery action.
 	Err error
-	// Action is meaningless with an error.
+	// Action and Fabric are meaningless with an error.
 	Action gpu.RecoveryAction
+	Fabric gpu.FabricState
 }
 
 // State is the health of one GPU.
@@ -100,6 +113,8 @@ type State struct {
 	// gone tells that the GPU was lost, its driver away or its only answer a wish for a reset, and that it has not
 	// answered since.
 	gone bool
+	// unregistered is since when the GPU's registration with the fabric is pending; zero while it is not.
+	unregistered time.Time
 }
 
 // NewState is the state of a GPU of which nothing is known yet.
@@ -179,6 +194,7 @@ func (s *State) Poll(r Reading, ignore []int, now time.Time) {
 	back := s.gone
 	s.gone, s.failing = false, time.Time{}
 	done := s.act(r.Action, now)
+	s.fabric(r.Fabric, now)
 	wanted := s.action != gpu.RecoveryUnknown && s.action != gpu.RecoveryNone
 	s.end(func(c Condition) bool {
 		if c.class == 0 || wanted {
@@ -195,6 +211,12 @@ func (s *State) fail(err error, now time.Time) {
 		s.failing = now
 	}
 	switch {
+	case errors.Is(err, gpu.ErrHangs):
+		// The bound has passed already: see nvml.Patience.
+		s.add(Condition{Reason: ReasonHangs, Message: "a call to the driver about the GPU has not returned: " + err.Error(), rank: rankSilent}, now)
+	case errors.Is(err, gpu.ErrAbsent):
+		s.gone = true
+		s.add(Condition{Reason: ReasonAbsent, Message: "the GPU was taken out: " + err.Error(), rank: rankLost}, now)
 	case errors.Is(err, gpu.ErrLost):
 		s.gone = true
 		s.add(Condition{Reason: ReasonLost, Message: "the GPU does not answer any more: " + err.Error(), rank: rankLost}, now)
@@ -245,6 +267,25 @@ func (s *State) act(action gpu.RecoveryAction, now time.Time) (done bool) {
 	}
 	s.end(func(c Condition) bool { return c.isAction() && c.Reason != wanted.Reason })
 	return action == gpu.RecoveryNone && before != gpu.RecoveryNone && before != gpu.RecoveryUnknown
+}
+
+// fabric takes in how far the registration with the NVLink fabric is. While it is pending CUDA answers
+// cudaErrorSystemNotReady on the whole GPU; partitions have no NVLinks and need none.
+func (s *State) fabric(state gpu.FabricState, now time.Time) {
+	switch {
+	case !state.Pending():
+		s.unregistered = time.Time{}
+	case s.unregistered.IsZero():
+		s.unregistered = now
+	}
+	if state.Pending() && (state == gpu.FabricInProgress || now.Sub(s.unregistered) < FabricPatience) {
+		s.add(Condition{
+			Reason: ReasonFabric, Message: "the GPU is not registered with its NVLink fabric yet; Fabric Manager does that",
+			SparesPartitions: true, rank: rankFabric,
+		}, now)
+		return
+	}
+	s.end(func(c Condition) bool { return c.Reason == ReasonFabric })
 }
 
 // isAction tells whether a condition is that the driver wants something.

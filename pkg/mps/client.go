@@ -56,7 +56,7 @@ func (c *Client) Available(ctx context.Context) error {
 // goes on when ctx ends; the claim is then registered, and has to be released if it is not wanted any more.
 func (c *Client) Ensure(ctx context.Context, r Request) (Endpoint, error) {
 	answer, err := c.supervisor.Ensure(ctx, &v1alpha1.EnsureRequest{
-		ClaimUid: string(r.Claim), Gpu: r.Device, GpuUuid: r.UUID, PciAddress: r.PCI.String(),
+		ClaimUid: string(r.Claim), Gpu: r.Device, GpuUuid: r.UUID, PciAddress: r.PCI.String(), Owner: r.Owner,
 		Settings: &v1alpha1.Settings{
 			SharedMemoryBytes:      r.Settings.SharedMemory,
 			ActiveThreadPercentage: int32(r.Settings.ActiveThreadPercentage),
@@ -76,9 +76,9 @@ func (c *Client) Release(ctx context.Context, gpuDevice string, claim types.UID)
 	return c.explain(ctx, "end the MPS share of "+gpuDevice, err)
 }
 
-// Retain ends the use of a GPU by all claims but the given ones.
-func (c *Client) Retain(ctx context.Context, gpuDevice string, claims []types.UID) error {
-	r := &v1alpha1.RetainRequest{Gpu: gpuDevice}
+// Retain ends the use of a GPU by all claims of an owner but the given ones. Claims of other owners stay.
+func (c *Client) Retain(ctx context.Context, gpuDevice, owner string, claims []types.UID) error {
+	r := &v1alpha1.RetainRequest{Gpu: gpuDevice, Owner: owner}
 	for _, claim := range claims {
 		r.ClaimUids = append(r.ClaimUids, string(claim))
 	}
@@ -96,7 +96,7 @@ func (c *Client) Status(ctx context.Context) (*Status, error) {
 	for _, g := range answer.GetGpus() {
 		s.GPUs = append(s.GPUs, GPUStatus{
 			Device: g.GetName(), UUID: g.GetUuid(), State: states[g.GetState()], PID: int(g.GetPid()),
-			Generation: g.GetGeneration(), Claims: uids(g.GetClaimUids()), Message: g.GetMessage(),
+			Generation: g.GetGeneration(), Claims: uids(g.GetClaimUids()), Owners: owners(g.GetClaimOwners()), Message: g.GetMessage(),
 		})
 	}
 	return s, nil
@@ -167,6 +167,14 @@ var kinds = map[v1alpha1.Event_Kind]EventKind{
 	v1alpha1.Event_KIND_DAEMON_LOST:      DaemonLost,
 	v1alpha1.Event_KIND_DAEMON_RESTARTED: DaemonRestarted,
 	v1alpha1.Event_KIND_DAEMON_FAILED:    DaemonFailed,
+}
+
+func owners(from map[string]string) map[types.UID]string {
+	to := make(map[types.UID]string, len(from))
+	for uid, owner := range from {
+		to[types.UID(uid)] = owner
+	}
+	return to
 }
 
 func uids(from []string) []types.UID {

@@ -26,6 +26,8 @@ type Request struct {
 	PCI    gpu.PCIAddress
 	// Settings count when they start a daemon. One that runs keeps its own until its last share is gone.
 	Settings Settings
+	// Owner is the DRA driver name of the plugin that prepared the claim: plugins of several names share one supervisor.
+	Owner string
 }
 
 // Settings are what a GPU's daemon is started with.
@@ -38,9 +40,13 @@ type Settings struct {
 	PinnedMemory int64 `json:"pinnedMemory,omitempty"`
 }
 
-// Endpoint is where a container meets its MPS server: mount PipeDir at CUDA_MPS_PIPE_DIRECTORY and ShmDir at /dev/shm.
+// Endpoint is where a container meets its MPS server: mount PipeDir, read-only, at CUDA_MPS_PIPE_DIRECTORY and ShmDir at
+// /dev/shm.
 type Endpoint struct {
-	PipeDir, LogDir, ShmDir string
+	// PipeDir holds what a client needs, and nothing of what controls the daemon.
+	PipeDir string
+	LogDir  string
+	ShmDir  string
 	// Generation grows with every daemon that is started for the GPU: clients of an earlier one have lost their server.
 	Generation uint64
 }
@@ -97,5 +103,7 @@ type GPUStatus struct {
 	PID        int         `json:"pid,omitempty"` // of the daemon, 0 if none runs
 	Generation uint64      `json:"generation"`
 	Claims     []types.UID `json:"claims,omitempty"` // sorted
-	Message    string      `json:"message,omitempty"`
+	// Owners are the DRA driver names of claims; those of earlier releases have none.
+	Owners  map[types.UID]string `json:"owners,omitempty"`
+	Message string               `json:"message,omitempty"`
 }

@@ -5,8 +5,6 @@ import (
 	"fmt"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"k8s.io/klog/v2"
-
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
@@ -29,28 +27,23 @@ func (d realDevice) SetComputeMode(mode int) error {
 
 // ComputeMode reads how many processes may use the GPU at an address.
 func (s *Session) ComputeMode(ctx context.Context, pci gpu.PCIAddress) (int, error) {
-	dev, err := s.device(pci)
-	if err != nil {
-		return 0, err
-	}
-	klog.FromContext(ctx).V(6).Info("Calling NVML", "function", "nvmlDeviceGetComputeMode", "pci", pci)
-	mode, err := dev.ComputeMode()
-	if err != nil {
-		return 0, fmt.Errorf("read the compute mode of the GPU at %s: %w", pci, err)
-	}
-	return mode, nil
+	return ask(ctx, s, pci, "nvmlDeviceGetComputeMode", func(dev Device) (int, error) {
+		mode, err := dev.ComputeMode()
+		if err != nil {
+			return 0, fmt.Errorf("read the compute mode of the GPU at %s: %w", pci, err)
+		}
+		return mode, nil
+	})
 }
 
 // SetComputeMode says how many processes may use the GPU at an address. The mode lasts until the GPU is reset or the
 // driver unloaded.
 func (s *Session) SetComputeMode(ctx context.Context, pci gpu.PCIAddress, mode int) error {
-	dev, err := s.device(pci)
-	if err != nil {
-		return err
-	}
-	klog.FromContext(ctx).V(6).Info("Calling NVML", "function", "nvmlDeviceSetComputeMode", "pci", pci, "mode", mode)
-	if err := dev.SetComputeMode(mode); err != nil {
-		return fmt.Errorf("set the compute mode of the GPU at %s to %d: %w", pci, mode, err)
-	}
-	return nil
+	_, err := alter(ctx, s, pci, "nvmlDeviceSetComputeMode", func(dev Device) (struct{}, error) {
+		if err := dev.SetComputeMode(mode); err != nil {
+			return struct{}{}, fmt.Errorf("set the compute mode of the GPU at %s to %d: %w", pci, mode, err)
+		}
+		return struct{}{}, nil
+	})
+	return err
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/klog/v2"
@@ -16,44 +17,61 @@ import (
 // discovery is one read of the node's hardware and the handles met on the way.
 type discovery struct {
 	node    gpu.Node
-	handles map[gpu.PCIAddress]Device
+	handles map[gpu.PCIAddress]handle
+}
+
+// found is a GPU that was read, and the handle to it.
+type found struct {
+	dev Device
+	gpu gpu.GPU
 }
 
 // discover reads all GPUs. It fails only where the driver as a whole does not answer; a GPU that cannot be read
 // becomes a Problem and the others are served.
-func discover(ctx context.Context, lib Library, sysfs fs.ReadLinkFS) (*discovery, error) {
-	d := &discovery{handles: map[gpu.PCIAddress]Device{}}
-	var err error
-	if d.node.DriverVersion, err = lib.SystemDriverVersion(); err != nil {
-		return nil, fmt.Errorf("read the driver's version: %w", err)
-	}
-	cuda, err := lib.SystemCUDADriverVersion()
-	if err != nil {
-		return nil, fmt.Errorf("read the driver's CUDA version: %w", err)
-	}
-	d.node.CUDAVersion = gpu.Version{Major: cuda / 1000, Minor: cuda % 1000 / 10}
-	count, err := lib.DeviceCount()
-	if err != nil {
-		return nil, fmt.Errorf("count GPUs: %w", err)
+func (s *Session) discover(ctx context.Context) (*discovery, error) {
+	d := &discovery{handles: map[gpu.PCIAddress]handle{}}
+	count := 0
+	if err := s.askLibrary(ctx, "nvmlDeviceGetCount_v2", func() error { return readNode(s.lib, &d.node, &count) }); err != nil {
+		return nil, err
 	}
 	for i := range count {
 		if err := ctx.Err(); err != nil {
 			return nil, fmt.Errorf("read GPU %d of %d: %w", i, count, err)
 		}
-		dev, g, err := readGPU(lib, i, sysfs)
-		if err == nil && d.handles[g.PCI] != nil {
-			err = fmt.Errorf("GPU %d reports the PCI address %s of an earlier one", i, g.PCI)
+		dog := s.dogs.of(i)
+		f, err := bounded(ctx, dog, fmt.Sprintf("reading GPU %d", i), s.patience.Change, true, func() (found, error) {
+			dev, g, err := readGPU(s.lib, i, s.sysfs)
+			return found{dev, g}, err
+		})
+		if _, twice := d.handles[f.gpu.PCI]; err == nil && twice {
+			err = fmt.Errorf("GPU %d reports the PCI address %s of an earlier one", i, f.gpu.PCI)
 		}
 		if err != nil {
 			d.node.Problems = append(d.node.Problems, gpu.Problem{Index: i, Err: err})
 			continue
 		}
-		klog.FromContext(ctx).V(4).Info("Found GPU", "index", i, "pci", g.PCI, "uuid", g.UUID, "product", g.ProductName)
-		d.handles[g.PCI] = dev
-		d.node.GPUs = append(d.node.GPUs, g)
+		klog.FromContext(ctx).V(4).Info("Found GPU", "index", i, "pci", f.gpu.PCI, "uuid", f.gpu.UUID, "product", f.gpu.ProductName)
+		d.handles[f.gpu.PCI] = handle{Device: f.dev, dog: dog, epoch: int(s.epoch.Load())}
+		d.node.GPUs = append(d.node.GPUs, f.gpu)
 	}
 	gpu.SortGPUs(d.node.GPUs)
 	return d, nil
+}
+
+// readNode reads what is about no GPU. Where it hangs, what it writes to is not looked at.
+func readNode(lib Library, node *gpu.Node, count *int) (err error) {
+	if node.DriverVersion, err = lib.SystemDriverVersion(); err != nil {
+		return fmt.Errorf("read the driver's version: %w", err)
+	}
+	cuda, err := lib.SystemCUDADriverVersion()
+	if err != nil {
+		return fmt.Errorf("read the driver's CUDA version: %w", err)
+	}
+	node.CUDAVersion = gpu.Version{Major: cuda / 1000, Minor: cuda % 1000 / 10}
+	if *count, err = lib.DeviceCount(); err != nil {
+		return fmt.Errorf("count GPUs: %w", err)
+	}
+	return nil
 }
 
 // readGPU reads one GPU. What identifies it must be there; the rest is optional.
@@ -83,6 +101,9 @@ func readGPU(lib Library, index int, sysfs fs.ReadLinkFS) (Device, gpu.GPU, erro
 	if g.ProductName, err = dev.Name(); err != nil {
 		return nil, g, fmt.Errorf("read the product name of GPU %d at %s: %w", index, g.PCI, err)
 	}
+	if err := hostsVGPUs(dev); err != nil {
+		return nil, g, fmt.Errorf("leave out GPU %d at %s: %w", index, g.PCI, err)
+	}
 	var firm errs
 	total := readProperties(dev, &g, &firm)
 	if total > 0 {
@@ -107,8 +128,7 @@ type errs struct {
 
 // ok tells whether the value read can be used.
 func (e *errs) ok(err error) bool {
-	missing := errors.Is(err, gpu.ErrNotSupported) || errors.Is(err, gpu.ErrInvalidArgument)
-	if err != nil && !missing && e.first == nil {
+	if err != nil && !lacking(err) && e.first == nil {
 		e.first = err
 	}
 	return err == nil
@@ -157,6 +177,15 @@ func readMIG(dev Device, g *gpu.GPU, totalMemory uint64, e *errs) {
 	g.MIG = gpu.MIG{Capable: true, Enabled: current, Pending: pending}
 	// NVML does not say; the compute capability of Ampere is 8.x, of Hopper 9.0.
 	g.MIG.NeedsReset = g.ComputeCapability == nil || g.ComputeCapability.Major < 9
+	switch mode, err := dev.VirtualizationMode(); {
+	case !e.hint(err):
+	case mode == int(nvml.GPU_VIRTUALIZATION_MODE_PASSTHROUGH):
+		// "On certain platforms like pass-through virtualization, where reset functionality may not be exposed directly, VM
+		// reboot is required" (nvml.h, nvmlDeviceSetMigMode).
+		g.MIG.NeedsReset = true
+	case mode == int(nvml.GPU_VIRTUALIZATION_MODE_VGPU):
+		g.MIG.NeedsReset, g.MIG.Fixed = false, true
+	}
 	for enum := range nvml.GPU_INSTANCE_PROFILE_COUNT {
 		p, err := dev.GPUInstanceProfileInfo(enum)
 		if !e.ok(err) {
@@ -167,6 +196,11 @@ func readMIG(dev Device, g *gpu.GPU, totalMemory uint64, e *errs) {
 		}
 		slices.SortFunc(p.Placements, func(a, b gpu.Placement) int { return a.Start - b.Start })
 		p.Name = profileName(p, totalMemory)
+		if !strings.Contains(p.Name, "+") {
+			// Drivers are known to count too few for the A30 (NVIDIA/mig-parted works around it). Of a plain profile, without
+			// engines of its own that could run out, as many fit as have room beside each other.
+			p.MaxInstances = max(p.MaxInstances, disjoint(p.Placements))
+		}
 		for _, place := range p.Placements {
 			// The board's size is the largest placement's end: an "8-slice" rule would be wrong for the A30 (4 units)
 			// and the RTX PRO 6000 (12 units).
@@ -175,4 +209,24 @@ func readMIG(dev Device, g *gpu.GPU, totalMemory uint64, e *errs) {
 		g.MIG.Profiles = append(g.MIG.Profiles, p)
 	}
 	gpu.SortProfiles(g.MIG.Profiles)
+}
+
+// disjoint is how many placements in ascending start fit on an empty board together.
+func disjoint(placements []gpu.Placement) (count int) {
+	end := 0
+	for _, at := range placements {
+		if at.Start >= end {
+			count, end = count+1, at.Start+at.Size
+		}
+	}
+	return count
+}
+
+// hostsVGPUs is why a GPU is left out that a hypervisor divides into vGPUs; nil if none does. No container can use it.
+func hostsVGPUs(dev Device) error {
+	mode, err := dev.VirtualizationMode()
+	if err == nil && (mode == int(nvml.GPU_VIRTUALIZATION_MODE_HOST_VGPU) || mode == int(nvml.GPU_VIRTUALIZATION_MODE_HOST_VSGA)) {
+		return fmt.Errorf("it is divided into vGPUs for virtual machines (virtualization mode %d): %w", mode, gpu.ErrNotSupported)
+	}
+	return nil
 }

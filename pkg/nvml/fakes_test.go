@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"context"
 	"fmt"
 	"io/fs"
 	"os"
@@ -17,6 +18,11 @@ import (
 func TestMain(m *testing.M) {
 	klog.SetLogger(klog.Logger{})
 	os.Exit(m.Run())
+}
+
+// discover reads the hardware of a library once.
+func discover(ctx context.Context, lib Library, sysfs fs.ReadLinkFS) (*discovery, error) {
+	return newSession(lib, sysfs, nil).discover(ctx)
 }
 
 // fakeLibrary is a driver whose calls fail as a test says.
@@ -70,6 +76,12 @@ func (s *fakeEventSet) Free() error { return s.lib.call("Free") }
 
 func (d *fakeDevice) Handle() any { return d }
 
+func (d *fakeDevice) Temperature() error { return d.fail("Temperature") }
+
+func (d *fakeDevice) VirtualizationMode() (int, error) {
+	return d.virtualization, d.fail("VirtualizationMode")
+}
+
 func (d *fakeDevice) SupportedEventTypes() (uint64, error) {
 	return d.events, d.fail("SupportedEventTypes")
 }
@@ -91,11 +103,12 @@ func (l *fakeLibrary) DeviceByIndex(index int) (Device, error) {
 
 // fakeDevice is an H100 whose calls fail as a test says.
 type fakeDevice struct {
-	bus      string
-	uuid     string
-	minor    int
-	reserved uint64
-	links    []bool // one for each link of the board
+	virtualization int
+	bus            string
+	uuid           string
+	minor          int
+	reserved       uint64
+	links          []bool // one for each link of the board
 	// remotes are the PCI addresses of the GPUs to which links lead; other links lead to switches.
 	remotes map[int]string
 	// speeds are those of single links; without one, a link has no speed of its own.

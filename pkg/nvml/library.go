@@ -60,6 +60,8 @@ type Device interface {
 	MIGMode() (current, pending bool, err error)                          // nvmlDeviceGetMigMode
 	GPUInstanceProfileInfo(enum int) (gpu.Profile, error)                 // nvmlDeviceGetGpuInstanceProfileInfo; Placements and Name left empty
 	GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, error) // nvmlDeviceGetGpuInstancePossiblePlacements_v2
+	VirtualizationMode() (int, error)                                     // nvmlDeviceGetVirtualizationMode: NVML_GPU_VIRTUALIZATION_MODE_*
+	Temperature() error                                                   // nvmlDeviceGetTemperature of the GPU, whatever it is
 	RunningProcesses() ([]int, error)                                     // nvmlDeviceGetComputeRunningProcesses_v3 and nvmlDeviceGetGraphicsRunningProcesses_v3: process ids, ascending, once each
 
 	SupportedEventTypes() (uint64, error)            // nvmlDeviceGetSupportedEventTypes: a mask of nvmlEventType*

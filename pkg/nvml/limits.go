@@ -32,11 +32,10 @@ func (s *Session) LimitsMemory(ctx context.Context, pci gpu.PCIAddress, root str
 	if !s.lib.HasFunction(getMemoryLimits) || !s.lib.HasFunction(setMemoryLimits) {
 		return false
 	}
-	dev, err := s.device(pci)
-	if err != nil {
-		return false
-	}
-	_, _, _, err = dev.MemoryLimits(root)
+	_, err := ask(ctx, s, pci, getMemoryLimits, func(dev Device) (struct{}, error) {
+		_, _, _, err := dev.MemoryLimits(root)
+		return struct{}{}, err
+	})
 	if err != nil && !errors.Is(err, gpu.ErrNotFound) {
 		klog.FromContext(ctx).V(2).Info("The driver does not limit memory by cgroup", "pci", pci, "reason", err.Error())
 		return false
@@ -54,7 +53,11 @@ func LimitMemory(opts Options, uuid, cgroup string, limit uint64) (err error) {
 	if err := lib.Init(); err != nil {
 		return fmt.Errorf("open NVML session with %s: %w", path, err)
 	}
-	defer func() { err = errors.Join(err, lib.Shutdown()) }()
+	defer func() {
+		_, shutdown := bounded(context.Background(), newWatchdog(), "nvmlShutdown", defaultPatience.Read, false,
+			func() (struct{}, error) { return struct{}{}, lib.Shutdown() })
+		err = errors.Join(err, shutdown)
+	}()
 	return limitMemory(lib, uuid, cgroup, limit)
 }
 
@@ -70,12 +73,11 @@ func limitMemory(lib Library, uuid, cgroup string, limit uint64) error {
 		return err
 	}
 	for i := range count {
-		dev, err := lib.DeviceByIndex(i)
+		dev, err := bounded(context.Background(), newWatchdog(), "nvmlDeviceGetUUID", defaultPatience.Read, false, func() (Device, error) {
+			return deviceOf(lib, i, uuid)
+		})
 		if err != nil {
 			continue // another GPU's trouble
-		}
-		if id, err := dev.UUID(); err != nil || id != uuid {
-			continue
 		}
 		if err := dev.SetMemoryLimits(cgroup, limit, limit); err != nil {
 			return fmt.Errorf("limit the memory of cgroup %s on GPU %s to %d bytes: %w", cgroup, uuid, limit, err)
@@ -83,4 +85,20 @@ func limitMemory(lib Library, uuid, cgroup string, limit uint64) error {
 		return nil
 	}
 	return fmt.Errorf("limit the memory of cgroup %s: GPU %s: %w", cgroup, uuid, gpu.ErrNotFound)
+}
+
+// deviceOf is the GPU at an index if it has a UUID.
+func deviceOf(lib Library, index int, uuid string) (Device, error) {
+	dev, err := lib.DeviceByIndex(index)
+	if err != nil {
+		return nil, err
+	}
+	id, err := dev.UUID()
+	if err != nil {
+		return nil, err
+	}
+	if id != uuid {
+		return nil, gpu.ErrNotFound
+	}
+	return dev, nil
 }

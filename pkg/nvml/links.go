@@ -93,11 +93,15 @@ func readRemotes(dev Device, links *gpu.NVLinks, up []int, e *errs) {
 // readFabric reads which NVLink domain of several nodes the GPU has joined. The switches of a single node have a domain
 // without a UUID.
 func readFabric(dev Device, g *gpu.GPU, e *errs) {
-	if g.NVLinks == nil || g.NVLinks.Active == 0 {
+	if g.NVLinks == nil {
 		return // no link, no domain
 	}
 	info, err := dev.FabricInfo()
-	if !e.hint(err) || info.State != nvml.GPU_FABRIC_STATE_COMPLETED || info.Status != nil || info.ClusterUUID == [16]byte{} {
+	if !e.hint(err) {
+		return
+	}
+	g.FabricState = gpu.FabricState(info.State)
+	if g.NVLinks.Active == 0 || info.State != nvml.GPU_FABRIC_STATE_COMPLETED || info.Status != nil || info.ClusterUUID == [16]byte{} {
 		return
 	}
 	u := info.ClusterUUID

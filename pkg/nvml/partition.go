@@ -12,30 +12,26 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// device returns the handle to the GPU at an address.
-func (s *Session) device(pci gpu.PCIAddress) (Device, error) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	if dev := s.last.handles[pci]; dev != nil {
-		return dev, nil
-	}
-	return nil, fmt.Errorf("find GPU at %s: %w", pci, gpu.ErrNotFound)
+// SetMIG puts a GPU into MIG mode or out of it, if it is not so already, and fails unless the mode is in force after.
+// It wraps gpu.ErrInUse while a client holds the GPU, gpu.ErrPartitioned where leaving the mode would destroy GPU instances,
+// and gpu.ErrResetRequired where only a reset changes the mode; a mode that is merely pending is taken back.
+func (s *Session) SetMIG(ctx context.Context, pci gpu.PCIAddress, enable bool) error {
+	_, err := alter(ctx, s, pci, "nvmlDeviceSetMigMode", func(dev Device) (struct{}, error) { return struct{}{}, setMIG(ctx, dev, pci, enable) })
+	return err
 }
 
-// SetMIG puts a GPU into MIG mode or out of it, if it is not so already, and fails unless the mode is in force after.
-// It wraps gpu.ErrInUse while a client holds the GPU and gpu.ErrResetRequired where only a reset changes the mode; a
-// mode that is merely pending is taken back.
-func (s *Session) SetMIG(ctx context.Context, pci gpu.PCIAddress, enable bool) error {
-	dev, err := s.device(pci)
-	if err != nil {
-		return err
-	}
+func setMIG(ctx context.Context, dev Device, pci gpu.PCIAddress, enable bool) error {
 	current, pending, err := dev.MIGMode()
 	if err != nil {
 		return fmt.Errorf("read the MIG mode of the GPU at %s: %w", pci, err)
 	}
 	if current == enable && pending == enable {
 		return nil
+	}
+	if !enable {
+		if err := noInstances(dev); err != nil {
+			return fmt.Errorf("leave the MIG mode of the GPU at %s: %w", pci, err)
+		}
 	}
 	klog.FromContext(ctx).V(4).Info("Changing the MIG mode", "pci", pci, "enable", enable)
 	activation, err := dev.SetMIGMode(enable)
@@ -47,14 +43,20 @@ func (s *Session) SetMIG(ctx context.Context, pci gpu.PCIAddress, enable bool) e
 }
 
 // CreatePartition makes a GPU instance at a placement and a compute instance that fills it. Should a step fail, the
-// steps before it are undone.
-func (s *Session) CreatePartition(ctx context.Context, shape gpu.Shape) (_ gpu.Partition, err error) {
-	part := gpu.Partition{ProfileID: shape.Profile.ID, Placement: shape.Placement}
-	dev, err := s.device(shape.GPU.PCI)
-	if err != nil {
-		return part, err
+// steps before it are undone. Should one hang, nobody knows what will be there: the error wraps gpu.ErrLeftBehind.
+func (s *Session) CreatePartition(ctx context.Context, shape gpu.Shape) (gpu.Partition, error) {
+	part, err := alter(ctx, s, shape.GPU.PCI, "nvmlDeviceCreateGpuInstanceWithPlacement", func(dev Device) (gpu.Partition, error) {
+		return s.createPartition(dev, shape)
+	})
+	if errors.Is(err, gpu.ErrHangs) {
+		err = errors.Join(err, gpu.ErrLeftBehind)
+		part = gpu.Partition{ProfileID: shape.Profile.ID, Placement: shape.Placement}
 	}
-	klog.FromContext(ctx).V(6).Info("Calling NVML", "function", "nvmlDeviceCreateGpuInstanceWithPlacement", "device", shape.Name())
+	return part, err
+}
+
+func (s *Session) createPartition(dev Device, shape gpu.Shape) (_ gpu.Partition, err error) {
+	part := gpu.Partition{ProfileID: shape.Profile.ID, Placement: shape.Placement}
 	gi, err := dev.CreateGPUInstanceWithPlacement(shape.Profile.ID, shape.Placement)
 	if err != nil {
 		return part, fmt.Errorf("create GPU instance %s: %w", shape.Name(), err)
@@ -127,10 +129,13 @@ func (s *Session) fillingProfile(gi GPUInstance, p *gpu.Profile) (int, error) {
 // DestroyPartition unmakes a partition. One that is gone is no error. A GPU instance that has the ID but another
 // profile or placement is somebody else's and is left alone. It wraps gpu.ErrInUse while a process is in it.
 func (s *Session) DestroyPartition(ctx context.Context, pci gpu.PCIAddress, part gpu.Partition) error {
-	dev, err := s.device(pci)
-	if err != nil {
-		return err
-	}
+	_, err := alter(ctx, s, pci, "nvmlGpuInstanceDestroy", func(dev Device) (struct{}, error) {
+		return struct{}{}, s.destroyPartition(ctx, dev, pci, part)
+	})
+	return err
+}
+
+func (s *Session) destroyPartition(ctx context.Context, dev Device, pci gpu.PCIAddress, part gpu.Partition) error {
 	gi, err := dev.GPUInstanceByID(part.GI)
 	if errors.Is(err, gpu.ErrNotFound) || errors.Is(err, gpu.ErrNotSupported) || errors.Is(err, gpu.ErrInvalidArgument) {
 		return nil // not there, or the GPU is out of MIG mode and has none
@@ -194,10 +199,10 @@ func (s *Session) computeInstances(gi GPUInstance, part gpu.Partition) ([]Comput
 // Partitions lists the GPU instances of a GPU by ID, those without a compute instance too: walking MIG devices would
 // miss them.
 func (s *Session) Partitions(ctx context.Context, g *gpu.GPU) ([]gpu.Partition, error) {
-	dev, err := s.device(g.PCI)
-	if err != nil {
-		return nil, err
-	}
+	return ask(ctx, s, g.PCI, "nvmlDeviceGetGpuInstances", func(dev Device) ([]gpu.Partition, error) { return s.partitions(ctx, dev, g) })
+}
+
+func (s *Session) partitions(ctx context.Context, dev Device, g *gpu.GPU) ([]gpu.Partition, error) {
 	var found []gpu.Partition
 	for i := range g.MIG.Profiles {
 		p := &g.MIG.Profiles[i]
@@ -225,11 +230,11 @@ func (s *Session) Partitions(ctx context.Context, g *gpu.GPU) ([]gpu.Partition, 
 
 // PartitionAt returns the partition of a GPU that has the profile and placement of another, or nil. It asks for the
 // instances of that profile alone, which on an idle GPU is one call.
-func (s *Session) PartitionAt(_ context.Context, pci gpu.PCIAddress, like gpu.Partition) (*gpu.Partition, error) {
-	dev, err := s.device(pci)
-	if err != nil {
-		return nil, err
-	}
+func (s *Session) PartitionAt(ctx context.Context, pci gpu.PCIAddress, like gpu.Partition) (*gpu.Partition, error) {
+	return ask(ctx, s, pci, "nvmlDeviceGetGpuInstances", func(dev Device) (*gpu.Partition, error) { return s.partitionAt(dev, pci, like) })
+}
+
+func (s *Session) partitionAt(dev Device, pci gpu.PCIAddress, like gpu.Partition) (*gpu.Partition, error) {
 	instances, err := dev.GPUInstances(like.ProfileID)
 	if errors.Is(err, gpu.ErrNotSupported) {
 		return nil, nil //nolint:nilnil // out of MIG mode there are none

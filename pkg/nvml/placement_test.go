@@ -37,7 +37,7 @@ func TestAnInstanceThatTheDriverPutElsewhereIsUndone(t *testing.T) {
 		s := openFake(t, &fakeLibrary{devices: []*fakeDevice{h100(0)}})
 		g := &s.Node().GPUs[0]
 		d := &misplacing{fakeDevice: h100(0), destroy: stuck}
-		s.last.handles[g.PCI] = d
+		s.last.handles[g.PCI] = handle{Device: d, dog: newWatchdog()}
 		shape := gpu.Shape{GPU: g, Profile: &g.MIG.Profiles[0], Placement: g.MIG.Profiles[0].Placements[0]}
 		_, err := s.CreatePartition(t.Context(), shape)
 		if err == nil || !strings.Contains(err.Error(), "placed it at 1:1") || d.destroyed != 1 {

@@ -198,6 +198,16 @@ func (d realDevice) GPUInstancePossiblePlacements(profileID int) ([]gpu.Placemen
 	return placements, nil
 }
 
+func (d realDevice) VirtualizationMode() (int, error) {
+	mode, ret := d.dev.GetVirtualizationMode()
+	return int(mode), check("nvmlDeviceGetVirtualizationMode", ret)
+}
+
+func (d realDevice) Temperature() error {
+	_, ret := d.dev.GetTemperature(nvml.TEMPERATURE_GPU)
+	return check("nvmlDeviceGetTemperature", ret)
+}
+
 func (d realDevice) RunningProcesses() ([]int, error) {
 	compute, ret := d.dev.GetComputeRunningProcesses()
 	if err := check("nvmlDeviceGetComputeRunningProcesses", ret); err != nil {

@@ -63,14 +63,14 @@ func TestTheFirstRootWithADriverIsTaken(t *testing.T) {
 		empty, first, second := temp(), temp(), temp()
 		want := withLibrary(t, first, linked)
 		withLibrary(t, second, linked)
-		path, root, err := find(Options{DriverRoot: empty, OtherRoots: []string{first, second}})
-		if err != nil || path != want || root != first {
-			t.Errorf("links %t: got %s of root %s, %v, want %s of %s", linked, path, root, err, want, first)
+		got, err := find(Options{DriverRoot: empty, OtherRoots: []string{first, second}})
+		if err != nil || len(got) != 2 || got[0] != (candidate{want, first}) || got[1].root != second {
+			t.Errorf("links %t: got %v, %v, want %s of %s first", linked, got, err, want, first)
 		}
 		// A library that is given elsewhere does not change where the driver's other files are.
-		path, root, err = find(Options{DriverRoot: empty, OtherRoots: []string{second}, LibraryPath: want})
-		if err != nil || path != want || root != second {
-			t.Errorf("links %t, given: got %s of root %s, %v, want %s of %s", linked, path, root, err, want, second)
+		got, err = find(Options{DriverRoot: empty, OtherRoots: []string{second}, LibraryPath: want})
+		if err != nil || len(got) != 1 || got[0] != (candidate{want, second}) {
+			t.Errorf("links %t, given: got %v, %v, want %s of %s", linked, got, err, want, second)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/lookup"
@@ -27,6 +28,8 @@ type Options struct {
 	DriverRoot string
 	// OtherRoots are looked in, in this order, where DriverRoot has no driver.
 	OtherRoots []string
+	// Probe decides between the libraries of several roots; nil to take the first.
+	Probe Probe
 	// LibraryPath is the management library itself; empty to look for it under the roots.
 	LibraryPath string
 	// Sysfs is the node's /sys.
@@ -36,68 +39,117 @@ type Options struct {
 // Session is one long-lived NVML session: nvmlInit and lookups by UUID can take seconds under load, so handles are
 // kept. All methods are safe for concurrent use.
 type Session struct {
-	lib   Library
-	sysfs fs.ReadLinkFS
-	root  string
+	lib      Library
+	sysfs    fs.ReadLinkFS
+	root     string
+	patience Patience
+	dogs     *watchdogs
+	// epoch counts how often the session was started anew.
+	epoch atomic.Int64
+	// stale is set where a GPU was found to be another than in the inventory.
+	stale atomic.Bool
+	look  look
 
 	mu      sync.RWMutex
 	last    *discovery
 	filling map[int]int // compute slices -> compute profile ID, see fillingProfile
+	// listed are the GPUs whose PCI function sysfs had at some read.
+	listed map[gpu.PCIAddress]bool
+	// registered are the GPUs whose registration with the fabric was completed at some time.
+	registered map[gpu.PCIAddress]bool
+	// events are the watches that are open.
+	events map[*Events]bool
 }
+
+// Option adjusts a session.
+type Option func(*Session)
+
+// WithPatience bounds the calls of a session.
+func WithPatience(p Patience) Option { return func(s *Session) { s.patience = p } }
+
+// sharing uses the watchdogs of other sessions with the same library.
+func sharing(dogs *watchdogs) Option { return func(s *Session) { s.dogs = dogs } }
 
 // Open finds the library, starts a session and reads the hardware once. Errors name the path that was tried.
 func Open(ctx context.Context, opts Options) (*Session, error) {
-	path, root, err := find(opts)
+	found, err := find(opts)
 	if err != nil {
 		return nil, err
 	}
-	s, err := OpenLibrary(ctx, newRealLibrary(path), opts.Sysfs)
+	chosen, err := choose(ctx, found, opts.Probe)
 	if err != nil {
-		return nil, fmt.Errorf("open NVML session with %s: %w", path, err)
+		return nil, err
 	}
-	s.root = root
+	if err := mayLoad(chosen.path); err != nil {
+		return nil, err
+	}
+	s, err := OpenLibrary(ctx, newRealLibrary(chosen.path), opts.Sysfs, sharing(watchdogsOf(chosen.path)))
+	noteLoaded(chosen.path, err)
+	if err != nil {
+		return nil, fmt.Errorf("open NVML session with %s: %w", chosen.path, err)
+	}
+	s.root = chosen.root
 	return s, nil
 }
 
 // OpenLibrary starts a session with a given library and reads the hardware once.
-func OpenLibrary(ctx context.Context, lib Library, sysfs fs.ReadLinkFS) (*Session, error) {
-	if err := lib.Init(); err != nil {
+func OpenLibrary(ctx context.Context, lib Library, sysfs fs.ReadLinkFS, opts ...Option) (*Session, error) {
+	s := newSession(lib, sysfs, opts)
+	if err := s.askLibrary(ctx, "nvmlInit_v2", lib.Init); err != nil {
 		return nil, err
 	}
-	s := &Session{lib: lib, sysfs: sysfs, filling: map[int]int{}}
 	if err := s.Refresh(ctx); err != nil {
-		return nil, errors.Join(err, lib.Shutdown())
+		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
 }
 
-// FindLibrary gives the path of the management library that opts lead to.
-func FindLibrary(opts Options) (string, error) {
-	path, _, err := find(opts)
-	return path, err
+func newSession(lib Library, sysfs fs.ReadLinkFS, opts []Option) *Session {
+	s := &Session{
+		lib: lib, sysfs: sysfs, filling: map[int]int{}, listed: map[gpu.PCIAddress]bool{},
+		registered: map[gpu.PCIAddress]bool{}, events: map[*Events]bool{},
+		patience: defaultPatience, dogs: newWatchdogs(),
+	}
+	for _, opt := range opts {
+		opt(s)
+	}
+	return s
 }
 
-// find gives the library and the driver root that goes with it: the first that has one.
-func find(opts Options) (path, root string, err error) {
+// FindLibrary gives the path of the first management library that opts lead to.
+func FindLibrary(opts Options) (string, error) {
+	found, err := find(opts)
+	if err != nil {
+		return "", err
+	}
+	return found[0].path, nil
+}
+
+// find lists the libraries and the driver roots that go with them, in the order of the roots; at least one if there is no
+// error.
+func find(opts Options) ([]candidate, error) {
 	roots := append([]string{cmp.Or(opts.DriverRoot, "/")}, opts.OtherRoots...)
-	root = roots[0]
+	var found []candidate
 	for _, r := range roots {
-		if found, ok := libraryIn(r); ok {
-			path, root = found, r
-			break
+		if path, ok := libraryIn(r); ok {
+			found = append(found, candidate{path, r})
 		}
 	}
 	if opts.LibraryPath != "" {
 		if _, err := os.Stat(opts.LibraryPath); err != nil {
-			return "", "", fmt.Errorf("%w: the NVML library given with --nvml-library: %w", gpu.ErrLibraryNotFound, err)
+			return nil, fmt.Errorf("%w: the NVML library given with --nvml-library: %w", gpu.ErrLibraryNotFound, err)
 		}
-		return opts.LibraryPath, root, nil
+		root := roots[0]
+		if len(found) > 0 {
+			root = found[0].root
+		}
+		return []candidate{{opts.LibraryPath, root}}, nil
 	}
-	if path == "" {
-		return "", "", fmt.Errorf("%w: %s not found under %s: is the NVIDIA driver installed there? "+
+	if len(found) == 0 {
+		return nil, fmt.Errorf("%w: %s not found under %s: is the NVIDIA driver installed there? "+
 			"Set --driver-root to the driver's root or --nvml-library to the file", gpu.ErrLibraryNotFound, LibraryName, strings.Join(roots, " or "))
 	}
-	return path, root, nil
+	return found, nil
 }
 
 // libraryIn looks for the library under one root.
@@ -109,7 +161,8 @@ func libraryIn(root string) (string, bool) {
 	return filepath.Clean(found[0]), true
 }
 
-// Wait opens a session as soon as the driver answers, however long that takes; it gives up only when ctx ends.
+// Wait opens a session as soon as the driver answers, however long that takes; it gives up only when ctx ends, or when the
+// driver came with another library than this process has loaded meanwhile (ErrOtherLibrary).
 // Each new reason for waiting goes to notify, which may be nil, and to the log.
 func Wait(ctx context.Context, opts Options, interval time.Duration, notify func(error)) (*Session, error) {
 	logger := klog.FromContext(ctx)
@@ -118,8 +171,8 @@ func Wait(ctx context.Context, opts Options, interval time.Duration, notify func
 	last := ""
 	for {
 		s, err := Open(ctx, opts)
-		if err == nil {
-			return s, nil
+		if err == nil || errors.Is(err, ErrOtherLibrary) {
+			return s, err
 		}
 		if err.Error() != last {
 			last = err.Error()
@@ -138,14 +191,24 @@ func Wait(ctx context.Context, opts Options, interval time.Duration, notify func
 
 // Refresh reads the hardware again.
 func (s *Session) Refresh(ctx context.Context) error {
-	d, err := discover(ctx, s.lib, s.sysfs)
+	d, err := s.discover(ctx)
 	if err != nil {
 		return err
 	}
+	s.adopt(d)
+	return nil
+}
+
+// adopt makes what was read the inventory.
+func (s *Session) adopt(d *discovery) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.last = d
-	return nil
+	for i := range d.node.GPUs {
+		g := &d.node.GPUs[i]
+		s.listed[g.PCI] = s.listed[g.PCI] || len(g.PCIePath) > 0
+		s.registered[g.PCI] = s.registered[g.PCI] || g.FabricState == gpu.FabricCompleted
+	}
 }
 
 // Node is what the last read found. The result is shared: do not change it.
@@ -158,41 +221,61 @@ func (s *Session) Node() *gpu.Node {
 // DriverRoot is which of the roots the driver was found under, as this process sees it.
 func (s *Session) DriverRoot() string { return s.root }
 
-// VerifyGPU asks the GPU at an address for its UUID now and fails if the GPU is lost or another one took its place
-// (gpu.ErrReplaced).
+// VerifyGPU asks the GPU at an address now and fails if it is lost, another one took its place (gpu.ErrReplaced) or its
+// device node is another one than published (gpu.ErrMinorChanged).
+//
+// The UUID alone may come from memory that the library filled earlier. The temperature does not: each control call of the
+// resource manager is refused for a GPU that is no longer attached (NV_ERR_GPU_IS_LOST; open-gpu-kernel-modules 595.45.04,
+// src/nvidia/src/kernel/rmapi/control.c), and it is the cheapest of those that all boards have.
 func (s *Session) VerifyGPU(ctx context.Context, g *gpu.GPU) error {
-	dev, err := s.device(g.PCI)
-	if err != nil {
-		return err
+	_, err := ask(ctx, s, g.PCI, "nvmlDeviceGetUUID", func(dev Device) (struct{}, error) {
+		uuid, err := dev.UUID()
+		if err != nil {
+			return struct{}{}, fmt.Errorf("read the UUID of the GPU at %s: %w", g.PCI, err)
+		}
+		if uuid != g.UUID {
+			return struct{}{}, fmt.Errorf("%w: the GPU at %s is now %s, not %s as published", gpu.ErrReplaced, g.PCI, uuid, g.UUID)
+		}
+		if err := dev.Temperature(); err != nil && !lacking(err) {
+			return struct{}{}, fmt.Errorf("read the temperature of the GPU at %s: %w", g.PCI, err)
+		}
+		return struct{}{}, checkMinor(dev, g)
+	})
+	if errors.Is(err, gpu.ErrReplaced) || errors.Is(err, gpu.ErrMinorChanged) {
+		s.stale.Store(true)
 	}
-	klog.FromContext(ctx).V(6).Info("Calling NVML", "function", "nvmlDeviceGetUUID", "pci", g.PCI)
-	uuid, err := dev.UUID()
+	return err
+}
+
+// checkMinor fails if a GPU's device node is another one than published. It may change with the MIG mode (nvml.h,
+// nvmlDeviceSetMigMode).
+func checkMinor(dev Device, g *gpu.GPU) error {
+	minor, err := dev.MinorNumber()
 	if err != nil {
-		return fmt.Errorf("read the UUID of the GPU at %s: %w", g.PCI, err)
+		return fmt.Errorf("read the minor number of the GPU at %s: %w", g.PCI, err)
 	}
-	if uuid != g.UUID {
-		return fmt.Errorf("%w: the GPU at %s is now %s, not %s as published; restart the plugin to publish the new one",
-			gpu.ErrReplaced, g.PCI, uuid, g.UUID)
+	if minor != g.Minor {
+		return fmt.Errorf("%w: that of the GPU at %s is now /dev/nvidia%d, not /dev/nvidia%d; it is read again", gpu.ErrMinorChanged, g.PCI, minor, g.Minor)
 	}
 	return nil
 }
 
 // Processes lists the process ids that use the GPU at an address, in ascending order.
 func (s *Session) Processes(ctx context.Context, pci gpu.PCIAddress) ([]int, error) {
-	dev, err := s.device(pci)
-	if err != nil {
-		return nil, err
-	}
-	klog.FromContext(ctx).V(6).Info("Calling NVML", "function", "nvmlDeviceGetComputeRunningProcesses", "pci", pci)
-	pids, err := dev.RunningProcesses()
-	if err != nil {
-		return nil, fmt.Errorf("list the processes on the GPU at %s: %w", pci, err)
-	}
-	return pids, nil
+	return ask(ctx, s, pci, "nvmlDeviceGetComputeRunningProcesses", func(dev Device) ([]int, error) {
+		pids, err := dev.RunningProcesses()
+		if err != nil {
+			return nil, fmt.Errorf("list the processes on the GPU at %s: %w", pci, err)
+		}
+		return pids, nil
+	})
 }
 
-// Close ends the session.
+// Close ends the session. While a call has not returned it stays open: what the call uses must not be freed under it.
 func (s *Session) Close() error {
+	if what := s.dogs.busy(); what != "" {
+		return fmt.Errorf("end the NVML session: %w: %s has not returned", gpu.ErrHangs, what)
+	}
 	return s.lib.Shutdown()
 }
 

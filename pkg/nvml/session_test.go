@@ -109,7 +109,7 @@ func TestVerifyGPU(t *testing.T) {
 		t.Errorf("a GPU in good health: %v", err)
 	}
 	device.uuid = "GPU-other"
-	wantError(t, s.VerifyGPU(t.Context(), g), "0000:18:00.0", "GPU-other", "GPU-0", "restart the plugin")
+	wantError(t, s.VerifyGPU(t.Context(), g), "0000:18:00.0", "GPU-other", "GPU-0")
 	device.errs["UUID"] = gpu.ErrLost
 	if err := s.VerifyGPU(t.Context(), g); !errors.Is(err, gpu.ErrLost) {
 		t.Errorf("lost: got %v, want %v", err, gpu.ErrLost)

@@ -117,7 +117,7 @@ func TestTheSharedLibraryAndTheEngineInProcessAreTheSame(t *testing.T) {
 	}
 	_, err := shared.CreatePartition(t.Context(), g.Shapes()[1])
 	mustFail(t, err, gpu.ErrInsufficientResources)
-	mustFail(t, shared.SetMIG(t.Context(), g.PCI, false), gpu.ErrInUse)
+	mustFail(t, shared.SetMIG(t.Context(), g.PCI, false), gpu.ErrPartitioned)
 	part := same(2)[0]
 	client := sim.Client{PID: os.Getpid(), Name: "test", GPUInstance: part.GI, ComputeInstance: *part.CI}
 	if err := node.AddClient(0, client); err != nil {

@@ -18,9 +18,9 @@ type bed struct {
 	node *sim.Node
 }
 
-func newBed(t *testing.T, model string) *bed {
+func newBed(t *testing.T, model string, opts ...sim.Option) *bed {
 	t.Helper()
-	node, err := sim.New(model)
+	node, err := sim.New(model, opts...)
 	if err != nil {
 		t.Fatal(err)
 	}

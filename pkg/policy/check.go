@@ -35,7 +35,7 @@ func check(r *v1alpha1.Rule, g *gpu.GPU) []error {
 	if r.MIG.ModeOfUse() == v1alpha1.MIGExisting {
 		return nil // it asks nothing of a board: one that has no partitions hands out none
 	}
-	if why := noPartitions(g); why != "" {
+	if why := noPartitions(g, gpu.MIGMode(r.MIG.ModeOfUse())); why != "" {
 		// That the driver tells no placements may change with the driver: only what cannot be checked is refused for it.
 		tier := slices.Index(r.Tiers, v1alpha1.TierMIG)
 		switch {
@@ -51,6 +51,9 @@ func check(r *v1alpha1.Rule, g *gpu.GPU) []error {
 		return nil
 	}
 	var errs []error
+	if r.MIG.DisableWhenIdle && g.MIG.NeedsReset {
+		errs = append(errs, fmt.Errorf("mig.disableWhenIdle: %s changes MIG mode only with a reset: match only GPUs that need none", g.ProductName))
+	}
 	for i, name := range r.MIG.Profiles {
 		if profile(g, name) == nil {
 			errs = append(errs, fmt.Errorf("mig.profiles[%d]: %s", i, lacks(g, name)))

@@ -14,7 +14,7 @@ import (
 // partitions are those that a GPU offers by a rule, or why it offers none.
 func partitions(r *v1alpha1.Rule, g *gpu.GPU, means Means) (*gpu.PartitionOffer, string) {
 	offer := &gpu.PartitionOffer{Mode: gpu.MIGMode(r.MIG.ModeOfUse())}
-	if why := noPartitions(g); why != "" && asksForPartitions(r) {
+	if why := noPartitions(g, offer.Mode); why != "" && asksForPartitions(r) {
 		return nil, why
 	}
 	switch offer.Mode {
@@ -29,6 +29,7 @@ func partitions(r *v1alpha1.Rule, g *gpu.GPU, means Means) (*gpu.PartitionOffer,
 			return nil, err.Error()
 		}
 	default:
+		offer.DisableWhenIdle = r.MIG != nil && r.MIG.DisableWhenIdle && !g.MIG.NeedsReset
 		if r.MIG == nil || r.MIG.Profiles == nil {
 			break
 		}
@@ -69,12 +70,14 @@ func asksForPartitions(r *v1alpha1.Rule) bool {
 }
 
 // noPartitions says why a board can have no partitions; empty where it can.
-func noPartitions(g *gpu.GPU) string {
+func noPartitions(g *gpu.GPU, mode gpu.MIGMode) string {
 	switch {
 	case !g.MIG.Capable:
 		return g.ProductName + " cannot be partitioned"
 	case len(g.MIG.Catalog()) == 0:
 		return g.ProductName + " cannot be partitioned: its driver tells no placements of partitions"
+	case g.MIG.Fixed && mode != gpu.Existing:
+		return "the GPU is a vGPU, whose partitions are its host's: those that are there can be offered by mode existing"
 	default:
 		return ""
 	}

@@ -96,6 +96,9 @@ func inRange(r *v1alpha1.MemoryRange, g *gpu.GPU) bool {
 
 func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means) *gpu.Offer {
 	tiers, held := r.OfferedTiers(), means.held(g)
+	if isPartitioned(r, g, means) {
+		tiers = []v1alpha1.Tier{v1alpha1.TierMIG}
+	}
 	listed := func(t v1alpha1.Tier) bool { return slices.Contains(tiers, t) }
 	offer := &gpu.Offer{
 		Excluded: r.Exclude,
@@ -133,6 +136,13 @@ func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means) *gpu.Off
 		}
 	}
 	return offer
+}
+
+// isPartitioned reports whether a GPU has partitions that another manager created and the policy offers as they are. The
+// GPU stays in MIG mode as long as they are there, so it cannot be allocated whole or shared, and publishing it as such,
+// tainted, would have those who count devices by type count it.
+func isPartitioned(r *v1alpha1.Rule, g *gpu.GPU, means Means) bool {
+	return r.MIG.ModeOfUse() == v1alpha1.MIGExisting && len(means.partitions(g)) > 0
 }
 
 // health is what a policy says of GPUs in trouble.

@@ -42,6 +42,9 @@ const TaintDraining = "gpu.cleave.dev/draining"
 // TaintUnhealthy marks a device whose GPU, or whose part of it, is in trouble. Its value says what the trouble is.
 const TaintUnhealthy = "gpu.cleave.dev/unhealthy"
 
+// TaintIncomplete marks the devices of a GPU that containers cannot be given: a device node or file of the driver is missing.
+const TaintIncomplete = "gpu.cleave.dev/driver-incomplete"
+
 // Taint keeps a device from being handed out. Value may be empty; without an Effect it is NoSchedule. The time since when
 // a taint is there is the API server's to note: it is kept for as long as key, value and effect stay.
 type Taint struct {

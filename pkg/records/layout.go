@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
@@ -24,6 +25,8 @@ type Layout struct {
 	ReadableFrom int `json:"readableFrom,omitempty"`
 	// BootID of the boot in which the partitions were made; they do not outlive it.
 	BootID string `json:"bootID"`
+	// Session of the driver in which they were made; empty in layouts of releases that noted none.
+	Session string `json:"driverSession,omitempty"`
 	// GPU is the name of its whole-GPU device, UUID that of the GPU.
 	GPU  string `json:"gpu"`
 	UUID string `json:"uuid"`
@@ -104,7 +107,7 @@ func (s *LayoutStore) Read(device string) (*Layout, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // no layout is an ordinary answer, not a failure
 	}
-	if err != nil && !errors.Is(err, ErrTooLong) {
+	if err != nil && !errors.Is(err, ErrTooLong) && !errors.Is(err, syscall.EISDIR) {
 		return nil, fmt.Errorf("read the layout %s: %w", path, err)
 	}
 	var l *Layout

@@ -38,6 +38,8 @@ type Record struct {
 	// State of what the record stands for; the zero value is Prepared.
 	State State `json:"state,omitempty"`
 	Claim Claim `json:"claim"`
+	// Pods that reserved the claim, as far as they are known.
+	Pods []types.UID `json:"pods,omitempty"`
 	// Devices in the order of the claim's allocation.
 	Devices []Device `json:"devices"`
 	// Later are the fields of a later release; nil if there are none.
@@ -83,6 +85,11 @@ type Device struct {
 	// Partition is what the device is on the GPU; nil for a whole GPU. While the record is Preparing it tells only
 	// profile and placement.
 	Partition *gpu.Partition `json:"partition,omitempty"`
+	// Session of the driver in which the partition was created, see pkg/driversession; empty in records of releases that
+	// noted none.
+	Session string `json:"driverSession,omitempty"`
+	// Witness of the partition, noted when the driver was released: while it is the same, so is the partition.
+	Witness string `json:"witness,omitempty"`
 	// Share is the claim's part of a shared GPU; nil for others, and for devices with admin access.
 	Share *Share `json:"share,omitempty"`
 	// CDIDeviceIDs are the fully qualified names handed to the kubelet.
@@ -324,8 +331,8 @@ func (r *Record) Partitions() []*Device {
 	return found
 }
 
-// InSpec lists the devices that the claim's own CDI spec is about: its partitions and shares, and partitions that it
-// looks at.
+// InSpec lists the devices for which something is made beside the record: partitions and shares, and partitions that the
+// claim looks at.
 func (r *Record) InSpec() []*Device {
 	var found []*Device
 	for i := range r.Devices {
@@ -336,10 +343,21 @@ func (r *Record) InSpec() []*Device {
 	return found
 }
 
+// HasEdits reports whether containers get more for a device than for its whole GPU. Those of a claim that shares a GPU in
+// time among its own processes do not: CDI has no device without edits (its specification, "containerEdits").
+func (d *Device) HasEdits() bool {
+	return d.Partition != nil || d.Share != nil && (!d.Share.Exclusive || d.Share.Kind == gpu.MPS)
+}
+
+// WithEdits lists the devices of the claim's own CDI spec.
+func (r *Record) WithEdits() []*Device {
+	return slices.DeleteFunc(r.InSpec(), func(d *Device) bool { return !d.HasEdits() })
+}
+
 // Clone returns a copy that shares nothing with the record.
 func (r *Record) Clone() *Record {
 	c := *r
-	c.Devices = slices.Clone(r.Devices)
+	c.Pods, c.Devices = slices.Clone(r.Pods), slices.Clone(r.Devices)
 	for i := range c.Devices {
 		d := &c.Devices[i]
 		d.CDIDeviceIDs = slices.Clone(d.CDIDeviceIDs)

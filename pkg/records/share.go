@@ -1,6 +1,10 @@
 package records
 
-import "github.com/cleave-dra/cleave/pkg/gpu"
+import (
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
 
 // Share is what a claim has of a shared GPU.
 type Share struct {
@@ -25,7 +29,7 @@ type Share struct {
 // MPS is how a claim's processes use the MPS server of their GPU. It holds what was allocated, lowered by the claim's
 // parameters.
 type MPS struct {
-	// ThreadPercentage of the multiprocessors, 1 to 100.
+	// ThreadPercentage of the multiprocessors, 1 to 100; zero where nothing says, which is all of them.
 	ThreadPercentage int64 `json:"threadPercentage"`
 	// Memory of each process in bytes; zero where the device does not count it.
 	Memory int64 `json:"memory,omitempty"`
@@ -36,6 +40,15 @@ type MPS struct {
 	// PipeDir and ShmDir are the server's folders on the host; empty until it is there.
 	PipeDir string `json:"pipeDir,omitempty"`
 	ShmDir  string `json:"shmDir,omitempty"`
+}
+
+// Served is a claim on the list of the node's MPS supervisor.
+type Served struct {
+	// GPU is the device name of the whole GPU.
+	GPU   string
+	Claim types.UID
+	// Owner is the DRA driver name of the plugin that registered it; empty for one of a release that gave none.
+	Owner string
 }
 
 // ExclusiveID is the ID of an exclusive share: a device has one at most.

@@ -2,22 +2,18 @@
 package sharing
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
-	"syscall"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/driverroot"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/mps"
 	"github.com/cleave-dra/cleave/pkg/records"
@@ -27,23 +23,42 @@ import (
 type Supervisor interface {
 	Ensure(ctx context.Context, r mps.Request) (mps.Endpoint, error)
 	Release(ctx context.Context, gpuDevice string, claim types.UID) error
-	Retain(ctx context.Context, gpuDevice string, claims []types.UID) error
+	Retain(ctx context.Context, gpuDevice, owner string, claims []types.UID) error
+	Status(ctx context.Context) (*mps.Status, error)
 }
 
-// Run runs a program below a root folder, which is its / if it is not already, and returns what it prints.
-type Run func(ctx context.Context, root string, program string, args ...string) (output []byte, err error)
+// Run runs a program of the driver, by its path below the driver's root, and returns what it prints.
+type Run func(ctx context.Context, root driverroot.Root, program string, args ...string) (output []byte, err error)
+
+// RunProgram is the Run that runs programs.
+func RunProgram(ctx context.Context, root driverroot.Root, program string, args ...string) ([]byte, error) {
+	return root.Run(ctx, program, args...)
+}
 
 // Sharing shares the GPUs of a node.
 type Sharing struct {
+	owner      string
 	supervisor Supervisor
-	roots      []string
+	roots      []driverroot.Root
+	found      *atomic.Pointer[driverroot.Root]
 	run        Run
 }
 
-// New makes a Sharing. roots are where the driver's files may be as this process sees them, one at least.
-func New(supervisor Supervisor, roots []string, run Run) *Sharing {
-	return &Sharing{supervisor: supervisor, roots: roots, run: run}
+// New makes a Sharing of the plugin with a DRA driver name, as which it owns claims at the supervisor. roots are where the
+// driver's files may be, one at least.
+func New(owner string, supervisor Supervisor, roots []driverroot.Root, run Run) *Sharing {
+	return &Sharing{owner: owner, supervisor: supervisor, roots: roots, found: &atomic.Pointer[driverroot.Root]{}, run: run}
 }
+
+// As is the same for claims of another driver name, which owns them at the supervisor.
+func (s *Sharing) As(owner string) *Sharing {
+	as := *s
+	as.owner = owner
+	return &as
+}
+
+// Found says which of the roots has the driver that runs: another may have programs of a driver that does not.
+func (s *Sharing) Found(root driverroot.Root) { s.found.Store(&root) }
 
 // smiTimeout bounds a run of nvidia-smi, which takes seconds on a loaded node; the kubelet waits 45 s for a claim.
 const smiTimeout = 20 * time.Second
@@ -61,25 +76,23 @@ func (s *Sharing) SetTimeSlice(ctx context.Context, g *gpu.GPU, interval string)
 	root, smi := s.smi()
 	output, err := s.run(ctx, root, smi, "compute-policy", "-i", g.UUID, "--set-timeslice", strconv.Itoa(number))
 	if err != nil {
-		return fmt.Errorf("set the time slices of GPU %s to %s with nvidia-smi: %w: %s", g.PCI.DeviceName(), interval, err, oneLine(output))
+		return fmt.Errorf("set the time slices of GPU %s to %s with nvidia-smi: %w: %s", g.PCI.DeviceName(), interval, err, driverroot.OneLine(output))
 	}
 	return nil
 }
 
-// smiPaths are where drivers put nvidia-smi, below their root.
-var smiPaths = []string{"/usr/bin/nvidia-smi", "/usr/local/nvidia/bin/nvidia-smi", "/usr/local/bin/nvidia-smi", "/opt/bin/nvidia-smi"}
-
 // smi is the driver's root and the path of nvidia-smi below it, the usual one where there is none: the error names it.
-func (s *Sharing) smi() (root, path string) {
-	for _, root := range s.roots {
-		for _, path := range smiPaths {
-			// It may be a link that leads somewhere only once the root is the root.
-			if info, err := os.Lstat(filepath.Join(root, path)); err == nil && !info.IsDir() {
-				return filepath.Clean(root), path
-			}
+func (s *Sharing) smi() (root driverroot.Root, path string) {
+	roots := s.roots
+	if found := s.found.Load(); found != nil {
+		roots = []driverroot.Root{*found}
+	}
+	for _, root := range roots {
+		if path, found := root.Find("nvidia-smi"); found {
+			return root, path
 		}
 	}
-	return filepath.Clean(s.roots[0]), smiPaths[0]
+	return roots[0], "/usr/bin/nvidia-smi"
 }
 
 // StartMPS makes a GPU's MPS server serve a claim. The server's defaults are what a claim can have at most, since a
@@ -90,7 +103,9 @@ func (s *Sharing) StartMPS(ctx context.Context, uid types.UID, g *gpu.GPU, limit
 	if err != nil {
 		return "", "", err
 	}
-	endpoint, err := s.supervisor.Ensure(ctx, mps.Request{Claim: uid, Device: g.PCI.DeviceName(), UUID: g.UUID, PCI: g.PCI, Settings: settings})
+	endpoint, err := s.supervisor.Ensure(ctx, mps.Request{
+		Claim: uid, Device: g.PCI.DeviceName(), UUID: g.UUID, PCI: g.PCI, Settings: settings, Owner: s.owner,
+	})
 	if err != nil {
 		return "", "", fmt.Errorf("start the MPS server of GPU %s: %w", g.PCI.DeviceName(), err)
 	}
@@ -128,48 +143,25 @@ func (s *Sharing) StopMPS(ctx context.Context, uid types.UID, gpuDevice string) 
 	return nil
 }
 
-// RetainMPS takes all other claims from a GPU's MPS server.
+// ServedMPS lists what the MPS servers of the node serve, in order of GPU and claim.
+func (s *Sharing) ServedMPS(ctx context.Context) ([]records.Served, error) {
+	status, err := s.supervisor.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var served []records.Served
+	for _, g := range status.GPUs {
+		for _, uid := range g.Claims {
+			served = append(served, records.Served{GPU: g.Device, Claim: uid, Owner: g.Owners[uid]})
+		}
+	}
+	return served, nil
+}
+
+// RetainMPS takes all other claims of this plugin's name from a GPU's MPS server.
 func (s *Sharing) RetainMPS(ctx context.Context, gpuDevice string, uids []types.UID) error {
-	if err := s.supervisor.Retain(ctx, gpuDevice, uids); err != nil {
+	if err := s.supervisor.Retain(ctx, gpuDevice, s.owner, uids); err != nil {
 		return fmt.Errorf("bring the MPS server of GPU %s in line: %w", gpuDevice, err)
 	}
 	return nil
-}
-
-// maxOutput bounds what is kept of a program's output, in bytes.
-const maxOutput = 4096
-
-// InRoot runs a program of the driver below the driver's root, with nothing of this process's environment.
-func InRoot(ctx context.Context, root, program string, args ...string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, program, args...)
-	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"}
-	cmd.Dir = "/"
-	if root != "/" {
-		// The program wants the libraries of its own root.
-		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root}
-	}
-	cmd.WaitDelay = time.Second
-	out := &limited{}
-	cmd.Stdout, cmd.Stderr = out, out
-	err := cmd.Run()
-	if err != nil && ctx.Err() != nil {
-		err = fmt.Errorf("%w: %w", ctx.Err(), err) // by itself it says only that the program was killed
-	}
-	return out.kept.Bytes(), err
-}
-
-// limited keeps the first bytes that are written to it. The buffer is not embedded: by its ReadFrom it would be filled
-// past Write.
-type limited struct{ kept bytes.Buffer }
-
-func (l *limited) Write(p []byte) (int, error) {
-	if left := maxOutput - l.kept.Len(); left > 0 {
-		l.kept.Write(p[:min(left, len(p))])
-	}
-	return len(p), nil
-}
-
-// oneLine makes output fit for an error, which goes into an Event.
-func oneLine(output []byte) string {
-	return strings.ToValidUTF8(strings.Join(strings.Fields(string(output)), " "), "?")
 }

@@ -36,6 +36,11 @@ type Board struct {
 	// Multiprocessors of the whole GPU.
 	Multiprocessors int `json:"multiprocessors"`
 	PowerLimitWatts int `json:"powerLimitWatts"`
+	// GraphicsMHz and MemoryMHz are the greatest clocks; PCIeGeneration is the greatest of its slot, of 16 lanes.
+	GraphicsMHz    int    `json:"graphicsMHz"`
+	MemoryMHz      int    `json:"memoryMHz"`
+	PCIeGeneration int    `json:"pcieGeneration"`
+	VBIOS          string `json:"vbios"`
 	// AddressingMode is one of NVML_DEVICE_ADDRESSING_MODE_*: 0 none, 1 HMM, 2 ATS.
 	AddressingMode int `json:"addressingMode"`
 	// ECC tells whether the board has ECC memory; it is on where it does.
@@ -190,6 +195,12 @@ func (p *Profile) Placements() []gpu.Placement {
 		placements[i] = gpu.Placement{Start: s, Size: p.Size}
 	}
 	return placements
+}
+
+// Filling is the compute instance profile that fills a GPU instance. Every profile of the boards has one.
+func (p *Profile) Filling() *ComputeProfile {
+	i := slices.IndexFunc(p.ComputeInstances, func(c ComputeProfile) bool { return c.Slices == p.ComputeSlices })
+	return &p.ComputeInstances[i]
 }
 
 // computeByEnum returns the compute instance profile of an NVML enum, or nil.

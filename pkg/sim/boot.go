@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 )
 
 // Reboot does to the node what a reboot of the machine does: a new boot id, the driver loaded, lost GPUs back,
@@ -41,49 +40,35 @@ func (d *Device) restart(st *gpuState) error {
 	return nil
 }
 
-// reset is what a GPU forgets when it is reset. Events stay: they are what was told, not what is.
-func (st *gpuState) reset() {
-	st.MIG = st.MIGPending
-	st.Instances, st.Clients, st.Limits = nil, nil, nil
-	st.ComputeMode, st.TimeSlice, st.Recovery = 0, 0, 0
-	st.Persistence = false
-}
-
-// ResetGPU does what "nvidia-smi --gpu-reset" does: partitions go, the pending MIG mode comes in force. It is refused
-// while clients hold the GPU, and on a lost GPU, which only a reboot brings back.
-func (n *Node) ResetGPU(index int) error {
-	const call = "reset"
-	if err := n.checkIndex(index); err != nil {
-		return err
-	}
-	node, err := n.state.load()
-	if err != nil {
-		return fmt.Errorf("reset GPU %d: %w", index, err)
-	}
-	if slices.Contains(node.Lost, index) {
-		return fail(call, CodeGPUIsLost, "GPU %d fell off the bus", index)
-	}
-	return n.gpus[index].update(func(st *gpuState) error {
-		if who := st.holders(func(Client) bool { return true }); who != "" {
-			return fail(call, CodeInUse, "GPU %d is held by %s", index, who)
-		}
-		st.reset()
-		return nil
-	})
-}
-
 // UnloadDriver takes the kernel driver away: every call fails with DRIVER_NOT_LOADED, /proc/driver/nvidia is gone, and
-// what a GPU keeps only while its driver runs is lost. It is refused while clients hold a GPU.
+// what a GPU keeps only while its driver runs is lost. It is refused while clients use a GPU or any session is open, one
+// of this Node's too, as rmmod refuses a module in use.
 func (n *Node) UnloadDriver() error {
+	if n.isOpen(driverSlot) {
+		return fmt.Errorf("unload driver: module nvidia is in use by this process")
+	}
+	release, err := n.alone(driverSlot)
+	if errors.Is(err, errOpen) {
+		return fmt.Errorf("unload driver: module nvidia is in use by %s", n.whoHasOpen(driverSlot))
+	}
+	if err != nil {
+		return fmt.Errorf("unload driver: %w", err)
+	}
+	defer release()
 	for i := range n.gpus {
 		st, err := n.gpus[i].load()
 		if err != nil {
 			return fmt.Errorf("unload driver: %w", err)
 		}
-		if who := st.holders(func(Client) bool { return true }); who != "" {
+		if who := st.attached(); who != "" {
 			return fmt.Errorf("unload driver: module nvidia is in use by %s", who)
 		}
 	}
+	return n.ForceUnloadDriver()
+}
+
+// ForceUnloadDriver is UnloadDriver behind the back of those who have it open.
+func (n *Node) ForceUnloadDriver() error {
 	for i := range n.gpus {
 		if err := n.gpus[i].update(n.devices[i].restart); err != nil {
 			return fmt.Errorf("unload driver: %w", err)
@@ -91,6 +76,9 @@ func (n *Node) UnloadDriver() error {
 	}
 	return n.state.update(func(s *nodeState) error {
 		s.Unloaded = true
+		if err := errors.Join(n.unloadModule(s), n.writeModules(otherModules)); err != nil {
+			return err
+		}
 		return n.moveProc("proc/driver/nvidia", stashedProc)
 	})
 }
@@ -99,6 +87,9 @@ func (n *Node) UnloadDriver() error {
 func (n *Node) LoadDriver() error {
 	return n.state.update(func(s *nodeState) error {
 		s.Unloaded = false
+		if err := errors.Join(n.loadModule(), n.writeModules(loadedModules)); err != nil {
+			return err
+		}
 		return n.moveProc(stashedProc, "proc/driver/nvidia")
 	})
 }
@@ -113,4 +104,17 @@ func (n *Node) moveProc(from, to string) error {
 		return nil
 	}
 	return err
+}
+
+// writeModules replaces the list of kernel modules.
+func (n *Node) writeModules(list string) error {
+	if n.root == "" {
+		return nil
+	}
+	file := filepath.Join(n.root, modulesFile)
+	spare := file + ".spare"
+	if err := os.WriteFile(spare, []byte(list), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(spare, file)
 }

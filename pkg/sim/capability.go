@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"time"
 )
 
 // capabilities keeps the entries of a GPU's partitions under /proc/driver/nvidia/capabilities, and their device files,
@@ -68,7 +69,8 @@ func (c *capabilities) appear(old, next *gpuState) error {
 func (c *capabilities) makeEntry(e capability) error {
 	dir := c.dir(e)
 	if os.Rename(c.aside(e), dir) == nil {
-		return nil
+		now := time.Now() // it is another entry, and shows it
+		return os.Chtimes(filepath.Join(dir, "access"), now, now)
 	}
 	if err := makeFolder(dir); err != nil {
 		return err

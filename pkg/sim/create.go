@@ -51,7 +51,7 @@ func Create(root, model string, opts ...Option) (*Node, error) {
 	if err := clearRoot(root, o.force); err != nil {
 		return nil, err
 	}
-	steps := []func(string, *spec, *options) error{createFolder, createLibraries, createPrograms, createTree, createDeviceNodes, createState}
+	steps := []func(string, *spec, *options) error{createFolder, createLibraries, createPrograms, createDriverPrograms, createTree, createDeviceNodes, createState}
 	for _, step := range steps {
 		if err := step(root, s, o); err != nil {
 			return nil, fmt.Errorf("create simulated node under %s: %w", root, err)
@@ -83,7 +83,7 @@ func clearRoot(root string, force bool) error {
 }
 
 // created are the folders under a root that a node consists of; the one that tells that there is a node comes last.
-var created = []string{libraryDir, binaryDir, firmwareDir, "proc", "sys", "dev", stateDir}
+var created = []string{libraryDir, binaryDir, flatLibraryDir, flatBinaryDir, "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", firmwareDir, "proc", "sys", "dev", stateDir}
 
 // Remove takes away the node under root, and nothing else that may lie there.
 func Remove(root string) error {
@@ -95,6 +95,9 @@ func Remove(root string) error {
 		return fmt.Errorf("remove simulated node under %s: there cannot be one", root)
 	}
 	if _, err := os.Stat(filepath.Join(root, stateDir)); err != nil {
+		return fmt.Errorf("remove simulated node: %w", err)
+	}
+	if err := removeDevRoot(root); err != nil {
 		return fmt.Errorf("remove simulated node: %w", err)
 	}
 	for _, dir := range created {
@@ -136,7 +139,7 @@ func createFolder(root string, _ *spec, _ *options) error {
 // createLibraries installs the libraries as a driver does: lib.so.<driver version>, lib.so.1 as a link to it, and
 // lib.so as a link to that.
 func createLibraries(root string, s *spec, o *options) error {
-	dir := filepath.Join(root, libraryDir)
+	dir := filepath.Join(root, o.libraryDir())
 	if err := makeFolder(dir); err != nil {
 		return err
 	}
@@ -193,7 +196,7 @@ exit 1
 
 // createPrograms installs what belongs under usr/bin, and the firmware that containers get.
 func createPrograms(root string, s *spec, o *options) error {
-	dir := filepath.Join(root, binaryDir)
+	dir := filepath.Join(root, o.binaryDir())
 	if o.executable == "" {
 		files := map[string]treeFile{}
 		for _, name := range programs[1:] {
@@ -231,8 +234,12 @@ func installProgram(dir, executable string) error {
 }
 
 // createTree writes /proc and /sys.
-func createTree(root string, s *spec, _ *options) error {
-	if err := writeTree(root, s.procfs(), 0o444); err != nil {
+func createTree(root string, s *spec, o *options) error {
+	proc := s.procfs()
+	if o.noControlNodes {
+		withoutUVM(proc)
+	}
+	if err := writeTree(root, proc, 0o444); err != nil {
 		return err
 	}
 	for i := range s.GPUs {
@@ -284,6 +291,7 @@ func (s *spec) deviceNodes() []deviceNode {
 	}
 	for i := range s.GPUs {
 		nodes = append(nodes, deviceNode{fmt.Sprintf("dev/nvidia%d", s.GPUs[i].Minor), majorNVIDIA, s.GPUs[i].Minor})
+		nodes = append(nodes, drmNodes(i)...)
 	}
 	for i := range s.NVSwitches {
 		nodes = append(nodes, deviceNode{fmt.Sprintf("dev/nvidia-nvswitch%d", i), majorNVSwitch, i})
@@ -296,9 +304,15 @@ func createDeviceNodes(root string, s *spec, o *options) error {
 	if o.noDeviceNodes {
 		return nil
 	}
-	// Programs in the root want it besides.
-	for _, n := range append(s.deviceNodes(), deviceNode{"dev/null", 1, 3}) {
-		file := filepath.Join(root, n.name)
+	nodes := s.deviceNodes()
+	if s.DevRoot == "" {
+		nodes = append(nodes, deviceNode{"dev/null", 1, 3}) // which programs in the root want besides
+	}
+	if o.noControlNodes {
+		nodes = slices.DeleteFunc(nodes, func(n deviceNode) bool { return slices.Contains(controlNodes, n.name) })
+	}
+	for _, n := range nodes {
+		file := filepath.Join(s.devRoot(root), n.name)
 		if err := makeFolder(filepath.Dir(file)); err != nil {
 			return err
 		}

@@ -77,7 +77,11 @@ func (d *Device) Serial() (string, error) {
 
 // MinorNumber is N of /dev/nvidiaN (nvmlDeviceGetMinorNumber); it need not be the index.
 func (d *Device) MinorNumber() (int, error) {
-	return d.spec.Minor, d.node.enter("nvmlDeviceGetMinorNumber", d.index)
+	st, err := d.load("nvmlDeviceGetMinorNumber")
+	if err != nil {
+		return 0, err
+	}
+	return d.spec.Minor + st.MinorShift, nil
 }
 
 // ModuleID is the position on the baseboard, from 1; 0 where there is none (nvmlDeviceGetModuleId).
@@ -231,9 +235,18 @@ func (d *Device) AddressingMode() (int, error) {
 	return d.board.AddressingMode, d.node.enter("nvmlDeviceGetAddressingMode", d.index)
 }
 
-// VirtualizationMode is one of NVML_GPU_VIRTUALIZATION_MODE_*: 0, bare metal (nvmlDeviceGetVirtualizationMode).
+// VirtualizationMode is one of NVML_GPU_VIRTUALIZATION_MODE_*: 0, bare metal, or 1, passed through to a guest
+// (nvmlDeviceGetVirtualizationMode).
 func (d *Device) VirtualizationMode() (int, error) {
-	return 0, d.node.enter("nvmlDeviceGetVirtualizationMode", d.index)
+	st, err := d.load("nvmlDeviceGetVirtualizationMode")
+	switch {
+	case err != nil:
+		return 0, err
+	case st.Virtualization == 0 && d.node.spec.PassThrough:
+		return VirtualizationPassThrough, nil
+	default:
+		return st.Virtualization, nil
+	}
 }
 
 // TimeSlice is what "nvidia-smi compute-policy" set: 0 default, 1 short, 2 medium, 3 long. No NVML function reads it.

@@ -136,11 +136,8 @@ func TestCapabilities(t *testing.T) {
 func TestRebootOnDisk(t *testing.T) {
 	root := createNode(t, "dgx-a100")
 	n := openNode(t, root)
-	if _, err := n.Device(1).SetMIGMode(true); err != nil {
-		t.Fatal(err)
-	}
-	if err := n.ResetGPU(1); err != nil {
-		t.Fatal(err)
+	if activation, err := n.Device(1).SetMIGMode(true); activation != nil || err != nil {
+		t.Fatal(activation, err)
 	}
 	if _, err := n.Device(1).CreateGPUInstance(19); err != nil {
 		t.Fatal(err)
@@ -175,7 +172,10 @@ func TestRebootOnDisk(t *testing.T) {
 
 func TestDriverUnload(t *testing.T) {
 	root := createNode(t, "hgx-h100")
-	n := openNode(t, root)
+	n, err := Open(root)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := n.AddClient(0, Client{PID: 7, Name: "dcgm", GPUInstance: -1}); err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,8 @@ type Fault struct {
 	Call string `json:"call"`
 	// Delay before the call goes on.
 	Delay time.Duration `json:"delay,omitempty"`
+	// Hang keeps the call until the fault is cleared. What a driver does that waits for a GPU that does not answer.
+	Hang bool `json:"hang,omitempty"`
 	// Code is the NVML error that the call returns; 0 to let it go on.
 	Code int `json:"code,omitempty"`
 	// Skip lets so many calls of each process through first.
@@ -34,6 +36,9 @@ func (f Fault) String() string {
 	}
 	if f.Delay > 0 {
 		s += " takes " + f.Delay.String()
+	}
+	if f.Hang {
+		s += " hangs"
 	}
 	if f.Code != 0 {
 		s += " returns " + CodeName(f.Code)
@@ -59,7 +64,7 @@ func (n *Node) Inject(f Fault) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("inject fault: %w", err)
 	}
-	if f.Delay < 0 || f.Skip < 0 || f.Times < 0 || f.Delay == 0 && f.Code == 0 {
+	if f.Delay < 0 || f.Skip < 0 || f.Times < 0 || f.Delay == 0 && f.Code == 0 && !f.Hang {
 		return 0, fmt.Errorf("inject fault: %s does nothing, or has a negative number", f)
 	}
 	if f.GPU >= len(n.devices) {
@@ -90,6 +95,12 @@ func (n *Node) FailNth(call string, nth, code int) error {
 // SlowCall makes every call of an NVML function take at least d, on all GPUs.
 func (n *Node) SlowCall(call string, d time.Duration) error {
 	_, err := n.Inject(Fault{GPU: -1, Call: call, Delay: d})
+	return err
+}
+
+// HangCall makes every call of an NVML function on a GPU hang until ClearFaults.
+func (n *Node) HangCall(index int, call string) error {
+	_, err := n.Inject(Fault{GPU: index, Call: call, Hang: true})
 	return err
 }
 
@@ -161,11 +172,26 @@ func (n *Node) applyFaults(st *nodeState, call string, gpus ...int) error {
 		if f.Delay > 0 {
 			n.sleep(f.Delay)
 		}
+		if f.Hang {
+			n.hang(f.ID)
+		}
 		if f.Code != 0 {
 			failed = fail(call, f.Code, "injected fault #%d", f.ID)
 		}
 	}
 	return failed
+}
+
+// hang returns once a fault is cleared.
+func (n *Node) hang(id int) {
+	const look = 5 * time.Millisecond
+	for {
+		st, err := n.state.load()
+		if err != nil || !slices.ContainsFunc(st.Faults, func(f Fault) bool { return f.ID == id }) {
+			return
+		}
+		n.sleep(look)
+	}
 }
 
 // Trouble lets faults have their way with a program that is about some GPUs, under one of the names that NVML does not

@@ -1,7 +1,9 @@
 package sim
 
 import (
+	"fmt"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -27,11 +29,35 @@ func (n *Node) Replaced() bool {
 	return err != nil || id != n.specFile
 }
 
-// DeviceByPCIBusID returns the GPU at an address, with a domain of four or eight digits
-// (nvmlDeviceGetHandleByPciBusId_v2).
+// parseBusID reads the forms of a PCI address that nvml.h allows, in hexadecimal numbers of any length:
+// domain:bus:device.function, domain:bus:device and bus:device.function.
+func parseBusID(id string) (gpu.PCIAddress, error) {
+	place, function, _ := strings.Cut(id, ".")
+	parts := strings.Split(place, ":")
+	if len(parts) == 2 {
+		parts = append([]string{"0"}, parts...)
+	}
+	if function == "" {
+		function = "0"
+	}
+	var n [4]uint64
+	if len(parts) != 3 {
+		return gpu.PCIAddress{}, fmt.Errorf("PCI address %q", id)
+	}
+	for i, digits := range append(parts, function) {
+		v, err := strconv.ParseUint(digits, 16, []int{32, 8, 5, 3}[i])
+		if err != nil {
+			return gpu.PCIAddress{}, fmt.Errorf("PCI address %q: %w", id, err)
+		}
+		n[i] = v
+	}
+	return gpu.PCIAddress{Domain: uint32(n[0]), Bus: uint8(n[1]), Device: uint8(n[2]), Function: uint8(n[3])}, nil
+}
+
+// DeviceByPCIBusID returns the GPU at an address (nvmlDeviceGetHandleByPciBusId_v2).
 func (n *Node) DeviceByPCIBusID(id string) (*Device, error) {
 	const call = "nvmlDeviceGetHandleByPciBusId_v2"
-	a, parseErr := gpu.ParsePCIAddress(id)
+	a, parseErr := parseBusID(id)
 	for _, d := range n.devices {
 		if b, err := d.spec.address(); err == nil && parseErr == nil && a == b {
 			return d, n.enter(call, d.index)

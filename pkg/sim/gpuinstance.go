@@ -81,8 +81,14 @@ func (d *Device) createGPUInstance(call string, profileID int, at *gpu.Placement
 		if err := d.needMIG(call, st); err != nil {
 			return err
 		}
+		if st.Virtualization == VirtualizationVGPU {
+			return fail(call, CodeNotSupported, "GPU %d is a vGPU: its host has the GPU instances", d.index)
+		}
 		p, err := d.profileByID(call, profileID)
 		if err != nil {
+			return err
+		}
+		if err := d.firstInUse(call, st); err != nil {
 			return err
 		}
 		start, err := d.place(call, st, p, at)

@@ -67,6 +67,9 @@ func (d *Device) linked() bool {
 	if d.board.NVLink == nil {
 		return false
 	}
+	if st, err := d.node.state.load(); err != nil || slices.Contains(st.LinksDown, d.index) {
+		return false
+	}
 	switch d.node.spec.Links.Kind {
 	case "switch", "fabric":
 		return true
@@ -206,11 +209,17 @@ func (d *Device) P2PStatus(other *Device, capability int) (int, error) {
 	}
 }
 
-// FabricCompleted is NVML_GPU_FABRIC_STATE_COMPLETED.
-const FabricCompleted = 3
+// NVML_GPU_FABRIC_STATE_*.
+const (
+	FabricNotStarted = 1
+	FabricInProgress = 2
+	FabricCompleted  = 3
+)
 
-// FabricInfo is the GPU's place in an NVLink domain (nvmlGpuFabricInfoV_t). The state is always FabricCompleted.
+// FabricInfo is the GPU's place in an NVLink domain (nvmlGpuFabricInfoV_t). The rest means nothing until the state is
+// FabricCompleted.
 type FabricInfo struct {
+	State       int
 	ClusterUUID [16]byte
 	Clique      uint32
 }
@@ -218,18 +227,35 @@ type FabricInfo struct {
 // Fabric is the NVLink domain (nvmlDeviceGetGpuFabricInfoV); ErrNotSupported where there is none.
 func (d *Device) Fabric() (FabricInfo, error) {
 	const call = "nvmlDeviceGetGpuFabricInfoV"
-	if err := d.node.enter(call, d.index); err != nil {
+	st, err := d.load(call)
+	if err != nil {
 		return FabricInfo{}, err
 	}
 	f := d.node.spec.Fabric
+	if st.FabricState != 0 {
+		return FabricInfo{State: st.FabricState}, d.fabricLook(call, st)
+	}
 	if f == nil {
 		return FabricInfo{}, fail(call, CodeNotSupported, "%s belongs to no NVLink domain", d)
 	}
-	info := FabricInfo{Clique: uint32(f.Clique)}
+	info := FabricInfo{State: FabricCompleted, Clique: uint32(f.Clique)}
 	if _, err := hex.Decode(info.ClusterUUID[:], []byte(strings.ReplaceAll(f.ClusterUUID, "-", ""))); err != nil {
 		return FabricInfo{}, fail(call, CodeUnknown, "cluster UUID %q: %v", f.ClusterUUID, err)
 	}
 	return info, nil
+}
+
+// fabricLook counts a look at a registration that will be completed.
+func (d *Device) fabricLook(call string, st *gpuState) error {
+	if st.FabricLooks == 0 {
+		return nil
+	}
+	return d.change(call, func(st *gpuState) error {
+		if st.FabricLooks--; st.FabricLooks <= 0 {
+			st.FabricState, st.FabricLooks = 0, 0
+		}
+		return nil
+	})
 }
 
 // NUMANodeID is the NUMA node that the GPU's own memory is (nvmlDeviceGetNumaNodeId): only where the CPU and the GPU

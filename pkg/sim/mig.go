@@ -2,6 +2,7 @@ package sim
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -143,31 +144,78 @@ func (d *Device) needMIG(call string, st *gpuState) error {
 
 // SetMIGMode asks for a MIG mode (nvmlDeviceSetMigMode). As with NVML there are two answers: err says whether the
 // request was taken, activation whether the mode is in force. From Hopper on the mode changes at once, unless
-// something holds the GPU: then activation is ErrInUse and nothing has changed. Before, the mode waits for a reset:
-// activation is ErrResetRequired (or ErrInUse) and the pending mode has changed.
+// something holds the GPU: then activation is ErrInUse and nothing has changed. Before, the driver resets the GPU for it
+// (MIG user guide, "Enable MIG Mode"): if others have the GPU open that fails, activation is ErrInUse and the mode is
+// pending. A guest cannot reset the GPU it is given: there activation is ErrResetRequired (nvml.h).
 func (d *Device) SetMIGMode(enable bool) (activation, err error) {
 	const call = "nvmlDeviceSetMigMode"
-	err = d.update(call, func(st *gpuState) error {
-		if d.board.MIG == nil {
-			return d.noMIG(call)
-		}
+	if err := d.node.enter(call, d.index); err != nil {
+		return nil, err
+	}
+	if d.board.MIG == nil {
+		return nil, d.noMIG(call)
+	}
+	if st, err := d.node.gpus[d.index].load(); err == nil && st.Virtualization == VirtualizationVGPU {
+		return nil, fail(call, CodeNotSupported, "GPU %d is a vGPU: its host has the MIG mode", d.index)
+	}
+	if d.board.MIG.ModeNeedsReset {
+		return d.setModeByReset(call, enable)
+	}
+	err = d.change(call, func(st *gpuState) error {
 		activation = nil
 		if st.MIG == enable {
 			st.MIGPending = enable
 			return nil
 		}
-		if busy := st.busy(); busy != "" {
+		if busy := d.busyForMode(st, enable); busy != "" {
 			activation = fail(call, CodeInUse, "GPU %d is held by %s", d.index, busy)
+			return nil
 		}
+		st.MIG, st.MIGPending, st.Instances = enable, enable, nil
+		if d.node.has(QuirkMinorChanges) {
+			st.MinorShift += len(d.node.devices)
+		}
+		if !enable && d.node.has(QuirkFabricAfterMIG) {
+			st.FabricState, st.FabricLooks = FabricInProgress, fabricLooks
+		}
+		st.ComputeMode = 0 // as with a reset
+		st.addMIGEvent()
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return activation, nil
+}
+
+// fabricLooks is how many looks at the fabric a GPU is registering for that leaves MIG mode.
+const fabricLooks = 3
+
+// setModeByReset changes the mode of a board that has to be reset for it, at once if nothing is in the way.
+func (d *Device) setModeByReset(call string, enable bool) (activation, err error) {
+	release, aloneErr := d.node.alone(d.index)
+	switch {
+	case aloneErr == nil:
+		defer release()
+	case !errors.Is(aloneErr, errOpen):
+		return nil, fail(call, CodeUnknown, "%v", aloneErr)
+	}
+	err = d.change(call, func(st *gpuState) error {
+		activation = nil
+		st.MIGPending = enable
+		busy := d.busyForMode(st, enable)
 		switch {
-		case d.board.MIG.ModeNeedsReset:
-			st.MIGPending = enable
-			if activation == nil {
-				activation = fail(call, CodeResetRequired, "the mode of GPU %d changes with the next reset", d.index)
-			}
-		case activation == nil:
-			st.MIG, st.MIGPending = enable, enable
-			st.ComputeMode = 0 // as with a reset
+		case st.MIG == enable:
+		case aloneErr != nil:
+			activation = fail(call, CodeInUse, "GPU %d is open in %s", d.index, d.node.whoHasOpen(d.index))
+		case busy != "":
+			activation = fail(call, CodeInUse, "GPU %d is held by %s", d.index, busy)
+		case st.Persistence:
+			activation = fail(call, CodeInUse, "GPU %d is held by its persistence mode", d.index)
+		case d.node.spec.PassThrough:
+			activation = fail(call, CodeResetRequired, "the mode of GPU %d changes with the next reset", d.index)
+		default:
+			st.reset()
 			st.addMIGEvent()
 		}
 		return nil
@@ -203,7 +251,11 @@ func (d *Device) GPUInstanceProfileInfo(enum int) (gpu.Profile, error) {
 	if err != nil {
 		return gpu.Profile{}, err
 	}
-	return p.Info(), nil
+	info := p.Info()
+	if d.node.has(QuirkWrongCounts) {
+		info.MaxInstances = 1
+	}
+	return info, nil
 }
 
 // profileEnums is NVML_GPU_INSTANCE_PROFILE_COUNT.

@@ -83,8 +83,11 @@ func TestMIGModeOnHopper(t *testing.T) {
 func TestMIGModeOnAmpere(t *testing.T) {
 	n := testNode(t, "dgx-a100")
 	d := n.Device(0)
-	if activation, err := d.SetMIGMode(true); !errors.Is(activation, gpu.ErrResetRequired) || err != nil {
-		t.Errorf("SetMIGMode = %v, %v", activation, err)
+	if err := n.AddClient(0, Client{PID: 71, Name: "dcgm", GPUInstance: -1}); err != nil {
+		t.Fatal(err)
+	}
+	if activation, err := d.SetMIGMode(true); !errors.Is(activation, gpu.ErrInUse) || err != nil {
+		t.Errorf("SetMIGMode of a held GPU = %v, %v", activation, err)
 	}
 	if on, pending, err := d.MIGMode(); on || !pending || err != nil {
 		t.Errorf("mode before the reset = %v, %v, %v", on, pending, err)
@@ -92,7 +95,7 @@ func TestMIGModeOnAmpere(t *testing.T) {
 	if _, err := d.CreateGPUInstance(19); !errors.Is(err, gpu.ErrNotSupported) {
 		t.Errorf("CreateGPUInstance before the reset = %v", err)
 	}
-	if err := n.AddClient(0, Client{PID: 71, Name: "dcgm", GPUInstance: -1}); err != nil {
+	if err := n.Shutdown(); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.ResetGPU(0); !errors.Is(err, gpu.ErrInUse) {
@@ -102,6 +105,9 @@ func TestMIGModeOnAmpere(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := n.ResetGPU(0); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Init(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := d.CreateGPUInstance(19); err != nil {
@@ -203,7 +209,7 @@ func checkPlacement(t *testing.T, d *Device, p *Profile, at gpu.Placement) {
 			}
 		}
 	}
-	whole := p.ComputeInstances[len(p.ComputeInstances)-1]
+	whole := *p.Filling()
 	ci, err := gi.CreateComputeInstance(whole.ID)
 	if err != nil {
 		t.Fatal(err)

@@ -104,6 +104,28 @@ func (m *MIGDevice) ComputeInstanceID() (int, error) {
 	return m.compute.id, err
 }
 
+// Index is the place of the partition among those of its GPU (nvmlDeviceGetIndex): MIGDeviceByIndex takes it.
+func (m *MIGDevice) Index() (int, error) {
+	st, _, _, err := m.load("nvmlDeviceGetIndex")
+	if err != nil {
+		return 0, err
+	}
+	return slices.IndexFunc(m.device().migDevices(st), func(o *MIGDevice) bool {
+		return o.compute.parent.id == m.compute.parent.id && o.compute.id == m.compute.id
+	}), nil
+}
+
+// BAR1Total is the size of the partition's part of BAR1 in bytes, as of the placement units it has
+// (nvmlDeviceGetBAR1MemoryInfo).
+func (m *MIGDevice) BAR1Total() (uint64, error) {
+	_, _, p, err := m.load("nvmlDeviceGetBAR1MemoryInfo")
+	if err != nil {
+		return 0, err
+	}
+	b := m.device().board
+	return b.BAR1MiB << 20 / uint64(b.MIG.Slices) * uint64(p.Size), nil
+}
+
 // UUID is "MIG-…" (nvmlDeviceGetUUID).
 func (m *MIGDevice) UUID() (string, error) {
 	_, _, _, err := m.load("nvmlDeviceGetUUID")

@@ -48,6 +48,10 @@ type spec struct {
 	Others         []pciEntry `json:"others"`
 	// DeviceNodes tells that the node keeps device files under its root.
 	DeviceNodes bool `json:"deviceNodes"`
+	// DevRoot is the root below whose dev they lie, where that is not the node's.
+	DevRoot string `json:"devRoot,omitempty"`
+	// PassThrough tells that the node is a virtual machine that GPUs are passed through to: it cannot reset them.
+	PassThrough bool `json:"passThrough,omitempty"`
 }
 
 // linkSpec is how NVLinks are wired: "none"; "switch": to the NVSwitches of the node; "fabric": to switches outside;
@@ -150,7 +154,8 @@ func newSpec(name string, o *options) (*spec, error) {
 	s := &m.spec
 	s.Schema = specSchema
 	s.Boards = []Board{*board}
-	s.DeviceNodes = !o.noDeviceNodes
+	s.DeviceNodes, s.DevRoot = !o.noDeviceNodes, o.devRoot
+	s.PassThrough = o.passThrough
 	if o.driverVersion != "" {
 		s.DriverVersion = o.driverVersion
 	}

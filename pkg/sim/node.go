@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,24 +22,35 @@ type Node struct {
 	devices  []*Device
 
 	inits  atomic.Int64
+	open   sessions
 	counts map[string]*atomic.Int64 // by name of the call; the map itself never changes
 	sleep  func(time.Duration)
 
 	trace func(call string, index int) // nil: nobody wants to know
+
+	// listed are the GPUs that were there when the session began: NVML counts them once.
+	listed atomic.Pointer[[]int]
 
 	passed sync.Map // ID of a fault -> *atomic.Int64, calls that it let through
 }
 
 // options are what New, Create and Open may be told.
 type options struct {
-	seed          string
-	driverVersion string
-	noDeviceNodes bool
-	library       string
-	executable    string
-	force         bool
-	sleep         func(time.Duration)
-	trace         io.Writer
+	seed           string
+	driverVersion  string
+	noDeviceNodes  bool
+	passThrough    bool
+	library        string
+	executable     string
+	programs       string
+	files          []string
+	devRoot        string
+	flat           bool
+	noControlNodes bool
+	noModprobe     bool
+	force          bool
+	sleep          func(time.Duration)
+	trace          io.Writer
 }
 
 // Option adjusts a node.
@@ -51,6 +61,9 @@ func WithSeed(seed string) Option { return func(o *options) { o.seed = seed } }
 
 // WithDriverVersion replaces the driver version of the model, such as "570.133.20".
 func WithDriverVersion(version string) Option { return func(o *options) { o.driverVersion = version } }
+
+// WithPassThrough makes the node a virtual machine that whole GPUs are passed through to.
+func WithPassThrough() Option { return func(o *options) { o.passThrough = true } }
 
 // WithSleep replaces time.Sleep in calls that a fault makes slow.
 func WithSleep(sleep func(time.Duration)) Option { return func(o *options) { o.sleep = sleep } }
@@ -118,7 +131,7 @@ func Open(root string, opts ...Option) (*Node, error) {
 			return decodeGPUState(data, board)
 		})
 		if board.MIG != nil {
-			caps := &capabilities{root: root, minor: s.GPUs[i].Minor, devices: s.DeviceNodes}
+			caps := &capabilities{root: root, minor: s.GPUs[i].Minor, devices: s.DeviceNodes && s.DevRoot == ""}
 			c.before, c.after = caps.appear, caps.vanish
 		}
 		c.stale, c.settle = n.abandoned, n.forget
@@ -215,8 +228,13 @@ func (n *Node) enter(call string, index int) error {
 	if st.Unloaded {
 		return fail(call, CodeDriverNotLoaded, "the driver of the simulated node was unloaded")
 	}
-	if index >= 0 && len(st.Lost) > 0 && slices.Contains(st.Lost, index) {
+	if index >= 0 && n.isLost(st, call, index) {
 		return fail(call, CodeGPUIsLost, "GPU %d at %s fell off the bus", index, n.devices[index].spec.bdf())
+	}
+	if index >= 0 {
+		if err := n.openSlot(index); err != nil {
+			return fail(call, CodeUnknown, "%v", err)
+		}
 	}
 	return nil
 }
@@ -226,7 +244,16 @@ func (n *Node) Init() error {
 	if err := n.enter(callInit, -1); err != nil {
 		return err
 	}
-	n.inits.Add(1)
+	st, err := n.state.load()
+	if err != nil {
+		return fail(callInit, CodeUnknown, "%v", err)
+	}
+	if n.inits.Add(1) == 1 {
+		n.list(st)
+	}
+	if err := n.openSlot(driverSlot); err != nil {
+		return errors.Join(fail(callInit, CodeUnknown, "%v", err), n.end())
+	}
 	return nil
 }
 
@@ -235,12 +262,20 @@ func (n *Node) Shutdown() error {
 	if err := n.enter("nvmlShutdown", -1); err != nil && !isCode(err, CodeDriverNotLoaded) {
 		return err
 	}
+	return n.end()
+}
+
+// end ends one session; with the last, the driver and the GPUs are open no more.
+func (n *Node) end() error {
 	for {
 		now := n.inits.Load()
 		if now == 0 {
 			return fail("nvmlShutdown", CodeUninitialized, "nvmlInit_v2 was not called")
 		}
 		if n.inits.CompareAndSwap(now, now-1) {
+			if now == 1 {
+				n.closeSlots()
+			}
 			return nil
 		}
 	}
@@ -287,20 +322,22 @@ func (n *Node) DeviceCount() (int, error) {
 	if err := n.enter("nvmlDeviceGetCount_v2", -1); err != nil {
 		return 0, err
 	}
-	return len(n.devices), nil
+	return len(n.enumerated()), nil
 }
 
 // DeviceByIndex returns a GPU (nvmlDeviceGetHandleByIndex_v2). Indexes follow PCI order.
 func (n *Node) DeviceByIndex(index int) (*Device, error) {
 	const call = "nvmlDeviceGetHandleByIndex_v2"
-	if index < 0 || index >= len(n.devices) {
+	listed := n.enumerated()
+	if index < 0 || index >= len(listed) {
 		if err := n.enter(call, -1); err != nil {
 			return nil, err
 		}
-		return nil, fail(call, CodeInvalidArgument, "no GPU %d: the node has %d", index, len(n.devices))
+		return nil, fail(call, CodeInvalidArgument, "no GPU %d: the node has %d", index, len(listed))
 	}
-	if err := n.enter(call, index); err != nil {
+	d := n.devices[listed[index]]
+	if err := n.enter(call, d.index); err != nil {
 		return nil, err
 	}
-	return n.devices[index], nil
+	return d, nil
 }

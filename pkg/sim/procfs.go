@@ -47,6 +47,15 @@ func capabilityDir(gpuMinor int) string {
 	return fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig", gpuMinor)
 }
 
+// modulesFile lists the kernel modules: the driver's, while it is loaded, and one that has nothing to do with it.
+const (
+	modulesFile   = "proc/modules"
+	otherModules  = "overlay 212992 0 - Live 0x0000000000000000\n"
+	loadedModules = "nvidia_uvm 2228224 0 - Live 0x0000000000000000 (OE)\n" +
+		"nvidia_modeset 1724416 0 - Live 0x0000000000000000 (OE)\n" +
+		"nvidia 14381056 2 nvidia_uvm,nvidia_modeset, Live 0x0000000000000000 (OE)\n" + otherModules
+)
+
 // procfs makes the files of /proc that drivers and tools look at, with paths relative to the root.
 func (s *spec) procfs() map[string]treeFile {
 	files := map[string]treeFile{}
@@ -63,6 +72,7 @@ func (s *spec) procfs() map[string]treeFile {
 	addFile(files, "proc/driver/nvidia/capabilities/mig/config", capabilityFile(capConfig))
 	addFile(files, "proc/driver/nvidia/capabilities/mig/monitor", capabilityFile(capMonitor))
 	addFile(files, "proc/driver/nvidia-caps/mig-minors", s.migMinors())
+	addFile(files, modulesFile, loadedModules)
 	addFile(files, "proc/devices", fmt.Sprintf(
 		"Character devices:\n  1 mem\n  5 /dev/tty\n%d nvidia\n%d nvidia-modeset\n%d nvidiactl\n%d nvidia-uvm\n%d nvidia-caps\n%d nvidia-nvswitch\n\nBlock devices:\n  7 loop\n",
 		majorNVIDIA, majorNVIDIA, majorNVIDIA, majorUVM, majorCaps, majorNVSwitch))

@@ -27,6 +27,13 @@ type nodeState struct {
 	// Faults in the order in which they were injected.
 	Faults    []Fault `json:"faults,omitempty"`
 	LastFault int     `json:"lastFault,omitempty"`
+	// Absent are the indexes of GPUs that are not in the node, LinksDown of those whose NVLinks are not trained; ascending.
+	Absent    []int `json:"absent,omitempty"`
+	LinksDown []int `json:"linksDown,omitempty"`
+	// Unloads counts how often the driver was unloaded.
+	Unloads int `json:"unloads,omitempty"`
+	// Quirks of the driver, sorted.
+	Quirks []Quirk `json:"quirks,omitempty"`
 }
 
 // gpuState is what changes about one GPU.
@@ -43,6 +50,14 @@ type gpuState struct {
 	Persistence bool `json:"persistence,omitempty"`
 	// Recovery is what field 230 (GPU_RECOVERY_ACTION) says.
 	Recovery int `json:"recovery,omitempty"`
+	// Virtualization is one of Virtualization*; zero for what the node's model says.
+	Virtualization int `json:"virtualization,omitempty"`
+	// MinorShift is added to the minor number of the GPU.
+	MinorShift int `json:"minorShift,omitempty"`
+	// FabricState, where it is not zero, is what the GPU says of its registration with the fabric instead of completed:
+	// for so many more calls if FabricLooks is above zero, else for ever.
+	FabricState int `json:"fabricState,omitempty"`
+	FabricLooks int `json:"fabricLooks,omitempty"`
 	// Clients are the processes that hold the device, by PID.
 	Clients []Client `json:"clients,omitempty"`
 	// Limits of memory, by cgroup.
@@ -102,6 +117,9 @@ func (s *nodeState) clone() *nodeState {
 	c.Lost = slices.Clone(s.Lost)
 	c.UUIDs = maps.Clone(s.UUIDs)
 	c.Faults = slices.Clone(s.Faults)
+	c.Absent = slices.Clone(s.Absent)
+	c.LinksDown = slices.Clone(s.LinksDown)
+	c.Quirks = slices.Clone(s.Quirks)
 	return &c
 }
 
@@ -137,6 +155,11 @@ func decodeNodeState(data []byte, gpus int) (*nodeState, error) {
 	for _, i := range s.Lost {
 		if i < 0 || i >= gpus {
 			return nil, fmt.Errorf("decode node state: lost GPU %d of %d", i, gpus)
+		}
+	}
+	for _, i := range slices.Concat(s.Absent, s.LinksDown) {
+		if i < 0 || i >= gpus {
+			return nil, fmt.Errorf("decode node state: GPU %d of %d", i, gpus)
 		}
 	}
 	return &s, nil

@@ -38,7 +38,9 @@ type GPUStatus struct {
 	Recovery    int              `json:"recoveryAction"`
 	Instances   []InstanceStatus `json:"instances"`
 	Clients     []Client         `json:"clients"`
-	Limits      []LimitStatus    `json:"memoryLimits,omitempty"`
+	// Sessions are the processes that have the GPU open, as far as they can be seen from here.
+	Sessions []Session     `json:"sessions,omitempty"`
+	Limits   []LimitStatus `json:"memoryLimits,omitempty"`
 }
 
 // LimitStatus are the memory limits of a cgroup, in bytes.
@@ -146,6 +148,7 @@ func (d *Device) status(st *gpuState, lost bool) GPUStatus {
 		TimeSlice:   st.TimeSlice,
 		Recovery:    st.Recovery,
 		Clients:     slices.Clone(st.Clients),
+		Sessions:    d.node.sessionsOf(d.index),
 	}
 	for _, l := range st.Limits {
 		if l.current() {

@@ -57,6 +57,9 @@ func OpenVisible(root string, opts ...Option) (*Node, []VisiblePartition, error)
 // readDescription reads the node from the library that describes it.
 func readDescription(root string) (*spec, error) {
 	dir := filepath.Join(root, libraryDir)
+	if flat, err := filepath.Glob(filepath.Join(root, flatLibraryDir, "libnvidia-sim.so.*.*")); err == nil && len(flat) > 0 {
+		dir = filepath.Join(root, flatLibraryDir)
+	}
 	files, err := filepath.Glob(filepath.Join(dir, "libnvidia-sim.so.*.*"))
 	if err != nil || len(files) == 0 {
 		return nil, fmt.Errorf("no simulated node described in %s: %w", dir, fs.ErrNotExist)

@@ -52,7 +52,7 @@ type TimeSlicing struct {
 
 // MPS is what an MPS server gives its clients.
 type MPS struct {
-	// ActiveThreadPercentage of the multiprocessors that each client has, 1 to 100; nil for all.
+	// ActiveThreadPercentage of the multiprocessors that each client has, 1 to 100; nil or 0 for all.
 	ActiveThreadPercentage *int32 `json:"defaultActiveThreadPercentage,omitempty"`
 	// PinnedDeviceMemoryLimit of each client, 1Mi and up; nil for none.
 	PinnedDeviceMemoryLimit *resource.Quantity `json:"defaultPinnedDeviceMemoryLimit,omitempty"`

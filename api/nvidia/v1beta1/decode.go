@@ -120,8 +120,8 @@ func (m *MPS) validate(path *field.Path) field.ErrorList {
 		return nil
 	}
 	var errs field.ErrorList
-	if p := m.ActiveThreadPercentage; p != nil && (*p < 1 || *p > 100) {
-		errs = append(errs, field.Invalid(path.Child("defaultActiveThreadPercentage"), *p, "must be 1 to 100; leave it out for all"))
+	if p := m.ActiveThreadPercentage; p != nil && (*p < 0 || *p > 100) {
+		errs = append(errs, field.Invalid(path.Child("defaultActiveThreadPercentage"), *p, "must be 0 to 100; 0 is the same as none, for all"))
 	}
 	errs = append(errs, v1alpha1.CheckMemory(path.Child("defaultPinnedDeviceMemoryLimit"), m.PinnedDeviceMemoryLimit)...)
 	at := path.Child("defaultPerDevicePinnedMemoryLimit")

@@ -113,7 +113,7 @@ func TestParametersThatCannotBeHonouredSayWhatToUse(t *testing.T) {
 		"unknown field":          {config(GPUConfigKind, `{"strategy":"MPS","shares":4}`), []string{`unknown field "sharing.shares"`}},
 		"unknown deep field":     {mps(`"activeThreadPercentage":4`), []string{`unknown field "sharing.mpsConfig.activeThreadPercentage"`}},
 		"field twice":            {mps(`"multiUser":true,"multiUser":false`), []string{`duplicate field "sharing.mpsConfig.multiUser"`}},
-		"no threads":             {mps(`"defaultActiveThreadPercentage":0`), []string{"sharing.mpsConfig.defaultActiveThreadPercentage", "1 to 100", "leave it out"}},
+		"negative threads":       {mps(`"defaultActiveThreadPercentage":-1`), []string{"sharing.mpsConfig.defaultActiveThreadPercentage", "0 to 100"}},
 		"too many threads":       {mps(`"defaultActiveThreadPercentage":101`), []string{"sharing.mpsConfig.defaultActiveThreadPercentage", "101"}},
 		"threads beyond numbers": {mps(`"defaultActiveThreadPercentage":4294967297`), []string{"defaultActiveThreadPercentage"}},
 		"too little memory":      {mps(`"defaultPinnedDeviceMemoryLimit":"1Ki"`), []string{"sharing.mpsConfig.defaultPinnedDeviceMemoryLimit", "1Mi or more"}},

@@ -19,19 +19,22 @@ import (
 func simDeviceNumber(which C.int, h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
 	return onDevice(h, func(d *sim.Device) error {
 		gets := [...]func() (int, error){
-			C.SIM_INDEX:            d.Index,
-			C.SIM_MINOR:            d.MinorNumber,
-			C.SIM_MODULE:           d.ModuleID,
-			C.SIM_BRAND:            d.Brand,
-			C.SIM_ARCHITECTURE:     d.Architecture,
-			C.SIM_NUMA_NODE:        d.NUMANodeID,
-			C.SIM_VIRTUALIZATION:   d.VirtualizationMode,
-			C.SIM_POWER:            d.Power,
-			C.SIM_POWER_LIMIT:      d.PowerLimit,
-			C.SIM_TEMPERATURE:      d.Temperature,
-			C.SIM_ADDRESSING_MODE:  d.AddressingMode,
-			C.SIM_MAX_MIG_DEVICES:  d.MaxMIGDevices,
-			C.SIM_PERSISTENCE_MODE: func() (int, error) { on, err := d.PersistenceMode(); return int(enable(on)), err },
+			C.SIM_MINOR:               d.MinorNumber,
+			C.SIM_MODULE:              d.ModuleID,
+			C.SIM_BRAND:               d.Brand,
+			C.SIM_ARCHITECTURE:        d.Architecture,
+			C.SIM_NUMA_NODE:           d.NUMANodeID,
+			C.SIM_VIRTUALIZATION:      d.VirtualizationMode,
+			C.SIM_POWER:               d.Power,
+			C.SIM_POWER_LIMIT:         d.PowerLimit,
+			C.SIM_TEMPERATURE:         d.Temperature,
+			C.SIM_ADDRESSING_MODE:     d.AddressingMode,
+			C.SIM_MAX_MIG_DEVICES:     d.MaxMIGDevices,
+			C.SIM_PERSISTENCE_MODE:    func() (int, error) { on, err := d.PersistenceMode(); return int(enable(on)), err },
+			C.SIM_PCIE_GENERATION:     d.PCIeGeneration,
+			C.SIM_PCIE_MAX_GENERATION: d.MaxPCIeGeneration,
+			C.SIM_PCIE_WIDTH:          d.PCIeWidth,
+			C.SIM_PCIE_MAX_WIDTH:      d.MaxPCIeWidth,
 		}
 		v, err := gets[which]()
 		return putUint(to, v, err)
@@ -83,16 +86,6 @@ func simDeviceGetCudaComputeCapability(h C.nvmlDevice_t, major, minor *C.int) C.
 		}
 		*major, *minor = C.int(a), C.int(b)
 		return nil
-	})
-}
-
-//export simDeviceGetBAR1MemoryInfo
-func simDeviceGetBAR1MemoryInfo(h C.nvmlDevice_t, to *C.nvmlBAR1Memory_t) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		total, err := d.BAR1Total()
-		return put(to, total, err, func(total uint64) C.nvmlBAR1Memory_t {
-			return C.nvmlBAR1Memory_t{bar1Total: C.ulonglong(total), bar1Free: C.ulonglong(total - 1<<20), bar1Used: 1 << 20}
-		})
 	})
 }
 

@@ -114,7 +114,7 @@ func putSlice[T, G any](to *T, count *C.uint, values []G, err error, sized bool,
 // fabric is what a GPU says of its NVLink domain.
 //
 //export simDeviceGetGpuFabricInfo
-func simDeviceGetGpuFabricInfo(h C.nvmlDevice_t, clusterUUID *C.uchar, clique *C.uint) C.nvmlReturn_t {
+func simDeviceGetGpuFabricInfo(h C.nvmlDevice_t, clusterUUID *C.uchar, clique *C.uint, state *C.uchar) C.nvmlReturn_t {
 	return onDevice(h, func(d *sim.Device) error {
 		info, err := d.Fabric()
 		if err != nil {
@@ -122,6 +122,7 @@ func simDeviceGetGpuFabricInfo(h C.nvmlDevice_t, clusterUUID *C.uchar, clique *C
 		}
 		copy(unsafe.Slice((*byte)(clusterUUID), len(info.ClusterUUID)), info.ClusterUUID[:])
 		*clique = C.uint(info.Clique)
+		*state = C.uchar(info.State)
 		return nil
 	})
 }

@@ -17,6 +17,8 @@ import (
 
 // target is what GPUs and partitions have in common.
 type target interface {
+	Index() (int, error)
+	BAR1Total() (uint64, error)
 	UUID() (string, error)
 	Name() (string, error)
 	MemoryV1() (sim.Memory, error)
@@ -172,5 +174,23 @@ func simDeviceGetMemoryLimits(h C.nvmlDevice_t, limits *C.nvmlGetMemoryLimits_v1
 		}
 		limits.softLimit, limits.hardLimit, limits.currentUsed = C.ulonglong(soft), C.ulonglong(hard), C.ulonglong(used)
 		return nil
+	})
+}
+
+//export simDeviceGetIndex
+func simDeviceGetIndex(h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
+	return onTarget(h, func(t target) error {
+		v, err := t.Index()
+		return putUint(to, v, err)
+	})
+}
+
+//export simDeviceGetBAR1MemoryInfo
+func simDeviceGetBAR1MemoryInfo(h C.nvmlDevice_t, to *C.nvmlBAR1Memory_t) C.nvmlReturn_t {
+	return onTarget(h, func(t target) error {
+		total, err := t.BAR1Total()
+		return put(to, total, err, func(total uint64) C.nvmlBAR1Memory_t {
+			return C.nvmlBAR1Memory_t{bar1Total: C.ulonglong(total), bar1Free: C.ulonglong(total - 1<<20), bar1Used: 1 << 20}
+		})
 	})
 }

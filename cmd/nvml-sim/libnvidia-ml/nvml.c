@@ -77,7 +77,6 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *id, nvmlDevice_t *device)
 
 // What a GPU is.
 
-number(nvmlDeviceGetIndex, SIM_INDEX, unsigned int)
 number(nvmlDeviceGetMinorNumber, SIM_MINOR, unsigned int)
 number(nvmlDeviceGetModuleId, SIM_MODULE, unsigned int)
 number(nvmlDeviceGetBrand, SIM_BRAND, nvmlBrandType_t)
@@ -111,6 +110,8 @@ nvmlReturn_t nvmlDeviceGetAddressingMode(nvmlDevice_t device, nvmlDeviceAddressi
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     return simDeviceNumber(SIM_ADDRESSING_MODE, device, &to->value);
 }
+
+nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index) { return simDeviceGetIndex(device, index); }
 
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
 {
@@ -334,7 +335,7 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t
         return NVML_ERROR_INVALID_ARGUMENT;
     info->status = NVML_SUCCESS;
     info->state = NVML_GPU_FABRIC_STATE_COMPLETED;
-    return simDeviceGetGpuFabricInfo(device, info->clusterUuid, &info->cliqueId);
+    return simDeviceGetGpuFabricInfo(device, info->clusterUuid, &info->cliqueId, &info->state);
 }
 
 nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV_t *info)
@@ -348,7 +349,7 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV
     info->healthMask = 0;
     if (info->version == nvmlGpuFabricInfo_v3)
         info->healthSummary = NVML_GPU_FABRIC_HEALTH_SUMMARY_HEALTHY;
-    return simDeviceGetGpuFabricInfo(device, info->clusterUuid, &info->cliqueId);
+    return simDeviceGetGpuFabricInfo(device, info->clusterUuid, &info->cliqueId, &info->state);
 }
 
 // Events.

@@ -3,14 +3,25 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "sim.h"
 
-// The library lies in <root>/usr/lib/x86_64-linux-gnu.
+// The library lies in <root>/usr/lib/x86_64-linux-gnu, or in <root>/lib64. In a container nothing else of the node is
+// there; its root is "/".
 static const int levels = 4;
+
+// hasState reports whether a node lies under a directory.
+static int hasState(const char *dir)
+{
+    char path[PATH_MAX];
+    int n = snprintf(path, sizeof(path), "%s/var/lib/nvml-sim", dir);
+    return n > 0 && n < (int)sizeof(path) && access(path, F_OK) == 0;
+}
 
 char *simRoot(void)
 {
@@ -26,11 +37,11 @@ char *simRoot(void)
         return NULL;
     for (int i = 0; i < levels; i++) {
         char *slash = strrchr(path, '/');
-        if (slash == NULL) {
-            free(path);
-            return NULL;
-        }
+        if (slash == NULL)
+            break;
         *slash = '\0';
+        if (hasState(path))
+            return path;
     }
     if (path[0] == '\0')
         strcpy(path, "/");

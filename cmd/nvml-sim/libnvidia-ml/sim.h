@@ -9,7 +9,6 @@ enum { SIM_DRIVER_VERSION, SIM_NVML_VERSION };
 
 // Which number simDeviceNumber returns.
 enum {
-    SIM_INDEX,
     SIM_MINOR,
     SIM_MODULE,
     SIM_BRAND,
@@ -22,6 +21,10 @@ enum {
     SIM_ADDRESSING_MODE,
     SIM_MAX_MIG_DEVICES,
     SIM_PERSISTENCE_MODE,
+    SIM_PCIE_GENERATION,
+    SIM_PCIE_MAX_GENERATION,
+    SIM_PCIE_WIDTH,
+    SIM_PCIE_MAX_WIDTH,
 };
 
 // simRoot returns the root of the node, to be freed, or NULL.

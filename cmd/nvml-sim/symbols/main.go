@@ -4,7 +4,7 @@
 // Usage: symbols -header nvml.h -output symbols.c
 package main
 
-//go:generate sh -c "go run . -header $(go list -m -f '{{.Dir}}' github.com/NVIDIA/go-nvml)/pkg/nvml/nvml.h -output ../libnvidia-ml/symbols.c"
+//go:generate sh -c "go run . -header $(go list -f '{{.Dir}}' github.com/NVIDIA/go-nvml/pkg/nvml)/nvml.h -output ../libnvidia-ml/symbols.c"
 
 import (
 	"flag"

@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -50,6 +47,9 @@ func (b *bench) measure(ctx context.Context) (r *report, err error) {
 		return nil, err
 	}
 	defer func() { _ = b.node.Kill() }()
+	if err := b.measurePods(ctx, r); err != nil {
+		return nil, err
+	}
 	if b.plugin, err = workload.Dial(b.node.Socket()); err != nil {
 		return nil, err
 	}
@@ -115,46 +115,6 @@ func (b *bench) measureStart(ctx context.Context, r *report) error {
 		return err
 	}
 	return b.measureMemory(ctx, r)
-}
-
-// measureMemory waits until the plugin uses next to no CPU time for four seconds and reads its resident memory. A little
-// it always uses: the simulated library looks for events from time to time.
-func (b *bench) measureMemory(ctx context.Context, r *report) error {
-	const looks, ticks = 40, 10
-	var seen []int
-	err := workload.Until(ctx, "the plugin to be idle", func(context.Context) (bool, string, error) {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", b.node.PID()))
-		if err != nil {
-			return false, "", err
-		}
-		fields := strings.Fields(string(stat))
-		user, err1 := strconv.Atoi(fields[13])
-		system, err2 := strconv.Atoi(fields[14])
-		if err := errors.Join(err1, err2); err != nil {
-			return false, "", err
-		}
-		seen = append(seen, user+system)
-		last := len(seen) - 1
-		return last >= looks && seen[last]-seen[last-looks] <= ticks, fmt.Sprintf("CPU ticks %v", seen[max(0, last-looks):]), nil
-	})
-	if err != nil {
-		return err
-	}
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.node.PID()))
-	if err != nil {
-		return fmt.Errorf("read the plugin's memory: %w", err)
-	}
-	for line := range strings.Lines(string(status)) {
-		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			kib, err := strconv.Atoi(strings.Fields(rest)[0])
-			if err != nil {
-				return fmt.Errorf("read the plugin's memory: %w", err)
-			}
-			r.add(result{Name: "resident memory, idle", Value: float64(kib) * 1024 / 1e6, Limit: 45, Unit: "MB"})
-			return nil
-		}
-	}
-	return errors.New("read the plugin's memory: no VmRSS")
 }
 
 // measureClaims measures floor and operations side by side, so that both see the same machine.

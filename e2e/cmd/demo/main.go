@@ -20,7 +20,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/node"
@@ -32,7 +31,7 @@ const (
 	model     = "hgx-h100"
 	namespace = "default"
 	// patience bounds every wait of the demo after the cluster is up.
-	patience = 2 * time.Minute
+	patience = 5 * time.Minute
 )
 
 // examples are the pods of the demo, by name; each is a file of deployments/examples.
@@ -77,7 +76,7 @@ func run(ctx context.Context, source string) error {
 	if err != nil {
 		return err
 	}
-	return show(ctx, client, n, pods)
+	return show(ctx, client, source, n, pods)
 }
 
 // install installs the chart on a simulated node and waits until its GPUs are published.
@@ -123,20 +122,24 @@ func freePort(ctx context.Context) (int, error) {
 	return port, nil
 }
 
-// createAll makes the examples and returns the names of their pods.
+// createAll applies the examples as they are and returns the names of their pods.
 func createAll(ctx context.Context, client workload.Client, source string) (pods []string, err error) {
 	for _, name := range examples {
-		objects, err := workload.Load(filepath.Join(source, "deployments", "examples", name+".yaml"))
+		data, err := os.ReadFile(filepath.Join(source, "deployments", "examples", name+".yaml"))
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("read the example %s: %w", name, err)
 		}
-		for _, o := range objects {
-			if err := workload.Create(ctx, client.Kube, namespace, []runtime.Object{o}); err != nil {
+		objects, err := workload.Decode(data)
+		if err != nil {
+			return nil, fmt.Errorf("read the example %s: %w", name, err)
+		}
+		for i, document := range strings.Split(string(data), "\n---\n") {
+			if _, err := client.Kubectl(ctx, document, "--namespace", namespace, "apply", "-f", "-"); err != nil {
 				return nil, err
 			}
 			// One after the other, so that shares gather on one GPU: while an allocation is under way, the scheduler
 			// counts its GPU as taken.
-			if pod, ok := o.(*corev1.Pod); ok {
+			if pod, ok := objects[i].(*corev1.Pod); ok {
 				pods = append(pods, pod.Name)
 				if _, err := client.WaitRunning(ctx, namespace, pod.Name); err != nil {
 					return nil, err
@@ -166,7 +169,7 @@ func look(ctx context.Context, client workload.Client, pods []string) ([]row, er
 		if err != nil {
 			return nil, err
 		}
-		seen, err := client.Look(ctx, namespace, name, pod.Spec.Containers[0].Name)
+		seen, err := client.LookInside(ctx, namespace, name, pod.Spec.Containers[0].Name)
 		if err != nil {
 			return nil, err
 		}
@@ -190,7 +193,7 @@ func takeCommon(rows []row) []string {
 }
 
 // show waits for the pods and prints the table.
-func show(ctx context.Context, client workload.Client, n *node.Node, pods []string) error {
+func show(ctx context.Context, client workload.Client, source string, n *node.Node, pods []string) error {
 	rows, err := look(ctx, client, pods)
 	if err != nil {
 		return err
@@ -217,12 +220,33 @@ func show(ctx context.Context, client workload.Client, n *node.Node, pods []stri
 		return err
 	}
 	fmt.Printf("\nEvery container sees besides: %s\n", strings.Join(common, " "))
-	c := client.Cluster
-	fmt.Printf("\nCleave was installed by Helm; its pods: kubectl -n %s get pods\n", release.Namespace)
-	fmt.Printf("\nLook around:\n  export KUBECONFIG=%s PATH=%s:$PATH\n  kubectl get pods,resourceclaims,resourceslices\n"+
-		"  kubectl -n %s logs daemonset/cleave-plugin\n  %s show --root %s\nStop it and remove all of it:\n  make cluster-down\n",
-		c.Kubeconfig(), filepath.Dir(c.Kubectl()), release.Namespace, "bin/nvml-sim", n.Root())
+	fmt.Print(closing(client.Cluster, source, n.Root()))
 	return nil
+}
+
+// closing says what to do next, in lines that work when they are pasted.
+func closing(c *cluster.Cluster, source, root string) string {
+	return strings.NewReplacer("$kubeconfig", c.Kubeconfig(), "$bin", filepath.Join(source, "bin"), "$kubectl", filepath.Dir(c.Kubectl()),
+		"$node", c.NodeName(), "$namespace", release.Namespace, "$root", root).Replace(`
+Cleave was installed by Helm. Have kubectl, helm and cleave at hand:
+  export KUBECONFIG=$kubeconfig PATH=$bin:$kubectl:"$PATH"
+
+Look around:
+  kubectl get pods,resourceclaims,resourceslices
+  kubectl -n $namespace get pods
+  kubectl -n $namespace logs daemonset/cleave-plugin
+  cleave inspect --from-cluster $node  # who holds what, as the API server knows it
+  kubectl -n $namespace exec daemonset/cleave-plugin -- cleave inspect  # the same from the node's GPUs and records
+  nvml-sim show --root $root
+
+Go on:
+  kubectl apply -f deployments/examples/mig-first-available.yaml  # a free corner of the GPU in partitions
+  kubectl delete -f deployments/examples/one-gpu.yaml
+  helm -n $namespace status cleave
+
+Stop it and remove all of it:
+  make cluster-down
+`)
 }
 
 // sight puts what a container sees in a few short lines.

@@ -87,8 +87,10 @@ func (b *bed) clean(t testing.TB, dir string) {
 		for _, id := range found {
 			_ = killAndWait(context.Background(), id)
 		}
-		if err := (Tmpfs{}).Unmount(p.shm); err != nil {
-			t.Error(err)
+		for _, dir := range p.mounts() {
+			if err := (Tmpfs{}).Unmount(dir); err != nil {
+				t.Error(err)
+			}
 		}
 	}
 	if err := os.RemoveAll(dir); err != nil {
@@ -106,7 +108,7 @@ func (b *bed) request(t testing.TB, claim string, index int) mps.Request {
 	defer func() { _ = node.Close() }()
 	g := node.Node().GPUs[index]
 	return mps.Request{
-		Claim: types.UID(claim), Device: g.PCI.DeviceName(), UUID: g.UUID, PCI: g.PCI,
+		Claim: types.UID(claim), Device: g.PCI.DeviceName(), UUID: g.UUID, PCI: g.PCI, Owner: testOwner,
 		Settings: mps.Settings{SharedMemory: 64 << 20, ActiveThreadPercentage: 40, PinnedMemory: 4 << 30},
 	}
 }
@@ -344,9 +346,9 @@ func (h hookedDaemons) Sweep(ctx context.Context, d Daemon) error {
 	return h.Daemons.Sweep(ctx, d)
 }
 
-func (h hookedMounts) Mount(dir string, size int64) error {
+func (h hookedMounts) Mount(t tmpfs) error {
 	defer h.step("after Mount")
-	return h.Mounts.Mount(dir, size)
+	return h.Mounts.Mount(t)
 }
 
 func (h hookedMounts) Unmount(dir string) error {
@@ -368,6 +370,16 @@ func (h hookedFiles) Remove(path string) error {
 func (h hookedFiles) MakeDirs(p paths) error {
 	defer h.step("after MakeDirs")
 	return h.Files.MakeDirs(p)
+}
+
+func (h hookedFiles) Clear(p paths) error {
+	defer h.step("after Clear")
+	return h.Files.Clear(p)
+}
+
+func (h hookedFiles) ShowClients(p paths) error {
+	defer h.step("after ShowClients")
+	return h.Files.ShowClients(p)
 }
 
 func (h hookedFiles) RemoveDirs(p paths) error {

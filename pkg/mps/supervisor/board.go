@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -67,7 +68,7 @@ func (b *board) runs() bool {
 }
 
 func (b *board) endpoint() mps.Endpoint {
-	return mps.Endpoint{PipeDir: b.paths.pipe, LogDir: b.paths.log, ShmDir: b.paths.shm, Generation: b.record.Generation}
+	return mps.Endpoint{PipeDir: b.paths.clients, LogDir: b.paths.log, ShmDir: b.paths.shm, Generation: b.record.Generation}
 }
 
 // ensure registers a claim and sees to it that a daemon runs.
@@ -84,13 +85,13 @@ func (b *board) ensure(ctx context.Context, r mps.Request) (mps.Endpoint, error)
 	if !b.runs() {
 		return b.startFor(ctx, r)
 	}
-	if b.record.has(r.Claim) {
+	if b.record.has(r.Claim) && (r.Owner == "" || b.record.Owners[r.Claim] == r.Owner) {
 		return b.endpoint(), nil
 	}
-	before := b.record.Claims
-	b.record.add(r.Claim)
+	claims, owners := b.record.Claims, b.record.Owners
+	b.record.add(r.Claim, r.Owner)
 	if err := b.save(); err != nil {
-		b.record.Claims = before
+		b.record.Claims, b.record.Owners = claims, owners
 		return mps.Endpoint{}, err
 	}
 	klog.FromContext(ctx).V(2).Info("A claim uses MPS", "gpu", b.device, "claim", r.Claim, "claims", len(b.record.Claims))
@@ -107,7 +108,7 @@ func (b *board) startFor(ctx context.Context, r mps.Request) (mps.Endpoint, erro
 		b.renew(r)
 	}
 	known := b.record.has(r.Claim)
-	b.record.add(r.Claim)
+	b.record.add(r.Claim, r.Owner)
 	err := b.start(ctx)
 	if err == nil {
 		b.restarts = 0
@@ -135,7 +136,7 @@ func (b *board) startFor(ctx context.Context, r mps.Request) (mps.Endpoint, erro
 func (b *board) renew(r mps.Request) {
 	next := &record{
 		Version: recordVersion, Boot: b.s.boot, Device: b.device, PCI: r.PCI.String(), UUID: r.UUID,
-		Phase: starting, Settings: r.Settings,
+		Phase: starting, Settings: r.Settings, Layout: ownMounts,
 	}
 	if last := b.record; last != nil {
 		next.Generation, next.Daemon = last.Generation, last.Daemon
@@ -149,10 +150,7 @@ func (b *board) renew(r mps.Request) {
 
 // keep drops claims, and all there is after the last one.
 func (b *board) keep(ctx context.Context, test func(types.UID) bool) error {
-	if b.record == nil {
-		return nil
-	}
-	claims, lost := b.record.Claims, b.record.Lost
+	claims, lost, owners := b.record.Claims, b.record.Lost, b.record.Owners
 	b.record.keep(test)
 	if len(b.record.Claims) == 0 {
 		return b.dismantle(ctx)
@@ -161,7 +159,7 @@ func (b *board) keep(ctx context.Context, test func(types.UID) bool) error {
 		return nil
 	}
 	if err := b.save(); err != nil {
-		b.record.Claims, b.record.Lost = claims, lost
+		b.record.Claims, b.record.Lost, b.record.Owners = claims, lost, owners
 		return err
 	}
 	klog.FromContext(ctx).V(2).Info("Claims use MPS no more", "gpu", b.device, "before", len(claims), "claims", len(b.record.Claims))
@@ -189,7 +187,7 @@ func (b *board) show() {
 		return
 	}
 	view := &mps.GPUStatus{
-		Device: b.device, UUID: r.UUID, Generation: r.Generation, Claims: slices.Clone(r.Claims), Message: b.message,
+		Device: b.device, UUID: r.UUID, Generation: r.Generation, Claims: slices.Clone(r.Claims), Owners: maps.Clone(r.Owners), Message: b.message,
 		State: map[phase]mps.State{starting: mps.Starting, running: mps.Running, stopping: mps.Stopping}[r.Phase],
 	}
 	if b.failed && r.Phase == starting {

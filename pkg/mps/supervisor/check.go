@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"strings"
@@ -15,6 +16,7 @@ import (
 const (
 	maxClaims       = 1024 // of one GPU
 	maxUID          = 128
+	maxOwner        = 253     // a DNS subdomain, as DRA driver names are
 	maxSharedMemory = 1 << 42 // bytes
 	maxPinnedMemory = 1 << 50 // bytes
 )
@@ -49,6 +51,14 @@ func checkClaim(claim types.UID) error {
 	return nil
 }
 
+// checkOwner takes the empty one, too: plugins of earlier releases send none.
+func checkOwner(owner string) error {
+	if len(owner) > maxOwner || strings.ContainsFunc(owner, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
+		return fmt.Errorf("%.300q is not the name of a DRA driver", owner)
+	}
+	return nil
+}
+
 func checkSettings(s mps.Settings) error {
 	switch {
 	case s.SharedMemory <= 0 || s.SharedMemory > maxSharedMemory:
@@ -65,7 +75,7 @@ func checkRequest(r mps.Request) error {
 	if err := checkClaim(r.Claim); err != nil {
 		return err
 	}
-	if err := checkUUID(r.UUID); err != nil {
+	if err := errors.Join(checkUUID(r.UUID), checkOwner(r.Owner)); err != nil {
 		return err
 	}
 	pci, err := checkDevice(r.Device)

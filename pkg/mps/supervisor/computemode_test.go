@@ -7,6 +7,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/mps"
 )
@@ -36,7 +39,9 @@ func TestTheComputeModeComesBackWithTheDriver(t *testing.T) {
 				h.modes[a.PCI] = tt.before
 				ensure(t, s, a)
 				h.locked(func() { h.noDriver = gpu.ErrDriverNotLoaded })
-				release(t, s, a)
+				if err := s.Release(t.Context(), a.Device, a.Claim); !errors.Is(err, gpu.ErrDriverNotLoaded) {
+					t.Errorf("Release() = %v, want %v: the GPU may still be exclusive", err, gpu.ErrDriverNotLoaded)
+				}
 				if len(h.processes)+len(h.mounts) > 0 {
 					t.Error("the daemon or its memory is left")
 				}
@@ -80,7 +85,9 @@ func TestAClaimMeanwhileKeepsTheModeToGiveBack(t *testing.T) {
 		a := requestFor("a", 1)
 		ensure(t, s, a)
 		h.noDriver = gpu.ErrLibraryNotFound
-		release(t, s, a)
+		if err := s.Release(t.Context(), a.Device, a.Claim); !errors.Is(err, gpu.ErrLibraryNotFound) {
+			t.Errorf("Release() = %v, want %v", err, gpu.ErrLibraryNotFound)
+		}
 		if _, err := s.Ensure(t.Context(), a); !errors.Is(err, gpu.ErrLibraryNotFound) {
 			t.Errorf("got %v, want %v", err, gpu.ErrLibraryNotFound)
 		}
@@ -104,6 +111,173 @@ func TestKeepModeNeedsNoDriver(t *testing.T) {
 		release(t, s, requestFor("a", 1))
 		if left := h.left(t, config); left != "" {
 			t.Errorf("left behind: %s", left)
+		}
+	})
+}
+
+// A release is a success only when the mode is back: the GPU is given to others then.
+func TestRelease_ComputeModeDoesNotComeBack(t *testing.T) {
+	tests := map[string]struct {
+		trouble func(h *fakeHost)
+		want    string
+	}{
+		"the call fails":              {func(h *fakeHost) { h.onStep(failStep("before set the compute mode", 3)) }, errStep.Error()},
+		"success without effect":      {func(h *fakeHost) { h.deaf = 3 }, "after the driver reported success for 0"},
+		"it cannot be read":           {func(h *fakeHost) { h.onStep(failStep("read the compute mode", 3)) }, errStep.Error()},
+		"the driver cannot be opened": {func(h *fakeHost) { h.onStep(failStep("open the driver", 3)) }, errStep.Error()},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h, config := newFakeHost(), testConfig(t)
+				s, stop := startFake(t, config, h)
+				defer stop()
+				a := requestFor("a", 1)
+				ensure(t, s, a)
+				tt.trouble(h)
+				for range 3 {
+					if err := s.Release(t.Context(), a.Device, a.Claim); err == nil || !strings.Contains(err.Error(), tt.want) {
+						t.Errorf("Release() = %v, want an error with %q", err, tt.want)
+					}
+					if st := s.Status().GPUs; len(st) != 1 || st[0].State != mps.Stopping || st[0].Message == "" {
+						t.Errorf("Status() = %+v, want a GPU that is stopping, and why", st)
+					}
+				}
+				release(t, s, a)
+				if left := h.left(t, config); left != "" {
+					t.Errorf("left behind: %s", left)
+				}
+			})
+		})
+	}
+}
+
+// failStep fails a step some times.
+func failStep(step string, times int) func(string) error {
+	return func(what string) error {
+		if what == step && times > 0 {
+			times--
+			return errStep
+		}
+		return nil
+	}
+}
+
+func TestEnsure_ComputeModeIsNotTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, config := newFakeHost(), testConfig(t)
+		s, stop := startFake(t, config, h)
+		defer stop()
+		h.deaf = 1
+		if _, err := s.Ensure(t.Context(), requestFor("a", 1)); err == nil || !strings.Contains(err.Error(), "reported success for 3") {
+			t.Errorf("Ensure() = %v, want an error: others could use the GPU beside the server", err)
+		}
+		if left := h.left(t, config); left != "" {
+			t.Errorf("left behind: %s", left)
+		}
+	})
+}
+
+// A reload of the driver brings the default mode back under claims that use MPS.
+func TestRetain_DriverReloaded(t *testing.T) {
+	tests := map[string]struct {
+		reload     func(h *fakeHost, r mps.Request)
+		keep       bool
+		wantMode   int
+		wantStarts int
+		wantEvents []mps.EventKind
+	}{
+		"nothing happened":    {func(*fakeHost, mps.Request) {}, false, 3, 1, nil},
+		"without a server":    {func(h *fakeHost, r mps.Request) { delete(h.modes, r.PCI) }, false, 3, 2, []mps.EventKind{mps.DaemonLost, mps.DaemonRestarted}},
+		"under a server":      {func(h *fakeHost, r mps.Request) { delete(h.modes, r.PCI); h.serving[r.Device] = true }, false, 3, 1, nil},
+		"--compute-mode=keep": {func(h *fakeHost, r mps.Request) { delete(h.modes, r.PCI) }, true, 0, 1, nil},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h, config := newFakeHost(), testConfig(t)
+				if tt.keep {
+					config.ComputeMode = KeepMode
+				}
+				s, stop := startFake(t, config, h)
+				defer stop()
+				a := requestFor("a", 1)
+				ensure(t, s, a)
+				h.locked(func() { tt.reload(h, a) })
+				if err := s.Retain(t.Context(), a.Device, testOwner, []types.UID{"a"}); err != nil {
+					t.Fatal(err)
+				}
+				if h.modes[a.PCI] != tt.wantMode || h.starts != tt.wantStarts {
+					t.Errorf("mode %d after %d starts, want %d after %d", h.modes[a.PCI], h.starts, tt.wantMode, tt.wantStarts)
+				}
+				events := s.reports.watch()
+				defer s.reports.leave(events)
+				for _, want := range tt.wantEvents {
+					if got := <-events; got.Kind != want || len(got.Claims) != 1 {
+						t.Errorf("event %+v, want %s of one claim", got, want)
+					}
+				}
+				if len(events) > 0 {
+					t.Errorf("unexpected event %+v", <-events)
+				}
+				release(t, s, a)
+				if left := h.left(t, config); left != "" {
+					t.Errorf("left behind: %s", left)
+				}
+			})
+		})
+	}
+}
+
+func TestRetain_OtherOwnersStay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, config := newFakeHost(), testConfig(t)
+		s, stop := startFake(t, config, h)
+		ours, theirs, earlier := requestFor("a", 1), requestFor("b", 1), requestFor("c", 1)
+		theirs.Owner, earlier.Owner = "gpu.nvidia.com", ""
+		for _, r := range []mps.Request{ours, theirs, earlier} {
+			ensure(t, s, r)
+		}
+		stop()
+		s, stop = startFake(t, config, h) // owners outlive a supervisor
+		defer stop()
+		claims := func() []types.UID {
+			synctest.Wait()
+			if st := s.Status().GPUs; len(st) == 1 {
+				return st[0].Claims
+			}
+			return nil
+		}
+		for _, step := range []struct {
+			owner string
+			want  []types.UID
+		}{{"gpu.other.example", []types.UID{"a", "b", "c"}}, {testOwner, []types.UID{"b", "c"}}, {"", []types.UID{"b"}}, {"gpu.nvidia.com", nil}} {
+			if err := s.Retain(t.Context(), ours.Device, step.owner, nil); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(step.want, claims()); diff != "" {
+				t.Errorf("after Retain of %q (-want +got):\n%s", step.owner, diff)
+			}
+		}
+		if left := h.left(t, config); left != "" {
+			t.Errorf("left behind: %s", left)
+		}
+	})
+}
+
+// A plugin of an earlier release says nothing of owners; what one of today said stays.
+func TestEnsure_OwnerStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, config := newFakeHost(), testConfig(t)
+		s, stop := startFake(t, config, h)
+		defer stop()
+		r := requestFor("a", 1)
+		for _, owner := range []string{"", testOwner, ""} {
+			r.Owner = owner
+			ensure(t, s, r)
+		}
+		if got := s.Status().GPUs[0].Owners["a"]; got != testOwner {
+			t.Errorf("owner %q, want %q", got, testOwner)
 		}
 	})
 }

@@ -109,7 +109,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 			for _, claim := range []string{"a", "b", "c"} {
 				ensure(t, s, requestFor(claim, 1)) // the plugin repeats what got no answer
 			}
-			if err := s.Retain(t.Context(), requestFor("", 1).Device, nil); err != nil {
+			if err := s.Retain(t.Context(), requestFor("", 1).Device, testOwner, nil); err != nil {
 				t.Errorf("%d, killed at %q: %v", n, at, err)
 			}
 			if left := h.left(t, config); left != "" {
@@ -174,7 +174,7 @@ func checkWholeOrGone(t *testing.T, when string, s *Supervisor, h *fakeHost) {
 	case 1:
 		g := gpus[0]
 		p := h.processes[g.PID]
-		if g.State != mps.Running || len(g.Claims) == 0 || p == nil || len(h.processes) != 1 || len(h.mounts) != 1 || h.modes[requestFor("", 1).PCI] != 3 {
+		if g.State != mps.Running || len(g.Claims) == 0 || p == nil || len(h.processes) != 1 || len(h.mounts) != 3 || h.modes[requestFor("", 1).PCI] != 3 {
 			t.Errorf("%s: %+v, but %d processes, mounts %v, modes %v", when, g, len(h.processes), h.mounts, h.modes)
 		}
 	}

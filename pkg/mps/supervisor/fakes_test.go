@@ -16,13 +16,16 @@ import (
 	"github.com/cleave-dra/cleave/pkg/mps"
 )
 
-const testUUID = "GPU-01234567-89ab-cdef-0123-456789abcdef"
+const (
+	testUUID  = "GPU-01234567-89ab-cdef-0123-456789abcdef"
+	testOwner = "gpu.cleave.dev"
+)
 
 // requestFor asks for a GPU by the bus it is on.
 func requestFor(claim string, bus uint8) mps.Request {
 	pci := gpu.PCIAddress{Bus: bus}
 	return mps.Request{
-		Claim: types.UID(claim), Device: pci.DeviceName(), UUID: testUUID, PCI: pci,
+		Claim: types.UID(claim), Device: pci.DeviceName(), UUID: testUUID, PCI: pci, Owner: testOwner,
 		Settings: mps.Settings{SharedMemory: 64 << 20, ActiveThreadPercentage: 50, PinnedMemory: 4 << 30},
 	}
 }
@@ -43,12 +46,14 @@ type fakeHost struct {
 	silent    bool                // daemons do not answer
 	stubborn  int                 // how many ways to end them daemons withstand
 	starts    int
+	serving   map[string]bool // GPUs whose daemons have a server
+	deaf      int             // how many changes of the compute mode are answered with success and not made
 }
 
 func newFakeHost() *fakeHost {
 	return &fakeHost{
 		modes: map[gpu.PCIAddress]int{}, processes: map[int]*fakeProcess{},
-		nextPID: 100, mounts: map[string]int64{}, defaults: map[string][]string{},
+		serving: map[string]bool{}, nextPID: 100, mounts: map[string]int64{}, defaults: map[string][]string{},
 	}
 }
 
@@ -121,6 +126,10 @@ func (g fakeGPUs) ComputeMode(_ context.Context, pci gpu.PCIAddress, _ string) (
 func (g fakeGPUs) SetComputeMode(_ context.Context, pci gpu.PCIAddress, _ string, mode int) error {
 	return g.h.around("set the compute mode", func() error {
 		g.h.locked(func() {
+			if g.h.deaf > 0 {
+				g.h.deaf--
+				return
+			}
 			if g.h.modes[pci] = mode; mode == 0 {
 				delete(g.h.modes, pci)
 			}
@@ -227,6 +236,12 @@ func (h *fakeHost) Ask(_ context.Context, d Daemon, commands ...string) (string,
 	return "", errors.New("Cannot find MPS control daemon process")
 }
 
+// Serves goes by serving: the daemons in memory have no servers of their own.
+func (h *fakeHost) Serves(_ context.Context, d Daemon, _ ProcessID) (serves bool, err error) {
+	h.locked(func() { serves = h.serving[d.GPU] })
+	return serves, h.step("look for servers")
+}
+
 func (h *fakeHost) Sweep(_ context.Context, d Daemon) error {
 	return h.around("sweep", func() error {
 		h.locked(func() {
@@ -243,9 +258,9 @@ func (h *fakeHost) Sweep(_ context.Context, d Daemon) error {
 
 // Mounts.
 
-func (h *fakeHost) Mount(dir string, size int64) error {
+func (h *fakeHost) Mount(t tmpfs) error {
 	return h.around("mount", func() error {
-		h.locked(func() { h.mounts[dir] = size })
+		h.locked(func() { h.mounts[t.dir] = t.size })
 		return nil
 	})
 }
@@ -270,6 +285,14 @@ func (f fakeFiles) Remove(path string) error {
 
 func (f fakeFiles) MakeDirs(p paths) error {
 	return f.h.around("make folders", func() error { return f.h.disk.MakeDirs(p) })
+}
+
+func (f fakeFiles) Clear(p paths) error {
+	return f.h.around("clear folders", func() error { return f.h.disk.Clear(p) })
+}
+
+func (f fakeFiles) ShowClients(paths) error {
+	return f.h.around("show clients", func() error { return nil })
 }
 
 func (f fakeFiles) RemoveDirs(p paths) error {

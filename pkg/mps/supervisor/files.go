@@ -40,12 +40,12 @@ func (Disk) Write(path string, data []byte) error {
 // Remove deletes a file.
 func (Disk) Remove(path string) error { return ignoreMissing(os.Remove(path)) }
 
-// MakeDirs makes the folders. Containers of any user pass through to their pipes; logs are root's.
+// MakeDirs makes the directories. Who was given a mount of one passes through; logs are root's.
 func (Disk) MakeDirs(p paths) error {
 	for _, d := range []struct {
 		path string
 		mode fs.FileMode
-	}{{p.dir, 0o711}, {p.pipe, 0o755}, {p.log, 0o700}, {p.shm, 0o755}} {
+	}{{p.dir, 0o711}, {p.pipe, pipeMode}, {p.log, logMode}, {p.shm, 0o755}} {
 		err := os.Mkdir(d.path, d.mode)
 		if errors.Is(err, fs.ErrExist) {
 			continue
@@ -57,27 +57,15 @@ func (Disk) MakeDirs(p paths) error {
 			return err
 		}
 	}
-	return emptyDir(p.pipe)
-}
-
-// emptyDir deletes what is in a folder, and not the folder: containers have mounted it.
-func emptyDir(dir string) error {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
-			return err
-		}
-	}
 	return nil
 }
 
 // RemoveDirs deletes the folders, and the empty ones that the daemon had them mounted on below the driver's root.
 func (d Disk) RemoveDirs(p paths) error {
-	if isMounted(p.shm) {
-		return fmt.Errorf("%s is still mounted", p.shm) // what containers have in it is not ours to delete
+	for _, dir := range p.mounts() {
+		if isMounted(dir) {
+			return fmt.Errorf("%s is still mounted", dir) // what containers have in it is not ours to delete
+		}
 	}
 	if err := os.RemoveAll(p.dir); err != nil {
 		return err
@@ -103,14 +91,13 @@ type Tmpfs struct{}
 // mountSource marks our mounts in mountinfo.
 const mountSource = "cleave-mps"
 
-// Mount puts a tmpfs on a folder, unless there is one: containers may have that one mounted.
-func (Tmpfs) Mount(dir string, size int64) error {
-	if isMounted(dir) {
+// Mount puts a tmpfs on a directory, unless there is one: containers may have that one mounted. None of its files is to
+// run or to be a device. The directory can only be reached by who was given a mount of it.
+func (Tmpfs) Mount(t tmpfs) error {
+	if isMounted(t.dir) {
 		return nil
 	}
-	// Processes of any user make their files in /dev/shm, and none is to run or to be a device: as container runtimes
-	// mount it. The folder that it lies on can only be reached by who was given a mount of it.
-	return unix.Mount(mountSource, dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, fmt.Sprintf("size=%d,mode=1777", size))
+	return unix.Mount(mountSource, t.dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, fmt.Sprintf("size=%d,mode=%o", t.size, t.mode))
 }
 
 // Unmount takes away every mount on a folder.

@@ -38,6 +38,8 @@ type Daemons interface {
 	Adopt(id ProcessID) (Process, error)
 	// Ask runs the control program as a client and returns what it prints.
 	Ask(ctx context.Context, d Daemon, commands ...string) (string, error)
+	// Serves reports whether a server of the daemon runs: it holds the driver, so it has not outlived a reload of it.
+	Serves(ctx context.Context, d Daemon, daemon ProcessID) (bool, error)
 	// Sweep ends every process of MPS that belongs to the daemon's folders, and undoes what Start did beside the process.
 	Sweep(ctx context.Context, d Daemon) error
 }
@@ -64,10 +66,10 @@ type ProcessID struct {
 	Start uint64 `json:"start"`
 }
 
-// Mounts is the shared memory of daemons and their clients.
+// Mounts are the file systems in memory of daemons and their clients.
 type Mounts interface {
-	// Mount puts a tmpfs on a folder, unless there is one already.
-	Mount(dir string, size int64) error
+	// Mount puts a tmpfs on a directory, unless there is one already.
+	Mount(t tmpfs) error
 	// Unmount takes away all that is mounted on a folder, which may be missing.
 	Unmount(dir string) error
 }
@@ -78,8 +80,12 @@ type Files interface {
 	Write(path string, data []byte) error
 	// Remove deletes a file that may be missing.
 	Remove(path string) error
-	// MakeDirs makes the folders of a daemon and empties that of its pipes.
+	// MakeDirs makes the directories of a daemon.
 	MakeDirs(p paths) error
+	// Clear empties that of its pipes, once it is mounted, and bounds its logs.
+	Clear(p paths) error
+	// ShowClients puts what clients need of the pipes of a daemon that runs into the directory that containers mount.
+	ShowClients(p paths) error
 	// RemoveDirs deletes them.
 	RemoveDirs(p paths) error
 }
@@ -91,18 +97,31 @@ type Daemon struct {
 	paths paths
 }
 
-// paths are the folders and the record of one GPU.
+// tmpfs is a file system in memory: where it lies, its size in bytes, and the mode of its root.
+type tmpfs struct {
+	dir  string
+	size int64
+	mode uint32
+}
+
+// paths are the directories and the record of one GPU.
 type paths struct {
-	dir, pipe, log, shm, record string
+	// dir holds the others. pipe is the daemon's CUDA_MPS_PIPE_DIRECTORY. clients lies on the same file system and is all
+	// of it that containers see.
+	dir, pipe, clients, log, shm, record string
 }
 
 func pathsOf(base, device string) paths {
 	dir := filepath.Join(base, device)
 	return paths{
-		dir: dir, pipe: filepath.Join(dir, "pipe"), log: filepath.Join(dir, "log"), shm: filepath.Join(dir, "shm"),
+		dir: dir, pipe: filepath.Join(dir, "pipe"), clients: filepath.Join(dir, "pipe", "clients"),
+		log: filepath.Join(dir, "log"), shm: filepath.Join(dir, "shm"),
 		record: filepath.Join(base, stateDir, device+recordSuffix),
 	}
 }
+
+// mounts are the directories on which a tmpfs may lie.
+func (p paths) mounts() []string { return []string{p.shm, p.pipe, p.log} }
 
 const (
 	stateDir     = "state"

@@ -88,7 +88,7 @@ func TestADaemonOnANode(t *testing.T) {
 		t.Errorf("shared memory: %v, %v", info.Mode(), err)
 	}
 	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", g.PID))
-	want := []string{"PATH=" + searchPath, "CUDA_VISIBLE_DEVICES=" + a.UUID, "CUDA_MPS_PIPE_DIRECTORY=" + e.PipeDir, "CUDA_MPS_LOG_DIRECTORY=" + e.LogDir, ""}
+	want := []string{"PATH=" + searchPath, "CUDA_VISIBLE_DEVICES=" + a.UUID, "CUDA_MPS_PIPE_DIRECTORY=" + b.paths(0).pipe, "CUDA_MPS_LOG_DIRECTORY=" + e.LogDir, ""}
 	if diff := cmp.Diff(want, strings.Split(string(environ), "\x00")); diff != "" || err != nil {
 		t.Errorf("environment, %v (-want +got):\n%s", err, diff)
 	}
@@ -98,16 +98,16 @@ func TestADaemonOnANode(t *testing.T) {
 	}
 	// It does not hold the memory of others, also not of those that were there before.
 	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", g.PID))
-	if err != nil || len(sharedMounts(string(mounts))) != 1 {
+	if err != nil || len(sharedMounts(string(mounts))) != 3 {
 		t.Errorf("the daemon holds %v, %v", sharedMounts(string(mounts)), err)
 	}
-	if found, err := findProcesses(e.PipeDir); err != nil || len(found) != 2 {
+	if found, err := findProcesses(b.paths(0).pipe); err != nil || len(found) != 2 {
 		t.Errorf("processes %v, %v, want a daemon and a server", found, err)
 	}
 	for path, mode := range map[string]os.FileMode{
 		filepath.Join(b.Config.Dir, mps.SocketName): os.ModeSocket | 0o600, b.Config.Dir: os.ModeDir | 0o711,
 		filepath.Join(b.Config.Dir, stateDir): os.ModeDir | 0o700, b.paths(0).record: 0o600, e.PipeDir: os.ModeDir | 0o755,
-		e.LogDir: os.ModeDir | 0o700, b.paths(0).dir: os.ModeDir | 0o711,
+		e.LogDir: os.ModeDir | 0o700, b.paths(0).pipe: os.ModeDir | 0o755, b.paths(0).dir: os.ModeDir | 0o711,
 	} {
 		if info, err := os.Stat(path); err != nil || info.Mode() != mode {
 			t.Errorf("%s: %v, %v, want %v", path, info.Mode(), err, mode)
@@ -120,7 +120,7 @@ func TestADaemonOnANode(t *testing.T) {
 	}
 }
 
-func TestTheHostsOwnRootNeedsNoMounts(t *testing.T) {
+func TestDaemon_HostsOwnRoot(t *testing.T) {
 	b := newBed(t)
 	// As if the driver were installed on the host: the daemon's folders lie below its root already.
 	b.Config.Dir = filepath.Join(b.Root, "run")
@@ -137,8 +137,8 @@ func TestTheHostsOwnRootNeedsNoMounts(t *testing.T) {
 	a := b.request(t, "a", 0)
 	mustEnsure(t, c, a)
 	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", statusOf(t, c)[0].PID))
-	if err != nil || strings.Contains(string(mounts), "/pipe") {
-		t.Errorf("mounts, %v:\n%s", err, mounts)
+	if err != nil || len(sharedMounts(string(mounts))) != 3 {
+		t.Errorf("mounts, %v:\n%s\nwant pipes, logs and shared memory of its own GPU", err, mounts)
 	}
 	mustRelease(t, c, a)
 }
@@ -294,7 +294,7 @@ func TestAKilledSupervisor(t *testing.T) {
 		if found, err := findProcesses(b.paths(0).pipe); err != nil || len(found) != 2 {
 			t.Errorf("killed at %d: processes %v, %v, want a daemon and a server", n, found, err)
 		}
-		if err := c.Retain(t.Context(), claims[0].Device, nil); err != nil {
+		if err := c.Retain(t.Context(), claims[0].Device, testOwner, nil); err != nil {
 			t.Errorf("killed at %d: %v", n, err)
 		}
 		if left := b.left(t); left != "" {

@@ -9,11 +9,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/driverroot"
 )
 
 // controlProgram is the control daemon, and its client.
@@ -34,7 +37,7 @@ type Processes struct {
 
 // sandbox is what the program needs around it.
 func (p Processes) sandbox(d Daemon, args ...string) sandbox {
-	return sandbox{
+	s := sandbox{
 		Root: p.root(), Pipe: d.paths.pipe, Log: d.paths.log, Program: controlProgram, Args: args,
 		Env: []string{
 			"PATH=" + searchPath,
@@ -42,6 +45,24 @@ func (p Processes) sandbox(d Daemon, args ...string) sandbox {
 			pipeVariable + d.paths.pipe,
 			"CUDA_MPS_LOG_DIRECTORY=" + d.paths.log,
 		},
+	}
+	s.stayOutside()
+	return s
+}
+
+// stayOutside has a program run in the supervisor's own root where the driver's has no device nodes or no C library, as on
+// GKE. The daemon finds the server by PATH, and both the driver's libraries by LD_LIBRARY_PATH (NVIDIA's DRA driver,
+// mps-control-daemon.tmpl.yaml).
+func (s *sandbox) stayOutside() {
+	root := driverroot.Root{Host: s.Root, Here: s.Root}
+	program, found := root.Find(s.Program)
+	if s.Root == "/" || !found || root.Entered(program) {
+		return
+	}
+	s.Root, s.Search = "/", root.ProgramPath()
+	s.Env[0] = "PATH=" + s.Search + ":" + searchPath
+	if libraries := root.LibraryPath(); libraries != "" {
+		s.Env = append(s.Env, "LD_LIBRARY_PATH="+libraries)
 	}
 }
 
@@ -160,6 +181,15 @@ func (l *limited) Write(data []byte) (int, error) {
 		l.Buffer.Write(data[:min(room, len(data))])
 	}
 	return len(data), nil
+}
+
+// Serves looks for programs of MPS that have the daemon's pipes, beside itself.
+func (p Processes) Serves(_ context.Context, d Daemon, daemon ProcessID) (bool, error) {
+	found, err := findProcesses(d.paths.pipe)
+	if err != nil {
+		return false, fmt.Errorf("look for processes of MPS: %w", err)
+	}
+	return slices.ContainsFunc(found, func(id ProcessID) bool { return id != daemon }), nil
 }
 
 // Sweep kills what has the daemon's pipes and is a program of MPS, and removes the daemon's cgroup.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -29,6 +30,11 @@ const (
 	stopping phase = "stopping"
 )
 
+// ownMounts is the layout in which pipes and logs lie on file systems of their own. Earlier releases had them on that of
+// --dir, and containers of claims that were prepared then have these very directories mounted: they stay so until the
+// last claim is gone.
+const ownMounts = 2
+
 // record is what is kept on disk of a GPU, written before the node is changed.
 type record struct {
 	Version int `json:"version"`
@@ -41,8 +47,12 @@ type record struct {
 	Generation uint64       `json:"generation"`
 	Settings   mps.Settings `json:"settings"`
 	Claims     []types.UID  `json:"claims,omitempty"` // sorted
+	// Owners are the DRA driver names of claims. Those that a plugin of an earlier release registered have none.
+	Owners map[types.UID]string `json:"owners,omitempty"`
 	// Lost are the claims whose daemon has ended and was not started again yet, sorted.
 	Lost []types.UID `json:"lost,omitempty"`
+	// Layout is ownMounts, or zero in records of earlier releases.
+	Layout int `json:"layout,omitempty"`
 	// PreviousMode is the compute mode to give back; nil if it was not changed.
 	PreviousMode *int `json:"previousComputeMode,omitempty"`
 	// Daemon is nil while no process was made.
@@ -88,6 +98,8 @@ func decodeRecord(data []byte, device string) (*record, error) {
 			}
 		}
 	}
+	// To lose an owner costs less than to take the record for corrupt, which ends a daemon that claims use.
+	maps.DeleteFunc(r.Owners, func(claim types.UID, owner string) bool { return !r.has(claim) || checkOwner(owner) != nil })
 	return &r, nil
 }
 
@@ -97,8 +109,16 @@ func (r *record) pci() gpu.PCIAddress {
 	return pci
 }
 
-// add registers a claim.
-func (r *record) add(claim types.UID) {
+// add registers a claim of an owner; empty leaves the owner as it is.
+func (r *record) add(claim types.UID, owner string) {
+	if owner != "" {
+		owners := maps.Clone(r.Owners)
+		if owners == nil {
+			owners = map[types.UID]string{}
+		}
+		owners[claim] = owner
+		r.Owners = owners
+	}
 	if at, found := slices.BinarySearch(r.Claims, claim); !found {
 		r.Claims = slices.Insert(slices.Clone(r.Claims), at, claim)
 	}
@@ -115,4 +135,6 @@ func (r *record) keep(test func(types.UID) bool) {
 	drop := func(claim types.UID) bool { return !test(claim) }
 	r.Claims = slices.DeleteFunc(slices.Clone(r.Claims), drop)
 	r.Lost = slices.DeleteFunc(slices.Clone(r.Lost), drop)
+	r.Owners = maps.Clone(r.Owners)
+	maps.DeleteFunc(r.Owners, func(claim types.UID, _ string) bool { return drop(claim) })
 }

@@ -119,7 +119,11 @@ func (b *board) adopt(ctx context.Context) error {
 	b.process = process
 	ask, cancel := context.WithTimeout(ctx, b.s.config.StartTimeout)
 	defer cancel()
-	if err := b.waitReady(ask); err != nil {
+	err = b.waitReady(ask)
+	if err == nil {
+		err = b.letClientsIn() // an earlier release showed them all of the pipes
+	}
+	if err != nil {
 		b.process = nil
 		process.Forget()
 		return err

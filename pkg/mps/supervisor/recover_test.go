@@ -206,7 +206,7 @@ func FuzzDecodeRecord(f *testing.F) {
 		if r.pci().DeviceName() != device || r.Daemon != nil && r.Daemon.PID <= 1 || r.Phase == running && r.Daemon == nil {
 			t.Errorf("accepted %+v", r)
 		}
-		r.add("c")
+		r.add("c", testOwner)
 		if !r.has("c") {
 			t.Errorf("claims %q", r.Claims)
 		}

@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -34,10 +35,12 @@ type sandbox struct {
 	// Shm becomes /dev/shm; empty to leave that as it is.
 	Shm string `json:"shm,omitempty"`
 	// Cgroup to enter; empty for none.
-	Cgroup  string   `json:"cgroup,omitempty"`
-	Program string   `json:"program"`
-	Args    []string `json:"args,omitempty"`
-	Env     []string `json:"env"`
+	Cgroup  string `json:"cgroup,omitempty"`
+	Program string `json:"program"`
+	// Search is where the program is looked for, in the form of PATH; empty for the usual directories.
+	Search string   `json:"search,omitempty"`
+	Args   []string `json:"args,omitempty"`
+	Env    []string `json:"env"`
 }
 
 // Enter reads what to become, shuts this process off from the rest of the node as far as that needs, and becomes it. It
@@ -68,25 +71,25 @@ func Enter() error {
 	if err := s.enterRoot(); err != nil {
 		return err
 	}
-	program, err := find(s.Program)
+	program, err := find(s.Program, cmp.Or(s.Search, searchPath))
 	if err != nil {
 		return fmt.Errorf("%w under %s: does the driver's installation there have MPS?", err, s.Root)
 	}
-	// The daemon makes sockets that clients of any user write to; nobody but root comes to what else it makes, as the
-	// folder of its pipes is root's to change and the one of its logs root's to enter.
-	syscall.Umask(0)
+	// By an ordinary umask the socket of privileged commands is root's; what clients of any user write to the daemon
+	// opens for them itself (see pipes.go).
+	syscall.Umask(0o022)
 	return fmt.Errorf("run %s: %w", program, syscall.Exec(program, append([]string{program}, s.Args...), s.Env))
 }
 
 // find looks a program up. exec.LookPath would go by this process's PATH.
-func find(program string) (string, error) {
-	for _, dir := range filepath.SplitList(searchPath) {
+func find(program, search string) (string, error) {
+	for _, dir := range filepath.SplitList(search) {
 		path := filepath.Join(dir, program)
 		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
 			return path, nil
 		}
 	}
-	return "", fmt.Errorf("no %s in %s", program, searchPath)
+	return "", fmt.Errorf("no %s in %s", program, search)
 }
 
 // enterRoot makes the driver's root the root of a mount namespace of this process's own, with the folders of its GPU.
@@ -101,10 +104,7 @@ func (s *sandbox) enterRoot() error {
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("shut the mount namespace off: %w", err)
 	}
-	var trees []tree
-	if s.Root != "/" {
-		trees = []tree{{from: s.Pipe, to: s.Pipe}, {from: s.Log, to: s.Log}}
-	}
+	trees := []tree{{from: s.Pipe, to: s.Pipe}, {from: s.Log, to: s.Log}}
 	if s.Shm != "" {
 		trees = append(trees, tree{from: s.Shm, to: "/dev/shm"})
 	}
@@ -162,7 +162,7 @@ func (t *tree) put() error {
 	return unix.MoveMount(t.fd, "", unix.AT_FDCWD, t.to, unix.MOVE_MOUNT_F_EMPTY_PATH)
 }
 
-// detachShared takes the shared memory of all GPUs out of this namespace: it would be held until this process ends, also
+// detachShared takes the file systems of all GPUs out of this namespace: they would be held until this process ends, also
 // when a GPU's last share was long gone.
 func detachShared() error {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")

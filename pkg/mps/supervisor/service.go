@@ -28,7 +28,7 @@ func (s service) Ensure(ctx context.Context, r *v1alpha1.EnsureRequest) (*v1alph
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	endpoint, err := s.Supervisor.Ensure(ctx, mps.Request{
-		Claim: types.UID(r.GetClaimUid()), Device: r.GetGpu(), UUID: r.GetGpuUuid(), PCI: pci,
+		Claim: types.UID(r.GetClaimUid()), Device: r.GetGpu(), UUID: r.GetGpuUuid(), PCI: pci, Owner: r.GetOwner(),
 		Settings: mps.Settings{
 			SharedMemory:           r.GetSettings().GetSharedMemoryBytes(),
 			ActiveThreadPercentage: int(r.GetSettings().GetActiveThreadPercentage()),
@@ -55,7 +55,7 @@ func (s service) Retain(ctx context.Context, r *v1alpha1.RetainRequest) (*v1alph
 	for _, uid := range r.GetClaimUids() {
 		claims = append(claims, types.UID(uid))
 	}
-	if err := s.Supervisor.Retain(ctx, r.GetGpu(), claims); err != nil {
+	if err := s.Supervisor.Retain(ctx, r.GetGpu(), r.GetOwner(), claims); err != nil {
 		return nil, code(err)
 	}
 	return &v1alpha1.RetainResponse{}, nil
@@ -67,7 +67,7 @@ func (s service) Status(context.Context, *v1alpha1.StatusRequest) (*v1alpha1.Sta
 	for _, g := range st.GPUs {
 		answer.Gpus = append(answer.Gpus, &v1alpha1.GPU{
 			Name: g.Device, Uuid: g.UUID, State: states[g.State], Pid: int32(g.PID),
-			Generation: g.Generation, ClaimUids: texts(g.Claims), Message: g.Message,
+			Generation: g.Generation, ClaimUids: texts(g.Claims), ClaimOwners: ownerTexts(g.Owners), Message: g.Message,
 		})
 	}
 	return answer, nil
@@ -126,6 +126,14 @@ func message(r report) *v1alpha1.Event {
 	return &v1alpha1.Event{
 		Id: r.ID, Gpu: r.Device, Kind: kinds[r.Kind], ClaimUids: texts(r.Claims), Message: r.Message, Time: timestamppb.New(r.Time),
 	}
+}
+
+func ownerTexts(from map[types.UID]string) map[string]string {
+	to := make(map[string]string, len(from))
+	for uid, owner := range from {
+		to[string(uid)] = owner
+	}
+	return to
 }
 
 func texts(from []types.UID) []string {

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/cleave-dra/cleave/pkg/mps"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/sim"
@@ -119,5 +121,54 @@ func TestOnTheSimulatedNode(t *testing.T) {
 	_ = holder.Wait()
 	if err := errors.Join(supervisor.Process.Signal(syscall.SIGTERM), supervisor.Wait()); err != nil {
 		t.Errorf("the supervisor ended: %v", err)
+	}
+}
+
+// The driver is reloaded under a claim that has no program running: the mode is back, and the daemon is today's.
+func TestDriverReload_LiveClaim(t *testing.T) {
+	b := newSimulatedBed(t)
+	c, _ := b.serve(t)
+	a := b.request(t, "a", 0)
+	e := mustEnsure(t, c, a)
+	before := statusOf(t, c)[0].PID
+	node, err := sim.Open(b.Root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(node.UnloadDriver(), node.LoadDriver()); err != nil {
+		t.Fatal(err)
+	}
+	mode := func() int {
+		session, err := b.hardware().open(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = session.Close() }()
+		mode, err := session.ComputeMode(t.Context(), a.PCI)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return mode
+	}
+	if got := mode(); got != nvml.ComputeModeDefault {
+		t.Fatalf("compute mode %d after a reload, want the default: the simulated board is too kind", got)
+	}
+	if err := c.Retain(t.Context(), a.Device, testOwner, []types.UID{a.Claim}); err != nil {
+		t.Fatal(err)
+	}
+	if got := mode(); got != nvml.ComputeModeExclusive {
+		t.Errorf("compute mode %d, want exclusive", got)
+	}
+	if after := statusOf(t, c)[0]; after.State != mps.Running || after.PID == before {
+		t.Errorf("%+v, want a daemon that was started after the reload, not process %d", after, before)
+	}
+	// Containers have the clients' directory mounted since before.
+	_, program := b.client(t, e, "--memory", "1G")
+	if err := program.Wait(); err != nil {
+		t.Errorf("a client after the reload: %v", err)
+	}
+	mustRelease(t, c, a)
+	if left := b.left(t); left != "" {
+		t.Errorf("left behind: %s", left)
 	}
 }

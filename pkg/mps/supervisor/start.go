@@ -8,9 +8,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/mps"
-	"github.com/cleave-dra/cleave/pkg/nvml"
 )
 
 // askEvery is the time between two questions to a daemon that is not ready yet: it gives no sign when it is.
@@ -30,11 +28,8 @@ func (b *board) start(ctx context.Context) error {
 	if err := b.takeComputeMode(ctx); err != nil {
 		return err
 	}
-	if err := b.s.on.Files.MakeDirs(b.paths); err != nil {
-		return fmt.Errorf("make the folders of the daemon: %w", err)
-	}
-	if err := b.s.on.Mounts.Mount(b.paths.shm, b.record.Settings.SharedMemory); err != nil {
-		return fmt.Errorf("mount its shared memory: %w", err)
+	if err := b.makePlace(); err != nil {
+		return err
 	}
 	process, err := b.s.on.Daemons.Start(ctx, b.daemon(), func(id ProcessID) error {
 		b.record.Daemon = &id
@@ -60,6 +55,27 @@ func (b *board) start(ctx context.Context) error {
 	return nil
 }
 
+// makePlace makes what the daemon and its clients meet in.
+func (b *board) makePlace() error {
+	if err := b.s.on.Files.MakeDirs(b.paths); err != nil {
+		return fmt.Errorf("make the directories of the daemon: %w", err)
+	}
+	// Processes of any user make their files in /dev/shm, as container runtimes mount it.
+	mounts := []tmpfs{{b.paths.shm, b.record.Settings.SharedMemory, 0o1777}}
+	if b.record.Layout >= ownMounts {
+		mounts = append(mounts, tmpfs{b.paths.pipe, pipeSize, pipeMode}, tmpfs{b.paths.log, logSize, logMode})
+	}
+	for _, m := range mounts {
+		if err := b.s.on.Mounts.Mount(m); err != nil {
+			return fmt.Errorf("mount a tmpfs on %s: %w", m.dir, err)
+		}
+	}
+	if err := b.s.on.Files.Clear(b.paths); err != nil {
+		return fmt.Errorf("clear the directories of the daemon: %w", err)
+	}
+	return nil
+}
+
 // running notes that the daemon runs, tells those that had lost theirs, and watches it.
 func (b *board) running(ctx context.Context) {
 	b.started, b.failed, b.message = time.Now(), false, ""
@@ -76,39 +92,24 @@ func (b *board) running(ctx context.Context) {
 	b.s.wg.Go(func() { b.watch(process) })
 }
 
-// takeComputeMode writes the record, with the mode to give back, and lets only MPS use the GPU.
-func (b *board) takeComputeMode(ctx context.Context) (err error) {
-	if b.s.config.ComputeMode == KeepMode {
-		return b.save()
-	}
-	gpus, err := b.s.on.Hardware.Open(ctx)
-	if err != nil {
-		return fmt.Errorf("open the driver to set the compute mode (--compute-mode=%s does without): %w", KeepMode, err)
-	}
-	defer func() { err = errors.Join(err, gpus.Close()) }()
-	if b.record.PreviousMode == nil {
-		mode, err := gpus.ComputeMode(ctx, b.record.pci(), b.record.UUID)
-		if errors.Is(err, gpu.ErrNotSupported) {
-			klog.FromContext(ctx).V(4).Info("The GPU has no compute modes", "gpu", b.device)
-			return b.save()
-		}
-		if err != nil {
-			return err
-		}
-		b.record.PreviousMode = &mode
-	}
-	if err := b.save(); err != nil {
-		return err
-	}
-	return gpus.SetComputeMode(ctx, b.record.pci(), b.record.UUID, nvml.ComputeModeExclusive)
-}
-
-// makeReady waits until the daemon answers and sets its defaults, which hold for every server it starts from then on.
+// makeReady waits until the daemon answers, sets its defaults, which hold for every server it starts from then on, and
+// lets clients at it.
 func (b *board) makeReady(ctx context.Context) error {
 	if err := b.waitReady(ctx); err != nil {
 		return err
 	}
-	return setDefaults(ctx, b.s.on.Daemons, b.daemon(), b.record.Settings)
+	if err := setDefaults(ctx, b.s.on.Daemons, b.daemon(), b.record.Settings); err != nil {
+		return err
+	}
+	return b.letClientsIn()
+}
+
+// letClientsIn shows clients what they need of the daemon's pipes.
+func (b *board) letClientsIn() error {
+	if err := b.s.on.Files.ShowClients(b.paths); err != nil {
+		return fmt.Errorf("show clients the sockets of the daemon: %w", err)
+	}
+	return nil
 }
 
 // waitReady asks the daemon until it answers.

@@ -7,17 +7,14 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
-
-	"github.com/cleave-dra/cleave/pkg/gpu"
-	"github.com/cleave-dra/cleave/pkg/nvml"
 )
 
-// dismantle takes all of MPS off a GPU. It can be repeated, and is not given up when the supervisor stops. A compute
-// mode that cannot be given back now, because the driver is not loaded, is no error: it stays on record.
+// dismantle takes all of MPS off a GPU, and answers success only when the GPU has its compute mode back. It can be
+// repeated, and is not given up when the supervisor stops.
 func (b *board) dismantle(ctx context.Context) error {
 	logger, began := klog.FromContext(ctx), time.Now()
 	ctx = context.WithoutCancel(ctx)
-	b.record.Phase, b.record.Claims, b.record.Lost = stopping, nil, nil
+	b.record.Phase, b.record.Claims, b.record.Lost, b.record.Owners = stopping, nil, nil, nil
 	err := b.save()
 	if err == nil {
 		err = b.endDaemon(ctx)
@@ -25,16 +22,13 @@ func (b *board) dismantle(ctx context.Context) error {
 	if err == nil {
 		err = b.removeAll(ctx)
 	}
+	if err == nil {
+		err = b.returnComputeMode(ctx)
+	}
 	if err != nil {
 		b.message = err.Error()
 		b.show()
 		return fmt.Errorf("take MPS off %s: %w", b.device, err)
-	}
-	if err := b.returnComputeMode(ctx); err != nil {
-		b.message = err.Error()
-		b.show()
-		logger.Error(err, "Could not give a GPU its compute mode back; trying again", "gpu", b.device, "every", cleanUpEvery)
-		return nil
 	}
 	if err := b.s.on.Files.Remove(b.paths.record); err != nil {
 		return fmt.Errorf("take MPS off %s: remove the record: %w", b.device, err)
@@ -47,8 +41,10 @@ func (b *board) dismantle(ctx context.Context) error {
 
 // removeAll takes away what the daemon and its clients met in.
 func (b *board) removeAll(context.Context) error {
-	if err := b.s.on.Mounts.Unmount(b.paths.shm); err != nil {
-		return fmt.Errorf("unmount the shared memory: %w", err)
+	for _, dir := range b.paths.mounts() {
+		if err := b.s.on.Mounts.Unmount(dir); err != nil {
+			return fmt.Errorf("unmount %s: %w", dir, err)
+		}
 	}
 	if err := b.s.on.Files.RemoveDirs(b.paths); err != nil {
 		return fmt.Errorf("remove the daemon's folders: %w", err)
@@ -124,30 +120,4 @@ func (b *board) tryToEnd(ctx context.Context, process Process, do func(context.C
 	case <-ctx.Done():
 		return false, fmt.Errorf("it still runs after %s (--stop-timeout)", b.s.config.StopTimeout)
 	}
-}
-
-// returnComputeMode gives the GPU the mode it had, unless somebody else has changed it since.
-func (b *board) returnComputeMode(ctx context.Context) (err error) {
-	r := b.record
-	if r.PreviousMode == nil {
-		return nil
-	}
-	gpus, err := b.s.on.Hardware.Open(ctx)
-	if err != nil {
-		return fmt.Errorf("open the driver to give the compute mode back: %w", err)
-	}
-	defer func() { err = errors.Join(err, gpus.Close()) }()
-	mode, err := gpus.ComputeMode(ctx, r.pci(), r.UUID)
-	switch {
-	case errors.Is(err, gpu.ErrNotFound), errors.Is(err, gpu.ErrNotSupported):
-		// The GPU was taken out or replaced, or is in MIG mode, which begins with the default.
-		klog.FromContext(ctx).Info("A GPU has no compute mode to give back any more", "gpu", b.device, "reason", err.Error())
-	case err != nil:
-		return err
-	case mode != nvml.ComputeModeExclusive:
-		klog.FromContext(ctx).V(4).Info("The compute mode was changed by somebody else", "gpu", b.device, "mode", mode)
-	case mode != *r.PreviousMode:
-		return gpus.SetComputeMode(ctx, r.pci(), r.UUID, *r.PreviousMode)
-	}
-	return nil
 }

@@ -69,15 +69,28 @@ func (s *Supervisor) Release(ctx context.Context, device string, claim types.UID
 	if err := checkClaim(claim); err != nil {
 		return fmt.Errorf("%w: %w", errInvalid, err)
 	}
-	return s.keep(ctx, device, func(c types.UID) bool { return c != claim })
+	return s.with(ctx, device, func(ctx context.Context, b *board) error {
+		return b.keep(ctx, func(c types.UID) bool { return c != claim })
+	})
 }
 
-// Retain takes all claims but the given ones off a GPU.
-func (s *Supervisor) Retain(ctx context.Context, device string, claims []types.UID) error {
-	return s.keep(ctx, device, func(c types.UID) bool { return slices.Contains(claims, c) })
+// Retain takes the claims of an owner off a GPU, all but the given ones, and restores the compute mode of one whose
+// driver was reloaded. Claims of other owners stay, and those without one, which plugins of earlier releases registered,
+// unless the caller is one of these.
+func (s *Supervisor) Retain(ctx context.Context, device, owner string, claims []types.UID) error {
+	if err := checkOwner(owner); err != nil {
+		return fmt.Errorf("%w: %w", errInvalid, err)
+	}
+	return s.with(ctx, device, func(ctx context.Context, b *board) error {
+		if err := b.keep(ctx, func(c types.UID) bool { return b.record.Owners[c] != owner || slices.Contains(claims, c) }); err != nil {
+			return err
+		}
+		return b.holdComputeMode(ctx)
+	})
 }
 
-func (s *Supervisor) keep(ctx context.Context, device string, test func(types.UID) bool) error {
+// with does something to the board of a GPU, if there is one.
+func (s *Supervisor) with(ctx context.Context, device string, do func(context.Context, *board) error) error {
 	if _, err := checkDevice(device); err != nil {
 		return fmt.Errorf("%w: %w", errInvalid, err)
 	}
@@ -91,7 +104,10 @@ func (s *Supervisor) keep(ctx context.Context, device string, test func(types.UI
 		return err
 	}
 	defer b.unlock()
-	return b.keep(s.work(ctx), test)
+	if b.record == nil {
+		return nil
+	}
+	return do(s.work(ctx), b)
 }
 
 // Status tells what there is, without waiting for what goes on.

@@ -68,14 +68,14 @@ func TestTheFirstClaimStartsADaemonAndTheLastTakesAllAway(t *testing.T) {
 		a, b := requestFor("a", 1), requestFor("b", 1)
 		first := ensure(t, s, a)
 		dir := filepath.Join(config.Dir, "gpu-0000-01-00-0")
-		want := mps.Endpoint{PipeDir: dir + "/pipe", LogDir: dir + "/log", ShmDir: dir + "/shm", Generation: 1}
+		want := mps.Endpoint{PipeDir: dir + "/pipe/clients", LogDir: dir + "/log", ShmDir: dir + "/shm", Generation: 1}
 		if diff := cmp.Diff(want, first); diff != "" {
 			t.Errorf("endpoint (-want +got):\n%s", diff)
 		}
 		if diff := cmp.Diff(map[gpu.PCIAddress]int{a.PCI: 3}, h.modes); diff != "" {
 			t.Errorf("compute modes (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff(map[string]int64{dir + "/shm": 64 << 20}, h.mounts); diff != "" {
+		if diff := cmp.Diff(map[string]int64{dir + "/shm": 64 << 20, dir + "/pipe": pipeSize, dir + "/log": logSize}, h.mounts); diff != "" {
 			t.Errorf("mounts (-want +got):\n%s", diff)
 		}
 		defaults := []string{"set_default_active_thread_percentage 50", "set_default_device_pinned_mem_limit " + testUUID + " 4096M"}
@@ -183,11 +183,11 @@ func TestRetainDropsTheOthers(t *testing.T) {
 			ensure(t, s, requestFor(c, 1))
 		}
 		device := requestFor("", 1).Device
-		if err := s.Retain(t.Context(), device, []types.UID{"c", "unknown", "a"}); err != nil {
+		if err := s.Retain(t.Context(), device, testOwner, []types.UID{"c", "unknown", "a"}); err != nil {
 			t.Fatal(err)
 		}
 		wantClaims(t, s, "a", "c")
-		if err := s.Retain(t.Context(), device, nil); err != nil {
+		if err := s.Retain(t.Context(), device, testOwner, nil); err != nil {
 			t.Fatal(err)
 		}
 		if left := h.left(t, config); left != "" {

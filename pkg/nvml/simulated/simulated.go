@@ -112,6 +112,11 @@ func (d device) RunningProcesses() ([]int, error) {
 	return slices.Compact(pids), nil
 }
 
+func (d device) Temperature() error {
+	_, err := d.Device.Temperature()
+	return err
+}
+
 func (d device) PCIInfo() (nvml.PCIInfo, error) {
 	info, err := d.PCI()
 	return nvml.PCIInfo{BusID: info.BusID, DeviceID: info.DeviceID}, err
@@ -136,7 +141,7 @@ func (d device) FieldValues(fields []nvml.Field) ([]nvml.FieldValue, error) {
 
 func (d device) FabricInfo() (nvml.FabricInfo, error) {
 	info, err := d.Fabric()
-	return nvml.FabricInfo{ClusterUUID: info.ClusterUUID, CliqueID: int(info.Clique), State: sim.FabricCompleted}, err
+	return nvml.FabricInfo{ClusterUUID: info.ClusterUUID, CliqueID: int(info.Clique), State: info.State}, err
 }
 
 func (d device) CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (nvml.GPUInstance, error) {

@@ -16,6 +16,9 @@ const (
 	maxStored   = 4 << 20
 )
 
+// File is the file's name in the plugin's directory.
+const File = "policy.json"
+
 // stored is the file.
 type stored struct {
 	Format int             `json:"format"`

@@ -8,15 +8,16 @@ import (
 	"time"
 )
 
-// administer does what an administrator says, until that one leaves or ends the daemon.
-func (d *daemon) administer(conn *net.UnixConn, lines *bufio.Scanner) {
+// administer does what an administrator says, until that one leaves or ends the daemon. Who came over the socket of all
+// users may ask and change nothing.
+func (d *daemon) administer(conn *net.UnixConn, lines *bufio.Scanner, privileged bool) {
 	for {
 		var u uiCommand
 		if err := readLine(lines, &u); err != nil {
 			return
 		}
 		d.log.printf("Cmd:%s", strings.ReplaceAll(u.Command, "\n", " "))
-		text, quit := d.execute(u.Command)
+		text, quit := d.execute(u.Command, privileged)
 		if quit {
 			d.done()
 			lines.Scan() // until the connection is closed, when all else is done
@@ -33,13 +34,16 @@ func (d *daemon) administer(conn *net.UnixConn, lines *bufio.Scanner) {
 }
 
 // execute does one command and returns the reply, and whether the daemon is to end.
-func (d *daemon) execute(line string) (text string, quit bool) {
+func (d *daemon) execute(line string, privileged bool) (text string, quit bool) {
 	if d.opts.Command != nil {
 		if err := d.opts.Command(d.ctx); err != nil {
 			return err.Error(), false
 		}
 	}
 	c, err := parseCommand(line)
+	if err == nil && !privileged && !c.asks() {
+		err = fmt.Errorf("%s: permission denied", c.name)
+	}
 	if err == nil && c.name == "quit" {
 		d.quit(c.timeout)
 		return "", true

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 )
 
 // ErrNoDaemon says, in the words of NVIDIA's, that no daemon listens in the pipe directory.
@@ -15,10 +16,10 @@ var ErrNoDaemon = errors.New("Cannot find MPS control daemon process") //nolint:
 
 func pid() int { return os.Getpid() }
 
-// dial connects to the daemon.
-func dial(ctx context.Context, pipe string) (net.Conn, error) {
+// dial connects to a socket of the daemon.
+func dial(ctx context.Context, pipe, socket string) (net.Conn, error) {
 	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unix", socketPath(pipe))
+	conn, err := d.DialContext(ctx, "unix", filepath.Join(pipe, socket))
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoDaemon, err)
 	}
@@ -36,7 +37,7 @@ type Client struct {
 // Connect does what CUDA does when a program first uses it: it goes to the daemon of a pipe directory and waits for a
 // server to take the program. An *Error says why none did.
 func Connect(ctx context.Context, pipe string, r *Request) (*Client, error) {
-	conn, err := dial(ctx, pipe)
+	conn, err := dial(ctx, pipe, socketName)
 	if err != nil {
 		return nil, &Error{ErrorConnectionFailed, err.Error()}
 	}
@@ -55,6 +56,7 @@ func Connect(ctx context.Context, pipe string, r *Request) (*Client, error) {
 		return nil, errors.Join(a.Error, c.Close())
 	}
 	c.Admission = *a.Admission
+	sayToLog(pipe, fmt.Sprintf("[client %d] connected", r.PID))
 	return c, nil
 }
 
@@ -99,7 +101,10 @@ func (c *Client) Close() error {
 // Control is what an administrator's client does: it sends the lines of in to the daemon, one by one, and writes the
 // replies to out.
 func Control(ctx context.Context, pipe string, in io.Reader, out io.Writer) error {
-	conn, err := dial(ctx, pipe)
+	conn, err := dial(ctx, pipe, privilegedName)
+	if err != nil {
+		conn, err = dial(ctx, pipe, socketName) // what it may do there is little
+	}
 	if err != nil {
 		return ErrNoDaemon // and no more: scripts look for these words
 	}

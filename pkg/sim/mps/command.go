@@ -22,6 +22,11 @@ type command struct {
 	timeout        time.Duration // negative: none
 }
 
+// asks reports whether a command changes nothing.
+func (c *command) asks() bool {
+	return strings.HasPrefix(c.name, "get_") || c.name == "ps" || c.name == "device_query"
+}
+
 // errArguments says that a command was given what it does not take.
 var errArguments = errors.New("invalid arguments")
 

@@ -67,11 +67,17 @@ func Run(ctx context.Context, opts Options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeLog()) }()
-	listener, err := listen(opts.PipeDir)
+	control, privileged, err := listenAll(opts.PipeDir)
 	if err != nil {
 		log.printf("Failed to start: %v", err)
 		return err
 	}
+	closeAll := func() error { return errors.Join(control.Close(), privileged.Close()) }
+	stopLog, err := readLog(opts.PipeDir, log)
+	if err != nil {
+		return errors.Join(err, closeAll())
+	}
+	defer stopLog()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	d := &daemon{opts: opts, log: log, ctx: ctx, done: cancel, defaults: defaults, conns: map[net.Conn]bool{}}
@@ -80,14 +86,15 @@ func Run(ctx context.Context, opts Options) (err error) {
 	if opts.Start != nil {
 		if err := opts.Start(ctx); err != nil {
 			log.printf("Failed to start: %v", err)
-			return errors.Join(fmt.Errorf("start MPS control daemon: %w", err), listener.Close())
+			return errors.Join(fmt.Errorf("start MPS control daemon: %w", err), closeAll())
 		}
 	}
 	log.printf("To connect CUDA applications to this daemon, set env %s=%s", EnvPipeDirectory, opts.PipeDir)
-	stop := context.AfterFunc(ctx, func() { _ = listener.Close() })
+	stop := context.AfterFunc(ctx, func() { _ = closeAll() })
 	defer stop()
-	d.accept(listener)
-	_ = listener.Close() // closed already or not: after this the socket is gone, so that it is not another daemon's that goes
+	d.waiting.Go(func() { d.accept(privileged, true) })
+	d.accept(control, false)
+	_ = closeAll() // closed already or not: after this the socket is gone, so that it is not another daemon's that goes
 	d.endServers()
 	// First the files, then the connections: who asked the daemon to quit may start another at once.
 	err = release()
@@ -107,7 +114,10 @@ func takePipe(pipe string) (release func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	err = errors.Join(f.Truncate(0), removeStale(socketPath(pipe)))
+	err = errors.Join(f.Truncate(0), removePipes(pipe))
+	if err == nil {
+		err = makeShared(pipe)
+	}
 	if err == nil {
 		_, err = fmt.Fprintln(f, os.Getpid())
 	}
@@ -115,7 +125,7 @@ func takePipe(pipe string) (release func() error, err error) {
 		return nil, errors.Join(fmt.Errorf("take pipe directory: %w", err), f.Close())
 	}
 	// The file goes before the lock: who opens it after this has another.
-	return func() error { return errors.Join(os.Remove(name), f.Close()) }, nil
+	return func() error { return errors.Join(removePipes(pipe), os.Remove(name), f.Close()) }, nil
 }
 
 // lockPIDFile locks the PID file for as long as this process lives.
@@ -146,20 +156,8 @@ func removeStale(path string) error {
 	return nil
 }
 
-// listen makes the socket, for all users.
-func listen(pipe string) (*net.UnixListener, error) {
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socketPath(pipe), Net: "unix"})
-	if err != nil {
-		return nil, fmt.Errorf("bind control socket: %w", err)
-	}
-	if err := os.Chmod(socketPath(pipe), 0o666); err != nil { //nolint:gosec // programs of all users come here
-		return nil, errors.Join(fmt.Errorf("bind control socket: %w", err), listener.Close())
-	}
-	return listener, nil
-}
-
 // accept serves connections until the listener is closed.
-func (d *daemon) accept(listener *net.UnixListener) {
+func (d *daemon) accept(listener *net.UnixListener, privileged bool) {
 	for {
 		conn, err := listener.AcceptUnix()
 		if err != nil {
@@ -173,7 +171,7 @@ func (d *daemon) accept(listener *net.UnixListener) {
 		d.mu.Lock()
 		d.conns[conn] = true
 		d.mu.Unlock()
-		d.waiting.Go(func() { d.serve(conn) })
+		d.waiting.Go(func() { d.serve(conn, privileged) })
 	}
 }
 
@@ -189,7 +187,7 @@ func (d *daemon) forget(conn net.Conn) {
 const helloTime = 10 * time.Second
 
 // serve reads who has connected and does what is due.
-func (d *daemon) serve(conn *net.UnixConn) {
+func (d *daemon) serve(conn *net.UnixConn, privileged bool) {
 	lines := newLines(conn)
 	var h hello
 	err := conn.SetReadDeadline(time.Now().Add(helloTime))
@@ -207,7 +205,7 @@ func (d *daemon) serve(conn *net.UnixConn) {
 	if h.Program == nil {
 		defer d.forget(conn)
 		d.log.printf("NEW UI")
-		d.administer(conn, lines)
+		d.administer(conn, lines, privileged)
 		d.log.printf("UI closed")
 		return
 	}

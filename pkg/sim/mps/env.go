@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,19 +19,11 @@ const (
 	EnvVisible       = "CUDA_VISIBLE_DEVICES"
 )
 
-// Files of a pipe directory.
-const (
-	socketName = "control"
-	pidName    = "nvidia-cuda-mps-control.pid"
-)
-
 // PipeDirectory is where the environment says that the daemon listens.
 func PipeDirectory() string { return cmp.Or(os.Getenv(EnvPipeDirectory), "/tmp/nvidia-mps") }
 
 // LogDirectory is where the environment says that logs go.
 func LogDirectory() string { return cmp.Or(os.Getenv(EnvLogDirectory), "/var/log/nvidia-mps") }
-
-func socketPath(pipe string) string { return filepath.Join(pipe, socketName) }
 
 // parsePercentage reads a share of the threads of a GPU, above 0 and at most 100.
 func parsePercentage(s string) (float64, error) {

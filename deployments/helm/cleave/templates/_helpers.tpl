@@ -12,6 +12,9 @@
 {{/* The DRA driver. */}}
 {{- define "cleave.driver" -}}{{ ternary "gpu.nvidia.com" "gpu.cleave.dev" .Values.nvidiaCompatible }}{{- end -}}
 
+{{/* The name that the driver had before nvidiaCompatible was switched. */}}
+{{- define "cleave.otherDriver" -}}{{ ternary "gpu.cleave.dev" "gpu.nvidia.com" .Values.nvidiaCompatible }}{{- end -}}
+
 {{- define "cleave.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}

@@ -208,7 +208,9 @@ type EnsureRequest struct {
 	GpuUuid    string                 `protobuf:"bytes,3,opt,name=gpu_uuid,json=gpuUuid,proto3" json:"gpu_uuid,omitempty"`
 	PciAddress string                 `protobuf:"bytes,4,opt,name=pci_address,json=pciAddress,proto3" json:"pci_address,omitempty"`
 	// Settings count when they start a daemon. One that runs keeps its own until its last claim is gone.
-	Settings      *Settings `protobuf:"bytes,5,opt,name=settings,proto3" json:"settings,omitempty"`
+	Settings *Settings `protobuf:"bytes,5,opt,name=settings,proto3" json:"settings,omitempty"`
+	// The DRA driver name of the plugin that prepared the claim. Empty from plugins of earlier releases.
+	Owner         string `protobuf:"bytes,6,opt,name=owner,proto3" json:"owner,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -278,11 +280,19 @@ func (x *EnsureRequest) GetSettings() *Settings {
 	return nil
 }
 
+func (x *EnsureRequest) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
 type EnsureResponse struct {
-	state   protoimpl.MessageState `protogen:"open.v1"`
-	PipeDir string                 `protobuf:"bytes,1,opt,name=pipe_dir,json=pipeDir,proto3" json:"pipe_dir,omitempty"`
-	LogDir  string                 `protobuf:"bytes,2,opt,name=log_dir,json=logDir,proto3" json:"log_dir,omitempty"`
-	ShmDir  string                 `protobuf:"bytes,3,opt,name=shm_dir,json=shmDir,proto3" json:"shm_dir,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Holds what a client needs, and nothing of what controls the daemon: mount it read-only.
+	PipeDir string `protobuf:"bytes,1,opt,name=pipe_dir,json=pipeDir,proto3" json:"pipe_dir,omitempty"`
+	LogDir  string `protobuf:"bytes,2,opt,name=log_dir,json=logDir,proto3" json:"log_dir,omitempty"`
+	ShmDir  string `protobuf:"bytes,3,opt,name=shm_dir,json=shmDir,proto3" json:"shm_dir,omitempty"`
 	// Grows with every daemon that is started for the GPU.
 	Generation    uint64 `protobuf:"varint,4,opt,name=generation,proto3" json:"generation,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -436,9 +446,11 @@ func (*ReleaseResponse) Descriptor() ([]byte, []int) {
 }
 
 type RetainRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Gpu           string                 `protobuf:"bytes,1,opt,name=gpu,proto3" json:"gpu,omitempty"`
-	ClaimUids     []string               `protobuf:"bytes,2,rep,name=claim_uids,json=claimUids,proto3" json:"claim_uids,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Gpu       string                 `protobuf:"bytes,1,opt,name=gpu,proto3" json:"gpu,omitempty"`
+	ClaimUids []string               `protobuf:"bytes,2,rep,name=claim_uids,json=claimUids,proto3" json:"claim_uids,omitempty"`
+	// As in EnsureRequest.
+	Owner         string `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -485,6 +497,13 @@ func (x *RetainRequest) GetClaimUids() []string {
 		return x.ClaimUids
 	}
 	return nil
+}
+
+func (x *RetainRequest) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
 }
 
 type RetainResponse struct {
@@ -623,7 +642,9 @@ type GPU struct {
 	// Sorted.
 	ClaimUids []string `protobuf:"bytes,6,rep,name=claim_uids,json=claimUids,proto3" json:"claim_uids,omitempty"`
 	// Why the state is FAILED or STOPPING.
-	Message       string `protobuf:"bytes,7,opt,name=message,proto3" json:"message,omitempty"`
+	Message string `protobuf:"bytes,7,opt,name=message,proto3" json:"message,omitempty"`
+	// The owners of claims, by claim UID; claims of earlier releases have none.
+	ClaimOwners   map[string]string `protobuf:"bytes,8,rep,name=claim_owners,json=claimOwners,proto3" json:"claim_owners,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -705,6 +726,13 @@ func (x *GPU) GetMessage() string {
 		return x.Message
 	}
 	return ""
+}
+
+func (x *GPU) GetClaimOwners() map[string]string {
+	if x != nil {
+		return x.ClaimOwners
+	}
+	return nil
 }
 
 type WatchRequest struct {
@@ -845,14 +873,15 @@ const file_pkg_mps_api_v1alpha1_supervisor_proto_rawDesc = "" +
 	"\bSettings\x12.\n" +
 	"\x13shared_memory_bytes\x18\x01 \x01(\x03R\x11sharedMemoryBytes\x128\n" +
 	"\x18active_thread_percentage\x18\x02 \x01(\x05R\x16activeThreadPercentage\x12.\n" +
-	"\x13pinned_memory_bytes\x18\x03 \x01(\x03R\x11pinnedMemoryBytes\"\xb5\x01\n" +
+	"\x13pinned_memory_bytes\x18\x03 \x01(\x03R\x11pinnedMemoryBytes\"\xcb\x01\n" +
 	"\rEnsureRequest\x12\x1b\n" +
 	"\tclaim_uid\x18\x01 \x01(\tR\bclaimUid\x12\x10\n" +
 	"\x03gpu\x18\x02 \x01(\tR\x03gpu\x12\x19\n" +
 	"\bgpu_uuid\x18\x03 \x01(\tR\agpuUuid\x12\x1f\n" +
 	"\vpci_address\x18\x04 \x01(\tR\n" +
 	"pciAddress\x129\n" +
-	"\bsettings\x18\x05 \x01(\v2\x1d.cleave.mps.v1alpha1.SettingsR\bsettings\"}\n" +
+	"\bsettings\x18\x05 \x01(\v2\x1d.cleave.mps.v1alpha1.SettingsR\bsettings\x12\x14\n" +
+	"\x05owner\x18\x06 \x01(\tR\x05owner\"}\n" +
 	"\x0eEnsureResponse\x12\x19\n" +
 	"\bpipe_dir\x18\x01 \x01(\tR\apipeDir\x12\x17\n" +
 	"\alog_dir\x18\x02 \x01(\tR\x06logDir\x12\x17\n" +
@@ -863,16 +892,17 @@ const file_pkg_mps_api_v1alpha1_supervisor_proto_rawDesc = "" +
 	"\x0eReleaseRequest\x12\x10\n" +
 	"\x03gpu\x18\x01 \x01(\tR\x03gpu\x12\x1b\n" +
 	"\tclaim_uid\x18\x02 \x01(\tR\bclaimUid\"\x11\n" +
-	"\x0fReleaseResponse\"@\n" +
+	"\x0fReleaseResponse\"V\n" +
 	"\rRetainRequest\x12\x10\n" +
 	"\x03gpu\x18\x01 \x01(\tR\x03gpu\x12\x1d\n" +
 	"\n" +
-	"claim_uids\x18\x02 \x03(\tR\tclaimUids\"\x10\n" +
+	"claim_uids\x18\x02 \x03(\tR\tclaimUids\x12\x14\n" +
+	"\x05owner\x18\x03 \x01(\tR\x05owner\"\x10\n" +
 	"\x0eRetainResponse\"\x0f\n" +
 	"\rStatusRequest\"X\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12,\n" +
-	"\x04gpus\x18\x02 \x03(\v2\x18.cleave.mps.v1alpha1.GPUR\x04gpus\"\xca\x01\n" +
+	"\x04gpus\x18\x02 \x03(\v2\x18.cleave.mps.v1alpha1.GPUR\x04gpus\"\xd8\x02\n" +
 	"\x03GPU\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x120\n" +
@@ -883,7 +913,11 @@ const file_pkg_mps_api_v1alpha1_supervisor_proto_rawDesc = "" +
 	"generation\x12\x1d\n" +
 	"\n" +
 	"claim_uids\x18\x06 \x03(\tR\tclaimUids\x12\x18\n" +
-	"\amessage\x18\a \x01(\tR\amessage\"0\n" +
+	"\amessage\x18\a \x01(\tR\amessage\x12L\n" +
+	"\fclaim_owners\x18\b \x03(\v2).cleave.mps.v1alpha1.GPU.ClaimOwnersEntryR\vclaimOwners\x1a>\n" +
+	"\x10ClaimOwnersEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"0\n" +
 	"\fWatchRequest\x12 \n" +
 	"\vacknowledge\x18\x01 \x01(\tR\vacknowledge\"\xae\x02\n" +
 	"\x05Event\x12\x0e\n" +
@@ -926,7 +960,7 @@ func file_pkg_mps_api_v1alpha1_supervisor_proto_rawDescGZIP() []byte {
 }
 
 var file_pkg_mps_api_v1alpha1_supervisor_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_pkg_mps_api_v1alpha1_supervisor_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_pkg_mps_api_v1alpha1_supervisor_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_pkg_mps_api_v1alpha1_supervisor_proto_goTypes = []any{
 	(State)(0),                    // 0: cleave.mps.v1alpha1.State
 	(Event_Kind)(0),               // 1: cleave.mps.v1alpha1.Event.Kind
@@ -942,29 +976,31 @@ var file_pkg_mps_api_v1alpha1_supervisor_proto_goTypes = []any{
 	(*GPU)(nil),                   // 11: cleave.mps.v1alpha1.GPU
 	(*WatchRequest)(nil),          // 12: cleave.mps.v1alpha1.WatchRequest
 	(*Event)(nil),                 // 13: cleave.mps.v1alpha1.Event
-	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
+	nil,                           // 14: cleave.mps.v1alpha1.GPU.ClaimOwnersEntry
+	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
 }
 var file_pkg_mps_api_v1alpha1_supervisor_proto_depIdxs = []int32{
 	2,  // 0: cleave.mps.v1alpha1.EnsureRequest.settings:type_name -> cleave.mps.v1alpha1.Settings
 	11, // 1: cleave.mps.v1alpha1.StatusResponse.gpus:type_name -> cleave.mps.v1alpha1.GPU
 	0,  // 2: cleave.mps.v1alpha1.GPU.state:type_name -> cleave.mps.v1alpha1.State
-	1,  // 3: cleave.mps.v1alpha1.Event.kind:type_name -> cleave.mps.v1alpha1.Event.Kind
-	14, // 4: cleave.mps.v1alpha1.Event.time:type_name -> google.protobuf.Timestamp
-	3,  // 5: cleave.mps.v1alpha1.Supervisor.Ensure:input_type -> cleave.mps.v1alpha1.EnsureRequest
-	5,  // 6: cleave.mps.v1alpha1.Supervisor.Release:input_type -> cleave.mps.v1alpha1.ReleaseRequest
-	7,  // 7: cleave.mps.v1alpha1.Supervisor.Retain:input_type -> cleave.mps.v1alpha1.RetainRequest
-	9,  // 8: cleave.mps.v1alpha1.Supervisor.Status:input_type -> cleave.mps.v1alpha1.StatusRequest
-	12, // 9: cleave.mps.v1alpha1.Supervisor.Watch:input_type -> cleave.mps.v1alpha1.WatchRequest
-	4,  // 10: cleave.mps.v1alpha1.Supervisor.Ensure:output_type -> cleave.mps.v1alpha1.EnsureResponse
-	6,  // 11: cleave.mps.v1alpha1.Supervisor.Release:output_type -> cleave.mps.v1alpha1.ReleaseResponse
-	8,  // 12: cleave.mps.v1alpha1.Supervisor.Retain:output_type -> cleave.mps.v1alpha1.RetainResponse
-	10, // 13: cleave.mps.v1alpha1.Supervisor.Status:output_type -> cleave.mps.v1alpha1.StatusResponse
-	13, // 14: cleave.mps.v1alpha1.Supervisor.Watch:output_type -> cleave.mps.v1alpha1.Event
-	10, // [10:15] is the sub-list for method output_type
-	5,  // [5:10] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	14, // 3: cleave.mps.v1alpha1.GPU.claim_owners:type_name -> cleave.mps.v1alpha1.GPU.ClaimOwnersEntry
+	1,  // 4: cleave.mps.v1alpha1.Event.kind:type_name -> cleave.mps.v1alpha1.Event.Kind
+	15, // 5: cleave.mps.v1alpha1.Event.time:type_name -> google.protobuf.Timestamp
+	3,  // 6: cleave.mps.v1alpha1.Supervisor.Ensure:input_type -> cleave.mps.v1alpha1.EnsureRequest
+	5,  // 7: cleave.mps.v1alpha1.Supervisor.Release:input_type -> cleave.mps.v1alpha1.ReleaseRequest
+	7,  // 8: cleave.mps.v1alpha1.Supervisor.Retain:input_type -> cleave.mps.v1alpha1.RetainRequest
+	9,  // 9: cleave.mps.v1alpha1.Supervisor.Status:input_type -> cleave.mps.v1alpha1.StatusRequest
+	12, // 10: cleave.mps.v1alpha1.Supervisor.Watch:input_type -> cleave.mps.v1alpha1.WatchRequest
+	4,  // 11: cleave.mps.v1alpha1.Supervisor.Ensure:output_type -> cleave.mps.v1alpha1.EnsureResponse
+	6,  // 12: cleave.mps.v1alpha1.Supervisor.Release:output_type -> cleave.mps.v1alpha1.ReleaseResponse
+	8,  // 13: cleave.mps.v1alpha1.Supervisor.Retain:output_type -> cleave.mps.v1alpha1.RetainResponse
+	10, // 14: cleave.mps.v1alpha1.Supervisor.Status:output_type -> cleave.mps.v1alpha1.StatusResponse
+	13, // 15: cleave.mps.v1alpha1.Supervisor.Watch:output_type -> cleave.mps.v1alpha1.Event
+	11, // [11:16] is the sub-list for method output_type
+	6,  // [6:11] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_pkg_mps_api_v1alpha1_supervisor_proto_init() }
@@ -978,7 +1014,7 @@ func file_pkg_mps_api_v1alpha1_supervisor_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pkg_mps_api_v1alpha1_supervisor_proto_rawDesc), len(file_pkg_mps_api_v1alpha1_supervisor_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

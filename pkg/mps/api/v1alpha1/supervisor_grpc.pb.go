@@ -41,7 +41,8 @@ type SupervisorClient interface {
 	// Release takes a claim off a GPU. After the last one it ends the daemon, takes away its folders and mounts, gives the
 	// GPU its compute mode back, and only then answers.
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
-	// Retain takes all claims but the given ones off a GPU.
+	// Retain takes the claims of an owner off a GPU, all but the given ones, and restores what a reload of the driver took
+	// from the GPU's daemon. Claims of other owners stay: two plugins with different driver names share one supervisor.
 	Retain(ctx context.Context, in *RetainRequest, opts ...grpc.CallOption) (*RetainResponse, error)
 	// Status tells what there is.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
@@ -124,7 +125,8 @@ type SupervisorServer interface {
 	// Release takes a claim off a GPU. After the last one it ends the daemon, takes away its folders and mounts, gives the
 	// GPU its compute mode back, and only then answers.
 	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
-	// Retain takes all claims but the given ones off a GPU.
+	// Retain takes the claims of an owner off a GPU, all but the given ones, and restores what a reload of the driver took
+	// from the GPU's daemon. Claims of other owners stay: two plugins with different driver names share one supervisor.
 	Retain(context.Context, *RetainRequest) (*RetainResponse, error)
 	// Status tells what there is.
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)

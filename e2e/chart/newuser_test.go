@@ -1,0 +1,110 @@
+package chart
+
+import (
+	"context"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
+)
+
+const examplesDir = source + "/deployments/examples"
+
+// rounds are the examples, those together that fit one node, however the scheduler spreads shares that come at once.
+var rounds = [][]string{
+	{"one-gpu", "four-gpus", "mig-extended-resource", "mig-first-available"},
+	{"timeslice-four-notebooks", "mps-two-services", "mig-or-mps"},
+	{"topology-four-nvlink", "shared-claim", "mig-pair-4g-3g"},
+	{"topology-two-numa", "extended-resource", "seven-small-pods", "mig-one-parent", "quota", "topology-gpu-and-nic"},
+}
+
+// pending are the pods of examples that wait: for the class of a network driver, which is not here.
+var pending = []string{"topology-gpu-and-nic"}
+
+// examplesAsTheyAre applies every example as a user does, image, command and all, and deletes it again.
+func examplesAsTheyAre(t *testing.T, ctx context.Context) {
+	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	must(t, gone(ctx, ""))
+	must(t, env.kube.ResourceV1().ResourceClaims(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	for _, names := range rounds {
+		var files []string
+		for _, name := range names {
+			files = append(files, "-f", filepath.Join(examplesDir, name+".yaml"))
+		}
+		_, err := kubectl(ctx, "", append([]string{"apply"}, files...)...)
+		must(t, err)
+		for _, name := range names {
+			objects, err := workload.Load(filepath.Join(examplesDir, name+".yaml"))
+			must(t, err)
+			for _, o := range objects {
+				if pod, ok := o.(*corev1.Pod); ok && !slices.Contains(pending, pod.Name) {
+					_, err := env.client.WaitRunning(ctx, demo, pod.Name)
+					must(t, err)
+				}
+			}
+		}
+		_, err = kubectl(ctx, "", append([]string{"delete", "--wait=true"}, files...)...)
+		must(t, err)
+	}
+}
+
+func TestExamples_AllAreTried(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(examplesDir, "*.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var there []string
+	for _, file := range files {
+		there = append(there, strings.TrimSuffix(filepath.Base(file), ".yaml"))
+	}
+	if diff := cmp.Diff(there, slices.Sorted(slices.Values(slices.Concat(rounds...)))); diff != "" {
+		t.Errorf("examples (-there +tried):\n%s", diff)
+	}
+}
+
+// inspectInThePod runs cleave inspect without flags where the plugin runs.
+func inspectInThePod(t *testing.T, ctx context.Context) {
+	example(t, ctx, "one-gpu", nil)
+	out, err := kubectl(ctx, "", "--namespace", namespace, "exec", "daemonset/cleave-plugin", "--", "cleave", "inspect")
+	must(t, err)
+	for _, want := range []string{"This machine: 8 GPUs", "NVIDIA H100 80GB HBM3", demo + "/one-gpu", "built-in"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is not in\n%s", want, out)
+		}
+	}
+	// What would be missing where the flags are not the plugin's: records, partitions by MPS, the API server's view.
+	for _, not := range []string{"--kubelet-plugins-dir", "no records", "not Cleave's", "supervisor does not answer"} {
+		if strings.Contains(out, not) {
+			t.Errorf("%q is in\n%s", not, out)
+		}
+	}
+}
+
+// policyTypo tries to upgrade to a policy that has a mistake.
+func policyTypo(t *testing.T, ctx context.Context) {
+	before, err := kubectl(ctx, "", "--namespace", namespace, "get", "daemonsets,configmaps", "-o", "jsonpath={.items[*].metadata.resourceVersion}")
+	must(t, err)
+	for _, policies := range []string{
+		"policies: {default: {rules: [{timeSlice: {share: 4}}]}}\n",
+		"policies: {default: \"apiVersion: gpu.cleave.dev/v1alpha1\\nkind: NodePolicy\\nrules: [{timeSlice: {share: 4}}]\\n\"}\n",
+	} {
+		for _, args := range [][]string{{"upgrade", "cleave", chartDir}, {"install", "another", chartDir}} {
+			_, err := helm(t, env.values(true)+policies, append(args, "--kubeconfig", env.cluster.Kubeconfig(), "--namespace", namespace)...)
+			if err == nil || !strings.Contains(err.Error(), "policies.default: rules[0].timeSlice.share: unknown field") {
+				t.Errorf("helm %s: got %v, want an error that names the field", args[0], err)
+			}
+		}
+	}
+	after, err := kubectl(ctx, "", "--namespace", namespace, "get", "daemonsets,configmaps", "-o", "jsonpath={.items[*].metadata.resourceVersion}")
+	must(t, err)
+	if before != after {
+		t.Errorf("the release was changed: resource versions %s, then %s", before, after)
+	}
+}

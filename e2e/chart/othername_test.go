@@ -1,0 +1,235 @@
+package chart
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
+)
+
+// renamePatience bounds the switch of the driver's name in one direction: the kubelet keeps slices for half a minute, and
+// the plugin serves the name that it had for half a minute after the last claim.
+const renamePatience = 5 * time.Minute
+
+// TestDriverName_SwitchedUnderPods switches the driver's name under running pods of all tiers, back, and to and fro before
+// the first switch is over. Nothing is allocated twice, every pod can end, and new pods run.
+func TestDriverName_SwitchedUnderPods(t *testing.T) {
+	if env == nil {
+		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	defer removeAfterFailure(t)
+	installed(t, ctx)
+	for _, w := range []wish{{name: "whole", class: "gpu.cleave.dev"}, {name: "small", class: "mig.cleave.dev"}, {name: "share", class: "timeslice.cleave.dev"}, {name: "mps", class: "mps.cleave.dev"}} {
+		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{w.template()}))
+	}
+	for _, step := range []struct {
+		name string
+		run  func(*testing.T, context.Context)
+	}{
+		{"to NVIDIA's", func(t *testing.T, ctx context.Context) { switchName(t, ctx, "gpu.cleave.dev", "gpu.nvidia.com") }},
+		{"back", func(t *testing.T, ctx context.Context) { switchName(t, ctx, "gpu.nvidia.com", "gpu.cleave.dev") }},
+		{"to and fro", switchBackAtOnce},
+	} {
+		if !t.Run(step.name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), renamePatience)
+			defer cancel()
+			step.run(t, ctx)
+		}) {
+			t.Fatal("the steps after this one cannot run")
+		}
+	}
+	ctx, cancel = context.WithTimeout(t.Context(), renamePatience)
+	defer cancel()
+	must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	uninstalled(t, ctx)
+}
+
+// upgradeName has the driver go by a name, and waits until one plugin of that name is all there is.
+func upgradeName(t *testing.T, ctx context.Context, driver string) {
+	t.Helper()
+	before, compatible := podOf(t, ctx, "plugin").Name, strconv.FormatBool(driver == "gpu.nvidia.com")
+	helmOn(t, env.values(false), "upgrade", "cleave", chartDir, "--set", "nvidiaCompatible="+compatible, "--wait", "--timeout", "90s")
+	must(t, workload.Until(ctx, "one plugin of the new name", func(ctx context.Context) (bool, string, error) {
+		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=plugin"})
+		if err != nil || len(list.Items) != 1 {
+			return false, fmt.Sprintf("%d plugins", len(list.Items)), err
+		}
+		return list.Items[0].Name != before, workload.Describe(&list.Items[0]), nil
+	}))
+}
+
+// publishedBy waits until a driver, and no other, publishes the node's GPUs.
+func publishedBy(t *testing.T, ctx context.Context, driver string) {
+	t.Helper()
+	must(t, workload.Until(ctx, "ResourceSlices of "+driver+" alone", func(ctx context.Context) (bool, string, error) {
+		list, err := env.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, "", err
+		}
+		devices, drivers := 0, []string{}
+		for i := range list.Items {
+			drivers = append(drivers, list.Items[i].Spec.Driver)
+			devices += len(list.Items[i].Spec.Devices)
+		}
+		slices.Sort(drivers)
+		drivers = slices.Compact(drivers)
+		return slices.Equal(drivers, []string{driver}) && devices > 8, fmt.Sprintf("%d devices of %v", devices, drivers), nil
+	}))
+}
+
+// ofEachTier makes pods that have a whole GPU, a partition and shares, and one whose claim is allocated a whole GPU and
+// cannot be prepared.
+func ofEachTier(t *testing.T, ctx context.Context, driver string) (pods map[string]*corev1.Pod, sees map[string]string) {
+	t.Helper()
+	pods, sees = map[string]*corev1.Pod{}, map[string]string{}
+	for _, name := range []string{"whole", "small", "share", "mps"} {
+		pod := wish{name: name}.pod(name)
+		if pod.Spec.Containers[0].Command = []string{"/bin/sh", "-c", lookAgain}; name == "mps" {
+			workload.RunCUDA(pod)
+		}
+		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{pod}))
+		running, err := env.client.WaitRunning(ctx, demo, pod.Name)
+		must(t, err)
+		if pods[name] = running; name != "mps" {
+			sees[name] = seesNow(t, ctx, pod.Name)
+		}
+	}
+	waiting := wish{name: "waiting", class: "gpu.cleave.dev"}
+	template := waiting.template()
+	template.Spec.Spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+		Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion":"gpu.cleave.dev/v1alpha1","kind":"ShareConfig","timeSlice":{"interval":"Long"}}`)},
+	}}}}
+	pod := waiting.pod("waiting")
+	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{template, pod}))
+	refused(t, ctx, pod.Name, "FailedPrepareDynamicResources", "timeSlice")
+	must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).Delete(ctx, template.Name, metav1.DeleteOptions{}))
+	return pods, sees
+}
+
+// wholeGPUs is a pod that has so many GPUs for itself.
+func wholeGPUs(t *testing.T, ctx context.Context, n int) *corev1.Pod {
+	t.Helper()
+	w := wish{name: fmt.Sprintf("gpus-%d", n), class: "gpu.cleave.dev"}
+	template := w.template()
+	template.Spec.Spec.Devices.Requests[0].Exactly.Count = int64(n)
+	pod := w.pod(w.name)
+	pod.Spec.Containers[0].Command = []string{"/bin/sh", "-c", lookAgain}
+	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{template, pod}))
+	return pod
+}
+
+// gpusOf are the nodes of GPUs of what a pod sees.
+func gpusOf(sees string) []string {
+	return slices.DeleteFunc(strings.Fields(sees), func(path string) bool { return strings.Contains(path, "caps") })
+}
+
+// switchName switches the driver's name under pods of all tiers.
+func switchName(t *testing.T, ctx context.Context, from, to string) {
+	pods, sees := ofEachTier(t, ctx, from)
+	upgradeName(t, ctx, to)
+	publishedBy(t, ctx, to)
+
+	// Of eight GPUs five are allocated under the name before.
+	all := wholeGPUs(t, ctx, 8)
+	refused(t, ctx, all.Name, "FailedScheduling", "cannot allocate all claims")
+	free := wholeGPUs(t, ctx, 3)
+	_, err := env.client.WaitRunning(ctx, demo, free.Name)
+	must(t, err)
+	new := gpusOf(seesNow(t, ctx, free.Name))
+	if len(new) != 3 {
+		t.Errorf("a pod with three GPUs sees %v", new)
+	}
+	for name, before := range sees {
+		for _, g := range gpusOf(before) {
+			if slices.Contains(new, g) {
+				t.Errorf("%s, of pod %s, was allocated twice", g, name)
+			}
+		}
+		undisturbed(t, ctx, pods[name], before)
+	}
+	if _, err := env.client.Served(ctx, demo, pods["mps"].Name); err != nil {
+		t.Error(err)
+	}
+	refused(t, ctx, all.Name, "FailedScheduling", "cannot allocate all claims")
+
+	for name := range pods {
+		must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, pods[name].Name, metav1.DeleteOptions{}))
+	}
+	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, churnPrefix+"waiting", metav1.DeleteOptions{}))
+	for name := range pods {
+		must(t, gone(ctx, pods[name].Name))
+	}
+	must(t, gone(ctx, churnPrefix+"waiting"))
+	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, free.Name, metav1.DeleteOptions{}))
+	_, err = env.client.WaitRunning(ctx, demo, all.Name)
+	must(t, err)
+	if got := gpusOf(seesNow(t, ctx, all.Name)); len(got) != 8 {
+		t.Errorf("a pod with all GPUs sees %v", got)
+	}
+	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, all.Name, metav1.DeleteOptions{}))
+	must(t, gone(ctx, ""))
+	for _, n := range []int{3, 8} {
+		must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).Delete(ctx, fmt.Sprintf("%sgpus-%d", churnPrefix, n), metav1.DeleteOptions{}))
+	}
+	nothingHeld(t, ctx)
+	nothingOf(t, ctx, from)
+}
+
+// nothingOf waits until the state of a driver's name is gone from the node.
+func nothingOf(t *testing.T, ctx context.Context, driver string) {
+	t.Helper()
+	must(t, workload.Until(ctx, "the state of "+driver+" to go", func(context.Context) (bool, string, error) {
+		left, err := os.ReadDir(filepath.Join(env.cluster.PluginsDir(), driver))
+		if os.IsNotExist(err) {
+			return true, "", nil
+		}
+		sockets, globErr := filepath.Glob(filepath.Join(env.cluster.RegistryDir(), driver+"*"))
+		specs, specsErr := filepath.Glob(filepath.Join(env.cluster.CDIDir(), driver+"*"))
+		for _, problem := range []error{err, globErr, specsErr} {
+			if problem != nil {
+				return false, "", problem
+			}
+		}
+		return len(left)+len(sockets)+len(specs) == 0, fmt.Sprint(left, sockets, specs), nil
+	}))
+}
+
+// switchBackAtOnce goes back to the name before while the new plugin still waits for the slices of the old one to go.
+func switchBackAtOnce(t *testing.T, ctx context.Context) {
+	pods, sees := ofEachTier(t, ctx, "gpu.cleave.dev")
+	upgradeName(t, ctx, "gpu.nvidia.com")
+	upgradeName(t, ctx, "gpu.cleave.dev")
+	publishedBy(t, ctx, "gpu.cleave.dev")
+	all := wholeGPUs(t, ctx, 8)
+	refused(t, ctx, all.Name, "FailedScheduling", "cannot allocate all claims")
+	for name, before := range sees {
+		undisturbed(t, ctx, pods[name], before)
+	}
+	for name := range pods {
+		must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, pods[name].Name, metav1.DeleteOptions{}))
+	}
+	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, churnPrefix+"waiting", metav1.DeleteOptions{}))
+	for name := range pods {
+		must(t, gone(ctx, pods[name].Name))
+	}
+	_, err := env.client.WaitRunning(ctx, demo, all.Name)
+	must(t, err)
+	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, all.Name, metav1.DeleteOptions{}))
+	must(t, gone(ctx, ""))
+	nothingHeld(t, ctx)
+	nothingOf(t, ctx, "gpu.nvidia.com")
+}

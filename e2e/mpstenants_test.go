@@ -1,0 +1,62 @@
+package e2e
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
+)
+
+// hostile is a root container that does to its MPS server what it can: it asks the daemon to quit, as NVIDIA's own
+// instructions have it, takes the sockets away, fills the directory, and writes what the log pipe takes. It then says
+// what it saw, and stays.
+const hostile = `cd /tmp/nvidia-mps || exit 9
+echo quit | nvidia-cuda-mps-control
+echo shutdown_server -f | nvidia-cuda-mps-control
+rm -f control control_privileged control_lock log nvidia-cuda-mps-control.pid 2>/dev/null
+mv control elsewhere 2>/dev/null
+echo x > filler 2>/dev/null
+head -c 40000000 /dev/zero > log 2>/dev/null &
+writer=$!
+sleep 2
+kill $writer 2>/dev/null
+echo "sees $(echo *)"
+exec sleep infinity`
+
+// One tenant of an MPS server runs as root and means harm. The other's program does not notice, new clients come in,
+// and the host's /run holds no more than the file systems of that GPU are given.
+func TestMPSTenantsCannotStopEachOther(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	s.create(ctx, mpsPod("victim", shareSpec(mpsClass))...)
+	victim := s.running(ctx, "victim")
+	before, daemon := s.served(ctx, victim), s.daemon()
+	objects := claimPod("hostile", shareSpec(mpsClass))
+	pod := podOf(objects)
+	pod.Spec.Containers[0].Command = []string{"/bin/sh", "-c", hostile}
+	s.create(ctx, objects...)
+	s.running(ctx, "hostile")
+	var log string
+	s.must(workload.Until(ctx, "the hostile container to have tried all", func(ctx context.Context) (bool, string, error) {
+		var err error
+		if log, err = env.client.Cluster.PodLogs(ctx, s.name, "hostile", "main"); err != nil {
+			return false, err.Error(), nil //nolint:nilerr // it may not have a log yet
+		}
+		return strings.Contains(log, "sees "), log, nil
+	}))
+	if !strings.Contains(log, "sees control log\n") {
+		t.Errorf("the container sees more than a client needs, or less:\n%s", log)
+	}
+	s.checkUndisturbed(ctx, victim)
+	if after := s.daemon(); after.pid != daemon.pid {
+		t.Errorf("the daemon was process %d and is process %d", daemon.pid, after.pid)
+	}
+	s.create(ctx, mpsPod("next", shareSpec(mpsClass))...)
+	if got := s.served(ctx, s.running(ctx, "next")); got.Server != before.Server {
+		t.Errorf("a new client has server %d, the first %d", got.Server, before.Server)
+	}
+	for _, name := range []string{"hostile", "next", "victim"} {
+		s.delete(ctx, name)
+	}
+	s.nothingOfMPS(ctx)
+}

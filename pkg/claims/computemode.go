@@ -1,0 +1,66 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// checkComputeModes fails unless any number of processes may use the GPUs of a claim. A GPU that MPS servers had may be
+// EXCLUSIVE_PROCESS still: after a crash, or where its mode could not be given back. A container's second process would
+// fail there with CUDA_ERROR_DEVICE_UNAVAILABLE, long after Prepare said that all is well. Claims that share a GPU by MPS
+// need that very mode and are passed over; so is admin access, which takes a GPU as it is.
+//
+// It costs one NVML call a GPU. The caller holds the locks of the GPUs.
+func (e *Engine) checkComputeModes(ctx context.Context, b *backend, devices []planned, want *records.Record) error {
+	done := map[gpu.PCIAddress]bool{}
+	for i, d := range devices {
+		g, share := d.shape.GPU, want.Devices[i].Share
+		if d.admin || done[g.PCI] || share != nil && share.Kind == gpu.MPS {
+			continue
+		}
+		done[g.PCI] = true
+		if err := e.checkComputeMode(ctx, b, g); err != nil {
+			return fmt.Errorf("request %q: %w", d.request, err)
+		}
+	}
+	return nil
+}
+
+func (e *Engine) checkComputeMode(ctx context.Context, b *backend, g *gpu.GPU) error {
+	mode, err := computeMode(ctx, b, g)
+	if err != nil || mode == gpu.ComputeDefault {
+		return err
+	}
+	var restore error
+	if mode == gpu.ComputeExclusive && e.sharing != nil {
+		// If a server had the GPU that no claim needs any more, its supervisor has the mode to give back.
+		klog.FromContext(ctx).Info("A GPU is in a compute mode that MPS servers have; asking the MPS supervisor to give it back", "gpu", g.PCI.DeviceName())
+		if restore = e.retain(ctx, g.PCI.DeviceName()); restore == nil {
+			mode, err = computeMode(ctx, b, g)
+		}
+		if err != nil || mode == gpu.ComputeDefault {
+			return err
+		}
+	}
+	err = fmt.Errorf("GPU %s (%s) is in compute mode %s, which keeps processes of the claim from it: set it back with nvidia-smi -i %s -c DEFAULT once nothing uses the GPU",
+		g.PCI.DeviceName(), g.UUID, mode, g.UUID)
+	if restore != nil {
+		err = fmt.Errorf("%w; the MPS supervisor could not do it: %w", err, restore)
+	}
+	return err
+}
+
+// computeMode reads that of a GPU. One in MIG mode has none, and is as good as default.
+func computeMode(ctx context.Context, b *backend, g *gpu.GPU) (gpu.ComputeMode, error) {
+	mode, err := b.hardware.ComputeMode(ctx, g.PCI)
+	if errors.Is(err, gpu.ErrNotSupported) {
+		return gpu.ComputeDefault, nil
+	}
+	return gpu.ComputeMode(mode), err
+}

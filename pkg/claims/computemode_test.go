@@ -1,0 +1,72 @@
+package claims
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// A GPU that MPS had is given on only when any number of processes may use it.
+func TestPrepare_ComputeMode(t *testing.T) {
+	tests := map[string]struct {
+		mode gpu.ComputeMode
+		part part
+		err  error // of the call
+		// supervisor says what the MPS supervisor does when it is asked: nothing, if false
+		restores bool
+		want     []string // of the error; none if it is prepared
+	}{
+		"whole GPU":                          {part: wholeOf(0)},
+		"whole GPU, no compute modes":        {part: wholeOf(0), err: gpu.ErrNotSupported},
+		"whole GPU, unreadable":              {part: wholeOf(0), err: errDown, want: []string{errDown.Error()}},
+		"whole GPU, left exclusive":          {mode: gpu.ComputeExclusive, part: wholeOf(0), restores: true},
+		"time slice, left exclusive":         {mode: gpu.ComputeExclusive, part: sliceOf(0, 10), restores: true},
+		"whole GPU, exclusive by others":     {mode: gpu.ComputeExclusive, part: wholeOf(0), want: []string{gpuUUID(0), "EXCLUSIVE_PROCESS", "nvidia-smi -i " + gpuUUID(0) + " -c DEFAULT"}},
+		"time slice, exclusive by others":    {mode: gpu.ComputeExclusive, part: sliceOf(0, 10), want: []string{"EXCLUSIVE_PROCESS"}},
+		"whole GPU, prohibited":              {mode: gpu.ComputeProhibited, part: wholeOf(0), want: []string{"PROHIBITED", "-c DEFAULT"}},
+		"MPS share, whose server sets it":    {mode: gpu.ComputeExclusive, part: mpsOf(0, 10, 10)},
+		"another GPU's mode is no hindrance": {mode: gpu.ComputeExclusive, part: wholeOf(1)},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			b := newShareBed(t)
+			b.hardware.modes, b.hardware.modeErr = map[string]gpu.ComputeMode{gpuName(0): tt.mode}, tt.err
+			b.sharing.onRetain = func(gpuDevice string) {
+				if tt.restores {
+					delete(b.hardware.modes, gpuDevice)
+				}
+			}
+			err := b.tryPrepare("a", tt.part)
+			if len(tt.want) > 0 {
+				wantError(t, err, tt.want...)
+				b.want()
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			// Prepared again it is the claim's, whatever the mode by now.
+			b.hardware.modes = map[string]gpu.ComputeMode{gpuName(0): gpu.ComputeProhibited}
+			b.prepare("a", tt.part)
+		})
+	}
+}
+
+func TestPrepare_ComputeModeCostsOneCall(t *testing.T) {
+	b := newShareBed(t)
+	b.prepare("a", wholeOf(0), wholeOf(1).of("second"))
+	if b.hardware.reads != 2 {
+		t.Errorf("%d reads of the compute mode for two GPUs, want one each", b.hardware.reads)
+	}
+}
+
+func TestPrepare_ComputeModeSupervisorAway(t *testing.T) {
+	b := newShareBed(t)
+	b.hardware.modes = map[string]gpu.ComputeMode{gpuName(0): gpu.ComputeExclusive}
+	b.sharing.err = failing("before ServedMPS", errDown)
+	if err := b.tryPrepare("a", wholeOf(0)); !errors.Is(err, errDown) {
+		t.Errorf("Prepare() = %v, want it to name why the supervisor could not help", err)
+	}
+	b.want()
+}

@@ -1,0 +1,45 @@
+package claims
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+func TestPrepare_HangingCreation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newSimBed(t, "hgx-h100")
+		if err := b.node.HangCall(0, "nvmlDeviceCreateGpuInstanceWithPlacement"); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		done := make(chan error, 1)
+		go func() {
+			_, err := b.Prepare(t.Context(), deviceClaim("a", b.name(0, 19, 6)))
+			done <- err
+		}()
+		b.prepare("b", b.name(1, 19, 6))
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("a claim on another GPU waited %s", took)
+		}
+		if err := <-done; !errors.Is(err, gpu.ErrHangs) {
+			t.Fatalf("got %v, want %v", err, gpu.ErrHangs)
+		}
+		if took := time.Since(start); took > 45*time.Second {
+			t.Errorf("it took %s, longer than the kubelet waits", took)
+		}
+		b.Recover(t.Context()) // what may yet be created is not forgotten
+		if !b.Unfinished() {
+			t.Fatal("the claim's record is gone while its partition may yet be created")
+		}
+		if err := b.node.ClearFaults(-1); err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(time.Second)
+		b.Recover(t.Context())
+		b.want(list("1 19@6"), list("b"), list("b"))
+	})
+}

@@ -1,0 +1,93 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// inUsePatience bounds how long a claim waits for clients, such as a monitoring agent between two looks, to close a GPU
+// that is to be partitioned or to be whole again; the kubelet waits 45 s for the whole call. inUseRetry is the time
+// between two attempts.
+const (
+	inUsePatience = 35 * time.Second
+	inUseRetry    = 250 * time.Millisecond
+)
+
+// setModes gives the GPUs of devices the MIG modes that they need.
+func setModes(ctx context.Context, b *backend, devices []planned) error {
+	done := map[gpu.PCIAddress]bool{}
+	for _, d := range devices {
+		if d.admin || done[d.shape.GPU.PCI] {
+			continue
+		}
+		done[d.shape.GPU.PCI] = true
+		if err := setMode(ctx, b, d); err != nil {
+			return fmt.Errorf("request %q: %w", d.request, err)
+		}
+		if d.shape.IsPartition() {
+			continue // it has no NVLinks
+		}
+		if err := b.hardware.AwaitFabric(ctx, d.shape.GPU); err != nil {
+			return fmt.Errorf("request %q: %w", d.request, err)
+		}
+	}
+	return nil
+}
+
+// setMode gives a GPU the MIG mode that a device needs: on for partitions, off for the whole. Where a change needs a
+// reset, the mode found at discovery decided what the GPU offers, and there is nothing to change. It waits for clients
+// until ctx ends.
+func setMode(ctx context.Context, b *backend, d planned) error {
+	g := d.shape.GPU
+	if !g.MIG.Capable || g.MIG.NeedsReset || g.MIG.Fixed || len(g.MIG.Profiles) == 0 {
+		return nil
+	}
+	err := whileInUse(ctx, b, g, func() error { return b.hardware.SetMIG(ctx, g.PCI, d.shape.IsPartition()) })
+	if errors.Is(err, gpu.ErrPartitioned) {
+		// No claim has them: that was checked before.
+		return fmt.Errorf("%w: there are partitions that Cleave did not make: destroy them, for instance with nvidia-smi mig -dgi", err)
+	}
+	return err
+}
+
+// createPatiently creates a partition and waits for clients of the GPU until ctx ends. On boards that need no reset the
+// driver may look for clients only when the first GPU instance is created, and take any mode change before
+// (open-gpu-kernel-modules 595.45.04, kernel_mig_manager.c: kmigmgrSetMIGState, called for the first GPU instance, fails
+// with NV_ERR_STATE_IN_USE in kmigmgrDisableWatchdog).
+func createPatiently(ctx context.Context, b *backend, s gpu.Shape) (part gpu.Partition, err error) {
+	err = whileInUse(ctx, b, s.GPU, func() error {
+		part, err = b.hardware.CreatePartition(ctx, s)
+		return err
+	})
+	return part, err
+}
+
+// whileInUse repeats a change of a GPU that clients are in the way of, until it works, fails otherwise, or ctx ends.
+func whileInUse(ctx context.Context, b *backend, g *gpu.GPU, change func() error) error {
+	tick := time.NewTicker(inUseRetry)
+	defer tick.Stop()
+	for {
+		err := change()
+		if !errors.Is(err, gpu.ErrInUse) || errors.Is(err, gpu.ErrLeftBehind) {
+			return err // what was left behind must go before another attempt
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w%s", err, heldBy(context.WithoutCancel(ctx), b, g))
+		case <-tick.C:
+		}
+	}
+}
+
+// heldBy names the processes on a GPU, for an error message.
+func heldBy(ctx context.Context, b *backend, g *gpu.GPU) string {
+	pids, err := b.hardware.Processes(ctx, g.PCI)
+	if err != nil || len(pids) == 0 {
+		return ": NVML names no process; monitoring agents such as DCGM hold a GPU without showing"
+	}
+	return fmt.Sprintf(": it is in use by processes %v", pids)
+}

@@ -1,0 +1,132 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// Processes is what the engine asks of the host's process table.
+type Processes interface {
+	// OfPods lists the processes of pods. An error means that there may be more.
+	OfPods(ctx context.Context, pods []types.UID) ([]int, error)
+}
+
+// SeeProcesses lets the engine see the processes of pods. Without it, a claim that is gone from the API server is released once
+// the driver lists no process on its GPUs. Call it before the first Reconcile.
+func (e *Engine) SeeProcesses(p Processes) { e.processes = p }
+
+// maxPods bounds the pods that a record keeps: twice as many as can reserve a claim at a time
+// (resource/v1, ResourceClaimReservedForMaxSize).
+const maxPods = 2 * resourceapi.ResourceClaimReservedForMaxSize
+
+// podsOf are the pods that have reserved a claim.
+func podsOf(claim *resourceapi.ResourceClaim) []types.UID {
+	var pods []types.UID
+	for _, c := range claim.Status.ReservedFor {
+		if c.APIGroup == "" && c.Resource == "pods" {
+			pods = append(pods, c.UID)
+		}
+	}
+	return pods
+}
+
+// notePods puts on record which pods have reserved a claim since it was prepared: the kubelet prepares a claim for its first
+// pod alone.
+func (e *Engine) notePods(ctx context.Context, r *records.Record, claim *resourceapi.ResourceClaim) error {
+	missing := slices.DeleteFunc(podsOf(claim), func(uid types.UID) bool { return slices.Contains(r.Pods, uid) })
+	if len(missing) == 0 {
+		return nil
+	}
+	held, err := e.lockFor(ctx, r.Claim.UID, r.GPUs())
+	if err != nil {
+		return err
+	}
+	defer held.Release()
+	now := e.index.get(r.Claim.UID)
+	if now == nil || !sameDevices(now, r) {
+		return nil // prepared anew or unprepared since
+	}
+	noted := now.Clone()
+	noted.Pods = append(noted.Pods, slices.DeleteFunc(missing, func(uid types.UID) bool { return slices.Contains(noted.Pods, uid) })...)
+	noted.Pods = noted.Pods[max(0, len(noted.Pods)-maxPods):]
+	return e.write(noted)
+}
+
+// isGone reports whether the API server says that a claim holds nothing here any more, and returns the claim if it has it.
+func (e *Engine) isGone(ctx context.Context, api API, r *records.Record) (*resourceapi.ResourceClaim, bool, error) {
+	claim, err := api.Claim(ctx, r.Claim.Namespace, r.Claim.Name)
+	if err != nil {
+		return nil, false, fmt.Errorf("read the claim from the API server: %w", err)
+	}
+	return claim, claim == nil || claim.UID != r.Claim.UID || !allocates(claim, r, e.id), nil
+}
+
+// checkIdle fails unless it is certain that a claim's GPUs are not in use. What ends is a claim that is gone from the API server:
+// as long as a process of its pods runs, also one that has no context on a GPU now, the claim keeps what it has.
+//
+// For the rest the driver is asked about whole GPUs. Partitions need no such check: one with a process in it cannot be
+// destroyed. Nor do GPUs that others share in the same way, whose processes they may be, or an MPS server that is to end, and
+// its clients with it. Processes of other pods, such as monitoring agents, count only if the driver lists them: agents have
+// all GPUs open all the time.
+func (e *Engine) checkIdle(ctx context.Context, r *records.Record, ends bool) error {
+	b := e.backend.Load()
+	if b.hardware == nil {
+		return fmt.Errorf("cannot tell whether they are in use: %w", b.reason)
+	}
+	seen := false
+	if ends && e.processes != nil {
+		pids, err := e.processes.OfPods(ctx, r.Pods)
+		if err != nil {
+			return fmt.Errorf("cannot tell whether its pods still run: %w", err)
+		}
+		if len(pids) > 0 {
+			return fmt.Errorf("its pods still have processes %v: %w", pids, gpu.ErrInUse)
+		}
+		seen = len(r.Pods) > 0
+	}
+	for i := range r.Devices {
+		if err := e.checkDeviceIdle(ctx, b, r, &r.Devices[i], ends, seen); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkDeviceIdle is checkIdle for one device; seen says that no process of the claim's pods runs.
+func (e *Engine) checkDeviceIdle(ctx context.Context, b *backend, r *records.Record, d *records.Device, ends, seen bool) error {
+	if d.AdminAccess || d.Partition != nil {
+		return nil
+	}
+	g, err := locate(b, d)
+	if err != nil {
+		return fmt.Errorf("cannot tell whether it is in use: %w", err)
+	}
+	if g == nil {
+		return nil // a GPU that is gone is used by nobody
+	}
+	if d.Share != nil && (ends && d.Share.Kind == gpu.MPS || e.index.sharers(d, r.Claim.UID)) {
+		return nil
+	}
+	pids, err := b.hardware.Processes(ctx, g.PCI)
+	switch {
+	case takenOut(err):
+		return nil
+	case errors.Is(err, gpu.ErrNotSupported) && (seen || e.processes == nil):
+		return nil
+	case errors.Is(err, gpu.ErrNotSupported):
+		return fmt.Errorf("cannot tell whether GPU %s is in use: its driver lists no processes, and the claim's pods are not known: %w", d.GPU, err)
+	case err != nil:
+		return err
+	case len(pids) > 0:
+		return fmt.Errorf("GPU %s is used by processes %v: %w", d.GPU, pids, gpu.ErrInUse)
+	}
+	return nil
+}

@@ -1,0 +1,114 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// podProcesses are the processes of a node's pods.
+type podProcesses struct {
+	pids map[types.UID][]int
+	err  error
+}
+
+func (p *podProcesses) OfPods(_ context.Context, pods []types.UID) ([]int, error) {
+	var found []int
+	for _, uid := range pods {
+		found = append(found, p.pids[uid]...)
+	}
+	return found, p.err
+}
+
+// A pod that was deleted by force may run on without a context on its GPU: then the driver lists no process.
+func TestReconcile_ProcessesOfPods(t *testing.T) {
+	tests := map[string]struct {
+		processes    *podProcesses
+		pids         []int // that the driver lists
+		processesErr error
+		kept         bool
+	}{
+		"between two contexts":              {processes: &podProcesses{pids: map[types.UID][]int{"pod-uid": {7}}}, kept: true},
+		"ended":                             {processes: &podProcesses{pids: map[types.UID][]int{"another": {7}}}},
+		"not to be seen":                    {processes: &podProcesses{err: errors.New("hidden")}, kept: true},
+		"ended, driver lists one":           {processes: &podProcesses{}, pids: []int{9}, kept: true},
+		"ended, driver lists none":          {processes: &podProcesses{}, processesErr: gpu.ErrNotSupported},
+		"running, driver knows no list":     {processes: &podProcesses{pids: map[types.UID][]int{"pod-uid": {7}}}, processesErr: gpu.ErrNotSupported, kept: true},
+		"only the driver's list to go by":   {},
+		"a driver that fails, nobody there": {processes: &podProcesses{}, processesErr: gpu.ErrLost, kept: true},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			if test.processes != nil {
+				b.SeeProcesses(test.processes)
+			}
+			mustPrepare(t, b.Engine, claimOn("a", 1))
+			b.hardware.pids[gpuName(1)], b.hardware.processesErr = test.pids, test.processesErr
+			b.Reconcile(t.Context(), &fakeAPI{})
+			want := []string{}
+			if test.kept {
+				want = list(line("a", 1))
+			}
+			if diff := cmp.Diff(want, onDisk(t, b.dir)); diff != "" {
+				t.Errorf("records (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// The same for partitions and shares: what such a process may use is not taken from it.
+func TestReconcile_ProcessesOfPodsWithPartition(t *testing.T) {
+	b := newSimBed(t, "hgx-h100")
+	seen := &podProcesses{pids: map[types.UID][]int{"pod-uid": {7}}}
+	b.SeeProcesses(seen)
+	b.prepare("a", b.name(0, 19, 6))
+	b.Reconcile(t.Context(), &fakeAPI{})
+	b.want(list("0 19@6"), list("a"), list("a"))
+	delete(seen.pids, "pod-uid")
+	b.Reconcile(t.Context(), &fakeAPI{})
+	b.want(nil, nil, nil)
+}
+
+// The kubelet prepares a claim for its first pod; others that share it are found in the API server.
+func TestReconcile_NotesPods(t *testing.T) {
+	b := newBed(t)
+	seen := &podProcesses{pids: map[types.UID][]int{}}
+	b.SeeProcesses(seen)
+	claim := claimOn("a", 1)
+	mustPrepare(t, b.Engine, claim)
+	reserve := func(uid types.UID) {
+		claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: string(uid), UID: uid})
+	}
+	reserve("second")
+	claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{APIGroup: "x", Resource: "pods", UID: "no-pod"})
+	b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claim)})
+	r, err := b.store.Read("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]types.UID{"pod-uid", "second"}, r.Pods); diff != "" {
+		t.Errorf("pods (-want +got):\n%s", diff)
+	}
+	for i := range 2 * maxPods {
+		claim.Status.ReservedFor = nil
+		reserve(types.UID(fmt.Sprint(i)))
+		b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claim)})
+	}
+	if got := b.index.get("a").Pods; len(got) != maxPods || !slices.Contains(got, types.UID(fmt.Sprint(2*maxPods-1))) {
+		t.Errorf("%d pods on record, want the latest %d", len(got), maxPods)
+	}
+	seen.pids["1000"] = []int{7}
+	b.Reconcile(t.Context(), &fakeAPI{})
+	if diff := cmp.Diff(list(line("a", 1)), onDisk(t, b.dir)); diff != "" {
+		t.Errorf("records while another pod runs (-want +got):\n%s", diff)
+	}
+}

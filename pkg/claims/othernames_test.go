@@ -1,0 +1,472 @@
+package claims
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/sim"
+)
+
+// The driver names of the tests.
+const (
+	nameA = "gpu.cleave.dev"
+	nameB = "gpu.nvidia.com"
+)
+
+// process is one plugin process on a simulated node: the engine of its own name, and those of the names whose state it
+// found.
+type process struct {
+	*Engine
+	t      testing.TB
+	root   string
+	node   *sim.Node
+	own    string
+	byName map[string]*Engine
+	locks  *Locks
+	disk   faultyDisk
+}
+
+// startProcess starts a plugin by a name. The state of a name is a directory, and what it finds there it loads.
+func startProcess(t testing.TB, root, own string, node *sim.Node) *process {
+	t.Helper()
+	p := &process{t: t, root: root, node: node, own: own, byName: map[string]*Engine{}}
+	dirs := func() []string {
+		found, err := filepath.Glob(filepath.Join(root, "*", "locks"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	locks, err := OpenNodeLocks(filepath.Join(root, "_cleave"), dirs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenLocks(filepath.Join(root, own, "locks")); err != nil {
+		t.Fatal(err)
+	}
+	p.locks = locks
+	p.Engine = p.open(own)
+	p.OnForeign(func(ctx context.Context) {
+		for _, e := range p.find() {
+			if err := e.LookAt(ctx); err != nil {
+				t.Fatal(err)
+			}
+			if b := p.backend.Load(); b.hardware != nil {
+				e.SetHardware(b.hardware, e.specs.(*specFolder))
+			}
+		}
+	})
+	p.find()
+	session, err := simulated.OpenNode(t.Context(), node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{nameA, nameB} {
+		e := p.byName[name]
+		if e == nil {
+			continue
+		}
+		if err := e.Load(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		e.SetHardware(session, e.specs.(*specFolder))
+	}
+	for _, name := range []string{nameA, nameB} {
+		if e := p.byName[name]; e != nil {
+			e.Recover(t.Context())
+		}
+	}
+	return p
+}
+
+// find opens the names whose state is there and that it does not know yet.
+func (p *process) find() []*Engine {
+	var found []*Engine
+	for _, name := range []string{nameA, nameB} {
+		if state, err := filepath.Glob(filepath.Join(p.root, name, "claims")); err == nil && len(state) > 0 && p.byName[name] == nil {
+			e := p.open(name)
+			p.Join(e)
+			p.locks.Doubt()
+			found = append(found, e)
+		}
+	}
+	return found
+}
+
+func (p *process) open(name string) *Engine {
+	p.t.Helper()
+	dir := filepath.Join(p.root, name)
+	store, err := records.OpenStore(&p.disk, filepath.Join(dir, "claims"))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	layouts, err := records.OpenLayouts(&p.disk, filepath.Join(dir, "layouts"))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	e := New(Identity{Driver: name, Pool: testPool}, bootNow, store, p.locks, &specFolder{dir: p.t.TempDir()})
+	e.KeepLayoutsIn(layouts)
+	p.byName[name] = e
+	return e
+}
+
+// die is what the kernel does when a process is killed.
+func (p *process) die() {
+	for _, lock := range p.locks.byGPU {
+		lock.close()
+	}
+}
+
+// of gives a claim's devices to another driver name.
+func of(driver string, claim *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+	claim = claim.DeepCopy()
+	for i := range claim.Status.Allocation.Devices.Results {
+		claim.Status.Allocation.Devices.Results[i].Driver = driver
+	}
+	return claim
+}
+
+func newSimNode(t testing.TB, model string) *sim.Node {
+	t.Helper()
+	node, err := sim.New(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := node.Init(); err != nil {
+		t.Fatal(err)
+	}
+	return node
+}
+
+// gpuOfNode is the device of the i-th GPU, or of its partition.
+func gpuOfNode(node *sim.Node, t testing.TB, i int, mig ...int) string {
+	t.Helper()
+	st, err := node.Status()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pci, err := gpu.ParsePCIAddress(st.GPUs[i].PCI)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := pci.DeviceName()
+	if len(mig) == 2 {
+		name += fmt.Sprintf("-mig-%d-%d", mig[0], mig[1])
+	}
+	return name
+}
+
+func TestPrepare_AllocatedUnderAnotherName(t *testing.T) {
+	node := newSimNode(t, "hgx-h100")
+	root := t.TempDir()
+	g := func(i int, mig ...int) string { return gpuOfNode(node, t, i, mig...) }
+	before := startProcess(t, root, nameA, node)
+	mustPrepare(t, before.Engine, deviceClaim("whole", g(0)))
+	mustPrepare(t, before.Engine, deviceClaim("part", g(1, 19, 6)))
+	before.die()
+
+	now := startProcess(t, root, nameB, node)
+	for name, test := range map[string]struct{ device, says string }{
+		"the same GPU":                         {g(0), "claim ns/claim-whole (whole) of driver gpu.cleave.dev"},
+		"a partition of the GPU":               {g(0, 19, 0), "claim ns/claim-whole (whole) of driver gpu.cleave.dev"},
+		"the GPU of a partition":               {g(1), "claim ns/claim-part (part) of driver gpu.cleave.dev"},
+		"the same partition":                   {g(1, 19, 6), "claim ns/claim-part (part) of driver gpu.cleave.dev"},
+		"a partition that is partly elsewhere": {g(1, 9, 4), "claim ns/claim-part (part) of driver gpu.cleave.dev"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := now.Prepare(t.Context(), of(nameB, deviceClaim("new", test.device)))
+			wantError(t, err, test.says)
+			if !slices.Contains(now.Occupied(), test.device) {
+				t.Errorf("device %s is not among those that are occupied", test.device)
+			}
+		})
+	}
+	beside := g(1, 19, 0)
+	if slices.Contains(now.Occupied(), beside) {
+		t.Errorf("device %s is occupied", beside)
+	}
+	mustPrepare(t, now.Engine, of(nameB, deviceClaim("beside", beside)))
+
+	// A kubelet that restarted asks again, by the name of the claim.
+	mustPrepare(t, now.byName[nameA], deviceClaim("part", g(1, 19, 6)))
+	// The pods of the other name end, and what they had can be allocated.
+	mustUnprepare(t, now.byName[nameA], deviceClaim("whole"))
+	mustUnprepare(t, now.byName[nameA], deviceClaim("part"))
+	mustPrepare(t, now.Engine, of(nameB, deviceClaim("next", g(0), g(1, 19, 6))))
+	if got := instancesOf(t, node); !slices.Equal(got, []string{"1 19@0", "1 19@6"}) {
+		t.Errorf("partitions are %v", got)
+	}
+}
+
+// Of a claim that is not prepared yet, or has lost its record, only the API server knows.
+func TestPrepare_AllocatedUnderAnotherNameAndNotPrepared(t *testing.T) {
+	node := newSimNode(t, "hgx-h100")
+	root := t.TempDir()
+	g := func(i int, mig ...int) string { return gpuOfNode(node, t, i, mig...) }
+	startProcess(t, root, nameA, node).die()
+	now := startProcess(t, root, nameB, node)
+	other := now.byName[nameA]
+	waiting := []*resourceapi.ResourceClaim{deviceClaim("whole", g(0)), deviceClaim("part", g(1, 19, 6)), deviceClaim("unknown", g(2)+"-mig-99-0")}
+	if !other.SetAllocated(now.backend.Load().hardware.Node(), waiting) {
+		t.Error("nothing changed")
+	}
+	for _, device := range []string{g(0), g(0, 19, 0), g(1), g(1, 19, 6), g(2), g(2, 19, 0)} {
+		_, err := now.Prepare(t.Context(), of(nameB, deviceClaim("new", device)))
+		wantError(t, err, "of driver gpu.cleave.dev")
+		if !slices.Contains(now.Occupied(), device) {
+			t.Errorf("device %s is not among those that are occupied", device)
+		}
+	}
+	mustPrepare(t, now.Engine, of(nameB, deviceClaim("beside", g(1, 19, 0))))
+	mustPrepare(t, other, waiting[0]) // what was allocated is prepared
+	if !other.SetAllocated(now.backend.Load().hardware.Node(), nil) {
+		t.Error("nothing changed")
+	}
+	mustPrepare(t, now.Engine, of(nameB, deviceClaim("new", g(1, 19, 6), g(2))))
+	_, err := now.Prepare(t.Context(), of(nameB, deviceClaim("newer", g(0))))
+	wantError(t, err, "claim ns/claim-whole (whole) of driver gpu.cleave.dev")
+}
+
+// Plugins of two names run at once and are killed and started again by either name; claims of both come and go.
+func TestOtherNames_NothingIsAllocatedTwice(t *testing.T) {
+	for seed := range uint64(4) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { churnNames(t, rand.New(rand.NewPCG(seed, 1))) })
+	}
+}
+
+func churnNames(t *testing.T, random *rand.Rand) {
+	node := newSimNode(t, "hgx-h100")
+	root := t.TempDir()
+	processes := []*process{startProcess(t, root, nameA, node), startProcess(t, root, nameB, node)}
+	allocated := map[types.UID]*resourceapi.ResourceClaim{} // prepared, by either name
+	for i := range 80 {
+		p := processes[random.IntN(len(processes))]
+		switch uids := sortedClaims(allocated); {
+		case random.IntN(12) == 0:
+			at := slices.Index(processes, p)
+			p.die()
+			processes[at] = startProcess(t, root, []string{nameA, nameB}[random.IntN(2)], node)
+		case random.IntN(3) == 0 && len(uids) > 0:
+			claim := allocated[uids[random.IntN(len(uids))]]
+			if e := p.byName[claim.Status.Allocation.Devices.Results[0].Driver]; e != nil {
+				mustUnprepare(t, e, claim)
+				delete(allocated, claim.UID)
+			}
+		default:
+			device := gpuOfNode(node, t, random.IntN(2))
+			if random.IntN(3) > 0 {
+				device = gpuOfNode(node, t, random.IntN(2), 19, random.IntN(7))
+			}
+			claim := of(p.own, deviceClaim(types.UID(fmt.Sprintf("c%d", i)), device))
+			if _, err := p.Prepare(t.Context(), claim); err == nil {
+				allocated[claim.UID] = claim
+			}
+		}
+		checkNothingTwice(t, root)
+	}
+	p := startProcess(t, root, nameA, node)
+	for _, uid := range sortedClaims(allocated) {
+		mustUnprepare(t, p.byName[allocated[uid].Status.Allocation.Devices.Results[0].Driver], allocated[uid])
+	}
+	if got := instancesOf(t, node); len(got) > 0 {
+		t.Errorf("partitions %v are left", got)
+	}
+}
+
+func sortedClaims(claims map[types.UID]*resourceapi.ResourceClaim) []types.UID {
+	var uids []types.UID
+	for uid := range claims {
+		uids = append(uids, uid)
+	}
+	slices.Sort(uids)
+	return uids
+}
+
+// checkNothingTwice fails if records of any names, read from disk, exclude each other.
+func checkNothingTwice(t *testing.T, root string) {
+	t.Helper()
+	var all []*records.Record
+	for _, name := range []string{nameA, nameB} {
+		found, corrupt, err := records.List(records.Disk{}, filepath.Join(root, name, "claims"))
+		if err != nil || len(corrupt) > 0 {
+			t.Fatal(err, corrupt)
+		}
+		all = append(all, found...)
+	}
+	for i, r := range all {
+		for _, s := range all[:i] {
+			for j := range r.Devices {
+				for k := range s.Devices {
+					if excludes(&r.Devices[j], &s.Devices[k]) {
+						t.Fatalf("claims %s and %s both have %s and %s", r.Claim, s.Claim, r.Devices[j].Device, s.Devices[k].Device)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestExcludes(t *testing.T) {
+	const on, elsewhere = "gpu-0000-10-00-0", "gpu-0000-11-00-0"
+	partition := func(start, size int) *records.Device {
+		return &records.Device{GPU: on, Partition: &gpu.Partition{Placement: gpu.Placement{Start: start, Size: size}}}
+	}
+	share := func(kind gpu.Share) *records.Device {
+		return &records.Device{GPU: on, Share: &records.Share{Kind: kind}}
+	}
+	whole := &records.Device{GPU: on}
+	for name, test := range map[string]struct {
+		allocated, want *records.Device
+		excludes        bool
+	}{
+		"the whole GPU":             {whole, whole, true},
+		"another GPU":               {whole, &records.Device{GPU: elsewhere}, false},
+		"whole, partition":          {whole, partition(0, 1), true},
+		"partition, whole":          {partition(0, 1), whole, true},
+		"partitions, apart":         {partition(0, 2), partition(2, 1), false},
+		"partitions, overlapping":   {partition(0, 2), partition(1, 1), true},
+		"partition, share":          {partition(0, 2), share(gpu.MPS), true},
+		"shares of one kind":        {share(gpu.MPS), share(gpu.MPS), true},
+		"shares of different kinds": {share(gpu.MPS), share(gpu.TimeSlice), true},
+		"admin access":              {&records.Device{GPU: on, AdminAccess: true}, whole, false},
+	} {
+		if got := excludes(test.allocated, test.want); got != test.excludes {
+			t.Errorf("%s: got %t", name, got)
+		}
+	}
+}
+
+func TestDeviceNamed(t *testing.T) {
+	session, err := simulated.OpenNode(t.Context(), newSimNode(t, "hgx-h100"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := session.Node()
+	// Whatever a node can publish is found again by its name.
+	for i := range node.GPUs {
+		for _, s := range node.GPUs[i].Shapes() {
+			d := deviceNamed(s.Name(), node)
+			if d.GPU != s.GPU.PCI.DeviceName() || s.IsPartition() != (d.Partition != nil) || s.IsPartition() && d.Partition.Place() != s.Place() {
+				t.Errorf("device %s is %+v", s.Name(), d)
+			}
+		}
+	}
+	name := node.GPUs[0].PCI.DeviceName()
+	for device, gpuDevice := range map[string]string{
+		name + "-mps": name, name + "-timeslice": name, name + "-mig-99-0": name, name + "-mig-19": name, name + "-mig-x-y": name,
+		name + "-other": name, "gpu-0": "gpu-0", "": "", "gpu-0000-ff-00-0-mig-19-0": "gpu-0000-ff-00-0",
+	} {
+		d := deviceNamed(device, node)
+		if d.GPU != gpuDevice || d.Partition != nil || (d.Share != nil) != (strings.HasSuffix(device, "-mps") || strings.HasSuffix(device, "-timeslice")) {
+			t.Errorf("device %q is %+v, want of GPU %q", device, d, gpuDevice)
+		}
+	}
+}
+
+// What was made ahead of claims under the other name is Cleave's, and is destroyed when the policy no longer has it.
+func TestAdoptLayouts(t *testing.T) {
+	node := newSimNode(t, "hgx-h100")
+	root := t.TempDir()
+	before := startProcess(t, root, nameA, node)
+	g := before.backend.Load().hardware.Node().GPUs[0]
+	cutTo := func(e *Engine, places ...gpu.Place) {
+		t.Helper()
+		n := *e.backend.Load().hardware.Node()
+		n.GPUs = slices.Clone(n.GPUs)
+		n.GPUs[0].Offer = &gpu.Offer{Partitions: &gpu.PartitionOffer{Mode: gpu.Layout, Places: places}}
+		e.backend.Store(&backend{hardware: movedHardware{e.backend.Load().hardware, &n}, cdi: e.backend.Load().cdi})
+		if problems := e.KeepLayouts(t.Context()); len(problems) > 0 {
+			t.Fatal(problems)
+		}
+	}
+	at := func(start int) gpu.Place {
+		return gpu.Place{ProfileID: 19, Placement: gpu.Placement{Start: start, Size: 1}}
+	}
+	cutTo(before.Engine, at(0), at(1))
+	before.die()
+
+	now := startProcess(t, root, nameB, node)
+	for range 2 { // a kill may repeat it
+		if err := now.AdoptLayouts(t.Context(), now.byName[nameA]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left, _, err := records.ListLayouts(records.Disk{}, filepath.Join(root, nameA, "layouts")); err != nil || len(left) > 0 {
+		t.Errorf("the other name keeps %v, %v", left, err)
+	}
+	cutTo(now.Engine, at(1), at(2))
+	if got := instancesOf(t, node); !slices.Equal(got, []string{"0 19@1", "0 19@2"}) {
+		t.Errorf("partitions of %s are %v", g.PCI, got)
+	}
+}
+
+// movedHardware is the hardware with another inventory.
+type movedHardware struct {
+	Hardware
+	node *gpu.Node
+}
+
+func (h movedHardware) Node() *gpu.Node { return h.node }
+
+// A plugin of one name is killed at each step of a claim's life, and one of the other name starts: the claim is whole or gone,
+// and what it has nobody else gets.
+func TestOtherNames_KilledInBetween(t *testing.T) {
+	whole, gone := 0, 0
+	for step := 0; ; step++ {
+		node := newSimNode(t, "hgx-h100")
+		root := t.TempDir()
+		g := gpuOfNode(node, t, 0, 19, 6)
+		victim, left := startProcess(t, root, nameA, node), step
+		victim.disk.fail = func(string, string) error {
+			if left--; left < 0 {
+				panic(errKilled) // it undoes nothing
+			}
+			return nil
+		}
+		claim := deviceClaim("x", g)
+		killed := func() (killed bool) {
+			defer func() { killed = recover() != nil }()
+			mustPrepare(t, victim.Engine, claim)
+			mustUnprepare(t, victim.Engine, claim)
+			return false
+		}()
+		victim.die()
+
+		now := startProcess(t, root, nameB, node)
+		checkNothingTwice(t, root)
+		held := now.byName[nameA].Records()
+		_, prepareErr := now.Prepare(t.Context(), of(nameB, deviceClaim("y", g)))
+		if len(held) > 0 {
+			whole++
+			wantError(t, prepareErr, "of driver gpu.cleave.dev")
+			mustUnprepare(t, now.byName[nameA], claim)
+			mustPrepare(t, now.Engine, of(nameB, deviceClaim("y", g)))
+		} else {
+			gone++
+			if prepareErr != nil {
+				t.Errorf("killed at step %d: %v", step, prepareErr)
+			}
+		}
+		mustUnprepare(t, now.Engine, of(nameB, deviceClaim("y")))
+		if got := instancesOf(t, node); len(got) > 0 {
+			t.Errorf("killed at step %d: partitions %v are left", step, got)
+		}
+		if !killed {
+			break
+		}
+	}
+	if whole == 0 || gone == 0 {
+		t.Errorf("the claim was %d times whole and %d times gone: want both", whole, gone)
+	}
+}

@@ -1,0 +1,326 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/sim"
+)
+
+// shareAll makes GPUs of a bed offer every tier.
+func (b *simBed) shareAll() {
+	b.t.Helper()
+	b.Share(&sharingFolder{dir: b.t.TempDir()})
+	b.SetHardware(offering{b.session, policy.Apply(&v1alpha1.NodePolicy{}, b.session.Node(), policy.Means{})}, b.specs)
+}
+
+// A driver may wipe idle partitions when a GPU leaves MIG mode: whoever needs the whole GPU must look before.
+func TestPrepare_WholeGPUWithIdleUnmanagedPartition(t *testing.T) {
+	for _, tier := range []string{"", "-timeslice", "-mps"} {
+		t.Run("device"+tier, func(t *testing.T) {
+			b := newSimBed(t, "hgx-h100")
+			b.shareAll()
+			if err := b.node.SetQuirk(sim.QuirkModeWipesInstances, true); err != nil {
+				t.Fatal(err)
+			}
+			occupy(t, b.node, 0, 14, 2, 2) // since the plugin looked last
+			err := b.tryPrepare("a", b.name(0)+tier)
+			if err == nil || !strings.Contains(err.Error(), "partitions that Cleave did not make") {
+				t.Errorf("Prepare = %v, want a refusal that names the partitions", err)
+			}
+			b.want(list("0 14@2"), nil, nil)
+		})
+	}
+}
+
+// The same where a failing call hides the partitions.
+func TestPrepare_WholeGPUWithPartitionsThatCannotBeListed(t *testing.T) {
+	for _, call := range []string{"nvmlDeviceGetGpuInstances", "nvmlDeviceGetGpuInstanceById", "nvmlDeviceGetGpuInstanceProfileInfo", "nvmlGpuInstanceGetInfo"} {
+		b := newSimBed(t, "hgx-h100")
+		if err := b.node.SetQuirk(sim.QuirkModeWipesInstances, true); err != nil {
+			t.Fatal(err)
+		}
+		occupy(t, b.node, 0, 14, 2, 2)
+		if err := b.node.FailCall(call, sim.CodeUnknown); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.tryPrepare("a", b.name(0)); err == nil {
+			t.Errorf("%s fails: the whole GPU was given", call)
+		}
+		if err := b.node.ClearFaults(-1); err != nil {
+			t.Fatal(err)
+		}
+		b.want(list("0 14@2"), nil, nil)
+	}
+}
+
+// Where the driver looks for clients only when the first GPU instance is created, that is where they are waited for.
+func TestPrepare_FirstPartitionInUse(t *testing.T) {
+	open := func(t *testing.T) *simBed {
+		t.Helper()
+		b := newSimBed(t, "hgx-h100")
+		if err := b.node.SetQuirk(sim.QuirkFirstInstanceInUse, true); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.node.AddClient(0, monitor); err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	t.Run("until the client ends", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b := open(t)
+			go func() {
+				<-time.After(20 * time.Second)
+				if err := b.node.RemoveClient(0, monitor.PID); err != nil {
+					t.Error(err)
+				}
+			}()
+			b.prepare("a", b.name(0, 19, 6), b.name(0, 19, 5))
+			b.want(list("0 19@5", "0 19@6"), list("a"), list("a"))
+		})
+	})
+	t.Run("not longer than the kubelet waits", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b := open(t)
+			ctx, cancel := context.WithTimeout(t.Context(), 45*time.Second)
+			defer cancel()
+			_, err := b.Prepare(ctx, deviceClaim("a", b.name(0, 19, 6)))
+			if err == nil || !strings.Contains(err.Error(), "4711") || ctx.Err() != nil {
+				t.Errorf("got %v (the kubelet's patience: %v), want an error in time that names process 4711", err, ctx.Err())
+			}
+			b.want(nil, nil, nil)
+		})
+	})
+}
+
+// sessionsOf is a driver whose sessions a test ends.
+type sessionsOf struct {
+	session string
+	broken  bool
+	witness map[int]string // by GPU instance
+	endErr  error
+}
+
+func (s *sessionsOf) Of(string) string         { return s.session }
+func (s *sessionsOf) Unbroken(string) bool     { return !s.broken }
+func (s *sessionsOf) Witness(_, gi int) string { return s.witness[gi] }
+
+func (s *sessionsOf) End() error {
+	if s.endErr != nil {
+		return s.endErr
+	}
+	s.session, s.broken = s.session+"'", true
+	return nil
+}
+
+// newSessionBed is a bed that tells sessions of the driver apart.
+func newSessionBed(t *testing.T) (*simBed, *sessionsOf) {
+	t.Helper()
+	b, s := newSimBed(t, "hgx-h100"), &sessionsOf{session: "1", witness: map[int]string{}}
+	b.InSession(s)
+	return b, s
+}
+
+// again restarts the plugin in the session.
+func (b *simBed) again(s *sessionsOf) *simBed {
+	b.t.Helper()
+	b.die()
+	return openSimBed(b.t, b.dir, b.boot, b.node, s)
+}
+
+// release releases the driver, and uses it again after something happened.
+func (b *simBed) release(s *sessionsOf, meanwhile func()) *simBed {
+	b.t.Helper()
+	b.SetWaiting(gpu.ErrDriverNotLoaded)
+	b.Quiesce()
+	if err := b.EndSession(b.t.Context(), b.session); err != nil {
+		b.t.Fatal(err)
+	}
+	meanwhile()
+	return b.again(s)
+}
+
+// A partition that someone else created anew, in the same place and with the same IDs, is never destroyed, and tainted.
+func TestDriverSession_PartitionCreatedAnewByOthers(t *testing.T) {
+	b, s := newSessionBed(t)
+	device := b.name(0, 19, 6)
+	b.prepare("a", device)
+	b.prepare("ended", b.name(0, 19, 5))
+	b = b.release(s, func() {
+		b.unprepare("ended") // without the driver
+		if err := b.node.ForceRemakeGPU(0); err != nil {
+			t.Fatal(err)
+		}
+	})
+	serials := b.serials()
+	err := b.tryPrepare("a", device)
+	if err == nil || !strings.Contains(err.Error(), "released or reloaded") {
+		t.Errorf("Prepare = %v, want that what is there need not be the claim's", err)
+	}
+	b.want(list("0 19@5", "0 19@6"), list("a"), list("a"))
+	b.unprepare("a")
+	b.Recover(t.Context())
+	b.want(list("0 19@5", "0 19@6"), nil, nil)
+	if diff := cmp.Diff(serials, b.serials()); diff != "" {
+		t.Errorf("GPU instances were destroyed (-before +after):\n%s", diff)
+	}
+	if got := b.Occupied(); !slices.Contains(got, device) || !slices.Contains(got, b.name(0)) {
+		t.Errorf("occupied devices %v: want %s and the whole GPU", got, device)
+	}
+}
+
+// serials tell GPU instances from those that are created in their places.
+func (b *simBed) serials() []string {
+	b.t.Helper()
+	st, err := b.node.Status()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	found := []string{}
+	for _, g := range st.GPUs {
+		for _, p := range g.Instances {
+			gi, err := b.node.Device(g.Index).GPUInstanceByID(p.ID)
+			if err != nil {
+				b.t.Fatal(err)
+			}
+			found = append(found, fmt.Sprintf("%d/%d/%d", g.Index, p.ID, gi.Serial()))
+		}
+	}
+	return found
+}
+
+// Where nothing lies in its place, a claim gets a partition of the new session.
+func TestDriverSession_PartitionGone(t *testing.T) {
+	b, s := newSessionBed(t)
+	b.prepare("a", b.name(0, 19, 6))
+	b = b.release(s, func() {
+		if err := b.node.ForceResetGPU(0); err != nil {
+			t.Fatal(err)
+		}
+	})
+	b.prepare("a", b.name(0, 19, 6))
+	b.want(list("0 19@6"), list("a"), list("a"))
+	b.unprepare("a")
+	b.want(nil, nil, nil)
+}
+
+// A partition that proves to be the same stays the claim's: pods on other GPUs go on while one GPU is reset.
+func TestDriverSession_PartitionWithWitness(t *testing.T) {
+	b, s := newSessionBed(t)
+	s.witness = map[int]string{13: "w13", 12: "w12"}
+	for uid, device := range map[types.UID]string{"same": b.name(0, 19, 6), "other": b.name(0, 19, 5), "ended": b.name(1, 19, 6)} {
+		b.prepare(uid, device)
+	}
+	b = b.release(s, func() {
+		b.unprepare("ended")
+		s.witness[12] = "another"
+	})
+	b.want(list("0 19@5", "0 19@6"), list("other", "same"), list("other", "same"))
+	b.prepare("same", b.name(0, 19, 6))
+	b = b.again(s)
+	b.unprepare("same")
+	b.unprepare("other")
+	b.want(list("0 19@5"), nil, nil)
+}
+
+func TestDriverSession_LayoutCreatedAnewByOthers(t *testing.T) {
+	b, s := newSessionBed(t)
+	node := policy.Apply(&v1alpha1.NodePolicy{}, b.session.Node(), policy.Means{})
+	node.GPUs[0].Offer.Partitions = cutInto(place(19, 5, 1), place(19, 6, 1))
+	b.SetHardware(offering{b.session, node}, b.specs)
+	if p := b.KeepLayouts(t.Context()); len(p) > 0 {
+		t.Fatal(p)
+	}
+	b = b.release(s, func() {
+		if err := b.node.ForceRemakeGPU(0); err != nil {
+			t.Fatal(err)
+		}
+	})
+	node.GPUs[0].Offer.Partitions = cutInto(place(19, 6, 1)) // the other place is in the policy no more
+	b.SetHardware(offering{b.session, node}, b.specs)
+	for range 2 {
+		if p := b.KeepLayouts(t.Context()); len(p) > 0 {
+			t.Fatal(p)
+		}
+		b.want(list("0 19@5", "0 19@6"), nil, nil)
+	}
+}
+
+// Records of a release that noted no session count as of the one in which they are first read, and of no later one.
+func TestDriverSession_RecordsOfEarlierReleases(t *testing.T) {
+	b := newSimBed(t, "hgx-h100")
+	b.prepare("a", b.name(0, 19, 6))
+	b.prepare("b", b.name(0, 19, 5))
+	s := &sessionsOf{session: "1"}
+	b = b.again(s)
+	b.unprepare("a")
+	b.want(list("0 19@5"), list("b"), list("b"))
+	s.session = "2" // the driver is reloaded while the plugin is down
+	b = b.again(s)
+	b.unprepare("b")
+	b.want(list("0 19@5"), nil, nil)
+}
+
+func TestDriverSession_CutShort(t *testing.T) {
+	b, s := newSessionBed(t)
+	b.prepare("a", b.name(0, 19, 6))
+	r := b.index.get("a").Clone()
+	r.State, r.Devices[0].Partition.UUID, r.Devices[0].Partition.CI = records.Preparing, "", nil
+	if err := b.store.Write(r); err != nil {
+		t.Fatal(err)
+	}
+	s.session, s.broken = "2", true
+	b = b.again(s)
+	b.want(list("0 19@6"), nil, nil)
+}
+
+func TestDriverSession_CorruptRecord(t *testing.T) {
+	for _, broken := range []bool{false, true} {
+		b, s := newSessionBed(t)
+		b.prepare("a", b.name(0, 19, 6))
+		spoil(t, b.dir, "a")
+		s.broken = broken
+		b = b.again(s)
+		b.Reconcile(t.Context(), &fakeAPI{claims: claimList(deviceClaim("a", b.name(0, 19, 6)))})
+		b.want(list("0 19@6"), list("a"), list("a"))
+		b.unprepare("a")
+		left := list()
+		if broken {
+			left = list("0 19@6") // it may be someone else's
+		}
+		b.want(left, nil, nil)
+	}
+}
+
+// A session that cannot be ended on record is told to who would release the driver.
+func TestEndSession_Fails(t *testing.T) {
+	b, s := newSessionBed(t)
+	b.prepare("a", b.name(0, 19, 6))
+	s.endErr = errors.New("read-only")
+	if err := b.EndSession(t.Context(), b.session); !errors.Is(err, s.endErr) {
+		t.Errorf("EndSession = %v, want %v", err, s.endErr)
+	}
+	s.endErr, b.disk.fail = nil, func(op, _ string) error {
+		if op == "WriteFile" {
+			return errors.New("no space")
+		}
+		return nil
+	}
+	if err := b.EndSession(t.Context(), b.session); err == nil || s.session != "1" {
+		t.Errorf("EndSession = %v in session %s, want an error and the session to go on", err, s.session)
+	}
+}

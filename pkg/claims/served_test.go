@@ -1,0 +1,137 @@
+package claims
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// serve registers claims at the MPS server of a GPU as a plugin of another name, or of none, does.
+func (b *shareBed) serve(owner string, i int, uids ...types.UID) {
+	b.t.Helper()
+	defer func(before string) { b.sharing.owner = before }(b.sharing.owner)
+	b.sharing.owner = owner
+	for _, uid := range uids {
+		if _, _, err := b.sharing.StartMPS(b.t.Context(), uid, &b.hardware.node.GPUs[i], nil); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+}
+
+// What the supervisor has of claims that no record knows goes, wherever it is, and never what is another driver name's.
+func TestRecover_ServedWithoutRecord(t *testing.T) {
+	b := newShareBed(t)
+	b.prepare("a", mpsOf(0, 10, 10))
+	b.serve(testDriver, 0, "stray")
+	b.serve(testDriver, 1, "stray")
+	b.serve("gpu.nvidia.com", 0, "theirs")
+	b.serve("gpu.nvidia.com", 2, "theirs")
+	b.serve("", 0, "earlier")
+	for i := range b.hardware.node.GPUs {
+		b.hardware.node.GPUs[i].Offer.MPS = nil // the policy shares no GPU by MPS any more
+	}
+	b.Recover(t.Context())
+	b.want("record a", "spec a", "mps 0 a", "mps 0 theirs", "mps 2 theirs", "mps 0 earlier")
+	b.hardware.node.GPUs = b.hardware.node.GPUs[2:] // GPUs are gone
+	b.hardware.node.GPUs = append([]gpu.GPU{sharedNode().GPUs[0]}, b.hardware.node.GPUs...)
+	b.serve(testDriver, 1, "stray")
+	b.Recover(t.Context())
+	for _, uid := range b.sharing.served(gpuName(1)) {
+		t.Errorf("GPU 1 still serves %s", uid)
+	}
+}
+
+// A supervisor of an earlier release takes all claims from a GPU that Retain does not name: so those of others are named.
+func TestRecover_SupervisorWithoutOwners(t *testing.T) {
+	b := newShareBed(t)
+	b.prepare("a", mpsOf(0, 10, 10))
+	b.serve("gpu.nvidia.com", 0, "theirs")
+	b.serve("", 0, "earlier")
+	b.Recover(t.Context())
+	got := b.sharing.retained[gpuName(0)]
+	if len(got) != 3 || got[0] != "a" || got[1] != "earlier" || got[2] != "theirs" {
+		t.Errorf("Retain names %v, want the claims of others, too", got)
+	}
+}
+
+// Claims of a name that has no plugin here any more go with their object in the API server, and not before.
+func TestReconcile_ServedByNobody(t *testing.T) {
+	b := newShareBed(t)
+	b.prepare("a", mpsOf(0, 10, 10))
+	b.serve("gpu.nvidia.com", 0, "alive", "gone", "deallocated")
+	b.serve("", 1, "earlier-alive", "earlier-gone")
+	api := &fakeAPI{claims: []*resourceapi.ResourceClaim{
+		b.claim("a", mpsOf(0, 10, 10)), b.claim("alive", mpsOf(0, 10, 10)), b.claim("deallocated", mpsOf(0, 10, 10)), b.claim("earlier-alive", mpsOf(1, 10, 10)),
+	}}
+	api.claims[2].Status.Allocation = nil
+	api.err = errDown
+	b.Reconcile(t.Context(), api)
+	all := []string{"record a", "spec a", "mps 0 a", "mps 0 alive", "mps 1 earlier-alive"}
+	b.want(append(all, "mps 0 gone", "mps 0 deallocated", "mps 1 earlier-gone")...)
+	api.err = nil
+	b.Reconcile(t.Context(), api)
+	b.want(all...)
+}
+
+// Unprepare of a claim whose record is gone or corrupt takes it from its server at once: no later step knows of it.
+func TestUnprepare_ServedWithoutRecord(t *testing.T) {
+	tests := map[string]func(b *shareBed, path string) error{
+		"record removed": func(_ *shareBed, path string) error { return os.Remove(path) },
+		"record corrupt": func(_ *shareBed, path string) error { return os.WriteFile(path, []byte("{"), 0o600) },
+	}
+	for name, spoil := range tests {
+		t.Run(name, func(t *testing.T) {
+			b := newShareBed(t)
+			b.prepare("a", mpsOf(0, 10, 10))
+			b.prepare("b", mpsOf(0, 10, 10))
+			b.end()
+			if err := spoil(b, filepath.Join(b.dir, "claims", "a.json")); err != nil {
+				t.Fatal(err)
+			}
+			again := makeShareBed(t, b.dir, nil, b.id)
+			if err := again.Load(t.Context(), nil); err != nil {
+				t.Fatal(err)
+			}
+			again.unprepare("a") // no driver yet
+			again.want("record b", "spec b", "mps 0 b")
+		})
+	}
+}
+
+// A claim with a corrupt record keeps its server as long as it may have pods, and loses it when it has none.
+func TestReconcile_CorruptRecordOfAnMPSShare(t *testing.T) {
+	b := newShareBed(t)
+	b.prepare("a", mpsOf(0, 10, 10))
+	b.end()
+	if err := os.WriteFile(filepath.Join(b.dir, "claims", "a.json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b = makeShareBed(t, b.dir, nil, b.id)
+	b.start()
+	b.want("spec a", "mps 0 a")
+	b.Reconcile(t.Context(), &fakeAPI{})
+	b.want()
+}
+
+// What an earlier release prepared is the same claim to this one: its server must not end under its containers.
+func TestPrepare_AloneByMPSOfAnEarlierRelease(t *testing.T) {
+	b := newCompatibleBed(t)
+	b.prepare("a", aloneMPS(0, ""))
+	r := b.index.get("a").Clone()
+	r.Devices[0].Share.MPS.ThreadPercentage = wholeGPU // as that release has it
+	if err := b.write(r); err != nil {
+		t.Fatal(err)
+	}
+	b.sharing.took()
+	b.prepare("a", aloneMPS(0, ""))
+	for _, call := range b.sharing.took() {
+		if call[:7] == "StopMPS" {
+			t.Errorf("%s under the claim's containers", call)
+		}
+	}
+}

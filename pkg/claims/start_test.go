@@ -1,0 +1,48 @@
+package claims
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// In a rolling update the kubelet asks the new plugin before that has read the hardware.
+func TestPrepare_PluginStarting(t *testing.T) {
+	t.Run("hardware is found", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b := newSimBed(t, "hgx-h100")
+			e := New(testID, bootNow, b.store, b.locks, b.specs)
+			e.WaitForReleases(&fakeAPI{})
+			go func() {
+				<-time.After(5 * time.Second)
+				e.SetHardware(b.session, b.specs)
+			}()
+			if _, err := e.Prepare(t.Context(), deviceClaim("a", b.name(0))); err != nil {
+				t.Errorf("Prepare = %v, want it to wait for the hardware", err)
+			}
+		})
+	})
+	t.Run("there is none", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b := newSimBed(t, "hgx-h100")
+			e := New(testID, bootNow, b.store, b.locks, b.specs)
+			e.WaitForReleases(&fakeAPI{})
+			started := time.Now()
+			for _, reason := range []error{nil, errors.New("no driver")} {
+				want := errStarting.Error()
+				if reason != nil {
+					e.SetWaiting(reason)
+					want = reason.Error()
+				}
+				if _, err := e.Prepare(t.Context(), deviceClaim("a", b.name(0))); err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("Prepare = %v, want %q", err, want)
+				}
+			}
+			if took := time.Since(started); took != startPatience {
+				t.Errorf("waited %s in all, want %s", took, startPatience)
+			}
+		})
+	})
+}

@@ -1,0 +1,18 @@
+package cli
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/cleave-dra/cleave/pkg/nvml"
+)
+
+// newNVMLProbe is the command by which another process of this program tries a management library: one that fails cannot
+// be replaced in the process that has loaded it.
+func newNVMLProbe() *cobra.Command {
+	return &cobra.Command{
+		Use:    nvml.ProbeCommand + " PATH",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE:   func(_ *cobra.Command, args []string) error { return nvml.InitLibrary(args[0]) },
+	}
+}

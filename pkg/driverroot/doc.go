@@ -1,0 +1,3 @@
+// Package driverroot knows what lies below the root of an NVIDIA driver's files: its device nodes and its programs, and
+// how those programs run.
+package driverroot

@@ -1,0 +1,169 @@
+package driverroot
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// lay makes files below a directory; a name that ends with / is a directory.
+func lay(t *testing.T, dir string, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		path := filepath.Join(dir, name)
+		err := os.MkdirAll(filepath.Dir(path), 0o700)
+		if strings.HasSuffix(name, "/") {
+			err = os.MkdirAll(path, 0o700)
+		} else if err == nil {
+			err = os.WriteFile(path, nil, 0o700)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestDevices(t *testing.T) {
+	const gke = "/home/kubernetes/bin/nvidia"
+	tests := map[string]struct {
+		root  func(dir string) Root
+		files []string
+		want  func(dir string) Root
+	}{
+		"own dev": {
+			func(dir string) Root { return Root{Host: "/run/nvidia/driver", Here: dir + "/driver"} },
+			[]string{"driver/dev/nvidiactl"},
+			func(dir string) Root { return Root{Host: "/run/nvidia/driver", Here: dir + "/driver"} },
+		},
+		"no dev, host below here": {
+			func(dir string) Root { return Root{Host: gke, Here: dir + "/host" + gke} },
+			[]string{"host" + gke + "/lib64/", "host/dev/nvidiactl"},
+			func(dir string) Root { return Root{Host: "/", Here: dir + "/host"} },
+		},
+		"empty dev, host below here": {
+			func(dir string) Root { return Root{Host: gke, Here: dir + "/host" + gke} },
+			[]string{"host" + gke + "/dev/", "host/dev/nvidiactl"},
+			func(dir string) Root { return Root{Host: "/", Here: dir + "/host"} },
+		},
+		"no dev, mounted elsewhere": {
+			func(dir string) Root { return Root{Host: gke, Here: dir + "/driver"} },
+			[]string{"driver/lib64/"},
+			func(string) Root { return Root{Host: "/", Here: "/"} },
+		},
+		"no dev, same path": {
+			func(dir string) Root { return Root{Host: dir + "/driver", Here: dir + "/driver"} },
+			[]string{"driver/lib64/"},
+			func(string) Root { return Root{Host: "/", Here: "/"} },
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			lay(t, dir, tt.files...)
+			if diff := cmp.Diff(tt.want(dir), tt.root(dir).Devices()); diff != "" {
+				t.Errorf("devices (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestFind(t *testing.T) {
+	for _, path := range []string{"/usr/bin/nvidia-smi", "/usr/local/nvidia/bin/nvidia-smi", "/usr/local/bin/nvidia-smi", "/opt/bin/nvidia-smi", "/bin/nvidia-smi", "/usr/sbin/nvidia-smi"} {
+		root := t.TempDir()
+		lay(t, root, path)
+		if got, found := (Root{Host: "/driver", Here: root}).Find("nvidia-smi"); !found || got != path {
+			t.Errorf("%s: got %q, %t", path, got, found)
+		}
+	}
+	if got, found := (Root{Host: "/driver", Here: t.TempDir()}).Find("nvidia-smi"); found {
+		t.Errorf("empty root: got %q", got)
+	}
+}
+
+// dynamic is a program of this machine that names a loader, and that loader.
+func dynamic(t *testing.T) (program, loader string) {
+	t.Helper()
+	for _, path := range []string{"/bin/sh", "/usr/bin/env"} {
+		f, err := os.Open(path)
+		if err != nil {
+			continue
+		}
+		loader, err := loaderOf(f)
+		if err := errors.Join(err, f.Close()); err == nil && loader != "" {
+			return path, loader
+		}
+	}
+	t.Skip("no dynamic program on this machine")
+	return "", ""
+}
+
+func TestLaunch(t *testing.T) {
+	program, loader := dynamic(t)
+	data, err := os.ReadFile(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := map[string]struct {
+		files []string
+		want  func(root string) launch
+	}{
+		// A driver container.
+		"dev and loader": {[]string{"dev/null", loader}, func(root string) launch {
+			return launch{Path: "/bin/smi", Args: []string{"/bin/smi", "-L"}, Env: environment, Chroot: root}
+		}},
+		// Container-Optimized OS: entering the root would fail, as the loader is not there.
+		"neither": {[]string{"lib64/libnvidia-ml.so.1"}, func(root string) launch {
+			return launch{Path: root + "/bin/smi", Args: []string{root + "/bin/smi", "-L"}, Env: append(append([]string{}, environment...), "LD_LIBRARY_PATH="+root+"/lib64")}
+		}},
+		"dev without loader": {[]string{"dev/null", "usr/lib64/libnvidia-ml.so.1"}, func(root string) launch {
+			return launch{Path: root + "/bin/smi", Args: []string{root + "/bin/smi", "-L"}, Env: append(append([]string{}, environment...), "LD_LIBRARY_PATH="+root+"/usr/lib64")}
+		}},
+		"loader without dev": {[]string{loader}, func(root string) launch {
+			var dirs []string
+			for _, d := range libraryDirs {
+				dirs = append(dirs, filepath.Join(root, d))
+			}
+			return launch{Path: root + loader, Args: []string{root + loader, "--library-path", strings.Join(dirs, ":"), root + "/bin/smi", "-L"}, Env: environment}
+		}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			lay(t, root, append(tt.files, "bin/")...)
+			if err := os.WriteFile(filepath.Join(root, "bin/smi"), data, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want(root), (Root{Host: "/driver", Here: root}).launch("/bin/smi", []string{"-L"})); diff != "" {
+				t.Errorf("launch (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestVersions(t *testing.T) {
+	root := t.TempDir()
+	lay(t, root, "usr/lib64/libnvidia-ml.so.590.48.01", "usr/lib64/libnvidia-ml.so.1", "lib64/libnvidia-ml.so.580.95.05", "usr/lib64/libcuda.so.1.2")
+	got, err := (Root{Host: "/driver", Here: root}).Versions()
+	if diff := cmp.Diff([]string{"580.95.05", "590.48.01"}, got); diff != "" || err != nil {
+		t.Errorf("%v: versions (-want +got):\n%s", err, diff)
+	}
+}
+
+func FuzzLoaderOf(f *testing.F) {
+	if data, err := os.ReadFile("/bin/sh"); err == nil {
+		f.Add(data[:min(len(data), 4096)])
+	}
+	f.Add([]byte("\x7fELF\x02\x01\x01"))
+	f.Add([]byte("#!/bin/sh\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		loader, err := loaderOf(bytes.NewReader(data))
+		if err != nil && (loader != "" || !errors.Is(err, errNoELF)) || len(loader) > maxLoaderPath {
+			t.Errorf("got %q, %v", loader, err)
+		}
+	})
+}

@@ -1,0 +1,107 @@
+package driverroot
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Programs get this environment and nothing of this process's.
+var environment = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"}
+
+// launch is how a program of the driver is started.
+type launch struct {
+	Path   string
+	Args   []string // with the name
+	Env    []string
+	Chroot string // empty to stay in this process's root
+}
+
+// Entered reports whether a program of the driver runs with the driver's root as its own: the root then has a /dev and the
+// loader that the program names. Container-Optimized OS's driver has neither: its programs run in the root of this process
+// with the libraries of the driver.
+func (r Root) Entered(program string) bool {
+	if filepath.Clean(r.Here) == "/" || r.Devices() != r {
+		return false
+	}
+	loader, err := r.loader(program)
+	return err != nil || loader == "" || r.has(loader)
+}
+
+func (r Root) loader(program string) (string, error) {
+	f, err := r.open(program)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = f.Close() }()
+	return loaderOf(f)
+}
+
+// launch decides how a program below the root is started.
+func (r Root) launch(program string, args []string) launch {
+	here := filepath.Clean(r.Here)
+	argv := append([]string{program}, args...)
+	switch {
+	case here == "/":
+		return launch{Path: program, Args: argv, Env: environment}
+	case r.Entered(program):
+		return launch{Path: program, Args: argv, Env: environment, Chroot: here}
+	}
+	argv[0] = filepath.Join(here, program)
+	if loader, err := r.loader(program); err == nil && loader != "" && r.has(loader) {
+		// The C library of the root wants its own loader, ld.so(8).
+		var dirs []string
+		for _, dir := range libraryDirs {
+			dirs = append(dirs, filepath.Join(here, dir))
+		}
+		path := filepath.Join(here, loader)
+		return launch{Path: path, Args: append([]string{path, "--library-path", strings.Join(dirs, ":")}, argv...), Env: environment}
+	}
+	l := launch{Path: argv[0], Args: argv, Env: environment}
+	if path := r.LibraryPath(); path != "" {
+		l.Env = append(append([]string{}, environment...), "LD_LIBRARY_PATH="+path)
+	}
+	return l
+}
+
+// maxOutput bounds what is kept of a program's output, in bytes.
+const maxOutput = 4096
+
+// Run runs a program of the driver, by its path below the root, and returns what it prints.
+func (r Root) Run(ctx context.Context, program string, args ...string) ([]byte, error) {
+	l := r.launch(program, args)
+	cmd := exec.CommandContext(ctx, l.Path)
+	cmd.Args, cmd.Env, cmd.Dir = l.Args, l.Env, "/"
+	if l.Chroot != "" {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: l.Chroot}
+	}
+	cmd.WaitDelay = time.Second
+	out := &limited{}
+	cmd.Stdout, cmd.Stderr = out, out
+	err := cmd.Run()
+	if err != nil && ctx.Err() != nil {
+		err = fmt.Errorf("%w: %w", ctx.Err(), err) // by itself it says only that the program was killed
+	}
+	return out.kept.Bytes(), err
+}
+
+// limited keeps the first bytes that are written to it. The buffer is not embedded: by its ReadFrom it would be filled
+// past Write.
+type limited struct{ kept bytes.Buffer }
+
+func (l *limited) Write(p []byte) (int, error) {
+	if left := maxOutput - l.kept.Len(); left > 0 {
+		l.kept.Write(p[:min(left, len(p))])
+	}
+	return len(p), nil
+}
+
+// OneLine makes output fit for an error, which goes into an Event.
+func OneLine(output []byte) string {
+	return strings.ToValidUTF8(strings.Join(strings.Fields(string(output)), " "), "?")
+}

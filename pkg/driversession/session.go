@@ -1,0 +1,184 @@
+// Package driversession tells one session of the GPU driver from the next. A session of a GPU is the time in which its
+// partitions can only have been destroyed by someone who uses the driver as we do: it ends with the boot, when the kernel
+// module is loaded anew, when the GPU is bound to the driver anew, and when the driver is released so that GPUs can be reset.
+// A partition that was created in an earlier session is gone, or was created anew by someone else in the same place: with the
+// same GPU instance ID and the same UUID, as the driver derives it from the board and that ID
+// (open-gpu-kernel-modules 595.45.04, nvGenerateSmcUuid).
+//
+// A GPU that is reset behind our back, by a tool that had it open all the time, does not end a session: nothing shows it.
+package driversession
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"strconv"
+	"sync"
+	"syscall"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// Format is the version of the file that this release writes.
+const Format = 1
+
+// maxSize bounds what is read of the file, in bytes: a node has some tens of GPUs.
+const maxSize = 64 << 10
+
+// FileSystem is what is needed of a disk, see records.FileSystem.
+type FileSystem interface {
+	ReadFile(path string, limit int64) ([]byte, error)
+	WriteFile(path string, data []byte) error
+	Remove(path string) error
+}
+
+// file is what outlives the plugin.
+type file struct {
+	Format int    `json:"format"`
+	BootID string `json:"bootID"`
+	// Releases of the driver are told apart by a number that is never used again.
+	Release string `json:"release"`
+	// First is the first session of each GPU in this boot, by device.
+	First map[string]string `json:"first,omitempty"`
+}
+
+// Sessions are those of the GPUs of a node. All methods are safe for concurrent use.
+type Sessions struct {
+	disk        FileSystem
+	path        string
+	sysfs, proc fs.FS
+
+	mu   sync.Mutex
+	file file
+}
+
+// Open reads the file, or begins with the first session of this boot. A file that cannot be read as one begins a session
+// that is not the first: nothing on record is of it.
+func Open(disk FileSystem, path, bootID string, sysfs, procfs fs.FS) (*Sessions, error) {
+	s := &Sessions{disk: disk, path: path, sysfs: sysfs, proc: procfs}
+	data, err := disk.ReadFile(path, maxSize)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read the driver session %s: %w", path, err)
+	}
+	if err == nil && json.Unmarshal(data, &s.file) == nil && s.file.Format == Format && s.file.BootID == bootID && s.file.Release != "" {
+		return s, nil
+	}
+	s.file = file{Format: Format, BootID: bootID, Release: rand.Text()}
+	return s, s.write()
+}
+
+func (s *Sessions) write() error {
+	data, err := json.Marshal(s.file)
+	if err != nil {
+		return fmt.Errorf("encode the driver session: %w", err)
+	}
+	if err := s.disk.WriteFile(s.path, data); err != nil {
+		return fmt.Errorf("write the driver session: %w", err)
+	}
+	return nil
+}
+
+// Begin notes the GPUs of a driver that has just been opened, and so cannot be unloaded.
+func (s *Sessions) Begin(devices []string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	changed := false
+	for _, d := range devices {
+		if s.file.First[d] != "" {
+			continue
+		}
+		if s.file.First == nil {
+			s.file.First = map[string]string{}
+		}
+		s.file.First[d], changed = s.of(d), true
+	}
+	if !changed {
+		return nil
+	}
+	return s.write()
+}
+
+// End ends the sessions of all GPUs, before the driver is released. Should the disk be full, the file is removed, which does
+// the same.
+func (s *Sessions) End() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.file.Release = rand.Text()
+	err := s.write()
+	if err == nil {
+		return nil
+	}
+	if removeErr := s.disk.Remove(s.path); removeErr != nil {
+		return errors.Join(err, removeErr)
+	}
+	return nil
+}
+
+// Of is the present session of the GPU of a whole-GPU device.
+func (s *Sessions) Of(device string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.of(device)
+}
+
+// of is Of; the caller holds mu. The kernel never uses an inode number of sysfs again within a boot: it counts them up
+// (Linux 4.14 and later, fs/kernfs/dir.c, __kernfs_new_node: idr_alloc_cyclic; 64 bits from 5.5 on). The directory of a module
+// is made when the module is loaded, and the link "driver" of a PCI function when it is bound (drivers/base/dd.c,
+// driver_sysfs_add). Times of sysfs say nothing: they are those of the first look.
+func (s *Sessions) of(device string) string {
+	bound := "-"
+	if pci, err := gpu.ParseDeviceName(device); err == nil {
+		bound = inode(s.sysfs, path.Join("bus/pci/devices", pci.String(), "driver"))
+	}
+	return s.file.Release + "." + inode(s.sysfs, "module/nvidia") + "." + bound
+}
+
+// Unbroken reports whether the present session of a GPU is its first in this boot.
+func (s *Sessions) Unbroken(device string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first := s.file.First[device]
+	return first != "" && first == s.of(device)
+}
+
+// inode is the inode number of a file or link itself, "-" where there is none.
+func inode(fsys fs.FS, name string) string {
+	if st := lstat(fsys, name); st != nil {
+		return strconv.FormatUint(st.Ino, 10)
+	}
+	return "-"
+}
+
+// lstat is what the kernel says of a file or link itself, or nil.
+func lstat(fsys fs.FS, name string) *syscall.Stat_t {
+	links, ok := fsys.(fs.ReadLinkFS)
+	if !ok {
+		return nil
+	}
+	info, err := links.Lstat(name)
+	if err != nil {
+		return nil
+	}
+	st, _ := info.Sys().(*syscall.Stat_t)
+	return st
+}
+
+// Witness is something that is the same as long as a GPU instance exists, and another for one that is created in its place;
+// empty where there is none. The driver has a file of each instance in procfs, which goes with the instance, also with a
+// reset (open-gpu-kernel-modules 595.45.04: osRmCapUnregister in kmigmgrInvalidateGPUInstance and in
+// gpumgrUnregisterRmCapsForMIGGI), and stays when nobody has the GPU open. Its times are those of the first look at it
+// (fs/proc/inode.c, proc_get_inode): the kernel may forget that look, so a witness that changed proves nothing, but one that
+// did not change proves that the instance is the same.
+func (s *Sessions) Witness(minor, gi int) string {
+	if s.proc == nil {
+		return ""
+	}
+	st := lstat(s.proc, fmt.Sprintf("driver/nvidia/capabilities/gpu%d/mig/gi%d/access", minor, gi))
+	if st == nil {
+		return ""
+	}
+	return fmt.Sprintf("%d.%d.%09d", st.Ino, st.Ctim.Sec, st.Ctim.Nsec)
+}

@@ -1,0 +1,44 @@
+package health
+
+import (
+	"testing"
+	"time"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+func TestState_Fabric(t *testing.T) {
+	begin := time.Now()
+	whole := gpu.Shape{GPU: &gpu.GPU{}}
+	part := gpu.Shape{GPU: &gpu.GPU{}, Profile: &gpu.Profile{}, Placement: gpu.Placement{Size: 1}}
+	tests := map[string]struct {
+		states []gpu.FabricState // one a minute
+		want   string
+	}{
+		"none":                           {[]gpu.FabricState{gpu.FabricUnsupported}, ""},
+		"completed":                      {[]gpu.FabricState{gpu.FabricCompleted}, ""},
+		"not started":                    {[]gpu.FabricState{gpu.FabricNotStarted, 1, 1, 1, 1}, ReasonFabric},
+		"never started":                  {[]gpu.FabricState{gpu.FabricNotStarted, 1, 1, 1, 1, 1}, ""},
+		"in progress, however long":      {[]gpu.FabricState{gpu.FabricInProgress, 2, 2, 2, 2, 2, 2}, ReasonFabric},
+		"in progress, then completed":    {[]gpu.FabricState{gpu.FabricInProgress, gpu.FabricCompleted}, ""},
+		"completed, then suspended anew": {[]gpu.FabricState{gpu.FabricCompleted, gpu.FabricNotStarted}, ReasonFabric},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := NewState()
+			for i, state := range test.states {
+				s.Poll(Reading{Action: gpu.RecoveryNone, Fabric: state}, nil, begin.Add(time.Duration(i)*time.Minute))
+			}
+			got := ""
+			for _, c := range s.Conditions() {
+				got += c.Reason
+				if !c.Covers(whole) || c.Covers(part) {
+					t.Errorf("%s covers the whole GPU: %t, want true; a partition: %t, want false", c, c.Covers(whole), c.Covers(part))
+				}
+			}
+			if got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,158 @@
+package supervisor
+
+import (
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// listing maps the names in a directory to their modes.
+func listing(t *testing.T, dir string) map[string]fs.FileMode {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	modes := map[string]fs.FileMode{}
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		modes[e.Name()] = info.Mode()
+	}
+	return modes
+}
+
+// pipesOf makes what a daemon makes in its pipe directory, with no umask, and returns what listens there.
+func pipesOf(t *testing.T, p paths) net.Listener {
+	t.Helper()
+	defer syscall.Umask(syscall.Umask(0))
+	listener, err := net.Listen("unix", filepath.Join(p.pipe, controlSocket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	privileged, err := net.Listen("unix", filepath.Join(p.pipe, privilegedSocket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = privileged.Close() })
+	if err := errors.Join(syscall.Mkfifo(filepath.Join(p.pipe, logPipe), 0o777),
+		os.WriteFile(filepath.Join(p.pipe, "control_lock"), nil, 0o666),
+		os.WriteFile(filepath.Join(p.pipe, "nvidia-cuda-mps-control.pid"), []byte("1"), 0o666)); err != nil {
+		t.Fatal(err)
+	}
+	return listener
+}
+
+// shortPaths are paths that leave room for the name of a socket.
+func shortPaths(t *testing.T) paths {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "mps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	p := pathsOf(dir, "gpu-0000-1b-00-0")
+	if err := (Disk{}).MakeDirs(p); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// What containers mount holds what a client needs, stays the same directory from one daemon to the next, and leads to
+// the daemon that runs.
+func TestShowClients(t *testing.T) {
+	p := shortPaths(t)
+	var mounted fs.FileInfo
+	for range 2 {
+		if err := (Disk{}).Clear(p); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(map[string]fs.FileMode{"clients": fs.ModeDir | 0o755}, listing(t, p.pipe)); diff != "" {
+			t.Errorf("before a daemon starts (-want +got):\n%s", diff)
+		}
+		listener := pipesOf(t, p)
+		for range 2 { // it can be repeated
+			if err := (Disk{}).ShowClients(p); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want := map[string]fs.FileMode{controlSocket: fs.ModeSocket | 0o666, logPipe: fs.ModeNamedPipe | 0o666}
+		if diff := cmp.Diff(want, listing(t, p.clients)); diff != "" {
+			t.Errorf("what clients see (-want +got):\n%s", diff)
+		}
+		if mode := listing(t, p.pipe)[privilegedSocket]; mode != fs.ModeSocket|0o600 {
+			t.Errorf("%s has mode %v, want it to be root's", privilegedSocket, mode)
+		}
+		info, err := os.Stat(p.clients)
+		if err != nil || mounted != nil && !os.SameFile(mounted, info) {
+			t.Errorf("the directory that containers have mounted is another one (%v)", err)
+		}
+		mounted = info
+		connection, err := net.Dial("unix", filepath.Join(p.clients, controlSocket))
+		if err != nil {
+			t.Fatalf("connect as a client does: %v", err)
+		}
+		accepted, err := listener.Accept()
+		if err := errors.Join(err, connection.Close()); err != nil {
+			t.Fatal(err)
+		}
+		_ = accepted.Close()
+		_ = listener.Close()
+	}
+}
+
+func TestShowClients_NoSocket(t *testing.T) {
+	p := shortPaths(t)
+	if err := (Disk{}).Clear(p); err != nil {
+		t.Fatal(err)
+	}
+	if err := (Disk{}).ShowClients(p); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("ShowClients() = %v, want an error: no client could connect", err)
+	}
+}
+
+func TestClear_LargeLogs(t *testing.T) {
+	p := shortPaths(t)
+	for name, size := range map[string]int64{"control.log": maxLog, "server.log": maxLog + 1} {
+		if err := errors.Join(os.WriteFile(filepath.Join(p.log, name), nil, 0o600), os.Truncate(filepath.Join(p.log, name), size)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := (Disk{}).Clear(p); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]fs.FileMode{"control.log": 0o600}, listing(t, p.log)); diff != "" {
+		t.Errorf("logs (-want +got):\n%s", diff)
+	}
+}
+
+// Containers of a release before this one have the pipe directory itself mounted: nothing is mounted over it while
+// their claims last.
+func TestStart_EarlierLayout(t *testing.T) {
+	h, config := newFakeHost(), testConfig(t)
+	b := &board{s: New(t.Context(), config, h.host(), "boot-1"), device: requestFor("a", 1).Device}
+	b.paths = pathsOf(config.Dir, b.device)
+	for layout, want := range map[int]int{0: 1, ownMounts: 3} {
+		h.mounts = map[string]int64{}
+		b.record = &record{Layout: layout, Settings: requestFor("a", 1).Settings}
+		if err := b.makePlace(); err != nil {
+			t.Fatal(err)
+		}
+		if len(h.mounts) != want {
+			t.Errorf("layout %d: mounts %v, want %d", layout, h.mounts, want)
+		}
+	}
+	b.renew(requestFor("a", 1))
+	if b.record.Layout != ownMounts {
+		t.Errorf("the first claim gets layout %d, want %d", b.record.Layout, ownMounts)
+	}
+}

@@ -1,0 +1,80 @@
+// Package names knows under which driver names Cleave has served a node. A change of --driver-name leaves the state of the
+// earlier name behind: what is allocated under it stays allocated until its pods have ended.
+package names
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// Shared is the directory, in the kubelet's plugins directory, of what all plugins of a node share. No driver can have
+// this name.
+const Shared = "_cleave"
+
+// Files and directories of the state of a name, as every release has them.
+const (
+	Claims  = "claims"
+	Layouts = "layouts"
+	Locks   = "locks"
+	Running = "running.lock"
+)
+
+// most bounds how many entries of the plugins directory are looked at: CSI drivers have theirs there, too.
+const most = 1024
+
+// Find lists the driver names, other than one's own, of which Cleave keeps state in the kubelet's plugins directory, in
+// order. NVIDIA's own driver, whose name may be one of them, has no such directories (it keeps a checkpoint.json).
+func Find(pluginsDir, own string) ([]string, error) {
+	entries, err := os.ReadDir(pluginsDir) // sorted
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("look for other driver names: %w", err)
+	}
+	var found []string
+	for _, e := range entries[:min(len(entries), most)] {
+		if name := e.Name(); name != own && e.IsDir() && len(validation.IsDNS1123Subdomain(name)) == 0 && IsState(filepath.Join(pluginsDir, name)) {
+			found = append(found, name)
+		}
+	}
+	return found, nil
+}
+
+// IsState reports whether a directory has the state of one of Cleave's plugins: one that has ever served has both records
+// and locks.
+func IsState(dir string) bool {
+	for _, name := range []string{Claims, Locks} {
+		if info, err := os.Lstat(filepath.Join(dir, name)); err != nil || !info.IsDir() {
+			return false
+		}
+	}
+	return true
+}
+
+// Runs reports whether a plugin runs by the name of a state directory. It holds the directory's lock, in any release.
+func Runs(dir string) (bool, error) {
+	file, err := os.OpenFile(filepath.Join(filepath.Clean(dir), Running), os.O_RDWR|syscall.O_NOFOLLOW, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look whether a plugin runs: %w", err)
+	}
+	defer func() { _ = file.Close() }() // and the lock with it
+	for {
+		err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		switch {
+		case errors.Is(err, syscall.EINTR):
+			continue
+		case errors.Is(err, syscall.EWOULDBLOCK):
+			return true, nil
+		case err != nil:
+			return false, fmt.Errorf("look whether a plugin runs: %w", err)
+		}
+		return false, nil
+	}
+}

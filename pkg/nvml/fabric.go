@@ -1,0 +1,129 @@
+package nvml
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// How long a whole GPU waits for its fabric when it is prepared, and how often it is asked. The kubelet waits 45 s for the
+// whole call, of which a change of the MIG mode may have taken some.
+const (
+	fabricPatience = 20 * time.Second
+	fabricRetry    = 250 * time.Millisecond
+)
+
+// Fabric reads how far a GPU's registration with its NVLink fabric is. In MIG mode it needs none: partitions have no
+// NVLinks, and the driver suspends the registration while GPU instances exist (open-gpu-kernel-modules 595.45.04,
+// kernel_mig_manager.c, gpuFabricProbeSuspend).
+func (s *Session) Fabric(ctx context.Context, g *gpu.GPU) (gpu.FabricState, error) {
+	if g.FabricState == gpu.FabricUnsupported {
+		return gpu.FabricUnsupported, nil
+	}
+	state, err := ask(ctx, s, g.PCI, "nvmlDeviceGetGpuFabricInfoV", func(dev Device) (gpu.FabricState, error) {
+		if enabled, _, err := dev.MIGMode(); err == nil && enabled {
+			return gpu.FabricUnsupported, nil
+		}
+		info, err := dev.FabricInfo()
+		if lacking(err) {
+			return gpu.FabricUnsupported, nil
+		}
+		if err != nil {
+			return gpu.FabricUnsupported, fmt.Errorf("read the fabric state of the GPU at %s: %w", g.PCI, err)
+		}
+		return gpu.FabricState(info.State), nil
+	})
+	if err == nil && state == gpu.FabricCompleted {
+		s.mu.Lock()
+		s.registered[g.PCI] = true
+		s.mu.Unlock()
+	}
+	return state, err
+}
+
+// AwaitFabric waits until a whole GPU is registered with its NVLink fabric: before, CUDA answers cudaErrorSystemNotReady,
+// and the driver itself that the fabric is not ready, not started and in progress alike (open-gpu-kernel-modules
+// 595.45.04, nv_gpu_ops.c, _convertGpuFabricProbeStateToErrorCode). A registration that was never seen to start is not
+// waited for: no Fabric Manager may be expected.
+func (s *Session) AwaitFabric(ctx context.Context, g *gpu.GPU) error {
+	patience := time.NewTimer(fabricPatience)
+	defer patience.Stop()
+	tick := time.NewTicker(fabricRetry)
+	defer tick.Stop()
+	for {
+		state, err := s.Fabric(ctx, g)
+		if err != nil {
+			return err
+		}
+		if !state.Pending() || state == gpu.FabricNotStarted && !s.wasRegistered(g.PCI) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-patience.C:
+			return fmt.Errorf("%w: GPU %s: its registration is %s: see whether Fabric Manager runs", gpu.ErrFabricPending, g.UUID, state)
+		case <-tick.C:
+		}
+	}
+}
+
+func (s *Session) wasRegistered(pci gpu.PCIAddress) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.registered[pci]
+}
+
+// RereadLinks reads the NVLinks and fabrics of all GPUs again and reports whether any are other than before: links may be
+// trained, and GPUs registered, after the plugin has started. In MIG mode a GPU has neither, so what was known stays.
+func (s *Session) RereadLinks(ctx context.Context) (changed bool) {
+	node := s.Node()
+	fresh := make([]gpu.GPU, len(node.GPUs))
+	for i := range node.GPUs {
+		fresh[i] = s.linksOf(ctx, node.GPUs[i])
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next := *s.last
+	next.node.GPUs = slices.Clone(s.last.node.GPUs)
+	for i := range next.node.GPUs {
+		g := &next.node.GPUs[i]
+		at := slices.IndexFunc(fresh, func(f gpu.GPU) bool { return f.PCI == g.PCI && f.UUID == g.UUID })
+		if at < 0 {
+			continue
+		}
+		f := &fresh[at]
+		if reflect.DeepEqual(f.NVLinks, g.NVLinks) && reflect.DeepEqual(f.Fabric, g.Fabric) && f.FabricState == g.FabricState {
+			continue
+		}
+		changed = true
+		g.NVLinks, g.Fabric, g.FabricState = f.NVLinks, f.Fabric, f.FabricState
+		s.registered[g.PCI] = s.registered[g.PCI] || g.FabricState == gpu.FabricCompleted
+	}
+	if changed {
+		s.last = &next
+	}
+	return changed
+}
+
+// linksOf is a GPU with its links and fabric as they are now; what cannot be read stays.
+func (s *Session) linksOf(ctx context.Context, g gpu.GPU) gpu.GPU {
+	now, err := ask(ctx, s, g.PCI, "nvmlDeviceGetNvLinkState", func(dev Device) (gpu.GPU, error) {
+		now := gpu.GPU{PCI: g.PCI, UUID: g.UUID}
+		if enabled, _, err := dev.MIGMode(); err == nil && enabled {
+			return g, nil
+		}
+		var firm errs
+		readLinks(dev, &now, &firm)
+		readFabric(dev, &now, &firm)
+		return now, firm.first
+	})
+	if err != nil {
+		return g
+	}
+	return now
+}

@@ -1,0 +1,52 @@
+package nvml
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// maxInstanceIDs bounds the IDs of GPU instances: the driver numbers them by place, from 0 for the whole board to 14 for
+// the last eighth (open-gpu-kernel-modules 595.45.04, KMIGMGR_MAX_GPU_SWIZZID is 15). Boards with more places would need
+// more, and an ID that does not exist costs one call.
+const maxInstanceIDs = 32
+
+// noInstances fails with gpu.ErrPartitioned if a GPU has any GPU instance, idle ones included: nvml.h promises IN_USE of
+// nvmlDeviceSetMigMode only where unbinding the GPU from its clients fails. Instances are looked for by ID and by profile,
+// as neither this release's list of profiles nor its range of IDs need be those of the driver.
+func noInstances(dev Device) error {
+	for id := range maxInstanceIDs {
+		_, err := dev.GPUInstanceByID(id)
+		switch {
+		case err == nil:
+			return fmt.Errorf("%w: GPU instance %d", gpu.ErrPartitioned, id)
+		case errors.Is(err, gpu.ErrNotSupported):
+			return nil // out of MIG mode there are none
+		case !errors.Is(err, gpu.ErrNotFound) && !errors.Is(err, gpu.ErrInvalidArgument):
+			return fmt.Errorf("look for GPU instance %d: %w", id, err)
+		}
+	}
+	for enum := range nvml.GPU_INSTANCE_PROFILE_COUNT {
+		p, err := dev.GPUInstanceProfileInfo(enum)
+		if errors.Is(err, gpu.ErrNotSupported) || errors.Is(err, gpu.ErrInvalidArgument) {
+			continue // the board has no such profile
+		}
+		if err != nil {
+			return fmt.Errorf("read profile %d: %w", enum, err)
+		}
+		found, err := dev.GPUInstances(p.ID)
+		if errors.Is(err, gpu.ErrNotSupported) {
+			return nil // out of MIG mode there are none
+		}
+		if err != nil {
+			return fmt.Errorf("list GPU instances of profile %d: %w", p.ID, err)
+		}
+		if len(found) > 0 {
+			return fmt.Errorf("%w: %d GPU instances of profile %d", gpu.ErrPartitioned, len(found), p.ID)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,108 @@
+package nvml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// probeTimeout bounds a look at one library: the library of a driver that is broken may hang.
+const probeTimeout = 15 * time.Second
+
+// ProbeCommand is the hidden subcommand of cleave that ProbeLibrary runs.
+const ProbeCommand = "nvml-probe"
+
+// ErrOtherLibrary says that the driver is to be used through another library than this process has loaded: the program is to
+// start anew. What calls were bound to when the first was loaded stays, whether it works or not (dlopen(3), RTLD_GLOBAL).
+var ErrOtherLibrary = errors.New("this process has loaded another management library")
+
+// Probe reports whether the management library at a path can be used: nil if nvmlInit succeeds.
+type Probe func(ctx context.Context, path string) error
+
+// ProbeLibrary is the Probe that has another process of this program do it.
+func ProbeLibrary(ctx context.Context, path string) error {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", ProbeCommand, path)
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"}
+	cmd.WaitDelay = time.Second
+	output, err := cmd.CombinedOutput()
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("nvmlInit did not return: %w", ctx.Err())
+	default:
+		return errors.New(strings.TrimSpace(strings.TrimPrefix(string(output[:min(len(output), 1024)]), "cleave: ")))
+	}
+}
+
+// InitLibrary initialises and ends a library in this process.
+func InitLibrary(path string) error {
+	lib := newRealLibrary(path)
+	if err := lib.Init(); err != nil {
+		return err
+	}
+	return lib.Shutdown()
+}
+
+// candidate is a management library and the driver root that goes with it.
+type candidate struct{ path, root string }
+
+// choose picks the first library that can be used. A library that was left behind must not hide the one of the driver that
+// runs, such as a package's on the host that of the GPU operator's container. A single one needs no look: whether it works
+// shows when it is used.
+func choose(ctx context.Context, found []candidate, probe Probe) (candidate, error) {
+	if len(found) == 1 || probe == nil {
+		return found[0], nil
+	}
+	var errs []error
+	for _, c := range found {
+		err := probe(ctx, c.path)
+		if err == nil {
+			return c, nil
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", c.path, err))
+	}
+	return candidate{}, fmt.Errorf("none of the driver's libraries can be used: %w", errors.Join(errs...))
+}
+
+// loaded is the library that this process has loaded, whether it could be initialised or not.
+var loaded struct {
+	sync.Mutex
+	path string
+	file os.FileInfo
+}
+
+// mayLoad fails if this process has loaded another library.
+func mayLoad(path string) error {
+	loaded.Lock()
+	defer loaded.Unlock()
+	if loaded.path == "" || loaded.path == path {
+		return nil
+	}
+	if file, err := os.Stat(path); err == nil && os.SameFile(loaded.file, file) {
+		return nil
+	}
+	return fmt.Errorf("%w: %s, and the driver's is now %s", ErrOtherLibrary, loaded.path, path)
+}
+
+// noteLoaded remembers which library this process has loaded, after an attempt to initialise it. A file that is no library
+// was not loaded.
+func noteLoaded(path string, outcome error) {
+	if errors.Is(outcome, gpu.ErrLibraryNotFound) {
+		return
+	}
+	loaded.Lock()
+	defer loaded.Unlock()
+	if file, err := os.Stat(path); err == nil {
+		loaded.path, loaded.file = path, file
+	}
+}

@@ -1,0 +1,295 @@
+package nvml_test
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/nvml"
+	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/sim"
+)
+
+// searched is a node whose GPUs come and go.
+type searched struct {
+	*nvml.Session
+	t    *testing.T
+	node *sim.Node
+	held map[gpu.PCIAddress]bool
+}
+
+func newSearched(t *testing.T, model string, before func(*sim.Node) error) *searched {
+	t.Helper()
+	node, err := sim.New(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := before(node); err != nil {
+		t.Fatal(err)
+	}
+	session, err := simulated.OpenNode(t.Context(), node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &searched{session, t, node, map[gpu.PCIAddress]bool{}}
+}
+
+// look looks so many times, 10 s apart, and reports whether anything has changed.
+func (s *searched) look(times int) (changed bool) {
+	s.t.Helper()
+	for range times {
+		now, err := s.Rediscover(s.t.Context(), func(pci gpu.PCIAddress) bool { return s.held[pci] })
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		changed = changed || now
+		<-time.After(10 * time.Second)
+	}
+	return changed
+}
+
+func (s *searched) must(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// uuids are those of the inventory.
+func (s *searched) uuids() (all []string) {
+	for _, g := range s.Node().GPUs {
+		all = append(all, g.UUID)
+	}
+	return all
+}
+
+// search runs steps in a bubble of time.
+func search(t *testing.T, model string, before func(*sim.Node) error, steps func(t *testing.T, s *searched)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { steps(t, newSearched(t, model, before)) })
+}
+
+func asItIs(*sim.Node) error { return nil }
+
+func TestRediscover_AddedGPU(t *testing.T) {
+	search(t, "a30", func(n *sim.Node) error { return n.SetAbsent(0, true) }, func(t *testing.T, s *searched) {
+		if got := len(s.Node().GPUs); got != 1 {
+			t.Fatalf("got %d GPUs at the start, want 1", got)
+		}
+		events, err := s.Events(t.Context())
+		s.must(err)
+		if s.look(3) {
+			t.Error("the inventory changed though nothing was added")
+		}
+		s.must(s.node.SetAbsent(0, false))
+		if !s.look(1) || len(s.Node().GPUs) != 2 {
+			t.Fatalf("got %v, want both GPUs", s.uuids())
+		}
+		for i := range s.Node().GPUs {
+			s.must(s.VerifyGPU(t.Context(), &s.Node().GPUs[i]))
+		}
+		if _, _, err := events.Next(time.Second); err == nil {
+			t.Error("a watch from before goes on without the GPU that was added")
+		}
+		s.must(events.Close())
+		if s.look(3) {
+			t.Error("the inventory changed again")
+		}
+	})
+}
+
+func TestRediscover_RemovedGPU(t *testing.T) {
+	for name, held := range map[string]bool{"free": false, "allocated": true} {
+		t.Run(name, func(t *testing.T) {
+			search(t, "a30", asItIs, func(t *testing.T, s *searched) {
+				gone := s.Node().GPUs[0]
+				s.held[gone.PCI] = held
+				s.must(s.node.SetAbsent(0, true))
+				if s.look(1) {
+					t.Error("the GPU left at the first look: a claim may have been allocated it and not be prepared yet")
+				}
+				if err := s.VerifyGPU(t.Context(), &gone); !errors.Is(err, gpu.ErrAbsent) {
+					t.Errorf("got %v, want %v", err, gpu.ErrAbsent)
+				}
+				s.look(2)
+				if got, want := len(s.Node().GPUs), map[bool]int{false: 1, true: 2}[held]; got != want {
+					t.Errorf("got %d GPUs, want %d", got, want)
+				}
+				if !held {
+					return
+				}
+				s.held = nil
+				if !s.look(2) || len(s.Node().GPUs) != 1 {
+					t.Errorf("got %v once no claim has it, want the other GPU alone", s.uuids())
+				}
+			})
+		})
+	}
+}
+
+func TestRediscover_ReplacedGPU(t *testing.T) {
+	search(t, "a30", asItIs, func(t *testing.T, s *searched) {
+		was := s.Node().GPUs[0]
+		s.held[was.PCI] = true
+		s.must(s.node.Replace(0, "GPU-new"))
+		if err := s.VerifyGPU(t.Context(), &was); !errors.Is(err, gpu.ErrReplaced) {
+			t.Fatalf("got %v, want %v", err, gpu.ErrReplaced)
+		}
+		s.look(1)
+		if diff := cmp.Diff(was.UUID, s.Node().GPUs[0].UUID); diff != "" {
+			t.Errorf("while a claim has the old one (-want +got):\n%s", diff)
+		}
+		if err := s.DestroyPartition(t.Context(), was.PCI, gpu.Partition{}); !errors.Is(err, gpu.ErrReplaced) {
+			t.Errorf("a call for the old one reached the new one: got %v, want %v", err, gpu.ErrReplaced)
+		}
+		s.held = nil
+		_ = s.VerifyGPU(t.Context(), &was)
+		s.look(1)
+		if diff := cmp.Diff("GPU-new", s.Node().GPUs[0].UUID); diff != "" {
+			t.Errorf("once no claim has it (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestRediscover_UnreadableAtStart(t *testing.T) {
+	search(t, "a30", func(n *sim.Node) error { return n.Lose(0) }, func(t *testing.T, s *searched) {
+		if len(s.Node().GPUs) != 1 || len(s.Node().Problems) != 1 {
+			t.Fatalf("got %v and problems %v, want one of each", s.uuids(), s.Node().Problems)
+		}
+		s.look(2)
+		s.must(s.node.ClearFaults(-1))
+		if !s.look(4) || len(s.Node().GPUs) != 2 || len(s.Node().Problems) != 0 {
+			t.Errorf("got %v and problems %v, want both GPUs", s.uuids(), s.Node().Problems)
+		}
+	})
+}
+
+func TestRediscover_WaitsForAHangingCall(t *testing.T) {
+	search(t, "a30", func(n *sim.Node) error { return n.SetAbsent(0, true) }, func(t *testing.T, s *searched) {
+		s.must(s.node.HangCall(1, "nvmlDeviceGetTemperature"))
+		if err := s.VerifyGPU(t.Context(), &s.Node().GPUs[0]); !errors.Is(err, gpu.ErrHangs) {
+			t.Fatalf("got %v, want %v", err, gpu.ErrHangs)
+		}
+		s.must(s.node.SetAbsent(0, false))
+		inits := s.node.Calls("nvmlShutdown")
+		if _, err := s.Rediscover(t.Context(), func(gpu.PCIAddress) bool { return false }); !errors.Is(err, gpu.ErrHangs) {
+			t.Errorf("got %v, want %v", err, gpu.ErrHangs)
+		}
+		if s.node.Calls("nvmlShutdown") != inits {
+			t.Error("the session was ended under a call that has not returned")
+		}
+		s.must(s.node.ClearFaults(-1))
+		<-time.After(20 * time.Second)
+		if !s.look(1) || len(s.Node().GPUs) != 2 {
+			t.Errorf("got %v after the call returned, want both GPUs", s.uuids())
+		}
+	})
+}
+
+func TestRediscover_MinorChanged(t *testing.T) {
+	quirk := func(n *sim.Node) error { return n.SetQuirk(sim.QuirkMinorChanges, true) }
+	search(t, "hgx-h100", quirk, func(t *testing.T, s *searched) {
+		g := s.Node().GPUs[0]
+		s.must(s.SetMIG(t.Context(), g.PCI, true))
+		if err := s.VerifyGPU(t.Context(), &g); !errors.Is(err, gpu.ErrMinorChanged) {
+			t.Fatalf("got %v, want %v", err, gpu.ErrMinorChanged)
+		}
+		if !s.look(1) || s.Node().GPUs[0].Minor == g.Minor {
+			t.Errorf("got minor %d, as before", s.Node().GPUs[0].Minor)
+		}
+		s.must(s.VerifyGPU(t.Context(), &s.Node().GPUs[0]))
+	})
+}
+
+func TestVerifyGPU_UUIDFromMemory(t *testing.T) {
+	quirk := func(n *sim.Node) error { return n.SetQuirk(sim.QuirkUUIDFromMemory, true) }
+	search(t, "a30", quirk, func(t *testing.T, s *searched) {
+		s.must(s.node.Lose(0))
+		if err := s.VerifyGPU(t.Context(), &s.Node().GPUs[0]); !errors.Is(err, gpu.ErrLost) {
+			t.Errorf("got %v, want %v", err, gpu.ErrLost)
+		}
+	})
+}
+
+func TestDiscover_WrongCounts(t *testing.T) {
+	for _, model := range []string{"a30", "hgx-h100", "rtx-pro-6000"} {
+		quirk := func(n *sim.Node) error { return n.SetQuirk(sim.QuirkWrongCounts, true) }
+		search(t, model, asItIs, func(t *testing.T, right *searched) {
+			wrong := newSearched(t, model, quirk)
+			if diff := cmp.Diff(right.Node().GPUs[0].Counters(), wrong.Node().GPUs[0].Counters()); diff != "" {
+				t.Errorf("counters of %s where the driver counts too few (-right +wrong):\n%s", model, diff)
+			}
+		})
+	}
+}
+
+func TestDiscover_Virtualization(t *testing.T) {
+	mode := func(mode int) func(n *sim.Node) error {
+		return func(n *sim.Node) error { return n.SetVirtualization(0, mode) }
+	}
+	search(t, "hgx-h100", mode(sim.VirtualizationVGPU), func(t *testing.T, s *searched) {
+		g := &s.Node().GPUs[0]
+		if !g.MIG.Fixed || len(g.Shapes()) != 1 || g.Shapes()[0].IsPartition() {
+			t.Errorf("vGPU: fixed %t, %d shapes; want the whole GPU alone, as it is found", g.MIG.Fixed, len(g.Shapes()))
+		}
+	})
+	search(t, "hgx-h100", mode(sim.VirtualizationPassThrough), func(t *testing.T, s *searched) {
+		if g := &s.Node().GPUs[0]; !g.MIG.NeedsReset || g.MIG.Fixed {
+			t.Errorf("passed through: needs a reset %t, fixed %t; want a mode that changes only with a reset", g.MIG.NeedsReset, g.MIG.Fixed)
+		}
+	})
+	search(t, "hgx-h100", mode(sim.VirtualizationHostVGPU), func(t *testing.T, s *searched) {
+		if len(s.Node().GPUs) != 7 || len(s.Node().Problems) != 1 {
+			t.Errorf("host of vGPUs: got %d GPUs and problems %v, want it left out with a reason", len(s.Node().GPUs), s.Node().Problems)
+		}
+	})
+}
+
+func TestRereadLinks(t *testing.T) {
+	late := func(n *sim.Node) error {
+		return errors.Join(n.SetLinks(0, false), n.SetFabricState(1, sim.FabricInProgress, 0))
+	}
+	search(t, "gb200-nvl4", late, func(t *testing.T, s *searched) {
+		if n := s.Node().GPUs[0].NVLinks.Active; n != 0 {
+			t.Fatalf("%d links are up at the start, want none", n)
+		}
+		if g := s.Node().GPUs[1]; g.Fabric != nil || !g.FabricState.Pending() {
+			t.Fatalf("got fabric %v, %s, want a registration in progress", g.Fabric, g.FabricState)
+		}
+		if s.RereadLinks(t.Context()) {
+			t.Error("changed though nothing has")
+		}
+		s.must(errors.Join(s.node.SetLinks(0, true), s.node.SetFabricState(1, 0, 0)))
+		if !s.RereadLinks(t.Context()) || s.Node().GPUs[0].NVLinks.Active == 0 || s.Node().GPUs[1].Fabric == nil {
+			t.Errorf("got %d links and fabric %v, want them as they are now", s.Node().GPUs[0].NVLinks.Active, s.Node().GPUs[1].Fabric)
+		}
+	})
+}
+
+func TestAwaitFabric(t *testing.T) {
+	search(t, "gb200-nvl4", asItIs, func(t *testing.T, s *searched) {
+		g := &s.Node().GPUs[0]
+		s.must(s.node.SetFabricState(0, sim.FabricInProgress, 5))
+		start := time.Now()
+		s.must(s.AwaitFabric(t.Context(), g))
+		if took := time.Since(start); took < time.Second {
+			t.Errorf("it took %s, want it to wait for the registration", took)
+		}
+		s.must(s.node.SetFabricState(0, sim.FabricInProgress, 0))
+		start = time.Now()
+		if err := s.AwaitFabric(t.Context(), g); !errors.Is(err, gpu.ErrFabricPending) || time.Since(start) > 25*time.Second {
+			t.Errorf("got %v after %s, want %v within 25 s", err, time.Since(start), gpu.ErrFabricPending)
+		}
+	})
+	search(t, "gb200-nvl4", func(n *sim.Node) error { return n.SetFabricState(0, sim.FabricNotStarted, 0) }, func(t *testing.T, s *searched) {
+		start := time.Now()
+		s.must(s.AwaitFabric(t.Context(), &s.Node().GPUs[0]))
+		if took := time.Since(start); took != 0 {
+			t.Errorf("a registration that never started: it took %s, want no wait", took)
+		}
+	})
+}

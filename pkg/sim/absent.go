@@ -1,0 +1,144 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// NVML_GPU_VIRTUALIZATION_MODE_*.
+const (
+	VirtualizationNone        = 0
+	VirtualizationPassThrough = 1
+	VirtualizationVGPU        = 2
+	VirtualizationHostVGPU    = 3
+)
+
+// SetVirtualization says in what a GPU is: one of Virtualization*.
+func (n *Node) SetVirtualization(index, mode int) error {
+	if err := n.checkIndex(index); err != nil {
+		return err
+	}
+	return n.gpus[index].update(func(st *gpuState) error {
+		st.Virtualization = mode
+		return nil
+	})
+}
+
+// SetFabricState says how far the registration of a GPU with its NVLink fabric is, one of Fabric*: for so many calls, or
+// for ever if looks is zero.
+func (n *Node) SetFabricState(index, state, looks int) error {
+	if err := n.checkIndex(index); err != nil {
+		return err
+	}
+	return n.gpus[index].update(func(st *gpuState) error {
+		st.FabricState, st.FabricLooks = state, looks
+		return nil
+	})
+}
+
+// SetLinks trains the NVLinks of a GPU, or takes them down.
+func (n *Node) SetLinks(index int, up bool) error {
+	if err := n.checkIndex(index); err != nil {
+		return err
+	}
+	return n.state.update(func(s *nodeState) error {
+		s.LinksDown = without(s.LinksDown, index, !up)
+		return nil
+	})
+}
+
+// without takes an index out of a sorted list, or puts it in.
+func without(list []int, index int, in bool) []int {
+	list = slices.DeleteFunc(list, func(i int) bool { return i == index })
+	if in {
+		list = append(list, index)
+		slices.Sort(list)
+	}
+	return list
+}
+
+// SetAbsent takes a GPU out of the node, or puts it in. A session that runs has it in its list no less than before, where
+// it is lost, and lacks one that was added: NVML enumerates GPUs when it is initialised.
+func (n *Node) SetAbsent(index int, absent bool) error {
+	if err := n.checkIndex(index); err != nil {
+		return err
+	}
+	return n.state.update(func(s *nodeState) error {
+		s.Absent = without(s.Absent, index, absent)
+		return n.moveFunction(index, absent)
+	})
+}
+
+// moveFunction takes a GPU out of the sysfs and the /dev of a root, or puts it back.
+func (n *Node) moveFunction(index int, away bool) error {
+	if n.root == "" {
+		return nil
+	}
+	g := &n.spec.GPUs[index]
+	for _, path := range []string{filepath.Join("sys/bus/pci/devices", g.bdf()), fmt.Sprintf("dev/nvidia%d", g.Minor)} {
+		from, to := filepath.Join(n.root, path), filepath.Join(n.root, stateDir, filepath.Base(path)+".away")
+		if !away {
+			from, to = to, from
+		}
+		if err := os.Rename(from, to); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// list enumerates the GPUs for a session that begins.
+func (n *Node) list(st *nodeState) {
+	listed := []int{}
+	for i := range n.devices {
+		if !slices.Contains(st.Absent, i) {
+			listed = append(listed, i)
+		}
+	}
+	n.listed.Store(&listed)
+}
+
+// enumerated are the indexes of the GPUs that the session has.
+func (n *Node) enumerated() []int {
+	if listed := n.listed.Load(); listed != nil {
+		return *listed
+	}
+	return nil
+}
+
+// isLost reports whether a call on a GPU fails because it is not there.
+func (n *Node) isLost(st *nodeState, call string, index int) bool {
+	if slices.Contains(st.Absent, index) {
+		return true
+	}
+	return slices.Contains(st.Lost, index) && (call != "nvmlDeviceGetUUID" || !slices.Contains(st.Quirks, QuirkUUIDFromMemory))
+}
+
+// livePCI is the sysfs of a node in memory without the GPUs that are absent.
+type livePCI struct {
+	*tree
+	node *Node
+}
+
+// now is the tree as it is at present.
+func (l livePCI) now() *tree {
+	st, err := l.node.state.load()
+	if err != nil || len(st.Absent) == 0 {
+		return l.tree
+	}
+	files := l.node.spec.sysfs()
+	for _, i := range st.Absent {
+		delete(files, "bus/pci/devices/"+l.node.spec.GPUs[i].bdf())
+	}
+	return newTree(files)
+}
+
+func (l livePCI) Open(name string) (fs.File, error)          { return l.now().Open(name) }
+func (l livePCI) ReadFile(name string) ([]byte, error)       { return l.now().ReadFile(name) }
+func (l livePCI) ReadDir(name string) ([]fs.DirEntry, error) { return l.now().ReadDir(name) }
+func (l livePCI) ReadLink(name string) (string, error)       { return l.now().ReadLink(name) }
+func (l livePCI) Lstat(name string) (fs.FileInfo, error)     { return l.now().Lstat(name) }

@@ -1,0 +1,268 @@
+package sim
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Where a driver on Container-Optimized OS keeps its files below /home/kubernetes/bin/nvidia
+// (GoogleCloudPlatform/container-engine-accelerators, nvidia-driver-installer).
+const (
+	flatLibraryDir = "lib64"
+	flatBinaryDir  = "bin"
+)
+
+// WithFlatLayout puts libraries into lib64 and programs into bin, as GKE's driver has them.
+func WithFlatLayout() Option { return func(o *options) { o.flat = true } }
+
+// WithDevRoot puts the device files below another root's dev, and leaves the driver's own root without one, as on GKE.
+func WithDevRoot(dir string) Option { return func(o *options) { o.devRoot = dir } }
+
+// WithoutControlNodes makes a node on which no CUDA program has run since it booted: nvidia-uvm is not loaded, and neither
+// its device files nor nvidiactl are there until nvidia-modprobe runs (nvidia-container-toolkit#1979).
+func WithoutControlNodes() Option { return func(o *options) { o.noControlNodes = true } }
+
+// WithPrograms installs a file as nvidia-smi and nvidia-modprobe in place of that of WithExecutable; it has to act as what
+// it is called. NVIDIA's are linked dynamically: they need a loader and a C library.
+func WithPrograms(path string) Option { return func(o *options) { o.programs = path } }
+
+// WithoutModprobe leaves nvidia-modprobe out, as distributions do that package it by itself.
+func WithoutModprobe() Option { return func(o *options) { o.noModprobe = true } }
+
+// WithFiles copies files of this machine below the root, by the same paths: a C library and its loader, which a driver
+// container has and GKE's driver has not.
+func WithFiles(paths ...string) Option {
+	return func(o *options) { o.files = append(o.files, paths...) }
+}
+
+// driverPrograms are those that WithPrograms installs.
+var driverPrograms = []string{"nvidia-smi", "nvidia-modprobe"}
+
+// createDriverPrograms installs the programs of WithPrograms and the files of WithFiles.
+func createDriverPrograms(root string, _ *spec, o *options) error {
+	for _, path := range o.files {
+		if err := copyBelow(root, path, path); err != nil {
+			return err
+		}
+	}
+	if o.programs == "" {
+		return nil
+	}
+	for _, name := range driverPrograms {
+		if name == "nvidia-modprobe" && o.noModprobe {
+			continue
+		}
+		if err := copyBelow(root, o.programs, filepath.Join(o.binaryDir(), name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copyBelow copies a file to a path below a root, in place of one that is there.
+func copyBelow(root, from, to string) error {
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(root, to)
+	if err := makeFolder(filepath.Dir(file)); err != nil {
+		return err
+	}
+	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.WriteFile(file, data, 0o755)
+}
+
+func (o *options) libraryDir() string {
+	if o.flat {
+		return flatLibraryDir
+	}
+	return libraryDir
+}
+
+func (o *options) binaryDir() string {
+	if o.flat {
+		return flatBinaryDir
+	}
+	return binaryDir
+}
+
+// devRoot is the root below whose dev the device files of a node under root lie.
+func (s *spec) devRoot(root string) string {
+	if s.DevRoot != "" {
+		return s.DevRoot
+	}
+	return root
+}
+
+// removeDevRoot takes away the device files of a node that lie below another root.
+func removeDevRoot(root string) error {
+	n, err := Open(root)
+	if err != nil || n.spec.DevRoot == "" {
+		return nil //nolint:nilerr // what is no whole node, or has none elsewhere
+	}
+	for _, d := range n.spec.deviceNodes() {
+		if err := os.Remove(filepath.Join(n.spec.DevRoot, d.name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// controlNodes are the device files that come with the first CUDA program.
+var controlNodes = []string{"dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia-uvm-tools", "dev/nvidia-modeset"}
+
+// node finds a device file by its name, such as "nvidia-uvm" or "nvidia0".
+func (s *spec) node(name string) (deviceNode, error) {
+	nodes := s.deviceNodes()
+	i := slices.IndexFunc(nodes, func(n deviceNode) bool { return n.name == "dev/"+name })
+	if i < 0 {
+		return deviceNode{}, fmt.Errorf("no device file is named %q", name)
+	}
+	return nodes[i], nil
+}
+
+// RemoveDeviceNodes takes device files away, by their names below /dev.
+func (n *Node) RemoveDeviceNodes(names ...string) error {
+	for _, name := range names {
+		d, err := n.spec.node(name)
+		if err != nil {
+			return err
+		}
+		if err := os.Remove(filepath.Join(n.spec.devRoot(n.root), d.name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove device file: %w", err)
+		}
+	}
+	return nil
+}
+
+// wrongMajor is one that no driver of the node has: of a device file that an earlier load of a module left behind.
+const wrongMajor = 240
+
+// SpoilDeviceNodes gives device files a major that leads nowhere.
+func (n *Node) SpoilDeviceNodes(names ...string) error {
+	for _, name := range names {
+		d, err := n.spec.node(name)
+		if err != nil {
+			return err
+		}
+		if err := n.remakeNode(deviceNode{d.name, wrongMajor, d.minor}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// remakeNode makes a device file anew.
+func (n *Node) remakeNode(d deviceNode) error {
+	file := filepath.Join(n.spec.devRoot(n.root), d.name)
+	if err := makeFolder(filepath.Dir(file)); err != nil {
+		return err
+	}
+	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("replace device file: %w", err)
+	}
+	return makeNode(file, d.major, d.minor)
+}
+
+// Modprobe does what nvidia-modprobe does: without uvm it makes nvidiactl (minor 255) and the nodes of GPUs, with it it
+// loads nvidia-uvm and makes its two (nvidia-modprobe.c, main).
+func (n *Node) Modprobe(uvm bool, minors ...int) error {
+	if uvm {
+		if err := n.loadUVM(); err != nil {
+			return fmt.Errorf("load nvidia-uvm: %w", err)
+		}
+		return errors.Join(n.restoreNode("nvidia-uvm"), n.restoreNode("nvidia-uvm-tools"))
+	}
+	for _, minor := range minors {
+		name := fmt.Sprintf("nvidia%d", minor)
+		switch minor {
+		case minorCtl:
+			name = "nvidiactl"
+		case minorModeset:
+			name = "nvidia-modeset"
+		}
+		if err := n.restoreNode(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (n *Node) restoreNode(name string) error {
+	d, err := n.spec.node(name)
+	if err != nil {
+		return err
+	}
+	return n.remakeNode(d)
+}
+
+// loadUVM lists nvidia-uvm among the kernel's drivers.
+func (n *Node) loadUVM() error {
+	file := filepath.Join(n.root, "proc/devices")
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	if bytes.Contains(data, []byte(" nvidia-uvm\n")) {
+		return nil
+	}
+	text := strings.Replace(string(data), "\n\nBlock devices:", fmt.Sprintf("\n%d nvidia-uvm\n\nBlock devices:", majorUVM), 1)
+	if err := os.WriteFile(file+".next", []byte(text), 0o444); err != nil {
+		return err
+	}
+	return os.Rename(file+".next", file)
+}
+
+// withoutUVM is /proc/devices before nvidia-uvm is loaded.
+func withoutUVM(files map[string]treeFile) {
+	text := strings.Replace(string(files["proc/devices"].data), fmt.Sprintf("%d nvidia-uvm\n", majorUVM), "", 1)
+	files["proc/devices"] = treeFile{data: []byte(text)}
+}
+
+// ReplaceLibraries does what an update of the driver's packages does while the old driver stays loaded: the libraries are
+// there under another release's name, and the links lead to them.
+func (n *Node) ReplaceLibraries(version string) error {
+	dir := filepath.Join(n.root, libraryDir)
+	old, err := filepath.Glob(filepath.Join(dir, "*.so.*.*"))
+	if err != nil {
+		return err
+	}
+	for _, file := range old {
+		base, _, _ := strings.Cut(filepath.Base(file), ".so.")
+		next := base + ".so." + version
+		if err := os.Rename(file, filepath.Join(dir, next)); err != nil {
+			return fmt.Errorf("replace libraries: %w", err)
+		}
+		if err := relink(dir, filepath.Base(file), next); err != nil {
+			return fmt.Errorf("replace libraries: %w", err)
+		}
+	}
+	return nil
+}
+
+// relink has links in a directory lead to another file.
+func relink(dir, from, to string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		link := filepath.Join(dir, e.Name())
+		if target, err := os.Readlink(link); err != nil || target != from {
+			continue
+		}
+		if err := errors.Join(os.Remove(link), os.Symlink(to, link)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

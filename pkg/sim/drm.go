@@ -1,0 +1,25 @@
+package sim
+
+import "fmt"
+
+// Numbers of DRM devices (Linux, include/uapi/drm and Documentation/admin-guide/devices.txt).
+const (
+	majorDRM      = 226
+	firstRendered = 128
+)
+
+// drmNodes are the files by which graphics programs use a GPU: nvidia-drm registers two for each.
+func drmNodes(index int) []deviceNode {
+	return []deviceNode{
+		{fmt.Sprintf("dev/dri/card%d", index), majorDRM, index},
+		{fmt.Sprintf("dev/dri/renderD%d", firstRendered+index), majorDRM, firstRendered + index},
+	}
+}
+
+// addDRM adds what /sys says of the DRM devices of a GPU.
+func (s *spec) addDRM(files map[string]treeFile, index int) {
+	for _, n := range drmNodes(index) {
+		name := n.name[len("dev/dri/"):]
+		addFile(files, fmt.Sprintf("%s/drm/%s/dev", deviceDir(&s.GPUs[index].pciEntry), name), fmt.Sprintf("%d:%d\n", n.major, n.minor))
+	}
+}

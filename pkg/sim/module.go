@@ -1,0 +1,46 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// moduleDir is what sysfs shows of the driver while it is loaded. A directory of sysfs has an inode number that is never
+// used again (Linux, fs/kernfs/dir.c, idr_alloc_cyclic), by which a driver that was loaded anew is told from the one before:
+// so those that were unloaded are kept aside, for the file system here not to use their numbers again.
+const moduleDir = "sys/module/nvidia"
+
+// addModule adds the files of the module to sysfs.
+func (s *spec) addModule(files map[string]treeFile) {
+	addFile(files, "module/nvidia/initstate", "live\n")
+	addFile(files, "module/nvidia/version", s.DriverVersion+"\n")
+}
+
+// unloadModule takes the module out of sysfs.
+func (n *Node) unloadModule(s *nodeState) error {
+	if n.root == "" {
+		return nil
+	}
+	s.Unloads++
+	err := os.Rename(filepath.Join(n.root, moduleDir), filepath.Join(n.root, stateDir, fmt.Sprintf("module-%d", s.Unloads)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// loadModule puts the module into sysfs, unless it is there.
+func (n *Node) loadModule() error {
+	if n.root == "" {
+		return nil
+	}
+	if _, err := os.Lstat(filepath.Join(n.root, moduleDir)); err == nil {
+		return nil
+	}
+	files := map[string]treeFile{}
+	n.spec.addModule(files)
+	return writeTree(filepath.Join(n.root, "sys"), files, 0o444)
+}

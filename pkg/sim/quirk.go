@@ -1,0 +1,83 @@
+package sim
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Quirk is a way in which a driver may differ from the one that is simulated otherwise. What documents leave open, code
+// has to be right with either.
+type Quirk string
+
+const (
+	// QuirkModeWipesInstances: leaving MIG mode destroys idle GPU instances and succeeds. nvml.h promises IN_USE of
+	// nvmlDeviceSetMigMode only where unbinding the GPU from its clients fails, not for instances that nobody uses.
+	QuirkModeWipesInstances Quirk = "mode-wipes-instances"
+	// QuirkFirstInstanceInUse: clients of a GPU are looked for when its first GPU instance is created, which is IN_USE
+	// then, and not when the mode changes: so do drivers on boards that need no reset
+	// (open-gpu-kernel-modules 595.45.04, kernel_mig_manager.c, kmigmgrSetMIGState).
+	QuirkFirstInstanceInUse Quirk = "first-instance-in-use"
+	// QuirkUUIDFromMemory: nvmlDeviceGetUUID answers from memory for a GPU that fell off the bus. nvml.h promises
+	// GPU_IS_LOST only of calls that reach the board.
+	QuirkUUIDFromMemory Quirk = "uuid-from-memory"
+	// QuirkMinorChanges: a change of the MIG mode gives the GPU another minor number (nvml.h, nvmlDeviceSetMigMode: "the
+	// attributes associated with the device, such as minor number, might change").
+	QuirkMinorChanges Quirk = "minor-changes"
+	// QuirkWrongCounts: profiles report that one instance fits, whatever their placements allow, as some drivers do for the
+	// A30.
+	QuirkWrongCounts Quirk = "wrong-counts"
+	// QuirkFabricAfterMIG: a GPU that leaves MIG mode registers with the NVLink fabric anew, which takes a while: the
+	// driver suspends the fabric probe while GPU instances exist (open-gpu-kernel-modules 595.45.04,
+	// kernel_mig_manager.c, gpuFabricProbeSuspend).
+	QuirkFabricAfterMIG Quirk = "fabric-after-mig"
+)
+
+// Quirks lists all there are.
+func Quirks() []Quirk {
+	return []Quirk{
+		QuirkFabricAfterMIG, QuirkFirstInstanceInUse, QuirkMinorChanges, QuirkModeWipesInstances, QuirkUUIDFromMemory, QuirkWrongCounts,
+	}
+}
+
+// SetQuirk switches a quirk of the node's driver on or off.
+func (n *Node) SetQuirk(q Quirk, on bool) error {
+	if !slices.Contains(Quirks(), q) {
+		return fmt.Errorf("no quirk %q: want one of %q", q, Quirks())
+	}
+	return n.state.update(func(s *nodeState) error {
+		s.Quirks = slices.DeleteFunc(s.Quirks, func(have Quirk) bool { return have == q })
+		if on {
+			s.Quirks = append(s.Quirks, q)
+			slices.Sort(s.Quirks)
+		}
+		return nil
+	})
+}
+
+// has reports whether the node's driver has a quirk. One that cannot be read has none.
+func (n *Node) has(q Quirk) bool {
+	st, err := n.state.load()
+	return err == nil && slices.Contains(st.Quirks, q)
+}
+
+// busyForMode words what keeps the mode of a GPU from changing; empty if nothing does. What quirks say goes first.
+func (d *Device) busyForMode(st *gpuState, enable bool) string {
+	if enable && !d.board.MIG.ModeNeedsReset && d.node.has(QuirkFirstInstanceInUse) {
+		return "" // looked for later
+	}
+	if !enable && d.node.has(QuirkModeWipesInstances) {
+		return st.holders(func(Client) bool { return true })
+	}
+	return st.busy()
+}
+
+// firstInUse is IN_USE for the first GPU instance of a GPU that has clients, where a quirk says so.
+func (d *Device) firstInUse(call string, st *gpuState) error {
+	if len(st.Instances) > 0 || !d.node.has(QuirkFirstInstanceInUse) {
+		return nil
+	}
+	if who := st.holders(func(Client) bool { return true }); who != "" {
+		return fail(call, CodeInUse, "GPU %d is held by %s", d.index, who)
+	}
+	return nil
+}

@@ -1,0 +1,158 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// reset is what a GPU forgets when it is reset. Events stay: they are what was told, not what is.
+func (st *gpuState) reset() {
+	st.MIG = st.MIGPending
+	st.Instances, st.Clients, st.Limits = nil, nil, nil
+	st.ComputeMode, st.TimeSlice, st.Recovery = 0, 0, 0
+	st.Persistence = false
+}
+
+// ResetGPU does what "nvidia-smi --gpu-reset" does: partitions go, the pending MIG mode becomes the current one, and
+// nothing else about the node changes. It is refused while clients use the GPU or any session has it open, one of this
+// Node's too; in persistence mode, which counts as a client of its own (NVIDIA/NVSentinel#1690); and on a lost GPU, which
+// only a reboot brings back.
+func (n *Node) ResetGPU(index int) error {
+	const call = "reset"
+	if err := n.checkReset(index); err != nil {
+		return err
+	}
+	if n.isOpen(index) {
+		return fail(call, CodeInUse, "GPU %d is open in this process", index)
+	}
+	release, err := n.alone(index)
+	if errors.Is(err, errOpen) {
+		return fail(call, CodeInUse, "GPU %d is open in %s", index, n.whoHasOpen(index))
+	}
+	if err != nil {
+		return fmt.Errorf("reset GPU %d: %w", index, err)
+	}
+	defer release()
+	return n.gpus[index].update(func(st *gpuState) error {
+		if who := st.attached(); who != "" {
+			return fail(call, CodeInUse, "GPU %d is held by %s", index, who)
+		}
+		st.reset()
+		return nil
+	})
+}
+
+// checkReset refuses to reset a GPU that is not there.
+func (n *Node) checkReset(index int) error {
+	if err := n.checkIndex(index); err != nil {
+		return err
+	}
+	node, err := n.state.load()
+	if err != nil {
+		return fmt.Errorf("reset GPU %d: %w", index, err)
+	}
+	if slices.Contains(node.Lost, index) {
+		return fail("reset", CodeGPUIsLost, "GPU %d fell off the bus", index)
+	}
+	return nil
+}
+
+// attached words what has the GPU in use besides sessions; empty if nothing has.
+func (st *gpuState) attached() string {
+	if who := st.holders(func(Client) bool { return true }); who != "" {
+		return who
+	}
+	if st.Persistence {
+		return "its persistence mode"
+	}
+	return ""
+}
+
+// ForceResetGPU resets a GPU behind the back of those who have it open or use it. Within a boot nothing shows that it
+// happened: instances that are made anew in the same places have the same IDs and UUIDs, as the driver derives the UUID
+// from the board and the instance's ID (open-gpu-kernel-modules 595.45.04, nvGenerateSmcUuid in gpu_uuid.c).
+func (n *Node) ForceResetGPU(index int) error {
+	if err := n.checkReset(index); err != nil {
+		return err
+	}
+	return n.gpus[index].update(func(st *gpuState) error {
+		st.reset()
+		return nil
+	})
+}
+
+// ForceRemakeGPU resets a GPU behind the back of those who have it open; then another tool makes the same instances in
+// the same places.
+func (n *Node) ForceRemakeGPU(index int) error {
+	was, err := n.layoutOf(index)
+	if err != nil {
+		return err
+	}
+	if err := n.ForceResetGPU(index); err != nil {
+		return err
+	}
+	return n.remake(index, was)
+}
+
+// ForceReloadDriver reloads the kernel driver behind the back of those who have it open. With remake, another tool then
+// makes the instances that were there, in the same places.
+func (n *Node) ForceReloadDriver(remake bool) error {
+	var was []*gpuState
+	for i := range n.gpus {
+		st, err := n.layoutOf(i)
+		if err != nil {
+			return err
+		}
+		was = append(was, st)
+	}
+	if err := n.ForceUnloadDriver(); err != nil {
+		return err
+	}
+	if err := n.LoadDriver(); err != nil {
+		return err
+	}
+	for i, st := range was {
+		if !remake || len(st.Instances) == 0 {
+			continue
+		}
+		if err := n.remake(i, st); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// layoutOf is the state of a GPU as it is now.
+func (n *Node) layoutOf(index int) (*gpuState, error) {
+	if err := n.checkIndex(index); err != nil {
+		return nil, err
+	}
+	st, err := n.gpus[index].load()
+	if err != nil {
+		return nil, fmt.Errorf("read GPU %d: %w", index, err)
+	}
+	return st, nil
+}
+
+// remake makes the instances of an earlier state anew. They are others: handles of those before stay stale.
+func (n *Node) remake(index int, was *gpuState) error {
+	return n.gpus[index].update(func(st *gpuState) error {
+		if len(st.Instances) > 0 {
+			return fmt.Errorf("remake partitions of GPU %d: it has some", index)
+		}
+		st.MIG, st.MIGPending = was.MIG, was.MIGPending
+		st.Instances = was.clone().Instances
+		for i := range st.Instances {
+			gi := &st.Instances[i]
+			st.LastSerial++
+			gi.Serial = st.LastSerial
+			for j := range gi.Compute {
+				st.LastSerial++
+				gi.Compute[j].Serial, gi.Compute[j].ComputeMode = st.LastSerial, ModeDefault
+			}
+		}
+		st.addMIGEvent()
+		return nil
+	})
+}

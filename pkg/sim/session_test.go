@@ -1,0 +1,197 @@
+package sim
+
+import (
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+func TestResetGPU_Sessions(t *testing.T) {
+	tests := map[string]struct {
+		prepare func(t *testing.T, other, own *Node)
+		want    error
+	}{
+		"idle":                        {func(*testing.T, *Node, *Node) {}, nil},
+		"driver open, GPU not":        {func(t *testing.T, other, _ *Node) { must(t, other.Init()) }, nil},
+		"another GPU open":            {func(t *testing.T, other, _ *Node) { must(t, other.Init()); touch(t, other, 1) }, nil},
+		"open elsewhere":              {func(t *testing.T, other, _ *Node) { must(t, other.Init()); touch(t, other, 0) }, gpu.ErrInUse},
+		"open here":                   {func(t *testing.T, _, own *Node) { must(t, own.Init()); touch(t, own, 0) }, gpu.ErrInUse},
+		"first of two sessions ended": {func(t *testing.T, other, _ *Node) { initTwice(t, other); touch(t, other, 0); must(t, other.Shutdown()) }, gpu.ErrInUse},
+		"last session ended": {func(t *testing.T, other, _ *Node) {
+			must(t, other.Init())
+			touch(t, other, 0)
+			must(t, other.Shutdown())
+		}, nil},
+		"client":                          {func(t *testing.T, other, _ *Node) { must(t, other.AddClient(0, Client{PID: 7, GPUInstance: -1})) }, gpu.ErrInUse},
+		"persistence mode":                {func(t *testing.T, other, _ *Node) { persist(t, other); must(t, other.Shutdown()) }, gpu.ErrInUse},
+		"session refused by a lost GPU 1": {func(t *testing.T, other, _ *Node) { must(t, other.Lose(1)); must(t, other.Init()) }, nil},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			root := createNode(t, "a30")
+			other, own := openOnly(t, root), openOnly(t, root)
+			test.prepare(t, other, own)
+			if err := own.ResetGPU(0); !errors.Is(err, test.want) {
+				t.Fatalf("ResetGPU = %v, want %v", err, test.want)
+			}
+			if err := own.ForceResetGPU(0); err != nil {
+				t.Errorf("ForceResetGPU = %v", err)
+			}
+		})
+	}
+}
+
+// A mode change resets the boards before Hopper, and others' sessions keep it from taking effect; one's own does not.
+func TestSetMIGMode_OpenElsewhere(t *testing.T) {
+	root := createNode(t, "a30")
+	other, own := openNode(t, root), openNode(t, root)
+	touch(t, other, 0)
+	if activation, err := own.Device(0).SetMIGMode(true); !errors.Is(activation, gpu.ErrInUse) || err != nil {
+		t.Fatalf("SetMIGMode with the GPU open elsewhere = %v, %v", activation, err)
+	}
+	if on, pending, err := own.Device(0).MIGMode(); on || !pending || err != nil {
+		t.Errorf("mode = %t, pending %t, %v", on, pending, err)
+	}
+	must(t, other.Shutdown())
+	if activation, err := own.Device(0).SetMIGMode(true); activation != nil || err != nil {
+		t.Fatalf("SetMIGMode with the GPU open here alone = %v, %v", activation, err)
+	}
+	if on, _, err := own.Device(0).MIGMode(); !on || err != nil {
+		t.Errorf("mode = %t, %v", on, err)
+	}
+	must(t, other.Init())
+	touch(t, other, 0)
+	if err := own.Shutdown(); err != nil {
+		t.Fatal(err)
+	}
+	if err := own.ResetGPU(0); !errors.Is(err, gpu.ErrInUse) || !strings.Contains(err.Error(), "process") {
+		t.Errorf("ResetGPU = %v, want IN_USE with a process", err)
+	}
+}
+
+// From Hopper on the mode changes without a reset, whoever has the GPU open.
+func TestSetMIGMode_HopperOpenElsewhere(t *testing.T) {
+	root := createNode(t, "hgx-h100")
+	other, own := openNode(t, root), openNode(t, root)
+	touch(t, other, 0)
+	if activation, err := own.Device(0).SetMIGMode(true); activation != nil || err != nil {
+		t.Errorf("SetMIGMode = %v, %v", activation, err)
+	}
+}
+
+func TestUnloadDriver_Sessions(t *testing.T) {
+	root := createNode(t, "a30")
+	other, own := openNode(t, root), openOnly(t, root)
+	if err := own.UnloadDriver(); err == nil || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("UnloadDriver with a session = %v", err)
+	}
+	must(t, other.Shutdown())
+	must(t, own.UnloadDriver())
+}
+
+// A process that is killed has nothing open, and does not have to say so.
+func TestResetGPU_KilledProcess(t *testing.T) {
+	const env = "SIM_TEST_SESSION_ROOT"
+	if root := os.Getenv(env); root != "" {
+		n := openOnly(t, root)
+		must(t, n.Init())
+		touch(t, n, 0)
+		_, _ = os.Stdout.WriteString("open\n")
+		_, _ = io.Copy(io.Discard, os.Stdin) // until the kill; a select without cases is a deadlock to the runtime
+		return
+	}
+	root := createNode(t, "a30")
+	cmd := exec.Command(os.Args[0], "-test.run=^TestResetGPU_KilledProcess$")
+	cmd.Env = append(os.Environ(), env+"="+root)
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	in, err := cmd.StdinPipe()
+	must(t, err)
+	defer func() { _ = in.Close() }()
+	must(t, cmd.Start())
+	if _, err := out.Read(make([]byte, 8)); err != nil {
+		t.Fatal(err)
+	}
+	n := openOnly(t, root)
+	if err := n.ResetGPU(0); !errors.Is(err, gpu.ErrInUse) {
+		t.Errorf("ResetGPU with a process = %v", err)
+	}
+	must(t, cmd.Process.Kill())
+	_ = cmd.Wait() // killed
+	if err := n.ResetGPU(0); err != nil {
+		t.Errorf("ResetGPU after the process was killed = %v", err)
+	}
+}
+
+// What a reset and a remake behind somebody's back leave the same: boot, IDs, places, UUIDs. Handles are stale.
+func TestForceRemake(t *testing.T) {
+	tests := map[string]func(n *Node) error{
+		"reset":  func(n *Node) error { return n.ForceRemakeGPU(0) },
+		"reload": func(n *Node) error { return n.ForceReloadDriver(true) },
+	}
+	for name, remake := range tests {
+		for _, model := range []string{"hgx-h100", "dgx-a100"} {
+			t.Run(name+"/"+model, func(t *testing.T) {
+				n := openNode(t, createNode(t, model))
+				_, err := n.Device(0).SetMIGMode(true)
+				must(t, err)
+				gi, err := n.Device(0).CreateGPUInstanceWithPlacement(9, gpu.Placement{Start: 4, Size: 4})
+				must(t, err)
+				_, err = gi.CreateComputeInstance(2)
+				must(t, err)
+				before, err := n.Status()
+				must(t, err)
+				must(t, remake(n))
+				after, err := n.Status()
+				must(t, err)
+				if diff := cmp.Diff(before, after); diff != "" {
+					t.Errorf("status (-before +after):\n%s", diff)
+				}
+				if _, err := gi.Info(); !errors.Is(err, gpu.ErrInvalidArgument) {
+					t.Errorf("the handle of before = %v", err)
+				}
+			})
+		}
+	}
+}
+
+// openOnly opens a node without a session.
+func openOnly(t *testing.T, root string) *Node {
+	t.Helper()
+	n, err := Open(root)
+	must(t, err)
+	return n
+}
+
+// touch calls a function of a GPU.
+func touch(t *testing.T, n *Node, index int) {
+	t.Helper()
+	_, err := n.Device(index).Name()
+	must(t, err)
+}
+
+func initTwice(t *testing.T, n *Node) {
+	t.Helper()
+	must(t, n.Init())
+	must(t, n.Init())
+}
+
+func persist(t *testing.T, n *Node) {
+	t.Helper()
+	must(t, n.Init())
+	must(t, n.Device(0).SetPersistenceMode(true))
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
