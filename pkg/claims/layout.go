@@ -72,7 +72,7 @@ func (e *Engine) keepLayout(ctx context.Context, b *backend, g *gpu.GPU) error {
 	var wanted []gpu.Place
 	if g.PartitionMode() == gpu.Layout {
 		if g.MIG.NeedsReset && !g.MIG.Enabled {
-			return fmt.Errorf("GPU %s is out of MIG mode, which only a reset changes: drain the node, nvidia-smi -i %s -mig 1, reset the GPU, restart the plugin", g.UUID, g.PCI)
+			return fmt.Errorf("GPU %s is out of MIG mode, which only a reset changes: %s", g.UUID, gpu.SwitchMIG(g.PCI.String(), true))
 		}
 		wanted = g.Offer.Partitions.Places
 	}

@@ -211,8 +211,9 @@ func TestALayoutWaitsForTheGPU(t *testing.T) {
 	b.want(list("0 14@4", "0 19@6", "0 9@0"), nil, nil)
 	if got := newSimBed(t, "dgx-a100"); got != nil {
 		got.offer(0, balanced)
-		if words := got.keep(); !strings.Contains(words, "only a reset changes") {
-			t.Errorf("got %q of an Ampere GPU out of MIG mode", words)
+		want := "only a reset changes: " + gpu.SwitchMIG(got.session.Node().GPUs[0].PCI.String(), true)
+		if words := got.keep(); !strings.Contains(words, want) {
+			t.Errorf("got %q of an Ampere GPU out of MIG mode, want %q", words, want)
 		}
 		got.want(nil, nil, nil)
 		if len(got.modes()) != 0 {

@@ -21,9 +21,9 @@ func notes(g *gpu.GPU) []string {
 	case offer.Partitions != nil && g.MIG.Capable && len(g.MIG.Profiles) == 0:
 		add("no partitions", "the driver tells no placements")
 	case offer.Partitions != nil && g.MIG.NeedsReset && g.MIG.Capable && !g.MIG.Enabled:
-		add("out of MIG mode", "for partitions, drain the node, nvidia-smi -i <GPU> -mig 1, reset the GPU, restart the plugin")
+		add("out of MIG mode", "for partitions, "+gpu.SwitchMIG("<GPU>", true))
 	case whole && g.MIG.NeedsReset && g.MIG.Enabled:
-		add("in MIG mode", "for a whole or shared GPU, drain the node, nvidia-smi -i <GPU> -mig 0, reset the GPU, restart the plugin")
+		add("in MIG mode", "for a whole or shared GPU, "+gpu.SwitchMIG("<GPU>", false))
 	}
 	add("no partitions", offer.NoPartitions)
 	add("not shared by time slices", offer.NoTimeSlice)

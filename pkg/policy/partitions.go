@@ -43,7 +43,7 @@ func partitions(r *v1alpha1.Rule, g *gpu.GPU, means Means) (*gpu.PartitionOffer,
 		}
 	}
 	if asksForPartitions(r) && g.MIG.NeedsReset && !g.MIG.Enabled {
-		return offer, "MIG mode is off, and this board changes it only with a reset: drain the node, nvidia-smi -i <GPU> -mig 1, reset the GPU, restart the plugin"
+		return offer, "MIG mode is off, and this board changes it only with a reset: " + gpu.SwitchMIG("<GPU>", true)
 	}
 	return offer, ""
 }

@@ -1,0 +1,14 @@
+package gpu
+
+import "fmt"
+
+// SwitchMIG names the steps by which an admin switches the MIG mode of a GPU that changes it only with a reset. The driver
+// resets the GPU itself when the mode is set and nothing has the GPU open, the plugin included, so that it has to release
+// the driver first. The label is api/v1alpha1's, which this package does not import.
+func SwitchMIG(gpu string, on bool) string {
+	mode := 0
+	if on {
+		mode = 1
+	}
+	return fmt.Sprintf("drain the node, label it gpu.cleave.dev/drain=true, run nvidia-smi -i %s -mig %d, remove the label (docs/mig.md, A100 and A30)", gpu, mode)
+}
