@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package e2e tests Cleave from outside: its binary on a simulated node of a real Kubernetes.
 package e2e
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command cleave-memory-limit has the driver hold a container to its share of a GPU's memory. Container runtimes run it
 // as a createRuntime hook, on the host, once the container's cgroup is there, as CDI specs of claims say.
 //

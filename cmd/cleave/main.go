@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command cleave is the whole of Cleave in one program: the kubelet plugin and the tools around it.
 package main
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command nvidia-cdi-hook sets up driver files inside a container. Container runtimes call it on the host as CDI specs
 // say. It is NVIDIA's hook program of the very toolkit release that writes the specs, less what Cleave never asks for.
 //

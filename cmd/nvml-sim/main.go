@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command nvml-sim makes simulated GPU nodes and meddles with them. Called as nvidia-smi, nvidia-cuda-mps-control or
 // nvidia-cuda-mps-server, it acts as that.
 package main

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package manifests holds the DeviceClasses that come with Cleave.
 package manifests
 

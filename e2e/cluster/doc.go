@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cluster runs a real one-node Kubernetes on this machine, with
 // nothing but processes: etcd, containerd, the control plane and a kubelet,
 // all built from Go modules. No containers, virtual machines or downloads of

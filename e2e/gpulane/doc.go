@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package gpulane tries Cleave on a machine with a real GPU: discovery, CDI specs, and what limits of MPS are worth.
 //
 // It is for machines that are lent for minutes and have neither Go nor a network: `make gpu-lane` builds one folder that

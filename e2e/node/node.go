@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package node runs Cleave on the node of a local cluster: a simulated driver root, and the kubelet plugin as a process
 // of this machine that loads the simulated library as it would load the real one.
 package node

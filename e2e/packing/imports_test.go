@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package packing
 
 import (
@@ -12,8 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/migrate"
 	"github.com/cleave-dra/cleave/pkg/policy"
-	"github.com/cleave-dra/cleave/pkg/policy/imports"
 
 	gocmp "github.com/google/go-cmp/cmp"
 )
@@ -51,11 +53,11 @@ func imported(t *testing.T, format policy.Format, text, name string, inventory *
 	if err := policy.Check(p, inventory); err != nil {
 		t.Fatal(err)
 	}
-	read := imports.DevicePlugin
+	read := migrate.DevicePlugin
 	if format == policy.FormatMIGParted {
-		read = imports.MIGParted
+		read = migrate.MIGParted
 	}
-	i, err := read([]byte(text), imports.Options{})
+	i, err := read([]byte(text), migrate.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +90,7 @@ func existing(byGPU map[int][]string) func(*gpu.GPU) []gpu.Place {
 
 func TestPodsThatAskByExtendedResourceGetFromAnImportedPolicyWhatTheyHad(t *testing.T) {
 	file := func(name string) string {
-		data, err := os.ReadFile(filepath.Join("../../pkg/policy/imports/testdata", name))
+		data, err := os.ReadFile(filepath.Join("../../pkg/migrate/testdata", name))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -215,7 +217,7 @@ func TestTheClassesOfAnImportSelectNoMoreThanTheyShould(t *testing.T) {
 		"version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, rename: x, devices: [9], replicas: 4}]}}":      {"gpu.device-plugin.cleave.dev": {"gpu"}},
 		"version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, rename: x, devices: [0, '7'], replicas: 4}]}}": {"gpu.device-plugin.cleave.dev": {"gpu"}, "x.device-plugin.cleave.dev": {"timeslice"}},
 	} {
-		i, err := imports.DevicePlugin([]byte(text), imports.Options{})
+		i, err := migrate.DevicePlugin([]byte(text), migrate.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package release installs Cleave with its Helm chart, as pods, on the simulated node of a local cluster.
 package release
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package workload creates what users of Cleave write, DeviceClasses, claims and pods, from manifests, and looks at
 // what came of it: the devices that were allocated and what a container sees of them.
 package workload

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command gen-deviceclasses writes the list of MIG profiles that the boards of the catalog offer, of which the Helm chart
 // makes a DeviceClass each, and their names alone for imports of the device plugin's files.
 package main
@@ -22,7 +24,7 @@ const entry = "- profile: %s\n  boards: [%s]\n"
 
 func main() {
 	output := flag.String("o", "deployments/helm/cleave/files/mig-profiles.yaml", "file to write")
-	names := flag.String("names", "pkg/policy/imports/profiles.txt", "file to write the names to")
+	names := flag.String("names", "pkg/migrate/profiles.txt", "file to write the names to")
 	flag.Parse()
 	if err := run(*output, *names); err != nil {
 		fmt.Fprintln(os.Stderr, "gen-deviceclasses:", err)

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -16,7 +18,7 @@ func TestTheCommittedListsHaveTheProfilesOfTheCatalog(t *testing.T) {
 	}
 	for file, want := range map[string][]byte{
 		"../../deployments/helm/cleave/files/mig-profiles.yaml": list(profiles),
-		"../../pkg/policy/imports/profiles.txt":                 nameList(profiles),
+		"../../pkg/migrate/profiles.txt":                        nameList(profiles),
 	} {
 		got, err := os.ReadFile(file)
 		if err != nil {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command gen-policyschema writes the schema of a NodePolicy, by which the Helm chart checks the policies in its values.
 package main
 

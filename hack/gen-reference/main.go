@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // gen-reference writes docs/reference.md from the code: flags, metrics, what slices carry, parameters and policies.
 package main
 
@@ -12,7 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cleave-dra/cleave/pkg/cli"
-	"github.com/cleave-dra/cleave/pkg/driver"
+	"github.com/cleave-dra/cleave/pkg/plugin"
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
@@ -43,7 +45,7 @@ func generate(root string) ([]byte, error) {
 	p.constants(&b, "Taints of devices", "pkg/publish", "Taint")
 	p.constants(&b, "Labels of nodes", "api/v1alpha1", "Label")
 	b.WriteString("\n## Metrics\n\nServed at `/metrics` of `--metrics-address`, beside those of the Go runtime and the process.\n\n| metric | labels | what |\n| --- | --- | --- |\n")
-	for _, m := range driver.Metrics() {
+	for _, m := range plugin.Metrics() {
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", m.Name, strings.Join(m.Labels, ", "), cell(m.Help))
 	}
 	if err := p.kinds(&b, "api/v1alpha1", "ShareConfig", "NodePolicy"); err != nil {

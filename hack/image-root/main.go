@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command image-root lays out the root file system of Cleave's image in a folder: the one list of what is in the image,
 // for the Dockerfile and for tests alike.
 package main

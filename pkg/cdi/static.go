@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cdi writes the container device specs that turn an allocated device into device nodes, libraries and hooks
 // inside a container.
 //

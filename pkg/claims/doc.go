@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package claims makes allocated claims real on the node and undoes them: Prepare, Unprepare, Load and Reconcile.
 //
 // The invariant: a GPU is never handed to two claims unless the claim has admin access; what a claim holds is on disk

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package cli
 
 import (
@@ -12,8 +14,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	"github.com/cleave-dra/cleave/pkg/driver"
-	"github.com/cleave-dra/cleave/pkg/policy/imports"
+	"github.com/cleave-dra/cleave/pkg/migrate"
+	"github.com/cleave-dra/cleave/pkg/plugin"
 )
 
 // importFlags of `cleave import`.
@@ -53,19 +55,19 @@ func newImport() *cobra.Command {
 }
 
 // importer reads one of several files, or one alone.
-type importer func(data []byte, options imports.Options, several bool) (*imports.Import, error)
+type importer func(data []byte, options migrate.Options, several bool) (*migrate.Import, error)
 
 // importDevicePlugin names the policies of several files after them.
-func importDevicePlugin(data []byte, options imports.Options, several bool) (*imports.Import, error) {
+func importDevicePlugin(data []byte, options migrate.Options, several bool) (*migrate.Import, error) {
 	if base := filepath.Base(options.File); several {
 		options.Name = strings.TrimSuffix(base, filepath.Ext(base))
 	}
-	return imports.DevicePlugin(data, options)
+	return migrate.DevicePlugin(data, options)
 }
 
 // importMIGParted takes the names that the file has.
-func importMIGParted(data []byte, options imports.Options, _ bool) (*imports.Import, error) {
-	return imports.MIGParted(data, options)
+func importMIGParted(data []byte, options migrate.Options, _ bool) (*migrate.Import, error) {
+	return migrate.MIGParted(data, options)
 }
 
 // newImportOf is the command for one kind of file.
@@ -86,7 +88,7 @@ func newImportOf(kind string, read importer, short, name, examples string) *cobr
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := driver.CheckDriverName(f.driverName); err != nil {
+			if err := plugin.CheckDriverName(f.driverName); err != nil {
 				return &usageError{err}
 			}
 			imported, err := f.read(cmd.InOrStdin(), args, read)
@@ -111,8 +113,8 @@ func newImportOf(kind string, read importer, short, name, examples string) *cobr
 }
 
 // read imports the files, each alone, and puts together what comes of them. The error has a line for each problem.
-func (f *importFlags) read(stdin io.Reader, files []string, read importer) (*imports.Import, error) {
-	var all *imports.Import
+func (f *importFlags) read(stdin io.Reader, files []string, read importer) (*migrate.Import, error) {
+	var all *migrate.Import
 	var problems []error
 	for _, file := range files {
 		data, err := readInput(stdin, file)
@@ -120,7 +122,7 @@ func (f *importFlags) read(stdin io.Reader, files []string, read importer) (*imp
 			problems = append(problems, err)
 			continue
 		}
-		imported, err := read(data, imports.Options{File: file, Name: f.name, Driver: f.driverName}, len(files) > 1)
+		imported, err := read(data, migrate.Options{File: file, Name: f.name, Driver: f.driverName}, len(files) > 1)
 		if err == nil && all != nil {
 			err = all.Add(imported)
 		} else if all == nil {
@@ -157,7 +159,7 @@ func readInput(stdin io.Reader, file string) ([]byte, error) {
 }
 
 // printImport writes one stream: the notes as comments, the policies, the classes.
-func printImport(w io.Writer, imported *imports.Import) error {
+func printImport(w io.Writer, imported *migrate.Import) error {
 	if err := imported.WriteComments(w, nil); err != nil {
 		return err
 	}
@@ -178,7 +180,7 @@ func printImport(w io.Writer, imported *imports.Import) error {
 }
 
 // write writes a file for each policy, which a ConfigMap may hold, and one with all classes, which kubectl apply takes.
-func (f *importFlags) write(imported *imports.Import) error {
+func (f *importFlags) write(imported *migrate.Import) error {
 	dir := filepath.Join(f.outputDir, "policies")
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return fmt.Errorf("make the output folder: %w", err)

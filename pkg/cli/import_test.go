@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package cli
 
 import (
@@ -15,7 +17,7 @@ import (
 )
 
 // importData are the files of the package that does the work.
-const importData = "../policy/imports/testdata"
+const importData = "../migrate/testdata"
 
 // filesIn reads a folder.
 func filesIn(t *testing.T, dir string) map[string]string {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package cli
 
 import (
@@ -15,8 +17,8 @@ import (
 
 	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	"github.com/cleave-dra/cleave/pkg/driver"
 	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/plugin"
 )
 
 // gcPercent trades a little CPU for memory: an idle node daemon has little garbage and nothing to hurry for.
@@ -33,7 +35,7 @@ func startAnew(ctx context.Context) error {
 }
 
 func newKubeletPlugin() *cobra.Command {
-	config := driver.Config{}
+	config := plugin.Config{}
 	policies := policyFlags{}
 	service := newService()
 	cmd := &cobra.Command{
@@ -48,8 +50,8 @@ func newKubeletPlugin() *cobra.Command {
 				return err
 			}
 			config.PolicyFile, config.PolicyFormat = policies.file, policies.format
-			err := driver.Run(cmd.Context(), config)
-			if errors.Is(err, driver.ErrDriverBack) {
+			err := plugin.Run(cmd.Context(), config)
+			if errors.Is(err, plugin.ErrDriverBack) {
 				return startAnew(cmd.Context())
 			}
 			return err

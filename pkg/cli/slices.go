@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package cli
 
 import (
@@ -18,10 +20,10 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	"github.com/cleave-dra/cleave/pkg/driver"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/plugin"
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
@@ -127,7 +129,7 @@ func (f *slicesFlags) validate() error {
 		}
 		f.nodeName = strings.ToLower(host)
 	}
-	return errors.Join(driver.CheckNodeName(f.nodeName), driver.CheckDriverName(f.driverName))
+	return errors.Join(plugin.CheckNodeName(f.nodeName), plugin.CheckDriverName(f.driverName))
 }
 
 // inventory reads the machine or the model.

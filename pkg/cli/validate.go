@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package cli
 
 import (
@@ -11,11 +13,11 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cleave-dra/cleave/pkg/admission"
-	"github.com/cleave-dra/cleave/pkg/driver"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/plugin"
 	"github.com/cleave-dra/cleave/pkg/policy"
-	"github.com/cleave-dra/cleave/pkg/validate"
+	"github.com/cleave-dra/cleave/pkg/validation"
 )
 
 // validateFlags of `cleave validate`.
@@ -81,11 +83,11 @@ func (f *validateFlags) check(flags *pflag.FlagSet) error {
 	if !f.thisNode && f.model == "" && flags.Changed("policy-name") {
 		return errors.New("--policy-name says which policy a node has: add --node-model or --this-node")
 	}
-	return driver.CheckDriverName(f.driverName)
+	return plugin.CheckDriverName(f.driverName)
 }
 
 func (f *validateFlags) run(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
-	o := validate.Options{Rules: admission.DefaultRules(), PolicyName: f.policy.name, Format: f.policy.format, Stdin: stdin}
+	o := validation.Options{Rules: admission.DefaultRules(), PolicyName: f.policy.name, Format: f.policy.format, Stdin: stdin}
 	o.Rules.Driver = f.driverName
 	if f.thisNode || f.model != "" {
 		node, err := f.node(ctx)
@@ -94,7 +96,7 @@ func (f *validateFlags) run(ctx context.Context, stdin io.Reader, stdout io.Writ
 		}
 		o.Node = node
 	}
-	files, err := validate.Files(ctx, f.files, o)
+	files, err := validation.Files(ctx, f.files, o)
 	if err != nil {
 		return &usageError{err}
 	}
@@ -116,12 +118,12 @@ func (f *validateFlags) run(ctx context.Context, stdin io.Reader, stdout io.Writ
 }
 
 // node reads the machine or the model.
-func (f *validateFlags) node(ctx context.Context) (*validate.Node, error) {
+func (f *validateFlags) node(ctx context.Context) (*validation.Node, error) {
 	session, err := f.open(ctx)
 	if err != nil {
 		return nil, err
 	}
-	n := &validate.Node{Words: "this node", GPUs: session.Node()}
+	n := &validation.Node{Words: "this node", GPUs: session.Node()}
 	if f.model != "" {
 		n.Words, n.Model = "a node of model "+f.model, true
 	}
@@ -138,7 +140,7 @@ func (f *validateFlags) node(ctx context.Context) (*validate.Node, error) {
 }
 
 // printFile writes what was found in a file: its problems, or that it is ok.
-func printFile(w io.Writer, file *validate.File) error {
+func printFile(w io.Writer, file *validation.File) error {
 	lines := append([]string{}, file.Problems...)
 	for _, note := range file.Notes {
 		lines = append(lines, "note: "+note)

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package cli
 
 import (
@@ -7,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cleave-dra/cleave/pkg/admission"
-	"github.com/cleave-dra/cleave/pkg/driver"
+	"github.com/cleave-dra/cleave/pkg/plugin"
 )
 
 func newWebhook() *cobra.Command {
@@ -31,7 +33,7 @@ func newWebhook() *cobra.Command {
 						errs = append(errs, fmt.Errorf("%s is not set", f.flag))
 					}
 				}
-				return errors.Join(append(errs, driver.CheckDriverName(server.Rules.Driver))...)
+				return errors.Join(append(errs, plugin.CheckDriverName(server.Rules.Driver))...)
 			}
 			if err := service.begin(cmd.Flags(), validate); err != nil {
 				return err

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package driversession tells one session of the GPU driver from the next. A session of a GPU is the time in which its
 // partitions can only have been destroyed by someone who uses the driver as we do: it ends with the boot, when the kernel
 // module is loaded anew, when the GPU is bound to the driver anew, and when the driver is released so that GPUs can be reset.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package health tells which GPUs of a node are in trouble: what drivers report, and what GPUs answer when they are
 // asked, becomes conditions, and these end when the GPU is well again.
 //

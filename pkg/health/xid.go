@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package health
 
 // Class is what an XID means for a GPU, and when it is over.

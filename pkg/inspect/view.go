@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package inspect makes a picture of a node's GPUs: what they offer, who holds what, how they reach each other. It is made
 // of what was read of a machine (OfMachine) or of a cluster (OfPool). The package is pure: others read, it looks.
 package inspect

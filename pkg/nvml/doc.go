@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package nvml reads GPUs through NVIDIA's management library and turns what it says into the types of pkg/gpu.
 // It is the only package that imports go-nvml, so an nvml.Return becomes an error here once and nowhere else.
 //

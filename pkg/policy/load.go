@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package policy
 
 import (
@@ -10,7 +12,7 @@ import (
 	"strings"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	"github.com/cleave-dra/cleave/pkg/policy/imports"
+	"github.com/cleave-dra/cleave/pkg/migrate"
 )
 
 // maxFile bounds a policy file in bytes.
@@ -48,7 +50,7 @@ type entry struct {
 }
 
 // reader makes policies of a file's bytes. The notes say what of a foreign format was not taken over as it is.
-type reader func(data []byte) (entries []entry, notes []imports.Note)
+type reader func(data []byte) (entries []entry, notes []migrate.Note)
 
 // readerOf is how files of a format are read.
 func readerOf(format Format) (reader, error) {
@@ -65,7 +67,7 @@ func readerOf(format Format) (reader, error) {
 }
 
 // readPolicies reads documents that are NodePolicies.
-func readPolicies(data []byte) ([]entry, []imports.Note) {
+func readPolicies(data []byte) ([]entry, []migrate.Note) {
 	documents, err := v1alpha1.Documents(data)
 	if err == nil && len(documents) == 0 {
 		err = fmt.Errorf("there is no policy: set apiVersion: %s, kind: %s", v1alpha1.APIVersion, v1alpha1.NodePolicyKind)
@@ -93,8 +95,8 @@ func entriesOf(documents []v1alpha1.Document) []entry {
 }
 
 // readDevicePlugin reads a file that is one policy, without a name.
-func readDevicePlugin(data []byte) ([]entry, []imports.Note) {
-	imported, err := imports.DevicePlugin(data, imports.Options{})
+func readDevicePlugin(data []byte) ([]entry, []migrate.Note) {
+	imported, err := migrate.DevicePlugin(data, migrate.Options{})
 	if err != nil {
 		return []entry{{file: true, err: err}}, nil
 	}
@@ -102,8 +104,8 @@ func readDevicePlugin(data []byte) ([]entry, []imports.Note) {
 }
 
 // readMIGParted reads a file with a policy for each of its configurations.
-func readMIGParted(data []byte) ([]entry, []imports.Note) {
-	imported, err := imports.MIGParted(data, imports.Options{})
+func readMIGParted(data []byte) ([]entry, []migrate.Note) {
+	imported, err := migrate.MIGParted(data, migrate.Options{})
 	if err != nil {
 		return []entry{{file: true, err: err}}, nil
 	}
@@ -173,7 +175,7 @@ func NewSet() *Set {
 // AddDocuments takes up documents of a file that may hold other things, too, just as Load takes up a file's. The one
 // without a name takes the one given.
 func (s *Set) AddDocuments(path string, documents []v1alpha1.Document, unnamed string) v1alpha1.Problems {
-	return s.add(file{path: path}, func([]byte) ([]entry, []imports.Note) { return entriesOf(documents), nil }, unnamed)
+	return s.add(file{path: path}, func([]byte) ([]entry, []migrate.Note) { return entriesOf(documents), nil }, unnamed)
 }
 
 // AddFile takes up the bytes of a file, just as Load does.

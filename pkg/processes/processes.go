@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package processes finds the processes of pods on this node.
 //
 // A pod that was deleted by force leaves the API server at once, while its containers still run. The driver lists processes

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package records keeps one durable file per prepared claim, so that what a claim holds outlives the plugin.
 //
 // A file is written to a temporary name, synced and renamed: it is there whole or not at all. The folder itself is

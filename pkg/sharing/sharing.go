@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package sharing makes GPUs shared: time slices by the driver's nvidia-smi, MPS servers by the node's supervisor.
 package sharing
 

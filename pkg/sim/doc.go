@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package sim is a simulated GPU node: boards, links, partitions, faults, and the rules that real boards enforce.
 //
 // A [Node] answers what libnvidia-ml.so.1 answers, in the same words and with the same errors. It lives in memory

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package v1beta1 holds what claims written for NVIDIA's own DRA driver give as opaque parameters: GpuConfig and
 // MigDeviceConfig of API group resource.nvidia.com. They are understood in NVIDIA-compatible mode, which is on where the
 // driver goes by the name of that one. Names of fields and kinds are NVIDIA's; what they mean here is documented in

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 //go:build nvmlsim
 
 // Package main is libnvidia-ml.so.1 of a simulated node, built with -buildmode=c-shared and the tag nvmlsim.

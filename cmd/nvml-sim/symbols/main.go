@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command symbols writes the C file that defines every function of nvml.h as one that is not supported. The
 // definitions are weak: a function that is simulated takes the place of its own.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command cluster starts and stops a real one-node Kubernetes on this machine,
 // made of nothing but processes that are built from Go modules.
 package main

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command demo runs Cleave's main job on this machine: a local Kubernetes, a simulated HGX H100 node, Cleave from its
 // Helm chart, and pods that get GPUs, partitions and shares. It ends in a table of what each pod got and sees.
 package main

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command gpulane tries Cleave on a machine with a real GPU; see docs/hardware.md. It is built as bin/gpu-lane/gpu-lane,
 // beside the programs that it needs.
 package main

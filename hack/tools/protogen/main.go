@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // protogen writes the Go code of a .proto file: it compiles the file and runs protoc-gen-go and protoc-gen-go-grpc, all
 // of the versions in this module's go.mod, so nothing has to be installed.
 package main

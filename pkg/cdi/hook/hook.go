@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package hook carries the programs that CDI specs name inside the binary and installs them where container runtimes can
 // run them. Specs name hooks of the release they were made with; carrying the programs rules out another release's.
 package hook

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package supervisor runs one MPS control daemon per GPU for as long as claims use it.
 //
 // Everything it does to a node is on record before it is done: claims, the compute mode the GPU had, the daemon's

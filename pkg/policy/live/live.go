@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package live tells which policy a node's GPUs are handed out by, while files and the node's label change: one that cannot
 // be used never takes the place of one that can.
 package live

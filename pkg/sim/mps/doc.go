@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package mps is NVIDIA's Multi-Process Service of a simulated node: the control daemon, its servers, the control
 // client, and what the CUDA driver does in a program that uses them.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package main is a libcuda.so.1 for a simulated node, of which it has as much as cuda-probe uses. It is a client of the
 // simulated MPS server as CUDA is of NVIDIA's, keeps to the limits that the server grants, and knows one kernel.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // fakemps stands in for nvidia-cuda-mps-control and nvidia-cuda-mps-server. What it is to do wrong stands in the file
 // /mode of its root.
 package main

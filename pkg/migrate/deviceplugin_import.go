@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package migrate
+
+import (
+	"cmp"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+)
+
+// DevicePlugin imports a configuration file of NVIDIA's device plugin. The error is v1alpha1.Problems, each with the field.
+//
+// The policy hands GPUs out as the plugin does: whole, or as shares where sharing says so, and the partitions that somebody
+// else made where the MIG strategy is not none.
+func DevicePlugin(data []byte, options Options) (*Import, error) {
+	f := &pluginFile{}
+	if err := decode(data, f); err != nil {
+		return nil, err
+	}
+	if err := f.check(); err != nil {
+		return nil, err
+	}
+	p := &pluginImport{file: f, Import: newImport("device-plugin", options)}
+	policy := newPolicy(cmp.Or(options.Name, v1alpha1.DefaultPolicy))
+	p.Policies, p.policy = []*v1alpha1.NodePolicy{policy}, policy.Metadata.Name
+	p.noteFlags(&f.Flags)
+	p.noteStrategy()
+	p.nameResources()
+	p.share(policy)
+	p.nameWhatIsAskedForToday()
+	if len(f.Imex.ChannelIDs) > 0 {
+		p.note("imex.channelIDs", f.Imex.ChannelIDs, "no equivalent: Cleave injects no IMEX channels; NVIDIA's driver for compute domains does and can run beside it")
+	}
+	if err := p.finish(); err != nil {
+		return nil, err
+	}
+	return p.Import, nil
+}
+
+// pluginImport is an import of a device plugin's file under way.
+type pluginImport struct {
+	*Import
+	file *pluginFile
+	// bases are what the plugin calls GPUs and partitions before sharing, the first that matches a device first.
+	bases []base
+}
+
+// base is a resource before sharing.
+type base struct {
+	field    string // of the file; empty for what the plugin has by itself
+	resource string
+	// partitions tells that it is of partitions, not of GPUs.
+	partitions bool
+	// profile of the partitions, like that of the product or profile.
+	profile string
+	like    pattern
+}
+
+// selector selects the base's devices, in the shape of a kind.
+func (b base) selector(k kind) selector {
+	if b.partitions {
+		return selector{kind: kindMIG, profile: b.profile, profileLike: b.like}
+	}
+	return selector{kind: k, productLike: b.like}
+}
+
+// way is how the file has GPUs shared.
+type way struct {
+	field string
+	kind  kind
+	most  int64
+	*replicated
+}
+
+// way is nil where nothing is shared.
+func (f *pluginFile) way() *way {
+	switch {
+	case f.Sharing.TimeSlicing != nil:
+		return &way{"sharing.timeSlicing", kindTimeSlice, v1alpha1.MaxTimeSliceShares, f.Sharing.TimeSlicing}
+	case f.Sharing.MPS != nil:
+		return &way{"sharing.mps", kindMPS, v1alpha1.MaxMPSShares, f.Sharing.MPS}
+	default:
+		return nil
+	}
+}
+
+func (p *pluginImport) noteStrategy() {
+	const existing = "partitions are handed out as they are (mig.mode: existing), and Cleave makes and removes none: import the file of mig-parted for layouts, or set mig.mode: onDemand to have them made when they are claimed"
+	switch s := p.file.Flags.strategy(); s {
+	case strategySingle:
+		p.note("flags.migStrategy", s, "nvidia.com/gpu stands for partitions, too; %s. The plugin refuses a node with partitions of several profiles, Cleave hands out any of them", existing)
+	case strategyMixed:
+		p.note("flags.migStrategy", s, "%s", existing)
+	}
+}
+
+// nameResources says what GPUs and partitions are called before sharing (internal/rm/rm.go, AddDefaultResourcesToConfig).
+func (p *pluginImport) nameResources() {
+	const ignored = "the releases of the plugin that are known read it and ignore it, so pods ask for %s: the DeviceClasses serve both names"
+	strategy := p.file.Flags.strategy()
+	for i, r := range p.file.Resources.GPUs {
+		field := fmt.Sprintf("resources.gpus[%d]", i)
+		p.bases = append(p.bases, base{field: field, resource: r.Name, like: r.Pattern})
+		p.note(field, r, ignored, wholeResource)
+	}
+	p.bases = append(p.bases, base{resource: wholeResource})
+	for i, r := range p.file.Resources.MIG {
+		field := fmt.Sprintf("resources.mig[%d]", i)
+		if strategy == strategyNone {
+			p.note(field, r, "flags.migStrategy is none: neither the plugin nor Cleave hands out partitions")
+			continue
+		}
+		p.bases = append(p.bases, base{field: field, resource: r.Name, partitions: true, like: r.Pattern})
+		if strategy == strategySingle {
+			p.note(field, r, ignored, wholeResource)
+		} else {
+			p.note(field, r, ignored, "nvidia.com/mig-<profile>")
+		}
+	}
+	switch strategy {
+	case strategySingle:
+		p.bases = append(p.bases, base{resource: wholeResource, partitions: true})
+	case strategyMixed:
+		for _, profile := range knownProfiles() {
+			p.bases = append(p.bases, base{resource: migResource(profile), partitions: true, profile: profile})
+		}
+	}
+}
+
+// share makes the rules of a policy, and the classes.
+func (p *pluginImport) share(policy *v1alpha1.NodePolicy) {
+	w := p.file.way()
+	if w != nil {
+		p.noteSharing(w)
+	}
+	for _, b := range p.bases {
+		var shared bool // all devices of the base
+		for i := 0; w != nil && i < len(w.Resources); i++ {
+			if e := &w.Resources[i]; e.Name == b.resource {
+				p.shareBase(policy, w, i, b)
+				shared = shared || e.refs.all
+			}
+		}
+		if !shared {
+			p.serve(b.resource, b.why(), b.selector(kindGPU))
+		}
+		if products, ok := b.products(); ok && products != nil && !shared {
+			addRule(policy, p.rule(&v1alpha1.Match{ProductNames: products}, v1alpha1.TierExclusive))
+		}
+	}
+	addRule(policy, p.rule(nil, v1alpha1.TierExclusive))
+}
+
+// why says in a comment what the class of the base is.
+func (b base) why() string {
+	switch {
+	case b.profile != "":
+		return "partitions of profile " + b.profile
+	case b.partitions:
+		return "partitions"
+	default:
+		return "whole GPUs"
+	}
+}
+
+// products are the names of the products that a base is of, as a policy matches them; nil for all, not ok where a pattern
+// cannot be put so.
+func (b base) products() ([]string, bool) {
+	switch {
+	case b.partitions, !b.like.says():
+		return nil, true
+	case b.like.wildcard():
+		return nil, false
+	default:
+		return []string{string(b.like)}, true
+	}
+}
+
+// rule is one for GPUs that are handed out in one way beside their partitions.
+func (p *pluginImport) rule(match *v1alpha1.Match, tier v1alpha1.Tier) v1alpha1.Rule {
+	r := v1alpha1.Rule{Match: match, Tiers: []v1alpha1.Tier{tier}}
+	if p.file.Flags.strategy() != strategyNone {
+		r.Tiers = append(r.Tiers, v1alpha1.TierMIG)
+		r.MIG = &v1alpha1.MIGPolicy{Mode: v1alpha1.MIGExisting}
+	}
+	return r
+}
+
+// shareBase shares devices of a base, as resource number i of a way to share says.
+func (p *pluginImport) shareBase(policy *v1alpha1.NodePolicy, w *way, i int, b base) {
+	e := &w.Resources[i]
+	field := fmt.Sprintf("%s.resources[%d]", w.field, i)
+	name := w.name(e)
+	if b.partitions {
+		if !e.refs.all && e.refs.count == 0 && len(e.refs.partitions) == 0 {
+			return // GPUs alone
+		}
+		p.serve(name, b.why(), b.selector(kindMIG))
+		p.note(field, short(e.Name), "no equivalent for partitions: each goes to one claim, so fewer pods fit. Use smaller partitions, or share whole GPUs")
+		return
+	}
+	products, ok := b.products()
+	if !ok {
+		p.serve(name, b.why(), b.selector(kindGPU))
+		p.note(b.field+".pattern", string(b.like), "no equivalent: the rules of a policy have whole product names. These GPUs are handed out whole until a rule with match.productNames shares them")
+		return
+	}
+	if products != nil {
+		p.note(b.field+".pattern", string(b.like), "the rules of the policy take it for the whole name of a product: check it with nvidia-smi -L")
+	}
+	s := b.selector(w.kind)
+	for _, m := range p.matches(field, e.refs, products) {
+		addRule(policy, w.rule(p, m, e))
+	}
+	s.indexes, s.uuids = e.refs.gpus(), e.refs.uuids
+	if !e.refs.all && len(s.indexes)+len(s.uuids) == 0 {
+		return // partitions alone
+	}
+	p.serve(name, w.why(e), s)
+	if b.field != "" {
+		p.serve(wholeResource, w.why(e), s)
+	}
+}
+
+// matches are those of the rules for devices of some products: lists of one match must all have the GPU, so that indexes
+// and UUIDs take two rules.
+func (p *pluginImport) matches(field string, refs deviceRefs, products []string) []*v1alpha1.Match {
+	if refs.all {
+		if products == nil {
+			return []*v1alpha1.Match{nil}
+		}
+		return []*v1alpha1.Match{{ProductNames: products}}
+	}
+	if refs.count > 0 {
+		p.note(field+".devices", refs.count, "the first GPUs by index are shared; the plugin takes any")
+	}
+	if len(refs.partitions) > 0 {
+		p.note(field+".devices", refs.partitions, "no equivalent for partitions: each goes to one claim")
+	}
+	var matches []*v1alpha1.Match
+	if indexes := refs.gpus(); len(indexes) > 0 {
+		matches = append(matches, &v1alpha1.Match{ProductNames: products, Indexes: indexes})
+	}
+	if len(refs.uuids) > 0 {
+		matches = append(matches, &v1alpha1.Match{ProductNames: products, UUIDs: refs.uuids})
+	}
+	return matches
+}
+
+// name of the shared resource: what the file says.
+func (w *way) name(e *replicatedResource) string {
+	return cmp.Or(e.Rename, w.plainName(e))
+}
+
+// plainName of the shared resource: what the plugin makes of it, as its releases ignore rename (cmd/nvidia-device-plugin,
+// DisableResourceNamingInConfig).
+func (w *way) plainName(e *replicatedResource) string {
+	if w.RenameByDefault {
+		return e.Name + sharedSuffix
+	}
+	return e.Name
+}
+
+func (w *way) why(e *replicatedResource) string {
+	how := "time slices"
+	if w.kind == kindMPS {
+		how = "MPS"
+	}
+	return fmt.Sprintf("GPUs shared by %s, %d shares each", how, w.shares(e))
+}
+
+// shares are the replicas, as far as Cleave takes them.
+func (w *way) shares(e *replicatedResource) int32 { return int32(min(*e.Replicas, w.most)) }
+
+// rule is one for GPUs that are shared. A share's part of memory is the GPU's over the number of shares, however many there
+// are: with the default minimum of 1 GiB fewer shares than there should be would fit on a small GPU.
+func (w *way) rule(p *pluginImport, match *v1alpha1.Match, e *replicatedResource) v1alpha1.Rule {
+	shares := w.shares(e)
+	step := resource.MustParse("1Mi")
+	memory := &v1alpha1.MemoryCut{Minimum: &step, Step: &step}
+	if w.kind == kindMPS {
+		r := p.rule(match, v1alpha1.TierMPS)
+		r.MPS = &v1alpha1.MPSPolicy{Shares: &shares, Memory: memory}
+		return r
+	}
+	r := p.rule(match, v1alpha1.TierTimeSlice)
+	r.TimeSlice = &v1alpha1.TimeSlicePolicy{Shares: &shares, Memory: memory}
+	return r
+}
+
+// noteSharing notes what shares are not, and what of the file the plugin itself ignores.
+func (p *pluginImport) noteSharing(w *way) {
+	value := fmt.Sprintf("%t (default)", w.kind == kindMPS) // api/config/v1/config.go, NewConfig
+	if f := w.FailRequestsGreaterThanOne; f != nil {
+		value = fmt.Sprint(*f)
+	}
+	p.note(w.field+".failRequestsGreaterThanOne", value, "no equivalent: a request for 2 gets shares of two different GPUs, and waits where there is one GPU. To forbid it, use a ValidatingAdmissionPolicy or a LimitRange")
+	if w.kind == kindTimeSlice {
+		p.note(w.field, "", "each share is counted as its part of the GPU's memory; a driver of release 615 or later holds pods to it, which the plugin does not")
+	}
+	for i := range w.Resources {
+		e := &w.Resources[i]
+		field := fmt.Sprintf("%s.resources[%d]", w.field, i)
+		known := false
+		for _, b := range p.bases {
+			known = known || b.resource == e.Name
+		}
+		if !known {
+			p.note(field+".name", e.Name, "no GPU or partition has this resource: neither the plugin nor Cleave does anything about it")
+			continue
+		}
+		if *e.Replicas > w.most {
+			p.note(field+".replicas", *e.Replicas, "%d shares, the most that there can be", w.most)
+		}
+		const mostBefore = 48
+		if w.kind == kindMPS && *e.Replicas > mostBefore {
+			p.note(field+".replicas", *e.Replicas, "with drivers before release 590 MPS takes %d", mostBefore)
+		}
+		if e.Rename != "" && e.Rename != w.plainName(e) {
+			p.note(field+".rename", e.Rename, "the releases of the plugin that are known read it and ignore it, so pods ask for %s: the DeviceClasses serve both names", w.plainName(e))
+		}
+		if !e.refs.all {
+			p.note(field+".devices", e.Devices, "the releases of the plugin that are known read it and share all devices; Cleave shares those, and hands out the others whole")
+		}
+	}
+}
+
+// nameWhatIsAskedForToday adds classes for the names under which shares go with the plugin, which ignores rename.
+func (p *pluginImport) nameWhatIsAskedForToday() {
+	w := p.file.way()
+	if w == nil {
+		return
+	}
+	for i := range w.Resources {
+		e := &w.Resources[i]
+		plain := w.plainName(e)
+		if p.classes[plain] != nil {
+			continue
+		}
+		for _, b := range p.bases {
+			if b.resource == e.Name && b.field == "" {
+				p.serve(plain, w.why(e), b.selector(w.kind))
+			}
+		}
+	}
+}

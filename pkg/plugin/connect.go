@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+)
+
+// restConfig sets limits under which a node full of claims is not throttled: client-go's 5 requests a second make a
+// burst of pods wait for seconds.
+func restConfig(c Config) (*rest.Config, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("find the API server (--kubeconfig %q; empty means the pod's service account): %w", c.Kubeconfig, err)
+	}
+	config.QPS, config.Burst = c.KubeQPS, c.KubeBurst
+	config.ContentType = "application/vnd.kubernetes.protobuf"
+	config.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	config.UserAgent = c.DriverName + "/" + c.NodeName
+	return config, nil
+}
+
+// startKubeletPlugin opens the sockets and registers with the kubelet.
+func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCauseFunc) error {
+	helper, err := s.servePlugin(ctx, s.config.DriverName, s.config.PodUID, &plugin{claims: s.engine, metrics: s.metrics, health: &s.health, terminating: s.terminating, fatal: fatal})
+	if err != nil {
+		return err
+	}
+	s.helper = helper
+	return nil
+}
+
+// servePlugin opens the sockets of a driver's name. A pod's UID tells them from those of other plugins of that name.
+func (s *service) servePlugin(ctx context.Context, driver, podUID string, p *plugin) (*kubeletplugin.Helper, error) {
+	dir := filepath.Join(s.config.PluginsDir, driver)
+	options := []kubeletplugin.Option{
+		kubeletplugin.DriverName(driver),
+		kubeletplugin.KubeClient(s.client),
+		kubeletplugin.NodeName(s.config.NodeName),
+		kubeletplugin.RegistrarDirectoryPath(s.config.RegistryDir),
+		kubeletplugin.PluginDataDirectoryPath(dir),
+		// Locks are per GPU and hold across processes; the helper's single lock would make all claims wait in line.
+		kubeletplugin.Serialize(false),
+		kubeletplugin.GRPCInterceptor(s.noteRegistration),
+	}
+	if podUID != "" {
+		options = append(options, kubeletplugin.RollingUpdate(types.UID(podUID)))
+	}
+	helper, err := kubeletplugin.Start(ctx, p, options...)
+	if err != nil {
+		return nil, fmt.Errorf("open the plugin's sockets in %s and %s: %w", dir, s.config.RegistryDir, err)
+	}
+	return helper, nil
+}
+
+// noteRegistration notices when a kubelet, which may just have started, registers the plugin, and says that it is ours.
+func (s *service) noteRegistration(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	if strings.HasSuffix(info.FullMethod, "/GetInfo") {
+		if err := grpc.SetHeader(ctx, metadata.Pairs(ownHeader, s.config.DriverName)); err != nil {
+			return nil, fmt.Errorf("say whose plugin it is: %w", err)
+		}
+	}
+	answer, err := handler(ctx, req)
+	if err == nil && strings.HasSuffix(info.FullMethod, "/NotifyRegistrationStatus") {
+		s.registered.Store(time.Now().UnixNano())
+	}
+	return answer, err
+}

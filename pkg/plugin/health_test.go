@@ -1,0 +1,411 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/health"
+	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/publish"
+	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/sim"
+)
+
+// healthBed is a simulated node whose health is watched.
+type healthBed struct {
+	t       *testing.T
+	sim     *sim.Node
+	hw      *hardware
+	health  *gpuHealth
+	metrics *metrics
+	events  *record.FakeRecorder
+	held    []*records.Record
+	mig     chan struct{}
+	monitor *health.Monitor
+}
+
+// watchHealth runs a test on a node of eight H100s while their health is watched. Time is the test's own.
+func watchHealth(t *testing.T, policy gpu.Health, test func(b *healthBed)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		node, err := sim.New("hgx-h100")
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := newHealthBed(t, node, policy)
+		ctx, cancel := context.WithCancel(t.Context())
+		b.monitor.Start(ctx)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			b.monitor.Run(ctx)
+		}()
+		defer func() {
+			cancel()
+			<-done
+		}()
+		test(b)
+	})
+}
+
+func newHealthBed(t *testing.T, node *sim.Node, policy gpu.Health) *healthBed {
+	t.Helper()
+	session, err := simulated.OpenNode(t.Context(), node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := newGPUHealth("node-1")
+	b := &healthBed{
+		t: t, sim: node, hw: &hardware{Session: session}, health: &known, metrics: newMetrics(),
+		events: record.NewFakeRecorder(100), mig: make(chan struct{}, 1),
+	}
+	offered := *session.Node()
+	offered.GPUs = slices.Clone(offered.GPUs)
+	for i := range offered.GPUs {
+		offered.GPUs[i].Offer = &gpu.Offer{
+			Whole: true, TimeSlice: &gpu.Sharing{Shares: 4}, MPS: &gpu.Sharing{Shares: 4}, Health: policy,
+			Partitions: &gpu.PartitionOffer{Mode: gpu.OnDemand},
+		}
+	}
+	b.hw.node.Store(&offered)
+	b.events.IncludeObject = true
+	b.monitor = health.NewMonitor(monitored{b.hw}, &healthReporter{
+		hw: b.hw, health: b.health, metrics: b.metrics, events: &nodeEvents{recorder: b.events, node: &corev1.ObjectReference{Kind: "Node", Name: "n"}},
+		records: func() []*records.Record { return b.held }, migChanged: b.mig, logger: klog.Background(), //nolint:forbidigo // no context is at hand
+	})
+	return b
+}
+
+// pass lets time pass, and whatever has to happen within it.
+func (b *healthBed) pass(d time.Duration) {
+	<-time.After(d + time.Millisecond)
+	synctest.Wait()
+}
+
+func (b *healthBed) must(err error) {
+	b.t.Helper()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// taints are those of the node as "device value:effect".
+func (b *healthBed) taints() []string {
+	b.t.Helper()
+	var all []string
+	for _, t := range b.health.taints(b.hw.Node()) {
+		if t.Key != publish.TaintUnhealthy {
+			b.t.Errorf("got taint %s, want %s", t.Key, publish.TaintUnhealthy)
+		}
+		all = append(all, fmt.Sprintf("%s %s:%s", t.Device, t.Value, t.Effect))
+	}
+	return all
+}
+
+// heard takes the Events that were written since.
+func (b *healthBed) heard() []string {
+	var all []string
+	for {
+		select {
+		case e := <-b.events.Events:
+			all = append(all, e)
+		default:
+			return all
+		}
+	}
+}
+
+// shapes are the names of what GPU i offers, those that keep keeps.
+func (b *healthBed) shapes(i int, keep func(s gpu.Shape) bool) []string {
+	var names []string
+	for _, s := range b.hw.Node().GPUs[i].Shapes() {
+		if keep(s) {
+			names = append(names, s.Name())
+		}
+	}
+	return names
+}
+
+// holds notes a claim for a device of GPU i.
+func (b *healthBed) holds(i int, name string, part *gpu.Partition) {
+	b.held = append(b.held, &records.Record{
+		Claim: records.Claim{Namespace: "ns", Name: name, UID: "uid-of-claim"}, State: records.Prepared,
+		Devices: []records.Device{{GPU: b.hw.Node().GPUs[i].PCI.DeviceName(), Partition: part}},
+	})
+}
+
+// gauge is cleave_gpu_healthy by GPU, and counter cleave_xid_total by XID of all GPUs.
+func (b *healthBed) gauge() (healthy []float64, xids map[string]float64) {
+	b.t.Helper()
+	families, err := b.metrics.registry.Gather()
+	b.must(err)
+	xids = map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			switch f.GetName() {
+			case "cleave_gpu_healthy":
+				healthy = append(healthy, m.GetGauge().GetValue())
+			case "cleave_xid_total":
+				xids[m.GetLabel()[1].GetValue()] += m.GetCounter().GetValue()
+			}
+		}
+	}
+	return healthy, xids
+}
+
+func every(gpu.Shape) bool { return true }
+
+// tainted adds a taint to names.
+func tainted(names []string, taint string) []string {
+	var all []string
+	for _, n := range names {
+		all = append(all, n+" "+taint)
+	}
+	return all
+}
+
+func TestAllDevicesOfAGPUInTroubleAreTaintedUntilItIsWell(t *testing.T) {
+	for _, effect := range []string{"", "NoSchedule", "NoExecute", "None"} {
+		watchHealth(t, gpu.Health{Effect: effect}, func(b *healthBed) {
+			b.holds(1, "holder", nil)
+			b.holds(0, "bystander", nil)
+			b.pass(time.Second)
+			if got := b.taints(); got != nil {
+				t.Errorf("a node that is well has taints %v", got)
+			}
+			b.must(b.sim.RaiseXID(1, 79))
+			b.must(b.sim.Lose(1))
+			b.pass(2 * time.Second)
+			if diff := cmp.Diff(tainted(b.shapes(1, every), "gpu-lost:"+effect), b.taints()); diff != "" {
+				t.Errorf("taints (-want +got):\n%s", diff)
+			}
+			select {
+			case <-b.health.changed:
+			default:
+				t.Error("nobody is told to publish")
+			}
+			checkEvents(t, b.heard(), "Warning GPUUnhealthy Node", "Claims that have it: ns/holder", "Warning GPUUnhealthy ResourceClaim")
+			b.must(b.sim.ClearFaults(1))
+			b.pass(10 * time.Second)
+			if got := b.taints(); got != nil {
+				t.Errorf("after the GPU came back: %v", got)
+			}
+			checkEvents(t, b.heard(), "Normal GPURecovered Node", "is well again after", "Normal GPURecovered ResourceClaim")
+		})
+	}
+}
+
+// checkEvents looks for parts of Events, and for the name of a claim that nothing happened to.
+func checkEvents(t *testing.T, events []string, want ...string) {
+	t.Helper()
+	all := strings.Join(events, "\n")
+	for _, w := range want {
+		// FakeRecorder puts the object last.
+		words := strings.Fields(w)
+		if kind := words[len(words)-1]; kind == "Node" || kind == "ResourceClaim" {
+			prefix := strings.Join(words[:len(words)-1], " ")
+			if !slices.ContainsFunc(events, func(e string) bool { return strings.HasPrefix(e, prefix) && strings.Contains(e, "kind="+kind) }) {
+				t.Errorf("no Event %q about a %s in:\n%s", prefix, kind, all)
+			}
+		} else if !strings.Contains(all, w) {
+			t.Errorf("no %q in:\n%s", w, all)
+		}
+	}
+	if strings.Contains(all, "bystander") {
+		t.Errorf("an Event names a claim that it does not concern:\n%s", all)
+	}
+}
+
+func TestATroubledPartTaintsWhatOverlapsIt(t *testing.T) {
+	watchHealth(t, gpu.Health{}, func(b *healthBed) {
+		g := &b.hw.Node().GPUs[0]
+		b.must(b.hw.SetMIG(b.t.Context(), g.PCI, true))
+		shapes := map[int]gpu.Shape{} // by start
+		for _, s := range g.Shapes() {
+			if s.IsPartition() && s.Profile.Name == "1g.10gb" {
+				shapes[s.Placement.Start] = s
+			}
+		}
+		parts := map[int]gpu.Partition{}
+		for _, start := range []int{0, 2} {
+			part, err := b.hw.CreatePartition(b.t.Context(), shapes[start])
+			b.must(err)
+			parts[start] = part
+		}
+		sick, sound := parts[2], parts[0]
+		b.holds(0, "holder", &sick)
+		b.holds(0, "bystander", &sound)
+		b.pass(time.Second)
+		b.heard()
+		b.must(b.sim.Raise(0, sim.Event{Type: sim.EventXID, Data: 94, GPUInstance: uint32(sick.GI)}))
+		b.pass(time.Second)
+		want := b.shapes(0, func(s gpu.Shape) bool { return s.Overlaps(shapes[2]) })
+		if diff := cmp.Diff(tainted(want, "xid-94:"), b.taints()); diff != "" || len(want) < 5 {
+			t.Errorf("taints (-want +got):\n%s", diff)
+		}
+		checkEvents(t, b.heard(), "Warning GPUUnhealthy Node", "XID 94", "Warning GPUUnhealthy ResourceClaim")
+		b.pass(health.Probation + 10*time.Second)
+		if got := b.taints(); got != nil {
+			t.Errorf("a minute later: %v", got)
+		}
+	})
+}
+
+func TestErrorsOfApplicationsAndThoseThatThePolicyIgnoresAreCounted(t *testing.T) {
+	watchHealth(t, gpu.Health{IgnoreXIDs: []int{74}}, func(b *healthBed) {
+		b.pass(time.Second)
+		for _, xid := range []uint64{13, 31, 31, 74} {
+			b.must(b.sim.RaiseXID(0, xid))
+		}
+		b.pass(time.Second)
+		healthy, xids := b.gauge()
+		if diff := cmp.Diff(slices.Repeat([]float64{1}, 8), healthy); diff != "" {
+			t.Errorf("healthy (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(map[string]float64{"13": 1, "31": 2, "74": 1}, xids); diff != "" {
+			t.Errorf("XIDs (-want +got):\n%s", diff)
+		}
+		if got, events := b.taints(), b.heard(); got != nil || events != nil {
+			t.Errorf("got taints %v and Events %v, want none", got, events)
+		}
+		b.must(b.sim.RaiseXID(1, 48))
+		b.pass(time.Second)
+		healthy, _ = b.gauge()
+		if diff := cmp.Diff([]float64{1, 0, 1, 1, 1, 1, 1, 1}, healthy); diff != "" {
+			t.Errorf("healthy after an error (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestAWaitThatAlwaysFailsIsNoHotLoop(t *testing.T) {
+	watchHealth(t, gpu.Health{}, func(b *healthBed) {
+		b.pass(time.Second)
+		b.must(b.sim.FailCall("nvmlEventSetWait_v2", sim.CodeGPUIsLost))
+		b.pass(time.Second)
+		b.sim.ResetCalls()
+		b.pass(10 * time.Minute)
+		// Each GPU is asked twice over every minute, and so often when a wait has failed: by four calls each time.
+		if calls := b.sim.TotalCalls(); calls > 1200 {
+			t.Errorf("%d NVML calls in ten minutes", calls)
+		}
+		b.must(b.sim.RaiseXID(0, 79)) // nobody hears it
+		b.must(b.sim.SetRecoveryAction(0, 2))
+		b.pass(time.Minute)
+		if got := b.taints(); len(got) == 0 || !strings.HasSuffix(got[0], "needs-reboot:") {
+			t.Errorf("without events: got %v, want that the driver is asked what it wants", got)
+		}
+	})
+}
+
+func TestChangesOfMIGAreTold(t *testing.T) {
+	watchHealth(t, gpu.Health{}, func(b *healthBed) {
+		b.pass(time.Second)
+		b.must(b.hw.SetMIG(b.t.Context(), b.hw.Node().GPUs[0].PCI, true))
+		b.pass(time.Second)
+		select {
+		case <-b.mig:
+		default:
+			t.Error("nobody is told")
+		}
+	})
+}
+
+// TestWhatADriverStillKnowsSurvivesARestart is about the first publication: it must have the taints already.
+func TestWhatADriverStillKnowsSurvivesARestart(t *testing.T) {
+	node, err := sim.New("hgx-h100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := node.SetRecoveryAction(1, 1); err != nil {
+		t.Fatal(err)
+	}
+	b := newHealthBed(t, node, gpu.Health{Effect: "NoExecute"})
+	b.monitor.Start(t.Context())
+	if diff := cmp.Diff(tainted(b.shapes(1, every), "needs-reset:NoExecute"), b.taints()); diff != "" {
+		t.Errorf("taints (-want +got):\n%s", diff)
+	}
+}
+
+// unhealthy are the devices of a report that are not well, as "pool/device: message".
+func unhealthy(r kubeletplugin.DeviceHealthReport) []string {
+	var all []string
+	for _, d := range r.Devices {
+		if d.Health != kubeletplugin.HealthStatusHealthy {
+			all = append(all, fmt.Sprintf("%s/%s %s: %s", d.PoolName, d.DeviceName, d.Health, d.Message))
+		}
+	}
+	return all
+}
+
+func TestTheKubeletIsToldHowAllDevicesAreInTimeAndForAsLongAsTheyAreLookedAt(t *testing.T) {
+	watchHealth(t, gpu.Health{Effect: "None"}, func(b *healthBed) {
+		ctx, cancel := context.WithCancel(b.t.Context())
+		reports := make(chan kubeletplugin.DeviceHealthReport)
+		ended := make(chan error)
+		p := &plugin{health: b.health}
+		go func() { ended <- p.WatchHealthStatus(ctx, reports) }()
+		first := <-reports
+		devices := 8 * len(b.shapes(0, every))
+		if got := unhealthy(first); len(first.Devices) != devices || got != nil {
+			t.Errorf("the first report has %d devices, want %d, and of them unwell %v", len(first.Devices), devices, got)
+		}
+		for range 5 {
+			last := time.Now()
+			if r := <-reports; len(r.Devices) != devices || time.Since(last) > 20*time.Second || r.Devices[0].LastUpdated.IsZero() {
+				t.Errorf("after %s: %d devices as of %s", time.Since(last), len(r.Devices), r.Devices[0].LastUpdated)
+			}
+		}
+		b.must(b.sim.RaiseXID(1, 119))
+		raised := time.Now()
+		var want []string
+		for _, s := range b.shapes(1, every) {
+			want = append(want, "node-1/"+s+" Unhealthy: XID 119: GPU system processor error")
+		}
+		if diff := cmp.Diff(want, unhealthy(<-reports)); diff != "" || time.Since(raised) > 2*time.Second {
+			t.Errorf("after %s (-want +got):\n%s", time.Since(raised), diff)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("the stream ended with %v", err)
+		}
+	})
+}
+
+func TestReportsStopWithTheLooksAndEmptyOnesDoNot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newGPUHealth("node-1")
+		ctx, cancel := context.WithCancel(t.Context())
+		reports := make(chan kubeletplugin.DeviceHealthReport, 100)
+		go func() { _ = h.watch(ctx, reports) }()
+		<-time.After(50 * time.Second)
+		synctest.Wait()
+		if got := len(reports); got != 3 {
+			t.Errorf("%d reports in 50 s while the driver is waited for, want one every 20 s", got)
+		}
+		session, err := simulated.Open(t.Context(), "t4")
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.tell(session.Node(), time.Now())
+		<-time.After(5 * time.Minute)
+		synctest.Wait()
+		if got := len(reports); got != 4 {
+			t.Errorf("%d reports though nobody has looked for five minutes, want no more than the one", got-3)
+		}
+		cancel()
+	})
+}

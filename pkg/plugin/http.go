@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/klog/v2"
+)
+
+// readiness is what /readyz tells.
+type readiness struct {
+	mu         sync.Mutex
+	startErr   error
+	nameErr    error
+	driverErr  error
+	driverOK   bool
+	clusterErr error
+	policyErr  error
+	besideErr  error
+	publishErr error
+	publishOK  bool
+}
+
+// started says why the start is delayed; nil once it goes on.
+func (r *readiness) started(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.startErr = err
+}
+
+// namesake says that another driver of the same name is there.
+func (r *readiness) namesake(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.nameErr = err
+}
+
+func (r *readiness) driver(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.driverErr, r.driverOK = err, err == nil
+}
+
+// cluster says why it is not known yet what the API server has on the node.
+func (r *readiness) cluster(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.clusterErr = err
+}
+
+// policy says why no policy is in force.
+func (r *readiness) policy(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.policyErr = err
+}
+
+// beside says who else hands out GPUs of the node.
+func (r *readiness) beside(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.besideErr = err
+}
+
+func (r *readiness) published(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.publishErr, r.publishOK = err, err == nil
+}
+
+// err is nil once claims can be prepared and slices are being published.
+func (r *readiness) err() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.startErr != nil:
+		return fmt.Errorf("the plugin cannot start yet: %w", r.startErr)
+	case r.nameErr != nil:
+		return fmt.Errorf("nothing is served: %w", r.nameErr)
+	case r.driverErr != nil:
+		return fmt.Errorf("waiting for the NVIDIA driver: %w", r.driverErr)
+	case r.clusterErr != nil:
+		return fmt.Errorf("waiting for the API server: %w", r.clusterErr)
+	case r.policyErr != nil:
+		return fmt.Errorf("waiting for a node policy that can be used: %w", r.policyErr)
+	case r.besideErr != nil:
+		return fmt.Errorf("the node's GPUs are not published: %w", r.besideErr)
+	case !r.driverOK:
+		return errors.New("waiting for the NVIDIA driver")
+	case r.publishErr != nil:
+		return fmt.Errorf("publish ResourceSlices: %w", r.publishErr)
+	case !r.publishOK:
+		return errors.New("publishing ResourceSlices")
+	}
+	return nil
+}
+
+// serveHTTP serves metrics and health; stop ends it and waits. Where the plugin before still has the port, claims need not
+// wait for it.
+func (s *service) serveHTTP(ctx context.Context) (stop func(), err error) {
+	if s.config.MetricsAddress == "" {
+		return func() {}, nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	listener, inUse := s.listenHTTP(ctx)
+	if inUse != nil && !errors.Is(inUse, syscall.EADDRINUSE) {
+		cancel()
+		return nil, inUse
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", s.serveReady)
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, MaxHeaderBytes: 16 << 10}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if listener == nil {
+			if listener = s.awaitPort(ctx, inUse); listener == nil {
+				return
+			}
+		}
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			klog.FromContext(ctx).Error(err, "The metrics server ended")
+		}
+	})
+	return func() {
+		cancel()
+		_ = server.Close()
+		wg.Wait()
+	}, nil
+}
+
+func (s *service) listenHTTP(ctx context.Context) (net.Listener, error) {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.config.MetricsAddress)
+	if err != nil {
+		return nil, fmt.Errorf("listen for metrics and health on --metrics-address %s: %w", s.config.MetricsAddress, err)
+	}
+	return listener, nil
+}
+
+// awaitPort returns once the port is free; nil if ctx ends before.
+func (s *service) awaitPort(ctx context.Context, why error) net.Listener {
+	klog.FromContext(ctx).Error(why, "Neither metrics nor health are served yet", "retryEvery", s.config.DriverRetry)
+	s.events.warn(reasonStart, fmt.Sprintf("The plugin serves neither metrics nor health yet: %v. It tries again every %s.", why, s.config.DriverRetry))
+	tick := time.NewTicker(s.config.DriverRetry)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		if listener, err := s.listenHTTP(ctx); err == nil {
+			return listener
+		}
+	}
+}
+
+// serveReady is 200 once claims can be prepared, slices are being published and the kubelet knows the plugin.
+func (s *service) serveReady(w http.ResponseWriter, _ *http.Request) {
+	err := s.ready.err()
+	if err == nil {
+		if status := s.helper.RegistrationStatus(); status == nil {
+			err = errors.New("waiting for the kubelet to register the plugin")
+		} else if !status.PluginRegistered {
+			err = fmt.Errorf("the kubelet refused the plugin: %s", status.Error)
+		}
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	fmt.Fprintln(w, "ok")
+}

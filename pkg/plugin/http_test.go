@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/record"
+)
+
+func TestReadinessSaysWhatIsMissing(t *testing.T) {
+	noLibrary, refused := errors.New("libnvidia-ml.so.1 not found under /"), errors.New("connection refused")
+	ready := func(r *readiness) { r.driver(nil); r.published(nil) }
+	tests := map[string]struct {
+		events func(r *readiness)
+		want   string // empty: ready
+	}{
+		"at start":                   {func(*readiness) {}, "waiting for the NVIDIA driver"},
+		"namesake":                   {func(r *readiness) { ready(r); r.namesake(refused) }, "nothing is served: " + refused.Error()},
+		"no namesake":                {func(r *readiness) { ready(r); r.namesake(refused); r.namesake(nil) }, ""},
+		"driver awaited":             {func(r *readiness) { r.driver(noLibrary) }, "waiting for the NVIDIA driver: " + noLibrary.Error()},
+		"driver there":               {func(r *readiness) { r.driver(noLibrary); r.driver(nil) }, "publishing ResourceSlices"},
+		"published before CDI":       {func(r *readiness) { r.published(nil) }, "waiting for the NVIDIA driver"},
+		"publishing failed":          {func(r *readiness) { r.driver(nil); r.published(refused) }, "publish ResourceSlices: " + refused.Error()},
+		"published after a failure":  {func(r *readiness) { r.driver(nil); r.published(refused); r.published(nil) }, ""},
+		"both":                       {func(r *readiness) { r.driver(nil); r.published(nil) }, ""},
+		"Node not read":              {func(r *readiness) { r.cluster(refused) }, "waiting for the API server: " + refused.Error()},
+		"Node read":                  {func(r *readiness) { ready(r); r.cluster(refused); r.cluster(nil) }, ""},
+		"no policy":                  {func(r *readiness) { ready(r); r.policy(refused) }, "waiting for a node policy that can be used: " + refused.Error()},
+		"a policy":                   {func(r *readiness) { ready(r); r.policy(refused); r.policy(nil) }, ""},
+		"beside another":             {func(r *readiness) { ready(r); r.beside(refused) }, "the node's GPUs are not published: " + refused.Error()},
+		"alone again":                {func(r *readiness) { ready(r); r.beside(refused); r.beside(nil) }, ""},
+		"driver went away":           {func(r *readiness) { r.driver(nil); r.published(nil); r.driver(noLibrary) }, noLibrary.Error()},
+		"the driver is named before": {func(r *readiness) { r.published(refused); r.driver(noLibrary) }, noLibrary.Error()},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			r := &readiness{}
+			tt.events(r)
+			err := r.err()
+			if tt.want == "" {
+				if err != nil {
+					t.Errorf("got %v, want ready", err)
+				}
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want an error that says %q", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestReadyzIsUnavailableWithTheReason(t *testing.T) {
+	s := &service{}
+	w := httptest.NewRecorder()
+	s.serveReady(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/readyz", nil))
+	if got, want := w.Code, http.StatusServiceUnavailable; got != want {
+		t.Errorf("status: got %d, want %d", got, want)
+	}
+	if got, want := w.Body.String(), "waiting for the NVIDIA driver\n"; got != want {
+		t.Errorf("body: got %q, want %q", got, want)
+	}
+}
+
+// The plugin before may still have the port, in a rolling update on the host's network. Claims are served meanwhile.
+func TestServeHTTP_PortInUse(t *testing.T) {
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	recorder := record.NewFakeRecorder(10)
+	s := &service{
+		config: Config{MetricsAddress: address, DriverRetry: time.Millisecond}, metrics: newMetrics(),
+		events: &nodeEvents{recorder: recorder, node: &corev1.ObjectReference{}},
+	}
+	stop, err := s.serveHTTP(t.Context())
+	if err != nil {
+		t.Fatalf("got %v, want the port to be waited for", err)
+	}
+	defer stop()
+	if event := <-recorder.Events; !strings.Contains(event, reasonStart) || !strings.Contains(event, "--metrics-address "+address) {
+		t.Errorf("got Event %q, want one that names --metrics-address", event)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for !answers(address) {
+		if t.Context().Err() != nil {
+			t.Fatal("the port is free and not served")
+		}
+	}
+}
+
+// answers reports whether something serves at an address.
+func answers(address string) bool {
+	response, err := http.Get("http://" + address + "/healthz") //nolint:noctx // of this test's own server
+	if err != nil {
+		return false
+	}
+	_ = response.Body.Close()
+	return response.StatusCode == http.StatusOK
+}
+
+func TestServeHTTP_StopsWhileThePortIsInUse(t *testing.T) {
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	s := &service{
+		config: Config{MetricsAddress: l.Addr().String(), DriverRetry: time.Hour}, metrics: newMetrics(),
+		events: &nodeEvents{recorder: record.NewFakeRecorder(10), node: &corev1.ObjectReference{}},
+	}
+	stop, err := s.serveHTTP(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop()
+}
+
+func TestNoAddressServesNothing(t *testing.T) {
+	stop, err := (&service{metrics: newMetrics()}).serveHTTP(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop()
+}
+
+// The plugin lives while it waits for a driver: a liveness probe that failed then would restart it for nothing.
+func TestHealthzIsOKWhileTheDriverIsAwaited(t *testing.T) {
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	_ = l.Close()
+	s := &service{config: Config{MetricsAddress: address}, metrics: newMetrics()}
+	stop, err := s.serveHTTP(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	for path, want := range map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 200, "/": 404} {
+		if got := status(t.Context(), t, "http://"+address+path); got != want {
+			t.Errorf("%s: got %d, want %d", path, got, want)
+		}
+	}
+}
+
+func status(ctx context.Context, t *testing.T, url string) int {
+	t.Helper()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	return response.StatusCode
+}

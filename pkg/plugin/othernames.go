@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/cdi"
+	"github.com/cleave-dra/cleave/pkg/claims"
+	"github.com/cleave-dra/cleave/pkg/names"
+	"github.com/cleave-dra/cleave/pkg/processes"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// Reasons of Events about other names under which Cleave served the node.
+const (
+	reasonOtherName         = "OtherDriverName"
+	reasonOtherNameReleased = "OtherDriverNameReleased"
+)
+
+// Times of looking at other names: the time between two looks, and that between two attempts to finish their claims.
+const (
+	otherNamesEvery = 2 * time.Second
+	otherListAgain  = 10 * time.Second
+)
+
+// otherNames are the driver names, other than the plugin's own, under which GPUs of the node are allocated. As long as a
+// claim of such a name is there, its devices are not allocated again, and once no plugin of that name runs, this one
+// serves the kubelet by it, so that its pods can end.
+type otherNames struct {
+	s     *service
+	locks *claims.Locks
+	boot  string
+	// wake has a value when there is something new to look at.
+	wake chan struct{}
+	// looked is closed once it is known what is allocated under other names, or why it is not.
+	looked chan struct{}
+
+	// finding keeps one name from being opened twice. mu guards what is below.
+	finding sync.Mutex
+	mu      sync.Mutex
+	byName  map[string]*otherName
+	// hold is why no device may be published yet; nil where there is no reason.
+	hold     error
+	hardware *hardware
+}
+
+// otherName is one of them. But for engine it is touched by one goroutine, that of run.
+type otherName struct {
+	driver, dir string
+	engine      *claims.Engine
+	// loaded: the engine has the name's records, and no plugin of the name has run since.
+	loaded bool
+	// listed: claims are known since the name's slices went. The times are when to look again.
+	listed                              bool
+	nextList, nextFinish, nextReconcile time.Time
+	// claims have been allocated a device of the node under the name.
+	claims    map[types.UID]*resourceapi.ResourceClaim
+	idleSince time.Time
+	helper    *kubeletplugin.Helper
+	// broken has a value after the helper failed for good.
+	broken chan error
+	// said is what was last said of the name, by topic.
+	said map[string]string
+}
+
+func newOtherNames(s *service, boot string) *otherNames {
+	return &otherNames{s: s, boot: boot, wake: make(chan struct{}, 1), looked: make(chan struct{}), byName: map[string]*otherName{}}
+}
+
+// all are those that are known, in order.
+func (n *otherNames) all() []*otherName {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var all []*otherName
+	for _, driver := range slices.Sorted(maps.Keys(n.byName)) {
+		all = append(all, n.byName[driver])
+	}
+	return all
+}
+
+// lockDirs are the directories in which plugins of all names lock GPUs, in order.
+func (n *otherNames) lockDirs() []string {
+	found, err := names.Find(n.s.config.PluginsDir, "")
+	if err != nil { // not to be read: the shared locks are left
+		return []string{filepath.Join(n.s.config.pluginDir(), names.Locks)}
+	}
+	if !slices.Contains(found, n.s.config.DriverName) {
+		found = append(found, n.s.config.DriverName)
+		slices.Sort(found)
+	}
+	for i, driver := range found {
+		found[i] = filepath.Join(n.s.config.PluginsDir, driver, names.Locks)
+	}
+	return found
+}
+
+// find opens the state of names that are not known yet, and reads it. It may be called at any time.
+func (n *otherNames) find(ctx context.Context) {
+	found, err := names.Find(n.s.config.PluginsDir, n.s.config.DriverName)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Could not look for other driver names")
+	}
+	for _, driver := range found {
+		n.open(ctx, driver)
+	}
+}
+
+// open opens the state of a name unless it is open, and makes it where there is none.
+func (n *otherNames) open(ctx context.Context, driver string) {
+	n.finding.Lock()
+	defer n.finding.Unlock()
+	n.mu.Lock()
+	known := n.byName[driver] != nil
+	n.mu.Unlock()
+	if known {
+		return
+	}
+	o := &otherName{
+		driver: driver, dir: filepath.Join(n.s.config.PluginsDir, driver),
+		claims: map[types.UID]*resourceapi.ResourceClaim{}, broken: make(chan error, 1), said: map[string]string{},
+	}
+	logger := klog.FromContext(ctx)
+	var err error
+	if o.engine, err = n.engineOf(o); err != nil {
+		logger.Error(err, "Could not open the state of another driver name", "driver", driver)
+		return
+	}
+	if err := o.engine.LookAt(ctx); err != nil {
+		logger.Error(err, "Could not read what is allocated under another driver name; it is tried again", "driver", driver)
+	}
+	n.s.engine.Join(o.engine)
+	n.locks.Doubt()
+	logger.Info("Found the state of another driver name", "driver", driver, "dir", o.dir, "claims", len(o.engine.Records()))
+	n.mu.Lock()
+	n.byName[driver] = o
+	n.mu.Unlock()
+	signal(n.wake)
+}
+
+// engineOf makes the engine of a name, on the locks of the plugin's own.
+func (n *otherNames) engineOf(o *otherName) (*claims.Engine, error) {
+	disk := records.NewDisk()
+	store, err := records.OpenStore(disk, filepath.Join(o.dir, names.Claims))
+	if err != nil {
+		return nil, err
+	}
+	layouts, err := records.OpenLayouts(disk, filepath.Join(o.dir, names.Layouts))
+	if err != nil {
+		return nil, err
+	}
+	config := n.s.config
+	e := claims.New(claims.Identity{Driver: o.driver, Pool: config.NodeName}, n.boot, store, n.locks, cdi.Remover{Dir: config.CDIDir, Driver: o.driver})
+	e.KeepLayoutsIn(layouts)
+	if n.s.sharing != nil {
+		e.Share(n.s.sharing.As(o.driver))
+	}
+	if n.s.sessions != nil {
+		e.InSession(n.s.sessions)
+	}
+	e.SeeProcesses(processes.Host())
+	e.OnChange(func() { signal(n.s.changed) })
+	e.OnHeld(func() { signal(n.s.changed); signal(n.wake) })
+	return e, nil
+}
+
+// useHardware has claims of other names prepared and unprepared by the hardware.
+func (n *otherNames) useHardware(hw *hardware) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.hardware = hw
+	signal(n.wake)
+}
+
+// holding is why no device may be published yet; nil where there is no reason.
+func (n *otherNames) holding() error {
+	if n == nil {
+		return nil
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.hold
+}
+
+// isName reports whether a device of another driver is one that Cleave publishes by one of its names.
+func (n *otherNames) isName(d otherDevice) bool {
+	if n == nil {
+		return false
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return ownDevice.MatchString(d.name) && n.byName[d.driver] != nil
+}
+
+// run looks at other names, again and again, until ctx ends.
+func (n *otherNames) run(ctx context.Context) {
+	defer func() {
+		for _, o := range n.all() {
+			o.stopServing()
+		}
+	}()
+	if n.s.around.wait(ctx) != nil {
+		return
+	}
+	tick := time.NewTicker(otherNamesEvery)
+	defer tick.Stop()
+	for first := true; ; first = false {
+		n.look(ctx)
+		if first {
+			close(n.looked)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-n.wake:
+		}
+	}
+}
+
+// wait returns once it has been looked what is allocated under other names, or ctx ends.
+func (n *otherNames) wait(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-n.looked:
+		return nil
+	}
+}
+
+// concerns reports whether a device is made of a GPU that this plugin serves; of any, as long as it is not known which those
+// are. Plugins of two names that serve different GPUs are in nobody's way.
+func (n *otherNames) concerns(d otherDevice) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.hardware == nil || n.hardware.Node() == nil {
+		return true
+	}
+	return n.hardware.Node().Find(d.pci.DeviceName()) != nil
+}
+
+// look looks at all names, and does about each what is to be done.
+func (n *otherNames) look(ctx context.Context) {
+	n.find(ctx)
+	published := map[string]bool{}
+	for _, d := range n.s.around.otherDevices() {
+		if ownDevice.MatchString(d.name) && n.concerns(d) {
+			published[d.driver] = true
+		}
+	}
+	for _, driver := range []string{v1alpha1.Group, nvidia.DriverName} {
+		if published[driver] && driver != n.s.config.DriverName {
+			n.open(ctx, driver) // its state may be gone before its slices
+		}
+	}
+	var holds []string
+	for _, o := range n.all() {
+		if why := n.lookAt(ctx, o, published[o.driver]); why != "" {
+			holds = append(holds, why)
+		}
+	}
+	var hold error
+	if len(holds) > 0 {
+		hold = errors.New(strings.Join(holds, "; "))
+	}
+	n.mu.Lock()
+	changed := text(hold) != text(n.hold)
+	n.hold = hold
+	n.mu.Unlock()
+	if changed {
+		signal(n.s.outside)
+	}
+}
+
+// lookAt does about a name what is to be done now, and says why nothing may be published yet; empty where it may.
+func (n *otherNames) lookAt(ctx context.Context, o *otherName, published bool) (hold string) {
+	seen := names.Observed{Published: published, Runs: n.load(ctx, o)}
+	if published {
+		o.listed = false
+	}
+	if !published && (!o.listed || time.Now().After(o.nextList)) {
+		n.list(ctx, o)
+	}
+	n.follow(ctx, o)
+	if o.compatible() && o.helper == nil {
+		seen.Taken = n.taken(ctx, o)
+	}
+	plan := names.Decide(n.observe(o, seen))
+	if plan.Retire && n.list(ctx, o) { // a claim may have been allocated from slices that were about to go
+		plan = names.Decide(n.observe(o, seen))
+	}
+	if plan.Adopt {
+		n.adopt(ctx, o)
+	}
+	if plan.Serve {
+		n.serve(ctx, o)
+	} else {
+		o.stopServing()
+	}
+	n.report(ctx, o, seen)
+	if plan.Retire {
+		n.retire(ctx, o)
+	}
+	switch {
+	case !plan.Hold:
+		return ""
+	case published:
+		return fmt.Sprintf("driver %s, by which name Cleave ran on this node, still publishes them: the kubelet removes its ResourceSlices half a minute after its plugin is gone", o.driver)
+	default:
+		return fmt.Sprintf("it is not known yet which claims of driver %s, by which name Cleave ran on this node, have GPUs", o.driver)
+	}
+}
+
+// observe fills in what is left of a name's claims.
+func (n *otherNames) observe(o *otherName, seen names.Observed) names.Observed {
+	held := o.engine.Records()
+	seen.Listed, seen.Records, seen.Allocated = o.listed, len(held), 0
+	for uid := range o.claims {
+		if o.engine.Claim(uid).Name == "" {
+			seen.Allocated++
+		}
+	}
+	switch {
+	case seen.Records+seen.Allocated > 0 || seen.Published || seen.Runs:
+		o.idleSince = time.Time{}
+	case o.idleSince.IsZero():
+		o.idleSince = time.Now()
+	default:
+		seen.Idle = time.Since(o.idleSince)
+	}
+	return seen
+}
+
+// load reads a name's records, and takes charge of them where no plugin of the name runs. It reports whether one does.
+func (n *otherNames) load(ctx context.Context, o *otherName) (runs bool) {
+	logger := klog.FromContext(ctx)
+	runs, err := names.Runs(o.dir)
+	if err != nil {
+		logger.Error(err, "Could not look whether a plugin of another driver name runs", "driver", o.driver)
+		runs = true
+	}
+	if !o.loaded || runs {
+		err = errors.Join(err, o.engine.LookAt(ctx))
+	}
+	if !o.loaded && !runs && err == nil {
+		err = o.engine.Load(ctx, n.s.events.warn)
+		o.nextFinish, o.nextReconcile = time.Time{}, time.Time{}
+	}
+	if err != nil {
+		logger.Error(err, "Could not read what is allocated under another driver name; it is tried again", "driver", o.driver)
+	}
+	o.loaded = !runs && (o.loaded || err == nil)
+	return runs || !o.loaded
+}
+
+// adopt finishes what a name's claims have begun, compares them with the API server, and takes over the name's layouts.
+func (n *otherNames) adopt(ctx context.Context, o *otherName) {
+	n.mu.Lock()
+	hw := n.hardware
+	n.mu.Unlock()
+	if hw == nil || time.Now().Before(o.nextFinish) {
+		return
+	}
+	logger := klog.FromContext(ctx)
+	if !n.s.engine.Equipped() {
+		return
+	}
+	if !o.engine.Equipped() {
+		static, err := n.staticOf(ctx, hw, o)
+		if err != nil {
+			logger.Error(err, "Could not write the CDI spec of another driver name; it is tried again", "driver", o.driver)
+			return
+		}
+		if !n.s.engine.Lend(o.engine, static) {
+			return
+		}
+		o.nextReconcile = time.Time{}
+	}
+	if now := time.Now(); now.After(o.nextReconcile) {
+		if err := n.s.engine.AdoptLayouts(ctx, o.engine); err != nil {
+			logger.Error(err, "Could not take over the layouts of another driver name; it is tried again", "driver", o.driver)
+		}
+		o.engine.Maintain(ctx, apiClaims{n.s.client})
+		o.nextReconcile = now.Add(n.s.config.ReconcileEvery)
+		signal(n.s.changed)
+	} else if o.engine.Unfinished() {
+		o.engine.Maintain(ctx, apiClaims{n.s.client})
+	}
+	o.nextFinish = time.Now().Add(finishEvery)
+}
+
+func (o *otherName) compatible() bool { return o.driver == nvidia.DriverName }

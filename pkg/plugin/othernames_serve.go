@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/cdi"
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/names"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// list asks the API server which claims have been allocated a device of the node under a name. It is a list of all claims,
+// in pages: it is made once the name's slices have gone, soon after, for what was being allocated just then, and with each
+// reconcile. In between, follow asks for single claims.
+func (n *otherNames) list(ctx context.Context, o *otherName) bool {
+	found := map[types.UID]*resourceapi.ResourceClaim{}
+	opts := metav1.ListOptions{Limit: 500}
+	for {
+		page, err := n.s.client.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, opts)
+		if err != nil {
+			n.say(ctx, o, "list", fmt.Errorf("list the claims of driver %s: %w", o.driver, err))
+			return false
+		}
+		for i := range page.Items {
+			if o.engine.Allocated(&page.Items[i]) {
+				found[page.Items[i].UID] = page.Items[i].DeepCopy() // so that the page goes
+			}
+		}
+		if opts.Continue = page.Continue; opts.Continue == "" {
+			break
+		}
+	}
+	n.say(ctx, o, "list", nil)
+	o.nextList = time.Now().Add(n.s.config.ReconcileEvery)
+	if !o.listed {
+		o.nextList = time.Now().Add(min(otherListAgain, n.s.config.ReconcileEvery))
+	}
+	o.claims, o.listed = found, true
+	n.setAllocated(o)
+	return true
+}
+
+// follow asks for the claims of a name that have no record, until they are not allocated any more: nothing on the node says
+// when that is. Claims with a record are unprepared first.
+func (n *otherNames) follow(ctx context.Context, o *otherName) {
+	for _, r := range o.engine.Records() {
+		if c := r.Claim; o.claims[c.UID] == nil {
+			o.claims[c.UID] = &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: c.Name, UID: c.UID}}
+		}
+	}
+	for _, uid := range slices.Sorted(maps.Keys(o.claims)) {
+		if o.engine.Claim(uid).Name != "" {
+			continue
+		}
+		known := o.claims[uid]
+		claim, err := apiClaims{n.s.client}.Claim(ctx, known.Namespace, known.Name)
+		switch {
+		case err != nil:
+			n.say(ctx, o, "follow", fmt.Errorf("read claim %s/%s of driver %s: %w", known.Namespace, known.Name, o.driver, err))
+			return
+		case claim == nil || claim.UID != uid || !o.engine.Allocated(claim):
+			delete(o.claims, uid)
+		default:
+			o.claims[uid] = claim
+		}
+	}
+	n.say(ctx, o, "follow", nil)
+	n.setAllocated(o)
+}
+
+// setAllocated has the engines know what claims of a name have been allocated.
+func (n *otherNames) setAllocated(o *otherName) {
+	n.mu.Lock()
+	hw := n.hardware
+	n.mu.Unlock()
+	var node *gpu.Node
+	if hw != nil {
+		node = hw.Session.Node()
+	}
+	var all []*resourceapi.ResourceClaim
+	for _, uid := range slices.Sorted(maps.Keys(o.claims)) {
+		all = append(all, o.claims[uid])
+	}
+	if o.engine.SetAllocated(node, all) {
+		signal(n.s.changed)
+	}
+}
+
+// taken reports whether another driver of a name that is not Cleave's alone serves the kubelet.
+func (n *otherNames) taken(ctx context.Context, o *otherName) bool {
+	err := n.as(o).otherPlugin(ctx)
+	n.say(ctx, o, "taken", err)
+	return err != nil
+}
+
+// serve serves the kubelet by a name, too: pods of its claims end, and those whose claims are allocated begin. Nothing is
+// published by it, so nothing new is allocated.
+func (n *otherNames) serve(ctx context.Context, o *otherName) {
+	select {
+	case err := <-o.broken:
+		klog.FromContext(ctx).Error(err, "Serving the kubelet by another driver name failed; it is tried again", "driver", o.driver)
+		o.stopServing()
+	default:
+	}
+	if o.helper != nil {
+		return
+	}
+	podUID := n.s.config.PodUID
+	if podUID == "" {
+		podUID = n.s.config.DriverName // the name's own plugin may start at any time: its sockets are others
+	}
+	fatal := func(err error) {
+		select {
+		case o.broken <- err:
+		default:
+		}
+	}
+	helper, err := n.s.servePlugin(ctx, o.driver, podUID, &plugin{claims: o.engine, metrics: n.s.metrics, health: &n.s.health, terminating: n.s.terminating, fatal: fatal})
+	n.say(ctx, o, "serve", err)
+	if err != nil {
+		return
+	}
+	o.helper = helper
+	klog.FromContext(ctx).Info("Serving the kubelet by another driver name, until its claims are gone", "driver", o.driver)
+}
+
+// stopServing leaves a name to its own plugin, or to nobody.
+func (o *otherName) stopServing() {
+	o.helper.Stop()
+	o.helper = nil
+}
+
+// say logs a problem with a name when it is another one than before.
+func (n *otherNames) say(ctx context.Context, o *otherName, topic string, err error) {
+	if now := text(err); now != o.said[topic] {
+		o.said[topic] = now
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Trouble with another driver name; it is tried again", "driver", o.driver)
+		}
+	}
+}
+
+// report writes Events of what is allocated under a name that has no plugin any more, and of its end.
+func (n *otherNames) report(ctx context.Context, o *otherName, seen names.Observed) {
+	if seen.Runs || seen.Published || !o.listed {
+		return
+	}
+	var what []string
+	for _, r := range o.allocatedNow() {
+		var devices []string
+		for i := range r.Devices {
+			devices = append(devices, r.Devices[i].Device)
+		}
+		what = append(what, fmt.Sprintf("%s/%s (%s)", r.Claim.Namespace, r.Claim.Name, strings.Join(devices, ", ")))
+	}
+	const most = 8
+	if more := len(what) - most; more > 0 {
+		what = append(what[:most], fmt.Sprintf("and %d more", more))
+	}
+	now := strings.Join(what, ", ")
+	was, said := o.said["allocated"]
+	if now == was {
+		return
+	}
+	o.said["allocated"] = now
+	klog.FromContext(ctx).V(2).Info("Allocated under another driver name", "driver", o.driver, "claims", now)
+	switch {
+	case now == "":
+		n.s.events.note(reasonOtherNameReleased, fmt.Sprintf("No claim of driver %s, by which name Cleave ran on this node, has a GPU any more", o.driver))
+	case !said || was == "":
+		n.s.events.note(reasonOtherName, fmt.Sprintf("Claims of driver %s, by which name Cleave ran on this node, have GPUs: %s. "+
+			"Those devices are tainted until the claims' pods have ended", o.driver, now))
+	}
+}
+
+// allocatedNow are the name's claims, in order: records, and claims that have none.
+func (o *otherName) allocatedNow() []*records.Record {
+	all := o.engine.Records()
+	for _, r := range o.engine.AllocatedRecords() {
+		if o.engine.Claim(r.Claim.UID).Name == "" {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// retire takes away the files of a name of which nothing is left, unless a plugin of that name starts just now. Where the
+// state is still in use, it stays known.
+func (n *otherNames) retire(ctx context.Context, o *otherName) {
+	o.stopServing()
+	gone, err := removeName(&n.s.config, o.driver)
+	n.say(ctx, o, "retire", err)
+	if err != nil || !gone {
+		return
+	}
+	n.s.engine.Part(o.engine)
+	n.mu.Lock()
+	delete(n.byName, o.driver)
+	n.mu.Unlock()
+	klog.FromContext(ctx).Info("Nothing is left of another driver name: removed its files", "driver", o.driver, "dir", o.dir)
+}
+
+// ownFiles are Cleave's in the directory of a name, which may be another driver's, too. Records are removed by themselves.
+var ownFiles = []string{names.Locks, "policy.json", "drained", "nvidia-cdi-hook", "cleave-memory-limit", sessionFile}
+
+// removeName removes what Cleave keeps on the node under a name, and nothing else; not while a plugin of that name runs, or
+// where there is a record. Records that were set aside as corrupt stay.
+func removeName(c *Config, driver string) (gone bool, err error) {
+	dir := filepath.Join(c.PluginsDir, driver)
+	mark, err := enter(dir)
+	if err != nil {
+		return false, err
+	}
+	defer mark.leave()
+	if !mark.alone() {
+		return false, nil
+	}
+	held, errHeld := records.OpenStore(records.NewDisk(), filepath.Join(dir, names.Claims))
+	cut, errCut := records.OpenLayouts(records.NewDisk(), filepath.Join(dir, names.Layouts))
+	if err := errors.Join(errHeld, errCut); err != nil {
+		return false, err
+	}
+	uids, errHeld := held.UIDs()
+	gpus, errCut := cut.GPUs()
+	if err := errors.Join(errHeld, errCut); err != nil || len(uids) > 0 || len(gpus) > 0 {
+		return false, err
+	}
+	errs := []error{
+		cdi.Remover{Dir: c.CDIDir, Driver: driver}.RemoveStatic(),
+		removeRecords(filepath.Join(dir, names.Claims)), removeRecords(filepath.Join(dir, names.Layouts)),
+	}
+	if c.HookDir != "" {
+		errs = append(errs, os.RemoveAll(filepath.Join(c.HookDir, driver)))
+	}
+	sockets, err := filepath.Glob(filepath.Join(dir, "dra-*.sock"))
+	errs = append(errs, err)
+	for _, path := range sockets { // of plugins that were killed
+		uid := types.UID(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), "dra-"), ".sock"))
+		registration := kubeletplugin.RollingUpdateRegistrarSocketFile(c.RegistryDir, driver, uid)
+		errs = append(errs, ignoreMissing(os.Remove(path)), ignoreMissing(os.Remove(filepath.Join(c.RegistryDir, registration))))
+	}
+	for _, file := range append(slices.Clone(ownFiles), names.Running) { // the lock last: it keeps plugins from starting
+		errs = append(errs, os.RemoveAll(filepath.Join(dir, file)))
+	}
+	_ = os.Remove(dir) // stays where it is a mount, or another driver's
+	return true, errors.Join(errs...)
+}
+
+// leaveNode is for a plugin that was uninstalled: where nothing is left of other names, and no plugin of any name runs, what
+// plugins of a node share goes, too.
+func (s *service) leaveNode(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	for _, o := range s.names.all() {
+		if gone, err := removeName(&s.config, o.driver); err != nil || !gone {
+			logger.Info("Leaving the files of another driver name, which holds claims or runs", "driver", o.driver, "err", err)
+			return
+		}
+	}
+	if !s.node.alone() {
+		return
+	}
+	entries, err := os.ReadDir(s.config.nodeDir())
+	errs := []error{err}
+	for _, e := range entries {
+		errs = append(errs, os.RemoveAll(filepath.Join(s.config.nodeDir(), e.Name())))
+	}
+	_ = os.Remove(s.config.nodeDir()) // stays where it is a mount
+	if err := errors.Join(errs...); err != nil {
+		logger.Error(err, "Could not remove what plugins of the node share")
+	}
+}

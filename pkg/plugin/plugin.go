@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package driver is the plugin that the kubelet talks to: it wires hardware, claims, CDI and publishing together and
+// speaks kubeletplugin.DRAPlugin. What a claim gets is decided elsewhere.
+package plugin
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// Claims is what the plugin asks of the claims engine.
+type Claims interface {
+	Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]records.Device, error)
+	Unprepare(ctx context.Context, claim records.Claim) error
+}
+
+// plugin answers the kubelet.
+type plugin struct {
+	claims  Claims
+	metrics *metrics
+	health  *gpuHealth
+	// terminating reports claims that cannot be unprepared; nil for nobody.
+	terminating *terminating
+	// fatal ends the plugin after an error that no retry mends.
+	fatal context.CancelCauseFunc
+}
+
+// plugin implements the helper's interface.
+var _ kubeletplugin.DRAPlugin = (*plugin)(nil)
+
+// PrepareResourceClaims prepares each claim on its own: they run side by side and fail one by one.
+func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	results := make([]kubeletplugin.PrepareResult, len(claims))
+	sideBySide(len(claims), func(i int) {
+		ref := records.Claim{Namespace: claims[i].Namespace, Name: claims[i].Name, UID: claims[i].UID}
+		var devices []records.Device
+		err := p.observe(ctx, "prepare", ref, func() (err error) {
+			devices, err = p.claims.Prepare(ctx, claims[i])
+			return err
+		})
+		results[i] = kubeletplugin.PrepareResult{Err: err, Devices: toKubelet(devices)}
+	})
+	byUID := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
+	for i, claim := range claims {
+		byUID[claim.UID] = results[i]
+	}
+	return byUID, nil
+}
+
+// UnprepareResourceClaims unprepares each claim on its own.
+func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	errs := make([]error, len(claims))
+	sideBySide(len(claims), func(i int) {
+		ref := records.Claim{Namespace: claims[i].Namespace, Name: claims[i].Name, UID: claims[i].UID}
+		errs[i] = p.observe(ctx, "unprepare", ref, func() error { return p.claims.Unprepare(ctx, ref) })
+		p.terminating.unprepared(ref, errs[i])
+	})
+	byUID := make(map[types.UID]error, len(claims))
+	for i, claim := range claims {
+		byUID[claim.UID] = errs[i]
+	}
+	return byUID, nil
+}
+
+// observe runs one operation on one claim and tells log and metrics about it, in one line and one sample.
+func (p *plugin) observe(ctx context.Context, operation string, claim records.Claim, run func() error) error {
+	start := time.Now()
+	err := run()
+	took := time.Since(start)
+	p.metrics.observe(operation, took, err)
+	logger := klog.FromContext(ctx)
+	if err != nil {
+		logger.Error(err, "Claim failed", "operation", operation, "claim", claim, "duration", took)
+		return err
+	}
+	logger.V(2).Info("Claim done", "operation", operation, "claim", claim, "duration", took)
+	return nil
+}
+
+// sideBySide runs operations at once, the first on the caller's goroutine: most pods have one claim, and its stack has
+// grown already.
+func sideBySide(n int, run func(i int)) {
+	var wg sync.WaitGroup
+	for i := 1; i < n; i++ {
+		wg.Go(func() { run(i) })
+	}
+	if n > 0 {
+		run(0)
+	}
+	wg.Wait()
+}
+
+// toKubelet says of each device how a container gets it.
+func toKubelet(devices []records.Device) []kubeletplugin.Device {
+	answer := make([]kubeletplugin.Device, 0, len(devices))
+	for _, d := range devices {
+		device := kubeletplugin.Device{
+			Requests: []string{d.Request}, PoolName: d.Pool, DeviceName: d.Device, CDIDeviceIDs: d.CDIDeviceIDs,
+		}
+		if d.Share != nil && !d.Share.Exclusive { // of which the allocation has no share
+			id := types.UID(d.Share.ID)
+			device.ShareID = &id
+		}
+		answer = append(answer, device)
+	}
+	return answer
+}
+
+// HandleError logs what went wrong in the background, and ends the plugin if no retry can mend it.
+func (p *plugin) HandleError(ctx context.Context, err error, msg string) {
+	utilruntime.HandleErrorWithContext(ctx, err, msg)
+	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
+		p.fatal(err)
+	}
+}
+
+// WatchHealthStatus tells the kubelet how all devices are, until ctx ends.
+func (p *plugin) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
+	return p.health.watch(ctx, reports)
+}

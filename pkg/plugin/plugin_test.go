@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// TestMain keeps the log out of the results: what it says is not under test.
+func TestMain(m *testing.M) {
+	klog.SetLogger(klog.Logger{})
+	os.Exit(m.Run())
+}
+
+// fakeClaims answers per claim UID.
+type fakeClaims struct {
+	devices map[types.UID][]records.Device
+	errs    map[types.UID]error
+	// meet is called inside each Prepare and Unprepare; nil for nothing.
+	meet func()
+}
+
+func (f *fakeClaims) Prepare(_ context.Context, claim *resourceapi.ResourceClaim) ([]records.Device, error) {
+	if f.meet != nil {
+		f.meet()
+	}
+	return f.devices[claim.UID], f.errs[claim.UID]
+}
+
+func (f *fakeClaims) Unprepare(_ context.Context, claim records.Claim) error {
+	if f.meet != nil {
+		f.meet()
+	}
+	return f.errs[claim.UID]
+}
+
+func newPlugin(t *testing.T, claims Claims) (*plugin, context.Context) {
+	t.Helper()
+	ctx, fatal := context.WithCancelCause(t.Context())
+	t.Cleanup(func() { fatal(nil) })
+	return &plugin{claims: claims, metrics: newMetrics(), fatal: fatal}, ctx
+}
+
+func claimsOf(uids ...types.UID) (claims []*resourceapi.ResourceClaim) {
+	for _, uid := range uids {
+		claims = append(claims, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c-" + string(uid), UID: uid}})
+	}
+	return claims
+}
+
+func objectsOf(uids ...types.UID) (objects []kubeletplugin.NamespacedObject) {
+	for _, uid := range uids {
+		objects = append(objects, kubeletplugin.NamespacedObject{
+			NamespacedName: types.NamespacedName{Namespace: "ns", Name: "c-" + string(uid)}, UID: uid,
+		})
+	}
+	return objects
+}
+
+func TestEveryClaimOfAPrepareHasItsOwnAnswer(t *testing.T) {
+	held := errors.New("GPU is held")
+	p, ctx := newPlugin(t, &fakeClaims{
+		devices: map[types.UID][]records.Device{
+			"a": {
+				{Request: "main/sub", Pool: "node-1", Device: "gpu-0", GPU: "gpu-0", UUID: "GPU-0", CDIDeviceIDs: []string{"d/gpu=gpu-0"}},
+				{Request: "watch", Pool: "node-1", Device: "gpu-1", AdminAccess: true, GPU: "gpu-1", UUID: "GPU-1", CDIDeviceIDs: []string{"d/gpu=gpu-1"}},
+			},
+		},
+		errs: map[types.UID]error{"b": held},
+	})
+	got, err := p.PrepareResourceClaims(ctx, claimsOf("a", "b", "c"))
+	if err != nil {
+		t.Fatalf("PrepareResourceClaims: %v", err)
+	}
+	want := map[types.UID]kubeletplugin.PrepareResult{
+		"a": {Devices: []kubeletplugin.Device{
+			{Requests: []string{"main/sub"}, PoolName: "node-1", DeviceName: "gpu-0", CDIDeviceIDs: []string{"d/gpu=gpu-0"}},
+			{Requests: []string{"watch"}, PoolName: "node-1", DeviceName: "gpu-1", CDIDeviceIDs: []string{"d/gpu=gpu-1"}},
+		}},
+		"b": {Err: held},
+		"c": {},
+	}
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty(), cmpopts.EquateErrors()); diff != "" {
+		t.Errorf("answers (-want +got):\n%s", diff)
+	}
+}
+
+func TestEveryClaimOfAnUnprepareHasItsOwnAnswer(t *testing.T) {
+	full := errors.New("read-only file system")
+	p, ctx := newPlugin(t, &fakeClaims{errs: map[types.UID]error{"b": full}})
+	got, err := p.UnprepareResourceClaims(ctx, objectsOf("a", "b", "c"))
+	if err != nil {
+		t.Fatalf("UnprepareResourceClaims: %v", err)
+	}
+	want := map[types.UID]error{"a": nil, "b": full, "c": nil}
+	if diff := cmp.Diff(want, got, cmpopts.EquateErrors()); diff != "" {
+		t.Errorf("answers (-want +got):\n%s", diff)
+	}
+}
+
+func TestNoClaimsGiveAnEmptyAnswer(t *testing.T) {
+	p, ctx := newPlugin(t, &fakeClaims{})
+	prepared, err := p.PrepareResourceClaims(ctx, nil)
+	if err != nil || len(prepared) != 0 {
+		t.Errorf("prepare: got %v, %v, want an empty answer", prepared, err)
+	}
+	unprepared, err := p.UnprepareResourceClaims(ctx, nil)
+	if err != nil || len(unprepared) != 0 {
+		t.Errorf("unprepare: got %v, %v, want an empty answer", unprepared, err)
+	}
+}
+
+// Each claim waits inside the engine until all are there: in line they would never meet.
+func TestClaimsOfOneCallRunSideBySide(t *testing.T) {
+	const n = 4
+	uids := []types.UID{"a", "b", "c", "d"}
+	arrived, leave := make(chan struct{}), make(chan struct{})
+	p, ctx := newPlugin(t, &fakeClaims{meet: func() { arrived <- struct{}{}; <-leave }})
+	for name, call := range map[string]func(){
+		"prepare":   func() { _, _ = p.PrepareResourceClaims(ctx, claimsOf(uids...)) },
+		"unprepare": func() { _, _ = p.UnprepareResourceClaims(ctx, objectsOf(uids...)) },
+	} {
+		done := make(chan struct{})
+		go func() { call(); close(done) }()
+		for range n {
+			<-arrived
+		}
+		for range n {
+			leave <- struct{}{}
+		}
+		<-done
+		t.Logf("%s: all met", name)
+	}
+}
+
+func TestMetricsCountEachClaimByOperationAndOutcome(t *testing.T) {
+	p, ctx := newPlugin(t, &fakeClaims{errs: map[types.UID]error{"b": errors.New("no")}})
+	_, _ = p.PrepareResourceClaims(ctx, claimsOf("a", "b", "c"))
+	_, _ = p.UnprepareResourceClaims(ctx, objectsOf("a"))
+	families, err := p.metrics.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]uint64{}
+	for _, f := range families {
+		if f.GetName() == "cleave_claim_duration_seconds" {
+			for _, m := range f.GetMetric() {
+				var labels []string
+				for _, l := range m.GetLabel() {
+					labels = append(labels, l.GetName()+"="+l.GetValue())
+				}
+				got[strings.Join(labels, " ")] = m.GetHistogram().GetSampleCount()
+			}
+		}
+	}
+	want := map[string]uint64{"operation=prepare outcome=ok": 2, "operation=prepare outcome=error": 1, "operation=unprepare outcome=ok": 1}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("samples (-want +got):\n%s", diff)
+	}
+}
+
+func TestOnlyAnErrorThatNoRetryMendsEndsThePlugin(t *testing.T) {
+	p, ctx := newPlugin(t, &fakeClaims{})
+	p.HandleError(ctx, fmt.Errorf("publish: %w", kubeletplugin.ErrRecoverable), "slices")
+	if ctx.Err() != nil {
+		t.Fatalf("a recoverable error ended the plugin: %v", context.Cause(ctx))
+	}
+	broken := errors.New("socket is gone")
+	p.HandleError(ctx, broken, "gRPC")
+	if got := context.Cause(ctx); !errors.Is(got, broken) {
+		t.Errorf("cause: got %v, want %v", got, broken)
+	}
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/cleave-dra/cleave/pkg/claims"
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// objectRecorder keeps Events as "kind namespace/name UID reason: message".
+type objectRecorder struct {
+	record.FakeRecorder
+	mu     sync.Mutex
+	events []string
+}
+
+func (r *objectRecorder) Event(object runtime.Object, _, reason, message string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	o := object.(*corev1.ObjectReference)
+	r.events = append(r.events, fmt.Sprintf("%s %s/%s %s %s: %s", o.Kind, o.Namespace, o.Name, o.UID, reason, message))
+}
+
+func (r *objectRecorder) took() (subjects []string, messages map[string]bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	messages = map[string]bool{}
+	for _, e := range r.events {
+		subject, message, _ := strings.Cut(e, ": ")
+		subjects = append(subjects, subject)
+		messages[message] = true
+	}
+	r.events = nil
+	return subjects, messages
+}
+
+func TestTerminating(t *testing.T) {
+	pods := func(uid types.UID) *resourceapi.ResourceClaim {
+		return &resourceapi.ResourceClaim{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: uid},
+			Status: resourceapi.ResourceClaimStatus{ReservedFor: []resourceapi.ResourceClaimConsumerReference{
+				{Resource: "pods", Name: "p", UID: "p-uid"}, {APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "g", UID: "g-uid"}, {Resource: "pods", Name: "q", UID: "q-uid"},
+			}},
+		}
+	}
+	onClaim, onP, onQ := "ResourceClaim ns/c c-uid PartitionInUse", "Pod ns/p p-uid PartitionInUse", "Pod ns/q q-uid PartitionInUse"
+	for name, tt := range map[string]struct {
+		claims []runtime.Object
+		want   []string
+	}{
+		"claim with pods":     {[]runtime.Object{pods("c-uid")}, []string{onClaim, onP, onQ}},
+		"claim is gone":       {nil, []string{onClaim}},
+		"another of its name": {[]runtime.Object{pods("other")}, []string{onClaim}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				recorder := &objectRecorder{}
+				term := newTerminating(apiClaims{fake.NewClientset(tt.claims...)}, &nodeEvents{recorder: recorder, node: &corev1.ObjectReference{}})
+				ctx, cancel := context.WithCancel(t.Context())
+				var wg sync.WaitGroup
+				wg.Go(func() { term.run(ctx) })
+				defer wg.Wait()
+				defer cancel()
+				claim := records.Claim{Namespace: "ns", Name: "c", UID: "c-uid"}
+				inUse := errors.Join(errors.New("another device"), fmt.Errorf("unprepare: %w", &claims.InUseError{Device: "gpu-0-mig-9-4"}))
+				for _, step := range []struct {
+					what string
+					err  error
+					want []string
+				}{
+					{"in use", inUse, tt.want},
+					{"still in use", inUse, nil},
+					{"another device", &claims.InUseError{Device: "gpu-0-mig-19-0"}, tt.want},
+					{"unprepared", nil, nil},
+					{"in use again", inUse, tt.want},
+					{"another error", gpu.ErrLost, nil},
+				} {
+					term.unprepared(claim, step.err)
+					synctest.Wait()
+					got, messages := recorder.took()
+					if diff := cmp.Diff(step.want, got); diff != "" {
+						t.Errorf("%s: Events (-want +got):\n%s", step.what, diff)
+					}
+					if len(got) > 0 && len(messages) != 1 {
+						t.Errorf("%s: got messages %v, want the same on claim and pods", step.what, messages)
+					}
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package validation
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"sigs.k8s.io/json"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/deployments/manifests"
+	"github.com/cleave-dra/cleave/pkg/admission"
+)
+
+// object is a claim, a template or a class.
+type object struct {
+	file *File
+	name string
+	runtime.Object
+}
+
+// class is a DeviceClass. Its selectors are compiled when they are needed: there are many classes, and few are.
+type class struct {
+	of       []resourceapi.DeviceSelector
+	compiled []selector
+}
+
+// selectors are those that compile; the others were reported.
+func (c *class) selectors() []selector {
+	if c.compiled == nil {
+		c.compiled, _ = compile(c.of, field.NewPath("spec", "selectors"))
+	}
+	return c.compiled
+}
+
+// selector is a compiled CEL expression.
+type selector struct {
+	path *field.Path
+	cel.CompilationResult
+}
+
+// decode reads a claim, a template or a class strictly.
+func (v *validation) decode(f *File, d v1alpha1.Document, h *header) {
+	f.Checked = append(f.Checked, h.name())
+	decoded, err := decodeStrictly(h.Kind, d.JSON)
+	if err != nil {
+		f.problem(fmt.Errorf("%s: %w", h.name(), err))
+	}
+	if decoded != nil {
+		v.objects = append(v.objects, &object{f, h.name(), decoded})
+	}
+}
+
+// decodeStrictly returns an object beside the error where only fields are unknown.
+func decodeStrictly(kind string, raw []byte) (runtime.Object, error) {
+	if err := admission.CheckNumbers(raw); err != nil {
+		return nil, err
+	}
+	decoded := admission.NewObject(kind)
+	strict, err := json.UnmarshalStrict(raw, decoded)
+	if err != nil {
+		return nil, err
+	}
+	return decoded, utilerrors.NewAggregate(strict)
+}
+
+// addClasses lets claims name the classes of the files and those that come with Cleave.
+func (v *validation) addClasses() error {
+	for _, o := range v.objects {
+		if c, ok := o.Object.(*resourceapi.DeviceClass); ok {
+			v.addClass(c)
+		}
+	}
+	if v.Rules.Driver != v1alpha1.Group {
+		return nil // they select devices of the driver's usual name
+	}
+	return fs.WalkDir(manifests.Files, ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := fs.ReadFile(manifests.Files, path)
+		if err != nil {
+			return err
+		}
+		documents, err := v1alpha1.Documents(data)
+		if err != nil {
+			return fmt.Errorf("read the DeviceClasses of %s: %w", path, err)
+		}
+		for _, doc := range documents {
+			decoded, err := decodeStrictly("DeviceClass", doc.JSON)
+			if err = errors.Join(doc.Err, err); err != nil {
+				return fmt.Errorf("read the DeviceClasses of %s: %w", path, err)
+			}
+			if c, ok := decoded.(*resourceapi.DeviceClass); ok {
+				v.addClass(c)
+			}
+		}
+		return nil
+	})
+}
+
+// addClass takes up a class unless there is one of its name.
+func (v *validation) addClass(c *resourceapi.DeviceClass) {
+	if v.classes[c.Name] == nil {
+		v.classes[c.Name] = &class{of: c.Spec.Selectors}
+	}
+}
+
+// checkObject finds what is wrong with an object by itself.
+func (v *validation) checkObject(o *object) {
+	errs := v.Rules.Check(o.Object)
+	switch decoded := o.Object.(type) {
+	case *resourceapi.DeviceClass:
+		_, wrong := compile(decoded.Spec.Selectors, field.NewPath("spec", "selectors"))
+		errs = append(errs, wrong...)
+	default:
+		spec, path := specOf(decoded)
+		errs = append(errs, checkRequests(spec, path)...)
+	}
+	o.problems(errs)
+}
+
+// problems reports errors of an object.
+func (o *object) problems(errs field.ErrorList) {
+	for _, err := range errs {
+		o.file.problem(fmt.Errorf("%s: %w", o.name, err))
+	}
+}
+
+// specOf is the spec of a claim, or of the claims of a template.
+func specOf(o runtime.Object) (*resourceapi.ResourceClaimSpec, *field.Path) {
+	switch o := o.(type) {
+	case *resourceapi.ResourceClaim:
+		return &o.Spec, field.NewPath("spec", "devices")
+	case *resourceapi.ResourceClaimTemplate:
+		return &o.Spec.Spec, field.NewPath("spec", "spec", "devices")
+	default:
+		return nil, nil
+	}
+}
+
+// request is one request of a claim, or one of its alternatives.
+type request struct {
+	path      *field.Path
+	class     string
+	selectors []resourceapi.DeviceSelector
+	mode      resourceapi.DeviceAllocationMode
+	count     int64
+	capacity  *resourceapi.CapacityRequirements
+}
+
+// requestsOf are the alternatives of a request in order of preference.
+func requestsOf(r *resourceapi.DeviceRequest, path *field.Path) []request {
+	var all []request
+	if e := r.Exactly; e != nil {
+		all = append(all, request{path.Child("exactly"), e.DeviceClassName, e.Selectors, e.AllocationMode, e.Count, e.Capacity})
+	}
+	for i := range r.FirstAvailable {
+		s := &r.FirstAvailable[i]
+		all = append(all, request{path.Child("firstAvailable").Index(i), s.DeviceClassName, s.Selectors, s.AllocationMode, s.Count, s.Capacity})
+	}
+	return all
+}
+
+// checkRequests finds what the API server would refuse, as far as people get it wrong.
+func checkRequests(spec *resourceapi.ResourceClaimSpec, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	names := map[string]bool{}
+	for i := range spec.Devices.Requests {
+		r, at := &spec.Devices.Requests[i], path.Child("requests").Index(i)
+		switch {
+		case r.Name == "":
+			errs = append(errs, field.Required(at.Child("name"), "name the request"))
+		case names[r.Name]:
+			errs = append(errs, field.Duplicate(at.Child("name"), r.Name))
+		}
+		names[r.Name] = true
+		for _, sub := range r.FirstAvailable {
+			names[r.Name+"/"+sub.Name] = true
+		}
+		all := requestsOf(r, at)
+		if (r.Exactly != nil) == (len(r.FirstAvailable) > 0) {
+			errs = append(errs, field.Required(at, "set either exactly or firstAvailable"))
+		}
+		for _, one := range all {
+			if one.class == "" {
+				errs = append(errs, field.Required(one.path.Child("deviceClassName"), "name a DeviceClass, such as gpu.cleave.dev"))
+			}
+			_, wrong := compile(one.selectors, one.path.Child("selectors"))
+			errs = append(errs, wrong...)
+		}
+	}
+	known := func(at *field.Path, requests []string) {
+		for i, name := range requests {
+			if !names[name] {
+				errs = append(errs, field.NotFound(at.Child("requests").Index(i), name))
+			}
+		}
+	}
+	for i, c := range spec.Devices.Config {
+		known(path.Child("config").Index(i), c.Requests)
+	}
+	for i, c := range spec.Devices.Constraints {
+		known(path.Child("constraints").Index(i), c.Requests)
+	}
+	return errs
+}
+
+// compile compiles selectors as the API server and the scheduler do.
+func compile(selectors []resourceapi.DeviceSelector, path *field.Path) ([]selector, field.ErrorList) {
+	var compiled []selector
+	var errs field.ErrorList
+	for i, s := range selectors {
+		at := path.Index(i).Child("cel", "expression")
+		if s.CEL == nil || strings.TrimSpace(s.CEL.Expression) == "" {
+			errs = append(errs, field.Required(at, "write a CEL expression"))
+			continue
+		}
+		if n := len(s.CEL.Expression); n > resourceapi.CELSelectorExpressionMaxLength {
+			errs = append(errs, field.TooLong(at, "", resourceapi.CELSelectorExpressionMaxLength))
+			continue
+		}
+		result := cel.GetCompiler(cel.Features{EnableConsumableCapacity: true}).CompileCELExpression(s.CEL.Expression, cel.Options{})
+		switch {
+		case result.Error != nil:
+			errs = append(errs, field.Invalid(at, s.CEL.Expression, result.Error.Error()))
+		case result.MaxCost > resourceapi.CELSelectorExpressionMaxCost:
+			errs = append(errs, field.Forbidden(at, "too complex: its estimated cost exceeds what the API server takes"))
+		default:
+			compiled = append(compiled, selector{at, result})
+		}
+	}
+	return slices.Clip(compiled), errs
+}
