@@ -30,12 +30,13 @@ type faultFlags struct {
 	quirk      string
 	nth, times int
 	once       bool
+	condition  conditionFlags
 }
 
 func newFault() *cobra.Command {
 	var f faultFlags
 	c := &cobra.Command{
-		Use:   "fault --root FOLDER [--gpu N] --xid N | --ecc | --unavailable | --lost | --recovery N | --slow DURATION CALL | --hang CALL | --fail CALL CODE | --clear",
+		Use:   "fault --root FOLDER [--gpu N] --xid N | --ecc | --unavailable | --lost | --recovery N | --absent | --links-down | --fabric STATE | --virtualization MODE | --slow DURATION CALL | --hang CALL | --fail CALL CODE | --clear",
 		Short: "Make trouble, or end it",
 		Long: `Make trouble, or end it.
 
@@ -43,6 +44,11 @@ func newFault() *cobra.Command {
   --ecc                the GPU reports a double-bit ECC error
   --unavailable        the GPU reports that it is unavailable
   --lost               the GPU falls off the bus: its calls return GPU_IS_LOST
+  --absent             the GPU is not in the node: NVML started from now on does not list it
+  --links-down         the NVLinks of the GPU are not trained
+  --fabric STATE       the GPU's registration with its NVLink fabric is not-started, in-progress or completed; with --times N
+                       for so many calls; model ends it
+  --virtualization MODE  the GPU is in a guest or host of virtual machines: pass-through, vgpu, host-vgpu; none ends it
   --recovery N         the GPU asks for recovery action N (field 230): 0 none, 1 GPU reset, 2 node reboot, 3 drain P2P,
                        4 drain and reset, 5 recover the IMEX domain, 6 bus reset, 7 system reboot
   --slow DURATION CALL the NVML call takes that long
@@ -83,6 +89,7 @@ mpsControlCommand (it does a command of an administrator) or mpsServerStart (a s
 	c.Flags().IntVar(&f.times, "times", 0, "end after `N` calls")
 	c.Flags().BoolVar(&f.once, "once", false, "end after one call")
 	c.Flags().BoolVar(&f.clear, "clear", false, "end faults")
+	f.condition.add(c)
 	return c
 }
 
@@ -140,11 +147,17 @@ func inject(c *cobra.Command, n *sim.Node, f *faultFlags, fault sim.Fault) error
 // troubleGPU does what is about one GPU as a whole.
 func troubleGPU(c *cobra.Command, n *sim.Node, f *faultFlags) error {
 	xid, recovery := c.Flags().Changed("xid"), c.Flags().Changed("recovery")
-	if !xid && !recovery && !f.ecc && !f.gone && !f.lost && f.uuid == "" {
-		return usagef("nothing to do: want --xid, --ecc, --unavailable, --lost, --recovery, --slow, --hang, --fail or --clear (see %q)", c.CommandPath()+" --help")
+	if !xid && !recovery && !f.ecc && !f.gone && !f.lost && f.uuid == "" && !f.condition.any() {
+		return usagef("nothing to do: want --xid, --ecc, --unavailable, --lost, --recovery, --absent, --links-down, --fabric, --virtualization, --slow, --hang, --fail or --clear (see %q)", c.CommandPath()+" --help")
 	}
 	if f.gpu < 0 {
 		return usagef("no --gpu: say which GPU")
+	}
+	if f.once {
+		f.times = 1
+	}
+	if err := f.condition.set(n, f.gpu, f.times); err != nil {
+		return err
 	}
 	if recovery {
 		if err := n.SetRecoveryAction(f.gpu, f.recovery); err != nil {

@@ -82,6 +82,15 @@ func showTable(out io.Writer, st *sim.Status) error {
 // showModes writes what is set on GPUs and partitions and is not the default: modes, time slices, memory limits.
 func showModes(out io.Writer, st *sim.Status) {
 	for _, g := range st.GPUs {
+		if g.LinksDown {
+			fmt.Fprintf(out, "NVLinks down on GPU %d\n", g.Index)
+		}
+		if g.Fabric != 0 {
+			fmt.Fprintf(out, "fabric %s on GPU %d\n", sim.FabricStateName(g.Fabric), g.Index)
+		}
+		if g.Virtualization != sim.VirtualizationNone {
+			fmt.Fprintf(out, "virtualization %s on GPU %d\n", sim.VirtualizationName(g.Virtualization), g.Index)
+		}
 		if g.ComputeMode != sim.ModeDefault {
 			fmt.Fprintf(out, "compute mode %s on GPU %d\n", sim.ComputeModeName(g.ComputeMode), g.Index)
 		}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 )
 
 // NVML_GPU_VIRTUALIZATION_MODE_*.
@@ -19,8 +20,27 @@ const (
 	VirtualizationHostVGPU    = 3
 )
 
-// SetVirtualization says in what a GPU is: one of Virtualization*.
+// VirtualizationName names one of Virtualization* for the command line.
+func VirtualizationName(mode int) string { return nameOf(virtualizations, mode) }
+
+// VirtualizationModes lists the names.
+func VirtualizationModes() []string { return virtualizations }
+
+var virtualizations = []string{"none", "pass-through", "vgpu", "host-vgpu"}
+
+// nameOf names a number by its place in a list.
+func nameOf(names []string, n int) string {
+	if n < 0 || n >= len(names) {
+		return strconv.Itoa(n)
+	}
+	return names[n]
+}
+
+// SetVirtualization says in what a GPU is: one of Virtualization*. VirtualizationNone is what the node's model says.
 func (n *Node) SetVirtualization(index, mode int) error {
+	if mode < 0 || mode >= len(virtualizations) {
+		return fmt.Errorf("no virtualization mode %d: they are 0 to %d", mode, len(virtualizations)-1)
+	}
 	if err := n.checkIndex(index); err != nil {
 		return err
 	}
@@ -31,8 +51,11 @@ func (n *Node) SetVirtualization(index, mode int) error {
 }
 
 // SetFabricState says how far the registration of a GPU with its NVLink fabric is, one of Fabric*: for so many calls, or
-// for ever if looks is zero.
+// for ever if looks is zero. A state of zero is what the node's model says.
 func (n *Node) SetFabricState(index, state, looks int) error {
+	if state < 0 || state > FabricCompleted || looks < 0 {
+		return fmt.Errorf("no fabric state %d for %d calls: they are 0 to %d", state, looks, FabricCompleted)
+	}
 	if err := n.checkIndex(index); err != nil {
 		return err
 	}
@@ -81,16 +104,22 @@ func (n *Node) moveFunction(index int, away bool) error {
 		return nil
 	}
 	g := &n.spec.GPUs[index]
-	for _, path := range []string{filepath.Join("sys/bus/pci/devices", g.bdf()), fmt.Sprintf("dev/nvidia%d", g.Minor)} {
-		from, to := filepath.Join(n.root, path), filepath.Join(n.root, stateDir, filepath.Base(path)+".away")
-		if !away {
-			from, to = to, from
-		}
-		if err := os.Rename(from, to); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
+	from := filepath.Join(n.root, "sys/bus/pci/devices", g.bdf())
+	to := filepath.Join(n.root, stateDir, g.bdf()+".away")
+	if !away {
+		from, to = to, from
 	}
-	return nil
+	if err := os.Rename(from, to); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if !n.spec.DeviceNodes {
+		return nil
+	}
+	name := fmt.Sprintf("nvidia%d", g.Minor)
+	if away {
+		return n.RemoveDeviceNodes(name)
+	}
+	return n.restoreNode(name)
 }
 
 // list enumerates the GPUs for a session that begins.

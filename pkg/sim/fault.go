@@ -134,22 +134,51 @@ func (n *Node) Replace(index int, uuid string) error {
 	})
 }
 
-// ClearFaults removes faults, brings lost GPUs back and ends recovery actions; of one GPU, or of all and of none (-1).
+// ClearFaults removes faults, brings lost and absent GPUs back, ends recovery actions, and leaves fabric, NVLinks and
+// virtualization to the node's model again; of one GPU, or of all and of none (-1).
 func (n *Node) ClearFaults(index int) error {
 	for i := range n.gpus {
-		st, err := n.gpus[i].load()
-		if err != nil {
-			return fmt.Errorf("clear faults of GPU %d: %w", i, err)
+		if index >= 0 && index != i {
+			continue
 		}
-		if st.Recovery != 0 && (index < 0 || index == i) {
-			if err := n.SetRecoveryAction(i, 0); err != nil {
-				return err
-			}
+		if err := n.clearGPU(i); err != nil {
+			return fmt.Errorf("clear faults of GPU %d: %w", i, err)
 		}
 	}
 	return n.state.update(func(s *nodeState) error {
-		s.Faults = slices.DeleteFunc(s.Faults, func(f Fault) bool { return index < 0 || f.GPU == index })
-		s.Lost = slices.DeleteFunc(s.Lost, func(i int) bool { return index < 0 || i == index })
+		of := func(i int) bool { return index < 0 || i == index }
+		s.Faults = slices.DeleteFunc(s.Faults, func(f Fault) bool { return of(f.GPU) })
+		s.Lost = slices.DeleteFunc(s.Lost, of)
+		s.LinksDown = slices.DeleteFunc(s.LinksDown, of)
+		return nil
+	})
+}
+
+// clearGPU ends what is kept in the state of one GPU, and its absence, which moves files.
+func (n *Node) clearGPU(index int) error {
+	node, err := n.state.load()
+	if err != nil {
+		return err
+	}
+	if slices.Contains(node.Absent, index) {
+		if err := n.SetAbsent(index, false); err != nil {
+			return err
+		}
+	}
+	st, err := n.gpus[index].load()
+	if err != nil {
+		return err
+	}
+	if st.Recovery != 0 {
+		if err := n.SetRecoveryAction(index, 0); err != nil {
+			return err
+		}
+	}
+	if st.FabricState == 0 && st.Virtualization == VirtualizationNone {
+		return nil
+	}
+	return n.gpus[index].update(func(st *gpuState) error {
+		st.FabricState, st.FabricLooks, st.Virtualization = 0, 0, VirtualizationNone
 		return nil
 	})
 }

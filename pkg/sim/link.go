@@ -218,6 +218,14 @@ const (
 	FabricCompleted  = 3
 )
 
+// FabricStates lists the names of Fabric*, the first for what the node's model says.
+func FabricStates() []string { return fabricStates }
+
+var fabricStates = []string{"model", "not-started", "in-progress", "completed"}
+
+// FabricStateName names one of Fabric*.
+func FabricStateName(state int) string { return nameOf(fabricStates, state) }
+
 // FabricInfo is the GPU's place in an NVLink domain (nvmlGpuFabricInfoV_t). The rest means nothing until the state is
 // FabricCompleted.
 type FabricInfo struct {

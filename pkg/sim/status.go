@@ -41,8 +41,13 @@ type GPUStatus struct {
 	Instances   []InstanceStatus `json:"instances"`
 	Clients     []Client         `json:"clients"`
 	// Sessions are the processes that have the GPU open, as far as they can be seen from here.
-	Sessions []Session     `json:"sessions,omitempty"`
-	Limits   []LimitStatus `json:"memoryLimits,omitempty"`
+	Sessions  []Session     `json:"sessions,omitempty"`
+	Limits    []LimitStatus `json:"memoryLimits,omitempty"`
+	Absent    bool          `json:"absent,omitempty"`
+	LinksDown bool          `json:"linksDown,omitempty"`
+	// Fabric is one of Fabric*, and Virtualization one of Virtualization*, where that is not what the node's model says.
+	Fabric         int `json:"fabric,omitempty"`
+	Virtualization int `json:"virtualization,omitempty"`
 }
 
 // LimitStatus are the memory limits of a cgroup, in bytes.
@@ -92,9 +97,11 @@ func (g *GPUStatus) MIGText() string {
 	}
 }
 
-// StateText words the health: "ok", "lost" or "recovery action 1".
+// StateText words the health: "ok", "absent", "lost" or "recovery action 1".
 func (g *GPUStatus) StateText() string {
 	switch {
+	case g.Absent:
+		return "absent"
 	case g.Lost:
 		return "lost"
 	case g.Recovery != 0:
@@ -125,13 +132,13 @@ func (n *Node) Status() (*Status, error) {
 		if err != nil {
 			return nil, err
 		}
-		st.GPUs = append(st.GPUs, d.status(g, slices.Contains(node.Lost, i)))
+		st.GPUs = append(st.GPUs, d.status(g, node))
 	}
 	return st, nil
 }
 
 // status describes the GPU.
-func (d *Device) status(st *gpuState, lost bool) GPUStatus {
+func (d *Device) status(st *gpuState, node *nodeState) GPUStatus {
 	g := GPUStatus{
 		Index:       d.index,
 		Minor:       d.spec.Minor,
@@ -142,7 +149,7 @@ func (d *Device) status(st *gpuState, lost bool) GPUStatus {
 		Product:     d.board.Product,
 		Board:       d.board.Name,
 		MemoryMiB:   d.board.MemoryMiB,
-		Lost:        lost,
+		Lost:        slices.Contains(node.Lost, d.index),
 		MIGCapable:  d.board.MIG != nil,
 		MIG:         st.MIG,
 		MIGPending:  st.MIGPending,
@@ -151,6 +158,11 @@ func (d *Device) status(st *gpuState, lost bool) GPUStatus {
 		Recovery:    st.Recovery,
 		Clients:     slices.Clone(st.Clients),
 		Sessions:    d.node.sessionsOf(d.index),
+		Absent:      slices.Contains(node.Absent, d.index),
+		LinksDown:   slices.Contains(node.LinksDown, d.index),
+		Fabric:      st.FabricState,
+
+		Virtualization: st.Virtualization,
 	}
 	for _, l := range st.Limits {
 		if l.current() {
