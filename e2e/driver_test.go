@@ -47,13 +47,13 @@ func (s *space) readiness(ctx context.Context, want string) {
 func TestTheDriverIsReplacedUnderARunningPlugin(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	yes := "true"
-	drained := func() { s.labelNode(context.WithoutCancel(ctx), v1alpha1.DrainLabel, nil) }
+	drained := func() { s.labelNode(context.WithoutCancel(ctx), v1alpha1.ReleaseDriverLabel, nil) }
 	t.Cleanup(drained)
 	s.create(ctx, partitionPod("partition", smallClass)...)
 	s.running(ctx, "partition")
 
-	s.labelNode(ctx, v1alpha1.DrainLabel, &yes)
-	s.readiness(ctx, "drain=true")
+	s.labelNode(ctx, v1alpha1.ReleaseDriverLabel, &yes)
+	s.readiness(ctx, "release-driver=true")
 	s.eventually(ctx, "all devices to be tainted", func(ctx context.Context) (bool, string, error) {
 		for _, d := range devicesOf(s.slices(ctx, env.cluster.NodeName())) {
 			if !slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == "gpu.cleave.dev/draining" }) {
@@ -68,12 +68,12 @@ func TestTheDriverIsReplacedUnderARunningPlugin(t *testing.T) {
 	s.delete(ctx, "partition")
 	_, err := env.node.Sim(ctx, "driver", "unload")
 	s.must(err)
-	s.readiness(ctx, "drain=true")
+	s.readiness(ctx, "release-driver=true")
 
 	// A plugin that starts now leaves the driver alone, too.
 	s.must(env.node.Kill())
 	s.must(env.node.Start(ctx))
-	s.readiness(ctx, "drain=true")
+	s.readiness(ctx, "release-driver=true")
 
 	_, err = env.node.Sim(ctx, "create", "--node", model, "--force", "--driver-version", "590.44.01")
 	s.must(err)

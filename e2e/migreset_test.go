@@ -38,7 +38,7 @@ func TestMIGMode_A30(t *testing.T) {
 	s.labelPlainNode(ctx, n, `"true"`)
 	s.eventually(ctx, "the plugin to release the driver", func(ctx context.Context) (bool, string, error) {
 		state := fmt.Sprint(n.Readiness(ctx))
-		return strings.Contains(state, "drain=true"), state, nil
+		return strings.Contains(state, "release-driver=true"), state, nil
 	})
 	if out, code := s.smi(ctx, n, "-i", "0", "-mig", "1"); code != 0 || !strings.Contains(out, "Enabled MIG Mode for GPU") {
 		t.Fatalf("nvidia-smi -mig 1 with the driver released: exit code %d\n%s", code, out)
@@ -58,7 +58,7 @@ func TestMIGMode_A30(t *testing.T) {
 // labelPlainNode sets the label that makes a node's plugin release the driver, to a value in JSON.
 func (s *space) labelPlainNode(ctx context.Context, n *plainNode, value string) {
 	s.Helper()
-	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%s}}}`, v1alpha1.DrainLabel, value)
+	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%s}}}`, v1alpha1.ReleaseDriverLabel, value)
 	_, err := env.kube.CoreV1().Nodes().Patch(ctx, n.name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 	s.must(err)
 }

@@ -34,9 +34,19 @@ const (
 	BuiltInPolicy = "built-in"
 )
 
-// DrainLabel is the node label by which, with the value "true", Cleave lets go of the NVIDIA driver so that it can be
+// ReleaseDriverLabel is the node label by which, with the value "true", Cleave releases the NVIDIA driver so that it can be
 // unloaded or replaced.
+const ReleaseDriverLabel = Group + "/release-driver"
+
+// DrainLabel is the former name of gpu.cleave.dev/release-driver, with the same effect.
+//
+// Deprecated: use ReleaseDriverLabel.
 const DrainLabel = Group + "/drain"
+
+// ReleasesDriver reports whether the labels of a node ask for the release of the driver, by either name.
+func ReleasesDriver(labels map[string]string) bool {
+	return labels[ReleaseDriverLabel] == "true" || labels[DrainLabel] == "true"
+}
 
 // Rule is what some of a node's GPUs are handed out as.
 type Rule struct {

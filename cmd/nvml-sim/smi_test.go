@@ -105,7 +105,7 @@ func TestSMI_DocumentedStepsForA30(t *testing.T) {
 	if !found {
 		t.Fatal("docs/mig.md has no steps")
 	}
-	for name, skip := range map[string]string{"as documented": "", "without the label": "drain=true"} {
+	for name, skip := range map[string]string{"as documented": "", "without the label": "release-driver=true"} {
 		t.Run(name, func(t *testing.T) {
 			root := makeNode(t, "a30")
 			plugin, err := sim.Open(root)
@@ -126,7 +126,7 @@ func TestSMI_DocumentedStepsForA30(t *testing.T) {
 				words := strings.Fields(command)
 				switch {
 				case len(words) == 0 || skip != "" && strings.Contains(command, skip):
-				case strings.Contains(command, "drain=true"):
+				case strings.Contains(command, "release-driver=true"):
 					err = plugin.Shutdown()
 				case words[0] == "nvidia-smi":
 					_, err = smiOutput(t, root, words[1:]...)

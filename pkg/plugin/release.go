@@ -23,8 +23,9 @@ import (
 // program itself refers to is not unloaded).
 var ErrDriverBack = errors.New("the NVIDIA driver can be used again")
 
-// errDraining is why the driver is let go of by the node's label.
-var errDraining = fmt.Errorf("the node has the label %s=true: the driver can be unloaded or replaced, and is used again once the label is gone", v1alpha1.DrainLabel)
+// errDraining is why the driver is released by the node's label.
+var errDraining = fmt.Errorf("the node has the label %s=true (or the deprecated %s): the driver can be unloaded or replaced, and is used again once the label is gone",
+	v1alpha1.ReleaseDriverLabel, v1alpha1.DrainLabel)
 
 // loaded is the file of procfs that is there while the driver's kernel module is loaded.
 const loaded = "driver/nvidia/version"

@@ -72,8 +72,14 @@ func (b *releaseBed) driver(there bool) {
 // drain sets the node's label.
 func (b *releaseBed) drain(value string) {
 	b.t.Helper()
+	b.label(v1alpha1.ReleaseDriverLabel, value)
+}
+
+// label sets one label of the node, and no other.
+func (b *releaseBed) label(key, value string) {
+	b.t.Helper()
 	node := nodeObject("")
-	node.Labels = map[string]string{v1alpha1.DrainLabel: value}
+	node.Labels = map[string]string{key: value}
 	if err := b.around.object.Add(node); err != nil {
 		b.t.Fatal(err)
 	}
@@ -88,8 +94,10 @@ func TestTheDriverIsLetGoOfByTheLabelOrWhenItGoes(t *testing.T) {
 	}{
 		{"nothing happened", func() {}, ""},
 		{"another value", func() { b.drain("false") }, ""},
-		{"the label", func() { b.drain("true") }, "gpu.cleave.dev/drain=true"},
+		{"the label", func() { b.drain("true") }, "gpu.cleave.dev/release-driver=true"},
 		{"the label is gone", func() { b.drain("") }, ""},
+		{"the deprecated label", func() { b.label(v1alpha1.DrainLabel, "true") }, "gpu.cleave.dev/drain"},
+		{"the deprecated label is gone", func() { b.label(v1alpha1.DrainLabel, "") }, ""},
 		{"the module is gone", func() { _ = os.Remove(b.loadedFile()) }, "went away"},
 		{"the module is back", func() { b.driver(true) }, ""},
 		{"the library is gone", func() { _ = os.Remove(b.config.NVMLLibrary) }, b.config.NVMLLibrary},
@@ -126,7 +134,7 @@ func TestALetGoDriverIsUsedAgainByAProgramThatStartsAnew(t *testing.T) {
 		if err := hw.VerifyGPU(t.Context(), &hw.Session.Node().GPUs[0]); err == nil {
 			t.Error("the session still answers")
 		}
-		if err := b.ready.err(); err == nil || !strings.Contains(err.Error(), "drain=true") {
+		if err := b.ready.err(); err == nil || !strings.Contains(err.Error(), "release-driver=true") {
 			t.Errorf("got readiness %v, want the reason", err)
 		}
 		b.driver(false) // it is being replaced

@@ -170,7 +170,7 @@ func factsOf(object any) (nodeFacts, bool) {
 	if !ok {
 		return nodeFacts{}, false
 	}
-	facts := nodeFacts{policy: node.Labels[v1alpha1.PolicyLabel], drain: node.Labels[v1alpha1.DrainLabel] == "true"}
+	facts := nodeFacts{policy: node.Labels[v1alpha1.PolicyLabel], drain: v1alpha1.ReleasesDriver(node.Labels)}
 	most := map[string]resource.Quantity{}
 	for _, list := range []corev1.ResourceList{node.Status.Capacity, node.Status.Allocatable} {
 		for name, q := range list {

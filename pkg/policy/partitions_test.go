@@ -100,7 +100,7 @@ func partitionedBy(g *gpu.GPU) partitioned {
 }
 
 func TestAGPUOffersThePartitionsOfItsRule(t *testing.T) {
-	const off = "MIG mode is off, and this board changes it only with a reset: drain the node, label it " + v1alpha1.DrainLabel +
+	const off = "MIG mode is off, and this board changes it only with a reset: drain the node, label it " + v1alpha1.ReleaseDriverLabel +
 		"=true, run nvidia-smi -i <GPU> -mig 1, remove the label (docs/mig.md, A100 and A30)"
 	tests := map[string]struct {
 		model, rule string
