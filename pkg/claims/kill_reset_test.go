@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
@@ -151,7 +152,7 @@ func (w *worker) release(ctx context.Context) error {
 }
 
 // disownLayout notes that what the plugin created ahead of claims is not its own after a release of the driver: nothing proves
-// that it is the same.
+// that it is the same. What it created for a claim, which came back to a partition that was lost, is proven by its witness.
 func (w *worker) disownLayout() error {
 	all, err := unmanagedOf(w.dir)
 	if err != nil {
@@ -162,7 +163,7 @@ func (w *worker) disownLayout() error {
 		return err
 	}
 	for _, u := range now {
-		if u.GPU == layoutGPU && !slices.Contains(all, u) {
+		if u.GPU == layoutGPU && !slices.Contains(all, u) && !w.createdForClaim(u) {
 			all = append(all, u)
 		}
 	}
@@ -171,6 +172,15 @@ func (w *worker) disownLayout() error {
 		return err
 	}
 	return os.WriteFile(unmanagedFile(w.dir), data, 0o600)
+}
+
+// createdForClaim reports whether a record names an instance of the layout's GPU as created for its claim.
+func (w *worker) createdForClaim(u unmanaged) bool {
+	return slices.ContainsFunc(w.Records(), func(r *records.Record) bool {
+		return slices.ContainsFunc(r.Partitions(), func(d *records.Device) bool {
+			return d.GPU == w.gpus.GPUs[u.GPU].PCI.DeviceName() && d.Partition.GI == u.ID && !d.Partition.Existing
+		})
+	})
 }
 
 // lostPartitions is what becomes of claims with partitions when those are gone: their pods end, or the kubelet has the claim
