@@ -121,7 +121,7 @@ manifests: $(HELM) ## write what is made of other files: MIG profiles, the schem
 	go run ./hack/gen-deviceclasses
 	go run ./hack/gen-policyschema
 	hack/render-manifests $(HELM) $(CHART) deployments/manifests
-	UPDATE_DOCS=1 go test -run TestTheDocumentationListsEveryValue ./e2e/chart
+	UPDATE_DOCS=1 go test -run TestValues_ListedInDocs ./e2e/chart
 
 .PHONY: reference
 reference: ## write docs/reference.md from the code

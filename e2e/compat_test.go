@@ -112,7 +112,7 @@ func (s *space) cleared(ctx context.Context, n *node.Node) {
 	})
 }
 
-func TestManifestsForNVIDIAsDriverShareAGPUAmongTheContainersOfOneClaim(t *testing.T) {
+func TestCompatible_SharedClaim(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	n := s.startCompatible(ctx)
 	objects := s.compatibleManifest("sharing")
@@ -169,7 +169,7 @@ func claimNames(pod *corev1.Pod) []string {
 	return names
 }
 
-func TestManifestsForNVIDIAsDriverGetGPUsAndPartitions(t *testing.T) {
+func TestCompatible_GPUsAndPartitions(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	n := s.startCompatible(ctx)
 	objects := s.compatibleManifest("gpus")
@@ -198,7 +198,7 @@ func TestManifestsForNVIDIAsDriverGetGPUsAndPartitions(t *testing.T) {
 	s.cleared(ctx, n)
 }
 
-func TestParametersOfNVIDIAsThatCannotBeHonouredAreToldToThePod(t *testing.T) {
+func TestCompatible_UnsupportedParameters(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.startCompatible(ctx)
 	spec := claimOf(1)
@@ -232,7 +232,7 @@ func (otherDriver) GetInfo(context.Context, *registerapi.InfoRequest) (*register
 	return &registerapi.PluginInfo{Type: registerapi.DRAPlugin, Name: nvidia.DriverName, SupportedVersions: []string{"v1.DRAPlugin"}}, nil
 }
 
-func TestNothingIsServedWhereNVIDIAsOwnDriverIs(t *testing.T) {
+func TestCompatible_NVIDIADriverPresent(t *testing.T) {
 	t.Parallel()
 	ctx, s := newSpace(t, nil)
 	n := s.newPlainNodeOf(ctx, nil, node.Options{Driver: nvidia.DriverName})

@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestNinthPodWaitsForOneOfEightGPUs(t *testing.T) {
+func TestContention_NinthPod(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	held := map[string]string{} // device by pod
 	for i := range gpus {
@@ -63,7 +63,7 @@ func runsWithMark(mark string) bool {
 
 // A pod deleted by force leaves the API server at once, so the scheduler hands its GPU on while the kubelet still ends
 // the container.
-func TestGPUOfForceDeletedPodIsHandedOnOnlyWhenItsContainerHasEnded(t *testing.T) {
+func TestContention_ForceDeletedPod(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	target := s.published(ctx)[0]
 	first, second := gpuPod("first", 1, thisGPU(&target)), gpuPod("second", 1, thisGPU(&target))

@@ -20,7 +20,7 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-func TestCorruptRecordIsSetAsideAndMadeAgain(t *testing.T) {
+func TestRecord_Corrupt(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, gpuPod("user", 2)...)
 	pod := s.running(ctx, "user")
@@ -62,7 +62,7 @@ func TestCorruptRecordIsSetAsideAndMadeAgain(t *testing.T) {
 	s.waitRecords(ctx, env.node, ownClaim(other))
 }
 
-func TestFullDiskFailsTheClaimWithTheRemedyAndHoldsNothing(t *testing.T) {
+func TestRecord_DiskFull(t *testing.T) {
 	t.Parallel()
 	ctx, s := newSpace(t, nil)
 	n := s.newPlainNode(ctx, nil)

@@ -44,7 +44,7 @@ func (s *space) readiness(ctx context.Context, want string) {
 
 // An admin replaces the driver on a running node: the plugin lets go of it, claims end without it, and after it the new
 // driver is what pods get.
-func TestTheDriverIsReplacedUnderARunningPlugin(t *testing.T) {
+func TestDriver_Replaced(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	yes := "true"
 	drained := func() { s.labelNode(context.WithoutCancel(ctx), v1alpha1.ReleaseDriverLabel, nil) }

@@ -21,7 +21,7 @@ func (s *space) index(ctx context.Context, n *plainNode, device string) string {
 	return fmt.Sprint(*find(devicesOf(s.slices(ctx, n.name)), device).Attributes["index"].IntValue)
 }
 
-func TestReplacedGPUIsRefusedWithBothUUIDs(t *testing.T) {
+func TestHardware_GPUReplaced(t *testing.T) {
 	t.Parallel()
 	ctx, s := newSpace(t, nil)
 	n := s.startPlainNode(ctx)
@@ -46,7 +46,7 @@ func TestReplacedGPUIsRefusedWithBothUUIDs(t *testing.T) {
 	s.prepared(ctx, n, claim, 1)
 }
 
-func TestLostGPUFailsItsOwnClaimAlone(t *testing.T) {
+func TestHardware_GPULost(t *testing.T) {
 	t.Parallel()
 	ctx, s := newSpace(t, nil)
 	n := s.startPlainNode(ctx)
@@ -73,7 +73,7 @@ func pciAddress(device string) string {
 	return p[0] + ":" + p[1] + ":" + p[2] + "." + p[3]
 }
 
-func TestPluginWaitsForTheDriverAndUnpreparesMeanwhile(t *testing.T) {
+func TestHardware_DriverMissing(t *testing.T) {
 	t.Parallel()
 	ctx, s := newSpace(t, nil)
 	n := s.startPlainNode(ctx, "--driver-retry", "200ms")
@@ -109,7 +109,7 @@ func TestPluginWaitsForTheDriverAndUnpreparesMeanwhile(t *testing.T) {
 	}
 }
 
-func TestClaimThatIsGoneKeepsItsGPUWhileAProcessUsesIt(t *testing.T) {
+func TestHardware_GPUInUse(t *testing.T) {
 	t.Parallel()
 	ctx, s := newSpace(t, nil)
 	n := s.startPlainNode(ctx, "--reconcile-every", "200ms")

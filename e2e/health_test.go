@@ -153,7 +153,7 @@ func (s *space) waitEvent(ctx context.Context, namespace, object, reason string,
 	})
 }
 
-func TestGPUsInTroubleAreAvoidedReportedAndUsedAgainWhenTheyAreWell(t *testing.T) {
+func TestHealth_TaintAndRecovery(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.wellAfter(ctx)
 	node := env.cluster.NodeName()
@@ -239,7 +239,7 @@ func tolerating(spec resourceapi.ResourceClaimSpec, effects ...resourceapi.Devic
 	return spec
 }
 
-func TestAPartitionInTroubleKeepsOthersFromItsPlaceAlone(t *testing.T) {
+func TestHealth_UnhealthyPartition(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.wellAfter(ctx)
 	s.create(ctx, partitionPod("sick", smallClass)...)
@@ -279,7 +279,7 @@ func (s *space) instance(ctx context.Context, placement string) string {
 }
 
 // A plugin that starts knows what drivers want before it publishes anything: taints never go in between.
-func TestTaintsOfGPUsInTroubleOutliveThePlugin(t *testing.T) {
+func TestHealth_TaintsOutlivePlugin(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.wellAfter(ctx)
 	gpu := s.published(ctx)[0].Name
@@ -309,7 +309,7 @@ func (s *space) added(ctx context.Context, device string) string {
 	return ""
 }
 
-func TestALostGPUEvictsItsPodsIfThePolicySaysSo(t *testing.T) {
+func TestHealth_LostGPUEvictsPods(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.wellAfter(ctx)
 	path := filepath.Join(t.TempDir(), "policy.yaml")

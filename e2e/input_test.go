@@ -33,7 +33,7 @@ func runCleave(ctx context.Context, t *testing.T, args ...string) (code int, std
 	return cmd.ProcessState.ExitCode(), out.String(), errOut.String()
 }
 
-func TestWrongUseGivesOneClearError(t *testing.T) {
+func TestCommandLine_Errors(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -82,7 +82,7 @@ func TestWrongUseGivesOneClearError(t *testing.T) {
 	}
 }
 
-func TestPrintedSlicesAreThosePublishedAndTheAPIServerTakesThem(t *testing.T) {
+func TestSlices_PrintedArePublished(t *testing.T) {
 	t.Parallel()
 	ctx, s := newSpace(t, nil)
 	const name = "offline-node"

@@ -74,7 +74,7 @@ func (s *space) noOtherClasses(ctx context.Context) {
 }
 
 // Pods that were written for NVIDIA's device plugin run unchanged once its files and those of the MIG manager are imported.
-func TestPodsWrittenForTheDevicePluginRunUnchangedAfterAnImport(t *testing.T) {
+func TestImport_DevicePluginPods(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.noOtherClasses(ctx)
 	dir := s.usePolicies(ctx, "half-balanced", map[string]string{"default": "[]"})

@@ -23,7 +23,7 @@ import (
 
 // A driver of release 615 limits memory by cgroup v2. The container runtime's part is done by hand here, so that it does
 // not depend on which cgroups this machine has.
-func TestADriverThatLimitsMemoryHoldsATimeSliceToItsPart(t *testing.T) {
+func TestTimeSlice_MemoryLimit(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	groups := t.TempDir()
 	s.must(syscall.Mount("none", groups, "cgroup2", 0, ""))

@@ -68,7 +68,7 @@ func (s *space) occupied(ctx context.Context) []string {
 	return names
 }
 
-func TestSevenSmallPodsShareOneGPUEachInItsOwnPartition(t *testing.T) {
+func TestMIG_SevenPods(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.createExample(ctx, "seven-small-pods")
 	capabilities := map[string]string{}
@@ -97,7 +97,7 @@ func TestSevenSmallPodsShareOneGPUEachInItsOwnPartition(t *testing.T) {
 	})
 }
 
-func TestPairOf4gAnd3gFillsOneGPU(t *testing.T) {
+func TestMIG_4gAnd3g(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.createExample(ctx, "mig-pair-4g-3g")
 	pod := s.running(ctx, "mig-pair")
@@ -115,14 +115,14 @@ func TestPairOf4gAnd3gFillsOneGPU(t *testing.T) {
 	s.waitPartitions(ctx)
 }
 
-func TestExtendedResourceGetsTwoPartitions(t *testing.T) {
+func TestMIG_ExtendedResource(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.createExample(ctx, "mig-extended-resource")
 	s.running(ctx, "mig-extended-resource")
 	s.waitPartitions(ctx, "0 1g.10gb 5:1", "0 1g.10gb 6:1")
 }
 
-func TestGPUWithAPartitionIsNotGivenWholeUntilThePartitionIsGone(t *testing.T) {
+func TestMIG_WholeGPUWaits(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, partitionPod("part", smallClass)...)
 	s.running(ctx, "part")
@@ -138,7 +138,7 @@ func TestGPUWithAPartitionIsNotGivenWholeUntilThePartitionIsGone(t *testing.T) {
 	s.waitPartitions(ctx)
 }
 
-func TestPartitionOfSomebodyElseIsTaintedAndNeverTouched(t *testing.T) {
+func TestMIG_UnmanagedPartition(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	simulate := func(args ...string) {
 		t.Helper()
@@ -178,7 +178,7 @@ func onGPU(device string) string {
 	return fmt.Sprintf(`device.attributes["resource.kubernetes.io"].pciBusID == "%s:%s:%s.%s"`, address[0], address[1], address[2], address[3])
 }
 
-func TestPluginKilledWithPartitionsCatchesUp(t *testing.T) {
+func TestMIG_PluginKilled(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	for _, name := range []string{"stays", "goes"} {
 		s.create(ctx, partitionPod(name, smallClass)...)
@@ -201,7 +201,7 @@ func TestPluginKilledWithPartitionsCatchesUp(t *testing.T) {
 	s.waitRecords(ctx, env.node, ownClaim(stays))
 }
 
-func TestRebootDropsPartitionsAndMakesThemAgainForThoseThatHoldThem(t *testing.T) {
+func TestMIG_Reboot(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, partitionPod("holds", smallClass)...)
 	pod := s.running(ctx, "holds")

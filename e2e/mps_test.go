@@ -96,7 +96,7 @@ func (s *space) daemon() process {
 	return process{}
 }
 
-func TestTwoServicesShareOneGPUEachWithItsOwnAmounts(t *testing.T) {
+func TestMPS_TwoServices(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	objects, err := workload.Load(filepath.Join(env.source, "deployments", "examples", "mps-two-services.yaml"))
 	s.must(err)
@@ -127,7 +127,7 @@ func TestTwoServicesShareOneGPUEachWithItsOwnAmounts(t *testing.T) {
 	s.nothingOfMPS(ctx)
 }
 
-func TestAnMPSShareThatTakesTooMuchFailsAloneAndItsGPUIsFreeAfter(t *testing.T) {
+func TestMPS_MemoryLimit(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, mpsPod("good", shareSpec(mpsClass, "memory", "10Gi"))...)
 	good := s.running(ctx, "good")
@@ -157,7 +157,7 @@ func TestAnMPSShareThatTakesTooMuchFailsAloneAndItsGPUIsFreeAfter(t *testing.T) 
 	s.nothingOfMPS(ctx)
 }
 
-func TestMPSClientsDoNotNoticeThePluginRestart(t *testing.T) {
+func TestMPS_PluginRestarted(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, mpsPod("client", shareSpec(mpsClass))...)
 	pod := s.running(ctx, "client")
@@ -183,7 +183,7 @@ func TestMPSClientsDoNotNoticeThePluginRestart(t *testing.T) {
 	s.nothingOfMPS(ctx)
 }
 
-func TestMPSClientsDoNotNoticeARollingUpdateOfThePlugin(t *testing.T) {
+func TestMPS_PluginRollingUpdate(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, mpsPod("client", shareSpec(mpsClass))...)
 	pod := s.running(ctx, "client")
@@ -227,7 +227,7 @@ func (s *space) eventOn(ctx context.Context, namespace, object, reason, says str
 	})
 }
 
-func TestAKilledSupervisorIsReportedAndItsDaemonsGoOn(t *testing.T) {
+func TestMPS_SupervisorKilled(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, mpsPod("client", shareSpec(mpsClass))...)
 	pod := s.running(ctx, "client")
@@ -266,7 +266,7 @@ func TestAKilledSupervisorIsReportedAndItsDaemonsGoOn(t *testing.T) {
 	s.nothingOfMPS(ctx)
 }
 
-func TestAKilledDaemonIsReportedAndStartedAgain(t *testing.T) {
+func TestMPS_DaemonKilled(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, mpsPod("client", shareSpec(mpsClass))...)
 	pod := s.running(ctx, "client")
@@ -287,7 +287,7 @@ func TestAKilledDaemonIsReportedAndStartedAgain(t *testing.T) {
 	s.nothingOfMPS(ctx)
 }
 
-func TestAPartitionOrElseAnMPSShare(t *testing.T) {
+func TestMPS_PartitionOrShare(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.createExample(ctx, "mig-or-mps")
 	pod := s.running(ctx, "mig-or-mps")

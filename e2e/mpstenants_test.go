@@ -28,7 +28,7 @@ exec sleep infinity`
 
 // One tenant of an MPS server runs as root and means harm. The other's program does not notice, new clients come in,
 // and the host's /run holds no more than the file systems of that GPU are given.
-func TestMPSTenantsCannotStopEachOther(t *testing.T) {
+func TestMPS_TenantsIsolated(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, mpsPod("victim", shareSpec(mpsClass))...)
 	victim := s.running(ctx, "victim")

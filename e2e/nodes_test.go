@@ -14,7 +14,7 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-func TestSchedulerFindsTheNodeThatHasTheGPU(t *testing.T) {
+func TestNodes_SchedulerPicksNode(t *testing.T) {
 	t.Parallel()
 	ctx, s := newSpace(t, nil)
 	n := s.newPlainNode(ctx, func(o *corev1.Node) {

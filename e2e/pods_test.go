@@ -27,7 +27,7 @@ func deviceNames(devices []resourceapi.Device) []string {
 }
 
 // The node has two NUMA nodes of four GPUs. Whoever asks for four gets those of one while it has them.
-func TestExamplePodsGetDistinctGPUsThatBelongTogether(t *testing.T) {
+func TestPods_Examples(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	all := deviceNames(s.waitOrder(ctx, lastFirst))
 	if len(all) != gpus {
@@ -61,7 +61,7 @@ func TestExamplePodsGetDistinctGPUsThatBelongTogether(t *testing.T) {
 	s.waitRecords(ctx, env.node, claims...)
 }
 
-func TestSharedClaimGivesOneGPUToAllUntilTheLastPodEnds(t *testing.T) {
+func TestPods_SharedClaim(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.createExample(ctx, "shared-claim")
 	var devices []string
@@ -89,7 +89,7 @@ func TestSharedClaimGivesOneGPUToAllUntilTheLastPodEnds(t *testing.T) {
 	})
 }
 
-func TestContainerWithoutTheClaimSeesNoGPU(t *testing.T) {
+func TestPods_ContainerWithoutClaim(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	objects := gpuPod("pod", 1)
 	pod := podOf(objects)
@@ -108,7 +108,7 @@ func TestContainerWithoutTheClaimSeesNoGPU(t *testing.T) {
 	}
 }
 
-func TestPodThatEndsByItselfGivesItsGPUBack(t *testing.T) {
+func TestPods_Completed(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	objects := gpuPod("job", 1)
 	podOf(objects).Spec.Containers[0].Command = []string{"/bin/sh", "-c", "ls /dev/nvidia[0-9]*"}

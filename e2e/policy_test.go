@@ -126,7 +126,7 @@ func (s *space) waitMetric(ctx context.Context, n *node.Node, name, value string
 	})
 }
 
-func TestTheLabelChangesThePolicyWhilePodsRun(t *testing.T) {
+func TestPolicy_LabelChanged(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	name := env.cluster.NodeName()
 	dir := s.usePolicies(ctx, "training", map[string]string{
@@ -173,7 +173,7 @@ func TestTheLabelChangesThePolicyWhilePodsRun(t *testing.T) {
 	s.checkRecordsAgree(ctx)
 }
 
-func TestAnInvalidPolicyLeavesTheOldOneInForce(t *testing.T) {
+func TestPolicy_Invalid(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	name := env.cluster.NodeName()
 	dir := s.usePolicies(ctx, "training", map[string]string{"training": "[{tiers: [exclusive]}]"})
@@ -221,7 +221,7 @@ func TestAnInvalidPolicyLeavesTheOldOneInForce(t *testing.T) {
 	s.nodeEvent(ctx, name, corev1.EventTypeNormal, "PolicyApplied", `policy "training" is in force`)
 }
 
-func TestBesideADevicePluginNothingIsPublishedButWhatClaimsHold(t *testing.T) {
+func TestPolicy_DevicePluginConflict(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	name := env.cluster.NodeName()
 	alone := s.offer(ctx, name)
@@ -267,7 +267,7 @@ func TestBesideADevicePluginNothingIsPublishedButWhatClaimsHold(t *testing.T) {
 	s.running(ctx, "waits")
 }
 
-func TestBesideAnotherDriverNothingIsPublishedUnlessThePolicyLeavesTheGPUToIt(t *testing.T) {
+func TestPolicy_DriverConflict(t *testing.T) {
 	t.Parallel()
 	ctx, s := newSpace(t, nil)
 	dir := t.TempDir()

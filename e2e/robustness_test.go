@@ -48,7 +48,7 @@ func (s *space) checkUndisturbed(ctx context.Context, before *corev1.Pod) {
 	}
 }
 
-func TestPluginKilledAndStartedAgainCatchesUp(t *testing.T) {
+func TestPlugin_Killed(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	for _, name := range []string{"stays", "deleted-meanwhile"} {
 		s.create(ctx, gpuPod(name, 1)...)
@@ -73,7 +73,7 @@ func TestPluginKilledAndStartedAgainCatchesUp(t *testing.T) {
 	s.checkRecordsAgree(ctx)
 }
 
-func TestPluginEndsGracefullyAndKeepsItsSlices(t *testing.T) {
+func TestPlugin_Stopped(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.waitOrder(ctx, lastFirst)
 	s.create(ctx, gpuPod("stays", 1)...)
@@ -94,7 +94,7 @@ func TestPluginEndsGracefullyAndKeepsItsSlices(t *testing.T) {
 	s.checkRecordsAgree(ctx)
 }
 
-func TestPodsWorkBeforeAndAfterKubeletRestart(t *testing.T) {
+func TestKubelet_Restarted(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		t.Run(strings.ReplaceAll(sig.String(), " ", "-"), func(t *testing.T) {
 			ctx, s := newSpace(t, nil)
@@ -124,7 +124,7 @@ func TestPodsWorkBeforeAndAfterKubeletRestart(t *testing.T) {
 }
 
 // The plugin compares its records with the API server when it starts, so a GPU comes free also where nobody asks for it.
-func TestPluginGivesBackWhatNoClaimHoldsWhenItStarts(t *testing.T) {
+func TestPlugin_StartReleasesUnclaimed(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, gpuPod("gone", 1)...)
 	claim := ownClaim(s.running(ctx, "gone"))

@@ -17,7 +17,7 @@ import (
 
 // Three nodes with three labels and one folder of policies, a plugin each: training whole, inference cut, development
 // shared. Pods find their way by the class that they ask for.
-func TestThreeNodesHaveThreeRoles(t *testing.T) {
+func TestNodes_ThreeRoles(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	dir := t.TempDir()
 	roles := []struct {

@@ -12,7 +12,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 )
 
-func TestPodsSelectGPUsByExpression(t *testing.T) {
+func TestSelection_Expression(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	published := s.waitOrder(ctx, lastFirst)
 	first := published[len(published)-1] // the scheduler's last choice
@@ -51,7 +51,7 @@ func TestPodsSelectGPUsByExpression(t *testing.T) {
 	}
 }
 
-func TestPodThatNoGPUFitsStaysPendingWithTheReason(t *testing.T) {
+func TestSelection_NoGPUFits(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	oneRoot := claimOf(2) // every GPU of the model has a root complex of its own
 	oneRoot.Devices.Constraints = sameAttribute(deviceattribute.StandardDeviceAttributePCIeRoot)
@@ -79,7 +79,7 @@ func sameAttribute(name resourceapi.QualifiedName) []resourceapi.DeviceConstrain
 	return []resourceapi.DeviceConstraint{{Requests: []string{"gpu"}, MatchAttribute: &full}}
 }
 
-func TestGPUsOfOneClaimShareANUMANode(t *testing.T) {
+func TestSelection_NUMANode(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.waitOrder(ctx, lastFirst)
 	// One GPU of the second NUMA node, which is filled first, is taken: four together are left on the first one only.

@@ -58,7 +58,7 @@ func (s *space) refused(ctx context.Context, n *plainNode, claim *drapb.Claim, s
 	}
 }
 
-func TestPluginRefusesBadClaimsAndServesTheOthers(t *testing.T) {
+func TestPrepare_BadClaims(t *testing.T) {
 	t.Parallel()
 	ctx, s := newSpace(t, nil)
 	n := s.startPlainNode(ctx)
@@ -111,7 +111,7 @@ func opaque(parameters string) []resourceapi.DeviceAllocationConfiguration {
 	}}
 }
 
-func TestClaimsOfOneCallSucceedAndFailOnTheirOwn(t *testing.T) {
+func TestPrepare_ClaimsOfOneCall(t *testing.T) {
 	t.Parallel()
 	ctx, s := newSpace(t, nil)
 	n := s.startPlainNode(ctx)
@@ -140,7 +140,7 @@ func TestClaimsOfOneCallSucceedAndFailOnTheirOwn(t *testing.T) {
 	s.waitRecords(ctx, n.Node)
 }
 
-func TestAdminAccessLooksAtAHeldGPUAndEvictsNobody(t *testing.T) {
+func TestPrepare_AdminAccess(t *testing.T) {
 	t.Parallel()
 	ctx, s := newSpace(t, map[string]string{resourceapi.DRAAdminNamespaceLabelKey: "true"})
 	n := s.startPlainNode(ctx)
@@ -161,7 +161,7 @@ func TestAdminAccessLooksAtAHeldGPUAndEvictsNobody(t *testing.T) {
 	s.waitRecords(ctx, n.Node, "next")
 }
 
-func TestPreparedClaimOutlivesAPluginThatIsKilled(t *testing.T) {
+func TestPrepare_PluginKilled(t *testing.T) {
 	t.Parallel()
 	ctx, s := newSpace(t, nil)
 	n := s.startPlainNode(ctx)

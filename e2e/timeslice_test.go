@@ -89,7 +89,7 @@ func (s *space) timeSlices(ctx context.Context) []string {
 	return found
 }
 
-func TestFourNotebooksShareOneGPUAndTheFifthWaitsForOneOfThem(t *testing.T) {
+func TestTimeSlice_FourNotebooks(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, gpuPod("seven", gpus-1)...)
 	s.running(ctx, "seven")
@@ -120,7 +120,7 @@ func TestFourNotebooksShareOneGPUAndTheFifthWaitsForOneOfThem(t *testing.T) {
 	s.running(ctx, "fifth")
 }
 
-func TestTwoSharesOfOneRequestLieOnTwoGPUs(t *testing.T) {
+func TestTimeSlice_OneRequest(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	spec := shareSpec(timeSliceClass)
 	spec.Devices.Requests[0].Exactly.Count = 2
@@ -133,7 +133,7 @@ func TestTwoSharesOfOneRequestLieOnTwoGPUs(t *testing.T) {
 	}
 }
 
-func TestTwoRequestsMayShareOneGPU(t *testing.T) {
+func TestTimeSlice_TwoRequests(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	spec := shareSpec(timeSliceClass)
 	second := spec.Devices.Requests[0]
@@ -148,7 +148,7 @@ func TestTwoRequestsMayShareOneGPU(t *testing.T) {
 	}
 }
 
-func TestASharedGPUIsNotGivenWholeOrAsPartitions(t *testing.T) {
+func TestTimeSlice_OtherTiersWait(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, claimPod("share", shareSpec(timeSliceClass))...)
 	shared := strings.TrimSuffix(s.device(ctx, s.running(ctx, "share")), "-timeslice")
@@ -171,7 +171,7 @@ func TestASharedGPUIsNotGivenWholeOrAsPartitions(t *testing.T) {
 	s.running(ctx, "share-again")
 }
 
-func TestSharesOfTwoNamespacesAndOfTwoPodsWithOneClaim(t *testing.T) {
+func TestTimeSlice_NamespacesAndPods(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	other := &space{t, s.name[:min(len(s.name), 55)] + "-2"}
 	_, err := env.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: other.name}}, metav1.CreateOptions{})
@@ -199,7 +199,7 @@ func TestSharesOfTwoNamespacesAndOfTwoPodsWithOneClaim(t *testing.T) {
 	s.checkUndisturbed(ctx, second)
 }
 
-func TestAmountsAreCountedAndRounded(t *testing.T) {
+func TestTimeSlice_Amounts(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, gpuPod("seven", gpus-1)...)
 	s.running(ctx, "seven")
@@ -219,7 +219,7 @@ func TestAmountsAreCountedAndRounded(t *testing.T) {
 	s.running(ctx, "too-large")
 }
 
-func TestTimeSliceIntervalIsOneForAllWhoShareAGPU(t *testing.T) {
+func TestTimeSlice_Interval(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, gpuPod("seven", gpus-1)...)
 	s.running(ctx, "seven")
@@ -270,7 +270,7 @@ func TestTimeSliceIntervalIsOneForAllWhoShareAGPU(t *testing.T) {
 	})
 }
 
-func TestParametersForAnotherTierAreRefused(t *testing.T) {
+func TestTimeSlice_ParametersOfOtherTier(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, claimPod("confused", withParameters(shareSpec(timeSliceClass), `"mps":{"activeThreadPercentage":20}`))...)
 	s.eventually(ctx, "an error that names the tier", func(ctx context.Context) (bool, string, error) {
@@ -290,7 +290,7 @@ func TestParametersForAnotherTierAreRefused(t *testing.T) {
 	s.waitRecords(ctx, env.node)
 }
 
-func TestQuotaBoundsTheSharesOfANamespace(t *testing.T) {
+func TestTimeSlice_Quota(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	objects, err := workload.Load(env.source + "/deployments/examples/quota.yaml")
 	s.must(err)

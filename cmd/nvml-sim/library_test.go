@@ -72,7 +72,7 @@ func headerSymbols(t *testing.T) []string {
 	return slices.Compact(names)
 }
 
-func TestLibraryExportsAllOfNVML(t *testing.T) {
+func TestLibrary_Exports(t *testing.T) {
 	f, err := elf.Open(buildLibrary(t))
 	if err != nil {
 		t.Fatal(err)
@@ -108,7 +108,7 @@ func TestLibraryExportsAllOfNVML(t *testing.T) {
 }
 
 // What a program gets that sets memory limits and compute modes through the library, and what show makes of it.
-func TestLibraryLimits(t *testing.T) {
+func TestLibrary_MemoryLimits(t *testing.T) {
 	library := buildLibrary(t)
 	program := filepath.Join(t.TempDir(), "limits")
 	build := exec.Command("gcc", "-Wall", "-Werror", "-I"+filepath.Dir(headerPath(t)), "-o", program, "testdata/limits.c", "-ldl")

@@ -111,7 +111,7 @@ func status(t *testing.T, root string) sim.Status {
 	return st
 }
 
-func TestNodeOverItsLife(t *testing.T) {
+func TestNode_Lifecycle(t *testing.T) {
 	root := makeNode(t, "hgx-h100")
 	ok(t, "mig", "mode", "--root", root, "--gpu", "1", "on")
 	ok(t, "mig", "create", "--root", root, "--gpu", "1", "--profile", "3g.40gb", "--start", "4")
@@ -173,7 +173,7 @@ func smiOutput(t *testing.T, root string, args ...string) (string, error) {
 	return out.String(), err
 }
 
-func TestSMI(t *testing.T) {
+func TestSMI_Queries(t *testing.T) {
 	root := makeNode(t, "hgx-h100")
 	ok(t, "mig", "mode", "--root", root, "--gpu", "2", "on")
 	ok(t, "mig", "create", "--root", root, "--gpu", "2", "--profile", "1g.10gb")

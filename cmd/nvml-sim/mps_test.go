@@ -19,7 +19,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim/mps"
 )
 
-func TestMPSDaemon(t *testing.T) {
+func TestMPS_Daemon(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	if out, code := b.control("get_server_list"); code != 1 || out != "Cannot find MPS control daemon process\n" {
 		t.Errorf("without a daemon: exit code %d: %s", code, out)
@@ -77,7 +77,7 @@ func TestMPSDaemon(t *testing.T) {
 	}
 }
 
-func TestMPSControlUsage(t *testing.T) {
+func TestMPS_ControlUsage(t *testing.T) {
 	b := newBed(t, "t4")
 	for _, args := range [][]string{{"-x"}, {"-d", "-f"}, {"-multiuser-server"}, {"-d", "now"}} {
 		if out, code := b.result(b.command(nil, mpsControlName, args...)); code != exitUsage || !strings.Contains(out, "nvidia-cuda-mps-control") {
@@ -110,7 +110,7 @@ func TestMPSControlUsage(t *testing.T) {
 	}
 }
 
-func TestMPSServer(t *testing.T) {
+func TestMPS_Server(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.start("-M")
 	gpu := status(t, b.root).GPUs[3]
@@ -185,7 +185,7 @@ func (b *bed) checkHeld(h *holder) {
 	b.t.Setenv("NVML_SIM_ROOT", "")
 }
 
-func TestMPSComputeMode(t *testing.T) {
+func TestMPS_ComputeMode(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.start()
 	mode := func(mode string) {
@@ -222,7 +222,7 @@ func TestMPSComputeMode(t *testing.T) {
 	}
 }
 
-func TestMPSKilledDaemon(t *testing.T) {
+func TestMPS_DaemonKilled(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.start()
 	h := b.hold()
@@ -248,7 +248,7 @@ func TestMPSKilledDaemon(t *testing.T) {
 	b.hold()
 }
 
-func TestMPSKilledServer(t *testing.T) {
+func TestMPS_ServerKilled(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.start()
 	h := b.hold()
@@ -263,7 +263,7 @@ func TestMPSKilledServer(t *testing.T) {
 	}
 }
 
-func TestMPSLostGPU(t *testing.T) {
+func TestMPS_GPULost(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.start()
 	h := b.hold()
@@ -279,7 +279,7 @@ func TestMPSLostGPU(t *testing.T) {
 }
 
 // A daemon of several GPUs has one server for all of them.
-func TestMPSSeveralGPUs(t *testing.T) {
+func TestMPS_SeveralGPUs(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.gpus = "5,4"
 	b.start()
@@ -309,7 +309,7 @@ func TestMPSSeveralGPUs(t *testing.T) {
 }
 
 // Whatever connects, the daemon goes on.
-func TestMPSOddConnections(t *testing.T) {
+func TestMPS_MalformedConnections(t *testing.T) {
 	b := newBed(t, "t4")
 	b.gpus = "0"
 	b.start()
@@ -334,7 +334,7 @@ func TestMPSOddConnections(t *testing.T) {
 	}
 }
 
-func TestMPSForeground(t *testing.T) {
+func TestMPS_Foreground(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	c := b.command([]string{"CUDA_VISIBLE_DEVICES=3", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2G"}, mpsControlName, "-f", "-multiuser-server")
 	if err := c.Start(); err != nil {
@@ -361,7 +361,7 @@ func TestMPSForeground(t *testing.T) {
 }
 
 // In a container there are the programs and the pipe directory, and nothing else of the node.
-func TestMPSInAContainer(t *testing.T) {
+func TestMPS_Container(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.start("-multiuser-server")
 	inside := &bed{t: t, root: t.TempDir(), pipe: b.pipe, log: filepath.Join(t.TempDir(), "nowhere")}

@@ -14,7 +14,7 @@ import (
 )
 
 // A partition of a seventh takes a seventh of the clients.
-func TestMPSClientLimit(t *testing.T) {
+func TestMPS_ClientLimit(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	ok(t, "mig", "mode", "--root", b.root, "--gpu", "2", "on")
 	ok(t, "mig", "create", "--root", b.root, "--gpu", "2", "--profile", "1g.10gb")
@@ -40,7 +40,7 @@ func TestMPSClientLimit(t *testing.T) {
 	b.hold()
 }
 
-func TestMPSFault(t *testing.T) {
+func TestMPS_Fault(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.start()
 	one, stays := b.hold(), b.hold("--stay")
@@ -73,7 +73,7 @@ func TestMPSFault(t *testing.T) {
 	}
 }
 
-func TestMPSUsers(t *testing.T) {
+func TestMPS_Users(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("to be several users needs root")
 	}
@@ -114,7 +114,7 @@ func TestMPSUsers(t *testing.T) {
 	}
 }
 
-func TestMPSQuit(t *testing.T) {
+func TestMPS_Quit(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.start()
 	h := b.hold()
@@ -144,7 +144,7 @@ func TestMPSQuit(t *testing.T) {
 	}
 }
 
-func TestMPSTrouble(t *testing.T) {
+func TestMPS_ServerFailures(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	fault := func(args ...string) {
 		t.Helper()

@@ -32,7 +32,7 @@ func (b *bed) pipes() map[string]fs.FileMode {
 }
 
 // The pipe directory looks as NVIDIA's daemon leaves it, and who starts it without a umask shares its control.
-func TestMPSPipes(t *testing.T) {
+func TestMPS_Pipes(t *testing.T) {
 	for umask, privileged := range map[int]fs.FileMode{0o022: 0o755, 0: 0o777} {
 		b := newBed(t, "t4")
 		b.gpus = "0"
@@ -50,7 +50,7 @@ func TestMPSPipes(t *testing.T) {
 }
 
 // Who has the socket of all users can use the GPU and ask; who has the other one can end everybody's server.
-func TestMPSPrivilegedSocket(t *testing.T) {
+func TestMPS_PrivilegedSocket(t *testing.T) {
 	b := newBed(t, "t4")
 	b.gpus = "0"
 	b.start("-multiuser-server")

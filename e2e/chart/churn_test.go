@@ -241,8 +241,8 @@ func rollPlugin(t *testing.T, ctx context.Context, verbosity string) {
 	}))
 }
 
-// TestPodsChurnWhileThePluginIsUpgraded lets many short pods of all tiers come and go while the plugin is replaced twice.
-func TestPodsChurnWhileThePluginIsUpgraded(t *testing.T) {
+// TestRelease_UpgradeDuringChurn lets many short pods of all tiers come and go while the plugin is replaced twice.
+func TestRelease_UpgradeDuringChurn(t *testing.T) {
 	if env == nil {
 		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
 	}

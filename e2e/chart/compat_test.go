@@ -19,7 +19,7 @@ import (
 
 // Manifests written for NVIDIA's DRA driver run unchanged where the chart is told so: both classes, the parameters for time
 // slices and MPS, and selection by what that driver publishes. The admission policies let them through.
-func TestManifestsForNVIDIAsDriverRunWhereTheChartIsCompatible(t *testing.T) {
+func TestRelease_Compatible(t *testing.T) {
 	if env == nil {
 		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
 	}

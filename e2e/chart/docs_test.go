@@ -58,7 +58,7 @@ func documentedValues(t *testing.T) []value {
 	return slices.DeleteFunc(values, func(v value) bool { return v.fallback == "" }) // they hold others
 }
 
-func TestEveryValueHasACommentAndIsInTheSchema(t *testing.T) {
+func TestValues_DocumentedInSchema(t *testing.T) {
 	data, err := os.ReadFile(chartDir + "/values.schema.json")
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +90,7 @@ func TestEveryValueHasACommentAndIsInTheSchema(t *testing.T) {
 	}
 }
 
-func TestTheDocumentationListsEveryValue(t *testing.T) {
+func TestValues_ListedInDocs(t *testing.T) {
 	var table strings.Builder
 	table.WriteString("| value | default | |\n| --- | --- | --- |\n")
 	for _, v := range documentedValues(t) {

@@ -20,9 +20,9 @@ import (
 // operatorRoot is where the GPU operator mounts the root of its driver container.
 const operatorRoot = "/run/nvidia/driver"
 
-// TestADriverContainerThatComesLaterIsFound installs with the chart's defaults for driver and plugin on a node without a
+// TestRelease_DriverContainerLater installs with the chart's defaults for driver and plugin on a node without a
 // driver, and brings the driver after.
-func TestADriverContainerThatComesLaterIsFound(t *testing.T) {
+func TestRelease_DriverContainerLater(t *testing.T) {
 	if env == nil {
 		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
 	}

@@ -57,7 +57,7 @@ func examplesAsTheyAre(t *testing.T, ctx context.Context) {
 	}
 }
 
-func TestExamples_AllAreTried(t *testing.T) {
+func TestExamples_Complete(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(examplesDir, "*.yaml"))
 	if err != nil {
 		t.Fatal(err)

@@ -36,8 +36,8 @@ func policyValues(t *testing.T, body string, asText bool) string {
 	return string(data)
 }
 
-// TestPolicies_TypoIsRefused holds what the chart refuses against the plugin's decoder, which has to refuse it, too.
-func TestPolicies_TypoIsRefused(t *testing.T) {
+// TestPolicies_Typo holds what the chart refuses against the plugin's decoder, which has to refuse it, too.
+func TestPolicies_Typo(t *testing.T) {
 	for body, want := range map[string]string{
 		"rulez: []":                                               "rulez: unknown field",
 		"rules: {}":                                               "rules: must be array, not object",
@@ -82,7 +82,7 @@ func TestPolicies_TypoIsRefused(t *testing.T) {
 	}
 }
 
-func TestPolicies_TextThatIsNoPolicy(t *testing.T) {
+func TestPolicies_NotAPolicy(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                                   "there is no policy in the text",
 		"# a comment\n":                      "there is no policy in the text",
@@ -124,7 +124,7 @@ rules:
 - tiers:
 `
 
-func TestPolicies_RightOnesAreTaken(t *testing.T) {
+func TestPolicies_Valid(t *testing.T) {
 	bodies := map[string]string{"every field": everyField, "no rules": "rules: []", "an empty rule": "rules: [{}]"}
 	files, err := filepath.Glob("../../deployments/examples/policies/*")
 	if err != nil || len(files) == 0 {

@@ -36,7 +36,7 @@ func hostMounts(pod *corev1.PodSpec) map[string]string {
 	return mounts
 }
 
-func TestHostFoldersAreReadOnlyButThoseThatAreWritten(t *testing.T) {
+func TestPrivileges_HostPaths(t *testing.T) {
 	plugin := map[string]string{
 		"/var/lib/kubelet/plugins/gpu.cleave.dev": "written",
 		"/var/lib/kubelet/plugins/gpu.nvidia.com": "written",
@@ -89,7 +89,7 @@ func TestHostFoldersAreReadOnlyButThoseThatAreWritten(t *testing.T) {
 	}
 }
 
-func TestContainersHaveNoMoreThanTheyNeed(t *testing.T) {
+func TestPrivileges_Containers(t *testing.T) {
 	for values, privileged := range map[string]bool{"": true, matrix["capabilities"]: false} {
 		objects := mustRender(t, values)
 		for name, privileged := range map[string]bool{"cleave-plugin": privileged, "cleave-mps": true} {
@@ -144,7 +144,7 @@ func rules(t *testing.T) []rbacv1.PolicyRule {
 	return all
 }
 
-func TestTheDocumentationGivesAReasonForEachPrivilege(t *testing.T) {
+func TestPrivileges_Documented(t *testing.T) {
 	data, err := os.ReadFile(securityDoc)
 	if err != nil {
 		t.Fatal(err)
@@ -181,7 +181,7 @@ func TestTheDocumentationGivesAReasonForEachPrivilege(t *testing.T) {
 	}
 }
 
-func TestNoRoleHasWildcardsSecretsOrRights(t *testing.T) {
+func TestPrivileges_Roles(t *testing.T) {
 	for _, rule := range rules(t) {
 		for _, list := range [][]string{rule.APIGroups, rule.Resources, rule.Verbs} {
 			if slices.Contains(list, "*") {

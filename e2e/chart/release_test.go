@@ -31,8 +31,8 @@ const patience = 4 * time.Minute
 // demo is the namespace of pods that use GPUs.
 const demo = "default"
 
-// TestAReleaseFromInstallToRemoval goes through the life of a release; each step needs those before.
-func TestAReleaseFromInstallToRemoval(t *testing.T) {
+// TestRelease_Lifecycle goes through the life of a release; each step needs those before.
+func TestRelease_Lifecycle(t *testing.T) {
 	if env == nil {
 		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
 	}

@@ -127,9 +127,9 @@ func ownClass(t *testing.T, ctx context.Context) wish {
 	return w
 }
 
-// TestAReleaseThatIsRemovedWhileClaimsAreHeld removes the plugin below running pods, lets some of these end while there is
+// TestRelease_RemovedWhileAllocated removes the plugin below running pods, lets some of these end while there is
 // none, and installs it again.
-func TestAReleaseThatIsRemovedWhileClaimsAreHeld(t *testing.T) {
+func TestRelease_RemovedWhileAllocated(t *testing.T) {
 	if env == nil {
 		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
 	}

@@ -172,7 +172,7 @@ mps:
 `,
 }
 
-func TestTheChartIsLinted(t *testing.T) {
+func TestChart_Lint(t *testing.T) {
 	for name, values := range matrix {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -183,7 +183,7 @@ func TestTheChartIsLinted(t *testing.T) {
 	}
 }
 
-func TestTheChartIsRenderedAsValuesSay(t *testing.T) {
+func TestRender_Values(t *testing.T) {
 	for name, values := range matrix {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -240,7 +240,7 @@ func checkPods(t *testing.T, objects []*unstructured.Unstructured, name string) 
 	}
 }
 
-func TestWhatValuesSwitchOffIsNotThere(t *testing.T) {
+func TestRender_Disabled(t *testing.T) {
 	tests := map[string]struct {
 		values   string
 		gone     []string // "Kind name"
@@ -279,7 +279,7 @@ func TestWhatValuesSwitchOffIsNotThere(t *testing.T) {
 	}
 }
 
-func TestValuesThatMakeNoSenseAreRefusedByName(t *testing.T) {
+func TestRender_InvalidValues(t *testing.T) {
 	for values, want := range map[string]string{
 		"plugn: {}":                                              "plugn",
 		"plugin: {hostnetwork: true}":                            "hostnetwork",
@@ -336,7 +336,7 @@ func TestDeviceClasses_ConsumableShares(t *testing.T) {
 	}
 }
 
-func TestPoliciesAreThoseThatThePluginReads(t *testing.T) {
+func TestRender_Policies(t *testing.T) {
 	config := find(mustRender(t, matrix["policies"]), "ConfigMap", "cleave-policies")
 	if config == nil {
 		t.Fatal("there is no ConfigMap")
@@ -355,7 +355,7 @@ func TestPoliciesAreThoseThatThePluginReads(t *testing.T) {
 	}
 }
 
-func TestTheChartSaysWhichKubernetesItIsFor(t *testing.T) {
+func TestChart_KubeVersion(t *testing.T) {
 	for release, ok := range map[string]bool{"1.33.9": false, "1.34.0": true, "1.35.4-eks-1": true, "1.37.1": true} {
 		_, err := helm(t, "", "template", "cleave", chartDir, "--kube-version", release)
 		if ok != (err == nil) {
@@ -364,7 +364,7 @@ func TestTheChartSaysWhichKubernetesItIsFor(t *testing.T) {
 	}
 }
 
-func TestThePlainManifestsAreTheRenderedChart(t *testing.T) {
+func TestManifests_UpToDate(t *testing.T) {
 	for file, args := range map[string][]string{
 		"install.yaml": {"--no-hooks"}, "deviceclasses.yaml": {"--show-only", "templates/deviceclasses.yaml"},
 	} {

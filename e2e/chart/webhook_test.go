@@ -17,7 +17,7 @@ import (
 
 // The webhook, by itself, says of parameters what the plugin says. It is on the network of the host, as nothing in this
 // cluster makes Services work.
-func TestTheWebhookSaysWhatThePluginSays(t *testing.T) {
+func TestWebhook_SameErrorsAsPlugin(t *testing.T) {
 	if env == nil {
 		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
 	}

@@ -185,9 +185,9 @@ func runPod(ctx context.Context, t *testing.T, c *Cluster, name, image string, h
 	}
 }
 
-// TestDownAfterKilledUp kills the command in the middle of its work, at several
+// TestDown_UpKilled kills the command in the middle of its work, at several
 // places, and takes down what it leaves.
-func TestDownAfterKilledUp(t *testing.T) {
+func TestDown_UpKilled(t *testing.T) {
 	dir := realCluster(t)
 	binary := filepath.Join(t.TempDir(), "cluster")
 	if output, err := exec.Command("go", "build", "-o", binary, "../cmd/cluster").CombinedOutput(); err != nil {

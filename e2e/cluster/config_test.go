@@ -28,7 +28,7 @@ func testState() state {
 	}
 }
 
-func TestConfigurationIsAsRecorded(t *testing.T) {
+func TestConfiguration_Golden(t *testing.T) {
 	l, s := layout{"/var/lib/cleave-cluster"}, testState()
 	asJSON := func(v any) string {
 		data, err := json.MarshalIndent(v, "", "  ")
@@ -69,14 +69,14 @@ func TestConfigurationIsAsRecorded(t *testing.T) {
 	}
 }
 
-func TestCommandRefusesAnUnknownComponent(t *testing.T) {
+func TestCommand_UnknownComponent(t *testing.T) {
 	_, _, err := command(layout{"/x/y"}, testState(), "kube-proxy")
 	if err == nil || !strings.Contains(err.Error(), "kube-controller-manager") {
 		t.Errorf("the error should list the components, got: %v", err)
 	}
 }
 
-func TestEverythingStaysBelowTheFolder(t *testing.T) {
+func TestConfiguration_PathsBelowDir(t *testing.T) {
 	l, s := layout{"/var/lib/other"}, testState()
 	text := containerdConfiguration(l, s)
 	for _, c := range Components() {
@@ -100,7 +100,7 @@ func TestEverythingStaysBelowTheFolder(t *testing.T) {
 	}
 }
 
-func TestStateSurvives(t *testing.T) {
+func TestState_RoundTrip(t *testing.T) {
 	l := layout{t.TempDir()}
 	if err := writeState(l, testState()); err != nil {
 		t.Fatal(err)
@@ -114,7 +114,7 @@ func TestStateSurvives(t *testing.T) {
 	}
 }
 
-func TestKubeconfigsAndKeysAreUsableAndPrivate(t *testing.T) {
+func TestPKI_KubeconfigsAndKeys(t *testing.T) {
 	l, s := layout{t.TempDir()}, testState()
 	if err := os.MkdirAll(l.path("pki"), 0o700); err != nil {
 		t.Fatal(err)

@@ -64,7 +64,7 @@ func TestLayer(t *testing.T) {
 	}
 }
 
-func TestArchiveIsAnImage(t *testing.T) {
+func TestArchive_Image(t *testing.T) {
 	image := Image{
 		Ref: "cleave.local/x:1", Cmd: []string{"/bin/x"}, Env: []string{"PATH=/bin"},
 		Files: []File{{Path: "bin/x", Mode: 0o755, Data: []byte("x")}},
@@ -118,7 +118,7 @@ func TestArchiveIsAnImage(t *testing.T) {
 	}
 }
 
-func TestArchiveRefusesAnIncompleteName(t *testing.T) {
+func TestArchive_IncompleteName(t *testing.T) {
 	for _, ref := range []string{"", "busybox", "busybox:1", "cleave.local/busybox"} {
 		if err := writeArchive(io.Discard, Image{Ref: ref}); err == nil {
 			t.Errorf("name %q was accepted", ref)

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestVersionChoice(t *testing.T) {
+func TestVersion(t *testing.T) {
 	for _, test := range []struct{ option, variable, want, wantErr string }{
 		{want: DefaultVersion},
 		{variable: "1.36.4", want: "1.36.4"},
@@ -34,7 +34,7 @@ func TestVersionChoice(t *testing.T) {
 	}
 }
 
-func TestEveryVersionHasItsModule(t *testing.T) {
+func TestVersion_Modules(t *testing.T) {
 	source, err := findSource()
 	if err != nil {
 		t.Fatal(err)
@@ -84,7 +84,7 @@ func TestCheckDir(t *testing.T) {
 
 func longName(n int) string { return strings.Repeat("n", n) }
 
-func TestProgramIsFreshUntilItsModuleChanges(t *testing.T) {
+func TestBuild_UpToDate(t *testing.T) {
 	module, dir := t.TempDir(), t.TempDir()
 	write := func(path, content string, mode os.FileMode) {
 		t.Helper()

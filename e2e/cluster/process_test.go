@@ -69,7 +69,7 @@ func startSleeper(t *testing.T, env ...string) process {
 	return process{cmd.Process.Pid, start}
 }
 
-func TestSignalSparesAProcessWithTheSameNumber(t *testing.T) {
+func TestSignal_PIDReused(t *testing.T) {
 	p := startSleeper(t)
 	other := process{p.pid, p.start + 1}
 	if other.alive() {
@@ -91,7 +91,7 @@ func TestSignalSparesAProcessWithTheSameNumber(t *testing.T) {
 	}
 }
 
-func TestKillOwnedEndsWhatCarriesTheMarkAndNothingElse(t *testing.T) {
+func TestKillOwned(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "cluster")
 	mine := startSleeper(t, ownerVariable+"="+dir)
 	neighbour := startSleeper(t, ownerVariable+"="+dir+"-2")
@@ -130,7 +130,7 @@ nonsense
 	}
 }
 
-func TestWipeRefusesAFolderOfSomebodyElse(t *testing.T) {
+func TestWipe_UnmanagedDirectory(t *testing.T) {
 	dir := t.TempDir()
 	precious := filepath.Join(dir, "precious")
 	if err := os.WriteFile(precious, nil, 0o600); err != nil {
@@ -172,7 +172,7 @@ func TestLock(t *testing.T) {
 	again()
 }
 
-func TestInParallelReturnsTheFirstError(t *testing.T) {
+func TestInParallel_FirstError(t *testing.T) {
 	boom := errors.New("boom")
 	err := inParallel(t.Context(),
 		func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
@@ -182,7 +182,7 @@ func TestInParallelReturnsTheFirstError(t *testing.T) {
 	}
 }
 
-func TestFailureShowsTheLog(t *testing.T) {
+func TestFailure_ShowsLog(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "etcd.log")
 	if err := os.WriteFile(log, []byte("first\n"+strings.Repeat("line\n", 40)+"panic: no space\n"), 0o600); err != nil {
 		t.Fatal(err)

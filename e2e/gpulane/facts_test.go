@@ -51,7 +51,7 @@ func TestBoards(t *testing.T) {
 	}
 }
 
-func TestBoardsOfOldDriver(t *testing.T) {
+func TestBoards_OldDriver(t *testing.T) {
 	text := strings.ReplaceAll(said, `"nvmlDeviceGetMemoryInfo_v2","args":"","code":0`, `"nvmlDeviceGetMemoryInfo_v2","args":"","code":13`)
 	boards, err := mustParse(t, text).boards()
 	if err != nil {
@@ -62,7 +62,7 @@ func TestBoardsOfOldDriver(t *testing.T) {
 	}
 }
 
-func TestBoardsThatCannotBeRead(t *testing.T) {
+func TestBoards_Unreadable(t *testing.T) {
 	lines := strings.SplitAfter(said, "\n")
 	for _, cut := range []int{0, 1, 2, 3} { // as if the library had crashed there
 		if _, err := mustParse(t, strings.Join(lines[:cut], "")).boards(); err == nil {

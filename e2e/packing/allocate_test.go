@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestSevenSmallPartitionsFillTheFirstGPU(t *testing.T) {
+func TestAllocate_SevenSmallPartitions(t *testing.T) {
 	c := newCluster(t, model(t, "hgx-h100"))
 	var starts []int64
 	for range 7 {
@@ -30,7 +30,7 @@ func TestSevenSmallPartitionsFillTheFirstGPU(t *testing.T) {
 	}
 }
 
-func TestThreeAndFourSlicesShareAGPUInAnyOrder(t *testing.T) {
+func TestAllocate_ThreeAndFourSlices(t *testing.T) {
 	for _, order := range [][]string{{"3g.40gb", "4g.40gb"}, {"4g.40gb", "3g.40gb"}, {"1g.10gb", "2g.20gb", "4g.40gb"}} {
 		c := newCluster(t, model(t, "hgx-h100"))
 		for _, profile := range order {
@@ -41,7 +41,7 @@ func TestThreeAndFourSlicesShareAGPUInAnyOrder(t *testing.T) {
 	}
 }
 
-func TestAGPUWithAPartitionIsNotGivenWhole(t *testing.T) {
+func TestAllocate_GPUWithPartition(t *testing.T) {
 	c := newCluster(t, model(t, "hgx-h100"))
 	small, release := c.get("mig-1g.10gb.cleave.dev")
 	for i := 7; i > c.parent(small); i-- {
@@ -63,7 +63,7 @@ func TestAGPUWithAPartitionIsNotGivenWhole(t *testing.T) {
 	}
 }
 
-func TestClassesOfPartitionsGiveNoWholeGPU(t *testing.T) {
+func TestAllocate_PartitionClasses(t *testing.T) {
 	for _, class := range []string{"mig.cleave.dev", "mig-1g.10gb.cleave.dev", "mig-7g.80gb.cleave.dev"} {
 		c := newCluster(t, model(t, "hgx-h100"))
 		for i := 0; ; i++ {
@@ -84,7 +84,7 @@ func TestClassesOfPartitionsGiveNoWholeGPU(t *testing.T) {
 	}
 }
 
-func TestAnyPartitionIsTheSmallestThatDoes(t *testing.T) {
+func TestAllocate_AnyPartition(t *testing.T) {
 	for atLeast, want := range map[string]string{"1Gi": "1g.10gb", "12Gi": "1g.20gb", "24Gi": "3g.40gb", "64Gi": "7g.80gb"} {
 		c := newCluster(t, model(t, "hgx-h100"))
 		claim := NewClaim("any", "mig.cleave.dev")
@@ -101,7 +101,7 @@ func TestAnyPartitionIsTheSmallestThatDoes(t *testing.T) {
 	}
 }
 
-func TestPartitionsOfOneParentPassOverAGPUWithTooLittleRoom(t *testing.T) {
+func TestAllocate_PartitionsOfOneParent(t *testing.T) {
 	c := newCluster(t, model(t, "hgx-h100"))
 	c.get("mig-4g.40gb.cleave.dev")
 	claim := NewClaim("three", "mig-2g.20gb.cleave.dev")
@@ -119,7 +119,7 @@ func TestPartitionsOfOneParentPassOverAGPUWithTooLittleRoom(t *testing.T) {
 	}
 }
 
-func TestFirstAvailableFallsBack(t *testing.T) {
+func TestAllocate_FirstAvailable(t *testing.T) {
 	for board, want := range map[string]string{"H100-80": "2g.20gb", "A100-40": "3g.20gb"} {
 		c := newCluster(t, boardNode(t, board))
 		_, claims := podClaims(t, example(t, "mig-first-available"), c.class)

@@ -19,7 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestClassesKeepTheLimitsOfTheAPI(t *testing.T) {
+func TestClasses_APILimits(t *testing.T) {
 	all := manifestClasses(t)
 	names, resources := map[string]bool{}, map[string]bool{}
 	for _, c := range all {
@@ -42,8 +42,8 @@ func TestClassesKeepTheLimitsOfTheAPI(t *testing.T) {
 	}
 }
 
-// TestEachClassSelectsItsDevices looks at every class on every node model and on every board, node model or not.
-func TestEachClassSelectsItsDevices(t *testing.T) {
+// TestClasses_Selection looks at every class on every node model and on every board, node model or not.
+func TestClasses_Selection(t *testing.T) {
 	nodes := map[string]*gpu.Node{}
 	for _, name := range simulated.NodeModels() {
 		nodes["model "+name] = offering(t, name)

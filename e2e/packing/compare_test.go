@@ -28,7 +28,7 @@ var (
 // bound is what the comparison must stay below: 5 % fewer rejections.
 const bound = 0.95
 
-func TestOurOrderRejectsLessThanThePeers(t *testing.T) {
+func TestCompare_Rejections(t *testing.T) {
 	node, err := Inventory(t.Context(), "hgx-h100")
 	if err != nil {
 		t.Fatal(err)
@@ -36,7 +36,7 @@ func TestOurOrderRejectsLessThanThePeers(t *testing.T) {
 	checkRatio(t, node, Mixes)
 }
 
-func TestOurOrderRejectsLessThanThePeersWhereGPUsAreShared(t *testing.T) {
+func TestCompare_RejectionsWithShares(t *testing.T) {
 	checkRatio(t, offering(t, "hgx-h100"), SharedMixes)
 }
 
@@ -61,7 +61,7 @@ func checkRatio(t *testing.T, node *gpu.Node, mixes []Mix) {
 	}
 }
 
-func TestBothOrdersPublishTheSameDevices(t *testing.T) {
+func TestCompare_SameDevices(t *testing.T) {
 	node := offering(t, "hgx-h100")
 	devices := func(order Order) (all []resourceapi.Device) {
 		for _, s := range order(node) {
@@ -79,7 +79,7 @@ func TestBothOrdersPublishTheSameDevices(t *testing.T) {
 	}
 }
 
-func TestNotShowingOtherDevicesChangesNoDecision(t *testing.T) {
+func TestReplay_HiddenDevices(t *testing.T) {
 	for _, mix := range []Mix{Mixes[1], SharedMixes[0]} {
 		for name, order := range map[string]Order{"Cleave": Cleave, "the peer": Peer} {
 			t.Run(mix.Name+" of "+name, func(t *testing.T) { checkDecisions(t, mix, order) })
@@ -122,7 +122,7 @@ func checkDecisions(t *testing.T, mix Mix, order Order) {
 	}
 }
 
-func TestATraceFollowsFromItsArguments(t *testing.T) {
+func TestTrace_Deterministic(t *testing.T) {
 	a, b := NewTrace(Mixes[0], 70, 8, 200, 7), NewTrace(Mixes[0], 70, 8, 200, 7)
 	if diff := cmp.Diff(a, b); diff != "" {
 		t.Errorf("two traces of the same seed differ:\n%s", diff)

@@ -42,7 +42,7 @@ func compatibleManifest(t *testing.T, name string) []runtime.Object {
 }
 
 // Manifests in the style of those for NVIDIA's driver get, from the real allocator, what they ask for.
-func TestManifestsWrittenForNVIDIAsDriverGetWhatTheyAskFor(t *testing.T) {
+func TestCompatible_Manifests(t *testing.T) {
 	for name, want := range map[string]map[string][]string{
 		"gpus":    {"one": {"7 gpu"}, "two": {"6 gpu", "5 gpu"}, "extended": {"4 gpu"}},
 		"sharing": {"time-sliced": {"7 gpu"}, "mps-a": {"6 gpu"}, "mps-b": nil}, // which share a claim
@@ -88,7 +88,7 @@ func checkParameters(t *testing.T, claim *resourceapi.ResourceClaim) {
 }
 
 // Each name and spelling that NVIDIA documents can be selected by.
-func TestWhatNVIDIAsDriverPublishesCanBeSelectedBy(t *testing.T) {
+func TestCompatible_Attributes(t *testing.T) {
 	const attribute, amount = "device.attributes['gpu.nvidia.com'].", "device.capacity['gpu.nvidia.com']."
 	const standard = "device.attributes['resource.kubernetes.io']."
 	inventory := offering(t, "hgx-h100")
@@ -140,7 +140,7 @@ func TestWhatNVIDIAsDriverPublishesCanBeSelectedBy(t *testing.T) {
 	}
 }
 
-func TestClassesOfNVIDIAsDriverGiveNoSharesAndKeepFormsApart(t *testing.T) {
+func TestCompatible_Classes(t *testing.T) {
 	c := compatibleCluster(t, offering(t, "hgx-h100"))
 	part, _ := c.get("mig.nvidia.com")
 	if got := c.text(part, "type"); got != "mig" {

@@ -50,7 +50,7 @@ var wanted = map[string][]string{
 	"topology-two-numa":        {"7 gpu", "6 gpu"},
 }
 
-func TestEveryExampleGetsWhatItSays(t *testing.T) {
+func TestExamples_Allocations(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(examplesDir, "*.yaml"))
 	if err != nil || len(files) != len(wanted) {
 		t.Errorf("there are %d examples, and the test knows of %d (%v)", len(files), len(wanted), err)
@@ -96,7 +96,7 @@ func describe(c *cluster, device string) string {
 	return string(rune('0'+c.parent(device))) + " " + shape
 }
 
-func TestTheExampleThatTakesEitherFallsBackToAShare(t *testing.T) {
+func TestExamples_FallBackToShare(t *testing.T) {
 	for board, want := range map[string]string{
 		"H100-80": "0 1g.10gb", "A100-40": "0 1g.10gb", "A30": "", "H100-94": "0 mps", "L40S": "0 mps", "T4": "0 mps", "RTX-PRO-6000": "0 mps",
 	} {
@@ -113,9 +113,9 @@ func TestTheExampleThatTakesEitherFallsBackToAShare(t *testing.T) {
 	}
 }
 
-// TestTheQuotaExampleNamesClassesThatAreThere: the API server takes any name, and a quota for a class that does not exist
+// TestExamples_QuotaClasses: the API server takes any name, and a quota for a class that does not exist
 // limits nothing.
-func TestTheQuotaExampleNamesClassesThatAreThere(t *testing.T) {
+func TestExamples_QuotaClasses(t *testing.T) {
 	var names []string
 	for _, c := range manifestClasses(t) {
 		names = append(names, c.Name+corev1.ResourceClaimsPerClass)

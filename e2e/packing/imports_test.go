@@ -88,7 +88,7 @@ func existing(byGPU map[int][]string) func(*gpu.GPU) []gpu.Place {
 	}
 }
 
-func TestPodsThatAskByExtendedResourceGetFromAnImportedPolicyWhatTheyHad(t *testing.T) {
+func TestImport_ExtendedResources(t *testing.T) {
 	file := func(name string) string {
 		data, err := os.ReadFile(filepath.Join("../../pkg/migrate/testdata", name))
 		if err != nil {
@@ -205,8 +205,8 @@ func (c *cluster) ask(s step) string {
 	return strings.Join(got, ", ")
 }
 
-// TestTheClassesOfAnImportSelectNoMoreThanTheyShould looks at a node that offers every tier.
-func TestTheClassesOfAnImportSelectNoMoreThanTheyShould(t *testing.T) {
+// TestImport_Classes looks at a node that offers every tier.
+func TestImport_Classes(t *testing.T) {
 	for text, want := range map[string]map[string][]string{
 		"version: v1": {"gpu.device-plugin.cleave.dev": {"gpu"}},
 		"version: v1\nflags: {migStrategy: single}":                                                                  {"gpu.device-plugin.cleave.dev": {"gpu", "mig"}},

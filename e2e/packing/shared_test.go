@@ -72,7 +72,7 @@ func (c *cluster) wants(want string, requests ...resourceapi.DeviceRequest) (rel
 	return release
 }
 
-func TestFourTimeSlicesFillAGPUAndTheFifthTakesTheNext(t *testing.T) {
+func TestShares_TimeSlicesFillGPU(t *testing.T) {
 	c := newCluster(t, offering(t, "hgx-h100"))
 	one := asking("gpu", timeSlice, 1)
 	var releases []func()
@@ -89,7 +89,7 @@ func TestFourTimeSlicesFillAGPUAndTheFifthTakesTheNext(t *testing.T) {
 	c.wants("1 timeslice memory=20224Mi", one)
 }
 
-func TestTheFifthTimeSliceOfAOneGPUNodeWaitsUntilOneOfTheFourEnds(t *testing.T) {
+func TestShares_FifthTimeSliceWaits(t *testing.T) {
 	c := newCluster(t, offering(t, "t4"))
 	one := asking("gpu", timeSlice, 1)
 	first := c.wants("0 timeslice memory=3584Mi", one)
@@ -102,7 +102,7 @@ func TestTheFifthTimeSliceOfAOneGPUNodeWaitsUntilOneOfTheFourEnds(t *testing.T) 
 	c.wants("", one)
 }
 
-func TestTenSharesOfMPSFillAGPU(t *testing.T) {
+func TestShares_MPSFillsGPU(t *testing.T) {
 	c := newCluster(t, offering(t, "hgx-h100"))
 	for range 10 {
 		c.wants("3 mps cores=10 memory=7936Mi", asking("gpu", mps, 1))
@@ -110,7 +110,7 @@ func TestTenSharesOfMPSFillAGPU(t *testing.T) {
 	c.wants("4 mps cores=10 memory=7936Mi", asking("gpu", mps, 1))
 }
 
-func TestTwoSharesInOneRequestAreOfTwoGPUs(t *testing.T) {
+func TestShares_OneRequest(t *testing.T) {
 	c := newCluster(t, offering(t, "hgx-h100"))
 	c.wants("3 timeslice memory=20224Mi, 4 timeslice memory=20224Mi", asking("gpus", timeSlice, 2))
 	c.wants("2 mps cores=10 memory=7936Mi, 5 mps cores=10 memory=7936Mi, 1 mps cores=10 memory=7936Mi", asking("gpus", mps, 3))
@@ -121,7 +121,7 @@ func TestTwoSharesInOneRequestAreOfTwoGPUs(t *testing.T) {
 	alone.wants("0 timeslice memory=3584Mi", asking("gpu", timeSlice, 1))
 }
 
-func TestTwoRequestsOfAClaimMayShareAGPU(t *testing.T) {
+func TestShares_TwoRequests(t *testing.T) {
 	c := newCluster(t, offering(t, "t4"))
 	release := c.wants("0 timeslice memory=3584Mi, 0 timeslice memory=3584Mi", asking("a", timeSlice, 1), asking("b", timeSlice, 1))
 	c.wants("0 timeslice memory=3584Mi", asking("a", timeSlice, 1))
@@ -136,7 +136,7 @@ func TestTwoRequestsOfAClaimMayShareAGPU(t *testing.T) {
 	c.wants("0 timeslice memory=5888Mi, 1 mps cores=10 memory=2304Mi", asking("a", timeSlice, 1), asking("b", mps, 1))
 }
 
-func TestAmountsAreCountedAndRounded(t *testing.T) {
+func TestShares_Amounts(t *testing.T) {
 	c := newCluster(t, offering(t, "hgx-h100"))
 	quarter := c.wants("3 mps cores=25 memory=20Gi", asking("gpu", mps, 1, "cores=25", "memory=20Gi"))
 	c.wants("3 mps cores=50 memory=40Gi", asking("gpu", mps, 1, "cores=50", "memory=40Gi"))
@@ -179,7 +179,7 @@ func TestAmountsAreCountedAndRounded(t *testing.T) {
 	}
 }
 
-func TestAmountsFollowThePolicy(t *testing.T) {
+func TestShares_AmountsFollowPolicy(t *testing.T) {
 	q := func(s string) *resource.Quantity { v := resource.MustParse(s); return &v }
 	n := func(v int32) *int32 { return &v }
 	c := newCluster(t, offering(t, "hgx-h100", v1alpha1.Rule{
@@ -201,7 +201,7 @@ func TestAmountsFollowThePolicy(t *testing.T) {
 	c.wants("1 timeslice memory=1Gi", asking("gpu", timeSlice, 1, "memory=1Gi"))
 }
 
-func TestABoardThatDoesNotTellItsMemoryIsSharedByNumberAlone(t *testing.T) {
+func TestShares_UnknownMemory(t *testing.T) {
 	inventory := model(t, "t4")
 	inventory.GPUs[0].Memory = nil
 	c := newCluster(t, offered(inventory))
@@ -213,7 +213,7 @@ func TestABoardThatDoesNotTellItsMemoryIsSharedByNumberAlone(t *testing.T) {
 	c.wants("", asking("gpu", timeSlice, 1, "memory=1Gi"))
 }
 
-func TestAGPUIsGivenInOneWayAtATime(t *testing.T) {
+func TestShares_OneTierAtATime(t *testing.T) {
 	ways := []string{"gpu.cleave.dev", "mig.cleave.dev", timeSlice, mps}
 	for board, has := range map[string][]string{
 		"H100-80": ways, "RTX-PRO-6000": ways, "T4": {"gpu.cleave.dev", timeSlice, mps}, "A100-80": {"gpu.cleave.dev", timeSlice, mps},
@@ -244,7 +244,7 @@ func TestAGPUIsGivenInOneWayAtATime(t *testing.T) {
 	}
 }
 
-func TestAnAmpereGPUInMIGModeIsNotShared(t *testing.T) {
+func TestShares_AmpereInMIGMode(t *testing.T) {
 	inventory := model(t, "dgx-a100") // all in MIG mode
 	for _, i := range []int{3, 5} {
 		inventory.GPUs[i].MIG.Enabled = false
@@ -256,7 +256,7 @@ func TestAnAmpereGPUInMIGModeIsNotShared(t *testing.T) {
 	c.wants("0 mig", asking("gpu", "mig.cleave.dev", 1))
 }
 
-func TestSharesWholeGPUsAndPartitionsKeepApartForAsLongAsTheyCan(t *testing.T) {
+func TestShares_TiersKeepApart(t *testing.T) {
 	c := newCluster(t, offering(t, "hgx-h100"))
 	c.wants("3 timeslice memory=20224Mi", asking("gpu", timeSlice, 1))
 	c.wants("7 gpu", asking("gpu", "gpu.cleave.dev", 1))
@@ -267,7 +267,7 @@ func TestSharesWholeGPUsAndPartitionsKeepApartForAsLongAsTheyCan(t *testing.T) {
 	c.wants("3 timeslice memory=20224Mi", asking("gpu", timeSlice, 1))
 }
 
-func TestATaintedSharedDeviceTakesNoMoreClaimsAndKeepsItsGPU(t *testing.T) {
+func TestShares_Tainted(t *testing.T) {
 	c := newCluster(t, offering(t, "t4"))
 	release := c.wants("0 mps cores=10 memory=1280Mi", asking("gpu", mps, 1))
 	for _, s := range c.slices {

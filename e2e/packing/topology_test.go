@@ -91,9 +91,9 @@ func (s state) torn() (torn int) {
 	return torn
 }
 
-// TestWholeGPUsOfARequestAreOfOneGroupOrNodeInEveryState tries all numbers of GPUs in all states of a node through the
+// TestTopology_EveryState tries all numbers of GPUs in all states of a node through the
 // scheduler's allocator.
-func TestWholeGPUsOfARequestAreOfOneGroupOrNodeInEveryState(t *testing.T) {
+func TestTopology_EveryState(t *testing.T) {
 	for _, model := range simulated.NodeModels() {
 		t.Run(model, func(t *testing.T) {
 			inventory := wholeNode(t, model, v1alpha1.TierExclusive)
@@ -108,7 +108,7 @@ func TestWholeGPUsOfARequestAreOfOneGroupOrNodeInEveryState(t *testing.T) {
 	}
 }
 
-func TestWholeGPUsBelongTogetherBesidePartitionsAndShares(t *testing.T) {
+func TestTopology_WithPartitionsAndShares(t *testing.T) {
 	for _, model := range []string{"hgx-h100", "rtx-pro-6000"} {
 		inventory := offering(t, model)
 		step := 5
@@ -125,8 +125,8 @@ func TestWholeGPUsBelongTogetherBesidePartitionsAndShares(t *testing.T) {
 	}
 }
 
-// TestAnOrderThatDoesNotFollowWhatIsFreeTearsGPUsApart: without it, the tests above would show nothing.
-func TestAnOrderThatDoesNotFollowWhatIsFreeTearsGPUsApart(t *testing.T) {
+// TestTopology_StaticOrder: without it, the tests above would show nothing.
+func TestTopology_StaticOrder(t *testing.T) {
 	for _, model := range []string{"rtx-pro-6000", "a100-pcie-nvlink-pairs"} {
 		inventory := wholeNode(t, model, v1alpha1.TierExclusive)
 		torn := 0
@@ -139,8 +139,8 @@ func TestAnOrderThatDoesNotFollowWhatIsFreeTearsGPUsApart(t *testing.T) {
 	}
 }
 
-// TestFollowingWhatIsFreeKeepsGPUsTogetherAndRejectsNoMore compares with the same order that does not follow.
-func TestFollowingWhatIsFreeKeepsGPUsTogetherAndRejectsNoMore(t *testing.T) {
+// TestTopology_FreeFirstOrder compares with the same order that does not follow.
+func TestTopology_FreeFirstOrder(t *testing.T) {
 	for name, node := range map[string]*gpu.Node{
 		"rtx-pro-6000":           wholeNode(t, "rtx-pro-6000", v1alpha1.TierExclusive),
 		"a100-pcie-nvlink-pairs": wholeNode(t, "a100-pcie-nvlink-pairs", v1alpha1.TierExclusive),
@@ -181,7 +181,7 @@ func compareStatic(t *testing.T, node *gpu.Node, mixes []Mix) (static, late, fol
 // togetherShare is the part of the requests for several GPUs that were served from one group or node.
 func (t Tally) togetherShare() float64 { return float64(t.Together) / float64(max(1, t.Several)) }
 
-func TestTheTopologyExamplesGetWhatBelongsTogetherOrNothing(t *testing.T) {
+func TestTopology_Examples(t *testing.T) {
 	tests := []struct {
 		example, model string
 		free           uint
@@ -216,8 +216,8 @@ func TestTheTopologyExamplesGetWhatBelongsTogetherOrNothing(t *testing.T) {
 	}
 }
 
-// TestGPUsAreChosenByTheirLinks has the expression of docs/topology.md.
-func TestGPUsAreChosenByTheirLinks(t *testing.T) {
+// TestTopology_Links has the expression of docs/topology.md.
+func TestTopology_Links(t *testing.T) {
 	fast := func(class string) *resourceapi.ResourceClaim {
 		claim := NewClaim("fast", class)
 		claim.Spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{

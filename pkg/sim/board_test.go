@@ -35,7 +35,7 @@ func TestBoards(t *testing.T) {
 }
 
 // Names follow from memory by the rule that nvidia-smi and go-nvlib use, which needs the board's true total.
-func TestProfileNamesFollowMemory(t *testing.T) {
+func TestBoards_ProfileNames(t *testing.T) {
 	for _, b := range allBoards(t) {
 		if b.MIG == nil {
 			continue
@@ -52,7 +52,7 @@ func TestProfileNamesFollowMemory(t *testing.T) {
 }
 
 // The greatest number of instances that the driver reports is what the placements and engines of an empty board allow.
-func TestMaxInstancesFitPlacementsAndEngines(t *testing.T) {
+func TestBoards_MaxInstances(t *testing.T) {
 	for _, b := range allBoards(t) {
 		if b.MIG == nil {
 			continue
@@ -74,7 +74,7 @@ func TestMaxInstancesFitPlacementsAndEngines(t *testing.T) {
 	}
 }
 
-func TestInstanceIDs(t *testing.T) {
+func TestBoards_InstanceIDs(t *testing.T) {
 	tests := []struct {
 		units, size int
 		starts      []int
@@ -102,7 +102,7 @@ func TestInstanceIDs(t *testing.T) {
 	}
 }
 
-func TestEnumsAndIDsDiffer(t *testing.T) {
+func TestBoards_EnumsAndIDs(t *testing.T) {
 	for _, b := range allBoards(t) {
 		if b.MIG == nil {
 			continue

@@ -71,7 +71,7 @@ func TestComputeMode(t *testing.T) {
 	}
 }
 
-func TestComputeModeKeepsClientsOff(t *testing.T) {
+func TestComputeMode_Clients(t *testing.T) {
 	n := testNode(t, "hgx-h100")
 	set := func(gpu, mode int) func() error {
 		return func() error { return n.Device(gpu).SetComputeMode(mode) }
@@ -122,7 +122,7 @@ func TestComputeModeKeepsClientsOff(t *testing.T) {
 	}
 }
 
-func TestComputeModeNames(t *testing.T) {
+func TestComputeMode_Names(t *testing.T) {
 	for mode, want := range []string{"DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS", "4"} {
 		if got := ComputeModeName(mode); got != want {
 			t.Errorf("name of %d = %s, want %s", mode, got, want)

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestSysfsTellsTheCPUsNearEachGPU(t *testing.T) {
+func TestSysfs_LocalCPUs(t *testing.T) {
 	tests := []struct {
 		model string
 		index int
@@ -35,7 +35,7 @@ func TestSysfsTellsTheCPUsNearEachGPU(t *testing.T) {
 	}
 }
 
-func TestSysfsTellsWhichNUMANodesAreOfOneSocket(t *testing.T) {
+func TestSysfs_NUMANodesOfSocket(t *testing.T) {
 	sys := testNode(t, "dgx-a100").Sysfs()
 	for name, want := range map[string]string{
 		"devices/system/node/node3/distance":                         "12 12 12 10 32 32 32 32",

@@ -167,7 +167,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-func TestCallsAreCounted(t *testing.T) {
+func TestCalls_Counted(t *testing.T) {
 	n := testNode(t, "t4")
 	n.ResetCalls()
 	for range 3 {

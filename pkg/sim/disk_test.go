@@ -39,7 +39,7 @@ func openNode(t *testing.T, root string) *Node {
 	return n
 }
 
-func TestTwoProcessesSeeTheSame(t *testing.T) {
+func TestDisk_TwoProcesses(t *testing.T) {
 	root := createNode(t, "hgx-h100")
 	one, two := openNode(t, root), openNode(t, root)
 	if _, err := one.Device(2).SetMIGMode(true); err != nil {
@@ -135,7 +135,7 @@ func TestCapabilities(t *testing.T) {
 	}
 }
 
-func TestRebootOnDisk(t *testing.T) {
+func TestDisk_Reboot(t *testing.T) {
 	root := createNode(t, "dgx-a100")
 	n := openNode(t, root)
 	if activation, err := n.Device(1).SetMIGMode(true); activation != nil || err != nil {
@@ -212,7 +212,7 @@ func TestDriverUnload(t *testing.T) {
 	}
 }
 
-func TestCreateIsCareful(t *testing.T) {
+func TestCreate_NotEmpty(t *testing.T) {
 	root := createNode(t, "t4")
 	if _, err := Create(root, "t4", WithoutDeviceNodes()); !errors.Is(err, ErrExists) {
 		t.Errorf("Create over a node = %v", err)
@@ -251,7 +251,7 @@ func TestCreateIsCareful(t *testing.T) {
 	}
 }
 
-func TestDamagedState(t *testing.T) {
+func TestDisk_DamagedState(t *testing.T) {
 	root := createNode(t, "hgx-h100")
 	n := openNode(t, root)
 	file := filepath.Join(root, stateDir, "gpu-3.json")
@@ -271,7 +271,7 @@ func TestDamagedState(t *testing.T) {
 
 // Several processes make and unmake partitions of one GPU at once: each placement is had by one at a time, and in the
 // end nothing is left.
-func TestProcessesTakeTurns(t *testing.T) {
+func TestDisk_Locking(t *testing.T) {
 	root := createNode(t, "hgx-h100")
 	first := openNode(t, root)
 	if _, err := first.Device(0).SetMIGMode(true); err != nil {

@@ -34,7 +34,7 @@ func watch(t *testing.T, n *Node) *EventSet {
 	return set
 }
 
-func TestEventsReachOtherProcesses(t *testing.T) {
+func TestEvents_OtherProcess(t *testing.T) {
 	root := createNode(t, "hgx-h100")
 	n, other := openNode(t, root), openNode(t, root)
 	if err := other.RaiseXID(3, 13); err != nil {
@@ -65,7 +65,7 @@ func TestEventsReachOtherProcesses(t *testing.T) {
 	}
 }
 
-func TestWaitEndsInTime(t *testing.T) {
+func TestEvents_Timeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := testNode(t, "hgx-h100")
 		set := watch(t, n)
@@ -87,7 +87,7 @@ func TestWaitEndsInTime(t *testing.T) {
 	})
 }
 
-func TestLossIsToldOnce(t *testing.T) {
+func TestEvents_LossReportedOnce(t *testing.T) {
 	n := testNode(t, "hgx-h100")
 	set := watch(t, n)
 	for range 2 {
@@ -109,7 +109,7 @@ func TestLossIsToldOnce(t *testing.T) {
 	}
 }
 
-func TestEventKinds(t *testing.T) {
+func TestEvents_Types(t *testing.T) {
 	n := testNode(t, "hgx-h100")
 	set, err := n.EventSetCreate()
 	if err != nil {

@@ -69,7 +69,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-func TestFaultsAreChecked(t *testing.T) {
+func TestFaults_Invalid(t *testing.T) {
 	n := testNode(t, "t4")
 	for _, f := range []Fault{
 		{Call: "nvmlDeviceGetUuid", Code: 1},
@@ -87,7 +87,7 @@ func TestFaultsAreChecked(t *testing.T) {
 	}
 }
 
-func TestLost(t *testing.T) {
+func TestFaults_Lost(t *testing.T) {
 	n := testNode(t, "hgx-h100")
 	if err := n.Lose(1); err != nil {
 		t.Fatal(err)
@@ -118,7 +118,7 @@ func TestLost(t *testing.T) {
 	}
 }
 
-func TestRecoveryActionsAreClearedWithTheFaults(t *testing.T) {
+func TestFaults_RecoveryActionsCleared(t *testing.T) {
 	n := testNode(t, "hgx-h100")
 	set := watch(t, n)
 	for i := range 3 {

@@ -41,7 +41,7 @@ func TestHold(t *testing.T) {
 }
 
 // A process that is killed takes nothing back: its lock is gone, and everybody sees that.
-func TestAHoldEndsWithItsProcess(t *testing.T) {
+func TestHold_ProcessEnds(t *testing.T) {
 	root := createNode(t, "hgx-h100")
 	node, other := openNode(t, root), openNode(t, root)
 	h, err := node.Hold("server")
@@ -80,7 +80,7 @@ func TestAHoldEndsWithItsProcess(t *testing.T) {
 	}
 }
 
-func TestAHoldIsRefusedByTheMode(t *testing.T) {
+func TestHold_ComputeMode(t *testing.T) {
 	root := createNode(t, "hgx-h100")
 	n := openNode(t, root)
 	if err := n.Device(0).SetComputeMode(ModeProhibited); err != nil {
@@ -98,7 +98,7 @@ func TestAHoldIsRefusedByTheMode(t *testing.T) {
 	}
 }
 
-func TestCheckOfAHold(t *testing.T) {
+func TestHold_Check(t *testing.T) {
 	for name, trouble := range map[string]func(*Node) error{
 		"lost":   func(n *Node) error { return n.Lose(0) },
 		"reboot": (*Node).Reboot,
@@ -123,7 +123,7 @@ func TestCheckOfAHold(t *testing.T) {
 	}
 }
 
-func TestTrouble(t *testing.T) {
+func TestHold_Faults(t *testing.T) {
 	n := testNode(t, "hgx-h100")
 	inject := func(f Fault) {
 		t.Helper()

@@ -61,7 +61,7 @@ func TestMemoryLimits(t *testing.T) {
 }
 
 // The limits of a cgroup go with it, and one that is made again has none.
-func TestMemoryLimitsGoWithTheCgroup(t *testing.T) {
+func TestMemoryLimits_CgroupRemoved(t *testing.T) {
 	n := testNode(t, "hgx-h100", WithDriverVersion("620.01"))
 	d := n.Device(0)
 	dir := t.TempDir()
@@ -97,7 +97,7 @@ func TestMemoryLimitsGoWithTheCgroup(t *testing.T) {
 	}
 }
 
-func TestMemoryLimitsAreNotEverywhere(t *testing.T) {
+func TestMemoryLimits_Unsupported(t *testing.T) {
 	cgroup := t.TempDir()
 	for version, want := range map[string]int{"580.95.05": CodeNotSupported, "614.99": CodeNotSupported, "x": CodeNotSupported, "615.1": CodeSuccess} {
 		d := testNode(t, "hgx-h100", WithDriverVersion(version)).Device(0)

@@ -50,7 +50,7 @@ func boardDevice(t *testing.T, b *Board) *Device {
 	return n.Device(0)
 }
 
-func TestMIGModeOnHopper(t *testing.T) {
+func TestMIGMode_Hopper(t *testing.T) {
 	n := testNode(t, "hgx-h100")
 	d := n.Device(0)
 	if err := n.AddClient(0, Client{PID: 71, Name: "dcgm", GPUInstance: -1}); err != nil {
@@ -82,7 +82,7 @@ func TestMIGModeOnHopper(t *testing.T) {
 	}
 }
 
-func TestMIGModeOnAmpere(t *testing.T) {
+func TestMIGMode_Ampere(t *testing.T) {
 	n := testNode(t, "dgx-a100")
 	d := n.Device(0)
 	if err := n.AddClient(0, Client{PID: 71, Name: "dcgm", GPUInstance: -1}); err != nil {
@@ -127,7 +127,7 @@ func TestMIGModeOnAmpere(t *testing.T) {
 	}
 }
 
-func TestNoMIG(t *testing.T) {
+func TestMIGMode_Unsupported(t *testing.T) {
 	for _, model := range []string{"l40s", "t4"} {
 		d := testNode(t, model).Device(0)
 		_, _, modeErr := d.MIGMode()
@@ -146,7 +146,7 @@ func TestNoMIG(t *testing.T) {
 }
 
 // Profiles and placements are told in MIG mode and outside; the versioned call wants MIG mode, as nvml.h has it.
-func TestProfilesOutsideMIGMode(t *testing.T) {
+func TestProfiles_MIGDisabled(t *testing.T) {
 	d := testNode(t, "hgx-h100").Device(0)
 	p, err := d.GPUInstanceProfileInfo(9)
 	want := gpu.Profile{ID: 15, Enum: 9, MaxInstances: 4, ComputeSlices: 1, Memory: 20096 << 20, Multiprocessors: 26,
@@ -174,7 +174,7 @@ func TestProfilesOutsideMIGMode(t *testing.T) {
 
 // Every placement of every profile of every board can be made alone, gets the ID of its placement, and is refused
 // where something overlaps it.
-func TestEveryPlacementOfEveryBoard(t *testing.T) {
+func TestPlacements_EveryBoard(t *testing.T) {
 	for _, b := range allBoards(t) {
 		if b.MIG == nil {
 			continue
@@ -233,7 +233,7 @@ func checkPlacement(t *testing.T, d *Device, p *Profile, at gpu.Placement) {
 }
 
 // A long random life of every board: the simulation admits exactly what a plain account of units and engines admits.
-func TestRandomLifeOfEveryBoard(t *testing.T) {
+func TestPartitions_RandomSequence(t *testing.T) {
 	for _, b := range allBoards(t) {
 		if b.MIG == nil {
 			continue

@@ -126,7 +126,7 @@ func TestStaleHandles(t *testing.T) {
 	}
 }
 
-func TestDriverPlacesFromTheFront(t *testing.T) {
+func TestCreateGPUInstance_DriverPlaces(t *testing.T) {
 	_, d := migDevice(t, "hgx-h100")
 	var got []int
 	for {

@@ -49,7 +49,7 @@ func TestNodeModels(t *testing.T) {
 	}
 }
 
-func TestUnknownModelListsModels(t *testing.T) {
+func TestNodeModels_Unknown(t *testing.T) {
 	_, err := New("hgx-h1000")
 	if err == nil || !strings.Contains(err.Error(), "hgx-h100, hgx-h200") {
 		t.Errorf("New = %v, want the list of models", err)

@@ -133,7 +133,7 @@ func TestResetGPU_KilledProcess(t *testing.T) {
 }
 
 // What a reset and a remake behind somebody's back leave the same: boot, IDs, places, UUIDs. Handles are stale.
-func TestForceRemake(t *testing.T) {
+func TestCreate_Force(t *testing.T) {
 	tests := map[string]func(n *Node) error{
 		"reset":  func(n *Node) error { return n.ForceRemakeGPU(0) },
 		"reload": func(n *Node) error { return n.ForceReloadDriver(true) },

@@ -34,7 +34,7 @@ nvmlReturn_t DECLDIR nvmlDeviceModifyDrainState (nvmlPciInfo_t *pciInfo, nvmlEna
 }
 
 // The committed file is that of the go-nvml which go.mod names.
-func TestSymbolsAreUpToDate(t *testing.T) {
+func TestSymbols_UpToDate(t *testing.T) {
 	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml").Output()
 	if err != nil {
 		t.Fatal(err)

@@ -57,7 +57,7 @@ func TestParseCommand(t *testing.T) {
 	}
 }
 
-func TestParseCommandRefuses(t *testing.T) {
+func TestParseCommand_Invalid(t *testing.T) {
 	for line, want := range map[string]string{
 		"":                                       "empty command",
 		"help me":                                `unknown command: "help"`,

@@ -183,7 +183,7 @@ func TestAdmit(t *testing.T) {
 }
 
 // Programs on one device take of the same memory and the same places.
-func TestAdmitCounts(t *testing.T) {
+func TestAdmit_Counts(t *testing.T) {
 	n := newNode(t, "hgx-h100")
 	visible := "0,1"
 	devices, err := visibleDevices(n, &visible)
