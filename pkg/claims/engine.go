@@ -76,12 +76,12 @@ type Engine struct {
 	locks  *Locks
 	index  *index
 	specs  SpecRemover
-	// sharing is nil where GPUs are not shared, see Share.
+	// sharing is nil where GPUs are not shared, see Options.
 	sharing Sharing
 
-	// processes is nil where the driver's list of processes is all there is, see SeeProcesses.
+	// processes is nil where the driver's list of processes is all there is, see Options.
 	processes Processes
-	// sessions is nil where sessions of the driver are not told apart, see InSession.
+	// sessions is nil where sessions of the driver are not told apart, see Options.
 	sessions DriverSessions
 	// names are the engines of all driver names, this one among them; allocated is what claims of this one's have been
 	// allocated, recorded or not, as far as the API server was asked.
@@ -90,10 +90,10 @@ type Engine struct {
 
 	standing standingPartitions
 	layouts  layouts
-	// changed is told of changes, see OnChange.
+	// changed is told of changes, see Options.
 	changed func()
 
-	// api is asked which claims are leaving; nil to ask nobody, see WaitForReleases.
+	// api is asked which claims are leaving; nil to ask nobody, see Options.
 	api API
 
 	// recovered tells that Recover has run since the hardware was set.
@@ -118,14 +118,54 @@ type backend struct {
 // errStarting is the reason until SetWaiting gives a better one.
 var errStarting = errors.New("the plugin is starting")
 
+// Options of an Engine. What is nil or empty is not used.
+type Options struct {
+	Identity
+	// BootID is the content of /proc/sys/kernel/random/boot_id.
+	BootID string
+	Store  *records.Store
+	Locks  *Locks
+	Specs  SpecRemover
+	// Layouts are kept there; nil where GPUs are not partitioned ahead of claims.
+	Layouts *records.LayoutStore
+	// Sharing makes GPUs shared; nil where they are not.
+	Sharing Sharing
+	// Sessions has only what was created in the driver's present session count as the engine's own. Without it, the boot alone
+	// counts.
+	Sessions DriverSessions
+	// Processes are those of the host. Without it, a claim that is gone from the API server is released once the driver lists
+	// no process on its GPUs.
+	Processes Processes
+	// API has Prepare wait, for a while, for devices of claims that the API server no longer has or has deallocated. Without it
+	// Prepare refuses them.
+	API API
+	// OnChange is called, and must not block, when what Occupied returns may have changed by the engine's own doing.
+	OnChange func()
+	// OnAllocate is called, and must not block or call the engine, when what is allocated to claims may have changed.
+	OnAllocate func()
+	// OnOtherProcess is called, with locks of GPUs held, when another process may have begun to serve the node by another
+	// driver name; it may call Join.
+	OnOtherProcess func(ctx context.Context)
+}
+
 // New makes an engine without hardware: it can unprepare, and refuses to prepare until SetHardware.
-// bootID is the content of /proc/sys/kernel/random/boot_id.
-func New(id Identity, bootID string, store *records.Store, locks *Locks, specs SpecRemover) *Engine {
-	e := &Engine{id: id, bootID: bootID, store: store, locks: locks, index: newIndex(), allocated: newIndex(), specs: specs, changed: func() {}}
-	e.begun = make(chan struct{})
-	e.names = &names{all: []*Engine{e}}
+func New(o Options) *Engine {
+	e := &Engine{
+		id: o.Identity, bootID: o.BootID, store: o.Store, locks: o.Locks, index: newIndex(), allocated: newIndex(), specs: o.Specs,
+		sharing: o.Sharing, sessions: o.Sessions, processes: o.Processes, api: o.API, changed: orNothing(o.OnChange), begun: make(chan struct{}),
+	}
+	e.layouts.store = o.Layouts
+	e.index.changed = orNothing(o.OnAllocate)
+	e.names = &names{all: []*Engine{e}, find: o.OnOtherProcess}
 	e.SetWaiting(errStarting)
 	return e
+}
+
+func orNothing(f func()) func() {
+	if f == nil {
+		return func() {}
+	}
+	return f
 }
 
 // Records are what all claims hold, in order of claim UID; they must not be changed.
@@ -138,17 +178,6 @@ func (e *Engine) Claim(uid types.UID) records.Claim {
 	}
 	return records.Claim{UID: uid}
 }
-
-// Share lets the engine hand out shares of GPUs. Call it before the first Prepare.
-func (e *Engine) Share(s Sharing) { e.sharing = s }
-
-// OnChange has a function called, which must not block, when what Occupied says may have changed by the engine's own
-// doing. Call it before the first Prepare.
-func (e *Engine) OnChange(changed func()) { e.changed = changed }
-
-// OnHeld has a function called, which must not block or call the engine, when what claims hold may have changed. Call it
-// before the first Prepare.
-func (e *Engine) OnHeld(changed func()) { e.index.changed = changed }
 
 // SetHardware lets Prepare work.
 func (e *Engine) SetHardware(hw Hardware, cdi CDI) {

@@ -248,7 +248,7 @@ func newEngine(t testing.TB, dir string, disk records.FileSystem, boot string) *
 	if err != nil {
 		t.Fatalf("open locks: %v", err)
 	}
-	return New(testID, boot, store, locks, noSpecs{})
+	return New(Options{Identity: testID, BootID: boot, Store: store, Locks: locks, Specs: noSpecs{}})
 }
 
 func (b *bed) load(t testing.TB) {

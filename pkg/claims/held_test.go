@@ -7,7 +7,7 @@ import "testing"
 func TestWhatClaimsHoldIsToldWhenItChanges(t *testing.T) {
 	b, other := twoBeds(t)
 	told := 0
-	b.OnHeld(func() { told++ })
+	b.index.changed = func() { told++ }
 	for _, step := range []struct {
 		name string
 		do   func()

@@ -20,7 +20,7 @@ type index struct {
 	mu      sync.Mutex
 	byClaim map[types.UID]*records.Record
 	byGPU   map[string]map[types.UID]*records.Record
-	// changed is told of every change, see Engine.OnHeld.
+	// changed is told of every change, see Options.
 	changed func()
 	// waiting is closed at the next change; nil while nobody waits for one.
 	waiting chan struct{}

@@ -21,10 +21,6 @@ type Processes interface {
 	OfPods(ctx context.Context, pods []types.UID) ([]int, error)
 }
 
-// SeeProcesses lets the engine see the processes of pods. Without it, a claim that is gone from the API server is released once
-// the driver lists no process on its GPUs. Call it before the first Reconcile.
-func (e *Engine) SeeProcesses(p Processes) { e.processes = p }
-
 // maxPods bounds the pods that a record keeps: twice as many as can reserve a claim at a time
 // (resource/v1, ResourceClaimReservedForMaxSize).
 const maxPods = 2 * resourceapi.ResourceClaimReservedForMaxSize

@@ -51,7 +51,7 @@ func TestReconcile_ProcessesOfPods(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t)
 			if test.processes != nil {
-				b.SeeProcesses(test.processes)
+				b.processes = test.processes
 			}
 			mustPrepare(t, b.Engine, claimOn("a", 1))
 			b.hardware.pids[gpuName(1)], b.hardware.processesErr = test.pids, test.processesErr
@@ -71,7 +71,7 @@ func TestReconcile_ProcessesOfPods(t *testing.T) {
 func TestReconcile_ProcessesOfPodsWithPartition(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	seen := &podProcesses{pids: map[types.UID][]int{"pod-uid": {7}}}
-	b.SeeProcesses(seen)
+	b.processes = seen
 	b.prepare("a", b.name(0, 19, 6))
 	b.Reconcile(t.Context(), &fakeAPI{})
 	b.want(list("0 19@6"), list("a"), list("a"))
@@ -84,7 +84,7 @@ func TestReconcile_ProcessesOfPodsWithPartition(t *testing.T) {
 func TestReconcile_NotesPods(t *testing.T) {
 	b := newBed(t)
 	seen := &podProcesses{pids: map[types.UID][]int{}}
-	b.SeeProcesses(seen)
+	b.processes = seen
 	claim := claimOn("a", 1)
 	mustPrepare(t, b.Engine, claim)
 	reserve := func(uid types.UID) {

@@ -168,9 +168,6 @@ func (w *worker) open(ctx context.Context) error {
 	if err := json.Unmarshal(data, &w.truth); err != nil {
 		return err
 	}
-	w.Engine = New(compatibleID, bootNow, store, locks, w.specs)
-	w.Share(w.sharing)
-	w.KeepLayoutsIn(layouts)
 	sessions, err := driversession.Open(disk, filepath.Join(w.dir, "session.json"), bootNow, os.DirFS(filepath.Join(w.dir, "node/sys")), os.DirFS(filepath.Join(w.dir, "node/proc")))
 	if err != nil {
 		return err
@@ -178,7 +175,9 @@ func (w *worker) open(ctx context.Context) error {
 	if err := sessions.Begin(nil); err != nil {
 		return err
 	}
-	w.InSession(sessions)
+	w.Engine = New(Options{
+		Identity: compatibleID, BootID: bootNow, Store: store, Layouts: layouts, Locks: locks, Specs: w.specs, Sharing: w.sharing, Sessions: sessions,
+	})
 	if err := w.Load(ctx, nil); err != nil {
 		return err
 	}

@@ -24,9 +24,6 @@ type layouts struct {
 	byGPU map[string]*records.Layout
 }
 
-// KeepLayoutsIn lets the engine keep GPUs cut ahead of claims. Call it before Load.
-func (e *Engine) KeepLayoutsIn(store *records.LayoutStore) { e.layouts.store = store }
-
 // LayoutProblem says why a GPU is not cut as its policy wants.
 type LayoutProblem struct {
 	// GPU is the name of its whole-GPU device.

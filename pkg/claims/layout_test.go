@@ -280,8 +280,7 @@ func (b *simBed) dying(at int, do func(e *Engine, session *nvml.Session)) (dead 
 	if err := errors.Join(storeErr, layoutsErr, locksErr); err != nil {
 		b.t.Fatal(err)
 	}
-	e := New(testID, b.boot, store, locks, b.specs)
-	e.KeepLayoutsIn(layouts)
+	e := New(Options{Identity: testID, BootID: b.boot, Store: store, Layouts: layouts, Locks: locks, Specs: b.specs})
 	if err := e.Load(b.t.Context(), nil); err != nil {
 		b.t.Fatal(err)
 	}

@@ -46,10 +46,6 @@ func (e *Engine) Part(other *Engine) {
 	e.names.all = slices.DeleteFunc(slices.Clone(e.names.all), func(o *Engine) bool { return o == other })
 }
 
-// OnForeign has a function called, with locks of GPUs held, when another process may have begun to serve the node by
-// another name; it may call Join. Call it before the first Prepare.
-func (e *Engine) OnForeign(find func(ctx context.Context)) { e.names.find = find }
-
 // others are the engines of the other names, in order of names.
 func (e *Engine) others() []*Engine {
 	e.names.mu.Lock()

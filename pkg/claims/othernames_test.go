@@ -59,7 +59,7 @@ func startProcess(t testing.TB, root, own string, node *sim.Node) *process {
 	}
 	p.locks = locks
 	p.Engine = p.open(own)
-	p.OnForeign(func(ctx context.Context) {
+	p.names.find = func(ctx context.Context) {
 		for _, e := range p.find() {
 			if err := e.LookAt(ctx); err != nil {
 				t.Fatal(err)
@@ -68,7 +68,7 @@ func startProcess(t testing.TB, root, own string, node *sim.Node) *process {
 				e.SetHardware(b.hardware, e.specs.(*specFolder))
 			}
 		}
-	})
+	}
 	p.find()
 	session, err := simulated.OpenNode(t.Context(), node)
 	if err != nil {
@@ -117,8 +117,9 @@ func (p *process) open(name string) *Engine {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	e := New(Identity{Driver: name, Pool: testPool}, bootNow, store, p.locks, &specFolder{dir: p.t.TempDir()})
-	e.KeepLayoutsIn(layouts)
+	e := New(Options{
+		Identity: Identity{Driver: name, Pool: testPool}, BootID: bootNow, Store: store, Layouts: layouts, Locks: p.locks, Specs: &specFolder{dir: p.t.TempDir()},
+	})
 	p.byName[name] = e
 	return e
 }

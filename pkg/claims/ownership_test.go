@@ -25,7 +25,7 @@ import (
 // shareAll makes GPUs of a bed offer every tier.
 func (b *simBed) shareAll() {
 	b.t.Helper()
-	b.Share(&sharingFolder{dir: b.t.TempDir()})
+	b.sharing = &sharingFolder{dir: b.t.TempDir()}
 	b.SetHardware(offering{b.session, policy.Apply(&v1alpha1.NodePolicy{}, b.session.Node(), policy.Means{})}, b.specs)
 }
 
@@ -133,7 +133,7 @@ func (s *sessionsOf) End() error {
 func newSessionBed(t *testing.T) (*simBed, *sessionsOf) {
 	t.Helper()
 	b, s := newSimBed(t, "hgx-h100"), &sessionsOf{session: "1", witness: map[int]string{}}
-	b.InSession(s)
+	b.sessions = s
 	return b, s
 }
 

@@ -27,10 +27,6 @@ type DriverSessions interface {
 	End() error
 }
 
-// InSession lets only what was created in the driver's present session count as the engine's own. Without it, the boot alone
-// counts. Call it before SetHardware.
-func (e *Engine) InSession(s DriverSessions) { e.sessions = s }
-
 // sessionOf is the present session of a GPU; empty where sessions are not told apart.
 func (e *Engine) sessionOf(gpuDevice string) string {
 	if e.sessions == nil {

@@ -255,8 +255,7 @@ func makeShareBed(t testing.TB, dir string, disk records.FileSystem, id Identity
 	if id == compatibleID {
 		b.hardware.node.GPUs[3].Offer.MPS = nil
 	}
-	b.Engine = New(id, bootNow, store, locks, b.specs)
-	b.Share(b.sharing)
+	b.Engine = New(Options{Identity: id, BootID: bootNow, Store: store, Locks: locks, Specs: b.specs, Sharing: b.sharing})
 	return b
 }
 

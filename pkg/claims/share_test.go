@@ -123,7 +123,7 @@ func TestTheFormsOfAGPUExcludeEachOther(t *testing.T) {
 func TestSharesAndPartitionsOfAGPUExcludeEachOther(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	shares := &sharingFolder{dir: t.TempDir(), owner: testDriver}
-	b.Share(shares)
+	b.Engine.sharing = shares
 	node := *b.session.Node()
 	node.GPUs = slices.Clone(node.GPUs)
 	for i := range node.GPUs {
@@ -293,7 +293,7 @@ func TestAServerThatDoesNotStartLeavesNothing(t *testing.T) {
 
 func TestAPluginThatSharesNothingSaysSo(t *testing.T) {
 	b := makeShareBed(t, t.TempDir(), nil, testID)
-	b.Share(nil)
+	b.Engine.sharing = nil
 	b.start()
 	for _, p := range []part{mpsOf(0, 10, 10), sliceOf(0, 10).at("Long")} {
 		wantError(t, b.tryPrepare("a", p), "does not share GPUs")

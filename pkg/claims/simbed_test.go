@@ -122,14 +122,13 @@ func openSimBed(t testing.TB, dir, boot string, node *sim.Node, sessions ...Driv
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.Engine = New(testID, boot, store, locks, b.specs)
 	layouts, err := records.OpenLayouts(b.disk, filepath.Join(dir, "layouts"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.KeepLayoutsIn(layouts)
+	b.Engine = New(Options{Identity: testID, BootID: boot, Store: store, Layouts: layouts, Locks: locks, Specs: b.specs})
 	for _, s := range sessions {
-		b.InSession(s)
+		b.sessions = s
 	}
 	if err := b.Load(t.Context(), func(reason, message string) { b.notes = append(b.notes, reason+": "+message) }); err != nil {
 		t.Fatal(err)

@@ -37,10 +37,6 @@ const (
 	releaseRetry = time.Second
 )
 
-// WaitForReleases has Prepare wait, for a while, for devices of claims that the API server no longer has or has deallocated.
-// Without it Prepare refuses them. Call it before the first Prepare.
-func (e *Engine) WaitForReleases(api API) { e.api = api }
-
 // begin ends the wait for the start.
 func (e *Engine) begin() { e.closing.Do(func() { close(e.begun) }) }
 

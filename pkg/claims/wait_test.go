@@ -92,7 +92,7 @@ func TestPrepare_HolderLeaves(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBed(t)
-				b.WaitForReleases(tt.api)
+				b.api = tt.api
 				mustPrepare(t, b.Engine, held)
 				defer tt.release(t, b)()
 				took, err := prepareIn(t, b.Engine, next)
@@ -117,7 +117,7 @@ func TestPrepare_HolderLeaves(t *testing.T) {
 func TestPrepare_WaitsWithoutLocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBed(t)
-		b.WaitForReleases(&fakeAPI{})
+		b.api = &fakeAPI{}
 		mustPrepare(t, b.Engine, claimOn("a", 1))
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
@@ -145,7 +145,7 @@ func TestPrepare_TwoClaimsWaitForOneDevice(t *testing.T) {
 		b := newBed(t)
 		held := claimOn("a", 1)
 		waiting := claimList(claimOn("b", 1), claimOn("c", 1))
-		b.WaitForReleases(&fakeAPI{claims: waiting})
+		b.api = &fakeAPI{claims: waiting}
 		mustPrepare(t, b.Engine, held)
 		defer after(2*time.Second, func() { mustUnprepare(t, b.Engine, held) })()
 		errs := make([]error, len(waiting))
@@ -180,9 +180,9 @@ func TestPrepare_PartitionBeingReleased(t *testing.T) {
 					b.unprepare("other")
 					next = deviceClaim("b", b.name(0))
 				}
-				b.WaitForReleases(&fakeAPI{claims: claimList(next)})
+				b.api = &fakeAPI{claims: claimList(next)}
 				changes := 0
-				b.OnChange(func() { changes++ })
+				b.changed = func() { changes++ }
 				defer after(3500*time.Millisecond, func() {
 					if err := b.node.RemoveClient(0, 4711); err != nil {
 						t.Error(err)
@@ -212,7 +212,7 @@ func TestPrepare_SeveralHoldersLeave(t *testing.T) {
 				if stays {
 					api.claims = append(api.claims, deviceClaim("c", b.name(0, 19, 1)))
 				}
-				b.WaitForReleases(api)
+				b.api = api
 				defer after(time.Second, func() { b.unprepare("c") })()
 				defer after(2*time.Second, func() { b.unprepare("a") })()
 				took, err := prepareIn(t, b.Engine, next)
@@ -241,7 +241,7 @@ func TestPrepare_SharesLeave(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newShareBed(t)
-				b.WaitForReleases(&fakeAPI{claims: append(claimList(next), tt.left...)})
+				b.api = &fakeAPI{claims: append(claimList(next), tt.left...)}
 				mustPrepare(t, b.Engine, share("a", "40Gi"))
 				mustPrepare(t, b.Engine, share("b", "20Gi"))
 				defer after(time.Second, func() { mustUnprepare(t, b.Engine, share("a", "40Gi")) })()
@@ -262,7 +262,7 @@ func TestPrepare_ReleasedByAnotherProcess(t *testing.T) {
 		mustPrepare(t, old.Engine, held)
 		b := openBed(t, old.dir)
 		b.load(t)
-		b.WaitForReleases(&fakeAPI{claims: claimList(next)})
+		b.api = &fakeAPI{claims: claimList(next)}
 		defer after(2500*time.Millisecond, func() { mustUnprepare(t, old.Engine, held) })()
 		if took, err := prepareIn(t, b.Engine, next); err != nil || took != 3*time.Second {
 			t.Errorf("got %v after %s, want it prepared after 3s", err, took)

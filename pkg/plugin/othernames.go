@@ -165,18 +165,18 @@ func (n *otherNames) engineOf(o *otherName) (*claims.Engine, error) {
 		return nil, err
 	}
 	config := n.s.config
-	e := claims.New(claims.Identity{Driver: o.driver, Pool: config.NodeName}, n.boot, store, n.locks, cdi.Remover{Dir: config.CDIDir, Driver: o.driver})
-	e.KeepLayoutsIn(layouts)
+	options := claims.Options{
+		Identity: claims.Identity{Driver: o.driver, Pool: config.NodeName}, BootID: n.boot,
+		Store: store, Layouts: layouts, Locks: n.locks, Specs: cdi.Remover{Dir: config.CDIDir, Driver: o.driver},
+		Processes: processes.Host(), OnChange: func() { signal(n.s.changed) }, OnAllocate: func() { signal(n.s.changed); signal(n.wake) },
+	}
 	if n.s.sharing != nil {
-		e.Share(n.s.sharing.As(o.driver))
+		options.Sharing = n.s.sharing.As(o.driver)
 	}
 	if n.s.sessions != nil {
-		e.InSession(n.s.sessions)
+		options.Sessions = n.s.sessions
 	}
-	e.SeeProcesses(processes.Host())
-	e.OnChange(func() { signal(n.s.changed) })
-	e.OnHeld(func() { signal(n.s.changed); signal(n.wake) })
-	return e, nil
+	return claims.New(options), nil
 }
 
 // useHardware has claims of other names prepared and unprepared by the hardware.

@@ -73,8 +73,10 @@ func newNamesBed(t *testing.T, own, other string, objects ...runtime.Object) *na
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.engine = claims.New(claims.Identity{Driver: own, Pool: "node-1"}, "boot", store, locks, cdi.Remover{Dir: config.CDIDir, Driver: own})
-	b.engine.OnForeign(b.names.find)
+	b.engine = claims.New(claims.Options{
+		Identity: claims.Identity{Driver: own, Pool: "node-1"}, BootID: "boot", Store: store, Locks: locks,
+		Specs: cdi.Remover{Dir: config.CDIDir, Driver: own}, OnOtherProcess: b.names.find,
+	})
 	return b
 }
 

@@ -416,8 +416,9 @@ func TestWhatIsInTheWayOfALayoutIsToldOnce(t *testing.T) {
 	if err := errors.Join(storeErr, layoutsErr, locksErr); err != nil {
 		t.Fatal(err)
 	}
-	b.engine = claims.New(claims.Identity{Driver: "gpu.cleave.dev", Pool: "node-1"}, "boot", store, locks, nil)
-	b.engine.KeepLayoutsIn(layouts)
+	b.engine = claims.New(claims.Options{
+		Identity: claims.Identity{Driver: "gpu.cleave.dev", Pool: "node-1"}, BootID: "boot", Store: store, Layouts: layouts, Locks: locks,
+	})
 	b.engine.SetHardware(b.hw, nil)
 	// An A30 changes its mode with a reset only.
 	b.hw.policy = &v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{MIG: &v1alpha1.MIGPolicy{Layout: map[string]int32{"1g.6gb": 4}}}}}

@@ -52,8 +52,10 @@ func rankedService(t *testing.T, model string) (*service, *hardware, *publisher,
 		t.Fatal(err)
 	}
 	s := &service{config: validConfig(), ranking: newRanking(), metrics: newMetrics()}
-	s.engine = claims.New(claims.Identity{Driver: s.config.DriverName, Pool: s.config.NodeName}, "boot", store, locks, anyCDI{})
-	s.engine.OnHeld(func() { signal(s.ranking.changed) })
+	s.engine = claims.New(claims.Options{
+		Identity: claims.Identity{Driver: s.config.DriverName, Pool: s.config.NodeName}, BootID: "boot", Store: store, Locks: locks, Specs: anyCDI{},
+		OnAllocate: func() { signal(s.ranking.changed) },
+	})
 	hw := &hardware{Session: session, policy: &v1alpha1.NodePolicy{}, held: s.engine.Records}
 	hw.offer(nil)
 	s.engine.SetHardware(hw, anyCDI{})

@@ -45,7 +45,10 @@ func newReleaseBed(t *testing.T) *releaseBed {
 	if err := errors.Join(storeErr, locksErr, os.MkdirAll(filepath.Dir(b.loadedFile()), 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	b.engine = claims.New(claims.Identity{Driver: "gpu.cleave.dev", Pool: "node-1"}, "boot", store, locks, cdi.Remover{Dir: dir, Driver: "gpu.cleave.dev"})
+	b.engine = claims.New(claims.Options{
+		Identity: claims.Identity{Driver: "gpu.cleave.dev", Pool: "node-1"}, BootID: "boot", Store: store, Locks: locks,
+		Specs: cdi.Remover{Dir: dir, Driver: "gpu.cleave.dev"},
+	})
 	if err := os.MkdirAll(b.config.pluginDir(), 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -160,29 +160,26 @@ func (s *service) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.engine = claims.New(claims.Identity{Driver: s.config.DriverName, Pool: s.config.NodeName}, bootID, store, locks,
-		cdi.Remover{Dir: s.config.CDIDir, Driver: s.config.DriverName})
 	layouts, err := records.OpenLayouts(records.NewDisk(), filepath.Join(s.config.pluginDir(), layoutsDir))
 	if err != nil {
 		return err
 	}
-	s.engine.KeepLayoutsIn(layouts)
 	s.sessions, err = driversession.Open(records.NewDisk(), filepath.Join(s.config.nodeDir(), sessionFile), bootID, os.DirFS(s.config.Sysfs), os.DirFS(s.config.Procfs))
 	if err != nil {
 		return err
 	}
-	s.engine.InSession(s.sessions)
-	s.engine.SeeProcesses(processes.Host())
 	s.openPolicy(ctx)
 	s.around = newSurroundings(s.client, s.config.DriverName, s.config.NodeName, func() { signal(s.outside) })
 	s.around.daemonSet = s.config.DaemonSet
 	if err := s.openSharing(); err != nil {
 		return err
 	}
-	s.engine.WaitForReleases(apiClaims{s.client})
-	s.engine.OnChange(func() { signal(s.changed) })
-	s.engine.OnHeld(func() { signal(s.ranking.changed) })
-	s.engine.OnForeign(s.names.find)
+	s.engine = claims.New(claims.Options{
+		Identity: claims.Identity{Driver: s.config.DriverName, Pool: s.config.NodeName}, BootID: bootID,
+		Store: store, Layouts: layouts, Locks: locks, Specs: cdi.Remover{Dir: s.config.CDIDir, Driver: s.config.DriverName},
+		Sharing: s.sharing, Sessions: s.sessions, Processes: processes.Host(), API: apiClaims{s.client},
+		OnChange: func() { signal(s.changed) }, OnAllocate: func() { signal(s.ranking.changed) }, OnOtherProcess: s.names.find,
+	})
 	s.names.find(ctx)
 	return s.engine.Load(ctx, s.events.warn)
 }
@@ -214,7 +211,6 @@ func (s *service) openSharing() error {
 		roots = append(roots, driverroot.Root(r))
 	}
 	s.sharing = sharing.New(s.config.DriverName, supervisor, roots, sharing.RunProgram)
-	s.engine.Share(s.sharing)
 	return nil
 }
 
