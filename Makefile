@@ -69,6 +69,10 @@ unit: build $(HELM) ## unit tests with the race detector, and the Helm chart ren
 	@# A thousand plugins are started and killed: the race detector would make each start slow.
 	go test -run TestAKilledPlugin ./pkg/claims
 
+.PHONY: quick
+quick: ## unit tests alone, on a fresh checkout: no root, no Helm, nothing built before
+	go test -short ./pkg/...
+
 .PHONY: e2e
 e2e: image-root $(HELM) ## tests on a real local Kubernetes node (K8S_VERSION=1.37.1 or 1.36.4)
 	@# -p 1: one cluster at a time; two that start at once may want the same port.

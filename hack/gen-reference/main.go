@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cleave-dra/cleave/pkg/cli"
+	"github.com/cleave-dra/cleave/pkg/health"
 	"github.com/cleave-dra/cleave/pkg/plugin"
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
@@ -35,7 +36,7 @@ func main() {
 // generate makes the whole document.
 func generate(root string) ([]byte, error) {
 	var b bytes.Buffer
-	b.WriteString("# Reference\n\nWritten by `make reference` from the code.\n")
+	b.WriteString("# Reference\n\nFor everyone who writes claims, policies, alerts or command lines. Written by `make reference` from the code.\n")
 	entries(&b, "Attributes of devices", "Names without a domain are in the driver's: `device.attributes[\"gpu.cleave.dev\"].uuid`.", publish.Attributes())
 	entries(&b, "Capacities of devices", "", publish.Capacities())
 	p, err := readPackages(root)
@@ -44,9 +45,13 @@ func generate(root string) ([]byte, error) {
 	}
 	p.constants(&b, "Taints of devices", "pkg/publish", "Taint")
 	p.constants(&b, "Labels of nodes", "api/v1alpha1", "Label")
-	b.WriteString("\n## Metrics\n\nServed at `/metrics` of `--metrics-address`, beside those of the Go runtime and the process.\n\n| metric | labels | what |\n| --- | --- | --- |\n")
+	b.WriteString("\n## Metrics\n\nServed at `/metrics` of `--metrics-address`, alongside those of the Go runtime and the process.\n\n| metric | labels | what |\n| --- | --- | --- |\n")
 	for _, m := range plugin.Metrics() {
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", m.Name, strings.Join(m.Labels, ", "), cell(m.Help))
+	}
+	b.WriteString("\n## XIDs\n\nErrors of the NVIDIA driver by number: [health.md](health.md#xids).\n\n| XID | what happened | class |\n| --- | --- | --- |\n")
+	for _, x := range health.KnownXIDs() {
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", x.Numbers(), x.What, x.Class)
 	}
 	if err := p.kinds(&b, "api/v1alpha1", "ShareConfig", "NodePolicy"); err != nil {
 		return nil, err

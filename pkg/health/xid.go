@@ -2,6 +2,12 @@
 
 package health
 
+import (
+	"fmt"
+	"slices"
+	"strconv"
+)
+
 // Class is what an XID means for a GPU, and when it is over.
 type Class int
 
@@ -97,6 +103,17 @@ var table = []XIDs{
 	{168, 168, Lasting, "less memory than there was"},
 	{169, 169, Lasting, "a microcontroller halted"},
 	{171, 172, Lasting, "uncorrectable memory error"},
+}
+
+// KnownXIDs lists the XIDs of the documentation, in ascending order.
+func KnownXIDs() []XIDs { return slices.Clone(table) }
+
+// Numbers is the range as text: "31", or "37 to 38".
+func (x XIDs) Numbers() string {
+	if x.First == x.Last {
+		return strconv.Itoa(x.First)
+	}
+	return fmt.Sprintf("%d to %d", x.First, x.Last)
 }
 
 // unknown is what an XID that is not in the table is taken for.
