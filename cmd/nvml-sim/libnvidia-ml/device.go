@@ -17,49 +17,101 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-//export simDeviceNumber
-func simDeviceNumber(which C.int, h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		gets := [...]func() (int, error){
-			C.SIM_MINOR:               d.MinorNumber,
-			C.SIM_MODULE:              d.ModuleID,
-			C.SIM_BRAND:               d.Brand,
-			C.SIM_ARCHITECTURE:        d.Architecture,
-			C.SIM_NUMA_NODE:           d.NUMANodeID,
-			C.SIM_VIRTUALIZATION:      d.VirtualizationMode,
-			C.SIM_POWER:               d.Power,
-			C.SIM_POWER_LIMIT:         d.PowerLimit,
-			C.SIM_TEMPERATURE:         d.Temperature,
-			C.SIM_ADDRESSING_MODE:     d.AddressingMode,
-			C.SIM_MAX_MIG_DEVICES:     d.MaxMIGDevices,
-			C.SIM_PERSISTENCE_MODE:    func() (int, error) { on, err := d.PersistenceMode(); return int(enable(on)), err },
-			C.SIM_PCIE_GENERATION:     d.PCIeGeneration,
-			C.SIM_PCIE_MAX_GENERATION: d.MaxPCIeGeneration,
-			C.SIM_PCIE_WIDTH:          d.PCIeWidth,
-			C.SIM_PCIE_MAX_WIDTH:      d.MaxPCIeWidth,
-		}
-		v, err := gets[which]()
-		return putUint(to, v, err)
-	})
+//export nvmlDeviceGetMinorNumber
+func nvmlDeviceGetMinorNumber(h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
+	return answerNumber(device(h), (*sim.Device).MinorNumber, to)
 }
 
-//export simDeviceGetSerial
-func simDeviceGetSerial(h C.nvmlDevice_t, to *C.char, length C.uint) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		s, err := d.Serial()
+//export nvmlDeviceGetModuleId
+func nvmlDeviceGetModuleId(h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
+	return answerNumber(device(h), (*sim.Device).ModuleID, to)
+}
+
+//export nvmlDeviceGetBrand
+func nvmlDeviceGetBrand(h C.nvmlDevice_t, to *C.nvmlBrandType_t) C.nvmlReturn_t {
+	return answerNumber(device(h), (*sim.Device).Brand, to)
+}
+
+//export nvmlDeviceGetArchitecture
+func nvmlDeviceGetArchitecture(h C.nvmlDevice_t, to *C.nvmlDeviceArchitecture_t) C.nvmlReturn_t {
+	return answerNumber(device(h), (*sim.Device).Architecture, to)
+}
+
+//export nvmlDeviceGetNumaNodeId
+func nvmlDeviceGetNumaNodeId(h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
+	return answerNumber(device(h), (*sim.Device).NUMANodeID, to)
+}
+
+//export nvmlDeviceGetVirtualizationMode
+func nvmlDeviceGetVirtualizationMode(h C.nvmlDevice_t, to *C.nvmlGpuVirtualizationMode_t) C.nvmlReturn_t {
+	return answerNumber(device(h), (*sim.Device).VirtualizationMode, to)
+}
+
+//export nvmlDeviceGetAddressingMode
+func nvmlDeviceGetAddressingMode(h C.nvmlDevice_t, to *C.nvmlDeviceAddressingMode_t) C.nvmlReturn_t {
+	switch {
+	case to == nil:
+		return C.NVML_ERROR_INVALID_ARGUMENT
+	case to.version != C.nvmlDeviceAddressingMode_v1:
+		return C.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
+	}
+	return answerNumber(device(h), (*sim.Device).AddressingMode, &to.value)
+}
+
+//export nvmlDeviceGetIndex
+func nvmlDeviceGetIndex(h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
+	return answerNumber(either(h), target.Index, to)
+}
+
+//export nvmlDeviceGetName
+func nvmlDeviceGetName(h C.nvmlDevice_t, to *C.char, length C.uint) C.nvmlReturn_t {
+	return answerString(either(h), target.Name, to, length)
+}
+
+//export nvmlDeviceGetUUID
+func nvmlDeviceGetUUID(h C.nvmlDevice_t, to *C.char, length C.uint) C.nvmlReturn_t {
+	return answerString(either(h), target.UUID, to, length)
+}
+
+//export nvmlDeviceGetSerial
+func nvmlDeviceGetSerial(h C.nvmlDevice_t, to *C.char, length C.uint) C.nvmlReturn_t {
+	return answerString(device(h), (*sim.Device).Serial, to, length)
+}
+
+//export nvmlDeviceGetVbiosVersion
+func nvmlDeviceGetVbiosVersion(h C.nvmlDevice_t, to *C.char, length C.uint) C.nvmlReturn_t {
+	return answerString(device(h), (*sim.Device).VBIOS, to, length)
+}
+
+//export nvmlDeviceGetPciInfo_v3
+func nvmlDeviceGetPciInfo_v3(h C.nvmlDevice_t, to *C.nvmlPciInfo_t) C.nvmlReturn_t {
+	return answer(device(h), (*sim.Device).PCI, to, pciInfo)
+}
+
+// olderPCIInfo stores the beginning of the struct: older structs are that.
+func olderPCIInfo(h C.nvmlDevice_t, to *C.nvmlPciInfo_t, size uintptr) C.nvmlReturn_t {
+	if to == nil {
+		return C.NVML_ERROR_INVALID_ARGUMENT
+	}
+	return on(device(h), func(d *sim.Device) error {
+		info, err := d.PCI()
 		if err != nil {
 			return err
 		}
-		return putString(to, length, s)
+		full := pciInfo(info)
+		copy(unsafe.Slice((*byte)(unsafe.Pointer(to)), size), unsafe.Slice((*byte)(unsafe.Pointer(&full)), size))
+		return nil
 	})
 }
 
-//export simDeviceGetPciInfo
-func simDeviceGetPciInfo(h C.nvmlDevice_t, to *C.nvmlPciInfo_t) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		info, err := d.PCI()
-		return put(to, info, err, pciInfo)
-	})
+//export nvmlDeviceGetPciInfo_v2
+func nvmlDeviceGetPciInfo_v2(h C.nvmlDevice_t, to *C.nvmlPciInfo_t) C.nvmlReturn_t {
+	return olderPCIInfo(h, to, unsafe.Offsetof(to.busId))
+}
+
+//export nvmlDeviceGetPciInfo
+func nvmlDeviceGetPciInfo(h C.nvmlDevice_t, to *C.nvmlPciInfo_t) C.nvmlReturn_t {
+	return olderPCIInfo(h, to, unsafe.Offsetof(to.pciSubSystemId))
 }
 
 // pciInfo converts the description of a PCI function.
@@ -76,47 +128,24 @@ func pciInfo(info sim.PCIInfo) C.nvmlPciInfo_t {
 	return to
 }
 
-//export simDeviceGetCudaComputeCapability
-func simDeviceGetCudaComputeCapability(h C.nvmlDevice_t, major, minor *C.int) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		a, b, err := d.CUDAComputeCapability()
-		if err != nil {
-			return err
-		}
-		if major == nil || minor == nil {
-			return code(sim.CodeInvalidArgument)
-		}
-		*major, *minor = C.int(a), C.int(b)
-		return nil
-	})
+//export nvmlDeviceGetCudaComputeCapability
+func nvmlDeviceGetCudaComputeCapability(h C.nvmlDevice_t, major, minor *C.int) C.nvmlReturn_t {
+	return answerPair(device(h), (*sim.Device).CUDAComputeCapability, major, minor, convert[C.int, int])
 }
 
-//export simDeviceGetEccMode
-func simDeviceGetEccMode(h C.nvmlDevice_t, now, pending *C.nvmlEnableState_t) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		a, b, err := d.ECCMode()
-		if err != nil {
-			return err
-		}
-		if now == nil || pending == nil {
-			return code(sim.CodeInvalidArgument)
-		}
-		*now, *pending = enable(a), enable(b)
-		return nil
-	})
+//export nvmlDeviceGetEccMode
+func nvmlDeviceGetEccMode(h C.nvmlDevice_t, now, pending *C.nvmlEnableState_t) C.nvmlReturn_t {
+	return answerPair(device(h), (*sim.Device).ECCMode, now, pending, enable)
 }
 
-//export simDeviceGetTotalEccErrors
-func simDeviceGetTotalEccErrors(h C.nvmlDevice_t, to *C.ulonglong) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		v, err := d.TotalECCErrors()
-		return put(to, v, err, func(v uint64) C.ulonglong { return C.ulonglong(v) })
-	})
+//export nvmlDeviceGetTotalEccErrors
+func nvmlDeviceGetTotalEccErrors(h C.nvmlDevice_t, kind C.nvmlMemoryErrorType_t, counter C.nvmlEccCounterType_t, to *C.ulonglong) C.nvmlReturn_t {
+	return answerNumber(device(h), (*sim.Device).TotalECCErrors, to)
 }
 
-//export simDeviceGetRemappedRows
-func simDeviceGetRemappedRows(h C.nvmlDevice_t, corrected, uncorrected, pending, failed *C.uint) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
+//export nvmlDeviceGetRemappedRows
+func nvmlDeviceGetRemappedRows(h C.nvmlDevice_t, corrected, uncorrected, pending, failed *C.uint) C.nvmlReturn_t {
+	return on(device(h), func(d *sim.Device) error {
 		if err := d.RemappedRows(); err != nil {
 			return err
 		}
@@ -129,59 +158,29 @@ func simDeviceGetRemappedRows(h C.nvmlDevice_t, corrected, uncorrected, pending,
 	})
 }
 
-//export simDeviceGetUtilizationRates
-func simDeviceGetUtilizationRates(h C.nvmlDevice_t, to *C.nvmlUtilization_t) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		g, m, err := d.Utilization()
-		return put(to, m, err, func(m int) C.nvmlUtilization_t { return C.nvmlUtilization_t{gpu: C.uint(g), memory: C.uint(m)} })
-	})
+//export nvmlDeviceGetPersistenceMode
+func nvmlDeviceGetPersistenceMode(h C.nvmlDevice_t, to *C.nvmlEnableState_t) C.nvmlReturn_t {
+	return answer(device(h), (*sim.Device).PersistenceMode, to, enable)
 }
 
-//export simDeviceSetPersistenceMode
-func simDeviceSetPersistenceMode(h C.nvmlDevice_t, mode C.uint) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error { return d.SetPersistenceMode(mode == C.NVML_FEATURE_ENABLED) })
+//export nvmlDeviceSetPersistenceMode
+func nvmlDeviceSetPersistenceMode(h C.nvmlDevice_t, mode C.nvmlEnableState_t) C.nvmlReturn_t {
+	return on(device(h), func(d *sim.Device) error { return d.SetPersistenceMode(mode == C.NVML_FEATURE_ENABLED) })
 }
 
-//export simDeviceGetCpuAffinity
-func simDeviceGetCpuAffinity(h C.nvmlDevice_t, size C.uint, to *C.ulong) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		cpus, err := d.CPUAffinity()
-		if err != nil {
-			return err
-		}
-		return putBits(to, size, cpus...)
-	})
+//export nvmlDeviceGetComputeMode
+func nvmlDeviceGetComputeMode(h C.nvmlDevice_t, to *C.nvmlComputeMode_t) C.nvmlReturn_t {
+	return answerNumber(either(h), target.ComputeMode, to)
 }
 
-//export simDeviceGetMemoryAffinity
-func simDeviceGetMemoryAffinity(h C.nvmlDevice_t, size C.uint, to *C.ulong) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		node, err := d.MemoryAffinity()
-		if err != nil {
-			return err
-		}
-		return putBits(to, size, sim.CPURange{First: node, Last: node})
-	})
+//export nvmlDeviceSetComputeMode
+func nvmlDeviceSetComputeMode(h C.nvmlDevice_t, mode C.nvmlComputeMode_t) C.nvmlReturn_t {
+	return on(either(h), func(t target) error { return t.SetComputeMode(int(mode)) })
 }
 
-// putBits sets bits in an array of words; bits past its end are left out, as NVML does.
-func putBits(to *C.ulong, size C.uint, ranges ...sim.CPURange) error {
-	if to == nil || size == 0 {
-		return code(sim.CodeInvalidArgument)
-	}
-	words := unsafe.Slice(to, int(size))
-	clear(words)
-	for _, r := range ranges {
-		for bit := r.First; bit <= min(r.Last, 64*len(words)-1); bit++ {
-			words[bit/64] |= 1 << (bit % 64)
-		}
-	}
-	return nil
-}
-
-//export simDeviceGetFieldValues
-func simDeviceGetFieldValues(h C.nvmlDevice_t, count C.int, values *C.nvmlFieldValue_t) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
+//export nvmlDeviceGetFieldValues
+func nvmlDeviceGetFieldValues(h C.nvmlDevice_t, count C.int, values *C.nvmlFieldValue_t) C.nvmlReturn_t {
+	return on(device(h), func(d *sim.Device) error {
 		if values == nil || count <= 0 {
 			return code(sim.CodeInvalidArgument)
 		}

@@ -23,19 +23,22 @@ import (
 // eventSets are the sets that exist, by their handle: the address of a byte of C that nobody else has.
 var eventSets sync.Map // unsafe.Pointer -> *sim.EventSet
 
-// onEventSet runs a call on an event set.
-func onEventSet(h C.nvmlEventSet_t, call func(*sim.EventSet) error) C.nvmlReturn_t {
-	return onNode(func(*sim.Node) error {
+// eventSet is the set of a handle.
+func eventSet(h C.nvmlEventSet_t) object[*sim.EventSet] {
+	return func(*sim.Node) (*sim.EventSet, error) {
 		set, ok := eventSets.Load(unsafe.Pointer(h.handle))
 		if !ok {
-			return code(sim.CodeInvalidArgument)
+			return nil, code(sim.CodeInvalidArgument)
 		}
-		return call(set.(*sim.EventSet))
-	})
+		return set.(*sim.EventSet), nil
+	}
 }
 
-//export simEventSetCreate
-func simEventSetCreate(to *C.nvmlEventSet_t) C.nvmlReturn_t {
+//export nvmlEventSetCreate
+func nvmlEventSetCreate(to *C.nvmlEventSet_t) C.nvmlReturn_t {
+	if to == nil {
+		return C.NVML_ERROR_INVALID_ARGUMENT
+	}
 	return onNode(func(n *sim.Node) error {
 		set, err := n.EventSetCreate()
 		if err != nil {
@@ -48,9 +51,9 @@ func simEventSetCreate(to *C.nvmlEventSet_t) C.nvmlReturn_t {
 	})
 }
 
-//export simEventSetFree
-func simEventSetFree(h C.nvmlEventSet_t) C.nvmlReturn_t {
-	return onEventSet(h, func(set *sim.EventSet) error {
+//export nvmlEventSetFree
+func nvmlEventSetFree(h C.nvmlEventSet_t) C.nvmlReturn_t {
+	return on(eventSet(h), func(set *sim.EventSet) error {
 		if err := set.Free(); err != nil {
 			return err
 		}
@@ -61,9 +64,9 @@ func simEventSetFree(h C.nvmlEventSet_t) C.nvmlReturn_t {
 	})
 }
 
-//export simEventSetWait
-func simEventSetWait(h C.nvmlEventSet_t, to *C.nvmlEventData_t, timeout C.uint) C.nvmlReturn_t {
-	return onEventSet(h, func(set *sim.EventSet) error {
+//export nvmlEventSetWait_v2
+func nvmlEventSetWait_v2(h C.nvmlEventSet_t, to *C.nvmlEventData_t, timeout C.uint) C.nvmlReturn_t {
+	return on(eventSet(h), func(set *sim.EventSet) error {
 		e, err := set.Wait(time.Duration(timeout) * time.Millisecond)
 		return put(to, e, err, func(e sim.Event) C.nvmlEventData_t {
 			return C.nvmlEventData_t{
@@ -77,21 +80,23 @@ func simEventSetWait(h C.nvmlEventSet_t, to *C.nvmlEventData_t, timeout C.uint) 
 	})
 }
 
-//export simDeviceRegisterEvents
-func simDeviceRegisterEvents(d C.nvmlDevice_t, types C.ulonglong, h C.nvmlEventSet_t) C.nvmlReturn_t {
-	return onEventSet(h, func(set *sim.EventSet) error {
-		dev, err := device(current.Load(), d)
+//export nvmlEventSetWait
+func nvmlEventSetWait(h C.nvmlEventSet_t, to *C.nvmlEventData_t, timeout C.uint) C.nvmlReturn_t {
+	return nvmlEventSetWait_v2(h, to, timeout)
+}
+
+//export nvmlDeviceRegisterEvents
+func nvmlDeviceRegisterEvents(h C.nvmlDevice_t, types C.ulonglong, set C.nvmlEventSet_t) C.nvmlReturn_t {
+	return on(eventSet(set), func(to *sim.EventSet) error {
+		d, err := device(h)(current.Load())
 		if err != nil {
 			return err
 		}
-		return dev.RegisterEvents(uint64(types), set)
+		return d.RegisterEvents(uint64(types), to)
 	})
 }
 
-//export simDeviceGetSupportedEventTypes
-func simDeviceGetSupportedEventTypes(h C.nvmlDevice_t, to *C.ulonglong) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		v, err := d.SupportedEventTypes()
-		return put(to, v, err, func(v uint64) C.ulonglong { return C.ulonglong(v) })
-	})
+//export nvmlDeviceGetSupportedEventTypes
+func nvmlDeviceGetSupportedEventTypes(h C.nvmlDevice_t, to *C.ulonglong) C.nvmlReturn_t {
+	return answerNumber(device(h), (*sim.Device).SupportedEventTypes, to)
 }

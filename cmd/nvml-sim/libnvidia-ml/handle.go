@@ -76,55 +76,119 @@ func deviceHandle(d *sim.Device) C.nvmlDevice_t {
 	return C.nvmlDevice_t{handle: (*C.struct_nvmlDevice_st)(makeHandle(kindDevice, d.Number(), 0, 0, 0))}
 }
 
-// onDevice runs a call on a GPU; handles of partitions are refused.
-func onDevice(handle C.nvmlDevice_t, call func(*sim.Device) error) C.nvmlReturn_t {
-	return onNode(func(n *sim.Node) error {
-		d, err := device(n, handle)
-		if err != nil {
-			return err
-		}
-		return call(d)
-	})
+// partitionHandle is the handle of a partition.
+func partitionHandle(m *sim.MIGDevice) C.nvmlDevice_t {
+	c := m.Compute()
+	p := makeHandle(kindMIGDevice, c.Parent().Device().Number(), c.Parent().ID(), c.ID(), c.Serial())
+	return C.nvmlDevice_t{handle: (*C.struct_nvmlDevice_st)(p)}
 }
 
-// device finds the GPU of a handle.
-func device(n *sim.Node, handle C.nvmlDevice_t) (*sim.Device, error) {
-	p, err := parseHandle(unsafe.Pointer(handle.handle))
+// gpuInstanceHandle is the handle of a GPU instance.
+func gpuInstanceHandle(g *sim.GPUInstance) C.nvmlGpuInstance_t {
+	p := makeHandle(kindGPUInstance, g.Device().Number(), g.ID(), 0, g.Serial())
+	return C.nvmlGpuInstance_t{handle: (*C.struct_nvmlGpuInstance_st)(p)}
+}
+
+// computeInstanceHandle is the handle of a compute instance.
+func computeInstanceHandle(c *sim.ComputeInstance) C.nvmlComputeInstance_t {
+	p := makeHandle(kindComputeInstance, c.Parent().Device().Number(), c.Parent().ID(), c.ID(), c.Serial())
+	return C.nvmlComputeInstance_t{handle: (*C.struct_nvmlComputeInstance_st)(p)}
+}
+
+// find returns what a handle stands for.
+func find(n *sim.Node, handle unsafe.Pointer) (any, error) {
+	p, err := parseHandle(handle)
 	if err != nil {
 		return nil, err
 	}
 	d := n.Device(p.index)
-	if p.kind != kindDevice || d == nil {
+	switch {
+	case d == nil:
 		return nil, code(sim.CodeInvalidArgument)
+	case p.kind == kindGPUInstance:
+		return d.GPUInstanceHandle(p.gi, p.serial), nil
+	case p.kind == kindComputeInstance:
+		return d.ComputeInstanceHandle(p.gi, p.ci, p.serial), nil
+	case p.kind == kindMIGDevice:
+		return sim.MIGDeviceOf(d.ComputeInstanceHandle(p.gi, p.ci, p.serial)), nil
+	default:
+		return d, nil
 	}
-	return d, nil
 }
 
-// putDevice stores the handle of a GPU.
-func putDevice(to *C.nvmlDevice_t, d *sim.Device, err error) error {
-	return put(to, d, err, deviceHandle)
+// as finds an object of one kind; handles of other kinds are refused.
+func as[O any](handle unsafe.Pointer) object[O] {
+	return func(n *sim.Node) (o O, err error) {
+		found, err := find(n, handle)
+		if err != nil {
+			return o, err
+		}
+		o, ok := found.(O)
+		if !ok {
+			return o, code(sim.CodeInvalidArgument)
+		}
+		return o, nil
+	}
 }
 
-//export simDeviceGetCount
-func simDeviceGetCount(to *C.uint) C.nvmlReturn_t {
-	return onNode(func(n *sim.Node) error {
-		v, err := n.DeviceCount()
-		return putUint(to, v, err)
-	})
+// target is what GPUs and partitions have in common.
+type target interface {
+	Index() (int, error)
+	BAR1Total() (uint64, error)
+	UUID() (string, error)
+	Name() (string, error)
+	MemoryV1() (sim.Memory, error)
+	MemoryV2() (sim.Memory, error)
+	Processes() ([]sim.Client, error)
+	ComputeMode() (int, error)
+	SetComputeMode(mode int) error
 }
 
-//export simDeviceGetHandleByIndex
-func simDeviceGetHandleByIndex(index C.uint, to *C.nvmlDevice_t) C.nvmlReturn_t {
-	return onNode(func(n *sim.Node) error {
-		d, err := n.DeviceByIndex(int(index))
-		return putDevice(to, d, err)
-	})
+// device is the GPU of a handle, partition the partition, and either one of the two.
+func device(h C.nvmlDevice_t) object[*sim.Device] { return as[*sim.Device](unsafe.Pointer(h.handle)) }
+func partition(h C.nvmlDevice_t) object[*sim.MIGDevice] {
+	return as[*sim.MIGDevice](unsafe.Pointer(h.handle))
+}
+func either(h C.nvmlDevice_t) object[target] { return as[target](unsafe.Pointer(h.handle)) }
+
+func gpuInstance(h C.nvmlGpuInstance_t) object[*sim.GPUInstance] {
+	return as[*sim.GPUInstance](unsafe.Pointer(h.handle))
+}
+
+func computeInstance(h C.nvmlComputeInstance_t) object[*sim.ComputeInstance] {
+	return as[*sim.ComputeInstance](unsafe.Pointer(h.handle))
+}
+
+//export nvmlDeviceGetCount_v2
+func nvmlDeviceGetCount_v2(to *C.uint) C.nvmlReturn_t {
+	return answerNumber(node, (*sim.Node).DeviceCount, to)
+}
+
+//export nvmlDeviceGetCount
+func nvmlDeviceGetCount(to *C.uint) C.nvmlReturn_t { return nvmlDeviceGetCount_v2(to) }
+
+//export nvmlDeviceGetHandleByIndex_v2
+func nvmlDeviceGetHandleByIndex_v2(index C.uint, to *C.nvmlDevice_t) C.nvmlReturn_t {
+	return answer(node, func(n *sim.Node) (*sim.Device, error) { return n.DeviceByIndex(int(index)) }, to, deviceHandle)
+}
+
+//export nvmlDeviceGetHandleByIndex
+func nvmlDeviceGetHandleByIndex(index C.uint, to *C.nvmlDevice_t) C.nvmlReturn_t {
+	return nvmlDeviceGetHandleByIndex_v2(index, to)
 }
 
 //export simDeviceGetHandleByPciBusId
 func simDeviceGetHandleByPciBusId(id *C.char, to *C.nvmlDevice_t) C.nvmlReturn_t {
+	return answer(node, func(n *sim.Node) (*sim.Device, error) { return n.DeviceByPCIBusID(C.GoString(id)) }, to, deviceHandle)
+}
+
+//export simDeviceGetHandleByUUID
+func simDeviceGetHandleByUUID(uuid *C.char, to *C.nvmlDevice_t) C.nvmlReturn_t {
 	return onNode(func(n *sim.Node) error {
-		d, err := n.DeviceByPCIBusID(C.GoString(id))
-		return putDevice(to, d, err)
+		d, m, err := n.DeviceByUUID(C.GoString(uuid))
+		if m != nil {
+			return put(to, m, err, partitionHandle)
+		}
+		return put(to, d, err, deviceHandle)
 	})
 }

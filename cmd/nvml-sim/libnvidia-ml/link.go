@@ -17,114 +17,126 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-//export simDeviceGetNvLinkState
-func simDeviceGetNvLinkState(h C.nvmlDevice_t, link C.uint, to *C.nvmlEnableState_t) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		up, err := d.NVLinkState(int(link))
-		return put(to, up, err, enable)
-	})
+//export nvmlDeviceGetNvLinkState
+func nvmlDeviceGetNvLinkState(h C.nvmlDevice_t, link C.uint, to *C.nvmlEnableState_t) C.nvmlReturn_t {
+	return answer(device(h), func(d *sim.Device) (bool, error) { return d.NVLinkState(int(link)) }, to, enable)
 }
 
-//export simDeviceGetNvLinkVersion
-func simDeviceGetNvLinkVersion(h C.nvmlDevice_t, link C.uint, to *C.uint) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		v, err := d.NVLinkVersion(int(link))
-		return putUint(to, v, err)
-	})
+//export nvmlDeviceGetNvLinkVersion
+func nvmlDeviceGetNvLinkVersion(h C.nvmlDevice_t, link C.uint, to *C.uint) C.nvmlReturn_t {
+	return answerNumber(device(h), func(d *sim.Device) (int, error) { return d.NVLinkVersion(int(link)) }, to)
 }
 
-//export simDeviceGetNvLinkRemoteDeviceType
-func simDeviceGetNvLinkRemoteDeviceType(h C.nvmlDevice_t, link C.uint, to *C.uint) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		v, err := d.NVLinkRemoteDeviceType(int(link))
-		return putUint(to, v, err)
-	})
+//export nvmlDeviceGetNvLinkRemoteDeviceType
+func nvmlDeviceGetNvLinkRemoteDeviceType(h C.nvmlDevice_t, link C.uint, to *C.nvmlIntNvLinkDeviceType_t) C.nvmlReturn_t {
+	return answerNumber(device(h), func(d *sim.Device) (int, error) { return d.NVLinkRemoteDeviceType(int(link)) }, to)
 }
 
-//export simDeviceGetNvLinkRemotePciInfo
-func simDeviceGetNvLinkRemotePciInfo(h C.nvmlDevice_t, link C.uint, to *C.nvmlPciInfo_t) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		info, err := d.NVLinkRemotePCI(int(link))
-		return put(to, info, err, pciInfo)
-	})
+//export nvmlDeviceGetNvLinkRemotePciInfo_v2
+func nvmlDeviceGetNvLinkRemotePciInfo_v2(h C.nvmlDevice_t, link C.uint, to *C.nvmlPciInfo_t) C.nvmlReturn_t {
+	return answer(device(h), func(d *sim.Device) (sim.PCIInfo, error) { return d.NVLinkRemotePCI(int(link)) }, to, pciInfo)
 }
 
-// onPair runs a call on two GPUs.
-func onPair(a, b C.nvmlDevice_t, call func(a, b *sim.Device) error) C.nvmlReturn_t {
-	return onNode(func(n *sim.Node) error {
-		first, err := device(n, a)
-		if err != nil {
-			return err
-		}
-		second, err := device(n, b)
-		if err != nil {
-			return err
-		}
-		return call(first, second)
-	})
-}
-
-//export simDeviceGetTopologyCommonAncestor
-func simDeviceGetTopologyCommonAncestor(h, other C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
-	return onPair(h, other, func(a, b *sim.Device) error {
+//export nvmlDeviceGetTopologyCommonAncestor
+func nvmlDeviceGetTopologyCommonAncestor(h, other C.nvmlDevice_t, to *C.nvmlGpuTopologyLevel_t) C.nvmlReturn_t {
+	return onPair(device(h), device(other), func(a, b *sim.Device) error {
 		v, err := a.TopologyCommonAncestor(b)
-		return putUint(to, v, err)
+		return put(to, v, err, convert[C.nvmlGpuTopologyLevel_t, int])
 	})
 }
 
-//export simDeviceGetTopologyNearestGpus
-func simDeviceGetTopologyNearestGpus(h C.nvmlDevice_t, level C.uint, count *C.uint, to *C.nvmlDevice_t) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
+//export nvmlDeviceGetTopologyNearestGpus
+func nvmlDeviceGetTopologyNearestGpus(h C.nvmlDevice_t, level C.nvmlGpuTopologyLevel_t, count *C.uint, to *C.nvmlDevice_t) C.nvmlReturn_t {
+	return on(device(h), func(d *sim.Device) error {
 		near, err := d.TopologyNearestGPUs(int(level))
 		return putSlice(to, count, near, err, true, deviceHandle)
 	})
 }
 
-//export simDeviceGetP2PStatus
-func simDeviceGetP2PStatus(h, other C.nvmlDevice_t, capability C.uint, to *C.uint) C.nvmlReturn_t {
-	return onPair(h, other, func(a, b *sim.Device) error {
+//export nvmlDeviceGetP2PStatus
+func nvmlDeviceGetP2PStatus(h, other C.nvmlDevice_t, capability C.nvmlGpuP2PCapsIndex_t, to *C.nvmlGpuP2PStatus_t) C.nvmlReturn_t {
+	return onPair(device(h), device(other), func(a, b *sim.Device) error {
 		v, err := a.P2PStatus(b, int(capability))
-		return putUint(to, v, err)
+		return put(to, v, err, convert[C.nvmlGpuP2PStatus_t, int])
 	})
 }
 
-// putSlice fills an array. Where sized, count says on entry how many fit, and NVML wants to hear how many there are
-// if they do not; where not, the caller has made room for all there can be. A null array asks for the count alone.
-func putSlice[T, G any](to *T, count *C.uint, values []G, err error, sized bool, convert func(G) T) error {
-	if err != nil {
-		return err
-	}
-	if count == nil {
-		return code(sim.CodeInvalidArgument)
-	}
-	room := int(*count)
-	*count = C.uint(len(values))
-	switch {
-	case to == nil && (!sized || room == 0):
-		return nil
-	case to == nil:
-		return code(sim.CodeInvalidArgument)
-	case sized && room < len(values):
-		return code(sim.CodeInsufficientSize)
-	}
-	for i, v := range values {
-		unsafe.Slice(to, len(values))[i] = convert(v)
-	}
-	return nil
-}
-
-// fabric is what a GPU says of its NVLink domain.
-//
-//export simDeviceGetGpuFabricInfo
-func simDeviceGetGpuFabricInfo(h C.nvmlDevice_t, clusterUUID *C.uchar, clique *C.uint, state *C.uchar) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
+// fabricInfo stores what a GPU reports of its NVLink domain in the fields that all versions of the struct have.
+func fabricInfo(h C.nvmlDevice_t, clusterUUID []C.uchar, clique *C.uint, state *C.nvmlGpuFabricState_t) C.nvmlReturn_t {
+	return on(device(h), func(d *sim.Device) error {
 		info, err := d.Fabric()
 		if err != nil {
 			return err
 		}
-		copy(unsafe.Slice((*byte)(clusterUUID), len(info.ClusterUUID)), info.ClusterUUID[:])
-		*clique = C.uint(info.Clique)
-		*state = C.uchar(info.State)
+		for i, b := range info.ClusterUUID {
+			clusterUUID[i] = C.uchar(b)
+		}
+		*clique, *state = C.uint(info.Clique), C.nvmlGpuFabricState_t(info.State)
 		return nil
 	})
+}
+
+//export nvmlDeviceGetGpuFabricInfo
+func nvmlDeviceGetGpuFabricInfo(h C.nvmlDevice_t, to *C.nvmlGpuFabricInfo_t) C.nvmlReturn_t {
+	if to == nil {
+		return C.NVML_ERROR_INVALID_ARGUMENT
+	}
+	to.status, to.state = C.NVML_SUCCESS, C.NVML_GPU_FABRIC_STATE_COMPLETED
+	return fabricInfo(h, to.clusterUuid[:], &to.cliqueId, &to.state)
+}
+
+//export nvmlDeviceGetGpuFabricInfoV
+func nvmlDeviceGetGpuFabricInfoV(h C.nvmlDevice_t, to *C.nvmlGpuFabricInfoV_t) C.nvmlReturn_t {
+	switch {
+	case to == nil:
+		return C.NVML_ERROR_INVALID_ARGUMENT
+	case to.version == C.nvmlGpuFabricInfo_v3:
+		to.healthSummary = C.NVML_GPU_FABRIC_HEALTH_SUMMARY_HEALTHY
+	case to.version != C.nvmlGpuFabricInfo_v2:
+		return C.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
+	}
+	to.status, to.state, to.healthMask = C.NVML_SUCCESS, C.NVML_GPU_FABRIC_STATE_COMPLETED, 0
+	return fabricInfo(h, to.clusterUuid[:], &to.cliqueId, &to.state)
+}
+
+//export nvmlDeviceGetCpuAffinityWithinScope
+func nvmlDeviceGetCpuAffinityWithinScope(h C.nvmlDevice_t, size C.uint, to *C.ulong, scope C.nvmlAffinityScope_t) C.nvmlReturn_t {
+	return nvmlDeviceGetCpuAffinity(h, size, to)
+}
+
+//export nvmlDeviceGetCpuAffinity
+func nvmlDeviceGetCpuAffinity(h C.nvmlDevice_t, size C.uint, to *C.ulong) C.nvmlReturn_t {
+	return on(device(h), func(d *sim.Device) error {
+		cpus, err := d.CPUAffinity()
+		if err != nil {
+			return err
+		}
+		return putBits(to, size, cpus...)
+	})
+}
+
+//export nvmlDeviceGetMemoryAffinity
+func nvmlDeviceGetMemoryAffinity(h C.nvmlDevice_t, size C.uint, to *C.ulong, scope C.nvmlAffinityScope_t) C.nvmlReturn_t {
+	return on(device(h), func(d *sim.Device) error {
+		node, err := d.MemoryAffinity()
+		if err != nil {
+			return err
+		}
+		return putBits(to, size, sim.CPURange{First: node, Last: node})
+	})
+}
+
+// putBits sets bits in an array of words; bits past its end are left out, as NVML does.
+func putBits(to *C.ulong, size C.uint, ranges ...sim.CPURange) error {
+	if to == nil || size == 0 {
+		return code(sim.CodeInvalidArgument)
+	}
+	words := unsafe.Slice(to, int(size))
+	clear(words)
+	for _, r := range ranges {
+		for bit := r.First; bit <= min(r.Last, 64*len(words)-1); bit++ {
+			words[bit/64] |= 1 << (bit % 64)
+		}
+	}
+	return nil
 }

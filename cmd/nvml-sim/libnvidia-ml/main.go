@@ -4,8 +4,8 @@
 
 // Package main is libnvidia-ml.so.1 of a simulated node, built with -buildmode=c-shared and the tag nvmlsim.
 //
-// nvml.c defines the functions of nvml.h and hands each to a function here, which asks pkg/sim. symbols.c defines all
-// functions that are not simulated. The library finds its node by its own place, <root>/usr/lib/x86_64-linux-gnu;
+// The Go functions with the names of nvml.h are exported as they are; each asks pkg/sim. nvml.c has those that Go cannot
+// declare, and symbols.c all that are not simulated. The library finds its node by its own place, <root>/usr/lib/x86_64-linux-gnu;
 // NVML_SIM_ROOT in the environment names another. NVML_SIM_TRACE names a file to which every call is added.
 package main
 
@@ -80,8 +80,8 @@ func onNode(call func(*sim.Node) error) C.nvmlReturn_t {
 	})
 }
 
-//export simInit
-func simInit() C.nvmlReturn_t {
+//export nvmlInit_v2
+func nvmlInit_v2() C.nvmlReturn_t {
 	return guard(func() error {
 		opening.Lock()
 		defer opening.Unlock()
@@ -107,6 +107,12 @@ func simInit() C.nvmlReturn_t {
 	})
 }
 
+//export nvmlInit
+func nvmlInit() C.nvmlReturn_t { return nvmlInit_v2() }
+
+//export nvmlInitWithFlags
+func nvmlInitWithFlags(flags C.uint) C.nvmlReturn_t { return nvmlInit_v2() }
+
 // options are what the environment says: NVML_SIM_TRACE names a file to which every call is added.
 func options() []sim.Option {
 	path := os.Getenv("NVML_SIM_TRACE")
@@ -120,8 +126,8 @@ func options() []sim.Option {
 	return []sim.Option{sim.WithTrace(trace)}
 }
 
-//export simShutdown
-func simShutdown() C.nvmlReturn_t {
+//export nvmlShutdown
+func nvmlShutdown() C.nvmlReturn_t {
 	return onNode((*sim.Node).Shutdown)
 }
 
@@ -142,75 +148,24 @@ func simErrorString(result C.nvmlReturn_t) *C.char {
 	return s.(*C.char)
 }
 
-// putString copies a string and its end into a buffer of C.
-func putString(to *C.char, length C.uint, s string) error {
-	if to == nil {
-		return code(sim.CodeInvalidArgument)
-	}
-	buf := unsafe.Slice((*byte)(unsafe.Pointer(to)), int(length))
-	if len(s)+1 > len(buf) {
-		return code(sim.CodeInsufficientSize)
-	}
-	buf[copy(buf, s)] = 0
-	return nil
+//export nvmlSystemGetDriverVersion
+func nvmlSystemGetDriverVersion(to *C.char, length C.uint) C.nvmlReturn_t {
+	return answerString(node, (*sim.Node).SystemDriverVersion, to, length)
 }
 
-// putChars fills an array of a C struct with a string, cut to fit.
-func putChars(to []C.char, s string) {
-	for i := range to {
-		to[i] = 0
-		if i < len(s) && i < len(to)-1 {
-			to[i] = C.char(s[i])
-		}
-	}
+//export nvmlSystemGetNVMLVersion
+func nvmlSystemGetNVMLVersion(to *C.char, length C.uint) C.nvmlReturn_t {
+	return answerString(node, (*sim.Node).SystemNVMLVersion, to, length)
 }
 
-// put stores a value where C wants it, if the call did not fail.
-func put[T, G any](to *T, v G, err error, convert func(G) T) error {
-	if err != nil {
-		return err
-	}
-	if to == nil {
-		return code(sim.CodeInvalidArgument)
-	}
-	*to = convert(v)
-	return nil
+//export nvmlSystemGetCudaDriverVersion_v2
+func nvmlSystemGetCudaDriverVersion_v2(to *C.int) C.nvmlReturn_t {
+	return answerNumber(node, (*sim.Node).SystemCUDADriverVersion, to)
 }
 
-// putUint stores an unsigned number.
-func putUint(to *C.uint, v int, err error) error {
-	return put(to, v, err, func(v int) C.uint { return C.uint(v) })
-}
-
-// enable is a switch as NVML has it.
-func enable(on bool) C.nvmlEnableState_t {
-	if on {
-		return C.NVML_FEATURE_ENABLED
-	}
-	return C.NVML_FEATURE_DISABLED
-}
-
-//export simSystemString
-func simSystemString(which C.int, to *C.char, length C.uint) C.nvmlReturn_t {
-	return onNode(func(n *sim.Node) error {
-		get := n.SystemDriverVersion
-		if which == C.SIM_NVML_VERSION {
-			get = n.SystemNVMLVersion
-		}
-		s, err := get()
-		if err != nil {
-			return err
-		}
-		return putString(to, length, s)
-	})
-}
-
-//export simSystemGetCudaDriverVersion
-func simSystemGetCudaDriverVersion(to *C.int) C.nvmlReturn_t {
-	return onNode(func(n *sim.Node) error {
-		v, err := n.SystemCUDADriverVersion()
-		return put(to, v, err, func(v int) C.int { return C.int(v) })
-	})
+//export nvmlSystemGetCudaDriverVersion
+func nvmlSystemGetCudaDriverVersion(to *C.int) C.nvmlReturn_t {
+	return nvmlSystemGetCudaDriverVersion_v2(to)
 }
 
 // inContainer tells a container, which has the library but nothing else of the node, from a node that is being created

@@ -18,63 +18,17 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-// migHandle is the handle of a partition.
-func migHandle(m *sim.MIGDevice) C.nvmlDevice_t {
-	c := m.Compute()
-	p := makeHandle(kindMIGDevice, c.Parent().Device().Number(), c.Parent().ID(), c.ID(), c.Serial())
-	return C.nvmlDevice_t{handle: (*C.struct_nvmlDevice_st)(p)}
+// mode is a MIG mode as NVML has it.
+func mode(on bool) C.uint { return C.uint(enable(on)) }
+
+//export nvmlDeviceGetMigMode
+func nvmlDeviceGetMigMode(h C.nvmlDevice_t, now, pending *C.uint) C.nvmlReturn_t {
+	return answerPair(device(h), (*sim.Device).MIGMode, now, pending, mode)
 }
 
-// gpuInstanceHandle is the handle of a GPU instance.
-func gpuInstanceHandle(g *sim.GPUInstance) C.nvmlGpuInstance_t {
-	p := makeHandle(kindGPUInstance, g.Device().Number(), g.ID(), 0, g.Serial())
-	return C.nvmlGpuInstance_t{handle: (*C.struct_nvmlGpuInstance_st)(p)}
-}
-
-// onGPUInstance runs a call on a GPU instance.
-func onGPUInstance(h C.nvmlGpuInstance_t, call func(*sim.GPUInstance) error) C.nvmlReturn_t {
-	return onNode(func(n *sim.Node) error {
-		p, err := parseHandle(unsafe.Pointer(h.handle))
-		if err != nil {
-			return err
-		}
-		d := n.Device(p.index)
-		if d == nil || p.kind != kindGPUInstance {
-			return code(sim.CodeInvalidArgument)
-		}
-		return call(d.GPUInstanceHandle(p.gi, p.serial))
-	})
-}
-
-// onMIGDevice runs a call on a partition; handles of GPUs are refused.
-func onMIGDevice(h C.nvmlDevice_t, call func(*sim.MIGDevice) error) C.nvmlReturn_t {
-	return onTarget(h, func(t target) error {
-		m, ok := t.(*sim.MIGDevice)
-		if !ok {
-			return code(sim.CodeInvalidArgument)
-		}
-		return call(m)
-	})
-}
-
-//export simDeviceGetMigMode
-func simDeviceGetMigMode(h C.nvmlDevice_t, now, pending *C.uint) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		a, b, err := d.MIGMode()
-		if err != nil {
-			return err
-		}
-		if now == nil || pending == nil {
-			return code(sim.CodeInvalidArgument)
-		}
-		*now, *pending = C.uint(enable(a)), C.uint(enable(b))
-		return nil
-	})
-}
-
-//export simDeviceSetMigMode
-func simDeviceSetMigMode(h C.nvmlDevice_t, mode C.uint, activation *C.nvmlReturn_t) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
+//export nvmlDeviceSetMigMode
+func nvmlDeviceSetMigMode(h C.nvmlDevice_t, mode C.uint, activation *C.nvmlReturn_t) C.nvmlReturn_t {
+	return on(device(h), func(d *sim.Device) error {
 		if activation == nil || mode > C.NVML_DEVICE_MIG_ENABLE {
 			return code(sim.CodeInvalidArgument)
 		}
@@ -84,12 +38,14 @@ func simDeviceSetMigMode(h C.nvmlDevice_t, mode C.uint, activation *C.nvmlReturn
 	})
 }
 
-//export simDeviceGetGpuInstanceProfileInfo
-func simDeviceGetGpuInstanceProfileInfo(h C.nvmlDevice_t, profile C.uint, to *C.nvmlGpuInstanceProfileInfo_t) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		p, err := d.ProfileByEnum(int(profile))
-		return put(to, p, err, profileInfo)
-	})
+//export nvmlDeviceGetMaxMigDeviceCount
+func nvmlDeviceGetMaxMigDeviceCount(h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
+	return answerNumber(device(h), (*sim.Device).MaxMIGDevices, to)
+}
+
+//export nvmlDeviceGetGpuInstanceProfileInfo
+func nvmlDeviceGetGpuInstanceProfileInfo(h C.nvmlDevice_t, profile C.uint, to *C.nvmlGpuInstanceProfileInfo_t) C.nvmlReturn_t {
+	return answer(device(h), func(d *sim.Device) (*sim.Profile, error) { return d.ProfileByEnum(int(profile)) }, to, profileInfo)
 }
 
 // profileInfo converts a profile.
@@ -108,52 +64,91 @@ func profileInfo(p *sim.Profile) C.nvmlGpuInstanceProfileInfo_t {
 	}
 }
 
-// simDeviceGetGpuInstanceProfileInfoV answers with the fields that all versions of the struct have, the name and the
-// capabilities; nvml.c lays them out.
-//
-//export simDeviceGetGpuInstanceProfileInfoV
-func simDeviceGetGpuInstanceProfileInfoV(h C.nvmlDevice_t, key C.uint, byID C.int, to *C.nvmlGpuInstanceProfileInfo_t, name *C.char, capabilities *C.uint) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		find := d.ProfileByEnumV
-		if byID != 0 {
-			find = d.ProfileByIDV
-		}
-		p, err := find(int(key))
+// profileInfoV stores a profile in a struct of the version that it names.
+func profileInfoV(h C.nvmlDevice_t, get func(*sim.Device) (*sim.Profile, error), to *C.nvmlGpuInstanceProfileInfo_v2_t) C.nvmlReturn_t {
+	if to == nil {
+		return C.NVML_ERROR_INVALID_ARGUMENT
+	}
+	v3 := to.version == C.nvmlGpuInstanceProfileInfo_v3
+	if !v3 && to.version != C.nvmlGpuInstanceProfileInfo_v2 {
+		return C.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
+	}
+	return on(device(h), func(d *sim.Device) error {
+		p, err := get(d)
 		if err != nil {
 			return err
 		}
-		*to = profileInfo(p)
-		*capabilities = 0
-		if p.Graphics {
-			*capabilities = C.NVML_GPU_INSTANCE_PROFILE_CAPS_GFX
+		if v3 {
+			*(*C.nvmlGpuInstanceProfileInfo_v3_t)(unsafe.Pointer(to)) = profileInfo3(p)
+		} else {
+			*to = profileInfo2(p)
 		}
-		return putString(name, C.NVML_DEVICE_NAME_V2_BUFFER_SIZE, "MIG "+p.Name)
+		return nil
 	})
+}
+
+func profileInfo2(p *sim.Profile) C.nvmlGpuInstanceProfileInfo_v2_t {
+	c := profileInfo(p)
+	to := C.nvmlGpuInstanceProfileInfo_v2_t{
+		version: C.nvmlGpuInstanceProfileInfo_v2, id: c.id, isP2pSupported: c.isP2pSupported, sliceCount: c.sliceCount,
+		instanceCount: c.instanceCount, multiprocessorCount: c.multiprocessorCount, copyEngineCount: c.copyEngineCount,
+		decoderCount: c.decoderCount, encoderCount: c.encoderCount, jpegCount: c.jpegCount, ofaCount: c.ofaCount, memorySizeMB: c.memorySizeMB,
+	}
+	putChars(to.name[:], "MIG "+p.Name)
+	return to
+}
+
+func profileInfo3(p *sim.Profile) C.nvmlGpuInstanceProfileInfo_v3_t {
+	c := profileInfo(p)
+	to := C.nvmlGpuInstanceProfileInfo_v3_t{
+		version: C.nvmlGpuInstanceProfileInfo_v3, id: c.id, sliceCount: c.sliceCount,
+		instanceCount: c.instanceCount, multiprocessorCount: c.multiprocessorCount, copyEngineCount: c.copyEngineCount,
+		decoderCount: c.decoderCount, encoderCount: c.encoderCount, jpegCount: c.jpegCount, ofaCount: c.ofaCount, memorySizeMB: c.memorySizeMB,
+	}
+	putChars(to.name[:], "MIG "+p.Name)
+	if p.Graphics {
+		to.capabilities = C.NVML_GPU_INSTANCE_PROFILE_CAPS_GFX
+	}
+	return to
+}
+
+//export nvmlDeviceGetGpuInstanceProfileInfoV
+func nvmlDeviceGetGpuInstanceProfileInfoV(h C.nvmlDevice_t, profile C.uint, to *C.nvmlGpuInstanceProfileInfo_v2_t) C.nvmlReturn_t {
+	return profileInfoV(h, func(d *sim.Device) (*sim.Profile, error) { return d.ProfileByEnumV(int(profile)) }, to)
+}
+
+//export nvmlDeviceGetGpuInstanceProfileInfoByIdV
+func nvmlDeviceGetGpuInstanceProfileInfoByIdV(h C.nvmlDevice_t, id C.uint, to *C.nvmlGpuInstanceProfileInfo_v2_t) C.nvmlReturn_t {
+	return profileInfoV(h, func(d *sim.Device) (*sim.Profile, error) { return d.ProfileByIDV(int(id)) }, to)
 }
 
 func gpuPlacement(p gpu.Placement) C.nvmlGpuInstancePlacement_t {
 	return C.nvmlGpuInstancePlacement_t{start: C.uint(p.Start), size: C.uint(p.Size)}
 }
 
-//export simDeviceGetGpuInstancePossiblePlacements
-func simDeviceGetGpuInstancePossiblePlacements(h C.nvmlDevice_t, id C.uint, to *C.nvmlGpuInstancePlacement_t, count *C.uint) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
+//export nvmlDeviceGetGpuInstancePossiblePlacements_v2
+func nvmlDeviceGetGpuInstancePossiblePlacements_v2(h C.nvmlDevice_t, id C.uint, to *C.nvmlGpuInstancePlacement_t, count *C.uint) C.nvmlReturn_t {
+	return on(device(h), func(d *sim.Device) error {
 		placements, err := d.GPUInstancePossiblePlacements(int(id))
 		return putSlice(to, count, placements, err, false, gpuPlacement)
 	})
 }
 
-//export simDeviceGetGpuInstanceRemainingCapacity
-func simDeviceGetGpuInstanceRemainingCapacity(h C.nvmlDevice_t, id C.uint, to *C.uint) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		v, err := d.GPUInstanceRemainingCapacity(int(id))
-		return putUint(to, v, err)
-	})
+//export nvmlDeviceGetGpuInstancePossiblePlacements
+func nvmlDeviceGetGpuInstancePossiblePlacements(h C.nvmlDevice_t, id C.uint, to *C.nvmlGpuInstancePlacement_t, count *C.uint) C.nvmlReturn_t {
+	return nvmlDeviceGetGpuInstancePossiblePlacements_v2(h, id, to, count)
 }
 
+//export nvmlDeviceGetGpuInstanceRemainingCapacity
+func nvmlDeviceGetGpuInstanceRemainingCapacity(h C.nvmlDevice_t, id C.uint, to *C.uint) C.nvmlReturn_t {
+	return answerNumber(device(h), func(d *sim.Device) (int, error) { return d.GPUInstanceRemainingCapacity(int(id)) }, to)
+}
+
+// simDeviceCreateGpuInstance places the instance itself where at is null.
+//
 //export simDeviceCreateGpuInstance
 func simDeviceCreateGpuInstance(h C.nvmlDevice_t, id C.uint, at *C.nvmlGpuInstancePlacement_t, to *C.nvmlGpuInstance_t) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
+	return on(device(h), func(d *sim.Device) error {
 		if to == nil {
 			return code(sim.CodeInvalidArgument)
 		}
@@ -166,25 +161,30 @@ func simDeviceCreateGpuInstance(h C.nvmlDevice_t, id C.uint, at *C.nvmlGpuInstan
 	})
 }
 
-//export simDeviceGetGpuInstances
-func simDeviceGetGpuInstances(h C.nvmlDevice_t, id C.uint, to *C.nvmlGpuInstance_t, count *C.uint) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
+//export nvmlDeviceCreateGpuInstance
+func nvmlDeviceCreateGpuInstance(h C.nvmlDevice_t, id C.uint, to *C.nvmlGpuInstance_t) C.nvmlReturn_t {
+	return simDeviceCreateGpuInstance(h, id, nil, to)
+}
+
+//export nvmlDeviceGetGpuInstances
+func nvmlDeviceGetGpuInstances(h C.nvmlDevice_t, id C.uint, to *C.nvmlGpuInstance_t, count *C.uint) C.nvmlReturn_t {
+	if to == nil {
+		return C.NVML_ERROR_INVALID_ARGUMENT
+	}
+	return on(device(h), func(d *sim.Device) error {
 		found, err := d.GPUInstances(int(id))
 		return putSlice(to, count, found, err, false, gpuInstanceHandle)
 	})
 }
 
-//export simDeviceGetGpuInstanceById
-func simDeviceGetGpuInstanceById(h C.nvmlDevice_t, id C.uint, to *C.nvmlGpuInstance_t) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		g, err := d.GPUInstanceByID(int(id))
-		return put(to, g, err, gpuInstanceHandle)
-	})
+//export nvmlDeviceGetGpuInstanceById
+func nvmlDeviceGetGpuInstanceById(h C.nvmlDevice_t, id C.uint, to *C.nvmlGpuInstance_t) C.nvmlReturn_t {
+	return answer(device(h), func(d *sim.Device) (*sim.GPUInstance, error) { return d.GPUInstanceByID(int(id)) }, to, gpuInstanceHandle)
 }
 
-//export simGpuInstanceGetInfo
-func simGpuInstanceGetInfo(h C.nvmlGpuInstance_t, to *C.nvmlGpuInstanceInfo_t) C.nvmlReturn_t {
-	return onGPUInstance(h, func(g *sim.GPUInstance) error {
+//export nvmlGpuInstanceGetInfo
+func nvmlGpuInstanceGetInfo(h C.nvmlGpuInstance_t, to *C.nvmlGpuInstanceInfo_t) C.nvmlReturn_t {
+	return on(gpuInstance(h), func(g *sim.GPUInstance) error {
 		info, err := g.Info()
 		return put(to, info, err, func(i sim.GPUInstanceInfo) C.nvmlGpuInstanceInfo_t {
 			return C.nvmlGpuInstanceInfo_t{device: deviceHandle(g.Device()), id: C.uint(i.ID), profileId: C.uint(i.ProfileID),
@@ -193,69 +193,7 @@ func simGpuInstanceGetInfo(h C.nvmlGpuInstance_t, to *C.nvmlGpuInstanceInfo_t) C
 	})
 }
 
-//export simGpuInstanceDestroy
-func simGpuInstanceDestroy(h C.nvmlGpuInstance_t) C.nvmlReturn_t {
-	return onGPUInstance(h, (*sim.GPUInstance).Destroy)
-}
-
-//export simDeviceIsMigDeviceHandle
-func simDeviceIsMigDeviceHandle(h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
-	return onTarget(h, func(t target) error {
-		if d, ok := t.(*sim.Device); ok {
-			return putUint(to, 0, d.IsMIG())
-		}
-		return putUint(to, 1, t.(*sim.MIGDevice).Compute().Parent().Device().IsMIG())
-	})
-}
-
-//export simDeviceGetMigDeviceHandleByIndex
-func simDeviceGetMigDeviceHandleByIndex(h C.nvmlDevice_t, index C.uint, to *C.nvmlDevice_t) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		m, err := d.MIGDeviceByIndex(int(index))
-		return put(to, m, err, migHandle)
-	})
-}
-
-//export simDeviceGetDeviceHandleFromMigDeviceHandle
-func simDeviceGetDeviceHandleFromMigDeviceHandle(h C.nvmlDevice_t, to *C.nvmlDevice_t) C.nvmlReturn_t {
-	return onMIGDevice(h, func(m *sim.MIGDevice) error {
-		d, err := m.Parent()
-		return putDevice(to, d, err)
-	})
-}
-
-//export simDeviceGetGpuInstanceId
-func simDeviceGetGpuInstanceId(h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
-	return onMIGDevice(h, func(m *sim.MIGDevice) error {
-		v, err := m.GPUInstanceID()
-		return putUint(to, v, err)
-	})
-}
-
-//export simDeviceGetComputeInstanceId
-func simDeviceGetComputeInstanceId(h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
-	return onMIGDevice(h, func(m *sim.MIGDevice) error {
-		v, err := m.ComputeInstanceID()
-		return putUint(to, v, err)
-	})
-}
-
-//export simDeviceGetAttributes
-func simDeviceGetAttributes(h C.nvmlDevice_t, to *C.nvmlDeviceAttributes_t) C.nvmlReturn_t {
-	return onMIGDevice(h, func(m *sim.MIGDevice) error {
-		a, err := m.Attributes()
-		return put(to, a, err, func(a sim.Attributes) C.nvmlDeviceAttributes_t {
-			return C.nvmlDeviceAttributes_t{
-				multiprocessorCount:       C.uint(a.Multiprocessors),
-				sharedCopyEngineCount:     C.uint(a.Instance.CopyEngines),
-				sharedDecoderCount:        C.uint(a.Instance.Decoders),
-				sharedEncoderCount:        C.uint(a.Instance.Encoders),
-				sharedJpegCount:           C.uint(a.Instance.JPEGEngines),
-				sharedOfaCount:            C.uint(a.Instance.OFAEngines),
-				gpuInstanceSliceCount:     C.uint(a.Instance.ComputeSlices),
-				computeInstanceSliceCount: C.uint(a.Slices),
-				memorySizeMB:              C.ulonglong(a.Instance.Memory >> 20),
-			}
-		})
-	})
+//export nvmlGpuInstanceDestroy
+func nvmlGpuInstanceDestroy(h C.nvmlGpuInstance_t) C.nvmlReturn_t {
+	return on(gpuInstance(h), (*sim.GPUInstance).Destroy)
 }

@@ -4,29 +4,6 @@
 
 #include <stddef.h>
 
-// Which string simSystemString returns.
-enum { SIM_DRIVER_VERSION, SIM_NVML_VERSION };
-
-// Which number simDeviceNumber returns.
-enum {
-    SIM_MINOR,
-    SIM_MODULE,
-    SIM_BRAND,
-    SIM_ARCHITECTURE,
-    SIM_NUMA_NODE,
-    SIM_VIRTUALIZATION,
-    SIM_POWER,
-    SIM_POWER_LIMIT,
-    SIM_TEMPERATURE,
-    SIM_ADDRESSING_MODE,
-    SIM_MAX_MIG_DEVICES,
-    SIM_PERSISTENCE_MODE,
-    SIM_PCIE_GENERATION,
-    SIM_PCIE_MAX_GENERATION,
-    SIM_PCIE_WIDTH,
-    SIM_PCIE_MAX_WIDTH,
-};
-
 // simRoot returns the root of the node, to be freed, or NULL.
 char *simRoot(void);
 

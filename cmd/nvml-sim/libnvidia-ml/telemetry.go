@@ -13,75 +13,101 @@ import "C"
 
 import "github.com/cleave-dra/cleave/pkg/sim"
 
-//export simDeviceGetClock
-func simDeviceGetClock(h C.nvmlDevice_t, kind C.uint, most C.int, to *C.uint) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		get := d.Clock
-		if most != 0 {
-			get = d.MaxClock
-		}
-		v, err := get(int(kind))
-		return putUint(to, v, err)
-	})
+//export nvmlDeviceGetPowerUsage
+func nvmlDeviceGetPowerUsage(h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
+	return answerNumber(device(h), (*sim.Device).Power, to)
 }
 
-//export simDeviceGetTemperatureThreshold
-func simDeviceGetTemperatureThreshold(h C.nvmlDevice_t, kind C.uint, to *C.uint) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		v, err := d.TemperatureThreshold(int(kind))
-		return putUint(to, v, err)
-	})
+//export nvmlDeviceGetPowerManagementLimit
+func nvmlDeviceGetPowerManagementLimit(h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
+	return answerNumber(device(h), (*sim.Device).PowerLimit, to)
 }
 
-//export simDeviceGetPowerLimits
-func simDeviceGetPowerLimits(h C.nvmlDevice_t, least, most *C.uint) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		a, b, err := d.PowerLimits()
-		if err != nil {
-			return err
-		}
-		if least == nil || most == nil {
-			return code(sim.CodeInvalidArgument)
-		}
-		*least, *most = C.uint(a), C.uint(b)
-		return nil
-	})
+//export nvmlDeviceGetEnforcedPowerLimit
+func nvmlDeviceGetEnforcedPowerLimit(h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
+	return answerNumber(device(h), (*sim.Device).PowerLimit, to)
 }
 
-//export simDeviceGetVbiosVersion
-func simDeviceGetVbiosVersion(h C.nvmlDevice_t, to *C.char, length C.uint) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		s, err := d.VBIOS()
-		if err != nil {
-			return err
-		}
-		return putString(to, length, s)
-	})
+//export nvmlDeviceGetPowerManagementDefaultLimit
+func nvmlDeviceGetPowerManagementDefaultLimit(h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
+	return answerNumber(device(h), (*sim.Device).PowerLimit, to)
 }
 
-//export simSystemGetProcessName
-func simSystemGetProcessName(pid C.uint, to *C.char, length C.uint) C.nvmlReturn_t {
-	return onNode(func(n *sim.Node) error {
-		s, err := n.ProcessName(int(pid))
-		if err != nil {
-			return err
-		}
-		return putString(to, length, s)
+//export nvmlDeviceGetCurrPcieLinkGeneration
+func nvmlDeviceGetCurrPcieLinkGeneration(h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
+	return answerNumber(device(h), (*sim.Device).PCIeGeneration, to)
+}
+
+//export nvmlDeviceGetMaxPcieLinkGeneration
+func nvmlDeviceGetMaxPcieLinkGeneration(h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
+	return answerNumber(device(h), (*sim.Device).MaxPCIeGeneration, to)
+}
+
+//export nvmlDeviceGetGpuMaxPcieLinkGeneration
+func nvmlDeviceGetGpuMaxPcieLinkGeneration(h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
+	return answerNumber(device(h), (*sim.Device).MaxPCIeGeneration, to)
+}
+
+//export nvmlDeviceGetCurrPcieLinkWidth
+func nvmlDeviceGetCurrPcieLinkWidth(h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
+	return answerNumber(device(h), (*sim.Device).PCIeWidth, to)
+}
+
+//export nvmlDeviceGetMaxPcieLinkWidth
+func nvmlDeviceGetMaxPcieLinkWidth(h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
+	return answerNumber(device(h), (*sim.Device).MaxPCIeWidth, to)
+}
+
+//export nvmlDeviceGetPowerManagementLimitConstraints
+func nvmlDeviceGetPowerManagementLimitConstraints(h C.nvmlDevice_t, least, most *C.uint) C.nvmlReturn_t {
+	return answerPair(device(h), (*sim.Device).PowerLimits, least, most, convert[C.uint, int])
+}
+
+//export nvmlDeviceGetClockInfo
+func nvmlDeviceGetClockInfo(h C.nvmlDevice_t, kind C.nvmlClockType_t, to *C.uint) C.nvmlReturn_t {
+	return answerNumber(device(h), func(d *sim.Device) (int, error) { return d.Clock(int(kind)) }, to)
+}
+
+//export nvmlDeviceGetMaxClockInfo
+func nvmlDeviceGetMaxClockInfo(h C.nvmlDevice_t, kind C.nvmlClockType_t, to *C.uint) C.nvmlReturn_t {
+	return answerNumber(device(h), func(d *sim.Device) (int, error) { return d.MaxClock(int(kind)) }, to)
+}
+
+//export nvmlDeviceGetTemperature
+func nvmlDeviceGetTemperature(h C.nvmlDevice_t, sensor C.nvmlTemperatureSensors_t, to *C.uint) C.nvmlReturn_t {
+	if sensor != C.NVML_TEMPERATURE_GPU {
+		return C.NVML_ERROR_INVALID_ARGUMENT
+	}
+	return answerNumber(device(h), (*sim.Device).Temperature, to)
+}
+
+//export nvmlDeviceGetTemperatureV
+func nvmlDeviceGetTemperatureV(h C.nvmlDevice_t, to *C.nvmlTemperature_t) C.nvmlReturn_t {
+	if to == nil {
+		return C.NVML_ERROR_INVALID_ARGUMENT
+	}
+	return answerNumber(device(h), (*sim.Device).Temperature, &to.temperature)
+}
+
+//export nvmlDeviceGetTemperatureThreshold
+func nvmlDeviceGetTemperatureThreshold(h C.nvmlDevice_t, kind C.nvmlTemperatureThresholds_t, to *C.uint) C.nvmlReturn_t {
+	return answerNumber(device(h), func(d *sim.Device) (int, error) { return d.TemperatureThreshold(int(kind)) }, to)
+}
+
+//export nvmlDeviceGetUtilizationRates
+func nvmlDeviceGetUtilizationRates(h C.nvmlDevice_t, to *C.nvmlUtilization_t) C.nvmlReturn_t {
+	return on(device(h), func(d *sim.Device) error {
+		g, m, err := d.Utilization()
+		return put(to, m, err, func(m int) C.nvmlUtilization_t { return C.nvmlUtilization_t{gpu: C.uint(g), memory: C.uint(m)} })
 	})
 }
 
 //export simGpmSupported
 func simGpmSupported(h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		yes, err := d.GPMSupported()
-		return put(to, yes, err, func(yes bool) C.uint { return C.uint(enable(yes)) })
-	})
+	return answer(device(h), (*sim.Device).GPMSupported, to, func(yes bool) C.uint { return C.uint(enable(yes)) })
 }
 
 //export simGpmSample
 func simGpmSample(h C.nvmlDevice_t, gi C.int, busy *C.uint) C.nvmlReturn_t {
-	return onDevice(h, func(d *sim.Device) error {
-		v, err := d.GPMSample(int(gi))
-		return putUint(busy, v, err)
-	})
+	return answerNumber(device(h), func(d *sim.Device) (int, error) { return d.GPMSample(int(gi)) }, busy)
 }
