@@ -301,7 +301,7 @@ func (e *Engine) Unprepare(ctx context.Context, claim records.Claim) error {
 	defer e.corrupt.drop(claim.UID) // not to be made again
 	if corrupt := (*records.CorruptError)(nil); errors.As(err, &corrupt) {
 		defer e.stopServed(ctx, claim.UID)
-		return errors.Join(e.setAside(ctx, corrupt), e.specs.RemoveClaim(claim.UID))
+		return errors.Join(e.setAside(ctx, claim.UID, corrupt.Err), e.specs.RemoveClaim(claim.UID))
 	}
 	if err != nil {
 		return err

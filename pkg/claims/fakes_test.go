@@ -323,7 +323,7 @@ func onDisk(t testing.TB, dir string) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	uids, err := store.UIDs()
+	uids, err := store.Names()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -182,7 +182,7 @@ func (w *worker) check(when string, strict bool) error {
 }
 
 func (w *worker) recordsOnDisk() ([]*records.Record, error) {
-	uids, err := w.store.UIDs()
+	uids, err := w.store.Names()
 	if err != nil {
 		return nil, err
 	}

@@ -247,7 +247,7 @@ func (l *layouts) load(ctx context.Context, bootID string, notify Notify) {
 	if l.store == nil {
 		return
 	}
-	devices, err := l.store.GPUs()
+	devices, err := l.store.Names()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Could not read the layouts of GPUs")
 	}

@@ -89,7 +89,7 @@ func (e *Engine) Maintain(ctx context.Context, api API) {
 // LookAt reads the records of an engine's name and changes nothing on disk: a plugin of that name may be running. Records
 // that cannot be read are passed over.
 func (e *Engine) LookAt(ctx context.Context) error {
-	uids, err := e.store.UIDs()
+	uids, err := e.store.Names()
 	if err != nil {
 		return err
 	}
@@ -115,7 +115,7 @@ func (e *Engine) LookAt(ctx context.Context) error {
 	}
 	devices := []string(nil)
 	if e.layouts.store != nil {
-		if devices, err = e.layouts.store.GPUs(); err != nil {
+		if devices, err = e.layouts.store.Names(); err != nil {
 			return err
 		}
 	}
@@ -246,7 +246,7 @@ func (e *Engine) AdoptLayouts(ctx context.Context, from *Engine) error {
 	if e.layouts.store == nil || from.layouts.store == nil {
 		return nil
 	}
-	devices, err := from.layouts.store.GPUs()
+	devices, err := from.layouts.store.Names()
 	if err != nil {
 		return err
 	}

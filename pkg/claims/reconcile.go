@@ -38,7 +38,7 @@ type corruptRecords struct {
 // since no container outlives a reboot and the kubelet prepares again what it restarts. Corrupt ones are set aside.
 func (e *Engine) Load(ctx context.Context, notify Notify) error {
 	e.corrupt.notify = notify
-	uids, err := e.store.UIDs()
+	uids, err := e.store.Names()
 	if err != nil {
 		return err
 	}
@@ -46,14 +46,14 @@ func (e *Engine) Load(ctx context.Context, notify Notify) error {
 	for _, uid := range uids {
 		r, err := e.store.Read(uid)
 		if corrupt := (*records.CorruptError)(nil); errors.As(err, &corrupt) {
-			if err := e.setAside(ctx, corrupt); err != nil {
+			if err := e.setAside(ctx, uid, corrupt.Err); err != nil {
 				logger.Error(err, "Leaving a corrupt claim record where it is")
 			}
 			continue
 		}
 		if err != nil {
 			logger.Error(err, "Setting aside a claim record that cannot be read", "claimUID", uid)
-			if err := e.setAside(ctx, &records.CorruptError{UID: uid, Path: string(uid), Err: err}); err != nil {
+			if err := e.setAside(ctx, uid, err); err != nil {
 				logger.Error(err, "Leaving an unreadable claim record where it is")
 			}
 			continue
@@ -76,16 +76,16 @@ func (e *Engine) Load(ctx context.Context, notify Notify) error {
 }
 
 // setAside takes a corrupt record out of service, says so, and remembers the claim for the next Reconcile.
-func (e *Engine) setAside(ctx context.Context, corrupt *records.CorruptError) error {
-	aside, err := e.store.SetAside(corrupt.UID)
+func (e *Engine) setAside(ctx context.Context, uid types.UID, cause error) error {
+	aside, err := e.store.SetAside(uid)
 	if err != nil {
 		return err
 	}
-	klog.FromContext(ctx).Error(corrupt, "Set aside a corrupt claim record", "claimUID", corrupt.UID, "movedTo", aside)
-	e.corrupt.add(corrupt.UID)
+	klog.FromContext(ctx).Error(cause, "Set aside a corrupt claim record", "claimUID", uid, "movedTo", aside)
+	e.corrupt.add(uid)
 	if e.corrupt.notify != nil {
 		e.corrupt.notify("CorruptClaimRecord", fmt.Sprintf("The record of claim %s could not be read and was moved to %s: %v. "+
-			"If the claim still has pods here, its record is made again from the API server.", corrupt.UID, aside, corrupt.Err))
+			"If the claim still has pods here, its record is made again from the API server.", uid, aside, cause))
 	}
 	return nil
 }

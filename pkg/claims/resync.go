@@ -76,7 +76,7 @@ func covers(all, names []string) bool {
 // resync brings the index up to date with the records on disk for the named GPUs, whose locks the caller holds:
 // another process may have changed them. Records of other GPUs may be changing right now and are left alone.
 func (e *Engine) resync(ctx context.Context, self types.UID, names []string) error {
-	uids, err := e.store.UIDs()
+	uids, err := e.store.Names()
 	if err != nil {
 		return err
 	}

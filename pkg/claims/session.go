@@ -135,7 +135,7 @@ func (e *Engine) EndSession(ctx context.Context, hw Hardware) error {
 
 // closeRecords is closeRecord for all claims of the engine's driver name.
 func (e *Engine) closeRecords(ctx context.Context, b *backend) error {
-	uids, err := e.store.UIDs()
+	uids, err := e.store.Names()
 	if err != nil {
 		return err
 	}

@@ -329,7 +329,7 @@ func (b *shareBed) state() []string {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	uids, err := store.UIDs()
+	uids, err := store.Names()
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -93,7 +93,7 @@ func removeFiles(c *Config) (held int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	claims, err := store.UIDs()
+	claims, err := store.Names()
 	if err != nil || len(claims) > 0 {
 		return len(claims), err
 	}

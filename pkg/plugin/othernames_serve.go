@@ -236,8 +236,8 @@ func removeName(c *Config, driver string) (gone bool, err error) {
 	if err := errors.Join(errHeld, errCut); err != nil {
 		return false, err
 	}
-	uids, errHeld := held.UIDs()
-	gpus, errCut := cut.GPUs()
+	uids, errHeld := held.Names()
+	gpus, errCut := cut.Names()
 	if err := errors.Join(errHeld, errCut); err != nil || len(uids) > 0 || len(gpus) > 0 {
 		return false, err
 	}

@@ -3,71 +3,13 @@
 package records
 
 import (
-	"io/fs"
 	"path/filepath"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/store"
 )
-
-// faultyDisk is the real disk with errors where a test wants them.
-type faultyDisk struct {
-	Disk
-	// fail returns the error of one call, nil to let it through. op is the method's name.
-	fail func(op, path string) error
-}
-
-func (d faultyDisk) MkdirAll(path string, mode fs.FileMode) error {
-	if err := d.fail("MkdirAll", path); err != nil {
-		return err
-	}
-	return d.Disk.MkdirAll(path, mode)
-}
-
-func (d faultyDisk) ReadDir(path string) ([]string, error) {
-	if err := d.fail("ReadDir", path); err != nil {
-		return nil, err
-	}
-	return d.Disk.ReadDir(path)
-}
-
-func (d faultyDisk) ReadFile(path string, limit int64) ([]byte, error) {
-	if err := d.fail("ReadFile", path); err != nil {
-		return nil, err
-	}
-	return d.Disk.ReadFile(path, limit)
-}
-
-func (d faultyDisk) WriteFile(path string, data []byte) error {
-	if err := d.fail("WriteFile", path); err != nil {
-		return err
-	}
-	return d.Disk.WriteFile(path, data)
-}
-
-func (d faultyDisk) Rename(from, to string) error {
-	if err := d.fail("Rename", from); err != nil {
-		return err
-	}
-	return d.Disk.Rename(from, to)
-}
-
-func (d faultyDisk) Remove(path string) error {
-	if err := d.fail("Remove", path); err != nil {
-		return err
-	}
-	return d.Disk.Remove(path)
-}
-
-// failing makes one operation fail.
-func failing(op string, err error) faultyDisk {
-	return faultyDisk{fail: func(got, _ string) error {
-		if got == op {
-			return err
-		}
-		return nil
-	}}
-}
 
 const uidA = types.UID("0d5a1c5e-0001-4a8e-9a57-6b1b0a7a5a01")
 
@@ -92,34 +34,17 @@ func sample(uid types.UID) *Record {
 	}
 }
 
-// openStore opens a store in a fresh folder of the real disk.
+// openStore opens a store in a new directory of the real disk.
 func openStore(t *testing.T) *Store {
 	t.Helper()
-	return openStoreIn(t, Disk{}, filepath.Join(t.TempDir(), "claims"))
+	return openStoreIn(t, filepath.Join(t.TempDir(), "claims"))
 }
 
-func openStoreIn(t *testing.T, filesystem FileSystem, dir string) *Store {
+func openStoreIn(t *testing.T, dir string) *Store {
 	t.Helper()
-	s, err := OpenStore(filesystem, dir)
+	s, err := OpenStore(store.Disk{}, dir)
 	if err != nil {
 		t.Fatalf("OpenStore: %v", err)
 	}
 	return s
-}
-
-// listAll gives every file under a folder, relative to it, in order.
-func listAll(t *testing.T, dir string) []string {
-	t.Helper()
-	files := []string{}
-	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
-		if err == nil && !e.IsDir() {
-			rel, _ := filepath.Rel(dir, path)
-			files = append(files, rel)
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatalf("list %s: %v", dir, err)
-	}
-	return files
 }

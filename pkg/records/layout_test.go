@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 func layout() *Layout {
@@ -21,17 +22,17 @@ func layout() *Layout {
 	}
 }
 
-func openLayouts(t *testing.T, filesystem FileSystem) *LayoutStore {
+func openLayouts(t *testing.T, disk store.FileSystem) *LayoutStore {
 	t.Helper()
-	s, err := OpenLayouts(filesystem, filepath.Join(t.TempDir(), "layouts"))
+	s, err := OpenLayouts(disk, filepath.Join(t.TempDir(), "layouts"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return s
 }
 
-func TestALayoutIsReadAsItWasWrittenAndGoes(t *testing.T) {
-	s := openLayouts(t, NewDisk())
+func TestLayoutStore_WriteReadRemove(t *testing.T) {
+	s := openLayouts(t, store.NewDisk())
 	if got, err := s.Read("gpu-0000-1b-00-0"); got != nil || err != nil {
 		t.Errorf("got %v, %v of a GPU without a layout, want nothing", got, err)
 	}
@@ -45,7 +46,7 @@ func TestALayoutIsReadAsItWasWrittenAndGoes(t *testing.T) {
 	if diff := cmp.Diff(layout(), got); diff != "" {
 		t.Errorf("layout (-want +got):\n%s", diff)
 	}
-	if names, err := s.GPUs(); err != nil || !cmp.Equal([]string{"gpu-0000-1b-00-0"}, names) {
+	if names, err := s.Names(); err != nil || !cmp.Equal([]string{"gpu-0000-1b-00-0"}, names) {
 		t.Errorf("got %v, %v, want the GPU", names, err)
 	}
 	for range 2 {
@@ -53,31 +54,31 @@ func TestALayoutIsReadAsItWasWrittenAndGoes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if names, err := s.GPUs(); err != nil || len(names) != 0 {
+	if names, err := s.Names(); err != nil || len(names) != 0 {
 		t.Errorf("got %v, %v, want none", names, err)
 	}
 }
 
-func TestOnlyPlacesOfALayoutAreItsOwn(t *testing.T) {
+func TestLayoutHas(t *testing.T) {
 	l := layout()
 	if !l.Has(l.Places[1]) || l.Has(gpu.Place{ProfileID: 20, Placement: l.Places[1].Placement}) || (*Layout)(nil).Has(l.Places[1]) {
 		t.Error("a layout has its own places and no others, and no layout has none")
 	}
 }
 
-func TestACorruptLayoutIsNamedAndSetAside(t *testing.T) {
+func TestLayoutStoreRead_Corrupt(t *testing.T) {
 	for name, data := range map[string]string{
 		"empty": "", "truncated": `{"format":1,"gpu":"gpu-00`, "of no format": `{"gpu":"gpu-0000-1b-00-0","uuid":"u"}`,
 		"later": `{"format":2,"gpu":"gpu-0000-1b-00-0","uuid":"u"}`, "another GPU": `{"format":1,"gpu":"gpu-0000-1c-00-0","uuid":"u"}`,
 		"no UUID": `{"format":1,"gpu":"gpu-0000-1b-00-0"}`, "long": strings.Repeat(" ", MaxSize+1),
 	} {
-		s := openLayouts(t, NewDisk())
-		if err := os.WriteFile(filepath.Join(s.dir, "gpu-0000-1b-00-0.json"), []byte(data), 0o600); err != nil {
+		s := openLayouts(t, store.NewDisk())
+		if err := os.WriteFile(filepath.Join(s.Dir(), "gpu-0000-1b-00-0.json"), []byte(data), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		corrupt := (*CorruptLayoutError)(nil)
-		if got, err := s.Read("gpu-0000-1b-00-0"); got != nil || !errors.As(err, &corrupt) || corrupt.GPU != "gpu-0000-1b-00-0" {
-			t.Errorf("%s: got %v, %v, want a CorruptLayoutError", name, got, err)
+		corrupt := (*store.CorruptError)(nil)
+		if got, err := s.Read("gpu-0000-1b-00-0"); got != nil || !errors.As(err, &corrupt) || corrupt.Name != "gpu-0000-1b-00-0" {
+			t.Errorf("%s: got %v, %v, want a CorruptError", name, got, err)
 		}
 		aside, err := s.SetAside("gpu-0000-1b-00-0")
 		if err != nil {
@@ -86,25 +87,8 @@ func TestACorruptLayoutIsNamedAndSetAside(t *testing.T) {
 		if _, err := os.Stat(aside); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if names, err := s.GPUs(); err != nil || len(names) != 0 {
+		if names, err := s.Names(); err != nil || len(names) != 0 {
 			t.Errorf("%s: got %v, %v, want none", name, names, err)
-		}
-	}
-}
-
-func TestTroubleWithTheDiskIsNoCorruptLayout(t *testing.T) {
-	boom := errors.New("boom")
-	s := openLayouts(t, failing("ReadFile", boom))
-	corrupt := (*CorruptLayoutError)(nil)
-	if _, err := s.Read("gpu-0000-1b-00-0"); !errors.Is(err, boom) || errors.As(err, &corrupt) {
-		t.Errorf("got %v, want the error of the disk", err)
-	}
-	for _, device := range []string{"", "../x", "gpu-", "gpu-0000/..", "gpu-" + strings.Repeat("0", 64)} {
-		if _, err := s.Read(device); err == nil {
-			t.Errorf("%q passed for a device", device)
-		}
-		if s.Write(&Layout{GPU: device}) == nil || s.Remove(device) == nil {
-			t.Errorf("%q passed for a device", device)
 		}
 	}
 }
@@ -117,7 +101,7 @@ func FuzzDecodeLayout(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again, err := encodeLater(l, l.Later)
+		again, err := layoutFormat.Encode(l)
 		if err != nil {
 			t.Fatalf("encode what was decoded: %v", err)
 		}
@@ -125,4 +109,16 @@ func FuzzDecodeLayout(f *testing.F) {
 			t.Errorf("got %v, %v, want what was encoded: %s", got, err, cmp.Diff(l, got))
 		}
 	})
+}
+
+func TestLayoutStore_NamesThatAreNoDevices(t *testing.T) {
+	s := openLayouts(t, store.NewDisk())
+	for _, device := range []string{"", "../x", "gpu-", "gpu-0000/..", "gpu-" + strings.Repeat("0", 64)} {
+		if _, err := s.Read(device); err == nil {
+			t.Errorf("%q passed for a device", device)
+		}
+		if s.Write(&Layout{GPU: device}) == nil || s.Remove(device) == nil {
+			t.Errorf("%q passed for a device", device)
+		}
+	}
 }

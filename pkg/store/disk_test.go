@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package records
+package store
 
 import (
 	"bytes"
@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestDiskWriteFileLeavesOnePrivateFile(t *testing.T) {
+func TestDiskWriteFile_OnePrivateFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a.json")
 	for _, content := range []string{"first, long", "second"} {
@@ -40,21 +40,21 @@ func TestDiskWriteFileLeavesOnePrivateFile(t *testing.T) {
 	}
 }
 
-func TestDiskWriteFileRemovesItsTemporaryFileWhereTheRenameFails(t *testing.T) {
+func TestDiskWriteFile_RenameFails(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a.json")
 	if err := os.MkdirAll(filepath.Join(path, "in-the-way"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if err := (Disk{}).WriteFile(path, []byte("x")); err == nil {
-		t.Fatal("WriteFile over a folder: want an error")
+		t.Fatal("WriteFile over a directory: want an error")
 	}
-	if diff := cmp.Diff([]string{"a.json"}, mustReadDir(t, dir)); diff != "" {
+	if diff := cmp.Diff([]string{"a.json"}, readDir(t, dir)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
 }
 
-func TestDiskWriteFileIntoAMissingFolderFails(t *testing.T) {
+func TestDiskWriteFile_MissingDirectory(t *testing.T) {
 	err := Disk{}.WriteFile(filepath.Join(t.TempDir(), "no", "a.json"), []byte("x"))
 	if !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v, want %v", err, fs.ErrNotExist)
@@ -76,7 +76,7 @@ func mountTiny(t *testing.T) string {
 	return dir
 }
 
-func TestDiskWriteFileOnAFullDiskLeavesTheEarlierFileAndNoOther(t *testing.T) {
+func TestDiskWriteFile_FullDisk(t *testing.T) {
 	dir := mountTiny(t)
 	path := filepath.Join(dir, "a.json")
 	if err := (Disk{}).WriteFile(path, []byte("whole")); err != nil {
@@ -94,7 +94,17 @@ func TestDiskWriteFileOnAFullDiskLeavesTheEarlierFileAndNoOther(t *testing.T) {
 	}
 }
 
-func TestDiskReadFileRefusesMoreThanItsLimit(t *testing.T) {
+func TestDiskSyncDir(t *testing.T) {
+	dir := t.TempDir()
+	if err := (Disk{}).SyncDir(dir); err != nil {
+		t.Error(err)
+	}
+	if err := (Disk{}).SyncDir(filepath.Join(dir, "no")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("missing directory: got %v, want %v", err, fs.ErrNotExist)
+	}
+}
+
+func TestDiskReadFile_Limit(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	if err := os.WriteFile(path, []byte("12345"), 0o600); err != nil {
 		t.Fatal(err)
@@ -113,30 +123,13 @@ func TestDiskReadFileRefusesMoreThanItsLimit(t *testing.T) {
 	}
 }
 
-func TestDiskRemoveOfAMissingFileIsNoError(t *testing.T) {
+func TestDiskRemove_Missing(t *testing.T) {
 	if err := (Disk{}).Remove(filepath.Join(t.TempDir(), "no")); err != nil {
 		t.Errorf("Remove: %v", err)
 	}
 }
 
-// A kill between the temporary file and its rename leaves the temporary file. Nothing else ever removes it.
-func TestOpenStoreSweepsTemporaryFilesThatAKillLeftBehind(t *testing.T) {
-	s := openStore(t)
-	left := filepath.Join(s.Dir(), "."+string(uidA)+".json.123456")
-	if err := os.WriteFile(left, []byte(`{"format":1,"cl`), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	old := time.Now().Add(-time.Hour) // one that another process is writing right now is left alone
-	if err := os.Chtimes(left, old, old); err != nil {
-		t.Fatal(err)
-	}
-	again := openStoreIn(t, Disk{}, s.Dir())
-	if diff := cmp.Diff([]string{}, listAll(t, again.Dir())); diff != "" {
-		t.Errorf("files (-want +got):\n%s", diff)
-	}
-}
-
-func TestANewDiskWritesRemovedFilesAgain(t *testing.T) {
+func TestNewDisk_ReusesRemovedFiles(t *testing.T) {
 	dir := t.TempDir()
 	disk := NewDisk()
 	first, second := filepath.Join(dir, "a.json"), filepath.Join(dir, "b.json")
@@ -174,7 +167,7 @@ func TestANewDiskWritesRemovedFilesAgain(t *testing.T) {
 	}
 }
 
-func TestANewDiskWritesOnWhereItsSpareFilesWereSwept(t *testing.T) {
+func TestNewDisk_SpareFilesSwept(t *testing.T) {
 	dir := t.TempDir()
 	disk := NewDisk()
 	path := filepath.Join(dir, "a.json")
@@ -200,7 +193,7 @@ func TestANewDiskWritesOnWhereItsSpareFilesWereSwept(t *testing.T) {
 	}
 }
 
-func TestANewDiskKeepsABoundedNumberOfFiles(t *testing.T) {
+func TestNewDisk_BoundedSpareFiles(t *testing.T) {
 	dir := t.TempDir()
 	disk := NewDisk()
 	for i := range maxSpares + 10 {
@@ -220,8 +213,8 @@ func TestANewDiskKeepsABoundedNumberOfFiles(t *testing.T) {
 	}
 }
 
-// Two records must never be written into one file, however often a name comes and goes.
-func TestDisksDoNotShareSpareFiles(t *testing.T) {
+// Two documents must never be written into one file, however often a name comes and goes.
+func TestNewDisk_OwnSpareFiles(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a.json")
 	for _, disk := range []Disk{NewDisk(), NewDisk()} {

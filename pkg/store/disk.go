@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package records
+package store
 
 import (
 	"crypto/rand"
@@ -15,13 +15,34 @@ import (
 	"time"
 )
 
+// ErrTooLong is a file longer than the limit of a read.
+var ErrTooLong = errors.New("file is too long")
+
+// FileSystem is what documents need of a disk.
+type FileSystem interface {
+	MkdirAll(path string, mode fs.FileMode) error
+	// ReadDir lists the names of a directory's entries, sorted.
+	ReadDir(path string) ([]string, error)
+	// ReadFile reads at most limit bytes and fails if the file is longer.
+	ReadFile(path string, limit int64) ([]byte, error)
+	// WriteFile makes a file appear with its whole content, synced, or not at all.
+	WriteFile(path string, data []byte) error
+	// SyncDir makes the names in a directory durable.
+	SyncDir(dir string) error
+	Rename(from, to string) error
+	// Remove deletes a file; a missing one is no error.
+	Remove(path string) error
+	// Sweep deletes what interrupted writes have left in a directory.
+	Sweep(dir string) error
+}
+
 // Disk is the FileSystem of the operating system. The zero value works; one of NewDisk is faster.
 type Disk struct {
 	spares *spares
 }
 
 // spares are files that were removed and can be written again. No two ever have one name, also not those of two
-// processes: else two records could be written into one file.
+// processes: else two documents could be written into one file.
 type spares struct {
 	paths chan string
 	owner string
@@ -38,7 +59,7 @@ func NewDisk() Disk {
 	return Disk{&spares{paths: make(chan string, maxSpares), owner: rand.Text()}}
 }
 
-// name is a new one for a file beside another.
+// name is a new one for a file next to another.
 func (s *spares) name(path string) string {
 	return filepath.Join(filepath.Dir(path), fmt.Sprintf(".spare.%s-%d", s.owner, s.made.Add(1)))
 }
@@ -76,7 +97,7 @@ func (Disk) ReadFile(path string, limit int64) ([]byte, error) {
 	return data, nil
 }
 
-// WriteFile writes beside the file, syncs and renames. Nothing stays behind where a step fails.
+// WriteFile writes next to the file, syncs and renames. Nothing stays behind where a step fails.
 func (d Disk) WriteFile(path string, data []byte) (err error) {
 	f, err := d.open(path)
 	if err != nil {
@@ -104,7 +125,20 @@ func (d Disk) WriteFile(path string, data []byte) (err error) {
 	return os.Rename(f.Name(), path)
 }
 
-// open opens a temporary file beside a file: a spare one, or else a new one.
+// SyncDir as fsync(2) of the directory.
+func (Disk) SyncDir(dir string) error {
+	d, err := os.Open(filepath.Clean(dir))
+	if err != nil {
+		return err
+	}
+	err = d.Sync()
+	if closeErr := d.Close(); err == nil {
+		err = closeErr
+	}
+	return err
+}
+
+// open opens a temporary file next to a file: a spare one, or else a new one.
 func (d Disk) open(path string) (*os.File, error) {
 	if d.spares != nil {
 		select {

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+func TestLockFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	shared, err := LockFile(path, syscall.LOCK_SH)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := LockFile(path, syscall.LOCK_EX|syscall.LOCK_NB); !errors.Is(err, syscall.EWOULDBLOCK) {
+		t.Errorf("while another has it: got %v, want EWOULDBLOCK", err)
+	}
+	_ = shared.Close()
+	locked, err := LockFile(path, syscall.LOCK_EX|syscall.LOCK_NB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !IsAt(locked, path) {
+		t.Error("the file is not at its path")
+	}
+	// Who waits for a file that is then deleted gets a lock of the file that is there afterwards.
+	got := make(chan *os.File)
+	go func() {
+		file, err := LockFile(path, syscall.LOCK_EX)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- file
+	}()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if IsAt(locked, path) {
+		t.Error("a deleted file is at its path")
+	}
+	_ = locked.Close()
+	file := <-got
+	if !IsAt(file, path) {
+		t.Error("locked a deleted file")
+	}
+	_ = file.Close()
+	if _, err := LockFile(filepath.Join(path, "x"), syscall.LOCK_EX); err == nil {
+		t.Error("file under a file: want an error")
+	}
+}
+
+func TestBootID(t *testing.T) {
+	procfs := t.TempDir()
+	path := filepath.Join(procfs, "sys/kernel/random/boot_id")
+	if _, err := BootID(procfs); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("no file: got %v, want an error that names it", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for data, want := range map[string]string{"1234\n": "1234", " \n": ""} {
+		if err := os.WriteFile(path, []byte(data), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := BootID(procfs); got != want || (err == nil) != (want != "") {
+			t.Errorf("%q: got %q, %v, want %q", data, got, err, want)
+		}
+	}
+}
