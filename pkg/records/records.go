@@ -111,6 +111,7 @@ var recordFormat = &store.Format[Record]{
 	VersionOf: func(r *Record) (version, readableFrom int) { return r.Format, r.ReadableFrom },
 	Unknown:   func(r *Record) *any { return &r.Unknown },
 	Check:     (*Record).check,
+	Describe:  func(r *Record) string { return r.Claim.String() },
 	Name:      func(r *Record) string { return string(r.Claim.UID) },
 	Names:     uidPattern.MatchString,
 }

@@ -33,6 +33,8 @@ type Format[T any] struct {
 	Unknown func(*T) *any
 	// Check reports why a document cannot be used; nil if every one can.
 	Check func(*T) error
+	// Describe names a document that cannot be written, in errors; nil for its path.
+	Describe func(*T) string
 	// Name is the name that a document has in its directory, and Names what such names look like. A File needs neither.
 	Name  func(*T) string
 	Names func(string) bool
@@ -124,10 +126,13 @@ func (f *Format[T]) write(disk FileSystem, path string, doc *T) error {
 	if err == nil && f.Durable {
 		err = disk.SyncDir(filepath.Dir(path))
 	}
-	if err != nil {
-		return fmt.Errorf("write the %s %s: %w", f.Kind, path, err)
+	if err == nil {
+		return nil
 	}
-	return nil
+	if f.Describe != nil {
+		return fmt.Errorf("write the %s of %s: %w", f.Kind, f.Describe(doc), err)
+	}
+	return fmt.Errorf("write the %s %s: %w", f.Kind, path, err)
 }
 
 // File is a single document.
