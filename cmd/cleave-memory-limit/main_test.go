@@ -32,7 +32,7 @@ func procOf(t *testing.T, cgroup string) string {
 	return root
 }
 
-func TestTheContainersCgroupGetsTheLimit(t *testing.T) {
+func TestRun_CgroupLimit(t *testing.T) {
 	var got []string
 	limit := func(opts nvml.Options, uuid, cgroup string, limit uint64) error {
 		got = append(got, fmt.Sprint(opts.DriverRoot, " ", uuid, " ", cgroup, " ", limit))
@@ -48,7 +48,7 @@ func TestTheContainersCgroupGetsTheLimit(t *testing.T) {
 	}
 }
 
-func TestWhatIsWrongIsNamed(t *testing.T) {
+func TestRun_Errors(t *testing.T) {
 	good := []string{"--gpu=GPU-1", "--limit=1024"}
 	failed := errors.New("the driver is not loaded")
 	tests := map[string]struct {
@@ -82,7 +82,7 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 }
 
 // What a container's cgroup is called is the runtime's doing, but no name leads out of the hierarchy.
-func TestNoCgroupLeadsOutOfTheHierarchy(t *testing.T) {
+func TestCgroupOf_PathTraversal(t *testing.T) {
 	got, err := cgroupOf(procOf(t, "0::/../../../etc\n"), 42)
 	if err != nil || got != "/sys/fs/cgroup/etc" {
 		t.Errorf("got %q, %v, want /sys/fs/cgroup/etc", got, err)
@@ -90,7 +90,7 @@ func TestNoCgroupLeadsOutOfTheHierarchy(t *testing.T) {
 }
 
 // Where both kinds of hierarchies are mounted, as systemd can have it, there is nothing to limit a container by.
-func TestAHybridHostHasNoLimits(t *testing.T) {
+func TestCgroupOf_HybridHierarchy(t *testing.T) {
 	root := procOf(t, "0::/a\n")
 	if err := os.Remove(filepath.Join(root, "sys/fs/cgroup/cgroup.controllers")); err != nil {
 		t.Fatal(err)

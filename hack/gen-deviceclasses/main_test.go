@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestTheCommittedListsHaveTheProfilesOfTheCatalog(t *testing.T) {
+func TestGenerated_UpToDate(t *testing.T) {
 	profiles, err := catalog()
 	if err != nil {
 		t.Fatal(err)
@@ -30,7 +30,7 @@ func TestTheCommittedListsHaveTheProfilesOfTheCatalog(t *testing.T) {
 	}
 }
 
-func TestProfilesComeBySizeAndOnce(t *testing.T) {
+func TestProfiles_Order(t *testing.T) {
 	profiles, err := catalog()
 	if err != nil {
 		t.Fatal(err)
@@ -57,7 +57,7 @@ func TestProfilesComeBySizeAndOnce(t *testing.T) {
 	}
 }
 
-func TestTheDocumentationNamesEveryProfile(t *testing.T) {
+func TestDocs_EveryProfile(t *testing.T) {
 	profiles, err := catalog()
 	if err != nil {
 		t.Fatal(err)

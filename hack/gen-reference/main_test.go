@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestTheCommittedReferenceIsThatOfTheCode(t *testing.T) {
+func TestReference_UpToDate(t *testing.T) {
 	want, err := generate("../..")
 	if err != nil {
 		t.Fatal(err)
@@ -25,7 +25,7 @@ func TestTheCommittedReferenceIsThatOfTheCode(t *testing.T) {
 }
 
 // A field, flag or key without a word about it is of no use to anybody.
-func TestNothingInTheReferenceIsWithoutAnExplanation(t *testing.T) {
+func TestReference_EveryEntryExplained(t *testing.T) {
 	text, err := generate("../..")
 	if err != nil {
 		t.Fatal(err)

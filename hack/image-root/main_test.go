@@ -36,7 +36,7 @@ func layout(t *testing.T) string {
 	return dir
 }
 
-func TestTheImageHasTheProgramItsLibrariesAndNothingElse(t *testing.T) {
+func TestImageRoot_Contents(t *testing.T) {
 	dir := layout(t)
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		name, _ := filepath.Rel(dir, path)
@@ -66,7 +66,7 @@ func TestTheImageHasTheProgramItsLibrariesAndNothingElse(t *testing.T) {
 }
 
 // The program has to run in the image, and to load the driver's library there from a driver root that is mounted.
-func TestTheProgramRunsInTheImageAndLoadsNVML(t *testing.T) {
+func TestImageRoot_LoadsNVML(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root may change the root folder")
 	}
@@ -92,7 +92,7 @@ func TestTheProgramRunsInTheImageAndLoadsNVML(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeFoundIsNamed(t *testing.T) {
+func TestImageRoot_MissingFiles(t *testing.T) {
 	if _, err := findLibrary("libnonesuch.so.9"); err == nil || !strings.Contains(err.Error(), "libnonesuch.so.9") {
 		t.Errorf("got %v", err)
 	}

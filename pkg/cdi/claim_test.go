@@ -88,7 +88,7 @@ func golden(t *testing.T, name string, data []byte) {
 	}
 }
 
-func TestTheSpecOfAClaimHoldsItsCapabilityNodes(t *testing.T) {
+func TestWriteClaim_CapabilityNodes(t *testing.T) {
 	s := static(t, procfs())
 	if s.HasClaim(testUID) {
 		t.Error("a claim has a spec before it is written")
@@ -120,7 +120,7 @@ func TestTheSpecOfAClaimHoldsItsCapabilityNodes(t *testing.T) {
 	}
 }
 
-func TestRemovingTheSpecOfAClaimCanBeRepeatedAndTouchesNoOther(t *testing.T) {
+func TestRemoveClaim_Idempotent(t *testing.T) {
 	s := static(t, procfs())
 	other := types.UID("other")
 	for _, uid := range []types.UID{testUID, other} {
@@ -142,7 +142,7 @@ func TestRemovingTheSpecOfAClaimCanBeRepeatedAndTouchesNoOther(t *testing.T) {
 	}
 }
 
-func TestWhatIsMissingUnderProcIsNamedAndNothingIsWritten(t *testing.T) {
+func TestWriteClaim_ProcfsErrors(t *testing.T) {
 	const access = "driver/nvidia/capabilities/gpu5/mig/gi2/ci0/access"
 	tests := map[string]struct {
 		change func(proc fstest.MapFS, parts []*records.Device)

@@ -46,7 +46,7 @@ func TestRefresh_ControlNodesMissing(t *testing.T) {
 	}
 }
 
-func TestRefresh_MissingNodesAreMade(t *testing.T) {
+func TestRefresh_CreatesMissingNodes(t *testing.T) {
 	b := newBed(t)
 	b.restored()
 	var asked []driverroot.Nodes
@@ -62,7 +62,7 @@ func TestRefresh_MissingNodesAreMade(t *testing.T) {
 	}
 }
 
-func TestRefresh_NodesThatCannotBeMade(t *testing.T) {
+func TestRefresh_CreateNodesFails(t *testing.T) {
 	b := newBed(t)
 	b.restored()
 	b.opts.MakeNodes = func(context.Context, driverroot.Nodes) error { return errors.New("modprobe: no module nvidia-uvm") }
@@ -70,7 +70,7 @@ func TestRefresh_NodesThatCannotBeMade(t *testing.T) {
 	b.says(b.Refresh(t.Context(), b.node), "/dev/nvidia-uvm", "no module nvidia-uvm")
 }
 
-func TestEnsure_EachGPUIsItsOwnTrouble(t *testing.T) {
+func TestEnsure_OneGPUFails(t *testing.T) {
 	tests := map[string]struct {
 		spoil func(b *bed) error
 		says  string
@@ -110,7 +110,7 @@ func TestEnsure_EachGPUIsItsOwnTrouble(t *testing.T) {
 	}
 }
 
-func TestRefresh_NoDeviceNodesAtAll(t *testing.T) {
+func TestRefresh_NoDeviceNodes(t *testing.T) {
 	b := newBed(t)
 	b.restored()
 	b.must(b.board.RemoveDeviceNodes("nvidia0", "nvidia1"))
@@ -121,7 +121,7 @@ func TestRefresh_NoDeviceNodesAtAll(t *testing.T) {
 	}
 }
 
-func TestEnsure_UVMLoadedAgain(t *testing.T) {
+func TestEnsure_UVMReloaded(t *testing.T) {
 	b := newBed(t)
 	b.restored()
 	b.must(b.Refresh(t.Context(), b.node))

@@ -87,7 +87,7 @@ func inject[S any](into func(*S, ...string) ([]string, error), ids ...string) (*
 	return container, err
 }
 
-func TestTheSpecOfAShareHoldsItsNumbersAndWhatEnforcesThem(t *testing.T) {
+func TestWriteClaim_Shares(t *testing.T) {
 	ci := 0
 	tests := map[string][]*records.Device{
 		"share-timeslice.json":        {timeSlice()},
@@ -133,7 +133,7 @@ func TestTheSpecOfAShareHoldsItsNumbersAndWhatEnforcesThem(t *testing.T) {
 	}
 }
 
-func TestAContainerWithAnMPSShareFindsItsServerAndItsLimits(t *testing.T) {
+func TestWriteClaim_MPSContainer(t *testing.T) {
 	s := static(t, procfs())
 	d := mpsShare()
 	if err := s.WriteClaim(t.Context(), testUID, []*records.Device{d}); err != nil {
@@ -161,7 +161,7 @@ func TestAContainerWithAnMPSShareFindsItsServerAndItsLimits(t *testing.T) {
 	}
 }
 
-func TestTheSpecOfAShareIsWrittenAnewAndRemoved(t *testing.T) {
+func TestWriteClaim_ShareRewritten(t *testing.T) {
 	s := static(t, procfs())
 	for _, devices := range [][]*records.Device{{timeSlice()}, {mpsShare(), timeSlice()}} {
 		if err := s.WriteClaim(t.Context(), testUID, devices); err != nil {
@@ -177,7 +177,7 @@ func TestTheSpecOfAShareIsWrittenAnewAndRemoved(t *testing.T) {
 	}
 }
 
-func TestAShareThatCannotBeInjectedIsNamedAndNothingIsWritten(t *testing.T) {
+func TestWriteClaim_ShareErrors(t *testing.T) {
 	tests := map[string]struct {
 		change func(d *records.Device)
 		want   string

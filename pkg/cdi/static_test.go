@@ -180,7 +180,7 @@ func ids(s *Static, node *gpu.Node) []string {
 // fileModes are what the file mode creation mask made of the simulated device nodes.
 var fileModes = regexp.MustCompile(`"fileMode":\d+,`)
 
-func TestTheStaticSpecHasADevicePerGPUAndTheDriversFiles(t *testing.T) {
+func TestRefresh_StaticSpec(t *testing.T) {
 	s, root, node := written(t)
 	data, err := os.ReadFile(s.Path())
 	if err != nil {
@@ -202,7 +202,7 @@ func TestTheStaticSpecHasADevicePerGPUAndTheDriversFiles(t *testing.T) {
 	}
 }
 
-func TestEnsurePutsBackASpecThatSomebodyDeletedOrChanged(t *testing.T) {
+func TestEnsure_RestoresSpec(t *testing.T) {
 	s, _, node := written(t)
 	want, err := os.ReadFile(s.Path())
 	if err != nil {
@@ -231,7 +231,7 @@ func TestEnsurePutsBackASpecThatSomebodyDeletedOrChanged(t *testing.T) {
 	}
 }
 
-func TestEnsureRefusesWhatTheSpecDoesNotHave(t *testing.T) {
+func TestEnsure_UnknownDevice(t *testing.T) {
 	s, _, _ := written(t)
 	for _, id := range []string{s.DeviceID("gpu-0000-ff-00-0"), "other/gpu=" + firstGPU, ""} {
 		if err := s.Ensure(t.Context(), []string{id}); err == nil {
@@ -243,7 +243,7 @@ func TestEnsureRefusesWhatTheSpecDoesNotHave(t *testing.T) {
 	}
 }
 
-func TestADriverRootThatThePluginSeesAsItsOwnRootIsRefused(t *testing.T) {
+func TestNewStatic_DriverRootIsOwnRoot(t *testing.T) {
 	if _, err := NewStatic(Options{Driver: testDriver, Dir: t.TempDir(), DriverRoot: "/run/driver", ContainerDriverRoot: "/"}); err == nil {
 		t.Error("got no error")
 	}

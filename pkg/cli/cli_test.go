@@ -30,7 +30,7 @@ func cleave(t *testing.T, args ...string) outcome {
 	return outcome{code, stdout.String(), stderr.String()}
 }
 
-func TestACommandLineThatMakesNoSenseExitsWith2AndSaysWhy(t *testing.T) {
+func TestRun_UsageErrors(t *testing.T) {
 	tests := map[string]struct {
 		args []string
 		want []string
@@ -75,7 +75,7 @@ func TestACommandLineThatMakesNoSenseExitsWith2AndSaysWhy(t *testing.T) {
 	}
 }
 
-func TestWorkThatFailsExitsWith1(t *testing.T) {
+func TestRun_Failure(t *testing.T) {
 	empty := t.TempDir()
 	got := cleave(t, "slices", "--driver-root", empty, "--sysfs", empty)
 	if got.code != exitFailed || got.stdout != "" {
@@ -91,7 +91,7 @@ func TestWorkThatFailsExitsWith1(t *testing.T) {
 	}
 }
 
-func TestHelpExitsWith0(t *testing.T) {
+func TestRun_Help(t *testing.T) {
 	for _, args := range [][]string{{"--help"}, {"help"}, {"slices", "--help"}, {"kubelet-plugin", "-h"}} {
 		got := cleave(t, args...)
 		if got.code != exitOK || !strings.Contains(got.stdout, "Usage:") || got.stderr != "" {
@@ -100,7 +100,7 @@ func TestHelpExitsWith0(t *testing.T) {
 	}
 }
 
-func TestHelpOfThePluginListsEveryFlagThatItReadsFromTheEnvironment(t *testing.T) {
+func TestKubeletPlugin_HelpListsFlags(t *testing.T) {
 	help := cleave(t, "kubelet-plugin", "--help").stdout
 	for _, flag := range []string{
 		"--node-name", "--driver-name", "--kubeconfig", "--kubelet-plugins-dir", "--kubelet-registry-dir", "--cdi-dir", "--driver-root",
@@ -121,7 +121,7 @@ func envFlags() (*pflag.FlagSet, *string, *int) {
 	return flags, name, burst
 }
 
-func TestTheEnvironmentSetsFlagsAndTheCommandLineWins(t *testing.T) {
+func TestFlagsFromEnvironment_Precedence(t *testing.T) {
 	tests := map[string]struct {
 		args  []string
 		env   map[string]string
@@ -153,7 +153,7 @@ func TestTheEnvironmentSetsFlagsAndTheCommandLineWins(t *testing.T) {
 	}
 }
 
-func TestAnEnvironmentVariableThatCannotBeUsedIsNamed(t *testing.T) {
+func TestFlagsFromEnvironment_InvalidValue(t *testing.T) {
 	t.Setenv("KUBE_API_BURST", "many")
 	t.Setenv("DRIVER_RETRY", "soon")
 	got := cleave(t, "kubelet-plugin", "--node-name=n")
@@ -167,7 +167,7 @@ func TestAnEnvironmentVariableThatCannotBeUsedIsNamed(t *testing.T) {
 	}
 }
 
-func TestTheEnvironmentReachesThePlugin(t *testing.T) {
+func TestKubeletPlugin_Environment(t *testing.T) {
 	t.Setenv("NODE_NAME", "node-1")
 	t.Setenv("CDI_DIR", "not-absolute")
 	got := cleave(t, "kubelet-plugin")
@@ -176,7 +176,7 @@ func TestTheEnvironmentReachesThePlugin(t *testing.T) {
 	}
 }
 
-func TestSlicesOfEveryModelAreAListThatKubectlTakes(t *testing.T) {
+func TestSlices_EveryModel(t *testing.T) {
 	for _, model := range simulated.NodeModels() {
 		t.Run(model, func(t *testing.T) {
 			fromJSON := listOf(t, cleave(t, "slices", "--node-model", model, "-o", "json"))
@@ -231,7 +231,7 @@ func listOf(t *testing.T, got outcome) v1List {
 	return list
 }
 
-func TestSlicesTakeTheNodeAndDriverNamesGiven(t *testing.T) {
+func TestSlices_NodeAndDriverName(t *testing.T) {
 	list := listOf(t, cleave(t, "slices", "--node-model", "hgx-h100", "--node-name", "node-7", "--driver-name", "gpu.nvidia.com", "-o", "json"))
 	for _, item := range list.Items {
 		if *item.Spec.NodeName != "node-7" || item.Spec.Driver != "gpu.nvidia.com" || item.Spec.Pool.Name != "node-7" {
@@ -240,7 +240,7 @@ func TestSlicesTakeTheNodeAndDriverNamesGiven(t *testing.T) {
 	}
 }
 
-func TestTheTableHasALinePerDeviceInTheOrderOfTheScheduler(t *testing.T) {
+func TestSlices_TableOrder(t *testing.T) {
 	list := listOf(t, cleave(t, "slices", "--node-model", "hgx-h100", "-o", "json"))
 	var want []string
 	for _, item := range list.Items {
@@ -263,7 +263,7 @@ func TestTheTableHasALinePerDeviceInTheOrderOfTheScheduler(t *testing.T) {
 	}
 }
 
-func TestAPipeThatClosesIsAFailureNotAPanic(t *testing.T) {
+func TestSlices_ClosedPipe(t *testing.T) {
 	for _, form := range []string{"table", "json", "yaml"} {
 		var stderr bytes.Buffer
 		if got := run(t.Context(), []string{"slices", "--node-model", "t4", "-o", form}, closedPipe{}, &stderr); got != exitFailed {

@@ -70,7 +70,7 @@ func cluster(t *testing.T, more ...runtime.Object) *fake.Clientset {
 	return fake.NewClientset(objects...)
 }
 
-func TestANodeIsShownFromItsCluster(t *testing.T) {
+func TestViewNode(t *testing.T) {
 	rule := &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: "rma"}, Spec: resourceapi.DeviceTaintRuleSpec{
 		DeviceSelector: &resourceapi.DeviceTaintSelector{Device: new("gpu-0000-61-00-0")},
 		Taint:          resourceapi.DeviceTaint{Key: "example.com/rma", Effect: resourceapi.DeviceTaintEffectNoSchedule},
@@ -100,7 +100,7 @@ func TestANodeIsShownFromItsCluster(t *testing.T) {
 	}
 }
 
-func TestOnlyTheSlicesOfTheNodeAndDriverAreAskedFor(t *testing.T) {
+func TestViewNode_FieldSelectors(t *testing.T) {
 	client := cluster(t)
 	if _, err := viewNode(t.Context(), client, "node-1", "gpu.cleave.dev"); err != nil {
 		t.Fatal(err)
@@ -117,7 +117,7 @@ func TestOnlyTheSlicesOfTheNodeAndDriverAreAskedFor(t *testing.T) {
 	}
 }
 
-func TestANodeThatCannotBeShownLeadsToThoseThatCan(t *testing.T) {
+func TestViewNode_Hints(t *testing.T) {
 	incomplete := slicesOf(t, "l40s", "gpu.cleave.dev", "node-5")[1:]
 	tests := map[string]struct {
 		node, driver string
@@ -152,7 +152,7 @@ func refusing(t *testing.T, resource string, err error) *fake.Clientset {
 	return client
 }
 
-func TestWhatTheAPIServerRefusesIsNamed(t *testing.T) {
+func TestViewNode_Forbidden(t *testing.T) {
 	forbidden := func(resource string) error {
 		return apierrors.NewForbidden(schema.GroupResource{Group: "resource.k8s.io", Resource: resource}, "", errors.New("no role allows it"))
 	}
@@ -173,7 +173,7 @@ func TestWhatTheAPIServerRefusesIsNamed(t *testing.T) {
 	}
 }
 
-func TestClaimsAreReadPageByPage(t *testing.T) {
+func TestViewNode_Paging(t *testing.T) {
 	client := cluster(t)
 	pages := 0
 	client.PrependReactor("list", "resourceclaims", func(a clienttesting.Action) (bool, runtime.Object, error) {
@@ -195,7 +195,7 @@ func TestClaimsAreReadPageByPage(t *testing.T) {
 	}
 }
 
-func TestAKubeconfigThatIsNotThereIsNamed(t *testing.T) {
+func TestClusterClient_MissingKubeconfig(t *testing.T) {
 	got := cleave(t, "inspect", "--from-cluster", "node-1", "--kubeconfig", t.TempDir()+"/none")
 	if got.code != exitFailed || !strings.Contains(got.stderr, "--kubeconfig") || !strings.Contains(got.stderr, "/none") {
 		t.Errorf("got code %d, stderr %q", got.code, got.stderr)

@@ -46,7 +46,7 @@ func writeFile(t *testing.T, name, text string) string {
 	return path
 }
 
-func TestImportPrintsPoliciesAndClassesAndSaysWhatIsNotTakenOver(t *testing.T) {
+func TestImport_Print(t *testing.T) {
 	for _, name := range []string{"device-plugin-shared", "mig-parted-default"} {
 		kind := "device-plugin"
 		if strings.HasPrefix(name, "mig-parted") {
@@ -75,7 +75,7 @@ func TestImportPrintsPoliciesAndClassesAndSaysWhatIsNotTakenOver(t *testing.T) {
 	}
 }
 
-func TestImportReadsTheStandardInput(t *testing.T) {
+func TestImport_StandardInput(t *testing.T) {
 	root := newRoot()
 	var out bytes.Buffer
 	root.SetArgs([]string{"import", "mig-parted", "-", "--name", "b", "--driver-name", "gpu.nvidia.com"})
@@ -92,7 +92,7 @@ func TestImportReadsTheStandardInput(t *testing.T) {
 	}
 }
 
-func TestImportWritesAFolderWhosePoliciesTheOtherCommandsTake(t *testing.T) {
+func TestImport_OutputDir(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new", "folder")
 	for range 2 { // once more over what is there
 		if got := cleave(t, "import", "mig-parted", filepath.Join(importData, "mig-parted-default.yaml"), "--output-dir", dir); got.code != exitOK || got.stdout != "" {
@@ -126,7 +126,7 @@ func TestImportWritesAFolderWhosePoliciesTheOtherCommandsTake(t *testing.T) {
 	}
 }
 
-func TestImportOfSeveralFilesNamesThePoliciesAfterThem(t *testing.T) {
+func TestImport_SeveralFiles(t *testing.T) {
 	a, b := writeFile(t, "training.yaml", "version: v1"), writeFile(t, "notebooks.conf", "version: v1\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 8}]}}")
 	dir := t.TempDir()
 	if got := cleave(t, "import", "device-plugin", a, b, "--output-dir", dir); got.code != exitOK {
@@ -143,7 +143,7 @@ func TestImportOfSeveralFilesNamesThePoliciesAfterThem(t *testing.T) {
 	}
 }
 
-func TestEachProblemOfAFileThatCannotBeImportedIsALineWithFileAndField(t *testing.T) {
+func TestImport_Problems(t *testing.T) {
 	bad := writeFile(t, "bad.yaml", "version: v1\nflags: {passDeviceSpecs: true}\nbanana: 1")
 	odd := writeFile(t, "odd.yaml", "\x00")
 	missing := filepath.Join(t.TempDir(), "missing.yaml")
@@ -169,7 +169,7 @@ func TestEachProblemOfAFileThatCannotBeImportedIsALineWithFileAndField(t *testin
 	}
 }
 
-func TestValidateTakesFilesOfOtherFormatsBesideKubernetesObjects(t *testing.T) {
+func TestValidate_ImportFormat(t *testing.T) {
 	parted := filepath.Join(importData, "mig-parted-default.yaml")
 	got := cleave(t, "validate", "--import-format", "mig-parted", "-f", parted, "--policy-name", "all-balanced", "--node-model", "hgx-h100",
 		"-f", "../../deployments/examples/mig-pair-4g-3g.yaml")
@@ -192,7 +192,7 @@ func TestValidateTakesFilesOfOtherFormatsBesideKubernetesObjects(t *testing.T) {
 	}
 }
 
-func TestImportAndImportFormatSayHowTheyAreUsed(t *testing.T) {
+func TestImport_UsageErrors(t *testing.T) {
 	file := writeFile(t, "a.yaml", "version: v1")
 	t.Setenv("NODE_NAME", "")
 	t.Setenv("IMPORT_FORMAT", "")

@@ -29,7 +29,7 @@ func inspected(t *testing.T, args ...string) *inspect.View {
 	return v
 }
 
-func TestInspectShowsEveryModel(t *testing.T) {
+func TestInspect_EveryModel(t *testing.T) {
 	for _, model := range simulated.NodeModels() {
 		v := inspected(t, "--node-model", model)
 		if v.Source != inspect.Model || v.Node != model || v.Driver != "gpu.cleave.dev" || len(v.GPUs) == 0 {
@@ -47,7 +47,7 @@ func TestInspectShowsEveryModel(t *testing.T) {
 	}
 }
 
-func TestInspectTakesThePolicy(t *testing.T) {
+func TestInspect_Policy(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "policy.yaml")
 	policy := "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nrules:\n- {match: {indexes: [0]}, exclude: true}\n- {tiers: [exclusive]}\n"
 	if err := os.WriteFile(path, []byte(policy), 0o600); err != nil {
@@ -61,7 +61,7 @@ func TestInspectTakesThePolicy(t *testing.T) {
 	}
 }
 
-func TestInspectRefusesFlagsThatMakeNoSense(t *testing.T) {
+func TestInspect_UsageErrors(t *testing.T) {
 	tests := map[string]struct {
 		args []string
 		want []string
@@ -96,7 +96,7 @@ func TestInspectRefusesFlagsThatMakeNoSense(t *testing.T) {
 	}
 }
 
-func TestInspectOnAMachineWithoutADriverSaysWhatToDo(t *testing.T) {
+func TestInspect_NoDriver(t *testing.T) {
 	empty := t.TempDir()
 	got := cleave(t, "inspect", "--driver-root", empty, "--kubelet-plugins-dir", empty)
 	if got.code != exitFailed || got.stdout != "" || !strings.Contains(got.stderr, "--nvml-library") {
@@ -104,7 +104,7 @@ func TestInspectOnAMachineWithoutADriverSaysWhatToDo(t *testing.T) {
 	}
 }
 
-func TestInspectFailsWhereItsOutputIsCutOff(t *testing.T) {
+func TestInspect_ClosedPipe(t *testing.T) {
 	for _, form := range []string{"table", "wide", "json"} {
 		var stderr bytes.Buffer
 		if got := run(t.Context(), []string{"inspect", "--node-model", "t4", "-o", form}, closedPipe{}, &stderr); got != exitFailed {
@@ -113,7 +113,7 @@ func TestInspectFailsWhereItsOutputIsCutOff(t *testing.T) {
 	}
 }
 
-func TestPlainCharactersWhereTheLocaleIsNotUTF8(t *testing.T) {
+func TestInspect_Locale(t *testing.T) {
 	tests := []struct {
 		env  map[string]string
 		args []string
@@ -140,7 +140,7 @@ func TestPlainCharactersWhereTheLocaleIsNotUTF8(t *testing.T) {
 	}
 }
 
-func TestSliceMapsFollowTheWidthOfTheTerminal(t *testing.T) {
+func TestInspect_Width(t *testing.T) {
 	longest := func(columns string) int {
 		t.Setenv("COLUMNS", columns)
 		most := 0

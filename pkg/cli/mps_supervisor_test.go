@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestMPSSupervisorSaysWhichFlagIsWrong(t *testing.T) {
+func TestMPSSupervisor_UsageErrors(t *testing.T) {
 	for _, tt := range []struct {
 		args []string
 		want string
@@ -27,7 +27,7 @@ func TestMPSSupervisorSaysWhichFlagIsWrong(t *testing.T) {
 	}
 }
 
-func TestMPSSupervisorHelpHidesItsOwnCommand(t *testing.T) {
+func TestMPSSupervisor_Help(t *testing.T) {
 	got := cleave(t, "mps-supervisor", "--help")
 	for _, flag := range []string{"--dir", "--driver-root", "--container-driver-root", "--nvml-library", "--compute-mode",
 		"--daemon-cgroup", "--start-timeout", "--stop-timeout", "--logging-format", "status"} {
@@ -40,7 +40,7 @@ func TestMPSSupervisorHelpHidesItsOwnCommand(t *testing.T) {
 	}
 }
 
-func TestMPSStatusFailsWithoutASupervisor(t *testing.T) {
+func TestMPSStatus_NoSupervisor(t *testing.T) {
 	dir := t.TempDir()
 	got := cleave(t, "mps-supervisor", "status", "--dir", dir)
 	if got.code != exitFailed || !strings.Contains(got.stderr, filepath.Join(dir, "supervisor.sock")+": is its DaemonSet running") {

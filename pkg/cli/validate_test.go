@@ -22,7 +22,7 @@ const (
 	policies = examples + "/policies"
 )
 
-func TestAPolicyWithLayoutsGivesTheseSlices(t *testing.T) {
+func TestSlices_Layouts(t *testing.T) {
 	for _, model := range simulated.NodeModels() {
 		t.Run(model, func(t *testing.T) {
 			got := cleave(t, "slices", "--node-model", model, "--policy", "testdata/layouts.yaml")
@@ -46,7 +46,7 @@ func TestAPolicyWithLayoutsGivesTheseSlices(t *testing.T) {
 	}
 }
 
-func TestEveryExampleOfAPolicyFitsEveryNodeModel(t *testing.T) {
+func TestSlices_ExamplePolicies(t *testing.T) {
 	set, err := policy.Load(policies, policy.FormatPolicy)
 	if err != nil {
 		t.Fatal(err)
@@ -68,7 +68,7 @@ func TestEveryExampleOfAPolicyFitsEveryNodeModel(t *testing.T) {
 	}
 }
 
-func TestValidateTellsProblemsLineByLineAndExits(t *testing.T) {
+func TestValidate_Problems(t *testing.T) {
 	dir := t.TempDir()
 	for name, data := range map[string]string{
 		"bad.yaml":   "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nrules: [{mps: {shares: 0}, timeSlice: {shares: 0}}]",
@@ -107,7 +107,7 @@ func TestValidateTellsProblemsLineByLineAndExits(t *testing.T) {
 	}
 }
 
-func TestValidateHelpsWithCommandLinesThatMakeNoSense(t *testing.T) {
+func TestValidate_UsageErrors(t *testing.T) {
 	for _, tt := range []struct {
 		args []string
 		want string
@@ -131,7 +131,7 @@ func TestValidateHelpsWithCommandLinesThatMakeNoSense(t *testing.T) {
 	}
 }
 
-func TestSlicesAndInspectPickAPolicyAndHoldItAgainstTheNode(t *testing.T) {
+func TestSlices_PolicyErrors(t *testing.T) {
 	misfit := filepath.Join(t.TempDir(), "misfit.yaml")
 	if err := os.WriteFile(misfit, []byte("apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nrules: [{mig: {layout: {3g.40gb: 3}}}]"), 0o600); err != nil {
 		t.Fatal(err)
@@ -166,7 +166,7 @@ func TestSlicesAndInspectPickAPolicyAndHoldItAgainstTheNode(t *testing.T) {
 	}
 }
 
-func TestSlicesSayWhyThereAreNoPartitions(t *testing.T) {
+func TestSlices_NoPartitions(t *testing.T) {
 	p := filepath.Join(t.TempDir(), "p.yaml")
 	if err := os.WriteFile(p, []byte("apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nrules: [{match: {indexes: [0]}, tiers: [exclusive, mig]}, {tiers: [exclusive]}]"), 0o600); err != nil {
 		t.Fatal(err)

@@ -81,7 +81,7 @@ func inNewMountNamespace(do func() error) error {
 
 // A process that sees the host's files elsewhere runs the program in the mount namespace of process 1: there alone the
 // host's paths lead to the driver.
-func TestMakeNodes_InTheHostsMountNamespace(t *testing.T) {
+func TestMakeNodes_HostMountNamespace(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root may enter a mount namespace")
 	}

@@ -25,7 +25,7 @@ func script(t *testing.T, text string) string {
 	return path
 }
 
-func TestRun_NothingOfTheEnvironment(t *testing.T) {
+func TestRun_CleanEnvironment(t *testing.T) {
 	t.Setenv("LD_PRELOAD_OF_THE_PLUGIN", "secret")
 	output, err := here.Run(t.Context(), script(t, `env; echo "arguments $*"; pwd; echo trouble >&2`), "a", "b c")
 	if err != nil {
@@ -52,7 +52,7 @@ func TestRun_FailingAndMissing(t *testing.T) {
 	}
 }
 
-func TestRun_OutputIsBounded(t *testing.T) {
+func TestRun_OutputLimit(t *testing.T) {
 	output, err := here.Run(t.Context(), script(t, "head -c 1000000 /dev/zero | tr '\\0' x; echo the end"))
 	if err != nil {
 		t.Fatal(err)
@@ -62,7 +62,7 @@ func TestRun_OutputIsBounded(t *testing.T) {
 	}
 }
 
-func TestRun_EndsWithTheContext(t *testing.T) {
+func TestRun_ContextCanceled(t *testing.T) {
 	dir := t.TempDir()
 	started := filepath.Join(dir, "started")
 	ctx, cancel := context.WithCancel(t.Context())

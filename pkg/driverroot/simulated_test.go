@@ -61,7 +61,7 @@ func TestRun_RootWithoutDevAndLibc(t *testing.T) {
 }
 
 // A driver container has both, and its programs run with its root as their own.
-func TestRun_RootOfADriverContainer(t *testing.T) {
+func TestRun_DriverContainer(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "driver")
 	simulated(t, dir, "--libc")
 	root := Root{Host: "/run/nvidia/driver", Here: dir}

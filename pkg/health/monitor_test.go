@@ -13,7 +13,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-func TestWhatTheDriverKnowsIsKnownBeforeTheFirstEvent(t *testing.T) {
+func TestMonitor_FirstLook(t *testing.T) {
 	f := newFakeHardware()
 	f.answer(1, Reading{Action: gpu.RecoveryReset})
 	f.answer(2, Reading{Err: gpu.ErrLost})
@@ -25,7 +25,7 @@ func TestWhatTheDriverKnowsIsKnownBeforeTheFirstEvent(t *testing.T) {
 	}
 }
 
-func TestAnEventIsToldAtOnceWithWhatTheDriverWantsDoneAboutIt(t *testing.T) {
+func TestMonitor_Event(t *testing.T) {
 	f := newFakeHardware()
 	watch(t, f, func(d *diary) {
 		pass(5 * time.Second)
@@ -42,7 +42,7 @@ func TestAnEventIsToldAtOnceWithWhatTheDriverWantsDoneAboutIt(t *testing.T) {
 	})
 }
 
-func TestCountedXIDsAreToldAndChangeNothing(t *testing.T) {
+func TestMonitor_CountedXID(t *testing.T) {
 	f := newFakeHardware()
 	f.node.GPUs[2].Offer = &gpu.Offer{Health: gpu.Health{IgnoreXIDs: []int{79}}}
 	watch(t, f, func(d *diary) {
@@ -56,7 +56,7 @@ func TestCountedXIDsAreToldAndChangeNothing(t *testing.T) {
 	})
 }
 
-func TestAnErrorInAPartitionIsThatOfItsPlace(t *testing.T) {
+func TestMonitor_PartitionXID(t *testing.T) {
 	f := newFakeHardware()
 	f.partitions = []gpu.Partition{{GI: 1, Placement: *lower}, {GI: 2, Placement: *upper}}
 	watch(t, f, func(d *diary) {
@@ -72,7 +72,7 @@ func TestAnErrorInAPartitionIsThatOfItsPlace(t *testing.T) {
 	})
 }
 
-func TestAGPUThatIsUnwellIsAskedMoreOften(t *testing.T) {
+func TestMonitor_PollInterval(t *testing.T) {
 	f := newFakeHardware()
 	f.answer(0, Reading{Err: gpu.ErrLost})
 	f.answer(1, Reading{Err: errNVML}) // not a condition yet, but not well
@@ -90,7 +90,7 @@ func TestAGPUThatIsUnwellIsAskedMoreOften(t *testing.T) {
 	})
 }
 
-func TestAFloodOfEventsDoesNotBecomeAFloodOfPolls(t *testing.T) {
+func TestMonitor_EventFlood(t *testing.T) {
 	f := newFakeHardware()
 	watch(t, f, func(*diary) {
 		pass(2 * time.Second)
@@ -109,7 +109,7 @@ func TestAFloodOfEventsDoesNotBecomeAFloodOfPolls(t *testing.T) {
 }
 
 // An error of a wait names no GPU, and may come back at once for as long as the GPU is lost.
-func TestAWaitThatFailsMakesAllGPUsBeAskedAndIsNotRepeatedInHaste(t *testing.T) {
+func TestMonitor_WaitFails(t *testing.T) {
 	f := newFakeHardware()
 	watch(t, f, func(d *diary) {
 		pass(2 * time.Second)
@@ -140,7 +140,7 @@ func TestAWaitThatFailsMakesAllGPUsBeAskedAndIsNotRepeatedInHaste(t *testing.T) 
 	})
 }
 
-func TestWhatHappenedWhileNobodyWatchedIsAskedForWhenSomebodyDoesAgain(t *testing.T) {
+func TestMonitor_EventsRecovered(t *testing.T) {
 	f := newFakeHardware()
 	watch(t, f, func(d *diary) {
 		pass(2 * time.Second)
@@ -161,7 +161,7 @@ func TestWhatHappenedWhileNobodyWatchedIsAskedForWhenSomebodyDoesAgain(t *testin
 	})
 }
 
-func TestEventsOfAGPUThatIsBackAreWatchedAgain(t *testing.T) {
+func TestMonitor_GPUReturns(t *testing.T) {
 	f := newFakeHardware()
 	f.answer(2, Reading{Err: gpu.ErrLost})
 	watch(t, f, func(d *diary) {
@@ -177,7 +177,7 @@ func TestEventsOfAGPUThatIsBackAreWatchedAgain(t *testing.T) {
 	})
 }
 
-func TestADriverWithoutEventsIsPolled(t *testing.T) {
+func TestMonitor_NoEvents(t *testing.T) {
 	f := newFakeHardware()
 	f.openErr = gpu.ErrNotSupported
 	watch(t, f, func(d *diary) {
@@ -194,7 +194,7 @@ func TestADriverWithoutEventsIsPolled(t *testing.T) {
 	})
 }
 
-func TestTheMonitorSaysThatItIsAliveAndWhenItChangedSomething(t *testing.T) {
+func TestMonitor_Alive(t *testing.T) {
 	f := newFakeHardware()
 	watch(t, f, func(d *diary) {
 		pass(15 * time.Second)
@@ -208,7 +208,7 @@ func TestTheMonitorSaysThatItIsAliveAndWhenItChangedSomething(t *testing.T) {
 	})
 }
 
-func TestAnEventOfNobodyKnowsWhomMakesAllBeAsked(t *testing.T) {
+func TestMonitor_EventWithoutGPU(t *testing.T) {
 	f := newFakeHardware()
 	watch(t, f, func(d *diary) {
 		pass(2 * time.Second)

@@ -73,7 +73,7 @@ func names(list []Condition) string {
 	return strings.Join(all, ", ")
 }
 
-func TestConditionsComeAndGo(t *testing.T) {
+func TestState_Conditions(t *testing.T) {
 	const s = time.Second
 	tests := map[string][]step{
 		"a program's error is nothing":        {{0, xid(13), ""}, {0, xid(31), ""}, {0, xid(43), ""}, {0, xid(45), ""}, {0, xid(68), ""}, {0, xid(109), ""}, {0, xidIn(31, lower), ""}},
@@ -133,7 +133,7 @@ func TestConditionsComeAndGo(t *testing.T) {
 	}
 }
 
-func TestIgnoredXIDsAreNothingAndEndWhatTheyWere(t *testing.T) {
+func TestState_IgnoredXIDs(t *testing.T) {
 	s := NewState()
 	for _, n := range []int{48, 79} {
 		s.Event(gpu.Event{Kind: gpu.XIDReported, XID: n}, nil, []int{79}, start)
@@ -148,7 +148,7 @@ func TestIgnoredXIDsAreNothingAndEndWhatTheyWere(t *testing.T) {
 	}
 }
 
-func TestAConditionSaysWhatSinceWhenAndWhere(t *testing.T) {
+func TestState_ConditionFields(t *testing.T) {
 	s := NewState()
 	xidIn(94, lower)(s, start)
 	xidIn(94, lower)(s, start.Add(10*time.Second))
@@ -171,7 +171,7 @@ func TestAConditionSaysWhatSinceWhenAndWhere(t *testing.T) {
 	}
 }
 
-func TestAConditionOfAPartCoversWhatHasThatPart(t *testing.T) {
+func TestCondition_Covers(t *testing.T) {
 	g := &gpu.GPU{}
 	shapes := map[string]gpu.Shape{
 		"whole": g.Whole(), "shared": {GPU: g, Share: gpu.TimeSlice},
@@ -190,7 +190,7 @@ func TestAConditionOfAPartCoversWhatHasThatPart(t *testing.T) {
 
 // Whatever is reported, and in whatever order, nothing but an answer of the GPU ends a condition, and a GPU that answers
 // that it is well for long enough is well.
-func TestOnlyAnAnswerOfTheGPUEndsConditions(t *testing.T) {
+func TestState_FailedPolls(t *testing.T) {
 	parts := []*gpu.Placement{nil, lower, upper}
 	for seed := range uint64(300) {
 		rnd := rand.New(rand.NewPCG(seed, 0))

@@ -129,7 +129,7 @@ func (d *dice) pool() Pool {
 	return p
 }
 
-func FuzzAnySlicesAndClaimsAreShown(f *testing.F) {
+func FuzzOfPool(f *testing.F) {
 	for seed := range 32 {
 		var data []byte
 		for i := range 600 {

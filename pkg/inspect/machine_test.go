@@ -38,18 +38,18 @@ func busy(t *testing.T) *machine {
 	return m
 }
 
-func TestABusyNodeForPeople(t *testing.T) {
+func TestPrint_BusyNode(t *testing.T) {
 	v := busy(t).view()
 	golden(t, "busy.txt", text(t, v, Options{Width: 110}))
 	golden(t, "busy-narrow-ascii.txt", text(t, v, Options{Width: 60, ASCII: true}))
 	golden(t, "busy-wide.txt", text(t, only(v, 2, 3, 6), Options{Width: 80, Wide: true}))
 }
 
-func TestABusyNodeForPrograms(t *testing.T) {
+func TestOfMachine_BusyNodeJSON(t *testing.T) {
 	golden(t, "busy.json", asJSON(t, only(busy(t).view(), 0, 3)))
 }
 
-func TestFreshNodesOfModels(t *testing.T) {
+func TestPrint_Models(t *testing.T) {
 	for _, model := range []string{"hgx-h100", "a100-pcie-nvlink-pairs", "rtx-pro-6000", "l40s", "t4", "gb200-nvl4"} {
 		v := newMachine(t, model).view()
 		v.Source, v.Node = Model, model
@@ -60,7 +60,7 @@ func TestFreshNodesOfModels(t *testing.T) {
 	golden(t, "model-l40s.json", asJSON(t, v))
 }
 
-func TestEveryModelIsDrawnAtEveryWidth(t *testing.T) {
+func TestPrint_Widths(t *testing.T) {
 	for _, model := range simulated.NodeModels() {
 		v := newMachine(t, model).view()
 		for _, width := range []int{-5, 0, 1, 7, 20, 40, 79, 100, 500} {
@@ -79,7 +79,7 @@ func TestEveryModelIsDrawnAtEveryWidth(t *testing.T) {
 	}
 }
 
-func TestAnAmpereNodeHalfInMIGMode(t *testing.T) {
+func TestPrint_MixedMIGMode(t *testing.T) {
 	m := newMachine(t, "a30")
 	m.claim("dev/a", m.made(0, "2g.12gb", 2))
 	v := m.view()
@@ -87,7 +87,7 @@ func TestAnAmpereNodeHalfInMIGMode(t *testing.T) {
 	golden(t, "a30-mig.json", asJSON(t, v))
 }
 
-func TestPartitionsOfALayoutAndOfOthersHaveTheirOwnStates(t *testing.T) {
+func TestOfMachine_PartitionStates(t *testing.T) {
 	layout := "- mig: {layout: {1g.10gb: 2, 2g.20gb: 1}}\n"
 	tests := map[string]struct {
 		rules  string
@@ -135,7 +135,7 @@ func TestPartitionsOfALayoutAndOfOthersHaveTheirOwnStates(t *testing.T) {
 	}
 }
 
-func TestAGPUThatAClaimSharesWithItselfIsHeldWhole(t *testing.T) {
+func TestOfMachine_ExclusiveShare(t *testing.T) {
 	m := newMachine(t, "hgx-h100")
 	alone := m.whole(2)
 	alone.Share = &records.Share{ID: records.ExclusiveID, Kind: gpu.TimeSlice, Exclusive: true, Interval: "Long"}

@@ -134,11 +134,11 @@ func viewOf(t *testing.T, p Pool) *View {
 	return v
 }
 
-func TestABusyNodeFromItsClusterForPeople(t *testing.T) {
+func TestPrint_BusyCluster(t *testing.T) {
 	golden(t, "cluster-busy.txt", text(t, viewOf(t, busyPool(t, newMachine(t, "hgx-h100"))), Options{Width: 110}))
 }
 
-func TestABusyNodeFromItsClusterForPrograms(t *testing.T) {
+func TestOfPool_BusyClusterJSON(t *testing.T) {
 	m := newMachine(t, "a30")
 	m.mig(0)
 	p := m.published()
@@ -149,7 +149,7 @@ func TestABusyNodeFromItsClusterForPrograms(t *testing.T) {
 	golden(t, "cluster-a30.json", asJSON(t, viewOf(t, p)))
 }
 
-func TestConnectionsByAttributesAreNoOtherThanThoseOfTheHardware(t *testing.T) {
+func TestConnections_MatchHardware(t *testing.T) {
 	// What the slices do not tell is worded so that it is still true.
 	covers := map[string]func(exact string) bool{
 		"NV":       func(exact string) bool { return strings.HasPrefix(exact, "NV") },
@@ -176,7 +176,7 @@ func TestConnectionsByAttributesAreNoOtherThanThoseOfTheHardware(t *testing.T) {
 	}
 }
 
-func TestAnEmptyNodeIsTheSameFromTheMachineAndFromTheCluster(t *testing.T) {
+func TestOfPool_MatchesMachine(t *testing.T) {
 	for _, model := range []string{"hgx-h100", "l40s", "rtx-pro-6000"} {
 		m := newMachine(t, model)
 		machine, cluster := m.view(), viewOf(t, m.published())
@@ -193,7 +193,7 @@ func TestAnEmptyNodeIsTheSameFromTheMachineAndFromTheCluster(t *testing.T) {
 	}
 }
 
-func TestWhatIsFreeFollowsFromClaims(t *testing.T) {
+func TestOfPool_Free(t *testing.T) {
 	m := newMachine(t, "hgx-h100")
 	v := viewOf(t, busyPool(t, m))
 	free := map[string]string{}
@@ -214,7 +214,7 @@ func TestWhatIsFreeFollowsFromClaims(t *testing.T) {
 	}
 }
 
-func TestAPoolThatCannotBeShownSaysWhy(t *testing.T) {
+func TestOfPool_Errors(t *testing.T) {
 	full := newMachine(t, "l40s").published()
 	older := *full.Slices[0].DeepCopy()
 	older.Name, older.Spec.Pool.Generation = "old", 0
@@ -251,14 +251,14 @@ func TestAPoolThatCannotBeShownSaysWhy(t *testing.T) {
 	}
 }
 
-func TestANodeWithoutGPUsIsShownAsSuch(t *testing.T) {
+func TestOfMachine_NoGPUs(t *testing.T) {
 	p := Pool{Node: testNode, Driver: testDriver, Slices: publish.Objects(&gpu.Node{}, testDriver, testNode).Items}
 	if got, want := text(t, viewOf(t, p), Options{}), "Node gpu-1, from its ResourceSlices of driver gpu.cleave.dev: 0 GPUs\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
-func TestPartitionsThatAreReadyAreToldByTheirUUID(t *testing.T) {
+func TestOfPool_ReadyPartitions(t *testing.T) {
 	m := newMachine(t, "hgx-h100")
 	m.policy = policyOf(t, "- mig: {layout: {3g.40gb: 2}}\n")
 	p := m.published()
@@ -276,7 +276,7 @@ func TestPartitionsThatAreReadyAreToldByTheirUUID(t *testing.T) {
 	}
 }
 
-func TestSlicesOfAnotherDriverAreShownAsFarAsTheyGo(t *testing.T) {
+func TestOfPool_OtherDriver(t *testing.T) {
 	str := func(v string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{StringValue: &v} }
 	slice := resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: resourceapi.ResourceSliceSpec{
 		Driver: "gpu.example.com", NodeName: ptr("n"), Pool: resourceapi.ResourcePool{Name: "n", Generation: 3, ResourceSliceCount: 1},

@@ -11,7 +11,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
-func TestEveryTaintThatIsPublishedHasAMeaning(t *testing.T) {
+func TestMeanings_EveryTaint(t *testing.T) {
 	files, err := filepath.Glob("../publish/*.go")
 	if err != nil {
 		t.Fatal(err)

@@ -36,7 +36,7 @@ func (m *machine) cutAtRandom(dice *rand.Rand) []resourceapi.ResourceClaim {
 	return claims
 }
 
-func TestWhatIsShownAsFreeCanBeMadeAndWhatIsShownAsBlockedCannot(t *testing.T) {
+func TestOfMachine_StatesMatchHardware(t *testing.T) {
 	for _, model := range []string{"hgx-h100", "a30", "rtx-pro-6000"} {
 		for seed := range uint64(12) {
 			m := newMachine(t, model)
@@ -86,7 +86,7 @@ func (m *machine) holdAgainstBoard(model string, s *Shape) {
 	}
 }
 
-func TestSoManyAsAreShownAsFreeFitAtOnce(t *testing.T) {
+func TestOfMachine_FreeCounts(t *testing.T) {
 	for _, model := range simulated.NodeModels() {
 		m := newMachine(t, model)
 		g := m.gpu(0)
@@ -111,7 +111,7 @@ func TestSoManyAsAreShownAsFreeFitAtOnce(t *testing.T) {
 	}
 }
 
-func TestClaimsOfAGPUThatIsGoneAreTold(t *testing.T) {
+func TestOfMachine_MissingGPU(t *testing.T) {
 	m := newMachine(t, "hgx-h100")
 	gone := m.whole(3)
 	gone.Device, gone.GPU = "gpu-0000-ff-00-0", "gpu-0000-ff-00-0"
@@ -122,7 +122,7 @@ func TestClaimsOfAGPUThatIsGoneAreTold(t *testing.T) {
 	}
 }
 
-func TestNobodyIsToldToDestroyAPartitionWhereTheRecordsAreMissing(t *testing.T) {
+func TestOfMachine_NoRecords(t *testing.T) {
 	m := newMachine(t, "hgx-h100")
 	m.make(0, "1g.10gb", 0)
 	if got := text(t, m.view(), Options{}); len(lines(got, "nvidia-smi mig")) != 1 {
@@ -135,7 +135,7 @@ func TestNobodyIsToldToDestroyAPartitionWhereTheRecordsAreMissing(t *testing.T) 
 	}
 }
 
-func TestAPartitionOfALayoutThatIsNotMadeYetIsBlocked(t *testing.T) {
+func TestOfMachine_LayoutPending(t *testing.T) {
 	m := newMachine(t, "hgx-h100")
 	m.policy = policyOf(t, "- {tiers: [mig], mig: {layout: {3g.40gb: 2}}}\n")
 	m.make(0, "3g.40gb", 0)
@@ -146,7 +146,7 @@ func TestAPartitionOfALayoutThatIsNotMadeYetIsBlocked(t *testing.T) {
 	}
 }
 
-func TestARecordThatIsBeingGivenBackHoldsNoGPU(t *testing.T) {
+func TestOfMachine_ReleasingRecord(t *testing.T) {
 	m := newMachine(t, "l40s")
 	m.claim("dev/a", m.whole(0), m.share(1, records.Share{ID: "i", Kind: gpu.TimeSlice, Shares: 1})).State = records.Releasing
 	for _, g := range m.view().GPUs[:2] {

@@ -12,7 +12,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 )
 
-func TestTheComputeModeIsOfOneGPU(t *testing.T) {
+func TestSetComputeMode(t *testing.T) {
 	s, err := simulated.Open(t.Context(), "hgx-h100")
 	if err != nil {
 		t.Fatal(err)

@@ -42,7 +42,7 @@ func mustDiscover(t *testing.T, lib *fakeLibrary) *gpu.Node {
 	return &d.node
 }
 
-func TestDiscoverReadsAllThatTheDriverTells(t *testing.T) {
+func TestDiscover(t *testing.T) {
 	want := gpu.Node{DriverVersion: "580.95.05", CUDAVersion: gpu.Version{Major: 12, Minor: 8}, GPUs: []gpu.GPU{wantH100(0)}}
 	got := mustDiscover(t, &fakeLibrary{devices: []*fakeDevice{h100(0)}})
 	if diff := cmp.Diff(&want, got); diff != "" {
@@ -50,7 +50,7 @@ func TestDiscoverReadsAllThatTheDriverTells(t *testing.T) {
 	}
 }
 
-func TestDiscoverOrdersByPCIAddressAndKeepsTheIndex(t *testing.T) {
+func TestDiscover_Order(t *testing.T) {
 	got := mustDiscover(t, &fakeLibrary{devices: []*fakeDevice{h100(2), h100(0), h100(1)}})
 	var order []int
 	for _, g := range got.GPUs {
@@ -61,7 +61,7 @@ func TestDiscoverOrdersByPCIAddressAndKeepsTheIndex(t *testing.T) {
 	}
 }
 
-func TestAnAttributeThatIsNotSupportedIsLeftOut(t *testing.T) {
+func TestDiscover_UnsupportedAttributes(t *testing.T) {
 	tests := map[string]struct {
 		fails  []string
 		change func(g *gpu.GPU)
@@ -108,7 +108,7 @@ func TestAnAttributeThatIsNotSupportedIsLeftOut(t *testing.T) {
 	}
 }
 
-func TestAGPUThatCannotBeIdentifiedIsAProblemAndTheOthersAreServed(t *testing.T) {
+func TestDiscover_UnidentifiableGPU(t *testing.T) {
 	for _, call := range []string{"PCIInfo", "UUID", "MinorNumber"} {
 		t.Run(call, func(t *testing.T) {
 			broken := h100(1)
@@ -156,7 +156,7 @@ func wantProblem(t *testing.T, lib *fakeLibrary, says ...string) {
 }
 
 // A lost GPU answers every call so: none of its attributes is merely "not supported".
-func TestALostGPUIsAProblemWhicheverCallTellsIt(t *testing.T) {
+func TestDiscover_LostGPU(t *testing.T) {
 	for _, call := range []string{
 		"PCIInfo", "UUID", "MinorNumber", "Name", "Brand", "Architecture", "CUDAComputeCapability", "MemoryTotalReserved", "ECCMode",
 		"AddressingMode", "NVLinkState", "NVLinkState(2)", "NVLinkVersion", "NVLinkRemoteDeviceType", "FieldValues", "FabricInfo", "MIGMode", "GPUInstanceProfileInfo", "GPUInstancePossiblePlacements",
@@ -173,7 +173,7 @@ func TestALostGPUIsAProblemWhicheverCallTellsIt(t *testing.T) {
 	}
 }
 
-func TestTheSizeOfABoardIsTheEndOfItsLastPlacement(t *testing.T) {
+func TestDiscover_PlacementUnits(t *testing.T) {
 	for _, units := range []int{4, 8, 12} {
 		d := h100(0)
 		d.setBoard(units)
@@ -190,7 +190,7 @@ func TestTheSizeOfABoardIsTheEndOfItsLastPlacement(t *testing.T) {
 	}
 }
 
-func TestADriverThatDoesNotAnswerFailsTheWholeRead(t *testing.T) {
+func TestDiscover_DriverFails(t *testing.T) {
 	for _, call := range []string{"SystemDriverVersion", "SystemCUDADriverVersion", "DeviceCount"} {
 		lib := &fakeLibrary{devices: []*fakeDevice{h100(0)}, errs: map[string]error{call: gpu.ErrDriverNotLoaded}}
 		if _, err := discover(t.Context(), lib, noSysfs()); !errors.Is(err, gpu.ErrDriverNotLoaded) {
@@ -199,13 +199,13 @@ func TestADriverThatDoesNotAnswerFailsTheWholeRead(t *testing.T) {
 	}
 }
 
-func TestDiscoverOfANodeWithoutGPUsIsNoError(t *testing.T) {
+func TestDiscover_NoGPUs(t *testing.T) {
 	if got := mustDiscover(t, &fakeLibrary{}); len(got.GPUs) != 0 || len(got.Problems) != 0 {
 		t.Errorf("got %v, want nothing", got)
 	}
 }
 
-func TestDiscoverEndsWithTheContext(t *testing.T) {
+func TestDiscover_ContextCanceled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := discover(ctx, &fakeLibrary{devices: []*fakeDevice{h100(0)}}, noSysfs()); !errors.Is(err, context.Canceled) {

@@ -26,7 +26,7 @@ func eventBed(t *testing.T, gpus int) (*fakeLibrary, *Session) {
 	return lib, openFake(t, lib)
 }
 
-func TestEachGPUIsAskedForTheEventsThatItHasAndNoOthers(t *testing.T) {
+func TestEvents_SupportedTypes(t *testing.T) {
 	const migChanged, xid, doubleBit, unavailable, recovery = 0x100, 0x8, 0x2, 0x4000, 0x8000
 	lib, s := eventBed(t, 3)
 	lib.devices[1].events = migChanged | xid | 0x1 // an older driver
@@ -42,7 +42,7 @@ func TestEachGPUIsAskedForTheEventsThatItHasAndNoOthers(t *testing.T) {
 	}
 }
 
-func TestEventsSayWhichGPUAndWhichPart(t *testing.T) {
+func TestEvents_Next(t *testing.T) {
 	lib, s := eventBed(t, 2)
 	e, err := s.Events(t.Context())
 	if err != nil {
@@ -81,7 +81,7 @@ func TestEventsSayWhichGPUAndWhichPart(t *testing.T) {
 	}
 }
 
-func TestAGPUThatCannotBeWatchedDoesNotKeepTheOthersFromIt(t *testing.T) {
+func TestEvents_UnwatchableGPU(t *testing.T) {
 	for name, failing := range map[string]string{"the mask": "SupportedEventTypes", "the registration": "RegisterEvents"} {
 		for _, sentinel := range []error{gpu.ErrLost, gpu.ErrNotSupported} {
 			lib, s := eventBed(t, 2)
@@ -97,7 +97,7 @@ func TestAGPUThatCannotBeWatchedDoesNotKeepTheOthersFromIt(t *testing.T) {
 	}
 }
 
-func TestASetOfEventsThatIsOfNoUseIsFreed(t *testing.T) {
+func TestEvents_SetFreed(t *testing.T) {
 	broken := errors.New("unknown error")
 	for name, tt := range map[string]struct {
 		prepare func(*fakeLibrary)
@@ -122,7 +122,7 @@ func TestASetOfEventsThatIsOfNoUseIsFreed(t *testing.T) {
 	}
 }
 
-func TestADriverThatTellsNoRecoveryActionIsNoError(t *testing.T) {
+func TestRecoveryAction_Unsupported(t *testing.T) {
 	broken := errors.New("unknown error")
 	lib, s := eventBed(t, 1)
 	d, pci := lib.devices[0], s.Node().GPUs[0].PCI

@@ -11,7 +11,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-func TestNVLinksThatAreUpAreCounted(t *testing.T) {
+func TestReadLinks_Active(t *testing.T) {
 	full := make([]bool, 18)
 	for i := range full {
 		full[i] = true
@@ -41,7 +41,7 @@ func TestNVLinksThatAreUpAreCounted(t *testing.T) {
 	}
 }
 
-func TestPeersAreTheGPUsToWhichLinksLead(t *testing.T) {
+func TestReadLinks_Peers(t *testing.T) {
 	d := h100(0)
 	d.links = []bool{true, true, false, true}
 	d.remotes = map[int]string{0: "00000000:3B:00.0", 1: "00000000:1B:00.0", 2: "00000000:1B:00.0", 3: "00000000:1B:00.0"}
@@ -60,7 +60,7 @@ func TestPeersAreTheGPUsToWhichLinksLead(t *testing.T) {
 	}
 }
 
-func TestTheSpeedOfLinksIsTheirSum(t *testing.T) {
+func TestReadLinks_Speed(t *testing.T) {
 	tests := map[string]struct {
 		speeds map[int]uint64
 		common error
@@ -85,7 +85,7 @@ func TestTheSpeedOfLinksIsTheirSum(t *testing.T) {
 	}
 }
 
-func TestAGPUBelongsToAFabricThatItHasJoined(t *testing.T) {
+func TestReadFabric(t *testing.T) {
 	uuid := [16]byte{0x6f, 0xbb, 0x1d, 0xe4, 0x2f, 0x8a, 0x4d, 0x3c, 0x9d, 0x2f, 0x7c, 0x14, 0xa1, 0xf0, 0xc2, 0x05}
 	joined := &gpu.Fabric{ClusterUUID: "6fbb1de4-2f8a-4d3c-9d2f-7c14a1f0c205", CliqueID: 7}
 	tests := map[string]struct {
@@ -116,7 +116,7 @@ func TestAGPUBelongsToAFabricThatItHasJoined(t *testing.T) {
 }
 
 // Nothing but advice follows from topology: a driver with odd answers must not keep the GPU from being served.
-func TestOddAnswersAboutTopologyLeaveItOut(t *testing.T) {
+func TestReadLinks_InvalidAnswers(t *testing.T) {
 	tests := map[string]func(g *gpu.GPU){
 		"NVLinkVersion":          func(g *gpu.GPU) { g.NVLinks.Version = gpu.Version{} },
 		"NVLinkRemoteDeviceType": func(g *gpu.GPU) { g.NVLinks.Switched = false },
@@ -133,7 +133,7 @@ func TestOddAnswersAboutTopologyLeaveItOut(t *testing.T) {
 	}
 }
 
-func TestVersionsOfNVLinkAreThoseOfTheHeader(t *testing.T) {
+func TestNVLinkVersions(t *testing.T) {
 	want := map[int]string{1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
 	got := map[int]string{}
 	for enum, v := range nvlinkVersions {

@@ -13,7 +13,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-func TestAPartitionIsCreatedListedAndDestroyed(t *testing.T) {
+func TestPartitions_Lifecycle(t *testing.T) {
 	for _, model := range []string{"hgx-h100", "rtx-pro-6000", "gb200-nvl4", "hgx-b200"} {
 		b := newBed(t, model)
 		b.enable()
@@ -48,7 +48,7 @@ func TestAPartitionIsCreatedListedAndDestroyed(t *testing.T) {
 	}
 }
 
-func TestACreationThatFailsAtAnyStepLeavesNothing(t *testing.T) {
+func TestCreatePartition_StepFails(t *testing.T) {
 	for _, call := range sim.CallNames() {
 		b := newBed(t, "hgx-h100")
 		b.enable()
@@ -76,7 +76,7 @@ func TestACreationThatFailsAtAnyStepLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestAnOccupiedPlaceIsInsufficientResources(t *testing.T) {
+func TestCreatePartition_Occupied(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.enable()
 	b.create(9, 4)
@@ -90,7 +90,7 @@ func TestAnOccupiedPlaceIsInsufficientResources(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeUnmadeIsSaidSo(t *testing.T) {
+func TestCreatePartition_LeftBehind(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.enable()
 	for _, call := range []string{"nvmlGpuInstanceCreateComputeInstance", "nvmlGpuInstanceDestroy"} {
@@ -102,7 +102,7 @@ func TestWhatCannotBeUnmadeIsSaidSo(t *testing.T) {
 	mustFail(t, err, gpu.ErrLeftBehind)
 }
 
-func TestDestroyLeavesWhatSomebodyElsePutInPlace(t *testing.T) {
+func TestDestroyPartition_Unmanaged(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.enable()
 	ours := b.create(5, 0) // GPU instance 1
@@ -121,7 +121,7 @@ func TestDestroyLeavesWhatSomebodyElsePutInPlace(t *testing.T) {
 	}
 }
 
-func TestAPartitionInUseIsNotDestroyed(t *testing.T) {
+func TestDestroyPartition_InUse(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.enable()
 	part := b.create(9, 4)
@@ -140,7 +140,7 @@ func TestAPartitionInUseIsNotDestroyed(t *testing.T) {
 	}
 }
 
-func TestAGPUInstanceWithoutComputeInstanceIsListedAndDestroyed(t *testing.T) {
+func TestDestroyPartition_NoComputeInstance(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.enable()
 	if _, err := b.node.Device(0).CreateGPUInstanceWithPlacement(14, gpu.Placement{Start: 2, Size: 2}); err != nil {
@@ -171,7 +171,7 @@ func TestAGPUInstanceWithoutComputeInstanceIsListedAndDestroyed(t *testing.T) {
 	}
 }
 
-func TestWithoutMIGModeThereAreNoPartitions(t *testing.T) {
+func TestPartitions_MIGModeOff(t *testing.T) {
 	for _, model := range []string{"hgx-h100", "l40s", "dgx-a100"} {
 		b := newBed(t, model)
 		if found, err := b.Partitions(t.Context(), b.gpu0()); err != nil || len(found) > 0 {
@@ -183,7 +183,7 @@ func TestWithoutMIGModeThereAreNoPartitions(t *testing.T) {
 	}
 }
 
-func TestAPassingFailureDoesNotMakeAPartitionLookHalfMade(t *testing.T) {
+func TestPartitions_TransientError(t *testing.T) {
 	for _, call := range sim.CallNames() {
 		for nth := 1; nth < 20; nth++ {
 			b := newBed(t, "hgx-h100")
@@ -204,7 +204,7 @@ func TestAPassingFailureDoesNotMakeAPartitionLookHalfMade(t *testing.T) {
 	}
 }
 
-func TestModeChangesAtOnceOnHopperUnlessSomethingHoldsTheGPU(t *testing.T) {
+func TestSetMIG_Hopper(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	pci := b.gpu0().PCI
 	mode := func() [2]bool { return [2]bool{b.status().MIG, b.status().MIGPending} }
@@ -243,7 +243,7 @@ func TestModeChangesAtOnceOnHopperUnlessSomethingHoldsTheGPU(t *testing.T) {
 	}
 }
 
-func TestAModeThatOnlyAResetChangesIsTakenBack(t *testing.T) {
+func TestSetMIG_ResetRequired(t *testing.T) {
 	for _, model := range []string{"dgx-a100", "a30"} {
 		b := newBed(t, model, sim.WithPassThrough())
 		mustFail(t, b.SetMIG(t.Context(), b.gpu0().PCI, true), gpu.ErrResetRequired)
@@ -256,14 +256,14 @@ func TestAModeThatOnlyAResetChangesIsTakenBack(t *testing.T) {
 	}
 }
 
-func TestSetMIGOfABoardWithoutMIGIsNotSupported(t *testing.T) {
+func TestSetMIG_NotSupported(t *testing.T) {
 	b := newBed(t, "l40s")
 	mustFail(t, b.SetMIG(t.Context(), b.gpu0().PCI, true), gpu.ErrNotSupported)
 	mustFail(t, b.SetMIG(t.Context(), gpu.PCIAddress{Bus: 0xfe}, true), gpu.ErrNotFound)
 }
 
 // What Prepare and Unprepare of one partition ask of a session, see pkg/claims.
-func TestAPartitionCostsFewCalls(t *testing.T) {
+func TestCreatePartition_CallCount(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	ctx := t.Context()
 	var part gpu.Partition

@@ -34,7 +34,7 @@ func (g *misplaced) Destroy() error {
 	return g.device.destroy
 }
 
-func TestAnInstanceThatTheDriverPutElsewhereIsUndone(t *testing.T) {
+func TestCreatePartition_WrongPlacement(t *testing.T) {
 	for _, stuck := range []error{nil, gpu.ErrInUse} {
 		s := openFake(t, &fakeLibrary{devices: []*fakeDevice{h100(0)}})
 		g := &s.Node().GPUs[0]

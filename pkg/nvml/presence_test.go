@@ -26,7 +26,7 @@ func pciFunctions(functions map[string][3]string) fstest.MapFS {
 	return tree
 }
 
-func TestPciGPUs(t *testing.T) {
+func TestPCIGPUs(t *testing.T) {
 	sysfs := pciFunctions(map[string][3]string{
 		"0000:18:00.0": {"0x10de", "0x030200", "nvidia"},
 		"0000:19:00.0": {"0x10de", "0x030000", ""},

@@ -12,7 +12,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-func TestCheckNamesTheCallAndWrapsWhatCallersBranchOn(t *testing.T) {
+func TestCheck_Sentinels(t *testing.T) {
 	tests := map[nvml.Return]error{
 		nvml.SUCCESS:                      nil,
 		nvml.ERROR_NOT_SUPPORTED:          gpu.ErrNotSupported,
@@ -38,7 +38,7 @@ func TestCheckNamesTheCallAndWrapsWhatCallersBranchOn(t *testing.T) {
 	}
 }
 
-func TestCheckTurnsEveryOtherCodeIntoAnErrorToo(t *testing.T) {
+func TestCheck_EveryCode(t *testing.T) {
 	for _, ret := range []nvml.Return{nvml.ERROR_NO_PERMISSION, nvml.ERROR_TIMEOUT, nvml.ERROR_UNKNOWN, 12345, -1} {
 		err := check("nvmlDoThis", ret)
 		if err == nil {
@@ -53,7 +53,7 @@ func TestCheckTurnsEveryOtherCodeIntoAnErrorToo(t *testing.T) {
 	}
 }
 
-func TestProfileNamesAreNVIDIAs(t *testing.T) {
+func TestProfileName(t *testing.T) {
 	const gib = 1 << 30
 	tests := map[string]struct {
 		profile gpu.Profile
@@ -72,7 +72,7 @@ func TestProfileNamesAreNVIDIAs(t *testing.T) {
 }
 
 // go-nvlib aborts on profiles it does not know; a board newer than this release must not end the plugin.
-func TestProfilesThatAreNotKnownHaveNoNameAndEndNothing(t *testing.T) {
+func TestProfileName_Unknown(t *testing.T) {
 	for enum := range nvml.GPU_INSTANCE_PROFILE_COUNT + 8 {
 		for compute := range 10 {
 			_ = profileName(gpu.Profile{Enum: enum, ComputeSlices: compute, Memory: 10 << 30}, 80<<30)
@@ -92,7 +92,7 @@ func TestProfilesThatAreNotKnownHaveNoNameAndEndNothing(t *testing.T) {
 }
 
 // Calling a function that the driver's library does not have ends the process.
-func TestFunctionsThatAnOlderDriverLacksAreNotCalled(t *testing.T) {
+func TestRealDevice_MissingFunctions(t *testing.T) {
 	d := realDevice{has: func(string) bool { return false }} // a call would find no device
 	for name, call := range map[string]func() error{
 		"memory v2":       func() error { _, _, err := d.MemoryTotalReserved(); return err },
@@ -106,7 +106,7 @@ func TestFunctionsThatAnOlderDriverLacksAreNotCalled(t *testing.T) {
 	}
 }
 
-func TestFieldValuesAreReadByTheirType(t *testing.T) {
+func TestFieldValue_Types(t *testing.T) {
 	minusTwo := [8]byte{0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 	tests := map[string]struct {
 		kind  nvml.ValueType

@@ -170,7 +170,7 @@ func TestRediscover_UnreadableAtStart(t *testing.T) {
 	})
 }
 
-func TestRediscover_WaitsForAHangingCall(t *testing.T) {
+func TestRediscover_HangingCall(t *testing.T) {
 	search(t, "a30", func(n *sim.Node) error { return n.SetAbsent(0, true) }, func(t *testing.T, s *searched) {
 		s.must(s.node.HangCall(1, "nvmlDeviceGetTemperature"))
 		if err := s.VerifyGPU(t.Context(), &s.Node().GPUs[0]); !errors.Is(err, gpu.ErrHangs) {
@@ -207,7 +207,7 @@ func TestRediscover_MinorChanged(t *testing.T) {
 	})
 }
 
-func TestVerifyGPU_UUIDFromMemory(t *testing.T) {
+func TestVerifyGPU_CachedUUID(t *testing.T) {
 	quirk := func(n *sim.Node) error { return n.SetQuirk(sim.QuirkUUIDFromMemory, true) }
 	search(t, "a30", quirk, func(t *testing.T, s *searched) {
 		s.must(s.node.Lose(0))

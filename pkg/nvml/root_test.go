@@ -13,7 +13,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-func TestRootsOnTheHostAndAsMounted(t *testing.T) {
+func TestRoots(t *testing.T) {
 	for name, tt := range map[string]struct {
 		root, mounted string
 		want          []Root
@@ -53,7 +53,7 @@ func withLibrary(t *testing.T, root string, linked bool) (path string) {
 	return target
 }
 
-func TestTheFirstRootWithADriverIsTaken(t *testing.T) {
+func TestFindLibrary_FirstRoot(t *testing.T) {
 	temp := func() string {
 		dir, err := filepath.EvalSymlinks(t.TempDir())
 		if err != nil {
@@ -77,7 +77,7 @@ func TestTheFirstRootWithADriverIsTaken(t *testing.T) {
 	}
 }
 
-func TestWithoutADriverEveryRootIsNamed(t *testing.T) {
+func TestFindLibrary_NoDriver(t *testing.T) {
 	a, b := t.TempDir(), t.TempDir()
 	_, err := FindLibrary(Options{DriverRoot: a, OtherRoots: []string{b}})
 	wantError(t, err, a, b, "--driver-root")

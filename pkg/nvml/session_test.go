@@ -31,7 +31,7 @@ func wantError(t *testing.T, err error, says ...string) {
 	}
 }
 
-func TestFindLibraryNamesThePathAndTheRemedy(t *testing.T) {
+func TestFindLibrary_Errors(t *testing.T) {
 	empty := t.TempDir()
 	_, err := FindLibrary(Options{DriverRoot: empty})
 	wantError(t, err, LibraryName, empty, "--driver-root", "--nvml-library")
@@ -46,7 +46,7 @@ func TestFindLibraryNamesThePathAndTheRemedy(t *testing.T) {
 	}
 }
 
-func TestFindLibraryLooksUnderTheDriverRoot(t *testing.T) {
+func TestFindLibrary_DriverRoot(t *testing.T) {
 	for _, dir := range []string{"usr/lib64", "usr/lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu"} {
 		root, err := filepath.EvalSymlinks(t.TempDir())
 		if err != nil {
@@ -76,7 +76,7 @@ func TestFindLibraryLooksUnderTheDriverRoot(t *testing.T) {
 	}
 }
 
-func TestOpenOfAFileThatIsNoLibraryNamesIt(t *testing.T) {
+func TestOpen_NotALibrary(t *testing.T) {
 	path := filepath.Join(t.TempDir(), LibraryName)
 	if err := os.WriteFile(path, []byte("not an ELF file"), 0o600); err != nil {
 		t.Fatal(err)
@@ -85,7 +85,7 @@ func TestOpenOfAFileThatIsNoLibraryNamesIt(t *testing.T) {
 	wantError(t, err, path)
 }
 
-func TestOpenLibraryEndsTheSessionWhereTheReadFails(t *testing.T) {
+func TestOpenLibrary_ReadFails(t *testing.T) {
 	lib := &fakeLibrary{errs: map[string]error{"DeviceCount": gpu.ErrDriverNotLoaded, "Shutdown": gpu.ErrDriverNotLoaded}}
 	_, err := OpenLibrary(t.Context(), lib, noSysfs())
 	if !errors.Is(err, gpu.ErrDriverNotLoaded) {
@@ -142,7 +142,7 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
-func TestRefreshThatFailsKeepsTheLastInventory(t *testing.T) {
+func TestRefresh_Fails(t *testing.T) {
 	lib := &fakeLibrary{devices: []*fakeDevice{h100(0)}, errs: map[string]error{}}
 	s := openFake(t, lib)
 	lib.errs["DeviceCount"] = gpu.ErrDriverNotLoaded
@@ -161,7 +161,7 @@ func TestRefreshThatFailsKeepsTheLastInventory(t *testing.T) {
 	}
 }
 
-func TestWaitTriesUntilTheContextEndsAndNotifiesOncePerReason(t *testing.T) {
+func TestWait_NotifiesOncePerReason(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		root := t.TempDir()
 		path := filepath.Join(root, "usr/lib64", LibraryName)
@@ -199,7 +199,7 @@ func TestWaitTriesUntilTheContextEndsAndNotifiesOncePerReason(t *testing.T) {
 	})
 }
 
-func TestWaitTakesNoNotify(t *testing.T) {
+func TestWait_NilNotify(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := Wait(ctx, Options{DriverRoot: t.TempDir(), Sysfs: noSysfs()}, time.Hour, nil); !errors.Is(err, context.Canceled) {

@@ -51,7 +51,7 @@ func openBoth(t *testing.T, model string) (node *sim.Node, inProcess, shared *nv
 	return node, inProcess, shared
 }
 
-func TestTheSharedLibraryAndTheEngineInProcessFindTheSame(t *testing.T) {
+func TestSharedLibrary_Discovery(t *testing.T) {
 	if _, err := os.Stat(built); err != nil {
 		t.Skipf("the simulated NVML library is not built (make build): %v", err)
 	}
@@ -71,7 +71,7 @@ func TestTheSharedLibraryAndTheEngineInProcessFindTheSame(t *testing.T) {
 }
 
 // The real path, through go-nvml and a shared library, must find and do what the engine in process does.
-func TestTheSharedLibraryAndTheEngineInProcessAreTheSame(t *testing.T) {
+func TestSharedLibrary_Behaviour(t *testing.T) {
 	if _, err := os.Stat(built); err != nil {
 		t.Skipf("the simulated NVML library is not built (make build): %v", err)
 	}

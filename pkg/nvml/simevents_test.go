@@ -18,7 +18,7 @@ import (
 )
 
 // What a simulated GPU reports must reach a session in process, and one with the shared library through go-nvml.
-func TestTroubleOfSimulatedGPUsIsSeenInProcessAndThroughTheSharedLibrary(t *testing.T) {
+func TestSimulated_Faults(t *testing.T) {
 	const model = "hgx-h100"
 	if os.Getenv(asModel) == model {
 		node, _, shared := openBoth(t, model)

@@ -34,7 +34,7 @@ func sitsAt(t *testing.T, sysfs fs.ReadLinkFS) gpu.GPU {
 	return gpu.GPU{NUMANode: g.NUMANode, NearNUMANodes: g.NearNUMANodes, PCIePath: g.PCIePath, CPUAffinity: g.CPUAffinity}
 }
 
-func TestSysfsTellsWhereAGPUSits(t *testing.T) {
+func TestReadSysfs(t *testing.T) {
 	const plain = "devices/pci0000:15/0000:15:01.0/0000:18:00.0"
 	way := []string{"pci0000:15", "0000:15:01.0", "0000:18:00.0"}
 	tests := map[string]struct {
@@ -76,7 +76,7 @@ func TestSysfsTellsWhereAGPUSits(t *testing.T) {
 	}
 }
 
-func TestFieldsOfAGPUWithoutASysfsLinkAreLeftOut(t *testing.T) {
+func TestReadSysfs_NoLink(t *testing.T) {
 	tree := fstest.MapFS{"bus/pci/devices/0000:18:00.0/local_cpulist": {Data: []byte("0-3\n")}}
 	if diff := cmp.Diff(gpu.GPU{CPUAffinity: "0-3"}, sitsAt(t, tree)); diff != "" {
 		t.Errorf("where the GPU sits (-want +got):\n%s", diff)
