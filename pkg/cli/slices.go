@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/driverroot"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
@@ -104,7 +105,7 @@ func (f *slicesFlags) addHardware(flags *pflag.FlagSet) {
 func (f *slicesFlags) addNode(flags *pflag.FlagSet) {
 	flags.StringVar(&f.model, "node-model", "", "look at a node of this model instead of this machine")
 	flags.StringVar(&f.library, "nvml-library", "", "path of libnvidia-ml.so.1; empty to look under the driver root")
-	flags.StringVar(&f.driverRoot, "driver-root", nvml.AutoRoot, "root of the NVIDIA driver's files; auto for the first of / and /run/nvidia/driver that has a driver")
+	flags.StringVar(&f.driverRoot, "driver-root", driverroot.Auto, "root of the NVIDIA driver's files; auto for the first of / and /run/nvidia/driver that has a driver")
 	flags.StringVar(&f.mountedRoot, "container-driver-root", "", "where this process sees the driver root, or with --driver-root=auto the host's /; empty if at the same path")
 	flags.StringVar(&f.sysfs, "sysfs", "/sys", "the node's sysfs")
 	flags.StringVar(&f.cgroupRoot, "cgroup-root", "/sys/fs/cgroup", "root of the cgroup v2 hierarchy")
@@ -179,7 +180,7 @@ func (f *slicesFlags) open(ctx context.Context) (*nvml.Session, error) {
 		}
 		return session, err
 	}
-	roots := nvml.Here(nvml.Roots(f.driverRoot, f.mountedRoot))
+	roots := driverroot.Here(driverroot.Candidates(f.driverRoot, f.mountedRoot))
 	return nvml.Open(ctx, nvml.Options{
 		DriverRoot: roots[0], OtherRoots: roots[1:], LibraryPath: f.library, Sysfs: os.DirFS(f.sysfs).(fs.ReadLinkFS),
 	})

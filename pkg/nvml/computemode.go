@@ -27,25 +27,21 @@ func (d realDevice) SetComputeMode(mode int) error {
 	return check("nvmlDeviceSetComputeMode", d.dev.SetComputeMode(nvml.ComputeMode(mode)))
 }
 
-// ComputeMode reads how many processes may use the GPU at an address.
+// ComputeMode reads the compute mode of the GPU at an address.
 func (s *Session) ComputeMode(ctx context.Context, pci gpu.PCIAddress) (int, error) {
-	return ask(ctx, s, pci, "nvmlDeviceGetComputeMode", func(dev Device) (int, error) {
-		mode, err := dev.ComputeMode()
-		if err != nil {
-			return 0, fmt.Errorf("read the compute mode of the GPU at %s: %w", pci, err)
-		}
-		return mode, nil
-	})
+	mode, err := ask(ctx, s, pci, "nvmlDeviceGetComputeMode", Device.ComputeMode)
+	if err != nil {
+		return 0, fmt.Errorf("read the compute mode of the GPU at %s: %w", pci, err)
+	}
+	return mode, nil
 }
 
-// SetComputeMode says how many processes may use the GPU at an address. The mode lasts until the GPU is reset or the
-// driver unloaded.
+// SetComputeMode sets the compute mode of the GPU at an address. The mode lasts until the GPU is reset or the driver is
+// unloaded.
 func (s *Session) SetComputeMode(ctx context.Context, pci gpu.PCIAddress, mode int) error {
-	_, err := alter(ctx, s, pci, "nvmlDeviceSetComputeMode", func(dev Device) (struct{}, error) {
-		if err := dev.SetComputeMode(mode); err != nil {
-			return struct{}{}, fmt.Errorf("set the compute mode of the GPU at %s to %d: %w", pci, mode, err)
-		}
-		return struct{}{}, nil
-	})
-	return err
+	_, err := alter(ctx, s, pci, "nvmlDeviceSetComputeMode", errorOnly(func(dev Device) error { return dev.SetComputeMode(mode) }))
+	if err != nil {
+		return fmt.Errorf("set the compute mode of the GPU at %s to %d: %w", pci, mode, err)
+	}
+	return nil
 }

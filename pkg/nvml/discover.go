@@ -16,20 +16,20 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// discovery is one read of the node's hardware and the handles met on the way.
+// discovery is the result of one read of the node's hardware, with the handles to its GPUs.
 type discovery struct {
 	node    gpu.Node
 	handles map[gpu.PCIAddress]handle
 }
 
-// found is a GPU that was read, and the handle to it.
+// found is a GPU and its handle.
 type found struct {
 	dev Device
 	gpu gpu.GPU
 }
 
-// discover reads all GPUs. It fails only where the driver as a whole does not answer; a GPU that cannot be read
-// becomes a Problem and the others are served.
+// discover reads all GPUs. It fails only if the driver as a whole does not answer. A GPU that cannot be read becomes a
+// Problem; the others are served.
 func (s *Session) discover(ctx context.Context) (*discovery, error) {
 	d := &discovery{handles: map[gpu.PCIAddress]handle{}}
 	count := 0
@@ -60,7 +60,7 @@ func (s *Session) discover(ctx context.Context) (*discovery, error) {
 	return d, nil
 }
 
-// readNode reads what is about no GPU. Where it hangs, what it writes to is not looked at.
+// readNode reads what concerns no single GPU. After a hang the caller must not use node and count.
 func readNode(lib Library, node *gpu.Node, count *int) (err error) {
 	if node.DriverVersion, err = lib.SystemDriverVersion(); err != nil {
 		return fmt.Errorf("read the driver's version: %w", err)
@@ -76,7 +76,7 @@ func readNode(lib Library, node *gpu.Node, count *int) (err error) {
 	return nil
 }
 
-// readGPU reads one GPU. What identifies it must be there; the rest is optional.
+// readGPU reads one GPU. Identifying attributes are required; the rest is optional.
 func readGPU(lib Library, index int, sysfs fs.ReadLinkFS) (Device, gpu.GPU, error) {
 	g := gpu.GPU{Index: index}
 	dev, err := lib.DeviceByIndex(index)
@@ -104,7 +104,7 @@ func readGPU(lib Library, index int, sysfs fs.ReadLinkFS) (Device, gpu.GPU, erro
 		return nil, g, fmt.Errorf("read the product name of GPU %d at %s: %w", index, g.PCI, err)
 	}
 	if err := hostsVGPUs(dev); err != nil {
-		return nil, g, fmt.Errorf("leave out GPU %d at %s: %w", index, g.PCI, err)
+		return nil, g, fmt.Errorf("skip GPU %d at %s: %w", index, g.PCI, err)
 	}
 	var firm errs
 	total := readProperties(dev, &g, &firm)
@@ -121,14 +121,14 @@ func readGPU(lib Library, index int, sysfs fs.ReadLinkFS) (Device, gpu.GPU, erro
 	return dev, g, nil
 }
 
-// errs sorts the errors of optional reads. What a board does not have is left out. Any other error, such as a lost GPU
-// or a passing failure of the driver, must not pass for a missing attribute: the GPU would be published with other
-// counters than before, while claims hold it.
+// errs classifies the errors of optional reads. Attributes that a board does not support are omitted. Any other error,
+// such as a lost GPU or a transient driver failure, must not pass for a missing attribute: the GPU would be published
+// with different counters while it is allocated.
 type errs struct {
 	first error
 }
 
-// ok tells whether the value read can be used.
+// ok reports whether the value read can be used.
 func (e *errs) ok(err error) bool {
 	if err != nil && !lacking(err) && e.first == nil {
 		e.first = err
@@ -136,7 +136,7 @@ func (e *errs) ok(err error) bool {
 	return err == nil
 }
 
-// hint is ok for what nothing but advice follows from: of its errors, only that the GPU is lost or the driver gone counts.
+// hint is ok for values that affect only ordering. Of their errors, only a lost GPU or an unloaded driver counts.
 func (e *errs) hint(err error) bool {
 	if errors.Is(err, gpu.ErrLost) || errors.Is(err, gpu.ErrDriverNotLoaded) {
 		return e.ok(err)
@@ -144,7 +144,7 @@ func (e *errs) hint(err error) bool {
 	return err == nil
 }
 
-// readProperties reads what boards may lack, and returns the board's total memory in bytes, 0 if unknown.
+// readProperties reads optional attributes and returns the board's total memory in bytes, 0 if unknown.
 func readProperties(dev Device, g *gpu.GPU, e *errs) (totalMemory uint64) {
 	if brand, err := dev.Brand(); e.ok(err) {
 		g.Brand = brands[brand]
@@ -170,14 +170,14 @@ func readProperties(dev Device, g *gpu.GPU, e *errs) (totalMemory uint64) {
 	return totalMemory
 }
 
-// readMIG reads the mode and the geometry. A board that tells no placements is not offered for partitioning.
+// readMIG reads the MIG mode and geometry. A board that reports no placements is not offered for partitioning.
 func readMIG(dev Device, g *gpu.GPU, totalMemory uint64, e *errs) {
 	current, pending, err := dev.MIGMode()
 	if !e.ok(err) {
 		return
 	}
 	g.MIG = gpu.MIG{Capable: true, Enabled: current, Pending: pending}
-	// NVML does not say; the compute capability of Ampere is 8.x, of Hopper 9.0.
+	// NVML does not report this. The compute capability of Ampere is 8.x, that of Hopper 9.0.
 	g.MIG.NeedsReset = g.ComputeCapability == nil || g.ComputeCapability.Major < 9
 	switch mode, err := dev.VirtualizationMode(); {
 	case !e.hint(err):
@@ -199,13 +199,13 @@ func readMIG(dev Device, g *gpu.GPU, totalMemory uint64, e *errs) {
 		slices.SortFunc(p.Placements, func(a, b gpu.Placement) int { return a.Start - b.Start })
 		p.Name = profileName(p, totalMemory)
 		if !strings.Contains(p.Name, "+") {
-			// Drivers are known to count too few for the A30 (NVIDIA/mig-parted works around it). Of a plain profile, without
-			// engines of its own that could run out, as many fit as have room beside each other.
+			// Drivers report too few for the A30 (NVIDIA/mig-parted works around it). A plain profile has no engines that
+			// could run out, so its disjoint placements are the limit.
 			p.MaxInstances = max(p.MaxInstances, disjoint(p.Placements))
 		}
 		for _, place := range p.Placements {
-			// The board's size is the largest placement's end: an "8-slice" rule would be wrong for the A30 (4 units)
-			// and the RTX PRO 6000 (12 units).
+			// The board's size is the end of its last placement: fixed 8 slices would be wrong for the A30 (4 units) and
+			// the RTX PRO 6000 (12 units).
 			g.MIG.Slices = max(g.MIG.Slices, place.Start+place.Size)
 		}
 		g.MIG.Profiles = append(g.MIG.Profiles, p)
@@ -213,7 +213,7 @@ func readMIG(dev Device, g *gpu.GPU, totalMemory uint64, e *errs) {
 	gpu.SortProfiles(g.MIG.Profiles)
 }
 
-// disjoint is how many placements in ascending start fit on an empty board together.
+// disjoint counts the placements, in order of their start, that fit on an empty board at once.
 func disjoint(placements []gpu.Placement) (count int) {
 	end := 0
 	for _, at := range placements {
@@ -224,7 +224,7 @@ func disjoint(placements []gpu.Placement) (count int) {
 	return count
 }
 
-// hostsVGPUs is why a GPU is left out that a hypervisor divides into vGPUs; nil if none does. No container can use it.
+// hostsVGPUs returns an error for a GPU that a hypervisor divides into vGPUs: no container can use it.
 func hostsVGPUs(dev Device) error {
 	mode, err := dev.VirtualizationMode()
 	if err == nil && (mode == int(nvml.GPU_VIRTUALIZATION_MODE_HOST_VGPU) || mode == int(nvml.GPU_VIRTUALIZATION_MODE_HOST_VSGA)) {

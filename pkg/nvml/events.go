@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -14,7 +15,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// eventKinds are the events that are asked for; which of them a GPU reports is its driver's.
+// eventKinds are the events to register for. The driver decides which of them a GPU supports.
 var eventKinds = map[uint64]gpu.EventKind{
 	nvml.EventMigConfigChange:         gpu.MIGChanged,
 	nvml.EventTypeXidCriticalError:    gpu.XIDReported,
@@ -32,39 +33,39 @@ func wantedEvents() uint64 {
 	return mask
 }
 
-// Events are what the GPUs of a node report. One goroutine at a time may use them.
+// Events is a subscription to the events of a node's GPUs. Only one goroutine at a time may use it.
 type Events struct {
 	session *Session
 	set     EventSet
-	// sources are the GPUs that are watched, by Device.Handle.
+	// sources are the registered GPUs by Device.Handle.
 	sources map[any]gpu.PCIAddress
 	epoch   int64
-	// hanging tells that a call may still use the set, which therefore is never freed.
+	// hanging is set if a call may still use the set, which is then never freed.
 	hanging bool
 }
 
-// Events watches all GPUs from now on: what was reported before is lost. A GPU that cannot be watched, because it is
-// lost or its driver has no events, is left out. It wraps gpu.ErrNotSupported where no GPU can be watched.
+// Events subscribes to all GPUs; earlier events are lost. GPUs that are lost or have no events are skipped. The error
+// wraps gpu.ErrNotSupported if no GPU has events.
 func (s *Session) Events(ctx context.Context) (*Events, error) {
 	if err := s.dogs.events.hangs(); err != nil {
-		return nil, fmt.Errorf("make a set of events: %w", err)
+		return nil, fmt.Errorf("create an event set: %w", err)
 	}
 	klog.FromContext(ctx).V(6).Info("Calling NVML", "function", "nvmlEventSetCreate")
 	set, err := bounded(ctx, s.dogs.library, "nvmlEventSetCreate", s.patience.Read, true, s.lib.EventSet)
 	if err != nil {
-		return nil, fmt.Errorf("make a set of events: %w", err)
+		return nil, fmt.Errorf("create an event set: %w", err)
 	}
 	e := &Events{session: s, set: set, sources: map[any]gpu.PCIAddress{}, epoch: s.epoch.Load()}
 	node := s.Node()
 	for i := range node.GPUs {
 		pci := node.GPUs[i].PCI
 		if err := e.register(ctx, pci); err != nil {
-			if !errors.Is(err, gpu.ErrLost) && !errors.Is(err, gpu.ErrNotSupported) && !errors.Is(err, gpu.ErrNotFound) && !errors.Is(err, gpu.ErrHangs) {
-				// After some errors nothing can be said of the set any more (nvmlDeviceRegisterEvents).
+			if !slices.ContainsFunc(noEvents, func(known error) bool { return errors.Is(err, known) }) {
+				// Other errors leave the state of the set undefined (nvmlDeviceRegisterEvents).
 				return nil, errors.Join(err, set.Free())
 			}
 			e.hanging = e.hanging || errors.Is(err, gpu.ErrHangs)
-			klog.FromContext(ctx).V(2).Info("A GPU's events cannot be watched", "pci", pci, "reason", err.Error())
+			klog.FromContext(ctx).V(2).Info("Cannot watch the events of a GPU", "pci", pci, "reason", err.Error())
 		}
 	}
 	if len(e.sources) == 0 {
@@ -76,12 +77,15 @@ func (s *Session) Events(ctx context.Context) (*Events, error) {
 	return e, nil
 }
 
-// register watches one GPU.
+// noEvents are the errors of a GPU that is skipped.
+var noEvents = []error{gpu.ErrLost, gpu.ErrNotSupported, gpu.ErrNotFound, gpu.ErrHangs}
+
+// register subscribes to one GPU.
 func (e *Events) register(ctx context.Context, pci gpu.PCIAddress) error {
 	source, err := ask(ctx, e.session, pci, "nvmlDeviceRegisterEvents", func(dev Device) (any, error) {
 		supported, err := dev.SupportedEventTypes()
 		if err != nil {
-			return nil, fmt.Errorf("read which events the GPU at %s has: %w", pci, err)
+			return nil, fmt.Errorf("read the event types of the GPU at %s: %w", pci, err)
 		}
 		mask := supported & wantedEvents()
 		if mask == 0 {
@@ -98,8 +102,8 @@ func (e *Events) register(ctx context.Context, pci gpu.PCIAddress) error {
 	return err
 }
 
-// Next returns the next event, waiting no longer than a timeout. An error may be about one GPU alone, which is not
-// named, and may come at once and again: wait before the next call.
+// Next waits for the next event until a timeout. An error may concern a single, unnamed GPU and may recur immediately:
+// back off before the next call.
 func (e *Events) Next(timeout time.Duration) (event gpu.Event, happened bool, err error) {
 	type answer struct {
 		data     EventData
@@ -107,7 +111,7 @@ func (e *Events) Next(timeout time.Duration) (event gpu.Event, happened bool, er
 	}
 	a, err := bounded(context.Background(), e.session.dogs.events, "nvmlEventSetWait_v2", timeout+e.session.patience.Read, true, func() (answer, error) {
 		if e.session.epoch.Load() != e.epoch {
-			return answer{}, errAnew
+			return answer{}, errRestarted
 		}
 		data, happened, err := e.set.Wait(timeout)
 		return answer{data, happened}, err
@@ -134,25 +138,25 @@ func (e *Events) Next(timeout time.Duration) (event gpu.Event, happened bool, er
 	return event, true, nil
 }
 
-// wholeGPU is a GPU instance of an event that is none.
+// wholeGPU is the GPU instance ID of events that concern no GPU instance.
 const wholeGPU = 0xFFFFFFFF
 
-// Close ends the watch.
+// Close ends the subscription.
 func (e *Events) Close() error {
 	e.session.mu.Lock()
 	delete(e.session.events, e)
 	e.session.mu.Unlock()
 	if e.hanging {
-		return fmt.Errorf("end the watch of events: %w", gpu.ErrHangs)
+		return fmt.Errorf("free the event set: %w", gpu.ErrHangs)
 	}
 	if e.session.epoch.Load() != e.epoch {
-		return nil // freed when the session was started anew
+		return nil // freed when the session restarted
 	}
 	return e.set.Free()
 }
 
-// RecoveryAction reads what the GPU at an address needs before it can be used again. A driver that does not tell is no
-// error.
+// RecoveryAction reads the recovery action that the driver requests for the GPU at an address. It is
+// gpu.RecoveryUnknown, without an error, if the driver does not report one.
 func (s *Session) RecoveryAction(ctx context.Context, pci gpu.PCIAddress) (gpu.RecoveryAction, error) {
 	return ask(ctx, s, pci, "nvmlDeviceGetFieldValues", func(dev Device) (gpu.RecoveryAction, error) {
 		values, err := dev.FieldValues([]Field{{ID: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}})

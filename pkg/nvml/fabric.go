@@ -12,15 +12,15 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// How long a whole GPU waits for its fabric when it is prepared, and how often it is asked. The kubelet waits 45 s for the
-// whole call, of which a change of the MIG mode may have taken some.
+// Preparing a whole GPU waits fabricPatience for its fabric and polls every fabricRetry. The kubelet times out after
+// 45 s, part of which a MIG mode change may have used.
 const (
 	fabricPatience = 20 * time.Second
 	fabricRetry    = 250 * time.Millisecond
 )
 
-// Fabric reads how far a GPU's registration with its NVLink fabric is. In MIG mode it needs none: partitions have no
-// NVLinks, and the driver suspends the registration while GPU instances exist (open-gpu-kernel-modules 595.45.04,
+// Fabric reads the state of a GPU's registration with its NVLink fabric. In MIG mode a GPU needs none: partitions have
+// no NVLinks, and the driver suspends the registration while GPU instances exist (open-gpu-kernel-modules 595.45.04,
 // kernel_mig_manager.c, gpuFabricProbeSuspend).
 func (s *Session) Fabric(ctx context.Context, g *gpu.GPU) (gpu.FabricState, error) {
 	if g.FabricState == gpu.FabricUnsupported {
@@ -47,10 +47,10 @@ func (s *Session) Fabric(ctx context.Context, g *gpu.GPU) (gpu.FabricState, erro
 	return state, err
 }
 
-// AwaitFabric waits until a whole GPU is registered with its NVLink fabric: before, CUDA answers cudaErrorSystemNotReady,
-// and the driver itself that the fabric is not ready, not started and in progress alike (open-gpu-kernel-modules
-// 595.45.04, nv_gpu_ops.c, _convertGpuFabricProbeStateToErrorCode). A registration that was never seen to start is not
-// waited for: no Fabric Manager may be expected.
+// AwaitFabric waits until a whole GPU is registered with its NVLink fabric. Until then CUDA returns
+// cudaErrorSystemNotReady, whether the registration is not started or in progress (open-gpu-kernel-modules 595.45.04,
+// nv_gpu_ops.c, _convertGpuFabricProbeStateToErrorCode). AwaitFabric does not wait for a registration that never
+// started: the node may run without a Fabric Manager.
 func (s *Session) AwaitFabric(ctx context.Context, g *gpu.GPU) error {
 	patience := time.NewTimer(fabricPatience)
 	defer patience.Stop()
@@ -68,7 +68,7 @@ func (s *Session) AwaitFabric(ctx context.Context, g *gpu.GPU) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-patience.C:
-			return fmt.Errorf("%w: GPU %s: its registration is %s: see whether Fabric Manager runs", gpu.ErrFabricPending, g.UUID, state)
+			return fmt.Errorf("%w: GPU %s: its registration is %s: check whether Fabric Manager is running", gpu.ErrFabricPending, g.UUID, state)
 		case <-tick.C:
 		}
 	}
@@ -80,8 +80,8 @@ func (s *Session) wasRegistered(pci gpu.PCIAddress) bool {
 	return s.registered[pci]
 }
 
-// RereadLinks reads the NVLinks and fabrics of all GPUs again and reports whether any are other than before: links may be
-// trained, and GPUs registered, after the plugin has started. In MIG mode a GPU has neither, so what was known stays.
+// RereadLinks rereads the NVLinks and fabrics of all GPUs and reports whether any changed: links may be trained, and
+// GPUs registered, after the plugin has started. In MIG mode a GPU has neither, so the last known values stay.
 func (s *Session) RereadLinks(ctx context.Context) (changed bool) {
 	node := s.Node()
 	fresh := make([]gpu.GPU, len(node.GPUs))
@@ -112,7 +112,7 @@ func (s *Session) RereadLinks(ctx context.Context) (changed bool) {
 	return changed
 }
 
-// linksOf is a GPU with its links and fabric as they are now; what cannot be read stays.
+// linksOf returns a GPU with its current links and fabric. Values that cannot be read stay.
 func (s *Session) linksOf(ctx context.Context, g gpu.GPU) gpu.GPU {
 	now, err := ask(ctx, s, g.PCI, "nvmlDeviceGetNvLinkState", func(dev Device) (gpu.GPU, error) {
 		now := gpu.GPU{PCI: g.PCI, UUID: g.UUID}

@@ -11,14 +11,14 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// maxInstanceIDs bounds the IDs of GPU instances: the driver numbers them by place, from 0 for the whole board to 14 for
-// the last eighth (open-gpu-kernel-modules 595.45.04, KMIGMGR_MAX_GPU_SWIZZID is 15). Boards with more places would need
-// more, and an ID that does not exist costs one call.
+// maxInstanceIDs bounds the IDs of GPU instances: the driver numbers them by placement, from 0 for the whole board to 14
+// for the last eighth (open-gpu-kernel-modules 595.45.04, KMIGMGR_MAX_GPU_SWIZZID is 15). It leaves room for larger
+// boards; an unused ID costs one call.
 const maxInstanceIDs = 32
 
-// noInstances fails with gpu.ErrPartitioned if a GPU has any GPU instance, idle ones included: nvml.h promises IN_USE of
-// nvmlDeviceSetMigMode only where unbinding the GPU from its clients fails. Instances are looked for by ID and by profile,
-// as neither this release's list of profiles nor its range of IDs need be those of the driver.
+// noInstances returns gpu.ErrPartitioned if a GPU has any GPU instance, idle ones included: nvml.h documents IN_USE for
+// nvmlDeviceSetMigMode only if the GPU cannot be unbound from its clients. It searches by ID and by profile, because the
+// driver may know profiles and IDs that this release does not.
 func noInstances(dev Device) error {
 	for id := range maxInstanceIDs {
 		_, err := dev.GPUInstanceByID(id)
@@ -26,7 +26,7 @@ func noInstances(dev Device) error {
 		case err == nil:
 			return fmt.Errorf("%w: GPU instance %d", gpu.ErrPartitioned, id)
 		case errors.Is(err, gpu.ErrNotSupported):
-			return nil // out of MIG mode there are none
+			return nil // MIG mode is off
 		case !errors.Is(err, gpu.ErrNotFound) && !errors.Is(err, gpu.ErrInvalidArgument):
 			return fmt.Errorf("look for GPU instance %d: %w", id, err)
 		}
@@ -41,7 +41,7 @@ func noInstances(dev Device) error {
 		}
 		found, err := dev.GPUInstances(p.ID)
 		if errors.Is(err, gpu.ErrNotSupported) {
-			return nil // out of MIG mode there are none
+			return nil // MIG mode is off
 		}
 		if err != nil {
 			return fmt.Errorf("list GPU instances of profile %d: %w", p.ID, err)

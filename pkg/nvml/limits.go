@@ -13,7 +13,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// Functions by which a driver limits the memory of a cgroup's processes; they came with release 615.
+// Functions that limit the GPU memory of a cgroup's processes, since driver release 615.
 const (
 	getMemoryLimits = "nvmlDeviceGetMemoryLimits_v1"
 	setMemoryLimits = "nvmlDeviceSetMemoryLimits_v1"
@@ -28,24 +28,24 @@ func (d realDevice) SetMemoryLimits(cgroup string, soft, hard uint64) error {
 	return check(setMemoryLimits, d.dev.SetMemoryLimits_v1(cgroup, soft, hard))
 }
 
-// LimitsMemory tells whether the driver can hold the processes of a cgroup to an amount of a GPU's memory. It asks for
-// the limits of the cgroup at the root of the unified hierarchy, such as /sys/fs/cgroup.
+// LimitsMemory reports whether the driver can limit the GPU memory of a cgroup's processes. It reads the limits of the
+// root cgroup of the unified hierarchy, such as /sys/fs/cgroup.
 func (s *Session) LimitsMemory(ctx context.Context, pci gpu.PCIAddress, root string) bool {
 	if !s.lib.HasFunction(getMemoryLimits) || !s.lib.HasFunction(setMemoryLimits) {
 		return false
 	}
-	_, err := ask(ctx, s, pci, getMemoryLimits, func(dev Device) (struct{}, error) {
+	_, err := ask(ctx, s, pci, getMemoryLimits, errorOnly(func(dev Device) error {
 		_, _, _, err := dev.MemoryLimits(root)
-		return struct{}{}, err
-	})
+		return err
+	}))
 	if err != nil && !errors.Is(err, gpu.ErrNotFound) {
-		klog.FromContext(ctx).V(2).Info("The driver does not limit memory by cgroup", "pci", pci, "reason", err.Error())
+		klog.FromContext(ctx).V(2).Info("The driver does not limit GPU memory by cgroup", "pci", pci, "reason", err.Error())
 		return false
 	}
 	return true
 }
 
-// LimitMemory has the driver hold the processes of a cgroup to an amount of a GPU's memory, in a session of its own.
+// LimitMemory limits the GPU memory of a cgroup's processes. It opens an NVML session of its own.
 func LimitMemory(opts Options, uuid, cgroup string, limit uint64) (err error) {
 	path, err := FindLibrary(opts)
 	if err != nil {
@@ -79,7 +79,7 @@ func limitMemory(lib Library, uuid, cgroup string, limit uint64) error {
 			return deviceOf(lib, i, uuid)
 		})
 		if err != nil {
-			continue // another GPU's trouble
+			continue // it is about another GPU
 		}
 		if err := dev.SetMemoryLimits(cgroup, limit, limit); err != nil {
 			return fmt.Errorf("limit the memory of cgroup %s on GPU %s to %d bytes: %w", cgroup, uuid, limit, err)
@@ -89,7 +89,7 @@ func limitMemory(lib Library, uuid, cgroup string, limit uint64) error {
 	return fmt.Errorf("limit the memory of cgroup %s: GPU %s: %w", cgroup, uuid, gpu.ErrNotFound)
 }
 
-// deviceOf is the GPU at an index if it has a UUID.
+// deviceOf returns the GPU at an index if its UUID matches.
 func deviceOf(lib Library, index int, uuid string) (Device, error) {
 	dev, err := lib.DeviceByIndex(index)
 	if err != nil {

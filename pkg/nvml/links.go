@@ -12,7 +12,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// readLinks reads the NVLinks that are up, and where they lead. A board whose first link is not supported has none.
+// readLinks reads the active NVLinks and their remote ends. A board whose first link is not supported has none.
 func readLinks(dev Device, g *gpu.GPU, e *errs) {
 	var up []int
 	for link := range nvml.NVLINK_MAX_LINKS {
@@ -31,7 +31,7 @@ func readLinks(dev Device, g *gpu.GPU, e *errs) {
 	if len(up) == 0 {
 		return
 	}
-	// The links of a board are of one version.
+	// All links of a board have the same version.
 	if version, err := dev.NVLinkVersion(up[0]); e.hint(err) {
 		g.NVLinks.Version = nvlinkVersions[version]
 	}
@@ -39,8 +39,8 @@ func readLinks(dev Device, g *gpu.GPU, e *errs) {
 	readRemotes(dev, g.NVLinks, up, e)
 }
 
-// linkSpeed is what links move in one direction, together, in megabytes a second; 0 unless it is known of all. Of each
-// it is asked in one call, with what older drivers know: the speed that all links have.
+// linkSpeed is the total speed of links in one direction in MB/s, 0 unless the speed of every link is known. One call
+// reads all of them, along with the common speed that older drivers report instead.
 func linkSpeed(dev Device, links []int, e *errs) int64 {
 	var fields []Field
 	for _, link := range links {
@@ -65,7 +65,7 @@ func linkSpeed(dev Device, links []int, e *errs) int64 {
 	return sum
 }
 
-// readRemotes reads where links that are up lead.
+// readRemotes reads the remote ends of active links.
 func readRemotes(dev Device, links *gpu.NVLinks, up []int, e *errs) {
 	count := map[gpu.PCIAddress]int{}
 	for _, link := range up {
@@ -92,8 +92,7 @@ func readRemotes(dev Device, links *gpu.NVLinks, up []int, e *errs) {
 	slices.SortFunc(links.Peers, func(a, b gpu.NVLinkPeer) int { return a.PCI.Compare(b.PCI) })
 }
 
-// readFabric reads which NVLink domain of several nodes the GPU has joined. The switches of a single node have a domain
-// without a UUID.
+// readFabric reads which multi-node NVLink domain the GPU has joined. The domain of a single node's switches has no UUID.
 func readFabric(dev Device, g *gpu.GPU, e *errs) {
 	if g.NVLinks == nil {
 		return // no link, no domain

@@ -31,18 +31,18 @@ var addressingModes = map[int]string{
 	int(nvml.DEVICE_ADDRESSING_MODE_ATS): "ATS",
 }
 
-// nvlinkVersions: the enum is not the number.
+// nvlinkVersions by NVML_NVLINK_VERSION_*, which is not the version number.
 var nvlinkVersions = map[int]gpu.Version{
 	int(nvml.NVLINK_VERSION_1_0): {Major: 1}, int(nvml.NVLINK_VERSION_2_0): {Major: 2}, int(nvml.NVLINK_VERSION_2_2): {Major: 2, Minor: 2},
 	int(nvml.NVLINK_VERSION_3_0): {Major: 3}, int(nvml.NVLINK_VERSION_3_1): {Major: 3, Minor: 1}, int(nvml.NVLINK_VERSION_4_0): {Major: 4},
 	int(nvml.NVLINK_VERSION_5_0): {Major: 5}, int(nvml.NVLINK_VERSION_6_0): {Major: 6},
 }
 
-// migProfiles knows NVIDIA's rule for profile names. It holds no session.
+// migProfiles implements NVIDIA's naming rule for profiles. It opens no session.
 var migProfiles = device.New(nvml.New())
 
-// profileName is NVIDIA's name of a profile, such as "1g.10gb+me". It follows from the profile and the board's total
-// memory. A profile that go-nvlib does not know has none: it aborts on NVML_GPU_INSTANCE_PROFILE_3_SLICE_GFX.
+// profileName is NVIDIA's name of a profile, such as "1g.10gb+me", derived from the profile and the board's total memory.
+// It is empty for profiles that go-nvlib does not know: go-nvlib panics on NVML_GPU_INSTANCE_PROFILE_3_SLICE_GFX.
 func profileName(p gpu.Profile, totalMemory uint64) string {
 	ci, ok := wholeInstance[p.ComputeSlices]
 	if !ok || totalMemory == 0 {
@@ -55,7 +55,7 @@ func profileName(p gpu.Profile, totalMemory uint64) string {
 	return name.String()
 }
 
-// wholeInstance gives the compute instance profile that fills a GPU instance of so many compute slices.
+// wholeInstance maps compute slices to the compute instance profile that fills such a GPU instance.
 var wholeInstance = map[int]int{
 	1: nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE, 2: nvml.COMPUTE_INSTANCE_PROFILE_2_SLICE,
 	3: nvml.COMPUTE_INSTANCE_PROFILE_3_SLICE, 4: nvml.COMPUTE_INSTANCE_PROFILE_4_SLICE,

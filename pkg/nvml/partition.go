@@ -14,11 +14,11 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// SetMIG puts a GPU into MIG mode or out of it, if it is not so already, and fails unless the mode is in force after.
-// It wraps gpu.ErrInUse while a client holds the GPU, gpu.ErrPartitioned where leaving the mode would destroy GPU instances,
-// and gpu.ErrResetRequired where only a reset changes the mode; a mode that is merely pending is taken back.
+// SetMIG enables or disables the MIG mode of a GPU and fails unless the mode takes effect at once. The error wraps
+// gpu.ErrInUse if a client uses the GPU, gpu.ErrPartitioned if disabling would destroy GPU instances, and
+// gpu.ErrResetRequired if only a reset changes the mode; a pending mode is reverted.
 func (s *Session) SetMIG(ctx context.Context, pci gpu.PCIAddress, enable bool) error {
-	_, err := alter(ctx, s, pci, "nvmlDeviceSetMigMode", func(dev Device) (struct{}, error) { return struct{}{}, setMIG(ctx, dev, pci, enable) })
+	_, err := alter(ctx, s, pci, "nvmlDeviceSetMigMode", errorOnly(func(dev Device) error { return setMIG(ctx, dev, pci, enable) }))
 	return err
 }
 
@@ -32,7 +32,7 @@ func setMIG(ctx context.Context, dev Device, pci gpu.PCIAddress, enable bool) er
 	}
 	if !enable {
 		if err := noInstances(dev); err != nil {
-			return fmt.Errorf("leave the MIG mode of the GPU at %s: %w", pci, err)
+			return fmt.Errorf("disable the MIG mode of the GPU at %s: %w", pci, err)
 		}
 	}
 	klog.FromContext(ctx).V(4).Info("Changing the MIG mode", "pci", pci, "enable", enable)
@@ -44,8 +44,8 @@ func setMIG(ctx context.Context, dev Device, pci gpu.PCIAddress, enable bool) er
 	return nil
 }
 
-// CreatePartition makes a GPU instance at a placement and a compute instance that fills it. Should a step fail, the
-// steps before it are undone. Should one hang, nobody knows what will be there: the error wraps gpu.ErrLeftBehind.
+// CreatePartition creates a GPU instance at a placement and a compute instance that fills it. If a step fails, the
+// earlier steps are rolled back. If a step hangs, the outcome is unknown: the error wraps gpu.ErrLeftBehind.
 func (s *Session) CreatePartition(ctx context.Context, shape gpu.Shape) (gpu.Partition, error) {
 	part, err := alter(ctx, s, shape.GPU.PCI, "nvmlDeviceCreateGpuInstanceWithPlacement", func(dev Device) (gpu.Partition, error) {
 		return s.createPartition(dev, shape)
@@ -65,7 +65,7 @@ func (s *Session) createPartition(dev Device, shape gpu.Shape) (_ gpu.Partition,
 	}
 	defer func() {
 		if err != nil {
-			err = unmade(err, gi.Destroy())
+			err = rolledBack(err, gi.Destroy())
 		}
 	}()
 	info, err := gi.Info()
@@ -86,27 +86,27 @@ func (s *Session) createPartition(dev Device, shape gpu.Shape) (_ gpu.Partition,
 	}
 	defer func() {
 		if err != nil {
-			err = unmade(err, ci.Destroy()) // runs before the GPU instance's, which it must
+			err = rolledBack(err, ci.Destroy()) // must run before the GPU instance's, and does
 		}
 	}()
-	made, err := ci.Info()
+	created, err := ci.Info()
 	if err != nil {
 		return part, fmt.Errorf("read the compute instance of %s: %w", shape.Name(), err)
 	}
-	part.CI, part.UUID = &made.ID, made.UUID
+	part.CI, part.UUID = &created.ID, created.UUID
 	return part, nil
 }
 
-// unmade adds to the error of a step what came of undoing the steps before it.
-func unmade(err, undo error) error {
+// rolledBack joins the error of a step with that of rolling back an earlier one.
+func rolledBack(err, undo error) error {
 	if undo == nil {
 		return err
 	}
 	return errors.Join(err, undo, gpu.ErrLeftBehind)
 }
 
-// fillingProfile is the ID of the compute instance profile that fills a GPU instance. The driver says it once a
-// profile; it cannot change while the driver is loaded.
+// fillingProfile is the ID of the compute instance profile that fills a GPU instance. It is cached: it cannot change
+// while the driver is loaded.
 func (s *Session) fillingProfile(gi GPUInstance, p *gpu.Profile) (int, error) {
 	s.mu.RLock()
 	id, ok := s.filling[p.ComputeSlices]
@@ -128,19 +128,19 @@ func (s *Session) fillingProfile(gi GPUInstance, p *gpu.Profile) (int, error) {
 	return id, nil
 }
 
-// DestroyPartition unmakes a partition. One that is gone is no error. A GPU instance that has the ID but another
-// profile or placement is somebody else's and is left alone. It wraps gpu.ErrInUse while a process is in it.
+// DestroyPartition destroys a partition; a missing one is not an error. A GPU instance with the same ID but another
+// profile or placement is unmanaged and stays. The error wraps gpu.ErrInUse while a process uses the partition.
 func (s *Session) DestroyPartition(ctx context.Context, pci gpu.PCIAddress, part gpu.Partition) error {
-	_, err := alter(ctx, s, pci, "nvmlGpuInstanceDestroy", func(dev Device) (struct{}, error) {
-		return struct{}{}, s.destroyPartition(ctx, dev, pci, part)
-	})
+	_, err := alter(ctx, s, pci, "nvmlGpuInstanceDestroy", errorOnly(func(dev Device) error {
+		return s.destroyPartition(ctx, dev, pci, part)
+	}))
 	return err
 }
 
 func (s *Session) destroyPartition(ctx context.Context, dev Device, pci gpu.PCIAddress, part gpu.Partition) error {
 	gi, err := dev.GPUInstanceByID(part.GI)
 	if errors.Is(err, gpu.ErrNotFound) || errors.Is(err, gpu.ErrNotSupported) || errors.Is(err, gpu.ErrInvalidArgument) {
-		return nil // not there, or the GPU is out of MIG mode and has none
+		return nil // it does not exist, or MIG mode is off
 	}
 	if err != nil {
 		return fmt.Errorf("find GPU instance %d of the GPU at %s: %w", part.GI, pci, err)
@@ -150,7 +150,7 @@ func (s *Session) destroyPartition(ctx context.Context, dev Device, pci gpu.PCIA
 		return fmt.Errorf("read GPU instance %d of the GPU at %s: %w", part.GI, pci, err)
 	}
 	if info.ProfileID != part.ProfileID || info.Placement != part.Placement {
-		klog.FromContext(ctx).Info("A GPU instance was replaced by somebody else; leaving it", "pci", pci, "gi", part.GI)
+		klog.FromContext(ctx).Info("Leaving an unmanaged GPU instance that replaced a partition", "pci", pci, "gi", part.GI)
 		return nil
 	}
 	cis, err := s.computeInstances(gi, part)
@@ -168,7 +168,8 @@ func (s *Session) destroyPartition(ctx context.Context, dev Device, pci gpu.PCIA
 	return nil
 }
 
-// computeInstances are those to destroy with a partition: the known one, or what a creation cut short has left.
+// computeInstances returns the compute instances to destroy with a partition: the recorded one, or all of them after an
+// interrupted creation.
 func (s *Session) computeInstances(gi GPUInstance, part gpu.Partition) ([]ComputeInstance, error) {
 	if part.CI != nil {
 		ci, err := gi.ComputeInstanceByID(*part.CI)
@@ -198,84 +199,75 @@ func (s *Session) computeInstances(gi GPUInstance, part gpu.Partition) ([]Comput
 	return all, nil
 }
 
-// Partitions lists the GPU instances of a GPU by ID, those without a compute instance too: walking MIG devices would
-// miss them.
+// Partitions lists the GPU instances of a GPU by ID, including those without a compute instance, which a walk over MIG
+// devices would miss.
 func (s *Session) Partitions(ctx context.Context, g *gpu.GPU) ([]gpu.Partition, error) {
-	return ask(ctx, s, g.PCI, "nvmlDeviceGetGpuInstances", func(dev Device) ([]gpu.Partition, error) { return s.partitions(ctx, dev, g) })
-}
-
-func (s *Session) partitions(ctx context.Context, dev Device, g *gpu.GPU) ([]gpu.Partition, error) {
-	var found []gpu.Partition
-	for i := range g.MIG.Profiles {
-		p := &g.MIG.Profiles[i]
-		instances, err := dev.GPUInstances(p.ID)
-		if errors.Is(err, gpu.ErrNotSupported) {
-			return nil, nil // out of MIG mode
-		}
-		if err != nil {
-			return nil, fmt.Errorf("list GPU instances of profile %d of the GPU at %s: %w", p.ID, g.PCI, err)
-		}
-		for _, gi := range instances {
-			part, err := s.describe(gi)
-			if errors.Is(err, gpu.ErrInvalidArgument) || errors.Is(err, gpu.ErrNotFound) {
-				continue // destroyed meanwhile
-			}
+	return ask(ctx, s, g.PCI, "nvmlDeviceGetGpuInstances", func(dev Device) ([]gpu.Partition, error) {
+		var found []gpu.Partition
+		for i := range g.MIG.Profiles {
+			parts, err := s.partitionsOf(dev, g.PCI, g.MIG.Profiles[i].ID, nil)
 			if err != nil {
-				return nil, fmt.Errorf("read a GPU instance of the GPU at %s: %w", g.PCI, err)
+				return nil, err
 			}
-			found = append(found, part)
+			found = append(found, parts...)
 		}
-	}
-	slices.SortFunc(found, func(a, b gpu.Partition) int { return cmp.Compare(a.GI, b.GI) })
-	return found, ctx.Err()
+		slices.SortFunc(found, func(a, b gpu.Partition) int { return cmp.Compare(a.GI, b.GI) })
+		return found, ctx.Err()
+	})
 }
 
-// PartitionAt returns the partition of a GPU that has the profile and placement of another, or nil. It asks for the
-// instances of that profile alone, which on an idle GPU is one call.
+// PartitionAt returns the partition of a GPU that has the profile and placement of another, or nil. It queries only the
+// instances of that profile, which on an idle GPU is one call.
 func (s *Session) PartitionAt(ctx context.Context, pci gpu.PCIAddress, like gpu.Partition) (*gpu.Partition, error) {
-	return ask(ctx, s, pci, "nvmlDeviceGetGpuInstances", func(dev Device) (*gpu.Partition, error) { return s.partitionAt(dev, pci, like) })
+	return ask(ctx, s, pci, "nvmlDeviceGetGpuInstances", func(dev Device) (*gpu.Partition, error) {
+		found, err := s.partitionsOf(dev, pci, like.ProfileID, &like.Placement)
+		if err != nil || len(found) == 0 {
+			return nil, err
+		}
+		return &found[0], nil
+	})
 }
 
-func (s *Session) partitionAt(dev Device, pci gpu.PCIAddress, like gpu.Partition) (*gpu.Partition, error) {
-	instances, err := dev.GPUInstances(like.ProfileID)
+// partitionsOf lists the GPU instances of a profile: all of them, or those at a placement.
+func (s *Session) partitionsOf(dev Device, pci gpu.PCIAddress, profileID int, at *gpu.Placement) ([]gpu.Partition, error) {
+	instances, err := dev.GPUInstances(profileID)
 	if errors.Is(err, gpu.ErrNotSupported) {
-		return nil, nil //nolint:nilnil // out of MIG mode there are none
+		return nil, nil // MIG mode is off
 	}
 	if err != nil {
-		return nil, fmt.Errorf("list GPU instances of profile %d of the GPU at %s: %w", like.ProfileID, pci, err)
+		return nil, fmt.Errorf("list GPU instances of profile %d of the GPU at %s: %w", profileID, pci, err)
 	}
+	var found []gpu.Partition
 	for _, gi := range instances {
 		info, err := gi.Info()
+		part := gpu.Partition{ProfileID: info.ProfileID, Placement: info.Placement, GI: info.ID}
+		if err == nil {
+			if at != nil && info.Placement != *at {
+				continue
+			}
+			err = s.readComputeInstance(gi, &part)
+		}
 		if errors.Is(err, gpu.ErrInvalidArgument) || errors.Is(err, gpu.ErrNotFound) {
 			continue // destroyed meanwhile
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read a GPU instance of the GPU at %s: %w", pci, err)
 		}
-		if info.Placement != like.Placement {
-			continue
-		}
-		part, err := s.describe(gi)
-		return &part, err
+		found = append(found, part)
 	}
-	return nil, nil //nolint:nilnil // absence is an ordinary answer
+	return found, nil
 }
 
-// describe reads a GPU instance and, if it has just one compute instance, that.
-func (s *Session) describe(gi GPUInstance) (gpu.Partition, error) {
-	info, err := gi.Info()
-	if err != nil {
-		return gpu.Partition{}, err
-	}
-	part := gpu.Partition{ProfileID: info.ProfileID, Placement: info.Placement, GI: info.ID}
-	cis, err := s.computeInstances(gi, part)
+// readComputeInstance completes a partition with its compute instance, unless it has none or several.
+func (s *Session) readComputeInstance(gi GPUInstance, part *gpu.Partition) error {
+	cis, err := s.computeInstances(gi, *part)
 	if err != nil || len(cis) != 1 {
-		return part, err
+		return err
 	}
 	ci, err := cis[0].Info()
 	if err != nil {
-		return part, err
+		return err
 	}
 	part.CI, part.UUID = &ci.ID, ci.UUID
-	return part, nil
+	return nil
 }

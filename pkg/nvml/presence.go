@@ -11,7 +11,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// Where sysfs lists PCI functions, and what makes one an NVIDIA GPU: the vendor, and the base class of display
+// The directory of PCI functions in sysfs. NVIDIA GPUs are those with this vendor and the base class of display
 // controllers (0x0300 VGA, 0x0302 3D; PCI Code and ID Assignment Specification, base class 03h).
 const (
 	pciDevices   = "bus/pci/devices"
@@ -19,38 +19,21 @@ const (
 	displayClass = "0x03"
 )
 
-// maxPCIFile bounds what is read of a file of a PCI function: each holds a number on one line.
+// maxPCIFile bounds, in bytes, a file of a PCI function: each contains one number.
 const maxPCIFile = 64
 
-// Presence is what sysfs says of a GPU. NVML cannot tell a GPU that was taken out from one that cannot be read.
-type Presence int
-
-const (
-	// PresenceUnknown: sysfs never listed the GPU and lists no other NVIDIA GPU, as in virtual machines that hide PCI, so
-	// nothing follows from one that is missing there.
-	PresenceUnknown Presence = iota
-	// Present: the PCI function is there. A GPU that does not answer is unreadable, not gone.
-	Present
-	// Absent: the PCI function is gone, and what was in the GPU with it.
-	Absent
-)
-
-// Presence looks for the PCI function of a GPU.
-func (s *Session) Presence(pci gpu.PCIAddress) Presence {
+// Absent reports whether a GPU has certainly been removed from its address: its PCI function is gone, and with it the
+// GPU's partitions. NVML cannot tell a removed GPU from an unreadable one. If sysfs never listed the GPU and lists no
+// other NVIDIA GPU, as in virtual machines that hide PCI, its absence there proves nothing.
+func (s *Session) Absent(pci gpu.PCIAddress) bool {
 	if _, err := fs.Stat(s.sysfs, deviceLink(pci)); err == nil {
-		return Present
+		return false
 	}
 	functions, err := pciGPUs(s.sysfs, nil)
-	if err == nil && (len(functions) > 0 || s.wasListed(pci)) {
-		return Absent
-	}
-	return PresenceUnknown
+	return err == nil && (len(functions) > 0 || s.wasListed(pci))
 }
 
-// Absent reports whether it is certain that no GPU is at an address any more.
-func (s *Session) Absent(pci gpu.PCIAddress) bool { return s.Presence(pci) == Absent }
-
-// wasListed reports whether sysfs had the PCI function of a GPU at an earlier read.
+// wasListed reports whether an earlier read found the PCI function of a GPU in sysfs.
 func (s *Session) wasListed(pci gpu.PCIAddress) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -60,12 +43,12 @@ func (s *Session) wasListed(pci gpu.PCIAddress) bool {
 // pciGPU is a PCI function of an NVIDIA GPU.
 type pciGPU struct {
 	pci gpu.PCIAddress
-	// driver is the kernel driver that it is bound to, such as "vfio-pci"; empty where sysfs does not say.
+	// driver is the kernel driver that it is bound to, such as "vfio-pci"; empty if sysfs does not report it.
 	driver string
 }
 
-// pciGPUs lists the NVIDIA GPUs that sysfs has, in its order. What known says of a name is not read again: classes of
-// functions do not change, and there may be hundreds.
+// pciGPUs lists the NVIDIA GPUs in sysfs, in its order. It caches in known which names are GPUs: the class of a function
+// does not change, and a node may have hundreds of functions.
 func pciGPUs(sysfs fs.FS, known map[string]bool) ([]pciGPU, error) {
 	entries, err := fs.ReadDir(sysfs, pciDevices)
 	if err != nil {
@@ -91,12 +74,12 @@ func pciGPUs(sysfs fs.FS, known map[string]bool) ([]pciGPU, error) {
 	return found, nil
 }
 
-// isNVIDIAGPU reads what a PCI function is.
+// isNVIDIAGPU reports whether a PCI function is an NVIDIA GPU.
 func isNVIDIAGPU(sysfs fs.FS, name string) bool {
 	return readPCIFile(sysfs, name, "vendor") == nvidiaVendor && strings.HasPrefix(readPCIFile(sysfs, name, "class"), displayClass)
 }
 
-// boundDriver is the kernel driver that a PCI function is bound to, or nothing.
+// boundDriver is the kernel driver that a PCI function is bound to, or empty.
 func boundDriver(sysfs fs.FS, name string) string {
 	links, ok := sysfs.(fs.ReadLinkFS)
 	if !ok {
@@ -109,7 +92,7 @@ func boundDriver(sysfs fs.FS, name string) string {
 	return path.Base(target)
 }
 
-// readPCIFile reads a file of a PCI function; nothing where it cannot be read.
+// readPCIFile reads a file of a PCI function; empty if it cannot be read.
 func readPCIFile(sysfs fs.FS, name, file string) string {
 	f, err := sysfs.Open(path.Join(pciDevices, name, file))
 	if err != nil {

@@ -47,30 +47,30 @@ func TestPCIGPUs(t *testing.T) {
 	}
 }
 
-func TestSession_Presence(t *testing.T) {
+func TestSession_Absent(t *testing.T) {
 	here, gone := gpu.PCIAddress{Bus: 0x18}, gpu.PCIAddress{Bus: 0x19}
 	other := map[string][3]string{"0000:18:00.0": {"0x10de", "0x030200", ""}}
 	tests := map[string]struct {
 		functions map[string][3]string
 		listed    bool
 		pci       gpu.PCIAddress
-		want      Presence
+		want      bool
 	}{
-		"there":                         {other, true, here, Present},
-		"gone, others there":            {other, false, gone, Absent},
-		"gone, it was the only one":     {nil, true, gone, Absent},
-		"sysfs never had it nor others": {nil, false, gone, PresenceUnknown},
-		"a function of another vendor":  {map[string][3]string{"0000:00:02.0": {"0x8086", "0x030000", ""}}, false, gone, PresenceUnknown},
+		"present":                      {other, true, here, false},
+		"removed, others present":      {other, false, gone, true},
+		"removed, the only one":        {nil, true, gone, true},
+		"sysfs never listed any":       {nil, false, gone, false},
+		"a function of another vendor": {map[string][3]string{"0000:00:02.0": {"0x8086", "0x030000", ""}}, false, gone, false},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			s := &Session{sysfs: pciFunctions(test.functions), listed: map[gpu.PCIAddress]bool{test.pci: test.listed}}
-			if got := s.Presence(test.pci); got != test.want {
+			if got := s.Absent(test.pci); got != test.want {
 				t.Errorf("got %v, want %v", got, test.want)
 			}
 		})
 	}
-	if got := (&Session{sysfs: fstest.MapFS{}, listed: map[gpu.PCIAddress]bool{gone: true}}).Presence(gone); got != PresenceUnknown {
-		t.Errorf("without a list of PCI functions: got %v, want %v", got, PresenceUnknown)
+	if (&Session{sysfs: fstest.MapFS{}, listed: map[gpu.PCIAddress]bool{gone: true}}).Absent(gone) {
+		t.Error("without a list of PCI functions: got true, want false")
 	}
 }

@@ -15,20 +15,20 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// probeTimeout bounds a look at one library: the library of a driver that is broken may hang.
+// probeTimeout bounds the probe of one library: that of a broken driver may hang.
 const probeTimeout = 15 * time.Second
 
 // ProbeCommand is the hidden subcommand of cleave that ProbeLibrary runs.
 const ProbeCommand = "nvml-probe"
 
-// ErrOtherLibrary says that the driver is to be used through another library than this process has loaded: the program is to
-// start anew. What calls were bound to when the first was loaded stays, whether it works or not (dlopen(3), RTLD_GLOBAL).
+// ErrOtherLibrary means that the driver needs another library than this process has loaded, so the program must re-execute
+// itself: symbols stay bound to the first library, whether it works or not (dlopen(3), RTLD_GLOBAL).
 var ErrOtherLibrary = errors.New("this process has loaded another management library")
 
-// Probe reports whether the management library at a path can be used: nil if nvmlInit succeeds.
+// Probe checks whether the management library at a path is usable: nil if nvmlInit succeeds.
 type Probe func(ctx context.Context, path string) error
 
-// ProbeLibrary is the Probe that has another process of this program do it.
+// ProbeLibrary is a Probe that runs in a child process of this program.
 func ProbeLibrary(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
@@ -46,7 +46,7 @@ func ProbeLibrary(ctx context.Context, path string) error {
 	}
 }
 
-// InitLibrary initialises and ends a library in this process.
+// InitLibrary initialises a library in this process and shuts it down.
 func InitLibrary(path string) error {
 	lib := newRealLibrary(path)
 	if err := lib.Init(); err != nil {
@@ -55,12 +55,12 @@ func InitLibrary(path string) error {
 	return lib.Shutdown()
 }
 
-// candidate is a management library and the driver root that goes with it.
+// candidate is a management library with its driver root.
 type candidate struct{ path, root string }
 
-// choose picks the first library that can be used. A library that was left behind must not hide the one of the driver that
-// runs, such as a package's on the host that of the GPU operator's container. A single one needs no look: whether it works
-// shows when it is used.
+// choose picks the first usable library. A stale library, such as that of a package on the host, must not hide the one of
+// the running driver, such as that of the GPU operator's container. A single candidate is not probed: its use will show
+// whether it works.
 func choose(ctx context.Context, found []candidate, probe Probe) (candidate, error) {
 	if len(found) == 1 || probe == nil {
 		return found[0], nil
@@ -73,10 +73,10 @@ func choose(ctx context.Context, found []candidate, probe Probe) (candidate, err
 		}
 		errs = append(errs, fmt.Errorf("%s: %w", c.path, err))
 	}
-	return candidate{}, fmt.Errorf("none of the driver's libraries can be used: %w", errors.Join(errs...))
+	return candidate{}, fmt.Errorf("none of the driver's libraries is usable: %w", errors.Join(errs...))
 }
 
-// loaded is the library that this process has loaded, whether it could be initialised or not.
+// loaded is the library that this process has loaded, even if it could not be initialised.
 var loaded struct {
 	sync.Mutex
 	path string
@@ -93,11 +93,11 @@ func mayLoad(path string) error {
 	if file, err := os.Stat(path); err == nil && os.SameFile(loaded.file, file) {
 		return nil
 	}
-	return fmt.Errorf("%w: %s, and the driver's is now %s", ErrOtherLibrary, loaded.path, path)
+	return fmt.Errorf("%w: %s, but the driver's is now %s", ErrOtherLibrary, loaded.path, path)
 }
 
-// noteLoaded remembers which library this process has loaded, after an attempt to initialise it. A file that is no library
-// was not loaded.
+// noteLoaded records which library this process has loaded, after an attempt to initialise it. A file that is not a
+// library was not loaded.
 func noteLoaded(path string, outcome error) {
 	if errors.Is(outcome, gpu.ErrLibraryNotFound) {
 		return

@@ -13,8 +13,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// check turns the outcome of one NVML call into an error that names the call and, where callers branch on it,
-// wraps a sentinel of pkg/gpu.
+// check converts the result of an NVML call into an error that names the call and, if callers branch on it, wraps a
+// sentinel of pkg/gpu.
 func check(call string, ret nvml.Return) error {
 	if ret == nvml.SUCCESS {
 		return nil
@@ -27,7 +27,7 @@ func check(call string, ret nvml.Return) error {
 
 var sentinels = map[nvml.Return]error{
 	nvml.ERROR_NOT_SUPPORTED:          gpu.ErrNotSupported,
-	nvml.ERROR_FUNCTION_NOT_FOUND:     gpu.ErrNotSupported, // an older driver: the same to callers
+	nvml.ERROR_FUNCTION_NOT_FOUND:     gpu.ErrNotSupported, // an older driver; callers treat both alike
 	nvml.ERROR_NOT_FOUND:              gpu.ErrNotFound,
 	nvml.ERROR_INVALID_ARGUMENT:       gpu.ErrInvalidArgument,
 	nvml.ERROR_IN_USE:                 gpu.ErrInUse,
@@ -44,7 +44,7 @@ type realLibrary struct {
 	lib nvml.Interface
 }
 
-// newRealLibrary uses the library at path. Nothing is opened before Init.
+// newRealLibrary uses the library at path. Init opens it.
 func newRealLibrary(path string) *realLibrary {
 	return &realLibrary{lib: nvml.New(nvml.WithLibraryPath(path))}
 }
@@ -86,13 +86,12 @@ type realDevice struct {
 	has func(function string) bool
 }
 
-// lacks returns what a function that the driver's library does not have would answer, or SUCCESS. Calling one would end
-// the process.
-func (d realDevice) lacks(function string) nvml.Return {
+// require returns an error if the driver's library lacks a function, as calling it would abort the process.
+func (d realDevice) require(function string) error {
 	if d.has(function) {
-		return nvml.SUCCESS
+		return nil
 	}
-	return nvml.ERROR_FUNCTION_NOT_FOUND
+	return check(function, nvml.ERROR_FUNCTION_NOT_FOUND)
 }
 
 func (d realDevice) UUID() (string, error) {
@@ -148,7 +147,7 @@ func (d realDevice) MemoryTotal() (uint64, error) {
 
 func (d realDevice) MemoryTotalReserved() (total, reserved uint64, err error) {
 	const function = "nvmlDeviceGetMemoryInfo_v2"
-	if err := check(function, d.lacks(function)); err != nil {
+	if err := d.require(function); err != nil {
 		return 0, 0, err
 	}
 	m, ret := d.dev.GetMemoryInfo_v2()
@@ -162,7 +161,7 @@ func (d realDevice) ECCMode() (current, pending bool, err error) {
 
 func (d realDevice) AddressingMode() (int, error) {
 	const function = "nvmlDeviceGetAddressingMode"
-	if err := check(function, d.lacks(function)); err != nil {
+	if err := d.require(function); err != nil {
 		return 0, err
 	}
 	m, ret := d.dev.GetAddressingMode()
@@ -188,7 +187,7 @@ func (d realDevice) GPUInstanceProfileInfo(enum int) (gpu.Profile, error) {
 }
 
 func (d realDevice) GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, error) {
-	// Only the ID is read: https://docs.nvidia.com/deploy/nvml-api, nvmlDeviceGetGpuInstancePossiblePlacements.
+	// NVML reads only the ID: https://docs.nvidia.com/deploy/nvml-api, nvmlDeviceGetGpuInstancePossiblePlacements.
 	found, ret := d.dev.GetGpuInstancePossiblePlacements(&nvml.GpuInstanceProfileInfo{Id: uint32(profileID)})
 	if err := check(fmt.Sprintf("nvmlDeviceGetGpuInstancePossiblePlacements(%d)", profileID), ret); err != nil {
 		return nil, err

@@ -23,7 +23,7 @@ func (d realDevice) NVLinkVersion(link int) (int, error) {
 
 func (d realDevice) NVLinkRemoteDeviceType(link int) (int, error) {
 	const function = "nvmlDeviceGetNvLinkRemoteDeviceType"
-	if err := check(function, d.lacks(function)); err != nil {
+	if err := d.require(function); err != nil {
 		return 0, err
 	}
 	t, ret := d.dev.GetNvLinkRemoteDeviceType(link)
@@ -37,7 +37,7 @@ func (d realDevice) NVLinkRemotePCIInfo(link int) (PCIInfo, error) {
 
 func (d realDevice) FabricInfo() (FabricInfo, error) {
 	const function = "nvmlDeviceGetGpuFabricInfoV"
-	if err := check(function, d.lacks(function)); err != nil {
+	if err := d.require(function); err != nil {
 		return FabricInfo{}, err
 	}
 	info, ret := d.dev.GetGpuFabricInfoV().V2()
@@ -65,14 +65,14 @@ func (d realDevice) FieldValues(fields []Field) ([]FieldValue, error) {
 	return values, nil
 }
 
-// fieldValue reads a value by its type. One that is negative or a fraction is none.
+// fieldValue decodes a value by its type. Negative numbers and fractions are errors.
 func fieldValue(raw *nvml.FieldValue) FieldValue {
 	err := check(fmt.Sprintf("field %d of scope %d", raw.FieldId, raw.ScopeId), nvml.Return(raw.NvmlReturn))
 	if err != nil {
 		return FieldValue{Err: err}
 	}
 	v := binary.NativeEndian.Uint64(raw.Value[:])
-	switch nvml.ValueType(raw.ValueType) { //nolint:exhaustive // an enum of C; others are no numbers that count something
+	switch nvml.ValueType(raw.ValueType) {
 	case nvml.VALUE_TYPE_UNSIGNED_LONG, nvml.VALUE_TYPE_UNSIGNED_LONG_LONG:
 		return FieldValue{Value: v}
 	case nvml.VALUE_TYPE_UNSIGNED_INT:
@@ -88,5 +88,5 @@ func fieldValue(raw *nvml.FieldValue) FieldValue {
 			return FieldValue{Value: v}
 		}
 	}
-	return FieldValue{Err: fmt.Errorf("field %d of scope %d is no whole number: %w", raw.FieldId, raw.ScopeId, gpu.ErrNotSupported)}
+	return FieldValue{Err: fmt.Errorf("field %d of scope %d is not a whole number: %w", raw.FieldId, raw.ScopeId, gpu.ErrNotSupported)}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// maxInstances bounds how many instances of one profile are listed: no board has more placement units.
+// maxInstances bounds the instances of one profile: no board has more placement units.
 const maxInstances = 64
 
 func (d realDevice) SetMIGMode(enable bool) (activation, err error) {
@@ -40,11 +40,7 @@ func (d realDevice) GPUInstances(profileID int) ([]GPUInstance, error) {
 	if err := check(fmt.Sprintf("nvmlDeviceGetGpuInstances(%d)", profileID), ret); err != nil {
 		return nil, err
 	}
-	instances := make([]GPUInstance, 0, len(found))
-	for _, gi := range found {
-		instances = append(instances, realGPUInstance{d.dev, gi})
-	}
-	return instances, nil
+	return convert(found, func(gi nvml.GpuInstance) GPUInstance { return realGPUInstance{d.dev, gi} }), nil
 }
 
 func (d realDevice) GPUInstanceByID(id int) (GPUInstance, error) {
@@ -53,6 +49,15 @@ func (d realDevice) GPUInstanceByID(id int) (GPUInstance, error) {
 		return nil, err
 	}
 	return realGPUInstance{d.dev, gi}, nil
+}
+
+// convert maps a slice.
+func convert[From, To any](all []From, f func(From) To) []To {
+	converted := make([]To, 0, len(all))
+	for _, v := range all {
+		converted = append(converted, f(v))
+	}
+	return converted
 }
 
 // realGPUInstance is an nvmlGpuInstance_t.
@@ -87,11 +92,7 @@ func (g realGPUInstance) ComputeInstances(profileID int) ([]ComputeInstance, err
 	if err := check(fmt.Sprintf("nvmlGpuInstanceGetComputeInstances(%d)", profileID), ret); err != nil {
 		return nil, err
 	}
-	instances := make([]ComputeInstance, 0, len(found))
-	for _, ci := range found {
-		instances = append(instances, realComputeInstance{g.parent, ci})
-	}
-	return instances, nil
+	return convert(found, func(ci nvml.ComputeInstance) ComputeInstance { return realComputeInstance{g.parent, ci} }), nil
 }
 
 func (g realGPUInstance) ComputeInstanceByID(id int) (ComputeInstance, error) {
@@ -122,7 +123,7 @@ func (c realComputeInstance) Info() (ComputeInstanceInfo, error) {
 	if strings.HasPrefix(uuid, "MIG-") {
 		return ComputeInstanceInfo{ID: int(info.Id), UUID: uuid}, nil
 	}
-	// nvml.h calls info.Device the parent; drivers give the MIG device. Should one keep to the header, search.
+	// Drivers return the MIG device here; nvml.h documents the parent. If a driver follows the header, search.
 	gi, ret := info.GpuInstance.GetInfo()
 	if err := check("nvmlGpuInstanceGetInfo", ret); err != nil {
 		return ComputeInstanceInfo{}, err
@@ -135,7 +136,7 @@ func (c realComputeInstance) Destroy() error {
 	return check("nvmlComputeInstanceDestroy", c.ci.Destroy())
 }
 
-// findMIGDevice returns the UUID of the MIG device that a compute instance is.
+// findMIGDevice returns the UUID of a compute instance's MIG device.
 func findMIGDevice(parent nvml.Device, giID, ciID int) (string, error) {
 	for i := range maxInstances {
 		dev, ret := parent.GetMigDeviceHandleByIndex(i)

@@ -19,98 +19,98 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// What is missing is looked for again after these times: the first and the longest.
+// Backoff between attempts to find missing GPUs.
 const (
-	firstLookAgain = 10 * time.Second
-	lastLookAgain  = 5 * time.Minute
+	minScanBackoff = 10 * time.Second
+	maxScanBackoff = 5 * time.Minute
 )
 
-// look is what is remembered between looks for GPUs. One goroutine at a time looks.
-type look struct {
-	// known says of names of PCI functions whether they are NVIDIA GPUs.
+// scan is the state that Rediscover keeps between calls. Only one goroutine at a time may call it.
+type scan struct {
+	// known caches which names of PCI functions are NVIDIA GPUs.
 	known map[string]bool
-	// missing are the GPUs that sysfs has and the inventory lacks, as they were last; next is when to try again.
+	// missing are the GPUs that sysfs lists and the inventory lacked at the last scan; next is the time of the next attempt.
 	missing []gpu.PCIAddress
 	next    time.Time
-	again   time.Duration
-	// gone are GPUs that sysfs lacked at the last look.
+	backoff time.Duration
+	// gone are the GPUs that sysfs lacked at the last scan.
 	gone map[gpu.PCIAddress]bool
 }
 
-// Rediscover looks for GPUs that were added, replaced or taken out, or that could not be read, and reports whether the
-// inventory has changed. A GPU that claims hold anything of stays in it, whatever became of it: the scheduler forgets what a
-// device consumes that is no longer published. As long as sysfs shows the GPUs that are known, it costs one listing.
+// Rediscover looks for GPUs that were added, replaced, removed or unreadable, and reports whether the inventory changed. An
+// allocated GPU stays in the inventory even after its removal: the scheduler forgets the counters of a device that is no
+// longer published. While sysfs lists exactly the known GPUs, Rediscover costs one directory listing.
 //
-// NVML enumerates GPUs when it is initialised: "all device handles are no longer guaranteed to be valid" after others were
-// discovered (nvml.h, nvmlDeviceDiscoverGpus). So a GPU that it does not list has the session started anew.
-func (s *Session) Rediscover(ctx context.Context, held func(pci gpu.PCIAddress) bool) (changed bool, err error) {
-	missing, gone := s.compare(held)
+// NVML enumerates GPUs at initialisation: "all device handles are no longer guaranteed to be valid" after others were
+// discovered (nvml.h, nvmlDeviceDiscoverGpus). Rediscover therefore restarts the session if NVML does not list a GPU.
+func (s *Session) Rediscover(ctx context.Context, allocated func(pci gpu.PCIAddress) bool) (changed bool, err error) {
+	missing, gone := s.compare(allocated)
 	stale := s.stale.Swap(false)
-	if !slices.Equal(missing, s.look.missing) {
-		s.look.missing, s.look.next, s.look.again = missing, time.Time{}, 0
+	if !slices.Equal(missing, s.scan.missing) {
+		s.scan.missing, s.scan.next, s.scan.backoff = missing, time.Time{}, 0
 	}
 	wanted := len(missing) > 0 || len(s.Node().Problems) > 0
-	due := wanted && !time.Now().Before(s.look.next)
+	due := wanted && !time.Now().Before(s.scan.next)
 	if !due && !stale && !gone {
 		return false, nil
 	}
 	if due {
-		s.look.again = min(max(firstLookAgain, 2*s.look.again), lastLookAgain)
-		s.look.next = time.Now().Add(s.look.again)
+		s.scan.backoff = min(max(minScanBackoff, 2*s.scan.backoff), maxScanBackoff)
+		s.scan.next = time.Now().Add(s.scan.backoff)
 	}
-	changed, err = s.reread(ctx, held)
-	ended := errors.Is(err, gpu.ErrDriverNotLoaded) // as when an earlier attempt could not initialise it again
+	changed, err = s.reread(ctx, allocated)
+	ended := errors.Is(err, gpu.ErrDriverNotLoaded) // an earlier attempt failed to initialise NVML
 	if err != nil && !ended || !due {
 		return changed, err
 	}
-	if missing, _ = s.compare(held); len(missing) == 0 && !ended {
+	if missing, _ = s.compare(allocated); len(missing) == 0 && !ended {
 		return changed, nil
 	}
-	klog.FromContext(ctx).Info("Starting the NVML session anew: sysfs has GPUs that it does not list", "gpus", missing)
-	if err := s.reopen(ctx); err != nil {
-		return changed, fmt.Errorf("look for the GPUs at %v: %w", missing, err)
+	klog.FromContext(ctx).Info("Restarting the NVML session: sysfs lists GPUs that NVML does not", "gpus", missing)
+	if err := s.restart(ctx); err != nil {
+		return changed, fmt.Errorf("find the GPUs at %v: %w", missing, err)
 	}
-	again, err := s.reread(ctx, held)
+	again, err := s.reread(ctx, allocated)
 	return changed || again, err
 }
 
-// compare holds the inventory against sysfs: GPUs that the inventory lacks, and whether some are to leave it.
-func (s *Session) compare(held func(pci gpu.PCIAddress) bool) (missing []gpu.PCIAddress, gone bool) {
-	if s.look.known == nil {
-		s.look.known, s.look.gone = map[string]bool{}, map[gpu.PCIAddress]bool{}
+// compare compares the inventory with sysfs: which GPUs the inventory lacks, and whether it should drop any.
+func (s *Session) compare(allocated func(pci gpu.PCIAddress) bool) (missing []gpu.PCIAddress, gone bool) {
+	if s.scan.known == nil {
+		s.scan.known, s.scan.gone = map[string]bool{}, map[gpu.PCIAddress]bool{}
 	}
-	functions, err := pciGPUs(s.sysfs, s.look.known)
+	functions, err := pciGPUs(s.sysfs, s.scan.known)
 	if err != nil {
-		return nil, false // no sysfs, nothing to hold against it
+		return nil, false // without sysfs there is nothing to compare with
 	}
 	node := s.Node()
 	for _, f := range functions {
-		// One that is bound to another driver, such as vfio-pci, is nobody's here.
+		// GPUs that are bound to another driver, such as vfio-pci, are not served.
 		if node.Find(f.pci.DeviceName()) == nil && (f.driver == "" || f.driver == "nvidia") {
 			missing = append(missing, f.pci)
 		}
 	}
-	before := s.look.gone
-	s.look.gone = map[gpu.PCIAddress]bool{}
+	before := s.scan.gone
+	s.scan.gone = map[gpu.PCIAddress]bool{}
 	for i := range node.GPUs {
 		pci := node.GPUs[i].PCI
-		if s.wasListed(pci) && s.Presence(pci) == Absent {
-			s.look.gone[pci] = true
-			// A claim may have been allocated it and not have been prepared yet: it leaves at the second look.
-			gone = gone || before[pci] && !held(pci)
+		if s.wasListed(pci) && s.Absent(pci) {
+			s.scan.gone[pci] = true
+			// The GPU may be allocated to a claim that is not prepared yet, so it is dropped at the second scan.
+			gone = gone || before[pci] && !allocated(pci)
 		}
 	}
 	return missing, gone
 }
 
 // reread reads all GPUs and merges them into the inventory.
-func (s *Session) reread(ctx context.Context, held func(pci gpu.PCIAddress) bool) (changed bool, err error) {
+func (s *Session) reread(ctx context.Context, allocated func(pci gpu.PCIAddress) bool) (changed bool, err error) {
 	d, err := s.discover(ctx)
 	if err != nil {
 		return false, err
 	}
 	before := s.last
-	next := s.merge(before, d, held)
+	next := s.merge(before, d, allocated)
 	changed = !slices.EqualFunc(before.node.GPUs, next.node.GPUs, func(a, b gpu.GPU) bool {
 		return a.PCI == b.PCI && a.UUID == b.UUID && a.Minor == b.Minor
 	}) || !slices.EqualFunc(before.node.Problems, next.node.Problems, func(a, b gpu.Problem) bool { return a.Err.Error() == b.Err.Error() })
@@ -118,9 +118,9 @@ func (s *Session) reread(ctx context.Context, held func(pci gpu.PCIAddress) bool
 	return changed, nil
 }
 
-// merge makes the next inventory of the one before and what was read now. A GPU that was known before keeps what was read
-// of it then, but for what may change while it is there.
-func (s *Session) merge(before, now *discovery, held func(pci gpu.PCIAddress) bool) *discovery {
+// merge returns the next inventory. A known GPU keeps the attributes that were read first, except those that may change
+// during its lifetime.
+func (s *Session) merge(before, now *discovery, allocated func(pci gpu.PCIAddress) bool) *discovery {
 	next := &discovery{node: now.node, handles: now.handles}
 	next.node.GPUs = nil
 	for i := range now.node.GPUs {
@@ -132,7 +132,7 @@ func (s *Session) merge(before, now *discovery, held func(pci gpu.PCIAddress) bo
 			kept := *was
 			kept.Index, kept.Minor = g.Index, g.Minor
 			g = kept
-		case held(g.PCI):
+		case allocated(g.PCI):
 			h := now.handles[g.PCI]
 			h.replaced = fmt.Errorf("%w: the GPU at %s is now %s, not %s as published", gpu.ErrReplaced, g.PCI, g.UUID, was.UUID)
 			next.handles[g.PCI] = h
@@ -142,10 +142,10 @@ func (s *Session) merge(before, now *discovery, held func(pci gpu.PCIAddress) bo
 	}
 	for i := range before.node.GPUs {
 		g := &before.node.GPUs[i]
-		if now.node.Find(g.PCI.DeviceName()) != nil || s.look.gone[g.PCI] && !held(g.PCI) {
+		if now.node.Find(g.PCI.DeviceName()) != nil || s.scan.gone[g.PCI] && !allocated(g.PCI) {
 			continue
 		}
-		next.node.GPUs = append(next.node.GPUs, *g) // it cannot be read, which is not to be gone
+		next.node.GPUs = append(next.node.GPUs, *g) // an unreadable GPU is still there
 		if h, ok := before.handles[g.PCI]; ok && h.epoch == int(s.epoch.Load()) {
 			next.handles[g.PCI] = h
 		}
@@ -154,19 +154,24 @@ func (s *Session) merge(before, now *discovery, held func(pci gpu.PCIAddress) bo
 	return next
 }
 
-// reopen ends the NVML session and starts it anew. What waits for a GPU meanwhile is told to try again. It is refused while
-// a call has not returned, as that would use what nvmlShutdown frees.
-func (s *Session) reopen(ctx context.Context) error {
-	release, err := s.dogs.holdAll(ctx, s.patience.Change)
+// restart shuts NVML down and initialises it again. Queued calls fail with errRestarted. It fails while a call is running,
+// which would use what nvmlShutdown frees.
+func (s *Session) restart(ctx context.Context) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("restart the NVML session: %w", err)
+		}
+	}()
+	release, err := s.dogs.acquireAll(ctx, s.patience.Change)
 	if err != nil {
-		return fmt.Errorf("start the NVML session anew: %w", err)
+		return err
 	}
 	defer release()
-	unhold, err := s.holdNodes()
+	closeNodes, err := s.openNodes()
 	if err != nil {
-		return fmt.Errorf("start the NVML session anew: %w", err)
+		return err
 	}
-	defer unhold()
+	defer closeNodes()
 	s.mu.Lock()
 	s.epoch.Add(1)
 	open := slices.Collect(maps.Keys(s.events))
@@ -175,7 +180,7 @@ func (s *Session) reopen(ctx context.Context) error {
 	_, err = bounded(ctx, newWatchdog(), "nvmlInit_v2", s.patience.Change, true, func() (struct{}, error) {
 		for _, e := range open {
 			if err := e.set.Free(); err != nil {
-				klog.FromContext(ctx).V(2).Info("Could not end a watch of events", "reason", err.Error())
+				klog.FromContext(ctx).V(2).Info("Could not free an event set", "reason", err.Error())
 			}
 		}
 		if err := s.lib.Shutdown(); err != nil && !errors.Is(err, gpu.ErrDriverNotLoaded) {
@@ -183,24 +188,21 @@ func (s *Session) reopen(ctx context.Context) error {
 		}
 		return struct{}{}, s.lib.Init()
 	})
-	if err != nil {
-		return fmt.Errorf("start the NVML session anew: %w", err)
-	}
-	return nil
+	return err
 }
 
-// holdNodes opens the device nodes of all GPUs that the session reaches. The driver tears a GPU's state down, its
-// partitions included, when the last file of it is closed and persistence mode is off (open-gpu-kernel-modules 595.45.04,
+// openNodes keeps the device nodes of all GPUs open until closeNodes is called. Without persistence mode the driver tears
+// down a GPU's state, its partitions included, when the last file of it is closed (open-gpu-kernel-modules 595.45.04,
 // kernel-open/nvidia/nv.c, nv_close_device).
-func (s *Session) holdNodes() (unhold func(), err error) {
+func (s *Session) openNodes() (closeNodes func(), err error) {
 	var files []*os.File
-	unhold = func() {
+	closeNodes = func() {
 		for _, f := range files {
 			_ = f.Close()
 		}
 	}
 	if s.root == "" {
-		return unhold, nil // a library without a driver's root has no nodes
+		return closeNodes, nil // a library without a driver root has no device nodes
 	}
 	node := s.Node()
 	for i := range node.GPUs {
@@ -209,17 +211,17 @@ func (s *Session) holdNodes() (unhold func(), err error) {
 		switch {
 		case err == nil:
 			files = append(files, f)
-		case errors.Is(err, syscall.ENXIO), errors.Is(err, syscall.ENODEV), errors.Is(err, syscall.EIO), s.Presence(g.PCI) == Absent:
-			// no kernel driver or no GPU behind the node: there is nothing to keep
+		case errors.Is(err, syscall.ENXIO), errors.Is(err, syscall.ENODEV), errors.Is(err, syscall.EIO), s.Absent(g.PCI):
+			// without a kernel driver or a GPU behind the node there is no state to keep
 		default:
-			unhold()
+			closeNodes()
 			return nil, fmt.Errorf("keep the GPU at %s open: %w", g.PCI, err)
 		}
 	}
-	return unhold, nil
+	return closeNodes, nil
 }
 
-// openNode opens a GPU's device node, in the driver's root or, where that has no /dev, on the host.
+// openNode opens a GPU's device node in the driver root or, if that has no /dev, on the host.
 func openNode(root string, minor int) (*os.File, error) {
 	name := fmt.Sprintf("dev/nvidia%d", minor)
 	f, err := os.OpenFile(filepath.Join(root, name), os.O_RDWR|syscall.O_NOFOLLOW, 0)
@@ -229,24 +231,23 @@ func openNode(root string, minor int) (*os.File, error) {
 	return f, err
 }
 
-// holdAll keeps everything from running until the function that it returns is called. It fails if something has not
-// returned within limit.
-func (w *watchdogs) holdAll(ctx context.Context, limit time.Duration) (release func(), err error) {
+// acquireAll blocks all calls until release is called. It fails if a running call does not return within limit.
+func (w *watchdogs) acquireAll(ctx context.Context, limit time.Duration) (release func(), err error) {
 	w.mu.Lock()
 	all := w.all()
 	w.mu.Unlock()
-	var held []*watchdog
+	var acquired []*watchdog
 	release = func() {
-		for _, dog := range slices.Backward(held) {
+		for _, dog := range slices.Backward(acquired) {
 			dog.end(ctx)
 		}
 	}
 	for _, dog := range all {
-		if err := dog.begin(ctx, "starting the NVML session anew", cmp.Or(limit, time.Second)); err != nil {
+		if err := dog.begin(ctx, "restarting the NVML session", cmp.Or(limit, time.Second)); err != nil {
 			release()
 			return nil, err
 		}
-		held = append(held, dog)
+		acquired = append(acquired, dog)
 	}
 	return release, nil
 }

@@ -8,29 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
-
-func TestRoots(t *testing.T) {
-	for name, tt := range map[string]struct {
-		root, mounted string
-		want          []Root
-	}{
-		"the host's":                  {"/", "", []Root{{"/", "/"}}},
-		"a driver container's":        {"/run/nvidia/driver/", "", []Root{{"/run/nvidia/driver", "/run/nvidia/driver"}}},
-		"mounted elsewhere":           {"/run/nvidia/driver", "/driver/", []Root{{"/run/nvidia/driver", "/driver"}}},
-		"found by itself":             {AutoRoot, "", []Root{{"/", "/"}, {"/run/nvidia/driver", "/run/nvidia/driver"}}},
-		"found by itself from within": {AutoRoot, "/host", []Root{{"/", "/host"}, {"/run/nvidia/driver", "/host/run/nvidia/driver"}}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, Roots(tt.root, tt.mounted)); diff != "" {
-				t.Errorf("roots (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
 
 // withLibrary puts the library into a root, as a file or, as Debian's packages do, behind a chain of absolute links.
 func withLibrary(t *testing.T, root string, linked bool) (path string) {

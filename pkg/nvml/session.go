@@ -24,55 +24,55 @@ import (
 // LibraryName is the SONAME under which every NVIDIA driver installs its management library.
 const LibraryName = "libnvidia-ml.so.1"
 
-// Options say where the driver is.
+// Options locate the driver.
 type Options struct {
-	// DriverRoot is the folder under which this process sees the driver's files: "/" or a mounted driver container.
+	// DriverRoot is the directory at which this process sees the driver's files: "/" or a mounted driver container.
 	DriverRoot string
-	// OtherRoots are looked in, in this order, where DriverRoot has no driver.
+	// OtherRoots are searched in this order if DriverRoot has no driver.
 	OtherRoots []string
-	// Probe decides between the libraries of several roots; nil to take the first.
+	// Probe chooses between the libraries of several roots; nil takes the first.
 	Probe Probe
-	// LibraryPath is the management library itself; empty to look for it under the roots.
+	// LibraryPath is the management library itself; empty searches the roots.
 	LibraryPath string
 	// Sysfs is the node's /sys.
 	Sysfs fs.ReadLinkFS
 }
 
-// Session is one long-lived NVML session: nvmlInit and lookups by UUID can take seconds under load, so handles are
-// kept. All methods are safe for concurrent use.
+// Session is a long-lived NVML session. It caches handles, because nvmlInit and lookups by UUID can take seconds under
+// load. All methods but Rediscover are safe for concurrent use.
 type Session struct {
 	lib      Library
 	sysfs    fs.ReadLinkFS
 	root     string
 	patience Patience
 	dogs     *watchdogs
-	// epoch counts how often the session was started anew.
+	// epoch counts the restarts of the session.
 	epoch atomic.Int64
-	// stale is set where a GPU was found to be another than in the inventory.
+	// stale is set if a GPU no longer matches the inventory.
 	stale atomic.Bool
-	look  look
+	scan  scan
 
 	mu      sync.RWMutex
 	last    *discovery
 	filling map[int]int // compute slices -> compute profile ID, see fillingProfile
-	// listed are the GPUs whose PCI function sysfs had at some read.
+	// listed are the GPUs whose PCI function sysfs listed at some read.
 	listed map[gpu.PCIAddress]bool
-	// registered are the GPUs whose registration with the fabric was completed at some time.
+	// registered are the GPUs whose registration with the fabric completed at some time.
 	registered map[gpu.PCIAddress]bool
-	// events are the watches that are open.
+	// events are the open subscriptions.
 	events map[*Events]bool
 }
 
 // Option adjusts a session.
 type Option func(*Session)
 
-// WithPatience bounds the calls of a session.
+// WithPatience sets the time limits of a session's calls.
 func WithPatience(p Patience) Option { return func(s *Session) { s.patience = p } }
 
-// sharing uses the watchdogs of other sessions with the same library.
+// sharing makes a session use the watchdogs of other sessions with the same library.
 func sharing(dogs *watchdogs) Option { return func(s *Session) { s.dogs = dogs } }
 
-// Open finds the library, starts a session and reads the hardware once. Errors name the path that was tried.
+// Open finds the library, starts a session and reads the hardware once. Errors name the path of the library.
 func Open(ctx context.Context, opts Options) (*Session, error) {
 	found, err := find(opts)
 	if err != nil {
@@ -118,7 +118,7 @@ func newSession(lib Library, sysfs fs.ReadLinkFS, opts []Option) *Session {
 	return s
 }
 
-// FindLibrary gives the path of the first management library that opts lead to.
+// FindLibrary returns the path of the first management library that matches opts.
 func FindLibrary(opts Options) (string, error) {
 	found, err := find(opts)
 	if err != nil {
@@ -127,8 +127,7 @@ func FindLibrary(opts Options) (string, error) {
 	return found[0].path, nil
 }
 
-// find lists the libraries and the driver roots that go with them, in the order of the roots; at least one if there is no
-// error.
+// find lists the libraries with their driver roots, in the order of the roots. Without an error there is at least one.
 func find(opts Options) ([]candidate, error) {
 	roots := append([]string{cmp.Or(opts.DriverRoot, "/")}, opts.OtherRoots...)
 	var found []candidate
@@ -154,7 +153,7 @@ func find(opts Options) ([]candidate, error) {
 	return found, nil
 }
 
-// libraryIn looks for the library under one root.
+// libraryIn finds the library under a root.
 func libraryIn(root string) (string, bool) {
 	found, err := lookup.NewLibraryLocator(lookup.WithRoot(root), lookup.WithLogger(silent{})).Locate(LibraryName)
 	if err != nil || len(found) == 0 {
@@ -163,9 +162,9 @@ func libraryIn(root string) (string, bool) {
 	return filepath.Clean(found[0]), true
 }
 
-// Wait opens a session as soon as the driver answers, however long that takes; it gives up only when ctx ends, or when the
-// driver came with another library than this process has loaded meanwhile (ErrOtherLibrary).
-// Each new reason for waiting goes to notify, which may be nil, and to the log.
+// Wait opens a session as soon as the driver is available. It returns early only when ctx ends, or if the driver needs
+// another library than this process has loaded (ErrOtherLibrary). Each new reason for waiting is logged and passed to
+// notify, which may be nil.
 func Wait(ctx context.Context, opts Options, interval time.Duration, notify func(error)) (*Session, error) {
 	logger := klog.FromContext(ctx)
 	tick := time.NewTicker(interval)
@@ -191,7 +190,7 @@ func Wait(ctx context.Context, opts Options, interval time.Duration, notify func
 	}
 }
 
-// Refresh reads the hardware again.
+// Refresh rereads the hardware.
 func (s *Session) Refresh(ctx context.Context) error {
 	d, err := s.discover(ctx)
 	if err != nil {
@@ -201,7 +200,7 @@ func (s *Session) Refresh(ctx context.Context) error {
 	return nil
 }
 
-// adopt makes what was read the inventory.
+// adopt replaces the inventory.
 func (s *Session) adopt(d *discovery) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -213,43 +212,43 @@ func (s *Session) adopt(d *discovery) {
 	}
 }
 
-// Node is what the last read found. The result is shared: do not change it.
+// Node is the inventory of the last read. It is shared: do not modify it.
 func (s *Session) Node() *gpu.Node {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return &s.last.node
 }
 
-// DriverRoot is which of the roots the driver was found under, as this process sees it.
+// DriverRoot is the root under which the driver was found, as this process sees it.
 func (s *Session) DriverRoot() string { return s.root }
 
-// VerifyGPU asks the GPU at an address now and fails if it is lost, another one took its place (gpu.ErrReplaced) or its
-// device node is another one than published (gpu.ErrMinorChanged).
+// VerifyGPU queries a GPU and fails if it is lost, was replaced (gpu.ErrReplaced), or has another device node than
+// published (gpu.ErrMinorChanged).
 //
-// The UUID alone may come from memory that the library filled earlier. The temperature does not: each control call of the
-// resource manager is refused for a GPU that is no longer attached (NV_ERR_GPU_IS_LOST; open-gpu-kernel-modules 595.45.04,
-// src/nvidia/src/kernel/rmapi/control.c), and it is the cheapest of those that all boards have.
+// The library may return a cached UUID. It does not cache the temperature: the resource manager refuses every control call
+// for a GPU that is no longer attached (NV_ERR_GPU_IS_LOST; open-gpu-kernel-modules 595.45.04,
+// src/nvidia/src/kernel/rmapi/control.c), and this call is the cheapest that all boards support.
 func (s *Session) VerifyGPU(ctx context.Context, g *gpu.GPU) error {
-	_, err := ask(ctx, s, g.PCI, "nvmlDeviceGetUUID", func(dev Device) (struct{}, error) {
+	_, err := ask(ctx, s, g.PCI, "nvmlDeviceGetUUID", errorOnly(func(dev Device) error {
 		uuid, err := dev.UUID()
 		if err != nil {
-			return struct{}{}, fmt.Errorf("read the UUID of the GPU at %s: %w", g.PCI, err)
+			return fmt.Errorf("read the UUID of the GPU at %s: %w", g.PCI, err)
 		}
 		if uuid != g.UUID {
-			return struct{}{}, fmt.Errorf("%w: the GPU at %s is now %s, not %s as published", gpu.ErrReplaced, g.PCI, uuid, g.UUID)
+			return fmt.Errorf("%w: the GPU at %s is now %s, not %s as published", gpu.ErrReplaced, g.PCI, uuid, g.UUID)
 		}
 		if err := dev.Temperature(); err != nil && !lacking(err) {
-			return struct{}{}, fmt.Errorf("read the temperature of the GPU at %s: %w", g.PCI, err)
+			return fmt.Errorf("read the temperature of the GPU at %s: %w", g.PCI, err)
 		}
-		return struct{}{}, checkMinor(dev, g)
-	})
+		return checkMinor(dev, g)
+	}))
 	if errors.Is(err, gpu.ErrReplaced) || errors.Is(err, gpu.ErrMinorChanged) {
 		s.stale.Store(true)
 	}
 	return err
 }
 
-// checkMinor fails if a GPU's device node is another one than published. It may change with the MIG mode (nvml.h,
+// checkMinor fails if a GPU's minor number differs from the published one. A MIG mode change may change it (nvml.h,
 // nvmlDeviceSetMigMode).
 func checkMinor(dev Device, g *gpu.GPU) error {
 	minor, err := dev.MinorNumber()
@@ -257,31 +256,30 @@ func checkMinor(dev Device, g *gpu.GPU) error {
 		return fmt.Errorf("read the minor number of the GPU at %s: %w", g.PCI, err)
 	}
 	if minor != g.Minor {
-		return fmt.Errorf("%w: that of the GPU at %s is now /dev/nvidia%d, not /dev/nvidia%d; it is read again", gpu.ErrMinorChanged, g.PCI, minor, g.Minor)
+		return fmt.Errorf("%w: the device node of the GPU at %s is now /dev/nvidia%d, not /dev/nvidia%d; the inventory will be reread",
+			gpu.ErrMinorChanged, g.PCI, minor, g.Minor)
 	}
 	return nil
 }
 
-// Processes lists the process ids that use the GPU at an address, in ascending order.
+// Processes lists the IDs of the processes that use the GPU at an address, in ascending order.
 func (s *Session) Processes(ctx context.Context, pci gpu.PCIAddress) ([]int, error) {
-	return ask(ctx, s, pci, "nvmlDeviceGetComputeRunningProcesses", func(dev Device) ([]int, error) {
-		pids, err := dev.RunningProcesses()
-		if err != nil {
-			return nil, fmt.Errorf("list the processes on the GPU at %s: %w", pci, err)
-		}
-		return pids, nil
-	})
+	pids, err := ask(ctx, s, pci, "nvmlDeviceGetComputeRunningProcesses", Device.RunningProcesses)
+	if err != nil {
+		return nil, fmt.Errorf("list the processes on the GPU at %s: %w", pci, err)
+	}
+	return pids, nil
 }
 
-// Close ends the session. While a call has not returned it stays open: what the call uses must not be freed under it.
+// Close ends the session. It fails while a call is running, which uses what nvmlShutdown frees.
 func (s *Session) Close() error {
 	if what := s.dogs.busy(); what != "" {
-		return fmt.Errorf("end the NVML session: %w: %s has not returned", gpu.ErrHangs, what)
+		return fmt.Errorf("close the NVML session: %w: %s has not returned", gpu.ErrHangs, what)
 	}
 	return s.lib.Shutdown()
 }
 
-// silent passes over what the search for the library says on its way, such as that a root has no ld.so.cache.
+// silent discards the messages of the library search, such as that a root has no ld.so.cache.
 type silent struct{}
 
 func (silent) Debugf(string, ...any)   {}

@@ -14,7 +14,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// readSysfs reads where the GPU sits. Virtual machines often hide it; then it is left out.
+// readSysfs reads the GPU's position in the PCI tree and its NUMA node. It skips what virtual machines hide.
 func readSysfs(g *gpu.GPU, sysfs fs.ReadLinkFS) {
 	g.PCIePath = pciePath(sysfs, g.PCI)
 	g.CPUAffinity = localCPUs(sysfs, g.PCI)
@@ -29,11 +29,11 @@ func readSysfs(g *gpu.GPU, sysfs fs.ReadLinkFS) {
 	}
 }
 
-// deviceLink is the link of a PCI function to its folder, which lies in those of the bridges above it.
-func deviceLink(pci gpu.PCIAddress) string { return path.Join("bus/pci/devices", pci.String()) }
+// deviceLink is the link to a PCI function's directory, which is nested in those of its upstream bridges.
+func deviceLink(pci gpu.PCIAddress) string { return path.Join(pciDevices, pci.String()) }
 
-// pciePath is the way from the root complex to a PCI function, or nil. What is no PCI function, such as the bus of a
-// virtual machine above the root complex, is left out.
+// pciePath is the path from the root complex to a PCI function, or nil. It skips components that are not PCI functions,
+// such as a virtual machine's bus above the root complex.
 func pciePath(sysfs fs.ReadLinkFS, pci gpu.PCIAddress) []string {
 	target, err := sysfs.ReadLink(deviceLink(pci))
 	if err != nil {
@@ -44,16 +44,16 @@ func pciePath(sysfs fs.ReadLinkFS, pci gpu.PCIAddress) []string {
 	if root < 0 || parts[len(parts)-1] != pci.String() {
 		return nil
 	}
-	way := []string{parts[root]}
+	nodes := []string{parts[root]}
 	for _, p := range parts[root+1:] {
 		if _, err := gpu.ParsePCIAddress(p); err == nil {
-			way = append(way, p)
+			nodes = append(nodes, p)
 		}
 	}
-	return way
+	return nodes
 }
 
-// isPCIRoot tells a root complex, "pci<domain>:<bus>", by its name.
+// isPCIRoot reports whether a name is that of a root complex, "pci<domain>:<bus>".
 func isPCIRoot(name string) bool {
 	bus, found := strings.CutPrefix(name, "pci")
 	if !found {
@@ -63,10 +63,10 @@ func isPCIRoot(name string) bool {
 	return err == nil
 }
 
-// maxCPUList bounds what is read of a list of CPUs, in bytes: more than sysfs has on one page.
+// maxCPUList bounds a list of CPUs in bytes: a page of sysfs.
 const maxCPUList = 4096
 
-// localCPUs is the list of the CPUs near a PCI function, or nothing.
+// localCPUs is the list of the CPUs near a PCI function, or empty.
 func localCPUs(sysfs fs.FS, pci gpu.PCIAddress) string {
 	file, err := sysfs.Open(deviceLink(pci) + "/local_cpulist")
 	if err != nil {

@@ -13,37 +13,37 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// Patience is how long calls of NVML may take before they count as hanging.
+// Patience sets how long NVML calls may take before they count as hanging.
 type Patience struct {
-	// Read is for what asks a GPU something. On healthy GPUs that takes milliseconds.
+	// Read bounds queries, which take milliseconds on healthy GPUs.
 	Read time.Duration
-	// Change is for what changes a GPU or initialises one: the driver does that at the first handle
-	// (nvmlDeviceGetHandleByIndex_v2), in seconds. It is below the 45 s that the kubelet waits for a plugin.
+	// Change bounds calls that change or initialise a GPU. The driver initialises a GPU at its first handle
+	// (nvmlDeviceGetHandleByIndex_v2), which takes seconds. It is below the kubelet's timeout of 45 s.
 	Change time.Duration
 }
 
-// defaultPatience bounds calls unless WithPatience says otherwise.
+// defaultPatience applies without WithPatience.
 var defaultPatience = Patience{Read: 10 * time.Second, Change: 30 * time.Second}
 
-// watchdog bounds what is done with one GPU. NVML calls cannot be cancelled, so each runs in a goroutine of its own, one at
-// a time: however often a GPU that hangs is asked, one goroutine is stuck.
+// watchdog bounds the calls about one GPU. NVML calls cannot be cancelled, so each runs in its own goroutine, one at a
+// time: a hanging GPU blocks one goroutine, however often it is queried.
 type watchdog struct {
-	// slot has a value while something runs.
+	// slot contains a value while a call runs.
 	slot chan struct{}
 
 	mu sync.Mutex
-	// what runs, and since when.
+	// what is the running call.
 	what            string
 	since, deadline time.Time
-	// late is set once what runs has used up its patience.
+	// late is set once the running call has missed its deadline.
 	late bool
 }
 
 func newWatchdog() *watchdog { return &watchdog{slot: make(chan struct{}, 1)} }
 
-// bounded runs f unless an earlier call hangs, and gives up waiting for it after limit with gpu.ErrHangs. Then f goes on
-// until it returns by itself, and nothing else runs before. If changes is set, the end of ctx does not end the wait: what
-// has begun has to be known.
+// bounded runs f unless an earlier call hangs, and stops waiting for it after limit with gpu.ErrHangs. f then keeps
+// running, and no other call starts before it returns. If changes is set, the end of ctx does not end the wait: the
+// outcome of a change must be known.
 func bounded[T any](ctx context.Context, w *watchdog, what string, limit time.Duration, changes bool, f func() (T, error)) (T, error) {
 	var none T
 	if err := w.begin(ctx, what, limit); err != nil {
@@ -57,7 +57,7 @@ func bounded[T any](ctx context.Context, w *watchdog, what string, limit time.Du
 	answers := make(chan answer, 1)
 	go func() {
 		var a answer
-		defer func() { // a panic is the caller's
+		defer func() { // the caller panics instead
 			a.panicked = recover()
 			w.end(ctx)
 			answers <- a
@@ -84,7 +84,7 @@ func bounded[T any](ctx context.Context, w *watchdog, what string, limit time.Du
 	case <-timer.C:
 	}
 	select {
-	case a := <-answers: // just in time
+	case a := <-answers: // it returned just in time
 		return take(a)
 	default:
 	}
@@ -95,7 +95,7 @@ func bounded[T any](ctx context.Context, w *watchdog, what string, limit time.Du
 	return none, fmt.Errorf("%s returned after %s, which is too late: %w", what, limit, gpu.ErrHangs)
 }
 
-// begin waits until nothing runs. It gives up at once where a call hangs.
+// begin waits for the running call. It fails at once if that call hangs.
 func (w *watchdog) begin(ctx context.Context, what string, limit time.Duration) error {
 	for {
 		select {
@@ -112,7 +112,7 @@ func (w *watchdog) begin(ctx context.Context, what string, limit time.Duration) 
 	}
 }
 
-// await returns when what runs may have ended, or why there is no use in waiting.
+// await returns when the running call may have ended, or an error if waiting is useless.
 func (w *watchdog) await(ctx context.Context) error {
 	if err := w.hangs(); err != nil {
 		return err
@@ -129,23 +129,23 @@ func (w *watchdog) await(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-timer.C:
-		w.expire(ctx) // who runs it may have given up before its deadline
+		w.expire(ctx) // its caller may have stopped waiting before the deadline
 		return nil
 	}
 }
 
-// end notes that what ran has returned.
+// end records that the running call has returned.
 func (w *watchdog) end(ctx context.Context) {
 	w.mu.Lock()
 	if w.late {
-		klog.FromContext(ctx).Info("A call of NVML that did not return has returned", "call", w.what, "duration", time.Since(w.since))
+		klog.FromContext(ctx).Info("Hanging NVML call returned", "call", w.what, "duration", time.Since(w.since))
 	}
 	w.what, w.late = "", false
 	w.mu.Unlock()
 	<-w.slot
 }
 
-// expire notes that what runs has used up its patience, if it has.
+// expire marks the running call as late if it has missed its deadline.
 func (w *watchdog) expire(ctx context.Context) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -153,10 +153,10 @@ func (w *watchdog) expire(ctx context.Context) {
 		return
 	}
 	w.late = true
-	klog.FromContext(ctx).Error(gpu.ErrHangs, "A call of NVML does not return", "call", w.what, "duration", time.Since(w.since))
+	klog.FromContext(ctx).Error(gpu.ErrHangs, "NVML call does not return", "call", w.what, "duration", time.Since(w.since))
 }
 
-// hangs is why nothing can be asked now; nil if something can.
+// hangs returns an error while the running call hangs.
 func (w *watchdog) hangs() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -166,11 +166,11 @@ func (w *watchdog) hangs() error {
 	return fmt.Errorf("%w: %s has not returned since %s", gpu.ErrHangs, w.what, w.since.UTC().Format(time.RFC3339))
 }
 
-// busy reports whether something runs.
+// busy reports whether a call is running.
 func (w *watchdog) busy() bool { return len(w.slot) > 0 }
 
-// watchdogs are those of a library: one for each GPU by its NVML index, which is all that is known of a GPU whose handle
-// cannot be had, one for the wait for events, and one for what is about no GPU.
+// watchdogs are those of a library: one per GPU by NVML index, which is known even of a GPU without a handle, one for the
+// wait for events, and one for calls that concern no single GPU.
 type watchdogs struct {
 	library, events *watchdog
 
@@ -182,7 +182,7 @@ func newWatchdogs() *watchdogs {
 	return &watchdogs{library: newWatchdog(), events: newWatchdog(), byIndex: map[int]*watchdog{}}
 }
 
-// of is the watchdog of the GPU at an index.
+// of returns the watchdog of the GPU at an index.
 func (w *watchdogs) of(index int) *watchdog {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -192,7 +192,7 @@ func (w *watchdogs) of(index int) *watchdog {
 	return w.byIndex[index]
 }
 
-// busy names a call that runs; empty if none does.
+// busy names a running call; empty if there is none.
 func (w *watchdogs) busy() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -206,7 +206,7 @@ func (w *watchdogs) busy() string {
 	return ""
 }
 
-// all are the watchdogs in a fixed order; the caller holds mu.
+// all returns the watchdogs in a fixed order; the caller must hold mu.
 func (w *watchdogs) all() []*watchdog {
 	all := []*watchdog{w.library, w.events}
 	for i := 0; len(all) < len(w.byIndex)+2; i++ {
@@ -217,14 +217,14 @@ func (w *watchdogs) all() []*watchdog {
 	return all
 }
 
-// ofLibraries are the watchdogs of the libraries that this process uses, by path: a second session must not wait for a call
-// that already hangs in the first, since both use the same library.
+// ofLibraries are the watchdogs of this process's libraries by path. Sessions with the same library share them, so that a
+// second session detects a call that hangs in the first.
 var ofLibraries = struct {
 	mu     sync.Mutex
 	byPath map[string]*watchdogs
 }{byPath: map[string]*watchdogs{}}
 
-// watchdogsOf are the watchdogs of the library at path.
+// watchdogsOf returns the watchdogs of the library at path.
 func watchdogsOf(path string) *watchdogs {
 	ofLibraries.mu.Lock()
 	defer ofLibraries.mu.Unlock()

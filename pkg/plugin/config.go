@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
+	"github.com/cleave-dra/cleave/pkg/driverroot"
 	"github.com/cleave-dra/cleave/pkg/names"
-	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
@@ -43,7 +43,7 @@ type Config struct {
 	HookDir string
 
 	// DriverRoot is the root of the driver's files on the host, ContainerDriverRoot the same folder as this process
-	// sees it; empty if that is the same path. With nvml.AutoRoot, ContainerDriverRoot is where it sees the host's /.
+	// sees it; empty if that is the same path. With driverroot.Auto, ContainerDriverRoot is where it sees the host's /.
 	DriverRoot          string
 	ContainerDriverRoot string
 	// NVMLLibrary is libnvidia-ml.so.1; empty to look for it under the driver root.
@@ -92,8 +92,8 @@ func (c *Config) Validate() error {
 			errs = append(errs, fmt.Errorf("%s %q is not an absolute path", dir.flag, dir.path))
 		}
 	}
-	if c.DriverRoot != nvml.AutoRoot && !filepath.IsAbs(c.DriverRoot) {
-		errs = append(errs, fmt.Errorf("--driver-root %q is neither an absolute path nor %s", c.DriverRoot, nvml.AutoRoot))
+	if c.DriverRoot != driverroot.Auto && !filepath.IsAbs(c.DriverRoot) {
+		errs = append(errs, fmt.Errorf("--driver-root %q is neither an absolute path nor %s", c.DriverRoot, driverroot.Auto))
 	}
 	if c.HookDir != "" && !filepath.IsAbs(c.HookDir) {
 		errs = append(errs, fmt.Errorf("--cdi-hook-dir %q is not an absolute path", c.HookDir))
@@ -169,8 +169,8 @@ func (c *Config) pluginDir() string {
 func (c *Config) nodeDir() string { return filepath.Join(c.PluginsDir, names.Shared) }
 
 // driverRoots are where to look for the driver.
-func (c *Config) driverRoots() []nvml.Root {
-	return nvml.Roots(c.DriverRoot, c.ContainerDriverRoot)
+func (c *Config) driverRoots() []driverroot.Root {
+	return driverroot.Candidates(c.DriverRoot, c.ContainerDriverRoot)
 }
 
 // bootID tells one boot of the node from another.

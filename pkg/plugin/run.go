@@ -206,11 +206,7 @@ func (s *service) openSharing() error {
 		}
 		s.supervisor.client, supervisor = client, client
 	}
-	var roots []driverroot.Root
-	for _, r := range s.config.driverRoots() {
-		roots = append(roots, driverroot.Root(r))
-	}
-	s.sharing = sharing.New(s.config.DriverName, supervisor, roots, sharing.RunProgram)
+	s.sharing = sharing.New(s.config.DriverName, supervisor, s.config.driverRoots(), sharing.RunProgram)
 	return nil
 }
 
@@ -313,7 +309,7 @@ func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 	}
 	s.metrics.waiting.Set(0)
 	s.found = session.DriverRoot()
-	s.sharing.Found(driverroot.Root(s.driverRoot(session)))
+	s.sharing.Found(s.driverRoot(session))
 	s.noteLoaded()
 	if err := s.sessions.Begin(deviceNames(session.Node())); err != nil {
 		return nil, errors.Join(err, session.Close())
@@ -325,7 +321,7 @@ func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 
 // whereDriver says where to look for the driver.
 func (s *service) whereDriver() nvml.Options {
-	roots := nvml.Here(s.config.driverRoots())
+	roots := driverroot.Here(s.config.driverRoots())
 	return nvml.Options{
 		DriverRoot:  roots[0],
 		OtherRoots:  roots[1:],
@@ -336,7 +332,7 @@ func (s *service) whereDriver() nvml.Options {
 }
 
 // driverRoot is where the driver was found.
-func (s *service) driverRoot(session *nvml.Session) nvml.Root {
+func (s *service) driverRoot(session *nvml.Session) driverroot.Root {
 	roots := s.config.driverRoots()
 	for _, r := range roots {
 		if r.Here == session.DriverRoot() {

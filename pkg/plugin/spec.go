@@ -54,7 +54,7 @@ func (s *service) newStatic(session *nvml.Session, driver, hookPath string, chan
 		HookPath:       hookPath,
 		MemoryHookPath: filepath.Join(s.config.PluginsDir, driver, hook.MemoryLimit),
 		MakeNodes: func(ctx context.Context, nodes driverroot.Nodes) error {
-			return driverroot.Root(root).MakeNodes(ctx, s.config.Procfs, nodes)
+			return root.MakeNodes(ctx, s.config.Procfs, nodes)
 		},
 		Changed: changed,
 	})

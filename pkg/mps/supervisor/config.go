@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cleave-dra/cleave/pkg/nvml"
+	"github.com/cleave-dra/cleave/pkg/driverroot"
 )
 
 // What to do with a GPU's compute mode while an MPS server has it.
@@ -27,7 +27,7 @@ type Config struct {
 	Dir string
 
 	// DriverRoot is the root of the driver's files on the host, ContainerDriverRoot the same folder as this process
-	// sees it; empty if that is the same path. With nvml.AutoRoot, ContainerDriverRoot is where it sees the host's /.
+	// sees it; empty if that is the same path. With driverroot.Auto, ContainerDriverRoot is where it sees the host's /.
 	DriverRoot          string
 	ContainerDriverRoot string
 	// NVMLLibrary is libnvidia-ml.so.1; empty to look for it under the driver root.
@@ -60,8 +60,8 @@ func (c *Config) Validate() error {
 			errs = append(errs, fmt.Errorf("%s %q is not an absolute path", dir.flag, dir.path))
 		}
 	}
-	if c.DriverRoot != nvml.AutoRoot && !filepath.IsAbs(c.DriverRoot) {
-		errs = append(errs, fmt.Errorf("--driver-root %q is neither an absolute path nor %s", c.DriverRoot, nvml.AutoRoot))
+	if c.DriverRoot != driverroot.Auto && !filepath.IsAbs(c.DriverRoot) {
+		errs = append(errs, fmt.Errorf("--driver-root %q is neither an absolute path nor %s", c.DriverRoot, driverroot.Auto))
 	}
 	if len(c.Dir) > maxDir || strings.ContainsFunc(c.Dir, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
 		errs = append(errs, fmt.Errorf("--dir %q has more than %d characters, or spaces: sockets could not be made in it", c.Dir, maxDir))
@@ -85,5 +85,5 @@ func (c *Config) Validate() error {
 
 // driverRoots are where to look for the driver, as this process sees them.
 func (c *Config) driverRoots() []string {
-	return nvml.Here(nvml.Roots(c.DriverRoot, c.ContainerDriverRoot))
+	return driverroot.Here(driverroot.Candidates(c.DriverRoot, c.ContainerDriverRoot))
 }
