@@ -37,13 +37,9 @@ func (s *space) startCompatible(ctx context.Context) *node.Node {
 	s.Helper()
 	dir, err := env.cluster.GuestDir("nvidia")
 	s.must(err)
-	n, err := node.Create(ctx, node.Options{Cluster: env.cluster, Bin: programsDir, Model: compatibleModel, Dir: dir, Driver: nvidia.DriverName})
+	s.must(env.client.CreateFile(ctx, "", filepath.Join(env.source, "deployments", "nvidia-compatible", "deviceclasses.yaml")))
+	n, err := node.Run(ctx, node.Options{Cluster: env.cluster, Bin: programsDir, Model: compatibleModel, Dir: dir, Driver: nvidia.DriverName})
 	s.must(err)
-	s.must(n.StartSupervisor(ctx))
-	classes, err := workload.Load(filepath.Join(env.source, "deployments", "nvidia-compatible", "deviceclasses.yaml"))
-	s.must(err)
-	s.must(workload.Create(ctx, env.kube, "", classes))
-	s.must(n.Start(ctx))
 	s.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -52,10 +48,7 @@ func (s *space) startCompatible(ctx context.Context) *node.Node {
 		}
 		// Pods end only while their plugin unprepares their claims.
 		s.must(env.kube.CoreV1().Pods(s.name).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-		s.eventually(ctx, "the pods to go", func(ctx context.Context) (bool, string, error) {
-			list, err := env.kube.CoreV1().Pods(s.name).List(ctx, metav1.ListOptions{})
-			return err == nil && len(list.Items) == 0, podNames(list), err
-		})
+		s.must(env.client.WaitGone(ctx, s.name, ""))
 		s.must(errors.Join(n.Stop(), n.StopSupervisor()))
 		for _, name := range []string{"gpu.nvidia.com", "mig.nvidia.com"} {
 			s.must(env.kube.ResourceV1().DeviceClasses().Delete(ctx, name, metav1.DeleteOptions{}))
@@ -64,11 +57,7 @@ func (s *space) startCompatible(ctx context.Context) *node.Node {
 		s.must(env.kube.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.driver=" + nvidia.DriverName}))
 		s.must(os.RemoveAll(dir))
 	})
-	s.must(n.WaitReady(ctx))
-	s.eventually(ctx, "slices of "+nvidia.DriverName, func(ctx context.Context) (bool, string, error) {
-		found := s.slicesOf(ctx, nvidia.DriverName)
-		return len(found) > 0 && int64(len(found)) == found[0].Spec.Pool.ResourceSliceCount, fmt.Sprintf("%d slices", len(found)), nil
-	})
+	s.must(env.client.WaitSlices(ctx, nvidia.DriverName, nil))
 	return n
 }
 
@@ -95,8 +84,8 @@ func (s *space) cleared(ctx context.Context, n *node.Node) {
 	s.eventually(ctx, "nothing to be left", func(ctx context.Context) (bool, string, error) {
 		var left []string
 		for _, p := range processes() {
-			if strings.Contains(p.command, "nvidia-cuda-mps") && strings.Contains(p.environment, "="+n.MPSDir()) {
-				left = append(left, fmt.Sprintf("process %d %s", p.pid, p.command))
+			if strings.Contains(p.Command, "nvidia-cuda-mps") && strings.Contains(p.Environment, "="+n.MPSDir()) {
+				left = append(left, fmt.Sprintf("process %d %s", p.PID, p.Command))
 			}
 		}
 		shown, err := n.Sim(ctx, "show")

@@ -11,6 +11,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleave-dra/cleave/e2e/process"
 )
 
 func TestContention_NinthPod(t *testing.T) {
@@ -56,8 +58,8 @@ func stubborn(pod *corev1.Pod, mark string) {
 
 // runsWithMark tells whether a process of that mark runs.
 func runsWithMark(mark string) bool {
-	return slices.ContainsFunc(processes(), func(p process) bool {
-		return strings.Contains("\x00"+p.environment, "\x00E2E_MARK="+mark+"\x00")
+	return slices.ContainsFunc(processes(), func(p process.Process) bool {
+		return strings.Contains("\x00"+p.Environment, "\x00E2E_MARK="+mark+"\x00")
 	})
 }
 

@@ -100,10 +100,7 @@ func (s *space) oldDriver() {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	s.must(env.kube.CoreV1().Pods(s.name).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-	s.eventually(ctx, "the pods to go", func(ctx context.Context) (bool, string, error) {
-		list, err := env.kube.CoreV1().Pods(s.name).List(ctx, metav1.ListOptions{})
-		return err == nil && len(list.Items) == 0, podNames(list), err
-	})
+	s.must(env.client.WaitGone(ctx, s.name, ""))
 	s.must(env.node.Stop())
 	_, err := env.node.Sim(ctx, "create", "--node", model, "--force")
 	s.must(err)

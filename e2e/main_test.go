@@ -8,14 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
@@ -52,31 +49,10 @@ func TestMain(m *testing.M) {
 		fmt.Println("e2e: skipped; CLEAVE_E2E=1 runs these tests, as root, on a local Kubernetes of their own (make e2e)")
 		return
 	}
-	os.Exit(run(m))
-}
-
-// run brings everything up, runs the tests and takes everything down, also when a signal arrives in between.
-func run(m *testing.M) int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	code := 1
-	var err error
-	if env, err = setUp(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "e2e:", err)
-	} else {
-		done := make(chan int, 1)
-		go func() { done <- m.Run() }()
-		select {
-		case code = <-done:
-		case <-ctx.Done():
-			fmt.Fprintln(os.Stderr, "e2e: interrupted; taking the cluster down")
-		}
-	}
-	if err := tearDown(); err != nil {
-		fmt.Fprintln(os.Stderr, "e2e:", err)
-		code = 1
-	}
-	return code
+	os.Exit(cluster.RunTests(m, func(ctx context.Context) (err error) {
+		env, err = setUp(ctx)
+		return err
+	}, tearDown))
 }
 
 func setUp(ctx context.Context) (*suite, error) {
@@ -87,27 +63,24 @@ func setUp(ctx context.Context) (*suite, error) {
 	if err := copyPrograms(filepath.Join(source, "bin")); err != nil {
 		return nil, err
 	}
-	s := &suite{source: source}
-	if s.cluster, err = cluster.Up(ctx, cluster.Options{Source: source, Dir: clusterDir, Output: os.Stdout}); err != nil {
-		return nil, err
-	}
-	if s.kube, err = s.cluster.Client(); err != nil {
-		return nil, err
-	}
-	s.client = workload.Client{Cluster: s.cluster, Kube: s.kube}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	if s.node, err = s.startNode(ctx); err != nil {
-		return nil, err
-	}
-	classes, err := workload.Load(filepath.Join(source, "deployments", "manifests", "deviceclasses.yaml"))
+	client, err := workload.Up(ctx, cluster.Options{Source: source, Dir: clusterDir, Output: os.Stdout})
 	if err != nil {
 		return nil, err
 	}
-	if err := workload.Create(ctx, s.kube, "", classes); err != nil {
+	s := &suite{source: source, cluster: client.Cluster, kube: client.Kube, client: client}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	dir, err := s.cluster.GuestDir("node")
+	if err != nil {
 		return nil, err
 	}
-	return s, nil
+	if s.node, err = node.Run(ctx, node.Options{Cluster: s.cluster, Bin: programsDir, Model: model, Dir: dir}); err != nil {
+		return nil, err
+	}
+	if err := client.WaitSlices(ctx, workload.Driver, nil); err != nil {
+		return nil, err
+	}
+	return s, client.CreateFile(ctx, "", filepath.Join(source, "deployments", "manifests", "deviceclasses.yaml"))
 }
 
 // copyPrograms puts what make build made where nobody builds.
@@ -125,35 +98,6 @@ func copyPrograms(from string) error {
 		}
 	}
 	return nil
-}
-
-// startNode starts the plugin on the cluster's node and waits until it serves and publishes.
-func (s *suite) startNode(ctx context.Context) (*node.Node, error) {
-	dir, err := s.cluster.GuestDir("node")
-	if err != nil {
-		return nil, err
-	}
-	n, err := node.Create(ctx, node.Options{Cluster: s.cluster, Bin: programsDir, Model: model, Dir: dir})
-	if err != nil {
-		return nil, err
-	}
-	if err := n.StartSupervisor(ctx); err != nil {
-		return nil, err
-	}
-	if err := n.Start(ctx); err != nil {
-		return nil, err
-	}
-	if err := n.WaitReady(ctx); err != nil {
-		return nil, err
-	}
-	return n, workload.Until(ctx, "ResourceSlices", func(ctx context.Context) (bool, string, error) {
-		list, err := s.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return false, "", err
-		}
-		complete := len(list.Items) > 0 && int64(len(list.Items)) == list.Items[0].Spec.Pool.ResourceSliceCount
-		return complete, fmt.Sprintf("%d slices", len(list.Items)), nil
-	})
 }
 
 // tearDown takes everything down and looks for what is left by other means than the clean-up uses.
@@ -179,8 +123,8 @@ func tearDown() error {
 		}
 	}
 	for _, p := range processes() {
-		if strings.Contains(p.command+p.environment, clusterDir) && p.pid != os.Getpid() {
-			left = append(left, fmt.Errorf("process %d is left: %q", p.pid, p.command))
+		if strings.Contains(p.Command+p.Environment, clusterDir) && p.PID != os.Getpid() {
+			left = append(left, fmt.Errorf("process %d is left: %q", p.PID, p.Command))
 		}
 	}
 	return errors.Join(left...)

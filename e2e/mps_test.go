@@ -19,6 +19,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/workload"
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
@@ -45,7 +46,7 @@ func (s *space) nothingOfMPS(ctx context.Context) {
 		var left []string
 		for _, p := range processes() {
 			if isMPS(p, "nvidia-cuda-mps") {
-				left = append(left, fmt.Sprintf("process %d %s", p.pid, p.command))
+				left = append(left, fmt.Sprintf("process %d %s", p.PID, p.Command))
 			}
 		}
 		mounts, err := os.ReadFile("/proc/self/mountinfo")
@@ -80,12 +81,12 @@ func (s *space) nothingOfMPS(ctx context.Context) {
 }
 
 // isMPS tells whether a process is such a program of MPS, of this node.
-func isMPS(p process, command string) bool {
-	return strings.Contains(p.command, command) && strings.Contains(p.environment, "="+env.node.MPSDir())
+func isMPS(p process.Process, command string) bool {
+	return strings.Contains(p.Command, command) && strings.Contains(p.Environment, "="+env.node.MPSDir())
 }
 
 // daemon is the process of the one MPS control daemon.
-func (s *space) daemon() process {
+func (s *space) daemon() process.Process {
 	s.Helper()
 	for _, p := range processes() {
 		if isMPS(p, "nvidia-cuda-mps-control -f") {
@@ -93,7 +94,7 @@ func (s *space) daemon() process {
 		}
 	}
 	s.Fatal("no MPS control daemon runs")
-	return process{}
+	return process.Process{}
 }
 
 func TestMPS_TwoServices(t *testing.T) {
@@ -166,8 +167,8 @@ func TestMPS_PluginRestarted(t *testing.T) {
 		s.must(end())
 		s.startPlugin(ctx)
 		s.checkUndisturbed(ctx, pod)
-		if after := s.daemon(); after.pid != daemon.pid {
-			t.Errorf("the daemon was process %d and is process %d", daemon.pid, after.pid)
+		if after := s.daemon(); after.PID != daemon.PID {
+			t.Errorf("the daemon was process %d and is process %d", daemon.PID, after.PID)
 		}
 	}
 	s.create(ctx, mpsPod("second", shareSpec(mpsClass))...)
@@ -199,8 +200,8 @@ func TestMPS_PluginRollingUpdate(t *testing.T) {
 		s.checkUndisturbed(ctx, pod)
 		s.delete(ctx, name)
 	}
-	if after := s.daemon(); after.pid != daemon.pid {
-		t.Errorf("the daemon was process %d and is process %d", daemon.pid, after.pid)
+	if after := s.daemon(); after.PID != daemon.PID {
+		t.Errorf("the daemon was process %d and is process %d", daemon.PID, after.PID)
 	}
 	s.delete(ctx, "client")
 	s.nothingOfMPS(ctx)
@@ -211,20 +212,7 @@ func TestMPS_PluginRollingUpdate(t *testing.T) {
 // eventOn waits for an Event that says something about an object.
 func (s *space) eventOn(ctx context.Context, namespace, object, reason, says string) {
 	s.Helper()
-	s.eventually(ctx, "Event "+reason+" on "+object, func(ctx context.Context) (bool, string, error) {
-		events, err := env.kube.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + object})
-		if err != nil {
-			return false, "", err
-		}
-		var all []string
-		for _, e := range events.Items {
-			all = append(all, e.Reason+": "+e.Message)
-			if e.Reason == reason && strings.Contains(e.Message, says) {
-				return true, "", nil
-			}
-		}
-		return false, strings.Join(all, "\n"), nil
-	})
+	s.must(env.client.WaitEvent(ctx, namespace, object, reason, says))
 }
 
 func TestMPS_SupervisorKilled(t *testing.T) {
@@ -253,8 +241,8 @@ func TestMPS_SupervisorKilled(t *testing.T) {
 	s.unschedulable(ctx, "waits")
 	s.checkUndisturbed(ctx, pod)
 	s.must(env.node.StartSupervisor(ctx))
-	if after := s.daemon(); after.pid != daemon.pid {
-		t.Errorf("the daemon was process %d and is process %d", daemon.pid, after.pid)
+	if after := s.daemon(); after.PID != daemon.PID {
+		t.Errorf("the daemon was process %d and is process %d", daemon.PID, after.PID)
 	}
 	s.served(ctx, s.running(ctx, "waits"))
 	s.checkUndisturbed(ctx, pod)
@@ -272,12 +260,12 @@ func TestMPS_DaemonKilled(t *testing.T) {
 	pod := s.running(ctx, "client")
 	s.served(ctx, pod)
 	daemon := s.daemon()
-	s.must(syscall.Kill(daemon.pid, syscall.SIGKILL))
+	s.must(syscall.Kill(daemon.PID, syscall.SIGKILL))
 	s.eventOn(ctx, s.name, ownClaim(pod), "MPSDaemonLost", "GPU")
 	s.eventOn(ctx, "", env.cluster.NodeName(), "MPSDaemonLost", ownClaim(pod))
 	s.eventually(ctx, "another daemon", func(context.Context) (bool, string, error) {
-		return slices.ContainsFunc(processes(), func(p process) bool {
-			return isMPS(p, "nvidia-cuda-mps-control -f") && p.pid != daemon.pid
+		return slices.ContainsFunc(processes(), func(p process.Process) bool {
+			return isMPS(p, "nvidia-cuda-mps-control -f") && p.PID != daemon.PID
 		}), "", nil
 	})
 	s.create(ctx, mpsPod("next", shareSpec(mpsClass))...)

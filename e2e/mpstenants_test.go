@@ -50,8 +50,8 @@ func TestMPS_TenantsIsolated(t *testing.T) {
 		t.Errorf("the container sees more than a client needs, or less:\n%s", log)
 	}
 	s.checkUndisturbed(ctx, victim)
-	if after := s.daemon(); after.pid != daemon.pid {
-		t.Errorf("the daemon was process %d and is process %d", daemon.pid, after.pid)
+	if after := s.daemon(); after.PID != daemon.PID {
+		t.Errorf("the daemon was process %d and is process %d", daemon.PID, after.PID)
 	}
 	s.create(ctx, mpsPod("next", shareSpec(mpsClass))...)
 	if got := s.served(ctx, s.running(ctx, "next")); got.Server != before.Server {

@@ -3,17 +3,14 @@
 package e2e
 
 import (
-	"bytes"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -78,30 +75,8 @@ func ownClaim(pod *corev1.Pod) string {
 	return ""
 }
 
-// process is one that runs on this machine, inside of a container or not.
-type process struct {
-	pid                  int
-	command, environment string
-}
-
-// processes lists what runs now. One that ends meanwhile is left out.
-func processes() []process {
-	found, _ := filepath.Glob("/proc/[0-9]*") // the pattern is well formed
-	var list []process
-	for _, dir := range found {
-		pid, err := strconv.Atoi(filepath.Base(dir))
-		if err != nil {
-			continue
-		}
-		command, err := os.ReadFile(filepath.Join(dir, "cmdline"))
-		if err != nil || len(command) == 0 {
-			continue
-		}
-		environment, err := os.ReadFile(filepath.Join(dir, "environ"))
-		if err != nil {
-			continue
-		}
-		list = append(list, process{pid, string(bytes.ReplaceAll(bytes.TrimRight(command, "\x00"), []byte{0}, []byte{' '})), string(environment)})
-	}
+// processes lists what runs on this machine now; none where /proc cannot be read.
+func processes() []process.Process {
+	list, _ := process.List()
 	return list
 }

@@ -17,7 +17,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -87,10 +86,7 @@ func (s *space) cleanUp() {
 	pods := env.kube.CoreV1().Pods(s.name)
 	claims := env.kube.ResourceV1().ResourceClaims(s.name)
 	s.must(pods.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-	s.eventually(ctx, "the pods to go", func(ctx context.Context) (bool, string, error) {
-		list, err := pods.List(ctx, metav1.ListOptions{})
-		return err == nil && len(list.Items) == 0, podNames(list), err
-	})
+	s.must(env.client.WaitGone(ctx, s.name, ""))
 	s.must(env.kube.ResourceV1().ResourceClaimTemplates(s.name).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 	s.must(claims.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 	s.eventually(ctx, "the claims to go", func(ctx context.Context) (bool, string, error) {
@@ -127,9 +123,7 @@ func (s *space) create(ctx context.Context, objects ...runtime.Object) {
 // createExample makes the objects of a file of deployments/examples.
 func (s *space) createExample(ctx context.Context, name string) {
 	s.Helper()
-	objects, err := workload.Load(filepath.Join(env.source, "deployments", "examples", name+".yaml"))
-	s.must(err)
-	s.create(ctx, objects...)
+	s.must(env.client.CreateFile(ctx, s.name, filepath.Join(env.source, "deployments", "examples", name+".yaml")))
 }
 
 // running waits until a pod runs.
@@ -152,13 +146,9 @@ func (s *space) delete(ctx context.Context, name string) {
 // gone waits until a pod is no longer there.
 func (s *space) gone(ctx context.Context, name string) {
 	s.Helper()
-	s.eventually(ctx, "pod "+name+" to go", func(ctx context.Context) (bool, string, error) {
-		pod, err := env.kube.CoreV1().Pods(s.name).Get(ctx, name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return true, "", nil
-		}
-		return false, workload.Describe(pod), err
-	})
+	start := time.Now()
+	s.must(env.client.WaitGone(ctx, s.name, name))
+	s.logSlow("pod "+name+" to go", start)
 }
 
 // unschedulable waits until the scheduler says that a pod fits nowhere, and returns its message.
@@ -341,12 +331,4 @@ func (s *space) startPlugin(ctx context.Context) {
 	s.Helper()
 	s.must(env.node.Start(ctx))
 	s.must(env.node.WaitReady(ctx))
-}
-
-func podNames(list *corev1.PodList) string {
-	var names []string
-	for _, p := range list.Items {
-		names = append(names, p.Name)
-	}
-	return strings.Join(names, " ")
 }

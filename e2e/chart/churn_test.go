@@ -243,11 +243,7 @@ func rollPlugin(t *testing.T, ctx context.Context, verbosity string) {
 
 // TestRelease_UpgradeDuringChurn lets many short pods of all tiers come and go while the plugin is replaced twice.
 func TestRelease_UpgradeDuringChurn(t *testing.T) {
-	if env == nil {
-		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), churnPatience)
-	defer cancel()
+	ctx, cancel := context.WithCancel(onCluster(t, churnPatience))
 	defer removeAfterFailure(t)
 	installed(t, ctx)
 	for _, w := range wishes {
@@ -317,6 +313,6 @@ func removeAfterFailure(t *testing.T) {
 	t.Log(trouble())
 	now := int64(0)
 	_ = env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{})
-	_ = gone(ctx, "")
+	_ = env.client.WaitGone(ctx, demo, "")
 	_, _ = helm(t, "", "uninstall", "cleave", "--kubeconfig", env.cluster.Kubeconfig(), "--namespace", namespace, "--wait", "--timeout", "60s")
 }

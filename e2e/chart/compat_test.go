@@ -20,17 +20,13 @@ import (
 // Manifests written for NVIDIA's DRA driver run unchanged where the chart is told so: both classes, the parameters for time
 // slices and MPS, and selection by what that driver publishes. The admission policies let them through.
 func TestRelease_Compatible(t *testing.T) {
-	if env == nil {
-		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
+	ctx := onCluster(t, patience)
 	helmOn(t, env.values(true)+"nvidiaCompatible: true\n", "install", "cleave", chartDir, "--create-namespace")
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-		must(t, gone(ctx, ""))
+		must(t, env.client.WaitGone(ctx, demo, ""))
 		must(t, env.kube.ResourceV1().ResourceClaims(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 		must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 		uninstall(t, ctx)
@@ -89,6 +85,6 @@ func TestRelease_Compatible(t *testing.T) {
 		}
 		// Eight GPUs are enough for one file at a time.
 		must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-		must(t, gone(ctx, ""))
+		must(t, env.client.WaitGone(ctx, demo, ""))
 	}
 }

@@ -356,7 +356,7 @@ func runKubectl(ctx context.Context, args []string) error {
 	default:
 		args = append(slices.Clone(args), "--dry-run=server")
 	}
-	out, err := kubectl(ctx, "", args...)
+	out, err := env.client.Kubectl(ctx, "", args...)
 	if err != nil {
 		return err
 	}

@@ -23,14 +23,10 @@ const operatorRoot = "/run/nvidia/driver"
 // TestRelease_DriverContainerLater installs with the chart's defaults for driver and plugin on a node without a
 // driver, and brings the driver after.
 func TestRelease_DriverContainerLater(t *testing.T) {
-	if env == nil {
-		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
-	}
+	ctx := onCluster(t, patience)
 	if _, err := os.Lstat(operatorRoot); err == nil {
 		t.Skipf("%s is in use here", operatorRoot)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
 	// The kubelet makes the folder; what is mounted in it later is seen by the plugin if it is a shared mount, as /run is.
 	folder := filepath.Dir(operatorRoot)
 	must(t, errors.Join(os.MkdirAll(operatorRoot, 0o755), unix.Mount(folder, folder, "", unix.MS_BIND, ""), unix.Mount("", folder, "", unix.MS_SHARED, "")))
@@ -78,7 +74,7 @@ mps: {enabled: false}
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, pod.Name, metav1.DeleteOptions{}))
-		must(t, gone(ctx, pod.Name))
+		must(t, env.client.WaitGone(ctx, demo, pod.Name))
 	})
 	seen, err := env.client.Look(ctx, demo, pod.Name, pod.Spec.Containers[0].Name)
 	must(t, err)

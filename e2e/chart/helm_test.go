@@ -3,10 +3,8 @@
 package chart
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -57,19 +55,6 @@ func trouble() string {
 	return b.String()
 }
 
-// kubectl runs it with something on its standard input.
-func kubectl(ctx context.Context, input string, args ...string) (string, error) {
-	command := exec.CommandContext(ctx, env.cluster.Kubectl(), append([]string{"--kubeconfig", env.cluster.Kubeconfig()}, args...)...)
-	command.Stdin = strings.NewReader(input)
-	var out bytes.Buffer
-	command.Stdout, command.Stderr = &out, &out
-	err := command.Run()
-	if err != nil {
-		err = fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, out.String())
-	}
-	return out.String(), err
-}
-
 // helmOn runs Helm against the cluster.
 func helmOn(t *testing.T, values string, args ...string) string {
 	t.Helper()
@@ -90,28 +75,11 @@ func podOf(t *testing.T, ctx context.Context, component string) *corev1.Pod {
 	return &list.Items[0]
 }
 
-// gone waits until a pod is no longer there.
-func gone(ctx context.Context, name string) error {
-	return workload.Until(ctx, "pod "+name+" to go", func(ctx context.Context) (bool, string, error) {
-		list, err := env.kube.CoreV1().Pods(demo).List(ctx, metav1.ListOptions{})
-		var names []string
-		for i := range list.Items {
-			if name == "" || list.Items[i].Name == name {
-				names = append(names, list.Items[i].Name)
-			}
-		}
-		return err == nil && len(names) == 0, strings.Join(names, " "), err
-	})
-}
-
 // uninstall ends a release and waits until its pods are gone.
 func uninstall(t *testing.T, ctx context.Context) {
 	t.Helper()
 	helmOn(t, "", "uninstall", "cleave", "--wait", "--timeout", "90s")
-	must(t, workload.Until(ctx, "the pods of the release to go", func(ctx context.Context) (bool, string, error) {
-		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
-		return err == nil && len(list.Items) == 0, fmt.Sprint(len(list.Items)), err
-	}))
+	must(t, env.client.WaitGone(ctx, namespace, ""))
 }
 
 // nothingInTheCluster waits until no object of the release is left, nor any of the plugin's.
@@ -121,10 +89,10 @@ func nothingInTheCluster(t *testing.T, ctx context.Context) {
 		list, err := env.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + workload.Driver})
 		return err == nil && len(list.Items) == 0, fmt.Sprintf("%d slices", len(list.Items)), err
 	}))
-	kinds, err := kubectl(ctx, "", "api-resources", "--verbs=list", "-o", "name")
+	kinds, err := env.client.Kubectl(ctx, "", "api-resources", "--verbs=list", "-o", "name")
 	must(t, err)
 	list := slices.DeleteFunc(strings.Fields(kinds), func(kind string) bool { return strings.HasPrefix(kind, "events") })
-	out, err := kubectl(ctx, "", "get", strings.Join(list, ","), "-A", "-o", "name", "-l", "app.kubernetes.io/instance=cleave", "--ignore-not-found")
+	out, err := env.client.Kubectl(ctx, "", "get", strings.Join(list, ","), "-A", "-o", "name", "-l", "app.kubernetes.io/instance=cleave", "--ignore-not-found")
 	must(t, err)
 	for line := range strings.Lines(out) {
 		if !strings.HasPrefix(line, "Warning: ") { // of kinds that are deprecated

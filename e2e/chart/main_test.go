@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strconv"
 	"sync"
@@ -54,34 +53,17 @@ func TestMain(m *testing.M) {
 	if os.Getenv("CLEAVE_E2E") != "1" {
 		os.Exit(m.Run())
 	}
-	os.Exit(run(m))
-}
-
-// run brings everything up, runs the tests and takes everything down, also when a signal arrives in between.
-func run(m *testing.M) int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	code := 1
-	var err error
-	if env, err = setUp(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "e2e/chart:", err)
-	} else {
-		done := make(chan int, 1)
-		go func() { done <- m.Run() }()
-		select {
-		case code = <-done:
-		case <-ctx.Done():
-			fmt.Fprintln(os.Stderr, "e2e/chart: interrupted; taking the cluster down")
+	os.Exit(cluster.RunTests(m, func(ctx context.Context) (err error) {
+		env, err = setUp(ctx)
+		return err
+	}, func() error {
+		if env != nil && env.api != nil {
+			env.api.stop()
 		}
-		env.api.stop()
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
-	if err := cluster.Down(ctx, clusterDir); err != nil {
-		fmt.Fprintln(os.Stderr, "e2e/chart:", err)
-		code = 1
-	}
-	return code
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+		defer cancel()
+		return cluster.Down(ctx, clusterDir)
+	}))
 }
 
 func setUp(ctx context.Context) (*bed, error) {
@@ -89,18 +71,15 @@ func setUp(ctx context.Context) (*bed, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &bed{cgroups: cgroup2()}
-	if b.cluster, err = cluster.Up(ctx, cluster.Options{
+	client, err := workload.Up(ctx, cluster.Options{
 		Source: source, Dir: clusterDir, Output: os.Stdout, NodeLabels: map[string]string{release.NodeLabel: "true"},
 		// Older versions of the API, which admission must not pass over.
 		RuntimeConfig: []string{"resource.k8s.io/v1beta1=true", "resource.k8s.io/v1beta2=true"},
-	}); err != nil {
+	})
+	if err != nil {
 		return nil, err
 	}
-	if b.kube, err = b.cluster.Client(); err != nil {
-		return nil, err
-	}
-	b.client = workload.Client{Cluster: b.cluster, Kube: b.kube}
+	b := &bed{cluster: client.Cluster, kube: client.Kube, client: client, cgroups: cgroup2()}
 	if err := workload.Create(ctx, b.kube, "", []runtime.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}}); err != nil {
 		return nil, err
 	}
@@ -109,6 +88,17 @@ func setUp(ctx context.Context) (*bed, error) {
 	}
 	b.api, err = forward(ctx, cluster.PodGateway, net.JoinHostPort("127.0.0.1", strconv.Itoa(b.cluster.APIServerPort())))
 	return b, err
+}
+
+// onCluster bounds a test that needs the cluster, and skips it where there is none.
+func onCluster(t *testing.T, limit time.Duration) context.Context {
+	t.Helper()
+	if env == nil {
+		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(cancel)
+	return ctx
 }
 
 // cgroup2 is where the cgroup v2 file system is mounted here.

@@ -32,7 +32,7 @@ var pending = []string{"topology-gpu-and-nic"}
 // examplesAsTheyAre applies every example as a user does, image, command and all, and deletes it again.
 func examplesAsTheyAre(t *testing.T, ctx context.Context) {
 	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-	must(t, gone(ctx, ""))
+	must(t, env.client.WaitGone(ctx, demo, ""))
 	must(t, env.kube.ResourceV1().ResourceClaims(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 	must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 	for _, names := range rounds {
@@ -40,7 +40,7 @@ func examplesAsTheyAre(t *testing.T, ctx context.Context) {
 		for _, name := range names {
 			files = append(files, "-f", filepath.Join(examplesDir, name+".yaml"))
 		}
-		_, err := kubectl(ctx, "", append([]string{"apply"}, files...)...)
+		_, err := env.client.Kubectl(ctx, "", append([]string{"apply"}, files...)...)
 		must(t, err)
 		for _, name := range names {
 			objects, err := workload.Load(filepath.Join(examplesDir, name+".yaml"))
@@ -52,7 +52,7 @@ func examplesAsTheyAre(t *testing.T, ctx context.Context) {
 				}
 			}
 		}
-		_, err = kubectl(ctx, "", append([]string{"delete", "--wait=true"}, files...)...)
+		_, err = env.client.Kubectl(ctx, "", append([]string{"delete", "--wait=true"}, files...)...)
 		must(t, err)
 	}
 }
@@ -74,7 +74,7 @@ func TestExamples_Complete(t *testing.T) {
 // inspectInThePod runs cleave inspect without flags where the plugin runs.
 func inspectInThePod(t *testing.T, ctx context.Context) {
 	example(t, ctx, "one-gpu", nil)
-	out, err := kubectl(ctx, "", "--namespace", namespace, "exec", "daemonset/cleave-plugin", "--", "cleave", "inspect")
+	out, err := env.client.Kubectl(ctx, "", "--namespace", namespace, "exec", "daemonset/cleave-plugin", "--", "cleave", "inspect")
 	must(t, err)
 	for _, want := range []string{"This machine: 8 GPUs", "NVIDIA H100 80GB HBM3", demo + "/one-gpu", "built-in"} {
 		if !strings.Contains(out, want) {
@@ -91,7 +91,7 @@ func inspectInThePod(t *testing.T, ctx context.Context) {
 
 // policyTypo tries to upgrade to a policy that has a mistake.
 func policyTypo(t *testing.T, ctx context.Context) {
-	before, err := kubectl(ctx, "", "--namespace", namespace, "get", "daemonsets,configmaps", "-o", "jsonpath={.items[*].metadata.resourceVersion}")
+	before, err := env.client.Kubectl(ctx, "", "--namespace", namespace, "get", "daemonsets,configmaps", "-o", "jsonpath={.items[*].metadata.resourceVersion}")
 	must(t, err)
 	for _, policies := range []string{
 		"policies: {default: {rules: [{timeSlice: {share: 4}}]}}\n",
@@ -104,7 +104,7 @@ func policyTypo(t *testing.T, ctx context.Context) {
 			}
 		}
 	}
-	after, err := kubectl(ctx, "", "--namespace", namespace, "get", "daemonsets,configmaps", "-o", "jsonpath={.items[*].metadata.resourceVersion}")
+	after, err := env.client.Kubectl(ctx, "", "--namespace", namespace, "get", "daemonsets,configmaps", "-o", "jsonpath={.items[*].metadata.resourceVersion}")
 	must(t, err)
 	if before != after {
 		t.Errorf("the release was changed: resource versions %s, then %s", before, after)

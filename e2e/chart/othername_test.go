@@ -28,11 +28,7 @@ const renamePatience = 5 * time.Minute
 // TestDriverName_SwitchedUnderPods switches the driver's name under running pods of all tiers, back, and to and fro before
 // the first switch is over. Nothing is allocated twice, every pod can end, and new pods run.
 func TestDriverName_SwitchedUnderPods(t *testing.T) {
-	if env == nil {
-		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
+	ctx := onCluster(t, patience)
 	defer removeAfterFailure(t)
 	installed(t, ctx)
 	for _, w := range []wish{{name: "whole", class: "gpu.cleave.dev"}, {name: "small", class: "mig.cleave.dev"}, {name: "share", class: "timeslice.cleave.dev"}, {name: "mps", class: "mps.cleave.dev"}} {
@@ -54,7 +50,7 @@ func TestDriverName_SwitchedUnderPods(t *testing.T) {
 			t.Fatal("the steps after this one cannot run")
 		}
 	}
-	ctx, cancel = context.WithTimeout(t.Context(), renamePatience)
+	ctx, cancel := context.WithTimeout(t.Context(), renamePatience)
 	defer cancel()
 	must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 	uninstalled(t, ctx)
@@ -173,9 +169,9 @@ func switchName(t *testing.T, ctx context.Context, from, to string) {
 	}
 	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, churnPrefix+"waiting", metav1.DeleteOptions{}))
 	for name := range pods {
-		must(t, gone(ctx, pods[name].Name))
+		must(t, env.client.WaitGone(ctx, demo, pods[name].Name))
 	}
-	must(t, gone(ctx, churnPrefix+"waiting"))
+	must(t, env.client.WaitGone(ctx, demo, churnPrefix+"waiting"))
 	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, free.Name, metav1.DeleteOptions{}))
 	_, err = env.client.WaitRunning(ctx, demo, all.Name)
 	must(t, err)
@@ -183,7 +179,7 @@ func switchName(t *testing.T, ctx context.Context, from, to string) {
 		t.Errorf("a pod with all GPUs sees %v", got)
 	}
 	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, all.Name, metav1.DeleteOptions{}))
-	must(t, gone(ctx, ""))
+	must(t, env.client.WaitGone(ctx, demo, ""))
 	for _, n := range []int{3, 8} {
 		must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).Delete(ctx, fmt.Sprintf("%sgpus-%d", churnPrefix, n), metav1.DeleteOptions{}))
 	}
@@ -226,12 +222,12 @@ func switchBackAtOnce(t *testing.T, ctx context.Context) {
 	}
 	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, churnPrefix+"waiting", metav1.DeleteOptions{}))
 	for name := range pods {
-		must(t, gone(ctx, pods[name].Name))
+		must(t, env.client.WaitGone(ctx, demo, pods[name].Name))
 	}
 	_, err := env.client.WaitRunning(ctx, demo, all.Name)
 	must(t, err)
 	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, all.Name, metav1.DeleteOptions{}))
-	must(t, gone(ctx, ""))
+	must(t, env.client.WaitGone(ctx, demo, ""))
 	nothingHeld(t, ctx)
 	nothingOf(t, ctx, "gpu.nvidia.com")
 }

@@ -82,12 +82,12 @@ func dryRun(t *testing.T, ctx context.Context) {
 			must(t, err)
 			manifest.WriteString("---\n" + string(data))
 		}
-		out, err := kubectl(ctx, manifest.String(), "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-")
+		out, err := env.client.Kubectl(ctx, manifest.String(), "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-")
 		if err != nil || strings.Contains(out, "Warning") {
 			t.Errorf("%s: %v: %s", name, err, out)
 		}
 	}
-	out, err := kubectl(ctx, "", "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", filepath.Join(manifestDir, "install.yaml"), "-f", filepath.Join(manifestDir, "deviceclasses.yaml"), "--force-conflicts")
+	out, err := env.client.Kubectl(ctx, "", "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", filepath.Join(manifestDir, "install.yaml"), "-f", filepath.Join(manifestDir, "deviceclasses.yaml"), "--force-conflicts")
 	if err != nil || strings.Contains(out, "Warning") {
 		t.Errorf("the plain manifests: %v: %s", err, out)
 	}
@@ -270,14 +270,14 @@ func upgraded(t *testing.T, ctx context.Context) {
 	}
 	// What the old plugin prepared the new one gives back, and prepares anew.
 	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, "one-gpu", metav1.DeleteOptions{}))
-	must(t, gone(ctx, "one-gpu"))
+	must(t, env.client.WaitGone(ctx, demo, "one-gpu"))
 	example(t, ctx, "one-gpu", nil)
 }
 
 // policiesApply has nothing held, so that what policies withdraw goes at once.
 func policiesApply(t *testing.T, ctx context.Context) {
 	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-	must(t, gone(ctx, ""))
+	must(t, env.client.WaitGone(ctx, demo, ""))
 	helmOn(t, env.values(true)+"policies: {default: {rules: [{tiers: [exclusive, timeSlice]}]}, whole: {rules: [{tiers: [exclusive]}]}}\n",
 		"upgrade", "cleave", chartDir, "--wait", "--timeout", "90s")
 	offers := func(want ...string) {
@@ -299,11 +299,11 @@ func policiesApply(t *testing.T, ctx context.Context) {
 		}))
 	}
 	offers("gpu", "timeslice")
-	_, err := kubectl(ctx, "", "label", "node", env.cluster.NodeName(), "gpu.cleave.dev/policy=whole")
+	_, err := env.client.Kubectl(ctx, "", "label", "node", env.cluster.NodeName(), "gpu.cleave.dev/policy=whole")
 	must(t, err)
 	// A release that has no policy of this name would hand out nothing.
 	defer func() {
-		_, err := kubectl(context.WithoutCancel(ctx), "", "label", "node", env.cluster.NodeName(), "gpu.cleave.dev/policy-")
+		_, err := env.client.Kubectl(context.WithoutCancel(ctx), "", "label", "node", env.cluster.NodeName(), "gpu.cleave.dev/policy-")
 		must(t, err)
 	}()
 	offers("gpu")

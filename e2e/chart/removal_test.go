@@ -94,20 +94,7 @@ func undisturbed(t *testing.T, ctx context.Context, before *corev1.Pod, sees str
 // refused waits for an Event on a pod.
 func refused(t *testing.T, ctx context.Context, pod, reason, says string) {
 	t.Helper()
-	must(t, workload.Until(ctx, "Event "+reason+" on pod "+pod, func(ctx context.Context) (bool, string, error) {
-		events, err := env.kube.CoreV1().Events(demo).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
-		if err != nil {
-			return false, "", err
-		}
-		var all []string
-		for _, e := range events.Items {
-			all = append(all, e.Reason+": "+e.Message)
-			if e.Reason == reason && strings.Contains(e.Message, says) {
-				return true, "", nil
-			}
-		}
-		return false, strings.Join(all, "\n"), nil
-	}))
+	must(t, env.client.WaitEvent(ctx, demo, pod, reason, says))
 	p, err := env.kube.CoreV1().Pods(demo).Get(ctx, pod, metav1.GetOptions{})
 	must(t, err)
 	if p.Status.Phase != corev1.PodPending {
@@ -130,11 +117,7 @@ func ownClass(t *testing.T, ctx context.Context) wish {
 // TestRelease_RemovedWhileAllocated removes the plugin below running pods, lets some of these end while there is
 // none, and installs it again.
 func TestRelease_RemovedWhileAllocated(t *testing.T) {
-	if env == nil {
-		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
-	defer cancel()
+	ctx := onCluster(t, 2*patience)
 	defer removeAfterFailure(t)
 	installed(t, ctx)
 	own := ownClass(t, ctx)
@@ -171,7 +154,7 @@ func TestRelease_RemovedWhileAllocated(t *testing.T) {
 
 	installed(t, ctx)
 	for _, w := range wishes[:2] {
-		must(t, gone(ctx, pods[w.name].Name))
+		must(t, env.client.WaitGone(ctx, demo, pods[w.name].Name))
 	}
 	undisturbed(t, ctx, pods["share"], sees["share"])
 	for _, pod := range []*corev1.Pod{late, classless} {
@@ -179,7 +162,7 @@ func TestRelease_RemovedWhileAllocated(t *testing.T) {
 		must(t, err)
 	}
 	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-	must(t, gone(ctx, ""))
+	must(t, env.client.WaitGone(ctx, demo, ""))
 	nothingHeld(t, ctx)
 	uninstalled(t, ctx)
 }

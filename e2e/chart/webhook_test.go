@@ -18,11 +18,7 @@ import (
 // The webhook, by itself, says of parameters what the plugin says. It is on the network of the host, as nothing in this
 // cluster makes Services work.
 func TestWebhook_SameErrorsAsPlugin(t *testing.T) {
-	if env == nil {
-		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
+	ctx := onCluster(t, patience)
 	values := env.values(true) + `
 nodes: {match: [{key: no-plugin-here, operator: Exists}]}
 admission: {claims: {enabled: false}}

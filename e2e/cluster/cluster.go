@@ -74,11 +74,6 @@ func (c *Cluster) PluginsDir() string { return filepath.Join(c.KubeletDir(), "pl
 // RegistryDir is where kubelet plugins register.
 func (c *Cluster) RegistryDir() string { return filepath.Join(c.KubeletDir(), "plugins_registry") }
 
-// PodResourcesSocket is the socket of the kubelet's pod resources API.
-func (c *Cluster) PodResourcesSocket() string {
-	return filepath.Join(c.KubeletDir(), "pod-resources", "kubelet.sock")
-}
-
 // CDIDir is the one folder that containerd takes CDI specs from.
 func (c *Cluster) CDIDir() string { return c.layout.cdiDir() }
 

@@ -87,7 +87,7 @@ func (c *Cluster) Stop(ctx context.Context, component Component, sig syscall.Sig
 	}
 	ctx, cancel := context.WithTimeout(ctx, stopGrace)
 	defer cancel()
-	if left := waitGone(ctx, []process{d.process}); len(left) > 0 {
+	if left := waitGone(ctx, []identity{d.process}); len(left) > 0 {
 		return fmt.Errorf("stop %s: process %d does not end on %s: %w", component, d.process.pid, sig, ctx.Err())
 	}
 	return nil

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/cleave-dra/cleave/e2e/process"
 )
 
 // pollInterval is how often a condition is looked at.
@@ -20,12 +22,10 @@ const pollInterval = 50 * time.Millisecond
 // daemon is a component that was started.
 type daemon struct {
 	component Component
-	process   process
+	process   identity
 	logFile   string
-	// done is closed once the process has ended and err is set. It is nil
-	// where another program started the process.
-	done chan struct{}
-	err  error
+	// program is nil where another program started the process.
+	program *process.Program
 }
 
 // startDaemon starts a component in a session of its own, so that it outlives
@@ -36,31 +36,17 @@ func startDaemon(l layout, s state, c Component) (*daemon, error) {
 		return nil, err
 	}
 	logFile := l.logFile(c)
-	log, err := os.OpenFile(logFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("open the log of %s: %w", c, err)
-	}
 	cmd := exec.Command(path, args...)
-	cmd.Dir = "/"
-	cmd.Env = daemonEnvironment(l, s)
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	err = cmd.Start()
-	if err = errors.Join(err, log.Close()); err != nil {
-		return nil, fmt.Errorf("start %s: %w", c, err)
+	cmd.Dir, cmd.Env = "/", daemonEnvironment(l, s)
+	program, err := process.Start(cmd, logFile)
+	if err != nil {
+		return nil, err
 	}
-	d := &daemon{component: c, logFile: logFile, done: make(chan struct{})}
-	_, start, err := readStat(cmd.Process.Pid)
-	d.process = process{cmd.Process.Pid, start}
-	// This takes note of the end of the process; it ends with it, or with
-	// this program, which the process may outlive.
-	go func() {
-		d.err = cmd.Wait()
-		close(d.done)
-	}()
+	_, start, err := readStat(program.PID())
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", c, err)
 	}
+	d := &daemon{component: c, process: identity{program.PID(), start}, program: program, logFile: logFile}
 	if err := writeFile(l.pidFile(c), []byte(d.process.String()+"\n")); err != nil {
 		return nil, err
 	}
@@ -94,7 +80,7 @@ func findDaemon(l layout, c Component) (*daemon, error) {
 
 // signal sends a signal to the process and to no other that got its number
 // later: the handle is opened before the start time is compared.
-func (p process) signal(sig syscall.Signal) error {
+func (p identity) signal(sig syscall.Signal) error {
 	handle, err := os.FindProcess(p.pid)
 	if err != nil {
 		return fmt.Errorf("open process %d: %w", p.pid, err)
@@ -111,11 +97,11 @@ func (p process) signal(sig syscall.Signal) error {
 
 // waitGone waits until none of the processes runs and returns those that do
 // when the context ends.
-func waitGone(ctx context.Context, list []process) []process {
+func waitGone(ctx context.Context, list []identity) []identity {
 	ticker := time.NewTicker(pollInterval / 5)
 	defer ticker.Stop()
 	for {
-		var left []process
+		var left []identity
 		for _, p := range list {
 			if p.alive() {
 				left = append(left, p)
@@ -135,24 +121,14 @@ func waitGone(ctx context.Context, list []process) []process {
 // failure describes why a component does not do what it should: with the last
 // lines of its log, which is where the reason is.
 func (d *daemon) failure(cause error) error {
-	select {
-	case <-d.done:
-		cause = fmt.Errorf("it ended: %w", endOf(d.err))
-	default:
-		if !d.process.alive() {
-			cause = errors.New("it ended")
-		}
+	if d.program != nil && d.program.Err() != nil {
+		cause = fmt.Errorf("it ended: %w", d.program.Err())
+	} else if !d.process.alive() {
+		cause = errors.New("it ended")
 	}
 	text := "    (empty)"
 	if data, err := os.ReadFile(d.logFile); err == nil && len(data) > 0 {
 		text = indent(lastLines(data, 12))
 	}
 	return fmt.Errorf("wait for %s: %w\n  last lines of %s:\n%s", d.component, cause, d.logFile, text)
-}
-
-func endOf(err error) error {
-	if err == nil {
-		return errors.New("exit status 0")
-	}
-	return err
 }

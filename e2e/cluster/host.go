@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -117,4 +118,17 @@ func choosePorts() (p ports, err error) {
 		}
 	}
 	return p, nil
+}
+
+// FreePort is a TCP port of this machine that nobody listens at, on a host, "" for all addresses.
+func FreePort(ctx context.Context, host string) (int, error) {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(host, "0"))
+	if err != nil {
+		return 0, fmt.Errorf("find a free port: %w", err)
+	}
+	port := listener.Addr().(*net.TCPAddr).Port
+	if err := listener.Close(); err != nil {
+		return 0, fmt.Errorf("find a free port: %w", err)
+	}
+	return port, nil
 }

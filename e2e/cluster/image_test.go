@@ -144,19 +144,6 @@ func TestFilesOf(t *testing.T) {
 	}
 }
 
-func TestParseLibraries(t *testing.T) {
-	got, err := parseLibraries("\tlinux-vdso.so.1 (0x7ff)\n\tlibc.so.6 => /lib/x/libc.so.6 (0x7f0)\n\t/lib64/ld.so.2 => /lib64/ld.so.2 (0x7f1)\n")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]string{"/lib/x/libc.so.6"}, got); diff != "" {
-		t.Errorf("libraries (-want +got):\n%s", diff)
-	}
-	if _, err := parseLibraries("\tlibx.so => not found\n"); err == nil || !strings.Contains(err.Error(), "libx.so") {
-		t.Errorf("a missing library: %v", err)
-	}
-}
-
 func TestDecodeLog(t *testing.T) {
 	log := "2026-01-01T00:00:00Z stdout F one\n2026-01-01T00:00:00Z stderr P tw\n2026-01-01T00:00:00Z stderr F o  2\n2026-01-01T00:00:00Z stdout F \nbroken\n"
 	if diff := cmp.Diff("one\ntwo  2\n\n", decodeLog([]byte(log))); diff != "" {

@@ -21,26 +21,26 @@ const ownerVariable = "CLEAVE_CLUSTER_OWNER"
 // their starter's environment: its value is a folder below the cluster's.
 const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
 
-// process is a process and the time it started at, in clock ticks since boot:
+// identity is a process and the time it started at, in clock ticks since boot:
 // together they name it for good, while a number alone is used again.
-type process struct {
+type identity struct {
 	pid   int
 	start uint64
 }
 
-func (p process) String() string { return fmt.Sprintf("%d %d", p.pid, p.start) }
+func (p identity) String() string { return fmt.Sprintf("%d %d", p.pid, p.start) }
 
-func parseProcess(text string) (process, error) {
-	var p process
+func parseProcess(text string) (identity, error) {
+	var p identity
 	if n, err := fmt.Sscanf(text, "%d %d", &p.pid, &p.start); err != nil || n != 2 || p.pid <= 1 {
-		return process{}, fmt.Errorf("parse %q: want the number and the start time of a process", text)
+		return identity{}, fmt.Errorf("parse %q: want the number and the start time of a process", text)
 	}
 	return p, nil
 }
 
 // alive says whether the process runs; one that waits for its parent to take
 // note of its end does not.
-func (p process) alive() bool {
+func (p identity) alive() bool {
 	state, start, err := readStat(p.pid)
 	return err == nil && start == p.start && state != 'Z' && state != 'X'
 }
@@ -82,7 +82,7 @@ func procPath(pid int, name string) string {
 }
 
 // allProcesses lists what runs now, in the order of the numbers.
-func allProcesses() ([]process, error) {
+func allProcesses() ([]identity, error) {
 	dir, err := os.Open("/proc")
 	if err != nil {
 		return nil, fmt.Errorf("list the processes: %w", err)
@@ -91,7 +91,7 @@ func allProcesses() ([]process, error) {
 	if err = errors.Join(err, dir.Close()); err != nil {
 		return nil, fmt.Errorf("list the processes: %w", err)
 	}
-	var list []process
+	var list []identity
 	for _, name := range names {
 		pid, err := strconv.Atoi(name)
 		if err != nil {
@@ -101,21 +101,21 @@ func allProcesses() ([]process, error) {
 		if err != nil || state == 'Z' || state == 'X' {
 			continue // ended
 		}
-		list = append(list, process{pid, start})
+		list = append(list, identity{pid, start})
 	}
-	slices.SortFunc(list, func(a, b process) int { return a.pid - b.pid })
+	slices.SortFunc(list, func(a, b identity) int { return a.pid - b.pid })
 	return list, nil
 }
 
 // owned lists the processes of the cluster: those that carry its mark, the
 // containers, and whatever shares a control group with a container.
-func owned(l layout) ([]process, error) {
+func owned(l layout) ([]identity, error) {
 	list, err := allProcesses()
 	if err != nil {
 		return nil, err
 	}
 	groups := containerIDs(l)
-	var mine []process
+	var mine []identity
 	for _, p := range list {
 		if p.pid == os.Getpid() {
 			continue
@@ -188,7 +188,7 @@ func kubeletRuns(fits func(environ []byte) bool) bool {
 	if err != nil {
 		return false
 	}
-	return slices.ContainsFunc(list, func(p process) bool {
+	return slices.ContainsFunc(list, func(p identity) bool {
 		name, err := os.ReadFile(procPath(p.pid, "comm"))
 		if err != nil || strings.TrimSpace(string(name)) != string(Kubelet) {
 			return false

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/e2e/process"
 )
 
 func TestParseStat(t *testing.T) {
@@ -36,7 +38,7 @@ func TestParseStat(t *testing.T) {
 }
 
 func TestParseProcess(t *testing.T) {
-	for text, want := range map[string]process{
+	for text, want := range map[string]identity{
 		"12 345\n": {12, 345},
 		"":         {},
 		"12":       {},
@@ -45,14 +47,14 @@ func TestParseProcess(t *testing.T) {
 		"a b":      {},
 	} {
 		got, err := parseProcess(text)
-		if got != want || (err == nil) != (want != process{}) {
+		if got != want || (err == nil) != (want != identity{}) {
 			t.Errorf("parseProcess(%q) = %v, %v, want %v", text, got, err, want)
 		}
 	}
 }
 
 // startSleeper starts a process that runs until the test ends.
-func startSleeper(t *testing.T, env ...string) process {
+func startSleeper(t *testing.T, env ...string) identity {
 	t.Helper()
 	cmd := exec.Command("sleep", "600")
 	cmd.Env = append(os.Environ(), env...)
@@ -66,12 +68,12 @@ func startSleeper(t *testing.T, env ...string) process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return process{cmd.Process.Pid, start}
+	return identity{cmd.Process.Pid, start}
 }
 
 func TestSignal_PIDReused(t *testing.T) {
 	p := startSleeper(t)
-	other := process{p.pid, p.start + 1}
+	other := identity{p.pid, p.start + 1}
 	if other.alive() {
 		t.Error("a process that started at another time counts as alive")
 	}
@@ -86,7 +88,7 @@ func TestSignal_PIDReused(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	if left := waitGone(ctx, []process{p}); len(left) > 0 {
+	if left := waitGone(ctx, []identity{p}); len(left) > 0 {
 		t.Error("the process did not end")
 	}
 }
@@ -187,8 +189,12 @@ func TestFailure_ShowsLog(t *testing.T) {
 	if err := os.WriteFile(log, []byte("first\n"+strings.Repeat("line\n", 40)+"panic: no space\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	d := &daemon{component: Etcd, logFile: log, done: make(chan struct{}), err: errors.New("exit status 2")}
-	close(d.done)
+	program, err := process.Start(exec.Command("sh", "-c", "exit 2"), log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-program.Ended()
+	d := &daemon{component: Etcd, logFile: log, program: program}
 	got := d.failure(context.DeadlineExceeded).Error()
 	for _, want := range []string{"etcd", "exit status 2", log, "panic: no space"} {
 		if !strings.Contains(got, want) {

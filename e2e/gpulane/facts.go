@@ -73,12 +73,12 @@ type board struct {
 	mig                   bool
 	capability            string
 	// processes that compute on it.
-	processes []process
+	processes []gpuProcess
 	// profiles are the placements of partitions by profile ID.
 	profiles map[int][]gpu.Placement
 }
 
-type process struct {
+type gpuProcess struct {
 	PID    int    `json:"pid"`
 	Memory uint64 `json:"memory"`
 }
@@ -105,7 +105,7 @@ func (f Facts) boards() ([]board, error) {
 		b.name, _ = value[string](f, i, "nvmlDeviceGetName", "")
 		b.capability, _ = value[string](f, i, "nvmlDeviceGetCudaComputeCapability", "")
 		b.computeMode, _ = value[int](f, i, "nvmlDeviceGetComputeMode", "")
-		b.processes, _ = value[[]process](f, i, "nvmlDeviceGetComputeRunningProcesses_v3", "")
+		b.processes, _ = value[[]gpuProcess](f, i, "nvmlDeviceGetComputeRunningProcesses_v3", "")
 		mig, _ := value[struct{ Current int }](f, i, "nvmlDeviceGetMigMode", "")
 		b.mig = mig.Current == 1
 		type memory struct{ Total, Reserved, Free int64 }

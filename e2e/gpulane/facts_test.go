@@ -43,7 +43,7 @@ func TestBoards(t *testing.T) {
 	}
 	want := []board{{
 		uuid: "GPU-1", name: "NVIDIA H200", pci: gpu.PCIAddress{Bus: 0x1b}, total: 1000, free: 800, reserved: 100, mig: true, capability: "9.0",
-		processes: []process{{PID: 7, Memory: 1<<64 - 1}}, // a driver that does not know says so
+		processes: []gpuProcess{{PID: 7, Memory: 1<<64 - 1}}, // a driver that does not know says so
 		profiles:  map[int][]gpu.Placement{19: {{Start: 0, Size: 1}, {Start: 6, Size: 1}}},
 	}}
 	if !reflect.DeepEqual(boards, want) {

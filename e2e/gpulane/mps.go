@@ -234,7 +234,7 @@ func (s *sharing) nothingLeft(ctx context.Context) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		left, _ := value[[]process](facts, s.board.index, "nvmlDeviceGetComputeRunningProcesses_v3", "")
+		left, _ := value[[]gpuProcess](facts, s.board.index, "nvmlDeviceGetComputeRunningProcesses_v3", "")
 		if len(left) == 0 {
 			return "no process, mount or folder of MPS, and no process on the GPU", nil
 		}

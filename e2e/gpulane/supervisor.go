@@ -7,15 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/pkg/mps"
 )
 
@@ -29,55 +28,28 @@ const (
 // supervisor is a run of cleave mps-supervisor in a folder of this run's own.
 type supervisor struct {
 	dir     string
-	command *exec.Cmd
-	ended   chan error
+	program *process.Program
 	client  *mps.Client
 }
 
 // startSupervisor starts it and waits until it answers.
 func (l *lane) startSupervisor(ctx context.Context) (*supervisor, error) {
-	s := &supervisor{dir: l.path("mps"), ended: make(chan error, 1)}
-	args := append([]string{"mps-supervisor", "--dir", s.dir, "--compute-mode=keep", "--v=6"}, l.hardware()...)
-	s.command = l.cleave(args...)
-	log, err := os.Create(l.out("mps.log"))
-	if err != nil {
-		return nil, fmt.Errorf("make the supervisor's log: %w", err)
+	s := &supervisor{dir: l.path("mps")}
+	command := l.cleave(append([]string{"mps-supervisor", "--dir", s.dir, "--compute-mode=keep", "--v=6"}, l.hardware()...)...)
+	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is the lane's: it has things to release first
+	var err error
+	if s.program, err = process.Start(command, l.out("mps.log")); err != nil {
+		return nil, err
 	}
-	defer log.Close()
-	s.command.Stdout, s.command.Stderr = log, log
-	s.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is the lane's: it has things to release first
-	if err := s.command.Start(); err != nil {
-		return nil, fmt.Errorf("start the supervisor: %w", err)
-	}
-	go func() { s.ended <- s.command.Wait() }() // ends with the process
 	if s.client, err = mps.Dial(filepath.Join(s.dir, mps.SocketName)); err == nil {
-		err = s.waitReady(ctx)
+		ctx, cancel := context.WithTimeout(ctx, supervisorStart)
+		defer cancel()
+		err = s.program.WaitReady(ctx, s.client.Available)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("start the supervisor: %w; its log is mps.log", err), s.stop())
+		return nil, errors.Join(fmt.Errorf("start the supervisor: %w", err), s.stop())
 	}
 	return s, nil
-}
-
-func (s *supervisor) waitReady(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, supervisorStart)
-	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := s.client.Available(ctx)
-		if err == nil {
-			return nil
-		}
-		select {
-		case end := <-s.ended:
-			s.ended <- end // for stop
-			return fmt.Errorf("it ended: %s", ending(end))
-		case <-ctx.Done():
-			return err
-		case <-tick.C:
-		}
-	}
 }
 
 // stop asks it to end, and makes it.
@@ -85,10 +57,9 @@ func (s *supervisor) stop() error {
 	if s.client != nil {
 		_ = s.client.Close() // it fails only when it is closed already
 	}
-	_ = s.command.Process.Signal(syscall.SIGTERM) // it may have ended
-	kill := time.AfterFunc(supervisorStop, func() { _ = s.command.Process.Kill() })
+	kill := time.AfterFunc(supervisorStop, func() { _ = syscall.Kill(s.program.PID(), syscall.SIGKILL) })
 	defer kill.Stop()
-	if err := <-s.ended; err != nil {
+	if err := errors.Join(s.program.End(syscall.SIGTERM), s.program.Err()); err != nil {
 		return fmt.Errorf("stop the supervisor: %w", err)
 	}
 	return nil
@@ -126,20 +97,14 @@ const programPrefix = "nvidia-cuda-mps"
 
 // processesOf lists the programs of MPS whose environment names a text, such as a folder or a GPU.
 func processesOf(text string) ([]int, error) {
-	entries, err := os.ReadDir("/proc")
+	list, err := process.List()
 	if err != nil {
-		return nil, fmt.Errorf("list processes: %w", err)
+		return nil, err
 	}
 	var pids []int
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		name, err1 := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-		environment, err2 := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-		if err1 == nil && err2 == nil && strings.HasPrefix(string(name), programPrefix) && strings.Contains(string(environment), text) {
-			pids = append(pids, pid)
+	for _, p := range list {
+		if strings.HasPrefix(p.Name, programPrefix) && strings.Contains(p.Environment, text) {
+			pids = append(pids, p.PID)
 		}
 	}
 	return pids, nil

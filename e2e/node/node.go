@@ -15,11 +15,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
+	"github.com/cleave-dra/cleave/e2e/process"
 )
 
 // Options of a node.
@@ -46,25 +48,36 @@ type Options struct {
 // Node is a simulated node with its plugin.
 type Node struct {
 	opts       Options
-	plugin     *program
-	supervisor *program
+	plugin     *process.Program
+	supervisor *process.Program
 	// address of /metrics and /readyz.
 	address string
 }
 
-// Create makes the simulated driver root, in place of an earlier one, and starts nothing.
+// Create creates the simulated driver root, in place of an earlier one, and starts nothing.
 func Create(ctx context.Context, opts Options) (*Node, error) {
-	if opts.NodeName == "" {
-		opts.NodeName = opts.Cluster.NodeName()
-	}
-	n := &Node{opts: opts}
+	n := Attach(opts)
 	if _, err := n.Sim(ctx, "create", "--node", opts.Model, "--force"); err != nil {
 		return nil, err
 	}
 	return n, nil
 }
 
-// Attach gives the node that an earlier Create made in the same folder.
+// Run creates a node, and starts its supervisor and its plugin. It returns when the plugin is ready.
+func Run(ctx context.Context, opts Options) (*Node, error) {
+	n, err := Create(ctx, opts)
+	if err != nil {
+		return nil, err
+	}
+	for _, step := range []func(context.Context) error{n.StartSupervisor, n.Start, n.WaitReady} {
+		if err := step(ctx); err != nil {
+			return nil, errors.Join(err, n.Kill(), n.KillSupervisor())
+		}
+	}
+	return n, nil
+}
+
+// Attach returns the node that an earlier Create made in the same folder.
 func Attach(opts Options) *Node {
 	if opts.NodeName == "" {
 		opts.NodeName = opts.Cluster.NodeName()
@@ -94,11 +107,8 @@ func (n *Node) driver() string { return cmp.Or(n.opts.Driver, "gpu.cleave.dev") 
 // Records is the folder of claim records.
 func (n *Node) Records() string { return filepath.Join(n.PluginsDir(), n.driver(), "claims") }
 
-// Address of the plugin's /metrics, /healthz and /readyz.
-func (n *Node) Address() string { return n.address }
-
 // PID of the plugin.
-func (n *Node) PID() int { return n.plugin.cmd.Process.Pid }
+func (n *Node) PID() int { return n.plugin.PID() }
 
 // Running tells whether the plugin was started and not ended since.
 func (n *Node) Running() bool { return n.plugin != nil }
@@ -153,14 +163,11 @@ func (n *Node) Start(ctx context.Context) error {
 
 // chooseAddress finds a free one for /metrics and /readyz.
 func (n *Node) chooseAddress(ctx context.Context) error {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	port, err := cluster.FreePort(ctx, "127.0.0.1")
 	if err != nil {
-		return fmt.Errorf("find a free port: %w", err)
+		return err
 	}
-	n.address = listener.Addr().String()
-	if err := listener.Close(); err != nil {
-		return fmt.Errorf("find a free port: %w", err)
-	}
+	n.address = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 	return nil
 }
 
@@ -176,7 +183,7 @@ func (n *Node) Upgrade(ctx context.Context, podUID string) error {
 		return err
 	}
 	n.plugin = next
-	return errors.Join(n.WaitReady(ctx), old.end(syscall.SIGTERM))
+	return errors.Join(n.WaitReady(ctx), old.End(syscall.SIGTERM))
 }
 
 // RegistryDir is where the kubelet looks for plugins.
@@ -220,22 +227,7 @@ func (n *Node) WaitReady(ctx context.Context) error {
 	if !n.hasKubelet() {
 		path = "/healthz"
 	}
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		last := n.get(ctx, path)
-		if last == nil {
-			return nil
-		}
-		select {
-		case err := <-n.plugin.done:
-			n.plugin.done <- err
-			return fmt.Errorf("wait for the plugin: it ended: %w; its log ends with:\n%s", errors.Join(errors.New("exit"), err), n.LogTail(15))
-		case <-ctx.Done():
-			return fmt.Errorf("wait for the plugin: %w; it says: %w; its log ends with:\n%s", ctx.Err(), last, n.LogTail(15))
-		case <-tick.C:
-		}
-	}
+	return n.plugin.WaitReady(ctx, func(ctx context.Context) error { return n.get(ctx, path) })
 }
 
 // get is nil if the plugin answers with success, else what it says.
@@ -266,23 +258,23 @@ func (n *Node) read(ctx context.Context, path string) (string, error) {
 }
 
 // LogTail is the end of the plugin's log.
-func (n *Node) LogTail(lines int) string {
-	data, err := os.ReadFile(n.Log())
-	if err != nil {
-		return err.Error()
-	}
-	all := strings.Split(strings.TrimSpace(string(data)), "\n")
-	return strings.Join(all[max(0, len(all)-lines):], "\n")
-}
+func (n *Node) LogTail(lines int) string { return process.Tail(n.Log(), lines) }
 
 // Stop asks the plugin to end and waits for it.
-func (n *Node) Stop() error { return n.end(syscall.SIGTERM) }
+func (n *Node) Stop() error { return end(&n.plugin, syscall.SIGTERM) }
 
 // Kill ends the plugin as a crash does.
-func (n *Node) Kill() error { return n.end(syscall.SIGKILL) }
+func (n *Node) Kill() error { return end(&n.plugin, syscall.SIGKILL) }
 
-func (n *Node) end(sig syscall.Signal) error {
-	p := n.plugin
-	n.plugin = nil
-	return p.end(sig)
+func end(p **process.Program, sig syscall.Signal) error {
+	ended := *p
+	*p = nil
+	return ended.End(sig)
+}
+
+// launch runs cleave with its output in a file. It is bound to no context: a demo's programs go on when its command ends.
+func (n *Node) launch(logFile string, args []string) (*process.Program, error) {
+	cmd := exec.Command(filepath.Join(n.opts.Bin, "cleave"), args...) //nolint:noctx // see above
+	cmd.Env = slices.Concat(os.Environ(), n.opts.Cluster.Environment(), n.opts.Environment)
+	return process.Start(cmd, logFile)
 }

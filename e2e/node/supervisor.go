@@ -4,10 +4,8 @@ package node
 
 import (
 	"context"
-	"fmt"
 	"path/filepath"
 	"syscall"
-	"time"
 
 	"github.com/cleave-dra/cleave/pkg/mps"
 )
@@ -33,40 +31,14 @@ func (n *Node) StartSupervisor(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = client.Close() }()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := client.Available(ctx)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-tick.C:
-		case end := <-n.supervisor.done:
-			n.supervisor = nil
-			return fmt.Errorf("the MPS supervisor ended: %w; its log is %s", end, n.SupervisorLog())
-		case <-ctx.Done():
-			return fmt.Errorf("wait for the MPS supervisor: %w", err)
-		}
-	}
+	return n.supervisor.WaitReady(ctx, client.Available)
 }
 
 // SupervisorPID is the process ID of the supervisor, 0 while none runs.
-func (n *Node) SupervisorPID() int {
-	if n.supervisor == nil {
-		return 0
-	}
-	return n.supervisor.cmd.Process.Pid
-}
+func (n *Node) SupervisorPID() int { return n.supervisor.PID() }
 
-// StopSupervisor asks the supervisor to end and waits for it; its servers go on. KillSupervisor ends it as a crash does.
-func (n *Node) StopSupervisor() error { return n.endSupervisor(syscall.SIGTERM) }
+// StopSupervisor asks the supervisor to end and waits for it; its servers go on.
+func (n *Node) StopSupervisor() error { return end(&n.supervisor, syscall.SIGTERM) }
 
 // KillSupervisor ends the supervisor as a crash does.
-func (n *Node) KillSupervisor() error { return n.endSupervisor(syscall.SIGKILL) }
-
-func (n *Node) endSupervisor(sig syscall.Signal) error {
-	p := n.supervisor
-	n.supervisor = nil
-	return p.end(sig)
-}
+func (n *Node) KillSupervisor() error { return end(&n.supervisor, syscall.SIGKILL) }

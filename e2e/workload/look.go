@@ -3,7 +3,6 @@
 package workload
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os/exec"
@@ -46,6 +45,74 @@ func Until(ctx context.Context, what string, done func(context.Context) (ok bool
 type Client struct {
 	Cluster *cluster.Cluster
 	Kube    kubernetes.Interface
+}
+
+// Up starts a cluster.
+func Up(ctx context.Context, opts cluster.Options) (Client, error) {
+	c, err := cluster.Up(ctx, opts)
+	if err != nil {
+		return Client{}, err
+	}
+	kube, err := c.Client()
+	return Client{Cluster: c, Kube: kube}, err
+}
+
+// CreateFile creates the objects of a manifest in a namespace.
+func (c Client) CreateFile(ctx context.Context, namespace, path string) error {
+	objects, err := Load(path)
+	if err != nil {
+		return err
+	}
+	return Create(ctx, c.Kube, namespace, objects)
+}
+
+// WaitSlices waits until a driver has published the pool of the cluster's node, of which pool has to be true if it is
+// not nil, and returns its slices.
+func (c Client) WaitSlices(ctx context.Context, driver string, pool func([]resourceapi.ResourceSlice) bool) error {
+	selector := resourceapi.ResourceSliceSelectorDriver + "=" + driver + "," + resourceapi.ResourceSliceSelectorNodeName + "=" + c.Cluster.NodeName()
+	return Until(ctx, "ResourceSlices of "+driver, func(ctx context.Context) (bool, string, error) {
+		list, err := c.Kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: selector})
+		if err != nil {
+			return false, "", err
+		}
+		complete := len(list.Items) > 0 && int64(len(list.Items)) == list.Items[0].Spec.Pool.ResourceSliceCount
+		return complete && (pool == nil || pool(list.Items)), fmt.Sprintf("%d slices", len(list.Items)), nil
+	})
+}
+
+// WaitGone waits until a pod, or all pods of a namespace for the name "", are gone.
+func (c Client) WaitGone(ctx context.Context, namespace, name string) error {
+	return Until(ctx, "pod "+name+" to go", func(ctx context.Context) (bool, string, error) {
+		list, err := c.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, "", err
+		}
+		var left []string
+		for i := range list.Items {
+			if p := &list.Items[i]; name == "" || p.Name == name {
+				left = append(left, p.Name+": "+Describe(p))
+			}
+		}
+		return len(left) == 0, strings.Join(left, "\n"), nil
+	})
+}
+
+// WaitEvent waits for an Event about an object that has a reason and a text.
+func (c Client) WaitEvent(ctx context.Context, namespace, object, reason, text string) error {
+	return Until(ctx, "Event "+reason+" on "+object, func(ctx context.Context) (bool, string, error) {
+		events, err := c.Kube.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + object})
+		if err != nil {
+			return false, "", err
+		}
+		var all []string
+		for _, e := range events.Items {
+			all = append(all, e.Reason+": "+e.Message)
+			if e.Reason == reason && strings.Contains(e.Message, text) {
+				return true, "", nil
+			}
+		}
+		return false, strings.Join(all, "\n"), nil
+	})
 }
 
 // WaitRunning waits until all containers of a pod run and returns the pod.
@@ -216,16 +283,15 @@ func (c Client) LookInside(ctx context.Context, namespace, pod, container string
 	return seen(out), nil
 }
 
-// Kubectl runs kubectl with something on its standard input and returns what it prints.
+// Kubectl runs kubectl with something on its standard input and returns all that it prints, warnings too.
 func (c Client) Kubectl(ctx context.Context, input string, args ...string) (string, error) {
 	command := exec.CommandContext(ctx, c.Cluster.Kubectl(), append([]string{"--kubeconfig", c.Cluster.Kubeconfig()}, args...)...)
 	command.Stdin = strings.NewReader(input)
-	var out, complaints bytes.Buffer
-	command.Stdout, command.Stderr = &out, &complaints
-	if err := command.Run(); err != nil {
-		return "", fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, complaints.String())
+	out, err := command.CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, out)
 	}
-	return out.String(), nil
+	return string(out), err
 }
 
 // seen reads what looking printed.

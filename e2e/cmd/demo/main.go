@@ -8,7 +8,6 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -21,7 +20,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/node"
@@ -57,18 +55,13 @@ func run(ctx context.Context, source string) error {
 		return err
 	}
 	fmt.Println("==> Starting a local Kubernetes (the first time its programs are built, which takes some minutes)")
-	c, err := cluster.Up(ctx, cluster.Options{Source: source, Output: os.Stdout, NodeLabels: map[string]string{release.NodeLabel: "true"}})
-	if err != nil {
-		return err
-	}
-	kube, err := c.Client()
+	client, err := workload.Up(ctx, cluster.Options{Source: source, Output: os.Stdout, NodeLabels: map[string]string{release.NodeLabel: "true"}})
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	fmt.Printf("==> Installing Cleave with Helm on a simulated %s node\n", model)
-	client := workload.Client{Cluster: c, Kube: kube}
 	n, err := install(ctx, client, source)
 	if err != nil {
 		return err
@@ -87,7 +80,7 @@ func install(ctx context.Context, client workload.Client, source string) (*node.
 	if err != nil {
 		return nil, err
 	}
-	port, err := freePort(ctx)
+	port, err := cluster.FreePort(ctx, "")
 	if err != nil {
 		return nil, err
 	}
@@ -98,30 +91,11 @@ func install(ctx context.Context, client workload.Client, source string) (*node.
 		"--create-namespace", "--kubeconfig", client.Cluster.Kubeconfig()); err != nil {
 		return nil, err
 	}
-	return bed.Node, workload.Until(ctx, "Cleave to publish the GPUs and MPS shares of them", func(ctx context.Context) (bool, string, error) {
-		list, err := client.Kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return false, "", err
-		}
-		complete := len(list.Items) > 0 && int64(len(list.Items)) == list.Items[0].Spec.Pool.ResourceSliceCount
-		shares := slices.ContainsFunc(list.Items, func(s resourceapi.ResourceSlice) bool {
+	return bed.Node, client.WaitSlices(ctx, workload.Driver, func(pool []resourceapi.ResourceSlice) bool {
+		return slices.ContainsFunc(pool, func(s resourceapi.ResourceSlice) bool { // shares by MPS come last
 			return slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool { return strings.HasSuffix(d.Name, "-mps") })
 		})
-		return complete && shares, fmt.Sprintf("%d slices; kubectl -n %s get pods may tell more", len(list.Items), release.Namespace), nil
 	})
-}
-
-// freePort is a port of this machine that nobody listens at.
-func freePort(ctx context.Context) (int, error) {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", ":0")
-	if err != nil {
-		return 0, fmt.Errorf("find a free port: %w", err)
-	}
-	port := listener.Addr().(*net.TCPAddr).Port
-	if err := listener.Close(); err != nil {
-		return 0, fmt.Errorf("find a free port: %w", err)
-	}
-	return port, nil
 }
 
 // createAll applies the examples as they are and returns the names of their pods.
