@@ -1,6 +1,6 @@
 {{/*
-What is wrong with a value by a schema of the form that hack/gen-policyschema writes: one line each, empty if nothing is.
-Takes a dict with schema, value, and at, the path of the value. An empty value is none, which is no mistake but in a list.
+Errors of a value by a schema as hack/gen-policyschema writes it: one line each. Takes a dict with schema, value, and at, the
+path of the value. An empty value is absent, which is an error only in a list.
 */}}
 {{- define "cleave.problems" -}}
 {{- $s := .schema -}}{{- $v := .value -}}{{- $at := .at -}}
@@ -60,9 +60,8 @@ Takes a dict with schema, value, and at, the path of the value. An empty value i
 {{- end -}}
 
 {{/*
-What is wrong with the policies in the values, one line each. A policy that is text may hold several documents. It is said
-here and not by a Job that runs "cleave validate": it costs no image and no node, comes with the command that made the
-mistake, and hooks can be switched off.
+Errors of the policies in the values, one line each. A policy that is text may have several documents. Why not a hook:
+docs/decisions/policy-schema.md.
 */}}
 {{- define "cleave.policyProblems" -}}
 {{- $schema := .Files.Get "files/nodepolicy.schema.json" | fromJson -}}
