@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/dynamic-resource-allocation/cel"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/sim"
 
 	"github.com/google/go-cmp/cmp"
@@ -44,7 +44,7 @@ func TestClasses_APILimits(t *testing.T) {
 
 // TestClasses_Selection looks at every class on every node model and on every board, node model or not.
 func TestClasses_Selection(t *testing.T) {
-	nodes := map[string]*gpu.Node{}
+	nodes := map[string]*policy.Node{}
 	for _, name := range simulated.NodeModels() {
 		nodes["model "+name] = offering(t, name)
 	}

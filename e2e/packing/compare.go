@@ -14,13 +14,13 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 // Options of a comparison.
 type Options struct {
 	// Node is what is packed.
-	Node *gpu.Node
+	Node *policy.Node
 	// Mixes are what is asked of it. Their classes must fit it.
 	Mixes []Mix
 	// Classes are the cluster's DeviceClasses.

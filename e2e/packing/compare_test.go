@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 // Some minutes and more seeds give numbers to publish: go test ./e2e/packing -run Peer -v -seeds 20.
@@ -40,7 +40,7 @@ func TestCompare_RejectionsWithShares(t *testing.T) {
 	checkRatio(t, offering(t, "hgx-h100"), SharedMixes)
 }
 
-func checkRatio(t *testing.T, node *gpu.Node, mixes []Mix) {
+func checkRatio(t *testing.T, node *policy.Node, mixes []Mix) {
 	t.Helper()
 	result, err := Compare(t.Context(), Options{
 		Node: node, Mixes: mixes, Classes: manifestClasses(t), Seeds: *seeds, Requests: *requests, FirstSeed: *firstSeed,

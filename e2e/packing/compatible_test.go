@@ -15,11 +15,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 // compatibleCluster is a node in NVIDIA-compatible mode with the DeviceClasses for it.
-func compatibleCluster(t *testing.T, inventory *gpu.Node) *cluster {
+func compatibleCluster(t *testing.T, inventory *policy.Node) *cluster {
 	t.Helper()
 	all, err := Classes("../../deployments/nvidia-compatible")
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 )
 
 // model is the inventory of a node of a model, with the MIG mode of an admin who wants partitions.
-func model(t *testing.T, name string) *gpu.Node {
+func model(t *testing.T, name string) *policy.Node {
 	t.Helper()
 	node, err := Inventory(t.Context(), name)
 	if err != nil {
@@ -34,24 +34,24 @@ func model(t *testing.T, name string) *gpu.Node {
 }
 
 // offering is a node of a model whose GPUs offer what the default policy says, with MPS; rules may say otherwise.
-func offering(t *testing.T, name string, rules ...v1alpha1.Rule) *gpu.Node {
+func offering(t *testing.T, name string, rules ...v1alpha1.Rule) *policy.Node {
 	t.Helper()
 	return offered(model(t, name), rules...)
 }
 
 // offered is an inventory whose GPUs offer what rules say, or the default policy.
-func offered(inventory *gpu.Node, rules ...v1alpha1.Rule) *gpu.Node {
-	return policy.Apply(&v1alpha1.NodePolicy{Rules: rules}, inventory, policy.Means{})
+func offered(inventory *policy.Node, rules ...v1alpha1.Rule) *policy.Node {
+	return policy.Apply(&v1alpha1.NodePolicy{Rules: rules}, inventory.Node, policy.Means{})
 }
 
 // boardNode is a node of two GPUs of a board, which no node model may have.
-func boardNode(t *testing.T, name string) *gpu.Node {
+func boardNode(t *testing.T, name string) *policy.Node {
 	t.Helper()
 	board, err := sim.FindBoard(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	node := &gpu.Node{}
+	node := &policy.Node{Node: &gpu.Node{}}
 	for i := range 2 {
 		memory := board.MemoryMiB << 20
 		g := gpu.GPU{
@@ -77,11 +77,11 @@ func boardNode(t *testing.T, name string) *gpu.Node {
 type cluster struct {
 	*Node
 	t         *testing.T
-	inventory *gpu.Node
+	inventory *policy.Node
 	claims    int
 }
 
-func newCluster(t *testing.T, inventory *gpu.Node) *cluster {
+func newCluster(t *testing.T, inventory *policy.Node) *cluster {
 	t.Helper()
 	node, err := NewNode(Cleave(inventory), manifestClasses(t))
 	if err != nil {

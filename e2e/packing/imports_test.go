@@ -36,7 +36,7 @@ func one(name, want string) step { return step{name, 1, 1, want} }
 func several(pods int, name, want string) step { return step{name, 1, pods, want} }
 
 // imported is a node as an imported file has it, with the DeviceClasses that come with the file.
-func imported(t *testing.T, format policy.Format, text, name string, inventory *gpu.Node, partitions func(*gpu.GPU) []gpu.Place) *cluster {
+func imported(t *testing.T, format policy.Format, text, name string, inventory *policy.Node, partitions func(*gpu.GPU) []gpu.Place) *cluster {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -50,7 +50,7 @@ func imported(t *testing.T, format policy.Format, text, name string, inventory *
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := policy.Check(p, inventory); err != nil {
+	if err := policy.Check(p, inventory.Node); err != nil {
 		t.Fatal(err)
 	}
 	read := migrate.DevicePlugin
@@ -61,7 +61,7 @@ func imported(t *testing.T, format policy.Format, text, name string, inventory *
 	if err != nil {
 		t.Fatal(err)
 	}
-	inventory = policy.Apply(p, inventory, policy.Means{Partitions: partitions})
+	inventory = policy.Apply(p, inventory.Node, policy.Means{Partitions: partitions})
 	node, err := NewNode(Cleave(inventory), i.Classes())
 	if err != nil {
 		t.Fatal(err)

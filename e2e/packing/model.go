@@ -5,16 +5,16 @@ package packing
 import (
 	"context"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 // Inventory is what Cleave finds on a fresh node of a model.
-func Inventory(ctx context.Context, model string) (*gpu.Node, error) {
+func Inventory(ctx context.Context, model string) (*policy.Node, error) {
 	session, err := simulated.Open(ctx, model)
 	if err != nil {
 		return nil, err
 	}
-	node := session.Node()
+	node := &policy.Node{Node: session.Node()}
 	return node, session.Close()
 }

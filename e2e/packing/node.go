@@ -17,6 +17,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 // features are what the scheduler of Kubernetes 1.37 turns on by default.
@@ -42,7 +43,7 @@ type Node struct {
 	state  structured.AllocatedState
 	of     map[string]sets.Set[structured.DeviceID] // by class, the devices it selects
 	// follows is the inventory whose whole GPUs are ordered by what is free; nil where the order stays.
-	follows *gpu.Node
+	follows *policy.Node
 	// late tells that it is ordered by what was free before the last allocation, which before knows; nil: all was.
 	late   bool
 	before func(*gpu.GPU) bool

@@ -12,6 +12,7 @@ import (
 	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
@@ -19,17 +20,17 @@ import (
 const nodeName = "node-1"
 
 // Order is a way to publish the devices of a node: the same devices, counters and classes, in another order.
-type Order func(*gpu.Node) []*resourceapi.ResourceSlice
+type Order func(*policy.Node) []*resourceapi.ResourceSlice
 
 // Cleave is the order that Cleave publishes.
-func Cleave(node *gpu.Node) []*resourceapi.ResourceSlice { return publishedBy(node, v1alpha1.Group) }
+func Cleave(node *policy.Node) []*resourceapi.ResourceSlice { return publishedBy(node, v1alpha1.Group) }
 
 // Compatible is the same in NVIDIA-compatible mode.
-func Compatible(node *gpu.Node) []*resourceapi.ResourceSlice {
+func Compatible(node *policy.Node) []*resourceapi.ResourceSlice {
 	return publishedBy(node, nvidia.DriverName)
 }
 
-func publishedBy(node *gpu.Node, driver string) []*resourceapi.ResourceSlice {
+func publishedBy(node *policy.Node, driver string) []*resourceapi.ResourceSlice {
 	var published []*resourceapi.ResourceSlice
 	list := publish.Objects(node, driver, nodeName)
 	for i := range list.Items {
@@ -41,7 +42,7 @@ func publishedBy(node *gpu.Node, driver string) []*resourceapi.ResourceSlice {
 // Peer is the order of NVIDIA's DRA driver with dynamic MIG: the counter sets, then one slice per GPU by PCI address
 // that holds the whole GPU and its partitions, sorted by the names that NVIDIA gives them
 // (dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin/mig.go, ToCanonicalName).
-func Peer(node *gpu.Node) []*resourceapi.ResourceSlice {
+func Peer(node *policy.Node) []*resourceapi.ResourceSlice {
 	devices := map[string]resourceapi.Device{}
 	var published []*resourceapi.ResourceSlice
 	for _, s := range Cleave(node) {
@@ -53,7 +54,7 @@ func Peer(node *gpu.Node) []*resourceapi.ResourceSlice {
 		}
 	}
 	for i := range node.GPUs {
-		shapes := node.GPUs[i].Shapes()
+		shapes := node.Shapes(&node.GPUs[i])
 		slices.SortFunc(shapes, func(a, b gpu.Shape) int { return strings.Compare(peerName(a), peerName(b)) })
 		s := published[0].DeepCopy()
 		s.Spec.SharedCounters = nil

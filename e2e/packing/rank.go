@@ -10,12 +10,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
 // Follow has the whole GPUs of an inventory ordered by what is free before each allocation, as the plugin does; late has
 // it know only what was free before the last allocation.
-func (n *Node) Follow(inventory *gpu.Node, late bool) { n.follows, n.late = inventory, late }
+func (n *Node) Follow(inventory *policy.Node, late bool) { n.follows, n.late = inventory, late }
 
 // rank orders the whole GPUs by what is free.
 func (n *Node) rank() {
@@ -59,7 +60,7 @@ func gpuOf(device string) string {
 }
 
 // together tells whether whole GPUs are of one NVLink group or of one NUMA node.
-func together(inventory *gpu.Node, devices []string) bool {
+func together(inventory *policy.Node, devices []string) bool {
 	groups := gpu.NVLinkGroups(inventory.GPUs)
 	sameGroup, sameNode := true, true
 	first := inventory.Find(devices[0])

@@ -11,7 +11,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 // Tally counts compute slices that were requested and rejected, and requests for several GPUs that were served, and from
@@ -41,7 +41,7 @@ type held struct {
 
 // Replay runs a trace on the node of an inventory, which starts empty. A request that does not fit is dropped, not tried
 // again.
-func Replay(ctx context.Context, node *Node, inventory *gpu.Node, trace []Request) (Tally, error) {
+func Replay(ctx context.Context, node *Node, inventory *policy.Node, trace []Request) (Tally, error) {
 	var tally Tally
 	var running []held // by the time they end
 	for i, r := range trace {

@@ -16,10 +16,11 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 // wholeNode is a node of a model none of whose GPUs is in MIG mode, and which are offered in these tiers.
-func wholeNode(t *testing.T, model string, tiers ...v1alpha1.Tier) *gpu.Node {
+func wholeNode(t *testing.T, model string, tiers ...v1alpha1.Tier) *policy.Node {
 	t.Helper()
 	inventory, err := Inventory(t.Context(), model)
 	if err != nil {
@@ -41,7 +42,7 @@ func (c *cluster) holding(free uint) state {
 		if free>>i&1 == 1 {
 			continue
 		}
-		shapes := c.inventory.GPUs[i].Shapes()
+		shapes := c.inventory.Shapes(&c.inventory.GPUs[i])
 		name := shapes[i*7%len(shapes)].Name()
 		c.state.AllocatedDevices.Insert(structured.MakeDeviceID("gpu.cleave.dev", nodeName, name))
 	}
@@ -141,7 +142,7 @@ func TestTopology_StaticOrder(t *testing.T) {
 
 // TestTopology_FreeFirstOrder compares with the same order that does not follow.
 func TestTopology_FreeFirstOrder(t *testing.T) {
-	for name, node := range map[string]*gpu.Node{
+	for name, node := range map[string]*policy.Node{
 		"rtx-pro-6000":           wholeNode(t, "rtx-pro-6000", v1alpha1.TierExclusive),
 		"a100-pcie-nvlink-pairs": wholeNode(t, "a100-pcie-nvlink-pairs", v1alpha1.TierExclusive),
 	} {
@@ -156,7 +157,7 @@ func TestTopology_FreeFirstOrder(t *testing.T) {
 }
 
 // compareStatic replays mixes with and without following what is free. Following must reject no more, but for noise.
-func compareStatic(t *testing.T, node *gpu.Node, mixes []Mix) (static, late, follows Tally) {
+func compareStatic(t *testing.T, node *policy.Node, mixes []Mix) (static, late, follows Tally) {
 	t.Helper()
 	result, err := Compare(t.Context(), Options{
 		Node: node, Mixes: mixes, Classes: manifestClasses(t), Seeds: (*seeds + 1) / 2, Requests: *requests, FirstSeed: *firstSeed, Static: true,

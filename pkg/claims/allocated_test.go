@@ -12,6 +12,7 @@ import (
 
 	"github.com/cleave-dra/cleave/e2e/packing"
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -41,7 +42,7 @@ func entry(kind, sharing string, requests ...string) resourceapi.DeviceClaimConf
 
 // allocated has the scheduler's own allocator allocate a claim on a node in NVIDIA-compatible mode. It rewrites what a claim
 // says of requests, so an allocation that a test makes up is not the one that Prepare gets.
-func allocated(t *testing.T, node *gpu.Node, spec resourceapi.DeviceClaim, classConfig ...resourceapi.DeviceClassConfiguration) *resourceapi.ResourceClaim {
+func allocated(t *testing.T, node *policy.Node, spec resourceapi.DeviceClaim, classConfig ...resourceapi.DeviceClassConfiguration) *resourceapi.ResourceClaim {
 	t.Helper()
 	classes, err := packing.Classes("../../deployments/nvidia-compatible")
 	if err != nil {

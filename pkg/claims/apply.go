@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -147,11 +148,11 @@ func (e *Engine) partition(ctx context.Context, b *backend, d planned, adopt boo
 // takeStanding gives devices the partitions that are there ahead of claims, where the policy hands them out.
 func (e *Engine) takeStanding(ctx context.Context, b *backend, devices []planned, want *records.Record) error {
 	for i, d := range devices {
-		if !d.shape.IsPartition() || d.admin || !handsOut(d.shape.GPU) {
+		if !d.shape.IsPartition() || d.admin || !handsOut(d.offer) {
 			continue
 		}
 		var found *gpu.Partition
-		if e.ready(d.shape) != nil { // as last seen
+		if e.ready(d.shape, d.offer) != nil { // as last seen
 			var err error
 			if found, err = b.hardware.PartitionAt(ctx, d.shape.GPU.PCI, *want.Devices[i].Partition); err != nil {
 				return fmt.Errorf("request %q: %w", d.request, err)
@@ -161,7 +162,7 @@ func (e *Engine) takeStanding(ctx context.Context, b *backend, devices []planned
 		case found != nil && found.CI != nil:
 			found.Existing = true
 			want.Devices[i].Partition = found
-		case d.shape.GPU.PartitionMode() == gpu.Existing:
+		case d.offer.PartitionMode() == policy.Existing:
 			return fmt.Errorf("request %q: partition %s is gone, and the policy has Cleave make none on GPU %s: make it again, for instance with nvidia-smi mig -cgi, "+
 				"or delete the pod so that it is scheduled again", d.request, d.shape.Name(), d.shape.GPU.UUID)
 		}
@@ -303,7 +304,7 @@ func (e *Engine) intact(ctx context.Context, b *backend, r *records.Record) (boo
 		if err != nil || g == nil || e.sharing == nil {
 			return false, err
 		}
-		if _, _, err := e.sharing.StartMPS(ctx, r.Claim.UID, g, d.Share.Limits()); err != nil {
+		if _, _, err := e.sharing.StartMPS(ctx, r.Claim.UID, g, b.hardware.Node().Offer(g), d.Share.Limits()); err != nil {
 			return false, err
 		}
 	}

@@ -37,7 +37,7 @@ func BenchmarkPrepare_Share(b *testing.B) {
 		b.Run(fmt.Sprintf("others=%d", others), func(b *testing.B) {
 			bed := makeShareBed(b, b.TempDir(), nil, testID)
 			for i := range bed.hardware.node.GPUs {
-				bed.hardware.node.GPUs[i].Offer.TimeSlice.Memory.Total *= 100
+				bed.hardware.node.Offers[i].TimeSlice.Memory.Total *= 100
 			}
 			bed.start()
 			for i := range others {

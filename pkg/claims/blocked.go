@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -91,7 +92,7 @@ func (b *blockedError) names(leaving func(types.UID) bool) string {
 }
 
 // checkAmounts fails if the claim's shares of a GPU are more than those of other claims leave.
-func (e *Engine) checkAmounts(want *records.Record, d *records.Device, sharing *gpu.Sharing) error {
+func (e *Engine) checkAmounts(want *records.Record, d *records.Device, sharing *policy.Sharing) error {
 	others := e.index.shared(d.GPU, want.Claim.UID)
 	var used amounts
 	for _, o := range others {
@@ -140,7 +141,7 @@ func (e *Engine) checkFree(b *backend, want *records.Record, adopt bool) error {
 		if err := e.checkOtherNames(d); err != nil {
 			return err
 		}
-		if other := e.occupant(b.hardware.Node().Find(d.GPU), d); other != nil && !adopt && !has(e.index.get(want.Claim.UID), d.GPU, other.Place()) {
+		if other := e.occupant(b.hardware.Node(), d); other != nil && !adopt && !has(e.index.get(want.Claim.UID), d.GPU, other.Place()) {
 			return fmt.Errorf("request %q: device %s of GPU %s is occupied by %s", d.Request, d.Device, d.UUID, e.describe(d.GPU, other))
 		}
 	}

@@ -17,13 +17,14 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
 // Hardware is what the engine asks of the node's GPUs.
 type Hardware interface {
 	// Node is the inventory as published.
-	Node() *gpu.Node
+	Node() *policy.Node
 	// Absent reports whether it is certain that no GPU is at an address any more. One that cannot be read is not absent.
 	Absent(pci gpu.PCIAddress) bool
 	// VerifyGPU fails if the GPU is lost or another one sits in its place.

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -23,16 +24,15 @@ const (
 )
 
 // migNode is the node of a simulated board with partitions, which offers everything.
-func migNode(t *testing.T) *gpu.Node {
+func migNode(t *testing.T) *policy.Node {
 	t.Helper()
-	node := *newSimBed(t, "hgx-h100").session.Node()
-	node.GPUs = slices.Clone(node.GPUs)
-	for i := range node.GPUs {
-		offer := *sharedNode().GPUs[0].Offer
-		offer.Partitions = &gpu.PartitionOffer{Mode: gpu.OnDemand}
-		node.GPUs[i].Offer = &offer
+	node := &policy.Node{Node: newSimBed(t, "hgx-h100").session.Node()}
+	for range node.GPUs {
+		offer := sharedNode().Offers[0]
+		offer.Partitions = &policy.PartitionOffer{Mode: policy.OnDemand}
+		node.Offers = append(node.Offers, offer)
 	}
-	return &node
+	return node
 }
 
 // deviceResult is an allocated device.
@@ -182,7 +182,7 @@ func TestAClaimThatHasAGPUAloneHasItsServerAndGivesBackEverything(t *testing.T) 
 func TestAClaimMayUseMPSOnAGPUOfWhichThePolicyOffersNone(t *testing.T) {
 	b := newCompatibleBed(t)
 	for i := range b.hardware.node.GPUs {
-		b.hardware.node.GPUs[i].Offer = &gpu.Offer{Whole: true}
+		b.hardware.node.Offers[i] = policy.Offer{Whole: true}
 	}
 	b.prepare("a", aloneMPS(0, ""))
 	b.prepare("b", aloneAt(1, "Long"))

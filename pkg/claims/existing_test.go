@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 // In mode existing, a partition that somebody else made is handed out as it is, and outlives the claim.
@@ -16,7 +17,7 @@ func TestAnOfferedPartitionIsHandedOutAndOutlivesItsClaim(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	gi := occupy(t, b.node, 0, 19, 6, 1)
 	device := b.name(0, 19, 6)
-	b.offer(0, &gpu.PartitionOffer{Mode: gpu.Existing, Places: []gpu.Place{{ProfileID: 19, Placement: gpu.Placement{Start: 6, Size: 1}}}})
+	b.offer(0, &policy.PartitionOffer{Mode: policy.Existing, Places: []gpu.Place{{ProfileID: 19, Placement: gpu.Placement{Start: 6, Size: 1}}}})
 
 	// A GPU instance without a compute instance is of no use to anybody.
 	compute, err := gi.ComputeInstanceByID(0)

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -31,7 +32,7 @@ var testID = Identity{Driver: testDriver, Pool: testPool}
 
 // fakeHardware is a node whose GPUs do as a test says.
 type fakeHardware struct {
-	node *gpu.Node
+	node *policy.Node
 	// verify is asked for each GPU; nil means all are well.
 	verify func(ctx context.Context, g *gpu.GPU) error
 
@@ -47,7 +48,7 @@ type fakeHardware struct {
 	processesErr error
 }
 
-func (h *fakeHardware) Node() *gpu.Node { return h.node }
+func (h *fakeHardware) Node() *policy.Node { return h.node }
 
 func (h *fakeHardware) Absent(pci gpu.PCIAddress) bool {
 	return slices.Contains(h.absent, pci.DeviceName())
@@ -213,8 +214,8 @@ func gpuName(i int) string { return gpu.PCIAddress{Bus: uint8(0x10 + i)}.DeviceN
 // gpuUUID is the UUID of the i-th GPU.
 func gpuUUID(i int) string { return fmt.Sprintf("GPU-%d", i) }
 
-func nodeOf(gpus int) *gpu.Node {
-	node := &gpu.Node{DriverVersion: "580.95.05"}
+func nodeOf(gpus int) *policy.Node {
+	node := &policy.Node{Node: &gpu.Node{DriverVersion: "580.95.05"}}
 	for i := range gpus {
 		node.GPUs = append(node.GPUs, gpu.GPU{PCI: gpu.PCIAddress{Bus: uint8(0x10 + i)}, UUID: gpuUUID(i), Index: i, Minor: i})
 	}

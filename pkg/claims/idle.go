@@ -23,7 +23,7 @@ func (e *Engine) LeaveMIGMode(ctx context.Context) {
 	node := b.hardware.Node()
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
-		if o := g.Offer; o == nil || o.Partitions == nil || !o.Partitions.DisableWhenIdle || !e.idle(g) {
+		if o := node.Offer(g); o.Partitions == nil || !o.Partitions.DisableWhenIdle || !e.idle(g) {
 			continue
 		}
 		switch err := e.leaveMIGMode(ctx, b, g); {

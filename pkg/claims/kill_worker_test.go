@@ -37,7 +37,7 @@ type worker struct {
 	dir     string
 	random  *rand.Rand
 	node    *sim.Node
-	gpus    *gpu.Node
+	gpus    *policy.Node
 	specs   *specFolder
 	sharing *sharingFolder
 	truth   clusterTruth
@@ -72,7 +72,7 @@ const workGPUs = 3
 const layoutGPU = 3
 
 // killLayouts are no layout and two that share a place.
-var killLayouts = []*gpu.PartitionOffer{nil, balanced, cutInto(place(5, 0, 4), place(19, 5, 1), place(19, 6, 1))}
+var killLayouts = []*policy.PartitionOffer{nil, balanced, cutInto(place(5, 0, 4), place(19, 5, 1), place(19, 6, 1))}
 
 // foreignGPU has a partition of somebody else.
 const foreignGPU = 2
@@ -181,7 +181,7 @@ func (w *worker) open(ctx context.Context) error {
 	if err := w.Load(ctx, nil); err != nil {
 		return err
 	}
-	w.SetHardware(offering{session, w.gpus}, w.specs)
+	w.SetHardware(offering{session, w.gpus.Offers}, w.specs)
 	return nil
 }
 
@@ -275,14 +275,15 @@ func (w *worker) end(ctx context.Context, c *clusterClaim) error {
 // relayout lets the policy's layout hold, beside what claims hold.
 func (w *worker) relayout(ctx context.Context) error {
 	g := &w.gpus.GPUs[layoutGPU]
-	g.Offer.Whole, g.Offer.TimeSlice, g.Offer.MPS, g.Offer.Partitions = false, nil, nil, gpu.NoPlaces(nil)
-	if offer := killLayouts[w.truth.Layout]; offer != nil {
-		g.Offer.Partitions = cutInto(offer.Places...)
+	offer := &w.gpus.Offers[layoutGPU]
+	offer.Whole, offer.TimeSlice, offer.MPS, offer.Partitions = false, nil, nil, policy.NoPlaces(nil)
+	if layout := killLayouts[w.truth.Layout]; layout != nil {
+		offer.Partitions = cutInto(layout.Places...)
 	}
 	for _, r := range w.Records() {
 		for _, d := range r.Partitions() {
 			if d.GPU == g.PCI.DeviceName() {
-				g.Offer.Partitions.Kept = append(g.Offer.Partitions.Kept, d.Partition.Place())
+				offer.Partitions.Kept = append(offer.Partitions.Kept, d.Partition.Place())
 			}
 		}
 	}
@@ -359,11 +360,11 @@ func (w *worker) allocate() []string {
 	var devices []string
 	for range 1 + w.random.IntN(3) {
 		g := &w.gpus.GPUs[w.random.IntN(workGPUs+1)]
-		if len(g.Shapes()) == 0 {
+		if len(w.gpus.Shapes(g)) == 0 {
 			continue
 		}
 		s := w.pick(g)
-		if slices.Contains(occupied, s.Name()) || s.Withdrawn() || !used.fits(s) {
+		if slices.Contains(occupied, s.Name()) || w.gpus.Offer(g).IsWithdrawn(s) || !used.fits(s) {
 			continue
 		}
 		name := s.Name()
@@ -384,7 +385,8 @@ func (w *worker) allocate() []string {
 func (w *worker) pick(g *gpu.GPU) gpu.Shape {
 	switch dice := w.random.IntN(10); {
 	case g == &w.gpus.GPUs[layoutGPU]:
-		return g.Shapes()[w.random.IntN(len(g.Shapes()))]
+		shapes := w.gpus.Shapes(g)
+		return shapes[w.random.IntN(len(shapes))]
 	case dice < 2:
 		return g.Whole()
 	case dice < 4:
@@ -392,20 +394,21 @@ func (w *worker) pick(g *gpu.GPU) gpu.Shape {
 	case dice < 6:
 		return gpu.Shape{GPU: g, Share: gpu.MPS}
 	default:
-		shapes := g.Shapes()
+		shapes := w.gpus.Shapes(g)
 		return shapes[w.random.IntN(len(shapes))]
 	}
 }
 
 // counting is a scheduler's count of what is allocated.
 type counting struct {
+	node     *policy.Node
 	left     map[string]int64    // of each counter
 	shares   map[string]int64    // taken, by device
 	interval map[*gpu.GPU]string // that a claim asks for
 }
 
-func newCounting(node *gpu.Node) *counting {
-	u := &counting{left: map[string]int64{}, shares: map[string]int64{}, interval: map[*gpu.GPU]string{}}
+func newCounting(node *policy.Node) *counting {
+	u := &counting{node: node, left: map[string]int64{}, shares: map[string]int64{}, interval: map[*gpu.GPU]string{}}
 	for i := range node.GPUs {
 		for _, c := range node.GPUs[i].Counters() {
 			u.left[node.GPUs[i].PCI.DeviceName()+c.Name] = c.Value
@@ -417,7 +420,7 @@ func newCounting(node *gpu.Node) *counting {
 // fits tells whether a shape can be had beside what is taken. A shared device consumes its counters once.
 func (u *counting) fits(s gpu.Shape) bool {
 	if n := u.shares[s.Name()]; n > 0 {
-		return n < s.GPU.Sharing(s.Share).Shares
+		return n < u.node.Offer(s.GPU).Sharing(s.Share).Shares
 	}
 	return !slices.ContainsFunc(s.Consumes(), func(c gpu.Counter) bool { return u.left[s.GPU.PCI.DeviceName()+c.Name] < c.Value })
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -42,17 +43,17 @@ func (e *Engine) KeepLayouts(ctx context.Context) []LayoutProblem {
 	node := b.hardware.Node()
 	for i := range node.GPUs {
 		name := node.GPUs[i].PCI.DeviceName()
-		if node.GPUs[i].PartitionMode() != gpu.Layout && e.layout(name) == nil {
+		if node.Offer(&node.GPUs[i]).PartitionMode() != policy.Layout && e.layout(name) == nil {
 			continue
 		}
-		if err := e.keepLayout(ctx, b, &node.GPUs[i]); err != nil {
+		if err := e.keepLayout(ctx, b, &node.GPUs[i], node.Offer(&node.GPUs[i])); err != nil {
 			problems = append(problems, LayoutProblem{name, err})
 		}
 	}
 	return problems
 }
 
-func (e *Engine) keepLayout(ctx context.Context, b *backend, g *gpu.GPU) error {
+func (e *Engine) keepLayout(ctx context.Context, b *backend, g *gpu.GPU, offer *policy.Offer) error {
 	name := g.PCI.DeviceName()
 	held, err := e.lockFor(ctx, "", []string{name})
 	if err != nil {
@@ -60,7 +61,7 @@ func (e *Engine) keepLayout(ctx context.Context, b *backend, g *gpu.GPU) error {
 	}
 	defer held.Release()
 	have := e.layout(name)
-	if have != nil && (have.UUID != g.UUID || g.PartitionMode() == gpu.Existing) {
+	if have != nil && (have.UUID != g.UUID || offer.PartitionMode() == policy.Existing) {
 		// Of another GPU that was here, or handed over as it is: from now on it is somebody else's.
 		return e.layouts.write(&records.Layout{GPU: name})
 	}
@@ -69,11 +70,11 @@ func (e *Engine) keepLayout(ctx context.Context, b *backend, g *gpu.GPU) error {
 		return err
 	}
 	var wanted []gpu.Place
-	if g.PartitionMode() == gpu.Layout {
+	if offer.PartitionMode() == policy.Layout {
 		if g.MIG.NeedsReset && !g.MIG.Enabled {
 			return fmt.Errorf("GPU %s is out of MIG mode, which only a reset changes: %s", g.UUID, gpu.SwitchMIG(g.PCI.String(), true))
 		}
-		wanted = g.Offer.Partitions.Places
+		wanted = offer.Partitions.Places
 	}
 	left, unmakeErr := e.unmake(ctx, b, g, have, wanted, all)
 	made, makeErr := e.cut(ctx, b, g, have, wanted, left)

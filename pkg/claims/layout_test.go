@@ -17,18 +17,19 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
 // offer sets what partitions a GPU offers, beside the whole GPU.
-func (b *simBed) offer(i int, partitions *gpu.PartitionOffer) {
-	b.session.Node().GPUs[i].Offer = &gpu.Offer{Whole: partitions == nil || partitions.Mode == gpu.Existing, Partitions: partitions}
+func (b *simBed) offer(i int, partitions *policy.PartitionOffer) {
+	b.offers[i] = policy.Offer{Whole: partitions == nil || partitions.Mode == policy.Existing, Partitions: partitions}
 }
 
 // cutInto is an offer of a layout.
-func cutInto(places ...gpu.Place) *gpu.PartitionOffer {
-	return &gpu.PartitionOffer{Mode: gpu.Layout, Places: places}
+func cutInto(places ...gpu.Place) *policy.PartitionOffer {
+	return &policy.PartitionOffer{Mode: policy.Layout, Places: places}
 }
 
 func place(profile, start, size int) gpu.Place {
@@ -135,7 +136,7 @@ func TestANewLayoutWaitsOnlyForWhatClaimsHold(t *testing.T) {
 	b.kept()
 	b.want(list("0 19@4", "0 19@5", "0 19@6", "0 5@0"), nil, nil)
 	// Without a layout all that Cleave made goes, and its record.
-	b.offer(0, &gpu.PartitionOffer{Mode: gpu.OnDemand})
+	b.offer(0, &policy.PartitionOffer{Mode: policy.OnDemand})
 	if err := b.tryPrepare("b", b.name(0, 19, 6)); err == nil || !strings.Contains(err.Error(), "of the node's layout") {
 		t.Errorf("got %v before the layout is gone, want what is in the way", err)
 	}
@@ -178,7 +179,7 @@ func TestALayoutThatIsHandedOverStays(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.offer(0, balanced)
 	b.kept()
-	b.offer(0, &gpu.PartitionOffer{Mode: gpu.Existing, Places: b.Standing(&b.session.Node().GPUs[0])})
+	b.offer(0, &policy.PartitionOffer{Mode: policy.Existing, Places: b.Standing(&b.session.Node().GPUs[0])})
 	b.kept()
 	if got := b.layoutFiles(); len(got) != 0 {
 		t.Errorf("got layouts on record %v, want none", got)
@@ -192,7 +193,7 @@ func TestALayoutThatIsHandedOverStays(t *testing.T) {
 
 func TestInModeExistingNothingIsMade(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
-	b.offer(0, &gpu.PartitionOffer{Mode: gpu.Existing, Places: []gpu.Place{place(19, 6, 1)}})
+	b.offer(0, &policy.PartitionOffer{Mode: policy.Existing, Places: []gpu.Place{place(19, 6, 1)}})
 	b.kept()
 	err := b.tryPrepare("a", b.name(0, 19, 6))
 	if err == nil || !strings.Contains(err.Error(), "has Cleave make none") {
@@ -284,7 +285,7 @@ func (b *simBed) dying(at int, do func(e *Engine, session *nvml.Session)) (dead 
 	if err := e.Load(b.t.Context(), nil); err != nil {
 		b.t.Fatal(err)
 	}
-	e.SetHardware(session, b.specs)
+	e.SetHardware(offering{session, b.offers}, b.specs)
 	defer func() {
 		for _, lock := range e.locks.byGPU { // the kernel lets go of a dead process's locks
 			lock.close()
@@ -310,7 +311,7 @@ func TestALayoutIsWholeWhereverThePluginWasKilled(t *testing.T) {
 		b.offer(0, balanced)
 		b.kept()
 		dead := b.dying(at, func(e *Engine, session *nvml.Session) {
-			session.Node().GPUs[0].Offer = &gpu.Offer{Partitions: two}
+			b.offers[0] = policy.Offer{Partitions: two}
 			e.FindForeign(t.Context())
 			e.KeepLayouts(t.Context())
 		})

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
@@ -82,7 +83,7 @@ func startProcess(t testing.TB, root, own string, node *sim.Node) *process {
 		if err := e.Load(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}
-		e.SetHardware(session, e.specs.(*specFolder))
+		e.SetHardware(offering{session, nil}, e.specs.(*specFolder))
 	}
 	for _, name := range []string{nameA, nameB} {
 		if e := p.byName[name]; e != nil {
@@ -221,7 +222,7 @@ func TestPrepare_AllocatedUnderAnotherNameAndNotPrepared(t *testing.T) {
 	now := startProcess(t, root, nameB, node)
 	other := now.byName[nameA]
 	waiting := []*resourceapi.ResourceClaim{deviceClaim("whole", g(0)), deviceClaim("part", g(1, 19, 6)), deviceClaim("unknown", g(2)+"-mig-99-0")}
-	if !other.SetAllocated(now.backend.Load().hardware.Node(), waiting) {
+	if !other.SetAllocated(now.backend.Load().hardware.Node().Node, waiting) {
 		t.Error("nothing changed")
 	}
 	for _, device := range []string{g(0), g(0, 19, 0), g(1), g(1, 19, 6), g(2), g(2, 19, 0)} {
@@ -233,7 +234,7 @@ func TestPrepare_AllocatedUnderAnotherNameAndNotPrepared(t *testing.T) {
 	}
 	mustPrepare(t, now.Engine, of(nameB, deviceClaim("beside", g(1, 19, 0))))
 	mustPrepare(t, other, waiting[0]) // what was allocated is prepared
-	if !other.SetAllocated(now.backend.Load().hardware.Node(), nil) {
+	if !other.SetAllocated(now.backend.Load().hardware.Node().Node, nil) {
 		t.Error("nothing changed")
 	}
 	mustPrepare(t, now.Engine, of(nameB, deviceClaim("new", g(1, 19, 6), g(2))))
@@ -385,10 +386,10 @@ func TestAdoptLayouts(t *testing.T) {
 	g := before.backend.Load().hardware.Node().GPUs[0]
 	cutTo := func(e *Engine, places ...gpu.Place) {
 		t.Helper()
-		n := *e.backend.Load().hardware.Node()
-		n.GPUs = slices.Clone(n.GPUs)
-		n.GPUs[0].Offer = &gpu.Offer{Partitions: &gpu.PartitionOffer{Mode: gpu.Layout, Places: places}}
-		e.backend.Store(&backend{hardware: movedHardware{e.backend.Load().hardware, &n}, cdi: e.backend.Load().cdi})
+		o := e.backend.Load().hardware.(offering)
+		o.offers = make([]policy.Offer, len(o.Node().GPUs))
+		o.offers[0] = policy.Offer{Partitions: &policy.PartitionOffer{Mode: policy.Layout, Places: places}}
+		e.backend.Store(&backend{hardware: o, cdi: e.backend.Load().cdi})
 		if problems := e.KeepLayouts(t.Context()); len(problems) > 0 {
 			t.Fatal(problems)
 		}
@@ -413,14 +414,6 @@ func TestAdoptLayouts(t *testing.T) {
 		t.Errorf("partitions of %s are %v", g.PCI, got)
 	}
 }
-
-// movedHardware is the hardware with another inventory.
-type movedHardware struct {
-	Hardware
-	node *gpu.Node
-}
-
-func (h movedHardware) Node() *gpu.Node { return h.node }
 
 // A plugin of one name is killed at each step of a claim's life, and one of the other name starts: the claim is whole or gone,
 // and what it has nobody else gets.

@@ -11,6 +11,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -27,13 +28,14 @@ type planned struct {
 	request string
 	admin   bool
 	shape   gpu.Shape
+	offer   *policy.Offer  // of the shape's GPU
 	share   *records.Share // of a shared GPU, unless admin
 	config  *config        // opaque parameters for the device; nil if there are none
 }
 
 // plan works out what a claim is to get. It is pure: allocation and inventory in, devices or an error that names the
 // request out. Devices of other drivers are not ours to serve and are passed over.
-func plan(claim *resourceapi.ResourceClaim, node *gpu.Node, id Identity) ([]planned, error) {
+func plan(claim *resourceapi.ResourceClaim, node *policy.Node, id Identity) ([]planned, error) {
 	if claim.Status.Allocation == nil {
 		return nil, errors.New("the claim is not allocated")
 	}
@@ -58,7 +60,7 @@ func plan(claim *resourceapi.ResourceClaim, node *gpu.Node, id Identity) ([]plan
 			return nil, fmt.Errorf("request %q: device %q is not on this node, which has %s: if the GPU was taken out, fell off the bus or "+
 				"changed its MIG mode, or the node's policy has the device no more, delete the pod so that it is scheduled again", result.Request, result.Device, deviceNames(node))
 		}
-		d := planned{request: result.Request, admin: result.AdminAccess != nil && *result.AdminAccess, shape: shape}
+		d := planned{request: result.Request, admin: result.AdminAccess != nil && *result.AdminAccess, shape: shape, offer: node.Offer(shape.GPU)}
 		d.config = configs.of(d)
 		if d.share, err = share(d, result); err != nil {
 			return nil, fmt.Errorf("request %q: %w", result.Request, err)
@@ -119,7 +121,7 @@ func describeSource(c resourceapi.DeviceAllocationConfiguration) string {
 }
 
 // deviceNames lists a node's devices for people.
-func deviceNames(node *gpu.Node) string {
+func deviceNames(node *policy.Node) string {
 	names := make([]string, 0, len(node.GPUs))
 	for i := range node.GPUs {
 		names = append(names, node.GPUs[i].PCI.DeviceName())

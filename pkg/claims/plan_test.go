@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -137,7 +138,7 @@ func TestPlanRefusesAndNamesTheCause(t *testing.T) {
 }
 
 func TestPlanOnANodeWithoutGPUsSaysSo(t *testing.T) {
-	_, err := plan(claimOn("u", 0), &gpu.Node{}, testID)
+	_, err := plan(claimOn("u", 0), &policy.Node{Node: &gpu.Node{}}, testID)
 	if err == nil || !strings.Contains(err.Error(), "no GPUs") {
 		t.Errorf("got %v, want an error that says %q", err, "no GPUs")
 	}

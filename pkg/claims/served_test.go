@@ -5,12 +5,11 @@ package claims
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
 // serve registers claims at the MPS server of a GPU as a plugin of another name, or of none, does.
@@ -19,7 +18,7 @@ func (b *shareBed) serve(owner string, i int, uids ...types.UID) {
 	defer func(before string) { b.sharing.owner = before }(b.sharing.owner)
 	b.sharing.owner = owner
 	for _, uid := range uids {
-		if _, _, err := b.sharing.StartMPS(b.t.Context(), uid, &b.hardware.node.GPUs[i], nil); err != nil {
+		if _, _, err := b.sharing.StartMPS(b.t.Context(), uid, &b.hardware.node.GPUs[i], &b.hardware.node.Offers[i], nil); err != nil {
 			b.t.Fatal(err)
 		}
 	}
@@ -35,12 +34,14 @@ func TestRecover_ServedWithoutRecord(t *testing.T) {
 	b.serve("gpu.nvidia.com", 2, "theirs")
 	b.serve("", 0, "earlier")
 	for i := range b.hardware.node.GPUs {
-		b.hardware.node.GPUs[i].Offer.MPS = nil // the policy shares no GPU by MPS any more
+		b.hardware.node.Offers[i].MPS = nil // the policy shares no GPU by MPS any more
 	}
 	b.Recover(t.Context())
 	b.want("record a", "spec a", "mps 0 a", "mps 0 theirs", "mps 2 theirs", "mps 0 earlier")
-	b.hardware.node.GPUs = b.hardware.node.GPUs[2:] // GPUs are gone
-	b.hardware.node.GPUs = append([]gpu.GPU{sharedNode().GPUs[0]}, b.hardware.node.GPUs...)
+	now := sharedNode() // GPU 1 is gone
+	now.GPUs, now.Offers = slices.Delete(now.GPUs, 1, 2), slices.Delete(now.Offers, 1, 2)
+	now.Offers[1].MPS, now.Offers[2].MPS = nil, nil
+	*b.hardware.node = *now
 	b.serve(testDriver, 1, "stray")
 	b.Recover(t.Context())
 	for _, uid := range b.sharing.served(gpuName(1)) {

@@ -15,6 +15,7 @@ import (
 	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -24,7 +25,7 @@ type Sharing interface {
 	SetTimeSlice(ctx context.Context, g *gpu.GPU, interval string) error
 	// StartMPS makes a GPU's MPS server serve a claim and returns its folders on the host. It can be repeated. limits are
 	// those of the server where it is the claim's alone; nil where claims share it as the GPU offers it.
-	StartMPS(ctx context.Context, uid types.UID, g *gpu.GPU, limits *records.MPS) (pipeDir, shmDir string, err error)
+	StartMPS(ctx context.Context, uid types.UID, g *gpu.GPU, offer *policy.Offer, limits *records.MPS) (pipeDir, shmDir string, err error)
 	// StopMPS takes a claim from a GPU's MPS server, which ends with the last one. A claim that it does not serve is no
 	// error. It needs no GPU driver.
 	StopMPS(ctx context.Context, uid types.UID, gpuDevice string) error
@@ -104,8 +105,8 @@ func share(d planned, result resourceapi.DeviceRequestAllocationResult) (*record
 	if result.ShareID == nil {
 		return nil, fmt.Errorf("device %s is shared, but the allocation has no shareID: turn on the feature gate DRAConsumableCapacity of the scheduler and the API server", result.Device)
 	}
-	sharing := d.shape.GPU.Sharing(d.shape.Share)
-	s := &records.Share{ID: string(*result.ShareID), Kind: d.shape.Share, CgroupMemory: sharing.Enforcement == gpu.EnforcedPerCgroup}
+	sharing := d.offer.Sharing(d.shape.Share)
+	s := &records.Share{ID: string(*result.ShareID), Kind: d.shape.Share, CgroupMemory: sharing.Enforcement == policy.EnforcedPerCgroup}
 	for _, amount := range []struct {
 		of string
 		to *int64
@@ -171,7 +172,7 @@ const manyClients = 48
 const wholeGPU = 100
 
 // mpsLimits are what was allocated, lowered by the parameters. They may not raise it.
-func mpsLimits(s *records.Share, c *config, sharing *gpu.Sharing) (*records.MPS, error) {
+func mpsLimits(s *records.Share, c *config, sharing *policy.Sharing) (*records.MPS, error) {
 	m := &records.MPS{
 		ThreadPercentage: s.Cores, Memory: s.Memory, ManyClients: sharing.Shares > manyClients,
 		BelowNormal: sharing.Priority == string(v1alpha1.PriorityBelowNormal),
@@ -213,7 +214,7 @@ func (e *Engine) checkShares(want *records.Record, devices []planned) error {
 		if err := e.checkInterval(want, d); err != nil {
 			return fmt.Errorf("request %q: %w", d.Request, err)
 		}
-		if err := e.checkAmounts(want, d, devices[i].shape.GPU.Sharing(d.Share.Kind)); err != nil {
+		if err := e.checkAmounts(want, d, devices[i].offer.Sharing(d.Share.Kind)); err != nil {
 			return fmt.Errorf("request %q: %w", d.Request, err)
 		}
 	}
@@ -244,7 +245,7 @@ func (e *Engine) settleShares(want *records.Record, devices []planned) {
 			}
 			continue
 		}
-		byPolicy := devices[i].shape.GPU.Sharing(d.Share.Kind).Interval
+		byPolicy := devices[i].offer.Sharing(d.Share.Kind).Interval
 		if d.Share.Kind != gpu.TimeSlice || d.Share.Interval != "" || byPolicy == "" || byPolicy == string(v1alpha1.IntervalDefault) {
 			continue
 		}
@@ -303,12 +304,13 @@ func (e *Engine) startShares(ctx context.Context, b *backend, want *records.Reco
 		}
 	}
 	for _, d := range want.Shares(gpu.MPS) {
-		g := b.hardware.Node().Find(d.GPU)
+		node := b.hardware.Node()
+		g := node.Find(d.GPU)
 		if e.sharing == nil || g == nil {
 			return fmt.Errorf("request %q: %w", d.Request, errNoSharing)
 		}
 		var err error
-		if d.Share.MPS.PipeDir, d.Share.MPS.ShmDir, err = e.sharing.StartMPS(ctx, want.Claim.UID, g, d.Share.Limits()); err != nil {
+		if d.Share.MPS.PipeDir, d.Share.MPS.ShmDir, err = e.sharing.StartMPS(ctx, want.Claim.UID, g, node.Offer(g), d.Share.Limits()); err != nil {
 			return fmt.Errorf("request %q: %w", d.Request, err)
 		}
 	}

@@ -18,6 +18,7 @@ import (
 
 	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -73,7 +74,7 @@ func (s *sharingFolder) SetTimeSlice(_ context.Context, g *gpu.GPU, interval str
 	})
 }
 
-func (s *sharingFolder) StartMPS(_ context.Context, uid types.UID, g *gpu.GPU, limits *records.MPS) (pipeDir, shmDir string, err error) {
+func (s *sharingFolder) StartMPS(_ context.Context, uid types.UID, g *gpu.GPU, _ *policy.Offer, limits *records.MPS) (pipeDir, shmDir string, err error) {
 	name := g.PCI.DeviceName()
 	call := fmt.Sprintf("StartMPS %s %s", name, uid)
 	if limits != nil {
@@ -197,16 +198,16 @@ type shareBed struct {
 }
 
 // sharedNode is the node of a shareBed.
-func sharedNode() *gpu.Node {
+func sharedNode() *policy.Node {
 	node := nodeOf(4)
-	for i := range node.GPUs {
-		node.GPUs[i].Offer = &gpu.Offer{
+	for range node.GPUs {
+		node.Offers = append(node.Offers, policy.Offer{
 			Whole:     true,
-			TimeSlice: &gpu.Sharing{Shares: 4, Memory: gpu.NewCut(80*gi, 4, gi, gi), Enforcement: gpu.NotEnforced},
-			MPS: &gpu.Sharing{
-				Shares: 10, Memory: gpu.NewCut(80*gi, 10, gi, gi), Cores: gpu.NewCut(100, 10, 1, 1), SharedMemory: gi, Enforcement: gpu.EnforcedPerProcess,
+			TimeSlice: &policy.Sharing{Shares: 4, Memory: policy.NewCut(80*gi, 4, gi, gi), Enforcement: policy.NotEnforced},
+			MPS: &policy.Sharing{
+				Shares: 10, Memory: policy.NewCut(80*gi, 10, gi, gi), Cores: policy.NewCut(100, 10, 1, 1), SharedMemory: gi, Enforcement: policy.EnforcedPerProcess,
 			},
-		}
+		})
 	}
 	return node
 }
@@ -253,7 +254,7 @@ func makeShareBed(t testing.TB, dir string, disk records.FileSystem, id Identity
 		t.Fatal(err)
 	}
 	if id == compatibleID {
-		b.hardware.node.GPUs[3].Offer.MPS = nil
+		b.hardware.node.Offers[3].MPS = nil
 	}
 	b.Engine = New(Options{Identity: id, BootID: bootNow, Store: store, Locks: locks, Specs: b.specs, Sharing: b.sharing})
 	return b

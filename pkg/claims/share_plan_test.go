@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -145,8 +146,8 @@ func TestPlanTakesTheAmountsOfASharesAllocation(t *testing.T) {
 
 func TestPlanSaysWhatTheBoardAndTheDriverDo(t *testing.T) {
 	node := sharedNode()
-	node.GPUs[0].Offer.TimeSlice.Enforcement = gpu.EnforcedPerCgroup
-	node.GPUs[1].Offer.MPS.Shares = 49
+	node.Offers[0].TimeSlice.Enforcement = policy.EnforcedPerCgroup
+	node.Offers[1].MPS.Shares = 49
 	got, err := plan(claimFor("u", sliceOf(0, 20), sliceOf(1, 20), mpsOf(1, 10, 8), mpsOf(2, 10, 8).of("second")), node, testID)
 	if err != nil {
 		t.Fatal(err)
@@ -212,7 +213,7 @@ func TestPlanRefusesASharesTroubleAndNamesTheCause(t *testing.T) {
 
 func TestPlanOfATierThatThePolicyTookAwaySaysThatTheDeviceIsNotThere(t *testing.T) {
 	node := sharedNode()
-	node.GPUs[0].Offer.MPS = nil
+	node.Offers[0].MPS = nil
 	_, err := plan(claimFor("u", mpsOf(0, 10, 8)), node, testID)
 	wantError(t, err, gpuName(0)+"-mps", "is not on this node")
 }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 func TestThePolicysIntervalHoldsForClaimsThatAskForNone(t *testing.T) {
@@ -35,7 +35,7 @@ func TestThePolicysIntervalHoldsForClaimsThatAskForNone(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			b := newShareBed(t)
-			b.hardware.node.GPUs[0].Offer.TimeSlice.Interval = tt.policy
+			b.hardware.node.Offers[0].TimeSlice.Interval = tt.policy
 			if tt.before == "none" {
 				b.prepare("before", sliceOf(0, 10))
 			} else if tt.before != "" {
@@ -58,7 +58,7 @@ func TestThePolicysIntervalHoldsForClaimsThatAskForNone(t *testing.T) {
 
 func TestOfTwoSharesInAClaimTheOneThatAsksForAnIntervalDecides(t *testing.T) {
 	b := newShareBed(t)
-	b.hardware.node.GPUs[0].Offer.TimeSlice.Interval = "Long"
+	b.hardware.node.Offers[0].TimeSlice.Interval = "Long"
 	b.prepare("a", sliceOf(0, 10).of("x"), sliceOf(0, 10).at("Short").of("y"))
 	b.want("record a", "spec a", "interval 0 Short")
 }
@@ -72,7 +72,7 @@ func TestThePolicysPriorityHoldsForClaimsThatAskForNone(t *testing.T) {
 		{"BelowNormal", `"priority":"Normal"`, false}, {"Normal", `"priority":"BelowNormal"`, true}, {"BelowNormal", `"activeThreadPercentage":5`, true},
 	} {
 		node := sharedNode()
-		node.GPUs[0].Offer.MPS.Priority = tt.policy
+		node.Offers[0].MPS.Priority = tt.policy
 		claim := withConfigs(claimFor("u", mpsOf(0, 10, 8)), opaque(testDriver, resourceapi.AllocationConfigSourceClaim, shareConfig(`"mps":{`+tt.wish+`}`)))
 		if tt.wish == "" {
 			claim = claimFor("u", mpsOf(0, 10, 8))
@@ -95,8 +95,8 @@ func TestAClaimThatIsPreparedAgainKeepsWhatThePolicySaidBefore(t *testing.T) {
 	first := b.prepare("a", parts...)
 	b.sharing.took()
 	for i := range b.hardware.node.GPUs {
-		o := b.hardware.node.GPUs[i].Offer
-		o.TimeSlice.Interval, o.TimeSlice.Enforcement = "Long", gpu.EnforcedPerCgroup
+		o := &b.hardware.node.Offers[i]
+		o.TimeSlice.Interval, o.TimeSlice.Enforcement = "Long", policy.EnforcedPerCgroup
 		o.MPS.Priority, o.MPS.Shares = "BelowNormal", 60
 	}
 	if diff := cmp.Diff(first, b.prepare("a", parts...)); diff != "" {
@@ -112,7 +112,7 @@ func TestAClaimThatIsPreparedAgainKeepsWhatThePolicySaidBefore(t *testing.T) {
 	}
 	b = b.restart()
 	for i := range b.hardware.node.GPUs {
-		b.hardware.node.GPUs[i].Offer.TimeSlice.Interval = ""
+		b.hardware.node.Offers[i].TimeSlice.Interval = ""
 	}
 	b.sharing.took()
 	if diff := cmp.Diff(after, b.prepare("b", parts...)); diff != "" {

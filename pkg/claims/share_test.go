@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/nvml"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -124,13 +126,13 @@ func TestSharesAndPartitionsOfAGPUExcludeEachOther(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	shares := &sharingFolder{dir: t.TempDir(), owner: testDriver}
 	b.Engine.sharing = shares
-	node := *b.session.Node()
-	node.GPUs = slices.Clone(node.GPUs)
-	for i := range node.GPUs {
-		node.GPUs[i].Offer = sharedNode().GPUs[0].Offer
-		node.GPUs[i].Offer.Partitions = &gpu.PartitionOffer{Mode: gpu.OnDemand}
+	var offers []policy.Offer
+	for range b.session.Node().GPUs {
+		offer := sharedNode().Offers[0]
+		offer.Partitions = &policy.PartitionOffer{Mode: policy.OnDemand}
+		offers = append(offers, offer)
 	}
-	b.SetHardware(offering{b.session, &node}, b.specs)
+	b.SetHardware(offering{b.session, offers}, b.specs)
 	share := func(uid types.UID, i int, kind gpu.Share) error {
 		r := shareResult("r", 0, kind, "memory=10Gi")
 		r.Device = b.name(i) + "-" + string(kind)
@@ -316,8 +318,8 @@ func failing(prefix string, err error) func(string) error {
 
 // offering is a session whose GPUs offer what a test says.
 type offering struct {
-	Hardware
-	node *gpu.Node
+	*nvml.Session
+	offers []policy.Offer
 }
 
-func (o offering) Node() *gpu.Node { return o.node }
+func (o offering) Node() *policy.Node { return &policy.Node{Node: o.Session.Node(), Offers: o.offers} }

@@ -18,6 +18,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
@@ -81,6 +82,7 @@ type simBed struct {
 	boot    string
 	node    *sim.Node
 	session *nvml.Session
+	offers  []policy.Offer // of its GPUs
 	specs   *specFolder
 	disk    *faultyDisk
 	notes   []string
@@ -133,7 +135,10 @@ func openSimBed(t testing.TB, dir, boot string, node *sim.Node, sessions ...Driv
 	if err := b.Load(t.Context(), func(reason, message string) { b.notes = append(b.notes, reason+": "+message) }); err != nil {
 		t.Fatal(err)
 	}
-	b.SetHardware(session, b.specs)
+	for range session.Node().GPUs {
+		b.offers = append(b.offers, policy.Unrestricted())
+	}
+	b.SetHardware(offering{session, b.offers}, b.specs)
 	b.Recover(t.Context())
 	return b
 }

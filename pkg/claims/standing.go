@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -129,23 +130,24 @@ func (e *Engine) stand(ctx context.Context, g *gpu.GPU, all []gpu.Partition) {
 }
 
 // handsOut tells whether claims get the standing partitions of a GPU as they are, by policy.
-func handsOut(g *gpu.GPU) bool {
-	mode := g.PartitionMode()
-	return mode == gpu.Layout || mode == gpu.Existing
+func handsOut(offer *policy.Offer) bool {
+	mode := offer.PartitionMode()
+	return mode == policy.Layout || mode == policy.Existing
 }
 
 // ready returns the standing partition that a claim for a shape gets, or nil.
-func (e *Engine) ready(s gpu.Shape) *gpu.Partition {
-	if !handsOut(s.GPU) {
+func (e *Engine) ready(s gpu.Shape, offer *policy.Offer) *gpu.Partition {
+	if !handsOut(offer) {
 		return nil
 	}
 	return e.standing.at(s)
 }
 
 // occupant returns the standing partition that keeps a device from being handed out, or nil.
-func (e *Engine) occupant(g *gpu.GPU, d *records.Device) *gpu.Partition {
+func (e *Engine) occupant(node *policy.Node, d *records.Device) *gpu.Partition {
 	other := e.standing.on(d)
-	if other == nil || d.Partition == nil || g == nil || !handsOut(g) || !samePlace(*other, *d.Partition) || other.CI == nil {
+	g := node.Find(d.GPU)
+	if other == nil || d.Partition == nil || g == nil || !handsOut(node.Offer(g)) || !samePlace(*other, *d.Partition) || other.CI == nil {
 		return other
 	}
 	return nil
@@ -165,11 +167,12 @@ func (e *Engine) Existing() []Existing {
 	var all []Existing
 	node := b.hardware.Node()
 	for i := range node.GPUs {
-		if !handsOut(&node.GPUs[i]) {
+		offer := node.Offer(&node.GPUs[i])
+		if !handsOut(offer) {
 			continue
 		}
-		for _, s := range node.GPUs[i].Shapes() {
-			if p := e.ready(s); p != nil {
+		for _, s := range offer.Shapes(&node.GPUs[i]) {
+			if p := e.ready(s, offer); p != nil {
 				all = append(all, Existing{s.Name(), p.UUID})
 			}
 		}
@@ -201,8 +204,8 @@ func (e *Engine) Occupied() []string {
 	node := b.hardware.Node()
 	for i := range node.GPUs {
 		others := append(shapesOf(&node.GPUs[i], e.standing.of(node.GPUs[i].PCI.DeviceName())), e.otherShapes(&node.GPUs[i])...)
-		for _, s := range node.GPUs[i].Shapes() {
-			if e.occupied(s, others) {
+		for _, s := range node.Shapes(&node.GPUs[i]) {
+			if e.occupied(node, s, others) {
 				names = append(names, s.Name())
 			}
 		}
@@ -211,7 +214,7 @@ func (e *Engine) Occupied() []string {
 }
 
 // occupied tells it of one shape; others are the standing partitions of its GPU and those of other driver names.
-func (e *Engine) occupied(s gpu.Shape, others []gpu.Shape) bool {
+func (e *Engine) occupied(node *policy.Node, s gpu.Shape, others []gpu.Shape) bool {
 	d := &records.Device{GPU: s.GPU.PCI.DeviceName()}
 	if s.IsPartition() {
 		d.Partition = &gpu.Partition{ProfileID: s.Profile.ID, Placement: s.Placement}
@@ -219,12 +222,12 @@ func (e *Engine) occupied(s gpu.Shape, others []gpu.Shape) bool {
 	if s.IsShare() {
 		d.Share = &records.Share{Kind: s.Share}
 	}
-	if e.index.releasing(d) || e.occupant(s.GPU, d) != nil || e.otherHolder(d) != nil {
+	if e.index.releasing(d) || e.occupant(node, d) != nil || e.otherHolder(d) != nil {
 		return true
 	}
 	if e.standing.on(d) != nil {
 		return false // it is what is handed out
 	}
-	uncut := s.IsPartition() && s.GPU.PartitionMode() == gpu.Layout && !e.hasPartition(d.GPU, *d.Partition)
+	uncut := s.IsPartition() && node.Offer(s.GPU).PartitionMode() == policy.Layout && !e.hasPartition(d.GPU, *d.Partition)
 	return uncut || !s.FitsBeside(others)
 }

@@ -79,7 +79,7 @@ func newSlices() *cobra.Command {
 				fmt.Fprintf(cmd.ErrOrStderr(), "cleave: GPU %d is left out: %v\n", p.Index, p.Err)
 			}
 			for i := range node.GPUs {
-				if why := node.GPUs[i].Offer.NoPartitions; why != "" {
+				if why := node.Offers[i].NoPartitions; why != "" {
 					fmt.Fprintf(cmd.ErrOrStderr(), "cleave: %s offers no partitions: %s\n", node.GPUs[i].PCI.DeviceName(), why)
 				}
 			}
@@ -134,7 +134,7 @@ func (f *slicesFlags) validate() error {
 }
 
 // inventory reads the machine or the model.
-func (f *slicesFlags) inventory(ctx context.Context) (*gpu.Node, error) {
+func (f *slicesFlags) inventory(ctx context.Context) (*policy.Node, error) {
 	var noMPS error
 	if f.withoutMPS {
 		noMPS = errors.New("--without-mps")
@@ -147,7 +147,7 @@ func (f *slicesFlags) inventory(ctx context.Context) (*gpu.Node, error) {
 }
 
 // offered reads the machine or the model and what its GPUs offer by policy and by what else there is.
-func (f *slicesFlags) offered(ctx context.Context, look func(*nvml.Session) (policy.Means, error)) (*nvml.Session, *gpu.Node, error) {
+func (f *slicesFlags) offered(ctx context.Context, look func(*nvml.Session) (policy.Means, error)) (*nvml.Session, *policy.Node, error) {
 	name, p, err := f.policy.load()
 	if err != nil {
 		return nil, nil, err

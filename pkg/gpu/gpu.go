@@ -75,10 +75,6 @@ type GPU struct {
 	CPUAffinity string
 
 	MIG MIG
-
-	// Offer is what a node's policy lets the GPU be handed out as; nil where no policy was applied, which offers the
-	// whole GPU and partitions.
-	Offer *Offer
 }
 
 // MIG is what a GPU can be partitioned into.

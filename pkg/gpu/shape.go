@@ -48,44 +48,40 @@ func (s Shape) Overlaps(t Shape) bool {
 	return !s.IsPartition() || !t.IsPartition() || s.Placement.Overlaps(t.Placement)
 }
 
-// Shapes are all that a GPU offers now: the whole GPU, then shared devices, then partitions in order of size, profile ID
-// and start.
-//
-// Where the MIG mode changes without a reset, a GPU offers everything and the mode follows what is claimed. Where it
-// needs a reset, which is the admin's to do, the mode that is found decides: partitions or the whole GPU.
+// Shapes are all that one claim can have of a GPU as it stands: the whole GPU, then partitions in order of size, profile ID
+// and start. Where the MIG mode changes without a reset that is everything, else what the mode that is found allows.
 func (g *GPU) Shapes() []Shape {
 	var shapes []Shape
-	offer := g.offer()
-	if g.MIG.Fixed || !g.MIG.NeedsReset || !g.MIG.Enabled {
-		if g.offersWhole() {
-			shapes = append(shapes, g.Whole())
-		}
-		for _, share := range Shares() {
-			if g.Sharing(share) != nil {
-				shapes = append(shapes, Shape{GPU: g, Share: share})
-			}
-		}
+	if g.CanBeWhole() {
+		shapes = append(shapes, g.Whole())
 	}
-	if g.MIG.NeedsReset && !g.MIG.Enabled || offer.Partitions == nil || g.MIG.Fixed && offer.Partitions.Mode != Existing {
+	if g.MIG.Fixed {
 		return shapes
 	}
+	return append(shapes, g.PartitionShapes()...)
+}
+
+// CanBeWhole reports whether the GPU can be used as a whole without a reset, by one claim or shared.
+func (g *GPU) CanBeWhole() bool {
+	return g.MIG.Fixed || !g.MIG.NeedsReset || !g.MIG.Enabled
+}
+
+// PartitionShapes are the partitions of the catalog, in order of size, profile ID and start; none where they need a reset.
+func (g *GPU) PartitionShapes() []Shape {
+	if g.MIG.NeedsReset && !g.MIG.Enabled {
+		return nil
+	}
+	var shapes []Shape
 	for i := range g.MIG.Profiles {
 		p := &g.MIG.Profiles[i]
 		if !p.InCatalog() {
 			continue
 		}
 		for _, at := range p.Placements {
-			if offer.Partitions.offers(Place{p.ID, at}) {
-				shapes = append(shapes, Shape{GPU: g, Profile: p, Placement: at})
-			}
+			shapes = append(shapes, Shape{GPU: g, Profile: p, Placement: at})
 		}
 	}
 	return shapes
-}
-
-// offersWhole tells whether the whole GPU is among its shapes.
-func (g *GPU) offersWhole() bool {
-	return g.offer().Whole && (g.MIG.Fixed || !g.MIG.NeedsReset || !g.MIG.Enabled)
 }
 
 // InCatalog tells whether partitions of the profile are offered: all plain ones and those with media engines (+me).
@@ -93,25 +89,6 @@ func (g *GPU) offersWhole() bool {
 func (p *Profile) InCatalog() bool {
 	plain, extra, found := strings.Cut(p.Name, "+")
 	return plain != "" && !strings.Contains(plain, "-") && (!found || extra == "me")
-}
-
-// FindShape returns what a GPU of the node offers under a device name.
-func (n *Node) FindShape(device string) (Shape, bool) {
-	for i := range n.GPUs {
-		name := n.GPUs[i].PCI.DeviceName()
-		if !strings.HasPrefix(device, name) {
-			continue
-		}
-		if device == name {
-			return n.GPUs[i].Whole(), n.GPUs[i].offersWhole()
-		}
-		for _, s := range n.GPUs[i].Shapes() {
-			if s.Name() == device {
-				return s, true
-			}
-		}
-	}
-	return Shape{}, false
 }
 
 // FitsBeside tells whether a shape can be made while others, made by whomever and of any profile, are there.
@@ -135,7 +112,7 @@ func (s Shape) FitsBeside(others []Shape) bool {
 	return !slices.ContainsFunc(others, s.Overlaps)
 }
 
-// fillsGPU tells whether nothing else of its GPU can be handed out beside the shape.
-func (s Shape) fillsGPU() bool {
+// FillsGPU reports whether nothing else of its GPU can be allocated alongside the shape.
+func (s Shape) FillsGPU() bool {
 	return !s.IsPartition() || s.Placement.Size == s.GPU.MIG.Slices
 }

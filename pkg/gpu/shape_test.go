@@ -3,11 +3,6 @@
 package gpu_test
 
 import (
-	"flag"
-	"fmt"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -17,8 +12,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 )
-
-var update = flag.Bool("update", false, "write golden files anew")
 
 func modelNode(t *testing.T, model string) *gpu.Node {
 	t.Helper()
@@ -31,7 +24,7 @@ func modelNode(t *testing.T, model string) *gpu.Node {
 	return &node
 }
 
-func TestNamesOfShapesAreUniqueLabelsThatLeadBackToThem(t *testing.T) {
+func TestShape_NamesAreUniqueLabels(t *testing.T) {
 	for _, model := range simulated.NodeModels() {
 		for _, mig := range []bool{false, true} {
 			node := modelNode(t, model)
@@ -46,10 +39,6 @@ func TestNamesOfShapesAreUniqueLabelsThatLeadBackToThem(t *testing.T) {
 						t.Errorf("%s: name %q is there twice or no DNS label: %v", model, name, msgs)
 					}
 					seen[name] = true
-					found, ok := node.FindShape(name)
-					if !ok || found != s {
-						t.Errorf("%s: FindShape(%q): got %v, %t, want the shape itself", model, name, found, ok)
-					}
 				}
 			}
 		}
@@ -62,17 +51,6 @@ func TestTheLongestNameIsALabel(t *testing.T) {
 	for _, s := range g.Shapes() {
 		if msgs := validation.IsDNS1123Label(s.Name()); len(msgs) > 0 {
 			t.Errorf("name %q: %v", s.Name(), msgs)
-		}
-	}
-}
-
-func TestFindShapeFindsNothingUnderOtherNames(t *testing.T) {
-	node := modelNode(t, "hgx-h100")
-	name := node.GPUs[0].PCI.DeviceName()
-	for _, device := range []string{"", "gpu-", name + "-", name + "-mig-19", name + "-mig-19-7", name + "-mig-5-4", name + "-mig-9-2", name + "-mig-19-06",
-		name + "0", strings.ToUpper(name), name + "-mig-0-0-0"} {
-		if s, ok := node.FindShape(device); ok {
-			t.Errorf("FindShape(%q): got %s, want nothing", device, s.Name())
 		}
 	}
 }
@@ -117,87 +95,6 @@ func TestTheCatalogOfEveryBoard(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("profiles offered (-want +got):\n%s", diff)
-	}
-}
-
-// orderOf words an order as one line per group.
-func orderOf(gpus []gpu.GPU) []string {
-	order := gpu.OrderShapes(gpus, nil)
-	var lines []string
-	for _, group := range slices.Concat([][]gpu.Shape{order.Whole}, order.Partitions, [][]gpu.Shape{order.Largest}) {
-		var words []string
-		for _, s := range group {
-			word := fmt.Sprintf("%d:whole", s.GPU.Index)
-			if s.IsPartition() {
-				word = fmt.Sprintf("%d:%s@%d", s.GPU.Index, s.Profile.Name, s.Placement.Start)
-			}
-			words = append(words, word)
-		}
-		lines = append(lines, strings.Join(words, " "))
-	}
-	return lines
-}
-
-func TestOrderOfAnHGXH100(t *testing.T) {
-	got := strings.Join(orderOf(modelNode(t, "hgx-h100").GPUs), "\n") + "\n"
-	path := filepath.Join("testdata", "order-hgx-h100.txt")
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatalf("%v (run go test with -update to write it)", err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("order (-want +got):\n%s", diff)
-	}
-}
-
-// The packing stated as rules, for every model: a golden file alone would freeze a mistake.
-func TestOrderFillsFromTheTopOfTheFirstGPUAndGivesWholeGPUsFromTheLast(t *testing.T) {
-	for _, model := range simulated.NodeModels() {
-		gpus := modelNode(t, model).GPUs
-		for i := range gpus {
-			gpus[i].MIG.Enabled = gpus[i].MIG.NeedsReset && i%2 == 0
-		}
-		order := gpu.OrderShapes(gpus, nil)
-		total := len(order.Whole) + len(order.Largest)
-		for _, group := range [][]gpu.Shape{order.Whole, order.Largest} {
-			for i := 1; i < len(group); i++ {
-				if group[i-1].GPU.PCI.Compare(group[i].GPU.PCI) < 0 {
-					t.Errorf("%s: what fills GPU %s comes before what fills %s", model, group[i-1].GPU.PCI, group[i].GPU.PCI)
-				}
-			}
-		}
-		for _, s := range order.Largest {
-			if s.Placement.Size != s.GPU.MIG.Slices {
-				t.Errorf("%s: %s is among the largest", model, s.Name())
-			}
-		}
-		for n, group := range order.Partitions {
-			total += len(group)
-			if n > 0 && order.Partitions[n-1][0].GPU.PCI.Compare(group[0].GPU.PCI) >= 0 {
-				t.Errorf("%s: groups %d and %d are not in order of GPUs", model, n-1, n)
-			}
-			for i := 1; i < len(group); i++ {
-				a, b := group[i-1], group[i]
-				if a.GPU != b.GPU || a.Placement.Size > b.Placement.Size || a.Profile == b.Profile && a.Placement.Start <= b.Placement.Start {
-					t.Errorf("%s: %s comes before %s", model, a.Name(), b.Name())
-				}
-			}
-		}
-		want := 0
-		for i := range gpus {
-			want += len(gpus[i].Shapes())
-		}
-		if total != want {
-			t.Errorf("%s: %d shapes are in order, want all %d", model, total, want)
-		}
-	}
-	if got := gpu.OrderShapes(nil, nil); len(got.Whole)+len(got.Partitions)+len(got.Largest) != 0 {
-		t.Errorf("no GPUs: got %v", got)
 	}
 }
 

@@ -28,6 +28,7 @@ func TestMain(m *testing.M) {
 type fakeHardware struct {
 	mu         sync.Mutex // of all but reports
 	node       gpu.Node
+	ignored    map[int][]int // XIDs by index
 	partitions []gpu.Partition
 	// answers by GPU; well where nothing is said.
 	answers map[gpu.PCIAddress]Reading
@@ -55,6 +56,8 @@ func newFakeHardware() *fakeHardware {
 
 func (f *fakeHardware) pci(i int) gpu.PCIAddress { return f.node.GPUs[i].PCI }
 func (f *fakeHardware) Node() *gpu.Node          { return &f.node }
+
+func (f *fakeHardware) IgnoredXIDs(g *gpu.GPU) []int { return f.ignored[g.Index] }
 
 func (f *fakeHardware) Events(context.Context) (Events, error) {
 	f.mu.Lock()

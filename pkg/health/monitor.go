@@ -16,8 +16,10 @@ import (
 
 // Hardware is what is asked of a node's GPUs.
 type Hardware interface {
-	// Node is the inventory, with what each GPU offers.
+	// Node is the inventory.
 	Node() *gpu.Node
+	// IgnoredXIDs are those that the policy of a GPU passes over.
+	IgnoredXIDs(g *gpu.GPU) []int
 	// Events watches all GPUs from now on. An error means that nothing is reported for now.
 	Events(ctx context.Context) (Events, error)
 	// VerifyGPU fails unless the GPU answers with its UUID.
@@ -236,7 +238,7 @@ func (m *Monitor) take(ctx context.Context, e gpu.Event) {
 		if e.Kind == gpu.XIDReported {
 			m.to.XID(g, e)
 		}
-		w.Event(e, m.part(ctx, g, e), ignored(g), time.Now())
+		w.Event(e, m.part(ctx, g, e), m.hw.IgnoredXIDs(g), time.Now())
 	}
 }
 
@@ -256,14 +258,6 @@ func (m *Monitor) part(ctx context.Context, g *gpu.GPU, e gpu.Event) *gpu.Placem
 		}
 	}
 	return nil
-}
-
-// ignored are the XIDs that the policy of a GPU passes over.
-func ignored(g *gpu.GPU) []int {
-	if g.Offer == nil {
-		return nil
-	}
-	return g.Offer.Health.IgnoreXIDs
 }
 
 // look asks the GPUs whose time has come, and tells what has changed since it was told last. A GPU that does not answer
@@ -373,7 +367,7 @@ func (m *Monitor) answered(ctx context.Context, a answer) {
 		klog.FromContext(ctx).Error(a.reading.Err, "A GPU does not answer as it should", "pci", a.gpu.PCI, "uuid", a.gpu.UUID)
 	}
 	gone := w.gone
-	w.Poll(a.reading, ignored(a.gpu), time.Now())
+	w.Poll(a.reading, m.hw.IgnoredXIDs(a.gpu), time.Now())
 	w.last, w.asking = time.Now(), false
 	if gone && !w.gone {
 		// Whether a set of events outlives a GPU's absence nobody says. The next wait makes a new one.

@@ -44,7 +44,7 @@ func TestMonitor_Event(t *testing.T) {
 
 func TestMonitor_CountedXID(t *testing.T) {
 	f := newFakeHardware()
-	f.node.GPUs[2].Offer = &gpu.Offer{Health: gpu.Health{IgnoreXIDs: []int{79}}}
+	f.ignored = map[int][]int{2: {79}}
 	watch(t, f, func(d *diary) {
 		pass(time.Second)
 		d.read()

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -14,6 +15,7 @@ import (
 type bench struct {
 	hardware *Hardware
 	gpu      *gpu.GPU
+	offer    *policy.Offer
 	view     *GPU
 	shapes   []gpu.Shape // the first of the view's, by index
 	// full is what the GPU has of counters, left what nothing that is there takes.
@@ -155,8 +157,8 @@ func (b *bench) claimOf(place gpu.Place) (state PartitionState, by []Holder) {
 
 // unclaimed tells what a partition is that no claim has.
 func (b *bench) unclaimed(p gpu.Partition) PartitionState {
-	if mode := b.gpu.PartitionMode(); mode == gpu.Layout || mode == gpu.Existing {
-		if b.gpu.Offer.Partitions.Has(p.Place()) && p.CI != nil {
+	if mode := b.offer.PartitionMode(); mode == policy.Layout || mode == policy.Existing {
+		if b.offer.Partitions.Has(p.Place()) && p.CI != nil {
 			return PartitionReady
 		}
 	}
@@ -188,7 +190,7 @@ func (b *bench) obstruct() {
 			s.ready = true
 		case at >= 0:
 			s.State = Blocked
-		case shape.IsPartition() && b.gpu.PartitionMode() == gpu.Layout:
+		case shape.IsPartition() && b.offer.PartitionMode() == policy.Layout:
 			s.State = Blocked // it is not made yet
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"strconv"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/packing"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/publish"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
@@ -16,7 +18,7 @@ import (
 // Hardware is what was read of a machine.
 type Hardware struct {
 	// Node is what discovery found, its GPUs with what they offer by policy.
-	Node *gpu.Node
+	Node *policy.Node
 	// Partitions that exist, by the address of their GPU.
 	Partitions map[gpu.PCIAddress][]gpu.Partition
 	// Records of the claims that the plugin prepared, Layouts of what it cut ahead of claims.
@@ -46,7 +48,7 @@ func OfMachine(h Hardware) *View {
 		order = append(order, &h.Node.GPUs[i])
 	}
 	slices.SortStableFunc(order, func(a, b *gpu.GPU) int { return cmp.Compare(a.Index, b.Index) })
-	shapes, groups := inOrder(h.Node.GPUs), gpu.NVLinkGroups(h.Node.GPUs)
+	shapes, groups := inOrder(h.Node), gpu.NVLinkGroups(h.Node.GPUs)
 	for _, g := range order {
 		v.GPUs = append(v.GPUs, h.view(g, shapes[g.PCI], groups[g.PCI]))
 		var row []string
@@ -72,8 +74,8 @@ func (h *Hardware) homeless() []string {
 }
 
 // inOrder are the shapes of each GPU in order of the scheduler's search.
-func inOrder(gpus []gpu.GPU) map[gpu.PCIAddress][]gpu.Shape {
-	order := gpu.OrderShapes(gpus, nil) // within a GPU, it does not matter which are free
+func inOrder(node *policy.Node) map[gpu.PCIAddress][]gpu.Shape {
+	order := packing.OrderShapes(node.GPUs, node.Shapes, nil) // within a GPU, it does not matter which are free
 	byGPU := map[gpu.PCIAddress][]gpu.Shape{}
 	for _, group := range slices.Concat([][]gpu.Shape{order.Whole, order.Shared}, order.Partitions, [][]gpu.Shape{order.Largest}) {
 		for _, s := range group {
@@ -84,11 +86,12 @@ func inOrder(gpus []gpu.GPU) map[gpu.PCIAddress][]gpu.Shape {
 }
 
 func (h *Hardware) view(g *gpu.GPU, shapes []gpu.Shape, nvlinkGroup string) GPU {
+	offer := h.Node.Offer(g)
 	v := GPU{
 		Name: "GPU" + strconv.Itoa(g.Index), Device: g.PCI.DeviceName(), PCIAddress: g.PCI.String(), UUID: g.UUID, Product: g.ProductName,
-		MIG: "no", PartitionMode: g.PartitionMode(), Slices: g.MIG.Slices,
+		MIG: "no", PartitionMode: offer.PartitionMode(), Slices: g.MIG.Slices,
 		NUMANode: g.NUMANode, CPUAffinity: g.CPUAffinity, PCIeRoot: g.PCIeRoot(), PCIeSwitch: g.PCIeSwitch(),
-		NVLinkGroup: nvlinkGroup, Notes: notes(g),
+		NVLinkGroup: nvlinkGroup, Notes: notes(g, offer),
 	}
 	if g.MIG.Capable {
 		v.MIG = onOff(g.MIG.Enabled)
@@ -105,9 +108,9 @@ func (h *Hardware) view(g *gpu.GPU, shapes []gpu.Shape, nvlinkGroup string) GPU 
 		v.FabricClusterUUID, v.FabricCliqueID = g.Fabric.ClusterUUID, &g.Fabric.CliqueID
 	}
 	for _, s := range shapes {
-		v.Shapes = append(v.Shapes, shapeOf(s))
+		v.Shapes = append(v.Shapes, shapeOf(s, offer))
 	}
-	b := &bench{hardware: h, gpu: g, view: &v, shapes: shapes, full: stockOf(g.Counters()), left: stockOf(g.Counters())}
+	b := &bench{hardware: h, gpu: g, offer: offer, view: &v, shapes: shapes, full: stockOf(g.Counters()), left: stockOf(g.Counters())}
 	b.claims()
 	b.partitions()
 	b.obstruct()
@@ -138,19 +141,19 @@ func stockOf(counters []gpu.Counter) stock {
 	return s
 }
 
-func shapeOf(s gpu.Shape) Shape {
+func shapeOf(s gpu.Shape, offer *policy.Offer) Shape {
 	v := Shape{Device: s.Name(), Type: typeGPU, needs: stockOf(s.Consumes())}
 	switch {
 	case s.IsPartition():
 		at := s.Placement
 		v.Type, v.Profile, v.Placement = typeMIG, s.GPU.MIG.ProfileName(s.Profile.ID), &at
 	case s.IsShare():
-		sharing := s.GPU.Sharing(s.Share)
+		sharing := offer.Sharing(s.Share)
 		v.Type = string(s.Share)
 		v.Total = &Amounts{Shares: sharing.Shares, MemoryBytes: sharing.Memory.Total, CoresPercent: sharing.Cores.Total}
 		v.least = Amounts{Shares: 1, MemoryBytes: sharing.Memory.Minimum, CoresPercent: sharing.Cores.Minimum}
 	}
-	if s.Withdrawn() {
+	if offer.IsWithdrawn(s) {
 		v.Taints = []Taint{taintOf(publish.TaintWithdrawn, "", effectNoSchedule)}
 	}
 	return v

@@ -2,19 +2,18 @@
 
 package inspect
 
-import "github.com/cleave-dra/cleave/pkg/gpu"
+import (
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
+)
 
 // notes say why a GPU does not offer something, and how an admin changes that.
-func notes(g *gpu.GPU) []string {
+func notes(g *gpu.GPU, offer *policy.Offer) []string {
 	var notes []string
 	add := func(what, why string) {
 		if why != "" {
 			notes = append(notes, what+": "+why)
 		}
-	}
-	offer := gpu.Offer{Whole: true, Partitions: &gpu.PartitionOffer{Mode: gpu.OnDemand}}
-	if g.Offer != nil {
-		offer = *g.Offer
 	}
 	whole := offer.Whole || offer.TimeSlice != nil || offer.MPS != nil
 	switch {

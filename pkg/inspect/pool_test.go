@@ -252,7 +252,7 @@ func TestOfPool_Errors(t *testing.T) {
 }
 
 func TestOfMachine_NoGPUs(t *testing.T) {
-	p := Pool{Node: testNode, Driver: testDriver, Slices: publish.Objects(&gpu.Node{}, testDriver, testNode).Items}
+	p := Pool{Node: testNode, Driver: testDriver, Slices: publish.Objects(&policy.Node{Node: &gpu.Node{}}, testDriver, testNode).Items}
 	if got, want := text(t, viewOf(t, p), Options{}), "Node gpu-1, from its ResourceSlices of driver gpu.cleave.dev: 0 GPUs\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 // grouped are texts in order of their first GPU, each with the GPUs, by position, that it is about.
@@ -91,7 +92,7 @@ func (g *GPU) offersText() string {
 		}
 	}
 	if len(profiles) > 0 {
-		how := map[gpu.MIGMode]string{gpu.Layout: "partitions by layout: ", gpu.Existing: "partitions as they exist: "}[g.PartitionMode]
+		how := map[policy.MIGMode]string{policy.Layout: "partitions by layout: ", policy.Existing: "partitions as they exist: "}[g.PartitionMode]
 		if how == "" {
 			how = "partitions, up to "
 		}

@@ -4,7 +4,10 @@
 // of what was read of a machine (OfMachine) or of a cluster (OfPool). The package is pure: others read, it looks.
 package inspect
 
-import "github.com/cleave-dra/cleave/pkg/gpu"
+import (
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
+)
 
 // Source is where a view comes from.
 type Source string
@@ -55,7 +58,7 @@ type GPU struct {
 	// or "no".
 	MIG string `json:"mig,omitempty"`
 	// PartitionMode is how partitions come to be by the node's policy; of a cluster it is not known.
-	PartitionMode gpu.MIGMode `json:"partitionMode,omitempty"`
+	PartitionMode policy.MIGMode `json:"partitionMode,omitempty"`
 	// Slices is the number of placement units of the board; of a cluster as far as devices tell.
 	Slices      int    `json:"slices,omitempty"`
 	NUMANode    *int   `json:"numaNode,omitempty"`

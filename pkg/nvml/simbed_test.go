@@ -5,6 +5,7 @@ package nvml_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -39,11 +40,14 @@ func (b *bed) gpu0() *gpu.GPU { return &b.Node().GPUs[0] }
 // shape is a partition of GPU 0, by profile ID and start.
 func (b *bed) shape(profile, start int) gpu.Shape {
 	b.t.Helper()
-	s, ok := b.Node().FindShape(fmt.Sprintf("%s-mig-%d-%d", b.gpu0().PCI.DeviceName(), profile, start))
-	if !ok {
+	shapes := b.gpu0().Shapes()
+	i := slices.IndexFunc(shapes, func(s gpu.Shape) bool {
+		return s.IsPartition() && s.Profile.ID == profile && s.Placement.Start == start
+	})
+	if i < 0 {
 		b.t.Fatalf("GPU 0 offers no profile %d at %d", profile, start)
 	}
-	return s
+	return shapes[i]
 }
 
 func (b *bed) enable() {

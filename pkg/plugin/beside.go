@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
@@ -54,10 +55,10 @@ func (s *service) lookBeside(ctx context.Context, hw *hardware, again bool) (cha
 //
 // Extended resources that a DeviceClass serves are not in a node's capacity: what is there comes from a device plugin. It
 // does not say which GPUs it has, so there is no conflict only where the policy leaves all of them to it.
-func conflictOf(node *gpu.Node, resources []pluginResource, others []otherDevice) error {
+func conflictOf(node *policy.Node, resources []pluginResource, others []otherDevice) error {
 	ours := map[gpu.PCIAddress]bool{}
 	for i := range node.GPUs {
-		if g := &node.GPUs[i]; g.Offer == nil || !g.Offer.Excluded {
+		if g := &node.GPUs[i]; !node.Offer(g).Excluded {
 			ours[g.PCI] = true
 		}
 	}
@@ -90,19 +91,20 @@ func conflictOf(node *gpu.Node, resources []pluginResource, others []otherDevice
 
 // besideOthers is what is published of a node while somebody else hands out its GPUs: nothing but those GPUs of which claims
 // hold something, tainted, as the scheduler forgets what devices consume that are gone.
-func besideOthers(node *gpu.Node, held func(g *gpu.GPU) gpu.Held) (*gpu.Node, []publish.Taint) {
-	left := *node
-	left.GPUs = nil
+func besideOthers(node *policy.Node, held func(g *gpu.GPU) gpu.Held) (*policy.Node, []publish.Taint) {
+	inventory := *node.Node
+	inventory.GPUs = nil
+	left := &policy.Node{Node: &inventory}
 	var taints []publish.Taint
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
 		if has := held(g); has.Tiers == (gpu.Tiers{}) && len(has.Places) == 0 {
 			continue
 		}
-		left.GPUs = append(left.GPUs, *g)
-		for _, s := range g.Shapes() {
+		left.GPUs, left.Offers = append(left.GPUs, *g), append(left.Offers, *node.Offer(g))
+		for _, s := range node.Shapes(g) {
 			taints = append(taints, publish.Taint{Device: s.Name(), Key: publish.TaintConflict})
 		}
 	}
-	return &left, taints
+	return left, taints
 }

@@ -10,18 +10,19 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
 // twoGPUs are 0000:1b:00.0 and 0000:1c:00.0, of which the policy leaves some to others.
-func twoGPUs(t *testing.T, excluded ...bool) *gpu.Node {
-	node := &gpu.Node{}
+func twoGPUs(t *testing.T, excluded ...bool) *policy.Node {
+	node := &policy.Node{Node: &gpu.Node{}}
 	for i, pci := range []string{"0000:1b:00.0", "0000:1c:00.0"} {
-		g := gpu.GPU{PCI: address(t, pci), Offer: &gpu.Offer{Whole: true}}
+		offer := policy.Offer{Whole: true}
 		if i < len(excluded) && excluded[i] {
-			g.Offer = &gpu.Offer{Excluded: true}
+			offer = policy.Offer{Excluded: true}
 		}
-		node.GPUs = append(node.GPUs, g)
+		node.GPUs, node.Offers = append(node.GPUs, gpu.GPU{PCI: address(t, pci)}), append(node.Offers, offer)
 	}
 	return node
 }
@@ -35,7 +36,7 @@ func TestOthersWhoHandOutTheSameGPUsAreAConflict(t *testing.T) {
 	}
 	all, one, none := twoGPUs(t), twoGPUs(t, true), twoGPUs(t, true, true)
 	tests := map[string]struct {
-		node      *gpu.Node
+		node      *policy.Node
 		resources []pluginResource
 		others    []otherDevice
 		want      []string // nil: no conflict
@@ -50,8 +51,8 @@ func TestOthersWhoHandOutTheSameGPUsAreAConflict(t *testing.T) {
 		"a driver, with the other left to it": {one, nil, []otherDevice{device("0000:1c:00.0")}, []string{"0000:1c:00.0"}},
 		"a driver with many devices of a GPU": {all, nil, many, []string{"mig-00", "mig-07, and 12 more"}},
 		"both":                                {all, plugin, many, []string{"nvidia.com/gpu: 8"}},
-		"no GPU of ours":                      {&gpu.Node{}, plugin, many, nil},
-		"no policy was applied, all are ours": {&gpu.Node{GPUs: []gpu.GPU{{PCI: address(t, "0000:1b:00.0")}}}, plugin, nil, []string{"nvidia.com/gpu"}},
+		"no GPU of ours":                      {&policy.Node{Node: &gpu.Node{}}, plugin, many, nil},
+		"no policy was applied, all are ours": {&policy.Node{Node: &gpu.Node{GPUs: []gpu.GPU{{PCI: address(t, "0000:1b:00.0")}}}}, plugin, nil, []string{"nvidia.com/gpu"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -82,7 +83,7 @@ func TestOnlyWhatNamesAGPUIsADevicePluginsResource(t *testing.T) {
 
 func TestBesideOthersOnlyWhatClaimsHoldStaysPublishedAndIsTainted(t *testing.T) {
 	node := twoGPUs(t)
-	node.GPUs[1].Offer.TimeSlice = &gpu.Sharing{Shares: 4}
+	node.Offers[1].TimeSlice = &policy.Sharing{Shares: 4}
 	nothing := func(*gpu.GPU) gpu.Held { return gpu.Held{} }
 	left, taints := besideOthers(node, nothing)
 	if len(left.GPUs) != 0 || taints != nil || len(node.GPUs) != 2 {

@@ -97,8 +97,8 @@ func (s *service) takeIn(ctx context.Context, hw *hardware, p *publisher) {
 		hw.limits = limits
 	}
 	hw.offer(s.supervisor.noMPS())
-	s.tellGPUs(ctx, before, hw.Node())
-	if err := s.sessions.Begin(deviceNames(hw.Node())); err != nil {
+	s.tellGPUs(ctx, before.Node, hw.Node().Node)
+	if err := s.sessions.Begin(deviceNames(hw.Node().Node)); err != nil {
 		// Without it partitions on record are not taken for the plugin's own, which leaves them alone.
 		klog.FromContext(ctx).Error(err, "Could not note the driver's session of GPUs that have changed")
 	}

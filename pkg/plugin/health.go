@@ -18,6 +18,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/health"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/publish"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
@@ -62,7 +63,7 @@ func (h *gpuHealth) set(pci gpu.PCIAddress, conditions []health.Condition) {
 }
 
 // taints are those of devices that have something of a GPU in trouble: one each, for the worst of it.
-func (h *gpuHealth) taints(node *gpu.Node) []publish.Taint {
+func (h *gpuHealth) taints(node *policy.Node) []publish.Taint {
 	var taints []publish.Taint
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
@@ -71,10 +72,9 @@ func (h *gpuHealth) taints(node *gpu.Node) []publish.Taint {
 			continue
 		}
 		t := publish.Taint{Key: publish.TaintUnhealthy}
-		if g.Offer != nil {
-			t.Effect = resourceapi.DeviceTaintEffect(g.Offer.Health.Effect)
-		}
-		for _, s := range g.Shapes() {
+		offer := node.Offer(g)
+		t.Effect = resourceapi.DeviceTaintEffect(offer.Health.Effect)
+		for _, s := range offer.Shapes(g) {
 			if bad := covering(conditions, s); len(bad) > 0 {
 				t.Device, t.Value = s.Name(), bad[0].Reason
 				taints = append(taints, t)
@@ -91,11 +91,11 @@ func covering(conditions []health.Condition, s gpu.Shape) []health.Condition {
 
 // tell makes a report of the health of all devices for the kubelet. Whoever calls it vouches for what is known being so
 // now.
-func (h *gpuHealth) tell(node *gpu.Node, now time.Time) {
+func (h *gpuHealth) tell(node *policy.Node, now time.Time) {
 	report := kubeletplugin.DeviceHealthReport{}
 	for i := range node.GPUs {
 		conditions := h.of(node.GPUs[i].PCI)
-		for _, s := range node.GPUs[i].Shapes() {
+		for _, s := range node.Shapes(&node.GPUs[i]) {
 			d := kubeletplugin.DeviceHealth{PoolName: h.pool, DeviceName: s.Name(), Health: kubeletplugin.HealthStatusHealthy, LastUpdated: now}
 			if bad := covering(conditions, s); len(bad) > 0 {
 				d.Health, d.Message = kubeletplugin.HealthStatusUnhealthy, messages(bad)
@@ -168,6 +168,12 @@ func (s *service) watchHealth(ctx context.Context, hw *hardware) (end func()) {
 
 // monitored is hardware as the monitor wants it.
 type monitored struct{ *hardware }
+
+// Node is the inventory as published.
+func (m monitored) Node() *gpu.Node { return m.hardware.Node().Node }
+
+// IgnoredXIDs are those that the policy of a GPU passes over.
+func (m monitored) IgnoredXIDs(g *gpu.GPU) []int { return m.hardware.Node().Offer(g).Health.IgnoreXIDs }
 
 func (m monitored) Events(ctx context.Context) (health.Events, error) {
 	events, err := m.hardware.Events(ctx)

@@ -20,6 +20,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/health"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/publish"
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/sim"
@@ -39,14 +40,14 @@ type healthBed struct {
 }
 
 // watchHealth runs a test on a node of eight H100s while their health is watched. Time is the test's own.
-func watchHealth(t *testing.T, policy gpu.Health, test func(b *healthBed)) {
+func watchHealth(t *testing.T, reaction policy.Health, test func(b *healthBed)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		node, err := sim.New("hgx-h100")
 		if err != nil {
 			t.Fatal(err)
 		}
-		b := newHealthBed(t, node, policy)
+		b := newHealthBed(t, node, reaction)
 		ctx, cancel := context.WithCancel(t.Context())
 		b.monitor.Start(ctx)
 		done := make(chan struct{})
@@ -62,7 +63,7 @@ func watchHealth(t *testing.T, policy gpu.Health, test func(b *healthBed)) {
 	})
 }
 
-func newHealthBed(t *testing.T, node *sim.Node, policy gpu.Health) *healthBed {
+func newHealthBed(t *testing.T, node *sim.Node, reaction policy.Health) *healthBed {
 	t.Helper()
 	session, err := simulated.OpenNode(t.Context(), node)
 	if err != nil {
@@ -73,15 +74,14 @@ func newHealthBed(t *testing.T, node *sim.Node, policy gpu.Health) *healthBed {
 		t: t, sim: node, hw: &hardware{Session: session}, health: &known, metrics: newMetrics(),
 		events: record.NewFakeRecorder(100), mig: make(chan struct{}, 1),
 	}
-	offered := *session.Node()
-	offered.GPUs = slices.Clone(offered.GPUs)
-	for i := range offered.GPUs {
-		offered.GPUs[i].Offer = &gpu.Offer{
-			Whole: true, TimeSlice: &gpu.Sharing{Shares: 4}, MPS: &gpu.Sharing{Shares: 4}, Health: policy,
-			Partitions: &gpu.PartitionOffer{Mode: gpu.OnDemand},
-		}
+	offered := &policy.Node{Node: session.Node()}
+	for range offered.GPUs {
+		offered.Offers = append(offered.Offers, policy.Offer{
+			Whole: true, TimeSlice: &policy.Sharing{Shares: 4}, MPS: &policy.Sharing{Shares: 4}, Health: reaction,
+			Partitions: &policy.PartitionOffer{Mode: policy.OnDemand},
+		})
 	}
-	b.hw.node.Store(&offered)
+	b.hw.node.Store(offered)
 	b.events.IncludeObject = true
 	b.monitor = health.NewMonitor(monitored{b.hw}, &healthReporter{
 		hw: b.hw, health: b.health, metrics: b.metrics, events: &nodeEvents{recorder: b.events, node: &corev1.ObjectReference{Kind: "Node", Name: "n"}},
@@ -132,7 +132,7 @@ func (b *healthBed) heard() []string {
 // shapes are the names of what GPU i offers, those that keep keeps.
 func (b *healthBed) shapes(i int, keep func(s gpu.Shape) bool) []string {
 	var names []string
-	for _, s := range b.hw.Node().GPUs[i].Shapes() {
+	for _, s := range b.hw.Node().Shapes(&b.hw.Node().GPUs[i]) {
 		if keep(s) {
 			names = append(names, s.Name())
 		}
@@ -180,7 +180,7 @@ func tainted(names []string, taint string) []string {
 
 func TestAllDevicesOfAGPUInTroubleAreTaintedUntilItIsWell(t *testing.T) {
 	for _, effect := range []string{"", "NoSchedule", "NoExecute", "None"} {
-		watchHealth(t, gpu.Health{Effect: effect}, func(b *healthBed) {
+		watchHealth(t, policy.Health{Effect: effect}, func(b *healthBed) {
 			b.holds(1, "holder", nil)
 			b.holds(0, "bystander", nil)
 			b.pass(time.Second)
@@ -231,7 +231,7 @@ func checkEvents(t *testing.T, events []string, want ...string) {
 }
 
 func TestATroubledPartTaintsWhatOverlapsIt(t *testing.T) {
-	watchHealth(t, gpu.Health{}, func(b *healthBed) {
+	watchHealth(t, policy.Health{}, func(b *healthBed) {
 		g := &b.hw.Node().GPUs[0]
 		b.must(b.hw.SetMIG(b.t.Context(), g.PCI, true))
 		shapes := map[int]gpu.Shape{} // by start
@@ -266,7 +266,7 @@ func TestATroubledPartTaintsWhatOverlapsIt(t *testing.T) {
 }
 
 func TestErrorsOfApplicationsAndThoseThatThePolicyIgnoresAreCounted(t *testing.T) {
-	watchHealth(t, gpu.Health{IgnoreXIDs: []int{74}}, func(b *healthBed) {
+	watchHealth(t, policy.Health{IgnoreXIDs: []int{74}}, func(b *healthBed) {
 		b.pass(time.Second)
 		for _, xid := range []uint64{13, 31, 31, 74} {
 			b.must(b.sim.RaiseXID(0, xid))
@@ -292,7 +292,7 @@ func TestErrorsOfApplicationsAndThoseThatThePolicyIgnoresAreCounted(t *testing.T
 }
 
 func TestAWaitThatAlwaysFailsIsNoHotLoop(t *testing.T) {
-	watchHealth(t, gpu.Health{}, func(b *healthBed) {
+	watchHealth(t, policy.Health{}, func(b *healthBed) {
 		b.pass(time.Second)
 		b.must(b.sim.FailCall("nvmlEventSetWait_v2", sim.CodeGPUIsLost))
 		b.pass(time.Second)
@@ -312,7 +312,7 @@ func TestAWaitThatAlwaysFailsIsNoHotLoop(t *testing.T) {
 }
 
 func TestChangesOfMIGAreTold(t *testing.T) {
-	watchHealth(t, gpu.Health{}, func(b *healthBed) {
+	watchHealth(t, policy.Health{}, func(b *healthBed) {
 		b.pass(time.Second)
 		b.must(b.hw.SetMIG(b.t.Context(), b.hw.Node().GPUs[0].PCI, true))
 		b.pass(time.Second)
@@ -333,7 +333,7 @@ func TestWhatADriverStillKnowsSurvivesARestart(t *testing.T) {
 	if err := node.SetRecoveryAction(1, 1); err != nil {
 		t.Fatal(err)
 	}
-	b := newHealthBed(t, node, gpu.Health{Effect: "NoExecute"})
+	b := newHealthBed(t, node, policy.Health{Effect: "NoExecute"})
 	b.monitor.Start(t.Context())
 	if diff := cmp.Diff(tainted(b.shapes(1, every), "needs-reset:NoExecute"), b.taints()); diff != "" {
 		t.Errorf("taints (-want +got):\n%s", diff)
@@ -352,7 +352,7 @@ func unhealthy(r kubeletplugin.DeviceHealthReport) []string {
 }
 
 func TestTheKubeletIsToldHowAllDevicesAreInTimeAndForAsLongAsTheyAreLookedAt(t *testing.T) {
-	watchHealth(t, gpu.Health{Effect: "None"}, func(b *healthBed) {
+	watchHealth(t, policy.Health{Effect: "None"}, func(b *healthBed) {
 		ctx, cancel := context.WithCancel(b.t.Context())
 		reports := make(chan kubeletplugin.DeviceHealthReport)
 		ended := make(chan error)
@@ -400,7 +400,7 @@ func TestReportsStopWithTheLooksAndEmptyOnesDoNot(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		h.tell(session.Node(), time.Now())
+		h.tell(&policy.Node{Node: session.Node()}, time.Now())
 		<-time.After(5 * time.Minute)
 		synctest.Wait()
 		if got := len(reports); got != 4 {

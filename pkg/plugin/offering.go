@@ -36,7 +36,7 @@ type hardware struct {
 	standing func(g *gpu.GPU) []gpu.Place
 	// noShares is why the cluster cannot count shares; nil if it can.
 	noShares error
-	node     atomic.Pointer[gpu.Node]
+	node     atomic.Pointer[policy.Node]
 	// look takes a value when GPUs are to be looked for at once.
 	look  chan<- struct{}
 	ended sync.Once
@@ -44,7 +44,7 @@ type hardware struct {
 	// policy and before are only touched by the goroutine that keeps things in line.
 	policy *v1alpha1.NodePolicy
 	// before is what the GPUs offered by the policy before this one; nil once that has left.
-	before *gpu.Node
+	before *policy.Node
 }
 
 // leaveFor is how long devices that a new policy has no more stay published, tainted, though no claim holds them. A claim
@@ -61,13 +61,13 @@ func (h *hardware) end(ctx context.Context) {
 	})
 }
 
-// Node is the inventory as published.
-func (h *hardware) Node() *gpu.Node { return h.node.Load() }
+// Node is the inventory as published, with what its GPUs offer.
+func (h *hardware) Node() *policy.Node { return h.node.Load() }
 
 // change puts another policy in force with the next offer.
 func (h *hardware) change(p *v1alpha1.NodePolicy) {
 	h.policy = p
-	if was := h.Node(); was != nil && slices.ContainsFunc(was.GPUs, func(g gpu.GPU) bool { return len(g.Shapes()) > 0 }) {
+	if was := h.Node(); was != nil && slices.ContainsFunc(was.GPUs, func(g gpu.GPU) bool { return len(was.Shapes(&g)) > 0 }) {
 		h.before = was
 	}
 }
@@ -82,14 +82,14 @@ func (h *hardware) offer(noMPS error) {
 }
 
 // leave adds to what a node offers what it offered before and does no more, withdrawn.
-func leave(node, before *gpu.Node) {
+func leave(node, before *policy.Node) {
 	for i := range node.GPUs {
-		was := before.Find(node.GPUs[i].PCI.DeviceName())
-		if was == nil {
+		g := before.Find(node.GPUs[i].PCI.DeviceName())
+		if g == nil {
 			continue
 		}
-		now := node.GPUs[i].Offer
-		for _, s := range was.Shapes() {
+		was, now := before.Offer(g), &node.Offers[i]
+		for _, s := range was.Shapes(g) {
 			switch {
 			case s.Share == gpu.TimeSlice && now.TimeSlice == nil:
 				now.TimeSlice, now.Withdrawn.TimeSlice = was.Sharing(gpu.TimeSlice), true
@@ -99,7 +99,7 @@ func leave(node, before *gpu.Node) {
 				now.Whole, now.Withdrawn.Whole = true, true
 			case s.IsPartition():
 				if now.Partitions == nil {
-					now.Partitions = gpu.NoPlaces(nil)
+					now.Partitions = policy.NoPlaces(nil)
 				}
 				if at := s.Place(); !now.Partitions.Has(at) && !slices.Contains(now.Partitions.Kept, at) {
 					now.Partitions.Kept = append(now.Partitions.Kept, at)
@@ -110,19 +110,23 @@ func leave(node, before *gpu.Node) {
 }
 
 // withdrawn tells whether something is offered only because claims hold it.
-func withdrawn(node *gpu.Node) bool {
-	return slices.ContainsFunc(node.GPUs, func(g gpu.GPU) bool { return slices.ContainsFunc(g.Shapes(), gpu.Shape.Withdrawn) })
+func withdrawn(node *policy.Node) bool {
+	return slices.ContainsFunc(node.GPUs, func(g gpu.GPU) bool {
+		offer := node.Offer(&g)
+		return slices.ContainsFunc(offer.Shapes(&g), offer.IsWithdrawn)
+	})
 }
 
 // uncut tells whether a GPU lacks partitions of its layout.
-func uncut(node *gpu.Node, standing func(g *gpu.GPU) []gpu.Place) bool {
+func uncut(node *policy.Node, standing func(g *gpu.GPU) []gpu.Place) bool {
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
-		if g.PartitionMode() != gpu.Layout {
+		offer := node.Offer(g)
+		if offer.PartitionMode() != policy.Layout {
 			continue
 		}
 		there := standing(g)
-		if slices.ContainsFunc(g.Offer.Partitions.Places, func(at gpu.Place) bool { return !slices.Contains(there, at) }) {
+		if slices.ContainsFunc(offer.Partitions.Places, func(at gpu.Place) bool { return !slices.Contains(there, at) }) {
 			return true
 		}
 	}
@@ -201,10 +205,10 @@ func (s *supervisor) noMPS() error {
 }
 
 // taints are those of devices that need the supervisor while it is away.
-func (s *supervisor) taints(node *gpu.Node) []publish.Taint {
+func (s *supervisor) taints(node *policy.Node) []publish.Taint {
 	var taints []publish.Taint
 	for i := range node.GPUs {
-		if s.away != nil && node.GPUs[i].Sharing(gpu.MPS) != nil {
+		if s.away != nil && node.Offer(&node.GPUs[i]).Sharing(gpu.MPS) != nil {
 			taints = append(taints, publish.Taint{Device: gpu.Shape{GPU: &node.GPUs[i], Share: gpu.MPS}.Name(), Key: publish.TaintNoMPS})
 		}
 	}

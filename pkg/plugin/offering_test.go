@@ -21,6 +21,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/mps"
 	mpsapi "github.com/cleave-dra/cleave/pkg/mps/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/publish"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
@@ -93,10 +94,10 @@ func simulatedHardware(t *testing.T) *hardware {
 }
 
 // mpsDevices are the names of the devices of type mps that a node offers.
-func mpsDevices(node *gpu.Node) []string {
+func mpsDevices(node *policy.Node) []string {
 	var names []string
 	for i := range node.GPUs {
-		for _, s := range node.GPUs[i].Shapes() {
+		for _, s := range node.Shapes(&node.GPUs[i]) {
 			if s.Share == gpu.MPS {
 				names = append(names, s.Name())
 			}
@@ -176,9 +177,9 @@ func TestWithoutASocketMPSIsOffAndSaysSo(t *testing.T) {
 	if got := mpsDevices(hw.Node()); got != nil {
 		t.Errorf("got %v by MPS, want nothing", got)
 	}
-	for _, g := range hw.Node().GPUs {
-		if !strings.Contains(g.Offer.NoMPS, "--mps-socket") {
-			t.Errorf("GPU %s has no MPS because of %q, want the flag named", g.UUID, g.Offer.NoMPS)
+	for i, g := range hw.Node().GPUs {
+		if why := hw.Node().Offers[i].NoMPS; !strings.Contains(why, "--mps-socket") {
+			t.Errorf("GPU %s has no MPS because of %q, want the flag named", g.UUID, why)
 		}
 	}
 	if s.ask(t.Context()) {
@@ -208,14 +209,11 @@ func TestAnOfferLeavesTheInventoryAsItIsAndLimitsOnlyWhereTheDriverDoes(t *testi
 	if len(mpsDevices(earlier)) != 2 || len(mpsDevices(hw.Node())) != 0 {
 		t.Errorf("got %v before and %v after, want those who have the earlier offer to keep it", mpsDevices(earlier), mpsDevices(hw.Node()))
 	}
-	var got []gpu.Enforcement
+	var got []policy.Enforcement
 	for i := range hw.Node().GPUs {
-		got = append(got, hw.Node().GPUs[i].Sharing(gpu.TimeSlice).Enforcement)
-		if hw.Session.Node().GPUs[i].Offer != nil {
-			t.Error("the inventory itself was changed")
-		}
+		got = append(got, hw.Node().Offers[i].Sharing(gpu.TimeSlice).Enforcement)
 	}
-	if diff := cmp.Diff([]gpu.Enforcement{gpu.NotEnforced, gpu.EnforcedPerCgroup}, got); diff != "" {
+	if diff := cmp.Diff([]policy.Enforcement{policy.NotEnforced, policy.EnforcedPerCgroup}, got); diff != "" {
 		t.Errorf("enforcement (-want +got):\n%s", diff)
 	}
 }
@@ -259,18 +257,18 @@ func TestWhatClaimsHoldStaysOfferedWhenThePolicyHasItNoMore(t *testing.T) {
 	hw.offer(nil)
 	want := []gpu.Tiers{{TimeSlice: true}, {MPS: true}, {}, {}, {}, {}}
 	for i, w := range want {
-		o := hw.Node().GPUs[i].Offer
+		o := &hw.Node().Offers[i]
 		if o.Withdrawn != w || (o.TimeSlice != nil) != w.TimeSlice || (o.MPS != nil) != w.MPS || (o.Partitions != nil) != (i == 2) || !o.Whole {
 			t.Errorf("GPU %d: got %+v, want %+v withdrawn and the whole GPU besides", i, o, w)
 		}
 	}
-	kept := gpu.NoPlaces([]gpu.Place{{ProfileID: 19, Placement: gpu.Placement{Start: 6, Size: 1}}})
-	if diff := cmp.Diff(kept, hw.Node().GPUs[2].Offer.Partitions); diff != "" {
+	kept := policy.NoPlaces([]gpu.Place{{ProfileID: 19, Placement: gpu.Placement{Start: 6, Size: 1}}})
+	if diff := cmp.Diff(kept, hw.Node().Offers[2].Partitions); diff != "" {
 		t.Errorf("partitions of GPU 2 (-want +got):\n%s", diff)
 	}
 	held = nil
 	hw.offer(nil)
-	if o := hw.Node().GPUs[0].Offer; o.TimeSlice != nil || o.Withdrawn != (gpu.Tiers{}) {
+	if o := &hw.Node().Offers[0]; o.TimeSlice != nil || o.Withdrawn != (gpu.Tiers{}) {
 		t.Errorf("got %+v once nobody holds anything, want what the policy has", o)
 	}
 }

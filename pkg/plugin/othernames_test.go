@@ -27,6 +27,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/names"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -313,7 +314,7 @@ func TestOtherNames_SlicesOfOtherGPUs(t *testing.T) {
 	}
 	hw := &hardware{Session: session}
 	defer hw.end(t.Context())
-	hw.node.Store(session.Node())
+	hw.node.Store(&policy.Node{Node: session.Node()})
 	b.names.useHardware(hw)
 	b.want("none is among them", "", false)
 	b.published("gpu-0000-99-00-0", session.Node().GPUs[0].PCI.DeviceName()+"-timeslice")

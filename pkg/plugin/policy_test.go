@@ -159,7 +159,7 @@ func gather(t *testing.T, m prometheus.Collector) map[string]float64 {
 func (b *policyBed) offered() string {
 	var kinds []string
 	for i := range b.hw.Node().GPUs {
-		for _, s := range b.hw.Node().GPUs[i].Shapes() {
+		for _, s := range b.hw.Node().Shapes(&b.hw.Node().GPUs[i]) {
 			kind := fmt.Sprintf("%d:gpu", i)
 			if s.IsShare() {
 				kind = fmt.Sprintf("%d:%s", i, s.Share)
@@ -167,7 +167,7 @@ func (b *policyBed) offered() string {
 			if s.IsPartition() {
 				kind = fmt.Sprintf("%d:mig", i)
 			}
-			if s.Withdrawn() {
+			if b.hw.Node().Offer(s.GPU).IsWithdrawn(s) {
 				kind += "!"
 			}
 			kinds = append(kinds, kind)
@@ -398,7 +398,7 @@ func TestAGPUThatLacksPartitionsOfItsLayoutIsUncut(t *testing.T) {
 	if !uncut(b.hw.Node(), b.hw.standing) {
 		t.Error("with no partition the GPU counts as cut")
 	}
-	there = b.hw.Node().GPUs[1].Offer.Partitions.Places
+	there = b.hw.Node().Offers[1].Partitions.Places
 	if len(there) != 2 || uncut(b.hw.Node(), b.hw.standing) {
 		t.Errorf("with the partitions %v the GPU counts as uncut", there)
 	}

@@ -11,7 +11,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/publish"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
@@ -140,7 +140,7 @@ func (s *service) newPublisher() *publisher {
 }
 
 // view is the inventory that is published, and what is published beside it.
-func (s *service) view(hw *hardware) (*gpu.Node, publish.View) {
+func (s *service) view(hw *hardware) (*policy.Node, publish.View) {
 	node := hw.Node()
 	taints := append(s.supervisor.taints(node), s.drainTaints(node)...)
 	taints = append(taints, s.health.taints(node)...)
@@ -156,7 +156,7 @@ func (s *service) view(hw *hardware) (*gpu.Node, publish.View) {
 }
 
 // resources are the slices as they should be now.
-func (s *service) resources(node *gpu.Node, view publish.View) resourceslice.DriverResources {
+func (s *service) resources(node *policy.Node, view publish.View) resourceslice.DriverResources {
 	r := publish.Resources(node, s.config.NodeName, view)
 	for _, existing := range s.engine.Existing() {
 		publish.NameExisting(r, s.config.NodeName, existing.Device, existing.UUID)

@@ -15,6 +15,7 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
@@ -198,13 +199,13 @@ func (s *service) waitForDriver(ctx context.Context, told error) error {
 }
 
 // drainTaints keep all devices of a node from being handed out while the driver is let go of.
-func (s *service) drainTaints(node *gpu.Node) []publish.Taint {
+func (s *service) drainTaints(node *policy.Node) []publish.Taint {
 	if !s.draining {
 		return nil
 	}
 	var taints []publish.Taint
 	for i := range node.GPUs {
-		for _, shape := range node.GPUs[i].Shapes() {
+		for _, shape := range node.Shapes(&node.GPUs[i]) {
 			taints = append(taints, publish.Taint{Device: shape.Name(), Key: publish.TaintDraining})
 		}
 	}

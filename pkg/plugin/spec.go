@@ -17,8 +17,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/cdi"
 	"github.com/cleave-dra/cleave/pkg/cdi/hook"
 	"github.com/cleave-dra/cleave/pkg/driverroot"
-	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
@@ -120,7 +120,7 @@ func (s *service) reportSpec(ctx context.Context) {
 }
 
 // taints are those of the devices of GPUs that cannot be given to containers.
-func (s *staticSpec) taints(node *gpu.Node) []publish.Taint {
+func (s *staticSpec) taints(node *policy.Node) []publish.Taint {
 	if s.Static == nil {
 		return nil
 	}
@@ -130,7 +130,7 @@ func (s *staticSpec) taints(node *gpu.Node) []publish.Taint {
 		if troubles[node.GPUs[i].PCI.DeviceName()] == nil {
 			continue
 		}
-		for _, shape := range node.GPUs[i].Shapes() {
+		for _, shape := range node.Shapes(&node.GPUs[i]) {
 			taints = append(taints, publish.Taint{Device: shape.Name(), Key: publish.TaintIncomplete})
 		}
 	}

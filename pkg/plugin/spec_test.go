@@ -35,7 +35,7 @@ func TestSpecTaints_ControlNodesMissing(t *testing.T) {
 	}
 	var want, got []string
 	for i := range hw.Node().GPUs {
-		for _, shape := range hw.Node().GPUs[i].Shapes() {
+		for _, shape := range hw.Node().Shapes(&hw.Node().GPUs[i]) {
 			want = append(want, shape.Name())
 		}
 	}

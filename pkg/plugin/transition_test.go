@@ -49,15 +49,15 @@ func randomPolicy(t *testing.T, random *rand.Rand) *v1alpha1.NodePolicy {
 }
 
 // claimSome picks devices that claims could hold beside those that they hold.
-func claimSome(random *rand.Rand, node *gpu.Node, held []gpu.Shape) []gpu.Shape {
+func claimSome(random *rand.Rand, node *policy.Node, held []gpu.Shape) []gpu.Shape {
 	held = slices.DeleteFunc(slices.Clone(held), func(gpu.Shape) bool { return random.IntN(3) == 0 })
 	for i := range node.GPUs {
-		shapes := node.GPUs[i].Shapes()
+		shapes := node.Shapes(&node.GPUs[i])
 		if len(shapes) == 0 || random.IntN(2) == 0 {
 			continue
 		}
 		s := shapes[random.IntN(len(shapes))]
-		if !s.Withdrawn() && !slices.ContainsFunc(held, s.Overlaps) && s.FitsBeside(slices.DeleteFunc(slices.Clone(held), func(h gpu.Shape) bool { return h.GPU.PCI != s.GPU.PCI })) {
+		if !node.Offer(s.GPU).IsWithdrawn(s) && !slices.ContainsFunc(held, s.Overlaps) && s.FitsBeside(slices.DeleteFunc(slices.Clone(held), func(h gpu.Shape) bool { return h.GPU.PCI != s.GPU.PCI })) {
 			held = append(held, s)
 		}
 	}
@@ -150,7 +150,7 @@ func transitions(t *testing.T, random *rand.Rand, steps int, step func(want reso
 		t.Fatal(err)
 	}
 	var held []gpu.Shape
-	var before *gpu.Node
+	var before *policy.Node
 	for range steps {
 		node := policy.Apply(randomPolicy(t, random), session.Node(), policy.Means{Held: heldShapes(held)})
 		if before != nil && random.IntN(2) == 0 {

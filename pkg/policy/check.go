@@ -37,7 +37,7 @@ func check(r *v1alpha1.Rule, g *gpu.GPU) []error {
 	if r.MIG.ModeOfUse() == v1alpha1.MIGExisting {
 		return nil // it asks nothing of a board: one that has no partitions hands out none
 	}
-	if why := noPartitions(g, gpu.MIGMode(r.MIG.ModeOfUse())); why != "" {
+	if why := noPartitions(g, MIGMode(r.MIG.ModeOfUse())); why != "" {
 		// That the driver tells no placements may change with the driver: only what cannot be checked is refused for it.
 		tier := slices.Index(r.Tiers, v1alpha1.TierMIG)
 		switch {

@@ -15,8 +15,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-func cut(total, byDefault, minimum, step int64) gpu.Cut {
-	return gpu.Cut{Total: total, Default: byDefault, Minimum: minimum, Step: step}
+func cut(total, byDefault, minimum, step int64) Cut {
+	return Cut{Total: total, Default: byDefault, Minimum: minimum, Step: step}
 }
 
 func TestMemoryAndCoresAreCutAsThePolicySays(t *testing.T) {
@@ -27,8 +27,8 @@ func TestMemoryAndCoresAreCutAsThePolicySays(t *testing.T) {
 		shares int32
 		memory *v1alpha1.MemoryCut
 		cores  *v1alpha1.CoreCut
-		want   gpu.Cut // of 80 GiB
-		wantC  gpu.Cut
+		want   Cut // of 80 GiB
+		wantC  Cut
 	}{
 		"even":                          {8, nil, nil, cut(80*gib, 10*gib, gib, gib/4), cut(100, 12, 1, 1)},
 		"uneven":                        {7, nil, nil, cut(80*gib, 11*gib+gib/4, gib, gib/4), cut(100, 14, 1, 1)},
@@ -48,7 +48,7 @@ func TestMemoryAndCoresAreCutAsThePolicySays(t *testing.T) {
 				MPS:       &v1alpha1.MPSPolicy{Shares: &tt.shares, Memory: tt.memory, Cores: tt.cores, SharedMemory: amount("2Gi")},
 			}}}
 			got := offers(Apply(p, node(), Means{}))[0]
-			if diff := cmp.Diff([]gpu.Cut{tt.want, tt.want, tt.wantC}, []gpu.Cut{got.TimeSlice.Memory, got.MPS.Memory, got.MPS.Cores}); diff != "" {
+			if diff := cmp.Diff([]Cut{tt.want, tt.want, tt.wantC}, []Cut{got.TimeSlice.Memory, got.MPS.Memory, got.MPS.Cores}); diff != "" {
 				t.Errorf("cuts of time slices and MPS (-want +got):\n%s", diff)
 			}
 			if got.TimeSlice.Shares != int64(tt.shares) || got.MPS.Shares != int64(tt.shares) || got.MPS.SharedMemory != 2*gib {
@@ -59,9 +59,9 @@ func TestMemoryAndCoresAreCutAsThePolicySays(t *testing.T) {
 }
 
 // checkCut holds a cut against what the API server and the scheduler make of it.
-func checkCut(t *testing.T, what string, c gpu.Cut, shares int64) {
+func checkCut(t *testing.T, what string, c Cut, shares int64) {
 	t.Helper()
-	if c == (gpu.Cut{}) {
+	if c == (Cut{}) {
 		return
 	}
 	if c.Minimum < 1 || c.Step < 1 || c.Minimum > c.Total {
@@ -159,15 +159,15 @@ func TestTheInputIsNotChanged(t *testing.T) {
 	if diff := cmp.Diff(before, n); diff != "" {
 		t.Errorf("the node (-before +after):\n%s", diff)
 	}
-	// A node that has offers already, as after a change of means, is offered anew and keeps its own.
-	second := Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{Tiers: []v1alpha1.Tier{}}}}, first, Means{})
-	if got := first.GPUs[0].Offer; got.TimeSlice == nil || got.TimeSlice.Shares != 2 || !got.Whole {
+	// The same inventory offered anew, as after a change of means, leaves the first offers as they are.
+	second := Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{Tiers: []v1alpha1.Tier{}}}}, n, Means{})
+	if got := first.Offers[0]; got.TimeSlice == nil || got.TimeSlice.Shares != 2 || !got.Whole {
 		t.Errorf("the first offer became %+v", got)
 	}
-	if diff := cmp.Diff(&gpu.Offer{}, second.GPUs[0].Offer); diff != "" {
+	if diff := cmp.Diff(Offer{}, second.Offers[0]); diff != "" {
 		t.Errorf("the second offer (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(&gpu.Node{DriverVersion: "1"}, Apply(&v1alpha1.NodePolicy{}, &gpu.Node{DriverVersion: "1"}, Means{})); diff != "" {
+	if diff := cmp.Diff(&Node{Node: &gpu.Node{DriverVersion: "1"}, Offers: []Offer{}}, Apply(&v1alpha1.NodePolicy{}, &gpu.Node{DriverVersion: "1"}, Means{})); diff != "" {
 		t.Errorf("a node without GPUs (-want +got):\n%s", diff)
 	}
 }

@@ -112,7 +112,7 @@ func TestTheExamplesOfPoliciesLoadByName(t *testing.T) {
 		var all, partitions, shares, whole int
 		n := Apply(p, model(t, "hgx-h100"), Means{})
 		for i := range n.GPUs {
-			for _, shape := range n.GPUs[i].Shapes() {
+			for _, shape := range n.Shapes(&n.GPUs[i]) {
 				all++
 				switch {
 				case shape.IsPartition():

@@ -34,9 +34,9 @@ func TestApply_ExistingPartitionsExcludeTheWholeGPU(t *testing.T) {
 				Partitions: func(of *gpu.GPU) []gpu.Place { return places(t, of, tt.there...) },
 			})
 			var got, withdrawn []string
-			for _, s := range offered.GPUs[0].Shapes() {
+			for _, s := range offered.Shapes(&offered.GPUs[0]) {
 				got = append(got, s.Name())
-				if s.Withdrawn() {
+				if offered.Offer(s.GPU).IsWithdrawn(s) {
 					withdrawn = append(withdrawn, s.Name())
 				}
 			}

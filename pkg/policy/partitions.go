@@ -14,15 +14,15 @@ import (
 )
 
 // partitions are those that a GPU offers by a rule, or why it offers none.
-func partitions(r *v1alpha1.Rule, g *gpu.GPU, means Means) (*gpu.PartitionOffer, string) {
-	offer := &gpu.PartitionOffer{Mode: gpu.MIGMode(r.MIG.ModeOfUse())}
+func partitions(r *v1alpha1.Rule, g *gpu.GPU, means Means) (*PartitionOffer, string) {
+	offer := &PartitionOffer{Mode: MIGMode(r.MIG.ModeOfUse())}
 	if why := noPartitions(g, offer.Mode); why != "" && asksForPartitions(r) {
 		return nil, why
 	}
 	switch offer.Mode {
-	case gpu.Existing:
+	case Existing:
 		offer.Places = means.partitions(g)
-	case gpu.Layout:
+	case Layout:
 		want, err := layout(r.MIG.Layout, g)
 		if err == nil {
 			offer.Places, err = g.Fit(want, slices.Concat(means.partitions(g), means.held(g).Places))
@@ -72,13 +72,13 @@ func asksForPartitions(r *v1alpha1.Rule) bool {
 }
 
 // noPartitions says why a board can have no partitions; empty where it can.
-func noPartitions(g *gpu.GPU, mode gpu.MIGMode) string {
+func noPartitions(g *gpu.GPU, mode MIGMode) string {
 	switch {
 	case !g.MIG.Capable:
 		return g.ProductName + " cannot be partitioned"
 	case len(g.MIG.Catalog()) == 0:
 		return g.ProductName + " cannot be partitioned: its driver tells no placements of partitions"
-	case g.MIG.Fixed && mode != gpu.Existing:
+	case g.MIG.Fixed && mode != Existing:
 		return "the GPU is a vGPU, whose partitions are its host's: those that are there can be offered by mode existing"
 	default:
 		return ""

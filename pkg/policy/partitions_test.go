@@ -71,7 +71,7 @@ func policyOf(t *testing.T, rules string) *v1alpha1.NodePolicy {
 
 // partitioned is what is looked at of a GPU's offer.
 type partitioned struct {
-	Mode         gpu.MIGMode
+	Mode         MIGMode
 	All          bool // the whole catalog
 	Profiles     []string
 	Places, Kept []string
@@ -80,19 +80,20 @@ type partitioned struct {
 	Why          string
 }
 
-func partitionedBy(g *gpu.GPU) partitioned {
-	got := partitioned{Why: g.Offer.NoPartitions}
-	if o := g.Offer.Partitions; o != nil {
-		got.Mode, got.All, got.Places, got.Kept = o.Mode, o.Profiles == nil && o.Mode == gpu.OnDemand, words(g, o.Places), words(g, o.Kept)
+func partitionedBy(n *Node, i int) partitioned {
+	g, offer := &n.GPUs[i], &n.Offers[i]
+	got := partitioned{Why: offer.NoPartitions}
+	if o := offer.Partitions; o != nil {
+		got.Mode, got.All, got.Places, got.Kept = o.Mode, o.Profiles == nil && o.Mode == OnDemand, words(g, o.Places), words(g, o.Kept)
 		for _, id := range o.Profiles {
 			got.Profiles = append(got.Profiles, g.MIG.ProfileName(id))
 		}
 	}
-	for _, s := range g.Shapes() {
+	for _, s := range n.Shapes(g) {
 		if s.IsPartition() {
 			got.Shapes++
 		}
-		if s.Withdrawn() {
+		if offer.IsWithdrawn(s) {
 			got.Withdrawn++
 		}
 	}
@@ -107,31 +108,31 @@ func TestAGPUOffersThePartitionsOfItsRule(t *testing.T) {
 		there, held []string
 		want        partitioned
 	}{
-		"on demand":                       {"hgx-h100", "{}", nil, nil, partitioned{Mode: gpu.OnDemand, All: true, Shapes: 25}},
-		"on demand, held":                 {"hgx-h100", "{}", nil, []string{"1g.10gb@6"}, partitioned{Mode: gpu.OnDemand, All: true, Shapes: 25}},
-		"a catalog":                       {"hgx-h100", "{mig: {profiles: [3g.40gb, 1g.10gb+me]}}", nil, nil, partitioned{Mode: gpu.OnDemand, Profiles: []string{"3g.40gb", "1g.10gb+me"}, Shapes: 9}},
-		"a catalog without what is held":  {"hgx-h100", "{mig: {profiles: [3g.40gb]}}", nil, []string{"1g.10gb@6", "3g.40gb@0"}, partitioned{Mode: gpu.OnDemand, Profiles: []string{"3g.40gb"}, Kept: []string{"1g.10gb@6"}, Shapes: 3, Withdrawn: 1}},
+		"on demand":                       {"hgx-h100", "{}", nil, nil, partitioned{Mode: OnDemand, All: true, Shapes: 25}},
+		"on demand, held":                 {"hgx-h100", "{}", nil, []string{"1g.10gb@6"}, partitioned{Mode: OnDemand, All: true, Shapes: 25}},
+		"a catalog":                       {"hgx-h100", "{mig: {profiles: [3g.40gb, 1g.10gb+me]}}", nil, nil, partitioned{Mode: OnDemand, Profiles: []string{"3g.40gb", "1g.10gb+me"}, Shapes: 9}},
+		"a catalog without what is held":  {"hgx-h100", "{mig: {profiles: [3g.40gb]}}", nil, []string{"1g.10gb@6", "3g.40gb@0"}, partitioned{Mode: OnDemand, Profiles: []string{"3g.40gb"}, Kept: []string{"1g.10gb@6"}, Shapes: 3, Withdrawn: 1}},
 		"no tier mig":                     {"hgx-h100", "{tiers: [exclusive]}", nil, nil, partitioned{}},
-		"no tier mig, held":               {"hgx-h100", "{tiers: [exclusive]}", nil, []string{"1g.10gb@6"}, partitioned{Mode: gpu.OnDemand, Profiles: nil, Kept: []string{"1g.10gb@6"}, Shapes: 1, Withdrawn: 1}},
-		"a layout":                        {"hgx-h100", "{mig: {layout: {1g.10gb: 2, 2g.20gb: 1, 3g.40gb: 1}}}", nil, nil, partitioned{Mode: gpu.Layout, Places: []string{"1g.10gb@0", "1g.10gb@1", "2g.20gb@2", "3g.40gb@4"}, Shapes: 4}},
-		"a layout over what is there":     {"hgx-h100", "{mig: {layout: {1g.10gb: 2, 3g.40gb: 1}}}", []string{"1g.10gb@6", "3g.40gb@0"}, nil, partitioned{Mode: gpu.Layout, Places: []string{"3g.40gb@0", "1g.10gb@5", "1g.10gb@6"}, Shapes: 3}},
-		"a layout over what is held":      {"hgx-h100", "{mig: {layout: {1g.10gb: 2}}}", nil, []string{"1g.10gb@2"}, partitioned{Mode: gpu.Layout, Places: []string{"1g.10gb@2", "1g.10gb@6"}, Shapes: 2}},
-		"a layout without what is held":   {"hgx-h100", "{mig: {layout: {3g.40gb: 2}}}", []string{"1g.10gb@2"}, []string{"1g.10gb@2"}, partitioned{Mode: gpu.Layout, Places: []string{"3g.40gb@0", "3g.40gb@4"}, Kept: []string{"1g.10gb@2"}, Shapes: 3, Withdrawn: 1}},
+		"no tier mig, held":               {"hgx-h100", "{tiers: [exclusive]}", nil, []string{"1g.10gb@6"}, partitioned{Mode: OnDemand, Profiles: nil, Kept: []string{"1g.10gb@6"}, Shapes: 1, Withdrawn: 1}},
+		"a layout":                        {"hgx-h100", "{mig: {layout: {1g.10gb: 2, 2g.20gb: 1, 3g.40gb: 1}}}", nil, nil, partitioned{Mode: Layout, Places: []string{"1g.10gb@0", "1g.10gb@1", "2g.20gb@2", "3g.40gb@4"}, Shapes: 4}},
+		"a layout over what is there":     {"hgx-h100", "{mig: {layout: {1g.10gb: 2, 3g.40gb: 1}}}", []string{"1g.10gb@6", "3g.40gb@0"}, nil, partitioned{Mode: Layout, Places: []string{"3g.40gb@0", "1g.10gb@5", "1g.10gb@6"}, Shapes: 3}},
+		"a layout over what is held":      {"hgx-h100", "{mig: {layout: {1g.10gb: 2}}}", nil, []string{"1g.10gb@2"}, partitioned{Mode: Layout, Places: []string{"1g.10gb@2", "1g.10gb@6"}, Shapes: 2}},
+		"a layout without what is held":   {"hgx-h100", "{mig: {layout: {3g.40gb: 2}}}", []string{"1g.10gb@2"}, []string{"1g.10gb@2"}, partitioned{Mode: Layout, Places: []string{"3g.40gb@0", "3g.40gb@4"}, Kept: []string{"1g.10gb@2"}, Shapes: 3, Withdrawn: 1}},
 		"a layout that does not fit":      {"hgx-h100", "{mig: {layout: {3g.40gb: 2, 1g.10gb: 1}}}", nil, nil, partitioned{Why: "3g.40gb ×2 and 1g.10gb ×1 do not fit an NVIDIA H100 80GB HBM3; free after 3g.40gb ×2: none"}},
-		"it does not fit, and one's held": {"hgx-h100", "{mig: {layout: {3g.40gb: 3}}}", nil, []string{"1g.10gb@2"}, partitioned{Mode: gpu.OnDemand, Kept: []string{"1g.10gb@2"}, Shapes: 1, Withdrawn: 1, Why: "3g.40gb ×3 do not fit an NVIDIA H100 80GB HBM3; free after 3g.40gb ×2: none"}},
+		"it does not fit, and one's held": {"hgx-h100", "{mig: {layout: {3g.40gb: 3}}}", nil, []string{"1g.10gb@2"}, partitioned{Mode: OnDemand, Kept: []string{"1g.10gb@2"}, Shapes: 1, Withdrawn: 1, Why: "3g.40gb ×3 do not fit an NVIDIA H100 80GB HBM3; free after 3g.40gb ×2: none"}},
 		"a layout of another board":       {"a30", "{mig: {layout: {1g.10gb: 1}}}", nil, nil, partitioned{Why: "NVIDIA A30 has no profile 1g.10gb: it has 1g.6gb, 1g.6gb+me, 2g.12gb, 2g.12gb+me, 4g.24gb"}},
-		"a catalog of two boards":         {"hgx-h100", "{mig: {profiles: [1g.5gb, 3g.40gb]}}", nil, nil, partitioned{Mode: gpu.OnDemand, Profiles: []string{"3g.40gb"}, Shapes: 2}},
+		"a catalog of two boards":         {"hgx-h100", "{mig: {profiles: [1g.5gb, 3g.40gb]}}", nil, nil, partitioned{Mode: OnDemand, Profiles: []string{"3g.40gb"}, Shapes: 2}},
 		"a catalog of another board":      {"a30", "{mig: {profiles: [1g.10gb, 2g.20gb]}}", nil, nil, partitioned{Why: "NVIDIA A30 has no profile 1g.10gb, 2g.20gb: it has 1g.6gb, 1g.6gb+me, 2g.12gb, 2g.12gb+me, 4g.24gb"}},
-		"what is there":                   {"hgx-h100", "{mig: {mode: existing}}", []string{"3g.40gb@4", "1g.10gb@2"}, []string{"3g.40gb@4"}, partitioned{Mode: gpu.Existing, Places: []string{"1g.10gb@2", "3g.40gb@4"}, Shapes: 2}},
-		"what is there no more":           {"hgx-h100", "{mig: {mode: existing}}", nil, []string{"3g.40gb@4"}, partitioned{Mode: gpu.Existing, Kept: []string{"3g.40gb@4"}, Shapes: 1, Withdrawn: 1}},
-		"MIG mode off":                    {"dgx-a100", "{}", nil, nil, partitioned{Mode: gpu.OnDemand, All: true}},
-		"MIG mode off, asked for":         {"dgx-a100", "{tiers: [mig]}", nil, nil, partitioned{Mode: gpu.OnDemand, All: true, Why: off}},
-		"MIG mode off, a layout":          {"dgx-a100", "{mig: {layout: {3g.40gb: 2}}}", nil, nil, partitioned{Mode: gpu.Layout, Places: []string{"3g.40gb@0", "3g.40gb@4"}, Why: off}},
-		"a board without":                 {"t4", "{}", nil, nil, partitioned{Mode: gpu.OnDemand, All: true}},
+		"what is there":                   {"hgx-h100", "{mig: {mode: existing}}", []string{"3g.40gb@4", "1g.10gb@2"}, []string{"3g.40gb@4"}, partitioned{Mode: Existing, Places: []string{"1g.10gb@2", "3g.40gb@4"}, Shapes: 2}},
+		"what is there no more":           {"hgx-h100", "{mig: {mode: existing}}", nil, []string{"3g.40gb@4"}, partitioned{Mode: Existing, Kept: []string{"3g.40gb@4"}, Shapes: 1, Withdrawn: 1}},
+		"MIG mode off":                    {"dgx-a100", "{}", nil, nil, partitioned{Mode: OnDemand, All: true}},
+		"MIG mode off, asked for":         {"dgx-a100", "{tiers: [mig]}", nil, nil, partitioned{Mode: OnDemand, All: true, Why: off}},
+		"MIG mode off, a layout":          {"dgx-a100", "{mig: {layout: {3g.40gb: 2}}}", nil, nil, partitioned{Mode: Layout, Places: []string{"3g.40gb@0", "3g.40gb@4"}, Why: off}},
+		"a board without":                 {"t4", "{}", nil, nil, partitioned{Mode: OnDemand, All: true}},
 		"a board without, asked for":      {"t4", "{tiers: [mig, mps]}", nil, nil, partitioned{Why: "Tesla T4 cannot be partitioned"}},
 		"a board without, a layout":       {"l40s", "{mig: {layout: {1g.10gb: 1}}}", nil, nil, partitioned{Why: "NVIDIA L40S cannot be partitioned"}},
 		"excluded":                        {"hgx-h100", "{exclude: true}", []string{"1g.10gb@2"}, nil, partitioned{}},
-		"excluded, held":                  {"hgx-h100", "{exclude: true}", []string{"1g.10gb@2"}, []string{"1g.10gb@2"}, partitioned{Mode: gpu.OnDemand, Kept: []string{"1g.10gb@2"}, Shapes: 1, Withdrawn: 1}},
+		"excluded, held":                  {"hgx-h100", "{exclude: true}", []string{"1g.10gb@2"}, []string{"1g.10gb@2"}, partitioned{Mode: OnDemand, Kept: []string{"1g.10gb@2"}, Shapes: 1, Withdrawn: 1}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -142,12 +143,11 @@ func TestAGPUOffersThePartitionsOfItsRule(t *testing.T) {
 			}
 			offered := Apply(policyOf(t, tt.rule), n, means)
 			for i := range offered.GPUs {
-				g := &offered.GPUs[i]
-				if diff := cmp.Diff(tt.want, partitionedBy(g)); diff != "" {
+				if diff := cmp.Diff(tt.want, partitionedBy(offered, i)); diff != "" {
 					t.Fatalf("GPU %d (-want +got):\n%s", i, diff)
 				}
 				// The counters of what is held must not change, or the scheduler gives the same twice.
-				if diff := cmp.Diff(n.GPUs[i].Counters(), g.Counters()); diff != "" {
+				if diff := cmp.Diff(n.GPUs[i].Counters(), offered.GPUs[i].Counters()); diff != "" {
 					t.Fatalf("counters of GPU %d (-without +with policy):\n%s", i, diff)
 				}
 			}
@@ -157,17 +157,18 @@ func TestAGPUOffersThePartitionsOfItsRule(t *testing.T) {
 
 func TestAnExcludedGPUOffersNothingButWhatIsHeld(t *testing.T) {
 	p := policyOf(t, "{match: {uuids: [GPU-a]}, exclude: true, health: {reaction: NoExecute, ignoreXIDs: [94, 63]}}, {tiers: [exclusive]}")
-	sick := gpu.Health{Effect: "NoExecute", IgnoreXIDs: []int{94, 63}}
-	if diff := cmp.Diff([]gpu.Offer{{Excluded: true, Health: sick}, {Whole: true}}, offers(Apply(p, node(), Means{}))); diff != "" {
+	sick := Health{Effect: "NoExecute", IgnoreXIDs: []int{94, 63}}
+	if diff := cmp.Diff([]Offer{{Excluded: true, Health: sick}, {Whole: true}}, offers(Apply(p, node(), Means{}))); diff != "" {
 		t.Errorf("nothing held (-want +got):\n%s", diff)
 	}
 	all := gpu.Tiers{Whole: true, TimeSlice: true, MPS: true}
-	got := Apply(p, node(), Means{Held: func(*gpu.GPU) gpu.Held { return gpu.Held{Tiers: all} }}).GPUs[0]
-	if !got.Offer.Excluded || got.Offer.Withdrawn != all {
-		t.Errorf("everything held: got %+v, want it excluded and withdrawn", got.Offer)
+	got := Apply(p, node(), Means{Held: func(*gpu.GPU) gpu.Held { return gpu.Held{Tiers: all} }})
+	offer := got.Offers[0]
+	if !offer.Excluded || offer.Withdrawn != all {
+		t.Errorf("everything held: got %+v, want it excluded and withdrawn", offer)
 	}
-	shapes := got.Shapes()
-	if len(shapes) != 3 || slices.ContainsFunc(shapes, func(s gpu.Shape) bool { return !s.Withdrawn() }) {
+	shapes := got.Shapes(&got.GPUs[0])
+	if len(shapes) != 3 || slices.ContainsFunc(shapes, func(s gpu.Shape) bool { return !offer.IsWithdrawn(s) }) {
 		t.Errorf("everything held: got %v, want three shapes, all withdrawn", shapes)
 	}
 }
@@ -199,11 +200,11 @@ func TestWhatClaimsHoldStaysPublishedThoughItCannotBeOfferedAnyMore(t *testing.T
 func TestSharingDefaultsArePassedOn(t *testing.T) {
 	p := policyOf(t, `{timeSlice: {interval: Long, memory: {default: 20Gi}}, mps: {priority: BelowNormal, memory: {minimum: 2Gi, step: 2Gi, default: 40Gi}, cores: {minimum: 10, step: 20, default: 50}}}`)
 	o := offers(Apply(p, node(), Means{}))[0]
-	want := [2]*gpu.Sharing{
-		{Shares: 4, Memory: cut(80*gib, 20*gib, gib, gib/4), Enforcement: gpu.NotEnforced, Interval: "Long"},
-		{Shares: 10, Memory: cut(80*gib, 40*gib, 2*gib, 2*gib), Cores: cut(100, 50, 10, 20), SharedMemory: gib, Enforcement: gpu.EnforcedPerProcess, Priority: "BelowNormal"},
+	want := [2]*Sharing{
+		{Shares: 4, Memory: cut(80*gib, 20*gib, gib, gib/4), Enforcement: NotEnforced, Interval: "Long"},
+		{Shares: 10, Memory: cut(80*gib, 40*gib, 2*gib, 2*gib), Cores: cut(100, 50, 10, 20), SharedMemory: gib, Enforcement: EnforcedPerProcess, Priority: "BelowNormal"},
 	}
-	if diff := cmp.Diff(want, [2]*gpu.Sharing{o.TimeSlice, o.MPS}); diff != "" {
+	if diff := cmp.Diff(want, [2]*Sharing{o.TimeSlice, o.MPS}); diff != "" {
 		t.Errorf("time slices and MPS (-want +got):\n%s", diff)
 	}
 	o = offers(Apply(policyOf(t, "{timeSlice: {memory: {default: 81Gi}}, mps: {memory: {default: 80Gi}}}"), node(), Means{}))[0]
@@ -280,7 +281,7 @@ func TestWhatPassesTheCheckIsOfferedOnEveryNodeModel(t *testing.T) {
 			for _, rule := range []*v1alpha1.MIGPolicy{{Profiles: []string{profile}}, {Layout: map[string]int32{profile: 1}}, {Layout: map[string]int32{profile: 2}}} {
 				p := &v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{MIG: rule}}}
 				err := Check(p, n)
-				got := Apply(p, n, Means{}).GPUs[0].Offer
+				got := Apply(p, n, Means{}).Offers[0]
 				// MIG mode may be off, which is another matter.
 				if offered := got.Partitions != nil; offered != (err == nil) || !offered && got.NoPartitions == "" {
 					t.Errorf("%s, %+v: checked: %v, offered %v because %q", name, rule, err, got.Partitions, got.NoPartitions)
@@ -308,7 +309,7 @@ func TestAModelsGPUsAreInTheMIGModeThatAPolicyNeeds(t *testing.T) {
 			t.Errorf("GPU %d: in MIG mode %t, and before %t, want %t and never", i, made.GPUs[i].MIG.Enabled, n.GPUs[i].MIG.Enabled, on)
 		}
 	}
-	if got := partitionedBy(&Apply(p, made, Means{}).GPUs[1]); got.Shapes != 2 || got.Why != "" {
+	if got := partitionedBy(Apply(p, made, Means{}), 1); got.Shapes != 2 || got.Why != "" {
 		t.Errorf("got %+v, want two partitions", got)
 	}
 	if _, devices := InMIGMode(p, model(t, "hgx-h100")); devices != nil {

@@ -45,17 +45,16 @@ func (m Means) partitions(g *gpu.GPU) []gpu.Place {
 	return places
 }
 
-// Apply returns a copy of a node whose GPUs offer what a policy says and its means allow. What cannot be is left out and
-// its reason told: a policy that holds against the boards is for Check to find.
-func Apply(p *v1alpha1.NodePolicy, node *gpu.Node, means Means) *gpu.Node {
-	offered := *node
-	offered.GPUs = slices.Clone(node.GPUs)
-	for i := range offered.GPUs {
-		g := &offered.GPUs[i]
+// Apply returns what the GPUs of a node offer by a policy, as far as the means allow. What cannot be offered is left out and
+// the reason given: a policy that contradicts the boards is for Check to find.
+func Apply(p *v1alpha1.NodePolicy, node *gpu.Node, means Means) *Node {
+	offered := &Node{Node: node, Offers: make([]Offer, 0, len(node.GPUs))}
+	for i := range node.GPUs {
+		g := &node.GPUs[i]
 		_, rule := find(p, g)
-		g.Offer = offerOf(rule, node, g, means)
+		offered.Offers = append(offered.Offers, offerOf(rule, node, g, means))
 	}
-	return &offered
+	return offered
 }
 
 // find is the first rule that matches a GPU and its index, or one that says nothing, of index -1.
@@ -96,13 +95,13 @@ func inRange(r *v1alpha1.MemoryRange, g *gpu.GPU) bool {
 		(r.Max == nil || r.Max.CmpInt64(int64(*g.Memory)) >= 0)
 }
 
-func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means) *gpu.Offer {
+func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means) Offer {
 	tiers, held := r.OfferedTiers(), means.held(g)
 	if isPartitioned(r, g, means) {
 		tiers = []v1alpha1.Tier{v1alpha1.TierMIG}
 	}
 	listed := func(t v1alpha1.Tier) bool { return slices.Contains(tiers, t) }
-	offer := &gpu.Offer{
+	offer := Offer{
 		Excluded: r.Exclude,
 		Whole:    listed(v1alpha1.TierExclusive) || held.Whole,
 		Withdrawn: gpu.Tiers{
@@ -116,7 +115,7 @@ func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means) *gpu.Off
 		offer.Partitions, offer.NoPartitions = partitions(r, g, means)
 	}
 	if offer.Partitions == nil && len(held.Places) > 0 {
-		offer.Partitions = gpu.NoPlaces(nil)
+		offer.Partitions = NoPlaces(nil)
 	}
 	for _, at := range held.Places {
 		if !offer.Partitions.Has(at) {
@@ -148,11 +147,11 @@ func isPartitioned(r *v1alpha1.Rule, g *gpu.GPU, means Means) bool {
 }
 
 // health is what a policy says of GPUs in trouble.
-func health(p *v1alpha1.HealthPolicy) gpu.Health {
+func health(p *v1alpha1.HealthPolicy) Health {
 	if p == nil {
-		return gpu.Health{}
+		return Health{}
 	}
-	h := gpu.Health{Effect: string(p.Reaction)}
+	h := Health{Effect: string(p.Reaction)}
 	for _, xid := range p.IgnoreXIDs {
 		h.IgnoreXIDs = append(h.IgnoreXIDs, int(xid))
 	}

@@ -38,21 +38,15 @@ func node() *gpu.Node {
 }
 
 // offers are what GPUs of a node offer.
-func offers(n *gpu.Node) []gpu.Offer {
-	var all []gpu.Offer
-	for i := range n.GPUs {
-		all = append(all, *n.GPUs[i].Offer)
-	}
-	return all
-}
+func offers(n *Node) []Offer { return n.Offers }
 
 func TestWithoutAPolicyEveryTierIsOfferedWithDefaultNumbers(t *testing.T) {
-	want := gpu.Offer{
-		Whole: true, Partitions: &gpu.PartitionOffer{Mode: gpu.OnDemand},
-		TimeSlice: &gpu.Sharing{Shares: 4, Memory: gpu.Cut{Total: 80 * gib, Default: 20 * gib, Minimum: gib, Step: gib / 4}, Enforcement: gpu.NotEnforced},
-		MPS: &gpu.Sharing{
-			Shares: 10, Memory: gpu.Cut{Total: 80 * gib, Default: 8 * gib, Minimum: gib, Step: gib / 4},
-			Cores: gpu.Cut{Total: 100, Default: 10, Minimum: 1, Step: 1}, SharedMemory: gib, Enforcement: gpu.EnforcedPerProcess,
+	want := Offer{
+		Whole: true, Partitions: &PartitionOffer{Mode: OnDemand},
+		TimeSlice: &Sharing{Shares: 4, Memory: Cut{Total: 80 * gib, Default: 20 * gib, Minimum: gib, Step: gib / 4}, Enforcement: NotEnforced},
+		MPS: &Sharing{
+			Shares: 10, Memory: Cut{Total: 80 * gib, Default: 8 * gib, Minimum: gib, Step: gib / 4},
+			Cores: Cut{Total: 100, Default: 10, Minimum: 1, Step: 1}, SharedMemory: gib, Enforcement: EnforcedPerProcess,
 		},
 	}
 	for name, p := range map[string]*v1alpha1.NodePolicy{
@@ -64,7 +58,7 @@ func TestWithoutAPolicyEveryTierIsOfferedWithDefaultNumbers(t *testing.T) {
 			MPS: &v1alpha1.MPSPolicy{Memory: &v1alpha1.MemoryCut{}, Cores: &v1alpha1.CoreCut{}},
 		}}},
 	} {
-		if diff := cmp.Diff([]gpu.Offer{want, want}, offers(Apply(p, node(), Means{}))); diff != "" {
+		if diff := cmp.Diff([]Offer{want, want}, offers(Apply(p, node(), Means{}))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
@@ -108,9 +102,9 @@ func TestTheFirstRuleThatMatchesAGPUHolds(t *testing.T) {
 				{Tiers: []v1alpha1.Tier{v1alpha1.TierMIG}},
 			}}
 			for i, o := range offers(Apply(p, node(), Means{})) {
-				want := gpu.Offer{Whole: tt.want[i]}
+				want := Offer{Whole: tt.want[i]}
 				if !tt.want[i] {
-					want.Partitions = &gpu.PartitionOffer{Mode: gpu.OnDemand}
+					want.Partitions = &PartitionOffer{Mode: OnDemand}
 				}
 				if diff := cmp.Diff(want, o); diff != "" {
 					t.Errorf("GPU %d (-want +got):\n%s", i, diff)
@@ -121,7 +115,7 @@ func TestTheFirstRuleThatMatchesAGPUHolds(t *testing.T) {
 }
 
 func TestAGPUOffersTheTiersOfItsRule(t *testing.T) {
-	words := func(o gpu.Offer) (list []string) {
+	words := func(o Offer) (list []string) {
 		for _, tier := range []struct {
 			name string
 			has  bool
@@ -217,16 +211,16 @@ func TestMemoryIsHeldToWhereSomethingHoldsIt(t *testing.T) {
 	tests := map[string]struct {
 		memory         *uint64
 		limits         func(*gpu.GPU) bool
-		timeSlice, mps gpu.Enforcement
+		timeSlice, mps Enforcement
 	}{
-		"nobody asked":              {ptr(uint64(80 * gib)), nil, gpu.NotEnforced, gpu.EnforcedPerProcess},
-		"the driver can":            {ptr(uint64(80 * gib)), first, gpu.EnforcedPerCgroup, gpu.EnforcedPerProcess},
-		"the driver cannot":         {ptr(uint64(80 * gib)), func(*gpu.GPU) bool { return false }, gpu.NotEnforced, gpu.EnforcedPerProcess},
-		"no memory is told":         {nil, first, gpu.NotEnforced, gpu.NotEnforced},
-		"memory is not available":   {ptr(^uint64(0)), first, gpu.NotEnforced, gpu.NotEnforced},
-		"no more than the minimum":  {ptr(uint64(gib)), first, gpu.EnforcedPerCgroup, gpu.EnforcedPerProcess},
-		"a board of 288 GiB":        {ptr(uint64(288 * gib)), first, gpu.EnforcedPerCgroup, gpu.EnforcedPerProcess},
-		"memory beyond any that is": {ptr(uint64(1)<<62 + 1), first, gpu.NotEnforced, gpu.NotEnforced},
+		"nobody asked":              {ptr(uint64(80 * gib)), nil, NotEnforced, EnforcedPerProcess},
+		"the driver can":            {ptr(uint64(80 * gib)), first, EnforcedPerCgroup, EnforcedPerProcess},
+		"the driver cannot":         {ptr(uint64(80 * gib)), func(*gpu.GPU) bool { return false }, NotEnforced, EnforcedPerProcess},
+		"no memory is told":         {nil, first, NotEnforced, NotEnforced},
+		"memory is not available":   {ptr(^uint64(0)), first, NotEnforced, NotEnforced},
+		"no more than the minimum":  {ptr(uint64(gib)), first, EnforcedPerCgroup, EnforcedPerProcess},
+		"a board of 288 GiB":        {ptr(uint64(288 * gib)), first, EnforcedPerCgroup, EnforcedPerProcess},
+		"memory beyond any that is": {ptr(uint64(1)<<62 + 1), first, NotEnforced, NotEnforced},
 	}
 	for name, tt := range tests {
 		n := node()
@@ -235,7 +229,7 @@ func TestMemoryIsHeldToWhereSomethingHoldsIt(t *testing.T) {
 		if got[0].TimeSlice.Enforcement != tt.timeSlice || got[0].MPS.Enforcement != tt.mps {
 			t.Errorf("%s: time slices %s and MPS %s, want %s and %s", name, got[0].TimeSlice.Enforcement, got[0].MPS.Enforcement, tt.timeSlice, tt.mps)
 		}
-		if got[1].TimeSlice.Enforcement != gpu.NotEnforced {
+		if got[1].TimeSlice.Enforcement != NotEnforced {
 			t.Errorf("%s: the other GPU's time slices are held to %s", name, got[1].TimeSlice.Enforcement)
 		}
 	}

@@ -15,12 +15,12 @@ import (
 )
 
 // timeSlice is how a GPU is shared in time, or why it is not.
-func timeSlice(p *v1alpha1.TimeSlicePolicy, g *gpu.GPU, means Means) (*gpu.Sharing, string) {
+func timeSlice(p *v1alpha1.TimeSlicePolicy, g *gpu.GPU, means Means) (*Sharing, string) {
 	if p == nil {
 		p = &v1alpha1.TimeSlicePolicy{}
 	}
-	s := &gpu.Sharing{
-		Shares: or(p.Shares, v1alpha1.DefaultTimeSliceShares), Enforcement: gpu.NotEnforced, Interval: string(p.Interval),
+	s := &Sharing{
+		Shares: or(p.Shares, v1alpha1.DefaultTimeSliceShares), Enforcement: NotEnforced, Interval: string(p.Interval),
 	}
 	if means.Shares != nil {
 		return nil, means.Shares.Error()
@@ -30,13 +30,13 @@ func timeSlice(p *v1alpha1.TimeSlicePolicy, g *gpu.GPU, means Means) (*gpu.Shari
 		return nil, why
 	}
 	if s.Memory.Total > 0 && means.CgroupMemory != nil && means.CgroupMemory(g) {
-		s.Enforcement = gpu.EnforcedPerCgroup
+		s.Enforcement = EnforcedPerCgroup
 	}
 	return s, ""
 }
 
 // mps is how a GPU is shared by an MPS server, or why it is not.
-func mps(p *v1alpha1.MPSPolicy, node *gpu.Node, g *gpu.GPU, means Means) (*gpu.Sharing, string) {
+func mps(p *v1alpha1.MPSPolicy, node *gpu.Node, g *gpu.GPU, means Means) (*Sharing, string) {
 	if p == nil {
 		p = &v1alpha1.MPSPolicy{}
 	}
@@ -47,10 +47,10 @@ func mps(p *v1alpha1.MPSPolicy, node *gpu.Node, g *gpu.GPU, means Means) (*gpu.S
 	if why != "" {
 		return nil, why
 	}
-	s := &gpu.Sharing{
+	s := &Sharing{
 		Shares:       min(or(p.Shares, v1alpha1.DefaultMPSShares), clients),
 		SharedMemory: bytes(p.SharedMemory, v1alpha1.DefaultSharedMemory),
-		Enforcement:  gpu.NotEnforced,
+		Enforcement:  NotEnforced,
 		Priority:     string(p.Priority),
 	}
 	s.Cores = cores(p.Cores, s.Shares)
@@ -58,7 +58,7 @@ func mps(p *v1alpha1.MPSPolicy, node *gpu.Node, g *gpu.GPU, means Means) (*gpu.S
 		return nil, why
 	}
 	if s.Memory.Total > 0 {
-		s.Enforcement = gpu.EnforcedPerProcess
+		s.Enforcement = EnforcedPerProcess
 	}
 	return s, ""
 }
@@ -91,31 +91,31 @@ func hasMemory(g *gpu.GPU) bool {
 
 // memory cuts a GPU's memory, or says why that cannot be done as the policy wants: shares whose memory nobody counts would
 // be worse than none. It is empty where the board does not tell its memory.
-func memory(c *v1alpha1.MemoryCut, g *gpu.GPU, shares int64) (gpu.Cut, string) {
+func memory(c *v1alpha1.MemoryCut, g *gpu.GPU, shares int64) (Cut, string) {
 	if !hasMemory(g) {
-		return gpu.Cut{}, ""
+		return Cut{}, ""
 	}
 	if c == nil {
 		c = &v1alpha1.MemoryCut{}
 	}
 	total := int64(*g.Memory)
-	cut := gpu.NewCut(total, shares, bytes(c.Minimum, v1alpha1.DefaultMemoryMinimum), bytes(c.Step, v1alpha1.DefaultMemoryStep))
+	cut := NewCut(total, shares, bytes(c.Minimum, v1alpha1.DefaultMemoryMinimum), bytes(c.Step, v1alpha1.DefaultMemoryStep))
 	if cut.Total == 0 {
-		return gpu.Cut{}, fmt.Sprintf("the policy's smallest share of memory is more than the %d MiB that the GPU has", total>>20)
+		return Cut{}, fmt.Sprintf("the policy's smallest share of memory is more than the %d MiB that the GPU has", total>>20)
 	}
 	if cut.Default = bytes(c.Default, cut.Default); cut.Default > total {
-		return gpu.Cut{}, fmt.Sprintf("the policy's default share of memory, %s, is more than the %d MiB that the GPU has", c.Default, total>>20)
+		return Cut{}, fmt.Sprintf("the policy's default share of memory, %s, is more than the %d MiB that the GPU has", c.Default, total>>20)
 	}
 	return cut, ""
 }
 
 // cores cuts the multiprocessors.
-func cores(c *v1alpha1.CoreCut, shares int64) gpu.Cut {
+func cores(c *v1alpha1.CoreCut, shares int64) Cut {
 	const all = 100 // percent
 	if c == nil {
 		c = &v1alpha1.CoreCut{}
 	}
-	cut := gpu.NewCut(all, shares, or(c.Minimum, v1alpha1.DefaultCoreMinimum), or(c.Step, v1alpha1.DefaultCoreStep))
+	cut := NewCut(all, shares, or(c.Minimum, v1alpha1.DefaultCoreMinimum), or(c.Step, v1alpha1.DefaultCoreStep))
 	cut.Default = or(c.Default, cut.Default)
 	return cut
 }

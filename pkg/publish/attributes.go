@@ -10,6 +10,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 // Values of the attribute "type" besides those of gpu.Share; DeviceClasses select by it, so that none hands out a whole
@@ -31,7 +32,7 @@ func (ds *devices) attributes(s gpu.Shape) attributeSet {
 	a := attributeSet{}
 	switch p := s.Profile; {
 	case s.IsShare():
-		a.share(s)
+		a.share(s, ds.node.Offer(s.GPU).Sharing(s.Share))
 	case p != nil:
 		a.text("type", typeMIG)
 		a.text("parentUUID", g.UUID) // its own UUID it has only while it exists
@@ -49,7 +50,7 @@ func (ds *devices) attributes(s gpu.Shape) attributeSet {
 	a.text("addressingMode", g.AddressingMode)
 	if !s.IsShare() {
 		// A whole GPU or a partition belongs to one claim: nothing limits the memory below what the hardware has.
-		a.text("memoryEnforcement", string(gpu.NotEnforced))
+		a.text("memoryEnforcement", string(policy.NotEnforced))
 	}
 	a.number("index", &g.Index)
 	a.number("minor", &g.Minor)
@@ -105,8 +106,7 @@ func (a attributeSet) links(g *gpu.GPU, group string) {
 }
 
 // share sets what is a shared GPU's own.
-func (a attributeSet) share(s gpu.Shape) {
-	sharing := s.GPU.Sharing(s.Share)
+func (a attributeSet) share(s gpu.Shape, sharing *policy.Sharing) {
 	a.text("type", string(s.Share))
 	a.text("uuid", s.GPU.UUID)
 	a.text("memoryEnforcement", string(sharing.Enforcement))

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 // What NVIDIA's driver publishes of every whole GPU and of every partition that reports everything: names and types
@@ -37,20 +38,20 @@ func full(g *gpu.GPU) {
 	g.Fabric = &gpu.Fabric{ClusterUUID: "5e1d0a7a-0002-4a8e-9a57-6b1b0a7a5a02", CliqueID: 3}
 }
 
-// shared lets a GPU be shared in every way.
-func shared(g *gpu.GPU) {
-	offer := gpu.Offer{
-		Whole: true, TimeSlice: &gpu.Sharing{Shares: 4, Memory: gpu.NewCut(20<<30, 4, 1<<30, 1<<30)},
-		MPS: &gpu.Sharing{Shares: 10, Memory: gpu.NewCut(20<<30, 10, 1<<30, 1<<30), Cores: gpu.NewCut(100, 10, 1, 1)},
+// shared is the offer of a GPU that is shared in every way.
+func shared(g *gpu.GPU) policy.Offer {
+	offer := policy.Offer{
+		Whole: true, TimeSlice: &policy.Sharing{Shares: 4, Memory: policy.NewCut(20<<30, 4, 1<<30, 1<<30)},
+		MPS: &policy.Sharing{Shares: 10, Memory: policy.NewCut(20<<30, 10, 1<<30, 1<<30), Cores: policy.NewCut(100, 10, 1, 1)},
 	}
 	if g.MIG.Capable {
-		offer.Partitions = &gpu.PartitionOffer{Mode: gpu.OnDemand}
+		offer.Partitions = &policy.PartitionOffer{Mode: policy.OnDemand}
 	}
-	g.Offer = &offer
+	return offer
 }
 
 // compatibleDevices are those of a node in compatible mode; its partitions, if they exist already, have a UUID.
-func compatibleDevices(t *testing.T, node *gpu.Node, existing bool) []resourceapi.Device {
+func compatibleDevices(t *testing.T, node *policy.Node, existing bool) []resourceapi.Device {
 	t.Helper()
 	r := Resources(node, "n", View{Compatible: true})
 	var all []resourceapi.Device
@@ -90,7 +91,7 @@ func TestCompatibleDevicesHaveAllThatNVIDIAsDriverPublishesWithinTheLimits(t *te
 				node.GPUs = node.GPUs[:1]
 				g := &node.GPUs[0]
 				full(g)
-				shared(g)
+				node.Offers = append(node.Offers, shared(g))
 				g.MIG.Enabled = mig && g.MIG.Capable
 				kinds := map[string]bool{}
 				for _, d := range compatibleDevices(t, node, true) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 var update = flag.Bool("update", false, "write golden files anew")
@@ -24,18 +25,18 @@ var update = flag.Bool("update", false, "write golden files anew")
 func ptr[T any](v T) *T { return &v }
 
 // modelNode is what discovery finds on a simulated node, GPUs found in MIG mode where mig says so.
-func modelNode(t *testing.T, model string, mig ...int) *gpu.Node {
+func modelNode(t *testing.T, model string, mig ...int) *policy.Node {
 	t.Helper()
 	session, err := simulated.Open(t.Context(), model)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = session.Close() })
-	node := *session.Node()
+	node := session.Node()
 	for _, i := range mig {
 		node.GPUs[i].MIG.Enabled, node.GPUs[i].MIG.Pending = true, true
 	}
-	return &node
+	return &policy.Node{Node: node}
 }
 
 // bigGPU reports everything, but no partitions.
@@ -54,8 +55,8 @@ func bigGPU(i int) gpu.GPU {
 }
 
 // nodeOf is a node of so many GPUs that report everything.
-func nodeOf(gpus int) *gpu.Node {
-	node := &gpu.Node{DriverVersion: "580.95.05", CUDAVersion: gpu.Version{Major: 13}}
+func nodeOf(gpus int) *policy.Node {
+	node := &policy.Node{Node: &gpu.Node{DriverVersion: "580.95.05", CUDAVersion: gpu.Version{Major: 13}}}
 	for i := range gpus {
 		g := bigGPU(i)
 		g.PCI = gpu.PCIAddress{Domain: uint32(i / 256), Bus: uint8(i)}
@@ -73,7 +74,7 @@ func bareGPU() gpu.GPU {
 }
 
 // slicesOf are the slices of the pool of node "n".
-func slicesOf(t *testing.T, node *gpu.Node) []resourceslice.Slice {
+func slicesOf(t *testing.T, node *policy.Node) []resourceslice.Slice {
 	t.Helper()
 	resources := Resources(node, "n", View{})
 	if len(resources.Pools) != 1 {
@@ -83,7 +84,7 @@ func slicesOf(t *testing.T, node *gpu.Node) []resourceslice.Slice {
 }
 
 // deviceOf is the only device of a node.
-func deviceOf(t *testing.T, node *gpu.Node) resourceapi.Device {
+func deviceOf(t *testing.T, node *policy.Node) resourceapi.Device {
 	t.Helper()
 	var devices []resourceapi.Device
 	for _, s := range slicesOf(t, node) {

@@ -196,7 +196,7 @@ func TestAttributesThatTheAPIRefusesAreLeftOut(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			all := deviceOf(t, nodeOf(1)).Attributes
 			node := nodeOf(1)
-			tt.change(node, &node.GPUs[0])
+			tt.change(node.Node, &node.GPUs[0])
 			got := deviceOf(t, node)
 			checkLimits(t, slicesOf(t, node))
 			want := map[resourceapi.QualifiedName]bool{}

@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 func TestObjectsOfAnA30InMIGMode(t *testing.T) {
@@ -22,7 +22,7 @@ func TestObjectsOfAnA30InMIGMode(t *testing.T) {
 }
 
 // names are the devices of each slice, with what is tainted marked.
-func names(t *testing.T, node *gpu.Node, occupied ...string) [][]string {
+func names(t *testing.T, node *policy.Node, occupied ...string) [][]string {
 	t.Helper()
 	var all [][]string
 	for _, s := range Resources(node, "n", View{Taints: occupiedTaints(occupied)}).Pools["n"].Slices {

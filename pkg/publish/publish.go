@@ -16,6 +16,8 @@ import (
 
 	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/packing"
+	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 // Limits of the resource API (k8s.io/api/resource/v1): devices of a slice that use counters, and counter sets of a
@@ -75,16 +77,20 @@ type View struct {
 	Compatible bool
 }
 
-// free tells whether a GPU can be had whole.
-func (v *View) free(g *gpu.GPU) bool {
-	name := g.PCI.DeviceName()
-	return !g.Whole().Withdrawn() && !slices.ContainsFunc(v.Taints, func(t Taint) bool { return t.Device == name && t.Effect != resourceapi.DeviceTaintEffectNone }) && (v.Free == nil || v.Free(g))
+// free reports of a node's GPU whether it can be had whole.
+func (v *View) free(node *policy.Node) func(*gpu.GPU) bool {
+	return func(g *gpu.GPU) bool {
+		name := g.PCI.DeviceName()
+		return !node.Offer(g).IsWithdrawn(g.Whole()) &&
+			!slices.ContainsFunc(v.Taints, func(t Taint) bool { return t.Device == name && t.Effect != resourceapi.DeviceTaintEffectNone }) &&
+			(v.Free == nil || v.Free(g))
+	}
 }
 
 // WholeGPUs are the names of the devices that are whole GPUs, in their order in this view.
-func (v *View) WholeGPUs(node *gpu.Node) []string {
+func (v *View) WholeGPUs(node *policy.Node) []string {
 	var names []string
-	for _, s := range gpu.OrderWhole(node.GPUs, v.free) {
+	for _, s := range packing.OrderWhole(node.GPUs, node.Shapes, v.free(node)) {
 		names = append(names, s.Name())
 	}
 	return names
@@ -92,13 +98,13 @@ func (v *View) WholeGPUs(node *gpu.Node) []string {
 
 // Resources are the slices of a node, one pool named after it, in order of allocation: first the counter sets of all GPUs
 // that offer anything, then whole GPUs, then shared GPUs, then one slice for the partitions of each GPU, then those that fill a GPU, each in
-// the order of gpu.OrderShapes. A node that offers nothing has one empty slice, which tells "nothing here" from "not running".
+// the order of packing.OrderShapes. A node that offers nothing has one empty slice, which tells "nothing here" from "not running".
 // Devices that cannot be had are tainted, never left out: the scheduler would forget what they consume.
-func Resources(node *gpu.Node, pool string, view View) resourceslice.DriverResources {
+func Resources(node *policy.Node, pool string, view View) resourceslice.DriverResources {
 	d := devices{node: node, view: view, nvlinkGroups: gpu.NVLinkGroups(node.GPUs), counters: map[gpu.PCIAddress][]gpu.Counter{}}
 	var counterSets []resourceapi.CounterSet
 	for i := range node.GPUs {
-		if g := &node.GPUs[i]; len(g.Shapes()) > 0 {
+		if g := &node.GPUs[i]; len(node.Shapes(g)) > 0 {
 			d.counters[g.PCI] = g.Counters()
 			counterSets = append(counterSets, resourceapi.CounterSet{Name: g.PCI.DeviceName(), Counters: counters(d.counters[g.PCI])})
 		}
@@ -107,7 +113,7 @@ func Resources(node *gpu.Node, pool string, view View) resourceslice.DriverResou
 	for chunk := range slices.Chunk(counterSets, maxCounterSets) {
 		published = append(published, resourceslice.Slice{SharedCounters: chunk})
 	}
-	order := gpu.OrderShapes(node.GPUs, view.free)
+	order := packing.OrderShapes(node.GPUs, node.Shapes, view.free(node))
 	for _, group := range slices.Concat([][]gpu.Shape{order.Whole, order.Shared}, order.Partitions, [][]gpu.Shape{order.Largest}) {
 		var list []resourceapi.Device
 		for _, s := range group {
@@ -135,7 +141,7 @@ func NameExisting(resources resourceslice.DriverResources, pool, device, uuid st
 }
 
 // Objects are the same slices as complete API objects, as they stand after a first publication.
-func Objects(node *gpu.Node, driver, nodeName string) *resourceapi.ResourceSliceList {
+func Objects(node *policy.Node, driver, nodeName string) *resourceapi.ResourceSliceList {
 	published := Resources(node, nodeName, View{Compatible: driver == nvidia.DriverName}).Pools[nodeName].Slices
 	list := &resourceapi.ResourceSliceList{
 		TypeMeta: metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSliceList"},
@@ -166,7 +172,7 @@ func counters(list []gpu.Counter) map[string]resourceapi.Counter {
 
 // devices makes the devices of a node.
 type devices struct {
-	node         *gpu.Node
+	node         *policy.Node
 	view         View
 	nvlinkGroups map[gpu.PCIAddress]string
 	counters     map[gpu.PCIAddress][]gpu.Counter
@@ -174,10 +180,11 @@ type devices struct {
 
 // device is a shape as the scheduler sees it.
 func (ds *devices) device(s gpu.Shape) resourceapi.Device {
+	offer := ds.node.Offer(s.GPU)
 	d := resourceapi.Device{
 		Name:             s.Name(),
 		Attributes:       ds.attributes(s),
-		Capacity:         capacity(s),
+		Capacity:         capacity(s, offer),
 		ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: s.GPU.PCI.DeviceName(), Counters: counters(s.ConsumesOf(ds.counters[s.GPU.PCI]))}},
 	}
 	if ds.view.Compatible {
@@ -187,7 +194,7 @@ func (ds *devices) device(s gpu.Shape) resourceapi.Device {
 		many := true
 		d.AllowMultipleAllocations = &many
 	}
-	if s.Withdrawn() {
+	if offer.IsWithdrawn(s) {
 		d.Taints = append(d.Taints, Taint{Key: TaintWithdrawn}.api())
 	}
 	for _, t := range ds.view.Taints {
@@ -199,9 +206,9 @@ func (ds *devices) device(s gpu.Shape) resourceapi.Device {
 }
 
 // capacity of a shape; nil if nothing is known.
-func capacity(s gpu.Shape) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
+func capacity(s gpu.Shape, offer *policy.Offer) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
 	if s.IsShare() {
-		return sharedCapacity(s.GPU.Sharing(s.Share))
+		return sharedCapacity(offer.Sharing(s.Share))
 	}
 	if !s.IsPartition() {
 		if s.GPU.Memory == nil || *s.GPU.Memory > math.MaxInt64 { // all ones is NVML's "not available"
@@ -230,9 +237,9 @@ func engines(p *gpu.Profile) map[resourceapi.QualifiedName]int {
 
 // sharedCapacity is what claims take parts of. Every capacity of a shared device has a policy: without one, a claim that
 // does not ask for it would take all (calculateConsumedCapacity of the scheduler's allocator).
-func sharedCapacity(s *gpu.Sharing) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
+func sharedCapacity(s *policy.Sharing) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
 	all := map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-		gpu.CapacityShares: cut(gpu.Cut{Total: s.Shares, Default: 1, Minimum: 1, Step: 1}, resource.DecimalSI),
+		gpu.CapacityShares: cut(policy.Cut{Total: s.Shares, Default: 1, Minimum: 1, Step: 1}, resource.DecimalSI),
 	}
 	if s.Memory.Total > 0 {
 		all[gpu.CapacityMemory] = cut(s.Memory, resource.BinarySI)
@@ -243,7 +250,7 @@ func sharedCapacity(s *gpu.Sharing) map[resourceapi.QualifiedName]resourceapi.De
 	return all
 }
 
-func cut(c gpu.Cut, form resource.Format) resourceapi.DeviceCapacity {
+func cut(c policy.Cut, form resource.Format) resourceapi.DeviceCapacity {
 	valid := &resourceapi.CapacityRequestPolicyRange{Min: resource.NewQuantity(c.Minimum, form)}
 	if c.Step <= c.Total-c.Minimum {
 		valid.Step = resource.NewQuantity(c.Step, form)

@@ -9,6 +9,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 func TestObjectsOfANodeOfEightGPUs(t *testing.T) {
@@ -16,13 +17,13 @@ func TestObjectsOfANodeOfEightGPUs(t *testing.T) {
 }
 
 func TestObjectsOfAGPUThatReportsNothingOptional(t *testing.T) {
-	node := &gpu.Node{DriverVersion: "580.95.05", CUDAVersion: gpu.Version{Major: 13}, GPUs: []gpu.GPU{bareGPU()}}
+	node := &policy.Node{Node: &gpu.Node{DriverVersion: "580.95.05", CUDAVersion: gpu.Version{Major: 13}, GPUs: []gpu.GPU{bareGPU()}}}
 	golden(t, "bare-gpu.yaml", Objects(node, "gpu.cleave.dev", "node-1"))
 }
 
 func TestObjectsOfANodeWithoutGPUsAreOneEmptySlice(t *testing.T) {
-	golden(t, "no-gpus.yaml", Objects(&gpu.Node{DriverVersion: "580.95.05"}, "gpu.cleave.dev", "node-1"))
-	slices := slicesOf(t, &gpu.Node{})
+	golden(t, "no-gpus.yaml", Objects(&policy.Node{Node: &gpu.Node{DriverVersion: "580.95.05"}}, "gpu.cleave.dev", "node-1"))
+	slices := slicesOf(t, &policy.Node{Node: &gpu.Node{}})
 	if len(slices) != 1 || len(slices[0].Devices) != 0 || len(slices[0].SharedCounters) != 0 {
 		t.Errorf("got %v, want one empty slice", slices)
 	}

@@ -19,13 +19,13 @@ import (
 )
 
 // offering is a node of a model whose GPUs offer what a policy says, with every means.
-func offering(t *testing.T, model string, rules ...v1alpha1.Rule) *gpu.Node {
+func offering(t *testing.T, model string, rules ...v1alpha1.Rule) *policy.Node {
 	t.Helper()
-	return policy.Apply(&v1alpha1.NodePolicy{Rules: rules}, modelNode(t, model), policy.Means{})
+	return policy.Apply(&v1alpha1.NodePolicy{Rules: rules}, modelNode(t, model).Node, policy.Means{})
 }
 
 // sharedOf are the shared devices of a node, in order.
-func sharedOf(t *testing.T, node *gpu.Node) []resourceapi.Device {
+func sharedOf(t *testing.T, node *policy.Node) []resourceapi.Device {
 	t.Helper()
 	var shared []resourceapi.Device
 	for _, s := range slicesOf(t, node) {
@@ -118,7 +118,7 @@ func TestOnlySharedDevicesAreForManyClaims(t *testing.T) {
 }
 
 func TestMemoryEnforcementIsWhatThePolicyFound(t *testing.T) {
-	node := policy.Apply(&v1alpha1.NodePolicy{}, modelNode(t, "a30"), policy.Means{
+	node := policy.Apply(&v1alpha1.NodePolicy{}, modelNode(t, "a30").Node, policy.Means{
 		CgroupMemory: func(g *gpu.GPU) bool { return g.Index == 0 },
 	})
 	got := map[string]string{}
@@ -147,7 +147,7 @@ func TestSlicesWithSharesStayWithinTheLimitsOfTheAPI(t *testing.T) {
 	}
 	// Two shared devices a GPU: 33 GPUs have more than a slice takes.
 	for _, n := range []int{8, 31, 32, 33, 64, 65} {
-		node := policy.Apply(&v1alpha1.NodePolicy{}, nodeOf(n), policy.Means{})
+		node := policy.Apply(&v1alpha1.NodePolicy{}, nodeOf(n).Node, policy.Means{})
 		checkLimits(t, slicesOf(t, node))
 		if got := len(sharedOf(t, node)); got != 2*n {
 			t.Errorf("%d GPUs: got %d shared devices, want two each", n, got)
@@ -175,7 +175,7 @@ func TestWhateverAPolicySaysTheAPITakesIt(t *testing.T) {
 			t.Fatal(err)
 		}
 		board := uint64(random.Int64N(20 << 30))
-		node := *model
+		node := *model.Node
 		node.GPUs = []gpu.GPU{model.GPUs[0]}
 		node.GPUs[0].Memory = &board
 		if checkLimits(t, slicesOf(t, policy.Apply(p, &node, policy.Means{}))); t.Failed() {
@@ -205,7 +205,7 @@ func TestSharedResourcesDoNotShareMemoryWithTheNode(t *testing.T) {
 	node := offering(t, "t4")
 	shared := sharedOf(t, node)
 	want := encode(t, shared)
-	o := node.GPUs[0].Offer
+	o := &node.Offers[0]
 	o.TimeSlice.Shares, o.MPS.Memory.Default, o.MPS.Cores.Total = 1, 2, 3
 	if diff := cmp.Diff(want, encode(t, shared)); diff != "" {
 		t.Errorf("published devices changed with the node (-before +after):\n%s", diff)
@@ -236,8 +236,8 @@ func TestATaintHasAValueAndAnEffect(t *testing.T) {
 
 func TestWithdrawnDevicesAreTaintedAndStay(t *testing.T) {
 	node := nodeOf(1)
-	sharing := &gpu.Sharing{Shares: 4, Memory: gpu.NewCut(80<<30, 4, 1<<30, 1<<30), Enforcement: gpu.NotEnforced}
-	node.GPUs[0].Offer = &gpu.Offer{Whole: true, TimeSlice: sharing, Withdrawn: gpu.Tiers{TimeSlice: true}}
+	sharing := &policy.Sharing{Shares: 4, Memory: policy.NewCut(80<<30, 4, 1<<30, 1<<30), Enforcement: policy.NotEnforced}
+	node.Offers = []policy.Offer{{Whole: true, TimeSlice: sharing, Withdrawn: gpu.Tiers{TimeSlice: true}}}
 	got := map[string]int{}
 	for _, s := range Resources(node, "n", View{}).Pools["n"].Slices {
 		for _, d := range s.Devices {

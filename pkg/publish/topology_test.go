@@ -12,6 +12,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 // place is what a device says of where it is and how it is linked.
@@ -43,7 +44,7 @@ func placeOf(d *resourceapi.Device) place {
 }
 
 // devicesOf are all devices of a node, in order.
-func devicesOf(node *gpu.Node, view View) []resourceapi.Device {
+func devicesOf(node *policy.Node, view View) []resourceapi.Device {
 	var all []resourceapi.Device
 	for _, s := range Resources(node, "n", view).Pools["n"].Slices {
 		all = append(all, s.Devices...)

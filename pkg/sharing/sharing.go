@@ -18,6 +18,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driverroot"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -100,8 +101,8 @@ func (s *Sharing) smi() (root driverroot.Root, path string) {
 // StartMPS makes a GPU's MPS server serve a claim. The server's defaults are what a claim can have at most, since a
 // client can only go below them: its own part a container gets by its environment. A server that is the claim's alone
 // has the claim's limits, and needs no policy that offers MPS.
-func (s *Sharing) StartMPS(ctx context.Context, uid types.UID, g *gpu.GPU, limits *records.MPS) (pipeDir, shmDir string, err error) {
-	settings, err := settings(g, limits)
+func (s *Sharing) StartMPS(ctx context.Context, uid types.UID, g *gpu.GPU, offer *policy.Offer, limits *records.MPS) (pipeDir, shmDir string, err error) {
+	settings, err := settings(g, offer, limits)
 	if err != nil {
 		return "", "", err
 	}
@@ -115,10 +116,10 @@ func (s *Sharing) StartMPS(ctx context.Context, uid types.UID, g *gpu.GPU, limit
 }
 
 // settings of the server of a GPU.
-func settings(g *gpu.GPU, limits *records.MPS) (mps.Settings, error) {
-	sharing := g.Sharing(gpu.MPS)
+func settings(g *gpu.GPU, offer *policy.Offer, limits *records.MPS) (mps.Settings, error) {
+	sharing := offer.Sharing(gpu.MPS)
 	if limits == nil && sharing == nil {
-		return mps.Settings{}, fmt.Errorf("GPU %s is not shared by MPS: %s", g.PCI.DeviceName(), why(g))
+		return mps.Settings{}, fmt.Errorf("GPU %s is not shared by MPS: %s", g.PCI.DeviceName(), why(offer))
 	}
 	if limits == nil {
 		return mps.Settings{SharedMemory: sharing.SharedMemory, ActiveThreadPercentage: int(sharing.Cores.Total), PinnedMemory: sharing.Memory.Total}, nil
@@ -130,9 +131,9 @@ func settings(g *gpu.GPU, limits *records.MPS) (mps.Settings, error) {
 	return own, nil
 }
 
-func why(g *gpu.GPU) string {
-	if g.Offer != nil && g.Offer.NoMPS != "" {
-		return g.Offer.NoMPS
+func why(offer *policy.Offer) string {
+	if offer.NoMPS != "" {
+		return offer.NoMPS
 	}
 	return "the node's policy does not offer it"
 }

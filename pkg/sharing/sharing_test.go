@@ -16,6 +16,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driverroot"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -77,12 +78,13 @@ func roots(dirs ...string) []driverroot.Root {
 }
 
 func sharedGPU() *gpu.GPU {
-	return &gpu.GPU{
-		PCI: gpu.PCIAddress{Bus: 0x1b}, UUID: "GPU-1",
-		Offer: &gpu.Offer{MPS: &gpu.Sharing{
-			Shares: 10, Memory: gpu.NewCut(80<<30, 10, 1<<30, 1<<30), Cores: gpu.NewCut(100, 10, 1, 1), SharedMemory: 2 << 30,
-		}},
-	}
+	return &gpu.GPU{PCI: gpu.PCIAddress{Bus: 0x1b}, UUID: "GPU-1"}
+}
+
+func sharedOffer() *policy.Offer {
+	return &policy.Offer{MPS: &policy.Sharing{
+		Shares: 10, Memory: policy.NewCut(80<<30, 10, 1<<30, 1<<30), Cores: policy.NewCut(100, 10, 1, 1), SharedMemory: 2 << 30,
+	}}
 }
 
 func TestEachIntervalIsSetByItsNumber(t *testing.T) {
@@ -127,7 +129,7 @@ func TestTheErrorOfNvidiaSMIHoldsWhatItSaidOnOneLine(t *testing.T) {
 
 func TestAServerIsAskedForWithAllOfItsGPU(t *testing.T) {
 	f := &fakeSupervisor{}
-	pipe, shm, err := New(testOwner, f, roots("/"), nil).StartMPS(t.Context(), "claim-1", sharedGPU(), nil)
+	pipe, shm, err := New(testOwner, f, roots("/"), nil).StartMPS(t.Context(), "claim-1", sharedGPU(), sharedOffer(), nil)
 	if err != nil || pipe != "/mps/pipe" || shm != "/mps/shm" {
 		t.Errorf("got %q, %q, %v", pipe, shm, err)
 	}
@@ -143,18 +145,17 @@ func TestAServerIsAskedForWithAllOfItsGPU(t *testing.T) {
 
 func TestAServerThatIsOneClaimsAloneHasTheClaimsLimitsWhateverThePolicyOffers(t *testing.T) {
 	tests := map[string]struct {
-		offer  *gpu.Offer
+		offer  *policy.Offer
 		limits records.MPS
 		want   mps.Settings
 	}{
-		"policy with MPS": {sharedGPU().Offer, records.MPS{ThreadPercentage: 50, Memory: 10 << 30}, mps.Settings{SharedMemory: 2 << 30, ActiveThreadPercentage: 50, PinnedMemory: 10 << 30}},
-		"no MPS offered":  {&gpu.Offer{NoMPS: "it is excluded"}, records.MPS{ThreadPercentage: 50, Memory: 10 << 30}, mps.Settings{SharedMemory: 1 << 30, ActiveThreadPercentage: 50, PinnedMemory: 10 << 30}},
-		"no memory limit": {nil, records.MPS{ThreadPercentage: 100}, mps.Settings{SharedMemory: 1 << 30, ActiveThreadPercentage: 100}},
+		"policy with MPS": {sharedOffer(), records.MPS{ThreadPercentage: 50, Memory: 10 << 30}, mps.Settings{SharedMemory: 2 << 30, ActiveThreadPercentage: 50, PinnedMemory: 10 << 30}},
+		"no MPS offered":  {&policy.Offer{NoMPS: "it is excluded"}, records.MPS{ThreadPercentage: 50, Memory: 10 << 30}, mps.Settings{SharedMemory: 1 << 30, ActiveThreadPercentage: 50, PinnedMemory: 10 << 30}},
+		"no memory limit": {&policy.Offer{}, records.MPS{ThreadPercentage: 100}, mps.Settings{SharedMemory: 1 << 30, ActiveThreadPercentage: 100}},
 	}
 	for name, tt := range tests {
 		f, g := &fakeSupervisor{}, sharedGPU()
-		g.Offer = tt.offer
-		if _, _, err := New(testOwner, f, roots("/"), nil).StartMPS(t.Context(), "claim-1", g, &tt.limits); err != nil || len(f.requests) != 1 {
+		if _, _, err := New(testOwner, f, roots("/"), nil).StartMPS(t.Context(), "claim-1", g, tt.offer, &tt.limits); err != nil || len(f.requests) != 1 {
 			t.Errorf("%s: got requests %v, %v", name, f.requests, err)
 			continue
 		}
@@ -166,18 +167,17 @@ func TestAServerThatIsOneClaimsAloneHasTheClaimsLimitsWhateverThePolicyOffers(t 
 
 func TestAGPUThatIsNotSharedByMPSIsRefusedWithTheReason(t *testing.T) {
 	tests := map[string]struct {
-		offer *gpu.Offer
+		offer *policy.Offer
 		want  string
 	}{
-		"no supervisor":      {&gpu.Offer{NoMPS: "the supervisor does not answer"}, "the supervisor does not answer"},
-		"not in the policy":  {&gpu.Offer{}, "policy does not offer it"},
-		"no policy, no tier": {nil, "policy does not offer it"},
+		"no supervisor":      {&policy.Offer{NoMPS: "the supervisor does not answer"}, "the supervisor does not answer"},
+		"not in the policy":  {&policy.Offer{}, "policy does not offer it"},
+		"no policy, no tier": {new(policy.Unrestricted()), "policy does not offer it"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			f, g := &fakeSupervisor{}, sharedGPU()
-			g.Offer = tt.offer
-			_, _, err := New(testOwner, f, roots("/"), nil).StartMPS(t.Context(), "claim-1", g, nil)
+			_, _, err := New(testOwner, f, roots("/"), nil).StartMPS(t.Context(), "claim-1", g, tt.offer, nil)
 			if err == nil || !strings.Contains(err.Error(), tt.want) || len(f.requests) > 0 {
 				t.Errorf("got %v and requests %v, want an error that says %q and none", err, f.requests, tt.want)
 			}
@@ -188,7 +188,7 @@ func TestAGPUThatIsNotSharedByMPSIsRefusedWithTheReason(t *testing.T) {
 func TestErrorsOfTheSupervisorNameTheGPUAndKeepTheirCause(t *testing.T) {
 	f := &fakeSupervisor{err: mps.ErrUnavailable}
 	s := New(testOwner, f, roots("/"), nil)
-	_, _, start := s.StartMPS(t.Context(), "claim-1", sharedGPU(), nil)
+	_, _, start := s.StartMPS(t.Context(), "claim-1", sharedGPU(), sharedOffer(), nil)
 	for what, err := range map[string]error{
 		"start": start, "stop": s.StopMPS(t.Context(), "claim-1", "gpu-0000-1b-00-0"), "retain": s.RetainMPS(t.Context(), "gpu-0000-1b-00-0", nil),
 	} {

@@ -96,7 +96,7 @@ func (v *validation) checkPolicies() (*v1alpha1.NodePolicy, error) {
 }
 
 // devicesOf are the devices that a node publishes.
-func devicesOf(node *gpu.Node, driver string) []cel.Device {
+func devicesOf(node *policy.Node, driver string) []cel.Device {
 	var devices []cel.Device
 	for _, s := range publish.Objects(node, driver, "node").Items {
 		for _, d := range s.Spec.Devices {

@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package gpu
+package packing
 
 import (
 	"cmp"
 	"slices"
 	"strconv"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
 // Order is the order in which a node's shapes are offered, in groups that are published apart, from Whole to Largest.
 type Order struct {
 	// Whole GPUs, as OrderWhole has them.
-	Whole []Shape
+	Whole []gpu.Shape
 	// Shared GPUs, from the middle outward.
-	Shared []Shape
+	Shared []gpu.Shape
 	// Partitions has one group per GPU that offers any, the first GPU first; each by size, then from the top down.
-	Partitions [][]Shape
+	Partitions [][]gpu.Shape
 	// Largest are the partitions that fill a GPU, the last GPU first. They come last, so that a request for any
 	// partition gets the smallest that will do.
-	Largest []Shape
+	Largest []gpu.Shape
 }
 
 // OrderShapes is the packing. The scheduler takes the first device that fits and knows no better, so the order in which
@@ -29,30 +31,30 @@ type Order struct {
 // Against ascending order, about 10 % less of what is asked for is rejected at loads of 50 to 90 % (e2e/packing measures
 // it). Ordering all of it anew by load gains next to nothing more and costs a rewrite of all slices each time, so only the
 // whole GPUs, which are one slice, are ordered by what is free: for what belongs together, see OrderWhole.
-func OrderShapes(gpus []GPU, free func(*GPU) bool) Order {
-	o := Order{Whole: OrderWhole(gpus, free)}
+func OrderShapes(gpus []gpu.GPU, offered func(*gpu.GPU) []gpu.Shape, free func(*gpu.GPU) bool) Order {
+	o := Order{Whole: OrderWhole(gpus, offered, free)}
 	for i := range slices.Backward(gpus) {
-		for _, s := range gpus[i].Shapes() {
-			if s.IsPartition() && s.fillsGPU() {
+		for _, s := range offered(&gpus[i]) {
+			if s.IsPartition() && s.FillsGPU() {
 				o.Largest = append(o.Largest, s)
 			}
 		}
 	}
 	for _, i := range middleOut(len(gpus)) {
-		for _, s := range gpus[i].Shapes() {
+		for _, s := range offered(&gpus[i]) {
 			if s.IsShare() {
 				o.Shared = append(o.Shared, s)
 			}
 		}
 	}
 	for i := range gpus {
-		var group []Shape
-		for _, s := range gpus[i].Shapes() {
-			if !s.fillsGPU() {
+		var group []gpu.Shape
+		for _, s := range offered(&gpus[i]) {
+			if !s.FillsGPU() {
 				group = append(group, s)
 			}
 		}
-		slices.SortStableFunc(group, func(a, b Shape) int {
+		slices.SortStableFunc(group, func(a, b gpu.Shape) int {
 			if a.Profile != b.Profile {
 				return 0 // Shapes has them by size already
 			}
@@ -77,12 +79,12 @@ const maxRanked = 64
 //
 // free tells of a GPU whether nobody holds anything of it; nil means that all are free. GPUs that are not free keep their
 // place among the others of their block: they may be given back at any time.
-func OrderWhole(gpus []GPU, free func(*GPU) bool) []Shape {
-	groups := NVLinkGroups(gpus)
+func OrderWhole(gpus []gpu.GPU, offered func(*gpu.GPU) []gpu.Shape, free func(*gpu.GPU) bool) []gpu.Shape {
+	groups := gpu.NVLinkGroups(gpus)
 	var spots []spot
 	for i := range slices.Backward(gpus) {
 		g := &gpus[i]
-		if !g.offersWhole() {
+		if !slices.ContainsFunc(offered(g), gpu.Shape.IsWhole) {
 			continue
 		}
 		s := spot{gpu: g, free: free == nil || free(g)}
@@ -95,7 +97,7 @@ func OrderWhole(gpus []GPU, free func(*GPU) bool) []Shape {
 	if len(spots) <= maxRanked {
 		spots = rank(spots, [][]kind{{byNVLinkGroup, byNUMANode}, {byPCIeSwitch}})
 	}
-	order := make([]Shape, 0, len(spots))
+	order := make([]gpu.Shape, 0, len(spots))
 	for _, s := range spots {
 		order = append(order, s.gpu.Whole())
 	}
@@ -114,7 +116,7 @@ const (
 
 // spot is a GPU in the order, and the blocks that it is in; empty where it is in none.
 type spot struct {
-	gpu   *GPU
+	gpu   *gpu.GPU
 	free  bool
 	block [kinds]string
 }
@@ -193,4 +195,18 @@ func less(tiers [][]kind, k kind) [][]kind {
 		return tiers[1:]
 	}
 	return append([][]kind{first}, tiers[1:]...)
+}
+
+// middleOut is the order of n things from the middle outward: 3, 4, 2, 5, 1, 6, 0, 7 of eight.
+func middleOut(n int) []int {
+	order := make([]int, 0, n)
+	for low, high := (n-1)/2, (n-1)/2+1; low >= 0 || high < n; low, high = low-1, high+1 {
+		if low >= 0 && low < n {
+			order = append(order, low)
+		}
+		if high < n {
+			order = append(order, high)
+		}
+	}
+	return order
 }
