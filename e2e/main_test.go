@@ -104,6 +104,11 @@ func copyPrograms(from string) error {
 func tearDown() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
+	if hostNodes.Load() { // a test was interrupted
+		if _, err := env.node.Sim(ctx, "remove"); err != nil {
+			fmt.Fprintln(os.Stderr, "e2e:", err)
+		}
+	}
 	if err := errors.Join(cluster.Down(ctx, clusterDir), os.RemoveAll(programsDir)); err != nil {
 		return err
 	}

@@ -185,9 +185,22 @@ func (s *space) devices(ctx context.Context, pod *corev1.Pod) []string {
 	return names
 }
 
-// checkSees checks that every container of a pod sees the device nodes of exactly these devices, and what any CUDA
-// program needs besides.
+// checkSees is checkDevices, and checks that every container has the driver's library where Debian has it.
 func (s *space) checkSees(ctx context.Context, pod *corev1.Pod, devices []string) {
+	s.Helper()
+	s.checkDevices(ctx, pod, devices)
+	for _, c := range pod.Spec.Containers {
+		seen, err := env.client.Look(ctx, s.name, pod.Name, c.Name)
+		s.must(err)
+		if diff := cmp.Diff([]string{"/usr/lib/x86_64-linux-gnu/libcuda.so.1"}, seen.Libraries); diff != "" {
+			s.Errorf("libraries that container %s of pod %s finds (-want +got):\n%s", c.Name, pod.Name, diff)
+		}
+	}
+}
+
+// checkDevices checks that every container of a pod sees the device nodes of exactly these devices, and what any CUDA
+// program needs besides.
+func (s *space) checkDevices(ctx context.Context, pod *corev1.Pod, devices []string) {
 	s.Helper()
 	published := devicesOf(s.slices(ctx, env.cluster.NodeName()))
 	var want []string
@@ -210,9 +223,6 @@ func (s *space) checkSees(ctx context.Context, pod *corev1.Pod, devices []string
 			if !slices.Contains(seen.DeviceNodes, control) {
 				s.Errorf("container %s of pod %s has no %s, only %v", c.Name, pod.Name, control, seen.DeviceNodes)
 			}
-		}
-		if diff := cmp.Diff([]string{"/usr/lib/x86_64-linux-gnu/libcuda.so.1"}, seen.Libraries); diff != "" {
-			s.Errorf("libraries that container %s of pod %s finds (-want +got):\n%s", c.Name, pod.Name, diff)
 		}
 		if !slices.Contains(seen.Environment, "NVIDIA_VISIBLE_DEVICES=void") {
 			s.Errorf("container %s of pod %s lacks NVIDIA_VISIBLE_DEVICES=void, which keeps other hooks away: %v", c.Name, pod.Name, seen.Environment)
