@@ -25,6 +25,8 @@ type program struct {
 	module string // folder of the nested module
 	dir    string // folder that the program is built into
 	flags  string // linker flags
+	// tags of the build; with some, C is compiled, too.
+	tags string
 }
 
 // programs lists what a cluster runs. The small ones come first: a broken
@@ -33,15 +35,17 @@ func programs(o Options) []program {
 	tools := filepath.Join(o.BinDir, "tools")
 	etcd := filepath.Join(o.Source, "e2e", "tools", "etcd")
 	containerd := filepath.Join(o.Source, "e2e", "tools", "containerd")
+	runc := filepath.Join(o.Source, "e2e", "tools", "runc")
 	list := []program{
-		{"etcd", "go.etcd.io/etcd/server/v3", etcd, tools, "-s -w"},
+		{"etcd", "go.etcd.io/etcd/server/v3", etcd, tools, "-s -w", ""},
+		{"runc", "github.com/opencontainers/runc", runc, tools, "-s -w", "seccomp"},
 	}
 	for _, name := range []string{"containerd", "containerd-shim-runc-v2", "ctr"} {
-		list = append(list, program{name, "github.com/containerd/containerd/v2/cmd/" + name, containerd, tools, "-s -w"})
+		list = append(list, program{name, "github.com/containerd/containerd/v2/cmd/" + name, containerd, tools, "-s -w", ""})
 	}
 	module := filepath.Join(o.Source, "e2e", "kubernetes", "v"+minorOf(o.Version))
 	for _, name := range []string{"kubectl", "kube-scheduler", "kube-apiserver", "kube-controller-manager", "kubelet"} {
-		list = append(list, program{name, "k8s.io/kubernetes/cmd/" + name, module, filepath.Join(o.BinDir, "v"+o.Version), kubernetesFlags(o.Version)})
+		list = append(list, program{name, "k8s.io/kubernetes/cmd/" + name, module, filepath.Join(o.BinDir, "v"+o.Version), kubernetesFlags(o.Version), ""})
 	}
 	return list
 }
@@ -63,6 +67,9 @@ func kubernetesFlags(version string) string {
 func Build(ctx context.Context, opts Options) error {
 	o, err := opts.withDefaults()
 	if err != nil {
+		return err
+	}
+	if err := installPackages(ctx, o.Output); err != nil {
 		return err
 	}
 	return build(ctx, o)
@@ -106,6 +113,9 @@ func (p program) stamp() string { return filepath.Join(p.dir, "."+p.name+".stamp
 func (p program) source() (string, error) {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%s\n%s\n", p.pkg, p.flags)
+	if p.tags != "" {
+		fmt.Fprintf(sum, "%s\n", p.tags)
+	}
 	for _, name := range []string{"go.mod", "go.sum"} {
 		data, err := os.ReadFile(filepath.Join(p.module, name))
 		if err != nil {
@@ -140,9 +150,13 @@ func (p program) build(ctx context.Context, out io.Writer, which string) error {
 		return fmt.Errorf("make the folder of %s: %w", p.name, err)
 	}
 	temporary := p.path() + ".new"
-	cmd := exec.CommandContext(ctx, goProgram(), "build", "-buildvcs=false", "-mod=readonly", "-trimpath", "-ldflags", p.flags, "-o", temporary, p.pkg)
+	cmd := exec.CommandContext(ctx, goProgram(), "build", "-buildvcs=false", "-mod=readonly", "-trimpath", "-tags", p.tags, "-ldflags", p.flags, "-o", temporary, p.pkg)
 	cmd.Dir = p.module
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=")
+	cgo := "0"
+	if p.tags != "" {
+		cgo = "1"
+	}
+	cmd.Env = append(os.Environ(), "CGO_ENABLED="+cgo, "GOWORK=off", "GOFLAGS=")
 	// An interrupt lets the compiler remove its work folder.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 5 * time.Second

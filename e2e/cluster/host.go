@@ -28,7 +28,6 @@ type host struct {
 	RestrictOOMScore bool `json:"restrictOOMScore"`
 	// OwnKubeletFolder says that /var/lib/kubelet was not there before.
 	OwnKubeletFolder bool   `json:"ownKubeletFolder"`
-	Runc             string `json:"runc"`
 	Busybox          string `json:"busybox"`
 	CNI              string `json:"cni"`
 	// Sysctls are the kernel settings that the kubelet changes, as they were.
@@ -53,7 +52,6 @@ func inspectHost() (host, error) {
 		CgroupV1:         fs.Type != cgroup2Magic,
 		RestrictOOMScore: !capable,
 		OwnKubeletFolder: errors.Is(err, os.ErrNotExist),
-		Runc:             runcPath(),
 		Busybox:          busyboxPath(),
 		CNI:              cniFolder(),
 		Sysctls:          readSysctls(),

@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"fmt"
+	"path/filepath"
 	"strconv"
 	"strings"
 )
@@ -122,7 +123,7 @@ func containerdConfiguration(l layout, s state) string {
 	line("[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]")
 	line("  runtime_type = \"io.containerd.runc.v2\"")
 	line("[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]")
-	line("  BinaryName = %s", strconv.Quote(s.Host.Runc))
+	line("  BinaryName = %s", strconv.Quote(filepath.Join(s.toolsDir(), "runc")))
 	line("  Root = %s", strconv.Quote(l.path("run", "runc")))
 	line("  SystemdCgroup = false")
 	return b.String()

@@ -16,8 +16,8 @@ import (
 	"strings"
 )
 
-// hostPackage is a Debian package with a program that is not built from a Go
-// module: runc needs libseccomp, the others are simply there.
+// hostPackage is a Debian package with what is not built from a Go module, or
+// is needed to build it: runc uses libseccomp.
 type hostPackage struct {
 	name  string
 	needs string
@@ -32,19 +32,11 @@ var cniPlugins = []string{"host-local", "loopback", "ptp"}
 
 func hostPackages() []hostPackage {
 	return []hostPackage{
-		{"runc", "the program runc", func() bool { return runcPath() != "" }},
+		{"libseccomp-dev", "the headers of libseccomp", func() bool { return isFile("/usr/include/seccomp.h") }},
+		{"pkg-config", "the program pkg-config", func() bool { _, err := exec.LookPath("pkg-config"); return err == nil }},
 		{"busybox-static", "a static busybox", func() bool { return busyboxPath() != "" }},
 		{"containernetworking-plugins", "the network plugins " + strings.Join(cniPlugins, ", "), func() bool { return cniFolder() != "" }},
 	}
-}
-
-func runcPath() string {
-	for _, path := range []string{"/usr/sbin/runc", "/usr/bin/runc", "/usr/local/sbin/runc", "/usr/local/bin/runc"} {
-		if isProgram(path) {
-			return path
-		}
-	}
-	return ""
 }
 
 // busyboxPath finds a busybox without an ELF interpreter: it must run in an
@@ -71,6 +63,11 @@ func cniFolder() string {
 		}
 	}
 	return ""
+}
+
+func isFile(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().IsRegular()
 }
 
 func isProgram(path string) bool {

@@ -91,10 +91,15 @@ func prepare(ctx context.Context, o Options) (*Cluster, error) {
 			return nil, fmt.Errorf("make the folder %s: %w", folder, err)
 		}
 	}
-	for _, folder := range []string{l.path("pki"), l.path("run"), l.path("s"), l.path("etcd")} {
+	for _, folder := range []string{l.path("pki"), l.path("s"), l.path("etcd")} {
 		if err := os.Chmod(folder, 0o700); err != nil {
 			return nil, fmt.Errorf("close the folder %s to others: %w", folder, err)
 		}
+	}
+	// A pod's root file system lies below; in a user namespace its init is a
+	// user who has to get there.
+	if err := os.Chmod(l.path("run"), 0o711); err != nil {
+		return nil, fmt.Errorf("close the folder %s to others: %w", l.path("run"), err)
 	}
 	if err := writeState(l, s); err != nil {
 		return nil, err
