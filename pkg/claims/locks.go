@@ -14,6 +14,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // Locks are one lock per GPU that hold across goroutines and across processes: in a rolling update, two plugins serve
@@ -177,9 +179,7 @@ func (g *gpuLock) flockIn(ctx context.Context, dir, name string) (waiting <-chan
 		if waiting, err := flockFile(ctx, file); err != nil {
 			return waiting, err
 		}
-		mine, errMine := file.Stat()
-		there, errThere := os.Lstat(path)
-		if errMine == nil && errThere == nil && os.SameFile(mine, there) {
+		if store.IsAt(file, path) {
 			g.held = append(g.held, file)
 			return nil, nil //nolint:nilnil // nothing waits, and nothing failed
 		}
@@ -191,7 +191,7 @@ func (g *gpuLock) flockIn(ctx context.Context, dir, name string) (waiting <-chan
 // unlock unlocks what is locked, last first; the caller holds the semaphore.
 func (g *gpuLock) unlock() {
 	for _, file := range slices.Backward(g.held) {
-		_ = flockRetry(file, syscall.LOCK_UN)
+		_ = store.Flock(file, syscall.LOCK_UN)
 	}
 	g.held = nil
 }
@@ -200,12 +200,12 @@ func (g *gpuLock) unlock() {
 // first, that goroutine goes on to take the lock, gives it back at once, so none is ever held by nobody, and closes
 // waiting.
 func flockFile(ctx context.Context, file *os.File) (waiting <-chan struct{}, err error) {
-	err = flockRetry(file, syscall.LOCK_EX|syscall.LOCK_NB)
+	err = store.Flock(file, syscall.LOCK_EX|syscall.LOCK_NB)
 	if err == nil || !errors.Is(err, syscall.EWOULDBLOCK) {
 		return nil, err
 	}
 	done := make(chan error, 1)
-	go func() { done <- flockRetry(file, syscall.LOCK_EX) }()
+	go func() { done <- store.Flock(file, syscall.LOCK_EX) }()
 	select {
 	case err := <-done:
 		return nil, err
@@ -214,20 +214,10 @@ func flockFile(ctx context.Context, file *os.File) (waiting <-chan struct{}, err
 		go func() {
 			defer close(ended)
 			if err := <-done; err == nil {
-				_ = flockRetry(file, syscall.LOCK_UN)
+				_ = store.Flock(file, syscall.LOCK_UN)
 			}
 		}()
 		return ended, fmt.Errorf("another plugin process holds it: %w", ctx.Err())
-	}
-}
-
-// flockRetry repeats a call that a signal interrupted.
-func flockRetry(f *os.File, how int) error {
-	for {
-		err := syscall.Flock(int(f.Fd()), how)
-		if !errors.Is(err, syscall.EINTR) {
-			return err
-		}
 	}
 }
 

@@ -25,7 +25,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/mps"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/policy"
-	"github.com/cleave-dra/cleave/pkg/policy/live"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -169,7 +168,7 @@ func (f *inspectFlags) hardware(ctx context.Context) (*inspect.Hardware, error) 
 		if err := f.records(h); err != nil {
 			return nil, err
 		}
-		f.policy.active = filepath.Join(f.pluginsDir, f.driverName, live.File)
+		f.policy.active = filepath.Join(f.pluginsDir, f.driverName, policy.ActiveFile)
 	}
 	session, node, err := f.offered(ctx, func(session *nvml.Session) (policy.Means, error) {
 		for i := range session.Node().GPUs {

@@ -13,8 +13,7 @@ import (
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/policy"
-	"github.com/cleave-dra/cleave/pkg/policy/live"
-	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 func TestInspect_EnvironmentOfThePlugin(t *testing.T) {
@@ -63,13 +62,13 @@ func TestInspect_EnvironmentOfThePlugin(t *testing.T) {
 }
 
 func TestPolicyFlags_Active(t *testing.T) {
-	active := filepath.Join(t.TempDir(), live.File)
+	active := filepath.Join(t.TempDir(), policy.ActiveFile)
 	name, p, err := (&policyFlags{active: active}).load()
 	if err != nil || name != policy.BuiltIn || len(p.Rules) != 0 {
 		t.Errorf("none kept: got %q, %v, %v", name, p, err)
 	}
 	kept := &v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{Tiers: []v1alpha1.Tier{v1alpha1.TierMIG}}}}
-	if err := live.NewStore(records.Disk{}, active).Keep(&live.InForce{Name: "inference", Policy: kept}); err != nil {
+	if err := policy.NewActiveStore(store.Disk{}, active).Keep(&policy.Active{Name: "inference", Policy: kept}); err != nil {
 		t.Fatal(err)
 	}
 	name, p, err = (&policyFlags{active: active}).load()

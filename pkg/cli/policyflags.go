@@ -3,7 +3,9 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 
@@ -11,8 +13,7 @@ import (
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/policy"
-	"github.com/cleave-dra/cleave/pkg/policy/live"
-	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // policyFlags say which node policy holds.
@@ -50,11 +51,11 @@ func (f *policyFlags) addName(flags *pflag.FlagSet) {
 // load reads the files and picks the policy.
 func (f *policyFlags) load() (string, *v1alpha1.NodePolicy, error) {
 	if f.file == "" && f.name == "" && f.active != "" {
-		kept, err := live.NewStore(records.Disk{}, f.active).Load()
+		kept, err := policy.NewActiveStore(store.Disk{}, f.active).Load()
 		if err == nil {
 			return kept.Name, kept.Policy, nil
 		}
-		if !live.Missing(err) {
+		if !errors.Is(err, fs.ErrNotExist) {
 			return "", nil, err
 		}
 	}

@@ -12,7 +12,6 @@ package driversession
 
 import (
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -22,20 +21,8 @@ import (
 	"syscall"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
-
-// Format is the version of the file that this release writes.
-const Format = 1
-
-// maxSize bounds what is read of the file, in bytes: a node has some tens of GPUs.
-const maxSize = 64 << 10
-
-// FileSystem is what is needed of a disk, see records.FileSystem.
-type FileSystem interface {
-	ReadFile(path string, limit int64) ([]byte, error)
-	WriteFile(path string, data []byte) error
-	Remove(path string) error
-}
 
 // file is what outlives the plugin.
 type file struct {
@@ -47,10 +34,15 @@ type file struct {
 	First map[string]string `json:"first,omitempty"`
 }
 
+// format is how the file is stored. A node has some tens of GPUs.
+var format = &store.Format[file]{
+	Kind: "driver session", Limit: 64 << 10, Version: 1,
+	VersionOf: func(f *file) (version, readableFrom int) { return f.Format, 0 },
+}
+
 // Sessions are those of the GPUs of a node. All methods are safe for concurrent use.
 type Sessions struct {
-	disk        FileSystem
-	path        string
+	stored      *store.File[file]
 	sysfs, proc fs.FS
 
 	mu   sync.Mutex
@@ -59,29 +51,21 @@ type Sessions struct {
 
 // Open reads the file, or begins with the first session of this boot. A file that cannot be read as one begins a session
 // that is not the first: nothing on record is of it.
-func Open(disk FileSystem, path, bootID string, sysfs, procfs fs.FS) (*Sessions, error) {
-	s := &Sessions{disk: disk, path: path, sysfs: sysfs, proc: procfs}
-	data, err := disk.ReadFile(path, maxSize)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("read the driver session %s: %w", path, err)
+func Open(disk store.FileSystem, path, bootID string, sysfs, procfs fs.FS) (*Sessions, error) {
+	s := &Sessions{stored: store.NewFile(disk, path, format), sysfs: sysfs, proc: procfs}
+	was, err := s.stored.Read()
+	if corrupt := (*store.CorruptError)(nil); err != nil && !errors.As(err, &corrupt) {
+		return nil, err
 	}
-	if err == nil && json.Unmarshal(data, &s.file) == nil && s.file.Format == Format && s.file.BootID == bootID && s.file.Release != "" {
+	if was != nil && was.BootID == bootID && was.Release != "" {
+		s.file = *was
 		return s, nil
 	}
-	s.file = file{Format: Format, BootID: bootID, Release: rand.Text()}
+	s.file = file{Format: format.Version, BootID: bootID, Release: rand.Text()}
 	return s, s.write()
 }
 
-func (s *Sessions) write() error {
-	data, err := json.Marshal(s.file)
-	if err != nil {
-		return fmt.Errorf("encode the driver session: %w", err)
-	}
-	if err := s.disk.WriteFile(s.path, data); err != nil {
-		return fmt.Errorf("write the driver session: %w", err)
-	}
-	return nil
-}
+func (s *Sessions) write() error { return s.stored.Write(&s.file) }
 
 // Begin notes the GPUs of a driver that has just been opened, and so cannot be unloaded.
 func (s *Sessions) Begin(devices []string) error {
@@ -113,7 +97,7 @@ func (s *Sessions) End() error {
 	if err == nil {
 		return nil
 	}
-	if removeErr := s.disk.Remove(s.path); removeErr != nil {
+	if removeErr := s.stored.Remove(); removeErr != nil {
 		return errors.Join(err, removeErr)
 	}
 	return nil

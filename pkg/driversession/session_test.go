@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/sim"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 const device = "gpu-0000-1b-00-0"
@@ -35,7 +35,7 @@ func (b *bed) path() string { return filepath.Join(b.dir, "session.json") }
 
 func (b *bed) open(boot string) *Sessions {
 	b.t.Helper()
-	s, err := Open(records.NewDisk(), b.path(), boot, os.DirFS(filepath.Join(b.node.Root(), "sys")), os.DirFS(filepath.Join(b.node.Root(), "proc")))
+	s, err := Open(store.NewDisk(), b.path(), boot, os.DirFS(filepath.Join(b.node.Root(), "sys")), os.DirFS(filepath.Join(b.node.Root(), "proc")))
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func TestSessionsEnd(t *testing.T) {
 func TestEnd_FullDisk(t *testing.T) {
 	b := newBed(t)
 	was := b.open("boot").Of(device)
-	full := &fullDisk{Disk: records.NewDisk()}
+	full := &fullDisk{Disk: store.NewDisk()}
 	s, err := Open(full, b.path(), "boot", os.DirFS(filepath.Join(b.node.Root(), "sys")), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -118,7 +118,7 @@ func TestEnd_FullDisk(t *testing.T) {
 
 // fullDisk cannot be written.
 type fullDisk struct {
-	records.Disk
+	store.Disk
 	stuck bool
 }
 

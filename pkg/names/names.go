@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // Shared is the directory, in the kubelet's plugins directory, of what all plugins of a node share. No driver can have
@@ -64,19 +66,15 @@ func Runs(dir string) (bool, error) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("look whether a plugin runs: %w", err)
+		return false, fmt.Errorf("check whether a plugin runs: %w", err)
 	}
 	defer func() { _ = file.Close() }() // and the lock with it
-	for {
-		err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		switch {
-		case errors.Is(err, syscall.EINTR):
-			continue
-		case errors.Is(err, syscall.EWOULDBLOCK):
-			return true, nil
-		case err != nil:
-			return false, fmt.Errorf("look whether a plugin runs: %w", err)
-		}
-		return false, nil
+	err = store.Flock(file, syscall.LOCK_EX|syscall.LOCK_NB)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return true, nil
 	}
+	if err != nil {
+		return false, fmt.Errorf("check whether a plugin runs: %w", err)
+	}
+	return false, nil
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driverroot"
 	"github.com/cleave-dra/cleave/pkg/names"
 	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // Config is all that a plugin needs to know. Every path is as this process sees it, except DriverRoot.
@@ -173,15 +173,5 @@ func (c *Config) driverRoots() []driverroot.Root {
 	return driverroot.Candidates(c.DriverRoot, c.ContainerDriverRoot)
 }
 
-// bootID tells one boot of the node from another.
-func (c *Config) bootID() (string, error) {
-	data, err := os.ReadFile(filepath.Join(c.Procfs, "sys/kernel/random/boot_id"))
-	if err != nil {
-		return "", fmt.Errorf("read the boot ID: %w", err)
-	}
-	id := strings.TrimSpace(string(data))
-	if id == "" {
-		return "", fmt.Errorf("read the boot ID: %s/sys/kernel/random/boot_id is empty", c.Procfs)
-	}
-	return id, nil
-}
+// bootID identifies the present boot of the node.
+func (c *Config) bootID() (string, error) { return store.BootID(c.Procfs) }

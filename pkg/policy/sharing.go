@@ -49,7 +49,7 @@ func mps(p *v1alpha1.MPSPolicy, node *gpu.Node, g *gpu.GPU, means Means) (*Shari
 	}
 	s := &Sharing{
 		Shares:       min(or(p.Shares, v1alpha1.DefaultMPSShares), clients),
-		SharedMemory: bytes(p.SharedMemory, v1alpha1.DefaultSharedMemory),
+		SharedMemory: inBytes(p.SharedMemory, v1alpha1.DefaultSharedMemory),
 		Enforcement:  NotEnforced,
 		Priority:     string(p.Priority),
 	}
@@ -99,11 +99,11 @@ func memory(c *v1alpha1.MemoryCut, g *gpu.GPU, shares int64) (Cut, string) {
 		c = &v1alpha1.MemoryCut{}
 	}
 	total := int64(*g.Memory)
-	cut := NewCut(total, shares, bytes(c.Minimum, v1alpha1.DefaultMemoryMinimum), bytes(c.Step, v1alpha1.DefaultMemoryStep))
+	cut := NewCut(total, shares, inBytes(c.Minimum, v1alpha1.DefaultMemoryMinimum), inBytes(c.Step, v1alpha1.DefaultMemoryStep))
 	if cut.Total == 0 {
 		return Cut{}, fmt.Sprintf("the policy's smallest share of memory is more than the %d MiB that the GPU has", total>>20)
 	}
-	if cut.Default = bytes(c.Default, cut.Default); cut.Default > total {
+	if cut.Default = inBytes(c.Default, cut.Default); cut.Default > total {
 		return Cut{}, fmt.Sprintf("the policy's default share of memory, %s, is more than the %d MiB that the GPU has", c.Default, total>>20)
 	}
 	return cut, ""
@@ -127,7 +127,7 @@ func or(value *int32, otherwise int64) int64 {
 	return int64(*value)
 }
 
-func bytes(q *resource.Quantity, otherwise int64) int64 {
+func inBytes(q *resource.Quantity, otherwise int64) int64 {
 	if q == nil {
 		return otherwise
 	}

@@ -1,38 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package live tells which policy a node's GPUs are handed out by, while files and the node's label change: one that cannot
-// be used never takes the place of one that can.
+// Package live has the names by which pkg/plugin knows the active policy of pkg/policy.
 package live
 
 import (
-	"fmt"
+	"context"
+	"errors"
+	"io/fs"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
-// InForce is the policy that GPUs are handed out by.
-type InForce struct {
-	// Name by which the node's label picks it, or policy.BuiltIn.
-	Name   string
-	Policy *v1alpha1.NodePolicy
+// Names of pkg/policy.
+type (
+	InForce = policy.Active
+	Store   = policy.ActiveStore
+)
+
+// File as policy.ActiveFile.
+const File = policy.ActiveFile
+
+// Decide as policy.SelectActive.
+func Decide(was *InForce, set *policy.Set, loadErr error, label string, check func(*v1alpha1.NodePolicy) error) (*InForce, error) {
+	return policy.SelectActive(was, set, loadErr, label, check)
 }
 
-// Decide picks the policy that is in force from now on: the one that the label names, or was where that one cannot be used.
-// The error then says why. It is pure.
-//
-// set and loadErr are the answer of policy.Load; both may be given, as a file that is wrong is no trouble of a node whose
-// policy is in another. was is nil where none was in force, and then the answer is nil until there is one that can be used.
-func Decide(was *InForce, set *policy.Set, loadErr error, label string, check func(*v1alpha1.NodePolicy) error) (*InForce, error) {
-	if set == nil {
-		return was, loadErr
-	}
-	name, p, err := set.Select(label)
-	if err != nil {
-		return was, err
-	}
-	if err := check(p); err != nil {
-		return was, fmt.Errorf("policy %q does not fit this node: %w", name, err)
-	}
-	return &InForce{Name: name, Policy: p}, nil
+// NewStore as policy.NewActiveStore.
+func NewStore(disk store.FileSystem, path string) *Store { return policy.NewActiveStore(disk, path) }
+
+// Same as the method Equal.
+func Same(a, b *InForce) bool { return a.Equal(b) }
+
+// Missing reports whether the error of Load means that none was ever stored.
+func Missing(err error) bool { return errors.Is(err, fs.ErrNotExist) }
+
+// Watch as policy.Watch.
+func Watch(ctx context.Context, path string, changed func()) error {
+	return policy.Watch(ctx, path, changed)
 }

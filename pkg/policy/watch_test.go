@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package live
+package policy
 
 import (
 	"context"
@@ -13,8 +13,8 @@ import (
 // patience bounds a wait for what must come.
 const patience = 30 * time.Second
 
-// watching starts to watch a path, and returns a function that waits until a change is told.
-func watching(t *testing.T, path string) (told func(what string)) {
+// watching starts to watch a path, and returns a function that waits until a change is reported.
+func watching(t *testing.T, path string) (seen func(what string)) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	changes, done := make(chan struct{}, 100), make(chan error, 1)
@@ -25,33 +25,33 @@ func watching(t *testing.T, path string) (told func(what string)) {
 			t.Error(err)
 		}
 	})
-	// The watch is there once a change of the watched folder is told: before, changes may be missed.
-	probe := time.NewTicker(2 * settle)
+	// The watch is there once a change of the watched directory is reported: before, changes may be missed.
+	probe := time.NewTicker(2 * quietPeriod)
 	defer probe.Stop()
 	for begun := false; !begun; {
-		write(t, filepath.Join(filepath.Dir(path), linkOfMount), "")
+		rewrite(t, filepath.Join(filepath.Dir(path), mountLink), "")
 		select {
 		case <-changes:
 			begun = true
 		case <-probe.C:
 		}
 	}
-	if err := os.Remove(filepath.Join(filepath.Dir(path), linkOfMount)); err != nil {
+	if err := os.Remove(filepath.Join(filepath.Dir(path), mountLink)); err != nil {
 		t.Fatal(err)
 	}
-	told = func(what string) {
+	seen = func(what string) {
 		t.Helper()
 		select {
 		case <-changes:
 		case <-time.After(patience):
-			t.Fatalf("%s: nothing is told", what)
+			t.Fatalf("%s: no change is reported", what)
 		}
 	}
-	told("the probe goes")
-	return told
+	seen("the probe goes")
+	return seen
 }
 
-func write(t *testing.T, path, data string) {
+func rewrite(t *testing.T, path, data string) {
 	t.Helper()
 	if err := os.WriteFile(path, []byte(data), 0o600); err != nil {
 		t.Fatal(err)
@@ -65,63 +65,63 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func TestAFileIsWatchedThoughItIsReplaced(t *testing.T) {
+func TestWatch_FileReplaced(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "policy.yaml")
-	told := watching(t, path)
-	write(t, path, "a")
-	told("it comes")
-	write(t, path, "b")
-	told("it is written")
-	write(t, path+".new", "c")
+	seen := watching(t, path)
+	rewrite(t, path, "a")
+	seen("it comes")
+	rewrite(t, path, "b")
+	seen("it is written")
+	rewrite(t, path+".new", "c")
 	must(t, os.Rename(path+".new", path))
-	told("another takes its place")
-	write(t, path, "d")
-	told("that one is written")
+	seen("another takes its place")
+	rewrite(t, path, "d")
+	seen("that one is written")
 	must(t, os.Remove(path))
-	told("it goes")
+	seen("it goes")
 }
 
-func TestAFolderIsWatchedThoughItIsReplaced(t *testing.T) {
+func TestWatch_DirectoryReplaced(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "policies")
-	told := watching(t, path)
+	seen := watching(t, path)
 	must(t, os.Mkdir(path, 0o700))
-	told("it comes")
-	write(t, filepath.Join(path, "a.yaml"), "a")
-	told("a file comes")
+	seen("it comes")
+	rewrite(t, filepath.Join(path, "a.yaml"), "a")
+	seen("a file comes")
 	must(t, os.Rename(path, path+".old"))
 	must(t, os.Mkdir(path, 0o700))
-	told("another takes its place")
-	write(t, filepath.Join(path, "b.yaml"), "b")
-	told("a file comes into that one")
+	seen("another takes its place")
+	rewrite(t, filepath.Join(path, "b.yaml"), "b")
+	seen("a file comes into that one")
 }
 
-// The kubelet writes a ConfigMap's files into a new folder and turns a link to it.
-func TestAMountedConfigMapIsWatched(t *testing.T) {
-	for name, path := range map[string]string{"folder": "", "file": "policy.yaml"} {
+// The kubelet writes a ConfigMap's files into a new directory and points a link to it.
+func TestWatch_MountedConfigMap(t *testing.T) {
+	for name, path := range map[string]string{"directory": "", "file": "policy.yaml"} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "mount")
 			must(t, os.Mkdir(dir, 0o700))
 			for _, version := range []string{"..1", "..2", "..3"} {
 				must(t, os.Mkdir(filepath.Join(dir, version), 0o700))
-				write(t, filepath.Join(dir, version, "policy.yaml"), version)
+				rewrite(t, filepath.Join(dir, version, "policy.yaml"), version)
 			}
-			must(t, os.Symlink(filepath.Join(linkOfMount, "policy.yaml"), filepath.Join(dir, "policy.yaml")))
+			must(t, os.Symlink(filepath.Join(mountLink, "policy.yaml"), filepath.Join(dir, "policy.yaml")))
 			turn := func(version string) {
 				must(t, os.Symlink(version, filepath.Join(dir, "..data_tmp")))
-				must(t, os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, linkOfMount)))
+				must(t, os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, mountLink)))
 			}
-			told := watching(t, filepath.Join(dir, path))
+			seen := watching(t, filepath.Join(dir, path))
 			for _, version := range []string{"..1", "..2", "..3"} {
 				turn(version)
-				told("the link is turned to " + version)
+				seen("the link is turned to " + version)
 			}
 		})
 	}
 }
 
-func TestNothingIsToldOfOtherFiles(t *testing.T) {
+func TestConcerns(t *testing.T) {
 	for name, concerned := range map[string]bool{
 		"/etc/p.yaml": true, "/etc/..data": true, "/etc/q.yaml": false, "/etc/.p.yaml.swp": false, "/etc/p.yaml/inside": true, "/other/p.yaml": false,
 	} {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package live
+package policy
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,13 +13,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	"github.com/cleave-dra/cleave/pkg/policy"
-	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
-// brokenDisk fails to write, and counts.
+// brokenDisk counts writes, and may fail them.
 type brokenDisk struct {
-	records.Disk
+	store.Disk
 	err    error
 	writes int
 }
@@ -31,11 +31,11 @@ func (d *brokenDisk) WriteFile(path string, data []byte) error {
 	return d.Disk.WriteFile(path, data)
 }
 
-func TestThePolicyInForceComesBackAsItWas(t *testing.T) {
+func TestThePolicyActiveComesBackAsItWas(t *testing.T) {
 	for name, p := range map[string]*v1alpha1.NodePolicy{
 		"built-in": {},
-		"no tiers": policyOf(t, "rules: [{tiers: []}]"),
-		"all of it": policyOf(t, `
+		"no tiers": decodePolicy(t, "rules: [{tiers: []}]"),
+		"all of it": decodePolicy(t, `
 metadata: {name: training}
 rules:
   - match: {productNames: [NVIDIA H100 80GB HBM3], pciAddresses: ["0000:1b:00.0"], indexes: [0, 3], deviceIDs: ["0x233010DE"], memory: {min: 40Gi}}
@@ -50,29 +50,29 @@ rules:
 `),
 	} {
 		path := filepath.Join(t.TempDir(), "policy.json")
-		want := &InForce{Name: name, Policy: p}
-		if err := NewStore(records.Disk{}, path).Keep(want); err != nil {
+		want := &Active{Name: name, Policy: p}
+		if err := NewActiveStore(store.Disk{}, path).Keep(want); err != nil {
 			t.Fatal(err)
 		}
-		got, err := NewStore(records.Disk{}, path).Load()
+		got, err := NewActiveStore(store.Disk{}, path).Load()
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
 		got.Policy.TypeMeta = p.TypeMeta
-		if diff := cmp.Diff(want, got); diff != "" || !Same(want, got) {
+		if diff := cmp.Diff(want, got); diff != "" || !want.Equal(got) {
 			t.Errorf("policy (-want +got):\n%s", diff)
 		}
 	}
 }
 
-func TestAPolicyIsWrittenOnlyWhenItIsAnother(t *testing.T) {
+func TestActiveStoreKeep_WritesChangesOnly(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "policy.json")
 	disk := &brokenDisk{}
-	s := NewStore(disk, path)
-	first := &InForce{Name: policy.BuiltIn, Policy: &v1alpha1.NodePolicy{}}
-	renamed := &InForce{Name: "other", Policy: &v1alpha1.NodePolicy{}}
-	keep := func(p *InForce, want int) {
+	s := NewActiveStore(disk, path)
+	first := &Active{Name: BuiltIn, Policy: &v1alpha1.NodePolicy{}}
+	renamed := &Active{Name: "other", Policy: &v1alpha1.NodePolicy{}}
+	keep := func(p *Active, want int) {
 		t.Helper()
 		if err := s.Keep(p); err != nil {
 			t.Fatal(err)
@@ -84,7 +84,7 @@ func TestAPolicyIsWrittenOnlyWhenItIsAnother(t *testing.T) {
 	keep(first, 1)
 	keep(first, 1)
 	keep(renamed, 2)
-	s = NewStore(disk, path)
+	s = NewActiveStore(disk, path)
 	if _, err := s.Load(); err != nil {
 		t.Fatal(err)
 	}
@@ -96,14 +96,15 @@ func TestAPolicyIsWrittenOnlyWhenItIsAnother(t *testing.T) {
 	}
 	disk.err = nil
 	keep(first, 4) // what failed is tried again
-	if Same(first, renamed) || !Same(first, &InForce{Name: policy.BuiltIn, Policy: &v1alpha1.NodePolicy{}}) || Same(nil, first) || !Same(nil, nil) {
-		t.Error("equal policies are not told from others")
+	none := (*Active)(nil)
+	if first.Equal(renamed) || !first.Equal(&Active{Name: BuiltIn, Policy: &v1alpha1.NodePolicy{}}) || none.Equal(first) || !none.Equal(nil) {
+		t.Error("Equal is wrong")
 	}
 }
 
-func TestWhatCannotBeReadIsNoPolicy(t *testing.T) {
+func TestActiveStoreLoad_Invalid(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "policy.json")
-	if p, err := NewStore(records.Disk{}, path).Load(); p != nil || !Missing(err) {
+	if p, err := NewActiveStore(store.Disk{}, path).Load(); p != nil || !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no file: got %v, %v, want that it is missing", p, err)
 	}
 	for data, want := range map[string]string{
@@ -116,8 +117,8 @@ func TestWhatCannotBeReadIsNoPolicy(t *testing.T) {
 		if err := os.WriteFile(path, []byte(data), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		p, err := NewStore(records.Disk{}, path).Load()
-		if p != nil || err == nil || Missing(err) || !strings.Contains(err.Error(), want) {
+		p, err := NewActiveStore(store.Disk{}, path).Load()
+		if p != nil || err == nil || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got %v, %v, want an error that says %q", data, p, err, want)
 		}
 	}

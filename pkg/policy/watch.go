@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package live
+package policy
 
 import (
 	"context"
@@ -13,18 +13,18 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// settle is how long files must have stood still before they are read again: editors and the kubelet change a file in
+// quietPeriod is how long files must not have changed before they are read again: editors and the kubelet change a file in
 // several steps.
-const settle = 100 * time.Millisecond
+const quietPeriod = 100 * time.Millisecond
 
-// linkOfMount is the link that the kubelet turns to another folder when a mounted ConfigMap changes.
-const linkOfMount = "..data"
+// mountLink is the link that the kubelet points to another directory when a mounted ConfigMap changes.
+const mountLink = "..data"
 
-// Watch calls changed after a policy file, or a folder of them, may have changed, until ctx ends. Events can be lost, and
-// what a link elsewhere leads to is not watched: look at the files every so often, too.
+// Watch calls changed after a policy file, or a directory of them, may have changed, until ctx ends. Events can be lost, and
+// what a link elsewhere leads to is not watched: read the files at intervals, too.
 //
-// The folder that the path is in is watched, since a file that is replaced is another file, and a path that is not there
-// yet may come.
+// The directory that the path is in is watched, since a file that is replaced is another file, and a path that does not
+// exist yet may be created.
 func Watch(ctx context.Context, path string, changed func()) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -35,7 +35,7 @@ func Watch(ctx context.Context, path string, changed func()) error {
 	if err := watch(watcher, path); err != nil {
 		return fmt.Errorf("watch the node policy %s: %w", path, err)
 	}
-	var settled <-chan time.Time
+	var quiet <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
@@ -45,18 +45,18 @@ func Watch(ctx context.Context, path string, changed func()) error {
 				return fmt.Errorf("watch the node policy %s: the events ended", path)
 			}
 			if concerns(event.Name, path) {
-				settled = time.After(settle)
+				quiet = time.After(quietPeriod)
 			}
 		case err, ok := <-watcher.Errors:
 			if !ok {
 				return fmt.Errorf("watch the node policy %s: the events ended", path)
 			}
-			klog.FromContext(ctx).Error(err, "Events of the node policy may be lost", "path", path)
-			settled = time.After(settle)
-		case <-settled:
-			settled = nil
-			if err := watch(watcher, path); err != nil { // it may be another folder now
-				klog.FromContext(ctx).Error(err, "Changes of the node policy are seen late", "path", path)
+			klog.FromContext(ctx).Error(err, "Watching the node policy failed; events may be lost", "path", path)
+			quiet = time.After(quietPeriod)
+		case <-quiet:
+			quiet = nil
+			if err := watch(watcher, path); err != nil { // it may be another directory now
+				klog.FromContext(ctx).Error(err, "Could not watch the node policy again; changes are seen late", "path", path)
 			}
 			changed()
 		}
@@ -74,8 +74,8 @@ func watch(watcher *fsnotify.Watcher, path string) error {
 	return nil
 }
 
-// concerns tells whether a change of one path may change the policies at another.
+// concerns reports whether a change of one path may change the policies at another.
 func concerns(name, path string) bool {
 	name = filepath.Clean(name)
-	return name == path || filepath.Dir(name) == path || name == filepath.Join(filepath.Dir(path), linkOfMount)
+	return name == path || filepath.Dir(name) == path || name == filepath.Join(filepath.Dir(path), mountLink)
 }

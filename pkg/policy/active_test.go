@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package live
+package policy
 
 import (
 	"errors"
@@ -12,13 +12,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
-const head = "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\n"
-
-// load reads policies from a folder with these files.
-func load(t *testing.T, files map[string]string) (*policy.Set, error) {
+// load reads policies from a directory with these files.
+func load(t *testing.T, files map[string]string) (*Set, error) {
 	t.Helper()
 	dir := t.TempDir()
 	for name, data := range files {
@@ -26,11 +23,11 @@ func load(t *testing.T, files map[string]string) (*policy.Set, error) {
 			t.Fatal(err)
 		}
 	}
-	return policy.Load(dir, policy.FormatPolicy)
+	return Load(dir, FormatPolicy)
 }
 
-// policyOf decodes a policy.
-func policyOf(t *testing.T, text string) *v1alpha1.NodePolicy {
+// decodePolicy decodes a policy.
+func decodePolicy(t *testing.T, text string) *v1alpha1.NodePolicy {
 	t.Helper()
 	p, err := v1alpha1.DecodeNodePolicy([]byte(head + text))
 	if err != nil {
@@ -39,7 +36,7 @@ func policyOf(t *testing.T, text string) *v1alpha1.NodePolicy {
 	return p
 }
 
-func TestOnlyAPolicyThatCanBeUsedTakesThePlaceOfAnother(t *testing.T) {
+func TestSelectActive(t *testing.T) {
 	const inference, training = head + "rules: [{tiers: [mig]}]", head + "rules: [{tiers: [exclusive]}]"
 	both := map[string]string{"inference.yaml": inference, "training.yaml": training}
 	oneBroken := map[string]string{"inference.yaml": inference, "training.yaml": head + "rules: [{tires: [exclusive]}]"}
@@ -47,11 +44,11 @@ func TestOnlyAPolicyThatCanBeUsedTakesThePlaceOfAnother(t *testing.T) {
 		was, label string
 		files      map[string]string
 		misfit     string // the policy that the check refuses
-		want, err  string // the name of the policy in force; what the error says, empty for none
+		want, err  string // the name of the active policy; what the error says, empty for none
 	}{
 		"the label picks the first one":        {"", "training", both, "", "training", ""},
 		"the label picks another":              {"inference", "training", both, "", "training", ""},
-		"the label goes":                       {"inference", "", both, "", policy.BuiltIn, ""},
+		"the label goes":                       {"inference", "", both, "", BuiltIn, ""},
 		"the label names one that is not":      {"inference", "trainning", both, "", "inference", `"trainning"`},
 		"it never was there, and none is kept": {"", "trainning", both, "", "", `"trainning"`},
 		"its file is broken":                   {"training", "training", oneBroken, "", "training", "tires"},
@@ -64,12 +61,12 @@ func TestOnlyAPolicyThatCanBeUsedTakesThePlaceOfAnother(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			var was *InForce
+			var was *Active
 			if tt.was != "" {
-				was = &InForce{Name: tt.was, Policy: policyOf(t, "rules: [{tiers: [mps]}]")}
+				was = &Active{Name: tt.was, Policy: decodePolicy(t, "rules: [{tiers: [mps]}]")}
 			}
 			set, loadErr := load(t, tt.files)
-			got, err := Decide(was, set, loadErr, tt.label, func(p *v1alpha1.NodePolicy) error {
+			got, err := SelectActive(was, set, loadErr, tt.label, func(p *v1alpha1.NodePolicy) error {
 				if tt.misfit != "" && p.Metadata.Name == tt.misfit {
 					return errors.New("too large")
 				}
@@ -80,7 +77,7 @@ func TestOnlyAPolicyThatCanBeUsedTakesThePlaceOfAnother(t *testing.T) {
 				have = got.Name
 			}
 			if have != tt.want {
-				t.Errorf("in force: got %q, want %q", have, tt.want)
+				t.Errorf("active: got %q, want %q", have, tt.want)
 			}
 			if (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 				t.Errorf("error: got %v, want one that says %q", err, tt.err)
@@ -92,10 +89,10 @@ func TestOnlyAPolicyThatCanBeUsedTakesThePlaceOfAnother(t *testing.T) {
 	}
 }
 
-func TestWithoutFilesTheBuiltInPolicyIsInForce(t *testing.T) {
-	set, loadErr := policy.Load("", policy.FormatPolicy)
-	got, err := Decide(nil, set, loadErr, "", func(*v1alpha1.NodePolicy) error { return nil })
-	if diff := cmp.Diff(&InForce{Name: policy.BuiltIn, Policy: &v1alpha1.NodePolicy{}}, got); diff != "" || err != nil {
-		t.Errorf("error %v, in force (-want +got):\n%s", err, diff)
+func TestWithoutFilesTheBuiltInPolicyIsActive(t *testing.T) {
+	set, loadErr := Load("", FormatPolicy)
+	got, err := SelectActive(nil, set, loadErr, "", func(*v1alpha1.NodePolicy) error { return nil })
+	if diff := cmp.Diff(&Active{Name: BuiltIn, Policy: &v1alpha1.NodePolicy{}}, got); diff != "" || err != nil {
+		t.Errorf("error %v, active (-want +got):\n%s", err, diff)
 	}
 }
