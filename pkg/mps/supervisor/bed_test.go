@@ -23,9 +23,10 @@ import (
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 	"github.com/cleave-dra/cleave/pkg/sim"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
-// bed is a node with real processes and mounts, a driver root with fakemps, and simulated GPUs.
+// bed is a node with real processes and mounts, and the simulated driver: its GPUs and its MPS.
 type bed struct {
 	Config Config
 	Root   string
@@ -36,7 +37,7 @@ type bed struct {
 }
 
 // newBed makes a node, and takes away what a failed test left.
-func newBed(t testing.TB) *bed {
+func newBed(t testing.TB, opts ...sim.Option) *bed {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it mounts and makes namespaces")
@@ -49,23 +50,10 @@ func newBed(t testing.TB) *bed {
 		Version: "test", Dir: filepath.Join(dir, "run"), DriverRoot: filepath.Join(dir, "root"), ComputeMode: ExclusiveMode,
 		StartTimeout: 20 * time.Second, StopTimeout: 5 * time.Second,
 	}}
-	if _, err := sim.Create(b.Root, "hgx-h100", sim.WithoutDeviceNodes()); err != nil {
+	if _, err := sim.Create(b.Root, "hgx-h100", append(opts, sim.WithoutDeviceNodes(), sim.WithExecutable(simulator))...); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { b.clean(t, dir) })
-	program, err := os.ReadFile(fakeMPS)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"nvidia-cuda-mps-control", "nvidia-cuda-mps-server"} {
-		path := filepath.Join(b.Root, "usr/bin", name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, program, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
 	if err := os.MkdirAll(filepath.Join(b.Root, "dev"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -73,6 +61,27 @@ func newBed(t testing.TB) *bed {
 		t.Fatal(err)
 	}
 	return b
+}
+
+// inject makes the simulated driver fail.
+func (b *bed) inject(t testing.TB, f sim.Fault) {
+	t.Helper()
+	node, err := sim.Open(b.Root)
+	if err == nil {
+		_, err = node.Inject(f)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// startServer starts the MPS server of a GPU, as its first client does.
+func (b *bed) startServer(t testing.TB, r mps.Request) {
+	t.Helper()
+	d := Daemon{GPU: r.Device, UUID: r.UUID, paths: pathsOf(b.Config.Dir, r.Device)}
+	if answer, err := b.host().Daemons.Ask(t.Context(), d, "start_server -uid 0"); err != nil {
+		t.Fatalf("%v: %s", err, answer)
+	}
 }
 
 // clean fails the test if anything is left, and takes it away.
@@ -146,7 +155,7 @@ func (b *bed) left(t testing.TB) string {
 		if found, err := findProcesses(p.pipe); err != nil || len(found) > 0 {
 			left = append(left, fmt.Sprintf("processes %v of %s (%v)", found, g.PCI, err))
 		}
-		for _, path := range []string{p.dir, p.record, filepath.Join(b.Root, p.dir)} {
+		for _, path := range []string{p.dir, recordOf(b.Config.Dir, g.PCI.DeviceName()), filepath.Join(b.Root, p.dir)} {
 			if _, err := os.Lstat(path); err == nil {
 				left = append(left, path)
 			}
@@ -192,6 +201,7 @@ func (b *bed) host() Host {
 		Daemons:  Processes{DriverRoots: []string{b.Root}, Self: []string{"/proc/self/exe", runDaemon}, Cgroup: b.Config.DaemonCgroup},
 		Mounts:   Tmpfs{},
 		Files:    Disk{DriverRoots: []string{b.Root}},
+		Disk:     store.Disk{},
 	}
 }
 
@@ -285,106 +295,11 @@ func worker(what string) int {
 	on := b.host()
 	on = Host{
 		Hardware: hookedHardware{on.Hardware, step}, Daemons: hookedDaemons{on.Daemons, step},
-		Mounts: hookedMounts{on.Mounts, step}, Files: hookedFiles{on.Files, step},
+		Mounts: hookedMounts{on.Mounts, step}, Files: hookedFiles{on.Files, step}, Disk: hookedDisk{on.Disk, step},
 	}
 	if err := serve(context.Background(), b.Config, on); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return 0
-}
-
-// The hooked ones call step before and after everything that changes something.
-type (
-	hookedHardware struct {
-		Hardware
-		step func(string)
-	}
-	hookedGPUs struct {
-		GPUs
-		step func(string)
-	}
-	hookedDaemons struct {
-		Daemons
-		step func(string)
-	}
-	hookedMounts struct {
-		Mounts
-		step func(string)
-	}
-	hookedFiles struct {
-		Files
-		step func(string)
-	}
-)
-
-func (h hookedHardware) Open(ctx context.Context) (GPUs, error) {
-	g, err := h.Hardware.Open(ctx)
-	return hookedGPUs{g, h.step}, err
-}
-
-func (h hookedGPUs) SetComputeMode(ctx context.Context, pci gpu.PCIAddress, uuid string, mode int) error {
-	h.step("before SetComputeMode")
-	defer h.step("after SetComputeMode")
-	return h.GPUs.SetComputeMode(ctx, pci, uuid, mode)
-}
-
-func (h hookedDaemons) Start(ctx context.Context, d Daemon, record func(ProcessID) error) (Process, error) {
-	h.step("before Start")
-	defer h.step("after Start")
-	return h.Daemons.Start(ctx, d, record)
-}
-
-func (h hookedDaemons) Ask(ctx context.Context, d Daemon, commands ...string) (string, error) {
-	if !strings.HasPrefix(commands[0], "get_") {
-		h.step("before Ask")
-		defer h.step("after Ask")
-	}
-	return h.Daemons.Ask(ctx, d, commands...)
-}
-
-func (h hookedDaemons) Sweep(ctx context.Context, d Daemon) error {
-	defer h.step("after Sweep")
-	return h.Daemons.Sweep(ctx, d)
-}
-
-func (h hookedMounts) Mount(t tmpfs) error {
-	defer h.step("after Mount")
-	return h.Mounts.Mount(t)
-}
-
-func (h hookedMounts) Unmount(dir string) error {
-	defer h.step("after Unmount")
-	return h.Mounts.Unmount(dir)
-}
-
-func (h hookedFiles) Write(path string, data []byte) error {
-	h.step("before Write")
-	defer h.step("after Write")
-	return h.Files.Write(path, data)
-}
-
-func (h hookedFiles) Remove(path string) error {
-	defer h.step("after Remove")
-	return h.Files.Remove(path)
-}
-
-func (h hookedFiles) MakeDirs(p paths) error {
-	defer h.step("after MakeDirs")
-	return h.Files.MakeDirs(p)
-}
-
-func (h hookedFiles) Clear(p paths) error {
-	defer h.step("after Clear")
-	return h.Files.Clear(p)
-}
-
-func (h hookedFiles) ShowClients(p paths) error {
-	defer h.step("after ShowClients")
-	return h.Files.ShowClients(p)
-}
-
-func (h hookedFiles) RemoveDirs(p paths) error {
-	defer h.step("after RemoveDirs")
-	return h.Files.RemoveDirs(p)
 }

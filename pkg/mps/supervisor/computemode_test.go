@@ -70,8 +70,8 @@ func TestTheComputeModeComesBackWithTheDriver(t *testing.T) {
 				if mode != tt.want {
 					t.Errorf("mode %d, want %d", mode, tt.want)
 				}
-				if len(s.Status().GPUs) != 0 || len(foldersLeft(t, config)) != 0 {
-					t.Errorf("left: %+v, %v", s.Status().GPUs, foldersLeft(t, config))
+				if len(s.Status().GPUs) != 0 || len(dirsLeft(t, config)) != 0 {
+					t.Errorf("left: %+v, %v", s.Status().GPUs, dirsLeft(t, config))
 				}
 				stop()
 			})

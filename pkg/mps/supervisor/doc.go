@@ -7,5 +7,5 @@
 // start had done. Daemons are sessions of their own, in a mount namespace of their own and, where the admin names one, in
 // a cgroup of their own, so that they outlive it.
 //
-// What it holds of each GPU is a board, whose lock is held while the board changes. GPUs never wait for each other.
+// Each GPU has a state with a lock of its own. GPUs never wait for each other.
 package supervisor

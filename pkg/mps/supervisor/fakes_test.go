@@ -16,6 +16,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 const (
@@ -60,7 +61,7 @@ func newFakeHost() *fakeHost {
 }
 
 func (h *fakeHost) host() Host {
-	return Host{Hardware: h, Daemons: h, Mounts: h, Files: fakeFiles{h}}
+	return Host{Hardware: h, Daemons: h, Mounts: h, Files: fakeFiles{h}, Disk: fakeDisk{h: h}}
 }
 
 // onStep says what is called before and after everything that changes something; an error keeps what it is called before
@@ -274,23 +275,29 @@ func (h *fakeHost) Unmount(dir string) error {
 	})
 }
 
-// fakeFiles are files on the real disk that tell of each change.
+// fakeDisk is the real disk, with a step around each change.
+type fakeDisk struct {
+	store.Disk
+	h *fakeHost
+}
+
+func (d fakeDisk) WriteFile(path string, data []byte) error {
+	return d.h.around("write", func() error { return d.Disk.WriteFile(path, data) })
+}
+
+func (d fakeDisk) Remove(path string) error {
+	return d.h.around("remove", func() error { return d.Disk.Remove(path) })
+}
+
+// fakeFiles are directories on the real disk, with a step around each change.
 type fakeFiles struct{ h *fakeHost }
 
-func (f fakeFiles) Write(path string, data []byte) error {
-	return f.h.around("write", func() error { return f.h.disk.Write(path, data) })
-}
-
-func (f fakeFiles) Remove(path string) error {
-	return f.h.around("remove", func() error { return f.h.disk.Remove(path) })
-}
-
 func (f fakeFiles) MakeDirs(p paths) error {
-	return f.h.around("make folders", func() error { return f.h.disk.MakeDirs(p) })
+	return f.h.around("create directories", func() error { return f.h.disk.MakeDirs(p) })
 }
 
 func (f fakeFiles) Clear(p paths) error {
-	return f.h.around("clear folders", func() error { return f.h.disk.Clear(p) })
+	return f.h.around("clear directories", func() error { return f.h.disk.Clear(p) })
 }
 
 func (f fakeFiles) ShowClients(paths) error {
@@ -298,7 +305,7 @@ func (f fakeFiles) ShowClients(paths) error {
 }
 
 func (f fakeFiles) RemoveDirs(p paths) error {
-	return f.h.around("remove folders", func() error { return f.h.disk.RemoveDirs(p) })
+	return f.h.around("remove directories", func() error { return f.h.disk.RemoveDirs(p) })
 }
 
 // kill ends the daemon of a GPU as the OOM killer would.
@@ -312,7 +319,10 @@ func (h *fakeHost) kill(device string) {
 	})
 }
 
-// testConfig is one with a folder of its own.
+// recordOf is the path of the record of a GPU.
+func recordOf(dir, device string) string { return filepath.Join(dir, stateDir, device+".json") }
+
+// testConfig is one with a directory of its own.
 func testConfig(t *testing.T) Config {
 	t.Helper()
 	c := Config{
@@ -357,5 +367,5 @@ func (h *fakeHost) left(t *testing.T, config Config) string {
 	if h.opened != 0 {
 		left = append(left, fmt.Sprintf("%d open drivers", h.opened))
 	}
-	return strings.Join(append(left, foldersLeft(t, config)...), ", ")
+	return strings.Join(append(left, dirsLeft(t, config)...), ", ")
 }

@@ -15,32 +15,9 @@ import (
 
 // Disk is the Files of the operating system.
 type Disk struct {
-	// DriverRoots are the other roots below which daemons' folders may have been mounted.
+	// DriverRoots are the other roots below which daemons' directories may have been mounted.
 	DriverRoots []string
 }
-
-// Write writes beside the file and renames. It does not sync: nothing here is to outlive a power cut.
-func (Disk) Write(path string, data []byte) error {
-	temporary := filepath.Join(filepath.Dir(path), "."+filepath.Base(path))
-	f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if closed := f.Close(); err == nil {
-		err = closed
-	}
-	if err == nil {
-		err = os.Rename(temporary, path)
-	}
-	if err != nil {
-		err = errors.Join(err, os.Remove(temporary))
-	}
-	return err
-}
-
-// Remove deletes a file.
-func (Disk) Remove(path string) error { return ignoreMissing(os.Remove(path)) }
 
 // MakeDirs makes the directories. Who was given a mount of one passes through; logs are root's.
 func (Disk) MakeDirs(p paths) error {
@@ -62,7 +39,7 @@ func (Disk) MakeDirs(p paths) error {
 	return nil
 }
 
-// RemoveDirs deletes the folders, and the empty ones that the daemon had them mounted on below the driver's root.
+// RemoveDirs deletes the directories, and the empty ones that the daemon had them mounted on below the driver's root.
 func (d Disk) RemoveDirs(p paths) error {
 	for _, dir := range p.mounts() {
 		if isMounted(dir) {
@@ -77,7 +54,7 @@ func (d Disk) RemoveDirs(p paths) error {
 			continue
 		}
 		for _, dir := range []string{p.pipe, p.log, p.dir, filepath.Dir(p.dir)} {
-			// One that is not empty is used by others, or is the very same folder.
+			// One that is not empty is used by others, or is the very same directory.
 			err := os.Remove(filepath.Join(root, dir))
 			if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTEMPTY) && !errors.Is(err, syscall.EBUSY) {
 				return err
@@ -102,7 +79,7 @@ func (Tmpfs) Mount(t tmpfs) error {
 	return unix.Mount(mountSource, t.dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, fmt.Sprintf("size=%d,mode=%o", t.size, t.mode))
 }
 
-// Unmount takes away every mount on a folder.
+// Unmount takes away every mount on a directory.
 func (Tmpfs) Unmount(dir string) error {
 	for {
 		err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW)
@@ -119,18 +96,11 @@ func (Tmpfs) Unmount(dir string) error {
 	}
 }
 
-// isMounted tells whether something is mounted on a folder: then it is of another device than the folder it lies in.
+// isMounted reports whether something is mounted on a directory: then it is of another device than its parent.
 func isMounted(dir string) bool {
 	var here, above unix.Stat_t
 	if unix.Lstat(dir, &here) != nil || unix.Lstat(filepath.Dir(dir), &above) != nil {
 		return false
 	}
 	return here.Dev != above.Dev
-}
-
-func ignoreMissing(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
 }

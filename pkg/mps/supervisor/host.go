@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // Host is what the supervisor asks of the machine.
@@ -16,6 +17,8 @@ type Host struct {
 	Daemons  Daemons
 	Mounts   Mounts
 	Files    Files
+	// Disk holds what is stored.
+	Disk store.FileSystem
 }
 
 // Hardware opens the driver for a moment: one that stays open would keep the driver from being reloaded.
@@ -42,7 +45,7 @@ type Daemons interface {
 	Ask(ctx context.Context, d Daemon, commands ...string) (string, error)
 	// Serves reports whether a server of the daemon runs: it holds the driver, so it has not outlived a reload of it.
 	Serves(ctx context.Context, d Daemon, daemon ProcessID) (bool, error)
-	// Sweep ends every process of MPS that belongs to the daemon's folders, and undoes what Start did beside the process.
+	// Sweep ends every process of MPS that belongs to the daemon's directories, and undoes what else Start did.
 	Sweep(ctx context.Context, d Daemon) error
 }
 
@@ -61,7 +64,7 @@ type Process interface {
 	Forget()
 }
 
-// ProcessID names a process for good: process ids alone come again.
+// ProcessID identifies a process: process ids alone are reused.
 type ProcessID struct {
 	PID int `json:"pid"`
 	// Start is when it started, in clock ticks since boot (proc_pid_stat(5), starttime).
@@ -72,16 +75,12 @@ type ProcessID struct {
 type Mounts interface {
 	// Mount puts a tmpfs on a directory, unless there is one already.
 	Mount(t tmpfs) error
-	// Unmount takes away all that is mounted on a folder, which may be missing.
+	// Unmount takes away all that is mounted on a directory, which may be missing.
 	Unmount(dir string) error
 }
 
-// Files are what is kept on disk.
+// Files are the directories of daemons.
 type Files interface {
-	// Write replaces a file at once or not at all. No two writes of one file run at the same time.
-	Write(path string, data []byte) error
-	// Remove deletes a file that may be missing.
-	Remove(path string) error
 	// MakeDirs makes the directories of a daemon.
 	MakeDirs(p paths) error
 	// Clear empties that of its pipes, once it is mounted, and bounds its logs.
@@ -92,7 +91,7 @@ type Files interface {
 	RemoveDirs(p paths) error
 }
 
-// Daemon is what tells one daemon from another.
+// Daemon identifies a daemon.
 type Daemon struct {
 	GPU   string // "gpu-0000-1b-00-0"
 	UUID  string
@@ -106,11 +105,11 @@ type tmpfs struct {
 	mode uint32
 }
 
-// paths are the directories and the record of one GPU.
+// paths are the directories of one GPU.
 type paths struct {
 	// dir holds the others. pipe is the daemon's CUDA_MPS_PIPE_DIRECTORY. clients lies on the same file system and is all
 	// of it that containers see.
-	dir, pipe, clients, log, shm, record string
+	dir, pipe, clients, log, shm string
 }
 
 func pathsOf(base, device string) paths {
@@ -118,14 +117,11 @@ func pathsOf(base, device string) paths {
 	return paths{
 		dir: dir, pipe: filepath.Join(dir, "pipe"), clients: filepath.Join(dir, "pipe", "clients"),
 		log: filepath.Join(dir, "log"), shm: filepath.Join(dir, "shm"),
-		record: filepath.Join(base, stateDir, device+recordSuffix),
 	}
 }
 
 // mounts are the directories on which a tmpfs may lie.
 func (p paths) mounts() []string { return []string{p.shm, p.pipe, p.log} }
 
-const (
-	stateDir     = "state"
-	recordSuffix = ".json"
-)
+// stateDir is the directory of records.
+const stateDir = "state"

@@ -18,8 +18,8 @@ const (
 	envWorker = "CLEAVE_MPS_TEST_WORKER"
 )
 
-// fakeMPS is the program of testdata/fakemps, built once; empty if the test does not run as root.
-var fakeMPS string
+// simulator is the simulated driver's program, built once; empty if the test does not run as root.
+var simulator string
 
 // TestMain becomes what a test started, or runs tests without what the code logs: that is not under test.
 func TestMain(m *testing.M) {
@@ -38,17 +38,17 @@ func TestMain(m *testing.M) {
 
 func runTests(m *testing.M) int {
 	if os.Getuid() == 0 {
-		dir, err := os.MkdirTemp("", "fakemps")
+		dir, err := os.MkdirTemp("", "nvml-sim")
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
 		defer func() { _ = os.RemoveAll(dir) }()
-		fakeMPS = filepath.Join(dir, "fakemps")
-		build := exec.Command("go", "build", "-o", fakeMPS, "./testdata/fakemps")
+		simulator = filepath.Join(dir, "nvml-sim")
+		build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", simulator, "../../../cmd/nvml-sim") // as `make sim` does
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "build fakemps: %v\n%s", err, out)
+			fmt.Fprintf(os.Stderr, "build nvml-sim: %v\n%s", err, out)
 			return 1
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
 func mustEnsure(t testing.TB, c *mps.Client, r mps.Request) mps.Endpoint {
@@ -61,7 +62,7 @@ func watchEvents(t testing.TB, c *mps.Client) <-chan mps.Event {
 	return events
 }
 
-func TestADaemonOnANode(t *testing.T) {
+func TestDaemon_Sandbox(t *testing.T) {
 	b := newBed(t)
 	c, _ := b.serve(t)
 	other := b.request(t, "other", 1)
@@ -98,6 +99,7 @@ func TestADaemonOnANode(t *testing.T) {
 	if !strings.HasSuffix(string(cmdline), "nvidia-cuda-mps-control\x00-f\x00-multiuser-server\x00") {
 		t.Errorf("command line %q", cmdline)
 	}
+	b.startServer(t, a)
 	// It does not hold the memory of others, also not of those that were there before.
 	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", g.PID))
 	if err != nil || len(sharedMounts(string(mounts))) != 3 {
@@ -108,7 +110,7 @@ func TestADaemonOnANode(t *testing.T) {
 	}
 	for path, mode := range map[string]os.FileMode{
 		filepath.Join(b.Config.Dir, mps.SocketName): os.ModeSocket | 0o600, b.Config.Dir: os.ModeDir | 0o711,
-		filepath.Join(b.Config.Dir, stateDir): os.ModeDir | 0o700, b.paths(0).record: 0o600, e.PipeDir: os.ModeDir | 0o755,
+		filepath.Join(b.Config.Dir, stateDir): os.ModeDir | 0o700, recordOf(b.Config.Dir, a.Device): 0o600, e.PipeDir: os.ModeDir | 0o755,
 		e.LogDir: os.ModeDir | 0o700, b.paths(0).pipe: os.ModeDir | 0o755, b.paths(0).dir: os.ModeDir | 0o711,
 	} {
 		if info, err := os.Stat(path); err != nil || info.Mode() != mode {
@@ -146,7 +148,7 @@ func TestDaemon_HostsOwnRoot(t *testing.T) {
 }
 
 // A daemon outlives its supervisor, whichever way that ends, and serves the next one's claims.
-func TestDaemonsOutliveTheirSupervisor(t *testing.T) {
+func TestDaemon_OutlivesSupervisor(t *testing.T) {
 	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
 		t.Run(signal.String(), func(t *testing.T) {
 			b := newBed(t)
@@ -173,7 +175,7 @@ func TestDaemonsOutliveTheirSupervisor(t *testing.T) {
 				t.Fatal(err)
 			}
 			lost := <-events
-			t.Logf("told after %s", time.Since(began))
+			t.Logf("reported after %s", time.Since(began))
 			if lost.Kind != mps.DaemonLost || lost.Device != a.Device || !cmp.Equal(lost.Claims, []types.UID{"a"}) || !strings.Contains(lost.Message, "control.log ends") {
 				t.Errorf("event %+v", lost)
 			}
@@ -186,7 +188,7 @@ func TestDaemonsOutliveTheirSupervisor(t *testing.T) {
 	}
 }
 
-func TestADaemonThatDiedWithItsSupervisorIsReplacedAndTold(t *testing.T) {
+func TestDaemon_DiedWithSupervisor(t *testing.T) {
 	b := newBed(t)
 	first := b.spawn(t)
 	c := b.dial(t)
@@ -201,7 +203,7 @@ func TestADaemonThatDiedWithItsSupervisorIsReplacedAndTold(t *testing.T) {
 	if e := mustEnsure(t, c, a); e.Generation != 2 {
 		t.Errorf("generation %d, want 2", e.Generation)
 	}
-	stop() // nobody took the events: the next life tells them
+	stop() // no watcher took the events: the next life reports them
 	c, _ = b.serve(t)
 	events := watchEvents(t, c)
 	for _, want := range []mps.EventKind{mps.DaemonLost, mps.DaemonRestarted} {
@@ -212,26 +214,25 @@ func TestADaemonThatDiedWithItsSupervisorIsReplacedAndTold(t *testing.T) {
 	mustRelease(t, c, a)
 }
 
-func TestErrorsOfDaemonsHaveTheirLogs(t *testing.T) {
+func TestEnsure_DaemonErrorsQuoteLogs(t *testing.T) {
 	tests := map[string]struct {
-		mode string
-		want []string
+		fault *sim.Fault // of the daemon; nil to remove its program
+		want  []string
 	}{
-		"one that ends":       {"exit", []string{"ended before it answered: exit status 3", "no GPU here", "words on standard error"}},
-		"one that is silent":  {"silent", []string{"did not answer within", "--start-timeout", "Cannot find MPS control daemon process", "control.log ends", "thinking"}},
-		"one that is missing": {"", []string{"no nvidia-cuda-mps-control in /usr/local/nvidia/bin:", "does the driver's installation there have MPS?"}},
+		"ends":    {&sim.Fault{GPU: -1, Call: "mpsControlStart", Code: 999}, []string{"ended before it answered: exit status 1", "control.log ends", "Failed to start", "daemon.log ends"}},
+		"silent":  {&sim.Fault{GPU: -1, Call: "mpsControlStart", Hang: true}, []string{"did not answer within", "--start-timeout", "control.log ends", "Starting control daemon"}},
+		"missing": {nil, []string{"no nvidia-cuda-mps-control in /usr/local/nvidia/bin:", "does the driver's installation there have MPS?"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t)
 			b.Config.StartTimeout = 3 * time.Second
-			if tt.mode == "" {
-				if err := os.Remove(filepath.Join(b.Root, "usr/bin/nvidia-cuda-mps-control")); err != nil {
+			if tt.fault == nil {
+				if err := os.Remove(filepath.Join(b.Root, "usr/bin", controlProgram)); err != nil {
 					t.Fatal(err)
 				}
-			}
-			if err := os.WriteFile(filepath.Join(b.Root, "mode"), []byte(tt.mode), 0o644); err != nil {
-				t.Fatal(err)
+			} else {
+				b.inject(t, *tt.fault)
 			}
 			c, _ := b.serve(t)
 			_, err := c.Ensure(t.Context(), b.request(t, "a", 0))
@@ -251,15 +252,17 @@ func TestErrorsOfDaemonsHaveTheirLogs(t *testing.T) {
 	}
 }
 
-func TestAStubbornDaemonIsKilled(t *testing.T) {
+func TestRelease_StubbornDaemonIsKilled(t *testing.T) {
 	b := newBed(t)
 	b.Config.StopTimeout = 100 * time.Millisecond
-	if err := os.WriteFile(filepath.Join(b.Root, "mode"), []byte("stubborn"), 0o644); err != nil {
-		t.Fatal(err)
-	}
 	c, _ := b.serve(t)
 	a := b.request(t, "a", 0)
 	mustEnsure(t, c, a)
+	b.startServer(t, a)
+	// One that is stopped neither answers nor takes SIGTERM.
+	if err := syscall.Kill(statusOf(t, c)[0].PID, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
 	mustRelease(t, c, a)
 	if left := b.left(t); left != "" {
 		t.Errorf("left behind: %s", left)
@@ -267,7 +270,7 @@ func TestAStubbornDaemonIsKilled(t *testing.T) {
 }
 
 // A supervisor that is killed at any step and started again ends where each claim has its daemon or is gone.
-func TestAKilledSupervisor(t *testing.T) {
+func TestSupervisor_KilledAtEveryStep(t *testing.T) {
 	stride := 1
 	if testing.Short() {
 		stride = 9
@@ -293,6 +296,7 @@ func TestAKilledSupervisor(t *testing.T) {
 		if g := statusOf(t, c); len(g) != 1 || g[0].State != mps.Running || len(g[0].Claims) != 2 {
 			t.Errorf("killed at %d: status %+v", n, g)
 		}
+		b.startServer(t, claims[0])
 		if found, err := findProcesses(b.paths(0).pipe); err != nil || len(found) != 2 {
 			t.Errorf("killed at %d: processes %v, %v, want a daemon and a server", n, found, err)
 		}
@@ -314,12 +318,13 @@ func TestAKilledSupervisor(t *testing.T) {
 	}
 }
 
-// shortLife is what the plugin asks until the supervisor is gone; it tells whether it is not.
+// shortLife is what the plugin asks until the supervisor is gone; it reports whether it is not.
 func shortLife(t *testing.T, b *bed, c *mps.Client) bool {
 	t.Helper()
 	a, other := b.request(t, "a", 0), b.request(t, "b", 0)
 	for _, do := range []func() error{
 		func() error { _, err := c.Ensure(t.Context(), a); return err },
+		func() error { b.startServer(t, a); return nil },
 		func() error { _, err := c.Ensure(t.Context(), other); return err },
 		func() error {
 			st, err := c.Status(t.Context())

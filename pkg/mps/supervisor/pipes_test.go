@@ -141,20 +141,20 @@ func TestClear_LargeLogs(t *testing.T) {
 // their claims last.
 func TestStart_EarlierLayout(t *testing.T) {
 	h, config := newFakeHost(), testConfig(t)
-	b := &board{s: New(t.Context(), config, h.host(), "boot-1"), device: requestFor("a", 1).Device}
-	b.paths = pathsOf(config.Dir, b.device)
+	g := &gpuState{s: New(t.Context(), config, h.host(), "boot-1"), device: requestFor("a", 1).Device}
+	g.paths = pathsOf(config.Dir, g.device)
 	for layout, want := range map[int]int{0: 1, ownMounts: 3} {
 		h.mounts = map[string]int64{}
-		b.record = &record{Layout: layout, Settings: requestFor("a", 1).Settings}
-		if err := b.makePlace(); err != nil {
+		g.record = &record{Layout: layout, Settings: requestFor("a", 1).Settings}
+		if err := g.makePlace(); err != nil {
 			t.Fatal(err)
 		}
 		if len(h.mounts) != want {
 			t.Errorf("layout %d: mounts %v, want %d", layout, h.mounts, want)
 		}
 	}
-	b.renew(requestFor("a", 1))
-	if b.record.Layout != ownMounts {
-		t.Errorf("the first claim gets layout %d, want %d", b.record.Layout, ownMounts)
+	g.renew(requestFor("a", 1))
+	if g.record.Layout != ownMounts {
+		t.Errorf("the first claim gets layout %d, want %d", g.record.Layout, ownMounts)
 	}
 }

@@ -3,7 +3,6 @@
 package supervisor
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -13,22 +12,20 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // recordVersion changes when an older supervisor would misread a newer record.
 const recordVersion = 1
 
-// maxRecord bounds what is read of a record, in bytes.
-const maxRecord = 1 << 20
-
 // phase is how far a GPU has come.
 type phase string
 
 const (
-	// starting: a daemon is being started. Lost tells whether for claims that had one.
+	// starting: a daemon is being started. Lost says whether for claims that had one.
 	starting phase = "starting"
 	running  phase = "running"
-	// stopping: no claim is left, and all is being undone.
+	// stopping: no claim is left, and everything is being undone.
 	stopping phase = "stopping"
 )
 
@@ -37,10 +34,10 @@ const (
 // last claim is gone.
 const ownMounts = 2
 
-// record is what is kept on disk of a GPU, written before the node is changed.
+// record is what is stored of a GPU, written before the node is changed.
 type record struct {
 	Version int `json:"version"`
-	// Boot tells one boot of the node from another: nothing of MPS outlives a reboot.
+	// Boot identifies a boot of the node: nothing of MPS outlives a reboot.
 	Boot       string       `json:"boot"`
 	Device     string       `json:"device"`
 	PCI        string       `json:"pci"`
@@ -59,50 +56,51 @@ type record struct {
 	PreviousMode *int `json:"previousComputeMode,omitempty"`
 	// Daemon is nil while no process was made.
 	Daemon *ProcessID `json:"daemon,omitempty"`
+	// Unknown are the fields of a later release; nil if there are none.
+	Unknown any `json:"-"`
 }
 
-var errCorrupt = errors.New("the record is corrupt")
+// recordFormat is how records are stored.
+var recordFormat = &store.Format[record]{
+	Kind: "MPS record", Limit: 1 << 20, Version: recordVersion,
+	VersionOf: func(r *record) (version, readableFrom int) { return r.Version, 0 },
+	Unknown:   func(r *record) *any { return &r.Unknown },
+	Check:     (*record).check,
+	Describe:  func(r *record) string { return r.Device },
+	Name:      func(r *record) string { return r.Device },
+	Names:     func(name string) bool { _, err := checkDevice(name); return err == nil },
+}
 
-// decodeRecord reads the record of a GPU and checks all that is acted on.
-func decodeRecord(data []byte, device string) (*record, error) {
-	var r record
-	if err := json.Unmarshal(data, &r); err != nil {
-		return nil, fmt.Errorf("%w: %w", errCorrupt, err)
-	}
-	bad := func(format string, args ...any) (*record, error) {
-		return nil, fmt.Errorf("%w: %s", errCorrupt, fmt.Sprintf(format, args...))
-	}
-	if r.Version != recordVersion {
-		return bad("version %d is not %d: another release wrote it", r.Version, recordVersion)
-	}
+// check checks all that is acted on.
+func (r *record) check() error {
 	pci, err := gpu.ParsePCIAddress(r.PCI)
 	switch {
-	case err != nil || r.Device != device || pci.DeviceName() != device:
-		return bad("it is of GPU %q at %q, not of %s", r.Device, r.PCI, device)
+	case err != nil || pci.DeviceName() != r.Device:
+		return fmt.Errorf("it is of GPU %q at %q", r.Device, r.PCI)
 	case checkUUID(r.UUID) != nil:
-		return bad("%v", checkUUID(r.UUID))
+		return checkUUID(r.UUID)
 	case r.Phase != starting && r.Phase != running && r.Phase != stopping:
-		return bad("unknown phase %q", r.Phase)
+		return fmt.Errorf("unknown phase %q", r.Phase)
 	case r.Phase == running && (r.Daemon == nil || len(r.Claims) == 0):
-		return bad("a daemon runs without process or claims")
+		return errors.New("a daemon runs without process or claims")
 	case r.Daemon != nil && r.Daemon.PID <= 1:
-		return bad("process %d is no daemon", r.Daemon.PID)
+		return fmt.Errorf("process %d is no daemon", r.Daemon.PID)
 	case checkSettings(r.Settings) != nil:
-		return bad("%v", checkSettings(r.Settings))
+		return checkSettings(r.Settings)
 	}
 	for _, claims := range [][]types.UID{r.Claims, r.Lost} {
 		if !slices.IsSorted(claims) || len(slices.Compact(slices.Clone(claims))) != len(claims) {
-			return bad("claims are not sorted")
+			return errors.New("claims are not sorted")
 		}
 		for _, claim := range claims {
 			if err := checkClaim(claim); err != nil {
-				return bad("%v", err)
+				return err
 			}
 		}
 	}
 	// To lose an owner costs less than to take the record for corrupt, which ends a daemon that claims use.
 	maps.DeleteFunc(r.Owners, func(claim types.UID, owner string) bool { return !r.has(claim) || checkOwner(owner) != nil })
-	return &r, nil
+	return nil
 }
 
 // pci is the GPU's address.
@@ -126,7 +124,7 @@ func (r *record) add(claim types.UID, owner string) {
 	}
 }
 
-// has tells whether a claim is registered.
+// has reports whether a claim is registered.
 func (r *record) has(claim types.UID) bool {
 	_, found := slices.BinarySearch(r.Claims, claim)
 	return found

@@ -3,6 +3,7 @@
 package supervisor
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // rewrite changes the record of a GPU as a test likes.
@@ -40,7 +42,7 @@ func rewrite(t *testing.T, path string, change func(*record)) {
 }
 
 // A life ends with claim a on GPU 1 and claim other on GPU 2; something happens to the record of GPU 1, or to its daemon.
-func TestWhatTheNextLifeMakesOfARecord(t *testing.T) {
+func TestRecover_Records(t *testing.T) {
 	tests := map[string]struct {
 		happens func(t *testing.T, h *fakeHost, record string)
 		claims  []types.UID // of GPU 1 after
@@ -84,11 +86,20 @@ func TestWhatTheNextLifeMakesOfARecord(t *testing.T) {
 		"the record is of another GPU": {func(t *testing.T, _ *fakeHost, path string) {
 			rewrite(t, path, func(r *record) { r.Device, r.PCI = "gpu-0000-02-00-0", "0000:02:00.0" })
 		}, nil, nil, true},
-		"the record is a folder": {func(t *testing.T, _ *fakeHost, path string) {
+		"the record is a directory": {func(t *testing.T, _ *fakeHost, path string) {
 			if err := errors.Join(os.Remove(path), os.Mkdir(path, 0o700)); err != nil {
 				t.Fatal(err)
 			}
 		}, nil, nil, true},
+		"a later release added a field": {func(t *testing.T, _ *fakeHost, path string) {
+			data, err := os.ReadFile(path)
+			if err == nil {
+				err = os.WriteFile(path, bytes.Replace(data, []byte(`{"version"`), []byte(`{"later":{"x":1},"version"`), 1), 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}, []types.UID{"a"}, nil, false},
 		"the record is gone": {func(t *testing.T, h *fakeHost, path string) {
 			delete(h.modes, requestFor("", 1).PCI) // of it nothing can be known
 			if err := os.Remove(path); err != nil {
@@ -105,7 +116,7 @@ func TestWhatTheNextLifeMakesOfARecord(t *testing.T) {
 				ensure(t, s, a)
 				ensure(t, s, other)
 				stop()
-				path := pathsOf(config.Dir, a.Device).record
+				path := recordOf(config.Dir, a.Device)
 				tt.happens(t, h, path)
 				s, stop = startFake(t, config, h)
 				defer stop()
@@ -120,7 +131,7 @@ func TestWhatTheNextLifeMakesOfARecord(t *testing.T) {
 				if diff := cmp.Diff(tt.events, kinds); diff != "" {
 					t.Errorf("events (-want +got):\n%s", diff)
 				}
-				if _, err := os.Lstat(path + corruptSuffix); (err == nil) != tt.aside {
+				if _, err := os.Lstat(filepath.Join(config.Dir, stateDir, "corrupt", filepath.Base(path))); (err == nil) != tt.aside {
 					t.Errorf("set aside: %v, want %t", err, tt.aside)
 				}
 				release(t, s, a)
@@ -133,9 +144,9 @@ func TestWhatTheNextLifeMakesOfARecord(t *testing.T) {
 	}
 }
 
-func TestEventsAreKeptUntilSomebodyTakesThem(t *testing.T) {
+func TestReports(t *testing.T) {
 	config := testConfig(t)
-	r := newReports(Disk{}, config.Dir, "boot-1")
+	r := newReports(store.Disk{}, config.Dir, "boot-1")
 	r.load(t.Context())
 	for i := range maxReports + 10 {
 		r.add(t.Context(), mps.Event{Device: fmt.Sprint(i), Kind: mps.DaemonLost})
@@ -152,7 +163,7 @@ func TestEventsAreKeptUntilSomebodyTakesThem(t *testing.T) {
 	last := <-second
 	r.leave(second)
 	r.acknowledge(t.Context(), "unknown")
-	r = newReports(Disk{}, config.Dir, "boot-1")
+	r = newReports(store.Disk{}, config.Dir, "boot-1")
 	r.load(t.Context())
 	third := r.watch()
 	if diff := cmp.Diff([]report{last}, []report{<-third}); diff != "" || len(third) > 0 {
@@ -174,7 +185,7 @@ func TestEventsAreKeptUntilSomebodyTakesThem(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		r = newReports(Disk{}, config.Dir, boot)
+		r = newReports(store.Disk{}, config.Dir, boot)
 		if r.load(t.Context()); len(r.pending) > 0 {
 			t.Errorf("%s, %q: %d events", boot, content, len(r.pending))
 		}
@@ -191,21 +202,18 @@ func FuzzDecodeRecord(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	if r, err := decodeRecord(data, device); err != nil || !cmp.Equal(*r, good) {
+	if r, err := recordFormat.Decode(data); err != nil || !cmp.Equal(*r, good) {
 		f.Fatalf("got %+v, %v", r, err)
 	}
 	f.Add(data)
 	f.Add([]byte(`{"version":1}`))
 	f.Add([]byte(strings.Replace(string(data), `"a","b"`, `"b","a"`, 1)))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		r, err := decodeRecord(data, device)
+		r, err := recordFormat.Decode(data)
 		if err != nil {
-			if !errors.Is(err, errCorrupt) {
-				t.Errorf("got %v", err)
-			}
 			return
 		}
-		if r.pci().DeviceName() != device || r.Daemon != nil && r.Daemon.PID <= 1 || r.Phase == running && r.Daemon == nil {
+		if r.pci().DeviceName() != r.Device || r.Daemon != nil && r.Daemon.PID <= 1 || r.Phase == running && r.Daemon == nil {
 			t.Errorf("accepted %+v", r)
 		}
 		r.add("c", testOwner)

@@ -5,11 +5,6 @@ package supervisor
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -17,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // reportsFile keeps what no watcher has taken, for the next life of the supervisor.
@@ -28,9 +24,8 @@ const maxReports = 256
 // reports hands events to watchers. An event stays until a watcher has acknowledged it, so none is lost while the plugin
 // restarts.
 type reports struct {
-	files Files
-	path  string
-	boot  string
+	file *store.File[reportsOnDisk]
+	boot string
 
 	mu       sync.Mutex
 	pending  []report // oldest first
@@ -45,30 +40,30 @@ type report struct {
 
 // reportsOnDisk is the content of reportsFile.
 type reportsOnDisk struct {
+	// Version is missing in files of earlier releases.
+	Version int      `json:"version,omitempty"`
 	Boot    string   `json:"boot"`
 	Pending []report `json:"pending"`
 }
 
-func newReports(files Files, dir, boot string) *reports {
-	return &reports{files: files, path: filepath.Join(dir, reportsFile), boot: boot}
+var reportsFormat = &store.Format[reportsOnDisk]{
+	Kind: "events of MPS", Limit: 1 << 20, Version: 1,
+	VersionOf: func(r *reportsOnDisk) (version, readableFrom int) { return max(r.Version, 1), 0 },
 }
 
-// load reads what an earlier life left. What cannot be read is told in the log and forgotten: the claims that lost their
-// daemon are on record too.
+func newReports(disk store.FileSystem, dir, boot string) *reports {
+	return &reports{file: store.NewFile(disk, filepath.Join(dir, reportsFile), reportsFormat), boot: boot}
+}
+
+// load reads what an earlier life left. What cannot be read is logged and forgotten: the claims that lost their daemon are
+// on record too.
 func (r *reports) load(ctx context.Context) {
-	data, err := readFile(r.path, maxRecord)
-	if errors.Is(err, fs.ErrNotExist) {
-		return
-	}
-	var left reportsOnDisk
-	if err == nil {
-		err = json.Unmarshal(data, &left)
-	}
+	left, err := r.file.Read()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Could not read events that nobody took", "path", r.path)
+		klog.FromContext(ctx).Error(err, "Could not read events that no watcher took")
 		return
 	}
-	if left.Boot != r.boot {
+	if left == nil || left.Boot != r.boot {
 		return
 	}
 	r.mu.Lock()
@@ -82,7 +77,7 @@ func (r *reports) add(ctx context.Context, event mps.Event) {
 	defer r.mu.Unlock()
 	next := report{ID: rand.Text(), Event: event}
 	if len(r.pending) == maxReports {
-		klog.FromContext(ctx).Info("Forgetting an event that nobody took", "event", r.pending[0].Event)
+		klog.FromContext(ctx).Info("Forgetting an event that no watcher took", "event", r.pending[0].Event)
 		r.pending = slices.Clone(r.pending[1:])
 	}
 	r.pending = append(r.pending, next)
@@ -130,33 +125,17 @@ func (r *reports) acknowledge(ctx context.Context, id string) {
 		return
 	}
 	if err := r.save(); err != nil {
-		klog.FromContext(ctx).Error(err, "Could not record that an event was taken; it may be told again")
+		klog.FromContext(ctx).Error(err, "Could not record that an event was taken; it may be reported again")
 	}
 }
 
-// forget removes the file unless events are pending, and tells whether none are.
+// forget removes the file unless events are pending, and reports whether none are.
 func (r *reports) forget() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.pending) == 0 && r.files.Remove(r.path) == nil
+	return len(r.pending) == 0 && r.file.Remove() == nil
 }
 
 func (r *reports) save() error {
-	data, err := json.Marshal(reportsOnDisk{Boot: r.boot, Pending: r.pending})
-	if err != nil {
-		return fmt.Errorf("encode events: %w", err)
-	}
-	return r.files.Write(r.path, data)
-}
-
-// readFile reads a file of ours that has at most limit bytes.
-func readFile(path string, limit int64) ([]byte, error) {
-	info, err := os.Lstat(path)
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() || info.Size() > limit {
-		return nil, fmt.Errorf("read %s: it is no file of at most %d bytes", path, limit)
-	}
-	return os.ReadFile(path)
+	return r.file.Write(&reportsOnDisk{Version: reportsFormat.Version, Boot: r.boot, Pending: r.pending})
 }

@@ -36,64 +36,64 @@ func delay(restarts int) time.Duration {
 }
 
 // watch waits for the end of a daemon, and acts on one that was not wanted.
-func (b *board) watch(process Process) {
-	ctx := b.s.life
+func (g *gpuState) watch(process Process) {
+	ctx := g.s.life
 	select {
 	case <-process.Done():
 	case <-ctx.Done():
 		process.Forget()
 		return
 	}
-	if err := b.lock(ctx); err != nil {
+	if err := g.lock(ctx); err != nil {
 		return
 	}
-	defer b.unlock()
-	if b.process != process {
+	defer g.unlock()
+	if g.process != process {
 		return
 	}
-	b.noteLoss(ctx, "it ended: "+process.How())
-	b.restartLater(ctx)
+	g.noteLoss(ctx, "it ended: "+process.How())
+	g.restartLater(ctx)
 }
 
-// noteLoss tells and records that the daemon is gone, and which claims have lost it.
-func (b *board) noteLoss(ctx context.Context, how string) {
+// noteLoss reports and records that the daemon is gone, and which claims have lost it.
+func (g *gpuState) noteLoss(ctx context.Context, how string) {
 	pid := 0
-	if b.record.Daemon != nil {
-		pid = b.record.Daemon.PID
+	if g.record.Daemon != nil {
+		pid = g.record.Daemon.PID
 	}
-	if !b.started.IsZero() && time.Since(b.started) > stable {
-		b.restarts = 0
+	if !g.started.IsZero() && time.Since(g.started) > stable {
+		g.restarts = 0
 	}
-	b.process, b.record.Phase = nil, starting
-	b.record.Lost = slices.Clone(b.record.Claims)
-	b.message = fmt.Sprintf("MPS control daemon %d is lost: %s%s", pid, how, tailOf(b.paths.log))
+	g.process, g.record.Phase = nil, starting
+	g.record.Lost = slices.Clone(g.record.Claims)
+	g.message = fmt.Sprintf("MPS control daemon %d is lost: %s%s", pid, how, tailOf(g.paths.log))
 	// First the report: should this process die in between, it is made again.
-	b.report(ctx, mps.DaemonLost, b.record.Lost, b.message)
-	if err := b.save(); err != nil {
-		klog.FromContext(ctx).Error(err, "Could not record the loss of an MPS control daemon", "gpu", b.device)
+	g.report(ctx, mps.DaemonLost, g.record.Lost, g.message)
+	if err := g.save(); err != nil {
+		klog.FromContext(ctx).Error(err, "Recording the loss of an MPS control daemon failed", "gpu", g.device)
 	}
 }
 
-// report tells watchers and the log.
-func (b *board) report(ctx context.Context, kind mps.EventKind, claims []types.UID, message string) {
-	klog.FromContext(ctx).Info(string(kind), "gpu", b.device, "claims", claims, "message", message)
-	b.s.reports.add(ctx, mps.Event{Device: b.device, Kind: kind, Claims: slices.Clone(claims), Message: message, Time: time.Now()})
+// report notifies watchers and logs.
+func (g *gpuState) report(ctx context.Context, kind mps.EventKind, claims []types.UID, message string) {
+	klog.FromContext(ctx).Info("MPS control daemon event", "kind", kind, "gpu", g.device, "claims", claims, "message", message)
+	g.s.reports.add(ctx, mps.Event{Device: g.device, Kind: kind, Claims: slices.Clone(claims), Message: message, Time: time.Now()})
 }
 
 // restartLater has a goroutine start the daemon again, unless one is at it.
-func (b *board) restartLater(ctx context.Context) {
-	b.giveUp(ctx)
-	if b.restarting || ctx.Err() != nil {
+func (g *gpuState) restartLater(ctx context.Context) {
+	g.giveUp(ctx)
+	if g.restarting || ctx.Err() != nil {
 		return
 	}
-	b.restarting = true
-	wait := delay(b.restarts)
-	b.s.wg.Go(func() { b.restart(wait) })
+	g.restarting = true
+	wait := delay(g.restarts)
+	g.s.wg.Go(func() { g.restart(wait) })
 }
 
 // restart tries until a daemon runs, no claim wants one, or the supervisor stops.
-func (b *board) restart(wait time.Duration) {
-	ctx := b.s.life
+func (g *gpuState) restart(wait time.Duration) {
+	ctx := g.s.life
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	for {
@@ -102,13 +102,13 @@ func (b *board) restart(wait time.Duration) {
 		case <-ctx.Done():
 			return
 		}
-		if err := b.lock(ctx); err != nil {
+		if err := g.lock(ctx); err != nil {
 			return
 		}
-		again := b.tryRestart(ctx)
-		b.restarting = again
-		wait = delay(b.restarts)
-		b.unlock()
+		again := g.tryRestart(ctx)
+		g.restarting = again
+		wait = delay(g.restarts)
+		g.unlock()
 		if !again {
 			return
 		}
@@ -116,29 +116,29 @@ func (b *board) restart(wait time.Duration) {
 	}
 }
 
-// tryRestart tells whether to try again.
-func (b *board) tryRestart(ctx context.Context) bool {
-	if b.record == nil || len(b.record.Claims) == 0 || b.runs() {
+// tryRestart reports whether to try again.
+func (g *gpuState) tryRestart(ctx context.Context) bool {
+	if g.record == nil || len(g.record.Claims) == 0 || g.runs() {
 		return false
 	}
-	b.restarts++
-	err := b.start(ctx)
+	g.restarts++
+	err := g.start(ctx)
 	if err == nil {
 		return false
 	}
-	b.message = err.Error()
-	b.show()
-	klog.FromContext(ctx).Error(err, "Could not start an MPS control daemon again", "gpu", b.device, "attempt", b.restarts, "next", delay(b.restarts))
-	b.giveUp(ctx)
+	g.message = err.Error()
+	g.show()
+	klog.FromContext(ctx).Error(err, "Restarting an MPS control daemon failed", "gpu", g.device, "attempt", g.restarts, "next", delay(g.restarts))
+	g.giveUp(ctx)
 	return true
 }
 
-// giveUp tells, once, that a daemon has failed after too many restarts in a row.
-func (b *board) giveUp(ctx context.Context) {
-	if b.restarts < fastRestarts || b.failed {
+// giveUp reports, once, that a daemon has failed after too many restarts in a row.
+func (g *gpuState) giveUp(ctx context.Context) {
+	if g.restarts < fastRestarts || g.failed {
 		return
 	}
-	b.failed = true
-	b.report(ctx, mps.DaemonFailed, b.record.Claims, fmt.Sprintf("given up after %d restarts in a row, tried again every %s; last: %s", b.restarts, slowRestart, b.message))
-	b.show()
+	g.failed = true
+	g.report(ctx, mps.DaemonFailed, g.record.Claims, fmt.Sprintf("given up after %d restarts in a row, tried again every %s; last: %s", g.restarts, slowRestart, g.message))
+	g.show()
 }

@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
@@ -23,9 +22,10 @@ import (
 	"github.com/cleave-dra/cleave/pkg/mps"
 	"github.com/cleave-dra/cleave/pkg/mps/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/nvml"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
-// lockName is the file that keeps two supervisors from having one folder in hand.
+// lockName is the file that keeps two supervisors from using one directory.
 const lockName = "supervisor.lock"
 
 // maxRequest bounds a request, in bytes.
@@ -43,18 +43,19 @@ func Run(ctx context.Context, config Config, self []string) error {
 		Daemons:  Processes{DriverRoots: roots, Self: self, Cgroup: config.DaemonCgroup},
 		Mounts:   Tmpfs{},
 		Files:    Disk{DriverRoots: roots},
+		Disk:     store.Disk{},
 	})
 }
 
 func serve(ctx context.Context, config Config, on Host) error {
 	config.Dir = filepath.Clean(config.Dir)
 	logger := klog.FromContext(ctx)
-	boot, err := bootID()
+	boot, err := store.BootID("/proc")
 	if err != nil {
 		return err
 	}
 	if err := makeDir(config.Dir, 0o711); err != nil { // containers' mounts reach through it
-		return fmt.Errorf("make the supervisor's folder (--dir %s): %w", config.Dir, err)
+		return fmt.Errorf("create the supervisor's directory (--dir %s): %w", config.Dir, err)
 	}
 	unlock, err := lockDir(ctx, config.Dir)
 	if err != nil {
@@ -62,7 +63,10 @@ func serve(ctx context.Context, config Config, on Host) error {
 	}
 	defer unlock()
 	if err := makeDir(filepath.Join(config.Dir, stateDir), 0o700); err != nil {
-		return fmt.Errorf("make the supervisor's folder of records (--dir %s): %w", config.Dir, err)
+		return fmt.Errorf("create the supervisor's directory of records (--dir %s): %w", config.Dir, err)
+	}
+	if err := on.Disk.Sweep(filepath.Join(config.Dir, stateDir)); err != nil {
+		return fmt.Errorf("sweep the supervisor's directory of records (--dir %s): %w", config.Dir, err)
 	}
 	life, stop := context.WithCancel(ctx)
 	s := New(life, config, on, boot)
@@ -75,7 +79,7 @@ func serve(ctx context.Context, config Config, on Host) error {
 	s.wg.Go(s.CleanUp)
 	err = s.listen(life)
 	for _, g := range s.Status().GPUs {
-		logger.Info("Leaving a GPU to the next supervisor", "gpu", g.Device, "state", g.State, "pid", g.PID, "claims", g.Claims)
+		logger.Info("Leaving GPU to the next supervisor", "gpu", g.Device, "state", g.State, "pid", g.PID, "claims", g.Claims)
 	}
 	return err
 }
@@ -113,7 +117,7 @@ func (s *Supervisor) listen(life context.Context) error {
 	return <-failed
 }
 
-// rootsOnly turns away callers that are not root, who could only have got at the socket by a mistake.
+// rootsOnly rejects callers that are not root, who could only have reached the socket by mistake.
 type rootsOnly struct {
 	net.Listener
 	logger klog.Logger
@@ -129,7 +133,7 @@ func (l *rootsOnly) Accept() (net.Conn, error) {
 		if err == nil && uid == 0 {
 			return c, nil
 		}
-		l.logger.Info("Turned away a caller that is not root", "uid", uid, "err", err)
+		l.logger.Info("Rejected a caller that is not root", "uid", uid, "err", err)
 		_ = c.Close()
 	}
 }
@@ -154,7 +158,7 @@ func peer(c net.Conn) (uint32, error) {
 	return ucred.Uid, nil
 }
 
-// makeDir makes a folder with this mode, whatever the umask.
+// makeDir creates a directory with this mode, whatever the umask.
 func makeDir(dir string, mode fs.FileMode) error {
 	if err := os.MkdirAll(dir, mode); err != nil {
 		return err
@@ -162,70 +166,39 @@ func makeDir(dir string, mode fs.FileMode) error {
 	return os.Chmod(dir, mode)
 }
 
-// tidy leaves nothing in the folder where nothing is in hand and no event waits to be told. The lock is held still.
+// tidy leaves nothing in the directory where no GPU is shared and no event is pending. The lock is still held.
 func (s *Supervisor) tidy(ctx context.Context) {
 	if len(s.Status().GPUs) > 0 || !s.reports.forget() {
 		return
 	}
 	for _, name := range []string{stateDir, lockName} {
 		if err := os.Remove(filepath.Join(s.config.Dir, name)); err != nil {
-			klog.FromContext(ctx).Error(err, "Leaving something in the supervisor's folder")
+			klog.FromContext(ctx).Error(err, "Leaving files in the supervisor's directory")
 			return
 		}
 	}
 }
 
-// lockDir waits until no other supervisor has the folder. The kernel lets go of the lock when its holder dies.
+// lockDir waits until no other supervisor has the directory. The kernel releases the lock when its owner dies.
 func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
-	for {
-		f, err := waitLock(ctx, filepath.Join(dir, lockName))
-		if err != nil {
-			return nil, err
-		}
-		// A supervisor that left nothing behind deleted the file that was waited for.
-		mine, errMine := f.Stat()
-		there, errThere := os.Lstat(f.Name())
-		if errMine == nil && errThere == nil && os.SameFile(mine, there) {
-			return func() { _ = f.Close() }, nil
-		}
-		_ = f.Close()
-	}
-}
-
-// waitLock opens a file once nobody else has it locked.
-func waitLock(ctx context.Context, path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("open the supervisor's lock: %w", err)
-	}
+	path := filepath.Join(dir, lockName)
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
-	for told := false; ; told = true {
-		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	for waiting := false; ; waiting = true {
+		f, err := store.LockFile(path, syscall.LOCK_EX|syscall.LOCK_NB)
 		if err == nil {
-			return f, nil
+			return func() { _ = f.Close() }, nil
 		}
-		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
-			_ = f.Close()
-			return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, err
 		}
-		if !told {
-			klog.FromContext(ctx).Info("Waiting for another MPS supervisor to end", "lock", f.Name())
+		if !waiting {
+			klog.FromContext(ctx).Info("Waiting for another MPS supervisor to end", "lock", path)
 		}
 		select {
 		case <-ctx.Done():
-			_ = f.Close()
-			return nil, fmt.Errorf("wait for another MPS supervisor, which has %s locked: %w", f.Name(), ctx.Err())
+			return nil, fmt.Errorf("wait for another MPS supervisor, which has %s locked: %w", path, ctx.Err())
 		case <-tick.C:
 		}
 	}
-}
-
-// bootID tells one boot of the node from another.
-func bootID() (string, error) {
-	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", fmt.Errorf("read the boot ID: %w", err)
-	}
-	return strings.TrimSpace(string(data)), nil
 }

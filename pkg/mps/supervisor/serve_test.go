@@ -239,12 +239,13 @@ func cgroup2(t *testing.T) string {
 	return ""
 }
 
-func TestADaemonHasACgroupOfItsOwn(t *testing.T) {
+func TestDaemon_OwnCgroup(t *testing.T) {
 	b := newBed(t)
 	b.Config.DaemonCgroup = filepath.Join(cgroup2(t), filepath.Base(filepath.Dir(b.Config.Dir)))
 	c, _ := b.serve(t)
 	a := b.request(t, "a", 0)
 	mustEnsure(t, c, a)
+	b.startServer(t, a)
 	procs, err := os.ReadFile(filepath.Join(b.Config.DaemonCgroup, a.Device, "cgroup.procs"))
 	if got := strings.Fields(string(procs)); err != nil || len(got) != 2 || !slices.Contains(got, fmt.Sprint(statusOf(t, c)[0].PID)) {
 		t.Errorf("in the cgroup: %q, %v, want the daemon and its server", procs, err)
@@ -256,7 +257,7 @@ func TestADaemonHasACgroupOfItsOwn(t *testing.T) {
 	}
 }
 
-func TestACgroupThatCannotBeMadeIsDoneWithout(t *testing.T) {
+func TestDaemon_CgroupUnavailable(t *testing.T) {
 	b := newBed(t)
 	b.Config.DaemonCgroup = "/tmp/no-cgroup"
 	c, _ := b.serve(t)

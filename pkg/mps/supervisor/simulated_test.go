@@ -20,33 +20,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-// builtPrograms is where `make build` puts the simulated node's programs.
-const builtPrograms = "../../../bin"
-
-// newSimulatedBed is a node with the simulated driver: its library, which is loaded as the real one is, and its MPS.
-func newSimulatedBed(t *testing.T) *bed {
-	t.Helper()
-	for _, name := range []string{"nvml-sim", nvml.LibraryName} {
-		if _, err := os.Stat(filepath.Join(builtPrograms, name)); err != nil {
-			t.Skipf("the simulated node is not built (make build): %v", err)
-		}
-	}
-	b := newBed(t)
-	if err := os.RemoveAll(b.Root); err != nil {
-		t.Fatal(err)
-	}
-	executable, err := filepath.Abs(filepath.Join(builtPrograms, "nvml-sim"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := sim.Create(b.Root, "hgx-h100", sim.WithLibrary(filepath.Join(builtPrograms, nvml.LibraryName)), sim.WithExecutable(executable)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(filepath.Join(b.Root, "usr/bin", controlProgram)); err != nil {
-		t.Skipf("the simulated driver has no MPS: %v", err)
-	}
-	return b
-}
+// builtLibrary is where `make build` puts the simulated driver's library.
+const builtLibrary = "../../../bin/" + nvml.LibraryName
 
 // client runs a CUDA program as a container would, and returns what it was given once it has it.
 func (b *bed) client(t *testing.T, e mps.Endpoint, args ...string) (map[string]any, *exec.Cmd) {
@@ -72,8 +47,11 @@ func (b *bed) client(t *testing.T, e mps.Endpoint, args ...string) (map[string]a
 	return given, command
 }
 
-func TestOnTheSimulatedNode(t *testing.T) {
-	b := newSimulatedBed(t)
+func TestRun_SimulatedLibrary(t *testing.T) {
+	if _, err := os.Stat(builtLibrary); err != nil {
+		t.Skipf("the simulated library is not built (make build): %v", err)
+	}
+	b := newBed(t, sim.WithLibrary(builtLibrary))
 	b.Library = true
 	supervisor := b.spawn(t)
 	c := b.dial(t)
@@ -128,7 +106,7 @@ func TestOnTheSimulatedNode(t *testing.T) {
 
 // The driver is reloaded under a claim that has no program running: the mode is back, and the daemon is today's.
 func TestDriverReload_LiveClaim(t *testing.T) {
-	b := newSimulatedBed(t)
+	b := newBed(t)
 	c, _ := b.serve(t)
 	a := b.request(t, "a", 0)
 	e := mustEnsure(t, c, a)
@@ -153,7 +131,7 @@ func TestDriverReload_LiveClaim(t *testing.T) {
 		return mode
 	}
 	if got := mode(); got != nvml.ComputeModeDefault {
-		t.Fatalf("compute mode %d after a reload, want the default: the simulated board is too kind", got)
+		t.Fatalf("compute mode %d after a reload, want the default: the simulated GPU is too kind", got)
 	}
 	if err := c.Retain(t.Context(), a.Device, testOwner, []types.UID{a.Claim}); err != nil {
 		t.Fatal(err)

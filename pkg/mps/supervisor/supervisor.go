@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // errInvalid is wrapped by errors of requests that no retry mends.
@@ -27,26 +30,28 @@ var errConflict = errors.New("conflict")
 // driver was not loaded.
 const cleanUpEvery = 30 * time.Second
 
-// Supervisor has the MPS daemons of a node in hand.
+// Supervisor runs the MPS daemons of a node.
 type Supervisor struct {
 	config  Config
 	on      Host
 	boot    string
 	reports *reports
+	records *store.Directory[string, record]
 
 	// life ends when the supervisor stops, and wg waits for what it still does then.
 	life context.Context // work goes on when the caller that asked for it is gone
 	wg   sync.WaitGroup
 
-	mu     sync.Mutex
-	boards map[string]*board
+	mu   sync.Mutex
+	gpus map[string]*gpuState
 }
 
 // New makes a supervisor whose work ends with life. Recover comes next.
 func New(life context.Context, config Config, on Host, boot string) *Supervisor {
 	return &Supervisor{
-		config: config, on: on, boot: boot, life: life, boards: map[string]*board{},
-		reports: newReports(on.Files, config.Dir, boot),
+		config: config, on: on, boot: boot, life: life, gpus: map[string]*gpuState{},
+		reports: newReports(on.Disk, config.Dir, boot),
+		records: store.At[string](on.Disk, filepath.Join(config.Dir, stateDir), recordFormat),
 	}
 }
 
@@ -58,12 +63,12 @@ func (s *Supervisor) Ensure(ctx context.Context, r mps.Request) (mps.Endpoint, e
 	if err := checkRequest(r); err != nil {
 		return mps.Endpoint{}, fmt.Errorf("%w: %w", errInvalid, err)
 	}
-	b := s.board(r.Device)
-	if err := b.lock(ctx); err != nil {
+	g := s.gpu(r.Device)
+	if err := g.lock(ctx); err != nil {
 		return mps.Endpoint{}, err
 	}
-	defer b.unlock()
-	return b.ensure(s.work(ctx), r)
+	defer g.unlock()
+	return g.ensure(s.work(ctx), r)
 }
 
 // Release takes a claim off a GPU and undoes everything after the last one.
@@ -71,8 +76,8 @@ func (s *Supervisor) Release(ctx context.Context, device string, claim types.UID
 	if err := checkClaim(claim); err != nil {
 		return fmt.Errorf("%w: %w", errInvalid, err)
 	}
-	return s.with(ctx, device, func(ctx context.Context, b *board) error {
-		return b.keep(ctx, func(c types.UID) bool { return c != claim })
+	return s.with(ctx, device, func(ctx context.Context, g *gpuState) error {
+		return g.keep(ctx, func(c types.UID) bool { return c != claim })
 	})
 }
 
@@ -83,68 +88,63 @@ func (s *Supervisor) Retain(ctx context.Context, device, owner string, claims []
 	if err := checkOwner(owner); err != nil {
 		return fmt.Errorf("%w: %w", errInvalid, err)
 	}
-	return s.with(ctx, device, func(ctx context.Context, b *board) error {
-		if err := b.keep(ctx, func(c types.UID) bool { return b.record.Owners[c] != owner || slices.Contains(claims, c) }); err != nil {
+	return s.with(ctx, device, func(ctx context.Context, g *gpuState) error {
+		if err := g.keep(ctx, func(c types.UID) bool { return g.record.Owners[c] != owner || slices.Contains(claims, c) }); err != nil {
 			return err
 		}
-		return b.holdComputeMode(ctx)
+		return g.holdComputeMode(ctx)
 	})
 }
 
-// with does something to the board of a GPU, if there is one.
-func (s *Supervisor) with(ctx context.Context, device string, do func(context.Context, *board) error) error {
+// with does something to the state of a GPU, if there is one.
+func (s *Supervisor) with(ctx context.Context, device string, do func(context.Context, *gpuState) error) error {
 	if _, err := checkDevice(device); err != nil {
 		return fmt.Errorf("%w: %w", errInvalid, err)
 	}
 	s.mu.Lock()
-	b := s.boards[device]
+	g := s.gpus[device]
 	s.mu.Unlock()
-	if b == nil {
+	if g == nil {
 		return nil // nothing was ever started
 	}
-	if err := b.lock(ctx); err != nil {
+	if err := g.lock(ctx); err != nil {
 		return err
 	}
-	defer b.unlock()
-	if b.record == nil {
+	defer g.unlock()
+	if g.record == nil {
 		return nil
 	}
-	return do(s.work(ctx), b)
+	return do(s.work(ctx), g)
 }
 
-// Status tells what there is, without waiting for what goes on.
+// Status reports what there is, without waiting for what goes on.
 func (s *Supervisor) Status() *mps.Status {
 	status := &mps.Status{Version: s.config.Version}
-	for _, b := range s.all() {
-		if view := b.view.Load(); view != nil {
+	for _, g := range s.all() {
+		if view := g.view.Load(); view != nil {
 			status.GPUs = append(status.GPUs, *view)
 		}
 	}
 	return status
 }
 
-// board is that of a GPU, which is made if need be.
-func (s *Supervisor) board(device string) *board {
+// gpu is the state of a GPU, which is created if need be.
+func (s *Supervisor) gpu(device string) *gpuState {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	b := s.boards[device]
-	if b == nil {
-		b = &board{s: s, device: device, paths: pathsOf(s.config.Dir, device), turn: make(chan struct{}, 1)}
-		s.boards[device] = b
+	g := s.gpus[device]
+	if g == nil {
+		g = &gpuState{s: s, device: device, paths: pathsOf(s.config.Dir, device), turn: make(chan struct{}, 1)}
+		s.gpus[device] = g
 	}
-	return b
+	return g
 }
 
-// all boards in order of device name.
-func (s *Supervisor) all() []*board {
+// all states in order of device name.
+func (s *Supervisor) all() []*gpuState {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	boards := make([]*board, 0, len(s.boards))
-	for _, b := range s.boards {
-		boards = append(boards, b)
-	}
-	slices.SortFunc(boards, func(a, b *board) int { return strings.Compare(a.device, b.device) })
-	return boards
+	return slices.SortedFunc(maps.Values(s.gpus), func(a, b *gpuState) int { return strings.Compare(a.device, b.device) })
 }
 
 // work is the life of the supervisor with the logger of a caller.
@@ -162,16 +162,16 @@ func (s *Supervisor) CleanUp() {
 			return
 		case <-tick.C:
 		}
-		for _, b := range s.all() {
-			if err := b.lock(s.life); err != nil {
+		for _, g := range s.all() {
+			if err := g.lock(s.life); err != nil {
 				return
 			}
-			if b.record != nil && len(b.record.Claims) == 0 {
-				if err := b.dismantle(s.life); err != nil {
-					klog.FromContext(s.life).Error(err, "Could not clean up after MPS", "gpu", b.device)
+			if g.record != nil && len(g.record.Claims) == 0 {
+				if err := g.dismantle(s.life); err != nil {
+					klog.FromContext(s.life).Error(err, "MPS cleanup failed", "gpu", g.device)
 				}
 			}
-			b.unlock()
+			g.unlock()
 		}
 	}
 }

@@ -21,8 +21,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/mps"
 )
 
-// foldersLeft lists records and folders of GPUs.
-func foldersLeft(t *testing.T, config Config) []string {
+// dirsLeft lists records and directories of GPUs.
+func dirsLeft(t *testing.T, config Config) []string {
 	t.Helper()
 	var left []string
 	for _, pattern := range []string{"gpu-*", filepath.Join(stateDir, "*"), filepath.Join(stateDir, ".gpu*")} {
@@ -32,7 +32,7 @@ func foldersLeft(t *testing.T, config Config) []string {
 		}
 		left = append(left, found...)
 	}
-	return slices.DeleteFunc(left, func(name string) bool { return strings.HasSuffix(name, corruptSuffix) })
+	return slices.DeleteFunc(left, func(name string) bool { return filepath.Base(name) == "corrupt" })
 }
 
 func ensure(t *testing.T, s *Supervisor, r mps.Request) mps.Endpoint {
