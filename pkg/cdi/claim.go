@@ -22,11 +22,11 @@ import (
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
-// ClaimClass of the CDI kind "<driver name>/claim": what a claim's devices need beside the static ones.
+// ClaimClass is the class of the CDI kind "<driver name>/claim": what a claim's devices need in addition to the static ones.
 const ClaimClass = "claim"
 
-// ClaimID is the fully qualified CDI name of what a partition or share has beside its GPU: its capability nodes, or its
-// numbers and what it shares.
+// ClaimID is the fully qualified CDI name of what a partition or share needs in addition to its GPU: a partition's
+// capability nodes, a share's environment and mounts.
 func (s *Static) ClaimID(uid types.UID, d *records.Device) string {
 	return s.opts.Driver + "/" + ClaimClass + "=" + claimDevice(uid, d)
 }
@@ -40,95 +40,96 @@ func claimDevice(uid types.UID, d *records.Device) string {
 }
 
 // ClaimPath is the file of a claim's spec.
-func (s *Static) ClaimPath(uid types.UID) string { return filepath.Join(s.opts.Dir, s.claimFile(uid)) }
-
-func (s *Static) claimFile(uid types.UID) string {
-	return cdi.GenerateTransientSpecName(s.opts.Driver, ClaimClass, string(uid)) + ".json"
+func (s *Static) ClaimPath(uid types.UID) string {
+	return filepath.Join(s.opts.Dir, claimFile(s.opts.Driver, uid))
 }
 
-// WriteClaim writes the small spec of a claim with partitions or shares. They must exist.
+func claimFile(driver string, uid types.UID) string {
+	return cdi.GenerateTransientSpecName(driver, ClaimClass, string(uid)) + ".json"
+}
+
+// WriteClaim writes the spec of a claim's partitions and shares, which must exist.
 func (s *Static) WriteClaim(ctx context.Context, uid types.UID, parts []*records.Device) error {
 	spec := &specs.Spec{Kind: s.opts.Driver + "/" + ClaimClass}
 	for _, p := range parts {
-		device, err := s.claimEdits(p)
+		edits, err := s.claimEdits(p)
 		if err != nil {
 			return err
 		}
-		device.Name = claimDevice(uid, p)
+		device := specs.Device{Name: claimDevice(uid, p), ContainerEdits: *edits}
 		if err := parser.ValidateDeviceName(device.Name); err != nil {
 			return fmt.Errorf("name the CDI device of %s: %w", p.Device, err)
 		}
-		spec.Devices = append(spec.Devices, *device)
+		spec.Devices = append(spec.Devices, device)
 	}
 	var err error
 	if spec.Version, err = specs.MinimumRequiredVersion(spec); err != nil {
-		return fmt.Errorf("work out the version of the CDI spec: %w", err)
+		return fmt.Errorf("determine the version of the CDI spec: %w", err)
 	}
 	klog.FromContext(ctx).V(4).Info("Writing the claim's CDI spec", "path", s.ClaimPath(uid))
-	return s.write(spec, s.claimFile(uid))
+	return s.write(spec, claimFile(s.opts.Driver, uid))
 }
 
-// claimEdits is the CDI device of one partition or share, without a name.
-func (s *Static) claimEdits(d *records.Device) (*specs.Device, error) {
+// claimEdits are the container edits of one partition or share.
+func (s *Static) claimEdits(d *records.Device) (*specs.ContainerEdits, error) {
 	if d.Share != nil {
-		return s.shareDevice(d)
+		return s.shareEdits(d)
 	}
-	return s.partitionDevice(d)
+	return s.partitionEdits(d)
 }
 
-// partitionDevice is the CDI device of one partition: the device nodes by which the driver lets a container at a GPU
-// instance and a compute instance.
-func (s *Static) partitionDevice(p *records.Device) (*specs.Device, error) {
+// partitionEdits are the capability nodes that give a container access to a GPU instance and its compute instance.
+func (s *Static) partitionEdits(p *records.Device) (*specs.ContainerEdits, error) {
 	if p.Partition.CI == nil {
 		return nil, fmt.Errorf("partition %s has no compute instance", p.Device)
 	}
-	major, err := s.capabilityMajor()
-	if err != nil {
-		return nil, err
+	majors := s.majors()
+	major, found := majors["nvidia-caps"]
+	if !found {
+		major, found = majors["nvidia/nvidia-caps"]
+	}
+	if !found {
+		return nil, errors.New("find the major number of nvidia-caps: it is not in /proc/devices; is the nvidia module loaded?")
 	}
 	minor, err := s.gpuMinor(p.GPU)
 	if err != nil {
 		return nil, err
 	}
-	device := &specs.Device{}
+	edits := &specs.ContainerEdits{}
 	gi := path.Join("driver/nvidia/capabilities", "gpu"+strconv.Itoa(minor), "mig", "gi"+strconv.Itoa(p.Partition.GI))
 	for _, file := range []string{path.Join(gi, "access"), path.Join(gi, "ci"+strconv.Itoa(*p.Partition.CI), "access")} {
 		capMinor, err := s.capabilityMinor(file)
 		if err != nil {
 			return nil, fmt.Errorf("find the capability node of partition %s: %w", p.Device, err)
 		}
-		device.ContainerEdits.DeviceNodes = append(device.ContainerEdits.DeviceNodes, &specs.DeviceNode{
-			// With type and numbers given the node need not exist on the host.
+		edits.DeviceNodes = append(edits.DeviceNodes, &specs.DeviceNode{
+			// With type and numbers given, the node need not exist on the host.
 			Path: "/dev/nvidia-caps/nvidia-cap" + strconv.FormatInt(capMinor, 10), Type: "c", Major: major, Minor: capMinor, Permissions: "rw",
 		})
 	}
-	return device, nil
+	return edits, nil
 }
 
-// HasClaim tells whether a claim's spec is there.
+// HasClaim reports whether a claim's spec exists.
 func (s *Static) HasClaim(uid types.UID) bool {
 	_, err := os.Lstat(s.ClaimPath(uid))
 	return err == nil
 }
 
-// Remover deletes specs, which needs no GPU driver.
+// Remover deletes specs. It needs no GPU driver.
 type Remover struct {
-	// Dir is where container runtimes look for specs, Driver the DRA driver's name.
+	// Dir is the directory that container runtimes read specs from, Driver the DRA driver's name.
 	Dir, Driver string
 }
 
-// RemoveClaim deletes a claim's spec. A claim without one is no error.
-func (r Remover) RemoveClaim(uid types.UID) error {
-	file := cdi.GenerateTransientSpecName(r.Driver, ClaimClass, string(uid)) + ".json"
-	if err := os.Remove(filepath.Join(r.Dir, file)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove the claim's CDI spec: %w", err)
-	}
-	return nil
-}
+// RemoveClaim deletes a claim's spec. A missing spec is not an error.
+func (r Remover) RemoveClaim(uid types.UID) error { return r.remove(claimFile(r.Driver, uid)) }
 
-// RemoveStatic deletes the static spec of a node that hands out GPUs no more. That there is none is no error.
-func (r Remover) RemoveStatic() error {
-	if err := os.Remove(filepath.Join(r.Dir, staticFile(r.Driver))); err != nil && !errors.Is(err, fs.ErrNotExist) {
+// RemoveStatic deletes the static spec of a node that no longer offers GPUs. A missing spec is not an error.
+func (r Remover) RemoveStatic() error { return r.remove(staticFile(r.Driver)) }
+
+func (r Remover) remove(file string) error {
+	if err := os.Remove(filepath.Join(r.Dir, file)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the CDI spec: %w", err)
 	}
 	return nil
@@ -145,21 +146,7 @@ func (s *Static) gpuMinor(device string) (int, error) {
 	return minor, nil
 }
 
-// capabilityMajor is the major number of capability nodes on this boot.
-func (s *Static) capabilityMajor() (int64, error) {
-	data, err := fs.ReadFile(s.opts.Procfs, "devices")
-	if err != nil {
-		return 0, fmt.Errorf("find the major number of nvidia-caps: %w", err)
-	}
-	for line := range strings.Lines(string(data)) {
-		if fields := strings.Fields(line); len(fields) == 2 && (fields[1] == "nvidia-caps" || fields[1] == "nvidia/nvidia-caps") {
-			return strconv.ParseInt(fields[0], 10, 32)
-		}
-	}
-	return 0, errors.New("find the major number of nvidia-caps: it is not in /proc/devices; is the nvidia module loaded?")
-}
-
-// capabilityMinor reads the minor number out of a capability file.
+// capabilityMinor reads the minor number from a capability file.
 func (s *Static) capabilityMinor(file string) (int64, error) {
 	data, err := fs.ReadFile(s.opts.Procfs, file)
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// Numbers of the driver's device nodes: the major of GPUs is NVIDIA's own, that of nvidia-uvm is the kernel's choice at
-// each load of the module (nvidia-modprobe-utils.c, NV_MAJOR_DEVICE_NUMBER and nvidia_uvm_mknod).
+// Numbers of the driver's device nodes. The major of GPUs is fixed; the kernel chooses that of nvidia-uvm at each load of
+// the module (nvidia-modprobe-utils.c, NV_MAJOR_DEVICE_NUMBER and nvidia_uvm_mknod).
 const (
 	majorNVIDIA  = 195
 	minorModeset = 254
@@ -27,10 +27,9 @@ const (
 	uvmModule    = "nvidia-uvm"
 )
 
-// Device nodes that containers need of the driver beside those of their GPUs. Without nvidiactl and nvidia-uvm no CUDA
-// program starts: GKE's device plugin waits for just these two (container-engine-accelerators, CheckDevicePaths). The
-// tools' node serves profilers, that of modeset graphics; both are left out where they are missing, as NVIDIA's toolkit
-// does (nvcdi, controlDeviceNodeDiscoverer).
+// Device nodes that containers need in addition to those of their GPUs. Without nvidiactl and nvidia-uvm no CUDA program
+// starts: GKE's device plugin waits for these two (container-engine-accelerators, CheckDevicePaths). Profilers use the
+// tools node, graphics the modeset node; both are optional, as in NVIDIA's toolkit (nvcdi, controlDeviceNodeDiscoverer).
 const (
 	controlNode  = "/dev/nvidiactl"
 	uvmNode      = "/dev/nvidia-uvm"
@@ -38,17 +37,17 @@ const (
 	modesetNode  = "/dev/nvidia-modeset"
 )
 
-// anyMajor is the major of a node where nothing says what it has to be.
+// anyMajor is the major of a node whose required major is unknown.
 const anyMajor = -1
 
-// deviceNode is a character device as it has to be.
+// deviceNode is a required character device.
 type deviceNode struct {
 	path         string // on the node and in the container
 	major, minor int64
 }
 
-// mandatoryNodes are those that every container needs, with the numbers that they have to have. A kernel that lists its
-// drivers but not nvidia-uvm has not loaded that module: whatever node there is leads nowhere.
+// mandatoryNodes are the device nodes that every container needs. If the kernel lists the driver's modules but not
+// nvidia-uvm, that module is not loaded, and any existing node is stale.
 func mandatoryNodes(majors map[string]int64) ([]deviceNode, error) {
 	nodes := []deviceNode{{controlNode, majorNVIDIA, minorControl}}
 	major, loaded := majors[uvmModule]
@@ -57,7 +56,7 @@ func mandatoryNodes(majors map[string]int64) ([]deviceNode, error) {
 	case len(majors) == 0:
 		major = anyMajor
 	default:
-		return nodes, fmt.Errorf("%s leads nowhere: /proc/devices does not list %s: load that module", uvmNode, uvmModule)
+		return nodes, fmt.Errorf("%s is stale: /proc/devices does not list %s: load that module", uvmNode, uvmModule)
 	}
 	return append(nodes, deviceNode{uvmNode, major, 0}), nil
 }
@@ -67,33 +66,34 @@ func gpuNode(minor int) deviceNode {
 	return deviceNode{"/dev/nvidia" + strconv.Itoa(minor), majorNVIDIA, int64(minor)}
 }
 
-// errNode says what is wrong with a device node.
+// errNode is wrapped by the errors about a device node.
 var errNode = errors.New("device node")
 
-// check looks whether a node is as it has to be below a root.
+// check fails unless the node exists below a root with the right numbers.
 func (n deviceNode) check(root string) error {
 	info, err := os.Lstat(filepath.Join(root, n.path))
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w %s is missing", errNode, n.path)
 	}
 	if err != nil {
-		return fmt.Errorf("%w %s cannot be looked at: %w", errNode, n.path, err)
+		return fmt.Errorf("%w %s cannot be read: %w", errNode, n.path, err)
 	}
 	major, minor, ok := numbers(info)
 	if !ok {
-		return fmt.Errorf("%w %s is no character device", errNode, n.path)
+		return fmt.Errorf("%w %s is not a character device", errNode, n.path)
 	}
 	if minor != n.minor || n.major != anyMajor && major != n.major {
 		want := strconv.FormatInt(n.major, 10)
 		if n.major == anyMajor {
 			want = "?"
 		}
-		return fmt.Errorf("%w %s has the numbers %d:%d and should have %s:%d: it is left over from another driver", errNode, n.path, major, minor, want, n.minor)
+		return fmt.Errorf("%w %s has the numbers %d:%d and should have %s:%d: it is left over from another driver",
+			errNode, n.path, major, minor, want, n.minor)
 	}
 	return nil
 }
 
-// numbers are those of a character device.
+// numbers returns the major and minor number of a character device.
 func numbers(info fs.FileInfo) (major, minor int64, ok bool) {
 	stat, isUnix := info.Sys().(*syscall.Stat_t)
 	if info.Mode()&fs.ModeCharDevice == 0 || !isUnix {
@@ -102,8 +102,8 @@ func numbers(info fs.FileInfo) (major, minor int64, ok bool) {
 	return int64(unix.Major(stat.Rdev)), int64(unix.Minor(stat.Rdev)), true
 }
 
-// majors reads which of the driver's modules the kernel has given which major: of nvidia-uvm, nvidia-caps and others. It is
-// empty where the kernel lists none of them, as in some sandboxes.
+// majors reads the major numbers of the driver's modules, such as nvidia-uvm and nvidia-caps. It is empty if the kernel
+// lists none of them, as in some sandboxes.
 func (s *Static) majors() map[string]int64 {
 	found := map[string]int64{}
 	data, err := fs.ReadFile(s.opts.Procfs, "devices")
@@ -125,14 +125,14 @@ func (s *Static) majors() map[string]int64 {
 	return found
 }
 
-// drmNodes lists the nodes of a GPU below /dev/dri, by /sys, in the order of their names.
+// drmNodes lists a GPU's device nodes below /dev/dri according to /sys, ordered by name.
 func (s *Static) drmNodes(g *gpu.GPU) []string {
 	if s.opts.Sysfs == nil {
 		return nil
 	}
 	entries, err := fs.ReadDir(s.opts.Sysfs, path.Join("bus/pci/devices", g.PCI.String(), "drm"))
 	if err != nil {
-		return nil // the driver has no DRM part there
+		return nil // the driver's DRM module is not loaded
 	}
 	var nodes []string
 	for _, e := range entries {
@@ -143,7 +143,7 @@ func (s *Static) drmNodes(g *gpu.GPU) []string {
 	return nodes
 }
 
-// isDRMNode reports whether a name is that of a DRM device, "card0" or "renderD128".
+// isDRMNode reports whether a name is that of a DRM device, such as "card0" or "renderD128".
 func isDRMNode(name string) bool {
 	for _, prefix := range []string{"card", "renderD"} {
 		if number, found := strings.CutPrefix(name, prefix); found && number != "" && strings.Trim(number, "0123456789") == "" {

@@ -30,17 +30,17 @@ func TestRefresh_ControlNodesMissing(t *testing.T) {
 			if _, err := os.Stat(b.Path()); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("an incomplete spec was written: %v", err)
 			}
-			if got := len(b.Troubles()); got != len(b.node.GPUs) {
-				t.Errorf("%d GPUs are in trouble, want all %d", got, len(b.node.GPUs))
+			if got := len(b.Problems()); got != len(b.node.GPUs) {
+				t.Errorf("%d GPUs have problems, want all %d", got, len(b.node.GPUs))
 			}
 			// The node appears: the next claim makes the spec, without a restart.
-			b.must(b.makeNodes(t.Context(), driverroot.Nodes{Control: true, UVM: true}))
+			b.must(b.createNodes(t.Context(), driverroot.Nodes{Control: true, UVM: true}))
 			b.must(b.Ensure(t.Context(), ids(b.Static, b.node)))
 			if got := paths(&b.onDisk().ContainerEdits); !slices.Contains(got, "/dev/"+node) {
 				t.Errorf("device nodes %v, want /dev/%s among them", got, node)
 			}
-			if got := b.Troubles(); len(got) > 0 {
-				t.Errorf("troubles %v, want none", got)
+			if got := b.Problems(); len(got) > 0 {
+				t.Errorf("problems %v, want none", got)
 			}
 		})
 	}
@@ -50,9 +50,9 @@ func TestRefresh_CreatesMissingNodes(t *testing.T) {
 	b := newBed(t)
 	b.restored()
 	var asked []driverroot.Nodes
-	b.opts.MakeNodes = func(ctx context.Context, nodes driverroot.Nodes) error {
+	b.opts.CreateNodes = func(ctx context.Context, nodes driverroot.Nodes) error {
 		asked = append(asked, nodes)
-		return b.makeNodes(ctx, nodes)
+		return b.createNodes(ctx, nodes)
 	}
 	b.must(b.Refresh(t.Context(), b.node))
 	b.must(b.board.RemoveDeviceNodes("nvidia-uvm", "nvidia-uvm-tools", "nvidia1"))
@@ -65,7 +65,7 @@ func TestRefresh_CreatesMissingNodes(t *testing.T) {
 func TestRefresh_CreateNodesFails(t *testing.T) {
 	b := newBed(t)
 	b.restored()
-	b.opts.MakeNodes = func(context.Context, driverroot.Nodes) error { return errors.New("modprobe: no module nvidia-uvm") }
+	b.opts.CreateNodes = func(context.Context, driverroot.Nodes) error { return errors.New("modprobe: no module nvidia-uvm") }
 	b.must(b.board.RemoveDeviceNodes("nvidia-uvm"))
 	b.says(b.Refresh(t.Context(), b.node), "/dev/nvidia-uvm", "no module nvidia-uvm")
 }
@@ -79,7 +79,7 @@ func TestEnsure_OneGPUFails(t *testing.T) {
 		"wrong major": {func(b *bed) error { return b.board.SpoilDeviceNodes("nvidia1") }, "/dev/nvidia1 has the numbers 240:1 and should have 195:1"},
 		"a file": {func(b *bed) error {
 			return errors.Join(b.board.RemoveDeviceNodes("nvidia1"), os.WriteFile(filepath.Join(b.root, "dev/nvidia1"), nil, 0o600))
-		}, "/dev/nvidia1 is no character device"},
+		}, "/dev/nvidia1 is not a character device"},
 	}
 	for name, tt := range tests {
 		for _, atStart := range []bool{true, false} {
@@ -97,14 +97,14 @@ func TestEnsure_OneGPUFails(t *testing.T) {
 			all := ids(b.Static, b.node)
 			b.refuses(all[1:], tt.says, "nvidia-modprobe -c 1")
 			b.must(b.Ensure(t.Context(), all[:1]))
-			troubles := b.Troubles()
-			if len(troubles) != 1 || troubles[b.node.GPUs[1].PCI.DeviceName()] == nil || changes != 1 {
-				t.Errorf("%s, at start %t: troubles %v after %d changes, want one", name, atStart, troubles, changes)
+			problems := b.Problems()
+			if len(problems) != 1 || problems[b.node.GPUs[1].PCI.DeviceName()] == nil || changes != 1 {
+				t.Errorf("%s, at start %t: problems %v after %d changes, want one", name, atStart, problems, changes)
 			}
 			b.must(b.board.Modprobe(false, 1))
 			b.must(b.Ensure(t.Context(), all))
-			if got := b.Troubles(); len(got) > 0 || changes != 2 {
-				t.Errorf("%s, at start %t: troubles %v after %d changes, want none", name, atStart, got, changes)
+			if got := b.Problems(); len(got) > 0 || changes != 2 {
+				t.Errorf("%s, at start %t: problems %v after %d changes, want none", name, atStart, got, changes)
 			}
 		}
 	}
@@ -117,7 +117,7 @@ func TestRefresh_NoDeviceNodes(t *testing.T) {
 	b.says(b.Refresh(t.Context(), b.node), "/dev/nvidia0")
 	b.refuses(ids(b.Static, b.node)[1:], "/dev/nvidia")
 	for i := range b.node.GPUs {
-		b.says(b.Troubles()[b.node.GPUs[i].PCI.DeviceName()], gpuNode(b.node.GPUs[i].Minor).path)
+		b.says(b.Problems()[b.node.GPUs[i].PCI.DeviceName()], gpuNode(b.node.GPUs[i].Minor).path)
 	}
 }
 

@@ -12,25 +12,25 @@ import (
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
-// Where a container finds what the clients of an MPS server share. The pipes are where CUDA looks for them when nothing
-// tells it, so that a program that clears its environment does not miss the server.
+// Where a container finds the pipes and shared memory of its MPS server. The pipe directory is CUDA's default, so that a
+// program that clears its environment still finds the server.
 const (
 	containerPipes        = "/tmp/nvidia-mps"
 	containerSharedMemory = "/dev/shm"
 )
 
-// mebibyte is the unit in which drivers and users take amounts of memory.
+// mebibyte is the unit of memory in the environment of containers.
 const mebibyte = 1 << 20
 
-// shareDevice is the CDI device of one share: its numbers, and what holds it to them.
-func (s *Static) shareDevice(d *records.Device) (*specs.Device, error) {
+// shareEdits are the container edits of one share: its amounts, and what enforces them.
+func (s *Static) shareEdits(d *records.Device) (*specs.ContainerEdits, error) {
 	share := d.Share
-	edits := specs.ContainerEdits{Env: []string{"CLEAVE_SHARES=" + strconv.FormatInt(share.Shares, 10)}}
-	if share.Exclusive {
-		edits.Env = nil // nothing is counted
-	}
+	edits := &specs.ContainerEdits{}
 	set := func(name string, value int64) {
 		edits.Env = append(edits.Env, name+"="+strconv.FormatInt(value, 10))
+	}
+	if !share.Exclusive { // an exclusive share has no amounts
+		set("CLEAVE_SHARES", share.Shares)
 	}
 	if share.Memory > 0 {
 		set("CLEAVE_MEMORY_MIB", share.Memory/mebibyte)
@@ -47,7 +47,7 @@ func (s *Static) shareDevice(d *records.Device) (*specs.Device, error) {
 			set("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", share.MPS.ThreadPercentage)
 		}
 		if share.MPS.Memory > 0 {
-			// The server of the GPU has no other, so its number there is 0.
+			// Its server sees only this GPU, so the device ordinal is 0.
 			edits.Env = append(edits.Env, fmt.Sprintf("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=%dM", share.MPS.Memory/mebibyte))
 		}
 		if share.MPS.BelowNormal {
@@ -57,22 +57,21 @@ func (s *Static) shareDevice(d *records.Device) (*specs.Device, error) {
 			set("CUDA_DEVICE_MAX_CONNECTIONS", 2)
 		}
 		edits.Env = append(edits.Env, "CUDA_MPS_PIPE_DIRECTORY="+containerPipes)
-		// A client connects to a socket and writes to a pipe, which a read-only mount allows: it is files and
-		// directories that cannot be changed (path_resolution(7), mount(2) MS_RDONLY). So no container can take the
-		// socket from the others, or fill the directory.
+		// A read-only mount lets a client connect to the socket and write to the pipes, but not change files and
+		// directories (path_resolution(7), mount(2) MS_RDONLY): no container can replace the socket or fill the directory.
 		edits.Mounts = []*specs.Mount{bind(share.MPS.PipeDir, containerPipes, "ro"), bind(share.MPS.ShmDir, containerSharedMemory, "rw")}
 	case share.CgroupMemory:
 		edits.Hooks = []*specs.Hook{s.memoryLimit(d.UUID, share.Memory)}
 	}
-	return &specs.Device{ContainerEdits: edits}, nil
+	return edits, nil
 }
 
-// bind is a mount of a host's directory, "ro" or "rw".
+// bind mounts a host directory "ro" or "rw".
 func bind(from, to, access string) *specs.Mount {
 	return &specs.Mount{HostPath: from, ContainerPath: to, Type: "bind", Options: []string{"rbind", access, "nosuid", "nodev", "noexec", "rprivate"}}
 }
 
-// memoryLimit has the driver hold a container's cgroup to an amount of a GPU's memory, once the cgroup is there.
+// memoryLimit is the hook that makes the driver limit the GPU memory of a container's cgroup.
 func (s *Static) memoryLimit(uuid string, memory int64) *specs.Hook {
 	return &specs.Hook{
 		HookName: "createRuntime",

@@ -3,8 +3,8 @@
 // Package cdi writes the container device specs that turn an allocated device into device nodes, libraries and hooks
 // inside a container.
 //
-// One static spec per node holds what every container needs of the driver, and one device per GPU. A whole GPU needs
-// no more, so preparing one writes no spec: runtimes parse every spec in the folder at each change.
+// One static spec per node contains what every container needs of the driver, and one device per GPU. A whole GPU needs
+// no more, so preparing one writes no spec: runtimes parse every spec in the directory at each change.
 package cdi
 
 import (
@@ -17,6 +17,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -32,56 +33,56 @@ import (
 // Class of the CDI kind "<driver name>/gpu".
 const Class = "gpu"
 
-// Options say where things are.
+// Options configure a Static.
 type Options struct {
-	// Driver is the DRA driver's name and the vendor of the CDI kind, so that two drivers cannot clash.
+	// Driver is the DRA driver's name and the vendor of the CDI kind, so that two drivers cannot conflict.
 	Driver string
-	// Dir is where container runtimes look for specs, such as /var/run/cdi.
+	// Dir is the directory that container runtimes read specs from, such as /var/run/cdi.
 	Dir string
 	// DriverRoot is the driver's root on the host, as a container runtime sees it.
 	DriverRoot string
-	// ContainerDriverRoot is the same folder as this process sees it.
+	// ContainerDriverRoot is the same directory as this process sees it.
 	ContainerDriverRoot string
 	// Procfs is the node's /proc.
 	Procfs fs.FS
-	// Sysfs is the node's /sys, by which the DRM nodes of GPUs are found; nil for none.
+	// Sysfs is the node's /sys, which lists the DRM nodes of GPUs; nil for none.
 	Sysfs fs.FS
 	// HookPath is the nvidia-cdi-hook program on the host, see package hook.
 	HookPath string
-	// MemoryHookPath is the cleave-memory-limit program on the host, which specs name only where the driver limits memory.
+	// MemoryHookPath is the cleave-memory-limit program on the host. Specs name it only if the driver limits memory.
 	MemoryHookPath string
-	// MakeNodes makes device nodes that are missing; nil to leave that to others.
-	MakeNodes func(ctx context.Context, nodes driverroot.Nodes) error
-	// Changed is called after Troubles has changed, from any goroutine; nil for nobody to hear of it.
+	// CreateNodes creates missing device nodes; nil disables it.
+	CreateNodes func(ctx context.Context, nodes driverroot.Nodes) error
+	// Changed is called from any goroutine after Problems has changed; may be nil.
 	Changed func()
 }
 
 // Static is the spec of a node.
 type Static struct {
 	opts Options
-	// cache writes specs. It is made once: making one parses every spec in the folder.
+	// cache writes specs. It is created once, because that parses every spec in the directory.
 	cache *cdi.Cache
 	now   func() time.Time
 
-	// making is held while the spec is made; node is what it is made of, tried when that was last begun.
-	making sync.Mutex
-	node   *gpu.Node
-	tried  time.Time
+	// generating serialises the generation of the spec from node, last attempted at tried.
+	generating sync.Mutex
+	node       *gpu.Node
+	tried      time.Time
 
-	mu     sync.RWMutex
-	made   *made          // nil before it was tried
-	minors map[string]int // device name -> N of /dev/nvidiaN
+	mu        sync.RWMutex
+	generated *generated     // nil before the first attempt
+	minors    map[string]int // device name -> N of /dev/nvidiaN
 
 	fileMu  sync.Mutex
-	written os.FileInfo // the spec's file as it was when it last was as it should be
+	written os.FileInfo // of the spec's file when it was last known to be correct
 }
 
-// made is what a look at the driver's files and device nodes gave.
-type made struct {
-	// err is why no GPU can be given to a container; nil if there is a spec.
+// generated is the result of searching the driver's files and device nodes.
+type generated struct {
+	// err is why no GPU can be injected into a container; nil if there is a spec.
 	err  error
 	spec *specs.Spec
-	// missing says by device name why a GPU cannot be given to a container.
+	// missing is why a GPU cannot be injected into a container, by device name.
 	missing map[string]error
 	// nodes are the device nodes of each device, below devices; common those of all containers.
 	nodes   map[string][]deviceNode
@@ -91,11 +92,11 @@ type made struct {
 	files []string
 }
 
-// retryAfter is the least time between two attempts of Ensure to make the spec: pods whose claims fail are tried again and
-// again, and an attempt may run nvidia-modprobe.
+// retryAfter is the minimum time between two attempts of Ensure to generate the spec: the kubelet retries failing claims
+// frequently, and an attempt may run nvidia-modprobe.
 const retryAfter = 2 * time.Second
 
-// NewStatic checks the options. Refresh makes the spec.
+// NewStatic checks the options. Refresh writes the spec.
 func NewStatic(opts Options) (*Static, error) {
 	opts.DriverRoot, opts.ContainerDriverRoot = filepath.Clean(opts.DriverRoot), filepath.Clean(opts.ContainerDriverRoot)
 	if opts.ContainerDriverRoot == "/" && opts.DriverRoot != "/" {
@@ -103,17 +104,13 @@ func NewStatic(opts Options) (*Static, error) {
 	}
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(opts.Dir), cdi.WithAutoRefresh(false))
 	if err != nil {
-		return nil, fmt.Errorf("open the CDI folder %s: %w", opts.Dir, err)
+		return nil, fmt.Errorf("open the CDI directory %s: %w", opts.Dir, err)
 	}
 	return &Static{opts: opts, cache: cache, now: time.Now}, nil
 }
 
 // Path is the file of the spec.
-func (s *Static) Path() string {
-	return filepath.Join(s.opts.Dir, s.fileName())
-}
-
-func (s *Static) fileName() string { return staticFile(s.opts.Driver) }
+func (s *Static) Path() string { return filepath.Join(s.opts.Dir, staticFile(s.opts.Driver)) }
 
 func staticFile(driver string) string { return cdi.GenerateSpecName(driver, Class) + ".json" }
 
@@ -122,81 +119,68 @@ func (s *Static) DeviceID(device string) string {
 	return s.opts.Driver + "/" + Class + "=" + device
 }
 
-// Refresh looks for the driver's files and device nodes, has missing nodes made, and puts the spec where runtimes look. A
-// GPU whose device node is not as it has to be is left out, see Troubles; the others are served. The error is why there is
-// no spec, or an incomplete one would have been written: an earlier one stays as it is then.
+// Refresh finds the driver's files and device nodes, creates missing nodes, and writes the spec. GPUs with a wrong device
+// node are omitted, see Problems; the others are served. If the spec would be incomplete, Refresh returns an error and
+// leaves the earlier one unchanged.
 func (s *Static) Refresh(ctx context.Context, node *gpu.Node) error {
-	s.making.Lock()
-	defer s.making.Unlock()
+	s.generating.Lock()
+	defer s.generating.Unlock()
 	return s.refresh(ctx, node)
 }
 
-// refresh is Refresh; the caller holds making.
+// refresh is Refresh; the caller must hold generating.
 func (s *Static) refresh(ctx context.Context, node *gpu.Node) error {
 	s.node, s.tried = node, s.now()
-	before := s.Troubles()
-	next := s.look(ctx, node)
+	before := s.Problems()
+	next := s.generate(ctx, node)
 	minors := map[string]int{}
 	for i := range node.GPUs {
 		minors[node.GPUs[i].PCI.DeviceName()] = node.GPUs[i].Minor
 	}
 	s.mu.Lock()
-	if next.err == nil {
-		if s.made == nil || s.made.spec == nil || !sameSpec(s.made.spec, next.spec) {
-			s.fileMu.Lock()
-			s.written = nil
-			s.fileMu.Unlock()
-		}
-	}
-	s.made, s.minors = next, minors
+	s.generated, s.minors = next, minors
 	s.mu.Unlock()
-	if s.opts.Changed != nil && !sameTroubles(before, s.Troubles()) {
+	same := func(x, y error) bool { return x.Error() == y.Error() }
+	if s.opts.Changed != nil && !maps.EqualFunc(before, s.Problems(), same) {
 		s.opts.Changed()
 	}
 	if next.err != nil {
 		return next.err
 	}
+	s.fileMu.Lock()
+	s.written = nil // compare the file with the new spec
+	s.fileMu.Unlock()
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.restore(ctx)
 }
 
-func sameSpec(a, b *specs.Spec) bool {
-	x, errX := json.Marshal(a)
-	y, errY := json.Marshal(b)
-	return errX == nil && errY == nil && bytes.Equal(x, y)
-}
-
-func sameTroubles(a, b map[string]error) bool {
-	return maps.EqualFunc(a, b, func(x, y error) bool { return x.Error() == y.Error() })
-}
-
-// Troubles says by device name why GPUs cannot be given to containers. Only those that can be are not in it.
-func (s *Static) Troubles() map[string]error {
+// Problems are the reasons why GPUs cannot be injected into containers, by device name.
+func (s *Static) Problems() map[string]error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	if s.made == nil {
+	if s.generated == nil {
 		return nil
 	}
-	if s.made.err == nil {
-		return maps.Clone(s.made.missing)
+	if s.generated.err == nil {
+		return maps.Clone(s.generated.missing)
 	}
-	troubles := map[string]error{}
+	problems := map[string]error{}
 	for device := range s.minors {
-		troubles[device] = s.made.err
-		if err := s.made.missing[device]; err != nil {
-			troubles[device] = err
+		problems[device] = s.generated.err
+		if err := s.generated.missing[device]; err != nil {
+			problems[device] = err
 		}
 	}
-	return troubles
+	return problems
 }
 
-// Ensure fails unless a container can be started with the devices of the ids now: the spec is complete and on disk as we
-// wrote it, and the device nodes and files that it names are there. What has changed is looked for anew, which also has
-// missing device nodes made; as long as nothing has, it costs a look at each.
+// Ensure fails unless a container can start with the devices of the ids: the spec is complete and unchanged on disk, and
+// the device nodes and files that it names exist. If something has changed, Ensure generates the spec again, which also
+// creates missing device nodes; otherwise it costs one stat per node and file.
 func (s *Static) Ensure(ctx context.Context, ids []string) error {
 	if why := s.check(ids); why != nil {
-		if err := s.again(ctx, ids, why); err != nil {
+		if err := s.regenerate(ctx, ids, why); err != nil {
 			return err
 		}
 	}
@@ -205,7 +189,7 @@ func (s *Static) Ensure(ctx context.Context, ids []string) error {
 	return s.restore(ctx)
 }
 
-// Complete fails if the spec is not that of these GPUs, or Ensure would fail for one of them.
+// Complete fails if the spec belongs to other GPUs, or if Ensure would fail for one of them.
 func (s *Static) Complete(node *gpu.Node) error {
 	var ids []string
 	for i := range node.GPUs {
@@ -219,55 +203,56 @@ func (s *Static) Complete(node *gpu.Node) error {
 	}
 	s.mu.RUnlock()
 	if !known {
-		return errors.New("the CDI spec is of other GPUs than the node has")
+		return errors.New("the CDI spec belongs to other GPUs than the node has")
 	}
 	return s.check(ids)
 }
 
-// again makes the spec anew, unless that was just tried, and checks it.
-func (s *Static) again(ctx context.Context, ids []string, why error) error {
-	s.making.Lock()
-	defer s.making.Unlock()
-	if s.node == nil || s.check(ids) == nil { // another call made it
+// regenerate generates the spec again, unless that was just tried, and checks it.
+func (s *Static) regenerate(ctx context.Context, ids []string, why error) error {
+	s.generating.Lock()
+	defer s.generating.Unlock()
+	if s.node == nil || s.check(ids) == nil { // another call generated it
 		return s.check(ids)
 	}
 	if s.now().Sub(s.tried) < retryAfter {
 		return why
 	}
-	klog.FromContext(ctx).Info("The CDI spec is out of date; making it again", "reason", why.Error())
+	klog.FromContext(ctx).Info("Regenerating the CDI spec: it is out of date", "reason", why.Error())
 	if err := s.refresh(ctx, s.node); err != nil {
 		return err
 	}
 	return s.check(ids)
 }
 
-// check compares the spec with what is there.
+// check compares the spec with the existing device nodes and files.
 func (s *Static) check(ids []string) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	if s.made == nil {
+	g := s.generated
+	if g == nil {
 		return errors.New("the CDI spec is not written yet")
 	}
-	if s.made.err != nil {
-		return s.made.err
+	if g.err != nil {
+		return g.err
 	}
-	if err := s.made.checkCommon(s.majors()); err != nil {
+	if err := g.checkCommon(s.majors()); err != nil {
 		return err
 	}
 	for _, id := range ids {
 		name, ok := strings.CutPrefix(id, s.DeviceID(""))
 		if !ok {
-			return fmt.Errorf("CDI device %s is not of kind %s", id, s.made.spec.Kind)
+			return fmt.Errorf("CDI device %s is not of kind %s", id, g.spec.Kind)
 		}
-		if err := s.made.missing[strings.TrimSuffix(name, partitionsSuffix)]; err != nil {
+		if err := g.missing[strings.TrimSuffix(name, partitionsSuffix)]; err != nil {
 			return err
 		}
-		nodes, ok := s.made.nodes[name]
+		nodes, ok := g.nodes[name]
 		if !ok {
 			return fmt.Errorf("CDI device %s is not in %s", id, s.Path())
 		}
 		for _, n := range nodes {
-			if err := n.check(s.made.devices.Here); err != nil {
+			if err := n.check(g.devices.Here); err != nil {
 				return fmt.Errorf("CDI device %s: %w", id, err)
 			}
 		}
@@ -275,43 +260,38 @@ func (s *Static) check(ids []string) error {
 	return nil
 }
 
-// checkCommon looks whether what every container gets is still there and as it was.
-func (m *made) checkCommon(majors map[string]int64) error {
-	if major, listed := majors[uvmModule]; listed && !m.has(uvmNode, major) {
-		return fmt.Errorf("%w %s has another major than the module %s, which was loaded again", errNode, uvmNode, uvmModule)
+// checkCommon checks the device nodes and files that every container gets.
+func (g *generated) checkCommon(majors map[string]int64) error {
+	if major, listed := majors[uvmModule]; listed && !g.has(uvmNode, major) {
+		return fmt.Errorf("%w %s has another major than the module %s, which was reloaded", errNode, uvmNode, uvmModule)
 	}
-	for _, n := range m.common {
-		if err := n.check(m.devices.Here); err != nil {
+	for _, n := range g.common {
+		if err := n.check(g.devices.Here); err != nil {
 			return err
 		}
 	}
 	for _, path := range []string{uvmToolsNode, modesetNode} {
-		if _, err := os.Lstat(filepath.Join(m.devices.Here, path)); err == nil && !m.has(path, anyMajor) {
-			return fmt.Errorf("%w %s is there by now", errNode, path)
+		if _, err := os.Lstat(filepath.Join(g.devices.Here, path)); err == nil && !g.has(path, anyMajor) {
+			return fmt.Errorf("%w %s was created meanwhile", errNode, path)
 		}
 	}
-	for _, file := range m.files {
+	for _, file := range g.files {
 		if _, err := os.Lstat(file); err != nil {
-			return fmt.Errorf("a file of the driver has gone, as after an update of its packages: %w", err)
+			return fmt.Errorf("a file of the driver is missing, as after an update of its packages: %w", err)
 		}
 	}
 	return nil
 }
 
-// has reports whether all containers get a device node, of a major where one is given.
-func (m *made) has(path string, major int64) bool {
-	for _, n := range m.common {
-		if n.path == path {
-			return major == anyMajor || n.major == major
-		}
-	}
-	return false
+// has reports whether all containers get a device node with a major number.
+func (g *generated) has(path string, major int64) bool {
+	return slices.ContainsFunc(g.common, func(n deviceNode) bool { return n.path == path && (major == anyMajor || n.major == major) })
 }
 
-// write puts a spec where runtimes look, whole or not at all.
+// write writes a spec atomically.
 func (s *Static) write(spec *specs.Spec, file string) error {
-	if err := os.MkdirAll(s.opts.Dir, 0o755); err != nil { //nolint:gosec // runtimes and their users read this folder
-		return fmt.Errorf("make the CDI folder: %w", err)
+	if err := os.MkdirAll(s.opts.Dir, 0o755); err != nil { //nolint:gosec // runtimes and their users read this directory
+		return fmt.Errorf("create the CDI directory: %w", err)
 	}
 	if err := s.cache.WriteSpec(spec, file); err != nil {
 		return fmt.Errorf("write the CDI spec %s: %w", filepath.Join(s.opts.Dir, file), err)
@@ -319,33 +299,32 @@ func (s *Static) write(spec *specs.Spec, file string) error {
 	return nil
 }
 
-// restore writes the spec if its file is not as it should be, such as after somebody deleted or changed it; the caller
-// holds mu. As long as nobody does, it costs one look at the file's dates.
+// restore writes the spec if its file is missing or was changed; the caller must hold mu. Otherwise it costs one stat.
 func (s *Static) restore(ctx context.Context) error {
 	s.fileMu.Lock()
 	defer s.fileMu.Unlock()
 	info, err := os.Lstat(s.Path())
-	if err == nil && s.written != nil && os.SameFile(info, s.written) && info.ModTime().Equal(s.written.ModTime()) && info.Size() == s.written.Size() {
+	if w := s.written; err == nil && w != nil && os.SameFile(info, w) && info.ModTime().Equal(w.ModTime()) && info.Size() == w.Size() {
 		return nil
 	}
-	want, err := json.Marshal(s.made.spec)
+	want, err := json.Marshal(s.generated.spec)
 	if err != nil {
 		return fmt.Errorf("encode the CDI spec: %w", err)
 	}
 	have, err := os.ReadFile(s.Path())
 	if err != nil || !bytes.Equal(have, want) {
 		klog.FromContext(ctx).Info("Writing the CDI spec: it is missing or out of date", "path", s.Path())
-		if err := s.write(s.made.spec, s.fileName()); err != nil {
+		if err := s.write(s.generated.spec, staticFile(s.opts.Driver)); err != nil {
 			return err
 		}
 	}
 	if s.written, err = os.Lstat(s.Path()); err != nil {
-		return fmt.Errorf("look at the CDI spec: %w", err)
+		return fmt.Errorf("stat the CDI spec: %w", err)
 	}
 	return nil
 }
 
-// logger hands nvcdi's messages to klog; it is chatty, so its information comes at V(4) and up.
+// logger passes nvcdi's messages to klog, its frequent informational ones at V(4) and up.
 type logger struct {
 	to klog.Logger
 }

@@ -101,12 +101,12 @@ func newBed(t *testing.T) *bed {
 // restored makes the device nodes whole when the test ends.
 func (b *bed) restored() {
 	b.t.Cleanup(func() {
-		b.must(errors.Join(b.makeNodes(b.t.Context(), driverroot.Nodes{Control: true, UVM: true, GPUs: []int{0, 1}})))
+		b.must(errors.Join(b.createNodes(b.t.Context(), driverroot.Nodes{Control: true, UVM: true, GPUs: []int{0, 1}})))
 	})
 }
 
-// makeNodes is the simulated nvidia-modprobe.
-func (b *bed) makeNodes(_ context.Context, nodes driverroot.Nodes) error {
+// createNodes is the simulated nvidia-modprobe.
+func (b *bed) createNodes(_ context.Context, nodes driverroot.Nodes) error {
 	var err error
 	if nodes.UVM {
 		err = b.board.Modprobe(true)

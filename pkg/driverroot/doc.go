@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package driverroot knows what lies below the root of an NVIDIA driver's files: its device nodes and its programs, and
-// how those programs run.
+// Package driverroot finds the device nodes, programs and libraries below the root of an NVIDIA driver, and runs those
+// programs.
 package driverroot

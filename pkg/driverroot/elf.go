@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errNoELF says that a file is no program of the kind that drivers come with.
+// errNoELF means that a file is not a program that a driver would ship.
 var errNoELF = errors.New("no 64-bit little-endian ELF file")
 
 // Sizes and numbers of elf(5).
@@ -25,7 +25,7 @@ const (
 	interpreter   = 3 // PT_INTERP
 )
 
-// loaderOf gives the path of the loader that a program names; empty for a static one.
+// loaderOf returns the path of a program's loader; empty for a static program.
 func loaderOf(program io.ReaderAt) (string, error) {
 	head := make([]byte, elfHeader)
 	if _, err := program.ReadAt(head, 0); err != nil {
@@ -60,7 +60,7 @@ func loaderOf(program io.ReaderAt) (string, error) {
 	return "", nil
 }
 
-// open opens a file below the root, as a program whose root it is would: links do not lead out of it.
+// open opens a file below the root as a chrooted program would: links do not escape the root.
 func (r Root) open(path string) (*os.File, error) {
 	dir, err := unix.Open(r.Here, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -75,7 +75,7 @@ func (r Root) open(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// has reports whether a regular file is below the root.
+// has reports whether a regular file exists below the root.
 func (r Root) has(path string) bool {
 	f, err := r.open(path)
 	if err != nil {

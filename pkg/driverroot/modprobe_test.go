@@ -47,22 +47,22 @@ func modprobe(t *testing.T, root, exit string) (calls string) {
 	return calls
 }
 
-func TestMakeNodes(t *testing.T) {
+func TestCreateNodes(t *testing.T) {
 	root := t.TempDir()
 	calls := modprobe(t, root, "0")
-	if err := (Root{Host: root, Here: root}).MakeNodes(t.Context(), "/proc", Nodes{UVM: true, Control: true}); err != nil {
+	if err := (Root{Host: root, Here: root}).CreateNodes(t.Context(), "/proc", Nodes{UVM: true, Control: true}); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(calls); err != nil || string(got) != "-c 255\n-c 0 -u\n" {
 		t.Errorf("calls %q, %v", got, err)
 	}
 	modprobe(t, root, "1")
-	err := (Root{Host: root, Here: root}).MakeNodes(t.Context(), "/proc", Nodes{UVM: true})
+	err := (Root{Host: root, Here: root}).CreateNodes(t.Context(), "/proc", Nodes{UVM: true})
 	if err == nil || !strings.Contains(err.Error(), "no such module") {
 		t.Errorf("got %v, want an error with what the program said", err)
 	}
 	empty := t.TempDir()
-	if err := (Root{Host: empty, Here: empty}).MakeNodes(t.Context(), "/proc", Nodes{UVM: true}); !errors.Is(err, os.ErrNotExist) {
+	if err := (Root{Host: empty, Here: empty}).CreateNodes(t.Context(), "/proc", Nodes{UVM: true}); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no program: got %v, want %v", err, os.ErrNotExist)
 	}
 }
@@ -81,7 +81,7 @@ func inNewMountNamespace(do func() error) error {
 
 // A process that sees the host's files elsewhere runs the program in the mount namespace of process 1: there alone the
 // host's paths lead to the driver.
-func TestMakeNodes_HostMountNamespace(t *testing.T) {
+func TestCreateNodes_HostMountNamespace(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root may enter a mount namespace")
 	}
@@ -108,7 +108,7 @@ func TestMakeNodes_HostMountNamespace(t *testing.T) {
 	if err := errors.Join(os.MkdirAll(procfs, 0o700), os.Symlink("/proc/"+strconv.Itoa(init.Process.Pid)+"/ns/mnt", filepath.Join(procfs, "mnt"))); err != nil {
 		t.Fatal(err)
 	}
-	if err := (Root{Host: host, Here: filepath.Join(dir, "seen")}).MakeNodes(t.Context(), filepath.Join(dir, "proc"), Nodes{UVM: true}); err != nil {
+	if err := (Root{Host: host, Here: filepath.Join(dir, "seen")}).CreateNodes(t.Context(), filepath.Join(dir, "proc"), Nodes{UVM: true}); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(calls); err != nil || string(got) != "-c 0 -u\n" {
@@ -117,7 +117,7 @@ func TestMakeNodes_HostMountNamespace(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(host, "usr")); err == nil {
 		t.Error("the test's own mount namespace was changed")
 	}
-	err := (Root{Host: host, Here: filepath.Join(dir, "seen")}).MakeNodes(t.Context(), t.TempDir(), Nodes{UVM: true})
+	err := (Root{Host: host, Here: filepath.Join(dir, "seen")}).CreateNodes(t.Context(), t.TempDir(), Nodes{UVM: true})
 	if err == nil || !strings.Contains(err.Error(), "mount namespace") {
 		t.Errorf("no process 1: got %v, want an error that says that its mount namespace cannot be entered", err)
 	}

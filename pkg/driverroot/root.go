@@ -18,9 +18,9 @@ type Root struct {
 	Here string
 }
 
-// Devices is the root that has the driver's device nodes below its /dev: the driver's own where it has a /dev, and the
-// host's where it has none, as on Container-Optimized OS, whose driver lies in /home/kubernetes/bin/nvidia. NVIDIA's DRA
-// driver (root.go, getDevRoot) and nvidia-container-toolkit (nvidia-ctk-installer, --dev-root) do the same.
+// Devices is the root whose /dev contains the driver's device nodes: the driver root if it has a /dev, else the host's, as
+// on Container-Optimized OS, which installs the driver in /home/kubernetes/bin/nvidia. NVIDIA's DRA driver (root.go,
+// getDevRoot) and nvidia-container-toolkit (nvidia-ctk-installer, --dev-root) do the same.
 func (r Root) Devices() Root {
 	if hasEntries(filepath.Join(r.Here, "dev")) {
 		return r
@@ -28,8 +28,8 @@ func (r Root) Devices() Root {
 	return r.machine()
 }
 
-// machine is the host's own root. Where this process sees it follows from where it sees the driver's root, if that has
-// the same path below it; else the host's device nodes are those of this process, as they are for NVIDIA's DRA driver.
+// machine is the host's root. This process sees it above the driver root, if that has the same path below it; otherwise
+// the host's device nodes are those of this process, as in NVIDIA's DRA driver.
 func (r Root) machine() Root {
 	if above, found := strings.CutSuffix(filepath.Clean(r.Here), filepath.Clean(r.Host)); found {
 		if here := cmp.Or(above, "/"); hasEntries(filepath.Join(here, "dev")) {
@@ -39,7 +39,7 @@ func (r Root) machine() Root {
 	return Root{Host: "/", Here: "/"}
 }
 
-// hasEntries reports whether a directory exists and holds something.
+// hasEntries reports whether a directory exists and is not empty.
 func hasEntries(dir string) bool {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -50,15 +50,15 @@ func hasEntries(dir string) bool {
 	return err == nil && len(names) > 0
 }
 
-// programDirs are where drivers put their programs, below their root: packages and the installer, GKE's driver on Ubuntu,
-// Flatcar's and OpenShift's, Container-Optimized OS's.
+// programDirs are the directories of programs below a driver root: of packages and the installer, of GKE's driver on
+// Ubuntu, of Flatcar and OpenShift, of Container-Optimized OS.
 var programDirs = []string{"/usr/bin", "/usr/local/nvidia/bin", "/usr/local/bin", "/opt/bin", "/bin", "/usr/sbin", "/sbin"}
 
-// Find gives the path of a program of the driver below its root, such as /usr/bin/nvidia-smi.
+// Find returns the path of a driver program below its root, such as /usr/bin/nvidia-smi.
 func (r Root) Find(name string) (path string, found bool) {
 	for _, dir := range programDirs {
 		path := filepath.Join(dir, name)
-		// It may be a link that leads somewhere only from the root (Debian's /etc/alternatives).
+		// It may be a link that resolves only within the root (Debian's /etc/alternatives).
 		if info, err := os.Lstat(filepath.Join(r.Here, path)); err == nil && !info.IsDir() {
 			return path, true
 		}
@@ -66,41 +66,35 @@ func (r Root) Find(name string) (path string, found bool) {
 	return "", false
 }
 
-// libraryDirs are where drivers put their libraries, below their root.
+// libraryDirs are the directories of libraries below a driver root.
 var libraryDirs = []string{
 	"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu",
 	"usr/local/nvidia/lib64", "usr/lib", "lib",
 }
 
-// libraries lists the directories of the root that hold a file, as this process sees them.
-func (r Root) libraries(holding string) []string {
-	var dirs []string
-	for _, dir := range libraryDirs {
-		path := filepath.Join(r.Here, dir)
-		if _, err := os.Lstat(filepath.Join(path, holding)); err == nil {
-			dirs = append(dirs, path)
-		}
-	}
-	return dirs
-}
-
-// LibraryPath lists the directories of the driver's libraries, as this process sees them and as LD_LIBRARY_PATH wants
-// them. Those that hold none of the driver's are left out: a C library in them need not fit the loader.
+// LibraryPath lists the directories of the driver's libraries in the format of LD_LIBRARY_PATH, as this process sees them.
+// It omits directories without them, whose C library need not match the loader.
 func (r Root) LibraryPath() string {
-	return strings.Join(r.libraries("libnvidia-ml.so.1"), ":")
+	return strings.Join(slices.DeleteFunc(r.join(libraryDirs), func(dir string) bool {
+		_, err := os.Lstat(filepath.Join(dir, "libnvidia-ml.so.1"))
+		return err != nil
+	}), ":")
 }
 
-// ProgramPath lists the directories of the driver's programs, as this process sees them and as PATH wants them.
-func (r Root) ProgramPath() string {
-	dirs := make([]string, len(programDirs))
-	for i, dir := range programDirs {
-		dirs[i] = filepath.Join(r.Here, dir)
+// ProgramPath lists the directories of the driver's programs in the format of PATH, as this process sees them.
+func (r Root) ProgramPath() string { return strings.Join(r.join(programDirs), ":") }
+
+// join returns directories of the root as this process sees them.
+func (r Root) join(dirs []string) []string {
+	joined := make([]string, len(dirs))
+	for i, dir := range dirs {
+		joined[i] = filepath.Join(r.Here, dir)
 	}
-	return strings.Join(dirs, ":")
+	return joined
 }
 
-// Versions lists the releases of the driver whose management library lies below the root, in the order of their names.
-// Installations name it libnvidia-ml.so.<release>.
+// Versions lists the driver releases whose management library, libnvidia-ml.so.<release>, is below the root, sorted by
+// name.
 func (r Root) Versions() ([]string, error) {
 	var found []string
 	for _, dir := range libraryDirs {

@@ -13,10 +13,10 @@ import (
 	"time"
 )
 
-// Programs get this environment and nothing of this process's.
+// environment is that of all programs; they inherit nothing from this process.
 var environment = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"}
 
-// launch is how a program of the driver is started.
+// launch is the command line of a driver program.
 type launch struct {
 	Path   string
 	Args   []string // with the name
@@ -24,9 +24,9 @@ type launch struct {
 	Chroot string // empty to stay in this process's root
 }
 
-// Entered reports whether a program of the driver runs with the driver's root as its own: the root then has a /dev and the
-// loader that the program names. Container-Optimized OS's driver has neither: its programs run in the root of this process
-// with the libraries of the driver.
+// Entered reports whether a driver program runs chrooted in the driver root. The root must have a /dev and the program's
+// loader. Container-Optimized OS's driver has neither: its programs run in the root of this process with the driver's
+// libraries.
 func (r Root) Entered(program string) bool {
 	if filepath.Clean(r.Here) == "/" || r.Devices() != r {
 		return false
@@ -44,7 +44,7 @@ func (r Root) loader(program string) (string, error) {
 	return loaderOf(f)
 }
 
-// launch decides how a program below the root is started.
+// launch returns the command line of a program below the root.
 func (r Root) launch(program string, args []string) launch {
 	here := filepath.Clean(r.Here)
 	argv := append([]string{program}, args...)
@@ -56,13 +56,10 @@ func (r Root) launch(program string, args []string) launch {
 	}
 	argv[0] = filepath.Join(here, program)
 	if loader, err := r.loader(program); err == nil && loader != "" && r.has(loader) {
-		// The C library of the root wants its own loader, ld.so(8).
-		var dirs []string
-		for _, dir := range libraryDirs {
-			dirs = append(dirs, filepath.Join(here, dir))
-		}
+		// The root's C library requires its own loader, ld.so(8).
 		path := filepath.Join(here, loader)
-		return launch{Path: path, Args: append([]string{path, "--library-path", strings.Join(dirs, ":")}, argv...), Env: environment}
+		library := strings.Join(r.join(libraryDirs), ":")
+		return launch{Path: path, Args: append([]string{path, "--library-path", library}, argv...), Env: environment}
 	}
 	l := launch{Path: argv[0], Args: argv, Env: environment}
 	if path := r.LibraryPath(); path != "" {
@@ -71,10 +68,10 @@ func (r Root) launch(program string, args []string) launch {
 	return l
 }
 
-// maxOutput bounds what is kept of a program's output, in bytes.
+// maxOutput bounds the captured output of a program in bytes.
 const maxOutput = 4096
 
-// Run runs a program of the driver, by its path below the root, and returns what it prints.
+// Run runs a driver program, given by its path below the root, and returns its output.
 func (r Root) Run(ctx context.Context, program string, args ...string) ([]byte, error) {
 	l := r.launch(program, args)
 	cmd := exec.CommandContext(ctx, l.Path)
@@ -87,13 +84,12 @@ func (r Root) Run(ctx context.Context, program string, args ...string) ([]byte, 
 	cmd.Stdout, cmd.Stderr = out, out
 	err := cmd.Run()
 	if err != nil && ctx.Err() != nil {
-		err = fmt.Errorf("%w: %w", ctx.Err(), err) // by itself it says only that the program was killed
+		err = fmt.Errorf("%w: %w", ctx.Err(), err) // err alone says only that the program was killed
 	}
 	return out.kept.Bytes(), err
 }
 
-// limited keeps the first bytes that are written to it. The buffer is not embedded: by its ReadFrom it would be filled
-// past Write.
+// limited keeps the first maxOutput bytes written to it. The buffer is not embedded, as its ReadFrom would bypass Write.
 type limited struct{ kept bytes.Buffer }
 
 func (l *limited) Write(p []byte) (int, error) {
@@ -103,7 +99,7 @@ func (l *limited) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// OneLine makes output fit for an error, which goes into an Event.
+// OneLine converts output to one line for an error or Event.
 func OneLine(output []byte) string {
 	return strings.ToValidUTF8(strings.Join(strings.Fields(string(output)), " "), "?")
 }

@@ -50,7 +50,7 @@ func TestRun_RootWithoutDevAndLibc(t *testing.T) {
 		t.Errorf("%v: nvidia-smi -L: %s", err, output)
 	}
 	// Without the driver's library the program says what it lacks.
-	for _, dir := range root.libraries("libnvidia-ml.so.1") {
+	for dir := range strings.SplitSeq(root.LibraryPath(), ":") {
 		if err := os.Remove(filepath.Join(dir, "libnvidia-ml.so.1")); err != nil {
 			t.Fatal(err)
 		}
@@ -73,7 +73,7 @@ func TestRun_DriverContainer(t *testing.T) {
 	}
 }
 
-func TestMakeNodes_Simulated(t *testing.T) {
+func TestCreateNodes_Simulated(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "driver")
 	simulated(t, dir, "--no-control-nodes")
 	for _, node := range []string{"nvidiactl", "nvidia-uvm"} {
@@ -81,7 +81,7 @@ func TestMakeNodes_Simulated(t *testing.T) {
 			t.Errorf("/dev/%s is there before nvidia-modprobe has run", node)
 		}
 	}
-	if err := (Root{Host: dir, Here: dir}).MakeNodes(t.Context(), "/proc", Nodes{Control: true, UVM: true}); err != nil {
+	if err := (Root{Host: dir, Here: dir}).CreateNodes(t.Context(), "/proc", Nodes{Control: true, UVM: true}); err != nil {
 		t.Fatal(err)
 	}
 	for _, node := range []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"} {

@@ -53,8 +53,8 @@ func (s *service) newStatic(session *nvml.Session, driver, hookPath string, chan
 		Procfs: os.DirFS(s.config.Procfs), Sysfs: os.DirFS(s.config.Sysfs),
 		HookPath:       hookPath,
 		MemoryHookPath: filepath.Join(s.config.PluginsDir, driver, hook.MemoryLimit),
-		MakeNodes: func(ctx context.Context, nodes driverroot.Nodes) error {
-			return root.MakeNodes(ctx, s.config.Procfs, nodes)
+		CreateNodes: func(ctx context.Context, nodes driverroot.Nodes) error {
+			return root.CreateNodes(ctx, s.config.Procfs, nodes)
 		},
 		Changed: changed,
 	})
@@ -83,7 +83,7 @@ func (s *service) keepSpec(ctx context.Context, hw *hardware) {
 			klog.FromContext(ctx).V(4).Info("The CDI spec is still incomplete", "reason", err.Error())
 		}
 		retry = s.config.DriverRetry
-		if len(s.spec.Troubles()) > 0 {
+		if len(s.spec.Problems()) > 0 {
 			retry = min(max(time.Since(last), 2*retry), maxSpecRetry)
 		}
 	}
@@ -94,7 +94,7 @@ func (s *service) reportSpec(ctx context.Context) {
 	if s.spec.Static == nil {
 		return
 	}
-	troubles := s.spec.Troubles()
+	troubles := s.spec.Problems()
 	reasons := map[string][]string{}
 	for _, device := range slices.Sorted(maps.Keys(troubles)) {
 		reason := troubles[device].Error()
@@ -124,7 +124,7 @@ func (s *staticSpec) taints(node *policy.Node) []publish.Taint {
 	if s.Static == nil {
 		return nil
 	}
-	troubles := s.Troubles()
+	troubles := s.Problems()
 	var taints []publish.Taint
 	for i := range node.GPUs {
 		if troubles[node.GPUs[i].PCI.DeviceName()] == nil {
@@ -151,7 +151,7 @@ func (s *service) offerGPUs(ctx context.Context, hw *hardware) error {
 	s.engine.SetHardware(hw, s.spec.Static)
 	s.ready.driver(nil)
 	root := s.driverRoot(hw.Session)
-	klog.FromContext(ctx).Info("Claims can be prepared", "gpus", len(hw.Node().GPUs), "incomplete", len(s.spec.Troubles()),
+	klog.FromContext(ctx).Info("Claims can be prepared", "gpus", len(hw.Node().GPUs), "incomplete", len(s.spec.Problems()),
 		"driverVersion", hw.Node().DriverVersion, "driverRoot", root.Host, "cdiSpec", s.spec.Path(), "err", err)
 	return nil
 }

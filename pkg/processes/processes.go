@@ -2,8 +2,8 @@
 
 // Package processes finds the processes of pods on this node.
 //
-// A pod that was deleted by force leaves the API server at once, while its containers still run. The driver lists processes
-// only while they have a context on a GPU: one that is between two contexts, or has not made its first yet, does not show.
+// A force-deleted pod vanishes from the API server while its containers may still run. The driver lists only processes
+// with a context on a GPU, so it does not show a process before its first context or between two.
 package processes
 
 import (
@@ -22,30 +22,29 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// maxCgroup bounds what is read of the cgroups of a process, in bytes: a line for each hierarchy, and a path of at most
-// PATH_MAX in each.
+// maxCgroup bounds the cgroup file of a process in bytes: one line per hierarchy, each with a path of at most PATH_MAX.
 const maxCgroup = 64 << 10
 
 // Table is the process table of the host.
 type Table struct {
-	// proc is a procfs of the host's PID namespace, self the process ID of this process there.
+	// proc is a procfs of the host's PID namespace, self this process's ID there.
 	proc string
 	self int
 }
 
-// Host is the table of the PID namespace of this process: the host's where the plugin's pod has hostPID.
+// Host is the table of this process's PID namespace: the host's if the plugin's pod has hostPID.
 func Host() Table { return Table{proc: "/proc", self: os.Getpid()} }
 
-// errHidden is why nothing can be said of other pods' processes.
+// errHidden means that this process cannot see the processes of other pods.
 var errHidden = errors.New("processes of other pods cannot be seen: the plugin's pod needs hostPID")
 
-// OfPods lists the processes of pods, ascending. Processes that cannot be told apart are an error: nothing follows from a
-// process that cannot be seen. What is read, /proc/PID/cgroup, needs no privilege (proc(5)).
+// OfPods lists the process IDs of pods in ascending order. It fails if it cannot see or read all processes, because then
+// their absence proves nothing. Reading /proc/PID/cgroup needs no privilege (proc(5)).
 func (t Table) OfPods(ctx context.Context, pods []types.UID) ([]int, error) {
 	if len(pods) == 0 {
 		return nil, nil
 	}
-	if t.self == 1 { // the first process of a container that has a PID namespace of its own
+	if t.self == 1 { // the first process of a container with its own PID namespace
 		return nil, errHidden
 	}
 	entries, err := os.ReadDir(t.proc)
@@ -77,8 +76,9 @@ func (t Table) OfPods(ctx context.Context, pods []types.UID) ([]int, error) {
 	return found, nil
 }
 
-// cgroupNames are what the kubelet names the cgroups of pods: "pod<UID>" with the cgroupfs driver, and with systemd's, in which
-// a dash means a level, with underscores (pkg/kubelet/cm/cgroup_manager_linux.go, escapeSystemdCgroupName).
+// cgroupNames are the kubelet's names for the cgroups of pods: "pod<UID>" with the cgroupfs driver, and with underscores
+// for dashes, which separate levels, with the systemd driver (pkg/kubelet/cm/cgroup_manager_linux.go,
+// escapeSystemdCgroupName).
 func cgroupNames(pods []types.UID) []string {
 	var names []string
 	for _, uid := range pods {
@@ -90,7 +90,8 @@ func cgroupNames(pods []types.UID) []string {
 	return names
 }
 
-// cgroup reads the cgroups of a process. Seen from a cgroup namespace, those of other pods keep their names (cgroup_namespaces(7)).
+// cgroup reads the cgroups of a process. A cgroup namespace does not hide the names of other pods' cgroups
+// (cgroup_namespaces(7)).
 func (t Table) cgroup(pid int) (string, error) {
 	f, err := os.Open(filepath.Join(t.proc, strconv.Itoa(pid), "cgroup"))
 	if err != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hook carries the programs that CDI specs name inside the binary and installs them where container runtimes can
-// run them. Specs name hooks of the release they were made with; carrying the programs rules out another release's.
+// Package hook embeds the hook programs that CDI specs name and installs them where container runtimes can run them.
+// Embedding guarantees that the spec and its hooks belong to the same release.
 package hook
 
 import (
@@ -14,23 +14,23 @@ import (
 	"path/filepath"
 )
 
-// Names of the programs: NVIDIA's, which sets up driver files inside a container, and ours, which has the driver hold a
-// container to an amount of memory.
+// Names of the programs: NVIDIA's sets up driver files inside a container, Cleave's makes the driver limit a container's
+// GPU memory.
 const (
 	NVIDIA      = "nvidia-cdi-hook"
 	MemoryLimit = "cleave-memory-limit"
 )
 
-// maxSize bounds an unpacked program in bytes; the larger one has some 11 MB.
+// maxSize bounds an unpacked program in bytes; the larger one takes some 11 MB.
 const maxSize = 64 << 20
 
-// dist holds the programs, packed, once the Makefile has built them. Packed, they cost the plugin less memory to read.
+// dist contains the compressed programs once the Makefile has built them. Compression saves the plugin memory.
 //
 //go:embed all:dist
 var dist embed.FS
 
-// Install puts a program into a folder of the host and returns its path. It replaces an earlier one at once: a hook
-// that runs meanwhile is not disturbed.
+// Install installs a program in a directory of the host and returns its path. It replaces an earlier one atomically, so
+// that running hooks are not affected.
 func Install(dir, name string) (string, error) {
 	packed, err := dist.Open("dist/" + name + ".gz")
 	if err != nil {
@@ -40,7 +40,7 @@ func Install(dir, name string) (string, error) {
 	return path, errors.Join(err, packed.Close())
 }
 
-// installFrom unpacks a program into a folder.
+// installFrom unpacks a program into a directory.
 func installFrom(packed io.Reader, dir, name string) (path string, err error) {
 	path = filepath.Join(filepath.Clean(dir), name)
 	defer func() {
@@ -65,7 +65,7 @@ func installFrom(packed io.Reader, dir, name string) (path string, err error) {
 	return path, os.Rename(to.Name(), path)
 }
 
-// write fills and closes a file and makes it a program.
+// write fills and closes an executable file.
 func write(to *os.File, program io.Reader) error {
 	n, err := io.Copy(to, io.LimitReader(program, maxSize+1))
 	if err == nil && n > maxSize {
