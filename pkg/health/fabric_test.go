@@ -17,13 +17,13 @@ func TestState_Fabric(t *testing.T) {
 		states []gpu.FabricState // one a minute
 		want   string
 	}{
-		"none":                           {[]gpu.FabricState{gpu.FabricUnsupported}, ""},
-		"completed":                      {[]gpu.FabricState{gpu.FabricCompleted}, ""},
-		"not started":                    {[]gpu.FabricState{gpu.FabricNotStarted, 1, 1, 1, 1}, ReasonFabric},
-		"never started":                  {[]gpu.FabricState{gpu.FabricNotStarted, 1, 1, 1, 1, 1}, ""},
-		"in progress, however long":      {[]gpu.FabricState{gpu.FabricInProgress, 2, 2, 2, 2, 2, 2}, ReasonFabric},
-		"in progress, then completed":    {[]gpu.FabricState{gpu.FabricInProgress, gpu.FabricCompleted}, ""},
-		"completed, then suspended anew": {[]gpu.FabricState{gpu.FabricCompleted, gpu.FabricNotStarted}, ReasonFabric},
+		"none":                            {[]gpu.FabricState{gpu.FabricUnsupported}, ""},
+		"completed":                       {[]gpu.FabricState{gpu.FabricCompleted}, ""},
+		"not started":                     {[]gpu.FabricState{gpu.FabricNotStarted, 1, 1, 1, 1}, ReasonFabric},
+		"never started":                   {[]gpu.FabricState{gpu.FabricNotStarted, 1, 1, 1, 1, 1}, ""},
+		"in progress, however long":       {[]gpu.FabricState{gpu.FabricInProgress, 2, 2, 2, 2, 2, 2}, ReasonFabric},
+		"in progress, then completed":     {[]gpu.FabricState{gpu.FabricInProgress, gpu.FabricCompleted}, ""},
+		"completed, then suspended again": {[]gpu.FabricState{gpu.FabricCompleted, gpu.FabricNotStarted}, ReasonFabric},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

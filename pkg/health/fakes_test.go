@@ -30,7 +30,7 @@ type fakeHardware struct {
 	node       gpu.Node
 	ignored    map[int][]int // XIDs by index
 	partitions []gpu.Partition
-	// answers by GPU; well where nothing is said.
+	// answers by GPU; healthy by default.
 	answers map[gpu.PCIAddress]Reading
 	// openErr is of Events, nextErr of each wait.
 	openErr, nextErr error
@@ -42,7 +42,7 @@ type fakeHardware struct {
 	asked   map[gpu.PCIAddress]int
 	// hang, where it is set, keeps those who ask GPU 0 until it is closed.
 	hang chan struct{}
-	// askedBlind tells that a GPU was asked before events were watched.
+	// askedBlind is set if a GPU was polled before the subscription.
 	askedBlind bool
 }
 
@@ -157,7 +157,7 @@ func (f *fakeHardware) failWaits(err error) {
 	f.nextErr = err
 }
 
-// diary is an Observer that writes down what it is told.
+// diary is an Observer that records its calls.
 type diary struct {
 	mu    sync.Mutex
 	start time.Time
@@ -228,7 +228,7 @@ func watch(t *testing.T, f *fakeHardware, steps func(d *diary)) {
 		cancel()
 		<-done
 		if f.opened != f.closed && f.openErr == nil {
-			t.Errorf("%d sets of events were made and %d ended", f.opened, f.closed)
+			t.Errorf("%d subscriptions were opened and %d closed", f.opened, f.closed)
 		}
 	})
 }

@@ -14,65 +14,65 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// Hardware is what is asked of a node's GPUs.
+// Hardware gives access to a node's GPUs.
 type Hardware interface {
 	// Node is the inventory.
 	Node() *gpu.Node
-	// IgnoredXIDs are those that the policy of a GPU passes over.
+	// IgnoredXIDs are the XIDs that the policy of a GPU ignores.
 	IgnoredXIDs(g *gpu.GPU) []int
-	// Events watches all GPUs from now on. An error means that nothing is reported for now.
+	// Events subscribes to all GPUs. An error means that there are no events for now.
 	Events(ctx context.Context) (Events, error)
 	// VerifyGPU fails unless the GPU answers with its UUID.
 	VerifyGPU(ctx context.Context, g *gpu.GPU) error
 	RecoveryAction(ctx context.Context, pci gpu.PCIAddress) (gpu.RecoveryAction, error)
 	Partitions(ctx context.Context, g *gpu.GPU) ([]gpu.Partition, error)
-	// Fabric is how far the GPU's registration with its NVLink fabric is; gpu.FabricUnsupported where it needs none now.
+	// Fabric is the state of the GPU's registration with its NVLink fabric; gpu.FabricUnsupported if it needs none now.
 	Fabric(ctx context.Context, g *gpu.GPU) (gpu.FabricState, error)
 }
 
-// Events are what GPUs report.
+// Events is a subscription to the events of GPUs.
 type Events interface {
-	// Next waits for an event no longer than a timeout.
+	// Next waits for an event until a timeout.
 	Next(timeout time.Duration) (e gpu.Event, happened bool, err error)
 	Close() error
 }
 
-// Observer is told what the Monitor finds, by its one goroutine.
+// Observer receives the Monitor's findings, from a single goroutine.
 type Observer interface {
-	// XID was reported of a GPU, whatever it means.
+	// XID is called for every XID of a GPU, whatever its class.
 	XID(g *gpu.GPU, e gpu.Event)
-	// Changed is called when conditions of a GPU began or ended, and after the first look at it in any case.
+	// Changed is called when conditions of a GPU begin or end, and after its first poll.
 	Changed(c Change)
 	// MIGChanged is called when partitions may have changed.
 	MIGChanged()
-	// Alive is called every so often when all GPUs were looked at that had to be.
+	// Alive is called periodically while all GPUs are polled as scheduled.
 	Alive()
 }
 
-// Change is what changed about the health of a GPU.
+// Change is a change of the health of a GPU.
 type Change struct {
 	GPU          *gpu.GPU
 	Began, Ended []Condition
-	// Now are all that hold, the worst first.
+	// Now are all current conditions, the worst first.
 	Now []Condition
 }
 
-// How often GPUs are asked, and events waited for.
+// Intervals of polls, and timeouts.
 const (
-	wellEvery    = time.Minute
-	unwellEvery  = 10 * time.Second
-	eventWait    = time.Second
-	leastBetween = time.Second // polls of a GPU that events ask for
-	aliveEvery   = 10 * time.Second
-	// promptly is how long answers are waited for before the next event is. A GPU that takes longer tells later and keeps
-	// nobody waiting; firstAnswers is how long at the start, so that what is known is known before it is published. It is
-	// longer than a call may take before it counts as hanging (nvml.Patience).
-	promptly     = 200 * time.Millisecond
-	firstAnswers = 15 * time.Second
-	// manyEvents are taken in at most before the GPUs are looked at.
-	manyEvents = 64
-	// Times after which events are watched again that could not be, once that was tried at once: the first and the longest.
-	firstAgain, lastAgain = time.Second, time.Minute
+	healthyEvery   = time.Minute
+	unhealthyEvery = 10 * time.Second
+	eventWait      = time.Second
+	minPollGap     = time.Second // between polls of a GPU that events trigger
+	aliveEvery     = 10 * time.Second
+	// pollWait bounds the wait for polls before the next event. A slower GPU reports later and delays no other.
+	pollWait = 200 * time.Millisecond
+	// firstPollWait bounds that wait at start, so that health is known before the first publication. It exceeds the time
+	// after which a call counts as hanging (nvml.Patience).
+	firstPollWait = 15 * time.Second
+	// eventBatch is the maximum number of events between two polls.
+	eventBatch = 64
+	// Backoff of new subscriptions, after a first retry at once.
+	minBackoff, maxBackoff = time.Second, time.Minute
 )
 
 // Monitor watches the health of a node's GPUs.
@@ -80,24 +80,24 @@ type Monitor struct {
 	hw   Hardware
 	to   Observer
 	gpus map[gpu.PCIAddress]*watched
-	// events is nil while there are none.
+	// events is nil without a subscription.
 	events Events
-	// openAt is when to try for events again, and again how long to wait after the next failure.
-	openAt time.Time
-	again  time.Duration
-	// blind is why there are no events, as it was logged.
-	blind string
-	alive time.Time
+	// openAt is the time of the next attempt to subscribe, backoff the wait after the next failure.
+	openAt  time.Time
+	backoff time.Duration
+	// eventsErr is the logged error of the failed subscription.
+	eventsErr string
+	alive     time.Time
 
-	// polls run, one for each GPU at most, and answers are theirs.
+	// polls are running, at most one per GPU, and send their results to results.
 	polls   sync.WaitGroup
-	answers chan answer
-	// round tells the polls that one look begins from earlier ones.
+	results chan result
+	// round numbers the calls of poll.
 	round int
 }
 
-// answer is what a GPU said when it was asked.
-type answer struct {
+// result is the result of polling a GPU.
+type result struct {
 	gpu     *gpu.GPU
 	reading Reading
 	round   int
@@ -106,38 +106,38 @@ type answer struct {
 // watched is one GPU.
 type watched struct {
 	*State
-	// last is when it was asked last; zero before the first time.
+	// last is the time of the last poll; zero before the first.
 	last time.Time
-	// due asks for a poll before its time, asking is set while one runs.
-	due, asking bool
-	// told are the conditions that the observer knows of, once it was met.
-	told []Condition
-	met  bool
+	// due requests a poll ahead of schedule, polling is set while one runs.
+	due, polling bool
+	// reported are the conditions that the observer knows, once introduced.
+	reported   []Condition
+	introduced bool
 }
 
-// NewMonitor prepares a Monitor. Nothing is asked yet.
+// NewMonitor returns a Monitor, which does nothing before Start.
 func NewMonitor(hw Hardware, to Observer) *Monitor {
-	return &Monitor{hw: hw, to: to, gpus: map[gpu.PCIAddress]*watched{}, answers: make(chan answer)}
+	return &Monitor{hw: hw, to: to, gpus: map[gpu.PCIAddress]*watched{}, results: make(chan result)}
 }
 
-// Start watches from now on and looks at all GPUs once, so that what their drivers know is known before anything is
-// published. Events come first: what happens between the two is seen by one of them.
+// Start subscribes to events and polls all GPUs once, so that their health is known before the first publication. It
+// subscribes first, so that nothing is missed in between.
 func (m *Monitor) Start(ctx context.Context) {
 	m.open(ctx)
-	m.look(ctx, firstAnswers)
+	m.poll(ctx, firstPollWait)
 }
 
-// Run goes on watching after Start, until ctx ends.
+// Run monitors the GPUs after Start, until ctx ends.
 func (m *Monitor) Run(ctx context.Context) {
 	defer m.close(ctx)
 	defer m.polls.Wait()
 	for ctx.Err() == nil {
 		m.wait(ctx)
-		m.look(ctx, promptly)
+		m.poll(ctx, pollWait)
 	}
 }
 
-// of is the state of a GPU.
+// of returns the state of a GPU.
 func (m *Monitor) of(pci gpu.PCIAddress) *watched {
 	if m.gpus[pci] == nil {
 		m.gpus[pci] = &watched{State: NewState()}
@@ -145,7 +145,7 @@ func (m *Monitor) of(pci gpu.PCIAddress) *watched {
 	return m.gpus[pci]
 }
 
-// open watches events.
+// open subscribes to events.
 func (m *Monitor) open(ctx context.Context) {
 	events, err := m.hw.Events(ctx)
 	if err != nil {
@@ -155,44 +155,43 @@ func (m *Monitor) open(ctx context.Context) {
 	m.events = events
 }
 
-// close ends the watch.
+// close ends the subscription.
 func (m *Monitor) close(ctx context.Context) {
 	if m.events == nil {
 		return
 	}
 	if err := m.events.Close(); err != nil {
-		klog.FromContext(ctx).V(2).Info("Could not end the watch of the GPUs' events", "reason", err.Error())
+		klog.FromContext(ctx).V(2).Info("Could not close the event subscription", "reason", err.Error())
 	}
 	m.events = nil
 }
 
-// lost ends a watch that fails. A new one is made at once, without the GPU that is lost; should that fail, too, then after
-// some time, as the same error may come at once and for ever. Each GPU is asked, as the error does not say which one it is
-// about.
+// lost ends a failed subscription. The first retry is immediate and skips a lost GPU; later ones back off, as the same error
+// may recur immediately and forever. All GPUs are polled, because the error does not name the GPU.
 func (m *Monitor) lost(ctx context.Context, err error) {
 	m.close(ctx)
-	if err.Error() != m.blind {
-		m.blind = err.Error()
-		klog.FromContext(ctx).Error(err, "No events of GPUs for a while; they are asked now and then", "againIn", m.again)
+	if err.Error() != m.eventsErr {
+		m.eventsErr = err.Error()
+		klog.FromContext(ctx).Error(err, "Lost the event subscription; polling the GPUs meanwhile", "retryIn", m.backoff)
 	}
-	m.askAll()
-	m.openAt = time.Now().Add(m.again)
-	m.again = min(max(firstAgain, 2*m.again), lastAgain)
+	m.pollAll()
+	m.openAt = time.Now().Add(m.backoff)
+	m.backoff = min(max(minBackoff, 2*m.backoff), maxBackoff)
 }
 
-// askAll has all GPUs asked at the next look.
-func (m *Monitor) askAll() {
+// pollAll schedules a poll of every GPU.
+func (m *Monitor) pollAll() {
 	for _, w := range m.gpus {
 		w.due = true
 	}
 }
 
-// wait takes in what comes within eventWait.
+// wait handles the events that arrive within eventWait.
 func (m *Monitor) wait(ctx context.Context) {
 	if m.events == nil && !time.Now().Before(m.openAt) {
 		m.open(ctx)
-		m.to.MIGChanged() // nobody knows what was missed
-		m.askAll()
+		m.to.MIGChanged() // events may have been missed
+		m.pollAll()
 	}
 	if m.events == nil {
 		select {
@@ -202,24 +201,24 @@ func (m *Monitor) wait(ctx context.Context) {
 		return
 	}
 	timeout := eventWait
-	for range manyEvents {
+	for range eventBatch {
 		e, happened, err := m.events.Next(timeout)
 		if err != nil {
 			m.lost(ctx, err)
 			return
 		}
 		if !happened {
-			m.again, m.blind = 0, "" // it works
+			m.backoff, m.eventsErr = 0, "" // the subscription works
 			return
 		}
-		m.take(ctx, e)
+		m.handle(ctx, e)
 		timeout = 0
 	}
 }
 
-// take takes in one event.
-func (m *Monitor) take(ctx context.Context, e gpu.Event) {
-	klog.FromContext(ctx).V(4).Info("A GPU reports", "event", e.String(), "pci", e.PCI)
+// handle handles one event.
+func (m *Monitor) handle(ctx context.Context, e gpu.Event) {
+	klog.FromContext(ctx).V(4).Info("Received a GPU event", "event", e.String(), "pci", e.PCI)
 	if e.Kind == gpu.MIGChanged {
 		m.to.MIGChanged()
 		return
@@ -231,9 +230,9 @@ func (m *Monitor) take(ctx context.Context, e gpu.Event) {
 			continue
 		}
 		w := m.of(g.PCI)
-		w.due = true // the driver may know by now what has to be done about it
+		w.due = true // the driver may request a recovery action
 		if e.PCI == nil {
-			continue // whose it is nobody knows
+			continue // the event does not name its GPU
 		}
 		if e.Kind == gpu.XIDReported {
 			m.to.XID(g, e)
@@ -242,14 +241,14 @@ func (m *Monitor) take(ctx context.Context, e gpu.Event) {
 	}
 }
 
-// part finds where the GPU instance of an event lies, or nil.
+// part returns the placement of an event's GPU instance, or nil.
 func (m *Monitor) part(ctx context.Context, g *gpu.GPU, e gpu.Event) *gpu.Placement {
 	if !PartOnly(e) {
 		return nil
 	}
 	partitions, err := m.hw.Partitions(ctx, g)
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Cannot tell which part of a GPU an event is about", "pci", g.PCI, "event", e.String(), "reason", err.Error())
+		klog.FromContext(ctx).V(2).Info("Cannot find the partition of an event", "pci", g.PCI, "event", e.String(), "reason", err.Error())
 		return nil
 	}
 	for _, p := range partitions {
@@ -260,59 +259,52 @@ func (m *Monitor) part(ctx context.Context, g *gpu.GPU, e gpu.Event) *gpu.Placem
 	return nil
 }
 
-// look asks the GPUs whose time has come, and tells what has changed since it was told last. A GPU that does not answer
-// within a while is waited for no longer; what it says is taken in when it comes.
-func (m *Monitor) look(ctx context.Context, while time.Duration) {
+// poll polls the GPUs that are due and reports changes. Results that take longer than limit are handled by a later call.
+func (m *Monitor) poll(ctx context.Context, limit time.Duration) {
 	node := m.hw.Node()
-	m.forget(node)
-	m.collect(ctx, m.ask(ctx, node), while)
-	told := false
+	maps.DeleteFunc(m.gpus, func(pci gpu.PCIAddress, _ *watched) bool { return node.Find(pci.DeviceName()) == nil })
+	m.collect(ctx, m.startPolls(ctx, node), limit)
+	reported := false
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
 		w := m.of(g.PCI)
 		if w.last.IsZero() {
-			continue // nothing is known of it yet
+			continue // its first poll has not returned
 		}
-		if change, news := w.news(g); news {
+		if change, changed := w.change(g); changed {
 			m.to.Changed(change)
-			told = true
+			reported = true
 		}
 	}
-	if now := time.Now(); told || now.Sub(m.alive) >= aliveEvery {
+	if now := time.Now(); reported || now.Sub(m.alive) >= aliveEvery {
 		m.alive = now
 		m.to.Alive()
 	}
 }
 
-// forget drops GPUs that the node has no more.
-func (m *Monitor) forget(node *gpu.Node) {
-	maps.DeleteFunc(m.gpus, func(pci gpu.PCIAddress, _ *watched) bool { return node.Find(pci.DeviceName()) == nil })
-}
-
-// ask begins to ask the GPUs whose time has come, each in a goroutine of its own, and returns how many.
-func (m *Monitor) ask(ctx context.Context, node *gpu.Node) (asked int) {
+// startPolls polls the GPUs that are due, each in its own goroutine, and returns their number.
+func (m *Monitor) startPolls(ctx context.Context, node *gpu.Node) (started int) {
 	m.round++
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
 		w := m.of(g.PCI)
-		if w.asking || !w.isDue(time.Now()) {
+		if w.polling || !w.isDue(time.Now()) {
 			continue
 		}
-		w.asking, w.due = true, false // what events ask for from now on asks again
-		asked++
+		w.polling, w.due = true, false // later events trigger another poll
+		started++
 		round := m.round
 		m.polls.Go(func() {
-			a := answer{g, m.read(ctx, g), round}
 			select {
-			case m.answers <- a:
+			case m.results <- result{g, m.read(ctx, g), round}:
 			case <-ctx.Done():
 			}
 		})
 	}
-	return asked
+	return started
 }
 
-// read asks a GPU.
+// read polls a GPU.
 func (m *Monitor) read(ctx context.Context, g *gpu.GPU) Reading {
 	r := Reading{Err: m.hw.VerifyGPU(ctx, g)}
 	if r.Err == nil {
@@ -324,15 +316,15 @@ func (m *Monitor) read(ctx context.Context, g *gpu.GPU) Reading {
 	return r
 }
 
-// collect takes in answers until so many of the present round have come, or a while has passed.
-func (m *Monitor) collect(ctx context.Context, missing int, while time.Duration) {
-	timer := time.NewTimer(while)
+// collect handles results until all of the current round have arrived or the time is up.
+func (m *Monitor) collect(ctx context.Context, missing int, limit time.Duration) {
+	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	for missing > 0 {
 		select {
-		case a := <-m.answers:
-			m.answered(ctx, a)
-			if a.round == m.round {
+		case r := <-m.results:
+			m.polled(ctx, r)
+			if r.round == m.round {
 				missing--
 			}
 		case <-timer.C:
@@ -343,50 +335,50 @@ func (m *Monitor) collect(ctx context.Context, missing int, while time.Duration)
 	}
 	for {
 		select {
-		case a := <-m.answers: // of earlier rounds
-			m.answered(ctx, a)
+		case r := <-m.results: // of earlier rounds
+			m.polled(ctx, r)
 		default:
 			return
 		}
 	}
 }
 
-// isDue tells whether a GPU has to be asked now.
+// isDue reports whether it is time to poll a GPU.
 func (w *watched) isDue(now time.Time) bool {
 	since := now.Sub(w.last)
-	return w.last.IsZero() || w.due && since >= leastBetween || since >= unwellEvery && !w.Well() || since >= wellEvery
+	return w.last.IsZero() || w.due && since >= minPollGap || since >= unhealthyEvery && !w.Healthy() || since >= healthyEvery
 }
 
-// answered takes in what a GPU said.
-func (m *Monitor) answered(ctx context.Context, a answer) {
-	w := m.gpus[a.gpu.PCI]
+// polled handles the result of polling a GPU.
+func (m *Monitor) polled(ctx context.Context, r result) {
+	w := m.gpus[r.gpu.PCI]
 	if w == nil || ctx.Err() != nil {
-		return // of a GPU that is gone, or cut short
+		return // the GPU was removed, or the poll interrupted
 	}
-	if a.reading.Err != nil && w.failing.IsZero() {
-		klog.FromContext(ctx).Error(a.reading.Err, "A GPU does not answer as it should", "pci", a.gpu.PCI, "uuid", a.gpu.UUID)
+	if r.reading.Err != nil && w.failing.IsZero() {
+		klog.FromContext(ctx).Error(r.reading.Err, "Polling a GPU failed", "pci", r.gpu.PCI, "uuid", r.gpu.UUID)
 	}
 	gone := w.gone
-	w.Poll(a.reading, m.hw.IgnoredXIDs(a.gpu), time.Now())
-	w.last, w.asking = time.Now(), false
+	w.Poll(r.reading, m.hw.IgnoredXIDs(r.gpu), time.Now())
+	w.last, w.polling = time.Now(), false
 	if gone && !w.gone {
-		// Whether a set of events outlives a GPU's absence nobody says. The next wait makes a new one.
+		// NVML does not document whether an event set survives a GPU's absence. The next wait subscribes again.
 		m.close(ctx)
 		m.openAt = time.Now()
 	}
 }
 
-// news tells which conditions began and ended since it was asked last.
-func (w *watched) news(g *gpu.GPU) (Change, bool) {
+// change returns the conditions that began and ended since the last call.
+func (w *watched) change(g *gpu.GPU) (Change, bool) {
 	c := Change{GPU: g, Now: w.Conditions()}
-	c.Began = without(c.Now, w.told)
-	c.Ended = without(w.told, c.Now)
-	first := !w.met
-	w.told, w.met = c.Now, true
+	c.Began = without(c.Now, w.reported)
+	c.Ended = without(w.reported, c.Now)
+	first := !w.introduced
+	w.reported, w.introduced = c.Now, true
 	return c, first || len(c.Began)+len(c.Ended) > 0
 }
 
-// without are the conditions of one list that another one lacks.
+// without returns the conditions of one list that another lacks.
 func without(list, other []Condition) (left []Condition) {
 	for _, c := range list {
 		if !slices.ContainsFunc(other, c.same) {

@@ -75,7 +75,7 @@ func TestMonitor_PartitionXID(t *testing.T) {
 func TestMonitor_PollInterval(t *testing.T) {
 	f := newFakeHardware()
 	f.answer(0, Reading{Err: gpu.ErrLost})
-	f.answer(1, Reading{Err: errNVML}) // not a condition yet, but not well
+	f.answer(1, Reading{Err: errNVML}) // no condition yet, but not healthy
 	watch(t, f, func(*diary) {
 		pass(25 * time.Second)
 		for i, want := range []int{3, 3, 1} {
@@ -85,7 +85,7 @@ func TestMonitor_PollInterval(t *testing.T) {
 		}
 		pass(36 * time.Second)
 		if got := f.timesAsked(2); got != 2 {
-			t.Errorf("the GPU that is well was asked %d times in a minute, want 2", got)
+			t.Errorf("the healthy GPU was polled %d times in a minute, want 2", got)
 		}
 	})
 }
@@ -100,7 +100,7 @@ func TestMonitor_EventFlood(t *testing.T) {
 		}
 		pass(3 * time.Second)
 		if got := f.timesAsked(0) - before; got > 4 {
-			t.Errorf("a thousand events made the GPU be asked %d times in 3 s", got)
+			t.Errorf("a thousand events caused %d polls in 3 s", got)
 		}
 		if len(f.reports) > 0 {
 			t.Errorf("%d events were not taken in", len(f.reports))
@@ -132,7 +132,7 @@ func TestMonitor_WaitFails(t *testing.T) {
 		f.reports <- gpu.Event{Kind: gpu.XIDReported, PCI: &pci, XID: 79}
 		pass(time.Second)
 		if got := d.changesOfMIG() - mig; got != 1 {
-			t.Errorf("%d changes of MIG were told, want 1", got)
+			t.Errorf("%d MIG changes were reported, want 1", got)
 		}
 		if got := d.read(); !strings.Contains(got, "GPU 0 +[xid-79]") {
 			t.Errorf("once the GPU is back, an event gives %q", got)
@@ -171,7 +171,7 @@ func TestMonitor_GPUReturns(t *testing.T) {
 		f.answer(2, Reading{})
 		pass(10 * time.Second)
 		if opened, _ := f.counts(); opened != before+1 || d.changesOfMIG() != mig+1 {
-			t.Errorf("%d sets of events were made and %d changes of MIG told, want one of each: nobody knows what was missed",
+			t.Errorf("%d subscriptions and %d MIG changes, want one of each: events may have been missed",
 				opened-before, d.changesOfMIG()-mig)
 		}
 	})
@@ -224,14 +224,14 @@ func TestMonitor_HangingGPU(t *testing.T) {
 	f := newFakeHardware()
 	f.hang = make(chan struct{})
 	watch(t, f, func(d *diary) {
-		pass(firstAnswers)
+		pass(firstPollWait)
 		d.read()
 		f.answer(1, Reading{Action: gpu.RecoveryReset})
 		pci := f.pci(1)
 		f.reports <- gpu.Event{Kind: gpu.XIDReported, PCI: &pci, XID: 119}
 		pass(time.Second)
 		if got := d.read(); !strings.Contains(got, "GPU 1 +[needs-reset, xid-119]") {
-			t.Errorf("while GPU 0 hangs: got %q, want the trouble of GPU 1", got)
+			t.Errorf("while GPU 0 hangs: got %q, want the condition of GPU 1", got)
 		}
 		pass(2 * time.Minute)
 		if got := f.timesAsked(2); got < 3 {

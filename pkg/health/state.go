@@ -14,16 +14,16 @@ import (
 )
 
 const (
-	// Probation is for how long an error must not have come again to be over.
+	// Probation is how long an error must not recur before its condition ends.
 	Probation = time.Minute
-	// Patience is for how long a GPU may fail to answer before it counts as unreachable. It is not for GPUs that are lost.
+	// Patience is how long polls may fail before a GPU counts as unreachable. Lost GPUs get none.
 	Patience = 30 * time.Second
-	// FabricPatience is for how long a registration with the NVLink fabric that does not start keeps a GPU back. After it, no
-	// Fabric Manager is expected: virtual machines with one GPU of such a board run without.
+	// FabricPatience is how long an unstarted registration with the NVLink fabric makes a GPU unhealthy. After it, no Fabric
+	// Manager is expected: virtual machines with one GPU of such a board run without.
 	FabricPatience = 5 * time.Minute
 )
 
-// Reasons of conditions, beside those of XIDs, which are "xid-79" and the like. They are the values of taints.
+// Reasons of conditions, in addition to those of XIDs, such as "xid-79". They are the values of taints.
 const (
 	ReasonLost           = "gpu-lost"
 	ReasonReplaced       = "gpu-replaced"
@@ -42,8 +42,8 @@ const (
 	ReasonNeedsSomething = "needs-recovery"
 )
 
-// Ranks of conditions: the higher the worse. From rankSilent on they are about a GPU that does not answer, and end when
-// it does; from rankAction on about what the driver wants, see actions.
+// Ranks of conditions, the worst highest. From rankSilent on, the GPU does not answer, and the condition ends when it does.
+// From rankAction on, the driver requests a recovery action, see actions.
 const (
 	rankPassing  = 1
 	rankLasting  = 2
@@ -54,28 +54,28 @@ const (
 	rankLost     = 102
 )
 
-// Condition is one thing that is wrong with a GPU.
+// Condition is a reason why a GPU is unhealthy.
 type Condition struct {
-	// Reason in one word, for a taint.
+	// Reason is the value of the taint.
 	Reason string
-	// Message says what happened, for people.
+	// Message describes the condition for people.
 	Message string
-	// Since when it holds.
+	// Since is when it began.
 	Since time.Time
-	// Part of the board that it is about; nil for the whole GPU.
+	// Part is the affected part of the board; nil for the whole GPU.
 	Part *gpu.Placement
-	// SparesPartitions tells that partitions are not concerned.
+	// SparesPartitions is set if partitions are unaffected.
 	SparesPartitions bool
 
 	rank int
-	// class of an error that was reported, and xid for its number; zero for what polls tell.
+	// class and xid of a reported error; zero for conditions that polls find.
 	class Class
 	xid   int
-	// last is when it was reported last.
+	// last is when it was last reported.
 	last time.Time
 }
 
-// Covers tells whether a condition is about something that a shape of its GPU has.
+// Covers reports whether a condition affects a shape of its GPU.
 func (c Condition) Covers(s gpu.Shape) bool {
 	if c.SparesPartitions && s.IsPartition() {
 		return false
@@ -83,7 +83,7 @@ func (c Condition) Covers(s gpu.Shape) bool {
 	return c.Part == nil || !s.IsPartition() || s.Placement.Overlaps(*c.Part)
 }
 
-// String names a condition for the log.
+// String is a condition's reason and part for the log.
 func (c Condition) String() string {
 	if c.Part == nil {
 		return c.Reason
@@ -91,16 +91,16 @@ func (c Condition) String() string {
 	return fmt.Sprintf("%s at %d:%d", c.Reason, c.Part.Start, c.Part.Size)
 }
 
-// same tells whether two conditions are one, met twice.
+// same reports whether two conditions have the same reason and part.
 func (c Condition) same(d Condition) bool {
 	return c.Reason == d.Reason && (c.Part == nil) == (d.Part == nil) && (c.Part == nil || *c.Part == *d.Part)
 }
 
-// Reading is what a GPU says when it is asked.
+// Reading is what a poll reads of a GPU.
 type Reading struct {
-	// Err of asking for its UUID and its recovery action.
+	// Err is the poll's error.
 	Err error
-	// Action and Fabric are meaningless with an error.
+	// Action and Fabric are undefined with an error.
 	Action gpu.RecoveryAction
 	Fabric gpu.FabricState
 }
@@ -108,33 +108,32 @@ type Reading struct {
 // State is the health of one GPU.
 type State struct {
 	conditions []Condition // the worst first
-	// action is what the driver wanted last; RecoveryUnknown as long as it never told.
+	// action is the recovery action that the driver last requested; RecoveryUnknown if it never reported one.
 	action gpu.RecoveryAction
-	// failing is since when the GPU does not answer; zero while it does.
+	// failing is when polls began to fail; zero while they succeed.
 	failing time.Time
-	// gone tells that the GPU was lost, its driver away or its only answer a wish for a reset, and that it has not
-	// answered since.
+	// gone is set while the GPU is lost, its driver is unloaded, or it answers only that it needs a reset.
 	gone bool
-	// unregistered is since when the GPU's registration with the fabric is pending; zero while it is not.
+	// unregistered is when the GPU's registration with the fabric became pending; zero while it is not.
 	unregistered time.Time
 }
 
-// NewState is the state of a GPU of which nothing is known yet.
+// NewState is the state of a GPU before its first poll.
 func NewState() *State { return &State{action: gpu.RecoveryUnknown} }
 
-// Conditions are those that hold, the worst first; of equal ones the one that holds for longest.
+// Conditions are the current ones, the worst first, of equal ones the oldest first.
 func (s *State) Conditions() []Condition { return slices.Clone(s.conditions) }
 
-// Well tells whether the GPU has no trouble, and answered when it was asked last.
-func (s *State) Well() bool { return len(s.conditions) == 0 && s.failing.IsZero() }
+// Healthy reports whether the GPU has no conditions and answered the last poll.
+func (s *State) Healthy() bool { return len(s.conditions) == 0 && s.failing.IsZero() }
 
-// PartOnly tells whether an event may be about a part of a GPU alone, so that it matters which.
+// PartOnly reports whether an event may affect only a part of a GPU, so that the part matters.
 func PartOnly(e gpu.Event) bool {
 	return e.Kind == gpu.XIDReported && e.GI != nil && find(e.XID).Class == Passing
 }
 
-// Event takes in what a driver reports. Part is where on the board it happened, for events that are PartOnly; nil
-// where that is not known. XIDs to ignore are Counted.
+// Event handles a driver event. part is the affected part of the board for events that are PartOnly; nil if unknown.
+// Ignored XIDs have no effect.
 func (s *State) Event(e gpu.Event, part *gpu.Placement, ignore []int, now time.Time) {
 	switch e.Kind {
 	case gpu.XIDReported:
@@ -148,17 +147,17 @@ func (s *State) Event(e gpu.Event, part *gpu.Placement, ignore []int, now time.T
 		}
 		s.report(c, now)
 	case gpu.DoubleBitECC:
-		const xid = 48 // the same by another way
+		const xid = 48 // XID of the same error
 		if !slices.Contains(ignore, xid) {
-			s.report(Condition{Reason: ReasonDoubleBitECC, Message: "memory had an error that could not be corrected", class: Lasting, xid: xid}, now)
+			s.report(Condition{Reason: ReasonDoubleBitECC, Message: "uncorrectable memory error", class: Lasting, xid: xid}, now)
 		}
 	case gpu.GPUUnavailable:
-		s.report(Condition{Reason: ReasonUnavailable, Message: "the driver says that the GPU is unavailable", class: Lasting}, now)
-	case gpu.MIGChanged, gpu.RecoveryChanged: // nothing that a poll does not tell better
+		s.report(Condition{Reason: ReasonUnavailable, Message: "the driver reports the GPU as unavailable", class: Lasting}, now)
+	case gpu.MIGChanged, gpu.RecoveryChanged: // the next poll reads the state
 	}
 }
 
-// report adds an error that was reported.
+// report adds a reported error.
 func (s *State) report(c Condition, now time.Time) {
 	c.rank = rankPassing
 	if c.class == Lasting {
@@ -167,7 +166,7 @@ func (s *State) report(c Condition, now time.Time) {
 	s.add(c, now)
 }
 
-// add makes a condition hold, or notes that it still does.
+// add adds a condition or updates the time of an existing one.
 func (s *State) add(c Condition, now time.Time) {
 	c.Since, c.last = now, now
 	if i := slices.IndexFunc(s.conditions, c.same); i >= 0 {
@@ -180,12 +179,12 @@ func (s *State) add(c Condition, now time.Time) {
 	})
 }
 
-// end makes conditions end.
+// end removes conditions.
 func (s *State) end(over func(c Condition) bool) {
 	s.conditions = slices.DeleteFunc(s.conditions, over)
 }
 
-// Poll takes in what the GPU answers. XIDs to ignore hold no longer.
+// Poll handles the result of a poll. It ends conditions of ignored XIDs.
 func (s *State) Poll(r Reading, ignore []int, now time.Time) {
 	s.end(func(c Condition) bool { return c.xid != 0 && slices.Contains(ignore, c.xid) })
 	if r.Err != nil {
@@ -197,9 +196,9 @@ func (s *State) Poll(r Reading, ignore []int, now time.Time) {
 	s.gone, s.failing = false, time.Time{}
 	done := s.act(r.Action, now)
 	s.fabric(r.Fabric, now)
-	wanted := s.action != gpu.RecoveryUnknown && s.action != gpu.RecoveryNone
+	requested := s.action != gpu.RecoveryUnknown && s.action != gpu.RecoveryNone
 	s.end(func(c Condition) bool {
-		if c.class == 0 || wanted {
+		if c.class == 0 || requested {
 			return false
 		}
 		quiet := now.Sub(c.last) >= Probation
@@ -207,72 +206,73 @@ func (s *State) Poll(r Reading, ignore []int, now time.Time) {
 	})
 }
 
-// fail takes in that a GPU does not answer.
+// fail handles a failed poll.
 func (s *State) fail(err error, now time.Time) {
 	if s.failing.IsZero() {
 		s.failing = now
 	}
 	switch {
 	case errors.Is(err, gpu.ErrHangs):
-		// The bound has passed already: see nvml.Patience.
+		// The call has already exceeded nvml.Patience.
 		s.add(Condition{Reason: ReasonHangs, Message: "a call to the driver about the GPU has not returned: " + err.Error(), rank: rankSilent}, now)
 	case errors.Is(err, gpu.ErrAbsent):
 		s.gone = true
-		s.add(Condition{Reason: ReasonAbsent, Message: "the GPU was taken out: " + err.Error(), rank: rankLost}, now)
+		s.add(Condition{Reason: ReasonAbsent, Message: "the GPU was removed: " + err.Error(), rank: rankLost}, now)
 	case errors.Is(err, gpu.ErrLost):
 		s.gone = true
-		s.add(Condition{Reason: ReasonLost, Message: "the GPU does not answer any more: " + err.Error(), rank: rankLost}, now)
+		s.add(Condition{Reason: ReasonLost, Message: "the GPU no longer answers: " + err.Error(), rank: rankLost}, now)
 	case errors.Is(err, gpu.ErrReplaced):
 		s.add(Condition{Reason: ReasonReplaced, Message: err.Error(), rank: rankReplaced}, now)
 	case errors.Is(err, gpu.ErrResetRequired):
 		s.gone = true
-		s.add(Condition{Reason: ReasonNeedsReset, Message: "the GPU answers only that it needs a reset: " + err.Error(), rank: rankSilent}, now)
+		s.add(Condition{Reason: ReasonNeedsReset, Message: "the GPU requires a reset: " + err.Error(), rank: rankSilent}, now)
 	default:
 		s.gone = s.gone || errors.Is(err, gpu.ErrDriverNotLoaded)
 		if now.Sub(s.failing) >= Patience {
-			s.add(Condition{Reason: ReasonUnreachable, Message: "the GPU cannot be asked: " + err.Error(), rank: rankSilent}, now)
+			s.add(Condition{Reason: ReasonUnreachable, Message: "the GPU cannot be polled: " + err.Error(), rank: rankSilent}, now)
 		}
 	}
 }
 
-// actions are the conditions that recovery actions are, from the least to the worst.
+// actions are the conditions of recovery actions, the worst last.
 var actions = []struct {
 	action          gpu.RecoveryAction
 	reason, message string
 }{
-	{gpu.RecoveryIMEXDomain, ReasonNeedsIMEX, "the driver wants the IMEX domain recovered"},
-	{gpu.RecoveryDrainP2P, ReasonDrainP2P, "the driver wants all programs ended that use GPUs together"},
-	{gpu.RecoveryReset, ReasonNeedsReset, "the driver wants the GPU reset"},
-	{gpu.RecoveryDrainAndReset, ReasonDrainAndReset, "the driver wants all programs ended that use GPUs together, and then the GPU reset"},
-	{gpu.RecoveryBusReset, ReasonNeedsBusReset, "the driver wants the GPU's PCIe bus reset"},
-	{gpu.RecoveryReboot, ReasonNeedsReboot, "the driver wants the node rebooted"},
-	{gpu.RecoverySystemReboot, ReasonNeedsReboot, "the driver wants the node rebooted"},
+	{gpu.RecoveryIMEXDomain, ReasonNeedsIMEX, "the driver requests a recovery of the IMEX domain"},
+	{gpu.RecoveryDrainP2P, ReasonDrainP2P, "the driver requests the end of all programs that use several GPUs"},
+	{gpu.RecoveryReset, ReasonNeedsReset, "the driver requests a GPU reset"},
+	{gpu.RecoveryDrainAndReset, ReasonDrainAndReset, "the driver requests the end of all programs that use several GPUs, then a GPU reset"},
+	{gpu.RecoveryBusReset, ReasonNeedsBusReset, "the driver requests a reset of the GPU's PCIe bus"},
+	{gpu.RecoveryReboot, ReasonNeedsReboot, "the driver requests a reboot of the node"},
+	{gpu.RecoverySystemReboot, ReasonNeedsReboot, "the driver requests a reboot of the node"},
 }
 
-// act takes in which recovery action the driver wants, and tells whether the one that it wanted is done. A driver that
-// does not tell changes nothing.
+// act handles the recovery action that the driver requests, and reports whether an earlier request is done. An unknown
+// action changes nothing.
 func (s *State) act(action gpu.RecoveryAction, now time.Time) (done bool) {
 	if action == gpu.RecoveryUnknown {
 		return false
 	}
 	before := s.action
 	s.action = action
-	wanted := Condition{}
+	requested := Condition{}
 	if action != gpu.RecoveryNone {
-		wanted = Condition{Reason: ReasonNeedsSomething, Message: fmt.Sprintf("the driver wants recovery action %d", action), rank: rankAction}
+		requested = Condition{Reason: ReasonNeedsSomething, Message: fmt.Sprintf("the driver requests recovery action %d", action), rank: rankAction}
 		for i, a := range actions {
 			if a.action == action {
-				wanted.Reason, wanted.Message, wanted.rank = a.reason, a.message, rankAction+i
+				requested.Reason, requested.Message, requested.rank = a.reason, a.message, rankAction+i
 			}
 		}
-		s.add(wanted, now)
+		s.add(requested, now)
 	}
-	s.end(func(c Condition) bool { return c.isAction() && c.Reason != wanted.Reason })
+	isAction := func(c Condition) bool { return c.rank >= rankAction && c.rank < rankSilent }
+	s.end(func(c Condition) bool { return isAction(c) && c.Reason != requested.Reason })
 	return action == gpu.RecoveryNone && before != gpu.RecoveryNone && before != gpu.RecoveryUnknown
 }
 
-// fabric takes in how far the registration with the NVLink fabric is. While it is pending CUDA answers
-// cudaErrorSystemNotReady on the whole GPU; partitions have no NVLinks and need none.
+// fabric handles the state of the registration with the NVLink fabric. While it is pending, CUDA returns
+// cudaErrorSystemNotReady on the whole GPU; partitions have no NVLinks and need no registration.
 func (s *State) fabric(state gpu.FabricState, now time.Time) {
 	switch {
 	case !state.Pending():
@@ -282,13 +282,10 @@ func (s *State) fabric(state gpu.FabricState, now time.Time) {
 	}
 	if state.Pending() && (state == gpu.FabricInProgress || now.Sub(s.unregistered) < FabricPatience) {
 		s.add(Condition{
-			Reason: ReasonFabric, Message: "the GPU is not registered with its NVLink fabric yet; Fabric Manager does that",
+			Reason: ReasonFabric, Message: "the GPU is not registered with its NVLink fabric yet, which Fabric Manager does",
 			SparesPartitions: true, rank: rankFabric,
 		}, now)
 		return
 	}
 	s.end(func(c Condition) bool { return c.Reason == ReasonFabric })
 }
-
-// isAction tells whether a condition is that the driver wants something.
-func (c Condition) isAction() bool { return c.rank >= rankAction && c.rank < rankSilent }

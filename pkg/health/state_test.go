@@ -58,7 +58,7 @@ func fails(err error) func(*State, time.Time) {
 // What a GPU answers.
 var (
 	fine       = says(gpu.RecoveryNone)
-	old        = says(gpu.RecoveryUnknown) // of a driver that tells no recovery action
+	old        = says(gpu.RecoveryUnknown) // a driver that reports no recovery action
 	wantsReset = says(gpu.RecoveryReset)
 	isLost     = fails(gpu.ErrLost)
 	errNVML    = errors.New("unknown error")
@@ -88,13 +88,13 @@ func TestState_Conditions(t *testing.T) {
 		},
 		"an old driver never says that it is over": {{0, xid(48), "xid-48"}, {24 * 3600 * s, old, "xid-48"}},
 		"but a GPU that was gone was reset":        {{0, xid(48), "xid-48"}, {s, isLost, "gpu-lost, xid-48"}, {s, old, ""}},
-		"or had its driver loaded anew":            {{0, xid(119), "xid-119"}, {s, fails(gpu.ErrDriverNotLoaded), "xid-119"}, {s, old, ""}},
+		"or had its driver reloaded":               {{0, xid(119), "xid-119"}, {s, fails(gpu.ErrDriverNotLoaded), "xid-119"}, {s, old, ""}},
 		"one that failed to answer was not":        {{0, xid(48), "xid-48"}, {s, fails(errNVML), "xid-48"}, {60 * s, fails(errNVML), "gpu-unreachable, xid-48"}, {s, old, "xid-48"}},
 		"a contained error passes":                 {{0, xid(94), "xid-94"}, {59 * s, fine, "xid-94"}, {s, fine, ""}},
 		"with an old driver, too":                  {{0, xid(94), "xid-94"}, {60 * s, old, ""}},
 		"but not while the driver wants something": {{0, xid(94), "xid-94"}, {60 * s, wantsReset, "needs-reset, xid-94"}, {60 * s, old, "needs-reset, xid-94"}, {s, fine, ""}},
 		"nor while the GPU does not answer":        {{0, xid(94), "xid-94"}, {600 * s, fails(errNVML), "xid-94"}, {s, fine, ""}},
-		"an XID that nobody knows passes":          {{0, xid(999), "xid-999"}, {60 * s, fine, ""}},
+		"an unknown XID passes":                    {{0, xid(999), "xid-999"}, {60 * s, fine, ""}},
 		"a contained error is its partition's": {
 			{0, xidIn(94, lower), "xid-94 at 0:4"}, {30 * s, xidIn(94, upper), "xid-94 at 0:4, xid-94 at 4:4"}, {30 * s, fine, "xid-94 at 4:4"}, {30 * s, fine, ""},
 		},
@@ -138,7 +138,7 @@ func TestState_IgnoredXIDs(t *testing.T) {
 	for _, n := range []int{48, 79} {
 		s.Event(gpu.Event{Kind: gpu.XIDReported, XID: n}, nil, []int{79}, start)
 	}
-	s.Event(gpu.Event{Kind: gpu.DoubleBitECC}, nil, []int{48}, start) // XID 48 by another way
+	s.Event(gpu.Event{Kind: gpu.DoubleBitECC}, nil, []int{48}, start) // the event of XID 48
 	if got := names(s.Conditions()); got != "xid-48" {
 		t.Errorf("got %q, want xid-48 alone", got)
 	}
@@ -163,7 +163,7 @@ func TestState_ConditionFields(t *testing.T) {
 		got = append(got, said{c.Reason, c.Message, c.Since.Sub(start), c.Part})
 	}
 	want := []said{
-		{"gpu-lost", "the GPU does not answer any more: ask: GPU is lost", 20 * time.Second, nil},
+		{"gpu-lost", "the GPU no longer answers: ask: GPU is lost", 20 * time.Second, nil},
 		{"xid-94", "XID 94: contained memory error", 0, lower},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -214,8 +214,8 @@ func TestState_FailedPolls(t *testing.T) {
 		}
 		fine(s, now)
 		fine(s, now.Add(Probation))
-		if !s.Well() {
-			t.Fatalf("seed %d: a GPU that has been well for %s still has %s", seed, Probation, names(s.Conditions()))
+		if !s.Healthy() {
+			t.Fatalf("seed %d: a GPU that answered for %s still has %s", seed, Probation, names(s.Conditions()))
 		}
 	}
 }

@@ -8,19 +8,18 @@ import (
 	"strconv"
 )
 
-// Class is what an XID means for a GPU, and when it is over.
+// Class is the effect of an XID on the health of a GPU.
 type Class int
 
 // The classes.
 const (
-	// Counted: work was at fault, or it is a mere notice. Nothing is done.
+	// Counted XIDs are application faults or notices. They have no effect.
 	Counted Class = iota + 1
-	// Passing: the GPU may go on. It is over after a Probation without another one, unless the driver wants a recovery
-	// action.
+	// Passing XIDs end after a Probation without another one, unless the driver requests a recovery action.
 	Passing
-	// Lasting: the GPU needs something done to it. It is over when the driver wants no recovery action and a Probation
-	// has passed without another one, or when the GPU is back after it was gone. Where a driver tells no recovery
-	// action, that or a restart of the plugin ends it.
+	// Lasting XIDs need a recovery action. They end when the driver requests none and a Probation has passed without another
+	// one, or when a lost GPU returns. With a driver that reports no recovery action, only the latter or a restart of the
+	// plugin ends them.
 	Lasting
 )
 
@@ -33,16 +32,16 @@ func (c Class) String() string {
 type XIDs struct {
 	First, Last int
 	Class       Class
-	// What happened, in a few words.
+	// What is a short description.
 	What string
 }
 
-// table has the XIDs that are known, in ascending order. What NVIDIA answers with "restart the application" or "ignore" is
-// Counted, what it answers with a reset or more is Lasting (NVIDIA, "Analyzing Xid Errors with the Xid Catalog"). 92 and
-// 94 leave a GPU usable, but may be the first of many: they are Passing. 109 is for a reset by the catalog, and Counted
-// since NVIDIA's device plugin has always taken it for a program's; where a reset is meant, the driver wants one besides.
+// table contains the known XIDs in ascending order. XIDs for which NVIDIA recommends "restart the application" or "ignore"
+// are Counted, those for which it recommends a reset or more are Lasting (NVIDIA, "Analyzing Xid Errors with the Xid
+// Catalog"). 92 and 94 leave a GPU usable but may recur, so they are Passing. The catalog recommends a reset for 109, but
+// NVIDIA's device plugin treats it as an application fault, so it is Counted; if a reset is needed, the driver requests one.
 var table = []XIDs{
-	{8, 8, Counted, "a channel stood still"},
+	{8, 8, Counted, "channel timeout"},
 	{11, 11, Counted, "bad commands"},
 	{13, 13, Counted, "graphics engine exception"},
 	{25, 25, Counted, "bad commands"},
@@ -50,9 +49,9 @@ var table = []XIDs{
 	{32, 32, Counted, "bad commands"},
 	{37, 38, Counted, "driver firmware error"},
 	{39, 41, Counted, "copy engine exception"},
-	{43, 43, Counted, "a program's work was stopped"},
+	{43, 43, Counted, "an application's work was stopped"},
 	{44, 44, Counted, "fault during a context switch"},
-	{45, 45, Counted, "a program's work was removed"},
+	{45, 45, Counted, "an application's work was removed"},
 	{46, 46, Lasting, "the GPU stopped processing"},
 	{48, 48, Lasting, "double-bit ECC error"},
 	{54, 54, Lasting, "auxiliary power is not connected"},
@@ -74,7 +73,7 @@ var table = []XIDs{
 	{86, 86, Counted, "optical flow engine exception"},
 	{88, 89, Counted, "video decoder exception"},
 	{92, 92, Passing, "many single-bit ECC errors"},
-	{93, 93, Counted, "many writes to the board's own storage"},
+	{93, 93, Counted, "many writes to the board's flash memory"},
 	{94, 94, Passing, "contained memory error"},
 	{95, 95, Lasting, "uncontained memory error"},
 	{96, 98, Counted, "video decoder exception"},
@@ -100,7 +99,7 @@ var table = []XIDs{
 	{160, 161, Counted, "a channel was retired"},
 	{162, 165, Counted, "notice about power smoothing"},
 	{167, 167, Lasting, "fatal PCIe timeout"},
-	{168, 168, Lasting, "less memory than there was"},
+	{168, 168, Lasting, "reduced memory capacity"},
 	{169, 169, Lasting, "a microcontroller halted"},
 	{171, 172, Lasting, "uncorrectable memory error"},
 }
@@ -116,10 +115,10 @@ func (x XIDs) Numbers() string {
 	return fmt.Sprintf("%d to %d", x.First, x.Last)
 }
 
-// unknown is what an XID that is not in the table is taken for.
+// unknown is the entry of XIDs outside of the table.
 var unknown = XIDs{Class: Passing, What: "unknown error"}
 
-// find returns what is known of an XID.
+// find returns the entry of an XID.
 func find(xid int) XIDs {
 	for _, x := range table {
 		if x.First <= xid && xid <= x.Last {
