@@ -303,7 +303,7 @@ func TestRender_InvalidValues(t *testing.T) {
 		"deviceClasses: {timeslice: {enabled: false}}":           "timeslice",
 		"deviceClasses: {gpu: {extendedResourceName: gpu}}":      "/deviceClasses/gpu/extendedResourceName",
 		"deviceClasses: {migProfiles: {disabled: [1g.11gb]}}":    `there is no profile "1g.11gb"`,
-		"deviceClasses: {migProfiles: {boards: [H100]}}":         `there is no board "H100"`,
+		"deviceClasses: {migProfiles: {boards: [H100]}}":         `there is no GPU model "H100"`,
 		"policies: {'a/b': {rules: []}}":                         "a/b",
 		"policies: {Default: {rules: []}}":                       "Default",
 		"policies: {built-in: {rules: []}}":                      "built-in",
