@@ -125,7 +125,7 @@ func TestHardware_GPUInUse(t *testing.T) {
 		log := n.LogTail(20)
 		return strings.Contains(log, "cannot be handed on yet") && strings.Contains(log, fmt.Sprintf("processes [%d]", os.Getpid())), log, nil
 	})
-	s.refused(ctx, n, s.allocate(ctx, "next", workload.OneGPU(n.name, device, false)), "held by claim "+s.name+"/used")
+	s.refused(ctx, n, s.allocate(ctx, "next", workload.OneGPU(n.name, device, false)), "allocated to claim "+s.name+"/used")
 	s.sim(ctx, n, "client", "remove", "--gpu", s.index(ctx, n, device), "--pid", fmt.Sprint(os.Getpid()))
 	s.waitRecords(ctx, n.Node)
 }

@@ -68,7 +68,7 @@ func TestPrepare_BadClaims(t *testing.T) {
 	holder := s.allocate(ctx, "holder", gpu(0))
 	first := s.prepared(ctx, n, holder, 1)
 	rival := s.allocate(ctx, "rival", gpu(0))
-	s.refused(ctx, n, rival, names[0], "held by claim "+s.name+"/holder", "exclusive")
+	s.refused(ctx, n, rival, names[0], "allocated to claim "+s.name+"/holder", "exclusive")
 
 	noDevice := s.allocate(ctx, "no-device", workload.OneGPU(n.name, "gpu-0000-00-00-0", false))
 	s.refused(ctx, n, noDevice, `"gpu-0000-00-00-0" is not on this node`, names[0], "delete the pod")
@@ -153,7 +153,7 @@ func TestPrepare_AdminAccess(t *testing.T) {
 	if diff := cmp.Diff(before, s.prepared(ctx, n, holder, 1), protocmp.Transform()); diff != "" {
 		t.Errorf("the holder's devices (-before +with the admin's claim):\n%s", diff)
 	}
-	s.refused(ctx, n, s.allocate(ctx, "rival", workload.OneGPU(n.name, device, false)), "held by claim "+s.name+"/holder")
+	s.refused(ctx, n, s.allocate(ctx, "rival", workload.OneGPU(n.name, device, false)), "allocated to claim "+s.name+"/holder")
 	s.must(n.Unprepare(ctx, holder))
 	// With the holder gone the GPU is free, whoever looks at it.
 	s.prepared(ctx, n, s.allocate(ctx, "next", workload.OneGPU(n.name, device, false)), 1)
@@ -173,7 +173,7 @@ func TestPrepare_PluginKilled(t *testing.T) {
 		s.must(n.Kill())
 		s.must(n.Start(ctx))
 		s.offers(ctx, n, gpus)
-		s.refused(ctx, n, rival, "held by claim "+s.name+"/holder")
+		s.refused(ctx, n, rival, "allocated to claim "+s.name+"/holder")
 		if diff := cmp.Diff(before, s.prepared(ctx, n, holder, 1), protocmp.Transform()); diff != "" {
 			t.Errorf("the answer after a restart (-before +after):\n%s", diff)
 		}

@@ -14,35 +14,35 @@ import (
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
-// SetAllocated says which claims have been allocated devices of this node under the engine's name, prepared or not: for the
-// engines of other names, those devices are taken. Claims without such a device are passed over.
-func (e *Engine) SetAllocated(node *gpu.Node, claims []*resourceapi.ResourceClaim) (changed bool) {
+// SetAllocated says which claims have been allocated devices of this node under the driver name, prepared or not: for other
+// names, those devices are taken. Claims without such a device are passed over.
+func (l *Ledger) SetAllocated(node *gpu.Node, claims []*resourceapi.ResourceClaim) (changed bool) {
 	before := map[string]*records.Record{}
-	for _, r := range e.allocated.claims() {
+	for _, r := range l.allocated.claims() {
 		before[string(r.Claim.UID)] = r
 	}
 	for _, c := range claims {
-		r := allocation(c, node, e.id)
+		r := allocation(c, node, l.id)
 		if r == nil {
 			continue
 		}
 		was := before[string(r.Claim.UID)]
 		delete(before, string(r.Claim.UID))
 		if was == nil || !sameDevices(was, r) {
-			e.allocated.set(r)
+			l.allocated.set(r)
 			changed = true
 		}
 	}
 	for _, r := range before {
-		e.allocated.removeIf(r)
+		l.allocated.removeIf(r)
 		changed = true
 	}
 	return changed
 }
 
-// Allocated reports whether a claim has been allocated a device of this node under the engine's name.
-func (e *Engine) Allocated(claim *resourceapi.ResourceClaim) bool {
-	return allocation(claim, nil, e.id) != nil
+// Allocated reports whether a claim has been allocated a device of this node under the driver name.
+func (l *Ledger) Allocated(claim *resourceapi.ResourceClaim) bool {
+	return allocation(claim, nil, l.id) != nil
 }
 
 // allocation is what a claim was allocated of a node under a driver's name, as a record of it would say; nil if nothing. It
@@ -117,4 +117,4 @@ func partitionNamed(g *gpu.GPU, place string) *gpu.Partition {
 }
 
 // AllocatedRecords are what SetAllocated said, in order of claim UID.
-func (e *Engine) AllocatedRecords() []*records.Record { return e.allocated.claims() }
+func (l *Ledger) AllocatedRecords() []*records.Record { return l.allocated.claims() }

@@ -11,7 +11,7 @@ import (
 )
 
 // prepareAndUnprepare measures one claim's life on a plugin.
-func prepareAndUnprepare(b *testing.B, e *Engine, claim *resourceapi.ResourceClaim) {
+func prepareAndUnprepare(b *testing.B, e *Preparer, claim *resourceapi.ResourceClaim) {
 	b.Helper()
 	b.ReportAllocs()
 	for b.Loop() {
@@ -23,12 +23,12 @@ func prepareAndUnprepare(b *testing.B, e *Engine, claim *resourceapi.ResourceCla
 func BenchmarkPrepare_WholeGPU(b *testing.B) {
 	bed := openBed(b, b.TempDir())
 	bed.load(b)
-	prepareAndUnprepare(b, bed.Engine, claimOn("a", 0))
+	prepareAndUnprepare(b, bed.Preparer, claimOn("a", 0))
 }
 
 func BenchmarkPrepare_Partition(b *testing.B) {
 	bed := newSimBed(b, "hgx-h100")
-	prepareAndUnprepare(b, bed.Engine, deviceClaim("a", bed.name(0, 19, 6)))
+	prepareAndUnprepare(b, bed.Preparer, deviceClaim("a", bed.name(0, 19, 6)))
 }
 
 // The cost of a share does not depend on how many the node has.
@@ -43,7 +43,7 @@ func BenchmarkPrepare_Share(b *testing.B) {
 			for i := range others {
 				bed.prepare(types.UID(fmt.Sprintf("other-%d", i)), sliceOf(1, 1))
 			}
-			prepareAndUnprepare(b, bed.Engine, bed.claim("a", sliceOf(0, 1)))
+			prepareAndUnprepare(b, bed.Preparer, bed.claim("a", sliceOf(0, 1)))
 		})
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
-	"github.com/cleave-dra/cleave/pkg/records"
 )
 
 // checkComputeModes fails unless any number of processes may use the GPUs of a claim. A GPU that MPS servers had may be
@@ -19,31 +18,32 @@ import (
 // need that very mode and are passed over; so is admin access, which takes a GPU as it is.
 //
 // It costs one NVML call a GPU. The caller holds the locks of the GPUs.
-func (e *Engine) checkComputeModes(ctx context.Context, b *backend, devices []planned, want *records.Record) error {
+func (s *Shares) checkComputeModes(ctx context.Context, b *backend, devices []device) error {
 	done := map[gpu.PCIAddress]bool{}
-	for i, d := range devices {
-		g, share := d.shape.GPU, want.Devices[i].Share
-		if d.admin || done[g.PCI] || share != nil && share.Kind == gpu.MPS {
+	for i := range devices {
+		d := &devices[i]
+		g := d.shape.GPU
+		if d.admin || done[g.PCI] || d.share != nil && d.share.Kind == gpu.MPS {
 			continue
 		}
 		done[g.PCI] = true
-		if err := e.checkComputeMode(ctx, b, g); err != nil {
+		if err := s.checkComputeMode(ctx, b, g); err != nil {
 			return fmt.Errorf("request %q: %w", d.request, err)
 		}
 	}
 	return nil
 }
 
-func (e *Engine) checkComputeMode(ctx context.Context, b *backend, g *gpu.GPU) error {
+func (s *Shares) checkComputeMode(ctx context.Context, b *backend, g *gpu.GPU) error {
 	mode, err := computeMode(ctx, b, g)
 	if err != nil || mode == gpu.ComputeDefault {
 		return err
 	}
 	var restore error
-	if mode == gpu.ComputeExclusive && e.sharing != nil {
+	if mode == gpu.ComputeExclusive && s.sharing != nil {
 		// If a server had the GPU that no claim needs any more, its supervisor has the mode to give back.
 		klog.FromContext(ctx).Info("A GPU is in a compute mode that MPS servers have; asking the MPS supervisor to give it back", "gpu", g.PCI.DeviceName())
-		if restore = e.retain(ctx, g.PCI.DeviceName()); restore == nil {
+		if restore = s.retain(ctx, g.PCI.DeviceName()); restore == nil {
 			mode, err = computeMode(ctx, b, g)
 		}
 		if err != nil || mode == gpu.ComputeDefault {

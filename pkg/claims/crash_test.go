@@ -84,7 +84,7 @@ type action struct {
 	unprepare bool
 }
 
-func (a action) run(t *testing.T, e *Engine) error {
+func (a action) run(t *testing.T, e *Preparer) error {
 	if a.unprepare {
 		return e.Unprepare(t.Context(), refOf(a.claim))
 	}
@@ -186,7 +186,7 @@ func killAfter(t *testing.T, actions []action, steps int) (died, ok bool) {
 	}
 	// The kubelet repeats what it got no answer for and goes on.
 	for i, a := range actions[min(done, len(actions)):] {
-		if err := a.run(t, again.Engine); err != nil {
+		if err := a.run(t, again.Preparer); err != nil {
 			t.Errorf("kill after step %d: action %d after the restart: %v", steps, done+i, err)
 		}
 	}
@@ -209,10 +209,10 @@ func TestAStepThatFailsOnceIsMadeGoodByRepeating(t *testing.T) {
 			return nil
 		}
 		for i, a := range actions {
-			err := a.run(t, b.Engine)
+			err := a.run(t, b.Preparer)
 			if err != nil && errors.Is(err, os.ErrPermission) {
 				_ = onDisk(t, b.dir) // fails if two claims hold one GPU
-				err = a.run(t, b.Engine)
+				err = a.run(t, b.Preparer)
 			}
 			if err != nil {
 				t.Fatalf("call %d failed once; action %d repeated: %v", failing, i, err)

@@ -197,7 +197,7 @@ func TestAClaimMayUseMPSOnAGPUOfWhichThePolicyOffersNone(t *testing.T) {
 func TestSeveralGPUsOfOneRequestMayHaveAnInterval(t *testing.T) {
 	b := newCompatibleBed(t)
 	claim := withConfigs(claimOn("a", 0, 1), opaque(testDriver, fromClaim, nvidiaConfig("GpuConfig", slicingLong)))
-	mustPrepare(t, b.Engine, forDriver(b.id.Driver, claim))
+	mustPrepare(t, b.Preparer, forDriver(b.id.Driver, claim))
 	b.want("record a", "interval 0 Long", "interval 1 Long")
 	b.unprepare("a")
 	b.want()

@@ -27,20 +27,20 @@ func TestAnOfferedPartitionIsHandedOutAndOutlivesItsClaim(t *testing.T) {
 	if err := compute.Destroy(); err != nil {
 		t.Fatal(err)
 	}
-	b.FindForeign(t.Context())
-	if got := b.Existing(); len(got) != 0 || !slices.Contains(b.Occupied(), device) {
+	b.Partitions.FindUnmanaged(t.Context())
+	if got := b.Partitions.Existing(); len(got) != 0 || !slices.Contains(b.Partitions.Occupied(), device) {
 		t.Errorf("half made: got %v offered, want none and %s occupied", got, device)
 	}
 	if _, err := gi.CreateComputeInstance(0); err != nil {
 		t.Fatal(err)
 	}
-	b.FindForeign(t.Context())
-	offered := b.Existing()
+	b.Partitions.FindUnmanaged(t.Context())
+	offered := b.Partitions.Existing()
 	if len(offered) != 1 || offered[0].Device != device || offered[0].UUID == "" {
 		t.Fatalf("got %v offered, want %s with its UUID", offered, device)
 	}
-	if slices.Contains(b.Occupied(), device) || !slices.Contains(b.Occupied(), b.name(0)) {
-		t.Errorf("got occupied devices %v, want the whole GPU among them and %s not", b.Occupied(), device)
+	if slices.Contains(b.Partitions.Occupied(), device) || !slices.Contains(b.Partitions.Occupied(), b.name(0)) {
+		t.Errorf("got occupied devices %v, want the whole GPU among them and %s not", b.Partitions.Occupied(), device)
 	}
 
 	got := b.prepare("a", device)

@@ -200,7 +200,7 @@ func (d *faultyDisk) Remove(path string) error {
 
 // bed is one plugin process on a node of the test.
 type bed struct {
-	*Engine
+	*Preparer
 	dir      string
 	hardware *fakeHardware
 	cdi      *fakeCDI
@@ -234,12 +234,12 @@ func newBed(t *testing.T) *bed {
 func openBed(t testing.TB, dir string) *bed {
 	t.Helper()
 	b := &bed{dir: dir, hardware: &fakeHardware{node: nodeOf(4), pids: map[string][]int{}}, cdi: &fakeCDI{}, disk: &faultyDisk{Disk: records.NewDisk()}}
-	b.Engine = newEngine(t, dir, b.disk, bootNow)
+	b.Preparer = newEngine(t, dir, b.disk, bootNow)
 	b.SetHardware(b.hardware, b.cdi)
 	return b
 }
 
-func newEngine(t testing.TB, dir string, disk records.FileSystem, boot string) *Engine {
+func newEngine(t testing.TB, dir string, disk records.FileSystem, boot string) *Preparer {
 	t.Helper()
 	store, err := records.OpenStore(disk, filepath.Join(dir, "claims"))
 	if err != nil {
@@ -301,7 +301,7 @@ func deviceFor(request string, i int) records.Device {
 	}
 }
 
-func mustPrepare(t testing.TB, e *Engine, claim *resourceapi.ResourceClaim) []records.Device {
+func mustPrepare(t testing.TB, e *Preparer, claim *resourceapi.ResourceClaim) []records.Device {
 	t.Helper()
 	devices, err := e.Prepare(t.Context(), claim)
 	if err != nil {
@@ -310,7 +310,7 @@ func mustPrepare(t testing.TB, e *Engine, claim *resourceapi.ResourceClaim) []re
 	return devices
 }
 
-func mustUnprepare(t testing.TB, e *Engine, claim *resourceapi.ResourceClaim) {
+func mustUnprepare(t testing.TB, e *Preparer, claim *resourceapi.ResourceClaim) {
 	t.Helper()
 	if err := e.Unprepare(t.Context(), refOf(claim)); err != nil {
 		t.Fatalf("Unprepare of claim %s: %v", claim.UID, err)
@@ -342,7 +342,7 @@ func onDisk(t testing.TB, dir string) []string {
 		for _, d := range r.Devices {
 			line += " " + d.GPU
 			if other, ok := holder[d.GPU]; ok && other != uid && !d.AdminAccess {
-				t.Errorf("GPU %s is held by claims %s and %s", d.GPU, other, uid)
+				t.Errorf("GPU %s is allocated to claims %s and %s", d.GPU, other, uid)
 			}
 			if !d.AdminAccess {
 				holder[d.GPU] = uid

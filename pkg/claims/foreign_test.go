@@ -35,7 +35,7 @@ func TestAForeignPartitionIsRefusedNamedAndNeverDestroyed(t *testing.T) {
 		if !slices.Contains(b.instances(), "0 14@2") {
 			t.Fatalf("%s: the foreign partition is gone: %v", step, b.instances())
 		}
-		if diff := cmp.Diff(overlapping(b, 0, gpu.Placement{Start: 2, Size: 2}), b.Occupied()); diff != "" {
+		if diff := cmp.Diff(overlapping(b, 0, gpu.Placement{Start: 2, Size: 2}), b.Partitions.Occupied()); diff != "" {
 			t.Fatalf("%s: occupied devices (-want +got):\n%s", step, diff)
 		}
 	}
@@ -61,8 +61,8 @@ func TestAForeignPartitionIsRefusedNamedAndNeverDestroyed(t *testing.T) {
 func TestAForeignPartitionThatGoesFreesItsPlace(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	gi := occupy(t, b.node, 0, 19, 0, 1)
-	b.FindForeign(t.Context())
-	if len(b.Occupied()) == 0 {
+	b.Partitions.FindUnmanaged(t.Context())
+	if len(b.Partitions.Occupied()) == 0 {
 		t.Fatal("a foreign partition made while running occupies nothing")
 	}
 	cis, err := gi.ComputeInstances(0)
@@ -72,8 +72,8 @@ func TestAForeignPartitionThatGoesFreesItsPlace(t *testing.T) {
 	if err := errors.Join(cis[0].Destroy(), gi.Destroy()); err != nil {
 		t.Fatal(err)
 	}
-	b.FindForeign(t.Context())
-	if got := b.Occupied(); len(got) != 0 {
+	b.Partitions.FindUnmanaged(t.Context())
+	if got := b.Partitions.Occupied(); len(got) != 0 {
 		t.Errorf("got occupied devices %v, want none", got)
 	}
 	b.prepare("a", b.name(0, 19, 0))

@@ -13,16 +13,16 @@ func TestWhatClaimsHoldIsToldWhenItChanges(t *testing.T) {
 		do   func()
 		want bool
 	}{
-		{"prepare", func() { mustPrepare(t, b.Engine, claimOn("a", 1)) }, true},
-		{"prepare again", func() { mustPrepare(t, b.Engine, claimOn("a", 1)) }, false},
+		{"prepare", func() { mustPrepare(t, b.Preparer, claimOn("a", 1)) }, true},
+		{"prepare again", func() { mustPrepare(t, b.Preparer, claimOn("a", 1)) }, false},
 		{"prepare what another claim holds", func() {
 			_, err := b.Prepare(t.Context(), claimOn("b", 1))
-			wantError(t, err, "held")
+			wantError(t, err, "allocated to")
 		}, false},
-		{"unprepare", func() { mustUnprepare(t, b.Engine, claimOn("a", 1)) }, true},
-		{"unprepare again", func() { mustUnprepare(t, b.Engine, claimOn("a", 1)) }, false},
-		{"another process prepares", func() { mustPrepare(t, other.Engine, claimOn("c", 2)) }, false},
-		{"it is seen", func() { b.FindForeign(t.Context()); _, _ = b.Prepare(t.Context(), claimOn("d", 2)) }, true},
+		{"unprepare", func() { mustUnprepare(t, b.Preparer, claimOn("a", 1)) }, true},
+		{"unprepare again", func() { mustUnprepare(t, b.Preparer, claimOn("a", 1)) }, false},
+		{"another process prepares", func() { mustPrepare(t, other.Preparer, claimOn("c", 2)) }, false},
+		{"it is seen", func() { b.Partitions.FindUnmanaged(t.Context()); _, _ = b.Prepare(t.Context(), claimOn("d", 2)) }, true},
 	} {
 		told = 0
 		step.do()

@@ -22,7 +22,7 @@ func TestLeaveMIGMode(t *testing.T) {
 	}
 	wantModes := func(t *testing.T, b *simBed, on ...int) {
 		t.Helper()
-		b.LeaveMIGMode(t.Context())
+		b.Partitions.LeaveMIGMode(t.Context())
 		if diff := cmp.Diff(on, b.modes(), cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("GPUs in MIG mode (-want +got):\n%s", diff)
 		}

@@ -53,7 +53,7 @@ func TestReconcile_ProcessesOfPods(t *testing.T) {
 			if test.processes != nil {
 				b.processes = test.processes
 			}
-			mustPrepare(t, b.Engine, claimOn("a", 1))
+			mustPrepare(t, b.Preparer, claimOn("a", 1))
 			b.hardware.pids[gpuName(1)], b.hardware.processesErr = test.pids, test.processesErr
 			b.Reconcile(t.Context(), &fakeAPI{})
 			want := []string{}
@@ -86,7 +86,7 @@ func TestReconcile_NotesPods(t *testing.T) {
 	seen := &podProcesses{pids: map[types.UID][]int{}}
 	b.processes = seen
 	claim := claimOn("a", 1)
-	mustPrepare(t, b.Engine, claim)
+	mustPrepare(t, b.Preparer, claim)
 	reserve := func(uid types.UID) {
 		claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: string(uid), UID: uid})
 	}

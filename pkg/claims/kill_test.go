@@ -150,7 +150,7 @@ func (w *worker) check(when string, strict bool) error {
 		}
 		for _, other := range found {
 			for i := range r.Devices {
-				if other.Claim.UID != r.Claim.UID && !r.Devices[i].AdminAccess && holds(other, &r.Devices[i]) {
+				if other.Claim.UID != r.Claim.UID && !r.Devices[i].AdminAccess && takes(other, extentOf(&r.Devices[i])) {
 					complain("claims %s and %s both hold %s", r.Claim, other.Claim, r.Devices[i].Device)
 				}
 			}

@@ -33,7 +33,7 @@ import (
 type worker struct {
 	// sheltered: no step is killed.
 	sheltered bool
-	*Engine
+	*Preparer
 	dir     string
 	random  *rand.Rand
 	node    *sim.Node
@@ -175,7 +175,7 @@ func (w *worker) open(ctx context.Context) error {
 	if err := sessions.Begin(nil); err != nil {
 		return err
 	}
-	w.Engine = New(Options{
+	w.Preparer = New(Options{
 		Identity: compatibleID, BootID: bootNow, Store: store, Layouts: layouts, Locks: locks, Specs: w.specs, Sharing: w.sharing, Sessions: sessions,
 	})
 	if err := w.Load(ctx, nil); err != nil {
@@ -287,7 +287,7 @@ func (w *worker) relayout(ctx context.Context) error {
 			}
 		}
 	}
-	for _, p := range w.KeepLayouts(ctx) {
+	for _, p := range w.Partitions.KeepLayouts(ctx) {
 		if w.anyUnmanaged(layoutGPU) { // which may be in its way
 			continue
 		}
@@ -356,7 +356,7 @@ func (w *worker) allocate() []string {
 	if len(looked) > 0 && w.random.IntN(10) == 0 {
 		return []string{admin(looked[w.random.IntN(len(looked))])}
 	}
-	occupied := w.Occupied()
+	occupied := w.Partitions.Occupied()
 	var devices []string
 	for range 1 + w.random.IntN(3) {
 		g := &w.gpus.GPUs[w.random.IntN(workGPUs+1)]

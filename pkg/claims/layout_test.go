@@ -43,7 +43,7 @@ var balanced = cutInto(place(19, 6, 1), place(14, 4, 2), place(9, 0, 4))
 func (b *simBed) keep() string {
 	b.t.Helper()
 	var words []string
-	for _, p := range b.KeepLayouts(b.t.Context()) {
+	for _, p := range b.Partitions.KeepLayouts(b.t.Context()) {
 		words = append(words, p.GPU+": "+p.Err.Error())
 	}
 	return strings.Join(words, "; ")
@@ -84,15 +84,15 @@ func TestAGPUIsCutAheadOfClaimsAndStaysCut(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.offer(0, balanced)
 	all := list("0 19@6", "0 14@4", "0 9@0")
-	if got := b.Occupied(); len(got) != 3 {
+	if got := b.Partitions.Occupied(); len(got) != 3 {
 		t.Errorf("got occupied devices %v before the GPU is cut, want the three of the layout", got)
 	}
 	b.kept()
 	b.want(all, nil, nil)
-	if got := b.Occupied(); len(got) != 0 {
+	if got := b.Partitions.Occupied(); len(got) != 0 {
 		t.Errorf("got occupied devices %v, want none", got)
 	}
-	existing := b.Existing()
+	existing := b.Partitions.Existing()
 	if len(existing) != 3 || existing[0].UUID == "" {
 		t.Errorf("got %v, want the three partitions with their UUIDs", existing)
 	}
@@ -128,7 +128,7 @@ func TestANewLayoutWaitsOnlyForWhatClaimsHold(t *testing.T) {
 	b.kept()
 	b.prepare("a", b.name(0, 14, 4)) // the kubelet asks again
 	b.want(list("0 14@4", "0 19@6", "0 5@0"), list("a"), list("a"))
-	if got := b.Occupied(); !slices.Contains(got, b.name(0, 19, 4)) || slices.Contains(got, b.name(0, 5, 0)) {
+	if got := b.Partitions.Occupied(); !slices.Contains(got, b.name(0, 19, 4)) || slices.Contains(got, b.name(0, 5, 0)) {
 		t.Errorf("got occupied devices %v, want those that wait, and not what is ready", got)
 	}
 	b.unprepare("a")
@@ -165,11 +165,11 @@ func TestPartitionsOfOthersAreHandedOutWhereTheLayoutHasThemAndNeverDestroyed(t 
 	b.want(list("0 19@6"), nil, nil)
 	// In its way, it is named.
 	b.offer(0, cutInto(place(9, 4, 4), place(9, 0, 4)))
-	if got := b.keep(); !strings.Contains(got, "that Cleave did not make (GPU instance") || !strings.Contains(got, b.name(0, 9, 4)) {
+	if got := b.keep(); !strings.Contains(got, "that Cleave did not create (GPU instance") || !strings.Contains(got, b.name(0, 9, 4)) {
 		t.Errorf("got %q, want what is in the way of what", got)
 	}
 	b.want(list("0 19@6", "0 9@0"), nil, nil)
-	if got := b.Occupied(); !slices.Equal(got, list(b.name(0, 9, 4))) {
+	if got := b.Partitions.Occupied(); !slices.Equal(got, list(b.name(0, 9, 4))) {
 		t.Errorf("got occupied devices %v, want the one that cannot be made", got)
 	}
 }
@@ -179,7 +179,7 @@ func TestALayoutThatIsHandedOverStays(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.offer(0, balanced)
 	b.kept()
-	b.offer(0, &policy.PartitionOffer{Mode: policy.Existing, Places: b.Standing(&b.session.Node().GPUs[0])})
+	b.offer(0, &policy.PartitionOffer{Mode: policy.Existing, Places: b.Partitions.Unclaimed(&b.session.Node().GPUs[0])})
 	b.kept()
 	if got := b.layoutFiles(); len(got) != 0 {
 		t.Errorf("got layouts on record %v, want none", got)
@@ -196,7 +196,7 @@ func TestInModeExistingNothingIsMade(t *testing.T) {
 	b.offer(0, &policy.PartitionOffer{Mode: policy.Existing, Places: []gpu.Place{place(19, 6, 1)}})
 	b.kept()
 	err := b.tryPrepare("a", b.name(0, 19, 6))
-	if err == nil || !strings.Contains(err.Error(), "has Cleave make none") {
+	if err == nil || !strings.Contains(err.Error(), "has Cleave create none") {
 		t.Errorf("got %v, want that none is made", err)
 	}
 	b.want(nil, nil, nil)
@@ -262,7 +262,7 @@ func TestACorruptLayoutLeavesItsPartitionsToOthers(t *testing.T) {
 var errDead = errors.New("dead")
 
 // dying is one more plugin process on the node, that dies at a step of its hardware or disk. dead tells whether it did.
-func (b *simBed) dying(at int, do func(e *Engine, session *nvml.Session)) (dead bool) {
+func (b *simBed) dying(at int, do func(e *Preparer, session *nvml.Session)) (dead bool) {
 	b.t.Helper()
 	steps := 0
 	step := func(string) {
@@ -310,10 +310,10 @@ func TestALayoutIsWholeWhereverThePluginWasKilled(t *testing.T) {
 		b := newSimBed(t, "hgx-h100", func(node *sim.Node) { occupy(t, node, 0, 19, 6, 1) })
 		b.offer(0, balanced)
 		b.kept()
-		dead := b.dying(at, func(e *Engine, session *nvml.Session) {
+		dead := b.dying(at, func(e *Preparer, session *nvml.Session) {
 			b.offers[0] = policy.Offer{Partitions: two}
-			e.FindForeign(t.Context())
-			e.KeepLayouts(t.Context())
+			e.Partitions.FindUnmanaged(t.Context())
+			e.Partitions.KeepLayouts(t.Context())
 		})
 		b = b.restart()
 		b.offer(0, two)

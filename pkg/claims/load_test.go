@@ -23,7 +23,7 @@ func TestLoadKeepsClaimsOfThisBootAndDropsThoseOfEarlierOnes(t *testing.T) {
 	before.SetHardware(&fakeHardware{node: nodeOf(4)}, &fakeCDI{})
 	mustPrepare(t, before, claimOn("old", 0))
 	now := openBed(t, dir)
-	mustPrepare(t, now.Engine, claimOn("new", 1))
+	mustPrepare(t, now.Preparer, claimOn("new", 1))
 
 	again := openBed(t, dir)
 	again.load(t)
@@ -31,7 +31,7 @@ func TestLoadKeepsClaimsOfThisBootAndDropsThoseOfEarlierOnes(t *testing.T) {
 		t.Errorf("claims in memory (-want +got):\n%s", diff)
 	}
 	wantDisk(t, again, line("new", 1))
-	mustPrepare(t, again.Engine, claimOn("next", 0))
+	mustPrepare(t, again.Preparer, claimOn("next", 0))
 }
 
 func TestLoadSetsCorruptRecordsAsideNotifiesAndServesOn(t *testing.T) {
@@ -69,8 +69,8 @@ func TestLoadSetsCorruptRecordsAsideNotifiesAndServesOn(t *testing.T) {
 	for name, damage := range tests {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t)
-			mustPrepare(t, b.Engine, claimOn("bad", 0))
-			mustPrepare(t, b.Engine, claimOn("good", 1))
+			mustPrepare(t, b.Preparer, claimOn("bad", 0))
+			mustPrepare(t, b.Preparer, claimOn("good", 1))
 			damage(t, recordPath(b.dir, "bad"))
 
 			again := openBed(t, b.dir)
@@ -82,9 +82,9 @@ func TestLoadSetsCorruptRecordsAsideNotifiesAndServesOn(t *testing.T) {
 			if aside := filepath.Join(b.dir, "claims", "corrupt", "bad.json"); !exists(t, aside) {
 				t.Errorf("%s is missing", aside)
 			}
-			mustPrepare(t, again.Engine, claimOn("good", 1))
-			mustPrepare(t, again.Engine, claimOn("next", 2))
-			mustUnprepare(t, again.Engine, claimOn("bad", 0))
+			mustPrepare(t, again.Preparer, claimOn("good", 1))
+			mustPrepare(t, again.Preparer, claimOn("next", 2))
+			mustUnprepare(t, again.Preparer, claimOn("bad", 0))
 		})
 	}
 }
@@ -101,7 +101,7 @@ func TestLoadServesOnWhereOneRecordCannotBeReadOrRemoved(t *testing.T) {
 	for _, op := range []string{"ReadFile", "Remove"} {
 		t.Run(op, func(t *testing.T) {
 			b := newBed(t)
-			mustPrepare(t, b.Engine, claimOn("good", 1))
+			mustPrepare(t, b.Preparer, claimOn("good", 1))
 			boot := bootNow
 			if op == "Remove" {
 				boot = "boot-before" // what Load removes
@@ -123,10 +123,10 @@ func TestLoadServesOnWhereOneRecordCannotBeReadOrRemoved(t *testing.T) {
 			if diff := cmp.Diff([]string{gpuName(1)}, again.index.get("good").GPUs()); diff != "" {
 				t.Errorf("GPUs of the good claim (-want +got):\n%s", diff)
 			}
-			mustUnprepare(t, again.Engine, claimOn("good", 1))
-			mustPrepare(t, again.Engine, claimOn("next", 2))
+			mustUnprepare(t, again.Preparer, claimOn("good", 1))
+			mustPrepare(t, again.Preparer, claimOn("next", 2))
 			if op == "Remove" { // what held it has not outlived the reboot
-				mustPrepare(t, again.Engine, claimOn("same", 0))
+				mustPrepare(t, again.Preparer, claimOn("same", 0))
 			}
 		})
 	}
@@ -134,7 +134,7 @@ func TestLoadServesOnWhereOneRecordCannotBeReadOrRemoved(t *testing.T) {
 
 func TestLoadServesOnWhereACorruptRecordCannotBeSetAside(t *testing.T) {
 	b := newBed(t)
-	mustPrepare(t, b.Engine, claimOn("good", 1))
+	mustPrepare(t, b.Preparer, claimOn("good", 1))
 	spoil(t, b.dir, "bad")
 	again := openBed(t, b.dir)
 	again.disk.fail = func(op, _ string) error {
@@ -144,10 +144,10 @@ func TestLoadServesOnWhereACorruptRecordCannotBeSetAside(t *testing.T) {
 		return nil
 	}
 	again.load(t)
-	mustPrepare(t, again.Engine, claimOn("good", 1))
-	mustPrepare(t, again.Engine, claimOn("next", 2))
+	mustPrepare(t, again.Preparer, claimOn("good", 1))
+	mustPrepare(t, again.Preparer, claimOn("next", 2))
 	again.disk.fail = nil
-	mustUnprepare(t, again.Engine, claimOn("bad", 0))
+	mustUnprepare(t, again.Preparer, claimOn("bad", 0))
 }
 
 func TestLoadFailsWhereTheFolderCannotBeListed(t *testing.T) {

@@ -68,7 +68,7 @@ func OpenNodeLocks(shared string, names func() []string) (*Locks, error) {
 	return &Locks{dirs: dirs, self: self, byGPU: map[string]*gpuLock{}}, nil
 }
 
-// Doubt has every Acquire report Foreign once more: there are records on disk that nobody has looked at.
+// Doubt has every Acquire report Stale once more: there are records on disk that nobody has looked at.
 func (l *Locks) Doubt() { l.doubts.Add(1) }
 
 // Held is a set of locks that are held.
@@ -76,8 +76,8 @@ type Held struct {
 	locks []*gpuLock
 	// doubts when the locks were taken.
 	doubts uint64
-	// Foreign tells that another process, or an earlier life of this one, held one of the locks in between.
-	Foreign bool
+	// Stale: another process, or an earlier life of this one, held one of the locks in between.
+	Stale bool
 }
 
 // Acquire takes the locks of the named GPUs, in the order of names so that two callers cannot wait for each other.
@@ -118,11 +118,11 @@ func (l *Locks) acquireOne(ctx context.Context, dirs []string, name string, held
 			return fmt.Errorf("write the holder's id: %w", err)
 		}
 	}
-	held.Foreign = held.Foreign || lock.stale || lock.settled != held.doubts
+	held.Stale = held.Stale || lock.stale || lock.settled != held.doubts
 	return nil
 }
 
-// Seen notes that the caller knows now what the GPUs hold. Until then every Acquire reports Foreign again.
+// Seen notes that the caller knows now what the GPUs hold. Until then every Acquire reports Stale again.
 func (h *Held) Seen() {
 	for _, lock := range h.locks {
 		lock.stale, lock.settled = false, h.doubts

@@ -110,7 +110,7 @@ func TestForeignIsToldAgainAfterAnAcquireThatFailed(t *testing.T) {
 	blocker.Release()
 	held := mustAcquire(t, one, "a")
 	defer held.Release()
-	if !held.Foreign {
+	if !held.Stale {
 		t.Error("Foreign is lost: nobody looked at what the other process did to the GPU")
 	}
 }
@@ -154,7 +154,7 @@ func TestALockOfAProcessThatDiedIsFree(t *testing.T) {
 	dead.byGPU["a"].close()
 	held := mustAcquire(t, openLocks(t, dir), "a")
 	defer held.Release()
-	if !held.Foreign {
+	if !held.Stale {
 		t.Error("Foreign: got false, want true")
 	}
 }

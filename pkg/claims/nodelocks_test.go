@@ -82,7 +82,7 @@ func TestNodeLocks_ForeignAfterAnEarlierReleaseOfAnotherName(t *testing.T) {
 		held := mustAcquire(t, l, "g")
 		defer held.Release()
 		held.Seen()
-		return held.Foreign
+		return held.Stale
 	}
 	got := []bool{take(l), take(l), take(earlier), take(l), take(l)}
 	if want := []bool{true, false, true, true, false}; !slices.Equal(got, want) {

@@ -30,12 +30,12 @@ const (
 // process is one plugin process on a simulated node: the engine of its own name, and those of the names whose state it
 // found.
 type process struct {
-	*Engine
+	*Preparer
 	t      testing.TB
 	root   string
 	node   *sim.Node
 	own    string
-	byName map[string]*Engine
+	byName map[string]*Preparer
 	locks  *Locks
 	disk   faultyDisk
 }
@@ -43,7 +43,7 @@ type process struct {
 // startProcess starts a plugin by a name. The state of a name is a directory, and what it finds there it loads.
 func startProcess(t testing.TB, root, own string, node *sim.Node) *process {
 	t.Helper()
-	p := &process{t: t, root: root, node: node, own: own, byName: map[string]*Engine{}}
+	p := &process{t: t, root: root, node: node, own: own, byName: map[string]*Preparer{}}
 	dirs := func() []string {
 		found, err := filepath.Glob(filepath.Join(root, "*", "locks"))
 		if err != nil {
@@ -59,8 +59,8 @@ func startProcess(t testing.TB, root, own string, node *sim.Node) *process {
 		t.Fatal(err)
 	}
 	p.locks = locks
-	p.Engine = p.open(own)
-	p.names.find = func(ctx context.Context) {
+	p.Preparer = p.open(own)
+	p.Ledger.names.find = func(ctx context.Context) {
 		for _, e := range p.find() {
 			if err := e.LookAt(ctx); err != nil {
 				t.Fatal(err)
@@ -94,8 +94,8 @@ func startProcess(t testing.TB, root, own string, node *sim.Node) *process {
 }
 
 // find opens the names whose state is there and that it does not know yet.
-func (p *process) find() []*Engine {
-	var found []*Engine
+func (p *process) find() []*Preparer {
+	var found []*Preparer
 	for _, name := range []string{nameA, nameB} {
 		if state, err := filepath.Glob(filepath.Join(p.root, name, "claims")); err == nil && len(state) > 0 && p.byName[name] == nil {
 			e := p.open(name)
@@ -107,7 +107,7 @@ func (p *process) find() []*Engine {
 	return found
 }
 
-func (p *process) open(name string) *Engine {
+func (p *process) open(name string) *Preparer {
 	p.t.Helper()
 	dir := filepath.Join(p.root, name)
 	store, err := records.OpenStore(&p.disk, filepath.Join(dir, "claims"))
@@ -176,8 +176,8 @@ func TestPrepare_AllocatedUnderAnotherName(t *testing.T) {
 	root := t.TempDir()
 	g := func(i int, mig ...int) string { return gpuOfNode(node, t, i, mig...) }
 	before := startProcess(t, root, nameA, node)
-	mustPrepare(t, before.Engine, deviceClaim("whole", g(0)))
-	mustPrepare(t, before.Engine, deviceClaim("part", g(1, 19, 6)))
+	mustPrepare(t, before.Preparer, deviceClaim("whole", g(0)))
+	mustPrepare(t, before.Preparer, deviceClaim("part", g(1, 19, 6)))
 	before.die()
 
 	now := startProcess(t, root, nameB, node)
@@ -191,23 +191,23 @@ func TestPrepare_AllocatedUnderAnotherName(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, err := now.Prepare(t.Context(), of(nameB, deviceClaim("new", test.device)))
 			wantError(t, err, test.says)
-			if !slices.Contains(now.Occupied(), test.device) {
+			if !slices.Contains(now.Partitions.Occupied(), test.device) {
 				t.Errorf("device %s is not among those that are occupied", test.device)
 			}
 		})
 	}
 	beside := g(1, 19, 0)
-	if slices.Contains(now.Occupied(), beside) {
+	if slices.Contains(now.Partitions.Occupied(), beside) {
 		t.Errorf("device %s is occupied", beside)
 	}
-	mustPrepare(t, now.Engine, of(nameB, deviceClaim("beside", beside)))
+	mustPrepare(t, now.Preparer, of(nameB, deviceClaim("beside", beside)))
 
 	// A kubelet that restarted asks again, by the name of the claim.
 	mustPrepare(t, now.byName[nameA], deviceClaim("part", g(1, 19, 6)))
 	// The pods of the other name end, and what they had can be allocated.
 	mustUnprepare(t, now.byName[nameA], deviceClaim("whole"))
 	mustUnprepare(t, now.byName[nameA], deviceClaim("part"))
-	mustPrepare(t, now.Engine, of(nameB, deviceClaim("next", g(0), g(1, 19, 6))))
+	mustPrepare(t, now.Preparer, of(nameB, deviceClaim("next", g(0), g(1, 19, 6))))
 	if got := instancesOf(t, node); !slices.Equal(got, []string{"1 19@0", "1 19@6"}) {
 		t.Errorf("partitions are %v", got)
 	}
@@ -228,16 +228,16 @@ func TestPrepare_AllocatedUnderAnotherNameAndNotPrepared(t *testing.T) {
 	for _, device := range []string{g(0), g(0, 19, 0), g(1), g(1, 19, 6), g(2), g(2, 19, 0)} {
 		_, err := now.Prepare(t.Context(), of(nameB, deviceClaim("new", device)))
 		wantError(t, err, "of driver gpu.cleave.dev")
-		if !slices.Contains(now.Occupied(), device) {
+		if !slices.Contains(now.Partitions.Occupied(), device) {
 			t.Errorf("device %s is not among those that are occupied", device)
 		}
 	}
-	mustPrepare(t, now.Engine, of(nameB, deviceClaim("beside", g(1, 19, 0))))
+	mustPrepare(t, now.Preparer, of(nameB, deviceClaim("beside", g(1, 19, 0))))
 	mustPrepare(t, other, waiting[0]) // what was allocated is prepared
 	if !other.SetAllocated(now.backend.Load().hardware.Node().Node, nil) {
 		t.Error("nothing changed")
 	}
-	mustPrepare(t, now.Engine, of(nameB, deviceClaim("new", g(1, 19, 6), g(2))))
+	mustPrepare(t, now.Preparer, of(nameB, deviceClaim("new", g(1, 19, 6), g(2))))
 	_, err := now.Prepare(t.Context(), of(nameB, deviceClaim("newer", g(0))))
 	wantError(t, err, "claim ns/claim-whole (whole) of driver gpu.cleave.dev")
 }
@@ -312,7 +312,7 @@ func checkNothingTwice(t *testing.T, root string) {
 		for _, s := range all[:i] {
 			for j := range r.Devices {
 				for k := range s.Devices {
-					if excludes(&r.Devices[j], &s.Devices[k]) {
+					if !r.Devices[j].AdminAccess && extentOf(&r.Devices[j]).collides(extentOf(&s.Devices[k])) {
 						t.Fatalf("claims %s and %s both have %s and %s", r.Claim, s.Claim, r.Devices[j].Device, s.Devices[k].Device)
 					}
 				}
@@ -345,7 +345,8 @@ func TestExcludes(t *testing.T) {
 		"shares of different kinds": {share(gpu.MPS), share(gpu.TimeSlice), true},
 		"admin access":              {&records.Device{GPU: on, AdminAccess: true}, whole, false},
 	} {
-		if got := excludes(test.allocated, test.want); got != test.excludes {
+		allocated := extentsOf(&records.Record{Devices: []records.Device{*test.allocated}}, test.allocated.GPU)
+		if got := slices.ContainsFunc(allocated, extentOf(test.want).collides); got != test.excludes {
 			t.Errorf("%s: got %t", name, got)
 		}
 	}
@@ -384,32 +385,32 @@ func TestAdoptLayouts(t *testing.T) {
 	root := t.TempDir()
 	before := startProcess(t, root, nameA, node)
 	g := before.backend.Load().hardware.Node().GPUs[0]
-	cutTo := func(e *Engine, places ...gpu.Place) {
+	cutTo := func(e *Preparer, places ...gpu.Place) {
 		t.Helper()
 		o := e.backend.Load().hardware.(offering)
 		o.offers = make([]policy.Offer, len(o.Node().GPUs))
 		o.offers[0] = policy.Offer{Partitions: &policy.PartitionOffer{Mode: policy.Layout, Places: places}}
 		e.backend.Store(&backend{hardware: o, cdi: e.backend.Load().cdi})
-		if problems := e.KeepLayouts(t.Context()); len(problems) > 0 {
+		if problems := e.Partitions.KeepLayouts(t.Context()); len(problems) > 0 {
 			t.Fatal(problems)
 		}
 	}
 	at := func(start int) gpu.Place {
 		return gpu.Place{ProfileID: 19, Placement: gpu.Placement{Start: start, Size: 1}}
 	}
-	cutTo(before.Engine, at(0), at(1))
+	cutTo(before.Preparer, at(0), at(1))
 	before.die()
 
 	now := startProcess(t, root, nameB, node)
 	for range 2 { // a kill may repeat it
-		if err := now.AdoptLayouts(t.Context(), now.byName[nameA]); err != nil {
+		if err := now.Partitions.AdoptLayouts(t.Context(), now.byName[nameA].Ledger); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if left, _, err := records.ListLayouts(records.Disk{}, filepath.Join(root, nameA, "layouts")); err != nil || len(left) > 0 {
 		t.Errorf("the other name keeps %v, %v", left, err)
 	}
-	cutTo(now.Engine, at(1), at(2))
+	cutTo(now.Preparer, at(1), at(2))
 	if got := instancesOf(t, node); !slices.Equal(got, []string{"0 19@1", "0 19@2"}) {
 		t.Errorf("partitions of %s are %v", g.PCI, got)
 	}
@@ -433,8 +434,8 @@ func TestOtherNames_KilledInBetween(t *testing.T) {
 		claim := deviceClaim("x", g)
 		killed := func() (killed bool) {
 			defer func() { killed = recover() != nil }()
-			mustPrepare(t, victim.Engine, claim)
-			mustUnprepare(t, victim.Engine, claim)
+			mustPrepare(t, victim.Preparer, claim)
+			mustUnprepare(t, victim.Preparer, claim)
 			return false
 		}()
 		victim.die()
@@ -447,14 +448,14 @@ func TestOtherNames_KilledInBetween(t *testing.T) {
 			whole++
 			wantError(t, prepareErr, "of driver gpu.cleave.dev")
 			mustUnprepare(t, now.byName[nameA], claim)
-			mustPrepare(t, now.Engine, of(nameB, deviceClaim("y", g)))
+			mustPrepare(t, now.Preparer, of(nameB, deviceClaim("y", g)))
 		} else {
 			gone++
 			if prepareErr != nil {
 				t.Errorf("killed at step %d: %v", step, prepareErr)
 			}
 		}
-		mustUnprepare(t, now.Engine, of(nameB, deviceClaim("y")))
+		mustUnprepare(t, now.Preparer, of(nameB, deviceClaim("y")))
 		if got := instancesOf(t, node); len(got) > 0 {
 			t.Errorf("killed at step %d: partitions %v are left", step, got)
 		}

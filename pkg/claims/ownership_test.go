@@ -25,7 +25,7 @@ import (
 // shareAll makes GPUs of a bed offer every tier.
 func (b *simBed) shareAll() {
 	b.t.Helper()
-	b.sharing = &sharingFolder{dir: b.t.TempDir()}
+	b.Shares.sharing = &sharingFolder{dir: b.t.TempDir()}
 	b.SetHardware(offering{b.session, policy.Apply(&v1alpha1.NodePolicy{}, b.session.Node(), policy.Means{}).Offers}, b.specs)
 }
 
@@ -40,7 +40,7 @@ func TestPrepare_WholeGPUWithIdleUnmanagedPartition(t *testing.T) {
 			}
 			occupy(t, b.node, 0, 14, 2, 2) // since the plugin looked last
 			err := b.tryPrepare("a", b.name(0)+tier)
-			if err == nil || !strings.Contains(err.Error(), "partitions that Cleave did not make") {
+			if err == nil || !strings.Contains(err.Error(), "partitions that Cleave did not create") {
 				t.Errorf("Prepare = %v, want a refusal that names the partitions", err)
 			}
 			b.want(list("0 14@2"), nil, nil)
@@ -133,7 +133,7 @@ func (s *sessionsOf) End() error {
 func newSessionBed(t *testing.T) (*simBed, *sessionsOf) {
 	t.Helper()
 	b, s := newSimBed(t, "hgx-h100"), &sessionsOf{session: "1", witness: map[int]string{}}
-	b.sessions = s
+	b.Ledger.sessions = sessions{s}
 	return b, s
 }
 
@@ -180,7 +180,7 @@ func TestDriverSession_PartitionCreatedAnewByOthers(t *testing.T) {
 	if diff := cmp.Diff(serials, b.serials()); diff != "" {
 		t.Errorf("GPU instances were destroyed (-before +after):\n%s", diff)
 	}
-	if got := b.Occupied(); !slices.Contains(got, device) || !slices.Contains(got, b.name(0)) {
+	if got := b.Partitions.Occupied(); !slices.Contains(got, device) || !slices.Contains(got, b.name(0)) {
 		t.Errorf("occupied devices %v: want %s and the whole GPU", got, device)
 	}
 }
@@ -244,7 +244,7 @@ func TestDriverSession_LayoutCreatedAnewByOthers(t *testing.T) {
 	node := policy.Apply(&v1alpha1.NodePolicy{}, b.session.Node(), policy.Means{})
 	node.Offers[0].Partitions = cutInto(place(19, 5, 1), place(19, 6, 1))
 	b.SetHardware(offering{b.session, node.Offers}, b.specs)
-	if p := b.KeepLayouts(t.Context()); len(p) > 0 {
+	if p := b.Partitions.KeepLayouts(t.Context()); len(p) > 0 {
 		t.Fatal(p)
 	}
 	b = b.release(s, func() {
@@ -255,7 +255,7 @@ func TestDriverSession_LayoutCreatedAnewByOthers(t *testing.T) {
 	node.Offers[0].Partitions = cutInto(place(19, 6, 1)) // the other place is in the policy no more
 	b.SetHardware(offering{b.session, node.Offers}, b.specs)
 	for range 2 {
-		if p := b.KeepLayouts(t.Context()); len(p) > 0 {
+		if p := b.Partitions.KeepLayouts(t.Context()); len(p) > 0 {
 			t.Fatal(p)
 		}
 		b.want(list("0 19@5", "0 19@6"), nil, nil)

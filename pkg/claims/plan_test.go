@@ -23,7 +23,7 @@ type planLine struct {
 	Admin        bool
 }
 
-func linesOf(devices []planned) []planLine {
+func linesOf(devices []device) []planLine {
 	var lines []planLine
 	for _, d := range devices {
 		lines = append(lines, planLine{d.request, d.shape.Name(), d.admin})

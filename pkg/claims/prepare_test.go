@@ -47,7 +47,7 @@ func wantDisk(t *testing.T, b *bed, want ...string) {
 
 func TestPrepareAnswersDevicesAndRecordsThem(t *testing.T) {
 	b := newBed(t)
-	got := mustPrepare(t, b.Engine, claimOn("a", 2, 0))
+	got := mustPrepare(t, b.Preparer, claimOn("a", 2, 0))
 	if diff := cmp.Diff([]records.Device{deviceFor("gpu", 2), deviceFor("gpu", 0)}, got); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
@@ -56,7 +56,7 @@ func TestPrepareAnswersDevicesAndRecordsThem(t *testing.T) {
 
 func TestPrepareOfAClaimWithoutDevicesOfOursWritesNothing(t *testing.T) {
 	b := newBed(t)
-	if got := mustPrepare(t, b.Engine, claimOf("a", foreign("nic", 0))); len(got) != 0 {
+	if got := mustPrepare(t, b.Preparer, claimOf("a", foreign("nic", 0))); len(got) != 0 {
 		t.Errorf("got %v, want no devices", got)
 	}
 	wantDisk(t, b)
@@ -64,11 +64,11 @@ func TestPrepareOfAClaimWithoutDevicesOfOursWritesNothing(t *testing.T) {
 
 func TestPrepareAgainGivesTheSameAnswerWithoutWriting(t *testing.T) {
 	b := newBed(t)
-	first := mustPrepare(t, b.Engine, claimOn("a", 1))
+	first := mustPrepare(t, b.Preparer, claimOn("a", 1))
 	b.disk.fail = func(op, _ string) error { return fmt.Errorf("%s must not be called", op) }
 	checks := 0
 	b.hardware.verify = func(context.Context, *gpu.GPU) error { checks++; return nil }
-	if diff := cmp.Diff(first, mustPrepare(t, b.Engine, claimOn("a", 1))); diff != "" {
+	if diff := cmp.Diff(first, mustPrepare(t, b.Preparer, claimOn("a", 1))); diff != "" {
 		t.Errorf("second answer (-first +second):\n%s", diff)
 	}
 	if checks != 1 {
@@ -78,7 +78,7 @@ func TestPrepareAgainGivesTheSameAnswerWithoutWriting(t *testing.T) {
 
 func TestPrepareAgainFailsWhereTheGPUWasLostMeanwhile(t *testing.T) {
 	b := newBed(t)
-	mustPrepare(t, b.Engine, claimOn("a", 1))
+	mustPrepare(t, b.Preparer, claimOn("a", 1))
 	b.hardware.verify = func(context.Context, *gpu.GPU) error { return gpu.ErrLost }
 	_, err := b.Prepare(t.Context(), claimOn("a", 1))
 	if !errors.Is(err, gpu.ErrLost) {
@@ -89,17 +89,17 @@ func TestPrepareAgainFailsWhereTheGPUWasLostMeanwhile(t *testing.T) {
 
 func TestPrepareAfterARestartGivesTheSameAnswer(t *testing.T) {
 	b := newBed(t)
-	first := mustPrepare(t, b.Engine, claimOn("a", 1))
+	first := mustPrepare(t, b.Preparer, claimOn("a", 1))
 	again := openBed(t, b.dir)
 	again.load(t)
-	if diff := cmp.Diff(first, mustPrepare(t, again.Engine, claimOn("a", 1))); diff != "" {
+	if diff := cmp.Diff(first, mustPrepare(t, again.Preparer, claimOn("a", 1))); diff != "" {
 		t.Errorf("answer after a restart (-first +second):\n%s", diff)
 	}
 }
 
 func TestPrepareRefusesAGPUThatAnotherClaimHolds(t *testing.T) {
 	b := newBed(t)
-	mustPrepare(t, b.Engine, claimOn("a", 1))
+	mustPrepare(t, b.Preparer, claimOn("a", 1))
 	_, err := b.Prepare(t.Context(), claimOf("b", result("main", 1)))
 	wantError(t, err, `request "main"`, gpuName(1), gpuUUID(1), "ns/claim-a (a)")
 	wantDisk(t, b, line("a", 1))
@@ -107,23 +107,23 @@ func TestPrepareRefusesAGPUThatAnotherClaimHolds(t *testing.T) {
 
 func TestPrepareOfSeveralGPUsIsAllOrNothing(t *testing.T) {
 	b := newBed(t)
-	mustPrepare(t, b.Engine, claimOn("a", 1))
+	mustPrepare(t, b.Preparer, claimOn("a", 1))
 	_, err := b.Prepare(t.Context(), claimOn("b", 0, 1, 2))
 	wantError(t, err, "ns/claim-a (a)")
-	mustPrepare(t, b.Engine, claimOn("c", 0))
-	mustPrepare(t, b.Engine, claimOn("d", 2))
+	mustPrepare(t, b.Preparer, claimOn("c", 0))
+	mustPrepare(t, b.Preparer, claimOn("d", 2))
 	wantDisk(t, b, line("a", 1), line("c", 0), line("d", 2))
 }
 
 func TestAdminAccessLooksAtAHeldGPUAndHoldsNone(t *testing.T) {
 	b := newBed(t)
-	mustPrepare(t, b.Engine, claimOn("a", 1))
+	mustPrepare(t, b.Preparer, claimOn("a", 1))
 	watch := claimOf("watch", adminResult("all", 0), adminResult("all", 1))
-	if got := mustPrepare(t, b.Engine, watch); len(got) != 2 {
+	if got := mustPrepare(t, b.Preparer, watch); len(got) != 2 {
 		t.Errorf("got %d devices, want 2", len(got))
 	}
-	mustPrepare(t, b.Engine, claimOn("b", 0))
-	mustUnprepare(t, b.Engine, watch)
+	mustPrepare(t, b.Preparer, claimOn("b", 0))
+	mustUnprepare(t, b.Preparer, watch)
 	_, err := b.Prepare(t.Context(), claimOn("c", 1))
 	wantError(t, err, "ns/claim-a (a)")
 	wantDisk(t, b, line("a", 1), line("b", 0))
@@ -131,7 +131,7 @@ func TestAdminAccessLooksAtAHeldGPUAndHoldsNone(t *testing.T) {
 
 func TestAClaimThatBothHoldsAndWatchesAGPUHoldsIt(t *testing.T) {
 	b := newBed(t)
-	mustPrepare(t, b.Engine, claimOf("a", adminResult("watch", 1), result("gpu", 1)))
+	mustPrepare(t, b.Preparer, claimOf("a", adminResult("watch", 1), result("gpu", 1)))
 	_, err := b.Prepare(t.Context(), claimOn("b", 1))
 	wantError(t, err, "ns/claim-a (a)")
 }
@@ -167,7 +167,7 @@ func TestPrepareWritesNothingWhereACheckFails(t *testing.T) {
 			wantDisk(t, b)
 			b.hardware.verify, b.cdi.ensure = nil, nil
 			b.SetHardware(b.hardware, b.cdi)
-			mustPrepare(t, b.Engine, claimOn("b", 1, 2)) // the GPUs stayed free
+			mustPrepare(t, b.Preparer, claimOn("b", 1, 2)) // the GPUs stayed free
 		})
 	}
 }
@@ -177,7 +177,7 @@ func TestPrepareEnsuresEveryCDIDeviceItReturns(t *testing.T) {
 	var ensured []string
 	b.cdi.ensure = func(ids []string) error { ensured = append(ensured, ids...); return nil }
 	var returned []string
-	for _, d := range mustPrepare(t, b.Engine, claimOn("a", 3, 1)) {
+	for _, d := range mustPrepare(t, b.Preparer, claimOn("a", 3, 1)) {
 		returned = append(returned, d.CDIDeviceIDs...)
 	}
 	if diff := cmp.Diff(returned, ensured); diff != "" || len(returned) != 2 {
@@ -199,9 +199,9 @@ func TestPrepareOnAFullDiskNamesTheRemedyAndLeavesTheGPUFree(t *testing.T) {
 			wantError(t, err, "ns/claim-a (a)", "free space", b.dir)
 			wantDisk(t, b)
 			b.disk.fail = nil
-			mustPrepare(t, b.Engine, claimOn("b", 1))
-			mustUnprepare(t, b.Engine, claimOn("b", 1))
-			mustPrepare(t, b.Engine, claimOn("a", 1))
+			mustPrepare(t, b.Preparer, claimOn("b", 1))
+			mustUnprepare(t, b.Preparer, claimOn("b", 1))
+			mustPrepare(t, b.Preparer, claimOn("a", 1))
 			wantDisk(t, b, line("a", 1))
 		})
 	}
@@ -209,11 +209,11 @@ func TestPrepareOnAFullDiskNamesTheRemedyAndLeavesTheGPUFree(t *testing.T) {
 
 func TestAClaimAllocatedAnewMovesAndGivesItsEarlierGPUsBack(t *testing.T) {
 	b := newBed(t)
-	mustPrepare(t, b.Engine, claimOn("a", 0, 1))
-	if diff := cmp.Diff([]records.Device{deviceFor("gpu", 1), deviceFor("gpu", 2)}, mustPrepare(t, b.Engine, claimOn("a", 1, 2))); diff != "" {
+	mustPrepare(t, b.Preparer, claimOn("a", 0, 1))
+	if diff := cmp.Diff([]records.Device{deviceFor("gpu", 1), deviceFor("gpu", 2)}, mustPrepare(t, b.Preparer, claimOn("a", 1, 2))); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
-	mustPrepare(t, b.Engine, claimOn("b", 0))
+	mustPrepare(t, b.Preparer, claimOn("b", 0))
 	_, err := b.Prepare(t.Context(), claimOn("c", 2))
 	wantError(t, err, "ns/claim-a (a)")
 	wantDisk(t, b, line("a", 1, 2), line("b", 0))
@@ -221,7 +221,7 @@ func TestAClaimAllocatedAnewMovesAndGivesItsEarlierGPUsBack(t *testing.T) {
 
 func TestAClaimAllocatedAnewKeepsItsEarlierGPUsWhereTheWriteFails(t *testing.T) {
 	b := newBed(t)
-	mustPrepare(t, b.Engine, claimOn("a", 0))
+	mustPrepare(t, b.Preparer, claimOn("a", 0))
 	b.disk.fail = func(op, _ string) error {
 		if op == "WriteFile" {
 			return syscall.EIO
@@ -234,7 +234,7 @@ func TestAClaimAllocatedAnewKeepsItsEarlierGPUsWhereTheWriteFails(t *testing.T) 
 	b.disk.fail = nil
 	_, err := b.Prepare(t.Context(), claimOn("b", 0))
 	wantError(t, err, "ns/claim-a (a)")
-	mustPrepare(t, b.Engine, claimOn("c", 1))
+	mustPrepare(t, b.Preparer, claimOn("c", 1))
 	wantDisk(t, b, line("a", 0), line("c", 1))
 }
 
@@ -242,7 +242,7 @@ func TestPrepareRefusesAClaimUIDThatIsNoPlainName(t *testing.T) {
 	b := newBed(t)
 	_, err := b.Prepare(t.Context(), claimOn("../../x", 1))
 	wantError(t, err, "../../x")
-	mustPrepare(t, b.Engine, claimOn("a", 1))
+	mustPrepare(t, b.Preparer, claimOn("a", 1))
 }
 
 func TestPrepareBeforeTheDriverAnswersSaysWhy(t *testing.T) {
@@ -276,8 +276,8 @@ func TestClaimsOnDifferentGPUsDoNotWaitForEachOther(t *testing.T) {
 		slow <- err
 	}()
 	<-entered
-	mustPrepare(t, b.Engine, claimOn("a", 1)) // would hang here
-	mustUnprepare(t, b.Engine, claimOn("a", 1))
+	mustPrepare(t, b.Preparer, claimOn("a", 1)) // would hang here
+	mustUnprepare(t, b.Preparer, claimOn("a", 1))
 	b.Reconcile(t.Context(), &fakeAPI{})
 	close(proceed)
 	if err := <-slow; err != nil {
@@ -289,7 +289,7 @@ func TestClaimsOnDifferentGPUsDoNotWaitForEachOther(t *testing.T) {
 func TestWaitingForAGPUEndsWithTheContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBed(t)
-		mustPrepare(t, b.Engine, claimOn("other", 1))
+		mustPrepare(t, b.Preparer, claimOn("other", 1))
 		entered, proceed := b.blockOn(0)
 		slow := make(chan error, 1)
 		go func() {
@@ -304,7 +304,7 @@ func TestWaitingForAGPUEndsWithTheContext(t *testing.T) {
 			t.Errorf("got %v, want %v", err, context.DeadlineExceeded)
 		}
 		wantError(t, err, gpuName(0))
-		mustPrepare(t, b.Engine, claimOn("b", 2)) // no lock stayed behind
+		mustPrepare(t, b.Preparer, claimOn("b", 2)) // no lock stayed behind
 		close(proceed)
 		if err := <-slow; err != nil {
 			t.Errorf("the slow claim: %v", err)
@@ -348,7 +348,7 @@ func TestManyRequestsOnOneGPULockItOnce(t *testing.T) {
 	for i := range 32 {
 		results = append(results, adminResult(fmt.Sprint("r", i), 0))
 	}
-	if got := mustPrepare(t, b.Engine, claimOf("a", results...)); len(got) != 32 {
+	if got := mustPrepare(t, b.Preparer, claimOf("a", results...)); len(got) != 32 {
 		t.Errorf("got %d devices, want 32", len(got))
 	}
 }

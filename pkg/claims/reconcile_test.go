@@ -78,8 +78,8 @@ func TestReconcileFreesWhatTheAPIServerNoLongerGivesAndNobodyUses(t *testing.T) 
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t)
-			mustPrepare(t, b.Engine, held)
-			mustPrepare(t, b.Engine, claimOn("bystander", 3))
+			mustPrepare(t, b.Preparer, held)
+			mustPrepare(t, b.Preparer, claimOn("bystander", 3))
 			if tt.spoil != nil {
 				tt.spoil(b)
 			}
@@ -100,8 +100,8 @@ func TestReconcileFreesWhatTheAPIServerNoLongerGivesAndNobodyUses(t *testing.T) 
 
 func TestReconcileGoesOnAfterAClaimThatGivesTrouble(t *testing.T) {
 	b := newBed(t)
-	mustPrepare(t, b.Engine, claimOn("a-busy", 0))
-	mustPrepare(t, b.Engine, claimOn("b-gone", 1))
+	mustPrepare(t, b.Preparer, claimOn("a-busy", 0))
+	mustPrepare(t, b.Preparer, claimOn("b-gone", 1))
 	b.hardware.pids[gpuName(0)] = []int{1}
 	b.Reconcile(t.Context(), &fakeAPI{})
 	wantDisk(t, b, line("a-busy", 0))
@@ -112,8 +112,8 @@ func TestReconcileGoesOnAfterAClaimThatGivesTrouble(t *testing.T) {
 
 func TestReconcileDropsAWatchingClaimThoughTheGPUIsInUse(t *testing.T) {
 	b := newBed(t)
-	mustPrepare(t, b.Engine, claimOn("a", 1))
-	mustPrepare(t, b.Engine, claimOf("watch", adminResult("all", 1)))
+	mustPrepare(t, b.Preparer, claimOn("a", 1))
+	mustPrepare(t, b.Preparer, claimOf("watch", adminResult("all", 1)))
 	b.hardware.pids[gpuName(1)] = []int{1}
 	b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claimOn("a", 1))})
 	wantDisk(t, b, line("a", 1))
@@ -136,11 +136,11 @@ func (a *racingAPI) Claim(ctx context.Context, namespace, name string) (*resourc
 
 func TestReconcileLeavesAClaimAloneThatChangedSinceItLooked(t *testing.T) {
 	b := newBed(t)
-	mustPrepare(t, b.Engine, claimOn("a", 1))
+	mustPrepare(t, b.Preparer, claimOn("a", 1))
 	api := &racingAPI{}
 	api.between = func() {
-		mustUnprepare(t, b.Engine, claimOn("a", 1))
-		mustPrepare(t, b.Engine, claimOn("a", 1))
+		mustUnprepare(t, b.Preparer, claimOn("a", 1))
+		mustPrepare(t, b.Preparer, claimOn("a", 1))
 		api.claims = claimList(claimOn("a", 1))
 	}
 	b.Reconcile(t.Context(), api)
@@ -149,7 +149,7 @@ func TestReconcileLeavesAClaimAloneThatChangedSinceItLooked(t *testing.T) {
 
 func TestReconcileEndsWithTheContext(t *testing.T) {
 	b := newBed(t)
-	mustPrepare(t, b.Engine, claimOn("a", 1))
+	mustPrepare(t, b.Preparer, claimOn("a", 1))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	b.Reconcile(ctx, &fakeAPI{})
@@ -176,7 +176,7 @@ func TestReconcileMakesTheRecordOfACorruptClaimAgain(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			before := newBed(t)
-			mustPrepare(t, before.Engine, held)
+			mustPrepare(t, before.Preparer, held)
 			spoil(t, before.dir, "a")
 			b := openBed(t, before.dir)
 			b.load(t)
@@ -196,7 +196,7 @@ func TestReconcileMakesTheRecordOfACorruptClaimAgain(t *testing.T) {
 // Until the record is made again, nothing says that the claim's containers have the GPU but the driver.
 func TestAGPUInUseByAClaimWithACorruptRecordIsNotHandedOn(t *testing.T) {
 	before := newBed(t)
-	mustPrepare(t, before.Engine, claimOn("a", 1))
+	mustPrepare(t, before.Preparer, claimOn("a", 1))
 	spoil(t, before.dir, "a")
 	b := openBed(t, before.dir)
 	b.load(t)

@@ -14,55 +14,69 @@ import (
 // Recover brings hardware and specs in line with the records: what a killed plugin left half made is removed, what a
 // claim gave back while the driver was away is destroyed, missing specs are written again, and partitions of others are
 // looked for. It needs the hardware, and can be repeated at any time.
-func (e *Engine) Recover(ctx context.Context) {
-	b := e.backend.Load()
+func (p *Preparer) Recover(ctx context.Context) {
+	b := p.backend.Load()
 	if b.hardware == nil {
 		return
 	}
 	logger := klog.FromContext(ctx)
-	for _, r := range e.index.claims() {
+	for _, r := range p.index.claims() {
 		if ctx.Err() != nil {
 			return
 		}
 		if len(r.InSpec()) == 0 {
 			continue
 		}
-		if err := e.recoverClaim(ctx, b, r); err != nil {
+		if err := p.recoverClaim(ctx, b, r); err != nil {
 			logger.Error(err, "Could not recover a claim; it is tried again at the next reconcile", "claim", r.Claim)
 		}
 	}
-	started := !e.recovered.Swap(true)
-	e.recoverSharing(ctx, b, started)
-	e.FindForeign(ctx)
+	p.Shares.recover(ctx, b)
+	p.Partitions.FindUnmanaged(ctx)
 }
 
 // Unfinished tells whether Recover has something to remove: claims that were cut short, or that gave back what could not
 // be taken away yet.
-func (e *Engine) Unfinished() bool {
-	return slices.ContainsFunc(e.index.claims(), func(r *records.Record) bool { return r.State != records.Prepared })
+func (p *Preparer) Unfinished() bool {
+	return slices.ContainsFunc(p.index.claims(), func(r *records.Record) bool { return r.State != records.Prepared })
 }
 
 // recoverClaim does what a record's state asks for.
-func (e *Engine) recoverClaim(ctx context.Context, b *backend, r *records.Record) error {
-	held, err := e.lockFor(ctx, r.Claim.UID, r.GPUs())
+func (p *Preparer) recoverClaim(ctx context.Context, b *backend, r *records.Record) error {
+	held, err := p.lockFor(ctx, r.Claim.UID, r.GPUs())
 	if err != nil {
 		return err
 	}
 	defer held.Release()
-	now := e.index.get(r.Claim.UID)
+	now := p.index.get(r.Claim.UID)
 	if now == nil {
 		return nil
 	}
-	if now, err = e.renew(ctx, b, now); err != nil {
+	if now, err = p.renew(ctx, b, now); err != nil {
 		return err
 	}
 	if now.State != records.Prepared {
 		klog.FromContext(ctx).Info("Removing what is left of a claim", "claim", now.Claim, "state", now.State)
-		if err := e.undo(ctx, b, now); err != nil {
+		if err := p.undo(ctx, b, now); err != nil {
 			return err
 		}
-		return e.forget(now.Claim.UID)
+		return p.forget(now.Claim.UID)
 	}
-	_, err = e.intact(ctx, b, now)
+	_, err = p.intact(ctx, b, now)
 	return err
+}
+
+// intact reports whether a prepared claim's partitions are still there, and puts back a server or spec that is missing. An
+// error says nothing about the partitions.
+func (p *Preparer) intact(ctx context.Context, b *backend, r *records.Record) (bool, error) {
+	if there, err := p.Partitions.there(ctx, b, r); err != nil || !there {
+		return false, err
+	}
+	if there, err := p.Shares.restart(ctx, b, r); err != nil || !there {
+		return false, err
+	}
+	if parts := r.WithEdits(); len(parts) > 0 && !b.cdi.HasClaim(r.Claim.UID) {
+		return true, b.cdi.WriteClaim(ctx, r.Claim.UID, parts)
+	}
+	return true, nil
 }

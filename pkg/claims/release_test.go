@@ -86,11 +86,11 @@ func TestAPartitionInUseAtUnprepareStaysOccupiedUntilItIsGone(t *testing.T) {
 	check := func(step string) {
 		t.Helper()
 		for _, name := range overlapping(b, 0, gpu.Placement{Start: 4, Size: 4}) {
-			if !slices.Contains(b.Occupied(), name) {
+			if !slices.Contains(b.Partitions.Occupied(), name) {
 				t.Errorf("%s: %s is not among the occupied devices", step, name)
 			}
 		}
-		for _, name := range b.Occupied() {
+		for _, name := range b.Partitions.Occupied() {
 			if !slices.Contains(occupied, name) {
 				t.Errorf("%s: %s is occupied, want nothing but what overlaps the claim's partitions", step, name)
 			}
@@ -114,7 +114,7 @@ func TestAPartitionInUseAtUnprepareStaysOccupiedUntilItIsGone(t *testing.T) {
 	}
 	b.unprepare("a")
 	b.want(nil, nil, nil)
-	if got := b.Occupied(); len(got) > 0 {
+	if got := b.Partitions.Occupied(); len(got) > 0 {
 		t.Errorf("got occupied devices %v, want none", got)
 	}
 	b.prepare("b", b.name(0, 19, 5))
@@ -207,7 +207,7 @@ func TestAfterARebootRecordsAreDroppedAndClaimsPreparedAgain(t *testing.T) {
 func TestAPartitionWhoseRecordIsCorruptIsTakenOverByItsClaim(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	claim := deviceClaim("a", b.name(0, 9, 4), b.name(1, 19, 2))
-	before := mustPrepare(t, b.Engine, claim)
+	before := mustPrepare(t, b.Preparer, claim)
 	b.hold(before[0], 4711) // its pod runs
 	spoil(t, b.dir, "a")
 	b = b.restart()
@@ -219,10 +219,10 @@ func TestAPartitionWhoseRecordIsCorruptIsTakenOverByItsClaim(t *testing.T) {
 	}
 	b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claim)})
 	b.want(list("0 9@4", "1 19@2"), list("a"), list("a"))
-	if diff := cmp.Diff(before, mustPrepare(t, b.Engine, claim)); diff != "" {
+	if diff := cmp.Diff(before, mustPrepare(t, b.Preparer, claim)); diff != "" {
 		t.Errorf("devices (-before +after):\n%s", diff)
 	}
-	if got := b.Occupied(); len(got) > 0 {
+	if got := b.Partitions.Occupied(); len(got) > 0 {
 		t.Errorf("got occupied devices %v, want none", got)
 	}
 	if err := b.node.RemoveClient(0, 4711); err != nil {
@@ -237,7 +237,7 @@ func TestATakeoverThatFailsLeavesThePartitionToItsPod(t *testing.T) {
 	for failing := range 4 {
 		b := newSimBed(t, "hgx-h100")
 		claim := deviceClaim("a", b.name(0, 9, 4))
-		mustPrepare(t, b.Engine, claim)
+		mustPrepare(t, b.Preparer, claim)
 		spoil(t, b.dir, "a")
 		b = b.restart()
 		api := &fakeAPI{claims: claimList(claim)}

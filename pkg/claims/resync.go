@@ -5,6 +5,7 @@ package claims
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -14,56 +15,56 @@ import (
 )
 
 // find returns the record of a claim from memory or, if another process prepared it, from disk; nil if there is none.
-func (e *Engine) find(uid types.UID) (*records.Record, error) {
-	if r := e.index.get(uid); r != nil {
+func (l *Ledger) find(uid types.UID) (*records.Record, error) {
+	if r := l.index.get(uid); r != nil {
 		return r, nil
 	}
-	r, err := e.store.Read(uid)
-	if r != nil && r.BootID != e.bootID {
-		return nil, nil //nolint:nilnil // what it stood for has not outlived the reboot
+	r, err := l.store.Read(uid)
+	if r != nil && r.BootID != l.bootID {
+		return nil, nil //nolint:nilnil // a record of an earlier boot names nothing that is there
 	}
 	return r, err
 }
 
 // findEarlier is find for a claim that may be none: who looks at GPUs for no claim gives no UID.
-func (e *Engine) findEarlier(uid types.UID) (*records.Record, error) {
+func (l *Ledger) findEarlier(uid types.UID) (*records.Record, error) {
 	if uid == "" {
 		return nil, nil //nolint:nilnil // no claim has no record
 	}
-	return e.find(uid)
+	return l.find(uid)
 }
 
-// lockFor locks the named GPUs and those that the claim holds by an earlier allocation, and brings the index up to
-// date for them. A claim keeps its UID when it is deallocated and allocated anew.
-func (e *Engine) lockFor(ctx context.Context, uid types.UID, names []string) (*Held, error) {
+// lockFor locks the named GPUs and those of an earlier allocation of the claim, and brings the index up to date for
+// them. A claim keeps its UID when it is deallocated and allocated anew.
+func (l *Ledger) lockFor(ctx context.Context, uid types.UID, names []string) (*Held, error) {
 	for {
 		all := names
-		before, err := e.findEarlier(uid)
+		before, err := l.findEarlier(uid)
 		if corrupt := (*records.CorruptError)(nil); err != nil && !errors.As(err, &corrupt) {
 			return nil, err
 		}
 		if before != nil {
 			all = append(slices.Clone(names), before.GPUs()...)
 		}
-		held, err := e.locks.Acquire(ctx, all)
+		held, err := l.locks.Acquire(ctx, all)
 		if err != nil {
-			return nil, e.explainWrite(err)
+			return nil, l.explainWrite(err)
 		}
-		if held.Foreign {
-			if err := e.resyncAll(ctx, uid, all); err != nil {
+		if held.Stale {
+			if err := l.resyncAll(ctx, uid, all); err != nil {
 				held.Release()
 				return nil, err
 			}
 			held.Seen()
 		}
-		if after := e.index.get(uid); after == nil || covers(all, after.GPUs()) {
+		if after := l.index.get(uid); after == nil || covers(all, after.GPUs()) {
 			return held, nil
 		}
 		held.Release() // the claim got other GPUs meanwhile: lock those too
 	}
 }
 
-// covers tells whether every one of names is in all.
+// covers reports whether every one of names is in all.
 func covers(all, names []string) bool {
 	for _, n := range names {
 		if !slices.Contains(all, n) {
@@ -75,15 +76,20 @@ func covers(all, names []string) bool {
 
 // resync brings the index up to date with the records on disk for the named GPUs, whose locks the caller holds:
 // another process may have changed them. Records of other GPUs may be changing right now and are left alone.
-func (e *Engine) resync(ctx context.Context, self types.UID, names []string) error {
-	uids, err := e.store.Names()
+func (l *Ledger) resync(ctx context.Context, self types.UID, names []string) error {
+	uids, err := l.store.Names()
 	if err != nil {
 		return err
 	}
-	e.layouts.reload(ctx, e.bootID, names)
-	known := e.index.on(names)
+	l.layouts.reload(ctx, l.bootID, names)
+	known := map[types.UID]*records.Record{}
+	for _, name := range names {
+		for _, r := range l.index.on(name, "").all {
+			known[r.Claim.UID] = r
+		}
+	}
 	for _, uid := range uids {
-		r, err := e.store.Read(uid)
+		r, err := l.store.Read(uid)
 		if corrupt := (*records.CorruptError)(nil); errors.As(err, &corrupt) {
 			klog.FromContext(ctx).Error(err, "Passing over a corrupt claim record")
 			delete(known, uid) // what memory knows of it is all there is
@@ -92,16 +98,29 @@ func (e *Engine) resync(ctx context.Context, self types.UID, names []string) err
 		if err != nil {
 			return err
 		}
-		if r == nil || r.BootID != e.bootID {
+		if r == nil || r.BootID != l.bootID {
 			continue
 		}
 		if uid == self || slices.ContainsFunc(r.GPUs(), func(n string) bool { return slices.Contains(names, n) }) {
-			e.index.set(r)
+			l.index.set(r)
 			delete(known, uid)
 		}
 	}
 	for _, r := range known { // unprepared by another process, or moved to other GPUs, whose locks are foreign to us too
-		e.index.removeIf(r)
+		l.index.removeIf(r)
 	}
 	return nil
+}
+
+// resyncAll brings the indexes of all names up to date for the named GPUs, whose locks the caller holds.
+func (l *Ledger) resyncAll(ctx context.Context, self types.UID, gpus []string) error {
+	if l.names.find != nil {
+		l.names.find(ctx)
+	}
+	for _, o := range l.names.others(l) {
+		if err := o.resync(ctx, "", gpus); err != nil {
+			return fmt.Errorf("read what is allocated under the driver name %s: %w", o.id.Driver, err)
+		}
+	}
+	return l.resync(ctx, self, gpus)
 }

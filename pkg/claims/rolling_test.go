@@ -26,12 +26,12 @@ func twoBeds(t *testing.T) (older, newer *bed) {
 
 func TestAProcessSeesTheClaimsOfTheOther(t *testing.T) {
 	older, newer := twoBeds(t)
-	mustPrepare(t, older.Engine, claimOn("a", 1))
+	mustPrepare(t, older.Preparer, claimOn("a", 1))
 	_, err := newer.Prepare(t.Context(), claimOn("b", 1))
 	wantError(t, err, "ns/claim-a (a)")
-	mustPrepare(t, newer.Engine, claimOn("a", 1)) // the kubelet asks the new one again
-	mustUnprepare(t, newer.Engine, claimOn("a", 1))
-	mustPrepare(t, older.Engine, claimOn("b", 1))
+	mustPrepare(t, newer.Preparer, claimOn("a", 1)) // the kubelet asks the new one again
+	mustUnprepare(t, newer.Preparer, claimOn("a", 1))
+	mustPrepare(t, older.Preparer, claimOn("b", 1))
 	_, err = newer.Prepare(t.Context(), claimOn("a", 1))
 	wantError(t, err, "ns/claim-b (b)")
 	wantDisk(t, newer, line("b", 1))
@@ -65,9 +65,9 @@ func TestRecordsAreListedAgainOnlyWhereAnotherProcessHeldTheGPU(t *testing.T) {
 		{older, []int{0, 2}}, // newer on GPU 2
 	} {
 		before := lists
-		mustPrepare(t, step.by.Engine, claimOn("a", step.gpus...))
+		mustPrepare(t, step.by.Preparer, claimOn("a", step.gpus...))
 		got = append(got, lists > before)
-		mustUnprepare(t, step.by.Engine, claimOn("a", step.gpus...))
+		mustUnprepare(t, step.by.Preparer, claimOn("a", step.gpus...))
 	}
 	if diff := cmp.Diff([]bool{true, false, true, false, true, true, true, false, true}, got); diff != "" {
 		t.Errorf("records were listed (-want +got):\n%s", diff)
@@ -76,10 +76,10 @@ func TestRecordsAreListedAgainOnlyWhereAnotherProcessHeldTheGPU(t *testing.T) {
 
 func TestAProcessUnpreparesAClaimThatItNeverSaw(t *testing.T) {
 	older, newer := twoBeds(t)
-	mustPrepare(t, older.Engine, claimOn("a", 1))
-	mustUnprepare(t, newer.Engine, claimOn("a", 1))
+	mustPrepare(t, older.Preparer, claimOn("a", 1))
+	mustUnprepare(t, newer.Preparer, claimOn("a", 1))
 	wantDisk(t, newer)
-	mustPrepare(t, older.Engine, claimOn("b", 1))
+	mustPrepare(t, older.Preparer, claimOn("b", 1))
 }
 
 func TestAProcessWaitsForTheOthersLock(t *testing.T) {
@@ -91,7 +91,7 @@ func TestAProcessWaitsForTheOthersLock(t *testing.T) {
 		slow <- err
 	}()
 	<-entered
-	mustPrepare(t, newer.Engine, claimOn("b", 2)) // another GPU: does not wait
+	mustPrepare(t, newer.Preparer, claimOn("b", 2)) // another GPU: does not wait
 	if _, err := newer.Prepare(endsAfter(t.Context(), 1), claimOn("a", 1)); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want %v", err, context.Canceled)
 	}
@@ -106,9 +106,9 @@ func TestAProcessWaitsForTheOthersLock(t *testing.T) {
 // A process that gives up waiting for the second of two locks has marked the first as seen.
 func TestAGPUIsNotHandedOutTwiceAfterAPrepareThatGaveUpWaiting(t *testing.T) {
 	older, newer := twoBeds(t)
-	mustPrepare(t, older.Engine, claimOn("probe", 0, 1)) // older knows both locks
-	mustUnprepare(t, older.Engine, claimOn("probe", 0, 1))
-	mustPrepare(t, newer.Engine, claimOn("a", 0))
+	mustPrepare(t, older.Preparer, claimOn("probe", 0, 1)) // older knows both locks
+	mustUnprepare(t, older.Preparer, claimOn("probe", 0, 1))
+	mustPrepare(t, newer.Preparer, claimOn("a", 0))
 
 	blocker := mustAcquire(t, newer.locks, gpuName(1))
 	if _, err := older.Prepare(endsAfter(t.Context(), 2), claimOn("b", 0, 1)); err == nil {
@@ -126,7 +126,7 @@ func TestAGPUIsNotHandedOutTwiceAfterAResyncThatFailed(t *testing.T) {
 	for _, op := range []string{"ReadDir", "ReadFile"} {
 		t.Run(op, func(t *testing.T) {
 			older, newer := twoBeds(t)
-			mustPrepare(t, newer.Engine, claimOn("a", 0))
+			mustPrepare(t, newer.Preparer, claimOn("a", 0))
 			older.disk.fail = func(got, _ string) error {
 				if got == op {
 					return syscall.EIO
@@ -150,9 +150,9 @@ func TestAGPUIsNotHandedOutTwiceAfterAResyncThatFailed(t *testing.T) {
 func moved(t *testing.T) (older, newer *bed) {
 	t.Helper()
 	older, newer = twoBeds(t)
-	mustPrepare(t, older.Engine, claimOn("a", 0))
-	mustUnprepare(t, newer.Engine, claimOn("a", 0))
-	mustPrepare(t, newer.Engine, claimOn("a", 1))
+	mustPrepare(t, older.Preparer, claimOn("a", 0))
+	mustUnprepare(t, newer.Preparer, claimOn("a", 0))
+	mustPrepare(t, newer.Preparer, claimOn("a", 1))
 	return older, newer
 }
 
@@ -172,7 +172,7 @@ func TestReconcileKeepsTheRecordOfAClaimThatTheOtherProcessMoved(t *testing.T) {
 
 func TestUnprepareOfAClaimThatTheOtherProcessMovedFreesItsGPUForBoth(t *testing.T) {
 	older, newer := moved(t)
-	mustUnprepare(t, older.Engine, claimOn("a", 1))
+	mustUnprepare(t, older.Preparer, claimOn("a", 1))
 	wantDisk(t, older)
 	if _, err := newer.Prepare(t.Context(), claimOn("b", 1)); err != nil {
 		t.Errorf("GPU %s is refused after Unprepare: %v", gpuName(1), err)
@@ -182,8 +182,8 @@ func TestUnprepareOfAClaimThatTheOtherProcessMovedFreesItsGPUForBoth(t *testing.
 // The claim was allocated anew without an Unprepare in between: its pod was deleted by force.
 func TestAClaimAllocatedAnewMovesAcrossProcesses(t *testing.T) {
 	older, newer := twoBeds(t)
-	mustPrepare(t, older.Engine, claimOn("a", 0))
-	mustPrepare(t, newer.Engine, claimOn("a", 1))
+	mustPrepare(t, older.Preparer, claimOn("a", 0))
+	mustPrepare(t, newer.Preparer, claimOn("a", 1))
 	if _, err := older.Prepare(t.Context(), claimOn("b", 0)); err != nil {
 		t.Errorf("GPU %s is refused, though the claim has moved: %v", gpuName(0), err)
 	}
@@ -196,9 +196,9 @@ func TestAClaimAllocatedAnewMovesAcrossProcesses(t *testing.T) {
 
 func TestReconcileOfOneProcessDropsWhatTheOtherUnprepared(t *testing.T) {
 	older, newer := twoBeds(t)
-	mustPrepare(t, older.Engine, claimOn("a", 0))
-	mustUnprepare(t, newer.Engine, claimOn("a", 0))
-	mustPrepare(t, newer.Engine, claimOn("b", 0))
+	mustPrepare(t, older.Preparer, claimOn("a", 0))
+	mustUnprepare(t, newer.Preparer, claimOn("a", 0))
+	mustPrepare(t, newer.Preparer, claimOn("b", 0))
 	newer.hardware.pids[gpuName(0)] = []int{1}
 	older.Reconcile(t.Context(), &fakeAPI{claims: claimList(claimOn("b", 0))})
 	wantDisk(t, older, line("b", 0))
@@ -209,18 +209,18 @@ func TestReconcileOfOneProcessDropsWhatTheOtherUnprepared(t *testing.T) {
 
 func TestACorruptRecordOfTheOtherProcessDoesNotStopClaims(t *testing.T) {
 	older, newer := twoBeds(t)
-	mustPrepare(t, newer.Engine, claimOn("bad", 0))
-	mustPrepare(t, newer.Engine, claimOn("good", 1))
+	mustPrepare(t, newer.Preparer, claimOn("bad", 0))
+	mustPrepare(t, newer.Preparer, claimOn("good", 1))
 	spoil(t, older.dir, "bad")
-	mustPrepare(t, older.Engine, claimOn("b", 2))
+	mustPrepare(t, older.Preparer, claimOn("b", 2))
 	_, err := older.Prepare(t.Context(), claimOn("c", 1))
 	wantError(t, err, "ns/claim-good (good)")
 }
 
 func TestAKnownClaimWhoseRecordIsCorruptKeepsItsGPU(t *testing.T) {
 	older, newer := twoBeds(t)
-	mustPrepare(t, older.Engine, claimOn("a", 0))
-	mustPrepare(t, newer.Engine, claimOf("watch", adminResult("all", 0))) // so that the lock was another's
+	mustPrepare(t, older.Preparer, claimOn("a", 0))
+	mustPrepare(t, newer.Preparer, claimOf("watch", adminResult("all", 0))) // so that the lock was another's
 	spoil(t, older.dir, "a")
 	_, err := older.Prepare(t.Context(), claimOn("b", 0))
 	wantError(t, err, "ns/claim-a (a)")

@@ -186,7 +186,7 @@ func (s *sharingFolder) took() []string {
 
 // shareBed is one plugin process on a node of four GPUs of 80 GiB, which are shared four ways in time and ten by MPS.
 type shareBed struct {
-	*Engine
+	*Preparer
 	t        testing.TB
 	id       Identity
 	dir      string
@@ -256,7 +256,7 @@ func makeShareBed(t testing.TB, dir string, disk records.FileSystem, id Identity
 	if id == compatibleID {
 		b.hardware.node.Offers[3].MPS = nil
 	}
-	b.Engine = New(Options{Identity: id, BootID: bootNow, Store: store, Locks: locks, Specs: b.specs, Sharing: b.sharing})
+	b.Preparer = New(Options{Identity: id, BootID: bootNow, Store: store, Locks: locks, Specs: b.specs, Sharing: b.sharing})
 	return b
 }
 
@@ -288,7 +288,7 @@ func (b *shareBed) end() {
 
 func (b *shareBed) prepare(uid types.UID, parts ...part) []records.Device {
 	b.t.Helper()
-	return mustPrepare(b.t, b.Engine, b.claim(uid, parts...))
+	return mustPrepare(b.t, b.Preparer, b.claim(uid, parts...))
 }
 
 func (b *shareBed) tryPrepare(uid types.UID, parts ...part) error {
@@ -298,7 +298,7 @@ func (b *shareBed) tryPrepare(uid types.UID, parts ...part) error {
 
 func (b *shareBed) unprepare(uid types.UID) {
 	b.t.Helper()
-	mustUnprepare(b.t, b.Engine, claimOf(uid))
+	mustUnprepare(b.t, b.Preparer, claimOf(uid))
 }
 
 // claim is claimFor for the bed's driver.

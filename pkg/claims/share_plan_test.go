@@ -22,7 +22,7 @@ const (
 )
 
 // sharesOf are the shares of planned devices, in order; nil for what is none.
-func sharesOf(devices []planned) []*records.Share {
+func sharesOf(devices []device) []*records.Share {
 	var shares []*records.Share
 	for _, d := range devices {
 		shares = append(shares, d.share)

@@ -26,7 +26,7 @@ func others(i int, kind gpu.Share) []string {
 
 func (b *shareBed) wantOccupied(names ...string) {
 	b.t.Helper()
-	if diff := cmp.Diff(names, b.Occupied()); diff != "" {
+	if diff := cmp.Diff(names, b.Partitions.Occupied()); diff != "" {
 		b.t.Errorf("occupied devices (-want +got):\n%s", diff)
 	}
 }

@@ -125,7 +125,7 @@ func TestTheFormsOfAGPUExcludeEachOther(t *testing.T) {
 func TestSharesAndPartitionsOfAGPUExcludeEachOther(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	shares := &sharingFolder{dir: t.TempDir(), owner: testDriver}
-	b.Engine.sharing = shares
+	b.Shares.sharing = shares
 	var offers []policy.Offer
 	for range b.session.Node().GPUs {
 		offer := sharedNode().Offers[0]
@@ -295,7 +295,7 @@ func TestAServerThatDoesNotStartLeavesNothing(t *testing.T) {
 
 func TestAPluginThatSharesNothingSaysSo(t *testing.T) {
 	b := makeShareBed(t, t.TempDir(), nil, testID)
-	b.Engine.sharing = nil
+	b.Shares.sharing = nil
 	b.start()
 	for _, p := range []part{mpsOf(0, 10, 10), sliceOf(0, 10).at("Long")} {
 		wantError(t, b.tryPrepare("a", p), "does not share GPUs")

@@ -76,7 +76,7 @@ func (s *specFolder) RemoveClaim(uid types.UID) error {
 
 // simBed is one plugin process on a simulated node.
 type simBed struct {
-	*Engine
+	*Preparer
 	t       testing.TB
 	dir     string
 	boot    string
@@ -128,10 +128,11 @@ func openSimBed(t testing.TB, dir, boot string, node *sim.Node, sessions ...Driv
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.Engine = New(Options{Identity: testID, BootID: boot, Store: store, Layouts: layouts, Locks: locks, Specs: b.specs})
-	for _, s := range sessions {
-		b.sessions = s
+	options := Options{Identity: testID, BootID: boot, Store: store, Layouts: layouts, Locks: locks, Specs: b.specs}
+	if len(sessions) > 0 {
+		options.Sessions = sessions[0]
 	}
+	b.Preparer = New(options)
 	if err := b.Load(t.Context(), func(reason, message string) { b.notes = append(b.notes, reason+": "+message) }); err != nil {
 		t.Fatal(err)
 	}
@@ -209,7 +210,7 @@ func admin(device string) string { return device + "!admin" }
 
 func (b *simBed) prepare(uid types.UID, devices ...string) []records.Device {
 	b.t.Helper()
-	return mustPrepare(b.t, b.Engine, deviceClaim(uid, devices...))
+	return mustPrepare(b.t, b.Preparer, deviceClaim(uid, devices...))
 }
 
 func (b *simBed) tryPrepare(uid types.UID, devices ...string) error {
@@ -219,7 +220,7 @@ func (b *simBed) tryPrepare(uid types.UID, devices ...string) error {
 
 func (b *simBed) unprepare(uid types.UID) {
 	b.t.Helper()
-	mustUnprepare(b.t, b.Engine, deviceClaim(uid))
+	mustUnprepare(b.t, b.Preparer, deviceClaim(uid))
 }
 
 // instances lists what is on the boards, as "gpu profile start:size [ci]", in order.

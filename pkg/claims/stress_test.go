@@ -65,7 +65,7 @@ func churn(t *testing.T, engines []*bed, rounds int) (prepared int) {
 				claim := claimOn(types.UID(fmt.Sprintf("w%d-%d", worker, round)), somePick(r)...)
 				e := engines[r.IntN(len(engines))]
 				if _, err := e.Prepare(context.Background(), claim); err != nil {
-					if !strings.Contains(err.Error(), "is held by claim") {
+					if !strings.Contains(err.Error(), "is allocated to claim") {
 						t.Errorf("Prepare of %s: %v", claim.UID, err)
 					}
 					continue
@@ -106,8 +106,8 @@ func TestNoGPUIsEverHeldByTwoClaimsUnderChurn(t *testing.T) {
 			}
 			wantDisk(t, engines[0])
 			for i, e := range engines { // nothing stayed behind in memory either
-				mustPrepare(t, e.Engine, claimOn("last", 0, 1, 2, 3))
-				mustUnprepare(t, e.Engine, claimOn("last", 0, 1, 2, 3))
+				mustPrepare(t, e.Preparer, claimOn("last", 0, 1, 2, 3))
+				mustUnprepare(t, e.Preparer, claimOn("last", 0, 1, 2, 3))
 				if got := slices.Collect(allHolders(e)); len(got) != 0 {
 					t.Errorf("process %d still knows claims %v", i, got)
 				}

@@ -27,19 +27,19 @@ func allHolders(b *bed) iter.Seq[types.UID] {
 
 func TestUnprepareGivesTheGPUBackAndCanBeRepeated(t *testing.T) {
 	b := newBed(t)
-	mustPrepare(t, b.Engine, claimOn("a", 1, 2))
-	mustUnprepare(t, b.Engine, claimOn("a", 1, 2))
-	mustUnprepare(t, b.Engine, claimOn("a", 1, 2))
+	mustPrepare(t, b.Preparer, claimOn("a", 1, 2))
+	mustUnprepare(t, b.Preparer, claimOn("a", 1, 2))
+	mustUnprepare(t, b.Preparer, claimOn("a", 1, 2))
 	wantDisk(t, b)
-	mustPrepare(t, b.Engine, claimOn("b", 1))
-	mustPrepare(t, b.Engine, claimOn("c", 2))
-	mustUnprepare(t, b.Engine, claimOn("a", 1, 2))
+	mustPrepare(t, b.Preparer, claimOn("b", 1))
+	mustPrepare(t, b.Preparer, claimOn("c", 2))
+	mustUnprepare(t, b.Preparer, claimOn("a", 1, 2))
 	wantDisk(t, b, line("b", 1), line("c", 2))
 }
 
 func TestUnprepareOfAnUnknownClaimIsNoError(t *testing.T) {
 	b := newBed(t)
-	mustUnprepare(t, b.Engine, claimOn("never-seen"))
+	mustUnprepare(t, b.Preparer, claimOn("never-seen"))
 }
 
 func TestUnprepareRefusesAUIDThatIsNoPlainName(t *testing.T) {
@@ -49,7 +49,7 @@ func TestUnprepareRefusesAUIDThatIsNoPlainName(t *testing.T) {
 
 func TestUnprepareWorksWithoutHardware(t *testing.T) {
 	b := newBed(t)
-	mustPrepare(t, b.Engine, claimOn("a", 1))
+	mustPrepare(t, b.Preparer, claimOn("a", 1))
 	again := newEngine(t, b.dir, records.Disk{}, bootNow) // no SetHardware
 	if err := again.Load(t.Context(), nil); err != nil {
 		t.Fatal(err)
@@ -60,7 +60,7 @@ func TestUnprepareWorksWithoutHardware(t *testing.T) {
 
 func TestUnprepareThatCannotRemoveTheRecordKeepsTheGPU(t *testing.T) {
 	b := newBed(t)
-	mustPrepare(t, b.Engine, claimOn("a", 1))
+	mustPrepare(t, b.Preparer, claimOn("a", 1))
 	b.disk.fail = func(op, _ string) error {
 		if op == "Remove" {
 			return syscall.EROFS
@@ -73,19 +73,19 @@ func TestUnprepareThatCannotRemoveTheRecordKeepsTheGPU(t *testing.T) {
 	_, err := b.Prepare(t.Context(), claimOn("b", 1))
 	wantError(t, err, "ns/claim-a (a)")
 	b.disk.fail = nil
-	mustUnprepare(t, b.Engine, claimOn("a", 1))
-	mustPrepare(t, b.Engine, claimOn("b", 1))
+	mustUnprepare(t, b.Preparer, claimOn("a", 1))
+	mustPrepare(t, b.Preparer, claimOn("b", 1))
 }
 
 func TestUnprepareOfAClaimWithACorruptRecordSetsItAsideAndSaysSo(t *testing.T) {
 	b := newBed(t)
 	spoil(t, b.dir, "a")
-	mustUnprepare(t, b.Engine, claimOn("a", 1))
+	mustUnprepare(t, b.Preparer, claimOn("a", 1))
 	wantDisk(t, b)
 	if len(b.notes) != 1 {
 		t.Errorf("got notes %q, want one", b.notes)
 	}
-	mustUnprepare(t, b.Engine, claimOn("a", 1))
+	mustUnprepare(t, b.Preparer, claimOn("a", 1))
 	if len(b.notes) != 1 {
 		t.Errorf("a second Unprepare noted again: %q", b.notes)
 	}
@@ -97,12 +97,12 @@ func TestReconcileDoesNotRemakeAClaimThatWasUnpreparedMeanwhile(t *testing.T) {
 	tests := map[string]func(t *testing.T, b *bed){
 		"found by Unprepare": func(t *testing.T, b *bed) {
 			spoil(t, b.dir, "a")
-			mustUnprepare(t, b.Engine, claimOn("a", 1))
+			mustUnprepare(t, b.Preparer, claimOn("a", 1))
 		},
 		"found by Load": func(t *testing.T, b *bed) {
 			spoil(t, b.dir, "a")
 			b.load(t)
-			mustUnprepare(t, b.Engine, claimOn("a", 1))
+			mustUnprepare(t, b.Preparer, claimOn("a", 1))
 		},
 	}
 	for name, arrange := range tests {
@@ -121,9 +121,9 @@ func TestReconcileDoesNotRemakeAClaimThatWasUnpreparedMeanwhile(t *testing.T) {
 func TestUnprepareOfOneClaimLeavesTheOthersAlone(t *testing.T) {
 	b := newBed(t)
 	for i, uid := range []types.UID{"a", "b", "c", "d"} {
-		mustPrepare(t, b.Engine, claimOn(uid, i))
+		mustPrepare(t, b.Preparer, claimOn(uid, i))
 	}
-	mustUnprepare(t, b.Engine, claimOn("b", 1))
+	mustUnprepare(t, b.Preparer, claimOn("b", 1))
 	if diff := cmp.Diff([]string{line("a", 0), line("c", 2), line("d", 3)}, onDisk(t, b.dir)); diff != "" {
 		t.Errorf("records (-want +got):\n%s", diff)
 	}

@@ -106,7 +106,7 @@ func TestReconcile_ClaimThatIsGone(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t)
-			mustPrepare(t, b.Engine, claimOn("a", 1))
+			mustPrepare(t, b.Preparer, claimOn("a", 1))
 			test.spoil(b)
 			b.Reconcile(t.Context(), &fakeAPI{})
 			want := []string{}
@@ -130,13 +130,13 @@ func TestReplacedGPU_PartitionsOfTheNewOneAreLeftAlone(t *testing.T) {
 	}
 	b = b.restart() // the simulated board keeps its instances: as if made on the new one by another tool
 	err := b.tryPrepare("a", device)
-	if err == nil || !strings.Contains(err.Error(), "did not make") {
-		t.Errorf("Prepare = %v, want that a partition is in the place that Cleave did not make", err)
+	if err == nil || !strings.Contains(err.Error(), "did not create") {
+		t.Errorf("Prepare = %v, want that a partition is in the place that Cleave did not create", err)
 	}
 	b.unprepare("a")
 	b.Recover(t.Context())
 	b.want(list("0 19@6"), nil, nil)
-	if !contains(b.Occupied(), device) {
+	if !contains(b.Partitions.Occupied(), device) {
 		t.Errorf("device %s is not tainted, though a partition is in its place", device)
 	}
 }

@@ -37,24 +37,9 @@ const (
 	releaseRetry = time.Second
 )
 
-// begin ends the wait for the start.
-func (e *Engine) begin() { e.closing.Do(func() { close(e.begun) }) }
-
-// awaitStart waits, for a while, until it is known whether the hardware can be used. In a rolling update the kubelet asks the
-// new plugin as soon as that is registered, which takes less time than reading the hardware, and tries a refused pod again
-// only after seconds.
-func (e *Engine) awaitStart(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, startPatience)
-	defer cancel()
-	select {
-	case <-e.begun:
-	case <-ctx.Done():
-	}
-}
-
 // releaseWait is one Prepare that waits.
 type releaseWait struct {
-	*Engine
+	*Preparer
 	// gone are the claims that were found to be leaving, or not to be. One that is allocated the same device again meanwhile
 	// costs the wait, no more: its release asks again.
 	gone map[types.UID]bool
@@ -63,8 +48,8 @@ type releaseWait struct {
 }
 
 // prepareAfter prepares a claim once others have given back what is in its way. No lock is held while it waits.
-func (e *Engine) prepareAfter(ctx context.Context, claim *resourceapi.ResourceClaim, refusal error) ([]records.Device, error) {
-	w := &releaseWait{Engine: e, gone: map[types.UID]bool{}}
+func (p *Preparer) prepareAfter(ctx context.Context, claim *resourceapi.ResourceClaim, refusal error) ([]records.Device, error) {
+	w := &releaseWait{Preparer: p, gone: map[types.UID]bool{}}
 	patience, cancel := context.WithTimeout(ctx, releasePatience)
 	defer cancel()
 	retry := time.NewTicker(releaseRetry)
@@ -88,11 +73,11 @@ func (e *Engine) prepareAfter(ctx context.Context, claim *resourceapi.ResourceCl
 		if err := w.await(patience, blocked, retry.C); err != nil {
 			return nil, w.giveUp(ctx, names, refusal)
 		}
-		if err := e.unchanged(ctx, claim); err != nil {
+		if err := p.unchanged(ctx, claim); err != nil {
 			return nil, err
 		}
 		var devices []records.Device
-		if devices, refusal = e.attempt(ctx, claim); refusal == nil {
+		if devices, refusal = p.attempt(ctx, claim); refusal == nil {
 			return devices, nil
 		}
 	}
@@ -189,10 +174,10 @@ func (w *releaseWait) giveUp(ctx context.Context, names string, refusal error) e
 }
 
 // unchanged fails if a claim that has waited is not what it was: the kubelet read it before.
-func (e *Engine) unchanged(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+func (p *Preparer) unchanged(ctx context.Context, claim *resourceapi.ResourceClaim) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	now, err := e.api.Claim(ctx, claim.Namespace, claim.Name)
+	now, err := p.api.Claim(ctx, claim.Namespace, claim.Name)
 	if err != nil {
 		return fmt.Errorf("read the claim again after it waited for its devices: %w", err)
 	}

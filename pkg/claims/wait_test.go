@@ -57,7 +57,7 @@ func after(d time.Duration, run func()) (wait func()) {
 }
 
 // prepareIn prepares a claim and says how long that took.
-func prepareIn(t *testing.T, e *Engine, claim *resourceapi.ResourceClaim) (time.Duration, error) {
+func prepareIn(t *testing.T, e *Preparer, claim *resourceapi.ResourceClaim) (time.Duration, error) {
 	t.Helper()
 	start := time.Now()
 	_, err := e.Prepare(t.Context(), claim)
@@ -67,7 +67,7 @@ func prepareIn(t *testing.T, e *Engine, claim *resourceapi.ResourceClaim) (time.
 func TestPrepare_HolderLeaves(t *testing.T) {
 	held, next := claimOn("a", 1), claimOn("b", 1)
 	unprepared := func(t *testing.T, b *bed) func() {
-		return after(2*time.Second, func() { mustUnprepare(t, b.Engine, held) })
+		return after(2*time.Second, func() { mustUnprepare(t, b.Preparer, held) })
 	}
 	for name, tt := range map[string]struct {
 		api     *fakeAPI
@@ -79,9 +79,9 @@ func TestPrepare_HolderLeaves(t *testing.T) {
 		"deallocated":         {&fakeAPI{claims: claimList(next, deallocated(held))}, unprepared, 2 * time.Second, ""},
 		"another of its name": {&fakeAPI{claims: claimList(next, otherUID(held))}, unprepared, 2 * time.Second, ""},
 		"allocated elsewhere": {&fakeAPI{claims: claimList(next, inPool(held, "node-2"))}, unprepared, 2 * time.Second, ""},
-		"allocated":           {&fakeAPI{claims: claimList(next, held)}, unprepared, 0, "is held by claim"},
-		"allocated, no pods":  {&fakeAPI{claims: claimList(next, unreserved(held))}, unprepared, 0, "is held by claim"},
-		"API server away":     {&fakeAPI{err: errors.New("connection refused")}, unprepared, 0, "is held by claim"},
+		"allocated":           {&fakeAPI{claims: claimList(next, held)}, unprepared, 0, "is allocated to claim"},
+		"allocated, no pods":  {&fakeAPI{claims: claimList(next, unreserved(held))}, unprepared, 0, "is allocated to claim"},
+		"API server away":     {&fakeAPI{err: errors.New("connection refused")}, unprepared, 0, "is allocated to claim"},
 		"never unprepared":    {&fakeAPI{claims: claimList(next)}, func(*testing.T, *bed) func() { return func() {} }, releasePatience, "waited 15s"},
 		"driver is released": {&fakeAPI{claims: claimList(next)}, func(_ *testing.T, b *bed) func() {
 			return after(3*time.Second+time.Millisecond, func() { b.SetWaiting(gpu.ErrDriverNotLoaded); b.Quiesce() })
@@ -93,9 +93,9 @@ func TestPrepare_HolderLeaves(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBed(t)
 				b.api = tt.api
-				mustPrepare(t, b.Engine, held)
+				mustPrepare(t, b.Preparer, held)
 				defer tt.release(t, b)()
-				took, err := prepareIn(t, b.Engine, next)
+				took, err := prepareIn(t, b.Preparer, next)
 				if took != tt.took {
 					t.Errorf("took %s, want %s", took, tt.took)
 				}
@@ -118,7 +118,7 @@ func TestPrepare_WaitsWithoutLocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBed(t)
 		b.api = &fakeAPI{}
-		mustPrepare(t, b.Engine, claimOn("a", 1))
+		mustPrepare(t, b.Preparer, claimOn("a", 1))
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() {
@@ -127,8 +127,8 @@ func TestPrepare_WaitsWithoutLocks(t *testing.T) {
 		}()
 		synctest.Wait()
 		start := time.Now()
-		mustPrepare(t, b.Engine, claimOn("c", 2))
-		mustPrepare(t, b.Engine, claimOf("watch", adminResult("all", 1)))
+		mustPrepare(t, b.Preparer, claimOn("c", 2))
+		mustPrepare(t, b.Preparer, claimOf("watch", adminResult("all", 1)))
 		b.Quiesce()
 		if took := time.Since(start); took != 0 {
 			t.Errorf("claims on the same GPUs waited %s", took)
@@ -146,8 +146,8 @@ func TestPrepare_TwoClaimsWaitForOneDevice(t *testing.T) {
 		held := claimOn("a", 1)
 		waiting := claimList(claimOn("b", 1), claimOn("c", 1))
 		b.api = &fakeAPI{claims: waiting}
-		mustPrepare(t, b.Engine, held)
-		defer after(2*time.Second, func() { mustUnprepare(t, b.Engine, held) })()
+		mustPrepare(t, b.Preparer, held)
+		defer after(2*time.Second, func() { mustUnprepare(t, b.Preparer, held) })()
 		errs := make([]error, len(waiting))
 		var wg sync.WaitGroup
 		for i, claim := range waiting {
@@ -188,7 +188,7 @@ func TestPrepare_PartitionBeingReleased(t *testing.T) {
 						t.Error(err)
 					}
 				})()
-				if took, err := prepareIn(t, b.Engine, next); err != nil || took != 4*time.Second {
+				if took, err := prepareIn(t, b.Preparer, next); err != nil || took != 4*time.Second {
 					t.Errorf("got %v after %s, want it prepared after 4s", err, took)
 				}
 				if changes == 0 {
@@ -215,7 +215,7 @@ func TestPrepare_SeveralHoldersLeave(t *testing.T) {
 				b.api = api
 				defer after(time.Second, func() { b.unprepare("c") })()
 				defer after(2*time.Second, func() { b.unprepare("a") })()
-				took, err := prepareIn(t, b.Engine, next)
+				took, err := prepareIn(t, b.Preparer, next)
 				if want := 2 * time.Second; !stays && (err != nil || took != want) || stays && (err == nil || took != 0) {
 					t.Errorf("got %v after %s", err, took)
 				}
@@ -242,10 +242,10 @@ func TestPrepare_SharesLeave(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newShareBed(t)
 				b.api = &fakeAPI{claims: append(claimList(next), tt.left...)}
-				mustPrepare(t, b.Engine, share("a", "40Gi"))
-				mustPrepare(t, b.Engine, share("b", "20Gi"))
-				defer after(time.Second, func() { mustUnprepare(t, b.Engine, share("a", "40Gi")) })()
-				took, err := prepareIn(t, b.Engine, next)
+				mustPrepare(t, b.Preparer, share("a", "40Gi"))
+				mustPrepare(t, b.Preparer, share("b", "20Gi"))
+				defer after(time.Second, func() { mustUnprepare(t, b.Preparer, share("a", "40Gi")) })()
+				took, err := prepareIn(t, b.Preparer, next)
 				if took != tt.took || (err == nil) != tt.ok {
 					t.Errorf("got %v after %s, want it prepared: %t after %s", err, took, tt.ok, tt.took)
 				}
@@ -259,12 +259,12 @@ func TestPrepare_ReleasedByAnotherProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		old := newBed(t)
 		held, next := claimOn("a", 1), claimOn("b", 1)
-		mustPrepare(t, old.Engine, held)
+		mustPrepare(t, old.Preparer, held)
 		b := openBed(t, old.dir)
 		b.load(t)
 		b.api = &fakeAPI{claims: claimList(next)}
-		defer after(2500*time.Millisecond, func() { mustUnprepare(t, old.Engine, held) })()
-		if took, err := prepareIn(t, b.Engine, next); err != nil || took != 3*time.Second {
+		defer after(2500*time.Millisecond, func() { mustUnprepare(t, old.Preparer, held) })()
+		if took, err := prepareIn(t, b.Preparer, next); err != nil || took != 3*time.Second {
 			t.Errorf("got %v after %s, want it prepared after 3s", err, took)
 		}
 		wantDisk(t, b, line("b", 1))

@@ -79,7 +79,7 @@ func (s *service) keepUp(ctx context.Context, hw *hardware, p *publisher) error 
 		case <-settled:
 			settled = nil
 			signal(s.finder.links) // partitions take a GPU's links down
-			s.engine.FindForeign(ctx)
+			s.engine.Partitions.FindUnmanaged(ctx)
 			s.reoffer(ctx, hw, p)
 		case <-s.outside:
 			if why := s.mustLetGo(); why != nil {
@@ -152,7 +152,7 @@ func (s *service) keepsForClaims(hw *hardware) bool {
 func (s *service) recover(ctx context.Context, hw *hardware, p *publisher) {
 	hw.offer(s.supervisor.noMPS())
 	s.engine.Recover(ctx)
-	s.engine.LeaveMIGMode(ctx)
+	s.engine.Partitions.LeaveMIGMode(ctx)
 	s.reoffer(ctx, hw, p)
 }
 

@@ -20,7 +20,7 @@ const (
 
 // keepLayouts cuts GPUs as the policy wants them, and tells what is in the way when that is another answer than before.
 func (s *service) keepLayouts(ctx context.Context) {
-	problems := s.engine.KeepLayouts(ctx)
+	problems := s.engine.Partitions.KeepLayouts(ctx)
 	now := wordsOfProblems(problems)
 	if now == s.uncut {
 		return

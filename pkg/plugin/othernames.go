@@ -63,7 +63,7 @@ type otherNames struct {
 // otherName is one of them. But for engine it is touched by one goroutine, that of run.
 type otherName struct {
 	driver, dir string
-	engine      *claims.Engine
+	engine      *claims.Preparer
 	// loaded: the engine has the name's records, and no plugin of the name has run since.
 	loaded bool
 	// listed: claims are known since the name's slices went. The times are when to look again.
@@ -154,7 +154,7 @@ func (n *otherNames) open(ctx context.Context, driver string) {
 }
 
 // engineOf makes the engine of a name, on the locks of the plugin's own.
-func (n *otherNames) engineOf(o *otherName) (*claims.Engine, error) {
+func (n *otherNames) engineOf(o *otherName) (*claims.Preparer, error) {
 	disk := records.NewDisk()
 	store, err := records.OpenStore(disk, filepath.Join(o.dir, names.Claims))
 	if err != nil {
@@ -392,7 +392,7 @@ func (n *otherNames) adopt(ctx context.Context, o *otherName) {
 		o.nextReconcile = time.Time{}
 	}
 	if now := time.Now(); now.After(o.nextReconcile) {
-		if err := n.s.engine.AdoptLayouts(ctx, o.engine); err != nil {
+		if err := n.s.engine.Partitions.AdoptLayouts(ctx, o.engine.Ledger); err != nil {
 			logger.Error(err, "Could not take over the layouts of another driver name; it is tried again", "driver", o.driver)
 		}
 		o.engine.Maintain(ctx, apiClaims{n.s.client})

@@ -145,7 +145,7 @@ func (s *service) view(hw *hardware) (*policy.Node, publish.View) {
 	taints := append(s.supervisor.taints(node), s.drainTaints(node)...)
 	taints = append(taints, s.health.taints(node)...)
 	taints = append(taints, s.spec.taints(node)...)
-	for _, device := range s.engine.Occupied() {
+	for _, device := range s.engine.Partitions.Occupied() {
 		taints = append(taints, publish.Taint{Device: device, Key: publish.TaintOccupied})
 	}
 	if s.conflict != nil {
@@ -158,7 +158,7 @@ func (s *service) view(hw *hardware) (*policy.Node, publish.View) {
 // resources are the slices as they should be now.
 func (s *service) resources(node *policy.Node, view publish.View) resourceslice.DriverResources {
 	r := publish.Resources(node, s.config.NodeName, view)
-	for _, existing := range s.engine.Existing() {
+	for _, existing := range s.engine.Partitions.Existing() {
 		publish.NameExisting(r, s.config.NodeName, existing.Device, existing.UUID)
 	}
 	return r

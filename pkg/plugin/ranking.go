@@ -51,7 +51,7 @@ func (r *ranking) published(order []string) { r.order = order }
 // something was published only because claims held it.
 func (s *service) rank(ctx context.Context, hw *hardware, p *publisher) {
 	s.ranking.due = nil
-	s.engine.LeaveMIGMode(ctx)
+	s.engine.Partitions.LeaveMIGMode(ctx)
 	if s.keepsForClaims(hw) {
 		s.reoffer(ctx, hw, p)
 		return

@@ -103,7 +103,7 @@ type service struct {
 	events  *nodeEvents
 	// terminating reports claims that cannot be unprepared.
 	terminating *terminating
-	engine      *claims.Engine
+	engine      *claims.Preparer
 	sessions    *driversession.Sessions
 	around      *surroundings
 	// supervisor, policy and conflict are only touched by the goroutine that keeps things in line.
@@ -235,7 +235,7 @@ func (s *service) useHardware(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	hw := &hardware{Session: session, policy: s.policy.rules(), held: s.engine.AllRecords, standing: s.engine.Standing, look: s.finder.now}
+	hw := &hardware{Session: session, policy: s.policy.rules(), held: s.engine.AllRecords, standing: s.engine.Partitions.Unclaimed, look: s.finder.now}
 	defer hw.end(ctx)
 	if hw.limits, err = s.memoryLimits(ctx, session); err != nil {
 		return err

@@ -15,12 +15,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
-// Processes is what the engine asks of the host's process table.
-type Processes interface {
-	// OfPods lists the processes of pods. An error means that there may be more.
-	OfPods(ctx context.Context, pods []types.UID) ([]int, error)
-}
-
 // maxPods bounds the pods that a record keeps: twice as many as can reserve a claim at a time
 // (resource/v1, ResourceClaimReservedForMaxSize).
 const maxPods = 2 * resourceapi.ResourceClaimReservedForMaxSize
@@ -38,33 +32,24 @@ func podsOf(claim *resourceapi.ResourceClaim) []types.UID {
 
 // notePods puts on record which pods have reserved a claim since it was prepared: the kubelet prepares a claim for its first
 // pod alone.
-func (e *Engine) notePods(ctx context.Context, r *records.Record, claim *resourceapi.ResourceClaim) error {
+func (p *Preparer) notePods(ctx context.Context, r *records.Record, claim *resourceapi.ResourceClaim) error {
 	missing := slices.DeleteFunc(podsOf(claim), func(uid types.UID) bool { return slices.Contains(r.Pods, uid) })
 	if len(missing) == 0 {
 		return nil
 	}
-	held, err := e.lockFor(ctx, r.Claim.UID, r.GPUs())
+	held, err := p.lockFor(ctx, r.Claim.UID, r.GPUs())
 	if err != nil {
 		return err
 	}
 	defer held.Release()
-	now := e.index.get(r.Claim.UID)
+	now := p.index.get(r.Claim.UID)
 	if now == nil || !sameDevices(now, r) {
 		return nil // prepared anew or unprepared since
 	}
 	noted := now.Clone()
 	noted.Pods = append(noted.Pods, slices.DeleteFunc(missing, func(uid types.UID) bool { return slices.Contains(noted.Pods, uid) })...)
 	noted.Pods = noted.Pods[max(0, len(noted.Pods)-maxPods):]
-	return e.write(noted)
-}
-
-// isGone reports whether the API server says that a claim holds nothing here any more, and returns the claim if it has it.
-func (e *Engine) isGone(ctx context.Context, api API, r *records.Record) (*resourceapi.ResourceClaim, bool, error) {
-	claim, err := api.Claim(ctx, r.Claim.Namespace, r.Claim.Name)
-	if err != nil {
-		return nil, false, fmt.Errorf("read the claim from the API server: %w", err)
-	}
-	return claim, claim == nil || claim.UID != r.Claim.UID || !allocates(claim, r, e.id), nil
+	return p.write(noted)
 }
 
 // checkIdle fails unless it is certain that a claim's GPUs are not in use. What ends is a claim that is gone from the API server:
@@ -74,14 +59,14 @@ func (e *Engine) isGone(ctx context.Context, api API, r *records.Record) (*resou
 // destroyed. Nor do GPUs that others share in the same way, whose processes they may be, or an MPS server that is to end, and
 // its clients with it. Processes of other pods, such as monitoring agents, count only if the driver lists them: agents have
 // all GPUs open all the time.
-func (e *Engine) checkIdle(ctx context.Context, r *records.Record, ends bool) error {
-	b := e.backend.Load()
+func (p *Preparer) checkIdle(ctx context.Context, r *records.Record, ends bool) error {
+	b := p.backend.Load()
 	if b.hardware == nil {
 		return fmt.Errorf("cannot tell whether they are in use: %w", b.reason)
 	}
 	seen := false
-	if ends && e.processes != nil {
-		pids, err := e.processes.OfPods(ctx, r.Pods)
+	if ends && p.processes != nil {
+		pids, err := p.processes.OfPods(ctx, r.Pods)
 		if err != nil {
 			return fmt.Errorf("cannot tell whether its pods still run: %w", err)
 		}
@@ -91,7 +76,7 @@ func (e *Engine) checkIdle(ctx context.Context, r *records.Record, ends bool) er
 		seen = len(r.Pods) > 0
 	}
 	for i := range r.Devices {
-		if err := e.checkDeviceIdle(ctx, b, r, &r.Devices[i], ends, seen); err != nil {
+		if err := p.checkDeviceIdle(ctx, b, r, &r.Devices[i], ends, seen); err != nil {
 			return err
 		}
 	}
@@ -99,7 +84,7 @@ func (e *Engine) checkIdle(ctx context.Context, r *records.Record, ends bool) er
 }
 
 // checkDeviceIdle is checkIdle for one device; seen says that no process of the claim's pods runs.
-func (e *Engine) checkDeviceIdle(ctx context.Context, b *backend, r *records.Record, d *records.Device, ends, seen bool) error {
+func (p *Preparer) checkDeviceIdle(ctx context.Context, b *backend, r *records.Record, d *records.Device, ends, seen bool) error {
 	if d.AdminAccess || d.Partition != nil {
 		return nil
 	}
@@ -110,14 +95,14 @@ func (e *Engine) checkDeviceIdle(ctx context.Context, b *backend, r *records.Rec
 	if g == nil {
 		return nil // a GPU that is gone is used by nobody
 	}
-	if d.Share != nil && (ends && d.Share.Kind == gpu.MPS || e.index.sharers(d, r.Claim.UID)) {
+	if d.Share != nil && (ends && d.Share.Kind == gpu.MPS || p.index.on(d.GPU, r.Claim.UID).sharing(d.Share.Kind)) {
 		return nil
 	}
 	pids, err := b.hardware.Processes(ctx, g.PCI)
 	switch {
 	case takenOut(err):
 		return nil
-	case errors.Is(err, gpu.ErrNotSupported) && (seen || e.processes == nil):
+	case errors.Is(err, gpu.ErrNotSupported) && (seen || p.processes == nil):
 		return nil
 	case errors.Is(err, gpu.ErrNotSupported):
 		return fmt.Errorf("cannot tell whether GPU %s is in use: its driver lists no processes, and the claim's pods are not known: %w", d.GPU, err)

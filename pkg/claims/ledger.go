@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"syscall"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// Ledger is what has been allocated and created under one driver name: records of claims and layouts of GPUs, durable on disk
+// and mirrored in memory, and the locks under which both may change.
+type Ledger struct {
+	id     Identity
+	bootID string
+	store  *records.Store
+	locks  *Locks
+	index  *index
+	// allocated is what claims have been allocated, recorded or not, as far as the API server was asked.
+	allocated *index
+	corrupt   corruptRecords
+	layouts   layouts
+	sessions  sessions
+	names     *names
+	// changed is called when what Occupied returns may have changed, see Options.
+	changed func()
+}
+
+// Driver is the name under which the claims are allocated.
+func (l *Ledger) Driver() string { return l.id.Driver }
+
+// Records are what all claims have been allocated, in order of claim UID; they must not be changed.
+func (l *Ledger) Records() []*records.Record { return l.index.claims() }
+
+// Claim is the claim of a UID; one without a record has no name.
+func (l *Ledger) Claim(uid types.UID) records.Claim {
+	if r := l.index.get(uid); r != nil {
+		return r.Claim
+	}
+	return records.Claim{UID: uid}
+}
+
+// AllRecords are what claims of all driver names have been allocated, as far as it is known: records, in order of names and
+// claim UIDs, and after those of a name its claims that have none. They must not be changed.
+func (l *Ledger) AllRecords() []*records.Record {
+	var all []*records.Record
+	for _, o := range l.names.ledgers() {
+		all = append(all, o.index.claims()...)
+		for _, r := range o.allocated.claims() {
+			if o.index.get(r.Claim.UID) == nil {
+				all = append(all, r)
+			}
+		}
+	}
+	return all
+}
+
+// view is what has been allocated of the GPUs of a claim at one moment. It stays true while their locks are held.
+type view struct {
+	// have is the claim's own record, others are those of other claims, by GPU.
+	have   *records.Record
+	others map[string]gpuRecords
+	// conflicts are allocations under other driver names, by GPU.
+	conflicts map[string][]conflict
+}
+
+// look takes the one look into the index that a Prepare needs; the caller holds the GPUs' locks.
+func (l *Ledger) look(uid types.UID, gpus []string) view {
+	v := view{conflicts: map[string][]conflict{}}
+	v.have, v.others = l.index.look(uid, gpus)
+	for _, name := range gpus {
+		if conflicts := l.conflicts(name); len(conflicts) > 0 {
+			v.conflicts[name] = conflicts
+		}
+	}
+	return v
+}
+
+// allocatedAt reports whether a claim of any driver name has anything of a GPU where a partition lies or is to be.
+func (l *Ledger) allocatedAt(gpuDevice string, at gpu.Place) bool {
+	want := extentAt(gpuDevice, at)
+	return len(l.index.on(gpuDevice, "").taking(want)) > 0 || conflictWith(l.conflicts(gpuDevice), want) != nil
+}
+
+// write makes a record durable and enters it into the index.
+func (l *Ledger) write(r *records.Record) error {
+	if err := l.store.Write(r); err != nil {
+		return l.explainWrite(err)
+	}
+	l.index.set(r)
+	return nil
+}
+
+// remove removes a claim's record.
+func (l *Ledger) remove(uid types.UID) error {
+	if err := l.store.Remove(uid); err != nil {
+		return err
+	}
+	l.index.remove(uid)
+	return nil
+}
+
+// layout returns the partitions of a GPU that were created ahead of claims in the driver's present session, or nil; it must
+// not be changed.
+func (l *Ledger) layout(gpuDevice string) *records.Layout {
+	layout := l.layouts.get(gpuDevice)
+	if layout != nil && !l.sessions.current(gpuDevice, layout.Session) {
+		return nil
+	}
+	return layout
+}
+
+// explainWrite adds what to do to the one write error that an admin can mend.
+func (l *Ledger) explainWrite(err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return fmt.Errorf("%w: free space on the file system of %s; the claim is tried again by itself", err, l.store.Dir())
+	}
+	return err
+}
+
+// corruptRecords are the claims whose records were set aside since the last reconcile.
+type corruptRecords struct {
+	mu     sync.Mutex
+	uids   []types.UID
+	notify Notify
+}
+
+func (c *corruptRecords) add(uid types.UID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !slices.Contains(c.uids, uid) {
+		c.uids = append(c.uids, uid)
+	}
+}
+
+func (c *corruptRecords) drop(uid types.UID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.uids = slices.DeleteFunc(c.uids, func(u types.UID) bool { return u == uid })
+}
+
+func (c *corruptRecords) has(uid types.UID) bool { return slices.Contains(c.all(), uid) }
+
+func (c *corruptRecords) all() []types.UID {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.uids)
+}

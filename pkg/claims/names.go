@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// A node's GPUs may be allocated under more than one driver name: after a change of --driver-name, claims of the earlier
+// name keep what they have until their pods end. Each name has a Preparer, with its own records, layouts and CDI specs; all
+// share the hardware and the locks. What is allocated under one, the others do not allocate, destroy or count as unmanaged.
+
+// names are the Preparers of all driver names in this process.
+type names struct {
+	mu  sync.Mutex
+	all []*Preparer // in order of names
+	// find is called when another process may have begun to serve the node by another name, see Options.OnOtherProcess.
+	find func(ctx context.Context)
+}
+
+// Join has two driver names respect each other's claims. Their locks must be the same. Call it before the other is used.
+func (p *Preparer) Join(other *Preparer) {
+	n := p.gate.names
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	other.gate.names, other.Ledger.names = n, n
+	n.all = append(slices.Clone(n.all), other)
+	slices.SortFunc(n.all, func(a, b *Preparer) int { return cmp.Compare(a.id.Driver, b.id.Driver) })
+}
+
+// Part ends what Join began: nothing is allocated under the other's name any more.
+func (p *Preparer) Part(other *Preparer) {
+	n := p.gate.names
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.all = slices.DeleteFunc(slices.Clone(n.all), func(o *Preparer) bool { return o == other })
+}
+
+// everyone are the Preparers of all names, in order of names; the list must not be changed.
+func (n *names) everyone() []*Preparer {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.all
+}
+
+// ledgers are those of all names, in order of names.
+func (n *names) ledgers() []*Ledger {
+	all := make([]*Ledger, 0, 1)
+	for _, p := range n.everyone() {
+		all = append(all, p.Ledger)
+	}
+	return all
+}
+
+// others are the ledgers of all names but one.
+func (n *names) others(l *Ledger) []*Ledger {
+	return slices.DeleteFunc(n.ledgers(), func(o *Ledger) bool { return o == l })
+}
+
+// corrupt are the claims of all names whose records were set aside.
+func (n *names) corrupt() []types.UID {
+	var all []types.UID
+	for _, l := range n.ledgers() {
+		all = append(all, l.corrupt.all()...)
+	}
+	return all
+}
+
+// accountFor reports whether a claim has a record, of whatever name, or had one that is corrupt.
+func (n *names) accountFor(uid types.UID) bool {
+	return slices.ContainsFunc(n.ledgers(), func(l *Ledger) bool { return l.corrupt.has(uid) || l.index.get(uid) != nil })
+}
+
+// conflict is a device that is allocated under another driver name.
+type conflict struct {
+	extent
+	driver string
+	claim  records.Claim
+}
+
+func (c *conflict) String() string { return fmt.Sprintf("claim %s of driver %s", c.claim, c.driver) }
+
+// conflicts are what is allocated of a GPU under other driver names: in order of names, records first, by claim UID.
+func (l *Ledger) conflicts(gpuDevice string) []conflict {
+	var all []conflict
+	for _, o := range l.names.others(l) {
+		for _, x := range []*index{o.index, o.allocated} {
+			for _, r := range x.on(gpuDevice, "").all {
+				for _, e := range extentsOf(r, gpuDevice) {
+					all = append(all, conflict{e, o.id.Driver, r.Claim})
+				}
+			}
+		}
+	}
+	return all
+}
+
+// conflictWith returns the first that leaves no room for a device, or nil.
+func conflictWith(all []conflict, want extent) *conflict {
+	i := slices.IndexFunc(all, func(c conflict) bool { return c.collides(want) })
+	if i < 0 {
+		return nil
+	}
+	return &all[i]
+}
+
+// LookAt reads the records of the driver name and changes nothing on disk: a plugin of that name may be running. Records
+// that cannot be read are passed over.
+func (l *Ledger) LookAt(ctx context.Context) error {
+	uids, err := l.store.Names()
+	if err != nil {
+		return err
+	}
+	known := map[types.UID]*records.Record{}
+	for _, r := range l.index.claims() {
+		known[r.Claim.UID] = r
+	}
+	for _, uid := range uids {
+		r, err := l.store.Read(uid)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Could not read a claim record of another driver name", "driver", l.id.Driver, "claimUID", uid)
+			delete(known, uid) // what memory knows of it is all there is
+			continue
+		}
+		if r == nil || r.BootID != l.bootID {
+			continue
+		}
+		l.index.set(r)
+		delete(known, uid)
+	}
+	for _, r := range known {
+		l.index.removeIf(r)
+	}
+	devices, err := l.layouts.gpus()
+	if err != nil {
+		return err
+	}
+	l.layouts.reload(ctx, l.bootID, devices)
+	return nil
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// Partitions creates and destroys partitions: for claims, and ahead of them as layouts of the policy. It knows those that are
+// neither, which are never touched.
+type Partitions struct {
+	ledger    *Ledger
+	gate      *gate
+	unclaimed unclaimed
+}
+
+// place finds out what lies just where the partition of a device is to be, and gives the device what it gets as it is. Nothing
+// else may be there: what is found in a claim's place after a crash counts as its own. A claim whose record was lost takes
+// over what lies there.
+func (p *Partitions) place(ctx context.Context, b *backend, d *device, adopt bool) error {
+	if !d.shape.IsPartition() || d.admin {
+		return nil
+	}
+	offered := p.occupantOf(d.offer, extentOfShape(d.shape)).offered // as last seen
+	found, err := b.hardware.PartitionAt(ctx, d.shape.GPU.PCI, d.wanted())
+	if err != nil {
+		return err
+	}
+	whole := found != nil && found.CI != nil
+	switch {
+	case offered && whole:
+		found.Existing = true
+		d.partition = found
+	case d.offer.PartitionMode() == policy.Existing:
+		return fmt.Errorf("partition %s is gone, and the policy has Cleave create none on GPU %s: create it again, for instance with nvidia-smi mig -cgi, "+
+			"or delete the pod so that it is scheduled again", d.shape.Name(), d.shape.GPU.UUID)
+	case adopt && whole:
+		p.takeOver(ctx, d, found)
+	case found != nil && !adopt:
+		return fmt.Errorf("a partition that Cleave did not create (GPU instance %d) is in the place of %s: %w", found.GI, d.shape.Name(), gpu.ErrInsufficientResources)
+	}
+	return nil
+}
+
+// takeOver gives a device the partition of a claim whose record was lost.
+func (p *Partitions) takeOver(ctx context.Context, d *device, found *gpu.Partition) {
+	name := d.shape.GPU.PCI.DeviceName()
+	klog.FromContext(ctx).Info("Taking over the partition of a claim whose record was lost", "device", d.shape.Name(), "uuid", found.UUID)
+	if p.ledger.sessions.unbroken(name) {
+		p.unclaimed.remove(name, *found)
+	} else {
+		found.Existing = true // it may be someone else's, created since: the claim has it, and it is never destroyed
+	}
+	d.partition = found
+}
+
+// create creates the partition of a device that has none yet. A device with admin access gets the partition that a claim has
+// there. Clients of the GPU are waited for until ctx ends.
+func (p *Partitions) create(ctx context.Context, b *backend, d *device, others gpuRecords) error {
+	if !d.shape.IsPartition() || d.partition != nil {
+		return nil
+	}
+	if d.admin {
+		if d.partition = others.partition(d.shape, p.ledger.sessions.owns); d.partition == nil {
+			return fmt.Errorf("admin access to partition %s, which is allocated to no claim: ask for the GPU instead", d.shape.Name())
+		}
+		return nil
+	}
+	part, err := createPatiently(ctx, b, d.shape)
+	if err != nil {
+		return err
+	}
+	d.partition = &part
+	return nil
+}
+
+// destroy destroys the partitions of a record that Cleave created; the caller holds the locks of its GPUs.
+func (p *Partitions) destroy(ctx context.Context, b *backend, r *records.Record) error {
+	var errs []error
+	for _, d := range r.Partitions() {
+		if !d.Partition.Existing {
+			errs = append(errs, p.destroyOne(ctx, b, r, d))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// destroyOne destroys one partition of a record. Of a record that is Preparing nobody knows which partitions were created
+// before the plugin was killed: what lies exactly where one was to be is it. That cannot be unmanaged, as places that others
+// occupy are refused before.
+func (p *Partitions) destroyOne(ctx context.Context, b *backend, r *records.Record, d *records.Device) error {
+	if !p.ledger.sessions.owns(d) {
+		klog.FromContext(ctx).Info("Leaving what is in the place of a partition that was created in an earlier session of the driver", "claim", r.Claim, "device", d.Device)
+		p.ledger.changed() // what is there counts as unmanaged once the record is gone
+		return nil
+	}
+	g, err := locate(b, d)
+	if err != nil || g == nil {
+		return err // gone, and its partitions with it, or not to be read
+	}
+	part := *d.Partition
+	if part.UUID == "" {
+		if r.State == records.Prepared {
+			return nil // never created
+		}
+		found, err := b.hardware.PartitionAt(ctx, g.PCI, part)
+		if takenOut(err) || err == nil && found == nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		part = *found
+	}
+	err = b.hardware.DestroyPartition(ctx, g.PCI, part)
+	if takenOut(err) {
+		return nil
+	}
+	if errors.Is(err, gpu.ErrInUse) {
+		return &InUseError{d.Device, fmt.Errorf("partition %s of claim %s cannot be destroyed: %w%s", d.Device, r.Claim, err, usedBy(ctx, b, g))}
+	}
+	return err
+}
+
+// there reports whether all partitions of a prepared claim are still there. An error says nothing about them.
+func (p *Partitions) there(ctx context.Context, b *backend, r *records.Record) (bool, error) {
+	if len(p.ledger.sessions.outlived(r)) > 0 {
+		return false, nil
+	}
+	for _, d := range r.Partitions() {
+		g, err := locate(b, d)
+		if err != nil || g == nil {
+			return false, err
+		}
+		found, err := b.hardware.PartitionAt(ctx, g.PCI, *d.Partition)
+		if err != nil {
+			return false, fmt.Errorf("look for partition %s of claim %s: %w", d.Device, r.Claim, err)
+		}
+		if found == nil || found.UUID != d.Partition.UUID {
+			klog.FromContext(ctx).Info("A claim's partition is gone", "claim", r.Claim, "device", d.Device)
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// checkOutlived fails if something lies where a claim had a partition in an earlier session of the driver: it may be the
+// claim's, and it may be someone else's. Where nothing does, the claim can have a new one.
+func (p *Partitions) checkOutlived(ctx context.Context, b *backend, r *records.Record) error {
+	for _, d := range p.ledger.sessions.outlived(r) {
+		g, err := locate(b, d)
+		if err != nil {
+			return fmt.Errorf("request %q: %w", d.Request, err)
+		}
+		if g == nil {
+			continue
+		}
+		found, err := b.hardware.PartitionAt(ctx, g.PCI, *d.Partition)
+		if err != nil {
+			return fmt.Errorf("request %q: %w", d.Request, err)
+		}
+		if found != nil {
+			return fmt.Errorf("request %q: the NVIDIA driver was released or reloaded since partition %s was created, and GPU instance %d, which is there now, need not be it: "+
+				"delete the pod, and destroy the GPU instance, for instance with nvidia-smi mig -dgi", d.Request, d.Device, found.GI)
+		}
+	}
+	return nil
+}

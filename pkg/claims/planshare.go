@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"fmt"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// share works out what a device is of a shared GPU; nil for one that is none.
+func share(d device, result resourceapi.DeviceRequestAllocationResult) (*records.Share, error) {
+	c := d.config
+	if err := checkTier(d.shape, c); err != nil {
+		return nil, err
+	}
+	if d.shape.IsWhole() && !d.admin && c != nil && c.params.NVIDIA != nil {
+		return exclusive(d, c)
+	}
+	if !d.shape.IsShare() || d.admin {
+		return nil, nil //nolint:nilnil // not a share is an ordinary answer
+	}
+	if result.ShareID == nil {
+		return nil, fmt.Errorf("device %s is shared, but the allocation has no shareID: turn on the feature gate DRAConsumableCapacity of the scheduler and the API server", result.Device)
+	}
+	sharing := d.offer.Sharing(d.shape.Share)
+	s := &records.Share{ID: string(*result.ShareID), Kind: d.shape.Share, CgroupMemory: sharing.Enforcement == policy.EnforcedPerCgroup}
+	for _, amount := range []struct {
+		of string
+		to *int64
+	}{{gpu.CapacityShares, &s.Shares}, {gpu.CapacityMemory, &s.Memory}, {gpu.CapacityCores, &s.Cores}} {
+		q, ok := result.ConsumedCapacity[resourceapi.QualifiedName(amount.of)]
+		if !ok {
+			continue
+		}
+		n := q.Value() // not AsInt64, to which 1.5Gi is no whole number
+		if q.CmpInt64(n) != 0 || n < 0 {
+			return nil, fmt.Errorf("the allocation's consumedCapacity %s of device %s is %s: want a whole number", amount.of, result.Device, q.String())
+		}
+		*amount.to = n
+	}
+	if s.Kind == gpu.TimeSlice {
+		if c != nil {
+			s.Interval = string(c.params.Share.TimeSlice.Interval)
+		}
+		return s, nil
+	}
+	var err error
+	s.MPS, err = mpsLimits(s, c, sharing)
+	return s, err
+}
+
+// manyClients is the number of MPS clients from which each may have only two connections (NVIDIA MPS documentation,
+// "Limitations": 60 clients with CUDA_DEVICE_MAX_CONNECTIONS=2).
+const manyClients = 48
+
+// wholeGPU is all multiprocessors of a GPU, in percent.
+const wholeGPU = 100
+
+// mpsLimits are what was allocated, lowered by the parameters. They may not raise it.
+func mpsLimits(s *records.Share, c *config, sharing *policy.Sharing) (*records.MPS, error) {
+	m := &records.MPS{
+		ThreadPercentage: s.Cores, Memory: s.Memory, ManyClients: sharing.Shares > manyClients,
+		BelowNormal: sharing.Priority == string(v1alpha1.PriorityBelowNormal),
+	}
+	if m.ThreadPercentage == 0 {
+		m.ThreadPercentage = wholeGPU
+	}
+	if c == nil {
+		return m, nil
+	}
+	wish := c.params.Share.MPS
+	if p := wish.ActiveThreadPercentage; p != nil {
+		if int64(*p) > m.ThreadPercentage {
+			return nil, fmt.Errorf("%s: mps.activeThreadPercentage %d is more than the %d percent that the claim was allocated: ask for more cores in the request", c.describe(), *p, m.ThreadPercentage)
+		}
+		m.ThreadPercentage = int64(*p)
+	}
+	if q := wish.PinnedDeviceMemoryLimit; q != nil {
+		if s.Memory > 0 && q.CmpInt64(s.Memory) > 0 {
+			return nil, fmt.Errorf("%s: mps.pinnedDeviceMemoryLimit %s is more than the %d bytes that the claim was allocated: ask for more memory in the request", c.describe(), q.String(), s.Memory)
+		}
+		m.Memory = q.Value()
+	}
+	if wish.Priority != "" {
+		m.BelowNormal = wish.Priority == v1alpha1.PriorityBelowNormal
+	}
+	return m, nil
+}
+
+// NVIDIA's driver shares a whole GPU among the containers of the one claim that has it, by parameters of that claim. Here
+// it is a share that is exclusive: the claim holds the GPU as one without parameters does, and the GPU is in the state of
+// a shared one as long.
+
+// mpsMajor is the compute capability from which on MPS limits its clients: 7.0, Volta (NVIDIA MPS documentation, "Volta MPS
+// Execution Resource Provisioning").
+const mpsMajor = 7
+
+// exclusive works out how a claim's own processes share the whole GPU that it has; nil where nothing has to be done for
+// it. Each GPU has the default interval as long as nobody asks for another.
+func exclusive(d device, c *config) (*records.Share, error) {
+	params, g := c.params.NVIDIA, d.shape.GPU
+	s := &records.Share{ID: records.ExclusiveID, Exclusive: true}
+	if !params.UsesMPS() {
+		if params.Interval() == v1alpha1.IntervalDefault {
+			return nil, nil //nolint:nilnil // not a share is an ordinary answer
+		}
+		s.Kind, s.Interval = gpu.TimeSlice, string(params.Interval())
+		return s, nil
+	}
+	if v := g.ComputeCapability; v != nil && v.Major < mpsMajor {
+		return nil, fmt.Errorf("%s asks for MPS, which limits its clients from compute capability %d.0 (Volta) on, and GPU %s has %s: use strategy TimeSlicing", c.describe(), mpsMajor, d.shape.Name(), v)
+	}
+	s.Kind, s.MPS = gpu.MPS, &records.MPS{} // all multiprocessors, as long as nothing says
+	wish := params.Sharing.MPS
+	if wish != nil && wish.ActiveThreadPercentage != nil {
+		s.MPS.ThreadPercentage = int64(*wish.ActiveThreadPercentage)
+	}
+	var err error
+	if s.MPS.Memory, err = wish.MemoryLimit(g.UUID); err != nil {
+		return nil, fmt.Errorf("%s: %w", c.describe(), err)
+	}
+	if g.Memory != nil && uint64(s.MPS.Memory) >= *g.Memory {
+		s.MPS.Memory = 0 // no limit, as there is no more
+	}
+	return s, nil
+}
+
+// checkServers refuses a request for MPS shares of several GPUs: a container knows one server only, CUDA's by
+// CUDA_MPS_PIPE_DIRECTORY. Several requests may each have one, for containers of their own.
+func checkServers(devices []device) error {
+	first, alone := map[string]device{}, map[int]device{}
+	for _, d := range devices {
+		if d.share == nil || d.share.Kind != gpu.MPS {
+			continue
+		}
+		if other, ok := first[d.request]; ok && other.shape.GPU != d.shape.GPU {
+			if d.share.Exclusive {
+				return fmt.Errorf("request %q: %s asks for MPS on two GPUs, %s and %s: an MPS server serves one GPU, and a container can use one server. "+
+					"Ask for each GPU in a request of its own, with an opaque configuration and a container of its own", d.request, d.config.describe(), other.shape.Name(), d.shape.Name())
+			}
+			return fmt.Errorf("request %q: it has MPS shares of two GPUs, %s and %s, and a container can use those of one only: ask for them in two requests, "+
+				"for a container each, or for whole GPUs", d.request, other.shape.Name(), d.shape.Name())
+		}
+		first[d.request] = d
+		if !d.share.Exclusive {
+			continue
+		}
+		if other, ok := alone[d.config.position]; ok {
+			return fmt.Errorf("request %q: %s asks for one MPS server for two GPUs, %s of request %q and %s, and a server has one: give each request an opaque configuration of its own, "+
+				"and each a container of its own", d.request, d.config.describe(), other.shape.Name(), other.request, d.shape.Name())
+		}
+		alone[d.config.position] = d
+	}
+	return nil
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"errors"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// undo undoes a preparation that failed, so that nothing is left behind; should even that fail, the record stays and says that
+// work is left. Where nothing was created, an earlier record stays as it is.
+func (a *preparation) undo(ctx context.Context, cause error) error {
+	if !a.creates {
+		return cause
+	}
+	r := a.toRecord()
+	if errors.Is(cause, gpu.ErrLeftBehind) {
+		r.State = records.Preparing // what was created is found by its place
+	}
+	// Not ctx: what was begun must be undone when the kubelet has given up waiting, too.
+	if err := a.Preparer.undo(context.WithoutCancel(ctx), a.backend, r); err != nil {
+		return errors.Join(cause, err)
+	}
+	return errors.Join(cause, a.forget(a.claim.UID))
+}
+
+// Unprepare gives back all that a claim has. It needs no GPU driver: without one, partitions are destroyed once it is
+// back. A claim that has nothing is no error.
+func (p *Preparer) Unprepare(ctx context.Context, claim records.Claim) error {
+	p.calls.RLock()
+	defer p.calls.RUnlock()
+	have, err := p.find(claim.UID)
+	defer p.corrupt.drop(claim.UID) // not to be created again
+	if corrupt := (*records.CorruptError)(nil); errors.As(err, &corrupt) {
+		defer p.Shares.stopServed(ctx, claim.UID)
+		return errors.Join(p.setAside(ctx, claim.UID, corrupt.Err), p.specs.RemoveClaim(claim.UID))
+	}
+	if err != nil {
+		return err
+	}
+	if have == nil {
+		p.Shares.stopServed(ctx, claim.UID)
+		return p.specs.RemoveClaim(claim.UID) // of a claim whose record was set aside
+	}
+	held, err := p.lockFor(ctx, claim.UID, have.GPUs())
+	if err != nil {
+		return err
+	}
+	defer held.Release()
+	return p.release(ctx, claim.UID)
+}
+
+// release undoes what a claim's record lists and removes it; the caller holds the locks of its GPUs.
+func (p *Preparer) release(ctx context.Context, uid types.UID) error {
+	have := p.index.get(uid)
+	if have == nil {
+		return nil
+	}
+	b := p.backend.Load()
+	if len(have.InSpec()) == 0 {
+		return p.forget(uid)
+	}
+	if b.hardware == nil && len(have.Partitions()) > 0 {
+		return p.markReleasing(have)
+	}
+	if err := p.undo(ctx, b, have); err != nil {
+		if len(have.Partitions()) > 0 && !errors.Is(err, gpu.ErrUnreadable) && !errors.Is(err, gpu.ErrLost) {
+			return errors.Join(err, p.markReleasing(have))
+		}
+		// On a GPU that cannot be read, nothing of the pod's runs that could be waited for; what is there is destroyed once it
+		// can be. And the pod need not wait: its shares are given back once those who share the GPU answer, and until then nothing
+		// but shares of the same kind can be had of it.
+		klog.FromContext(ctx).Error(err, "Could not give back a share yet; it is tried again soon", "claim", have.Claim)
+		return p.markReleasing(have)
+	}
+	p.undone(have)
+	if have.State != records.Prepared {
+		defer p.changed() // its devices were occupied
+	}
+	return p.forget(uid)
+}
+
+// undo destroys the partitions of a record, gives back its shares and removes its spec; the record itself stays. The
+// caller holds the locks of its GPUs.
+func (p *Preparer) undo(ctx context.Context, b *backend, r *records.Record) error {
+	return errors.Join(p.Partitions.destroy(ctx, b, r), p.Shares.stop(ctx, b, r), p.specs.RemoveClaim(r.Claim.UID))
+}
+
+// undone remembers, should the record itself stay, that what it lists is not there any more: no other claim may count on
+// it, such as on an interval that is set.
+func (p *Preparer) undone(r *records.Record) {
+	if r.State == records.Prepared && len(r.InSpec()) > 0 {
+		left := r.Clone()
+		left.State = records.Releasing
+		p.index.set(left)
+	}
+}
+
+// forget removes a claim's spec and record; the caller holds the locks of its GPUs.
+func (p *Preparer) forget(uid types.UID) error {
+	if err := p.specs.RemoveClaim(uid); err != nil {
+		return err
+	}
+	return p.remove(uid)
+}
+
+// markReleasing records that nothing is allocated to a claim any more while its partitions or servers still exist.
+func (p *Preparer) markReleasing(r *records.Record) error {
+	if err := p.specs.RemoveClaim(r.Claim.UID); err != nil {
+		return err
+	}
+	if r.State == records.Releasing {
+		return nil
+	}
+	releasing := r.Clone()
+	if r.State == records.Prepared {
+		releasing.State = records.Releasing
+	}
+	if err := p.write(releasing); err != nil {
+		return err
+	}
+	p.changed()
+	return nil
+}
