@@ -82,7 +82,7 @@ func inspectInThePod(t *testing.T, ctx context.Context) {
 		}
 	}
 	// What would be missing where the flags are not the plugin's: records, partitions by MPS, the API server's view.
-	for _, not := range []string{"--kubelet-plugins-dir", "no records", "not Cleave's", "supervisor does not answer"} {
+	for _, not := range []string{"--kubelet-plugins-dir", "no records", "unmanaged", "supervisor does not answer"} {
 		if strings.Contains(out, not) {
 			t.Errorf("%q is in\n%s", not, out)
 		}

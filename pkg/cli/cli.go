@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cli is the command line of cleave: flags, environment, output and exit codes. Work is done elsewhere.
+// Package cli is the command line of cleave: flags, environment, output and exit codes.
 package cli
 
 import (
@@ -27,7 +27,7 @@ const (
 	exitUsage  = 2
 )
 
-// Main runs the program with what follows its name and returns its exit code.
+// Main runs the program with its arguments and returns the exit code.
 func Main(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -52,7 +52,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return exitFailed
 }
 
-// usageError is a command line that makes no sense, as against work that failed.
+// usageError is an invalid command line, as opposed to a failed command.
 type usageError struct {
 	err error
 }
@@ -60,15 +60,15 @@ type usageError struct {
 func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
-// Command is the program's command line, for who documents it.
+// Command is the program's command line, for generated documentation.
 func Command() *cobra.Command { return newRoot() }
 
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "cleave",
 		Short: "Kubernetes DRA driver for NVIDIA GPUs",
-		Long: "cleave turns every GPU of a node into devices that workloads claim through Kubernetes Dynamic Resource\n" +
-			"Allocation, and makes a claim real on the node.\n\n" +
+		Long: "cleave offers the GPUs of a node as devices of Kubernetes Dynamic Resource Allocation, and prepares claims\n" +
+			"on the node.\n\n" +
 			"Exit codes: 0 ok, 1 failed, 2 usage.",
 		Version:                    version,
 		SuggestionsMinimumDistance: 2,
@@ -84,7 +84,7 @@ func newRoot() *cobra.Command {
 	return root
 }
 
-// needSubcommand answers "cleave" and "cleave typo".
+// needSubcommand is the error of "cleave" and "cleave typo".
 func needSubcommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return &usageError{errors.New("a subcommand is needed: kubelet-plugin, mps-supervisor, webhook, inspect, slices, validate or import")}
@@ -96,7 +96,7 @@ func needSubcommand(cmd *cobra.Command, args []string) error {
 	return &usageError{err}
 }
 
-// noArgs refuses arguments as a usage error.
+// noArgs rejects arguments with a usage error.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return &usageError{fmt.Errorf("unexpected argument %q", args[0])}
@@ -104,8 +104,8 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// flagsFromEnvironment sets every flag that the command line left out from the environment variable of its name:
-// --node-name is NODE_NAME. An empty variable counts as unset.
+// flagsFromEnvironment sets flags that are not on the command line from the environment: --node-name from NODE_NAME. An
+// empty variable counts as unset.
 func flagsFromEnvironment(flags *pflag.FlagSet, lookup func(string) string) error {
 	var errs []error
 	flags.VisitAll(func(f *pflag.Flag) {

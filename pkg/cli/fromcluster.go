@@ -25,8 +25,8 @@ import (
 // clusterTimeout bounds each request to the API server.
 const clusterTimeout = 30 * time.Second
 
-// clusterClient makes a client as kubectl does: of the file that is given, $KUBECONFIG, ~/.kube/config, or the service
-// account of the pod.
+// clusterClient returns a client configured like kubectl: from the given file, $KUBECONFIG, ~/.kube/config, or the pod's
+// service account.
 func clusterClient(kubeconfig string) (kubernetes.Interface, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = kubeconfig
@@ -39,12 +39,12 @@ func clusterClient(kubeconfig string) (kubernetes.Interface, error) {
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("make a client for the API server at %s: %w", config.Host, err)
+		return nil, fmt.Errorf("create a client for the API server at %s: %w", config.Host, err)
 	}
 	return client, nil
 }
 
-// viewNode reads what a cluster knows of a node.
+// viewNode reads the view of a node from its cluster.
 func viewNode(ctx context.Context, client kubernetes.Interface, node, driver string) (*inspect.View, error) {
 	p := inspect.Pool{Node: node, Driver: driver}
 	var err error
@@ -56,7 +56,7 @@ func viewNode(ctx context.Context, client kubernetes.Interface, node, driver str
 	err = each(ctx, "ResourceClaims", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
 		return client.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, opts)
 	}, func(c *resourceapi.ResourceClaim) {
-		if holds(c, driver) {
+		if isAllocated(c, driver) {
 			p.Claims = append(p.Claims, *c)
 		}
 	})
@@ -70,14 +70,14 @@ func viewNode(ctx context.Context, client kubernetes.Interface, node, driver str
 	if err != nil {
 		return nil, explain(ctx, client, node, driver, err)
 	}
-	if rulesErr != nil && !apierrors.IsNotFound(rulesErr) { // a release without them has none
-		view.Problems = append(view.Problems, fmt.Sprintf("taints by DeviceTaintRules are not shown: %v", rulesErr))
+	if rulesErr != nil && !apierrors.IsNotFound(rulesErr) { // older releases have no such API
+		view.Problems = append(view.Problems, fmt.Sprintf("taints of DeviceTaintRules are not shown: %v", rulesErr))
 	}
 	return view, nil
 }
 
-// holds tells whether a claim has devices of a driver, so that others need not be kept.
-func holds(c *resourceapi.ResourceClaim, driver string) bool {
+// isAllocated reports whether a claim is allocated devices of a driver.
+func isAllocated(c *resourceapi.ResourceClaim, driver string) bool {
 	return c.Status.Allocation != nil && slices.ContainsFunc(c.Status.Allocation.Devices.Results,
 		func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == driver })
 }
@@ -107,7 +107,7 @@ func listSlices(ctx context.Context, client kubernetes.Interface, selector field
 	return all, err
 }
 
-// explain adds to an error what the cluster has instead.
+// explain adds hints about the cluster to a NoSlicesError.
 func explain(ctx context.Context, client kubernetes.Interface, node, driver string, err error) error {
 	none := (*inspect.NoSlicesError)(nil)
 	if !errors.As(err, &none) {
@@ -133,7 +133,7 @@ func explain(ctx context.Context, client kubernetes.Interface, node, driver stri
 	if _, nodeErr := client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{}); apierrors.IsNotFound(nodeErr) {
 		hints = append(hints, "the cluster has no node of this name")
 	} else {
-		hints = append(hints, "the plugin does not run there, or waits for the NVIDIA driver: see its log")
+		hints = append(hints, "the plugin does not run there or is waiting for the NVIDIA driver: see its log")
 	}
 	if len(drivers) > 0 {
 		hints = append(hints, "the node has slices of "+names(drivers)+" (--driver-name)")
@@ -146,7 +146,7 @@ func explain(ctx context.Context, client kubernetes.Interface, node, driver stri
 	return fmt.Errorf("%w: %s", err, strings.Join(hints, "; "))
 }
 
-// names lists distinct names in order, the first of very many.
+// names lists distinct names in order, up to a limit.
 func names(all []string) string {
 	const most = 20
 	slices.Sort(all)

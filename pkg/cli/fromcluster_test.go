@@ -83,7 +83,7 @@ func TestViewNode(t *testing.T) {
 	for _, g := range v.GPUs {
 		for _, s := range g.Shapes {
 			line := s.Device + " " + string(s.State)
-			for _, h := range s.HeldBy {
+			for _, h := range s.Claims {
 				line += " " + h.Claim
 			}
 			if s.Type == "gpu" {
@@ -127,7 +127,7 @@ func TestViewNode_Hints(t *testing.T) {
 		"unknown":           {"node-9", "gpu.cleave.dev", []string{"the cluster has no node of this name", "node-1, node-2, node-5"}},
 		"of another driver": {"node-3", "gpu.cleave.dev", []string{"the node has slices of gpu.example.com (--driver-name)", "node-1, node-2"}},
 		"unknown driver":    {"node-1", "gpu.nvidia.com", []string{"the node has slices of gpu.cleave.dev (--driver-name)", "no node has slices of gpu.nvidia.com"}},
-		"incomplete":        {"node-5", "gpu.cleave.dev", []string{"pool node-5 is incomplete: 2 of 3 slices", "try again"}},
+		"incomplete":        {"node-5", "gpu.cleave.dev", []string{"pool node-5 is incomplete: it has 2 of 3 slices", "try again"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -190,8 +190,8 @@ func TestViewNode_Paging(t *testing.T) {
 	if err != nil || pages != 2 {
 		t.Fatalf("got %d pages, %v, want 2", pages, err)
 	}
-	if s := v.GPUs[3].Shapes[0]; len(s.HeldBy) != 1 || s.HeldBy[0].Claim != "ml/late" {
-		t.Errorf("%s is held by %v, want ml/late of the second page", s.Device, s.HeldBy)
+	if s := v.GPUs[3].Shapes[0]; len(s.Claims) != 1 || s.Claims[0].Claim != "ml/late" {
+		t.Errorf("%s is allocated to %v, want ml/late of the second page", s.Device, s.Claims)
 	}
 }
 

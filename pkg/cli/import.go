@@ -28,33 +28,34 @@ type importFlags struct {
 func newImport() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "import",
-		Short: "Make node policies and DeviceClasses of files for NVIDIA's device plugin or MIG manager",
-		Long: "import reads files with which a cluster's GPUs are set up now, and prints node policies that hand the GPUs out in\n" +
-			"the same way, and DeviceClasses under which existing pods run. What is not taken over as it is, is listed: on stderr\n" +
-			"and as comments in front. See docs/migrate.md.",
+		Short: "Convert files of NVIDIA's device plugin or MIG manager to node policies and DeviceClasses",
+		Long: "import reads the files that configure a cluster's GPUs now. It prints node policies that offer the GPUs in the\n" +
+			"same way, and DeviceClasses for existing pods. Differences are listed on stderr and in leading comments. See\n" +
+			"docs/migrate.md.",
 		Args: cobra.ArbitraryArgs,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return &usageError{errors.New("say of what the files are: device-plugin or mig-parted")}
+				return &usageError{errors.New("name the kind of file: device-plugin or mig-parted")}
 			}
 			return &usageError{fmt.Errorf("unknown kind of file %q: choose device-plugin or mig-parted", args[0])}
 		},
 	}
 	cmd.AddCommand(
-		newImportOf("device-plugin", importDevicePlugin, "Make a node policy and DeviceClasses of each configuration file of NVIDIA's device plugin",
-			"name of the policy (default: default; of several files, each has the file's name without its ending)",
+		newImportOf("device-plugin", importDevicePlugin, "Convert configuration files of NVIDIA's device plugin to node policies and DeviceClasses",
+			"name of the policy (default: default; with several files, each file's name without its extension)",
 			"  cleave import device-plugin config.yaml\n"+
 				"  cleave import device-plugin inference.yaml notebooks.yaml --output-dir cleave\n"+
 				"  kubectl get configmap -n gpu-operator device-plugin-config -o jsonpath='{.data.any}' | cleave import device-plugin -"),
-		newImportOf("mig-parted", importMIGParted, "Make a node policy of each mig-config of a file for mig-parted or the MIG manager, and DeviceClasses",
-			"the one mig-config to import (default: all)",
+		newImportOf("mig-parted", importMIGParted, "Convert the mig-configs of mig-parted or the MIG manager to node policies and DeviceClasses",
+			"the only mig-config to import (default: all)",
 			"  cleave import mig-parted config.yaml --output-dir cleave\n"+
-				"  kubectl get configmap -n gpu-operator default-mig-parted-config -o jsonpath='{.data.config\\.yaml}' | cleave import mig-parted - --name all-balanced"),
+				"  kubectl get configmap -n gpu-operator default-mig-parted-config -o jsonpath='{.data.config\\.yaml}' | "+
+				"cleave import mig-parted - --name all-balanced"),
 	)
 	return cmd
 }
 
-// importer reads one of several files, or one alone.
+// importer converts a file, which may be one of several.
 type importer func(data []byte, options migrate.Options, several bool) (*migrate.Import, error)
 
 // importDevicePlugin names the policies of several files after them.
@@ -65,7 +66,7 @@ func importDevicePlugin(data []byte, options migrate.Options, several bool) (*mi
 	return migrate.DevicePlugin(data, options)
 }
 
-// importMIGParted takes the names that the file has.
+// importMIGParted uses the names in the file.
 func importMIGParted(data []byte, options migrate.Options, _ bool) (*migrate.Import, error) {
 	return migrate.MIGParted(data, options)
 }
@@ -107,12 +108,12 @@ func newImportOf(kind string, read importer, short, name, examples string) *cobr
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.StringVar(&f.name, "name", "", name)
-	flags.StringVar(&f.outputDir, "output-dir", "", "write policies/NAME.yaml and deviceclasses.yaml to this folder instead of printing them")
-	flags.StringVar(&f.driverName, "driver-name", v1alpha1.Group, "name of the DRA driver, by which the DeviceClasses select")
+	flags.StringVar(&f.outputDir, "output-dir", "", "write policies/NAME.yaml and deviceclasses.yaml to this directory instead of printing them")
+	flags.StringVar(&f.driverName, "driver-name", v1alpha1.Group, "name of the DRA driver that the DeviceClasses select")
 	return cmd
 }
 
-// read imports the files, each alone, and puts together what comes of them. The error has a line for each problem.
+// read imports the files one by one and merges the results. The error has a line for each problem.
 func (f *importFlags) read(stdin io.Reader, files []string, read importer) (*migrate.Import, error) {
 	var all *migrate.Import
 	var problems []error
@@ -135,10 +136,10 @@ func (f *importFlags) read(stdin io.Reader, files []string, read importer) (*mig
 	return all, errors.Join(problems...)
 }
 
-// maxInput bounds a file in bytes, as the formats do.
+// maxInput bounds a file in bytes, like the formats.
 const maxInput = 1 << 20
 
-// readInput reads a file up to one byte more than it may have.
+// readInput reads a file, up to one byte beyond the limit.
 func readInput(stdin io.Reader, file string) ([]byte, error) {
 	if file == "-" {
 		data, err := io.ReadAll(io.LimitReader(stdin, maxInput+1))
@@ -179,11 +180,11 @@ func printImport(w io.Writer, imported *migrate.Import) error {
 	return imported.WriteClasses(w)
 }
 
-// write writes a file for each policy, which a ConfigMap may hold, and one with all classes, which kubectl apply takes.
+// write writes a file per policy, for a ConfigMap, and one with all classes, for kubectl apply.
 func (f *importFlags) write(imported *migrate.Import) error {
 	dir := filepath.Join(f.outputDir, "policies")
 	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return fmt.Errorf("make the output folder: %w", err)
+		return fmt.Errorf("create the output directory: %w", err)
 	}
 	for _, p := range imported.Policies {
 		var out bytes.Buffer

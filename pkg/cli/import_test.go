@@ -164,8 +164,8 @@ func TestImport_Problems(t *testing.T) {
 	if got := cleave(t, "import", "mig-parted", odd, "--output-dir", dir); got.code != exitFailed || len(filesIn(t, dir)) > 0 {
 		t.Errorf("code %d, files %v", got.code, filesIn(t, dir))
 	}
-	if got := cleave(t, "import", "device-plugin", writeFile(t, "a.yaml", "version: v1"), "--output-dir", odd); got.code != exitFailed || !strings.Contains(got.stderr, "make the output folder") {
-		t.Errorf("a folder that is a file: code %d, stderr %q", got.code, got.stderr)
+	if got := cleave(t, "import", "device-plugin", writeFile(t, "a.yaml", "version: v1"), "--output-dir", odd); got.code != exitFailed || !strings.Contains(got.stderr, "create the output directory") {
+		t.Errorf("a file as directory: code %d, stderr %q", got.code, got.stderr)
 	}
 }
 
@@ -200,7 +200,7 @@ func TestImport_UsageErrors(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no kind":             {[]string{"import"}, "say of what the files are: device-plugin or mig-parted"},
+		"no kind":             {[]string{"import"}, "name the kind of file: device-plugin or mig-parted"},
 		"another kind":        {[]string{"import", "hami", file}, `unknown kind of file "hami": choose device-plugin or mig-parted`},
 		"no file":             {[]string{"import", "mig-parted"}, "name a file, or - for the standard input"},
 		"a name for several":  {[]string{"import", "device-plugin", file, file, "--name", "x"}, "--name goes with one file"},

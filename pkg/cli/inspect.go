@@ -44,14 +44,14 @@ func newInspect() *cobra.Command { return newInspectCommand(&inspectFlags{}) }
 func newInspectCommand(f *inspectFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "inspect",
-		Short: "Show a node's GPUs, who holds what, topology and slices",
-		Long: "inspect shows a node's GPUs: what claims hold of them and what is free, the partitions that exist, and how the\n" +
-			"GPUs reach each other. It changes nothing. It looks at\n\n" +
-			"  - the machine it runs on: the GPUs themselves and the plugin's records of claims;\n" +
-			"  - a model of a node (--node-model), or a simulated node (--driver-root and --sysfs under its root);\n" +
+		Short: "Show a node's GPUs: allocations, partitions, topology and slices",
+		Long: "inspect shows a node's GPUs: what is allocated to claims and what is free, existing partitions, and the topology.\n" +
+			"It changes nothing. It reads\n\n" +
+			"  - this machine: the GPUs themselves and the plugin's records of claims;\n" +
+			"  - a node model (--node-model), or a simulated node (--driver-root and --sysfs under its root);\n" +
 			"  - any node, from the ResourceSlices and ResourceClaims of its cluster (--from-cluster).\n\n" +
-			"In the plugin's pod it needs no flags: it takes the plugin's from the environment. What GPUs offer follows the\n" +
-			"policy that the plugin has active, unless --policy or --policy-name is given.",
+			"In the plugin's pod it needs no flags: it takes the plugin's from the environment. Offers follow the plugin's\n" +
+			"active policy, unless --policy or --policy-name is given.",
 		Example: "  cleave inspect\n" +
 			"  cleave inspect --driver-root /run/nvidia/driver -o json\n" +
 			"  cleave inspect --from-cluster gpu-node-1\n" +
@@ -79,20 +79,22 @@ func newInspectCommand(f *inspectFlags) *cobra.Command {
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.StringVarP(&f.format, "output", "o", "table", "table, wide (with UUIDs and every shape) or json")
-	flags.BoolVar(&f.ascii, "ascii", false, "draw with plain characters; by itself where the locale is not UTF-8")
-	flags.StringVar(&f.fromCluster, "from-cluster", "", "look at this node through its cluster's API server instead of at this machine")
-	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig file for --from-cluster; empty for $KUBECONFIG, ~/.kube/config, or in a pod its service account")
+	flags.BoolVar(&f.ascii, "ascii", false, "draw with ASCII characters; the default unless the locale is UTF-8")
+	flags.StringVar(&f.fromCluster, "from-cluster", "", "show this node from its cluster's API server instead of this machine")
+	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig file for --from-cluster; empty for $KUBECONFIG, ~/.kube/config, or the pod's service account")
 	f.addHardware(flags)
-	flags.StringVar(&f.pluginsDir, "kubelet-plugins-dir", kubeletplugin.KubeletPluginsDir, "the kubelet's plugins folder, where the plugin keeps its records")
+	flags.StringVar(&f.pluginsDir, "kubelet-plugins-dir", kubeletplugin.KubeletPluginsDir, "the kubelet's plugins directory, which contains the plugin's records")
 	flags.StringVar(&f.mpsSocket, "mps-socket", mps.DefaultSocket, "socket of cleave mps-supervisor; empty for none")
 	return cmd
 }
 
-// ofPlugin are the flags that the plugin has, too, and that its DaemonSet sets by the environment of the container.
-var ofPlugin = []string{"driver-name", "driver-root", "container-driver-root", "nvml-library", "sysfs", "cgroup-root", "kubelet-plugins-dir", "mps-socket"}
+// ofPlugin are the flags shared with the plugin, which its DaemonSet sets in the environment of the container.
+var ofPlugin = []string{
+	"driver-name", "driver-root", "container-driver-root", "nvml-library", "sysfs", "cgroup-root", "kubelet-plugins-dir", "mps-socket",
+}
 
-// fromPlugin sets flags from the environment, so that inspect needs none in the plugin's container. What the command line
-// says wins: of a machine that is not looked at nothing is set, and of a driver's root that it names nothing else.
+// fromPlugin sets flags from the environment, so that inspect needs none in the plugin's container. The command line takes
+// precedence: with another source than this machine no hardware flag is set, with another driver root none about the driver.
 func (f *inspectFlags) fromPlugin(flags *pflag.FlagSet, lookup func(string) string) error {
 	taken := ofPlugin
 	switch {
@@ -109,10 +111,10 @@ func (f *inspectFlags) fromPlugin(flags *pflag.FlagSet, lookup func(string) stri
 	})
 }
 
-// forCluster are the flags that say something where no machine is looked at.
+// forCluster are the flags that are valid with --from-cluster.
 var forCluster = []string{"output", "ascii", "from-cluster", "kubeconfig", "driver-name", "help"}
 
-// check says what is wrong with the flags before anything is read.
+// check validates the flags.
 func (f *inspectFlags) check(flags *pflag.FlagSet) error {
 	if !slices.Contains([]string{"table", "wide", "json"}, f.format) {
 		return fmt.Errorf("--output %q is not one of table, wide, json", f.format)
@@ -131,7 +133,7 @@ func (f *inspectFlags) check(flags *pflag.FlagSet) error {
 	}
 	flags.Visit(func(flag *pflag.Flag) {
 		if !slices.Contains(forCluster, flag.Name) {
-			errs = append(errs, fmt.Errorf("--%s has no effect with --from-cluster, which looks at no machine", flag.Name))
+			errs = append(errs, fmt.Errorf("--%s has no effect with --from-cluster, which reads no machine", flag.Name))
 		}
 	})
 	if f.output = "table"; len(errs) == 0 {
@@ -154,14 +156,14 @@ func (f *inspectFlags) view(ctx context.Context) (*inspect.View, error) {
 		return nil, err
 	}
 	view := inspect.OfMachine(*hardware)
-	view.Driver, view.Policy = f.driverName, f.inForce
+	view.Driver, view.Policy = f.driverName, f.policyName
 	if f.model != "" {
 		view.Source, view.Node = inspect.Model, f.model
 	}
 	return view, nil
 }
 
-// hardware reads the GPUs, the partitions that exist and what the plugin has on record.
+// hardware reads the GPUs, existing partitions and the plugin's records.
 func (f *inspectFlags) hardware(ctx context.Context) (*inspect.Hardware, error) {
 	h := &inspect.Hardware{Partitions: map[gpu.PCIAddress][]gpu.Partition{}}
 	if f.model == "" {
@@ -175,11 +177,11 @@ func (f *inspectFlags) hardware(ctx context.Context) (*inspect.Hardware, error) 
 			g := &session.Node().GPUs[i]
 			parts, err := session.Partitions(ctx, g)
 			if err != nil {
-				h.Problems = append(h.Problems, fmt.Errorf("GPU%d: its partitions are not known: %w", g.Index, err))
+				h.Problems = append(h.Problems, fmt.Errorf("GPU%d: its partitions are unknown: %w", g.Index, err))
 			}
 			h.Partitions[g.PCI] = parts
 		}
-		return policy.Means{MPS: f.noMPS(ctx), Held: records.HeldOf(h.Records), Partitions: h.Standing}, ctx.Err()
+		return policy.Means{MPS: f.noMPS(ctx), Held: records.HeldOf(h.Records), Partitions: h.Unclaimed}, ctx.Err()
 	})
 	if err != nil {
 		return nil, err
@@ -188,8 +190,8 @@ func (f *inspectFlags) hardware(ctx context.Context) (*inspect.Hardware, error) 
 	return h, session.Close()
 }
 
-// records reads what the plugin has written down; nothing where it has never run. Without it, what claims hold would pass for
-// somebody else's.
+// records reads the plugin's records, of which there are none before its first run. Without them, allocated partitions would
+// appear unmanaged.
 func (f *inspectFlags) records(h *inspect.Hardware) error {
 	dir := filepath.Join(f.pluginsDir, f.driverName)
 	if _, err := os.Stat(filepath.Join(dir, "claims")); errors.Is(err, fs.ErrNotExist) {
@@ -208,7 +210,7 @@ func (f *inspectFlags) records(h *inspect.Hardware) error {
 		return err
 	}
 	for _, err := range append(corrupt, more...) {
-		h.Problems = append(h.Problems, fmt.Errorf("a record is broken, and what it stands for is shown as nobody's: %w", err))
+		h.Problems = append(h.Problems, fmt.Errorf("a record is corrupt, and its allocation is shown as unmanaged: %w", err))
 	}
 	return nil
 }
@@ -216,7 +218,7 @@ func (f *inspectFlags) records(h *inspect.Hardware) error {
 // inspectTimeout bounds the wait for the MPS supervisor.
 const inspectTimeout = 2 * time.Second
 
-// noMPS is why no MPS server can be started; nil where a supervisor answers, and for a model.
+// noMPS is why no MPS server can start; nil if a supervisor answers, and for a model.
 func (f *inspectFlags) noMPS(ctx context.Context) error {
 	if f.model != "" {
 		return nil
@@ -233,7 +235,7 @@ func (f *inspectFlags) noMPS(ctx context.Context) error {
 	return errors.Join(client.Available(ctx), client.Close())
 }
 
-// hasUTF8 tells whether the locale is one of UTF-8 (POSIX: LC_ALL overrides LC_CTYPE, which overrides LANG).
+// hasUTF8 reports whether the locale is UTF-8 (POSIX: LC_ALL overrides LC_CTYPE, which overrides LANG).
 func hasUTF8(getenv func(string) string) bool {
 	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
 		if v := getenv(name); v != "" {
@@ -244,7 +246,7 @@ func hasUTF8(getenv func(string) string) bool {
 	return false
 }
 
-// terminalWidth is that of the terminal that is written to, else $COLUMNS; 0 where neither is known.
+// terminalWidth is the width of the output terminal, else $COLUMNS; 0 if neither is known.
 func terminalWidth(w io.Writer, getenv func(string) string) int {
 	if file, ok := w.(*os.File); ok {
 		if size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {

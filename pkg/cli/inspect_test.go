@@ -54,7 +54,7 @@ func TestInspect_Policy(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := cleave(t, "inspect", "--node-model", "l40s", "--policy", path)
-	for _, want := range []string{"not offered", "GPU0: nothing", "GPU1 to GPU3: whole\n", "the policy leaves it to others"} {
+	for _, want := range []string{"not offered", "GPU0: nothing", "GPU1 to GPU3: whole\n", "the policy excludes it"} {
 		if !strings.Contains(got.stdout, want) {
 			t.Errorf("%q is not in\n%s", want, got.stdout)
 		}

@@ -13,7 +13,10 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 )
 
-// service is what subcommands share that run until they are told to stop.
+// environmentHelp begins the help on environment variables; an example follows.
+const environmentHelp = "Every flag can also be set by the environment variable of its name: "
+
+// service is the common part of subcommands that run as daemons.
 type service struct {
 	logging *logsapi.LoggingConfiguration
 	gates   featuregate.MutableVersionedFeatureGate
@@ -23,10 +26,10 @@ func newService() *service {
 	return &service{logsapi.NewLoggingConfiguration(), featuregate.NewFeatureGate()}
 }
 
-// addFlags adds those of logging.
+// addFlags adds the logging flags.
 func (s *service) addFlags(flags *pflag.FlagSet) { logsapi.AddFlags(s.logging, flags) }
 
-// begin reads the environment, checks all with a function and sets up logging and memory.
+// begin reads the environment, validates the flags and configures logging and memory.
 func (s *service) begin(flags *pflag.FlagSet, validate func() error) error {
 	if err := flagsFromEnvironment(flags, os.Getenv); err != nil {
 		return err

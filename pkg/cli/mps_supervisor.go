@@ -16,7 +16,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/mps/supervisor"
 )
 
-// selfProgram is this very program, also after its file was replaced.
+// selfProgram is this program, even after its file was replaced.
 const selfProgram = "/proc/self/exe"
 
 func newMPSSupervisor() *cobra.Command {
@@ -25,10 +25,10 @@ func newMPSSupervisor() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mps-supervisor",
 		Short: "Run the MPS control daemons of a node",
-		Long: "mps-supervisor starts one MPS control daemon per GPU when the first claim uses it, watches it, and takes all of it\n" +
-			"away after the last claim. The plugin talks to it over a socket in --dir. Daemons outlive it where they have a\n" +
-			"cgroup of their own (--daemon-cgroup) and it sees the host's processes; the next one adopts them.\n\n" +
-			"Every flag can also be set by the environment variable of its name: --start-timeout by START_TIMEOUT.",
+		Long: "mps-supervisor starts one MPS control daemon per GPU for the first claim that uses it, monitors it, and removes it\n" +
+			"after the last claim. The plugin connects to a socket in --dir. Daemons outlive the supervisor if they have their\n" +
+			"own cgroup (--daemon-cgroup) and it runs in the host's PID namespace; the next supervisor adopts them.\n\n" +
+			environmentHelp + "--start-timeout by START_TIMEOUT.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := service.begin(cmd.Flags(), config.Validate); err != nil {
@@ -39,41 +39,39 @@ func newMPSSupervisor() *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.StringVar(&config.Dir, "dir", mps.DefaultDir, "folder of the socket, the state and the daemons; the same path on the host")
-	flags.StringVar(&config.DriverRoot, "driver-root", "/", "root of the NVIDIA driver's files on the host; auto for the first of / and /run/nvidia/driver that has a driver")
-	flags.StringVar(&config.ContainerDriverRoot, "container-driver-root", "", "where this process sees the driver root, or with --driver-root=auto the host's /; empty if at the same path")
-	flags.StringVar(&config.NVMLLibrary, "nvml-library", "", "path of libnvidia-ml.so.1; empty to look under the driver root")
+	flags.StringVar(&config.Dir, "dir", mps.DefaultDir, "directory of the socket, the state and the daemons; the same path on the host")
+	addDriver(flags, &config.DriverRoot, &config.ContainerDriverRoot, &config.NVMLLibrary, "/")
 	flags.StringVar(&config.ComputeMode, "compute-mode", supervisor.ExclusiveMode,
-		"compute mode of a GPU while it is shared by MPS: exclusive (only the MPS server may use it) or keep (as it is)")
-	flags.StringVar(&config.DaemonCgroup, "daemon-cgroup", "",
-		"folder of the cgroup v2 file system, outside of any pod, for daemons to outlive this process's container: /sys/fs/cgroup/cleave-mps; empty for none")
-	flags.DurationVar(&config.StartTimeout, "start-timeout", 20*time.Second, "how long a daemon may take until it answers")
+		"compute mode of a GPU while it is shared by MPS: exclusive (only the MPS server may use it) or keep (unchanged)")
+	flags.StringVar(&config.DaemonCgroup, "daemon-cgroup", "", "directory of the cgroup v2 file system, outside of any pod, "+
+		"for daemons that outlive this process's container: /sys/fs/cgroup/cleave-mps; empty for none")
+	flags.DurationVar(&config.StartTimeout, "start-timeout", 20*time.Second, "how long a daemon may take to answer")
 	flags.DurationVar(&config.StopTimeout, "stop-timeout", 5*time.Second, "how long a daemon may take to end: when asked, after SIGTERM, and after SIGKILL")
 	service.addFlags(flags)
 	cmd.AddCommand(newRunDaemon(), newMPSStatus())
 	return cmd
 }
 
-// newRunDaemon is what the supervisor starts its own program as: it becomes a daemon, or its client.
+// newRunDaemon is the command that the supervisor starts, which becomes a daemon or its client.
 func newRunDaemon() *cobra.Command {
 	return &cobra.Command{
 		Use:    "run-daemon GPU [ask]",
-		Short:  "Become a program of MPS, as the supervisor says",
+		Short:  "Become an MPS program for the supervisor",
 		Hidden: true,
-		Args:   cobra.ArbitraryArgs, // for people who list processes
+		Args:   cobra.ArbitraryArgs, // shown in process listings
 		RunE:   func(*cobra.Command, []string) error { return supervisor.Enter() },
 	}
 }
 
-// statusTimeout bounds the wait for the supervisor's status, which it tells at once.
+// statusTimeout bounds the wait for the supervisor's status, which it returns at once.
 const statusTimeout = 5 * time.Second
 
 func newMPSStatus() *cobra.Command {
 	var dir, output string
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show the daemons of a supervisor that runs",
-		Long:  "status asks the supervisor of this node what it has in hand. It fails if none answers, which makes it a readiness probe.",
+		Short: "Show the daemons of a running supervisor",
+		Long:  "status shows the daemons of this node's supervisor. It fails if none answers, so it serves as a readiness probe.",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "table" && output != "json" {
@@ -96,12 +94,12 @@ func newMPSStatus() *cobra.Command {
 			return printMPS(cmd.OutOrStdout(), status)
 		},
 	}
-	cmd.Flags().StringVar(&dir, "dir", mps.DefaultDir, "folder of the supervisor")
+	cmd.Flags().StringVar(&dir, "dir", mps.DefaultDir, "directory of the supervisor")
 	cmd.Flags().StringVarP(&output, "output", "o", "table", "table or json")
 	return cmd
 }
 
-// printMPS is a line per GPU.
+// printMPS prints a line per GPU.
 func printMPS(to io.Writer, status *mps.Status) error {
 	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "GPU\tSTATE\tPID\tGENERATION\tCLAIMS\tMESSAGE")

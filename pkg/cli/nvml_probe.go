@@ -8,8 +8,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/nvml"
 )
 
-// newNVMLProbe is the command by which another process of this program tries a management library: one that fails cannot
-// be replaced in the process that has loaded it.
+// newNVMLProbe is the command that probes a management library in a child process, because a process cannot unload one that
+// fails.
 func newNVMLProbe() *cobra.Command {
 	return &cobra.Command{
 		Use:    nvml.ProbeCommand + " PATH",

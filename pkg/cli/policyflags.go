@@ -16,36 +16,36 @@ import (
 	"github.com/cleave-dra/cleave/pkg/store"
 )
 
-// policyFlags say which node policy holds.
+// policyFlags select the node policy.
 type policyFlags struct {
 	file   string
 	format policy.Format
 	name   string
-	// active is the file in which the plugin keeps the policy of this node, which holds where no other is named; empty for
-	// none.
+	// active is the plugin's file with this node's active policy, the default if no other is named; empty for none.
 	active string
 }
 
-// add adds the flags to a command that has no node whose label would say which policy it is.
+// add adds the flags to a command without a node label that selects the policy.
 func (f *policyFlags) add(flags *pflag.FlagSet) {
 	f.addFile(flags)
 	f.addName(flags)
 }
 
-// addFile adds the flags that say where policies are.
+// addFile adds the flags for the files of policies.
 func (f *policyFlags) addFile(flags *pflag.FlagSet) {
-	flags.StringVar(&f.file, "policy", "", "file of NodePolicies that say what the GPUs are handed out as, or folder of such files; empty to offer every tier")
+	flags.StringVar(&f.file, "policy", "", "file or directory of NodePolicies, which define how GPUs are offered; empty to offer every tier")
 	f.addFormat(flags, "policy")
 }
 
-// addFormat adds the flag that says what the files of another flag hold.
+// addFormat adds the flag for the format of another flag's files.
 func (f *policyFlags) addFormat(flags *pflag.FlagSet, of string) {
 	f.format = policy.FormatPolicy
-	flags.Var((*formatValue)(&f.format), "import-format", "what --"+of+" holds: policy, or files of NVIDIA's device-plugin or mig-parted; cleave import shows what comes of them")
+	flags.Var((*formatValue)(&f.format), "import-format",
+		"format of --"+of+": policy, or NVIDIA's device-plugin or mig-parted; cleave import shows the result")
 }
 
 func (f *policyFlags) addName(flags *pflag.FlagSet) {
-	flags.StringVar(&f.name, "policy-name", "", "which of the policies, as the node label "+v1alpha1.PolicyLabel+" would say; empty for the default")
+	flags.StringVar(&f.name, "policy-name", "", "policy to apply, as the node label "+v1alpha1.PolicyLabel+" would select it; empty for the default")
 }
 
 // load reads the files and picks the policy.
@@ -70,7 +70,7 @@ func (f *policyFlags) load() (string, *v1alpha1.NodePolicy, error) {
 	return name, p, nil
 }
 
-// formatValue is a flag that takes one of the formats.
+// formatValue is a flag whose value is one of the formats.
 type formatValue policy.Format
 
 func (v *formatValue) String() string { return string(*v) }

@@ -31,10 +31,9 @@ import (
 
 // slicesFlags of `cleave slices`.
 type slicesFlags struct {
-	library    string
-	driverRoot string
-	// mountedRoot is where this process sees driverRoot; empty if at the same path.
-	mountedRoot string
+	library     string
+	driverRoot  string
+	mountedRoot string // where this process sees driverRoot; empty if at the same path
 	model       string
 	sysfs       string
 	nodeName    string
@@ -43,8 +42,7 @@ type slicesFlags struct {
 	cgroupRoot  string
 	policy      policyFlags
 	withoutMPS  bool
-	// inForce is the name of the policy that was applied.
-	inForce string
+	policyName  string // of the applied policy
 }
 
 func newSlices() *cobra.Command {
@@ -52,10 +50,10 @@ func newSlices() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "slices",
 		Short: "Print the ResourceSlices a node would publish",
-		Long: "slices prints exactly what the plugin would publish, without a cluster: of the machine it runs on, or of a\n" +
-			"model of a node (" + strings.Join(simulated.NodeModels(), ", ") + "). On a model, GPUs of which the policy\n" +
-			"offers partitions alone are in MIG mode, which on Ampere an admin has to see to.\n\n" +
-			"-o json and -o yaml print a v1 List of ResourceSlice objects that kubectl apply takes.",
+		Long: "slices prints exactly what the plugin would publish, without a cluster: for this machine or for a node model\n" +
+			"(" + strings.Join(simulated.NodeModels(), ", ") + ").\n" +
+			"On a model, GPUs whose policy offers only partitions are in MIG mode, which on Ampere an admin must enable.\n\n" +
+			"-o json and -o yaml print a v1 List of ResourceSlice objects for kubectl apply.",
 		Example: "  cleave slices --node-model hgx-h100\n" +
 			"  cleave slices --node-model l40s --policy policy.yaml\n" +
 			"  cleave slices --node-model dgx-a100 --policy policies/ --policy-name inference\n" +
@@ -71,7 +69,7 @@ func newSlices() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if f.inForce == policy.BuiltIn && f.policy.file != "" {
+			if f.policyName == policy.BuiltIn && f.policy.file != "" {
 				fmt.Fprintf(cmd.ErrOrStderr(), "cleave: %s has no policy named %s: this is what a node without the label %s publishes, which offers every tier; --policy-name picks one\n",
 					f.policy.file, v1alpha1.DefaultPolicy, v1alpha1.PolicyLabel)
 			}
@@ -89,30 +87,37 @@ func newSlices() *cobra.Command {
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	f.addHardware(flags)
-	flags.BoolVar(&f.withoutMPS, "without-mps", false, "as on a node where no cleave mps-supervisor runs")
+	flags.BoolVar(&f.withoutMPS, "without-mps", false, "assume that no cleave mps-supervisor runs on the node")
 	flags.StringVar(&f.nodeName, "node-name", "", "name of the node (default: the host's name, or the model's)")
 	flags.StringVarP(&f.output, "output", "o", "table", "table, json or yaml")
 	return cmd
 }
 
-// addHardware adds the flags that say which GPUs to look at, and by which policy.
+// addHardware adds the flags that select the GPUs and the policy.
 func (f *slicesFlags) addHardware(flags *pflag.FlagSet) {
 	f.addNode(flags)
 	f.policy.add(flags)
 }
 
-// addNode adds the flags that say which GPUs to look at.
+// addNode adds the flags that select the GPUs.
 func (f *slicesFlags) addNode(flags *pflag.FlagSet) {
-	flags.StringVar(&f.model, "node-model", "", "look at a node of this model instead of this machine")
-	flags.StringVar(&f.library, "nvml-library", "", "path of libnvidia-ml.so.1; empty to look under the driver root")
-	flags.StringVar(&f.driverRoot, "driver-root", driverroot.Auto, "root of the NVIDIA driver's files; auto for the first of / and /run/nvidia/driver that has a driver")
-	flags.StringVar(&f.mountedRoot, "container-driver-root", "", "where this process sees the driver root, or with --driver-root=auto the host's /; empty if at the same path")
+	flags.StringVar(&f.model, "node-model", "", "read a node of this model instead of this machine")
+	addDriver(flags, &f.driverRoot, &f.mountedRoot, &f.library, driverroot.Auto)
 	flags.StringVar(&f.sysfs, "sysfs", "/sys", "the node's sysfs")
 	flags.StringVar(&f.cgroupRoot, "cgroup-root", "/sys/fs/cgroup", "root of the cgroup v2 hierarchy")
 	flags.StringVar(&f.driverName, "driver-name", v1alpha1.Group, "name of the DRA driver")
 }
 
-// validate checks what can be checked without looking at hardware, and fills in the node's name.
+// addDriver adds the flags that locate the NVIDIA driver.
+func addDriver(flags *pflag.FlagSet, root, mounted, library *string, defaultRoot string) {
+	flags.StringVar(root, "driver-root", defaultRoot,
+		"root of the NVIDIA driver's files on the host; auto for the first of / and /run/nvidia/driver that has a driver")
+	flags.StringVar(mounted, "container-driver-root", "",
+		"where this process sees the driver root, or with --driver-root=auto the host's /; empty if at the same path")
+	flags.StringVar(library, "nvml-library", "", "path of libnvidia-ml.so.1; empty to search the driver root")
+}
+
+// validate checks the flags without reading hardware, and sets the default of the node's name.
 func (f *slicesFlags) validate() error {
 	if f.output != "table" && f.output != "json" && f.output != "yaml" {
 		return fmt.Errorf("--output %q is not one of table, json, yaml", f.output)
@@ -133,7 +138,7 @@ func (f *slicesFlags) validate() error {
 	return errors.Join(plugin.CheckNodeName(f.nodeName), plugin.CheckDriverName(f.driverName))
 }
 
-// inventory reads the machine or the model.
+// inventory reads the machine or model.
 func (f *slicesFlags) inventory(ctx context.Context) (*policy.Node, error) {
 	var noMPS error
 	if f.withoutMPS {
@@ -146,13 +151,13 @@ func (f *slicesFlags) inventory(ctx context.Context) (*policy.Node, error) {
 	return node, session.Close()
 }
 
-// offered reads the machine or the model and what its GPUs offer by policy and by what else there is.
+// offered reads the machine or model with the offers of its policy.
 func (f *slicesFlags) offered(ctx context.Context, look func(*nvml.Session) (policy.Means, error)) (*nvml.Session, *policy.Node, error) {
 	name, p, err := f.policy.load()
 	if err != nil {
 		return nil, nil, err
 	}
-	f.inForce = name
+	f.policyName = name
 	session, err := f.open(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -186,7 +191,7 @@ func (f *slicesFlags) open(ctx context.Context) (*nvml.Session, error) {
 	})
 }
 
-// printSlices writes the list in the chosen form.
+// printSlices writes the list in a format.
 func printSlices(w io.Writer, list *resourceapi.ResourceSliceList, form string) error {
 	if form == "table" {
 		return printTable(w, list)
@@ -208,7 +213,7 @@ func printSlices(w io.Writer, list *resourceapi.ResourceSliceList, form string) 
 	return nil
 }
 
-// printJSON writes a value for programs.
+// printJSON writes a value as JSON.
 func printJSON(w io.Writer, v any) error {
 	data, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {

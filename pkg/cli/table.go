@@ -11,7 +11,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// printTable writes a line per device, in the order in which the scheduler tries them.
+// printTable writes a line per device, in order of the scheduler's search.
 func printTable(w io.Writer, list *resourceapi.ResourceSliceList) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "SLICE\tDEVICE\tTYPE\tPROFILE\tPRODUCT\tMEMORY\tNUMA\tNVLINKS\tUUID")
@@ -34,7 +34,7 @@ func printTable(w io.Writer, list *resourceapi.ResourceSliceList) error {
 	return err
 }
 
-// attribute of a device for people; "-" where it has none.
+// attribute formats an attribute of a device; "-" if it is missing.
 func attribute(d resourceapi.Device, name resourceapi.QualifiedName) string {
 	a := d.Attributes[name]
 	switch {

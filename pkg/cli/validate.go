@@ -34,18 +34,18 @@ func newValidate() *cobra.Command {
 		Short: "Check node policies, claims and DeviceClasses without a cluster",
 		Long: "validate checks NodePolicies, also in ConfigMaps, and ResourceClaims, ResourceClaimTemplates and DeviceClasses\n" +
 			"(resource.k8s.io/v1): fields and values, parameters of the driver, and whether CEL selectors compile. Other\n" +
-			"objects are passed over. It says what the plugin, the webhook and the API server would say.\n\n" +
-			"With --node-model or --this-node, policies are held against the boards of a node: do they have the profiles, do\n" +
-			"the layouts fit. And claims are held against the devices that the node would publish: is there one that each\n" +
-			"request fits. Classes are those of the files, and those that come with Cleave. The model of a node is one of\n" +
+			"objects are skipped. It reports the same errors as the plugin, the webhook and the API server.\n\n" +
+			"With --node-model or --this-node, it also checks policies against the boards of a node (profiles and layouts),\n" +
+			"and claims against the devices that the node would publish: does a device satisfy each request. Classes are\n" +
+			"those of the files and those that come with Cleave. Node models are\n" +
 			strings.Join(simulated.NodeModels(), ", ") + ".\n\n" +
-			"Each problem is one line with file, object and field. Exit codes: 0 ok, 1 something is wrong, 2 usage.",
+			"Each problem is one line with file, object and field. Exit codes: 0 ok, 1 problems found, 2 usage.",
 		Example: "  cleave validate -f policies/\n" +
 			"  cleave validate -f policies/ --policy-name training --node-model hgx-h100 -f claims.yaml\n" +
 			"  helm template . | cleave validate -f -",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return &usageError{fmt.Errorf("unexpected argument %q: files are given as -f %s", args[0], args[0])}
+				return &usageError{fmt.Errorf("unexpected argument %q: name files with -f %s", args[0], args[0])}
 			}
 			return nil
 		},
@@ -58,19 +58,19 @@ func newValidate() *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.StringArrayVarP(&f.files, "file", "f", nil, "file or folder to check, - for the standard input; can be given several times")
-	flags.BoolVar(&f.thisNode, "this-node", false, "hold the files against the GPUs of this machine")
+	flags.StringArrayVarP(&f.files, "file", "f", nil, "file or directory to check, - for the standard input; repeatable")
+	flags.BoolVar(&f.thisNode, "this-node", false, "check the files against the GPUs of this machine")
 	f.addNode(flags)
 	f.policy.addFormat(flags, "file")
 	f.policy.addName(flags)
-	flags.BoolVar(&f.withoutMPS, "without-mps", false, "as on a node where no cleave mps-supervisor runs")
+	flags.BoolVar(&f.withoutMPS, "without-mps", false, "assume that no cleave mps-supervisor runs on the node")
 	return cmd
 }
 
-// check looks at the flags alone.
+// check validates the flags.
 func (f *validateFlags) check(flags *pflag.FlagSet) error {
 	if len(f.files) == 0 {
-		return errors.New("there is nothing to check: name files or folders with -f")
+		return errors.New("there is nothing to check: name files or directories with -f")
 	}
 	if f.thisNode && f.model != "" {
 		return errors.New("--this-node and --node-model exclude each other")
@@ -81,7 +81,7 @@ func (f *validateFlags) check(flags *pflag.FlagSet) error {
 		}
 	}
 	if !f.thisNode && f.model == "" && flags.Changed("policy-name") {
-		return errors.New("--policy-name says which policy a node has: add --node-model or --this-node")
+		return errors.New("--policy-name selects the policy of a node: add --node-model or --this-node")
 	}
 	return plugin.CheckDriverName(f.driverName)
 }
@@ -117,7 +117,7 @@ func (f *validateFlags) run(ctx context.Context, stdin io.Reader, stdout io.Writ
 	}
 }
 
-// node reads the machine or the model.
+// node reads the machine or model.
 func (f *validateFlags) node(ctx context.Context) (*validation.Node, error) {
 	session, err := f.open(ctx)
 	if err != nil {
@@ -139,7 +139,7 @@ func (f *validateFlags) node(ctx context.Context) (*validation.Node, error) {
 	return n, session.Close()
 }
 
-// printFile writes what was found in a file: its problems, or that it is ok.
+// printFile writes the problems of a file, or that it is ok.
 func printFile(w io.Writer, file *validation.File) error {
 	lines := append([]string{}, file.Problems...)
 	for _, note := range file.Notes {
@@ -159,12 +159,12 @@ func printFile(w io.Writer, file *validation.File) error {
 		lines = append(lines, file.Path+": ok: "+strings.Join(file.Checked, ", "))
 	}
 	if _, err := fmt.Fprintln(w, strings.Join(lines, "\n")); err != nil {
-		return fmt.Errorf("print what was found: %w", err)
+		return fmt.Errorf("print the result: %w", err)
 	}
 	return nil
 }
 
-// counted are objects by kind: "Pod ×7, Namespace".
+// counted summarises objects by kind: "Pod ×7, Namespace".
 func counted(objects []string) string {
 	var kinds []string
 	count := map[string]int{}

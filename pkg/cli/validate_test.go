@@ -112,12 +112,12 @@ func TestValidate_UsageErrors(t *testing.T) {
 		args []string
 		want string
 	}{
-		{nil, "there is nothing to check: name files or folders with -f"},
-		{[]string{"policy.yaml"}, `unexpected argument "policy.yaml": files are given as -f policy.yaml`},
+		{nil, "there is nothing to check: name files or directories with -f"},
+		{[]string{"policy.yaml"}, `unexpected argument "policy.yaml": name files with -f policy.yaml`},
 		{[]string{"-f", policies + "/trainig.yaml"}, "did you mean " + policies + "/training.yaml?"},
 		{[]string{"-f", policies, "--this-node", "--node-model", "t4"}, "--this-node and --node-model exclude each other"},
 		{[]string{"-f", policies, "--driver-root", "/x"}, "--driver-root is about this machine: add --this-node"},
-		{[]string{"-f", policies, "--policy-name", "training"}, "--policy-name says which policy a node has: add --node-model or --this-node"},
+		{[]string{"-f", policies, "--policy-name", "training"}, "--policy-name selects the policy of a node: add --node-model or --this-node"},
 		{[]string{"-f", policies, "--node-model", "t4", "--policy-name", "x"}, `there is no policy "x": choose one of development, existing, inference`},
 		{[]string{"-f", policies, "--node-model", "t5"}, `unknown node model "t5": choose one of`},
 		{[]string{"-f", policies, "--driver-name", "A B"}, "--driver-name"},

@@ -19,9 +19,9 @@ func newWebhook() *cobra.Command {
 		Use:   "webhook",
 		Short: "Check claims, templates and DeviceClasses when they are created",
 		Long: "webhook answers the API server's admission reviews (POST /validate) about ResourceClaims, ResourceClaimTemplates and\n" +
-			"DeviceClasses: the checks that the plugin makes of parameters when it prepares a claim, made when the object is\n" +
-			"created. It needs no rights in the cluster. Without it the plugin gives the same errors later.\n\n" +
-			"Every flag can also be set by the environment variable of its name: --tls-cert-file by TLS_CERT_FILE.",
+			"DeviceClasses. It checks parameters when an object is created, as the plugin does when it prepares a claim. It needs\n" +
+			"no rights in the cluster. Without it, the plugin reports the same errors later.\n\n" +
+			environmentHelp + "--tls-cert-file by TLS_CERT_FILE.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			validate := func() error {
@@ -43,11 +43,11 @@ func newWebhook() *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.StringVar(&server.Address, "address", ":8443", "address to serve at, over TLS")
-	flags.StringVar(&server.CertFile, "tls-cert-file", "", "certificate in PEM form; read again when it changes")
+	flags.StringVar(&server.Address, "address", ":8443", "address to serve TLS at")
+	flags.StringVar(&server.CertFile, "tls-cert-file", "", "certificate in PEM format; reread when it changes")
 	flags.StringVar(&server.KeyFile, "tls-private-key-file", "", "its private key")
 	flags.StringVar(&server.Rules.Driver, "driver-name", server.Rules.Driver, "name of the DRA driver whose parameters are checked")
-	flags.StringSliceVar(&server.Rules.SingleShare, "single-share-classes", server.Rules.SingleShare, "DeviceClasses of which one request may have one device only")
+	flags.StringSliceVar(&server.Rules.SingleShare, "single-share-classes", server.Rules.SingleShare, "DeviceClasses that allow only one device per request")
 	service.addFlags(flags)
 	return cmd
 }

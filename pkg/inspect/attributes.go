@@ -12,13 +12,13 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// published is a device of a slice. Its attributes come from whatever driver wrote them: nothing of them is trusted.
+// published is a device of a slice. Its attributes are untrusted: any driver may have written them.
 type published struct {
 	*resourceapi.Device
 	driver, pool string
 }
 
-// attribute finds one by its name, with the driver's domain or without, which is the same to the API.
+// attribute returns an attribute by name, with or without the driver's domain, which are equivalent in the API.
 func (d *published) attribute(name string) resourceapi.DeviceAttribute {
 	if a, ok := d.Attributes[resourceapi.QualifiedName(name)]; ok {
 		return a
@@ -26,7 +26,7 @@ func (d *published) attribute(name string) resourceapi.DeviceAttribute {
 	return d.Attributes[resourceapi.QualifiedName(d.driver+"/"+name)]
 }
 
-// text of an attribute of any kind; empty where there is none.
+// text is the value of an attribute of any kind; empty if it is missing.
 func (d *published) text(name string) string {
 	a := d.attribute(name)
 	switch {
@@ -47,7 +47,7 @@ func (d *published) text(name string) string {
 	}
 }
 
-// number of an attribute, of a list the first; nil where there is none.
+// number is the value of an attribute, the first of a list; nil if it is missing.
 func (d *published) number(name string) *int {
 	a := d.attribute(name)
 	n := a.IntValue
@@ -64,7 +64,7 @@ func (d *published) number(name string) *int {
 // maxUnits bounds placement units: no board has more than a counter set can have counters.
 const maxUnits = resourceapi.ResourceSliceMaxCountersPerCounterSet
 
-// placement of a partition; nil where attributes do not tell one that can be.
+// placement is that of a partition; nil without valid attributes.
 func (d *published) placement() *gpu.Placement {
 	start, size := d.number("placementStart"), d.number("placementSize")
 	if start == nil || size == nil || *size < 1 || *start+*size > maxUnits {
@@ -73,7 +73,7 @@ func (d *published) placement() *gpu.Placement {
 	return &gpu.Placement{Start: *start, Size: *size}
 }
 
-// amountsOf reads capacities by their names.
+// amountsOf reads capacities by name.
 func amountsOf(driver string, quantity func(name resourceapi.QualifiedName) *resource.Quantity) Amounts {
 	of := func(name string) int64 {
 		q := quantity(resourceapi.QualifiedName(name))
@@ -88,7 +88,7 @@ func amountsOf(driver string, quantity func(name resourceapi.QualifiedName) *res
 	return Amounts{Shares: of(gpu.CapacityShares), MemoryBytes: of(gpu.CapacityMemory), CoresPercent: of(gpu.CapacityCores)}
 }
 
-// total is what a device has.
+// total is the capacity of a device.
 func (d *published) total() Amounts {
 	return amountsOf(d.driver, func(name resourceapi.QualifiedName) *resource.Quantity {
 		if c, ok := d.Capacity[name]; ok {
@@ -98,7 +98,7 @@ func (d *published) total() Amounts {
 	})
 }
 
-// least is what a claim takes at least of a shared device.
+// least is the minimum that a claim takes of a shared device.
 func (d *published) least() Amounts {
 	return amountsOf(d.driver, func(name resourceapi.QualifiedName) *resource.Quantity {
 		p := d.Capacity[name].RequestPolicy
@@ -113,7 +113,7 @@ func (d *published) least() Amounts {
 	})
 }
 
-// needs are the counters that a device takes, each by its pool and set.
+// needs are the counters that a device consumes, by pool and set.
 func (d *published) needs() stock {
 	needs := stock{}
 	for _, c := range d.ConsumesCounters {
@@ -126,12 +126,12 @@ func (d *published) needs() stock {
 
 func counterKey(pool, set, counter string) string { return pool + "\x00" + set + "\x00" + counter }
 
-// isMany tells whether many claims can have the device at once.
+// isMany reports whether several claims can be allocated the device at once.
 func (d *published) isMany() bool {
 	return d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
 }
 
-// parent is what devices of one GPU have in common: its counters, its address, its UUID; their own name where they tell none of it.
+// parent identifies the GPU of a device: by its counter set, address or UUID, else by the device's own name.
 func (d *published) parent() string {
 	if len(d.ConsumesCounters) == 1 && d.ConsumesCounters[0].CounterSet != "" {
 		return d.ConsumesCounters[0].CounterSet

@@ -25,7 +25,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-var update = flag.Bool("update", false, "write golden files anew")
+var update = flag.Bool("update", false, "rewrite golden files")
 
 // machine is a simulated node with what claims hold of it.
 type machine struct {
@@ -150,7 +150,7 @@ func (m *machine) view() *View {
 		}
 		m.Partitions[g.PCI] = parts
 	}
-	m.Node = policy.Apply(m.policy, m.session.Node(), policy.Means{MPS: m.noMPS, Held: records.HeldOf(m.Records), Partitions: m.Standing})
+	m.Node = policy.Apply(m.policy, m.session.Node(), policy.Means{MPS: m.noMPS, Held: records.HeldOf(m.Records), Partitions: m.Unclaimed})
 	v := OfMachine(m.Hardware)
 	v.Driver = "gpu.cleave.dev"
 	return v

@@ -15,22 +15,22 @@ import (
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
-// Hardware is what was read of a machine.
+// Hardware is the state of a machine.
 type Hardware struct {
-	// Node is what discovery found, its GPUs with what they offer by policy.
+	// Node is the inventory with the policy's offers.
 	Node *policy.Node
-	// Partitions that exist, by the address of their GPU.
+	// Partitions are the existing ones by the address of their GPU.
 	Partitions map[gpu.PCIAddress][]gpu.Partition
-	// Records of the claims that the plugin prepared, Layouts of what it cut ahead of claims.
+	// Records are those of prepared claims, Layouts those of partitions created ahead of claims.
 	Records []*records.Record
 	Layouts []*records.Layout
-	// NoRecords is the folder in which the plugin should have its records and is not there; else it is empty.
+	// NoRecords is the plugin's directory of records if it does not exist; else empty.
 	NoRecords string
-	// Problems are what could not be read, beside whole GPUs.
+	// Problems are read errors, apart from those of whole GPUs.
 	Problems []error
 }
 
-// OfMachine is the view of a machine, simulated or not. The caller says in the view which one it is.
+// OfMachine is the view of a real or simulated machine. The caller completes its name.
 func OfMachine(h Hardware) *View {
 	v := &View{Source: Machine, DriverVersion: h.Node.DriverVersion, GPUs: []GPU{}, Connections: [][]string{}}
 	if h.Node.CUDAVersion != (gpu.Version{}) {
@@ -39,7 +39,7 @@ func OfMachine(h Hardware) *View {
 	for _, p := range h.Node.Problems {
 		v.Problems = append(v.Problems, fmt.Sprintf("GPU%d is not served: %v", p.Index, p.Err))
 	}
-	v.Problems = append(v.Problems, h.homeless()...)
+	v.Problems = append(v.Problems, h.orphans()...)
 	for _, err := range h.Problems {
 		v.Problems = append(v.Problems, err.Error())
 	}
@@ -60,22 +60,22 @@ func OfMachine(h Hardware) *View {
 	return v
 }
 
-// homeless tells what claims hold of GPUs that are not there.
-func (h *Hardware) homeless() []string {
+// orphans reports allocations of missing GPUs.
+func (h *Hardware) orphans() []string {
 	var problems []string
 	for _, r := range h.Records {
 		for _, name := range r.GPUs() {
 			if h.Node.Find(name) == nil {
-				problems = append(problems, fmt.Sprintf("claim %s/%s holds something of %s, which is not there", r.Claim.Namespace, r.Claim.Name, name))
+				problems = append(problems, fmt.Sprintf("claim %s/%s is allocated a part of %s, which is missing", r.Claim.Namespace, r.Claim.Name, name))
 			}
 		}
 	}
 	return problems
 }
 
-// inOrder are the shapes of each GPU in order of the scheduler's search.
+// inOrder returns the shapes of each GPU in order of the scheduler's search.
 func inOrder(node *policy.Node) map[gpu.PCIAddress][]gpu.Shape {
-	order := packing.OrderShapes(node.GPUs, node.Shapes, nil) // within a GPU, it does not matter which are free
+	order := packing.OrderShapes(node.GPUs, node.Shapes, nil) // within a GPU, allocations do not change the order
 	byGPU := map[gpu.PCIAddress][]gpu.Shape{}
 	for _, group := range slices.Concat([][]gpu.Shape{order.Whole, order.Shared}, order.Partitions, [][]gpu.Shape{order.Largest}) {
 		for _, s := range group {
@@ -110,11 +110,11 @@ func (h *Hardware) view(g *gpu.GPU, shapes []gpu.Shape, nvlinkGroup string) GPU 
 	for _, s := range shapes {
 		v.Shapes = append(v.Shapes, shapeOf(s, offer))
 	}
-	b := &bench{hardware: h, gpu: g, offer: offer, view: &v, shapes: shapes, full: stockOf(g.Counters()), left: stockOf(g.Counters())}
+	b := &builder{hardware: h, gpu: g, offer: offer, view: &v, shapes: shapes, full: stockOf(g.Counters()), left: stockOf(g.Counters())}
 	b.claims()
 	b.partitions()
 	b.obstruct()
-	v.settle(b.full, b.left)
+	v.complete(b.full, b.left)
 	return v
 }
 
@@ -125,7 +125,7 @@ func onOff(on bool) string {
 	return "off"
 }
 
-// memoryBytes is an amount of memory; zero for NVML's "not available", which is all ones.
+// memoryBytes converts an amount of memory; NVML's "not available", all ones, becomes zero.
 func memoryBytes(n uint64) int64 {
 	if n > 1<<62 {
 		return 0
@@ -159,12 +159,12 @@ func shapeOf(s gpu.Shape, offer *policy.Offer) Shape {
 	return v
 }
 
-// Standing are the places of a GPU's partitions that no claim holds and that are whole, as a policy wants to know them.
-func (h *Hardware) Standing(g *gpu.GPU) []gpu.Place {
-	held := records.HeldOf(h.Records)(g).Places
+// Unclaimed are the places of a GPU's complete partitions without a claim, for policies that offer existing partitions.
+func (h *Hardware) Unclaimed(g *gpu.GPU) []gpu.Place {
+	allocated := records.HeldOf(h.Records)(g).Places
 	var places []gpu.Place
 	for _, p := range h.Partitions[g.PCI] {
-		if p.CI != nil && !slices.Contains(held, p.Place()) {
+		if p.CI != nil && !slices.Contains(allocated, p.Place()) {
 			places = append(places, p.Place())
 		}
 	}

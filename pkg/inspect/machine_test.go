@@ -95,17 +95,17 @@ func TestOfMachine_PartitionStates(t *testing.T) {
 		want   []PartitionState
 		free   []Amount
 	}{
-		"kept cut": {layout, true, []PartitionState{PartitionReady, PartitionHeld, PartitionForeign}, []Amount{{typeMIG, "1g.10gb", 1}}},
+		"kept cut": {layout, true, []PartitionState{PartitionReady, PartitionAllocated, PartitionUnmanaged}, []Amount{{typeMIG, "1g.10gb", 1}}},
 		"handed out as they are": {
 			"- mig: {mode: existing}\n", false,
-			[]PartitionState{PartitionReady, PartitionHeld, PartitionReady}, []Amount{{typeMIG, "1g.10gb", 1}, {typeMIG, "3g.40gb", 1}},
+			[]PartitionState{PartitionReady, PartitionAllocated, PartitionReady}, []Amount{{typeMIG, "1g.10gb", 1}, {typeMIG, "3g.40gb", 1}},
 		},
 		"of another policy's layout": {
-			"- tiers: [mig]\n", true, []PartitionState{PartitionIdle, PartitionHeld, PartitionForeign},
+			"- tiers: [mig]\n", true, []PartitionState{PartitionIdle, PartitionAllocated, PartitionUnmanaged},
 			[]Amount{{typeMIG, "1g.10gb", 2}, {typeMIG, "1g.10gb+me", 1}, {typeMIG, "1g.20gb", 1}, {typeMIG, "2g.20gb", 1}},
 		},
 		"of nobody": {
-			"- tiers: [mig]\n", false, []PartitionState{PartitionForeign, PartitionHeld, PartitionForeign},
+			"- tiers: [mig]\n", false, []PartitionState{PartitionUnmanaged, PartitionAllocated, PartitionUnmanaged},
 			[]Amount{{typeMIG, "1g.10gb", 2}, {typeMIG, "1g.10gb+me", 1}, {typeMIG, "1g.20gb", 1}, {typeMIG, "2g.20gb", 1}},
 		},
 	}
@@ -142,11 +142,11 @@ func TestOfMachine_ExclusiveShare(t *testing.T) {
 	m.claim("dev/alone", alone)
 	var held []Shape
 	for _, s := range m.view().GPUs[2].Shapes {
-		if len(s.HeldBy) > 0 {
+		if len(s.Claims) > 0 {
 			held = append(held, s)
 		}
 	}
-	if len(held) != 1 || held[0].Type != typeGPU || held[0].State != Held || held[0].HeldBy[0].Has != nil || held[0].HeldBy[0].Interval != "Long" {
+	if len(held) != 1 || held[0].Type != typeGPU || held[0].State != Allocated || held[0].Claims[0].Has != nil || held[0].Claims[0].Interval != "Long" {
 		t.Errorf("held are %+v, want the whole GPU with its interval and no amounts", held)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
-// notes say why a GPU does not offer something, and how an admin changes that.
+// notes explain why a GPU does not offer something, and how an admin changes that.
 func notes(g *gpu.GPU, offer *policy.Offer) []string {
 	var notes []string
 	add := func(what, why string) {
@@ -18,13 +18,13 @@ func notes(g *gpu.GPU, offer *policy.Offer) []string {
 	whole := offer.Whole || offer.TimeSlice != nil || offer.MPS != nil
 	switch {
 	case offer.Excluded:
-		add("nothing offered", "the policy leaves it to others")
+		add("nothing offered", "the policy excludes it")
 	case offer.Partitions != nil && g.MIG.Capable && len(g.MIG.Profiles) == 0:
-		add("no partitions", "the driver tells no placements")
+		add("no partitions", "the driver reports no placements")
 	case offer.Partitions != nil && g.MIG.NeedsReset && g.MIG.Capable && !g.MIG.Enabled:
-		add("out of MIG mode", "for partitions, "+gpu.SwitchMIG("<GPU>", true))
+		add("MIG mode is off", "for partitions, "+gpu.SwitchMIG("<GPU>", true))
 	case whole && g.MIG.NeedsReset && g.MIG.Enabled:
-		add("in MIG mode", "for a whole or shared GPU, "+gpu.SwitchMIG("<GPU>", false))
+		add("MIG mode is on", "for a whole or shared GPU, "+gpu.SwitchMIG("<GPU>", false))
 	}
 	add("no partitions", offer.NoPartitions)
 	add("not shared by time slices", offer.NoTimeSlice)

@@ -5,6 +5,7 @@ package inspect
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,16 +14,16 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// Pool is what the API server knows of a node's GPUs.
+// Pool contains the API objects about a node's GPUs.
 type Pool struct {
 	Node, Driver string
-	// Slices, Claims and Rules may be of other nodes and drivers, too, which are passed over.
+	// Slices, Claims and Rules of other nodes and drivers are ignored.
 	Slices []resourceapi.ResourceSlice
 	Claims []resourceapi.ResourceClaim
 	Rules  []resourceapi.DeviceTaintRule
 }
 
-// IncompleteError is a pool of which slices are missing.
+// IncompleteError is returned for a pool with missing slices.
 type IncompleteError struct {
 	Pool       string
 	Generation int64
@@ -30,11 +31,11 @@ type IncompleteError struct {
 }
 
 func (e *IncompleteError) Error() string {
-	return fmt.Sprintf("pool %s is incomplete: %d of %d slices of generation %d are there, and the scheduler takes nothing from it meanwhile; "+
-		"the plugin may be publishing right now, so try again, and if it stays so, look at the log of the plugin on that node", e.Pool, e.Have, e.Want, e.Generation)
+	return fmt.Sprintf("pool %s is incomplete: it has %d of %d slices of generation %d, and the scheduler allocates nothing from it meanwhile; "+
+		"the plugin may be publishing, so try again, and if it persists, see the plugin's log on that node", e.Pool, e.Have, e.Want, e.Generation)
 }
 
-// NoSlicesError is a node of which the driver publishes nothing.
+// NoSlicesError is returned for a node without ResourceSlices of the driver.
 type NoSlicesError struct {
 	Node, Driver string
 }
@@ -43,8 +44,8 @@ func (e *NoSlicesError) Error() string {
 	return fmt.Sprintf("node %s has no ResourceSlices of driver %s", e.Node, e.Driver)
 }
 
-// OfPool is the view of a node from its ResourceSlices and the claims that hold something of it. The error is an
-// IncompleteError or an NoSlicesError.
+// OfPool is the view of a node from its ResourceSlices and allocated claims. The error is an IncompleteError or a
+// NoSlicesError.
 func OfPool(p Pool) (*View, error) {
 	current, err := p.current()
 	if err != nil {
@@ -61,7 +62,7 @@ func OfPool(p Pool) (*View, error) {
 	for _, s := range current {
 		d.devices(s)
 	}
-	d.left = d.full.clone()
+	d.left = maps.Clone(d.full)
 	for i := range p.Claims {
 		d.claim(&p.Claims[i])
 	}
@@ -69,7 +70,7 @@ func OfPool(p Pool) (*View, error) {
 	return d.view, nil
 }
 
-// current are the slices that count, the newest generation of each pool, in order of the scheduler's search.
+// current returns the slices of the newest generation of each pool, in order of the scheduler's search.
 func (p *Pool) current() ([]*resourceapi.ResourceSlice, error) {
 	var own []*resourceapi.ResourceSlice
 	newest := map[string]int64{}
@@ -100,22 +101,21 @@ func (p *Pool) current() ([]*resourceapi.ResourceSlice, error) {
 	return own, nil
 }
 
-// decoder makes a view of slices.
+// decoder builds a view from slices.
 type decoder struct {
 	pool       Pool
 	view       *View
 	full, left stock
-	// pools are those of the node, one as a rule.
+	// pools are those of the node, usually one.
 	pools map[string]bool
-	// gpus are what the view's GPUs are made of, by their index.
-	gpus []*decoded
-	// byName has the index of the GPU of each pool and device.
+	gpus  []*decoded
+	// byName maps pool and device to the index in gpus.
 	byName map[string]int
-	// units is the number of placement units that a counter set has counters for, at least.
+	// units is the minimum number of placement units by counter set.
 	units map[string]int
 }
 
-// decoded is a GPU while it is put together.
+// decoded is a GPU under construction.
 type decoded struct {
 	key     string
 	index   *int
@@ -143,7 +143,7 @@ func (d *decoder) devices(s *resourceapi.ResourceSlice) {
 		dev := published{Device: &s.Spec.Devices[i], driver: d.pool.Driver, pool: s.Spec.Pool.Name}
 		name := deviceKey(dev.pool, dev.Name)
 		if _, twice := d.byName[name]; twice {
-			d.view.Problems = append(d.view.Problems, fmt.Sprintf("device %s is published twice: the scheduler takes nothing of the pool", dev.Name))
+			d.view.Problems = append(d.view.Problems, fmt.Sprintf("device %s is published twice: the scheduler allocates nothing from the pool", dev.Name))
 			continue
 		}
 		key := deviceKey(dev.pool, dev.parent())
@@ -159,7 +159,7 @@ func (d *decoder) devices(s *resourceapi.ResourceSlice) {
 
 func deviceKey(pool, name string) string { return pool + "\x00" + name }
 
-// add puts a device to its GPU.
+// add adds a device to its GPU.
 func (d *decoder) add(g *decoded, dev published) {
 	shape := Shape{Device: dev.Name, Type: dev.text("type"), Profile: dev.text("profile"), Placement: dev.placement(), needs: dev.needs()}
 	if shape.Type == "" {
@@ -185,7 +185,7 @@ func (d *decoder) add(g *decoded, dev published) {
 	d.facts(g, dev, &shape)
 }
 
-// ruled are the taints that rules of admins put on a device.
+// ruled returns the taints of DeviceTaintRules on a device.
 func (d *decoder) ruled(dev published) []Taint {
 	var taints []Taint
 	matches := func(want *string, have string) bool { return want == nil || *want == have }
@@ -202,7 +202,7 @@ func (d *decoder) ruled(dev published) []Taint {
 	return taints
 }
 
-// facts of the GPU that a device tells and no earlier one has.
+// facts sets the attributes of a GPU that no earlier device has set.
 func (d *decoder) facts(g *decoded, dev published, s *Shape) {
 	v := &g.view
 	text := func(to *string, names ...string) {
@@ -248,7 +248,7 @@ func (d *decoder) facts(g *decoded, dev published, s *Shape) {
 	}
 }
 
-// claim enters what a claim holds of the pool.
+// claim adds a claim's allocation.
 func (d *decoder) claim(c *resourceapi.ResourceClaim) {
 	if c.Status.Allocation == nil {
 		return
@@ -258,14 +258,15 @@ func (d *decoder) claim(c *resourceapi.ResourceClaim) {
 		if r.Driver != d.pool.Driver || !d.pools[r.Pool] {
 			continue
 		}
-		h := holderOf(c, r)
+		h := allocatedTo(c, r)
 		at, found := d.byName[deviceKey(r.Pool, r.Device)]
 		if !found {
-			d.view.Problems = append(d.view.Problems, fmt.Sprintf("claim %s holds %s, which is not published: the scheduler does not count what it takes", h.Claim, r.Device))
+			d.view.Problems = append(d.view.Problems,
+				fmt.Sprintf("claim %s is allocated %s, which is not published: the scheduler does not count it", h.Claim, r.Device))
 			continue
 		}
 		s := &d.gpus[at].view.Shapes[slices.IndexFunc(d.gpus[at].view.Shapes, func(s Shape) bool { return s.Device == r.Device })]
-		if !h.AdminAccess && !s.isHeld() {
+		if !h.AdminAccess && !s.isAllocated() {
 			d.left.take(s.needs) // once, however many claims share it
 		}
 		if s.isShared() && !h.AdminAccess {
@@ -278,12 +279,12 @@ func (d *decoder) claim(c *resourceapi.ResourceClaim) {
 			h.Has = &has
 			s.use(has)
 		}
-		s.HeldBy = append(s.HeldBy, h)
+		s.Claims = append(s.Claims, h)
 	}
 }
 
-func holderOf(c *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) Holder {
-	h := Holder{Claim: c.Namespace + "/" + c.Name, UID: string(c.UID), AdminAccess: r.AdminAccess != nil && *r.AdminAccess}
+func allocatedTo(c *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) Claim {
+	h := Claim{Claim: c.Namespace + "/" + c.Name, UID: string(c.UID), AdminAccess: r.AdminAccess != nil && *r.AdminAccess}
 	for _, user := range c.Status.ReservedFor {
 		if user.APIGroup == "" && user.Resource == "pods" {
 			h.Pods = append(h.Pods, user.Name)
@@ -294,7 +295,7 @@ func holderOf(c *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocati
 	return h
 }
 
-// finish names and orders the GPUs and fills in what follows.
+// finish names and orders the GPUs and completes the view.
 func (d *decoder) finish() {
 	d.order()
 	for _, g := range d.gpus {
@@ -304,16 +305,16 @@ func (d *decoder) finish() {
 			v.Device = commonName(v.Shapes)
 		}
 		if !slices.ContainsFunc(v.Shapes, func(s Shape) bool { return !s.isPartition() }) {
-			v.Notes = append(v.Notes, "its NVLinks are not known: only whole and shared GPUs tell them")
+			v.Notes = append(v.Notes, "its NVLinks are unknown: only whole and shared GPUs publish them")
 		}
 		v.partitions(g.devices)
-		v.settle(d.full, d.left)
+		v.complete(d.full, d.left)
 		d.view.GPUs = append(d.view.GPUs, *v)
 	}
 	d.view.Connections = connections(d.view.GPUs)
 }
 
-// order sorts the GPUs by NVML index, or by name and gives them numbers where indexes are missing or there twice.
+// order sorts the GPUs by NVML index. If an index is missing or not unique, it numbers them by name.
 func (d *decoder) order() {
 	seen := map[int]bool{}
 	for _, g := range d.gpus {
@@ -322,7 +323,8 @@ func (d *decoder) order() {
 			for i, g := range d.gpus {
 				g.index = &i
 			}
-			d.view.Problems = append(d.view.Problems, "the slices do not tell the NVML index of each GPU: they are numbered by name here, nvidia-smi may count otherwise")
+			d.view.Problems = append(d.view.Problems,
+				"the slices lack the NVML index of a GPU: GPUs are numbered by name here, which may differ from nvidia-smi")
 			return
 		}
 		seen[*g.index] = true
@@ -330,7 +332,7 @@ func (d *decoder) order() {
 	slices.SortStableFunc(d.gpus, func(a, b *decoded) int { return cmp.Compare(*a.index, *b.index) })
 }
 
-// commonName is what the names of all shapes begin with.
+// commonName is the common prefix of the names of all shapes.
 func commonName(shapes []Shape) string {
 	name := shapes[0].Device
 	for _, s := range shapes {
@@ -341,20 +343,20 @@ func commonName(shapes []Shape) string {
 	return strings.TrimRight(strings.TrimSuffix(strings.TrimSuffix(name, "-"), "-mig"), "-")
 }
 
-// partitions enters those that claims hold and those that are there for the next one.
+// partitions adds those that are allocated or ready.
 func (g *GPU) partitions(devices []published) {
 	for i := range g.Shapes {
 		s := &g.Shapes[i]
 		uuid := devices[i].text("uuid")
-		if !s.isPartition() || !s.isHeld() && (uuid == "" || s.closed()) {
+		if !s.isPartition() || !s.isAllocated() && (uuid == "" || s.closed()) {
 			continue
 		}
 		p := Partition{Profile: s.Profile, Placement: *s.Placement, State: PartitionReady, UUID: uuid}
 		if id := devices[i].number("giProfileID"); id != nil {
 			p.ProfileID = *id
 		}
-		if s.isHeld() {
-			p.State, p.HeldBy = PartitionHeld, s.HeldBy
+		if s.isAllocated() {
+			p.State, p.Claims = PartitionAllocated, s.Claims
 		}
 		g.Partitions = append(g.Partitions, p)
 	}

@@ -227,8 +227,8 @@ func TestOfPool_Errors(t *testing.T) {
 	}{
 		"nothing at all":            {nil, testDriver, "node gpu-1 has no ResourceSlices of driver gpu.cleave.dev"},
 		"of another driver":         {full.Slices, "gpu.example.com", "node gpu-1 has no ResourceSlices of driver gpu.example.com"},
-		"a slice is missing":        {full.Slices[1:], testDriver, "pool gpu-1 is incomplete: 2 of 3 slices of generation 1 are there"},
-		"a new generation begins":   {append([]resourceapi.ResourceSlice{newer}, full.Slices...), testDriver, "pool gpu-1 is incomplete: 1 of 3 slices of generation 2 are there"},
+		"a slice is missing":        {full.Slices[1:], testDriver, "pool gpu-1 is incomplete: it has 2 of 3 slices of generation 1"},
+		"a new generation begins":   {append([]resourceapi.ResourceSlice{newer}, full.Slices...), testDriver, "pool gpu-1 is incomplete: it has 1 of 3 slices of generation 2"},
 		"an old one is still there": {append([]resourceapi.ResourceSlice{older}, full.Slices...), testDriver, ""},
 	}
 	for name, tt := range tests {

@@ -11,7 +11,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
-// grouped are texts in order of their first GPU, each with the GPUs, by position, that it is about.
+// grouped maps texts, in order of their first GPU, to the positions of their GPUs.
 type grouped struct {
 	texts []string
 	gpus  map[string][]int
@@ -27,8 +27,8 @@ func (g *grouped) add(text string, gpu int) {
 	g.gpus[text] = append(g.gpus[text], gpu)
 }
 
-// whose names the GPUs of a text: "GPU0 to GPU3, GPU7".
-func (p *printer) whose(positions []int) string {
+// names lists the GPUs at positions: "GPU0 to GPU3, GPU7".
+func (p *printer) names(positions []int) string {
 	gpus := p.view.GPUs
 	if len(positions) == len(gpus) && len(gpus) > 1 {
 		return "all GPUs"
@@ -52,7 +52,7 @@ func (p *printer) whose(positions []int) string {
 	return strings.Join(names, ", ")
 }
 
-// notes tell what GPUs offer, and why not more.
+// notes prints what GPUs offer, and why not more.
 func (p *printer) notes() {
 	var offers, notes grouped
 	for i := range p.view.GPUs {
@@ -69,42 +69,42 @@ func (p *printer) notes() {
 	if p.view.Policy != "" {
 		by = ", by policy " + p.view.Policy
 	}
-	p.section("Offers while nobody holds anything" + by + ":")
+	p.section("Offers without allocations" + by + ":")
 	for _, text := range offers.texts {
-		p.linef("  %s: %s", p.whose(offers.gpus[text]), text)
+		p.linef("  %s: %s", p.names(offers.gpus[text]), text)
 	}
 	if len(notes.texts) > 0 {
 		p.section("Notes:")
 	}
 	for _, text := range notes.texts {
-		p.linef("  %s: %s", p.whose(notes.gpus[text]), text)
+		p.linef("  %s: %s", p.names(notes.gpus[text]), text)
 	}
 }
 
-// offersText sums up what the GPU can be handed out as: partitions of a profile as many as fit without others.
+// offersText summarises the GPU's offer; counts of partitions are per profile.
 func (g *GPU) offersText() string {
-	var ways, profiles []string
+	var offers, profiles []string
 	for _, a := range g.Offers {
 		if a.Type == typeMIG {
 			profiles = append(profiles, fmt.Sprintf("%dx %s", a.Count, a.Profile))
 		} else {
-			ways = append(ways, amountText(a))
+			offers = append(offers, amountText(a))
 		}
 	}
 	if len(profiles) > 0 {
-		how := map[policy.MIGMode]string{policy.Layout: "partitions by layout: ", policy.Existing: "partitions as they exist: "}[g.PartitionMode]
+		how := map[policy.MIGMode]string{policy.Layout: "partitions by layout: ", policy.Existing: "existing partitions: "}[g.PartitionMode]
 		if how == "" {
 			how = "partitions, up to "
 		}
-		ways = append(ways, how+strings.Join(profiles, ", "))
+		offers = append(offers, how+strings.Join(profiles, ", "))
 	}
-	if len(ways) == 0 {
+	if len(offers) == 0 {
 		return "nothing"
 	}
-	return strings.Join(ways, ", or ")
+	return strings.Join(offers, ", or ")
 }
 
-// taints are told once for each GPU and taint.
+// taints prints a line for each GPU and taint.
 func (p *printer) taints() {
 	rows := [][]string{{"GPU", "TAINT", "ON", "MEANING"}}
 	for i := range p.view.GPUs {
@@ -139,22 +139,22 @@ func (p *printer) taints() {
 	}
 }
 
-// legend of the words of the matrix, in order.
+// legend explains the words of the matrix, in order.
 var legend = []struct{ word, means string }{
 	{string(gpu.SameGPU), "itself"},
 	{string(gpu.ByNVLink) + "#", "# NVLinks, direct or through NVSwitches"},
-	{string(gpu.ByNVLink), "NVLink; the slices do not tell how many links the pair has"},
+	{string(gpu.ByNVLink), "NVLink; the slices do not publish the number of links"},
 	{string(gpu.BySwitch), "one PCIe bridge or switch"},
 	{string(gpu.BySwitches), "several PCIe switches, not the CPU's root complex"},
 	{string(gpu.ByRoot), "a PCIe root complex of the CPU"},
-	{atMostRoot, "PHB or nearer; the slices do not tell which"},
+	{atMostRoot, "PHB or nearer; the slices do not publish which"},
 	{string(gpu.ByNode), "several root complexes of one NUMA node"},
-	{atMostNode, "NODE or nearer; the slices do not tell which"},
+	{atMostNode, "NODE or nearer; the slices do not publish which"},
 	{string(gpu.BySystem), "from one NUMA node to another"},
-	{string(gpu.UnknownWay), "not known"},
+	{string(gpu.UnknownWay), "unknown"},
 }
 
-// topology is the matrix of nvidia-smi topo -m.
+// topology prints the matrix of nvidia-smi topo -m.
 func (p *printer) topology() {
 	v := p.view
 	if len(v.GPUs) == 0 {
@@ -194,26 +194,30 @@ func (p *printer) topology() {
 	}
 	nowhere := func(g GPU) bool { return g.PCIeRoot == "" }
 	if v.Source == Machine && slices.ContainsFunc(v.GPUs, nowhere) {
-		p.linef("  sysfs does not tell where each GPU sits: a virtual machine hides it, or --sysfs is of another node")
+		p.linef("  sysfs does not show the PCI position of each GPU: a virtual machine hides it, or --sysfs belongs to another node")
 	}
 }
 
-// shapes lists all devices.
+// shapes prints all devices.
 func (p *printer) shapes() {
-	rows := [][]string{{"GPU", "DEVICE", "SHAPE", "STATE", "HELD BY"}}
+	rows := [][]string{{"GPU", "DEVICE", "SHAPE", "STATE", "CLAIM"}}
 	for i := range p.view.GPUs {
 		g := &p.view.GPUs[i]
 		for j := range g.Shapes {
 			s := &g.Shapes[j]
 			var by []string
-			for _, h := range s.HeldBy {
+			for _, h := range s.Claims {
 				name := h.Claim
 				if h.AdminAccess {
 					name += " (" + stateOf(h) + ")"
 				}
 				by = append(by, name)
 			}
-			rows = append(rows, []string{g.Name, s.Device, shapeText(s), string(s.State), orDash(strings.Join(by, ", "))})
+			state := string(s.State)
+			if s.State == Allocated {
+				state = "allocated"
+			}
+			rows = append(rows, []string{g.Name, s.Device, shapeText(s), state, orDash(strings.Join(by, ", "))})
 		}
 	}
 	if len(rows) > 1 {

@@ -10,60 +10,60 @@ import (
 	"unicode/utf8"
 )
 
-// span is a stretch of a GPU's placement units that belongs together.
+// span is a range of placement units.
 type span struct {
 	start, size int
 	label       string
 	fill        fill
 }
 
-// fill is how a stretch is filled, which tells its state.
+// fill is the state of a span, by which it is drawn.
 type fill int
 
 const (
 	fillFree fill = iota
-	fillHeld
+	fillAllocated
 	fillReady
 	fillChanging
-	fillForeign
+	fillUnmanaged
 	fillTainted
 )
 
-// fills in order of the key, as drawn with and without Unicode.
+// fills in order of the legend, drawn with and without Unicode.
 var fills = []struct {
 	ascii, unicode string
 	means          string
 }{
-	fillFree:     {".", "·", "free"},
-	fillHeld:     {"#", "█", "held by a claim"},
-	fillReady:    {"=", "░", "a partition that is ready for a claim"},
-	fillChanging: {"~", "▒", "a partition that comes or goes, or is missing"},
-	fillForeign:  {"x", "×", "a partition that Cleave did not make"},
-	fillTainted:  {"!", "!", "tainted"},
+	fillFree:      {".", "·", "free"},
+	fillAllocated: {"#", "█", "allocated"},
+	fillReady:     {"=", "░", "a partition ready for a claim"},
+	fillChanging:  {"~", "▒", "a partition being created or destroyed, or missing"},
+	fillUnmanaged: {"x", "×", "an unmanaged partition"},
+	fillTainted:   {"!", "!", "tainted"},
 }
 
 var fillOf = map[PartitionState]fill{
-	PartitionHeld:      fillHeld,
+	PartitionAllocated: fillAllocated,
 	PartitionReady:     fillReady,
 	PartitionPreparing: fillChanging,
 	PartitionReleasing: fillChanging,
 	PartitionMissing:   fillChanging,
 	PartitionIdle:      fillChanging,
-	PartitionForeign:   fillForeign,
+	PartitionUnmanaged: fillUnmanaged,
 }
 
-// spans cut a GPU's placement units up, from the first to the last.
+// spans divides a GPU's placement units into spans.
 func (g *GPU) spans() []span {
 	for i := range g.Shapes {
 		s := &g.Shapes[i]
-		if s.isPartition() || !s.isHeld() || len(g.Partitions) > 0 {
+		if s.isPartition() || !s.isAllocated() || len(g.Partitions) > 0 {
 			continue
 		}
 		label := "whole"
 		if s.isShared() {
 			label = s.usedText()
 		}
-		return []span{{0, g.Slices, label, fillHeld}}
+		return []span{{0, g.Slices, label, fillAllocated}}
 	}
 	var all []span
 	for unit := 0; unit < g.Slices; {
@@ -82,7 +82,7 @@ func (g *GPU) spans() []span {
 	return all
 }
 
-// isTainted tells whether taints close all partitions that could have a unit.
+// isTainted reports whether all partitions with a unit are tainted.
 func (g *GPU) isTainted(unit int) bool {
 	tainted := false
 	for i := range g.Shapes {
@@ -97,7 +97,7 @@ func (g *GPU) isTainted(unit int) bool {
 	return tainted
 }
 
-// cell is how many characters a unit takes in a map, with its left edge: enough for the labels, if the terminal has room.
+// cell is the width of a unit in characters, with its left edge: enough for the labels if the terminal is wide enough.
 func cell(units int, width int, all [][]span) int {
 	const least, empty = 2, 5
 	need := empty
@@ -111,7 +111,7 @@ func cell(units int, width int, all [][]span) int {
 	return max(least, min(need, width/units))
 }
 
-// short is the longest form of a profile's name that fits: "1g.10gb+me", "1g+me", "1g".
+// short is the longest form of a profile name that fits: "1g.10gb+me", "1g+me", "1g".
 func short(label string, room int) string {
 	family, rest, isProfile := strings.Cut(label, ".")
 	forms := []string{label}
@@ -130,7 +130,7 @@ func short(label string, room int) string {
 	return ""
 }
 
-// maps draws the placement units of each GPU that can be partitioned.
+// maps prints the placement units of each GPU that can be partitioned.
 func (p *printer) maps() {
 	drawn := slices.DeleteFunc(slices.Clone(p.view.GPUs), func(g GPU) bool { return g.Slices == 0 })
 	if len(drawn) == 0 {
@@ -159,7 +159,7 @@ func (p *printer) maps() {
 	p.linef("  %s", strings.Join(key, "   "))
 }
 
-// pick is the form of a character that the terminal has.
+// pick chooses the character that the terminal supports.
 func (p *printer) pick(ascii, unicode string) string {
 	if p.options.ASCII {
 		return ascii
@@ -167,7 +167,7 @@ func (p *printer) pick(ascii, unicode string) string {
 	return unicode
 }
 
-// board draws GPUs with the same number of units below one scale.
+// board prints GPUs with the same number of units below a common scale.
 func (p *printer) board(gpus []GPU, name int, used map[fill]bool) {
 	const margin = 4 // before, between and after
 	units := gpus[0].Slices

@@ -16,21 +16,21 @@ const (
 
 // meanings of the taints that the plugin sets.
 var meanings = map[string]string{
-	publish.TaintOccupied: "a partition lies in its place that no claim holds: somebody else's, one that is still in use after it was " +
-		"given back, or one of a layout that is not made yet; cleave inspect on the node tells which",
-	publish.TaintNoMPS:      "cleave mps-supervisor does not answer on the node: running programs go on, new claims wait",
-	publish.TaintUnhealthy:  "the GPU is in trouble: the value says in which; the taint goes once the driver says that it is well again",
-	publish.TaintIncomplete: "device nodes or files of the NVIDIA driver are missing, which the Event DriverIncomplete names: claims that are prepared stay, new ones wait",
-	publish.TaintConflict:   "somebody else hands the GPU out, too, such as a device plugin: leave it to one of the two",
-	publish.TaintDraining:   "the plugin lets go of the NVIDIA driver, for an update of it or because it goes away: what claims hold stays, new claims wait",
-	publish.TaintWithdrawn:  "the node offers it no more: what claims hold stays until they are gone",
+	publish.TaintOccupied: "its place is occupied by a partition without a claim: an unmanaged one, one still in use after its release, " +
+		"or one of another layout; cleave inspect on the node shows which",
+	publish.TaintNoMPS:      "cleave mps-supervisor does not answer on the node: running programs continue, new claims wait",
+	publish.TaintUnhealthy:  "the GPU is unhealthy: the value is the reason; the taint is removed on recovery",
+	publish.TaintIncomplete: "device nodes or files of the NVIDIA driver are missing, see the Event DriverIncomplete: prepared claims stay, new ones wait",
+	publish.TaintConflict:   "another driver offers the GPU too, such as a device plugin: leave it to one of the two",
+	publish.TaintDraining:   "the plugin is releasing the NVIDIA driver, for an update or before its removal: allocations stay, new claims wait",
+	publish.TaintWithdrawn:  "the node no longer offers it: allocations stay until their claims end",
 }
 
 // taintOf is a taint with its meaning.
 func taintOf(key, value, effect string) Taint {
 	meaning, known := meanings[key]
 	if !known {
-		meaning = "not one of Cleave's own: ask who set it"
+		meaning = "not set by Cleave"
 	}
 	return Taint{Key: key, Value: value, Effect: effect, Meaning: meaning}
 }

@@ -16,9 +16,9 @@ import (
 
 // Options of Print.
 type Options struct {
-	// ASCII keeps out every character that an old terminal may not have.
+	// ASCII avoids characters that old terminals lack.
 	ASCII bool
-	// Width of the terminal in characters, by which slice maps are drawn; 0 for 100.
+	// Width of the terminal in characters, for slice maps; 0 for 100.
 	Width int
 	// Wide adds UUIDs, and all shapes with their states.
 	Wide bool
@@ -48,7 +48,7 @@ func (v *View) Print(w io.Writer, o Options) error {
 	return nil
 }
 
-// printer writes the parts of a view one after the other.
+// printer writes the sections of a view.
 type printer struct {
 	strings.Builder
 	view    *View
@@ -59,13 +59,13 @@ func (p *printer) linef(format string, args ...any) {
 	fmt.Fprintln(p, strings.TrimRight(printable(fmt.Sprintf(format, args...)), " "))
 }
 
-// section begins a part.
+// section begins a section.
 func (p *printer) section(title string) {
 	p.linef("")
 	p.linef("%s", title)
 }
 
-// printable keeps a text on its line, and what attributes of whatever driver say from steering the terminal.
+// printable replaces line breaks and control characters, because attributes are untrusted.
 func printable(s string) string {
 	s = strings.ReplaceAll(s, "\n", "; ")
 	return strings.Map(func(r rune) rune {
@@ -76,7 +76,7 @@ func printable(s string) string {
 	}, s)
 }
 
-// table writes rows in columns, the first row in capitals.
+// table writes rows in columns.
 func (p *printer) table(rows [][]string) {
 	var width []int
 	for _, row := range rows {
@@ -120,7 +120,7 @@ func (p *printer) title() {
 	}
 }
 
-// count is a number of things.
+// count formats a number with its noun.
 func count(n int64, one, many string) string {
 	if n == 1 {
 		return "1 " + one
@@ -135,7 +135,7 @@ func orDash(s string) string {
 	return s
 }
 
-// gibibytes of an amount of memory.
+// gibibytes formats an amount of memory.
 func gibibytes(n int64) string {
 	if n <= 0 {
 		return ""
@@ -147,14 +147,14 @@ func (p *printer) overview() {
 	if len(p.view.GPUs) == 0 {
 		return
 	}
-	header := []string{"GPU", "DEVICE", "PRODUCT", "MEMORY", "MIG", "HELD", "FREE"}
+	header := []string{"GPU", "DEVICE", "PRODUCT", "MEMORY", "MIG", "ALLOCATED", "FREE"}
 	if p.options.Wide {
 		header = slices.Insert(header, 2, "UUID")
 	}
 	rows := [][]string{header}
 	for i := range p.view.GPUs {
 		g := &p.view.GPUs[i]
-		row := []string{g.Name, g.Device, orDash(g.Product), orDash(gibibytes(g.MemoryBytes)), orDash(g.MIG), g.heldText(), g.freeText()}
+		row := []string{g.Name, g.Device, orDash(g.Product), orDash(gibibytes(g.MemoryBytes)), orDash(g.MIG), g.allocatedText(), g.freeText()}
 		if p.options.Wide {
 			row = slices.Insert(row, 2, orDash(g.UUID))
 		}
@@ -164,38 +164,46 @@ func (p *printer) overview() {
 	p.table(rows)
 }
 
-// heldText sums up what claims have, and after it what is there that no claim has.
-func (g *GPU) heldText() string {
+// allocatedText summarises allocations, followed by partitions without a claim.
+func (g *GPU) allocatedText() string {
 	var parts []string
 	for i := range g.Shapes {
 		switch s := &g.Shapes[i]; {
-		case !s.isHeld() || s.isPartition():
+		case !s.isAllocated() || s.isPartition():
 		case s.isShared():
 			parts = append(parts, s.usedText())
 		default:
 			parts = append(parts, "whole")
 		}
 	}
-	var held, other []string
-	number := map[string]int64{}
+	var allocated, other []Amount
 	for _, part := range g.Partitions {
-		if part.State == PartitionHeld {
-			held, number[part.Profile] = append(held, part.Profile), number[part.Profile]+1
-			continue
+		if part.State == PartitionAllocated {
+			allocated = increment(allocated, part.Profile)
+		} else {
+			other = increment(other, partitionWords[part.State])
 		}
-		word := partitionWords[part.State]
-		other, number[word] = append(other, word), number[word]+1
 	}
-	for _, profile := range distinct(held) {
-		parts = append(parts, amountText(Amount{Type: typeMIG, Profile: profile, Count: number[profile]}))
+	for _, a := range allocated {
+		parts = append(parts, amountText(a))
 	}
-	for _, word := range distinct(other) {
-		parts = append(parts, fmt.Sprintf("%d %s", number[word], word))
+	for _, a := range other {
+		parts = append(parts, fmt.Sprintf("%d %s", a.Count, a.Profile))
 	}
 	return orDash(strings.Join(parts, ", "))
 }
 
-// usedText tells how many shares claims have of a shared GPU, and of how many where that is known.
+// increment counts a name among partitions.
+func increment(amounts []Amount, name string) []Amount {
+	at := slices.IndexFunc(amounts, func(a Amount) bool { return a.Profile == name })
+	if at < 0 {
+		return append(amounts, Amount{Type: typeMIG, Profile: name, Count: 1})
+	}
+	amounts[at].Count++
+	return amounts
+}
+
+// usedText is how many shares of a shared GPU are allocated, and of how many if that is known.
 func (s *Shape) usedText() string {
 	all := amountText(Amount{Type: s.Type, Count: max(s.Total.Shares, s.Used.Shares)})
 	if s.Used.Shares >= s.Total.Shares {
@@ -204,17 +212,7 @@ func (s *Shape) usedText() string {
 	return fmt.Sprintf("%d of %s", s.Used.Shares, all)
 }
 
-// distinct drops what is there already, in place.
-func distinct(all []string) []string {
-	seen := map[string]bool{}
-	return slices.DeleteFunc(all, func(s string) bool {
-		twice := seen[s]
-		seen[s] = true
-		return twice
-	})
-}
-
-// freeText sums up what can be had.
+// freeText summarises what is available.
 func (g *GPU) freeText() string {
 	switch {
 	case len(g.Shapes) == 0:
@@ -224,16 +222,12 @@ func (g *GPU) freeText() string {
 	case slices.Equal(g.Free, g.Offers):
 		return "all"
 	default:
-		return amountsText(g.Free)
+		var parts []string
+		for _, a := range g.Free {
+			parts = append(parts, amountText(a))
+		}
+		return strings.Join(parts, ", ")
 	}
-}
-
-func amountsText(amounts []Amount) string {
-	var parts []string
-	for _, a := range amounts {
-		parts = append(parts, amountText(a))
-	}
-	return strings.Join(parts, ", ")
 }
 
 func amountText(a Amount) string {
@@ -255,38 +249,35 @@ func amountText(a Amount) string {
 	return fmt.Sprintf("%dx %s", a.Count, name)
 }
 
-// partitionWords say how partitions stand to claims.
+// partitionWords are the states of partitions for people.
 var partitionWords = map[PartitionState]string{
-	PartitionHeld:      "held",
-	PartitionPreparing: "being made",
-	PartitionReleasing: "given back",
+	PartitionAllocated: "allocated",
+	PartitionPreparing: "creating",
+	PartitionReleasing: "releasing",
 	PartitionMissing:   "missing",
 	PartitionReady:     "ready",
 	PartitionIdle:      "of another layout",
-	PartitionForeign:   "not Cleave's",
+	PartitionUnmanaged: "unmanaged",
 }
 
-// claims is a line for each thing that a claim holds and for each partition.
+// claims prints a line for each allocation and each partition.
 func (p *printer) claims() {
-	rows := [][]string{{"GPU", "SHAPE", "STATE", "HELD BY", "DETAILS"}}
+	rows := [][]string{{"GPU", "SHAPE", "STATE", "CLAIM", "DETAILS"}}
 	for i := range p.view.GPUs {
 		g := &p.view.GPUs[i]
 		for j := range g.Shapes {
 			s := &g.Shapes[j]
-			for _, h := range s.HeldBy {
+			for _, h := range s.Claims {
 				if !s.isPartition() || h.AdminAccess {
-					rows = append(rows, []string{g.Name, shapeText(s), stateOf(h), holderText(h), orDash(h.details())})
+					rows = append(rows, []string{g.Name, shapeText(s), stateOf(h), claimText(h), orDash(h.details())})
 				}
 			}
 		}
 		for _, part := range g.Partitions {
-			by := "nobody"
-			if part.State == PartitionForeign {
-				by = "nobody known"
-			}
-			for _, h := range part.HeldBy {
+			by := "-"
+			for _, h := range part.Claims {
 				if !h.AdminAccess {
-					by = holderText(h)
+					by = claimText(h)
 				}
 			}
 			rows = append(rows, []string{g.Name, partitionText(part.Profile, part.Placement), partitionWords[part.State], by, orDash(part.details())})
@@ -298,11 +289,11 @@ func (p *printer) claims() {
 	}
 }
 
-func stateOf(h Holder) string {
+func stateOf(h Claim) string {
 	if h.AdminAccess {
-		return "looked at"
+		return "admin access"
 	}
-	return "held"
+	return "allocated"
 }
 
 // shapeText names a shape.
@@ -317,7 +308,7 @@ func shapeText(s *Shape) string {
 	}
 }
 
-// partitionText names a partition by its profile and its placement units.
+// partitionText names a partition by its profile and placement.
 func partitionText(profile string, at gpu.Placement) string {
 	if at.Size == 1 {
 		return fmt.Sprintf("%s at %d", profile, at.Start)
@@ -325,7 +316,7 @@ func partitionText(profile string, at gpu.Placement) string {
 	return fmt.Sprintf("%s at %d-%d", profile, at.Start, at.Start+at.Size-1)
 }
 
-func holderText(h Holder) string {
+func claimText(h Claim) string {
 	switch len(h.Pods) {
 	case 0:
 		return h.Claim
@@ -336,8 +327,8 @@ func holderText(h Holder) string {
 	}
 }
 
-// details of what a claim has of a shared GPU.
-func (h *Holder) details() string {
+// details are the amounts of a claim on a shared GPU.
+func (h *Claim) details() string {
 	var parts []string
 	if a := h.Has; a != nil {
 		parts = append(parts, count(a.Shares, "share", "shares"))

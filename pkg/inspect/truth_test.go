@@ -15,8 +15,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
-// cutAtRandom gives claims partitions of GPU 0, and tells what the same claims hold in a cluster.
-func (m *machine) cutAtRandom(dice *rand.Rand) []resourceapi.ResourceClaim {
+// partitionAtRandom gives claims partitions of GPU 0, and tells what the same claims hold in a cluster.
+func (m *machine) partitionAtRandom(dice *rand.Rand) []resourceapi.ResourceClaim {
 	m.t.Helper()
 	var claims []resourceapi.ResourceClaim
 	shapes := m.gpu(0).Shapes()
@@ -42,10 +42,10 @@ func TestOfMachine_StatesMatchHardware(t *testing.T) {
 			m := newMachine(t, model)
 			m.policy = policyOf(t, "- tiers: [mig]\n")
 			m.mig(0)
-			claims := m.cutAtRandom(rand.New(rand.NewPCG(seed, 1)))
+			claims := m.partitionAtRandom(rand.New(rand.NewPCG(seed, 1)))
 			v := m.view().GPUs[0]
 			for i := range v.Shapes {
-				m.holdAgainstBoard(model, &v.Shapes[i])
+				m.compareWithBoard(model, &v.Shapes[i])
 			}
 			p := m.published()
 			p.Claims = claims
@@ -68,10 +68,10 @@ func states(g *GPU) map[string]ShapeState {
 	return all
 }
 
-// holdAgainstBoard tries to make a shape.
-func (m *machine) holdAgainstBoard(model string, s *Shape) {
+// compareWithBoard tries to make a shape.
+func (m *machine) compareWithBoard(model string, s *Shape) {
 	m.t.Helper()
-	if s.State == Held {
+	if s.State == Allocated {
 		return
 	}
 	shape := m.place(0, s.Profile, s.Placement.Start)
@@ -116,7 +116,7 @@ func TestOfMachine_MissingGPU(t *testing.T) {
 	gone := m.whole(3)
 	gone.Device, gone.GPU = "gpu-0000-ff-00-0", "gpu-0000-ff-00-0"
 	m.claim("ml/orphan", gone)
-	want := []string{"claim ml/orphan holds something of gpu-0000-ff-00-0, which is not there"}
+	want := []string{"claim ml/orphan is allocated a part of gpu-0000-ff-00-0, which is missing"}
 	if diff := cmp.Diff(want, m.view().Problems); diff != "" {
 		t.Errorf("problems (-want +got):\n%s", diff)
 	}
@@ -150,7 +150,7 @@ func TestOfMachine_ReleasingRecord(t *testing.T) {
 	m := newMachine(t, "l40s")
 	m.claim("dev/a", m.whole(0), m.share(1, records.Share{ID: "i", Kind: gpu.TimeSlice, Shares: 1})).State = records.Releasing
 	for _, g := range m.view().GPUs[:2] {
-		if got := g.heldText() + ", " + g.freeText(); got != "-, all" {
+		if got := g.allocatedText() + ", " + g.freeText(); got != "-, all" {
 			t.Errorf("%s: got %s, want nothing held", g.Name, got)
 		}
 	}

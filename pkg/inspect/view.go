@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inspect makes a picture of a node's GPUs: what they offer, who holds what, how they reach each other. It is made
-// of what was read of a machine (OfMachine) or of a cluster (OfPool). The package is pure: others read, it looks.
+// Package inspect describes a node's GPUs: offers, allocations and topology. It builds a View from the state of a machine
+// (OfMachine) or from API objects (OfPool). The package is pure: callers do the reading.
 package inspect
 
 import (
@@ -9,37 +9,37 @@ import (
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
-// Source is where a view comes from.
+// Source is the origin of a view.
 type Source string
 
 // The sources.
 const (
-	// Machine: the GPUs of the machine that the program runs on, or of a simulated one.
+	// Machine is the machine that the program runs on, or a simulated one.
 	Machine Source = "machine"
-	// Model: a fresh node of a known model.
+	// Model is a node model.
 	Model Source = "model"
-	// Cluster: what the API server knows of a node.
+	// Cluster is a node from its objects on the API server.
 	Cluster Source = "cluster"
 )
 
-// View is a node as people and programs see it. Its JSON is for programs: fields are added, never renamed.
+// View describes a node for people and programs. Its JSON is an interface: fields and values may be added, never renamed.
 type View struct {
 	Source Source `json:"source"`
 	// Node is the name of the node or of the model; empty for the machine that the program runs on.
 	Node string `json:"node,omitempty"`
 	// Driver is the name of the DRA driver.
 	Driver string `json:"driver"`
-	// Policy by which the GPUs offer what they offer; empty where it is not known, as of a cluster.
+	// Policy is the active policy; empty if unknown, as in a cluster.
 	Policy string `json:"policy,omitempty"`
-	// DriverVersion and CUDAVersion are those of the NVIDIA driver. In slices they are semantic versions.
+	// DriverVersion and CUDAVersion are those of the NVIDIA driver; in slices, semantic versions.
 	DriverVersion string `json:"driverVersion,omitempty"`
 	CUDAVersion   string `json:"cudaVersion,omitempty"`
-	// GPUs in order of NVML index, or of device names where the indexes are not known.
+	// GPUs in order of NVML index, or of device names if indexes are unknown.
 	GPUs []GPU `json:"gpus"`
-	// Connections between the GPUs in their order, in the words of nvidia-smi topo -m. Of a cluster, some words are less
-	// exact: "NV" has no number, "<=PHB" stands for PHB or nearer.
+	// Connections between the GPUs in their order, in the words of nvidia-smi topo -m. In a cluster, some words are less
+	// exact: "NV" without a number, "<=PHB" for PHB or nearer.
 	Connections [][]string `json:"connections"`
-	// Problems are GPUs that cannot be read, and what else is amiss with the whole node.
+	// Problems are unreadable GPUs and problems of the whole node.
 	Problems []string `json:"problems,omitempty"`
 }
 
@@ -47,39 +47,37 @@ type View struct {
 type GPU struct {
 	// Name is "GPU0" for NVML index 0, as nvidia-smi counts.
 	Name string `json:"name"`
-	// Device is the name of the whole GPU's device, by which the names of its other shapes begin.
+	// Device is the name of the whole GPU's device, which prefixes the names of its other shapes.
 	Device     string `json:"device"`
 	PCIAddress string `json:"pciAddress,omitempty"`
 	UUID       string `json:"uuid,omitempty"`
 	Product    string `json:"product,omitempty"`
-	// MemoryBytes is what workloads can use.
+	// MemoryBytes is the memory available to workloads.
 	MemoryBytes int64 `json:"memoryBytes,omitempty"`
-	// MIG is "on" or "off", or "no" where the board cannot be partitioned; of a cluster, which does not know the mode, "yes"
-	// or "no".
+	// MIG is "on" or "off", or "no" if the board does not support it; in a cluster, where the mode is unknown, "yes" or "no".
 	MIG string `json:"mig,omitempty"`
-	// PartitionMode is how partitions come to be by the node's policy; of a cluster it is not known.
+	// PartitionMode is the policy's mode of partitions; unknown in a cluster.
 	PartitionMode policy.MIGMode `json:"partitionMode,omitempty"`
-	// Slices is the number of placement units of the board; of a cluster as far as devices tell.
+	// Slices is the number of placement units of the board; in a cluster, as far as devices show it.
 	Slices      int    `json:"slices,omitempty"`
 	NUMANode    *int   `json:"numaNode,omitempty"`
 	CPUAffinity string `json:"cpuAffinity,omitempty"`
 	PCIeRoot    string `json:"pcieRoot,omitempty"`
 	PCIeSwitch  string `json:"pcieSwitch,omitempty"`
-	// NVLinks is the number of links that are up.
+	// NVLinks is the number of active links.
 	NVLinks     *int   `json:"nvlinks,omitempty"`
 	NVLinkGroup string `json:"nvlinkGroup,omitempty"`
-	// FabricClusterUUID and FabricCliqueID name the NVLink domain of several nodes.
+	// FabricClusterUUID and FabricCliqueID identify the multi-node NVLink domain.
 	FabricClusterUUID string `json:"fabricClusterUUID,omitempty"`
 	FabricCliqueID    *int   `json:"fabricCliqueID,omitempty"`
-	// Offers is what the GPU can be handed out as while nobody holds any of it, Free what can be had of it now. The numbers
-	// of partitions hold for each profile alone.
+	// Offers is what the GPU offers without allocations, Free what is available now. Counts of partitions are per profile.
 	Offers []Amount `json:"offers"`
 	Free   []Amount `json:"free"`
 	// Shapes are all devices of the GPU, in order of the scheduler's search.
 	Shapes []Shape `json:"shapes"`
 	// Partitions are those that exist or should, in order of their place.
 	Partitions []Partition `json:"partitions,omitempty"`
-	// Notes say why something is not offered and how that is changed.
+	// Notes explain why something is not offered and how to change that.
 	Notes []string `json:"notes,omitempty"`
 }
 
@@ -91,24 +89,24 @@ type Amount struct {
 	Count   int64  `json:"count"`
 }
 
-// ShapeState is whether a shape can be had.
+// ShapeState is the availability of a shape.
 type ShapeState string
 
 // The states of shapes.
 const (
-	// Free: the next claim can have it.
+	// Free shapes are available to the next claim.
 	Free ShapeState = "free"
-	// Held by claims, and no more of it can be had.
-	Held ShapeState = "held"
-	// Shared by claims, and there is room for more.
+	// Allocated shapes are allocated, and full if shared.
+	Allocated ShapeState = "held"
+	// Shared shapes are allocated and have room for more claims.
 	Shared ShapeState = "shared"
-	// Blocked by what claims hold, or by partitions that are there or are not there yet.
+	// Blocked shapes overlap allocations or partitions, or are not created yet.
 	Blocked ShapeState = "blocked"
-	// Tainted: nobody holds it, and it is not to be handed out.
+	// Tainted shapes are not allocated, and excluded by a taint.
 	Tainted ShapeState = "tainted"
 )
 
-// Shape is one form a GPU can be handed out in, which is one device.
+// Shape is one form in which a GPU is offered: a whole GPU, a partition or a share. It is one device.
 type Shape struct {
 	Device string `json:"device"`
 	// Type is "gpu", "timeslice", "mps" or "mig".
@@ -117,69 +115,69 @@ type Shape struct {
 	State   ShapeState `json:"state"`
 	// Placement of a partition.
 	Placement *gpu.Placement `json:"placement,omitempty"`
-	// Total and Used of a shared GPU.
+	// Total and Used are the amounts of a shared GPU.
 	Total  *Amounts `json:"total,omitempty"`
 	Used   *Amounts `json:"used,omitempty"`
-	HeldBy []Holder `json:"heldBy,omitempty"`
+	Claims []Claim  `json:"heldBy,omitempty"`
 	Taints []Taint  `json:"taints,omitempty"`
 
-	// needs of the GPU's counters, and the least that a claim takes of a shared GPU.
+	// needs are the consumed counters, least the minimum that a claim takes of a shared GPU.
 	needs stock
 	least Amounts
-	// ready tells that its partition is there already.
+	// ready is set if its partition exists.
 	ready bool
 }
 
-// Amounts are parts of a shared GPU; zero where it does not count them.
+// Amounts are parts of a shared GPU; zero if not counted.
 type Amounts struct {
 	Shares       int64 `json:"shares,omitempty"`
 	MemoryBytes  int64 `json:"memoryBytes,omitempty"`
 	CoresPercent int64 `json:"coresPercent,omitempty"`
 }
 
-// Holder is a claim that has a shape.
-type Holder struct {
+// Claim is a claim that is allocated a shape.
+type Claim struct {
 	// Claim is "namespace/name".
 	Claim string `json:"claim"`
 	UID   string `json:"uid,omitempty"`
-	// Pods that the claim is reserved for; only known of a cluster.
+	// Pods that the claim is reserved for; known only in a cluster.
 	Pods []string `json:"pods,omitempty"`
-	// AdminAccess looks at the shape and holds nothing of it.
+	// AdminAccess claims observe the shape and consume nothing.
 	AdminAccess bool `json:"adminAccess,omitempty"`
-	// Has is what the claim has of a shared GPU.
+	// Has are the claim's amounts of a shared GPU.
 	Has *Amounts `json:"has,omitempty"`
-	// Interval of the time slices that the claim asked for.
+	// Interval is the time slice interval that the claim requested.
 	Interval string `json:"interval,omitempty"`
 }
 
-// Taint keeps a shape from being handed out.
+// Taint is a taint of a shape.
 type Taint struct {
 	Key    string `json:"key"`
 	Value  string `json:"value,omitempty"`
 	Effect string `json:"effect"`
-	// Meaning for people, and what can be done.
+	// Meaning explains the taint, with a remedy.
 	Meaning string `json:"meaning"`
 }
 
-// PartitionState is how a partition stands to claims.
+// PartitionState is the state of a partition.
 type PartitionState string
 
 // The states of partitions.
 const (
-	// PartitionHeld by a claim.
-	PartitionHeld PartitionState = "held"
-	// PartitionPreparing: a claim's, about to be made or being made.
+	// PartitionAllocated is allocated to a claim.
+	PartitionAllocated PartitionState = "held"
+	// PartitionPreparing is being created for a claim.
 	PartitionPreparing PartitionState = "preparing"
-	// PartitionReleasing: a claim gave it back, and it is still there.
+	// PartitionReleasing was released by a claim and still exists.
 	PartitionReleasing PartitionState = "releasing"
-	// PartitionMissing: a claim holds it, and it is not there.
+	// PartitionMissing is allocated to a claim and does not exist.
 	PartitionMissing PartitionState = "missing"
-	// PartitionReady: no claim holds it, and the next one can.
+	// PartitionReady is available to the next claim.
 	PartitionReady PartitionState = "ready"
-	// PartitionIdle: Cleave made it for a layout that the policy at hand does not have.
+	// PartitionIdle was created for a layout that the policy no longer has.
 	PartitionIdle PartitionState = "idle"
-	// PartitionForeign: nobody known made it.
-	PartitionForeign PartitionState = "foreign"
+	// PartitionUnmanaged is unmanaged: Cleave has no record of it.
+	PartitionUnmanaged PartitionState = "foreign"
 )
 
 // Partition is a partition that exists, or that a claim should have.
@@ -188,8 +186,8 @@ type Partition struct {
 	ProfileID int            `json:"profileID"`
 	Placement gpu.Placement  `json:"placement"`
 	State     PartitionState `json:"state"`
-	// GI is the ID of the GPU instance, UUID that of the MIG device; of a cluster only the UUID may be known.
-	GI     *int     `json:"gi,omitempty"`
-	UUID   string   `json:"uuid,omitempty"`
-	HeldBy []Holder `json:"heldBy,omitempty"`
+	// GI is the ID of the GPU instance, UUID that of the MIG device; in a cluster, at most the UUID is known.
+	GI     *int    `json:"gi,omitempty"`
+	UUID   string  `json:"uuid,omitempty"`
+	Claims []Claim `json:"heldBy,omitempty"`
 }

@@ -4,6 +4,7 @@ package inspect
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -18,10 +19,10 @@ const (
 	typeMPS       = string(gpu.MPS)
 )
 
-// stock is how much there is, or is needed, of each counter.
+// stock is an amount of each counter.
 type stock map[string]int64
 
-// fits tells whether all that is needed is there.
+// fits reports whether the stock covers all needs.
 func (s stock) fits(needs stock) bool {
 	for name, n := range needs {
 		if s[name] < n {
@@ -37,36 +38,28 @@ func (s stock) take(needs stock) {
 	}
 }
 
-func (s stock) clone() stock {
-	c := make(stock, len(s))
-	for name, n := range s {
-		c[name] = n
-	}
-	return c
-}
-
-// isPartition tells a partition from what takes the whole GPU.
+// isPartition reports whether the shape is a partition.
 func (s *Shape) isPartition() bool { return s.Placement != nil }
 
-// isShared tells whether many claims can have the shape at once.
+// isShared reports whether several claims can be allocated the shape at once.
 func (s *Shape) isShared() bool { return s.Total != nil }
 
-// isHeld tells whether a claim has the shape, or a part of it.
-func (s *Shape) isHeld() bool {
-	return slices.ContainsFunc(s.HeldBy, func(h Holder) bool { return !h.AdminAccess })
+// isAllocated reports whether a claim is allocated the shape or a part of it.
+func (s *Shape) isAllocated() bool {
+	return slices.ContainsFunc(s.Claims, func(h Claim) bool { return !h.AdminAccess })
 }
 
-// closed tells whether a taint keeps new claims away.
+// closed reports whether a taint excludes new claims.
 func (s *Shape) closed() bool {
 	return slices.ContainsFunc(s.Taints, func(t Taint) bool { return t.Effect != effectNone })
 }
 
-// isWithdrawn tells whether it is there only until those who hold some of it are gone.
+// isWithdrawn reports whether the shape is published only until its claims end.
 func (s *Shape) isWithdrawn() bool {
 	return slices.ContainsFunc(s.Taints, func(t Taint) bool { return t.Key == publish.TaintWithdrawn })
 }
 
-// room is how many more claims can have a part of a shared GPU, each taking what it gets if it does not say.
+// room is how many more claims fit on a shared GPU, each with the minimum.
 func (s *Shape) room() int64 {
 	room := s.Total.Shares
 	if s.Used != nil {
@@ -88,17 +81,17 @@ func (s *Shape) use(has Amounts) {
 	s.Used.CoresPercent += has.CoresPercent
 }
 
-// settle fills in what follows from who holds what: the states of shapes, and what is offered and free. full is what the
-// GPU has of counters, left what is not taken of them. Shapes whose state is set already keep it.
-func (g *GPU) settle(full, left stock) {
+// complete derives the states of shapes, and what is offered and free. full are the GPU's counters, left those that are not
+// consumed. A state that is already set stays.
+func (g *GPU) complete(full, left stock) {
 	for i := range g.Shapes {
 		s := &g.Shapes[i]
 		switch {
 		case s.State != "":
-		case s.isShared() && s.isHeld() && s.room() > 0 && !s.closed():
+		case s.isShared() && s.isAllocated() && s.room() > 0 && !s.closed():
 			s.State = Shared
-		case s.isHeld():
-			s.State = Held
+		case s.isAllocated():
+			s.State = Allocated
 		case s.closed():
 			s.State = Tainted
 		case s.ready || left.fits(s.needs):
@@ -113,8 +106,8 @@ func (g *GPU) settle(full, left stock) {
 	})
 }
 
-// count is how many shapes of each kind the stock allows: of all, or of those that can be had now. Of partitions it is as
-// many of a profile as can be there at once.
+// count returns how many shapes of each kind fit the stock: of all shapes, or of those that are available now. Counts of
+// partitions are per profile.
 func (g *GPU) count(from stock, now bool) []Amount {
 	amounts := []Amount{}
 	left := map[string]stock{}
@@ -131,7 +124,7 @@ func (g *GPU) count(from stock, now bool) []Amount {
 			n = s.Total.Shares
 		case s.isPartition() && (!now || !s.ready):
 			if left[s.Profile] == nil {
-				left[s.Profile] = from.clone()
+				left[s.Profile] = maps.Clone(from)
 			}
 			if !left[s.Profile].fits(s.needs) {
 				continue

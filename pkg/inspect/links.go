@@ -8,13 +8,13 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// Words for what attributes do not tell exactly.
+// Words for connections that attributes do not show exactly.
 const (
 	atMostRoot = "<=" + string(gpu.ByRoot)
 	atMostNode = "<=" + string(gpu.ByNode)
 )
 
-// connections tells from attributes how GPUs reach each other.
+// connections derives the topology matrix from attributes.
 func connections(gpus []GPU) [][]string {
 	members := map[string]int{}
 	for i := range gpus {
@@ -24,21 +24,20 @@ func connections(gpus []GPU) [][]string {
 	for i := range gpus {
 		var row []string
 		for j := range gpus {
-			way := string(gpu.SameGPU)
+			word := string(gpu.SameGPU)
 			if i != j {
-				way = wayByAttributes(&gpus[i], &gpus[j], members[gpus[i].NVLinkGroup])
+				word = connection(&gpus[i], &gpus[j], members[gpus[i].NVLinkGroup])
 			}
-			row = append(row, way)
+			row = append(row, word)
 		}
 		all = append(all, row)
 	}
 	return all
 }
 
-// wayByAttributes is the way between two GPUs; members is how many are in the NVLink group of a. The links of a pair are
-// all between the two, and those of a fabric lead to its switches. In another group they may lead to switches, or be shared
-// out between the others.
-func wayByAttributes(a, b *GPU, members int) string {
+// connection is the connection between two GPUs; members is the size of a's NVLink group. All links of a pair connect the
+// two, and those of a fabric lead to its switches. In other groups the number of links of a pair is unknown.
+func connection(a, b *GPU, members int) string {
 	switch {
 	case a.NVLinkGroup != "" && a.NVLinkGroup == b.NVLinkGroup:
 		fabric := a.FabricClusterUUID != "" && a.FabricClusterUUID == b.FabricClusterUUID
