@@ -28,7 +28,7 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// compatibleModel has GPUs in other places than model: a second plugin on the cluster's node hands out GPUs of its own.
+// compatibleModel has GPUs in other places than model: a second plugin on the cluster's node offers GPUs of its own.
 const compatibleModel = "hgx-h200"
 
 // startCompatible starts a second plugin on the cluster's node, by the name of NVIDIA's driver, with GPUs and an MPS

@@ -46,7 +46,7 @@ func TestContention_NinthPod(t *testing.T) {
 	s.checkSees(ctx, ninth, got)
 }
 
-// stubborn makes a pod's container ignore the request to end, and gives it time to do so. The container carries a mark
+// stubborn creates a pod's container ignore the request to end, and gives it time to do so. The container carries a mark
 // in its environment.
 func stubborn(pod *corev1.Pod, mark string) {
 	grace := int64(8)
@@ -56,7 +56,7 @@ func stubborn(pod *corev1.Pod, mark string) {
 	c.Env = []corev1.EnvVar{{Name: "E2E_MARK", Value: mark}}
 }
 
-// runsWithMark tells whether a process of that mark runs.
+// runsWithMark reports whether a process of that mark runs.
 func runsWithMark(mark string) bool {
 	return slices.ContainsFunc(processes(), func(p process.Process) bool {
 		return strings.Contains("\x00"+p.Environment, "\x00E2E_MARK="+mark+"\x00")
@@ -115,7 +115,7 @@ func checkOneHolderEach() error {
 	for _, r := range all {
 		for _, d := range r.Devices {
 			if other := holder[d.GPU]; other != "" && !d.AdminAccess {
-				return fmt.Errorf("claims %s and %s both hold GPU %s", other, r.Claim, d.GPU)
+				return fmt.Errorf("GPU %s is allocated to claims %s and %s", other, r.Claim, d.GPU)
 			}
 			if !d.AdminAccess {
 				holder[d.GPU] = r.Claim.String()

@@ -83,7 +83,7 @@ func TestRecord_DiskFull(t *testing.T) {
 	s.must(err)
 	for _, e := range entries {
 		if name := e.Name(); name != "corrupt" && name != filepath.Base(filler) && name != early.Uid+".json" {
-			t.Errorf("a full disk left %s in the folder of records", name)
+			t.Errorf("a full disk left %s in the directory of records", name)
 		}
 	}
 	s.waitRecords(ctx, n.Node, "early")

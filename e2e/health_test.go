@@ -20,7 +20,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
-// fault makes trouble for a GPU, which is given by the device that is the whole of it.
+// fault injects faults for a GPU, which is given by the device that is the whole of it.
 func (s *space) fault(ctx context.Context, device string, args ...string) {
 	s.Helper()
 	d := find(devicesOf(s.slices(ctx, env.cluster.NodeName())), device)
@@ -31,8 +31,8 @@ func (s *space) fault(ctx context.Context, device string, args ...string) {
 	s.must(err)
 }
 
-// wellAfter ends all trouble should the test fail before it has done so, so that other tests have all GPUs.
-func (s *space) wellAfter(ctx context.Context) {
+// recoverAfter clears all faults should the test fail before it has done so, so that other tests have all GPUs.
+func (s *space) recoverAfter(ctx context.Context) {
 	s.Cleanup(func() {
 		if !s.Failed() {
 			return
@@ -47,7 +47,7 @@ func (s *space) wellAfter(ctx context.Context) {
 	})
 }
 
-// unhealthy are the taints of devices of GPUs in trouble, by device as "value:effect".
+// unhealthy are the taints of devices of unhealthy GPUs, by device as "value:effect".
 func (s *space) unhealthy(ctx context.Context) map[string]string {
 	s.Helper()
 	found := map[string]string{}
@@ -79,13 +79,13 @@ func (s *space) family(ctx context.Context, device, taint string) map[string]str
 // waitUnhealthy waits until just these devices have these taints.
 func (s *space) waitUnhealthy(ctx context.Context, want map[string]string) {
 	s.Helper()
-	s.eventually(ctx, fmt.Sprintf("%d devices to have the taint of a GPU in trouble", len(want)), func(ctx context.Context) (bool, string, error) {
+	s.eventually(ctx, fmt.Sprintf("%d devices to have the taint of an unhealthy GPU", len(want)), func(ctx context.Context) (bool, string, error) {
 		diff := cmp.Diff(want, s.unhealthy(ctx))
 		return diff == "", diff, nil
 	})
 }
 
-// heal has trouble of GPUs end as after a reset that the driver had wanted.
+// heal clears the faults of GPUs as after a reset that the driver had wanted.
 func (s *space) heal(ctx context.Context, devices ...string) {
 	s.Helper()
 	for _, d := range devices {
@@ -155,7 +155,7 @@ func (s *space) waitEvent(ctx context.Context, namespace, object, reason string,
 
 func TestHealth_TaintAndRecovery(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	s.wellAfter(ctx)
+	s.recoverAfter(ctx)
 	node := env.cluster.NodeName()
 	s.create(ctx, gpuPod("holder", 1)...)
 	holder := s.running(ctx, "holder")
@@ -181,22 +181,16 @@ func TestHealth_TaintAndRecovery(t *testing.T) {
 	s.waitEvent(ctx, "default", node, "GPUUnhealthy", held, "XID 79", s.name+"/"+ownClaim(holder))
 	s.waitEvent(ctx, "default", node, "GPUUnhealthy", free, "XID 74")
 	s.checkUndisturbed(ctx, holder)
-	metrics, err := env.node.Metrics(ctx)
-	s.must(err)
-	for name, value := range map[string]string{
+	s.checkMetrics(ctx, map[string]string{
 		fmt.Sprintf(`cleave_gpu_healthy{gpu=%q}`, held):                     "0",
 		fmt.Sprintf(`cleave_xid_total{gpu=%q,xid="79"}`, held):              "1",
 		fmt.Sprintf(`cleave_xid_total{gpu=%q,xid="31"}`, free):              "1",
 		fmt.Sprintf(`cleave_gpu_healthy{gpu=%q}`, s.other(ctx, held, free)): "1",
-	} {
-		if metrics[name] != value {
-			t.Errorf("metric %s is %q, want %s", name, metrics[name], value)
-		}
-	}
+	})
 
 	s.create(ctx, gpuPod("others", gpus-2)...)
 	if got := s.devices(ctx, s.running(ctx, "others")); slices.Contains(got, held) || slices.Contains(got, free) {
-		t.Errorf("a pod got %v, and %s and %s are in trouble", got, held, free)
+		t.Errorf("a pod got %v, and %s and %s are unhealthy", got, held, free)
 	}
 	s.create(ctx, gpuPod("waits", 1)...)
 	s.unschedulable(ctx, "waits")
@@ -216,6 +210,18 @@ func TestHealth_TaintAndRecovery(t *testing.T) {
 	s.checkUndisturbed(ctx, holder)
 }
 
+// checkMetrics compares metrics of the plugin.
+func (s *space) checkMetrics(ctx context.Context, want map[string]string) {
+	s.Helper()
+	metrics, err := env.node.Metrics(ctx)
+	s.must(err)
+	for name, value := range want {
+		if metrics[name] != value {
+			s.Errorf("metric %s is %q, want %s", name, metrics[name], value)
+		}
+	}
+}
+
 // other is a whole GPU that is none of these.
 func (s *space) other(ctx context.Context, but ...string) string {
 	s.Helper()
@@ -228,7 +234,7 @@ func (s *space) other(ctx context.Context, but ...string) string {
 	return ""
 }
 
-// tolerating makes a claim tolerate GPUs in trouble.
+// tolerating creates a claim tolerate unhealthy GPUs.
 func tolerating(spec resourceapi.ResourceClaimSpec, effects ...resourceapi.DeviceTaintEffect) resourceapi.ResourceClaimSpec {
 	for _, effect := range effects {
 		exactly := spec.Devices.Requests[0].Exactly
@@ -241,7 +247,7 @@ func tolerating(spec resourceapi.ResourceClaimSpec, effects ...resourceapi.Devic
 
 func TestHealth_UnhealthyPartition(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	s.wellAfter(ctx)
+	s.recoverAfter(ctx)
 	s.create(ctx, partitionPod("sick", smallClass)...)
 	sick := s.device(ctx, s.running(ctx, "sick")) // the topmost place of GPU 0
 	s.create(ctx, partitionPod("sound", smallClass)...)
@@ -281,7 +287,7 @@ func (s *space) instance(ctx context.Context, placement string) string {
 // A plugin that starts knows what drivers want before it publishes anything: taints never go in between.
 func TestHealth_TaintsOutlivePlugin(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	s.wellAfter(ctx)
+	s.recoverAfter(ctx)
 	gpu := s.published(ctx)[0].Name
 	s.fault(ctx, gpu, "--recovery", "2")
 	want := s.family(ctx, gpu, "needs-reboot:NoSchedule")
@@ -296,7 +302,7 @@ func TestHealth_TaintsOutlivePlugin(t *testing.T) {
 	s.heal(ctx, gpu)
 }
 
-// added is since when a device has the taint of a GPU in trouble.
+// added is since when a device has the taint of an unhealthy GPU.
 func (s *space) added(ctx context.Context, device string) string {
 	s.Helper()
 	d := find(devicesOf(s.slices(ctx, env.cluster.NodeName())), device)
@@ -311,7 +317,7 @@ func (s *space) added(ctx context.Context, device string) string {
 
 func TestHealth_LostGPUEvictsPods(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	s.wellAfter(ctx)
+	s.recoverAfter(ctx)
 	path := filepath.Join(t.TempDir(), "policy.yaml")
 	policy := "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nrules:\n  - health: {reaction: %s}\n"
 	s.must(os.WriteFile(path, fmt.Appendf(nil, policy, "NoExecute"), 0o600))

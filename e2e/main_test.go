@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// clusterDir is the cluster's folder: not the default one, which a person's demo may use.
+	// clusterDir is the cluster's directory: not the default one, which a person's demo may use.
 	clusterDir = "/var/lib/cleave-e2e"
 	// programsDir keeps copies of the programs under test, so that a build during a run does not disturb it.
 	programsDir = "/var/lib/cleave-e2e-programs"
@@ -86,7 +86,7 @@ func setUp(ctx context.Context) (*suite, error) {
 // copyPrograms puts what make build made where nobody builds.
 func copyPrograms(from string) error {
 	if err := errors.Join(os.RemoveAll(programsDir), os.MkdirAll(programsDir, 0o755)); err != nil {
-		return fmt.Errorf("make a folder for the programs under test: %w", err)
+		return fmt.Errorf("create a directory for the programs under test: %w", err)
 	}
 	for _, name := range []string{"cleave", "nvml-sim", "libnvidia-ml.so.1"} {
 		data, err := os.ReadFile(filepath.Join(from, name))

@@ -20,7 +20,7 @@ import (
 
 const manifests = "testdata/manifests"
 
-// imports runs cleave import on a file of the test data, writes the policies into a folder and makes the DeviceClasses in
+// imports runs cleave import on a file of the test data, writes the policies into a directory and makes the DeviceClasses in
 // place of the cluster's for the same resources, for as long as the test runs.
 func (s *space) imports(ctx context.Context, format, file, dir string) {
 	s.Helper()

@@ -78,7 +78,7 @@ func runHook(ctx context.Context, groups, group string, hook *cdispecs.Hook, loo
 		runtime.LockOSThread() // and never unlocked: the thread ends with its mounts
 		result <- func() error {
 			if err := syscall.Unshare(syscall.CLONE_NEWNS); err != nil {
-				return fmt.Errorf("make a mount namespace: %w", err)
+				return fmt.Errorf("create a mount namespace: %w", err)
 			}
 			if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
 				return fmt.Errorf("make mounts private: %w", err)

@@ -154,13 +154,13 @@ func TestMIG_UnmanagedPartition(t *testing.T) {
 		got := s.occupied(ctx)
 		return slices.Equal(got, overlapped), cmp.Diff(overlapped, got), nil
 	})
-	// Beside it there is room; in its place there is none.
-	s.create(ctx, partitionPod("beside", smallClass, onGPU(gpu))...)
-	s.running(ctx, "beside")
+	// Alongside it there is room; in its place there is none.
+	s.create(ctx, partitionPod("neighbour", smallClass, onGPU(gpu))...)
+	s.running(ctx, "neighbour")
 	s.waitPartitions(ctx, "0 1g.10gb 6:1", "0 2g.20gb 4:2")
 	s.must(env.node.Kill())
 	s.startPlugin(ctx)
-	s.delete(ctx, "beside")
+	s.delete(ctx, "neighbour")
 	s.waitPartitions(ctx, "0 2g.20gb 4:2")
 	if diff := cmp.Diff(overlapped, s.occupied(ctx)); diff != "" {
 		t.Errorf("tainted devices after a restart (-want +got):\n%s", diff)

@@ -39,7 +39,7 @@ func (s *space) served(ctx context.Context, pod *corev1.Pod) workload.Served {
 	return got
 }
 
-// nothingOfMPS waits until no process, mount, folder or compute mode of MPS is left.
+// nothingOfMPS waits until no process, mount, directory or compute mode of MPS is left.
 func (s *space) nothingOfMPS(ctx context.Context) {
 	s.Helper()
 	s.eventually(ctx, "nothing of MPS to be left", func(ctx context.Context) (bool, string, error) {
@@ -58,7 +58,7 @@ func (s *space) nothingOfMPS(ctx context.Context) {
 				left = append(left, "mount "+strings.TrimSpace(line))
 			}
 		}
-		folders, err := filepath.Glob(filepath.Join(env.node.MPSDir(), "*", "gpu-*"))
+		directories, err := filepath.Glob(filepath.Join(env.node.MPSDir(), "*", "gpu-*"))
 		if err != nil {
 			return false, "", err
 		}
@@ -66,7 +66,7 @@ func (s *space) nothingOfMPS(ctx context.Context) {
 		if err != nil {
 			return false, "", err
 		}
-		left = append(append(left, folders...), more...)
+		left = append(append(left, directories...), more...)
 		shown, err := env.node.Sim(ctx, "show")
 		if err != nil {
 			return false, "", err
@@ -80,7 +80,7 @@ func (s *space) nothingOfMPS(ctx context.Context) {
 	})
 }
 
-// isMPS tells whether a process is such a program of MPS, of this node.
+// isMPS reports whether a process is such a program of MPS, of this node.
 func isMPS(p process.Process, command string) bool {
 	return strings.Contains(p.Command, command) && strings.Contains(p.Environment, "="+env.node.MPSDir())
 }
@@ -189,7 +189,7 @@ func TestMPS_PluginRollingUpdate(t *testing.T) {
 	s.create(ctx, mpsPod("client", shareSpec(mpsClass))...)
 	pod := s.running(ctx, "client")
 	before, daemon := s.served(ctx, pod), s.daemon()
-	// The pod of the next plugin runs beside the present one for a while; so does that of the one after.
+	// The pod of the next plugin runs alongside the present one for a while; so does that of the one after.
 	for i, uid := range []string{"11111111-2222-4333-8444-555555555555", "66666666-7777-4888-9999-aaaaaaaaaaaa"} {
 		s.must(env.node.Upgrade(ctx, uid))
 		name := fmt.Sprintf("after-%d", i+1)

@@ -12,7 +12,10 @@ import (
 	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/cleave-dra/cleave/e2e/node"
 	"github.com/cleave-dra/cleave/e2e/workload"
@@ -104,4 +107,52 @@ func (s *space) sim(ctx context.Context, n *plainNode, args ...string) string {
 func (s *space) deviceNames(ctx context.Context, n *plainNode) []string {
 	s.Helper()
 	return deviceNames(wholeGPUs(s.slices(ctx, n.name)))
+}
+
+// schedulable gives a node without a kubelet the size of the real one, so that pods are scheduled to it.
+func (s *space) schedulable(ctx context.Context, n *plainNode) {
+	s.Helper()
+	nodes := env.kube.CoreV1().Nodes()
+	object, err := nodes.Get(ctx, n.name, metav1.GetOptions{})
+	s.must(err)
+	real, err := nodes.Get(ctx, env.cluster.NodeName(), metav1.GetOptions{})
+	s.must(err)
+	object.Status.Capacity, object.Status.Allocatable = real.Status.Capacity, real.Status.Allocatable
+	_, err = nodes.UpdateStatus(ctx, object, metav1.UpdateOptions{})
+	s.must(err)
+}
+
+// createAnywhere creates a pod, with its template, that nodes without a kubelet may get, and removes it after the test.
+func (s *space) createAnywhere(ctx context.Context, objects []runtime.Object, selector map[string]string) {
+	s.Helper()
+	pod := podOf(objects)
+	pod.Spec.NodeSelector = selector
+	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	s.create(ctx, objects...)
+	s.Cleanup(func() {
+		now := int64(0) // no kubelet ends it
+		_ = env.kube.CoreV1().Pods(s.name).Delete(context.WithoutCancel(ctx), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
+	})
+}
+
+// scheduled waits until a pod has a node.
+func (s *space) scheduled(ctx context.Context, name string) *corev1.Pod {
+	s.Helper()
+	var pod *corev1.Pod
+	s.eventually(ctx, "pod "+name+" to be scheduled", func(ctx context.Context) (bool, string, error) {
+		var err error
+		if pod, err = env.kube.CoreV1().Pods(s.name).Get(ctx, name, metav1.GetOptions{}); err != nil {
+			return false, "", err
+		}
+		return pod.Spec.NodeName != "", workload.Describe(pod), nil
+	})
+	return pod
+}
+
+// ownClaimOf is the claim that a pod has of its own, as the kubelet names it to the plugin, and its allocation.
+func (s *space) ownClaimOf(ctx context.Context, pod *corev1.Pod) (*drapb.Claim, *resourceapi.AllocationResult) {
+	s.Helper()
+	claim, err := env.kube.ResourceV1().ResourceClaims(s.name).Get(ctx, ownClaim(pod), metav1.GetOptions{})
+	s.must(err)
+	return &drapb.Claim{Namespace: s.name, Name: claim.Name, Uid: string(claim.UID)}, claim.Status.Allocation
 }

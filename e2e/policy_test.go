@@ -28,7 +28,7 @@ func (s *space) pick(ctx context.Context, policy string) {
 	s.labelNode(ctx, v1alpha1.PolicyLabel, &policy)
 }
 
-// usePolicies starts the plugin of the cluster's node with a folder of policies, for as long as the test runs.
+// usePolicies starts the plugin of the cluster's node with a directory of policies, for as long as the test runs.
 func (s *space) usePolicies(ctx context.Context, label string, policies map[string]string) (dir string) {
 	s.Helper()
 	dir = s.TempDir()
@@ -141,7 +141,7 @@ func TestPolicy_LabelChanged(t *testing.T) {
 	s.pick(ctx, "inference")
 	s.waitOffer(ctx, name, "gpu!=1 timeslice=8")
 	if d := find(s.published(ctx), held); d == nil {
-		t.Errorf("GPU %s, which a claim holds, is not published", held)
+		t.Errorf("GPU %s, which is allocated, is not published", held)
 	}
 	s.nodeEvent(ctx, name, corev1.EventTypeNormal, "PolicyApplied", `policy "inference" is in force`)
 	s.waitMetric(ctx, env.node, `cleave_policy_info{policy="inference"}`, "1")
@@ -209,7 +209,7 @@ func TestPolicy_Invalid(t *testing.T) {
 	s.waitMetric(ctx, env.node, "cleave_policy_invalid", "1")
 	for i, now := range s.slices(ctx, name) {
 		if now.ResourceVersion != published[i].ResourceVersion {
-			t.Errorf("slice %s was written, though the policy in force is the same", now.Name)
+			t.Errorf("slice %s was written, though the active policy is the same", now.Name)
 		}
 	}
 	s.create(ctx, gpuPod("meanwhile", 1)...)
@@ -243,7 +243,7 @@ func TestPolicy_DevicePluginConflict(t *testing.T) {
 	advertise(ctx, "8")
 	s.waitOffer(ctx, name, "gpu#=1 mig#=25 mps#=1 timeslice#=1")
 	if d := find(s.published(ctx), s.device(ctx, before)); d == nil {
-		t.Error("the GPU that a claim holds is not published")
+		t.Error("the GPU that is allocated is not published")
 	}
 	const says = "a device plugin hands out GPUs of this node (status.capacity has nvidia.com/gpu: 8)"
 	s.nodeEvent(ctx, name, corev1.EventTypeWarning, "GPUConflict", says)

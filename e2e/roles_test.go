@@ -9,13 +9,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// Three nodes with three labels and one folder of policies, a plugin each: training whole, inference cut, development
+// Three nodes with three labels and one directory of policies, a plugin each: training whole, inference cut, development
 // shared. Pods find their way by the class that they ask for.
 func TestNodes_ThreeRoles(t *testing.T) {
 	ctx, s := newSpace(t, nil)
@@ -29,8 +27,6 @@ func TestNodes_ThreeRoles(t *testing.T) {
 		{"development", "[{tiers: [timeSlice], timeSlice: {shares: 8}}]", "timeslice=8", claimPod("develops", shareSpec(timeSliceClass))},
 	}
 	nodes := map[string]*plainNode{}
-	real, err := env.kube.CoreV1().Nodes().Get(ctx, env.cluster.NodeName(), metav1.GetOptions{})
-	s.must(err)
 	for _, role := range roles {
 		s.writePolicy(dir, role.name, role.rules)
 	}
@@ -42,35 +38,22 @@ func TestNodes_ThreeRoles(t *testing.T) {
 		nodes[role.name] = n
 		s.sim(ctx, n, "create", "--node", model)
 		s.must(n.Start(ctx))
-		object, err := env.kube.CoreV1().Nodes().Get(ctx, n.name, metav1.GetOptions{})
-		s.must(err)
-		object.Status.Capacity, object.Status.Allocatable = real.Status.Capacity, real.Status.Allocatable
-		_, err = env.kube.CoreV1().Nodes().UpdateStatus(ctx, object, metav1.UpdateOptions{})
-		s.must(err)
+		s.schedulable(ctx, n)
 	}
 	for _, role := range roles {
 		s.waitOffer(ctx, nodes[role.name].name, role.offer)
 	}
 	for _, role := range roles {
-		pod := podOf(role.pod)
-		pod.Spec.NodeSelector = map[string]string{"e2e": s.name}
-		pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
-		s.create(ctx, role.pod...)
-		t.Cleanup(func() {
-			now := int64(0) // nobody else ends a pod of a node without a kubelet
-			_ = env.kube.CoreV1().Pods(s.name).Delete(context.WithoutCancel(ctx), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
-		})
-		scheduled := s.scheduled(ctx, pod.Name)
+		s.createAnywhere(ctx, role.pod, map[string]string{"e2e": s.name})
+		pod := s.scheduled(ctx, podOf(role.pod).Name)
 		n := nodes[role.name]
-		if scheduled.Spec.NodeName != n.name {
-			t.Errorf("pod %s went to node %s, want the node for %s", pod.Name, scheduled.Spec.NodeName, role.name)
+		if pod.Spec.NodeName != n.name {
+			t.Errorf("pod %s went to node %s, want the node for %s", pod.Name, pod.Spec.NodeName, role.name)
 		}
-		claim, err := env.kube.ResourceV1().ResourceClaims(s.name).Get(ctx, ownClaim(scheduled), metav1.GetOptions{})
-		s.must(err)
-		wire := &drapb.Claim{Namespace: s.name, Name: claim.Name, Uid: string(claim.UID)}
+		wire, allocation := s.ownClaimOf(ctx, pod)
 		devices, err := n.Prepare(ctx, wire)
 		s.must(err)
-		if len(devices) != len(claim.Status.Allocation.Devices.Results) {
+		if len(devices) != len(allocation.Devices.Results) {
 			t.Errorf("pod %s got %v", pod.Name, devices)
 		}
 		s.Cleanup(func() { s.must(n.Unprepare(context.Background(), wire)) })
@@ -84,18 +67,4 @@ func TestNodes_ThreeRoles(t *testing.T) {
 	_, err = env.kube.CoreV1().Nodes().Update(ctx, object, metav1.UpdateOptions{})
 	s.must(err)
 	s.waitOffer(ctx, n.name, "gpu=8 timeslice!=1")
-}
-
-// scheduled waits until a pod has a node.
-func (s *space) scheduled(ctx context.Context, name string) *corev1.Pod {
-	s.Helper()
-	var pod *corev1.Pod
-	s.eventually(ctx, "pod "+name+" to be scheduled", func(ctx context.Context) (bool, string, error) {
-		var err error
-		if pod, err = env.kube.CoreV1().Pods(s.name).Get(ctx, name, metav1.GetOptions{}); err != nil {
-			return false, "", err
-		}
-		return pod.Spec.NodeName != "", workload.Describe(pod), nil
-	})
-	return pod
 }

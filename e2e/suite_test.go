@@ -36,7 +36,7 @@ type space struct {
 	name string
 }
 
-// newSpace makes a namespace for a test. When the test ends, all in it is removed, and the GPUs have to be free.
+// newSpace creates a namespace for a test. When the test ends, all in it is removed, and the GPUs have to be free.
 func newSpace(t *testing.T, labels map[string]string) (context.Context, *space) {
 	t.Helper()
 	name := strings.ToLower(regexp.MustCompile(`[^0-9A-Za-z]+`).ReplaceAllString(strings.TrimPrefix(t.Name(), "Test"), "-"))
@@ -73,12 +73,12 @@ func (s *space) logSlow(what string, start time.Time) {
 	}
 }
 
-// cleanUp removes pods, then claims, and checks that nothing is held any more.
+// cleanUp removes pods, then claims, and checks that nothing is allocated any more.
 func (s *space) cleanUp() {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if s.Failed() {
-		s.Log(s.trouble(ctx))
+		s.Log(s.diagnosis(ctx))
 	}
 	if !env.node.Running() {
 		s.startPlugin(ctx)
@@ -97,8 +97,8 @@ func (s *space) cleanUp() {
 	s.must(env.kube.CoreV1().Namespaces().Delete(ctx, s.name, metav1.DeleteOptions{}))
 }
 
-// trouble is what a person wants to see of a test that failed.
-func (s *space) trouble(ctx context.Context) string {
+// diagnosis is what a person wants to see of a test that failed.
+func (s *space) diagnosis(ctx context.Context) string {
 	var b strings.Builder
 	if pods, err := env.kube.CoreV1().Pods(s.name).List(ctx, metav1.ListOptions{}); err == nil {
 		for i := range pods.Items {

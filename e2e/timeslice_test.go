@@ -234,7 +234,7 @@ func TestTimeSlice_Interval(t *testing.T) {
 		t.Errorf("the intervals are %v, want one Long", got)
 	}
 	s.create(ctx, claimPod("short", withParameters(shareSpec(timeSliceClass), `"timeSlice":{"interval":"Short"}`))...)
-	s.eventually(ctx, "the pod with another interval to be told who holds the GPU", func(ctx context.Context) (bool, string, error) {
+	s.eventually(ctx, "the pod with another interval to report who uses the GPU", func(ctx context.Context) (bool, string, error) {
 		events, err := env.kube.CoreV1().Events(s.name).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=short"})
 		if err != nil {
 			return false, "", err

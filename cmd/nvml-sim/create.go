@@ -44,12 +44,12 @@ type createFlags struct {
 func newCreate() *cobra.Command {
 	var f createFlags
 	c := &cobra.Command{
-		Use:   "create --node MODEL --root FOLDER",
+		Use:   "create --node MODEL --root DIR",
 		Short: "Make a simulated node",
 		Long: `Make a simulated node: a driver root with libraries, nvidia-smi, MPS, device files, and stand-ins for /proc and /sys.
 
-The folder has to be empty, or to hold a simulated node that --force may replace. libnvidia-ml.so.1 is taken from the
-folder of this program. Device files need root; --no-device-nodes leaves them out.`,
+The directory has to be empty, or to hold a simulated node that --force may replace. libnvidia-ml.so.1 is taken from the
+directory of this program. Device files need root; --no-device-nodes leaves them out.`,
 		Example: "  nvml-sim create --node hgx-h100 --root /tmp/h100",
 		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -60,12 +60,12 @@ folder of this program. Device files need root; --no-device-nodes leaves them ou
 	rootFlag(c, &f.root)
 	c.Flags().BoolVar(&f.force, "force", false, "replace the node that is there already")
 	c.Flags().BoolVar(&f.noDeviceNodes, "no-device-nodes", false, "make no device files, so that it works without root")
-	c.Flags().StringVar(&f.devRoot, "dev-root", "", "`folder` below whose dev device files are made; the node's own has no dev then, as on GKE")
+	c.Flags().StringVar(&f.devRoot, "dev-root", "", "`directory` below whose dev device files are made; the node's own has no dev then, as on GKE")
 	c.Flags().BoolVar(&f.flat, "flat", false, "put libraries into lib64 and programs into bin, as on GKE")
 	c.Flags().BoolVar(&f.noControlNodes, "no-control-nodes", false, "leave nvidia-uvm unloaded and /dev/nvidiactl and /dev/nvidia-uvm out until nvidia-modprobe runs")
 	c.Flags().BoolVar(&f.noModprobe, "no-modprobe", false, "leave nvidia-modprobe out")
 	c.Flags().BoolVar(&f.libc, "libc", false, "put the C library that nvidia-smi needs below the root, as driver containers have it")
-	c.Flags().StringVar(&f.library, "library", "", "`path` of libnvidia-ml.so.1 (default: beside this program)")
+	c.Flags().StringVar(&f.library, "library", "", "`path` of libnvidia-ml.so.1 (default: next to this program)")
 	c.Flags().StringVar(&f.seed, "seed", "", "any `text`; nodes with different seeds have different UUIDs")
 	c.Flags().StringVar(&f.driver, "driver-version", "", "driver `version`, instead of the model's")
 	return c
@@ -119,7 +119,7 @@ func create(c *cobra.Command, f *createFlags) error {
 func newRemove() *cobra.Command {
 	var root string
 	c := &cobra.Command{
-		Use:   "remove --root FOLDER",
+		Use:   "remove --root DIR",
 		Short: "Take a simulated node away",
 		Args:  noArgs,
 		RunE: func(*cobra.Command, []string) error {

@@ -36,9 +36,9 @@ type faultFlags struct {
 func newFault() *cobra.Command {
 	var f faultFlags
 	c := &cobra.Command{
-		Use:   "fault --root FOLDER [--gpu N] --xid N | --ecc | --unavailable | --lost | --recovery N | --absent | --links-down | --fabric STATE | --virtualization MODE | --slow DURATION CALL | --hang CALL | --fail CALL CODE | --clear",
-		Short: "Make trouble, or end it",
-		Long: `Make trouble, or end it.
+		Use:   "fault --root DIR [--gpu N] --xid N | --ecc | --unavailable | --lost | --recovery N | --absent | --links-down | --fabric STATE | --virtualization MODE | --slow DURATION CALL | --hang CALL | --fail CALL CODE | --clear",
+		Short: "Inject faults, or clear them",
+		Long: `Inject faults, or clear them.
 
   --xid N              the GPU reports that XID to those who wait for events; with --gi N it is that GPU instance's
   --ecc                the GPU reports a double-bit ECC error

@@ -76,8 +76,8 @@ under the root, so every process that uses it sees the same GPUs, and they outli
 
   nvml-sim create --node hgx-h100 --root /tmp/h100    makes one
   nvml-sim show --root /tmp/h100                      shows it
-  nvml-sim fault --root /tmp/h100 --gpu 3 --xid 79    makes trouble
-  nvml-sim fault --root /tmp/h100 --clear             ends it`
+  nvml-sim fault --root /tmp/h100 --gpu 3 --xid 79    injects faults
+  nvml-sim fault --root /tmp/h100 --clear             clears them`
 
 func newCommand() *cobra.Command {
 	c := &cobra.Command{
@@ -116,15 +116,15 @@ func noArgs(c *cobra.Command, args []string) error {
 	return usagef("unknown command %q of %q%s (see %q)", args[0], c.CommandPath(), hint, c.CommandPath()+" --help")
 }
 
-// rootFlag adds --root, which names the folder of the node.
+// rootFlag adds --root, which names the directory of the node.
 func rootFlag(c *cobra.Command, root *string) {
-	c.Flags().StringVar(root, "root", os.Getenv("NVML_SIM_ROOT"), "`folder` of the node (default: NVML_SIM_ROOT)")
+	c.Flags().StringVar(root, "root", os.Getenv("NVML_SIM_ROOT"), "`directory` of the node (default: NVML_SIM_ROOT)")
 }
 
-// needRoot refuses to go on without a folder.
+// needRoot refuses to go on without a directory.
 func needRoot(root string) error {
 	if root == "" {
-		return usagef("no --root: say under which folder the node lies")
+		return usagef("no --root: say under which directory the node lies")
 	}
 	return nil
 }

@@ -40,7 +40,7 @@ func ok(t *testing.T, args ...string) string {
 	return out
 }
 
-// makeNode makes a node with a stand-in for the library.
+// makeNode creates a node with a stand-in for the library.
 func makeNode(t *testing.T, model string) (root string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -139,7 +139,7 @@ func TestNode_Lifecycle(t *testing.T) {
 		}
 	}
 	if out, code := run(t, "mig", "destroy", "--root", root, "--gpu", "1", "--all"); code != 1 || !strings.Contains(out, "process 71 (dcgm)") {
-		t.Errorf("destroy of what is held: exit code %d: %s", code, out)
+		t.Errorf("destroy of an instance in use: exit code %d: %s", code, out)
 	}
 	ok(t, "client", "remove", "--root", root, "--gpu", "1", "--pid", "71")
 	ok(t, "mig", "destroy", "--root", root, "--gpu", "1", "--all")

@@ -49,7 +49,7 @@ func onGPU(use, short string, do func(c *cobra.Command, d *sim.Device, args []st
 }
 
 func newMIGMode() *cobra.Command {
-	return onGPU("mode --root FOLDER --gpu N on|off", "Switch MIG mode", func(c *cobra.Command, d *sim.Device, args []string) error {
+	return onGPU("mode --root DIR --gpu N on|off", "Switch MIG mode", func(c *cobra.Command, d *sim.Device, args []string) error {
 		if len(args) != 1 || args[0] != "on" && args[0] != "off" {
 			return usagef("want one argument: on or off")
 		}
@@ -58,7 +58,7 @@ func newMIGMode() *cobra.Command {
 			return err
 		}
 		if activation != nil {
-			return fmt.Errorf("the mode is not in force: %w", activation)
+			return fmt.Errorf("the mode is not active: %w", activation)
 		}
 		return nil
 	})
@@ -68,7 +68,7 @@ func newMIGCreate() *cobra.Command {
 	var profile string
 	var start int
 	var bare bool
-	c := onGPU("create --root FOLDER --gpu N --profile PROFILE", "Make a GPU instance, with a compute instance over all of it",
+	c := onGPU("create --root DIR --gpu N --profile PROFILE", "Create a GPU instance, with a compute instance over all of it",
 		func(c *cobra.Command, d *sim.Device, args []string) error {
 			if len(args) > 0 {
 				return noArgs(c, args)
@@ -128,7 +128,7 @@ func makeInstance(d *sim.Device, p *sim.Profile, start int) (*sim.GPUInstance, e
 func newMIGDestroy() *cobra.Command {
 	var id int
 	var all bool
-	c := onGPU("destroy --root FOLDER --gpu N --gi ID | --all", "Unmake GPU instances, with their compute instances",
+	c := onGPU("destroy --root DIR --gpu N --gi ID | --all", "Destroy GPU instances, with their compute instances",
 		func(c *cobra.Command, d *sim.Device, args []string) error {
 			switch {
 			case len(args) > 0:
@@ -139,7 +139,7 @@ func newMIGDestroy() *cobra.Command {
 			var errs []error
 			for _, gi := range instances(d) {
 				if all || gi.ID() == id {
-					errs = append(errs, unmake(d, gi))
+					errs = append(errs, destroy(d, gi))
 				}
 			}
 			if len(errs) == 0 && !all {
@@ -167,8 +167,8 @@ func instances(d *sim.Device) []*sim.GPUInstance {
 	return all
 }
 
-// unmake destroys a GPU instance and what is in it.
-func unmake(d *sim.Device, gi *sim.GPUInstance) error {
+// destroy destroys a GPU instance and what is in it.
+func destroy(d *sim.Device, gi *sim.GPUInstance) error {
 	info, err := gi.Info()
 	if err != nil {
 		return err
@@ -194,7 +194,7 @@ func unmake(d *sim.Device, gi *sim.GPUInstance) error {
 func newMIGList() *cobra.Command {
 	var root string
 	c := &cobra.Command{
-		Use:   "list --root FOLDER",
+		Use:   "list --root DIR",
 		Short: "List partitions and clients",
 		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

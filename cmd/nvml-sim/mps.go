@@ -126,17 +126,17 @@ func controlMPS(ctx context.Context, args []string) error {
 	}
 }
 
-// mpsProgram is the path of a program that lies beside this one.
+// mpsProgram is the path of a program that lies next to this one.
 func mpsProgram(name string) string {
 	self, err := os.Executable()
 	if err != nil { // no /proc, as after chroot
 		return filepath.Join(smiRoot(), "usr/bin", name)
 	}
-	beside := filepath.Join(filepath.Dir(self), name)
-	if _, err := os.Stat(beside); err != nil {
+	sibling := filepath.Join(filepath.Dir(self), name)
+	if _, err := os.Stat(sibling); err != nil {
 		return self
 	}
-	return beside
+	return sibling
 }
 
 // mpsCommand makes the command of a process that acts as a program of MPS.
@@ -206,7 +206,7 @@ func sayStarted() func(string) {
 func runMPSDaemon(ctx context.Context, multiUser bool) error {
 	say := sayStarted()
 	well := func() { say(startedWell) }
-	trouble := func(ctx context.Context, call string) error {
+	fail := func(ctx context.Context, call string) error {
 		n, err := openMPSNode(ctx, well)
 		if err != nil {
 			return nil //nolint:nilerr // without a node there are no faults; servers will say that there is none
@@ -215,7 +215,7 @@ func runMPSDaemon(ctx context.Context, multiUser bool) error {
 			return nil //nolint:nilerr // likewise
 		}
 		// The daemon asks and does not keep the driver open: its servers do.
-		return errors.Join(mps.Trouble(n, call), n.Shutdown())
+		return errors.Join(mps.ApplyFaults(n, call), n.Shutdown())
 	}
 	err := mps.Run(ctx, mps.Options{
 		PipeDir:   mps.PipeDirectory(),
@@ -225,13 +225,13 @@ func runMPSDaemon(ctx context.Context, multiUser bool) error {
 		Limits:    os.Getenv(mps.EnvMemory),
 		Server:    func() *exec.Cmd { return mpsCommand(mps.ServerName) },
 		Start: func(ctx context.Context) error {
-			if err := trouble(ctx, sim.CallMPSControlStart); err != nil {
+			if err := fail(ctx, sim.CallMPSControlStart); err != nil {
 				return err
 			}
 			well()
 			return nil
 		},
-		Command: func(ctx context.Context) error { return trouble(ctx, sim.CallMPSControlCommand) },
+		Command: func(ctx context.Context) error { return fail(ctx, sim.CallMPSControlCommand) },
 	})
 	if err != nil {
 		say(err.Error())
@@ -242,13 +242,13 @@ func runMPSDaemon(ctx context.Context, multiUser bool) error {
 func newMPS() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "mps",
-		Short: "Make trouble for MPS servers",
+		Short: "Inject faults for MPS servers",
 		Args:  noArgs,
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	pipe, server := "", 0
 	fault := &cobra.Command{
-		Use:   "fault [--pipe-directory FOLDER] [--server PID]",
+		Use:   "fault [--pipe-directory DIR] [--server PID]",
 		Short: "Make the GPU of an MPS server run into a fatal fault, which hits all its clients",
 		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -266,7 +266,7 @@ func newMPS() *cobra.Command {
 			return nil
 		},
 	}
-	fault.Flags().StringVar(&pipe, "pipe-directory", mps.PipeDirectory(), "`folder` where the daemon listens")
+	fault.Flags().StringVar(&pipe, "pipe-directory", mps.PipeDirectory(), "`directory` where the daemon listens")
 	fault.Flags().IntVar(&server, "server", 0, "`PID` of the server (default: all)")
 	c.AddCommand(fault)
 	return c

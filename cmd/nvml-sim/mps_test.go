@@ -200,7 +200,7 @@ func TestMPS_ComputeMode(t *testing.T) {
 	}
 	ok(t, "client", "add", "--root", b.root, "--gpu", "3", "--pid", "1")
 	if _, out, code := b.client(nil); code != 1 || !strings.Contains(out, "CUDA_ERROR_MPS_CONNECTION_FAILED") || !strings.Contains(out, "EXCLUSIVE_PROCESS") {
-		t.Errorf("a server on a GPU that another holds: exit code %d: %s", code, out)
+		t.Errorf("a server on a GPU that another uses: exit code %d: %s", code, out)
 	}
 	ok(t, "client", "remove", "--root", b.root, "--gpu", "3", "--pid", "1")
 	one, two := b.hold(), b.hold()
@@ -208,7 +208,7 @@ func TestMPS_ComputeMode(t *testing.T) {
 		t.Errorf("servers %d and %d", one.ServerPID, two.ServerPID)
 	}
 	if out, code := run(t, "client", "add", "--root", b.root, "--gpu", "3", "--pid", "1"); code != 1 || !strings.Contains(out, "EXCLUSIVE_PROCESS") {
-		t.Errorf("another process beside the server: exit code %d: %s", code, out)
+		t.Errorf("another process alongside the server: exit code %d: %s", code, out)
 	}
 	b.say("shutdown_server -f")
 	one.wantEnd(3, "CUDA_ERROR_MPS_RPC_FAILURE")

@@ -104,7 +104,7 @@ func TestMPS_Users(t *testing.T) {
 			t.Errorf("clients %q, want %d alone", list, root.PID)
 		}
 		if _, code := b.control("start_server -uid 5"); code != 0 {
-			t.Error("start_server beside another user's server was no reply")
+			t.Error("start_server alongside another user's server was no reply")
 		}
 		root.stop()
 		if other.taken(); other.ServerPID == root.ServerPID {

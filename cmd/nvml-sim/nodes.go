@@ -59,7 +59,7 @@ func runModprobe(args []string) error {
 // newNodes is the command that takes device files away or spoils them.
 func newNodes() *cobra.Command {
 	var remove, spoil, libraries string
-	c := onRoot("nodes [--remove NAME,...] [--spoil NAME,...] [--replace-libraries VERSION]", "Take device files or libraries away, or make them wrong", "", func(n *sim.Node) error {
+	c := onRoot("nodes [--remove NAME,...] [--spoil NAME,...] [--replace-libraries VERSION]", "Remove device files or libraries, or make them wrong", "", func(n *sim.Node) error {
 		names := func(list string) []string {
 			return strings.FieldsFunc(list, func(r rune) bool { return r == ',' })
 		}
@@ -104,7 +104,7 @@ func (f *createFlags) layout(self string) ([]sim.Option, error) {
 	}
 	if f.libc {
 		if programs == "" {
-			return nil, fmt.Errorf("no dynamic programs beside %s: build them with \"make sim\"", self)
+			return nil, fmt.Errorf("no dynamic programs next to %s: build them with \"make sim\"", self)
 		}
 		files, err := needed(programs)
 		if err != nil {

@@ -14,7 +14,7 @@ import (
 func onRoot(use, short, long string, do func(*sim.Node) error) *cobra.Command {
 	var root string
 	c := &cobra.Command{
-		Use:   use + " --root FOLDER",
+		Use:   use + " --root DIR",
 		Short: short,
 		Long:  long,
 		Args:  noArgs,
@@ -32,7 +32,7 @@ func onRoot(use, short, long string, do func(*sim.Node) error) *cobra.Command {
 
 func newReboot() *cobra.Command {
 	return onRoot("reboot", "Reboot the node", `Do to the node what a reboot does: a new boot id, partitions and clients gone, lost GPUs back. The MIG mode is kept
-where boards keep it (before Hopper), and pending modes come in force. Injected faults stay.`, (*sim.Node).Reboot)
+where boards keep it (before Hopper), and pending modes become active. Injected faults stay.`, (*sim.Node).Reboot)
 }
 
 func newDriver() *cobra.Command {
@@ -96,14 +96,14 @@ func session(n *sim.Node, do func() error) error {
 func newClient() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "client",
-		Short: "Make processes hold GPUs, so that these are in use",
+		Short: "Let processes use GPUs",
 		Args:  noArgs,
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	var gpu int
 	var client sim.Client
 	var mib uint64
-	add := onRoot("add --gpu N --pid N", "Make a process hold a GPU or a partition", "", func(n *sim.Node) error {
+	add := onRoot("add --gpu N --pid N", "Let a process use a GPU or a partition", "", func(n *sim.Node) error {
 		client.Memory = mib << 20
 		return n.AddClient(gpu, client)
 	})
@@ -111,7 +111,7 @@ func newClient() *cobra.Command {
 	add.Flags().Uint64Var(&mib, "memory", 0, "memory it uses, in `MiB`")
 	add.Flags().IntVar(&client.GPUInstance, "gi", -1, "GPU instance `ID` it is in")
 	add.Flags().IntVar(&client.ComputeInstance, "ci", -1, "compute instance `ID` it is in")
-	remove := onRoot("remove --gpu N --pid N", "End the hold of a process", "", func(n *sim.Node) error {
+	remove := onRoot("remove --gpu N --pid N", "End the use of a GPU by a process", "", func(n *sim.Node) error {
 		return n.RemoveClient(gpu, client.PID)
 	})
 	for _, sub := range []*cobra.Command{add, remove} {

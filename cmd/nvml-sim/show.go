@@ -17,7 +17,7 @@ import (
 func newShow() *cobra.Command {
 	var root, output string
 	c := &cobra.Command{
-		Use:   "show --root FOLDER",
+		Use:   "show --root DIR",
 		Short: "Show a simulated node: GPUs, partitions, clients, faults",
 		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -46,7 +46,7 @@ func newShow() *cobra.Command {
 	return c
 }
 
-// open opens the node under a folder.
+// open opens the node under a directory.
 func open(root string) (*sim.Node, error) {
 	if err := needRoot(root); err != nil {
 		return nil, err

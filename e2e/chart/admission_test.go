@@ -26,8 +26,8 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// foreignNode has no kubelet.
-const foreignNode = "foreign-node"
+// otherNode has no kubelet.
+const otherNode = "other-node"
 
 // as is a client with the token of the plugin's ServiceAccount, bound to a pod, or to none.
 func as(t *testing.T, ctx context.Context, pod *corev1.Pod) kubernetes.Interface {
@@ -68,21 +68,21 @@ func wantRefused(t *testing.T, what string, err error, policy, says string) {
 	}
 }
 
-// foreignPod makes a node without a kubelet and a pod of the plugin's ServiceAccount on it.
-func foreignPod(t *testing.T, ctx context.Context) *corev1.Pod {
+// otherPod creates a node without a kubelet and a pod of the plugin's ServiceAccount on it.
+func otherPod(t *testing.T, ctx context.Context) *corev1.Pod {
 	t.Helper()
-	_, err := env.kube.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: foreignNode}}, metav1.CreateOptions{})
+	_, err := env.kube.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: otherNode}}, metav1.CreateOptions{})
 	must(t, err)
 	t.Cleanup(func() {
 		ctx := context.Background()
 		now := int64(0)
-		_ = env.kube.CoreV1().Pods(namespace).Delete(ctx, foreignNode, metav1.DeleteOptions{GracePeriodSeconds: &now})
-		_ = env.kube.CoreV1().Nodes().Delete(ctx, foreignNode, metav1.DeleteOptions{})
+		_ = env.kube.CoreV1().Pods(namespace).Delete(ctx, otherNode, metav1.DeleteOptions{GracePeriodSeconds: &now})
+		_ = env.kube.CoreV1().Nodes().Delete(ctx, otherNode, metav1.DeleteOptions{})
 	})
 	pod, err := env.kube.CoreV1().Pods(namespace).Create(ctx, &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: foreignNode},
+		ObjectMeta: metav1.ObjectMeta{Name: otherNode},
 		Spec: corev1.PodSpec{
-			NodeName: foreignNode, ServiceAccountName: "cleave-plugin", Containers: []corev1.Container{{Name: "main", Image: "none"}},
+			NodeName: otherNode, ServiceAccountName: "cleave-plugin", Containers: []corev1.Container{{Name: "main", Image: "none"}},
 			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 		},
 	}, metav1.CreateOptions{})
@@ -93,47 +93,47 @@ func foreignPod(t *testing.T, ctx context.Context) *corev1.Pod {
 func nodeRestriction(t *testing.T, ctx context.Context) {
 	const policy = "cleave-resourceslices"
 	home := env.cluster.NodeName()
-	here, there, nowhere := as(t, ctx, podOf(t, ctx, "plugin")), as(t, ctx, foreignPod(t, ctx)), as(t, ctx, nil)
+	here, there, nowhere := as(t, ctx, podOf(t, ctx, "plugin")), as(t, ctx, otherPod(t, ctx)), as(t, ctx, nil)
 	create := func(client kubernetes.Interface, slice *resourceapi.ResourceSlice) error {
 		_, err := client.ResourceV1().ResourceSlices().Create(ctx, slice, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		return err
 	}
 	for what, err := range map[string]error{
-		"own node": create(here, sliceOf(home, workload.Driver, home)), "own node of another plugin": create(there, sliceOf(foreignNode, workload.Driver, foreignNode)),
+		"own node": create(here, sliceOf(home, workload.Driver, home)), "own node of another plugin": create(there, sliceOf(otherNode, workload.Driver, otherNode)),
 	} {
 		if err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	wantRefused(t, "create for a foreign node", create(here, sliceOf(foreignNode, workload.Driver, foreignNode)), policy, "this ResourceSlice is of node \"foreign-node\"")
-	wantRefused(t, "create from a foreign node", create(there, sliceOf(home, workload.Driver, home)), policy, "plugin of node \"foreign-node\" may write those of its own")
+	wantRefused(t, "create for another node", create(here, sliceOf(otherNode, workload.Driver, otherNode)), policy, "this ResourceSlice is of node \"other-node\"")
+	wantRefused(t, "create from another node", create(there, sliceOf(home, workload.Driver, home)), policy, "plugin of node \"other-node\" may write those of its own")
 	wantRefused(t, "create with a token of no node", create(nowhere, sliceOf(home, workload.Driver, home)), policy, "the token of a pod on a node only")
 	wantRefused(t, "create for another driver", create(here, sliceOf(home, "other.example.com", home)), policy, "is of driver other.example.com")
-	wantRefused(t, "create in a foreign pool", create(here, sliceOf(home, workload.Driver, foreignNode)), policy, "is of pool foreign-node")
+	wantRefused(t, "create in another pool", create(here, sliceOf(home, workload.Driver, otherNode)), policy, "is of pool other-node")
 	everywhere := sliceOf(home, workload.Driver, home)
 	all := true
 	everywhere.Spec.NodeName, everywhere.Spec.AllNodes = nil, &all
 	wantRefused(t, "create for all nodes", create(here, everywhere), policy, "this ResourceSlice is of node \"\"")
 
 	// Slices that are there, made by an administrator, to whom the policy does not matter.
-	foreign, err := env.kube.ResourceV1().ResourceSlices().Create(ctx, sliceOf(foreignNode, workload.Driver, foreignNode), metav1.CreateOptions{})
+	other, err := env.kube.ResourceV1().ResourceSlices().Create(ctx, sliceOf(otherNode, workload.Driver, otherNode), metav1.CreateOptions{})
 	must(t, err)
 	defer func() {
-		must(t, env.kube.ResourceV1().ResourceSlices().Delete(context.Background(), foreign.Name, metav1.DeleteOptions{}))
+		must(t, env.kube.ResourceV1().ResourceSlices().Delete(context.Background(), other.Name, metav1.DeleteOptions{}))
 	}()
-	changed := foreign.DeepCopy()
+	changed := other.DeepCopy()
 	changed.Spec.Devices = nil
 	_, err = here.ResourceV1().ResourceSlices().Update(ctx, changed, metav1.UpdateOptions{})
-	wantRefused(t, "update of a foreign node", err, policy, "this ResourceSlice is of node \"foreign-node\"")
-	wantRefused(t, "delete of a foreign node", here.ResourceV1().ResourceSlices().Delete(ctx, foreign.Name, metav1.DeleteOptions{}), policy, "this ResourceSlice is of node \"foreign-node\"")
-	if err := there.ResourceV1().ResourceSlices().Delete(ctx, foreign.Name, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
+	wantRefused(t, "update of another node", err, policy, "this ResourceSlice is of node \"other-node\"")
+	wantRefused(t, "delete of another node", here.ResourceV1().ResourceSlices().Delete(ctx, other.Name, metav1.DeleteOptions{}), policy, "this ResourceSlice is of node \"other-node\"")
+	if err := there.ResourceV1().ResourceSlices().Delete(ctx, other.Name, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
 		t.Errorf("delete of its own node: %v", err)
 	}
 	older := &resourcebeta.ResourceSlice{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}, Spec: resourcebeta.ResourceSliceSpec{
-		NodeName: foreignNode, Driver: workload.Driver, Pool: resourcebeta.ResourcePool{Name: foreignNode, Generation: 1, ResourceSliceCount: 1},
+		NodeName: otherNode, Driver: workload.Driver, Pool: resourcebeta.ResourcePool{Name: otherNode, Generation: 1, ResourceSliceCount: 1},
 	}}
 	_, err = here.ResourceV1beta1().ResourceSlices().Create(ctx, older, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-	wantRefused(t, "create for a foreign node by an older API", err, policy, "this ResourceSlice is of node \"foreign-node\"")
+	wantRefused(t, "create for another node by an older API", err, policy, "this ResourceSlice is of node \"other-node\"")
 	statusRestriction(t, ctx, here, there)
 }
 
@@ -175,7 +175,7 @@ func statusRestriction(t *testing.T, ctx context.Context, here, there kubernetes
 		err := write(here, nil)
 		return err == nil, fmt.Sprint(err), nil
 	}))
-	wantRefused(t, "status from a foreign node", write(there, nil), policy, "the plugin of node \"foreign-node\" may write the status of its own devices only")
+	wantRefused(t, "status from another node", write(there, nil), policy, "the plugin of node \"other-node\" may write the status of its own devices only")
 	wantRefused(t, "reservation", write(here, func(s *resourceapi.ResourceClaimStatus) { s.ReservedFor[0].UID = "other" }), policy, "may not change what a claim is allocated and who uses it")
 }
 

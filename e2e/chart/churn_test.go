@@ -104,7 +104,7 @@ func watchPods(ctx context.Context) cache.Store {
 	return store
 }
 
-// pass makes a pod, waits until it has done what it is for, deletes it and waits until it is gone.
+// pass creates a pod, waits until it has done what it is for, deletes it and waits until it is gone.
 func pass(ctx context.Context, pods cache.Store, pod *corev1.Pod, ends bool) error {
 	ctx, cancel := context.WithTimeout(ctx, podPatience)
 	defer cancel()
@@ -209,7 +209,7 @@ func held(ctx context.Context) (map[string][]string, error) {
 // nothingHeld waits until neither the API server nor the node knows of a claim in use.
 func nothingHeld(t *testing.T, ctx context.Context) {
 	t.Helper()
-	must(t, workload.Until(ctx, "nothing to be held", func(ctx context.Context) (bool, string, error) {
+	must(t, workload.Until(ctx, "nothing to be allocated", func(ctx context.Context) (bool, string, error) {
 		claims, err := env.kube.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return false, "", err
@@ -310,7 +310,7 @@ func removeAfterFailure(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	t.Log(trouble())
+	t.Log(diagnosis())
 	now := int64(0)
 	_ = env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{})
 	_ = env.client.WaitGone(ctx, demo, "")

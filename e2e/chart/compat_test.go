@@ -4,7 +4,6 @@ package chart
 
 import (
 	"context"
-	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -31,18 +30,20 @@ func TestRelease_Compatible(t *testing.T) {
 		must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 		uninstall(t, ctx)
 	})
-	must(t, workload.Until(ctx, "ResourceSlices of gpu.nvidia.com", func(ctx context.Context) (bool, string, error) {
-		list, err := env.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.driver=gpu.nvidia.com"})
-		if err != nil {
-			return false, "", err
-		}
-		complete := len(list.Items) > 0 && int64(len(list.Items)) == list.Items[0].Spec.Pool.ResourceSliceCount
-		return complete, fmt.Sprintf("%d slices", len(list.Items)), nil
-	}))
+	must(t, env.client.WaitSlices(ctx, "gpu.nvidia.com", nil))
 	must(t, workload.Until(ctx, "the supervisor to be ready", func(ctx context.Context) (bool, string, error) {
 		pod := podOf(t, ctx, "mps")
 		return len(pod.Status.ContainerStatuses) == 1 && pod.Status.ContainerStatuses[0].Ready, workload.Describe(pod), nil
 	}))
+	compatibleRefusals(t, ctx)
+	for _, name := range []string{"gpus", "mig", "sharing"} {
+		compatiblePods(t, ctx, name)
+	}
+}
+
+// compatibleRefusals creates claims with parameters that cannot be honoured.
+func compatibleRefusals(t *testing.T, ctx context.Context) {
+	t.Helper()
 	for kind, says := range map[string]string{"VfioDeviceConfig": "virtual machines", "ComputeDomainChannelConfig": "compute-domain.nvidia.com", "GPUConfig": "GpuConfig or MigDeviceConfig"} {
 		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{GenerateName: "refused-"}}
 		claim.Spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
@@ -51,40 +52,43 @@ func TestRelease_Compatible(t *testing.T) {
 		_, err := env.kube.ResourceV1().ResourceClaims(demo).Create(ctx, claim, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		wantRefused(t, kind, err, "cleave-claims", says)
 	}
-	for _, name := range []string{"gpus", "mig", "sharing"} {
-		objects, err := workload.Load(filepath.Join("..", "packing", "testdata", "nvidia-compatible", name+".yaml"))
-		must(t, err)
-		var pods []string
-		for _, o := range objects {
-			pod, isPod := o.(*corev1.Pod)
-			if !isPod {
-				continue
-			}
-			pods = append(pods, pod.Name)
-			if strings.HasPrefix(pod.Name, "mps-") {
-				workload.RunCUDA(pod)
-			}
+}
+
+// compatiblePods runs the pods of a file, and looks at what they see.
+func compatiblePods(t *testing.T, ctx context.Context, name string) {
+	t.Helper()
+	objects, err := workload.Load(filepath.Join("..", "packing", "testdata", "nvidia-compatible", name+".yaml"))
+	must(t, err)
+	var pods []string
+	for _, o := range objects {
+		pod, isPod := o.(*corev1.Pod)
+		if !isPod {
+			continue
 		}
-		must(t, workload.Create(ctx, env.kube, demo, objects))
-		for _, pod := range pods {
-			running, err := env.client.WaitRunning(ctx, demo, pod)
-			must(t, err)
-			if strings.HasPrefix(pod, "mps-") { // the program prints what MPS serves it, and nothing else
-				served, err := env.client.Served(ctx, demo, pod)
-				must(t, err)
-				if served.Threads != 50 {
-					t.Errorf("pod %s has %+v of MPS, want half of the threads", pod, served)
-				}
-				continue
-			}
-			seen, err := env.client.Look(ctx, demo, pod, running.Spec.Containers[0].Name)
-			must(t, err)
-			if len(seen.GPUNodes()) == 0 {
-				t.Errorf("pod %s sees no GPU, only %v", pod, seen.DeviceNodes)
-			}
+		pods = append(pods, pod.Name)
+		if strings.HasPrefix(pod.Name, "mps-") {
+			workload.RunCUDA(pod)
 		}
-		// Eight GPUs are enough for one file at a time.
-		must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-		must(t, env.client.WaitGone(ctx, demo, ""))
 	}
+	must(t, workload.Create(ctx, env.kube, demo, objects))
+	for _, pod := range pods {
+		running, err := env.client.WaitRunning(ctx, demo, pod)
+		must(t, err)
+		if strings.HasPrefix(pod, "mps-") { // the program prints what MPS serves it, and nothing else
+			served, err := env.client.Served(ctx, demo, pod)
+			must(t, err)
+			if served.Threads != 50 {
+				t.Errorf("pod %s has %+v of MPS, want half of the threads", pod, served)
+			}
+			continue
+		}
+		seen, err := env.client.Look(ctx, demo, pod, running.Spec.Containers[0].Name)
+		must(t, err)
+		if len(seen.GPUNodes()) == 0 {
+			t.Errorf("pod %s sees no GPU, only %v", pod, seen.DeviceNodes)
+		}
+	}
+	// Eight GPUs are enough for one file at a time.
+	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	must(t, env.client.WaitGone(ctx, demo, ""))
 }

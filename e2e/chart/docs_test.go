@@ -82,7 +82,7 @@ func TestValues_DocumentedInSchema(t *testing.T) {
 				break
 			}
 			if len(at.Properties) > 0 && at.AdditionalProperties != false {
-				t.Errorf("the schema takes what it does not know beside %s", v.path)
+				t.Errorf("the schema takes what it does not know alongside %s", v.path)
 			}
 			at = next
 		}

@@ -27,12 +27,12 @@ func TestRelease_DriverContainerLater(t *testing.T) {
 	if _, err := os.Lstat(operatorRoot); err == nil {
 		t.Skipf("%s is in use here", operatorRoot)
 	}
-	// The kubelet makes the folder; what is mounted in it later is seen by the plugin if it is a shared mount, as /run is.
-	folder := filepath.Dir(operatorRoot)
-	must(t, errors.Join(os.MkdirAll(operatorRoot, 0o755), unix.Mount(folder, folder, "", unix.MS_BIND, ""), unix.Mount("", folder, "", unix.MS_SHARED, "")))
+	// The kubelet makes the directory; what is mounted in it later is seen by the plugin if it is a shared mount, as /run is.
+	directory := filepath.Dir(operatorRoot)
+	must(t, errors.Join(os.MkdirAll(operatorRoot, 0o755), unix.Mount(directory, directory, "", unix.MS_BIND, ""), unix.Mount("", directory, "", unix.MS_SHARED, "")))
 	t.Cleanup(func() {
 		_ = unix.Unmount(operatorRoot, unix.MNT_DETACH)
-		if err := errors.Join(unix.Unmount(folder, unix.MNT_DETACH), os.Remove(operatorRoot), os.Remove(folder)); err != nil {
+		if err := errors.Join(unix.Unmount(directory, unix.MNT_DETACH), os.Remove(operatorRoot), os.Remove(directory)); err != nil {
 			t.Error(err)
 		}
 	})
@@ -49,26 +49,12 @@ mps: {enabled: false}
 		defer cancel()
 		uninstall(t, ctx)
 	})
-	said := func(what string) {
-		t.Helper()
-		must(t, workload.Until(ctx, "the plugin to say "+what, func(ctx context.Context) (bool, string, error) {
-			list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=plugin"})
-			if err != nil || len(list.Items) == 0 {
-				return false, "no pod", err
-			}
-			log, err := env.cluster.PodLogs(ctx, namespace, list.Items[0].Name, "plugin")
-			if err != nil {
-				return false, err.Error(), nil //nolint:nilerr // the log appears with the container
-			}
-			return strings.Contains(log, what), log, nil
-		}))
-	}
-	said("libnvidia-ml.so.1 not found under /host or /host/run/nvidia/driver")
+	pluginSays(t, ctx, "libnvidia-ml.so.1 not found under /host or /host/run/nvidia/driver")
 	if ready := podOf(t, ctx, "plugin").Status.ContainerStatuses[0].Ready; ready {
 		t.Error("the plugin is ready without a driver")
 	}
 	must(t, unix.Mount(env.Node.Root(), operatorRoot, "", unix.MS_BIND, ""))
-	said(`driverRoot="/run/nvidia/driver"`)
+	pluginSays(t, ctx, `driverRoot="/run/nvidia/driver"`)
 	pod := example(t, ctx, "one-gpu", nil)[0]
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -89,4 +75,20 @@ mps: {enabled: false}
 	if restarts := podOf(t, ctx, "plugin").Status.ContainerStatuses[0].RestartCount; restarts > 0 {
 		t.Errorf("the plugin restarted %d times", restarts)
 	}
+}
+
+// pluginSays waits until the plugin's log has a text.
+func pluginSays(t *testing.T, ctx context.Context, what string) {
+	t.Helper()
+	must(t, workload.Until(ctx, "the plugin to say "+what, func(ctx context.Context) (bool, string, error) {
+		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=plugin"})
+		if err != nil || len(list.Items) == 0 {
+			return false, "no pod", err
+		}
+		log, err := env.cluster.PodLogs(ctx, namespace, list.Items[0].Name, "plugin")
+		if err != nil {
+			return false, err.Error(), nil //nolint:nilerr // the log appears with the container
+		}
+		return strings.Contains(log, what), log, nil
+	}))
 }

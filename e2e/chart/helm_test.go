@@ -21,13 +21,13 @@ import (
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
-		t.Log(trouble())
+		t.Log(diagnosis())
 		t.Fatal(err)
 	}
 }
 
-// trouble is what a person wants to see of a test that failed.
-func trouble() string {
+// diagnosis is what a person wants to see of a test that failed.
+func diagnosis() string {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	var b strings.Builder

@@ -28,7 +28,7 @@ import (
 )
 
 const (
-	// clusterDir is the cluster's folder, of these tests alone.
+	// clusterDir is the cluster's directory, of these tests alone.
 	clusterDir = "/var/lib/cleave-chart"
 	model      = "hgx-h100"
 )

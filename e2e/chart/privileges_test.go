@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// hostMounts are the folders of the host that a pod mounts, each with how.
+// hostMounts are the directories of the host that a pod mounts, each with how.
 func hostMounts(pod *corev1.PodSpec) map[string]string {
 	mounts := map[string]string{}
 	for _, m := range pod.Containers[0].VolumeMounts {

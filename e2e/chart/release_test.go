@@ -55,14 +55,14 @@ func TestRelease_Lifecycle(t *testing.T) {
 		{"upgrade to a privileged plugin", upgraded},
 		{"examples as they are", examplesAsTheyAre},
 		{"policies of the release, picked by a node's label", policiesApply},
-		{"uninstall with nothing held", uninstalled},
+		{"uninstall without allocations", uninstalled},
 	} {
 		ok := t.Run(step.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			step.run(t, ctx)
 			if t.Failed() {
-				t.Log(trouble())
+				t.Log(diagnosis())
 			}
 		})
 		if !ok {
@@ -274,7 +274,7 @@ func upgraded(t *testing.T, ctx context.Context) {
 	example(t, ctx, "one-gpu", nil)
 }
 
-// policiesApply has nothing held, so that what policies withdraw goes at once.
+// policiesApply has no allocations, so that what policies withdraw goes at once.
 func policiesApply(t *testing.T, ctx context.Context) {
 	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 	must(t, env.client.WaitGone(ctx, demo, ""))
@@ -301,7 +301,7 @@ func policiesApply(t *testing.T, ctx context.Context) {
 	offers("gpu", "timeslice")
 	_, err := env.client.Kubectl(ctx, "", "label", "node", env.cluster.NodeName(), "gpu.cleave.dev/policy=whole")
 	must(t, err)
-	// A release that has no policy of this name would hand out nothing.
+	// A release that has no policy of this name would offer nothing.
 	defer func() {
 		_, err := env.client.Kubectl(context.WithoutCancel(ctx), "", "label", "node", env.cluster.NodeName(), "gpu.cleave.dev/policy-")
 		must(t, err)
@@ -310,14 +310,14 @@ func policiesApply(t *testing.T, ctx context.Context) {
 }
 
 func uninstalled(t *testing.T, ctx context.Context) {
-	must(t, workload.Until(ctx, "nothing to be held", func(context.Context) (bool, string, error) {
+	must(t, workload.Until(ctx, "nothing to be allocated", func(context.Context) (bool, string, error) {
 		records, err := filepath.Glob(filepath.Join(env.cluster.PluginsDir(), "gpu.cleave.dev", "claims", "*.json"))
 		records = slices.DeleteFunc(records, func(path string) bool { return strings.HasPrefix(filepath.Base(path), ".") })
 		return len(records) == 0, strings.Join(records, " "), err
 	}))
 	server := filepath.Join(env.cgroups, "cleave-mps")
 	uninstall(t, ctx)
-	// Of the folders that the kubelet made to mount them, nobody knows whether others use them.
+	// Of the directories that the kubelet made to mount them, nobody knows whether others use them.
 	for _, dir := range []string{filepath.Join(env.cluster.PluginsDir(), "gpu.cleave.dev"), filepath.Join(env.cluster.PluginsDir(), "gpu.nvidia.com"), filepath.Join(env.cluster.PluginsDir(), "_cleave"), env.cluster.RegistryDir(), env.cluster.CDIDir(), env.MPSDir} {
 		left, err := os.ReadDir(dir)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -24,7 +24,7 @@ import (
 	"github.com/cleave-dra/cleave/e2e/release"
 )
 
-// Paths from this folder.
+// Paths from this directory.
 const (
 	source      = "../.."
 	chartDir    = "../../deployments/helm/cleave"

@@ -22,8 +22,8 @@ const heartbeat = 15 * time.Second
 type program struct {
 	name   string
 	pkg    string
-	module string // folder of the nested module
-	dir    string // folder that the program is built into
+	module string // directory of the nested module
+	dir    string // directory that the program is built into
 	flags  string // linker flags
 	// tags of the build; with some, C is compiled, too.
 	tags string
@@ -77,7 +77,7 @@ func Build(ctx context.Context, opts Options) error {
 
 func build(ctx context.Context, o Options) error {
 	if err := os.MkdirAll(o.BinDir, 0o755); err != nil {
-		return fmt.Errorf("make the folder of the programs: %w", err)
+		return fmt.Errorf("create the directory of the programs: %w", err)
 	}
 	var todo []program
 	for _, p := range programs(o) {
@@ -147,7 +147,7 @@ func (p program) build(ctx context.Context, out io.Writer, which string) error {
 		return err
 	}
 	if err := os.MkdirAll(p.dir, 0o755); err != nil {
-		return fmt.Errorf("make the folder of %s: %w", p.name, err)
+		return fmt.Errorf("create the directory of %s: %w", p.name, err)
 	}
 	temporary := p.path() + ".new"
 	cmd := exec.CommandContext(ctx, goProgram(), "build", "-buildvcs=false", "-mod=readonly", "-trimpath", "-tags", p.tags, "-ldflags", p.flags, "-o", temporary, p.pkg)
@@ -157,7 +157,7 @@ func (p program) build(ctx context.Context, out io.Writer, which string) error {
 		cgo = "1"
 	}
 	cmd.Env = append(os.Environ(), "CGO_ENABLED="+cgo, "GOWORK=off", "GOFLAGS=")
-	// An interrupt lets the compiler remove its work folder.
+	// An interrupt lets the compiler remove its work directory.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 5 * time.Second
 

@@ -14,14 +14,14 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Cluster is a cluster that runs, or ran, in a folder.
+// Cluster is a cluster that runs, or ran, in a directory.
 type Cluster struct {
 	layout layout
 	state  state
 }
 
-// Open attaches to the cluster that Up made in a folder ("" for DefaultDir),
-// in this program or in another. It does not say whether the cluster is well:
+// Open attaches to the cluster that Up made in a directory ("" for DefaultDir),
+// in this program or in another. It does not report whether the cluster is healthy:
 // Healthy does.
 func Open(dir string) (*Cluster, error) {
 	dir, err := checkDir(dir)
@@ -36,20 +36,20 @@ func Open(dir string) (*Cluster, error) {
 	return &Cluster{l, s}, nil
 }
 
-// Fits says whether Up with these options would make a cluster like this one.
+// Fits reports whether Up with these options would make a cluster like this one.
 func (c *Cluster) Fits(o Options) bool {
 	return o.Version == c.state.Version && o.NodeName == c.state.NodeName &&
 		maps.Equal(o.FeatureGates, c.state.FeatureGates) && slices.Equal(o.RuntimeConfig, c.state.Runtime) &&
 		slices.Equal(o.Environment, c.state.Environment)
 }
 
-// Down stops the cluster and removes its folder.
+// Down stops the cluster and removes its directory.
 func (c *Cluster) Down(ctx context.Context) error { return Down(ctx, c.layout.dir) }
 
 // Version is the version of Kubernetes, such as "1.37.1".
 func (c *Cluster) Version() string { return c.state.Version }
 
-// Dir is the folder of the cluster.
+// Dir is the directory of the cluster.
 func (c *Cluster) Dir() string { return c.layout.dir }
 
 // NodeName is the name of the one node.
@@ -65,7 +65,7 @@ func (c *Cluster) APIServerPort() int { return c.state.Ports.APIServer }
 // Kubectl is the path of a kubectl of the cluster's version.
 func (c *Cluster) Kubectl() string { return filepath.Join(c.state.kubernetesDir(), "kubectl") }
 
-// KubeletDir is the root folder of the kubelet.
+// KubeletDir is the root directory of the kubelet.
 func (c *Cluster) KubeletDir() string { return c.layout.kubeletDir() }
 
 // PluginsDir is where kubelet plugins keep their sockets.
@@ -74,13 +74,13 @@ func (c *Cluster) PluginsDir() string { return filepath.Join(c.KubeletDir(), "pl
 // RegistryDir is where kubelet plugins register.
 func (c *Cluster) RegistryDir() string { return filepath.Join(c.KubeletDir(), "plugins_registry") }
 
-// CDIDir is the one folder that containerd takes CDI specs from.
+// CDIDir is the one directory that containerd takes CDI specs from.
 func (c *Cluster) CDIDir() string { return c.layout.cdiDir() }
 
 // ContainerdSocket is the path of containerd's socket, which serves the CRI.
 func (c *Cluster) ContainerdSocket() string { return c.layout.containerdSocket() }
 
-// PodLogDir is the folder below which the kubelet keeps the logs of pods.
+// PodLogDir is the directory below which the kubelet keeps the logs of pods.
 func (c *Cluster) PodLogDir() string { return c.layout.podLogs() }
 
 // LogFile is the path of a component's log.
@@ -105,7 +105,7 @@ func (c *Cluster) Client() (kubernetes.Interface, error) {
 	}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("make a client: %w", err)
+		return nil, fmt.Errorf("create a client: %w", err)
 	}
 	return client, nil
 }

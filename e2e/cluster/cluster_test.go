@@ -22,13 +22,13 @@ import (
 )
 
 // realCluster skips a test unless real clusters are asked for, and returns a
-// folder for one of its own.
+// directory for one of its own.
 func realCluster(t *testing.T) string {
 	t.Helper()
 	if os.Getenv("CLEAVE_E2E") != "1" {
 		t.Skip("CLEAVE_E2E=1 runs tests with real clusters, as root")
 	}
-	// The folder of t.TempDir is too long for sockets.
+	// The directory of t.TempDir is too long for sockets.
 	dir, err := os.MkdirTemp("/tmp", "cleave-")
 	if err != nil {
 		t.Fatal(err)

@@ -126,7 +126,7 @@ func controllerManagerArgs(l layout, s state) []string {
 		"--root-ca-file="+l.pki("ca.crt"),
 		"--cluster-signing-cert-file="+l.pki("ca.crt"),
 		"--cluster-signing-key-file="+l.pki("ca.key"),
-		// The default is a folder outside of ours, which would be made.
+		// The default is a directory outside of ours, which would be made.
 		"--flex-volume-plugin-dir="+l.path("kubelet", "volume-plugins"),
 	)
 	return append(args, gateArgs(s)...)

@@ -87,15 +87,15 @@ func TestConfiguration_PathsBelowDir(t *testing.T) {
 		text += strings.Join(args, "\n")
 	}
 	if strings.Contains(text, "/var/lib/kubelet") || strings.Contains(text, DefaultDir) || strings.Contains(text, "0.0.0.0") {
-		t.Errorf("a component uses a folder or an address that is not the cluster's:\n%s", text)
+		t.Errorf("a component uses a directory or an address that is not the cluster's:\n%s", text)
 	}
 	if longest := l.path("s"); len(strings.Repeat("d", maxDirLen)+strings.TrimPrefix(longest, l.dir)) > 38 {
 		t.Errorf("maxDirLen %d leaves no room for containerd's shim sockets", maxDirLen)
 	}
-	for _, folder := range l.folders() {
-		top, _, _ := strings.Cut(strings.TrimPrefix(folder, l.dir+"/"), "/")
+	for _, directory := range l.directories() {
+		top, _, _ := strings.Cut(strings.TrimPrefix(directory, l.dir+"/"), "/")
 		if !slices.Contains(entries, top) {
-			t.Errorf("Up makes %s, which Down would refuse to remove", folder)
+			t.Errorf("Up makes %s, which Down would refuse to remove", directory)
 		}
 	}
 }

@@ -49,7 +49,7 @@ func (c *Cluster) Status(ctx context.Context) ([]Status, error) {
 	return list, nil
 }
 
-// Healthy says whether all components run and the node is Ready.
+// Healthy reports whether all components run and the node is Ready.
 func (c *Cluster) Healthy(ctx context.Context) error {
 	list, err := c.Status(ctx)
 	if err != nil {

@@ -15,14 +15,14 @@ import (
 	"time"
 )
 
-// deviceManagerRoot is the one folder that a kubelet makes outside of its root
-// folder, whatever it is told.
+// deviceManagerRoot is the one directory that a kubelet makes outside of its root
+// directory, whatever it is told.
 const deviceManagerRoot = "/var/lib/kubelet"
 
 // downTimeout bounds how long the end of killed processes is waited for.
 const downTimeout = 30 * time.Second
 
-// Down stops the cluster in a folder and removes the folder. It needs nothing
+// Down stops the cluster in a directory and removes the directory. It needs nothing
 // of what is in there, so it works after any interruption, and it is no error
 // when there is nothing. The built programs stay.
 func Down(ctx context.Context, dir string) error {
@@ -35,7 +35,7 @@ func Down(ctx context.Context, dir string) error {
 	}
 	l := layout{dir}
 	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
-		// The folder may have been removed by hand under a running cluster.
+		// The directory may have been removed by hand under a running cluster.
 		return stopAll(ctx, l)
 	}
 	unlock, err := lock(ctx, dir, io.Discard)
@@ -47,12 +47,12 @@ func Down(ctx context.Context, dir string) error {
 		return err
 	}
 	if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove the cluster folder: %w", err)
+		return fmt.Errorf("remove the cluster directory: %w", err)
 	}
 	return nil
 }
 
-// wipe stops everything and empties the folder.
+// wipe stops everything and empties the directory.
 func wipe(ctx context.Context, l layout) error {
 	if err := checkEntries(l.dir); err != nil {
 		return err
@@ -72,22 +72,22 @@ func wipe(ctx context.Context, l layout) error {
 	}
 	for _, name := range entries {
 		if err := os.RemoveAll(l.path(name)); err != nil {
-			return fmt.Errorf("remove the cluster folder: %w", err)
+			return fmt.Errorf("remove the cluster directory: %w", err)
 		}
 	}
 	// What an interrupted write leaves behind.
 	return os.RemoveAll(l.state() + ".new")
 }
 
-// checkEntries refuses to clear a folder that holds what no cluster makes.
+// checkEntries refuses to clear a directory that holds what no cluster makes.
 func checkEntries(dir string) error {
 	found, err := os.ReadDir(dir)
 	if err != nil {
-		return fmt.Errorf("look into the cluster folder: %w", err)
+		return fmt.Errorf("look into the cluster directory: %w", err)
 	}
 	for _, entry := range found {
 		if !slices.Contains(entries, strings.TrimSuffix(entry.Name(), ".new")) {
-			return fmt.Errorf("clear %s: it holds %s, which is not of a cluster; remove that yourself or choose another folder", dir, entry.Name())
+			return fmt.Errorf("clear %s: it holds %s, which is not of a cluster; remove that yourself or choose another directory", dir, entry.Name())
 		}
 	}
 	return nil
@@ -130,7 +130,7 @@ func killOwned(ctx context.Context, l layout) error {
 	return nil
 }
 
-// restoreHost undoes what a kubelet does to the machine outside of its folder,
+// restoreHost undoes what a kubelet does to the machine outside of its directory,
 // unless a kubelet runs still, which needs it.
 func restoreHost(h host) error {
 	if kubeletRuns(func([]byte) bool { return true }) {
@@ -139,7 +139,7 @@ func restoreHost(h host) error {
 	if err := restoreSysctls(h.Sysctls); err != nil {
 		return err
 	}
-	if !h.OwnKubeletFolder {
+	if !h.OwnKubeletDir {
 		return nil
 	}
 	plugins := filepath.Join(deviceManagerRoot, "device-plugins")
@@ -147,7 +147,7 @@ func restoreHost(h host) error {
 		filepath.Join(plugins, "kubelet.sock"), filepath.Join(plugins, "kubelet_internal_checkpoint"), filepath.Join(plugins, "DEPRECATION"),
 		plugins, deviceManagerRoot,
 	} {
-		// A folder that is not empty holds what somebody else put there.
+		// A directory that is not empty holds what others put there.
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ENOTEMPTY) {
 			return fmt.Errorf("remove what the kubelet left: %w", err)
 		}
@@ -156,7 +156,7 @@ func restoreHost(h host) error {
 }
 
 // removeOutside removes what the kubelet and the network plugins keep in
-// folders that cannot be chosen: links to pod logs, and results by network.
+// directories that cannot be chosen: links to pod logs, and results by network.
 func removeOutside(l layout) error {
 	const links = "/var/log/containers"
 	found, err := filepath.Glob(filepath.Join(links, "*.log"))
@@ -178,8 +178,8 @@ func removeOutside(l layout) error {
 			return fmt.Errorf("remove what a pod left: %w", err)
 		}
 	}
-	for _, folder := range []string{"/var/lib/cni/results", "/var/lib/cni"} {
-		_ = os.Remove(folder) // refused while somebody uses it
+	for _, directory := range []string{"/var/lib/cni/results", "/var/lib/cni"} {
+		_ = os.Remove(directory) // refused while somebody uses it
 	}
 	return nil
 }

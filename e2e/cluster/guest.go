@@ -12,11 +12,11 @@ func (c *Cluster) Environment() []string {
 	return []string{ownerVariable + "=" + c.layout.dir}
 }
 
-// GuestDir makes and returns a folder for what runs beside the cluster's own programs. Down removes it.
+// GuestDir makes and returns a directory for what runs alongside the cluster's own programs. Down removes it.
 func (c *Cluster) GuestDir(name string) (string, error) {
 	dir := c.layout.path("guests", name)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", fmt.Errorf("make a folder in the cluster's: %w", err)
+		return "", fmt.Errorf("create a directory in the cluster's: %w", err)
 	}
 	return dir, nil
 }

@@ -26,10 +26,10 @@ type host struct {
 	// RestrictOOMScore says that containers cannot get a lower OOM score
 	// than containerd has: the capability to lower it is missing.
 	RestrictOOMScore bool `json:"restrictOOMScore"`
-	// OwnKubeletFolder says that /var/lib/kubelet was not there before.
-	OwnKubeletFolder bool   `json:"ownKubeletFolder"`
-	Busybox          string `json:"busybox"`
-	CNI              string `json:"cni"`
+	// OwnKubeletDir says that /var/lib/kubelet was not there before.
+	OwnKubeletDir bool   `json:"ownKubeletFolder"`
+	Busybox       string `json:"busybox"`
+	CNI           string `json:"cni"`
 	// Sysctls are the kernel settings that the kubelet changes, as they were.
 	Sysctls []sysctl `json:"sysctls,omitempty"`
 }
@@ -51,9 +51,9 @@ func inspectHost() (host, error) {
 	return host{
 		CgroupV1:         fs.Type != cgroup2Magic,
 		RestrictOOMScore: !capable,
-		OwnKubeletFolder: errors.Is(err, os.ErrNotExist),
+		OwnKubeletDir:    errors.Is(err, os.ErrNotExist),
 		Busybox:          busyboxPath(),
-		CNI:              cniFolder(),
+		CNI:              cniDir(),
 		Sysctls:          readSysctls(),
 	}, nil
 }

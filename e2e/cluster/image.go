@@ -19,13 +19,13 @@ import (
 	"strings"
 )
 
-// File is one entry of an image's root file system. The folders above it are
+// File is one entry of an image's root file system. The directories above it are
 // made as needed.
 type File struct {
 	// Path is where it is in the image, such as "bin/busybox".
 	Path string
-	// Mode holds the permissions, and fs.ModeDir for a folder. Zero is 0644,
-	// and 0755 for a folder.
+	// Mode holds the permissions, and fs.ModeDir for a directory. Zero is 0644,
+	// and 0755 for a directory.
 	Mode fs.FileMode
 	// Data is the content, unless Source or Link is set.
 	Data []byte
@@ -65,7 +65,7 @@ func FilesOf(fsys fs.FS) ([]File, error) {
 		case info.Mode().IsRegular():
 			file.Data, err = fs.ReadFile(fsys, name)
 		default:
-			return fmt.Errorf("%s is neither a file nor a folder nor a link", name)
+			return fmt.Errorf("%s is neither a file nor a directory nor a link", name)
 		}
 		files = append(files, file)
 		return err
@@ -157,7 +157,7 @@ func (b *blobSet) addJSON(mediaType string, v any) (descriptor, error) {
 }
 
 // writeLayer writes files as a tar stream, owned by root, sorted by path, each
-// folder before what is in it.
+// directory before what is in it.
 func writeLayer(w io.Writer, files []File) error {
 	archive := tar.NewWriter(w)
 	seen := map[string]bool{".": true}
@@ -168,7 +168,7 @@ func writeLayer(w io.Writer, files []File) error {
 		if file.Path == "." || seen[file.Path] {
 			continue
 		}
-		if err := writeFolders(archive, path.Dir(file.Path), seen); err != nil {
+		if err := writeParents(archive, path.Dir(file.Path), seen); err != nil {
 			return err
 		}
 		seen[file.Path] = true
@@ -182,11 +182,11 @@ func writeLayer(w io.Writer, files []File) error {
 // clean makes a path relative and keeps it inside the image.
 func clean(p string) string { return strings.TrimPrefix(path.Clean("/"+p), "/") }
 
-func writeFolders(archive *tar.Writer, dir string, seen map[string]bool) error {
+func writeParents(archive *tar.Writer, dir string, seen map[string]bool) error {
 	if seen[dir] {
 		return nil
 	}
-	if err := writeFolders(archive, path.Dir(dir), seen); err != nil {
+	if err := writeParents(archive, path.Dir(dir), seen); err != nil {
 		return err
 	}
 	seen[dir] = true

@@ -12,7 +12,7 @@ import (
 )
 
 // writeKubeconfigs writes one file for each identity that talks to the API
-// server: the administrator's at the top of the folder, the others beside the
+// server: the administrator's at the top of the directory, the others next to the
 // certificates.
 func writeKubeconfigs(l layout, s state, ca authority) error {
 	for _, c := range []struct {

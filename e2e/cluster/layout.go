@@ -8,11 +8,11 @@ import (
 	"path/filepath"
 )
 
-// layout knows where things are below the folder of a cluster.
+// layout knows where things are below the directory of a cluster.
 type layout struct{ dir string }
 
-// entries are the names that a cluster makes at the top of its folder. Down
-// refuses a folder that holds anything else: it removes the whole folder.
+// entries are the names that a cluster makes at the top of its directory. Down
+// refuses a directory that holds anything else: it removes the whole directory.
 var entries = []string{
 	"cdi", "cni", "containerd", "etcd", "guests", "images", "kubeconfig", "kubelet",
 	"logs", "manifests", "pki", "pids", "run", "s", "state.json",
@@ -39,15 +39,15 @@ func (l layout) componentConfig(c Component) string {
 	return l.path("pki", string(c)+".kubeconfig")
 }
 
-// networkName is the name of the pod network. It is unique to the folder, so
+// networkName is the name of the pod network. It is unique to the directory, so
 // that what the network plugins keep elsewhere can be told apart.
 func (l layout) networkName() string {
 	sum := sha256.Sum256([]byte(l.dir))
 	return "cleave-" + hex.EncodeToString(sum[:4])
 }
 
-// folders are made, in this order, before anything starts.
-func (l layout) folders() []string {
+// directories are made, in this order, before anything starts.
+func (l layout) directories() []string {
 	return []string{
 		l.path("pki"), l.path("pids"), l.path("logs"), l.podLogs(), l.path("run"), l.path("s"),
 		l.path("etcd"), l.path("containerd"), l.path("cni"), l.cdiDir(), l.images(), l.path("manifests"),

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// lock makes a folder if need be and waits until no other program works in it.
-// The lock is on the folder itself, so it goes with it and with its owner.
+// lock creates a directory if need be and waits until no other program works in it.
+// The lock is on the directory itself, so it goes with it and with its owner.
 func lock(ctx context.Context, dir string, out io.Writer) (unlock func(), err error) {
 	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
@@ -35,10 +35,10 @@ func lock(ctx context.Context, dir string, out io.Writer) (unlock func(), err er
 }
 
 // tryLock returns no way to unlock where another program has the lock, or had
-// it and removed the folder.
+// it and removed the directory.
 func tryLock(dir string) (unlock func(), busy bool, err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, false, fmt.Errorf("make the folder %s: %w", dir, err)
+		return nil, false, fmt.Errorf("create the directory %s: %w", dir, err)
 	}
 	f, err := os.Open(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -48,7 +48,7 @@ func tryLock(dir string) (unlock func(), busy bool, err error) {
 		return nil, false, fmt.Errorf("lock %s: %w", dir, err)
 	}
 	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-	if err == nil && sameFolder(f, dir) {
+	if err == nil && sameDirectory(f, dir) {
 		return func() { _ = f.Close() }, false, nil // closing gives the lock back
 	}
 	if err != nil && !errors.Is(err, syscall.EWOULDBLOCK) {
@@ -57,7 +57,7 @@ func tryLock(dir string) (unlock func(), busy bool, err error) {
 	return nil, err != nil, f.Close()
 }
 
-func sameFolder(f *os.File, dir string) bool {
+func sameDirectory(f *os.File, dir string) bool {
 	opened, err := f.Stat()
 	if err != nil {
 		return false

@@ -14,7 +14,7 @@ import (
 
 // mount is a line of /proc/PID/mountinfo.
 type mount struct {
-	root    string // the folder of the file system that is mounted
+	root    string // the directory of the file system that is mounted
 	point   string // where
 	options string // of the file system
 }
@@ -53,7 +53,7 @@ func unescape(s string) string {
 	return b.String()
 }
 
-// isLayerBelow says whether the mount is an image layer kept below a folder.
+// isLayerBelow reports whether the mount is an image layer kept below a directory.
 func (m mount) isLayerBelow(dir string) bool {
 	for option := range strings.SplitSeq(m.options, ",") {
 		name, value, _ := strings.Cut(option, "=")
@@ -64,7 +64,7 @@ func (m mount) isLayerBelow(dir string) bool {
 	return false
 }
 
-// mountsBelow lists the mounts at and below a folder, the last one first: the
+// mountsBelow lists the mounts at and below a directory, the last one first: the
 // order in which they can be taken away.
 func mountsBelow(dir string) ([]mount, error) {
 	data, err := os.ReadFile("/proc/self/mountinfo")
@@ -84,7 +84,7 @@ func selectBelow(all []mount, dir string) []mount {
 	return list
 }
 
-// unmountBelow takes away every mount at and below a folder. Taking one away
+// unmountBelow takes away every mount at and below a directory. Taking one away
 // can uncover or release others, so it looks again until there is none.
 func unmountBelow(dir string) error {
 	const rounds = 10

@@ -78,7 +78,7 @@ func kubeletConfiguration(l layout, s state) map[string]any {
 }
 
 // containerdConfiguration keeps everything that containerd writes below the
-// folder of the cluster, and takes CDI specs from there alone.
+// directory of the cluster, and takes CDI specs from there alone.
 func containerdConfiguration(l layout, s state) string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }

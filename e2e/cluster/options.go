@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	// DefaultDir is the folder of the cluster when none is chosen. It is
+	// DefaultDir is the directory of the cluster when none is chosen. It is
 	// short because socket paths below it are limited in length.
 	DefaultDir = "/var/lib/cleave-cluster"
 	// DefaultNodeName is the name of the node when none is chosen.
 	DefaultNodeName = "cleave-node"
 
-	// maxDirLen leaves room for the folder of containerd's shim sockets,
+	// maxDirLen leaves room for the directory of containerd's shim sockets,
 	// which containerd limits to 38 bytes.
 	maxDirLen = 36
 
@@ -46,7 +46,7 @@ type Options struct {
 	// Environment is added to that of every component, as in "GOGC=400".
 	Environment []string
 	// Source is the root of the Cleave repository, where the modules of the
-	// programs are. Default: found from the working folder upwards.
+	// programs are. Default: found from the working directory upwards.
 	Source string
 	// BinDir keeps the built programs. Default: bin/kubernetes below Source.
 	BinDir string
@@ -93,12 +93,12 @@ func (o Options) withDefaults() (Options, error) {
 		o.BinDir = filepath.Join(o.Source, "bin", "kubernetes")
 	}
 	if o.BinDir, err = filepath.Abs(o.BinDir); err != nil {
-		return o, fmt.Errorf("resolve the folder of the programs: %w", err)
+		return o, fmt.Errorf("resolve the directory of the programs: %w", err)
 	}
 	return o, nil
 }
 
-// checkDir resolves the folder of a cluster and refuses one that cannot hold
+// checkDir resolves the directory of a cluster and refuses one that cannot hold
 // its sockets or must not be removed.
 func checkDir(dir string) (string, error) {
 	if dir == "" {
@@ -106,7 +106,7 @@ func checkDir(dir string) (string, error) {
 	}
 	abs, err := filepath.Abs(dir)
 	if err != nil {
-		return "", fmt.Errorf("resolve the cluster folder: %w", err)
+		return "", fmt.Errorf("resolve the cluster directory: %w", err)
 	}
 	// A link in the path would make the mount table and the processes speak
 	// of another path than we do.
@@ -114,18 +114,18 @@ func checkDir(dir string) (string, error) {
 		abs = filepath.Join(parent, filepath.Base(abs))
 	}
 	if strings.ContainsAny(abs, " \t\n\\\"'") {
-		return "", fmt.Errorf("use %q as the cluster folder: choose a path without spaces, quotes and backslashes", abs)
+		return "", fmt.Errorf("use %q as the cluster directory: choose a path without spaces, quotes and backslashes", abs)
 	}
 	if len(abs) > maxDirLen {
-		return "", fmt.Errorf("use %s as the cluster folder: its path has %d bytes and may have %d, because sockets live below it", abs, len(abs), maxDirLen)
+		return "", fmt.Errorf("use %s as the cluster directory: its path has %d bytes and may have %d, because sockets live below it", abs, len(abs), maxDirLen)
 	}
 	if strings.Count(abs, "/") < 2 {
-		return "", fmt.Errorf("use %s as the cluster folder: choose a folder of its own, such as %s", abs, DefaultDir)
+		return "", fmt.Errorf("use %s as the cluster directory: choose a directory of its own, such as %s", abs, DefaultDir)
 	}
 	return abs, nil
 }
 
-// findSource walks up from the working folder to the root of the repository.
+// findSource walks up from the working directory to the root of the repository.
 func findSource() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -140,7 +140,7 @@ func findSource() (string, error) {
 			return dir, nil
 		}
 		if dir == filepath.Dir(dir) {
-			return "", fmt.Errorf("find the Cleave repository: no folder from %s upwards has the go.mod of %s; run this inside the repository", start, modulePath)
+			return "", fmt.Errorf("find the Cleave repository: no directory from %s upwards has the go.mod of %s; run this inside the repository", start, modulePath)
 		}
 	}
 }

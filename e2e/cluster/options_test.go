@@ -66,8 +66,8 @@ func TestCheckDir(t *testing.T) {
 		"":                          DefaultDir,
 		"/var/lib/x/":               "/var/lib/x",
 		"/tmp/../var/lib/x":         "/var/lib/x",
-		"/":                         "error: a folder of its own",
-		"/cluster":                  "error: a folder of its own",
+		"/":                         "error: a directory of its own",
+		"/cluster":                  "error: a directory of its own",
 		"/var/lib/with space":       "error: without spaces",
 		"/var/lib/" + longName(100): "error: may have 36",
 	} {

@@ -24,8 +24,8 @@ type hostPackage struct {
 	found func() bool
 }
 
-// cniFolders are where distributions put the network plugins.
-var cniFolders = []string{"/usr/lib/cni", "/opt/cni/bin"}
+// cniDirs are where distributions put the network plugins.
+var cniDirs = []string{"/usr/lib/cni", "/opt/cni/bin"}
 
 // cniPlugins are the network plugins that the pod network uses.
 var cniPlugins = []string{"host-local", "loopback", "ptp"}
@@ -35,7 +35,7 @@ func hostPackages() []hostPackage {
 		{"libseccomp-dev", "the headers of libseccomp", func() bool { return isFile("/usr/include/seccomp.h") }},
 		{"pkg-config", "the program pkg-config", func() bool { _, err := exec.LookPath("pkg-config"); return err == nil }},
 		{"busybox-static", "a static busybox", func() bool { return busyboxPath() != "" }},
-		{"containernetworking-plugins", "the network plugins " + strings.Join(cniPlugins, ", "), func() bool { return cniFolder() != "" }},
+		{"containernetworking-plugins", "the network plugins " + strings.Join(cniPlugins, ", "), func() bool { return cniDir() != "" }},
 	}
 }
 
@@ -56,10 +56,10 @@ func busyboxPath() string {
 	return ""
 }
 
-func cniFolder() string {
-	for _, folder := range cniFolders {
-		if !slices.ContainsFunc(cniPlugins, func(p string) bool { return !isProgram(filepath.Join(folder, p)) }) {
-			return folder
+func cniDir() string {
+	for _, directory := range cniDirs {
+		if !slices.ContainsFunc(cniPlugins, func(p string) bool { return !isProgram(filepath.Join(directory, p)) }) {
+			return directory
 		}
 	}
 	return ""

@@ -27,8 +27,8 @@ func (c *Cluster) PodLogs(ctx context.Context, namespace, pod, container string)
 	if err != nil {
 		return "", fmt.Errorf("find the log of pod %s/%s: %w", namespace, pod, err)
 	}
-	folder := filepath.Join(c.PodLogDir(), fmt.Sprintf("%s_%s_%s", namespace, pod, object.UID), container)
-	entries, err := os.ReadDir(folder)
+	directory := filepath.Join(c.PodLogDir(), fmt.Sprintf("%s_%s_%s", namespace, pod, object.UID), container)
+	entries, err := os.ReadDir(directory)
 	if err != nil {
 		return "", fmt.Errorf("find the log of container %s of pod %s/%s (has it started?): %w", container, namespace, pod, err)
 	}
@@ -39,9 +39,9 @@ func (c *Cluster) PodLogs(ctx context.Context, namespace, pod, container string)
 		}
 	}
 	if last < 0 {
-		return "", fmt.Errorf("find the log of container %s of pod %s/%s: %s holds none", container, namespace, pod, folder)
+		return "", fmt.Errorf("find the log of container %s of pod %s/%s: %s holds none", container, namespace, pod, directory)
 	}
-	data, err := os.ReadFile(filepath.Join(folder, strconv.Itoa(last)+".log"))
+	data, err := os.ReadFile(filepath.Join(directory, strconv.Itoa(last)+".log"))
 	if err != nil {
 		return "", fmt.Errorf("read the log of container %s of pod %s/%s: %w", container, namespace, pod, err)
 	}

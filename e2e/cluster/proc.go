@@ -13,12 +13,12 @@ import (
 	"strings"
 )
 
-// ownerVariable marks the processes of a cluster: its value is the folder of
+// ownerVariable marks the processes of a cluster: its value is the directory of
 // the cluster. What containerd starts on the host inherits it.
 const ownerVariable = "CLEAVE_CLUSTER_OWNER"
 
 // pipeVariable marks the MPS servers of a cluster's nodes, which get nothing of
-// their starter's environment: its value is a folder below the cluster's.
+// their starter's environment: its value is a directory below the cluster's.
 const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY"
 
 // identity is a process and the time it started at, in clock ticks since boot:
@@ -38,7 +38,7 @@ func parseProcess(text string) (identity, error) {
 	return p, nil
 }
 
-// alive says whether the process runs; one that waits for its parent to take
+// alive reports whether the process runs; one that waits for its parent to take
 // note of its end does not.
 func (p identity) alive() bool {
 	state, start, err := readStat(p.pid)
@@ -137,8 +137,8 @@ func hasMark(pid int, dir string) bool {
 	})
 }
 
-// isContainer says whether the root of the process is an image layer below the
-// folder. A shell that merely looks at such a layer has the host's root.
+// isContainer reports whether the root of the process is an image layer below the
+// directory. A shell that merely looks at such a layer has the host's root.
 func isContainer(pid int, dir string) bool {
 	data, err := os.ReadFile(procPath(pid, "mountinfo"))
 	if err != nil {
@@ -176,13 +176,13 @@ func inGroup(pid int, ids []string) bool {
 	return slices.ContainsFunc(ids, func(id string) bool { return bytes.Contains(data, []byte("/"+id)) })
 }
 
-// foreignKubelet says whether a kubelet runs that is not of a cluster of this
+// otherKubelet reports whether a kubelet runs that is not of a cluster of this
 // package.
-func foreignKubelet() bool {
+func otherKubelet() bool {
 	return kubeletRuns(func(environ []byte) bool { return !bytes.Contains(environ, []byte(ownerVariable+"=")) })
 }
 
-// kubeletRuns says whether a kubelet runs whose environment fits.
+// kubeletRuns reports whether a kubelet runs whose environment fits.
 func kubeletRuns(fits func(environ []byte) bool) bool {
 	list, err := allProcesses()
 	if err != nil {

@@ -162,7 +162,7 @@ func TestLock(t *testing.T) {
 	if strings.Count(said.String(), "waiting for another program") != 1 {
 		t.Errorf("the wait should be announced once, got %q", said.String())
 	}
-	// The folder goes with its cluster: who waited gets a new one.
+	// The directory goes with its cluster: who waited gets a new one.
 	if err := os.Remove(dir); err != nil {
 		t.Fatal(err)
 	}

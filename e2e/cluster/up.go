@@ -18,7 +18,7 @@ import (
 
 // Up starts a cluster and returns when pods can run on it. It first installs
 // and builds what is missing, and takes down what an earlier cluster left in
-// the folder. Its processes go on when this program ends. When Up fails, it
+// the directory. Its processes go on when this program ends. When Up fails, it
 // stops what it started and leaves the logs.
 func Up(ctx context.Context, opts Options) (*Cluster, error) {
 	o, err := opts.withDefaults()
@@ -28,7 +28,7 @@ func Up(ctx context.Context, opts Options) (*Cluster, error) {
 	if err := requireRoot(); err != nil {
 		return nil, err
 	}
-	if foreignKubelet() {
+	if otherKubelet() {
 		return nil, errors.New("start a cluster: another kubelet runs on this machine and the two would take each other's device plugin socket; stop it first")
 	}
 	if err := installPackages(ctx, o.Output); err != nil {
@@ -64,7 +64,7 @@ func requireRoot() error {
 	return nil
 }
 
-// prepare clears the folder and writes all that the components read.
+// prepare clears the directory and writes all that the components read.
 func prepare(ctx context.Context, o Options) (*Cluster, error) {
 	l := layout{o.Dir}
 	if err := wipe(ctx, l); err != nil {
@@ -84,22 +84,22 @@ func prepare(ctx context.Context, o Options) (*Cluster, error) {
 	}
 	// The sockets and keys below are nobody else's business.
 	if err := os.Chmod(l.dir, 0o711); err != nil {
-		return nil, fmt.Errorf("close the cluster folder to others: %w", err)
+		return nil, fmt.Errorf("close the cluster directory to others: %w", err)
 	}
-	for _, folder := range l.folders() {
-		if err := os.MkdirAll(folder, 0o755); err != nil {
-			return nil, fmt.Errorf("make the folder %s: %w", folder, err)
+	for _, directory := range l.directories() {
+		if err := os.MkdirAll(directory, 0o755); err != nil {
+			return nil, fmt.Errorf("create the directory %s: %w", directory, err)
 		}
 	}
-	for _, folder := range []string{l.path("pki"), l.path("s"), l.path("etcd")} {
-		if err := os.Chmod(folder, 0o700); err != nil {
-			return nil, fmt.Errorf("close the folder %s to others: %w", folder, err)
+	for _, directory := range []string{l.path("pki"), l.path("s"), l.path("etcd")} {
+		if err := os.Chmod(directory, 0o700); err != nil {
+			return nil, fmt.Errorf("close the directory %s to others: %w", directory, err)
 		}
 	}
 	// A pod's root file system lies below; in a user namespace its init is a
 	// user who has to get there.
 	if err := os.Chmod(l.path("run"), 0o711); err != nil {
-		return nil, fmt.Errorf("close the folder %s to others: %w", l.path("run"), err)
+		return nil, fmt.Errorf("close the directory %s to others: %w", l.path("run"), err)
 	}
 	if err := writeState(l, s); err != nil {
 		return nil, err
@@ -196,7 +196,7 @@ func inParallel(ctx context.Context, functions ...func(context.Context) error) e
 	return first
 }
 
-// createNode makes the node before its kubelet does: with the loopback address,
+// createNode creates the node before its kubelet does: with the loopback address,
 // so that nothing of the cluster is reachable from elsewhere, and without the
 // taint that waits for a cloud to fill in the address.
 func (c *Cluster) createNode(ctx context.Context, labels map[string]string) error {

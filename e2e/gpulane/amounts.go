@@ -162,7 +162,7 @@ func (p *probe) told() int {
 	return p.ready.Multiprocessors
 }
 
-// isPart tells whether a number of multiprocessors is a percentage of all, as hardware rounds it.
+// isPart reports whether a number of multiprocessors is a percentage of all, as hardware rounds it.
 func isPart(have, all, percentage int) bool {
 	want := float64(all) * float64(percentage) / 100
 	off := float64(have) - want
@@ -247,7 +247,7 @@ func (p *pair) goesOn(ctx context.Context) (string, error) {
 	return "the large one took 2 units more and worked; the one that was refused works, too", nil
 }
 
-// fromOutside tells what NVML and the daemon show of the clients.
+// fromOutside reports what NVML and the daemon show of the clients.
 func (p *pair) fromOutside(ctx context.Context, endpoint mps.Endpoint) (string, error) {
 	facts, err := p.askNVML(ctx, "clients")
 	if err != nil {

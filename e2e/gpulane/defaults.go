@@ -81,7 +81,7 @@ func (s *sharing) withoutAmounts(ctx context.Context, c client) (string, error) 
 	return detail, nil
 }
 
-// raised runs a client that asks for more than the daemon's defaults, and tells which of the two counts.
+// raised runs a client that asks for more than the daemon's defaults, and reports which of the two counts.
 func (s *sharing) raised(ctx context.Context, c client) (string, error) {
 	p, err := s.start(ctx, c)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 )
 
-// discover compares what Cleave finds with what NVML and nvidia-smi tell.
+// discover compares what Cleave finds with what NVML and nvidia-smi report.
 func (l *lane) discover(ctx context.Context) {
 	var devices []device
 	published := l.check("discovery", "slices", func() (string, error) {
@@ -112,7 +112,7 @@ func (l *lane) compareWithSMI(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d GPUs, with the same UUIDs, addresses and memory", len(smi)), differences(compareSMI(smi, l.boards))
 }
 
-// compareWithModel tells in what the first GPU differs from the model of it that Cleave is tested with.
+// compareWithModel reports how the first GPU differs from the model of it that Cleave is tested with.
 func (l *lane) compareWithModel(ctx context.Context, devices []device) (string, error) {
 	b := &l.boards[0]
 	for _, model := range simulated.NodeModels() {
@@ -140,7 +140,7 @@ func (l *lane) compareWithModel(ctx context.Context, devices []device) (string, 
 	return "", skipf("there is no model of a %s", b.name)
 }
 
-// collect writes down what nvidia-smi tells of topology, links, partitions and time slices: facts for those who write
+// collect writes down what nvidia-smi reports of topology, links, partitions and time slices: facts for those who write
 // Cleave and have no such machine. None of it changes anything.
 func (l *lane) collect(ctx context.Context) {
 	if l.machine.SMI == "" {

@@ -2,7 +2,7 @@
 
 // Package gpulane tries Cleave on a machine with a real GPU: discovery, CDI specs, and what limits of MPS are worth.
 //
-// It is for machines that are lent for minutes and have neither Go nor a network: `make gpu-lane` builds one folder that
+// It is for machines that are lent for minutes and have neither Go nor a network: `make gpu-lane` builds one directory that
 // is carried there. It changes nothing of a GPU that outlives it (docs/hardware.md), and where something is missing it
 // says so and passes over what needs it.
 //

@@ -17,9 +17,9 @@ import (
 
 // entry is what a process is to become: a program in namespaces like those of a container.
 type entry struct {
-	// Mounts are folders to be seen elsewhere. /tmp is an empty one of its own, as a container's is.
+	// Mounts are directories to be seen elsewhere. /tmp is an empty one of its own, as a container's is.
 	Mounts []mount `json:"mounts,omitempty"`
-	// Proc tells that the process has process ids of its own.
+	// Proc means that the process has process ids of its own.
 	Proc bool `json:"proc,omitempty"`
 	// User to become; 0 to stay root.
 	User    int      `json:"user,omitempty"`
@@ -109,7 +109,7 @@ func put(tree int, to string) error {
 	return unix.MoveMount(tree, "", unix.AT_FDCWD, to, unix.MOVE_MOUNT_F_EMPTY_PATH)
 }
 
-// watchable tells whether the kernel has what the supervisor watches processes by.
+// watchable reports whether the kernel has what the supervisor watches processes by.
 func watchable() error {
 	fd, err := unix.PidfdOpen(os.Getpid(), 0)
 	if err != nil {

@@ -62,7 +62,7 @@ func value[T any](f Facts, gpuIndex int, call, args string) (v T, ok bool) {
 	return v, c != nil && c.Code == 0 && json.Unmarshal(c.Value, &v) == nil
 }
 
-// board is a GPU as NVML tells of it without Cleave in between.
+// board is a GPU as NVML reports it without Cleave in between.
 type board struct {
 	index      int
 	uuid, name string

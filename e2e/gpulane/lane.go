@@ -21,8 +21,8 @@ import (
 
 // Options say where things are.
 type Options struct {
-	// Folder holds the lane's programs, as make gpu-lane builds it.
-	Folder string
+	// Dir holds the lane's programs, as make gpu-lane builds it.
+	Dir string
 	// Out takes the results. What is in it stays.
 	Out string
 	// DriverRoot is the root of the driver's files, / or that of a driver container or of a simulated node.
@@ -37,8 +37,8 @@ type Options struct {
 type lane struct {
 	reporter
 	opts Options
-	work string // a folder of this run's own, gone after it
-	// rootHadTmp tells that the driver root had a /tmp before.
+	work string // a directory of this run's own, gone after it
+	// rootHadTmp means that the driver root had a /tmp before.
 	rootHadTmp bool
 	commands   *transcript
 	machine    *Machine
@@ -47,7 +47,7 @@ type lane struct {
 	boards []board
 	// node is what Cleave has found; nil where it found nothing.
 	node *gpu.Node
-	// cudaWorks tells that a CUDA program runs here; cuda is what it saw without MPS.
+	// cudaWorks means that a CUDA program runs here; cuda is what it saw without MPS.
 	cudaWorks bool
 	cuda      baseline
 }
@@ -78,12 +78,12 @@ func Run(ctx context.Context, opts Options) (_ *Report, err error) {
 
 func newLane(opts Options) (*lane, error) {
 	if err := os.MkdirAll(opts.Out, 0o755); err != nil {
-		return nil, fmt.Errorf("make the folder of results: %w", err)
+		return nil, fmt.Errorf("create the directory of results: %w", err)
 	}
 	// Not TMPDIR: sockets are made in it, whose paths have to be short.
 	work, err := os.MkdirTemp("/tmp", "gpu-lane-")
 	if err != nil {
-		return nil, fmt.Errorf("make a folder to work in: %w", err)
+		return nil, fmt.Errorf("create a directory to work in: %w", err)
 	}
 	l := &lane{reporter: reporter{to: opts.Output}, opts: opts, work: work, facts: map[string]Facts{}}
 	_, err = os.Stat(filepath.Join(opts.DriverRoot, "tmp"))
@@ -97,16 +97,16 @@ func newLane(opts Options) (*lane, error) {
 // prepare unpacks the programs and opens the transcript.
 func (l *lane) prepare() error {
 	if err := os.Chmod(l.work, 0o755); err != nil { // programs of other users run from it
-		return fmt.Errorf("open the folder to work in: %w", err)
+		return fmt.Errorf("open the directory to work in: %w", err)
 	}
 	for _, name := range []string{"cleave.gz", "cuda-probe", "nvml-probe"} {
-		if err := unpack(filepath.Join(l.opts.Folder, name), l.path(strings.TrimSuffix(name, ".gz"))); err != nil {
+		if err := unpack(filepath.Join(l.opts.Dir, name), l.path(strings.TrimSuffix(name, ".gz"))); err != nil {
 			return err
 		}
 	}
 	to, err := os.Create(l.out("commands.txt"))
 	if err != nil {
-		return fmt.Errorf("make the transcript: %w", err)
+		return fmt.Errorf("create the transcript: %w", err)
 	}
 	l.commands = &transcript{to: to}
 	// What Cleave's own packages say in this process goes there too.
@@ -120,12 +120,12 @@ func (l *lane) prepare() error {
 func (l *lane) close() error {
 	klog.Flush()
 	if err := errors.Join(os.RemoveAll(l.work), l.tidyRoot()); err != nil {
-		return fmt.Errorf("remove the folder that was worked in: %w", err)
+		return fmt.Errorf("remove the directory that was worked in: %w", err)
 	}
 	return nil
 }
 
-// tidyRoot removes the empty folders, below another driver root, on which the supervisor mounted those of its daemon: it
+// tidyRoot removes the empty directories, below another driver root, on which the supervisor mounted those of its daemon: it
 // leaves the ones above its own.
 func (l *lane) tidyRoot() error {
 	if l.opts.DriverRoot == "/" {
@@ -230,7 +230,7 @@ func (l *lane) guard(ctx context.Context) {
 			return "", err
 		}
 		if list := changes(l.facts["before"], after); len(list) > 0 {
-			return "", fmt.Errorf("the run changed GPUs, or somebody else did meanwhile: %s", strings.Join(list, "; "))
+			return "", fmt.Errorf("the run changed GPUs, or another process did meanwhile: %s", strings.Join(list, "; "))
 		}
 		return "compute mode, MIG mode, persistence, ECC, power limit, application clocks and partitions are as before", nil
 	})

@@ -4,14 +4,9 @@ package gpulane
 
 import (
 	"bufio"
-	"bytes"
-	"context"
 	"debug/elf"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,24 +17,24 @@ import (
 	"time"
 )
 
-// maxFolder is what the folder may have, in bytes.
-const maxFolder = 60 << 20
+// maxSize is what the directory may have, in bytes.
+const maxSize = 60 << 20
 
 // laneTimeout bounds a run on a simulated node, which takes seconds.
 const laneTimeout = 2 * time.Minute
 
-// TestLane builds the folder as make gpu-lane does and runs it on simulated nodes.
+// TestLane builds the directory as make gpu-lane does and runs it on simulated nodes.
 func TestLane(t *testing.T) {
 	if os.Getenv("CLEAVE_E2E") != "1" {
 		t.Skip("CLEAVE_E2E=1 runs it, as root, after make build")
 	}
-	b := &bed{bin: "../../bin", folder: t.TempDir(), cuda: map[string]string{}}
-	command(t, "make", "-C", "../..", "gpu-lane-folder", "GPU_LANE="+b.folder)
+	b := &bed{bin: "../../bin", directory: t.TempDir(), cuda: map[string]string{}}
+	command(t, "make", "-C", "../..", "gpu-lane-folder", "GPU_LANE="+b.directory)
 	for _, lax := range []string{"", "memory", "cores"} {
 		b.cuda[lax] = filepath.Join(t.TempDir(), "libcuda.so")
 		command(t, "go", "build", "-buildmode=c-shared", "-ldflags", "-X main.lax="+lax, "-o", b.cuda[lax], "./testdata/fakecuda")
 	}
-	t.Run("folder", b.testFolder)
+	t.Run("directory", b.testDirectory)
 	t.Run("no GPU", b.testNoGPU)
 	t.Run("stub", b.testStub)
 	t.Run("CUDA", b.testCUDA)
@@ -50,161 +45,10 @@ func TestLane(t *testing.T) {
 	t.Run("interrupted", b.testInterrupted)
 }
 
-// bed has the lane's folder and what it runs on.
-type bed struct {
-	bin, folder string
-	// cuda are libraries for simulated nodes, by the limit that they do not keep to.
-	cuda map[string]string
-}
-
-// command runs a program that has to go well.
-func command(t *testing.T, name string, args ...string) {
-	t.Helper()
-	if out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
-	}
-}
-
-// node makes a simulated node whose libcuda is a stub, or a library of the bed.
-func (b *bed) node(t *testing.T, library string) string {
-	t.Helper()
-	root := filepath.Join(t.TempDir(), "root")
-	command(t, filepath.Join(b.bin, "nvml-sim"), "create", "--node", "hgx-h100", "--root", root, "--seed", root)
-	if library != "" {
-		found, err := filepath.Glob(filepath.Join(root, "usr/lib/x86_64-linux-gnu/libcuda.so.*.*"))
-		if err != nil || len(found) != 1 {
-			t.Fatalf("the node's libcuda: %v, %v", found, err)
-		}
-		data, err := os.ReadFile(library)
-		if err := errors.Join(err, os.WriteFile(found[0], data, 0o755)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return root
-}
-
-// command of a run of the lane.
-func (b *bed) command(t *testing.T, root, out string) *exec.Cmd {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), laneTimeout)
-	t.Cleanup(cancel)
-	return exec.CommandContext(ctx, filepath.Join(b.folder, "gpu-lane"), "--driver-root", root, "--out", out)
-}
-
-// run runs the lane and gives its report and exit code, and fails if anything is left.
-func (b *bed) run(t *testing.T, root string) (*Report, int) {
-	t.Helper()
-	out := t.TempDir()
-	c := b.command(t, root, out)
-	text, err := c.CombinedOutput()
-	t.Logf("%s", text)
-	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
-		t.Fatal(err)
-	}
-	nothingLeft(t, root)
-	return readReport(t, out), c.ProcessState.ExitCode()
-}
-
-func readReport(t *testing.T, out string) *Report {
-	t.Helper()
-	data, err := os.ReadFile(filepath.Join(out, "report.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var r Report
-	if err := json.Unmarshal(data, &r); err != nil {
-		t.Fatal(err)
-	}
-	return &r
-}
-
-// nothingLeft fails if a run has left processes, mounts or folders. What it ran has the folder it worked in in its
-// command line or its environment.
-func nothingLeft(t *testing.T, root string) {
-	t.Helper()
-	if _, err := os.Lstat(filepath.Join(root, "tmp")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("folders are left in the driver root: %v", err)
-	}
-	left, err := filepath.Glob("/tmp/gpu-lane-*")
-	if err != nil || len(left) > 0 {
-		t.Errorf("folders are left: %v, %v", left, err)
-	}
-	mounts, err := mountsUnder("/tmp")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if slices.ContainsFunc(mounts, func(m string) bool { return strings.HasPrefix(m, "/tmp/gpu-lane-") }) {
-		t.Errorf("mounts are left: %v", mounts)
-	}
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range entries {
-		line, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		environment, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "environ")) // not every process shows it
-		if err == nil && bytes.Contains(append(line, environment...), []byte("/tmp/gpu-lane-")) {
-			t.Errorf("process %s is left: %q", e.Name(), line)
-		}
-	}
-}
-
-// outcomes gives the status of every check by its name.
-func outcomes(r *Report) map[string]Status {
-	all := map[string]Status{}
-	for _, c := range r.Checks {
-		all[c.Part+": "+c.Name] = c.Status
-	}
-	return all
-}
-
-// expect compares the outcomes with those that are wanted.
-func expect(t *testing.T, r *Report, want map[string]Status) {
-	t.Helper()
-	got := outcomes(r)
-	for name, status := range want {
-		if got[name] != status {
-			t.Errorf("%s: %q, want %q", name, got[name], status)
-		}
-	}
-	for name, status := range got {
-		if _, ok := want[name]; !ok {
-			t.Errorf("%s: %q, and nobody expects it", name, status)
-		}
-	}
-}
-
-// clean are the outcomes on a simulated node without CUDA.
-func clean() map[string]Status {
-	return map[string]Status{
-		"machine: found": Note, "machine: gpus": Pass,
-		"discovery: slices": Pass, "discovery: inspect": Pass, "discovery: partitions": Pass, "discovery: model": Note, "discovery: memory limits": Note,
-		"discovery: nvidia-smi": Skip, // the simulated one is not asked for numbers
-		"cdi: write":            Pass, "cdi: resolve": Pass, "cdi: files": Pass,
-		"mps: machine": Pass, "mps: cuda": Skip, "mps: supervisor": Pass, "mps: daemon": Pass, "mps: daemon's words": Note, "mps: release": Pass,
-		"mps: supervisor stops": Pass, "mps: nothing left": Pass,
-		"guard: unchanged": Pass,
-	}
-}
-
-// cleanWithCUDA are the outcomes where CUDA programs run.
-func cleanWithCUDA() map[string]Status {
-	want := clean()
-	want["mps: cuda"] = Pass
-	for _, name := range []string{"two clients", "cores told", "memory within", "memory over", "neighbour goes on", "cores hold",
-		"daemon with defaults", "defaults hold", "like a container", "another user", "release again"} {
-		want["mps: "+name] = Pass
-	}
-	for _, name := range []string{"seen from outside", "second process", "raised limits"} {
-		want["mps: "+name] = Note
-	}
-	return want
-}
-
-// testFolder looks whether the folder can be carried to where there is no Go: few files, programs that need a C library
+// testDirectory looks whether the directory can be carried to where there is no Go: few files, programs that need a C library
 // and nothing else.
-func (b *bed) testFolder(t *testing.T) {
-	entries, err := os.ReadDir(b.folder)
+func (b *bed) testDirectory(t *testing.T) {
+	entries, err := os.ReadDir(b.directory)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,16 +63,16 @@ func (b *bed) testFolder(t *testing.T) {
 		size += info.Size()
 	}
 	if want := "cleave.gz cuda-probe gpu-lane nvml-probe"; strings.Join(names, " ") != want {
-		t.Errorf("the folder holds %v, want %s", names, want)
+		t.Errorf("the directory holds %v, want %s", names, want)
 	}
-	if size >= maxFolder {
-		t.Errorf("the folder has %d MiB, which is too much to carry", size>>20)
+	if size >= maxSize {
+		t.Errorf("the directory has %d MiB, which is too much to carry", size>>20)
 	}
 	cleave := filepath.Join(t.TempDir(), "cleave")
-	if err := unpack(filepath.Join(b.folder, "cleave.gz"), cleave); err != nil {
+	if err := unpack(filepath.Join(b.directory, "cleave.gz"), cleave); err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{cleave, filepath.Join(b.folder, "gpu-lane"), filepath.Join(b.folder, "cuda-probe"), filepath.Join(b.folder, "nvml-probe")} {
+	for _, path := range []string{cleave, filepath.Join(b.directory, "gpu-lane"), filepath.Join(b.directory, "cuda-probe"), filepath.Join(b.directory, "nvml-probe")} {
 		needsOnlyC(t, path)
 	}
 }
@@ -371,32 +215,4 @@ func (b *bed) testInterrupted(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-}
-
-// daemonStarts is nil when a daemon of a run of the lane is there.
-func daemonStarts() error {
-	pids, err := processesOf("/tmp/gpu-lane-")
-	if err == nil && len(pids) == 0 {
-		err = fs.ErrNotExist
-	}
-	return err
-}
-
-func waitFor(t *testing.T, what func() error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := what()
-		if err == nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			t.Fatal(fmt.Errorf("wait: %w", err))
-		case <-tick.C:
-		}
-	}
 }

@@ -27,7 +27,7 @@ type Machine struct {
 	SMI        string `json:"nvidiaSMI,omitempty"`
 	MPSControl string `json:"mpsControl,omitempty"`
 	MPSServer  string `json:"mpsServer,omitempty"`
-	// Stray tells that NVML lies where a node does not have it: Cleave finds it only when told.
+	// Stray means that NVML lies where a node does not have it: Cleave finds it only when told.
 	Stray bool `json:"stray,omitempty"`
 }
 
@@ -36,7 +36,7 @@ var programDirs = []string{
 	"/usr/local/nvidia/bin", "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin",
 }
 
-// strayDirs are where platforms mount a driver into containers, beside what LD_LIBRARY_PATH names.
+// strayDirs are where platforms mount a driver into containers, alongside what LD_LIBRARY_PATH names.
 var strayDirs = []string{"/usr/local/nvidia/lib64", "/usr/local/nvidia/lib"}
 
 // look finds what there is.
@@ -97,10 +97,10 @@ func findProgram(root, name string) string {
 	return ""
 }
 
-// procfs is the /proc that tells of the driver: a simulated node has one of its own.
+// procfs is the /proc that describes the driver: a simulated node has one of its own.
 func procfs(root string) string { return under(root, "/proc", "driver/nvidia") }
 
-// sysfs is the /sys that tells of the GPUs.
+// sysfs is the /sys that describes the GPUs.
 func sysfs(root string) string { return under(root, "/sys", "bus/pci/devices") }
 
 // under prefers a file system of the driver root to the machine's own.

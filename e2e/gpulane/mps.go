@@ -123,7 +123,7 @@ func (l *lane) choose() (*board, error) {
 // permitted tries what the supervisor and its clients need of the kernel, in a process that is gone after it.
 func (l *lane) permitted(ctx context.Context) error {
 	if err := os.Mkdir(l.path("shm"), 0o755); err != nil {
-		return fmt.Errorf("make a folder to mount: %w", err)
+		return fmt.Errorf("create a directory to mount: %w", err)
 	}
 	c := exec.Command(l.opts.Self[0], append(slices.Clone(l.opts.Self[1:]), //nolint:noctx // runWithin bounds it
 		fmt.Sprintf(`{"mounts":[{"from":%q,"to":"/dev/shm"}]}`, l.path("shm")))...)
@@ -202,7 +202,7 @@ func (s *sharing) release(ctx context.Context, claims ...types.UID) (string, err
 	if len(list) > 0 {
 		return "", fmt.Errorf("after the last share something of MPS is left: %s", strings.Join(list, ", "))
 	}
-	return fmt.Sprintf("daemon, server, folders and mounts are gone after %d ms", took.Milliseconds()), nil
+	return fmt.Sprintf("daemon, server, directories and mounts are gone after %d ms", took.Milliseconds()), nil
 }
 
 // control asks the daemon as an admin would; the transcript has the words, of which NVIDIA documents few.
@@ -236,7 +236,7 @@ func (s *sharing) nothingLeft(ctx context.Context) (string, error) {
 		}
 		left, _ := value[[]gpuProcess](facts, s.board.index, "nvmlDeviceGetComputeRunningProcesses_v3", "")
 		if len(left) == 0 {
-			return "no process, mount or folder of MPS, and no process on the GPU", nil
+			return "no process, mount or directory of MPS, and no process on the GPU", nil
 		}
 		select {
 		case <-ctx.Done():

@@ -127,7 +127,7 @@ func (l *lane) start(ctx context.Context, c client) (*probe, error) {
 	}
 }
 
-// startOnce gives a probe beside the error, where it said why it does not work.
+// startOnce gives a probe alongside the error, where it said why it does not work.
 func (l *lane) startOnce(ctx context.Context, c client) (*probe, error) {
 	e := entry{
 		Mounts: append([]mount{{l.work, l.work}}, c.mounts...), Proc: c.apart, User: c.user,
@@ -224,7 +224,7 @@ func (p *probe) ask(ctx context.Context, format string, args ...any) (answer, er
 	return p.wait(ctx)
 }
 
-// take asks for memory in pieces, and tells how much of it came.
+// take asks for memory in pieces, and reports how much of it came.
 func (p *probe) take(ctx context.Context, amount int64) (answer, error) {
 	a, err := p.ask(ctx, "take %d %d", amount, piece)
 	if err != nil {

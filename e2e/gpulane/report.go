@@ -45,7 +45,7 @@ type Report struct {
 	Facts map[string]any `json:"facts"`
 }
 
-// Count tells how many checks had an outcome.
+// Count reports how many checks had an outcome.
 func (r *Report) Count(s Status) int {
 	n := 0
 	for _, c := range r.Checks {
@@ -69,7 +69,7 @@ type reporter struct {
 	to     io.Writer
 }
 
-// check runs a check and tells whether what comes after can build on it.
+// check runs a check and reports whether what comes after can build on it.
 func (r *reporter) check(part, name string, do func() (detail string, err error)) bool {
 	return r.add(part, name, Pass, do)
 }

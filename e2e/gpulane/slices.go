@@ -78,7 +78,7 @@ type inspected struct {
 // reservedVaries is by how many MiB what a driver reserves may differ between two looks.
 const reservedVaries = 16
 
-// compareSlices lists what NVML tells of its GPUs and Cleave does not publish so.
+// compareSlices lists what NVML reports of its GPUs and Cleave does not publish so.
 func compareSlices(devices []device, boards []board) ([]string, error) {
 	var list []string
 	for i := range boards {
@@ -103,7 +103,7 @@ func compareSlices(devices []device, boards []board) ([]string, error) {
 				return nil, err
 			}
 			if b.total > 0 && !near(memory>>20, b.usable()>>20, reservedVaries) {
-				list = append(list, fmt.Sprintf("%s is published with %d MiB, and has %d MiB beside what the driver reserves", d.Name, memory>>20, b.usable()>>20))
+				list = append(list, fmt.Sprintf("%s is published with %d MiB, and has %d MiB besides what the driver reserves", d.Name, memory>>20, b.usable()>>20))
 			}
 		}
 		if !found {
@@ -114,7 +114,7 @@ func compareSlices(devices []device, boards []board) ([]string, error) {
 }
 
 // comparePlacements lists where NVML would make a partition and Cleave publishes none, and the reverse. A GPU of which
-// no partition is published is passed over: by its mode it is handed out whole.
+// no partition is published is passed over: by its mode it is offered whole.
 func comparePlacements(devices []device, boards []board) (published int, list []string) {
 	for i := range boards {
 		b := &boards[i]
@@ -153,7 +153,7 @@ func placementName(profile int, p gpu.Placement) string {
 	return fmt.Sprintf("profile %d at %d:%d", profile, p.Start, p.Size)
 }
 
-// shapes tells of a GPU's devices what does not depend on the machine it is in: what a model of it should say, too.
+// shapes describes what of a GPU's devices does not depend on the machine it is in: what a model of it should say, too.
 func shapes(devices []device, uuid string) map[string]string {
 	found := map[string]string{}
 	for _, d := range devices {

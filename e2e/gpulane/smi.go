@@ -61,7 +61,7 @@ func mebibytes(s string) int64 {
 // rounding is by how many MiB two ways to tell the same amount may differ: nvidia-smi rounds each number it prints.
 const rounding = 2
 
-// compareSMI lists in what nvidia-smi and NVML tell different things.
+// compareSMI lists in what nvidia-smi and NVML report different things.
 func compareSMI(smi []smiGPU, boards []board) []string {
 	var list []string
 	if len(smi) != len(boards) {

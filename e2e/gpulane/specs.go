@@ -22,7 +22,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/nvml"
 )
 
-// specs makes the node's CDI spec as cleave kubelet-plugin does, in a folder that no runtime reads, and looks whether a
+// specs creates the node's CDI spec as cleave kubelet-plugin does, in a directory that no runtime reads, and looks whether a
 // runtime could use it.
 func (l *lane) specs(ctx context.Context) {
 	var static *cleavecdi.Static
@@ -90,7 +90,7 @@ func (l *lane) writeSpec(ctx context.Context, static *cleavecdi.Static) (_ strin
 func (l *lane) resolve(static *cleavecdi.Static) (*specs.Spec, string, error) {
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(filepath.Dir(static.Path())), cdi.WithAutoRefresh(false))
 	if err != nil {
-		return nil, "", fmt.Errorf("read the CDI folder: %w", err)
+		return nil, "", fmt.Errorf("read the CDI directory: %w", err)
 	}
 	for path, errs := range cache.GetErrors() {
 		return nil, "", fmt.Errorf("read %s: %w", path, errors.Join(errs...))

@@ -25,7 +25,7 @@ const (
 	supervisorStop = 20 * time.Second
 )
 
-// supervisor is a run of cleave mps-supervisor in a folder of this run's own.
+// supervisor is a run of cleave mps-supervisor in a directory of this run's own.
 type supervisor struct {
 	dir     string
 	program *process.Program
@@ -65,7 +65,7 @@ func (s *supervisor) stop() error {
 	return nil
 }
 
-// leftovers lists what there is of MPS below a folder: processes, mounts, folders of daemons.
+// leftovers lists what there is of MPS below a directory: processes, mounts, directories of daemons.
 func leftovers(dir string) ([]string, error) {
 	var list []string
 	pids, err := processesOf(dir)
@@ -95,7 +95,7 @@ func leftovers(dir string) ([]string, error) {
 // programPrefix is how the kernel names the programs of MPS, daemon and server.
 const programPrefix = "nvidia-cuda-mps"
 
-// processesOf lists the programs of MPS whose environment names a text, such as a folder or a GPU.
+// processesOf lists the programs of MPS whose environment names a text, such as a directory or a GPU.
 func processesOf(text string) ([]int, error) {
 	list, err := process.List()
 	if err != nil {
@@ -110,7 +110,7 @@ func processesOf(text string) ([]int, error) {
 	return pids, nil
 }
 
-// mountsUnder lists what is mounted in a folder.
+// mountsUnder lists what is mounted in a directory.
 func mountsUnder(dir string) ([]string, error) {
 	data, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {

@@ -33,7 +33,7 @@ type Options struct {
 	Model string
 	// NodeName to publish for. Default: the node of the cluster's kubelet.
 	NodeName string
-	// Dir keeps the driver root, and for a node without a kubelet its plugin folders.
+	// Dir keeps the driver root, and for a node without a kubelet its plugin directories.
 	Dir string
 	// Quiet keeps the plugin's log to what a production node logs, for measurements.
 	Quiet bool
@@ -77,7 +77,7 @@ func Run(ctx context.Context, opts Options) (*Node, error) {
 	return n, nil
 }
 
-// Attach returns the node that an earlier Create made in the same folder.
+// Attach returns the node that an earlier Create made in the same directory.
 func Attach(opts Options) *Node {
 	if opts.NodeName == "" {
 		opts.NodeName = opts.Cluster.NodeName()
@@ -91,7 +91,7 @@ func (n *Node) Root() string { return filepath.Join(n.opts.Dir, "root") }
 // Log is the file with the plugin's output.
 func (n *Node) Log() string { return filepath.Join(n.opts.Dir, "cleave.log") }
 
-// PluginsDir is the kubelet's plugins folder as the plugin is told.
+// PluginsDir is the kubelet's plugins directory as the plugin is told.
 func (n *Node) PluginsDir() string {
 	if n.hasKubelet() {
 		return n.opts.Cluster.PluginsDir()
@@ -104,13 +104,13 @@ func (n *Node) Socket() string { return filepath.Join(n.PluginsDir(), n.driver()
 
 func (n *Node) driver() string { return cmp.Or(n.opts.Driver, "gpu.cleave.dev") }
 
-// Records is the folder of claim records.
+// Records is the directory of claim records.
 func (n *Node) Records() string { return filepath.Join(n.PluginsDir(), n.driver(), "claims") }
 
 // PID of the plugin.
 func (n *Node) PID() int { return n.plugin.PID() }
 
-// Running tells whether the plugin was started and not ended since.
+// Running reports whether the plugin was started and not ended since.
 func (n *Node) Running() bool { return n.plugin != nil }
 
 // Readiness is nil if the plugin says that it is ready, else what it says.
@@ -148,9 +148,9 @@ func (n *Node) Sim(ctx context.Context, args ...string) (string, error) {
 
 // Start starts the plugin. It outlives this program unless Stop or Kill ends it, or the cluster goes down.
 func (n *Node) Start(ctx context.Context) error {
-	if !n.hasKubelet() { // which makes this folder
+	if !n.hasKubelet() { // which makes this directory
 		if err := os.MkdirAll(n.RegistryDir(), 0o750); err != nil {
-			return fmt.Errorf("make the plugin registry folder: %w", err)
+			return fmt.Errorf("create the plugin registry directory: %w", err)
 		}
 	}
 	if err := n.chooseAddress(ctx); err != nil {
@@ -171,7 +171,7 @@ func (n *Node) chooseAddress(ctx context.Context) error {
 	return nil
 }
 
-// Upgrade starts a plugin of another pod beside the one that runs, as a rolling update does, waits until it is ready and
+// Upgrade starts a plugin of another pod alongside the one that runs, as a rolling update does, waits until it is ready and
 // asks the old one to end.
 func (n *Node) Upgrade(ctx context.Context, podUID string) error {
 	if err := n.chooseAddress(ctx); err != nil {

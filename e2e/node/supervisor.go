@@ -10,7 +10,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/mps"
 )
 
-// MPSDir is the folder of the MPS supervisor.
+// MPSDir is the directory of the MPS supervisor.
 func (n *Node) MPSDir() string { return filepath.Join(n.opts.Dir, "mps") }
 
 func (n *Node) mpsSocket() string { return filepath.Join(n.MPSDir(), mps.SocketName) }

@@ -83,7 +83,7 @@ func Measure(ctx context.Context, source string, seeds, requests int) (Compariso
 	}
 	node, err := Inventory(ctx, "hgx-h100")
 	if err != nil {
-		return nil, fmt.Errorf("make a node to pack: %w", err)
+		return nil, fmt.Errorf("create a node to pack: %w", err)
 	}
 	return Compare(ctx, Options{Node: node, Mixes: Mixes, Classes: classes, Seeds: seeds, Requests: requests, FirstSeed: 1})
 }
@@ -91,7 +91,7 @@ func Measure(ctx context.Context, source string, seeds, requests int) (Compariso
 // job is one trace in one order.
 type job struct {
 	order Order
-	// follows tells that the order follows what is free, late that it does so one allocation late.
+	// follows means that the order follows what is free, late that it does so one allocation late.
 	follows, late bool
 	trace         []Request
 	tally         Tally

@@ -152,7 +152,7 @@ func TestCompatible_Classes(t *testing.T) {
 		}
 	}
 	if devices, _, err := c.try(NewClaim("eighth", "gpu.nvidia.com")); !errors.Is(err, ErrNoFit) {
-		t.Errorf("beside a partition the eighth GPU is given whole: %v, %v", devices, err)
+		t.Errorf("alongside a partition the eighth GPU is given whole: %v, %v", devices, err)
 	}
 }
 

@@ -195,7 +195,7 @@ func podClaims(t *testing.T, objects []runtime.Object, deviceClasses []*resource
 	return pods, claims
 }
 
-// newClaimOf makes a claim with the API's defaults.
+// newClaimOf creates a claim with the API's defaults.
 func newClaimOf(uid string, spec resourceapi.ResourceClaimSpec) *resourceapi.ResourceClaim {
 	claim := &resourceapi.ResourceClaim{Spec: *spec.DeepCopy()}
 	claim.Name, claim.UID = uid, types.UID(uid)

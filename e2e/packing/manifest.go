@@ -47,7 +47,7 @@ func Objects(path string) ([]runtime.Object, error) {
 	}
 }
 
-// Classes reads all DeviceClasses of a folder of manifests, in order of file names.
+// Classes reads all DeviceClasses of a directory of manifests, in order of file names.
 func Classes(dir string) ([]*resourceapi.DeviceClass, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "deviceclass*.yaml"))
 	if err != nil {

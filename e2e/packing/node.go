@@ -44,12 +44,12 @@ type Node struct {
 	of     map[string]sets.Set[structured.DeviceID] // by class, the devices it selects
 	// follows is the inventory whose whole GPUs are ordered by what is free; nil where the order stays.
 	follows *policy.Node
-	// late tells that it is ordered by what was free before the last allocation, which before knows; nil: all was.
+	// late means that it is ordered by what was free before the last allocation, which before knows; nil: all was.
 	late   bool
 	before func(*gpu.GPU) bool
 }
 
-// NewNode makes a node of which nothing is taken yet, from slices of one node in order of allocation.
+// NewNode creates a node of which nothing is taken yet, from slices of one node in order of allocation.
 func NewNode(published []*resourceapi.ResourceSlice, deviceClasses []*resourceapi.DeviceClass) (*Node, error) {
 	if len(published) == 0 || published[0].Spec.NodeName == nil {
 		return nil, errors.New("make a node: no ResourceSlice names one")
@@ -142,7 +142,7 @@ func (n *Node) selects(ctx context.Context, c *resourceapi.DeviceClass, driver s
 func (n *Node) allocate(ctx context.Context, published []*resourceapi.ResourceSlice, claims []*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
 	allocator, err := structured.NewAllocator(ctx, features, n.state, n.class, published, n.cel)
 	if err != nil {
-		return nil, fmt.Errorf("make the allocator: %w", err)
+		return nil, fmt.Errorf("create the allocator: %w", err)
 	}
 	results, err := allocator.Allocate(ctx, n.object, claims)
 	if err != nil && !errors.Is(err, structured.ErrFailedAllocationOnNode) {
@@ -192,7 +192,7 @@ func (n *Node) Device(name string) *resourceapi.Device {
 	return nil
 }
 
-// NewClaim makes a claim for one device of a class. Its UID is its name.
+// NewClaim creates a claim for one device of a class. Its UID is its name.
 func NewClaim(name, class string) *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(name)},

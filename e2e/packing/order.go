@@ -73,7 +73,7 @@ func Peer(node *policy.Node) []*resourceapi.ResourceSlice {
 // peerName is NVIDIA's name of a shape, such as "gpu-0-mig-1g10gb-me-20-3".
 func peerName(s gpu.Shape) string {
 	if !s.IsPartition() {
-		// NVIDIA's driver has no shared devices beside partitions. If it had, nothing but the order of GPUs would matter:
+		// NVIDIA's driver has no shared devices alongside partitions. If it had, nothing but the order of GPUs would matter:
 		// a DeviceClass selects one kind.
 		return strings.TrimSuffix(fmt.Sprintf("gpu-%d-%s", s.GPU.Minor, s.Share), "-")
 	}

@@ -41,7 +41,7 @@ func (n *Node) rank() {
 	}
 }
 
-// free tells of a GPU whether nothing of it is allocated.
+// free reports whether nothing of a GPU is allocated.
 func (n *Node) free() func(g *gpu.GPU) bool {
 	held := sets.New[string]()
 	for id := range n.state.AllocatedDevices {
@@ -59,7 +59,7 @@ func gpuOf(device string) string {
 	return strings.Join(parts[:min(len(parts), 5)], "-")
 }
 
-// together tells whether whole GPUs are of one NVLink group or of one NUMA node.
+// together reports whether whole GPUs are of one NVLink group or of one NUMA node.
 func together(inventory *policy.Node, devices []string) bool {
 	groups := gpu.NVLinkGroups(inventory.GPUs)
 	sameGroup, sameNode := true, true

@@ -229,8 +229,8 @@ func TestShares_OneTierAtATime(t *testing.T) {
 					t.Fatalf("%s: %s: %v", board, first, err)
 				}
 				_, _, err = c.take(asking("gpu", second, 1))
-				if beside := first == second && first != "gpu.cleave.dev"; (err == nil) != beside {
-					t.Errorf("%s: %s beside %s: got %v, want it to fit: %t", board, second, first, err, beside)
+				if fits := first == second && first != "gpu.cleave.dev"; (err == nil) != fits {
+					t.Errorf("%s: %s alongside %s: got %v, want it to fit: %t", board, second, first, err, fits)
 				}
 				if first == second {
 					continue

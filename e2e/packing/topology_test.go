@@ -49,7 +49,7 @@ func (c *cluster) holding(free uint) state {
 	return state{c, free}
 }
 
-// possible tells whether one NVLink group or NUMA node has so many free GPUs.
+// possible reports whether one NVLink group or NUMA node has so many free GPUs.
 func (s state) possible(n int) bool {
 	sets := map[string]int{}
 	groups := gpu.NVLinkGroups(s.inventory.GPUs)

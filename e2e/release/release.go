@@ -29,7 +29,7 @@ const (
 	image = "cleave.local/cleave:e2e"
 )
 
-// Chart is the chart's folder in the repository source.
+// Chart is the chart's directory in the repository source.
 func Chart(source string) string { return filepath.Join(source, "deployments", "helm", "cleave") }
 
 // Helm runs the repository's Helm (make helm builds it) with values on its standard input, if there are any, and returns
@@ -54,11 +54,11 @@ type Bed struct {
 	cluster *cluster.Cluster
 	// Node is the simulated hardware; nothing is started on it.
 	Node *node.Node
-	// MPSDir is the folder of the MPS supervisor.
+	// MPSDir is the directory of the MPS supervisor.
 	MPSDir string
 }
 
-// Prepare makes a bed of a cluster. The repository source must have bin/nvml-sim, bin/libnvidia-ml.so.1 and bin/image
+// Prepare creates a bed of a cluster. The repository source must have bin/nvml-sim, bin/libnvidia-ml.so.1 and bin/image
 // (make image-root); model is that of the simulated node, such as hgx-h100.
 func Prepare(ctx context.Context, c *cluster.Cluster, source, model string) (*Bed, error) {
 	b := &Bed{cluster: c}
@@ -98,7 +98,7 @@ type Settings struct {
 	HostPort int
 }
 
-// Values of a release that works on the bed: the driver's root and all other folders are the cluster's.
+// Values of a release that works on the bed: the driver's root and all other directories are the cluster's.
 func (b *Bed) Values(s Settings) string {
 	port := 8080
 	if s.HostPort != 0 {

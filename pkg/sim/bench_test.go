@@ -8,7 +8,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// BenchmarkPartition makes and unmakes a partition of a node on disk.
+// BenchmarkPartition creates and destroys a partition of a node on disk.
 func BenchmarkPartition(b *testing.B) {
 	n, err := Create(b.TempDir()+"/root", "hgx-h100", WithoutDeviceNodes())
 	if err != nil {

@@ -45,7 +45,7 @@ type Board struct {
 	VBIOS          string `json:"vbios"`
 	// AddressingMode is one of NVML_DEVICE_ADDRESSING_MODE_*: 0 none, 1 HMM, 2 ATS.
 	AddressingMode int `json:"addressingMode"`
-	// ECC tells whether the board has ECC memory; it is on where it does.
+	// ECC reports whether the board has ECC memory; it is on where it does.
 	ECC bool `json:"ecc"`
 	// GSPFirmware is the firmware file the driver installs for it.
 	GSPFirmware string `json:"gspFirmware"`
@@ -68,7 +68,7 @@ type NVLink struct {
 type Geometry struct {
 	// Slices is the number of placement units: 4, 8 or 12.
 	Slices int `json:"slices"`
-	// ModeNeedsReset tells that a change of MIG mode waits for a reset of the GPU, and that the mode outlives reboots.
+	// ModeNeedsReset means that a change of MIG mode waits for a reset of the GPU, and that the mode outlives reboots.
 	ModeNeedsReset bool `json:"modeNeedsReset"`
 	// Estimated names the profiles whose memory, multiprocessors and engines nobody has captured.
 	Estimated []string `json:"estimated,omitempty"`
@@ -96,7 +96,7 @@ type Profile struct {
 	Encoders        int    `json:"encoders"`
 	JPEGEngines     int    `json:"jpegEngines"`
 	OFAEngines      int    `json:"ofaEngines"`
-	// Graphics tells that graphics APIs work in it ("+gfx").
+	// Graphics means that graphics APIs work in it ("+gfx").
 	Graphics bool `json:"graphics,omitempty"`
 	// ComputeInstances in ascending order of enum.
 	ComputeInstances []ComputeProfile `json:"computeInstances"`

@@ -11,7 +11,7 @@ import (
 )
 
 // Reboot does to the node what a reboot of the machine does: a new boot id, the driver loaded, lost GPUs back,
-// partitions and clients gone. The MIG mode is kept where boards keep it (before Hopper), pending modes come in force.
+// partitions and clients gone. The MIG mode is kept where boards keep it (before Hopper), pending modes become active.
 // Faults stay.
 func (n *Node) Reboot() error {
 	if err := n.LoadDriver(); err != nil {

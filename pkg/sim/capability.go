@@ -19,7 +19,7 @@ type capabilities struct {
 	devices bool // make device files too
 }
 
-// capability is an entry: its folder, relative to that of the GPU's partitions, and its minor.
+// capability is an entry: its directory, relative to that of the GPU's partitions, and its minor.
 type capability struct {
 	dir   string
 	minor int
@@ -74,7 +74,7 @@ func (c *capabilities) makeEntry(e capability) error {
 		now := time.Now() // it is another entry, and shows it
 		return os.Chtimes(filepath.Join(dir, "access"), now, now)
 	}
-	if err := makeFolder(dir); err != nil {
+	if err := makeDirectory(dir); err != nil {
 		return err
 	}
 	return os.WriteFile(filepath.Join(dir, "access"), []byte(capabilityFile(e.minor)), 0o444)
@@ -92,12 +92,12 @@ func (c *capabilities) vanish(old, next *gpuState) {
 	}
 }
 
-// dir is the folder of an entry.
+// dir is the directory of an entry.
 func (c *capabilities) dir(e capability) string {
 	return filepath.Join(c.root, capabilityDir(c.minor), e.dir)
 }
 
-// asideDir is where entries lie that are not in force, by their minor, which is theirs alone.
+// asideDir is where entries lie that are not active, by their minor, which is theirs alone.
 const asideDir = stateDir + "/capabilities"
 
 func (c *capabilities) aside(e capability) string {

@@ -47,14 +47,14 @@ type fileID struct {
 	mtime, mnsec int64
 }
 
-// newCell makes a cell in memory.
+// newCell creates a cell in memory.
 func newCell[T any](value *T, clone func(*T) *T) *cell[T] {
 	c := &cell[T]{clone: clone}
 	c.cur.Store(&version[T]{value: value})
 	return c
 }
 
-// openCell makes a cell of a file; the file is read when first asked for.
+// openCell creates a cell of a file; the file is read when first asked for.
 func openCell[T any](path string, clone func(*T) *T, decode func([]byte) (*T, error)) *cell[T] {
 	return &cell[T]{path: path, stat: statter(path), clone: clone, decode: decode}
 }
@@ -186,7 +186,7 @@ var (
 	sysRenameat2 = map[string]uintptr{"amd64": 316, "arm64": 276}[runtime.GOARCH]
 )
 
-// atCWD is AT_FDCWD: paths that are not absolute begin at the current folder.
+// atCWD is AT_FDCWD: paths that are not absolute begin at the current directory.
 const atCWD = ^uintptr(99)
 
 // statter returns a function that gives the identity of a file. Every NVML call asks for it, so it allocates nothing.

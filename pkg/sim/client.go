@@ -9,7 +9,7 @@ import (
 	"slices"
 )
 
-// AddClient makes a process hold a GPU, as a CUDA program or a monitoring agent does.
+// AddClient lets a process use a GPU, as a CUDA program or a monitoring agent does.
 func (n *Node) AddClient(index int, c Client) error {
 	if err := n.checkIndex(index); err != nil {
 		return err
@@ -56,20 +56,20 @@ func (st *gpuState) checkMode(c Client) error {
 	case ModeProhibited:
 		return fail("", CodeNoPermission, "the compute mode is PROHIBITED")
 	case ModeExclusiveProcess:
-		others := st.holders(func(o Client) bool {
+		others := st.users(func(o Client) bool {
 			return o.PID != c.PID && o.GPUInstance == c.GPUInstance && o.ComputeInstance == c.ComputeInstance
 		})
 		if others != "" {
-			return fail("", CodeInUse, "the compute mode is EXCLUSIVE_PROCESS, and it is held by %s", others)
+			return fail("", CodeInUse, "the compute mode is EXCLUSIVE_PROCESS, and it is in use by %s", others)
 		}
 	}
 	return nil
 }
 
-// errNoClient says that a process holds no such GPU.
+// errNoClient says that a process uses no such GPU.
 var errNoClient = errors.New("not found")
 
-// RemoveClient ends the hold of a process on a GPU.
+// RemoveClient ends the use of a GPU by a process.
 func (n *Node) RemoveClient(index, pid int) error {
 	if err := n.checkIndex(index); err != nil {
 		return err
@@ -78,13 +78,13 @@ func (n *Node) RemoveClient(index, pid int) error {
 		before := len(st.Clients)
 		st.Clients = slices.DeleteFunc(st.Clients, func(c Client) bool { return c.PID == pid })
 		if len(st.Clients) == before {
-			return fmt.Errorf("remove client: %w: no process %d holds GPU %d", errNoClient, pid, index)
+			return fmt.Errorf("remove client: %w: no process %d uses GPU %d", errNoClient, pid, index)
 		}
 		return nil
 	})
 }
 
-// Processes lists the processes that hold the GPU, by PID (nvmlDeviceGetComputeRunningProcesses_v3).
+// Processes lists the processes that use the GPU, by PID (nvmlDeviceGetComputeRunningProcesses_v3).
 func (d *Device) Processes() ([]Client, error) {
 	st, err := d.load("nvmlDeviceGetComputeRunningProcesses_v3")
 	if err != nil {
@@ -93,8 +93,8 @@ func (d *Device) Processes() ([]Client, error) {
 	return slices.Clone(st.Clients), nil
 }
 
-// holders words who holds what a filter picks: "process 71 (dcgm)"; empty if nobody does.
-func (st *gpuState) holders(pick func(Client) bool) string {
+// users lists the processes that use what a filter picks: "process 71 (dcgm)"; empty if nobody does.
+func (st *gpuState) users(pick func(Client) bool) string {
 	s := ""
 	for _, c := range st.Clients {
 		if !pick(c) {

@@ -142,7 +142,7 @@ func (g *GPUInstance) ComputeInstanceRemainingCapacity(profileID int) (int, erro
 	return count, nil
 }
 
-// CreateComputeInstance makes a compute instance of a profile ID at the first place that is free
+// CreateComputeInstance creates a compute instance of a profile ID at the first place that is free
 // (nvmlGpuInstanceCreateComputeInstance).
 func (g *GPUInstance) CreateComputeInstance(profileID int) (*ComputeInstance, error) {
 	return g.createComputeInstance("nvmlGpuInstanceCreateComputeInstance", profileID, nil)
@@ -257,7 +257,7 @@ func (c *ComputeInstance) Info() (ComputeInstanceInfo, error) {
 	}, nil
 }
 
-// Destroy unmakes the compute instance (nvmlComputeInstanceDestroy); ErrInUse while a process is in it.
+// Destroy destroys the compute instance (nvmlComputeInstanceDestroy); ErrInUse while a process is in it.
 func (c *ComputeInstance) Destroy() error {
 	const call = "nvmlComputeInstanceDestroy"
 	return c.parent.device.update(call, func(st *gpuState) error {
@@ -265,9 +265,9 @@ func (c *ComputeInstance) Destroy() error {
 		if err != nil {
 			return err
 		}
-		who := st.holders(func(k Client) bool { return k.GPUInstance == gi.ID && k.ComputeInstance == c.id })
+		who := st.users(func(k Client) bool { return k.GPUInstance == gi.ID && k.ComputeInstance == c.id })
 		if who != "" {
-			return fail(call, CodeInUse, "compute instance %d of GPU instance %d of GPU %d is held by %s", c.id, gi.ID, c.parent.device.index, who)
+			return fail(call, CodeInUse, "compute instance %d of GPU instance %d of GPU %d is in use by %s", c.id, gi.ID, c.parent.device.index, who)
 		}
 		gi.Compute = slices.DeleteFunc(gi.Compute, func(o computeInstance) bool { return o.ID == c.id })
 		st.addMIGEvent()

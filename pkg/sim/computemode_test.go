@@ -12,7 +12,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// migPartition makes a partition of a GPU.
+// migPartition creates a partition of a GPU.
 func migPartition(t *testing.T, d *Device, profile, compute, start int) *MIGDevice {
 	t.Helper()
 	gi, err := d.CreateGPUInstanceWithPlacement(profile, gpu.Placement{Start: start, Size: d.board.profileByID(profile).Size})
@@ -97,7 +97,7 @@ func TestComputeMode_Clients(t *testing.T) {
 		{"the first", add(0, 1, -1, -1), ""},
 		{"a mode that comes later", set(0, ModeExclusiveProcess), ""},
 		{"the first again", add(0, 1, -1, -1), ""},
-		{"a second", add(0, 2, -1, -1), "EXCLUSIVE_PROCESS, and it is held by process 1 (python)"},
+		{"a second", add(0, 2, -1, -1), "EXCLUSIVE_PROCESS, and it is in use by process 1 (python)"},
 		{"the first leaves", func() error { return n.RemoveClient(0, 1) }, ""},
 		{"a second, alone", add(0, 2, -1, -1), ""},
 		{"nobody may", set(0, ModeProhibited), ""},

@@ -57,7 +57,7 @@ const (
 	distanceFar    = 32
 )
 
-// addNUMA adds the NUMA nodes, and of the CPUs what tells which socket a node belongs to.
+// addNUMA adds the NUMA nodes, and of the CPUs what shows the socket of a node.
 func (s *spec) addNUMA(files map[string]treeFile) {
 	perSocket := max(s.NUMAPerSocket, 1)
 	for node := range s.numaNodes() {

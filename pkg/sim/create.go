@@ -38,7 +38,7 @@ func WithForce() Option { return func(o *options) { o.force = true } }
 // ErrExists says that there is a simulated node under the root already.
 var ErrExists = errors.New("a simulated node is there already")
 
-// Create makes a node under root, as a driver root: libraries, programs, device files, and stand-ins for what the
+// Create creates a node under root, as a driver root: libraries, programs, device files, and stand-ins for what the
 // kernel shows under /proc and /sys. The state comes last, so that a node is either whole or not there.
 func Create(root, model string, opts ...Option) (*Node, error) {
 	o := newOptions(opts)
@@ -53,7 +53,7 @@ func Create(root, model string, opts ...Option) (*Node, error) {
 	if err := clearRoot(root, o.force); err != nil {
 		return nil, err
 	}
-	steps := []func(string, *spec, *options) error{createFolder, createLibraries, createPrograms, createDriverPrograms, createTree, createDeviceNodes, createState}
+	steps := []func(string, *spec, *options) error{createRoot, createLibraries, createPrograms, createDriverPrograms, createTree, createDeviceNodes, createState}
 	for _, step := range steps {
 		if err := step(root, s, o); err != nil {
 			return nil, fmt.Errorf("create simulated node under %s: %w", root, err)
@@ -65,7 +65,7 @@ func Create(root, model string, opts ...Option) (*Node, error) {
 // clearRoot makes sure that the root holds nothing: no other files, and no earlier node unless it may go.
 func clearRoot(root string, force bool) error {
 	if filepath.Dir(root) == root {
-		return fmt.Errorf("create simulated node under %s: that is no folder to put a node into", root)
+		return fmt.Errorf("create simulated node under %s: that is no directory to put a node into", root)
 	}
 	entries, err := os.ReadDir(root)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0 {
@@ -75,7 +75,7 @@ func clearRoot(root string, force bool) error {
 		return fmt.Errorf("look for a node under %s: %w", root, err)
 	}
 	if _, err := os.Stat(filepath.Join(root, stateDir)); err != nil {
-		return fmt.Errorf("create simulated node under %s: the folder holds other files: %w", root, fs.ErrExist)
+		return fmt.Errorf("create simulated node under %s: the directory holds other files: %w", root, fs.ErrExist)
 	}
 	// A node whose making was interrupted has no node.json, and is in nobody's use.
 	if _, err := os.Stat(filepath.Join(root, stateDir, "node.json")); err == nil && !force {
@@ -84,7 +84,7 @@ func clearRoot(root string, force bool) error {
 	return Remove(root)
 }
 
-// created are the folders under a root that a node consists of; the one that tells that there is a node comes last.
+// created are the directories under a root that a node consists of; the one that tells that there is a node comes last.
 var created = []string{libraryDir, binaryDir, flatLibraryDir, flatBinaryDir, "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", firmwareDir, "proc", "sys", "dev", stateDir}
 
 // Remove takes away the node under root, and nothing else that may lie there.
@@ -115,7 +115,7 @@ func Remove(root string) error {
 	return nil
 }
 
-// stubLibraries are the driver libraries that containers get, beside libnvidia-ml, and how far their SONAME goes.
+// stubLibraries are the driver libraries that containers get, alongside libnvidia-ml, and how far their SONAME goes.
 var stubLibraries = []string{
 	"libcuda.so.1",
 	"libcudadebugger.so.1",
@@ -128,21 +128,21 @@ var stubLibraries = []string{
 	"libnvidia-ptxjitcompiler.so.1",
 }
 
-// makeFolder makes a folder, and those above it, as drivers and kernels have them: for all to read.
-func makeFolder(path string) error {
+// makeDirectory creates a directory, and those above it, as drivers and kernels have them: for all to read.
+func makeDirectory(path string) error {
 	return os.MkdirAll(path, 0o755) //nolint:gosec // nvidia-smi works for every user
 }
 
-// createFolder makes the folder by which a node is known, before anything else.
-func createFolder(root string, _ *spec, _ *options) error {
-	return makeFolder(filepath.Join(root, asideDir))
+// createRoot creates the directory by which a node is known, before anything else.
+func createRoot(root string, _ *spec, _ *options) error {
+	return makeDirectory(filepath.Join(root, asideDir))
 }
 
 // createLibraries installs the libraries as a driver does: lib.so.<driver version>, lib.so.1 as a link to it, and
 // lib.so as a link to that.
 func createLibraries(root string, s *spec, o *options) error {
 	dir := filepath.Join(root, o.libraryDir())
-	if err := makeFolder(dir); err != nil {
+	if err := makeDirectory(dir); err != nil {
 		return err
 	}
 	for _, soname := range stubLibraries {
@@ -248,18 +248,18 @@ func createTree(root string, s *spec, o *options) error {
 		if s.Boards[s.GPUs[i].Board].MIG == nil {
 			continue
 		}
-		if err := makeFolder(filepath.Join(root, capabilityDir(s.GPUs[i].Minor))); err != nil {
+		if err := makeDirectory(filepath.Join(root, capabilityDir(s.GPUs[i].Minor))); err != nil {
 			return err
 		}
 	}
 	return writeTree(filepath.Join(root, "sys"), s.sysfs(), 0o444)
 }
 
-// writeTree writes files and links under a folder.
+// writeTree writes files and links under a directory.
 func writeTree(dir string, files map[string]treeFile, mode fs.FileMode) error {
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		file := filepath.Join(dir, name)
-		if err := makeFolder(filepath.Dir(file)); err != nil {
+		if err := makeDirectory(filepath.Dir(file)); err != nil {
 			return err
 		}
 		var err error
@@ -301,7 +301,7 @@ func (s *spec) deviceNodes() []deviceNode {
 	return nodes
 }
 
-// createDeviceNodes makes the device files. No driver answers behind them.
+// createDeviceNodes creates the device files. No driver answers behind them.
 func createDeviceNodes(root string, s *spec, o *options) error {
 	if o.noDeviceNodes {
 		return nil
@@ -315,7 +315,7 @@ func createDeviceNodes(root string, s *spec, o *options) error {
 	}
 	for _, n := range nodes {
 		file := filepath.Join(s.devRoot(root), n.name)
-		if err := makeFolder(filepath.Dir(file)); err != nil {
+		if err := makeDirectory(filepath.Dir(file)); err != nil {
 			return err
 		}
 		err := makeNode(file, n.major, n.minor)
@@ -341,7 +341,7 @@ func makeNode(path string, major, minor int) error {
 // createState writes the state of a node that has just booted.
 func createState(root string, s *spec, _ *options) error {
 	dir := filepath.Join(root, stateDir)
-	if err := makeFolder(dir); err != nil {
+	if err := makeDirectory(dir); err != nil {
 		return err
 	}
 	state := &nodeState{Boots: 1, BootID: bootID(s, 1)}

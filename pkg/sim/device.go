@@ -91,7 +91,7 @@ func (d *Device) ModuleID() (int, error) {
 	return d.spec.Module, d.node.enter("nvmlDeviceGetModuleId", d.index)
 }
 
-// PCIInfo is what NVML tells of a PCI function (nvmlPciInfo_t).
+// PCIInfo is what NVML reports of a PCI function (nvmlPciInfo_t).
 type PCIInfo struct {
 	// BusID has the eight-digit domain of NVML: "00000000:1B:00.0".
 	BusID string
@@ -208,7 +208,7 @@ func (d *Device) BAR1Total() (uint64, error) {
 	return d.board.BAR1MiB << 20, d.node.enter("nvmlDeviceGetBAR1MemoryInfo", d.index)
 }
 
-// ECCMode tells whether ECC is on and will be after a reset (nvmlDeviceGetEccMode); ErrNotSupported on boards without.
+// ECCMode reports whether ECC is on and will be after a reset (nvmlDeviceGetEccMode); ErrNotSupported on boards without.
 func (d *Device) ECCMode() (current, pending bool, err error) {
 	const call = "nvmlDeviceGetEccMode"
 	if err := d.node.enter(call, d.index); err != nil {
@@ -271,7 +271,7 @@ func (d *Device) SetTimeSlice(slice int) error {
 	})
 }
 
-// PersistenceMode tells whether the driver keeps the GPU initialised (nvmlDeviceGetPersistenceMode).
+// PersistenceMode reports whether the driver keeps the GPU initialised (nvmlDeviceGetPersistenceMode).
 func (d *Device) PersistenceMode() (bool, error) {
 	st, err := d.load("nvmlDeviceGetPersistenceMode")
 	if err != nil {

@@ -26,7 +26,7 @@ func WithFlatLayout() Option { return func(o *options) { o.flat = true } }
 // WithDevRoot puts the device files below another root's dev, and leaves the driver's own root without one, as on GKE.
 func WithDevRoot(dir string) Option { return func(o *options) { o.devRoot = dir } }
 
-// WithoutControlNodes makes a node on which no CUDA program has run since it booted: nvidia-uvm is not loaded, and neither
+// WithoutControlNodes creates a node on which no CUDA program has run since it booted: nvidia-uvm is not loaded, and neither
 // its device files nor nvidiactl are there until nvidia-modprobe runs (nvidia-container-toolkit#1979).
 func WithoutControlNodes() Option { return func(o *options) { o.noControlNodes = true } }
 
@@ -74,7 +74,7 @@ func copyBelow(root, from, to string) error {
 		return err
 	}
 	file := filepath.Join(root, to)
-	if err := makeFolder(filepath.Dir(file)); err != nil {
+	if err := makeDirectory(filepath.Dir(file)); err != nil {
 		return err
 	}
 	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -163,10 +163,10 @@ func (n *Node) SpoilDeviceNodes(names ...string) error {
 	return nil
 }
 
-// remakeNode makes a device file anew.
+// remakeNode creates a device file anew.
 func (n *Node) remakeNode(d deviceNode) error {
 	file := filepath.Join(n.spec.devRoot(n.root), d.name)
-	if err := makeFolder(filepath.Dir(file)); err != nil {
+	if err := makeDirectory(filepath.Dir(file)); err != nil {
 		return err
 	}
 	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -16,7 +16,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// createNode makes a node on disk, without what only root may make.
+// createNode creates a node on disk, without what only root may make.
 func createNode(t *testing.T, model string) (root string) {
 	t.Helper()
 	root = filepath.Join(t.TempDir(), "root")
@@ -238,13 +238,13 @@ func TestCreate_NotEmpty(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Create(full, "t4", WithForce()); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("Create in a folder with other files = %v", err)
+		t.Errorf("Create in a directory with other files = %v", err)
 	}
 	if _, err := Create("/", "t4", WithForce()); err == nil {
 		t.Error("Create in / was taken")
 	}
 	if err := Remove(full); err == nil {
-		t.Error("Remove of a folder without a node was taken")
+		t.Error("Remove of a directory without a node was taken")
 	}
 	if err := Remove(root); err != nil {
 		t.Error(err)
@@ -269,7 +269,7 @@ func TestDisk_DamagedState(t *testing.T) {
 	}
 }
 
-// Several processes make and unmake partitions of one GPU at once: each placement is had by one at a time, and in the
+// Several processes create and destroy partitions of one GPU at once: each placement is had by one at a time, and in the
 // end nothing is left.
 func TestDisk_Locking(t *testing.T) {
 	root := createNode(t, "hgx-h100")

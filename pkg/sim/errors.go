@@ -140,7 +140,7 @@ type Error struct {
 	Detail string
 }
 
-// Error gives "nvmlDeviceSetMigMode: In use by another client (NVML_ERROR_IN_USE): process 71 (dcgm) holds GPU 3".
+// Error gives "nvmlDeviceSetMigMode: In use by another client (NVML_ERROR_IN_USE): process 71 (dcgm) uses GPU 3".
 func (e *Error) Error() string {
 	s := CodeText(e.Code) + " (" + CodeName(e.Code) + ")"
 	if e.Call != "" {

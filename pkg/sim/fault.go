@@ -54,7 +54,7 @@ func (f Fault) String() string {
 	return s
 }
 
-// hits tells whether the fault is about that call on one of those GPUs.
+// hits reports whether the fault is about that call on one of those GPUs.
 func (f *Fault) hits(call string, gpus ...int) bool {
 	all := f.Call == "*" && strings.HasPrefix(call, "nvml")
 	return (all || f.Call == call) && (f.GPU < 0 || slices.Contains(gpus, f.GPU))
@@ -183,7 +183,7 @@ func (n *Node) clearGPU(index int) error {
 	})
 }
 
-// Faults lists the faults in force, and the indexes of lost GPUs.
+// Faults lists the active faults, and the indexes of lost GPUs.
 func (n *Node) Faults() (faults []Fault, lost []int, err error) {
 	st, err := n.state.load()
 	if err != nil {
@@ -225,9 +225,9 @@ func (n *Node) hang(id int) {
 	}
 }
 
-// Trouble lets faults have their way with a program that is about some GPUs, under one of the names that NVML does not
+// ApplyFaults applies faults to a program that is about some GPUs, under one of the names that NVML does not
 // have.
-func (n *Node) Trouble(call string, gpus ...int) error {
+func (n *Node) ApplyFaults(call string, gpus ...int) error {
 	n.counts[call].Add(1)
 	st, err := n.state.load()
 	if err != nil {
@@ -236,7 +236,7 @@ func (n *Node) Trouble(call string, gpus ...int) error {
 	return n.applyFaults(st, call, gpus...)
 }
 
-// due counts a call that a fault is about, and tells whether it is one that the fault hits.
+// due counts a call that a fault is about, and reports whether it is one that the fault hits.
 func (n *Node) due(f *Fault) bool {
 	if f.Skip > 0 {
 		c, _ := n.passed.LoadOrStore(f.ID, new(atomic.Int64))

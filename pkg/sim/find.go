@@ -22,7 +22,7 @@ func (n *Node) Device(index int) *Device {
 // Number is the index, without a call.
 func (d *Device) Number() int { return d.index }
 
-// Replaced tells whether another node was made in the place of this one since it was opened.
+// Replaced reports whether another node was made in the place of this one since it was opened.
 func (n *Node) Replaced() bool {
 	if n.root == "" {
 		return false

@@ -202,7 +202,7 @@ func (g *GPUInstance) Info() (GPUInstanceInfo, error) {
 	return GPUInstanceInfo{ID: gi.ID, ProfileID: gi.Profile, Placement: gpu.Placement{Start: gi.Start, Size: p.Size}}, nil
 }
 
-// Destroy unmakes the instance (nvmlGpuInstanceDestroy); ErrInUse while it has compute instances.
+// Destroy destroys the instance (nvmlGpuInstanceDestroy); ErrInUse while it has compute instances.
 func (g *GPUInstance) Destroy() error {
 	const call = "nvmlGpuInstanceDestroy"
 	return g.device.update(call, func(st *gpuState) error {

@@ -57,7 +57,7 @@ func (h *Hold) Use(index, gi, ci int, memory uint64) error {
 	return nil
 }
 
-// Check tells what has ended the hold from outside: a GPU fell off the bus, or the node was rebooted. A process on a
+// Check reports what has ended the hold from outside: a GPU fell off the bus, or the node was rebooted. A process on a
 // real node would not get to ask.
 func (h *Hold) Check() error {
 	node, err := h.node.state.load()
@@ -94,7 +94,7 @@ func (h *Hold) Close() error {
 	return errors.Join(errs...)
 }
 
-// alive tells whether a client is still there.
+// alive reports whether a client is still there.
 func (n *Node) alive(c Client) bool {
 	if !c.Held {
 		return true // of one that was only said to be there, nobody knows
@@ -108,7 +108,7 @@ func (n *Node) alive(c Client) bool {
 	return syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) != nil
 }
 
-// abandoned tells whether a GPU has clients that have ended.
+// abandoned reports whether a GPU has clients that have ended.
 func (n *Node) abandoned(st *gpuState) bool {
 	for i := range st.Clients {
 		if st.Clients[i].Held && !n.alive(st.Clients[i]) {

@@ -29,7 +29,7 @@ func TestHold(t *testing.T) {
 			t.Errorf("%s: processes, %v (-want +got):\n%s", name, err, diff)
 		}
 		if activation, err := node.Device(3).SetMIGMode(true); !errors.Is(activation, gpu.ErrInUse) || err != nil {
-			t.Errorf("%s: MIG mode of a GPU that is held = %v, %v", name, activation, err)
+			t.Errorf("%s: MIG mode of a GPU in use = %v, %v", name, activation, err)
 		}
 		if err := h.Close(); err != nil {
 			t.Error(err)
@@ -76,7 +76,7 @@ func TestHold_ProcessEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	if activation, err := node.Device(3).SetMIGMode(true); activation != nil || err != nil {
-		t.Errorf("MIG mode of a GPU that nobody holds = %v, %v", activation, err)
+		t.Errorf("MIG mode of a GPU that is not in use = %v, %v", activation, err)
 	}
 }
 
@@ -99,7 +99,7 @@ func TestHold_ComputeMode(t *testing.T) {
 }
 
 func TestHold_Check(t *testing.T) {
-	for name, trouble := range map[string]func(*Node) error{
+	for name, fault := range map[string]func(*Node) error{
 		"lost":   func(n *Node) error { return n.Lose(0) },
 		"reboot": (*Node).Reboot,
 	} {
@@ -111,7 +111,7 @@ func TestHold_Check(t *testing.T) {
 		if err := errors.Join(h.Use(0, -1, -1, 0), h.Check()); err != nil {
 			t.Fatal(err)
 		}
-		if err := trouble(n); err != nil {
+		if err := fault(n); err != nil {
 			t.Fatal(err)
 		}
 		if h.Check() == nil {
@@ -144,9 +144,9 @@ func TestHold_Faults(t *testing.T) {
 		{CallMPSServerStart, []int{1, 3}, CodeTimeout},
 	}
 	for _, tt := range tests {
-		err := n.Trouble(tt.call, tt.gpus...)
+		err := n.ApplyFaults(tt.call, tt.gpus...)
 		if (err == nil) != (tt.want == CodeSuccess) || err != nil && !isCode(err, tt.want) {
-			t.Errorf("Trouble(%s, %v) = %v, want %d", tt.call, tt.gpus, err, tt.want)
+			t.Errorf("ApplyFaults(%s, %v) = %v, want %d", tt.call, tt.gpus, err, tt.want)
 		}
 	}
 }

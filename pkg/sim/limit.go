@@ -43,7 +43,7 @@ func (st *gpuState) findLimit(cgroup string) (int, bool) {
 	return slices.BinarySearchFunc(st.Limits, cgroup, func(l memoryLimit, c string) int { return cmp.Compare(l.Cgroup, c) })
 }
 
-// current tells whether the cgroup that has the limits is still there.
+// current reports whether the cgroup that has the limits is still there.
 func (l memoryLimit) current() bool {
 	info, err := os.Stat(l.Cgroup)
 	return err == nil && inodeOf(info) == l.Inode

@@ -64,7 +64,7 @@ func (d *Device) peers() []int {
 	return nil
 }
 
-// linked tells whether the NVLinks of the GPU are up.
+// linked reports whether the NVLinks of the GPU are up.
 func (d *Device) linked() bool {
 	if d.board.NVLink == nil {
 		return false
@@ -80,7 +80,7 @@ func (d *Device) linked() bool {
 	}
 }
 
-// NVLinkState tells whether a link is up (nvmlDeviceGetNvLinkState).
+// NVLinkState reports whether a link is up (nvmlDeviceGetNvLinkState).
 func (d *Device) NVLinkState(link int) (bool, error) {
 	if err := d.link("nvmlDeviceGetNvLinkState", link); err != nil {
 		return false, err

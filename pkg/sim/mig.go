@@ -40,7 +40,7 @@ func (gi *gpuInstance) findCompute(id int) *computeInstance {
 	return &gi.Compute[i]
 }
 
-// admit tells why a GPU instance cannot be made at a start, or nil. What constrains a board: placements must not
+// admit reports why a GPU instance cannot be made at a start, or nil. What constrains a board: placements must not
 // overlap, a profile has a greatest number of instances, and all instances share the engines of the whole board.
 func (st *gpuState) admit(b *Board, p *Profile, start int) *Error {
 	if !slices.Contains(p.Starts, start) {
@@ -93,7 +93,7 @@ func (g *Geometry) engines() [len(engineNames)]int {
 	return most
 }
 
-// admit tells why a compute instance cannot be made at a start, or nil.
+// admit reports why a compute instance cannot be made at a start, or nil.
 func (gi *gpuInstance) admit(p *Profile, c *ComputeProfile, start int) *Error {
 	if !slices.Contains(c.Starts, start) {
 		return fail("", CodeInvalidArgument, "compute profile %d cannot start at compute slice %d of %s", c.ID, start, p.Name)
@@ -144,9 +144,9 @@ func (d *Device) needMIG(call string, st *gpuState) error {
 	return nil
 }
 
-// SetMIGMode asks for a MIG mode (nvmlDeviceSetMigMode). As with NVML there are two answers: err says whether the
-// request was taken, activation whether the mode is in force. From Hopper on the mode changes at once, unless
-// something holds the GPU: then activation is ErrInUse and nothing has changed. Before, the driver resets the GPU for it
+// SetMIGMode asks for a MIG mode (nvmlDeviceSetMigMode). As with NVML there are two answers: err reports whether the
+// request was taken, activation whether the mode is active. From Hopper on the mode changes at once, unless
+// something uses the GPU: then activation is ErrInUse and nothing has changed. Before, the driver resets the GPU for it
 // (MIG user guide, "Enable MIG Mode"): if others have the GPU open that fails, activation is ErrInUse and the mode is
 // pending. A guest cannot reset the GPU it is given: there activation is ErrResetRequired (nvml.h).
 func (d *Device) SetMIGMode(enable bool) (activation, err error) {
@@ -170,7 +170,7 @@ func (d *Device) SetMIGMode(enable bool) (activation, err error) {
 			return nil
 		}
 		if busy := d.busyForMode(st, enable); busy != "" {
-			activation = fail(call, CodeInUse, "GPU %d is held by %s", d.index, busy)
+			activation = fail(call, CodeInUse, "GPU %d is in use by %s", d.index, busy)
 			return nil
 		}
 		st.MIG, st.MIGPending, st.Instances = enable, enable, nil
@@ -211,9 +211,9 @@ func (d *Device) setModeByReset(call string, enable bool) (activation, err error
 		case aloneErr != nil:
 			activation = fail(call, CodeInUse, "GPU %d is open in %s", d.index, d.node.whoHasOpen(d.index))
 		case busy != "":
-			activation = fail(call, CodeInUse, "GPU %d is held by %s", d.index, busy)
+			activation = fail(call, CodeInUse, "GPU %d is in use by %s", d.index, busy)
 		case st.Persistence:
-			activation = fail(call, CodeInUse, "GPU %d is held by its persistence mode", d.index)
+			activation = fail(call, CodeInUse, "GPU %d is kept initialised by its persistence mode", d.index)
 		case d.node.spec.PassThrough:
 			activation = fail(call, CodeResetRequired, "the mode of GPU %d changes with the next reset", d.index)
 		default:
@@ -230,7 +230,7 @@ func (d *Device) setModeByReset(call string, enable bool) (activation, err error
 
 // busy words what keeps the mode of a GPU from changing; empty if nothing does.
 func (st *gpuState) busy() string {
-	if who := st.holders(func(Client) bool { return true }); who != "" {
+	if who := st.users(func(Client) bool { return true }); who != "" {
 		return who
 	}
 	if len(st.Instances) > 0 {

@@ -57,7 +57,7 @@ func TestMIGMode_Hopper(t *testing.T) {
 		t.Fatal(err)
 	}
 	if activation, err := d.SetMIGMode(true); !errors.Is(activation, gpu.ErrInUse) || err != nil {
-		t.Errorf("SetMIGMode of a held GPU = %v, %v", activation, err)
+		t.Errorf("SetMIGMode of a GPU in use = %v, %v", activation, err)
 	}
 	if on, pending, err := d.MIGMode(); on || pending || err != nil {
 		t.Errorf("mode after a refusal = %v, %v, %v", on, pending, err)
@@ -89,7 +89,7 @@ func TestMIGMode_Ampere(t *testing.T) {
 		t.Fatal(err)
 	}
 	if activation, err := d.SetMIGMode(true); !errors.Is(activation, gpu.ErrInUse) || err != nil {
-		t.Errorf("SetMIGMode of a held GPU = %v, %v", activation, err)
+		t.Errorf("SetMIGMode of a GPU in use = %v, %v", activation, err)
 	}
 	if on, pending, err := d.MIGMode(); on || !pending || err != nil {
 		t.Errorf("mode before the reset = %v, %v, %v", on, pending, err)
@@ -101,7 +101,7 @@ func TestMIGMode_Ampere(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := n.ResetGPU(0); !errors.Is(err, gpu.ErrInUse) {
-		t.Errorf("ResetGPU of a held GPU = %v", err)
+		t.Errorf("ResetGPU of a GPU in use = %v", err)
 	}
 	if err := n.RemoveClient(0, 71); err != nil {
 		t.Fatal(err)
@@ -207,7 +207,7 @@ func checkPlacement(t *testing.T, d *Device, p *Profile, at gpu.Placement) {
 				continue
 			}
 			if _, err := d.CreateGPUInstanceWithPlacement(q.ID, other); !errors.Is(err, gpu.ErrInsufficientResources) {
-				t.Errorf("%s at %d:%d beside it = %v", q.Name, other.Start, other.Size, err)
+				t.Errorf("%s at %d:%d alongside it = %v", q.Name, other.Start, other.Size, err)
 			}
 		}
 	}
@@ -256,7 +256,7 @@ func TestPartitions_RandomSequence(t *testing.T) {
 				fits := fitsAccount(&b, live, p, at)
 				gi, err := d.CreateGPUInstanceWithPlacement(p.ID, at)
 				if fits != (err == nil) || err != nil && !errors.Is(err, gpu.ErrInsufficientResources) {
-					t.Fatalf("%s at %d:%d beside %v: fits %v, got %v", p.Name, at.Start, at.Size, live, fits, err)
+					t.Fatalf("%s at %d:%d alongside %v: fits %v, got %v", p.Name, at.Start, at.Size, live, fits, err)
 				}
 				if err == nil {
 					live = append(live, account{gi, p, at})

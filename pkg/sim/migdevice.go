@@ -192,7 +192,7 @@ type Attributes struct {
 	Multiprocessors, Slices int
 }
 
-// Attributes tells what the partition has (nvmlDeviceGetAttributes_v2).
+// Attributes reports what the partition has (nvmlDeviceGetAttributes_v2).
 func (m *MIGDevice) Attributes() (Attributes, error) {
 	_, c, p, err := m.load("nvmlDeviceGetAttributes_v2")
 	if err != nil {

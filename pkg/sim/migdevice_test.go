@@ -26,7 +26,7 @@ func TestComputeInstances(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left, err := gi.ComputeInstanceRemainingCapacity(0); left != 1 || err != nil {
-		t.Errorf("room for 1c beside 2c = %d, %v", left, err)
+		t.Errorf("room for 1c alongside 2c = %d, %v", left, err)
 	}
 	one, err := gi.CreateComputeInstance(0)
 	if err != nil {
@@ -46,7 +46,7 @@ func TestComputeInstances(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := one.Destroy(); !errors.Is(err, gpu.ErrInUse) {
-		t.Errorf("Destroy of a held compute instance = %v", err)
+		t.Errorf("Destroy of a compute instance = %v", err)
 	}
 	name, err := MIGDeviceOf(two).Name()
 	if err != nil || name != "NVIDIA H100 80GB HBM3 MIG 2c.3g.40gb" {

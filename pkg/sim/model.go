@@ -48,11 +48,11 @@ type spec struct {
 	GPUs           []gpuSpec  `json:"gpus"`
 	NVSwitches     []pciEntry `json:"nvswitches"`
 	Others         []pciEntry `json:"others"`
-	// DeviceNodes tells that the node keeps device files under its root.
+	// DeviceNodes means that the node keeps device files under its root.
 	DeviceNodes bool `json:"deviceNodes"`
 	// DevRoot is the root below whose dev they lie, where that is not the node's.
 	DevRoot string `json:"devRoot,omitempty"`
-	// PassThrough tells that the node is a virtual machine that GPUs are passed through to: it cannot reset them.
+	// PassThrough means that the node is a virtual machine that GPUs are passed through to: it cannot reset them.
 	PassThrough bool `json:"passThrough,omitempty"`
 }
 
@@ -104,7 +104,7 @@ func (e *pciEntry) address() (gpu.PCIAddress, error) {
 func NodeModels() []string {
 	files, err := modelFiles.ReadDir("models")
 	if err != nil {
-		return nil // the folder is part of the program
+		return nil // the directory is part of the program
 	}
 	names := make([]string, 0, len(files))
 	for _, f := range files {
@@ -135,7 +135,7 @@ func readModel(name string) (*model, error) {
 	return &m, nil
 }
 
-// newSpec makes a node of a model. The same model and seed give the same identities.
+// newSpec creates a node of a model. The same model and seed give the same identities.
 func newSpec(name string, o *options) (*spec, error) {
 	m, err := readModel(name)
 	if err != nil {

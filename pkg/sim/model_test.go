@@ -14,7 +14,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// testNode makes a node in memory, with a session.
+// testNode creates a node in memory, with a session.
 func testNode(t *testing.T, model string, opts ...Option) *Node {
 	t.Helper()
 	n, err := New(model, opts...)
@@ -110,15 +110,15 @@ func TestSysfs(t *testing.T) {
 				t.Error(err)
 			}
 			for i := range n.spec.GPUs {
-				checkPCIFolder(t, sys, &n.spec.GPUs[i].pciEntry)
+				checkPCIDirectory(t, sys, &n.spec.GPUs[i].pciEntry)
 			}
 			checkFunctionsAreOnce(t, n.spec)
 		})
 	}
 }
 
-// checkPCIFolder checks that a GPU is found as drivers find it.
-func checkPCIFolder(t *testing.T, sys fs.ReadLinkFS, e *pciEntry) {
+// checkPCIDirectory checks that a GPU is found as drivers find it.
+func checkPCIDirectory(t *testing.T, sys fs.ReadLinkFS, e *pciEntry) {
 	t.Helper()
 	link := "bus/pci/devices/" + e.bdf()
 	target, err := sys.ReadLink(link)

@@ -64,7 +64,7 @@ func WithSeed(seed string) Option { return func(o *options) { o.seed = seed } }
 // WithDriverVersion replaces the driver version of the model, such as "570.133.20".
 func WithDriverVersion(version string) Option { return func(o *options) { o.driverVersion = version } }
 
-// WithPassThrough makes the node a virtual machine that whole GPUs are passed through to.
+// WithPassThrough creates the node a virtual machine that whole GPUs are passed through to.
 func WithPassThrough() Option { return func(o *options) { o.passThrough = true } }
 
 // WithSleep replaces time.Sleep in calls that a fault makes slow.
@@ -81,7 +81,7 @@ func newOptions(opts []Option) *options {
 	return o
 }
 
-// New makes a node in memory.
+// New creates a node in memory.
 func New(model string, opts ...Option) (*Node, error) {
 	o := newOptions(opts)
 	s, err := newSpec(model, o)
@@ -162,7 +162,7 @@ func newNode(s *spec, o *options) *Node {
 	return n
 }
 
-// Root is the folder the node lives under; empty for a node in memory.
+// Root is the directory the node lives under; empty for a node in memory.
 func (n *Node) Root() string { return n.root }
 
 // Model is the name of the node's model.
@@ -182,7 +182,7 @@ func bootID(s *spec, nth int) string {
 	return uuidOf(fmt.Sprintf("boot/%s/%d", s.GPUs[0].UUID, nth))
 }
 
-// Calls tells how often an NVML function was called through this Node, failed calls included.
+// Calls reports how often an NVML function was called through this Node, failed calls included.
 func (n *Node) Calls(function string) int64 {
 	if c := n.counts[function]; c != nil {
 		return c.Load()
@@ -289,7 +289,7 @@ func asError(err error) *Error {
 	return e
 }
 
-// isCode tells whether an error is an NVML error of that code.
+// isCode reports whether an error is an NVML error of that code.
 func isCode(err error, code int) bool {
 	e := asError(err)
 	return e != nil && e.Code == code

@@ -44,7 +44,7 @@ func capabilityFile(minor int) string {
 	return fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 292\nDeviceFileModify: 1\n", minor)
 }
 
-// capabilityDir is the folder of a GPU's partitions, relative to the root.
+// capabilityDir is the directory of a GPU's partitions, relative to the root.
 func capabilityDir(gpuMinor int) string {
 	return fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig", gpuMinor)
 }
@@ -58,7 +58,7 @@ const (
 		"nvidia 14381056 2 nvidia_uvm,nvidia_modeset, Live 0x0000000000000000 (OE)\n" + otherModules
 )
 
-// procfs makes the files of /proc that drivers and tools look at, with paths relative to the root.
+// procfs creates the files of /proc that drivers and tools look at, with paths relative to the root.
 func (s *spec) procfs() map[string]treeFile {
 	files := map[string]treeFile{}
 	addFile(files, "proc/driver/nvidia/version", fmt.Sprintf(

@@ -68,7 +68,7 @@ func (d *Device) busyForMode(st *gpuState, enable bool) string {
 		return "" // looked for later
 	}
 	if !enable && d.node.has(QuirkModeWipesInstances) {
-		return st.holders(func(Client) bool { return true })
+		return st.users(func(Client) bool { return true })
 	}
 	return st.busy()
 }
@@ -78,8 +78,8 @@ func (d *Device) firstInUse(call string, st *gpuState) error {
 	if len(st.Instances) > 0 || !d.node.has(QuirkFirstInstanceInUse) {
 		return nil
 	}
-	if who := st.holders(func(Client) bool { return true }); who != "" {
-		return fail(call, CodeInUse, "GPU %d is held by %s", d.index, who)
+	if who := st.users(func(Client) bool { return true }); who != "" {
+		return fail(call, CodeInUse, "GPU %d is in use by %s", d.index, who)
 	}
 	return nil
 }

@@ -38,7 +38,7 @@ func (n *Node) ResetGPU(index int) error {
 	defer release()
 	return n.gpus[index].update(func(st *gpuState) error {
 		if who := st.attached(); who != "" {
-			return fail(call, CodeInUse, "GPU %d is held by %s", index, who)
+			return fail(call, CodeInUse, "GPU %d is in use by %s", index, who)
 		}
 		st.reset()
 		return nil
@@ -62,7 +62,7 @@ func (n *Node) checkReset(index int) error {
 
 // attached words what has the GPU in use besides sessions; empty if nothing has.
 func (st *gpuState) attached() string {
-	if who := st.holders(func(Client) bool { return true }); who != "" {
+	if who := st.users(func(Client) bool { return true }); who != "" {
 		return who
 	}
 	if st.Persistence {
@@ -72,7 +72,7 @@ func (st *gpuState) attached() string {
 }
 
 // ForceResetGPU resets a GPU behind the back of those who have it open or use it. Within a boot nothing shows that it
-// happened: instances that are made anew in the same places have the same IDs and UUIDs, as the driver derives the UUID
+// happened: instances that are created again in the same places have the same IDs and UUIDs, as the driver derives the UUID
 // from the board and the instance's ID (open-gpu-kernel-modules 595.45.04, nvGenerateSmcUuid in gpu_uuid.c).
 func (n *Node) ForceResetGPU(index int) error {
 	if err := n.checkReset(index); err != nil {

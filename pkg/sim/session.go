@@ -21,7 +21,7 @@ import (
 // Each Node has a file of its own open and locked for every GPU that it has open, shared with the other processes. The
 // kernel gives the lock back when the process ends, however it ends.
 
-// driverSlot stands for the driver as a whole, beside the indexes of GPUs.
+// driverSlot stands for the driver as a whole, alongside the indexes of GPUs.
 const driverSlot = maxGPUs
 
 // sessions are what a Node has open.

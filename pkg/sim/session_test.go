@@ -132,7 +132,7 @@ func TestResetGPU_KilledProcess(t *testing.T) {
 	}
 }
 
-// What a reset and a remake behind somebody's back leave the same: boot, IDs, places, UUIDs. Handles are stale.
+// What a reset and a remake without the users of a GPU knowing leave the same: boot, IDs, places, UUIDs. Handles are stale.
 func TestCreate_Force(t *testing.T) {
 	tests := map[string]func(n *Node) error{
 		"reset":  func(n *Node) error { return n.ForceRemakeGPU(0) },

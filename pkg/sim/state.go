@@ -20,7 +20,7 @@ type nodeState struct {
 	// Boots counts them, and BootID changes with each.
 	Boots  int    `json:"boots"`
 	BootID string `json:"bootID"`
-	// Unloaded tells that the kernel driver is not there.
+	// Unloaded means that the kernel driver is not there.
 	Unloaded bool `json:"unloaded,omitempty"`
 	// Lost are the indexes of the GPUs that fell off the bus, ascending.
 	Lost []int `json:"lost,omitempty"`
@@ -60,7 +60,7 @@ type gpuState struct {
 	// for so many more calls if FabricLooks is above zero, else for ever.
 	FabricState int `json:"fabricState,omitempty"`
 	FabricLooks int `json:"fabricLooks,omitempty"`
-	// Clients are the processes that hold the device, by PID.
+	// Clients are the processes that use the device, by PID.
 	Clients []Client `json:"clients,omitempty"`
 	// Limits of memory, by cgroup.
 	Limits []memoryLimit `json:"limits,omitempty"`
@@ -88,7 +88,7 @@ type computeInstance struct {
 	ComputeMode int `json:"computeMode,omitempty"`
 }
 
-// Client is a process that holds a GPU.
+// Client is a process that uses a GPU.
 type Client struct {
 	PID  int    `json:"pid"`
 	Name string `json:"name"`
@@ -97,7 +97,7 @@ type Client struct {
 	// GPUInstance and ComputeInstance hold it inside a partition; both -1 on the whole GPU.
 	GPUInstance     int `json:"gpuInstance"`
 	ComputeInstance int `json:"computeInstance"`
-	// Held tells that it is a process which says so itself (see Hold): when it ends, it is no client any more.
+	// Held means that it is a process which says so itself (see Hold): when it ends, it is no client any more.
 	Held bool `json:"held,omitempty"`
 }
 

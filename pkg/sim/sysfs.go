@@ -11,12 +11,12 @@ import (
 )
 
 // Sysfs is what /sys of the node says of PCI and of NUMA nodes, with paths relative to /sys: bus/pci/devices/<bdf> is a
-// link to the function's folder under devices/, which lies in those of the bridges between it and its root complex.
+// link to the function's directory under devices/, which lies in those of the bridges between it and its root complex.
 func (n *Node) Sysfs() fs.ReadLinkFS {
 	return livePCI{newTree(n.spec.sysfs()), n}
 }
 
-// sysfs makes the files.
+// sysfs creates the files.
 func (s *spec) sysfs() map[string]treeFile {
 	files := map[string]treeFile{}
 	for i := range s.GPUs {
@@ -35,7 +35,7 @@ func (s *spec) sysfs() map[string]treeFile {
 	return files
 }
 
-// deviceDir is the folder of a PCI function.
+// deviceDir is the directory of a PCI function.
 func deviceDir(e *pciEntry) string { return "devices/" + e.Path }
 
 func addFile(files map[string]treeFile, name, data string) {
@@ -80,7 +80,7 @@ func (s *spec) addEndpoint(files map[string]treeFile, e *pciEntry) {
 	addFile(files, dir+"/resource", resources(board))
 	files[dir+"/config"] = treeFile{data: configSpace(e, subsystem)}
 	if driver := driverOf(e); driver != "" {
-		// The tree has folders only where something lies in them.
+		// The tree has directories only where something lies in them.
 		addFile(files, "bus/pci/drivers/"+driver+"/new_id", "")
 		files["bus/pci/drivers/"+driver+"/"+e.bdf()] = treeFile{target: "../../../../" + dir}
 		files[dir+"/driver"] = treeFile{target: strings.Repeat("../", strings.Count(dir, "/")+1) + "bus/pci/drivers/" + driver}

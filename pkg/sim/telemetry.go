@@ -127,7 +127,7 @@ func (n *Node) ProcessName(pid int) (string, error) {
 	return name, nil
 }
 
-// GPMSupported tells whether the GPU has performance counters for GPM: Hopper and later (nvmlGpmQueryDeviceSupport).
+// GPMSupported reports whether the GPU has performance counters for GPM: Hopper and later (nvmlGpmQueryDeviceSupport).
 func (d *Device) GPMSupported() (bool, error) {
 	const hopper = 9
 	return d.board.Architecture >= hopper, d.node.enter("nvmlGpmQueryDeviceSupport", d.index)

@@ -14,10 +14,10 @@ import (
 	"time"
 )
 
-// tree is a file system in memory: files, symbolic links and the folders they lie in. It is read-only once built.
+// tree is a file system in memory: files, symbolic links and the directories they lie in. It is read-only once built.
 type tree struct {
 	files map[string]treeFile
-	dirs  map[string][]string // names in a folder, sorted; "." is the top
+	dirs  map[string][]string // names in a directory, sorted; "." is the top
 }
 
 // treeFile is a file, or a link if target is set.
@@ -32,7 +32,7 @@ var (
 	_ fs.ReadFileFS = (*tree)(nil)
 )
 
-// newTree makes a file system of files.
+// newTree creates a file system of files.
 func newTree(files map[string]treeFile) *tree {
 	t := &tree{files: files, dirs: map[string][]string{".": nil}}
 	for _, name := range slices.Sorted(maps.Keys(files)) {
@@ -93,7 +93,7 @@ func (t *tree) info(name string) treeInfo {
 	}
 }
 
-// Open opens a file or a folder, following links.
+// Open opens a file or a directory, following links.
 func (t *tree) Open(name string) (fs.File, error) {
 	at, err := t.resolve("open", name, true)
 	if err != nil {
@@ -120,7 +120,7 @@ func (t *tree) ReadFile(name string) ([]byte, error) {
 	return bytes.Clone(f.data), nil
 }
 
-// ReadDir lists a folder, following links.
+// ReadDir lists a directory, following links.
 func (t *tree) ReadDir(name string) ([]fs.DirEntry, error) {
 	at, err := t.resolve("readdir", name, true)
 	if err != nil {
@@ -180,7 +180,7 @@ type openFile struct {
 func (f *openFile) Stat() (fs.FileInfo, error) { return f.info, nil }
 func (f *openFile) Close() error               { return nil }
 
-// openDir is an open folder; next is how many entries were read.
+// openDir is an open directory; next is how many entries were read.
 type openDir struct {
 	tree *tree
 	at   string

@@ -53,6 +53,6 @@ func TestVisible(t *testing.T) {
 		t.Errorf("visible partitions (-want +got):\n%s", diff)
 	}
 	if _, _, err := OpenVisible(t.TempDir()); err == nil {
-		t.Error("a folder without a node was opened")
+		t.Error("a directory without a node was opened")
 	}
 }

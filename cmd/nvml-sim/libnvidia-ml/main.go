@@ -169,7 +169,7 @@ func nvmlSystemGetCudaDriverVersion(to *C.int) C.nvmlReturn_t {
 }
 
 // inContainer tells a container, which has the library but nothing else of the node, from a node that is being created
-// right now, whose folder for its state comes first.
+// right now, whose directory for its state comes first.
 func inContainer(root string) bool {
 	_, err := os.Stat(filepath.Join(root, "var/lib/nvml-sim"))
 	return errors.Is(err, fs.ErrNotExist)

@@ -66,7 +66,7 @@ func (b *bench) measure(ctx context.Context) (r *report, err error) {
 	return r, b.measureClaims(ctx, r)
 }
 
-// connect makes a client like the plugin's: unthrottled and speaking protobuf.
+// connect creates a client like the plugin's: unthrottled and speaking protobuf.
 func (b *bench) connect() error {
 	config, err := b.cluster.RESTConfig()
 	if err != nil {

@@ -71,7 +71,7 @@ func (b *bench) measurePods(ctx context.Context, r *report) error {
 	return nil
 }
 
-// makeTemplate makes a template named after a class for a device of the node's first GPU.
+// makeTemplate creates a template named after a class for a device of the node's first GPU.
 func (b *bench) makeTemplate(ctx context.Context, class string) error {
 	pci, err := gpu.ParseDeviceName(b.devices[0])
 	if err != nil {

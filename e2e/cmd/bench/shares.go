@@ -16,7 +16,7 @@ import (
 // sharers is how many claims share one GPU in the loaded case: all that MPS takes of today's drivers.
 const sharers = 48
 
-// makeShare makes a claim for a small share of a GPU.
+// makeShare creates a claim for a small share of a GPU.
 func (b *bench) makeShare(ctx context.Context, name, device string, kind gpu.Share) (*drapb.Claim, error) {
 	amounts := map[string]int64{gpu.CapacityShares: 1, gpu.CapacityMemory: 1 << 30}
 	if kind == gpu.MPS {
@@ -62,9 +62,9 @@ func (b *bench) measureKind(ctx context.Context, r *report, kind gpu.Share, time
 		return err
 	}
 	own := millis(idle.floor.percentile(50))
-	r.add(result{Name: string(kind) + " share: prepare p50", Value: millis(idle.prepare.percentile(50)), Limit: times * own, Unit: "ms", Rule: fmt.Sprintf("%g x floor beside it", times)})
+	r.add(result{Name: string(kind) + " share: prepare p50", Value: millis(idle.prepare.percentile(50)), Limit: times * own, Unit: "ms", Rule: fmt.Sprintf("%g x floor alongside it", times)})
 	r.add(result{Name: string(kind) + " share: prepare p99", Value: millis(idle.prepare.percentile(99)), Unit: "ms"})
-	r.add(result{Name: string(kind) + " share: unprepare p50", Value: millis(idle.unprepare.percentile(50)), Limit: times * own, Unit: "ms", Rule: fmt.Sprintf("%g x floor beside it", times)})
+	r.add(result{Name: string(kind) + " share: unprepare p50", Value: millis(idle.unprepare.percentile(50)), Limit: times * own, Unit: "ms", Rule: fmt.Sprintf("%g x floor alongside it", times)})
 	for _, c := range others {
 		if err := prepare(ctx, b.plugin, c); err != nil {
 			return err

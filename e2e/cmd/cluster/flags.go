@@ -34,13 +34,13 @@ func newFlags(command, summary string, stdout io.Writer) *flags {
 }
 
 func (f *flags) dirFlag() {
-	f.StringVar(&f.options.Dir, "dir", cluster.DefaultDir, "`folder` that holds all of the cluster")
+	f.StringVar(&f.options.Dir, "dir", cluster.DefaultDir, "`directory` that holds all of the cluster")
 }
 
 func (f *flags) buildFlags() {
 	f.StringVar(&f.options.Version, "kubernetes-version", "",
 		"`version` of Kubernetes: "+strings.Join(cluster.Versions(), " or ")+" (default $"+cluster.VersionVariable+", else "+cluster.DefaultVersion+")")
-	f.StringVar(&f.options.BinDir, "bin-dir", "", "`folder` that keeps the built programs (default bin/kubernetes in the repository)")
+	f.StringVar(&f.options.BinDir, "bin-dir", "", "`directory` that keeps the built programs (default bin/kubernetes in the repository)")
 }
 
 func (f *flags) parse(args []string) error {

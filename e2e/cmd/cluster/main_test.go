@@ -26,7 +26,7 @@ func TestUsage(t *testing.T) {
 		{[]string{"up", "now"}, 2, "", `unexpected argument "now"`},
 		{[]string{"up", "--kubernetes-version", "1.30"}, 2, "", "valid versions are 1.37.1, 1.36.4"},
 		{[]string{"up", "--feature-gates", "A=yes"}, 2, "", `feature gate "A=yes"`},
-		{[]string{"down", "--dir", "/"}, 2, "", "a folder of its own"},
+		{[]string{"down", "--dir", "/"}, 2, "", "a directory of its own"},
 		{[]string{"status", "--dir", "/var/lib/no-cluster"}, 1, "", "was it started?"},
 		{[]string{"kubeconfig", "--dir", "/var/lib/no-cluster"}, 1, "", "was it started?"},
 	} {

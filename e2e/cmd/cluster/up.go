@@ -17,7 +17,7 @@ func up(ctx context.Context, args []string, stdout io.Writer) error {
 	f.StringVar(&f.options.NodeName, "node-name", cluster.DefaultNodeName, "`name` of the node")
 	f.StringVar(&f.gates, "feature-gates", "", "`list` of feature gates for all components, as in A=true,B=false")
 	f.StringVar(&f.runtime, "runtime-config", "", "`list` of APIs to switch on or off, as in resource.k8s.io/v1beta2=true")
-	f.BoolVar(&f.recreate, "recreate", false, "replace a cluster that is well by a new one")
+	f.BoolVar(&f.recreate, "recreate", false, "replace a healthy cluster")
 	if err := f.parse(args); err != nil {
 		return err
 	}

@@ -211,7 +211,7 @@ Look around:
   kubectl get pods,resourceclaims,resourceslices
   kubectl -n $namespace get pods
   kubectl -n $namespace logs daemonset/cleave-plugin
-  cleave inspect --from-cluster $node  # who holds what, as the API server knows it
+  cleave inspect --from-cluster $node  # who has what, as the API server knows it
   kubectl -n $namespace exec daemonset/cleave-plugin -- cleave inspect  # the same from the node's GPUs and records
   nvml-sim show --root $root
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command gpulane tries Cleave on a machine with a real GPU; see docs/hardware.md. It is built as bin/gpu-lane/gpu-lane,
-// beside the programs that it needs.
+// next to the programs that it needs.
 package main
 
 import (
@@ -44,7 +44,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	opts := gpulane.Options{Output: stdout}
 	flags := flag.NewFlagSet("gpu-lane", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	flags.StringVar(&opts.Out, "out", "gpu-lane-results", "folder for the results")
+	flags.StringVar(&opts.Out, "out", "gpu-lane-results", "directory for the results")
 	flags.StringVar(&opts.DriverRoot, "driver-root", "/", "root of the NVIDIA driver's files")
 	timeout := flags.Duration("timeout", 8*time.Minute, "end the run after this time")
 	err := flags.Parse(args)
@@ -72,7 +72,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	return exitOK
 }
 
-// start finds the programs beside this one.
+// start finds the programs next to this one.
 func start(ctx context.Context, opts gpulane.Options) (*gpulane.Report, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -80,9 +80,9 @@ func start(ctx context.Context, opts gpulane.Options) (*gpulane.Report, error) {
 	}
 	for _, path := range []*string{&opts.Out, &opts.DriverRoot} {
 		if *path, err = filepath.Abs(*path); err != nil {
-			return nil, fmt.Errorf("find the current folder: %w", err)
+			return nil, fmt.Errorf("find the current directory: %w", err)
 		}
 	}
-	opts.Folder, opts.Self = filepath.Dir(self), []string{self, enter}
+	opts.Dir, opts.Self = filepath.Dir(self), []string{self, enter}
 	return gpulane.Run(ctx, opts)
 }

@@ -18,7 +18,7 @@ func TestUsage(t *testing.T) {
 		{[]string{"--typo"}, exitUsage, "typo"},
 		{[]string{"argument"}, exitUsage, `unexpected argument "argument"`},
 		{[]string{"--timeout", "soon"}, exitUsage, "soon"},
-		{[]string{"--out", t.TempDir()}, exitFailed, "cleave.gz"}, // this test's folder holds no programs
+		{[]string{"--out", t.TempDir()}, exitFailed, "cleave.gz"}, // this test's directory holds no programs
 	} {
 		var stdout, stderr bytes.Buffer
 		if code := run(c.args, &stdout, &stderr); code != c.code || !strings.Contains(stderr.String(), c.says) {

@@ -1,9 +1,9 @@
-// cuda-probe is a CUDA program that does as it is told: it takes memory and runs a kernel, and tells what it got. It needs
+// cuda-probe is a CUDA program that does as it is told: it takes memory and runs a kernel, and reports what it got. It needs
 // no CUDA toolkit: it loads the driver's library and declares what it uses of it.
 //
 // usage: cuda-probe [LIBRARY]     the driver's library, libcuda.so.1 if not given
 //
-// Its first line of output says whether CUDA works: {"event":"ready",…}, {"event":"skip","reason":…} or
+// Its first line of output reports whether CUDA works: {"event":"ready",…}, {"event":"skip","reason":…} or
 // {"event":"error","call":…,"code":…,"name":…}. From then on every line of input is a command and gets a line:
 //   take BYTES CHUNK   allocates BYTES more, CHUNK at a time, and writes to it; stops where it gets no more
 //   drop               frees all of it

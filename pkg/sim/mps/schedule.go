@@ -150,7 +150,7 @@ func (d *daemon) current() *child {
 	return d.children[0]
 }
 
-// handOver gives a program to a server, and tells whether that took it; mu is held.
+// handOver gives a program to a server, and reports whether that took it; mu is held.
 func (d *daemon) handOver(c *child, a *applicant) bool {
 	if _, err := c.ask(&ask{Op: opProgram, Program: a.request, ProgramPID: a.pid}, a.conn); err != nil {
 		d.log.printf("%v", err)

@@ -240,9 +240,9 @@ func (s *server) endIfIdle() {
 	}
 }
 
-// Trouble lets injected faults have their way with a program of MPS: those of any GPU, and those of the GPUs that
+// ApplyFaults applies injected faults to a program of MPS: those of any GPU, and those of the GPUs that
 // CUDA_VISIBLE_DEVICES names. The node needs a session.
-func Trouble(node *sim.Node, call string) error {
+func ApplyFaults(node *sim.Node, call string) error {
 	devices, err := visibleDevices(node, visibleEnv())
 	if err != nil {
 		devices = nil // then only those of any GPU
@@ -255,7 +255,7 @@ func troubleOf(node *sim.Node, call string, devices []*device) error {
 	for _, d := range devices {
 		gpus = append(gpus, d.index)
 	}
-	return node.Trouble(call, gpus...)
+	return node.ApplyFaults(call, gpus...)
 }
 
 // visibleEnv is CUDA_VISIBLE_DEVICES, nil if it is not set.

@@ -12,7 +12,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-// newNode makes a node with a session.
+// newNode creates a node with a session.
 func newNode(t *testing.T, model string, opts ...sim.Option) *sim.Node {
 	t.Helper()
 	n, err := sim.New(model, opts...)

@@ -192,7 +192,7 @@ const maxMessage = 128 << 10
 func socketPair() (*net.UnixConn, *os.File, error) {
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, nil, fmt.Errorf("make a pair of sockets: %w", err)
+		return nil, nil, fmt.Errorf("create a pair of sockets: %w", err)
 	}
 	theirs := os.NewFile(uintptr(fds[1]), "server")
 	ours, err := fileConn(os.NewFile(uintptr(fds[0]), "daemon"))
