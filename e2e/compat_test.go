@@ -190,11 +190,8 @@ func TestCompatible_GPUsAndPartitions(t *testing.T) {
 func TestCompatible_UnsupportedParameters(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.startCompatible(ctx)
-	spec := claimOf(1)
-	spec.Devices.Requests[0].Exactly.DeviceClassName = "mig.nvidia.com"
-	spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
-		Driver: nvidia.DriverName, Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{"strategy":"MPS"}}`)},
-	}}}}
+	spec := workload.WithParameters(workload.ClaimSpec("mig.nvidia.com", 1), nvidia.DriverName,
+		`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{"strategy":"MPS"}}`)
 	s.create(ctx, claimPod("hopeful", spec)...)
 	s.eventually(ctx, "an error that says what to use", func(ctx context.Context) (bool, string, error) {
 		events, err := env.kube.CoreV1().Events(s.name).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=hopeful"})

@@ -46,7 +46,7 @@ func TestContention_NinthPod(t *testing.T) {
 	s.checkSees(ctx, ninth, got)
 }
 
-// stubborn creates a pod's container ignore the request to end, and gives it time to do so. The container carries a mark
+// stubborn makes a pod's container ignore the request to end, and gives it time to do so. The container carries a mark
 // in its environment.
 func stubborn(pod *corev1.Pod, mark string) {
 	grace := int64(8)

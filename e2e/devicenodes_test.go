@@ -81,7 +81,7 @@ func TestControlNodes_MissingAtStart(t *testing.T) {
 	})
 }
 
-// rootWithoutDev creates the driver root one that has no dev, with more flags of nvml-sim create. Device nodes are those of this
+// rootWithoutDev makes the driver root one that has no dev, with more flags of nvml-sim create. Device nodes are those of this
 // machine, so that nothing of a real driver may be there.
 func (s *space) rootWithoutDev(ctx context.Context, flags ...string) {
 	s.Helper()

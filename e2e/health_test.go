@@ -234,7 +234,7 @@ func (s *space) other(ctx context.Context, but ...string) string {
 	return ""
 }
 
-// tolerating creates a claim tolerate unhealthy GPUs.
+// tolerating makes a claim tolerate unhealthy GPUs.
 func tolerating(spec resourceapi.ResourceClaimSpec, effects ...resourceapi.DeviceTaintEffect) resourceapi.ResourceClaimSpec {
 	for _, effect := range effects {
 		exactly := spec.Devices.Requests[0].Exactly

@@ -25,9 +25,7 @@ const smallClass = "mig-1g.10gb.cleave.dev"
 
 // partitionPod is a pod with a partition of a class, all selectors fitting.
 func partitionPod(name, class string, selectors ...string) []runtime.Object {
-	spec := claimOf(1, selectors...)
-	spec.Devices.Requests[0].Exactly.DeviceClassName = class
-	return claimPod(name, spec)
+	return claimPod(name, workload.ClaimSpec(class, 1, selectors...))
 }
 
 // partitions are those that exist on the simulated node, as "GPU PROFILE PLACEMENT".

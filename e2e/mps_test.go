@@ -130,10 +130,10 @@ func TestMPS_TwoServices(t *testing.T) {
 
 func TestMPS_MemoryLimit(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	s.create(ctx, mpsPod("good", shareSpec(mpsClass, "memory", "10Gi"))...)
+	s.create(ctx, mpsPod("good", shareSpec(mpsClass, "memory=10Gi"))...)
 	good := s.running(ctx, "good")
 	s.served(ctx, good)
-	s.create(ctx, mpsPod("greedy", shareSpec(mpsClass, "memory", "4Gi"), "--memory 5G")...)
+	s.create(ctx, mpsPod("greedy", shareSpec(mpsClass, "memory=4Gi"), "--memory 5G")...)
 	s.eventually(ctx, "the greedy program to fail", func(ctx context.Context) (bool, string, error) {
 		pod, err := env.kube.CoreV1().Pods(s.name).Get(ctx, "greedy", metav1.GetOptions{})
 		if err != nil {
@@ -286,7 +286,7 @@ func TestMPS_PartitionOrShare(t *testing.T) {
 	// One GPU left, shared by MPS.
 	s.create(ctx, gpuPod("seven", gpus-1)...)
 	s.running(ctx, "seven")
-	s.create(ctx, mpsPod("holds", shareSpec(mpsClass, "memory", "10Gi"))...)
+	s.create(ctx, mpsPod("holds", shareSpec(mpsClass, "memory=10Gi"))...)
 	s.running(ctx, "holds")
 	s.createExample(ctx, "mig-or-mps")
 	pod = s.running(ctx, "mig-or-mps")

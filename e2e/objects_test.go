@@ -7,7 +7,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/cleave-dra/cleave/e2e/process"
@@ -22,32 +21,12 @@ func gpuPod(name string, count int64, selectors ...string) []runtime.Object {
 
 // claimOf asks for so many GPUs that all selectors fit.
 func claimOf(count int64, selectors ...string) resourceapi.ResourceClaimSpec {
-	request := &resourceapi.ExactDeviceRequest{DeviceClassName: workload.Driver, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
-	for _, expression := range selectors {
-		request.Selectors = append(request.Selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: expression}})
-	}
-	return resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
-		Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: request}},
-	}}
+	return workload.ClaimSpec(workload.Driver, count, selectors...)
 }
 
 // claimPod is a pod with one container and a claim of its own.
 func claimPod(name string, spec resourceapi.ResourceClaimSpec) []runtime.Object {
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: corev1.PodSpec{
-			RestartPolicy: corev1.RestartPolicyNever,
-			Containers: []corev1.Container{{
-				Name: "main", Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}},
-			}},
-			ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &name}},
-		},
-	}
-	workload.MakeLocal(&pod.Spec)
-	template := &resourceapi.ResourceClaimTemplate{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec},
-	}
-	return []runtime.Object{template, pod}
+	return []runtime.Object{workload.Template(name, spec), workload.Pod(name, name)}
 }
 
 // podOf is the pod among objects.

@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/google/go-cmp/cmp"
@@ -104,10 +103,8 @@ func TestPrepare_BadClaims(t *testing.T) {
 // opaque are parameters for Cleave in a claim.
 func opaque(parameters string) []resourceapi.DeviceAllocationConfiguration {
 	return []resourceapi.DeviceAllocationConfiguration{{
-		Source: resourceapi.AllocationConfigSourceClaim,
-		DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
-			Driver: workload.Driver, Parameters: runtime.RawExtension{Raw: []byte(parameters)},
-		}},
+		Source:              resourceapi.AllocationConfigSourceClaim,
+		DeviceConfiguration: workload.Parameters(workload.Driver, []byte(parameters)),
 	}}
 }
 

@@ -13,7 +13,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -26,28 +25,14 @@ const (
 	mpsClass       = "mps.cleave.dev"
 )
 
-// shareSpec asks for one share of a class, with amounts such as "memory", "20Gi".
+// shareSpec asks for one share of a class, with amounts such as "memory=20Gi".
 func shareSpec(class string, amounts ...string) resourceapi.ResourceClaimSpec {
-	spec := claimOf(1)
-	request := spec.Devices.Requests[0].Exactly
-	request.DeviceClassName = class
-	for i := 0; i+1 < len(amounts); i += 2 {
-		if request.Capacity == nil {
-			request.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{}}
-		}
-		request.Capacity.Requests[resourceapi.QualifiedName(amounts[i])] = resource.MustParse(amounts[i+1])
-	}
-	return spec
+	return resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{workload.Request("gpu", class, 1, amounts...)}}}
 }
 
 // withParameters gives a claim opaque parameters.
 func withParameters(spec resourceapi.ResourceClaimSpec, parameters string) resourceapi.ResourceClaimSpec {
-	spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{
-		Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: workload.Driver, Parameters: runtime.RawExtension{
-			Raw: []byte(`{"apiVersion":"gpu.cleave.dev/v1alpha1","kind":"ShareConfig",` + parameters + `}`),
-		}},
-	}}}
-	return spec
+	return workload.WithParameters(spec, workload.Driver, `{"apiVersion":"gpu.cleave.dev/v1alpha1","kind":"ShareConfig",`+parameters+`}`)
 }
 
 // environment is what a pod's container has of the variables with some prefixes, sorted.
@@ -203,14 +188,14 @@ func TestTimeSlice_Amounts(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, gpuPod("seven", gpus-1)...)
 	s.running(ctx, "seven")
-	s.create(ctx, claimPod("large", shareSpec(timeSliceClass, "memory", "60Gi"))...)
+	s.create(ctx, claimPod("large", shareSpec(timeSliceClass, "memory=60Gi"))...)
 	s.running(ctx, "large")
-	s.create(ctx, claimPod("too-large", shareSpec(timeSliceClass, "memory", "30Gi"))...)
+	s.create(ctx, claimPod("too-large", shareSpec(timeSliceClass, "memory=30Gi"))...)
 	s.unschedulable(ctx, "too-large")
 	// Below the minimum it is rounded up to it, and above it to whole steps.
 	for name, want := range map[string]string{"1Mi": "CLEAVE_MEMORY_MIB=1024", "1100Mi": "CLEAVE_MEMORY_MIB=1280"} {
 		pod := "asks-" + strings.ToLower(name)
-		s.create(ctx, claimPod(pod, shareSpec(timeSliceClass, "memory", name))...)
+		s.create(ctx, claimPod(pod, shareSpec(timeSliceClass, "memory="+name))...)
 		if got := s.environment(ctx, s.running(ctx, pod), "CLEAVE_MEMORY"); !slices.Equal(got, []string{want}) {
 			t.Errorf("a share of %s has %v, want %s", name, got, want)
 		}

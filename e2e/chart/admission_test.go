@@ -16,7 +16,6 @@ import (
 	resourcebeta "k8s.io/api/resource/v1beta1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -277,16 +276,17 @@ func withType(t *testing.T, text string) []byte {
 
 // opaque is configuration for a driver.
 func opaque(driver string, raw []byte) resourceapi.DeviceConfiguration {
-	return resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driver, Parameters: runtime.RawExtension{Raw: raw}}}
+	return workload.Parameters(driver, raw)
 }
 
 // ask is a claim spec with one request.
 func ask(class string, change func(*resourceapi.ExactDeviceRequest)) resourceapi.ResourceClaimSpec {
-	request := &resourceapi.ExactDeviceRequest{DeviceClassName: class}
+	spec := workload.ClaimSpec(class, 0)
+	spec.Devices.Requests[0].Exactly.AllocationMode = "" // the API's defaults
 	if change != nil {
-		change(request)
+		change(spec.Devices.Requests[0].Exactly)
 	}
-	return resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: request}}}}
+	return spec
 }
 
 // submit tries to create a claim, a template and, for its configuration, a class; they have to get the same answer.

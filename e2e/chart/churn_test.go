@@ -56,26 +56,16 @@ var wishes = []wish{
 
 // template is what the claims of a wish are made from.
 func (w wish) template() *resourceapi.ResourceClaimTemplate {
-	return &resourceapi.ResourceClaimTemplate{
-		ObjectMeta: metav1.ObjectMeta{Name: churnPrefix + w.name}, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: ask(w.class, nil)},
-	}
+	return workload.Template(churnPrefix+w.name, workload.ClaimSpec(w.class, 1))
 }
 
 // pod makes a wish. Its container looks at its devices and stays, until it is given another command.
 func (w wish) pod(name string) *corev1.Pod {
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: churnPrefix + name},
-		Spec:       corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "main"}}},
+	if w.extended == "" {
+		return workload.Pod(churnPrefix+name, churnPrefix+w.name)
 	}
-	workload.MakeLocal(&pod.Spec)
-	resources := &pod.Spec.Containers[0].Resources
-	if w.extended != "" {
-		resources.Limits = corev1.ResourceList{corev1.ResourceName(w.extended): resource.MustParse("1")}
-		return pod
-	}
-	template := churnPrefix + w.name
-	resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}
-	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}}
+	pod := workload.Pod(churnPrefix+name, "")
+	pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{corev1.ResourceName(w.extended): resource.MustParse("1")}
 	return pod
 }
 

@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
@@ -45,10 +44,10 @@ func TestRelease_Compatible(t *testing.T) {
 func compatibleRefusals(t *testing.T, ctx context.Context) {
 	t.Helper()
 	for kind, says := range map[string]string{"VfioDeviceConfig": "virtual machines", "ComputeDomainChannelConfig": "compute-domain.nvidia.com", "GPUConfig": "GpuConfig or MigDeviceConfig"} {
-		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{GenerateName: "refused-"}}
-		claim.Spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
-			Driver: "gpu.nvidia.com", Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"` + kind + `"}`)},
-		}}}}
+		claim := &resourceapi.ResourceClaim{
+			ObjectMeta: metav1.ObjectMeta{GenerateName: "refused-"},
+			Spec:       workload.WithParameters(resourceapi.ResourceClaimSpec{}, "gpu.nvidia.com", `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"`+kind+`"}`),
+		}
 		_, err := env.kube.ResourceV1().ResourceClaims(demo).Create(ctx, claim, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		wantRefused(t, kind, err, "cleave-claims", says)
 	}

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -108,9 +107,7 @@ func ofEachTier(t *testing.T, ctx context.Context, driver string) (pods map[stri
 	}
 	waiting := wish{name: "waiting", class: "gpu.cleave.dev"}
 	template := waiting.template()
-	template.Spec.Spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
-		Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion":"gpu.cleave.dev/v1alpha1","kind":"ShareConfig","timeSlice":{"interval":"Long"}}`)},
-	}}}}
+	template.Spec.Spec = workload.WithParameters(template.Spec.Spec, driver, `{"apiVersion":"gpu.cleave.dev/v1alpha1","kind":"ShareConfig","timeSlice":{"interval":"Long"}}`)
 	pod := waiting.pod("waiting")
 	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{template, pod}))
 	refused(t, ctx, pod.Name, "FailedPrepareDynamicResources", "timeSlice")

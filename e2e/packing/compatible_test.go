@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
+	"github.com/cleave-dra/cleave/e2e/workload"
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
@@ -34,7 +35,7 @@ func compatibleCluster(t *testing.T, inventory *policy.Node) *cluster {
 
 func compatibleManifest(t *testing.T, name string) []runtime.Object {
 	t.Helper()
-	objects, err := Objects(filepath.Join("testdata", "nvidia-compatible", name+".yaml"))
+	objects, err := workload.Load(filepath.Join("testdata", "nvidia-compatible", name+".yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,13 +16,15 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 
 	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
 const examplesDir = "../../deployments/examples"
 
 func example(t *testing.T, name string) []runtime.Object {
 	t.Helper()
-	objects, err := Objects(filepath.Join(examplesDir, name+".yaml"))
+	objects, err := workload.Load(filepath.Join(examplesDir, name+".yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/e2e/workload"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 
 	"github.com/google/go-cmp/cmp"
@@ -23,19 +24,6 @@ const (
 	timeSlice = "timeslice.cleave.dev"
 	mps       = "mps.cleave.dev"
 )
-
-// asking is a request for so many devices of a class, with amounts such as "memory=20Gi".
-func asking(name, class string, count int64, amounts ...string) resourceapi.DeviceRequest {
-	exactly := &resourceapi.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
-	for _, a := range amounts {
-		key, value, _ := strings.Cut(a, "=")
-		if exactly.Capacity == nil {
-			exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{}}
-		}
-		exactly.Capacity.Requests[resourceapi.QualifiedName(key)] = resource.MustParse(value)
-	}
-	return resourceapi.DeviceRequest{Name: name, Exactly: exactly}
-}
 
 // take allocates one claim of these requests. It returns GPU and class type of each device, with what it takes of
 // memory and cores.
@@ -74,7 +62,7 @@ func (c *cluster) wants(want string, requests ...resourceapi.DeviceRequest) (rel
 
 func TestShares_TimeSlicesFillGPU(t *testing.T) {
 	c := newCluster(t, offering(t, "hgx-h100"))
-	one := asking("gpu", timeSlice, 1)
+	one := workload.Request("gpu", timeSlice, 1)
 	var releases []func()
 	for _, g := range []int{3, 4, 2, 5, 1, 6, 0, 7} {
 		for range 4 {
@@ -83,7 +71,7 @@ func TestShares_TimeSlicesFillGPU(t *testing.T) {
 	}
 	c.wants("", one)
 	for _, class := range []string{"gpu.cleave.dev", "mig-1g.10gb.cleave.dev", mps} {
-		c.wants("", asking("gpu", class, 1))
+		c.wants("", workload.Request("gpu", class, 1))
 	}
 	releases[17]() // of GPU 1
 	c.wants("1 timeslice memory=20224Mi", one)
@@ -91,7 +79,7 @@ func TestShares_TimeSlicesFillGPU(t *testing.T) {
 
 func TestShares_FifthTimeSliceWaits(t *testing.T) {
 	c := newCluster(t, offering(t, "t4"))
-	one := asking("gpu", timeSlice, 1)
+	one := workload.Request("gpu", timeSlice, 1)
 	first := c.wants("0 timeslice memory=3584Mi", one)
 	for range 3 {
 		c.wants("0 timeslice memory=3584Mi", one)
@@ -105,47 +93,47 @@ func TestShares_FifthTimeSliceWaits(t *testing.T) {
 func TestShares_MPSFillsGPU(t *testing.T) {
 	c := newCluster(t, offering(t, "hgx-h100"))
 	for range 10 {
-		c.wants("3 mps cores=10 memory=7936Mi", asking("gpu", mps, 1))
+		c.wants("3 mps cores=10 memory=7936Mi", workload.Request("gpu", mps, 1))
 	}
-	c.wants("4 mps cores=10 memory=7936Mi", asking("gpu", mps, 1))
+	c.wants("4 mps cores=10 memory=7936Mi", workload.Request("gpu", mps, 1))
 }
 
 func TestShares_OneRequest(t *testing.T) {
 	c := newCluster(t, offering(t, "hgx-h100"))
-	c.wants("3 timeslice memory=20224Mi, 4 timeslice memory=20224Mi", asking("gpus", timeSlice, 2))
-	c.wants("2 mps cores=10 memory=7936Mi, 5 mps cores=10 memory=7936Mi, 1 mps cores=10 memory=7936Mi", asking("gpus", mps, 3))
-	c.wants("", asking("gpus", timeSlice, 6)) // two have them, three are left
+	c.wants("3 timeslice memory=20224Mi, 4 timeslice memory=20224Mi", workload.Request("gpus", timeSlice, 2))
+	c.wants("2 mps cores=10 memory=7936Mi, 5 mps cores=10 memory=7936Mi, 1 mps cores=10 memory=7936Mi", workload.Request("gpus", mps, 3))
+	c.wants("", workload.Request("gpus", timeSlice, 6)) // two have them, three are left
 
 	alone := newCluster(t, offering(t, "t4"))
-	alone.wants("", asking("gpus", timeSlice, 2))
-	alone.wants("0 timeslice memory=3584Mi", asking("gpu", timeSlice, 1))
+	alone.wants("", workload.Request("gpus", timeSlice, 2))
+	alone.wants("0 timeslice memory=3584Mi", workload.Request("gpu", timeSlice, 1))
 }
 
 func TestShares_TwoRequests(t *testing.T) {
 	c := newCluster(t, offering(t, "t4"))
-	release := c.wants("0 timeslice memory=3584Mi, 0 timeslice memory=3584Mi", asking("a", timeSlice, 1), asking("b", timeSlice, 1))
-	c.wants("0 timeslice memory=3584Mi", asking("a", timeSlice, 1))
-	c.wants("", asking("a", timeSlice, 1), asking("b", timeSlice, 1)) // one is left, and neither is given half
-	c.wants("0 timeslice memory=3584Mi", asking("a", timeSlice, 1))
+	release := c.wants("0 timeslice memory=3584Mi, 0 timeslice memory=3584Mi", workload.Request("a", timeSlice, 1), workload.Request("b", timeSlice, 1))
+	c.wants("0 timeslice memory=3584Mi", workload.Request("a", timeSlice, 1))
+	c.wants("", workload.Request("a", timeSlice, 1), workload.Request("b", timeSlice, 1)) // one is left, and neither is given half
+	c.wants("0 timeslice memory=3584Mi", workload.Request("a", timeSlice, 1))
 	release()
-	c.wants("0 timeslice memory=3584Mi, 0 timeslice memory=3584Mi", asking("a", timeSlice, 1), asking("b", timeSlice, 1))
+	c.wants("0 timeslice memory=3584Mi, 0 timeslice memory=3584Mi", workload.Request("a", timeSlice, 1), workload.Request("b", timeSlice, 1))
 	// Two ways to share in one claim need two GPUs.
 	twoGPUs := model(t, "a30")
 	twoGPUs.GPUs[0].MIG.Enabled, twoGPUs.GPUs[1].MIG.Enabled = false, false
 	c = newCluster(t, offered(twoGPUs))
-	c.wants("0 timeslice memory=5888Mi, 1 mps cores=10 memory=2304Mi", asking("a", timeSlice, 1), asking("b", mps, 1))
+	c.wants("0 timeslice memory=5888Mi, 1 mps cores=10 memory=2304Mi", workload.Request("a", timeSlice, 1), workload.Request("b", mps, 1))
 }
 
 func TestShares_Amounts(t *testing.T) {
 	c := newCluster(t, offering(t, "hgx-h100"))
-	quarter := c.wants("3 mps cores=25 memory=20Gi", asking("gpu", mps, 1, "cores=25", "memory=20Gi"))
-	c.wants("3 mps cores=50 memory=40Gi", asking("gpu", mps, 1, "cores=50", "memory=40Gi"))
+	quarter := c.wants("3 mps cores=25 memory=20Gi", workload.Request("gpu", mps, 1, "cores=25", "memory=20Gi"))
+	c.wants("3 mps cores=50 memory=40Gi", workload.Request("gpu", mps, 1, "cores=50", "memory=40Gi"))
 	// 25 percent and 19561 MiB are left.
-	c.wants("4 mps cores=26 memory=1Gi", asking("gpu", mps, 1, "cores=26", "memory=1Gi"))
-	c.wants("4 mps cores=5 memory=20Gi", asking("gpu", mps, 1, "cores=5", "memory=20Gi"))
-	c.wants("3 mps cores=25 memory=19Gi", asking("gpu", mps, 1, "cores=25", "memory=19400Mi"))
+	c.wants("4 mps cores=26 memory=1Gi", workload.Request("gpu", mps, 1, "cores=26", "memory=1Gi"))
+	c.wants("4 mps cores=5 memory=20Gi", workload.Request("gpu", mps, 1, "cores=5", "memory=20Gi"))
+	c.wants("3 mps cores=25 memory=19Gi", workload.Request("gpu", mps, 1, "cores=25", "memory=19400Mi"))
 	quarter()
-	c.wants("3 mps cores=25 memory=20Gi", asking("gpu", mps, 1, "cores=25", "memory=20Gi"))
+	c.wants("3 mps cores=25 memory=20Gi", workload.Request("gpu", mps, 1, "cores=25", "memory=20Gi"))
 
 	for _, tt := range []struct {
 		amounts []string
@@ -174,7 +162,7 @@ func TestShares_Amounts(t *testing.T) {
 		}
 		t.Run(strings.Join(tt.amounts, ","), func(t *testing.T) {
 			c.t = t
-			c.wants(want, asking("gpu", timeSlice, 1, tt.amounts...))
+			c.wants(want, workload.Request("gpu", timeSlice, 1, tt.amounts...))
 		})
 	}
 }
@@ -188,17 +176,17 @@ func TestShares_AmountsFollowPolicy(t *testing.T) {
 		},
 		TimeSlice: &v1alpha1.TimeSlicePolicy{Shares: n(1)},
 	}))
-	c.wants("3 mps cores=25 memory=15Gi", asking("gpu", mps, 1))
-	c.wants("3 mps cores=10 memory=5Gi", asking("gpu", mps, 1, "cores=1", "memory=1Gi"))
-	c.wants("3 mps cores=40 memory=25Gi", asking("gpu", mps, 1, "cores=26", "memory=21Gi"))
-	c.wants("4 mps cores=40 memory=5Gi", asking("gpu", mps, 1, "cores=26", "memory=5Gi"))
-	c.wants("3 mps cores=25 memory=15Gi", asking("gpu", mps, 1))
+	c.wants("3 mps cores=25 memory=15Gi", workload.Request("gpu", mps, 1))
+	c.wants("3 mps cores=10 memory=5Gi", workload.Request("gpu", mps, 1, "cores=1", "memory=1Gi"))
+	c.wants("3 mps cores=40 memory=25Gi", workload.Request("gpu", mps, 1, "cores=26", "memory=21Gi"))
+	c.wants("4 mps cores=40 memory=5Gi", workload.Request("gpu", mps, 1, "cores=26", "memory=5Gi"))
+	c.wants("3 mps cores=25 memory=15Gi", workload.Request("gpu", mps, 1))
 	// Four have it, and no more may, though there is memory left.
-	c.wants("4 mps cores=10 memory=5Gi", asking("gpu", mps, 1, "cores=1", "memory=1Gi"))
+	c.wants("4 mps cores=10 memory=5Gi", workload.Request("gpu", mps, 1, "cores=1", "memory=1Gi"))
 	// One share is the whole, for one claim at a time.
-	c.wants("2 timeslice memory=79Gi", asking("gpu", timeSlice, 1))
-	c.wants("5 timeslice memory=1Gi", asking("gpu", timeSlice, 1, "memory=1Gi"))
-	c.wants("1 timeslice memory=1Gi", asking("gpu", timeSlice, 1, "memory=1Gi"))
+	c.wants("2 timeslice memory=79Gi", workload.Request("gpu", timeSlice, 1))
+	c.wants("5 timeslice memory=1Gi", workload.Request("gpu", timeSlice, 1, "memory=1Gi"))
+	c.wants("1 timeslice memory=1Gi", workload.Request("gpu", timeSlice, 1, "memory=1Gi"))
 }
 
 func TestShares_UnknownMemory(t *testing.T) {
@@ -206,11 +194,11 @@ func TestShares_UnknownMemory(t *testing.T) {
 	inventory.GPUs[0].Memory = nil
 	c := newCluster(t, offered(inventory))
 	for range 4 {
-		c.wants("0 timeslice", asking("gpu", timeSlice, 1))
+		c.wants("0 timeslice", workload.Request("gpu", timeSlice, 1))
 	}
-	c.wants("", asking("gpu", timeSlice, 1))
+	c.wants("", workload.Request("gpu", timeSlice, 1))
 	c = newCluster(t, offered(inventory))
-	c.wants("", asking("gpu", timeSlice, 1, "memory=1Gi"))
+	c.wants("", workload.Request("gpu", timeSlice, 1, "memory=1Gi"))
 }
 
 func TestShares_OneTierAtATime(t *testing.T) {
@@ -224,11 +212,11 @@ func TestShares_OneTierAtATime(t *testing.T) {
 				node.GPUs = node.GPUs[:1]
 				node.GPUs[0].MIG.Enabled = node.GPUs[0].MIG.Capable && !node.GPUs[0].MIG.NeedsReset
 				c := newCluster(t, offered(node))
-				_, release, err := c.take(asking("gpu", first, 1))
+				_, release, err := c.take(workload.Request("gpu", first, 1))
 				if err != nil {
 					t.Fatalf("%s: %s: %v", board, first, err)
 				}
-				_, _, err = c.take(asking("gpu", second, 1))
+				_, _, err = c.take(workload.Request("gpu", second, 1))
 				if fits := first == second && first != "gpu.cleave.dev"; (err == nil) != fits {
 					t.Errorf("%s: %s alongside %s: got %v, want it to fit: %t", board, second, first, err, fits)
 				}
@@ -236,7 +224,7 @@ func TestShares_OneTierAtATime(t *testing.T) {
 					continue
 				}
 				release()
-				if _, _, err = c.take(asking("gpu", second, 1)); (err == nil) != slices.Contains(has, second) {
+				if _, _, err = c.take(workload.Request("gpu", second, 1)); (err == nil) != slices.Contains(has, second) {
 					t.Errorf("%s: %s after %s: %v", board, second, first, err)
 				}
 			}
@@ -250,26 +238,26 @@ func TestShares_AmpereInMIGMode(t *testing.T) {
 		inventory.GPUs[i].MIG.Enabled = false
 	}
 	c := newCluster(t, offered(inventory))
-	c.wants("3 timeslice memory=20224Mi, 5 timeslice memory=20224Mi", asking("gpus", timeSlice, 2))
-	c.wants("", asking("gpus", timeSlice, 3))
-	c.wants("", asking("gpu", mps, 1))
-	c.wants("0 mig", asking("gpu", "mig.cleave.dev", 1))
+	c.wants("3 timeslice memory=20224Mi, 5 timeslice memory=20224Mi", workload.Request("gpus", timeSlice, 2))
+	c.wants("", workload.Request("gpus", timeSlice, 3))
+	c.wants("", workload.Request("gpu", mps, 1))
+	c.wants("0 mig", workload.Request("gpu", "mig.cleave.dev", 1))
 }
 
 func TestShares_TiersKeepApart(t *testing.T) {
 	c := newCluster(t, offering(t, "hgx-h100"))
-	c.wants("3 timeslice memory=20224Mi", asking("gpu", timeSlice, 1))
-	c.wants("7 gpu", asking("gpu", "gpu.cleave.dev", 1))
-	c.wants("0 mig", asking("gpu", "mig-1g.10gb.cleave.dev", 1))
-	c.wants("4 mps cores=10 memory=7936Mi", asking("gpu", mps, 1))
-	c.wants("6 gpu, 5 gpu, 2 gpu, 1 gpu", asking("gpus", "gpu.cleave.dev", 4))
-	c.wants("", asking("gpu", "gpu.cleave.dev", 1))
-	c.wants("3 timeslice memory=20224Mi", asking("gpu", timeSlice, 1))
+	c.wants("3 timeslice memory=20224Mi", workload.Request("gpu", timeSlice, 1))
+	c.wants("7 gpu", workload.Request("gpu", "gpu.cleave.dev", 1))
+	c.wants("0 mig", workload.Request("gpu", "mig-1g.10gb.cleave.dev", 1))
+	c.wants("4 mps cores=10 memory=7936Mi", workload.Request("gpu", mps, 1))
+	c.wants("6 gpu, 5 gpu, 2 gpu, 1 gpu", workload.Request("gpus", "gpu.cleave.dev", 4))
+	c.wants("", workload.Request("gpu", "gpu.cleave.dev", 1))
+	c.wants("3 timeslice memory=20224Mi", workload.Request("gpu", timeSlice, 1))
 }
 
 func TestShares_Tainted(t *testing.T) {
 	c := newCluster(t, offering(t, "t4"))
-	release := c.wants("0 mps cores=10 memory=1280Mi", asking("gpu", mps, 1))
+	release := c.wants("0 mps cores=10 memory=1280Mi", workload.Request("gpu", mps, 1))
 	for _, s := range c.slices {
 		for i := range s.Spec.Devices {
 			if d := &s.Spec.Devices[i]; *d.Attributes["type"].StringValue == string(gpu.MPS) {
@@ -277,10 +265,10 @@ func TestShares_Tainted(t *testing.T) {
 			}
 		}
 	}
-	c.wants("", asking("gpu", mps, 1))
-	c.wants("", asking("gpu", "gpu.cleave.dev", 1))
-	c.wants("", asking("gpu", timeSlice, 1))
+	c.wants("", workload.Request("gpu", mps, 1))
+	c.wants("", workload.Request("gpu", "gpu.cleave.dev", 1))
+	c.wants("", workload.Request("gpu", timeSlice, 1))
 	release()
-	c.wants("", asking("gpu", mps, 1))
-	c.wants("0 gpu", asking("gpu", "gpu.cleave.dev", 1))
+	c.wants("", workload.Request("gpu", mps, 1))
+	c.wants("0 gpu", workload.Request("gpu", "gpu.cleave.dev", 1))
 }

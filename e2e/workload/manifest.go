@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -36,7 +37,8 @@ const look = looking + `; trap 'exit 0' TERM; sleep infinity & wait`
 // lookEnd is the last line that look prints.
 const lookEnd = "end-of-look"
 
-// Load reads the objects of a manifest and makes its pods runnable here.
+// Load reads the objects of a manifest, as strictly as an API server does, and makes its pods runnable here: a field that
+// does not exist is an error.
 func Load(path string) ([]runtime.Object, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -51,6 +53,7 @@ func Load(path string) ([]runtime.Object, error) {
 
 // Decode is Load for a manifest in memory.
 func Decode(data []byte) ([]runtime.Object, error) {
+	strict := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
 	reader := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data)))
 	var objects []runtime.Object
 	for {
@@ -64,7 +67,7 @@ func Decode(data []byte) ([]runtime.Object, error) {
 		if len(bytes.TrimSpace(doc)) == 0 {
 			continue
 		}
-		object, _, err := scheme.Codecs.UniversalDeserializer().Decode(doc, nil, nil)
+		object, _, err := strict.Decode(doc, nil, nil)
 		if err != nil {
 			return nil, fmt.Errorf("decode document %d: %w", len(objects)+1, err)
 		}

@@ -65,7 +65,7 @@ func (d *Device) SupportedEventTypes() (uint64, error) {
 	return supportedEvents, d.node.enter("nvmlDeviceGetSupportedEventTypes", d.index)
 }
 
-// RegisterEvents creates a set collect events of the GPU from now on (nvmlDeviceRegisterEvents).
+// RegisterEvents makes a set collect events of the GPU from now on (nvmlDeviceRegisterEvents).
 func (d *Device) RegisterEvents(types uint64, set *EventSet) error {
 	const call = "nvmlDeviceRegisterEvents"
 	st, err := d.load(call)

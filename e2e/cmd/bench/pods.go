@@ -10,7 +10,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -36,11 +35,8 @@ var tiers = []struct{ name, class string }{
 // measurePods measures the time from a pod's creation to its running container, on a GPU that the pod before it had as a
 // whole: after that pod is gone, and right after it was deleted by force, when its container still ends.
 func (b *bench) measurePods(ctx context.Context, r *report) error {
-	classes, err := workload.Load(filepath.Join(b.source, "deployments", "manifests", "deviceclasses.yaml"))
-	if err != nil {
-		return err
-	}
-	if err := workload.Create(ctx, b.client, "", classes); err != nil {
+	client := workload.Client{Cluster: b.cluster, Kube: b.client}
+	if err := client.CreateFile(ctx, "", filepath.Join(b.source, "deployments", "manifests", "deviceclasses.yaml")); err != nil {
 		return err
 	}
 	for _, tier := range tiers {
@@ -78,11 +74,7 @@ func (b *bench) makeTemplate(ctx context.Context, class string) error {
 		return err
 	}
 	expression := fmt.Sprintf(`device.attributes["resource.kubernetes.io"].pciBusID == %q`, pci)
-	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: class}}
-	template.Spec.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{
-		DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
-		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}},
-	}}}
+	template := workload.Template(class, workload.ClaimSpec(class, 1, expression))
 	if _, err := b.client.ResourceV1().ResourceClaimTemplates(namespace).Create(ctx, template, metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("create a claim template for class %s: %w", class, err)
 	}
@@ -109,12 +101,8 @@ func (b *bench) startAfter(ctx context.Context, suffix, class string, forced boo
 
 // startPod creates a pod and returns how long it takes until its container runs.
 func (b *bench) startPod(ctx context.Context, name, class string) (time.Duration, error) {
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{HostNetwork: true, Containers: []corev1.Container{{Name: "main"}}}}
-	workload.MakeLocal(&pod.Spec)
-	if class != "" {
-		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &class}}
-		pod.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}
-	}
+	pod := workload.Pod(name, class)
+	pod.Spec.HostNetwork, pod.Spec.RestartPolicy = true, corev1.RestartPolicyAlways
 	watch, err := b.client.CoreV1().Pods(namespace).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
 	if err != nil {
 		return 0, fmt.Errorf("watch pod %s: %w", name, err)

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package workload
+
+import (
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// requestName is the name of a claim's only request, and of the claim in its pod.
+const requestName = "gpu"
+
+// Request is a request for so many devices of a class, with amounts such as "memory=20Gi".
+func Request(name, class string, count int64, amounts ...string) resourceapi.DeviceRequest {
+	exactly := &resourceapi.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
+	for _, a := range amounts {
+		key, value, _ := strings.Cut(a, "=")
+		if exactly.Capacity == nil {
+			exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{}}
+		}
+		exactly.Capacity.Requests[resourceapi.QualifiedName(key)] = resource.MustParse(value)
+	}
+	return resourceapi.DeviceRequest{Name: name, Exactly: exactly}
+}
+
+// ClaimSpec has one request, for so many devices of a class that all selectors fit.
+func ClaimSpec(class string, count int64, selectors ...string) resourceapi.ResourceClaimSpec {
+	request := Request(requestName, class, count)
+	for _, expression := range selectors {
+		request.Exactly.Selectors = append(request.Exactly.Selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: expression}})
+	}
+	return resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{request}}}
+}
+
+// Parameters are opaque parameters for a driver.
+func Parameters(driver string, raw []byte) resourceapi.DeviceConfiguration {
+	return resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driver, Parameters: runtime.RawExtension{Raw: raw}}}
+}
+
+// WithParameters gives a claim opaque parameters for a driver.
+func WithParameters(spec resourceapi.ResourceClaimSpec, driver, text string) resourceapi.ResourceClaimSpec {
+	spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: Parameters(driver, []byte(text))}}
+	return spec
+}
+
+// Template of claims.
+func Template(name string, spec resourceapi.ResourceClaimSpec) *resourceapi.ResourceClaimTemplate {
+	return &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec}}
+}
+
+// Pod has one container, main, which looks at its devices and stays, with a claim from a template unless that is "".
+func Pod(name, template string) *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "main"}}},
+	}
+	MakeLocal(&pod.Spec)
+	if template != "" {
+		pod.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: requestName}}
+		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: requestName, ResourceClaimTemplateName: &template}}
+	}
+	return pod
+}
