@@ -22,7 +22,7 @@ import (
 // ErrUnavailable is wrapped by the error of any call that found no supervisor to answer it. Trying again later helps.
 var ErrUnavailable = errors.New("the MPS supervisor does not answer")
 
-// Client talks to the supervisor. All methods are safe for concurrent use.
+// Client calls the supervisor. All methods are safe for concurrent use.
 type Client struct {
 	socket     string
 	connection *grpc.ClientConn
@@ -48,7 +48,7 @@ func Dial(socket string) (*Client, error) {
 // Close ends the connection.
 func (c *Client) Close() error { return c.connection.Close() }
 
-// Available tells whether a supervisor answers; the error says what to do if none does.
+// Available reports whether a supervisor answers; the error names the remedy if none does.
 func (c *Client) Available(ctx context.Context) error {
 	_, err := c.Status(ctx)
 	return err
@@ -71,7 +71,7 @@ func (c *Client) Ensure(ctx context.Context, r Request) (Endpoint, error) {
 	return Endpoint{PipeDir: answer.GetPipeDir(), LogDir: answer.GetLogDir(), ShmDir: answer.GetShmDir(), Generation: answer.GetGeneration()}, nil
 }
 
-// Release ends a claim's use. After the last one the daemon, its folders and mounts are gone when it returns.
+// Release ends a claim's use. After the last one the daemon, its directories and mounts are gone when it returns.
 // It can be repeated, also for a claim that was never known.
 func (c *Client) Release(ctx context.Context, gpuDevice string, claim types.UID) error {
 	_, err := c.supervisor.Release(ctx, &v1alpha1.ReleaseRequest{Gpu: gpuDevice, ClaimUid: string(claim)})
@@ -85,10 +85,10 @@ func (c *Client) Retain(ctx context.Context, gpuDevice, owner string, claims []t
 		r.ClaimUids = append(r.ClaimUids, string(claim))
 	}
 	_, err := c.supervisor.Retain(ctx, r)
-	return c.explain(ctx, "end the MPS shares of "+gpuDevice+" that nobody has", err)
+	return c.explain(ctx, "end the MPS shares of "+gpuDevice+" without a claim", err)
 }
 
-// Status tells what the supervisor has in hand.
+// Status reports the state of all GPUs.
 func (c *Client) Status(ctx context.Context) (*Status, error) {
 	answer, err := c.supervisor.Status(ctx, &v1alpha1.StatusRequest{})
 	if err != nil {
@@ -112,7 +112,7 @@ var states = map[v1alpha1.State]State{
 }
 
 // Watch calls back for every event, one after the other, until ctx ends; it connects again whenever the supervisor went
-// away. Events that nobody took are delivered to the next watcher, and one may come twice: it counts as taken when the
+// away. Events that no watcher took are delivered to the next watcher, and one may come twice: it counts as taken when the
 // callback has returned.
 func (c *Client) Watch(ctx context.Context, callback func(Event)) {
 	logger := klog.FromContext(ctx)
@@ -187,7 +187,7 @@ func uids(from []string) []types.UID {
 	return to
 }
 
-// explain turns what gRPC says into an error that names the cause and, where there is something to do, what to do.
+// explain turns an error of gRPC into one that names the cause and, where there is something to do, what to do.
 func (c *Client) explain(ctx context.Context, what string, err error) error {
 	if err == nil {
 		return nil

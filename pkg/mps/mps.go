@@ -10,13 +10,13 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// DefaultDir is where the supervisor keeps its socket, its state and the folders of its daemons.
+// DefaultDir is where the supervisor keeps its socket, its state and the directories of its daemons.
 const DefaultDir = "/run/cleave/mps"
 
-// DefaultSocket is where the supervisor listens unless it is told otherwise.
+// DefaultSocket is where the supervisor listens by default.
 const DefaultSocket = DefaultDir + "/" + SocketName
 
-// SocketName is the name of the supervisor's socket in its folder.
+// SocketName is the name of the supervisor's socket in its directory.
 const SocketName = "supervisor.sock"
 
 // Request asks that a claim may use the MPS server of a GPU.
@@ -42,7 +42,7 @@ type Settings struct {
 	PinnedMemory int64 `json:"pinnedMemory,omitempty"`
 }
 
-// Endpoint is where a container meets its MPS server: mount PipeDir, read-only, at CUDA_MPS_PIPE_DIRECTORY and ShmDir at
+// Endpoint is where a container finds its MPS server: mount PipeDir, read-only, at CUDA_MPS_PIPE_DIRECTORY and ShmDir at
 // /dev/shm.
 type Endpoint struct {
 	// PipeDir holds what a client needs, and nothing of what controls the daemon.
@@ -60,13 +60,13 @@ type EventKind string
 const (
 	// DaemonLost: it ended though claims use it; their running clients have lost their server.
 	DaemonLost EventKind = "DaemonLost"
-	// DaemonRestarted: a new one serves the same claims. Containers must start their processes anew to use it.
+	// DaemonRestarted: a new one serves the same claims. Containers must restart their processes to use it.
 	DaemonRestarted EventKind = "DaemonRestarted"
 	// DaemonFailed: it could not be started again. The next Ensure for the GPU tries anew.
 	DaemonFailed EventKind = "DaemonFailed"
 )
 
-// Event tells of something that happened to the daemon of a GPU while claims used it.
+// Event reports what happened to the daemon of a GPU while claims used it.
 type Event struct {
 	Device string // "gpu-0000-1b-00-0"
 	Kind   EventKind
@@ -79,7 +79,7 @@ type Event struct {
 // State is what a GPU's daemon does.
 type State string
 
-// The states of a GPU that the supervisor has in hand.
+// The states of a GPU whose daemon runs, or should.
 const (
 	// Starting: for the first time or again.
 	Starting State = "starting"
@@ -87,11 +87,11 @@ const (
 	Running State = "running"
 	// Stopping: no claim uses it, and something of it is left that could not be undone yet.
 	Stopping State = "stopping"
-	// Failed: it could not be started again; the supervisor goes on trying, slowly.
+	// Failed: it could not be started again; the supervisor keeps trying, slowly.
 	Failed State = "failed"
 )
 
-// Status is all that the supervisor has in hand.
+// Status is the state of all GPUs whose daemon runs, or should.
 type Status struct {
 	Version string      `json:"version"`
 	GPUs    []GPUStatus `json:"gpus"` // in order of device name

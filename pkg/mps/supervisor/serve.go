@@ -15,8 +15,6 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/health"
-	"google.golang.org/grpc/health/grpc_health_v1"
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/mps"
@@ -103,7 +101,6 @@ func (s *Supervisor) listen(life context.Context) error {
 			return handler(klog.NewContext(ctx, logger), req)
 		}))
 	v1alpha1.RegisterSupervisorServer(server, service{Supervisor: s})
-	grpc_health_v1.RegisterHealthServer(server, health.NewServer())
 	logger.Info("Serving MPS", "socket", socket, "driverRoots", s.config.driverRoots(), "computeMode", s.config.ComputeMode)
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(&rootsOnly{Listener: listener, logger: logger}) }() // ends with the server

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sharing
+package mps
 
 import (
 	"context"
@@ -15,25 +15,24 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/driverroot"
 	"github.com/cleave-dra/cleave/pkg/gpu"
-	"github.com/cleave-dra/cleave/pkg/mps"
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
 // fakeSupervisor notes what it is asked.
 type fakeSupervisor struct {
-	requests []mps.Request
+	requests []Request
 	released []string
 	retained map[string][]types.UID
-	status   *mps.Status
+	status   *Status
 	err      error
 }
 
 const testOwner = "gpu.cleave.dev"
 
-func (f *fakeSupervisor) Ensure(_ context.Context, r mps.Request) (mps.Endpoint, error) {
+func (f *fakeSupervisor) Ensure(_ context.Context, r Request) (Endpoint, error) {
 	f.requests = append(f.requests, r)
-	return mps.Endpoint{PipeDir: "/mps/pipe", LogDir: "/mps/log", ShmDir: "/mps/shm"}, f.err
+	return Endpoint{PipeDir: "/mps/pipe", LogDir: "/mps/log", ShmDir: "/mps/shm"}, f.err
 }
 
 func (f *fakeSupervisor) Release(_ context.Context, gpuDevice string, claim types.UID) error {
@@ -46,7 +45,7 @@ func (f *fakeSupervisor) Retain(_ context.Context, gpuDevice, owner string, clai
 	return f.err
 }
 
-func (f *fakeSupervisor) Status(context.Context) (*mps.Status, error) { return f.status, f.err }
+func (f *fakeSupervisor) Status(context.Context) (*Status, error) { return f.status, f.err }
 
 // ran is one program that was run.
 type ran struct {
@@ -87,11 +86,11 @@ func sharedOffer() *policy.Offer {
 	}}
 }
 
-func TestEachIntervalIsSetByItsNumber(t *testing.T) {
+func TestSetTimeSlice_Intervals(t *testing.T) {
 	// nvidia-smi compute-policy --help: 0 Default, 1 Short, 2 Medium, 3 Long
 	for interval, number := range map[string]string{"Default": "0", "Short": "1", "Medium": "2", "Long": "3"} {
 		r := &runner{}
-		if err := New(testOwner, &fakeSupervisor{}, roots("/run/driver"), r.run).SetTimeSlice(t.Context(), sharedGPU(), interval); err != nil {
+		if err := NewSharing(testOwner, &fakeSupervisor{}, roots("/run/driver"), r.run).SetTimeSlice(t.Context(), sharedGPU(), interval); err != nil {
 			t.Errorf("%s: %v", interval, err)
 		}
 		want := []ran{{"/run/driver", "/usr/bin/nvidia-smi", []string{"compute-policy", "-i", "GPU-1", "--set-timeslice", number}, true}}
@@ -101,10 +100,10 @@ func TestEachIntervalIsSetByItsNumber(t *testing.T) {
 	}
 }
 
-func TestAnUnknownIntervalIsRefusedAndNothingIsRun(t *testing.T) {
+func TestSetTimeSlice_UnknownInterval(t *testing.T) {
 	for _, interval := range []string{"", "long", "Forever", "3"} {
 		r := &runner{}
-		err := New(testOwner, &fakeSupervisor{}, roots("/"), r.run).SetTimeSlice(t.Context(), sharedGPU(), interval)
+		err := NewSharing(testOwner, &fakeSupervisor{}, roots("/"), r.run).SetTimeSlice(t.Context(), sharedGPU(), interval)
 		if err == nil || !strings.Contains(err.Error(), `"`+interval+`"`) || !strings.Contains(err.Error(), "gpu-0000-1b-00-0") {
 			t.Errorf("%q: got %v, want an error that names it and the GPU", interval, err)
 		}
@@ -114,10 +113,10 @@ func TestAnUnknownIntervalIsRefusedAndNothingIsRun(t *testing.T) {
 	}
 }
 
-func TestTheErrorOfNvidiaSMIHoldsWhatItSaidOnOneLine(t *testing.T) {
+func TestSetTimeSlice_NvidiaSMIFails(t *testing.T) {
 	failed := errors.New("exit status 6")
 	r := &runner{output: "Unable to set\n\ttimeslice:\xff Not Supported\n\n", err: failed}
-	err := New(testOwner, &fakeSupervisor{}, roots("/"), r.run).SetTimeSlice(t.Context(), sharedGPU(), "Long")
+	err := NewSharing(testOwner, &fakeSupervisor{}, roots("/"), r.run).SetTimeSlice(t.Context(), sharedGPU(), "Long")
 	if !errors.Is(err, failed) {
 		t.Errorf("got %v, want it to wrap %v", err, failed)
 	}
@@ -127,15 +126,15 @@ func TestTheErrorOfNvidiaSMIHoldsWhatItSaidOnOneLine(t *testing.T) {
 	}
 }
 
-func TestAServerIsAskedForWithAllOfItsGPU(t *testing.T) {
+func TestStartMPS(t *testing.T) {
 	f := &fakeSupervisor{}
-	pipe, shm, err := New(testOwner, f, roots("/"), nil).StartMPS(t.Context(), "claim-1", sharedGPU(), sharedOffer(), nil)
+	pipe, shm, err := NewSharing(testOwner, f, roots("/"), nil).StartMPS(t.Context(), "claim-1", sharedGPU(), sharedOffer(), nil)
 	if err != nil || pipe != "/mps/pipe" || shm != "/mps/shm" {
 		t.Errorf("got %q, %q, %v", pipe, shm, err)
 	}
-	want := []mps.Request{{
+	want := []Request{{
 		Claim: "claim-1", Device: "gpu-0000-1b-00-0", UUID: "GPU-1", PCI: gpu.PCIAddress{Bus: 0x1b},
-		Settings: mps.Settings{SharedMemory: 2 << 30, ActiveThreadPercentage: 100, PinnedMemory: 80 << 30},
+		Settings: Settings{SharedMemory: 2 << 30, ActiveThreadPercentage: 100, PinnedMemory: 80 << 30},
 		Owner:    testOwner,
 	}}
 	if diff := cmp.Diff(want, f.requests); diff != "" {
@@ -143,19 +142,19 @@ func TestAServerIsAskedForWithAllOfItsGPU(t *testing.T) {
 	}
 }
 
-func TestAServerThatIsOneClaimsAloneHasTheClaimsLimitsWhateverThePolicyOffers(t *testing.T) {
+func TestStartMPS_ExclusiveClaim(t *testing.T) {
 	tests := map[string]struct {
 		offer  *policy.Offer
 		limits records.MPS
-		want   mps.Settings
+		want   Settings
 	}{
-		"policy with MPS": {sharedOffer(), records.MPS{ThreadPercentage: 50, Memory: 10 << 30}, mps.Settings{SharedMemory: 2 << 30, ActiveThreadPercentage: 50, PinnedMemory: 10 << 30}},
-		"no MPS offered":  {&policy.Offer{NoMPS: "it is excluded"}, records.MPS{ThreadPercentage: 50, Memory: 10 << 30}, mps.Settings{SharedMemory: 1 << 30, ActiveThreadPercentage: 50, PinnedMemory: 10 << 30}},
-		"no memory limit": {&policy.Offer{}, records.MPS{ThreadPercentage: 100}, mps.Settings{SharedMemory: 1 << 30, ActiveThreadPercentage: 100}},
+		"policy with MPS": {sharedOffer(), records.MPS{ThreadPercentage: 50, Memory: 10 << 30}, Settings{SharedMemory: 2 << 30, ActiveThreadPercentage: 50, PinnedMemory: 10 << 30}},
+		"no MPS offered":  {&policy.Offer{NoMPS: "it is excluded"}, records.MPS{ThreadPercentage: 50, Memory: 10 << 30}, Settings{SharedMemory: 1 << 30, ActiveThreadPercentage: 50, PinnedMemory: 10 << 30}},
+		"no memory limit": {&policy.Offer{}, records.MPS{ThreadPercentage: 100}, Settings{SharedMemory: 1 << 30, ActiveThreadPercentage: 100}},
 	}
 	for name, tt := range tests {
 		f, g := &fakeSupervisor{}, sharedGPU()
-		if _, _, err := New(testOwner, f, roots("/"), nil).StartMPS(t.Context(), "claim-1", g, tt.offer, &tt.limits); err != nil || len(f.requests) != 1 {
+		if _, _, err := NewSharing(testOwner, f, roots("/"), nil).StartMPS(t.Context(), "claim-1", g, tt.offer, &tt.limits); err != nil || len(f.requests) != 1 {
 			t.Errorf("%s: got requests %v, %v", name, f.requests, err)
 			continue
 		}
@@ -165,7 +164,7 @@ func TestAServerThatIsOneClaimsAloneHasTheClaimsLimitsWhateverThePolicyOffers(t 
 	}
 }
 
-func TestAGPUThatIsNotSharedByMPSIsRefusedWithTheReason(t *testing.T) {
+func TestStartMPS_NotOffered(t *testing.T) {
 	tests := map[string]struct {
 		offer *policy.Offer
 		want  string
@@ -177,7 +176,7 @@ func TestAGPUThatIsNotSharedByMPSIsRefusedWithTheReason(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			f, g := &fakeSupervisor{}, sharedGPU()
-			_, _, err := New(testOwner, f, roots("/"), nil).StartMPS(t.Context(), "claim-1", g, tt.offer, nil)
+			_, _, err := NewSharing(testOwner, f, roots("/"), nil).StartMPS(t.Context(), "claim-1", g, tt.offer, nil)
 			if err == nil || !strings.Contains(err.Error(), tt.want) || len(f.requests) > 0 {
 				t.Errorf("got %v and requests %v, want an error that says %q and none", err, f.requests, tt.want)
 			}
@@ -185,22 +184,22 @@ func TestAGPUThatIsNotSharedByMPSIsRefusedWithTheReason(t *testing.T) {
 	}
 }
 
-func TestErrorsOfTheSupervisorNameTheGPUAndKeepTheirCause(t *testing.T) {
-	f := &fakeSupervisor{err: mps.ErrUnavailable}
-	s := New(testOwner, f, roots("/"), nil)
+func TestSharing_SupervisorErrors(t *testing.T) {
+	f := &fakeSupervisor{err: ErrUnavailable}
+	s := NewSharing(testOwner, f, roots("/"), nil)
 	_, _, start := s.StartMPS(t.Context(), "claim-1", sharedGPU(), sharedOffer(), nil)
 	for what, err := range map[string]error{
 		"start": start, "stop": s.StopMPS(t.Context(), "claim-1", "gpu-0000-1b-00-0"), "retain": s.RetainMPS(t.Context(), "gpu-0000-1b-00-0", nil),
 	} {
-		if !errors.Is(err, mps.ErrUnavailable) || !strings.Contains(err.Error(), "gpu-0000-1b-00-0") {
-			t.Errorf("%s: got %v, want it to name the GPU and wrap %v", what, err, mps.ErrUnavailable)
+		if !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "gpu-0000-1b-00-0") {
+			t.Errorf("%s: got %v, want it to name the GPU and wrap %v", what, err, ErrUnavailable)
 		}
 	}
 }
 
-func TestClaimsAreTakenFromTheServerOfTheirGPU(t *testing.T) {
+func TestStopMPS_RetainMPS(t *testing.T) {
 	f := &fakeSupervisor{}
-	s := New(testOwner, f, roots("/"), nil)
+	s := NewSharing(testOwner, f, roots("/"), nil)
 	if err := errors.Join(s.StopMPS(t.Context(), "claim-1", "gpu-x"), s.RetainMPS(t.Context(), "gpu-y", []types.UID{"a", "b"})); err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +211,7 @@ func TestClaimsAreTakenFromTheServerOfTheirGPU(t *testing.T) {
 	}
 }
 
-func TestNvidiaSMIIsFoundWhereDriversPutIt(t *testing.T) {
+func TestSetTimeSlice_NvidiaSMIPaths(t *testing.T) {
 	for _, place := range []string{"/usr/local/nvidia/bin", "/usr/bin"} { // the second is preferred
 		root := t.TempDir()
 		for _, dir := range []string{"/usr/local/nvidia/bin", place} {
@@ -221,7 +220,7 @@ func TestNvidiaSMIIsFoundWhereDriversPutIt(t *testing.T) {
 			}
 		}
 		var ran string
-		s := New(testOwner, nil, roots(t.TempDir(), root), func(_ context.Context, under driverroot.Root, program string, _ ...string) ([]byte, error) {
+		s := NewSharing(testOwner, nil, roots(t.TempDir(), root), func(_ context.Context, under driverroot.Root, program string, _ ...string) ([]byte, error) {
 			ran = under.Here + " " + program
 			return nil, nil
 		})
@@ -231,15 +230,15 @@ func TestNvidiaSMIIsFoundWhereDriversPutIt(t *testing.T) {
 	}
 }
 
-func TestNvidiaSMIMayBeALinkThatLeadsNowhereFromHere(t *testing.T) {
+func TestSetTimeSlice_NvidiaSMIDanglingLink(t *testing.T) {
 	empty, root := t.TempDir(), t.TempDir()
 	if err := errors.Join(os.MkdirAll(filepath.Join(root, "/usr/bin"), 0o700), os.Symlink("/etc/alternatives/nvidia--nvidia-smi", filepath.Join(root, "/usr/bin/nvidia-smi"))); err != nil {
 		t.Fatal(err)
 	}
-	if under, path := New(testOwner, nil, roots(empty, root), nil).smi(); under.Here != root || path != "/usr/bin/nvidia-smi" {
+	if under, path := NewSharing(testOwner, nil, roots(empty, root), nil).smi(); under.Here != root || path != "/usr/bin/nvidia-smi" {
 		t.Errorf("got %s below %s, want /usr/bin/nvidia-smi below %s", path, under.Here, root)
 	}
-	if under, _ := New(testOwner, nil, roots(empty, t.TempDir()), nil).smi(); under.Here != empty {
+	if under, _ := NewSharing(testOwner, nil, roots(empty, t.TempDir()), nil).smi(); under.Here != empty {
 		t.Errorf("got %s, want the first root where none has it", under)
 	}
 }
@@ -252,7 +251,7 @@ func TestSetTimeSlice_RootThatWasFound(t *testing.T) {
 		}
 	}
 	r := &runner{}
-	s := New(testOwner, nil, roots(leftOver, running), r.run)
+	s := NewSharing(testOwner, nil, roots(leftOver, running), r.run)
 	s.Found(driverroot.Root{Host: running, Here: running})
 	if err := s.SetTimeSlice(t.Context(), sharedGPU(), "Long"); err != nil {
 		t.Fatal(err)

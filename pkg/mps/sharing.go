@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/driverroot"
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// Supervisor is what is asked of the node's MPS supervisor.
+type Supervisor interface {
+	Ensure(ctx context.Context, r Request) (Endpoint, error)
+	Release(ctx context.Context, gpuDevice string, claim types.UID) error
+	Retain(ctx context.Context, gpuDevice, owner string, claims []types.UID) error
+	Status(ctx context.Context) (*Status, error)
+}
+
+// Sharing shares the GPUs of a node: time slices by the driver's nvidia-smi, MPS by the node's supervisor.
+type Sharing struct {
+	owner      string
+	supervisor Supervisor
+	roots      []driverroot.Root
+	found      *atomic.Pointer[driverroot.Root]
+	run        Run
+}
+
+// NewSharing makes a Sharing of the plugin with a DRA driver name, as which it owns claims at the supervisor. roots are where the
+// driver's files may be, one at least.
+func NewSharing(owner string, supervisor Supervisor, roots []driverroot.Root, run Run) *Sharing {
+	return &Sharing{owner: owner, supervisor: supervisor, roots: roots, found: &atomic.Pointer[driverroot.Root]{}, run: run}
+}
+
+// As is the same for claims of another driver name, which owns them at the supervisor.
+func (s *Sharing) As(owner string) *Sharing {
+	as := *s
+	as.owner = owner
+	return &as
+}
+
+// Found sets which of the roots has the driver that runs: another may have programs of a driver that does not.
+func (s *Sharing) Found(root driverroot.Root) { s.found.Store(&root) }
+
+// StartMPS has a GPU's MPS server serve a claim. The server's defaults are what a claim can have at most, since a
+// client can only go below them: its own part a container gets by its environment. A server that is the claim's alone
+// has the claim's limits, and needs no policy that offers MPS.
+func (s *Sharing) StartMPS(ctx context.Context, uid types.UID, g *gpu.GPU, offer *policy.Offer, limits *records.MPS) (pipeDir, shmDir string, err error) {
+	settings, err := settings(g, offer, limits)
+	if err != nil {
+		return "", "", err
+	}
+	endpoint, err := s.supervisor.Ensure(ctx, Request{
+		Claim: uid, Device: g.PCI.DeviceName(), UUID: g.UUID, PCI: g.PCI, Settings: settings, Owner: s.owner,
+	})
+	if err != nil {
+		return "", "", fmt.Errorf("start the MPS server of GPU %s: %w", g.PCI.DeviceName(), err)
+	}
+	return endpoint.PipeDir, endpoint.ShmDir, nil
+}
+
+// settings of the server of a GPU.
+func settings(g *gpu.GPU, offer *policy.Offer, limits *records.MPS) (Settings, error) {
+	sharing := offer.Sharing(gpu.MPS)
+	if limits == nil && sharing == nil {
+		return Settings{}, fmt.Errorf("GPU %s is not shared by MPS: %s", g.PCI.DeviceName(), why(offer))
+	}
+	if limits == nil {
+		return Settings{SharedMemory: sharing.SharedMemory, ActiveThreadPercentage: int(sharing.Cores.Total), PinnedMemory: sharing.Memory.Total}, nil
+	}
+	own := Settings{SharedMemory: v1alpha1.DefaultSharedMemory, ActiveThreadPercentage: int(limits.ThreadPercentage), PinnedMemory: limits.Memory}
+	if sharing != nil {
+		own.SharedMemory = sharing.SharedMemory
+	}
+	return own, nil
+}
+
+func why(offer *policy.Offer) string {
+	if offer.NoMPS != "" {
+		return offer.NoMPS
+	}
+	return "the node's policy does not offer it"
+}
+
+// StopMPS releases a claim from a GPU's MPS server.
+func (s *Sharing) StopMPS(ctx context.Context, uid types.UID, gpuDevice string) error {
+	if err := s.supervisor.Release(ctx, gpuDevice, uid); err != nil {
+		return fmt.Errorf("release the MPS share of claim %s on GPU %s: %w", uid, gpuDevice, err)
+	}
+	return nil
+}
+
+// ServedMPS lists what the MPS servers of the node serve, in order of GPU and claim.
+func (s *Sharing) ServedMPS(ctx context.Context) ([]records.Served, error) {
+	status, err := s.supervisor.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var served []records.Served
+	for _, g := range status.GPUs {
+		for _, uid := range g.Claims {
+			served = append(served, records.Served{GPU: g.Device, Claim: uid, Owner: g.Owners[uid]})
+		}
+	}
+	return served, nil
+}
+
+// RetainMPS releases all other claims of this plugin's name from a GPU's MPS server.
+func (s *Sharing) RetainMPS(ctx context.Context, gpuDevice string, uids []types.UID) error {
+	if err := s.supervisor.Retain(ctx, gpuDevice, s.owner, uids); err != nil {
+		return fmt.Errorf("reconcile the MPS server of GPU %s: %w", gpuDevice, err)
+	}
+	return nil
+}
