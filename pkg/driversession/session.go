@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package driversession tells one session of the GPU driver from the next. A session of a GPU is the time in which its
+// Package driversession identifies sessions of the GPU driver. A session of a GPU is the time in which its
 // partitions can only have been destroyed by someone who uses the driver as we do: it ends with the boot, when the kernel
 // module is loaded anew, when the GPU is bound to the driver anew, and when the driver is released so that GPUs can be reset.
 // A partition that was created in an earlier session is gone, or was created anew by someone else in the same place: with the
@@ -28,7 +28,7 @@ import (
 type file struct {
 	Format int    `json:"format"`
 	BootID string `json:"bootID"`
-	// Releases of the driver are told apart by a number that is never used again.
+	// Release identifies a release of the driver; it is never used again.
 	Release string `json:"release"`
 	// First is the first session of each GPU in this boot, by device.
 	First map[string]string `json:"first,omitempty"`
@@ -155,7 +155,7 @@ func lstat(fsys fs.FS, name string) *syscall.Stat_t {
 // Witness is something that is the same as long as a GPU instance exists, and another for one that is created in its place;
 // empty where there is none. The driver has a file of each instance in procfs, which goes with the instance, also with a
 // reset (open-gpu-kernel-modules 595.45.04: osRmCapUnregister in kmigmgrInvalidateGPUInstance and in
-// gpumgrUnregisterRmCapsForMIGGI), and stays when nobody has the GPU open. Its times are those of the first look at it
+// gpumgrUnregisterRmCapsForMIGGI), and stays when no process has the GPU open. Its times are those of the first access
 // (fs/proc/inode.c, proc_get_inode): the kernel may forget that look, so a witness that changed proves nothing, but one that
 // did not change proves that the instance is the same.
 func (s *Sessions) Witness(minor, gi int) string {

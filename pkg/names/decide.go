@@ -21,7 +21,7 @@ type Observed struct {
 }
 
 // Linger is how long a name is served after the last of its claims is gone: the kubelet may still have to unprepare a claim
-// whose pod was deleted by force, of which nobody else knows, and a claim may have been allocated from slices that were
+// whose pod was deleted by force, which only the kubelet knows, and a claim may have been allocated from slices that were
 // just deleted.
 const Linger = 30 * time.Second
 

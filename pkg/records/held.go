@@ -4,7 +4,7 @@ package records
 
 import "github.com/cleave-dra/cleave/pkg/gpu"
 
-// HeldOf tells what the claims of records hold of a GPU.
+// HeldOf returns what is allocated of a GPU to the claims of records.
 func HeldOf(held []*Record) func(g *gpu.GPU) gpu.Held {
 	byGPU := map[string]*gpu.Held{}
 	for _, r := range held {

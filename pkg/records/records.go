@@ -23,7 +23,7 @@ const Format = 1
 // MaxSize bounds the size of a record file in bytes. A claim has at most 32 devices, some 400 bytes each.
 const MaxSize = 256 << 10
 
-// Record is what one claim holds on this node.
+// Record is what is allocated to one claim on this node.
 type Record struct {
 	// Format of the file, see the constant.
 	Format int `json:"format"`
@@ -42,15 +42,15 @@ type Record struct {
 	Unknown any `json:"-"`
 }
 
-// State tells how far a claim is.
+// State is how far a claim is.
 type State string
 
 const (
 	// Prepared: everything that the record lists is there.
 	Prepared State = ""
-	// Preparing: the hardware is being changed, or a change was cut short. Any of the record's partitions may exist.
+	// Preparing: the hardware is being changed, or a change was interrupted. Any of the record's partitions may exist.
 	Preparing State = "preparing"
-	// Releasing: the claim holds nothing any more, and its partitions are still to be destroyed.
+	// Releasing: nothing is allocated to the claim any more, and its partitions are still to be destroyed.
 	Releasing State = "releasing"
 )
 
@@ -72,13 +72,13 @@ type Device struct {
 	Request string `json:"request"`
 	Pool    string `json:"pool"`
 	Device  string `json:"device"`
-	// AdminAccess devices are looked at, not held.
+	// AdminAccess devices are observed, not allocated exclusively.
 	AdminAccess bool `json:"adminAccess,omitempty"`
 	// GPU is the name of the whole-GPU device of the GPU this device is made of.
 	GPU string `json:"gpu"`
 	// UUID of the GPU when the claim was prepared.
 	UUID string `json:"uuid"`
-	// Partition is what the device is on the GPU; nil for a whole GPU. While the record is Preparing it tells only
+	// Partition is what the device is on the GPU; nil for a whole GPU. While the record is Preparing it holds only
 	// profile and placement.
 	Partition *gpu.Partition `json:"partition,omitempty"`
 	// Session of the driver in which the partition was created, see pkg/driversession; empty in records of releases that
@@ -88,7 +88,7 @@ type Device struct {
 	Witness string `json:"witness,omitempty"`
 	// Share is the claim's part of a shared GPU; nil for others, and for devices with admin access.
 	Share *Share `json:"share,omitempty"`
-	// CDIDeviceIDs are the fully qualified names handed to the kubelet.
+	// CDIDeviceIDs are the fully qualified names returned to the kubelet.
 	CDIDeviceIDs []string `json:"cdiDeviceIDs"`
 }
 
@@ -153,7 +153,7 @@ func (r *Record) check() error {
 	return nil
 }
 
-// Partitions lists the devices that are partitions of the record's own; those with admin access are somebody else's.
+// Partitions lists the devices that are partitions of the record's own; those with admin access are not.
 func (r *Record) Partitions() []*Device {
 	var found []*Device
 	for i := range r.Devices {
@@ -164,8 +164,7 @@ func (r *Record) Partitions() []*Device {
 	return found
 }
 
-// InSpec lists the devices for which something is made beside the record: partitions and shares, and partitions that the
-// claim looks at.
+// InSpec lists the devices that need more than a record: partitions and shares, and partitions that the claim observes.
 func (r *Record) InSpec() []*Device {
 	var found []*Device
 	for i := range r.Devices {

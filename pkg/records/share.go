@@ -10,10 +10,10 @@ import (
 
 // Share is what a claim has of a shared GPU.
 type Share struct {
-	// ID tells the claim's shares of one device apart (shareID of the allocation).
+	// ID distinguishes the claim's shares of one device (shareID of the allocation).
 	ID   string    `json:"id"`
 	Kind gpu.Share `json:"kind"`
-	// Exclusive tells that the claim has the whole GPU for itself, and that its own processes share it so. The allocation
+	// Exclusive: the claim has the whole GPU for itself, and that its own processes share it so. The allocation
 	// has no share then, and nothing is counted.
 	Exclusive bool `json:"exclusive,omitempty"`
 	// Shares, Memory in bytes and Cores in percent of the multiprocessors, as allocated; zero where the device does
@@ -21,7 +21,7 @@ type Share struct {
 	Shares int64 `json:"shares,omitempty"`
 	Memory int64 `json:"memory,omitempty"`
 	Cores  int64 `json:"cores,omitempty"`
-	// CgroupMemory tells that the driver is to hold each container to Memory.
+	// CgroupMemory: the driver limits each container to Memory.
 	CgroupMemory bool `json:"cgroupMemory,omitempty"`
 	// Interval of the GPU's time slices that the claim asks for; empty if it does not care.
 	Interval string `json:"interval,omitempty"`
@@ -35,11 +35,11 @@ type MPS struct {
 	ThreadPercentage int64 `json:"threadPercentage"`
 	// Memory of each process in bytes; zero where the device does not count it.
 	Memory int64 `json:"memory,omitempty"`
-	// ManyClients tells that the server may have more clients than it takes at full connections.
+	// ManyClients: the server may have more clients than it takes at full connections.
 	ManyClients bool `json:"manyClients,omitempty"`
 	// BelowNormal priority.
 	BelowNormal bool `json:"belowNormal,omitempty"`
-	// PipeDir and ShmDir are the server's folders on the host; empty until it is there.
+	// PipeDir and ShmDir are the server's directories on the host; empty until it is there.
 	PipeDir string `json:"pipeDir,omitempty"`
 	ShmDir  string `json:"shmDir,omitempty"`
 }

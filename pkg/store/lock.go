@@ -38,7 +38,7 @@ func Flock(file *os.File, how int) error {
 	}
 }
 
-// IsAt reports whether an open file is still the one at its path: the lock of a deleted file excludes nobody.
+// IsAt reports whether an open file is still the one at its path: the lock of a deleted file excludes no one.
 func IsAt(file *os.File, path string) bool {
 	mine, errMine := file.Stat()
 	there, errThere := os.Lstat(path)

@@ -18,32 +18,32 @@ import (
 // A container runtime ends all processes in the cgroups of a container when the container ends. A daemon in a cgroup
 // outside of them is passed over.
 
-// makeCgroup makes the cgroup of a daemon; empty if daemons are to have none of their own.
+// makeCgroup creates the cgroup of a daemon; empty if daemons are to have none of their own.
 func (p Processes) makeCgroup(d Daemon) (string, error) {
 	if p.Cgroup == "" {
 		return "", nil
 	}
 	var fs unix.Statfs_t
 	if err := unix.Statfs(filepath.Dir(filepath.Clean(p.Cgroup)), &fs); err != nil {
-		return "", fmt.Errorf("look at --daemon-cgroup %s: %w", p.Cgroup, err)
+		return "", fmt.Errorf("stat --daemon-cgroup %s: %w", p.Cgroup, err)
 	}
 	if fs.Type != unix.CGROUP2_SUPER_MAGIC {
-		return "", fmt.Errorf("--daemon-cgroup %s does not lie in a cgroup v2 file system", p.Cgroup)
+		return "", fmt.Errorf("--daemon-cgroup %s is not in a cgroup v2 file system", p.Cgroup)
 	}
 	dir := filepath.Join(p.Cgroup, d.GPU)
 	for _, d := range []string{p.Cgroup, dir} {
 		if err := os.Mkdir(d, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-			return "", fmt.Errorf("make the cgroup of a daemon (--daemon-cgroup): %w", err)
+			return "", fmt.Errorf("create the cgroup of a daemon (--daemon-cgroup): %w", err)
 		}
 	}
 	return dir, nil
 }
 
-// enterCgroup moves this process. A container has a cgroup namespace of its own, out of which the kernel lets nobody
-// move (cgroups(7), nsdelegate), so this process leaves it for that of process 1, the host's where process ids are.
+// enterCgroup moves this process. A container has a cgroup namespace of its own, which the kernel lets no process
+// leave (cgroups(7), nsdelegate), so this process leaves it for that of process 1, the host's where process ids are.
 func enterCgroup(dir string) error {
 	if ns, err := os.Open("/proc/1/ns/cgroup"); err == nil {
-		// Should it fail, the write below tells whether it mattered.
+		// If it fails, the write below shows whether it mattered.
 		_ = unix.Setns(int(ns.Fd()), unix.CLONE_NEWCGROUP)
 		_ = ns.Close()
 	}
@@ -70,7 +70,7 @@ func (p Processes) removeCgroup(ctx context.Context, d Daemon) error {
 		}
 		// Processes that MPS made are left. Kernels before 5.14 have no such file; Sweep has killed what it knows.
 		if err := os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
-			return fmt.Errorf("end what is left in the daemon's cgroup: %w", err)
+			return fmt.Errorf("kill the processes in the daemon's cgroup: %w", err)
 		}
 		select {
 		case <-tick.C:

@@ -33,7 +33,7 @@ func checkUUID(uuid string) error {
 	return nil
 }
 
-// checkDevice also gives the address that the name says. A device's name becomes that of a folder.
+// checkDevice also gives the address that the name says. A device's name becomes that of a directory.
 func checkDevice(device string) (gpu.PCIAddress, error) {
 	parts := strings.Split(strings.TrimPrefix(device, "gpu-"), "-")
 	if len(parts) == 4 {

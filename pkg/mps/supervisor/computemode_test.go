@@ -9,7 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -17,7 +16,7 @@ import (
 )
 
 // The last share goes without a driver; the mode comes back when the driver does.
-func TestTheComputeModeComesBackWithTheDriver(t *testing.T) {
+func TestComputeMode_RestoredWithDriver(t *testing.T) {
 	tests := map[string]struct {
 		before int // the mode before
 		foreign,
@@ -79,11 +78,8 @@ func TestTheComputeModeComesBackWithTheDriver(t *testing.T) {
 	}
 }
 
-func TestAClaimMeanwhileKeepsTheModeToGiveBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h, config := newFakeHost(), testConfig(t)
-		s, stop := startFake(t, config, h)
-		defer stop()
+func TestComputeMode_ClaimWhileDriverIsAway(t *testing.T) {
+	onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
 		a := requestFor("a", 1)
 		ensure(t, s, a)
 		h.noDriver = gpu.ErrLibraryNotFound
@@ -96,13 +92,11 @@ func TestAClaimMeanwhileKeepsTheModeToGiveBack(t *testing.T) {
 		h.noDriver = nil
 		ensure(t, s, a)
 		release(t, s, a)
-		if left := h.left(t, config); left != "" {
-			t.Errorf("left behind: %s", left)
-		}
+		h.wantNothingLeft(t, config)
 	})
 }
 
-func TestKeepModeNeedsNoDriver(t *testing.T) {
+func TestKeepMode_NoDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, config := newFakeHost(), testConfig(t)
 		config.ComputeMode = KeepMode
@@ -111,9 +105,7 @@ func TestKeepModeNeedsNoDriver(t *testing.T) {
 		defer stop()
 		ensure(t, s, requestFor("a", 1))
 		release(t, s, requestFor("a", 1))
-		if left := h.left(t, config); left != "" {
-			t.Errorf("left behind: %s", left)
-		}
+		h.wantNothingLeft(t, config)
 	})
 }
 
@@ -130,10 +122,7 @@ func TestRelease_ComputeModeDoesNotComeBack(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				h, config := newFakeHost(), testConfig(t)
-				s, stop := startFake(t, config, h)
-				defer stop()
+			onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
 				a := requestFor("a", 1)
 				ensure(t, s, a)
 				tt.trouble(h)
@@ -146,9 +135,7 @@ func TestRelease_ComputeModeDoesNotComeBack(t *testing.T) {
 					}
 				}
 				release(t, s, a)
-				if left := h.left(t, config); left != "" {
-					t.Errorf("left behind: %s", left)
-				}
+				h.wantNothingLeft(t, config)
 			})
 		})
 	}
@@ -166,17 +153,12 @@ func failStep(step string, times int) func(string) error {
 }
 
 func TestEnsure_ComputeModeIsNotTaken(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h, config := newFakeHost(), testConfig(t)
-		s, stop := startFake(t, config, h)
-		defer stop()
+	onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
 		h.deaf = 1
 		if _, err := s.Ensure(t.Context(), requestFor("a", 1)); err == nil || !strings.Contains(err.Error(), "reported success for 3") {
-			t.Errorf("Ensure() = %v, want an error: others could use the GPU beside the server", err)
+			t.Errorf("Ensure() = %v, want an error: others could use the GPU alongside the server", err)
 		}
-		if left := h.left(t, config); left != "" {
-			t.Errorf("left behind: %s", left)
-		}
+		h.wantNothingLeft(t, config)
 	})
 }
 
@@ -223,63 +205,8 @@ func TestRetain_DriverReloaded(t *testing.T) {
 					t.Errorf("unexpected event %+v", <-events)
 				}
 				release(t, s, a)
-				if left := h.left(t, config); left != "" {
-					t.Errorf("left behind: %s", left)
-				}
+				h.wantNothingLeft(t, config)
 			})
 		})
 	}
-}
-
-func TestRetain_OtherOwnersStay(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h, config := newFakeHost(), testConfig(t)
-		s, stop := startFake(t, config, h)
-		ours, theirs, earlier := requestFor("a", 1), requestFor("b", 1), requestFor("c", 1)
-		theirs.Owner, earlier.Owner = "gpu.nvidia.com", ""
-		for _, r := range []mps.Request{ours, theirs, earlier} {
-			ensure(t, s, r)
-		}
-		stop()
-		s, stop = startFake(t, config, h) // owners outlive a supervisor
-		defer stop()
-		claims := func() []types.UID {
-			synctest.Wait()
-			if st := s.Status().GPUs; len(st) == 1 {
-				return st[0].Claims
-			}
-			return nil
-		}
-		for _, step := range []struct {
-			owner string
-			want  []types.UID
-		}{{"gpu.other.example", []types.UID{"a", "b", "c"}}, {testOwner, []types.UID{"b", "c"}}, {"", []types.UID{"b"}}, {"gpu.nvidia.com", nil}} {
-			if err := s.Retain(t.Context(), ours.Device, step.owner, nil); err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(step.want, claims()); diff != "" {
-				t.Errorf("after Retain of %q (-want +got):\n%s", step.owner, diff)
-			}
-		}
-		if left := h.left(t, config); left != "" {
-			t.Errorf("left behind: %s", left)
-		}
-	})
-}
-
-// A plugin of an earlier release says nothing of owners; what one of today said stays.
-func TestEnsure_OwnerStays(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h, config := newFakeHost(), testConfig(t)
-		s, stop := startFake(t, config, h)
-		defer stop()
-		r := requestFor("a", 1)
-		for _, owner := range []string{"", testOwner, ""} {
-			r.Owner = owner
-			ensure(t, s, r)
-		}
-		if got := s.Status().GPUs[0].Owners["a"]; got != testOwner {
-			t.Errorf("owner %q, want %q", got, testOwner)
-		}
-	})
 }

@@ -14,7 +14,7 @@ import (
 
 // What to do with a GPU's compute mode while an MPS server has it.
 const (
-	// ExclusiveMode lets only the MPS server use the GPU, which keeps processes that miss it from running beside it.
+	// ExclusiveMode lets only the MPS server use the GPU, which keeps processes that miss it from running alongside it.
 	ExclusiveMode = "exclusive"
 	// KeepMode leaves the mode alone.
 	KeepMode = "keep"
@@ -23,10 +23,10 @@ const (
 // Config is all that a supervisor needs to know. Paths are as this process sees them, except DriverRoot.
 type Config struct {
 	Version string
-	// Dir holds the socket, the state and the folders of daemons. Containers mount from it: it has the same path on the host.
+	// Dir holds the socket, the state and the directories of daemons. Containers mount from it: it has the same path on the host.
 	Dir string
 
-	// DriverRoot is the root of the driver's files on the host, ContainerDriverRoot the same folder as this process
+	// DriverRoot is the root of the driver's files on the host, ContainerDriverRoot the same directory as this process
 	// sees it; empty if that is the same path. With driverroot.Auto, ContainerDriverRoot is where it sees the host's /.
 	DriverRoot          string
 	ContainerDriverRoot string
@@ -35,7 +35,7 @@ type Config struct {
 	// ComputeMode is ExclusiveMode or KeepMode.
 	ComputeMode string
 
-	// DaemonCgroup is a folder of the cgroup v2 file system in which each daemon gets a cgroup; empty to leave them in
+	// DaemonCgroup is a directory of the cgroup v2 file system in which each daemon gets a cgroup; empty to leave them in
 	// the supervisor's, with which a container runtime ends them.
 	DaemonCgroup string
 
@@ -67,7 +67,7 @@ func (c *Config) Validate() error {
 		errs = append(errs, fmt.Errorf("--dir %q has more than %d characters, or spaces: sockets could not be made in it", c.Dir, maxDir))
 	}
 	if filepath.Clean(c.Dir) == "/" {
-		errs = append(errs, errors.New("--dir / cannot be used: give a folder of its own"))
+		errs = append(errs, errors.New("--dir / cannot be used: give a directory of its own"))
 	}
 	if c.ComputeMode != ExclusiveMode && c.ComputeMode != KeepMode {
 		errs = append(errs, fmt.Errorf("--compute-mode %q is not one of %s, %s", c.ComputeMode, ExclusiveMode, KeepMode))

@@ -15,7 +15,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/mps"
 )
 
-// askPercentage asks for the default active thread percentage, which any daemon that is ready tells.
+// askPercentage asks for the default active thread percentage, which any daemon that is ready answers.
 func askPercentage(ctx context.Context, daemons Daemons, d Daemon) (float64, error) {
 	answer, err := daemons.Ask(ctx, d, "get_default_active_thread_percentage")
 	if err != nil {
@@ -86,7 +86,7 @@ func parsePercentage(answer string) (float64, bool) {
 // memory is an amount with its unit, such as "4G", "4096M" or "4096 MB".
 var memory = regexp.MustCompile(`^([0-9]{1,12}) ?([MG])i?B?$`)
 
-// parseMemory gives an amount and the unit it is told in, both in MiB.
+// parseMemory parses an amount and its unit, both in MiB.
 func parseMemory(answer string) (amount, unit int64, ok bool) {
 	parts := memory.FindStringSubmatch(strings.TrimSpace(answer))
 	if parts == nil {

@@ -45,7 +45,7 @@ func script(ctx context.Context, s *Supervisor, h *fakeHost) []error {
 var errStep = errors.New("this step fails")
 
 // Whatever step fails, trying again mends it, and nothing is left in the end.
-func TestEveryStepMayFail(t *testing.T) {
+func TestSupervisor_EachStepFails(t *testing.T) {
 	names := map[string]int{}
 	for n := 1; ; n++ {
 		done := false
@@ -94,7 +94,7 @@ func TestEveryStepMayFail(t *testing.T) {
 
 // Killed before or after any step and started again, a claim either has its daemon or is gone, and after the last one
 // nothing is left.
-func TestKilledAtEveryStep(t *testing.T) {
+func TestSupervisor_KilledAtEachStep(t *testing.T) {
 	names := map[string]int{}
 	for n := 1; ; n++ {
 		done := false
@@ -127,7 +127,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 	}
 }
 
-// firstLife runs the script until the supervisor dies at its nth step, and tells which that was. From then on none of its
+// firstLife runs the script until the supervisor dies at its nth step, and reports which that was. From then on none of its
 // goroutines does anything any more.
 func firstLife(t *testing.T, config Config, h *fakeHost, n int) (at string) {
 	life, cancel := context.WithCancel(t.Context())

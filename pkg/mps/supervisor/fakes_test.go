@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -368,4 +369,22 @@ func (h *fakeHost) left(t *testing.T, config Config) string {
 		left = append(left, fmt.Sprintf("%d open drivers", h.opened))
 	}
 	return strings.Join(append(left, dirsLeft(t, config)...), ", ")
+}
+
+// wantNothingLeft fails the test if anything of MPS is left on a machine.
+func (h *fakeHost) wantNothingLeft(t *testing.T, config Config) {
+	t.Helper()
+	if left := h.left(t, config); left != "" {
+		t.Errorf("left behind: %s", left)
+	}
+}
+
+// onFakeHost runs a test in a bubble, with a supervisor on a machine in memory.
+func onFakeHost(t *testing.T, test func(t *testing.T, s *Supervisor, h *fakeHost, config Config)) {
+	synctest.Test(t, func(t *testing.T) {
+		h, config := newFakeHost(), testConfig(t)
+		s, stop := startFake(t, config, h)
+		defer stop()
+		test(t, s, h, config)
+	})
 }

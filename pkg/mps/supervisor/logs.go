@@ -13,12 +13,12 @@ import (
 const (
 	// outputFile takes what the daemon writes to standard output and error; a pipe would break when the supervisor ends.
 	outputFile = "daemon.log"
-	// tailBytes and tailLines bound what an error tells of a log.
+	// tailBytes and tailLines bound what an error quotes of a log.
 	tailBytes = 2048
 	tailLines = 8
 )
 
-// tailOf is what the daemon's own logs say last, to be put behind an error; empty if they say nothing.
+// tailOf quotes the last lines of the daemon's own logs, to be appended to an error; empty if there are none.
 func tailOf(dir string) string {
 	var b strings.Builder
 	for _, name := range []string{"control.log", "server.log", outputFile} {

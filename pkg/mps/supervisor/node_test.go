@@ -126,7 +126,7 @@ func TestDaemon_Sandbox(t *testing.T) {
 
 func TestDaemon_HostsOwnRoot(t *testing.T) {
 	b := newBed(t)
-	// As if the driver were installed on the host: the daemon's folders lie below its root already.
+	// As if the driver were installed on the host: the daemon's directories are below its root already.
 	b.Config.Dir = filepath.Join(b.Root, "run")
 	if err := os.Symlink(".", filepath.Join(b.Root, strings.Split(b.Root, "/")[1])); err != nil { // /tmp -> /
 		t.Fatal(err)
@@ -270,7 +270,7 @@ func TestRelease_StubbornDaemonIsKilled(t *testing.T) {
 }
 
 // A supervisor that is killed at any step and started again ends where each claim has its daemon or is gone.
-func TestSupervisor_KilledAtEveryStep(t *testing.T) {
+func TestProcess_KilledAtEachStep(t *testing.T) {
 	stride := 1
 	if testing.Short() {
 		stride = 9

@@ -21,8 +21,8 @@ const programName = "nvidia-cuda-mps"
 // maxEnviron bounds what is read of a process's environment, in bytes.
 const maxEnviron = 256 << 10
 
-// findProcesses lists the programs of MPS whose pipes are in a folder, in order of process id. Clients in containers
-// know the folder by another name, and are no programs of MPS.
+// findProcesses lists the programs of MPS whose pipes are in a directory, in order of process id. Clients in containers
+// know the directory by another name, and are no programs of MPS.
 func findProcesses(pipe string) ([]ProcessID, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -50,13 +50,13 @@ func findProcesses(pipe string) ([]ProcessID, error) {
 	return found, nil
 }
 
-// isProgram tells whether a process is one of MPS's programs.
+// isProgram reports whether a process is one of MPS's programs.
 func isProgram(pid int) bool {
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	return err == nil && strings.HasPrefix(string(name), programName)
 }
 
-// hasVariable tells whether a process was given an environment variable; not, if it has ended, or is one that this
+// hasVariable reports whether a process was given an environment variable; not, if it has ended, or is one that this
 // process may not look into: ours are.
 func hasVariable(pid int, variable string) (bool, error) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/environ", pid))

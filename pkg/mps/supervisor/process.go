@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watched is a process that a pidfd names: no other process can be met in its place, and its end is told at once, also
+// watched is a process that a pidfd names: no other process can take its place, and its end is noticed at once, also
 // when it is no child.
 type watched struct {
 	id   ProcessID
@@ -50,14 +50,14 @@ func watchProcess(id ProcessID, child *exec.Cmd) (*watched, error) {
 			return
 		}
 		if w.child != nil {
-			_ = w.child.Wait() // How tells the outcome
+			_ = w.child.Wait() // How reports the outcome
 		}
 		close(w.done)
 	}()
 	return w, nil
 }
 
-// hasEnded tells whether a pidfd is readable, which it is from the end of its process on.
+// hasEnded reports whether a pidfd is readable, which it is from the end of its process on.
 func hasEnded(fd uintptr) bool {
 	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	n, err := unix.Poll(poll, 0)

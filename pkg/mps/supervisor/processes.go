@@ -83,7 +83,7 @@ func (p Processes) root() string {
 
 const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY="
 
-// Start makes the process, as a session of its own, with what it is to become still to be told.
+// Start creates the process, as a session of its own, which then waits for its instructions.
 func (p Processes) Start(ctx context.Context, d Daemon, record func(ProcessID) error) (_ Process, err error) {
 	s := p.sandbox(d, "-f", "-multiuser-server")
 	s.Shm = d.paths.shm
@@ -98,11 +98,11 @@ func (p Processes) Start(ctx context.Context, d Daemon, record func(ProcessID) e
 	command := exec.Command(p.Self[0], append(p.Self[1:], d.GPU)...) // it outlives every context
 	command.Stdout, command.Stderr = output, output
 	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	tell, err := startSandboxed(command)
+	instructions, err := startSandboxed(command)
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", controlProgram, err)
 	}
-	defer tell.Close() // without a word, where a step fails: then the process ends
+	defer instructions.Close() // without a word, where a step fails: then the process ends
 	id := ProcessID{PID: command.Process.Pid}
 	if id.Start, err = startTime(id.PID); err == nil {
 		err = record(id)
@@ -112,16 +112,16 @@ func (p Processes) Start(ctx context.Context, d Daemon, record func(ProcessID) e
 		process, err = watchProcess(id, command)
 	}
 	if err != nil {
-		return nil, errors.Join(err, tell.Close(), ignoreExit(command.Wait()))
+		return nil, errors.Join(err, instructions.Close(), ignoreExit(command.Wait()))
 	}
 	klog.FromContext(ctx).V(6).Info("Starting the MPS control daemon", "gpu", d.GPU, "pid", id.PID, "root", s.Root, "cgroup", s.Cgroup)
-	if err := json.NewEncoder(tell).Encode(s); err != nil {
-		return nil, errors.Join(fmt.Errorf("tell process %d what to become: %w", id.PID, err), process.Kill())
+	if err := json.NewEncoder(instructions).Encode(s); err != nil {
+		return nil, errors.Join(fmt.Errorf("instruct process %d: %w", id.PID, err), process.Kill())
 	}
 	return process, nil
 }
 
-// startSandboxed starts a command that calls Enter, and returns where to tell it what to become.
+// startSandboxed starts a command that calls Enter, and returns where to write its instructions.
 func startSandboxed(command *exec.Cmd) (*os.File, error) {
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -160,13 +160,13 @@ func (p Processes) Ask(ctx context.Context, d Daemon, commands ...string) (strin
 	var out, complaints limited
 	command.Stdin = strings.NewReader(strings.Join(commands, "\n") + "\n")
 	command.Stdout, command.Stderr = &out, &complaints
-	tell, err := startSandboxed(command)
+	instructions, err := startSandboxed(command)
 	if err != nil {
 		return "", fmt.Errorf("start %s: %w", controlProgram, err)
 	}
-	told := json.NewEncoder(tell).Encode(p.sandbox(d))
-	told = errors.Join(told, tell.Close())
-	if err := errors.Join(command.Wait(), told); err != nil {
+	sent := json.NewEncoder(instructions).Encode(p.sandbox(d))
+	sent = errors.Join(sent, instructions.Close())
+	if err := errors.Join(command.Wait(), sent); err != nil {
 		return out.String(), fmt.Errorf("ask the MPS control daemon by %q: %w: %.300s", commands[0], err,
 			strings.TrimSpace(out.String()+" "+complaints.String()))
 	}
@@ -185,11 +185,11 @@ func (l *limited) Write(data []byte) (int, error) {
 	return len(data), nil
 }
 
-// Serves looks for programs of MPS that have the daemon's pipes, beside itself.
+// Serves looks for programs of MPS that have the daemon's pipes, other than the daemon.
 func (p Processes) Serves(_ context.Context, d Daemon, daemon ProcessID) (bool, error) {
 	found, err := findProcesses(d.paths.pipe)
 	if err != nil {
-		return false, fmt.Errorf("look for processes of MPS: %w", err)
+		return false, fmt.Errorf("find processes of MPS: %w", err)
 	}
 	return slices.ContainsFunc(found, func(id ProcessID) bool { return id != daemon }), nil
 }
@@ -198,7 +198,7 @@ func (p Processes) Serves(_ context.Context, d Daemon, daemon ProcessID) (bool, 
 func (p Processes) Sweep(ctx context.Context, d Daemon) error {
 	left, err := findProcesses(d.paths.pipe)
 	if err != nil {
-		return fmt.Errorf("look for processes of MPS: %w", err)
+		return fmt.Errorf("find processes of MPS: %w", err)
 	}
 	for _, id := range left {
 		if err := killAndWait(ctx, id); err != nil {

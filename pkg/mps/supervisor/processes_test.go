@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestADaemonRunsInTheFirstRootThatHasMPS(t *testing.T) {
+func TestProcessesRoot(t *testing.T) {
 	empty, linked, other := t.TempDir(), t.TempDir(), t.TempDir()
 	for root, target := range map[string]string{linked: "/etc/alternatives/nowhere", other: "/bin/true"} {
 		program := filepath.Join(root, "usr/bin", controlProgram)
@@ -25,7 +25,7 @@ func TestADaemonRunsInTheFirstRootThatHasMPS(t *testing.T) {
 	}
 }
 
-func TestTheFoldersOfADaemonGoFromEveryRootButTheHosts(t *testing.T) {
+func TestDiskRemoveDirs(t *testing.T) {
 	base, one, two := t.TempDir(), t.TempDir(), t.TempDir()
 	p := pathsOf(filepath.Join(base, "mps"), "gpu-0000-1b-00-0")
 	for _, root := range []string{"", one, two} {

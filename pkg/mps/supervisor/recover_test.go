@@ -75,7 +75,7 @@ func TestRecover_Records(t *testing.T) {
 		"the last release was under way": {func(t *testing.T, _ *fakeHost, path string) {
 			rewrite(t, path, func(r *record) { r.Phase, r.Claims = stopping, nil })
 		}, nil, nil, false},
-		"the record is cut off": {func(t *testing.T, _ *fakeHost, path string) {
+		"the record is truncated": {func(t *testing.T, _ *fakeHost, path string) {
 			if err := os.Truncate(path, 20); err != nil {
 				t.Fatal(err)
 			}
@@ -136,9 +136,7 @@ func TestRecover_Records(t *testing.T) {
 				}
 				release(t, s, a)
 				release(t, s, other)
-				if left := h.left(t, config); left != "" {
-					t.Errorf("left behind: %s", left)
-				}
+				h.wantNothingLeft(t, config)
 			})
 		})
 	}
@@ -169,7 +167,7 @@ func TestReports(t *testing.T) {
 	if diff := cmp.Diff([]report{last}, []report{<-third}); diff != "" || len(third) > 0 {
 		t.Errorf("in the next life, %d more (-want +got):\n%s", len(third), diff)
 	}
-	// One that is slow is cut off, and gets what it missed when it comes again.
+	// One that is slow is disconnected, and gets what it missed when it comes again.
 	for i := 0; ; i++ {
 		r.add(t.Context(), mps.Event{Device: fmt.Sprint(i)})
 		if len(r.watchers) == 0 {

@@ -84,7 +84,7 @@ func (r *reports) add(ctx context.Context, event mps.Event) {
 	if err := r.save(); err != nil {
 		klog.FromContext(ctx).Error(err, "Could not keep events for later watchers")
 	}
-	// Who has fallen behind is cut off: it comes again and begins with what is pending.
+	// A watcher that has fallen behind is disconnected: it connects again and begins with what is pending.
 	r.watchers = slices.DeleteFunc(r.watchers, func(w chan report) bool {
 		select {
 		case w <- next:

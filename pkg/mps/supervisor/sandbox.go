@@ -18,10 +18,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sandboxFD is where a process is told what to become: the first after standard input, output and error.
+// sandboxFD is where a process reads its instructions: the first after standard input, output and error.
 const sandboxFD = 3
 
-// maxSandbox bounds what it is told, in bytes.
+// maxSandbox bounds its instructions, in bytes.
 const maxSandbox = 64 << 10
 
 // searchPath is where drivers put their programs.
@@ -45,24 +45,24 @@ type sandbox struct {
 	Env    []string `json:"env"`
 }
 
-// Enter reads what to become, shuts this process off from the rest of the node as far as that needs, and becomes it. It
-// returns only if it fails. One that is told nothing ends: its starter died before the process was on record.
+// Enter reads its instructions, shuts this process off from the rest of the node as far as that needs, and becomes it. It
+// returns only if it fails. One without instructions ends: its starter died before the process was on record.
 func Enter() error {
 	in := os.NewFile(sandboxFD, "sandbox")
 	if in == nil {
-		return errors.New("nobody says what to run: this command is the supervisor's own")
+		return errors.New("no instructions on file descriptor 3: this command is the supervisor's own")
 	}
 	data, err := io.ReadAll(io.LimitReader(in, maxSandbox))
 	if err != nil {
-		return fmt.Errorf("read what to run: %w; this command is the supervisor's own", err)
+		return fmt.Errorf("read instructions: %w; this command is the supervisor's own", err)
 	}
 	_ = in.Close()
 	if len(data) == 0 {
-		return errors.New("not told what to run: the supervisor has ended, or could not record this process")
+		return errors.New("no instructions: the supervisor has ended, or could not record this process")
 	}
 	var s sandbox
 	if err := json.Unmarshal(data, &s); err != nil {
-		return fmt.Errorf("decode what to run: %w", err)
+		return fmt.Errorf("decode instructions: %w", err)
 	}
 	runtime.LockOSThread() // namespaces are a thread's until it becomes the program
 	if s.Cgroup != "" {
@@ -94,7 +94,7 @@ func find(program, search string) (string, error) {
 	return "", fmt.Errorf("no %s in %s", program, search)
 }
 
-// enterRoot makes the driver's root the root of a mount namespace of this process's own, with the folders of its GPU.
+// enterRoot makes the driver's root the root of a mount namespace of this process's own, with the directories of its GPU.
 func (s *sandbox) enterRoot() error {
 	if s.Root == "/" && s.Shm == "" {
 		return nil
@@ -131,7 +131,7 @@ func (s *sandbox) enterRoot() error {
 	return nil
 }
 
-// tree is a folder that is taken along into another root. Paths are looked up there, where a link cannot lead out.
+// tree is a directory that is taken along into another root. Paths are looked up there, where a link cannot lead out.
 type tree struct {
 	from, to string
 	fd       int
@@ -150,7 +150,7 @@ func (t *tree) put() error {
 	var there, taken unix.Stat_t
 	err := unix.Stat(t.to, &there)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = os.MkdirAll(t.to, 0o755) //nolint:gosec // a folder to mount on, as all above it
+		err = os.MkdirAll(t.to, 0o755) //nolint:gosec // a directory to mount on, as all above it
 	}
 	if err != nil {
 		return err
@@ -164,7 +164,7 @@ func (t *tree) put() error {
 	return unix.MoveMount(t.fd, "", unix.AT_FDCWD, t.to, unix.MOVE_MOUNT_F_EMPTY_PATH)
 }
 
-// detachShared takes the file systems of all GPUs out of this namespace: they would be held until this process ends, also
+// detachShared takes the file systems of all GPUs out of this namespace: they would stay mounted until this process ends, also
 // when a GPU's last share was long gone.
 func detachShared() error {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
@@ -195,7 +195,7 @@ func sharedMounts(mountinfo string) []string {
 // unescape undoes what the kernel does to paths in mountinfo.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
-// pivot changes the root and lets go of the old one, so that the daemon holds nothing of the supervisor's container.
+// pivot changes the root and detaches the old one, so that the daemon keeps nothing of the supervisor's container.
 func pivot(root string) error {
 	if err := unix.Mount(root, root, "", unix.MS_BIND|unix.MS_REC, ""); err != nil { // it has to be a mount
 		return err
@@ -207,7 +207,7 @@ func pivot(root string) error {
 		return fmt.Errorf("pivot: %w", err)
 	}
 	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
-		return fmt.Errorf("let go of the old root: %w", err)
+		return fmt.Errorf("detach the old root: %w", err)
 	}
 	return unix.Chdir("/")
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/mps"
 )
 
-func TestConfigNamesItsFlags(t *testing.T) {
+func TestConfigValidate(t *testing.T) {
 	good := Config{Dir: mps.DefaultDir, DriverRoot: "/", ComputeMode: KeepMode, StartTimeout: 1, StopTimeout: 1}
 	if err := good.Validate(); err != nil {
 		t.Fatal(err)
@@ -46,9 +46,9 @@ func TestConfigNamesItsFlags(t *testing.T) {
 	}
 }
 
-func TestNobodyButRootIsServed(t *testing.T) {
+func TestRootsOnly(t *testing.T) {
 	if os.Getuid() != 0 {
-		t.Skip("needs root to be somebody else")
+		t.Skip("needs root to be another user")
 	}
 	dir, err := os.MkdirTemp("/tmp", "mps")
 	if err != nil {
@@ -119,7 +119,7 @@ func connectAs(socket string, uid uintptr) error {
 	return nil
 }
 
-func TestOneSupervisorAtATime(t *testing.T) {
+func TestLockDir(t *testing.T) {
 	dir := t.TempDir()
 	unlock, err := lockDir(t.Context(), dir)
 	if err != nil {
@@ -137,7 +137,7 @@ func TestOneSupervisorAtATime(t *testing.T) {
 	unlock()
 }
 
-func TestASupervisorThatWaitedForOneThatLeftNothingHasTheLock(t *testing.T) {
+func TestLockDir_FileDeletedMeanwhile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, lockName)
 	unlock, err := lockDir(t.Context(), dir)
@@ -168,7 +168,7 @@ func TestASupervisorThatWaitedForOneThatLeftNothingHasTheLock(t *testing.T) {
 	}
 }
 
-func TestASupervisorWithNothingInHandLeavesNothing(t *testing.T) {
+func TestServe_LeavesNothing(t *testing.T) {
 	b := newBed(t)
 	names := func() (found []string) {
 		entries, err := os.ReadDir(b.Config.Dir)
@@ -185,7 +185,7 @@ func TestASupervisorWithNothingInHandLeavesNothing(t *testing.T) {
 	mustEnsure(t, c, r)
 	stop()
 	if found := names(); !slices.Contains(found, stateDir) || !slices.Contains(found, r.Device) {
-		t.Errorf("with a daemon that runs, the folder has only %v", found)
+		t.Errorf("with a daemon that runs, the directory has only %v", found)
 	}
 	c, stop = b.serve(t)
 	mustRelease(t, c, r)
@@ -195,7 +195,7 @@ func TestASupervisorWithNothingInHandLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestWithoutASupervisorTheErrorSaysWhatToDo(t *testing.T) {
+func TestClient_NoSupervisor(t *testing.T) {
 	c, err := mps.Dial("/nonexistent/supervisor.sock")
 	if err != nil {
 		t.Fatal(err)
@@ -211,7 +211,7 @@ func TestWithoutASupervisorTheErrorSaysWhatToDo(t *testing.T) {
 	}
 }
 
-func TestRequestsOverTheSocketThatMakeNoSense(t *testing.T) {
+func TestClient_InvalidRequests(t *testing.T) {
 	b := newBed(t)
 	c, _ := b.serve(t)
 	r := b.request(t, "a", 0)
@@ -266,7 +266,7 @@ func TestDaemon_CgroupUnavailable(t *testing.T) {
 	mustRelease(t, c, a)
 }
 
-// newBenchBed has its folder on a tmpfs, as /run is.
+// newBenchBed has its directory on a tmpfs, as /run is.
 func newBenchBed(b *testing.B) *bed {
 	b.Helper()
 	bed := newBed(b)

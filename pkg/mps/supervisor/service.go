@@ -146,10 +146,10 @@ func texts(from []types.UID) []string {
 	return to
 }
 
-// maxMessage keeps an error within what gRPC carries beside an answer, in bytes.
+// maxMessage keeps an error within what gRPC carries alongside an answer, in bytes.
 const maxMessage = 6 << 10
 
-// code says to callers whether to try again.
+// code shows callers whether to try again.
 func code(err error) error {
 	c := codes.Internal
 	switch {

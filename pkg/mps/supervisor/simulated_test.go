@@ -59,7 +59,7 @@ func TestRun_SimulatedLibrary(t *testing.T) {
 	e := mustEnsure(t, c, a)
 	mustEnsure(t, c, other)
 
-	given, holder := b.client(t, e, "--memory", "2G", "--hold")
+	given, held := b.client(t, e, "--memory", "2G", "--hold")
 	t.Logf("given: %v", given)
 	_, greedy := b.client(t, e, "--memory", "5G") // the default is 4 GiB
 	if exit := (*exec.ExitError)(nil); !errors.As(greedy.Wait(), &exit) || exit.ExitCode() != 2 {
@@ -74,7 +74,7 @@ func TestRun_SimulatedLibrary(t *testing.T) {
 		t.Errorf("compute mode %d, %v, want exclusive", mode, err)
 	}
 
-	// The daemon dies, and its server's client with it; the next one serves the same folders.
+	// The daemon dies, and its server's client with it; the next one serves the same directories.
 	events := watchEvents(t, c)
 	if err := syscall.Kill(statusOf(t, c)[0].PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -85,20 +85,20 @@ func TestRun_SimulatedLibrary(t *testing.T) {
 	if restarted := <-events; restarted.Kind != mps.DaemonRestarted {
 		t.Errorf("event %+v", restarted)
 	}
-	if err := holder.Wait(); err == nil {
+	if err := held.Wait(); err == nil {
 		t.Error("a client of the lost server ended well")
 	}
 	_, again := b.client(t, e, "--memory", "1G")
 	if err := again.Wait(); err != nil {
 		t.Errorf("a client of the new daemon: %v", err)
 	}
-	_, holder = b.client(t, e, "--memory", "1G", "--hold")
+	_, held = b.client(t, e, "--memory", "1G", "--hold")
 	mustRelease(t, c, a)
 	mustRelease(t, c, other) // though a program still uses it
 	if left := b.left(t); left != "" {
 		t.Errorf("left behind: %s", left)
 	}
-	_ = holder.Wait()
+	_ = held.Wait()
 	if err := errors.Join(supervisor.Process.Signal(syscall.SIGTERM), supervisor.Wait()); err != nil {
 		t.Errorf("the supervisor ended: %v", err)
 	}

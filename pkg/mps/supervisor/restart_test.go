@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/mps"
+)
+
+// next waits for the next event of a watch.
+func next(t *testing.T, events <-chan report) report {
+	t.Helper()
+	select {
+	case e := <-events:
+		return e
+	case <-time.After(time.Minute):
+		t.Fatal("no event")
+		return report{}
+	}
+}
+
+func TestRestart_LostDaemon(t *testing.T) {
+	onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
+		a := requestFor("a", 1)
+		first := ensure(t, s, a)
+		ensure(t, s, requestFor("b", 1))
+		events := s.reports.watch()
+		defer s.reports.leave(events)
+		began := time.Now()
+		h.kill(a.Device)
+		lost, restarted := next(t, events), next(t, events)
+		if took := time.Since(began); took != 0 {
+			t.Errorf("took %s", took)
+		}
+		want := []mps.Event{
+			{Device: a.Device, Kind: mps.DaemonLost, Claims: []types.UID{"a", "b"}, Time: began},
+			{Device: a.Device, Kind: mps.DaemonRestarted, Claims: []types.UID{"a", "b"}, Time: began},
+		}
+		got := []mps.Event{lost.Event, restarted.Event}
+		if diff := cmp.Diff(want, got, cmp.FilterPath(func(p cmp.Path) bool { return p.String() == "Message" }, cmp.Ignore())); diff != "" {
+			t.Errorf("events (-want +got):\n%s", diff)
+		}
+		synctest.Wait()
+		again := ensure(t, s, a)
+		first.Generation = 2
+		if diff := cmp.Diff(first, again); diff != "" {
+			t.Errorf("endpoint (-want +got):\n%s", diff)
+		}
+		release(t, s, a)
+		release(t, s, requestFor("b", 1))
+		h.wantNothingLeft(t, config)
+	})
+}
+
+// A daemon that cannot be started is tried with growing waits, given up with one report, and still tried.
+func TestRestart_GivenUp(t *testing.T) {
+	onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
+		a := requestFor("a", 1)
+		ensure(t, s, a)
+		events := s.reports.watch()
+		defer s.reports.leave(events)
+		broken := errors.New("broken")
+		var tries []time.Duration
+		var began time.Time
+		h.onStep(func(what string) error {
+			if what == "before a daemon is started" {
+				h.locked(func() { tries = append(tries, time.Since(began)) })
+				return broken
+			}
+			return nil
+		})
+		began = time.Now()
+		h.kill(a.Device)
+		kinds := []mps.EventKind{next(t, events).Kind}
+		failed := next(t, events)
+		kinds = append(kinds, failed.Kind)
+		if diff := cmp.Diff([]mps.EventKind{mps.DaemonLost, mps.DaemonFailed}, kinds); diff != "" {
+			t.Errorf("events (-want +got):\n%s", diff)
+		}
+		if !strings.Contains(failed.Message, "broken") {
+			t.Errorf("message %q does not name the cause", failed.Message)
+		}
+		time.Sleep(2*time.Minute + time.Second) //nolint:forbidigo // in a bubble
+		seconds := func(n time.Duration) time.Duration { return n * time.Second }
+		var got []time.Duration
+		h.locked(func() { got = slices.Clone(tries) })
+		if diff := cmp.Diff([]time.Duration{0, seconds(1), seconds(3), seconds(7), seconds(15), seconds(75), seconds(135)}, got); diff != "" {
+			t.Errorf("tries (-want +got):\n%s", diff)
+		}
+		if st := s.Status().GPUs[0]; st.State != mps.Failed || !strings.Contains(st.Message, "broken") {
+			t.Errorf("status %+v", st)
+		}
+		// Another claim tries at once, and does not stay if that fails.
+		if _, err := s.Ensure(t.Context(), requestFor("b", 1)); !errors.Is(err, broken) {
+			t.Errorf("got %v, want %v", err, broken)
+		}
+		wantClaims(t, s, "a")
+		h.onStep(nil)
+		ensure(t, s, requestFor("b", 1))
+		if e := next(t, events); e.Kind != mps.DaemonRestarted || !slices.Equal(e.Claims, []types.UID{"a"}) {
+			t.Errorf("got %+v, want that a has its daemon again", e)
+		}
+		time.Sleep(time.Hour) //nolint:forbidigo // in a bubble
+		if st := s.Status().GPUs[0]; st.State != mps.Running || st.Message != "" {
+			t.Errorf("status %+v", st)
+		}
+	})
+}
+
+// A daemon that starts well and dies soon does not make the supervisor spin.
+func TestRestart_DaemonDiesSoon(t *testing.T) {
+	onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, _ Config) {
+		a := requestFor("a", 1)
+		ensure(t, s, a)
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for range 10 * 60 * 10 { // ten minutes
+			<-tick.C
+			h.kill(a.Device)
+		}
+		if h.starts < 10 || h.starts > 18 {
+			t.Errorf("%d starts in ten minutes, want one a minute and the five fast ones", h.starts)
+		}
+		if len(s.reports.pending) > maxReports {
+			t.Errorf("%d reports are kept", len(s.reports.pending))
+		}
+	})
+}
+
+func TestRelease_EndsRestarts(t *testing.T) {
+	onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
+		a := requestFor("a", 1)
+		ensure(t, s, a)
+		h.onStep(func(what string) error {
+			if what == "before a daemon is started" {
+				return errors.New("broken")
+			}
+			return nil
+		})
+		h.kill(a.Device)
+		time.Sleep(2 * time.Second) //nolint:forbidigo // in a bubble
+		release(t, s, a)
+		starts := h.starts
+		time.Sleep(time.Hour) //nolint:forbidigo // in a bubble
+		if left := h.left(t, config); left != "" || h.starts != starts {
+			t.Errorf("left behind: %s; %d starts after the last claim", left, h.starts-starts)
+		}
+	})
+}
