@@ -63,7 +63,7 @@ func TestBootID(t *testing.T) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for data, want := range map[string]string{"1234\n": "1234", " \n": ""} {
+	for data, want := range map[string]string{"1234\n": "1234", "\n": ""} {
 		if err := os.WriteFile(path, []byte(data), 0o600); err != nil {
 			t.Fatal(err)
 		}
