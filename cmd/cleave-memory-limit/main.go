@@ -42,10 +42,10 @@ func run(args []string, stdin io.Reader, root string, limit limiter) error {
 	uuid := flags.String("gpu", "", "UUID of the GPU")
 	amount := flags.Uint64("limit", 0, "bytes that the container may have")
 	if err := flags.Parse(args); err != nil {
-		return fmt.Errorf("%w: use --driver-root FOLDER --gpu UUID --limit BYTES, with the container's state on standard input", err)
+		return fmt.Errorf("%w: use --driver-root DIR --gpu UUID --limit BYTES, with the container's state on standard input", err)
 	}
 	if *uuid == "" || *amount == 0 || flags.NArg() > 0 {
-		return errors.New("use --driver-root FOLDER --gpu UUID --limit BYTES, with the container's state on standard input")
+		return errors.New("use --driver-root DIR --gpu UUID --limit BYTES, with the container's state on standard input")
 	}
 	pid, err := containerPID(stdin)
 	if err != nil {
@@ -79,7 +79,7 @@ func containerPID(from io.Reader) (int, error) {
 	return state.PID, nil
 }
 
-// cgroupOf is the folder of a process's cgroup in the unified hierarchy.
+// cgroupOf is the directory of a process's cgroup in the unified hierarchy.
 func cgroupOf(root string, pid int) (string, error) {
 	if _, err := os.Stat(filepath.Join(root, "sys/fs/cgroup/cgroup.controllers")); err != nil {
 		return "", fmt.Errorf("the host has no cgroup v2: %w", err)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command gen-deviceclasses writes the list of MIG profiles that the boards of the catalog offer, of which the Helm chart
-// makes a DeviceClass each, and their names alone for imports of the device plugin's files.
+// Command gen-deviceclasses writes the MIG profiles of the catalog's boards, for each of which the Helm chart creates a
+// DeviceClass, and a list of their names for imports of the device plugin's files.
 package main
 
 import (

@@ -17,7 +17,7 @@ import (
 	"strings"
 )
 
-// packages are the sources whose comments are part of the reference, by folder.
+// packages are the sources whose comments are part of the reference, by directory.
 type packages map[string]*doc.Package
 
 func readPackages(root string) (packages, error) {
@@ -135,7 +135,7 @@ func (p packages) find(dir, name string) *doc.Type {
 	return nil
 }
 
-// values lists the values of a named text, with what they mean where that is told.
+// values lists the values of a named text, with their documented meaning.
 func values(b *bytes.Buffer, t *doc.Type) {
 	b.WriteString("\nOne of:\n\n")
 	for _, group := range t.Consts {

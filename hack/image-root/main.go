@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command image-root lays out the root file system of Cleave's image in a folder: the one list of what is in the image,
+// Command image-root lays out the root file system of the image in a directory: the only list of the files of the image,
 // for the Dockerfile and for tests alike.
 package main
 
@@ -19,7 +19,7 @@ import (
 // program is the path of cleave in the image.
 const program = "usr/bin/cleave"
 
-// nvmlNeeds are the libraries that NVIDIA's libnvidia-ml.so.1 links beside the C library, which cleave loads with dlopen.
+// nvmlNeeds are the libraries that NVIDIA's libnvidia-ml.so.1 links in addition to the C library, which cleave loads with dlopen.
 // Since glibc 2.34 most are empty, but they have to be there.
 var nvmlNeeds = []string{"libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1"}
 
@@ -33,7 +33,7 @@ var libraryDirs = []string{"/lib64", "/usr/lib64", "/lib/x86_64-linux-gnu", "/us
 func main() {
 	cleave := flag.String("cleave", "bin/cleave", "the program")
 	license := flag.String("license", "LICENSE", "its license")
-	output := flag.String("o", "bin/image", "folder to fill; what is in it is removed")
+	output := flag.String("o", "bin/image", "directory to fill; what is in it is removed")
 	flag.Parse()
 	if err := layOut(*cleave, *license, *output); err != nil {
 		fmt.Fprintln(os.Stderr, "image-root:", err)
@@ -41,14 +41,14 @@ func main() {
 	}
 }
 
-// layOut fills a folder with the image's files.
+// layOut fills a directory with the image's files.
 func layOut(cleave, license, dir string) error {
 	files, err := list(cleave, license)
 	if err != nil {
 		return err
 	}
 	if err := os.RemoveAll(dir); err != nil {
-		return fmt.Errorf("empty the folder: %w", err)
+		return fmt.Errorf("empty the directory: %w", err)
 	}
 	for _, to := range slices.Sorted(keys(files)) {
 		if err := copyFile(files[to], filepath.Join(dir, to)); err != nil {

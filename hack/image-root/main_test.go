@@ -21,7 +21,7 @@ const (
 	builtLibrary = "../../bin/libnvidia-ml.so.1"
 )
 
-// layout lays the image out in a folder of the test.
+// layout lays the image out in a directory of the test.
 func layout(t *testing.T) string {
 	t.Helper()
 	for _, built := range []string{builtCleave, builtLibrary} {
@@ -68,7 +68,7 @@ func TestImageRoot_Contents(t *testing.T) {
 // The program has to run in the image, and to load the driver's library there from a driver root that is mounted.
 func TestImageRoot_LoadsNVML(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("only root may change the root folder")
+		t.Skip("only root may change the root directory")
 	}
 	dir := layout(t)
 	if _, err := sim.Create(filepath.Join(dir, "host/driver"), "t4", sim.WithLibrary(builtLibrary), sim.WithoutDeviceNodes()); err != nil {

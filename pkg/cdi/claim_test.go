@@ -23,7 +23,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
-var update = flag.Bool("update", false, "write golden files anew")
+var update = flag.Bool("update", false, "rewrite golden files")
 
 const (
 	testDriver = "gpu.cleave.dev"
@@ -104,7 +104,7 @@ func TestWriteClaim_CapabilityNodes(t *testing.T) {
 	if !s.HasClaim(testUID) {
 		t.Error("a claim has no spec after it is written")
 	}
-	// A runtime resolves what the kubelet is told.
+	// A runtime resolves the IDs that the kubelet gets.
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(s.opts.Dir), cdi.WithAutoRefresh(false))
 	if err != nil {
 		t.Fatal(err)
@@ -138,7 +138,7 @@ func TestRemoveClaim_Idempotent(t *testing.T) {
 		t.Errorf("specs after removing one: its own %t, the other's %t", s.HasClaim(testUID), s.HasClaim(other))
 	}
 	if err := (Remover{Dir: filepath.Join(s.opts.Dir, "missing"), Driver: testDriver}).RemoveClaim(testUID); err != nil {
-		t.Errorf("no CDI folder: %v", err)
+		t.Errorf("no CDI directory: %v", err)
 	}
 }
 

@@ -33,7 +33,7 @@ func TestRefresh_ControlNodesMissing(t *testing.T) {
 			if got := len(b.Problems()); got != len(b.node.GPUs) {
 				t.Errorf("%d GPUs have problems, want all %d", got, len(b.node.GPUs))
 			}
-			// The node appears: the next claim makes the spec, without a restart.
+			// The node appears: the next claim writes the spec, without a restart.
 			b.must(b.createNodes(t.Context(), driverroot.Nodes{Control: true, UVM: true}))
 			b.must(b.Ensure(t.Context(), ids(b.Static, b.node)))
 			if got := paths(&b.onDisk().ContainerEdits); !slices.Contains(got, "/dev/"+node) {

@@ -25,7 +25,7 @@ func timeSlice() *records.Device {
 	}
 }
 
-// limitedSlice is one whose memory the driver holds it to.
+// limitedSlice is a time slice whose memory the driver limits.
 func limitedSlice() *records.Device {
 	d := timeSlice()
 	d.Share.CgroupMemory, d.Share.Interval = true, "Long"

@@ -46,13 +46,13 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// hasRoot tells that driverRoot was made.
+// hasRoot is set if driverRoot was created.
 var hasRoot bool
 
 // built is the simulated NVML library, which `make build` makes.
 const built = "../../bin/libnvidia-ml.so.1"
 
-// bed is a simulated node with a driver root, whose spec is yet to be made.
+// bed is a simulated node with a driver root, before its spec is written.
 type bed struct {
 	*Static
 	t     *testing.T
@@ -98,7 +98,7 @@ func newBed(t *testing.T) *bed {
 	return b
 }
 
-// restored makes the device nodes whole when the test ends.
+// restored restores the device nodes when the test ends.
 func (b *bed) restored() {
 	b.t.Cleanup(func() {
 		b.must(errors.Join(b.createNodes(b.t.Context(), driverroot.Nodes{Control: true, UVM: true, GPUs: []int{0, 1}})))
@@ -209,11 +209,11 @@ func TestEnsure_RestoresSpec(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, spoil := range map[string]func() error{
-		"deleted":        func() error { return os.Remove(s.Path()) },
-		"truncated":      func() error { return os.Truncate(s.Path(), 10) },
-		"emptied":        func() error { return os.Truncate(s.Path(), 0) },
-		"overwritten":    func() error { return os.WriteFile(s.Path(), []byte("{}"), 0o600) },
-		"folder deleted": func() error { return os.RemoveAll(filepath.Dir(s.Path())) },
+		"deleted":           func() error { return os.Remove(s.Path()) },
+		"truncated":         func() error { return os.Truncate(s.Path(), 10) },
+		"emptied":           func() error { return os.Truncate(s.Path(), 0) },
+		"overwritten":       func() error { return os.WriteFile(s.Path(), []byte("{}"), 0o600) },
+		"directory deleted": func() error { return os.RemoveAll(filepath.Dir(s.Path())) },
 	} {
 		if err := s.Ensure(t.Context(), ids(s, node)); err != nil {
 			t.Fatal(err)

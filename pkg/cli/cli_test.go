@@ -52,7 +52,7 @@ func TestRun_UsageErrors(t *testing.T) {
 		"two sources":                {[]string{"slices", "--node-model", "t4", "--nvml-library", "/x"}, []string{"node-model", "nvml-library"}},
 		"duration that is none":      {[]string{"kubelet-plugin", "--driver-retry", "soon"}, []string{"--driver-retry", "soon"}},
 		"plugin without node name":   {[]string{"kubelet-plugin"}, []string{"--node-name"}},
-		"plugin, relative folder":    {[]string{"kubelet-plugin", "--node-name=n", "--cdi-dir=x"}, []string{"--cdi-dir", `"x"`}},
+		"plugin, relative directory": {[]string{"kubelet-plugin", "--node-name=n", "--cdi-dir=x"}, []string{"--cdi-dir", `"x"`}},
 		"plugin, odd log format":     {[]string{"kubelet-plugin", "--node-name=n", "--logging-format=xml"}, []string{"xml"}},
 		"node name that no Node has": {[]string{"slices", "--node-model", "t4", "--node-name", "Node_1"}, []string{"--node-name", "Node_1"}},
 	}

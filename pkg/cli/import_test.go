@@ -19,7 +19,7 @@ import (
 // importData are the files of the package that does the work.
 const importData = "../migrate/testdata"
 
-// filesIn reads a folder.
+// filesIn reads a directory.
 func filesIn(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
@@ -93,7 +93,7 @@ func TestImport_StandardInput(t *testing.T) {
 }
 
 func TestImport_OutputDir(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "new", "folder")
+	dir := filepath.Join(t.TempDir(), "new", "directory")
 	for range 2 { // once more over what is there
 		if got := cleave(t, "import", "mig-parted", filepath.Join(importData, "mig-parted-default.yaml"), "--output-dir", dir); got.code != exitOK || got.stdout != "" {
 			t.Fatalf("code %d, stdout %q, stderr %q", got.code, got.stdout, got.stderr)
@@ -116,7 +116,7 @@ func TestImport_OutputDir(t *testing.T) {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
 	if strings.Contains(files["deviceclasses.yaml"], "NodePolicy") || strings.Contains(files["policies/all-balanced.yaml"], "DeviceClass\n") {
-		t.Error("a policy is among the classes, or the other way round")
+		t.Error("policies and classes are mixed")
 	}
 	// The same by the policies that were written, and by the file itself.
 	written := cleave(t, "slices", "--node-model", "hgx-h100", "--policy", filepath.Join(dir, "policies"), "--policy-name", "all-balanced")

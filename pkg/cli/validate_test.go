@@ -15,7 +15,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
-var update = flag.Bool("update", false, "write golden files anew")
+var update = flag.Bool("update", false, "rewrite golden files")
 
 const (
 	examples = "../../deployments/examples"
@@ -40,7 +40,7 @@ func TestSlices_Layouts(t *testing.T) {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(string(want), got.stdout); diff != "" {
-				t.Errorf("slices (-want +got); -update writes them anew:\n%s", diff)
+				t.Errorf("slices (-want +got); -update rewrites them:\n%s", diff)
 			}
 		})
 	}

@@ -88,7 +88,7 @@ func TestRun_ContextCanceled(t *testing.T) {
 
 func TestRun_BelowTheRoot(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("only root may change the root folder")
+		t.Skip("only root may change the root directory")
 	}
 	// A root without a shell cannot run a script; that the program is looked for below it shows in the error.
 	root := t.TempDir()

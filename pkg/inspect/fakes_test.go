@@ -132,7 +132,7 @@ func (m *machine) partition(index int, profile string, start int, p gpu.Partitio
 	return d
 }
 
-// made is a partition of a claim that is there.
+// made is an existing partition of a claim.
 func (m *machine) made(index int, profile string, start int) records.Device {
 	m.t.Helper()
 	return m.partition(index, profile, start, m.make(index, profile, start))

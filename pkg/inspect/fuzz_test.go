@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// dice make a pool of the bytes of a fuzzer.
+// dice build a pool from the bytes of a fuzzer.
 type dice struct {
 	bytes []byte
 }

@@ -15,7 +15,7 @@ import (
 
 const gib = 1 << 30
 
-// busy is a node on which something of everything is held.
+// busy is a node with every kind of allocation.
 func busy(t *testing.T) *machine {
 	m := newMachine(t, "hgx-h100")
 	m.noMPS = errors.New("no supervisor answers")
@@ -95,8 +95,8 @@ func TestOfMachine_PartitionStates(t *testing.T) {
 		want   []PartitionState
 		free   []Amount
 	}{
-		"kept cut": {layout, true, []PartitionState{PartitionReady, PartitionAllocated, PartitionUnmanaged}, []Amount{{typeMIG, "1g.10gb", 1}}},
-		"handed out as they are": {
+		"layout": {layout, true, []PartitionState{PartitionReady, PartitionAllocated, PartitionUnmanaged}, []Amount{{typeMIG, "1g.10gb", 1}}},
+		"existing": {
 			"- mig: {mode: existing}\n", false,
 			[]PartitionState{PartitionReady, PartitionAllocated, PartitionReady}, []Amount{{typeMIG, "1g.10gb", 1}, {typeMIG, "3g.40gb", 1}},
 		},
@@ -104,7 +104,7 @@ func TestOfMachine_PartitionStates(t *testing.T) {
 			"- tiers: [mig]\n", true, []PartitionState{PartitionIdle, PartitionAllocated, PartitionUnmanaged},
 			[]Amount{{typeMIG, "1g.10gb", 2}, {typeMIG, "1g.10gb+me", 1}, {typeMIG, "1g.20gb", 1}, {typeMIG, "2g.20gb", 1}},
 		},
-		"of nobody": {
+		"unmanaged": {
 			"- tiers: [mig]\n", false, []PartitionState{PartitionUnmanaged, PartitionAllocated, PartitionUnmanaged},
 			[]Amount{{typeMIG, "1g.10gb", 2}, {typeMIG, "1g.10gb+me", 1}, {typeMIG, "1g.20gb", 1}, {typeMIG, "2g.20gb", 1}},
 		},
@@ -140,13 +140,13 @@ func TestOfMachine_ExclusiveShare(t *testing.T) {
 	alone := m.whole(2)
 	alone.Share = &records.Share{ID: records.ExclusiveID, Kind: gpu.TimeSlice, Exclusive: true, Interval: "Long"}
 	m.claim("dev/alone", alone)
-	var held []Shape
+	var allocated []Shape
 	for _, s := range m.view().GPUs[2].Shapes {
 		if len(s.Claims) > 0 {
-			held = append(held, s)
+			allocated = append(allocated, s)
 		}
 	}
-	if len(held) != 1 || held[0].Type != typeGPU || held[0].State != Allocated || held[0].Claims[0].Has != nil || held[0].Claims[0].Interval != "Long" {
-		t.Errorf("held are %+v, want the whole GPU with its interval and no amounts", held)
+	if len(allocated) != 1 || allocated[0].Type != typeGPU || allocated[0].State != Allocated || allocated[0].Claims[0].Has != nil || allocated[0].Claims[0].Interval != "Long" {
+		t.Errorf("allocated are %+v, want the whole GPU with its interval and no amounts", allocated)
 	}
 }

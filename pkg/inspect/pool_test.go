@@ -74,7 +74,7 @@ func allocated(name string, results []resourceapi.DeviceRequestAllocationResult,
 
 type results = []resourceapi.DeviceRequestAllocationResult
 
-// busyPool is what a cluster knows of a node on which something of everything is held.
+// busyPool is what a cluster knows of a node with every kind of allocation.
 func busyPool(t *testing.T, m *machine) Pool {
 	t.Helper()
 	p := m.published()
@@ -98,7 +98,7 @@ func busyPool(t *testing.T, m *machine) Pool {
 	}
 	occupied := resourceapi.DeviceTaint{Key: publish.TaintOccupied, Effect: resourceapi.DeviceTaintEffectNoSchedule}
 	for _, s := range m.gpu(2).Shapes() {
-		// What overlaps a partition of somebody else's at 4 to 7.
+		// What overlaps an unmanaged partition at 4 to 7.
 		if !s.IsPartition() || s.Placement.Overlaps(gpu.Placement{Start: 4, Size: 4}) {
 			d := device(t, &p, s.Name())
 			d.Taints = append(d.Taints, occupied)
@@ -150,7 +150,7 @@ func TestOfPool_BusyClusterJSON(t *testing.T) {
 }
 
 func TestConnections_MatchHardware(t *testing.T) {
-	// What the slices do not tell is worded so that it is still true.
+	// Words for what slices do not publish must still be true.
 	covers := map[string]func(exact string) bool{
 		"NV":       func(exact string) bool { return strings.HasPrefix(exact, "NV") },
 		atMostRoot: func(exact string) bool { return exact == "PIX" || exact == "PXB" || exact == "PHB" },
@@ -158,21 +158,21 @@ func TestConnections_MatchHardware(t *testing.T) {
 	vague := map[string]int{}
 	for _, model := range []string{"hgx-h100", "a100-pcie-nvlink-pairs", "dgx-a100", "l40s", "rtx-pro-6000", "a30", "t4", "gb200-nvl4"} {
 		m := newMachine(t, model)
-		exact, told := m.view().Connections, viewOf(t, m.published()).Connections
+		exact, published := m.view().Connections, viewOf(t, m.published()).Connections
 		for i := range exact {
 			for j := range exact[i] {
-				if covers[told[i][j]] != nil {
-					vague[told[i][j]]++
+				if covers[published[i][j]] != nil {
+					vague[published[i][j]]++
 				}
-				if told[i][j] != exact[i][j] && (covers[told[i][j]] == nil || !covers[told[i][j]](exact[i][j])) {
-					t.Errorf("%s: from GPU %d to %d: %s by attributes, %s by hardware", model, i, j, told[i][j], exact[i][j])
+				if published[i][j] != exact[i][j] && (covers[published[i][j]] == nil || !covers[published[i][j]](exact[i][j])) {
+					t.Errorf("%s: from GPU %d to %d: %s by attributes, %s by hardware", model, i, j, published[i][j], exact[i][j])
 				}
 			}
 		}
 	}
-	// Eight GPUs with NVSwitches are 56 pairs; those of a fabric and of pairs tell how many links they have.
+	// Eight GPUs with NVSwitches are 56 pairs; the number of links is known of a fabric and of pairs.
 	if diff := cmp.Diff(map[string]int{"NV": 2 * 56}, vague); diff != "" {
-		t.Errorf("pairs that are not told exactly (-want +got):\n%s", diff)
+		t.Errorf("inexact pairs (-want +got):\n%s", diff)
 	}
 }
 
@@ -245,7 +245,7 @@ func TestOfPool_Errors(t *testing.T) {
 			}
 			none, incomplete := (*NoSlicesError)(nil), (*IncompleteError)(nil)
 			if !errors.As(err, &none) && !errors.As(err, &incomplete) {
-				t.Errorf("the error %v is of no kind that a caller can tell", err)
+				t.Errorf("the error %v is of no documented type", err)
 			}
 		})
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
-// partitionAtRandom gives claims partitions of GPU 0, and tells what the same claims hold in a cluster.
+// partitionAtRandom allocates partitions of GPU 0, and returns the same claims of a cluster.
 func (m *machine) partitionAtRandom(dice *rand.Rand) []resourceapi.ResourceClaim {
 	m.t.Helper()
 	var claims []resourceapi.ResourceClaim
@@ -68,7 +68,7 @@ func states(g *GPU) map[string]ShapeState {
 	return all
 }
 
-// compareWithBoard tries to make a shape.
+// compareWithBoard tries to create a shape.
 func (m *machine) compareWithBoard(model string, s *Shape) {
 	m.t.Helper()
 	if s.State == Allocated {
@@ -77,7 +77,7 @@ func (m *machine) compareWithBoard(model string, s *Shape) {
 	shape := m.place(0, s.Profile, s.Placement.Start)
 	part, err := m.session.CreatePartition(m.t.Context(), shape)
 	if (err == nil) != (s.State == Free) {
-		m.t.Errorf("%s: %s is shown as %s, and making it gives %v", model, s.Device, s.State, err)
+		m.t.Errorf("%s: %s is shown as %s, but creating it returns %v", model, s.Device, s.State, err)
 	}
 	if err == nil {
 		if err := m.session.DestroyPartition(m.t.Context(), shape.GPU.PCI, part); err != nil {
@@ -126,7 +126,7 @@ func TestOfMachine_NoRecords(t *testing.T) {
 	m := newMachine(t, "hgx-h100")
 	m.make(0, "1g.10gb", 0)
 	if got := text(t, m.view(), Options{}); len(lines(got, "nvidia-smi mig")) != 1 {
-		t.Errorf("it is not told how to remove the partition:\n%s", got)
+		t.Errorf("it is not published how to remove the partition:\n%s", got)
 	}
 	m.NoRecords = "/var/lib/kubelet/plugins/gpu.cleave.dev/claims"
 	got := text(t, m.view(), Options{})
@@ -151,7 +151,7 @@ func TestOfMachine_ReleasingRecord(t *testing.T) {
 	m.claim("dev/a", m.whole(0), m.share(1, records.Share{ID: "i", Kind: gpu.TimeSlice, Shares: 1})).State = records.Releasing
 	for _, g := range m.view().GPUs[:2] {
 		if got := g.allocatedText() + ", " + g.freeText(); got != "-, all" {
-			t.Errorf("%s: got %s, want nothing held", g.Name, got)
+			t.Errorf("%s: got %s, want nothing allocated", g.Name, got)
 		}
 	}
 }

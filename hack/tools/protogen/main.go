@@ -23,7 +23,7 @@ import (
 
 func main() {
 	if len(os.Args) != 3 {
-		fmt.Fprintln(os.Stderr, "usage: protogen ROOT FILE.proto (a path below ROOT; code is written beside it)")
+		fmt.Fprintln(os.Stderr, "usage: protogen ROOT FILE.proto (a path below ROOT; the code is written next to it)")
 		os.Exit(2)
 	}
 	if err := generate(context.Background(), os.Args[1], os.Args[2]); err != nil {
