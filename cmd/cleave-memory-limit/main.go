@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command cleave-memory-limit has the driver hold a container to its share of a GPU's memory. Container runtimes run it
-// as a createRuntime hook, on the host, once the container's cgroup is there, as CDI specs of claims say.
+// Command cleave-memory-limit makes the driver limit a container's GPU memory. CDI specs of claims name it as a
+// createRuntime hook, which container runtimes run on the host once the container's cgroup exists.
 //
-// NVIDIA's hook of the same purpose (apply-cuda-memory-limits) takes one amount for all GPUs of a container from its
-// environment; a claim's shares of several GPUs may differ.
+// NVIDIA's hook (apply-cuda-memory-limits) reads a single amount for all GPUs from the container's environment; a claim's
+// shares of several GPUs may differ.
 package main
 
 import (
@@ -40,7 +40,7 @@ func run(args []string, stdin io.Reader, root string, limit limiter) error {
 	flags.SetOutput(io.Discard)
 	driverRoot := flags.String("driver-root", "/", "root of the driver's files on the host")
 	uuid := flags.String("gpu", "", "UUID of the GPU")
-	amount := flags.Uint64("limit", 0, "bytes that the container may have")
+	amount := flags.Uint64("limit", 0, "limit in bytes")
 	if err := flags.Parse(args); err != nil {
 		return fmt.Errorf("%w: use --driver-root DIR --gpu UUID --limit BYTES, with the container's state on standard input", err)
 	}
@@ -79,7 +79,7 @@ func containerPID(from io.Reader) (int, error) {
 	return state.PID, nil
 }
 
-// cgroupOf is the directory of a process's cgroup in the unified hierarchy.
+// cgroupOf returns the directory of a process's cgroup in the unified hierarchy.
 func cgroupOf(root string, pid int) (string, error) {
 	if _, err := os.Stat(filepath.Join(root, "sys/fs/cgroup/cgroup.controllers")); err != nil {
 		return "", fmt.Errorf("the host has no cgroup v2: %w", err)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command cleave is the whole of Cleave in one program: the kubelet plugin and the tools around it.
+// Command cleave is the kubelet plugin with its tools.
 package main
 
 import (

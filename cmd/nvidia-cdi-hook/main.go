@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command nvidia-cdi-hook sets up driver files inside a container. Container runtimes call it on the host as CDI specs
-// say. It is NVIDIA's hook program of the very toolkit release that writes the specs, less what Cleave never asks for.
+// Command nvidia-cdi-hook sets up driver files inside a container. CDI specs name it, and container runtimes run it on the
+// host. It is NVIDIA's hook program of the same toolkit release that writes the specs, without the hooks that Cleave's
+// specs do not use.
 //
-// It is linked statically, since it runs on the host, whose C library may be older than the image's or missing. That
-// leaves out apply-cuda-memory-limits, which has to load NVML; specs of this release do not name it.
+// It is linked statically, because it runs on the host, whose C library may be older or missing. That excludes
+// apply-cuda-memory-limits, which loads NVML.
 package main
 
 import (
@@ -33,13 +34,13 @@ func newCommand() *cli.Command {
 	logger := logrus.New()
 	return &cli.Command{
 		Name:  "nvidia-cdi-hook",
-		Usage: "set up driver files inside a container, called by container runtimes as CDI specs say",
+		Usage: "set up driver files inside a container, as a CDI hook",
 		Commands: []*cli.Command{
 			ldcache.NewCommand(logger), symlinks.NewCommand(logger), chmod.NewCommand(logger),
 			cudacompat.NewCommand(logger), devicenodes.NewCommand(logger), profile.NewCommand(logger),
 		},
-		// NVIDIA's program passes over a hook it does not know with a warning, and the container silently lacks
-		// something. Spec and program are of one release here: an unknown hook is an error.
+		// NVIDIA's program warns about an unknown hook, and the container lacks its effect. Here spec and program belong to
+		// one release, so an unknown hook is an error.
 		Action: func(_ context.Context, c *cli.Command) error {
 			if c.Args().Len() == 0 {
 				return fmt.Errorf("name a hook: see nvidia-cdi-hook --help")

@@ -12,7 +12,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// allEvents are those of the newest drivers, and some that nobody asks for.
+// allEvents are those of the newest drivers, and some unregistered ones.
 const allEvents = 0xFFFF
 
 func eventBed(t *testing.T, gpus int) (*fakeLibrary, *Session) {
@@ -133,7 +133,7 @@ func TestRecoveryAction_Unsupported(t *testing.T) {
 		want gpu.RecoveryAction
 		fail error
 	}{
-		"it tells":         {"", nil, gpu.RecoveryDrainAndReset, nil},
+		"reported":         {"", nil, gpu.RecoveryDrainAndReset, nil},
 		"no such function": {"FieldValues", gpu.ErrNotSupported, gpu.RecoveryUnknown, nil},
 		"no such field":    {"field 230", gpu.ErrNotSupported, gpu.RecoveryUnknown, nil},
 		"unknown number":   {"field 230", gpu.ErrInvalidArgument, gpu.RecoveryUnknown, nil},

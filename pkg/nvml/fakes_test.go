@@ -32,7 +32,7 @@ type fakeLibrary struct {
 	devices []*fakeDevice
 	errs    map[string]error // by method name
 	calls   []string
-	set     *fakeEventSet // the last one that was made
+	set     *fakeEventSet // the last one
 }
 
 func (l *fakeLibrary) call(name string) error {
@@ -266,7 +266,7 @@ func (d *fakeDevice) setBoard(units int) {
 	}
 	d.placements = map[int][]gpu.Placement{0: {{Start: 0, Size: units}}}
 	for i := range units - 1 {
-		// The driver may tell them in any order.
+		// The driver may report them in any order.
 		d.placements[19] = append([]gpu.Placement{{Start: i, Size: 1}}, d.placements[19]...)
 	}
 }

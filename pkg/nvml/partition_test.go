@@ -71,7 +71,7 @@ func TestCreatePartition_StepFails(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := b.DestroyPartition(t.Context(), b.gpu0().PCI, kept); err != nil {
-			t.Errorf("%s failed: the partition beside: %v", call, err)
+			t.Errorf("%s failed: the neighbouring partition: %v", call, err)
 		}
 	}
 }

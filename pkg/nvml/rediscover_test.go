@@ -21,7 +21,7 @@ type searched struct {
 	*nvml.Session
 	t    *testing.T
 	node *sim.Node
-	held map[gpu.PCIAddress]bool
+	allocated map[gpu.PCIAddress]bool
 }
 
 func newSearched(t *testing.T, model string, before func(*sim.Node) error) *searched {
@@ -44,7 +44,7 @@ func newSearched(t *testing.T, model string, before func(*sim.Node) error) *sear
 func (s *searched) look(times int) (changed bool) {
 	s.t.Helper()
 	for range times {
-		now, err := s.Rediscover(s.t.Context(), func(pci gpu.PCIAddress) bool { return s.held[pci] })
+		now, err := s.Rediscover(s.t.Context(), func(pci gpu.PCIAddress) bool { return s.allocated[pci] })
 		if err != nil {
 			s.t.Fatal(err)
 		}
@@ -105,11 +105,11 @@ func TestRediscover_AddedGPU(t *testing.T) {
 }
 
 func TestRediscover_RemovedGPU(t *testing.T) {
-	for name, held := range map[string]bool{"free": false, "allocated": true} {
+	for name, allocated := range map[string]bool{"free": false, "allocated": true} {
 		t.Run(name, func(t *testing.T) {
 			search(t, "a30", asItIs, func(t *testing.T, s *searched) {
 				gone := s.Node().GPUs[0]
-				s.held[gone.PCI] = held
+				s.allocated[gone.PCI] = allocated
 				s.must(s.node.SetAbsent(0, true))
 				if s.look(1) {
 					t.Error("the GPU left at the first look: a claim may have been allocated it and not be prepared yet")
@@ -118,13 +118,13 @@ func TestRediscover_RemovedGPU(t *testing.T) {
 					t.Errorf("got %v, want %v", err, gpu.ErrAbsent)
 				}
 				s.look(2)
-				if got, want := len(s.Node().GPUs), map[bool]int{false: 1, true: 2}[held]; got != want {
+				if got, want := len(s.Node().GPUs), map[bool]int{false: 1, true: 2}[allocated]; got != want {
 					t.Errorf("got %d GPUs, want %d", got, want)
 				}
-				if !held {
+				if !allocated {
 					return
 				}
-				s.held = nil
+				s.allocated = nil
 				if !s.look(2) || len(s.Node().GPUs) != 1 {
 					t.Errorf("got %v once no claim has it, want the other GPU alone", s.uuids())
 				}
@@ -136,7 +136,7 @@ func TestRediscover_RemovedGPU(t *testing.T) {
 func TestRediscover_ReplacedGPU(t *testing.T) {
 	search(t, "a30", asItIs, func(t *testing.T, s *searched) {
 		was := s.Node().GPUs[0]
-		s.held[was.PCI] = true
+		s.allocated[was.PCI] = true
 		s.must(s.node.Replace(0, "GPU-new"))
 		if err := s.VerifyGPU(t.Context(), &was); !errors.Is(err, gpu.ErrReplaced) {
 			t.Fatalf("got %v, want %v", err, gpu.ErrReplaced)
@@ -148,7 +148,7 @@ func TestRediscover_ReplacedGPU(t *testing.T) {
 		if err := s.DestroyPartition(t.Context(), was.PCI, gpu.Partition{}); !errors.Is(err, gpu.ErrReplaced) {
 			t.Errorf("a call for the old one reached the new one: got %v, want %v", err, gpu.ErrReplaced)
 		}
-		s.held = nil
+		s.allocated = nil
 		_ = s.VerifyGPU(t.Context(), &was)
 		s.look(1)
 		if diff := cmp.Diff("GPU-new", s.Node().GPUs[0].UUID); diff != "" {

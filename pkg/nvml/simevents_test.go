@@ -97,7 +97,7 @@ func checkTrouble(t *testing.T, node *sim.Node, s *nvml.Session) {
 	must(err)
 	must(node.RaiseXID(3, 119))
 	if got, happened, err := second.Next(10 * time.Second); got.XID != 119 || !happened || err != nil {
-		t.Errorf("a set that is made while a GPU is lost: got %s, %v, want an event of another GPU", got, err)
+		t.Errorf("a set created while a GPU is lost: got %s, %v, want an event of another GPU", got, err)
 	}
 	must(second.Close())
 	must(node.FailCall("nvmlDeviceGetFieldValues", sim.CodeNotSupported))

@@ -51,7 +51,7 @@ func hanging(t *testing.T, call string, before bool) (*sim.Node, *nvml.Session) 
 func TestSession_HangingCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		node, s := hanging(t, "nvmlDeviceGetUUID", false)
-		sick, well := &s.Node().GPUs[0], &s.Node().GPUs[1]
+		sick, healthy := &s.Node().GPUs[0], &s.Node().GPUs[1]
 		start := time.Now()
 		if err := s.VerifyGPU(t.Context(), sick); !errors.Is(err, gpu.ErrHangs) {
 			t.Fatalf("got %v, want %v", err, gpu.ErrHangs)
@@ -75,7 +75,7 @@ func TestSession_HangingCall(t *testing.T) {
 		if now := runtime.NumGoroutine(); now > goroutines {
 			t.Errorf("%d goroutines, %d before: they pile up", now, goroutines)
 		}
-		if err := s.VerifyGPU(t.Context(), well); err != nil {
+		if err := s.VerifyGPU(t.Context(), healthy); err != nil {
 			t.Errorf("the other GPU: %v", err)
 		}
 		if err := s.Close(); !errors.Is(err, gpu.ErrHangs) {
