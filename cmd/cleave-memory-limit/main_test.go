@@ -73,7 +73,8 @@ func TestRun_Errors(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			err := run(tt.args, strings.NewReader(tt.state), procOf(t, tt.proc), func(nvml.Options, string, string, uint64) error { return tt.limit })
+			err := run(tt.args, strings.NewReader(tt.state), procOf(t, tt.proc),
+				func(nvml.Options, string, string, uint64) error { return tt.limit })
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want an error that says %q", err, tt.want)
 			}

@@ -36,8 +36,10 @@ func main() {
 // generate makes the whole document.
 func generate(root string) ([]byte, error) {
 	var b bytes.Buffer
-	b.WriteString("# Reference\n\nFor everyone who writes claims, policies, alerts or command lines. Written by `make reference` from the code.\n")
-	entries(&b, "Attributes of devices", "Names without a domain are in the driver's: `device.attributes[\"gpu.cleave.dev\"].uuid`.", publish.Attributes())
+	b.WriteString("# Reference\n\nFor everyone who writes claims, policies, alerts or command lines. Written by `make reference` " +
+		"from the code.\n")
+	entries(&b, "Attributes of devices",
+		"Names without a domain are in the driver's: `device.attributes[\"gpu.cleave.dev\"].uuid`.", publish.Attributes())
 	entries(&b, "Capacities of devices", "", publish.Capacities())
 	p, err := readPackages(root)
 	if err != nil {
@@ -45,11 +47,13 @@ func generate(root string) ([]byte, error) {
 	}
 	p.constants(&b, "Taints of devices", "pkg/publish", "Taint")
 	p.constants(&b, "Labels of nodes", "api/v1alpha1", "Label")
-	b.WriteString("\n## Metrics\n\nServed at `/metrics` of `--metrics-address`, alongside those of the Go runtime and the process.\n\n| metric | labels | what |\n| --- | --- | --- |\n")
+	b.WriteString("\n## Metrics\n\nServed at `/metrics` of `--metrics-address`, alongside those of the Go runtime and the process.\n\n" +
+		"| metric | labels | what |\n| --- | --- | --- |\n")
 	for _, m := range plugin.Metrics() {
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", m.Name, strings.Join(m.Labels, ", "), cell(m.Help))
 	}
-	b.WriteString("\n## XIDs\n\nErrors of the NVIDIA driver by number: [health.md](health.md#xids).\n\n| XID | what happened | class |\n| --- | --- | --- |\n")
+	b.WriteString("\n## XIDs\n\nErrors of the NVIDIA driver by number: [health.md](health.md#xids).\n\n| XID | what happened | class |\n" +
+		"| --- | --- | --- |\n")
 	for _, x := range health.KnownXIDs() {
 		fmt.Fprintf(&b, "| %s | %s | %s |\n", x.Numbers(), x.What, x.Class)
 	}
@@ -78,7 +82,8 @@ func cell(text string) string {
 
 // commands writes the flags of every subcommand that people call.
 func commands(b *bytes.Buffer, root *cobra.Command) {
-	b.WriteString("\n## Commands\n\nExit codes: 0 ok, 1 failed, 2 usage. Flags of subcommands that run as services can also be set by the environment\nvariable of their name: `--node-name` by `NODE_NAME`.\n")
+	b.WriteString("\n## Commands\n\nExit codes: 0 ok, 1 failed, 2 usage. Flags of subcommands that run as services can also be set by the " +
+		"environment\nvariable of their name: `--node-name` by `NODE_NAME`.\n")
 	var visit func(c *cobra.Command)
 	visit = func(c *cobra.Command) {
 		if c.Hidden || c.Name() == "help" || c.Name() == "completion" {

@@ -28,7 +28,8 @@ var hostLinks = map[string]string{"host/bin": "usr/bin", "host/sbin": "usr/sbin"
 
 // libraryDirs are where distributions keep libraries. They keep their paths in the image, where the loader looks for them
 // by itself.
-var libraryDirs = []string{"/lib64", "/usr/lib64", "/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/lib/aarch64-linux-gnu"}
+var libraryDirs = []string{"/lib64", "/usr/lib64", "/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu",
+	"/usr/lib/aarch64-linux-gnu"}
 
 func main() {
 	cleave := flag.String("cleave", "bin/cleave", "the program")
@@ -57,7 +58,8 @@ func layOut(cleave, license, dir string) error {
 	}
 	for _, link := range slices.Sorted(keys(hostLinks)) {
 		path := filepath.Join(dir, link)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.Symlink(hostLinks[link], path)); err != nil { //nolint:gosec // everybody may look
+		err := os.MkdirAll(filepath.Dir(path), 0o755) //nolint:gosec // world-readable
+		if err := errors.Join(err, os.Symlink(hostLinks[link], path)); err != nil {
 			return fmt.Errorf("lay out %s: %w", link, err)
 		}
 	}

@@ -37,7 +37,8 @@ func procfs() fstest.MapFS {
 	file := func(text string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(text)} }
 	const dir = "driver/nvidia/capabilities/"
 	return fstest.MapFS{
-		"devices":                       file("Character devices:\n  1 mem\n195 nvidia\n511 nvidia-caps-imex-channels\n238 nvidia-caps\n\nBlock devices:\n  8 sd\n"),
+		"devices": file("Character devices:\n  1 mem\n195 nvidia\n511 nvidia-caps-imex-channels\n238 nvidia-caps\n\n" +
+			"Block devices:\n  8 sd\n"),
 		dir + "gpu0/mig/gi9/access":     file("DeviceFileMinor: 84\nDeviceFileMode: 292\nDeviceFileModify: 1\n"),
 		dir + "gpu0/mig/gi9/ci0/access": file("DeviceFileMinor: 85\nDeviceFileMode: 292\nDeviceFileModify: 1\n"),
 		dir + "gpu5/mig/gi2/access":     file("DeviceFileMinor: 696\nDeviceFileMode: 292\nDeviceFileModify: 1\n"),
@@ -48,7 +49,8 @@ func procfs() fstest.MapFS {
 // static is a Static that knows two GPUs, without a driver.
 func static(t *testing.T, proc fs.FS) *Static {
 	t.Helper()
-	s, err := NewStatic(Options{Driver: testDriver, Dir: filepath.Join(t.TempDir(), "cdi"), DriverRoot: "/", ContainerDriverRoot: "/", Procfs: proc})
+	s, err := NewStatic(Options{Driver: testDriver, Dir: filepath.Join(t.TempDir(), "cdi"), DriverRoot: "/",
+		ContainerDriverRoot: "/", Procfs: proc})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,8 +62,10 @@ func static(t *testing.T, proc fs.FS) *Static {
 func partitions() []*records.Device {
 	ci := 0
 	return []*records.Device{
-		{Device: firstGPU + "-mig-19-2", GPU: firstGPU, Partition: &gpu.Partition{ProfileID: 19, Placement: gpu.Placement{Start: 2, Size: 1}, GI: 9, CI: &ci}},
-		{Device: secondGPU + "-mig-9-4", GPU: secondGPU, Partition: &gpu.Partition{ProfileID: 9, Placement: gpu.Placement{Start: 4, Size: 4}, GI: 2, CI: &ci}},
+		{Device: firstGPU + "-mig-19-2", GPU: firstGPU,
+			Partition: &gpu.Partition{ProfileID: 19, Placement: gpu.Placement{Start: 2, Size: 1}, GI: 9, CI: &ci}},
+		{Device: secondGPU + "-mig-9-4", GPU: secondGPU,
+			Partition: &gpu.Partition{ProfileID: 9, Placement: gpu.Placement{Start: 4, Size: 4}, GI: 2, CI: &ci}},
 	}
 }
 

@@ -75,8 +75,9 @@ func TestEnsure_OneGPUFails(t *testing.T) {
 		spoil func(b *bed) error
 		says  string
 	}{
-		"missing":     {func(b *bed) error { return b.board.RemoveDeviceNodes("nvidia1") }, "/dev/nvidia1 is missing"},
-		"wrong major": {func(b *bed) error { return b.board.SpoilDeviceNodes("nvidia1") }, "/dev/nvidia1 has the numbers 240:1 and should have 195:1"},
+		"missing": {func(b *bed) error { return b.board.RemoveDeviceNodes("nvidia1") }, "/dev/nvidia1 is missing"},
+		"wrong major": {func(b *bed) error { return b.board.SpoilDeviceNodes("nvidia1") },
+			"/dev/nvidia1 has the numbers 240:1 and should have 195:1"},
 		"a file": {func(b *bed) error {
 			return errors.Join(b.board.RemoveDeviceNodes("nvidia1"), os.WriteFile(filepath.Join(b.root, "dev/nvidia1"), nil, 0o600))
 		}, "/dev/nvidia1 is not a character device"},
@@ -141,7 +142,8 @@ func TestEnsure_OptionalNodesComeAndGo(t *testing.T) {
 	}
 	b.must(errors.Join(b.board.Modprobe(true), b.board.Modprobe(false, 254)))
 	b.must(b.Ensure(t.Context(), ids(b.Static, b.node)))
-	if diff := cmp.Diff([]string{"/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl"}, paths(&b.onDisk().ContainerEdits)); diff != "" {
+	if diff := cmp.Diff([]string{"/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl"},
+		paths(&b.onDisk().ContainerEdits)); diff != "" {
 		t.Errorf("device nodes (-want +got):\n%s", diff)
 	}
 }
@@ -204,7 +206,8 @@ func TestMandatoryNodes(t *testing.T) {
 func TestLinksInside(t *testing.T) {
 	h := &specs.Hook{Args: []string{"hook", "create-symlinks", "--link", "../card0::/host/dev/dri/by-path/pci-0000:1b:00.0-card"}}
 	linksInside(h, "/host")
-	if diff := cmp.Diff([]string{"hook", "create-symlinks", "--link", "../card0::/dev/dri/by-path/pci-0000:1b:00.0-card"}, h.Args); diff != "" {
+	if diff := cmp.Diff([]string{"hook", "create-symlinks", "--link", "../card0::/dev/dri/by-path/pci-0000:1b:00.0-card"},
+		h.Args); diff != "" {
 		t.Errorf("arguments (-want +got):\n%s", diff)
 	}
 }

@@ -68,7 +68,8 @@ func (s *Static) shareEdits(d *records.Device) (*specs.ContainerEdits, error) {
 
 // bind mounts a host directory "ro" or "rw".
 func bind(from, to, access string) *specs.Mount {
-	return &specs.Mount{HostPath: from, ContainerPath: to, Type: "bind", Options: []string{"rbind", access, "nosuid", "nodev", "noexec", "rprivate"}}
+	return &specs.Mount{HostPath: from, ContainerPath: to, Type: "bind",
+		Options: []string{"rbind", access, "nosuid", "nodev", "noexec", "rprivate"}}
 }
 
 // memoryLimit is the hook that makes the driver limit the GPU memory of a container's cgroup.
@@ -76,6 +77,7 @@ func (s *Static) memoryLimit(uuid string, memory int64) *specs.Hook {
 	return &specs.Hook{
 		HookName: "createRuntime",
 		Path:     s.opts.MemoryHookPath,
-		Args:     []string{"cleave-memory-limit", "--driver-root=" + s.opts.DriverRoot, "--gpu=" + uuid, "--limit=" + strconv.FormatInt(memory, 10)},
+		Args: []string{"cleave-memory-limit", "--driver-root=" + s.opts.DriverRoot, "--gpu=" + uuid,
+			"--limit=" + strconv.FormatInt(memory, 10)},
 	}
 }

@@ -100,7 +100,8 @@ func TestWriteClaim_Shares(t *testing.T) {
 		"share-alone-bare.json":       {unlimited(alone(mpsShare()))},
 		"share-mixed.json": {
 			mpsShare(),
-			{Device: firstGPU + "-mig-19-2", GPU: firstGPU, Partition: &gpu.Partition{ProfileID: 19, Placement: gpu.Placement{Start: 2, Size: 1}, GI: 9, CI: &ci}},
+			{Device: firstGPU + "-mig-19-2", GPU: firstGPU,
+				Partition: &gpu.Partition{ProfileID: 19, Placement: gpu.Placement{Start: 2, Size: 1}, GI: 9, CI: &ci}},
 		},
 	}
 	for name, devices := range tests {

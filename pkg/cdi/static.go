@@ -100,7 +100,8 @@ const retryAfter = 2 * time.Second
 func NewStatic(opts Options) (*Static, error) {
 	opts.DriverRoot, opts.ContainerDriverRoot = filepath.Clean(opts.DriverRoot), filepath.Clean(opts.ContainerDriverRoot)
 	if opts.ContainerDriverRoot == "/" && opts.DriverRoot != "/" {
-		return nil, fmt.Errorf("driver root %s on the host is seen as / by the plugin: mount it elsewhere and set --container-driver-root", opts.DriverRoot)
+		return nil, fmt.Errorf("driver root %s on the host is seen as / by the plugin: mount it elsewhere and set --container-driver-root",
+			opts.DriverRoot)
 	}
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(opts.Dir), cdi.WithAutoRefresh(false))
 	if err != nil {

@@ -80,7 +80,8 @@ func newRoot() *cobra.Command {
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newKubeletPlugin(), newMPSSupervisor(), newWebhook(), newInspect(), newSlices(), newValidate(), newImport(), newNVMLProbe())
+	root.AddCommand(newKubeletPlugin(), newMPSSupervisor(), newWebhook(), newInspect(), newSlices(), newValidate(),
+		newImport(), newNVMLProbe())
 	return root
 }
 

@@ -232,7 +232,8 @@ func listOf(t *testing.T, got outcome) v1List {
 }
 
 func TestSlices_NodeAndDriverName(t *testing.T) {
-	list := listOf(t, cleave(t, "slices", "--node-model", "hgx-h100", "--node-name", "node-7", "--driver-name", "gpu.nvidia.com", "-o", "json"))
+	list := listOf(t, cleave(t, "slices", "--node-model", "hgx-h100", "--node-name", "node-7", "--driver-name",
+		"gpu.nvidia.com", "-o", "json"))
 	for _, item := range list.Items {
 		if *item.Spec.NodeName != "node-7" || item.Spec.Driver != "gpu.nvidia.com" || item.Spec.Pool.Name != "node-7" {
 			t.Errorf("slice %s: node %s, driver %s, pool %s", item.Name, *item.Spec.NodeName, item.Spec.Driver, item.Spec.Pool.Name)

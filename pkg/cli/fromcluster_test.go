@@ -57,7 +57,8 @@ func claimOn(name, driver, node, device string) *resourceapi.ResourceClaim {
 func cluster(t *testing.T, more ...runtime.Object) *fake.Clientset {
 	t.Helper()
 	objects := slices.Concat(
-		slicesOf(t, "l40s", "gpu.cleave.dev", "node-1"), slicesOf(t, "t4", "gpu.cleave.dev", "node-2"), slicesOf(t, "t4", "gpu.example.com", "node-3"), more,
+		slicesOf(t, "l40s", "gpu.cleave.dev", "node-1"), slicesOf(t, "t4", "gpu.cleave.dev", "node-2"),
+		slicesOf(t, "t4", "gpu.example.com", "node-3"), more,
 		[]runtime.Object{
 			claimOn("train", "gpu.cleave.dev", "node-1", "gpu-0000-4a-00-0"),
 			claimOn("elsewhere", "gpu.cleave.dev", "node-2", "gpu-0000-00-1e-0"),
@@ -123,11 +124,13 @@ func TestViewNode_Hints(t *testing.T) {
 		node, driver string
 		want         []string
 	}{
-		"without slices":    {"node-4", "gpu.cleave.dev", []string{"node-4 has no ResourceSlices of driver gpu.cleave.dev", "the plugin does not run there", "node-1, node-2, node-5"}},
+		"without slices": {"node-4", "gpu.cleave.dev",
+			[]string{"node-4 has no ResourceSlices of driver gpu.cleave.dev", "the plugin does not run there", "node-1, node-2, node-5"}},
 		"unknown":           {"node-9", "gpu.cleave.dev", []string{"the cluster has no node of this name", "node-1, node-2, node-5"}},
 		"of another driver": {"node-3", "gpu.cleave.dev", []string{"the node has slices of gpu.example.com (--driver-name)", "node-1, node-2"}},
-		"unknown driver":    {"node-1", "gpu.nvidia.com", []string{"the node has slices of gpu.cleave.dev (--driver-name)", "no node has slices of gpu.nvidia.com"}},
-		"incomplete":        {"node-5", "gpu.cleave.dev", []string{"pool node-5 is incomplete: it has 2 of 3 slices", "try again"}},
+		"unknown driver": {"node-1", "gpu.nvidia.com",
+			[]string{"the node has slices of gpu.cleave.dev (--driver-name)", "no node has slices of gpu.nvidia.com"}},
+		"incomplete": {"node-5", "gpu.cleave.dev", []string{"pool node-5 is incomplete: it has 2 of 3 slices", "try again"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -167,7 +170,8 @@ func TestViewNode_Forbidden(t *testing.T) {
 		t.Errorf("without DeviceTaintRules: got %+v, %v, want four GPUs and a problem", v, err)
 	}
 	// Kubernetes 1.36 has them in another version of the API.
-	v, err = viewNode(t.Context(), refusing(t, "devicetaintrules", apierrors.NewNotFound(schema.GroupResource{}, "")), "node-1", "gpu.cleave.dev")
+	v, err = viewNode(t.Context(), refusing(t, "devicetaintrules", apierrors.NewNotFound(schema.GroupResource{}, "")), "node-1",
+		"gpu.cleave.dev")
 	if err != nil || len(v.GPUs) != 4 || len(v.Problems) != 0 {
 		t.Errorf("without the API of DeviceTaintRules: got %+v, %v, want four GPUs and no problem", v, err)
 	}

@@ -41,7 +41,8 @@ func newImport() *cobra.Command {
 		},
 	}
 	cmd.AddCommand(
-		newImportOf("device-plugin", importDevicePlugin, "Convert configuration files of NVIDIA's device plugin to node policies and DeviceClasses",
+		newImportOf("device-plugin", importDevicePlugin,
+			"Convert configuration files of NVIDIA's device plugin to node policies and DeviceClasses",
 			"name of the policy (default: default; with several files, each file's name without its extension)",
 			"  cleave import device-plugin config.yaml\n"+
 				"  cleave import device-plugin inference.yaml notebooks.yaml --output-dir cleave\n"+
@@ -108,7 +109,8 @@ func newImportOf(kind string, read importer, short, name, examples string) *cobr
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.StringVar(&f.name, "name", "", name)
-	flags.StringVar(&f.outputDir, "output-dir", "", "write policies/NAME.yaml and deviceclasses.yaml to this directory instead of printing them")
+	flags.StringVar(&f.outputDir, "output-dir", "",
+		"write policies/NAME.yaml and deviceclasses.yaml to this directory instead of printing them")
 	flags.StringVar(&f.driverName, "driver-name", v1alpha1.Group, "name of the DRA driver that the DeviceClasses select")
 	return cmd
 }

@@ -79,13 +79,15 @@ func TestImport_StandardInput(t *testing.T) {
 	root := newRoot()
 	var out bytes.Buffer
 	root.SetArgs([]string{"import", "mig-parted", "-", "--name", "b", "--driver-name", "gpu.nvidia.com"})
-	root.SetIn(strings.NewReader("version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false}], b: [{devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}}]}"))
+	root.SetIn(strings.NewReader("version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false}], b: [{devices: all, mig-enabled: " +
+		"true, mig-devices: {1g.10gb: 7}}]}"))
 	root.SetOut(&out)
 	root.SetErr(&bytes.Buffer{})
 	if err := root.ExecuteContext(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for text, want := range map[string]int{"kind: NodePolicy": 1, "name: b\n": 1, "kind: DeviceClass": 1, `device.driver == "gpu.nvidia.com"`: 1, "- -: mig-configs: ": 1} {
+	for text, want := range map[string]int{"kind: NodePolicy": 1, "name: b\n": 1, "kind: DeviceClass": 1,
+		`device.driver == "gpu.nvidia.com"`: 1, "- -: mig-configs: ": 1} {
 		if got := strings.Count(out.String(), text); got != want {
 			t.Errorf("%q is there %d times, want %d, in\n%s", text, got, want, out.String())
 		}
@@ -95,7 +97,8 @@ func TestImport_StandardInput(t *testing.T) {
 func TestImport_OutputDir(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new", "directory")
 	for range 2 { // once more over what is there
-		if got := cleave(t, "import", "mig-parted", filepath.Join(importData, "mig-parted-default.yaml"), "--output-dir", dir); got.code != exitOK || got.stdout != "" {
+		if got := cleave(t, "import", "mig-parted", filepath.Join(importData, "mig-parted-default.yaml"), "--output-dir",
+			dir); got.code != exitOK || got.stdout != "" {
 			t.Fatalf("code %d, stdout %q, stderr %q", got.code, got.stdout, got.stderr)
 		}
 	}
@@ -111,7 +114,8 @@ func TestImport_OutputDir(t *testing.T) {
 		}
 	}
 	slices.Sort(names)
-	want := []string{"deviceclasses.yaml", "policies/all-1g.10gb.yaml", "policies/all-1g.5gb.me.yaml", "policies/all-balanced.yaml", "policies/all-disabled.yaml", "policies/all-enabled.yaml"}
+	want := []string{"deviceclasses.yaml", "policies/all-1g.10gb.yaml", "policies/all-1g.5gb.me.yaml", "policies/all-balanced.yaml",
+		"policies/all-disabled.yaml", "policies/all-enabled.yaml"}
 	if diff := cmp.Diff(want, names); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
@@ -120,25 +124,30 @@ func TestImport_OutputDir(t *testing.T) {
 	}
 	// The same by the policies that were written, and by the file itself.
 	written := cleave(t, "slices", "--node-model", "hgx-h100", "--policy", filepath.Join(dir, "policies"), "--policy-name", "all-balanced")
-	taken := cleave(t, "slices", "--node-model", "hgx-h100", "--policy", filepath.Join(importData, "mig-parted-default.yaml"), "--import-format", "mig-parted", "--policy-name", "all-balanced")
-	if diff := cmp.Diff(written, taken, cmp.AllowUnexported(outcome{})); diff != "" || taken.code != exitOK || !strings.Contains(taken.stdout, "32 devices in") {
+	taken := cleave(t, "slices", "--node-model", "hgx-h100", "--policy", filepath.Join(importData, "mig-parted-default.yaml"),
+		"--import-format", "mig-parted", "--policy-name", "all-balanced")
+	if diff := cmp.Diff(written, taken, cmp.AllowUnexported(outcome{})); diff != "" || taken.code != exitOK ||
+		!strings.Contains(taken.stdout, "32 devices in") {
 		t.Errorf("slices by --import-format (-by what was written +got):\n%s\n%s", diff, taken.stdout)
 	}
 }
 
 func TestImport_SeveralFiles(t *testing.T) {
-	a, b := writeFile(t, "training.yaml", "version: v1"), writeFile(t, "notebooks.conf", "version: v1\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 8}]}}")
+	a, b := writeFile(t, "training.yaml", "version: v1"), writeFile(t, "notebooks.conf",
+		"version: v1\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 8}]}}")
 	dir := t.TempDir()
 	if got := cleave(t, "import", "device-plugin", a, b, "--output-dir", dir); got.code != exitOK {
 		t.Fatalf("code %d, stderr %q", got.code, got.stderr)
 	}
 	files := filesIn(t, dir)
-	for name, want := range map[string]string{"policies/training.yaml": "- exclusive", "policies/notebooks.yaml": "shares: 8", "deviceclasses.yaml": "nvidia.com/gpu.shared"} {
+	for name, want := range map[string]string{"policies/training.yaml": "- exclusive", "policies/notebooks.yaml": "shares: 8",
+		"deviceclasses.yaml": "nvidia.com/gpu.shared"} {
 		if !strings.Contains(files[name], want) {
 			t.Errorf("%s does not have %q:\n%s", name, want, files[name])
 		}
 	}
-	if got := cleave(t, "import", "device-plugin", a, a); got.code != exitFailed || !strings.Contains(got.stderr, a+`: another file has a policy "training", too`) {
+	if got := cleave(t, "import", "device-plugin", a, a); got.code != exitFailed ||
+		!strings.Contains(got.stderr, a+`: another file has a policy "training", too`) {
 		t.Errorf("a file twice: code %d, stderr %q", got.code, got.stderr)
 	}
 }
@@ -164,7 +173,8 @@ func TestImport_Problems(t *testing.T) {
 	if got := cleave(t, "import", "mig-parted", odd, "--output-dir", dir); got.code != exitFailed || len(filesIn(t, dir)) > 0 {
 		t.Errorf("code %d, files %v", got.code, filesIn(t, dir))
 	}
-	if got := cleave(t, "import", "device-plugin", writeFile(t, "a.yaml", "version: v1"), "--output-dir", odd); got.code != exitFailed || !strings.Contains(got.stderr, "create the output directory") {
+	if got := cleave(t, "import", "device-plugin", writeFile(t, "a.yaml", "version: v1"), "--output-dir", odd); got.code != exitFailed ||
+		!strings.Contains(got.stderr, "create the output directory") {
 		t.Errorf("a file as directory: code %d, stderr %q", got.code, got.stderr)
 	}
 }
@@ -183,7 +193,8 @@ func TestValidate_ImportFormat(t *testing.T) {
 		}
 	}
 	got = cleave(t, "validate", "--import-format", "mig-parted", "-f", parted, "--policy-name", "all-1g.5gb.me", "--node-model", "hgx-h100")
-	if got.code != exitFailed || !strings.Contains(got.stdout, `policy "all-1g.5gb.me": on a node of model hgx-h100: rules[0].mig.layout[1g.5gb+me]: NVIDIA H100 80GB HBM3 has no profile 1g.5gb+me`) {
+	if got.code != exitFailed || !strings.Contains(got.stdout,
+		`policy "all-1g.5gb.me": on a node of model hgx-h100: rules[0].mig.layout[1g.5gb+me]: NVIDIA H100 80GB HBM3 has no profile 1g.5gb+me`) {
 		t.Errorf("a mig-config of another board: code %d, stdout %s", got.code, got.stdout)
 	}
 	got = cleave(t, "validate", "--import-format", "device-plugin", "-f", parted)
@@ -200,17 +211,20 @@ func TestImport_UsageErrors(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no kind":             {[]string{"import"}, "name the kind of file: device-plugin or mig-parted"},
-		"another kind":        {[]string{"import", "hami", file}, `unknown kind of file "hami": choose device-plugin or mig-parted`},
-		"no file":             {[]string{"import", "mig-parted"}, "name a file, or - for the standard input"},
-		"a name for several":  {[]string{"import", "device-plugin", file, file, "--name", "x"}, "--name goes with one file"},
-		"no driver":           {[]string{"import", "device-plugin", file, "--driver-name", "X"}, "--driver-name"},
-		"slices":              {[]string{"slices", "--import-format", "hami"}, `invalid argument "hami" for "--import-format" flag: it is not one of policy, device-plugin, mig-parted`},
+		"no kind":            {[]string{"import"}, "name the kind of file: device-plugin or mig-parted"},
+		"another kind":       {[]string{"import", "hami", file}, `unknown kind of file "hami": choose device-plugin or mig-parted`},
+		"no file":            {[]string{"import", "mig-parted"}, "name a file, or - for the standard input"},
+		"a name for several": {[]string{"import", "device-plugin", file, file, "--name", "x"}, "--name goes with one file"},
+		"no driver":          {[]string{"import", "device-plugin", file, "--driver-name", "X"}, "--driver-name"},
+		"slices": {[]string{"slices", "--import-format", "hami"},
+			`invalid argument "hami" for "--import-format" flag: it is not one of policy, device-plugin, mig-parted`},
 		"inspect":             {[]string{"inspect", "--import-format", "hami"}, "--import-format"},
 		"the plugin":          {[]string{"kubelet-plugin", "--import-format", "hami"}, "--import-format"},
 		"a policy of another": {[]string{"slices", "--node-model", "t4", "--policy", file}, "set apiVersion and kind"},
-		"no such mig-config":  {[]string{"slices", "--node-model", "t4", "--import-format", "mig-parted", "--policy", filepath.Join(importData, "mig-parted-custom.yaml"), "--policy-name", "x"}, "choose one of custom-config"},
-		"left out": {[]string{"slices", "--node-model", "t4", "--import-format", "mig-parted", "--policy", filepath.Join(importData, "mig-parted-default.yaml"), "--policy-name", "all-1g.24gb.gfx"},
+		"no such mig-config": {[]string{"slices", "--node-model", "t4", "--import-format", "mig-parted", "--policy",
+			filepath.Join(importData, "mig-parted-custom.yaml"), "--policy-name", "x"}, "choose one of custom-config"},
+		"left out": {[]string{"slices", "--node-model", "t4", "--import-format", "mig-parted", "--policy",
+			filepath.Join(importData, "mig-parted-default.yaml"), "--policy-name", "all-1g.24gb.gfx"},
 			`policy "all-1g.24gb.gfx": mig-configs[all-1g.24gb.gfx][0].mig-devices[1g.24gb+gfx]: no equivalent`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -220,7 +234,8 @@ func TestImport_UsageErrors(t *testing.T) {
 		})
 	}
 	t.Setenv("IMPORT_FORMAT", "hami")
-	if got := cleave(t, "kubelet-plugin", "--node-name=n"); got.code != exitUsage || !strings.Contains(got.stderr, "environment variable IMPORT_FORMAT") {
+	if got := cleave(t, "kubelet-plugin", "--node-name=n"); got.code != exitUsage ||
+		!strings.Contains(got.stderr, "environment variable IMPORT_FORMAT") {
 		t.Errorf("by the environment: code %d, stderr %q", got.code, got.stderr)
 	}
 	for _, format := range policy.Formats() {

@@ -81,9 +81,11 @@ func newInspectCommand(f *inspectFlags) *cobra.Command {
 	flags.StringVarP(&f.format, "output", "o", "table", "table, wide (with UUIDs and every shape) or json")
 	flags.BoolVar(&f.ascii, "ascii", false, "draw with ASCII characters; the default unless the locale is UTF-8")
 	flags.StringVar(&f.fromCluster, "from-cluster", "", "show this node from its cluster's API server instead of this machine")
-	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig file for --from-cluster; empty for $KUBECONFIG, ~/.kube/config, or the pod's service account")
+	flags.StringVar(&f.kubeconfig, "kubeconfig", "",
+		"kubeconfig file for --from-cluster; empty for $KUBECONFIG, ~/.kube/config, or the pod's service account")
 	f.addHardware(flags)
-	flags.StringVar(&f.pluginsDir, "kubelet-plugins-dir", kubeletplugin.KubeletPluginsDir, "the kubelet's plugins directory, which contains the plugin's records")
+	flags.StringVar(&f.pluginsDir, "kubelet-plugins-dir", kubeletplugin.KubeletPluginsDir,
+		"the kubelet's plugins directory, which contains the plugin's records")
 	flags.StringVar(&f.mpsSocket, "mps-socket", mps.DefaultSocket, "socket of cleave mps-supervisor; empty for none")
 	return cmd
 }
@@ -101,7 +103,8 @@ func (f *inspectFlags) fromPlugin(flags *pflag.FlagSet, lookup func(string) stri
 	case flags.Changed("from-cluster") || flags.Changed("node-model"):
 		taken = []string{"driver-name"}
 	case flags.Changed("driver-root"):
-		taken = slices.DeleteFunc(slices.Clone(taken), func(name string) bool { return name == "container-driver-root" || name == "nvml-library" })
+		taken = slices.DeleteFunc(slices.Clone(taken),
+			func(name string) bool { return name == "container-driver-root" || name == "nvml-library" })
 	}
 	return flagsFromEnvironment(flags, func(variable string) string {
 		if !slices.ContainsFunc(taken, func(name string) bool { return environmentName(name) == variable }) {

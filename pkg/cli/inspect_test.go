@@ -41,7 +41,8 @@ func TestInspect_EveryModel(t *testing.T) {
 				t.Errorf("%s: %s is not in the table", model, v.GPUs[i].Device)
 			}
 		}
-		if strings.Contains(table.stdout, v.GPUs[0].UUID) || !strings.Contains(cleave(t, "inspect", "--node-model", model, "-o", "wide").stdout, v.GPUs[0].UUID) {
+		if strings.Contains(table.stdout, v.GPUs[0].UUID) ||
+			!strings.Contains(cleave(t, "inspect", "--node-model", model, "-o", "wide").stdout, v.GPUs[0].UUID) {
 			t.Errorf("%s: UUIDs are to be in the wide table only", model)
 		}
 	}
@@ -49,7 +50,8 @@ func TestInspect_EveryModel(t *testing.T) {
 
 func TestInspect_Policy(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "policy.yaml")
-	policy := "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nrules:\n- {match: {indexes: [0]}, exclude: true}\n- {tiers: [exclusive]}\n"
+	policy := "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nrules:\n- {match: {indexes: [0]}, exclude: true}\n" +
+		"- {tiers: [exclusive]}\n"
 	if err := os.WriteFile(path, []byte(policy), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +74,8 @@ func TestInspect_UsageErrors(t *testing.T) {
 		"kubeconfig of nothing":      {[]string{"--kubeconfig", "x"}, []string{"--kubeconfig", "--from-cluster"}},
 		"no node":                    {[]string{"--from-cluster", ""}, []string{"--from-cluster is empty"}},
 		"node name that no Node has": {[]string{"--from-cluster", "Node_1"}, []string{"Node_1"}},
-		"a model and a cluster":      {[]string{"--from-cluster", "n", "--node-model", "t4"}, []string{"--node-model has no effect with --from-cluster"}},
+		"a model and a cluster": {[]string{"--from-cluster", "n", "--node-model", "t4"},
+			[]string{"--node-model has no effect with --from-cluster"}},
 		"a machine and a cluster": {
 			[]string{"--from-cluster", "n", "--driver-root", "/x", "--policy", "p", "--mps-socket", "s"},
 			[]string{"--driver-root has no effect", "--policy has no effect", "--mps-socket has no effect"},

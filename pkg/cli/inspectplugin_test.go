@@ -21,7 +21,8 @@ func TestInspect_EnvironmentOfThePlugin(t *testing.T) {
 		"DRIVER_NAME": "gpu.nvidia.com", "DRIVER_ROOT": "/run/nvidia/driver", "CONTAINER_DRIVER_ROOT": "/host/run/nvidia/driver",
 		"KUBELET_PLUGINS_DIR": "/k/plugins", "MPS_SOCKET": "/mps/s", "SYSFS": "/host/sys", "NVML_LIBRARY": "/lib",
 		// What the plugin does not have, or means otherwise.
-		"OUTPUT": "json", "POLICY": "/etc/policies", "NODE_NAME": "n", "NODE_MODEL": "t4", "KUBECONFIG": "/kube", "FROM_CLUSTER": "n", "ASCII": "true",
+		"OUTPUT": "json", "POLICY": "/etc/policies", "NODE_NAME": "n", "NODE_MODEL": "t4", "KUBECONFIG": "/kube",
+		"FROM_CLUSTER": "n", "ASCII": "true",
 	}
 	everything := []string{
 		"container-driver-root=/host/run/nvidia/driver", "driver-name=gpu.nvidia.com", "driver-root=/run/nvidia/driver",

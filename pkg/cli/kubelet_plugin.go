@@ -60,12 +60,14 @@ func newKubeletPlugin() *cobra.Command {
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.StringVar(&config.NodeName, "node-name", "", "name of this node's Node object")
-	flags.StringVar(&config.DriverName, "driver-name", v1alpha1.Group, "name of the DRA driver; "+nvidia.DriverName+" runs manifests written for NVIDIA's")
+	flags.StringVar(&config.DriverName, "driver-name", v1alpha1.Group,
+		"name of the DRA driver; "+nvidia.DriverName+" runs manifests written for NVIDIA's")
 	flags.StringVar(&config.PodUID, "pod-uid", "", "UID of this pod; lets the next release start alongside this one in a rolling update")
 	flags.StringVar(&config.DaemonSet, "daemonset", "",
 		"DaemonSet of this pod, as namespace/name; once it is deleted, a plugin without allocations removes its files when it ends")
 	flags.StringVar(&config.Kubeconfig, "kubeconfig", "", "kubeconfig file; empty for the pod's service account")
-	flags.Float32Var(&config.KubeQPS, "kube-api-qps", 1000, "sustained requests per second to the API server, which limits them by its own fairness")
+	flags.Float32Var(&config.KubeQPS, "kube-api-qps", 1000,
+		"sustained requests per second to the API server, which limits them by its own fairness")
 	flags.IntVar(&config.KubeBurst, "kube-api-burst", 1000, "burst of requests to the API server")
 	flags.StringVar(&config.PluginsDir, "kubelet-plugins-dir", kubeletplugin.KubeletPluginsDir, "the kubelet's plugins directory")
 	flags.StringVar(&config.RegistryDir, "kubelet-registry-dir", kubeletplugin.KubeletRegistryDir, "the kubelet's plugin registry directory")
@@ -73,16 +75,19 @@ func newKubeletPlugin() *cobra.Command {
 	flags.StringVar(&config.HookDir, "cdi-hook-dir", "", "directory of the hook programs that CDI specs name, at the same path on the host, "+
 		"for pods with user namespaces; empty for the plugin's own, which only root can access")
 	addDriver(flags, &config.DriverRoot, &config.ContainerDriverRoot, &config.NVMLLibrary, "/")
-	flags.StringVar(&config.CgroupRoot, "cgroup-root", "/sys/fs/cgroup", "root of the host's cgroup v2 hierarchy, for drivers that limit memory")
+	flags.StringVar(&config.CgroupRoot, "cgroup-root", "/sys/fs/cgroup",
+		"root of the host's cgroup v2 hierarchy, for drivers that limit memory")
 	flags.StringVar(&config.Sysfs, "sysfs", "/sys", "the node's sysfs")
 	flags.StringVar(&config.Procfs, "procfs", "/proc", "the node's procfs")
 	policies.addFile(flags)
 	flags.StringVar(&config.MPSSocket, "mps-socket", mps.DefaultSocket, "socket of cleave mps-supervisor; empty to disable MPS")
-	flags.BoolVar(&config.ListAttributes, "list-attributes", false, "publish numaNode as a list: the GPU's NUMA node and the others of its socket; "+
-		"needs the feature gate DRAListTypeAttributes, which the plugin checks at the API server")
+	flags.BoolVar(&config.ListAttributes, "list-attributes", false,
+		"publish numaNode as a list: the GPU's NUMA node and the others of its socket; "+
+			"needs the feature gate DRAListTypeAttributes, which the plugin checks at the API server")
 	flags.StringVar(&config.MetricsAddress, "metrics-address", ":8080", "address of /metrics, /healthz and /readyz; empty for none")
 	flags.DurationVar(&config.DriverRetry, "driver-retry", 2*time.Second, "time between attempts to reach the NVIDIA driver")
-	flags.DurationVar(&config.ReconcileEvery, "reconcile-every", 5*time.Minute, "time between comparisons of the node's claims with the API server")
+	flags.DurationVar(&config.ReconcileEvery, "reconcile-every", 5*time.Minute,
+		"time between comparisons of the node's claims with the API server")
 	service.addFlags(flags)
 	return cmd
 }

@@ -46,7 +46,8 @@ func newMPSSupervisor() *cobra.Command {
 	flags.StringVar(&config.DaemonCgroup, "daemon-cgroup", "", "directory of the cgroup v2 file system, outside of any pod, "+
 		"for daemons that outlive this process's container: /sys/fs/cgroup/cleave-mps; empty for none")
 	flags.DurationVar(&config.StartTimeout, "start-timeout", 20*time.Second, "how long a daemon may take to answer")
-	flags.DurationVar(&config.StopTimeout, "stop-timeout", 5*time.Second, "how long a daemon may take to end: when asked, after SIGTERM, and after SIGKILL")
+	flags.DurationVar(&config.StopTimeout, "stop-timeout", 5*time.Second,
+		"how long a daemon may take to end: when asked, after SIGTERM, and after SIGKILL")
 	service.addFlags(flags)
 	cmd.AddCommand(newRunDaemon(), newMPSStatus())
 	return cmd

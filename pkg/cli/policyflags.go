@@ -45,7 +45,8 @@ func (f *policyFlags) addFormat(flags *pflag.FlagSet, of string) {
 }
 
 func (f *policyFlags) addName(flags *pflag.FlagSet) {
-	flags.StringVar(&f.name, "policy-name", "", "policy to apply, as the node label "+v1alpha1.PolicyLabel+" would select it; empty for the default")
+	flags.StringVar(&f.name, "policy-name", "",
+		"policy to apply, as the node label "+v1alpha1.PolicyLabel+" would select it; empty for the default")
 }
 
 // load reads the files and picks the policy.

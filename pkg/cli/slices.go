@@ -70,7 +70,8 @@ func newSlices() *cobra.Command {
 				return err
 			}
 			if f.policyName == policy.BuiltIn && f.policy.file != "" {
-				fmt.Fprintf(cmd.ErrOrStderr(), "cleave: %s has no policy named %s: this is what a node without the label %s publishes, which offers every tier; --policy-name picks one\n",
+				fmt.Fprintf(cmd.ErrOrStderr(), "cleave: %s has no policy named %s: this is what a node without the label %s publishes, which offers "+
+					"every tier; --policy-name picks one\n",
 					f.policy.file, v1alpha1.DefaultPolicy, v1alpha1.PolicyLabel)
 			}
 			for _, p := range node.Problems {

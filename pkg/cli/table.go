@@ -23,7 +23,8 @@ func printTable(w io.Writer, list *resourceapi.ResourceSliceList) error {
 			if capacity, ok := d.Capacity["memory"]; ok {
 				memory = fmt.Sprintf("%.1fGi", float64(capacity.Value.Value())/(1<<30))
 			}
-			fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", i, d.Name, attribute(d, "type"), attribute(d, "profile"), attribute(d, "productName"),
+			fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", i, d.Name, attribute(d, "type"), attribute(d, "profile"),
+				attribute(d, "productName"),
 				memory, attribute(d, "resource.kubernetes.io/numaNode"), attribute(d, "nvlinkCount"), attribute(d, "uuid"))
 		}
 	}

@@ -71,16 +71,18 @@ func TestSlices_ExamplePolicies(t *testing.T) {
 func TestValidate_Problems(t *testing.T) {
 	dir := t.TempDir()
 	for name, data := range map[string]string{
-		"bad.yaml":   "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nrules: [{mps: {shares: 0}, timeSlice: {shares: 0}}]",
-		"good.yaml":  "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nmetadata: {name: x}\nrules: [{mig: {layout: {1g.6gb: 4}}}]",
-		"pods.yaml":  "apiVersion: v1\nkind: Pod\n---\napiVersion: v1\nkind: Pod\n---\napiVersion: v1\nkind: Namespace\n",
-		"claim.yaml": "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c}\nspec: {devices: {requests: [{name: r, exactly: {deviceClassName: other.example.com}}]}}\n---\napiVersion: v1\nkind: Pod\n",
+		"bad.yaml":  "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nrules: [{mps: {shares: 0}, timeSlice: {shares: 0}}]",
+		"good.yaml": "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nmetadata: {name: x}\nrules: [{mig: {layout: {1g.6gb: 4}}}]",
+		"pods.yaml": "apiVersion: v1\nkind: Pod\n---\napiVersion: v1\nkind: Pod\n---\napiVersion: v1\nkind: Namespace\n",
+		"claim.yaml": "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c}\n" +
+			"spec: {devices: {requests: [{name: r, exactly: {deviceClassName: other.example.com}}]}}\n---\napiVersion: v1\nkind: Pod\n",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(data), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	bad, good, pods, claim := filepath.Join(dir, "bad.yaml"), filepath.Join(dir, "good.yaml"), filepath.Join(dir, "pods.yaml"), filepath.Join(dir, "claim.yaml")
+	bad, good, pods, claim := filepath.Join(dir, "bad.yaml"), filepath.Join(dir, "good.yaml"), filepath.Join(dir,
+		"pods.yaml"), filepath.Join(dir, "claim.yaml")
 	lines := func(text ...string) string { return strings.Join(text, "\n") + "\n" }
 	tests := map[string]struct {
 		args           []string
@@ -88,14 +90,18 @@ func TestValidate_Problems(t *testing.T) {
 		stdout, stderr string
 	}{
 		"ok": {[]string{"-f", good, "--file", claim, "-f", pods}, exitOK, lines(
-			good+": ok: NodePolicy x", claim+": ok: ResourceClaim c; passed over: Pod", pods+": nothing to check: passed over: Pod ×2, Namespace"), ""},
+			good+": ok: NodePolicy x", claim+": ok: ResourceClaim c; passed over: Pod", pods+": nothing to check: passed over: Pod ×2, Namespace"),
+			""},
 		"problems": {[]string{"-f", bad}, exitFailed, lines(
-			bad+`: policy "default": rules[0].timeSlice.shares: Invalid value: 0: must be 1 to 1000`, bad+`: policy "default": rules[0].mps.shares: Invalid value: 0: must be 1 to 60`), "cleave: there are 2 problems\n"},
+			bad+`: policy "default": rules[0].timeSlice.shares: Invalid value: 0: must be 1 to 1000`,
+			bad+`: policy "default": rules[0].mps.shares: Invalid value: 0: must be 1 to 60`), "cleave: there are 2 problems\n"},
 		"on a model": {[]string{"-f", good, "-f", claim, "--node-model", "l40s"}, exitFailed, lines(
 			good+`: policy "x": on a node of model l40s: rules[0].mig: NVIDIA L40S cannot be partitioned: match only GPUs that can be`,
-			"note: "+claim+`: ResourceClaim c: spec.devices.requests[0].exactly.deviceClassName: DeviceClass "other.example.com" is neither in these files nor one of Cleave's: not held against a node of model l40s`,
+			"note: "+claim+`: ResourceClaim c: spec.devices.requests[0].exactly.deviceClassName: DeviceClass "other.example.com" `+
+				"is neither in these files nor one of Cleave's: not held against a node of model l40s",
 			claim+": ok: ResourceClaim c; passed over: Pod"), "cleave: there is a problem\n"},
-		"on a model that fits": {[]string{"-f", good, "--node-model", "a30", "--policy-name", "x"}, exitOK, lines(good + ": ok: NodePolicy x"), ""},
+		"on a model that fits": {[]string{"-f", good, "--node-model", "a30", "--policy-name", "x"}, exitOK,
+			lines(good + ": ok: NodePolicy x"), ""},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -118,14 +124,16 @@ func TestValidate_UsageErrors(t *testing.T) {
 		{[]string{"-f", policies, "--this-node", "--node-model", "t4"}, "--this-node and --node-model exclude each other"},
 		{[]string{"-f", policies, "--driver-root", "/x"}, "--driver-root is about this machine: add --this-node"},
 		{[]string{"-f", policies, "--policy-name", "training"}, "--policy-name selects the policy of a node: add --node-model or --this-node"},
-		{[]string{"-f", policies, "--node-model", "t4", "--policy-name", "x"}, `there is no policy "x": choose one of development, existing, inference`},
+		{[]string{"-f", policies, "--node-model", "t4", "--policy-name", "x"},
+			`there is no policy "x": choose one of development, existing, inference`},
 		{[]string{"-f", policies, "--node-model", "t5"}, `unknown node model "t5": choose one of`},
 		{[]string{"-f", policies, "--driver-name", "A B"}, "--driver-name"},
 		{[]string{"--fiel", policies}, "unknown flag: --fiel"},
 		{[]string{"-f"}, "flag needs an argument: 'f'"},
 	} {
 		got := cleave(t, append([]string{"validate"}, tt.args...)...)
-		if got.code != exitUsage || got.stdout != "" || !strings.Contains(got.stderr, tt.want) || !strings.Contains(got.stderr, "Run 'cleave validate --help' for usage.") {
+		if got.code != exitUsage || got.stdout != "" || !strings.Contains(got.stderr, tt.want) ||
+			!strings.Contains(got.stderr, "Run 'cleave validate --help' for usage.") {
 			t.Errorf("%q: got code %d, stdout %q, stderr %q, want %q", tt.args, got.code, got.stdout, got.stderr, tt.want)
 		}
 	}
@@ -133,7 +141,8 @@ func TestValidate_UsageErrors(t *testing.T) {
 
 func TestSlices_PolicyErrors(t *testing.T) {
 	misfit := filepath.Join(t.TempDir(), "misfit.yaml")
-	if err := os.WriteFile(misfit, []byte("apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nrules: [{mig: {layout: {3g.40gb: 3}}}]"), 0o600); err != nil {
+	if err := os.WriteFile(misfit, []byte("apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nrules: [{mig: {layout: {3g.40gb: 3}}}]"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, command := range []string{"slices", "inspect"} {
@@ -144,8 +153,11 @@ func TestSlices_PolicyErrors(t *testing.T) {
 		}{
 			{[]string{"--policy", policies, "--policy-name", "inference"}, exitOK, "3g.40gb"},
 			{[]string{"--policy", policies}, exitOK, "timeslice"},
-			{[]string{"--policy", policies, "--policy-name", "x"}, exitUsage, `there is no policy "x": choose one of development, existing, inference`},
-			{[]string{"--policy", misfit}, exitUsage, `policy "default" does not fit this node: rules[0].mig.layout: 3g.40gb ×3 do not fit an NVIDIA H100 80GB HBM3; free after 3g.40gb ×2: none`},
+			{[]string{"--policy", policies, "--policy-name", "x"}, exitUsage,
+				`there is no policy "x": choose one of development, existing, inference`},
+			{[]string{"--policy", misfit}, exitUsage,
+				`policy "default" does not fit this node: rules[0].mig.layout: 3g.40gb ×3 do not fit ` +
+					"an NVIDIA H100 80GB HBM3; free after 3g.40gb ×2: none"},
 			{[]string{"--policy", misfit + "x"}, exitUsage, "misfit.yamlx: no such file"},
 		} {
 			got := cleave(t, append([]string{command, "--node-model", "hgx-h100"}, tt.args...)...)
@@ -156,7 +168,8 @@ func TestSlices_PolicyErrors(t *testing.T) {
 			if command == "inspect" && tt.want == "timeslice" {
 				tt.want = "by policy built-in"
 			}
-			if builtIn := command == "slices" && len(tt.args) == 2 && tt.code == exitOK; builtIn != strings.Contains(got.stderr, "has no policy named default") {
+			if builtIn := command == "slices" && len(tt.args) == 2 &&
+				tt.code == exitOK; builtIn != strings.Contains(got.stderr, "has no policy named default") {
 				t.Errorf("%s %q: got stderr %q, want a word on the policy that was not picked: %t", command, tt.args, got.stderr, builtIn)
 			}
 			if got.code != tt.code || !strings.Contains(said, tt.want) {
@@ -168,7 +181,8 @@ func TestSlices_PolicyErrors(t *testing.T) {
 
 func TestSlices_NoPartitions(t *testing.T) {
 	p := filepath.Join(t.TempDir(), "p.yaml")
-	if err := os.WriteFile(p, []byte("apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nrules: [{match: {indexes: [0]}, tiers: [exclusive, mig]}, {tiers: [exclusive]}]"), 0o600); err != nil {
+	if err := os.WriteFile(p, []byte("apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\n"+
+		"rules: [{match: {indexes: [0]}, tiers: [exclusive, mig]}, {tiers: [exclusive]}]"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	got := cleave(t, "slices", "--node-model", "a30", "--policy", p)

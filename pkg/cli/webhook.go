@@ -47,7 +47,8 @@ func newWebhook() *cobra.Command {
 	flags.StringVar(&server.CertFile, "tls-cert-file", "", "certificate in PEM format; reread when it changes")
 	flags.StringVar(&server.KeyFile, "tls-private-key-file", "", "its private key")
 	flags.StringVar(&server.Rules.Driver, "driver-name", server.Rules.Driver, "name of the DRA driver whose parameters are checked")
-	flags.StringSliceVar(&server.Rules.SingleShare, "single-share-classes", server.Rules.SingleShare, "DeviceClasses that allow only one device per request")
+	flags.StringSliceVar(&server.Rules.SingleShare, "single-share-classes", server.Rules.SingleShare,
+		"DeviceClasses that allow only one device per request")
 	service.addFlags(flags)
 	return cmd
 }

@@ -105,10 +105,12 @@ func TestCreateNodes_HostMountNamespace(t *testing.T) {
 	}
 	defer func() { _ = init.Process.Kill(); _ = init.Wait() }()
 	procfs := filepath.Join(dir, "proc/1/ns")
-	if err := errors.Join(os.MkdirAll(procfs, 0o700), os.Symlink("/proc/"+strconv.Itoa(init.Process.Pid)+"/ns/mnt", filepath.Join(procfs, "mnt"))); err != nil {
+	if err := errors.Join(os.MkdirAll(procfs, 0o700),
+		os.Symlink("/proc/"+strconv.Itoa(init.Process.Pid)+"/ns/mnt", filepath.Join(procfs, "mnt"))); err != nil {
 		t.Fatal(err)
 	}
-	if err := (Root{Host: host, Here: filepath.Join(dir, "seen")}).CreateNodes(t.Context(), filepath.Join(dir, "proc"), Nodes{UVM: true}); err != nil {
+	if err := (Root{Host: host, Here: filepath.Join(dir, "seen")}).CreateNodes(t.Context(), filepath.Join(dir, "proc"),
+		Nodes{UVM: true}); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(calls); err != nil || string(got) != "-c 0 -u\n" {

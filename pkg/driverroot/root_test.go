@@ -75,7 +75,8 @@ func TestDevices(t *testing.T) {
 }
 
 func TestFind(t *testing.T) {
-	for _, path := range []string{"/usr/bin/nvidia-smi", "/usr/local/nvidia/bin/nvidia-smi", "/usr/local/bin/nvidia-smi", "/opt/bin/nvidia-smi", "/bin/nvidia-smi", "/usr/sbin/nvidia-smi"} {
+	for _, path := range []string{"/usr/bin/nvidia-smi", "/usr/local/nvidia/bin/nvidia-smi", "/usr/local/bin/nvidia-smi",
+		"/opt/bin/nvidia-smi", "/bin/nvidia-smi", "/usr/sbin/nvidia-smi"} {
 		root := t.TempDir()
 		lay(t, root, path)
 		if got, found := (Root{Host: "/driver", Here: root}).Find("nvidia-smi"); !found || got != path {
@@ -120,17 +121,20 @@ func TestLaunch(t *testing.T) {
 		}},
 		// Container-Optimized OS: entering the root would fail, as the loader is not there.
 		"neither": {[]string{"lib64/libnvidia-ml.so.1"}, func(root string) launch {
-			return launch{Path: root + "/bin/smi", Args: []string{root + "/bin/smi", "-L"}, Env: append(append([]string{}, environment...), "LD_LIBRARY_PATH="+root+"/lib64")}
+			return launch{Path: root + "/bin/smi", Args: []string{root + "/bin/smi", "-L"},
+				Env: append(append([]string{}, environment...), "LD_LIBRARY_PATH="+root+"/lib64")}
 		}},
 		"dev without loader": {[]string{"dev/null", "usr/lib64/libnvidia-ml.so.1"}, func(root string) launch {
-			return launch{Path: root + "/bin/smi", Args: []string{root + "/bin/smi", "-L"}, Env: append(append([]string{}, environment...), "LD_LIBRARY_PATH="+root+"/usr/lib64")}
+			return launch{Path: root + "/bin/smi", Args: []string{root + "/bin/smi", "-L"},
+				Env: append(append([]string{}, environment...), "LD_LIBRARY_PATH="+root+"/usr/lib64")}
 		}},
 		"loader without dev": {[]string{loader}, func(root string) launch {
 			var dirs []string
 			for _, d := range libraryDirs {
 				dirs = append(dirs, filepath.Join(root, d))
 			}
-			return launch{Path: root + loader, Args: []string{root + loader, "--library-path", strings.Join(dirs, ":"), root + "/bin/smi", "-L"}, Env: environment}
+			return launch{Path: root + loader,
+				Args: []string{root + loader, "--library-path", strings.Join(dirs, ":"), root + "/bin/smi", "-L"}, Env: environment}
 		}},
 	}
 	for name, tt := range tests {
@@ -149,7 +153,8 @@ func TestLaunch(t *testing.T) {
 
 func TestVersions(t *testing.T) {
 	root := t.TempDir()
-	lay(t, root, "usr/lib64/libnvidia-ml.so.590.48.01", "usr/lib64/libnvidia-ml.so.1", "lib64/libnvidia-ml.so.580.95.05", "usr/lib64/libcuda.so.1.2")
+	lay(t, root, "usr/lib64/libnvidia-ml.so.590.48.01", "usr/lib64/libnvidia-ml.so.1",
+		"lib64/libnvidia-ml.so.580.95.05", "usr/lib64/libcuda.so.1.2")
 	got, err := (Root{Host: "/driver", Here: root}).Versions()
 	if diff := cmp.Diff([]string{"580.95.05", "590.48.01"}, got); diff != "" || err != nil {
 		t.Errorf("%v: versions (-want +got):\n%s", err, diff)

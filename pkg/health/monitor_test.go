@@ -19,7 +19,8 @@ func TestMonitor_FirstLook(t *testing.T) {
 	f.answer(2, Reading{Err: gpu.ErrLost})
 	d := &diary{start: time.Now()}
 	NewMonitor(f, d).Start(t.Context())
-	check(t, "after the start", "0s: GPU 0 +[] -[] =[]\n0s: GPU 1 +[needs-reset] -[] =[needs-reset]\n0s: GPU 2 +[gpu-lost] -[] =[gpu-lost]", d.read())
+	check(t, "after the start", "0s: GPU 0 +[] -[] =[]\n0s: GPU 1 +[needs-reset] -[] =[needs-reset]\n0s: GPU 2 +[gpu-lost] -[] =[gpu-lost]",
+		d.read())
 	if f.askedBlind {
 		t.Error("GPUs were asked before events were watched: what happens between would be missed")
 	}

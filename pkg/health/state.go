@@ -214,7 +214,8 @@ func (s *State) fail(err error, now time.Time) {
 	switch {
 	case errors.Is(err, gpu.ErrHangs):
 		// The call has already exceeded nvml.Patience.
-		s.add(Condition{Reason: ReasonHangs, Message: "a call to the driver about the GPU has not returned: " + err.Error(), rank: rankSilent}, now)
+		s.add(Condition{Reason: ReasonHangs, Message: "a call to the driver about the GPU has not returned: " + err.Error(), rank: rankSilent},
+			now)
 	case errors.Is(err, gpu.ErrAbsent):
 		s.gone = true
 		s.add(Condition{Reason: ReasonAbsent, Message: "the GPU was removed: " + err.Error(), rank: rankLost}, now)
@@ -258,7 +259,8 @@ func (s *State) act(action gpu.RecoveryAction, now time.Time) (done bool) {
 	s.action = action
 	requested := Condition{}
 	if action != gpu.RecoveryNone {
-		requested = Condition{Reason: ReasonNeedsSomething, Message: fmt.Sprintf("the driver requests recovery action %d", action), rank: rankAction}
+		requested = Condition{Reason: ReasonNeedsSomething,
+			Message: fmt.Sprintf("the driver requests recovery action %d", action), rank: rankAction}
 		for i, a := range actions {
 			if a.action == action {
 				requested.Reason, requested.Message, requested.rank = a.reason, a.message, rankAction+i

@@ -104,7 +104,8 @@ func (b *builder) partitions() {
 		b.view.Partitions[len(b.view.Partitions)-1].GI = &p.GI
 	}
 	b.own(func(r *records.Record, d *records.Device) {
-		if d.Partition == nil || d.AdminAccess || slices.ContainsFunc(exist, func(p gpu.Partition) bool { return p.Place() == d.Partition.Place() }) {
+		if d.Partition == nil || d.AdminAccess ||
+			slices.ContainsFunc(exist, func(p gpu.Partition) bool { return p.Place() == d.Partition.Place() }) {
 			return
 		}
 		switch r.State {
@@ -112,8 +113,9 @@ func (b *builder) partitions() {
 			b.enter(*d.Partition, PartitionPreparing, []Claim{claimOf(r, d)})
 		case records.Prepared:
 			b.enter(*d.Partition, PartitionMissing, []Claim{claimOf(r, d)})
-			b.view.Notes = append(b.view.Notes, fmt.Sprintf("claim %s/%s is allocated %s, which does not exist: it was destroyed outside of Cleave, "+
-				"or the plugin has not run since the node booted; delete the claim's pods", r.Claim.Namespace, r.Claim.Name, d.Device))
+			b.view.Notes = append(b.view.Notes,
+				fmt.Sprintf("claim %s/%s is allocated %s, which does not exist: it was destroyed outside of Cleave, "+
+					"or the plugin has not run since the node booted; delete the claim's pods", r.Claim.Namespace, r.Claim.Name, d.Device))
 		case records.Releasing: // it is destroyed, as intended
 		}
 	})

@@ -35,12 +35,15 @@ func (d *dice) number() int64 {
 }
 
 func (d *dice) word() string {
-	return pick(d, "", "a", "gpu-0000-1b-00-0", "gpu-0000-1b-00-0-mig-19-6", "mig", "gpu", "timeslice", "mps", "0000:1b:00.0", "1g.10gb", "1g.10gb+me",
-		"+", ".", "NV", "NODE", "\x1b[2J", "x\nnewline", "\xff\xfe", "ünïcode", "0", "pci0000:15", "slice-7", "slice--1", "slice-99999999999999999999")
+	return pick(d, "", "a", "gpu-0000-1b-00-0", "gpu-0000-1b-00-0-mig-19-6", "mig", "gpu", "timeslice", "mps",
+		"0000:1b:00.0", "1g.10gb", "1g.10gb+me",
+		"+", ".", "NV", "NODE", "\x1b[2J", "x\nnewline", "\xff\xfe", "ünïcode", "0",
+		"pci0000:15", "slice-7", "slice--1", "slice-99999999999999999999")
 }
 
 func (d *dice) quantity() resource.Quantity {
-	return pick(d, resource.MustParse("0"), resource.MustParse("1"), resource.MustParse("-1"), resource.MustParse("79Gi"), resource.MustParse("500m"),
+	return pick(d, resource.MustParse("0"), resource.MustParse("1"), resource.MustParse("-1"),
+		resource.MustParse("79Gi"), resource.MustParse("500m"),
 		resource.MustParse("9E"), resource.MustParse("9999999999999999999999"), resource.Quantity{})
 }
 
@@ -63,10 +66,12 @@ func (d *dice) attribute() resourceapi.DeviceAttribute {
 
 func (d *dice) device() resourceapi.Device {
 	dev := resourceapi.Device{
-		Name: d.word(), Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}, Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{},
+		Name: d.word(), Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{},
+		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{},
 	}
 	for range d.roll(12) {
-		name := pick[resourceapi.QualifiedName](d, "type", "uuid", "parentUUID", "profile", "giProfileID", "placementStart", "placementSize", "productName",
+		name := pick[resourceapi.QualifiedName](d, "type", "uuid", "parentUUID", "profile", "giProfileID", "placementStart",
+			"placementSize", "productName",
 			"index", "nvlinkCount", "nvlinkGroup", "pcieSwitch", "cpuAffinity", "migCapable", "resource.kubernetes.io/pciBusID", "fabricCliqueID",
 			"resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode", testDriver+"/type", "driverVersion", "fabricClusterUUID")
 		dev.Attributes[name] = d.attribute()
@@ -85,7 +90,8 @@ func (d *dice) device() resourceapi.Device {
 		dev.ConsumesCounters = append(dev.ConsumesCounters, resourceapi.DeviceCounterConsumption{CounterSet: d.word(), Counters: d.counters()})
 	}
 	for range d.roll(3) {
-		dev.Taints = append(dev.Taints, resourceapi.DeviceTaint{Key: d.word(), Value: d.word(), Effect: resourceapi.DeviceTaintEffect(pick(d, "NoSchedule", "None", "", "?"))})
+		dev.Taints = append(dev.Taints, resourceapi.DeviceTaint{Key: d.word(), Value: d.word(),
+			Effect: resourceapi.DeviceTaintEffect(pick(d, "NoSchedule", "None", "", "?"))})
 	}
 	if d.roll(3) == 0 {
 		dev.AllowMultipleAllocations = ptr(d.roll(2) == 0)
@@ -106,7 +112,8 @@ func (d *dice) pool() Pool {
 	count := d.roll(4)
 	for i := range count {
 		s := resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(i)}, Spec: resourceapi.ResourceSliceSpec{
-			Driver: testDriver, NodeName: ptr(testNode), Pool: resourceapi.ResourcePool{Name: testNode, Generation: 1, ResourceSliceCount: int64(count)},
+			Driver: testDriver, NodeName: ptr(testNode),
+			Pool: resourceapi.ResourcePool{Name: testNode, Generation: 1, ResourceSliceCount: int64(count)},
 		}}
 		for range d.roll(6) {
 			s.Spec.Devices = append(s.Spec.Devices, d.device())
@@ -119,7 +126,8 @@ func (d *dice) pool() Pool {
 	for range d.roll(5) {
 		r := resourceapi.DeviceRequestAllocationResult{Driver: testDriver, Pool: testNode, Device: d.word()}
 		for range d.roll(3) {
-			r.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{pick[resourceapi.QualifiedName](d, "shares", "memory", "cores"): d.quantity()}
+			r.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{pick[resourceapi.QualifiedName](d, "shares",
+				"memory", "cores"): d.quantity()}
 		}
 		if d.roll(3) == 0 {
 			r.AdminAccess = ptr(d.roll(2) == 0)

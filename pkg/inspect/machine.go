@@ -66,7 +66,8 @@ func (h *Hardware) orphans() []string {
 	for _, r := range h.Records {
 		for _, name := range r.GPUs() {
 			if h.Node.Find(name) == nil {
-				problems = append(problems, fmt.Sprintf("claim %s/%s is allocated a part of %s, which is missing", r.Claim.Namespace, r.Claim.Name, name))
+				problems = append(problems, fmt.Sprintf("claim %s/%s is allocated a part of %s, which is missing",
+					r.Claim.Namespace, r.Claim.Name, name))
 			}
 		}
 	}

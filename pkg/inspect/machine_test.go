@@ -146,7 +146,8 @@ func TestOfMachine_ExclusiveShare(t *testing.T) {
 			allocated = append(allocated, s)
 		}
 	}
-	if len(allocated) != 1 || allocated[0].Type != typeGPU || allocated[0].State != Allocated || allocated[0].Claims[0].Has != nil || allocated[0].Claims[0].Interval != "Long" {
+	if len(allocated) != 1 || allocated[0].Type != typeGPU || allocated[0].State != Allocated || allocated[0].Claims[0].Has != nil ||
+		allocated[0].Claims[0].Interval != "Long" {
 		t.Errorf("allocated are %+v, want the whole GPU with its interval and no amounts", allocated)
 	}
 }

@@ -31,7 +31,8 @@ type IncompleteError struct {
 }
 
 func (e *IncompleteError) Error() string {
-	return fmt.Sprintf("pool %s is incomplete: it has %d of %d slices of generation %d, and the scheduler allocates nothing from it meanwhile; "+
+	return fmt.Sprintf("pool %s is incomplete: it has %d of %d slices of generation %d, and the scheduler allocates nothing "+
+		"from it meanwhile; "+
 		"the plugin may be publishing, so try again, and if it persists, see the plugin's log on that node", e.Pool, e.Have, e.Want, e.Generation)
 }
 
@@ -143,7 +144,8 @@ func (d *decoder) devices(s *resourceapi.ResourceSlice) {
 		dev := published{Device: &s.Spec.Devices[i], driver: d.pool.Driver, pool: s.Spec.Pool.Name}
 		name := deviceKey(dev.pool, dev.Name)
 		if _, twice := d.byName[name]; twice {
-			d.view.Problems = append(d.view.Problems, fmt.Sprintf("device %s is published twice: the scheduler allocates nothing from the pool", dev.Name))
+			d.view.Problems = append(d.view.Problems,
+				fmt.Sprintf("device %s is published twice: the scheduler allocates nothing from the pool", dev.Name))
 			continue
 		}
 		key := deviceKey(dev.pool, dev.parent())
@@ -241,7 +243,8 @@ func (d *decoder) facts(g *decoded, dev published, s *Shape) {
 	for _, n := range []struct {
 		to   **int
 		name string
-	}{{&v.NUMANode, "resource.kubernetes.io/numaNode"}, {&v.NVLinks, "nvlinkCount"}, {&v.FabricCliqueID, "fabricCliqueID"}, {&g.index, "index"}} {
+	}{{&v.NUMANode, "resource.kubernetes.io/numaNode"}, {&v.NVLinks, "nvlinkCount"}, {&v.FabricCliqueID,
+		"fabricCliqueID"}, {&g.index, "index"}} {
 		if *n.to == nil {
 			*n.to = dev.number(n.name)
 		}

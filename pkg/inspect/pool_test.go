@@ -54,7 +54,8 @@ func result(name string) resourceapi.DeviceRequestAllocationResult {
 // part is a part of a shared device.
 func part(name, memory, cores string) resourceapi.DeviceRequestAllocationResult {
 	r := result(name)
-	r.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"shares": resource.MustParse("1"), "memory": resource.MustParse(memory)}
+	r.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"shares": resource.MustParse("1"),
+		"memory": resource.MustParse(memory)}
 	if cores != "" {
 		r.ConsumedCapacity["cores"] = resource.MustParse(cores)
 	}
@@ -225,10 +226,11 @@ func TestOfPool_Errors(t *testing.T) {
 		driver string
 		want   string
 	}{
-		"nothing at all":            {nil, testDriver, "node gpu-1 has no ResourceSlices of driver gpu.cleave.dev"},
-		"of another driver":         {full.Slices, "gpu.example.com", "node gpu-1 has no ResourceSlices of driver gpu.example.com"},
-		"a slice is missing":        {full.Slices[1:], testDriver, "pool gpu-1 is incomplete: it has 2 of 3 slices of generation 1"},
-		"a new generation begins":   {append([]resourceapi.ResourceSlice{newer}, full.Slices...), testDriver, "pool gpu-1 is incomplete: it has 1 of 3 slices of generation 2"},
+		"nothing at all":     {nil, testDriver, "node gpu-1 has no ResourceSlices of driver gpu.cleave.dev"},
+		"of another driver":  {full.Slices, "gpu.example.com", "node gpu-1 has no ResourceSlices of driver gpu.example.com"},
+		"a slice is missing": {full.Slices[1:], testDriver, "pool gpu-1 is incomplete: it has 2 of 3 slices of generation 1"},
+		"a new generation begins": {append([]resourceapi.ResourceSlice{newer}, full.Slices...), testDriver,
+			"pool gpu-1 is incomplete: it has 1 of 3 slices of generation 2"},
 		"an old one is still there": {append([]resourceapi.ResourceSlice{older}, full.Slices...), testDriver, ""},
 	}
 	for name, tt := range tests {
@@ -281,7 +283,9 @@ func TestOfPool_OtherDriver(t *testing.T) {
 	slice := resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: resourceapi.ResourceSliceSpec{
 		Driver: "gpu.example.com", NodeName: ptr("n"), Pool: resourceapi.ResourcePool{Name: "n", Generation: 3, ResourceSliceCount: 1},
 		Devices: []resourceapi.Device{
-			{Name: "gpu-1", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"gpu.example.com/productName": str("B\x1b[31m\nPROBLEM: none"), "uuid": str("GPU-b")}},
+			{Name: "gpu-1", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+				"gpu.example.com/productName": str("B\x1b[31m\nPROBLEM: none"), "uuid": str("GPU-b"),
+			}},
 			{Name: "gpu-0", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"productName": str("A"), "uuid": str("GPU-a")}},
 			{Name: "gpu-0", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"uuid": str("GPU-a")}},
 		},

@@ -191,7 +191,8 @@ func (p *printer) board(gpus []GPU, name int, used map[fill]bool) {
 			if label != "" && utf8.RuneCountInString(label) < room-1 {
 				label += " "
 			}
-			line.WriteString(edge + label + strings.Repeat(p.pick(fills[s.fill].ascii, fills[s.fill].unicode), max(0, room-utf8.RuneCountInString(label))))
+			line.WriteString(edge + label + strings.Repeat(p.pick(fills[s.fill].ascii, fills[s.fill].unicode),
+				max(0, room-utf8.RuneCountInString(label))))
 		}
 		p.linef("  %-*s %s%s", name, gpus[i].Name, line.String(), edge)
 	}

@@ -18,12 +18,14 @@ const (
 var meanings = map[string]string{
 	publish.TaintOccupied: "its place is occupied by a partition without a claim: an unmanaged one, one still in use after its release, " +
 		"or one of another layout; cleave inspect on the node shows which",
-	publish.TaintNoMPS:      "cleave mps-supervisor does not answer on the node: running programs continue, new claims wait",
-	publish.TaintUnhealthy:  "the GPU is unhealthy: the value is the reason; the taint is removed on recovery",
-	publish.TaintIncomplete: "device nodes or files of the NVIDIA driver are missing, see the Event DriverIncomplete: prepared claims stay, new ones wait",
-	publish.TaintConflict:   "another driver offers the GPU too, such as a device plugin: leave it to one of the two",
-	publish.TaintDraining:   "the plugin is releasing the NVIDIA driver, for an update or before its removal: allocations stay, new claims wait",
-	publish.TaintWithdrawn:  "the node no longer offers it: allocations stay until their claims end",
+	publish.TaintNoMPS:     "cleave mps-supervisor does not answer on the node: running programs continue, new claims wait",
+	publish.TaintUnhealthy: "the GPU is unhealthy: the value is the reason; the taint is removed on recovery",
+	publish.TaintIncomplete: "device nodes or files of the NVIDIA driver are missing, see the Event DriverIncomplete: prepared claims " +
+		"stay, new ones wait",
+	publish.TaintConflict: "another driver offers the GPU too, such as a device plugin: leave it to one of the two",
+	publish.TaintDraining: "the plugin is releasing the NVIDIA driver, for an update or before its removal: allocations stay, " +
+		"new claims wait",
+	publish.TaintWithdrawn: "the node no longer offers it: allocations stay until their claims end",
 }
 
 // taintOf is a taint with its meaning.

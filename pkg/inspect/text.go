@@ -280,7 +280,8 @@ func (p *printer) claims() {
 					by = claimText(h)
 				}
 			}
-			rows = append(rows, []string{g.Name, partitionText(part.Profile, part.Placement), partitionWords[part.State], by, orDash(part.details())})
+			rows = append(rows, []string{g.Name, partitionText(part.Profile, part.Placement), partitionWords[part.State],
+				by, orDash(part.details())})
 		}
 	}
 	if len(rows) > 1 {

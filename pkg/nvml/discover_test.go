@@ -159,7 +159,8 @@ func wantProblem(t *testing.T, lib *fakeLibrary, says ...string) {
 func TestDiscover_LostGPU(t *testing.T) {
 	for _, call := range []string{
 		"PCIInfo", "UUID", "MinorNumber", "Name", "Brand", "Architecture", "CUDAComputeCapability", "MemoryTotalReserved", "ECCMode",
-		"AddressingMode", "NVLinkState", "NVLinkState(2)", "NVLinkVersion", "NVLinkRemoteDeviceType", "FieldValues", "FabricInfo", "MIGMode", "GPUInstanceProfileInfo", "GPUInstancePossiblePlacements",
+		"AddressingMode", "NVLinkState", "NVLinkState(2)", "NVLinkVersion", "NVLinkRemoteDeviceType", "FieldValues", "FabricInfo", "MIGMode",
+		"GPUInstanceProfileInfo", "GPUInstancePossiblePlacements",
 	} {
 		t.Run(call, func(t *testing.T) {
 			lost := h100(1)

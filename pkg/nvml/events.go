@@ -109,13 +109,14 @@ func (e *Events) Next(timeout time.Duration) (event gpu.Event, happened bool, er
 		data     EventData
 		happened bool
 	}
-	a, err := bounded(context.Background(), e.session.dogs.events, "nvmlEventSetWait_v2", timeout+e.session.patience.Read, true, func() (answer, error) {
-		if e.session.epoch.Load() != e.epoch {
-			return answer{}, errRestarted
-		}
-		data, happened, err := e.set.Wait(timeout)
-		return answer{data, happened}, err
-	})
+	a, err := bounded(context.Background(), e.session.dogs.events, "nvmlEventSetWait_v2", timeout+e.session.patience.Read,
+		true, func() (answer, error) {
+			if e.session.epoch.Load() != e.epoch {
+				return answer{}, errRestarted
+			}
+			data, happened, err := e.set.Wait(timeout)
+			return answer{data, happened}, err
+		})
 	if err != nil || !a.happened {
 		if err != nil {
 			e.hanging = e.hanging || errors.Is(err, gpu.ErrHangs)

@@ -41,26 +41,27 @@ type EventData struct {
 
 // Device is a handle to one physical GPU.
 type Device interface {
-	Handle() any                                                          // nvmlDevice_t: equal for the same GPU; only for comparison
-	UUID() (string, error)                                                // nvmlDeviceGetUUID
-	MinorNumber() (int, error)                                            // nvmlDeviceGetMinorNumber
-	PCIInfo() (PCIInfo, error)                                            // nvmlDeviceGetPciInfo_v3
-	Name() (string, error)                                                // nvmlDeviceGetName
-	Brand() (int, error)                                                  // nvmlDeviceGetBrand: NVML_BRAND_*
-	Architecture() (int, error)                                           // nvmlDeviceGetArchitecture: NVML_DEVICE_ARCH_*
-	CUDAComputeCapability() (major, minor int, err error)                 // nvmlDeviceGetCudaComputeCapability
-	MemoryTotal() (uint64, error)                                         // nvmlDeviceGetMemoryInfo: total, bytes
-	MemoryTotalReserved() (total, reserved uint64, err error)             // nvmlDeviceGetMemoryInfo_v2, bytes
-	ECCMode() (current, pending bool, err error)                          // nvmlDeviceGetEccMode
-	AddressingMode() (int, error)                                         // nvmlDeviceGetAddressingMode: NVML_DEVICE_ADDRESSING_MODE_*
-	FieldValues(fields []Field) ([]FieldValue, error)                     // nvmlDeviceGetFieldValues, in order of fields
-	NVLinkState(link int) (bool, error)                                   // nvmlDeviceGetNvLinkState; ErrInvalidArgument past the last link
-	NVLinkVersion(link int) (int, error)                                  // nvmlDeviceGetNvLinkVersion: NVML_NVLINK_VERSION_*
-	NVLinkRemoteDeviceType(link int) (int, error)                         // nvmlDeviceGetNvLinkRemoteDeviceType: NVML_NVLINK_DEVICE_TYPE_*
-	NVLinkRemotePCIInfo(link int) (PCIInfo, error)                        // nvmlDeviceGetNvLinkRemotePciInfo_v2
-	FabricInfo() (FabricInfo, error)                                      // nvmlDeviceGetGpuFabricInfoV
-	MIGMode() (current, pending bool, err error)                          // nvmlDeviceGetMigMode
-	GPUInstanceProfileInfo(enum int) (gpu.Profile, error)                 // nvmlDeviceGetGpuInstanceProfileInfo; Placements and Name stay empty
+	Handle() any                                              // nvmlDevice_t: equal for the same GPU; only for comparison
+	UUID() (string, error)                                    // nvmlDeviceGetUUID
+	MinorNumber() (int, error)                                // nvmlDeviceGetMinorNumber
+	PCIInfo() (PCIInfo, error)                                // nvmlDeviceGetPciInfo_v3
+	Name() (string, error)                                    // nvmlDeviceGetName
+	Brand() (int, error)                                      // nvmlDeviceGetBrand: NVML_BRAND_*
+	Architecture() (int, error)                               // nvmlDeviceGetArchitecture: NVML_DEVICE_ARCH_*
+	CUDAComputeCapability() (major, minor int, err error)     // nvmlDeviceGetCudaComputeCapability
+	MemoryTotal() (uint64, error)                             // nvmlDeviceGetMemoryInfo: total, bytes
+	MemoryTotalReserved() (total, reserved uint64, err error) // nvmlDeviceGetMemoryInfo_v2, bytes
+	ECCMode() (current, pending bool, err error)              // nvmlDeviceGetEccMode
+	AddressingMode() (int, error)                             // nvmlDeviceGetAddressingMode: NVML_DEVICE_ADDRESSING_MODE_*
+	FieldValues(fields []Field) ([]FieldValue, error)         // nvmlDeviceGetFieldValues, in order of fields
+	NVLinkState(link int) (bool, error)                       // nvmlDeviceGetNvLinkState; ErrInvalidArgument past the last link
+	NVLinkVersion(link int) (int, error)                      // nvmlDeviceGetNvLinkVersion: NVML_NVLINK_VERSION_*
+	NVLinkRemoteDeviceType(link int) (int, error)             // nvmlDeviceGetNvLinkRemoteDeviceType: NVML_NVLINK_DEVICE_TYPE_*
+	NVLinkRemotePCIInfo(link int) (PCIInfo, error)            // nvmlDeviceGetNvLinkRemotePciInfo_v2
+	FabricInfo() (FabricInfo, error)                          // nvmlDeviceGetGpuFabricInfoV
+	MIGMode() (current, pending bool, err error)              // nvmlDeviceGetMigMode
+	// nvmlDeviceGetGpuInstanceProfileInfo; Placements and Name stay empty
+	GPUInstanceProfileInfo(enum int) (gpu.Profile, error)
 	GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, error) // nvmlDeviceGetGpuInstancePossiblePlacements_v2
 	VirtualizationMode() (int, error)                                     // nvmlDeviceGetVirtualizationMode: NVML_GPU_VIRTUALIZATION_MODE_*
 	Temperature() error                                                   // nvmlDeviceGetTemperature, for its error only

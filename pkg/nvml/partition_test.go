@@ -177,7 +177,8 @@ func TestPartitions_MIGModeOff(t *testing.T) {
 		if found, err := b.Partitions(t.Context(), b.gpu0()); err != nil || len(found) > 0 {
 			t.Errorf("%s: got %v, %v, want none", model, found, err)
 		}
-		if err := b.DestroyPartition(t.Context(), b.gpu0().PCI, gpu.Partition{ProfileID: 19, Placement: gpu.Placement{Size: 1}, GI: 7}); err != nil {
+		if err := b.DestroyPartition(t.Context(), b.gpu0().PCI,
+			gpu.Partition{ProfileID: 19, Placement: gpu.Placement{Size: 1}, GI: 7}); err != nil {
 			t.Errorf("%s: destroy what is not there: %v", model, err)
 		}
 	}

@@ -18,7 +18,8 @@ type misplacing struct {
 }
 
 func (d *misplacing) CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (GPUInstance, error) {
-	return &misplaced{device: d, info: GPUInstanceInfo{ID: 8, ProfileID: profileID, Placement: gpu.Placement{Start: at.Start + 1, Size: at.Size}}}, nil
+	return &misplaced{device: d, info: GPUInstanceInfo{ID: 8, ProfileID: profileID,
+		Placement: gpu.Placement{Start: at.Start + 1, Size: at.Size}}}, nil
 }
 
 type misplaced struct {

@@ -21,10 +21,12 @@ func TestChoose(t *testing.T) {
 		want   candidate
 		says   []string
 	}{
-		"both work":          {[]candidate{host, operator}, nil, host, nil},
-		"left over on host":  {[]candidate{host, operator}, map[string]error{host.path: gpu.ErrDriverNotLoaded}, operator, nil},
-		"only one, broken":   {[]candidate{host}, map[string]error{host.path: gpu.ErrDriverNotLoaded}, host, nil},
-		"none can be loaded": {[]candidate{host, operator}, map[string]error{host.path: gpu.ErrDriverNotLoaded, operator.path: errors.New("version mismatch")}, candidate{}, []string{host.path, operator.path, "version mismatch", gpu.ErrDriverNotLoaded.Error()}},
+		"both work":         {[]candidate{host, operator}, nil, host, nil},
+		"left over on host": {[]candidate{host, operator}, map[string]error{host.path: gpu.ErrDriverNotLoaded}, operator, nil},
+		"only one, broken":  {[]candidate{host}, map[string]error{host.path: gpu.ErrDriverNotLoaded}, host, nil},
+		"none can be loaded": {[]candidate{host, operator},
+			map[string]error{host.path: gpu.ErrDriverNotLoaded, operator.path: errors.New("version mismatch")}, candidate{},
+			[]string{host.path, operator.path, "version mismatch", gpu.ErrDriverNotLoaded.Error()}},
 	}
 	for name, tt := range tests {
 		got, err := choose(t.Context(), tt.found, func(_ context.Context, path string) error { return tt.broken[path] })
@@ -52,7 +54,8 @@ func TestMayLoad_OtherLibrary(t *testing.T) {
 	if err := mayLoad(first); err != nil {
 		t.Errorf("the same again: %v", err)
 	}
-	if err := mayLoad(second); !errors.Is(err, ErrOtherLibrary) || !strings.Contains(err.Error(), first) || !strings.Contains(err.Error(), second) {
+	if err := mayLoad(second); !errors.Is(err, ErrOtherLibrary) || !strings.Contains(err.Error(), first) ||
+		!strings.Contains(err.Error(), second) {
 		t.Errorf("got %v, want %v that names both", err, ErrOtherLibrary)
 	}
 }

@@ -19,13 +19,15 @@ func withLibrary(t *testing.T, root string, linked bool) (path string) {
 	if !linked {
 		target = path
 	}
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.MkdirAll(filepath.Dir(target), 0o700), os.WriteFile(target, nil, 0o600)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.MkdirAll(filepath.Dir(target), 0o700),
+		os.WriteFile(target, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	if linked {
 		alternative := filepath.Join(root, "etc/alternatives/nvidia--"+LibraryName)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(alternative), 0o700),
-			os.Symlink("/etc/alternatives/nvidia--"+LibraryName, path), os.Symlink("/usr/lib/x86_64-linux-gnu/nvidia/current/"+LibraryName, alternative)); err != nil {
+			os.Symlink("/etc/alternatives/nvidia--"+LibraryName,
+				path), os.Symlink("/usr/lib/x86_64-linux-gnu/nvidia/current/"+LibraryName, alternative)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -50,7 +50,8 @@ func TestOfPods(t *testing.T) {
 		pods []types.UID
 		want []int
 	}{
-		{nil, nil}, {[]types.UID{""}, nil}, {[]types.UID{podA}, []int{71, 700}}, {[]types.UID{podB, podA}, []int{8, 71, 700}}, {[]types.UID{"another"}, nil},
+		{nil, nil}, {[]types.UID{""}, nil}, {[]types.UID{podA}, []int{71, 700}}, {[]types.UID{podB, podA}, []int{8, 71, 700}},
+		{[]types.UID{"another"}, nil},
 	} {
 		got, err := table.OfPods(t.Context(), test.pods)
 		if diff := cmp.Diff(test.want, got); diff != "" || err != nil {
