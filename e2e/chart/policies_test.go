@@ -155,7 +155,7 @@ func TestPolicies_Valid(t *testing.T) {
 				}
 				data, _, _ := unstructured.NestedStringMap(find(objects, "ConfigMap", "cleave-policies").Object, "data")
 				set := policy.NewSet()
-				if problems := set.AddFile("p.yaml", []byte(data["p.yaml"]), policy.FormatPolicy, "p"); len(problems) > 0 {
+				if problems := set.AddFile("p.yaml", []byte(data["p.yaml"]), policy.Format{}, "p"); len(problems) > 0 {
 					t.Errorf("the plugin refuses what the chart makes of it: %v in\n%s", problems, data["p.yaml"])
 				}
 			})

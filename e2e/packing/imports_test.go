@@ -54,7 +54,7 @@ func imported(t *testing.T, format policy.Format, text, name string, inventory *
 		t.Fatal(err)
 	}
 	read := migrate.DevicePlugin
-	if format == policy.FormatMIGParted {
+	if format.Name == migrate.FormatMIGParted().Name {
 		read = migrate.MIGParted
 	}
 	i, err := read([]byte(text), migrate.Options{})
@@ -102,58 +102,58 @@ var imports = map[string]struct {
 	partitions map[int][]string
 	steps      []step
 }{
-	"whole GPUs": {policy.FormatDevicePlugin, "@device-plugin-plain.yaml", "", "l40s", nil, []step{
+	"whole GPUs": {migrate.FormatDevicePlugin(), "@device-plugin-plain.yaml", "", "l40s", nil, []step{
 		one(whole, "3 gpu"), {whole, 2, 1, "2 gpu, 1 gpu"}, one(whole, "0 gpu"), one(whole, ""),
 	}},
-	"time slices, renamed": {policy.FormatDevicePlugin, "@device-plugin-shared.yaml", "", "t4", nil, []step{
+	"time slices, renamed": {migrate.FormatDevicePlugin(), "@device-plugin-shared.yaml", "", "t4", nil, []step{
 		several(10, shared, "0 timeslice"), one(shared, ""), one(whole, "no class"),
 	}},
-	"time slices, one request for two": {policy.FormatDevicePlugin, "@device-plugin-shared.yaml", "", "l40s", nil, []step{
+	"time slices, one request for two": {migrate.FormatDevicePlugin(), "@device-plugin-shared.yaml", "", "l40s", nil, []step{
 		{shared, 2, 1, "1 timeslice, 2 timeslice"}, several(9, shared, "1 timeslice"),
 	}},
-	"a thousand time slices": {policy.FormatDevicePlugin, "version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 1000}]}}", "", "t4", nil, []step{
+	"a thousand time slices": {migrate.FormatDevicePlugin(), "version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 1000}]}}", "", "t4", nil, []step{
 		several(1000, whole, "0 timeslice"), one(whole, ""),
 	}},
-	"MPS": {policy.FormatDevicePlugin, "@device-plugin-mps.yaml", "", "hgx-h100", nil, []step{
+	"MPS": {migrate.FormatDevicePlugin(), "@device-plugin-mps.yaml", "", "hgx-h100", nil, []step{
 		several(10, whole, "3 mps"), several(10, whole, "4 mps"), several(60, whole, "any mps"), one(whole, ""),
 	}},
-	"the most of MPS on a small GPU": {policy.FormatDevicePlugin, "version: v1\nsharing: {mps: {resources: [{name: gpu, replicas: 48}]}}", "", "t4", nil, []step{
+	"the most of MPS on a small GPU": {migrate.FormatDevicePlugin(), "version: v1\nsharing: {mps: {resources: [{name: gpu, replicas: 48}]}}", "", "t4", nil, []step{
 		several(48, whole, "0 mps"), one(whole, ""),
 	}},
-	"one GPU for a few, two for many": {policy.FormatDevicePlugin, "@device-plugin-light-and-heavy.yaml", "", "hgx-h100", nil, []step{
+	"one GPU for a few, two for many": {migrate.FormatDevicePlugin(), "@device-plugin-light-and-heavy.yaml", "", "hgx-h100", nil, []step{
 		several(2, "nvidia.com/gpu-light", "0 timeslice"), one("nvidia.com/gpu-light", ""),
 		several(8, "nvidia.com/gpu-heavy", "1 timeslice"), several(8, "nvidia.com/gpu-heavy", "7 timeslice"), one("nvidia.com/gpu-heavy", ""),
 		{whole, 5, 1, "6 gpu, 5 gpu, 4 gpu, 3 gpu, 2 gpu"}, one(whole, ""),
 	}},
-	"strategy single without partitions": {policy.FormatDevicePlugin, "version: v1\nflags: {migStrategy: single}", "", "l40s", nil, []step{
+	"strategy single without partitions": {migrate.FormatDevicePlugin(), "version: v1\nflags: {migStrategy: single}", "", "l40s", nil, []step{
 		{whole, 4, 1, "3 gpu, 2 gpu, 1 gpu, 0 gpu"}, one(whole, ""),
 	}},
-	"strategy single with partitions": {policy.FormatDevicePlugin, "version: v1\nflags: {migStrategy: single}", "", "dgx-a100", map[int][]string{0: {"3g.40gb", "3g.40gb"}, 1: {"3g.40gb"}}, []step{
+	"strategy single with partitions": {migrate.FormatDevicePlugin(), "version: v1\nflags: {migStrategy: single}", "", "dgx-a100", map[int][]string{0: {"3g.40gb", "3g.40gb"}, 1: {"3g.40gb"}}, []step{
 		several(2, whole, "0 3g.40gb"), one(whole, "1 3g.40gb"), one(whole, ""), one(large, "no class"),
 	}},
-	"strategy mixed": {policy.FormatDevicePlugin, "version: v1\nflags: {migStrategy: mixed}", "", "dgx-a100", map[int][]string{0: {"3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb"}}, []step{
+	"strategy mixed": {migrate.FormatDevicePlugin(), "version: v1\nflags: {migStrategy: mixed}", "", "dgx-a100", map[int][]string{0: {"3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb"}}, []step{
 		several(2, small, "0 1g.10gb"), one(small, ""), one(middle, "0 2g.20gb"), one(middle, ""), one(large, "0 3g.40gb"), one(large, ""), one(whole, ""),
 	}},
-	"strategy mixed, whole GPUs shared": {policy.FormatDevicePlugin, "version: v1\nflags: {migStrategy: mixed}\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 2}, {name: mig-1g.10gb, replicas: 2}]}}",
+	"strategy mixed, whole GPUs shared": {migrate.FormatDevicePlugin(), "version: v1\nflags: {migStrategy: mixed}\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 2}, {name: mig-1g.10gb, replicas: 2}]}}",
 		"", "hgx-h100", map[int][]string{5: {"1g.10gb"}}, []step{
 			several(2, shared, "3 timeslice"), one(small+".shared", "5 1g.10gb"), one(small+".shared", ""), one(small, "no class"), one(whole, "no class"),
 		}},
-	"a configuration of many roles": {policy.FormatMIGParted, "@mig-parted-custom.yaml", "custom-config", "dgx-a100-roles", nil, []step{
+	"a configuration of many roles": {migrate.FormatMIGParted(), "@mig-parted-custom.yaml", "custom-config", "dgx-a100-roles", nil, []step{
 		{whole, 4, 1, "3 gpu, 2 gpu, 1 gpu, 0 gpu"}, one(whole, ""),
 		several(7, small, "4 1g.10gb"), several(2, small, "7 1g.10gb"), one(small, ""),
 		several(3, middle, "5 2g.20gb"), one(middle, "7 2g.20gb"), one(middle, ""),
 		several(2, large, "6 3g.40gb"), one(large, "7 3g.40gb"), one(large, ""),
 	}},
-	"a balanced one": {policy.FormatMIGParted, "@mig-parted-default.yaml", "all-balanced", "hgx-h100", nil, []step{
+	"a balanced one": {migrate.FormatMIGParted(), "@mig-parted-default.yaml", "all-balanced", "hgx-h100", nil, []step{
 		several(2, small, "0 1g.10gb"), several(2, small, "1 1g.10gb"), one(middle, "0 2g.20gb"), one(large, "0 3g.40gb"), several(7, large, "any 3g.40gb"), one(large, ""), one(whole, ""),
 	}},
-	"a balanced one on another board": {policy.FormatMIGParted, "@mig-parted-default.yaml", "all-balanced", "a30", nil, []step{
+	"a balanced one on another board": {migrate.FormatMIGParted(), "@mig-parted-default.yaml", "all-balanced", "a30", nil, []step{
 		several(2, "nvidia.com/mig-1g.6gb", "0 1g.6gb"), one("nvidia.com/mig-2g.12gb", "0 2g.12gb"), one("nvidia.com/mig-2g.12gb", "1 2g.12gb"), one("nvidia.com/mig-2g.12gb", ""),
 	}},
-	"a balanced one on a board of no entry": {policy.FormatMIGParted, "@mig-parted-default.yaml", "all-balanced", "l40s", nil, []step{one(whole, "3 gpu")}},
-	"the smallest":                          {policy.FormatMIGParted, "@mig-parted-default.yaml", "all-1g.10gb", "hgx-h100", nil, []step{several(7, small, "0 1g.10gb"), several(49, small, "any 1g.10gb"), one(small, ""), one(whole, "")}},
-	"disabled":                              {policy.FormatMIGParted, "@mig-parted-default.yaml", "all-disabled", "hgx-h100", nil, []step{one(small, ""), {whole, 8, 1, "7 gpu, 6 gpu, 5 gpu, 4 gpu, 3 gpu, 2 gpu, 1 gpu, 0 gpu"}}},
-	"enabled":                               {policy.FormatMIGParted, "@mig-parted-default.yaml", "all-enabled", "hgx-h100", map[int][]string{2: {"2g.20gb"}}, []step{one(whole, ""), one(small, ""), one(middle, "2 2g.20gb"), one(middle, "")}},
+	"a balanced one on a board of no entry": {migrate.FormatMIGParted(), "@mig-parted-default.yaml", "all-balanced", "l40s", nil, []step{one(whole, "3 gpu")}},
+	"the smallest":                          {migrate.FormatMIGParted(), "@mig-parted-default.yaml", "all-1g.10gb", "hgx-h100", nil, []step{several(7, small, "0 1g.10gb"), several(49, small, "any 1g.10gb"), one(small, ""), one(whole, "")}},
+	"disabled":                              {migrate.FormatMIGParted(), "@mig-parted-default.yaml", "all-disabled", "hgx-h100", nil, []step{one(small, ""), {whole, 8, 1, "7 gpu, 6 gpu, 5 gpu, 4 gpu, 3 gpu, 2 gpu, 1 gpu, 0 gpu"}}},
+	"enabled":                               {migrate.FormatMIGParted(), "@mig-parted-default.yaml", "all-enabled", "hgx-h100", map[int][]string{2: {"2g.20gb"}}, []step{one(whole, ""), one(small, ""), one(middle, "2 2g.20gb"), one(middle, "")}},
 }
 
 func TestImport_ExtendedResources(t *testing.T) {

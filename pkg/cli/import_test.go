@@ -13,7 +13,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 // importData are the files of the package that does the work.
@@ -238,9 +237,10 @@ func TestImport_UsageErrors(t *testing.T) {
 		!strings.Contains(got.stderr, "environment variable IMPORT_FORMAT") {
 		t.Errorf("by the environment: code %d, stderr %q", got.code, got.stderr)
 	}
-	for _, format := range policy.Formats() {
-		if err := new(formatValue).Set(string(format)); err != nil {
-			t.Errorf("%s: %v", format, err)
+	for _, name := range []string{"policy", "device-plugin", "mig-parted"} {
+		format := new(formatValue)
+		if err := format.Set(name); err != nil || format.String() != name {
+			t.Errorf("%s: got %s, %v", name, format, err)
 		}
 	}
 }

@@ -3,15 +3,16 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
-	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/migrate"
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/store"
 )
@@ -39,7 +40,6 @@ func (f *policyFlags) addFile(flags *pflag.FlagSet) {
 
 // addFormat adds the flag for the format of another flag's files.
 func (f *policyFlags) addFormat(flags *pflag.FlagSet, of string) {
-	f.format = policy.FormatPolicy
 	flags.Var((*formatValue)(&f.format), "import-format",
 		"format of --"+of+": policy, or NVIDIA's device-plugin or mig-parted; cleave import shows the result")
 }
@@ -71,20 +71,27 @@ func (f *policyFlags) load() (string, *v1alpha1.NodePolicy, error) {
 	return name, p, nil
 }
 
+// formatNodePolicy is what the flag calls files of NodePolicies.
+const formatNodePolicy = "policy"
+
 // formatValue is a flag whose value is one of the formats.
 type formatValue policy.Format
 
-func (v *formatValue) String() string { return string(*v) }
+func (v *formatValue) String() string { return cmp.Or(v.Name, formatNodePolicy) }
 func (v *formatValue) Type() string   { return "format" }
 
 func (v *formatValue) Set(text string) error {
-	if !slices.Contains(policy.Formats(), policy.Format(text)) {
-		var known []string
-		for _, f := range policy.Formats() {
-			known = append(known, string(f))
-		}
-		return fmt.Errorf("it is not one of %s", strings.Join(known, ", "))
+	known := []string{formatNodePolicy}
+	if text == formatNodePolicy {
+		*v = formatValue{}
+		return nil
 	}
-	*v = formatValue(text)
-	return nil
+	for _, f := range migrate.Formats() {
+		if f.Name == text {
+			*v = formatValue(f)
+			return nil
+		}
+		known = append(known, f.Name)
+	}
+	return fmt.Errorf("it is not one of %s", strings.Join(known, ", "))
 }

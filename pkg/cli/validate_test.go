@@ -47,7 +47,7 @@ func TestSlices_Layouts(t *testing.T) {
 }
 
 func TestSlices_ExamplePolicies(t *testing.T) {
-	set, err := policy.Load(policies, policy.FormatPolicy)
+	set, err := policy.Load(policies, policy.Format{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 // Options of an import.
@@ -34,7 +35,7 @@ type Import struct {
 	// Policies in order of their names.
 	Policies []*v1alpha1.NodePolicy
 	// LeftOut are parts of the file that would be policies but for something that Cleave has not, in order of names.
-	LeftOut []LeftOut
+	LeftOut []policy.LeftOut
 	// Notes are what was not taken over as it is, in order of the file.
 	Notes []Note
 
@@ -52,11 +53,9 @@ func newImport(source string, o Options) *Import {
 	}
 }
 
-// LeftOut is a policy that could not be made.
-type LeftOut struct {
-	Name string
-	// Err is v1alpha1.Problems, each with the field.
-	Err error
+// leaveOut notes a policy that could not be made.
+func (i *Import) leaveOut(name string, err error) {
+	i.LeftOut = append(i.LeftOut, policy.LeftOut{Name: name, Err: err})
 }
 
 // Note is a field that has no equivalent, or not quite.

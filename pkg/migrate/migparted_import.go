@@ -66,7 +66,7 @@ func (i *Import) addConfig(f *partedFile, owners map[string]string, name string)
 		i.serveRules(policy)
 		return
 	}
-	i.LeftOut = append(i.LeftOut, LeftOut{Name: name, Err: err})
+	i.leaveOut(name, err)
 	for _, problem := range v1alpha1.ProblemsOf(err) {
 		where, why, _ := strings.Cut(problem.Error(), ": ")
 		i.note(where, "", "%s. The mig-config is left out", why)

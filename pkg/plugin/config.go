@@ -57,7 +57,7 @@ type Config struct {
 
 	// PolicyFile is a NodePolicy; empty for the policy that offers every tier.
 	PolicyFile string
-	// PolicyFormat is what PolicyFile holds; empty for NodePolicies.
+	// PolicyFormat is what PolicyFile holds; the zero value for NodePolicies.
 	PolicyFormat policy.Format
 	// MPSSocket is the supervisor's; empty to share no GPU by MPS.
 	MPSSocket string

@@ -20,6 +20,7 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/claims"
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/migrate"
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
@@ -307,7 +308,7 @@ func TestWithoutPolicyFilesTheBuiltInPolicyIsInForce(t *testing.T) {
 
 func TestAFileOfMIGPartedIsTakenAsItIs(t *testing.T) {
 	b := newPolicyBed(t, t.TempDir(), t.TempDir())
-	b.config.PolicyFormat = policy.FormatMIGParted
+	b.config.PolicyFormat = migrate.FormatMIGParted()
 	const file = "version: v1\nmig-configs: {all-disabled: [{devices: all, mig-enabled: false}], all-1g.6gb: [{device-filter: '0x20B710DE', devices: all, mig-enabled: true, mig-devices: {1g.6gb: 4}}]," +
 		" graphics: [{devices: all, mig-enabled: true, mig-devices: {1g.6gb+gfx: 4}}]}"
 	if err := os.WriteFile(filepath.Join(b.config.PolicyFile, "config.yaml"), []byte(file), 0o600); err != nil {

@@ -23,7 +23,7 @@ func load(t *testing.T, files map[string]string) (*Set, error) {
 			t.Fatal(err)
 		}
 	}
-	return Load(dir, FormatPolicy)
+	return Load(dir, Format{})
 }
 
 // decodePolicy decodes a policy.
@@ -90,7 +90,7 @@ func TestSelectActive(t *testing.T) {
 }
 
 func TestWithoutFilesTheBuiltInPolicyIsActive(t *testing.T) {
-	set, loadErr := Load("", FormatPolicy)
+	set, loadErr := Load("", Format{})
 	got, err := SelectActive(nil, set, loadErr, "", func(*v1alpha1.NodePolicy) error { return nil })
 	if diff := cmp.Diff(&Active{Name: BuiltIn, Policy: &v1alpha1.NodePolicy{}}, got); diff != "" || err != nil {
 		t.Errorf("error %v, active (-want +got):\n%s", err, diff)

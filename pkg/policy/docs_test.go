@@ -81,7 +81,7 @@ func TestTheDocumentationHasEveryField(t *testing.T) {
 
 // The examples of policies pass on every node model, and each offers what its comment says.
 func TestTheExamplesOfPoliciesLoadByName(t *testing.T) {
-	s, err := Load("../../deployments/examples/policies", FormatPolicy)
+	s, err := Load("../../deployments/examples/policies", Format{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,6 @@ import (
 	"strings"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	"github.com/cleave-dra/cleave/pkg/migrate"
 )
 
 // maxFile bounds a policy file in bytes.
@@ -21,21 +20,33 @@ const maxFile = 1 << 20
 // BuiltIn is the name of the policy of a node that none is given: it offers every tier with default numbers.
 const BuiltIn = v1alpha1.BuiltInPolicy
 
-// Format is how files say what a node's GPUs are handed out as.
-type Format string
+// Format is what files are written in that define how a node's GPUs are offered. The zero value is that of NodePolicies;
+// others come from the packages that know them.
+type Format struct {
+	Name string
+	// Decode makes policies of the bytes of a file at a path; nil for NodePolicies.
+	Decode func(path string, data []byte) (*Decoded, error)
+}
 
-// The formats.
-const (
-	// FormatPolicy files hold NodePolicies.
-	FormatPolicy Format = "policy"
-	// FormatDevicePlugin files are of NVIDIA's device plugin; each is one policy.
-	FormatDevicePlugin Format = "device-plugin"
-	// FormatMIGParted files are of mig-parted, which NVIDIA's MIG manager uses; each mig-config is a policy.
-	FormatMIGParted Format = "mig-parted"
-)
+// IsNodePolicy reports whether the files hold NodePolicies.
+func (f Format) IsNodePolicy() bool { return f.Decode == nil }
 
-// Formats lists those that Load reads.
-func Formats() []Format { return []Format{FormatPolicy, FormatDevicePlugin, FormatMIGParted} }
+// Decoded is what a file of a foreign format holds.
+type Decoded struct {
+	// Policies by name; one without a name takes that of its file.
+	Policies []*v1alpha1.NodePolicy
+	// LeftOut are parts of the file that would be policies but for something that Cleave does not have.
+	LeftOut []LeftOut
+	// Notes are what was not converted exactly, each with file, field, value, and what holds instead.
+	Notes []string
+}
+
+// LeftOut is a policy that could not be made.
+type LeftOut struct {
+	Name string
+	// Err is v1alpha1.Problems, each with the field.
+	Err error
+}
 
 // entry is one policy of a file, or what is wrong with it.
 type entry struct {
@@ -49,26 +60,32 @@ type entry struct {
 	leftOut bool
 }
 
-// reader makes policies of a file's bytes. The notes say what of a foreign format was not taken over as it is.
-type reader func(data []byte) (entries []entry, notes []migrate.Note)
+// reader makes policies of a file's bytes.
+type reader func(f file) (entries []entry, notes []string)
 
 // readerOf is how files of a format are read.
-func readerOf(format Format) (reader, error) {
-	switch format {
-	case "", FormatPolicy:
-		return readPolicies, nil
-	case FormatDevicePlugin:
-		return readDevicePlugin, nil
-	case FormatMIGParted:
-		return readMIGParted, nil
-	default:
-		return nil, fmt.Errorf("unknown format %q of policies: choose one of %v", format, Formats())
+func readerOf(format Format) reader {
+	if format.IsNodePolicy() {
+		return readPolicies
+	}
+	return func(f file) (entries []entry, notes []string) {
+		decoded, err := format.Decode(f.path, f.data)
+		if err != nil {
+			return []entry{{file: true, err: err}}, nil
+		}
+		for _, p := range decoded.Policies {
+			entries = append(entries, entry{name: p.Metadata.Name, policy: p})
+		}
+		for _, left := range decoded.LeftOut {
+			entries = append(entries, entry{name: left.Name, err: left.Err, leftOut: true})
+		}
+		return entries, decoded.Notes
 	}
 }
 
 // readPolicies reads documents that are NodePolicies.
-func readPolicies(data []byte) ([]entry, []migrate.Note) {
-	documents, err := v1alpha1.Documents(data)
+func readPolicies(f file) ([]entry, []string) {
+	documents, err := v1alpha1.Documents(f.data)
 	if err == nil && len(documents) == 0 {
 		err = fmt.Errorf("there is no policy: set apiVersion: %s, kind: %s", v1alpha1.APIVersion, v1alpha1.NodePolicyKind)
 	}
@@ -94,31 +111,6 @@ func entriesOf(documents []v1alpha1.Document) []entry {
 	return entries
 }
 
-// readDevicePlugin reads a file that is one policy, without a name.
-func readDevicePlugin(data []byte) ([]entry, []migrate.Note) {
-	imported, err := migrate.DevicePlugin(data, migrate.Options{})
-	if err != nil {
-		return []entry{{file: true, err: err}}, nil
-	}
-	return []entry{{policy: imported.Policies[0]}}, imported.Notes
-}
-
-// readMIGParted reads a file with a policy for each of its configurations.
-func readMIGParted(data []byte) ([]entry, []migrate.Note) {
-	imported, err := migrate.MIGParted(data, migrate.Options{})
-	if err != nil {
-		return []entry{{file: true, err: err}}, nil
-	}
-	var entries []entry
-	for _, p := range imported.Policies {
-		entries = append(entries, entry{name: p.Metadata.Name, policy: p})
-	}
-	for _, left := range imported.LeftOut {
-		entries = append(entries, entry{name: left.Name, err: left.Err, leftOut: true})
-	}
-	return entries, imported.Notes
-}
-
 // Set are policies by name.
 type Set struct {
 	policies map[string]*v1alpha1.NodePolicy
@@ -129,7 +121,7 @@ type Set struct {
 	notes []string
 }
 
-// Notes lists what of files of a foreign format was not taken over as it is, each with file, field, value, and what holds
+// Notes lists what of files of a foreign format was not converted exactly, each with file, field, value, and what holds
 // instead.
 func (s *Set) Notes() []string { return s.notes }
 
@@ -175,16 +167,12 @@ func NewSet() *Set {
 // AddDocuments takes up documents of a file that may hold other things, too, just as Load takes up a file's. The one
 // without a name takes the one given.
 func (s *Set) AddDocuments(path string, documents []v1alpha1.Document, unnamed string) v1alpha1.Problems {
-	return s.add(file{path: path}, func([]byte) ([]entry, []migrate.Note) { return entriesOf(documents), nil }, unnamed)
+	return s.add(file{path: path}, func(file) ([]entry, []string) { return entriesOf(documents), nil }, unnamed)
 }
 
 // AddFile takes up the bytes of a file, just as Load does.
 func (s *Set) AddFile(path string, data []byte, format Format, unnamed string) v1alpha1.Problems {
-	read, err := readerOf(format)
-	if err != nil {
-		return v1alpha1.Problems{err}
-	}
-	return s.add(file{path: path, data: data}, read, unnamed)
+	return s.add(file{path: path, data: data}, readerOf(format), unnamed)
 }
 
 // Load reads the policies of a file, or of all files of a folder, such as a mounted ConfigMap. A policy without a name
@@ -194,11 +182,7 @@ func (s *Set) AddFile(path string, data []byte, format Format, unnamed string) v
 // The error is v1alpha1.Problems, each with the file, the policy, and the rule and field. Where only some policies are
 // wrong, the set has the others: a node need not suffer from a policy that is not its own.
 func Load(path string, format Format) (*Set, error) {
-	s := NewSet()
-	read, err := readerOf(format)
-	if err != nil {
-		return nil, v1alpha1.Problems{err}
-	}
+	s, read := NewSet(), readerOf(format)
 	if path == "" {
 		return s, nil
 	}
@@ -242,11 +226,8 @@ func (s *Set) add(f file, read reader, unnamed string) (problems v1alpha1.Proble
 		s.broken[unnamed] = f.err
 		return v1alpha1.Problems{f.err}
 	}
-	entries, notes := read(f.data)
-	for _, n := range notes {
-		n.File = f.path
-		s.notes = append(s.notes, n.String())
-	}
+	entries, notes := read(f)
+	s.notes = append(s.notes, notes...)
 	for _, e := range entries {
 		name := e.name
 		if name == "" {
@@ -317,7 +298,7 @@ func readFiles(dir string, format Format) ([]file, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the node policies: %w", err)
 	}
-	if format != "" && format != FormatPolicy { // whose files have other endings, or none
+	if !format.IsNodePolicy() { // whose files have other endings, or none
 		paths, others = append(paths, others...), nil
 		slices.Sort(paths)
 	}

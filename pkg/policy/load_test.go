@@ -78,17 +78,15 @@ func TestPoliciesAreLoadedByName(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			for _, format := range []Format{"", FormatPolicy} {
-				s, err := Load(filepath.Join(folder(t, tt.files), tt.path), format)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if diff := cmp.Diff(tt.want, tiersOf(t, s)); diff != "" {
-					t.Errorf("policies (-want +got):\n%s", diff)
-				}
-				if !slices.IsSorted(s.Names()) {
-					t.Errorf("names %q are not sorted", s.Names())
-				}
+			s, err := Load(filepath.Join(folder(t, tt.files), tt.path), Format{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, tiersOf(t, s)); diff != "" {
+				t.Errorf("policies (-want +got):\n%s", diff)
+			}
+			if !slices.IsSorted(s.Names()) {
+				t.Errorf("names %q are not sorted", s.Names())
 			}
 		})
 	}
@@ -125,7 +123,7 @@ func TestAMountedConfigMapIsAFolderOfPolicies(t *testing.T) {
 		{"..2026_02", map[string]string{"a.yaml": head + "rules: [{tiers: [mps]}]", "b.yaml": named("c", "mig")}, map[string][]v1alpha1.Tier{"a": mps, "c": mig}},
 	} {
 		mount(t, dir, step.version, step.files)
-		s, err := Load(dir, FormatPolicy)
+		s, err := Load(dir, Format{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -159,7 +157,7 @@ func TestALabelPicksAPolicyOrSaysWhichThereAre(t *testing.T) {
 			if tt.files != nil {
 				path = filepath.Join(folder(t, tt.files), "p")
 			}
-			s, err := Load(path, FormatPolicy)
+			s, err := Load(path, Format{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -230,7 +228,7 @@ func TestPoliciesThatCannotBeLoadedAreNamedOneByOne(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			_, err := Load(filepath.Join(dir, tt.path), FormatPolicy)
+			_, err := Load(filepath.Join(dir, tt.path), Format{})
 			if err == nil {
 				t.Fatal("got no error")
 			}
@@ -243,9 +241,6 @@ func TestPoliciesThatCannotBeLoadedAreNamedOneByOne(t *testing.T) {
 			}
 		})
 	}
-	if _, err := Load("", "mps-parted"); err == nil || !strings.Contains(err.Error(), `unknown format "mps-parted"`) {
-		t.Errorf("an unknown format: got %v", err)
-	}
 }
 
 // A typo in one policy of a cluster's ConfigMap must not take the nodes of the others down.
@@ -253,7 +248,7 @@ func TestAPolicyThatIsWrongLeavesTheOthers(t *testing.T) {
 	dir := folder(t, map[string]string{
 		"good.yaml": named("good", "mig"), "bad.yaml": named("bad", "banana"), "default.yaml": "\xff", "a.yaml": named("twice", "mig"), "b.yaml": named("twice", "mps"),
 	})
-	s, err := Load(dir, FormatPolicy)
+	s, err := Load(dir, Format{})
 	if problems := v1alpha1.ProblemsOf(err); s == nil || len(problems) != 3 {
 		t.Fatalf("got %v and problems %q, want a set and three problems", s, problems)
 	}
@@ -265,47 +260,5 @@ func TestAPolicyThatIsWrongLeavesTheOthers(t *testing.T) {
 		if want == "" && (err != nil || p == nil) || want != "" && (err == nil || p != nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("label %q: got %v, %v, want error %q", label, p, err, want)
 		}
-	}
-}
-
-const (
-	pluginFile = "version: v1\nflags: {gdsEnabled: true}\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 4}]}}"
-	partedFile = "version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false}], b: [{devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}}], c: [{devices: all, mig-enabled: true, mig-devices: {1g.24gb+gfx: 4}}]}"
-)
-
-func TestFilesOfTheDevicePluginAndOfMIGPartedAreLoadedAsPolicies(t *testing.T) {
-	slice, whole, mig := []v1alpha1.Tier{v1alpha1.TierTimeSlice}, []v1alpha1.Tier{v1alpha1.TierExclusive}, []v1alpha1.Tier{v1alpha1.TierMIG}
-	dir := folder(t, map[string]string{"plugin/x": pluginFile, "plugin/y.yaml": "version: v1", "parted/config.yaml": partedFile, "bad/x": "version: v2", "bad/y": "version: v1"})
-	for path, tt := range map[string]struct {
-		format Format
-		want   map[string][]v1alpha1.Tier
-		notes  int
-	}{
-		"plugin/x":           {FormatDevicePlugin, map[string][]v1alpha1.Tier{"default": slice}, 3},
-		"plugin":             {FormatDevicePlugin, map[string][]v1alpha1.Tier{"x": slice, "y": whole}, 3},
-		"parted/config.yaml": {FormatMIGParted, map[string][]v1alpha1.Tier{"a": whole, "b": mig}, 2},
-	} {
-		s, err := Load(filepath.Join(dir, path), tt.format)
-		if err != nil {
-			t.Fatalf("%s: %v", path, err)
-		}
-		if diff := cmp.Diff(tt.want, tiersOf(t, s)); diff != "" {
-			t.Errorf("%s: policies (-want +got):\n%s", path, diff)
-		}
-		if len(s.Notes()) != tt.notes || !strings.HasPrefix(s.Notes()[0], dir) {
-			t.Errorf("%s: got notes %q, want %d that start with the file", path, s.Notes(), tt.notes)
-		}
-		if tt.format == FormatMIGParted {
-			if _, _, err := s.Select("c"); err == nil || !strings.Contains(err.Error(), `config.yaml: policy "c": mig-configs[c][0].mig-devices[1g.24gb+gfx]: no equivalent`) {
-				t.Errorf("what has no equivalent: got %v", err)
-			}
-		}
-	}
-	s, err := Load(filepath.Join(dir, "bad"), FormatDevicePlugin)
-	if s == nil || len(s.Names()) != 1 || err == nil || err.Error() != filepath.Join(dir, "bad/x")+`: version: Unsupported value: "v2": supported values: "v1"` {
-		t.Errorf("a file that is wrong: got %v, %v", s, err)
-	}
-	if _, err := Load(filepath.Join(dir, "plugin/x"), FormatMIGParted); err == nil || !strings.Contains(err.Error(), `unknown field "flags"`) {
-		t.Errorf("a file of the other format: got %v", err)
 	}
 }

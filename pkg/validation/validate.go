@@ -29,7 +29,7 @@ type Options struct {
 	Rules admission.Rules
 	// Node is what policies and claims are held against; nil for none.
 	Node *Node
-	// Format of files that are not Kubernetes objects; empty for NodePolicies.
+	// Format of files that are not Kubernetes objects; the zero value for NodePolicies.
 	Format policy.Format
 	// PolicyName picks the policy that the node has, as its label would; empty for the default.
 	PolicyName string
@@ -186,7 +186,7 @@ func (v *validation) file(path string, data []byte, set *policy.Set, unnamed str
 		f.problem(err)
 		return
 	}
-	if v.Format != "" && v.Format != policy.FormatPolicy && !slices.ContainsFunc(documents, isObject) {
+	if !v.Format.IsNodePolicy() && !slices.ContainsFunc(documents, isObject) {
 		v.foreignFile(f, path, data, set, unnamed)
 		return
 	}
