@@ -64,7 +64,7 @@ test: lint unit e2e ## everything that runs without a GPU: lint, unit with race 
 
 .PHONY: unit
 unit: build $(HELM) ## unit tests with the race detector, and the Helm chart rendered in many ways
-	go test -race -short ./api/... ./cmd/... ./pkg/... ./hack/gen-deviceclasses/... ./hack/gen-policyschema/... ./hack/gen-reference/... ./hack/image-root/... ./e2e/cluster/...
+	go test -race -short ./api/... ./cmd/... ./pkg/... ./hack/gen-deviceclasses/... ./hack/gen-nodemodels/... ./hack/gen-policyschema/... ./hack/gen-reference/... ./hack/image-root/... ./e2e/cluster/...
 	go test ./e2e/chart
 	@# A thousand plugins are started and killed: the race detector would make each start slow.
 	go test -run TestAKilledPlugin ./pkg/claims
@@ -121,9 +121,10 @@ $(HELM): hack/tools/helm/go.mod
 		-o $@ helm.sh/helm/v3/cmd/helm
 
 .PHONY: manifests
-manifests: $(HELM) ## write what is made of other files: MIG profiles, the schema of policies, the chart as plain YAML, its values in the docs
+manifests: $(HELM) ## write what is made of other files: MIG profiles, the schema of policies, node models, the chart as plain YAML, its values in the docs
 	go run ./hack/gen-deviceclasses
 	go run ./hack/gen-policyschema
+	go run ./hack/gen-nodemodels
 	hack/render-manifests $(HELM) $(CHART) deployments/manifests
 	UPDATE_DOCS=1 go test -run TestValues_ListedInDocs ./e2e/chart
 

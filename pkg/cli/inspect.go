@@ -23,7 +23,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/inspect"
 	"github.com/cleave-dra/cleave/pkg/mps"
-	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
@@ -175,7 +174,7 @@ func (f *inspectFlags) hardware(ctx context.Context) (*inspect.Hardware, error) 
 		}
 		f.policy.active = filepath.Join(f.pluginsDir, f.driverName, policy.ActiveFile)
 	}
-	session, node, err := f.offered(ctx, func(session *nvml.Session) (policy.Means, error) {
+	session, node, err := f.offered(ctx, func(session machine) (policy.Means, error) {
 		for i := range session.Node().GPUs {
 			g := &session.Node().GPUs[i]
 			parts, err := session.Partitions(ctx, g)

@@ -22,8 +22,8 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/driverroot"
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/inspect/models"
 	"github.com/cleave-dra/cleave/pkg/nvml"
-	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 	"github.com/cleave-dra/cleave/pkg/plugin"
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/publish"
@@ -51,7 +51,7 @@ func newSlices() *cobra.Command {
 		Use:   "slices",
 		Short: "Print the ResourceSlices a node would publish",
 		Long: "slices prints exactly what the plugin would publish, without a cluster: for this machine or for a node model\n" +
-			"(" + strings.Join(simulated.NodeModels(), ", ") + ").\n" +
+			"(" + strings.Join(models.Names(), ", ") + ").\n" +
 			"On a model, GPUs whose policy offers only partitions are in MIG mode, which on Ampere an admin must enable.\n\n" +
 			"-o json and -o yaml print a v1 List of ResourceSlice objects for kubectl apply.",
 		Example: "  cleave slices --node-model hgx-h100\n" +
@@ -145,7 +145,7 @@ func (f *slicesFlags) inventory(ctx context.Context) (*policy.Node, error) {
 	if f.withoutMPS {
 		noMPS = errors.New("--without-mps")
 	}
-	session, node, err := f.offered(ctx, func(*nvml.Session) (policy.Means, error) { return policy.Means{MPS: noMPS}, nil })
+	session, node, err := f.offered(ctx, func(machine) (policy.Means, error) { return policy.Means{MPS: noMPS}, nil })
 	if err != nil {
 		return nil, err
 	}
@@ -153,7 +153,7 @@ func (f *slicesFlags) inventory(ctx context.Context) (*policy.Node, error) {
 }
 
 // offered reads the machine or model with the offers of its policy.
-func (f *slicesFlags) offered(ctx context.Context, look func(*nvml.Session) (policy.Means, error)) (*nvml.Session, *policy.Node, error) {
+func (f *slicesFlags) offered(ctx context.Context, look func(machine) (policy.Means, error)) (machine, *policy.Node, error) {
 	name, p, err := f.policy.load()
 	if err != nil {
 		return nil, nil, err
@@ -178,18 +178,44 @@ func (f *slicesFlags) offered(ctx context.Context, look func(*nvml.Session) (pol
 	return session, policy.Apply(p, node, means), nil
 }
 
-func (f *slicesFlags) open(ctx context.Context) (*nvml.Session, error) {
+// machine is what is read of a node's GPUs: an NVML session, or a captured inventory.
+type machine interface {
+	Node() *gpu.Node
+	Partitions(ctx context.Context, g *gpu.GPU) ([]gpu.Partition, error)
+	LimitsMemory(ctx context.Context, pci gpu.PCIAddress, cgroupRoot string) bool
+	Close() error
+}
+
+// modelNode is a fresh node of a known model, whose GPUs have no partitions and whose driver limits no memory by cgroup.
+type modelNode struct{ inventory *gpu.Node }
+
+func (m modelNode) Node() *gpu.Node { return m.inventory }
+
+func (modelNode) Partitions(context.Context, *gpu.GPU) ([]gpu.Partition, error) { return nil, nil }
+
+func (modelNode) LimitsMemory(context.Context, gpu.PCIAddress, string) bool { return false }
+
+func (modelNode) Close() error { return nil }
+
+func (f *slicesFlags) open(ctx context.Context) (machine, error) {
 	if f.model != "" {
-		session, err := simulated.Open(ctx, f.model)
-		if errors.Is(err, simulated.ErrUnknownModel) {
+		inventory, err := models.Load(f.model)
+		if errors.Is(err, models.ErrUnknown) {
 			return nil, &usageError{err}
 		}
-		return session, err
+		if err != nil {
+			return nil, err
+		}
+		return modelNode{inventory}, nil
 	}
 	roots := driverroot.Here(driverroot.Candidates(f.driverRoot, f.mountedRoot))
-	return nvml.Open(ctx, nvml.Options{
+	session, err := nvml.Open(ctx, nvml.Options{
 		DriverRoot: roots[0], OtherRoots: roots[1:], LibraryPath: f.library, Sysfs: os.DirFS(f.sysfs).(fs.ReadLinkFS),
 	})
+	if err != nil {
+		return nil, err // and no machine that holds a nil pointer
+	}
+	return session, nil
 }
 
 // printSlices writes the list in a format.

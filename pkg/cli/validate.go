@@ -14,7 +14,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/admission"
 	"github.com/cleave-dra/cleave/pkg/gpu"
-	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/inspect/models"
 	"github.com/cleave-dra/cleave/pkg/plugin"
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/validation"
@@ -38,7 +38,7 @@ func newValidate() *cobra.Command {
 			"With --node-model or --this-node, it also checks policies against the boards of a node (profiles and layouts),\n" +
 			"and claims against the devices that the node would publish: does a device satisfy each request. Classes are\n" +
 			"those of the files and those that come with Cleave. Node models are\n" +
-			strings.Join(simulated.NodeModels(), ", ") + ".\n\n" +
+			strings.Join(models.Names(), ", ") + ".\n\n" +
 			"Each problem is one line with file, object and field. Exit codes: 0 ok, 1 problems found, 2 usage.",
 		Example: "  cleave validate -f policies/\n" +
 			"  cleave validate -f policies/ --policy-name training --node-model hgx-h100 -f claims.yaml\n" +
