@@ -29,13 +29,13 @@ const mpsUsage = `nvidia-cuda-mps-control of a simulated node. It knows:
   nvidia-cuda-mps-control cuda-client [FLAG...]     act as a CUDA program (see cuda-client --help)
 CUDA_MPS_PIPE_DIRECTORY, CUDA_MPS_LOG_DIRECTORY and CUDA_VISIBLE_DEVICES say where and for which GPUs.`
 
-// Names of the programs of MPS, and how a daemon's process is told to say when it has started.
+// Names of the programs of MPS, and how a daemon's process is asked to report that it has started.
 const (
 	mpsControlName = "nvidia-cuda-mps-control"
 	mpsStartedEnv  = "NVML_SIM_MPS_STARTED" // set: file 3 wants to hear of it
 )
 
-// asMPS acts as one of the programs of MPS if that is what this one is called; ok tells.
+// asMPS acts as one of the programs of MPS if that is what this one is called, which ok reports.
 func asMPS(name string, args []string) (code int, ok bool) {
 	if name != mpsControlName && name != mps.ServerName {
 		return 0, false

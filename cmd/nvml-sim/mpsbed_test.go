@@ -220,7 +220,7 @@ func (b *bed) hold(args ...string) *holder {
 
 // exit waits until the program has ended and returns its exit code.
 func (h *holder) exit() int {
-	_ = h.cmd.Wait() // the code tells
+	_ = h.cmd.Wait() // the exit code says how
 	h.over = true
 	return h.cmd.ProcessState.ExitCode()
 }

@@ -124,7 +124,7 @@ func TestMPS_Quit(t *testing.T) {
 	if err := quit.Start(); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the daemon was told to quit", func() bool { return strings.Contains(b.logs("control.log"), "Cmd:quit") })
+	until(t, "the daemon got the command to quit", func() bool { return strings.Contains(b.logs("control.log"), "Cmd:quit") })
 	until(t, "no more clients are taken", func() bool { _, _, code := b.client(nil); return code == 1 })
 	if got := b.say("get_server_list"); got != strconv.Itoa(h.ServerPID)+"\n" {
 		t.Errorf("servers of a daemon that waits for its clients = %q", got)

@@ -15,7 +15,7 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// Manifests written for NVIDIA's DRA driver run unchanged where the chart is told so: both classes, the parameters for time
+// Manifests written for NVIDIA's DRA driver run unchanged with nvidiaCompatible: both classes, the parameters for time
 // slices and MPS, and selection by what that driver publishes. The admission policies let them through.
 func TestRelease_Compatible(t *testing.T) {
 	ctx := onCluster(t, patience)

@@ -16,7 +16,7 @@ import (
 )
 
 // deviceManagerRoot is the one directory that a kubelet makes outside of its root
-// directory, whatever it is told.
+// directory, whatever path it is given.
 const deviceManagerRoot = "/var/lib/kubelet"
 
 // downTimeout bounds how long the end of killed processes is waited for.

@@ -21,7 +21,7 @@ const (
 
 // host is what matters about the machine.
 type host struct {
-	// CgroupV1 says that the kubelet must be told to accept cgroup version 1.
+	// CgroupV1 means that the kubelet must be configured to accept cgroup version 1.
 	CgroupV1 bool `json:"cgroupV1"`
 	// RestrictOOMScore says that containers cannot get a lower OOM score
 	// than containerd has: the capability to lower it is missing.

@@ -50,7 +50,7 @@ func (c *Cluster) ImportImage(ctx context.Context, image Image) (err error) {
 	return c.waitImage(ctx, image.Ref)
 }
 
-// waitImage waits until the kubelet would find the image: containerd tells its
+// waitImage waits until the kubelet would find the image: containerd notifies its
 // CRI service of new images in passing.
 func (c *Cluster) waitImage(ctx context.Context, ref string) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)

@@ -40,7 +40,7 @@ func (l layout) componentConfig(c Component) string {
 }
 
 // networkName is the name of the pod network. It is unique to the directory, so
-// that what the network plugins keep elsewhere can be told apart.
+// that what the network plugins keep elsewhere can be distinguished.
 func (l layout) networkName() string {
 	sum := sha256.Sum256([]byte(l.dir))
 	return "cleave-" + hex.EncodeToString(sum[:4])

@@ -60,7 +60,7 @@ func TestCompareSMI(t *testing.T) {
 		}
 	}
 	if len(compareSMI(nil, []board{h200()})) == 0 {
-		t.Error("a missing GPU is not told")
+		t.Error("a missing GPU is not reported")
 	}
 }
 

@@ -83,7 +83,7 @@ type gpuProcess struct {
 	Memory uint64 `json:"memory"`
 }
 
-// boards reads the GPUs out of the answers. One that does not tell who it is is an error.
+// boards reads the GPUs out of the answers. One without an identity is an error.
 func (f Facts) boards() ([]board, error) {
 	count, ok := value[int](f, -1, "nvmlDeviceGetCount_v2", "")
 	if !ok {
@@ -95,7 +95,7 @@ func (f Facts) boards() ([]board, error) {
 		bus, ok1 := value[string](f, i, "nvmlDeviceGetPciInfo_v3", "")
 		uuid, ok2 := value[string](f, i, "nvmlDeviceGetUUID", "")
 		if !ok1 || !ok2 {
-			return nil, fmt.Errorf("NVML does not tell what GPU %d is: %s", i, f.last())
+			return nil, fmt.Errorf("NVML does not identify GPU %d: %s", i, f.last())
 		}
 		var err error
 		if b.pci, err = gpu.ParsePCIAddress(bus); err != nil {
@@ -147,7 +147,7 @@ func (f Facts) last() string {
 	return fmt.Sprintf("%s: %s", c.Call, c.Meaning)
 }
 
-// settled are the calls that tell of what the lane must leave as it was.
+// settled are the calls that report what the lane must leave as it was.
 var settled = []string{
 	"nvmlDeviceGetComputeMode", "nvmlDeviceGetMigMode", "nvmlDeviceGetPersistenceMode", "nvmlDeviceGetEccMode",
 	"nvmlDeviceGetPowerManagementLimit", "nvmlDeviceGetApplicationsClock", "nvmlDeviceGetGpuInstances",

@@ -27,7 +27,7 @@ type Machine struct {
 	SMI        string `json:"nvidiaSMI,omitempty"`
 	MPSControl string `json:"mpsControl,omitempty"`
 	MPSServer  string `json:"mpsServer,omitempty"`
-	// Stray means that NVML lies where a node does not have it: Cleave finds it only when told.
+	// Stray means that NVML lies where a node does not have it: Cleave finds it only by --nvml-library.
 	Stray bool `json:"stray,omitempty"`
 }
 

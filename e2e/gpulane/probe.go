@@ -197,7 +197,7 @@ func (p *probe) launch() (err error) {
 // say gives a command; wait takes its answer.
 func (p *probe) say(format string, args ...any) error {
 	if _, err := fmt.Fprintf(p.in, format+"\n", args...); err != nil {
-		return fmt.Errorf("tell %s what to do: %w", p.name, err)
+		return fmt.Errorf("send %s a command: %w", p.name, err)
 	}
 	return nil
 }
@@ -236,7 +236,7 @@ func (p *probe) take(ctx context.Context, amount int64) (answer, error) {
 // piece is in what amounts memory is taken, in bytes.
 const piece = 64 << 20
 
-// work runs the kernel and tells for how many milliseconds it ran.
+// work runs the kernel and reports for how many milliseconds it ran.
 func (p *probe) work(ctx context.Context, rounds int) (float64, error) {
 	a, err := p.ask(ctx, "work %d", rounds)
 	if err == nil && !a.Right {
@@ -267,7 +267,7 @@ func (p *probe) end() {
 		return
 	}
 	p.in.Close()
-	kill := time.AfterFunc(5*time.Second, func() { _ = p.command.Process.Kill() }) // Wait tells
+	kill := time.AfterFunc(5*time.Second, func() { _ = p.command.Process.Kill() }) // Wait reports it
 	defer kill.Stop()
 	for range p.answers { //nolint:revive // until it has said all
 	}

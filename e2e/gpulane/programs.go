@@ -59,7 +59,7 @@ func runWithin(ctx context.Context, c *exec.Cmd) error {
 	if err := c.Start(); err != nil {
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { _ = c.Process.Kill() }) // Wait tells
+	stop := context.AfterFunc(ctx, func() { _ = c.Process.Kill() }) // Wait reports it
 	err := c.Wait()
 	stop()
 	if ctx.Err() != nil {

@@ -58,7 +58,7 @@ func mebibytes(s string) int64 {
 	return n
 }
 
-// rounding is by how many MiB two ways to tell the same amount may differ: nvidia-smi rounds each number it prints.
+// rounding is by how many MiB two reports of the same amount may differ: nvidia-smi rounds each number it prints.
 const rounding = 2
 
 // compareSMI lists in what nvidia-smi and NVML report different things.

@@ -91,7 +91,7 @@ func (n *Node) Root() string { return filepath.Join(n.opts.Dir, "root") }
 // Log is the file with the plugin's output.
 func (n *Node) Log() string { return filepath.Join(n.opts.Dir, "cleave.log") }
 
-// PluginsDir is the kubelet's plugins directory as the plugin is told.
+// PluginsDir is the kubelet's plugins directory, as the plugin gets it.
 func (n *Node) PluginsDir() string {
 	if n.hasKubelet() {
 		return n.opts.Cluster.PluginsDir()
@@ -119,7 +119,7 @@ func (n *Node) Readiness(ctx context.Context) error { return n.get(ctx, "/readyz
 // SetFlags gives the plugin other flags from its next start on, in place of Options.Flags.
 func (n *Node) SetFlags(flags ...string) { n.opts.Flags = flags }
 
-// Metrics are what the plugin tells at /metrics, by name and labels as they are written there.
+// Metrics are what the plugin reports at /metrics, by name and labels as they are written there.
 func (n *Node) Metrics(ctx context.Context) (map[string]string, error) {
 	text, err := n.read(ctx, "/metrics")
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 )
 
 // cudaProgram is a stand-in for a CUDA program: the simulated MPS daemon's own program, which CDI mounts, acts as one
-// under another name. It tells the server that it got and stays until that is gone.
+// under another name. It prints the server that it got and stays until that is gone.
 const cudaProgram = "ln -s /usr/bin/nvidia-cuda-mps-control /tmp/nvml-sim && exec /tmp/nvml-sim cuda-client --hold"
 
 // RunCUDA makes the containers of a pod run a stand-in for a CUDA program, with more flags for it.

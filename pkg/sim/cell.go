@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"time"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // cell is one piece of state that changes as a whole, in memory or in a file that several processes share.
@@ -26,7 +28,7 @@ type cell[T any] struct {
 	// after it is. An error from before stops the update. Other processes wait meanwhile.
 	before func(old, next *T) error
 	after  func(old, next *T)
-	// stale, where set, tells that something in the value is no longer so, and settle takes it out.
+	// stale, where set, reports that something in the value is no longer so, and settle takes it out.
 	stale  func(*T) bool
 	settle func(*T)
 
@@ -40,7 +42,7 @@ type version[T any] struct {
 	file  fileID
 }
 
-// fileID tells versions of a file apart. Every version is a new file with a modification time of its own.
+// fileID distinguishes versions of a file. Every version is a new file with a modification time of its own.
 type fileID struct {
 	ino          uint64
 	size         int64
@@ -180,11 +182,8 @@ func statFile(path string) (fileID, error) {
 	return statter(path)()
 }
 
-// Numbers of system calls by architecture, which package syscall does not have or not everywhere; 0 elsewhere.
-var (
-	sysFstatat   = map[string]uintptr{"amd64": 262, "arm64": 79}[runtime.GOARCH]
-	sysRenameat2 = map[string]uintptr{"amd64": 316, "arm64": 276}[runtime.GOARCH]
-)
+// sysFstatat is the number of a system call, which package syscall does not have everywhere; 0 elsewhere.
+var sysFstatat = map[string]uintptr{"amd64": 262, "arm64": 79}[runtime.GOARCH]
 
 // atCWD is AT_FDCWD: paths that are not absolute begin at the current directory.
 const atCWD = ^uintptr(99)
@@ -229,7 +228,7 @@ func replaceFile(path string, data []byte, last fileID) (fileID, error) {
 	if err != nil {
 		return fileID{}, err
 	}
-	if exchangeFiles(spare, path) == nil {
+	if unix.Renameat2(unix.AT_FDCWD, spare, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE) == nil {
 		return id, nil
 	}
 	return id, os.Rename(spare, path) // the first version, or a file system that cannot exchange
@@ -244,49 +243,22 @@ func writePadded(path string, data []byte) error {
 	for len(data)%padding != 0 {
 		data = append(data, ' ')
 	}
-	fd, err := syscall.Open(path, syscall.O_WRONLY|syscall.O_CREAT|syscall.O_CLOEXEC, 0o644)
-	if err != nil {
-		return &fs.PathError{Op: "open", Path: path, Err: err}
-	}
-	defer func() { _ = syscall.Close(fd) }() // a write that failed has said so
-	var st syscall.Stat_t
-	if err := syscall.Fstat(fd, &st); err != nil {
-		return &fs.PathError{Op: "stat", Path: path, Err: err}
-	}
-	if st.Size > int64(len(data)) {
-		if err := syscall.Ftruncate(fd, int64(len(data))); err != nil {
-			return &fs.PathError{Op: "truncate", Path: path, Err: err}
-		}
-	}
-	for done := 0; done < len(data); {
-		n, err := syscall.Pwrite(fd, data[done:], int64(done))
-		if err != nil {
-			return &fs.PathError{Op: "write", Path: path, Err: err}
-		}
-		done += n
-	}
-	return nil
-}
-
-// exchangeFiles makes each of two paths name the other's file.
-func exchangeFiles(a, b string) error {
-	const exchange = 1 << 1 // RENAME_EXCHANGE
-	if sysRenameat2 == 0 {
-		return syscall.ENOSYS
-	}
-	from, err := syscall.BytePtrFromString(a)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
 	if err != nil {
 		return err
 	}
-	to, err := syscall.BytePtrFromString(b)
+	defer f.Close() // a write that failed has said so
+	info, err := f.Stat()
 	if err != nil {
 		return err
 	}
-	_, _, errno := syscall.Syscall6(sysRenameat2, atCWD, uintptr(unsafe.Pointer(from)), atCWD, uintptr(unsafe.Pointer(to)), exchange, 0) //nolint:gosec // as in package syscall
-	if errno != 0 {
-		return errno
+	if info.Size() > int64(len(data)) {
+		if err := f.Truncate(int64(len(data))); err != nil {
+			return err
+		}
 	}
-	return nil
+	_, err = f.WriteAt(data, 0)
+	return err
 }
 
 // lockFile waits for the lock that processes take in turn, and returns how to give it back.

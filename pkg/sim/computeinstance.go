@@ -38,7 +38,7 @@ func (c *ComputeInstance) Parent() *GPUInstance { return c.parent }
 // ID is the compute instance ID within its GPU instance.
 func (c *ComputeInstance) ID() int { return c.id }
 
-// Serial tells the instance from others of the same ID.
+// Serial distinguishes the instance from others of the same ID.
 func (c *ComputeInstance) Serial() uint64 { return c.serial }
 
 // find returns the compute instance in the state of its GPU, with what holds it.

@@ -84,7 +84,7 @@ func clearRoot(root string, force bool) error {
 	return Remove(root)
 }
 
-// created are the directories under a root that a node consists of; the one that tells that there is a node comes last.
+// created are the directories under a root that a node consists of; the one by which a node is recognised comes last.
 var created = []string{libraryDir, binaryDir, flatLibraryDir, flatBinaryDir, "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", firmwareDir, "proc", "sys", "dev", stateDir}
 
 // Remove takes away the node under root, and nothing else that may lie there.

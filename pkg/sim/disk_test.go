@@ -222,7 +222,7 @@ func TestCreate_NotEmpty(t *testing.T) {
 		t.Errorf("Create with force = %v", err)
 	}
 	if !old.Replaced() || openNode(t, root).Replaced() {
-		t.Error("Replaced does not tell the new node from the old")
+		t.Error("Replaced does not distinguish the new node from the old")
 	}
 	if err := os.Remove(filepath.Join(root, stateDir, "node.json")); err != nil {
 		t.Fatal(err)

@@ -29,13 +29,13 @@ func (d *Device) GPUInstanceHandle(id int, serial uint64) *GPUInstance {
 	return &GPUInstance{device: d, id: id, serial: serial}
 }
 
-// Device is the GPU of the instance, ID its number on it, Serial what tells it from others of that number.
+// Device is the GPU of the instance, ID its number on it, Serial what distinguishes it from others of that number.
 func (g *GPUInstance) Device() *Device { return g.device }
 
 // ID is the GPU instance ID.
 func (g *GPUInstance) ID() int { return g.id }
 
-// Serial tells the instance from others of the same ID.
+// Serial distinguishes the instance from others of the same ID.
 func (g *GPUInstance) Serial() uint64 { return g.serial }
 
 // serialMask is the part of a serial number that handles of the shared library have room for.

@@ -57,7 +57,7 @@ func inodeOf(info os.FileInfo) uint64 {
 	return st.Ino
 }
 
-// openCgroup opens a cgroup and tells its inode.
+// openCgroup opens a cgroup and returns its inode.
 func openCgroup(path string) (uint64, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -125,7 +125,7 @@ func (d *Device) SetMemoryLimits(cgroup string, soft, hard uint64) error {
 }
 
 // MemoryLimits are the limits of a cgroup and what its processes use, in bytes (nvmlDeviceGetMemoryLimits_v1);
-// ErrNotFound if it has none. What processes use is not told apart by cgroup: used is 0.
+// ErrNotFound if it has none. What processes use is not counted by cgroup: used is 0.
 func (d *Device) MemoryLimits(cgroup string) (soft, hard, used uint64, err error) {
 	const call = "nvmlDeviceGetMemoryLimits_v1"
 	st, err := d.load(call)

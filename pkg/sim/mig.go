@@ -239,7 +239,7 @@ func (st *gpuState) busy() string {
 	return ""
 }
 
-// addMIGEvent tells those who wait that the partitions have changed. One such event stands for all before it, so that
+// addMIGEvent notifies those who wait that the partitions have changed. One such event stands for all before it, so that
 // many changes do not crowd out other events.
 func (st *gpuState) addMIGEvent() {
 	st.Events = slices.DeleteFunc(st.Events, func(e event) bool { return e.Type == EventMIGConfigChange })

@@ -145,7 +145,7 @@ func TestMIGMode_Unsupported(t *testing.T) {
 	}
 }
 
-// Profiles and placements are told in MIG mode and outside; the versioned call wants MIG mode, as nvml.h has it.
+// Profiles and placements are reported in MIG mode and outside; the versioned call wants MIG mode, as nvml.h has it.
 func TestProfiles_MIGDisabled(t *testing.T) {
 	d := testNode(t, "hgx-h100").Device(0)
 	p, err := d.GPUInstanceProfileInfo(9)

@@ -11,7 +11,7 @@ import (
 )
 
 // moduleDir is what sysfs shows of the driver while it is loaded. A directory of sysfs has an inode number that is never
-// used again (Linux, fs/kernfs/dir.c, idr_alloc_cyclic), by which a driver that was loaded anew is told from the one before:
+// used again (Linux, fs/kernfs/dir.c, idr_alloc_cyclic), by which a driver that was loaded anew is distinguished from the one before:
 // so those that were unloaded are kept aside, for the file system here not to use their numbers again.
 const moduleDir = "sys/module/nvidia"
 

@@ -36,7 +36,7 @@ type Node struct {
 	passed sync.Map // ID of a fault -> *atomic.Int64, calls that it let through
 }
 
-// options are what New, Create and Open may be told.
+// options of New, Create and Open.
 type options struct {
 	seed           string
 	driverVersion  string

@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// reset is what a GPU forgets when it is reset. Events stay: they are what was told, not what is.
+// reset is what a GPU forgets when it is reset. Events stay: they are what was reported, not what is.
 func (st *gpuState) reset() {
 	st.MIG = st.MIGPending
 	st.Instances, st.Clients, st.Limits = nil, nil, nil

@@ -44,7 +44,7 @@ type gpuState struct {
 	MIGPending bool `json:"migPending,omitempty"`
 	// Instances in ascending ID.
 	Instances []gpuInstance `json:"instances,omitempty"`
-	// LastSerial is the number of instances ever made; it tells an instance from a later one of the same ID.
+	// LastSerial is the number of instances ever made; it distinguishes an instance from a later one of the same ID.
 	LastSerial  uint64 `json:"lastSerial,omitempty"`
 	ComputeMode int    `json:"computeMode,omitempty"`
 	// TimeSlice is what nvidia-smi compute-policy set: 0 default, 1 short, 2 medium, 3 long.

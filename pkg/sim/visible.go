@@ -12,7 +12,7 @@ import (
 )
 
 // A container gets libraries, nvidia-smi and device files of a node, but not its state. So that what runs in it can
-// tell which GPUs it has, one of the libraries holds a description of the node, behind what makes it a library.
+// show which GPUs it has, one of the libraries holds a description of the node, behind what makes it a library.
 const describingLibrary = "libnvidia-sim.so.1"
 
 // describe makes the library.
@@ -24,7 +24,7 @@ func (s *spec) describe() ([]byte, error) {
 	return append(stubLibrary(describingLibrary), data...), nil
 }
 
-// VisiblePartition is a partition whose device files a container has. What profile it has cannot be told from there.
+// VisiblePartition is a partition whose device files a container has. What profile it has cannot be seen from there.
 type VisiblePartition struct {
 	// GPU is the index of its GPU among those that are visible.
 	GPU                          int

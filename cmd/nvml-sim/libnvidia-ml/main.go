@@ -168,7 +168,7 @@ func nvmlSystemGetCudaDriverVersion(to *C.int) C.nvmlReturn_t {
 	return nvmlSystemGetCudaDriverVersion_v2(to)
 }
 
-// inContainer tells a container, which has the library but nothing else of the node, from a node that is being created
+// inContainer distinguishes a container, which has the library but nothing else of the node, from a node that is being created
 // right now, whose directory for its state comes first.
 func inContainer(root string) bool {
 	_, err := os.Stat(filepath.Join(root, "var/lib/nvml-sim"))

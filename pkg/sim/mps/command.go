@@ -58,7 +58,7 @@ var commands = map[string]func(c *command, args []string) error{
 // commandFault makes a server's GPU run into a fault.
 const commandFault = "simulate_fault"
 
-// parseCommand reads a line; its errors are what the administrator is told.
+// parseCommand reads a line; its errors are the replies to the administrator.
 func parseCommand(line string) (command, error) {
 	words := strings.Fields(line)
 	if len(words) == 0 {

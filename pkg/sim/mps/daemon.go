@@ -220,7 +220,7 @@ func (d *daemon) serve(conn *net.UnixConn, privileged bool) {
 	d.apply(&applicant{conn: conn, request: h.Program, pid: pid, uid: uid})
 }
 
-// graceTime is how long a server that was told to end may take.
+// graceTime is how long a server that was asked to end may take.
 const graceTime = 5 * time.Second
 
 // endServers sends away programs that wait, and ends the servers. The socket is gone already.

@@ -18,14 +18,14 @@ type program struct {
 	conn    *net.UnixConn
 	request *Request
 	device  *device
-	ended   bool // it was told that it cannot go on
+	ended   bool // it was notified that it cannot go on
 }
 
-// answerTime is how long a program may take to read what it is told.
+// answerTime is how long a program may take to read a reply.
 const answerTime = 5 * time.Second
 
-// tell writes to a program.
-func tell(conn *net.UnixConn, a answer) error {
+// reply writes to a program.
+func reply(conn *net.UnixConn, a answer) error {
 	return errors.Join(conn.SetWriteDeadline(time.Now().Add(answerTime)), writeLine(conn, a))
 }
 
@@ -40,13 +40,13 @@ func (s *server) take(a *ask, conn *net.UnixConn) {
 	granted, p, refusal := s.admit(a)
 	if refusal != nil {
 		s.log.printf("Client %d refused: %v", a.ProgramPID, refusal)
-		_ = tell(conn, answer{Error: refusal}) // if it does not hear it, it is gone
+		_ = reply(conn, answer{Error: refusal}) // if it does not hear it, it is gone
 		_ = conn.Close()
 		return
 	}
 	p.conn = conn
 	s.programs = append(s.programs, p)
-	if err := tell(conn, answer{Admission: granted}); err != nil {
+	if err := reply(conn, answer{Admission: granted}); err != nil {
 		s.log.printf("Client %d does not listen: %v", p.pid, err)
 	}
 	s.waiting.Go(func() { s.watch(p) })
@@ -154,13 +154,13 @@ func (s *server) fault(cause string) {
 	}
 }
 
-// end tells a program that it cannot go on; it is a client until it goes. mu is held.
+// end notifies a program that it cannot go on; it is a client until it goes. mu is held.
 func (s *server) end(p *program, e *Error) {
 	if p.ended {
 		return
 	}
 	p.ended = true
-	if err := tell(p.conn, answer{Error: e}); err != nil {
+	if err := reply(p.conn, answer{Error: e}); err != nil {
 		s.log.printf("Client %d does not listen: %v", p.pid, err)
 	}
 }

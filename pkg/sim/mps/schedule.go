@@ -38,7 +38,7 @@ const patience = 10 * time.Second
 func (c *child) ask(a *ask, with *net.UnixConn) (string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var t told
+	var t outcome
 	err := c.conn.SetDeadline(time.Now().Add(patience))
 	if err == nil {
 		err = send(c.conn, a, with)
@@ -77,7 +77,7 @@ func (d *daemon) apply(a *applicant) {
 // refuse sends a program away; mu is held.
 func (d *daemon) refuse(a *applicant, reason string) {
 	d.log.printf("CLIENT %d from user %d refused: %s", a.pid, a.uid, reason)
-	_ = tell(a.conn, answer{Error: &Error{ErrorConnectionFailed, reason}}) // if it does not hear it, it is gone
+	_ = reply(a.conn, answer{Error: &Error{ErrorConnectionFailed, reason}}) // if it does not hear it, it is gone
 	delete(d.conns, a.conn)
 	_ = a.conn.Close()
 }
@@ -202,7 +202,7 @@ func (d *daemon) start(uid int) error {
 
 // attend waits until a server is ready, and then until it has ended.
 func (d *daemon) attend(c *child) {
-	var t told
+	var t outcome
 	_, err := receive(c.conn, &t)
 	if err == nil && t.Error != "" {
 		err = errors.New(t.Error)
@@ -211,7 +211,7 @@ func (d *daemon) attend(c *child) {
 		d.mu.Lock()
 		d.log.printf("NEW SERVER %d: Ready", c.pid)
 		c.ready = true
-		if c.finishing { // it was told too early to hear it
+		if c.finishing { // the command came too early for it
 			c.finishing = false
 			d.finish(c)
 		}

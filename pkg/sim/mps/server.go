@@ -82,12 +82,12 @@ func (s *server) run(ctx context.Context, node func() (*sim.Node, error)) error 
 	}
 	if err := s.start(node, &first); err != nil {
 		s.log.printf("Failed to start: %v", err)
-		return errors.Join(fmt.Errorf("start MPS server: %w", err), send(s.daemon, told{Error: err.Error()}, nil))
+		return errors.Join(fmt.Errorf("start MPS server: %w", err), send(s.daemon, outcome{Error: err.Error()}, nil))
 	}
 	s.log.printf("Server has started")
 	s.waiting.Go(func() { s.guard(ctx) })
-	if err := send(s.daemon, told{}, nil); err != nil {
-		return fmt.Errorf("tell the control daemon: %w", err)
+	if err := send(s.daemon, outcome{}, nil); err != nil {
+		return fmt.Errorf("report to the control daemon: %w", err)
 	}
 	for {
 		var a ask
@@ -169,20 +169,20 @@ func (s *server) check() error {
 	return s.hold.Check()
 }
 
-// use tells the node how much memory the server takes of a device.
+// use reports to the node how much memory the server takes of a device.
 func (s *server) use(d *device) error {
 	return s.hold.Use(d.index, d.gi, d.ci, contextMemory+d.used)
 }
 
 // answer does what the daemon asks.
-func (s *server) answer(a *ask) told {
+func (s *server) answer(a *ask) outcome {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	text, err := s.do(a)
 	if err != nil {
-		return told{Error: err.Error()}
+		return outcome{Error: err.Error()}
 	}
-	return told{Text: text}
+	return outcome{Text: text}
 }
 
 // do is answer with mu held.
@@ -218,7 +218,7 @@ func (s *server) do(a *ask) (string, error) {
 	}
 }
 
-// deviceLimit sets or tells the limit of a device for programs to come.
+// deviceLimit sets or returns the limit of a device for programs to come.
 func (s *server) deviceLimit(a *ask) (string, error) {
 	d := lookup(s.devices, a.Device)
 	if d == nil {

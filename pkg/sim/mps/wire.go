@@ -13,7 +13,7 @@ import (
 	"syscall"
 )
 
-// Everything that is said over the control socket is a line of JSON. The first line of a connection tells who it is:
+// Everything that is said over the control socket is a line of JSON. The first line of a connection identifies the peer:
 // an administrator, who goes on with commands, or a program, whose connection the daemon hands over to a server.
 
 // maxLine bounds a line.
@@ -127,7 +127,7 @@ func readLine(s *bufio.Scanner, v any) error {
 	return nil
 }
 
-// peer tells who is at the other end of a connection; the PID is as this process sees it, 0 if it cannot.
+// peer identifies the other end of a connection; the PID is as this process sees it, 0 if it cannot.
 func peer(conn *net.UnixConn) (pid, uid int, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -179,8 +179,8 @@ const (
 	opFault     = "fault"
 )
 
-// told is what a server answers.
-type told struct {
+// outcome is what a server answers.
+type outcome struct {
 	Text  string `json:"text,omitempty"`
 	Error string `json:"error,omitempty"`
 }
