@@ -25,6 +25,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/mps"
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // inspectFlags of `cleave inspect`.
@@ -202,8 +203,8 @@ func (f *inspectFlags) records(h *inspect.Hardware) error {
 	}
 	var corrupt, more []error
 	var err error
-	if h.Records, corrupt, err = records.List(records.Disk{}, filepath.Join(dir, "claims")); err == nil {
-		h.Layouts, more, err = records.ListLayouts(records.Disk{}, filepath.Join(dir, "layouts"))
+	if h.Records, corrupt, err = records.List(store.Disk{}, filepath.Join(dir, "claims")); err == nil {
+		h.Layouts, more, err = records.ListLayouts(store.Disk{}, filepath.Join(dir, "layouts"))
 	}
 	if errors.Is(err, fs.ErrPermission) {
 		err = fmt.Errorf("%w: run as root", err)

@@ -96,6 +96,18 @@ func TestSessionsEnd(t *testing.T) {
 	}
 }
 
+// What the first release wrote is read.
+func TestOpen_FirstFormat(t *testing.T) {
+	b := newBed(t)
+	if err := os.WriteFile(b.path(), []byte(`{"format":1,"bootID":"boot","release":"R","first":{"gpu-0000-1b-00-0":"R.1.2"}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := b.open("boot")
+	if s.file.Release != "R" || s.file.First["gpu-0000-1b-00-0"] != "R.1.2" {
+		t.Errorf("got %+v, want what the file says", s.file)
+	}
+}
+
 func TestEnd_FullDisk(t *testing.T) {
 	b := newBed(t)
 	was := b.open("boot").Of(device)

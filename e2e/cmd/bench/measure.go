@@ -19,7 +19,7 @@ import (
 	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/node"
 	"github.com/cleave-dra/cleave/e2e/workload"
-	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // bench is one run.
@@ -210,7 +210,7 @@ func (b *bench) floor(ctx context.Context, claim *drapb.Claim) error {
 		return fmt.Errorf("read claim %s: %w", claim.Name, err)
 	}
 	path := filepath.Join(b.node.Records(), "..", "bench-floor-"+claim.Name)
-	if err := (records.Disk{}).WriteFile(path, make([]byte, recordSize)); err != nil {
+	if err := (store.Disk{}).WriteFile(path, make([]byte, recordSize)); err != nil {
 		return fmt.Errorf("write the floor's file: %w", err)
 	}
 	_, err := b.plugin.API.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{})

@@ -190,6 +190,33 @@ func TestReports(t *testing.T) {
 	}
 }
 
+// What the first release wrote is read: without owners, layout and version of events.
+func TestRecover_FirstFormat(t *testing.T) {
+	onFakeHost(t, func(t *testing.T, s *Supervisor, _ *fakeHost, config Config) {
+		for path, data := range map[string]string{
+			recordOf(config.Dir, "gpu-0000-01-00-0"): `{"version":1,"boot":"boot-1","device":"gpu-0000-01-00-0","pci":"0000:01:00.0","uuid":"` + testUUID +
+				`","phase":"running","generation":3,"settings":{"sharedMemory":67108864},"claims":["a"],"previousComputeMode":0,"daemon":{"pid":7,"start":70}}`,
+			filepath.Join(config.Dir, reportsFile): `{"boot":"boot-1","pending":[{"id":"X","Device":"gpu-0000-01-00-0","Kind":"DaemonLost","Claims":["a"],"Message":"m","Time":"2026-01-02T03:04:05Z"}]}`,
+		} {
+			if err := os.WriteFile(path, []byte(data), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r, err := s.records.Read("gpu-0000-01-00-0")
+		mode := 0
+		want := &record{
+			Version: 1, Boot: "boot-1", Device: "gpu-0000-01-00-0", PCI: "0000:01:00.0", UUID: testUUID, Phase: running, Generation: 3,
+			Settings: mps.Settings{SharedMemory: 64 << 20}, Claims: []types.UID{"a"}, PreviousMode: &mode, Daemon: &ProcessID{PID: 7, Start: 70},
+		}
+		if diff := cmp.Diff(want, r); diff != "" || err != nil {
+			t.Errorf("%v, record (-want +got):\n%s", err, diff)
+		}
+		if s.reports.load(t.Context()); len(s.reports.pending) != 1 || s.reports.pending[0].Kind != mps.DaemonLost || s.reports.pending[0].ID != "X" {
+			t.Errorf("events %+v", s.reports.pending)
+		}
+	})
+}
+
 func FuzzDecodeRecord(f *testing.F) {
 	const device = "gpu-0000-01-00-0"
 	good := record{
