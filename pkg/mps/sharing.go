@@ -52,7 +52,9 @@ func (s *Sharing) Found(root driverroot.Root) { s.found.Store(&root) }
 // StartMPS has a GPU's MPS server serve a claim. The server's defaults are what a claim can have at most, since a
 // client can only go below them: its own part a container gets by its environment. A server that is the claim's alone
 // has the claim's limits, and needs no policy that offers MPS.
-func (s *Sharing) StartMPS(ctx context.Context, uid types.UID, g *gpu.GPU, offer *policy.Offer, limits *records.MPS) (pipeDir, shmDir string, err error) {
+func (s *Sharing) StartMPS(
+	ctx context.Context, uid types.UID, g *gpu.GPU, offer *policy.Offer, limits *records.MPS,
+) (pipeDir, shmDir string, err error) {
 	settings, err := settings(g, offer, limits)
 	if err != nil {
 		return "", "", err
@@ -73,9 +75,13 @@ func settings(g *gpu.GPU, offer *policy.Offer, limits *records.MPS) (Settings, e
 		return Settings{}, fmt.Errorf("GPU %s is not shared by MPS: %s", g.PCI.DeviceName(), why(offer))
 	}
 	if limits == nil {
-		return Settings{SharedMemory: sharing.SharedMemory, ActiveThreadPercentage: int(sharing.Cores.Total), PinnedMemory: sharing.Memory.Total}, nil
+		return Settings{
+			SharedMemory: sharing.SharedMemory, ActiveThreadPercentage: int(sharing.Cores.Total), PinnedMemory: sharing.Memory.Total,
+		}, nil
 	}
-	own := Settings{SharedMemory: v1alpha1.DefaultSharedMemory, ActiveThreadPercentage: int(limits.ThreadPercentage), PinnedMemory: limits.Memory}
+	own := Settings{
+		SharedMemory: v1alpha1.DefaultSharedMemory, ActiveThreadPercentage: int(limits.ThreadPercentage), PinnedMemory: limits.Memory,
+	}
 	if sharing != nil {
 		own.SharedMemory = sharing.SharedMemory
 	}

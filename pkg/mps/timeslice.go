@@ -40,7 +40,8 @@ func (s *Sharing) SetTimeSlice(ctx context.Context, g *gpu.GPU, interval string)
 	root, smi := s.smi()
 	output, err := s.run(ctx, root, smi, "compute-policy", "-i", g.UUID, "--set-timeslice", strconv.Itoa(number))
 	if err != nil {
-		return fmt.Errorf("set the time slices of GPU %s to %s with nvidia-smi: %w: %s", g.PCI.DeviceName(), interval, err, driverroot.OneLine(output))
+		return fmt.Errorf("set the time slices of GPU %s to %s with nvidia-smi: %w: %s",
+			g.PCI.DeviceName(), interval, err, driverroot.OneLine(output))
 	}
 	return nil
 }

@@ -41,7 +41,11 @@ func Find(pluginsDir, own string) ([]string, error) {
 	}
 	var found []string
 	for _, e := range entries[:min(len(entries), most)] {
-		if name := e.Name(); name != own && e.IsDir() && len(validation.IsDNS1123Subdomain(name)) == 0 && IsState(filepath.Join(pluginsDir, name)) {
+		name := e.Name()
+		if name == own || !e.IsDir() || len(validation.IsDNS1123Subdomain(name)) > 0 {
+			continue
+		}
+		if IsState(filepath.Join(pluginsDir, name)) {
 			found = append(found, name)
 		}
 	}

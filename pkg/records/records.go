@@ -146,7 +146,8 @@ func (r *Record) check() error {
 		if d.Device == "" || d.GPU == "" || d.UUID == "" {
 			return fmt.Errorf("devices[%d] lacks device, gpu or uuid", i)
 		}
-		if s := d.Share; s != nil && (!slices.Contains(gpu.Shares(), s.Kind) || s.ID == "" || s.Kind == gpu.MPS && s.MPS == nil || d.Partition != nil) {
+		s := d.Share
+		if s != nil && (!slices.Contains(gpu.Shares(), s.Kind) || s.ID == "" || s.Kind == gpu.MPS && s.MPS == nil || d.Partition != nil) {
 			return fmt.Errorf("devices[%d] is no whole share, of kind %q", i, s.Kind)
 		}
 	}

@@ -69,7 +69,8 @@ func (p Processes) removeCgroup(ctx context.Context, d Daemon) error {
 			return fmt.Errorf("remove the daemon's cgroup: %w", err)
 		}
 		// Processes that MPS made are left. Kernels before 5.14 have no such file; Sweep has killed what it knows.
-		if err := os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
+		err = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
 			return fmt.Errorf("kill the processes in the daemon's cgroup: %w", err)
 		}
 		select {

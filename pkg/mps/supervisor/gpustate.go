@@ -76,7 +76,8 @@ func (g *gpuState) endpoint() mps.Endpoint {
 func (g *gpuState) ensure(ctx context.Context, r mps.Request) (mps.Endpoint, error) {
 	if g.record != nil && len(g.record.Claims) > 0 {
 		if g.record.UUID != r.UUID {
-			return mps.Endpoint{}, fmt.Errorf("%w: %s is shared as %s by %d claims and cannot be as %s: was the GPU replaced? It is free when those claims are gone",
+			return mps.Endpoint{}, fmt.Errorf("%w: %s is shared as %s by %d claims and cannot be as %s: was the GPU replaced? "+
+				"It is free when those claims are gone",
 				errConflict, g.device, g.record.UUID, len(g.record.Claims), r.UUID)
 		}
 		if len(g.record.Claims) >= maxClaims && !g.record.has(r.Claim) {
@@ -181,7 +182,8 @@ func (g *gpuState) show() {
 		return
 	}
 	view := &mps.GPUStatus{
-		Device: g.device, UUID: r.UUID, Generation: r.Generation, Claims: slices.Clone(r.Claims), Owners: maps.Clone(r.Owners), Message: g.message,
+		Device: g.device, UUID: r.UUID, Generation: r.Generation, Message: g.message,
+		Claims: slices.Clone(r.Claims), Owners: maps.Clone(r.Owners),
 		State: map[phase]mps.State{starting: mps.Starting, running: mps.Running, stopping: mps.Stopping}[r.Phase],
 	}
 	if g.failed && r.Phase == starting {

@@ -108,7 +108,8 @@ func (Disk) ShowClients(p paths) error {
 		if there, err := os.Lstat(to); err == nil && os.SameFile(info, there) {
 			continue
 		}
-		if err := errors.Join(os.Chmod(from, 0o666), os.RemoveAll(to), os.Link(from, to)); err != nil { //nolint:gosec // clients of any user come here
+		err = errors.Join(os.Chmod(from, 0o666), os.RemoveAll(to), os.Link(from, to)) //nolint:gosec // clients are of any user
+		if err != nil {
 			return err
 		}
 	}

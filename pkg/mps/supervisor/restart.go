@@ -128,7 +128,8 @@ func (g *gpuState) tryRestart(ctx context.Context) bool {
 	}
 	g.message = err.Error()
 	g.show()
-	klog.FromContext(ctx).Error(err, "Restarting an MPS control daemon failed", "gpu", g.device, "attempt", g.restarts, "next", delay(g.restarts))
+	klog.FromContext(ctx).Error(err, "Restarting an MPS control daemon failed",
+		"gpu", g.device, "attempt", g.restarts, "next", delay(g.restarts))
 	g.giveUp(ctx)
 	return true
 }
@@ -139,6 +140,7 @@ func (g *gpuState) giveUp(ctx context.Context) {
 		return
 	}
 	g.failed = true
-	g.report(ctx, mps.DaemonFailed, g.record.Claims, fmt.Sprintf("given up after %d restarts in a row, tried again every %s; last: %s", g.restarts, slowRestart, g.message))
+	g.report(ctx, mps.DaemonFailed, g.record.Claims,
+		fmt.Sprintf("given up after %d restarts in a row, tried again every %s; last: %s", g.restarts, slowRestart, g.message))
 	g.show()
 }

@@ -172,7 +172,8 @@ func detachShared() error {
 		return fmt.Errorf("list mounts: %w", err)
 	}
 	for _, dir := range sharedMounts(string(mounts)) {
-		if err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, fs.ErrNotExist) {
+		err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("detach %s: %w", dir, err)
 		}
 	}

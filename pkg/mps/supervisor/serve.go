@@ -37,11 +37,14 @@ func Run(ctx context.Context, config Config, self []string) error {
 	}
 	roots := config.driverRoots()
 	return serve(ctx, config, Host{
-		Hardware: NVML{nvml.Options{DriverRoot: roots[0], OtherRoots: roots[1:], Probe: nvml.ProbeLibrary, LibraryPath: config.NVMLLibrary, Sysfs: os.DirFS("/sys").(fs.ReadLinkFS)}},
-		Daemons:  Processes{DriverRoots: roots, Self: self, Cgroup: config.DaemonCgroup},
-		Mounts:   Tmpfs{},
-		Files:    Disk{DriverRoots: roots},
-		Disk:     store.Disk{},
+		Hardware: NVML{nvml.Options{
+			DriverRoot: roots[0], OtherRoots: roots[1:], Probe: nvml.ProbeLibrary, LibraryPath: config.NVMLLibrary,
+			Sysfs: os.DirFS("/sys").(fs.ReadLinkFS),
+		}},
+		Daemons: Processes{DriverRoots: roots, Self: self, Cgroup: config.DaemonCgroup},
+		Mounts:  Tmpfs{},
+		Files:   Disk{DriverRoots: roots},
+		Disk:    store.Disk{},
 	})
 }
 

@@ -100,7 +100,8 @@ func (g *gpuState) end(ctx context.Context, process Process) error {
 		klog.FromContext(ctx).Info("MPS control daemon did not end", "gpu", g.device, "pid", process.ID().PID, "way", way.name, "reason", err)
 		errs = append(errs, fmt.Errorf("%s: %w", way.name, err))
 	}
-	return fmt.Errorf("MPS control daemon %d of %s does not end, so its GPU cannot be given to others; look whether it hangs in the driver (dmesg): %w",
+	return fmt.Errorf("MPS control daemon %d of %s does not end, so its GPU cannot be given to others; "+
+		"look whether it hangs in the driver (dmesg): %w",
 		process.ID().PID, g.device, errors.Join(errs...))
 }
 
