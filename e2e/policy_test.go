@@ -224,7 +224,8 @@ func TestPolicy_Invalid(t *testing.T) {
 func TestPolicy_DevicePluginConflict(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	name := env.cluster.NodeName()
-	alone := s.offer(ctx, name)
+	const alone = "gpu=8 mig=200 mps=8 timeslice=8"
+	s.waitOffer(ctx, name, alone) // a plugin that was just restarted may still publish
 	s.create(ctx, gpuPod("before", 1)...)
 	before := s.running(ctx, "before")
 	advertise := func(ctx context.Context, quantity any) {
