@@ -14,8 +14,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
-func (d *device) gpuName() string { return d.shape.GPU.PCI.DeviceName() }
-
 // admit is the second step: the claim gets its devices unless something is in the way. It returns them if the claim has them
 // already. What the claim had by an earlier allocation, or by a preparation that was cut short, is undone; the GPUs are left as
 // the devices need them, but for partitions and shares.
@@ -59,17 +57,17 @@ func (a *preparation) checkFree() error {
 		if d.admin {
 			continue
 		}
-		want, g := extentOfShape(d.shape), d.shape.GPU
+		want, g := d.extent(), d.shape.GPU
 		if others := a.view.others[want.gpu].taking(want); len(others) > 0 {
 			return blockedBy(others, fmt.Errorf("request %q: device %s of GPU %s is allocated to claim %s: it is exclusive, and free once that claim's pods have ended and it is unprepared",
-				d.request, d.shape.Name(), g.UUID, others[0].Claim))
+				d.request, d.name, g.UUID, others[0].Claim))
 		}
 		if other := conflictWith(a.view.conflicts[want.gpu], want); other != nil {
 			return fmt.Errorf("request %q: device %s of GPU %s is allocated to %s, by which name Cleave ran on this node: it is free once that claim's pods have ended",
-				d.request, d.shape.Name(), g.UUID, other)
+				d.request, d.name, g.UUID, other)
 		}
 		if lies := a.Partitions.occupantOf(d.offer, want); lies.blocks() && !a.adopt && !hasPartition(a.view.have, want.gpu, lies.partition.Place()) {
-			return fmt.Errorf("request %q: device %s of GPU %s is occupied by %s", d.request, d.shape.Name(), g.UUID, a.Partitions.describe(want.gpu, lies.partition))
+			return fmt.Errorf("request %q: device %s of GPU %s is occupied by %s", d.request, d.name, g.UUID, a.Partitions.describe(want.gpu, lies.partition))
 		}
 	}
 	return nil
@@ -93,7 +91,7 @@ func (a *preparation) verify(ctx context.Context) error {
 		if err := a.hardware.VerifyGPU(ctx, d.shape.GPU); err != nil {
 			return fmt.Errorf("request %q: %w", d.request, err)
 		}
-		ids = append(ids, a.cdi.DeviceID(d.gpuName()))
+		ids = append(ids, a.cdi.DeviceID(d.gpu))
 	}
 	return a.cdi.Ensure(ctx, ids)
 }

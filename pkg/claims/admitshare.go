@@ -24,7 +24,7 @@ func admitShares(devices []device, v view) error {
 		if d.share == nil || d.share.Exclusive {
 			continue // a claim that has a GPU alone has all of it
 		}
-		others := v.others[d.gpuName()]
+		others := v.others[d.gpu]
 		if err := checkInterval(d, devices, others); err != nil {
 			return fmt.Errorf("request %q: %w", d.request, err)
 		}
@@ -61,7 +61,7 @@ func completeShare(d *device, devices []device, v view) {
 	if other := otherInterval(d, devices, byPolicy); other != "" {
 		return
 	}
-	if by, interval := v.others[d.gpuName()].paced(); len(by) == 0 || interval == byPolicy {
+	if by, interval := v.others[d.gpu].paced(); len(by) == 0 || interval == byPolicy {
 		d.share.Interval = byPolicy
 	}
 }
@@ -72,7 +72,7 @@ func shareBefore(have *records.Record, d *device) *records.Share {
 		return nil
 	}
 	for _, h := range have.Shares(d.share.Kind) {
-		if h.Device == d.shape.Name() && h.Share.ID == d.share.ID {
+		if h.Device == d.name && h.Share.ID == d.share.ID {
 			return h.Share
 		}
 	}
@@ -92,7 +92,7 @@ func keepThreads(share, before *records.Share) {
 func otherInterval(d *device, devices []device, interval string) string {
 	for i := range devices {
 		o := &devices[i]
-		if o.share != nil && o.share.Kind == gpu.TimeSlice && o.gpuName() == d.gpuName() && o.share.Interval != "" && o.share.Interval != interval {
+		if o.share != nil && o.share.Kind == gpu.TimeSlice && o.gpu == d.gpu && o.share.Interval != "" && o.share.Interval != interval {
 			return o.share.Interval
 		}
 	}
@@ -109,7 +109,7 @@ func checkInterval(d *device, devices []device, others gpuRecords) error {
 	}
 	if by, interval := others.paced(); len(by) > 0 && interval != d.share.Interval {
 		return blockedBy(by, fmt.Errorf("device %s has time slices %s because claim %s asked for them, or the node's policy for it, and this claim asks for %s: ask for the same or for none",
-			d.shape.Name(), interval, by[0].Claim, d.share.Interval))
+			d.name, interval, by[0].Claim, d.share.Interval))
 	}
 	return nil
 }
@@ -123,7 +123,7 @@ func checkAmounts(d *device, devices []device, on gpuRecords) error {
 		used.cores += o.cores
 	}
 	for i := range devices {
-		if o := &devices[i]; o.share != nil && o.gpuName() == d.gpuName() {
+		if o := &devices[i]; o.share != nil && o.gpu == d.gpu {
 			used.add(o.share)
 		}
 	}
@@ -140,7 +140,7 @@ func checkAmounts(d *device, devices []device, on gpuRecords) error {
 		}
 		b := &blockedError{
 			over: of.used - of.most,
-			err:  fmt.Errorf("the shares of %s would take %s %d of %d together: it is prepared once other shares are given back", d.shape.Name(), of.name, of.used, of.most),
+			err:  fmt.Errorf("the shares of %s would take %s %d of %d together: it is prepared once other shares are given back", d.name, of.name, of.used, of.most),
 		}
 		for _, o := range others {
 			b.by = append(b.by, blocker{o.record, of.has(o)})

@@ -15,7 +15,7 @@ func (a *preparation) change(ctx context.Context) error {
 	defer cancel()
 	for i := range a.devices {
 		d := &a.devices[i]
-		if err := a.Partitions.create(patience, a.backend, d, a.view.others[d.gpuName()]); err != nil {
+		if err := a.Partitions.create(patience, a.backend, d, a.view.others[d.gpu]); err != nil {
 			return fmt.Errorf("request %q: %w", d.request, err)
 		}
 	}

@@ -34,12 +34,8 @@ func extentOf(d *records.Device) extent {
 
 // extentOfShape is what a shape takes once it is allocated.
 func extentOfShape(s gpu.Shape) extent {
-	e := extent{gpu: s.GPU.PCI.DeviceName(), share: s.Share}
-	if s.IsPartition() {
-		at := s.Place()
-		e.place = &at
-	}
-	return e
+	d := device{shape: s, gpu: s.GPU.PCI.DeviceName()}
+	return d.extent()
 }
 
 // extentAt is what a partition takes.
@@ -62,7 +58,7 @@ func (e extent) is(p gpu.Partition) bool { return e.place != nil && *e.place == 
 
 // extentsOf are what a record's claim has of a GPU. Claims with admin access look at a device without having it.
 func extentsOf(r *records.Record, gpuDevice string) []extent {
-	all := make([]extent, 0, len(r.Devices))
+	var all []extent
 	for i := range r.Devices {
 		if d := &r.Devices[i]; d.GPU == gpuDevice && !d.AdminAccess {
 			all = append(all, extentOf(d))

@@ -29,7 +29,7 @@ func (p *Partitions) place(ctx context.Context, b *backend, d *device, adopt boo
 	if !d.shape.IsPartition() || d.admin {
 		return nil
 	}
-	offered := p.occupantOf(d.offer, extentOfShape(d.shape)).offered // as last seen
+	offered := p.occupantOf(d.offer, d.extent()).offered // as last seen
 	found, err := b.hardware.PartitionAt(ctx, d.shape.GPU.PCI, d.wanted())
 	if err != nil {
 		return err
@@ -41,19 +41,19 @@ func (p *Partitions) place(ctx context.Context, b *backend, d *device, adopt boo
 		d.partition = found
 	case d.offer.PartitionMode() == policy.Existing:
 		return fmt.Errorf("partition %s is gone, and the policy has Cleave create none on GPU %s: create it again, for instance with nvidia-smi mig -cgi, "+
-			"or delete the pod so that it is scheduled again", d.shape.Name(), d.shape.GPU.UUID)
+			"or delete the pod so that it is scheduled again", d.name, d.shape.GPU.UUID)
 	case adopt && whole:
 		p.takeOver(ctx, d, found)
 	case found != nil && !adopt:
-		return fmt.Errorf("a partition that Cleave did not create (GPU instance %d) is in the place of %s: %w", found.GI, d.shape.Name(), gpu.ErrInsufficientResources)
+		return fmt.Errorf("a partition that Cleave did not create (GPU instance %d) is in the place of %s: %w", found.GI, d.name, gpu.ErrInsufficientResources)
 	}
 	return nil
 }
 
 // takeOver gives a device the partition of a claim whose record was lost.
 func (p *Partitions) takeOver(ctx context.Context, d *device, found *gpu.Partition) {
-	name := d.shape.GPU.PCI.DeviceName()
-	klog.FromContext(ctx).Info("Taking over the partition of a claim whose record was lost", "device", d.shape.Name(), "uuid", found.UUID)
+	name := d.gpu
+	klog.FromContext(ctx).Info("Taking over the partition of a claim whose record was lost", "device", d.name, "uuid", found.UUID)
 	if p.ledger.sessions.unbroken(name) {
 		p.unclaimed.remove(name, *found)
 	} else {
@@ -70,7 +70,7 @@ func (p *Partitions) create(ctx context.Context, b *backend, d *device, others g
 	}
 	if d.admin {
 		if d.partition = others.partition(d.shape, p.ledger.sessions.owns); d.partition == nil {
-			return fmt.Errorf("admin access to partition %s, which is allocated to no claim: ask for the GPU instead", d.shape.Name())
+			return fmt.Errorf("admin access to partition %s, which is allocated to no claim: ask for the GPU instead", d.name)
 		}
 		return nil
 	}

@@ -32,8 +32,22 @@ type device struct {
 	offer   *policy.Offer  // of the shape's GPU
 	share   *records.Share // of a shared GPU, unless admin
 	config  *config        // opaque parameters for the device; nil if there are none
+	// name is the shape's, gpu the device name of its GPU.
+	name, gpu string
+	// cdiIDs are those by which containers get it; nil until they are needed.
+	cdiIDs []string
 	// partition is that of a device that is one, once it is there.
 	partition *gpu.Partition
+}
+
+// extent is what the device takes.
+func (d *device) extent() extent {
+	e := extent{gpu: d.gpu, share: d.shape.Share}
+	if d.shape.IsPartition() {
+		at := d.shape.Place()
+		e.place = &at
+	}
+	return e
 }
 
 // wanted is the partition that a device is to be.
@@ -68,7 +82,10 @@ func plan(claim *resourceapi.ResourceClaim, node *policy.Node, id Identity) ([]d
 			return nil, fmt.Errorf("request %q: device %q is not on this node, which has %s: if the GPU was taken out, fell off the bus or "+
 				"changed its MIG mode, or the node's policy has the device no more, delete the pod so that it is scheduled again", result.Request, result.Device, deviceNames(node))
 		}
-		d := device{request: result.Request, admin: result.AdminAccess != nil && *result.AdminAccess, shape: shape, offer: node.Offer(shape.GPU)}
+		d := device{
+			request: result.Request, admin: result.AdminAccess != nil && *result.AdminAccess,
+			shape: shape, offer: node.Offer(shape.GPU), name: shape.Name(), gpu: shape.GPU.PCI.DeviceName(),
+		}
 		d.config = configs.of(d)
 		if d.share, err = share(d, result); err != nil {
 			return nil, fmt.Errorf("request %q: %w", result.Request, err)
@@ -103,7 +120,7 @@ func deviceNames(node *policy.Node) string {
 func gpuNames(devices []device) []string {
 	names := make([]string, 0, len(devices))
 	for _, d := range devices {
-		names = append(names, d.shape.GPU.PCI.DeviceName())
+		names = append(names, d.gpu)
 	}
 	slices.Sort(names)
 	return slices.Compact(names)

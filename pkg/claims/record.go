@@ -56,17 +56,20 @@ func newRecord(claim *resourceapi.ResourceClaim, devices []device, id Identity, 
 	for i := range devices {
 		d := &devices[i]
 		device := records.Device{
-			Request: d.request, Pool: id.Pool, Device: d.shape.Name(), AdminAccess: d.admin,
-			GPU: d.gpuName(), UUID: d.shape.GPU.UUID, Partition: d.partition, Share: d.share,
+			Request: d.request, Pool: id.Pool, Device: d.name, AdminAccess: d.admin,
+			GPU: d.gpu, UUID: d.shape.GPU.UUID, Partition: d.partition, Share: d.share,
 		}
 		if d.shape.IsPartition() && d.partition == nil {
 			wanted := d.wanted()
 			device.Partition = &wanted
 		}
-		device.CDIDeviceIDs = []string{parentID(cdi, d.shape)}
-		if device.HasEdits() {
-			device.CDIDeviceIDs = append(device.CDIDeviceIDs, cdi.ClaimID(claim.UID, &device))
+		if d.cdiIDs == nil {
+			d.cdiIDs = []string{parentID(cdi, d.shape)}
+			if device.HasEdits() {
+				d.cdiIDs = append(d.cdiIDs, cdi.ClaimID(claim.UID, &device))
+			}
 		}
+		device.CDIDeviceIDs = d.cdiIDs
 		r.Devices = append(r.Devices, device)
 	}
 	return r
