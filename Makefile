@@ -67,7 +67,7 @@ unit: build $(HELM) ## unit tests with the race detector, and the Helm chart ren
 	go test -race -short ./api/... ./cmd/... ./pkg/... ./hack/gen-deviceclasses/... ./hack/gen-nodemodels/... ./hack/gen-policyschema/... ./hack/gen-reference/... ./hack/image-root/... ./e2e/cluster/...
 	go test ./e2e/chart
 	@# A thousand plugins are started and killed: the race detector would make each start slow.
-	go test -run TestAKilledPlugin ./pkg/claims
+	go test -run TestPreparer_Killed ./pkg/claims
 
 .PHONY: quick
 quick: ## unit tests alone, on a fresh checkout: no root, no Helm, nothing built before

@@ -66,7 +66,7 @@ func (a *preparation) checkFree() error {
 			return fmt.Errorf("request %q: device %s of GPU %s is allocated to %s, by which name Cleave ran on this node: it is free once that claim's pods have ended",
 				d.request, d.name, g.UUID, other)
 		}
-		if lies := a.Partitions.occupantOf(d.offer, want); lies.blocks() && !a.adopt && !hasPartition(a.view.have, want.gpu, lies.partition.Place()) {
+		if lies := occupantOf(a.Partitions.unclaimed.of(want.gpu), d.offer, want); lies.blocks() && !a.adopt && !hasPartition(a.view.have, want.gpu, lies.partition.Place()) {
 			return fmt.Errorf("request %q: device %s of GPU %s is occupied by %s", d.request, d.name, g.UUID, a.Partitions.describe(want.gpu, lies.partition))
 		}
 	}
@@ -99,7 +99,7 @@ func (a *preparation) verify(ctx context.Context) error {
 // again returns the devices of a claim that is prepared already, and undoes what it has otherwise.
 func (a *preparation) again(ctx context.Context, have *records.Record) ([]records.Device, error) {
 	if sameDevices(have, a.toRecord()) {
-		if err := a.Partitions.checkOutlived(ctx, a.backend, have); err != nil {
+		if err := a.sessions.check(ctx, a.backend, have); err != nil {
 			return nil, err
 		}
 		whole, err := a.intact(ctx, a.backend, have)
@@ -114,7 +114,7 @@ func (a *preparation) again(ctx context.Context, have *records.Record) ([]record
 	if err := a.Preparer.undo(ctx, a.backend, have); err != nil {
 		return nil, err
 	}
-	a.undone(have)
+	a.index.undone(have)
 	return nil, nil
 }
 

@@ -14,7 +14,7 @@ import (
 
 // checkComputeModes fails unless any number of processes may use the GPUs of a claim. A GPU that MPS servers had may be
 // EXCLUSIVE_PROCESS still: after a crash, or where its mode could not be given back. A container's second process would
-// fail there with CUDA_ERROR_DEVICE_UNAVAILABLE, long after Prepare said that all is well. Claims that share a GPU by MPS
+// fail there with CUDA_ERROR_DEVICE_UNAVAILABLE, long after Prepare succeeded. Claims that share a GPU by MPS
 // need that very mode and are passed over; so is admin access, which takes a GPU as it is.
 //
 // It costs one NVML call a GPU. The caller holds the locks of the GPUs.

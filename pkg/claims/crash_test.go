@@ -27,7 +27,7 @@ type mortalDisk struct {
 	left int // steps until the kill
 }
 
-// step counts one step and tells whether the process still lives.
+// step counts one step and reports whether the process still lives.
 func (d *mortalDisk) step() error {
 	if d.left == 0 {
 		return errKilled
@@ -55,7 +55,7 @@ func (d *mortalDisk) WriteFile(path string, data []byte) error {
 	if err := os.Rename(temporary, path); err != nil {
 		return err
 	}
-	return d.step() // killed after the rename: the record is there, nobody was told
+	return d.step() // killed after the rename: the record is there, nobody knows
 }
 
 func (d *mortalDisk) Remove(path string) error {
@@ -131,7 +131,7 @@ func expected(actions []action) []string {
 	return lines
 }
 
-func TestAKillBetweenAnyTwoStepsLeavesEachClaimWholeOrGone(t *testing.T) {
+func TestCrash_BetweenAnyTwoSteps(t *testing.T) {
 	actions := history()
 	for kill := 0; ; kill++ {
 		died, ok := killAfter(t, actions, kill)
@@ -148,7 +148,7 @@ func TestAKillBetweenAnyTwoStepsLeavesEachClaimWholeOrGone(t *testing.T) {
 }
 
 // killAfter runs the actions on a fresh node, kills the plugin after so many steps of its disk, starts another and
-// checks what it finds. It tells whether the plugin died before the end.
+// checks what it finds. It reports whether the plugin died before the end.
 func killAfter(t *testing.T, actions []action, steps int) (died, ok bool) {
 	t.Helper()
 	dir := t.TempDir()
@@ -168,7 +168,7 @@ func killAfter(t *testing.T, actions []action, steps int) (died, ok bool) {
 		}
 		done++
 	}
-	// The kernel lets go of a dead process's locks.
+	// The kernel releases a dead process's locks.
 	for _, lock := range victim.locks.byGPU {
 		lock.close()
 	}
@@ -195,7 +195,7 @@ func killAfter(t *testing.T, actions []action, steps int) (died, ok bool) {
 }
 
 // A step that fails once, in a process that lives on, must not leave anything half done either.
-func TestAStepThatFailsOnceIsMadeGoodByRepeating(t *testing.T) {
+func TestCrash_StepFailsOnce(t *testing.T) {
 	actions := history()
 	for failing := 0; ; failing++ {
 		b := newBed(t)

@@ -12,8 +12,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
-// In mode existing, a partition that somebody else made is handed out as it is, and outlives the claim.
-func TestAnOfferedPartitionIsHandedOutAndOutlivesItsClaim(t *testing.T) {
+// In mode existing, an unmanaged partition is allocated as it is, and outlives the claim.
+func TestPrepare_ExistingPartition(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	gi := occupy(t, b.node, 0, 19, 6, 1)
 	device := b.name(0, 19, 6)

@@ -112,7 +112,7 @@ func (c *fakeCDI) WriteClaim(context.Context, types.UID, []*records.Device) erro
 
 func (c *fakeCDI) HasClaim(types.UID) bool { return true }
 
-// noSpecs is a CDI folder without specs of claims.
+// noSpecs is a CDI directory without specs of claims.
 type noSpecs struct{}
 
 func (noSpecs) RemoveClaim(types.UID) error { return nil }
@@ -205,7 +205,7 @@ type bed struct {
 	hardware *fakeHardware
 	cdi      *fakeCDI
 	disk     *faultyDisk
-	notes    []string // what Notify was told
+	notes    []string // what Notify was called with
 }
 
 // gpuName is the device name of the i-th GPU.

@@ -10,7 +10,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
-// hookedDisk is the real disk that tells of each change of a record before and after it.
+// hookedDisk is the real disk that reports each change of a record before and after it.
 type hookedDisk struct {
 	records.Disk
 	step func(what string)
@@ -36,7 +36,7 @@ func (d hookedDisk) Remove(path string) error {
 	return err
 }
 
-// hookedLibrary is an NVML library that tells of each change of the hardware before and after it.
+// hookedLibrary is an NVML library that reports each change of the hardware before and after it.
 type hookedLibrary struct {
 	nvml.Library
 	step func(what string)

@@ -96,6 +96,16 @@ func (x *index) set(r *records.Record) {
 	x.notify()
 }
 
+// undone remembers, should the record itself stay, that what it lists is not there any more: no other claim may count on
+// it, such as on an interval that is set.
+func (x *index) undone(r *records.Record) {
+	if r.State == records.Prepared && len(r.InSpec()) > 0 {
+		left := r.Clone()
+		left.State = records.Releasing
+		x.set(left)
+	}
+}
+
 // removeIf removes a claim if its record is still the given one.
 func (x *index) removeIf(r *records.Record) {
 	x.mu.Lock()

@@ -26,7 +26,7 @@ import (
 )
 
 var (
-	kills    = flag.Int("kills", 1000, "how often TestAKilledPluginLeavesEachClaimWholeOrGone kills the plugin")
+	kills    = flag.Int("kills", 1000, "how often TestPreparer_Killed kills the plugin")
 	killSeed = flag.Uint64("kill-seed", 1, "seed of its first scenario")
 )
 
@@ -34,7 +34,7 @@ var (
 const lives = 25
 
 // No instance, interval or MPS registration without a claim, no claim without its own, whenever the plugin is killed.
-func TestAKilledPluginLeavesEachClaimWholeOrGone(t *testing.T) {
+func TestPreparer_Killed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a thousand processes")
 	}
@@ -84,8 +84,8 @@ func scenario(dir string, seed uint64) (steps []string, err error) {
 		return nil, err
 	}
 	random := rand.New(rand.NewPCG(seed, 0))
-	if random.IntN(2) == 0 { // a partition of somebody else, made before the start
-		d := node.Device(foreignGPU)
+	if random.IntN(2) == 0 { // an unmanaged partition, created before the start
+		d := node.Device(unmanagedGPU)
 		_, modeErr := d.SetMIGMode(true)
 		if _, err := d.CreateGPUInstance(19); errors.Join(modeErr, err) != nil {
 			return nil, errors.Join(modeErr, err)
@@ -132,7 +132,7 @@ func (w *worker) check(when string, strict bool) error {
 	complain := func(format string, args ...any) {
 		wrong = append(wrong, fmt.Sprintf(format, args...))
 	}
-	found, err := w.recordsOnDisk()
+	found, err := recordsOnDisk(w.store)
 	if err != nil {
 		return err
 	}
@@ -181,14 +181,14 @@ func (w *worker) check(when string, strict bool) error {
 	return nil
 }
 
-func (w *worker) recordsOnDisk() ([]*records.Record, error) {
-	uids, err := w.store.Names()
+func recordsOnDisk(store *records.Store) ([]*records.Record, error) {
+	uids, err := store.Names()
 	if err != nil {
 		return nil, err
 	}
 	var found []*records.Record
 	for _, uid := range uids {
-		r, err := w.store.Read(uid)
+		r, err := store.Read(uid)
 		if err != nil {
 			return nil, err
 		}

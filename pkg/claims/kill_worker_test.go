@@ -3,7 +3,6 @@
 package claims
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -38,8 +37,8 @@ type worker struct {
 	random  *rand.Rand
 	node    *sim.Node
 	gpus    *policy.Node
-	specs   *specFolder
-	sharing *sharingFolder
+	specs   *specDir
+	sharing *sharingDir
 	truth   clusterTruth
 
 	killAt, steps int
@@ -59,7 +58,7 @@ type clusterTruth struct {
 type clusterClaim struct {
 	UID     types.UID `json:"uid"`
 	Devices []string  `json:"devices"` // see deviceClaim
-	// Prepared once Prepare said success; Ending once Unprepare was called; Deleted when the API server has it no more.
+	// Prepared once Prepare said success; Ending once Unprepare was called; Deleted when the API server no longer has it.
 	Prepared, Ending, Deleted bool
 	// Lost its partitions: when it is prepared again, it gets others or is refused.
 	Lost bool
@@ -68,17 +67,17 @@ type clusterClaim struct {
 // workGPUs are the GPUs that claims are allocated on; few, so that claims meet.
 const workGPUs = 3
 
-// layoutGPU is kept cut into one of killLayouts, which change.
+// layoutGPU is kept partitioned as one of killLayouts, which change.
 const layoutGPU = 3
 
 // killLayouts are no layout and two that share a place.
 var killLayouts = []*policy.PartitionOffer{nil, balanced, cutInto(place(5, 0, 4), place(19, 5, 1), place(19, 6, 1))}
 
-// foreignGPU has a partition of somebody else.
-const foreignGPU = 2
+// unmanagedGPU has an unmanaged partition.
+const unmanagedGPU = 2
 
 const (
-	envWorker = "CLEAVE_TEST_KILL_WORKER" // folder, seed, step to be killed at
+	envWorker = "CLEAVE_TEST_KILL_WORKER" // directory, seed, step to be killed at
 )
 
 // runWorker is the main function of a worker process. It returns what is wrong.
@@ -118,7 +117,7 @@ func runWorker(args string) error {
 	return w.check("at the end", true)
 }
 
-// step is told of each step of the plugin.
+// step is called for each step of the plugin.
 func (w *worker) step(what string) {
 	if w.sheltered { // see release
 		return
@@ -143,8 +142,8 @@ func (w *worker) open(ctx context.Context) error {
 		return err
 	}
 	w.gpus = policy.Apply(&v1alpha1.NodePolicy{}, session.Node(), policy.Means{})
-	w.specs = &specFolder{dir: filepath.Join(w.dir, "specs"), step: w.step}
-	w.sharing = &sharingFolder{dir: filepath.Join(w.dir, "sharing"), owner: compatibleID.Driver, step: func(what string) {
+	w.specs = &specDir{dir: filepath.Join(w.dir, "specs"), step: w.step}
+	w.sharing = &sharingDir{dir: filepath.Join(w.dir, "sharing"), owner: compatibleID.Driver, step: func(what string) {
 		action, _, _ := strings.Cut(what, " gpu-") // one kind of step for all GPUs and claims
 		w.step(action)
 	}}
@@ -161,7 +160,7 @@ func (w *worker) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	data, err := os.ReadFile(w.truthFile())
+	data, err := os.ReadFile(filepath.Join(w.dir, truthFile))
 	if err != nil {
 		return err
 	}
@@ -185,7 +184,7 @@ func (w *worker) open(ctx context.Context) error {
 	return nil
 }
 
-func (w *worker) truthFile() string { return filepath.Join(w.dir, "truth.json") }
+const truthFile = "truth.json"
 
 // save writes what API server and kubelet know; a kill never hits it.
 func (w *worker) save() {
@@ -193,7 +192,7 @@ func (w *worker) save() {
 	if err != nil {
 		panic(err)
 	}
-	if err := os.WriteFile(w.truthFile(), data, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(w.dir, truthFile), data, 0o600); err != nil {
 		panic(err)
 	}
 }
@@ -201,7 +200,7 @@ func (w *worker) save() {
 // Claim is the API server's answer.
 func (w *worker) Claim(_ context.Context, _, name string) (*resourceapi.ResourceClaim, error) {
 	for _, c := range w.truth.Claims {
-		if claim := w.claim(c); claim.Name == name && !c.Deleted {
+		if claim := c.claim(); claim.Name == name && !c.Deleted {
 			return claim, nil
 		}
 	}
@@ -212,14 +211,14 @@ func (w *worker) Claim(_ context.Context, _, name string) (*resourceapi.Resource
 func (w *worker) ClaimByUID(_ context.Context, uid types.UID) (*resourceapi.ResourceClaim, error) {
 	for _, c := range w.truth.Claims {
 		if c.UID == uid && !c.Deleted {
-			return w.claim(c), nil
+			return c.claim(), nil
 		}
 	}
 	return nil, nil //nolint:nilnil // absence is an ordinary answer
 }
 
 // claim is a claim as the API server has it.
-func (w *worker) claim(c *clusterClaim) *resourceapi.ResourceClaim {
+func (c *clusterClaim) claim() *resourceapi.ResourceClaim {
 	return forDriver(compatibleID.Driver, deviceClaim(c.UID, c.Devices...))
 }
 
@@ -233,7 +232,7 @@ func (w *worker) retry(ctx context.Context) error {
 		case !c.Prepared && !c.Deleted:
 			err = w.begin(ctx, c)
 			if err != nil && c.Lost {
-				err = w.end(ctx, c) // something lies in its place, or somebody has got it: the pod goes
+				err = w.end(ctx, c) // something lies in its place, or another claim has it: the pod goes
 			}
 		}
 		if err != nil {
@@ -246,7 +245,7 @@ func (w *worker) retry(ctx context.Context) error {
 }
 
 func (w *worker) begin(ctx context.Context, c *clusterClaim) error {
-	if _, err := w.Prepare(ctx, w.claim(c)); err != nil {
+	if _, err := w.Prepare(ctx, c.claim()); err != nil {
 		return err
 	}
 	c.Prepared, c.Lost = true, false
@@ -272,7 +271,7 @@ func (w *worker) end(ctx context.Context, c *clusterClaim) error {
 	return w.relayout(ctx)
 }
 
-// relayout lets the policy's layout hold, beside what claims hold.
+// relayout lets the policy's layout hold, alongside what is allocated.
 func (w *worker) relayout(ctx context.Context) error {
 	g := &w.gpus.GPUs[layoutGPU]
 	offer := &w.gpus.Offers[layoutGPU]
@@ -332,110 +331,5 @@ func (w *worker) act(ctx context.Context) error {
 		w.truth.Layout = w.random.IntN(len(killLayouts))
 		w.save()
 		return w.relayout(ctx)
-	}
-}
-
-// allocate picks devices for a claim as a scheduler may: such as the counters admit beside what is allocated, and no
-// tainted ones. Now and then a claim looks at a partition of another.
-func (w *worker) allocate() []string {
-	used := newCounting(w.gpus)
-	var looked []string
-	for _, c := range w.truth.Claims {
-		for _, d := range c.Devices {
-			s, ok := w.gpus.FindShape(baseName(d))
-			if !ok || d == admin(s.Name()) {
-				continue
-			}
-			used.take(s, d)
-			// One of the layout's may go with the layout when its holder does, and who looks at it is refused then.
-			if s.IsPartition() && c.Prepared && !c.Ending && s.GPU != &w.gpus.GPUs[layoutGPU] {
-				looked = append(looked, d)
-			}
-		}
-	}
-	if len(looked) > 0 && w.random.IntN(10) == 0 {
-		return []string{admin(looked[w.random.IntN(len(looked))])}
-	}
-	occupied := w.Partitions.Occupied()
-	var devices []string
-	for range 1 + w.random.IntN(3) {
-		g := &w.gpus.GPUs[w.random.IntN(workGPUs+1)]
-		if len(w.gpus.Shapes(g)) == 0 {
-			continue
-		}
-		s := w.pick(g)
-		if slices.Contains(occupied, s.Name()) || w.gpus.Offer(g).IsWithdrawn(s) || !used.fits(s) {
-			continue
-		}
-		name := s.Name()
-		if s.Share == gpu.TimeSlice && w.random.IntN(2) == 0 {
-			// One GPU has one interval; who asks for another than the first is refused, which is tested elsewhere.
-			name += "!" + cmp.Or(used.interval[s.GPU], []string{"Short", "Medium", "Long"}[w.random.IntN(3)])
-		}
-		if s.IsWhole() {
-			name += []string{"", "!mps", "!mps", "!Short", "!Long"}[w.random.IntN(5)] // for the claim alone
-		}
-		used.take(s, name)
-		devices = append(devices, name)
-	}
-	return devices
-}
-
-// pick draws a shape of a GPU, among which shares and the whole would be rare.
-func (w *worker) pick(g *gpu.GPU) gpu.Shape {
-	switch dice := w.random.IntN(10); {
-	case g == &w.gpus.GPUs[layoutGPU]:
-		shapes := w.gpus.Shapes(g)
-		return shapes[w.random.IntN(len(shapes))]
-	case dice < 2:
-		return g.Whole()
-	case dice < 4:
-		return gpu.Shape{GPU: g, Share: gpu.TimeSlice}
-	case dice < 6:
-		return gpu.Shape{GPU: g, Share: gpu.MPS}
-	default:
-		shapes := w.gpus.Shapes(g)
-		return shapes[w.random.IntN(len(shapes))]
-	}
-}
-
-// counting is a scheduler's count of what is allocated.
-type counting struct {
-	node     *policy.Node
-	left     map[string]int64    // of each counter
-	shares   map[string]int64    // taken, by device
-	interval map[*gpu.GPU]string // that a claim asks for
-}
-
-func newCounting(node *policy.Node) *counting {
-	u := &counting{node: node, left: map[string]int64{}, shares: map[string]int64{}, interval: map[*gpu.GPU]string{}}
-	for i := range node.GPUs {
-		for _, c := range node.GPUs[i].Counters() {
-			u.left[node.GPUs[i].PCI.DeviceName()+c.Name] = c.Value
-		}
-	}
-	return u
-}
-
-// fits tells whether a shape can be had beside what is taken. A shared device consumes its counters once.
-func (u *counting) fits(s gpu.Shape) bool {
-	if n := u.shares[s.Name()]; n > 0 {
-		return n < u.node.Offer(s.GPU).Sharing(s.Share).Shares
-	}
-	return !slices.ContainsFunc(s.Consumes(), func(c gpu.Counter) bool { return u.left[s.GPU.PCI.DeviceName()+c.Name] < c.Value })
-}
-
-// take counts a shape in that is allocated by a name, which may have an interval.
-func (u *counting) take(s gpu.Shape, name string) {
-	if u.shares[s.Name()] == 0 {
-		for _, c := range s.Consumes() {
-			u.left[s.GPU.PCI.DeviceName()+c.Name] -= c.Value
-		}
-	}
-	if s.IsShare() {
-		u.shares[s.Name()]++
-		if _, interval, ok := strings.Cut(name, "!"); ok {
-			u.interval[s.GPU] = interval
-		}
 	}
 }

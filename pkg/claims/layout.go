@@ -53,7 +53,7 @@ func (p *Partitions) keepLayout(ctx context.Context, b *backend, g *gpu.GPU, off
 	defer held.Release()
 	have := p.ledger.layout(name)
 	if have != nil && (have.UUID != g.UUID || offer.PartitionMode() == policy.Existing) {
-		// Of another GPU that was here, or handed over as it is: from now on it is unmanaged.
+		// Of another GPU that was here, or left to others by the policy: from now on it is unmanaged.
 		return p.ledger.layouts.write(&records.Layout{GPU: name})
 	}
 	all, err := b.hardware.Partitions(ctx, g)
@@ -200,16 +200,15 @@ func (p *Partitions) AdoptLayouts(ctx context.Context, from *Ledger) error {
 	}
 	var errs []error
 	for _, device := range devices {
-		if err := p.adoptLayout(ctx, from, device); err != nil {
+		if err := p.ledger.adoptLayout(ctx, from, device); err != nil {
 			errs = append(errs, fmt.Errorf("take over the layout of %s from driver %s: %w", device, from.id.Driver, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (p *Partitions) adoptLayout(ctx context.Context, from *Ledger, device string) error {
-	own := p.ledger
-	held, err := own.lockFor(ctx, "", []string{device})
+func (l *Ledger) adoptLayout(ctx context.Context, from *Ledger, device string) error {
+	held, err := l.lockFor(ctx, "", []string{device})
 	if err != nil {
 		return err
 	}
@@ -218,11 +217,11 @@ func (p *Partitions) adoptLayout(ctx context.Context, from *Ledger, device strin
 	if err != nil {
 		return err
 	}
-	if theirs != nil && theirs.BootID == own.bootID && own.sessions.current(device, theirs.Session) {
-		merged := mergedLayout(own.layout(device), theirs)
-		merged.Session = own.sessions.of(device)
-		if err := own.layouts.write(merged); err != nil {
-			return own.explainWrite(err)
+	if theirs != nil && theirs.BootID == l.bootID && l.sessions.current(device, theirs.Session) {
+		merged := mergedLayout(l.layout(device), theirs)
+		merged.Session = l.sessions.of(device)
+		if err := l.layouts.write(merged); err != nil {
+			return l.explainWrite(err)
 		}
 		klog.FromContext(ctx).Info("Took over the layout of a GPU from another driver name", "gpu", device, "driver", from.id.Driver, "partitions", len(theirs.Places))
 	}

@@ -22,7 +22,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-// offer sets what partitions a GPU offers, beside the whole GPU.
+// offer sets what partitions a GPU offers, in addition to the whole GPU.
 func (b *simBed) offer(i int, partitions *policy.PartitionOffer) {
 	b.offers[i] = policy.Offer{Whole: partitions == nil || partitions.Mode == policy.Existing, Partitions: partitions}
 }
@@ -80,12 +80,12 @@ func (b *simBed) layoutFiles() []string {
 	return all
 }
 
-func TestAGPUIsCutAheadOfClaimsAndStaysCut(t *testing.T) {
+func TestLayout_CreatedAndKept(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.offer(0, balanced)
 	all := list("0 19@6", "0 14@4", "0 9@0")
 	if got := b.Partitions.Occupied(); len(got) != 3 {
-		t.Errorf("got occupied devices %v before the GPU is cut, want the three of the layout", got)
+		t.Errorf("got occupied devices %v before the GPU is partitioned, want the three of the layout", got)
 	}
 	b.kept()
 	b.want(all, nil, nil)
@@ -117,7 +117,7 @@ func TestAGPUIsCutAheadOfClaimsAndStaysCut(t *testing.T) {
 }
 
 // What is free changes at once, what is held when it is given back.
-func TestANewLayoutWaitsOnlyForWhatClaimsHold(t *testing.T) {
+func TestLayout_WaitsForAllocations(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.offer(0, balanced)
 	b.kept()
@@ -153,7 +153,7 @@ func TestANewLayoutWaitsOnlyForWhatClaimsHold(t *testing.T) {
 	b.prepare("c", b.name(0)) // and the GPU can be had whole
 }
 
-func TestPartitionsOfOthersAreHandedOutWhereTheLayoutHasThemAndNeverDestroyed(t *testing.T) {
+func TestLayout_UnmanagedPartition(t *testing.T) {
 	b := newSimBed(t, "hgx-h100", func(node *sim.Node) { occupy(t, node, 0, 19, 6, 1) })
 	b.offer(0, balanced)
 	b.kept()
@@ -175,7 +175,7 @@ func TestPartitionsOfOthersAreHandedOutWhereTheLayoutHasThemAndNeverDestroyed(t 
 }
 
 // Mode existing takes a layout over as it is: nothing of it is touched any more.
-func TestALayoutThatIsHandedOverStays(t *testing.T) {
+func TestLayout_ModeExisting(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.offer(0, balanced)
 	b.kept()
@@ -191,7 +191,7 @@ func TestALayoutThatIsHandedOverStays(t *testing.T) {
 	b.want(list("0 14@4", "0 19@6", "0 9@0"), nil, nil)
 }
 
-func TestInModeExistingNothingIsMade(t *testing.T) {
+func TestPrepare_ModeExisting(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.offer(0, &policy.PartitionOffer{Mode: policy.Existing, Places: []gpu.Place{place(19, 6, 1)}})
 	b.kept()
@@ -203,7 +203,7 @@ func TestInModeExistingNothingIsMade(t *testing.T) {
 }
 
 // A GPU in use keeps its mode; the layout is made once it is free.
-func TestALayoutWaitsForTheGPU(t *testing.T) {
+func TestLayout_GPUInUse(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.prepare("a", b.name(0))
 	b.offer(0, balanced)
@@ -226,7 +226,7 @@ func TestALayoutWaitsForTheGPU(t *testing.T) {
 }
 
 // Partitions do not outlive a reboot, and a layout of another boot names nothing.
-func TestALayoutIsCutAgainAfterAReboot(t *testing.T) {
+func TestLayout_Reboot(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.offer(0, balanced)
 	b.kept()
@@ -239,7 +239,7 @@ func TestALayoutIsCutAgainAfterAReboot(t *testing.T) {
 	b.want(list("0 14@4", "0 19@6", "0 9@0"), nil, nil)
 }
 
-func TestACorruptLayoutLeavesItsPartitionsToOthers(t *testing.T) {
+func TestLayout_Corrupt(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.offer(0, balanced)
 	b.kept()
@@ -261,7 +261,7 @@ func TestACorruptLayoutLeavesItsPartitionsToOthers(t *testing.T) {
 // errDead stands for the end of a process: it unwinds the stack, and nothing after it is done.
 var errDead = errors.New("dead")
 
-// dying is one more plugin process on the node, that dies at a step of its hardware or disk. dead tells whether it did.
+// dying is one more plugin process on the node, that dies at a step of its hardware or disk. dead reports whether it did.
 func (b *simBed) dying(at int, do func(e *Preparer, session *nvml.Session)) (dead bool) {
 	b.t.Helper()
 	steps := 0
@@ -287,7 +287,7 @@ func (b *simBed) dying(at int, do func(e *Preparer, session *nvml.Session)) (dea
 	}
 	e.SetHardware(offering{session, b.offers}, b.specs)
 	defer func() {
-		for _, lock := range e.locks.byGPU { // the kernel lets go of a dead process's locks
+		for _, lock := range e.locks.byGPU { // the kernel releases a dead process's locks
 			lock.close()
 		}
 		if r := recover(); r != nil {
@@ -303,7 +303,7 @@ func (b *simBed) dying(at int, do func(e *Preparer, session *nvml.Session)) (dea
 
 // Wherever the plugin is killed while it changes a layout, the next one ends with the layout and no more, and what somebody
 // else made is still there.
-func TestALayoutIsWholeWhereverThePluginWasKilled(t *testing.T) {
+func TestLayout_KilledAtAnyStep(t *testing.T) {
 	two := cutInto(place(5, 0, 4), place(19, 4, 1))
 	kills := 0
 	for at := range 200 {
@@ -336,7 +336,7 @@ func TestALayoutIsWholeWhereverThePluginWasKilled(t *testing.T) {
 }
 
 // A step that fails is reported, and the next attempt makes up for it.
-func TestALayoutIsWholeAfterAStepThatFailed(t *testing.T) {
+func TestLayout_StepFails(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	for name, fault := range map[string]func() (mend func()){
 		"disk": func() func() {

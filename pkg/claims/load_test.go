@@ -17,7 +17,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
-func TestLoadKeepsClaimsOfThisBootAndDropsThoseOfEarlierOnes(t *testing.T) {
+func TestLoad_EarlierBoot(t *testing.T) {
 	dir := t.TempDir()
 	before := newEngine(t, dir, records.Disk{}, "boot-before")
 	before.SetHardware(&fakeHardware{node: nodeOf(4)}, &fakeCDI{})
@@ -34,7 +34,7 @@ func TestLoadKeepsClaimsOfThisBootAndDropsThoseOfEarlierOnes(t *testing.T) {
 	mustPrepare(t, again.Preparer, claimOn("next", 0))
 }
 
-func TestLoadSetsCorruptRecordsAsideNotifiesAndServesOn(t *testing.T) {
+func TestLoad_CorruptRecord(t *testing.T) {
 	tests := map[string]func(t *testing.T, path string){
 		"empty":     func(t *testing.T, path string) { truncate(t, path, 0) },
 		"cut short": func(t *testing.T, path string) { truncate(t, path, 40) },
@@ -57,7 +57,7 @@ func TestLoadSetsCorruptRecordsAsideNotifiesAndServesOn(t *testing.T) {
 				t.Fatal(err)
 			}
 		},
-		"a folder": func(t *testing.T, path string) {
+		"a directory": func(t *testing.T, path string) {
 			if err := os.Remove(path); err != nil {
 				t.Fatal(err)
 			}
@@ -97,7 +97,7 @@ func truncate(t *testing.T, path string, size int64) {
 }
 
 // One bad sector under one record must not take all GPUs of the node out of service.
-func TestLoadServesOnWhereOneRecordCannotBeReadOrRemoved(t *testing.T) {
+func TestLoad_RecordCannotBeReadOrRemoved(t *testing.T) {
 	for _, op := range []string{"ReadFile", "Remove"} {
 		t.Run(op, func(t *testing.T) {
 			b := newBed(t)
@@ -132,7 +132,7 @@ func TestLoadServesOnWhereOneRecordCannotBeReadOrRemoved(t *testing.T) {
 	}
 }
 
-func TestLoadServesOnWhereACorruptRecordCannotBeSetAside(t *testing.T) {
+func TestLoad_CorruptRecordCannotBeSetAside(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("good", 1))
 	spoil(t, b.dir, "bad")
@@ -150,7 +150,7 @@ func TestLoadServesOnWhereACorruptRecordCannotBeSetAside(t *testing.T) {
 	mustUnprepare(t, again.Preparer, claimOn("bad", 0))
 }
 
-func TestLoadFailsWhereTheFolderCannotBeListed(t *testing.T) {
+func TestLoad_DirectoryCannotBeListed(t *testing.T) {
 	b := openBed(t, t.TempDir())
 	b.disk.fail = func(op, _ string) error {
 		if op == "ReadDir" {

@@ -22,7 +22,7 @@ import (
 // the same node concurrently. The files outlive their holders; the kernel releases a lock when its holder dies.
 //
 // Each file's content is the id of the process that held the lock last. So a process knows, without listing anything,
-// whether another one may have changed what that GPU holds since it looked.
+// whether another one may have changed what is allocated of that GPU since it looked.
 //
 // A lock is one file in each of several directories: one that all plugins of a node share, whatever their driver's name,
 // and those of the names, where releases that know no shared one lock.
@@ -50,17 +50,17 @@ type gpuLock struct {
 
 const instanceIDSize = 16
 
-// OpenLocks uses the lock files in a directory, which it makes if need be.
+// OpenLocks uses the lock files in a directory, which it creates if need be.
 func OpenLocks(dir string) (*Locks, error) {
 	return OpenNodeLocks(dir, func() []string { return nil })
 }
 
-// OpenNodeLocks uses the lock files in a directory that all plugins of a node share, which it makes if need be, and
+// OpenNodeLocks uses the lock files in a directory that all plugins of a node share, which it creates if need be, and
 // after it those in the directories of names, in their order: it is asked for at each Acquire, and they may vanish.
 func OpenNodeLocks(shared string, names func() []string) (*Locks, error) {
 	shared = filepath.Clean(shared)
 	if err := os.MkdirAll(shared, 0o700); err != nil {
-		return nil, fmt.Errorf("make the directory for GPU locks: %w", err)
+		return nil, fmt.Errorf("create the directory for GPU locks: %w", err)
 	}
 	self := make([]byte, instanceIDSize)
 	_, _ = rand.Read(self) // never fails: https://pkg.go.dev/crypto/rand#Read
@@ -122,14 +122,14 @@ func (l *Locks) acquireOne(ctx context.Context, dirs []string, name string, held
 	return nil
 }
 
-// Seen notes that the caller knows now what the GPUs hold. Until then every Acquire reports Stale again.
+// Seen notes that the caller knows now what is allocated of the GPUs. Until then every Acquire reports Stale again.
 func (h *Held) Seen() {
 	for _, lock := range h.locks {
 		lock.stale, lock.settled = false, h.doubts
 	}
 }
 
-// get makes the lock of a GPU once.
+// get creates the lock of a GPU once.
 func (l *Locks) get(name string) *gpuLock {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -164,7 +164,7 @@ func (g *gpuLock) flock(ctx context.Context, dirs []string, name string) error {
 	return nil
 }
 
-// flockIn locks the GPU's file of one directory. A file that was deleted meanwhile locks nothing: whoever comes next makes
+// flockIn locks the GPU's file of one directory. A file that was deleted meanwhile locks nothing: whoever comes next creates
 // a new one.
 func (g *gpuLock) flockIn(ctx context.Context, dir, name string) (waiting <-chan struct{}, err error) {
 	path := filepath.Join(dir, name)

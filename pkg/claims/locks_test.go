@@ -63,7 +63,7 @@ func (c *looks) Err() error {
 	}
 }
 
-func TestLocksExcludeEachOther(t *testing.T) {
+func TestLocks_Exclude(t *testing.T) {
 	for name, processes := range map[string]int{"one process": 1, "two processes": 2, "three processes": 3} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -98,7 +98,7 @@ func TestLocksExcludeEachOther(t *testing.T) {
 	}
 }
 
-func TestForeignIsToldAgainAfterAnAcquireThatFailed(t *testing.T) {
+func TestLocks_StaleAfterFailedAcquire(t *testing.T) {
 	dir := t.TempDir()
 	one, two := openLocks(t, dir), openLocks(t, dir)
 	mustAcquire(t, one, "a", "b").Release()
@@ -111,11 +111,11 @@ func TestForeignIsToldAgainAfterAnAcquireThatFailed(t *testing.T) {
 	held := mustAcquire(t, one, "a")
 	defer held.Release()
 	if !held.Stale {
-		t.Error("Foreign is lost: nobody looked at what the other process did to the GPU")
+		t.Error("Stale is lost: nobody looked at what the other process did to the GPU")
 	}
 }
 
-func TestAcquireEndsWithTheContextWhileThisProcessHoldsTheLock(t *testing.T) {
+func TestAcquire_ContextEndsInThisProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := openLocks(t, t.TempDir())
 		held := mustAcquire(t, l, "b")
@@ -132,7 +132,7 @@ func TestAcquireEndsWithTheContextWhileThisProcessHoldsTheLock(t *testing.T) {
 	})
 }
 
-func TestAcquireEndsWithTheContextWhileAnotherProcessHoldsTheLock(t *testing.T) {
+func TestAcquire_ContextEndsInAnotherProcess(t *testing.T) {
 	dir := t.TempDir()
 	one, two := openLocks(t, dir), openLocks(t, dir)
 	held := mustAcquire(t, two, "a")
@@ -147,7 +147,7 @@ func TestAcquireEndsWithTheContextWhileAnotherProcessHoldsTheLock(t *testing.T) 
 	mustAcquire(t, one, "a").Release()
 }
 
-func TestALockOfAProcessThatDiedIsFree(t *testing.T) {
+func TestLocks_ProcessDied(t *testing.T) {
 	dir := t.TempDir()
 	dead := openLocks(t, dir)
 	mustAcquire(t, dead, "a")
@@ -155,11 +155,11 @@ func TestALockOfAProcessThatDiedIsFree(t *testing.T) {
 	held := mustAcquire(t, openLocks(t, dir), "a")
 	defer held.Release()
 	if !held.Stale {
-		t.Error("Foreign: got false, want true")
+		t.Error("Stale: got false, want true")
 	}
 }
 
-func TestReleaseCanBeRepeated(t *testing.T) {
+func TestRelease_Repeated(t *testing.T) {
 	l := openLocks(t, t.TempDir())
 	held := mustAcquire(t, l, "a")
 	held.Release()
@@ -167,7 +167,7 @@ func TestReleaseCanBeRepeated(t *testing.T) {
 	mustAcquire(t, l, "a").Release()
 }
 
-func TestLockFilesStayInTheirFolder(t *testing.T) {
+func TestLocks_FilesStayInDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "locks")
 	l := openLocks(t, dir)
 	for _, name := range []string{"../../outside", "/etc/passwd", "a/b"} {
@@ -175,11 +175,11 @@ func TestLockFilesStayInTheirFolder(t *testing.T) {
 	}
 	entries, err := os.ReadDir(filepath.Dir(dir))
 	if err != nil || len(entries) != 1 {
-		t.Errorf("beside the folder: got %v, %v, want nothing", entries, err)
+		t.Errorf("outside the directory: got %v, %v, want nothing", entries, err)
 	}
 }
 
-func TestALockFileThatIsALinkIsRefused(t *testing.T) {
+func TestLocks_FileIsLink(t *testing.T) {
 	dir := t.TempDir()
 	l := openLocks(t, dir)
 	if err := os.Symlink(filepath.Join(t.TempDir(), "elsewhere"), filepath.Join(dir, "a.lock")); err != nil {
@@ -190,24 +190,24 @@ func TestALockFileThatIsALinkIsRefused(t *testing.T) {
 	mustAcquire(t, l, "b").Release()
 }
 
-func TestOpenLocksFailsWhereTheFolderCannotBeMade(t *testing.T) {
+func TestOpenLocks_DirectoryCannotBeCreated(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	_, err := OpenLocks(filepath.Join(file, "locks"))
-	wantError(t, err, "make the directory for GPU locks")
+	wantError(t, err, "create the directory for GPU locks")
 }
 
 // The locks lie on the same disk as the records: where it is full, the first lock of a GPU fails before any record.
-func TestPrepareOnADiskTooFullForALockNamesTheRemedy(t *testing.T) {
+func TestPrepare_DiskTooFullForLock(t *testing.T) {
 	b := newBed(t)
 	full := filepath.Join(b.dir, "locks", gpuName(1)+".lock")
 	if err := syscall.Mknod(full, syscall.S_IFCHR|0o600, 1<<8|7); err != nil { // like /dev/full: every write is ENOSPC
 		t.Skipf("needs the right to make a device node: %v", err)
 	}
 	if f, err := os.OpenFile(full, os.O_RDWR, 0); err != nil {
-		t.Skipf("needs device nodes to work in the temporary folder: %v", err)
+		t.Skipf("needs device nodes to work in the temporary directory: %v", err)
 	} else {
 		_ = f.Close()
 	}

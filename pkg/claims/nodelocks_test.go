@@ -86,11 +86,11 @@ func TestNodeLocks_ForeignAfterAnEarlierReleaseOfAnotherName(t *testing.T) {
 	}
 	got := []bool{take(l), take(l), take(earlier), take(l), take(l)}
 	if want := []bool{true, false, true, true, false}; !slices.Equal(got, want) {
-		t.Errorf("Foreign is %v, want %v", got, want)
+		t.Errorf("Stale is %v, want %v", got, want)
 	}
 	l.Doubt()
 	if got := []bool{take(l), take(l)}; !slices.Equal(got, []bool{true, false}) {
-		t.Errorf("Foreign after Doubt is %v, want once", got)
+		t.Errorf("Stale after Doubt is %v, want once", got)
 	}
 }
 

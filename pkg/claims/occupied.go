@@ -14,9 +14,10 @@ type occupancy struct {
 	offer     *policy.Offer
 	records   gpuRecords
 	conflicts []conflict
-	// claimed are the partitions of claims, others those that neither a claim nor the scheduler of this driver name knows of.
-	claimed []gpu.Partition
-	others  []gpu.Shape
+	// unclaimed are its partitions that were created for no claim, claimed those of claims.
+	unclaimed, claimed []gpu.Partition
+	// others are the partitions that neither a claim of this driver name has nor its scheduler knows of.
+	others []gpu.Shape
 }
 
 // Occupied lists the devices, by name, that cannot be allocated though they are not: an unclaimed partition is in their place
@@ -30,10 +31,9 @@ func (p *Partitions) Occupied() []string {
 	node := b.hardware.Node()
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
-		now := p.occupancyOf(g)
-		now.offer = node.Offer(g)
+		now := p.occupancyOf(g, node.Offer(g))
 		for _, s := range now.offer.Shapes(g) {
-			if p.occupied(s, now) {
+			if now.occupied(s) {
 				names = append(names, s.Name())
 			}
 		}
@@ -41,10 +41,13 @@ func (p *Partitions) Occupied() []string {
 	return names
 }
 
-func (p *Partitions) occupancyOf(g *gpu.GPU) occupancy {
+func (p *Partitions) occupancyOf(g *gpu.GPU, offer *policy.Offer) occupancy {
 	name := g.PCI.DeviceName()
-	o := occupancy{records: p.ledger.index.on(name, ""), conflicts: p.ledger.conflicts(name), claimed: p.ledger.names.partitionsOf(name)}
-	o.others = shapesOf(g, append(slices.Clone(p.unclaimed.of(name)), placesOfConflicts(o.conflicts)...))
+	o := occupancy{
+		offer: offer, unclaimed: p.unclaimed.of(name), claimed: p.ledger.names.partitionsOf(name),
+		records: p.ledger.index.on(name, ""), conflicts: p.ledger.conflicts(name),
+	}
+	o.others = shapesOf(g, append(slices.Clone(o.unclaimed), placesOfConflicts(o.conflicts)...))
 	return o
 }
 
@@ -63,18 +66,18 @@ func placesOfConflicts(all []conflict) []gpu.Partition {
 }
 
 // occupied is Occupied for one shape.
-func (p *Partitions) occupied(s gpu.Shape, now occupancy) bool {
+func (o *occupancy) occupied(s gpu.Shape) bool {
 	want := extentOfShape(s)
-	lies := p.occupantOf(now.offer, want)
-	if lies.blocks() || now.records.releasing(want) || conflictWith(now.conflicts, want) != nil {
+	lies := occupantOf(o.unclaimed, o.offer, want)
+	if lies.blocks() || o.records.releasing(want) || conflictWith(o.conflicts, want) != nil {
 		return true
 	}
 	if lies.offered {
 		return false
 	}
-	missing := s.IsPartition() && now.offer.PartitionMode() == policy.Layout &&
-		!slices.ContainsFunc(now.claimed, func(part gpu.Partition) bool { return want.is(part) })
-	return missing || !s.FitsBeside(now.others)
+	missing := s.IsPartition() && o.offer.PartitionMode() == policy.Layout &&
+		!slices.ContainsFunc(o.claimed, func(part gpu.Partition) bool { return want.is(part) })
+	return missing || !s.FitsBeside(o.others)
 }
 
 // shapesOf are partitions of a GPU as shapes; one of a profile that the GPU does not name is left out.

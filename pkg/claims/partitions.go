@@ -29,7 +29,7 @@ func (p *Partitions) place(ctx context.Context, b *backend, d *device, adopt boo
 	if !d.shape.IsPartition() || d.admin {
 		return nil
 	}
-	offered := p.occupantOf(d.offer, d.extent()).offered // as last seen
+	offered := occupantOf(p.unclaimed.of(d.gpu), d.offer, d.extent()).offered // as last seen
 	found, err := b.hardware.PartitionAt(ctx, d.shape.GPU.PCI, d.wanted())
 	if err != nil {
 		return err
@@ -128,49 +128,4 @@ func (p *Partitions) destroyOne(ctx context.Context, b *backend, r *records.Reco
 		return &InUseError{d.Device, fmt.Errorf("partition %s of claim %s cannot be destroyed: %w%s", d.Device, r.Claim, err, usedBy(ctx, b, g))}
 	}
 	return err
-}
-
-// there reports whether all partitions of a prepared claim are still there. An error says nothing about them.
-func (p *Partitions) there(ctx context.Context, b *backend, r *records.Record) (bool, error) {
-	if len(p.ledger.sessions.outlived(r)) > 0 {
-		return false, nil
-	}
-	for _, d := range r.Partitions() {
-		g, err := locate(b, d)
-		if err != nil || g == nil {
-			return false, err
-		}
-		found, err := b.hardware.PartitionAt(ctx, g.PCI, *d.Partition)
-		if err != nil {
-			return false, fmt.Errorf("look for partition %s of claim %s: %w", d.Device, r.Claim, err)
-		}
-		if found == nil || found.UUID != d.Partition.UUID {
-			klog.FromContext(ctx).Info("A claim's partition is gone", "claim", r.Claim, "device", d.Device)
-			return false, nil
-		}
-	}
-	return true, nil
-}
-
-// checkOutlived fails if something lies where a claim had a partition in an earlier session of the driver: it may be the
-// claim's, and it may be someone else's. Where nothing does, the claim can have a new one.
-func (p *Partitions) checkOutlived(ctx context.Context, b *backend, r *records.Record) error {
-	for _, d := range p.ledger.sessions.outlived(r) {
-		g, err := locate(b, d)
-		if err != nil {
-			return fmt.Errorf("request %q: %w", d.Request, err)
-		}
-		if g == nil {
-			continue
-		}
-		found, err := b.hardware.PartitionAt(ctx, g.PCI, *d.Partition)
-		if err != nil {
-			return fmt.Errorf("request %q: %w", d.Request, err)
-		}
-		if found != nil {
-			return fmt.Errorf("request %q: the NVIDIA driver was released or reloaded since partition %s was created, and GPU instance %d, which is there now, need not be it: "+
-				"delete the pod, and destroy the GPU instance, for instance with nvidia-smi mig -dgi", d.Request, d.Device, found.GI)
-		}
-	}
-	return nil
 }

@@ -63,7 +63,7 @@ func plan(claim *resourceapi.ResourceClaim, node *policy.Node, id Identity) ([]d
 	}
 	allocation := &claim.Status.Allocation.Devices
 	if !slices.ContainsFunc(allocation.Results, func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == id.Driver }) {
-		return nil, nil // configuration of ours that no device of ours has is nobody's trouble
+		return nil, nil // configuration of ours that no device of ours has does not matter
 	}
 	configs, err := decodeConfigs(allocation.Config, id.Driver)
 	if err != nil {
@@ -80,7 +80,7 @@ func plan(claim *resourceapi.ResourceClaim, node *policy.Node, id Identity) ([]d
 		shape, ok := node.FindShape(result.Device)
 		if !ok {
 			return nil, fmt.Errorf("request %q: device %q is not on this node, which has %s: if the GPU was taken out, fell off the bus or "+
-				"changed its MIG mode, or the node's policy has the device no more, delete the pod so that it is scheduled again", result.Request, result.Device, deviceNames(node))
+				"changed its MIG mode, or the node's policy no longer has the device, delete the pod so that it is scheduled again", result.Request, result.Device, deviceNames(node))
 		}
 		d := device{
 			request: result.Request, admin: result.AdminAccess != nil && *result.AdminAccess,

@@ -31,8 +31,8 @@ func linesOf(devices []device) []planLine {
 	return lines
 }
 
-// foreign is a device of another driver that has the name of one of ours.
-func foreign(request string, i int) resourceapi.DeviceRequestAllocationResult {
+// otherDrivers is a device of another driver that has the name of one of ours.
+func otherDrivers(request string, i int) resourceapi.DeviceRequestAllocationResult {
 	r := result(request, i)
 	r.Driver, r.Pool = "nic.example.com", "another-pool"
 	return r
@@ -52,7 +52,7 @@ func withConfigs(claim *resourceapi.ResourceClaim, configs ...resourceapi.Device
 	return claim
 }
 
-func TestPlanServesWhatIsOursInTheOrderOfTheAllocation(t *testing.T) {
+func TestPlan_OrderOfAllocation(t *testing.T) {
 	no := false
 	notAdmin := result("gpu", 2)
 	notAdmin.AdminAccess = &no
@@ -63,16 +63,16 @@ func TestPlanServesWhatIsOursInTheOrderOfTheAllocation(t *testing.T) {
 		"one GPU":              {claimOn("u", 1), []planLine{{"gpu", gpuName(1), false}}},
 		"several, last first":  {claimOn("u", 3, 0), []planLine{{"gpu", gpuName(3), false}, {"gpu", gpuName(0), false}}},
 		"no results":           {claimOf("u"), nil},
-		"only another driver":  {claimOf("u", foreign("nic", 0)), nil},
-		"mixed drivers":        {claimOf("u", foreign("nic", 0), result("gpu", 1), foreign("nic", 2)), []planLine{{"gpu", gpuName(1), false}}},
+		"only another driver":  {claimOf("u", otherDrivers("nic", 0)), nil},
+		"mixed drivers":        {claimOf("u", otherDrivers("nic", 0), result("gpu", 1), otherDrivers("nic", 2)), []planLine{{"gpu", gpuName(1), false}}},
 		"admin access":         {claimOf("u", adminResult("watch", 0)), []planLine{{"watch", gpuName(0), true}}},
 		"admin access: false":  {claimOf("u", notAdmin), []planLine{{"gpu", gpuName(2), false}}},
 		"subrequest":           {claimOf("u", result("main/sub", 0)), []planLine{{"main/sub", gpuName(0), false}}},
 		"configs of others":    {withConfigs(claimOn("u", 0), opaque("nic.example.com", "FromClaim", "nonsense")), []planLine{{"gpu", gpuName(0), false}}},
 		"config without type":  {withConfigs(claimOn("u", 0), resourceapi.DeviceAllocationConfiguration{}), []planLine{{"gpu", gpuName(0), false}}},
-		"ours has no devices":  {withConfigs(claimOf("u", foreign("nic", 0)), opaque(testDriver, "FromClaim", "nonsense")), nil},
+		"ours has no devices":  {withConfigs(claimOf("u", otherDrivers("nic", 0)), opaque(testDriver, "FromClaim", "nonsense")), nil},
 		"same GPU as admin":    {claimOf("u", result("gpu", 0), adminResult("watch", 0)), []planLine{{"gpu", gpuName(0), false}, {"watch", gpuName(0), true}}},
-		"other driver's names": {claimOf("u", foreign("nic", 77), result("gpu", 3)), []planLine{{"gpu", gpuName(3), false}}},
+		"other driver's names": {claimOf("u", otherDrivers("nic", 77), result("gpu", 3)), []planLine{{"gpu", gpuName(3), false}}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -87,7 +87,7 @@ func TestPlanServesWhatIsOursInTheOrderOfTheAllocation(t *testing.T) {
 	}
 }
 
-func TestPlanRefusesAndNamesTheCause(t *testing.T) {
+func TestPlan_Refused(t *testing.T) {
 	const kind = `{"apiVersion":"gpu.cleave.dev/v1alpha1","kind":"TimeSliceConfig","shares":4}`
 	otherPool := result("main", 0)
 	otherPool.Pool = "node-2"
@@ -137,14 +137,14 @@ func TestPlanRefusesAndNamesTheCause(t *testing.T) {
 	}
 }
 
-func TestPlanOnANodeWithoutGPUsSaysSo(t *testing.T) {
+func TestPlan_NodeWithoutGPUs(t *testing.T) {
 	_, err := plan(claimOn("u", 0), &policy.Node{Node: &gpu.Node{}}, testID)
 	if err == nil || !strings.Contains(err.Error(), "no GPUs") {
 		t.Errorf("got %v, want an error that says %q", err, "no GPUs")
 	}
 }
 
-func TestNewRecordHoldsAllThatUnprepareNeeds(t *testing.T) {
+func TestNewRecord(t *testing.T) {
 	claim := claimOf("u", result("main/sub", 2), adminResult("watch", 0))
 	devices, err := plan(claim, nodeOf(4), testID)
 	if err != nil {
@@ -162,7 +162,7 @@ func TestNewRecordHoldsAllThatUnprepareNeeds(t *testing.T) {
 	}
 }
 
-func FuzzPlanNeverPanics(f *testing.F) {
+func FuzzPlan(f *testing.F) {
 	f.Add("gpu", testDriver, testPool, gpuName(0), true, []byte(`{"apiVersion":"gpu.cleave.dev/v1alpha1","kind":"X"}`))
 	f.Add("", "", "", "", false, []byte(nil))
 	f.Fuzz(func(t *testing.T, request, driver, pool, device string, admin bool, raw []byte) {

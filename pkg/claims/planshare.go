@@ -94,7 +94,7 @@ func mpsLimits(s *records.Share, c *config, sharing *policy.Sharing) (*records.M
 }
 
 // NVIDIA's driver shares a whole GPU among the containers of the one claim that has it, by parameters of that claim. Here
-// it is a share that is exclusive: the claim holds the GPU as one without parameters does, and the GPU is in the state of
+// it is a share that is exclusive: the claim has the GPU as one without parameters does, and the GPU is in the state of
 // a shared one as long.
 
 // mpsMajor is the compute capability from which on MPS limits its clients: 7.0, Volta (NVIDIA MPS documentation, "Volta MPS

@@ -15,7 +15,7 @@ import (
 )
 
 // Reconcile compares the records with the API server: claims that are gone or allocated elsewhere give their GPUs
-// back, and claims whose records were corrupt get new ones. One claim's trouble is logged and does not stop the others.
+// back, and claims whose records were corrupt get new ones. The failure of one claim is logged and does not stop the others.
 func (p *Preparer) Reconcile(ctx context.Context, api API) {
 	logger := klog.FromContext(ctx)
 	for _, r := range p.index.claims() {
@@ -28,7 +28,7 @@ func (p *Preparer) Reconcile(ctx context.Context, api API) {
 	}
 	for _, uid := range p.corrupt.all() {
 		if err := p.remake(ctx, api, uid); err != nil {
-			logger.Error(err, "Could not make the record of a claim again; it is tried at the next reconcile", "claimUID", uid)
+			logger.Error(err, "Could not create the record of a claim again; it is tried at the next reconcile", "claimUID", uid)
 			continue
 		}
 		p.corrupt.drop(uid)
@@ -45,11 +45,11 @@ func (p *Preparer) Maintain(ctx context.Context, api API) {
 	p.Reconcile(ctx, api)
 }
 
-// reconcileClaim gives back what a claim holds if the API server says that it holds nothing here and no process uses
-// its GPUs. A pod deleted by force leaves the API server at once while its containers still run for a while: handing
-// their GPU on would put two tenants on it.
+// reconcileClaim gives back what a claim has if the API server says that nothing here is allocated to it and no process uses
+// its GPUs. A pod deleted by force leaves the API server at once while its containers still run for a while: giving
+// it to another claim would put two tenants on it.
 func (p *Preparer) reconcileClaim(ctx context.Context, api API, r *records.Record) error {
-	claim, gone, err := p.isGone(ctx, api, r)
+	claim, gone, err := isGone(ctx, api, r, p.id)
 	if err == nil && !gone {
 		err = p.notePods(ctx, r, claim)
 	}
@@ -66,23 +66,23 @@ func (p *Preparer) reconcileClaim(ctx context.Context, api API, r *records.Recor
 		return nil // prepared anew or unprepared since we looked
 	}
 	// Look again, now that nobody can prepare it: it may have been given the same devices again meanwhile.
-	if _, gone, err = p.isGone(ctx, api, now); err != nil || !gone {
+	if _, gone, err = isGone(ctx, api, now, p.id); err != nil || !gone {
 		return err
 	}
 	if err := p.checkIdle(ctx, now, true); err != nil {
-		return fmt.Errorf("the claim is gone from the API server, but its GPUs cannot be handed on yet: %w", err)
+		return fmt.Errorf("the claim is gone from the API server, but its GPUs cannot be allocated again yet: %w", err)
 	}
-	klog.FromContext(ctx).Info("Releasing what a claim held that is gone", "claim", now.Claim, "gpus", now.GPUs())
+	klog.FromContext(ctx).Info("Releasing what was allocated to a claim that is gone", "claim", now.Claim, "gpus", now.GPUs())
 	return p.release(ctx, now.Claim.UID)
 }
 
-// isGone reports whether the API server says that a claim holds nothing here any more, and returns the claim if it has it.
-func (p *Preparer) isGone(ctx context.Context, api API, r *records.Record) (*resourceapi.ResourceClaim, bool, error) {
+// isGone reports whether the API server says that nothing here is allocated to a claim any more, and returns the claim if it has it.
+func isGone(ctx context.Context, api API, r *records.Record, id Identity) (*resourceapi.ResourceClaim, bool, error) {
 	claim, err := api.Claim(ctx, r.Claim.Namespace, r.Claim.Name)
 	if err != nil {
 		return nil, false, fmt.Errorf("read the claim from the API server: %w", err)
 	}
-	return claim, claim == nil || claim.UID != r.Claim.UID || !allocates(claim, r, p.id), nil
+	return claim, claim == nil || claim.UID != r.Claim.UID || !allocates(claim, r, id), nil
 }
 
 // remake prepares a claim again whose record was corrupt, if it still has pods.
@@ -98,7 +98,7 @@ func (p *Preparer) remake(ctx context.Context, api API, uid types.UID) error {
 	return err
 }
 
-// allocates tells whether a claim's allocation still names every device of its record.
+// allocates reports whether a claim's allocation still names every device of its record.
 func allocates(claim *resourceapi.ResourceClaim, r *records.Record, id Identity) bool {
 	if claim.Status.Allocation == nil {
 		return false
@@ -114,7 +114,7 @@ func allocates(claim *resourceapi.ResourceClaim, r *records.Record, id Identity)
 	return true
 }
 
-// allocatedHere tells whether a claim has a device of this node.
+// allocatedHere reports whether a claim has a device of this node.
 func allocatedHere(claim *resourceapi.ResourceClaim, id Identity) bool {
 	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results,
 		func(r resourceapi.DeviceRequestAllocationResult) bool {

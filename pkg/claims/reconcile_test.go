@@ -41,7 +41,7 @@ func unreserved(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 	return c
 }
 
-func TestReconcileFreesWhatTheAPIServerNoLongerGivesAndNobodyUses(t *testing.T) {
+func TestReconcile_ClaimGoneAndIdle(t *testing.T) {
 	held := claimOn("a", 1, 2)
 	api := errors.New("connection refused")
 	tests := map[string]struct {
@@ -98,7 +98,7 @@ func TestReconcileFreesWhatTheAPIServerNoLongerGivesAndNobodyUses(t *testing.T) 
 	}
 }
 
-func TestReconcileGoesOnAfterAClaimThatGivesTrouble(t *testing.T) {
+func TestReconcile_OneClaimFails(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a-busy", 0))
 	mustPrepare(t, b.Preparer, claimOn("b-gone", 1))
@@ -110,7 +110,7 @@ func TestReconcileGoesOnAfterAClaimThatGivesTrouble(t *testing.T) {
 	wantDisk(t, b)
 }
 
-func TestReconcileDropsAWatchingClaimThoughTheGPUIsInUse(t *testing.T) {
+func TestReconcile_AdminAccessOnGPUInUse(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
 	mustPrepare(t, b.Preparer, claimOf("watch", adminResult("all", 1)))
@@ -134,7 +134,7 @@ func (a *racingAPI) Claim(ctx context.Context, namespace, name string) (*resourc
 	return c, err
 }
 
-func TestReconcileLeavesAClaimAloneThatChangedSinceItLooked(t *testing.T) {
+func TestReconcile_ClaimChangedMeanwhile(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
 	api := &racingAPI{}
@@ -147,7 +147,7 @@ func TestReconcileLeavesAClaimAloneThatChangedSinceItLooked(t *testing.T) {
 	wantDisk(t, b, line("a", 1))
 }
 
-func TestReconcileEndsWithTheContext(t *testing.T) {
+func TestReconcile_ContextEnds(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -156,7 +156,7 @@ func TestReconcileEndsWithTheContext(t *testing.T) {
 	wantDisk(t, b, line("a", 1))
 }
 
-func TestReconcileMakesTheRecordOfACorruptClaimAgain(t *testing.T) {
+func TestReconcile_CorruptRecord(t *testing.T) {
 	held := claimOn("a", 1)
 	unreachable := errors.New("connection refused")
 	tests := map[string]struct {
@@ -171,7 +171,7 @@ func TestReconcileMakesTheRecordOfACorruptClaimAgain(t *testing.T) {
 		"gone":                       {},
 		"API server away":            {claims: claimList(held), err: unreachable, again: true},
 		"on another node":            {claims: claimList(inPool(held, "node-2"))},
-		"only of another driver now": {claims: claimList(claimOf("a", foreign("nic", 1)))},
+		"only of another driver now": {claims: claimList(claimOf("a", otherDrivers("nic", 1)))},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -194,7 +194,7 @@ func TestReconcileMakesTheRecordOfACorruptClaimAgain(t *testing.T) {
 }
 
 // Until the record is made again, nothing says that the claim's containers have the GPU but the driver.
-func TestAGPUInUseByAClaimWithACorruptRecordIsNotHandedOn(t *testing.T) {
+func TestPrepare_GPUInUseByCorruptRecord(t *testing.T) {
 	before := newBed(t)
 	mustPrepare(t, before.Preparer, claimOn("a", 1))
 	spoil(t, before.dir, "a")

@@ -11,8 +11,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
-// Recover brings hardware and specs in line with the records: what a killed plugin left half made is removed, what a
-// claim gave back while the driver was away is destroyed, missing specs are written again, and partitions of others are
+// Recover brings hardware and specs in line with the records: what a killed plugin left incomplete is removed, what a
+// claim gave back while the driver was away is destroyed, missing specs are written again, and unmanaged partitions are
 // looked for. It needs the hardware, and can be repeated at any time.
 func (p *Preparer) Recover(ctx context.Context) {
 	b := p.backend.Load()
@@ -35,7 +35,7 @@ func (p *Preparer) Recover(ctx context.Context) {
 	p.Partitions.FindUnmanaged(ctx)
 }
 
-// Unfinished tells whether Recover has something to remove: claims that were cut short, or that gave back what could not
+// Unfinished reports whether Recover has something to remove: claims that were cut short, or that gave back what could not
 // be taken away yet.
 func (p *Preparer) Unfinished() bool {
 	return slices.ContainsFunc(p.index.claims(), func(r *records.Record) bool { return r.State != records.Prepared })
@@ -69,7 +69,7 @@ func (p *Preparer) recoverClaim(ctx context.Context, b *backend, r *records.Reco
 // intact reports whether a prepared claim's partitions are still there, and puts back a server or spec that is missing. An
 // error says nothing about the partitions.
 func (p *Preparer) intact(ctx context.Context, b *backend, r *records.Record) (bool, error) {
-	if there, err := p.Partitions.there(ctx, b, r); err != nil || !there {
+	if there, err := p.sessions.there(ctx, b, r); err != nil || !there {
 		return false, err
 	}
 	if there, err := p.Shares.restart(ctx, b, r); err != nil || !there {

@@ -38,7 +38,7 @@ func (b *simBed) hold(device records.Device, pid int) {
 	}
 }
 
-func TestUnprepareWithoutHardwareIsFinishedOnceItIsBack(t *testing.T) {
+func TestUnprepare_PartitionWithoutHardware(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		b := newSimBed(t, "hgx-h100")
 		b.prepare("a", b.name(0, 9, 4), b.name(1, 19, 0))
@@ -64,7 +64,7 @@ func TestUnprepareWithoutHardwareIsFinishedOnceItIsBack(t *testing.T) {
 	}
 }
 
-func TestAPartitionInUseAtUnprepareStaysOccupiedUntilItIsGone(t *testing.T) {
+func TestUnprepare_PartitionInUse(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	devices := b.prepare("a", b.name(0, 9, 4), b.name(0, 19, 0))
 	b.hold(devices[0], 4711)
@@ -72,7 +72,7 @@ func TestAPartitionInUseAtUnprepareStaysOccupiedUntilItIsGone(t *testing.T) {
 	b.changed = func() { changes++ }
 	err := b.Unprepare(t.Context(), refOf(deviceClaim("a")))
 	if changes != 1 {
-		t.Errorf("%d changes were told, want 1: the devices are to be tainted now", changes)
+		t.Errorf("%d changes were reported, want 1: the devices are to be tainted now", changes)
 	}
 	if err == nil || !strings.Contains(err.Error(), "4711") || !strings.Contains(err.Error(), b.name(0, 9, 4)) {
 		t.Errorf("got %v, want an error that names the device and process 4711", err)
@@ -120,7 +120,7 @@ func TestAPartitionInUseAtUnprepareStaysOccupiedUntilItIsGone(t *testing.T) {
 	b.prepare("b", b.name(0, 19, 5))
 }
 
-func TestAnInstanceDestroyedBehindOurBackIsNoErrorAndMadeAgain(t *testing.T) {
+func TestPrepare_PartitionDestroyedByOthers(t *testing.T) {
 	for _, half := range []bool{true, false} {
 		b := newSimBed(t, "hgx-h100")
 		device := b.prepare("a", b.name(0, 9, 4))[0]
@@ -153,7 +153,7 @@ func TestAnInstanceDestroyedBehindOurBackIsNoErrorAndMadeAgain(t *testing.T) {
 }
 
 // A driver that does not answer for a moment says nothing about the partition that a pod is running in.
-func TestAPassingFailureAtARepeatedPrepareDestroysNothing(t *testing.T) {
+func TestPrepare_RepeatedAndFails(t *testing.T) {
 	calls := []string{
 		"nvmlDeviceGetGpuInstances", "nvmlGpuInstanceGetInfo", "nvmlGpuInstanceGetComputeInstanceProfileInfo",
 		"nvmlGpuInstanceGetComputeInstances", "nvmlComputeInstanceGetInfo_v2", "nvmlDeviceGetUUID",
@@ -188,7 +188,7 @@ func TestAPassingFailureAtARepeatedPrepareDestroysNothing(t *testing.T) {
 	}
 }
 
-func TestAfterARebootRecordsAreDroppedAndClaimsPreparedAgain(t *testing.T) {
+func TestLoad_PartitionsAfterReboot(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.prepare("a", b.name(0, 9, 4), b.name(1, 19, 2))
 	b.prepare("b", b.name(2))
@@ -204,7 +204,7 @@ func TestAfterARebootRecordsAreDroppedAndClaimsPreparedAgain(t *testing.T) {
 	b.want(nil, nil, nil)
 }
 
-func TestAPartitionWhoseRecordIsCorruptIsTakenOverByItsClaim(t *testing.T) {
+func TestReconcile_CorruptRecordOfPartition(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	claim := deviceClaim("a", b.name(0, 9, 4), b.name(1, 19, 2))
 	before := mustPrepare(t, b.Preparer, claim)
@@ -233,7 +233,7 @@ func TestAPartitionWhoseRecordIsCorruptIsTakenOverByItsClaim(t *testing.T) {
 }
 
 // Taking over a partition in which a pod may run must not put it at risk: it was there before the engine touched it.
-func TestATakeoverThatFailsLeavesThePartitionToItsPod(t *testing.T) {
+func TestReconcile_TakeoverFails(t *testing.T) {
 	for failing := range 4 {
 		b := newSimBed(t, "hgx-h100")
 		claim := deviceClaim("a", b.name(0, 9, 4))

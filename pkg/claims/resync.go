@@ -106,7 +106,7 @@ func (l *Ledger) resync(ctx context.Context, self types.UID, names []string) err
 			delete(known, uid)
 		}
 	}
-	for _, r := range known { // unprepared by another process, or moved to other GPUs, whose locks are foreign to us too
+	for _, r := range known { // unprepared by another process, or moved to other GPUs, whose locks another process held too
 		l.index.removeIf(r)
 	}
 	return nil

@@ -24,7 +24,7 @@ func twoBeds(t *testing.T) (older, newer *bed) {
 	return older, newer
 }
 
-func TestAProcessSeesTheClaimsOfTheOther(t *testing.T) {
+func TestTwoProcesses_ClaimOfOther(t *testing.T) {
 	older, newer := twoBeds(t)
 	mustPrepare(t, older.Preparer, claimOn("a", 1))
 	_, err := newer.Prepare(t.Context(), claimOn("b", 1))
@@ -39,7 +39,7 @@ func TestAProcessSeesTheClaimsOfTheOther(t *testing.T) {
 
 // Reading all records costs more the more claims there are: it is done only where another process may have changed
 // what a GPU holds, which is once per GPU and hand-over.
-func TestRecordsAreListedAgainOnlyWhereAnotherProcessHeldTheGPU(t *testing.T) {
+func TestTwoProcesses_RecordsListed(t *testing.T) {
 	older, newer := twoBeds(t)
 	lists := 0
 	count := func(op, _ string) error {
@@ -74,7 +74,7 @@ func TestRecordsAreListedAgainOnlyWhereAnotherProcessHeldTheGPU(t *testing.T) {
 	}
 }
 
-func TestAProcessUnpreparesAClaimThatItNeverSaw(t *testing.T) {
+func TestTwoProcesses_UnprepareUnseen(t *testing.T) {
 	older, newer := twoBeds(t)
 	mustPrepare(t, older.Preparer, claimOn("a", 1))
 	mustUnprepare(t, newer.Preparer, claimOn("a", 1))
@@ -82,7 +82,7 @@ func TestAProcessUnpreparesAClaimThatItNeverSaw(t *testing.T) {
 	mustPrepare(t, older.Preparer, claimOn("b", 1))
 }
 
-func TestAProcessWaitsForTheOthersLock(t *testing.T) {
+func TestTwoProcesses_WaitForLock(t *testing.T) {
 	older, newer := twoBeds(t)
 	entered, proceed := older.blockOn(1)
 	slow := make(chan error, 1)
@@ -104,7 +104,7 @@ func TestAProcessWaitsForTheOthersLock(t *testing.T) {
 }
 
 // A process that gives up waiting for the second of two locks has marked the first as seen.
-func TestAGPUIsNotHandedOutTwiceAfterAPrepareThatGaveUpWaiting(t *testing.T) {
+func TestTwoProcesses_PrepareGaveUp(t *testing.T) {
 	older, newer := twoBeds(t)
 	mustPrepare(t, older.Preparer, claimOn("probe", 0, 1)) // older knows both locks
 	mustUnprepare(t, older.Preparer, claimOn("probe", 0, 1))
@@ -122,7 +122,7 @@ func TestAGPUIsNotHandedOutTwiceAfterAPrepareThatGaveUpWaiting(t *testing.T) {
 }
 
 // A process that cannot read the records has marked the lock as seen.
-func TestAGPUIsNotHandedOutTwiceAfterAResyncThatFailed(t *testing.T) {
+func TestTwoProcesses_ResyncFailed(t *testing.T) {
 	for _, op := range []string{"ReadDir", "ReadFile"} {
 		t.Run(op, func(t *testing.T) {
 			older, newer := twoBeds(t)
@@ -156,7 +156,7 @@ func moved(t *testing.T) (older, newer *bed) {
 	return older, newer
 }
 
-func TestAClaimThatTheOtherProcessMovedFreesItsEarlierGPU(t *testing.T) {
+func TestTwoProcesses_ClaimMoved(t *testing.T) {
 	older, _ := moved(t)
 	if _, err := older.Prepare(t.Context(), claimOn("b", 0)); err != nil {
 		t.Errorf("GPU %s is refused, though the claim has moved: %v", gpuName(0), err)
@@ -164,13 +164,13 @@ func TestAClaimThatTheOtherProcessMovedFreesItsEarlierGPU(t *testing.T) {
 	wantDisk(t, older, line("a", 1), line("b", 0))
 }
 
-func TestReconcileKeepsTheRecordOfAClaimThatTheOtherProcessMoved(t *testing.T) {
+func TestTwoProcesses_ReconcileMovedClaim(t *testing.T) {
 	older, _ := moved(t)
 	older.Reconcile(t.Context(), &fakeAPI{claims: claimList(claimOn("a", 1))})
 	wantDisk(t, older, line("a", 1))
 }
 
-func TestUnprepareOfAClaimThatTheOtherProcessMovedFreesItsGPUForBoth(t *testing.T) {
+func TestTwoProcesses_UnprepareMovedClaim(t *testing.T) {
 	older, newer := moved(t)
 	mustUnprepare(t, older.Preparer, claimOn("a", 1))
 	wantDisk(t, older)
@@ -180,7 +180,7 @@ func TestUnprepareOfAClaimThatTheOtherProcessMovedFreesItsGPUForBoth(t *testing.
 }
 
 // The claim was allocated anew without an Unprepare in between: its pod was deleted by force.
-func TestAClaimAllocatedAnewMovesAcrossProcesses(t *testing.T) {
+func TestTwoProcesses_AllocatedAnew(t *testing.T) {
 	older, newer := twoBeds(t)
 	mustPrepare(t, older.Preparer, claimOn("a", 0))
 	mustPrepare(t, newer.Preparer, claimOn("a", 1))
@@ -194,7 +194,7 @@ func TestAClaimAllocatedAnewMovesAcrossProcesses(t *testing.T) {
 	}
 }
 
-func TestReconcileOfOneProcessDropsWhatTheOtherUnprepared(t *testing.T) {
+func TestTwoProcesses_ReconcileUnprepared(t *testing.T) {
 	older, newer := twoBeds(t)
 	mustPrepare(t, older.Preparer, claimOn("a", 0))
 	mustUnprepare(t, newer.Preparer, claimOn("a", 0))
@@ -207,7 +207,7 @@ func TestReconcileOfOneProcessDropsWhatTheOtherUnprepared(t *testing.T) {
 	}
 }
 
-func TestACorruptRecordOfTheOtherProcessDoesNotStopClaims(t *testing.T) {
+func TestTwoProcesses_CorruptRecord(t *testing.T) {
 	older, newer := twoBeds(t)
 	mustPrepare(t, newer.Preparer, claimOn("bad", 0))
 	mustPrepare(t, newer.Preparer, claimOn("good", 1))
@@ -217,7 +217,7 @@ func TestACorruptRecordOfTheOtherProcessDoesNotStopClaims(t *testing.T) {
 	wantError(t, err, "ns/claim-good (good)")
 }
 
-func TestAKnownClaimWhoseRecordIsCorruptKeepsItsGPU(t *testing.T) {
+func TestTwoProcesses_KnownClaimCorrupt(t *testing.T) {
 	older, newer := twoBeds(t)
 	mustPrepare(t, older.Preparer, claimOn("a", 0))
 	mustPrepare(t, newer.Preparer, claimOf("watch", adminResult("all", 0))) // so that the lock was another's
@@ -226,7 +226,7 @@ func TestAKnownClaimWhoseRecordIsCorruptKeepsItsGPU(t *testing.T) {
 	wantError(t, err, "ns/claim-a (a)")
 }
 
-func TestARestartWhileTheOtherPreparesEndsWithOneHolder(t *testing.T) {
+func TestTwoProcesses_RestartWhilePreparing(t *testing.T) {
 	older := newBed(t)
 	entered, proceed := older.blockOn(0)
 	slow := make(chan error, 1)

@@ -60,6 +60,51 @@ func (s sessions) proves(b *backend, d *records.Device) bool {
 	return err == nil && g != nil && s.Witness(g.Minor, d.Partition.GI) == d.Witness
 }
 
+// there reports whether all partitions of a prepared claim are still there. An error says nothing about them.
+func (s sessions) there(ctx context.Context, b *backend, r *records.Record) (bool, error) {
+	if len(s.outlived(r)) > 0 {
+		return false, nil
+	}
+	for _, d := range r.Partitions() {
+		g, err := locate(b, d)
+		if err != nil || g == nil {
+			return false, err
+		}
+		found, err := b.hardware.PartitionAt(ctx, g.PCI, *d.Partition)
+		if err != nil {
+			return false, fmt.Errorf("look for partition %s of claim %s: %w", d.Device, r.Claim, err)
+		}
+		if found == nil || found.UUID != d.Partition.UUID {
+			klog.FromContext(ctx).Info("A claim's partition is gone", "claim", r.Claim, "device", d.Device)
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// check fails if something lies where a claim had a partition in an earlier session of the driver: it may be the
+// claim's, and it may be someone else's. Where nothing does, the claim can have a new one.
+func (s sessions) check(ctx context.Context, b *backend, r *records.Record) error {
+	for _, d := range s.outlived(r) {
+		g, err := locate(b, d)
+		if err != nil {
+			return fmt.Errorf("request %q: %w", d.Request, err)
+		}
+		if g == nil {
+			continue
+		}
+		found, err := b.hardware.PartitionAt(ctx, g.PCI, *d.Partition)
+		if err != nil {
+			return fmt.Errorf("request %q: %w", d.Request, err)
+		}
+		if found != nil {
+			return fmt.Errorf("request %q: the NVIDIA driver was released or reloaded since partition %s was created, and GPU instance %d, which is there now, need not be it: "+
+				"delete the pod, and destroy the GPU instance, for instance with nvidia-smi mig -dgi", d.Request, d.Device, found.GI)
+		}
+	}
+	return nil
+}
+
 // renew notes the present session in a record: for partitions of which an earlier release noted none, and for those that are
 // proven to be the same as before the driver was released. The caller holds the locks of its GPUs.
 func (l *Ledger) renew(ctx context.Context, b *backend, r *records.Record) (*records.Record, error) {

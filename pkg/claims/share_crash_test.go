@@ -84,7 +84,7 @@ func stateAfter(actions []shareAction) []string {
 	return slices.Compact(lines)
 }
 
-func TestAKillBetweenAnyTwoStepsOfSharesLeavesEachClaimWholeOrGone(t *testing.T) {
+func TestCrash_SharesBetweenAnyTwoSteps(t *testing.T) {
 	actions := shareHistory()
 	for kill := 0; ; kill++ {
 		died := killSharesAfter(t, actions, kill)
@@ -140,7 +140,7 @@ func killSharesAfter(t *testing.T, actions []shareAction, steps int) (died bool)
 }
 
 // A step that fails once, in a process that lives on or is started again, must not leave anything half done either.
-func TestAStepOfSharesThatFailsOnceIsMadeGoodByRepeating(t *testing.T) {
+func TestCrash_SharesStepFailsOnce(t *testing.T) {
 	actions := shareHistory()
 	for _, restart := range []bool{false, true} {
 		for failing := 0; ; failing++ {
@@ -187,7 +187,7 @@ func TestAStepOfSharesThatFailsOnceIsMadeGoodByRepeating(t *testing.T) {
 }
 
 // A claim whose Prepare fails at any step and that the kubelet then gives up leaves nothing.
-func TestAShareWhosePrepareFailsAndThatIsUnpreparedLeavesNothing(t *testing.T) {
+func TestCrash_SharesPrepareFailsAndUnprepared(t *testing.T) {
 	parts := []part{mpsOf(0, 10, 10), sliceOf(1, 10).at("Long"), aloneMPS(3, ""), aloneAt(2, "Short").of("second")}
 	for _, twice := range []bool{false, true} { // what is to undo it fails, too
 		for failing := 0; ; failing++ {
@@ -222,7 +222,7 @@ func TestAShareWhosePrepareFailsAndThatIsUnpreparedLeavesNothing(t *testing.T) {
 }
 
 // An interval that was reset is not what a later claim finds set already, though the record that asked for it is left.
-func TestAnIntervalThatWasResetByACallThatFailedIsSetForTheNextClaim(t *testing.T) {
+func TestCrash_IntervalReset(t *testing.T) {
 	tests := map[string]func(b *shareBed) error{
 		"Unprepare":      func(b *shareBed) error { return b.Unprepare(b.t.Context(), refOf(claimOf("a"))) },
 		"allocated anew": func(b *shareBed) error { return b.tryPrepare("a", sliceOf(1, 10).at("Long")) },

@@ -31,7 +31,7 @@ func (b *shareBed) wantOccupied(names ...string) {
 	}
 }
 
-func TestAServerThatDoesNotLetGoKeepsTheGPUFromOthersButNotThePodFromEnding(t *testing.T) {
+func TestShares_ServerDoesNotStop(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		b := newShareBed(t)
 		b.prepare("a", mpsOf(0, 60, 80))
@@ -43,7 +43,7 @@ func TestAServerThatDoesNotLetGoKeepsTheGPUFromOthersButNotThePodFromEnding(t *t
 		b.unprepare("a")
 		b.want("record a releasing", "mps 0 a")
 		if changes != 1 {
-			t.Errorf("%d changes were told, want 1: devices are to be tainted now", changes)
+			t.Errorf("%d changes were reported, want 1: devices are to be tainted now", changes)
 		}
 		b.wantOccupied(others(0, gpu.MPS)...)
 		b.unprepare("a") // the kubelet asks again
@@ -66,7 +66,7 @@ func TestAServerThatDoesNotLetGoKeepsTheGPUFromOthersButNotThePodFromEnding(t *t
 	}
 }
 
-func TestAnIntervalThatCannotBeResetKeepsTheGPUFromOthersUntilItIs(t *testing.T) {
+func TestShares_IntervalCannotBeReset(t *testing.T) {
 	b := newShareBed(t)
 	b.prepare("a", sliceOf(0, 80).at("Long"))
 	b.sharing.err = failing("before SetTimeSlice", errDown)
@@ -82,7 +82,7 @@ func TestAnIntervalThatCannotBeResetKeepsTheGPUFromOthersUntilItIs(t *testing.T)
 	b.want("record b", "spec b")
 }
 
-func TestARepeatedPrepareStartsALostServerAndWritesALostSpec(t *testing.T) {
+func TestShares_ServerAndSpecLost(t *testing.T) {
 	b := newShareBed(t)
 	first := b.prepare("a", mpsOf(0, 10, 10))
 	whole := b.state()
@@ -112,7 +112,7 @@ func TestARepeatedPrepareStartsALostServerAndWritesALostSpec(t *testing.T) {
 	b.want("record a") // its pods may still run: it keeps what it holds until it is unprepared
 }
 
-func TestServersKeepJustTheClaimsOnRecordAfterARestart(t *testing.T) {
+func TestShares_ServersAfterRestart(t *testing.T) {
 	b := newShareBed(t)
 	b.prepare("a", mpsOf(0, 10, 10), mpsOf(1, 10, 10).of("second"))
 	b.prepare("b", mpsOf(0, 10, 10))
@@ -131,7 +131,7 @@ func TestServersKeepJustTheClaimsOnRecordAfterARestart(t *testing.T) {
 	}
 }
 
-func TestIntervalsAreSetAgainWithNewHardwareOnlyAndUntilItWorks(t *testing.T) {
+func TestShares_IntervalsRestored(t *testing.T) {
 	b := newCompatibleBed(t)
 	b.prepare("a", sliceOf(0, 10).at("Long"))
 	b.prepare("b", aloneAt(1, "Short"))
@@ -167,7 +167,7 @@ func TestIntervalsAreSetAgainWithNewHardwareOnlyAndUntilItWorks(t *testing.T) {
 	b.want(whole...)
 }
 
-func TestUnprepareOfSharesWithoutHardwareIsFinishedOnceItIsThere(t *testing.T) {
+func TestUnprepare_SharesWithoutHardware(t *testing.T) {
 	b := newCompatibleBed(t)
 	b.prepare("plain", sliceOf(0, 10))
 	b.prepare("long", sliceOf(1, 10).at("Long"))
@@ -188,7 +188,7 @@ func TestUnprepareOfSharesWithoutHardwareIsFinishedOnceItIsThere(t *testing.T) {
 	b.want()
 }
 
-func TestReconcileFreesSharesOfClaimsThatAreGone(t *testing.T) {
+func TestReconcile_SharesOfGoneClaim(t *testing.T) {
 	type claim struct {
 		uid  types.UID
 		part part
@@ -236,8 +236,8 @@ func TestReconcileFreesSharesOfClaimsThatAreGone(t *testing.T) {
 }
 
 // The containers of a claim that is gone by force may run on: as long as any process is there, the last share of the
-// GPU is not given back, or it would be handed out whole beside them.
-func TestReconcileKeepsTheLastShareOfAGPUWhileProcessesAreOnIt(t *testing.T) {
+// GPU is not given back, or it would be allocated whole alongside them.
+func TestReconcile_LastShareInUse(t *testing.T) {
 	b := newShareBed(t)
 	b.prepare("a", sliceOf(0, 10))
 	b.prepare("b", sliceOf(0, 10))
@@ -260,11 +260,11 @@ func TestReconcileKeepsTheLastShareOfAGPUWhileProcessesAreOnIt(t *testing.T) {
 	b.want("record ended releasing", "record gone", "spec gone", "interval 0 Long")
 }
 
-func TestAShareWhoseRecordIsCorruptKeepsItsServerUntilItIsMadeAgain(t *testing.T) {
+func TestReconcile_CorruptRecordOfShare(t *testing.T) {
 	tests := map[string]struct {
-		part   part
-		beside bool // another claim shares the GPU
-		broken []string
+		part      part
+		alongside bool // another claim shares the GPU
+		broken    []string
 	}{
 		"MPS":                       {mpsOf(0, 10, 10), true, list("spec a", "mps 0 a")},
 		"MPS, the only one":         {mpsOf(0, 10, 10), false, list("spec a", "mps 0 a")},
@@ -277,13 +277,13 @@ func TestAShareWhoseRecordIsCorruptKeepsItsServerUntilItIsMadeAgain(t *testing.T
 		t.Run(name, func(t *testing.T) {
 			b := newCompatibleBed(t)
 			api := &fakeAPI{claims: claimList(b.claim("a", tt.part))}
-			if tt.beside {
+			if tt.alongside {
 				other := tt.part
 				other.interval = ""
 				b.prepare("b", other)
 				api.claims = append(api.claims, b.claim("b", other))
 			}
-			beside := b.state()
+			alongside := b.state()
 			b.prepare("a", tt.part)
 			whole := b.state()
 			spoil(t, b.dir, "a")
@@ -292,7 +292,7 @@ func TestAShareWhoseRecordIsCorruptKeepsItsServerUntilItIsMadeAgain(t *testing.T
 				t.Errorf("got notes %v, want one about the corrupt record", b.notes)
 			}
 			b.hardware.pids[gpuName(0)] = []int{4711} // the pods run
-			b.want(append(slices.Clone(beside), tt.broken...)...)
+			b.want(append(slices.Clone(alongside), tt.broken...)...)
 			for _, call := range b.sharing.took() {
 				if call == "StopMPS "+gpuName(0)+" a" {
 					t.Errorf("%s: its pods run", call)
@@ -302,12 +302,12 @@ func TestAShareWhoseRecordIsCorruptKeepsItsServerUntilItIsMadeAgain(t *testing.T
 			b.Recover(t.Context())
 			b.want(whole...)
 			b.unprepare("a")
-			b.want(beside...)
+			b.want(alongside...)
 		})
 	}
 }
 
-func TestAShareWhoseRecordIsCorruptAndThatIsUnpreparedIsGoneAfterTheNextLook(t *testing.T) {
+func TestUnprepare_CorruptRecordOfShare(t *testing.T) {
 	b := newShareBed(t)
 	b.prepare("b", mpsOf(0, 10, 10))
 	left := b.state()
@@ -319,7 +319,7 @@ func TestAShareWhoseRecordIsCorruptAndThatIsUnpreparedIsGoneAfterTheNextLook(t *
 	b.want(left...)
 }
 
-func TestAnotherProcessSeesTheSharesOfThisOne(t *testing.T) {
+func TestTwoProcesses_Shares(t *testing.T) {
 	older := newShareBed(t)
 	newer := makeShareBed(t, older.dir, nil, older.id)
 	newer.start()

@@ -23,19 +23,19 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-// specFolder is a CDI that keeps the specs of claims as files, one line for each partition or share.
-type specFolder struct {
+// specDir is a CDI that keeps the specs of claims as files, one line for each partition or share.
+type specDir struct {
 	fakeCDI
 	dir string
-	// step is told of each change before and after it; nil for none. fail refuses changes, and err is asked at each step.
+	// step is called for each change before and after it; nil for none. fail refuses changes, and err is asked at each step.
 	step func(what string)
 	fail error
 	err  func(what string) error
 }
 
-func (s *specFolder) path(uid types.UID) string { return filepath.Join(s.dir, string(uid)) }
+func (s *specDir) path(uid types.UID) string { return filepath.Join(s.dir, string(uid)) }
 
-func (s *specFolder) WriteClaim(_ context.Context, uid types.UID, parts []*records.Device) error {
+func (s *specDir) WriteClaim(_ context.Context, uid types.UID, parts []*records.Device) error {
 	if s.fail != nil {
 		return s.fail
 	}
@@ -59,12 +59,12 @@ func (s *specFolder) WriteClaim(_ context.Context, uid types.UID, parts []*recor
 	return hook(s.step, s.err, "after WriteClaim")
 }
 
-func (s *specFolder) HasClaim(uid types.UID) bool {
+func (s *specDir) HasClaim(uid types.UID) bool {
 	_, err := os.Lstat(s.path(uid))
 	return err == nil
 }
 
-func (s *specFolder) RemoveClaim(uid types.UID) error {
+func (s *specDir) RemoveClaim(uid types.UID) error {
 	if err := hook(s.step, s.err, "before RemoveClaim"); err != nil {
 		return err
 	}
@@ -83,7 +83,7 @@ type simBed struct {
 	node    *sim.Node
 	session *nvml.Session
 	offers  []policy.Offer // of its GPUs
-	specs   *specFolder
+	specs   *specDir
 	disk    *faultyDisk
 	notes   []string
 }
@@ -107,7 +107,7 @@ func newSimBed(t testing.TB, model string, setUp ...func(node *sim.Node)) *simBe
 // openSimBed is one more plugin process on a node.
 func openSimBed(t testing.TB, dir, boot string, node *sim.Node, sessions ...DriverSessions) *simBed {
 	t.Helper()
-	b := &simBed{t: t, dir: dir, boot: boot, node: node, disk: &faultyDisk{}, specs: &specFolder{dir: filepath.Join(dir, "specs")}}
+	b := &simBed{t: t, dir: dir, boot: boot, node: node, disk: &faultyDisk{}, specs: &specDir{dir: filepath.Join(dir, "specs")}}
 	if err := os.MkdirAll(b.specs.dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -151,9 +151,9 @@ func (b *simBed) restart(boot ...string) *simBed {
 	return openSimBed(b.t, b.dir, append(boot, b.boot)[0], b.node)
 }
 
-// die lets go of what the kernel takes from a process that ends.
+// die releases what the kernel takes from a process that ends.
 func (b *simBed) die() {
-	for _, lock := range b.locks.byGPU { // the kernel lets go of a dead process's locks
+	for _, lock := range b.locks.byGPU { // the kernel releases a dead process's locks
 		lock.close()
 	}
 }
@@ -248,7 +248,7 @@ func instancesOf(t testing.TB, node *sim.Node) []string {
 	return list
 }
 
-// modes tells which GPUs are in MIG mode.
+// modes lists the GPUs in MIG mode.
 func (b *simBed) modes() []int {
 	b.t.Helper()
 	st, err := b.node.Status()
@@ -264,10 +264,10 @@ func (b *simBed) modes() []int {
 	return on
 }
 
-// files lists a folder of the plugin's state.
-func (b *simBed) files(folder string) []string {
+// files lists a directory of the plugin's state.
+func (b *simBed) files(dir string) []string {
 	b.t.Helper()
-	entries, err := os.ReadDir(filepath.Join(b.dir, folder))
+	entries, err := os.ReadDir(filepath.Join(b.dir, dir))
 	if err != nil {
 		b.t.Fatal(err)
 	}

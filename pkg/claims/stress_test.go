@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// truth is what the kubelet was told: which claim has which GPU.
+// truth is what the kubelet knows: which claim has which GPU.
 type truth struct {
 	mu     sync.Mutex
 	holder map[string]types.UID
@@ -27,7 +27,7 @@ func (x *truth) take(t *testing.T, claim *resourceapi.ResourceClaim) {
 	defer x.mu.Unlock()
 	for _, r := range claim.Status.Allocation.Devices.Results {
 		if other, ok := x.holder[r.Device]; ok && other != claim.UID {
-			t.Errorf("GPU %s was handed to claim %s while claim %s has it", r.Device, claim.UID, other)
+			t.Errorf("GPU %s was given to claim %s while claim %s has it", r.Device, claim.UID, other)
 		}
 		x.holder[r.Device] = claim.UID
 	}
@@ -91,7 +91,7 @@ func churn(t *testing.T, engines []*bed, rounds int) (prepared int) {
 	return prepared
 }
 
-func TestNoGPUIsEverHeldByTwoClaimsUnderChurn(t *testing.T) {
+func TestPrepare_Churn(t *testing.T) {
 	tests := map[string]int{"one process": 1, "two processes": 2, "three processes": 3}
 	for name, processes := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -55,9 +55,8 @@ type occupant struct {
 // blocks reports whether it keeps the device from being allocated.
 func (o occupant) blocks() bool { return o.partition != nil && !o.offered }
 
-// occupantOf is what lies where a device of a GPU with an offer is to be.
-func (p *Partitions) occupantOf(offer *policy.Offer, want extent) occupant {
-	all := p.unclaimed.of(want.gpu)
+// occupantOf is what lies where a device of a GPU is to be, by the GPU's unclaimed partitions and its offer.
+func occupantOf(all []gpu.Partition, offer *policy.Offer, want extent) occupant {
 	i := slices.IndexFunc(all, func(part gpu.Partition) bool { return want.collides(extentAt(want.gpu, part.Place())) })
 	if i < 0 {
 		return occupant{}
@@ -149,7 +148,7 @@ func (p *Partitions) Existing() []Existing {
 			continue
 		}
 		for _, s := range offer.Shapes(g) {
-			if o := p.occupantOf(offer, extentOfShape(s)); o.offered {
+			if o := occupantOf(p.unclaimed.of(g.PCI.DeviceName()), offer, extentOfShape(s)); o.offered {
 				all = append(all, Existing{s.Name(), o.partition.UUID})
 			}
 		}

@@ -79,7 +79,7 @@ func (p *Preparer) release(ctx context.Context, uid types.UID) error {
 		klog.FromContext(ctx).Error(err, "Could not give back a share yet; it is tried again soon", "claim", have.Claim)
 		return p.markReleasing(have)
 	}
-	p.undone(have)
+	p.index.undone(have)
 	if have.State != records.Prepared {
 		defer p.changed() // its devices were occupied
 	}
@@ -90,16 +90,6 @@ func (p *Preparer) release(ctx context.Context, uid types.UID) error {
 // caller holds the locks of its GPUs.
 func (p *Preparer) undo(ctx context.Context, b *backend, r *records.Record) error {
 	return errors.Join(p.Partitions.destroy(ctx, b, r), p.Shares.stop(ctx, b, r), p.specs.RemoveClaim(r.Claim.UID))
-}
-
-// undone remembers, should the record itself stay, that what it lists is not there any more: no other claim may count on
-// it, such as on an interval that is set.
-func (p *Preparer) undone(r *records.Record) {
-	if r.State == records.Prepared && len(r.InSpec()) > 0 {
-		left := r.Clone()
-		left.State = records.Releasing
-		p.index.set(left)
-	}
 }
 
 // forget removes a claim's spec and record; the caller holds the locks of its GPUs.

@@ -25,7 +25,7 @@ func allHolders(b *bed) iter.Seq[types.UID] {
 	}
 }
 
-func TestUnprepareGivesTheGPUBackAndCanBeRepeated(t *testing.T) {
+func TestUnprepare(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 1, 2))
 	mustUnprepare(t, b.Preparer, claimOn("a", 1, 2))
@@ -37,17 +37,17 @@ func TestUnprepareGivesTheGPUBackAndCanBeRepeated(t *testing.T) {
 	wantDisk(t, b, line("b", 1), line("c", 2))
 }
 
-func TestUnprepareOfAnUnknownClaimIsNoError(t *testing.T) {
+func TestUnprepare_UnknownClaim(t *testing.T) {
 	b := newBed(t)
 	mustUnprepare(t, b.Preparer, claimOn("never-seen"))
 }
 
-func TestUnprepareRefusesAUIDThatIsNoPlainName(t *testing.T) {
+func TestUnprepare_InvalidUID(t *testing.T) {
 	b := newBed(t)
 	wantError(t, b.Unprepare(t.Context(), records.Claim{UID: "../../etc/passwd"}), "../../etc/passwd")
 }
 
-func TestUnprepareWorksWithoutHardware(t *testing.T) {
+func TestUnprepare_WithoutHardware(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
 	again := newEngine(t, b.dir, records.Disk{}, bootNow) // no SetHardware
@@ -58,7 +58,7 @@ func TestUnprepareWorksWithoutHardware(t *testing.T) {
 	wantDisk(t, b)
 }
 
-func TestUnprepareThatCannotRemoveTheRecordKeepsTheGPU(t *testing.T) {
+func TestUnprepare_RecordCannotBeRemoved(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
 	b.disk.fail = func(op, _ string) error {
@@ -77,7 +77,7 @@ func TestUnprepareThatCannotRemoveTheRecordKeepsTheGPU(t *testing.T) {
 	mustPrepare(t, b.Preparer, claimOn("b", 1))
 }
 
-func TestUnprepareOfAClaimWithACorruptRecordSetsItAsideAndSaysSo(t *testing.T) {
+func TestUnprepare_CorruptRecord(t *testing.T) {
 	b := newBed(t)
 	spoil(t, b.dir, "a")
 	mustUnprepare(t, b.Preparer, claimOn("a", 1))
@@ -93,7 +93,7 @@ func TestUnprepareOfAClaimWithACorruptRecordSetsItAsideAndSaysSo(t *testing.T) {
 
 // The kubelet unprepares a claim while the API server still has it as reserved for the pod that ends. A claim that was
 // unprepared must not come back to life then: nobody would unprepare it again, and its GPU is refused to the next claim.
-func TestReconcileDoesNotRemakeAClaimThatWasUnpreparedMeanwhile(t *testing.T) {
+func TestReconcile_UnpreparedMeanwhile(t *testing.T) {
 	tests := map[string]func(t *testing.T, b *bed){
 		"found by Unprepare": func(t *testing.T, b *bed) {
 			spoil(t, b.dir, "a")
@@ -118,7 +118,7 @@ func TestReconcileDoesNotRemakeAClaimThatWasUnpreparedMeanwhile(t *testing.T) {
 	}
 }
 
-func TestUnprepareOfOneClaimLeavesTheOthersAlone(t *testing.T) {
+func TestUnprepare_OtherClaims(t *testing.T) {
 	b := newBed(t)
 	for i, uid := range []types.UID{"a", "b", "c", "d"} {
 		mustPrepare(t, b.Preparer, claimOn(uid, i))

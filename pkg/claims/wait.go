@@ -73,7 +73,7 @@ func (p *Preparer) prepareAfter(ctx context.Context, claim *resourceapi.Resource
 		if err := w.await(patience, blocked, retry.C); err != nil {
 			return nil, w.giveUp(ctx, names, refusal)
 		}
-		if err := p.unchanged(ctx, claim); err != nil {
+		if err := w.unchanged(ctx, claim); err != nil {
 			return nil, err
 		}
 		var devices []records.Device
@@ -109,7 +109,7 @@ func (w *releaseWait) ask(ctx context.Context, blocked *blockedError) {
 		if blocked.passes(w.leaving) || !blocked.canPass(w.stays) {
 			return
 		}
-		_, gone, err := w.isGone(ctx, w.api, other.record)
+		_, gone, err := isGone(ctx, w.api, other.record, w.id)
 		if err != nil {
 			klog.FromContext(ctx).V(4).Info("Cannot find out whether a claim is leaving", "claim", other.record.Claim, "reason", err.Error())
 			return
@@ -174,10 +174,10 @@ func (w *releaseWait) giveUp(ctx context.Context, names string, refusal error) e
 }
 
 // unchanged fails if a claim that has waited is not what it was: the kubelet read it before.
-func (p *Preparer) unchanged(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+func (w *releaseWait) unchanged(ctx context.Context, claim *resourceapi.ResourceClaim) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	now, err := p.api.Claim(ctx, claim.Namespace, claim.Name)
+	now, err := w.api.Claim(ctx, claim.Namespace, claim.Name)
 	if err != nil {
 		return fmt.Errorf("read the claim again after it waited for its devices: %w", err)
 	}

@@ -187,7 +187,7 @@ func (s *service) open(ctx context.Context) error {
 // openLocks opens the locks that plugins of all driver names and releases have in common.
 func (s *service) openLocks() (*claims.Locks, error) {
 	if err := os.MkdirAll(filepath.Join(s.config.pluginDir(), names.Locks), 0o700); err != nil {
-		return nil, fmt.Errorf("make the directory for GPU locks: %w", err)
+		return nil, fmt.Errorf("create the directory for GPU locks: %w", err)
 	}
 	locks, err := claims.OpenNodeLocks(filepath.Join(s.config.nodeDir(), names.Locks), s.names.lockDirs)
 	s.names.locks = locks

@@ -19,7 +19,7 @@ import (
 
 var errDown = errors.New("the supervisor is down")
 
-func TestSeveralClaimsShareOneGPUInTimeAndNothingIsRun(t *testing.T) {
+func TestShares_TimeSlices(t *testing.T) {
 	b := newShareBed(t)
 	b.sharing.took()
 	for _, uid := range []types.UID{"a", "b", "c", "d"} {
@@ -35,7 +35,7 @@ func TestSeveralClaimsShareOneGPUInTimeAndNothingIsRun(t *testing.T) {
 	b.wantCalls()
 }
 
-func TestSeveralClaimsShareTheMPSServerOfOneGPU(t *testing.T) {
+func TestShares_MPS(t *testing.T) {
 	b := newShareBed(t)
 	got := b.prepare("a", mpsOf(1, 25, 20))
 	want := deviceFor("mps", 1)
@@ -57,7 +57,7 @@ func TestSeveralClaimsShareTheMPSServerOfOneGPU(t *testing.T) {
 	b.want()
 }
 
-func TestOneClaimHasTwoSharesOfOneGPUOrOfTwo(t *testing.T) {
+func TestShares_TwoOfOneClaim(t *testing.T) {
 	tests := map[string]struct {
 		parts []part
 		want  []string
@@ -95,7 +95,7 @@ func TestOneClaimHasTwoSharesOfOneGPUOrOfTwo(t *testing.T) {
 	}
 }
 
-func TestTheFormsOfAGPUExcludeEachOther(t *testing.T) {
+func TestShares_KindsExclude(t *testing.T) {
 	forms := map[string]part{
 		"whole": wholeOf(0), "time slice": sliceOf(0, 20), "MPS": mpsOf(0, 20, 20),
 		"alone in time": aloneAt(0, "Long"), "alone by MPS": aloneMPS(0, ""),
@@ -122,9 +122,9 @@ func TestTheFormsOfAGPUExcludeEachOther(t *testing.T) {
 	}
 }
 
-func TestSharesAndPartitionsOfAGPUExcludeEachOther(t *testing.T) {
+func TestShares_PartitionsExclude(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
-	shares := &sharingFolder{dir: t.TempDir(), owner: testDriver}
+	shares := &sharingDir{dir: t.TempDir(), owner: testDriver}
 	b.Shares.sharing = shares
 	var offers []policy.Offer
 	for range b.session.Node().GPUs {
@@ -160,7 +160,7 @@ func TestSharesAndPartitionsOfAGPUExcludeEachOther(t *testing.T) {
 	}
 }
 
-func TestAdminAccessToASharedGPUHoldsNoShare(t *testing.T) {
+func TestShares_AdminAccess(t *testing.T) {
 	b := newShareBed(t)
 	b.prepare("watch", part{result: adminShare(0, gpu.MPS)})
 	b.want("record watch")
@@ -173,7 +173,7 @@ func TestAdminAccessToASharedGPUHoldsNoShare(t *testing.T) {
 	b.want()
 }
 
-func TestSharesBeyondWhatAGPUHasAreRefusedAndNamed(t *testing.T) {
+func TestShares_TooMuch(t *testing.T) {
 	tests := map[string]struct {
 		held, wanted []part
 		want         []string
@@ -198,7 +198,7 @@ func TestSharesBeyondWhatAGPUHasAreRefusedAndNamed(t *testing.T) {
 	}
 }
 
-func TestAmountsThatFillAGPUAndThoseOfOthersAreNoTrouble(t *testing.T) {
+func TestShares_AllOfGPU(t *testing.T) {
 	b := newShareBed(t)
 	b.prepare("a", mpsOf(0, 60, 60))
 	b.prepare("b", mpsOf(0, 40, 20))
@@ -209,7 +209,7 @@ func TestAmountsThatFillAGPUAndThoseOfOthersAreNoTrouble(t *testing.T) {
 	b.want("record b", "record c", "record d", "spec b", "spec c", "spec d", "mps 0 b", "mps 0 d", "mps 1 c")
 }
 
-func TestTheFirstIntervalHoldsAndIsResetAfterTheLastThatAskedForIt(t *testing.T) {
+func TestShares_FirstInterval(t *testing.T) {
 	b := newShareBed(t)
 	b.sharing.took()
 	set := func(interval string) string { return "SetTimeSlice " + gpuName(0) + " " + interval }
@@ -238,7 +238,7 @@ func TestTheFirstIntervalHoldsAndIsResetAfterTheLastThatAskedForIt(t *testing.T)
 	b.want()
 }
 
-func TestOneClaimCannotAskForTwoIntervalsOfOneGPU(t *testing.T) {
+func TestShares_TwoIntervals(t *testing.T) {
 	b := newShareBed(t)
 	b.sharing.took()
 	err := b.tryPrepare("a", sliceOf(0, 10).at("Long").of("x"), sliceOf(0, 10).at("Short").of("y"))
@@ -247,7 +247,7 @@ func TestOneClaimCannotAskForTwoIntervalsOfOneGPU(t *testing.T) {
 	b.wantCalls()
 }
 
-func TestAnIntervalIsSetOnceForTwoSharesOfOneClaim(t *testing.T) {
+func TestShares_IntervalSetOnce(t *testing.T) {
 	b := newShareBed(t)
 	b.sharing.took()
 	b.prepare("a", sliceOf(0, 10).at("Long").of("x"), sliceOf(0, 10).at("Long").of("y"))
@@ -255,7 +255,7 @@ func TestAnIntervalIsSetOnceForTwoSharesOfOneClaim(t *testing.T) {
 	b.wantCalls("SetTimeSlice "+gpuName(0)+" Long", "SetTimeSlice "+gpuName(0)+" Default")
 }
 
-func TestAShareAllocatedAnewMovesWithAllThatItHad(t *testing.T) {
+func TestShares_AllocatedAnew(t *testing.T) {
 	b := newShareBed(t)
 	b.prepare("a", sliceOf(0, 10).at("Long"))
 	b.prepare("a", sliceOf(1, 10).at("Short"))
@@ -272,7 +272,7 @@ func TestAShareAllocatedAnewMovesWithAllThatItHad(t *testing.T) {
 	b.want()
 }
 
-func TestAServerThatDoesNotStartLeavesNothing(t *testing.T) {
+func TestShares_ServerDoesNotStart(t *testing.T) {
 	for _, at := range []string{"before StartMPS", "after StartMPS"} { // after: it runs, but the answer is lost
 		t.Run(at, func(t *testing.T) {
 			b := newShareBed(t)
@@ -293,7 +293,7 @@ func TestAServerThatDoesNotStartLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestAPluginThatSharesNothingSaysSo(t *testing.T) {
+func TestShares_NotShared(t *testing.T) {
 	b := makeShareBed(t, t.TempDir(), nil, testID)
 	b.Shares.sharing = nil
 	b.start()

@@ -37,103 +37,18 @@ func adminShare(i int, kind gpu.Share) resourceapi.DeviceRequestAllocationResult
 	return r
 }
 
-func TestPlanTakesTheAmountsOfASharesAllocation(t *testing.T) {
-	slice := func(s records.Share) []*records.Share {
-		s.ID, s.Kind = "share-id", gpu.TimeSlice
-		return []*records.Share{&s}
-	}
-	mps := func(s records.Share, m records.MPS) []*records.Share {
-		s.ID, s.Kind, s.MPS = "share-id", gpu.MPS, &m
-		return []*records.Share{&s}
-	}
-	config := func(source resourceapi.AllocationConfigSource, fields string, requests ...string) resourceapi.DeviceAllocationConfiguration {
-		return opaque(testDriver, source, shareConfig(fields), requests...)
-	}
-	const short, long = `"timeSlice":{"interval":"Short"}`, `"timeSlice":{"interval":"Long"}`
-	timeSlice := shareResult("r", 0, gpu.TimeSlice, "shares=1", "memory=20Gi")
-	sub := shareResult("main/sub", 0, gpu.TimeSlice, "shares=1", "memory=20Gi")
-	plain := records.Share{Shares: 1, Memory: 20 * gi}
-	withInterval := func(interval string) []*records.Share {
-		s := plain
-		s.Interval = interval
-		return slice(s)
-	}
-	quarter := shareResult("r", 0, gpu.MPS, "shares=1", "cores=25", "memory=20Gi")
-	quarterShare := records.Share{Shares: 1, Cores: 25, Memory: 20 * gi}
-	tests := map[string]struct {
-		result  resourceapi.DeviceRequestAllocationResult
-		configs []resourceapi.DeviceAllocationConfiguration
-		want    []*records.Share
-	}{
-		"time slice":                         {timeSlice, nil, withInterval("")},
-		"time slice of a board without more": {shareResult("r", 0, gpu.TimeSlice), nil, slice(records.Share{})},
-		"several shares in one":              {shareResult("r", 0, gpu.TimeSlice, "shares=3", "memory=1Gi"), nil, slice(records.Share{Shares: 3, Memory: gi})},
-		"capacities of later releases":       {shareResult("r", 0, gpu.TimeSlice, "shares=1", "later=0.1"), nil, slice(records.Share{Shares: 1})},
-		"a part of a gibibyte":               {shareResult("r", 0, gpu.TimeSlice, "memory=1.5Gi"), nil, slice(records.Share{Memory: 3 * gi / 2})},
-		"powers of ten":                      {shareResult("r", 0, gpu.TimeSlice, "memory=20G"), nil, slice(records.Share{Memory: 20e9})},
-		"all bytes there can be":             {shareResult("r", 0, gpu.TimeSlice, "memory=9223372036854775807"), nil, slice(records.Share{Memory: 1<<63 - 1})},
-		"more than any board has":            {shareResult("r", 0, gpu.TimeSlice, "memory=1000P"), nil, slice(records.Share{Memory: 1e18})},
+// shareCase is a device that a claim was allocated, with parameters, and the share that it is to be.
+type shareCase struct {
+	result  resourceapi.DeviceRequestAllocationResult
+	configs []resourceapi.DeviceAllocationConfiguration
+	want    []*records.Share
+}
 
-		"interval from the claim":   {timeSlice, []resourceapi.DeviceAllocationConfiguration{config(fromClaim, long)}, withInterval("Long")},
-		"interval from the class":   {timeSlice, []resourceapi.DeviceAllocationConfiguration{config(fromClass, long, "r")}, withInterval("Long")},
-		"time slice without a wish": {timeSlice, []resourceapi.DeviceAllocationConfiguration{config(fromClaim, `"timeSlice":{}`)}, withInterval("")},
-		"the claim before the class": {
-			timeSlice, []resourceapi.DeviceAllocationConfiguration{config(fromClass, short, "r"), config(fromClaim, long)}, withInterval("Long"),
-		},
-		"the claim before the class, in whatever order they are listed": {
-			timeSlice, []resourceapi.DeviceAllocationConfiguration{config(fromClaim, long), config(fromClass, short, "r")}, withInterval("Long"),
-		},
-		"the last of the claim's": {
-			timeSlice, []resourceapi.DeviceAllocationConfiguration{config(fromClaim, short, "r"), config(fromClaim, long)}, withInterval("Long"),
-		},
-		"the last replaces all of the one before": {
-			timeSlice, []resourceapi.DeviceAllocationConfiguration{config(fromClass, short, "r"), config(fromClaim, `"timeSlice":{}`, "r")}, withInterval(""),
-		},
-		"one for another request": {
-			timeSlice, []resourceapi.DeviceAllocationConfiguration{config(fromClaim, short), config(fromClaim, `"mps":{}`, "other")}, withInterval("Short"),
-		},
-		"one of another driver": {
-			timeSlice, []resourceapi.DeviceAllocationConfiguration{config(fromClaim, short), opaque("nic.example.com", fromClaim, "nonsense")}, withInterval("Short"),
-		},
-		"subrequest, named whole":      {sub, []resourceapi.DeviceAllocationConfiguration{config(fromClaim, long, "main/sub")}, withInterval("Long")},
-		"subrequest, named by request": {sub, []resourceapi.DeviceAllocationConfiguration{config(fromClaim, long, "main")}, withInterval("Long")},
-		"subrequest, another is named": {sub, []resourceapi.DeviceAllocationConfiguration{config(fromClaim, `"mps":{}`, "main/mps")}, withInterval("")},
-		"subrequest, only its own name": {
-			sub, []resourceapi.DeviceAllocationConfiguration{config(fromClaim, long, "sub")}, withInterval(""),
-		},
-
-		"MPS": {quarter, nil, mps(quarterShare, records.MPS{ThreadPercentage: 25, Memory: 20 * gi})},
-		"MPS of a board without more": {
-			shareResult("r", 0, gpu.MPS, "shares=1"), nil, mps(records.Share{Shares: 1}, records.MPS{ThreadPercentage: 100}),
-		},
-		"MPS, lowered": {
-			quarter, []resourceapi.DeviceAllocationConfiguration{config(fromClaim, `"mps":{"activeThreadPercentage":10,"pinnedDeviceMemoryLimit":"5Gi","priority":"BelowNormal"}`)},
-			mps(quarterShare, records.MPS{ThreadPercentage: 10, Memory: 5 * gi, BelowNormal: true}),
-		},
-		"MPS, lowered to a part of a gibibyte": {
-			quarter, []resourceapi.DeviceAllocationConfiguration{config(fromClaim, `"mps":{"pinnedDeviceMemoryLimit":"1.5Gi"}`)},
-			mps(quarterShare, records.MPS{ThreadPercentage: 25, Memory: 3 * gi / 2}),
-		},
-		"MPS, just what was allocated": {
-			quarter, []resourceapi.DeviceAllocationConfiguration{config(fromClaim, `"mps":{"activeThreadPercentage":25,"pinnedDeviceMemoryLimit":"20Gi","priority":"Normal"}`)},
-			mps(quarterShare, records.MPS{ThreadPercentage: 25, Memory: 20 * gi}),
-		},
-		"MPS limits where the device counts none": {
-			shareResult("r", 0, gpu.MPS), []resourceapi.DeviceAllocationConfiguration{config(fromClaim, `"mps":{"activeThreadPercentage":40,"pinnedDeviceMemoryLimit":"5Gi"}`)},
-			mps(records.Share{}, records.MPS{ThreadPercentage: 40, Memory: 5 * gi}),
-		},
-		"MPS, the claim's replace all of the class's": {
-			quarter, []resourceapi.DeviceAllocationConfiguration{
-				config(fromClass, `"mps":{"activeThreadPercentage":10,"priority":"BelowNormal"}`, "r"), config(fromClaim, `"mps":{"pinnedDeviceMemoryLimit":"5Gi"}`),
-			},
-			mps(quarterShare, records.MPS{ThreadPercentage: 25, Memory: 5 * gi}),
-		},
-		"admin access to a shared GPU is no share":      {adminShare(0, gpu.MPS), nil, []*records.Share{nil}},
-		"admin access with parameters for what it sees": {adminShare(0, gpu.TimeSlice), []resourceapi.DeviceAllocationConfiguration{config(fromClass, long)}, []*records.Share{nil}},
-	}
+func checkShareCases(t *testing.T, id Identity, node *policy.Node, tests map[string]shareCase) {
+	t.Helper()
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, err := plan(withConfigs(claimOf("u", tt.result), tt.configs...), sharedNode(), testID)
+			got, err := plan(forDriver(id.Driver, withConfigs(claimOf("u", tt.result), tt.configs...)), node, id)
 			if err != nil {
 				t.Fatalf("plan: %v", err)
 			}
@@ -144,7 +59,106 @@ func TestPlanTakesTheAmountsOfASharesAllocation(t *testing.T) {
 	}
 }
 
-func TestPlanSaysWhatTheBoardAndTheDriverDo(t *testing.T) {
+func shareParameters(source resourceapi.AllocationConfigSource, fields string, requests ...string) resourceapi.DeviceAllocationConfiguration {
+	return opaque(testDriver, source, shareConfig(fields), requests...)
+}
+
+func sliceShare(s records.Share) []*records.Share {
+	s.ID, s.Kind = "share-id", gpu.TimeSlice
+	return []*records.Share{&s}
+}
+
+func TestPlan_TimeSlice(t *testing.T) {
+	checkShareCases(t, testID, sharedNode(), map[string]shareCase{
+		"time slice":                         {shareResult("r", 0, gpu.TimeSlice, "shares=1", "memory=20Gi"), nil, sliceShare(records.Share{Shares: 1, Memory: 20 * gi})},
+		"time slice of a board without more": {shareResult("r", 0, gpu.TimeSlice), nil, sliceShare(records.Share{})},
+		"several shares in one":              {shareResult("r", 0, gpu.TimeSlice, "shares=3", "memory=1Gi"), nil, sliceShare(records.Share{Shares: 3, Memory: gi})},
+		"capacities of later releases":       {shareResult("r", 0, gpu.TimeSlice, "shares=1", "later=0.1"), nil, sliceShare(records.Share{Shares: 1})},
+		"a part of a gibibyte":               {shareResult("r", 0, gpu.TimeSlice, "memory=1.5Gi"), nil, sliceShare(records.Share{Memory: 3 * gi / 2})},
+		"powers of ten":                      {shareResult("r", 0, gpu.TimeSlice, "memory=20G"), nil, sliceShare(records.Share{Memory: 20e9})},
+		"all bytes there can be":             {shareResult("r", 0, gpu.TimeSlice, "memory=9223372036854775807"), nil, sliceShare(records.Share{Memory: 1<<63 - 1})},
+		"more than any board has":            {shareResult("r", 0, gpu.TimeSlice, "memory=1000P"), nil, sliceShare(records.Share{Memory: 1e18})},
+	})
+}
+
+func TestPlan_TimeSliceInterval(t *testing.T) {
+	const short, long = `"timeSlice":{"interval":"Short"}`, `"timeSlice":{"interval":"Long"}`
+	timeSlice := shareResult("r", 0, gpu.TimeSlice, "shares=1", "memory=20Gi")
+	sub := shareResult("main/sub", 0, gpu.TimeSlice, "shares=1", "memory=20Gi")
+	withInterval := func(interval string) []*records.Share {
+		return sliceShare(records.Share{Shares: 1, Memory: 20 * gi, Interval: interval})
+	}
+	checkShareCases(t, testID, sharedNode(), map[string]shareCase{
+		"interval from the claim":   {timeSlice, []resourceapi.DeviceAllocationConfiguration{shareParameters(fromClaim, long)}, withInterval("Long")},
+		"interval from the class":   {timeSlice, []resourceapi.DeviceAllocationConfiguration{shareParameters(fromClass, long, "r")}, withInterval("Long")},
+		"time slice without a wish": {timeSlice, []resourceapi.DeviceAllocationConfiguration{shareParameters(fromClaim, `"timeSlice":{}`)}, withInterval("")},
+		"the claim before the class": {
+			timeSlice, []resourceapi.DeviceAllocationConfiguration{shareParameters(fromClass, short, "r"), shareParameters(fromClaim, long)}, withInterval("Long"),
+		},
+		"the claim before the class, in whatever order they are listed": {
+			timeSlice, []resourceapi.DeviceAllocationConfiguration{shareParameters(fromClaim, long), shareParameters(fromClass, short, "r")}, withInterval("Long"),
+		},
+		"the last of the claim's": {
+			timeSlice, []resourceapi.DeviceAllocationConfiguration{shareParameters(fromClaim, short, "r"), shareParameters(fromClaim, long)}, withInterval("Long"),
+		},
+		"the last replaces all of the one before": {
+			timeSlice, []resourceapi.DeviceAllocationConfiguration{shareParameters(fromClass, short, "r"), shareParameters(fromClaim, `"timeSlice":{}`, "r")}, withInterval(""),
+		},
+		"one for another request": {
+			timeSlice, []resourceapi.DeviceAllocationConfiguration{shareParameters(fromClaim, short), shareParameters(fromClaim, `"mps":{}`, "other")}, withInterval("Short"),
+		},
+		"one of another driver": {
+			timeSlice, []resourceapi.DeviceAllocationConfiguration{shareParameters(fromClaim, short), opaque("nic.example.com", fromClaim, "nonsense")}, withInterval("Short"),
+		},
+		"subrequest, named whole":      {sub, []resourceapi.DeviceAllocationConfiguration{shareParameters(fromClaim, long, "main/sub")}, withInterval("Long")},
+		"subrequest, named by request": {sub, []resourceapi.DeviceAllocationConfiguration{shareParameters(fromClaim, long, "main")}, withInterval("Long")},
+		"subrequest, another is named": {sub, []resourceapi.DeviceAllocationConfiguration{shareParameters(fromClaim, `"mps":{}`, "main/mps")}, withInterval("")},
+		"subrequest, only its own name": {
+			sub, []resourceapi.DeviceAllocationConfiguration{shareParameters(fromClaim, long, "sub")}, withInterval(""),
+		},
+		"admin access with parameters for what it sees": {adminShare(0, gpu.TimeSlice), []resourceapi.DeviceAllocationConfiguration{shareParameters(fromClass, long)}, []*records.Share{nil}},
+	})
+}
+
+func TestPlan_MPS(t *testing.T) {
+	mps := func(s records.Share, m records.MPS) []*records.Share {
+		s.ID, s.Kind, s.MPS = "share-id", gpu.MPS, &m
+		return []*records.Share{&s}
+	}
+	quarter := shareResult("r", 0, gpu.MPS, "shares=1", "cores=25", "memory=20Gi")
+	quarterShare := records.Share{Shares: 1, Cores: 25, Memory: 20 * gi}
+	checkShareCases(t, testID, sharedNode(), map[string]shareCase{
+		"MPS": {quarter, nil, mps(quarterShare, records.MPS{ThreadPercentage: 25, Memory: 20 * gi})},
+		"MPS of a board without more": {
+			shareResult("r", 0, gpu.MPS, "shares=1"), nil, mps(records.Share{Shares: 1}, records.MPS{ThreadPercentage: 100}),
+		},
+		"MPS, lowered": {
+			quarter, []resourceapi.DeviceAllocationConfiguration{shareParameters(fromClaim, `"mps":{"activeThreadPercentage":10,"pinnedDeviceMemoryLimit":"5Gi","priority":"BelowNormal"}`)},
+			mps(quarterShare, records.MPS{ThreadPercentage: 10, Memory: 5 * gi, BelowNormal: true}),
+		},
+		"MPS, lowered to a part of a gibibyte": {
+			quarter, []resourceapi.DeviceAllocationConfiguration{shareParameters(fromClaim, `"mps":{"pinnedDeviceMemoryLimit":"1.5Gi"}`)},
+			mps(quarterShare, records.MPS{ThreadPercentage: 25, Memory: 3 * gi / 2}),
+		},
+		"MPS, just what was allocated": {
+			quarter, []resourceapi.DeviceAllocationConfiguration{shareParameters(fromClaim, `"mps":{"activeThreadPercentage":25,"pinnedDeviceMemoryLimit":"20Gi","priority":"Normal"}`)},
+			mps(quarterShare, records.MPS{ThreadPercentage: 25, Memory: 20 * gi}),
+		},
+		"MPS limits where the device counts none": {
+			shareResult("r", 0, gpu.MPS), []resourceapi.DeviceAllocationConfiguration{shareParameters(fromClaim, `"mps":{"activeThreadPercentage":40,"pinnedDeviceMemoryLimit":"5Gi"}`)},
+			mps(records.Share{}, records.MPS{ThreadPercentage: 40, Memory: 5 * gi}),
+		},
+		"MPS, the claim's replace all of the class's": {
+			quarter, []resourceapi.DeviceAllocationConfiguration{
+				shareParameters(fromClass, `"mps":{"activeThreadPercentage":10,"priority":"BelowNormal"}`, "r"), shareParameters(fromClaim, `"mps":{"pinnedDeviceMemoryLimit":"5Gi"}`),
+			},
+			mps(quarterShare, records.MPS{ThreadPercentage: 25, Memory: 5 * gi}),
+		},
+		"admin access to a shared GPU is no share": {adminShare(0, gpu.MPS), nil, []*records.Share{nil}},
+	})
+}
+
+func TestPlan_SharePolicy(t *testing.T) {
 	node := sharedNode()
 	node.Offers[0].TimeSlice.Enforcement = policy.EnforcedPerCgroup
 	node.Offers[1].MPS.Shares = 49
@@ -161,7 +175,7 @@ func TestPlanSaysWhatTheBoardAndTheDriverDo(t *testing.T) {
 	}
 }
 
-func TestPlanRefusesASharesTroubleAndNamesTheCause(t *testing.T) {
+func TestPlan_ShareRefused(t *testing.T) {
 	withoutID := shareResult("r", 0, gpu.TimeSlice, "shares=1")
 	withoutID.ShareID = nil
 	timeSlice := shareResult("r", 0, gpu.TimeSlice, "shares=1", "memory=20Gi")
@@ -211,14 +225,14 @@ func TestPlanRefusesASharesTroubleAndNamesTheCause(t *testing.T) {
 	}
 }
 
-func TestPlanOfATierThatThePolicyTookAwaySaysThatTheDeviceIsNotThere(t *testing.T) {
+func TestPlan_TierNotOffered(t *testing.T) {
 	node := sharedNode()
 	node.Offers[0].MPS = nil
 	_, err := plan(claimFor("u", mpsOf(0, 10, 8)), node, testID)
 	wantError(t, err, gpuName(0)+"-mps", "is not on this node")
 }
 
-func TestTheRecordOfASharedGPUHoldsItsShareAndAdminAccessNone(t *testing.T) {
+func TestNewRecord_Share(t *testing.T) {
 	claim := claimFor("u", sliceOf(1, 20), part{result: adminShare(1, gpu.TimeSlice)})
 	devices, err := plan(claim, sharedNode(), testID)
 	if err != nil {
@@ -238,16 +252,16 @@ func TestTheRecordOfASharedGPUHoldsItsShareAndAdminAccessNone(t *testing.T) {
 }
 
 // A container knows one MPS server only, so a request, which a container has as a whole, must not have shares of two.
-func TestARequestHasMPSSharesOfOneGPUOnly(t *testing.T) {
+func TestPlan_MPSSharesOfTwoGPUs(t *testing.T) {
 	tests := map[string]struct {
 		claim *resourceapi.ResourceClaim
 		says  string // empty: served
 	}{
-		"one request, two GPUs":         {claimFor("u", mpsOf(0, 10, 1<<30), mpsOf(1, 10, 1<<30)), "it has MPS shares of two GPUs"},
-		"two requests, two GPUs":        {claimFor("u", mpsOf(0, 10, 1<<30).of("a"), mpsOf(1, 10, 1<<30).of("b")), ""},
-		"one request, one GPU twice":    {claimFor("u", mpsOf(0, 10, 1<<30), mpsOf(0, 20, 1<<30)), ""},
-		"time slices of two GPUs":       {claimFor("u", sliceOf(0, 1<<30), sliceOf(1, 1<<30)), ""},
-		"MPS here, a time slice beside": {claimFor("u", mpsOf(0, 10, 1<<30), sliceOf(1, 1<<30)), ""},
+		"one request, two GPUs":      {claimFor("u", mpsOf(0, 10, 1<<30), mpsOf(1, 10, 1<<30)), "it has MPS shares of two GPUs"},
+		"two requests, two GPUs":     {claimFor("u", mpsOf(0, 10, 1<<30).of("a"), mpsOf(1, 10, 1<<30).of("b")), ""},
+		"one request, one GPU twice": {claimFor("u", mpsOf(0, 10, 1<<30), mpsOf(0, 20, 1<<30)), ""},
+		"time slices of two GPUs":    {claimFor("u", sliceOf(0, 1<<30), sliceOf(1, 1<<30)), ""},
+		"MPS here, a time slice too": {claimFor("u", mpsOf(0, 10, 1<<30), sliceOf(1, 1<<30)), ""},
 	}
 	for name, tt := range tests {
 		_, err := plan(tt.claim, sharedNode(), testID)
@@ -257,7 +271,7 @@ func TestARequestHasMPSSharesOfOneGPUOnly(t *testing.T) {
 	}
 }
 
-func FuzzPlanOfSharesNeverRaisesWhatWasAllocated(f *testing.F) {
+func FuzzPlan_Share(f *testing.F) {
 	f.Add(true, "20Gi", "25", "1", []byte(shareConfig(`"mps":{"activeThreadPercentage":10,"pinnedDeviceMemoryLimit":"5Gi"}`)), "r")
 	f.Add(false, "20Gi", "", "1", []byte(shareConfig(`"timeSlice":{"interval":"Long"}`)), "r/sub")
 	f.Add(true, "1e30", "1n", "-1", []byte(`{`), "")

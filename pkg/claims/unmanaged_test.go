@@ -27,13 +27,13 @@ func overlapping(b *simBed, i int, at gpu.Placement) []string {
 	return names
 }
 
-func TestAForeignPartitionIsRefusedNamedAndNeverDestroyed(t *testing.T) {
+func TestUnmanagedPartition_Refused(t *testing.T) {
 	b := newSimBed(t, "hgx-h100", func(node *sim.Node) { occupy(t, node, 0, 14, 2, 2) })
 	b.prepare("own", b.name(0, 19, 6))
 	check := func(step string) {
 		t.Helper()
 		if !slices.Contains(b.instances(), "0 14@2") {
-			t.Fatalf("%s: the foreign partition is gone: %v", step, b.instances())
+			t.Fatalf("%s: the unmanaged partition is gone: %v", step, b.instances())
 		}
 		if diff := cmp.Diff(overlapping(b, 0, gpu.Placement{Start: 2, Size: 2}), b.Partitions.Occupied()); diff != "" {
 			t.Fatalf("%s: occupied devices (-want +got):\n%s", step, diff)
@@ -42,7 +42,7 @@ func TestAForeignPartitionIsRefusedNamedAndNeverDestroyed(t *testing.T) {
 	check("after the start")
 	for _, device := range overlapping(b, 0, gpu.Placement{Start: 2, Size: 2}) {
 		if err := b.tryPrepare("a", device); err == nil {
-			t.Errorf("%s was given though a foreign partition is there", device)
+			t.Errorf("%s was given though an unmanaged partition is there", device)
 		}
 		b.unprepare("a")
 	}
@@ -58,12 +58,12 @@ func TestAForeignPartitionIsRefusedNamedAndNeverDestroyed(t *testing.T) {
 	b.want(list("0 14@2"), nil, nil)
 }
 
-func TestAForeignPartitionThatGoesFreesItsPlace(t *testing.T) {
+func TestUnmanagedPartition_Gone(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	gi := occupy(t, b.node, 0, 19, 0, 1)
 	b.Partitions.FindUnmanaged(t.Context())
 	if len(b.Partitions.Occupied()) == 0 {
-		t.Fatal("a foreign partition made while running occupies nothing")
+		t.Fatal("an unmanaged partition created while running occupies nothing")
 	}
 	cis, err := gi.ComputeInstances(0)
 	if err != nil {
@@ -79,8 +79,8 @@ func TestAForeignPartitionThatGoesFreesItsPlace(t *testing.T) {
 	b.prepare("a", b.name(0, 19, 0))
 }
 
-// A partition made by somebody else since the last look is met only when ours is made.
-func TestAForeignPartitionThatNobodyHasSeenYetIsNeverDestroyed(t *testing.T) {
+// An unmanaged partition that was created since the last look is met only when ours is created.
+func TestUnmanagedPartition_NotSeenYet(t *testing.T) {
 	t.Run("refused", func(t *testing.T) {
 		b := newSimBed(t, "hgx-h100")
 		occupy(t, b.node, 0, 19, 6, 1)
@@ -112,7 +112,7 @@ func TestAForeignPartitionThatNobodyHasSeenYetIsNeverDestroyed(t *testing.T) {
 	})
 }
 
-func TestAdminAccessToAPartitionLooksAtTheOneThatIsThere(t *testing.T) {
+func TestAdminAccess_Partition(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	device := b.name(0, 9, 4)
 	if err := b.tryPrepare("watch", admin(device)); err == nil || !strings.Contains(err.Error(), device) {
@@ -122,7 +122,7 @@ func TestAdminAccessToAPartitionLooksAtTheOneThatIsThere(t *testing.T) {
 	owner := b.prepare("a", device)
 	got := b.prepare("watch", admin(device))
 	if diff := cmp.Diff(owner[0].Partition, got[0].Partition); diff != "" {
-		t.Errorf("partition (-holder +admin):\n%s", diff)
+		t.Errorf("partition (-claim +admin):\n%s", diff)
 	}
 	b.want(list("0 9@4"), list("a", "watch"), list("a", "watch"))
 	b.unprepare("watch")
@@ -135,7 +135,7 @@ func TestAdminAccessToAPartitionLooksAtTheOneThatIsThere(t *testing.T) {
 	b.want(nil, list("b"), nil)
 }
 
-func TestAdminAccessThatCannotBeRecordedLeavesNoSpec(t *testing.T) {
+func TestAdminAccess_RecordNotWritten(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.prepare("a", b.name(0, 9, 4))
 	b.disk.fail = func(op, _ string) error {
@@ -150,7 +150,7 @@ func TestAdminAccessThatCannotBeRecordedLeavesNoSpec(t *testing.T) {
 	b.want(list("0 9@4"), list("a"), list("a"))
 }
 
-func TestAMissingSpecIsWrittenAgain(t *testing.T) {
+func TestPrepare_SpecMissing(t *testing.T) {
 	steps := map[string]func(b *simBed, claims map[string]string) *simBed{
 		"at Prepare": func(b *simBed, claims map[string]string) *simBed {
 			b.prepare("a", claims["a"])

@@ -45,7 +45,7 @@ func wantDisk(t *testing.T, b *bed, want ...string) {
 	}
 }
 
-func TestPrepareAnswersDevicesAndRecordsThem(t *testing.T) {
+func TestPrepare(t *testing.T) {
 	b := newBed(t)
 	got := mustPrepare(t, b.Preparer, claimOn("a", 2, 0))
 	if diff := cmp.Diff([]records.Device{deviceFor("gpu", 2), deviceFor("gpu", 0)}, got); diff != "" {
@@ -54,15 +54,15 @@ func TestPrepareAnswersDevicesAndRecordsThem(t *testing.T) {
 	wantDisk(t, b, line("a", 2, 0))
 }
 
-func TestPrepareOfAClaimWithoutDevicesOfOursWritesNothing(t *testing.T) {
+func TestPrepare_NoDevices(t *testing.T) {
 	b := newBed(t)
-	if got := mustPrepare(t, b.Preparer, claimOf("a", foreign("nic", 0))); len(got) != 0 {
+	if got := mustPrepare(t, b.Preparer, claimOf("a", otherDrivers("nic", 0))); len(got) != 0 {
 		t.Errorf("got %v, want no devices", got)
 	}
 	wantDisk(t, b)
 }
 
-func TestPrepareAgainGivesTheSameAnswerWithoutWriting(t *testing.T) {
+func TestPrepare_Repeated(t *testing.T) {
 	b := newBed(t)
 	first := mustPrepare(t, b.Preparer, claimOn("a", 1))
 	b.disk.fail = func(op, _ string) error { return fmt.Errorf("%s must not be called", op) }
@@ -76,7 +76,7 @@ func TestPrepareAgainGivesTheSameAnswerWithoutWriting(t *testing.T) {
 	}
 }
 
-func TestPrepareAgainFailsWhereTheGPUWasLostMeanwhile(t *testing.T) {
+func TestPrepare_RepeatedGPULost(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
 	b.hardware.verify = func(context.Context, *gpu.GPU) error { return gpu.ErrLost }
@@ -87,7 +87,7 @@ func TestPrepareAgainFailsWhereTheGPUWasLostMeanwhile(t *testing.T) {
 	wantDisk(t, b, line("a", 1)) // its pods may still run: it keeps what it holds until it is unprepared
 }
 
-func TestPrepareAfterARestartGivesTheSameAnswer(t *testing.T) {
+func TestPrepare_RepeatedAfterRestart(t *testing.T) {
 	b := newBed(t)
 	first := mustPrepare(t, b.Preparer, claimOn("a", 1))
 	again := openBed(t, b.dir)
@@ -97,7 +97,7 @@ func TestPrepareAfterARestartGivesTheSameAnswer(t *testing.T) {
 	}
 }
 
-func TestPrepareRefusesAGPUThatAnotherClaimHolds(t *testing.T) {
+func TestPrepare_GPUAllocated(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
 	_, err := b.Prepare(t.Context(), claimOf("b", result("main", 1)))
@@ -105,7 +105,7 @@ func TestPrepareRefusesAGPUThatAnotherClaimHolds(t *testing.T) {
 	wantDisk(t, b, line("a", 1))
 }
 
-func TestPrepareOfSeveralGPUsIsAllOrNothing(t *testing.T) {
+func TestPrepare_SeveralGPUs(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
 	_, err := b.Prepare(t.Context(), claimOn("b", 0, 1, 2))
@@ -115,7 +115,7 @@ func TestPrepareOfSeveralGPUsIsAllOrNothing(t *testing.T) {
 	wantDisk(t, b, line("a", 1), line("c", 0), line("d", 2))
 }
 
-func TestAdminAccessLooksAtAHeldGPUAndHoldsNone(t *testing.T) {
+func TestPrepare_AdminAccess(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
 	watch := claimOf("watch", adminResult("all", 0), adminResult("all", 1))
@@ -129,14 +129,14 @@ func TestAdminAccessLooksAtAHeldGPUAndHoldsNone(t *testing.T) {
 	wantDisk(t, b, line("a", 1), line("b", 0))
 }
 
-func TestAClaimThatBothHoldsAndWatchesAGPUHoldsIt(t *testing.T) {
+func TestPrepare_GPUAndAdminAccess(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOf("a", adminResult("watch", 1), result("gpu", 1)))
 	_, err := b.Prepare(t.Context(), claimOn("b", 1))
 	wantError(t, err, "ns/claim-a (a)")
 }
 
-func TestPrepareWritesNothingWhereACheckFails(t *testing.T) {
+func TestPrepare_CheckFails(t *testing.T) {
 	replaced := errors.New("the GPU at 0000:11:00.0 is now GPU-x, not GPU-1 as published")
 	unresolved := errors.New("CDI device is not in the spec")
 	tests := map[string]struct {
@@ -172,7 +172,7 @@ func TestPrepareWritesNothingWhereACheckFails(t *testing.T) {
 	}
 }
 
-func TestPrepareEnsuresEveryCDIDeviceItReturns(t *testing.T) {
+func TestPrepare_EnsuresCDIDevices(t *testing.T) {
 	b := newBed(t)
 	var ensured []string
 	b.cdi.ensure = func(ids []string) error { ensured = append(ensured, ids...); return nil }
@@ -185,7 +185,7 @@ func TestPrepareEnsuresEveryCDIDeviceItReturns(t *testing.T) {
 	}
 }
 
-func TestPrepareOnAFullDiskNamesTheRemedyAndLeavesTheGPUFree(t *testing.T) {
+func TestPrepare_DiskFull(t *testing.T) {
 	for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT} {
 		t.Run(errno.Error(), func(t *testing.T) {
 			b := newBed(t)
@@ -207,7 +207,7 @@ func TestPrepareOnAFullDiskNamesTheRemedyAndLeavesTheGPUFree(t *testing.T) {
 	}
 }
 
-func TestAClaimAllocatedAnewMovesAndGivesItsEarlierGPUsBack(t *testing.T) {
+func TestPrepare_AllocatedAnew(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 0, 1))
 	if diff := cmp.Diff([]records.Device{deviceFor("gpu", 1), deviceFor("gpu", 2)}, mustPrepare(t, b.Preparer, claimOn("a", 1, 2))); diff != "" {
@@ -219,7 +219,7 @@ func TestAClaimAllocatedAnewMovesAndGivesItsEarlierGPUsBack(t *testing.T) {
 	wantDisk(t, b, line("a", 1, 2), line("b", 0))
 }
 
-func TestAClaimAllocatedAnewKeepsItsEarlierGPUsWhereTheWriteFails(t *testing.T) {
+func TestPrepare_AllocatedAnewWriteFails(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 0))
 	b.disk.fail = func(op, _ string) error {
@@ -238,14 +238,14 @@ func TestAClaimAllocatedAnewKeepsItsEarlierGPUsWhereTheWriteFails(t *testing.T) 
 	wantDisk(t, b, line("a", 0), line("c", 1))
 }
 
-func TestPrepareRefusesAClaimUIDThatIsNoPlainName(t *testing.T) {
+func TestPrepare_InvalidUID(t *testing.T) {
 	b := newBed(t)
 	_, err := b.Prepare(t.Context(), claimOn("../../x", 1))
 	wantError(t, err, "../../x")
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
 }
 
-func TestPrepareBeforeTheDriverAnswersSaysWhy(t *testing.T) {
+func TestPrepare_WithoutHardware(t *testing.T) {
 	e := newEngine(t, t.TempDir(), records.Disk{}, bootNow)
 	_, err := e.Prepare(t.Context(), claimOn("a", 1))
 	wantError(t, err, "cannot be used yet", "starting")
@@ -267,7 +267,7 @@ func (b *bed) blockOn(i int) (entered, proceed chan struct{}) {
 	return entered, proceed
 }
 
-func TestClaimsOnDifferentGPUsDoNotWaitForEachOther(t *testing.T) {
+func TestPrepare_DifferentGPUsConcurrently(t *testing.T) {
 	b := newBed(t)
 	entered, proceed := b.blockOn(0)
 	slow := make(chan error, 1)
@@ -286,7 +286,7 @@ func TestClaimsOnDifferentGPUsDoNotWaitForEachOther(t *testing.T) {
 	wantDisk(t, b, line("slow", 0))
 }
 
-func TestWaitingForAGPUEndsWithTheContext(t *testing.T) {
+func TestPrepare_ContextEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBed(t)
 		mustPrepare(t, b.Preparer, claimOn("other", 1))
@@ -313,7 +313,7 @@ func TestWaitingForAGPUEndsWithTheContext(t *testing.T) {
 }
 
 // Two claims that name the same GPUs in opposite order would wait for each other for ever without a lock order.
-func TestClaimsThatNameTheirGPUsInOppositeOrderDoNotDeadlock(t *testing.T) {
+func TestPrepare_OppositeOrder(t *testing.T) {
 	b := newBed(t)
 	forth, back := []int{0, 1, 2, 3}, []int{3, 2, 1, 0}
 	done := make(chan error)
@@ -342,7 +342,7 @@ func TestClaimsThatNameTheirGPUsInOppositeOrderDoNotDeadlock(t *testing.T) {
 	}
 }
 
-func TestManyRequestsOnOneGPULockItOnce(t *testing.T) {
+func TestPrepare_ManyRequestsOneGPU(t *testing.T) {
 	b := newBed(t)
 	var results []resourceapi.DeviceRequestAllocationResult
 	for i := range 32 {

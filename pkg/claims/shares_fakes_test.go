@@ -25,15 +25,15 @@ import (
 // gi is a gibibyte.
 const gi = int64(1) << 30
 
-// sharingFolder is the driver's nvidia-smi and the node's MPS supervisor. What they hold is in files, as it outlives the
+// sharingDir is the driver's nvidia-smi and the node's MPS supervisor. What they hold is in files, as it outlives the
 // plugin: "interval GPU" holds the interval of a GPU, and "mps GPU claim" says that a GPU's server serves a claim, and
 // holds the claim's owner.
-type sharingFolder struct {
+type sharingDir struct {
 	dir string
 	// owner is the driver name of the plugin; empty for that of an earlier release. onRetain is called by RetainMPS.
 	owner    string
 	onRetain func(gpuDevice string)
-	// step is told of each change before and after it; err refuses it before it is made, or makes it seem to have
+	// step is called for each change before and after it; err refuses it before it is made, or makes it seem to have
 	// failed after it. Nil for neither.
 	step func(what string)
 	err  func(what string) error
@@ -44,7 +44,7 @@ type sharingFolder struct {
 	retained map[string][]types.UID
 }
 
-func (s *sharingFolder) change(call string, do func() error) error {
+func (s *sharingDir) change(call string, do func() error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.calls = append(s.calls, call)
@@ -57,7 +57,7 @@ func (s *sharingFolder) change(call string, do func() error) error {
 	return hook(s.step, s.err, "after "+call)
 }
 
-// hook tells a test of a step and asks it for an error.
+// hook reports a step to a test and asks it for an error.
 func hook(step func(string), err func(string) error, what string) error {
 	if step != nil {
 		step(what)
@@ -68,13 +68,13 @@ func hook(step func(string), err func(string) error, what string) error {
 	return nil
 }
 
-func (s *sharingFolder) SetTimeSlice(_ context.Context, g *gpu.GPU, interval string) error {
+func (s *sharingDir) SetTimeSlice(_ context.Context, g *gpu.GPU, interval string) error {
 	return s.change(fmt.Sprintf("SetTimeSlice %s %s", g.PCI.DeviceName(), interval), func() error {
 		return os.WriteFile(filepath.Join(s.dir, "interval "+g.PCI.DeviceName()), []byte(interval), 0o600)
 	})
 }
 
-func (s *sharingFolder) StartMPS(_ context.Context, uid types.UID, g *gpu.GPU, _ *policy.Offer, limits *records.MPS) (pipeDir, shmDir string, err error) {
+func (s *sharingDir) StartMPS(_ context.Context, uid types.UID, g *gpu.GPU, _ *policy.Offer, limits *records.MPS) (pipeDir, shmDir string, err error) {
 	name := g.PCI.DeviceName()
 	call := fmt.Sprintf("StartMPS %s %s", name, uid)
 	if limits != nil {
@@ -86,13 +86,13 @@ func (s *sharingFolder) StartMPS(_ context.Context, uid types.UID, g *gpu.GPU, _
 	return "/run/mps/" + name + "/pipe", "/run/mps/" + name + "/shm", err
 }
 
-func (s *sharingFolder) StopMPS(_ context.Context, uid types.UID, gpuDevice string) error {
+func (s *sharingDir) StopMPS(_ context.Context, uid types.UID, gpuDevice string) error {
 	return s.change(fmt.Sprintf("StopMPS %s %s", gpuDevice, uid), func() error {
 		return records.Disk{}.Remove(filepath.Join(s.dir, fmt.Sprintf("mps %s %s", gpuDevice, uid)))
 	})
 }
 
-func (s *sharingFolder) RetainMPS(_ context.Context, gpuDevice string, uids []types.UID) error {
+func (s *sharingDir) RetainMPS(_ context.Context, gpuDevice string, uids []types.UID) error {
 	call := "RetainMPS " + gpuDevice
 	if s.onRetain != nil {
 		s.onRetain(gpuDevice)
@@ -118,7 +118,7 @@ func (s *sharingFolder) RetainMPS(_ context.Context, gpuDevice string, uids []ty
 	})
 }
 
-func (s *sharingFolder) retain(gpuDevice string, uids []types.UID) {
+func (s *sharingDir) retain(gpuDevice string, uids []types.UID) {
 	if s.retained == nil {
 		s.retained = map[string][]types.UID{}
 	}
@@ -126,7 +126,7 @@ func (s *sharingFolder) retain(gpuDevice string, uids []types.UID) {
 }
 
 // served lists the claims that a GPU's server serves.
-func (s *sharingFolder) served(gpuDevice string) []types.UID {
+func (s *sharingDir) served(gpuDevice string) []types.UID {
 	var uids []types.UID
 	for _, name := range s.files() {
 		if uid, ok := strings.CutPrefix(name, "mps "+gpuDevice+" "); ok {
@@ -137,7 +137,7 @@ func (s *sharingFolder) served(gpuDevice string) []types.UID {
 }
 
 // ownerOf is who registered a claim.
-func (s *sharingFolder) ownerOf(gpuDevice string, uid types.UID) string {
+func (s *sharingDir) ownerOf(gpuDevice string, uid types.UID) string {
 	owner, err := os.ReadFile(filepath.Join(s.dir, fmt.Sprintf("mps %s %s", gpuDevice, uid)))
 	if err != nil {
 		panic(err)
@@ -145,7 +145,7 @@ func (s *sharingFolder) ownerOf(gpuDevice string, uid types.UID) string {
 	return string(owner)
 }
 
-func (s *sharingFolder) ServedMPS(context.Context) ([]records.Served, error) {
+func (s *sharingDir) ServedMPS(context.Context) ([]records.Served, error) {
 	if err := hook(nil, s.err, "before ServedMPS"); err != nil {
 		return nil, err
 	}
@@ -159,7 +159,7 @@ func (s *sharingFolder) ServedMPS(context.Context) ([]records.Served, error) {
 }
 
 // interval is that of a GPU; empty if it is the driver's own.
-func (s *sharingFolder) interval(gpuDevice string) string {
+func (s *sharingDir) interval(gpuDevice string) string {
 	data, err := os.ReadFile(filepath.Join(s.dir, "interval "+gpuDevice))
 	if err != nil || string(data) == "Default" {
 		return ""
@@ -167,7 +167,7 @@ func (s *sharingFolder) interval(gpuDevice string) string {
 	return string(data)
 }
 
-func (s *sharingFolder) files() []string {
+func (s *sharingDir) files() []string {
 	names, err := records.Disk{}.ReadDir(s.dir)
 	if err != nil {
 		panic(err)
@@ -176,7 +176,7 @@ func (s *sharingFolder) files() []string {
 }
 
 // took returns the calls since the last time.
-func (s *sharingFolder) took() []string {
+func (s *sharingDir) took() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	calls := s.calls
@@ -191,9 +191,9 @@ type shareBed struct {
 	id       Identity
 	dir      string
 	hardware *fakeHardware
-	specs    *specFolder
+	specs    *specDir
 	disk     *faultyDisk
-	sharing  *sharingFolder
+	sharing  *sharingDir
 	notes    []string
 }
 
@@ -235,13 +235,13 @@ func makeShareBed(t testing.TB, dir string, disk records.FileSystem, id Identity
 	t.Helper()
 	b := &shareBed{
 		t: t, id: id, dir: dir, disk: &faultyDisk{}, hardware: &fakeHardware{node: sharedNode(), pids: map[string][]int{}},
-		specs: &specFolder{dir: filepath.Join(dir, "specs")}, sharing: &sharingFolder{dir: filepath.Join(dir, "sharing"), owner: id.Driver},
+		specs: &specDir{dir: filepath.Join(dir, "specs")}, sharing: &sharingDir{dir: filepath.Join(dir, "sharing"), owner: id.Driver},
 	}
 	if disk == nil {
 		disk = b.disk
 	}
-	for _, folder := range []string{b.specs.dir, b.sharing.dir} {
-		if err := os.MkdirAll(folder, 0o700); err != nil {
+	for _, dir := range []string{b.specs.dir, b.sharing.dir} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -279,7 +279,7 @@ func (b *shareBed) restart() *shareBed {
 	return again
 }
 
-// end does what the kernel does when the plugin ends: it lets go of its locks.
+// end does what the kernel does when the plugin ends: it releases its locks.
 func (b *shareBed) end() {
 	for _, lock := range b.locks.byGPU {
 		lock.close()

@@ -18,7 +18,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-func TestAPartitionIsMadeForItsClaimAndUnmadeAfter(t *testing.T) {
+func TestPartition_CreatedAndDestroyed(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	device := b.name(0, 19, 6)
 	got := b.prepare("a", device)
@@ -49,7 +49,7 @@ func TestAPartitionIsMadeForItsClaimAndUnmadeAfter(t *testing.T) {
 	}
 }
 
-func TestPartitionsOfSeveralClaimsShareAGPUAndComeAndGoAlone(t *testing.T) {
+func TestPartition_SeveralClaims(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	for i := range 7 {
 		b.prepare(uidOf(i), b.name(0, 19, i))
@@ -67,7 +67,7 @@ func TestPartitionsOfSeveralClaimsShareAGPUAndComeAndGoAlone(t *testing.T) {
 // uidOf is the UID of the i-th claim.
 func uidOf(i int) types.UID { return types.UID(fmt.Sprintf("p%d", i)) }
 
-func TestTheMIGModeFollowsWhatIsClaimed(t *testing.T) {
+func TestPartition_MIGModeFollows(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.prepare("part", b.name(0, 9, 4))
 	b.prepare("whole", b.name(1))
@@ -75,7 +75,7 @@ func TestTheMIGModeFollowsWhatIsClaimed(t *testing.T) {
 		t.Errorf("GPUs in MIG mode (-want +got):\n%s", diff)
 	}
 	if err := b.tryPrepare("other", b.name(0)); err == nil {
-		t.Error("the whole GPU was given beside a partition of it")
+		t.Error("the whole GPU was given alongside a partition of it")
 	}
 	if diff := cmp.Diff([]int{0}, b.modes()); diff != "" {
 		t.Errorf("GPUs in MIG mode after the refusal (-want +got):\n%s", diff)
@@ -93,7 +93,7 @@ func TestTheMIGModeFollowsWhatIsClaimed(t *testing.T) {
 	b.want(list("1 0@0"), list("part", "whole"), list("part"))
 }
 
-func TestOverlappingPartitionsAreRefusedAndNameTheHolder(t *testing.T) {
+func TestPartition_Overlapping(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.prepare("a", b.name(0, 9, 4))
 	for _, device := range []string{b.name(0, 9, 4), b.name(0, 19, 4), b.name(0, 15, 6), b.name(0, 0, 0), b.name(0)} {
@@ -105,7 +105,7 @@ func TestOverlappingPartitionsAreRefusedAndNameTheHolder(t *testing.T) {
 	b.want(list("0 9@4"), list("a"), list("a"))
 }
 
-func TestSeveralPartitionsOfAClaimAreMadeAllOrNone(t *testing.T) {
+func TestPartition_AllOrNone(t *testing.T) {
 	calls := []string{
 		"nvmlDeviceGetUUID", "nvmlDeviceGetMigMode", "nvmlDeviceSetMigMode", "nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceGetInfo",
 		"nvmlGpuInstanceGetComputeInstanceProfileInfo", "nvmlGpuInstanceCreateComputeInstance", "nvmlComputeInstanceGetInfo_v2",
@@ -142,7 +142,7 @@ func TestSeveralPartitionsOfAClaimAreMadeAllOrNone(t *testing.T) {
 	}
 }
 
-func TestAFailedWriteLeavesNothingBehind(t *testing.T) {
+func TestPartition_WriteFails(t *testing.T) {
 	for failing := 0; ; failing++ {
 		b := newSimBed(t, "hgx-h100")
 		calls, failed := 0, false
@@ -177,8 +177,8 @@ func TestAFailedWriteLeavesNothingBehind(t *testing.T) {
 	b.want(nil, nil, nil)
 }
 
-// What was made and can be neither finished nor unmade must stay on record, or nobody ever unmakes it.
-func TestWhatCannotBeUndoneStaysOnRecordUntilItIs(t *testing.T) {
+// What was made and can be neither finished nor destroyed must stay on record, or nobody ever destroys it.
+func TestPartition_UndoFails(t *testing.T) {
 	tests := map[string][]string{
 		"no compute instance":   {"nvmlGpuInstanceCreateComputeInstance", "nvmlGpuInstanceDestroy"},
 		"unreadable":            {"nvmlComputeInstanceGetInfo_v2", "nvmlComputeInstanceDestroy"},

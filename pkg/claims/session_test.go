@@ -25,7 +25,7 @@ import (
 // shareAll makes GPUs of a bed offer every tier.
 func (b *simBed) shareAll() {
 	b.t.Helper()
-	b.Shares.sharing = &sharingFolder{dir: b.t.TempDir()}
+	b.Shares.sharing = &sharingDir{dir: b.t.TempDir()}
 	b.SetHardware(offering{b.session, policy.Apply(&v1alpha1.NodePolicy{}, b.session.Node(), policy.Means{}).Offers}, b.specs)
 }
 
@@ -129,7 +129,7 @@ func (s *sessionsOf) End() error {
 	return nil
 }
 
-// newSessionBed is a bed that tells sessions of the driver apart.
+// newSessionBed is a bed that distinguishes sessions of the driver.
 func newSessionBed(t *testing.T) (*simBed, *sessionsOf) {
 	t.Helper()
 	b, s := newSimBed(t, "hgx-h100"), &sessionsOf{session: "1", witness: map[int]string{}}
@@ -185,7 +185,7 @@ func TestDriverSession_PartitionCreatedAnewByOthers(t *testing.T) {
 	}
 }
 
-// serials tell GPU instances from those that are created in their places.
+// serials distinguish GPU instances from those that are created in their places.
 func (b *simBed) serials() []string {
 	b.t.Helper()
 	st, err := b.node.Status()
@@ -252,7 +252,7 @@ func TestDriverSession_LayoutCreatedAnewByOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	node.Offers[0].Partitions = cutInto(place(19, 6, 1)) // the other place is in the policy no more
+	node.Offers[0].Partitions = cutInto(place(19, 6, 1)) // the other place is no longer in the policy
 	b.SetHardware(offering{b.session, node.Offers}, b.specs)
 	for range 2 {
 		if p := b.Partitions.KeepLayouts(t.Context()); len(p) > 0 {
@@ -308,7 +308,7 @@ func TestDriverSession_CorruptRecord(t *testing.T) {
 	}
 }
 
-// A session that cannot be ended on record is told to who would release the driver.
+// A session that cannot be ended on record is reported to whoever releases the driver.
 func TestEndSession_Fails(t *testing.T) {
 	b, s := newSessionBed(t)
 	b.prepare("a", b.name(0, 19, 6))

@@ -12,7 +12,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
-func TestThePolicysIntervalHoldsForClaimsThatAskForNone(t *testing.T) {
+func TestShares_IntervalOfPolicy(t *testing.T) {
 	tests := map[string]struct {
 		policy string
 		before string // interval of a claim that has a share already; "none" if it asks for none, empty for no such claim
@@ -56,14 +56,14 @@ func TestThePolicysIntervalHoldsForClaimsThatAskForNone(t *testing.T) {
 	}
 }
 
-func TestOfTwoSharesInAClaimTheOneThatAsksForAnIntervalDecides(t *testing.T) {
+func TestShares_IntervalOfOneOfTwo(t *testing.T) {
 	b := newShareBed(t)
 	b.hardware.node.Offers[0].TimeSlice.Interval = "Long"
 	b.prepare("a", sliceOf(0, 10).of("x"), sliceOf(0, 10).at("Short").of("y"))
 	b.want("record a", "spec a", "interval 0 Short")
 }
 
-func TestThePolicysPriorityHoldsForClaimsThatAskForNone(t *testing.T) {
+func TestShares_PriorityOfPolicy(t *testing.T) {
 	for _, tt := range []struct {
 		policy, wish string
 		below        bool
@@ -89,7 +89,7 @@ func TestThePolicysPriorityHoldsForClaimsThatAskForNone(t *testing.T) {
 
 // A kubelet that starts again prepares the claims of running pods again: a policy that has changed meanwhile must not take
 // their shares from them.
-func TestAClaimThatIsPreparedAgainKeepsWhatThePolicySaidBefore(t *testing.T) {
+func TestShares_PolicyChanged(t *testing.T) {
 	b := newShareBed(t)
 	parts := []part{sliceOf(0, 10), mpsOf(1, 10, 8), sliceOf(2, 10).at("Short").of("other")}
 	first := b.prepare("a", parts...)

@@ -40,7 +40,7 @@ func deviceResult(request, device string) resourceapi.DeviceRequestAllocationRes
 	return resourceapi.DeviceRequestAllocationResult{Request: request, Driver: testDriver, Pool: testPool, Device: device}
 }
 
-func TestPlanTakesNVIDIAsParameters(t *testing.T) {
+func TestPlan_NVIDIAParameters(t *testing.T) {
 	node := migNode(t)
 	first := node.GPUs[0].PCI.DeviceName()
 	whole, part := deviceResult("gpu", first), deviceResult("mig", first+"-mig-19-0")
@@ -55,31 +55,27 @@ func TestPlanTakesNVIDIAsParameters(t *testing.T) {
 	configs := func(c ...resourceapi.DeviceAllocationConfiguration) []resourceapi.DeviceAllocationConfiguration {
 		return c
 	}
-	at := func(interval string) *records.Share {
-		return &records.Share{ID: "claim", Kind: gpu.TimeSlice, Exclusive: true, Interval: interval}
+	at := func(interval string) []*records.Share {
+		return []*records.Share{{ID: "claim", Kind: gpu.TimeSlice, Exclusive: true, Interval: interval}}
 	}
-	mps := func(m records.MPS) *records.Share {
-		return &records.Share{ID: "claim", Kind: gpu.MPS, Exclusive: true, MPS: &m}
+	mps := func(m records.MPS) []*records.Share {
+		return []*records.Share{{ID: "claim", Kind: gpu.MPS, Exclusive: true, MPS: &m}}
 	}
-	slice := &records.Share{ID: "share-id", Kind: gpu.TimeSlice, Shares: 1, Memory: 20 * gi}
-	tests := map[string]struct {
-		result  resourceapi.DeviceRequestAllocationResult
-		configs []resourceapi.DeviceAllocationConfiguration
-		want    *records.Share
-	}{
-		"no sharing":                    {whole, configs(config(fromClaim, "GpuConfig", "null")), nil},
-		"time slicing by default":       {whole, configs(config(fromClaim, "GpuConfig", slicing)), nil},
-		"default interval":              {whole, configs(config(fromClaim, "GpuConfig", `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Default"}}`)), nil},
+	none, slice := []*records.Share{nil}, sliceShare(records.Share{Shares: 1, Memory: 20 * gi})
+	checkShareCases(t, compatibleID, node, map[string]shareCase{
+		"no sharing":                    {whole, configs(config(fromClaim, "GpuConfig", "null")), none},
+		"time slicing by default":       {whole, configs(config(fromClaim, "GpuConfig", slicing)), none},
+		"default interval":              {whole, configs(config(fromClaim, "GpuConfig", `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Default"}}`)), none},
 		"long interval":                 {whole, configs(config(fromClaim, "GpuConfig", slicingLong, "gpu")), at("Long")},
 		"from the class":                {whole, configs(config(fromClass, "GpuConfig", slicingLong, "gpu")), at("Long")},
 		"the claim before the class":    {whole, configs(config(fromClaim, "GpuConfig", slicingShort), config(fromClass, "GpuConfig", slicingLong, "gpu")), at("Short")},
-		"the claim takes back":          {whole, configs(config(fromClass, "GpuConfig", plainMPS, "gpu"), config(fromClaim, "GpuConfig", slicing)), nil},
+		"the claim takes back":          {whole, configs(config(fromClass, "GpuConfig", plainMPS, "gpu"), config(fromClaim, "GpuConfig", slicing)), none},
 		"the last of the claim's":       {whole, configs(config(fromClaim, "GpuConfig", slicingShort), config(fromClaim, "GpuConfig", plainMPS)), mps(records.MPS{})},
 		"for another request":           {whole, configs(config(fromClaim, "GpuConfig", slicingShort), config(fromClaim, "GpuConfig", plainMPS, "other")), at("Short")},
 		"for subrequests":               {deviceResult("main/sub", first), configs(config(fromClaim, "GpuConfig", slicingShort, "main")), at("Short")},
-		"partition":                     {part, configs(config(fromClaim, "MigDeviceConfig", slicing, "mig")), nil},
+		"partition":                     {part, configs(config(fromClaim, "MigDeviceConfig", slicing, "mig")), none},
 		"shared GPU, for another":       {shared, configs(config(fromClaim, "GpuConfig", plainMPS, "other")), slice},
-		"admin access":                  {admin, configs(config(fromClaim, "GpuConfig", plainMPS)), nil},
+		"admin access":                  {admin, configs(config(fromClaim, "GpuConfig", plainMPS)), none},
 		"MPS without wishes":            {whole, configs(config(fromClaim, "GpuConfig", plainMPS)), mps(records.MPS{})},
 		"MPS for all users":             {whole, configs(config(fromClaim, "GpuConfig", `{"strategy":"MPS","mpsConfig":{"multiUser":true}}`)), mps(records.MPS{})},
 		"MPS with one limit for all":    {whole, configs(config(fromClaim, "GpuConfig", `{"strategy":"MPS","mpsConfig":{"defaultPinnedDeviceMemoryLimit":"10Gi"}}`)), mps(records.MPS{Memory: 10 * gi})},
@@ -89,21 +85,10 @@ func TestPlanTakesNVIDIAsParameters(t *testing.T) {
 		"MPS with no threads":           {whole, configs(config(fromClaim, "GpuConfig", `{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":0}}`)), mps(records.MPS{})},
 		"MPS with part of the threads":  {whole, configs(config(fromClaim, "GpuConfig", `{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":30}}`)), mps(records.MPS{ThreadPercentage: 30})},
 		"ours for others, NVIDIA's for": {whole, configs(opaque(testDriver, fromClaim, shareConfig(`"mps":{}`), "other"), config(fromClaim, "GpuConfig", slicingShort)), at("Short")},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			got, err := plan(forDriver(compatibleID.Driver, withConfigs(claimOf("u", tt.result), tt.configs...)), node, compatibleID)
-			if err != nil {
-				t.Fatalf("plan: %v", err)
-			}
-			if diff := cmp.Diff([]*records.Share{tt.want}, sharesOf(got)); diff != "" {
-				t.Errorf("share (-want +got):\n%s", diff)
-			}
-		})
-	}
+	})
 }
 
-func TestPlanRefusesWhatNVIDIAsParametersCannotHaveHere(t *testing.T) {
+func TestPlan_NVIDIAParametersRefused(t *testing.T) {
 	node := migNode(t)
 	first, second := node.GPUs[0].PCI.DeviceName(), node.GPUs[1].PCI.DeviceName()
 	whole, part := deviceResult("gpu", first), deviceResult("mig", first+"-mig-19-0")
@@ -145,13 +130,13 @@ func TestPlanRefusesWhatNVIDIAsParametersCannotHaveHere(t *testing.T) {
 	wantError(t, err, "7.0 (Volta)", "6.1", "TimeSlicing")
 }
 
-func TestEachRequestMayHaveAnMPSServerOfItsOwn(t *testing.T) {
+func TestPlan_MPSServerPerRequest(t *testing.T) {
 	b := newCompatibleBed(t)
 	b.prepare("a", aloneMPS(0, `"defaultActiveThreadPercentage":50`), aloneMPS(1, "").of("second"))
 	b.want("record a", "spec a", "mps 0 a", "mps 1 a")
 }
 
-func TestAClaimThatHasAGPUAloneHasItsServerAndGivesBackEverything(t *testing.T) {
+func TestExclusive_MPS(t *testing.T) {
 	b := newCompatibleBed(t)
 	b.sharing.took()
 	got := b.prepare("a", aloneMPS(0, `"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi"`))
@@ -179,7 +164,7 @@ func TestAClaimThatHasAGPUAloneHasItsServerAndGivesBackEverything(t *testing.T) 
 }
 
 // A policy that shares nothing says what others may have, not how a claim uses a GPU that it has alone.
-func TestAClaimMayUseMPSOnAGPUOfWhichThePolicyOffersNone(t *testing.T) {
+func TestExclusive_MPSNotOffered(t *testing.T) {
 	b := newCompatibleBed(t)
 	for i := range b.hardware.node.GPUs {
 		b.hardware.node.Offers[i] = policy.Offer{Whole: true}
@@ -194,7 +179,7 @@ func TestAClaimMayUseMPSOnAGPUOfWhichThePolicyOffersNone(t *testing.T) {
 	b.want()
 }
 
-func TestSeveralGPUsOfOneRequestMayHaveAnInterval(t *testing.T) {
+func TestExclusive_IntervalOfSeveralGPUs(t *testing.T) {
 	b := newCompatibleBed(t)
 	claim := withConfigs(claimOn("a", 0, 1), opaque(testDriver, fromClaim, nvidiaConfig("GpuConfig", slicingLong)))
 	mustPrepare(t, b.Preparer, forDriver(b.id.Driver, claim))
@@ -203,7 +188,7 @@ func TestSeveralGPUsOfOneRequestMayHaveAnInterval(t *testing.T) {
 	b.want()
 }
 
-func TestAGPUThatIsOneClaimsAloneAndDoesNotComeBackIsKeptFromAll(t *testing.T) {
+func TestExclusive_NotGivenBack(t *testing.T) {
 	for name, p := range map[string]part{"interval": aloneAt(0, "Long"), "server": aloneMPS(0, "")} {
 		t.Run(name, func(t *testing.T) {
 			b := newCompatibleBed(t)
@@ -226,7 +211,7 @@ func TestAGPUThatIsOneClaimsAloneAndDoesNotComeBackIsKeptFromAll(t *testing.T) {
 	}
 }
 
-func TestAnotherProcessSeesThatAGPUIsOneClaimsAlone(t *testing.T) {
+func TestTwoProcesses_Exclusive(t *testing.T) {
 	older := newCompatibleBed(t)
 	newer := makeShareBed(t, older.dir, nil, older.id)
 	newer.start()
@@ -240,7 +225,7 @@ func TestAnotherProcessSeesThatAGPUIsOneClaimsAlone(t *testing.T) {
 	wantError(t, older.tryPrepare("a", aloneMPS(0, "")), "ns/claim-b (b)")
 }
 
-func FuzzPlanOfNVIDIAsParametersNeverPanics(f *testing.F) {
+func FuzzPlan_NVIDIAParameters(f *testing.F) {
 	f.Add("gpu", []byte(nvidiaConfig("GpuConfig", slicingLong)), true)
 	f.Add("gpu", []byte(nvidiaConfig("GpuConfig", `{"strategy":"MPS","mpsConfig":{"defaultPinnedDeviceMemoryLimit":"10Gi","defaultPerDevicePinnedMemoryLimit":{"0":"1Mi"}}}`)), false)
 	f.Add("", []byte(nvidiaConfig("MigDeviceConfig", slicing)), false)

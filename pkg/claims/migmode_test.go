@@ -17,7 +17,7 @@ import (
 // monitor is a process that holds a whole GPU, as a monitoring agent does.
 var monitor = sim.Client{PID: 4711, Name: "dcgm", GPUInstance: -1, ComputeInstance: -1}
 
-func TestAModeChangeWaitsUntilAMonitoringAgentLetsGo(t *testing.T) {
+func TestMIGMode_WaitsForClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newSimBed(t, "hgx-h100")
 		if err := b.node.AddClient(0, monitor); err != nil {
@@ -34,7 +34,7 @@ func TestAModeChangeWaitsUntilAMonitoringAgentLetsGo(t *testing.T) {
 	})
 }
 
-func TestAModeChangeGivesUpBeforeTheKubeletDoesAndNamesWhoHoldsTheGPU(t *testing.T) {
+func TestMIGMode_GivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newSimBed(t, "hgx-h100")
 		if err := b.node.AddClient(0, monitor); err != nil {
@@ -53,7 +53,7 @@ func TestAModeChangeGivesUpBeforeTheKubeletDoesAndNamesWhoHoldsTheGPU(t *testing
 	})
 }
 
-func TestAPrepareThatIsGivenUpLeavesNothing(t *testing.T) {
+func TestMIGMode_PrepareGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newSimBed(t, "hgx-h100")
 		if err := b.node.AddClient(0, monitor); err != nil {
@@ -77,13 +77,13 @@ func TestAPrepareThatIsGivenUpLeavesNothing(t *testing.T) {
 	})
 }
 
-func TestAForeignPartitionMadeJustNowIsToldToAClaimOfTheWholeGPU(t *testing.T) {
+func TestMIGMode_UnmanagedPartition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newSimBed(t, "hgx-h100")
 		occupy(t, b.node, 0, 19, 6, 1)
 		err := b.tryPrepare("a", b.name(0))
 		if err == nil || !strings.Contains(err.Error(), "did not create") {
-			t.Errorf("got %v, want an error about the foreign partition", err)
+			t.Errorf("got %v, want an error about the unmanaged partition", err)
 		}
 		b.want(list("0 19@6"), nil, nil)
 	})

@@ -4,10 +4,10 @@ package claims
 
 import "testing"
 
-func TestWhatClaimsHoldIsToldWhenItChanges(t *testing.T) {
+func TestOnAllocate(t *testing.T) {
 	b, other := twoBeds(t)
-	told := 0
-	b.index.changed = func() { told++ }
+	calls := 0
+	b.index.changed = func() { calls++ }
 	for _, step := range []struct {
 		name string
 		do   func()
@@ -24,10 +24,10 @@ func TestWhatClaimsHoldIsToldWhenItChanges(t *testing.T) {
 		{"another process prepares", func() { mustPrepare(t, other.Preparer, claimOn("c", 2)) }, false},
 		{"it is seen", func() { b.Partitions.FindUnmanaged(t.Context()); _, _ = b.Prepare(t.Context(), claimOn("d", 2)) }, true},
 	} {
-		told = 0
+		calls = 0
 		step.do()
-		if (told > 0) != step.want {
-			t.Errorf("%s: told %d times, want it told: %t", step.name, told, step.want)
+		if (calls > 0) != step.want {
+			t.Errorf("%s: called %d times, want it called: %t", step.name, calls, step.want)
 		}
 	}
 }
