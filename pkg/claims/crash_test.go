@@ -112,19 +112,19 @@ func history() []action {
 
 // expected is what the records say after some actions, in the form of onDisk.
 func expected(actions []action) []string {
-	held := map[types.UID]string{}
+	has := map[types.UID]string{}
 	for _, a := range actions {
 		if a.unprepare {
-			delete(held, a.claim.UID)
+			delete(has, a.claim.UID)
 			continue
 		}
-		held[a.claim.UID] = string(a.claim.UID) + ":"
+		has[a.claim.UID] = string(a.claim.UID) + ":"
 		for _, r := range a.claim.Status.Allocation.Devices.Results {
-			held[a.claim.UID] += " " + r.Device
+			has[a.claim.UID] += " " + r.Device
 		}
 	}
 	lines := []string{}
-	for _, l := range held {
+	for _, l := range has {
 		lines = append(lines, l)
 	}
 	slices.Sort(lines)
@@ -211,7 +211,7 @@ func TestCrash_StepFailsOnce(t *testing.T) {
 		for i, a := range actions {
 			err := a.run(t, b.Preparer)
 			if err != nil && errors.Is(err, os.ErrPermission) {
-				_ = onDisk(t, b.dir) // fails if two claims hold one GPU
+				_ = onDisk(t, b.dir) // fails if two claims have one GPU
 				err = a.run(t, b.Preparer)
 			}
 			if err != nil {

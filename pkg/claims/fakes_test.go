@@ -317,7 +317,7 @@ func mustUnprepare(t testing.TB, e *Preparer, claim *resourceapi.ResourceClaim) 
 	}
 }
 
-// onDisk lists what the records say, as "uid: gpu gpu", in order, and fails if two claims hold one GPU.
+// onDisk lists what the records say, as "uid: gpu gpu", in order, and fails if two claims have one GPU.
 func onDisk(t testing.TB, dir string) []string {
 	t.Helper()
 	store, err := records.OpenStore(records.Disk{}, filepath.Join(dir, "claims"))
@@ -328,7 +328,7 @@ func onDisk(t testing.TB, dir string) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lines, holder := []string{}, map[string]types.UID{}
+	lines, owner := []string{}, map[string]types.UID{}
 	for _, uid := range uids {
 		r, err := store.Read(uid)
 		if corrupt := (*records.CorruptError)(nil); errors.As(err, &corrupt) {
@@ -341,11 +341,11 @@ func onDisk(t testing.TB, dir string) []string {
 		line := string(uid) + ":"
 		for _, d := range r.Devices {
 			line += " " + d.GPU
-			if other, ok := holder[d.GPU]; ok && other != uid && !d.AdminAccess {
+			if other, ok := owner[d.GPU]; ok && other != uid && !d.AdminAccess {
 				t.Errorf("GPU %s is allocated to claims %s and %s", d.GPU, other, uid)
 			}
 			if !d.AdminAccess {
-				holder[d.GPU] = uid
+				owner[d.GPU] = uid
 			}
 		}
 		lines = append(lines, line)

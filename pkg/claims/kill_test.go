@@ -151,7 +151,7 @@ func (w *worker) check(when string, strict bool) error {
 		for _, other := range found {
 			for i := range r.Devices {
 				if other.Claim.UID != r.Claim.UID && !r.Devices[i].AdminAccess && takes(other, extentOf(&r.Devices[i])) {
-					complain("claims %s and %s both hold %s", r.Claim, other.Claim, r.Devices[i].Device)
+					complain("claims %s and %s both have %s", r.Claim, other.Claim, r.Devices[i].Device)
 				}
 			}
 		}
@@ -162,7 +162,7 @@ func (w *worker) check(when string, strict bool) error {
 			complain("claim %s (%v) has no record", c.UID, c.Devices)
 		}
 		if r != nil && !slices.EqualFunc(r.Devices, c.Devices, func(d records.Device, name string) bool { return baseName(name) == d.Device }) {
-			complain("claim %s holds other devices than it was allocated: %v", c.UID, c.Devices)
+			complain("claim %s has other devices than it was allocated: %v", c.UID, c.Devices)
 		}
 		delete(have, c.UID)
 	}
@@ -272,7 +272,7 @@ func (w *worker) checkBoards(found []*records.Record, open map[types.UID]bool, c
 				continue
 			}
 			if owned == 0 {
-				complain("GPU %d has %s at %d (%d compute instances), which no claim holds", i, gi.Profile, gi.Start, len(gi.Compute))
+				complain("GPU %d has %s at %d (%d compute instances), which no claim has", i, gi.Profile, gi.Start, len(gi.Compute))
 			}
 		}
 	}
@@ -306,8 +306,8 @@ func (w *worker) layoutPlaces() []gpu.Place {
 	return nil
 }
 
-// heldOnLayout are the places of the layout's GPU that claims have.
-func (w *worker) heldOnLayout(found []*records.Record) []gpu.Place {
+// allocatedOnLayout are the places of the layout's GPU that claims have.
+func (w *worker) allocatedOnLayout(found []*records.Record) []gpu.Place {
 	var held []gpu.Place
 	for _, r := range found {
 		for _, d := range r.Partitions() {
@@ -319,19 +319,19 @@ func (w *worker) heldOnLayout(found []*records.Record) []gpu.Place {
 	return held
 }
 
-// checkLaidOut checks that a GPU instance is of the layout or held.
+// checkLaidOut checks that a GPU instance is of the layout or allocated.
 func (w *worker) checkLaidOut(gi sim.InstanceStatus, found []*records.Record, complain func(string, ...any)) {
 	at := func(p gpu.Place) bool { return p.ProfileID == gi.ProfileID && p.Placement.Start == gi.Start }
-	if !slices.ContainsFunc(w.layoutPlaces(), at) && !slices.ContainsFunc(w.heldOnLayout(found), at) || len(gi.Compute) != 1 {
+	if !slices.ContainsFunc(w.layoutPlaces(), at) && !slices.ContainsFunc(w.allocatedOnLayout(found), at) || len(gi.Compute) != 1 {
 		complain("layout %d: there is %s at %d with %d compute instances", w.truth.Layout, gi.Profile, gi.Start, len(gi.Compute))
 	}
 }
 
-// checkLayout checks that all of the layout is there that no held partition is in the way of.
+// checkLayout checks that all of the layout is there that no allocated partition is in the way of.
 func (w *worker) checkLayout(g sim.GPUStatus, found []*records.Record, complain func(string, ...any)) {
 	for _, p := range w.layoutPlaces() {
 		there := slices.ContainsFunc(g.Instances, func(gi sim.InstanceStatus) bool { return gi.ProfileID == p.ProfileID && gi.Start == p.Placement.Start })
-		blocked := slices.ContainsFunc(w.heldOnLayout(found), func(h gpu.Place) bool { return h.Placement.Overlaps(p.Placement) })
+		blocked := slices.ContainsFunc(w.allocatedOnLayout(found), func(h gpu.Place) bool { return h.Placement.Overlaps(p.Placement) })
 		if !there && !blocked {
 			complain("layout %d: there is no partition of profile %d at %d", w.truth.Layout, p.ProfileID, p.Placement.Start)
 		}

@@ -116,7 +116,7 @@ func TestLayout_CreatedAndKept(t *testing.T) {
 	b.want(all, nil, nil)
 }
 
-// What is free changes at once, what is held when it is given back.
+// What is free changes at once, what is allocated when it is given back.
 func TestLayout_WaitsForAllocations(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.offer(0, balanced)
@@ -301,8 +301,8 @@ func (b *simBed) dying(at int, do func(e *Preparer, session *nvml.Session)) (dea
 	return false
 }
 
-// Wherever the plugin is killed while it changes a layout, the next one ends with the layout and no more, and what somebody
-// else made is still there.
+// Wherever the plugin is killed while it changes a layout, the next one ends with just the layout, and unmanaged
+// partitions are still there.
 func TestLayout_KilledAtAnyStep(t *testing.T) {
 	two := cutInto(place(5, 0, 4), place(19, 4, 1))
 	kills := 0

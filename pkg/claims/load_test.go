@@ -125,7 +125,7 @@ func TestLoad_RecordCannotBeReadOrRemoved(t *testing.T) {
 			}
 			mustUnprepare(t, again.Preparer, claimOn("good", 1))
 			mustPrepare(t, again.Preparer, claimOn("next", 2))
-			if op == "Remove" { // what held it has not outlived the reboot
+			if op == "Remove" { // what had it has not outlived the reboot
 				mustPrepare(t, again.Preparer, claimOn("same", 0))
 			}
 		})

@@ -14,7 +14,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-// monitor is a process that holds a whole GPU, as a monitoring agent does.
+// monitor is a process that has a whole GPU open, as a monitoring agent does.
 var monitor = sim.Client{PID: 4711, Name: "dcgm", GPUInstance: -1, ComputeInstance: -1}
 
 func TestMIGMode_WaitsForClient(t *testing.T) {

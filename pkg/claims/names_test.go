@@ -345,9 +345,9 @@ func TestOtherNames_KilledInBetween(t *testing.T) {
 
 		now := startProcess(t, root, nameB, node)
 		checkNothingTwice(t, root)
-		held := now.byName[nameA].Records()
+		found := now.byName[nameA].Records()
 		_, prepareErr := now.Prepare(t.Context(), of(nameB, deviceClaim("y", g)))
-		if len(held) > 0 {
+		if len(found) > 0 {
 			whole++
 			wantError(t, prepareErr, "of driver gpu.cleave.dev")
 			mustUnprepare(t, now.byName[nameA], claim)

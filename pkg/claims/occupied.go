@@ -76,7 +76,7 @@ func (o *occupancy) occupied(s gpu.Shape) bool {
 		return false
 	}
 	missing := s.IsPartition() && o.offer.PartitionMode() == policy.Layout &&
-		!slices.ContainsFunc(o.claimed, func(part gpu.Partition) bool { return want.is(part) })
+		!slices.ContainsFunc(o.claimed, want.is)
 	return missing || !s.FitsBeside(o.others)
 }
 

@@ -81,7 +81,7 @@ func TestPartition_MIGModeFollows(t *testing.T) {
 		t.Errorf("GPUs in MIG mode after the refusal (-want +got):\n%s", diff)
 	}
 	if err := b.tryPrepare("other", b.name(1, 9, 4)); err == nil {
-		t.Error("a partition of a GPU that is held whole was given")
+		t.Error("a partition of a GPU that is allocated whole was given")
 	}
 	b.unprepare("part")
 	b.unprepare("whole")

@@ -193,14 +193,14 @@ func TestExclusive_NotGivenBack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newCompatibleBed(t)
 			b.prepare("a", p)
-			held := b.state()
+			before := b.state()
 			b.sharing.err = func(string) error { return errDown }
 			b.unprepare("a")
 			b.wantOccupied(gpuName(0), gpuName(0)+"-timeslice", gpuName(0)+"-mps")
 			for what, other := range map[types.UID]part{"whole": wholeOf(0), "slice": sliceOf(0, 10), "mps": mpsOf(0, 10, 10), "alone": aloneAt(0, "Short")} {
 				wantError(t, b.tryPrepare(what, other), "ns/claim-a (a)")
 			}
-			if slices.Equal(held, b.state()) {
+			if slices.Equal(before, b.state()) {
 				t.Error("the record says that the claim has it")
 			}
 			b.sharing.err = nil

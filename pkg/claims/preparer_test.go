@@ -84,7 +84,7 @@ func TestPrepare_RepeatedGPULost(t *testing.T) {
 	if !errors.Is(err, gpu.ErrLost) {
 		t.Errorf("got %v, want %v", err, gpu.ErrLost)
 	}
-	wantDisk(t, b, line("a", 1)) // its pods may still run: it keeps what it holds until it is unprepared
+	wantDisk(t, b, line("a", 1)) // its pods may still run: it keeps what it has until it is unprepared
 }
 
 func TestPrepare_RepeatedAfterRestart(t *testing.T) {
@@ -338,7 +338,7 @@ func TestPrepare_OppositeOrder(t *testing.T) {
 	}
 	wantDisk(t, b)
 	if got := slices.Collect(allHolders(b)); len(got) != 0 {
-		t.Errorf("still held in memory by %v", got)
+		t.Errorf("still in memory of %v", got)
 	}
 }
 

@@ -37,19 +37,15 @@ func (p *Preparer) notePods(ctx context.Context, r *records.Record, claim *resou
 	if len(missing) == 0 {
 		return nil
 	}
-	held, err := p.lockFor(ctx, r.Claim.UID, r.GPUs())
-	if err != nil {
-		return err
-	}
-	defer held.Release()
-	now := p.index.get(r.Claim.UID)
-	if now == nil || !sameDevices(now, r) {
-		return nil // prepared anew or unprepared since
-	}
-	noted := now.Clone()
-	noted.Pods = append(noted.Pods, slices.DeleteFunc(missing, func(uid types.UID) bool { return slices.Contains(noted.Pods, uid) })...)
-	noted.Pods = noted.Pods[max(0, len(noted.Pods)-maxPods):]
-	return p.write(noted)
+	return p.locked(ctx, r, func(now *records.Record) error {
+		if !sameDevices(now, r) {
+			return nil // prepared anew or unprepared since
+		}
+		noted := now.Clone()
+		noted.Pods = append(noted.Pods, slices.DeleteFunc(missing, func(uid types.UID) bool { return slices.Contains(noted.Pods, uid) })...)
+		noted.Pods = noted.Pods[max(0, len(noted.Pods)-maxPods):]
+		return p.write(noted)
+	})
 }
 
 // checkIdle fails unless it is certain that a claim's GPUs are not in use. What ends is a claim that is gone from the API server:
@@ -62,13 +58,13 @@ func (p *Preparer) notePods(ctx context.Context, r *records.Record, claim *resou
 func (p *Preparer) checkIdle(ctx context.Context, r *records.Record, ends bool) error {
 	b := p.backend.Load()
 	if b.hardware == nil {
-		return fmt.Errorf("cannot tell whether they are in use: %w", b.reason)
+		return fmt.Errorf("cannot find out whether they are in use: %w", b.reason)
 	}
 	seen := false
 	if ends && p.processes != nil {
 		pids, err := p.processes.OfPods(ctx, r.Pods)
 		if err != nil {
-			return fmt.Errorf("cannot tell whether its pods still run: %w", err)
+			return fmt.Errorf("cannot find out whether its pods still run: %w", err)
 		}
 		if len(pids) > 0 {
 			return fmt.Errorf("its pods still have processes %v: %w", pids, gpu.ErrInUse)
@@ -90,7 +86,7 @@ func (p *Preparer) checkDeviceIdle(ctx context.Context, b *backend, r *records.R
 	}
 	g, err := locate(b, d)
 	if err != nil {
-		return fmt.Errorf("cannot tell whether it is in use: %w", err)
+		return fmt.Errorf("cannot find out whether it is in use: %w", err)
 	}
 	if g == nil {
 		return nil // a GPU that is gone is used by nobody
@@ -105,7 +101,7 @@ func (p *Preparer) checkDeviceIdle(ctx context.Context, b *backend, r *records.R
 	case errors.Is(err, gpu.ErrNotSupported) && (seen || p.processes == nil):
 		return nil
 	case errors.Is(err, gpu.ErrNotSupported):
-		return fmt.Errorf("cannot tell whether GPU %s is in use: its driver lists no processes, and the claim's pods are not known: %w", d.GPU, err)
+		return fmt.Errorf("cannot find out whether GPU %s is in use: its driver lists no processes, and the claim's pods are not known: %w", d.GPU, err)
 	case err != nil:
 		return err
 	case len(pids) > 0:

@@ -56,24 +56,20 @@ func (p *Preparer) reconcileClaim(ctx context.Context, api API, r *records.Recor
 	if err != nil || !gone {
 		return err
 	}
-	held, err := p.lockFor(ctx, r.Claim.UID, r.GPUs())
-	if err != nil {
-		return err
-	}
-	defer held.Release()
-	now := p.index.get(r.Claim.UID)
-	if now == nil || !sameDevices(now, r) {
-		return nil // prepared anew or unprepared since we looked
-	}
-	// Look again, now that nobody can prepare it: it may have been given the same devices again meanwhile.
-	if _, gone, err = isGone(ctx, api, now, p.id); err != nil || !gone {
-		return err
-	}
-	if err := p.checkIdle(ctx, now, true); err != nil {
-		return fmt.Errorf("the claim is gone from the API server, but its GPUs cannot be allocated again yet: %w", err)
-	}
-	klog.FromContext(ctx).Info("Releasing what was allocated to a claim that is gone", "claim", now.Claim, "gpus", now.GPUs())
-	return p.release(ctx, now.Claim.UID)
+	return p.locked(ctx, r, func(now *records.Record) error {
+		if !sameDevices(now, r) {
+			return nil // prepared anew or unprepared since we looked
+		}
+		// Look again, now that nobody can prepare it: it may have been given the same devices again meanwhile.
+		if _, gone, err = isGone(ctx, api, now, p.id); err != nil || !gone {
+			return err
+		}
+		if err := p.checkIdle(ctx, now, true); err != nil {
+			return fmt.Errorf("the claim is gone from the API server, but its GPUs cannot be allocated again yet: %w", err)
+		}
+		klog.FromContext(ctx).Info("Releasing what was allocated to a claim that is gone", "claim", now.Claim, "gpus", now.GPUs())
+		return p.release(ctx, now.Claim.UID)
+	})
 }
 
 // isGone reports whether the API server says that nothing here is allocated to a claim any more, and returns the claim if it has it.

@@ -42,7 +42,7 @@ func unreserved(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 }
 
 func TestReconcile_ClaimGoneAndIdle(t *testing.T) {
-	held := claimOn("a", 1, 2)
+	prepared := claimOn("a", 1, 2)
 	api := errors.New("connection refused")
 	tests := map[string]struct {
 		claims []*resourceapi.ResourceClaim
@@ -50,8 +50,8 @@ func TestReconcile_ClaimGoneAndIdle(t *testing.T) {
 		spoil  func(b *bed)
 		kept   bool
 	}{
-		"still allocated":               {claims: claimList(held), kept: true},
-		"still allocated, not reserved": {claims: claimList(unreserved(held)), kept: true},
+		"still allocated":               {claims: claimList(prepared), kept: true},
+		"still allocated, not reserved": {claims: claimList(unreserved(prepared)), kept: true},
 		"gone":                          {},
 		"gone, in use": {
 			spoil: func(b *bed) { b.hardware.pids[gpuName(2)] = []int{4711} }, kept: true,
@@ -60,17 +60,17 @@ func TestReconcile_ClaimGoneAndIdle(t *testing.T) {
 		"gone, use unknown":      {spoil: func(b *bed) { b.hardware.processesErr = gpu.ErrLost }, kept: true},
 		"gone, no driver":        {spoil: func(b *bed) { b.SetWaiting(gpu.ErrDriverNotLoaded) }, kept: true},
 		"API server away":        {err: api, kept: true},
-		"API error with a claim": {claims: claimList(otherUID(held)), err: api, kept: true},
-		"another of its name":    {claims: claimList(otherUID(held))},
+		"API error with a claim": {claims: claimList(otherUID(prepared)), err: api, kept: true},
+		"another of its name":    {claims: claimList(otherUID(prepared))},
 		"another, in use": {
-			claims: claimList(otherUID(held)), spoil: func(b *bed) { b.hardware.pids[gpuName(1)] = []int{1} }, kept: true,
+			claims: claimList(otherUID(prepared)), spoil: func(b *bed) { b.hardware.pids[gpuName(1)] = []int{1} }, kept: true,
 		},
-		"deallocated":               {claims: claimList(deallocated(held))},
+		"deallocated":               {claims: claimList(deallocated(prepared))},
 		"allocated to other GPUs":   {claims: claimList(claimOn("a", 1, 3))},
-		"allocated to another node": {claims: claimList(inPool(held, "node-2"))},
+		"allocated to another node": {claims: claimList(inPool(prepared, "node-2"))},
 		"allocated to fewer GPUs":   {claims: claimList(claimOn("a", 1))},
 		"allocated to another driver": {claims: func() []*resourceapi.ResourceClaim {
-			c := held.DeepCopy()
+			c := prepared.DeepCopy()
 			c.Status.Allocation.Devices.Results[0].Driver = "other.example.com"
 			return claimList(c)
 		}()},
@@ -78,7 +78,7 @@ func TestReconcile_ClaimGoneAndIdle(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t)
-			mustPrepare(t, b.Preparer, held)
+			mustPrepare(t, b.Preparer, prepared)
 			mustPrepare(t, b.Preparer, claimOn("bystander", 3))
 			if tt.spoil != nil {
 				tt.spoil(b)
@@ -157,7 +157,7 @@ func TestReconcile_ContextEnds(t *testing.T) {
 }
 
 func TestReconcile_CorruptRecord(t *testing.T) {
-	held := claimOn("a", 1)
+	prepared := claimOn("a", 1)
 	unreachable := errors.New("connection refused")
 	tests := map[string]struct {
 		claims []*resourceapi.ResourceClaim
@@ -165,18 +165,18 @@ func TestReconcile_CorruptRecord(t *testing.T) {
 		want   []string
 		again  bool // asked once more at the next reconcile
 	}{
-		"still reserved":             {claims: claimList(held), want: []string{line("a", 1)}},
-		"allocated, not reserved":    {claims: claimList(unreserved(held))},
-		"reserved, not allocated":    {claims: claimList(deallocated(held))},
+		"still reserved":             {claims: claimList(prepared), want: []string{line("a", 1)}},
+		"allocated, not reserved":    {claims: claimList(unreserved(prepared))},
+		"reserved, not allocated":    {claims: claimList(deallocated(prepared))},
 		"gone":                       {},
-		"API server away":            {claims: claimList(held), err: unreachable, again: true},
-		"on another node":            {claims: claimList(inPool(held, "node-2"))},
+		"API server away":            {claims: claimList(prepared), err: unreachable, again: true},
+		"on another node":            {claims: claimList(inPool(prepared, "node-2"))},
 		"only of another driver now": {claims: claimList(claimOf("a", otherDrivers("nic", 1)))},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			before := newBed(t)
-			mustPrepare(t, before.Preparer, held)
+			mustPrepare(t, before.Preparer, prepared)
 			spoil(t, before.dir, "a")
 			b := openBed(t, before.dir)
 			b.load(t)

@@ -43,27 +43,21 @@ func (p *Preparer) Unfinished() bool {
 
 // recoverClaim does what a record's state asks for.
 func (p *Preparer) recoverClaim(ctx context.Context, b *backend, r *records.Record) error {
-	held, err := p.lockFor(ctx, r.Claim.UID, r.GPUs())
-	if err != nil {
-		return err
-	}
-	defer held.Release()
-	now := p.index.get(r.Claim.UID)
-	if now == nil {
-		return nil
-	}
-	if now, err = p.renew(ctx, b, now); err != nil {
-		return err
-	}
-	if now.State != records.Prepared {
-		klog.FromContext(ctx).Info("Removing what is left of a claim", "claim", now.Claim, "state", now.State)
-		if err := p.undo(ctx, b, now); err != nil {
+	return p.locked(ctx, r, func(now *records.Record) error {
+		now, err := p.renew(ctx, b, now)
+		if err != nil {
 			return err
 		}
-		return p.forget(now.Claim.UID)
-	}
-	_, err = p.intact(ctx, b, now)
-	return err
+		if now.State != records.Prepared {
+			klog.FromContext(ctx).Info("Removing what is left of a claim", "claim", now.Claim, "state", now.State)
+			if err := p.undo(ctx, b, now); err != nil {
+				return err
+			}
+			return p.forget(now.Claim.UID)
+		}
+		_, err = p.intact(ctx, b, now)
+		return err
+	})
 }
 
 // intact reports whether a prepared claim's partitions are still there, and puts back a server or spec that is missing. An

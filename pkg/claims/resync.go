@@ -26,25 +26,19 @@ func (l *Ledger) find(uid types.UID) (*records.Record, error) {
 	return r, err
 }
 
-// findEarlier is find for a claim that may be none: who looks at GPUs for no claim gives no UID.
-func (l *Ledger) findEarlier(uid types.UID) (*records.Record, error) {
-	if uid == "" {
-		return nil, nil //nolint:nilnil // no claim has no record
-	}
-	return l.find(uid)
-}
-
 // lockFor locks the named GPUs and those of an earlier allocation of the claim, and brings the index up to date for
 // them. A claim keeps its UID when it is deallocated and allocated anew.
 func (l *Ledger) lockFor(ctx context.Context, uid types.UID, names []string) (*Held, error) {
 	for {
 		all := names
-		before, err := l.findEarlier(uid)
-		if corrupt := (*records.CorruptError)(nil); err != nil && !errors.As(err, &corrupt) {
-			return nil, err
-		}
-		if before != nil {
-			all = append(slices.Clone(names), before.GPUs()...)
+		if uid != "" { // else GPUs are looked at for no claim
+			before, err := l.find(uid)
+			if corrupt := (*records.CorruptError)(nil); err != nil && !errors.As(err, &corrupt) {
+				return nil, err
+			}
+			if before != nil {
+				all = append(slices.Clone(names), before.GPUs()...)
+			}
 		}
 		held, err := l.locks.Acquire(ctx, all)
 		if err != nil {
@@ -62,6 +56,19 @@ func (l *Ledger) lockFor(ctx context.Context, uid types.UID, names []string) (*H
 		}
 		held.Release() // the claim got other GPUs meanwhile: lock those too
 	}
+}
+
+// locked calls a function with a claim's record as it is once its GPUs are locked, unless it has none any more.
+func (l *Ledger) locked(ctx context.Context, r *records.Record, do func(now *records.Record) error) error {
+	held, err := l.lockFor(ctx, r.Claim.UID, r.GPUs())
+	if err != nil {
+		return err
+	}
+	defer held.Release()
+	if now := l.index.get(r.Claim.UID); now != nil {
+		return do(now)
+	}
+	return nil
 }
 
 // covers reports whether every one of names is in all.

@@ -38,7 +38,7 @@ func TestTwoProcesses_ClaimOfOther(t *testing.T) {
 }
 
 // Reading all records costs more the more claims there are: it is done only where another process may have changed
-// what a GPU holds, which is once per GPU and hand-over.
+// what is allocated of a GPU, which is once per GPU and change of process.
 func TestTwoProcesses_RecordsListed(t *testing.T) {
 	older, newer := twoBeds(t)
 	lists := 0
@@ -116,7 +116,7 @@ func TestTwoProcesses_PrepareGaveUp(t *testing.T) {
 	}
 	blocker.Release()
 	if _, err := older.Prepare(t.Context(), claimOn("c", 0)); err == nil {
-		t.Errorf("claim c got GPU %s, which claim a holds", gpuName(0))
+		t.Errorf("claim c got GPU %s, which claim a has", gpuName(0))
 	}
 	wantDisk(t, older, line("a", 0))
 }
@@ -134,11 +134,11 @@ func TestTwoProcesses_ResyncFailed(t *testing.T) {
 				return nil
 			}
 			if _, err := older.Prepare(t.Context(), claimOn("b", 0)); err == nil {
-				t.Errorf("claim b got GPU %s, which claim a holds", gpuName(0))
+				t.Errorf("claim b got GPU %s, which claim a has", gpuName(0))
 			}
 			older.disk.fail = nil
 			if _, err := older.Prepare(t.Context(), claimOn("c", 0)); err == nil {
-				t.Errorf("claim c got GPU %s, which claim a holds", gpuName(0))
+				t.Errorf("claim c got GPU %s, which claim a has", gpuName(0))
 			}
 			wantDisk(t, older, line("a", 0))
 		})
@@ -190,7 +190,7 @@ func TestTwoProcesses_AllocatedAnew(t *testing.T) {
 	older.Reconcile(t.Context(), &fakeAPI{claims: claimList(claimOn("a", 1), claimOn("b", 0))})
 	wantDisk(t, older, line("a", 1), line("b", 0))
 	if _, err := older.Prepare(t.Context(), claimOn("c", 1)); err == nil {
-		t.Errorf("claim c got GPU %s, which claim a holds", gpuName(1))
+		t.Errorf("claim c got GPU %s, which claim a has", gpuName(1))
 	}
 }
 

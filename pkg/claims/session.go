@@ -167,24 +167,17 @@ func (l *Ledger) closeRecord(ctx context.Context, hw Hardware, r *records.Record
 	if len(r.Partitions()) == 0 || r.BootID != l.bootID {
 		return nil
 	}
-	held, err := l.lockFor(ctx, r.Claim.UID, r.GPUs())
-	if err != nil {
-		return err
-	}
-	defer held.Release()
-	now := l.index.get(r.Claim.UID)
-	if now == nil {
-		return nil
-	}
-	closed := now.Clone()
-	for _, d := range closed.Partitions() {
-		if !l.sessions.owns(d) {
-			continue
+	return l.locked(ctx, r, func(now *records.Record) error {
+		closed := now.Clone()
+		for _, d := range closed.Partitions() {
+			if !l.sessions.owns(d) {
+				continue
+			}
+			d.Session = l.sessions.of(d.GPU)
+			if g := hw.Node().Find(d.GPU); g != nil && d.Partition.UUID != "" {
+				d.Witness = l.sessions.Witness(g.Minor, d.Partition.GI)
+			}
 		}
-		d.Session = l.sessions.of(d.GPU)
-		if g := hw.Node().Find(d.GPU); g != nil && d.Partition.UUID != "" {
-			d.Witness = l.sessions.Witness(g.Minor, d.Partition.GI)
-		}
-	}
-	return l.write(closed)
+		return l.write(closed)
+	})
 }

@@ -133,7 +133,7 @@ func (s *sessionsOf) End() error {
 func newSessionBed(t *testing.T) (*simBed, *sessionsOf) {
 	t.Helper()
 	b, s := newSimBed(t, "hgx-h100"), &sessionsOf{session: "1", witness: map[int]string{}}
-	b.Ledger.sessions = sessions{s}
+	b.sessions = sessions{s}
 	return b, s
 }
 

@@ -57,14 +57,14 @@ func shareHistory() []shareAction {
 
 // stateAfter is what there is after some actions, in the form of shareBed.state.
 func stateAfter(actions []shareAction) []string {
-	held := map[types.UID][]part{}
+	has := map[types.UID][]part{}
 	for _, a := range actions {
-		if delete(held, a.uid); a.parts != nil {
-			held[a.uid] = a.parts
+		if delete(has, a.uid); a.parts != nil {
+			has[a.uid] = a.parts
 		}
 	}
 	lines := []string{}
-	for uid, parts := range held {
+	for uid, parts := range has {
 		lines = append(lines, "record "+string(uid))
 		for _, p := range parts {
 			if p.result.ShareID != nil || p.mps {

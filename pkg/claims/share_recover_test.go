@@ -109,7 +109,7 @@ func TestShares_ServerAndSpecLost(t *testing.T) {
 	if err := b.tryPrepare("a", mpsOf(0, 10, 10)); !errors.Is(err, errDown) {
 		t.Errorf("got %v, want %v", err, errDown)
 	}
-	b.want("record a") // its pods may still run: it keeps what it holds until it is unprepared
+	b.want("record a") // its pods may still run: it keeps what it has until it is unprepared
 }
 
 func TestShares_ServersAfterRestart(t *testing.T) {

@@ -25,7 +25,7 @@ import (
 // gi is a gibibyte.
 const gi = int64(1) << 30
 
-// sharingDir is the driver's nvidia-smi and the node's MPS supervisor. What they hold is in files, as it outlives the
+// sharingDir is the driver's nvidia-smi and the node's MPS supervisor. What they know is in files, as it outlives the
 // plugin: "interval GPU" holds the interval of a GPU, and "mps GPU claim" says that a GPU's server serves a claim, and
 // holds the claim's owner.
 type sharingDir struct {

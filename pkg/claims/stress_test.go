@@ -17,8 +17,8 @@ import (
 
 // truth is what the kubelet knows: which claim has which GPU.
 type truth struct {
-	mu     sync.Mutex
-	holder map[string]types.UID
+	mu    sync.Mutex
+	owner map[string]types.UID
 }
 
 // take enters a claim that was prepared and fails if another one has one of its GPUs.
@@ -26,10 +26,10 @@ func (x *truth) take(t *testing.T, claim *resourceapi.ResourceClaim) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, r := range claim.Status.Allocation.Devices.Results {
-		if other, ok := x.holder[r.Device]; ok && other != claim.UID {
+		if other, ok := x.owner[r.Device]; ok && other != claim.UID {
 			t.Errorf("GPU %s was given to claim %s while claim %s has it", r.Device, claim.UID, other)
 		}
-		x.holder[r.Device] = claim.UID
+		x.owner[r.Device] = claim.UID
 	}
 }
 
@@ -38,7 +38,7 @@ func (x *truth) give(claim *resourceapi.ResourceClaim) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, r := range claim.Status.Allocation.Devices.Results {
-		delete(x.holder, r.Device)
+		delete(x.owner, r.Device)
 	}
 }
 
@@ -50,7 +50,7 @@ func somePick(r *rand.Rand) []int {
 // churn prepares and unprepares claims from many goroutines on any of the engines.
 func churn(t *testing.T, engines []*bed, rounds int) (prepared int) {
 	t.Helper()
-	x := &truth{holder: map[string]types.UID{}}
+	x := &truth{owner: map[string]types.UID{}}
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	for _, e := range engines { // the API server knows no claim below, so only the driver keeps Reconcile from freeing it
