@@ -11,7 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
+	api "github.com/cleave-dra/cleave/api/parameters"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -40,7 +40,7 @@ webhook: {enabled: true, replicas: 1, failurePolicy: Fail, hostNetwork: true, po
 		raw := withType(t, text)
 		spec := ask("mps.cleave.dev", nil)
 		spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: opaque(workload.Driver, raw)}}
-		_, want := nvidia.DecodeParameters(workload.Driver, raw)
+		_, want := api.Decode(workload.Driver, raw)
 		got := submit(t, ctx, spec)
 		if (want == nil) != (got == nil) || want != nil && !strings.Contains(got.Error(), want.Error()) {
 			t.Errorf("%s: the webhook says %v, the plugin %v", raw, got, want)

@@ -14,7 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
+	"github.com/cleave-dra/cleave/api/parameters"
 	"github.com/cleave-dra/cleave/e2e/workload"
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
@@ -82,7 +82,7 @@ func TestCompatible_Manifests(t *testing.T) {
 func checkParameters(t *testing.T, claim *resourceapi.ResourceClaim) {
 	t.Helper()
 	for _, c := range claim.Spec.Devices.Config {
-		if p, err := nvidia.DecodeParameters(c.Opaque.Driver, c.Opaque.Parameters.Raw); err != nil || p.NVIDIA == nil {
+		if p, err := parameters.Decode(c.Opaque.Driver, c.Opaque.Parameters.Raw); err != nil || !p.Exclusive() {
 			t.Errorf("claim %s: got %+v, %v", claim.Name, p, err)
 		}
 	}

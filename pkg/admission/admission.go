@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package admission checks what authors write before it is stored: the same checks that Prepare makes, as far as they can
-// be made without an allocation, so that a mistake is told to its author and not to a pod that waits.
 package admission
 
 import (
@@ -11,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
+	"github.com/cleave-dra/cleave/api/parameters"
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 )
 
@@ -72,7 +70,7 @@ func (r Rules) parameters(c *resourceapi.DeviceConfiguration, path *field.Path) 
 	if c.Opaque == nil || c.Opaque.Driver != r.Driver {
 		return nil
 	}
-	if _, err := nvidia.DecodeParameters(r.Driver, c.Opaque.Parameters.Raw); err != nil {
+	if _, err := parameters.Decode(r.Driver, c.Opaque.Parameters.Raw); err != nil {
 		return field.ErrorList{field.Invalid(path.Child("opaque", "parameters"), field.OmitValueType{}, err.Error())}
 	}
 	return nil

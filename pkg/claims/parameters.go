@@ -10,7 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
-	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
+	"github.com/cleave-dra/cleave/api/parameters"
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
@@ -19,7 +19,7 @@ import (
 type config struct {
 	source   resourceapi.DeviceAllocationConfiguration
 	position int
-	params   nvidia.Parameters
+	params   *parameters.Parameters
 }
 
 // rank puts the DeviceClass's before the claim's own.
@@ -46,7 +46,7 @@ func decodeConfigs(all []resourceapi.DeviceAllocationConfiguration, driver strin
 		}
 		c := config{source: source, position: i}
 		var err error
-		if c.params, err = nvidia.DecodeParameters(driver, source.Opaque.Parameters.Raw); err != nil {
+		if c.params, err = parameters.Decode(driver, source.Opaque.Parameters.Raw); err != nil {
 			return nil, fmt.Errorf("%s: %w", c.describe(), err)
 		}
 		ours = append(ours, c)
@@ -74,14 +74,14 @@ func checkTier(s gpu.Shape, c *config) error {
 	if c == nil {
 		return nil
 	}
-	if c.params.NVIDIA != nil {
+	if c.params.Exclusive() {
 		return checkKind(s, c)
 	}
 	for _, part := range []struct {
 		name string
 		set  bool
 		of   gpu.Share
-	}{{"timeSlice", c.params.Share.TimeSlice != nil, gpu.TimeSlice}, {"mps", c.params.Share.MPS != nil, gpu.MPS}} {
+	}{{"timeSlice", c.params.TimeSlice != nil, gpu.TimeSlice}, {"mps", c.params.MPS != nil, gpu.MPS}} {
 		if part.set && s.Share != part.of {
 			return fmt.Errorf("%s sets %s, but device %s is of type %s: remove it, or name the requests that it is for", c.describe(), part.name, s.Name(), typeOf(s))
 		}
@@ -101,27 +101,15 @@ func typeOf(s gpu.Shape) string {
 	}
 }
 
-// suits reports whether parameters that name no request are for a device. NVIDIA's are for devices of their kind and pass
-// over others, as they do with NVIDIA's driver; ours are for all.
+// suits reports whether parameters that name no request are for a device. Those for exclusive devices are for devices of
+// their type and pass over others, as they do with NVIDIA's driver; those for shares are for all.
 func (c *config) suits(s gpu.Shape) bool {
-	return c.params.NVIDIA == nil || c.params.NVIDIA.Kind == kindOf(s)
+	return !c.params.Exclusive() || c.params.ExclusiveOf == typeOf(s)
 }
 
-// kindOf is the kind of NVIDIA's parameters for a device; empty where there is none.
-func kindOf(s gpu.Shape) string {
-	switch {
-	case s.IsPartition():
-		return nvidia.MIGDeviceConfigKind
-	case s.IsShare():
-		return ""
-	default:
-		return nvidia.GPUConfigKind
-	}
-}
-
-// checkKind refuses NVIDIA's parameters of another kind than the device's.
+// checkKind refuses parameters for another type of exclusive device than the device's.
 func checkKind(s gpu.Shape, c *config) error {
-	want, kind := kindOf(s), c.params.NVIDIA.Kind
+	want, kind := parameters.ExclusiveKind(typeOf(s)), c.params.Kind
 	switch {
 	case kind == want:
 		return nil
@@ -132,7 +120,7 @@ func checkKind(s gpu.Shape, c *config) error {
 	}
 }
 
-// checkKinds refuses NVIDIA's parameters that fit none of a claim's devices. Prepare cannot rely on the requests that an
+// checkKinds refuses parameters for exclusive devices that fit none of a claim's devices. Prepare cannot rely on the requests that an
 // entry names: the scheduler of Kubernetes 1.37 clears them in the allocation where they are all of the claim
 // (k8s.io/dynamic-resource-allocation, structured, "If a config applies to all requests, clear its Requests field").
 func (cs configs) checkKinds(devices []device, alternatives bool) error {
@@ -141,7 +129,7 @@ func (cs configs) checkKinds(devices []device, alternatives bool) error {
 	}
 	for i := range cs {
 		c := &cs[i]
-		if c.params.NVIDIA == nil || len(c.source.Requests) > 0 || slices.ContainsFunc(devices, func(d device) bool { return c.suits(d.shape) }) {
+		if !c.params.Exclusive() || len(c.source.Requests) > 0 || slices.ContainsFunc(devices, func(d device) bool { return c.suits(d.shape) }) {
 			continue
 		}
 		if err := checkKind(devices[0].shape, c); err != nil {

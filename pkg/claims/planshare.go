@@ -19,7 +19,7 @@ func share(d device, result resourceapi.DeviceRequestAllocationResult) (*records
 	if err := checkTier(d.shape, c); err != nil {
 		return nil, err
 	}
-	if d.shape.IsWhole() && !d.admin && c != nil && c.params.NVIDIA != nil {
+	if d.shape.IsWhole() && !d.admin && c != nil && c.params.Exclusive() {
 		return exclusive(d, c)
 	}
 	if !d.shape.IsShare() || d.admin {
@@ -46,7 +46,7 @@ func share(d device, result resourceapi.DeviceRequestAllocationResult) (*records
 	}
 	if s.Kind == gpu.TimeSlice {
 		if c != nil {
-			s.Interval = string(c.params.Share.TimeSlice.Interval)
+			s.Interval = string(c.params.TimeSlice.Interval)
 		}
 		return s, nil
 	}
@@ -74,7 +74,7 @@ func mpsLimits(s *records.Share, c *config, sharing *policy.Sharing) (*records.M
 	if c == nil {
 		return m, nil
 	}
-	wish := c.params.Share.MPS
+	wish := c.params.MPS
 	if p := wish.ActiveThreadPercentage; p != nil {
 		if int64(*p) > m.ThreadPercentage {
 			return nil, fmt.Errorf("%s: mps.activeThreadPercentage %d is more than the %d percent that the claim was allocated: ask for more cores in the request", c.describe(), *p, m.ThreadPercentage)
@@ -104,25 +104,24 @@ const mpsMajor = 7
 // exclusive works out how a claim's own processes share the whole GPU that it has; nil where nothing has to be done for
 // it. Each GPU has the default interval as long as nobody asks for another.
 func exclusive(d device, c *config) (*records.Share, error) {
-	params, g := c.params.NVIDIA, d.shape.GPU
+	params, g := c.params, d.shape.GPU
 	s := &records.Share{ID: records.ExclusiveID, Exclusive: true}
-	if !params.UsesMPS() {
-		if params.Interval() == v1alpha1.IntervalDefault {
+	if params.MPS == nil {
+		if params.TimeSlice.Interval == v1alpha1.IntervalDefault {
 			return nil, nil //nolint:nilnil // not a share is an ordinary answer
 		}
-		s.Kind, s.Interval = gpu.TimeSlice, string(params.Interval())
+		s.Kind, s.Interval = gpu.TimeSlice, string(params.TimeSlice.Interval)
 		return s, nil
 	}
 	if v := g.ComputeCapability; v != nil && v.Major < mpsMajor {
 		return nil, fmt.Errorf("%s asks for MPS, which limits its clients from compute capability %d.0 (Volta) on, and GPU %s has %s: use strategy TimeSlicing", c.describe(), mpsMajor, d.shape.Name(), v)
 	}
 	s.Kind, s.MPS = gpu.MPS, &records.MPS{} // all multiprocessors, as long as nothing says
-	wish := params.Sharing.MPS
-	if wish != nil && wish.ActiveThreadPercentage != nil {
-		s.MPS.ThreadPercentage = int64(*wish.ActiveThreadPercentage)
+	if p := params.MPS.ActiveThreadPercentage; p != nil {
+		s.MPS.ThreadPercentage = int64(*p)
 	}
 	var err error
-	if s.MPS.Memory, err = wish.MemoryLimit(g.UUID); err != nil {
+	if s.MPS.Memory, err = params.MPS.MemoryLimit(g.UUID); err != nil {
 		return nil, fmt.Errorf("%s: %w", c.describe(), err)
 	}
 	if g.Memory != nil && uint64(s.MPS.Memory) >= *g.Memory {

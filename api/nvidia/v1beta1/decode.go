@@ -16,33 +16,27 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 )
 
-// Parameters are the opaque parameters that a claim or a DeviceClass gives to a driver; one of its fields is set.
-type Parameters struct {
-	// Share is a ShareConfig of gpu.cleave.dev, which is understood in every mode.
-	Share *v1alpha1.ShareConfig
-	// NVIDIA is understood in compatible mode.
-	NVIDIA *Config
+// Owns reports whether parameters given to a driver of that name are NVIDIA's. NVIDIA's group was named as its driver in
+// earlier releases. In compatible mode, what is of no known group is taken for what is most likely meant, and refused.
+func Owns(driver string, raw []byte) bool {
+	var meta metav1.TypeMeta
+	err := json.UnmarshalCaseSensitivePreserveInts(raw, &meta)
+	group, _, _ := strings.Cut(meta.APIVersion, "/")
+	return err == nil && (group == Group || group == DriverName || driver == DriverName && group != v1alpha1.Group)
 }
 
 // DecodeParameters reads what is given to a driver of that name and checks it; the error names what is wrong, and what to
 // use instead of what cannot be honoured.
-func DecodeParameters(driver string, raw []byte) (Parameters, error) {
+func DecodeParameters(driver string, raw []byte) (*Config, error) {
 	var meta metav1.TypeMeta
-	err := json.UnmarshalCaseSensitivePreserveInts(raw, &meta)
-	group, _, _ := strings.Cut(meta.APIVersion, "/")
-	// NVIDIA's group was named as its driver in earlier releases. What is of no group that is known is taken for what is
-	// most likely meant, and refused.
-	theirs := group == Group || group == DriverName || driver == DriverName && group != v1alpha1.Group
-	if err != nil || !theirs {
-		share, err := v1alpha1.DecodeParameters(raw)
-		return Parameters{Share: share}, err
+	if err := json.UnmarshalCaseSensitivePreserveInts(raw, &meta); err != nil {
+		return nil, fmt.Errorf("parameters: want a JSON object with apiVersion and kind: %w", err)
 	}
 	if driver != DriverName {
-		return Parameters{}, fmt.Errorf("parameters: kind %q of %q is NVIDIA's, which only a driver named %s understands (NVIDIA-compatible mode, --driver-name=%s): "+
+		return nil, fmt.Errorf("parameters: kind %q of %q is NVIDIA's, which only a driver named %s understands (NVIDIA-compatible mode, --driver-name=%s): "+
 			"use kind %s of %s, with a device of type timeslice or mps", meta.Kind, meta.APIVersion, DriverName, DriverName, v1alpha1.ShareConfigKind, v1alpha1.APIVersion)
 	}
-	c, err := decode(raw, meta)
-	return Parameters{NVIDIA: c}, err
+	return decode(raw, meta)
 }
 
 // instead says what to use in place of kinds that cannot be honoured.
@@ -136,28 +130,4 @@ func (m *MPS) validate(path *field.Path) field.ErrorList {
 		errs = append(errs, v1alpha1.CheckMemory(at.Key(key), &limit)...)
 	}
 	return errs
-}
-
-// MemoryLimit of each client on a GPU, in bytes; 0 for none. A server has one GPU, whose number is 0.
-func (m *MPS) MemoryLimit(uuid string) (int64, error) {
-	if m == nil {
-		return 0, nil
-	}
-	var limit int64
-	if m.PinnedDeviceMemoryLimit != nil {
-		limit = m.PinnedDeviceMemoryLimit.Value()
-	}
-	keys := slices.Sorted(maps.Keys(m.PerDevicePinnedMemoryLimit))
-	for _, key := range keys {
-		if key != "0" && key != uuid {
-			return 0, fmt.Errorf("sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit names device %q, and the claim's MPS server has one, number 0 with UUID %s: "+
-				"give each request with a GPU an opaque configuration of its own", key, uuid)
-		}
-		q := m.PerDevicePinnedMemoryLimit[key]
-		limit = q.Value()
-	}
-	if len(keys) > 1 {
-		return 0, fmt.Errorf("sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit has the GPU twice, as %q and as %q: remove one", keys[0], keys[1])
-	}
-	return limit, nil
 }

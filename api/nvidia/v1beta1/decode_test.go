@@ -25,7 +25,7 @@ func config(kind, sharing string) string {
 	return `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"` + kind + `"` + sharing + `}`
 }
 
-func TestNVIDIAsParametersAreDecodedFieldByField(t *testing.T) {
+func TestDecodeParameters(t *testing.T) {
 	slicing := func(t *TimeSlicing) *Sharing { return &Sharing{Strategy: StrategyTimeSlicing, TimeSlicing: t} }
 	mps := func(m *MPS) *Sharing { return &Sharing{Strategy: StrategyMPS, MPS: m} }
 	tests := map[string]struct {
@@ -60,28 +60,18 @@ func TestNVIDIAsParametersAreDecodedFieldByField(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := Parameters{NVIDIA: &Config{TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: tt.kind}, Sharing: tt.want}}
+			want := &Config{TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: tt.kind}, Sharing: tt.want}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Fatalf("parameters (-want +got):\n%s", diff)
 			}
-			if got.NVIDIA.Interval() != tt.interval || got.NVIDIA.UsesMPS() != tt.mps {
-				t.Errorf("interval %s, MPS %t, want %s, %t", got.NVIDIA.Interval(), got.NVIDIA.UsesMPS(), tt.interval, tt.mps)
+			if got.Interval() != tt.interval || got.UsesMPS() != tt.mps {
+				t.Errorf("interval %s, MPS %t, want %s, %t", got.Interval(), got.UsesMPS(), tt.interval, tt.mps)
 			}
 		})
 	}
 }
 
-func TestOurOwnParametersAreUnderstoodInEveryMode(t *testing.T) {
-	const raw = `{"apiVersion":"gpu.cleave.dev/v1alpha1","kind":"ShareConfig","timeSlice":{"interval":"Long"}}`
-	for _, driver := range []string{DriverName, v1alpha1.Group, "gpu.example.com"} {
-		got, err := DecodeParameters(driver, []byte(raw))
-		if err != nil || got.NVIDIA != nil || got.Share == nil || got.Share.TimeSlice.Interval != "Long" {
-			t.Errorf("%s: got %+v, %v", driver, got, err)
-		}
-	}
-}
-
-func TestParametersThatCannotBeHonouredSayWhatToUse(t *testing.T) {
+func TestDecodeParameters_Errors(t *testing.T) {
 	mps := func(members string) string {
 		return config(GPUConfigKind, `{"strategy":"MPS","mpsConfig":{`+members+`}}`)
 	}
@@ -97,7 +87,6 @@ func TestParametersThatCannotBeHonouredSayWhatToUse(t *testing.T) {
 		"earlier group":       {`{"apiVersion":"gpu.nvidia.com/v1alpha1","kind":"GpuConfig"}`, []string{`"gpu.nvidia.com/v1alpha1"`, "want " + APIVersion}},
 		"group without both":  {`{"apiVersion":"resource.nvidia.com","kind":"GpuConfig"}`, []string{`"resource.nvidia.com"`, "want " + APIVersion}},
 		"group of nobody":     {`{"apiVersion":"gpu.example.com/v1","kind":"GpuConfig"}`, []string{`"gpu.example.com/v1"`, "want " + APIVersion}},
-		"ours, of wrong kind": {`{"apiVersion":"gpu.cleave.dev/v1alpha1","kind":"GpuConfig"}`, []string{`"GpuConfig"`, "ShareConfig"}},
 		"apiVersion twice":    {`{"apiVersion":"x","apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig"}`, []string{`duplicate field "apiVersion"`}},
 		"kind in lower case":  {config("gpuconfig", ""), []string{`unknown kind "gpuconfig"`, GPUConfigKind, MIGDeviceConfigKind}},
 		"kind with a newline": {config(`a\nb`, ""), []string{`"a\nb"`}},
@@ -152,7 +141,7 @@ func TestParametersThatCannotBeHonouredSayWhatToUse(t *testing.T) {
 	}
 }
 
-func TestNVIDIAsParametersNameTheModeThatUnderstandsThem(t *testing.T) {
+func TestDecodeParameters_OtherDriverName(t *testing.T) {
 	for _, raw := range []string{config(GPUConfigKind, ""), config("VfioDeviceConfig", ""), config("x", "7"), `{"apiVersion":"gpu.nvidia.com/v1alpha1","kind":"GpuConfig"}`} {
 		_, err := DecodeParameters(v1alpha1.Group, []byte(raw))
 		if err == nil {
@@ -167,45 +156,6 @@ func TestNVIDIAsParametersNameTheModeThatUnderstandsThem(t *testing.T) {
 	}
 }
 
-func TestTheMemoryLimitOfAGPU(t *testing.T) {
-	const gi = int64(1) << 30
-	amounts := func(pairs ...string) map[string]resource.Quantity {
-		all := map[string]resource.Quantity{}
-		for i := 0; i+1 < len(pairs); i += 2 {
-			all[pairs[i]] = resource.MustParse(pairs[i+1])
-		}
-		return all
-	}
-	of := func(all string, pairs ...string) *MPS {
-		m := &MPS{PerDevicePinnedMemoryLimit: amounts(pairs...)}
-		if all != "" {
-			m.PinnedDeviceMemoryLimit = ptr(resource.MustParse(all))
-		}
-		return m
-	}
-	tests := map[string]struct {
-		mps  *MPS
-		want int64
-		err  string
-	}{
-		"nothing":            {nil, 0, ""},
-		"no limit":           {of(""), 0, ""},
-		"one for all":        {of("10Gi"), 10 * gi, ""},
-		"by number":          {of("", "0", "5Gi"), 5 * gi, ""},
-		"number before all":  {of("10Gi", "0", "5Gi"), 5 * gi, ""},
-		"by UUID":            {of("10Gi", "GPU-a", "20Gi"), 20 * gi, ""},
-		"another number":     {of("10Gi", "1", "5Gi"), 0, `device "1"`},
-		"another UUID":       {of("", "GPU-b", "5Gi"), 0, `device "GPU-b"`},
-		"the same GPU twice": {of("", "0", "5Gi", "GPU-a", "6Gi"), 0, "twice"},
-	}
-	for name, tt := range tests {
-		got, err := tt.mps.MemoryLimit("GPU-a")
-		if got != tt.want || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
-			t.Errorf("%s: got %d, %v, want %d and an error that says %q", name, got, err, tt.want, tt.err)
-		}
-	}
-}
-
 // checkText checks that an error is one line of valid UTF-8 that can be printed: the kubelet makes an Event of it.
 func checkText(t *testing.T, err error) {
 	t.Helper()
@@ -213,48 +163,4 @@ func checkText(t *testing.T, err error) {
 	if text == "" || !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		t.Errorf("error %q is not one line of text", text)
 	}
-}
-
-func FuzzNVIDIAsParameters(f *testing.F) {
-	for _, sharing := range []string{
-		"", `{"strategy":"TimeSlicing","timeSlicingConfig":{}}`, `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`,
-		`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi","defaultPerDevicePinnedMemoryLimit":{"0":"1e999999999"},"multiUser":true}}`,
-		`{"strategy":"MPS","timeSlicingConfig":{}}`, `{"strategy":"\u0000"}`, `{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"a\nb":null,"GPU-1":1e308}}}`,
-	} {
-		f.Add(DriverName, []byte(config(GPUConfigKind, sharing)))
-		f.Add(DriverName, []byte(config(MIGDeviceConfigKind, sharing)))
-		f.Add(v1alpha1.Group, []byte(config("VfioDeviceConfig", sharing)))
-	}
-	f.Add(DriverName, []byte(nil))
-	f.Add(DriverName, []byte(strings.Repeat("[", 20000)))
-	f.Add(DriverName, []byte("{\"apiVersion\":\"\xff\",\"kind\":\"\\u0000\"}"))
-	f.Fuzz(func(t *testing.T, driver string, raw []byte) {
-		p, err := DecodeParameters(driver, raw)
-		if err != nil {
-			checkText(t, err)
-			return
-		}
-		if (p.Share == nil) == (p.NVIDIA == nil) || p.NVIDIA != nil && driver != DriverName {
-			t.Fatalf("driver %s honours %q as %+v", driver, raw, p)
-		}
-		c := p.NVIDIA
-		if c == nil {
-			return
-		}
-		if c.APIVersion != APIVersion || c.Kind != GPUConfigKind && c.Kind != MIGDeviceConfigKind || c.Kind == MIGDeviceConfigKind && (c.UsesMPS() || c.Interval() != "Default") {
-			t.Errorf("%q is honoured as %+v", raw, c)
-		}
-		if c.Sharing == nil {
-			return
-		}
-		if c.Sharing.TimeSlicing != nil && c.UsesMPS() || c.Sharing.MPS != nil && !c.UsesMPS() {
-			t.Errorf("%q contradicts itself and is honoured as %+v", raw, c.Sharing)
-		}
-		limit, err := c.Sharing.MPS.MemoryLimit("GPU-1")
-		if err != nil {
-			checkText(t, err)
-		} else if limit != 0 && limit < 1<<20 {
-			t.Errorf("%q: a memory limit of %d", raw, limit)
-		}
-	})
 }
