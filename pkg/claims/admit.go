@@ -59,15 +59,19 @@ func (a *preparation) checkFree() error {
 		}
 		want, g := d.extent(), d.shape.GPU
 		if others := a.view.others[want.gpu].taking(want); len(others) > 0 {
-			return blockedBy(others, fmt.Errorf("request %q: device %s of GPU %s is allocated to claim %s: it is exclusive, and free once that claim's pods have ended and it is unprepared",
+			return blockedBy(others, fmt.Errorf("request %q: device %s of GPU %s is allocated to claim %s: it is exclusive, "+
+				"and free once that claim's pods have ended and it is unprepared",
 				d.request, d.name, g.UUID, others[0].Claim))
 		}
 		if other := conflictWith(a.view.conflicts[want.gpu], want); other != nil {
-			return fmt.Errorf("request %q: device %s of GPU %s is allocated to %s, by which name Cleave ran on this node: it is free once that claim's pods have ended",
+			return fmt.Errorf("request %q: device %s of GPU %s is allocated to %s, by which name Cleave ran on this node: "+
+				"it is free once that claim's pods have ended",
 				d.request, d.name, g.UUID, other)
 		}
-		if lies := occupantOf(a.Partitions.unclaimed.of(want.gpu), d.offer, want); lies.blocks() && !a.adopt && !hasPartition(a.view.have, want.gpu, lies.partition.Place()) {
-			return fmt.Errorf("request %q: device %s of GPU %s is occupied by %s", d.request, d.name, g.UUID, a.Partitions.describe(want.gpu, lies.partition))
+		if lies := occupantOf(a.Partitions.unclaimed.of(want.gpu), d.offer, want); lies.blocks() && !a.adopt &&
+			!hasPartition(a.view.have, want.gpu, lies.partition.Place()) {
+			return fmt.Errorf("request %q: device %s of GPU %s is occupied by %s",
+				d.request, d.name, g.UUID, a.Partitions.describe(want.gpu, lies.partition))
 		}
 	}
 	return nil
@@ -75,7 +79,8 @@ func (a *preparation) checkFree() error {
 
 // hasPartition reports whether a claim's record has the partition at a place: it keeps it when the policy no longer has it.
 func hasPartition(r *records.Record, gpuDevice string, at gpu.Place) bool {
-	return r != nil && slices.ContainsFunc(r.Partitions(), func(d *records.Device) bool { return d.GPU == gpuDevice && d.Partition.Place() == at })
+	return r != nil && slices.ContainsFunc(r.Partitions(),
+		func(d *records.Device) bool { return d.GPU == gpuDevice && d.Partition.Place() == at })
 }
 
 // verify makes sure that the GPUs are there and that a container runtime can inject them.

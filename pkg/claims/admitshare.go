@@ -108,7 +108,8 @@ func checkInterval(d *device, devices []device, others gpuRecords) error {
 		return fmt.Errorf("the claim asks for time slices %s and %s on one GPU, which has one interval for all", d.share.Interval, other)
 	}
 	if by, interval := others.paced(); len(by) > 0 && interval != d.share.Interval {
-		return blockedBy(by, fmt.Errorf("device %s has time slices %s because claim %s asked for them, or the node's policy for it, and this claim asks for %s: ask for the same or for none",
+		return blockedBy(by, fmt.Errorf("device %s has time slices %s because claim %s asked for them, or the node's policy for it, "+
+			"and this claim asks for %s: ask for the same or for none",
 			d.name, interval, by[0].Claim, d.share.Interval))
 	}
 	return nil
@@ -140,7 +141,8 @@ func checkAmounts(d *device, devices []device, on gpuRecords) error {
 		}
 		b := &blockedError{
 			over: of.used - of.most,
-			err:  fmt.Errorf("the shares of %s would take %s %d of %d together: it is prepared once other shares are given back", d.name, of.name, of.used, of.most),
+			err: fmt.Errorf("the shares of %s would take %s %d of %d together: it is prepared once other shares are given back",
+				d.name, of.name, of.used, of.most),
 		}
 		for _, o := range others {
 			b.by = append(b.by, blocker{o.record, of.has(o)})

@@ -42,7 +42,8 @@ func (s *Shares) checkComputeMode(ctx context.Context, b *backend, g *gpu.GPU) e
 	var restore error
 	if mode == gpu.ComputeExclusive && s.sharing != nil {
 		// If a server had the GPU that no claim needs any more, its supervisor has the mode to give back.
-		klog.FromContext(ctx).Info("A GPU is in a compute mode that MPS servers have; asking the MPS supervisor to give it back", "gpu", g.PCI.DeviceName())
+		klog.FromContext(ctx).Info("A GPU is in a compute mode that MPS servers have; asking the MPS supervisor to give it back",
+			"gpu", g.PCI.DeviceName())
 		if restore = s.retain(ctx, g.PCI.DeviceName()); restore == nil {
 			mode, err = computeMode(ctx, b, g)
 		}
@@ -50,7 +51,8 @@ func (s *Shares) checkComputeMode(ctx context.Context, b *backend, g *gpu.GPU) e
 			return err
 		}
 	}
-	err = fmt.Errorf("GPU %s (%s) is in compute mode %s, which keeps processes of the claim from it: set it back with nvidia-smi -i %s -c DEFAULT once nothing uses the GPU",
+	err = fmt.Errorf("GPU %s (%s) is in compute mode %s, which keeps processes of the claim from it: set it back with "+
+		"nvidia-smi -i %s -c DEFAULT once nothing uses the GPU",
 		g.PCI.DeviceName(), g.UUID, mode, g.UUID)
 	if restore != nil {
 		err = fmt.Errorf("%w; the MPS supervisor could not do it: %w", err, restore)

@@ -131,10 +131,12 @@ func explainMissing(err error, claim *resourceapi.ResourceClaim, b *backend, id 
 	}
 	for _, r := range claim.Status.Allocation.Devices.Results {
 		pci, nameErr := gpu.ParseDeviceName(r.Device)
-		if r.Driver != id.Driver || r.Pool != id.Pool || nameErr != nil || b.hardware.Node().Find(pci.DeviceName()) != nil || b.hardware.Absent(pci) {
+		if r.Driver != id.Driver || r.Pool != id.Pool || nameErr != nil || b.hardware.Node().Find(pci.DeviceName()) != nil ||
+			b.hardware.Absent(pci) {
 			continue
 		}
-		return fmt.Errorf("request %q: device %s: the GPU at %s: %w: what claims have on it stays on record, and it is tried again", r.Request, r.Device, pci, gpu.ErrUnreadable)
+		return fmt.Errorf("request %q: device %s: the GPU at %s: %w: what claims have on it stays on record, and it is tried again",
+			r.Request, r.Device, pci, gpu.ErrUnreadable)
 	}
 	return err
 }

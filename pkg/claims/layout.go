@@ -75,7 +75,8 @@ func (p *Partitions) keepLayout(ctx context.Context, b *backend, g *gpu.GPU, off
 
 // destroyExtra destroys what Cleave created on a GPU and the policy no longer has, or what a kill left incomplete, unless it
 // is allocated, and returns the partitions that are left.
-func (p *Partitions) destroyExtra(ctx context.Context, b *backend, g *gpu.GPU, have *records.Layout, wanted []gpu.Place, all []gpu.Partition) ([]gpu.Partition, error) {
+func (p *Partitions) destroyExtra(ctx context.Context, b *backend, g *gpu.GPU, have *records.Layout, wanted []gpu.Place,
+	all []gpu.Partition) ([]gpu.Partition, error) {
 	name := g.PCI.DeviceName()
 	var left []gpu.Partition
 	var errs []error
@@ -85,7 +86,8 @@ func (p *Partitions) destroyExtra(ctx context.Context, b *backend, g *gpu.GPU, h
 			left = append(left, part)
 			continue
 		}
-		klog.FromContext(ctx).V(2).Info("Destroying a partition that the policy no longer has", "gpu", name, "profile", g.MIG.ProfileName(part.ProfileID), "start", part.Placement.Start)
+		klog.FromContext(ctx).V(2).Info("Destroying a partition that the policy no longer has", "gpu", name, "profile",
+			g.MIG.ProfileName(part.ProfileID), "start", part.Placement.Start)
 		if err := b.hardware.DestroyPartition(ctx, g.PCI, part); err != nil {
 			if errors.Is(err, gpu.ErrInUse) {
 				err = fmt.Errorf("%w%s", err, usedBy(ctx, b, g))
@@ -97,7 +99,8 @@ func (p *Partitions) destroyExtra(ctx context.Context, b *backend, g *gpu.GPU, h
 }
 
 // createMissing creates what is missing of a layout. What it is about to create is on record before.
-func (p *Partitions) createMissing(ctx context.Context, b *backend, g *gpu.GPU, have *records.Layout, wanted []gpu.Place, left []gpu.Partition) (created []gpu.Partition, err error) {
+func (p *Partitions) createMissing(ctx context.Context, b *backend, g *gpu.GPU, have *records.Layout, wanted []gpu.Place,
+	left []gpu.Partition) (created []gpu.Partition, err error) {
 	own := slices.DeleteFunc(slices.Clone(left), func(part gpu.Partition) bool { return !have.Has(part.Place()) })
 	missing, problem := p.missing(g, wanted, left)
 	places := placesOf(own)
@@ -174,7 +177,8 @@ func (p *Partitions) describe(gpuDevice string, part *gpu.Partition) string {
 func (p *Partitions) writeLayout(g *gpu.GPU, places []gpu.Place) error {
 	name := g.PCI.DeviceName()
 	err := p.ledger.layouts.write(&records.Layout{
-		Format: records.LayoutFormat, BootID: p.ledger.bootID, Session: p.ledger.sessions.of(name), GPU: name, UUID: g.UUID, Places: sortedPlaces(places),
+		Format: records.LayoutFormat, BootID: p.ledger.bootID, Session: p.ledger.sessions.of(name), GPU: name, UUID: g.UUID,
+		Places: sortedPlaces(places),
 	})
 	return p.ledger.explainWrite(err)
 }
@@ -223,7 +227,8 @@ func (l *Ledger) adoptLayout(ctx context.Context, from *Ledger, device string) e
 		if err := l.layouts.write(merged); err != nil {
 			return l.explainWrite(err)
 		}
-		klog.FromContext(ctx).Info("Took over the layout of a GPU from another driver name", "gpu", device, "driver", from.id.Driver, "partitions", len(theirs.Places))
+		klog.FromContext(ctx).Info("Took over the layout of a GPU from another driver name", "gpu", device, "driver", from.id.Driver,
+			"partitions", len(theirs.Places))
 	}
 	return from.layouts.remove(device)
 }

@@ -48,7 +48,8 @@ func (l *layouts) put(gpuDevice string, layout *records.Layout) {
 // write makes a layout durable unless it is so already; one without places is removed. The caller holds the GPU's lock.
 func (l *layouts) write(layout *records.Layout) error {
 	have := l.get(layout.GPU)
-	if have != nil && have.UUID == layout.UUID && have.Session == layout.Session && slices.Equal(have.Places, layout.Places) || have == nil && len(layout.Places) == 0 {
+	if have != nil && have.UUID == layout.UUID && have.Session == layout.Session && slices.Equal(have.Places, layout.Places) ||
+		have == nil && len(layout.Places) == 0 {
 		return nil
 	}
 	if len(layout.Places) == 0 {
@@ -97,8 +98,8 @@ func (l *layouts) load(ctx context.Context, bootID string, notify Notify) {
 			continue
 		}
 		if notify != nil {
-			notify("CorruptLayout", fmt.Sprintf("The layout of %s could not be read and was moved to %s: %v. Its partitions are unmanaged from now on: "+
-				"Cleave will not destroy them.", device, aside, corrupt.Err))
+			notify("CorruptLayout", fmt.Sprintf("The layout of %s could not be read and was moved to %s: %v. "+
+				"Its partitions are unmanaged from now on: Cleave will not destroy them.", device, aside, corrupt.Err))
 		}
 	}
 }

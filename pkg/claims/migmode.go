@@ -49,7 +49,8 @@ func setModes(ctx context.Context, b *backend, devices []device) error {
 // get existing partitions only. It waits for clients until ctx ends.
 func setMode(ctx context.Context, b *backend, s gpu.Shape, offer *policy.Offer) error {
 	g := s.GPU
-	if !g.MIG.Capable || g.MIG.NeedsReset || g.MIG.Fixed || len(g.MIG.Profiles) == 0 || s.IsPartition() && offer.PartitionMode() == policy.Existing {
+	if !g.MIG.Capable || g.MIG.NeedsReset || g.MIG.Fixed || len(g.MIG.Profiles) == 0 ||
+		s.IsPartition() && offer.PartitionMode() == policy.Existing {
 		return nil
 	}
 	err := whileInUse(ctx, b, g, func() error { return b.hardware.SetMIG(ctx, g.PCI, s.IsPartition()) })

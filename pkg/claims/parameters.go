@@ -83,7 +83,8 @@ func checkTier(s gpu.Shape, c *config) error {
 		of   gpu.Share
 	}{{"timeSlice", c.params.TimeSlice != nil, gpu.TimeSlice}, {"mps", c.params.MPS != nil, gpu.MPS}} {
 		if part.set && s.Share != part.of {
-			return fmt.Errorf("%s sets %s, but device %s is of type %s: remove it, or name the requests that it is for", c.describe(), part.name, s.Name(), typeOf(s))
+			return fmt.Errorf("%s sets %s, but device %s is of type %s: remove it, or name the requests that it is for",
+				c.describe(), part.name, s.Name(), typeOf(s))
 		}
 	}
 	return nil
@@ -114,9 +115,11 @@ func checkKind(s gpu.Shape, c *config) error {
 	case kind == want:
 		return nil
 	case want == "":
-		return fmt.Errorf("%s is a %s, but device %s is of type %s: use kind %s of %s", c.describe(), kind, s.Name(), typeOf(s), v1alpha1.ShareConfigKind, v1alpha1.APIVersion)
+		return fmt.Errorf("%s is a %s, but device %s is of type %s: use kind %s of %s",
+			c.describe(), kind, s.Name(), typeOf(s), v1alpha1.ShareConfigKind, v1alpha1.APIVersion)
 	default:
-		return fmt.Errorf("%s is a %s, but device %s is of type %s: use a %s, or name the requests that it is for", c.describe(), kind, s.Name(), typeOf(s), want)
+		return fmt.Errorf("%s is a %s, but device %s is of type %s: use a %s, or name the requests that it is for",
+			c.describe(), kind, s.Name(), typeOf(s), want)
 	}
 }
 

@@ -40,12 +40,13 @@ func (p *Partitions) place(ctx context.Context, b *backend, d *device, adopt boo
 		found.Existing = true
 		d.partition = found
 	case d.offer.PartitionMode() == policy.Existing:
-		return fmt.Errorf("partition %s is gone, and the policy has Cleave create none on GPU %s: create it again, for instance with nvidia-smi mig -cgi, "+
-			"or delete the pod so that it is scheduled again", d.name, d.shape.GPU.UUID)
+		return fmt.Errorf("partition %s is gone, and the policy has Cleave create none on GPU %s: "+
+			"create it again, for instance with nvidia-smi mig -cgi, or delete the pod so that it is scheduled again", d.name, d.shape.GPU.UUID)
 	case adopt && whole:
 		p.takeOver(ctx, d, found)
 	case found != nil && !adopt:
-		return fmt.Errorf("a partition that Cleave did not create (GPU instance %d) is in the place of %s: %w", found.GI, d.name, gpu.ErrInsufficientResources)
+		return fmt.Errorf("a partition that Cleave did not create (GPU instance %d) is in the place of %s: %w",
+			found.GI, d.name, gpu.ErrInsufficientResources)
 	}
 	return nil
 }
@@ -98,7 +99,8 @@ func (p *Partitions) destroy(ctx context.Context, b *backend, r *records.Record)
 // occupy are refused before.
 func (p *Partitions) destroyOne(ctx context.Context, b *backend, r *records.Record, d *records.Device) error {
 	if !p.ledger.sessions.owns(d) {
-		klog.FromContext(ctx).Info("Leaving what is in the place of a partition that was created in an earlier session of the driver", "claim", r.Claim, "device", d.Device)
+		klog.FromContext(ctx).Info("Leaving what is in the place of a partition that was created in an earlier session of the driver",
+			"claim", r.Claim, "device", d.Device)
 		p.ledger.changed() // what is there counts as unmanaged once the record is gone
 		return nil
 	}

@@ -75,12 +75,14 @@ func plan(claim *resourceapi.ResourceClaim, node *policy.Node, id Identity) ([]d
 			continue
 		}
 		if result.Pool != id.Pool {
-			return nil, fmt.Errorf("request %q: device %s is of pool %q, this node's pool is %q", result.Request, result.Device, result.Pool, id.Pool)
+			return nil, fmt.Errorf("request %q: device %s is of pool %q, this node's pool is %q",
+				result.Request, result.Device, result.Pool, id.Pool)
 		}
 		shape, ok := node.FindShape(result.Device)
 		if !ok {
 			return nil, fmt.Errorf("request %q: device %q is not on this node, which has %s: if the GPU was taken out, fell off the bus or "+
-				"changed its MIG mode, or the node's policy no longer has the device, delete the pod so that it is scheduled again", result.Request, result.Device, deviceNames(node))
+				"changed its MIG mode, or the node's policy no longer has the device, delete the pod so that it is scheduled again",
+				result.Request, result.Device, deviceNames(node))
 		}
 		d := device{
 			request: result.Request, admin: result.AdminAccess != nil && *result.AdminAccess,

@@ -26,7 +26,8 @@ func share(d device, result resourceapi.DeviceRequestAllocationResult) (*records
 		return nil, nil //nolint:nilnil // not a share is an ordinary answer
 	}
 	if result.ShareID == nil {
-		return nil, fmt.Errorf("device %s is shared, but the allocation has no shareID: turn on the feature gate DRAConsumableCapacity of the scheduler and the API server", result.Device)
+		return nil, fmt.Errorf("device %s is shared, but the allocation has no shareID: turn on the feature gate DRAConsumableCapacity of the "+
+			"scheduler and the API server", result.Device)
 	}
 	sharing := d.offer.Sharing(d.shape.Share)
 	s := &records.Share{ID: string(*result.ShareID), Kind: d.shape.Share, CgroupMemory: sharing.Enforcement == policy.EnforcedPerCgroup}
@@ -40,7 +41,8 @@ func share(d device, result resourceapi.DeviceRequestAllocationResult) (*records
 		}
 		n := q.Value() // not AsInt64, to which 1.5Gi is no whole number
 		if q.CmpInt64(n) != 0 || n < 0 {
-			return nil, fmt.Errorf("the allocation's consumedCapacity %s of device %s is %s: want a whole number", amount.of, result.Device, q.String())
+			return nil, fmt.Errorf("the allocation's consumedCapacity %s of device %s is %s: want a whole number",
+				amount.of, result.Device, q.String())
 		}
 		*amount.to = n
 	}
@@ -77,13 +79,15 @@ func mpsLimits(s *records.Share, c *config, sharing *policy.Sharing) (*records.M
 	wish := c.params.MPS
 	if p := wish.ActiveThreadPercentage; p != nil {
 		if int64(*p) > m.ThreadPercentage {
-			return nil, fmt.Errorf("%s: mps.activeThreadPercentage %d is more than the %d percent that the claim was allocated: ask for more cores in the request", c.describe(), *p, m.ThreadPercentage)
+			return nil, fmt.Errorf("%s: mps.activeThreadPercentage %d is more than the %d percent that the claim was allocated: ask for more cores "+
+				"in the request", c.describe(), *p, m.ThreadPercentage)
 		}
 		m.ThreadPercentage = int64(*p)
 	}
 	if q := wish.PinnedDeviceMemoryLimit; q != nil {
 		if s.Memory > 0 && q.CmpInt64(s.Memory) > 0 {
-			return nil, fmt.Errorf("%s: mps.pinnedDeviceMemoryLimit %s is more than the %d bytes that the claim was allocated: ask for more memory in the request", c.describe(), q.String(), s.Memory)
+			return nil, fmt.Errorf("%s: mps.pinnedDeviceMemoryLimit %s is more than the %d bytes that the claim was allocated: ask for more memory "+
+				"in the request", c.describe(), q.String(), s.Memory)
 		}
 		m.Memory = q.Value()
 	}
@@ -114,7 +118,8 @@ func exclusive(d device, c *config) (*records.Share, error) {
 		return s, nil
 	}
 	if v := g.ComputeCapability; v != nil && v.Major < mpsMajor {
-		return nil, fmt.Errorf("%s asks for MPS, which limits its clients from compute capability %d.0 (Volta) on, and GPU %s has %s: use strategy TimeSlicing", c.describe(), mpsMajor, d.shape.Name(), v)
+		return nil, fmt.Errorf("%s asks for MPS, which limits its clients from compute capability %d.0 (Volta) on, and GPU %s has %s: use "+
+			"strategy TimeSlicing", c.describe(), mpsMajor, d.shape.Name(), v)
 	}
 	s.Kind, s.MPS = gpu.MPS, &records.MPS{} // all multiprocessors, as long as nothing says
 	if p := params.MPS.ActiveThreadPercentage; p != nil {
@@ -140,10 +145,13 @@ func checkServers(devices []device) error {
 		}
 		if other, ok := first[d.request]; ok && other.shape.GPU != d.shape.GPU {
 			if d.share.Exclusive {
-				return fmt.Errorf("request %q: %s asks for MPS on two GPUs, %s and %s: an MPS server serves one GPU, and a container can use one server. "+
-					"Ask for each GPU in a request of its own, with an opaque configuration and a container of its own", d.request, d.config.describe(), other.shape.Name(), d.shape.Name())
+				return fmt.Errorf("request %q: %s asks for MPS on two GPUs, %s and %s: an MPS server serves one GPU, and a container can use one "+
+					"server. "+
+					"Ask for each GPU in a request of its own, with an opaque configuration and a container of its own",
+					d.request, d.config.describe(), other.shape.Name(), d.shape.Name())
 			}
-			return fmt.Errorf("request %q: it has MPS shares of two GPUs, %s and %s, and a container can use those of one only: ask for them in two requests, "+
+			return fmt.Errorf("request %q: it has MPS shares of two GPUs, %s and %s, and a container can use those of one only: ask for them in "+
+				"two requests, "+
 				"for a container each, or for whole GPUs", d.request, other.shape.Name(), d.shape.Name())
 		}
 		first[d.request] = d
@@ -151,7 +159,8 @@ func checkServers(devices []device) error {
 			continue
 		}
 		if other, ok := alone[d.config.position]; ok {
-			return fmt.Errorf("request %q: %s asks for one MPS server for two GPUs, %s of request %q and %s, and a server has one: give each request an opaque configuration of its own, "+
+			return fmt.Errorf("request %q: %s asks for one MPS server for two GPUs, %s of request %q and %s, and a server has one: give each "+
+				"request an opaque configuration of its own, "+
 				"and each a container of its own", d.request, d.config.describe(), other.shape.Name(), other.request, d.shape.Name())
 		}
 		alone[d.config.position] = d

@@ -101,7 +101,8 @@ func (p *Preparer) checkDeviceIdle(ctx context.Context, b *backend, r *records.R
 	case errors.Is(err, gpu.ErrNotSupported) && (seen || p.processes == nil):
 		return nil
 	case errors.Is(err, gpu.ErrNotSupported):
-		return fmt.Errorf("cannot find out whether GPU %s is in use: its driver lists no processes, and the claim's pods are not known: %w", d.GPU, err)
+		return fmt.Errorf("cannot find out whether GPU %s is in use: its driver lists no processes, and the claim's pods are not known: %w",
+			d.GPU, err)
 	case err != nil:
 		return err
 	case len(pids) > 0:

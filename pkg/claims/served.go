@@ -34,7 +34,8 @@ func (s *Shares) recover(ctx context.Context, b *backend) {
 			break
 		}
 		if err := s.recoverInterval(ctx, &node.GPUs[i]); err != nil {
-			logger.Error(err, "Could not set the time slices of a GPU; it is tried again at the next reconcile", "gpu", node.GPUs[i].PCI.DeviceName())
+			logger.Error(err, "Could not set the time slices of a GPU; it is tried again at the next reconcile",
+				"gpu", node.GPUs[i].PCI.DeviceName())
 		}
 	}
 	s.recoverMPS(ctx)
@@ -126,7 +127,8 @@ func (s *Shares) stopServed(ctx context.Context, uid types.UID) {
 		err = errors.Join(err, s.lockAndStop(ctx, uid, name, func() (bool, error) { return s.ledger.index.get(uid) == nil, nil }))
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Could not take a claim without a record from MPS servers; it is tried again at the next reconcile", "claimUID", uid)
+		klog.FromContext(ctx).Error(err, "Could not take a claim without a record from MPS servers; it is tried again at the next reconcile",
+			"claimUID", uid)
 	}
 }
 
@@ -179,7 +181,8 @@ func (s *Shares) reconcileServed(ctx context.Context, api API) {
 			err = s.lockAndStop(ctx, on.Claim, on.GPU, gone)
 		}
 		if err != nil {
-			logger.Error(err, "Could not take a claim that is gone from an MPS server; it is tried again at the next reconcile", "gpu", on.GPU, "claimUID", on.Claim)
+			logger.Error(err, "Could not take a claim that is gone from an MPS server; it is tried again at the next reconcile", "gpu", on.GPU,
+				"claimUID", on.Claim)
 		}
 	}
 }

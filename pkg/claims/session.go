@@ -98,8 +98,9 @@ func (s sessions) check(ctx context.Context, b *backend, r *records.Record) erro
 			return fmt.Errorf("request %q: %w", d.Request, err)
 		}
 		if found != nil {
-			return fmt.Errorf("request %q: the NVIDIA driver was released or reloaded since partition %s was created, and GPU instance %d, which is there now, need not be it: "+
-				"delete the pod, and destroy the GPU instance, for instance with nvidia-smi mig -dgi", d.Request, d.Device, found.GI)
+			return fmt.Errorf("request %q: the NVIDIA driver was released or reloaded since partition %s was created, "+
+				"and GPU instance %d, which is there now, need not be it: delete the pod, and destroy the GPU instance, for instance "+
+				"with nvidia-smi mig -dgi", d.Request, d.Device, found.GI)
 		}
 	}
 	return nil
@@ -117,7 +118,8 @@ func (l *Ledger) renew(ctx context.Context, b *backend, r *records.Record) (*rec
 		if d.Partition.Existing || d.Session != "" && !l.sessions.proves(b, d) {
 			continue
 		}
-		klog.FromContext(ctx).V(2).Info("A partition is of the present session of the driver", "claim", r.Claim, "device", d.Device, "before", d.Session)
+		klog.FromContext(ctx).V(2).Info("A partition is of the present session of the driver", "claim", r.Claim, "device", d.Device,
+			"before", d.Session)
 		d.Session, d.Witness, changed = l.sessions.of(d.GPU), "", true
 	}
 	if !changed {
