@@ -12,6 +12,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 func TestExcludes(t *testing.T) {
@@ -100,7 +101,7 @@ func TestAdoptLayouts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if left, _, err := records.ListLayouts(records.Disk{}, filepath.Join(root, nameA, "layouts")); err != nil || len(left) > 0 {
+	if left, _, err := records.ListLayouts(store.Disk{}, filepath.Join(root, nameA, "layouts")); err != nil || len(left) > 0 {
 		t.Errorf("the other name keeps %v, %v", left, err)
 	}
 	cutTo(now.Preparer, at(1), at(2))

@@ -14,16 +14,16 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // errKilled is what a process that is dead would not even see.
 var errKilled = errors.New("killed")
 
 // mortalDisk is the real disk of a process that is killed after so many steps. A write is three of them: the
-// temporary file, half its content, and the rest with the rename; as records.Disk does it.
+// temporary file, half its content, and the rest with the rename; as store.Disk does it.
 type mortalDisk struct {
-	records.Disk
+	store.Disk
 	left int // steps until the kill
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 const (
@@ -152,7 +153,7 @@ func (a *fakeAPI) ClaimByUID(_ context.Context, uid types.UID) (*resourceapi.Res
 
 // faultyDisk is the real disk with errors where a test wants them.
 type faultyDisk struct {
-	records.Disk
+	store.Disk
 	fail func(op, path string) error
 }
 
@@ -233,13 +234,13 @@ func newBed(t *testing.T) *bed {
 // openBed is one more plugin process on the node whose state is in dir, not loaded yet.
 func openBed(t testing.TB, dir string) *bed {
 	t.Helper()
-	b := &bed{dir: dir, hardware: &fakeHardware{node: nodeOf(4), pids: map[string][]int{}}, cdi: &fakeCDI{}, disk: &faultyDisk{Disk: records.NewDisk()}}
+	b := &bed{dir: dir, hardware: &fakeHardware{node: nodeOf(4), pids: map[string][]int{}}, cdi: &fakeCDI{}, disk: &faultyDisk{Disk: store.NewDisk()}}
 	b.Preparer = newEngine(t, dir, b.disk, bootNow)
 	b.SetHardware(b.hardware, b.cdi)
 	return b
 }
 
-func newEngine(t testing.TB, dir string, disk records.FileSystem, boot string) *Preparer {
+func newEngine(t testing.TB, dir string, disk store.FileSystem, boot string) *Preparer {
 	t.Helper()
 	store, err := records.OpenStore(disk, filepath.Join(dir, "claims"))
 	if err != nil {
@@ -320,18 +321,18 @@ func mustUnprepare(t testing.TB, e *Preparer, claim *resourceapi.ResourceClaim) 
 // onDisk lists what the records say, as "uid: gpu gpu", in order, and fails if two claims have one GPU.
 func onDisk(t testing.TB, dir string) []string {
 	t.Helper()
-	store, err := records.OpenStore(records.Disk{}, filepath.Join(dir, "claims"))
+	kept, err := records.OpenStore(store.Disk{}, filepath.Join(dir, "claims"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	uids, err := store.Names()
+	uids, err := kept.Names()
 	if err != nil {
 		t.Fatal(err)
 	}
 	lines, owner := []string{}, map[string]types.UID{}
 	for _, uid := range uids {
-		r, err := store.Read(uid)
-		if corrupt := (*records.CorruptError)(nil); errors.As(err, &corrupt) {
+		r, err := kept.Read(uid)
+		if corrupt := (*store.CorruptError)(nil); errors.As(err, &corrupt) {
 			lines = append(lines, string(uid)+": corrupt")
 			continue
 		}

@@ -8,11 +8,12 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // hookedDisk is the real disk that reports each change of a record before and after it.
 type hookedDisk struct {
-	records.Disk
+	store.Disk
 	step func(what string)
 }
 

@@ -25,6 +25,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/sim"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // A worker is one life of the plugin, with a kubelet and an API server that live on in a file. It starts, puts right
@@ -147,7 +148,7 @@ func (w *worker) open(ctx context.Context) error {
 		action, _, _ := strings.Cut(what, " gpu-") // one kind of step for all GPUs and claims
 		w.step(action)
 	}}
-	disk := hookedDisk{Disk: records.NewDisk(), step: w.step}
+	disk := hookedDisk{Disk: store.NewDisk(), step: w.step}
 	store, err := records.OpenStore(disk, filepath.Join(w.dir, "claims"))
 	if err != nil {
 		return err

@@ -20,6 +20,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/sim"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // offer sets what partitions a GPU offers, in addition to the whole GPU.
@@ -274,7 +275,7 @@ func (b *simBed) dying(at int, do func(e *Preparer, session *nvml.Session)) (dea
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	disk := hookedDisk{Disk: records.NewDisk(), step: step}
+	disk := hookedDisk{Disk: store.NewDisk(), step: step}
 	store, storeErr := records.OpenStore(disk, filepath.Join(b.dir, "claims"))
 	layouts, layoutsErr := records.OpenLayouts(disk, filepath.Join(b.dir, "layouts"))
 	locks, locksErr := OpenLocks(filepath.Join(b.dir, "locks"))

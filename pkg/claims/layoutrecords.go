@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // layouts are the partitions that Cleave has created ahead of claims, by the device name of their GPU. What they say of a GPU
@@ -88,7 +89,7 @@ func (l *layouts) load(ctx context.Context, bootID string, notify Notify) {
 	}
 	l.reload(ctx, bootID, devices)
 	for _, device := range devices {
-		corrupt := (*records.CorruptLayoutError)(nil)
+		corrupt := (*store.CorruptError)(nil)
 		if _, err := l.store.Read(device); !errors.As(err, &corrupt) {
 			continue
 		}

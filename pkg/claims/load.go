@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // Load reads all records into memory: call it once, before the first Prepare. Records of an earlier boot are dropped,
@@ -24,7 +24,7 @@ func (p *Preparer) Load(ctx context.Context, notify Notify) error {
 	logger := klog.FromContext(ctx)
 	for _, uid := range uids {
 		r, err := p.store.Read(uid)
-		if corrupt := (*records.CorruptError)(nil); errors.As(err, &corrupt) {
+		if corrupt := (*store.CorruptError)(nil); errors.As(err, &corrupt) {
 			if err := p.setAside(ctx, uid, corrupt.Err); err != nil {
 				logger.Error(err, "Leaving a corrupt claim record where it is")
 			}

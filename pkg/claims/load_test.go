@@ -15,11 +15,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 func TestLoad_EarlierBoot(t *testing.T) {
 	dir := t.TempDir()
-	before := newEngine(t, dir, records.Disk{}, "boot-before")
+	before := newEngine(t, dir, store.Disk{}, "boot-before")
 	before.SetHardware(&fakeHardware{node: nodeOf(4)}, &fakeCDI{})
 	mustPrepare(t, before, claimOn("old", 0))
 	now := openBed(t, dir)
@@ -106,7 +107,7 @@ func TestLoad_RecordCannotBeReadOrRemoved(t *testing.T) {
 			if op == "Remove" {
 				boot = "boot-before" // what Load removes
 			}
-			other := newEngine(t, b.dir, records.Disk{}, boot)
+			other := newEngine(t, b.dir, store.Disk{}, boot)
 			other.SetHardware(b.hardware, b.cdi)
 			mustPrepare(t, other, claimOn("bad", 0))
 

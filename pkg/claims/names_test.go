@@ -17,6 +17,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/sim"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // The driver names of the tests.
@@ -300,7 +301,7 @@ func checkNothingTwice(t *testing.T, root string) {
 	t.Helper()
 	var all []*records.Record
 	for _, name := range []string{nameA, nameB} {
-		found, corrupt, err := records.List(records.Disk{}, filepath.Join(root, name, "claims"))
+		found, corrupt, err := records.List(store.Disk{}, filepath.Join(root, name, "claims"))
 		if err != nil || len(corrupt) > 0 {
 			t.Fatal(err, corrupt)
 		}

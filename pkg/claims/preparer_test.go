@@ -20,6 +20,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // wantError fails unless an error says all of these.
@@ -246,7 +247,7 @@ func TestPrepare_InvalidUID(t *testing.T) {
 }
 
 func TestPrepare_WithoutHardware(t *testing.T) {
-	e := newEngine(t, t.TempDir(), records.Disk{}, bootNow)
+	e := newEngine(t, t.TempDir(), store.Disk{}, bootNow)
 	_, err := e.Prepare(t.Context(), claimOn("a", 1))
 	wantError(t, err, "cannot be used yet", "starting")
 	e.SetWaiting(errors.New("libnvidia-ml.so.1 not found under /run/nvidia"))

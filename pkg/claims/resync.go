@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // find returns the record of a claim from memory or, if another process prepared it, from disk; nil if there is none.
@@ -33,7 +34,7 @@ func (l *Ledger) lockFor(ctx context.Context, uid types.UID, names []string) (*H
 		all := names
 		if uid != "" { // else GPUs are looked at for no claim
 			before, err := l.find(uid)
-			if corrupt := (*records.CorruptError)(nil); err != nil && !errors.As(err, &corrupt) {
+			if corrupt := (*store.CorruptError)(nil); err != nil && !errors.As(err, &corrupt) {
 				return nil, err
 			}
 			if before != nil {
@@ -97,7 +98,7 @@ func (l *Ledger) resync(ctx context.Context, self types.UID, names []string) err
 	}
 	for _, uid := range uids {
 		r, err := l.store.Read(uid)
-		if corrupt := (*records.CorruptError)(nil); errors.As(err, &corrupt) {
+		if corrupt := (*store.CorruptError)(nil); errors.As(err, &corrupt) {
 			klog.FromContext(ctx).Error(err, "Passing over a corrupt claim record")
 			delete(known, uid) // what memory knows of it is all there is
 			continue

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // sessions are those of the driver; without DriverSessions they are not distinguished.
@@ -151,7 +152,7 @@ func (l *Ledger) closeRecords(ctx context.Context, hw Hardware) error {
 	}
 	for _, uid := range uids {
 		r, err := l.store.Read(uid)
-		if corrupt := (*records.CorruptError)(nil); errors.As(err, &corrupt) || err == nil && r == nil {
+		if corrupt := (*store.CorruptError)(nil); errors.As(err, &corrupt) || err == nil && r == nil {
 			continue
 		}
 		if err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // gi is a gibibyte.
@@ -88,7 +89,7 @@ func (s *sharingDir) StartMPS(_ context.Context, uid types.UID, g *gpu.GPU, _ *p
 
 func (s *sharingDir) StopMPS(_ context.Context, uid types.UID, gpuDevice string) error {
 	return s.change(fmt.Sprintf("StopMPS %s %s", gpuDevice, uid), func() error {
-		return records.Disk{}.Remove(filepath.Join(s.dir, fmt.Sprintf("mps %s %s", gpuDevice, uid)))
+		return store.Disk{}.Remove(filepath.Join(s.dir, fmt.Sprintf("mps %s %s", gpuDevice, uid)))
 	})
 }
 
@@ -168,7 +169,7 @@ func (s *sharingDir) interval(gpuDevice string) string {
 }
 
 func (s *sharingDir) files() []string {
-	names, err := records.Disk{}.ReadDir(s.dir)
+	names, err := store.Disk{}.ReadDir(s.dir)
 	if err != nil {
 		panic(err)
 	}
@@ -231,7 +232,7 @@ func newCompatibleBed(t testing.TB) *shareBed {
 }
 
 // makeShareBed is one more plugin process on the node whose state is in dir, not started yet. disk is the real one if nil.
-func makeShareBed(t testing.TB, dir string, disk records.FileSystem, id Identity) *shareBed {
+func makeShareBed(t testing.TB, dir string, disk store.FileSystem, id Identity) *shareBed {
 	t.Helper()
 	b := &shareBed{
 		t: t, id: id, dir: dir, disk: &faultyDisk{}, hardware: &fakeHardware{node: sharedNode(), pids: map[string][]int{}},
@@ -326,22 +327,22 @@ func forDriver(name string, claim *resourceapi.ResourceClaim) *resourceapi.Resou
 func (b *shareBed) state() []string {
 	b.t.Helper()
 	lines := []string{}
-	store, err := records.OpenStore(records.Disk{}, filepath.Join(b.dir, "claims"))
+	kept, err := records.OpenStore(store.Disk{}, filepath.Join(b.dir, "claims"))
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	uids, err := store.Names()
+	uids, err := kept.Names()
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	for _, uid := range uids {
-		r, err := store.Read(uid)
+		r, err := kept.Read(uid)
 		if err != nil {
 			b.t.Fatal(err)
 		}
 		lines = append(lines, strings.TrimSpace(fmt.Sprintf("record %s %s", uid, r.State)))
 	}
-	specs, err := records.Disk{}.ReadDir(b.specs.dir)
+	specs, err := store.Disk{}.ReadDir(b.specs.dir)
 	if err != nil {
 		b.t.Fatal(err)
 	}

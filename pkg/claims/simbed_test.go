@@ -21,6 +21,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/sim"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // specDir is a CDI that keeps the specs of claims as files, one line for each partition or share.
@@ -68,7 +69,7 @@ func (s *specDir) RemoveClaim(uid types.UID) error {
 	if err := hook(s.step, s.err, "before RemoveClaim"); err != nil {
 		return err
 	}
-	if err := (records.Disk{}).Remove(s.path(uid)); err != nil {
+	if err := (store.Disk{}).Remove(s.path(uid)); err != nil {
 		return err
 	}
 	return hook(s.step, s.err, "after RemoveClaim")

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // undo undoes a preparation that failed, so that nothing is left behind; should even that fail, the record stays and says that
@@ -37,7 +38,7 @@ func (p *Preparer) Unprepare(ctx context.Context, claim records.Claim) error {
 	defer p.calls.RUnlock()
 	have, err := p.find(claim.UID)
 	defer p.corrupt.drop(claim.UID) // not to be created again
-	if corrupt := (*records.CorruptError)(nil); errors.As(err, &corrupt) {
+	if corrupt := (*store.CorruptError)(nil); errors.As(err, &corrupt) {
 		defer p.Shares.stopServed(ctx, claim.UID)
 		return errors.Join(p.setAside(ctx, claim.UID, corrupt.Err), p.specs.RemoveClaim(claim.UID))
 	}

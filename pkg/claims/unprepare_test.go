@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // allHolders are the claims that the engine's memory knows.
@@ -50,7 +51,7 @@ func TestUnprepare_InvalidUID(t *testing.T) {
 func TestUnprepare_WithoutHardware(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
-	again := newEngine(t, b.dir, records.Disk{}, bootNow) // no SetHardware
+	again := newEngine(t, b.dir, store.Disk{}, bootNow) // no SetHardware
 	if err := again.Load(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
