@@ -143,7 +143,7 @@ func TestPolicy_LabelChanged(t *testing.T) {
 	if d := find(s.published(ctx), held); d == nil {
 		t.Errorf("GPU %s, which is allocated, is not published", held)
 	}
-	s.nodeEvent(ctx, name, corev1.EventTypeNormal, "PolicyApplied", `policy "inference" is in force`)
+	s.nodeEvent(ctx, name, corev1.EventTypeNormal, "PolicyApplied", `policy "inference" is active`)
 	s.waitMetric(ctx, env.node, `cleave_policy_info{policy="inference"}`, "1")
 	s.waitMetric(ctx, env.node, `cleave_policy_info{policy="training"}`, "")
 	s.create(ctx, gpuPod("waits", 1)...)
@@ -186,7 +186,7 @@ func TestPolicy_Invalid(t *testing.T) {
 		do   func()
 		says string
 	}{
-		{"a name that is none", func() { s.pick(ctx, "trainning") }, `there is no policy "trainning": choose one of training; policy "training" stays in force`},
+		{"a name that is none", func() { s.pick(ctx, "trainning") }, `there is no policy "trainning": choose one of training; policy "training" stays active`},
 		{"a file with a slip", func() {
 			s.writePolicy(dir, "training", "[{tires: [exclusive]}]")
 			s.pick(ctx, "training")
@@ -218,7 +218,7 @@ func TestPolicy_Invalid(t *testing.T) {
 
 	s.writePolicy(dir, "training", "[{tiers: [exclusive]}]")
 	s.waitMetric(ctx, env.node, "cleave_policy_invalid", "0")
-	s.nodeEvent(ctx, name, corev1.EventTypeNormal, "PolicyApplied", `policy "training" is in force`)
+	s.nodeEvent(ctx, name, corev1.EventTypeNormal, "PolicyApplied", `policy "training" is active`)
 }
 
 func TestPolicy_DevicePluginConflict(t *testing.T) {
@@ -246,11 +246,11 @@ func TestPolicy_DevicePluginConflict(t *testing.T) {
 	if d := find(s.published(ctx), s.device(ctx, before)); d == nil {
 		t.Error("the GPU that is allocated is not published")
 	}
-	const says = "a device plugin hands out GPUs of this node (status.capacity has nvidia.com/gpu: 8)"
+	const says = "a device plugin offers GPUs of this node (status.capacity has nvidia.com/gpu: 8)"
 	s.nodeEvent(ctx, name, corev1.EventTypeWarning, "GPUConflict", says)
 	s.waitMetric(ctx, env.node, "cleave_conflict", "1")
 	if err := env.node.Readiness(ctx); err == nil || !strings.Contains(err.Error(), says) {
-		t.Errorf("readiness says %v, want who else hands out GPUs", err)
+		t.Errorf("readiness says %v, want who else offers GPUs", err)
 	}
 	s.create(ctx, gpuPod("waits", 1)...)
 	s.unschedulable(ctx, "waits")
@@ -264,7 +264,7 @@ func TestPolicy_DevicePluginConflict(t *testing.T) {
 	advertise(ctx, "0")
 	s.waitOffer(ctx, name, alone)
 	s.must(env.node.WaitReady(ctx))
-	s.nodeEvent(ctx, name, corev1.EventTypeNormal, "GPUConflictOver", "they are published")
+	s.nodeEvent(ctx, name, corev1.EventTypeNormal, "GPUConflictResolved", "they are published")
 	s.running(ctx, "waits")
 }
 

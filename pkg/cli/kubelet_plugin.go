@@ -51,7 +51,7 @@ func newKubeletPlugin() *cobra.Command {
 			}
 			config.PolicyFile, config.PolicyFormat = policies.file, policies.format
 			err := plugin.Run(cmd.Context(), config)
-			if errors.Is(err, plugin.ErrDriverBack) {
+			if errors.Is(err, plugin.ErrDriverAvailable) {
 				return reexec(cmd.Context())
 			}
 			return err

@@ -2,7 +2,10 @@
 
 package names
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // Observed is what is known of another driver name.
 type Observed struct {
@@ -49,4 +52,16 @@ func Decide(o Observed) Plan {
 	p.Retire = nothing && o.Idle >= Linger
 	p.Serve = !p.Retire && !o.Taken
 	return p
+}
+
+// Hold is why no device of the node may be published because of another driver name; empty where it may.
+func Hold(driver string, o Observed) string {
+	switch {
+	case !Decide(o).Hold:
+		return ""
+	case o.Published:
+		return fmt.Sprintf("driver %s, by which name Cleave ran on this node, still publishes them: the kubelet removes its ResourceSlices half a minute after its plugin is gone", driver)
+	default:
+		return fmt.Sprintf("it is not known yet which claims of driver %s, by which name Cleave ran on this node, have GPUs", driver)
+	}
 }

@@ -24,11 +24,11 @@ import (
 type Config struct {
 	NodeName   string
 	DriverName string
-	// PodUID turns on rolling updates: old and new plugin serve side by side, told apart by it. Empty: one at a time.
+	// PodUID turns on rolling updates: old and new plugin serve concurrently, distinguished by it. Empty: one at a time.
 	PodUID string
 
-	// DaemonSet that the plugin's pod is of, as "namespace/name"; empty if it is of none. Once it is gone, a plugin that
-	// ends and holds nothing takes its files away.
+	// DaemonSet of the plugin's pod, as "namespace/name"; empty if there is none. Once it is gone, a plugin that ends
+	// with nothing allocated removes its files.
 	DaemonSet string
 
 	// Kubeconfig is a file; empty for the service account of the pod.
@@ -36,13 +36,13 @@ type Config struct {
 	KubeQPS    float32
 	KubeBurst  int
 
-	PluginsDir  string // the kubelet's plugins folder
-	RegistryDir string // the kubelet's plugins_registry folder
+	PluginsDir  string // the kubelet's plugins directory
+	RegistryDir string // the kubelet's plugins_registry directory
 	CDIDir      string
 	// HookDir is where the hook programs that CDI specs name are put, for all to run; empty for the plugin's own directory.
 	HookDir string
 
-	// DriverRoot is the root of the driver's files on the host, ContainerDriverRoot the same folder as this process
+	// DriverRoot is the root of the driver's files on the host, ContainerDriverRoot the same directory as this process
 	// sees it; empty if that is the same path. With driverroot.Auto, ContainerDriverRoot is where it sees the host's /.
 	DriverRoot          string
 	ContainerDriverRoot string
@@ -74,7 +74,7 @@ type Config struct {
 	ReconcileEvery time.Duration
 }
 
-// Validate names every field that cannot be used, by its flag.
+// Validate reports every field that cannot be used, by its flag.
 func (c *Config) Validate() error {
 	var errs []error
 	errs = append(errs, CheckNodeName(c.NodeName), CheckDriverName(c.DriverName))
@@ -116,7 +116,7 @@ func (c *Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// checkAddress says what is wrong with --metrics-address; nil if nothing is.
+// checkAddress returns what is wrong with --metrics-address; nil if nothing is.
 func checkAddress(address string) error {
 	if address == "" {
 		return nil
@@ -134,7 +134,7 @@ func checkAddress(address string) error {
 // maxDriverName is the limit of the resource API (ResourceSliceSpec.Driver).
 const maxDriverName = 63
 
-// CheckDriverName says by its flag what is wrong with a driver's name; nil if nothing is.
+// CheckDriverName returns by its flag what is wrong with a driver's name; nil if nothing is.
 func CheckDriverName(name string) error {
 	msgs := validation.IsDNS1123Subdomain(name)
 	if len(name) > maxDriverName {
@@ -146,7 +146,7 @@ func CheckDriverName(name string) error {
 	return fmt.Errorf("--driver-name %q is not a DNS name: %s", name, strings.Join(msgs, "; "))
 }
 
-// CheckNodeName says by its flag what is wrong with a node's name; nil if nothing is.
+// CheckNodeName returns by its flag what is wrong with a node's name; nil if nothing is.
 func CheckNodeName(name string) error {
 	if name == "" {
 		return errors.New("--node-name is not set: give the Node object's name, in a pod from spec.nodeName")
@@ -157,7 +157,7 @@ func CheckNodeName(name string) error {
 	return nil
 }
 
-// compatible tells whether manifests written for NVIDIA's DRA driver are to run unchanged.
+// compatible reports whether manifests written for NVIDIA's DRA driver are to run unchanged.
 func (c *Config) compatible() bool { return c.DriverName == nvidia.DriverName }
 
 // pluginDir is where sockets, records, locks and the hook of this driver live.

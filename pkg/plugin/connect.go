@@ -64,11 +64,11 @@ func (s *service) servePlugin(ctx context.Context, driver, podUID string, p *plu
 	return helper, nil
 }
 
-// noteRegistration notices when a kubelet, which may just have started, registers the plugin, and says that it is ours.
+// noteRegistration notices when a kubelet, which may just have started, registers the plugin, and marks the answer as Cleave's.
 func (s *service) noteRegistration(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	if strings.HasSuffix(info.FullMethod, "/GetInfo") {
 		if err := grpc.SetHeader(ctx, metadata.Pairs(ownHeader, s.config.DriverName)); err != nil {
-			return nil, fmt.Errorf("say whose plugin it is: %w", err)
+			return nil, fmt.Errorf("mark the plugin as Cleave's: %w", err)
 		}
 	}
 	answer, err := handler(ctx, req)

@@ -5,21 +5,21 @@ package plugin
 import (
 	"context"
 	"errors"
-	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
+	"github.com/cleave-dra/cleave/pkg/cluster"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/health"
+	"github.com/cleave-dra/cleave/pkg/node"
 	"github.com/cleave-dra/cleave/pkg/policy"
-	"github.com/cleave-dra/cleave/pkg/publish"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -27,22 +27,22 @@ import (
 // would count as an error.
 const emptyEvery = 20 * time.Second
 
-// gpuHealth is what is known of the health of the node's GPUs. The zero value knows nothing and tells nobody.
+// gpuHealth is what is known of the health of the node's GPUs. The zero value knows nothing and reports nothing.
 type gpuHealth struct {
 	pool string
-	// changed has a value after conditions of a GPU have changed.
-	changed chan struct{}
+	// changed is called after conditions of a GPU have changed.
+	changed func()
 
 	mu         sync.Mutex
 	conditions map[gpu.PCIAddress][]health.Condition
-	report     kubeletplugin.DeviceHealthReport
+	last       kubeletplugin.DeviceHealthReport
 	// next is closed when there is a newer report.
 	next chan struct{}
 }
 
-func newGPUHealth(pool string) gpuHealth {
+func newGPUHealth(pool string, changed func()) gpuHealth {
 	return gpuHealth{
-		pool: pool, changed: make(chan struct{}, 1),
+		pool: pool, changed: changed,
 		conditions: map[gpu.PCIAddress][]health.Condition{}, next: make(chan struct{}),
 	}
 }
@@ -59,29 +59,14 @@ func (h *gpuHealth) set(pci gpu.PCIAddress, conditions []health.Condition) {
 	h.mu.Lock()
 	h.conditions[pci] = conditions
 	h.mu.Unlock()
-	signal(h.changed)
+	h.changed()
 }
 
-// taints are those of devices that have something of a GPU in trouble: one each, for the worst of it.
-func (h *gpuHealth) taints(node *policy.Node) []publish.Taint {
-	var taints []publish.Taint
-	for i := range node.GPUs {
-		g := &node.GPUs[i]
-		conditions := h.of(g.PCI)
-		if len(conditions) == 0 {
-			continue
-		}
-		t := publish.Taint{Key: publish.TaintUnhealthy}
-		offer := node.Offer(g)
-		t.Effect = resourceapi.DeviceTaintEffect(offer.Health.Effect)
-		for _, s := range offer.Shapes(g) {
-			if bad := covering(conditions, s); len(bad) > 0 {
-				t.Device, t.Value = s.Name(), bad[0].Reason
-				taints = append(taints, t)
-			}
-		}
-	}
-	return taints
+// all are the conditions of all GPUs.
+func (h *gpuHealth) all() map[gpu.PCIAddress][]health.Condition {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return maps.Clone(h.conditions)
 }
 
 // covering are the conditions that are about something that a shape has.
@@ -89,13 +74,12 @@ func covering(conditions []health.Condition, s gpu.Shape) []health.Condition {
 	return slices.DeleteFunc(slices.Clone(conditions), func(c health.Condition) bool { return !c.Covers(s) })
 }
 
-// tell makes a report of the health of all devices for the kubelet. Whoever calls it vouches for what is known being so
-// now.
-func (h *gpuHealth) tell(node *policy.Node, now time.Time) {
+// report makes a report of the health of all devices for the kubelet. Whoever calls it vouches that what is known is so now.
+func (h *gpuHealth) report(offered *policy.Node, now time.Time) {
 	report := kubeletplugin.DeviceHealthReport{}
-	for i := range node.GPUs {
-		conditions := h.of(node.GPUs[i].PCI)
-		for _, s := range node.Shapes(&node.GPUs[i]) {
+	for i := range offered.GPUs {
+		conditions := h.of(offered.GPUs[i].PCI)
+		for _, s := range offered.Shapes(&offered.GPUs[i]) {
 			d := kubeletplugin.DeviceHealth{PoolName: h.pool, DeviceName: s.Name(), Health: kubeletplugin.HealthStatusHealthy, LastUpdated: now}
 			if bad := covering(conditions, s); len(bad) > 0 {
 				d.Health, d.Message = kubeletplugin.HealthStatusUnhealthy, messages(bad)
@@ -105,7 +89,7 @@ func (h *gpuHealth) tell(node *policy.Node, now time.Time) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.report = report
+	h.last = report
 	close(h.next)
 	h.next = make(chan struct{})
 }
@@ -114,7 +98,7 @@ func (h *gpuHealth) tell(node *policy.Node, now time.Time) {
 func (h *gpuHealth) latest() (kubeletplugin.DeviceHealthReport, <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.report, h.next
+	return h.last, h.next
 }
 
 // watch sends each report until ctx ends. A report of devices is never repeated: should the GPUs not be looked at any
@@ -153,8 +137,9 @@ func messages(conditions []health.Condition) string {
 // can be called again.
 func (s *service) watchHealth(ctx context.Context, hw *hardware) (end func()) {
 	m := health.NewMonitor(monitored{hw}, &healthReporter{
-		hw: hw, health: &s.health, metrics: s.metrics, events: s.events, records: s.engine.AllRecords, migChanged: s.changed,
-		logger: klog.FromContext(ctx),
+		hw: hw, health: &s.health, metrics: s.metrics, events: s.events, records: s.engine.AllRecords,
+		migChanged: func() { s.loop.Mark(node.Partitions) },
+		logger:     klog.FromContext(ctx),
 	})
 	ctx, cancel := context.WithCancel(ctx)
 	m.Start(ctx)
@@ -166,13 +151,13 @@ func (s *service) watchHealth(ctx context.Context, hw *hardware) (end func()) {
 	}
 }
 
-// monitored is hardware as the monitor wants it.
+// monitored is hardware as the health monitor uses it.
 type monitored struct{ *hardware }
 
-// Node is the inventory as published.
+// Node is the inventory.
 func (m monitored) Node() *gpu.Node { return m.hardware.Node().Node }
 
-// IgnoredXIDs are those that the policy of a GPU passes over.
+// IgnoredXIDs are those that the policy of a GPU ignores.
 func (m monitored) IgnoredXIDs(g *gpu.GPU) []int { return m.hardware.Node().Offer(g).Health.IgnoreXIDs }
 
 func (m monitored) Events(ctx context.Context) (health.Events, error) {
@@ -188,23 +173,23 @@ type healthReporter struct {
 	hw         *hardware
 	health     *gpuHealth
 	metrics    *metrics
-	events     *nodeEvents
+	events     *cluster.Events
 	records    func() []*records.Record
-	migChanged chan<- struct{}
+	migChanged func()
 	logger     klog.Logger
 }
 
-func (r *healthReporter) MIGChanged() { signal(r.migChanged) }
-func (r *healthReporter) Alive()      { r.health.tell(r.hw.Node(), time.Now()) }
+func (r *healthReporter) MIGChanged() { r.migChanged() }
+func (r *healthReporter) Alive()      { r.health.report(r.hw.Node(), time.Now()) }
 
 func (r *healthReporter) XID(g *gpu.GPU, e gpu.Event) {
 	r.metrics.xids.WithLabelValues(g.PCI.DeviceName(), strconv.Itoa(e.XID)).Inc()
 	r.logger.V(2).Info("XID", "xid", e.XID, "gpuInstance", e.GI, "gpu", g.PCI.DeviceName(), "uuid", g.UUID)
 }
 
-// Changed tells metrics, log, node, claims and, by the publisher, the scheduler.
+// Changed reports to metrics, log, node, claims and, by the control loop, the scheduler.
 func (r *healthReporter) Changed(c health.Change) {
-	name := nameOf(c.GPU)
+	name := node.Describe(c.GPU)
 	healthy := 1.0
 	if len(c.Now) > 0 {
 		healthy = 0
@@ -215,32 +200,27 @@ func (r *healthReporter) Changed(c health.Change) {
 	}
 	r.health.set(c.GPU.PCI, c.Now)
 	if len(c.Began) > 0 {
-		holders := r.holders(c.GPU, c.Began)
-		r.logger.Error(errors.New(messages(c.Began)), "A GPU is in trouble", "gpu", c.GPU.PCI.DeviceName(), "uuid", c.GPU.UUID,
-			"conditions", c.Now, "claims", holders)
-		r.events.warn("GPUUnhealthy", name+": "+messages(c.Began)+heldBy(holders))
-		for _, claim := range holders {
-			r.events.warnClaim(claim, "GPUUnhealthy", name+": "+messages(c.Began))
+		using := r.claims(c.GPU, c.Began)
+		r.logger.Error(errors.New(messages(c.Began)), "GPU is unhealthy", "gpu", c.GPU.PCI.DeviceName(), "uuid", c.GPU.UUID,
+			"conditions", c.Now, "claims", using)
+		r.events.Warn("GPUUnhealthy", name+": "+messages(c.Began)+usedBy(using))
+		for _, claim := range using {
+			r.events.WarnClaim(claim, "GPUUnhealthy", name+": "+messages(c.Began))
 		}
 	}
 	if len(c.Ended) > 0 {
-		r.logger.Info("Trouble of a GPU is over", "gpu", c.GPU.PCI.DeviceName(), "uuid", c.GPU.UUID, "ended", c.Ended, "left", c.Now)
+		r.logger.Info("GPU conditions ended", "gpu", c.GPU.PCI.DeviceName(), "uuid", c.GPU.UUID, "ended", c.Ended, "left", c.Now)
 	}
 	if len(c.Ended) > 0 && len(c.Now) == 0 {
-		r.events.note("GPURecovered", name+" is well again after: "+messages(c.Ended))
-		for _, claim := range r.holders(c.GPU, c.Ended) {
-			r.events.noteClaim(claim, "GPURecovered", name+" is well again after: "+messages(c.Ended))
+		r.events.Note("GPURecovered", name+" recovered from: "+messages(c.Ended))
+		for _, claim := range r.claims(c.GPU, c.Ended) {
+			r.events.NoteClaim(claim, "GPURecovered", name+" recovered from: "+messages(c.Ended))
 		}
 	}
 }
 
-// nameOf names a GPU in Events.
-func nameOf(of *gpu.GPU) string {
-	return fmt.Sprintf("GPU %s (%s, %s)", of.PCI.DeviceName(), of.UUID, of.ProductName)
-}
-
-// heldBy ends a sentence with the claims that it concerns.
-func heldBy(claims []records.Claim) string {
+// usedBy ends a sentence with the claims that it concerns.
+func usedBy(claims []records.Claim) string {
 	if len(claims) == 0 {
 		return ""
 	}
@@ -248,12 +228,12 @@ func heldBy(claims []records.Claim) string {
 	for _, c := range claims {
 		names = append(names, c.String())
 	}
-	return ". Claims that have it: " + strings.Join(names, ", ")
+	return ". Claims that use it: " + strings.Join(names, ", ")
 }
 
-// holders are the claims that have something of a GPU that one of the conditions is about.
-func (r *healthReporter) holders(of *gpu.GPU, conditions []health.Condition) []records.Claim {
-	var holders []records.Claim
+// claims are those that have something of a GPU that one of the conditions is about.
+func (r *healthReporter) claims(of *gpu.GPU, conditions []health.Condition) []records.Claim {
+	var using []records.Claim
 	for _, record := range r.records() {
 		if record.State == records.Prepared && slices.ContainsFunc(record.Devices, func(d records.Device) bool {
 			shape := of.Whole()
@@ -262,8 +242,8 @@ func (r *healthReporter) holders(of *gpu.GPU, conditions []health.Condition) []r
 			}
 			return d.GPU == of.PCI.DeviceName() && !d.AdminAccess && len(covering(conditions, shape)) > 0
 		}) {
-			holders = append(holders, record.Claim)
+			using = append(using, record.Claim)
 		}
 	}
-	return holders
+	return using
 }

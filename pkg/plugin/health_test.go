@@ -12,13 +12,14 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
+	"github.com/cleave-dra/cleave/pkg/cluster"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/health"
+	"github.com/cleave-dra/cleave/pkg/node"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/publish"
@@ -36,6 +37,7 @@ type healthBed struct {
 	events  *record.FakeRecorder
 	held    []*records.Record
 	mig     chan struct{}
+	changed chan struct{}
 	monitor *health.Monitor
 }
 
@@ -43,11 +45,11 @@ type healthBed struct {
 func watchHealth(t *testing.T, reaction policy.Health, test func(b *healthBed)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		node, err := sim.New("hgx-h100")
+		n, err := sim.New("hgx-h100")
 		if err != nil {
 			t.Fatal(err)
 		}
-		b := newHealthBed(t, node, reaction)
+		b := newHealthBed(t, n, reaction)
 		ctx, cancel := context.WithCancel(t.Context())
 		b.monitor.Start(ctx)
 		done := make(chan struct{})
@@ -63,29 +65,30 @@ func watchHealth(t *testing.T, reaction policy.Health, test func(b *healthBed)) 
 	})
 }
 
-func newHealthBed(t *testing.T, node *sim.Node, reaction policy.Health) *healthBed {
+func newHealthBed(t *testing.T, n *sim.Node, reaction policy.Health) *healthBed {
 	t.Helper()
-	session, err := simulated.OpenNode(t.Context(), node)
+	session, err := simulated.OpenNode(t.Context(), n)
 	if err != nil {
 		t.Fatal(err)
 	}
-	known := newGPUHealth("node-1")
 	b := &healthBed{
-		t: t, sim: node, hw: &hardware{Session: session}, health: &known, metrics: newMetrics(),
-		events: record.NewFakeRecorder(100), mig: make(chan struct{}, 1),
+		t: t, sim: n, hw: &hardware{Session: session}, metrics: newMetrics(),
+		events: record.NewFakeRecorder(100), mig: make(chan struct{}, 1), changed: make(chan struct{}, 1),
 	}
-	offered := &policy.Node{Node: session.Node()}
+	known := newGPUHealth("node-1", func() { signal(b.changed) })
+	b.health = &known
+	offered := policy.Node{Node: session.Node()}
 	for range offered.GPUs {
 		offered.Offers = append(offered.Offers, policy.Offer{
 			Whole: true, TimeSlice: &policy.Sharing{Shares: 4}, MPS: &policy.Sharing{Shares: 4}, Health: reaction,
 			Partitions: &policy.PartitionOffer{Mode: policy.OnDemand},
 		})
 	}
-	b.hw.node.Store(offered)
+	b.hw.node.Store(&offered)
 	b.events.IncludeObject = true
 	b.monitor = health.NewMonitor(monitored{b.hw}, &healthReporter{
-		hw: b.hw, health: b.health, metrics: b.metrics, events: &nodeEvents{recorder: b.events, node: &corev1.ObjectReference{Kind: "Node", Name: "n"}},
-		records: func() []*records.Record { return b.held }, migChanged: b.mig, logger: klog.Background(), //nolint:forbidigo // no context is at hand
+		hw: b.hw, health: b.health, metrics: b.metrics, events: cluster.NewEventsWith(b.events, "n"),
+		records: func() []*records.Record { return b.held }, migChanged: func() { signal(b.mig) }, logger: klog.Background(), //nolint:forbidigo // no context is at hand
 	})
 	return b
 }
@@ -107,7 +110,7 @@ func (b *healthBed) must(err error) {
 func (b *healthBed) taints() []string {
 	b.t.Helper()
 	var all []string
-	for _, t := range b.health.taints(b.hw.Node()) {
+	for _, t := range node.HealthTaints(b.hw.Node(), b.health.all()) {
 		if t.Key != publish.TaintUnhealthy {
 			b.t.Errorf("got taint %s, want %s", t.Key, publish.TaintUnhealthy)
 		}
@@ -178,7 +181,7 @@ func tainted(names []string, taint string) []string {
 	return all
 }
 
-func TestAllDevicesOfAGPUInTroubleAreTaintedUntilItIsWell(t *testing.T) {
+func TestHealth_GPULost(t *testing.T) {
 	for _, effect := range []string{"", "NoSchedule", "NoExecute", "None"} {
 		watchHealth(t, policy.Health{Effect: effect}, func(b *healthBed) {
 			b.holds(1, "holder", nil)
@@ -194,17 +197,17 @@ func TestAllDevicesOfAGPUInTroubleAreTaintedUntilItIsWell(t *testing.T) {
 				t.Errorf("taints (-want +got):\n%s", diff)
 			}
 			select {
-			case <-b.health.changed:
+			case <-b.changed:
 			default:
 				t.Error("nobody is told to publish")
 			}
-			checkEvents(t, b.heard(), "Warning GPUUnhealthy Node", "Claims that have it: ns/holder", "Warning GPUUnhealthy ResourceClaim")
+			checkEvents(t, b.heard(), "Warning GPUUnhealthy Node", "Claims that use it: ns/holder", "Warning GPUUnhealthy ResourceClaim")
 			b.must(b.sim.ClearFaults(1))
 			b.pass(10 * time.Second)
 			if got := b.taints(); got != nil {
 				t.Errorf("after the GPU came back: %v", got)
 			}
-			checkEvents(t, b.heard(), "Normal GPURecovered Node", "is well again after", "Normal GPURecovered ResourceClaim")
+			checkEvents(t, b.heard(), "Normal GPURecovered Node", "recovered from", "Normal GPURecovered ResourceClaim")
 		})
 	}
 }
@@ -230,7 +233,7 @@ func checkEvents(t *testing.T, events []string, want ...string) {
 	}
 }
 
-func TestATroubledPartTaintsWhatOverlapsIt(t *testing.T) {
+func TestHealth_Partition(t *testing.T) {
 	watchHealth(t, policy.Health{}, func(b *healthBed) {
 		g := &b.hw.Node().GPUs[0]
 		b.must(b.hw.SetMIG(b.t.Context(), g.PCI, true))
@@ -265,7 +268,7 @@ func TestATroubledPartTaintsWhatOverlapsIt(t *testing.T) {
 	})
 }
 
-func TestErrorsOfApplicationsAndThoseThatThePolicyIgnoresAreCounted(t *testing.T) {
+func TestHealth_IgnoredXIDs(t *testing.T) {
 	watchHealth(t, policy.Health{IgnoreXIDs: []int{74}}, func(b *healthBed) {
 		b.pass(time.Second)
 		for _, xid := range []uint64{13, 31, 31, 74} {
@@ -291,7 +294,7 @@ func TestErrorsOfApplicationsAndThoseThatThePolicyIgnoresAreCounted(t *testing.T
 	})
 }
 
-func TestAWaitThatAlwaysFailsIsNoHotLoop(t *testing.T) {
+func TestHealth_EventsFail(t *testing.T) {
 	watchHealth(t, policy.Health{}, func(b *healthBed) {
 		b.pass(time.Second)
 		b.must(b.sim.FailCall("nvmlEventSetWait_v2", sim.CodeGPUIsLost))
@@ -311,7 +314,7 @@ func TestAWaitThatAlwaysFailsIsNoHotLoop(t *testing.T) {
 	})
 }
 
-func TestChangesOfMIGAreTold(t *testing.T) {
+func TestHealth_MIGChanged(t *testing.T) {
 	watchHealth(t, policy.Health{}, func(b *healthBed) {
 		b.pass(time.Second)
 		b.must(b.hw.SetMIG(b.t.Context(), b.hw.Node().GPUs[0].PCI, true))
@@ -324,16 +327,16 @@ func TestChangesOfMIGAreTold(t *testing.T) {
 	})
 }
 
-// TestWhatADriverStillKnowsSurvivesARestart is about the first publication: it must have the taints already.
-func TestWhatADriverStillKnowsSurvivesARestart(t *testing.T) {
-	node, err := sim.New("hgx-h100")
+// TestHealth_Restart is about the first publication: it must have the taints already.
+func TestHealth_Restart(t *testing.T) {
+	n, err := sim.New("hgx-h100")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := node.SetRecoveryAction(1, 1); err != nil {
+	if err := n.SetRecoveryAction(1, 1); err != nil {
 		t.Fatal(err)
 	}
-	b := newHealthBed(t, node, policy.Health{Effect: "NoExecute"})
+	b := newHealthBed(t, n, policy.Health{Effect: "NoExecute"})
 	b.monitor.Start(t.Context())
 	if diff := cmp.Diff(tainted(b.shapes(1, every), "needs-reset:NoExecute"), b.taints()); diff != "" {
 		t.Errorf("taints (-want +got):\n%s", diff)
@@ -351,7 +354,7 @@ func unhealthy(r kubeletplugin.DeviceHealthReport) []string {
 	return all
 }
 
-func TestTheKubeletIsToldHowAllDevicesAreInTimeAndForAsLongAsTheyAreLookedAt(t *testing.T) {
+func TestWatchHealthStatus(t *testing.T) {
 	watchHealth(t, policy.Health{Effect: "None"}, func(b *healthBed) {
 		ctx, cancel := context.WithCancel(b.t.Context())
 		reports := make(chan kubeletplugin.DeviceHealthReport)
@@ -385,9 +388,9 @@ func TestTheKubeletIsToldHowAllDevicesAreInTimeAndForAsLongAsTheyAreLookedAt(t *
 	})
 }
 
-func TestReportsStopWithTheLooksAndEmptyOnesDoNot(t *testing.T) {
+func TestWatchHealthStatus_Stale(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newGPUHealth("node-1")
+		h := newGPUHealth("node-1", func() {})
 		ctx, cancel := context.WithCancel(t.Context())
 		reports := make(chan kubeletplugin.DeviceHealthReport, 100)
 		go func() { _ = h.watch(ctx, reports) }()
@@ -400,7 +403,7 @@ func TestReportsStopWithTheLooksAndEmptyOnesDoNot(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		h.tell(&policy.Node{Node: session.Node()}, time.Now())
+		h.report(&policy.Node{Node: session.Node()}, time.Now())
 		<-time.After(5 * time.Minute)
 		synctest.Wait()
 		if got := len(reports); got != 4 {

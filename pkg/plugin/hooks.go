@@ -21,25 +21,25 @@ import (
 // directories for root alone (kubelet.go, setupDataDirs, 0750), so a hook below them cannot be run there. The records of
 // claims stay in those. Where programs cannot be run in the directory for hooks, as in /var on Container-Optimized OS, the
 // plugin's own serves all pods without user namespaces.
-func (s *service) installHook(ctx context.Context) (string, error) {
-	if dir, err := s.openHookDir(); err != nil {
-		klog.FromContext(ctx).Error(err, "Pods with user namespaces cannot have GPUs: the hook goes to the plugin's own directory", "directory", s.config.pluginDir())
+func installHook(ctx context.Context, config *Config) (string, error) {
+	if dir, err := openHookDir(config); err != nil {
+		klog.FromContext(ctx).Error(err, "Pods with user namespaces cannot have GPUs: installing the hook in the plugin's own directory", "directory", config.pluginDir())
 	} else if dir != "" {
 		return hook.Install(dir, hook.NVIDIA)
 	}
-	return hook.Install(s.config.pluginDir(), hook.NVIDIA)
+	return hook.Install(config.pluginDir(), hook.NVIDIA)
 }
 
-// openHookDir makes the directory for hooks, which all may enter; empty where none is wanted.
-func (s *service) openHookDir() (string, error) {
-	if s.config.HookDir == "" {
+// openHookDir creates the directory for hooks, which all may enter; empty where none is wanted.
+func openHookDir(config *Config) (string, error) {
+	if config.HookDir == "" {
 		return "", nil
 	}
-	dir := s.config.hookDir()
+	dir := config.hookDir()
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // the users of user namespaces run what is in it
-		return "", fmt.Errorf("make the directory for CDI hooks: %w", err)
+		return "", fmt.Errorf("create the directory for CDI hooks: %w", err)
 	}
-	for _, d := range []string{s.config.HookDir, dir} { // whatever the mask for new files is
+	for _, d := range []string{config.HookDir, dir} { // whatever the mask for new files is
 		if err := os.Chmod(d, 0o755); err != nil { //nolint:gosec // as above
 			return "", fmt.Errorf("let all enter the directory for CDI hooks: %w", err)
 		}

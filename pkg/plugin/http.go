@@ -16,29 +16,29 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// readiness is what /readyz tells.
+// readiness is what /readyz reports.
 type readiness struct {
-	mu         sync.Mutex
-	startErr   error
-	nameErr    error
-	driverErr  error
-	driverOK   bool
-	clusterErr error
-	policyErr  error
-	besideErr  error
-	publishErr error
-	publishOK  bool
+	mu          sync.Mutex
+	startErr    error
+	nameErr     error
+	driverErr   error
+	driverOK    bool
+	clusterErr  error
+	policyErr   error
+	conflictErr error
+	publishErr  error
+	publishOK   bool
 }
 
-// started says why the start is delayed; nil once it goes on.
+// started sets why the start is delayed; nil once it goes on.
 func (r *readiness) started(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.startErr = err
 }
 
-// namesake says that another driver of the same name is there.
-func (r *readiness) namesake(err error) {
+// nameConflict sets that another driver of the same name is on the node.
+func (r *readiness) nameConflict(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.nameErr = err
@@ -50,25 +50,25 @@ func (r *readiness) driver(err error) {
 	r.driverErr, r.driverOK = err, err == nil
 }
 
-// cluster says why it is not known yet what the API server has on the node.
+// cluster sets why the cluster state is not known yet.
 func (r *readiness) cluster(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.clusterErr = err
 }
 
-// policy says why no policy is in force.
+// policy sets why no policy is active.
 func (r *readiness) policy(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.policyErr = err
 }
 
-// beside says who else hands out GPUs of the node.
-func (r *readiness) beside(err error) {
+// conflict sets who else offers GPUs of the node.
+func (r *readiness) conflict(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.besideErr = err
+	r.conflictErr = err
 }
 
 func (r *readiness) published(err error) {
@@ -92,8 +92,8 @@ func (r *readiness) err() error {
 		return fmt.Errorf("waiting for the API server: %w", r.clusterErr)
 	case r.policyErr != nil:
 		return fmt.Errorf("waiting for a node policy that can be used: %w", r.policyErr)
-	case r.besideErr != nil:
-		return fmt.Errorf("the node's GPUs are not published: %w", r.besideErr)
+	case r.conflictErr != nil:
+		return fmt.Errorf("the node's GPUs are not published: %w", r.conflictErr)
 	case !r.driverOK:
 		return errors.New("waiting for the NVIDIA driver")
 	case r.publishErr != nil:
@@ -104,7 +104,7 @@ func (r *readiness) err() error {
 	return nil
 }
 
-// serveHTTP serves metrics and health; stop ends it and waits. Where the plugin before still has the port, claims need not
+// serveHTTP serves metrics and health; stop ends it and waits. Where the previous plugin still has the port, claims need not
 // wait for it.
 func (s *service) serveHTTP(ctx context.Context) (stop func(), err error) {
 	if s.config.MetricsAddress == "" {
@@ -149,8 +149,8 @@ func (s *service) listenHTTP(ctx context.Context) (net.Listener, error) {
 
 // awaitPort returns once the port is free; nil if ctx ends before.
 func (s *service) awaitPort(ctx context.Context, why error) net.Listener {
-	klog.FromContext(ctx).Error(why, "Neither metrics nor health are served yet", "retryEvery", s.config.DriverRetry)
-	s.events.warn(reasonStart, fmt.Sprintf("The plugin serves neither metrics nor health yet: %v. It tries again every %s.", why, s.config.DriverRetry))
+	klog.FromContext(ctx).Error(why, "Metrics and health are not served yet; retrying", "retryEvery", s.config.DriverRetry)
+	s.events.Warn(reasonStart, fmt.Sprintf("The plugin serves neither metrics nor health yet: %v. It tries again every %s.", why, s.config.DriverRetry))
 	tick := time.NewTicker(s.config.DriverRetry)
 	defer tick.Stop()
 	for {

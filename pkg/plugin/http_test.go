@@ -12,8 +12,9 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/record"
+
+	"github.com/cleave-dra/cleave/pkg/cluster"
 )
 
 func TestReadinessSaysWhatIsMissing(t *testing.T) {
@@ -24,8 +25,8 @@ func TestReadinessSaysWhatIsMissing(t *testing.T) {
 		want   string // empty: ready
 	}{
 		"at start":                   {func(*readiness) {}, "waiting for the NVIDIA driver"},
-		"namesake":                   {func(r *readiness) { ready(r); r.namesake(refused) }, "nothing is served: " + refused.Error()},
-		"no namesake":                {func(r *readiness) { ready(r); r.namesake(refused); r.namesake(nil) }, ""},
+		"name conflict":              {func(r *readiness) { ready(r); r.nameConflict(refused) }, "nothing is served: " + refused.Error()},
+		"no name conflict":           {func(r *readiness) { ready(r); r.nameConflict(refused); r.nameConflict(nil) }, ""},
 		"driver awaited":             {func(r *readiness) { r.driver(noLibrary) }, "waiting for the NVIDIA driver: " + noLibrary.Error()},
 		"driver there":               {func(r *readiness) { r.driver(noLibrary); r.driver(nil) }, "publishing ResourceSlices"},
 		"published before CDI":       {func(r *readiness) { r.published(nil) }, "waiting for the NVIDIA driver"},
@@ -36,8 +37,8 @@ func TestReadinessSaysWhatIsMissing(t *testing.T) {
 		"Node read":                  {func(r *readiness) { ready(r); r.cluster(refused); r.cluster(nil) }, ""},
 		"no policy":                  {func(r *readiness) { ready(r); r.policy(refused) }, "waiting for a node policy that can be used: " + refused.Error()},
 		"a policy":                   {func(r *readiness) { ready(r); r.policy(refused); r.policy(nil) }, ""},
-		"beside another":             {func(r *readiness) { ready(r); r.beside(refused) }, "the node's GPUs are not published: " + refused.Error()},
-		"alone again":                {func(r *readiness) { ready(r); r.beside(refused); r.beside(nil) }, ""},
+		"beside another":             {func(r *readiness) { ready(r); r.conflict(refused) }, "the node's GPUs are not published: " + refused.Error()},
+		"alone again":                {func(r *readiness) { ready(r); r.conflict(refused); r.conflict(nil) }, ""},
 		"driver went away":           {func(r *readiness) { r.driver(nil); r.published(nil); r.driver(noLibrary) }, noLibrary.Error()},
 		"the driver is named before": {func(r *readiness) { r.published(refused); r.driver(noLibrary) }, noLibrary.Error()},
 	}
@@ -81,7 +82,7 @@ func TestServeHTTP_PortInUse(t *testing.T) {
 	recorder := record.NewFakeRecorder(10)
 	s := &service{
 		config: Config{MetricsAddress: address, DriverRetry: time.Millisecond}, metrics: newMetrics(),
-		events: &nodeEvents{recorder: recorder, node: &corev1.ObjectReference{}},
+		events: cluster.NewEventsWith(recorder, "n"),
 	}
 	stop, err := s.serveHTTP(t.Context())
 	if err != nil {
@@ -119,7 +120,7 @@ func TestServeHTTP_StopsWhileThePortIsInUse(t *testing.T) {
 	defer func() { _ = l.Close() }()
 	s := &service{
 		config: Config{MetricsAddress: l.Addr().String(), DriverRetry: time.Hour}, metrics: newMetrics(),
-		events: &nodeEvents{recorder: record.NewFakeRecorder(10), node: &corev1.ObjectReference{}},
+		events: cluster.NewEventsWith(record.NewFakeRecorder(10), "n"),
 	}
 	stop, err := s.serveHTTP(t.Context())
 	if err != nil {

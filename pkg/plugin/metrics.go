@@ -17,10 +17,10 @@ type metrics struct {
 	waiting  prometheus.Gauge
 	// mpsEvents counts what happened to MPS servers while claims used them, by kind.
 	mpsEvents *prometheus.CounterVec
-	// healthy is 1 for a GPU that is well, by device name; xids counts what drivers report.
+	// healthy is 1 for a healthy GPU, by device name; xids counts what drivers report.
 	healthy *prometheus.GaugeVec
 	xids    *prometheus.CounterVec
-	// policy is 1 for the name of the policy in force.
+	// policy is 1 for the name of the active policy.
 	policy         *prometheus.GaugeVec
 	policyInvalid  prometheus.Gauge
 	policyFailures prometheus.Counter
@@ -40,26 +40,26 @@ func newMetrics() *metrics {
 			Buckets: []float64{.0005, .001, .002, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 45},
 		}, []string{"operation", "outcome"}),
 		gpus: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "cleave_gpus", Help: "GPUs that were found and are published.",
+			Name: "cleave_gpus", Help: "GPUs that were found.",
 		}),
 		waiting: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "cleave_waiting_for_driver", Help: "1 while the NVIDIA driver does not answer and no claim can be prepared.",
 		}),
 		policy: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "cleave_policy_info", Help: "1 for the node policy in force, by name.",
+			Name: "cleave_policy_info", Help: "1 for the active node policy, by name.",
 		}, []string{"policy"}),
 		policyInvalid: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "cleave_policy_invalid", Help: "1 while the policy that is asked for cannot be used and an earlier one, or none, is in force.",
+			Name: "cleave_policy_invalid", Help: "1 while the requested policy cannot be used and an earlier one, or none, is active.",
 		}),
 		policyFailures: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "cleave_policy_failures_total", Help: "Policies that were asked for and could not be used.",
+			Name: "cleave_policy_failures_total", Help: "Requested policies that could not be used.",
 		}),
 		conflict: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "cleave_conflict", Help: "1 while somebody else hands out GPUs of the node and nothing new is published.",
+			Name: "cleave_conflict", Help: "1 while another driver or device plugin offers GPUs of the node and nothing new is published.",
 		}),
 	}
 	m.healthy = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "cleave_gpu_healthy", Help: "1 while a GPU is well, 0 while it or a part of it is in trouble.",
+		Name: "cleave_gpu_healthy", Help: "1 while a GPU is healthy, 0 while it or a part of it is unhealthy.",
 	}, []string{"gpu"})
 	m.xids = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "cleave_xid_total", Help: "XID errors that the driver reported, those of applications included.",
@@ -78,7 +78,7 @@ func (m *metrics) observe(operation string, took time.Duration, err error) {
 	m.claims.WithLabelValues(operation, outcome).Observe(took.Seconds())
 }
 
-// policyIs tells which policy is in force, and whether that is for want of a better one.
+// policyIs sets which policy is active, and whether another one is requested that cannot be used.
 func (m *metrics) policyIs(name string, invalid bool) {
 	m.policy.Reset()
 	m.policy.WithLabelValues(name).Set(1)

@@ -5,11 +5,9 @@ package plugin
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -22,28 +20,34 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/cdi"
 	"github.com/cleave-dra/cleave/pkg/claims"
+	"github.com/cleave-dra/cleave/pkg/cluster"
 	"github.com/cleave-dra/cleave/pkg/names"
+	"github.com/cleave-dra/cleave/pkg/node"
 	"github.com/cleave-dra/cleave/pkg/processes"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
-// Reasons of Events about other names under which Cleave served the node.
+// Reasons of Events about other driver names under which Cleave served the node.
 const (
 	reasonOtherName         = "OtherDriverName"
 	reasonOtherNameReleased = "OtherDriverNameReleased"
 )
 
-// Times of looking at other names: the time between two looks, and that between two attempts to finish their claims.
+// Times of looking at other names: the time between two looks, that between the first two lists of their claims, and that
+// between two attempts to finish those.
 const (
 	otherNamesEvery = 2 * time.Second
 	otherListAgain  = 10 * time.Second
+	finishEvery     = 10 * time.Second
 )
 
 // otherNames are the driver names, other than the plugin's own, under which GPUs of the node are allocated. As long as a
 // claim of such a name is there, its devices are not allocated again, and once no plugin of that name runs, this one
 // serves the kubelet by it, so that its pods can end.
 type otherNames struct {
-	s     *service
+	s *service
+	// state is what the API server says of the node.
+	state func() cluster.State
 	locks *claims.Locks
 	boot  string
 	// wake has a value when there is something new to look at.
@@ -55,8 +59,8 @@ type otherNames struct {
 	finding sync.Mutex
 	mu      sync.Mutex
 	byName  map[string]*otherName
-	// hold is why no device may be published yet; nil where there is no reason.
-	hold     error
+	// observed is the state of each name, for the control loop.
+	observed []node.DriverName
 	hardware *hardware
 }
 
@@ -75,12 +79,12 @@ type otherName struct {
 	helper    *kubeletplugin.Helper
 	// broken has a value after the helper failed for good.
 	broken chan error
-	// said is what was last said of the name, by topic.
-	said map[string]string
+	// reported is what was last reported of the name, by topic.
+	reported map[string]string
 }
 
 func newOtherNames(s *service, boot string) *otherNames {
-	return &otherNames{s: s, boot: boot, wake: make(chan struct{}, 1), looked: make(chan struct{}), byName: map[string]*otherName{}}
+	return &otherNames{s: s, state: func() cluster.State { return s.cluster.State() }, boot: boot, wake: make(chan struct{}, 1), looked: make(chan struct{}), byName: map[string]*otherName{}}
 }
 
 // all are those that are known, in order.
@@ -133,7 +137,7 @@ func (n *otherNames) open(ctx context.Context, driver string) {
 	}
 	o := &otherName{
 		driver: driver, dir: filepath.Join(n.s.config.PluginsDir, driver),
-		claims: map[types.UID]*resourceapi.ResourceClaim{}, broken: make(chan error, 1), said: map[string]string{},
+		claims: map[types.UID]*resourceapi.ResourceClaim{}, broken: make(chan error, 1), reported: map[string]string{},
 	}
 	logger := klog.FromContext(ctx)
 	var err error
@@ -168,7 +172,8 @@ func (n *otherNames) engineOf(o *otherName) (*claims.Preparer, error) {
 	options := claims.Options{
 		Identity: claims.Identity{Driver: o.driver, Pool: config.NodeName}, BootID: n.boot,
 		Store: store, Layouts: layouts, Locks: n.locks, Specs: cdi.Remover{Dir: config.CDIDir, Driver: o.driver},
-		Processes: processes.Host(), OnChange: func() { signal(n.s.changed) }, OnAllocate: func() { signal(n.s.changed); signal(n.wake) },
+		Processes: processes.Host(), OnChange: func() { n.s.loop.Mark(node.Partitions) },
+		OnAllocate: func() { n.s.loop.Mark(node.Partitions); signal(n.wake) },
 	}
 	if n.s.sharing != nil {
 		options.Sharing = n.s.sharing.As(o.driver)
@@ -187,24 +192,11 @@ func (n *otherNames) useHardware(hw *hardware) {
 	signal(n.wake)
 }
 
-// holding is why no device may be published yet; nil where there is no reason.
-func (n *otherNames) holding() error {
-	if n == nil {
-		return nil
-	}
+// states are those of all names that are known, in order.
+func (n *otherNames) states() []node.DriverName {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.hold
-}
-
-// isName reports whether a device of another driver is one that Cleave publishes by one of its names.
-func (n *otherNames) isName(d otherDevice) bool {
-	if n == nil {
-		return false
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return ownDevice.MatchString(d.name) && n.byName[d.driver] != nil
+	return n.observed
 }
 
 // run looks at other names, again and again, until ctx ends.
@@ -214,7 +206,7 @@ func (n *otherNames) run(ctx context.Context) {
 			o.stopServing()
 		}
 	}()
-	if n.s.around.wait(ctx) != nil {
+	if n.s.cluster.Wait(ctx) != nil {
 		return
 	}
 	tick := time.NewTicker(otherNamesEvery)
@@ -244,23 +236,20 @@ func (n *otherNames) wait(ctx context.Context) error {
 }
 
 // concerns reports whether a device is made of a GPU that this plugin serves; of any, as long as it is not known which those
-// are. Plugins of two names that serve different GPUs are in nobody's way.
-func (n *otherNames) concerns(d otherDevice) bool {
+// are. Plugins of two names that serve different GPUs do not conflict.
+func (n *otherNames) concerns(d cluster.Device) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.hardware == nil || n.hardware.Node() == nil {
-		return true
-	}
-	return n.hardware.Node().Find(d.pci.DeviceName()) != nil
+	return n.hardware == nil || n.hardware.Session.Node().Find(d.PCI.DeviceName()) != nil
 }
 
 // look looks at all names, and does about each what is to be done.
 func (n *otherNames) look(ctx context.Context) {
 	n.find(ctx)
 	published := map[string]bool{}
-	for _, d := range n.s.around.otherDevices() {
-		if ownDevice.MatchString(d.name) && n.concerns(d) {
-			published[d.driver] = true
+	for _, d := range n.state().Others {
+		if cluster.IsCleaveName(d.Name) && n.concerns(d) {
+			published[d.Driver] = true
 		}
 	}
 	for _, driver := range []string{v1alpha1.Group, nvidia.DriverName} {
@@ -268,27 +257,23 @@ func (n *otherNames) look(ctx context.Context) {
 			n.open(ctx, driver) // its state may be gone before its slices
 		}
 	}
-	var holds []string
+	var observed []node.DriverName
 	for _, o := range n.all() {
-		if why := n.lookAt(ctx, o, published[o.driver]); why != "" {
-			holds = append(holds, why)
-		}
-	}
-	var hold error
-	if len(holds) > 0 {
-		hold = errors.New(strings.Join(holds, "; "))
+		observed = append(observed, node.DriverName{Driver: o.driver, State: n.lookAt(ctx, o, published[o.driver])})
 	}
 	n.mu.Lock()
-	changed := text(hold) != text(n.hold)
-	n.hold = hold
+	changed := !slices.EqualFunc(observed, n.observed, func(a, b node.DriverName) bool {
+		return a.Driver == b.Driver && names.Hold(a.Driver, a.State) == names.Hold(b.Driver, b.State)
+	})
+	n.observed = observed
 	n.mu.Unlock()
 	if changed {
-		signal(n.s.outside)
+		n.s.loop.Mark(node.Names)
 	}
 }
 
-// lookAt does about a name what is to be done now, and says why nothing may be published yet; empty where it may.
-func (n *otherNames) lookAt(ctx context.Context, o *otherName, published bool) (hold string) {
+// lookAt does about a name what is to be done now, and returns its state.
+func (n *otherNames) lookAt(ctx context.Context, o *otherName, published bool) names.Observed {
 	seen := names.Observed{Published: published, Runs: n.load(ctx, o)}
 	if published {
 		o.listed = false
@@ -300,9 +285,11 @@ func (n *otherNames) lookAt(ctx context.Context, o *otherName, published bool) (
 	if o.compatible() && o.helper == nil {
 		seen.Taken = n.taken(ctx, o)
 	}
-	plan := names.Decide(n.observe(o, seen))
+	seen = n.observe(o, seen)
+	plan := names.Decide(seen)
 	if plan.Retire && n.list(ctx, o) { // a claim may have been allocated from slices that were about to go
-		plan = names.Decide(n.observe(o, seen))
+		seen = n.observe(o, seen)
+		plan = names.Decide(seen)
 	}
 	if plan.Adopt {
 		n.adopt(ctx, o)
@@ -316,14 +303,7 @@ func (n *otherNames) lookAt(ctx context.Context, o *otherName, published bool) (
 	if plan.Retire {
 		n.retire(ctx, o)
 	}
-	switch {
-	case !plan.Hold:
-		return ""
-	case published:
-		return fmt.Sprintf("driver %s, by which name Cleave ran on this node, still publishes them: the kubelet removes its ResourceSlices half a minute after its plugin is gone", o.driver)
-	default:
-		return fmt.Sprintf("it is not known yet which claims of driver %s, by which name Cleave ran on this node, have GPUs", o.driver)
-	}
+	return seen
 }
 
 // observe fills in what is left of a name's claims.
@@ -358,7 +338,7 @@ func (n *otherNames) load(ctx context.Context, o *otherName) (runs bool) {
 		err = errors.Join(err, o.engine.LookAt(ctx))
 	}
 	if !o.loaded && !runs && err == nil {
-		err = o.engine.Load(ctx, n.s.events.warn)
+		err = o.engine.Load(ctx, n.s.events.Warn)
 		o.nextFinish, o.nextReconcile = time.Time{}, time.Time{}
 	}
 	if err != nil {
@@ -395,11 +375,11 @@ func (n *otherNames) adopt(ctx context.Context, o *otherName) {
 		if err := n.s.engine.Partitions.AdoptLayouts(ctx, o.engine.Ledger); err != nil {
 			logger.Error(err, "Could not take over the layouts of another driver name; it is tried again", "driver", o.driver)
 		}
-		o.engine.Maintain(ctx, apiClaims{n.s.client})
+		o.engine.Maintain(ctx, cluster.Claims{Client: n.s.client})
 		o.nextReconcile = now.Add(n.s.config.ReconcileEvery)
-		signal(n.s.changed)
+		n.s.loop.Mark(node.Partitions)
 	} else if o.engine.Unfinished() {
-		o.engine.Maintain(ctx, apiClaims{n.s.client})
+		o.engine.Maintain(ctx, cluster.Claims{Client: n.s.client})
 	}
 	o.nextFinish = time.Now().Add(finishEvery)
 }

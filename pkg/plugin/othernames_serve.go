@@ -20,8 +20,10 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/cdi"
+	"github.com/cleave-dra/cleave/pkg/cluster"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/names"
+	"github.com/cleave-dra/cleave/pkg/node"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -30,23 +32,17 @@ import (
 // reconcile. In between, follow asks for single claims.
 func (n *otherNames) list(ctx context.Context, o *otherName) bool {
 	found := map[types.UID]*resourceapi.ResourceClaim{}
-	opts := metav1.ListOptions{Limit: 500}
-	for {
-		page, err := n.s.client.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, opts)
-		if err != nil {
-			n.say(ctx, o, "list", fmt.Errorf("list the claims of driver %s: %w", o.driver, err))
-			return false
+	err := cluster.Claims{Client: n.s.client}.Each(ctx, func(claim *resourceapi.ResourceClaim) bool {
+		if o.engine.Allocated(claim) {
+			found[claim.UID] = claim.DeepCopy() // so that the page goes
 		}
-		for i := range page.Items {
-			if o.engine.Allocated(&page.Items[i]) {
-				found[page.Items[i].UID] = page.Items[i].DeepCopy() // so that the page goes
-			}
-		}
-		if opts.Continue = page.Continue; opts.Continue == "" {
-			break
-		}
+		return true
+	})
+	if err != nil {
+		n.log(ctx, o, "list", fmt.Errorf("list the claims of driver %s: %w", o.driver, err))
+		return false
 	}
-	n.say(ctx, o, "list", nil)
+	n.log(ctx, o, "list", nil)
 	o.nextList = time.Now().Add(n.s.config.ReconcileEvery)
 	if !o.listed {
 		o.nextList = time.Now().Add(min(otherListAgain, n.s.config.ReconcileEvery))
@@ -69,10 +65,10 @@ func (n *otherNames) follow(ctx context.Context, o *otherName) {
 			continue
 		}
 		known := o.claims[uid]
-		claim, err := apiClaims{n.s.client}.Claim(ctx, known.Namespace, known.Name)
+		claim, err := cluster.Claims{Client: n.s.client}.Claim(ctx, known.Namespace, known.Name)
 		switch {
 		case err != nil:
-			n.say(ctx, o, "follow", fmt.Errorf("read claim %s/%s of driver %s: %w", known.Namespace, known.Name, o.driver, err))
+			n.log(ctx, o, "follow", fmt.Errorf("read claim %s/%s of driver %s: %w", known.Namespace, known.Name, o.driver, err))
 			return
 		case claim == nil || claim.UID != uid || !o.engine.Allocated(claim):
 			delete(o.claims, uid)
@@ -80,7 +76,7 @@ func (n *otherNames) follow(ctx context.Context, o *otherName) {
 			o.claims[uid] = claim
 		}
 	}
-	n.say(ctx, o, "follow", nil)
+	n.log(ctx, o, "follow", nil)
 	n.setAllocated(o)
 }
 
@@ -89,23 +85,25 @@ func (n *otherNames) setAllocated(o *otherName) {
 	n.mu.Lock()
 	hw := n.hardware
 	n.mu.Unlock()
-	var node *gpu.Node
+	var inventory *gpu.Node
 	if hw != nil {
-		node = hw.Session.Node()
+		inventory = hw.Session.Node()
 	}
 	var all []*resourceapi.ResourceClaim
 	for _, uid := range slices.Sorted(maps.Keys(o.claims)) {
 		all = append(all, o.claims[uid])
 	}
-	if o.engine.SetAllocated(node, all) {
-		signal(n.s.changed)
+	if o.engine.SetAllocated(inventory, all) {
+		n.s.loop.Mark(node.Partitions)
 	}
 }
 
 // taken reports whether another driver of a name that is not Cleave's alone serves the kubelet.
 func (n *otherNames) taken(ctx context.Context, o *otherName) bool {
-	err := n.as(o).otherPlugin(ctx)
-	n.say(ctx, o, "taken", err)
+	c := n.s.nameConflict()
+	c.driver = o.driver
+	err := c.findPlugin(ctx)
+	n.log(ctx, o, "taken", err)
 	return err != nil
 }
 
@@ -132,7 +130,7 @@ func (n *otherNames) serve(ctx context.Context, o *otherName) {
 		}
 	}
 	helper, err := n.s.servePlugin(ctx, o.driver, podUID, &plugin{claims: o.engine, metrics: n.s.metrics, health: &n.s.health, terminating: n.s.terminating, fatal: fatal})
-	n.say(ctx, o, "serve", err)
+	n.log(ctx, o, "serve", err)
 	if err != nil {
 		return
 	}
@@ -146,12 +144,12 @@ func (o *otherName) stopServing() {
 	o.helper = nil
 }
 
-// say logs a problem with a name when it is another one than before.
-func (n *otherNames) say(ctx context.Context, o *otherName, topic string, err error) {
-	if now := text(err); now != o.said[topic] {
-		o.said[topic] = now
+// log logs a problem with a name when it is another one than before.
+func (n *otherNames) log(ctx context.Context, o *otherName, topic string, err error) {
+	if now := message(err); now != o.reported[topic] {
+		o.reported[topic] = now
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Trouble with another driver name; it is tried again", "driver", o.driver)
+			klog.FromContext(ctx).Error(err, "Problem with another driver name; retrying", "driver", o.driver)
 		}
 	}
 }
@@ -174,17 +172,17 @@ func (n *otherNames) report(ctx context.Context, o *otherName, seen names.Observ
 		what = append(what[:most], fmt.Sprintf("and %d more", more))
 	}
 	now := strings.Join(what, ", ")
-	was, said := o.said["allocated"]
+	was, known := o.reported["allocated"]
 	if now == was {
 		return
 	}
-	o.said["allocated"] = now
+	o.reported["allocated"] = now
 	klog.FromContext(ctx).V(2).Info("Allocated under another driver name", "driver", o.driver, "claims", now)
 	switch {
 	case now == "":
-		n.s.events.note(reasonOtherNameReleased, fmt.Sprintf("No claim of driver %s, by which name Cleave ran on this node, has a GPU any more", o.driver))
-	case !said || was == "":
-		n.s.events.note(reasonOtherName, fmt.Sprintf("Claims of driver %s, by which name Cleave ran on this node, have GPUs: %s. "+
+		n.s.events.Note(reasonOtherNameReleased, fmt.Sprintf("No claim of driver %s, by which name Cleave ran on this node, has a GPU any more", o.driver))
+	case !known || was == "":
+		n.s.events.Note(reasonOtherName, fmt.Sprintf("Claims of driver %s, by which name Cleave ran on this node, have GPUs: %s. "+
 			"Those devices are tainted until the claims' pods have ended", o.driver, now))
 	}
 }
@@ -205,7 +203,7 @@ func (o *otherName) allocatedNow() []*records.Record {
 func (n *otherNames) retire(ctx context.Context, o *otherName) {
 	o.stopServing()
 	gone, err := removeName(&n.s.config, o.driver)
-	n.say(ctx, o, "retire", err)
+	n.log(ctx, o, "retire", err)
 	if err != nil || !gone {
 		return
 	}
@@ -223,22 +221,22 @@ var ownFiles = []string{names.Locks, "policy.json", "drained", "nvidia-cdi-hook"
 // where there is a record. Records that were set aside as corrupt stay.
 func removeName(c *Config, driver string) (gone bool, err error) {
 	dir := filepath.Join(c.PluginsDir, driver)
-	mark, err := enter(dir)
+	mark, err := acquire(dir)
 	if err != nil {
 		return false, err
 	}
-	defer mark.leave()
+	defer mark.release()
 	if !mark.alone() {
 		return false, nil
 	}
-	held, errHeld := records.OpenStore(records.NewDisk(), filepath.Join(dir, names.Claims))
-	cut, errCut := records.OpenLayouts(records.NewDisk(), filepath.Join(dir, names.Layouts))
-	if err := errors.Join(errHeld, errCut); err != nil {
+	claims, errClaims := records.OpenStore(records.NewDisk(), filepath.Join(dir, names.Claims))
+	layouts, errLayouts := records.OpenLayouts(records.NewDisk(), filepath.Join(dir, names.Layouts))
+	if err := errors.Join(errClaims, errLayouts); err != nil {
 		return false, err
 	}
-	uids, errHeld := held.Names()
-	gpus, errCut := cut.Names()
-	if err := errors.Join(errHeld, errCut); err != nil || len(uids) > 0 || len(gpus) > 0 {
+	uids, errClaims := claims.Names()
+	gpus, errLayouts := layouts.Names()
+	if err := errors.Join(errClaims, errLayouts); err != nil || len(uids) > 0 || len(gpus) > 0 {
 		return false, err
 	}
 	errs := []error{
@@ -268,11 +266,11 @@ func (s *service) leaveNode(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	for _, o := range s.names.all() {
 		if gone, err := removeName(&s.config, o.driver); err != nil || !gone {
-			logger.Info("Leaving the files of another driver name, which holds claims or runs", "driver", o.driver, "err", err)
+			logger.Info("Keeping the files of another driver name, which has claims or runs", "driver", o.driver, "err", err)
 			return
 		}
 	}
-	if !s.node.alone() {
+	if !s.nodeLease.alone() {
 		return
 	}
 	entries, err := os.ReadDir(s.config.nodeDir())
@@ -282,6 +280,14 @@ func (s *service) leaveNode(ctx context.Context) {
 	}
 	_ = os.Remove(s.config.nodeDir()) // stays where it is a mount
 	if err := errors.Join(errs...); err != nil {
-		logger.Error(err, "Could not remove what plugins of the node share")
+		logger.Error(err, "Removing what plugins of the node share failed")
 	}
+}
+
+// message of an error; empty where there is none.
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
 }

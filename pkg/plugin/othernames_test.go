@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -24,10 +23,10 @@ import (
 	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/pkg/cdi"
 	"github.com/cleave-dra/cleave/pkg/claims"
+	"github.com/cleave-dra/cleave/pkg/cluster"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/names"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
-	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -53,19 +52,15 @@ func newNamesBed(t *testing.T, own, other string, objects ...runtime.Object) *na
 	b := &namesBed{t: t, recorder: record.NewFakeRecorder(100), other: other}
 	config := validConfig()
 	config.DriverName, config.PluginsDir, config.RegistryDir, config.CDIDir = own, filepath.Join(dir, "p"), filepath.Join(dir, "r"), filepath.Join(dir, "c")
-	b.service = &service{
-		config: config, metrics: newMetrics(), client: fake.NewClientset(objects...), health: newGPUHealth("node-1"),
-		events:  &nodeEvents{recorder: b.recorder, node: &corev1.ObjectReference{}},
-		outside: make(chan struct{}, 1), changed: make(chan struct{}, 1),
-	}
+	b.service = newService(config)
+	b.client, b.events = fake.NewClientset(objects...), cluster.NewEventsWith(b.recorder, "n")
 	for _, d := range []string{config.RegistryDir, config.CDIDir, b.dir(names.Claims), b.dir(names.Locks), b.dir(names.Layouts)} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
-	b.around = newSurroundings(b.client, own, "node-1", func() {})
-	b.published()
 	b.names = newOtherNames(b.service, "boot")
+	b.published()
 	locks, err := b.openLocks()
 	if err != nil {
 		t.Fatal(err)
@@ -104,17 +99,17 @@ func (b *namesBed) record(claim *resourceapi.ResourceClaim) {
 // published are the devices that the other name publishes, from now on.
 func (b *namesBed) published(devices ...string) {
 	b.t.Helper()
-	var slices []any
-	if len(devices) > 0 {
-		var all [][2]string
-		for _, d := range devices {
-			all = append(all, [2]string{d, ""})
+	var others []cluster.Device
+	for _, name := range devices {
+		whole := name
+		for _, kind := range gpu.Shares() {
+			whole = strings.TrimSuffix(whole, "-"+string(kind))
 		}
-		slices = append(slices, otherSlice("s", b.other, all...))
+		if pci, err := gpu.ParseDeviceName(whole); err == nil { // those without an address are not kept
+			others = append(others, cluster.Device{Driver: b.other, Name: name, PCI: pci})
+		}
 	}
-	if err := errors.Join(b.around.others.Replace(slices, ""), b.around.object.Replace([]any{nodeObject("")}, "")); err != nil {
-		b.t.Fatal(err)
-	}
+	b.names.state = func() cluster.State { return cluster.State{Others: others} }
 }
 
 // runs has a plugin of the other name run until the returned function is called.
@@ -134,9 +129,12 @@ func (b *namesBed) runs() (ends func()) {
 func (b *namesBed) want(step, hold string, served bool, allocated ...string) {
 	b.t.Helper()
 	b.names.look(context.WithoutCancel(b.t.Context()))
-	got := b.names.holding()
-	if (hold == "") != (got == nil) || got != nil && !strings.Contains(got.Error(), hold) {
-		b.t.Errorf("%s: the node is not published because %v, want %q", step, got, hold)
+	var got string
+	for _, n := range b.names.states() {
+		got += names.Hold(n.Driver, n.State)
+	}
+	if (hold == "") != (got == "") || !strings.Contains(got, hold) {
+		b.t.Errorf("%s: the node is not published because of %q, want %q", step, got, hold)
 	}
 	sockets, err := filepath.Glob(filepath.Join(b.config.RegistryDir, b.other+"*.sock"))
 	if err != nil || (len(sockets) > 0) != served {
@@ -314,7 +312,6 @@ func TestOtherNames_SlicesOfOtherGPUs(t *testing.T) {
 	}
 	hw := &hardware{Session: session}
 	defer hw.end(t.Context())
-	hw.node.Store(&policy.Node{Node: session.Node()})
 	b.names.useHardware(hw)
 	b.want("none is among them", "", false)
 	b.published("gpu-0000-99-00-0", session.Node().GPUs[0].PCI.DeviceName()+"-timeslice")

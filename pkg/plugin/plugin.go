@@ -37,10 +37,10 @@ type plugin struct {
 // plugin implements the helper's interface.
 var _ kubeletplugin.DRAPlugin = (*plugin)(nil)
 
-// PrepareResourceClaims prepares each claim on its own: they run side by side and fail one by one.
+// PrepareResourceClaims prepares each claim on its own: they run concurrently and fail one by one.
 func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := make([]kubeletplugin.PrepareResult, len(claims))
-	sideBySide(len(claims), func(i int) {
+	concurrently(len(claims), func(i int) {
 		ref := records.Claim{Namespace: claims[i].Namespace, Name: claims[i].Name, UID: claims[i].UID}
 		var devices []records.Device
 		err := p.observe(ctx, "prepare", ref, func() (err error) {
@@ -59,7 +59,7 @@ func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 // UnprepareResourceClaims unprepares each claim on its own.
 func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	errs := make([]error, len(claims))
-	sideBySide(len(claims), func(i int) {
+	concurrently(len(claims), func(i int) {
 		ref := records.Claim{Namespace: claims[i].Namespace, Name: claims[i].Name, UID: claims[i].UID}
 		errs[i] = p.observe(ctx, "unprepare", ref, func() error { return p.claims.Unprepare(ctx, ref) })
 		p.terminating.unprepared(ref, errs[i])
@@ -71,7 +71,7 @@ func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	return byUID, nil
 }
 
-// observe runs one operation on one claim and tells log and metrics about it, in one line and one sample.
+// observe runs one operation on one claim and reports it in one log line and one metric sample.
 func (p *plugin) observe(ctx context.Context, operation string, claim records.Claim, run func() error) error {
 	start := time.Now()
 	err := run()
@@ -86,9 +86,9 @@ func (p *plugin) observe(ctx context.Context, operation string, claim records.Cl
 	return nil
 }
 
-// sideBySide runs operations at once, the first on the caller's goroutine: most pods have one claim, and its stack has
+// concurrently runs operations at once, the first on the caller's goroutine: most pods have one claim, and its stack has
 // grown already.
-func sideBySide(n int, run func(i int)) {
+func concurrently(n int, run func(i int)) {
 	var wg sync.WaitGroup
 	for i := 1; i < n; i++ {
 		wg.Go(func() { run(i) })
@@ -99,7 +99,7 @@ func sideBySide(n int, run func(i int)) {
 	wg.Wait()
 }
 
-// toKubelet says of each device how a container gets it.
+// toKubelet describes how a container gets each device.
 func toKubelet(devices []records.Device) []kubeletplugin.Device {
 	answer := make([]kubeletplugin.Device, 0, len(devices))
 	for _, d := range devices {
@@ -123,7 +123,7 @@ func (p *plugin) HandleError(ctx context.Context, err error, msg string) {
 	}
 }
 
-// WatchHealthStatus tells the kubelet how all devices are, until ctx ends.
+// WatchHealthStatus reports the health of all devices to the kubelet until ctx ends.
 func (p *plugin) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	return p.health.watch(ctx, reports)
 }

@@ -72,7 +72,7 @@ func objectsOf(uids ...types.UID) (objects []kubeletplugin.NamespacedObject) {
 	return objects
 }
 
-func TestEveryClaimOfAPrepareHasItsOwnAnswer(t *testing.T) {
+func TestPrepareResourceClaims(t *testing.T) {
 	held := errors.New("GPU is held")
 	p, ctx := newPlugin(t, &fakeClaims{
 		devices: map[types.UID][]records.Device{
@@ -100,7 +100,7 @@ func TestEveryClaimOfAPrepareHasItsOwnAnswer(t *testing.T) {
 	}
 }
 
-func TestEveryClaimOfAnUnprepareHasItsOwnAnswer(t *testing.T) {
+func TestUnprepareResourceClaims(t *testing.T) {
 	full := errors.New("read-only file system")
 	p, ctx := newPlugin(t, &fakeClaims{errs: map[types.UID]error{"b": full}})
 	got, err := p.UnprepareResourceClaims(ctx, objectsOf("a", "b", "c"))
@@ -113,7 +113,7 @@ func TestEveryClaimOfAnUnprepareHasItsOwnAnswer(t *testing.T) {
 	}
 }
 
-func TestNoClaimsGiveAnEmptyAnswer(t *testing.T) {
+func TestPrepareResourceClaims_None(t *testing.T) {
 	p, ctx := newPlugin(t, &fakeClaims{})
 	prepared, err := p.PrepareResourceClaims(ctx, nil)
 	if err != nil || len(prepared) != 0 {
@@ -126,7 +126,7 @@ func TestNoClaimsGiveAnEmptyAnswer(t *testing.T) {
 }
 
 // Each claim waits inside the engine until all are there: in line they would never meet.
-func TestClaimsOfOneCallRunSideBySide(t *testing.T) {
+func TestPrepareResourceClaims_Concurrent(t *testing.T) {
 	const n = 4
 	uids := []types.UID{"a", "b", "c", "d"}
 	arrived, leave := make(chan struct{}), make(chan struct{})
@@ -148,7 +148,7 @@ func TestClaimsOfOneCallRunSideBySide(t *testing.T) {
 	}
 }
 
-func TestMetricsCountEachClaimByOperationAndOutcome(t *testing.T) {
+func TestMetrics_Claims(t *testing.T) {
 	p, ctx := newPlugin(t, &fakeClaims{errs: map[types.UID]error{"b": errors.New("no")}})
 	_, _ = p.PrepareResourceClaims(ctx, claimsOf("a", "b", "c"))
 	_, _ = p.UnprepareResourceClaims(ctx, objectsOf("a"))
@@ -174,7 +174,7 @@ func TestMetricsCountEachClaimByOperationAndOutcome(t *testing.T) {
 	}
 }
 
-func TestOnlyAnErrorThatNoRetryMendsEndsThePlugin(t *testing.T) {
+func TestHandleError(t *testing.T) {
 	p, ctx := newPlugin(t, &fakeClaims{})
 	p.HandleError(ctx, fmt.Errorf("publish: %w", kubeletplugin.ErrRecoverable), "slices")
 	if ctx.Err() != nil {
@@ -184,5 +184,23 @@ func TestOnlyAnErrorThatNoRetryMendsEndsThePlugin(t *testing.T) {
 	p.HandleError(ctx, broken, "gRPC")
 	if got := context.Cause(ctx); !errors.Is(got, broken) {
 		t.Errorf("cause: got %v, want %v", got, broken)
+	}
+}
+
+func TestToKubelet(t *testing.T) {
+	share := func(id string) records.Device {
+		return records.Device{Request: "r", Pool: "p", Device: "gpu-0-mps", CDIDeviceIDs: []string{"c"}, Share: &records.Share{ID: id}}
+	}
+	device := func(id *types.UID) kubeletplugin.Device {
+		return kubeletplugin.Device{Requests: []string{"r"}, PoolName: "p", DeviceName: "gpu-0-mps", CDIDeviceIDs: []string{"c"}, ShareID: id}
+	}
+	one, two := types.UID("one"), types.UID("two")
+	whole := share("")
+	whole.Share = nil
+	alone := share(records.ExclusiveID)
+	alone.Share.Exclusive = true
+	want := []kubeletplugin.Device{device(&one), device(&two), device(nil), device(nil)}
+	if diff := cmp.Diff(want, toKubelet([]records.Device{share("one"), share("two"), whole, alone})); diff != "" {
+		t.Errorf("devices (-want +got):\n%s", diff)
 	}
 }

@@ -9,29 +9,31 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/cluster"
 )
 
 // What can fail at the start and may pass is tried again inside: a container that ends is started again only after up to five
-// minutes (CrashLoopBackOff), and nobody sees why but who reads its log. These are the plugin's directory that cannot be made
+// minutes (CrashLoopBackOff), and only its log shows why. These are the plugin's directory that cannot be made
 // or written yet, the kubelet's registration directory that is missing, a boot ID that cannot be read, and a port that the
-// plugin before still has. The driver, the API server, the Node object, the policy and other drivers of the same name are
-// waited for where they are needed. What cannot pass ends the program: flags that make no sense with code 2, see
+// previous plugin still has. The driver, the API server, the Node object, the policy and other drivers of the same name are
+// waited for where they are needed. What cannot pass ends the program: invalid flags with code 2, see
 // Config.Validate, and a kubeconfig that cannot be used with code 1.
 
 // reasonStart is the reason of Events about a start that is tried again.
 const reasonStart = "StartDelayed"
 
-// connect makes what talks to the API server; it does not connect yet.
+// connect creates what talks to the API server; it does not connect yet.
 func (s *service) connect(ctx context.Context) error {
 	restConfig, err := restConfig(s.config)
 	if err != nil {
 		return err
 	}
 	if s.client, err = kubernetes.NewForConfig(restConfig); err != nil {
-		return fmt.Errorf("make a client for the API server: %w", err)
+		return fmt.Errorf("create a client for the API server: %w", err)
 	}
-	s.events = newNodeEvents(ctx, s.client, s.config.DriverName, s.config.NodeName)
-	s.terminating = newTerminating(apiClaims{s.client}, s.events)
+	s.events = cluster.NewEvents(ctx, s.client, s.config.DriverName, s.config.NodeName)
+	s.terminating = newTerminating(cluster.Claims{Client: s.client}, s.events)
 	return nil
 }
 
@@ -39,20 +41,20 @@ func (s *service) connect(ctx context.Context) error {
 func (s *service) persist(ctx context.Context, step func() error) error {
 	tick := time.NewTicker(s.config.DriverRetry)
 	defer tick.Stop()
-	said := ""
+	reported := ""
 	for {
 		err := step()
 		if err == nil {
-			if said != "" {
+			if reported != "" {
 				s.ready.started(nil)
 			}
 			return nil
 		}
-		if text := err.Error(); text != said {
-			said = text
-			klog.FromContext(ctx).Error(err, "The start is delayed", "retryEvery", s.config.DriverRetry)
+		if text := err.Error(); text != reported {
+			reported = text
+			klog.FromContext(ctx).Error(err, "Start delayed; retrying", "retryEvery", s.config.DriverRetry)
 			s.ready.started(err)
-			s.events.warn(reasonStart, fmt.Sprintf("The plugin cannot start yet: %v. It tries again every %s.", err, s.config.DriverRetry))
+			s.events.Warn(reasonStart, fmt.Sprintf("The plugin cannot start yet: %v. It tries again every %s.", err, s.config.DriverRetry))
 		}
 		select {
 		case <-ctx.Done():

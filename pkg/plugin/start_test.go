@@ -11,9 +11,10 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/record"
+
+	"github.com/cleave-dra/cleave/pkg/cluster"
 )
 
 // What keeps the plugin from starting and passes is waited for inside, with a reason in /readyz and one Event.
@@ -50,10 +51,8 @@ func TestOpen_WaitsForWhatMayPass(t *testing.T) {
 				t.Fatal(err)
 			}
 			recorder := record.NewFakeRecorder(100)
-			s := &service{
-				config: validConfig(), metrics: newMetrics(), ranking: newRanking(), client: fake.NewClientset(),
-				events: &nodeEvents{recorder: recorder, node: &corev1.ObjectReference{}},
-			}
+			s := newService(validConfig())
+			s.client, s.events = fake.NewClientset(), cluster.NewEventsWith(recorder, "n")
 			s.config.PluginsDir, s.config.Procfs, s.config.DriverRetry = filepath.Join(dir, "plugins"), filepath.Join(dir, "proc"), time.Millisecond
 			opened := make(chan error, 1)
 			go func() { opened <- s.persist(t.Context(), func() error { return s.open(t.Context()) }) }()
@@ -74,7 +73,7 @@ func TestOpen_WaitsForWhatMayPass(t *testing.T) {
 			if err := <-opened; err != nil {
 				t.Fatal(err)
 			}
-			defer s.presence.leave()
+			defer s.lease.release()
 			if err := s.ready.err(); err == nil || strings.Contains(err.Error(), "cannot start") {
 				t.Errorf("got readiness %v, want the next reason", err)
 			}

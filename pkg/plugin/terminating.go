@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/claims"
+	"github.com/cleave-dra/cleave/pkg/cluster"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -30,7 +31,7 @@ const (
 // that it tries again. A nil one reports nothing.
 type terminating struct {
 	claims claims.API
-	events *nodeEvents
+	events *cluster.Events
 	queue  chan inUse
 
 	mu sync.Mutex
@@ -44,7 +45,7 @@ type inUse struct {
 	err   *claims.InUseError
 }
 
-func newTerminating(api claims.API, events *nodeEvents) *terminating {
+func newTerminating(api claims.API, events *cluster.Events) *terminating {
 	return &terminating{claims: api, events: events, queue: make(chan inUse, maxTerminating), reported: map[types.UID]string{}}
 }
 
@@ -84,7 +85,7 @@ func (t *terminating) run(ctx context.Context) {
 
 func (t *terminating) report(ctx context.Context, u inUse) {
 	message := fmt.Sprintf("The pod cannot end: %v. End those processes on the node; the partition is then destroyed, and the pod ends by itself.", u.err)
-	t.events.warnClaim(u.claim, reasonInUse, message)
+	t.events.WarnClaim(u.claim, reasonInUse, message)
 	ctx, cancel := context.WithTimeout(ctx, podsTimeout)
 	defer cancel()
 	claim, err := t.claims.Claim(ctx, u.claim.Namespace, u.claim.Name)
@@ -97,7 +98,7 @@ func (t *terminating) report(ctx context.Context, u inUse) {
 	}
 	for _, user := range claim.Status.ReservedFor {
 		if user.APIGroup == "" && user.Resource == "pods" {
-			t.events.warnObject(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: claim.Namespace, Name: user.Name, UID: user.UID}, reasonInUse, message)
+			t.events.WarnObject(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: claim.Namespace, Name: user.Name, UID: user.UID}, reasonInUse, message)
 		}
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"github.com/cleave-dra/cleave/pkg/claims"
+	"github.com/cleave-dra/cleave/pkg/cluster"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
@@ -73,7 +74,7 @@ func TestTerminating(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				recorder := &objectRecorder{}
-				term := newTerminating(apiClaims{fake.NewClientset(tt.claims...)}, &nodeEvents{recorder: recorder, node: &corev1.ObjectReference{}})
+				term := newTerminating(cluster.Claims{Client: fake.NewClientset(tt.claims...)}, cluster.NewEventsWith(recorder, "n"))
 				ctx, cancel := context.WithCancel(t.Context())
 				var wg sync.WaitGroup
 				wg.Go(func() { term.run(ctx) })

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+)
+
+// pageSize is how many claims one list request returns.
+const pageSize = 500
+
+// Claims reads ResourceClaims.
+type Claims struct {
+	Client kubernetes.Interface
+}
+
+// Claim returns nil for a claim that does not exist.
+func (c Claims) Claim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
+	claim, err := c.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil //nolint:nilnil // absence is an ordinary answer
+	}
+	return claim, err
+}
+
+// ClaimByUID returns nil for a claim that does not exist. It lists claims.
+func (c Claims) ClaimByUID(ctx context.Context, uid types.UID) (*resourceapi.ResourceClaim, error) {
+	var found *resourceapi.ResourceClaim
+	err := c.Each(ctx, func(claim *resourceapi.ResourceClaim) bool {
+		if claim.UID == uid {
+			found = claim
+		}
+		return found == nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list claims: %w", err)
+	}
+	return found, nil
+}
+
+// Each calls a function for the claims of all namespaces, page by page, for as long as it returns true.
+func (c Claims) Each(ctx context.Context, visit func(claim *resourceapi.ResourceClaim) bool) error {
+	opts := metav1.ListOptions{Limit: pageSize}
+	for {
+		page, err := c.Client.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, opts)
+		if err != nil {
+			return err
+		}
+		for i := range page.Items {
+			if !visit(&page.Items[i]) {
+				return nil
+			}
+		}
+		if opts.Continue = page.Continue; opts.Continue == "" {
+			return nil
+		}
+	}
+}

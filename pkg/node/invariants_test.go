@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/cleave-dra/cleave/pkg/cluster"
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/health"
+	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// randomRules are what a GPU may be offered as in the tests.
+var randomRules = []string{
+	"", "exclude: true", "tiers: [exclusive]", "tiers: [mig]", "tiers: [timeSlice], timeSlice: {shares: 8}", "tiers: [timeSlice, mps]",
+	"mig: {layout: {1g.10gb: 7}}", "mig: {layout: {3g.40gb: 2}}", "tiers: [mig, exclusive], mig: {profiles: [1g.10gb, 2g.20gb]}", "tiers: []",
+}
+
+// randomBed is a node of eight GPUs that is led through random observations.
+type randomBed struct {
+	*bed
+	random *rand.Rand
+	// allocated are the shapes that claims have. A claim is allocated only what is published and not tainted.
+	allocated []gpu.Shape
+	published []resourceslice.Slice
+	aspects   Aspect
+}
+
+func newRandomBed(t *testing.T, seed uint64) *randomBed {
+	return &randomBed{bed: newBed(t, "hgx-h100"), random: rand.New(rand.NewPCG(seed, 1))}
+}
+
+// chance is true in one of n cases.
+func (b *randomBed) chance(n int) bool { return b.random.IntN(n) == 0 }
+
+// change changes some of what is observed.
+func (b *randomBed) change() {
+	b.Now = b.Now.Add(time.Duration(b.random.IntN(8000)) * time.Millisecond)
+	b.aspects = Aspect(b.random.IntN(int(Periodic) << 1))
+	if b.chance(3) {
+		rules := "rules:\n"
+		for i := range 8 {
+			rules += fmt.Sprintf("- {match: {indexes: [%d]}, %s}\n", i, randomRules[b.random.IntN(len(randomRules))])
+		}
+		b.write("default.yaml", rules)
+	}
+	toggle := func(err *error) {
+		if *err = nil; b.chance(3) {
+			*err = errors.New("away")
+		}
+	}
+	toggle(&b.MPS)
+	b.Cluster = cluster.State{}
+	if b.chance(6) {
+		b.Cluster.Node.PluginResources = []cluster.PluginResource{{Name: "nvidia.com/gpu", Quantity: "8"}}
+	}
+	b.Conditions = map[gpu.PCIAddress][]health.Condition{}
+	b.Incomplete = map[string]error{}
+	for i := range b.Inventory.GPUs {
+		if b.chance(6) {
+			b.Conditions[b.Inventory.GPUs[i].PCI] = []health.Condition{{Reason: "gpu-lost"}}
+		}
+		if b.chance(10) {
+			b.Incomplete[b.device(i)] = errors.New("no device node")
+		}
+	}
+	b.Unfinished, b.Lists = b.chance(3), b.chance(2)
+	if b.chance(3) {
+		b.Names = nil
+	} else if b.chance(4) {
+		b.Names = []DriverName{{Driver: "gpu.example.com"}}
+	}
+	b.setAllocations()
+}
+
+// setAllocations has the records of what is allocated observed.
+func (b *randomBed) setAllocations() {
+	b.Unclaimed = map[gpu.PCIAddress][]gpu.Place{}
+	b.Allocations = nil
+	for i, s := range b.allocated {
+		d := records.Device{Device: s.Name(), GPU: s.GPU.PCI.DeviceName()}
+		if s.IsPartition() {
+			d.Partition = &gpu.Partition{ProfileID: s.Profile.ID, Placement: s.Placement}
+		}
+		if s.IsShare() {
+			d.Share = &records.Share{Kind: s.Share}
+		}
+		b.Allocations = append(b.Allocations, &records.Record{
+			Claim: records.Claim{Name: fmt.Sprint(i)}, State: records.Prepared, Devices: []records.Device{d},
+		})
+	}
+	b.Records = b.Allocations
+}
+
+// claim releases some devices and allocates others that are published without a taint.
+func (b *randomBed) claim() {
+	b.allocated = slices.DeleteFunc(slices.Clone(b.allocated), func(gpu.Shape) bool { return b.chance(3) })
+	free := map[string]bool{}
+	for _, s := range b.published {
+		for _, d := range s.Devices {
+			free[d.Name] = len(d.Taints) == 0
+		}
+	}
+	node := b.Memory.Published.Node
+	for i := range node.GPUs {
+		shapes := node.Shapes(&node.GPUs[i])
+		if len(shapes) == 0 || b.chance(2) {
+			continue
+		}
+		s := shapes[b.random.IntN(len(shapes))]
+		sameGPU := slices.DeleteFunc(slices.Clone(b.allocated), func(h gpu.Shape) bool { return h.GPU.PCI != s.GPU.PCI })
+		if free[s.Name()] && !slices.ContainsFunc(b.allocated, s.Overlaps) && s.FitsBeside(sameGPU) {
+			b.allocated = append(b.allocated, s)
+		}
+	}
+	b.setAllocations()
+}
+
+// consumption is what the devices of slices consume, and the counters there are, by device and by counter set.
+func consumption(all []resourceslice.Slice) (devices map[string][]resourceapi.DeviceCounterConsumption, counters map[string]resourceapi.CounterSet) {
+	devices, counters = map[string][]resourceapi.DeviceCounterConsumption{}, map[string]resourceapi.CounterSet{}
+	for _, s := range all {
+		for _, d := range s.Devices {
+			devices[d.Name] = d.ConsumesCounters
+		}
+		for _, c := range s.SharedCounters {
+			counters[c.Name] = c
+		}
+	}
+	return devices, counters
+}
+
+// sameErrors compares errors by their text.
+var sameErrors = cmp.Comparer(func(a, b error) bool { return text(a) == text(b) })
+
+// For any sequence of observations no allocated device ever leaves the plan, none of its counters changes, and equal
+// observations give equal plans.
+func TestDesired_Invariants(t *testing.T) {
+	for seed := range uint64(3) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			b := newRandomBed(t, seed)
+			published := 0
+			for step := range 40 {
+				b.change()
+				for b.Pass = 0; ; b.Pass++ {
+					b.Changed = b.aspects
+					p, again := Desired(b.Observed), Desired(b.Observed)
+					if !reflect.DeepEqual(p, again) { // cmp.Diff of two plans takes a second
+						t.Fatalf("step %d: equal observations give two plans:\n%s", step, cmp.Diff(p, again, sameErrors))
+					}
+					b.Memory, b.aspects = p.Memory, 0
+					if p.Slices != nil {
+						published++
+						b.checkAllocated(step, p.Slices)
+						b.published = p.Slices
+					}
+					if !p.ObserveAgain {
+						break
+					}
+				}
+				b.claim()
+			}
+			if published < 20 {
+				t.Errorf("published %d times, which shows little", published)
+			}
+		})
+	}
+}
+
+// checkAllocated fails unless slices have all devices that are allocated, with the counters that they had before.
+func (b *randomBed) checkAllocated(step int, now []resourceslice.Slice) {
+	b.t.Helper()
+	if err := checkSlices(now, nil); err != nil {
+		b.t.Errorf("step %d: %v", step, err)
+	}
+	before, countersBefore := consumption(b.published)
+	after, countersAfter := consumption(now)
+	for _, s := range b.allocated {
+		name := s.Name()
+		if after[name] == nil || !apiequality.Semantic.DeepEqual(before[name], after[name]) {
+			b.t.Errorf("step %d: what the allocated device %s consumes: got %v, before %v", step, name, after[name], before[name])
+		}
+		for _, c := range after[name] {
+			if was, is := countersBefore[c.CounterSet], countersAfter[c.CounterSet]; !apiequality.Semantic.DeepEqual(was, is) {
+				b.t.Errorf("step %d: counters of the allocated device %s: got %v, before %v", step, name, is, was)
+			}
+		}
+	}
+}
+
+// A plan changes nothing of what it was made of.
+func TestDesired_Pure(t *testing.T) {
+	b := newRandomBed(t, 9)
+	for range 20 {
+		b.change()
+		before := b.Observed
+		offered := policy.Node{}
+		if before.Memory.Offered != nil {
+			offered.Offers = slices.Clone(before.Memory.Offered.Offers)
+		}
+		p := Desired(b.Observed)
+		if before.Memory.Offered != nil {
+			if !reflect.DeepEqual(offered.Offers, before.Memory.Offered.Offers) {
+				t.Fatalf("the plan before has changed (-before +after):\n%s", cmp.Diff(offered.Offers, before.Memory.Offered.Offers))
+			}
+		}
+		b.Memory = p.Memory
+		if p.Slices != nil {
+			b.published = p.Slices
+			b.claim()
+		}
+	}
+}

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
+
+// compareInventory reports which GPUs were added, replaced and removed, and which cannot be read.
+func (p *Plan) compareInventory(o *Observed) {
+	before, now := o.Memory.Inventory, o.Inventory
+	p.Status.GPUs = len(now.GPUs)
+	p.Memory.Inventory = now
+	if before != nil && before != now {
+		p.NewInventory = true
+		p.reportAdded(before, now)
+		p.reportRemoved(before, now)
+	}
+	p.reportUnreadable(now)
+}
+
+func (p *Plan) reportAdded(before, now *gpu.Node) {
+	for i := range now.GPUs {
+		g := &now.GPUs[i]
+		switch was := before.Find(g.PCI.DeviceName()); {
+		case was == nil:
+			p.report(Report{
+				Log: "GPU added", Values: []any{"gpu", g.PCI.DeviceName(), "uuid", g.UUID, "product", g.ProductName},
+				Reason: "GPUAdded", Message: Describe(g) + " was found",
+			})
+		case was.UUID != g.UUID:
+			p.report(Report{
+				Log: "GPU replaced", Values: []any{"gpu", g.PCI.DeviceName(), "uuid", g.UUID, "before", was.UUID},
+				Reason: "GPUReplaced", Message: Describe(g) + " was found in the place of " + was.UUID,
+			})
+		}
+	}
+}
+
+func (p *Plan) reportRemoved(before, now *gpu.Node) {
+	for i := range before.GPUs {
+		g := &before.GPUs[i]
+		if now.Find(g.PCI.DeviceName()) != nil {
+			continue
+		}
+		p.Removed = append(p.Removed, g.PCI)
+		p.report(Report{
+			Log: "GPU removed", Values: []any{"gpu", g.PCI.DeviceName(), "uuid", g.UUID},
+			Warning: true, Reason: "GPURemoved", Message: Describe(g) + " was removed",
+		})
+	}
+}
+
+// reportUnreadable reports GPUs that cannot be read, each problem once.
+func (p *Plan) reportUnreadable(now *gpu.Node) {
+	var all []string
+	for _, problem := range now.Problems {
+		message := problem.Err.Error()
+		all = append(all, message)
+		if !slices.Contains(p.Memory.Unreadable, message) {
+			p.report(Report{
+				Log: "GPU cannot be read; retrying", Err: problem.Err, Values: []any{"index", problem.Index},
+				Warning: true, Reason: "UnreadableGPU", Message: message,
+			})
+		}
+	}
+	p.Memory.Unreadable = all
+}
+
+// Describe names a GPU in Events.
+func Describe(g *gpu.GPU) string {
+	return fmt.Sprintf("GPU %s (%s, %s)", g.PCI.DeviceName(), g.UUID, g.ProductName)
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"strings"
+	"time"
+
+	"github.com/cleave-dra/cleave/pkg/cluster"
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/health"
+	"github.com/cleave-dra/cleave/pkg/names"
+	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// Aspect is a set of things that are observed.
+type Aspect uint
+
+// The aspects.
+const (
+	// Inventory is the GPUs, as the driver reports them.
+	Inventory Aspect = 1 << iota
+	// Allocations is what claims have been allocated.
+	Allocations
+	// Partitions is what exists on GPUs, and what occupies devices.
+	Partitions
+	// Supervisor is the node's MPS supervisor.
+	Supervisor
+	// Driver is the NVIDIA driver's library and kernel module.
+	Driver
+	// Policies is the policy files.
+	Policies
+	// Cluster is what the API server says of the node.
+	Cluster
+	// Names is the state of other driver names.
+	Names
+	// Health is the conditions of GPUs.
+	Health
+	// Specs is the CDI spec of the GPUs.
+	Specs
+	// Periodic is everything, once every reconcile interval; what is still wrong then is reported again.
+	Periodic
+)
+
+// Has reports whether a set has any of some aspects.
+func (a Aspect) Has(some Aspect) bool { return a&some != 0 }
+
+// Observed is all that Desired goes by. Desired changes nothing that it refers to.
+type Observed struct {
+	Now time.Time
+	// Changed is what was observed anew since the plan before.
+	Changed Aspect
+	// Pass counts the observations since the loop waited last, from zero.
+	Pass int
+	// Ready is set once claims can be prepared; before, nothing is published.
+	Ready bool
+	// Releasing is set while the NVIDIA driver is being released.
+	Releasing bool
+
+	// Pool is the name of the node's pool, Compatible publishes what manifests written for NVIDIA's DRA driver need.
+	Pool       string
+	Compatible bool
+
+	// Inventory is the GPUs as the driver reports them.
+	Inventory *gpu.Node
+	// MemoryLimits are the GPUs on which the driver can hold a container to an amount of memory.
+	MemoryLimits map[gpu.PCIAddress]bool
+	// Driver is what of the NVIDIA driver is missing; nil if nothing is.
+	Driver error
+	// Policies are the files that could be read, PolicyErr what is wrong with them. Both may be given.
+	Policies  *policy.Set
+	PolicyErr error
+	// MPS is why no MPS server can be started now; nil if one can.
+	MPS error
+	// NoShares is why the cluster's scheduler cannot count shares of GPUs; nil if it can.
+	NoShares error
+	// Lists is set where the API server accepts attributes that are lists.
+	Lists bool
+
+	// Allocations are the records of claims of all driver names, and claims without a record; Records are those of this
+	// driver name alone.
+	Allocations, Records []*records.Record
+	// Unfinished is set while a record has something that is yet to be removed or completed.
+	Unfinished bool
+	// Unclaimed are the partitions of GPUs that were created for no claim and are complete.
+	Unclaimed map[gpu.PCIAddress][]gpu.Place
+	// Occupied are devices that cannot be allocated though no claim has them, Existing those that are partitions which exist
+	// already. Both were observed under what Memory.Offered offers.
+	Occupied []string
+	Existing []Existing
+	// LayoutProblems is why GPUs are not partitioned as the policy wants, by the last attempt.
+	LayoutProblems []LayoutProblem
+
+	// Conditions are what is wrong with GPUs, the worst first.
+	Conditions map[gpu.PCIAddress][]health.Condition
+	// Incomplete is why GPUs, by device name, cannot be given to containers.
+	Incomplete map[string]error
+	// Cluster is what the API server says of the node.
+	Cluster cluster.State
+	// Names are other driver names under which Cleave has served the node, in order.
+	Names []DriverName
+
+	// Memory is that of the plan before; its zero value is for the first plan.
+	Memory Memory
+}
+
+// Existing is a partition that exists before a claim has it.
+type Existing struct {
+	Device, UUID string
+}
+
+// LayoutProblem is why a GPU is not partitioned as its policy wants.
+type LayoutProblem struct {
+	// GPU is the name of its whole-GPU device.
+	GPU string
+	Err error
+}
+
+// DriverName is another driver name under which Cleave has served the node.
+type DriverName struct {
+	Driver string
+	State  names.Observed
+}
+
+// Memory is what one plan hands to the next.
+type Memory struct {
+	// Active is the active policy; nil while none could be used. PolicyErr is why the requested one is not active, PolicyAside
+	// what is wrong with files that the node does not use, PolicyNotes what was not taken over from files of other formats.
+	Active                 *Policy
+	PolicyErr, PolicyAside string
+	PolicyNotes            []string
+
+	// Offered is what the GPUs offer; nil before the first plan. Previous is what they offered by the policy before the active
+	// one: devices of it stay published, tainted, until PreviousUntil.
+	Offered       *policy.Node
+	Previous      *policy.Node
+	PreviousUntil time.Time
+
+	// MPSOffered is set once devices of type mps were published; they stay, tainted, when the supervisor goes away. MPSKnown is
+	// set once the supervisor was asked, MPSAway while it does not answer.
+	MPSOffered, MPSKnown, MPSAway bool
+
+	// Conflict is why nothing new is published, Layouts the layout problems, Incomplete the problems of the CDI spec by device
+	// and Unreadable the GPUs that cannot be read: each as last reported.
+	Conflict   string
+	Layouts    string
+	Incomplete map[string]string
+	Unreadable []string
+	// Inventory is the GPUs as last reported.
+	Inventory *gpu.Node
+
+	// Recovered is when recovery ran last; Unfinished since when there is something to finish.
+	Recovered, Unfinished time.Time
+	// LayoutsDue is set while layouts have to wait.
+	LayoutsDue bool
+
+	// Published is what the last slices were made of; nil before the first.
+	Published *View
+}
+
+// hold is why nothing new may be published because of other driver names; empty where it may.
+func (o *Observed) hold() string {
+	var holds []string
+	for _, n := range o.Names {
+		if why := names.Hold(n.Driver, n.State); why != "" {
+			holds = append(holds, why)
+		}
+	}
+	return strings.Join(holds, "; ")
+}
+
+// isName reports whether a device of another driver is one that Cleave publishes under another of its names.
+func (o *Observed) isName(d cluster.Device) bool {
+	if !cluster.IsCleaveName(d.Name) {
+		return false
+	}
+	for _, n := range o.Names {
+		if n.Driver == d.Driver {
+			return true
+		}
+	}
+	return false
+}
+
+// text of an error; empty where there is none.
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"reflect"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/health"
+	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/publish"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// View is what slices are made of.
+type View struct {
+	Node     *policy.Node
+	Taints   []publish.Taint
+	Existing []Existing
+	Lists    bool
+	// Order is the names of the whole GPUs, as ordered by what is free.
+	Order []string
+}
+
+// publish decides which slices there are to be.
+func (p *Plan) publish(o *Observed) {
+	if !o.Ready || p.ObserveAgain && !p.publishFirst(o) {
+		return
+	}
+	node, view := p.view(o)
+	now := &View{Node: node, Taints: view.Taints, Existing: o.Existing, Lists: view.Lists, Order: view.WholeGPUs(node)}
+	if before := p.Memory.Published; before != nil && !before.differs(now) {
+		return
+	}
+	p.Memory.Published = now
+	resources := publish.Resources(node, o.Pool, view)
+	for _, existing := range o.Existing {
+		publish.NameExisting(resources, o.Pool, existing.Device, existing.UUID)
+	}
+	p.Slices = resources.Pools[o.Pool].Slices
+}
+
+// publishFirst reports whether the first publication need not wait until the node was observed again. Where no GPU is in MIG
+// mode there are no partitions to look for first, and the first publication takes a second. Else slices come after the first
+// recovery, so that a restart does not remove taints and put them back.
+func (p *Plan) publishFirst(o *Observed) bool {
+	return p.Memory.Published == nil && !slices.ContainsFunc(o.Inventory.GPUs, func(g gpu.GPU) bool { return g.MIG.Enabled })
+}
+
+// view is the inventory that is published, and what is published with it.
+func (p *Plan) view(o *Observed) (*policy.Node, publish.View) {
+	node := p.Offer
+	taints := slices.Concat(p.mpsTaints(node), p.releaseTaints(o, node), HealthTaints(node, o.Conditions), SpecTaints(node, o.Incomplete))
+	for _, device := range o.Occupied {
+		taints = append(taints, publish.Taint{Device: device, Key: publish.TaintOccupied})
+	}
+	if p.Memory.Conflict != "" {
+		left, conflicts := publishedInConflict(node, records.HeldOf(o.Records))
+		node, taints = left, append(taints, conflicts...)
+	}
+	return node, publish.View{Taints: taints, Free: freeGPUs(o.Allocations), Lists: o.Lists, Compatible: o.Compatible}
+}
+
+// taintAll taints what a GPU offers.
+func taintAll(node *policy.Node, g *gpu.GPU, key string) []publish.Taint {
+	var taints []publish.Taint
+	for _, s := range node.Shapes(g) {
+		taints = append(taints, publish.Taint{Device: s.Name(), Key: key})
+	}
+	return taints
+}
+
+// mpsTaints are those of devices that need the MPS supervisor while it is away.
+func (p *Plan) mpsTaints(node *policy.Node) []publish.Taint {
+	var taints []publish.Taint
+	for i := range node.GPUs {
+		if g := &node.GPUs[i]; p.Memory.MPSAway && node.Offer(g).MPS != nil {
+			taints = append(taints, publish.Taint{Device: gpu.Shape{GPU: g, Share: gpu.MPS}.Name(), Key: publish.TaintNoMPS})
+		}
+	}
+	return taints
+}
+
+// releaseTaints are on all devices while the driver is being released.
+func (p *Plan) releaseTaints(o *Observed, node *policy.Node) []publish.Taint {
+	if !o.Releasing && p.Release == nil {
+		return nil
+	}
+	var taints []publish.Taint
+	for i := range node.GPUs {
+		taints = append(taints, taintAll(node, &node.GPUs[i], publish.TaintDraining)...)
+	}
+	return taints
+}
+
+// HealthTaints are on devices that have something of an unhealthy GPU: one each, for the worst condition.
+func HealthTaints(node *policy.Node, all map[gpu.PCIAddress][]health.Condition) []publish.Taint {
+	var taints []publish.Taint
+	for i := range node.GPUs {
+		g := &node.GPUs[i]
+		conditions := all[g.PCI]
+		if len(conditions) == 0 {
+			continue
+		}
+		t := publish.Taint{Key: publish.TaintUnhealthy, Effect: resourceapi.DeviceTaintEffect(node.Offer(g).Health.Effect)}
+		for _, s := range node.Shapes(g) {
+			if i := slices.IndexFunc(conditions, func(c health.Condition) bool { return c.Covers(s) }); i >= 0 {
+				t.Device, t.Value = s.Name(), conditions[i].Reason
+				taints = append(taints, t)
+			}
+		}
+	}
+	return taints
+}
+
+// SpecTaints are on the devices of GPUs that cannot be given to containers.
+func SpecTaints(node *policy.Node, incomplete map[string]error) []publish.Taint {
+	var taints []publish.Taint
+	for i := range node.GPUs {
+		if g := &node.GPUs[i]; incomplete[g.PCI.DeviceName()] != nil {
+			taints = append(taints, taintAll(node, g, publish.TaintIncomplete)...)
+		}
+	}
+	return taints
+}
+
+// freeGPUs reports of a GPU whether nothing of it is allocated. Claims with admin access are allocated nothing.
+func freeGPUs(all []*records.Record) func(g *gpu.GPU) bool {
+	allocated := map[string]bool{}
+	for _, r := range all {
+		for i := range r.Devices {
+			if d := &r.Devices[i]; !d.AdminAccess {
+				allocated[d.GPU] = true
+			}
+		}
+	}
+	return func(g *gpu.GPU) bool { return !allocated[g.PCI.DeviceName()] }
+}
+
+// differs reports whether slices made of another view are other slices.
+func (v *View) differs(now *View) bool { return !reflect.DeepEqual(v, now) }

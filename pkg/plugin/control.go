@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/cluster"
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/node"
+	"github.com/cleave-dra/cleave/pkg/nvml"
+	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/policy/live"
+	"github.com/cleave-dra/cleave/pkg/publish"
+)
+
+// startUp is when the first publication is over, informers' first lists included.
+const startUp = 2 * time.Second
+
+// useHardware waits for the driver, lets claims be prepared, and runs the control loop until ctx ends or the driver was
+// released and is available again.
+func (s *service) useHardware(ctx context.Context) error {
+	installed := make(chan error, 1)
+	go func() { // some tens of milliseconds, alongside the driver's start
+		installed <- s.persist(ctx, func() (err error) {
+			s.specs.hook, err = installHook(ctx, &s.config)
+			return err
+		})
+	}()
+	if err := s.awaitLabel(ctx); err != nil {
+		return err
+	}
+	session, err := s.openSession(ctx)
+	if err != nil {
+		return err
+	}
+	hw := &hardware{Session: session, look: s.finder.now}
+	defer hw.end(ctx)
+	noShares, err := cluster.SharesUnsupported(ctx, s.client.Discovery().RESTClient(), s.config.DriverRetry)
+	if err != nil {
+		return err
+	}
+	if noShares != nil {
+		klog.FromContext(ctx).Info("Time slices and MPS are disabled", "reason", noShares.Error())
+	}
+	if err := <-installed; err != nil {
+		return err
+	}
+	return s.control(ctx, hw, noShares)
+}
+
+// control lets claims be prepared and runs the control loop.
+func (s *service) control(ctx context.Context, hw *hardware, noShares error) error {
+	if err := s.setUpLoop(ctx, hw, noShares); err != nil {
+		return err
+	}
+	s.loop.Begin(ctx)
+	endHealth := s.watchHealth(ctx, hw) // before the first publication, so that a restart does not remove taints
+	defer endHealth()
+	if err := s.offerGPUs(ctx, hw); err != nil {
+		return err
+	}
+	endPublishing, why := s.runLoop(ctx, hw)
+	defer endPublishing()
+	if why == nil {
+		return nil
+	}
+	endHealth()
+	return s.loop.Release(ctx, why)
+}
+
+// setUpLoop waits for what the control loop needs to know of the cluster, and gives the loop its options.
+func (s *service) setUpLoop(ctx context.Context, hw *hardware, noShares error) error {
+	if err := s.cluster.Wait(ctx); err != nil {
+		return err
+	}
+	s.ready.cluster(nil)
+	s.names.useHardware(hw)
+	if err := s.names.wait(ctx); err != nil {
+		return err
+	}
+	var lists *cluster.Lists
+	if s.config.ListAttributes {
+		lists = cluster.NewLists(s.client, s.config.DriverName, s.config.NodeName)
+		lists.Ask(ctx)
+	}
+	s.loop.Options = node.Options{
+		Hardware: controlled{s, hw},
+		Claims: engine{Preparer: s.engine, hw: hw, api: cluster.Claims{Client: s.client}, lists: lists,
+			listed: func() { s.loop.Mark(node.Cluster) }},
+		Sources: node.Sources{
+			Cluster: s.cluster.State, Names: s.names.states, Conditions: s.health.all, Incomplete: s.specs.incomplete, Lists: lists.Accepted,
+			Policies: func() (*policy.Set, error) { return policy.Load(s.config.PolicyFile, s.config.PolicyFormat) },
+			MPS:      func(ctx context.Context) error { return available(ctx, s.mps) },
+		},
+		Events: s.events, Reporter: reporter{s.metrics, &s.ready},
+		KeepPolicy: s.policies.Keep, Removed: s.forget, Released: s.markReleased,
+		Pool: s.config.NodeName, Compatible: s.config.compatible(), NoShares: noShares, Active: s.active,
+		ReconcileEvery: s.config.ReconcileEvery, DriverRetry: s.config.DriverRetry,
+	}
+	return nil
+}
+
+// runLoop runs the control loop, and what marks it, until ctx ends or the driver is to be released, which it returns the reason
+// for. The publisher goes on until endPublishing.
+func (s *service) runLoop(ctx context.Context, hw *hardware) (endPublishing func(), why error) {
+	publishing, stopPublishing := context.WithCancel(ctx)
+	p := s.newPublisher()
+	var publisher sync.WaitGroup
+	publisher.Go(func() { p.Run(publishing) })
+	s.loop.Publisher = p
+	watching, stopWatching := context.WithCancel(ctx)
+	var watchers sync.WaitGroup
+	s.watch(watching, &watchers, hw)
+	why = s.loop.Run(ctx)
+	stopWatching()
+	watchers.Wait()
+	return func() {
+		stopPublishing()
+		publisher.Wait()
+	}, why
+}
+
+// watch starts what marks the loop and what keeps the CDI spec complete, until ctx ends.
+func (s *service) watch(ctx context.Context, wg *sync.WaitGroup, hw *hardware) {
+	wg.Go(func() {
+		select {
+		case <-ctx.Done():
+		case <-time.After(startUp):
+			// Start-up leaves as much garbage as all that stays, and an idle process makes too little to collect it.
+			debug.FreeOSMemory()
+		}
+	})
+	wg.Go(func() { s.specs.keep(ctx, hw.Session, s.config.DriverRetry, s.config.ReconcileEvery) })
+	wg.Go(func() {
+		s.finder.run(ctx, hw.Session, func(pci gpu.PCIAddress) bool { return isAllocated(s.engine.Records(), pci) })
+	})
+	if s.mps != nil {
+		wg.Go(func() { s.watchMPS(ctx) })
+	}
+	if path := s.config.PolicyFile; path != "" {
+		wg.Go(func() {
+			if err := live.Watch(ctx, path, func() { s.loop.Mark(node.Policies) }); err != nil {
+				klog.FromContext(ctx).Error(err, "Watching the policy files failed: changes are seen late", "every", s.config.ReconcileEvery)
+			}
+		})
+	}
+}
+
+// newPublisher makes one that reports to the service.
+func (s *service) newPublisher() *publish.Publisher {
+	return publish.NewPublisher(publish.Options{
+		Writer: s.helper, Pool: s.config.NodeName, Seen: s.cluster.OwnSlices, Wake: s.cluster.OwnSlicesChanged(),
+		Published:         s.ready.published,
+		KubeletRegistered: func() time.Time { return time.Unix(0, s.registered.Load()) },
+		Deleted: func(missing, all int) {
+			s.events.Warn("ResourceSlicesDeleted", fmt.Sprintf("%d of the %d ResourceSlices of this node were deleted, and are published again. "+
+				"If it happens again, find in the audit log of the API server who deletes them.", missing, all))
+		},
+	})
+}
+
+// openSession waits for the driver and reports what it waits for.
+func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
+	s.metrics.waiting.Set(1)
+	session, err := nvml.Wait(ctx, s.driver.options(), s.config.DriverRetry, func(err error) {
+		s.engine.SetWaiting(err)
+		s.ready.driver(err)
+		s.events.Warn("WaitingForDriver", err.Error())
+	})
+	if errors.Is(err, nvml.ErrOtherLibrary) {
+		klog.FromContext(ctx).Info("Restarting", "reason", err.Error())
+		return nil, node.ErrDriverAvailable
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.metrics.waiting.Set(0)
+	s.driver.used(session.DriverRoot())
+	s.sharing.Found(s.config.rootOf(session))
+	if err := s.sessions.Begin(deviceNames(session.Node())); err != nil {
+		return nil, errors.Join(err, session.Close())
+	}
+	s.metrics.gpus.Set(float64(len(session.Node().GPUs)))
+	return session, nil
+}
+
+// offerGPUs writes the CDI spec and lets claims be prepared. GPUs that lack something are published with a taint, and their
+// claims fail and report what is missing, until it is there.
+func (s *service) offerGPUs(ctx context.Context, hw *hardware) (err error) {
+	s.specs.Static, err = newStatic(&s.config, hw.Session, s.config.DriverName, s.specs.hook, func() { s.loop.Mark(node.Specs) })
+	if err != nil {
+		return err
+	}
+	incomplete := s.specs.Refresh(ctx, hw.Session.Node())
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	s.engine.SetHardware(hw, s.specs.Static)
+	s.ready.driver(nil)
+	klog.FromContext(ctx).Info("Claims can be prepared", "gpus", len(hw.Node().GPUs), "incomplete", len(s.specs.Problems()),
+		"driverVersion", hw.Node().DriverVersion, "driverRoot", s.config.rootOf(hw.Session).Host, "cdiSpec", s.specs.Path(), "err", incomplete)
+	return nil
+}
+
+// forget drops what is known of a GPU that was removed.
+func (s *service) forget(pci gpu.PCIAddress) {
+	s.health.set(pci, nil)
+	s.metrics.healthy.DeleteLabelValues(pci.DeviceName())
+}
+
+// releasedFile exists while the driver is released by the node's label: a plugin that starts then asks for the label before it
+// uses the driver. Else it need not wait for the API server.
+func (s *service) releasedFile() string { return filepath.Join(s.config.pluginDir(), "drained") }
+
+// markReleased creates that file, or removes it.
+func (s *service) markReleased(ctx context.Context, released bool) {
+	err := os.Remove(s.releasedFile())
+	if released {
+		err = os.WriteFile(s.releasedFile(), nil, 0o600)
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		klog.FromContext(ctx).Error(err, "Saving whether the driver is released failed")
+	}
+}
+
+// awaitLabel waits until the node's label lets the driver be used, where an earlier run released it.
+func (s *service) awaitLabel(ctx context.Context) error {
+	if _, err := os.Stat(s.releasedFile()); err != nil {
+		return nil //nolint:nilerr // no file, nothing to wait for
+	}
+	if err := s.cluster.Wait(ctx); err != nil {
+		return err
+	}
+	s.ready.cluster(nil)
+	err := s.loop.AwaitLabel(ctx, s.cluster.State, func() {
+		klog.FromContext(ctx).Info("The NVIDIA driver stays released", "reason", node.ErrReleaseRequested)
+		s.engine.SetWaiting(node.ErrReleaseRequested)
+		s.ready.driver(node.ErrReleaseRequested)
+	})
+	if err != nil {
+		return err
+	}
+	s.markReleased(ctx, false)
+	return nil
+}

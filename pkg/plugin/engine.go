@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+
+	"github.com/cleave-dra/cleave/pkg/claims"
+	"github.com/cleave-dra/cleave/pkg/cluster"
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/node"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// engine is the claims engine as the control loop uses it.
+type engine struct {
+	*claims.Preparer
+	hw  *hardware
+	api cluster.Claims
+	// lists is asked again, alongside the loop, until the API server has answered. listed is called when the answer is new.
+	lists  *cluster.Lists
+	listed func()
+}
+
+func (e engine) Allocations() []*records.Record       { return e.AllRecords() }
+func (e engine) Unclaimed(g *gpu.GPU) []gpu.Place     { return e.Partitions.Unclaimed(g) }
+func (e engine) Scan(ctx context.Context)             { e.Partitions.FindUnmanaged(ctx) }
+func (e engine) EndSession(ctx context.Context) error { return e.Preparer.EndSession(ctx, e.hw) }
+
+func (e engine) Occupied() []string               { return e.Partitions.Occupied() }
+func (e engine) LeaveMIGMode(ctx context.Context) { e.Partitions.LeaveMIGMode(ctx) }
+
+func (e engine) Existing() []node.Existing {
+	var all []node.Existing
+	for _, x := range e.Partitions.Existing() {
+		all = append(all, node.Existing(x))
+	}
+	return all
+}
+
+func (e engine) ApplyLayouts(ctx context.Context) []node.LayoutProblem {
+	var all []node.LayoutProblem
+	for _, p := range e.Partitions.KeepLayouts(ctx) {
+		all = append(all, node.LayoutProblem(p))
+	}
+	return all
+}
+
+func (e engine) Reconcile(ctx context.Context) {
+	if e.lists.Ask(ctx) {
+		e.listed()
+	}
+	e.Preparer.Reconcile(ctx, e.api)
+}

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/cdi"
+	"github.com/cleave-dra/cleave/pkg/claims"
+	"github.com/cleave-dra/cleave/pkg/cluster"
+	"github.com/cleave-dra/cleave/pkg/driversession"
+	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/names"
+	"github.com/cleave-dra/cleave/pkg/node"
+	"github.com/cleave-dra/cleave/pkg/policy/live"
+	"github.com/cleave-dra/cleave/pkg/processes"
+	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/sharing"
+)
+
+// sessionFile distinguishes the driver's sessions, see pkg/driversession.
+const sessionFile = "driver-session.json"
+
+// open reads what is on disk; nothing is served yet. It can be repeated.
+func (s *service) open(ctx context.Context) error {
+	bootID, err := s.config.bootID()
+	if err != nil {
+		return err
+	}
+	if s.nodeLease == nil {
+		if s.nodeLease, err = acquire(s.config.nodeDir()); err != nil {
+			return err
+		}
+	}
+	if s.lease == nil {
+		if s.lease, err = acquire(s.config.pluginDir()); err != nil {
+			return err
+		}
+	}
+	store, err := records.OpenStore(records.NewDisk(), filepath.Join(s.config.pluginDir(), claimsDir))
+	if err != nil {
+		return err
+	}
+	s.names = newOtherNames(s, bootID)
+	locks, err := s.openLocks()
+	if err != nil {
+		return err
+	}
+	layouts, err := records.OpenLayouts(records.NewDisk(), filepath.Join(s.config.pluginDir(), layoutsDir))
+	if err != nil {
+		return err
+	}
+	s.sessions, err = driversession.Open(records.NewDisk(), filepath.Join(s.config.nodeDir(), sessionFile), bootID, os.DirFS(s.config.Sysfs), os.DirFS(s.config.Procfs))
+	if err != nil {
+		return err
+	}
+	s.openPolicy(ctx)
+	s.cluster = cluster.NewWatcher(s.client, s.config.DriverName, s.config.NodeName, s.config.DaemonSet, func() { s.loop.Mark(node.Cluster) })
+	if err := s.openSharing(); err != nil {
+		return err
+	}
+	s.engine = claims.New(claims.Options{
+		Identity: claims.Identity{Driver: s.config.DriverName, Pool: s.config.NodeName}, BootID: bootID,
+		Store: store, Layouts: layouts, Locks: locks, Specs: cdi.Remover{Dir: s.config.CDIDir, Driver: s.config.DriverName},
+		Sharing: s.sharing, Sessions: s.sessions, Processes: processes.Host(), API: cluster.Claims{Client: s.client},
+		OnChange: func() { s.loop.Mark(node.Partitions) }, OnAllocate: func() { s.loop.Mark(node.Allocations) }, OnOtherProcess: s.names.find,
+	})
+	s.names.find(ctx)
+	return s.engine.Load(ctx, s.events.Warn)
+}
+
+// openPolicy reads the policy that was active when the plugin ended.
+func (s *service) openPolicy(ctx context.Context) {
+	s.policies = live.NewStore(records.Disk{}, filepath.Join(s.config.pluginDir(), live.File))
+	var err error
+	if s.active, err = s.policies.Load(); err != nil && !live.Missing(err) {
+		klog.FromContext(ctx).Error(err, "The policy that was active cannot be read; ignoring it")
+	}
+}
+
+// openLocks opens the locks that plugins of all driver names and releases have in common.
+func (s *service) openLocks() (*claims.Locks, error) {
+	if err := os.MkdirAll(filepath.Join(s.config.pluginDir(), names.Locks), 0o700); err != nil {
+		return nil, fmt.Errorf("create the directory for GPU locks: %w", err)
+	}
+	locks, err := claims.OpenNodeLocks(filepath.Join(s.config.nodeDir(), names.Locks), s.names.lockDirs)
+	s.names.locks = locks
+	return locks, err
+}
+
+// openSharing lets claims share GPUs. The supervisor need not be there yet.
+func (s *service) openSharing() error {
+	var supervisor sharing.Supervisor = noSupervisor{}
+	if s.mps == nil && s.config.MPSSocket != "" {
+		client, err := mps.Dial(s.config.MPSSocket)
+		if err != nil {
+			return fmt.Errorf("create a client of the MPS supervisor at %s: %w", s.config.MPSSocket, err)
+		}
+		s.mps = client
+	}
+	if s.mps != nil {
+		supervisor = s.mps
+	}
+	s.sharing = sharing.New(s.config.DriverName, supervisor, s.config.driverRoots(), sharing.RunProgram)
+	return nil
+}

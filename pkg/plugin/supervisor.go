@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/node"
+)
+
+// errMPSOff is why no GPU is shared by MPS where no socket is given.
+var errMPSOff = errors.New("the plugin runs with an empty --mps-socket")
+
+// supervisorTimeout bounds the question whether the MPS supervisor answers.
+const supervisorTimeout = time.Second
+
+// available is why no MPS server can be started; nil if one can. client is nil without a socket.
+func available(ctx context.Context, client *mps.Client) error {
+	if client == nil {
+		return errMPSOff
+	}
+	ctx, cancel := context.WithTimeout(ctx, supervisorTimeout)
+	defer cancel()
+	return client.Available(ctx)
+}
+
+// watchMPS reports what happens to MPS servers that claims use, until ctx ends.
+func (s *service) watchMPS(ctx context.Context) {
+	s.mps.Watch(ctx, func(e mps.Event) {
+		s.metrics.mpsEvents.WithLabelValues(string(e.Kind)).Inc()
+		var names []string
+		for _, uid := range e.Claims {
+			claim := s.engine.Claim(uid)
+			names = append(names, claim.String())
+			if claim.Name != "" {
+				s.events.WarnClaim(claim, "MPS"+string(e.Kind), fmt.Sprintf("GPU %s: %s", e.Device, e.Message))
+			}
+		}
+		klog.FromContext(ctx).Error(errors.New(e.Message), "MPS server event", "event", e.Kind, "gpu", e.Device, "claims", names)
+		s.events.Warn("MPS"+string(e.Kind), fmt.Sprintf("GPU %s, claims %s: %s", e.Device, strings.Join(names, ", "), e.Message))
+		s.loop.Mark(node.Partitions)
+	})
+}
+
+// noSupervisor answers where GPUs are not shared by MPS. It cannot release what an earlier run shared: the claims stay on
+// record until a supervisor can be asked.
+type noSupervisor struct{}
+
+func (noSupervisor) Ensure(context.Context, mps.Request) (mps.Endpoint, error) {
+	return mps.Endpoint{}, errMPSOff
+}
+
+func (noSupervisor) Release(context.Context, string, types.UID) error { return errMPSOff }
+
+func (noSupervisor) Retain(_ context.Context, _, _ string, claims []types.UID) error {
+	if len(claims) > 0 {
+		return errMPSOff
+	}
+	return nil
+}
+
+func (noSupervisor) Status(context.Context) (*mps.Status, error) { return &mps.Status{}, nil }

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+)
+
+func TestUninstalled(t *testing.T) {
+	const there = `{"kind":"DaemonSet","apiVersion":"apps/v1","metadata":{"name":"cleave-plugin"}}`
+	const leaving = `{"kind":"DaemonSet","apiVersion":"apps/v1","metadata":{"name":"cleave-plugin","deletionTimestamp":"2026-01-01T00:00:00Z"}}`
+	const failure = `{"kind":"DaemonSet","apiVersion":"apps/v1"}` // the status code says it
+	for name, tt := range map[string]struct {
+		status          int
+		body            string
+		seenGone        bool
+		want, wantError bool
+	}{
+		"there":                        {status: http.StatusOK, body: there},
+		"there again":                  {status: http.StatusOK, body: there, seenGone: true},
+		"being deleted":                {status: http.StatusOK, body: leaving, want: true},
+		"gone":                         {status: http.StatusNotFound, body: failure, want: true},
+		"may not ask":                  {status: http.StatusForbidden, body: failure, wantError: true},
+		"may not ask, seen to go":      {status: http.StatusForbidden, body: failure, seenGone: true, want: true},
+		"unknown to the API server":    {status: http.StatusUnauthorized, body: failure, wantError: true},
+		"unknown, seen to go":          {status: http.StatusUnauthorized, body: failure, seenGone: true, want: true},
+		"API server fails":             {status: http.StatusInternalServerError, body: failure, wantError: true},
+		"API server is away":           {status: http.StatusServiceUnavailable, body: failure, wantError: true},
+		"API server is busy":           {status: http.StatusTooManyRequests, body: failure, wantError: true},
+		"API server fails, seen to go": {status: http.StatusInternalServerError, body: failure, seenGone: true, want: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path != "/apis/apps/v1/namespaces/cleave-system/daemonsets/cleave-plugin" {
+					t.Errorf("asked for %s", r.URL.Path)
+				}
+				w.Header().Set("Content-Type", "application/json")
+				w.WriteHeader(tt.status)
+				_, _ = w.Write([]byte(tt.body))
+			}))
+			defer server.Close()
+			client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+			if err != nil {
+				t.Fatal(err)
+			}
+			gone, err := uninstalled(t.Context(), client, "cleave-system/cleave-plugin", tt.seenGone)
+			if gone != tt.want || (err != nil) != tt.wantError {
+				t.Errorf("got %t, %v, want %t, an error: %t", gone, err, tt.want, tt.wantError)
+			}
+		})
+	}
+}
+
+// leavingConfig is a plugin with all the files that one has.
+func leavingConfig(t *testing.T) *Config {
+	t.Helper()
+	dir := t.TempDir()
+	c := validConfig()
+	c.PluginsDir, c.RegistryDir, c.CDIDir = filepath.Join(dir, "plugins"), filepath.Join(dir, "registry"), filepath.Join(dir, "cdi")
+	for _, file := range []string{
+		"plugins/gpu.cleave.dev/running.lock", "plugins/gpu.cleave.dev/locks/gpu-0000-1b-00-0.lock", "plugins/gpu.cleave.dev/claims/.spare",
+		"plugins/gpu.cleave.dev/nvidia-cdi-hook", "plugins/gpu.cleave.dev/dra-1234.sock",
+		"registry/" + kubeletplugin.RollingUpdateRegistrarSocketFile(c.RegistryDir, c.DriverName, "1234"),
+		"cdi/gpu.cleave.dev-gpu.json",
+		// Others'.
+		"plugins/other/dra.sock", "registry/gpu.cleave.dev-5678-reg.sock", "registry/other-reg.sock", "cdi/nvidia.com-gpu.json",
+	} {
+		path := filepath.Join(dir, file)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return &c
+}
+
+// filesOf lists what is left of a plugin's files, folders too.
+func filesOf(t *testing.T, c *Config) []string {
+	t.Helper()
+	root := filepath.Dir(c.PluginsDir)
+	var found []string
+	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
+		if name, _ := filepath.Rel(root, path); !d.IsDir() || strings.Contains(name, "cleave.dev") {
+			found = append(found, name)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+func TestAnUninstalledPluginThatHoldsNothingTakesItsFilesAway(t *testing.T) {
+	c := leavingConfig(t)
+	if held, err := removeFiles(c); held != 0 || err != nil {
+		t.Fatalf("got %d, %v", held, err)
+	}
+	want := []string{"cdi/nvidia.com-gpu.json", "plugins/other/dra.sock", "registry/gpu.cleave.dev-5678-reg.sock", "registry/other-reg.sock"}
+	if diff := cmp.Diff(want, filesOf(t, c)); diff != "" {
+		t.Errorf("what is left (-want +got):\n%s", diff)
+	}
+}
+
+func TestAnUninstalledPluginThatHoldsClaimsLeavesEverything(t *testing.T) {
+	c := leavingConfig(t)
+	if err := os.WriteFile(filepath.Join(c.pluginDir(), "claims/1234.json"), []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(c.pluginDir(), "claims/corrupt"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	before := filesOf(t, c)
+	if held, err := removeFiles(c); held != 1 || err != nil {
+		t.Errorf("got %d, %v, want 1 claim", held, err)
+	}
+	if diff := cmp.Diff(before, filesOf(t, c)); diff != "" {
+		t.Errorf("files (-before +after):\n%s", diff)
+	}
+}
+
+func TestTheRecordsOfLayoutsAreNotRemoved(t *testing.T) {
+	c := leavingConfig(t)
+	layouts := filepath.Join(c.pluginDir(), "layouts")
+	for _, file := range []string{"gpu-0000-1b-00-0.json", ".spare"} {
+		if err := errors.Join(os.MkdirAll(filepath.Join(layouts, "corrupt"), 0o700), os.WriteFile(filepath.Join(layouts, file), nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if held, err := removeFiles(c); held != 0 || err != nil {
+		t.Fatalf("got %d, %v", held, err)
+	}
+	entries, err := os.ReadDir(layouts)
+	if err != nil || len(entries) != 1 || entries[0].Name() != "gpu-0000-1b-00-0.json" {
+		t.Errorf("left of the layouts: %v, %v, want the record: its partitions are there", entries, err)
+	}
+	if err := os.Remove(filepath.Join(layouts, "gpu-0000-1b-00-0.json")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := removeFiles(c); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(c.pluginDir()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the plugin's folder is left: %v", err)
+	}
+}
+
+func TestCorruptRecordsAreNotRemoved(t *testing.T) {
+	c := leavingConfig(t)
+	corrupt := filepath.Join(c.pluginDir(), "claims/corrupt/1234.json")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(corrupt), 0o700), os.WriteFile(corrupt, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := removeFiles(c); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(corrupt); err != nil {
+		t.Errorf("the corrupt record is gone: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(c.pluginDir(), "locks")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the locks are left: %v", err)
+	}
+}
+
+func TestOnlyTheLastPluginOfANodeIsAlone(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "gpu.cleave.dev")
+	enterNow := func() *lease {
+		p, err := acquire(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	old, next := enterNow(), enterNow()
+	if old.alone() {
+		t.Error("the old plugin thinks it is alone beside the next")
+	}
+	old.release()
+	if !next.alone() {
+		t.Error("the next plugin is not alone after the old one left")
+	}
+	// A plugin that starts now waits until the files are gone, and makes them anew.
+	entered := make(chan *lease, 1)
+	go func() {
+		p, err := acquire(dir)
+		if err != nil {
+			t.Error(err)
+		}
+		entered <- p
+	}()
+	select {
+	case <-entered:
+		t.Fatal("a plugin started while another took its files away")
+	case <-time.After(50 * time.Millisecond):
+	}
+	if err := os.Remove(filepath.Join(dir, leaseFile)); err != nil {
+		t.Fatal(err)
+	}
+	next.release()
+	last := <-entered
+	defer last.release()
+	if _, err := os.Stat(filepath.Join(dir, leaseFile)); err != nil {
+		t.Errorf("the plugin that started has no mark: %v", err)
+	}
+	if !last.alone() {
+		t.Error("the last plugin is not alone")
+	}
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package publish
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+)
+
+// SliceWriter is the part of the kubelet plugin helper that writes ResourceSlices in the background.
+type SliceWriter interface {
+	PublishResources(ctx context.Context, resources resourceslice.DriverResources) error
+}
+
+// Options of a Publisher.
+type Options struct {
+	Writer SliceWriter
+	// Pool is the name of the node's only pool.
+	Pool string
+	// Seen are the node's slices as the API server has them. Wake has a value after they have changed.
+	Seen func() []Seen
+	Wake chan struct{}
+	// Published is called with the outcome of each publication.
+	Published func(error)
+	// Deleted is called after slices were deleted by something other than this plugin and are published again.
+	Deleted func(missing, all int)
+	// KubeletRegistered is when the kubelet registered the plugin last. A kubelet that starts deletes the slices of its node.
+	KubeletRegistered func() time.Time
+}
+
+// Publisher brings the slices of a node to the API server and keeps them there. Want, which never waits, sets which; all else
+// happens in Run.
+type Publisher struct {
+	options Options
+
+	mu     sync.Mutex
+	wanted []resourceslice.Slice
+
+	publication // of Run alone
+}
+
+// NewPublisher makes a publisher; nothing is published before Run and Want.
+func NewPublisher(options Options) *Publisher { return &Publisher{options: options} }
+
+const (
+	// syncTimeout bounds the wait for one slice to reach the API server.
+	syncTimeout = 10 * time.Second
+	// publishRetry is the time between two attempts to hand slices to the helper.
+	publishRetry = time.Second
+	// kubeletStart is how far apart a kubelet's start and its registration of the plugin are at most.
+	kubeletStart = 5 * time.Second
+)
+
+// Want sets the slices to publish. Those that were wanted before and are not published yet are skipped.
+func (p *Publisher) Want(resources resourceslice.DriverResources) {
+	p.mu.Lock()
+	p.wanted = append([]resourceslice.Slice{}, resources.Pools[p.options.Pool].Slices...) // none at all are wanted, too
+	p.mu.Unlock()
+	select {
+	case p.options.Wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run publishes until ctx ends.
+func (p *Publisher) Run(ctx context.Context) {
+	for {
+		var due <-chan time.Time
+		if again := p.advance(ctx); again > 0 {
+			due = time.After(again)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.options.Wake:
+		case <-due:
+		}
+	}
+}
+
+// advance does what can be done now, and returns after what time there is more to do though nothing changes; zero for never.
+func (p *Publisher) advance(ctx context.Context) (again time.Duration) {
+	for ctx.Err() == nil {
+		p.mu.Lock()
+		wanted := p.wanted
+		p.mu.Unlock()
+		s := p.next(wanted, p.options.Seen(), time.Now())
+		if s.slow {
+			klog.FromContext(ctx).Info("ResourceSlice has not reached the API server; changing the next one")
+		}
+		if s.slices == nil {
+			return p.reportLoss(s)
+		}
+		err := p.options.Writer.PublishResources(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{p.options.Pool: {Slices: s.slices}}})
+		p.options.Published(err)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Publishing ResourceSlices failed")
+			return publishRetry
+		}
+		if s.missing > 0 {
+			klog.FromContext(ctx).Info("ResourceSlices were deleted; publishing them again", "missing", s.missing, "of", len(s.slices))
+		}
+		p.handed(s, time.Now())
+	}
+	return 0
+}
+
+// reportLoss reports slices that were deleted, once it is known that no kubelet's start is why.
+func (p *Publisher) reportLoss(s step) (again time.Duration) {
+	if p.loss.missing == 0 {
+		return s.again
+	}
+	if left := kubeletStart - time.Since(p.loss.at); left > 0 {
+		if s.again == 0 || left < s.again {
+			return left
+		}
+		return s.again
+	}
+	if p.options.KubeletRegistered().Before(p.loss.at.Add(-kubeletStart)) {
+		p.options.Deleted(p.loss.missing, len(p.published))
+	}
+	p.loss = loss{}
+	return s.again
+}

@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+)
+
+// fakeHelper writes slices to an API server some time after it was given them, as the helper does.
+type fakeHelper struct {
+	// calls are the devices of each slice, for each call.
+	calls [][]string
+	// behind is how many slices of earlier calls the API server lacked at a call.
+	behind int
+	err    error
+	// lost makes the helper forget what it is given. blocked makes it wait until it is closed.
+	lost    bool
+	blocked chan struct{}
+	want    []resourceslice.Slice
+	// outcomes are what the publisher reported, events the slices that it found deleted.
+	outcomes   []error
+	events     []string
+	registered time.Time
+	// state guards what is above; see sync.
+	state sync.Mutex
+
+	mu   sync.Mutex
+	seen []Seen
+	wake chan struct{}
+}
+
+func (h *fakeHelper) PublishResources(_ context.Context, resources resourceslice.DriverResources) error {
+	if h.blocked != nil {
+		<-h.blocked
+	}
+	h.state.Lock()
+	defer h.state.Unlock()
+	if h.err != nil {
+		return h.err
+	}
+	for i, s := range h.want {
+		if !hasSlice(h.list(), i, contentOf(s.Devices, s.SharedCounters)) {
+			h.behind++
+		}
+	}
+	h.want = resources.DeepCopy().Pools["node-1"].Slices
+	var call []string
+	for _, s := range h.want {
+		call = append(call, wordsOf(s.Devices))
+	}
+	h.calls = append(h.calls, call)
+	if !h.lost {
+		want := h.want
+		go func() {
+			<-time.After(time.Millisecond)
+			h.set(want)
+		}()
+	}
+	return nil
+}
+
+// set is what the API server has from now on.
+func (h *fakeHelper) set(want []resourceslice.Slice, without ...int) {
+	var seen []Seen
+	for i, s := range want {
+		if !slices.Contains(without, i) {
+			seen = append(seen, Seen{index: i, count: len(want), content: contentOf(s.Devices, s.SharedCounters)})
+		}
+	}
+	h.mu.Lock()
+	h.seen = seen
+	h.mu.Unlock()
+	select {
+	case h.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (h *fakeHelper) list() []Seen {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.seen
+}
+
+// wordsOf are the names of devices, with a ! on those that are tainted.
+func wordsOf(devices []resourceapi.Device) string {
+	words := ""
+	for _, d := range devices {
+		words += d.Name
+		if len(d.Taints) > 0 {
+			words += "!"
+		}
+		words += " "
+	}
+	return words
+}
+
+// resourcesOf are slices of devices, one per list, tainted where the name ends with a !.
+func resourcesOf(lists ...[]string) resourceslice.DriverResources {
+	var slices []resourceslice.Slice
+	for _, list := range lists {
+		var devices []resourceapi.Device
+		for _, name := range list {
+			d := resourceapi.Device{Name: name}
+			if name[len(name)-1] == '!' {
+				d.Name = name[:len(name)-1]
+				d.Taints = []resourceapi.DeviceTaint{{Key: "k", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+			}
+			devices = append(devices, d)
+		}
+		slices = append(slices, resourceslice.Slice{Devices: devices})
+	}
+	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node-1": {Slices: slices}}}
+}
+
+func newPublisher() (*Publisher, *fakeHelper) {
+	h := &fakeHelper{wake: make(chan struct{}, 1)}
+	return NewPublisher(Options{
+		Writer: h, Pool: "node-1", Seen: h.list, Wake: h.wake,
+		Published: func(err error) {
+			h.state.Lock()
+			defer h.state.Unlock()
+			h.outcomes = append(h.outcomes, err)
+		},
+		Deleted: func(missing, all int) {
+			h.state.Lock()
+			defer h.state.Unlock()
+			h.events = append(h.events, fmt.Sprintf("%d of %d", missing, all))
+		},
+		KubeletRegistered: func() time.Time {
+			h.state.Lock()
+			defer h.state.Unlock()
+			return h.registered
+		},
+	}), h
+}
+
+// sync orders what a test did before it, and what the publisher did, before what either does next.
+func (h *fakeHelper) sync() {
+	h.state.Lock()
+	defer h.state.Unlock()
+}
+
+// runPublisher is newPublisher with a goroutine, in a bubble. settle returns after a minute of the bubble's time.
+func runPublisher(t *testing.T) (p *Publisher, h *fakeHelper, settle func(time.Duration)) {
+	p, h = newPublisher()
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { p.Run(ctx) })
+	t.Cleanup(func() {
+		cancel()
+		wg.Wait()
+	})
+	return p, h, func(d time.Duration) {
+		h.sync()
+		<-time.After(d)
+		synctest.Wait()
+		h.sync()
+	}
+}
+
+func (h *fakeHelper) wantCalls(t *testing.T, want ...[]string) {
+	t.Helper()
+	if diff := cmp.Diff(want, h.calls); diff != "" {
+		t.Errorf("what was published, call by call (-want +got):\n%s", diff)
+	}
+}
+
+func TestPublisher_OneSliceAtATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, h, settle := runPublisher(t)
+		for _, r := range []resourceslice.DriverResources{
+			resourcesOf([]string{"a", "b"}, []string{"c"}, []string{"d"}),
+			resourcesOf([]string{"a", "b"}, []string{"c"}, []string{"d"}), // nothing new
+			resourcesOf([]string{"a!", "b"}, []string{"c"}, []string{"d!"}),
+			resourcesOf([]string{"a", "b"}, []string{"c!"}, []string{"d!"}),
+		} {
+			p.Want(r)
+			settle(time.Second)
+		}
+		h.wantCalls(t, []string{"a b ", "c ", "d "}, []string{"a! b ", "c ", "d "}, []string{"a! b ", "c ", "d! "},
+			[]string{"a b ", "c ", "d! "}, []string{"a b ", "c! ", "d! "})
+		if h.behind > 0 {
+			t.Errorf("%d slices were not there when the next one was published", h.behind)
+		}
+	})
+}
+
+func TestPublisher_AnotherNumberOfSlices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, h, settle := runPublisher(t)
+		for _, r := range []resourceslice.DriverResources{resourcesOf(), resourcesOf([]string{"a"}), resourcesOf([]string{"a!"}, []string{"b"})} {
+			p.Want(r)
+			settle(time.Second)
+		}
+		h.wantCalls(t, nil, []string{"a "}, []string{"a! ", "b "})
+	})
+}
+
+func TestPublisher_TriesAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, h, settle := runPublisher(t)
+		h.err = errors.New("broken")
+		p.Want(resourcesOf([]string{"a"}, []string{"b"}))
+		settle(100 * time.Millisecond)
+		h.err = nil
+		settle(publishRetry)
+		h.wantCalls(t, []string{"a ", "b "})
+		if n := len(h.outcomes); n < 2 || h.outcomes[0] == nil || h.outcomes[n-1] != nil {
+			t.Errorf("got outcomes %v, want the first to fail and the last not to", h.outcomes)
+		}
+	})
+}
+
+func TestPublisher_SliceThatDoesNotArrive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, h, settle := runPublisher(t)
+		p.Want(resourcesOf([]string{"a"}, []string{"b"}))
+		settle(time.Second)
+		h.lost = true
+		p.Want(resourcesOf([]string{"a!"}, []string{"b!"}))
+		settle(syncTimeout)
+		h.wantCalls(t, []string{"a ", "b "}, []string{"a! ", "b "}, []string{"a! ", "b! "})
+	})
+}
+
+func TestPublisher_OneSliceIsNotWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, h, settle := runPublisher(t)
+		p.Want(resourcesOf([]string{"a", "b"}, []string{"c"}))
+		settle(time.Second)
+		h.lost = true
+		for _, order := range [][]string{{"b", "a"}, {"a", "b"}, {"b", "a"}} {
+			p.Want(resourcesOf(order, []string{"c"}))
+			settle(0)
+		}
+		h.wantCalls(t, []string{"a b ", "c "}, []string{"b a ", "c "}, []string{"a b ", "c "}, []string{"b a ", "c "})
+	})
+}
+
+// Nobody waits for the API server who wants slices, and those that were overtaken meanwhile are not published.
+func TestPublisher_LatestWins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, h, settle := runPublisher(t)
+		h.blocked = make(chan struct{})
+		start := time.Now()
+		for _, device := range []string{"a", "a!", "b", "c"} {
+			p.Want(resourcesOf([]string{device}, []string{"x"}))
+			synctest.Wait()
+		}
+		if took := time.Since(start); took > 0 {
+			t.Errorf("want took %s", took)
+		}
+		close(h.blocked)
+		settle(time.Second)
+		h.wantCalls(t, []string{"a ", "x "}, []string{"c ", "x "})
+	})
+}
+
+func TestPublisher_DeletedSlices(t *testing.T) {
+	all := resourcesOf([]string{"a"}, []string{"b"}, []string{"c"})
+	slicesOf := all.Pools["node-1"].Slices
+	other := resourcesOf([]string{"z"}, []string{"b"}, []string{"c"}).Pools["node-1"].Slices
+	for name, tt := range map[string]struct {
+		delete     func(h *fakeHelper)
+		calls      int // within two seconds
+		later      int // within a minute
+		registered time.Duration
+		events     []string
+	}{
+		"all":                          {delete: func(h *fakeHelper) { h.set(nil) }, calls: 1, later: 1, registered: -time.Hour, events: []string{"3 of 3"}},
+		"one":                          {delete: func(h *fakeHelper) { h.set(slicesOf, 1) }, calls: 1, later: 1, registered: -time.Hour, events: []string{"1 of 3"}},
+		"by a kubelet that starts":     {delete: func(h *fakeHelper) { h.set(nil) }, calls: 1, later: 1, registered: 2 * time.Second},
+		"none":                         {delete: func(h *fakeHelper) { h.set(slicesOf) }},
+		"replaced by another plugin's": {delete: func(h *fakeHelper) { h.set(other, 1) }},
+		"and the helper does not know": {
+			delete: func(h *fakeHelper) { h.lost = true; h.set(nil) }, calls: 2, later: 6, registered: -time.Hour, events: []string{"3 of 3"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p, h, settle := runPublisher(t)
+				p.Want(all)
+				settle(time.Minute)
+				before := len(h.calls)
+				h.registered = time.Now().Add(tt.registered)
+				tt.delete(h)
+				settle(2 * time.Second)
+				if got := len(h.calls) - before; got != tt.calls {
+					t.Errorf("published %d times within two seconds, want %d", got, tt.calls)
+				}
+				settle(58 * time.Second)
+				if got := len(h.calls) - before; got != tt.later {
+					t.Errorf("published %d times within a minute, want %d", got, tt.later)
+				}
+				if diff := cmp.Diff(tt.events, h.events); diff != "" {
+					t.Errorf("events (-want +got):\n%s", diff)
+				}
+				if !h.lost && tt.calls > 0 && len(h.list()) != 3 {
+					t.Errorf("%d slices are there, want 3", len(h.list()))
+				}
+			})
+		})
+	}
+}
+
+// What the API server stores of slices counts as what was published.
+func TestOwnSliceOf(t *testing.T) {
+	taint := resourceapi.DeviceTaint{Key: "k", Effect: resourceapi.DeviceTaintEffectNoSchedule}
+	published := []resourceapi.Device{{Name: "a", Taints: []resourceapi.DeviceTaint{taint}}}
+	stored := published[0].DeepCopy()
+	stored.Taints[0].TimeAdded = &metav1.Time{Time: time.Unix(1, 0)}
+	node, elsewhere := "node-1", "node-2"
+	slice := func(name, driver string, node *string) *resourceapi.ResourceSlice {
+		return &resourceapi.ResourceSlice{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: resourceapi.ResourceSliceSpec{
+				Driver: driver, NodeName: node, Devices: []resourceapi.Device{*stored}, Pool: resourceapi.ResourcePool{ResourceSliceCount: 3},
+			},
+		}
+	}
+	digest := contentOf(published, nil)
+	for name, tt := range map[string]struct {
+		slice *resourceapi.ResourceSlice
+		want  Seen
+		ours  bool
+	}{
+		"ours":           {slice("0001f-d-node-1-x", "d", &node), Seen{31, 3, digest}, true},
+		"another name":   {slice("node-1-x", "d", &node), Seen{-1, 3, digest}, true},
+		"another driver": {slice("00000-e-node-1-x", "e", &node), Seen{}, false},
+		"another node":   {slice("00000-d-node-2-x", "d", &elsewhere), Seen{}, false},
+		"no node":        {slice("00000-d-x", "d", nil), Seen{}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, ours := SeenOf(tt.slice, "d", "node-1")
+			if got != tt.want || ours != tt.ours {
+				t.Errorf("got %+v, %t, want %+v, %t", got, ours, tt.want, tt.ours)
+			}
+		})
+	}
+	if contentOf([]resourceapi.Device{{Name: "a"}}, nil) == digest || contentOf(published, []resourceapi.CounterSet{{Name: "x"}}) == digest {
+		t.Error("what differs has one digest")
+	}
+}
+
+func TestOneByOne(t *testing.T) {
+	devices := func(names ...string) resourceslice.Slice {
+		return resourcesOf(names).Pools["node-1"].Slices[0]
+	}
+	counters := func(names ...string) resourceslice.Slice {
+		var s resourceslice.Slice
+		for _, name := range names {
+			s.SharedCounters = append(s.SharedCounters, resourceapi.CounterSet{Name: name})
+		}
+		return s
+	}
+	tests := map[string]struct {
+		was, want []resourceslice.Slice
+		yes       bool
+	}{
+		"the first time":             {nil, []resourceslice.Slice{devices("a")}, false},
+		"a taint":                    {[]resourceslice.Slice{devices("a"), devices("b")}, []resourceslice.Slice{devices("a!"), devices("b")}, true},
+		"others in their place":      {[]resourceslice.Slice{devices("a"), devices("b")}, []resourceslice.Slice{devices("c"), devices("d")}, true},
+		"one more slice":             {[]resourceslice.Slice{devices("a")}, []resourceslice.Slice{devices("a"), devices("b")}, false},
+		"one less":                   {[]resourceslice.Slice{devices("a"), devices("b")}, []resourceslice.Slice{devices("a")}, false},
+		"a device comes to another":  {[]resourceslice.Slice{devices("a", "b"), devices("c")}, []resourceslice.Slice{devices("a"), devices("b", "c")}, false},
+		"a device comes to an empty": {[]resourceslice.Slice{devices("a"), devices("b")}, []resourceslice.Slice{devices(), devices("a")}, false},
+		"the same counters":          {[]resourceslice.Slice{counters("x"), devices("a")}, []resourceslice.Slice{counters("x"), devices("b")}, true},
+		"counters go":                {[]resourceslice.Slice{counters("x", "y"), devices("a")}, []resourceslice.Slice{counters("x"), devices("b")}, false},
+		"counters come":              {[]resourceslice.Slice{counters("x"), devices("a")}, []resourceslice.Slice{counters("x", "y"), devices("b")}, false},
+	}
+	for name, tt := range tests {
+		if got := oneByOne(tt.was, tt.want); got != tt.yes {
+			t.Errorf("%s: got %t, want %t", name, got, tt.yes)
+		}
+	}
+}
