@@ -17,7 +17,7 @@ func ptr[T any](v T) *T { return &v }
 
 func amount(s string) *resource.Quantity { return ptr(resource.MustParse(s)) }
 
-// share is a ShareConfig with these members beside apiVersion and kind.
+// share is a ShareConfig with these members besides apiVersion and kind.
 func share(members string) string {
 	if members != "" {
 		members = "," + members
@@ -141,7 +141,7 @@ func checkRefused(t *testing.T, nothing bool, err error, want []string) {
 		t.Fatal("got no error")
 	}
 	if !nothing {
-		t.Error("got something beside the error")
+		t.Error("got something alongside the error")
 	}
 	for _, w := range want {
 		if !strings.Contains(err.Error(), w) {

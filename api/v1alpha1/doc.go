@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package v1alpha1 holds the kinds of API group gpu.cleave.dev: ShareConfig, which a claim or a DeviceClass gives as
-// opaque configuration, and NodePolicy, which says what a node's GPUs are handed out as. Both are decoded strictly: a
+// opaque configuration, and NodePolicy, which defines how a node's GPUs are offered. Both are decoded strictly: a
 // field that is quietly passed over is worse than one that is refused.
 package v1alpha1
 

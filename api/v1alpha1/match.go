@@ -71,7 +71,7 @@ func (r *MemoryRange) validate(path *field.Path) field.ErrorList {
 	return errs
 }
 
-// has tells whether a range lies in this one.
+// has reports whether a range lies in this one.
 func (r *MemoryRange) has(other *MemoryRange) bool {
 	if r == nil {
 		return true
@@ -81,7 +81,7 @@ func (r *MemoryRange) has(other *MemoryRange) bool {
 		(r.Max == nil || other.Max != nil && other.Max.Cmp(*r.Max) <= 0)
 }
 
-// everything tells whether every GPU matches.
+// everything reports whether every GPU matches.
 func (m *Match) everything() bool {
 	return m == nil || m.Memory == nil && !slices.ContainsFunc(m.lists(), func(l []string) bool { return len(l) > 0 })
 }

@@ -10,7 +10,7 @@ import (
 // NodePolicyKind is the kind of a policy file.
 const NodePolicyKind = "NodePolicy"
 
-// NodePolicy says what a node's GPUs are handed out as. The zero value offers every tier with default numbers.
+// NodePolicy defines how a node's GPUs are offered. The zero value offers every tier with default numbers.
 type NodePolicy struct {
 	metav1.TypeMeta `json:",inline"`
 	// Metadata names the policy.
@@ -48,21 +48,21 @@ func ReleasesDriver(labels map[string]string) bool {
 	return labels[ReleaseDriverLabel] == "true" || labels[DrainLabel] == "true"
 }
 
-// Rule is what some of a node's GPUs are handed out as.
+// Rule is how some of a node's GPUs are offered.
 type Rule struct {
 	// Match says for which GPUs; nil for every GPU.
 	Match *Match `json:"match,omitempty"`
-	// Exclude leaves the GPUs to others: nothing of them is published but what claims still hold.
+	// Exclude leaves the GPUs to others: nothing of them is published but what is still allocated.
 	Exclude bool `json:"exclude,omitempty"`
 	// Tiers that the GPUs offer. Where nothing is said: mig with mode layout, else all. An empty list is none.
 	Tiers []Tier `json:"tiers,omitzero"`
 	// MIG says how the GPUs are partitioned.
 	MIG *MIGPolicy `json:"mig,omitempty"`
-	// TimeSlice says how shares in time are cut.
+	// TimeSlice says how shares in time are sized.
 	TimeSlice *TimeSlicePolicy `json:"timeSlice,omitempty"`
-	// MPS says how shares of an MPS server are cut.
+	// MPS says how shares of an MPS server are sized.
 	MPS *MPSPolicy `json:"mps,omitempty"`
-	// Health says what is done with a GPU that is in trouble.
+	// Health says what is done with an unhealthy GPU.
 	Health *HealthPolicy `json:"health,omitempty"`
 }
 
@@ -87,7 +87,7 @@ type MIGPolicy struct {
 	// Profiles that are made on demand, by name such as 1g.10gb; the whole catalog where nothing is said: all plain
 	// profiles and those with media engines (+me).
 	Profiles []string `json:"profiles,omitempty"`
-	// Layout is how many partitions of each profile a GPU is kept cut into, 1 and up.
+	// Layout is how many partitions of each profile a GPU is kept partitioned into, 1 and up.
 	Layout map[string]int32 `json:"layout,omitempty"`
 	// DisableWhenIdle switches MIG mode off once the last partition of a GPU is destroyed, as NVIDIA's DRA driver does;
 	// default false, which saves the next partition the switch. Only for mode onDemand, on boards that change the mode
@@ -116,25 +116,25 @@ type MIGMode string
 const (
 	// MIGOnDemand makes a partition when a claim needs it.
 	MIGOnDemand MIGMode = "onDemand"
-	// MIGLayout keeps GPUs cut in one way, ahead of claims.
+	// MIGLayout keeps GPUs partitioned in one way, ahead of claims.
 	MIGLayout MIGMode = "layout"
-	// MIGExisting hands out the partitions that are there and makes or unmakes none.
+	// MIGExisting offers the partitions that are there, and none is created or destroyed.
 	MIGExisting MIGMode = "existing"
 )
 
 // MIGModes lists them.
 func MIGModes() []MIGMode { return []MIGMode{MIGOnDemand, MIGLayout, MIGExisting} }
 
-// HealthPolicy is what is done with a GPU that is in trouble.
+// HealthPolicy is what is done with an unhealthy GPU.
 type HealthPolicy struct {
 	// Reaction; default NoSchedule.
 	Reaction HealthReaction `json:"reaction,omitempty"`
-	// IgnoreXIDs are errors that are only counted, beside those that applications cause, such as 13, 31, 43, 45, 68 and
+	// IgnoreXIDs are errors that are only counted, alongside those that applications cause, such as 13, 31, 43, 45, 68 and
 	// 109 (NVIDIA, "XID errors"; docs/health.md has all).
 	IgnoreXIDs []int32 `json:"ignoreXIDs,omitempty"`
 }
 
-// HealthReaction is the effect of the taint on the devices of a GPU in trouble.
+// HealthReaction is the effect of the taint on the devices of an unhealthy GPU.
 type HealthReaction string
 
 // The reactions.
@@ -164,7 +164,7 @@ type Match struct {
 	Indexes []int32 `json:"indexes,omitempty"`
 	// DeviceIDs are PCI device and vendor IDs as NVML joins them, such as 0x233010DE.
 	DeviceIDs []string `json:"deviceIDs,omitempty"`
-	// Memory of the GPU, as published. A GPU that does not tell its memory does not match.
+	// Memory of the GPU, as published. A GPU that does not report its memory does not match.
 	Memory *MemoryRange `json:"memory,omitempty"`
 }
 
@@ -176,7 +176,7 @@ type MemoryRange struct {
 	Max *resource.Quantity `json:"max,omitempty"`
 }
 
-// Tier is a way to hand out a GPU.
+// Tier is a way to offer a GPU.
 type Tier string
 
 // The tiers.

@@ -29,7 +29,7 @@ type Schema struct {
 	AdditionalProperties any                `json:"additionalProperties,omitempty"`
 }
 
-// Patterns of the schema beside those that the decoder has itself.
+// Patterns of the schema alongside those that the decoder has itself.
 const (
 	quantityPattern = `^[+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$`
 	namePattern     = `^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`

@@ -136,7 +136,7 @@ func (r *Rule) validateParts(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	layout := r.MIG.ModeOfUse() == MIGLayout
 	if layout && !r.Exclude && slices.Contains(r.Tiers, TierMIG) && len(r.Tiers) > 1 {
-		errs = append(errs, field.Invalid(path.Child("tiers"), r.Tiers, "a GPU with a layout is cut at all times and offers its partitions alone: leave out tiers, or use mig.mode onDemand"))
+		errs = append(errs, field.Invalid(path.Child("tiers"), r.Tiers, "a GPU with a layout is always partitioned and offers its partitions alone: leave out tiers, or use mig.mode onDemand"))
 	}
 	if r.Exclude && r.Tiers != nil {
 		errs = append(errs, field.Forbidden(path.Child("tiers"), "the rule excludes its GPUs: remove one of the two"))
@@ -152,7 +152,7 @@ func (r *Rule) validateParts(path *field.Path) field.ErrorList {
 		case r.Tiers != nil:
 			errs = append(errs, field.Forbidden(at, fmt.Sprintf("tiers does not have %q", part.tier)))
 		default:
-			errs = append(errs, field.Forbidden(at, "a GPU with a layout is cut at all times and offers its partitions alone"))
+			errs = append(errs, field.Forbidden(at, "a GPU with a layout is always partitioned and offers its partitions alone"))
 		}
 	}
 	return errs
@@ -208,7 +208,7 @@ func (m *MIGPolicy) validate(path *field.Path) field.ErrorList {
 	case mode == MIGLayout:
 		errs = append(errs, field.Forbidden(at, "the layout says which profiles there are"))
 	case mode == MIGExisting:
-		errs = append(errs, field.Forbidden(at, "mode existing hands out the partitions that are there, of whatever profile"))
+		errs = append(errs, field.Forbidden(at, "mode existing offers the partitions that are there, of whatever profile"))
 	case len(m.Profiles) == 0:
 		errs = append(errs, field.Required(at, "name one, such as 1g.10gb, or leave it out for all; for no partitions leave mig out of tiers"))
 	}

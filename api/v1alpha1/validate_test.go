@@ -17,7 +17,7 @@ func problemsOf(t *testing.T, body string) []string {
 	t.Helper()
 	p, err := DecodeNodePolicy([]byte(policyHead + body))
 	if (p == nil) == (err == nil) {
-		t.Errorf("got %v beside error %v", p, err)
+		t.Errorf("got %v alongside error %v", p, err)
 	}
 	var texts []string
 	for _, problem := range ProblemsOf(err) {
@@ -31,7 +31,7 @@ func TestEachProblemOfARuleHasItsField(t *testing.T) {
 	const (
 		profile = `must be the name of a MIG profile, such as 1g.10gb or 1g.10gb+me`
 		offered = `is not offered: Cleave offers plain profiles, and with media engines +me: use `
-		alone   = `a GPU with a layout is cut at all times and offers its partitions alone`
+		alone   = `a GPU with a layout is always partitioned and offers its partitions alone`
 		remove  = "the rule excludes its GPUs: remove one of the two"
 	)
 	tests := map[string][]string{ // by a rule, what is wrong with it
@@ -61,7 +61,7 @@ func TestEachProblemOfARuleHasItsField(t *testing.T) {
 		"mig: {layout: [1g.10gb]}":                                      {"rules[0].mig.layout: Invalid value: must be an object, not a list"},
 		"mig: {layout: {banana: 1}}":                                    {`rules[0].mig.layout[banana]: Invalid value: "banana": ` + profile},
 		"mig: {layout: {1g.10gb: 1}, profiles: [1g.10gb]}":              {"rules[0].mig.profiles: Forbidden: the layout says which profiles there are"},
-		"mig: {mode: existing, profiles: [1g.10gb]}":                    {"rules[0].mig.profiles: Forbidden: mode existing hands out the partitions that are there, of whatever profile"},
+		"mig: {mode: existing, profiles: [1g.10gb]}":                    {"rules[0].mig.profiles: Forbidden: mode existing offers the partitions that are there, of whatever profile"},
 		"mig: {profiles: []}":                                           {"rules[0].mig.profiles: Required value: name one, such as 1g.10gb, or leave it out for all; for no partitions leave mig out of tiers"},
 		"mig: {profiles: [1g.10gb, 2g.20gb, 1g.10gb]}":                  {`rules[0].mig.profiles[2]: Duplicate value: "1g.10gb"`},
 		"mig: {profiles: [1G.10GB, 1g10gb, 1g.10gb.me, 7, 1c.3g.40gb]}": {"rules[0].mig.profiles[3]: Invalid value: must be text, not a whole number: put it in quotes"},

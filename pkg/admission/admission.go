@@ -27,7 +27,7 @@ func DefaultRules() Rules {
 	return Rules{Driver: v1alpha1.Group, SingleShare: []string{"mps.cleave.dev"}}
 }
 
-// Check tells what is wrong with a ResourceClaim, ResourceClaimTemplate or DeviceClass, each error with its field; nothing
+// Check reports what is wrong with a ResourceClaim, ResourceClaimTemplate or DeviceClass, each error with its field; nothing
 // about other objects.
 func (r Rules) Check(object runtime.Object) field.ErrorList {
 	switch o := object.(type) {

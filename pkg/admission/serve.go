@@ -25,7 +25,7 @@ type Server struct {
 	CertFile, KeyFile string
 }
 
-// Run serves until ctx ends. started, which may be nil, is told the address.
+// Run serves until ctx ends. started, which may be nil, receives the address.
 func (s *Server) Run(ctx context.Context, started func(net.Addr)) error {
 	certificate := &certificate{certFile: s.CertFile, keyFile: s.KeyFile}
 	if _, err := certificate.get(nil); err != nil {

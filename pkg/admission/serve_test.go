@@ -102,8 +102,8 @@ func TestTheCertificateIsReadAgainWhenItChanges(t *testing.T) {
 func TestAServerWithoutACertificateSaysSo(t *testing.T) {
 	dir := t.TempDir()
 	for name, server := range map[string]Server{
-		"no file":   {Address: "127.0.0.1:0", CertFile: filepath.Join(dir, "none.crt"), KeyFile: filepath.Join(dir, "none.key")},
-		"no folder": {Address: "127.0.0.1:0", CertFile: "/nowhere/tls.crt", KeyFile: "/nowhere/tls.key"},
+		"no file":      {Address: "127.0.0.1:0", CertFile: filepath.Join(dir, "none.crt"), KeyFile: filepath.Join(dir, "none.key")},
+		"no directory": {Address: "127.0.0.1:0", CertFile: "/nowhere/tls.crt", KeyFile: "/nowhere/tls.key"},
 	} {
 		if err := server.Run(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "read the webhook's certificate") {
 			t.Errorf("%s: got %v", name, err)

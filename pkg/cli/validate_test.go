@@ -98,7 +98,7 @@ func TestValidate_Problems(t *testing.T) {
 		"on a model": {[]string{"-f", good, "-f", claim, "--node-model", "l40s"}, exitFailed, lines(
 			good+`: policy "x": on a node of model l40s: rules[0].mig: NVIDIA L40S cannot be partitioned: match only GPUs that can be`,
 			"note: "+claim+`: ResourceClaim c: spec.devices.requests[0].exactly.deviceClassName: DeviceClass "other.example.com" `+
-				"is neither in these files nor one of Cleave's: not held against a node of model l40s",
+				"is neither in these files nor one of Cleave's: not checked against a node of model l40s",
 			claim+": ok: ResourceClaim c; passed over: Pod"), "cleave: there is a problem\n"},
 		"on a model that fits": {[]string{"-f", good, "--node-model", "a30", "--policy-name", "x"}, exitOK,
 			lines(good + ": ok: NodePolicy x"), ""},

@@ -23,7 +23,7 @@ const (
 	ByNode Way = "NODE"
 	// BySystem: from one NUMA node to another.
 	BySystem Way = "SYS"
-	// UnknownWay: the platform does not tell where the GPUs sit, as in many virtual machines.
+	// UnknownWay: the platform does not report where the GPUs sit, as in many virtual machines.
 	UnknownWay Way = "?"
 )
 
@@ -53,8 +53,8 @@ func Connection(a, b *GPU) Connected {
 	return Connected{Way: wayOverPCIe(a, b)}
 }
 
-// linksBetween is the number of NVLinks by which two GPUs are joined. Where they tell different numbers, as when a link has
-// just gone down, it is the smaller one; a GPU whose links do not tell where they lead has none of its own to tell.
+// linksBetween is the number of NVLinks by which two GPUs are joined. Where they report different numbers, as when a link has
+// just gone down, it is the smaller one; a GPU whose links do not report where they lead has none of its own to report.
 func linksBetween(a, b *GPU) int {
 	if !a.linked() || !b.linked() {
 		return 0

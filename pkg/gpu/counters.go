@@ -101,7 +101,7 @@ func (m *MIG) total(e engine) int {
 	return most
 }
 
-// scarceUnit tells whether a placement unit needs a counter: not where all that covers it covers another one too.
+// scarceUnit reports whether a placement unit needs a counter: not where all that covers it covers another one too.
 func (m *MIG) scarceUnit(unit int) bool {
 	covers := func(p Placement, u int) bool { return p.Overlaps(Placement{Start: u, Size: 1}) }
 	offered := m.offered()
@@ -120,7 +120,7 @@ func (m *MIG) scarceUnit(unit int) bool {
 	return true
 }
 
-// scarceEngines are the kinds of which partitions that fit beside each other can ask for more than there are, less those
+// scarceEngines are the kinds of which partitions that fit alongside each other can ask for more than there are, less those
 // that run out only when another kind does.
 func (m *MIG) scarceEngines() []engine {
 	var scarce []engine

@@ -13,7 +13,7 @@ var (
 	ErrNotFound = errors.New("not found")
 	// ErrInvalidArgument: an argument out of range (NVML_ERROR_INVALID_ARGUMENT).
 	ErrInvalidArgument = errors.New("invalid argument")
-	// ErrInUse: a client holds the object (NVML_ERROR_IN_USE).
+	// ErrInUse: a client uses the object (NVML_ERROR_IN_USE).
 	ErrInUse = errors.New("in use")
 	// ErrPartitioned: leaving MIG mode would destroy GPU instances that exist.
 	ErrPartitioned = errors.New("GPU has partitions")
@@ -41,6 +41,6 @@ var (
 	ErrLibraryNotFound = errors.New("library not found")
 	// ErrResetRequired: the change needs a GPU reset (NVML_ERROR_RESET_REQUIRED).
 	ErrResetRequired = errors.New("GPU reset required")
-	// ErrLeftBehind: something was made that should not stay and could not be unmade.
+	// ErrLeftBehind: something was made that should not stay and could not be destroyed.
 	ErrLeftBehind = errors.New("a GPU instance is left behind")
 )

@@ -116,7 +116,7 @@ func newFitter(g *GPU, prefer []Place) *fitter {
 	return f
 }
 
-// take takes a candidate's part of the counters, or gives it back; it tells whether there was enough.
+// take takes a candidate's part of the counters, or gives it back; it reports whether there was enough.
 func (f *fitter) take(c *candidate, times int64) bool {
 	enough := true
 	for i, n := range c.takes {
@@ -196,7 +196,7 @@ func number(b bool) int {
 	return 0
 }
 
-// misfit says that partitions do not fit, which of them do, large ones first, and what fits beside those.
+// misfit says that partitions do not fit, which of them do, large ones first, and what fits alongside those.
 func (f *fitter) misfit(groups []ProfileCount) error {
 	var fitting []ProfileCount
 	all := 0
@@ -225,7 +225,7 @@ func (f *fitter) misfit(groups []ProfileCount) error {
 	return fmt.Errorf("%s %s %s; free after %s: %s", f.words(groups), do, article(f.g.ProductName), f.words(fitting), strings.Join(free, " or "))
 }
 
-// most is how many more partitions of a profile fit beside others, up to a number.
+// most is how many more partitions of a profile fit alongside others, up to a number.
 func (f *fitter) most(others []ProfileCount, profile, limit int) int {
 	n := 0
 	for n < limit {

@@ -65,11 +65,11 @@ type GPU struct {
 	// FabricState is how far the GPU's registration with its NVLink fabric is; FabricUnsupported where it needs none.
 	FabricState FabricState
 
-	NUMANode *int // sysfs numa_node; nil for -1 and where sysfs does not tell
+	NUMANode *int // sysfs numa_node; nil for -1 and where sysfs does not report
 	// NearNUMANodes are the other NUMA nodes of the same socket at the least distance, ascending; most sockets have none.
 	NearNUMANodes []int
 	// PCIePath is the way from the root complex to the GPU in sysfs, such as "pci0000:15", "0000:15:01.0",
-	// "0000:16:00.0", "0000:17:03.0", "0000:1b:00.0"; empty where sysfs does not tell.
+	// "0000:16:00.0", "0000:17:03.0", "0000:1b:00.0"; empty where sysfs does not report.
 	PCIePath []string
 	// CPUAffinity are the CPUs near the GPU as sysfs lists them (local_cpulist), such as "0-55,112-167".
 	CPUAffinity string
@@ -80,11 +80,11 @@ type GPU struct {
 // MIG is what a GPU can be partitioned into.
 type MIG struct {
 	Capable bool
-	// NeedsReset tells that the mode changes only with a reset of the GPU, as on Ampere and in guests that a GPU is passed
+	// NeedsReset reports that the mode changes only with a reset of the GPU, as on Ampere and in guests that a GPU is passed
 	// through to; else, from Hopper on, it changes at once (NVIDIA MIG user guide, "Enable MIG Mode"; nvml.h,
 	// nvmlDeviceSetMigMode).
 	NeedsReset bool
-	// Fixed tells that mode and partitions are taken as they are found: in the guest of a vGPU they are the host's.
+	// Fixed reports that mode and partitions are taken as they are found: in the guest of a vGPU they are the host's.
 	Fixed bool
 	// Enabled is the current mode, Pending the mode after the next reset (nvmlDeviceGetMigMode).
 	Enabled, Pending bool
@@ -125,7 +125,7 @@ type Placement struct {
 	Size  int `json:"size"`
 }
 
-// Overlaps tells whether the two placements share a unit.
+// Overlaps reports whether the two placements share a unit.
 func (p Placement) Overlaps(q Placement) bool {
 	return p.Start < q.Start+q.Size && q.Start < p.Start+p.Size
 }
@@ -178,6 +178,6 @@ type Partition struct {
 	CI *int `json:"ci,omitempty"`
 	// UUID of the MIG device, "MIG-…"; empty while there is no compute instance.
 	UUID string `json:"uuid,omitempty"`
-	// Existing partitions were made by somebody else. They are handed out as they are and never destroyed.
+	// Existing partitions are unmanaged: others created them. They are offered as they are and never destroyed.
 	Existing bool `json:"existing,omitempty"`
 }

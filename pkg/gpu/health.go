@@ -10,7 +10,7 @@ type RecoveryAction int
 
 // The actions.
 const (
-	// RecoveryUnknown: the driver does not tell.
+	// RecoveryUnknown: the driver does not report.
 	RecoveryUnknown       RecoveryAction = -1
 	RecoveryNone          RecoveryAction = 0
 	RecoveryReset         RecoveryAction = 1
@@ -27,7 +27,7 @@ type EventKind int
 
 // The kinds (nvmlEventType*).
 const (
-	// MIGChanged: GPU instances were made or unmade, or the MIG mode was changed.
+	// MIGChanged: GPU instances were made or destroyed, or the MIG mode was changed.
 	MIGChanged EventKind = iota + 1
 	// XIDReported: the driver met an error that has a number.
 	XIDReported
@@ -42,7 +42,7 @@ const (
 // Event is something that a driver reports of a GPU.
 type Event struct {
 	Kind EventKind
-	// PCI is the GPU's; nil where the driver does not tell which GPU it is.
+	// PCI is the GPU's; nil where the driver does not report which GPU it is.
 	PCI *PCIAddress
 	// XID is the number of XIDReported (NVIDIA, "XID errors"); 999 where the driver has none for it.
 	XID int

@@ -44,7 +44,7 @@ func TestParsePCIAddressNamesWhatItRefuses(t *testing.T) {
 				t.Errorf("error %q does not say %q", err, want)
 			}
 			if diff := cmp.Diff(PCIAddress{}, got); diff != "" {
-				t.Errorf("address beside an error (-want +got):\n%s", diff)
+				t.Errorf("address alongside an error (-want +got):\n%s", diff)
 			}
 		})
 	}

@@ -19,7 +19,7 @@ type Tiers struct {
 	Whole, TimeSlice, MPS bool
 }
 
-// Held is what claims hold of a GPU.
+// Held is what is allocated of a GPU.
 type Held struct {
 	Tiers
 	// Places of partitions.

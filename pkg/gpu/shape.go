@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Shape is one of the forms a GPU can be handed out in: the whole GPU, a partition of a profile at a placement, or the
+// Shape is one of the forms a GPU can be offered in: the whole GPU, a partition of a profile at a placement, or the
 // GPU shared by many claims.
 type Shape struct {
 	GPU *GPU
@@ -22,7 +22,7 @@ type Shape struct {
 // Whole is the shape of the whole GPU.
 func (g *GPU) Whole() Shape { return Shape{GPU: g} }
 
-// IsPartition tells a partition from what takes the whole GPU.
+// IsPartition distinguishes a partition from what takes the whole GPU.
 func (s Shape) IsPartition() bool { return s.Profile != nil }
 
 // Name is the name of the shape's device: "gpu-0000-1b-00-0", for a shared GPU "gpu-0000-1b-00-0-timeslice", and for a
@@ -39,7 +39,7 @@ func (s Shape) Name() string {
 	return name
 }
 
-// Overlaps tells whether the two shapes cannot be handed out at the same time because they share hardware, and not by
+// Overlaps reports whether the two shapes cannot be allocated at the same time because they share hardware, and not by
 // intent. It says nothing of engines, which the counters keep.
 func (s Shape) Overlaps(t Shape) bool {
 	if s.GPU.PCI != t.GPU.PCI || s.IsShare() && s.Share == t.Share {
@@ -84,14 +84,14 @@ func (g *GPU) PartitionShapes() []Shape {
 	return shapes
 }
 
-// InCatalog tells whether partitions of the profile are offered: all plain ones and those with media engines (+me).
+// InCatalog reports whether partitions of the profile are offered: all plain ones and those with media engines (+me).
 // The graphics variants (+gfx) and those that take all or none of the media engines are not.
 func (p *Profile) InCatalog() bool {
 	plain, extra, found := strings.Cut(p.Name, "+")
 	return plain != "" && !strings.Contains(plain, "-") && (!found || extra == "me")
 }
 
-// FitsBeside tells whether a shape can be made while others, made by whomever and of any profile, are there.
+// FitsBeside reports whether a shape can be made while others, made by whomever and of any profile, are there.
 func (s Shape) FitsBeside(others []Shape) bool {
 	if len(others) == 0 {
 		return true // whatever a board offers fits an empty one

@@ -9,7 +9,7 @@ type Share string
 const (
 	// TimeSlice: the driver gives each process its turn.
 	TimeSlice Share = "timeslice"
-	// MPS: one server process runs the work of all side by side.
+	// MPS: one server process runs the work of all concurrently.
 	MPS Share = "mps"
 )
 
@@ -23,8 +23,8 @@ const (
 	CapacityCores  = "cores" // percent of the multiprocessors
 )
 
-// IsShare tells whether many claims can have the shape at once.
+// IsShare reports whether many claims can have the shape at once.
 func (s Shape) IsShare() bool { return s.Share != "" }
 
-// IsWhole tells whether the shape is the whole GPU for one claim.
+// IsWhole reports whether the shape is the whole GPU for one claim.
 func (s Shape) IsWhole() bool { return s.Profile == nil && s.Share == "" }

@@ -13,7 +13,7 @@ type NVLinks struct {
 	// MBps is what the links that are up move in one direction, together, in megabytes a second
 	// (NVML_FI_DEV_NVLINK_GET_SPEED); 0 if unknown.
 	MBps int64
-	// Switched tells that the links lead to NVSwitches, by which the GPU reaches every other one that is linked so.
+	// Switched reports that the links lead to NVSwitches, by which the GPU reaches every other one that is linked so.
 	Switched bool
 	// Peers are the GPUs at the other end of direct links, in order of address.
 	Peers []NVLinkPeer
@@ -61,7 +61,7 @@ type Fabric struct {
 	CliqueID int
 }
 
-// PCIeRoot is the root complex, such as "pci0000:15"; empty where sysfs does not tell.
+// PCIeRoot is the root complex, such as "pci0000:15"; empty where sysfs does not report.
 func (g *GPU) PCIeRoot() string {
 	if len(g.PCIePath) == 0 {
 		return ""
@@ -107,10 +107,10 @@ func NVLinkGroups(gpus []GPU) map[PCIAddress]string {
 	return groups
 }
 
-// linked tells whether the GPU has NVLinks that are up.
+// linked reports whether the GPU has NVLinks that are up.
 func (g *GPU) linked() bool { return g.NVLinks != nil && g.NVLinks.Active > 0 }
 
-// linkedTo tells whether NVLinks, or a fabric of them, join two GPUs. Switches of a fabric join those of one clique only.
+// linkedTo reports whether NVLinks, or a fabric of them, join two GPUs. Switches of a fabric join those of one clique only.
 func (g *GPU) linkedTo(other *GPU) bool {
 	if !g.linked() || !other.linked() {
 		return false

@@ -149,10 +149,10 @@ type pattern string
 // maxPattern bounds a pattern in bytes, so that the expression of a class keeps the API's limit.
 const maxPattern = 256
 
-// says tells whether there are names that do not match.
+// says reports whether there are names that do not match.
 func (p pattern) says() bool { return strings.Trim(string(p), "*") != "" }
 
-// wildcard tells whether the pattern is more than a text.
+// wildcard reports whether the pattern is more than a text.
 func (p pattern) wildcard() bool { return strings.Contains(string(p), "*") }
 
 // expression holds an attribute against the pattern.

@@ -62,7 +62,7 @@ type pluginImex struct {
 
 // deviceRefs are the devices of a resource that are shared.
 type deviceRefs struct {
-	// all tells that there is no choice.
+	// all reports that there is no choice.
 	all bool
 	// count is the number of devices, zero where they are named.
 	count   int64

@@ -32,7 +32,7 @@ func DevicePlugin(data []byte, options Options) (*Import, error) {
 	p.share(policy)
 	p.nameWhatIsAskedForToday()
 	if len(f.Imex.ChannelIDs) > 0 {
-		p.note("imex.channelIDs", f.Imex.ChannelIDs, "no equivalent: Cleave injects no IMEX channels; NVIDIA's driver for compute domains does and can run beside it")
+		p.note("imex.channelIDs", f.Imex.ChannelIDs, "no equivalent: Cleave injects no IMEX channels; NVIDIA's driver for compute domains does and can run alongside it")
 	}
 	if err := p.finish(); err != nil {
 		return nil, err
@@ -52,7 +52,7 @@ type pluginImport struct {
 type base struct {
 	field    string // of the file; empty for what the plugin has by itself
 	resource string
-	// partitions tells that it is of partitions, not of GPUs.
+	// partitions reports that it is of partitions, not of GPUs.
 	partitions bool
 	// profile of the partitions, like that of the product or profile.
 	profile string
@@ -88,10 +88,10 @@ func (f *pluginFile) way() *way {
 }
 
 func (p *pluginImport) noteStrategy() {
-	const existing = "partitions are handed out as they are (mig.mode: existing), and Cleave makes and removes none: import the file of mig-parted for layouts, or set mig.mode: onDemand to have them made when they are claimed"
+	const existing = "partitions are offered as they are (mig.mode: existing), and Cleave makes and removes none: import the file of mig-parted for layouts, or set mig.mode: onDemand to have them made when they are claimed"
 	switch s := p.file.Flags.strategy(); s {
 	case strategySingle:
-		p.note("flags.migStrategy", s, "nvidia.com/gpu stands for partitions, too; %s. The plugin refuses a node with partitions of several profiles, Cleave hands out any of them", existing)
+		p.note("flags.migStrategy", s, "nvidia.com/gpu stands for partitions, too; %s. The plugin refuses a node with partitions of several profiles, Cleave offers any of them", existing)
 	case strategyMixed:
 		p.note("flags.migStrategy", s, "%s", existing)
 	}
@@ -110,7 +110,7 @@ func (p *pluginImport) nameResources() {
 	for i, r := range p.file.Resources.MIG {
 		field := fmt.Sprintf("resources.mig[%d]", i)
 		if strategy == strategyNone {
-			p.note(field, r, "flags.migStrategy is none: neither the plugin nor Cleave hands out partitions")
+			p.note(field, r, "flags.migStrategy is none: neither the plugin nor Cleave offers partitions")
 			continue
 		}
 		p.bases = append(p.bases, base{field: field, resource: r.Name, partitions: true, like: r.Pattern})
@@ -179,7 +179,7 @@ func (b base) products() ([]string, bool) {
 	}
 }
 
-// rule is one for GPUs that are handed out in one way beside their partitions.
+// rule is one for GPUs that are offered in one way alongside their partitions.
 func (p *pluginImport) rule(match *v1alpha1.Match, tier v1alpha1.Tier) v1alpha1.Rule {
 	r := v1alpha1.Rule{Match: match, Tiers: []v1alpha1.Tier{tier}}
 	if p.file.Flags.strategy() != strategyNone {
@@ -205,7 +205,7 @@ func (p *pluginImport) shareBase(policy *v1alpha1.NodePolicy, w *way, i int, b b
 	products, ok := b.products()
 	if !ok {
 		p.serve(name, b.why(), b.selector(kindGPU))
-		p.note(b.field+".pattern", string(b.like), "no equivalent: the rules of a policy have whole product names. These GPUs are handed out whole until a rule with match.productNames shares them")
+		p.note(b.field+".pattern", string(b.like), "no equivalent: the rules of a policy have whole product names. These GPUs are offered whole until a rule with match.productNames shares them")
 		return
 	}
 	if products != nil {
@@ -323,7 +323,7 @@ func (p *pluginImport) noteSharing(w *way) {
 			p.note(field+".rename", e.Rename, "the releases of the plugin that are known read it and ignore it, so pods ask for %s: the DeviceClasses serve both names", w.plainName(e))
 		}
 		if !e.refs.all {
-			p.note(field+".devices", e.Devices, "the releases of the plugin that are known read it and share all devices; Cleave shares those, and hands out the others whole")
+			p.note(field+".devices", e.Devices, "the releases of the plugin that are known read it and share all devices; Cleave shares those, and offers the others whole")
 		}
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
-// folder writes files and returns their folder.
-func folder(t *testing.T, files map[string]string) string {
+// directory writes files and returns their directory.
+func directory(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, data := range files {
@@ -57,7 +57,7 @@ const (
 
 func TestFormats_Load(t *testing.T) {
 	slice, whole, mig := []v1alpha1.Tier{v1alpha1.TierTimeSlice}, []v1alpha1.Tier{v1alpha1.TierExclusive}, []v1alpha1.Tier{v1alpha1.TierMIG}
-	dir := folder(t, map[string]string{"plugin/x": pluginFile, "plugin/y.yaml": "version: v1", "parted/config.yaml": partedFile, "bad/x": "version: v2", "bad/y": "version: v1"})
+	dir := directory(t, map[string]string{"plugin/x": pluginFile, "plugin/y.yaml": "version: v1", "parted/config.yaml": partedFile, "bad/x": "version: v2", "bad/y": "version: v1"})
 	for path, tt := range map[string]struct {
 		format policy.Format
 		want   map[string][]v1alpha1.Tier

@@ -87,7 +87,7 @@ func (i *Import) Classes() []*resourceapi.DeviceClass {
 }
 
 // Add takes up what came of another file of the same format. Its policies need names of their own; resources of the same
-// name are then served by what either file hands out by that name.
+// name are then served by what either file offers by that name.
 func (i *Import) Add(other *Import) error {
 	var problems v1alpha1.Problems
 	for _, p := range other.Policies {

@@ -30,7 +30,7 @@ type partedEntry struct {
 	MIGDevices   map[string]int64 `json:"mig-devices"`
 
 	match *v1alpha1.Match
-	// none tells that the entry is of no GPU.
+	// none reports that the entry is of no GPU.
 	none bool
 }
 

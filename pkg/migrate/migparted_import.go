@@ -20,9 +20,9 @@ import (
 // name. The error is v1alpha1.Problems, each with the field; what is not wrong, but has no equivalent, is in LeftOut.
 //
 //   - mig-enabled: false hands GPUs out whole: tier exclusive.
-//   - mig-enabled: true with mig-devices keeps GPUs cut so: mig.mode layout.
-//   - mig-enabled: true without keeps MIG mode to the admin and hands out the partitions that are there: mig.mode existing.
-//   - GPUs that no entry is of are handed out as they are, whole or by the partitions that are there.
+//   - mig-enabled: true with mig-devices keeps GPUs partitioned so: mig.mode layout.
+//   - mig-enabled: true without keeps MIG mode to the admin and offers the partitions that are there: mig.mode existing.
+//   - GPUs that no entry is of are offered as they are, whole or by the partitions that are there.
 func MIGParted(data []byte, options Options) (*Import, error) {
 	f := &partedFile{}
 	if err := decode(data, f); err != nil {
@@ -116,7 +116,7 @@ func (i *Import) partedPolicy(f *partedFile, owners map[string]string, name stri
 	return policy, nil
 }
 
-// overlapping tells whether a GPU may have several of the entries.
+// overlapping reports whether a GPU may have several of the entries.
 func overlapping(entries []partedEntry) bool {
 	apart := func(a, b []string) bool {
 		return len(a) > 0 && len(b) > 0 && !slices.ContainsFunc(a, func(s string) bool { return slices.Contains(b, s) })
@@ -148,7 +148,7 @@ func (i *Import) noteEntry(e *partedEntry, path *field.Path) {
 		}
 	}
 	if *e.MIGEnabled && len(e.MIGDevices) == 0 {
-		i.note(path.Child("mig-devices").String(), e.MIGDevices, "the partitions that are there are handed out as they are (mig.mode: existing): for those that are made when they are claimed set mig.mode: onDemand. Cleave comes with DeviceClasses of all profiles")
+		i.note(path.Child("mig-devices").String(), e.MIGDevices, "the partitions that are there are offered as they are (mig.mode: existing): for those that are made when they are claimed set mig.mode: onDemand. Cleave comes with DeviceClasses of all profiles")
 	}
 }
 
@@ -244,7 +244,7 @@ func noEquivalent(profile string) error {
 
 var offeredProfile = regexp.MustCompile(`^[1-9][0-9]?g\.[1-9][0-9]{0,3}gb(\+me)?$`)
 
-// serveRules names the resources of what a policy hands out.
+// serveRules names the resources of what a policy offers.
 func (i *Import) serveRules(p *v1alpha1.NodePolicy) {
 	for _, r := range p.Rules {
 		if slices.Contains(r.OfferedTiers(), v1alpha1.TierExclusive) {

@@ -38,7 +38,7 @@ spec:
         expression: '%[4]s'
 `
 
-// WriteClasses writes the DeviceClasses as YAML documents, each with what it hands out as a comment.
+// WriteClasses writes the DeviceClasses as YAML documents, each with what it offers as a comment.
 func (i *Import) WriteClasses(w io.Writer) error {
 	var out bytes.Buffer
 	for n, c := range i.sorted() {

@@ -77,7 +77,7 @@ const maxRanked = 64
 // from any. Within it the same holds of the other kind, then of PCIe switches. Of equals the one with the last GPU comes
 // first.
 //
-// free tells of a GPU whether nobody holds anything of it; nil means that all are free. GPUs that are not free keep their
+// free reports of a GPU whether nothing of it is allocated; nil means that all are free. GPUs that are not free keep their
 // place among the others of their block: they may be given back at any time.
 func OrderWhole(gpus []gpu.GPU, offered func(*gpu.GPU) []gpu.Shape, free func(*gpu.GPU) bool) []gpu.Shape {
 	groups := gpu.NVLinkGroups(gpus)

@@ -65,7 +65,7 @@ func wholeOrder(gpus []gpu.GPU, free func(*gpu.GPU) bool) []int {
 	return order
 }
 
-// within tells of a set of GPUs, as bits by index.
+// within reports of a set of GPUs, as bits by index.
 func within(set uint) func(*gpu.GPU) bool {
 	return func(g *gpu.GPU) bool { return set>>g.Index&1 == 1 }
 }

@@ -52,11 +52,11 @@ type LeftOut struct {
 type entry struct {
 	// name of the policy; empty where the file gives none.
 	name string
-	// file tells that the file as a whole is wrong.
+	// file reports that the file as a whole is wrong.
 	file   bool
 	policy *v1alpha1.NodePolicy
 	err    error
-	// leftOut tells that the file is right, and yet err keeps it from being a policy.
+	// leftOut reports that the file is right, and yet err keeps it from being a policy.
 	leftOut bool
 }
 
@@ -175,8 +175,8 @@ func (s *Set) AddFile(path string, data []byte, format Format, unnamed string) v
 	return s.add(file{path: path, data: data}, readerOf(format), unnamed)
 }
 
-// Load reads the policies of a file, or of all files of a folder, such as a mounted ConfigMap. A policy without a name
-// takes "default" in a file and the file's name without its ending in a folder. Without a path the set is empty, and
+// Load reads the policies of a file, or of all files of a directory, such as a mounted ConfigMap. A policy without a name
+// takes "default" in a file and the file's name without its ending in a directory. Without a path the set is empty, and
 // Select gives the built-in policy.
 //
 // The error is v1alpha1.Problems, each with the file, the policy, and the rule and field. Where only some policies are
@@ -193,7 +193,7 @@ func Load(path string, format Format) (*Set, error) {
 	}
 	var problems v1alpha1.Problems
 	if info.IsDir() {
-		files, err := readFolder(path, format)
+		files, err := readDirectory(path, format)
 		if err != nil {
 			return nil, v1alpha1.Problems{err}
 		}
@@ -276,12 +276,12 @@ func readFile(path string) file {
 	return file{path: path, data: data}
 }
 
-// Endings are those of the files in a folder that hold policies.
+// Endings are those of the files in a directory that hold policies.
 func Endings() []string { return []string{".yaml", ".yml", ".json"} }
 
-// readFolder reads a folder's files by name. The kubelet changes a mounted ConfigMap by turning the link ..data to another
-// folder: what was read across such a change is read again.
-func readFolder(dir string, format Format) ([]file, error) {
+// readDirectory reads a directory's files by name. The kubelet changes a mounted ConfigMap by turning the link ..data to another
+// directory: what was read across such a change is read again.
+func readDirectory(dir string, format Format) ([]file, error) {
 	const attempts = 5
 	for range attempts {
 		before, _ := os.Readlink(filepath.Join(dir, "..data"))
@@ -290,7 +290,7 @@ func readFolder(dir string, format Format) ([]file, error) {
 			return files, err
 		}
 	}
-	return nil, fmt.Errorf("read the node policies of %s: the folder changes all the time", dir)
+	return nil, fmt.Errorf("read the node policies of %s: the directory changes all the time", dir)
 }
 
 func readFiles(dir string, format Format) ([]file, error) {
@@ -318,8 +318,8 @@ func readFiles(dir string, format Format) ([]file, error) {
 	return files, nil
 }
 
-// FilesIn lists the files of a folder, sorted, those with one of the Endings apart from the others. Files whose name
-// starts with a dot and folders are left out, as a mounted ConfigMap has them beside its keys.
+// FilesIn lists the files of a directory, sorted, those with one of the Endings apart from the others. Files whose name
+// starts with a dot and directories are left out, as a mounted ConfigMap has them alongside its keys.
 func FilesIn(dir string) (paths, others []string, err error) {
 	found, err := os.ReadDir(dir)
 	if err != nil {

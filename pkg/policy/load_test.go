@@ -21,8 +21,8 @@ func named(name, tier string) string {
 	return head + "metadata: {name: " + name + "}\nrules: [{tiers: [" + tier + "]}]\n"
 }
 
-// folder writes files and returns their folder.
-func folder(t *testing.T, files map[string]string) string {
+// directory writes files and returns their directory.
+func directory(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, data := range files {
@@ -61,7 +61,7 @@ func TestPoliciesAreLoadedByName(t *testing.T) {
 	mig, mps := []v1alpha1.Tier{v1alpha1.TierMIG}, []v1alpha1.Tier{v1alpha1.TierMPS}
 	tests := map[string]struct {
 		files map[string]string
-		path  string // in the folder; empty for the folder
+		path  string // in the directory; empty for the directory
 		want  map[string][]v1alpha1.Tier
 	}{
 		"a file":                     {map[string]string{"p.yaml": unnamed}, "p.yaml", map[string][]v1alpha1.Tier{"default": mig}},
@@ -70,15 +70,15 @@ func TestPoliciesAreLoadedByName(t *testing.T) {
 		"several in a file":          {map[string]string{"p": "# all\n---\n" + named("a", "mig") + "---\n" + named("b.c-1", "mps") + "...\n---\n# no more"}, "p", map[string][]v1alpha1.Tier{"a": mig, "b.c-1": mps}},
 		"one of several has no name": {map[string]string{"p": named("a", "mps") + "---\n" + unnamed}, "p", map[string][]v1alpha1.Tier{"a": mps, "default": mig}},
 		"JSON with tabs":             {map[string]string{"p": "{\n\t\"apiVersion\": \"gpu.cleave.dev/v1alpha1\",\n\t\"kind\": \"NodePolicy\", \"rules\": [{\"tiers\": [\"mig\"]}]}"}, "p", map[string][]v1alpha1.Tier{"default": mig}},
-		"a folder": {map[string]string{
+		"a directory": {map[string]string{
 			"training.yaml": unnamed, "x.yml": named("a", "mps"), "dev.json": `{"apiVersion":"gpu.cleave.dev/v1alpha1","kind":"NodePolicy","rules":[{"tiers":["mps"]}]}`,
 			"README.md": "no policy", ".hidden.yaml": "no policy", "sub/a.yaml": named("a", "mig"), "sub.yaml/b": "",
 		}, "", map[string][]v1alpha1.Tier{"training": mig, "a": mps, "dev": mps}},
-		"several in a folder's file": {map[string]string{"x.yaml": named("a", "mig") + "---\n" + unnamed}, "", map[string][]v1alpha1.Tier{"a": mig, "x": mig}},
+		"several in a directory's file": {map[string]string{"x.yaml": named("a", "mig") + "---\n" + unnamed}, "", map[string][]v1alpha1.Tier{"a": mig, "x": mig}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			s, err := Load(filepath.Join(folder(t, tt.files), tt.path), Format{})
+			s, err := Load(filepath.Join(directory(t, tt.files), tt.path), Format{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -92,7 +92,7 @@ func TestPoliciesAreLoadedByName(t *testing.T) {
 	}
 }
 
-// mount lays out a ConfigMap as the kubelet does: keys are links into a folder behind a link.
+// mount lays out a ConfigMap as the kubelet does: keys are links into a directory behind a link.
 func mount(t *testing.T, dir, version string, files map[string]string) {
 	t.Helper()
 	for name, data := range files {
@@ -155,7 +155,7 @@ func TestALabelPicksAPolicyOrSaysWhichThereAre(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := ""
 			if tt.files != nil {
-				path = filepath.Join(folder(t, tt.files), "p")
+				path = filepath.Join(directory(t, tt.files), "p")
 			}
 			s, err := Load(path, Format{})
 			if err != nil {
@@ -200,31 +200,31 @@ func TestPoliciesThatCannotBeLoadedAreNamedOneByOne(t *testing.T) {
 		"none/x.yamll":    head,
 		"nothing/.x.yaml": head,
 	}
-	dir := folder(t, files)
+	dir := directory(t, files)
 	tests := map[string]struct {
 		path string
-		want []string // without the folder in which all lie
+		want []string // without the directory in which all lie
 	}{
-		"missing":                {"missing.yaml", []string{"read the node policy: stat missing.yaml: no such file or directory"}},
-		"empty":                  {"empty.yaml", []string{"empty.yaml: there is no policy: set apiVersion: gpu.cleave.dev/v1alpha1, kind: NodePolicy"}},
-		"comments":               {"comments.yaml", []string{"comments.yaml: there is no policy: set apiVersion: gpu.cleave.dev/v1alpha1, kind: NodePolicy"}},
-		"binary":                 {"binary.yaml", []string{`binary.yaml: policy "default": read YAML: yaml: control characters are not allowed`}},
-		"no UTF-8":               {"latin.yaml", []string{"latin.yaml: read YAML: it is no UTF-8 text"}},
-		"large":                  {"large.yaml", []string{"large.yaml: 1048577 bytes are more than 1048576"}},
-		"many":                   {"many.yaml", []string{"many.yaml: there are more than 256 documents"}},
-		"two problems":           {"bad.yaml", []string{`bad.yaml: policy "default": rules[0].mps.shares: Invalid value: 99: must be 1 to 60`, `bad.yaml: policy "default": rules[1].timeSlice.shares: Invalid value: 0: must be 1 to 1000`}},
-		"a problem of a name":    {"named.yaml", []string{`named.yaml: policy "training": rules[0].mps.shares: Invalid value: 99: must be 1 to 60`}},
-		"a name twice":           {"twice.yaml", []string{`twice.yaml: policy "a": metadata.name: twice.yaml has a policy of this name, too: name each its own`}},
-		"no name twice":          {"unnamed.yaml", []string{`unnamed.yaml: policy "default": metadata.name: unnamed.yaml has a policy of this name, too: name each its own`}},
-		"the second is wrong":    {"second.yaml", []string{`second.yaml: policy "default": document at line 5: unknown field "rules[0].banana"`}},
-		"the second is no YAML":  {"syntax.yaml", []string{`syntax.yaml: policy "default": document at line 5: read YAML: yaml: line 6: did not find expected node content`}},
-		"the built-in one":       {"reserved.yaml", []string{`reserved.yaml: policy "default": metadata.name: Invalid value: "built-in": is the name of the policy of nodes that none is given: choose another`}},
-		"no name for a label":    {"capitals.yaml", []string{`capitals.yaml: policy "default": metadata.name: Invalid value: "Training": must be the value of a node label: lower-case letters, digits, '-' and '.', 63 at most, such as training`}},
-		"another kind":           {"claim.yaml", []string{`claim.yaml: policy "x": unknown apiVersion "resource.k8s.io/v1" of kind "ResourceClaim": want gpu.cleave.dev/v1alpha1`}},
-		"another kind, inline":   {"inline.yaml", []string{`inline.yaml: policy "default": document at line 5: unknown apiVersion "v1" of kind "Pod": want gpu.cleave.dev/v1alpha1`}},
-		"no policy in a folder":  {"none", []string{"read the node policies of none: no file ends in .yaml, .yml, .json, but there are policy, x.yamll"}},
-		"nothing in a folder":    {"nothing", []string{"read the node policies of nothing: there is no file"}},
-		"wrong ones in a folder": {"folder", []string{`folder/b.yaml: policy "x": metadata.name: folder/a.yaml has a policy of this name, too: name each its own`, `folder/c d.yaml: policy "c d": metadata.name: Invalid value: "c d": must be the value of a node label: lower-case letters, digits, '-' and '.', 63 at most, such as training`}},
+		"missing":                   {"missing.yaml", []string{"read the node policy: stat missing.yaml: no such file or directory"}},
+		"empty":                     {"empty.yaml", []string{"empty.yaml: there is no policy: set apiVersion: gpu.cleave.dev/v1alpha1, kind: NodePolicy"}},
+		"comments":                  {"comments.yaml", []string{"comments.yaml: there is no policy: set apiVersion: gpu.cleave.dev/v1alpha1, kind: NodePolicy"}},
+		"binary":                    {"binary.yaml", []string{`binary.yaml: policy "default": read YAML: yaml: control characters are not allowed`}},
+		"no UTF-8":                  {"latin.yaml", []string{"latin.yaml: read YAML: it is no UTF-8 text"}},
+		"large":                     {"large.yaml", []string{"large.yaml: 1048577 bytes are more than 1048576"}},
+		"many":                      {"many.yaml", []string{"many.yaml: there are more than 256 documents"}},
+		"two problems":              {"bad.yaml", []string{`bad.yaml: policy "default": rules[0].mps.shares: Invalid value: 99: must be 1 to 60`, `bad.yaml: policy "default": rules[1].timeSlice.shares: Invalid value: 0: must be 1 to 1000`}},
+		"a problem of a name":       {"named.yaml", []string{`named.yaml: policy "training": rules[0].mps.shares: Invalid value: 99: must be 1 to 60`}},
+		"a name twice":              {"twice.yaml", []string{`twice.yaml: policy "a": metadata.name: twice.yaml has a policy of this name, too: name each its own`}},
+		"no name twice":             {"unnamed.yaml", []string{`unnamed.yaml: policy "default": metadata.name: unnamed.yaml has a policy of this name, too: name each its own`}},
+		"the second is wrong":       {"second.yaml", []string{`second.yaml: policy "default": document at line 5: unknown field "rules[0].banana"`}},
+		"the second is no YAML":     {"syntax.yaml", []string{`syntax.yaml: policy "default": document at line 5: read YAML: yaml: line 6: did not find expected node content`}},
+		"the built-in one":          {"reserved.yaml", []string{`reserved.yaml: policy "default": metadata.name: Invalid value: "built-in": is the name of the policy of nodes that none is given: choose another`}},
+		"no name for a label":       {"capitals.yaml", []string{`capitals.yaml: policy "default": metadata.name: Invalid value: "Training": must be the value of a node label: lower-case letters, digits, '-' and '.', 63 at most, such as training`}},
+		"another kind":              {"claim.yaml", []string{`claim.yaml: policy "x": unknown apiVersion "resource.k8s.io/v1" of kind "ResourceClaim": want gpu.cleave.dev/v1alpha1`}},
+		"another kind, inline":      {"inline.yaml", []string{`inline.yaml: policy "default": document at line 5: unknown apiVersion "v1" of kind "Pod": want gpu.cleave.dev/v1alpha1`}},
+		"no policy in a directory":  {"none", []string{"read the node policies of none: no file ends in .yaml, .yml, .json, but there are policy, x.yamll"}},
+		"nothing in a directory":    {"nothing", []string{"read the node policies of nothing: there is no file"}},
+		"wrong ones in a directory": {"folder", []string{`folder/b.yaml: policy "x": metadata.name: folder/a.yaml has a policy of this name, too: name each its own`, `folder/c d.yaml: policy "c d": metadata.name: Invalid value: "c d": must be the value of a node label: lower-case letters, digits, '-' and '.', 63 at most, such as training`}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -245,7 +245,7 @@ func TestPoliciesThatCannotBeLoadedAreNamedOneByOne(t *testing.T) {
 
 // A typo in one policy of a cluster's ConfigMap must not take the nodes of the others down.
 func TestAPolicyThatIsWrongLeavesTheOthers(t *testing.T) {
-	dir := folder(t, map[string]string{
+	dir := directory(t, map[string]string{
 		"good.yaml": named("good", "mig"), "bad.yaml": named("bad", "banana"), "default.yaml": "\xff", "a.yaml": named("twice", "mig"), "b.yaml": named("twice", "mps"),
 	})
 	s, err := Load(dir, Format{})

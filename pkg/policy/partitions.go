@@ -66,7 +66,7 @@ func InMIGMode(p *v1alpha1.NodePolicy, node *gpu.Node) (made *gpu.Node, devices 
 	return &c, devices
 }
 
-// asksForPartitions tells whether a rule asks for partitions in so many words, and not for all there is.
+// asksForPartitions reports whether a rule asks for partitions in so many words, and not for all there is.
 func asksForPartitions(r *v1alpha1.Rule) bool {
 	return slices.Contains(r.Tiers, v1alpha1.TierMIG) || r.MIG != nil
 }
@@ -77,7 +77,7 @@ func noPartitions(g *gpu.GPU, mode MIGMode) string {
 	case !g.MIG.Capable:
 		return g.ProductName + " cannot be partitioned"
 	case len(g.MIG.Catalog()) == 0:
-		return g.ProductName + " cannot be partitioned: its driver tells no placements of partitions"
+		return g.ProductName + " cannot be partitioned: its driver reports no placements of partitions"
 	case g.MIG.Fixed && mode != Existing:
 		return "the GPU is a vGPU, whose partitions are its host's: those that are there can be offered by mode existing"
 	default:

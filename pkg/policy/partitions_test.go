@@ -108,31 +108,31 @@ func TestAGPUOffersThePartitionsOfItsRule(t *testing.T) {
 		there, held []string
 		want        partitioned
 	}{
-		"on demand":                       {"hgx-h100", "{}", nil, nil, partitioned{Mode: OnDemand, All: true, Shapes: 25}},
-		"on demand, held":                 {"hgx-h100", "{}", nil, []string{"1g.10gb@6"}, partitioned{Mode: OnDemand, All: true, Shapes: 25}},
-		"a catalog":                       {"hgx-h100", "{mig: {profiles: [3g.40gb, 1g.10gb+me]}}", nil, nil, partitioned{Mode: OnDemand, Profiles: []string{"3g.40gb", "1g.10gb+me"}, Shapes: 9}},
-		"a catalog without what is held":  {"hgx-h100", "{mig: {profiles: [3g.40gb]}}", nil, []string{"1g.10gb@6", "3g.40gb@0"}, partitioned{Mode: OnDemand, Profiles: []string{"3g.40gb"}, Kept: []string{"1g.10gb@6"}, Shapes: 3, Withdrawn: 1}},
-		"no tier mig":                     {"hgx-h100", "{tiers: [exclusive]}", nil, nil, partitioned{}},
-		"no tier mig, held":               {"hgx-h100", "{tiers: [exclusive]}", nil, []string{"1g.10gb@6"}, partitioned{Mode: OnDemand, Profiles: nil, Kept: []string{"1g.10gb@6"}, Shapes: 1, Withdrawn: 1}},
-		"a layout":                        {"hgx-h100", "{mig: {layout: {1g.10gb: 2, 2g.20gb: 1, 3g.40gb: 1}}}", nil, nil, partitioned{Mode: Layout, Places: []string{"1g.10gb@0", "1g.10gb@1", "2g.20gb@2", "3g.40gb@4"}, Shapes: 4}},
-		"a layout over what is there":     {"hgx-h100", "{mig: {layout: {1g.10gb: 2, 3g.40gb: 1}}}", []string{"1g.10gb@6", "3g.40gb@0"}, nil, partitioned{Mode: Layout, Places: []string{"3g.40gb@0", "1g.10gb@5", "1g.10gb@6"}, Shapes: 3}},
-		"a layout over what is held":      {"hgx-h100", "{mig: {layout: {1g.10gb: 2}}}", nil, []string{"1g.10gb@2"}, partitioned{Mode: Layout, Places: []string{"1g.10gb@2", "1g.10gb@6"}, Shapes: 2}},
-		"a layout without what is held":   {"hgx-h100", "{mig: {layout: {3g.40gb: 2}}}", []string{"1g.10gb@2"}, []string{"1g.10gb@2"}, partitioned{Mode: Layout, Places: []string{"3g.40gb@0", "3g.40gb@4"}, Kept: []string{"1g.10gb@2"}, Shapes: 3, Withdrawn: 1}},
-		"a layout that does not fit":      {"hgx-h100", "{mig: {layout: {3g.40gb: 2, 1g.10gb: 1}}}", nil, nil, partitioned{Why: "3g.40gb ×2 and 1g.10gb ×1 do not fit an NVIDIA H100 80GB HBM3; free after 3g.40gb ×2: none"}},
-		"it does not fit, and one's held": {"hgx-h100", "{mig: {layout: {3g.40gb: 3}}}", nil, []string{"1g.10gb@2"}, partitioned{Mode: OnDemand, Kept: []string{"1g.10gb@2"}, Shapes: 1, Withdrawn: 1, Why: "3g.40gb ×3 do not fit an NVIDIA H100 80GB HBM3; free after 3g.40gb ×2: none"}},
-		"a layout of another board":       {"a30", "{mig: {layout: {1g.10gb: 1}}}", nil, nil, partitioned{Why: "NVIDIA A30 has no profile 1g.10gb: it has 1g.6gb, 1g.6gb+me, 2g.12gb, 2g.12gb+me, 4g.24gb"}},
-		"a catalog of two boards":         {"hgx-h100", "{mig: {profiles: [1g.5gb, 3g.40gb]}}", nil, nil, partitioned{Mode: OnDemand, Profiles: []string{"3g.40gb"}, Shapes: 2}},
-		"a catalog of another board":      {"a30", "{mig: {profiles: [1g.10gb, 2g.20gb]}}", nil, nil, partitioned{Why: "NVIDIA A30 has no profile 1g.10gb, 2g.20gb: it has 1g.6gb, 1g.6gb+me, 2g.12gb, 2g.12gb+me, 4g.24gb"}},
-		"what is there":                   {"hgx-h100", "{mig: {mode: existing}}", []string{"3g.40gb@4", "1g.10gb@2"}, []string{"3g.40gb@4"}, partitioned{Mode: Existing, Places: []string{"1g.10gb@2", "3g.40gb@4"}, Shapes: 2}},
-		"what is there no more":           {"hgx-h100", "{mig: {mode: existing}}", nil, []string{"3g.40gb@4"}, partitioned{Mode: Existing, Kept: []string{"3g.40gb@4"}, Shapes: 1, Withdrawn: 1}},
-		"MIG mode off":                    {"dgx-a100", "{}", nil, nil, partitioned{Mode: OnDemand, All: true}},
-		"MIG mode off, asked for":         {"dgx-a100", "{tiers: [mig]}", nil, nil, partitioned{Mode: OnDemand, All: true, Why: off}},
-		"MIG mode off, a layout":          {"dgx-a100", "{mig: {layout: {3g.40gb: 2}}}", nil, nil, partitioned{Mode: Layout, Places: []string{"3g.40gb@0", "3g.40gb@4"}, Why: off}},
-		"a board without":                 {"t4", "{}", nil, nil, partitioned{Mode: OnDemand, All: true}},
-		"a board without, asked for":      {"t4", "{tiers: [mig, mps]}", nil, nil, partitioned{Why: "Tesla T4 cannot be partitioned"}},
-		"a board without, a layout":       {"l40s", "{mig: {layout: {1g.10gb: 1}}}", nil, nil, partitioned{Why: "NVIDIA L40S cannot be partitioned"}},
-		"excluded":                        {"hgx-h100", "{exclude: true}", []string{"1g.10gb@2"}, nil, partitioned{}},
-		"excluded, held":                  {"hgx-h100", "{exclude: true}", []string{"1g.10gb@2"}, []string{"1g.10gb@2"}, partitioned{Mode: OnDemand, Kept: []string{"1g.10gb@2"}, Shapes: 1, Withdrawn: 1}},
+		"on demand":                           {"hgx-h100", "{}", nil, nil, partitioned{Mode: OnDemand, All: true, Shapes: 25}},
+		"on demand, allocated":                {"hgx-h100", "{}", nil, []string{"1g.10gb@6"}, partitioned{Mode: OnDemand, All: true, Shapes: 25}},
+		"a catalog":                           {"hgx-h100", "{mig: {profiles: [3g.40gb, 1g.10gb+me]}}", nil, nil, partitioned{Mode: OnDemand, Profiles: []string{"3g.40gb", "1g.10gb+me"}, Shapes: 9}},
+		"a catalog without what is allocated": {"hgx-h100", "{mig: {profiles: [3g.40gb]}}", nil, []string{"1g.10gb@6", "3g.40gb@0"}, partitioned{Mode: OnDemand, Profiles: []string{"3g.40gb"}, Kept: []string{"1g.10gb@6"}, Shapes: 3, Withdrawn: 1}},
+		"no tier mig":                         {"hgx-h100", "{tiers: [exclusive]}", nil, nil, partitioned{}},
+		"no tier mig, allocated":              {"hgx-h100", "{tiers: [exclusive]}", nil, []string{"1g.10gb@6"}, partitioned{Mode: OnDemand, Profiles: nil, Kept: []string{"1g.10gb@6"}, Shapes: 1, Withdrawn: 1}},
+		"a layout":                            {"hgx-h100", "{mig: {layout: {1g.10gb: 2, 2g.20gb: 1, 3g.40gb: 1}}}", nil, nil, partitioned{Mode: Layout, Places: []string{"1g.10gb@0", "1g.10gb@1", "2g.20gb@2", "3g.40gb@4"}, Shapes: 4}},
+		"a layout over what is there":         {"hgx-h100", "{mig: {layout: {1g.10gb: 2, 3g.40gb: 1}}}", []string{"1g.10gb@6", "3g.40gb@0"}, nil, partitioned{Mode: Layout, Places: []string{"3g.40gb@0", "1g.10gb@5", "1g.10gb@6"}, Shapes: 3}},
+		"a layout over what is allocated":     {"hgx-h100", "{mig: {layout: {1g.10gb: 2}}}", nil, []string{"1g.10gb@2"}, partitioned{Mode: Layout, Places: []string{"1g.10gb@2", "1g.10gb@6"}, Shapes: 2}},
+		"a layout without what is allocated":  {"hgx-h100", "{mig: {layout: {3g.40gb: 2}}}", []string{"1g.10gb@2"}, []string{"1g.10gb@2"}, partitioned{Mode: Layout, Places: []string{"3g.40gb@0", "3g.40gb@4"}, Kept: []string{"1g.10gb@2"}, Shapes: 3, Withdrawn: 1}},
+		"a layout that does not fit":          {"hgx-h100", "{mig: {layout: {3g.40gb: 2, 1g.10gb: 1}}}", nil, nil, partitioned{Why: "3g.40gb ×2 and 1g.10gb ×1 do not fit an NVIDIA H100 80GB HBM3; free after 3g.40gb ×2: none"}},
+		"it does not fit, and one's held":     {"hgx-h100", "{mig: {layout: {3g.40gb: 3}}}", nil, []string{"1g.10gb@2"}, partitioned{Mode: OnDemand, Kept: []string{"1g.10gb@2"}, Shapes: 1, Withdrawn: 1, Why: "3g.40gb ×3 do not fit an NVIDIA H100 80GB HBM3; free after 3g.40gb ×2: none"}},
+		"a layout of another board":           {"a30", "{mig: {layout: {1g.10gb: 1}}}", nil, nil, partitioned{Why: "NVIDIA A30 has no profile 1g.10gb: it has 1g.6gb, 1g.6gb+me, 2g.12gb, 2g.12gb+me, 4g.24gb"}},
+		"a catalog of two boards":             {"hgx-h100", "{mig: {profiles: [1g.5gb, 3g.40gb]}}", nil, nil, partitioned{Mode: OnDemand, Profiles: []string{"3g.40gb"}, Shapes: 2}},
+		"a catalog of another board":          {"a30", "{mig: {profiles: [1g.10gb, 2g.20gb]}}", nil, nil, partitioned{Why: "NVIDIA A30 has no profile 1g.10gb, 2g.20gb: it has 1g.6gb, 1g.6gb+me, 2g.12gb, 2g.12gb+me, 4g.24gb"}},
+		"what is there":                       {"hgx-h100", "{mig: {mode: existing}}", []string{"3g.40gb@4", "1g.10gb@2"}, []string{"3g.40gb@4"}, partitioned{Mode: Existing, Places: []string{"1g.10gb@2", "3g.40gb@4"}, Shapes: 2}},
+		"what is there no more":               {"hgx-h100", "{mig: {mode: existing}}", nil, []string{"3g.40gb@4"}, partitioned{Mode: Existing, Kept: []string{"3g.40gb@4"}, Shapes: 1, Withdrawn: 1}},
+		"MIG mode off":                        {"dgx-a100", "{}", nil, nil, partitioned{Mode: OnDemand, All: true}},
+		"MIG mode off, asked for":             {"dgx-a100", "{tiers: [mig]}", nil, nil, partitioned{Mode: OnDemand, All: true, Why: off}},
+		"MIG mode off, a layout":              {"dgx-a100", "{mig: {layout: {3g.40gb: 2}}}", nil, nil, partitioned{Mode: Layout, Places: []string{"3g.40gb@0", "3g.40gb@4"}, Why: off}},
+		"a board without":                     {"t4", "{}", nil, nil, partitioned{Mode: OnDemand, All: true}},
+		"a board without, asked for":          {"t4", "{tiers: [mig, mps]}", nil, nil, partitioned{Why: "Tesla T4 cannot be partitioned"}},
+		"a board without, a layout":           {"l40s", "{mig: {layout: {1g.10gb: 1}}}", nil, nil, partitioned{Why: "NVIDIA L40S cannot be partitioned"}},
+		"excluded":                            {"hgx-h100", "{exclude: true}", []string{"1g.10gb@2"}, nil, partitioned{}},
+		"excluded, allocated":                 {"hgx-h100", "{exclude: true}", []string{"1g.10gb@2"}, []string{"1g.10gb@2"}, partitioned{Mode: OnDemand, Kept: []string{"1g.10gb@2"}, Shapes: 1, Withdrawn: 1}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -146,7 +146,7 @@ func TestAGPUOffersThePartitionsOfItsRule(t *testing.T) {
 				if diff := cmp.Diff(tt.want, partitionedBy(offered, i)); diff != "" {
 					t.Fatalf("GPU %d (-want +got):\n%s", i, diff)
 				}
-				// The counters of what is held must not change, or the scheduler gives the same twice.
+				// The counters of what is allocated must not change, or the scheduler gives the same twice.
 				if diff := cmp.Diff(n.GPUs[i].Counters(), offered.GPUs[i].Counters()); diff != "" {
 					t.Fatalf("counters of GPU %d (-without +with policy):\n%s", i, diff)
 				}
@@ -173,7 +173,7 @@ func TestAnExcludedGPUOffersNothingButWhatIsHeld(t *testing.T) {
 	}
 }
 
-// A device that is gone while a claim holds it is one whose counters the scheduler forgets.
+// A device that is gone while it is allocated is one whose counters the scheduler forgets.
 func TestWhatClaimsHoldStaysPublishedThoughItCannotBeOfferedAnyMore(t *testing.T) {
 	large := policyOf(t, "{timeSlice: {memory: {minimum: 100Gi}}, mps: {memory: {minimum: 100Gi}}}")
 	away := errors.New("no supervisor answers")
@@ -257,7 +257,7 @@ func TestABoardWhoseDriverTellsNoPlacementsIsNoFaultOfAPolicyThatNamesNone(t *te
 	for i := range n.GPUs {
 		n.GPUs[i].MIG = gpu.MIG{Capable: true}
 	}
-	const why = "NVIDIA H100 80GB HBM3 cannot be partitioned: its driver tells no placements of partitions"
+	const why = "NVIDIA H100 80GB HBM3 cannot be partitioned: its driver reports no placements of partitions"
 	for rules, want := range map[string]string{
 		"{tiers: [mig]}": "", "{mig: {mode: onDemand}}": "", "{mig: {mode: existing}}": "",
 		"{match: {uuids: [GPU-a]}, mig: {profiles: [1g.10gb]}}":  "rules[0].mig: " + why + ": match only GPUs that can be",

@@ -10,23 +10,23 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// Means is what a node can do beside what its boards can.
+// Means is what a node can do besides what its boards can.
 type Means struct {
 	// MPS is nil where a supervisor runs that starts MPS servers, else it says why there is none.
 	MPS error
 	// Shares is nil where the cluster can count shares of GPUs, else it says why it cannot.
 	Shares error
-	// Held tells what claims hold of a GPU now: what the policy has no more stays published until they are gone, as the
+	// Held reports what is allocated of a GPU now: what the policy has no more stays published until they are gone, as the
 	// scheduler forgets what devices consume that are gone. nil: nothing.
 	Held func(g *gpu.GPU) gpu.Held
-	// Partitions are the places of those that exist and can be handed out: a GPU in mode existing offers just them, and a
+	// Partitions are the places of those that exist and can be offered: a GPU in mode existing offers just them, and a
 	// layout is laid over them where it can be. nil: none.
 	Partitions func(g *gpu.GPU) []gpu.Place
-	// CgroupMemory tells for a GPU whether the driver can hold a container to an amount of its memory.
+	// CgroupMemory reports of a GPU whether the driver can hold a container to an amount of its memory.
 	CgroupMemory func(g *gpu.GPU) bool
 }
 
-// held is what claims hold of a GPU.
+// held is what is allocated of a GPU.
 func (m Means) held(g *gpu.GPU) gpu.Held {
 	if m.Held == nil {
 		return gpu.Held{}
@@ -84,7 +84,7 @@ func matches(m *v1alpha1.Match, g *gpu.GPU) bool {
 		inRange(m.Memory, g)
 }
 
-// inRange tells whether a GPU's memory is in a range.
+// inRange reports whether a GPU's memory is in a range.
 func inRange(r *v1alpha1.MemoryRange, g *gpu.GPU) bool {
 	if r == nil {
 		return true
@@ -145,7 +145,7 @@ func isPartitioned(r *v1alpha1.Rule, g *gpu.GPU, means Means) bool {
 	return r.MIG.ModeOfUse() == v1alpha1.MIGExisting && len(means.partitions(g)) > 0
 }
 
-// health is what a policy says of GPUs in trouble.
+// health is what a policy says of unhealthy GPUs.
 func health(p *v1alpha1.HealthPolicy) Health {
 	if p == nil {
 		return Health{}

@@ -245,7 +245,7 @@ func TestNothingIsSharedInAClusterThatCannotCountShares(t *testing.T) {
 			t.Errorf("got the reasons %q and %q", o.NoTimeSlice, o.NoMPS)
 		}
 	}
-	// What claims hold stays published, or the scheduler would forget it.
+	// What is allocated stays published, or the scheduler would forget it.
 	means.Held = func(*gpu.GPU) gpu.Held { return gpu.Held{Tiers: gpu.Tiers{TimeSlice: true, MPS: true}} }
 	for _, o := range offers(Apply(&v1alpha1.NodePolicy{}, node(), means)) {
 		if o.TimeSlice == nil || o.MPS == nil {

@@ -7,7 +7,7 @@ package policy
 type Sharing struct {
 	// Shares is how many claims have the GPU at once.
 	Shares int64
-	// Memory in bytes; Total is zero where the board does not tell its memory.
+	// Memory in bytes; Total is zero where the board does not report its memory.
 	Memory Cut
 	// Cores in percent of the multiprocessors; Total is zero where they are not cut.
 	Cores Cut

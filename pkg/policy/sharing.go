@@ -83,14 +83,14 @@ func mpsClients(node *gpu.Node, g *gpu.GPU) (clients int64, why string) {
 	return mpsClientsBefore, ""
 }
 
-// hasMemory tells whether the board says how much memory it has.
+// hasMemory reports whether the board says how much memory it has.
 func hasMemory(g *gpu.GPU) bool {
 	const notAvailable = 1 << 62 // all ones is NVML's "not available"
 	return g.Memory != nil && *g.Memory <= notAvailable
 }
 
 // memory cuts a GPU's memory, or says why that cannot be done as the policy wants: shares whose memory nobody counts would
-// be worse than none. It is empty where the board does not tell its memory.
+// be worse than none. It is empty where the board does not report its memory.
 func memory(c *v1alpha1.MemoryCut, g *gpu.GPU, shares int64) (Cut, string) {
 	if !hasMemory(g) {
 		return Cut{}, ""

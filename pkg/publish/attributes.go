@@ -13,14 +13,14 @@ import (
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
-// Values of the attribute "type" besides those of gpu.Share; DeviceClasses select by it, so that none hands out a whole
+// Values of the attribute "type" besides those of gpu.Share; DeviceClasses select by it, so that none gives a whole
 // GPU for a slice.
 const (
 	typeGPU = "gpu" // exclusive whole GPU
 	typeMIG = "mig" // MIG partition
 )
 
-// maxNearNodes bounds the NUMA nodes that are listed beside a GPU's own: the API takes 48 values a device.
+// maxNearNodes bounds the NUMA nodes that are listed besides a GPU's own: the API takes 48 values a device.
 const maxNearNodes = 15
 
 // attributeSet collects attributes. What is not known is left out.

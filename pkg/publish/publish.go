@@ -25,29 +25,29 @@ const (
 	maxCounterSets = resourceapi.ResourceSliceMaxCounterSets
 )
 
-// TaintOccupied marks a device that cannot be handed out though no claim holds it, since somebody else's partition is in
+// TaintOccupied marks a device that cannot be allocated though no claim has it, since an unmanaged partition is in
 // its place or one that was given back is still in use.
 const TaintOccupied = "gpu.cleave.dev/occupied"
 
 // TaintNoMPS marks a GPU shared by MPS while no supervisor answers that could start a server for another claim.
 const TaintNoMPS = "gpu.cleave.dev/mps-unavailable"
 
-// TaintWithdrawn marks a device of a tier that the node's policy has no more, while claims still hold something of it.
+// TaintWithdrawn marks a device of a tier that the node's policy has no more, while something of it is still allocated.
 const TaintWithdrawn = "gpu.cleave.dev/withdrawn"
 
-// TaintConflict marks the devices of a GPU of which claims hold something while somebody else hands it out, too.
+// TaintConflict marks the devices of a GPU that are allocated in part while another driver advertises the GPU, too.
 const TaintConflict = "gpu.cleave.dev/conflict"
 
-// TaintDraining marks all devices of a node whose NVIDIA driver is let go of, or has gone.
+// TaintDraining marks all devices of a node whose NVIDIA driver is being released or is gone.
 const TaintDraining = "gpu.cleave.dev/draining"
 
-// TaintUnhealthy marks a device whose GPU, or whose part of it, is in trouble. Its value says what the trouble is.
+// TaintUnhealthy marks a device whose GPU, or whose part of it, is unhealthy. Its value is the reason.
 const TaintUnhealthy = "gpu.cleave.dev/unhealthy"
 
 // TaintIncomplete marks the devices of a GPU that containers cannot be given: a device node or file of the driver is missing.
 const TaintIncomplete = "gpu.cleave.dev/driver-incomplete"
 
-// Taint keeps a device from being handed out. Value may be empty; without an Effect it is NoSchedule. The time since when
+// Taint keeps a device from being allocated. Value may be empty; without an Effect it is NoSchedule. The time since when
 // a taint is there is the API server's to note: it is kept for as long as key, value and effect stay.
 type Taint struct {
 	Device, Key, Value string
@@ -63,11 +63,11 @@ func (t Taint) api() resourceapi.DeviceTaint {
 	return resourceapi.DeviceTaint{Key: t.Key, Value: t.Value, Effect: effect}
 }
 
-// View is what a publication says beside the inventory.
+// View is what a publication says alongside the inventory.
 type View struct {
 	// Taints of devices, in the order in which they are published.
 	Taints []Taint
-	// Free tells of a GPU whether nobody holds anything of it, which orders the whole GPUs; nil: all are free.
+	// Free reports of a GPU whether nothing of it is allocated, which orders the whole GPUs; nil: all are free.
 	Free func(*gpu.GPU) bool
 	// Lists publishes as lists what may have several values; the API server must have DRAListTypeAttributes on.
 	Lists bool
@@ -96,7 +96,7 @@ func (v *View) WholeGPUs(node *policy.Node) []string {
 
 // Resources are the slices of a node, one pool named after it, in order of allocation: first the counter sets of all GPUs
 // that offer anything, then whole GPUs, then shared GPUs, then one slice for the partitions of each GPU, then those that fill a GPU, each in
-// the order of packing.OrderShapes. A node that offers nothing has one empty slice, which tells "nothing here" from "not running".
+// the order of packing.OrderShapes. A node that offers nothing has one empty slice, which distinguishes "nothing here" from "not running".
 // Devices that cannot be had are tainted, never left out: the scheduler would forget what they consume.
 func Resources(node *policy.Node, pool string, view View) resourceslice.DriverResources {
 	d := devices{node: node, view: view, nvlinkGroups: gpu.NVLinkGroups(node.GPUs), counters: map[gpu.PCIAddress][]gpu.Counter{}}
@@ -225,7 +225,7 @@ func capacity(s gpu.Shape, offer *policy.Offer) map[resourceapi.QualifiedName]re
 	return all
 }
 
-// engines are what partitions of a profile have beside memory, by the names of capacities.
+// engines are what partitions of a profile have besides memory, by the names of capacities.
 func engines(p *gpu.Profile) map[resourceapi.QualifiedName]int {
 	return map[resourceapi.QualifiedName]int{
 		"multiprocessors": p.Multiprocessors, "copyEngines": p.CopyEngines, "decoders": p.Decoders,

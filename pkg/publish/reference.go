@@ -7,7 +7,7 @@ type Entry struct {
 	Name string
 	// Type of the value, as the resource API calls it; empty for taints.
 	Type string
-	// On tells which devices have it: "all", or values of the attribute type.
+	// On says which devices have it: "all", or values of the attribute type.
 	On string
 	// Text says what it is and where it comes from.
 	Text string

@@ -73,7 +73,7 @@ func TestTopologyOfEveryModel(t *testing.T) {
 	}
 }
 
-// fullest gives a GPU everything that a driver may tell.
+// fullest gives a GPU everything that a driver may report.
 func fullest(g *gpu.GPU) {
 	big := bigGPU(0)
 	g.NVLinks, g.Fabric, g.PCIePath, g.CPUAffinity, g.NUMANode = big.NVLinks, big.Fabric, big.PCIePath, big.CPUAffinity, big.NUMANode
@@ -83,7 +83,7 @@ func fullest(g *gpu.GPU) {
 	}
 }
 
-// TestNoShapeHasMoreAttributesThanTheAPITakes of a GPU that tells everything, partitions of others with their UUID.
+// TestNoShapeHasMoreAttributesThanTheAPITakes of a GPU that reports everything, partitions of others with their UUID.
 func TestNoShapeHasMoreAttributesThanTheAPITakes(t *testing.T) {
 	most := map[string]int{}
 	for _, model := range simulated.NodeModels() {

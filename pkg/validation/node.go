@@ -26,7 +26,7 @@ type Node struct {
 	Words string
 	GPUs  *gpu.Node
 	Means policy.Means
-	// Model tells that there is no such node yet: GPUs are in the MIG mode that the policy needs.
+	// Model reports that there is no such node yet: GPUs are in the MIG mode that the policy needs.
 	Model bool
 }
 
@@ -116,7 +116,7 @@ func (v *validation) checkClaim(ctx context.Context, o *object, spec *resourceap
 		for _, r := range alternatives {
 			c := v.classes[r.class]
 			if c == nil {
-				o.file.Notes = append(o.file.Notes, fmt.Sprintf("%s: %s: %s.deviceClassName: DeviceClass %q is neither in these files nor one of Cleave's: not held against %s",
+				o.file.Notes = append(o.file.Notes, fmt.Sprintf("%s: %s: %s.deviceClassName: DeviceClass %q is neither in these files nor one of Cleave's: not checked against %s",
 					o.file.Path, o.name, r.path, r.class, v.Node.Words))
 				fits = true
 				continue

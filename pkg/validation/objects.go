@@ -60,7 +60,7 @@ func (v *validation) decode(f *File, d v1alpha1.Document, h *header) {
 	}
 }
 
-// decodeStrictly returns an object beside the error where only fields are unknown.
+// decodeStrictly returns an object alongside the error where only fields are unknown.
 func decodeStrictly(kind string, raw []byte) (runtime.Object, error) {
 	if err := admission.CheckNumbers(raw); err != nil {
 		return nil, err

@@ -47,11 +47,11 @@ type File struct {
 	Notes []string
 }
 
-// Files checks files, and all *.yaml, *.yml and *.json files of folders. The error is about a path that cannot be read.
+// Files checks files, and all *.yaml, *.yml and *.json files of directories. The error is about a path that cannot be read.
 func Files(ctx context.Context, paths []string, o Options) ([]*File, error) {
 	v := &validation{Options: o, at: map[string]*File{}, classes: map[string]*class{}}
 	for _, path := range paths {
-		found, folder, err := expand(path)
+		found, directory, err := expand(path)
 		if err != nil {
 			return nil, err
 		}
@@ -62,7 +62,7 @@ func Files(ctx context.Context, paths []string, o Options) ([]*File, error) {
 				return nil, err
 			}
 			unnamed := v1alpha1.DefaultPolicy
-			if folder {
+			if directory {
 				unnamed = strings.TrimSuffix(filepath.Base(p), filepath.Ext(p))
 			}
 			v.file(p, data, set, unnamed)
@@ -92,7 +92,7 @@ type validation struct {
 }
 
 // expand lists the files of a path.
-func expand(path string) (files []string, folder bool, err error) {
+func expand(path string) (files []string, directory bool, err error) {
 	if path == "-" {
 		return []string{path}, false, nil
 	}
@@ -112,7 +112,7 @@ func expand(path string) (files []string, folder bool, err error) {
 		return nil, false, fmt.Errorf("read %s: %w", path, err)
 	}
 	if len(files) == 0 {
-		return nil, true, fmt.Errorf("read %s: no file of the folder ends in %s", path, strings.Join(policy.Endings(), ", "))
+		return nil, true, fmt.Errorf("read %s: no file of the directory ends in %s", path, strings.Join(policy.Endings(), ", "))
 	}
 	return files, true, nil
 }
@@ -193,7 +193,7 @@ func (v *validation) file(path string, data []byte, set *policy.Set, unnamed str
 	}
 }
 
-// isObject tells whether a document is a Kubernetes object, or meant as one.
+// isObject reports whether a document is a Kubernetes object, or meant as one.
 func isObject(d v1alpha1.Document) bool {
 	h := &header{}
 	return d.Err == nil && json.Unmarshal(d.JSON, h) == nil && h.APIVersion != ""
@@ -249,7 +249,7 @@ func (h *header) name() string {
 	return h.Kind + " " + name
 }
 
-// ours tells whether an object is, or should be, of our API group.
+// ours reports whether an object is, or should be, of our API group.
 func (h *header) ours() bool {
 	return h.APIVersion == "" || h.Kind == "" || h.APIVersion == v1alpha1.Group || strings.HasPrefix(h.APIVersion, v1alpha1.Group+"/")
 }
@@ -309,7 +309,7 @@ func (v *validation) foreign(f *File, where string, d v1alpha1.Document, h *head
 	}
 }
 
-// configMap takes up a ConfigMap that holds policies as the plugin does when it is mounted; it tells whether it is one.
+// configMap takes up a ConfigMap that holds policies as the plugin does when it is mounted; it reports whether it is one.
 func (v *validation) configMap(f *File, where string, h *header) bool {
 	set, is := policy.NewSet(), false
 	keys := make([]string, 0, len(h.Data))

@@ -26,8 +26,8 @@ func claim(exactly string) string {
 	return claimHead + "spec: {devices: {requests: [{name: gpu, exactly: {" + exactly + "}}]}}\n"
 }
 
-// folder writes files and returns their folder.
-func folder(t *testing.T, files map[string]string) string {
+// directory writes files and returns their directory.
+func directory(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, data := range files {
@@ -150,7 +150,7 @@ func TestEachProblemOfAFileIsALineWithFileObjectAndField(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			got := check(t, folder(t, map[string]string{"f.yaml": tt.file}), Options{})
+			got := check(t, directory(t, map[string]string{"f.yaml": tt.file}), Options{})
 			if diff := cmp.Diff(tt.want, got.Problems); diff != "" {
 				t.Errorf("problems (-want +got):\n%s", diff)
 			}
@@ -159,7 +159,7 @@ func TestEachProblemOfAFileIsALineWithFileObjectAndField(t *testing.T) {
 }
 
 func TestWhatWasCheckedAndWhatNotIsTold(t *testing.T) {
-	dir := folder(t, map[string]string{
+	dir := directory(t, map[string]string{
 		"a.yaml": policyHead + "---\n" + policyHead + "metadata: {name: b}\n---\napiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: ns}\n---\n" + claim("deviceClassName: x"),
 		"b.json": `{"apiVersion":"resource.k8s.io/v1beta1","kind":"ResourceClaim","metadata":{"name":"old"}}`,
 		"c.txt":  "not looked at",
@@ -180,7 +180,7 @@ func TestWhatWasCheckedAndWhatNotIsTold(t *testing.T) {
 }
 
 func TestPoliciesAreHeldAgainstANode(t *testing.T) {
-	dir := folder(t, map[string]string{
+	dir := directory(t, map[string]string{
 		"a100.yaml": policyHead + "rules: [{mig: {layout: {3g.40gb: 2, 1g.10gb: 1}}}]",
 		"a30.yaml":  policyHead + "rules: [{mig: {layout: {1g.6gb: 4}}}]",
 		"any.yaml":  policyHead + "rules: [{tiers: [exclusive]}]",
@@ -233,7 +233,7 @@ func TestClaimsAreHeldAgainstTheDevicesOfANode(t *testing.T) {
 		"a class that fails": {"", claim("deviceClassName: mine.example.com") + "---\n" + classHead + `spec: {selectors: [{cel: {expression: "device.attributes['gpu.cleave.dev'].profile == '1g.10gb'"}}]}`, []string{
 			`c.yaml: ResourceClaim team/c: spec.devices.requests[0].exactly.deviceClassName: Invalid value: "device.attributes['gpu.cleave.dev'].profile == '1g.10gb'": selector of class mine.example.com: fails on a device of type gpu, so that nothing is allocated: no such key: profile`,
 		}, ""},
-		"a class of nobody": {"", claim("deviceClassName: nic.example.com"), nil, `c.yaml: ResourceClaim team/c: spec.devices.requests[0].exactly.deviceClassName: DeviceClass "nic.example.com" is neither in these files nor one of Cleave's: not held against an hgx-h100`},
+		"a class of nobody": {"", claim("deviceClassName: nic.example.com"), nil, `c.yaml: ResourceClaim team/c: spec.devices.requests[0].exactly.deviceClassName: DeviceClass "nic.example.com" is neither in these files nor one of Cleave's: not checked against an hgx-h100`},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -241,7 +241,7 @@ func TestClaimsAreHeldAgainstTheDevicesOfANode(t *testing.T) {
 			if tt.policy != "" {
 				files["default.yaml"] = tt.policy
 			}
-			got := check(t, folder(t, files), Options{Node: node(t, "hgx-h100")})
+			got := check(t, directory(t, files), Options{Node: node(t, "hgx-h100")})
 			if diff := cmp.Diff(tt.want, got.Problems); diff != "" {
 				t.Errorf("problems (-want +got):\n%s", diff)
 			}
@@ -255,25 +255,25 @@ func TestClaimsAreHeldAgainstTheDevicesOfANode(t *testing.T) {
 // On Ampere an admin puts GPUs into MIG mode; a model is taken to be as the policy needs it.
 func TestAModelOfAmpereHasPartitionsWhereThePolicyOffersThemAlone(t *testing.T) {
 	files := map[string]string{"c.yaml": claim("deviceClassName: mig-3g.40gb.cleave.dev"), "default.yaml": policyHead + "rules: [{tiers: [mig]}]"}
-	if got := check(t, folder(t, files), Options{Node: node(t, "dgx-a100")}); got.Problems != nil {
+	if got := check(t, directory(t, files), Options{Node: node(t, "dgx-a100")}); got.Problems != nil {
 		t.Errorf("got %q", got.Problems)
 	}
 	real := node(t, "dgx-a100")
 	real.Model = false
-	if got := check(t, folder(t, files), Options{Node: real}); len(got.Problems) != 1 || !strings.Contains(got.Problems[0], "it has none") {
+	if got := check(t, directory(t, files), Options{Node: real}); len(got.Problems) != 1 || !strings.Contains(got.Problems[0], "it has none") {
 		t.Errorf("a machine out of MIG mode: got %q", got.Problems)
 	}
 }
 
 func TestAPathThatCannotBeReadIsHelpedWith(t *testing.T) {
-	dir := folder(t, map[string]string{"training.yaml": policyHead, "notes.txt": ""})
+	dir := directory(t, map[string]string{"training.yaml": policyHead, "notes.txt": ""})
 	if err := os.Mkdir(filepath.Join(dir, "empty"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]string{
 		"traning.yaml": "read traning.yaml: no such file or directory: did you mean training.yaml?",
 		"other":        "read other: no such file or directory",
-		"empty":        "read empty: no file of the folder ends in .yaml, .yml, .json",
+		"empty":        "read empty: no file of the directory ends in .yaml, .yml, .json",
 	} {
 		_, err := Files(t.Context(), []string{filepath.Join(dir, path)}, Options{Rules: admission.DefaultRules()})
 		if err == nil || strings.ReplaceAll(err.Error(), dir+"/", "") != want {

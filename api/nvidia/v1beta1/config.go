@@ -73,5 +73,5 @@ func (c *Config) Interval() v1alpha1.Interval {
 	return c.Sharing.TimeSlicing.Interval
 }
 
-// UsesMPS tells whether the claim's processes are to share its devices by MPS.
+// UsesMPS reports whether the claim's processes are to share its devices by MPS.
 func (c *Config) UsesMPS() bool { return c.Sharing != nil && c.Sharing.Strategy == StrategyMPS }
