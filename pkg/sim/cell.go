@@ -243,7 +243,7 @@ func writePadded(path string, data []byte) error {
 	for len(data)%padding != 0 {
 		data = append(data, ' ')
 	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644) //nolint:gosec // every process of the node reads the state
 	if err != nil {
 		return err
 	}
