@@ -8,7 +8,6 @@ import (
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/policy"
-	"github.com/cleave-dra/cleave/pkg/policy/live"
 )
 
 // Reasons of Events about the node's policy.
@@ -21,7 +20,7 @@ const (
 const noPolicy = "none"
 
 // Policy is a policy with its name.
-type Policy = live.InForce
+type Policy = policy.Active
 
 // rulesOf are those of the active policy; without one, no GPU is offered, and what is allocated stays allocated.
 func rulesOf(active *Policy) *v1alpha1.NodePolicy {
@@ -34,12 +33,12 @@ func rulesOf(active *Policy) *v1alpha1.NodePolicy {
 // choosePolicy activates the policy that the node's label selects, if it can be used.
 func (p *Plan) choosePolicy(o *Observed) {
 	m := &p.Memory
-	active, err := live.Decide(m.Active, o.Policies, o.PolicyErr, o.Cluster.Node.Policy, func(candidate *v1alpha1.NodePolicy) error {
+	active, err := policy.SelectActive(m.Active, o.Policies, o.PolicyErr, o.Cluster.Node.Policy, func(candidate *v1alpha1.NodePolicy) error {
 		return policy.Check(candidate, o.Inventory)
 	})
 	p.reportNotes(o.Policies)
 	was, wrong := m.Active, m.PolicyErr
-	if changed := !live.Same(was, active); changed {
+	if changed := !was.Equal(active); changed {
 		p.startWithdrawal(o, was)
 		m.Active = active
 	}
@@ -49,7 +48,7 @@ func (p *Plan) choosePolicy(o *Observed) {
 		p.reportInvalid(err, m.PolicyErr != wrong, o.Changed.Has(Periodic))
 		return
 	}
-	p.reportApplied(!live.Same(was, active), was != nil || wrong != "", wrong != "")
+	p.reportApplied(!was.Equal(active), was != nil || wrong != "", wrong != "")
 	if aside := text(o.PolicyErr); aside != m.PolicyAside {
 		m.PolicyAside = aside
 		if aside != "" {

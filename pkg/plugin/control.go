@@ -19,7 +19,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/node"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/policy"
-	"github.com/cleave-dra/cleave/pkg/policy/live"
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
@@ -149,7 +148,7 @@ func (s *service) watch(ctx context.Context, wg *sync.WaitGroup, hw *hardware) {
 	}
 	if path := s.config.PolicyFile; path != "" {
 		wg.Go(func() {
-			if err := live.Watch(ctx, path, func() { s.loop.Mark(node.Policies) }); err != nil {
+			if err := policy.Watch(ctx, path, func() { s.loop.Mark(node.Policies) }); err != nil {
 				klog.FromContext(ctx).Error(err, "Watching the policy files failed: changes are seen late", "every", s.config.ReconcileEvery)
 			}
 		})

@@ -22,6 +22,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/cluster"
 	"github.com/cleave-dra/cleave/pkg/node"
 	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // fakeDriver is a driver of a library and a file of procfs.
@@ -118,7 +119,7 @@ func TestAwaitLabel(t *testing.T) {
 func newEngine(t *testing.T) *claims.Preparer {
 	t.Helper()
 	dir := t.TempDir()
-	store, storeErr := records.OpenStore(records.NewDisk(), filepath.Join(dir, "claims"))
+	store, storeErr := records.OpenStore(store.NewDisk(), filepath.Join(dir, "claims"))
 	locks, locksErr := claims.OpenLocks(filepath.Join(dir, "locks"))
 	if err := errors.Join(storeErr, locksErr); err != nil {
 		t.Fatal(err)

@@ -4,7 +4,9 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -17,10 +19,10 @@ import (
 	"github.com/cleave-dra/cleave/pkg/mps"
 	"github.com/cleave-dra/cleave/pkg/names"
 	"github.com/cleave-dra/cleave/pkg/node"
-	"github.com/cleave-dra/cleave/pkg/policy/live"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/processes"
 	"github.com/cleave-dra/cleave/pkg/records"
-	"github.com/cleave-dra/cleave/pkg/sharing"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // sessionFile distinguishes the driver's sessions, see pkg/driversession.
@@ -42,7 +44,7 @@ func (s *service) open(ctx context.Context) error {
 			return err
 		}
 	}
-	store, err := records.OpenStore(records.NewDisk(), filepath.Join(s.config.pluginDir(), claimsDir))
+	kept, err := records.OpenStore(store.NewDisk(), filepath.Join(s.config.pluginDir(), claimsDir))
 	if err != nil {
 		return err
 	}
@@ -51,11 +53,11 @@ func (s *service) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	layouts, err := records.OpenLayouts(records.NewDisk(), filepath.Join(s.config.pluginDir(), layoutsDir))
+	layouts, err := records.OpenLayouts(store.NewDisk(), filepath.Join(s.config.pluginDir(), layoutsDir))
 	if err != nil {
 		return err
 	}
-	s.sessions, err = driversession.Open(records.NewDisk(), filepath.Join(s.config.nodeDir(), sessionFile), bootID, os.DirFS(s.config.Sysfs), os.DirFS(s.config.Procfs))
+	s.sessions, err = driversession.Open(store.NewDisk(), filepath.Join(s.config.nodeDir(), sessionFile), bootID, os.DirFS(s.config.Sysfs), os.DirFS(s.config.Procfs))
 	if err != nil {
 		return err
 	}
@@ -66,7 +68,7 @@ func (s *service) open(ctx context.Context) error {
 	}
 	s.engine = claims.New(claims.Options{
 		Identity: claims.Identity{Driver: s.config.DriverName, Pool: s.config.NodeName}, BootID: bootID,
-		Store: store, Layouts: layouts, Locks: locks, Specs: cdi.Remover{Dir: s.config.CDIDir, Driver: s.config.DriverName},
+		Store: kept, Layouts: layouts, Locks: locks, Specs: cdi.Remover{Dir: s.config.CDIDir, Driver: s.config.DriverName},
 		Sharing: s.sharing, Sessions: s.sessions, Processes: processes.Host(), API: cluster.Claims{Client: s.client},
 		OnChange: func() { s.loop.Mark(node.Partitions) }, OnAllocate: func() { s.loop.Mark(node.Allocations) }, OnOtherProcess: s.names.find,
 	})
@@ -76,9 +78,9 @@ func (s *service) open(ctx context.Context) error {
 
 // openPolicy reads the policy that was active when the plugin ended.
 func (s *service) openPolicy(ctx context.Context) {
-	s.policies = live.NewStore(records.Disk{}, filepath.Join(s.config.pluginDir(), live.File))
+	s.policies = policy.NewActiveStore(store.Disk{}, filepath.Join(s.config.pluginDir(), policy.ActiveFile))
 	var err error
-	if s.active, err = s.policies.Load(); err != nil && !live.Missing(err) {
+	if s.active, err = s.policies.Load(); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		klog.FromContext(ctx).Error(err, "The policy that was active cannot be read; ignoring it")
 	}
 }
@@ -95,7 +97,7 @@ func (s *service) openLocks() (*claims.Locks, error) {
 
 // openSharing lets claims share GPUs. The supervisor need not be there yet.
 func (s *service) openSharing() error {
-	var supervisor sharing.Supervisor = noSupervisor{}
+	var supervisor mps.Supervisor = noSupervisor{}
 	if s.mps == nil && s.config.MPSSocket != "" {
 		client, err := mps.Dial(s.config.MPSSocket)
 		if err != nil {
@@ -106,6 +108,6 @@ func (s *service) openSharing() error {
 	if s.mps != nil {
 		supervisor = s.mps
 	}
-	s.sharing = sharing.New(s.config.DriverName, supervisor, s.config.driverRoots(), sharing.RunProgram)
+	s.sharing = mps.NewSharing(s.config.DriverName, supervisor, s.config.driverRoots(), mps.RunProgram)
 	return nil
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/node"
 	"github.com/cleave-dra/cleave/pkg/processes"
 	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // Reasons of Events about other driver names under which Cleave served the node.
@@ -159,7 +160,7 @@ func (n *otherNames) open(ctx context.Context, driver string) {
 
 // engineOf makes the engine of a name, on the locks of the plugin's own.
 func (n *otherNames) engineOf(o *otherName) (*claims.Preparer, error) {
-	disk := records.NewDisk()
+	disk := store.NewDisk()
 	store, err := records.OpenStore(disk, filepath.Join(o.dir, names.Claims))
 	if err != nil {
 		return nil, err

@@ -25,6 +25,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/names"
 	"github.com/cleave-dra/cleave/pkg/node"
 	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // list asks the API server which claims have been allocated a device of the node under a name. It is a list of all claims,
@@ -229,8 +230,8 @@ func removeName(c *Config, driver string) (gone bool, err error) {
 	if !mark.alone() {
 		return false, nil
 	}
-	claims, errClaims := records.OpenStore(records.NewDisk(), filepath.Join(dir, names.Claims))
-	layouts, errLayouts := records.OpenLayouts(records.NewDisk(), filepath.Join(dir, names.Layouts))
+	claims, errClaims := records.OpenStore(store.NewDisk(), filepath.Join(dir, names.Claims))
+	layouts, errLayouts := records.OpenLayouts(store.NewDisk(), filepath.Join(dir, names.Layouts))
 	if err := errors.Join(errClaims, errLayouts); err != nil {
 		return false, err
 	}

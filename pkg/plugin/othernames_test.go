@@ -28,6 +28,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/names"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // namesBed is a plugin on a node that another driver name has served. It has no hardware yet.
@@ -65,7 +66,7 @@ func newNamesBed(t *testing.T, own, other string, objects ...runtime.Object) *na
 	if err != nil {
 		t.Fatal(err)
 	}
-	store, err := records.OpenStore(records.Disk{}, filepath.Join(config.pluginDir(), names.Claims))
+	store, err := records.OpenStore(store.Disk{}, filepath.Join(config.pluginDir(), names.Claims))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +85,7 @@ func (b *namesBed) dir(name string) string {
 // record puts the record of a claim into the other name's state.
 func (b *namesBed) record(claim *resourceapi.ResourceClaim) {
 	b.t.Helper()
-	store, err := records.OpenStore(records.Disk{}, b.dir(names.Claims))
+	store, err := records.OpenStore(store.Disk{}, b.dir(names.Claims))
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -326,7 +327,7 @@ func TestRemoveName_KeepsWhatIsInUse(t *testing.T) {
 			return func() { _ = os.Remove(filepath.Join(b.dir(names.Claims), "uid-x.json")) }
 		},
 		"a layout": func(b *namesBed) func() {
-			store, err := records.OpenLayouts(records.Disk{}, b.dir(names.Layouts))
+			store, err := records.OpenLayouts(store.Disk{}, b.dir(names.Layouts))
 			if err == nil {
 				err = store.Write(&records.Layout{Format: records.LayoutFormat, BootID: "boot", GPU: renamedGPU, UUID: "GPU-1", Places: []gpu.Place{{ProfileID: 19}}})
 			}

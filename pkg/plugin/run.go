@@ -18,8 +18,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/driversession"
 	"github.com/cleave-dra/cleave/pkg/mps"
 	"github.com/cleave-dra/cleave/pkg/node"
-	"github.com/cleave-dra/cleave/pkg/policy/live"
-	"github.com/cleave-dra/cleave/pkg/sharing"
+	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 // ErrDriverAvailable ends Run after the driver was released and can be used again: the program is to re-execute itself.
@@ -95,10 +94,10 @@ type service struct {
 	lease, nodeLease *lease
 	engine           *claims.Preparer
 	sessions         *driversession.Sessions
-	sharing          *sharing.Sharing
+	sharing          *mps.Sharing
 	mps              *mps.Client // nil without a socket
-	policies         *live.Store
-	active           *live.InForce
+	policies         *policy.ActiveStore
+	active           *policy.Active
 	names            *otherNames
 	// terminating reports claims that cannot be unprepared.
 	terminating *terminating

@@ -21,6 +21,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/cdi"
 	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // Directories of records in the plugin's.
@@ -89,7 +90,7 @@ func uninstalled(ctx context.Context, client kubernetes.Interface, daemonSet str
 // aside as corrupt stay: somebody may want to look at them. Records of layouts stay as long as partitions do: without them
 // the next plugin would take those for unmanaged ones.
 func removeFiles(c *Config) (allocated int, err error) {
-	store, err := records.OpenStore(records.NewDisk(), filepath.Join(c.pluginDir(), claimsDir))
+	store, err := records.OpenStore(store.NewDisk(), filepath.Join(c.pluginDir(), claimsDir))
 	if err != nil {
 		return 0, err
 	}

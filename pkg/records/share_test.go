@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // sharing is a valid record of a claim with a time slice and an MPS share, all fields set.
@@ -142,7 +143,7 @@ func TestARecordWithAShareThatCannotBeIsCorrupt(t *testing.T) {
 				t.Fatal(err)
 			}
 			got, err := s.Read(uidA)
-			if corrupt := (*CorruptError)(nil); !errors.As(err, &corrupt) || !strings.Contains(err.Error(), tt.want) {
+			if corrupt := (*store.CorruptError)(nil); !errors.As(err, &corrupt) || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, %v, want a CorruptError that says %q", got, err, tt.want)
 			}
 		})
