@@ -41,7 +41,7 @@ func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCa
 	return nil
 }
 
-// servePlugin opens the sockets of a driver's name. A pod's UID tells them from those of other plugins of that name.
+// servePlugin opens the sockets of a driver's name. A pod's UID distinguishes them from those of other plugins of that name.
 func (s *service) servePlugin(ctx context.Context, driver, podUID string, p *plugin) (*kubeletplugin.Helper, error) {
 	dir := filepath.Join(s.config.PluginsDir, driver)
 	options := []kubeletplugin.Option{

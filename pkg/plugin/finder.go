@@ -34,7 +34,7 @@ func newFinder(found func()) finder {
 // inventory is what a finder asks of the hardware.
 type inventory interface {
 	Node() *gpu.Node
-	Rediscover(ctx context.Context, held func(pci gpu.PCIAddress) bool) (changed bool, err error)
+	Rediscover(ctx context.Context, allocated func(pci gpu.PCIAddress) bool) (changed bool, err error)
 	RereadLinks(ctx context.Context) (changed bool)
 }
 

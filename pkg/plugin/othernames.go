@@ -309,8 +309,8 @@ func (n *otherNames) lookAt(ctx context.Context, o *otherName, published bool) n
 
 // observe fills in what is left of a name's claims.
 func (n *otherNames) observe(o *otherName, seen names.Observed) names.Observed {
-	held := o.engine.Records()
-	seen.Listed, seen.Records, seen.Allocated = o.listed, len(held), 0
+	recorded := o.engine.Records()
+	seen.Listed, seen.Records, seen.Allocated = o.listed, len(recorded), 0
 	for uid := range o.claims {
 		if o.engine.Claim(uid).Name == "" {
 			seen.Allocated++
