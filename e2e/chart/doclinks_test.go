@@ -60,3 +60,28 @@ func TestDocs_LinksExist(t *testing.T) {
 		}
 	}
 }
+
+// TestDocs_ArchitectureNamesPackages compares the packages of the page with those that there are.
+func TestDocs_ArchitectureNamesPackages(t *testing.T) {
+	data, err := os.ReadFile(filepath.Join(source, "docs", "architecture.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := map[string]bool{}
+	for _, m := range regexp.MustCompile("`pkg/([a-z]+)[`/]").FindAllStringSubmatch(string(data), -1) {
+		named[m[1]] = true
+	}
+	entries, err := os.ReadDir(filepath.Join(source, "pkg"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.IsDir() && !named[e.Name()] {
+			t.Errorf("docs/architecture.md does not name pkg/%s", e.Name())
+		}
+		delete(named, e.Name())
+	}
+	for name := range named {
+		t.Errorf("docs/architecture.md names pkg/%s, which there is not", name)
+	}
+}
