@@ -3,12 +3,14 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"io"
-	"strconv"
 	"text/tabwriter"
 
 	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cleave-dra/cleave/pkg/inspect"
 )
 
 // printTable writes a line per device, in order of the scheduler's search.
@@ -37,16 +39,5 @@ func printTable(w io.Writer, list *resourceapi.ResourceSliceList) error {
 
 // attribute formats an attribute of a device; "-" if it is missing.
 func attribute(d resourceapi.Device, name resourceapi.QualifiedName) string {
-	a := d.Attributes[name]
-	switch {
-	case a.StringValue != nil:
-		return *a.StringValue
-	case a.IntValue != nil:
-		return strconv.FormatInt(*a.IntValue, 10)
-	case a.BoolValue != nil:
-		return strconv.FormatBool(*a.BoolValue)
-	case a.VersionValue != nil:
-		return *a.VersionValue
-	}
-	return "-"
+	return cmp.Or(inspect.AttributeText(d.Attributes[name]), "-")
 }

@@ -27,8 +27,10 @@ func (d *published) attribute(name string) resourceapi.DeviceAttribute {
 }
 
 // text is the value of an attribute of any kind; empty if it is missing.
-func (d *published) text(name string) string {
-	a := d.attribute(name)
+func (d *published) text(name string) string { return AttributeText(d.attribute(name)) }
+
+// AttributeText is the value of an attribute of any kind, the first of a list; empty if it has none.
+func AttributeText(a resourceapi.DeviceAttribute) string {
 	switch {
 	case a.StringValue != nil:
 		return *a.StringValue

@@ -3,6 +3,7 @@
 package inspect
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -128,12 +129,7 @@ func count(n int64, one, many string) string {
 	return strconv.FormatInt(n, 10) + " " + many
 }
 
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
+func orDash(s string) string { return cmp.Or(s, "-") }
 
 // gibibytes formats an amount of memory.
 func gibibytes(n int64) string {

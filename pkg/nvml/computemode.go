@@ -19,8 +19,7 @@ const (
 )
 
 func (d realDevice) ComputeMode() (int, error) {
-	mode, ret := d.dev.GetComputeMode()
-	return int(mode), check("nvmlDeviceGetComputeMode", ret)
+	return number(d.dev.GetComputeMode())("nvmlDeviceGetComputeMode")
 }
 
 func (d realDevice) SetComputeMode(mode int) error {

@@ -70,7 +70,7 @@ func TestReadLinks_Speed(t *testing.T) {
 		"each its own":                 {map[int]uint64{0: 1000, 1: 2000, 2: 4000}, gpu.ErrNotSupported, 7000},
 		"one of its own":               {map[int]uint64{1: 1000}, nil, 2*26562 + 1000},
 		"one that says nothing":        {map[int]uint64{0: 1000, 1: 0, 2: 1000}, nil, 26562 + 2000},
-		"one unknown":                   {map[int]uint64{0: 1000, 1: 1000}, gpu.ErrNotSupported, 0},
+		"one unknown":                  {map[int]uint64{0: 1000, 1: 1000}, gpu.ErrNotSupported, 0},
 		"one that is beyond all reach": {map[int]uint64{0: 1000, 1: 1000, 2: 1 << 40}, nil, 0},
 	}
 	for name, tt := range tests {

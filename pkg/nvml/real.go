@@ -25,6 +25,16 @@ func check(call string, ret nvml.Return) error {
 	return fmt.Errorf("%s: %w", call, errors.New(strings.ToLower(ret.Error())))
 }
 
+// result checks the result of an NVML call, which its argument names: result(dev.GetUUID())("nvmlDeviceGetUUID").
+func result[T any](v T, ret nvml.Return) func(call string) (T, error) {
+	return func(call string) (T, error) { return v, check(call, ret) }
+}
+
+// number is result for the enums of go-nvml.
+func number[T ~int | ~int32 | ~uint32](v T, ret nvml.Return) func(call string) (int, error) {
+	return result(int(v), ret)
+}
+
 var sentinels = map[nvml.Return]error{
 	nvml.ERROR_NOT_SUPPORTED:          gpu.ErrNotSupported,
 	nvml.ERROR_FUNCTION_NOT_FOUND:     gpu.ErrNotSupported, // an older driver; callers treat both alike
@@ -53,18 +63,15 @@ func (l *realLibrary) Init() error     { return check("nvmlInit", l.lib.Init()) 
 func (l *realLibrary) Shutdown() error { return check("nvmlShutdown", l.lib.Shutdown()) }
 
 func (l *realLibrary) SystemDriverVersion() (string, error) {
-	v, ret := l.lib.SystemGetDriverVersion()
-	return v, check("nvmlSystemGetDriverVersion", ret)
+	return result(l.lib.SystemGetDriverVersion())("nvmlSystemGetDriverVersion")
 }
 
 func (l *realLibrary) SystemCUDADriverVersion() (int, error) {
-	v, ret := l.lib.SystemGetCudaDriverVersion_v2()
-	return v, check("nvmlSystemGetCudaDriverVersion_v2", ret)
+	return result(l.lib.SystemGetCudaDriverVersion_v2())("nvmlSystemGetCudaDriverVersion_v2")
 }
 
 func (l *realLibrary) DeviceCount() (int, error) {
-	n, ret := l.lib.DeviceGetCount()
-	return n, check("nvmlDeviceGetCount", ret)
+	return result(l.lib.DeviceGetCount())("nvmlDeviceGetCount")
 }
 
 func (l *realLibrary) DeviceByIndex(index int) (Device, error) {
@@ -95,13 +102,11 @@ func (d realDevice) require(function string) error {
 }
 
 func (d realDevice) UUID() (string, error) {
-	v, ret := d.dev.GetUUID()
-	return v, check("nvmlDeviceGetUUID", ret)
+	return result(d.dev.GetUUID())("nvmlDeviceGetUUID")
 }
 
 func (d realDevice) MinorNumber() (int, error) {
-	v, ret := d.dev.GetMinorNumber()
-	return v, check("nvmlDeviceGetMinorNumber", ret)
+	return result(d.dev.GetMinorNumber())("nvmlDeviceGetMinorNumber")
 }
 
 func (d realDevice) PCIInfo() (PCIInfo, error) {
@@ -110,29 +115,24 @@ func (d realDevice) PCIInfo() (PCIInfo, error) {
 }
 
 func pciInfo(info *nvml.PciInfo) PCIInfo {
-	var b strings.Builder
+	var raw []byte
 	for _, c := range info.BusId {
-		if c == 0 {
-			break
-		}
-		b.WriteByte(byte(c))
+		raw = append(raw, byte(c))
 	}
-	return PCIInfo{BusID: b.String(), DeviceID: info.PciDeviceId}
+	id, _, _ := strings.Cut(string(raw), "\x00")
+	return PCIInfo{BusID: id, DeviceID: info.PciDeviceId}
 }
 
 func (d realDevice) Name() (string, error) {
-	v, ret := d.dev.GetName()
-	return v, check("nvmlDeviceGetName", ret)
+	return result(d.dev.GetName())("nvmlDeviceGetName")
 }
 
 func (d realDevice) Brand() (int, error) {
-	v, ret := d.dev.GetBrand()
-	return int(v), check("nvmlDeviceGetBrand", ret)
+	return number(d.dev.GetBrand())("nvmlDeviceGetBrand")
 }
 
 func (d realDevice) Architecture() (int, error) {
-	v, ret := d.dev.GetArchitecture()
-	return int(v), check("nvmlDeviceGetArchitecture", ret)
+	return number(d.dev.GetArchitecture())("nvmlDeviceGetArchitecture")
 }
 
 func (d realDevice) CUDAComputeCapability() (major, minor int, err error) {
@@ -192,16 +192,13 @@ func (d realDevice) GPUInstancePossiblePlacements(profileID int) ([]gpu.Placemen
 	if err := check(fmt.Sprintf("nvmlDeviceGetGpuInstancePossiblePlacements(%d)", profileID), ret); err != nil {
 		return nil, err
 	}
-	placements := make([]gpu.Placement, 0, len(found))
-	for _, p := range found {
-		placements = append(placements, gpu.Placement{Start: int(p.Start), Size: int(p.Size)})
-	}
-	return placements, nil
+	return convert(found, func(p nvml.GpuInstancePlacement) gpu.Placement {
+		return gpu.Placement{Start: int(p.Start), Size: int(p.Size)}
+	}), nil
 }
 
 func (d realDevice) VirtualizationMode() (int, error) {
-	mode, ret := d.dev.GetVirtualizationMode()
-	return int(mode), check("nvmlDeviceGetVirtualizationMode", ret)
+	return number(d.dev.GetVirtualizationMode())("nvmlDeviceGetVirtualizationMode")
 }
 
 func (d realDevice) Temperature() error {
@@ -218,10 +215,7 @@ func (d realDevice) RunningProcesses() ([]int, error) {
 	if err := check("nvmlDeviceGetGraphicsRunningProcesses", ret); err != nil && !errors.Is(err, gpu.ErrNotSupported) {
 		return nil, err
 	}
-	var pids []int
-	for _, p := range append(compute, graphics...) {
-		pids = append(pids, int(p.Pid))
-	}
+	pids := convert(append(compute, graphics...), func(p nvml.ProcessInfo) int { return int(p.Pid) })
 	slices.Sort(pids)
 	return slices.Compact(pids), nil
 }

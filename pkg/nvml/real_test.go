@@ -126,12 +126,12 @@ func TestFieldValue_Types(t *testing.T) {
 		"a new type":        {99, [8]byte{1}, 0, true},
 	}
 	for name, tt := range tests {
-		got := fieldValue(&nvml.FieldValue{ValueType: uint32(tt.kind), Value: tt.value})
+		got := fieldValue(nvml.FieldValue{ValueType: uint32(tt.kind), Value: tt.value})
 		if got.Value != tt.want || (got.Err != nil) != tt.none || tt.none && !errors.Is(got.Err, gpu.ErrNotSupported) {
 			t.Errorf("%s: got %d, %v, want %d, none: %t", name, got.Value, got.Err, tt.want, tt.none)
 		}
 	}
-	lost := fieldValue(&nvml.FieldValue{NvmlReturn: uint32(nvml.ERROR_GPU_IS_LOST), Value: [8]byte{1}})
+	lost := fieldValue(nvml.FieldValue{NvmlReturn: uint32(nvml.ERROR_GPU_IS_LOST), Value: [8]byte{1}})
 	if !errors.Is(lost.Err, gpu.ErrLost) || lost.Value != 0 {
 		t.Errorf("of a lost GPU: got %d, %v", lost.Value, lost.Err)
 	}

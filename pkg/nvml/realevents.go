@@ -43,8 +43,7 @@ func (e realEventSet) Free() error { return check("nvmlEventSetFree", e.set.Free
 func (d realDevice) Handle() any { return d.dev }
 
 func (d realDevice) SupportedEventTypes() (uint64, error) {
-	mask, ret := d.dev.GetSupportedEventTypes()
-	return mask, check("nvmlDeviceGetSupportedEventTypes", ret)
+	return result(d.dev.GetSupportedEventTypes())("nvmlDeviceGetSupportedEventTypes")
 }
 
 func (d realDevice) RegisterEvents(types uint64, set EventSet) error {

@@ -17,8 +17,7 @@ func (d realDevice) NVLinkState(link int) (bool, error) {
 }
 
 func (d realDevice) NVLinkVersion(link int) (int, error) {
-	v, ret := d.dev.GetNvLinkVersion(link)
-	return int(v), check(fmt.Sprintf("nvmlDeviceGetNvLinkVersion(%d)", link), ret)
+	return number(d.dev.GetNvLinkVersion(link))(fmt.Sprintf("nvmlDeviceGetNvLinkVersion(%d)", link))
 }
 
 func (d realDevice) NVLinkRemoteDeviceType(link int) (int, error) {
@@ -26,8 +25,7 @@ func (d realDevice) NVLinkRemoteDeviceType(link int) (int, error) {
 	if err := d.require(function); err != nil {
 		return 0, err
 	}
-	t, ret := d.dev.GetNvLinkRemoteDeviceType(link)
-	return int(t), check(fmt.Sprintf("%s(%d)", function, link), ret)
+	return number(d.dev.GetNvLinkRemoteDeviceType(link))(fmt.Sprintf("%s(%d)", function, link))
 }
 
 func (d realDevice) NVLinkRemotePCIInfo(link int) (PCIInfo, error) {
@@ -51,22 +49,15 @@ func (d realDevice) FieldValues(fields []Field) ([]FieldValue, error) {
 	if len(fields) == 0 {
 		return nil, nil
 	}
-	raw := make([]nvml.FieldValue, 0, len(fields))
-	for _, f := range fields {
-		raw = append(raw, nvml.FieldValue{FieldId: uint32(f.ID), ScopeId: uint32(f.Scope)})
-	}
+	raw := convert(fields, func(f Field) nvml.FieldValue { return nvml.FieldValue{FieldId: uint32(f.ID), ScopeId: uint32(f.Scope)} })
 	if err := check("nvmlDeviceGetFieldValues", d.dev.GetFieldValues(raw)); err != nil {
 		return nil, err
 	}
-	values := make([]FieldValue, 0, len(fields))
-	for i := range raw {
-		values = append(values, fieldValue(&raw[i]))
-	}
-	return values, nil
+	return convert(raw, fieldValue), nil
 }
 
 // fieldValue decodes a value by its type. Negative numbers and fractions are errors.
-func fieldValue(raw *nvml.FieldValue) FieldValue {
+func fieldValue(raw nvml.FieldValue) FieldValue {
 	err := check(fmt.Sprintf("field %d of scope %d", raw.FieldId, raw.ScopeId), nvml.Return(raw.NvmlReturn))
 	if err != nil {
 		return FieldValue{Err: err}

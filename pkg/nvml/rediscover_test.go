@@ -19,8 +19,8 @@ import (
 // searched is a node whose GPUs come and go.
 type searched struct {
 	*nvml.Session
-	t    *testing.T
-	node *sim.Node
+	t         *testing.T
+	node      *sim.Node
 	allocated map[gpu.PCIAddress]bool
 }
 

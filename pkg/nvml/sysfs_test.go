@@ -61,7 +61,7 @@ func TestReadSysfs(t *testing.T) {
 		},
 		"with something between": {"devices/pci0000:15/0000:15:01.0/odd/0000:18:00.0", nil, gpu.GPU{PCIePath: way}},
 		"under no root complex":  {"devices/virtual/0000:18:00.0", map[string]string{"numa_node": "0"}, gpu.GPU{NUMANode: ptr(0)}},
-		"another directory":       {"devices/pci0000:15/0000:19:00.0", nil, gpu.GPU{}},
+		"another directory":      {"devices/pci0000:15/0000:19:00.0", nil, gpu.GPU{}},
 		"a root that is none":    {"devices/pci-e/0000:18:00.0", nil, gpu.GPU{}},
 	}
 	for name, tt := range tests {
