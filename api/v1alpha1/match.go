@@ -29,8 +29,10 @@ func (m *Match) validate(path *field.Path) field.ErrorList {
 		ok     func(string) bool
 		want   string
 	}{
-		{"productNames", m.ProductNames, func(s string) bool { return strings.TrimSpace(s) != "" }, `must be a product as nvidia-smi -L has it, such as "NVIDIA H100 80GB HBM3"`},
-		{"uuids", m.UUIDs, func(s string) bool { return strings.HasPrefix(s, "GPU-") }, "must be the UUID of a GPU as nvidia-smi -L has it: GPU-…"},
+		{"productNames", m.ProductNames, func(s string) bool { return strings.TrimSpace(s) != "" },
+			`must be a product as nvidia-smi -L has it, such as "NVIDIA H100 80GB HBM3"`},
+		{"uuids", m.UUIDs, func(s string) bool { return strings.HasPrefix(s, "GPU-") },
+			"must be the UUID of a GPU as nvidia-smi -L has it: GPU-…"},
 		{"pciAddresses", m.PCIAddresses, pciAddress.MatchString, "must be a PCI address such as 0000:1b:00.0"},
 		{"deviceIDs", m.DeviceIDs, deviceID.MatchString, "must be a PCI device ID and the vendor's, such as 0x233010DE"},
 	} {
@@ -167,7 +169,8 @@ func unreached(rules []Rule) field.ErrorList {
 			if len(takers) > 1 {
 				take = "together take"
 			}
-			errs = append(errs, field.Forbidden(path, fmt.Sprintf("the rule never holds: %s %s all of these GPUs", strings.Join(takers, " and "), take)))
+			errs = append(errs, field.Forbidden(path,
+				fmt.Sprintf("the rule never holds: %s %s all of these GPUs", strings.Join(takers, " and "), take)))
 		}
 		before = append(before, s)
 	}

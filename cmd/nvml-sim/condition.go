@@ -21,8 +21,10 @@ type conditionFlags struct {
 func (f *conditionFlags) add(c *cobra.Command) {
 	c.Flags().BoolVar(&f.absent, "absent", false, "take the GPU out of the node")
 	c.Flags().BoolVar(&f.linksDown, "links-down", false, "take the NVLinks of the GPU down")
-	c.Flags().StringVar(&f.fabric, "fabric", "", "`state` of the GPU's registration with its NVLink fabric: "+strings.Join(sim.FabricStates(), ", "))
-	c.Flags().StringVar(&f.virtualization, "virtualization", "", "virtualization `mode` of the GPU: "+strings.Join(sim.VirtualizationModes(), ", "))
+	c.Flags().StringVar(&f.fabric, "fabric", "",
+		"`state` of the GPU's registration with its NVLink fabric: "+strings.Join(sim.FabricStates(), ", "))
+	c.Flags().StringVar(&f.virtualization, "virtualization", "",
+		"virtualization `mode` of the GPU: "+strings.Join(sim.VirtualizationModes(), ", "))
 }
 
 // any reports whether one of the flags was given.

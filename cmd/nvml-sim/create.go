@@ -60,9 +60,11 @@ directory of this program. Device files need root; --no-device-nodes leaves them
 	rootFlag(c, &f.root)
 	c.Flags().BoolVar(&f.force, "force", false, "replace the node that is there already")
 	c.Flags().BoolVar(&f.noDeviceNodes, "no-device-nodes", false, "make no device files, so that it works without root")
-	c.Flags().StringVar(&f.devRoot, "dev-root", "", "`directory` below whose dev device files are made; the node's own has no dev then, as on GKE")
+	c.Flags().StringVar(&f.devRoot, "dev-root", "",
+		"`directory` below whose dev device files are made; the node's own has no dev then, as on GKE")
 	c.Flags().BoolVar(&f.flat, "flat", false, "put libraries into lib64 and programs into bin, as on GKE")
-	c.Flags().BoolVar(&f.noControlNodes, "no-control-nodes", false, "leave nvidia-uvm unloaded and /dev/nvidiactl and /dev/nvidia-uvm out until nvidia-modprobe runs")
+	c.Flags().BoolVar(&f.noControlNodes, "no-control-nodes", false,
+		"leave nvidia-uvm unloaded and /dev/nvidiactl and /dev/nvidia-uvm out until nvidia-modprobe runs")
 	c.Flags().BoolVar(&f.noModprobe, "no-modprobe", false, "leave nvidia-modprobe out")
 	c.Flags().BoolVar(&f.libc, "libc", false, "put the C library that nvidia-smi needs below the root, as driver containers have it")
 	c.Flags().StringVar(&f.library, "library", "", "`path` of libnvidia-ml.so.1 (default: next to this program)")

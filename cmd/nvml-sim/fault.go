@@ -36,7 +36,8 @@ type faultFlags struct {
 func newFault() *cobra.Command {
 	var f faultFlags
 	c := &cobra.Command{
-		Use:   "fault --root DIR [--gpu N] --xid N | --ecc | --unavailable | --lost | --recovery N | --absent | --links-down | --fabric STATE | --virtualization MODE | --slow DURATION CALL | --hang CALL | --fail CALL CODE | --clear",
+		Use: "fault --root DIR [--gpu N] --xid N | --ecc | --unavailable | --lost | --recovery N | --absent | --links-down | --fabric STATE " +
+			"| --virtualization MODE | --slow DURATION CALL | --hang CALL | --fail CALL CODE | --clear",
 		Short: "Inject faults, or clear them",
 		Long: `Inject faults, or clear them.
 
@@ -148,7 +149,8 @@ func inject(c *cobra.Command, n *sim.Node, f *faultFlags, fault sim.Fault) error
 func troubleGPU(c *cobra.Command, n *sim.Node, f *faultFlags) error {
 	xid, recovery := c.Flags().Changed("xid"), c.Flags().Changed("recovery")
 	if !xid && !recovery && !f.ecc && !f.gone && !f.lost && f.uuid == "" && !f.condition.any() {
-		return usagef("nothing to do: want --xid, --ecc, --unavailable, --lost, --recovery, --absent, --links-down, --fabric, --virtualization, --slow, --hang, --fail or --clear (see %q)", c.CommandPath()+" --help")
+		return usagef("nothing to do: want --xid, --ecc, --unavailable, --lost, --recovery, --absent, --links-down, --fabric, "+
+			"--virtualization, --slow, --hang, --fail or --clear (see %q)", c.CommandPath()+" --help")
 	}
 	if f.gpu < 0 {
 		return usagef("no --gpu: say which GPU")

@@ -95,7 +95,8 @@ func newCommand() *cobra.Command {
 		return usagef("%w (see %q)", err, c.CommandPath()+" --help")
 	})
 	c.CompletionOptions.DisableDefaultCmd = true
-	c.AddCommand(newModels(), newCreate(), newRemove(), newShow(), newFault(), newMIG(), newClient(), newReset(), newReboot(), newDriver(), newNodes(),
+	c.AddCommand(newModels(), newCreate(), newRemove(), newShow(), newFault(), newMIG(), newClient(), newReset(),
+		newReboot(), newDriver(), newNodes(),
 		newMPS(), newCUDAClient())
 	return c
 }

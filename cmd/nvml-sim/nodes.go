@@ -59,19 +59,21 @@ func runModprobe(args []string) error {
 // newNodes is the command that takes device files away or spoils them.
 func newNodes() *cobra.Command {
 	var remove, spoil, libraries string
-	c := onRoot("nodes [--remove NAME,...] [--spoil NAME,...] [--replace-libraries VERSION]", "Remove device files or libraries, or make them wrong", "", func(n *sim.Node) error {
-		names := func(list string) []string {
-			return strings.FieldsFunc(list, func(r rune) bool { return r == ',' })
-		}
-		err := errors.Join(n.RemoveDeviceNodes(names(remove)...), n.SpoilDeviceNodes(names(spoil)...))
-		if libraries != "" {
-			err = errors.Join(err, n.ReplaceLibraries(libraries))
-		}
-		return err
-	})
+	c := onRoot("nodes [--remove NAME,...] [--spoil NAME,...] [--replace-libraries VERSION]",
+		"Remove device files or libraries, or make them wrong", "", func(n *sim.Node) error {
+			names := func(list string) []string {
+				return strings.FieldsFunc(list, func(r rune) bool { return r == ',' })
+			}
+			err := errors.Join(n.RemoveDeviceNodes(names(remove)...), n.SpoilDeviceNodes(names(spoil)...))
+			if libraries != "" {
+				err = errors.Join(err, n.ReplaceLibraries(libraries))
+			}
+			return err
+		})
 	c.Flags().StringVar(&remove, "remove", "", "`names` of device files to remove, such as nvidia-uvm,nvidia0")
 	c.Flags().StringVar(&spoil, "spoil", "", "`names` of device files that get a major of no driver")
-	c.Flags().StringVar(&libraries, "replace-libraries", "", "replace the libraries by those of another `version`, and leave the loaded driver as it is")
+	c.Flags().StringVar(&libraries, "replace-libraries", "",
+		"replace the libraries by those of another `version`, and leave the loaded driver as it is")
 	return c
 }
 

@@ -31,8 +31,8 @@ func onRoot(use, short, long string, do func(*sim.Node) error) *cobra.Command {
 }
 
 func newReboot() *cobra.Command {
-	return onRoot("reboot", "Reboot the node", `Do to the node what a reboot does: a new boot id, partitions and clients gone, lost GPUs back. The MIG mode is kept
-where boards keep it (before Hopper), and pending modes become active. Injected faults stay.`, (*sim.Node).Reboot)
+	return onRoot("reboot", "Reboot the node", `Do to the node what a reboot does: a new boot id, partitions and clients gone, lost GPUs back.
+The MIG mode is kept where boards keep it (before Hopper), and pending modes become active. Injected faults stay.`, (*sim.Node).Reboot)
 }
 
 func newDriver() *cobra.Command {

@@ -80,13 +80,16 @@ var smiDetails = []struct {
 		{"addressing_mode", "Addressing Mode", "addressing_mode"},
 	}},
 	{"mig_mode", "MIG Mode", [][3]string{{"current_mig", "Current", "mig.mode.current"}, {"pending_mig", "Pending", "mig.mode.pending"}}},
-	{"", "", [][3]string{{"serial", "Serial Number", "serial"}, {"uuid", "GPU UUID", "uuid"}, {"vbios_version", "VBIOS Version", "vbios_version"}}},
+	{"", "", [][3]string{{"serial", "Serial Number", "serial"}, {"uuid", "GPU UUID", "uuid"},
+		{"vbios_version", "VBIOS Version", "vbios_version"}}},
 	{"pci", "PCI", [][3]string{
 		{"pci_bus", "Bus", "pci.bus"}, {"pci_device", "Device", "pci.device"}, {"pci_domain", "Domain", "pci.domain"},
-		{"pci_device_id", "Device Id", "pci.device_id"}, {"pci_bus_id", "Bus Id", "pci.bus_id"}, {"pci_sub_system_id", "Sub System Id", "pci.sub_device_id"},
+		{"pci_device_id", "Device Id", "pci.device_id"}, {"pci_bus_id", "Bus Id", "pci.bus_id"},
+		{"pci_sub_system_id", "Sub System Id", "pci.sub_device_id"},
 	}},
 	{"fb_memory_usage", "FB Memory Usage", [][3]string{
-		{"total", "Total", "memory.total"}, {"reserved", "Reserved", "memory.reserved"}, {"used", "Used", "memory.used"}, {"free", "Free", "memory.free"},
+		{"total", "Total", "memory.total"}, {"reserved", "Reserved", "memory.reserved"}, {"used", "Used", "memory.used"},
+		{"free", "Free", "memory.free"},
 	}},
 	{"", "", [][3]string{{"compute_mode", "Compute Mode", "compute_mode"}}},
 	{"utilization", "Utilization", [][3]string{{"gpu_util", "GPU", "utilization.gpu"}, {"memory_util", "Memory", "utilization.memory"}}},
@@ -98,7 +101,8 @@ var smiDetails = []struct {
 		{"max_power_limit", "Max Power Limit", "power.max_limit"},
 	}},
 	{"clocks", "Clocks", [][3]string{
-		{"graphics_clock", "Graphics", "clocks.gr"}, {"sm_clock", "SM", "clocks.sm"}, {"mem_clock", "Memory", "clocks.mem"}, {"video_clock", "Video", "clocks.video"},
+		{"graphics_clock", "Graphics", "clocks.gr"}, {"sm_clock", "SM", "clocks.sm"}, {"mem_clock", "Memory", "clocks.mem"},
+		{"video_clock", "Video", "clocks.video"},
 	}},
 	{"max_clocks", "Max Clocks", [][3]string{
 		{"graphics_clock", "Graphics", "clocks.max.gr"}, {"sm_clock", "SM", "clocks.max.sm"}, {"mem_clock", "Memory", "clocks.max.mem"},
@@ -133,11 +137,12 @@ func (s *smi) gpuDetails(d *sim.Device, g *sim.GPUStatus) (smiNode, error) {
 	minor := smiNode{tag: "minor_number", title: "Minor Number", value: strconv.Itoa(g.Minor)}
 	processes := smiNode{tag: "processes", title: "Processes", value: "None"}
 	for _, c := range g.Clients {
-		processes.children = append(processes.children, smiNode{tag: "process_info", title: "Process ID " + strconv.Itoa(c.PID), children: []smiNode{
-			{tag: "pid", title: "Process ID", value: strconv.Itoa(c.PID)}, {tag: "type", title: "Type", value: "C"},
-			{tag: "process_name", title: "Name", value: c.Name},
-			{tag: "used_memory", title: "Used GPU Memory", value: strconv.FormatUint(c.Memory>>20, 10) + " MiB"},
-		}})
+		processes.children = append(processes.children,
+			smiNode{tag: "process_info", title: "Process ID " + strconv.Itoa(c.PID), children: []smiNode{
+				{tag: "pid", title: "Process ID", value: strconv.Itoa(c.PID)}, {tag: "type", title: "Type", value: "C"},
+				{tag: "process_name", title: "Name", value: c.Name},
+				{tag: "used_memory", title: "Used GPU Memory", value: strconv.FormatUint(c.Memory>>20, 10) + " MiB"},
+			}})
 	}
 	gpu.children = append(gpu.children, minor, processes)
 	return gpu, nil
@@ -150,7 +155,8 @@ func migDetails(g *sim.GPUStatus) smiNode {
 	for _, i := range g.Instances {
 		for _, c := range i.Compute {
 			devices.children = append(devices.children, smiNode{tag: "mig_device", title: "MIG Device " + strconv.Itoa(index), children: []smiNode{
-				{tag: "index", title: "Index", value: strconv.Itoa(index)}, {tag: "gpu_instance_id", title: "GPU Instance ID", value: strconv.Itoa(i.ID)},
+				{tag: "index", title: "Index", value: strconv.Itoa(index)},
+				{tag: "gpu_instance_id", title: "GPU Instance ID", value: strconv.Itoa(i.ID)},
 				{tag: "compute_instance_id", title: "Compute Instance ID", value: strconv.Itoa(c.ID)}, {tag: "uuid", title: "UUID", value: c.UUID},
 			}})
 			index++

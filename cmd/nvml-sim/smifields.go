@@ -57,7 +57,8 @@ var smiFields = []smiField{
 		return fmt.Sprintf("%d.%d", major, minor), err
 	}},
 	{[]string{"utilization.gpu"}, "%", func(_ *smi, d *sim.Device) (string, error) { v, _, err := d.Utilization(); return decimal(v, err) }},
-	{[]string{"utilization.memory"}, "%", func(_ *smi, d *sim.Device) (string, error) { _, v, err := d.Utilization(); return decimal(v, err) }},
+	{[]string{"utilization.memory"}, "%",
+		func(_ *smi, d *sim.Device) (string, error) { _, v, err := d.Utilization(); return decimal(v, err) }},
 	{[]string{"ecc.mode.current"}, "", func(_ *smi, d *sim.Device) (string, error) { on, _, err := d.ECCMode(); return enabled(on, err) }},
 	{[]string{"ecc.mode.pending"}, "", func(_ *smi, d *sim.Device) (string, error) { _, on, err := d.ECCMode(); return enabled(on, err) }},
 	{[]string{"temperature.gpu"}, "", numberField((*sim.Device).Temperature)},
@@ -226,7 +227,8 @@ func (s *smi) queryApps(devices []*sim.Device, names, format string) error {
 	}
 	if csv.header {
 		head := strings.Join(columns, ", ")
-		fmt.Fprintln(stdout, strings.ReplaceAll(strings.ReplaceAll(head, "used_gpu_memory", "used_gpu_memory [MiB]"), "used_memory", "used_gpu_memory [MiB]"))
+		fmt.Fprintln(stdout, strings.ReplaceAll(strings.ReplaceAll(head, "used_gpu_memory", "used_gpu_memory [MiB]"),
+			"used_memory", "used_gpu_memory [MiB]"))
 	}
 	for _, d := range devices {
 		clients, err := d.Processes()

@@ -187,7 +187,8 @@ func (s *smi) migComputes(devices []*sim.Device) error {
 |====================================================================|`)
 	for _, r := range rows {
 		for _, c := range r.Compute {
-			fmt.Fprintf(stdout, "| %3d    %3d       %-15s %6d      %4d      %5d:%-5d |\n", r.device.Number(), r.ID, "MIG "+c.Profile, c.ProfileID, c.ID, c.Start, c.Size)
+			fmt.Fprintf(stdout, "| %3d    %3d       %-15s %6d      %4d      %5d:%-5d |\n", r.device.Number(), r.ID, "MIG "+c.Profile,
+				c.ProfileID, c.ID, c.Start, c.Size)
 			fmt.Fprintln(stdout, line)
 		}
 	}
@@ -213,7 +214,8 @@ func migCreate(devices []*sim.Device, list string, fill bool) error {
 				fmt.Fprintf(stdout, "Failed to create GPU instances: %s\n", smiText(err))
 				return err
 			}
-			fmt.Fprintf(stdout, "Successfully created GPU instance ID %2d on GPU %2d using profile MIG %s (ID %2d)\n", gi.ID(), d.Number(), p.Name, p.ID)
+			fmt.Fprintf(stdout, "Successfully created GPU instance ID %2d on GPU %2d using profile MIG %s (ID %2d)\n",
+				gi.ID(), d.Number(), p.Name, p.ID)
 			if !fill {
 				continue
 			}
@@ -255,7 +257,8 @@ func (s *smi) migDestroyComputes(devices []*sim.Device, f *smiMIGFlags) error {
 				err = ci.Destroy()
 			}
 			if err != nil {
-				fmt.Fprintf(stdout, "Unable to destroy compute instance ID %2d from GPU %2d GPU instance ID %2d: %s\n", c.ID, r.device.Number(), r.ID, smiText(err))
+				fmt.Fprintf(stdout, "Unable to destroy compute instance ID %2d from GPU %2d GPU instance ID %2d: %s\n", c.ID,
+					r.device.Number(), r.ID, smiText(err))
 				fmt.Fprintf(stdout, "Failed to destroy compute instances: %s\n", smiText(err))
 				return err
 			}

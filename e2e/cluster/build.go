@@ -45,7 +45,8 @@ func programs(o Options) []program {
 	}
 	module := filepath.Join(o.Source, "e2e", "kubernetes", "v"+minorOf(o.Version))
 	for _, name := range []string{"kubectl", "kube-scheduler", "kube-apiserver", "kube-controller-manager", "kubelet"} {
-		list = append(list, program{name, "k8s.io/kubernetes/cmd/" + name, module, filepath.Join(o.BinDir, "v"+o.Version), kubernetesFlags(o.Version), ""})
+		list = append(list, program{name, "k8s.io/kubernetes/cmd/" + name, module, filepath.Join(o.BinDir, "v"+o.Version),
+			kubernetesFlags(o.Version), ""})
 	}
 	return list
 }
@@ -150,7 +151,8 @@ func (p program) build(ctx context.Context, out io.Writer, which string) error {
 		return fmt.Errorf("create the directory of %s: %w", p.name, err)
 	}
 	temporary := p.path() + ".new"
-	cmd := exec.CommandContext(ctx, goProgram(), "build", "-buildvcs=false", "-mod=readonly", "-trimpath", "-tags", p.tags, "-ldflags", p.flags, "-o", temporary, p.pkg)
+	cmd := exec.CommandContext(ctx, goProgram(), "build", "-buildvcs=false", "-mod=readonly", "-trimpath", "-tags", p.tags, "-ldflags",
+		p.flags, "-o", temporary, p.pkg)
 	cmd.Dir = p.module
 	cgo := "0"
 	if p.tags != "" {

@@ -87,7 +87,8 @@ func checkEntries(dir string) error {
 	}
 	for _, entry := range found {
 		if !slices.Contains(entries, strings.TrimSuffix(entry.Name(), ".new")) {
-			return fmt.Errorf("clear %s: it holds %s, which is not of a cluster; remove that yourself or choose another directory", dir, entry.Name())
+			return fmt.Errorf("clear %s: it holds %s, which is not of a cluster; remove that yourself or choose another directory", dir,
+				entry.Name())
 		}
 	}
 	return nil

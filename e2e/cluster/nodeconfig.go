@@ -60,7 +60,8 @@ func kubeletConfiguration(l layout, s state) map[string]any {
 		"enforceNodeAllocatable":        []string{},
 		"failSwapOn":                    false,
 		"localStorageCapacityIsolation": false,
-		"evictionHard":                  map[string]any{"memory.available": "50Mi", "nodefs.available": "1%", "nodefs.inodesFree": "1%", "imagefs.available": "1%", "imagefs.inodesFree": "1%"},
+		"evictionHard": map[string]any{"memory.available": "50Mi", "nodefs.available": "1%", "nodefs.inodesFree": "1%",
+			"imagefs.available": "1%", "imagefs.inodesFree": "1%"},
 		// Imported images cannot be pulled again, so none is collected.
 		"imageGCHighThresholdPercent": 100,
 		"imageGCLowThresholdPercent":  99,

@@ -117,7 +117,8 @@ func checkDir(dir string) (string, error) {
 		return "", fmt.Errorf("use %q as the cluster directory: choose a path without spaces, quotes and backslashes", abs)
 	}
 	if len(abs) > maxDirLen {
-		return "", fmt.Errorf("use %s as the cluster directory: its path has %d bytes and may have %d, because sockets live below it", abs, len(abs), maxDirLen)
+		return "", fmt.Errorf("use %s as the cluster directory: its path has %d bytes and may have %d, because sockets live below it", abs,
+			len(abs), maxDirLen)
 	}
 	if strings.Count(abs, "/") < 2 {
 		return "", fmt.Errorf("use %s as the cluster directory: choose a directory of its own, such as %s", abs, DefaultDir)
@@ -140,7 +141,8 @@ func findSource() (string, error) {
 			return dir, nil
 		}
 		if dir == filepath.Dir(dir) {
-			return "", fmt.Errorf("find the Cleave repository: no directory from %s upwards has the go.mod of %s; run this inside the repository", start, modulePath)
+			return "", fmt.Errorf("find the Cleave repository: no directory from %s upwards has the go.mod of %s; run this inside the repository",
+				start, modulePath)
 		}
 	}
 }

@@ -90,7 +90,8 @@ func installPackages(ctx context.Context, out io.Writer) error {
 		for i, p := range missing {
 			needs[i] = p.needs
 		}
-		return fmt.Errorf("install %s: this machine has no apt-get; install by other means: %s", strings.Join(names, ", "), strings.Join(needs, "; "))
+		return fmt.Errorf("install %s: this machine has no apt-get; install by other means: %s",
+			strings.Join(names, ", "), strings.Join(needs, "; "))
 	}
 	fmt.Fprintf(out, "installing Debian packages: %s\n", strings.Join(names, " "))
 	install := append([]string{"install", "--yes", "--no-install-recommends"}, names...)

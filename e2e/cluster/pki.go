@@ -157,7 +157,8 @@ func writePKI(l layout, s state) error {
 	}{
 		{"etcd", etcdCA, subject{name: "etcd", addresses: local}},
 		{"etcd-client", etcdCA, subject{name: "kube-apiserver"}},
-		{"apiserver", ca, subject{name: "kube-apiserver", dnsNames: served, addresses: append(slices.Clone(local), net.ParseIP(serviceAddress), net.ParseIP(PodGateway))}},
+		{"apiserver", ca, subject{name: "kube-apiserver", dnsNames: served,
+			addresses: append(slices.Clone(local), net.ParseIP(serviceAddress), net.ParseIP(PodGateway))}},
 		{"apiserver-kubelet", ca, subject{name: "kube-apiserver", organization: "system:masters"}},
 		{"local", ca, subject{name: "localhost", dnsNames: []string{"localhost", s.NodeName}, addresses: local}},
 	} {

@@ -29,7 +29,8 @@ func Up(ctx context.Context, opts Options) (*Cluster, error) {
 		return nil, err
 	}
 	if otherKubelet() {
-		return nil, errors.New("start a cluster: another kubelet runs on this machine and the two would take each other's device plugin socket; stop it first")
+		return nil, errors.New("start a cluster: another kubelet runs on this machine and the two would take each other's device plugin " +
+			"socket; stop it first")
 	}
 	if err := installPackages(ctx, o.Output); err != nil {
 		return nil, err
@@ -52,7 +53,8 @@ func Up(ctx context.Context, opts Options) (*Cluster, error) {
 		}
 		// The clean-up must run also when ctx has ended.
 		err = errors.Join(err, stopAll(context.WithoutCancel(ctx), c.layout))
-		return nil, fmt.Errorf("start Kubernetes %s: %w\nIts processes are stopped; the logs stay in %s until the next start or stop", o.Version, err, filepath.Dir(c.layout.logFile(Etcd)))
+		return nil, fmt.Errorf("start Kubernetes %s: %w\nIts processes are stopped; the logs stay in %s until the next start or stop", o.Version,
+			err, filepath.Dir(c.layout.logFile(Etcd)))
 	}
 	return c, nil
 }

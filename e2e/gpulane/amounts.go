@@ -106,7 +106,8 @@ func (s *sharing) amounts(ctx context.Context) {
 func (s *sharing) words(ctx context.Context, endpoint mps.Endpoint) string {
 	var answers []string
 	for _, command := range []string{
-		"get_default_active_thread_percentage", "get_default_device_pinned_mem_limit " + s.board.uuid, "get_default_client_priority", "get_server_list",
+		"get_default_active_thread_percentage", "get_default_device_pinned_mem_limit " + s.board.uuid,
+		"get_default_client_priority", "get_server_list",
 	} {
 		answers = append(answers, fmt.Sprintf("%s: %q", command, s.control(ctx, endpoint, command)))
 	}
@@ -194,7 +195,8 @@ func (p *pair) within(ctx context.Context) (string, error) {
 			return "", fmt.Errorf("%s got %d of %d MiB: %s", c.probe.name, a.Got>>20, a.Asked>>20, a.Name)
 		}
 	}
-	return fmt.Sprintf("%d of %d MiB and %d of %d MiB", smallUnits/2*p.unit>>20, smallUnits*p.unit>>20, largeUnits/2*p.unit>>20, largeUnits*p.unit>>20), nil
+	return fmt.Sprintf("%d of %d MiB and %d of %d MiB", smallUnits/2*p.unit>>20, smallUnits*p.unit>>20,
+		largeUnits/2*p.unit>>20, largeUnits*p.unit>>20), nil
 }
 
 // over has the small one take more than its limit while a kernel of the large one runs.
@@ -267,7 +269,8 @@ func (p *pair) fromOutside(ctx context.Context, endpoint mps.Endpoint) (string, 
 	if shown == nil || underMPS == nil {
 		return "", errors.New("nvml-probe did not ask")
 	}
-	return fmt.Sprintf("clients %d and %d, server %s; NVML's compute processes: %s%s, MPS processes: %s%s", p.small.ready.PID, p.large.ready.PID, server,
+	return fmt.Sprintf("clients %d and %d, server %s; NVML's compute processes: %s%s, MPS processes: %s%s",
+		p.small.ready.PID, p.large.ready.PID, server,
 		shown.Meaning, spaced(shown.Value), underMPS.Meaning, spaced(underMPS.Value)), nil
 }
 
@@ -301,7 +304,8 @@ func (p *pair) coresHold(ctx context.Context) (string, error) {
 		return "", err
 	}
 	p.report.Facts["kernelMilliseconds"] = map[string]float64{"all": p.cuda.ms, "half": large, "quarter": small}
-	detail := fmt.Sprintf("a kernel takes %.1f ms on all multiprocessors, %.1f ms on %d%% and %.1f ms on %d%%", p.cuda.ms, large, largeCores, small, smallCores)
+	detail := fmt.Sprintf("a kernel takes %.1f ms on all multiprocessors, %.1f ms on %d%% and %.1f ms on %d%%", p.cuda.ms, large,
+		largeCores, small, smallCores)
 	if small < coresRatio*large {
 		return detail, errors.New("half of the multiprocessors are not slower: the limit does not hold")
 	}

@@ -98,7 +98,8 @@ func (s *sharing) raised(ctx context.Context, c client) (string, error) {
 		}
 		return "the default counts"
 	}
-	return fmt.Sprintf("a client that asks for 100%% and %d MiB over defaults of %d%% and %d MiB has %d of %d multiprocessors (%s) and got %d MiB (%s)",
+	return fmt.Sprintf("a client that asks for 100%% and %d MiB over defaults of %d%% and %d MiB has %d of %d multiprocessors (%s) and "+
+		"got %d MiB (%s)",
 		raisedUnits*s.unit>>20, defaultCores, defaultUnits*s.unit>>20, p.told(), s.cuda.multiprocessors,
 		which(!isPart(p.told(), s.cuda.multiprocessors, defaultCores)), a.Held>>20, which(a.Held > defaultUnits*s.unit)), nil
 }

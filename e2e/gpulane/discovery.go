@@ -149,7 +149,8 @@ func (l *lane) collect(ctx context.Context) {
 	for _, args := range [][]string{
 		{}, {"-L"}, {"-q"}, {"topo", "-m"}, {"nvlink", "--status"}, {"nvlink", "--capabilities"},
 		{"mig", "-lgip"}, {"mig", "-lgipp"}, {"mig", "-lcip"}, {"compute-policy", "--list"},
-		{"--query-gpu=index,name,driver_version,pstate,persistence_mode,clocks.applications.graphics,clocks.applications.memory,power.limit,ecc.mode.current",
+		{"--query-gpu=index,name,driver_version,pstate,persistence_mode,clocks.applications.graphics," +
+			"clocks.applications.memory,power.limit,ecc.mode.current",
 			"--format=csv"},
 	} {
 		_, _ = l.commands.run(ctx, driverProgram(l.opts.DriverRoot, l.machine.SMI, args...)) // the transcript has it, errors too

@@ -206,7 +206,8 @@ func (l *lane) readBoards(ctx context.Context) bool {
 		for _, b := range l.boards {
 			where = append(where, b.pci.String())
 		}
-		return fmt.Sprintf("%d x %s at %s; %d answers of NVML are in nvml.json", len(l.boards), l.boards[0].name, strings.Join(where, ", "), len(facts)), nil
+		return fmt.Sprintf("%d x %s at %s; %d answers of NVML are in nvml.json", len(l.boards), l.boards[0].name,
+			strings.Join(where, ", "), len(facts)), nil
 	})
 }
 

@@ -148,7 +148,8 @@ func (s *sharing) bare(ctx context.Context) (string, error) {
 	if s.cuda.ms, err = p.fastest(ctx, rounds); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("CUDA %d.%d, %d multiprocessors, the kernel takes %.1f ms on all of them", p.ready.Version/1000, p.ready.Version%1000/10,
+	return fmt.Sprintf("CUDA %d.%d, %d multiprocessors, the kernel takes %.1f ms on all of them",
+		p.ready.Version/1000, p.ready.Version%1000/10,
 		s.cuda.multiprocessors, s.cuda.ms), nil
 }
 

@@ -39,7 +39,8 @@ func (t *transcript) run(ctx context.Context, c *exec.Cmd) ([]byte, error) {
 	var out, complaints bytes.Buffer
 	c.Stdout, c.Stderr = &out, &complaints
 	err := runWithin(ctx, c)
-	fmt.Fprintf(t, "$ %s\n%s%s[%s, %s]\n\n", strings.Join(c.Args, " "), out.Bytes(), complaints.Bytes(), ending(err), time.Since(began).Round(time.Millisecond))
+	fmt.Fprintf(t, "$ %s\n%s%s[%s, %s]\n\n", strings.Join(c.Args, " "), out.Bytes(), complaints.Bytes(), ending(err),
+		time.Since(began).Round(time.Millisecond))
 	if err != nil {
 		return out.Bytes(), fmt.Errorf("run %s: %w: %.400s", filepath.Base(c.Path), err, strings.TrimSpace(complaints.String()+" "+out.String()))
 	}

@@ -103,7 +103,8 @@ func compareSlices(devices []device, boards []board) ([]string, error) {
 				return nil, err
 			}
 			if b.total > 0 && !near(memory>>20, b.usable()>>20, reservedVaries) {
-				list = append(list, fmt.Sprintf("%s is published with %d MiB, and has %d MiB besides what the driver reserves", d.Name, memory>>20, b.usable()>>20))
+				list = append(list, fmt.Sprintf("%s is published with %d MiB, and has %d MiB besides what the driver reserves", d.Name,
+					memory>>20, b.usable()>>20))
 			}
 		}
 		if !found {
@@ -167,7 +168,8 @@ func shapes(devices []device, uuid string) map[string]string {
 				Start: d.Attributes["placementStart"].Int, Size: d.Attributes["placementSize"].Int,
 			})
 		}
-		words := []string{d.text("profile"), d.Attributes["cudaComputeCapability"].Version, d.text("architecture"), d.text("brand"), d.text("addressingMode")}
+		words := []string{d.text("profile"), d.Attributes["cudaComputeCapability"].Version, d.text("architecture"),
+			d.text("brand"), d.text("addressingMode")}
 		for _, c := range slices.Sorted(maps.Keys(d.Capacity)) {
 			words = append(words, c+"="+d.Capacity[c].Value)
 		}

@@ -55,7 +55,8 @@ func (l *lane) specs(ctx context.Context) {
 func (l *lane) static() (*cleavecdi.Static, error) {
 	return cleavecdi.NewStatic(cleavecdi.Options{
 		Driver: v1alpha1.Group, Dir: l.path("cdi"), DriverRoot: l.opts.DriverRoot, ContainerDriverRoot: l.opts.DriverRoot,
-		Procfs: os.DirFS(procfs(l.opts.DriverRoot)), HookPath: l.path("hooks/" + hook.NVIDIA), MemoryHookPath: l.path("hooks/" + hook.MemoryLimit),
+		Procfs: os.DirFS(procfs(l.opts.DriverRoot)), HookPath: l.path("hooks/" + hook.NVIDIA),
+		MemoryHookPath: l.path("hooks/" + hook.MemoryLimit),
 	})
 }
 
@@ -81,7 +82,8 @@ func (l *lane) writeSpec(ctx context.Context, static *cleavecdi.Static) (_ strin
 	l.node = session.Node()
 	err = static.Refresh(ctx, l.node)
 	if err != nil && l.machine.Stray {
-		return "", skipf("the driver's files lie in %s, where no node has them: ldconfig -X %[1]s makes them known (%v)", filepath.Dir(l.machine.NVML), err)
+		return "", skipf("the driver's files lie in %s, where no node has them: ldconfig -X %[1]s makes them known (%v)",
+			filepath.Dir(l.machine.NVML), err)
 	}
 	return fmt.Sprintf("%s for %d GPUs", filepath.Base(static.Path()), len(l.node.GPUs)), err
 }

@@ -111,7 +111,8 @@ func Compare(ctx context.Context, o Options) (Comparison, error) {
 			cell := &result[len(result)-1]
 			for i := range o.Seeds {
 				trace := NewTrace(mix, load, len(o.Node.GPUs), o.Requests, o.FirstSeed+uint64(i))
-				jobs = append(jobs, &job{order: Cleave, follows: true, trace: trace, sum: &cell.Cleave}, &job{order: Peer, trace: trace, sum: &cell.Peer})
+				jobs = append(jobs, &job{order: Cleave, follows: true, trace: trace, sum: &cell.Cleave},
+					&job{order: Peer, trace: trace, sum: &cell.Peer})
 				if o.Static {
 					jobs = append(jobs, &job{order: Cleave, trace: trace, sum: &cell.Static},
 						&job{order: Cleave, follows: true, late: true, trace: trace, sum: &cell.Late})

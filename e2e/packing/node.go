@@ -140,7 +140,8 @@ func (n *Node) selects(ctx context.Context, c *resourceapi.DeviceClass, driver s
 	return true, nil
 }
 
-func (n *Node) allocate(ctx context.Context, published []*resourceapi.ResourceSlice, claims []*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
+func (n *Node) allocate(ctx context.Context, published []*resourceapi.ResourceSlice,
+	claims []*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
 	allocator, err := structured.NewAllocator(ctx, features, n.state, n.class, published, n.cel)
 	if err != nil {
 		return nil, fmt.Errorf("create the allocator: %w", err)

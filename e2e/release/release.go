@@ -82,7 +82,8 @@ func Prepare(ctx context.Context, c *cluster.Cluster, source, model string) (*Be
 	if err != nil {
 		return nil, fmt.Errorf("read the image (make image-root lays it out): %w", err)
 	}
-	return b, c.ImportImage(ctx, cluster.Image{Ref: image, Files: files, Entrypoint: []string{"/usr/bin/cleave"}, Cmd: []string{"kubelet-plugin"}})
+	return b, c.ImportImage(ctx, cluster.Image{Ref: image, Files: files, Entrypoint: []string{"/usr/bin/cleave"},
+		Cmd: []string{"kubelet-plugin"}})
 }
 
 // Settings are the values that differ between releases on a bed.

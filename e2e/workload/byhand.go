@@ -33,7 +33,8 @@ func OneGPU(pool, device string, admin bool) resourceapi.DeviceAllocationResult 
 func OneShare(pool, device string, amounts map[string]int64) resourceapi.DeviceAllocationResult {
 	id := uuid.NewUUID()
 	result := resourceapi.DeviceRequestAllocationResult{
-		Request: "gpu", Driver: Driver, Pool: pool, Device: device, ShareID: &id, ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{},
+		Request: "gpu", Driver: Driver, Pool: pool, Device: device, ShareID: &id,
+		ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{},
 	}
 	for name, n := range amounts {
 		result.ConsumedCapacity[resourceapi.QualifiedName(name)] = *resource.NewQuantity(n, resource.DecimalSI)

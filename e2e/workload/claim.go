@@ -17,7 +17,8 @@ const requestName = "gpu"
 
 // Request is a request for so many devices of a class, with amounts such as "memory=20Gi".
 func Request(name, class string, count int64, amounts ...string) resourceapi.DeviceRequest {
-	exactly := &resourceapi.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
+	exactly := &resourceapi.ExactDeviceRequest{DeviceClassName: class,
+		AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
 	for _, a := range amounts {
 		key, value, _ := strings.Cut(a, "=")
 		if exactly.Capacity == nil {
@@ -32,14 +33,16 @@ func Request(name, class string, count int64, amounts ...string) resourceapi.Dev
 func ClaimSpec(class string, count int64, selectors ...string) resourceapi.ResourceClaimSpec {
 	request := Request(requestName, class, count)
 	for _, expression := range selectors {
-		request.Exactly.Selectors = append(request.Exactly.Selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: expression}})
+		request.Exactly.Selectors = append(request.Exactly.Selectors,
+			resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: expression}})
 	}
 	return resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{request}}}
 }
 
 // Parameters are opaque parameters for a driver.
 func Parameters(driver string, raw []byte) resourceapi.DeviceConfiguration {
-	return resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driver, Parameters: runtime.RawExtension{Raw: raw}}}
+	return resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driver,
+		Parameters: runtime.RawExtension{Raw: raw}}}
 }
 
 // WithParameters gives a claim opaque parameters for a driver.
@@ -50,7 +53,8 @@ func WithParameters(spec resourceapi.ResourceClaimSpec, driver, text string) res
 
 // Template of claims.
 func Template(name string, spec resourceapi.ResourceClaimSpec) *resourceapi.ResourceClaimTemplate {
-	return &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec}}
+	return &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec}}
 }
 
 // Pod has one container, main, which looks at its devices and stays, with a claim from a template unless that is "".

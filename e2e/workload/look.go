@@ -69,7 +69,8 @@ func (c Client) CreateFile(ctx context.Context, namespace, path string) error {
 // WaitSlices waits until a driver has published the pool of the cluster's node, of which pool has to be true if it is
 // not nil, and returns its slices.
 func (c Client) WaitSlices(ctx context.Context, driver string, pool func([]resourceapi.ResourceSlice) bool) error {
-	selector := resourceapi.ResourceSliceSelectorDriver + "=" + driver + "," + resourceapi.ResourceSliceSelectorNodeName + "=" + c.Cluster.NodeName()
+	selector := resourceapi.ResourceSliceSelectorDriver + "=" + driver + "," +
+		resourceapi.ResourceSliceSelectorNodeName + "=" + c.Cluster.NodeName()
 	return Until(ctx, "ResourceSlices of "+driver, func(ctx context.Context) (bool, string, error) {
 		list, err := c.Kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: selector})
 		if err != nil {

@@ -77,15 +77,18 @@ func (r Rules) parameters(c *resourceapi.DeviceConfiguration, path *field.Path) 
 }
 
 // request checks one request, or one of its alternatives.
-func (r Rules) request(class string, mode resourceapi.DeviceAllocationMode, count int64, capacity *resourceapi.CapacityRequirements, path *field.Path) field.ErrorList {
+func (r Rules) request(class string, mode resourceapi.DeviceAllocationMode, count int64, capacity *resourceapi.CapacityRequirements,
+	path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, single := range r.SingleShare {
 		if class != single {
 			continue
 		}
-		const instead = "a container can use one MPS server only: ask for more of capacity cores or memory, or in several requests, for a container each"
+		const instead = "a container can use one MPS server only: ask for more of capacity cores or memory, or in several requests, for " +
+			"a container each"
 		if mode == resourceapi.DeviceAllocationModeAll {
-			errs = append(errs, field.Invalid(path.Child("allocationMode"), mode, fmt.Sprintf("class %s gives one share a request; %s", class, instead)))
+			errs = append(errs, field.Invalid(path.Child("allocationMode"), mode,
+				fmt.Sprintf("class %s gives one share a request; %s", class, instead)))
 		} else if count > 1 {
 			errs = append(errs, field.Invalid(path.Child("count"), count, fmt.Sprintf("class %s gives one share a request; %s", class, instead)))
 		}

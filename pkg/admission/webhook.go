@@ -37,7 +37,8 @@ func (r Rules) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	klog.FromContext(req.Context()).V(2).Info("Reviewed", "kind", review.Request.Kind.Kind, "namespace", review.Request.Namespace, "name", review.Request.Name,
+	klog.FromContext(req.Context()).V(2).Info("Reviewed", "kind", review.Request.Kind.Kind, "namespace", review.Request.Namespace,
+		"name", review.Request.Name,
 		"user", review.Request.UserInfo.Username, "allowed", answer.Response.Allowed)
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write(data) // whoever asked is gone

@@ -31,7 +31,8 @@ var engines = []engine{
 
 // Counters are what the whole GPU has, in a fixed order. They hold what really constrains the board and no more, as
 // every counter costs the scheduler time: one for each placement unit that is not always taken together with another; one
-// for each kind of engine, and for each profile with a greatest number of instances, that could be exceeded without. A GPU of which nothing but the
+// for each kind of engine, and for each profile with a greatest number of instances, that could be exceeded without. A
+// GPU of which nothing but the
 // whole can be had has a single one.
 func (g *GPU) Counters() []Counter {
 	if len(g.MIG.offered()) == 0 {

@@ -42,7 +42,8 @@ func (g *GPU) groups(want []ProfileCount) ([]ProfileCount, error) {
 		case len(g.MIG.offered()) == 0:
 			return nil, fmt.Errorf("%s cannot be partitioned", article(g.ProductName))
 		case p == nil || !p.InCatalog():
-			return nil, fmt.Errorf("%s has no profile %d to offer: it has %s", article(g.ProductName), w.ProfileID, strings.Join(g.MIG.Catalog(), ", "))
+			return nil, fmt.Errorf("%s has no profile %d to offer: it has %s", article(g.ProductName), w.ProfileID,
+				strings.Join(g.MIG.Catalog(), ", "))
 		case w.Count < 0:
 			return nil, fmt.Errorf("%d partitions of %s are wanted: want 0 or more", w.Count, p.Name)
 		}
@@ -222,7 +223,8 @@ func (f *fitter) misfit(groups []ProfileCount) error {
 	if len(fitting) == 0 { // of no profile is there even one, which no board has
 		return errors.New(f.words(groups) + " " + do + " " + article(f.g.ProductName))
 	}
-	return fmt.Errorf("%s %s %s; free after %s: %s", f.words(groups), do, article(f.g.ProductName), f.words(fitting), strings.Join(free, " or "))
+	return fmt.Errorf("%s %s %s; free after %s: %s", f.words(groups), do, article(f.g.ProductName),
+		f.words(fitting), strings.Join(free, " or "))
 }
 
 // most is how many more partitions of a profile fit alongside others, up to a number.

@@ -12,5 +12,6 @@ func SwitchMIG(gpu string, on bool) string {
 	if on {
 		mode = 1
 	}
-	return fmt.Sprintf("drain the node, label it gpu.cleave.dev/release-driver=true, run nvidia-smi -i %s -mig %d, remove the label (docs/mig.md, A100 and A30)", gpu, mode)
+	return fmt.Sprintf("drain the node, label it gpu.cleave.dev/release-driver=true, run nvidia-smi -i %s -mig %d, remove the label "+
+		"(docs/mig.md, A100 and A30)", gpu, mode)
 }

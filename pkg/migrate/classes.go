@@ -112,7 +112,8 @@ func (s selector) expression(driver string) string {
 	}
 	if s.productLike.says() {
 		// The one attribute that a GPU may lack.
-		all = append(all, fmt.Sprintf(`"productName" in device.attributes[%s]`, quoted(driver)), s.productLike.expression(attribute("productName")))
+		all = append(all, fmt.Sprintf(`"productName" in device.attributes[%s]`, quoted(driver)),
+			s.productLike.expression(attribute("productName")))
 	}
 	var named []string
 	if len(s.indexes) > 0 {

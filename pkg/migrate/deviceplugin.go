@@ -148,7 +148,9 @@ func checkResource(path *field.Path, name *string, needed bool) field.ErrorList 
 		*name = resourcePrefix + given
 	}
 	if len(*name) > maxResource || len(validation.IsDNS1123Subdomain(strings.TrimPrefix(*name, resourcePrefix))) > 0 {
-		return field.ErrorList{field.Invalid(path, given, fmt.Sprintf("must be a resource such as nvidia.com/gpu: lower-case letters, digits, '-' and '.', %d at most with nvidia.com/ in front", maxResource))}
+		return field.ErrorList{field.Invalid(path, given,
+			fmt.Sprintf("must be a resource such as nvidia.com/gpu: lower-case letters, digits, '-' and '.', %d at most with nvidia.com/ in front",
+				maxResource))}
 	}
 	return nil
 }
@@ -254,7 +256,8 @@ func readRefList(list []any, path *field.Path) (refs deviceRefs, errs field.Erro
 		case migIndexRef.MatchString(text), migUUIDRef.MatchString(text):
 			refs.partitions = append(refs.partitions, text)
 		default:
-			errs = append(errs, field.Invalid(at, value, "must be the index of a GPU such as 0, of a partition such as 0:1, or a UUID as nvidia-smi -L has it"))
+			errs = append(errs, field.Invalid(at, value,
+				"must be the index of a GPU such as 0, of a partition such as 0:1, or a UUID as nvidia-smi -L has it"))
 			continue
 		}
 		if seen[text] {

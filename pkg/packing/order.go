@@ -25,7 +25,8 @@ type Order struct {
 
 // OrderShapes is the packing. The scheduler takes the first device that fits and knows no better, so the order in which
 // devices are published decides where claims land: partitions fill GPUs from the first one and each GPU from the top,
-// whole GPUs go from the last one down, shared ones are filled from the middle, and all meet as late as possible. Starting at the top keeps the one
+// whole GPUs go from the last one down, shared ones are filled from the middle, and all meet as late as possible.
+// Starting at the top keeps the one
 // placement of a 4-slice partition, at 0, free for longest.
 //
 // Against ascending order, about 10 % less of what is asked for is rejected at loads of 50 to 90 % (e2e/packing measures

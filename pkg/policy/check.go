@@ -54,7 +54,8 @@ func check(r *v1alpha1.Rule, g *gpu.GPU) []error {
 	}
 	var errs []error
 	if r.MIG.DisableWhenIdle && g.MIG.NeedsReset {
-		errs = append(errs, fmt.Errorf("mig.disableWhenIdle: %s changes MIG mode only with a reset: match only GPUs that need none", g.ProductName))
+		errs = append(errs, fmt.Errorf("mig.disableWhenIdle: %s changes MIG mode only with a reset: match only GPUs that need none",
+			g.ProductName))
 	}
 	for i, name := range r.MIG.Profiles {
 		if profile(g, name) == nil {

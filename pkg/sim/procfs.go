@@ -76,7 +76,8 @@ func (s *spec) procfs() map[string]treeFile {
 	addFile(files, "proc/driver/nvidia-caps/mig-minors", s.migMinors())
 	addFile(files, modulesFile, loadedModules)
 	addFile(files, "proc/devices", fmt.Sprintf(
-		"Character devices:\n  1 mem\n  5 /dev/tty\n%d nvidia\n%d nvidia-modeset\n%d nvidiactl\n%d nvidia-uvm\n%d nvidia-caps\n%d nvidia-nvswitch\n\nBlock devices:\n  7 loop\n",
+		"Character devices:\n  1 mem\n  5 /dev/tty\n%d nvidia\n%d nvidia-modeset\n%d nvidiactl\n%d nvidia-uvm\n%d nvidia-caps\n"+
+			"%d nvidia-nvswitch\n\nBlock devices:\n  7 loop\n",
 		majorNVIDIA, majorNVIDIA, majorNVIDIA, majorUVM, majorCaps, majorNVSwitch))
 	return files
 }

@@ -33,14 +33,16 @@ func computeProfileInfo(c sim.ComputeProfileInfo) C.nvmlComputeInstanceProfileIn
 }
 
 //export nvmlGpuInstanceGetComputeInstanceProfileInfo
-func nvmlGpuInstanceGetComputeInstanceProfileInfo(h C.nvmlGpuInstance_t, profile, engines C.uint, to *C.nvmlComputeInstanceProfileInfo_t) C.nvmlReturn_t {
+func nvmlGpuInstanceGetComputeInstanceProfileInfo(h C.nvmlGpuInstance_t, profile, engines C.uint,
+	to *C.nvmlComputeInstanceProfileInfo_t) C.nvmlReturn_t {
 	return answer(gpuInstance(h), func(g *sim.GPUInstance) (sim.ComputeProfileInfo, error) {
 		return g.ComputeInstanceProfileInfo(int(profile), int(engines))
 	}, to, computeProfileInfo)
 }
 
 //export nvmlGpuInstanceGetComputeInstanceProfileInfoV
-func nvmlGpuInstanceGetComputeInstanceProfileInfoV(h C.nvmlGpuInstance_t, profile, engines C.uint, to *C.nvmlComputeInstanceProfileInfo_v2_t) C.nvmlReturn_t {
+func nvmlGpuInstanceGetComputeInstanceProfileInfoV(h C.nvmlGpuInstance_t, profile, engines C.uint,
+	to *C.nvmlComputeInstanceProfileInfo_v2_t) C.nvmlReturn_t {
 	if to == nil {
 		return C.NVML_ERROR_INVALID_ARGUMENT
 	}
@@ -72,7 +74,8 @@ func computePlacement(p gpu.Placement) C.nvmlComputeInstancePlacement_t {
 }
 
 //export nvmlGpuInstanceGetComputeInstancePossiblePlacements
-func nvmlGpuInstanceGetComputeInstancePossiblePlacements(h C.nvmlGpuInstance_t, id C.uint, to *C.nvmlComputeInstancePlacement_t, count *C.uint) C.nvmlReturn_t {
+func nvmlGpuInstanceGetComputeInstancePossiblePlacements(h C.nvmlGpuInstance_t, id C.uint, to *C.nvmlComputeInstancePlacement_t,
+	count *C.uint) C.nvmlReturn_t {
 	return on(gpuInstance(h), func(g *sim.GPUInstance) error {
 		placements, err := g.ComputeInstancePossiblePlacements(int(id))
 		return putSlice(to, count, placements, err, false, computePlacement)
@@ -87,7 +90,8 @@ func nvmlGpuInstanceGetComputeInstanceRemainingCapacity(h C.nvmlGpuInstance_t, i
 // simGpuInstanceCreateComputeInstance places the instance itself where at is null.
 //
 //export simGpuInstanceCreateComputeInstance
-func simGpuInstanceCreateComputeInstance(h C.nvmlGpuInstance_t, id C.uint, at *C.nvmlComputeInstancePlacement_t, to *C.nvmlComputeInstance_t) C.nvmlReturn_t {
+func simGpuInstanceCreateComputeInstance(h C.nvmlGpuInstance_t, id C.uint, at *C.nvmlComputeInstancePlacement_t,
+	to *C.nvmlComputeInstance_t) C.nvmlReturn_t {
 	return on(gpuInstance(h), func(g *sim.GPUInstance) error {
 		if to == nil {
 			return code(sim.CodeInvalidArgument)
@@ -119,7 +123,8 @@ func nvmlGpuInstanceGetComputeInstances(h C.nvmlGpuInstance_t, id C.uint, to *C.
 
 //export nvmlGpuInstanceGetComputeInstanceById
 func nvmlGpuInstanceGetComputeInstanceById(h C.nvmlGpuInstance_t, id C.uint, to *C.nvmlComputeInstance_t) C.nvmlReturn_t {
-	return answer(gpuInstance(h), func(g *sim.GPUInstance) (*sim.ComputeInstance, error) { return g.ComputeInstanceByID(int(id)) }, to, computeInstanceHandle)
+	return answer(gpuInstance(h), func(g *sim.GPUInstance) (*sim.ComputeInstance, error) { return g.ComputeInstanceByID(int(id)) }, to,
+		computeInstanceHandle)
 }
 
 func computeInstanceInfo(c *sim.ComputeInstance, i sim.ComputeInstanceInfo) C.nvmlComputeInstanceInfo_t {

@@ -139,7 +139,8 @@ func nvmlDeviceGetEccMode(h C.nvmlDevice_t, now, pending *C.nvmlEnableState_t) C
 }
 
 //export nvmlDeviceGetTotalEccErrors
-func nvmlDeviceGetTotalEccErrors(h C.nvmlDevice_t, kind C.nvmlMemoryErrorType_t, counter C.nvmlEccCounterType_t, to *C.ulonglong) C.nvmlReturn_t {
+func nvmlDeviceGetTotalEccErrors(h C.nvmlDevice_t, kind C.nvmlMemoryErrorType_t, counter C.nvmlEccCounterType_t,
+	to *C.ulonglong) C.nvmlReturn_t {
 	return answerNumber(device(h), (*sim.Device).TotalECCErrors, to)
 }
 

@@ -127,7 +127,8 @@ func gpuPlacement(p gpu.Placement) C.nvmlGpuInstancePlacement_t {
 }
 
 //export nvmlDeviceGetGpuInstancePossiblePlacements_v2
-func nvmlDeviceGetGpuInstancePossiblePlacements_v2(h C.nvmlDevice_t, id C.uint, to *C.nvmlGpuInstancePlacement_t, count *C.uint) C.nvmlReturn_t {
+func nvmlDeviceGetGpuInstancePossiblePlacements_v2(h C.nvmlDevice_t, id C.uint, to *C.nvmlGpuInstancePlacement_t,
+	count *C.uint) C.nvmlReturn_t {
 	return on(device(h), func(d *sim.Device) error {
 		placements, err := d.GPUInstancePossiblePlacements(int(id))
 		return putSlice(to, count, placements, err, false, gpuPlacement)
@@ -135,7 +136,8 @@ func nvmlDeviceGetGpuInstancePossiblePlacements_v2(h C.nvmlDevice_t, id C.uint, 
 }
 
 //export nvmlDeviceGetGpuInstancePossiblePlacements
-func nvmlDeviceGetGpuInstancePossiblePlacements(h C.nvmlDevice_t, id C.uint, to *C.nvmlGpuInstancePlacement_t, count *C.uint) C.nvmlReturn_t {
+func nvmlDeviceGetGpuInstancePossiblePlacements(h C.nvmlDevice_t, id C.uint, to *C.nvmlGpuInstancePlacement_t,
+	count *C.uint) C.nvmlReturn_t {
 	return nvmlDeviceGetGpuInstancePossiblePlacements_v2(h, id, to, count)
 }
 

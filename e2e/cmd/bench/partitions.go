@@ -112,7 +112,8 @@ func (b *bench) measureSlow(ctx context.Context, r *report, first []*drapb.Claim
 		return err
 	}
 	r.add(result{Name: "one partition, NVML takes 200 ms: p50", Value: millis(one.percentile(50)), Unit: "ms"})
-	r.add(result{Name: "8 partitions on 8 GPUs at once, each 200 ms: p50", Value: millis(eight.percentile(50)), Limit: 2 * millis(one.percentile(50)), Unit: "ms", Rule: "2 x one"})
+	r.add(result{Name: "8 partitions on 8 GPUs at once, each 200 ms: p50", Value: millis(eight.percentile(50)),
+		Limit: 2 * millis(one.percentile(50)), Unit: "ms", Rule: "2 x one"})
 	_, err = b.node.Sim(ctx, "fault", "--clear")
 	return err
 }
@@ -215,6 +216,7 @@ func (b *bench) measurePacking(ctx context.Context, source string, r *report) er
 	if err != nil {
 		return fmt.Errorf("compare the order of devices with the peer's: %w", err)
 	}
-	r.add(result{Name: "rejected slices against the peer's order", Value: 100 * comparison.Ratio(), Limit: packingLimit, Unit: "%", Rule: "e2e/packing"})
+	r.add(result{Name: "rejected slices against the peer's order", Value: 100 * comparison.Ratio(), Limit: packingLimit,
+		Unit: "%", Rule: "e2e/packing"})
 	return nil
 }

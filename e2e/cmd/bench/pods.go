@@ -61,7 +61,8 @@ func (b *bench) measurePods(ctx context.Context, r *report) error {
 				}
 				took = append(took, d)
 			}
-			r.add(result{Name: fmt.Sprintf("pod, %s, after %s: created to running p50", tier.name, after), Value: millis(took.percentile(50)), Unit: "ms"})
+			r.add(result{Name: fmt.Sprintf("pod, %s, after %s: created to running p50", tier.name, after),
+				Value: millis(took.percentile(50)), Unit: "ms"})
 		}
 	}
 	return nil

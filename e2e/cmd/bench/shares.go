@@ -62,9 +62,11 @@ func (b *bench) measureKind(ctx context.Context, r *report, kind gpu.Share, time
 		return err
 	}
 	own := millis(idle.floor.percentile(50))
-	r.add(result{Name: string(kind) + " share: prepare p50", Value: millis(idle.prepare.percentile(50)), Limit: times * own, Unit: "ms", Rule: fmt.Sprintf("%g x floor alongside it", times)})
+	r.add(result{Name: string(kind) + " share: prepare p50", Value: millis(idle.prepare.percentile(50)), Limit: times * own, Unit: "ms",
+		Rule: fmt.Sprintf("%g x floor alongside it", times)})
 	r.add(result{Name: string(kind) + " share: prepare p99", Value: millis(idle.prepare.percentile(99)), Unit: "ms"})
-	r.add(result{Name: string(kind) + " share: unprepare p50", Value: millis(idle.unprepare.percentile(50)), Limit: times * own, Unit: "ms", Rule: fmt.Sprintf("%g x floor alongside it", times)})
+	r.add(result{Name: string(kind) + " share: unprepare p50", Value: millis(idle.unprepare.percentile(50)), Limit: times * own, Unit: "ms",
+		Rule: fmt.Sprintf("%g x floor alongside it", times)})
 	for _, c := range others {
 		if err := prepare(ctx, b.plugin, c); err != nil {
 			return err
@@ -75,6 +77,7 @@ func (b *bench) measureKind(ctx context.Context, r *report, kind gpu.Share, time
 		return err
 	}
 	drift := float64(loaded.floor.percentile(50)) / float64(idle.floor.percentile(50))
-	r.add(result{Name: fmt.Sprintf("%s share, with %d prepared: prepare p50", kind, sharers-1), Value: millis(loaded.prepare.percentile(50)), Limit: 1.3 * drift * millis(idle.prepare.percentile(50)), Unit: "ms", Rule: "1.3 x with none, by the floor"})
+	r.add(result{Name: fmt.Sprintf("%s share, with %d prepared: prepare p50", kind, sharers-1), Value: millis(loaded.prepare.percentile(50)),
+		Limit: 1.3 * drift * millis(idle.prepare.percentile(50)), Unit: "ms", Rule: "1.3 x with none, by the floor"})
 	return b.each(all, func(c *drapb.Claim) error { return unprepare(ctx, b.plugin, c) })
 }

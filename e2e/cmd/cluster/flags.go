@@ -39,7 +39,8 @@ func (f *flags) dirFlag() {
 
 func (f *flags) buildFlags() {
 	f.StringVar(&f.options.Version, "kubernetes-version", "",
-		"`version` of Kubernetes: "+strings.Join(cluster.Versions(), " or ")+" (default $"+cluster.VersionVariable+", else "+cluster.DefaultVersion+")")
+		"`version` of Kubernetes: "+strings.Join(cluster.Versions(),
+			" or ")+" (default $"+cluster.VersionVariable+", else "+cluster.DefaultVersion+")")
 	f.StringVar(&f.options.BinDir, "bin-dir", "", "`directory` that keeps the built programs (default bin/kubernetes in the repository)")
 }
 

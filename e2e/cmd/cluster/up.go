@@ -11,7 +11,8 @@ import (
 )
 
 func up(ctx context.Context, args []string, stdout io.Writer) error {
-	f := newFlags("up", "Installs and builds what is missing, clears what an earlier cluster left, starts\nthe cluster, and returns when pods can run on it.", stdout)
+	f := newFlags("up", "Installs and builds what is missing, clears what an earlier cluster left, starts\n"+
+		"the cluster, and returns when pods can run on it.", stdout)
 	f.dirFlag()
 	f.buildFlags()
 	f.StringVar(&f.options.NodeName, "node-name", cluster.DefaultNodeName, "`name` of the node")
@@ -24,7 +25,8 @@ func up(ctx context.Context, args []string, stdout io.Writer) error {
 	f.options.Output = stdout
 	if c, err := cluster.Open(f.options.Dir); err == nil && !f.recreate && c.Healthy(ctx) == nil {
 		if !c.Fits(f.options) {
-			return fmt.Errorf("start Kubernetes %s: Kubernetes %s with options of its own runs in %s already; stop it first, or add --recreate to replace it", f.options.Version, c.Version(), c.Dir())
+			return fmt.Errorf("start Kubernetes %s: Kubernetes %s with options of its own runs in %s already; stop it first, or add "+
+				"--recreate to replace it", f.options.Version, c.Version(), c.Dir())
 		}
 		fmt.Fprintf(stdout, "Kubernetes %s runs already (--recreate starts a new one)\n", c.Version())
 		return printUse(stdout, c)

@@ -55,7 +55,8 @@ func run(ctx context.Context, source string) error {
 		return err
 	}
 	fmt.Println("==> Starting a local Kubernetes (the first time its programs are built, which takes some minutes)")
-	client, err := workload.Up(ctx, cluster.Options{Source: source, Output: os.Stdout, NodeLabels: map[string]string{release.NodeLabel: "true"}})
+	client, err := workload.Up(ctx, cluster.Options{Source: source, Output: os.Stdout,
+		NodeLabels: map[string]string{release.NodeLabel: "true"}})
 	if err != nil {
 		return err
 	}

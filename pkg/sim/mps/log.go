@@ -30,5 +30,6 @@ func openLog(dir, name, role string) (*logFile, func() error, error) {
 
 // printf writes a line, in one write, so that processes can share a file. A log that cannot be written stops nothing.
 func (l *logFile) printf(format string, args ...any) {
-	_, _ = fmt.Fprintf(l.w, "[%s %s %5d] %s\n", time.Now().Format("2006-01-02 15:04:05.000"), l.role, os.Getpid(), fmt.Sprintf(format, args...))
+	_, _ = fmt.Fprintf(l.w, "[%s %s %5d] %s\n", time.Now().Format("2006-01-02 15:04:05.000"), l.role, os.Getpid(),
+		fmt.Sprintf(format, args...))
 }

@@ -204,7 +204,8 @@ func (s *server) processes() string {
 	for _, p := range s.programs {
 		uuid := p.device.uuid[:min(len(p.device.uuid), partOfUUID)]
 		name, _, _ := strings.Cut(p.request.Command, "\n")
-		fmt.Fprintf(&b, psFormat, fmt.Sprint(p.pid), fmt.Sprint(p.id), fmt.Sprint(pid()), uuid, fmt.Sprint(p.request.PID), name[:min(len(name), 120)])
+		fmt.Fprintf(&b, psFormat, fmt.Sprint(p.pid), fmt.Sprint(p.id), fmt.Sprint(pid()), uuid,
+			fmt.Sprint(p.request.PID), name[:min(len(name), 120)])
 	}
 	return b.String()
 }

@@ -173,7 +173,8 @@ func cuModuleLoadData(module *unsafe.Pointer, image unsafe.Pointer) C.int { retu
 func cuModuleGetFunction(f *unsafe.Pointer, module unsafe.Pointer, name *C.char) C.int { return 0 }
 
 //export cuLaunchKernel
-func cuLaunchKernel(f unsafe.Pointer, gx, gy, gz, bx, by, bz, shared C.uint, stream unsafe.Pointer, arguments *unsafe.Pointer, extra unsafe.Pointer) C.int {
+func cuLaunchKernel(f unsafe.Pointer, gx, gy, gz, bx, by, bz, shared C.uint, stream unsafe.Pointer, arguments *unsafe.Pointer,
+	extra unsafe.Pointer) C.int {
 	all := unsafe.Slice(arguments, 2)
 	launched.out, launched.rounds = *(*C.devptr)(all[0]), *(*uint32)(all[1])
 	return 0
