@@ -93,14 +93,15 @@ func (m *MPS) MemoryLimit(uuid string) (int64, error) {
 	keys := slices.Sorted(maps.Keys(m.PerDevice))
 	for _, key := range keys {
 		if key != "0" && key != uuid {
-			return 0, fmt.Errorf("sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit names device %q, and the claim's MPS server has one, number 0 with UUID %s: "+
-				"give each request with a GPU an opaque configuration of its own", key, uuid)
+			return 0, fmt.Errorf("sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit names device %q, and the claim's MPS server has one, "+
+				"number 0 with UUID %s: give each request with a GPU an opaque configuration of its own", key, uuid)
 		}
 		q := m.PerDevice[key]
 		limit = q.Value()
 	}
 	if len(keys) > 1 {
-		return 0, fmt.Errorf("sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit has the GPU twice, as %q and as %q: remove one", keys[0], keys[1])
+		return 0, fmt.Errorf("sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit has the GPU twice, as %q and as %q: remove one", keys[0],
+			keys[1])
 	}
 	return limit, nil
 }

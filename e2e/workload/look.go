@@ -132,14 +132,14 @@ func (c Client) WaitRunning(ctx context.Context, namespace, name string) (*corev
 		return running, Describe(pod), nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("%w%s", err, c.podEvents(namespace, name))
+		return nil, fmt.Errorf("%w%s", err, c.podEvents(context.WithoutCancel(ctx), namespace, name))
 	}
 	return pod, nil
 }
 
 // podEvents are the warnings about a pod, for an error message.
-func (c Client) podEvents(namespace, name string) string {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+func (c Client) podEvents(ctx context.Context, namespace, name string) string {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	list, err := c.Kube.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "type=Warning,involvedObject.name=" + name})
 	if err != nil {

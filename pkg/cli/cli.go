@@ -35,7 +35,7 @@ func Main(args []string) int {
 
 // run executes one command line.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	root := newRoot()
+	root := newRoot() //nolint:contextcheck // cobra passes the context of ExecuteContextC to each RunE
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)

@@ -29,6 +29,7 @@ type NVLinkPeer struct {
 // registers the GPUs of boards with NVSwitches; until then CUDA answers cudaErrorSystemNotReady.
 type FabricState int
 
+// The states of a registration.
 const (
 	FabricUnsupported FabricState = iota
 	FabricNotStarted

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestTheTableOfXIDsIsInOrder(t *testing.T) {
+func TestTable_Order(t *testing.T) {
 	for i, x := range table {
 		if x.First > x.Last || i > 0 && table[i-1].Last >= x.First || x.Class < Counted || x.Class > Lasting || x.What == "" {
 			t.Errorf("entry %d: %+v", i, x)

@@ -21,23 +21,23 @@ func TestPartitions_Lifecycle(t *testing.T) {
 			if !s.IsPartition() {
 				continue
 			}
-			made, err := b.CreatePartition(t.Context(), s)
+			created, err := b.CreatePartition(t.Context(), s)
 			if err != nil {
 				t.Errorf("%s: %s: %v", model, s.Name(), err)
 				continue
 			}
-			if made.ProfileID != s.Profile.ID || made.Placement != s.Placement || made.CI == nil || !strings.HasPrefix(made.UUID, "MIG-") {
-				t.Errorf("%s: %s: got %+v", model, s.Name(), made)
+			if created.ProfileID != s.Profile.ID || created.Placement != s.Placement || created.CI == nil || !strings.HasPrefix(created.UUID, "MIG-") {
+				t.Errorf("%s: %s: got %+v", model, s.Name(), created)
 			}
 			if ci := b.status().Instances[0].Compute[0]; ci.Size != s.Profile.ComputeSlices {
 				t.Errorf("%s: the compute instance of %s has %d slices, want all %d", model, s.Name(), ci.Size, s.Profile.ComputeSlices)
 			}
 			found, err := b.Partitions(t.Context(), b.gpu0())
-			if diff := cmp.Diff([]gpu.Partition{made}, found); diff != "" || err != nil {
-				t.Errorf("%s: partitions (-made +found): %v\n%s", model, err, diff)
+			if diff := cmp.Diff([]gpu.Partition{created}, found); diff != "" || err != nil {
+				t.Errorf("%s: partitions (-created +found): %v\n%s", model, err, diff)
 			}
 			for range 2 { // gone already is no error
-				if err := b.DestroyPartition(t.Context(), b.gpu0().PCI, made); err != nil {
+				if err := b.DestroyPartition(t.Context(), b.gpu0().PCI, created); err != nil {
 					t.Errorf("%s: destroy %s: %v", model, s.Name(), err)
 				}
 			}
@@ -86,7 +86,7 @@ func TestCreatePartition_Occupied(t *testing.T) {
 	_, err = b.CreatePartition(t.Context(), b.shape(20, 1)) // there is one OFA engine
 	mustFail(t, err, gpu.ErrInsufficientResources)
 	if errors.Is(err, gpu.ErrLeftBehind) {
-		t.Errorf("got %v though nothing was made", err)
+		t.Errorf("got %v though nothing was created", err)
 	}
 }
 
@@ -189,14 +189,14 @@ func TestPartitions_TransientError(t *testing.T) {
 		for nth := 1; nth < 20; nth++ {
 			b := newBed(t, "hgx-h100")
 			b.enable()
-			made := b.create(9, 4)
+			created := b.create(9, 4)
 			if err := b.node.FailNth(call, nth, sim.CodeUnknown); err != nil {
 				t.Fatal(err)
 			}
 			b.node.ResetCalls()
 			found, err := b.Partitions(t.Context(), b.gpu0())
-			if diff := cmp.Diff([]gpu.Partition{made}, found); err == nil && diff != "" {
-				t.Errorf("call %d of %s failed: partitions (-made +found):\n%s", nth, call, diff)
+			if diff := cmp.Diff([]gpu.Partition{created}, found); err == nil && diff != "" {
+				t.Errorf("call %d of %s failed: partitions (-created +found):\n%s", nth, call, diff)
 			}
 			if b.node.Calls(call) < int64(nth) {
 				break

@@ -90,7 +90,7 @@ func TestSharedLibrary_Behaviour(t *testing.T) {
 		return b
 	}
 	same(0)
-	var made []gpu.Partition
+	var created []gpu.Partition
 	for _, s := range g.Shapes() {
 		if !s.IsPartition() {
 			continue
@@ -100,16 +100,16 @@ func TestSharedLibrary_Behaviour(t *testing.T) {
 			t.Fatalf("%s: %v", s.Name(), err)
 		}
 		if diff := cmp.Diff(same(1), []gpu.Partition{part}); diff != "" {
-			t.Errorf("%s (-found +made):\n%s", s.Name(), diff)
+			t.Errorf("%s (-found +created):\n%s", s.Name(), diff)
 		}
 		if err := shared.DestroyPartition(t.Context(), g.PCI, part); err != nil {
 			t.Errorf("destroy %s: %v", s.Name(), err)
 		}
 		same(0)
-		made = append(made, part)
+		created = append(created, part)
 	}
-	if len(made) != 25 {
-		t.Errorf("made %d partitions, want 25", len(made))
+	if len(created) != 25 {
+		t.Errorf("created %d partitions, want 25", len(created))
 	}
 	// Errors, too, are those of the engine.
 	for _, s := range g.Shapes()[1:3] { // 1g at 0 and at 1

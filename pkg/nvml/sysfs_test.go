@@ -36,21 +36,21 @@ func sitsAt(t *testing.T, sysfs fs.ReadLinkFS) gpu.GPU {
 
 func TestReadSysfs(t *testing.T) {
 	const plain = "devices/pci0000:15/0000:15:01.0/0000:18:00.0"
-	way := []string{"pci0000:15", "0000:15:01.0", "0000:18:00.0"}
+	pcie := []string{"pci0000:15", "0000:15:01.0", "0000:18:00.0"}
 	tests := map[string]struct {
 		target string
 		files  map[string]string
 		want   gpu.GPU
 	}{
 		"nothing":      {"devices/pci0000:15/0000:18:00.0", nil, gpu.GPU{PCIePath: []string{"pci0000:15", "0000:18:00.0"}}},
-		"node 0":       {plain, map[string]string{"numa_node": "0"}, gpu.GPU{PCIePath: way, NUMANode: ptr(0)}},
-		"node 1":       {plain, map[string]string{"numa_node": "1"}, gpu.GPU{PCIePath: way, NUMANode: ptr(1)}},
-		"no node":      {plain, map[string]string{"numa_node": "-1"}, gpu.GPU{PCIePath: way}},
-		"an odd node":  {plain, map[string]string{"numa_node": "x"}, gpu.GPU{PCIePath: way}},
-		"CPUs":         {plain, map[string]string{"local_cpulist": "0-55,112-167"}, gpu.GPU{PCIePath: way, CPUAffinity: "0-55,112-167"}},
-		"no CPUs":      {plain, map[string]string{"local_cpulist": ""}, gpu.GPU{PCIePath: way}},
-		"odd CPUs":     {plain, map[string]string{"local_cpulist": "all of them"}, gpu.GPU{PCIePath: way}},
-		"endless CPUs": {plain, map[string]string{"local_cpulist": strings.Repeat("1,", 1<<20)}, gpu.GPU{PCIePath: way}},
+		"node 0":       {plain, map[string]string{"numa_node": "0"}, gpu.GPU{PCIePath: pcie, NUMANode: ptr(0)}},
+		"node 1":       {plain, map[string]string{"numa_node": "1"}, gpu.GPU{PCIePath: pcie, NUMANode: ptr(1)}},
+		"no node":      {plain, map[string]string{"numa_node": "-1"}, gpu.GPU{PCIePath: pcie}},
+		"an odd node":  {plain, map[string]string{"numa_node": "x"}, gpu.GPU{PCIePath: pcie}},
+		"CPUs":         {plain, map[string]string{"local_cpulist": "0-55,112-167"}, gpu.GPU{PCIePath: pcie, CPUAffinity: "0-55,112-167"}},
+		"no CPUs":      {plain, map[string]string{"local_cpulist": ""}, gpu.GPU{PCIePath: pcie}},
+		"odd CPUs":     {plain, map[string]string{"local_cpulist": "all of them"}, gpu.GPU{PCIePath: pcie}},
+		"endless CPUs": {plain, map[string]string{"local_cpulist": strings.Repeat("1,", 1<<20)}, gpu.GPU{PCIePath: pcie}},
 		"behind switches": {
 			"devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:03.0/0000:18:00.0", nil,
 			gpu.GPU{PCIePath: []string{"pci0000:15", "0000:15:01.0", "0000:16:00.0", "0000:17:03.0", "0000:18:00.0"}},
@@ -59,7 +59,7 @@ func TestReadSysfs(t *testing.T) {
 			"devices/LNXSYSTM:00/VMBUS:00/47505500-0001/pci0000:15/0000:18:00.0", nil,
 			gpu.GPU{PCIePath: []string{"pci0000:15", "0000:18:00.0"}},
 		},
-		"with something between": {"devices/pci0000:15/0000:15:01.0/odd/0000:18:00.0", nil, gpu.GPU{PCIePath: way}},
+		"with something between": {"devices/pci0000:15/0000:15:01.0/odd/0000:18:00.0", nil, gpu.GPU{PCIePath: pcie}},
 		"under no root complex":  {"devices/virtual/0000:18:00.0", map[string]string{"numa_node": "0"}, gpu.GPU{NUMANode: ptr(0)}},
 		"another directory":      {"devices/pci0000:15/0000:19:00.0", nil, gpu.GPU{}},
 		"a root that is none":    {"devices/pci-e/0000:18:00.0", nil, gpu.GPU{}},

@@ -155,7 +155,8 @@ func (s *Set) Select(label string) (string, *v1alpha1.NodePolicy, error) {
 	case len(s.policies) == 0:
 		return "", nil, fmt.Errorf("label %s: there is no policy %q, nor any other", v1alpha1.PolicyLabel, label)
 	default:
-		return "", nil, fmt.Errorf("label %s: there is no policy %q: choose one of %s", v1alpha1.PolicyLabel, label, strings.Join(s.Names(), ", "))
+		return "", nil, fmt.Errorf("label %s: there is no policy %q: choose one of %s", v1alpha1.PolicyLabel, label,
+			strings.Join(s.Names(), ", "))
 	}
 }
 
@@ -309,7 +310,8 @@ func readFiles(dir string, format Format) ([]file, error) {
 		for i := range others {
 			others[i] = filepath.Base(others[i])
 		}
-		return nil, fmt.Errorf("read the node policies of %s: no file ends in %s, but there are %s", dir, strings.Join(Endings(), ", "), strings.Join(others, ", "))
+		return nil, fmt.Errorf("read the node policies of %s: no file ends in %s, but there are %s", dir,
+			strings.Join(Endings(), ", "), strings.Join(others, ", "))
 	}
 	var files []file
 	for _, path := range paths {

@@ -43,6 +43,7 @@ type Record struct {
 // State is how far a claim is.
 type State string
 
+// The states of claims.
 const (
 	// Prepared: everything that the record lists is there.
 	Prepared State = ""

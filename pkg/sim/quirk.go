@@ -11,6 +11,7 @@ import (
 // has to be right with either.
 type Quirk string
 
+// The quirks.
 const (
 	// QuirkModeWipesInstances: leaving MIG mode destroys idle GPU instances and succeeds. nvml.h promises IN_USE of
 	// nvmlDeviceSetMigMode only where unbinding the GPU from its clients fails, not for instances that nobody uses.

@@ -33,8 +33,9 @@ func DecodeParameters(driver string, raw []byte) (*Config, error) {
 		return nil, fmt.Errorf("parameters: want a JSON object with apiVersion and kind: %w", err)
 	}
 	if driver != DriverName {
-		return nil, fmt.Errorf("parameters: kind %q of %q is NVIDIA's, which only a driver named %s understands (NVIDIA-compatible mode, --driver-name=%s): "+
-			"use kind %s of %s, with a device of type timeslice or mps", meta.Kind, meta.APIVersion, DriverName, DriverName, v1alpha1.ShareConfigKind, v1alpha1.APIVersion)
+		return nil, fmt.Errorf("parameters: kind %q of %q is NVIDIA's, which only a driver named %s understands "+
+			"(NVIDIA-compatible mode, --driver-name=%s): use kind %s of %s, with a device of type timeslice or mps",
+			meta.Kind, meta.APIVersion, DriverName, DriverName, v1alpha1.ShareConfigKind, v1alpha1.APIVersion)
 	}
 	return decode(raw, meta)
 }
@@ -82,7 +83,8 @@ func (c *Config) validate() field.ErrorList {
 		of   Strategy
 	}{{"timeSlicingConfig", s.TimeSlicing != nil, StrategyTimeSlicing}, {"mpsConfig", s.MPS != nil, StrategyMPS}} {
 		if part.set && s.Strategy != part.of {
-			errs = append(errs, field.Forbidden(path.Child(part.name), fmt.Sprintf("it is for strategy %s, and the strategy is %s: remove one of them", part.of, s.Strategy)))
+			errs = append(errs, field.Forbidden(path.Child(part.name),
+				fmt.Sprintf("it is for strategy %s, and the strategy is %s: remove one of them", part.of, s.Strategy)))
 		}
 	}
 	if t := s.TimeSlicing; t != nil && t.Interval != "" && !slices.Contains(v1alpha1.Intervals(), t.Interval) {
@@ -99,11 +101,13 @@ func (c *Config) validate() field.ErrorList {
 func (c *Config) validatePartition(path *field.Path) field.ErrorList {
 	if c.UsesMPS() {
 		return field.ErrorList{field.Forbidden(path.Child("strategy"),
-			"MPS inside a MIG partition is not served: use a whole GPU with MPS (kind GpuConfig), a device of type mps, or a smaller partition for each container")}
+			"MPS inside a MIG partition is not served: use a whole GPU with MPS (kind GpuConfig), a device of type mps, or a smaller partition "+
+				"for each container")}
 	}
 	if c.Interval() != v1alpha1.IntervalDefault {
 		return field.ErrorList{field.Forbidden(path.Child("timeSlicingConfig", "interval"),
-			"a GPU has one interval for all of its partitions, so none can have its own: remove it, or use a whole GPU (kind GpuConfig) or a device of type timeslice")}
+			"a GPU has one interval for all of its partitions, so none can have its own: remove it, or use a whole GPU (kind GpuConfig) or a "+
+				"device of type timeslice")}
 	}
 	return nil
 }

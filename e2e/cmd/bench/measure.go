@@ -105,7 +105,8 @@ func (b *bench) measureStart(ctx context.Context, r *report) error {
 			return fmt.Errorf("wait for ResourceSlices: %w", ctx.Err())
 		}
 	}
-	r.add(result{Name: "start to ResourceSlices created", Value: millis(time.Since(start)), Limit: 1300, Unit: "ms", Rule: "1 s of it is the informer's first sync"})
+	r.add(result{Name: "start to ResourceSlices created", Value: millis(time.Since(start)), Limit: 1300, Unit: "ms",
+		Rule: "1 s of it is the informer's first sync"})
 	if err := b.node.WaitReady(ctx); err != nil {
 		return err
 	}
@@ -138,8 +139,10 @@ func (b *bench) measureClaims(ctx context.Context, r *report) error {
 	r.add(result{Name: "one floor between rounds of 8 at once: p50", Value: alone, Unit: "ms"})
 	r.add(result{Name: "8 floors at once: p99", Value: millis(together.floor.percentile(99)), Unit: "ms"})
 	r.add(result{Name: "8 claims at once: prepare p50", Value: millis(together.prepare.percentile(50)), Unit: "ms"})
-	r.add(result{Name: "8 claims at once: prepare p99", Value: millis(together.prepare.percentile(99)), Limit: 5 * alone, Unit: "ms", Rule: "5 x floor between rounds"})
-	r.add(result{Name: "8 claims at once: unprepare p99", Value: millis(together.unprepare.percentile(99)), Limit: 5 * alone, Unit: "ms", Rule: "5 x floor between rounds"})
+	r.add(result{Name: "8 claims at once: prepare p99", Value: millis(together.prepare.percentile(99)), Limit: 5 * alone, Unit: "ms",
+		Rule: "5 x floor between rounds"})
+	r.add(result{Name: "8 claims at once: unprepare p99", Value: millis(together.unprepare.percentile(99)), Limit: 5 * alone, Unit: "ms",
+		Rule: "5 x floor between rounds"})
 
 	if err := b.measurePartitions(ctx, r, floor); err != nil {
 		return err
@@ -157,8 +160,10 @@ func (b *bench) measureClaims(ctx context.Context, r *report) error {
 	// The floor of both times is put in, as the machine may be slower or faster by now.
 	drift := float64(loaded.floor.percentile(50)) / float64(floor)
 	name := fmt.Sprintf("with %d prepared: ", b.options.claims)
-	r.add(result{Name: name + "prepare p50", Value: millis(loaded.prepare.percentile(50)), Limit: 1.3 * drift * millis(idle.prepare.percentile(50)), Unit: "ms", Rule: "1.3 x with none, by the floor"})
-	r.add(result{Name: name + "unprepare p50", Value: millis(loaded.unprepare.percentile(50)), Limit: 1.3 * drift * millis(idle.unprepare.percentile(50)), Unit: "ms", Rule: "1.3 x with none, by the floor"})
+	r.add(result{Name: name + "prepare p50", Value: millis(loaded.prepare.percentile(50)),
+		Limit: 1.3 * drift * millis(idle.prepare.percentile(50)), Unit: "ms", Rule: "1.3 x with none, by the floor"})
+	r.add(result{Name: name + "unprepare p50", Value: millis(loaded.unprepare.percentile(50)),
+		Limit: 1.3 * drift * millis(idle.unprepare.percentile(50)), Unit: "ms", Rule: "1.3 x with none, by the floor"})
 	return nil
 }
 
