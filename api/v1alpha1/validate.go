@@ -77,7 +77,8 @@ func checkPolicyName(name string) field.ErrorList {
 		return field.ErrorList{field.Invalid(path, name, "is the name of the policy of nodes that none is given: choose another")}
 	}
 	if len(name) > validation.LabelValueMaxLength || len(validation.IsDNS1123Subdomain(name)) > 0 {
-		return field.ErrorList{field.Invalid(path, name, "must be the value of a node label: lower-case letters, digits, '-' and '.', 63 at most, such as training")}
+		return field.ErrorList{field.Invalid(path, name,
+			"must be the value of a node label: lower-case letters, digits, '-' and '.', 63 at most, such as training")}
 	}
 	return nil
 }
@@ -136,7 +137,8 @@ func (r *Rule) validateParts(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	layout := r.MIG.ModeOfUse() == MIGLayout
 	if layout && !r.Exclude && slices.Contains(r.Tiers, TierMIG) && len(r.Tiers) > 1 {
-		errs = append(errs, field.Invalid(path.Child("tiers"), r.Tiers, "a GPU with a layout is always partitioned and offers its partitions alone: leave out tiers, or use mig.mode onDemand"))
+		errs = append(errs, field.Invalid(path.Child("tiers"), r.Tiers,
+			"a GPU with a layout is always partitioned and offers its partitions alone: leave out tiers, or use mig.mode onDemand"))
 	}
 	if r.Exclude && r.Tiers != nil {
 		errs = append(errs, field.Forbidden(path.Child("tiers"), "the rule excludes its GPUs: remove one of the two"))
@@ -200,7 +202,8 @@ func (m *MIGPolicy) validate(path *field.Path) field.ErrorList {
 		}
 	}
 	if mode := m.ModeOfUse(); m.DisableWhenIdle && mode != MIGOnDemand {
-		errs = append(errs, field.Forbidden(path.Child("disableWhenIdle"), fmt.Sprintf("it is for mode %s, and the mode is %s: remove one of the two", MIGOnDemand, mode)))
+		errs = append(errs, field.Forbidden(path.Child("disableWhenIdle"),
+			fmt.Sprintf("it is for mode %s, and the mode is %s: remove one of the two", MIGOnDemand, mode)))
 	}
 	at = path.Child("profiles")
 	switch mode := m.ModeOfUse(); {
@@ -244,7 +247,8 @@ func (c *MemoryCut) validate(path *field.Path) field.ErrorList {
 	if c == nil {
 		return nil
 	}
-	errs := slices.Concat(atLeast(path.Child("minimum"), c.Minimum), atLeast(path.Child("step"), c.Step), atLeast(path.Child("default"), c.Default))
+	errs := slices.Concat(atLeast(path.Child("minimum"), c.Minimum), atLeast(path.Child("step"), c.Step),
+		atLeast(path.Child("default"), c.Default))
 	if c.Default == nil || len(errs) > 0 {
 		return errs
 	}
@@ -264,7 +268,8 @@ func (c *CoreCut) validate(path *field.Path) field.ErrorList {
 	if c == nil {
 		return nil
 	}
-	errs := slices.Concat(between(path.Child("minimum"), c.Minimum, 100), between(path.Child("step"), c.Step, 100), between(path.Child("default"), c.Default, 100))
+	errs := slices.Concat(between(path.Child("minimum"), c.Minimum, 100), between(path.Child("step"), c.Step, 100),
+		between(path.Child("default"), c.Default, 100))
 	if c.Default == nil || len(errs) > 0 {
 		return errs
 	}
@@ -284,7 +289,8 @@ func onStep(path *field.Path, n, minimum, step int64, value any, text func(int64
 	case n < minimum:
 		return field.ErrorList{field.Invalid(path, value, fmt.Sprintf("must be the minimum of %s or more", text(minimum)))}
 	case over != 0:
-		return field.ErrorList{field.Invalid(path, value, fmt.Sprintf("must be the minimum of %s and whole steps of %s: %s is", text(minimum), text(step), text(n-over)))}
+		return field.ErrorList{field.Invalid(path, value,
+			fmt.Sprintf("must be the minimum of %s and whole steps of %s: %s is", text(minimum), text(step), text(n-over)))}
 	default:
 		return nil
 	}

@@ -71,8 +71,10 @@ func (l *Lists) try(ctx context.Context) error {
 			Driver: l.driver, NodeName: &l.node,
 			Pool: resourceapi.ResourcePool{Name: l.node, Generation: 1, ResourceSliceCount: 1},
 			Devices: []resourceapi.Device{{
-				Name:       "lists",
-				Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{deviceattribute.StandardDeviceAttributeNUMANode: {IntValues: []int64{0, 1}}},
+				Name: "lists",
+				Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+					deviceattribute.StandardDeviceAttributeNUMANode: {IntValues: []int64{0, 1}},
+				},
 			}},
 		},
 	}

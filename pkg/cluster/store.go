@@ -58,7 +58,8 @@ func (b both) Replace(objects []any, version string) error {
 
 // follow keeps a store up to date with the objects that a field selector picks, until ctx ends. Errors are reported and tried
 // again.
-func follow[L runtime.Object](ctx context.Context, w cache.ReflectorStore, client kubernetes.Interface, api lister[L], like runtime.Object, selector string, failed func(error)) {
+func follow[L runtime.Object](ctx context.Context, w cache.ReflectorStore, client kubernetes.Interface, api lister[L], like runtime.Object,
+	selector string, failed func(error)) {
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			options.FieldSelector = selector

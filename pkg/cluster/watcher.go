@@ -76,9 +76,10 @@ func (w *Watcher) Run(ctx context.Context, failed func(error)) {
 	})
 	wg.Go(func() {
 		selector := fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorNodeName, w.node).String()
-		follow(ctx, both{w.others, w.own}, w.client, w.client.ResourceV1().ResourceSlices(), &resourceapi.ResourceSlice{}, selector, func(err error) {
-			failed(fmt.Errorf("read the ResourceSlices of node %s: %w", w.node, err))
-		})
+		follow(ctx, both{w.others, w.own}, w.client, w.client.ResourceV1().ResourceSlices(),
+			&resourceapi.ResourceSlice{}, selector, func(err error) {
+				failed(fmt.Errorf("read the ResourceSlices of node %s: %w", w.node, err))
+			})
 	})
 }
 

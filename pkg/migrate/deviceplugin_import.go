@@ -32,7 +32,8 @@ func DevicePlugin(data []byte, options Options) (*Import, error) {
 	p.share(policy)
 	p.nameWhatIsAskedForToday()
 	if len(f.Imex.ChannelIDs) > 0 {
-		p.note("imex.channelIDs", f.Imex.ChannelIDs, "no equivalent: Cleave injects no IMEX channels; NVIDIA's driver for compute domains does and can run alongside it")
+		p.note("imex.channelIDs", f.Imex.ChannelIDs,
+			"no equivalent: Cleave injects no IMEX channels; NVIDIA's driver for compute domains does and can run alongside it")
 	}
 	if err := p.finish(); err != nil {
 		return nil, err
@@ -88,10 +89,12 @@ func (f *pluginFile) way() *way {
 }
 
 func (p *pluginImport) noteStrategy() {
-	const existing = "partitions are offered as they are (mig.mode: existing), and Cleave makes and removes none: import the file of mig-parted for layouts, or set mig.mode: onDemand to have them made when they are claimed"
+	const existing = "partitions are offered as they are (mig.mode: existing), and Cleave makes and removes none: import the file of " +
+		"mig-parted for layouts, or set mig.mode: onDemand to have them made when they are claimed"
 	switch s := p.file.Flags.strategy(); s {
 	case strategySingle:
-		p.note("flags.migStrategy", s, "nvidia.com/gpu stands for partitions, too; %s. The plugin refuses a node with partitions of several profiles, Cleave offers any of them", existing)
+		p.note("flags.migStrategy", s, "nvidia.com/gpu stands for partitions, too; %s. The plugin refuses a node with partitions of several "+
+			"profiles, Cleave offers any of them", existing)
 	case strategyMixed:
 		p.note("flags.migStrategy", s, "%s", existing)
 	}
@@ -199,13 +202,15 @@ func (p *pluginImport) shareBase(policy *v1alpha1.NodePolicy, w *way, i int, b b
 			return // GPUs alone
 		}
 		p.serve(name, b.why(), b.selector(kindMIG))
-		p.note(field, short(e.Name), "no equivalent for partitions: each goes to one claim, so fewer pods fit. Use smaller partitions, or share whole GPUs")
+		p.note(field, short(e.Name), "no equivalent for partitions: each goes to one claim, so fewer pods fit. Use smaller partitions, or "+
+			"share whole GPUs")
 		return
 	}
 	products, ok := b.products()
 	if !ok {
 		p.serve(name, b.why(), b.selector(kindGPU))
-		p.note(b.field+".pattern", string(b.like), "no equivalent: the rules of a policy have whole product names. These GPUs are offered whole until a rule with match.productNames shares them")
+		p.note(b.field+".pattern", string(b.like), "no equivalent: the rules of a policy have whole product names. These GPUs are offered "+
+			"whole until a rule with match.productNames shares them")
 		return
 	}
 	if products != nil {
@@ -297,9 +302,11 @@ func (p *pluginImport) noteSharing(w *way) {
 	if f := w.FailRequestsGreaterThanOne; f != nil {
 		value = fmt.Sprint(*f)
 	}
-	p.note(w.field+".failRequestsGreaterThanOne", value, "no equivalent: a request for 2 gets shares of two different GPUs, and waits where there is one GPU. To forbid it, use a ValidatingAdmissionPolicy or a LimitRange")
+	p.note(w.field+".failRequestsGreaterThanOne", value, "no equivalent: a request for 2 gets shares of two different GPUs, and waits "+
+		"where there is one GPU. To forbid it, use a ValidatingAdmissionPolicy or a LimitRange")
 	if w.kind == kindTimeSlice {
-		p.note(w.field, "", "each share is counted as its part of the GPU's memory; a driver of release 615 or later holds pods to it, which the plugin does not")
+		p.note(w.field, "", "each share is counted as its part of the GPU's memory; a driver of release 615 or later holds pods to it, which "+
+			"the plugin does not")
 	}
 	for i := range w.Resources {
 		e := &w.Resources[i]
@@ -320,10 +327,12 @@ func (p *pluginImport) noteSharing(w *way) {
 			p.note(field+".replicas", *e.Replicas, "with drivers before release 590 MPS takes %d", mostBefore)
 		}
 		if e.Rename != "" && e.Rename != w.plainName(e) {
-			p.note(field+".rename", e.Rename, "the releases of the plugin that are known read it and ignore it, so pods ask for %s: the DeviceClasses serve both names", w.plainName(e))
+			p.note(field+".rename", e.Rename, "the releases of the plugin that are known read it and ignore it, so pods ask for %s: the "+
+				"DeviceClasses serve both names", w.plainName(e))
 		}
 		if !e.refs.all {
-			p.note(field+".devices", e.Devices, "the releases of the plugin that are known read it and share all devices; Cleave shares those, and offers the others whole")
+			p.note(field+".devices", e.Devices,
+				"the releases of the plugin that are known read it and share all devices; Cleave shares those, and offers the others whole")
 		}
 	}
 }

@@ -51,7 +51,8 @@ func MIGParted(data []byte, options Options) (*Import, error) {
 		return nil, problems
 	}
 	slices.SortFunc(i.Policies, func(a, b *v1alpha1.NodePolicy) int { return cmp.Compare(a.Metadata.Name, b.Metadata.Name) })
-	i.note("mig-configs", "", "resources are named as with migStrategy mixed: nvidia.com/mig-<profile>. With single, partitions are nvidia.com/gpu: import the file of the device plugin, too, and use its DeviceClasses")
+	i.note("mig-configs", "", "resources are named as with migStrategy mixed: nvidia.com/mig-<profile>. With single, partitions are "+
+		"nvidia.com/gpu: import the file of the device plugin, too, and use its DeviceClasses")
 	return i, nil
 }
 
@@ -88,7 +89,8 @@ func (i *Import) partedPolicy(f *partedFile, owners map[string]string, name stri
 		// mig-parted goes through its entries in order, so that the last one that matches a GPU holds; of rules the first.
 		entries = slices.Clone(entries)
 		slices.Reverse(entries)
-		i.note(path.String(), "", "some GPUs have several entries, of which the last one holds with mig-parted: the rules stand in the other order, as the first one holds")
+		i.note(path.String(), "", "some GPUs have several entries, of which the last one holds with mig-parted: the rules stand in the other "+
+			"order, as the first one holds")
 	}
 	for j := range entries {
 		e := &entries[j]
@@ -144,11 +146,13 @@ func texts(numbers []int32) []string {
 func (i *Import) noteEntry(e *partedEntry, path *field.Path) {
 	for _, text := range filterTexts(e.DeviceFilter) {
 		if deviceOf(text) != text {
-			i.note(path.Child("device-filter").String(), text, "no equivalent for the board's own ID after the colon: the rule matches by device and vendor")
+			i.note(path.Child("device-filter").String(), text,
+				"no equivalent for the board's own ID after the colon: the rule matches by device and vendor")
 		}
 	}
 	if *e.MIGEnabled && len(e.MIGDevices) == 0 {
-		i.note(path.Child("mig-devices").String(), e.MIGDevices, "the partitions that are there are offered as they are (mig.mode: existing): for those that are made when they are claimed set mig.mode: onDemand. Cleave comes with DeviceClasses of all profiles")
+		i.note(path.Child("mig-devices").String(), e.MIGDevices, "the partitions that are there are offered as they are (mig.mode: existing): "+
+			"for those that are made when they are claimed set mig.mode: onDemand. Cleave comes with DeviceClasses of all profiles")
 	}
 }
 

@@ -72,8 +72,10 @@ func conflictOf(node *policy.Node, resources []cluster.PluginResource, others []
 		for _, r := range resources {
 			named = append(named, r.Name+": "+r.Quantity)
 		}
-		return fmt.Errorf("a device plugin offers GPUs of this node (status.capacity has %s): take it off the node, for instance by the node selector of its DaemonSet, "+
-			"or leave all GPUs of the node to it by a policy with exclude: true. The kubelet forgets a device plugin's resources five minutes after it is gone", strings.Join(named, ", "))
+		return fmt.Errorf("a device plugin offers GPUs of this node (status.capacity has %s): take it off the node, for instance by the node "+
+			"selector of its DaemonSet, "+
+			"or leave all GPUs of the node to it by a policy with exclude: true. The kubelet forgets a device plugin's resources five minutes "+
+			"after it is gone", strings.Join(named, ", "))
 	}
 	var named []string
 	for _, d := range others {
@@ -87,7 +89,8 @@ func conflictOf(node *policy.Node, resources []cluster.PluginResource, others []
 	if more := len(named) - maxNamed; more > 0 {
 		named = append(named[:maxNamed], fmt.Sprintf("and %d more", more))
 	}
-	return fmt.Errorf("another DRA driver publishes GPUs of this node: %s. Take it off the node, or leave those GPUs to it by a policy with exclude: true", strings.Join(named, ", "))
+	return fmt.Errorf("another DRA driver publishes GPUs of this node: %s. Take it off the node, or leave those GPUs to it by a policy "+
+		"with exclude: true", strings.Join(named, ", "))
 }
 
 // publishedInConflict is what is published of a node during a conflict: only the GPUs of which something is allocated, tainted,

@@ -57,7 +57,8 @@ func (p *Plan) considerLayoutProblems(o *Observed) {
 		return
 	}
 	for _, problem := range o.LayoutProblems {
-		p.report(Report{Log: "GPU is not partitioned as the policy wants", Err: problem.Err, Values: []any{"gpu", problem.GPU, "retryEvery", finishEvery}})
+		p.report(Report{Log: "GPU is not partitioned as the policy wants", Err: problem.Err,
+			Values: []any{"gpu", problem.GPU, "retryEvery", finishEvery}})
 	}
 	p.report(Report{Warning: true, Reason: reasonLayoutNotApplied, Message: now})
 }

@@ -48,7 +48,8 @@ func (p *Plan) reportSupervisorAway(o *Observed) {
 	r := Report{Log: "The MPS supervisor does not answer", Err: o.MPS, Values: []any{"claims", claims}}
 	if len(claims) > 0 {
 		r.Warning, r.Reason = true, reasonSupervisorAway
-		r.Message = fmt.Sprintf("%v. Running MPS clients are unaffected, but failed servers will not restart until the supervisor returns: %s", o.MPS, strings.Join(claims, ", "))
+		r.Message = fmt.Sprintf("%v. Running MPS clients are unaffected, but failed servers will not restart until the supervisor returns: %s",
+			o.MPS, strings.Join(claims, ", "))
 	}
 	p.report(r)
 }

@@ -36,8 +36,8 @@ func PluginConflict(driver string, r Registration) error {
 	case r.Err != nil && r.DriverSocket:
 		return fmt.Errorf("a plugin listens at %s, but does not answer: %w", r.Socket, r.Err)
 	case r.Err == nil && r.Name == driver && !r.Ours:
-		return fmt.Errorf("another driver named %s serves the kubelet (it answers at %s): take NVIDIA's DRA driver off this node, for instance by the node selector of its DaemonSet, "+
-			"or run Cleave by its own name, without --driver-name=%s", driver, r.Socket, driver)
+		return fmt.Errorf("another driver named %s serves the kubelet (it answers at %s): take NVIDIA's DRA driver off this node, for "+
+			"instance by the node selector of its DaemonSet, or run Cleave by its own name, without --driver-name=%s", driver, r.Socket, driver)
 	}
 	return nil
 }
@@ -64,8 +64,8 @@ func SliceConflict(driver, node string, slice *resourceapi.ResourceSlice) error 
 	if name == "" {
 		return nil
 	}
-	return fmt.Errorf("ResourceSlice %s of driver %s for this node has %s, which Cleave did not write: take NVIDIA's DRA driver off this node; "+
-		"the kubelet removes its slices half a minute after its plugin is gone", slice.Name, driver, name)
+	return fmt.Errorf("ResourceSlice %s of driver %s for this node has %s, which Cleave did not write: take NVIDIA's DRA driver "+
+		"off this node; the kubelet removes its slices half a minute after its plugin is gone", slice.Name, driver, name)
 }
 
 // ForeignDevice is a device of a node that a claim with pods was allocated by a driver's name and that is not Cleave's; empty if
@@ -90,5 +90,6 @@ func ClaimConflict(driver string, found []string) error {
 	if more := len(found) - maxNamedClaims; more > 0 {
 		found = append(found[:maxNamedClaims:maxNamedClaims], fmt.Sprintf("and %d more", more))
 	}
-	return fmt.Errorf("pods on this node have GPUs from another driver named %s, by claims %s: drain the node, or delete those pods", driver, strings.Join(found, ", "))
+	return fmt.Errorf("pods on this node have GPUs from another driver named %s, by claims %s: drain the node, or delete those pods",
+		driver, strings.Join(found, ", "))
 }

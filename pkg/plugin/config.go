@@ -78,7 +78,8 @@ type Config struct {
 func (c *Config) Validate() error {
 	var errs []error
 	errs = append(errs, CheckNodeName(c.NodeName), CheckDriverName(c.DriverName))
-	if namespace, name, ok := strings.Cut(c.DaemonSet, "/"); c.DaemonSet != "" && (!ok || namespace == "" || name == "" || strings.Contains(name, "/")) {
+	if namespace, name, ok := strings.Cut(c.DaemonSet, "/"); c.DaemonSet != "" &&
+		(!ok || namespace == "" || name == "" || strings.Contains(name, "/")) {
 		errs = append(errs, fmt.Errorf("--daemonset %q is not of the form namespace/name", c.DaemonSet))
 	}
 	if c.KubeQPS <= 0 || c.KubeBurst <= 0 {

@@ -33,7 +33,8 @@ func restConfig(c Config) (*rest.Config, error) {
 
 // startKubeletPlugin opens the sockets and registers with the kubelet.
 func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCauseFunc) error {
-	helper, err := s.servePlugin(ctx, s.config.DriverName, s.config.PodUID, &plugin{claims: s.engine, metrics: s.metrics, health: &s.health, terminating: s.terminating, fatal: fatal})
+	helper, err := s.servePlugin(ctx, s.config.DriverName, s.config.PodUID,
+		&plugin{claims: s.engine, metrics: s.metrics, health: &s.health, terminating: s.terminating, fatal: fatal})
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,8 @@ import (
 // plugin's own serves all pods without user namespaces.
 func installHook(ctx context.Context, config *Config) (string, error) {
 	if dir, err := openHookDir(config); err != nil {
-		klog.FromContext(ctx).Error(err, "Pods with user namespaces cannot have GPUs: installing the hook in the plugin's own directory", "directory", config.pluginDir())
+		klog.FromContext(ctx).Error(err, "Pods with user namespaces cannot have GPUs: installing the hook in the plugin's own directory",
+			"directory", config.pluginDir())
 	} else if dir != "" {
 		return hook.Install(dir, hook.NVIDIA)
 	}

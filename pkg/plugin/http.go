@@ -150,7 +150,8 @@ func (s *service) listenHTTP(ctx context.Context) (net.Listener, error) {
 // awaitPort returns once the port is free; nil if ctx ends before.
 func (s *service) awaitPort(ctx context.Context, why error) net.Listener {
 	klog.FromContext(ctx).Error(why, "Metrics and health are not served yet; retrying", "retryEvery", s.config.DriverRetry)
-	s.events.Warn(reasonStart, fmt.Sprintf("The plugin serves neither metrics nor health yet: %v. It tries again every %s.", why, s.config.DriverRetry))
+	s.events.Warn(reasonStart, fmt.Sprintf("The plugin serves neither metrics nor health yet: %v. It tries again every %s.", why,
+		s.config.DriverRetry))
 	tick := time.NewTicker(s.config.DriverRetry)
 	defer tick.Stop()
 	for {

@@ -64,7 +64,8 @@ func newMetrics() *metrics {
 	m.xids = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "cleave_xid_total", Help: "XID errors that the driver reported, those of applications included.",
 	}, []string{"gpu", "xid"})
-	m.registry.MustRegister(m.claims, m.gpus, m.waiting, m.mpsEvents, m.healthy, m.xids, m.policy, m.policyInvalid, m.policyFailures, m.conflict, collectors.NewGoCollector(),
+	m.registry.MustRegister(m.claims, m.gpus, m.waiting, m.mpsEvents, m.healthy, m.xids, m.policy, m.policyInvalid, m.policyFailures,
+		m.conflict, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

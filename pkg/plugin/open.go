@@ -57,7 +57,8 @@ func (s *service) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.sessions, err = driversession.Open(store.NewDisk(), filepath.Join(s.config.nodeDir(), sessionFile), bootID, os.DirFS(s.config.Sysfs), os.DirFS(s.config.Procfs))
+	s.sessions, err = driversession.Open(store.NewDisk(), filepath.Join(s.config.nodeDir(), sessionFile), bootID,
+		os.DirFS(s.config.Sysfs), os.DirFS(s.config.Procfs))
 	if err != nil {
 		return err
 	}

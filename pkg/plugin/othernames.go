@@ -85,7 +85,8 @@ type otherName struct {
 }
 
 func newOtherNames(s *service, boot string) *otherNames {
-	return &otherNames{s: s, state: func() cluster.State { return s.cluster.State() }, boot: boot, wake: make(chan struct{}, 1), looked: make(chan struct{}), byName: map[string]*otherName{}}
+	return &otherNames{s: s, state: func() cluster.State { return s.cluster.State() }, boot: boot, wake: make(chan struct{}, 1),
+		looked: make(chan struct{}), byName: map[string]*otherName{}}
 }
 
 // all are those that are known, in order.

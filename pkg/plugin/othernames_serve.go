@@ -130,7 +130,8 @@ func (n *otherNames) serve(ctx context.Context, o *otherName) {
 		default:
 		}
 	}
-	helper, err := n.s.servePlugin(ctx, o.driver, podUID, &plugin{claims: o.engine, metrics: n.s.metrics, health: &n.s.health, terminating: n.s.terminating, fatal: fatal})
+	helper, err := n.s.servePlugin(ctx, o.driver, podUID,
+		&plugin{claims: o.engine, metrics: n.s.metrics, health: &n.s.health, terminating: n.s.terminating, fatal: fatal})
 	n.log(ctx, o, "serve", err)
 	if err != nil {
 		return
@@ -181,7 +182,8 @@ func (n *otherNames) report(ctx context.Context, o *otherName, seen names.Observ
 	klog.FromContext(ctx).V(2).Info("Allocated under another driver name", "driver", o.driver, "claims", now)
 	switch {
 	case now == "":
-		n.s.events.Note(reasonOtherNameReleased, fmt.Sprintf("No claim of driver %s, by which name Cleave ran on this node, has a GPU any more", o.driver))
+		n.s.events.Note(reasonOtherNameReleased,
+			fmt.Sprintf("No claim of driver %s, by which name Cleave ran on this node, has a GPU any more", o.driver))
 	case !known || was == "":
 		n.s.events.Note(reasonOtherName, fmt.Sprintf("Claims of driver %s, by which name Cleave ran on this node, have GPUs: %s. "+
 			"Those devices are tainted until the claims' pods have ended", o.driver, now))

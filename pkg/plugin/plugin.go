@@ -38,7 +38,8 @@ type plugin struct {
 var _ kubeletplugin.DRAPlugin = (*plugin)(nil)
 
 // PrepareResourceClaims prepares each claim on its own: they run concurrently and fail one by one.
-func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+func (p *plugin) PrepareResourceClaims(ctx context.Context,
+	claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := make([]kubeletplugin.PrepareResult, len(claims))
 	concurrently(len(claims), func(i int) {
 		ref := records.Claim{Namespace: claims[i].Namespace, Name: claims[i].Name, UID: claims[i].UID}

@@ -84,7 +84,8 @@ func (t *terminating) run(ctx context.Context) {
 }
 
 func (t *terminating) report(ctx context.Context, u inUse) {
-	message := fmt.Sprintf("The pod cannot end: %v. End those processes on the node; the partition is then destroyed, and the pod ends by itself.", u.err)
+	message := fmt.Sprintf("The pod cannot end: %v. End those processes on the node; the partition is then destroyed, and the pod "+
+		"ends by itself.", u.err)
 	t.events.WarnClaim(u.claim, reasonInUse, message)
 	ctx, cancel := context.WithTimeout(ctx, podsTimeout)
 	defer cancel()
@@ -98,7 +99,8 @@ func (t *terminating) report(ctx context.Context, u inUse) {
 	}
 	for _, user := range claim.Status.ReservedFor {
 		if user.APIGroup == "" && user.Resource == "pods" {
-			t.events.WarnObject(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: claim.Namespace, Name: user.Name, UID: user.UID}, reasonInUse, message)
+			t.events.WarnObject(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: claim.Namespace, Name: user.Name, UID: user.UID},
+				reasonInUse, message)
 		}
 	}
 }

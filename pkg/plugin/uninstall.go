@@ -63,7 +63,8 @@ func (s *service) leave(ctx context.Context) {
 	case err != nil:
 		logger.Error(err, "Removing the plugin's files failed")
 	case allocated > 0:
-		logger.Info("Uninstalled with claims allocated: keeping the plugin's files for the next plugin", "claims", allocated, "dir", s.config.pluginDir())
+		logger.Info("Uninstalled with claims allocated: keeping the plugin's files for the next plugin", "claims", allocated,
+			"dir", s.config.pluginDir())
 	default:
 		logger.Info("Uninstalled: removed the plugin's files", "dir", s.config.pluginDir())
 		s.leaveNode(ctx)

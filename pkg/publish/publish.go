@@ -95,9 +95,10 @@ func (v *View) WholeGPUs(node *policy.Node) []string {
 }
 
 // Resources are the slices of a node, one pool named after it, in order of allocation: first the counter sets of all GPUs
-// that offer anything, then whole GPUs, then shared GPUs, then one slice for the partitions of each GPU, then those that fill a GPU, each in
-// the order of packing.OrderShapes. A node that offers nothing has one empty slice, which distinguishes "nothing here" from "not running".
-// Devices that cannot be had are tainted, never left out: the scheduler would forget what they consume.
+// that offer anything, then whole GPUs, then shared GPUs, then one slice for the partitions of each GPU, then those
+// that fill a GPU, each in the order of packing.OrderShapes. A node that offers nothing has one empty slice, which
+// distinguishes "nothing here" from "not running". Devices that cannot be had are tainted, never left out: the
+// scheduler would forget what they consume.
 func Resources(node *policy.Node, pool string, view View) resourceslice.DriverResources {
 	d := devices{node: node, view: view, nvlinkGroups: gpu.NVLinkGroups(node.GPUs), counters: map[gpu.PCIAddress][]gpu.Counter{}}
 	var counterSets []resourceapi.CounterSet
@@ -180,10 +181,11 @@ type devices struct {
 func (ds *devices) device(s gpu.Shape) resourceapi.Device {
 	offer := ds.node.Offer(s.GPU)
 	d := resourceapi.Device{
-		Name:             s.Name(),
-		Attributes:       ds.attributes(s),
-		Capacity:         capacity(s, offer),
-		ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: s.GPU.PCI.DeviceName(), Counters: counters(s.ConsumesOf(ds.counters[s.GPU.PCI]))}},
+		Name:       s.Name(),
+		Attributes: ds.attributes(s),
+		Capacity:   capacity(s, offer),
+		ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: s.GPU.PCI.DeviceName(),
+			Counters: counters(s.ConsumesOf(ds.counters[s.GPU.PCI]))}},
 	}
 	if ds.view.Compatible {
 		compatible(&d, s)

@@ -95,7 +95,8 @@ func (p *Publisher) advance(ctx context.Context) (again time.Duration) {
 		if s.slices == nil {
 			return p.reportLoss(s)
 		}
-		err := p.options.Writer.PublishResources(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{p.options.Pool: {Slices: s.slices}}})
+		err := p.options.Writer.PublishResources(ctx,
+			resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{p.options.Pool: {Slices: s.slices}}})
 		p.options.Published(err)
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Publishing ResourceSlices failed")

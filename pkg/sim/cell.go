@@ -195,7 +195,8 @@ func statter(path string) func() (fileID, error) {
 		var st syscall.Stat_t
 		errno := syscall.ENOSYS
 		if err == nil && sysFstatat != 0 {
-			_, _, errno = syscall.Syscall6(sysFstatat, atCWD, uintptr(unsafe.Pointer(name)), uintptr(unsafe.Pointer(&st)), 0, 0, 0) //nolint:gosec // as in package syscall
+			_, _, errno = syscall.Syscall6(sysFstatat,
+				atCWD, uintptr(unsafe.Pointer(name)), uintptr(unsafe.Pointer(&st)), 0, 0, 0) //nolint:gosec // as in package syscall
 		}
 		if errno == syscall.ENOSYS {
 			if err := syscall.Stat(path, &st); err != nil {

@@ -53,7 +53,8 @@ func Create(root, model string, opts ...Option) (*Node, error) {
 	if err := clearRoot(root, o.force); err != nil {
 		return nil, err
 	}
-	steps := []func(string, *spec, *options) error{createRoot, createLibraries, createPrograms, createDriverPrograms, createTree, createDeviceNodes, createState}
+	steps := []func(string, *spec, *options) error{createRoot, createLibraries, createPrograms, createDriverPrograms, createTree,
+		createDeviceNodes, createState}
 	for _, step := range steps {
 		if err := step(root, s, o); err != nil {
 			return nil, fmt.Errorf("create simulated node under %s: %w", root, err)
@@ -85,7 +86,8 @@ func clearRoot(root string, force bool) error {
 }
 
 // created are the directories under a root that a node consists of; the one by which a node is recognised comes last.
-var created = []string{libraryDir, binaryDir, flatLibraryDir, flatBinaryDir, "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", firmwareDir, "proc", "sys", "dev", stateDir}
+var created = []string{libraryDir, binaryDir, flatLibraryDir, flatBinaryDir, "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", firmwareDir,
+	"proc", "sys", "dev", stateDir}
 
 // Remove takes away the node under root, and nothing else that may lie there.
 func Remove(root string) error {

@@ -100,14 +100,16 @@ func devicesOf(node *policy.Node, driver string) []cel.Device {
 	var devices []cel.Device
 	for _, s := range publish.Objects(node, driver, "node").Items {
 		for _, d := range s.Spec.Devices {
-			devices = append(devices, cel.Device{Driver: driver, AllowMultipleAllocations: d.AllowMultipleAllocations, Attributes: d.Attributes, Capacity: d.Capacity})
+			devices = append(devices, cel.Device{Driver: driver, AllowMultipleAllocations: d.AllowMultipleAllocations,
+				Attributes: d.Attributes, Capacity: d.Capacity})
 		}
 	}
 	return devices
 }
 
 // checkClaim finds the requests of a claim that no device of the node fits.
-func (v *validation) checkClaim(ctx context.Context, o *object, spec *resourceapi.ResourceClaimSpec, path *field.Path, devices []cel.Device) {
+func (v *validation) checkClaim(ctx context.Context, o *object, spec *resourceapi.ResourceClaimSpec,
+	path *field.Path, devices []cel.Device) {
 	for i := range spec.Devices.Requests {
 		at := path.Child("requests").Index(i)
 		var why []string
@@ -116,8 +118,9 @@ func (v *validation) checkClaim(ctx context.Context, o *object, spec *resourceap
 		for _, r := range alternatives {
 			c := v.classes[r.class]
 			if c == nil {
-				o.file.Notes = append(o.file.Notes, fmt.Sprintf("%s: %s: %s.deviceClassName: DeviceClass %q is neither in these files nor one of Cleave's: not checked against %s",
-					o.file.Path, o.name, r.path, r.class, v.Node.Words))
+				o.file.Notes = append(o.file.Notes,
+					fmt.Sprintf("%s: %s: %s.deviceClassName: DeviceClass %q is neither in these files nor one of Cleave's: not checked against %s",
+						o.file.Path, o.name, r.path, r.class, v.Node.Words))
 				fits = true
 				continue
 			}
@@ -132,7 +135,8 @@ func (v *validation) checkClaim(ctx context.Context, o *object, spec *resourceap
 			}
 		}
 		if !fits && len(alternatives) > 0 {
-			o.problems(field.ErrorList{field.Invalid(at, spec.Devices.Requests[i].Name, fmt.Sprintf("no device of %s fits: %s", v.Node.Words, strings.Join(why, "; ")))})
+			o.problems(field.ErrorList{field.Invalid(at, spec.Devices.Requests[i].Name,
+				fmt.Sprintf("no device of %s fits: %s", v.Node.Words, strings.Join(why, "; ")))})
 		}
 	}
 }
@@ -191,7 +195,8 @@ func filter(ctx context.Context, selectors []selector, devices []cel.Device) ([]
 		for _, s := range selectors {
 			ok, _, err := s.DeviceMatches(ctx, d)
 			if err != nil {
-				return nil, field.Invalid(s.path, s.Expression, fmt.Sprintf("fails on a device of type %s, so that nothing is allocated: %v", kindOf(&d), err))
+				return nil, field.Invalid(s.path, s.Expression,
+					fmt.Sprintf("fails on a device of type %s, so that nothing is allocated: %v", kindOf(&d), err))
 			}
 			if matches = ok; !ok {
 				break
