@@ -61,12 +61,6 @@ func (s *space) startCompatible(ctx context.Context) *node.Node {
 	return n
 }
 
-// slicesOf are those of a driver on the cluster's node.
-func (s *space) slicesOf(ctx context.Context, driver string) []resourceapi.ResourceSlice {
-	s.Helper()
-	return slices.DeleteFunc(s.slices(ctx, env.cluster.NodeName()), func(r resourceapi.ResourceSlice) bool { return r.Spec.Driver != driver })
-}
-
 // compatibleManifest reads manifests written for NVIDIA's driver, with other profiles for those of H100 boards.
 func (s *space) compatibleManifest(name string) []runtime.Object {
 	s.Helper()

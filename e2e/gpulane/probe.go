@@ -269,7 +269,8 @@ func (p *probe) end() {
 	p.in.Close()
 	kill := time.AfterFunc(5*time.Second, func() { _ = p.command.Process.Kill() }) // Wait reports it
 	defer kill.Stop()
-	for range p.answers { //nolint:revive // until it has said all
+	for range p.answers {
+		continue // until its output ends
 	}
 	err := p.command.Wait()
 	fmt.Fprintf(p.log, "%s: [%s] %s\n", p.name, ending(err), p.complaints.String())
