@@ -20,9 +20,10 @@ import (
 // smallest is the profile ID of the smallest partitions of an H100.
 const smallest = 19
 
-// Goals for the number of NVML calls.
+// Goals for the number of NVML calls. Of those of Prepare, three look whether the GPU can be used at all: its temperature, which
+// no driver answers from memory, its minor number, which names its device node, and its compute mode.
 const (
-	prepareCalls   = 8
+	prepareCalls   = 11
 	unprepareCalls = 6
 )
 
