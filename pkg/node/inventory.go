@@ -16,13 +16,13 @@ func (p *Plan) compareInventory(o *Observed) {
 	p.Memory.Inventory = now
 	if before != nil && before != now {
 		p.NewInventory = true
-		p.reportAdded(before, now)
-		p.reportRemoved(before, now)
+		reportAdded(p, before, now)
+		reportRemoved(p, before, now)
 	}
-	p.reportUnreadable(now)
+	reportUnreadable(p, now)
 }
 
-func (p *Plan) reportAdded(before, now *gpu.Node) {
+func reportAdded(p *Plan, before, now *gpu.Node) {
 	for i := range now.GPUs {
 		g := &now.GPUs[i]
 		switch was := before.Find(g.PCI.DeviceName()); {
@@ -40,7 +40,7 @@ func (p *Plan) reportAdded(before, now *gpu.Node) {
 	}
 }
 
-func (p *Plan) reportRemoved(before, now *gpu.Node) {
+func reportRemoved(p *Plan, before, now *gpu.Node) {
 	for i := range before.GPUs {
 		g := &before.GPUs[i]
 		if now.Find(g.PCI.DeviceName()) != nil {
@@ -55,7 +55,7 @@ func (p *Plan) reportRemoved(before, now *gpu.Node) {
 }
 
 // reportUnreadable reports GPUs that cannot be read, each problem once.
-func (p *Plan) reportUnreadable(now *gpu.Node) {
+func reportUnreadable(p *Plan, now *gpu.Node) {
 	var all []string
 	for _, problem := range now.Problems {
 		message := problem.Err.Error()

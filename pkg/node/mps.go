@@ -33,12 +33,12 @@ func (p *Plan) considerMPS(o *Observed) {
 	case !away:
 		p.report(Report{Log: "The MPS supervisor answers"})
 	default:
-		p.reportSupervisorAway(o)
+		reportSupervisorAway(p, o)
 	}
 }
 
 // reportSupervisorAway reports that the supervisor does not answer, and which claims that concerns.
-func (p *Plan) reportSupervisorAway(o *Observed) {
+func reportSupervisorAway(p *Plan, o *Observed) {
 	var claims []string
 	for _, r := range o.Records {
 		if len(r.Shares(gpu.MPS)) > 0 && r.State == records.Prepared {

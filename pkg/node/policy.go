@@ -36,7 +36,7 @@ func (p *Plan) choosePolicy(o *Observed) {
 	active, err := policy.SelectActive(m.Active, o.Policies, o.PolicyErr, o.Cluster.Node.Policy, func(candidate *v1alpha1.NodePolicy) error {
 		return policy.Check(candidate, o.Inventory)
 	})
-	p.reportNotes(o.Policies)
+	reportNotes(p, o.Policies)
 	was, wrong := m.Active, m.PolicyErr
 	if changed := !was.Equal(active); changed {
 		p.startWithdrawal(o, was)
@@ -45,10 +45,10 @@ func (p *Plan) choosePolicy(o *Observed) {
 	m.PolicyErr = text(err)
 	p.Keep = m.Active
 	if err != nil {
-		p.reportInvalid(err, m.PolicyErr != wrong, o.Changed.Has(Periodic))
+		reportInvalid(p, err, m.PolicyErr != wrong, o.Changed.Has(Periodic))
 		return
 	}
-	p.reportApplied(!was.Equal(active), was != nil || wrong != "", wrong != "")
+	reportApplied(p, !was.Equal(active), was != nil || wrong != "", wrong != "")
 	if aside := text(o.PolicyErr); aside != m.PolicyAside {
 		m.PolicyAside = aside
 		if aside != "" {
@@ -58,7 +58,7 @@ func (p *Plan) choosePolicy(o *Observed) {
 }
 
 // reportNotes reports what was not taken over from files of other formats, once.
-func (p *Plan) reportNotes(set *policy.Set) {
+func reportNotes(p *Plan, set *policy.Set) {
 	if set == nil || slices.Equal(set.Notes(), p.Memory.PolicyNotes) {
 		return
 	}
@@ -69,7 +69,7 @@ func (p *Plan) reportNotes(set *policy.Set) {
 }
 
 // reportInvalid reports why the requested policy is not active: when that is new, and periodically.
-func (p *Plan) reportInvalid(err error, news, again bool) {
+func reportInvalid(p *Plan, err error, news, again bool) {
 	name, effect := noPolicy, "no policy is active, and no GPU is offered"
 	if active := p.Memory.Active; active != nil {
 		name = active.Name
@@ -90,7 +90,7 @@ func (p *Plan) reportInvalid(err error, news, again bool) {
 
 // reportApplied reports which policy is active, where it has changed or was in doubt. The first one that a node ever has is no
 // Event.
-func (p *Plan) reportApplied(changed, before, doubted bool) {
+func reportApplied(p *Plan, changed, before, doubted bool) {
 	name := p.Memory.Active.Name
 	p.Status.Policy = name
 	if !changed && !doubted {
