@@ -10,15 +10,19 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/version"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
 // hostNodes is set while simulated device nodes lie in this machine's own /dev.
@@ -42,6 +46,20 @@ func (s *space) modprobe(ctx context.Context, args ...string) {
 	if err != nil {
 		s.Fatalf("nvidia-modprobe %v: %v: %s", args, err, out)
 	}
+}
+
+// waitTainted waits until all devices of the node have a taint.
+func (s *space) waitTainted(ctx context.Context, key string) {
+	s.Helper()
+	s.eventually(ctx, "all devices to have the taint "+key, func(ctx context.Context) (bool, string, error) {
+		devices := devicesOf(s.slices(ctx, env.cluster.NodeName()))
+		for _, d := range devices {
+			if !slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == key }) {
+				return false, d.Name + " has none", nil
+			}
+		}
+		return len(devices) > 0, "no devices", nil
+	})
 }
 
 // No CUDA program has run since the node started, so that nvidia-uvm is not loaded and its device nodes and nvidiactl are
@@ -71,8 +89,9 @@ func TestControlNodes_MissingAtStart(t *testing.T) {
 		s.remakeDriver(ctx, "--no-control-nodes", "--no-modprobe")
 		missing(s)
 		s.startPlugin(ctx)
-		s.create(ctx, gpuPod("first", 1)...)
 		s.waitEvent(ctx, "", env.cluster.NodeName(), "DriverIncomplete", "/dev/nvidiactl is missing", "nvidia-modprobe -c 255")
+		s.waitTainted(ctx, publish.TaintIncomplete) // until then the slices of the plugin before are there, which have no taint
+		s.create(ctx, gpuPod("first", 1)...)
 		s.unschedulable(ctx, "first")
 		s.modprobe(ctx, "-c", "255")
 		s.modprobe(ctx, "-c", "0", "-u")
