@@ -123,7 +123,7 @@ func TestHardware_GPUInUse(t *testing.T) {
 	s.waitRecords(ctx, n.Node, "used")
 	s.eventually(ctx, "the plugin to say why it keeps the record", func(context.Context) (bool, string, error) {
 		log := n.LogTail(20)
-		return strings.Contains(log, "cannot be handed on yet") && strings.Contains(log, fmt.Sprintf("processes [%d]", os.Getpid())), log, nil
+		return strings.Contains(log, "cannot be allocated again yet") && strings.Contains(log, fmt.Sprintf("processes [%d]", os.Getpid())), log, nil
 	})
 	s.refused(ctx, n, s.allocate(ctx, "next", workload.OneGPU(n.name, device, false)), "allocated to claim "+s.name+"/used")
 	s.sim(ctx, n, "client", "remove", "--gpu", s.index(ctx, n, device), "--pid", fmt.Sprint(os.Getpid()))

@@ -68,7 +68,9 @@ func (a *preparation) checkFree() error {
 				"it is free once that claim's pods have ended",
 				d.request, d.name, g.UUID, other)
 		}
-		if lies := occupantOf(a.Partitions.unclaimed.of(want.gpu), d.offer, want); lies.blocks() && !a.adopt &&
+		// The offer as it is now: to wait for the lock may have taken longer than a change of policies.
+		offer := a.hardware.Node().Offer(g)
+		if lies := occupantOf(a.Partitions.unclaimed.of(want.gpu), offer, want); lies.blocks() && !a.adopt &&
 			!hasPartition(a.view.have, want.gpu, lies.partition.Place()) {
 			return fmt.Errorf("request %q: device %s of GPU %s is occupied by %s",
 				d.request, d.name, g.UUID, a.Partitions.describe(want.gpu, lies.partition))

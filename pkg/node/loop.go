@@ -277,6 +277,8 @@ func (l *Loop) observe(ctx context.Context, changed Aspect) {
 func (l *Loop) snapshot(changed Aspect, pass int) {
 	o := &l.observed
 	o.Now, o.Changed, o.Pass = time.Now(), changed, pass
+	// Other driver names first: what is allocated under them is among the allocations before they no longer hold.
+	o.Cluster, o.Names = l.Sources.Cluster(), l.Sources.Names()
 	o.Inventory, o.Lists = l.Hardware.Inventory(), l.Sources.Lists()
 	o.Allocations, o.Records, o.Unfinished = l.Claims.Allocations(), l.Claims.Records(), l.Claims.Unfinished()
 	o.Occupied, o.Existing = l.Claims.Occupied(), l.Claims.Existing()
@@ -288,7 +290,6 @@ func (l *Loop) snapshot(changed Aspect, pass int) {
 		}
 	}
 	o.Conditions, o.Incomplete = l.Sources.Conditions(), l.Sources.Incomplete()
-	o.Cluster, o.Names = l.Sources.Cluster(), l.Sources.Names()
 }
 
 // apply does what a plan says.

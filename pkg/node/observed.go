@@ -55,8 +55,6 @@ type Observed struct {
 	Pass int
 	// Ready is set once claims can be prepared; before, nothing is published.
 	Ready bool
-	// Releasing is set while the NVIDIA driver is being released.
-	Releasing bool
 
 	// Pool is the name of the node's pool, Compatible publishes what manifests written for NVIDIA's DRA driver need.
 	Pool       string

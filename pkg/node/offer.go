@@ -28,7 +28,7 @@ func (p *Plan) startWithdrawal(o *Observed, was *Policy) {
 	}
 	for i := range before.GPUs {
 		if len(before.Shapes(&before.GPUs[i])) > 0 {
-			p.Memory.Previous, p.Memory.PreviousUntil = before, o.Now.Add(withdrawAfter)
+			p.Memory.Previous, p.Memory.PreviousUntil = before, time.Time{}
 			return
 		}
 	}
@@ -37,7 +37,7 @@ func (p *Plan) startWithdrawal(o *Observed, was *Policy) {
 // offer decides what each GPU offers.
 func (p *Plan) offer(o *Observed) {
 	m := &p.Memory
-	if m.Previous != nil && !o.Now.Before(m.PreviousUntil) {
+	if m.Previous != nil && !m.PreviousUntil.IsZero() && !o.Now.Before(m.PreviousUntil) {
 		m.Previous, m.PreviousUntil = nil, time.Time{}
 	}
 	node := policy.Apply(rulesOf(m.Active), o.Inventory, p.means(o))

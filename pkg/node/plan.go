@@ -95,7 +95,7 @@ func (p *Plan) report(r Report) { p.Reports = append(p.Reports, r) }
 
 // scheduleWork decides what is to be done on the hardware, and whether the node is to be observed again after that.
 func (p *Plan) scheduleWork(o *Observed) {
-	if !o.Ready || o.Releasing || p.Release != nil {
+	if !o.Ready || p.Release != nil {
 		return
 	}
 	p.Recover = p.mustRecover(o)
@@ -138,13 +138,13 @@ func (p *Plan) scheduleLook(o *Observed) {
 			p.LookAgain = at
 		}
 	}
-	if p.Memory.Previous != nil {
+	if !p.Memory.PreviousUntil.IsZero() {
 		look(p.Memory.PreviousUntil)
 	}
 	if !p.Memory.Unfinished.IsZero() && o.Ready {
 		look(p.finishAt())
 	}
-	if o.Pass >= maxPasses && p.offerChanged(o) {
+	if o.Ready && o.Pass >= maxPasses && (p.Recover || p.Layouts || p.offerChanged(o)) {
 		look(o.Now.Add(finishEvery))
 	}
 }

@@ -118,13 +118,13 @@ func TestDesired(t *testing.T) {
 
 func TestDesired_FirstPublication(t *testing.T) {
 	for name, tt := range map[string]struct {
-		ready, mig    bool
-		first, second bool // whether there are slices in the first pass and after the recovery
-		recover       bool
+		ready, mig  bool
+		first, last bool // whether there are slices in the first pass and after recovery and layouts
+		recover     bool
 	}{
 		"claims cannot be prepared yet":  {ready: false},
 		"no GPU in MIG mode":             {ready: true, first: true, recover: true},
-		"GPU in MIG mode: recover first": {ready: true, mig: true, second: true, recover: true},
+		"GPU in MIG mode: recover first": {ready: true, mig: true, last: true, recover: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t, "hgx-h100")
@@ -144,8 +144,14 @@ func TestDesired_FirstPublication(t *testing.T) {
 				t.Errorf("observe again: got %t, want %t", p.ObserveAgain, tt.recover)
 			}
 			b.Memory, b.Changed, b.Pass = p.Memory, 0, 1
-			if p = Desired(b.Observed); (p.Slices != nil) != tt.second || p.Recover || p.ObserveAgain {
-				t.Errorf("second pass: slices %t, recover %t, observe again %t; want %t, false, false", p.Slices != nil, p.Recover, p.ObserveAgain, tt.second)
+			if p = Desired(b.Observed); p.Slices != nil || p.Recover || p.Layouts != tt.ready || p.ObserveAgain != tt.ready {
+				t.Errorf("second pass: slices %t, recover %t, layouts %t, observe again %t; want false, false, %t, %t",
+					p.Slices != nil, p.Recover, p.Layouts, p.ObserveAgain, tt.ready, tt.ready)
+			}
+			b.Memory, b.Pass = p.Memory, 2
+			if p = Desired(b.Observed); (p.Slices != nil) != tt.last || p.Recover || p.Layouts || p.ObserveAgain {
+				t.Errorf("third pass: slices %t, recover %t, layouts %t, observe again %t; want %t, false, false, false",
+					p.Slices != nil, p.Recover, p.Layouts, p.ObserveAgain, tt.last)
 			}
 		})
 	}
@@ -198,6 +204,42 @@ func TestDesired_Release(t *testing.T) {
 	}
 }
 
+// What a plugin that was killed left half done is finished before the session of the driver ends, in which it is known for
+// Cleave's own.
+func TestDesired_ReleaseAfterRecovery(t *testing.T) {
+	b := newBed(t, "a30")
+	b.Cluster.Node.ReleaseDriver, b.Changed = true, Inventory|Policies|Cluster
+	first := Desired(b.Observed)
+	if first.Release != nil || !first.Recover || !first.ObserveAgain {
+		t.Errorf("first pass: release %v, recover %t, observe again %t; want none, true, true", first.Release, first.Recover, first.ObserveAgain)
+	}
+	b.Memory, b.Pass, b.Changed = first.Memory, 1, 0
+	if second := Desired(b.Observed); second.Release == nil {
+		t.Error("second pass: got no release")
+	}
+}
+
+// The time in which devices of the policy before stay begins when they are published with their taint: a recovery may take
+// longer than that time.
+func TestDesired_WithdrawnUntilPublished(t *testing.T) {
+	b := newBed(t, "hgx-h100")
+	b.step(Inventory | Policies)
+	b.write("default.yaml", "rules: [{tiers: [exclusive]}]")
+	b.Changed, b.Pass = Policies|Periodic, 0
+	p := Desired(b.Observed)
+	if !p.ObserveAgain || p.Slices != nil || p.Memory.Previous == nil {
+		t.Fatalf("first pass: observe again %t, slices %t, previous %t; want true, false, true", p.ObserveAgain, p.Slices != nil, p.Memory.Previous != nil)
+	}
+	b.Memory, b.Changed, b.Now = p.Memory, 0, b.Now.Add(2*withdrawAfter)
+	for b.Pass = 1; p.ObserveAgain; b.Pass++ {
+		p = Desired(b.Observed)
+		b.Memory = p.Memory
+	}
+	if want := b.Now.Add(withdrawAfter); p.Slices == nil || p.Memory.Previous == nil || !p.LookAgain.Equal(want) {
+		t.Errorf("publication: slices %t, previous %t, look again %s; want true, true, %s", p.Slices != nil, p.Memory.Previous != nil, p.LookAgain, want)
+	}
+}
+
 func TestReleaseReason(t *testing.T) {
 	for name, tt := range map[string]struct {
 		release bool
@@ -233,18 +275,19 @@ func TestDesired_Inventory(t *testing.T) {
 		events  []string
 		removed int
 		gpus    int
+		same    bool // GPUs as before, in an inventory that was read anew
 	}{
-		{"removed", func(n *gpu.Node) { n.GPUs = n.GPUs[:7] }, []string{"Warning GPURemoved"}, 1, 7},
-		{"added", func(*gpu.Node) {}, []string{"Normal GPUAdded"}, 0, 8},
-		{"replaced", func(n *gpu.Node) { n.GPUs[3].UUID = "GPU-other" }, []string{"Normal GPUReplaced"}, 0, 8},
+		{"removed", func(n *gpu.Node) { n.GPUs = n.GPUs[:7] }, []string{"Warning GPURemoved"}, 1, 7, false},
+		{"added", func(*gpu.Node) {}, []string{"Normal GPUAdded"}, 0, 8, false},
+		{"replaced", func(n *gpu.Node) { n.GPUs[3].UUID = "GPU-other" }, []string{"Normal GPUReplaced"}, 0, 8, false},
 		{"unreadable", func(n *gpu.Node) {
 			n.GPUs[3].UUID = "GPU-other"
 			n.Problems = []gpu.Problem{{Index: 8, Err: errors.New("GPU 8 cannot be read")}}
-		}, []string{"Warning UnreadableGPU"}, 0, 8},
+		}, []string{"Warning UnreadableGPU"}, 0, 8, false},
 		{"unreadable, reported", func(n *gpu.Node) {
 			n.GPUs[3].UUID = "GPU-other"
 			n.Problems = []gpu.Problem{{Index: 8, Err: errors.New("GPU 8 cannot be read")}}
-		}, nil, 0, 8},
+		}, nil, 0, 8, true},
 	} {
 		change(tt.edit)
 		b.Changed, b.Pass = Inventory, 0
@@ -253,8 +296,9 @@ func TestDesired_Inventory(t *testing.T) {
 		if diff := cmp.Diff(tt.events, reasons(b.heard())); diff != "" {
 			t.Errorf("%s: Events (-want +got):\n%s", tt.name, diff)
 		}
-		if len(p.Removed) != tt.removed || p.Status.GPUs != tt.gpus || !p.NewInventory || !p.Recover {
-			t.Errorf("%s: removed %v, %d GPUs, new %t, recover %t; want %d, %d, true, true", tt.name, p.Removed, p.Status.GPUs, p.NewInventory, p.Recover, tt.removed, tt.gpus)
+		if len(p.Removed) != tt.removed || p.Status.GPUs != tt.gpus || p.NewInventory == tt.same || p.Recover == tt.same {
+			t.Errorf("%s: removed %v, %d GPUs, new %t, recover %t; want %d, %d, %t, %t", tt.name, p.Removed, p.Status.GPUs,
+				p.NewInventory, p.Recover, tt.removed, tt.gpus, !tt.same, !tt.same)
 		}
 	}
 }
@@ -335,5 +379,19 @@ func TestMarks(t *testing.T) {
 	}
 	if got := m.take(at(partitionsSettle * 3 / 2)); got != Partitions || !m.next().IsZero() {
 		t.Errorf("got %b, want partitions, and nothing after", got)
+	}
+}
+
+// What lies on the GPUs is known after the first recovery only: a layout that is fitted without it would move.
+func TestDesired_LayoutsAfterRecovery(t *testing.T) {
+	b := newBed(t, "a30")
+	b.Ready, b.Pass, b.Changed = true, 0, Inventory
+	first := Desired(b.Observed)
+	if !first.Recover || first.Layouts || !first.ObserveAgain {
+		t.Errorf("first pass: recover %t, layouts %t, observe again %t; want true, false, true", first.Recover, first.Layouts, first.ObserveAgain)
+	}
+	b.Memory, b.Pass, b.Changed = first.Memory, 1, 0
+	if second := Desired(b.Observed); second.Recover || !second.Layouts {
+		t.Errorf("second pass: recover %t, layouts %t; want false, true", second.Recover, second.Layouts)
 	}
 }

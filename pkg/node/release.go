@@ -35,9 +35,10 @@ func ReleaseReason(node cluster.Node, missing error) error {
 	return nil
 }
 
-// considerRelease decides whether the driver is to be released.
+// considerRelease decides whether the driver is to be released. A recovery comes first: what a plugin that was killed left half
+// done can be told from what is unmanaged only in the session of the driver that created it.
 func (p *Plan) considerRelease(o *Observed) {
-	if !o.Ready || o.Releasing {
+	if !o.Ready || p.Memory.Recovered.IsZero() {
 		return
 	}
 	if p.Release = ReleaseReason(o.Cluster.Node, o.Driver); p.Release != nil {

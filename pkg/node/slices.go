@@ -30,6 +30,9 @@ func (p *Plan) publish(o *Observed) {
 	if !o.Ready || p.ObserveAgain && !p.publishFirst(o) {
 		return
 	}
+	if m := &p.Memory; m.Previous != nil && m.PreviousUntil.IsZero() {
+		m.PreviousUntil = o.Now.Add(withdrawAfter)
+	}
 	node, view := p.view(o)
 	now := &View{Node: node, Taints: view.Taints, Existing: o.Existing, Lists: view.Lists, Order: view.WholeGPUs(node)}
 	if before := p.Memory.Published; before != nil && !before.differs(now) {
@@ -86,7 +89,7 @@ func (p *Plan) mpsTaints(node *policy.Node) []publish.Taint {
 
 // releaseTaints are on all devices while the driver is being released.
 func (p *Plan) releaseTaints(o *Observed, node *policy.Node) []publish.Taint {
-	if !o.Releasing && p.Release == nil {
+	if p.Release == nil {
 		return nil
 	}
 	var taints []publish.Taint

@@ -239,7 +239,8 @@ func (s *Session) partitionsOf(dev Device, pci gpu.PCIAddress, profileID int, at
 	}
 	var found []gpu.Partition
 	for _, gi := range instances {
-		info, err := gi.Info()
+		info, infoErr := gi.Info()
+		err := infoErr
 		part := gpu.Partition{ProfileID: info.ProfileID, Placement: info.Placement, GI: info.ID}
 		if err == nil {
 			if at != nil && info.Placement != *at {
@@ -247,8 +248,10 @@ func (s *Session) partitionsOf(dev Device, pci gpu.PCIAddress, profileID int, at
 			}
 			err = s.readComputeInstance(gi, &part)
 		}
-		if errors.Is(err, gpu.ErrInvalidArgument) || errors.Is(err, gpu.ErrNotFound) {
-			continue // destroyed meanwhile
+		// One that was destroyed meanwhile is left out. At a placement that is certain only of the GPU instance itself: to take
+		// one whose compute instance cannot be read for absent would leave it behind, or destroy what is unmanaged.
+		if gone := errors.Is(err, gpu.ErrInvalidArgument) || errors.Is(err, gpu.ErrNotFound); gone && (at == nil || infoErr != nil) {
+			continue
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read a GPU instance of the GPU at %s: %w", pci, err)

@@ -198,7 +198,13 @@ func (n *otherNames) useHardware(hw *hardware) {
 func (n *otherNames) states() []node.DriverName {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.observed
+	all := slices.Clone(n.observed)
+	for _, driver := range slices.Sorted(maps.Keys(n.byName)) {
+		if !slices.ContainsFunc(all, func(o node.DriverName) bool { return o.Driver == driver }) {
+			all = append(all, node.DriverName{Driver: driver}) // found, and not looked at yet
+		}
+	}
+	return all
 }
 
 // run looks at other names, again and again, until ctx ends.

@@ -66,8 +66,10 @@ func serve(ctx context.Context, config Config, on Host) error {
 	if err := makeDir(filepath.Join(config.Dir, stateDir), 0o700); err != nil {
 		return fmt.Errorf("create the supervisor's directory of records (--dir %s): %w", config.Dir, err)
 	}
-	if err := on.Disk.Sweep(filepath.Join(config.Dir, stateDir)); err != nil {
-		return fmt.Errorf("sweep the supervisor's directory of records (--dir %s): %w", config.Dir, err)
+	for _, dir := range []string{config.Dir, filepath.Join(config.Dir, stateDir)} { // events and records
+		if err := on.Disk.Sweep(dir); err != nil {
+			return fmt.Errorf("sweep the supervisor's directory %s: %w", dir, err)
+		}
 	}
 	life, stop := context.WithCancel(ctx)
 	s := New(life, config, on, boot)
