@@ -42,7 +42,7 @@ func (s *space) readiness(ctx context.Context, want string) {
 	})
 }
 
-// An admin replaces the driver on a running node: the plugin lets go of it, claims end without it, and after it the new
+// An admin replaces the driver on a running node: the plugin releases it, claims end without it, and after it the new
 // driver is what pods get.
 func TestDriver_Replaced(t *testing.T) {
 	ctx, s := newSpace(t, nil)

@@ -73,7 +73,7 @@ const (
 //     a GPU depend on its model alone.
 //   - Where slices change one at a time, each state in between has the same counters, and each device that is published
 //     before and after. That is so only if no device changes its slice and no counters change; see oneByOne.
-//   - Else all slices are handed on at once. The helper then removes, changes and makes slices in an order of its own, but
+//   - Else all slices change at once. The helper then removes, changes and creates slices in an order of its own, but
 //     from its first write to its last the pool is not whole: slices are fewer than they say that they are, or those of the
 //     new generation are. From such a pool the scheduler allocates nothing (GatherPools of
 //     k8s.io/dynamic-resource-allocation/structured).

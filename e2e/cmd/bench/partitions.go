@@ -154,12 +154,12 @@ func (b *bench) measureAll(ctx context.Context, r *report, claims []*drapb.Claim
 	if err := b.each(claims, func(c *drapb.Claim) error { return prepare(ctx, b.plugin, c) }); err != nil {
 		return err
 	}
-	r.add(result{Name: fmt.Sprintf("%d partitions at once: all made", len(claims)), Value: millis(time.Since(start)), Unit: "ms"})
+	r.add(result{Name: fmt.Sprintf("%d partitions at once: all created", len(claims)), Value: millis(time.Since(start)), Unit: "ms"})
 	start = time.Now()
 	if err := b.each(claims, func(c *drapb.Claim) error { return unprepare(ctx, b.plugin, c) }); err != nil {
 		return err
 	}
-	r.add(result{Name: fmt.Sprintf("%d partitions at once: all unmade", len(claims)), Value: millis(time.Since(start)), Unit: "ms"})
+	r.add(result{Name: fmt.Sprintf("%d partitions at once: all destroyed", len(claims)), Value: millis(time.Since(start)), Unit: "ms"})
 	return nil
 }
 
