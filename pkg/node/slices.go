@@ -56,7 +56,7 @@ func (p *Plan) publishFirst(o *Observed) bool {
 // view is the inventory that is published, and what is published with it.
 func (p *Plan) view(o *Observed) (*policy.Node, publish.View) {
 	node := p.Offer
-	taints := slices.Concat(p.mpsTaints(node), p.releaseTaints(o, node), HealthTaints(node, o.Conditions), SpecTaints(node, o.Incomplete))
+	taints := slices.Concat(p.mpsTaints(node), p.releaseTaints(node), HealthTaints(node, o.Conditions), SpecTaints(node, o.Incomplete))
 	for _, device := range o.Occupied {
 		taints = append(taints, publish.Taint{Device: device, Key: publish.TaintOccupied})
 	}
@@ -88,7 +88,7 @@ func (p *Plan) mpsTaints(node *policy.Node) []publish.Taint {
 }
 
 // releaseTaints are on all devices while the driver is being released.
-func (p *Plan) releaseTaints(o *Observed, node *policy.Node) []publish.Taint {
+func (p *Plan) releaseTaints(node *policy.Node) []publish.Taint {
 	if p.Release == nil {
 		return nil
 	}
