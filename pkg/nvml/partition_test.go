@@ -205,6 +205,24 @@ func TestPartitions_TransientError(t *testing.T) {
 	}
 }
 
+// A GPU instance whose compute instance cannot be read is there: taken for absent, it would be left behind, or be destroyed as
+// one that Cleave was about to create.
+func TestPartitionAt_ComputeInstanceUnreadable(t *testing.T) {
+	for _, call := range []string{"nvmlComputeInstanceGetInfo_v2", "nvmlGpuInstanceGetComputeInstances"} {
+		for _, code := range []int{sim.CodeNotFound, sim.CodeInvalidArgument} {
+			b := newBed(t, "hgx-h100")
+			b.enable()
+			created := b.create(9, 4)
+			if err := b.node.FailNth(call, 1, code); err != nil {
+				t.Fatal(err)
+			}
+			if found, err := b.PartitionAt(t.Context(), b.gpu0().PCI, created); err == nil {
+				t.Errorf("%s returns %d: got %v, want an error", call, code, found)
+			}
+		}
+	}
+}
+
 func TestSetMIG_Hopper(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	pci := b.gpu0().PCI
