@@ -109,6 +109,10 @@ gpu-lane-folder:
 		-o $(GPU_LANE)/nvml-probe e2e/gpulane/probe/nvml-probe.c
 	@size=$$(du -s --apparent-size -B 1M $(GPU_LANE) | cut -f1); echo "$(GPU_LANE): $$size MiB"; test "$$size" -lt 60
 
+.PHONY: gpu-test
+gpu-test: image-root gpu-lane $(HELM) ## run pods on a local Kubernetes with this machine's real GPU (docs/hardware.md)
+	CLEAVE_GPU=1 go test -count=1 -v ./e2e/realgpu
+
 .PHONY: helm
 helm: $(HELM) ## build bin/helm
 

@@ -70,28 +70,42 @@ func Build(ctx context.Context, opts Options) error {
 	if err != nil {
 		return err
 	}
-	if err := installPackages(ctx, o.Output); err != nil {
-		return err
-	}
-	return build(ctx, o)
+	return install(ctx, o)
 }
 
-func build(ctx context.Context, o Options) error {
-	if err := os.MkdirAll(o.BinDir, 0o755); err != nil {
-		return fmt.Errorf("create the directory of the programs: %w", err)
+// install installs and builds what is missing.
+func install(ctx context.Context, o Options) error {
+	todo, err := outdated(o)
+	if err != nil {
+		return err
 	}
+	if err := installPackages(ctx, o.Output, len(todo) > 0); err != nil {
+		return err
+	}
+	return build(ctx, o, todo)
+}
+
+// outdated are the programs that are missing or stem from another version of their module.
+func outdated(o Options) ([]program, error) {
 	var todo []program
 	for _, p := range programs(o) {
 		fresh, err := p.isFresh()
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if !fresh {
 			todo = append(todo, p)
 		}
 	}
+	return todo, nil
+}
+
+func build(ctx context.Context, o Options, todo []program) error {
 	if len(todo) == 0 {
 		return nil
+	}
+	if err := os.MkdirAll(o.BinDir, 0o755); err != nil {
+		return fmt.Errorf("create the directory of the programs: %w", err)
 	}
 	unlock, err := lock(ctx, o.BinDir, o.Output)
 	if err != nil {

@@ -22,6 +22,8 @@ type hostPackage struct {
 	name  string
 	needs string
 	found func() bool
+	// building says that only a build needs it: programs that were built elsewhere run without it.
+	building bool
 }
 
 // cniDirs are where distributions put the network plugins.
@@ -32,10 +34,10 @@ var cniPlugins = []string{"host-local", "loopback", "ptp"}
 
 func hostPackages() []hostPackage {
 	return []hostPackage{
-		{"libseccomp-dev", "the headers of libseccomp", func() bool { return isFile("/usr/include/seccomp.h") }},
-		{"pkg-config", "the program pkg-config", func() bool { _, err := exec.LookPath("pkg-config"); return err == nil }},
-		{"busybox-static", "a static busybox", func() bool { return busyboxPath() != "" }},
-		{"containernetworking-plugins", "the network plugins " + strings.Join(cniPlugins, ", "), func() bool { return cniDir() != "" }},
+		{"libseccomp-dev", "the headers of libseccomp", func() bool { return isFile("/usr/include/seccomp.h") }, true},
+		{"pkg-config", "the program pkg-config", func() bool { _, err := exec.LookPath("pkg-config"); return err == nil }, true},
+		{"busybox-static", "a static busybox", func() bool { return busyboxPath() != "" }, false},
+		{"containernetworking-plugins", "the network plugins " + strings.Join(cniPlugins, ", "), func() bool { return cniDir() != "" }, false},
 	}
 }
 
@@ -75,9 +77,10 @@ func isProgram(path string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0
 }
 
-// installPackages installs the Debian packages whose programs are missing.
-func installPackages(ctx context.Context, out io.Writer) error {
-	missing := missingPackages()
+// installPackages installs the Debian packages whose programs are missing. Unless programs are to be built, those that
+// only a build needs are left out.
+func installPackages(ctx context.Context, out io.Writer, building bool) error {
+	missing := missingPackages(building)
 	if len(missing) == 0 {
 		return nil
 	}
@@ -112,8 +115,8 @@ func installPackages(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-func missingPackages() []hostPackage {
-	return slices.DeleteFunc(hostPackages(), func(p hostPackage) bool { return p.found() })
+func missingPackages(building bool) []hostPackage {
+	return slices.DeleteFunc(hostPackages(), func(p hostPackage) bool { return p.building && !building || p.found() })
 }
 
 func aptGet(ctx context.Context, args ...string) error {

@@ -32,10 +32,7 @@ func Up(ctx context.Context, opts Options) (*Cluster, error) {
 		return nil, errors.New("start a cluster: another kubelet runs on this machine and the two would take each other's device plugin " +
 			"socket; stop it first")
 	}
-	if err := installPackages(ctx, o.Output); err != nil {
-		return nil, err
-	}
-	if err := build(ctx, o); err != nil {
+	if err := install(ctx, o); err != nil {
 		return nil, err
 	}
 	unlock, err := lock(ctx, o.Dir, o.Output)

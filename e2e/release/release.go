@@ -63,26 +63,33 @@ type Bed struct {
 func Prepare(ctx context.Context, c *cluster.Cluster, source, model string) (*Bed, error) {
 	b := &Bed{cluster: c}
 	var err error
-	if b.MPSDir, err = c.GuestDir("mps"); err != nil {
+	if b.MPSDir, err = Import(ctx, c, source); err != nil {
 		return nil, err
-	}
-	// What pods mount here is seen by the host, and the other way around, as below /run of a real node.
-	guests := filepath.Dir(b.MPSDir)
-	if err := errors.Join(unix.Mount(guests, guests, "", unix.MS_BIND, ""), unix.Mount("", guests, "", unix.MS_SHARED, "")); err != nil {
-		return nil, fmt.Errorf("share mounts below %s with pods: %w", guests, err)
 	}
 	dir, err := c.GuestDir("node")
 	if err != nil {
 		return nil, err
 	}
-	if b.Node, err = node.Create(ctx, node.Options{Cluster: c, Bin: filepath.Join(source, "bin"), Model: model, Dir: dir}); err != nil {
-		return nil, err
+	b.Node, err = node.Create(ctx, node.Options{Cluster: c, Bin: filepath.Join(source, "bin"), Model: model, Dir: dir})
+	return b, err
+}
+
+// Import gives containerd Cleave's image (bin/image, which make image-root lays out) and returns a directory for the MPS
+// supervisor.
+func Import(ctx context.Context, c *cluster.Cluster, source string) (mpsDir string, err error) {
+	if mpsDir, err = c.GuestDir("mps"); err != nil {
+		return "", err
+	}
+	// What pods mount here is seen by the host, and the other way around, as below /run of a real node.
+	guests := filepath.Dir(mpsDir)
+	if err := errors.Join(unix.Mount(guests, guests, "", unix.MS_BIND, ""), unix.Mount("", guests, "", unix.MS_SHARED, "")); err != nil {
+		return "", fmt.Errorf("share mounts below %s with pods: %w", guests, err)
 	}
 	files, err := cluster.FilesOf(os.DirFS(filepath.Join(source, "bin", "image")))
 	if err != nil {
-		return nil, fmt.Errorf("read the image (make image-root lays it out): %w", err)
+		return "", fmt.Errorf("read the image (make image-root lays it out): %w", err)
 	}
-	return b, c.ImportImage(ctx, cluster.Image{Ref: image, Files: files, Entrypoint: []string{"/usr/bin/cleave"},
+	return mpsDir, c.ImportImage(ctx, cluster.Image{Ref: image, Files: files, Entrypoint: []string{"/usr/bin/cleave"},
 		Cmd: []string{"kubelet-plugin"}})
 }
 

@@ -69,6 +69,7 @@ func (s *Static) newLibrary(ctx context.Context, devices driverroot.Root) (nvcdi
 		nvcdi.WithMode(nvcdi.ModeNvml),
 		nvcdi.WithDriverRoot(s.opts.ContainerDriverRoot),
 		nvcdi.WithDevRoot(devices.Here),
+		nvcdi.WithLibrarySearchPaths(s.driverRoot().LibrarySearchPaths()),
 		nvcdi.WithVendor(s.opts.Driver),
 		nvcdi.WithClass(Class),
 		nvcdi.WithNVIDIACDIHookPath(s.opts.HookPath),

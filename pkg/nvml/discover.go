@@ -65,11 +65,14 @@ func readNode(lib Library, node *gpu.Node, count *int) (err error) {
 	if node.DriverVersion, err = lib.SystemDriverVersion(); err != nil {
 		return fmt.Errorf("read the driver's version: %w", err)
 	}
-	cuda, err := lib.SystemCUDADriverVersion()
-	if err != nil {
+	switch cuda, err := lib.SystemCUDADriverVersion(); {
+	case errors.Is(err, gpu.ErrNotFound) || errors.Is(err, gpu.ErrLibraryNotFound) || errors.Is(err, gpu.ErrNotSupported):
+		// The driver has no libcuda, or one that this process cannot load. GPUs can be handed on without knowing its version.
+	case err != nil:
 		return fmt.Errorf("read the driver's CUDA version: %w", err)
+	default:
+		node.CUDAVersion = gpu.Version{Major: cuda / 1000, Minor: cuda % 1000 / 10}
 	}
-	node.CUDAVersion = gpu.Version{Major: cuda / 1000, Minor: cuda % 1000 / 10}
 	if *count, err = lib.DeviceCount(); err != nil {
 		return fmt.Errorf("count GPUs: %w", err)
 	}

@@ -200,6 +200,16 @@ func TestDiscover_DriverFails(t *testing.T) {
 	}
 }
 
+// NVML asks libcuda for its version and answers NOT_FOUND where it cannot load it.
+func TestDiscover_CUDAVersionUnknown(t *testing.T) {
+	for _, unknown := range []error{gpu.ErrNotFound, gpu.ErrLibraryNotFound, gpu.ErrNotSupported} {
+		lib := &fakeLibrary{devices: []*fakeDevice{h100(0)}, errs: map[string]error{"SystemCUDADriverVersion": unknown}}
+		if got := mustDiscover(t, lib); got.CUDAVersion != (gpu.Version{}) || len(got.GPUs) != 1 {
+			t.Errorf("%v: got CUDA %v and %d GPUs, want the GPU and no version", unknown, got.CUDAVersion, len(got.GPUs))
+		}
+	}
+}
+
 func TestDiscover_NoGPUs(t *testing.T) {
 	if got := mustDiscover(t, &fakeLibrary{}); len(got.GPUs) != 0 || len(got.Problems) != 0 {
 		t.Errorf("got %v, want nothing", got)

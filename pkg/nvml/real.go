@@ -5,9 +5,11 @@ package nvml
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 
+	"github.com/NVIDIA/go-nvml/pkg/dl"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -51,12 +53,13 @@ var sentinels = map[nvml.Return]error{
 
 // realLibrary is libnvidia-ml.so.1 behind go-nvml.
 type realLibrary struct {
-	lib nvml.Interface
+	lib  nvml.Interface
+	path string
 }
 
 // newRealLibrary uses the library at path. Init opens it.
 func newRealLibrary(path string) *realLibrary {
-	return &realLibrary{lib: nvml.New(nvml.WithLibraryPath(path))}
+	return &realLibrary{lib: nvml.New(nvml.WithLibraryPath(path)), path: path}
 }
 
 func (l *realLibrary) Init() error     { return check("nvmlInit", l.lib.Init()) }
@@ -66,7 +69,14 @@ func (l *realLibrary) SystemDriverVersion() (string, error) {
 	return result(l.lib.SystemGetDriverVersion())("nvmlSystemGetDriverVersion")
 }
 
+// SystemCUDADriverVersion asks libcuda.so.1, which NVML opens by that name. In a container the loader does not know the
+// directory of the driver, and NVML answers NOT_FOUND (driver 580.159.04 on an H100). So libcuda is opened before by its path
+// next to NVML: the loader then finds it by its SONAME.
 func (l *realLibrary) SystemCUDADriverVersion() (int, error) {
+	cuda := dl.New(filepath.Join(filepath.Dir(l.path), "libcuda.so.1"), dl.RTLD_LAZY)
+	if cuda.Open() == nil {
+		defer func() { _ = cuda.Close() }() // NVML has its own handle for as long as it needs one
+	}
 	return result(l.lib.SystemGetCudaDriverVersion_v2())("nvmlSystemGetCudaDriverVersion_v2")
 }
 

@@ -8,14 +8,15 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/cleave-dra/cleave/pkg/driverroot"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
 // withLibrary puts the library into a root, as a file or, as Debian's packages do, behind a chain of absolute links.
 func withLibrary(t *testing.T, root string, linked bool) (path string) {
 	t.Helper()
-	path = filepath.Join(root, "usr/lib/x86_64-linux-gnu", LibraryName)
-	target := filepath.Join(root, "usr/lib/x86_64-linux-gnu/nvidia/current", LibraryName)
+	path = filepath.Join(root, "usr/lib/x86_64-linux-gnu", driverroot.LibraryName)
+	target := filepath.Join(root, "usr/lib/x86_64-linux-gnu/nvidia/current", driverroot.LibraryName)
 	if !linked {
 		target = path
 	}
@@ -24,10 +25,10 @@ func withLibrary(t *testing.T, root string, linked bool) (path string) {
 		t.Fatal(err)
 	}
 	if linked {
-		alternative := filepath.Join(root, "etc/alternatives/nvidia--"+LibraryName)
+		alternative := filepath.Join(root, "etc/alternatives/nvidia--"+driverroot.LibraryName)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(alternative), 0o700),
-			os.Symlink("/etc/alternatives/nvidia--"+LibraryName,
-				path), os.Symlink("/usr/lib/x86_64-linux-gnu/nvidia/current/"+LibraryName, alternative)); err != nil {
+			os.Symlink("/etc/alternatives/nvidia--"+driverroot.LibraryName,
+				path), os.Symlink("/usr/lib/x86_64-linux-gnu/nvidia/current/"+driverroot.LibraryName, alternative)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -9,20 +9,16 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/NVIDIA/nvidia-container-toolkit/pkg/lookup"
 	"k8s.io/klog/v2"
 
+	"github.com/cleave-dra/cleave/pkg/driverroot"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
-
-// LibraryName is the SONAME under which every NVIDIA driver installs its management library.
-const LibraryName = "libnvidia-ml.so.1"
 
 // Options locate the driver.
 type Options struct {
@@ -132,7 +128,7 @@ func find(opts Options) ([]candidate, error) {
 	roots := append([]string{cmp.Or(opts.DriverRoot, "/")}, opts.OtherRoots...)
 	var found []candidate
 	for _, r := range roots {
-		if path, ok := libraryIn(r); ok {
+		if path, ok := (driverroot.Root{Here: r}).NVML(); ok {
 			found = append(found, candidate{path, r})
 		}
 	}
@@ -148,18 +144,10 @@ func find(opts Options) ([]candidate, error) {
 	}
 	if len(found) == 0 {
 		return nil, fmt.Errorf("%w: %s not found under %s: is the NVIDIA driver installed there? "+
-			"Set --driver-root to the driver's root or --nvml-library to the file", gpu.ErrLibraryNotFound, LibraryName, strings.Join(roots, " or "))
+			"Set --driver-root to the driver's root or --nvml-library to the file",
+			gpu.ErrLibraryNotFound, driverroot.LibraryName, strings.Join(roots, " or "))
 	}
 	return found, nil
-}
-
-// libraryIn finds the library under a root.
-func libraryIn(root string) (string, bool) {
-	found, err := lookup.NewLibraryLocator(lookup.WithRoot(root), lookup.WithLogger(silent{})).Locate(LibraryName)
-	if err != nil || len(found) == 0 {
-		return "", false
-	}
-	return filepath.Clean(found[0]), true
 }
 
 // Wait opens a session as soon as the driver is available. It returns early only when ctx ends, or if the driver needs
@@ -278,12 +266,3 @@ func (s *Session) Close() error {
 	}
 	return s.lib.Shutdown()
 }
-
-// silent discards the messages of the library search, such as that a root has no ld.so.cache.
-type silent struct{}
-
-func (silent) Debugf(string, ...any)   {}
-func (silent) Infof(string, ...any)    {}
-func (silent) Warningf(string, ...any) {}
-func (silent) Errorf(string, ...any)   {}
-func (silent) Tracef(string, ...any)   {}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cleave-dra/cleave/pkg/driverroot"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
@@ -34,7 +35,7 @@ func wantError(t *testing.T, err error, says ...string) {
 func TestFindLibrary_Errors(t *testing.T) {
 	empty := t.TempDir()
 	_, err := FindLibrary(Options{DriverRoot: empty})
-	wantError(t, err, LibraryName, empty, "--driver-root", "--nvml-library")
+	wantError(t, err, driverroot.LibraryName, empty, "--driver-root", "--nvml-library")
 	if !errors.Is(err, gpu.ErrLibraryNotFound) {
 		t.Errorf("got %v, want %v", err, gpu.ErrLibraryNotFound)
 	}
@@ -47,13 +48,13 @@ func TestFindLibrary_Errors(t *testing.T) {
 }
 
 func TestFindLibrary_DriverRoot(t *testing.T) {
-	for _, dir := range []string{"usr/lib64", "usr/lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu"} {
+	for _, dir := range []string{"usr/lib64", "usr/lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "usr/local/nvidia/lib64", "usr/lib"} {
 		root, err := filepath.EvalSymlinks(t.TempDir())
 		if err != nil {
 			t.Fatal(err)
 		}
 		real := filepath.Join(root, dir, "libnvidia-ml.so.580.95.05")
-		link := filepath.Join(root, dir, LibraryName)
+		link := filepath.Join(root, dir, driverroot.LibraryName)
 		if err := os.MkdirAll(filepath.Dir(real), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -77,7 +78,7 @@ func TestFindLibrary_DriverRoot(t *testing.T) {
 }
 
 func TestOpen_NotALibrary(t *testing.T) {
-	path := filepath.Join(t.TempDir(), LibraryName)
+	path := filepath.Join(t.TempDir(), driverroot.LibraryName)
 	if err := os.WriteFile(path, []byte("not an ELF file"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +165,7 @@ func TestRefresh_Fails(t *testing.T) {
 func TestWait_NotifiesOncePerReason(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		root := t.TempDir()
-		path := filepath.Join(root, "usr/lib64", LibraryName)
+		path := filepath.Join(root, "usr/lib64", driverroot.LibraryName)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		var reasons []string

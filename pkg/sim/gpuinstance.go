@@ -136,8 +136,9 @@ func (d *Device) GPUInstances(profileID int) ([]*GPUInstance, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := d.needMIG(call, st); err != nil {
-		return nil, err
+	// Outside MIG mode there are none, which is no error (captured with driver 580.159.04 on H100 and H200).
+	if d.board.MIG == nil {
+		return nil, d.noMIG(call)
 	}
 	if _, err := d.profileByID(call, profileID); err != nil {
 		return nil, fail(call, CodeInvalidArgument, "%v", err)
@@ -168,16 +169,16 @@ func (d *Device) GPUInstanceByID(id int) (*GPUInstance, error) {
 	return d.GPUInstanceHandle(gi.ID, gi.Serial), nil
 }
 
-// GPUInstanceRemainingCapacity is how many more instances of a profile ID fit
-// (nvmlDeviceGetGpuInstanceRemainingCapacity).
+// GPUInstanceRemainingCapacity is how many more instances of a profile ID fit, in MIG mode or would fit in it
+// (nvmlDeviceGetGpuInstanceRemainingCapacity; captured with driver 580.159.04 on H100 and H200).
 func (d *Device) GPUInstanceRemainingCapacity(profileID int) (int, error) {
 	const call = "nvmlDeviceGetGpuInstanceRemainingCapacity"
 	st, err := d.load(call)
 	if err != nil {
 		return 0, err
 	}
-	if err := d.needMIG(call, st); err != nil {
-		return 0, err
+	if d.board.MIG == nil {
+		return 0, d.noMIG(call)
 	}
 	p, err := d.profileByID(call, profileID)
 	if err != nil {

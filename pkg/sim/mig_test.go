@@ -167,8 +167,11 @@ func TestProfiles_MIGDisabled(t *testing.T) {
 	if _, err := d.ProfileByEnumV(0); !errors.Is(err, gpu.ErrNotSupported) {
 		t.Errorf("versioned profile outside MIG mode = %v", err)
 	}
-	if _, err := d.GPUInstances(19); !errors.Is(err, gpu.ErrNotSupported) {
-		t.Errorf("instances outside MIG mode = %v", err)
+	if found, err := d.GPUInstances(19); len(found) > 0 || err != nil {
+		t.Errorf("instances outside MIG mode = %v, %v", found, err)
+	}
+	if left, err := d.GPUInstanceRemainingCapacity(19); left != 7 || err != nil {
+		t.Errorf("room for 1g outside MIG mode = %d, %v", left, err)
 	}
 }
 

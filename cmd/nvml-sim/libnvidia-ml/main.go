@@ -12,6 +12,8 @@ package main
 /*
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
 #cgo CFLAGS: -Wno-deprecated-declarations -Wno-attributes
+#cgo LDFLAGS: -ldl
+#include <dlfcn.h>
 #include <stdlib.h>
 #include <nvml.h>
 #include "sim.h"
@@ -158,8 +160,18 @@ func nvmlSystemGetNVMLVersion(to *C.char, length C.uint) C.nvmlReturn_t {
 	return answerString(node, (*sim.Node).SystemNVMLVersion, to, length)
 }
 
+// NVML asks libcuda.so.1, which it opens by that name. Where the loader does not find it, as in a container that has the
+// driver's files in a directory of their own, the answer is NOT_FOUND (seen with driver 580.159.04 on an H100).
+//
 //export nvmlSystemGetCudaDriverVersion_v2
 func nvmlSystemGetCudaDriverVersion_v2(to *C.int) C.nvmlReturn_t {
+	name := C.CString("libcuda.so.1")
+	defer C.free(unsafe.Pointer(name))
+	cuda := C.dlopen(name, C.RTLD_LAZY)
+	if cuda == nil {
+		return C.NVML_ERROR_NOT_FOUND
+	}
+	defer C.dlclose(cuda)
 	return answerNumber(node, (*sim.Node).SystemCUDADriverVersion, to)
 }
 

@@ -15,13 +15,14 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/cleave-dra/cleave/pkg/driverroot"
 	"github.com/cleave-dra/cleave/pkg/mps"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
 // builtLibrary is where `make build` puts the simulated driver's library.
-const builtLibrary = "../../../bin/" + nvml.LibraryName
+const builtLibrary = "../../../bin/" + driverroot.LibraryName
 
 // client runs a CUDA program as a container would, and returns what it was given once it has it.
 func (b *bed) client(t *testing.T, e mps.Endpoint, args ...string) (map[string]any, *exec.Cmd) {

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package driverroot
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// The container toolkit knows the directories of distributions. It finds others in the host's /etc/ld.so.cache, which a pod
+// with the host's /usr does not see: there it needs to be told.
+func TestRoot_NVML(t *testing.T) {
+	tests := map[string]struct {
+		files []string
+		want  string   // below the root
+		paths []string // likewise
+	}{
+		"distribution":        {[]string{"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.1.2", "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"}, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", nil},
+		"Arch Linux":          {[]string{"usr/lib/libnvidia-ml.so.580.1.2", "usr/lib/libnvidia-ml.so.1"}, "usr/lib/libnvidia-ml.so.1", []string{"usr/lib"}},
+		"mounted by platform": {[]string{"usr/local/nvidia/lib64/libnvidia-ml.so.580.1.2", "usr/local/nvidia/lib64/libnvidia-ml.so.1", "usr/lib/libnvidia-ml.so.1"}, "usr/local/nvidia/lib64/libnvidia-ml.so.1", []string{"usr/local/nvidia/lib64"}},
+		"links alone":         {[]string{"usr/lib/libnvidia-ml.so.1"}, "", nil},
+		"nothing":             {nil, "", nil},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			here, err := filepath.EvalSymlinks(t.TempDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			lay(t, here, tt.files...)
+			root := Root{Host: "/", Here: here}
+			path, found := root.NVML()
+			if found != (tt.want != "") || found && path != filepath.Join(here, tt.want) {
+				t.Errorf("got %q, %t, want %q", path, found, tt.want)
+			}
+			var want []string
+			for _, dir := range tt.paths {
+				want = append(want, filepath.Join(here, dir))
+			}
+			if diff := cmp.Diff(want, root.LibrarySearchPaths()); diff != "" {
+				t.Errorf("search paths (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
