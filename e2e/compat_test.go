@@ -74,7 +74,7 @@ func (s *space) compatibleManifest(name string) []runtime.Object {
 // cleared waits until a node has no records, nothing of MPS and no interval, and its GPUs no partitions.
 func (s *space) cleared(ctx context.Context, n *node.Node) {
 	s.Helper()
-	s.waitRecords(ctx, n)
+	s.plugin.waitRecords(ctx, n)
 	s.eventually(ctx, "nothing to be left", func(ctx context.Context) (bool, string, error) {
 		var left []string
 		for _, p := range processes() {
@@ -106,7 +106,7 @@ func TestCompatible_SharedClaim(t *testing.T) {
 	}
 	s.create(ctx, objects...)
 
-	sliced := s.running(ctx, "time-sliced")
+	sliced := s.pods.running(ctx, "time-sliced")
 	for _, c := range []string{"first", "second"} {
 		seen, err := env.client.Look(ctx, s.name, sliced.Name, c)
 		s.must(err)
@@ -120,26 +120,26 @@ func TestCompatible_SharedClaim(t *testing.T) {
 		t.Errorf("no GPU has long time slices:\n%s", shown)
 	}
 
-	first, second := s.running(ctx, "mps-a"), s.running(ctx, "mps-b")
-	a, b := s.served(ctx, first), s.served(ctx, second)
+	first, second := s.pods.running(ctx, "mps-a"), s.pods.running(ctx, "mps-b")
+	a, b := s.pods.served(ctx, first), s.pods.served(ctx, second)
 	if diff := cmp.Diff(workload.Served{Server: a.Server, Threads: 50, Memory: 10 << 30}, a); diff != "" || a != b {
 		t.Errorf("pods with MPS have %+v and %+v, want one server with half of the threads and 10 GiB for each (-want +got):\n%s", a, b, diff)
 	}
-	if one, other := s.device(ctx, first), s.device(ctx, sliced); one == other || strings.Contains(one, "mps") {
+	if one, other := s.pods.device(ctx, first), s.pods.device(ctx, sliced); one == other || strings.Contains(one, "mps") {
 		t.Errorf("the claims have %s and %s, want a whole GPU each", one, other)
 	}
-	s.waitRecords(ctx, n, "mps", claimNames(sliced)[0])
+	s.plugin.waitRecords(ctx, n, "mps", claimNames(sliced)[0])
 
 	// Both live on while the plugin is away, and it finds them again.
 	s.must(n.Kill())
 	s.must(n.Start(ctx))
 	s.must(n.WaitReady(ctx))
-	s.delete(ctx, "mps-a")
-	if again := s.served(ctx, second); again != b {
+	s.pods.delete(ctx, "mps-a")
+	if again := s.pods.served(ctx, second); again != b {
 		t.Errorf("after the other pod of its claim is gone, the server is %+v, want %+v", again, b)
 	}
-	s.delete(ctx, "mps-b")
-	s.delete(ctx, "time-sliced")
+	s.pods.delete(ctx, "mps-b")
+	s.pods.delete(ctx, "time-sliced")
 	s.cleared(ctx, n)
 }
 
@@ -163,20 +163,20 @@ func TestCompatible_GPUsAndPartitions(t *testing.T) {
 	})
 	s.create(ctx, append(objects, s.compatibleManifest("mig")...)...)
 	for pod, want := range map[string]int{"one": 1, "two": 2} {
-		seen, err := env.client.Look(ctx, s.name, s.running(ctx, pod).Name, "main")
+		seen, err := env.client.Look(ctx, s.name, s.pods.running(ctx, pod).Name, "main")
 		s.must(err)
 		if got := seen.GPUNodes(); len(got) != want {
 			t.Errorf("pod %s sees %v, want %d GPUs", pod, got, want)
 		}
 	}
-	parent := s.running(ctx, "one-parent")
-	devices := s.devices(ctx, parent)
+	parent := s.pods.running(ctx, "one-parent")
+	devices := s.pods.devices(ctx, parent)
 	if len(devices) != 2 || !strings.Contains(devices[0], "-mig-") || devices[0][:len("gpu-0000-00-00-0")] != devices[1][:len("gpu-0000-00-00-0")] {
 		t.Errorf("pod one-parent has %v, want two partitions of one GPU", devices)
 	}
-	s.running(ctx, "by-capacity")
+	s.pods.running(ctx, "by-capacity")
 	for _, pod := range []string{"one", "two", "one-parent", "by-capacity"} {
-		s.delete(ctx, pod)
+		s.pods.delete(ctx, pod)
 	}
 	s.cleared(ctx, n)
 }
@@ -187,20 +187,7 @@ func TestCompatible_UnsupportedParameters(t *testing.T) {
 	spec := workload.WithParameters(workload.ClaimSpec("mig.nvidia.com", 1), nvidia.DriverName,
 		`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{"strategy":"MPS"}}`)
 	s.create(ctx, claimPod("hopeful", spec)...)
-	s.eventually(ctx, "an error that says what to use", func(ctx context.Context) (bool, string, error) {
-		events, err := env.kube.CoreV1().Events(s.name).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=hopeful"})
-		if err != nil {
-			return false, "", err
-		}
-		var all []string
-		for _, e := range events.Items {
-			all = append(all, e.Message)
-			if strings.Contains(e.Message, "MPS inside a MIG partition is not served: use a whole GPU") {
-				return true, "", nil
-			}
-		}
-		return false, strings.Join(all, "\n"), nil
-	})
+	s.events.wait(ctx, s.name, "hopeful", prepareFailed, "MPS inside a MIG partition is not served: use a whole GPU")
 }
 
 // otherDriver answers the kubelet as NVIDIA's driver does.
@@ -216,7 +203,7 @@ func TestCompatible_NVIDIADriverPresent(t *testing.T) {
 	t.Parallel()
 	ctx, s := newSpace(t, nil)
 	n := s.newPlainNodeOf(ctx, nil, node.Options{Driver: nvidia.DriverName})
-	s.sim(ctx, n, "create", "--node", model)
+	n.sim(ctx, "create", "--node", model)
 	s.must(os.MkdirAll(n.RegistryDir(), 0o750))
 	socket := filepath.Join(n.RegistryDir(), nvidia.DriverName+"-reg.sock")
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", socket)
@@ -231,12 +218,12 @@ func TestCompatible_NVIDIADriverPresent(t *testing.T) {
 	s.must(n.WaitReady(ctx)) // it lives
 	refuses := func(says string) {
 		t.Helper()
-		s.nodeEvent(ctx, n.name, corev1.EventTypeWarning, "DriverNameTaken", says)
+		s.events.waitOnNode(ctx, n.name, corev1.EventTypeWarning, "DriverNameTaken", says)
 		s.eventually(ctx, "the plugin to say "+says, func(ctx context.Context) (bool, string, error) {
 			state := fmt.Sprint(n.Readiness(ctx))
 			return strings.Contains(state, says), state, nil
 		})
-		if got := s.slices(ctx, n.name); len(got) != 1 || got[0].Name != left {
+		if got := s.published.slices(ctx, n.name); len(got) != 1 || got[0].Name != left {
 			t.Errorf("there are %d slices, want only that of the other driver", len(got))
 		}
 		if _, err := os.Lstat(n.Socket()); !os.IsNotExist(err) {
@@ -247,7 +234,7 @@ func TestCompatible_NVIDIADriverPresent(t *testing.T) {
 	server.Stop()
 	refuses("has device gpu-0, which Cleave did not write")
 	s.must(env.kube.ResourceV1().ResourceSlices().Delete(ctx, left, metav1.DeleteOptions{}))
-	s.offers(ctx, n, gpus)
+	n.waitOffered(ctx, gpus)
 }
 
 // otherSlice is a slice as NVIDIA's driver writes it, for a node.

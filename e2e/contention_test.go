@@ -22,8 +22,8 @@ func TestContention_NinthPod(t *testing.T) {
 		s.create(ctx, gpuPod(fmt.Sprintf("pod-%d", i), 1)...)
 	}
 	for i := range gpus {
-		pod := s.running(ctx, fmt.Sprintf("pod-%d", i))
-		for _, device := range s.devices(ctx, pod) {
+		pod := s.pods.running(ctx, fmt.Sprintf("pod-%d", i))
+		for _, device := range s.pods.devices(ctx, pod) {
 			for other, taken := range held {
 				if taken == device {
 					t.Errorf("pods %s and %s both have %s", other, pod.Name, device)
@@ -31,19 +31,19 @@ func TestContention_NinthPod(t *testing.T) {
 			}
 			held[pod.Name] = device
 		}
-		s.checkSees(ctx, pod, []string{held[pod.Name]})
+		s.pods.checkSees(ctx, pod, []string{held[pod.Name]})
 	}
 	s.create(ctx, gpuPod("ninth", 1)...)
-	if message := s.unschedulable(ctx, "ninth"); !strings.Contains(message, "cannot allocate all claims") {
+	if message := s.pods.unschedulable(ctx, "ninth"); !strings.Contains(message, "cannot allocate all claims") {
 		t.Errorf("the scheduler says %q of the ninth pod, want that it cannot allocate all claims", message)
 	}
-	s.delete(ctx, "pod-3")
-	ninth := s.running(ctx, "ninth")
-	got := s.devices(ctx, ninth)
+	s.pods.delete(ctx, "pod-3")
+	ninth := s.pods.running(ctx, "ninth")
+	got := s.pods.devices(ctx, ninth)
 	if !slices.Equal(got, []string{held["pod-3"]}) {
 		t.Errorf("the ninth pod has %v, want %s, which pod-3 gave back", got, held["pod-3"])
 	}
-	s.checkSees(ctx, ninth, got)
+	s.pods.checkSees(ctx, ninth, got)
 }
 
 // stubborn makes a pod's container ignore the request to end, and gives it time to do so. The container carries a mark
@@ -67,17 +67,17 @@ func runsWithMark(mark string) bool {
 // the container.
 func TestContention_ForceDeletedPod(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	target := s.published(ctx)[0]
+	target := s.published.gpus(ctx)[0]
 	first, second := gpuPod("first", 1, thisGPU(&target)), gpuPod("second", 1, thisGPU(&target))
 	stubborn(podOf(first), s.name+"-first")
 	podOf(second).Spec.Containers[0].Env = []corev1.EnvVar{{Name: "E2E_MARK", Value: s.name + "-second"}}
 	s.create(ctx, first...)
-	s.running(ctx, "first")
+	s.pods.running(ctx, "first")
 	if !runsWithMark(s.name + "-first") {
 		t.Fatal("the first pod runs, but no process carries its mark")
 	}
 	s.create(ctx, second...)
-	s.unschedulable(ctx, "second")
+	s.pods.unschedulable(ctx, "second")
 
 	now := int64(0)
 	s.must(env.kube.CoreV1().Pods(s.name).Delete(ctx, "first", metav1.DeleteOptions{GracePeriodSeconds: &now}))
@@ -100,9 +100,9 @@ func TestContention_ForceDeletedPod(t *testing.T) {
 	if !overlapped {
 		t.Error("the second pod was never scheduled while the first one's container ran: this test saw nothing of what it is for")
 	}
-	second1 := s.running(ctx, "second")
-	s.checkSees(ctx, second1, []string{target.Name})
-	s.waitRecords(ctx, env.node, ownClaim(second1))
+	second1 := s.pods.running(ctx, "second")
+	s.pods.checkSees(ctx, second1, []string{target.Name})
+	s.plugin.waitRecords(ctx, env.node, ownClaim(second1))
 }
 
 // checkOneHolderEach fails if the plugin's records give a GPU to two claims.

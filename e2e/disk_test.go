@@ -23,7 +23,7 @@ import (
 func TestRecord_Corrupt(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, gpuPod("user", 2)...)
-	pod := s.running(ctx, "user")
+	pod := s.pods.running(ctx, "user")
 	claim, err := env.kube.ResourceV1().ResourceClaims(s.name).Get(ctx, ownClaim(pod), metav1.GetOptions{})
 	s.must(err)
 	before, err := readRecords(env.node)
@@ -35,7 +35,7 @@ func TestRecord_Corrupt(t *testing.T) {
 	s.must(env.node.Stop())
 	garbage := []byte(`{"format":1,"claim":{"uid":`)
 	s.must(os.WriteFile(record, garbage, 0o600))
-	s.startPlugin(ctx)
+	s.plugin.start(ctx)
 	s.eventually(ctx, "the record to be made again", func(context.Context) (bool, string, error) {
 		now, err := readRecords(env.node)
 		return err == nil && cmp.Equal(before[uid], now[uid]), cmp.Diff(before[uid], now[uid]), err
@@ -56,10 +56,10 @@ func TestRecord_Corrupt(t *testing.T) {
 		return false, "none", nil
 	})
 	s.create(ctx, gpuPod("other", 1)...)
-	other := s.running(ctx, "other")
-	s.checkUndisturbed(ctx, pod)
-	s.delete(ctx, "user")
-	s.waitRecords(ctx, env.node, ownClaim(other))
+	other := s.pods.running(ctx, "other")
+	s.pods.checkUndisturbed(ctx, pod)
+	s.pods.delete(ctx, "user")
+	s.plugin.waitRecords(ctx, env.node, ownClaim(other))
 }
 
 func TestRecord_DiskFull(t *testing.T) {
@@ -69,16 +69,16 @@ func TestRecord_DiskFull(t *testing.T) {
 	s.must(os.MkdirAll(n.Records(), 0o700))
 	s.must(syscall.Mount("tmpfs", n.Records(), "tmpfs", 0, "size=64k"))
 	t.Cleanup(func() { s.must(errors.Join(n.Kill(), syscall.Unmount(n.Records(), 0))) })
-	s.sim(ctx, n, "create", "--node", model)
+	n.sim(ctx, "create", "--node", model)
 	s.must(n.Start(ctx))
-	s.offers(ctx, n, gpus)
-	names := s.deviceNames(ctx, n)
+	n.waitOffered(ctx, gpus)
+	names := n.deviceNames(ctx)
 	early := s.allocate(ctx, "early", workload.OneGPU(n.name, names[0], false))
-	s.prepared(ctx, n, early, 1)
+	n.prepared(ctx, early, 1)
 
 	filler := fill(s, n.Records())
 	late := s.allocate(ctx, "late", workload.OneGPU(n.name, names[1], false))
-	s.refused(ctx, n, late, "no space left on device", "free space on the file system of "+n.Records(), s.name+"/late")
+	n.refused(ctx, late, "no space left on device", "free space on the file system of "+n.Records(), s.name+"/late")
 	entries, err := os.ReadDir(n.Records())
 	s.must(err)
 	for _, e := range entries {
@@ -86,14 +86,14 @@ func TestRecord_DiskFull(t *testing.T) {
 			t.Errorf("a full disk left %s in the directory of records", name)
 		}
 	}
-	s.waitRecords(ctx, n.Node, "early")
-	s.prepared(ctx, n, early, 1) // asks for no space
+	s.plugin.waitRecords(ctx, n.Node, "early")
+	n.prepared(ctx, early, 1) // asks for no space
 	s.must(n.Unprepare(ctx, early))
-	s.waitRecords(ctx, n.Node)
+	s.plugin.waitRecords(ctx, n.Node)
 
 	s.must(os.Remove(filler))
-	s.prepared(ctx, n, late, 1)
-	s.waitRecords(ctx, n.Node, "late")
+	n.prepared(ctx, late, 1)
+	s.plugin.waitRecords(ctx, n.Node, "late")
 }
 
 // fill writes a file until the file system is full.

@@ -15,56 +15,50 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// index of a device as nvml-sim counts.
-func (s *space) index(ctx context.Context, n *plainNode, device string) string {
-	s.Helper()
-	return fmt.Sprint(*find(devicesOf(s.slices(ctx, n.name)), device).Attributes["index"].IntValue)
-}
-
 func TestHardware_GPUReplaced(t *testing.T) {
 	t.Parallel()
 	ctx, s := newSpace(t, nil)
 	n := s.startPlainNode(ctx)
-	device := s.deviceNames(ctx, n)[0]
+	device := n.deviceNames(ctx)[0]
 	uuid := func() string {
-		return *find(devicesOf(s.slices(ctx, n.name)), device).Attributes["uuid"].StringValue
+		return *find(s.published.devices(ctx, n.name), device).Attributes["uuid"].StringValue
 	}
 	before, now := uuid(), "GPU-00000000-1111-2222-3333-444444444444"
 	claim := s.allocate(ctx, "claim", workload.OneGPU(n.name, device, false))
 
-	if _, err := n.Sim(ctx, "fault", "--gpu", s.index(ctx, n, device), "--uuid", now); err != nil && strings.Contains(err.Error(), "unknown flag") {
+	if _, err := n.Sim(ctx, "fault", "--gpu", n.index(ctx, device), "--uuid", now); err != nil && strings.Contains(err.Error(), "unknown flag") {
 		t.Skip("nvml-sim cannot put another GPU under a running plugin yet: nvml-sim fault --gpu N --uuid UUID")
 	} else {
 		s.must(err)
 	}
-	s.refused(ctx, n, claim, before, now)
-	s.prepared(ctx, n, s.allocate(ctx, "other", workload.OneGPU(n.name, s.deviceNames(ctx, n)[1], false)), 1)
-	s.waitRecords(ctx, n.Node, "other")
+	n.refused(ctx, claim, before, now)
+	n.prepared(ctx, s.allocate(ctx, "other", workload.OneGPU(n.name, n.deviceNames(ctx)[1], false)), 1)
+	s.plugin.waitRecords(ctx, n.Node, "other")
 	// It is found without a restart.
 	s.eventually(ctx, "the new GPU to be published", func(context.Context) (bool, string, error) { return uuid() == now, uuid(), nil })
-	s.offers(ctx, n, gpus)
-	s.prepared(ctx, n, claim, 1)
+	n.waitOffered(ctx, gpus)
+	n.prepared(ctx, claim, 1)
 }
 
 func TestHardware_GPULost(t *testing.T) {
 	t.Parallel()
 	ctx, s := newSpace(t, nil)
 	n := s.startPlainNode(ctx)
-	names := s.deviceNames(ctx, n)
+	names := n.deviceNames(ctx)
 	held := s.allocate(ctx, "held", workload.OneGPU(n.name, names[1], false))
-	s.prepared(ctx, n, held, 1)
+	n.prepared(ctx, held, 1)
 	for _, device := range names[:2] {
-		s.sim(ctx, n, "fault", "--gpu", s.index(ctx, n, device), "--lost")
+		n.sim(ctx, "fault", "--gpu", n.index(ctx, device), "--lost")
 	}
 	lost := s.allocate(ctx, "lost", workload.OneGPU(n.name, names[0], false))
-	s.refused(ctx, n, lost, "lost", pciAddress(names[0]))
-	s.prepared(ctx, n, s.allocate(ctx, "well", workload.OneGPU(n.name, names[2], false)), 1)
+	n.refused(ctx, lost, "lost", pciAddress(names[0]))
+	n.prepared(ctx, s.allocate(ctx, "well", workload.OneGPU(n.name, names[2], false)), 1)
 	s.must(n.Unprepare(ctx, held)) // asks nothing of the GPU
-	s.waitRecords(ctx, n.Node, "well")
+	s.plugin.waitRecords(ctx, n.Node, "well")
 
-	s.sim(ctx, n, "fault", "--clear")
-	s.prepared(ctx, n, lost, 1)
-	s.waitRecords(ctx, n.Node, "lost", "well")
+	n.sim(ctx, "fault", "--clear")
+	n.prepared(ctx, lost, 1)
+	s.plugin.waitRecords(ctx, n.Node, "lost", "well")
 }
 
 // pciAddress of a device, which its name is made of.
@@ -77,8 +71,8 @@ func TestHardware_DriverMissing(t *testing.T) {
 	t.Parallel()
 	ctx, s := newSpace(t, nil)
 	n := s.startPlainNode(ctx, "--driver-retry", "200ms")
-	claim := s.allocate(ctx, "claim", workload.OneGPU(n.name, s.deviceNames(ctx, n)[0], false))
-	s.prepared(ctx, n, claim, 1)
+	claim := s.allocate(ctx, "claim", workload.OneGPU(n.name, n.deviceNames(ctx)[0], false))
+	n.prepared(ctx, claim, 1)
 	s.must(n.Stop())
 	away := n.Root() + ".away"
 	s.must(errors.Join(os.Rename(n.Root(), away), os.Mkdir(n.Root(), 0o755)))
@@ -96,14 +90,14 @@ func TestHardware_DriverMissing(t *testing.T) {
 		list, err := env.kube.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "reason=WaitingForDriver,involvedObject.name=" + n.name})
 		return err == nil && len(list.Items) > 0 && strings.Contains(list.Items[0].Message, missing), "none", err
 	})
-	s.refused(ctx, n, claim, "cannot be used yet", missing)
+	n.refused(ctx, claim, "cannot be used yet", missing)
 	s.must(n.Unprepare(ctx, claim))
-	s.waitRecords(ctx, n.Node)
+	s.plugin.waitRecords(ctx, n.Node)
 
 	pid := n.PID()
 	s.must(errors.Join(os.Remove(n.Root()), os.Rename(away, n.Root())))
-	s.offers(ctx, n, gpus)
-	s.prepared(ctx, n, claim, 1)
+	n.waitOffered(ctx, gpus)
+	n.prepared(ctx, claim, 1)
 	if n.PID() != pid {
 		t.Error("the plugin was started again")
 	}
@@ -113,19 +107,19 @@ func TestHardware_GPUInUse(t *testing.T) {
 	t.Parallel()
 	ctx, s := newSpace(t, nil)
 	n := s.startPlainNode(ctx, "--reconcile-every", "200ms")
-	device := s.deviceNames(ctx, n)[0]
-	idle := s.deviceNames(ctx, n)[1]
-	s.prepared(ctx, n, s.allocate(ctx, "used", workload.OneGPU(n.name, device, false)), 1)
-	s.prepared(ctx, n, s.allocate(ctx, "idle", workload.OneGPU(n.name, idle, false)), 1)
-	s.sim(ctx, n, "client", "add", "--gpu", s.index(ctx, n, device), "--pid", fmt.Sprint(os.Getpid()))
+	device := n.deviceNames(ctx)[0]
+	idle := n.deviceNames(ctx)[1]
+	n.prepared(ctx, s.allocate(ctx, "used", workload.OneGPU(n.name, device, false)), 1)
+	n.prepared(ctx, s.allocate(ctx, "idle", workload.OneGPU(n.name, idle, false)), 1)
+	n.sim(ctx, "client", "add", "--gpu", n.index(ctx, device), "--pid", fmt.Sprint(os.Getpid()))
 	claims := env.kube.ResourceV1().ResourceClaims(s.name)
 	s.must(claims.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-	s.waitRecords(ctx, n.Node, "used")
+	s.plugin.waitRecords(ctx, n.Node, "used")
 	s.eventually(ctx, "the plugin to say why it keeps the record", func(context.Context) (bool, string, error) {
 		log := n.LogTail(20)
 		return strings.Contains(log, "cannot be allocated again yet") && strings.Contains(log, fmt.Sprintf("processes [%d]", os.Getpid())), log, nil
 	})
-	s.refused(ctx, n, s.allocate(ctx, "next", workload.OneGPU(n.name, device, false)), "allocated to claim "+s.name+"/used")
-	s.sim(ctx, n, "client", "remove", "--gpu", s.index(ctx, n, device), "--pid", fmt.Sprint(os.Getpid()))
-	s.waitRecords(ctx, n.Node)
+	n.refused(ctx, s.allocate(ctx, "next", workload.OneGPU(n.name, device, false)), "allocated to claim "+s.name+"/used")
+	n.sim(ctx, "client", "remove", "--gpu", n.index(ctx, device), "--pid", fmt.Sprint(os.Getpid()))
+	s.plugin.waitRecords(ctx, n.Node)
 }

@@ -107,11 +107,11 @@ func TestSlices_PrintedArePublished(t *testing.T) {
 	}
 	var list resourceapi.ResourceSliceList
 	s.must(json.Unmarshal([]byte(printed), &list))
-	applied := s.slices(ctx, name)
+	applied := s.published.slices(ctx, name)
 	if diff := cmp.Diff(specs(list.Items), specs(applied)); diff != "" {
 		t.Errorf("slices (-printed +kept by the API server):\n%s", diff)
 	}
-	if diff := cmp.Diff(specs(list.Items), specs(s.slices(ctx, env.cluster.NodeName()))); diff != "" {
+	if diff := cmp.Diff(specs(list.Items), specs(s.published.slices(ctx, env.cluster.NodeName()))); diff != "" {
 		t.Errorf("slices (-printed +published by the plugin):\n%s", diff)
 	}
 }

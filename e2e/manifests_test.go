@@ -77,7 +77,7 @@ func (s *space) noOtherClasses(ctx context.Context) {
 func TestImport_DevicePluginPods(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.noOtherClasses(ctx)
-	dir := s.usePolicies(ctx, "half-balanced", map[string]string{"default": "[]"})
+	dir := s.plugin.usePolicies(ctx, "half-balanced", map[string]string{"default": "[]"})
 	s.imports(ctx, "mig-parted", "mig-parted.yaml", dir)
 	s.imports(ctx, "device-plugin", "device-plugin.yaml", dir)
 	name := env.cluster.NodeName()
@@ -86,13 +86,13 @@ func TestImport_DevicePluginPods(t *testing.T) {
 		objects, err := workload.Load(filepath.Join(manifests, "pod-"+strings.ReplaceAll(resource, ".", "-")+".yaml"))
 		s.must(err)
 		s.create(ctx, objects...)
-		pod := s.running(ctx, podOf(objects).Name)
-		devices := s.devices(ctx, pod)
-		published := devicesOf(s.slices(ctx, name))
+		pod := s.pods.running(ctx, podOf(objects).Name)
+		devices := s.pods.devices(ctx, pod)
+		published := s.published.devices(ctx, name)
 		if len(devices) != 1 || !want(find(published, devices[0])) {
 			t.Errorf("the pod that asks for nvidia.com/%s has %v", resource, devices)
 		}
-		s.checkSees(ctx, pod, devices)
+		s.pods.checkSees(ctx, pod, devices)
 	}
 	is := func(kind, profile string) func(d *resourceapi.Device) bool {
 		return func(d *resourceapi.Device) bool {
@@ -101,33 +101,33 @@ func TestImport_DevicePluginPods(t *testing.T) {
 	}
 
 	// As the MIG manager would have it: the partitions are there before anybody asks.
-	s.waitOffer(ctx, name, "gpu=4 mig=16")
+	s.published.waitOffer(ctx, name, "gpu=4 mig=16")
 	s.eventually(ctx, "the layouts to be cut", func(ctx context.Context) (bool, string, error) {
-		found := s.partitions(ctx)
+		found := s.hardware.partitions(ctx)
 		return len(found) == 16, strings.Join(found, ", "), nil
 	})
-	before := s.partitions(ctx)
+	before := s.hardware.partitions(ctx)
 	gets("gpu", is("gpu", ""))
 	gets("mig-1g.10gb", is("mig", "1g.10gb"))
 	gets("mig-2g.20gb", is("mig", "2g.20gb"))
 	gets("mig-3g.40gb", is("mig", "3g.40gb"))
-	if after := s.partitions(ctx); !slices.Equal(before, after) {
+	if after := s.hardware.partitions(ctx); !slices.Equal(before, after) {
 		t.Errorf("partitions %v were there before, %v are with pods on them: want the same", before, after)
 	}
 	for _, pod := range []string{"wants-gpu", "wants-mig-1g-10gb", "wants-mig-2g-20gb", "wants-mig-3g-40gb"} {
-		s.delete(ctx, pod)
+		s.pods.delete(ctx, pod)
 	}
-	if after := s.partitions(ctx); !slices.Equal(before, after) {
+	if after := s.hardware.partitions(ctx); !slices.Equal(before, after) {
 		t.Errorf("partitions %v were there before, %v are when all pods have ended: want the same", before, after)
 	}
 
 	// And as the device plugin would have it, on a node without a label.
-	s.labelNode(ctx, v1alpha1.PolicyLabel, nil)
-	s.waitOffer(ctx, name, "timeslice=8")
+	s.plugin.labelNode(ctx, v1alpha1.PolicyLabel, nil)
+	s.published.waitOffer(ctx, name, "timeslice=8")
 	gets("gpu.shared", is("timeslice", ""))
-	s.delete(ctx, "wants-gpu-shared")
+	s.pods.delete(ctx, "wants-gpu-shared")
 	s.eventually(ctx, "the partitions of the layout to go", func(ctx context.Context) (bool, string, error) {
-		found := s.partitions(ctx)
+		found := s.hardware.partitions(ctx)
 		return len(found) == 0, strings.Join(found, ", "), nil
 	})
 }

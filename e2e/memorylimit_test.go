@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -29,11 +28,11 @@ func TestTimeSlice_MemoryLimit(t *testing.T) {
 	s.must(syscall.Mount("none", groups, "cgroup2", 0, ""))
 	t.Cleanup(func() { s.must(syscall.Unmount(groups, 0)) })
 	n := s.newPlainNode(ctx, nil, "--cgroup-root", groups)
-	s.sim(ctx, n, "create", "--node", "l40s", "--driver-version", "615.10.01")
+	n.sim(ctx, "create", "--node", "l40s", "--driver-version", "615.10.01")
 	s.must(n.Start(ctx))
-	s.offers(ctx, n, 4)
-	shared := s.deviceNames(ctx, n)[0] + "-timeslice"
-	device := find(devicesOf(s.slices(ctx, n.name)), shared)
+	n.waitOffered(ctx, 4)
+	shared := n.deviceNames(ctx)[0] + "-timeslice"
+	device := find(s.published.devices(ctx, n.name), shared)
 	if device == nil || *device.Attributes["memoryEnforcement"].StringValue != "cgroup" {
 		t.Fatalf("device %s is %+v, want memoryEnforcement cgroup", shared, device)
 	}
@@ -41,7 +40,7 @@ func TestTimeSlice_MemoryLimit(t *testing.T) {
 	s.must(err)
 	_, err = n.Prepare(ctx, claim)
 	s.must(err)
-	spec := s.claimSpec(filepath.Join(filepath.Dir(n.Root()), "cdi"), claim.Uid)
+	spec := s.plugin.claimSpec(filepath.Join(filepath.Dir(n.Root()), "cdi"), claim.Uid)
 	hooks := spec.Devices[0].ContainerEdits.Hooks
 	if len(hooks) != 1 || hooks[0].HookName != "createRuntime" {
 		t.Fatalf("the claim's spec has hooks %+v, want one at createRuntime", hooks)
@@ -58,16 +57,6 @@ func TestTimeSlice_MemoryLimit(t *testing.T) {
 		t.Errorf("the node shows\n%s\nwant %q", shown, want)
 	}
 	s.must(n.Unprepare(ctx, claim))
-}
-
-// claimSpec reads the CDI spec of a claim.
-func (s *space) claimSpec(dir, uid string) cdispecs.Spec {
-	s.Helper()
-	data, err := os.ReadFile(filepath.Join(dir, "gpu.cleave.dev-claim_"+uid+".json"))
-	s.must(err)
-	var spec cdispecs.Spec
-	s.must(json.Unmarshal(data, &spec))
-	return spec
 }
 
 // runHook runs a hook as a container runtime does for a container in a cgroup: on a host whose hierarchy is the one that

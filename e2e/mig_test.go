@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -17,7 +16,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
-	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
 // smallClass is the DeviceClass of the smallest partitions.
@@ -28,52 +26,14 @@ func partitionPod(name, class string, selectors ...string) []runtime.Object {
 	return claimPod(name, workload.ClaimSpec(class, 1, selectors...))
 }
 
-// partitions are those that exist on the simulated node, as "GPU PROFILE PLACEMENT".
-func (s *space) partitions(ctx context.Context) []string {
-	s.Helper()
-	out, err := env.node.Sim(ctx, "mig", "list")
-	s.must(err)
-	var found []string
-	for line := range strings.Lines(out) {
-		// GPU GI CI PROFILE PLACEMENT UUID
-		if fields := strings.Fields(line); len(fields) == 6 && strings.HasPrefix(fields[5], "MIG-") {
-			found = append(found, strings.Join([]string{fields[0], fields[3], fields[4]}, " "))
-		}
-	}
-	slices.Sort(found)
-	return found
-}
-
-// waitPartitions waits until just these exist.
-func (s *space) waitPartitions(ctx context.Context, want ...string) {
-	s.Helper()
-	slices.Sort(want)
-	s.eventually(ctx, fmt.Sprintf("the partitions %q and no others", want), func(ctx context.Context) (bool, string, error) {
-		got := s.partitions(ctx)
-		return slices.Equal(got, want), fmt.Sprintf("%q", got), nil
-	})
-}
-
-// occupied are the devices of the cluster's node that are tainted as occupied, in order of publication.
-func (s *space) occupied(ctx context.Context) []string {
-	s.Helper()
-	var names []string
-	for _, d := range devicesOf(s.slices(ctx, env.cluster.NodeName())) {
-		if slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == publish.TaintOccupied }) {
-			names = append(names, d.Name)
-		}
-	}
-	return names
-}
-
 func TestMIG_SevenPods(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.createExample(ctx, "seven-small-pods")
 	capabilities := map[string]string{}
 	var want []string
 	for i := range 7 {
-		pod := s.running(ctx, fmt.Sprintf("seven-small-%d", i+1))
-		s.checkSees(ctx, pod, s.devices(ctx, pod))
+		pod := s.pods.running(ctx, fmt.Sprintf("seven-small-%d", i+1))
+		s.pods.checkSees(ctx, pod, s.pods.devices(ctx, pod))
 		seen, err := env.client.Look(ctx, s.name, pod.Name, "main")
 		s.must(err)
 		if len(seen.Capabilities()) != 2 {
@@ -87,10 +47,10 @@ func TestMIG_SevenPods(t *testing.T) {
 		}
 		want = append(want, fmt.Sprintf("0 1g.10gb %d:1", i))
 	}
-	s.waitPartitions(ctx, want...)
-	s.delete(ctx, "seven-small-3")
+	s.hardware.waitPartitions(ctx, want...)
+	s.pods.delete(ctx, "seven-small-3")
 	s.eventually(ctx, "one partition less", func(ctx context.Context) (bool, string, error) {
-		got := s.partitions(ctx)
+		got := s.hardware.partitions(ctx)
 		return len(got) == 6, fmt.Sprintf("%q", got), nil
 	})
 }
@@ -98,8 +58,8 @@ func TestMIG_SevenPods(t *testing.T) {
 func TestMIG_4gAnd3g(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.createExample(ctx, "mig-pair-4g-3g")
-	pod := s.running(ctx, "mig-pair")
-	s.waitPartitions(ctx, "0 4g.40gb 0:4", "0 3g.40gb 4:4")
+	pod := s.pods.running(ctx, "mig-pair")
+	s.hardware.waitPartitions(ctx, "0 4g.40gb 0:4", "0 3g.40gb 4:4")
 	var seen []string
 	for _, c := range []string{"trainer", "evaluator"} {
 		look, err := env.client.Look(ctx, s.name, pod.Name, c)
@@ -109,63 +69,62 @@ func TestMIG_4gAnd3g(t *testing.T) {
 	if len(seen) != 4 || len(slices.Compact(slices.Sorted(slices.Values(seen)))) != 4 {
 		t.Errorf("the containers see %v, want two capability nodes each and none in common", seen)
 	}
-	s.delete(ctx, "mig-pair")
-	s.waitPartitions(ctx)
+	s.pods.delete(ctx, "mig-pair")
+	s.hardware.waitPartitions(ctx)
 }
 
 func TestMIG_ExtendedResource(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.createExample(ctx, "mig-extended-resource")
-	s.running(ctx, "mig-extended-resource")
-	s.waitPartitions(ctx, "0 1g.10gb 5:1", "0 1g.10gb 6:1")
+	s.pods.running(ctx, "mig-extended-resource")
+	s.hardware.waitPartitions(ctx, "0 1g.10gb 5:1", "0 1g.10gb 6:1")
 }
 
 func TestMIG_WholeGPUWaits(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, partitionPod("part", smallClass)...)
-	s.running(ctx, "part")
+	s.pods.running(ctx, "part")
 	s.create(ctx, gpuPod("seven", 7)...)
-	s.running(ctx, "seven")
+	s.pods.running(ctx, "seven")
 	s.create(ctx, gpuPod("eighth", 1)...)
-	if message := s.unschedulable(ctx, "eighth"); !strings.Contains(message, "cannot allocate all claims") {
+	if message := s.pods.unschedulable(ctx, "eighth"); !strings.Contains(message, "cannot allocate all claims") {
 		t.Errorf("the scheduler says %q", message)
 	}
-	s.delete(ctx, "part")
-	eighth := s.running(ctx, "eighth")
-	s.checkSees(ctx, eighth, s.devices(ctx, eighth))
-	s.waitPartitions(ctx)
+	s.pods.delete(ctx, "part")
+	eighth := s.pods.running(ctx, "eighth")
+	s.pods.checkSees(ctx, eighth, s.pods.devices(ctx, eighth))
+	s.hardware.waitPartitions(ctx)
 }
 
 func TestMIG_UnmanagedPartition(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	simulate := func(args ...string) {
 		t.Helper()
-		_, err := env.node.Sim(ctx, args...)
-		s.must(err)
+		s.hardware.sim(ctx, args...)
 	}
 	simulate("mig", "mode", "--gpu", "0", "on")
 	simulate("mig", "create", "--gpu", "0", "--profile", "2g.20gb", "--start", "4")
-	gpu := slices.Min(deviceNames(s.published(ctx))) // GPU 0
+	gpu := slices.Min(deviceNames(s.published.gpus(ctx))) // GPU 0
 	overlapped := []string{gpu, gpu + "-timeslice", gpu + "-mps", gpu + "-mig-19-5", gpu + "-mig-19-4", gpu + "-mig-20-5", gpu + "-mig-20-4",
 		gpu + "-mig-15-4", gpu + "-mig-14-4", gpu + "-mig-9-4", gpu + "-mig-0-0"}
 	s.eventually(ctx, "what overlaps the partition to be tainted", func(ctx context.Context) (bool, string, error) {
-		got := s.occupied(ctx)
+		got := s.published.occupied(ctx)
 		return slices.Equal(got, overlapped), cmp.Diff(overlapped, got), nil
 	})
 	// Alongside it there is room; in its place there is none.
 	s.create(ctx, partitionPod("neighbour", smallClass, onGPU(gpu))...)
-	s.running(ctx, "neighbour")
-	s.waitPartitions(ctx, "0 1g.10gb 6:1", "0 2g.20gb 4:2")
+	s.pods.running(ctx, "neighbour")
+	s.hardware.waitPartitions(ctx, "0 1g.10gb 6:1", "0 2g.20gb 4:2")
 	s.must(env.node.Kill())
-	s.startPlugin(ctx)
-	s.delete(ctx, "neighbour")
-	s.waitPartitions(ctx, "0 2g.20gb 4:2")
-	if diff := cmp.Diff(overlapped, s.occupied(ctx)); diff != "" {
+	s.plugin.start(ctx)
+	s.pods.delete(ctx, "neighbour")
+	s.hardware.waitPartitions(ctx, "0 2g.20gb 4:2")
+	if diff := cmp.Diff(overlapped, s.published.occupied(ctx)); diff != "" {
 		t.Errorf("tainted devices after a restart (-want +got):\n%s", diff)
 	}
 	simulate("mig", "destroy", "--gpu", "0", "--all")
 	s.eventually(ctx, "the taints to go", func(ctx context.Context) (bool, string, error) {
-		got := s.occupied(ctx)
+		got := s.published.occupied(ctx)
 		return len(got) == 0, fmt.Sprint(got), nil
 	})
 }
@@ -181,35 +140,34 @@ func TestMIG_PluginKilled(t *testing.T) {
 	for _, name := range []string{"stays", "goes"} {
 		s.create(ctx, partitionPod(name, smallClass)...)
 	}
-	stays := s.running(ctx, "stays")
-	s.running(ctx, "goes")
-	before := s.partitions(ctx)
+	stays := s.pods.running(ctx, "stays")
+	s.pods.running(ctx, "goes")
+	before := s.hardware.partitions(ctx)
 	if len(before) != 2 {
 		t.Fatalf("there are partitions %q, want two", before)
 	}
 	s.must(env.node.Kill())
 	s.must(env.kube.CoreV1().Pods(s.name).Delete(ctx, "goes", metav1.DeleteOptions{}))
-	s.startPlugin(ctx)
-	s.gone(ctx, "goes")
+	s.plugin.start(ctx)
+	s.pods.gone(ctx, "goes")
 	s.eventually(ctx, "the partition of the pod that is gone to go", func(ctx context.Context) (bool, string, error) {
-		got := s.partitions(ctx)
+		got := s.hardware.partitions(ctx)
 		return len(got) == 1, fmt.Sprintf("%q", got), nil
 	})
-	s.checkUndisturbed(ctx, stays)
-	s.waitRecords(ctx, env.node, ownClaim(stays))
+	s.pods.checkUndisturbed(ctx, stays)
+	s.plugin.waitRecords(ctx, env.node, ownClaim(stays))
 }
 
 func TestMIG_Reboot(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, partitionPod("holds", smallClass)...)
-	pod := s.running(ctx, "holds")
-	before := s.partitions(ctx)
+	pod := s.pods.running(ctx, "holds")
+	before := s.hardware.partitions(ctx)
 	s.must(env.node.Kill())
-	_, err := env.node.Sim(ctx, "reboot")
-	s.must(err)
-	s.startPlugin(ctx)
-	s.waitPartitions(ctx)
-	s.waitRecords(ctx, env.node)
+	s.hardware.sim(ctx, "reboot")
+	s.plugin.start(ctx)
+	s.hardware.waitPartitions(ctx)
+	s.plugin.waitRecords(ctx, env.node)
 
 	// After a reboot the kubelet prepares the claims of the pods whose containers it starts again.
 	claim, err := env.kube.ResourceV1().ResourceClaims(s.name).Get(ctx, ownClaim(pod), metav1.GetOptions{})
@@ -219,8 +177,8 @@ func TestMIG_Reboot(t *testing.T) {
 	defer func() { s.must(plugin.Close()) }()
 	_, err = plugin.Prepare(ctx, &drapb.Claim{Namespace: s.name, Name: claim.Name, Uid: string(claim.UID)})
 	s.must(err)
-	s.waitPartitions(ctx, before...)
-	s.waitRecords(ctx, env.node, claim.Name)
-	s.delete(ctx, "holds")
-	s.waitPartitions(ctx)
+	s.hardware.waitPartitions(ctx, before...)
+	s.plugin.waitRecords(ctx, env.node, claim.Name)
+	s.pods.delete(ctx, "holds")
+	s.hardware.waitPartitions(ctx)
 }

@@ -5,7 +5,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -31,70 +30,9 @@ func mpsPod(name string, spec resourceapi.ResourceClaimSpec, flags ...string) []
 	return objects
 }
 
-// served waits until a pod's program has an MPS server.
-func (s *space) served(ctx context.Context, pod *corev1.Pod) workload.Served {
-	s.Helper()
-	got, err := env.client.Served(ctx, s.name, pod.Name)
-	s.must(err)
-	return got
-}
-
-// nothingOfMPS waits until no process, mount, directory or compute mode of MPS is left.
-func (s *space) nothingOfMPS(ctx context.Context) {
-	s.Helper()
-	s.eventually(ctx, "nothing of MPS to be left", func(ctx context.Context) (bool, string, error) {
-		var left []string
-		for _, p := range processes() {
-			if isMPS(p, "nvidia-cuda-mps") {
-				left = append(left, fmt.Sprintf("process %d %s", p.PID, p.Command))
-			}
-		}
-		mounts, err := os.ReadFile("/proc/self/mountinfo")
-		if err != nil {
-			return false, "", err
-		}
-		for line := range strings.Lines(string(mounts)) {
-			if strings.Contains(line, env.node.MPSDir()) {
-				left = append(left, "mount "+strings.TrimSpace(line))
-			}
-		}
-		directories, err := filepath.Glob(filepath.Join(env.node.MPSDir(), "*", "gpu-*"))
-		if err != nil {
-			return false, "", err
-		}
-		more, err := filepath.Glob(filepath.Join(env.node.MPSDir(), "gpu-*"))
-		if err != nil {
-			return false, "", err
-		}
-		left = append(append(left, directories...), more...)
-		shown, err := env.node.Sim(ctx, "show")
-		if err != nil {
-			return false, "", err
-		}
-		for line := range strings.Lines(shown) {
-			if strings.Contains(line, "EXCLUSIVE") {
-				left = append(left, strings.TrimSpace(line))
-			}
-		}
-		return len(left) == 0, strings.Join(left, "\n"), nil
-	})
-}
-
 // isMPS reports whether a process is such a program of MPS, of this node.
 func isMPS(p process.Process, command string) bool {
 	return strings.Contains(p.Command, command) && strings.Contains(p.Environment, "="+env.node.MPSDir())
-}
-
-// daemon is the process of the one MPS control daemon.
-func (s *space) daemon() process.Process {
-	s.Helper()
-	for _, p := range processes() {
-		if isMPS(p, "nvidia-cuda-mps-control -f") {
-			return p
-		}
-	}
-	s.Fatal("no MPS control daemon runs")
-	return process.Process{}
 }
 
 func TestMPS_TwoServices(t *testing.T) {
@@ -108,13 +46,13 @@ func TestMPS_TwoServices(t *testing.T) {
 	}
 	// One after the other: while an allocation is under way, the scheduler counts its GPU as taken for other claims.
 	s.create(ctx, objects[:2]...)
-	embeddings := s.running(ctx, "embeddings")
+	embeddings := s.pods.running(ctx, "embeddings")
 	s.create(ctx, objects[2:]...)
-	chat := s.running(ctx, "chat")
-	if a, b := s.device(ctx, embeddings), s.device(ctx, chat); a != b || !strings.HasSuffix(a, "-mps") {
+	chat := s.pods.running(ctx, "chat")
+	if a, b := s.pods.device(ctx, embeddings), s.pods.device(ctx, chat); a != b || !strings.HasSuffix(a, "-mps") {
 		t.Errorf("the services have %s and %s, want one GPU shared by MPS", a, b)
 	}
-	a, b := s.served(ctx, embeddings), s.served(ctx, chat)
+	a, b := s.pods.served(ctx, embeddings), s.pods.served(ctx, chat)
 	if diff := cmp.Diff(workload.Served{Server: a.Server, Threads: 25, Memory: 20 << 30}, a); diff != "" {
 		t.Errorf("embeddings (-want +got):\n%s", diff)
 	}
@@ -122,17 +60,17 @@ func TestMPS_TwoServices(t *testing.T) {
 	if diff := cmp.Diff(workload.Served{Server: a.Server, Threads: 50, Memory: 36 << 30}, b); diff != "" {
 		t.Errorf("chat (-want +got):\n%s", diff)
 	}
-	s.delete(ctx, "embeddings")
-	s.checkUndisturbed(ctx, chat)
-	s.delete(ctx, "chat")
-	s.nothingOfMPS(ctx)
+	s.pods.delete(ctx, "embeddings")
+	s.pods.checkUndisturbed(ctx, chat)
+	s.pods.delete(ctx, "chat")
+	s.hardware.waitNoMPS(ctx)
 }
 
 func TestMPS_MemoryLimit(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, mpsPod("good", shareSpec(mpsClass, "memory=10Gi"))...)
-	good := s.running(ctx, "good")
-	s.served(ctx, good)
+	good := s.pods.running(ctx, "good")
+	s.pods.served(ctx, good)
 	s.create(ctx, mpsPod("greedy", shareSpec(mpsClass, "memory=4Gi"), "--memory 5G")...)
 	s.eventually(ctx, "the greedy program to fail", func(ctx context.Context) (bool, string, error) {
 		pod, err := env.kube.CoreV1().Pods(s.name).Get(ctx, "greedy", metav1.GetOptions{})
@@ -141,96 +79,86 @@ func TestMPS_MemoryLimit(t *testing.T) {
 		}
 		return pod.Status.Phase == corev1.PodFailed, workload.Describe(pod), nil
 	})
-	s.checkUndisturbed(ctx, good)
-	shared := strings.TrimSuffix(s.device(ctx, good), "-mps")
+	s.pods.checkUndisturbed(ctx, good)
+	shared := strings.TrimSuffix(s.pods.device(ctx, good), "-mps")
 	s.create(ctx, gpuPod("seven", gpus-1)...)
-	s.running(ctx, "seven")
+	s.pods.running(ctx, "seven")
 	s.create(ctx, gpuPod("whole", 1)...)
-	s.unschedulable(ctx, "whole")
+	s.pods.unschedulable(ctx, "whole")
 	s.create(ctx, claimPod("time", shareSpec(timeSliceClass))...)
-	s.unschedulable(ctx, "time")
-	s.delete(ctx, "time")
-	s.delete(ctx, "good")
-	s.delete(ctx, "greedy")
-	if got := s.device(ctx, s.running(ctx, "whole")); got != shared {
+	s.pods.unschedulable(ctx, "time")
+	s.pods.delete(ctx, "time")
+	s.pods.delete(ctx, "good")
+	s.pods.delete(ctx, "greedy")
+	if got := s.pods.device(ctx, s.pods.running(ctx, "whole")); got != shared {
 		t.Errorf("the eighth whole GPU is %s, want %s, which is shared no more", got, shared)
 	}
-	s.nothingOfMPS(ctx)
+	s.hardware.waitNoMPS(ctx)
 }
 
 func TestMPS_PluginRestarted(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, mpsPod("client", shareSpec(mpsClass))...)
-	pod := s.running(ctx, "client")
-	before, daemon := s.served(ctx, pod), s.daemon()
+	pod := s.pods.running(ctx, "client")
+	before, daemon := s.pods.served(ctx, pod), s.hardware.daemon()
 	for _, end := range []func() error{env.node.Kill, env.node.Stop} {
 		s.must(end())
-		s.startPlugin(ctx)
-		s.checkUndisturbed(ctx, pod)
-		if after := s.daemon(); after.PID != daemon.PID {
-			t.Errorf("the daemon was process %d and is process %d", daemon.PID, after.PID)
-		}
+		s.plugin.start(ctx)
+		s.pods.checkUndisturbed(ctx, pod)
+		s.hardware.checkDaemon(daemon)
 	}
 	s.create(ctx, mpsPod("second", shareSpec(mpsClass))...)
-	if got := s.served(ctx, s.running(ctx, "second")); got.Server != before.Server {
+	if got := s.pods.served(ctx, s.pods.running(ctx, "second")); got.Server != before.Server {
 		t.Errorf("a second client has server %d, the first %d", got.Server, before.Server)
 	}
 	// A claim that goes while the plugin is down gives its share back when it is up again.
 	s.must(env.node.Kill())
 	s.must(env.kube.CoreV1().Pods(s.name).Delete(ctx, "second", metav1.DeleteOptions{}))
-	s.startPlugin(ctx)
-	s.gone(ctx, "second")
-	s.delete(ctx, "client")
-	s.nothingOfMPS(ctx)
+	s.plugin.start(ctx)
+	s.pods.gone(ctx, "second")
+	s.pods.delete(ctx, "client")
+	s.hardware.waitNoMPS(ctx)
 }
 
 func TestMPS_PluginRollingUpdate(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, mpsPod("client", shareSpec(mpsClass))...)
-	pod := s.running(ctx, "client")
-	before, daemon := s.served(ctx, pod), s.daemon()
+	pod := s.pods.running(ctx, "client")
+	before, daemon := s.pods.served(ctx, pod), s.hardware.daemon()
 	// The pod of the next plugin runs alongside the present one for a while; so does that of the one after.
 	for i, uid := range []string{"11111111-2222-4333-8444-555555555555", "66666666-7777-4888-9999-aaaaaaaaaaaa"} {
 		s.must(env.node.Upgrade(ctx, uid))
 		name := fmt.Sprintf("after-%d", i+1)
 		s.create(ctx, mpsPod(name, shareSpec(mpsClass))...)
-		if got := s.served(ctx, s.running(ctx, name)); got.Server != before.Server {
+		if got := s.pods.served(ctx, s.pods.running(ctx, name)); got.Server != before.Server {
 			t.Errorf("pod %s has server %d, the first %d", name, got.Server, before.Server)
 		}
-		s.checkUndisturbed(ctx, pod)
-		s.delete(ctx, name)
+		s.pods.checkUndisturbed(ctx, pod)
+		s.pods.delete(ctx, name)
 	}
-	if after := s.daemon(); after.PID != daemon.PID {
-		t.Errorf("the daemon was process %d and is process %d", daemon.PID, after.PID)
-	}
-	s.delete(ctx, "client")
-	s.nothingOfMPS(ctx)
+	s.hardware.checkDaemon(daemon)
+	s.pods.delete(ctx, "client")
+	s.hardware.waitNoMPS(ctx)
 	s.must(env.node.Stop())
-	s.startPlugin(ctx)
-}
-
-// eventOn waits for an Event that says something about an object.
-func (s *space) eventOn(ctx context.Context, namespace, object, reason, says string) {
-	s.Helper()
-	s.must(env.client.WaitEvent(ctx, namespace, object, reason, says))
+	s.plugin.start(ctx)
 }
 
 func TestMPS_SupervisorKilled(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, mpsPod("client", shareSpec(mpsClass))...)
-	pod := s.running(ctx, "client")
-	s.served(ctx, pod)
-	daemon := s.daemon()
+	pod := s.pods.running(ctx, "client")
+	s.pods.served(ctx, pod)
+	daemon := s.hardware.daemon()
 	s.must(env.node.KillSupervisor())
 	t.Cleanup(func() {
 		if env.node.SupervisorPID() == 0 {
 			s.must(env.node.StartSupervisor(context.WithoutCancel(ctx)))
 		}
 	})
-	s.eventOn(ctx, "", env.cluster.NodeName(), "MPSSupervisorAway", ownClaim(pod))
+	s.events.wait(ctx, "", env.cluster.NodeName(), "MPSSupervisorAway", ownClaim(pod))
 	s.eventually(ctx, "shares by MPS to be tainted", func(ctx context.Context) (bool, string, error) {
 		tainted := 0
-		for _, d := range devicesOf(s.slices(ctx, env.cluster.NodeName())) {
+		for _, d := range s.published.devices(ctx, env.cluster.NodeName()) {
 			if slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == publish.TaintNoMPS }) {
 				tainted++
 			}
@@ -238,59 +166,57 @@ func TestMPS_SupervisorKilled(t *testing.T) {
 		return tainted == gpus, fmt.Sprintf("%d devices", tainted), nil
 	})
 	s.create(ctx, mpsPod("waits", shareSpec(mpsClass))...)
-	s.unschedulable(ctx, "waits")
-	s.checkUndisturbed(ctx, pod)
+	s.pods.unschedulable(ctx, "waits")
+	s.pods.checkUndisturbed(ctx, pod)
 	s.must(env.node.StartSupervisor(ctx))
-	if after := s.daemon(); after.PID != daemon.PID {
-		t.Errorf("the daemon was process %d and is process %d", daemon.PID, after.PID)
-	}
-	s.served(ctx, s.running(ctx, "waits"))
-	s.checkUndisturbed(ctx, pod)
-	s.delete(ctx, "waits")
+	s.hardware.checkDaemon(daemon)
+	s.pods.served(ctx, s.pods.running(ctx, "waits"))
+	s.pods.checkUndisturbed(ctx, pod)
+	s.pods.delete(ctx, "waits")
 	// A share that goes while no supervisor is there does not keep its pod, and is given back later.
 	s.must(env.node.KillSupervisor())
-	s.delete(ctx, "client")
+	s.pods.delete(ctx, "client")
 	s.must(env.node.StartSupervisor(ctx))
-	s.nothingOfMPS(ctx)
+	s.hardware.waitNoMPS(ctx)
 }
 
 func TestMPS_DaemonKilled(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, mpsPod("client", shareSpec(mpsClass))...)
-	pod := s.running(ctx, "client")
-	s.served(ctx, pod)
-	daemon := s.daemon()
+	pod := s.pods.running(ctx, "client")
+	s.pods.served(ctx, pod)
+	daemon := s.hardware.daemon()
 	s.must(syscall.Kill(daemon.PID, syscall.SIGKILL))
-	s.eventOn(ctx, s.name, ownClaim(pod), "MPSDaemonLost", "GPU")
-	s.eventOn(ctx, "", env.cluster.NodeName(), "MPSDaemonLost", ownClaim(pod))
+	s.events.wait(ctx, s.name, ownClaim(pod), "MPSDaemonLost", "GPU")
+	s.events.wait(ctx, "", env.cluster.NodeName(), "MPSDaemonLost", ownClaim(pod))
 	s.eventually(ctx, "another daemon", func(context.Context) (bool, string, error) {
 		return slices.ContainsFunc(processes(), func(p process.Process) bool {
 			return isMPS(p, "nvidia-cuda-mps-control -f") && p.PID != daemon.PID
 		}), "", nil
 	})
 	s.create(ctx, mpsPod("next", shareSpec(mpsClass))...)
-	s.served(ctx, s.running(ctx, "next"))
-	s.delete(ctx, "client")
-	s.delete(ctx, "next")
-	s.nothingOfMPS(ctx)
+	s.pods.served(ctx, s.pods.running(ctx, "next"))
+	s.pods.delete(ctx, "client")
+	s.pods.delete(ctx, "next")
+	s.hardware.waitNoMPS(ctx)
 }
 
 func TestMPS_PartitionOrShare(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.createExample(ctx, "mig-or-mps")
-	pod := s.running(ctx, "mig-or-mps")
-	if got := s.device(ctx, pod); !strings.Contains(got, "-mig-19-") {
+	pod := s.pods.running(ctx, "mig-or-mps")
+	if got := s.pods.device(ctx, pod); !strings.Contains(got, "-mig-19-") {
 		t.Errorf("the pod has %s, want a partition while there is room for one", got)
 	}
-	s.delete(ctx, "mig-or-mps")
+	s.pods.delete(ctx, "mig-or-mps")
 	// One GPU left, shared by MPS.
 	s.create(ctx, gpuPod("seven", gpus-1)...)
-	s.running(ctx, "seven")
+	s.pods.running(ctx, "seven")
 	s.create(ctx, mpsPod("holds", shareSpec(mpsClass, "memory=10Gi"))...)
-	s.running(ctx, "holds")
+	s.pods.running(ctx, "holds")
 	s.createExample(ctx, "mig-or-mps")
-	pod = s.running(ctx, "mig-or-mps")
-	if got := s.environment(ctx, pod, "CUDA_MPS_", "CLEAVE_"); !slices.Contains(got, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=14") ||
+	pod = s.pods.running(ctx, "mig-or-mps")
+	if got := s.pods.environment(ctx, pod, "CUDA_MPS_", "CLEAVE_"); !slices.Contains(got, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=14") ||
 		!slices.Contains(got, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M") || !slices.Contains(got, "CLEAVE_CORES_PERCENT=14") {
 		t.Errorf("the environment is %v", got)
 	}

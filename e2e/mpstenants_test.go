@@ -31,13 +31,13 @@ exec sleep infinity`
 func TestMPS_TenantsIsolated(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, mpsPod("victim", shareSpec(mpsClass))...)
-	victim := s.running(ctx, "victim")
-	before, daemon := s.served(ctx, victim), s.daemon()
+	victim := s.pods.running(ctx, "victim")
+	before, daemon := s.pods.served(ctx, victim), s.hardware.daemon()
 	objects := claimPod("hostile", shareSpec(mpsClass))
 	pod := podOf(objects)
 	pod.Spec.Containers[0].Command = []string{"/bin/sh", "-c", hostile}
 	s.create(ctx, objects...)
-	s.running(ctx, "hostile")
+	s.pods.running(ctx, "hostile")
 	var log string
 	s.must(workload.Until(ctx, "the hostile container to have tried all", func(ctx context.Context) (bool, string, error) {
 		var err error
@@ -49,16 +49,14 @@ func TestMPS_TenantsIsolated(t *testing.T) {
 	if !strings.Contains(log, "sees control log\n") {
 		t.Errorf("the container sees more than a client needs, or less:\n%s", log)
 	}
-	s.checkUndisturbed(ctx, victim)
-	if after := s.daemon(); after.PID != daemon.PID {
-		t.Errorf("the daemon was process %d and is process %d", daemon.PID, after.PID)
-	}
+	s.pods.checkUndisturbed(ctx, victim)
+	s.hardware.checkDaemon(daemon)
 	s.create(ctx, mpsPod("next", shareSpec(mpsClass))...)
-	if got := s.served(ctx, s.running(ctx, "next")); got.Server != before.Server {
+	if got := s.pods.served(ctx, s.pods.running(ctx, "next")); got.Server != before.Server {
 		t.Errorf("a new client has server %d, the first %d", got.Server, before.Server)
 	}
 	for _, name := range []string{"hostile", "next", "victim"} {
-		s.delete(ctx, name)
+		s.pods.delete(ctx, name)
 	}
-	s.nothingOfMPS(ctx)
+	s.hardware.waitNoMPS(ctx)
 }

@@ -16,23 +16,23 @@ func TestNodes_SchedulerPicksNode(t *testing.T) {
 		o.Spec.Unschedulable = false
 		o.Labels = map[string]string{"e2e": s.name}
 	})
-	s.sim(ctx, n, "create", "--node", "a30")
+	n.sim(ctx, "create", "--node", "a30")
 	s.must(n.Start(ctx))
-	s.offers(ctx, n, 2)
-	s.schedulable(ctx, n)
+	n.waitOffered(ctx, 2)
+	n.makeSchedulable(ctx)
 
 	a30 := `device.attributes["gpu.cleave.dev"].productName.contains("A30")`
-	s.createAnywhere(ctx, gpuPod("there", 1, a30), nil)
-	s.createAnywhere(ctx, gpuPod("elsewhere", 1, a30), map[string]string{corev1.LabelHostname: env.cluster.NodeName()})
-	pod := s.scheduled(ctx, "there")
+	s.pods.createAnywhere(ctx, gpuPod("there", 1, a30), nil)
+	s.pods.createAnywhere(ctx, gpuPod("elsewhere", 1, a30), map[string]string{corev1.LabelHostname: env.cluster.NodeName()})
+	pod := s.pods.scheduled(ctx, "there")
 	if pod.Spec.NodeName != n.name {
 		t.Errorf("a pod for an A30 went to node %s, want %s", pod.Spec.NodeName, n.name)
 	}
-	if message := s.unschedulable(ctx, "elsewhere"); !strings.Contains(message, "1 cannot allocate all claims") {
+	if message := s.pods.unschedulable(ctx, "elsewhere"); !strings.Contains(message, "1 cannot allocate all claims") {
 		t.Errorf("the scheduler says %q of a pod for an A30 on the H100 node", message)
 	}
-	wire, _ := s.ownClaimOf(ctx, pod)
-	if devices := s.prepared(ctx, n, wire, 1); devices[0].DeviceName != s.deviceNames(ctx, n)[0] {
+	wire, _ := s.pods.ownClaim(ctx, pod)
+	if devices := n.prepared(ctx, wire, 1); devices[0].DeviceName != n.deviceNames(ctx)[0] {
 		t.Errorf("the pod got %v, want the last GPU of its node", devices)
 	}
 	s.must(n.Unprepare(ctx, wire))

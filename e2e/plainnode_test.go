@@ -3,22 +3,26 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/e2e/node"
 	"github.com/cleave-dra/cleave/e2e/workload"
+	"github.com/google/go-cmp/cmp"
 )
 
 // plainNode is a Node object without a kubelet, with a plugin of its own: the test is its kubelet. It disturbs no other
@@ -26,7 +30,8 @@ import (
 type plainNode struct {
 	*node.Node
 	*workload.Plugin
-	name string
+	space *space
+	name  string
 }
 
 // plainNodes counts them.
@@ -68,91 +73,116 @@ func (s *space) newPlainNodeOf(ctx context.Context, change func(*corev1.Node), o
 		s.must(env.kube.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.nodeName=" + name}))
 		s.must(os.RemoveAll(dir))
 	})
-	return &plainNode{n, plugin, name}
+	return &plainNode{n, plugin, s, name}
 }
 
 // startPlainNode makes one of a model, starts its plugin and waits until claims can be prepared.
 func (s *space) startPlainNode(ctx context.Context, flags ...string) *plainNode {
 	s.Helper()
 	n := s.newPlainNode(ctx, nil, flags...)
-	s.sim(ctx, n, "create", "--node", model)
+	n.sim(ctx, "create", "--node", model)
 	s.must(n.Start(ctx))
-	s.offers(ctx, n, gpus)
+	n.waitOffered(ctx, gpus)
 	return n
 }
 
-// offers waits until claims can be prepared on a node and it publishes so many GPUs.
-func (s *space) offers(ctx context.Context, n *plainNode, devices int) {
-	s.Helper()
-	s.must(n.WaitReady(ctx))
-	s.eventually(ctx, "the plugin of "+n.name+" to be ready but for the kubelet", func(ctx context.Context) (bool, string, error) {
+// index of a device as nvml-sim counts.
+func (n *plainNode) index(ctx context.Context, device string) string {
+	n.space.Helper()
+	return fmt.Sprint(*find(n.space.published.devices(ctx, n.name), device).Attributes["index"].IntValue)
+}
+
+// labelRelease sets the label that makes a node's plugin release the driver, to a value in JSON.
+func (n *plainNode) labelRelease(ctx context.Context, value string) {
+	n.space.Helper()
+	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%s}}}`, v1alpha1.ReleaseDriverLabel, value)
+	_, err := env.kube.CoreV1().Nodes().Patch(ctx, n.name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	n.space.must(err)
+}
+
+// smi runs nvidia-smi of a simulated node.
+func (n *plainNode) smi(ctx context.Context, args ...string) (out string, code int) {
+	n.space.Helper()
+	var b bytes.Buffer
+	cmd := exec.CommandContext(ctx, filepath.Join(n.Root(), "usr/bin/nvidia-smi"), args...)
+	cmd.Stdout, cmd.Stderr = &b, &b
+	err := cmd.Run()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return b.String(), exit.ExitCode()
+	}
+	n.space.must(err)
+	return b.String(), 0
+}
+
+// waitOffered waits until claims can be prepared on a node and it publishes so many GPUs.
+func (n *plainNode) waitOffered(ctx context.Context, devices int) {
+	n.space.Helper()
+	n.space.must(n.WaitReady(ctx))
+	n.space.eventually(ctx, "the plugin of "+n.name+" to be ready but for the kubelet", func(ctx context.Context) (bool, string, error) {
 		state := fmt.Sprint(n.Readiness(ctx))
 		return strings.Contains(state, "waiting for the kubelet"), state, nil
 	})
-	s.eventually(ctx, "ResourceSlices of "+n.name, func(ctx context.Context) (bool, string, error) {
-		found := len(wholeGPUs(s.slices(ctx, n.name)))
+	n.space.eventually(ctx, "ResourceSlices of "+n.name, func(ctx context.Context) (bool, string, error) {
+		found := len(wholeGPUs(n.space.published.slices(ctx, n.name)))
 		return found == devices, fmt.Sprintf("%d GPUs", found), nil
 	})
 }
 
 // sim runs nvml-sim on a node's driver root.
-func (s *space) sim(ctx context.Context, n *plainNode, args ...string) string {
-	s.Helper()
+func (n *plainNode) sim(ctx context.Context, args ...string) string {
+	n.space.Helper()
 	out, err := n.Sim(ctx, args...)
-	s.must(err)
+	n.space.must(err)
 	return out
 }
 
 // deviceNames are those of the whole GPUs that a node publishes, in the order in which the scheduler tries them.
-func (s *space) deviceNames(ctx context.Context, n *plainNode) []string {
-	s.Helper()
-	return deviceNames(wholeGPUs(s.slices(ctx, n.name)))
+func (n *plainNode) deviceNames(ctx context.Context) []string {
+	n.space.Helper()
+	return deviceNames(wholeGPUs(n.space.published.slices(ctx, n.name)))
 }
 
-// schedulable gives a node without a kubelet the size of the real one, so that pods are scheduled to it.
-func (s *space) schedulable(ctx context.Context, n *plainNode) {
-	s.Helper()
+// makeSchedulable gives a node without a kubelet the size of the real one, so that pods are scheduled to it.
+func (n *plainNode) makeSchedulable(ctx context.Context) {
+	n.space.Helper()
 	nodes := env.kube.CoreV1().Nodes()
 	object, err := nodes.Get(ctx, n.name, metav1.GetOptions{})
-	s.must(err)
+	n.space.must(err)
 	real, err := nodes.Get(ctx, env.cluster.NodeName(), metav1.GetOptions{})
-	s.must(err)
+	n.space.must(err)
 	object.Status.Capacity, object.Status.Allocatable = real.Status.Capacity, real.Status.Allocatable
 	_, err = nodes.UpdateStatus(ctx, object, metav1.UpdateOptions{})
-	s.must(err)
+	n.space.must(err)
 }
 
-// createAnywhere creates a pod, with its template, that nodes without a kubelet may get, and removes it after the test.
-func (s *space) createAnywhere(ctx context.Context, objects []runtime.Object, selector map[string]string) {
-	s.Helper()
-	pod := podOf(objects)
-	pod.Spec.NodeSelector = selector
-	pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
-	s.create(ctx, objects...)
-	s.Cleanup(func() {
-		now := int64(0) // no kubelet ends it
-		_ = env.kube.CoreV1().Pods(s.name).Delete(context.WithoutCancel(ctx), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
-	})
-}
-
-// scheduled waits until a pod has a node.
-func (s *space) scheduled(ctx context.Context, name string) *corev1.Pod {
-	s.Helper()
-	var pod *corev1.Pod
-	s.eventually(ctx, "pod "+name+" to be scheduled", func(ctx context.Context) (bool, string, error) {
-		var err error
-		if pod, err = env.kube.CoreV1().Pods(s.name).Get(ctx, name, metav1.GetOptions{}); err != nil {
-			return false, "", err
+// prepared prepares a claim and checks that it has so many devices, each with a CDI name.
+func (n *plainNode) prepared(ctx context.Context, claim *drapb.Claim, count int) []*drapb.Device {
+	n.space.Helper()
+	devices, err := n.Prepare(ctx, claim)
+	n.space.must(err)
+	if len(devices) != count {
+		n.space.Fatalf("claim %s got %v, want %d devices", claim.Name, devices, count)
+	}
+	for _, d := range devices {
+		want := []string{workload.Driver + "/gpu=" + d.DeviceName}
+		if diff := cmp.Diff(want, d.CdiDeviceIds); diff != "" {
+			n.space.Errorf("CDI devices of claim %s (-want +got):\n%s", claim.Name, diff)
 		}
-		return pod.Spec.NodeName != "", workload.Describe(pod), nil
-	})
-	return pod
+	}
+	return devices
 }
 
-// ownClaimOf is the claim that a pod has of its own, as the kubelet names it to the plugin, and its allocation.
-func (s *space) ownClaimOf(ctx context.Context, pod *corev1.Pod) (*drapb.Claim, *resourceapi.AllocationResult) {
-	s.Helper()
-	claim, err := env.kube.ResourceV1().ResourceClaims(s.name).Get(ctx, ownClaim(pod), metav1.GetOptions{})
-	s.must(err)
-	return &drapb.Claim{Namespace: s.name, Name: claim.Name, Uid: string(claim.UID)}, claim.Status.Allocation
+// refused prepares a claim and checks that it is refused with an error that says all that it has to.
+func (n *plainNode) refused(ctx context.Context, claim *drapb.Claim, says ...string) {
+	n.space.Helper()
+	devices, err := n.Prepare(ctx, claim)
+	if err == nil {
+		n.space.Errorf("claim %s got %v, want an error", claim.Name, devices)
+		return
+	}
+	for _, part := range says {
+		if !strings.Contains(err.Error(), part) {
+			n.space.Errorf("claim %s: the error %q does not say %q", claim.Name, err, part)
+		}
+	}
 }

@@ -29,7 +29,7 @@ func deviceNames(devices []resourceapi.Device) []string {
 // The node has two NUMA nodes of four GPUs. Whoever asks for four gets those of one while it has them.
 func TestPods_Examples(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	all := deviceNames(s.waitOrder(ctx, lastFirst))
+	all := deviceNames(s.published.waitOrder(ctx, lastFirst))
 	if len(all) != gpus {
 		t.Fatalf("the node publishes %v, want %d GPUs", all, gpus)
 	}
@@ -44,21 +44,21 @@ func TestPods_Examples(t *testing.T) {
 		{"extended-resource", all[1:2], lastFirst},
 	} {
 		s.createExample(ctx, example.name)
-		pod := s.running(ctx, example.name)
+		pod := s.pods.running(ctx, example.name)
 		want := slices.Sorted(slices.Values(example.want))
-		got := s.devices(ctx, pod)
+		got := s.pods.devices(ctx, pod)
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("devices of pod %s (-want +got):\n%s", example.name, diff)
 		}
-		s.checkSees(ctx, pod, got)
+		s.pods.checkSees(ctx, pod, got)
 		if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
 			claims = append(claims, extended.ResourceClaimName)
 		} else {
 			claims = append(claims, ownClaim(pod))
 		}
-		s.waitOrder(ctx, example.order)
+		s.published.waitOrder(ctx, example.order)
 	}
-	s.waitRecords(ctx, env.node, claims...)
+	s.plugin.waitRecords(ctx, env.node, claims...)
 }
 
 func TestPods_SharedClaim(t *testing.T) {
@@ -66,23 +66,23 @@ func TestPods_SharedClaim(t *testing.T) {
 	s.createExample(ctx, "shared-claim")
 	var devices []string
 	for _, name := range []string{"shared-a", "shared-b"} {
-		pod := s.running(ctx, name)
-		got := s.devices(ctx, pod)
+		pod := s.pods.running(ctx, name)
+		got := s.pods.devices(ctx, pod)
 		if len(got) != 1 || len(devices) > 0 && got[0] != devices[0] {
 			t.Errorf("pod %s has devices %v, want one, the same for all pods (%v)", name, got, devices)
 		}
 		devices = got
-		s.checkSees(ctx, pod, got)
+		s.pods.checkSees(ctx, pod, got)
 	}
-	s.waitRecords(ctx, env.node, "shared")
+	s.plugin.waitRecords(ctx, env.node, "shared")
 
-	s.delete(ctx, "shared-a")
-	s.waitRecords(ctx, env.node, "shared")
-	if b := s.running(ctx, "shared-b"); b.Status.ContainerStatuses[0].RestartCount != 0 {
+	s.pods.delete(ctx, "shared-a")
+	s.plugin.waitRecords(ctx, env.node, "shared")
+	if b := s.pods.running(ctx, "shared-b"); b.Status.ContainerStatuses[0].RestartCount != 0 {
 		t.Error("pod shared-b was restarted when the other pod of its claim ended")
 	}
-	s.delete(ctx, "shared-b")
-	s.waitRecords(ctx, env.node)
+	s.pods.delete(ctx, "shared-b")
+	s.plugin.waitRecords(ctx, env.node)
 	s.eventually(ctx, "the claim to be free", func(ctx context.Context) (bool, string, error) {
 		claim, err := env.kube.ResourceV1().ResourceClaims(s.name).Get(ctx, "shared", metav1.GetOptions{})
 		return err == nil && claim.Status.Allocation == nil, "allocated", err
@@ -97,7 +97,7 @@ func TestPods_ContainerWithoutClaim(t *testing.T) {
 	without.Name, without.Resources = "without", corev1.ResourceRequirements{}
 	pod.Spec.Containers = append(pod.Spec.Containers, without)
 	s.create(ctx, objects...)
-	s.running(ctx, "pod")
+	s.pods.running(ctx, "pod")
 	seen, err := env.client.Look(ctx, s.name, "pod", "without")
 	s.must(err)
 	if diff := cmp.Diff(workload.Seen{}, seen); diff != "" {
@@ -123,5 +123,5 @@ func TestPods_Completed(t *testing.T) {
 		}
 		return pod.Status.Phase == corev1.PodSucceeded, workload.Describe(pod), nil
 	})
-	s.waitRecords(ctx, env.node)
+	s.plugin.waitRecords(ctx, env.node)
 }

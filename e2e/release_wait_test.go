@@ -13,23 +13,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// refusals are the Events that say that the kubelet could not prepare a pod's claims.
-func (s *space) refusals(ctx context.Context, pod string) []string {
-	s.Helper()
-	list, err := env.kube.CoreV1().Events(s.name).List(ctx, metav1.ListOptions{FieldSelector: "reason=FailedPrepareDynamicResources,involvedObject.name=" + pod})
-	s.must(err)
-	var all []string
-	for _, e := range list.Items {
-		all = append(all, e.Message)
-	}
-	return all
-}
-
 // A pod gets the GPU of one that was deleted by force in another tier: Prepare waits until the container has ended, and is not
 // refused before.
 func TestForceDeletedPod_NextTier(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	target := s.published(ctx)[0]
+	target := s.published.gpus(ctx)[0]
 	share := shareSpec("timeslice.cleave.dev")
 	share.Devices.Requests[0].Exactly.Selectors = claimOf(1, thisGPU(&target)).Devices.Requests[0].Exactly.Selectors
 	first, second := claimPod("first", share), gpuPod("second", 1, thisGPU(&target))
@@ -37,31 +25,30 @@ func TestForceDeletedPod_NextTier(t *testing.T) {
 	grace := int64(3)
 	podOf(first).Spec.TerminationGracePeriodSeconds = &grace
 	s.create(ctx, first...)
-	s.running(ctx, "first")
+	s.pods.running(ctx, "first")
 	s.create(ctx, second...)
-	s.unschedulable(ctx, "second")
+	s.pods.unschedulable(ctx, "second")
 	now := int64(0)
 	s.must(env.kube.CoreV1().Pods(s.name).Delete(ctx, "first", metav1.DeleteOptions{GracePeriodSeconds: &now}))
 	start := time.Now()
-	pod := s.running(ctx, "second")
+	pod := s.pods.running(ctx, "second")
 	t.Logf("running %s after the deletion", time.Since(start).Round(time.Millisecond))
 	if runsWithMark(s.name + "-first") {
 		t.Error("the first pod's container still runs")
 	}
-	if refused := s.refusals(ctx, "second"); len(refused) > 0 {
+	if refused := s.events.refusals(ctx, "second"); len(refused) > 0 {
 		t.Errorf("the second pod was refused before it was prepared: %q", refused)
 	}
-	s.waitRecords(ctx, env.node, ownClaim(pod))
+	s.plugin.waitRecords(ctx, env.node, ownClaim(pod))
 }
 
 // A pod whose partition is in use says so, and ends once it is not.
 func TestTerminatingPod_PartitionInUse(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, partitionPod("stuck", smallClass)...)
-	pod := s.running(ctx, "stuck")
-	claim, device := ownClaim(pod), s.devices(ctx, pod)[0]
-	out, err := env.node.Sim(ctx, "mig", "list")
-	s.must(err)
+	pod := s.pods.running(ctx, "stuck")
+	claim, device := ownClaim(pod), s.pods.devices(ctx, pod)[0]
+	out := s.hardware.sim(ctx, "mig", "list")
 	var fields []string // GPU GI CI PROFILE PLACEMENT UUID
 	for line := range strings.Lines(out) {
 		if f := strings.Fields(line); len(f) == 6 && strings.HasPrefix(f[5], "MIG-") {
@@ -72,34 +59,32 @@ func TestTerminatingPod_PartitionInUse(t *testing.T) {
 		t.Fatalf("no partition in %q", out)
 	}
 	client := []string{"--gpu", fields[0], "--pid", fmt.Sprint(os.Getpid())}
-	_, err = env.node.Sim(ctx, append([]string{"client", "add", "--gi", fields[1], "--ci", fields[2]}, client...)...)
-	s.must(err)
+	s.hardware.sim(ctx, append([]string{"client", "add", "--gi", fields[1], "--ci", fields[2]}, client...)...)
 	inUse := true
 	leave := func(ctx context.Context) {
 		if inUse {
 			inUse = false
-			_, err := env.node.Sim(ctx, append([]string{"client", "remove"}, client...)...)
-			s.must(err)
+			s.hardware.sim(ctx, append([]string{"client", "remove"}, client...)...)
 		}
 	}
 	defer func() { leave(context.WithoutCancel(ctx)) }()
 	s.must(env.kube.CoreV1().Pods(s.name).Delete(ctx, "stuck", metav1.DeleteOptions{}))
 	for _, object := range []string{"stuck", claim} {
-		s.waitEvent(ctx, s.name, object, "PartitionInUse", device, fmt.Sprint(os.Getpid()), "End those processes")
+		s.events.wait(ctx, s.name, object, "PartitionInUse", device, fmt.Sprint(os.Getpid()), "End those processes")
 	}
 	leave(ctx)
-	s.gone(ctx, "stuck")
+	s.pods.gone(ctx, "stuck")
 }
 
 // ResourceSlices that somebody deleted are back at once, and an Event says so.
 func TestResourceSlices_Deleted(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	name := env.cluster.NodeName()
-	before := deviceNames(s.published(ctx))
+	before := deviceNames(s.published.gpus(ctx))
 	s.must(env.kube.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.nodeName=" + name}))
 	start := time.Now()
 	s.eventually(ctx, "all devices to be published again", func(ctx context.Context) (bool, string, error) {
-		list := s.slices(ctx, name)
+		list := s.published.slices(ctx, name)
 		complete := len(list) > 0 && int64(len(list)) == list[0].Spec.Pool.ResourceSliceCount
 		return complete && len(wholeGPUs(list)) == len(before), fmt.Sprintf("%d slices", len(list)), nil
 	})
@@ -108,5 +93,5 @@ func TestResourceSlices_Deleted(t *testing.T) {
 	if took > 10*time.Second { // left alone, the helper takes some 30 s
 		t.Errorf("the slices were back after %s", took)
 	}
-	s.waitEvent(ctx, "", name, "ResourceSlicesDeleted", "were deleted", "audit log")
+	s.events.wait(ctx, "", name, "ResourceSlicesDeleted", "were deleted", "audit log")
 }

@@ -28,7 +28,7 @@ func TestNodes_ThreeRoles(t *testing.T) {
 	}
 	nodes := map[string]*plainNode{}
 	for _, role := range roles {
-		s.writePolicy(dir, role.name, role.rules)
+		s.plugin.writePolicy(dir, role.name, role.rules)
 	}
 	for _, role := range roles {
 		n := s.newPlainNode(ctx, func(o *corev1.Node) {
@@ -36,21 +36,21 @@ func TestNodes_ThreeRoles(t *testing.T) {
 			o.Labels = map[string]string{"e2e": s.name, v1alpha1.PolicyLabel: role.name}
 		}, "--policy", dir)
 		nodes[role.name] = n
-		s.sim(ctx, n, "create", "--node", model)
+		n.sim(ctx, "create", "--node", model)
 		s.must(n.Start(ctx))
-		s.schedulable(ctx, n)
+		n.makeSchedulable(ctx)
 	}
 	for _, role := range roles {
-		s.waitOffer(ctx, nodes[role.name].name, role.offer)
+		s.published.waitOffer(ctx, nodes[role.name].name, role.offer)
 	}
 	for _, role := range roles {
-		s.createAnywhere(ctx, role.pod, map[string]string{"e2e": s.name})
-		pod := s.scheduled(ctx, podOf(role.pod).Name)
+		s.pods.createAnywhere(ctx, role.pod, map[string]string{"e2e": s.name})
+		pod := s.pods.scheduled(ctx, podOf(role.pod).Name)
 		n := nodes[role.name]
 		if pod.Spec.NodeName != n.name {
 			t.Errorf("pod %s went to node %s, want the node for %s", pod.Name, pod.Spec.NodeName, role.name)
 		}
-		wire, allocation := s.ownClaimOf(ctx, pod)
+		wire, allocation := s.pods.ownClaim(ctx, pod)
 		devices, err := n.Prepare(ctx, wire)
 		s.must(err)
 		if len(devices) != len(allocation.Devices.Results) {
@@ -66,5 +66,5 @@ func TestNodes_ThreeRoles(t *testing.T) {
 	object.Labels[v1alpha1.PolicyLabel] = "training"
 	_, err = env.kube.CoreV1().Nodes().Update(ctx, object, metav1.UpdateOptions{})
 	s.must(err)
-	s.waitOffer(ctx, n.name, "gpu=8 timeslice!=1")
+	s.published.waitOffer(ctx, n.name, "gpu=8 timeslice!=1")
 }

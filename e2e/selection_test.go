@@ -14,7 +14,7 @@ import (
 
 func TestSelection_Expression(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	published := s.waitOrder(ctx, lastFirst)
+	published := s.published.waitOrder(ctx, lastFirst)
 	first := published[len(published)-1] // the scheduler's last choice
 	root := *first.Attributes[deviceattribute.StandardDeviceAttributePCIeRoot].StringValue
 	tests := []struct {
@@ -42,12 +42,12 @@ func TestSelection_Expression(t *testing.T) {
 		s.create(ctx, gpuPod(test.name, 1, test.expression)...)
 	}
 	for _, test := range tests {
-		pod := s.running(ctx, test.name)
-		devices := s.devices(ctx, pod)
+		pod := s.pods.running(ctx, test.name)
+		devices := s.pods.devices(ctx, pod)
 		if len(devices) != 1 || !test.fits(*find(published, devices[0])) {
 			t.Errorf("pod %s got %v, which %s does not fit", test.name, devices, test.expression)
 		}
-		s.checkSees(ctx, pod, devices)
+		s.pods.checkSees(ctx, pod, devices)
 	}
 }
 
@@ -67,11 +67,11 @@ func TestSelection_NoGPUFits(t *testing.T) {
 		s.create(ctx, claimPod(name, claim)...)
 	}
 	for name := range claims {
-		if message := s.unschedulable(ctx, name); !strings.Contains(message, "0/1 nodes are available: 1 cannot allocate all claims") {
+		if message := s.pods.unschedulable(ctx, name); !strings.Contains(message, "0/1 nodes are available: 1 cannot allocate all claims") {
 			t.Errorf("the scheduler says of pod %s %q, want that its one node cannot allocate all claims", name, message)
 		}
 	}
-	s.waitRecords(ctx, env.node)
+	s.plugin.waitRecords(ctx, env.node)
 }
 
 func sameAttribute(name resourceapi.QualifiedName) []resourceapi.DeviceConstraint {
@@ -81,20 +81,20 @@ func sameAttribute(name resourceapi.QualifiedName) []resourceapi.DeviceConstrain
 
 func TestSelection_NUMANode(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	s.waitOrder(ctx, lastFirst)
+	s.published.waitOrder(ctx, lastFirst)
 	// One GPU of the second NUMA node, which is filled first, is taken: four together are left on the first one only.
 	s.create(ctx, gpuPod("one", 1)...)
-	s.running(ctx, "one")
+	s.pods.running(ctx, "one")
 	together := claimOf(4)
 	together.Devices.Constraints = sameAttribute(deviceattribute.StandardDeviceAttributeNUMANode)
 	s.create(ctx, claimPod("together", together)...)
-	pod := s.running(ctx, "together")
-	devices := s.devices(ctx, pod)
-	published := s.published(ctx)
+	pod := s.pods.running(ctx, "together")
+	devices := s.pods.devices(ctx, pod)
+	published := s.published.gpus(ctx)
 	for _, name := range devices {
 		if numa := *find(published, name).Attributes[deviceattribute.StandardDeviceAttributeNUMANode].IntValue; numa != 0 {
 			t.Errorf("device %s is on NUMA node %d, want all four on 0", name, numa)
 		}
 	}
-	s.checkSees(ctx, pod, devices)
+	s.pods.checkSees(ctx, pod, devices)
 }

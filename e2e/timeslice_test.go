@@ -35,49 +35,10 @@ func withParameters(spec resourceapi.ResourceClaimSpec, parameters string) resou
 	return workload.WithParameters(spec, workload.Driver, `{"apiVersion":"gpu.cleave.dev/v1alpha1","kind":"ShareConfig",`+parameters+`}`)
 }
 
-// environment is what a pod's container has of the variables with some prefixes, sorted.
-func (s *space) environment(ctx context.Context, pod *corev1.Pod, prefixes ...string) []string {
-	s.Helper()
-	seen, err := env.client.Look(ctx, s.name, pod.Name, "main")
-	s.must(err)
-	var found []string
-	for _, v := range seen.Environment {
-		if slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(v, p) }) {
-			found = append(found, v)
-		}
-	}
-	slices.Sort(found)
-	return found
-}
-
-// device is the one device that a pod has.
-func (s *space) device(ctx context.Context, pod *corev1.Pod) string {
-	s.Helper()
-	names := s.devices(ctx, pod)
-	if len(names) != 1 {
-		s.Fatalf("pod %s has devices %v, want one", pod.Name, names)
-	}
-	return names[0]
-}
-
-// timeSlices are the intervals of the node's GPUs that are not the default, as nvidia-smi prints them.
-func (s *space) timeSlices(ctx context.Context) []string {
-	s.Helper()
-	out, err := env.node.Sim(ctx, "show")
-	s.must(err)
-	var found []string
-	for line := range strings.Lines(out) {
-		if strings.Contains(line, "time slice") {
-			found = append(found, strings.TrimSpace(line))
-		}
-	}
-	return found
-}
-
 func TestTimeSlice_FourNotebooks(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, gpuPod("seven", gpus-1)...)
-	s.running(ctx, "seven")
+	s.pods.running(ctx, "seven")
 	notebooks, err := workload.Load(env.source + "/deployments/examples/timeslice-four-notebooks.yaml")
 	s.must(err)
 	var devices []string
@@ -85,10 +46,10 @@ func TestTimeSlice_FourNotebooks(t *testing.T) {
 		// One after the other: a pod that meets the GPU while another's allocation is under way is turned down, and tried
 		// again only when something is freed or after minutes.
 		s.create(ctx, notebooks[i])
-		pod := s.running(ctx, fmt.Sprintf("notebook-%d", i+1))
-		s.checkSees(ctx, pod, s.devices(ctx, pod))
-		devices = append(devices, s.device(ctx, pod))
-		if diff := cmp.Diff([]string{"CLEAVE_MEMORY_MIB=20224", "CLEAVE_SHARES=1"}, s.environment(ctx, pod, "CLEAVE_")); diff != "" {
+		pod := s.pods.running(ctx, fmt.Sprintf("notebook-%d", i+1))
+		s.pods.checkSees(ctx, pod, s.pods.devices(ctx, pod))
+		devices = append(devices, s.pods.device(ctx, pod))
+		if diff := cmp.Diff([]string{"CLEAVE_MEMORY_MIB=20224", "CLEAVE_SHARES=1"}, s.pods.environment(ctx, pod, "CLEAVE_")); diff != "" {
 			t.Errorf("environment of %s (-want +got):\n%s", pod.Name, diff)
 		}
 	}
@@ -100,9 +61,9 @@ func TestTimeSlice_FourNotebooks(t *testing.T) {
 		Limits: corev1.ResourceList{"nvidia.com/gpu.shared": resource.MustParse("1")},
 	}
 	s.create(ctx, fifth)
-	s.unschedulable(ctx, "fifth")
-	s.delete(ctx, "notebook-2")
-	s.running(ctx, "fifth")
+	s.pods.unschedulable(ctx, "fifth")
+	s.pods.delete(ctx, "notebook-2")
+	s.pods.running(ctx, "fifth")
 }
 
 func TestTimeSlice_OneRequest(t *testing.T) {
@@ -110,9 +71,9 @@ func TestTimeSlice_OneRequest(t *testing.T) {
 	spec := shareSpec(timeSliceClass)
 	spec.Devices.Requests[0].Exactly.Count = 2
 	s.create(ctx, claimPod("two", spec)...)
-	pod := s.running(ctx, "two")
-	devices := s.devices(ctx, pod)
-	s.checkSees(ctx, pod, devices)
+	pod := s.pods.running(ctx, "two")
+	devices := s.pods.devices(ctx, pod)
+	s.pods.checkSees(ctx, pod, devices)
 	if len(slices.Compact(devices)) != 2 {
 		t.Errorf("the pod has %v, want shares of two GPUs", devices)
 	}
@@ -125,9 +86,9 @@ func TestTimeSlice_TwoRequests(t *testing.T) {
 	second.Name = "second"
 	spec.Devices.Requests = append(spec.Devices.Requests, second)
 	s.create(ctx, claimPod("pair", spec)...)
-	pod := s.running(ctx, "pair")
-	devices := s.devices(ctx, pod)
-	s.checkSees(ctx, pod, devices)
+	pod := s.pods.running(ctx, "pair")
+	devices := s.pods.devices(ctx, pod)
+	s.pods.checkSees(ctx, pod, devices)
 	if len(devices) != 2 || devices[0] != devices[1] {
 		t.Errorf("the pod has %v, want two shares of one GPU", devices)
 	}
@@ -136,36 +97,33 @@ func TestTimeSlice_TwoRequests(t *testing.T) {
 func TestTimeSlice_OtherTiersWait(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, claimPod("share", shareSpec(timeSliceClass))...)
-	shared := strings.TrimSuffix(s.device(ctx, s.running(ctx, "share")), "-timeslice")
+	shared := strings.TrimSuffix(s.pods.device(ctx, s.pods.running(ctx, "share")), "-timeslice")
 	s.create(ctx, gpuPod("seven", gpus-1)...)
-	if got := s.devices(ctx, s.running(ctx, "seven")); slices.Contains(got, shared) {
+	if got := s.pods.devices(ctx, s.pods.running(ctx, "seven")); slices.Contains(got, shared) {
 		t.Errorf("seven whole GPUs are %v, and %s is shared", got, shared)
 	}
 	s.create(ctx, gpuPod("whole", 1)...)
-	s.unschedulable(ctx, "whole")
+	s.pods.unschedulable(ctx, "whole")
 	s.create(ctx, partitionPod("part", smallClass)...)
-	s.unschedulable(ctx, "part")
-	s.delete(ctx, "part")
-	s.delete(ctx, "share")
-	if got := s.device(ctx, s.running(ctx, "whole")); got != shared {
+	s.pods.unschedulable(ctx, "part")
+	s.pods.delete(ctx, "part")
+	s.pods.delete(ctx, "share")
+	if got := s.pods.device(ctx, s.pods.running(ctx, "whole")); got != shared {
 		t.Errorf("the eighth whole GPU is %s, want %s, which is shared no more", got, shared)
 	}
 	s.create(ctx, claimPod("share-again", shareSpec(timeSliceClass))...)
-	s.unschedulable(ctx, "share-again")
-	s.delete(ctx, "whole")
-	s.running(ctx, "share-again")
+	s.pods.unschedulable(ctx, "share-again")
+	s.pods.delete(ctx, "whole")
+	s.pods.running(ctx, "share-again")
 }
 
 func TestTimeSlice_NamespacesAndPods(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	other := &space{t, s.name[:min(len(s.name), 55)] + "-2"}
-	_, err := env.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: other.name}}, metav1.CreateOptions{})
-	s.must(err)
-	t.Cleanup(other.cleanUp)
+	other := createSpace(ctx, t, s.name[:min(len(s.name), 55)]+"-2", nil)
 	s.create(ctx, claimPod("here", shareSpec(timeSliceClass))...)
-	here := s.device(ctx, s.running(ctx, "here")) // one after the other: the scheduler may spread what comes at once
+	here := s.pods.device(ctx, s.pods.running(ctx, "here")) // one after the other: the scheduler may spread what comes at once
 	other.create(ctx, claimPod("there", shareSpec(timeSliceClass))...)
-	there := other.device(ctx, other.running(ctx, "there"))
+	there := other.pods.device(ctx, other.pods.running(ctx, "there"))
 	if here != there {
 		t.Errorf("the two namespaces have %s and %s, want one GPU", here, there)
 	}
@@ -176,81 +134,67 @@ func TestTimeSlice_NamespacesAndPods(t *testing.T) {
 		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &claim.Name}}
 		s.create(ctx, pod)
 	}
-	first, second := s.running(ctx, "first"), s.running(ctx, "second")
-	if a, b := s.device(ctx, first), s.device(ctx, second); a != b {
+	first, second := s.pods.running(ctx, "first"), s.pods.running(ctx, "second")
+	if a, b := s.pods.device(ctx, first), s.pods.device(ctx, second); a != b {
 		t.Errorf("pods with one claim have %s and %s", a, b)
 	}
-	s.delete(ctx, "first")
-	s.checkUndisturbed(ctx, second)
+	s.pods.delete(ctx, "first")
+	s.pods.checkUndisturbed(ctx, second)
 }
 
 func TestTimeSlice_Amounts(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, gpuPod("seven", gpus-1)...)
-	s.running(ctx, "seven")
+	s.pods.running(ctx, "seven")
 	s.create(ctx, claimPod("large", shareSpec(timeSliceClass, "memory=60Gi"))...)
-	s.running(ctx, "large")
+	s.pods.running(ctx, "large")
 	s.create(ctx, claimPod("too-large", shareSpec(timeSliceClass, "memory=30Gi"))...)
-	s.unschedulable(ctx, "too-large")
+	s.pods.unschedulable(ctx, "too-large")
 	// Below the minimum it is rounded up to it, and above it to whole steps.
 	for name, want := range map[string]string{"1Mi": "CLEAVE_MEMORY_MIB=1024", "1100Mi": "CLEAVE_MEMORY_MIB=1280"} {
 		pod := "asks-" + strings.ToLower(name)
 		s.create(ctx, claimPod(pod, shareSpec(timeSliceClass, "memory="+name))...)
-		if got := s.environment(ctx, s.running(ctx, pod), "CLEAVE_MEMORY"); !slices.Equal(got, []string{want}) {
+		if got := s.pods.environment(ctx, s.pods.running(ctx, pod), "CLEAVE_MEMORY"); !slices.Equal(got, []string{want}) {
 			t.Errorf("a share of %s has %v, want %s", name, got, want)
 		}
 	}
-	s.delete(ctx, "large")
-	s.running(ctx, "too-large")
+	s.pods.delete(ctx, "large")
+	s.pods.running(ctx, "too-large")
 }
 
 func TestTimeSlice_Interval(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, gpuPod("seven", gpus-1)...)
-	s.running(ctx, "seven")
+	s.pods.running(ctx, "seven")
 	s.create(ctx, claimPod("any", shareSpec(timeSliceClass))...)
-	s.running(ctx, "any")
-	if got := s.timeSlices(ctx); len(got) != 0 {
+	s.pods.running(ctx, "any")
+	if got := s.hardware.timeSlices(ctx); len(got) != 0 {
 		t.Errorf("nobody asked for an interval, and there are %v", got)
 	}
 	s.create(ctx, claimPod("long", withParameters(shareSpec(timeSliceClass), `"timeSlice":{"interval":"Long"}`))...)
-	s.running(ctx, "long")
-	if got := s.timeSlices(ctx); len(got) != 1 || !strings.Contains(strings.ToLower(got[0]), "long") {
+	s.pods.running(ctx, "long")
+	if got := s.hardware.timeSlices(ctx); len(got) != 1 || !strings.Contains(strings.ToLower(got[0]), "long") {
 		t.Errorf("the intervals are %v, want one Long", got)
 	}
 	s.create(ctx, claimPod("short", withParameters(shareSpec(timeSliceClass), `"timeSlice":{"interval":"Short"}`))...)
-	s.eventually(ctx, "the pod with another interval to report who uses the GPU", func(ctx context.Context) (bool, string, error) {
-		events, err := env.kube.CoreV1().Events(s.name).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=short"})
-		if err != nil {
-			return false, "", err
-		}
-		var all []string
-		for _, e := range events.Items {
-			all = append(all, e.Message)
-			if strings.Contains(e.Message, "time slices Long because claim "+s.name+"/long") {
-				return true, "", nil
-			}
-		}
-		return false, strings.Join(all, "\n"), nil
-	})
+	s.events.wait(ctx, s.name, "short", prepareFailed, "time slices Long because claim "+s.name+"/long")
 	// The driver cannot be unloaded while the plugin has it open, and forgets intervals when it is.
 	s.must(env.node.Kill())
 	for _, action := range []string{"unload", "load"} {
-		_, err := env.node.Sim(ctx, "driver", action)
-		s.must(err)
+		s.hardware.sim(ctx, "driver", action)
 	}
-	if got := s.timeSlices(ctx); len(got) != 0 {
+	if got := s.hardware.timeSlices(ctx); len(got) != 0 {
 		t.Fatalf("after a reload of the driver the intervals are %v, want none", got)
 	}
-	s.startPlugin(ctx)
+	s.plugin.start(ctx)
 	s.eventually(ctx, "the interval to be Long again", func(ctx context.Context) (bool, string, error) {
-		got := s.timeSlices(ctx)
+		got := s.hardware.timeSlices(ctx)
 		return len(got) == 1 && strings.Contains(strings.ToLower(got[0]), "long"), fmt.Sprint(got), nil
 	})
-	s.delete(ctx, "short")
-	s.delete(ctx, "long")
+	s.pods.delete(ctx, "short")
+	s.pods.delete(ctx, "long")
 	s.eventually(ctx, "the interval to be the default", func(ctx context.Context) (bool, string, error) {
-		got := s.timeSlices(ctx)
+		got := s.hardware.timeSlices(ctx)
 		return len(got) == 0, fmt.Sprint(got), nil
 	})
 }
@@ -258,21 +202,8 @@ func TestTimeSlice_Interval(t *testing.T) {
 func TestTimeSlice_ParametersOfOtherTier(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.create(ctx, claimPod("confused", withParameters(shareSpec(timeSliceClass), `"mps":{"activeThreadPercentage":20}`))...)
-	s.eventually(ctx, "an error that names the tier", func(ctx context.Context) (bool, string, error) {
-		events, err := env.kube.CoreV1().Events(s.name).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=confused"})
-		if err != nil {
-			return false, "", err
-		}
-		var all []string
-		for _, e := range events.Items {
-			all = append(all, e.Message)
-			if strings.Contains(e.Message, "sets mps, but device") && strings.Contains(e.Message, "is of type timeslice") {
-				return true, "", nil
-			}
-		}
-		return false, strings.Join(all, "\n"), nil
-	})
-	s.waitRecords(ctx, env.node)
+	s.events.wait(ctx, s.name, "confused", prepareFailed, "sets mps, but device", "is of type timeslice")
+	s.plugin.waitRecords(ctx, env.node)
 }
 
 func TestTimeSlice_Quota(t *testing.T) {

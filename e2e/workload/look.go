@@ -98,9 +98,9 @@ func (c Client) WaitGone(ctx context.Context, namespace, name string) error {
 	})
 }
 
-// WaitEvent waits for an Event about an object that has a reason and a text.
-func (c Client) WaitEvent(ctx context.Context, namespace, object, reason, text string) error {
-	return Until(ctx, "Event "+reason+" on "+object, func(ctx context.Context) (bool, string, error) {
+// WaitEvent waits for an Event of a reason on an object whose message has all parts.
+func (c Client) WaitEvent(ctx context.Context, namespace, object, reason string, parts ...string) error {
+	return Until(ctx, fmt.Sprintf("Event %s on %s with %q", reason, object, parts), func(ctx context.Context) (bool, string, error) {
 		events, err := c.Kube.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + object})
 		if err != nil {
 			return false, "", err
@@ -108,7 +108,7 @@ func (c Client) WaitEvent(ctx context.Context, namespace, object, reason, text s
 		var all []string
 		for _, e := range events.Items {
 			all = append(all, e.Reason+": "+e.Message)
-			if e.Reason == reason && strings.Contains(e.Message, text) {
+			if e.Reason == reason && !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(e.Message, p) }) {
 				return true, "", nil
 			}
 		}
