@@ -51,8 +51,9 @@ func claimFile(driver string, uid types.UID) string {
 // WriteClaim writes the spec of a claim's partitions and shares, which must exist.
 func (s *Static) WriteClaim(ctx context.Context, uid types.UID, parts []*records.Device) error {
 	spec := &specs.Spec{Kind: s.opts.Driver + "/" + ClaimClass}
+	editor := claimEditor{Options: &s.opts, gpuMinor: s.gpuMinor}
 	for _, p := range parts {
-		edits, err := s.claimEdits(p)
+		edits, err := editor.edits(p)
 		if err != nil {
 			return err
 		}
@@ -67,23 +68,29 @@ func (s *Static) WriteClaim(ctx context.Context, uid types.UID, parts []*records
 		return fmt.Errorf("determine the version of the CDI spec: %w", err)
 	}
 	klog.FromContext(ctx).V(4).Info("Writing the claim's CDI spec", "path", s.ClaimPath(uid))
-	return s.write(spec, claimFile(s.opts.Driver, uid))
+	return s.dir.write(spec, claimFile(s.opts.Driver, uid))
 }
 
-// claimEdits are the container edits of one partition or share.
-func (s *Static) claimEdits(d *records.Device) (*specs.ContainerEdits, error) {
+// claimEditor makes the container edits of claims' devices.
+type claimEditor struct {
+	*Options
+	gpuMinor func(device string) (int, error) // of the static spec
+}
+
+// edits are the container edits of one partition or share.
+func (e claimEditor) edits(d *records.Device) (*specs.ContainerEdits, error) {
 	if d.Share != nil {
-		return s.shareEdits(d)
+		return e.share(d)
 	}
-	return s.partitionEdits(d)
+	return e.partition(d)
 }
 
-// partitionEdits are the capability nodes that give a container access to a GPU instance and its compute instance.
-func (s *Static) partitionEdits(p *records.Device) (*specs.ContainerEdits, error) {
+// partition returns the capability nodes that give a container access to a GPU instance and its compute instance.
+func (e claimEditor) partition(p *records.Device) (*specs.ContainerEdits, error) {
 	if p.Partition.CI == nil {
 		return nil, fmt.Errorf("partition %s has no compute instance", p.Device)
 	}
-	majors := s.majors()
+	majors := majors(e.Procfs)
 	major, found := majors["nvidia-caps"]
 	if !found {
 		major, found = majors["nvidia/nvidia-caps"]
@@ -91,14 +98,14 @@ func (s *Static) partitionEdits(p *records.Device) (*specs.ContainerEdits, error
 	if !found {
 		return nil, errors.New("find the major number of nvidia-caps: it is not in /proc/devices; is the nvidia module loaded?")
 	}
-	minor, err := s.gpuMinor(p.GPU)
+	minor, err := e.gpuMinor(p.GPU)
 	if err != nil {
 		return nil, err
 	}
 	edits := &specs.ContainerEdits{}
 	gi := path.Join("driver/nvidia/capabilities", "gpu"+strconv.Itoa(minor), "mig", "gi"+strconv.Itoa(p.Partition.GI))
 	for _, file := range []string{path.Join(gi, "access"), path.Join(gi, "ci"+strconv.Itoa(*p.Partition.CI), "access")} {
-		capMinor, err := s.capabilityMinor(file)
+		capMinor, err := capabilityMinor(e.Procfs, file)
 		if err != nil {
 			return nil, fmt.Errorf("find the capability node of partition %s: %w", p.Device, err)
 		}
@@ -147,8 +154,8 @@ func (s *Static) gpuMinor(device string) (int, error) {
 }
 
 // capabilityMinor reads the minor number from a capability file.
-func (s *Static) capabilityMinor(file string) (int64, error) {
-	data, err := fs.ReadFile(s.opts.Procfs, file)
+func capabilityMinor(procfs fs.FS, file string) (int64, error) {
+	data, err := fs.ReadFile(procfs, file)
 	if err != nil {
 		return 0, err
 	}

@@ -21,58 +21,65 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// driverRoot is the root of the driver's files.
-func (s *Static) driverRoot() driverroot.Root {
-	return driverroot.Root{Host: s.opts.DriverRoot, Here: s.opts.ContainerDriverRoot}
+// builder builds the spec of a node once.
+type builder struct {
+	*Options
+	root   driverroot.Root // of the driver's files
+	node   *gpu.Node
+	lib    nvcdi.Interface // nil before newLibrary
+	result *generated
 }
 
 // generate finds the driver's device nodes and files and builds the spec in memory.
-func (s *Static) generate(ctx context.Context, node *gpu.Node) *generated {
-	g := &generated{devices: s.driverRoot().Devices(), missing: map[string]error{}, nodes: map[string][]deviceNode{}}
-	g.err = s.build(ctx, g, node)
+func generate(ctx context.Context, opts *Options, node *gpu.Node) *generated {
+	root := driverroot.Root{Host: opts.DriverRoot, Here: opts.ContainerDriverRoot}
+	g := &generated{devices: root.Devices(), missing: map[string]error{}, nodes: map[string][]deviceNode{}}
+	b := &builder{Options: opts, root: root, node: node, result: g}
+	g.err = b.build(ctx)
 	return g
 }
 
-func (s *Static) build(ctx context.Context, g *generated, node *gpu.Node) error {
-	if err := s.createMissing(ctx, g, node); err != nil {
+func (b *builder) build(ctx context.Context) error {
+	if err := b.createMissing(ctx); err != nil {
 		return err
 	}
-	if err := s.checkVersion(node); err != nil {
+	if err := b.checkVersion(); err != nil {
 		return err
 	}
-	lib, err := s.newLibrary(ctx, g.devices)
-	if err != nil {
-		return fmt.Errorf("search driver files under %s: %w", s.opts.ContainerDriverRoot, err)
+	var err error
+	if b.lib, err = b.newLibrary(ctx); err != nil {
+		return fmt.Errorf("search driver files under %s: %w", b.root.Here, err)
 	}
-	common, err := lib.GetCommonEdits()
+	common, err := b.lib.GetCommonEdits()
 	if err != nil {
-		return fmt.Errorf("find the driver's files under %s: %w", s.opts.ContainerDriverRoot, err)
+		return fmt.Errorf("find the driver's files under %s: %w", b.root.Here, err)
 	}
-	g.spec = &specs.Spec{Kind: s.opts.Driver + "/" + Class, ContainerEdits: *common.ContainerEdits}
+	g := b.result
+	g.spec = &specs.Spec{Kind: b.Driver + "/" + Class, ContainerEdits: *common.ContainerEdits}
 	g.common = nodesOf(&g.spec.ContainerEdits)
 	for _, mount := range g.spec.ContainerEdits.Mounts {
 		g.files = append(g.files, mount.HostPath)
 	}
-	for i := range node.GPUs {
-		s.addGPU(ctx, g, lib, &node.GPUs[i])
+	for i := range b.node.GPUs {
+		b.addGPU(ctx, &b.node.GPUs[i])
 	}
 	if len(g.spec.Devices) == 0 && len(g.missing) > 0 {
-		return fmt.Errorf("find the device nodes of any GPU: %w", firstOf(node, g.missing))
+		return fmt.Errorf("find the device nodes of any GPU: %w", firstOf(b.node, g.missing))
 	}
-	return s.finish(g)
+	return b.finish()
 }
 
 // newLibrary returns nvcdi's search for the driver's files.
-func (s *Static) newLibrary(ctx context.Context, devices driverroot.Root) (nvcdi.Interface, error) {
+func (b *builder) newLibrary(ctx context.Context) (nvcdi.Interface, error) {
 	return nvcdi.New(
 		nvcdi.WithLogger(logger{klog.FromContext(ctx)}),
 		nvcdi.WithMode(nvcdi.ModeNvml),
-		nvcdi.WithDriverRoot(s.opts.ContainerDriverRoot),
-		nvcdi.WithDevRoot(devices.Here),
-		nvcdi.WithLibrarySearchPaths(s.driverRoot().LibrarySearchPaths()),
-		nvcdi.WithVendor(s.opts.Driver),
+		nvcdi.WithDriverRoot(b.root.Here),
+		nvcdi.WithDevRoot(b.result.devices.Here),
+		nvcdi.WithLibrarySearchPaths(b.root.LibrarySearchPaths()),
+		nvcdi.WithVendor(b.Driver),
 		nvcdi.WithClass(Class),
-		nvcdi.WithNVIDIACDIHookPath(s.opts.HookPath),
+		nvcdi.WithNVIDIACDIHookPath(b.HookPath),
 		// The IPC discoverer would mount the host's /tmp/nvidia-mps into every container, tenants' MPS servers included, and
 		// the sockets of daemons that all tenants share (docs/decisions/ipc-sockets.md).
 		// nvsandboxutils would load another driver library into this process, for nothing that Cleave needs.
@@ -84,8 +91,9 @@ func (s *Static) newLibrary(ctx context.Context, devices driverroot.Root) (nvcdi
 
 // createMissing creates device nodes that are missing or left over from another driver. It fails if all containers would
 // lack one; nodes of single GPUs become entries of missing.
-func (s *Static) createMissing(ctx context.Context, g *generated, node *gpu.Node) error {
-	broken := s.brokenCommon(g.devices)
+func (b *builder) createMissing(ctx context.Context) error {
+	g, node := b.result, b.node
+	broken := b.brokenCommon()
 	want := driverroot.Nodes{}
 	for path := range broken {
 		want.Control = want.Control || path == controlNode
@@ -102,13 +110,13 @@ func (s *Static) createMissing(ctx context.Context, g *generated, node *gpu.Node
 		return nil
 	}
 	var failed error
-	if s.opts.CreateNodes != nil {
-		failed = s.opts.CreateNodes(ctx, want)
+	if b.CreateNodes != nil {
+		failed = b.CreateNodes(ctx, want)
 		klog.FromContext(ctx).Info("Ran nvidia-modprobe to create missing device nodes",
 			"control", broken, "gpus", names, "devRoot", g.devices.Host, "err", failed)
-		g.devices = s.driverRoot().Devices()
+		g.devices = b.root.Devices()
 	}
-	broken = s.brokenCommon(g.devices)
+	broken = b.brokenCommon()
 	for _, common := range []struct{ path, args string }{{controlNode, "-c 255"}, {uvmNode, "-c 0 -u"}} {
 		if why := broken[common.path]; why != nil {
 			return fmt.Errorf("%w: %s", why, remedy(common.args, failed))
@@ -133,14 +141,14 @@ func remedy(args string, failed error) string {
 }
 
 // brokenCommon returns the errors of the device nodes that every container needs, by path.
-func (s *Static) brokenCommon(devices driverroot.Root) map[string]error {
+func (b *builder) brokenCommon() map[string]error {
 	broken := map[string]error{}
-	nodes, err := mandatoryNodes(s.majors())
+	nodes, err := mandatoryNodes(majors(b.Procfs))
 	if err != nil {
 		broken[uvmNode] = err
 	}
 	for _, n := range nodes {
-		if err := n.check(devices.Here); err != nil {
+		if err := n.check(b.result.devices.Here); err != nil {
 			broken[n.path] = err
 		}
 	}
@@ -149,13 +157,14 @@ func (s *Static) brokenCommon(devices driverroot.Root) map[string]error {
 
 // checkVersion fails if the driver's files belong to another release than the loaded kernel module, as after an update of
 // its packages: containers would get libraries that the kernel module refuses. Unknown versions are not an error.
-func (s *Static) checkVersion(node *gpu.Node) error {
-	installed, err := s.driverRoot().Versions()
+func (b *builder) checkVersion() error {
+	node := b.node
+	installed, err := b.root.Versions()
 	if err != nil || len(installed) == 0 || node.DriverVersion == "" || slices.Contains(installed, node.DriverVersion) {
 		return nil //nolint:nilerr // missing files are reported later
 	}
 	return fmt.Errorf("the loaded kernel module is %s, but the driver's files under %s are %s: load the new driver "+
-		"(reboot the node, or drain it and reload the kernel module)", node.DriverVersion, s.opts.DriverRoot, strings.Join(installed, ", "))
+		"(reboot the node, or drain it and reload the kernel module)", node.DriverVersion, b.root.Host, strings.Join(installed, ", "))
 }
 
 // partitionsSuffix distinguishes the CDI device for a GPU's partitions from that of the whole GPU.
@@ -167,12 +176,12 @@ const partitionsSuffix = "-mig"
 func (s *Static) PartitionsID(device string) string { return s.DeviceID(device) + partitionsSuffix }
 
 // addGPU adds the CDI devices of one GPU, or the reason why it has none.
-func (s *Static) addGPU(ctx context.Context, g *generated, lib nvcdi.Interface, board *gpu.GPU) {
-	name := board.PCI.DeviceName()
+func (b *builder) addGPU(ctx context.Context, board *gpu.GPU) {
+	g, name := b.result, board.PCI.DeviceName()
 	var whole *specs.Device
 	err := g.missing[name]
 	if err == nil {
-		whole, err = s.wholeGPU(g, lib, board)
+		whole, err = b.wholeGPU(board)
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot inject a GPU into containers", "gpu", name)
@@ -190,8 +199,8 @@ func (s *Static) addGPU(ctx context.Context, g *generated, lib nvcdi.Interface, 
 }
 
 // wholeGPU returns the CDI device of a whole GPU under its DRA device name.
-func (s *Static) wholeGPU(g *generated, lib nvcdi.Interface, board *gpu.GPU) (*specs.Device, error) {
-	devices, err := lib.GetDeviceSpecsByID(board.UUID)
+func (b *builder) wholeGPU(board *gpu.GPU) (*specs.Device, error) {
+	devices, err := b.lib.GetDeviceSpecsByID(board.UUID)
 	if err != nil {
 		return nil, fmt.Errorf("find the device nodes of GPU %s (/dev/nvidia%d): %w", board.UUID, board.Minor, err)
 	}
@@ -201,9 +210,9 @@ func (s *Static) wholeGPU(g *generated, lib nvcdi.Interface, board *gpu.GPU) (*s
 	}
 	device := &devices[0]
 	device.Name = board.PCI.DeviceName()
-	s.addDRM(g.devices, device, board)
+	b.addDRM(device, board)
 	for _, h := range device.ContainerEdits.Hooks {
-		linksInside(h, g.devices.Here)
+		linksInside(h, b.result.devices.Here)
 	}
 	return device, nil
 }
@@ -253,10 +262,11 @@ func firstOf(node *gpu.Node, missing map[string]error) error {
 }
 
 // finish rewrites paths to the host's and sets the lowest sufficient version: older runtimes refuse newer specs.
-func (s *Static) finish(g *generated) error {
+func (b *builder) finish() error {
+	g := b.result
 	for _, r := range []struct{ here, host string }{
 		{filepath.Join(g.devices.Here, "dev"), filepath.Join(g.devices.Host, "dev")}, // first: it may be nested in the other
-		{s.opts.ContainerDriverRoot, s.opts.DriverRoot},
+		{b.root.Here, b.root.Host},
 	} {
 		if r.here == r.host {
 			continue
@@ -292,9 +302,9 @@ func dropHostPaths(spec *specs.Spec) {
 
 // addDRM adds the DRM nodes of a GPU, /dev/dri/cardN and renderDN, which graphics programs use, unless nvcdi has added
 // them: nvcdi searches only this process's /sys.
-func (s *Static) addDRM(devices driverroot.Root, device *specs.Device, g *gpu.GPU) {
-	for _, n := range s.drmNodes(g) {
-		path := filepath.Join(devices.Here, n)
+func (b *builder) addDRM(device *specs.Device, g *gpu.GPU) {
+	for _, n := range drmNodes(b.Sysfs, g) {
+		path := filepath.Join(b.result.devices.Here, n)
 		info, err := os.Lstat(path)
 		added := func(d *specs.DeviceNode) bool { return d.Path == n }
 		if err != nil || slices.ContainsFunc(device.ContainerEdits.DeviceNodes, added) {

@@ -104,9 +104,9 @@ func numbers(info fs.FileInfo) (major, minor int64, ok bool) {
 
 // majors reads the major numbers of the driver's modules, such as nvidia-uvm and nvidia-caps. It is empty if the kernel
 // lists none of them, as in some sandboxes.
-func (s *Static) majors() map[string]int64 {
+func majors(procfs fs.FS) map[string]int64 {
 	found := map[string]int64{}
-	data, err := fs.ReadFile(s.opts.Procfs, "devices")
+	data, err := fs.ReadFile(procfs, "devices")
 	if err != nil {
 		return found
 	}
@@ -126,11 +126,11 @@ func (s *Static) majors() map[string]int64 {
 }
 
 // drmNodes lists a GPU's device nodes below /dev/dri according to /sys, ordered by name.
-func (s *Static) drmNodes(g *gpu.GPU) []string {
-	if s.opts.Sysfs == nil {
+func drmNodes(sysfs fs.FS, g *gpu.GPU) []string {
+	if sysfs == nil {
 		return nil
 	}
-	entries, err := fs.ReadDir(s.opts.Sysfs, path.Join("bus/pci/devices", g.PCI.String(), "drm"))
+	entries, err := fs.ReadDir(sysfs, path.Join("bus/pci/devices", g.PCI.String(), "drm"))
 	if err != nil {
 		return nil // the driver's DRM module is not loaded
 	}

@@ -195,8 +195,7 @@ func TestMandatoryNodes(t *testing.T) {
 		"odd line":   {"Character devices:\nx nvidia-uvm\n", []deviceNode{{controlNode, 195, 255}, {uvmNode, anyMajor, 0}}, false},
 	}
 	for name, tt := range tests {
-		s := static(t, fstest.MapFS{"devices": {Data: []byte(tt.devices)}})
-		got, err := mandatoryNodes(s.majors())
+		got, err := mandatoryNodes(majors(fstest.MapFS{"devices": {Data: []byte(tt.devices)}}))
 		if diff := cmp.Diff(tt.want, got, cmp.AllowUnexported(deviceNode{})); diff != "" || (err != nil) != tt.fails {
 			t.Errorf("%s: %v: nodes (-want +got):\n%s", name, err, diff)
 		}

@@ -22,8 +22,8 @@ const (
 // mebibyte is the unit of memory in the environment of containers.
 const mebibyte = 1 << 20
 
-// shareEdits are the container edits of one share: its amounts, and what enforces them.
-func (s *Static) shareEdits(d *records.Device) (*specs.ContainerEdits, error) {
+// share returns the container edits of one share: its amounts, and what enforces them.
+func (e claimEditor) share(d *records.Device) (*specs.ContainerEdits, error) {
 	share := d.Share
 	edits := &specs.ContainerEdits{}
 	set := func(name string, value int64) {
@@ -61,7 +61,7 @@ func (s *Static) shareEdits(d *records.Device) (*specs.ContainerEdits, error) {
 		// directories (path_resolution(7), mount(2) MS_RDONLY): no container can replace the socket or fill the directory.
 		edits.Mounts = []*specs.Mount{bind(share.MPS.PipeDir, containerPipes, "ro"), bind(share.MPS.ShmDir, containerSharedMemory, "rw")}
 	case share.CgroupMemory:
-		edits.Hooks = []*specs.Hook{s.memoryLimit(d.UUID, share.Memory)}
+		edits.Hooks = []*specs.Hook{e.memoryLimit(d.UUID, share.Memory)}
 	}
 	return edits, nil
 }
@@ -73,11 +73,11 @@ func bind(from, to, access string) *specs.Mount {
 }
 
 // memoryLimit is the hook that makes the driver limit the GPU memory of a container's cgroup.
-func (s *Static) memoryLimit(uuid string, memory int64) *specs.Hook {
+func (e claimEditor) memoryLimit(uuid string, memory int64) *specs.Hook {
 	return &specs.Hook{
 		HookName: "createRuntime",
-		Path:     s.opts.MemoryHookPath,
-		Args: []string{"cleave-memory-limit", "--driver-root=" + s.opts.DriverRoot, "--gpu=" + uuid,
+		Path:     e.MemoryHookPath,
+		Args: []string{"cleave-memory-limit", "--driver-root=" + e.DriverRoot, "--gpu=" + uuid,
 			"--limit=" + strconv.FormatInt(memory, 10)},
 	}
 }

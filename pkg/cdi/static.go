@@ -3,9 +3,7 @@
 package cdi
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -55,9 +53,9 @@ type Options struct {
 // Static is the spec of a node.
 type Static struct {
 	opts Options
-	// cache writes specs. It is created once, because that parses every spec in the directory.
-	cache *cdi.Cache
-	now   func() time.Time
+	dir  *specDir
+	file specFile
+	now  func() time.Time
 
 	// generating serialises the generation of the spec from node, last attempted at tried.
 	generating sync.Mutex
@@ -67,9 +65,6 @@ type Static struct {
 	mu        sync.RWMutex
 	generated *generated     // nil before the first attempt
 	minors    map[string]int // device name -> N of /dev/nvidiaN
-
-	fileMu  sync.Mutex
-	written os.FileInfo // of the spec's file when it was last known to be correct
 }
 
 // generated is the result of searching the driver's files and device nodes.
@@ -98,15 +93,17 @@ func NewStatic(opts Options) (*Static, error) {
 		return nil, fmt.Errorf("driver root %s on the host is seen as / by the plugin: mount it elsewhere and set --container-driver-root",
 			opts.DriverRoot)
 	}
-	cache, err := cdi.NewCache(cdi.WithSpecDirs(opts.Dir), cdi.WithAutoRefresh(false))
+	dir, err := openSpecDir(opts.Dir)
 	if err != nil {
-		return nil, fmt.Errorf("open the CDI directory %s: %w", opts.Dir, err)
+		return nil, err
 	}
-	return &Static{opts: opts, cache: cache, now: time.Now}, nil
+	return &Static{opts: opts, dir: dir, file: specFile{dir: dir, name: staticFile(opts.Driver)}, now: time.Now}, nil
 }
 
 // Path is the file of the spec.
-func (s *Static) Path() string { return filepath.Join(s.opts.Dir, staticFile(s.opts.Driver)) }
+func (s *Static) Path() string { return s.opts.path() }
+
+func (o *Options) path() string { return filepath.Join(o.Dir, staticFile(o.Driver)) }
 
 func staticFile(driver string) string { return cdi.GenerateSpecName(driver, Class) + ".json" }
 
@@ -128,7 +125,7 @@ func (s *Static) Refresh(ctx context.Context, node *gpu.Node) error {
 func (s *Static) refresh(ctx context.Context, node *gpu.Node) error {
 	s.node, s.tried = node, s.now()
 	before := s.Problems()
-	next := s.generate(ctx, node)
+	next := generate(ctx, &s.opts, node)
 	minors := map[string]int{}
 	for i := range node.GPUs {
 		minors[node.GPUs[i].PCI.DeviceName()] = node.GPUs[i].Minor
@@ -143,12 +140,10 @@ func (s *Static) refresh(ctx context.Context, node *gpu.Node) error {
 	if next.err != nil {
 		return next.err
 	}
-	s.fileMu.Lock()
-	s.written = nil // compare the file with the new spec
-	s.fileMu.Unlock()
+	s.file.distrust() // compare it with the new spec
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.restore(ctx)
+	return s.file.restore(ctx, s.generated.spec)
 }
 
 // Problems are the reasons why GPUs cannot be injected into containers, by device name.
@@ -182,7 +177,7 @@ func (s *Static) Ensure(ctx context.Context, ids []string) error {
 	}
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.restore(ctx)
+	return s.file.restore(ctx, s.generated.spec)
 }
 
 // Complete fails if the spec belongs to other GPUs, or if Ensure would fail for one of them.
@@ -229,14 +224,19 @@ func (s *Static) check(ids []string) error {
 	if g == nil {
 		return errors.New("the CDI spec is not written yet")
 	}
+	return g.check(&s.opts, ids)
+}
+
+// check compares the spec's devices of the ids with the existing device nodes and files.
+func (g *generated) check(opts *Options, ids []string) error {
 	if g.err != nil {
 		return g.err
 	}
-	if err := g.checkCommon(s.majors()); err != nil {
+	if err := g.checkCommon(majors(opts.Procfs)); err != nil {
 		return err
 	}
 	for _, id := range ids {
-		name, ok := strings.CutPrefix(id, s.DeviceID(""))
+		name, ok := strings.CutPrefix(id, g.spec.Kind+"=")
 		if !ok {
 			return fmt.Errorf("CDI device %s is not of kind %s", id, g.spec.Kind)
 		}
@@ -245,7 +245,7 @@ func (s *Static) check(ids []string) error {
 		}
 		nodes, ok := g.nodes[name]
 		if !ok {
-			return fmt.Errorf("CDI device %s is not in %s", id, s.Path())
+			return fmt.Errorf("CDI device %s is not in %s", id, opts.path())
 		}
 		for _, n := range nodes {
 			if err := n.check(g.devices.Here); err != nil {
@@ -282,42 +282,6 @@ func (g *generated) checkCommon(majors map[string]int64) error {
 // has reports whether all containers get a device node with a major number.
 func (g *generated) has(path string, major int64) bool {
 	return slices.ContainsFunc(g.common, func(n deviceNode) bool { return n.path == path && (major == anyMajor || n.major == major) })
-}
-
-// write writes a spec atomically.
-func (s *Static) write(spec *specs.Spec, file string) error {
-	if err := os.MkdirAll(s.opts.Dir, 0o755); err != nil { //nolint:gosec // runtimes and their users read this directory
-		return fmt.Errorf("create the CDI directory: %w", err)
-	}
-	if err := s.cache.WriteSpec(spec, file); err != nil {
-		return fmt.Errorf("write the CDI spec %s: %w", filepath.Join(s.opts.Dir, file), err)
-	}
-	return nil
-}
-
-// restore writes the spec if its file is missing or was changed; the caller must hold mu. Otherwise it costs one stat.
-func (s *Static) restore(ctx context.Context) error {
-	s.fileMu.Lock()
-	defer s.fileMu.Unlock()
-	info, err := os.Lstat(s.Path())
-	if w := s.written; err == nil && w != nil && os.SameFile(info, w) && info.ModTime().Equal(w.ModTime()) && info.Size() == w.Size() {
-		return nil
-	}
-	want, err := json.Marshal(s.generated.spec)
-	if err != nil {
-		return fmt.Errorf("encode the CDI spec: %w", err)
-	}
-	have, err := os.ReadFile(s.Path())
-	if err != nil || !bytes.Equal(have, want) {
-		klog.FromContext(ctx).Info("Writing the CDI spec: it is missing or out of date", "path", s.Path())
-		if err := s.write(s.generated.spec, staticFile(s.opts.Driver)); err != nil {
-			return err
-		}
-	}
-	if s.written, err = os.Lstat(s.Path()); err != nil {
-		return fmt.Errorf("stat the CDI spec: %w", err)
-	}
-	return nil
 }
 
 // logger passes nvcdi's messages to klog, its frequent informational ones at V(4) and up.
