@@ -13,9 +13,16 @@ import (
 	"github.com/cleave-dra/cleave/pkg/nvml"
 )
 
-// withGPUs opens the driver for the time of a call.
-func (g *gpuState) withGPUs(ctx context.Context, purpose string, do func(GPUs) error) (err error) {
-	gpus, err := g.s.on.Hardware.Open(ctx)
+// computeMode is that of a GPU with a record.
+type computeMode struct {
+	hardware Hardware
+	keep     bool // as it is
+	record   *record
+}
+
+// with opens the driver for the time of a call.
+func (c computeMode) with(ctx context.Context, purpose string, do func(GPUs) error) (err error) {
+	gpus, err := c.hardware.Open(ctx)
 	if err != nil {
 		return fmt.Errorf("open the driver to %s: %w", purpose, err)
 	}
@@ -23,93 +30,104 @@ func (g *gpuState) withGPUs(ctx context.Context, purpose string, do func(GPUs) e
 	return do(gpus)
 }
 
-// takeComputeMode writes the record, with the mode to restore, and lets only MPS use the GPU.
-func (g *gpuState) takeComputeMode(ctx context.Context) error {
-	if g.s.config.ComputeMode == KeepMode {
-		return g.save()
+// take saves the record, with the mode to restore, and lets only MPS use the GPU.
+func (c computeMode) take(ctx context.Context, save func() error) error {
+	if c.keep {
+		return save()
 	}
-	return g.withGPUs(ctx, "set the compute mode (--compute-mode="+KeepMode+" does without)", func(gpus GPUs) error {
-		if g.record.PreviousMode == nil {
-			mode, err := gpus.ComputeMode(ctx, g.record.pci(), g.record.UUID)
+	r := c.record
+	return c.with(ctx, "set the compute mode (--compute-mode="+KeepMode+" does without)", func(gpus GPUs) error {
+		if r.PreviousMode == nil {
+			mode, err := gpus.ComputeMode(ctx, r.pci(), r.UUID)
 			if errors.Is(err, gpu.ErrNotSupported) {
-				klog.FromContext(ctx).V(4).Info("GPU has no compute modes", "gpu", g.device)
-				return g.save()
+				klog.FromContext(ctx).V(4).Info("GPU has no compute modes", "gpu", r.Device)
+				return save()
 			}
 			if err != nil {
 				return err
 			}
-			g.record.PreviousMode = &mode
+			r.PreviousMode = &mode
 		}
-		if err := g.save(); err != nil {
+		if err := save(); err != nil {
 			return err
 		}
-		return g.setComputeMode(ctx, gpus, nvml.ComputeModeExclusive)
+		return c.set(ctx, gpus, nvml.ComputeModeExclusive)
 	})
 }
 
-// setComputeMode sets a mode and reads it back: success of the call is the driver's word, the mode is what other processes find.
-func (g *gpuState) setComputeMode(ctx context.Context, gpus GPUs, mode int) error {
-	if err := gpus.SetComputeMode(ctx, g.record.pci(), g.record.UUID, mode); err != nil {
+// set sets a mode and reads it back: success of the call is the driver's word, the mode is what other processes find.
+func (c computeMode) set(ctx context.Context, gpus GPUs, mode int) error {
+	r := c.record
+	if err := gpus.SetComputeMode(ctx, r.pci(), r.UUID, mode); err != nil {
 		return err
 	}
-	got, err := gpus.ComputeMode(ctx, g.record.pci(), g.record.UUID)
+	got, err := gpus.ComputeMode(ctx, r.pci(), r.UUID)
 	if err != nil {
 		return fmt.Errorf("read the compute mode back: %w", err)
 	}
 	if got != mode {
-		return fmt.Errorf("set the compute mode of %s: it is %d after the driver reported success for %d", g.device, got, mode)
+		return fmt.Errorf("set the compute mode of %s: it is %d after the driver reported success for %d", r.Device, got, mode)
 	}
 	return nil
 }
 
-// returnComputeMode gives the GPU the mode it had, unless it has been changed since. Until it has succeeded no
+// giveBack gives the GPU the mode it had, unless it has been changed since. Until it has succeeded no
 // other tenant may have the GPU: in EXCLUSIVE_PROCESS all but the first of its processes fail
 // (nvml.h, nvmlComputeMode_t).
-func (g *gpuState) returnComputeMode(ctx context.Context) error {
-	r := g.record
+func (c computeMode) giveBack(ctx context.Context) error {
+	r := c.record
 	if r.PreviousMode == nil {
 		return nil
 	}
-	return g.withGPUs(ctx, "restore the compute mode", func(gpus GPUs) error {
+	return c.with(ctx, "restore the compute mode", func(gpus GPUs) error {
 		mode, err := gpus.ComputeMode(ctx, r.pci(), r.UUID)
 		switch {
 		case errors.Is(err, gpu.ErrNotFound), errors.Is(err, gpu.ErrNotSupported):
 			// The GPU was taken out or replaced, or is in MIG mode, which begins with the default.
-			klog.FromContext(ctx).Info("No compute mode to restore", "gpu", g.device, "reason", err.Error())
+			klog.FromContext(ctx).Info("No compute mode to restore", "gpu", r.Device, "reason", err.Error())
 		case err != nil:
 			return err
 		case mode != nvml.ComputeModeExclusive:
-			klog.FromContext(ctx).V(4).Info("Compute mode was changed by others", "gpu", g.device, "mode", mode)
+			klog.FromContext(ctx).V(4).Info("Compute mode was changed by others", "gpu", r.Device, "mode", mode)
 		case mode != *r.PreviousMode:
-			return g.setComputeMode(ctx, gpus, *r.PreviousMode)
+			return c.set(ctx, gpus, *r.PreviousMode)
 		}
 		return nil
 	})
 }
 
-// holdComputeMode sets the mode of a GPU that claims share again where it was lost: a reload of the driver and a reset
-// of the GPU bring back the default (nvml.h, nvmlDeviceSetComputeMode: "may be reset … by driver unload"). A daemon
-// without a server then belongs to the driver that was there before: it is started anew, with the driver of today. One
-// with a server cannot have outlived a reload, since the server holds the driver: an admin set the mode by hand, and its
-// clients go on.
-func (g *gpuState) holdComputeMode(ctx context.Context) error {
-	if g.s.config.ComputeMode == KeepMode || !g.runs() || g.record.PreviousMode == nil {
-		return nil
+// retake sets the mode again where it was lost: a reload of the driver and a reset of the GPU bring back the default
+// (nvml.h, nvmlDeviceSetComputeMode: "may be reset … by driver unload").
+func (c computeMode) retake(ctx context.Context) (lost bool, err error) {
+	r := c.record
+	if c.keep || r.PreviousMode == nil {
+		return false, nil
 	}
-	lost := false
-	if err := g.withGPUs(ctx, "check the compute mode", func(gpus GPUs) error {
-		mode, err := gpus.ComputeMode(ctx, g.record.pci(), g.record.UUID)
+	err = c.with(ctx, "check the compute mode", func(gpus GPUs) error {
+		mode, err := gpus.ComputeMode(ctx, r.pci(), r.UUID)
 		if err != nil || mode == nvml.ComputeModeExclusive {
 			return err
 		}
 		lost = true
 		klog.FromContext(ctx).Info("Compute mode of a GPU shared by MPS was lost, as after a driver reload; setting it again",
-			"gpu", g.device, "mode", mode, "claims", g.record.Claims)
-		return g.setComputeMode(ctx, gpus, nvml.ComputeModeExclusive)
-	}); err != nil || !lost {
+			"gpu", r.Device, "mode", mode, "claims", r.Claims)
+		return c.set(ctx, gpus, nvml.ComputeModeExclusive)
+	})
+	return lost, err
+}
+
+// holdComputeMode sets the mode of a GPU that claims share again where it was lost. A daemon without a server then
+// belongs to the driver that was there before: it is started anew, with the driver of today. One with a server cannot
+// have outlived a reload, since the server holds the driver: an admin set the mode by hand, and its clients go on.
+func (g *gpuState) holdComputeMode(ctx context.Context) error {
+	if !g.runs() {
+		return nil
+	}
+	lost, err := g.s.computeMode(g.record).retake(ctx)
+	if err != nil || !lost {
 		return err
 	}
-	serves, err := g.s.on.Daemons.Serves(ctx, g.daemon(), g.process.ID())
+	serves, err := g.s.on.Daemons.Serves(ctx, g.daemon.Daemon, g.daemon.process.ID())
 	if err != nil || serves {
 		return err
 	}

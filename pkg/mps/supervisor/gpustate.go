@@ -20,13 +20,12 @@ import (
 type gpuState struct {
 	s      *Supervisor
 	device string
-	paths  paths
 	turn   chan struct{} // has a value while the state is locked
 
 	// What follows is read and written by who holds the lock.
 
 	record  *record // nil if nothing of MPS is on the GPU
-	process Process // of the daemon that runs; nil while none does
+	daemon  daemon
 	started time.Time
 	// restarts that came one after the other, see restart.go.
 	restarts   int
@@ -50,26 +49,14 @@ func (g *gpuState) lock(ctx context.Context) error {
 
 func (g *gpuState) unlock() { <-g.turn }
 
-// daemon identifies the daemon of the GPU.
-func (g *gpuState) daemon() Daemon {
-	return Daemon{GPU: g.device, UUID: g.record.UUID, paths: g.paths}
-}
-
 // runs reports whether a daemon runs and is ready.
 func (g *gpuState) runs() bool {
-	if g.process == nil || g.record == nil || g.record.Phase != running {
-		return false
-	}
-	select {
-	case <-g.process.Done():
-		return false
-	default:
-		return true
-	}
+	return g.record != nil && g.record.Phase == running && g.daemon.alive()
 }
 
 func (g *gpuState) endpoint() mps.Endpoint {
-	return mps.Endpoint{PipeDir: g.paths.clients, LogDir: g.paths.log, ShmDir: g.paths.shm, Generation: g.record.Generation}
+	p := g.daemon.paths
+	return mps.Endpoint{PipeDir: p.clients, LogDir: p.log, ShmDir: p.shm, Generation: g.record.Generation}
 }
 
 // ensure registers a claim and sees to it that a daemon runs.
@@ -102,8 +89,8 @@ func (g *gpuState) ensure(ctx context.Context, r mps.Request) (mps.Endpoint, err
 
 // startFor starts a daemon for a claim, and for those that are there already.
 func (g *gpuState) startFor(ctx context.Context, r mps.Request) (mps.Endpoint, error) {
-	if g.process != nil {
-		g.noteLoss(ctx, "it ended: "+g.process.How()) // before watch came to it
+	if g.daemon.process != nil {
+		g.noteLoss(ctx, "it ended: "+g.daemon.process.How()) // before watch came to it
 	}
 	first := g.record == nil || len(g.record.Claims) == 0
 	if first {
@@ -146,7 +133,7 @@ func (g *gpuState) renew(r mps.Request) {
 			next.PreviousMode = last.PreviousMode // of another GPU it means nothing
 		}
 	}
-	g.record = next
+	g.record, g.daemon.UUID = next, next.UUID
 	g.restarts, g.failed, g.message = 0, false, ""
 }
 

@@ -141,12 +141,11 @@ func TestClear_LargeLogs(t *testing.T) {
 // their claims last.
 func TestStart_EarlierLayout(t *testing.T) {
 	h, config := newFakeHost(), testConfig(t)
-	g := &gpuState{s: New(t.Context(), config, h.host(), "boot-1"), device: requestFor("a", 1).Device}
-	g.paths = pathsOf(config.Dir, g.device)
+	g := New(t.Context(), config, h.host(), "boot-1").gpu(requestFor("a", 1).Device)
 	for layout, want := range map[int]int{0: 1, ownMounts: 3} {
 		h.mounts = map[string]int64{}
 		g.record = &record{Layout: layout, Settings: requestFor("a", 1).Settings}
-		if err := g.makePlace(); err != nil {
+		if err := g.daemon.makePlace(g.record); err != nil {
 			t.Fatal(err)
 		}
 		if len(h.mounts) != want {

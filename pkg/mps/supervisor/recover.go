@@ -57,6 +57,7 @@ func (s *Supervisor) found() ([]string, error) {
 func (g *gpuState) recover(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	g.record = g.read(ctx)
+	g.daemon.UUID = g.record.UUID
 	switch r := g.record; {
 	case r.Boot != g.s.boot:
 		// Neither the daemon nor the compute mode has outlived the reboot.
@@ -104,24 +105,11 @@ func (g *gpuState) read(ctx context.Context) *record {
 
 // adopt takes over a daemon that an earlier life started, if it lives and answers.
 func (g *gpuState) adopt(ctx context.Context) error {
-	process, err := g.s.on.Daemons.Adopt(*g.record.Daemon)
-	if err != nil {
-		return fmt.Errorf("it did not outlive the supervisor: %w", err)
-	}
-	g.process = process
-	ask, cancel := context.WithTimeout(ctx, g.s.config.StartTimeout)
-	defer cancel()
-	err = g.waitReady(ask)
-	if err == nil {
-		err = g.letClientsIn() // an earlier release showed them all of the pipes
-	}
-	if err != nil {
-		g.process = nil
-		process.Forget()
+	if err := g.daemon.adopt(ctx, *g.record.Daemon); err != nil {
 		return err
 	}
 	g.running(ctx)
-	klog.FromContext(ctx).Info("Adopted an MPS control daemon", "gpu", g.device, "pid", process.ID().PID,
+	klog.FromContext(ctx).Info("Adopted an MPS control daemon", "gpu", g.device, "pid", g.daemon.process.ID().PID,
 		"generation", g.record.Generation, "claims", g.record.Claims)
 	return nil
 }

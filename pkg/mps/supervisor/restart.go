@@ -48,7 +48,7 @@ func (g *gpuState) watch(process Process) {
 		return
 	}
 	defer g.unlock()
-	if g.process != process {
+	if g.daemon.process != process {
 		return
 	}
 	g.noteLoss(ctx, "it ended: "+process.How())
@@ -64,9 +64,9 @@ func (g *gpuState) noteLoss(ctx context.Context, how string) {
 	if !g.started.IsZero() && time.Since(g.started) > stable {
 		g.restarts = 0
 	}
-	g.process, g.record.Phase = nil, starting
+	g.daemon.process, g.record.Phase = nil, starting
 	g.record.Lost = slices.Clone(g.record.Claims)
-	g.message = fmt.Sprintf("MPS control daemon %d is lost: %s%s", pid, how, tailOf(g.paths.log))
+	g.message = fmt.Sprintf("MPS control daemon %d is lost: %s%s", pid, how, tailOf(g.daemon.paths.log))
 	// First the report: should this process die in between, it is made again.
 	g.report(ctx, mps.DaemonLost, g.record.Lost, g.message)
 	if err := g.save(); err != nil {

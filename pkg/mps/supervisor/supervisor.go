@@ -134,10 +134,20 @@ func (s *Supervisor) gpu(device string) *gpuState {
 	defer s.mu.Unlock()
 	g := s.gpus[device]
 	if g == nil {
-		g = &gpuState{s: s, device: device, paths: pathsOf(s.config.Dir, device), turn: make(chan struct{}, 1)}
+		g = &gpuState{s: s, daemon: s.daemon(device), device: device, turn: make(chan struct{}, 1)}
 		s.gpus[device] = g
 	}
 	return g
+}
+
+// daemon is the daemon of a GPU.
+func (s *Supervisor) daemon(device string) daemon {
+	return daemon{Daemon: Daemon{GPU: device, paths: pathsOf(s.config.Dir, device)}, on: &s.on, config: &s.config}
+}
+
+// computeMode is that of a record's GPU.
+func (s *Supervisor) computeMode(r *record) computeMode {
+	return computeMode{hardware: s.on.Hardware, keep: s.config.ComputeMode == KeepMode, record: r}
 }
 
 // all states in order of device name.
