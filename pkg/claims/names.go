@@ -27,8 +27,8 @@ type names struct {
 	find func(ctx context.Context)
 }
 
-// Join has two driver names respect each other's claims. Their locks must be the same. Call it before the other is used.
-func (p *Preparer) Join(other *Preparer) {
+// AddPeer has two driver names respect each other's claims. Their locks must be the same. Call it before the other is used.
+func (p *Preparer) AddPeer(other *Preparer) {
 	n := p.gate.names
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -37,8 +37,8 @@ func (p *Preparer) Join(other *Preparer) {
 	slices.SortFunc(n.all, func(a, b *Preparer) int { return cmp.Compare(a.id.Driver, b.id.Driver) })
 }
 
-// Part ends what Join began: nothing is allocated under the other's name any more.
-func (p *Preparer) Part(other *Preparer) {
+// RemovePeer undoes AddPeer: nothing is allocated under the other's name any more.
+func (p *Preparer) RemovePeer(other *Preparer) {
 	n := p.gate.names
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -113,9 +113,9 @@ func conflictWith(all []conflict, want extent) *conflict {
 	return &all[i]
 }
 
-// LookAt reads the records of the driver name and changes nothing on disk: a plugin of that name may be running. Records
+// LoadReadOnly reads the records of the driver name and changes nothing on disk: a plugin of that name may be running. Records
 // that cannot be read are passed over.
-func (l *Ledger) LookAt(ctx context.Context) error {
+func (l *Ledger) LoadReadOnly(ctx context.Context) error {
 	uids, err := l.store.Names()
 	if err != nil {
 		return err

@@ -61,7 +61,7 @@ func startProcess(t testing.TB, root, own string, node *sim.Node) *process {
 	p.Preparer = p.open(own)
 	p.Ledger.names.find = func(ctx context.Context) {
 		for _, e := range p.find() {
-			if err := e.LookAt(ctx); err != nil {
+			if err := e.LoadReadOnly(ctx); err != nil {
 				t.Fatal(err)
 			}
 			if b := p.backend.Load(); b.hardware != nil {
@@ -98,7 +98,7 @@ func (p *process) find() []*Preparer {
 	for _, name := range []string{nameA, nameB} {
 		if state, err := filepath.Glob(filepath.Join(p.root, name, "claims")); err == nil && len(state) > 0 && p.byName[name] == nil {
 			e := p.open(name)
-			p.Join(e)
+			p.AddPeer(e)
 			p.locks.Doubt()
 			found = append(found, e)
 		}

@@ -39,7 +39,7 @@ type Options struct {
 	// OnAllocate is called, and must not block or call the Preparer, when what is allocated to claims may have changed.
 	OnAllocate func()
 	// OnOtherProcess is called, with locks of GPUs held, when another process may have begun to serve the node by another
-	// driver name; it may call Join.
+	// driver name; it may call AddPeer.
 	OnOtherProcess func(ctx context.Context)
 }
 

@@ -184,7 +184,7 @@ func (f *inspectFlags) hardware(ctx context.Context) (*inspect.Hardware, error) 
 			}
 			h.Partitions[g.PCI] = parts
 		}
-		return policy.Means{MPS: f.noMPS(ctx), Held: records.HeldOf(h.Records), Partitions: h.Unclaimed}, ctx.Err()
+		return policy.Means{MPS: f.noMPS(ctx), Allocated: records.AllocatedOf(h.Records), Partitions: h.Unclaimed}, ctx.Err()
 	})
 	if err != nil {
 		return nil, err

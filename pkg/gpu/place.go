@@ -19,8 +19,8 @@ type Tiers struct {
 	Whole, TimeSlice, MPS bool
 }
 
-// Held is what is allocated of a GPU.
-type Held struct {
+// Allocated is what is allocated of a GPU.
+type Allocated struct {
 	Tiers
 	// Places of partitions.
 	Places []Place

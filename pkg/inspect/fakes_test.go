@@ -150,7 +150,7 @@ func (m *machine) view() *View {
 		}
 		m.Partitions[g.PCI] = parts
 	}
-	m.Node = policy.Apply(m.policy, m.session.Node(), policy.Means{MPS: m.noMPS, Held: records.HeldOf(m.Records), Partitions: m.Unclaimed})
+	m.Node = policy.Apply(m.policy, m.session.Node(), policy.Means{MPS: m.noMPS, Allocated: records.AllocatedOf(m.Records), Partitions: m.Unclaimed})
 	v := OfMachine(m.Hardware)
 	v.Driver = "gpu.cleave.dev"
 	return v

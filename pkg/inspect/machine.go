@@ -162,7 +162,7 @@ func shapeOf(s gpu.Shape, offer *policy.Offer) Shape {
 
 // Unclaimed are the places of a GPU's complete partitions without a claim, for policies that offer existing partitions.
 func (h *Hardware) Unclaimed(g *gpu.GPU) []gpu.Place {
-	allocated := records.HeldOf(h.Records)(g).Places
+	allocated := records.AllocatedOf(h.Records)(g).Places
 	var places []gpu.Place
 	for _, p := range h.Partitions[g.PCI] {
 		if p.CI != nil && !slices.Contains(allocated, p.Place()) {

@@ -95,7 +95,7 @@ func conflictOf(node *policy.Node, resources []cluster.PluginResource, others []
 
 // publishedInConflict is what is published of a node during a conflict: only the GPUs of which something is allocated, tainted,
 // as the scheduler forgets what devices consume that are gone.
-func publishedInConflict(node *policy.Node, allocated func(g *gpu.GPU) gpu.Held) (*policy.Node, []publish.Taint) {
+func publishedInConflict(node *policy.Node, allocated func(g *gpu.GPU) gpu.Allocated) (*policy.Node, []publish.Taint) {
 	inventory := *node.Node
 	inventory.GPUs = nil
 	left := &policy.Node{Node: &inventory, Offers: []policy.Offer{}}

@@ -78,19 +78,19 @@ func TestConflictOf(t *testing.T) {
 func TestPublishedInConflict(t *testing.T) {
 	node := twoGPUs(t)
 	node.Offers[1].TimeSlice = &policy.Sharing{Shares: 4}
-	nothing := func(*gpu.GPU) gpu.Held { return gpu.Held{} }
+	nothing := func(*gpu.GPU) gpu.Allocated { return gpu.Allocated{} }
 	left, taints := publishedInConflict(node, nothing)
 	if len(left.GPUs) != 0 || taints != nil || len(node.GPUs) != 2 {
 		t.Errorf("got %v with taints %v where nothing is allocated, want nothing", left.GPUs, taints)
 	}
-	for name, allocated := range map[string]gpu.Held{
+	for name, allocated := range map[string]gpu.Allocated{
 		"whole": {Tiers: gpu.Tiers{Whole: true}}, "time slice": {Tiers: gpu.Tiers{TimeSlice: true}}, "partition": {Places: []gpu.Place{{ProfileID: 19}}},
 	} {
-		left, taints = publishedInConflict(node, func(g *gpu.GPU) gpu.Held {
+		left, taints = publishedInConflict(node, func(g *gpu.GPU) gpu.Allocated {
 			if g.PCI == node.GPUs[1].PCI {
 				return allocated
 			}
-			return gpu.Held{}
+			return gpu.Allocated{}
 		})
 		want := []publish.Taint{{Device: "gpu-0000-1c-00-0", Key: publish.TaintConflict}, {Device: "gpu-0000-1c-00-0-timeslice", Key: publish.TaintConflict}}
 		if diff := cmp.Diff(want, taints); diff != "" || len(left.GPUs) != 1 {

@@ -52,7 +52,7 @@ func (p *Plan) means(o *Observed) policy.Means {
 	means := policy.Means{
 		Shares:       o.NoShares,
 		CgroupMemory: func(g *gpu.GPU) bool { return o.MemoryLimits[g.PCI] },
-		Held:         records.HeldOf(o.Allocations),
+		Allocated:    records.AllocatedOf(o.Allocations),
 		Partitions:   func(g *gpu.GPU) []gpu.Place { return o.Unclaimed[g.PCI] },
 	}
 	if !p.offersMPS(o) {

@@ -61,7 +61,7 @@ func (p *Plan) view(o *Observed) (*policy.Node, publish.View) {
 		taints = append(taints, publish.Taint{Device: device, Key: publish.TaintOccupied})
 	}
 	if p.Memory.Conflict != "" {
-		left, conflicts := publishedInConflict(node, records.HeldOf(o.Records))
+		left, conflicts := publishedInConflict(node, records.AllocatedOf(o.Records))
 		node, taints = left, append(taints, conflicts...)
 	}
 	return node, publish.View{Taints: taints, Free: freeGPUs(o.Allocations), Lists: o.Lists, Compatible: o.Compatible}

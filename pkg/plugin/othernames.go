@@ -147,10 +147,10 @@ func (n *otherNames) open(ctx context.Context, driver string) {
 		logger.Error(err, "Could not open the state of another driver name", "driver", driver)
 		return
 	}
-	if err := o.engine.LookAt(ctx); err != nil {
+	if err := o.engine.LoadReadOnly(ctx); err != nil {
 		logger.Error(err, "Could not read what is allocated under another driver name; it is tried again", "driver", driver)
 	}
-	n.s.engine.Join(o.engine)
+	n.s.engine.AddPeer(o.engine)
 	n.locks.Doubt()
 	logger.Info("Found the state of another driver name", "driver", driver, "dir", o.dir, "claims", len(o.engine.Records()))
 	n.mu.Lock()
@@ -343,7 +343,7 @@ func (n *otherNames) load(ctx context.Context, o *otherName) (runs bool) {
 		runs = true
 	}
 	if !o.loaded || runs {
-		err = errors.Join(err, o.engine.LookAt(ctx))
+		err = errors.Join(err, o.engine.LoadReadOnly(ctx))
 	}
 	if !o.loaded && !runs && err == nil {
 		err = o.engine.Load(ctx, n.s.events.Warn)

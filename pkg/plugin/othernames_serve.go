@@ -210,7 +210,7 @@ func (n *otherNames) retire(ctx context.Context, o *otherName) {
 	if err != nil || !gone {
 		return
 	}
-	n.s.engine.Part(o.engine)
+	n.s.engine.RemovePeer(o.engine)
 	n.mu.Lock()
 	delete(n.byName, o.driver)
 	n.mu.Unlock()

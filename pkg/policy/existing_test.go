@@ -15,22 +15,22 @@ func TestApply_ExistingPartitionsExcludeTheWholeGPU(t *testing.T) {
 	g := &node.GPUs[0]
 	device := g.PCI.DeviceName()
 	tests := map[string]struct {
-		rule    string
-		there   []string
-		held    gpu.Held
-		want    []string
-		pending []string // withdrawn
+		rule      string
+		there     []string
+		allocated gpu.Allocated
+		want      []string
+		pending   []string // withdrawn
 	}{
-		"a partition":          {"{mig: {mode: existing}}", []string{"3g.40gb@4"}, gpu.Held{}, []string{device + "-mig-9-4"}, nil},
-		"none":                 {"{mig: {mode: existing}}", nil, gpu.Held{}, []string{device, device + "-timeslice", device + "-mps"}, nil},
-		"allocated as a whole": {"{mig: {mode: existing}}", []string{"3g.40gb@4"}, gpu.Held{Tiers: gpu.Tiers{Whole: true}}, []string{device, device + "-mig-9-4"}, []string{device}},
-		"allocated as shares":  {"{mig: {mode: existing}}", []string{"3g.40gb@4"}, gpu.Held{Tiers: gpu.Tiers{TimeSlice: true}}, []string{device + "-timeslice", device + "-mig-9-4"}, []string{device + "-timeslice"}},
+		"a partition":          {"{mig: {mode: existing}}", []string{"3g.40gb@4"}, gpu.Allocated{}, []string{device + "-mig-9-4"}, nil},
+		"none":                 {"{mig: {mode: existing}}", nil, gpu.Allocated{}, []string{device, device + "-timeslice", device + "-mps"}, nil},
+		"allocated as a whole": {"{mig: {mode: existing}}", []string{"3g.40gb@4"}, gpu.Allocated{Tiers: gpu.Tiers{Whole: true}}, []string{device, device + "-mig-9-4"}, []string{device}},
+		"allocated as shares":  {"{mig: {mode: existing}}", []string{"3g.40gb@4"}, gpu.Allocated{Tiers: gpu.Tiers{TimeSlice: true}}, []string{device + "-timeslice", device + "-mig-9-4"}, []string{device + "-timeslice"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			p := policyOf(t, tt.rule)
 			offered := Apply(p, node, Means{
-				Held:       func(*gpu.GPU) gpu.Held { return tt.held },
+				Allocated:  func(*gpu.GPU) gpu.Allocated { return tt.allocated },
 				Partitions: func(of *gpu.GPU) []gpu.Place { return places(t, of, tt.there...) },
 			})
 			var got, withdrawn []string

@@ -104,41 +104,41 @@ func TestAGPUOffersThePartitionsOfItsRule(t *testing.T) {
 	const off = "MIG mode is off, and this board changes it only with a reset: drain the node, label it " + v1alpha1.ReleaseDriverLabel +
 		"=true, run nvidia-smi -i <GPU> -mig 1, remove the label (docs/mig.md, A100 and A30)"
 	tests := map[string]struct {
-		model, rule string
-		there, held []string
-		want        partitioned
+		model, rule      string
+		there, allocated []string
+		want             partitioned
 	}{
-		"on demand":                           {"hgx-h100", "{}", nil, nil, partitioned{Mode: OnDemand, All: true, Shapes: 25}},
-		"on demand, allocated":                {"hgx-h100", "{}", nil, []string{"1g.10gb@6"}, partitioned{Mode: OnDemand, All: true, Shapes: 25}},
-		"a catalog":                           {"hgx-h100", "{mig: {profiles: [3g.40gb, 1g.10gb+me]}}", nil, nil, partitioned{Mode: OnDemand, Profiles: []string{"3g.40gb", "1g.10gb+me"}, Shapes: 9}},
-		"a catalog without what is allocated": {"hgx-h100", "{mig: {profiles: [3g.40gb]}}", nil, []string{"1g.10gb@6", "3g.40gb@0"}, partitioned{Mode: OnDemand, Profiles: []string{"3g.40gb"}, Kept: []string{"1g.10gb@6"}, Shapes: 3, Withdrawn: 1}},
-		"no tier mig":                         {"hgx-h100", "{tiers: [exclusive]}", nil, nil, partitioned{}},
-		"no tier mig, allocated":              {"hgx-h100", "{tiers: [exclusive]}", nil, []string{"1g.10gb@6"}, partitioned{Mode: OnDemand, Profiles: nil, Kept: []string{"1g.10gb@6"}, Shapes: 1, Withdrawn: 1}},
-		"a layout":                            {"hgx-h100", "{mig: {layout: {1g.10gb: 2, 2g.20gb: 1, 3g.40gb: 1}}}", nil, nil, partitioned{Mode: Layout, Places: []string{"1g.10gb@0", "1g.10gb@1", "2g.20gb@2", "3g.40gb@4"}, Shapes: 4}},
-		"a layout over what is there":         {"hgx-h100", "{mig: {layout: {1g.10gb: 2, 3g.40gb: 1}}}", []string{"1g.10gb@6", "3g.40gb@0"}, nil, partitioned{Mode: Layout, Places: []string{"3g.40gb@0", "1g.10gb@5", "1g.10gb@6"}, Shapes: 3}},
-		"a layout over what is allocated":     {"hgx-h100", "{mig: {layout: {1g.10gb: 2}}}", nil, []string{"1g.10gb@2"}, partitioned{Mode: Layout, Places: []string{"1g.10gb@2", "1g.10gb@6"}, Shapes: 2}},
-		"a layout without what is allocated":  {"hgx-h100", "{mig: {layout: {3g.40gb: 2}}}", []string{"1g.10gb@2"}, []string{"1g.10gb@2"}, partitioned{Mode: Layout, Places: []string{"3g.40gb@0", "3g.40gb@4"}, Kept: []string{"1g.10gb@2"}, Shapes: 3, Withdrawn: 1}},
-		"a layout that does not fit":          {"hgx-h100", "{mig: {layout: {3g.40gb: 2, 1g.10gb: 1}}}", nil, nil, partitioned{Why: "3g.40gb ×2 and 1g.10gb ×1 do not fit an NVIDIA H100 80GB HBM3; free after 3g.40gb ×2: none"}},
-		"it does not fit, and one's held":     {"hgx-h100", "{mig: {layout: {3g.40gb: 3}}}", nil, []string{"1g.10gb@2"}, partitioned{Mode: OnDemand, Kept: []string{"1g.10gb@2"}, Shapes: 1, Withdrawn: 1, Why: "3g.40gb ×3 do not fit an NVIDIA H100 80GB HBM3; free after 3g.40gb ×2: none"}},
-		"a layout of another board":           {"a30", "{mig: {layout: {1g.10gb: 1}}}", nil, nil, partitioned{Why: "NVIDIA A30 has no profile 1g.10gb: it has 1g.6gb, 1g.6gb+me, 2g.12gb, 2g.12gb+me, 4g.24gb"}},
-		"a catalog of two boards":             {"hgx-h100", "{mig: {profiles: [1g.5gb, 3g.40gb]}}", nil, nil, partitioned{Mode: OnDemand, Profiles: []string{"3g.40gb"}, Shapes: 2}},
-		"a catalog of another board":          {"a30", "{mig: {profiles: [1g.10gb, 2g.20gb]}}", nil, nil, partitioned{Why: "NVIDIA A30 has no profile 1g.10gb, 2g.20gb: it has 1g.6gb, 1g.6gb+me, 2g.12gb, 2g.12gb+me, 4g.24gb"}},
-		"what is there":                       {"hgx-h100", "{mig: {mode: existing}}", []string{"3g.40gb@4", "1g.10gb@2"}, []string{"3g.40gb@4"}, partitioned{Mode: Existing, Places: []string{"1g.10gb@2", "3g.40gb@4"}, Shapes: 2}},
-		"what is there no more":               {"hgx-h100", "{mig: {mode: existing}}", nil, []string{"3g.40gb@4"}, partitioned{Mode: Existing, Kept: []string{"3g.40gb@4"}, Shapes: 1, Withdrawn: 1}},
-		"MIG mode off":                        {"dgx-a100", "{}", nil, nil, partitioned{Mode: OnDemand, All: true}},
-		"MIG mode off, asked for":             {"dgx-a100", "{tiers: [mig]}", nil, nil, partitioned{Mode: OnDemand, All: true, Why: off}},
-		"MIG mode off, a layout":              {"dgx-a100", "{mig: {layout: {3g.40gb: 2}}}", nil, nil, partitioned{Mode: Layout, Places: []string{"3g.40gb@0", "3g.40gb@4"}, Why: off}},
-		"a board without":                     {"t4", "{}", nil, nil, partitioned{Mode: OnDemand, All: true}},
-		"a board without, asked for":          {"t4", "{tiers: [mig, mps]}", nil, nil, partitioned{Why: "Tesla T4 cannot be partitioned"}},
-		"a board without, a layout":           {"l40s", "{mig: {layout: {1g.10gb: 1}}}", nil, nil, partitioned{Why: "NVIDIA L40S cannot be partitioned"}},
-		"excluded":                            {"hgx-h100", "{exclude: true}", []string{"1g.10gb@2"}, nil, partitioned{}},
-		"excluded, allocated":                 {"hgx-h100", "{exclude: true}", []string{"1g.10gb@2"}, []string{"1g.10gb@2"}, partitioned{Mode: OnDemand, Kept: []string{"1g.10gb@2"}, Shapes: 1, Withdrawn: 1}},
+		"on demand":                            {"hgx-h100", "{}", nil, nil, partitioned{Mode: OnDemand, All: true, Shapes: 25}},
+		"on demand, allocated":                 {"hgx-h100", "{}", nil, []string{"1g.10gb@6"}, partitioned{Mode: OnDemand, All: true, Shapes: 25}},
+		"a catalog":                            {"hgx-h100", "{mig: {profiles: [3g.40gb, 1g.10gb+me]}}", nil, nil, partitioned{Mode: OnDemand, Profiles: []string{"3g.40gb", "1g.10gb+me"}, Shapes: 9}},
+		"a catalog without what is allocated":  {"hgx-h100", "{mig: {profiles: [3g.40gb]}}", nil, []string{"1g.10gb@6", "3g.40gb@0"}, partitioned{Mode: OnDemand, Profiles: []string{"3g.40gb"}, Kept: []string{"1g.10gb@6"}, Shapes: 3, Withdrawn: 1}},
+		"no tier mig":                          {"hgx-h100", "{tiers: [exclusive]}", nil, nil, partitioned{}},
+		"no tier mig, allocated":               {"hgx-h100", "{tiers: [exclusive]}", nil, []string{"1g.10gb@6"}, partitioned{Mode: OnDemand, Profiles: nil, Kept: []string{"1g.10gb@6"}, Shapes: 1, Withdrawn: 1}},
+		"a layout":                             {"hgx-h100", "{mig: {layout: {1g.10gb: 2, 2g.20gb: 1, 3g.40gb: 1}}}", nil, nil, partitioned{Mode: Layout, Places: []string{"1g.10gb@0", "1g.10gb@1", "2g.20gb@2", "3g.40gb@4"}, Shapes: 4}},
+		"a layout over what is there":          {"hgx-h100", "{mig: {layout: {1g.10gb: 2, 3g.40gb: 1}}}", []string{"1g.10gb@6", "3g.40gb@0"}, nil, partitioned{Mode: Layout, Places: []string{"3g.40gb@0", "1g.10gb@5", "1g.10gb@6"}, Shapes: 3}},
+		"a layout over what is allocated":      {"hgx-h100", "{mig: {layout: {1g.10gb: 2}}}", nil, []string{"1g.10gb@2"}, partitioned{Mode: Layout, Places: []string{"1g.10gb@2", "1g.10gb@6"}, Shapes: 2}},
+		"a layout without what is allocated":   {"hgx-h100", "{mig: {layout: {3g.40gb: 2}}}", []string{"1g.10gb@2"}, []string{"1g.10gb@2"}, partitioned{Mode: Layout, Places: []string{"3g.40gb@0", "3g.40gb@4"}, Kept: []string{"1g.10gb@2"}, Shapes: 3, Withdrawn: 1}},
+		"a layout that does not fit":           {"hgx-h100", "{mig: {layout: {3g.40gb: 2, 1g.10gb: 1}}}", nil, nil, partitioned{Why: "3g.40gb ×2 and 1g.10gb ×1 do not fit an NVIDIA H100 80GB HBM3; free after 3g.40gb ×2: none"}},
+		"it does not fit, and one's allocated": {"hgx-h100", "{mig: {layout: {3g.40gb: 3}}}", nil, []string{"1g.10gb@2"}, partitioned{Mode: OnDemand, Kept: []string{"1g.10gb@2"}, Shapes: 1, Withdrawn: 1, Why: "3g.40gb ×3 do not fit an NVIDIA H100 80GB HBM3; free after 3g.40gb ×2: none"}},
+		"a layout of another board":            {"a30", "{mig: {layout: {1g.10gb: 1}}}", nil, nil, partitioned{Why: "NVIDIA A30 has no profile 1g.10gb: it has 1g.6gb, 1g.6gb+me, 2g.12gb, 2g.12gb+me, 4g.24gb"}},
+		"a catalog of two boards":              {"hgx-h100", "{mig: {profiles: [1g.5gb, 3g.40gb]}}", nil, nil, partitioned{Mode: OnDemand, Profiles: []string{"3g.40gb"}, Shapes: 2}},
+		"a catalog of another board":           {"a30", "{mig: {profiles: [1g.10gb, 2g.20gb]}}", nil, nil, partitioned{Why: "NVIDIA A30 has no profile 1g.10gb, 2g.20gb: it has 1g.6gb, 1g.6gb+me, 2g.12gb, 2g.12gb+me, 4g.24gb"}},
+		"what is there":                        {"hgx-h100", "{mig: {mode: existing}}", []string{"3g.40gb@4", "1g.10gb@2"}, []string{"3g.40gb@4"}, partitioned{Mode: Existing, Places: []string{"1g.10gb@2", "3g.40gb@4"}, Shapes: 2}},
+		"what is there no more":                {"hgx-h100", "{mig: {mode: existing}}", nil, []string{"3g.40gb@4"}, partitioned{Mode: Existing, Kept: []string{"3g.40gb@4"}, Shapes: 1, Withdrawn: 1}},
+		"MIG mode off":                         {"dgx-a100", "{}", nil, nil, partitioned{Mode: OnDemand, All: true}},
+		"MIG mode off, asked for":              {"dgx-a100", "{tiers: [mig]}", nil, nil, partitioned{Mode: OnDemand, All: true, Why: off}},
+		"MIG mode off, a layout":               {"dgx-a100", "{mig: {layout: {3g.40gb: 2}}}", nil, nil, partitioned{Mode: Layout, Places: []string{"3g.40gb@0", "3g.40gb@4"}, Why: off}},
+		"a board without":                      {"t4", "{}", nil, nil, partitioned{Mode: OnDemand, All: true}},
+		"a board without, asked for":           {"t4", "{tiers: [mig, mps]}", nil, nil, partitioned{Why: "Tesla T4 cannot be partitioned"}},
+		"a board without, a layout":            {"l40s", "{mig: {layout: {1g.10gb: 1}}}", nil, nil, partitioned{Why: "NVIDIA L40S cannot be partitioned"}},
+		"excluded":                             {"hgx-h100", "{exclude: true}", []string{"1g.10gb@2"}, nil, partitioned{}},
+		"excluded, allocated":                  {"hgx-h100", "{exclude: true}", []string{"1g.10gb@2"}, []string{"1g.10gb@2"}, partitioned{Mode: OnDemand, Kept: []string{"1g.10gb@2"}, Shapes: 1, Withdrawn: 1}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			n := model(t, tt.model)
 			means := Means{
-				Held:       func(g *gpu.GPU) gpu.Held { return gpu.Held{Places: places(t, g, tt.held...)} },
+				Allocated:  func(g *gpu.GPU) gpu.Allocated { return gpu.Allocated{Places: places(t, g, tt.allocated...)} },
 				Partitions: func(g *gpu.GPU) []gpu.Place { return places(t, g, tt.there...) },
 			}
 			offered := Apply(policyOf(t, tt.rule), n, means)
@@ -159,17 +159,17 @@ func TestAnExcludedGPUOffersNothingButWhatIsHeld(t *testing.T) {
 	p := policyOf(t, "{match: {uuids: [GPU-a]}, exclude: true, health: {reaction: NoExecute, ignoreXIDs: [94, 63]}}, {tiers: [exclusive]}")
 	sick := Health{Effect: "NoExecute", IgnoreXIDs: []int{94, 63}}
 	if diff := cmp.Diff([]Offer{{Excluded: true, Health: sick}, {Whole: true}}, offers(Apply(p, node(), Means{}))); diff != "" {
-		t.Errorf("nothing held (-want +got):\n%s", diff)
+		t.Errorf("nothing allocated (-want +got):\n%s", diff)
 	}
 	all := gpu.Tiers{Whole: true, TimeSlice: true, MPS: true}
-	got := Apply(p, node(), Means{Held: func(*gpu.GPU) gpu.Held { return gpu.Held{Tiers: all} }})
+	got := Apply(p, node(), Means{Allocated: func(*gpu.GPU) gpu.Allocated { return gpu.Allocated{Tiers: all} }})
 	offer := got.Offers[0]
 	if !offer.Excluded || offer.Withdrawn != all {
-		t.Errorf("everything held: got %+v, want it excluded and withdrawn", offer)
+		t.Errorf("everything allocated: got %+v, want it excluded and withdrawn", offer)
 	}
 	shapes := got.Shapes(&got.GPUs[0])
 	if len(shapes) != 3 || slices.ContainsFunc(shapes, func(s gpu.Shape) bool { return !offer.IsWithdrawn(s) }) {
-		t.Errorf("everything held: got %v, want three shapes, all withdrawn", shapes)
+		t.Errorf("everything allocated: got %v, want three shapes, all withdrawn", shapes)
 	}
 }
 
@@ -177,7 +177,7 @@ func TestAnExcludedGPUOffersNothingButWhatIsHeld(t *testing.T) {
 func TestWhatClaimsHoldStaysPublishedThoughItCannotBeOfferedAnyMore(t *testing.T) {
 	large := policyOf(t, "{timeSlice: {memory: {minimum: 100Gi}}, mps: {memory: {minimum: 100Gi}}}")
 	away := errors.New("no supervisor answers")
-	held := func(*gpu.GPU) gpu.Held { return gpu.Held{Tiers: gpu.Tiers{TimeSlice: true, MPS: true}} }
+	allocated := func(*gpu.GPU) gpu.Allocated { return gpu.Allocated{Tiers: gpu.Tiers{TimeSlice: true, MPS: true}} }
 	const why = "the policy's smallest share of memory is more than the 81920 MiB that the GPU has"
 	for name, tt := range map[string]struct {
 		p              *v1alpha1.NodePolicy
@@ -187,12 +187,12 @@ func TestWhatClaimsHoldStaysPublishedThoughItCannotBeOfferedAnyMore(t *testing.T
 		"a minimum too large": {large, nil, why, why},
 		"no supervisor":       {&v1alpha1.NodePolicy{}, away, "", "no supervisor answers"},
 	} {
-		o := offers(Apply(tt.p, node(), Means{MPS: tt.mps, Held: held}))[0]
+		o := offers(Apply(tt.p, node(), Means{MPS: tt.mps, Allocated: allocated}))[0]
 		if o.TimeSlice == nil || o.MPS == nil || o.NoTimeSlice != tt.timeSlice || o.NoMPS != tt.why || o.Withdrawn.TimeSlice != (tt.timeSlice != "") || !o.Withdrawn.MPS {
 			t.Errorf("%s: got %+v, want both shared, and withdrawn where there is a reason", name, o)
 		}
 		if o := offers(Apply(tt.p, node(), Means{MPS: tt.mps}))[0]; o.MPS != nil || o.NoMPS != tt.why || o.Withdrawn != (gpu.Tiers{}) {
-			t.Errorf("%s, nothing held: got %+v, want no MPS", name, o)
+			t.Errorf("%s, nothing allocated: got %+v, want no MPS", name, o)
 		}
 	}
 }

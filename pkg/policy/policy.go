@@ -16,9 +16,9 @@ type Means struct {
 	MPS error
 	// Shares is nil where the cluster can count shares of GPUs, else it says why it cannot.
 	Shares error
-	// Held reports what is allocated of a GPU now: what the policy has no more stays published until they are gone, as the
+	// Allocated reports what is allocated of a GPU now: what the policy has no more stays published until they are gone, as the
 	// scheduler forgets what devices consume that are gone. nil: nothing.
-	Held func(g *gpu.GPU) gpu.Held
+	Allocated func(g *gpu.GPU) gpu.Allocated
 	// Partitions are the places of those that exist and can be offered: a GPU in mode existing offers just them, and a
 	// layout is laid over them where it can be. nil: none.
 	Partitions func(g *gpu.GPU) []gpu.Place
@@ -26,12 +26,12 @@ type Means struct {
 	CgroupMemory func(g *gpu.GPU) bool
 }
 
-// held is what is allocated of a GPU.
-func (m Means) held(g *gpu.GPU) gpu.Held {
-	if m.Held == nil {
-		return gpu.Held{}
+// allocated is what is allocated of a GPU.
+func (m Means) allocated(g *gpu.GPU) gpu.Allocated {
+	if m.Allocated == nil {
+		return gpu.Allocated{}
 	}
-	return m.Held(g)
+	return m.Allocated(g)
 }
 
 // partitions are the places of the partitions that exist on a GPU, in order of start.
@@ -95,42 +95,42 @@ func inRange(r *v1alpha1.MemoryRange, g *gpu.GPU) bool {
 }
 
 func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means) Offer {
-	tiers, held := r.OfferedTiers(), means.held(g)
+	tiers, allocated := r.OfferedTiers(), means.allocated(g)
 	if isPartitioned(r, g, means) {
 		tiers = []v1alpha1.Tier{v1alpha1.TierMIG}
 	}
 	listed := func(t v1alpha1.Tier) bool { return slices.Contains(tiers, t) }
 	offer := Offer{
 		Excluded: r.Exclude,
-		Whole:    listed(v1alpha1.TierExclusive) || held.Whole,
+		Whole:    listed(v1alpha1.TierExclusive) || allocated.Whole,
 		Withdrawn: gpu.Tiers{
-			Whole:     held.Whole && !listed(v1alpha1.TierExclusive),
-			TimeSlice: held.TimeSlice && !listed(v1alpha1.TierTimeSlice),
-			MPS:       held.MPS && !listed(v1alpha1.TierMPS),
+			Whole:     allocated.Whole && !listed(v1alpha1.TierExclusive),
+			TimeSlice: allocated.TimeSlice && !listed(v1alpha1.TierTimeSlice),
+			MPS:       allocated.MPS && !listed(v1alpha1.TierMPS),
 		},
 		Health: health(r.Health),
 	}
 	if listed(v1alpha1.TierMIG) {
 		offer.Partitions, offer.NoPartitions = partitions(r, g, means)
 	}
-	if offer.Partitions == nil && len(held.Places) > 0 {
+	if offer.Partitions == nil && len(allocated.Places) > 0 {
 		offer.Partitions = NoPlaces(nil)
 	}
-	for _, at := range held.Places {
+	for _, at := range allocated.Places {
 		if !offer.Partitions.Has(at) {
 			offer.Partitions.Kept = append(offer.Partitions.Kept, at)
 		}
 	}
-	if listed(v1alpha1.TierTimeSlice) || held.TimeSlice {
+	if listed(v1alpha1.TierTimeSlice) || allocated.TimeSlice {
 		offer.TimeSlice, offer.NoTimeSlice = timeSlice(r.TimeSlice, g, means)
-		if offer.NoTimeSlice != "" && held.TimeSlice {
+		if offer.NoTimeSlice != "" && allocated.TimeSlice {
 			offer.TimeSlice, _ = timeSlice(nil, g, Means{CgroupMemory: means.CgroupMemory})
 			offer.Withdrawn.TimeSlice = true
 		}
 	}
-	if listed(v1alpha1.TierMPS) || held.MPS {
+	if listed(v1alpha1.TierMPS) || allocated.MPS {
 		offer.MPS, offer.NoMPS = mps(r.MPS, node, g, means)
-		if offer.NoMPS != "" && held.MPS {
+		if offer.NoMPS != "" && allocated.MPS {
 			offer.MPS, _ = mps(nil, node, g, Means{})
 			offer.Withdrawn.MPS = true
 		}

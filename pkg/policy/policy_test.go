@@ -230,7 +230,7 @@ func TestMemoryIsHeldToWhereSomethingHoldsIt(t *testing.T) {
 			t.Errorf("%s: time slices %s and MPS %s, want %s and %s", name, got[0].TimeSlice.Enforcement, got[0].MPS.Enforcement, tt.timeSlice, tt.mps)
 		}
 		if got[1].TimeSlice.Enforcement != NotEnforced {
-			t.Errorf("%s: the other GPU's time slices are held to %s", name, got[1].TimeSlice.Enforcement)
+			t.Errorf("%s: the other GPU's time slices enforce memory by %s", name, got[1].TimeSlice.Enforcement)
 		}
 	}
 }
@@ -246,10 +246,10 @@ func TestNothingIsSharedInAClusterThatCannotCountShares(t *testing.T) {
 		}
 	}
 	// What is allocated stays published, or the scheduler would forget it.
-	means.Held = func(*gpu.GPU) gpu.Held { return gpu.Held{Tiers: gpu.Tiers{TimeSlice: true, MPS: true}} }
+	means.Allocated = func(*gpu.GPU) gpu.Allocated { return gpu.Allocated{Tiers: gpu.Tiers{TimeSlice: true, MPS: true}} }
 	for _, o := range offers(Apply(&v1alpha1.NodePolicy{}, node(), means)) {
 		if o.TimeSlice == nil || o.MPS == nil {
-			t.Errorf("got %+v, want the shares that are held", o)
+			t.Errorf("got %+v, want the shares that are allocated", o)
 		}
 	}
 }

@@ -176,7 +176,7 @@ func TestAnExclusiveShareIsWrittenAndReadAndHoldsTheWholeGPU(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if has := HeldOf([]*Record{r})(&gpu.GPU{PCI: pci}); has.Tiers != (gpu.Tiers{Whole: true}) {
+	if has := AllocatedOf([]*Record{r})(&gpu.GPU{PCI: pci}); has.Tiers != (gpu.Tiers{Whole: true}) {
 		t.Errorf("it holds %+v, want the whole GPU", has)
 	}
 }

@@ -4,17 +4,17 @@ package records
 
 import "github.com/cleave-dra/cleave/pkg/gpu"
 
-// HeldOf returns what is allocated of a GPU to the claims of records.
-func HeldOf(held []*Record) func(g *gpu.GPU) gpu.Held {
-	byGPU := map[string]*gpu.Held{}
-	for _, r := range held {
+// AllocatedOf returns what is allocated of a GPU to the claims of records.
+func AllocatedOf(list []*Record) func(g *gpu.GPU) gpu.Allocated {
+	byGPU := map[string]*gpu.Allocated{}
+	for _, r := range list {
 		for i := range r.Devices {
 			d := &r.Devices[i]
 			if d.AdminAccess {
 				continue
 			}
 			if byGPU[d.GPU] == nil {
-				byGPU[d.GPU] = &gpu.Held{}
+				byGPU[d.GPU] = &gpu.Allocated{}
 			}
 			switch has := byGPU[d.GPU]; {
 			case d.Partition != nil:
@@ -28,10 +28,10 @@ func HeldOf(held []*Record) func(g *gpu.GPU) gpu.Held {
 			}
 		}
 	}
-	return func(g *gpu.GPU) gpu.Held {
+	return func(g *gpu.GPU) gpu.Allocated {
 		if has := byGPU[g.PCI.DeviceName()]; has != nil {
 			return *has
 		}
-		return gpu.Held{}
+		return gpu.Allocated{}
 	}
 }
