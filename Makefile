@@ -91,15 +91,15 @@ $(LINT): hack/tools/go.mod
 bench: build ## measure against the floor of this machine; prints a table, writes bin/bench.json
 	go run -trimpath ./e2e/cmd/bench -o $(BIN)/bench.json
 
-# The hardware lane is carried to machines that have neither Go nor a network, so it is one folder, below 60 MiB. cleave
-# lies in it packed, which halves the folder; the lane unpacks it where it runs.
+# The hardware lane is carried to machines that have neither Go nor a network, so it is one directory, below 60 MiB. cleave
+# lies in it packed, which halves the directory; the lane unpacks it where it runs.
 GPU_LANE ?= $(BIN)/gpu-lane
 .PHONY: gpu-lane
 gpu-lane: hook ## build bin/gpu-lane/, which tries Cleave on a machine with a real GPU (docs/hardware.md)
-	$(MAKE) --no-print-directory gpu-lane-folder
+	$(MAKE) --no-print-directory gpu-lane-dir
 
-.PHONY: gpu-lane-folder
-gpu-lane-folder:
+.PHONY: gpu-lane-dir
+gpu-lane-dir:
 	rm -rf $(GPU_LANE) && mkdir -p $(GPU_LANE)
 	go build -trimpath -tags $(GO_TAGS) -ldflags "$(GO_LDFLAGS)" -o $(GPU_LANE)/cleave ./cmd/cleave
 	gzip -9 -n $(GPU_LANE)/cleave

@@ -17,21 +17,21 @@ import (
 
 func TestContention_NinthPod(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	held := map[string]string{} // device by pod
+	allocated := map[string]string{} // device by pod
 	for i := range gpus {
 		s.create(ctx, gpuPod(fmt.Sprintf("pod-%d", i), 1)...)
 	}
 	for i := range gpus {
 		pod := s.pods.running(ctx, fmt.Sprintf("pod-%d", i))
 		for _, device := range s.pods.devices(ctx, pod) {
-			for other, taken := range held {
+			for other, taken := range allocated {
 				if taken == device {
 					t.Errorf("pods %s and %s both have %s", other, pod.Name, device)
 				}
 			}
-			held[pod.Name] = device
+			allocated[pod.Name] = device
 		}
-		s.pods.checkSees(ctx, pod, []string{held[pod.Name]})
+		s.pods.checkSees(ctx, pod, []string{allocated[pod.Name]})
 	}
 	s.create(ctx, gpuPod("ninth", 1)...)
 	if message := s.pods.unschedulable(ctx, "ninth"); !strings.Contains(message, "cannot allocate all claims") {
@@ -40,8 +40,8 @@ func TestContention_NinthPod(t *testing.T) {
 	s.pods.delete(ctx, "pod-3")
 	ninth := s.pods.running(ctx, "ninth")
 	got := s.pods.devices(ctx, ninth)
-	if !slices.Equal(got, []string{held["pod-3"]}) {
-		t.Errorf("the ninth pod has %v, want %s, which pod-3 gave back", got, held["pod-3"])
+	if !slices.Equal(got, []string{allocated["pod-3"]}) {
+		t.Errorf("the ninth pod has %v, want %s, which pod-3 gave back", got, allocated["pod-3"])
 	}
 	s.pods.checkSees(ctx, ninth, got)
 }

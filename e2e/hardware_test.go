@@ -45,15 +45,15 @@ func TestHardware_GPULost(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	n := s.startPlainNode(ctx)
 	names := n.deviceNames(ctx)
-	held := s.allocate(ctx, "held", workload.OneGPU(n.name, names[1], false))
-	n.prepared(ctx, held, 1)
+	used := s.allocate(ctx, "used", workload.OneGPU(n.name, names[1], false))
+	n.prepared(ctx, used, 1)
 	for _, device := range names[:2] {
 		n.sim(ctx, "fault", "--gpu", n.index(ctx, device), "--lost")
 	}
 	lost := s.allocate(ctx, "lost", workload.OneGPU(n.name, names[0], false))
 	n.refused(ctx, lost, "lost", pciAddress(names[0]))
 	n.prepared(ctx, s.allocate(ctx, "well", workload.OneGPU(n.name, names[2], false)), 1)
-	s.must(n.Unprepare(ctx, held)) // asks nothing of the GPU
+	s.must(n.Unprepare(ctx, used)) // asks nothing of the GPU
 	s.plugin.waitRecords(ctx, n.Node, "well")
 
 	n.sim(ctx, "fault", "--clear")

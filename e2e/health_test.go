@@ -23,16 +23,16 @@ func TestHealth_TaintAndRecovery(t *testing.T) {
 	node := env.cluster.NodeName()
 	s.create(ctx, gpuPod("holder", 1)...)
 	holder := s.pods.running(ctx, "holder")
-	held := s.pods.device(ctx, holder)
+	faulty := s.pods.device(ctx, holder)
 	s.pods.waitHealth(ctx, "holder", corev1.ResourceHealthStatusHealthy)
 	free := s.published.gpus(ctx)[0].Name // which the next claim would get
-	if free == held {
+	if free == faulty {
 		free = s.published.gpus(ctx)[1].Name
 	}
-	s.hardware.fault(ctx, held, "--xid", "79")
+	s.hardware.fault(ctx, faulty, "--xid", "79")
 	s.hardware.fault(ctx, free, "--xid", "31") // a program's
 	s.hardware.fault(ctx, free, "--xid", "74")
-	want := s.published.family(ctx, held, "xid-79:NoSchedule")
+	want := s.published.family(ctx, faulty, "xid-79:NoSchedule")
 	for d, taint := range s.published.family(ctx, free, "xid-74:NoSchedule") {
 		want[d] = taint
 	}
@@ -41,20 +41,20 @@ func TestHealth_TaintAndRecovery(t *testing.T) {
 	if got := s.pods.waitHealth(ctx, "holder", corev1.ResourceHealthStatusUnhealthy); !strings.Contains(got, "XID 79") {
 		t.Errorf("the pod's status says %q, want the XID", got)
 	}
-	s.events.wait(ctx, s.name, ownClaim(holder), "GPUUnhealthy", held, "XID 79")
-	s.events.wait(ctx, "default", node, "GPUUnhealthy", held, "XID 79", s.name+"/"+ownClaim(holder))
+	s.events.wait(ctx, s.name, ownClaim(holder), "GPUUnhealthy", faulty, "XID 79")
+	s.events.wait(ctx, "default", node, "GPUUnhealthy", faulty, "XID 79", s.name+"/"+ownClaim(holder))
 	s.events.wait(ctx, "default", node, "GPUUnhealthy", free, "XID 74")
 	s.pods.checkUndisturbed(ctx, holder)
 	s.plugin.checkMetrics(ctx, map[string]string{
-		fmt.Sprintf(`cleave_gpu_healthy{gpu=%q}`, held):                               "0",
-		fmt.Sprintf(`cleave_xid_total{gpu=%q,xid="79"}`, held):                        "1",
-		fmt.Sprintf(`cleave_xid_total{gpu=%q,xid="31"}`, free):                        "1",
-		fmt.Sprintf(`cleave_gpu_healthy{gpu=%q}`, s.published.other(ctx, held, free)): "1",
+		fmt.Sprintf(`cleave_gpu_healthy{gpu=%q}`, faulty):                               "0",
+		fmt.Sprintf(`cleave_xid_total{gpu=%q,xid="79"}`, faulty):                        "1",
+		fmt.Sprintf(`cleave_xid_total{gpu=%q,xid="31"}`, free):                          "1",
+		fmt.Sprintf(`cleave_gpu_healthy{gpu=%q}`, s.published.other(ctx, faulty, free)): "1",
 	})
 
 	s.create(ctx, gpuPod("others", gpus-2)...)
-	if got := s.pods.devices(ctx, s.pods.running(ctx, "others")); slices.Contains(got, held) || slices.Contains(got, free) {
-		t.Errorf("a pod got %v, and %s and %s are unhealthy", got, held, free)
+	if got := s.pods.devices(ctx, s.pods.running(ctx, "others")); slices.Contains(got, faulty) || slices.Contains(got, free) {
+		t.Errorf("a pod got %v, and %s and %s are unhealthy", got, faulty, free)
 	}
 	s.create(ctx, gpuPod("waits", 1)...)
 	s.pods.unschedulable(ctx, "waits")
@@ -64,13 +64,13 @@ func TestHealth_TaintAndRecovery(t *testing.T) {
 	}
 	s.pods.delete(ctx, "tolerates")
 
-	s.hardware.heal(ctx, held, free)
+	s.hardware.heal(ctx, faulty, free)
 	if got := s.pods.device(ctx, s.pods.running(ctx, "waits")); got != free {
 		t.Errorf("the pod that waited got %s, want %s", got, free)
 	}
 	s.pods.waitHealth(ctx, "holder", corev1.ResourceHealthStatusHealthy)
-	s.events.wait(ctx, "default", node, "GPURecovered", held)
-	s.events.wait(ctx, s.name, ownClaim(holder), "GPURecovered", held)
+	s.events.wait(ctx, "default", node, "GPURecovered", faulty)
+	s.events.wait(ctx, s.name, ownClaim(holder), "GPURecovered", faulty)
 	s.pods.checkUndisturbed(ctx, holder)
 }
 
@@ -148,12 +148,12 @@ func TestHealth_LostGPUEvictsPods(t *testing.T) {
 	stays := s.pods.running(ctx, "stays")
 	s.create(ctx, gpuPod("elsewhere", 1)...)
 	elsewhere := s.pods.running(ctx, "elsewhere")
-	held := s.pods.device(ctx, stays)
+	faulty := s.pods.device(ctx, stays)
 	s.hardware.fault(ctx, gone, "--xid", "79", "--lost")
-	s.hardware.fault(ctx, held, "--xid", "79", "--lost")
+	s.hardware.fault(ctx, faulty, "--xid", "79", "--lost")
 	s.pods.gone(ctx, "evicted")
 	want := s.published.family(ctx, gone, "gpu-lost:NoExecute")
-	for d, taint := range s.published.family(ctx, held, "gpu-lost:NoExecute") {
+	for d, taint := range s.published.family(ctx, faulty, "gpu-lost:NoExecute") {
 		want[d] = taint
 	}
 	s.published.waitUnhealthy(ctx, want)

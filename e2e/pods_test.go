@@ -39,7 +39,7 @@ func TestPods_Examples(t *testing.T) {
 		want  []string
 		order string // once the pod runs
 	}{
-		{"one-gpu", all[:1], lastHeld},
+		{"one-gpu", all[:1], lastAllocated},
 		{"four-gpus", all[4:], lastFirst},
 		{"extended-resource", all[1:2], lastFirst},
 	} {

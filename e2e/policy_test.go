@@ -28,12 +28,12 @@ func TestPolicy_LabelChanged(t *testing.T) {
 	s.published.waitOffer(ctx, name, "gpu=8")
 	s.create(ctx, gpuPod("trains", 1)...)
 	trains := s.pods.running(ctx, "trains")
-	held := s.pods.device(ctx, trains)
+	allocated := s.pods.device(ctx, trains)
 
 	s.plugin.selectPolicy(ctx, "inference")
 	s.published.waitOffer(ctx, name, "gpu!=1 timeslice=8")
-	if d := find(s.published.gpus(ctx), held); d == nil {
-		t.Errorf("GPU %s, which is allocated, is not published", held)
+	if d := find(s.published.gpus(ctx), allocated); d == nil {
+		t.Errorf("GPU %s, which is allocated, is not published", allocated)
 	}
 	s.events.waitOnNode(ctx, name, corev1.EventTypeNormal, "PolicyApplied", `policy "inference" is active`)
 	s.plugin.waitMetric(ctx, env.node, `cleave_policy_info{policy="inference"}`, "1")
@@ -42,8 +42,8 @@ func TestPolicy_LabelChanged(t *testing.T) {
 	s.pods.unschedulable(ctx, "waits")
 	s.create(ctx, claimPod("shares", shareSpec(timeSliceClass))...)
 	shares := s.pods.running(ctx, "shares")
-	if shared := s.pods.device(ctx, shares); shared == held+"-timeslice" {
-		t.Errorf("a share is of %s, which another claim has whole", held)
+	if shared := s.pods.device(ctx, shares); shared == allocated+"-timeslice" {
+		t.Errorf("a share is of %s, which another claim has whole", allocated)
 	}
 	s.pods.checkUndisturbed(ctx, trains)
 	s.pods.delete(ctx, "trains")
@@ -95,7 +95,7 @@ func TestPolicy_Invalid(t *testing.T) {
 		}
 		s.must(env.node.Readiness(ctx))
 	}
-	published := s.published.slices(ctx, name) // in their order with a GPU held, by now
+	published := s.published.slices(ctx, name) // in their order with a GPU allocated, by now
 	s.must(env.node.Kill())
 	s.plugin.start(ctx)
 	s.plugin.waitMetric(ctx, env.node, "cleave_policy_invalid", "1")

@@ -45,7 +45,7 @@ func TestPlugin_Stopped(t *testing.T) {
 	s.published.waitOrder(ctx, lastFirst)
 	s.create(ctx, gpuPod("stays", 1)...)
 	stays := s.pods.running(ctx, "stays")
-	s.published.waitOrder(ctx, lastHeld)
+	s.published.waitOrder(ctx, lastAllocated)
 	before := s.published.slices(ctx, env.cluster.NodeName())
 	if err := env.node.Stop(); err != nil {
 		t.Errorf("the plugin ends with %v on SIGTERM, want exit status 0; its log ends with:\n%s", err, env.node.LogTail(15))
@@ -68,7 +68,7 @@ func TestKubelet_Restarted(t *testing.T) {
 			s.published.waitOrder(ctx, lastFirst)
 			s.create(ctx, gpuPod("before", 1)...)
 			before := s.pods.running(ctx, "before")
-			s.published.waitOrder(ctx, lastHeld)
+			s.published.waitOrder(ctx, lastAllocated)
 			t.Cleanup(func() {
 				if t.Failed() {
 					_ = env.cluster.StartKubelet(context.WithoutCancel(ctx)) // if it runs this says so

@@ -110,8 +110,8 @@ func (s published) occupied(ctx context.Context) []string {
 	return names
 }
 
-// offer are the devices that a node publishes, sorted: of each its type, with a ! if it is withdrawn and a # if somebody else
-// hands it out, and how often that is there. "gpu=7 gpu!=1".
+// offer are the devices that a node publishes, sorted: of each its type, with a ! if it is withdrawn and a # if another driver
+// offers it, and how often that is there. "gpu=7 gpu!=1".
 func (s published) offer(ctx context.Context, nodeName string) string {
 	s.Helper()
 	list := s.slices(ctx, nodeName)
@@ -210,8 +210,8 @@ func find(devices []resourceapi.Device, name string) *resourceapi.Device {
 // lastFirst is the order of the whole GPUs while all are free.
 const lastFirst = "76543210"
 
-// lastHeld is that once a claim has taken the first of them.
-const lastHeld = "32107654"
+// lastAllocated is that once a claim has taken the first of them.
+const lastAllocated = "32107654"
 
 func offerOf(list []resourceapi.ResourceSlice) string {
 	counts := map[string]int{}

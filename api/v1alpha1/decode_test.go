@@ -25,7 +25,7 @@ func share(members string) string {
 	return `{"apiVersion":"gpu.cleave.dev/v1alpha1","kind":"ShareConfig"` + members + `}`
 }
 
-func TestParametersAreDecodedFieldByField(t *testing.T) {
+func TestDecodeParameters(t *testing.T) {
 	tests := map[string]struct {
 		members string
 		want    ShareConfig
@@ -62,7 +62,7 @@ func TestParametersAreDecodedFieldByField(t *testing.T) {
 	}
 }
 
-func TestParametersThatAreRefusedAreNamed(t *testing.T) {
+func TestDecodeParameters_Errors(t *testing.T) {
 	const v1alpha1 = `"apiVersion":"gpu.cleave.dev/v1alpha1"`
 	const noQuantity = "must be a quantity such as 512Mi"
 	tests := map[string]struct {

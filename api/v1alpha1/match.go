@@ -116,7 +116,7 @@ func (m *Match) lists() [][]string {
 	}
 }
 
-// selection is a match made ready to be held against others.
+// selection is a match made ready to be compared with others.
 type selection struct {
 	lists  [][]string
 	sets   []map[string]bool
@@ -138,7 +138,7 @@ func (m *Match) selection() selection {
 	return s
 }
 
-// takes tells for each list whether all that another match may select by it is selected by this one.
+// takes reports for each list whether all that another match may select by it is selected by this one.
 func (s selection) takes(other selection) []bool {
 	var takes []bool
 	for i, set := range s.sets {
@@ -177,7 +177,7 @@ func unreached(rules []Rule) field.ErrorList {
 	return errs
 }
 
-// takenBy are the rules that together take all that a match selects, as far as one list tells; none if something is left.
+// takenBy are the rules that together take all that a match selects, as far as one list shows; none if something is left.
 func (s selection) takenBy(before []selection) []string {
 	takes := make([][]bool, len(before))
 	for i, b := range before {

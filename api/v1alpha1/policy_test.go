@@ -13,7 +13,7 @@ import (
 // policyHead are the lines with which every policy starts.
 const policyHead = "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\n"
 
-func TestPoliciesAreDecodedFieldByField(t *testing.T) {
+func TestDecodePolicy(t *testing.T) {
 	tests := map[string]struct {
 		body string
 		want []Rule
@@ -101,7 +101,7 @@ rules:
 	}
 }
 
-func TestAPolicyMayBeJSON(t *testing.T) {
+func TestDecodePolicy_JSON(t *testing.T) {
 	got, err := DecodeNodePolicy([]byte(`{"apiVersion":"gpu.cleave.dev/v1alpha1","kind":"NodePolicy","rules":[{"tiers":["mig"]}]}`))
 	if err != nil {
 		t.Fatal(err)
@@ -111,7 +111,7 @@ func TestAPolicyMayBeJSON(t *testing.T) {
 	}
 }
 
-func TestPoliciesThatAreRefusedAreNamed(t *testing.T) {
+func TestDecodePolicy_Errors(t *testing.T) {
 	rule := func(body string) string { return policyHead + "rules: [{" + body + "}]" }
 	tests := map[string]struct {
 		data string
@@ -165,7 +165,7 @@ func TestPoliciesThatAreRefusedAreNamed(t *testing.T) {
 	}
 }
 
-func TestNumbersOutOfBoundsAreRefusedWithTheirField(t *testing.T) {
+func TestDecodePolicy_OutOfBounds(t *testing.T) {
 	const whole, unit = "must be a whole number of bytes, 1Mi or more", "must be a quantity such as 512Mi"
 	tests := map[string]string{ // by what is wrong in the first rule, what is said
 		"timeSlice: {shares: 0}":       "timeSlice.shares: Invalid value: 0: must be 1 to 1000",

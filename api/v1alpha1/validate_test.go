@@ -27,7 +27,7 @@ func problemsOf(t *testing.T, body string) []string {
 	return texts
 }
 
-func TestEachProblemOfARuleHasItsField(t *testing.T) {
+func TestValidate_Rules(t *testing.T) {
 	const (
 		profile = `must be the name of a MIG profile, such as 1g.10gb or 1g.10gb+me`
 		offered = `is not offered: Cleave offers plain profiles, and with media engines +me: use `
@@ -131,7 +131,7 @@ func TestEachProblemOfARuleHasItsField(t *testing.T) {
 	}
 }
 
-func TestAPolicyHasANameThatALabelCanHave(t *testing.T) {
+func TestValidate_Name(t *testing.T) {
 	tests := map[string]bool{
 		"training": true, "all-1g.10gb": true, "a": true, strings.Repeat("a", 63): true, "0": true,
 		strings.Repeat("a", 64): false, "Training": false, "a_b": false, "-a": false, "a.": false, "a b": false, "built-in": false, "ä": false,
@@ -153,7 +153,7 @@ func TestAPolicyHasANameThatALabelCanHave(t *testing.T) {
 	}
 }
 
-func TestARuleThatNeverHoldsIsRefused(t *testing.T) {
+func TestValidate_UnreachableRule(t *testing.T) {
 	const all = "the rule never holds: "
 	tests := map[string]struct {
 		rules []string // their matches
@@ -192,7 +192,7 @@ func TestARuleThatNeverHoldsIsRefused(t *testing.T) {
 }
 
 // Whatever rule is called unreached, no GPU must reach; the property is checked on every GPU of a small world.
-func TestNoGPUReachesARuleThatIsRefusedAsNeverHolding(t *testing.T) {
+func TestValidate_UnreachableRuleExhaustive(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	some := func() []int32 {
 		var list []int32

@@ -5,7 +5,7 @@ package manifests
 
 import "embed"
 
-// Files hold them, beside comments.
+// Files hold them, alongside comments.
 //
 //go:embed deviceclass*.yaml
 var Files embed.FS

@@ -150,9 +150,9 @@ func churn(ctx context.Context, through *atomic.Int64) error {
 	return errors.Join(failed...)
 }
 
-// held is what the node holds for claims, by kind: the plugin's records, the specs for the container runtime, partitions
+// nodeState is what the node holds for claims, by kind: the plugin's records, the specs for the container runtime, partitions
 // and what MPS runs.
-func held(ctx context.Context) (map[string][]string, error) {
+func nodeState(ctx context.Context) (map[string][]string, error) {
 	kinds := map[string][]string{}
 	for kind, pattern := range map[string]string{
 		"records":   filepath.Join(env.cluster.PluginsDir(), "gpu.cleave.dev", "claims", "[^.]*.json"),
@@ -196,15 +196,15 @@ func held(ctx context.Context) (map[string][]string, error) {
 	return kinds, nil
 }
 
-// nothingHeld waits until neither the API server nor the node knows of a claim in use.
-func nothingHeld(t *testing.T, ctx context.Context) {
+// waitNoClaims waits until neither the API server nor the node knows of a claim in use.
+func waitNoClaims(t *testing.T, ctx context.Context) {
 	t.Helper()
 	must(t, workload.Until(ctx, "nothing to be allocated", func(ctx context.Context) (bool, string, error) {
 		claims, err := env.kube.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return false, "", err
 		}
-		kinds, err := held(ctx)
+		kinds, err := nodeState(ctx)
 		if err != nil {
 			return false, "", err
 		}
@@ -251,7 +251,7 @@ func TestRelease_UpgradeDuringChurn(t *testing.T) {
 	for i, verbosity := range []string{"5", "6"} {
 		from := int64(20 + i*60)
 		must(t, workload.Until(ctx, fmt.Sprintf("%d pods to be through", from), func(ctx context.Context) (bool, string, error) {
-			kinds, err := held(ctx)
+			kinds, err := nodeState(ctx)
 			for kind, of := range kinds {
 				seen[kind] = seen[kind] || len(of) > 0
 			}
@@ -273,7 +273,7 @@ func TestRelease_UpgradeDuringChurn(t *testing.T) {
 	if !maps.Equal(want, seen) {
 		t.Errorf("meanwhile the node held %v, want all of %v", seen, want)
 	}
-	nothingHeld(t, ctx)
+	waitNoClaims(t, ctx)
 	noTrouble(t, ctx)
 	uninstall(t, ctx)
 }

@@ -180,7 +180,7 @@ func switchName(t *testing.T, ctx context.Context, from, to string) {
 	for _, n := range []int{3, 8} {
 		must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).Delete(ctx, fmt.Sprintf("%sgpus-%d", churnPrefix, n), metav1.DeleteOptions{}))
 	}
-	nothingHeld(t, ctx)
+	waitNoClaims(t, ctx)
 	nothingOf(t, ctx, from)
 }
 
@@ -225,6 +225,6 @@ func switchBackAtOnce(t *testing.T, ctx context.Context) {
 	must(t, err)
 	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, all.Name, metav1.DeleteOptions{}))
 	must(t, env.client.WaitGone(ctx, demo, ""))
-	nothingHeld(t, ctx)
+	waitNoClaims(t, ctx)
 	nothingOf(t, ctx, "gpu.nvidia.com")
 }

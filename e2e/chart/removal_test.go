@@ -127,7 +127,7 @@ func TestRelease_RemovedWhileAllocated(t *testing.T) {
 		}
 	}()
 	pods, sees := holding(t, ctx)
-	before, err := held(ctx)
+	before, err := nodeState(ctx)
 	must(t, err)
 	uninstall(t, ctx)
 
@@ -146,7 +146,7 @@ func TestRelease_RemovedWhileAllocated(t *testing.T) {
 		_, err := env.kube.CoreV1().Pods(demo).Get(ctx, pods[w.name].Name, metav1.GetOptions{})
 		must(t, err)
 	}
-	after, err := held(ctx)
+	after, err := nodeState(ctx)
 	must(t, err)
 	if diff := cmp.Diff(before, after); diff != "" {
 		t.Errorf("what the node holds without a plugin (-before +after):\n%s", diff)
@@ -163,7 +163,7 @@ func TestRelease_RemovedWhileAllocated(t *testing.T) {
 	}
 	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 	must(t, env.client.WaitGone(ctx, demo, ""))
-	nothingHeld(t, ctx)
+	waitNoClaims(t, ctx)
 	uninstalled(t, ctx)
 }
 

@@ -146,7 +146,7 @@ func (s *sharing) twoClients(ctx context.Context, endpoint mps.Endpoint) {
 	}) {
 		return
 	}
-	s.check("mps", "cores told", func() (string, error) { return s.coresTold(p.small, p.large) })
+	s.check("mps", "cores reported", func() (string, error) { return s.coresSeen(p.small, p.large) })
 	s.check("mps", "memory within", func() (string, error) { return p.within(ctx) })
 	s.check("mps", "memory over", func() (string, error) { return p.over(ctx) })
 	s.check("mps", "neighbour goes on", func() (string, error) { return p.goesOn(ctx) })
@@ -155,8 +155,8 @@ func (s *sharing) twoClients(ctx context.Context, endpoint mps.Endpoint) {
 	s.check("mps", "cores hold", func() (string, error) { return p.coresHold(ctx) })
 }
 
-// told is how many multiprocessors a program is told it has.
-func (p *probe) told() int {
+// reported is how many multiprocessors a program sees.
+func (p *probe) reported() int {
 	if p.ready.Affinity > 0 {
 		return min(p.ready.Multiprocessors, p.ready.Affinity)
 	}
@@ -170,12 +170,12 @@ func isPart(have, all, percentage int) bool {
 	return max(off, -off) <= max(2, float64(all)/10)
 }
 
-func (s *sharing) coresTold(small, large *probe) (string, error) {
+func (s *sharing) coresSeen(small, large *probe) (string, error) {
 	all := s.cuda.multiprocessors
 	detail := fmt.Sprintf("of %d multiprocessors %d%% are %d (attribute %d, affinity %d) and %d%% are %d (attribute %d, affinity %d)", all,
-		smallCores, small.told(), small.ready.Multiprocessors, small.ready.Affinity,
-		largeCores, large.told(), large.ready.Multiprocessors, large.ready.Affinity)
-	if !isPart(small.told(), all, smallCores) || !isPart(large.told(), all, largeCores) {
+		smallCores, small.reported(), small.ready.Multiprocessors, small.ready.Affinity,
+		largeCores, large.reported(), large.ready.Multiprocessors, large.ready.Affinity)
+	if !isPart(small.reported(), all, smallCores) || !isPart(large.reported(), all, largeCores) {
 		return detail, errors.New("that is not what was asked for")
 	}
 	return detail, nil

@@ -159,7 +159,7 @@ func clean() map[string]Status {
 func cleanWithCUDA() map[string]Status {
 	want := clean()
 	want["mps: cuda"] = Pass
-	for _, name := range []string{"two clients", "cores told", "memory within", "memory over", "neighbour goes on", "cores hold",
+	for _, name := range []string{"two clients", "cores reported", "memory within", "memory over", "neighbour goes on", "cores hold",
 		"daemon with defaults", "defaults hold", "like a container", "another user", "release again"} {
 		want["mps: "+name] = Pass
 	}

@@ -74,8 +74,8 @@ func (s *sharing) withoutAmounts(ctx context.Context, c client) (string, error) 
 	if err != nil {
 		return detail, err
 	}
-	detail += fmt.Sprintf("; it has %d of %d multiprocessors", p.told(), s.cuda.multiprocessors)
-	if !isPart(p.told(), s.cuda.multiprocessors, defaultCores) {
+	detail += fmt.Sprintf("; it has %d of %d multiprocessors", p.reported(), s.cuda.multiprocessors)
+	if !isPart(p.reported(), s.cuda.multiprocessors, defaultCores) {
 		return detail, fmt.Errorf("the default is %d%%", defaultCores)
 	}
 	return detail, nil
@@ -100,8 +100,8 @@ func (s *sharing) raised(ctx context.Context, c client) (string, error) {
 	}
 	return fmt.Sprintf("a client that asks for 100%% and %d MiB over defaults of %d%% and %d MiB has %d of %d multiprocessors (%s) and "+
 		"got %d MiB (%s)",
-		raisedUnits*s.unit>>20, defaultCores, defaultUnits*s.unit>>20, p.told(), s.cuda.multiprocessors,
-		which(!isPart(p.told(), s.cuda.multiprocessors, defaultCores)), a.Held>>20, which(a.Held > defaultUnits*s.unit)), nil
+		raisedUnits*s.unit>>20, defaultCores, defaultUnits*s.unit>>20, p.reported(), s.cuda.multiprocessors,
+		which(!isPart(p.reported(), s.cuda.multiprocessors, defaultCores)), a.Held>>20, which(a.Held > defaultUnits*s.unit)), nil
 }
 
 // works runs a client that stays within its limits.

@@ -29,7 +29,7 @@ func TestLane(t *testing.T) {
 		t.Skip("CLEAVE_E2E=1 runs it, as root, after make build")
 	}
 	b := &bed{bin: "../../bin", directory: t.TempDir(), cuda: map[string]string{}}
-	command(t, "make", "-C", "../..", "gpu-lane-folder", "GPU_LANE="+b.directory)
+	command(t, "make", "-C", "../..", "gpu-lane-dir", "GPU_LANE="+b.directory)
 	for _, lax := range []string{"", "memory", "cores"} {
 		b.cuda[lax] = filepath.Join(t.TempDir(), "libcuda.so")
 		command(t, "go", "build", "-buildmode=c-shared", "-ldflags", "-X main.lax="+lax, "-o", b.cuda[lax], "./testdata/fakecuda")
@@ -39,7 +39,7 @@ func TestLane(t *testing.T) {
 	t.Run("stub", b.testStub)
 	t.Run("CUDA", b.testCUDA)
 	t.Run("lax memory", func(t *testing.T) { b.testLax(t, "memory", "memory over", "defaults hold") })
-	t.Run("lax cores", func(t *testing.T) { b.testLax(t, "cores", "cores told", "cores hold", "defaults hold") })
+	t.Run("lax cores", func(t *testing.T) { b.testLax(t, "cores", "cores reported", "cores hold", "defaults hold") })
 	t.Run("changed mode", b.testChangedMode)
 	t.Run("daemon that fails", b.testDaemonFails)
 	t.Run("interrupted", b.testInterrupted)
@@ -122,7 +122,7 @@ func (b *bed) testCUDA(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 	for name, want := range map[string]string{
-		"cores told":        "25% are 34 (attribute 34, affinity 34) and 50% are 66",
+		"cores reported":    "25% are 34 (attribute 34, affinity 34) and 50% are 66",
 		"memory over":       "small got 3776 MiB in all, then CUDA_ERROR_OUT_OF_MEMORY; the large one's kernel ran",
 		"second process":    "held 3072 and 3072 MiB",
 		"raised limits":     "(the default counts)",

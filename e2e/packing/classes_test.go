@@ -46,7 +46,7 @@ func TestClasses_APILimits(t *testing.T) {
 func TestClasses_Selection(t *testing.T) {
 	nodes := map[string]*policy.Node{}
 	for _, name := range simulated.NodeModels() {
-		nodes["model "+name] = offering(t, name)
+		nodes["model "+name] = offeredNode(t, name)
 	}
 	boards, err := sim.Boards()
 	if err != nil {

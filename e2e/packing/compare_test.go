@@ -37,7 +37,7 @@ func TestCompare_Rejections(t *testing.T) {
 }
 
 func TestCompare_RejectionsWithShares(t *testing.T) {
-	checkRatio(t, offering(t, "hgx-h100"), SharedMixes)
+	checkRatio(t, offeredNode(t, "hgx-h100"), SharedMixes)
 }
 
 func checkRatio(t *testing.T, node *policy.Node, mixes []Mix) {
@@ -62,7 +62,7 @@ func checkRatio(t *testing.T, node *policy.Node, mixes []Mix) {
 }
 
 func TestCompare_SameDevices(t *testing.T) {
-	node := offering(t, "hgx-h100")
+	node := offeredNode(t, "hgx-h100")
 	devices := func(order Order) (all []resourceapi.Device) {
 		for _, s := range order(node) {
 			all = append(all, s.Spec.Devices...)
@@ -89,7 +89,7 @@ func TestReplay_HiddenDevices(t *testing.T) {
 
 func checkDecisions(t *testing.T, mix Mix, order Order) {
 	t.Helper()
-	inventory := offering(t, "hgx-h100")
+	inventory := offeredNode(t, "hgx-h100")
 	var nodes [2]*Node
 	for i := range nodes {
 		n, err := NewNode(order(inventory), manifestClasses(t))
@@ -99,16 +99,16 @@ func checkDecisions(t *testing.T, mix Mix, order Order) {
 		nodes[i] = n
 	}
 	type pair struct{ all, some resourceapi.AllocationResult }
-	var held []pair
+	var running []pair
 	for i, r := range NewTrace(mix, 90, 8, 300, 1) {
 		name := fmt.Sprintf("claim-%d", i)
 		want, wantErr := nodes[0].Allocate(t.Context(), NewClaim(name, r.Kind.Class))
 		got, gotErr := nodes[1].AllocateSome(t.Context(), name, r.Kind.Class, 1)
 		if errors.Is(wantErr, ErrNoFit) && errors.Is(gotErr, ErrNoFit) {
-			at := i % len(held)
-			nodes[0].Release(held[at].all)
-			nodes[1].Release(held[at].some)
-			held = slices.Delete(held, at, at+1)
+			at := i % len(running)
+			nodes[0].Release(running[at].all)
+			nodes[1].Release(running[at].some)
+			running = slices.Delete(running, at, at+1)
 			continue
 		}
 		if wantErr != nil || gotErr != nil {
@@ -118,7 +118,7 @@ func checkDecisions(t *testing.T, mix Mix, order Order) {
 		if diff := cmp.Diff(want[0], got, cmpopts.IgnoreFields(resourceapi.DeviceRequestAllocationResult{}, "ShareID")); diff != "" {
 			t.Fatalf("request %d (-all +some):\n%s", i, diff)
 		}
-		held = append(held, pair{want[0], got})
+		running = append(running, pair{want[0], got})
 	}
 }
 

@@ -50,7 +50,7 @@ func TestCompatible_Manifests(t *testing.T) {
 		"mig":     {"one-parent": {"0 1g.10gb", "0 3g.40gb"}, "by-capacity": {"0 1g.20gb"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := compatibleCluster(t, offering(t, "hgx-h100"))
+			c := compatibleCluster(t, offeredNode(t, "hgx-h100"))
 			pods, claims := podClaims(t, compatibleManifest(t, name), c.class)
 			got, done := map[string][]string{}, map[string]bool{}
 			for _, pod := range pods {
@@ -92,7 +92,7 @@ func checkParameters(t *testing.T, claim *resourceapi.ResourceClaim) {
 func TestCompatible_Attributes(t *testing.T) {
 	const attribute, amount = "device.attributes['gpu.nvidia.com'].", "device.capacity['gpu.nvidia.com']."
 	const standard = "device.attributes['resource.kubernetes.io']."
-	inventory := offering(t, "hgx-h100")
+	inventory := offeredNode(t, "hgx-h100")
 	first := &inventory.GPUs[0]
 	both := []string{"gpu.nvidia.com", "mig.nvidia.com"}
 	for expression, classes := range map[string][]string{
@@ -142,7 +142,7 @@ func TestCompatible_Attributes(t *testing.T) {
 }
 
 func TestCompatible_Classes(t *testing.T) {
-	c := compatibleCluster(t, offering(t, "hgx-h100"))
+	c := compatibleCluster(t, offeredNode(t, "hgx-h100"))
 	part, _ := c.get("mig.nvidia.com")
 	if got := c.text(part, "type"); got != "mig" {
 		t.Errorf("mig.nvidia.com gives a %s", got)

@@ -57,7 +57,7 @@ func TestExamples_Allocations(t *testing.T) {
 	if err != nil || len(files) != len(wanted) {
 		t.Errorf("there are %d examples, and the test knows of %d (%v)", len(files), len(wanted), err)
 	}
-	inventory := offering(t, "hgx-h100")
+	inventory := offeredNode(t, "hgx-h100")
 	for _, file := range files {
 		name := strings.TrimSuffix(filepath.Base(file), ".yaml")
 		t.Run(name, func(t *testing.T) {

@@ -33,8 +33,8 @@ func model(t *testing.T, name string) *policy.Node {
 	return node
 }
 
-// offering is a node of a model whose GPUs offer what the default policy says, with MPS; rules may say otherwise.
-func offering(t *testing.T, name string, rules ...v1alpha1.Rule) *policy.Node {
+// offeredNode is a node of a model whose GPUs offer what the default policy says, with MPS; rules may say otherwise.
+func offeredNode(t *testing.T, name string, rules ...v1alpha1.Rule) *policy.Node {
 	t.Helper()
 	return offered(model(t, name), rules...)
 }

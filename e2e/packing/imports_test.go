@@ -77,7 +77,7 @@ func existing(byGPU map[int][]string) func(*gpu.GPU) []gpu.Place {
 			i := slices.IndexFunc(g.MIG.Profiles, func(p gpu.Profile) bool { return p.Name == name })
 			p := &g.MIG.Profiles[i]
 			for _, at := range slices.Backward(p.Placements) {
-				if s := (gpu.Shape{GPU: g, Profile: p, Placement: at}); s.FitsBeside(taken) {
+				if s := (gpu.Shape{GPU: g, Profile: p, Placement: at}); s.FitsAlongside(taken) {
 					taken = append(taken, s)
 					places = append(places, s.Place())
 					break
@@ -227,7 +227,7 @@ func TestImport_Classes(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := map[string][]string{}
-		for _, s := range Cleave(offering(t, "hgx-h100")) {
+		for _, s := range Cleave(offeredNode(t, "hgx-h100")) {
 			for n := range s.Spec.Devices {
 				d := &s.Spec.Devices[n]
 				for _, class := range matching(t, i.Classes(), s.Spec.Driver, d) {

@@ -43,14 +43,14 @@ func (n *Node) rank() {
 
 // free reports whether nothing of a GPU is allocated.
 func (n *Node) free() func(g *gpu.GPU) bool {
-	held := sets.New[string]()
+	allocated := sets.New[string]()
 	for id := range n.state.AllocatedDevices {
-		held.Insert(gpuOf(id.Device.String()))
+		allocated.Insert(gpuOf(id.Device.String()))
 	}
 	for id := range n.state.AllocatedSharedDeviceIDs {
-		held.Insert(gpuOf(id.Device.String()))
+		allocated.Insert(gpuOf(id.Device.String()))
 	}
-	return func(g *gpu.GPU) bool { return !held.Has(g.PCI.DeviceName()) }
+	return func(g *gpu.GPU) bool { return !allocated.Has(g.PCI.DeviceName()) }
 }
 
 // gpuOf is the name of the whole GPU that a device is of: "gpu-" and the four parts of a PCI address.

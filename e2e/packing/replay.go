@@ -33,8 +33,8 @@ func (t Tally) plus(u Tally) Tally {
 	return Tally{t.Requested + u.Requested, t.Rejected + u.Rejected, t.Several + u.Several, t.Together + u.Together}
 }
 
-// held is an allocation and when it ends.
-type held struct {
+// allocation is a claim's devices and when it ends.
+type allocation struct {
 	until  float64
 	result resourceapi.AllocationResult
 }
@@ -43,7 +43,7 @@ type held struct {
 // again.
 func Replay(ctx context.Context, node *Node, inventory *policy.Node, trace []Request) (Tally, error) {
 	var tally Tally
-	var running []held // by the time they end
+	var running []allocation // by the time they end
 	for i, r := range trace {
 		for len(running) > 0 && running[0].until <= r.Arrive {
 			node.Release(running[0].result)
@@ -64,8 +64,8 @@ func Replay(ctx context.Context, node *Node, inventory *policy.Node, trace []Req
 				tally.Together++
 			}
 		}
-		at, _ := slices.BinarySearchFunc(running, r.Leave, func(h held, t float64) int { return cmp.Compare(h.until, t) })
-		running = slices.Insert(running, at, held{r.Leave, result})
+		at, _ := slices.BinarySearchFunc(running, r.Leave, func(h allocation, t float64) int { return cmp.Compare(h.until, t) })
+		running = slices.Insert(running, at, allocation{r.Leave, result})
 	}
 	return tally, nil
 }

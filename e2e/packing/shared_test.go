@@ -61,7 +61,7 @@ func (c *cluster) wants(want string, requests ...resourceapi.DeviceRequest) (rel
 }
 
 func TestShares_TimeSlicesFillGPU(t *testing.T) {
-	c := newCluster(t, offering(t, "hgx-h100"))
+	c := newCluster(t, offeredNode(t, "hgx-h100"))
 	one := workload.Request("gpu", timeSlice, 1)
 	var releases []func()
 	for _, g := range []int{3, 4, 2, 5, 1, 6, 0, 7} {
@@ -78,7 +78,7 @@ func TestShares_TimeSlicesFillGPU(t *testing.T) {
 }
 
 func TestShares_FifthTimeSliceWaits(t *testing.T) {
-	c := newCluster(t, offering(t, "t4"))
+	c := newCluster(t, offeredNode(t, "t4"))
 	one := workload.Request("gpu", timeSlice, 1)
 	first := c.wants("0 timeslice memory=3584Mi", one)
 	for range 3 {
@@ -91,7 +91,7 @@ func TestShares_FifthTimeSliceWaits(t *testing.T) {
 }
 
 func TestShares_MPSFillsGPU(t *testing.T) {
-	c := newCluster(t, offering(t, "hgx-h100"))
+	c := newCluster(t, offeredNode(t, "hgx-h100"))
 	for range 10 {
 		c.wants("3 mps cores=10 memory=7936Mi", workload.Request("gpu", mps, 1))
 	}
@@ -99,18 +99,18 @@ func TestShares_MPSFillsGPU(t *testing.T) {
 }
 
 func TestShares_OneRequest(t *testing.T) {
-	c := newCluster(t, offering(t, "hgx-h100"))
+	c := newCluster(t, offeredNode(t, "hgx-h100"))
 	c.wants("3 timeslice memory=20224Mi, 4 timeslice memory=20224Mi", workload.Request("gpus", timeSlice, 2))
 	c.wants("2 mps cores=10 memory=7936Mi, 5 mps cores=10 memory=7936Mi, 1 mps cores=10 memory=7936Mi", workload.Request("gpus", mps, 3))
 	c.wants("", workload.Request("gpus", timeSlice, 6)) // two have them, three are left
 
-	alone := newCluster(t, offering(t, "t4"))
+	alone := newCluster(t, offeredNode(t, "t4"))
 	alone.wants("", workload.Request("gpus", timeSlice, 2))
 	alone.wants("0 timeslice memory=3584Mi", workload.Request("gpu", timeSlice, 1))
 }
 
 func TestShares_TwoRequests(t *testing.T) {
-	c := newCluster(t, offering(t, "t4"))
+	c := newCluster(t, offeredNode(t, "t4"))
 	release := c.wants("0 timeslice memory=3584Mi, 0 timeslice memory=3584Mi", workload.Request("a", timeSlice, 1), workload.Request("b", timeSlice, 1))
 	c.wants("0 timeslice memory=3584Mi", workload.Request("a", timeSlice, 1))
 	c.wants("", workload.Request("a", timeSlice, 1), workload.Request("b", timeSlice, 1)) // one is left, and neither is given half
@@ -125,7 +125,7 @@ func TestShares_TwoRequests(t *testing.T) {
 }
 
 func TestShares_Amounts(t *testing.T) {
-	c := newCluster(t, offering(t, "hgx-h100"))
+	c := newCluster(t, offeredNode(t, "hgx-h100"))
 	quarter := c.wants("3 mps cores=25 memory=20Gi", workload.Request("gpu", mps, 1, "cores=25", "memory=20Gi"))
 	c.wants("3 mps cores=50 memory=40Gi", workload.Request("gpu", mps, 1, "cores=50", "memory=40Gi"))
 	// 25 percent and 19561 MiB are left.
@@ -155,7 +155,7 @@ func TestShares_Amounts(t *testing.T) {
 		{[]string{"cores=10"}, ""}, // time slices have none
 		{[]string{"memory=1Gi", "bandwidth=1"}, ""},
 	} {
-		c := newCluster(t, offering(t, "hgx-h100"))
+		c := newCluster(t, offeredNode(t, "hgx-h100"))
 		want := tt.want
 		if want != "" {
 			want = "3 timeslice " + want
@@ -170,7 +170,7 @@ func TestShares_Amounts(t *testing.T) {
 func TestShares_AmountsFollowPolicy(t *testing.T) {
 	q := func(s string) *resource.Quantity { v := resource.MustParse(s); return &v }
 	n := func(v int32) *int32 { return &v }
-	c := newCluster(t, offering(t, "hgx-h100", v1alpha1.Rule{
+	c := newCluster(t, offeredNode(t, "hgx-h100", v1alpha1.Rule{
 		MPS: &v1alpha1.MPSPolicy{
 			Shares: n(4), Memory: &v1alpha1.MemoryCut{Minimum: q("5Gi"), Step: q("5Gi")}, Cores: &v1alpha1.CoreCut{Minimum: n(10), Step: n(15)},
 		},
@@ -245,7 +245,7 @@ func TestShares_AmpereInMIGMode(t *testing.T) {
 }
 
 func TestShares_TiersKeepApart(t *testing.T) {
-	c := newCluster(t, offering(t, "hgx-h100"))
+	c := newCluster(t, offeredNode(t, "hgx-h100"))
 	c.wants("3 timeslice memory=20224Mi", workload.Request("gpu", timeSlice, 1))
 	c.wants("7 gpu", workload.Request("gpu", "gpu.cleave.dev", 1))
 	c.wants("0 mig", workload.Request("gpu", "mig-1g.10gb.cleave.dev", 1))
@@ -256,7 +256,7 @@ func TestShares_TiersKeepApart(t *testing.T) {
 }
 
 func TestShares_Tainted(t *testing.T) {
-	c := newCluster(t, offering(t, "t4"))
+	c := newCluster(t, offeredNode(t, "t4"))
 	release := c.wants("0 mps cores=10 memory=1280Mi", workload.Request("gpu", mps, 1))
 	for _, s := range c.slices {
 		for i := range s.Spec.Devices {

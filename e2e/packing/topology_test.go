@@ -29,7 +29,7 @@ func wholeNode(t *testing.T, model string, tiers ...v1alpha1.Tier) *policy.Node 
 	return offered(inventory, v1alpha1.Rule{Tiers: tiers})
 }
 
-// state is a node of which some GPUs are held, and those that are free, as bits by index.
+// state is a node of which some GPUs are allocated, and those that are free, as bits by index.
 type state struct {
 	*cluster
 	free uint
@@ -111,7 +111,7 @@ func TestTopology_EveryState(t *testing.T) {
 
 func TestTopology_WithPartitionsAndShares(t *testing.T) {
 	for _, model := range []string{"hgx-h100", "rtx-pro-6000"} {
-		inventory := offering(t, model)
+		inventory := offeredNode(t, model)
 		step := 5
 		if testing.Short() {
 			step = 31

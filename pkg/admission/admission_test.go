@@ -29,7 +29,7 @@ const (
 	request = `requests: [{name: r, exactly: {deviceClassName: `
 )
 
-func TestWhatPrepareWouldRefuseIsRefusedWithItsField(t *testing.T) {
+func TestReview_InvalidParameters(t *testing.T) {
 	tests := map[string]struct {
 		devices string
 		want    []string // nothing: it is let through
@@ -73,7 +73,7 @@ func TestWhatPrepareWouldRefuseIsRefusedWithItsField(t *testing.T) {
 	}
 }
 
-func TestTheDriversNameDecidesWhoseParametersAreRead(t *testing.T) {
+func TestReview_DriverName(t *testing.T) {
 	nvidias := func(kind, driver string) *resourceapi.ResourceClaim {
 		return claimYAML(t, `{config: [{opaque: {driver: `+driver+`, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: `+kind+`}}}]}`)
 	}
@@ -98,7 +98,7 @@ func TestTheDriversNameDecidesWhoseParametersAreRead(t *testing.T) {
 	}
 }
 
-func TestParametersOfADeviceClassAreChecked(t *testing.T) {
+func TestReview_DeviceClass(t *testing.T) {
 	class := &resourceapi.DeviceClass{}
 	text := "metadata: {name: c}\nspec: {config: [{opaque: {driver: gpu.cleave.dev, parameters: {apiVersion: gpu.cleave.dev/v1alpha1, kind: ShareConfig, timeSlice: {interval: Longer}}}}]}"
 	if err := yaml.UnmarshalStrict([]byte(text), class); err != nil {
@@ -111,7 +111,7 @@ func TestParametersOfADeviceClassAreChecked(t *testing.T) {
 }
 
 // What comes with the project is right.
-func TestExamplesAndClassesAreLetThrough(t *testing.T) {
+func TestReview_Examples(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join("..", "..", "deployments", "*", "*.yaml"))
 	if err != nil || len(files) < 10 {
 		t.Fatalf("got %v, %v, want the manifests", files, err)

@@ -60,7 +60,7 @@ func servedBy(t *testing.T, address net.Addr) string {
 	return conn.ConnectionState().PeerCertificates[0].Subject.CommonName
 }
 
-func TestTheCertificateIsReadAgainWhenItChanges(t *testing.T) {
+func TestServe_CertificateRenewed(t *testing.T) {
 	dir := t.TempDir()
 	now := time.Now()
 	server := Server{Rules: DefaultRules(), Address: "127.0.0.1:0"}
@@ -99,7 +99,7 @@ func TestTheCertificateIsReadAgainWhenItChanges(t *testing.T) {
 	}
 }
 
-func TestAServerWithoutACertificateSaysSo(t *testing.T) {
+func TestServe_NoCertificate(t *testing.T) {
 	dir := t.TempDir()
 	for name, server := range map[string]Server{
 		"no file":      {Address: "127.0.0.1:0", CertFile: filepath.Join(dir, "none.crt"), KeyFile: filepath.Join(dir, "none.key")},

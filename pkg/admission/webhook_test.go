@@ -67,7 +67,7 @@ func answerTo(t testing.TB, review *admissionv1.AdmissionReview) *admissionv1.Ad
 	return answer.Response
 }
 
-func TestAReviewIsAnswered(t *testing.T) {
+func TestWebhook_Review(t *testing.T) {
 	right, wrong := claimYAML(t, `{}`), claimYAML(t, `{`+config+`mps: {threads: 5}}}}]}`)
 	worse := claimYAML(t, `{`+config+`mps: {threads: 5, more: 6}}}}]}`)
 	pod := reviewOf(t, admissionv1.Create, wrong, nil)
@@ -109,7 +109,7 @@ func TestAReviewIsAnswered(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoReviewIsRefused(t *testing.T) {
+func TestWebhook_InvalidRequest(t *testing.T) {
 	for name, tt := range map[string]struct{ data, contentType, want string }{
 		"nothing":         {"", "application/json", "decode"},
 		"protobuf":        {"{}", "application/vnd.kubernetes.protobuf", "application/json"},

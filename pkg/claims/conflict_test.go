@@ -81,7 +81,7 @@ func TestAdoptLayouts(t *testing.T) {
 	g := before.backend.Load().hardware.Node().GPUs[0]
 	cutTo := func(e *Preparer, places ...gpu.Place) {
 		t.Helper()
-		o := e.backend.Load().hardware.(offering)
+		o := e.backend.Load().hardware.(offeredHardware)
 		o.offers = make([]policy.Offer, len(o.Node().GPUs))
 		o.offers[0] = policy.Offer{Partitions: &policy.PartitionOffer{Mode: policy.Layout, Places: places}}
 		e.backend.Store(&backend{hardware: o, cdi: e.backend.Load().cdi})

@@ -18,7 +18,7 @@ func TestPrepare_PluginStarting(t *testing.T) {
 			e := New(Options{Identity: testID, BootID: bootNow, Store: b.store, Locks: b.locks, Specs: b.specs, API: &fakeAPI{}})
 			go func() {
 				<-time.After(5 * time.Second)
-				e.SetHardware(offering{b.session, b.offers}, b.specs)
+				e.SetHardware(offeredHardware{b.session, b.offers}, b.specs)
 			}()
 			if _, err := e.Prepare(t.Context(), deviceClaim("a", b.name(0))); err != nil {
 				t.Errorf("Prepare = %v, want it to wait for the hardware", err)

@@ -18,7 +18,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-// Partitions of others, among the steps at which the plugin is killed: they are created before it starts, and in place of its
+// Unmanaged partitions, among the steps at which the plugin is killed: they are created before it starts, and in place of its
 // own while the driver is reloaded or released. None may ever be destroyed, which the serial numbers of the simulation show.
 
 // unmanaged is a GPU instance that the plugin did not create.
@@ -49,7 +49,7 @@ func instancesNow(node *sim.Node) ([]unmanaged, error) {
 	return all, nil
 }
 
-// disown notes that all instances there are now are of others.
+// disown notes that all existing instances are unmanaged.
 func disown(dir string, node *sim.Node) error {
 	all, err := instancesNow(node)
 	if err != nil {
@@ -62,7 +62,7 @@ func disown(dir string, node *sim.Node) error {
 	return os.WriteFile(unmanagedFile(dir), data, 0o600)
 }
 
-// unmanagedOf reads what is of others.
+// unmanagedOf reads the unmanaged instances.
 func unmanagedOf(dir string) ([]unmanaged, error) {
 	data, err := os.ReadFile(unmanagedFile(dir))
 	if err != nil {
@@ -72,7 +72,7 @@ func unmanagedOf(dir string) ([]unmanaged, error) {
 	return all, json.Unmarshal(data, &all)
 }
 
-// checkUnmanaged fails if an instance of others was destroyed.
+// checkUnmanaged fails if an unmanaged instance was destroyed.
 func checkUnmanaged(dir string, node *sim.Node) error {
 	want, err := unmanagedOf(dir)
 	if err != nil {
@@ -90,14 +90,14 @@ func checkUnmanaged(dir string, node *sim.Node) error {
 	return nil
 }
 
-// isUnmanaged reports whether an instance is of others.
+// isUnmanaged reports whether an instance is unmanaged.
 func (w *worker) isUnmanaged(gpuIndex int, gi sim.InstanceStatus) bool {
 	all, err := unmanagedOf(w.dir)
 	handle, handleErr := w.node.Device(gpuIndex).GPUInstanceByID(gi.ID)
 	return err == nil && handleErr == nil && slices.Contains(all, unmanaged{gpuIndex, gi.ID, handle.Serial()})
 }
 
-// anyUnmanaged reports whether a GPU has an instance of others.
+// anyUnmanaged reports whether a GPU has an unmanaged instance.
 func (w *worker) anyUnmanaged(gpuIndex int) bool {
 	all, err := unmanagedOf(w.dir)
 	return err == nil && slices.ContainsFunc(all, func(u unmanaged) bool { return u.GPU == gpuIndex })

@@ -298,7 +298,7 @@ func (w *worker) checkBoards(found []*records.Record, open map[types.UID]bool, c
 	return nil
 }
 
-// layoutPlaces are the places of the layout in force.
+// layoutPlaces are the places of the active layout.
 func (w *worker) layoutPlaces() []gpu.Place {
 	if offer := killLayouts[w.truth.Layout]; offer != nil {
 		return offer.Places

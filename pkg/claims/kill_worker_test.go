@@ -181,7 +181,7 @@ func (w *worker) open(ctx context.Context) error {
 	if err := w.Load(ctx, nil); err != nil {
 		return err
 	}
-	w.SetHardware(offering{session, w.gpus.Offers}, w.specs)
+	w.SetHardware(offeredHardware{session, w.gpus.Offers}, w.specs)
 	return nil
 }
 

@@ -157,7 +157,7 @@ func (p *Partitions) missing(g *gpu.GPU, wanted []gpu.Place, left []gpu.Partitio
 				errs = append(errs, fmt.Errorf("%s of the layout cannot be created: %s is in its place", s.Name(), p.describe(name, &part)))
 			}
 		}
-		if s.FitsBeside(append(slices.Clone(there), missing...)) {
+		if s.FitsAlongside(append(slices.Clone(there), missing...)) {
 			missing = append(missing, s)
 		}
 	}

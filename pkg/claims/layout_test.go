@@ -286,7 +286,7 @@ func (b *simBed) dying(at int, do func(e *Preparer, session *nvml.Session)) (dea
 	if err := e.Load(b.t.Context(), nil); err != nil {
 		b.t.Fatal(err)
 	}
-	e.SetHardware(offering{session, b.offers}, b.specs)
+	e.SetHardware(offeredHardware{session, b.offers}, b.specs)
 	defer func() {
 		for _, lock := range e.locks.byGPU { // the kernel releases a dead process's locks
 			lock.close()

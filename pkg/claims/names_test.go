@@ -82,7 +82,7 @@ func startProcess(t testing.TB, root, own string, node *sim.Node) *process {
 		if err := e.Load(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}
-		e.SetHardware(offering{session, nil}, e.specs.(*specDir))
+		e.SetHardware(offeredHardware{session, nil}, e.specs.(*specDir))
 	}
 	for _, name := range []string{nameA, nameB} {
 		if e := p.byName[name]; e != nil {

@@ -74,7 +74,7 @@ func TestNodeLocks_ExcludeEveryNameAndRelease(t *testing.T) {
 	}
 }
 
-func TestNodeLocks_ForeignAfterAnEarlierReleaseOfAnotherName(t *testing.T) {
+func TestNodeLocks_StaleAfterEarlierRelease(t *testing.T) {
 	dir := t.TempDir()
 	shared, a, b := filepath.Join(dir, "shared"), filepath.Join(dir, "a"), filepath.Join(dir, "b")
 	l, earlier := openNodeLocks(t, shared, a, b), openLocks(t, b)

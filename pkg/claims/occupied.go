@@ -77,7 +77,7 @@ func (o *occupancy) occupied(s gpu.Shape) bool {
 	}
 	missing := s.IsPartition() && o.offer.PartitionMode() == policy.Layout &&
 		!slices.ContainsFunc(o.claimed, want.is)
-	return missing || !s.FitsBeside(o.others)
+	return missing || !s.FitsAlongside(o.others)
 }
 
 // shapesOf are partitions of a GPU as shapes; one of a profile that the GPU does not name is left out.

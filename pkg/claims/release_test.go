@@ -53,7 +53,7 @@ func TestUnprepare_PartitionWithoutHardware(t *testing.T) {
 		if restart {
 			b = b.restart()
 		} else {
-			b.SetHardware(offering{b.session, b.offers}, b.specs)
+			b.SetHardware(offeredHardware{b.session, b.offers}, b.specs)
 			if err := b.tryPrepare("c", b.name(0, 19, 5)); err == nil {
 				t.Error("the place of a partition that is still there was given")
 			}

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Two plugin processes serve one node side by side during a rolling update.
+// Two plugin processes serve one node concurrently during a rolling update.
 
 // twoBeds are an old and a new plugin process over one node.
 func twoBeds(t *testing.T) (older, newer *bed) {

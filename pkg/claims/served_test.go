@@ -49,7 +49,7 @@ func TestRecover_ServedWithoutRecord(t *testing.T) {
 	}
 }
 
-// A supervisor of an earlier release takes all claims from a GPU that Retain does not name: so those of others are named.
+// A supervisor of an earlier release takes all claims from a GPU that Retain does not name: so the other claims are named.
 func TestRecover_SupervisorWithoutOwners(t *testing.T) {
 	b := newShareBed(t)
 	b.prepare("a", mpsOf(0, 10, 10))
@@ -58,7 +58,7 @@ func TestRecover_SupervisorWithoutOwners(t *testing.T) {
 	b.Recover(t.Context())
 	got := b.sharing.retained[gpuName(0)]
 	if len(got) != 3 || got[0] != "a" || got[1] != "earlier" || got[2] != "theirs" {
-		t.Errorf("Retain names %v, want the claims of others, too", got)
+		t.Errorf("Retain names %v, want the other claims, too", got)
 	}
 }
 

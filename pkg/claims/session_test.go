@@ -26,7 +26,7 @@ import (
 func (b *simBed) shareAll() {
 	b.t.Helper()
 	b.Shares.sharing = &sharingDir{dir: b.t.TempDir()}
-	b.SetHardware(offering{b.session, policy.Apply(&v1alpha1.NodePolicy{}, b.session.Node(), policy.Means{}).Offers}, b.specs)
+	b.SetHardware(offeredHardware{b.session, policy.Apply(&v1alpha1.NodePolicy{}, b.session.Node(), policy.Means{}).Offers}, b.specs)
 }
 
 // A driver may wipe idle partitions when a GPU leaves MIG mode: whoever needs the whole GPU must look before.
@@ -149,7 +149,7 @@ func (b *simBed) release(s *sessionsOf, meanwhile func()) *simBed {
 	b.t.Helper()
 	b.SetWaiting(gpu.ErrDriverNotLoaded)
 	b.Quiesce()
-	if err := b.EndSession(b.t.Context(), offering{b.session, b.offers}); err != nil {
+	if err := b.EndSession(b.t.Context(), offeredHardware{b.session, b.offers}); err != nil {
 		b.t.Fatal(err)
 	}
 	meanwhile()
@@ -243,7 +243,7 @@ func TestDriverSession_LayoutCreatedAnewByOthers(t *testing.T) {
 	b, s := newSessionBed(t)
 	node := policy.Apply(&v1alpha1.NodePolicy{}, b.session.Node(), policy.Means{})
 	node.Offers[0].Partitions = cutInto(place(19, 5, 1), place(19, 6, 1))
-	b.SetHardware(offering{b.session, node.Offers}, b.specs)
+	b.SetHardware(offeredHardware{b.session, node.Offers}, b.specs)
 	if p := b.Partitions.KeepLayouts(t.Context()); len(p) > 0 {
 		t.Fatal(p)
 	}
@@ -253,7 +253,7 @@ func TestDriverSession_LayoutCreatedAnewByOthers(t *testing.T) {
 		}
 	})
 	node.Offers[0].Partitions = cutInto(place(19, 6, 1)) // the other place is no longer in the policy
-	b.SetHardware(offering{b.session, node.Offers}, b.specs)
+	b.SetHardware(offeredHardware{b.session, node.Offers}, b.specs)
 	for range 2 {
 		if p := b.Partitions.KeepLayouts(t.Context()); len(p) > 0 {
 			t.Fatal(p)
@@ -313,7 +313,7 @@ func TestEndSession_Fails(t *testing.T) {
 	b, s := newSessionBed(t)
 	b.prepare("a", b.name(0, 19, 6))
 	s.endErr = errors.New("read-only")
-	if err := b.EndSession(t.Context(), offering{b.session, b.offers}); !errors.Is(err, s.endErr) {
+	if err := b.EndSession(t.Context(), offeredHardware{b.session, b.offers}); !errors.Is(err, s.endErr) {
 		t.Errorf("EndSession = %v, want %v", err, s.endErr)
 	}
 	s.endErr, b.disk.fail = nil, func(op, _ string) error {
@@ -322,7 +322,7 @@ func TestEndSession_Fails(t *testing.T) {
 		}
 		return nil
 	}
-	if err := b.EndSession(t.Context(), offering{b.session, b.offers}); err == nil || s.session != "1" {
+	if err := b.EndSession(t.Context(), offeredHardware{b.session, b.offers}); err == nil || s.session != "1" {
 		t.Errorf("EndSession = %v in session %s, want an error and the session to go on", err, s.session)
 	}
 }

@@ -132,7 +132,7 @@ func TestShares_PartitionsExclude(t *testing.T) {
 		offer.Partitions = &policy.PartitionOffer{Mode: policy.OnDemand}
 		offers = append(offers, offer)
 	}
-	b.SetHardware(offering{b.session, offers}, b.specs)
+	b.SetHardware(offeredHardware{b.session, offers}, b.specs)
 	share := func(uid types.UID, i int, kind gpu.Share) error {
 		r := shareResult("r", 0, kind, "memory=10Gi")
 		r.Device = b.name(i) + "-" + string(kind)
@@ -316,10 +316,12 @@ func failing(prefix string, err error) func(string) error {
 	}
 }
 
-// offering is a session whose GPUs offer what a test says.
-type offering struct {
+// offeredHardware is a session whose GPUs offer what a test says.
+type offeredHardware struct {
 	*nvml.Session
 	offers []policy.Offer
 }
 
-func (o offering) Node() *policy.Node { return &policy.Node{Node: o.Session.Node(), Offers: o.offers} }
+func (o offeredHardware) Node() *policy.Node {
+	return &policy.Node{Node: o.Session.Node(), Offers: o.offers}
+}

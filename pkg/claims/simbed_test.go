@@ -140,7 +140,7 @@ func openSimBed(t testing.TB, dir, boot string, node *sim.Node, sessions ...Driv
 	for range session.Node().GPUs {
 		b.offers = append(b.offers, policy.Unrestricted())
 	}
-	b.SetHardware(offering{session, b.offers}, b.specs)
+	b.SetHardware(offeredHardware{session, b.offers}, b.specs)
 	b.Recover(t.Context())
 	return b
 }

@@ -71,7 +71,7 @@ type watcher struct {
 	*Watcher
 	t      *testing.T
 	client *fake.Clientset
-	// changes counts what was told since it was looked at, errs what failed.
+	// changes counts the changes reported since it was looked at, errs what failed.
 	changes atomic.Int32
 	mu      sync.Mutex
 	errs    []error
@@ -98,12 +98,12 @@ func newWatcher(t *testing.T, client *fake.Clientset) *watcher {
 	return w
 }
 
-// want checks what is known, and whether something was told since it was looked at last.
-func (w *watcher) want(step string, told bool, node Node, others ...Device) {
+// want checks what is known, and whether a change was reported since the last look.
+func (w *watcher) want(step string, reported bool, node Node, others ...Device) {
 	w.t.Helper()
 	synctest.Wait()
-	if n := w.changes.Swap(0); (n > 0) != told {
-		w.t.Errorf("%s: %d changes told, want any: %t", step, n, told)
+	if n := w.changes.Swap(0); (n > 0) != reported {
+		w.t.Errorf("%s: %d changes reported, want any: %t", step, n, reported)
 	}
 	if diff := cmp.Diff(node, w.State().Node); diff != "" {
 		w.t.Errorf("%s: facts of the node (-want +got):\n%s", step, diff)

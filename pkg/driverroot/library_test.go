@@ -10,7 +10,7 @@ import (
 )
 
 // The container toolkit knows the directories of distributions. It finds others in the host's /etc/ld.so.cache, which a pod
-// with the host's /usr does not see: there it needs to be told.
+// with the host's /usr does not see: there it needs the directory.
 func TestRoot_NVML(t *testing.T) {
 	tests := map[string]struct {
 		files []string

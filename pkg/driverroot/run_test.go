@@ -67,7 +67,7 @@ func TestRun_ContextCanceled(t *testing.T) {
 	started := filepath.Join(dir, "started")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	// A pipe tells that the program runs: it is opened when the other side is.
+	// A pipe shows that the program runs: it is opened when the other side is.
 	if output, err := exec.Command("mkfifo", started).CombinedOutput(); err != nil {
 		t.Fatalf("mkfifo: %v: %s", err, output)
 	}

@@ -35,7 +35,7 @@ func without(gpus []gpu.GPU, take func(g *gpu.GPU)) []gpu.GPU {
 	return less
 }
 
-func TestConnectionsOfEveryPairOfANode(t *testing.T) {
+func TestConnect_EveryPair(t *testing.T) {
 	noLinks := func(g *gpu.GPU) { g.NVLinks = nil }
 	tests := map[string]struct {
 		model string
@@ -110,13 +110,13 @@ func TestConnectionsOfEveryPairOfANode(t *testing.T) {
 			"NV18 NV18 X NV18",
 			"NV18 NV18 NV18 X",
 		}},
-		"nothing is told but the NUMA node": {"l40s", func(g *gpu.GPU) { g.PCIePath = nil }, []string{
+		"only the NUMA node is reported": {"l40s", func(g *gpu.GPU) { g.PCIePath = nil }, []string{
 			"X ? SYS SYS",
 			"? X SYS SYS",
 			"SYS SYS X ?",
 			"SYS SYS ? X",
 		}},
-		"nothing is told": {"a30", func(g *gpu.GPU) { g.PCIePath, g.NUMANode = nil, nil }, []string{"X ?", "? X"}},
+		"nothing is reported": {"a30", func(g *gpu.GPU) { g.PCIePath, g.NUMANode = nil, nil }, []string{"X ?", "? X"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -150,7 +150,7 @@ func linked(address string, links int, peers ...string) gpu.GPU {
 	return g
 }
 
-func TestConnectionsOfOddPairs(t *testing.T) {
+func TestConnect_UnusualPairs(t *testing.T) {
 	switched := func(address string, active int, fabric *gpu.Fabric) gpu.GPU {
 		g := linked(address, 0)
 		g.NVLinks.Active, g.NVLinks.Switched, g.Fabric = active, true, fabric
@@ -171,7 +171,7 @@ func TestConnectionsOfOddPairs(t *testing.T) {
 		"links to another GPU":            {linked(one, 4, three), linked(two, 4, three), "NODE"},
 		"a mesh":                          {linked(one, 4, two, three), linked(two, 4, one, three), "NV4"},
 		"fewer links from the far end":    {linked(one, 4, two), linked(two, 3, one), "NV3"},
-		"the far end tells nothing":       {linked(one, 4, two), linked(two, 4, three), "NV4"},
+		"the far end reports nothing":     {linked(one, 4, two), linked(two, 4, three), "NV4"},
 		"the far end has no links":        {linked(one, 4, two), linked(two, 0), "NODE"},
 		"a domain, and a GPU outside it":  {switched(one, 18, &gpu.Fabric{ClusterUUID: "c", CliqueID: 1}), switched(two, 18, nil), "NODE"},
 		"a switch and a direct link":      {switched(one, 18, nil), linked(two, 4, three), "NODE"},

@@ -39,7 +39,7 @@ func (w *walk) from(first int) {
 			w.t.Fatalf("%s on %s: %v", s.Name(), names(w.made), err)
 		}
 		if created, admitted := err == nil, len(lacks) == 0; created != admitted {
-			w.t.Fatalf("%s (%s) beside %s: the counters admit it: %t (lacking %v), the board: %v", s.Name(), s.Profile.Name, names(w.made), admitted, lacks, err)
+			w.t.Fatalf("%s (%s) alongside %s: the counters admit it: %t (lacking %v), the board: %v", s.Name(), s.Profile.Name, names(w.made), admitted, lacks, err)
 		}
 		if len(lacks) == 1 {
 			w.needed[lacks[0]] = true
@@ -72,7 +72,7 @@ func names(shapes []gpu.Shape) []string {
 // of these, random sets are.
 var exhaustive = []string{"A30", "A100-80", "H100-80", "GB200", "RTX-PRO-6000"}
 
-func TestCountersAdmitWhatTheBoardCreatesAndNothingElse(t *testing.T) {
+func TestCounters_MatchHardware(t *testing.T) {
 	for _, name := range exhaustive {
 		t.Run(name, func(t *testing.T) {
 			device, g := board(t, name)
@@ -91,7 +91,7 @@ func TestCountersAdmitWhatTheBoardCreatesAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestRandomSetsThatCountersAdmitAreCreatedInAnyOrder(t *testing.T) {
+func TestCounters_RandomSets(t *testing.T) {
 	for _, name := range partitionable(t) {
 		t.Run(name, func(t *testing.T) {
 			device, g := board(t, name)
@@ -139,19 +139,19 @@ func randomSet(random *rand.Rand, parts []gpu.Shape, left budget) []gpu.Shape {
 	return set
 }
 
-func TestTheWholeGPUAndAnyPartitionExcludeEachOther(t *testing.T) {
+func TestCounters_WholeExcludesPartitions(t *testing.T) {
 	for _, name := range partitionable(t) {
 		_, g := board(t, name)
 		left := budgetOf(g)
 		for _, s := range partitionsOf(g) {
 			left.take(s)
 			if len(left.lacks(g.Whole())) == 0 {
-				t.Errorf("%s: the whole GPU fits beside %s", name, s.Name())
+				t.Errorf("%s: the whole GPU fits alongside %s", name, s.Name())
 			}
 			left.giveBack(s)
 			left.take(g.Whole())
 			if len(left.lacks(s)) == 0 {
-				t.Errorf("%s: %s fits beside the whole GPU", name, s.Name())
+				t.Errorf("%s: %s fits alongside the whole GPU", name, s.Name())
 			}
 			left.giveBack(g.Whole())
 			if !s.Overlaps(g.Whole()) || !g.Whole().Overlaps(s) {
@@ -161,7 +161,7 @@ func TestTheWholeGPUAndAnyPartitionExcludeEachOther(t *testing.T) {
 	}
 }
 
-func TestNoShapeAsksForMoreThanThereIs(t *testing.T) {
+func TestCounters_WithinCapacity(t *testing.T) {
 	for _, name := range partitionable(t) {
 		_, g := board(t, name)
 		left, counters := budgetOf(g), g.Counters()
@@ -178,7 +178,7 @@ func TestNoShapeAsksForMoreThanThereIs(t *testing.T) {
 	}
 }
 
-func TestAGPUThatCannotBePartitionedHasOneCounter(t *testing.T) {
+func TestCounters_NotPartitionable(t *testing.T) {
 	tests := map[string]gpu.MIG{
 		"no MIG":           {},
 		"unknown geometry": {Capable: true},

@@ -78,7 +78,7 @@ func blocked(prefer, places []gpu.Place) int {
 	return n
 }
 
-func TestWhateverCanBePlacedIsPlacedAndNothingElse(t *testing.T) {
+func TestFit_Exhaustive(t *testing.T) {
 	for _, name := range partitionable(t) {
 		t.Run(name, func(t *testing.T) {
 			device, g := board(t, name)
@@ -140,7 +140,7 @@ func create(t *testing.T, device *sim.Device, places []gpu.Place, random *rand.R
 	}
 }
 
-func TestAsManyPlacesAreKeptAsCanBeAndFewestBlocked(t *testing.T) {
+func TestFit_Prefer(t *testing.T) {
 	for _, name := range exhaustive {
 		t.Run(name, func(t *testing.T) {
 			_, g := board(t, name)
@@ -206,7 +206,7 @@ func fitOn(t *testing.T, model string, want map[string]int, prefer ...string) (s
 	return strings.Join(words, " "), err
 }
 
-func TestLayoutsLieFromTheTopLargeOnesFirst(t *testing.T) {
+func TestFit_Order(t *testing.T) {
 	type counts = map[string]int
 	tests := []struct {
 		model  string
@@ -230,12 +230,12 @@ func TestLayoutsLieFromTheTopLargeOnesFirst(t *testing.T) {
 	for _, tt := range tests {
 		got, err := fitOn(t, tt.model, tt.want, tt.prefer...)
 		if err != nil || got != tt.places {
-			t.Errorf("%v on %s beside %v: got %q, %v, want %q", tt.want, tt.model, tt.prefer, got, err, tt.places)
+			t.Errorf("%v on %s alongside %v: got %q, %v, want %q", tt.want, tt.model, tt.prefer, got, err, tt.places)
 		}
 	}
 }
 
-func TestALayoutThatDoesNotFitIsToldWhatWould(t *testing.T) {
+func TestFit_Errors(t *testing.T) {
 	type counts = map[string]int
 	tests := []struct {
 		model string
@@ -259,7 +259,7 @@ func TestALayoutThatDoesNotFitIsToldWhatWould(t *testing.T) {
 	}
 }
 
-func TestAProfileThatABoardHasNotIsRefused(t *testing.T) {
+func TestFit_UnknownProfile(t *testing.T) {
 	_, g := board(t, "A30")
 	got := []string{}
 	for _, id := range []int{99, g.MIG.Profiles[0].ID} {

@@ -40,7 +40,7 @@ func TestVersionString(t *testing.T) {
 	}
 }
 
-func TestSortGPUsOrdersByPCIAddressNotByIndex(t *testing.T) {
+func TestSortGPUs(t *testing.T) {
 	gpus := buses(0xc1, 0x18, 0x9a, 0x02)
 	gpus[3].PCI.Domain = 1
 	SortGPUs(gpus)
@@ -49,7 +49,7 @@ func TestSortGPUsOrdersByPCIAddressNotByIndex(t *testing.T) {
 	}
 }
 
-func TestFindReturnsTheGPUOfADeviceNameOrNil(t *testing.T) {
+func TestNode_Find(t *testing.T) {
 	node := &Node{GPUs: buses(0x18, 0x2a)}
 	if got := node.Find("gpu-0000-2a-00-0"); got != &node.GPUs[1] {
 		t.Errorf("got %v, want the second GPU", got)
@@ -64,7 +64,7 @@ func TestFindReturnsTheGPUOfADeviceNameOrNil(t *testing.T) {
 	}
 }
 
-func TestPlacementsOverlapWhereTheyShareAUnit(t *testing.T) {
+func TestPlacement_Overlaps(t *testing.T) {
 	for a := range 6 {
 		for b := range 6 {
 			for sizeA := 1; sizeA < 4; sizeA++ {
@@ -83,7 +83,7 @@ func TestPlacementsOverlapWhereTheyShareAUnit(t *testing.T) {
 	}
 }
 
-func TestSortProfilesOrdersBySizeThenComputeThenID(t *testing.T) {
+func TestSortProfiles(t *testing.T) {
 	profile := func(id, size, compute int) Profile {
 		p := Profile{ID: id, ComputeSlices: compute}
 		if size > 0 {

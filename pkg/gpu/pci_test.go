@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestParsePCIAddressReadsSysfsAndNVMLForms(t *testing.T) {
+func TestParsePCIAddress(t *testing.T) {
 	tests := map[string]PCIAddress{
 		"0000:18:00.0":     {Bus: 0x18},
 		"00000000:18:00.0": {Bus: 0x18},
@@ -30,7 +30,7 @@ func TestParsePCIAddressReadsSysfsAndNVMLForms(t *testing.T) {
 	}
 }
 
-func TestParsePCIAddressNamesWhatItRefuses(t *testing.T) {
+func TestParsePCIAddress_Errors(t *testing.T) {
 	for _, in := range []string{
 		"", "18:00.0", "000:18:00.0", "000000000:18:00.0", "0000:18:00.8", "0000:18:20.0", "0000:1:00.0", "0000:18:0.0",
 		"0000:18:00.0\n", " 0000:18:00.0", "0000:18:00", "0000-18-00-0", "000g:18:00.0", "０000:18:00.0",
@@ -50,7 +50,7 @@ func TestParsePCIAddressNamesWhatItRefuses(t *testing.T) {
 	}
 }
 
-func TestDeviceNameIsTheAddressWithDashes(t *testing.T) {
+func TestPCIAddress_DeviceName(t *testing.T) {
 	tests := map[PCIAddress]string{
 		{Bus: 0x18}:         "gpu-0000-18-00-0",
 		{Domain: 9, Bus: 1}: "gpu-0009-01-00-0",
@@ -71,7 +71,7 @@ func isDNSLabel(s string) bool {
 	return strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-") == ""
 }
 
-func FuzzParsePCIAddressRoundTrips(f *testing.F) {
+func FuzzParsePCIAddress(f *testing.F) {
 	for _, s := range []string{"0000:18:00.0", "00000000:18:00.0", "FFFFFFFF:ff:1f.7", "", "0000:18:20.0", "::.", "0000:18:00.0.0"} {
 		f.Add(s)
 	}
@@ -96,7 +96,7 @@ func FuzzParsePCIAddressRoundTrips(f *testing.F) {
 	})
 }
 
-func TestDeviceNamesOfDifferentAddressesDiffer(t *testing.T) {
+func TestPCIAddress_DeviceNameUnique(t *testing.T) {
 	seen := map[string]PCIAddress{}
 	for _, domain := range []uint32{0, 1, 0x10, 0x1000, 0x10000, 0x100000} {
 		for bus := range 256 {
@@ -111,7 +111,7 @@ func TestDeviceNamesOfDifferentAddressesDiffer(t *testing.T) {
 	}
 }
 
-func TestCompareOrdersByDomainBusDeviceFunction(t *testing.T) {
+func TestPCIAddress_Compare(t *testing.T) {
 	ascending := []PCIAddress{
 		{}, {Function: 1}, {Device: 1}, {Device: 1, Function: 7}, {Bus: 1}, {Bus: 255, Device: 31, Function: 7},
 		{Domain: 1}, {Domain: 0x10000},

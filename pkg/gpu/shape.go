@@ -91,8 +91,8 @@ func (p *Profile) InCatalog() bool {
 	return plain != "" && !strings.Contains(plain, "-") && (!found || extra == "me")
 }
 
-// FitsBeside reports whether a shape can be made while others, made by whomever and of any profile, are there.
-func (s Shape) FitsBeside(others []Shape) bool {
+// FitsAlongside reports whether a shape can be made while others, made by whomever and of any profile, are there.
+func (s Shape) FitsAlongside(others []Shape) bool {
 	if len(others) == 0 {
 		return true // whatever a board offers fits an empty one
 	}

@@ -45,7 +45,7 @@ func TestShape_NamesAreUniqueLabels(t *testing.T) {
 	}
 }
 
-func TestTheLongestNameIsALabel(t *testing.T) {
+func TestShape_NameLength(t *testing.T) {
 	p := gpu.Profile{ID: 999, Name: "1g.10gb", Placements: []gpu.Placement{{Start: 99, Size: 1}}}
 	g := gpu.GPU{PCI: gpu.PCIAddress{Domain: 1<<32 - 1, Bus: 255, Device: 31, Function: 7}, MIG: gpu.MIG{Profiles: []gpu.Profile{p}, Slices: 100}}
 	for _, s := range g.Shapes() {
@@ -55,7 +55,7 @@ func TestTheLongestNameIsALabel(t *testing.T) {
 	}
 }
 
-func TestProfilesOfTheCatalogArePlainOrHaveMediaEngines(t *testing.T) {
+func TestShapes_Profiles(t *testing.T) {
 	tests := map[string]bool{
 		"1g.10gb": true, "1g.10gb+me": true, "7g.80gb": true, "2g.48gb": true, "1g.24gb+gfx": false, "4g.96gb+gfx": false,
 		"1g.24gb+me.all": false, "2g.48gb+me.all": false, "1g.24gb-me": false, "2g.48gb-me": false, "": false, "+me": false,
@@ -69,7 +69,7 @@ func TestProfilesOfTheCatalogArePlainOrHaveMediaEngines(t *testing.T) {
 	}
 }
 
-func TestTheCatalogOfEveryBoard(t *testing.T) {
+func TestShapes_EveryModel(t *testing.T) {
 	want := map[string]string{
 		"A30":          "1g.6gb 1g.6gb+me 2g.12gb 2g.12gb+me 4g.24gb",
 		"A100-40":      "1g.5gb 1g.5gb+me 1g.10gb 2g.10gb 3g.20gb 4g.20gb 7g.40gb",
@@ -98,7 +98,7 @@ func TestTheCatalogOfEveryBoard(t *testing.T) {
 	}
 }
 
-func TestWhereTheModeNeedsAResetItDecidesWhatIsOffered(t *testing.T) {
+func TestShapes_ModeNeedsReset(t *testing.T) {
 	for model, parts := range map[string]int{"dgx-a100": 25, "a30": 13} {
 		for _, enabled := range []bool{false, true} {
 			g := modelNode(t, model).GPUs[0]
@@ -122,7 +122,7 @@ func TestWhereTheModeNeedsAResetItDecidesWhatIsOffered(t *testing.T) {
 	}
 }
 
-func TestAPendingModeChangesNothingThatIsOffered(t *testing.T) {
+func TestShapes_PendingMode(t *testing.T) {
 	g := modelNode(t, "dgx-a100").GPUs[0]
 	g.MIG.Pending = true
 	if got := g.Shapes(); len(got) != 1 || got[0].IsPartition() {
@@ -130,7 +130,7 @@ func TestAPendingModeChangesNothingThatIsOffered(t *testing.T) {
 	}
 }
 
-func TestCountersStayWithinTheLimitsOfTheAPI(t *testing.T) {
+func TestCounters_APILimits(t *testing.T) {
 	const maxCounters, maxDevices = 32, 64
 	for _, name := range partitionable(t) {
 		_, g := board(t, name)

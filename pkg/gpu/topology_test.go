@@ -87,7 +87,7 @@ func TestNVLinkGroups(t *testing.T) {
 	}
 }
 
-func TestThePCIeSwitchIsTheNearestAboveTheGPU(t *testing.T) {
+func TestPCIeSwitch_Nearest(t *testing.T) {
 	for path, want := range map[string]string{
 		"":                                     "",
 		"pci0000:00 0000:00:1e.0":              "",

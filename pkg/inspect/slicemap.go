@@ -187,7 +187,7 @@ func (p *printer) board(gpus []GPU, name int, used map[fill]bool) {
 		for _, s := range all[i] {
 			used[s.fill] = true
 			room := s.size*w - 1
-			label := short(s.label, room-1) // the fill tells the state
+			label := short(s.label, room-1) // the fill shows the state
 			if label != "" && utf8.RuneCountInString(label) < room-1 {
 				label += " "
 			}

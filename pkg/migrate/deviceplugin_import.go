@@ -13,7 +13,7 @@ import (
 
 // DevicePlugin imports a configuration file of NVIDIA's device plugin. The error is v1alpha1.Problems, each with the field.
 //
-// The policy hands GPUs out as the plugin does: whole, or as shares where sharing says so, and the partitions that somebody
+// The policy offers GPUs as the plugin does: whole, or as shares where sharing says so, and the partitions that somebody
 // else made where the MIG strategy is not none.
 func DevicePlugin(data []byte, options Options) (*Import, error) {
 	f := &pluginFile{}

@@ -24,7 +24,7 @@ func slicesOf(match string, shares int) string {
 	return fmt.Sprintf("- {%stiers: [timeSlice], timeSlice: {shares: %d, %s}}\n", match, shares, cut)
 }
 
-func TestFilesOfTheDevicePluginAreImportedFieldByField(t *testing.T) {
+func TestDevicePlugin_Fields(t *testing.T) {
 	wholeClass := map[string]string{wholeResource: `.type == "gpu"`}
 	tests := map[string]struct {
 		body  string
@@ -119,7 +119,7 @@ func TestFilesOfTheDevicePluginAreImportedFieldByField(t *testing.T) {
 	}
 }
 
-func TestEveryFlagOfTheDevicePluginIsNotedUnlessItAsksForWhatCleaveDoes(t *testing.T) {
+func TestDevicePlugin_FlagNotes(t *testing.T) {
 	for flag, tt := range map[string]struct {
 		noted, passed string // passed is empty where every value is noted
 	}{
@@ -172,7 +172,7 @@ func TestEveryFlagOfTheDevicePluginIsNotedUnlessItAsksForWhatCleaveDoes(t *testi
 	}
 }
 
-func TestWhatTheDevicePluginDoesNotTakeIsRefusedWithTheField(t *testing.T) {
+func TestDevicePlugin_Errors(t *testing.T) {
 	const shared = "version: v1\nsharing: {timeSlicing: {resources: [%s]}}"
 	tests := map[string]struct {
 		text string
@@ -247,7 +247,7 @@ func TestWhatTheDevicePluginDoesNotTakeIsRefusedWithTheField(t *testing.T) {
 	}
 }
 
-func TestFilesOfTheDevicePluginWithoutAVersionAreOfTheFirst(t *testing.T) {
+func TestDevicePlugin_NoVersion(t *testing.T) {
 	i, err := DevicePlugin([]byte("flags: {migStrategy: none}"), Options{Name: "training"})
 	if err != nil || i.Policies[0].Metadata.Name != "training" {
 		t.Errorf("got %v, %v", i, err)
@@ -257,7 +257,7 @@ func TestFilesOfTheDevicePluginWithoutAVersionAreOfTheFirst(t *testing.T) {
 	}
 }
 
-func TestSeveralFilesHaveTheirPoliciesAndTheirClassesInCommon(t *testing.T) {
+func TestDevicePlugin_SeveralFiles(t *testing.T) {
 	read := func(name, body string) *Import {
 		i, err := DevicePlugin([]byte("version: v1\n"+body), Options{Name: name, File: name + ".yaml"})
 		if err != nil {
@@ -301,7 +301,7 @@ func TestSeveralFilesHaveTheirPoliciesAndTheirClassesInCommon(t *testing.T) {
 	}
 }
 
-func TestClassesSelectDevicesOfTheDriverThatIsGiven(t *testing.T) {
+func TestDevicePlugin_DriverName(t *testing.T) {
 	i, err := DevicePlugin([]byte("version: v1"), Options{Driver: "gpu.nvidia.com"})
 	if err != nil {
 		t.Fatal(err)

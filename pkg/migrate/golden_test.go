@@ -50,7 +50,7 @@ func written(t *testing.T, i *Import) string {
 	return out.String()
 }
 
-func TestFilesOfTheRealWorldGiveThePoliciesAndClassesOfTheirGoldenFiles(t *testing.T) {
+func TestGolden(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.yaml")
 	if err != nil || len(files) < 5 {
 		t.Fatalf("got %d files, %v", len(files), err)

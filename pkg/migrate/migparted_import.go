@@ -19,7 +19,7 @@ import (
 // MIGParted imports a configuration file of mig-parted, which the MIG manager uses: a policy for each mig-config, of its
 // name. The error is v1alpha1.Problems, each with the field; what is not wrong, but has no equivalent, is in LeftOut.
 //
-//   - mig-enabled: false hands GPUs out whole: tier exclusive.
+//   - mig-enabled: false offers GPUs whole: tier exclusive.
 //   - mig-enabled: true with mig-devices keeps GPUs partitioned so: mig.mode layout.
 //   - mig-enabled: true without keeps MIG mode to the admin and offers the partitions that are there: mig.mode existing.
 //   - GPUs that no entry is of are offered as they are, whole or by the partitions that are there.

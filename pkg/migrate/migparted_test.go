@@ -20,7 +20,7 @@ func layoutOf(match, layout string) string {
 	return fmt.Sprintf("- {%stiers: [mig], mig: {mode: layout, layout: {%s}}}\n", match, layout)
 }
 
-func TestMIGConfigsAreImportedFieldByField(t *testing.T) {
+func TestMIGParted_Fields(t *testing.T) {
 	const gpuClass, small = `.type == "gpu"`, `.type == "mig" && .profile == "1g.10gb"`
 	tests := map[string]struct {
 		entries string
@@ -67,7 +67,7 @@ func TestMIGConfigsAreImportedFieldByField(t *testing.T) {
 	}
 }
 
-func TestMIGConfigsWithoutEquivalentAreLeftOutAndTheOthersNot(t *testing.T) {
+func TestMIGParted_NoEquivalent(t *testing.T) {
 	const disabled = "[{devices: all, mig-enabled: false}]"
 	config := func(profile string) string {
 		return fmt.Sprintf("[{devices: all, mig-enabled: true, mig-devices: {%q: 1, 1g.10gb: 1}}]", profile)
@@ -103,7 +103,7 @@ func TestMIGConfigsWithoutEquivalentAreLeftOutAndTheOthersNot(t *testing.T) {
 	}
 }
 
-func TestNamesOfMIGConfigsBecomeThoseOfPolicies(t *testing.T) {
+func TestMIGParted_PolicyNames(t *testing.T) {
 	const disabled = "[{devices: all, mig-enabled: false}]"
 	i, err := MIGParted([]byte("version: v1\nmig-configs: {All_Disabled: "+disabled+", all-1g.5gb.me: "+disabled+"}"), Options{})
 	if err != nil {
@@ -124,7 +124,7 @@ func TestNamesOfMIGConfigsBecomeThoseOfPolicies(t *testing.T) {
 	}
 }
 
-func TestOneMIGConfigCanBeChosen(t *testing.T) {
+func TestMIGParted_OneConfig(t *testing.T) {
 	text := []byte(`{"version": "v1", "mig-configs": {"a": [{"devices": "all", "mig-enabled": false}], "b": [{"devices": "all", "mig-enabled": true, "mig-devices": {"1g.10gb": 7}}]}}`)
 	i, err := MIGParted(text, Options{Name: "b"})
 	if err != nil {
@@ -136,7 +136,7 @@ func TestOneMIGConfigCanBeChosen(t *testing.T) {
 	}
 }
 
-func TestWhatMIGPartedDoesNotTakeIsRefusedWithTheField(t *testing.T) {
+func TestMIGParted_Errors(t *testing.T) {
 	const one = "version: v1\nmig-configs: {c: [%s]}"
 	tests := map[string]struct {
 		text string

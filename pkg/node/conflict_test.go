@@ -168,7 +168,7 @@ func TestDesired_OtherNames(t *testing.T) {
 		name    string
 		state   *names.Observed
 		device  bool
-		held    string // why nothing is published
+		reason  string // why nothing is published
 		ready   bool
 		layouts bool
 	}{
@@ -185,8 +185,8 @@ func TestDesired_OtherNames(t *testing.T) {
 			b.Cluster.Others = []cluster.Device{device}
 		}
 		p := b.step(Names | Partitions)
-		if (b.Memory.Conflict == "") != (tt.held == "") || !strings.Contains(b.Memory.Conflict, tt.held) {
-			t.Errorf("%s: held by %q, want %q", tt.name, b.Memory.Conflict, tt.held)
+		if (b.Memory.Conflict == "") != (tt.reason == "") || !strings.Contains(b.Memory.Conflict, tt.reason) {
+			t.Errorf("%s: reason %q, want %q", tt.name, b.Memory.Conflict, tt.reason)
 		}
 		if (p.Status.Conflict == nil) != tt.ready || p.Layouts != tt.layouts {
 			t.Errorf("%s: status %v, layouts %t, want ready %t, layouts %t", tt.name, p.Status.Conflict, p.Layouts, tt.ready, tt.layouts)

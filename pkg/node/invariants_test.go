@@ -122,7 +122,7 @@ func (b *randomBed) claim() {
 		}
 		s := shapes[b.random.IntN(len(shapes))]
 		sameGPU := slices.DeleteFunc(slices.Clone(b.allocated), func(h gpu.Shape) bool { return h.GPU.PCI != s.GPU.PCI })
-		if free[s.Name()] && !slices.ContainsFunc(b.allocated, s.Overlaps) && s.FitsBeside(sameGPU) {
+		if free[s.Name()] && !slices.ContainsFunc(b.allocated, s.Overlaps) && s.FitsAlongside(sameGPU) {
 			b.allocated = append(b.allocated, s)
 		}
 	}

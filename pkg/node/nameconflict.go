@@ -68,9 +68,9 @@ func SliceConflict(driver, node string, slice *resourceapi.ResourceSlice) error 
 		"off this node; the kubelet removes its slices half a minute after its plugin is gone", slice.Name, driver, name)
 }
 
-// ForeignDevice is a device of a node that a claim with pods was allocated by a driver's name and that is not Cleave's; empty if
+// UnmanagedDevice is a device of a node that a claim with pods was allocated by a driver's name and that is not Cleave's; empty if
 // there is none. The scheduler knows nothing of it any more, and would allocate its GPU again.
-func ForeignDevice(driver, node string, claim *resourceapi.ResourceClaim) string {
+func UnmanagedDevice(driver, node string, claim *resourceapi.ResourceClaim) string {
 	if claim.Status.Allocation == nil || len(claim.Status.ReservedFor) == 0 {
 		return ""
 	}
@@ -82,7 +82,7 @@ func ForeignDevice(driver, node string, claim *resourceapi.ResourceClaim) string
 	return ""
 }
 
-// ClaimConflict reports claims that have a ForeignDevice.
+// ClaimConflict reports claims that have a UnmanagedDevice.
 func ClaimConflict(driver string, found []string) error {
 	if len(found) == 0 {
 		return nil

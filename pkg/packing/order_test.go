@@ -34,8 +34,8 @@ func modelNode(t *testing.T, model string) *gpu.Node {
 	return &node
 }
 
-// offering is a node of a model whose GPUs offer all tiers, in MIG mode or not.
-func offering(t *testing.T, model string, mig bool) *policy.Node {
+// offeredNode is a node of a model whose GPUs offer all tiers, in MIG mode or not.
+func offeredNode(t *testing.T, model string, mig bool) *policy.Node {
 	t.Helper()
 	node := &policy.Node{Node: modelNode(t, model)}
 	for i := range node.GPUs {
@@ -72,9 +72,9 @@ func within(set uint) func(*gpu.GPU) bool {
 
 func TestOrderWhole_Models(t *testing.T) {
 	tests := []struct {
-		model string
-		held  []int
-		want  string
+		model     string
+		allocated []int
+		want      string
 	}{
 		{"hgx-h100", nil, "7 6 5 4 3 2 1 0"},
 		{"hgx-h100", []int{7}, "3 2 1 0 7 6 5 4"},    // four are left on the first NUMA node
@@ -94,9 +94,9 @@ func TestOrderWhole_Models(t *testing.T) {
 	}
 	for _, tt := range tests {
 		node := modelNode(t, tt.model)
-		got := wholeOrder(node.GPUs, func(g *gpu.GPU) bool { return !slices.Contains(tt.held, g.Index) })
+		got := wholeOrder(node.GPUs, func(g *gpu.GPU) bool { return !slices.Contains(tt.allocated, g.Index) })
 		if diff := cmp.Diff(tt.want, strings.Trim(fmt.Sprint(got), "[]")); diff != "" {
-			t.Errorf("%s, %v held (-want +got):\n%s", tt.model, tt.held, diff)
+			t.Errorf("%s, %v allocated (-want +got):\n%s", tt.model, tt.allocated, diff)
 		}
 	}
 }
@@ -217,7 +217,7 @@ func TestOrderWhole_MoreThanASlice(t *testing.T) {
 
 func TestOrderShapes_FreeMovesWholeGPUsAlone(t *testing.T) {
 	for _, model := range simulated.NodeModels() {
-		node := offering(t, model, false)
+		node := offeredNode(t, model, false)
 		all, some := packing.OrderShapes(node.GPUs, node.Shapes, nil), packing.OrderShapes(node.GPUs, node.Shapes, within(0b10110))
 		all.Whole, some.Whole = nil, nil
 		names := func(o packing.Order) (names []string) {
@@ -323,7 +323,7 @@ func TestOrderShapes_SharedFromTheMiddle(t *testing.T) {
 		"t4":                     "0",
 	}
 	for model, want := range tests {
-		node := offering(t, model, false)
+		node := offeredNode(t, model, false)
 		order := packing.OrderShapes(node.GPUs, node.Shapes, nil)
 		var got []string
 		for i, s := range order.Shared {
@@ -346,7 +346,7 @@ func TestOrderShapes_SharedFromTheMiddle(t *testing.T) {
 func TestOrderShapes_SharesMoveNothingElse(t *testing.T) {
 	for _, model := range simulated.NodeModels() {
 		for _, mig := range []bool{false, true} {
-			node := offering(t, model, mig)
+			node := offeredNode(t, model, mig)
 			with := packing.OrderShapes(node.GPUs, node.Shapes, nil)
 			total := len(with.Whole) + len(with.Shared) + len(with.Largest)
 			for _, group := range with.Partitions {

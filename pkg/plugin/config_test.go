@@ -19,47 +19,47 @@ func validConfig() Config {
 	}
 }
 
-func TestValidateNamesTheFlagThatCannotBeUsed(t *testing.T) {
+func TestConfig_Validate(t *testing.T) {
 	tests := map[string]struct {
 		change func(c *Config)
 		want   []string // nil: valid
 	}{
-		"all set":            {func(*Config) {}, nil},
-		"no metrics":         {func(c *Config) { c.MetricsAddress = "" }, nil},
-		"container root":     {func(c *Config) { c.DriverRoot, c.ContainerDriverRoot = "/run/nvidia/driver", "/driver-root" }, nil},
-		"found by itself":    {func(c *Config) { c.DriverRoot, c.ContainerDriverRoot = "auto", "/host" }, nil},
-		"metrics, no port":   {func(c *Config) { c.MetricsAddress = "localhost" }, []string{"--metrics-address", `"localhost"`}},
-		"metrics, bad port":  {func(c *Config) { c.MetricsAddress = ":metrics" }, []string{"--metrics-address", `":metrics"`}},
-		"no node name":       {func(c *Config) { c.NodeName = "" }, []string{"--node-name", "spec.nodeName"}},
-		"node name, no DNS":  {func(c *Config) { c.NodeName = "Node_1" }, []string{"--node-name", "Node_1"}},
-		"no driver name":     {func(c *Config) { c.DriverName = "" }, []string{"--driver-name"}},
-		"driver name, path":  {func(c *Config) { c.DriverName = "../x" }, []string{"--driver-name", "../x"}},
-		"driver name, upper": {func(c *Config) { c.DriverName = "GPU.cleave.dev" }, []string{"--driver-name", "GPU.cleave.dev"}},
-		"driver name, 63":    {func(c *Config) { c.DriverName = strings.Repeat("a", 63) }, nil},
-		"driver name, 64":    {func(c *Config) { c.DriverName = strings.Repeat("a", 64) }, []string{"--driver-name", "63"}},
-		"no plugins folder":  {func(c *Config) { c.PluginsDir = "" }, []string{"--kubelet-plugins-dir"}},
-		"relative plugins":   {func(c *Config) { c.PluginsDir = "plugins" }, []string{"--kubelet-plugins-dir", `"plugins"`, "absolute"}},
-		"relative registry":  {func(c *Config) { c.RegistryDir = "r" }, []string{"--kubelet-registry-dir"}},
-		"a DaemonSet":        {func(c *Config) { c.DaemonSet = "cleave-system/cleave-plugin" }, nil},
-		"a name alone":       {func(c *Config) { c.DaemonSet = "cleave-plugin" }, []string{"--daemonset", `"cleave-plugin"`}},
-		"no namespace":       {func(c *Config) { c.DaemonSet = "/cleave-plugin" }, []string{"--daemonset"}},
-		"no name":            {func(c *Config) { c.DaemonSet = "cleave-system/" }, []string{"--daemonset"}},
-		"too many parts":     {func(c *Config) { c.DaemonSet = "a/b/c" }, []string{"--daemonset"}},
-		"relative CDI":       {func(c *Config) { c.CDIDir = "./cdi" }, []string{"--cdi-dir"}},
-		"relative root":      {func(c *Config) { c.DriverRoot = "driver" }, []string{"--driver-root", "auto"}},
-		"relative there":     {func(c *Config) { c.ContainerDriverRoot = "driver" }, []string{"--container-driver-root"}},
-		"relative sysfs":     {func(c *Config) { c.Sysfs = "sys" }, []string{"--sysfs"}},
-		"no cgroup root":     {func(c *Config) { c.CgroupRoot = "" }, []string{"--cgroup-root"}},
-		"relative socket":    {func(c *Config) { c.MPSSocket = "mps.sock" }, []string{"--mps-socket"}},
-		"a socket":           {func(c *Config) { c.MPSSocket = "/run/cleave/mps/supervisor.sock" }, nil},
-		"no procfs":          {func(c *Config) { c.Procfs = "" }, []string{"--procfs"}},
-		"retry zero":         {func(c *Config) { c.DriverRetry = 0 }, []string{"--driver-retry"}},
-		"retry negative":     {func(c *Config) { c.DriverRetry = -time.Second }, []string{"--driver-retry", "-1s"}},
-		"reconcile zero":     {func(c *Config) { c.ReconcileEvery = 0 }, []string{"--reconcile-every"}},
-		"QPS zero throttles": {func(c *Config) { c.KubeQPS = 0 }, []string{"--kube-api-qps"}},
-		"burst zero":         {func(c *Config) { c.KubeBurst = 0 }, []string{"--kube-api-burst"}},
-		"two things at once": {func(c *Config) { c.NodeName, c.CDIDir = "", "cdi" }, []string{"--node-name", "--cdi-dir"}},
-		"everything at once": {func(c *Config) { *c = Config{} }, []string{"--node-name", "--driver-name", "--cdi-dir", "--sysfs", "--driver-retry"}},
+		"all set":              {func(*Config) {}, nil},
+		"no metrics":           {func(c *Config) { c.MetricsAddress = "" }, nil},
+		"container root":       {func(c *Config) { c.DriverRoot, c.ContainerDriverRoot = "/run/nvidia/driver", "/driver-root" }, nil},
+		"found by itself":      {func(c *Config) { c.DriverRoot, c.ContainerDriverRoot = "auto", "/host" }, nil},
+		"metrics, no port":     {func(c *Config) { c.MetricsAddress = "localhost" }, []string{"--metrics-address", `"localhost"`}},
+		"metrics, bad port":    {func(c *Config) { c.MetricsAddress = ":metrics" }, []string{"--metrics-address", `":metrics"`}},
+		"no node name":         {func(c *Config) { c.NodeName = "" }, []string{"--node-name", "spec.nodeName"}},
+		"node name, no DNS":    {func(c *Config) { c.NodeName = "Node_1" }, []string{"--node-name", "Node_1"}},
+		"no driver name":       {func(c *Config) { c.DriverName = "" }, []string{"--driver-name"}},
+		"driver name, path":    {func(c *Config) { c.DriverName = "../x" }, []string{"--driver-name", "../x"}},
+		"driver name, upper":   {func(c *Config) { c.DriverName = "GPU.cleave.dev" }, []string{"--driver-name", "GPU.cleave.dev"}},
+		"driver name, 63":      {func(c *Config) { c.DriverName = strings.Repeat("a", 63) }, nil},
+		"driver name, 64":      {func(c *Config) { c.DriverName = strings.Repeat("a", 64) }, []string{"--driver-name", "63"}},
+		"no plugins directory": {func(c *Config) { c.PluginsDir = "" }, []string{"--kubelet-plugins-dir"}},
+		"relative plugins":     {func(c *Config) { c.PluginsDir = "plugins" }, []string{"--kubelet-plugins-dir", `"plugins"`, "absolute"}},
+		"relative registry":    {func(c *Config) { c.RegistryDir = "r" }, []string{"--kubelet-registry-dir"}},
+		"a DaemonSet":          {func(c *Config) { c.DaemonSet = "cleave-system/cleave-plugin" }, nil},
+		"a name alone":         {func(c *Config) { c.DaemonSet = "cleave-plugin" }, []string{"--daemonset", `"cleave-plugin"`}},
+		"no namespace":         {func(c *Config) { c.DaemonSet = "/cleave-plugin" }, []string{"--daemonset"}},
+		"no name":              {func(c *Config) { c.DaemonSet = "cleave-system/" }, []string{"--daemonset"}},
+		"too many parts":       {func(c *Config) { c.DaemonSet = "a/b/c" }, []string{"--daemonset"}},
+		"relative CDI":         {func(c *Config) { c.CDIDir = "./cdi" }, []string{"--cdi-dir"}},
+		"relative root":        {func(c *Config) { c.DriverRoot = "driver" }, []string{"--driver-root", "auto"}},
+		"relative there":       {func(c *Config) { c.ContainerDriverRoot = "driver" }, []string{"--container-driver-root"}},
+		"relative sysfs":       {func(c *Config) { c.Sysfs = "sys" }, []string{"--sysfs"}},
+		"no cgroup root":       {func(c *Config) { c.CgroupRoot = "" }, []string{"--cgroup-root"}},
+		"relative socket":      {func(c *Config) { c.MPSSocket = "mps.sock" }, []string{"--mps-socket"}},
+		"a socket":             {func(c *Config) { c.MPSSocket = "/run/cleave/mps/supervisor.sock" }, nil},
+		"no procfs":            {func(c *Config) { c.Procfs = "" }, []string{"--procfs"}},
+		"retry zero":           {func(c *Config) { c.DriverRetry = 0 }, []string{"--driver-retry"}},
+		"retry negative":       {func(c *Config) { c.DriverRetry = -time.Second }, []string{"--driver-retry", "-1s"}},
+		"reconcile zero":       {func(c *Config) { c.ReconcileEvery = 0 }, []string{"--reconcile-every"}},
+		"QPS zero throttles":   {func(c *Config) { c.KubeQPS = 0 }, []string{"--kube-api-qps"}},
+		"burst zero":           {func(c *Config) { c.KubeBurst = 0 }, []string{"--kube-api-burst"}},
+		"two things at once":   {func(c *Config) { c.NodeName, c.CDIDir = "", "cdi" }, []string{"--node-name", "--cdi-dir"}},
+		"everything at once":   {func(c *Config) { *c = Config{} }, []string{"--node-name", "--driver-name", "--cdi-dir", "--sysfs", "--driver-retry"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -87,7 +87,7 @@ func TestValidateNamesTheFlagThatCannotBeUsed(t *testing.T) {
 	}
 }
 
-func TestBootIDIsReadFromProcfs(t *testing.T) {
+func TestBootID(t *testing.T) {
 	c := validConfig()
 	c.Procfs = t.TempDir()
 	if _, err := c.bootID(); err == nil || !strings.Contains(err.Error(), c.Procfs) {

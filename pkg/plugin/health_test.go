@@ -29,16 +29,16 @@ import (
 
 // healthBed is a simulated node whose health is watched.
 type healthBed struct {
-	t       *testing.T
-	sim     *sim.Node
-	hw      *hardware
-	health  *gpuHealth
-	metrics *metrics
-	events  *record.FakeRecorder
-	held    []*records.Record
-	mig     chan struct{}
-	changed chan struct{}
-	monitor *health.Monitor
+	t         *testing.T
+	sim       *sim.Node
+	hw        *hardware
+	health    *gpuHealth
+	metrics   *metrics
+	events    *record.FakeRecorder
+	allocated []*records.Record
+	mig       chan struct{}
+	changed   chan struct{}
+	monitor   *health.Monitor
 }
 
 // watchHealth runs a test on a node of eight H100s while their health is watched. Time is the test's own.
@@ -88,7 +88,7 @@ func newHealthBed(t *testing.T, n *sim.Node, reaction policy.Health) *healthBed 
 	b.events.IncludeObject = true
 	b.monitor = health.NewMonitor(monitored{b.hw}, &healthReporter{
 		hw: b.hw, health: b.health, metrics: b.metrics, events: cluster.NewEventsWith(b.events, "n"),
-		records: func() []*records.Record { return b.held }, migChanged: func() { signal(b.mig) }, logger: klog.Background(), //nolint:forbidigo // no context is at hand
+		records: func() []*records.Record { return b.allocated }, migChanged: func() { signal(b.mig) }, logger: klog.Background(), //nolint:forbidigo // no context is at hand
 	})
 	return b
 }
@@ -145,7 +145,7 @@ func (b *healthBed) shapes(i int, keep func(s gpu.Shape) bool) []string {
 
 // holds notes a claim for a device of GPU i.
 func (b *healthBed) holds(i int, name string, part *gpu.Partition) {
-	b.held = append(b.held, &records.Record{
+	b.allocated = append(b.allocated, &records.Record{
 		Claim: records.Claim{Namespace: "ns", Name: name, UID: "uid-of-claim"}, State: records.Prepared,
 		Devices: []records.Device{{GPU: b.hw.Node().GPUs[i].PCI.DeviceName(), Partition: part}},
 	})
@@ -199,7 +199,7 @@ func TestHealth_GPULost(t *testing.T) {
 			select {
 			case <-b.changed:
 			default:
-				t.Error("nobody is told to publish")
+				t.Error("no publication was triggered")
 			}
 			checkEvents(t, b.heard(), "Warning GPUUnhealthy Node", "Claims that use it: ns/holder", "Warning GPUUnhealthy ResourceClaim")
 			b.must(b.sim.ClearFaults(1))
@@ -322,7 +322,7 @@ func TestHealth_MIGChanged(t *testing.T) {
 		select {
 		case <-b.mig:
 		default:
-			t.Error("nobody is told")
+			t.Error("nothing was triggered")
 		}
 	})
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/cluster"
 )
 
-func TestReadinessSaysWhatIsMissing(t *testing.T) {
+func TestReadiness_Missing(t *testing.T) {
 	noLibrary, refused := errors.New("libnvidia-ml.so.1 not found under /"), errors.New("connection refused")
 	ready := func(r *readiness) { r.driver(nil); r.published(nil) }
 	tests := map[string]struct {
@@ -37,7 +37,7 @@ func TestReadinessSaysWhatIsMissing(t *testing.T) {
 		"Node read":                  {func(r *readiness) { ready(r); r.cluster(refused); r.cluster(nil) }, ""},
 		"no policy":                  {func(r *readiness) { ready(r); r.policy(refused) }, "waiting for a node policy that can be used: " + refused.Error()},
 		"a policy":                   {func(r *readiness) { ready(r); r.policy(refused); r.policy(nil) }, ""},
-		"beside another":             {func(r *readiness) { ready(r); r.conflict(refused) }, "the node's GPUs are not published: " + refused.Error()},
+		"alongside another":          {func(r *readiness) { ready(r); r.conflict(refused) }, "the node's GPUs are not published: " + refused.Error()},
 		"alone again":                {func(r *readiness) { ready(r); r.conflict(refused); r.conflict(nil) }, ""},
 		"driver went away":           {func(r *readiness) { r.driver(nil); r.published(nil); r.driver(noLibrary) }, noLibrary.Error()},
 		"the driver is named before": {func(r *readiness) { r.published(refused); r.driver(noLibrary) }, noLibrary.Error()},
@@ -60,7 +60,7 @@ func TestReadinessSaysWhatIsMissing(t *testing.T) {
 	}
 }
 
-func TestReadyzIsUnavailableWithTheReason(t *testing.T) {
+func TestReadyz_Unavailable(t *testing.T) {
 	s := &service{}
 	w := httptest.NewRecorder()
 	s.serveReady(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/readyz", nil))
@@ -129,7 +129,7 @@ func TestServeHTTP_StopsWhileThePortIsInUse(t *testing.T) {
 	stop()
 }
 
-func TestNoAddressServesNothing(t *testing.T) {
+func TestServeHTTP_NoAddress(t *testing.T) {
 	stop, err := (&service{metrics: newMetrics()}).serveHTTP(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -138,7 +138,7 @@ func TestNoAddressServesNothing(t *testing.T) {
 }
 
 // The plugin lives while it waits for a driver: a liveness probe that failed then would restart it for nothing.
-func TestHealthzIsOKWhileTheDriverIsAwaited(t *testing.T) {
+func TestHealthz_AwaitingDriver(t *testing.T) {
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

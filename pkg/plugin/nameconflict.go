@@ -165,7 +165,7 @@ func (c nameConflict) findSlice(ctx context.Context) error {
 func (c nameConflict) findClaims(ctx context.Context) error {
 	var found []string
 	err := cluster.Claims{Client: c.client}.Each(ctx, func(claim *resourceapi.ResourceClaim) bool {
-		if device := node.ForeignDevice(c.driver, c.node, claim); device != "" {
+		if device := node.UnmanagedDevice(c.driver, c.node, claim); device != "" {
 			found = append(found, fmt.Sprintf("%s/%s (device %s)", claim.Namespace, claim.Name, device))
 		}
 		return true

@@ -70,8 +70,8 @@ func compatibleService(t *testing.T, objects ...runtime.Object) (*service, *reco
 	return s, recorder
 }
 
-// heldClaim is a claim with a pod that has a device.
-func heldClaim(name, driver, pool, device string) *resourceapi.ResourceClaim {
+// allocatedClaim is a claim with a pod that has a device.
+func allocatedClaim(name, driver, pool, device string) *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
 		Status: resourceapi.ResourceClaimStatus{
@@ -102,7 +102,7 @@ func counterSlice(driver, set string) *resourceapi.ResourceSlice {
 
 func TestNameConflict_Find(t *testing.T) {
 	const nvidias, ours = "gpu.nvidia.com", "gpu-0000-1b-00-0"
-	elsewhere, ended := otherSlice("a", nvidias, "gpu-0"), heldClaim("ended", nvidias, "node-1", "gpu-0")
+	elsewhere, ended := otherSlice("a", nvidias, "gpu-0"), allocatedClaim("ended", nvidias, "node-1", "gpu-0")
 	*elsewhere.Spec.NodeName = "node-2"
 	ended.Status.ReservedFor = nil
 	tests := map[string]struct {
@@ -120,11 +120,11 @@ func TestNameConflict_Find(t *testing.T) {
 		"ours":                           {otherSlice("a", nvidias, ours, ours+"-mig-19-6", ours+"-mps"), nil},
 		"ours, in a large domain":        {otherSlice("a", nvidias, "gpu-00010000-1b-00-0"), nil},
 		"our counters":                   {counterSlice(nvidias, ours), nil},
-		"its claim":                      {heldClaim("c", nvidias, "node-1", "gpu-3"), []string{"ns/c (device gpu-3)", "drain the node"}},
+		"its claim":                      {allocatedClaim("c", nvidias, "node-1", "gpu-3"), []string{"ns/c (device gpu-3)", "drain the node"}},
 		"its claim, whose pods are gone": {ended, nil},
-		"its claim on another node":      {heldClaim("c", nvidias, "node-2", "gpu-3"), nil},
-		"our claim":                      {heldClaim("c", nvidias, "node-1", ours+"-mig-19-6"), nil},
-		"a claim of another driver":      {heldClaim("c", "gpu.example.com", "node-1", "gpu-3"), nil},
+		"its claim on another node":      {allocatedClaim("c", nvidias, "node-2", "gpu-3"), nil},
+		"our claim":                      {allocatedClaim("c", nvidias, "node-1", ours+"-mig-19-6"), nil},
+		"a claim of another driver":      {allocatedClaim("c", "gpu.example.com", "node-1", "gpu-3"), nil},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -232,7 +232,7 @@ func TestAwaitName(t *testing.T) {
 		t.Errorf("ready: %v", err)
 	}
 	if len(recorder.Events) > 0 {
-		t.Errorf("told more than once: %s", <-recorder.Events)
+		t.Errorf("reported more than once: %s", <-recorder.Events)
 	}
 }
 
@@ -256,7 +256,7 @@ func TestAwaitName_OwnName(t *testing.T) {
 	}
 }
 
-// The folder of the plugin is that of the other driver, too.
+// The directory of the plugin is that of the other driver, too.
 func TestSharedFiles(t *testing.T) {
 	s, _ := compatibleService(t)
 	checkNameConflict(t, s.sharedFiles(t.Context()), []string{"never served"})

@@ -126,7 +126,7 @@ func (b *namesBed) runs() (ends func()) {
 	return func() { _ = file.Close() }
 }
 
-// want looks once and compares what is held back, whether the other name is served, and what is allocated.
+// want looks once and compares what is withheld, whether the other name is served, and what is allocated.
 func (b *namesBed) want(step, hold string, served bool, allocated ...string) {
 	b.t.Helper()
 	b.names.look(context.WithoutCancel(b.t.Context()))

@@ -73,7 +73,7 @@ func objectsOf(uids ...types.UID) (objects []kubeletplugin.NamespacedObject) {
 }
 
 func TestPrepareResourceClaims(t *testing.T) {
-	held := errors.New("GPU is held")
+	inUse := errors.New("GPU is in use")
 	p, ctx := newPlugin(t, &fakeClaims{
 		devices: map[types.UID][]records.Device{
 			"a": {
@@ -81,7 +81,7 @@ func TestPrepareResourceClaims(t *testing.T) {
 				{Request: "watch", Pool: "node-1", Device: "gpu-1", AdminAccess: true, GPU: "gpu-1", UUID: "GPU-1", CDIDeviceIDs: []string{"d/gpu=gpu-1"}},
 			},
 		},
-		errs: map[types.UID]error{"b": held},
+		errs: map[types.UID]error{"b": inUse},
 	})
 	got, err := p.PrepareResourceClaims(ctx, claimsOf("a", "b", "c"))
 	if err != nil {
@@ -92,7 +92,7 @@ func TestPrepareResourceClaims(t *testing.T) {
 			{Requests: []string{"main/sub"}, PoolName: "node-1", DeviceName: "gpu-0", CDIDeviceIDs: []string{"d/gpu=gpu-0"}},
 			{Requests: []string{"watch"}, PoolName: "node-1", DeviceName: "gpu-1", CDIDeviceIDs: []string{"d/gpu=gpu-1"}},
 		}},
-		"b": {Err: held},
+		"b": {Err: inUse},
 		"c": {},
 	}
 	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty(), cmpopts.EquateErrors()); diff != "" {

@@ -85,7 +85,7 @@ func leavingConfig(t *testing.T) *Config {
 	return &c
 }
 
-// filesOf lists what is left of a plugin's files, folders too.
+// filesOf lists what is left of a plugin's files, directories too.
 func filesOf(t *testing.T, c *Config) []string {
 	t.Helper()
 	root := filepath.Dir(c.PluginsDir)
@@ -102,10 +102,10 @@ func filesOf(t *testing.T, c *Config) []string {
 	return found
 }
 
-func TestAnUninstalledPluginThatHoldsNothingTakesItsFilesAway(t *testing.T) {
+func TestRemoveFiles_NoClaims(t *testing.T) {
 	c := leavingConfig(t)
-	if held, err := removeFiles(c); held != 0 || err != nil {
-		t.Fatalf("got %d, %v", held, err)
+	if left, err := removeFiles(c); left != 0 || err != nil {
+		t.Fatalf("got %d, %v", left, err)
 	}
 	want := []string{"cdi/nvidia.com-gpu.json", "plugins/other/dra.sock", "registry/gpu.cleave.dev-5678-reg.sock", "registry/other-reg.sock"}
 	if diff := cmp.Diff(want, filesOf(t, c)); diff != "" {
@@ -113,7 +113,7 @@ func TestAnUninstalledPluginThatHoldsNothingTakesItsFilesAway(t *testing.T) {
 	}
 }
 
-func TestAnUninstalledPluginThatHoldsClaimsLeavesEverything(t *testing.T) {
+func TestRemoveFiles_Claims(t *testing.T) {
 	c := leavingConfig(t)
 	if err := os.WriteFile(filepath.Join(c.pluginDir(), "claims/1234.json"), []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
@@ -122,15 +122,15 @@ func TestAnUninstalledPluginThatHoldsClaimsLeavesEverything(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := filesOf(t, c)
-	if held, err := removeFiles(c); held != 1 || err != nil {
-		t.Errorf("got %d, %v, want 1 claim", held, err)
+	if left, err := removeFiles(c); left != 1 || err != nil {
+		t.Errorf("got %d, %v, want 1 claim", left, err)
 	}
 	if diff := cmp.Diff(before, filesOf(t, c)); diff != "" {
 		t.Errorf("files (-before +after):\n%s", diff)
 	}
 }
 
-func TestTheRecordsOfLayoutsAreNotRemoved(t *testing.T) {
+func TestRemoveFiles_Layouts(t *testing.T) {
 	c := leavingConfig(t)
 	layouts := filepath.Join(c.pluginDir(), "layouts")
 	for _, file := range []string{"gpu-0000-1b-00-0.json", ".spare"} {
@@ -138,8 +138,8 @@ func TestTheRecordsOfLayoutsAreNotRemoved(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if held, err := removeFiles(c); held != 0 || err != nil {
-		t.Fatalf("got %d, %v", held, err)
+	if left, err := removeFiles(c); left != 0 || err != nil {
+		t.Fatalf("got %d, %v", left, err)
 	}
 	entries, err := os.ReadDir(layouts)
 	if err != nil || len(entries) != 1 || entries[0].Name() != "gpu-0000-1b-00-0.json" {
@@ -152,11 +152,11 @@ func TestTheRecordsOfLayoutsAreNotRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(c.pluginDir()); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the plugin's folder is left: %v", err)
+		t.Errorf("the plugin's directory is left: %v", err)
 	}
 }
 
-func TestCorruptRecordsAreNotRemoved(t *testing.T) {
+func TestRemoveFiles_CorruptRecords(t *testing.T) {
 	c := leavingConfig(t)
 	corrupt := filepath.Join(c.pluginDir(), "claims/corrupt/1234.json")
 	if err := errors.Join(os.MkdirAll(filepath.Dir(corrupt), 0o700), os.WriteFile(corrupt, nil, 0o600)); err != nil {
@@ -173,7 +173,7 @@ func TestCorruptRecordsAreNotRemoved(t *testing.T) {
 	}
 }
 
-func TestOnlyTheLastPluginOfANodeIsAlone(t *testing.T) {
+func TestLastPlugin(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "gpu.cleave.dev")
 	enterNow := func() *lease {
 		p, err := acquire(dir)
@@ -184,7 +184,7 @@ func TestOnlyTheLastPluginOfANodeIsAlone(t *testing.T) {
 	}
 	old, next := enterNow(), enterNow()
 	if old.alone() {
-		t.Error("the old plugin thinks it is alone beside the next")
+		t.Error("the old plugin thinks it is alone alongside the next")
 	}
 	old.release()
 	if !next.alone() {

@@ -89,7 +89,7 @@ func TestSelectActive(t *testing.T) {
 	}
 }
 
-func TestWithoutFilesTheBuiltInPolicyIsActive(t *testing.T) {
+func TestSelectActive_NoFiles(t *testing.T) {
 	set, loadErr := Load("", Format{})
 	got, err := SelectActive(nil, set, loadErr, "", func(*v1alpha1.NodePolicy) error { return nil })
 	if diff := cmp.Diff(&Active{Name: BuiltIn, Policy: &v1alpha1.NodePolicy{}}, got); diff != "" || err != nil {

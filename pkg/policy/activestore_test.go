@@ -31,7 +31,7 @@ func (d *brokenDisk) WriteFile(path string, data []byte) error {
 	return d.Disk.WriteFile(path, data)
 }
 
-func TestThePolicyActiveComesBackAsItWas(t *testing.T) {
+func TestActiveStore_RoundTrip(t *testing.T) {
 	for name, p := range map[string]*v1alpha1.NodePolicy{
 		"built-in": {},
 		"no tiers": decodePolicy(t, "rules: [{tiers: []}]"),

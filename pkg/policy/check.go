@@ -35,10 +35,10 @@ func Check(p *v1alpha1.NodePolicy, node *gpu.Node) error {
 // check holds a rule against a board that it matches. The errors start with the field.
 func check(r *v1alpha1.Rule, g *gpu.GPU) []error {
 	if r.MIG.ModeOfUse() == v1alpha1.MIGExisting {
-		return nil // it asks nothing of a board: one that has no partitions hands out none
+		return nil // it asks nothing of a board: one that has no partitions offers none
 	}
 	if why := noPartitions(g, MIGMode(r.MIG.ModeOfUse())); why != "" {
-		// That the driver tells no placements may change with the driver: only what cannot be checked is refused for it.
+		// That the driver reports no placements may change with the driver: only what cannot be checked is refused for it.
 		tier := slices.Index(r.Tiers, v1alpha1.TierMIG)
 		switch {
 		case r.MIG != nil && (!g.MIG.Capable || r.MIG.Layout != nil || r.MIG.Profiles != nil):

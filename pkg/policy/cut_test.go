@@ -19,7 +19,7 @@ func cut(total, byDefault, minimum, step int64) Cut {
 	return Cut{Total: total, Default: byDefault, Minimum: minimum, Step: step}
 }
 
-func TestMemoryAndCoresAreCutAsThePolicySays(t *testing.T) {
+func TestApply_Amounts(t *testing.T) {
 	memory := func(minimum, step string) *v1alpha1.MemoryCut {
 		return &v1alpha1.MemoryCut{Minimum: amount(minimum), Step: amount(step)}
 	}
@@ -109,7 +109,7 @@ func allNodes(t *testing.T) map[string]*gpu.Node {
 }
 
 // A GPU whose memory nobody counts because a policy's numbers do not fit it would be over-committed.
-func TestAGPUTooSmallForThePolicyIsNotSharedAndSaysWhy(t *testing.T) {
+func TestApply_GPUTooSmall(t *testing.T) {
 	small := &v1alpha1.MemoryCut{Minimum: amount("81Gi")}
 	got := offers(Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{
 		TimeSlice: &v1alpha1.TimeSlicePolicy{Memory: small}, MPS: &v1alpha1.MPSPolicy{Memory: small},
@@ -120,7 +120,7 @@ func TestAGPUTooSmallForThePolicyIsNotSharedAndSaysWhy(t *testing.T) {
 	}
 }
 
-func TestDefaultPartsFitAndAreInRangeOnEveryBoard(t *testing.T) {
+func TestApply_DefaultAmounts(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	quantity := func(most int64) string { return fmt.Sprint(1<<20 + random.Int64N(most)) }
 	for name, n := range allNodes(t) {
@@ -152,7 +152,7 @@ func TestDefaultPartsFitAndAreInRangeOnEveryBoard(t *testing.T) {
 	}
 }
 
-func TestTheInputIsNotChanged(t *testing.T) {
+func TestApply_InputUnchanged(t *testing.T) {
 	n, before := node(), node()
 	p := &v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{TimeSlice: &v1alpha1.TimeSlicePolicy{Shares: ptr(int32(2))}}}}
 	first := Apply(p, n, Means{})

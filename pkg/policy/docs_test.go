@@ -20,7 +20,7 @@ const docs = "../../docs"
 // yamlBlock is a block of YAML in a document.
 var yamlBlock = regexp.MustCompile("(?s)```yaml\n(.*?)```")
 
-func TestPoliciesInTheDocumentationAreValid(t *testing.T) {
+func TestDocs_PoliciesValid(t *testing.T) {
 	files, err := filepath.Glob(docs + "/*.md")
 	if err != nil {
 		t.Fatal(err)
@@ -63,7 +63,7 @@ func fieldsOf(t reflect.Type) []string {
 	return slices.DeleteFunc(slices.Compact(names), func(name string) bool { return name == "" })
 }
 
-func TestTheDocumentationHasEveryField(t *testing.T) {
+func TestDocs_EveryField(t *testing.T) {
 	data, err := os.ReadFile(docs + "/policy.md")
 	if err != nil {
 		t.Fatal(err)
@@ -74,13 +74,13 @@ func TestTheDocumentationHasEveryField(t *testing.T) {
 	}
 	for _, name := range fields {
 		if !regexp.MustCompile(`\b` + name + `\b`).Match(data) {
-			t.Errorf("docs/policy.md does not tell of %s", name)
+			t.Errorf("docs/policy.md does not mention %s", name)
 		}
 	}
 }
 
 // The examples of policies pass on every node model, and each offers what its comment says.
-func TestTheExamplesOfPoliciesLoadByName(t *testing.T) {
+func TestExamples_Load(t *testing.T) {
 	s, err := Load("../../deployments/examples/policies", Format{})
 	if err != nil {
 		t.Fatal(err)

@@ -31,7 +31,7 @@ type Format struct {
 // IsNodePolicy reports whether the files hold NodePolicies.
 func (f Format) IsNodePolicy() bool { return f.Decode == nil }
 
-// Decoded is what a file of a foreign format holds.
+// Decoded is what a file of another format holds.
 type Decoded struct {
 	// Policies by name; one without a name takes that of its file.
 	Policies []*v1alpha1.NodePolicy
@@ -121,7 +121,7 @@ type Set struct {
 	notes []string
 }
 
-// Notes lists what of files of a foreign format was not converted exactly, each with file, field, value, and what holds
+// Notes lists what of files of another format was not converted exactly, each with file, field, value, and what holds
 // instead.
 func (s *Set) Notes() []string { return s.notes }
 

@@ -56,7 +56,7 @@ func tiersOf(t *testing.T, s *Set) map[string][]v1alpha1.Tier {
 	return tiers
 }
 
-func TestPoliciesAreLoadedByName(t *testing.T) {
+func TestLoad_ByName(t *testing.T) {
 	const unnamed = head + "rules: [{tiers: [mig]}]"
 	mig, mps := []v1alpha1.Tier{v1alpha1.TierMIG}, []v1alpha1.Tier{v1alpha1.TierMPS}
 	tests := map[string]struct {
@@ -111,7 +111,7 @@ func mount(t *testing.T, dir, version string, files map[string]string) {
 	}
 }
 
-func TestAMountedConfigMapIsAFolderOfPolicies(t *testing.T) {
+func TestLoad_MountedConfigMap(t *testing.T) {
 	dir := t.TempDir()
 	mig, mps := []v1alpha1.Tier{v1alpha1.TierMIG}, []v1alpha1.Tier{v1alpha1.TierMPS}
 	for _, step := range []struct {
@@ -133,7 +133,7 @@ func TestAMountedConfigMapIsAFolderOfPolicies(t *testing.T) {
 	}
 }
 
-func TestALabelPicksAPolicyOrSaysWhichThereAre(t *testing.T) {
+func TestSet_Select(t *testing.T) {
 	several := map[string]string{"p": named("b", "mig") + "---\n" + named("a", "mps")}
 	withDefault := map[string]string{"p": named("b", "mig") + "---\n" + named("default", "mps")}
 	tests := map[string]struct {
@@ -175,7 +175,7 @@ func TestALabelPicksAPolicyOrSaysWhichThereAre(t *testing.T) {
 	}
 }
 
-func TestPoliciesThatCannotBeLoadedAreNamedOneByOne(t *testing.T) {
+func TestLoad_Errors(t *testing.T) {
 	files := map[string]string{
 		"empty.yaml":      "",
 		"comments.yaml":   "# nothing\n---\n",
@@ -193,9 +193,9 @@ func TestPoliciesThatCannotBeLoadedAreNamedOneByOne(t *testing.T) {
 		"capitals.yaml":   named("Training", "mig"),
 		"claim.yaml":      "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: x}",
 		"inline.yaml":     named("a", "mig") + "--- {apiVersion: v1, kind: Pod}\n",
-		"folder/a.yaml":   named("x", "mig"),
-		"folder/b.yaml":   named("x", "mps"),
-		"folder/c d.yaml": head,
+		"dir/a.yaml":      named("x", "mig"),
+		"dir/b.yaml":      named("x", "mps"),
+		"dir/c d.yaml":    head,
 		"none/policy":     head,
 		"none/x.yamll":    head,
 		"nothing/.x.yaml": head,
@@ -224,7 +224,7 @@ func TestPoliciesThatCannotBeLoadedAreNamedOneByOne(t *testing.T) {
 		"another kind, inline":      {"inline.yaml", []string{`inline.yaml: policy "default": document at line 5: unknown apiVersion "v1" of kind "Pod": want gpu.cleave.dev/v1alpha1`}},
 		"no policy in a directory":  {"none", []string{"read the node policies of none: no file ends in .yaml, .yml, .json, but there are policy, x.yamll"}},
 		"nothing in a directory":    {"nothing", []string{"read the node policies of nothing: there is no file"}},
-		"wrong ones in a directory": {"folder", []string{`folder/b.yaml: policy "x": metadata.name: folder/a.yaml has a policy of this name, too: name each its own`, `folder/c d.yaml: policy "c d": metadata.name: Invalid value: "c d": must be the value of a node label: lower-case letters, digits, '-' and '.', 63 at most, such as training`}},
+		"wrong ones in a directory": {"dir", []string{`dir/b.yaml: policy "x": metadata.name: dir/a.yaml has a policy of this name, too: name each its own`, `dir/c d.yaml: policy "c d": metadata.name: Invalid value: "c d": must be the value of a node label: lower-case letters, digits, '-' and '.', 63 at most, such as training`}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -244,7 +244,7 @@ func TestPoliciesThatCannotBeLoadedAreNamedOneByOne(t *testing.T) {
 }
 
 // A typo in one policy of a cluster's ConfigMap must not take the nodes of the others down.
-func TestAPolicyThatIsWrongLeavesTheOthers(t *testing.T) {
+func TestLoad_InvalidAmongValid(t *testing.T) {
 	dir := directory(t, map[string]string{
 		"good.yaml": named("good", "mig"), "bad.yaml": named("bad", "banana"), "default.yaml": "\xff", "a.yaml": named("twice", "mig"), "b.yaml": named("twice", "mps"),
 	})

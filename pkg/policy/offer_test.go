@@ -22,8 +22,8 @@ func everything() Offer {
 	return Offer{Whole: true, Partitions: onDemand, TimeSlice: &Sharing{Shares: 4}, MPS: &Sharing{Shares: 10}}
 }
 
-// offering is a node of a model whose GPUs offer all tiers, in MIG mode or not.
-func offering(t *testing.T, name string, mig bool) *Node {
+// offeredNode is a node of a model whose GPUs offer all tiers, in MIG mode or not.
+func offeredNode(t *testing.T, name string, mig bool) *Node {
 	t.Helper()
 	node := &Node{Node: model(t, name)}
 	for i := range node.GPUs {
@@ -86,7 +86,7 @@ func TestOffer_Shapes(t *testing.T) {
 
 func TestNode_FindShape(t *testing.T) {
 	for _, model := range simulated.NodeModels() {
-		node := offering(t, model, false)
+		node := offeredNode(t, model, false)
 		seen := map[string]bool{}
 		for i := range node.GPUs {
 			g := &node.GPUs[i]
@@ -106,7 +106,7 @@ func TestNode_FindShape(t *testing.T) {
 		}
 	}
 	// What is no longer offered is not found, though the GPU is there.
-	node := offering(t, "t4", false)
+	node := offeredNode(t, "t4", false)
 	name := node.GPUs[0].PCI.DeviceName()
 	node.Offers[0].MPS = nil
 	for _, device := range []string{name + "-mps", name + "-timeslices", name + "-timeslice-1", name + "-", "x" + name + "-timeslice"} {
@@ -126,7 +126,7 @@ func TestNode_FindShape(t *testing.T) {
 // TestShape_OverlapsAsCountersDo looks at every two shapes of a GPU.
 func TestShape_OverlapsAsCountersDo(t *testing.T) {
 	for _, model := range simulated.NodeModels() {
-		node := offering(t, model, false)
+		node := offeredNode(t, model, false)
 		shapes := node.Shapes(&node.GPUs[0])
 		all := node.GPUs[0].Counters()
 		for _, a := range shapes {
@@ -142,14 +142,14 @@ func TestShape_OverlapsAsCountersDo(t *testing.T) {
 					continue
 				}
 				bothParts := a.IsPartition() && b.IsPartition()
-				if !bothParts && (!a.Overlaps(b) || a.FitsBeside([]gpu.Shape{b})) {
-					t.Errorf("%s: %s and %s can be side by side", model, a.Name(), b.Name())
+				if !bothParts && (!a.Overlaps(b) || a.FitsAlongside([]gpu.Shape{b})) {
+					t.Errorf("%s: %s and %s can exist together", model, a.Name(), b.Name())
 				}
-				if a.Overlaps(b) != b.Overlaps(a) || a.FitsBeside([]gpu.Shape{b}) != b.FitsBeside([]gpu.Shape{a}) {
-					t.Errorf("%s: %s beside %s is not what it is the other way round", model, a.Name(), b.Name())
+				if a.Overlaps(b) != b.Overlaps(a) || a.FitsAlongside([]gpu.Shape{b}) != b.FitsAlongside([]gpu.Shape{a}) {
+					t.Errorf("%s: %s alongside %s is not what it is the other way round", model, a.Name(), b.Name())
 				}
-				if a.FitsBeside([]gpu.Shape{b}) && a.Overlaps(b) {
-					t.Errorf("%s: %s fits beside %s, which it overlaps", model, a.Name(), b.Name())
+				if a.FitsAlongside([]gpu.Shape{b}) && a.Overlaps(b) {
+					t.Errorf("%s: %s fits alongside %s, which it overlaps", model, a.Name(), b.Name())
 				}
 			}
 			if len(node.GPUs) > 1 {
@@ -166,7 +166,7 @@ func TestShape_OverlapsAsCountersDo(t *testing.T) {
 func TestShape_OneKind(t *testing.T) {
 	for _, model := range simulated.NodeModels() {
 		for _, mig := range []bool{false, true} {
-			node := offering(t, model, mig)
+			node := offeredNode(t, model, mig)
 			for i := range node.GPUs {
 				for _, s := range node.Shapes(&node.GPUs[i]) {
 					n := 0

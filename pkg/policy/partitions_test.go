@@ -100,7 +100,7 @@ func partitionedBy(n *Node, i int) partitioned {
 	return got
 }
 
-func TestAGPUOffersThePartitionsOfItsRule(t *testing.T) {
+func TestApply_Partitions(t *testing.T) {
 	const off = "MIG mode is off, and this board changes it only with a reset: drain the node, label it " + v1alpha1.ReleaseDriverLabel +
 		"=true, run nvidia-smi -i <GPU> -mig 1, remove the label (docs/mig.md, A100 and A30)"
 	tests := map[string]struct {
@@ -155,7 +155,7 @@ func TestAGPUOffersThePartitionsOfItsRule(t *testing.T) {
 	}
 }
 
-func TestAnExcludedGPUOffersNothingButWhatIsHeld(t *testing.T) {
+func TestApply_Excluded(t *testing.T) {
 	p := policyOf(t, "{match: {uuids: [GPU-a]}, exclude: true, health: {reaction: NoExecute, ignoreXIDs: [94, 63]}}, {tiers: [exclusive]}")
 	sick := Health{Effect: "NoExecute", IgnoreXIDs: []int{94, 63}}
 	if diff := cmp.Diff([]Offer{{Excluded: true, Health: sick}, {Whole: true}}, offers(Apply(p, node(), Means{}))); diff != "" {
@@ -174,7 +174,7 @@ func TestAnExcludedGPUOffersNothingButWhatIsHeld(t *testing.T) {
 }
 
 // A device that is gone while it is allocated is one whose counters the scheduler forgets.
-func TestWhatClaimsHoldStaysPublishedThoughItCannotBeOfferedAnyMore(t *testing.T) {
+func TestApply_AllocatedNoLongerOffered(t *testing.T) {
 	large := policyOf(t, "{timeSlice: {memory: {minimum: 100Gi}}, mps: {memory: {minimum: 100Gi}}}")
 	away := errors.New("no supervisor answers")
 	allocated := func(*gpu.GPU) gpu.Allocated { return gpu.Allocated{Tiers: gpu.Tiers{TimeSlice: true, MPS: true}} }
@@ -197,7 +197,7 @@ func TestWhatClaimsHoldStaysPublishedThoughItCannotBeOfferedAnyMore(t *testing.T
 	}
 }
 
-func TestSharingDefaultsArePassedOn(t *testing.T) {
+func TestApply_SharingDefaults(t *testing.T) {
 	p := policyOf(t, `{timeSlice: {interval: Long, memory: {default: 20Gi}}, mps: {priority: BelowNormal, memory: {minimum: 2Gi, step: 2Gi, default: 40Gi}, cores: {minimum: 10, step: 20, default: 50}}}`)
 	o := offers(Apply(p, node(), Means{}))[0]
 	want := [2]*Sharing{
@@ -213,7 +213,7 @@ func TestSharingDefaultsArePassedOn(t *testing.T) {
 	}
 }
 
-func TestAPolicyIsHeldAgainstTheBoardsOfANode(t *testing.T) {
+func TestCheck(t *testing.T) {
 	const h100 = "NVIDIA H100 80GB HBM3 has no profile 1g.5gb: it has 1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb"
 	tests := []struct {
 		model, rules string
@@ -252,7 +252,7 @@ func TestAPolicyIsHeldAgainstTheBoardsOfANode(t *testing.T) {
 	}
 }
 
-func TestABoardWhoseDriverTellsNoPlacementsIsNoFaultOfAPolicyThatNamesNone(t *testing.T) {
+func TestCheck_NoPlacements(t *testing.T) {
 	n := node()
 	for i := range n.GPUs {
 		n.GPUs[i].MIG = gpu.MIG{Capable: true}
@@ -274,7 +274,7 @@ func TestABoardWhoseDriverTellsNoPlacementsIsNoFaultOfAPolicyThatNamesNone(t *te
 }
 
 // A policy that Check passes is offered in full on every node model: the layout fits, and every profile is there.
-func TestWhatPassesTheCheckIsOfferedOnEveryNodeModel(t *testing.T) {
+func TestCheck_EveryNodeModel(t *testing.T) {
 	for name, n := range allNodes(t) {
 		catalog := n.GPUs[0].MIG.Catalog()
 		for _, profile := range append(catalog, "1g.10gb", "banana") {
@@ -297,7 +297,7 @@ func TestWhatPassesTheCheckIsOfferedOnEveryNodeModel(t *testing.T) {
 	}
 }
 
-func TestAModelsGPUsAreInTheMIGModeThatAPolicyNeeds(t *testing.T) {
+func TestModel_MIGMode(t *testing.T) {
 	p := policyOf(t, "{match: {indexes: [0]}, tiers: [mig]}, {match: {indexes: [1]}, mig: {layout: {3g.40gb: 2}}}, {match: {indexes: [2]}, exclude: true}, {}")
 	n := model(t, "dgx-a100")
 	made, devices := InMIGMode(p, n)

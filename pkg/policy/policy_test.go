@@ -40,7 +40,7 @@ func node() *gpu.Node {
 // offers are what GPUs of a node offer.
 func offers(n *Node) []Offer { return n.Offers }
 
-func TestWithoutAPolicyEveryTierIsOfferedWithDefaultNumbers(t *testing.T) {
+func TestApply_Defaults(t *testing.T) {
 	want := Offer{
 		Whole: true, Partitions: &PartitionOffer{Mode: OnDemand},
 		TimeSlice: &Sharing{Shares: 4, Memory: Cut{Total: 80 * gib, Default: 20 * gib, Minimum: gib, Step: gib / 4}, Enforcement: NotEnforced},
@@ -64,7 +64,7 @@ func TestWithoutAPolicyEveryTierIsOfferedWithDefaultNumbers(t *testing.T) {
 	}
 }
 
-func TestTheFirstRuleThatMatchesAGPUHolds(t *testing.T) {
+func TestApply_FirstMatch(t *testing.T) {
 	match := func(m v1alpha1.Match) *v1alpha1.Match { return &m }
 	tests := map[string]struct {
 		match *v1alpha1.Match
@@ -114,7 +114,7 @@ func TestTheFirstRuleThatMatchesAGPUHolds(t *testing.T) {
 	}
 }
 
-func TestAGPUOffersTheTiersOfItsRule(t *testing.T) {
+func TestApply_Tiers(t *testing.T) {
 	words := func(o Offer) (list []string) {
 		for _, tier := range []struct {
 			name string
@@ -152,7 +152,7 @@ func TestAGPUOffersTheTiersOfItsRule(t *testing.T) {
 	}
 }
 
-func TestWithoutMPSTheReasonIsTold(t *testing.T) {
+func TestApply_NoMPS(t *testing.T) {
 	const tooOld = "MPS limits its clients from compute capability 7.0 (Volta) on, and the GPU is older or does not say"
 	off := errors.New("nobody answers")
 	tests := map[string]struct {
@@ -179,7 +179,7 @@ func TestWithoutMPSTheReasonIsTold(t *testing.T) {
 	}
 }
 
-func TestSharesOfMPSAreBoundedByItsClients(t *testing.T) {
+func TestApply_MPSClients(t *testing.T) {
 	tests := map[string]struct {
 		driver string
 		shares *int32
@@ -206,7 +206,7 @@ func TestSharesOfMPSAreBoundedByItsClients(t *testing.T) {
 	}
 }
 
-func TestMemoryIsHeldToWhereSomethingHoldsIt(t *testing.T) {
+func TestApply_MemoryEnforcement(t *testing.T) {
 	first := func(g *gpu.GPU) bool { return g.UUID == "GPU-a" }
 	tests := map[string]struct {
 		memory         *uint64
@@ -235,7 +235,7 @@ func TestMemoryIsHeldToWhereSomethingHoldsIt(t *testing.T) {
 	}
 }
 
-func TestNothingIsSharedInAClusterThatCannotCountShares(t *testing.T) {
+func TestApply_NoConsumableCapacity(t *testing.T) {
 	means := Means{Shares: errors.New("Kubernetes is too old")}
 	for _, o := range offers(Apply(&v1alpha1.NodePolicy{}, node(), means)) {
 		if o.TimeSlice != nil || o.MPS != nil || !o.Whole || o.Partitions == nil {

@@ -82,7 +82,7 @@ func typeOf(a resourceapi.DeviceAttribute) string {
 
 // Nothing that NVIDIA's driver publishes may be missing, and the limit of 32 attributes and capacities holds, on every model
 // of a node, even where everything is reported.
-func TestCompatibleDevicesHaveAllThatNVIDIAsDriverPublishesWithinTheLimits(t *testing.T) {
+func TestCompatible_Attributes(t *testing.T) {
 	slice := regexp.MustCompile(`^memorySlice\d+$`)
 	for _, model := range simulated.NodeModels() {
 		for _, mig := range []bool{false, true} {
@@ -139,7 +139,7 @@ func TestCompatibleDevicesHaveAllThatNVIDIAsDriverPublishesWithinTheLimits(t *te
 	}
 }
 
-func TestACompatibleGPUTellsItsMemoryAndItsPartitionsAsNVIDIAsDriverDoes(t *testing.T) {
+func TestCompatible_Capacities(t *testing.T) {
 	node := modelNode(t, "hgx-h100")
 	node.GPUs = node.GPUs[:1]
 	name := node.GPUs[0].PCI.DeviceName()
@@ -168,7 +168,7 @@ func TestACompatibleGPUTellsItsMemoryAndItsPartitionsAsNVIDIAsDriverDoes(t *test
 }
 
 // Where there is no room, nothing is left out that NVIDIA's driver has, and ours goes from the least on.
-func TestExpendableAttributesGiveWayOneByOne(t *testing.T) {
+func TestCompatible_ExpendableAttributes(t *testing.T) {
 	device := func(others int) *resourceapi.Device {
 		d := &resourceapi.Device{Attributes: attributeSet{}}
 		for i := range others {
@@ -195,7 +195,7 @@ func TestExpendableAttributesGiveWayOneByOne(t *testing.T) {
 	}
 }
 
-func TestOnlyADriverOfNVIDIAsNameIsCompatible(t *testing.T) {
+func TestCompatible_DriverName(t *testing.T) {
 	node := modelNode(t, "hgx-h100")
 	for driver, want := range map[string]string{"gpu.cleave.dev": "81001Mi", "gpu.nvidia.com": "81559Mi"} {
 		var got []string

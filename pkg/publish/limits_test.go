@@ -156,7 +156,7 @@ func checkName(t *testing.T, name resourceapi.QualifiedName) {
 	}
 }
 
-func TestSlicesStayWithinTheLimitsOfTheAPI(t *testing.T) {
+func TestLimits_WholeGPUs(t *testing.T) {
 	for _, n := range []int{0, 1, 7, 8, 9, 16, 17, 63, 64, 65, 128, 129, 300} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			slices := slicesOf(t, nodeOf(n))
@@ -173,7 +173,7 @@ func TestSlicesStayWithinTheLimitsOfTheAPI(t *testing.T) {
 	}
 }
 
-func TestAttributesThatTheAPIRefusesAreLeftOut(t *testing.T) {
+func TestLimits_InvalidAttributes(t *testing.T) {
 	fits, long := strings.Repeat("x", 64), strings.Repeat("x", 65)
 	tests := map[string]struct {
 		change func(node *gpu.Node, g *gpu.GPU)
@@ -217,7 +217,7 @@ func TestAttributesThatTheAPIRefusesAreLeftOut(t *testing.T) {
 	}
 }
 
-func TestMemoryBeyondTheAPIsNumbersIsNotPublishedAsNegative(t *testing.T) {
+func TestLimits_MemoryOverflow(t *testing.T) {
 	node := nodeOf(1)
 	node.GPUs[0].Memory = ptr(uint64(1) << 63)
 	checkLimits(t, slicesOf(t, node))
@@ -236,7 +236,7 @@ func TestSemanticVersions(t *testing.T) {
 	}
 }
 
-func FuzzWhateverADriverSaysStaysWithinTheLimits(f *testing.F) {
+func FuzzLimits(f *testing.F) {
 	f.Add("580.95.05", "NVIDIA H100", "Hopper", "pci0000:15", int64(8), uint64(80<<30), 12080)
 	f.Add("", "", "", "", int64(0), uint64(0), 0)
 	f.Add("1.2.3.4", strings.Repeat("é", 33), "\x00", "\xff", int64(-1), ^uint64(0)>>1, -1)

@@ -15,7 +15,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
-func TestObjectsOfAnA30InMIGMode(t *testing.T) {
+func TestObjects_A30InMIGMode(t *testing.T) {
 	node := modelNode(t, "a30", 0)
 	node.GPUs = node.GPUs[:1]
 	golden(t, "a30-mig.yaml", Objects(node, "gpu.cleave.dev", "node-1"))
@@ -42,11 +42,11 @@ func names(t *testing.T, node *policy.Node, occupied ...string) [][]string {
 	return all
 }
 
-func TestSlicesOfAnHGXH100(t *testing.T) {
+func TestObjects_HGXH100(t *testing.T) {
 	golden(t, "hgx-h100-names.yaml", names(t, modelNode(t, "hgx-h100")))
 }
 
-func TestSlicesOfEveryModelStayWithinTheLimitsOfTheAPI(t *testing.T) {
+func TestLimits_Partitions(t *testing.T) {
 	for _, model := range simulated.NodeModels() {
 		for _, mig := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s MIG %t", model, mig), func(t *testing.T) {
@@ -60,7 +60,7 @@ func TestSlicesOfEveryModelStayWithinTheLimitsOfTheAPI(t *testing.T) {
 	}
 }
 
-func TestAPartitionTellsWhatItIs(t *testing.T) {
+func TestPartition_Attributes(t *testing.T) {
 	node := modelNode(t, "hgx-h100")
 	node.GPUs = node.GPUs[:1]
 	g := &node.GPUs[0]
@@ -99,7 +99,7 @@ func TestAPartitionTellsWhatItIs(t *testing.T) {
 	t.Error("3g.40gb at 4 is not published")
 }
 
-func TestOccupiedDevicesAreTaintedAndNothingElseChanges(t *testing.T) {
+func TestResources_Occupied(t *testing.T) {
 	node := modelNode(t, "hgx-h100")
 	whole, part := node.GPUs[2].PCI.DeviceName(), node.GPUs[2].PCI.DeviceName()+"-mig-19-6"
 	clean, tainted := names(t, node), names(t, node, part, whole)
@@ -119,7 +119,7 @@ func TestOccupiedDevicesAreTaintedAndNothingElseChanges(t *testing.T) {
 	}
 }
 
-func TestAnAmpereGPUOffersWhatItsModeAllows(t *testing.T) {
+func TestResources_AmpereMIGMode(t *testing.T) {
 	node := modelNode(t, "dgx-a100", 3)
 	for _, slice := range slicesOf(t, node) {
 		for _, d := range slice.Devices {

@@ -12,16 +12,16 @@ import (
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
-func TestObjectsOfANodeOfEightGPUs(t *testing.T) {
+func TestObjects_EightGPUs(t *testing.T) {
 	golden(t, "eight-gpus.yaml", Objects(nodeOf(8), "gpu.cleave.dev", "node-1"))
 }
 
-func TestObjectsOfAGPUThatReportsNothingOptional(t *testing.T) {
+func TestObjects_NothingOptional(t *testing.T) {
 	node := &policy.Node{Node: &gpu.Node{DriverVersion: "580.95.05", CUDAVersion: gpu.Version{Major: 13}, GPUs: []gpu.GPU{bareGPU()}}}
 	golden(t, "bare-gpu.yaml", Objects(node, "gpu.cleave.dev", "node-1"))
 }
 
-func TestObjectsOfANodeWithoutGPUsAreOneEmptySlice(t *testing.T) {
+func TestObjects_NoGPUs(t *testing.T) {
 	golden(t, "no-gpus.yaml", Objects(&policy.Node{Node: &gpu.Node{DriverVersion: "580.95.05"}}, "gpu.cleave.dev", "node-1"))
 	slices := slicesOf(t, &policy.Node{Node: &gpu.Node{}})
 	if len(slices) != 1 || len(slices[0].Devices) != 0 || len(slices[0].SharedCounters) != 0 {
@@ -29,7 +29,7 @@ func TestObjectsOfANodeWithoutGPUsAreOneEmptySlice(t *testing.T) {
 	}
 }
 
-func TestTheSameNodeGivesTheSameBytes(t *testing.T) {
+func TestObjects_Deterministic(t *testing.T) {
 	want := encode(t, Resources(nodeOf(70), "n", View{}))
 	for range 20 {
 		if got := encode(t, Resources(nodeOf(70), "n", View{})); got != want {
@@ -38,7 +38,7 @@ func TestTheSameNodeGivesTheSameBytes(t *testing.T) {
 	}
 }
 
-func TestResourcesDoNotShareMemoryWithTheNode(t *testing.T) {
+func TestResources_DeepCopy(t *testing.T) {
 	node := nodeOf(1)
 	device := deviceOf(t, node)
 	want := encode(t, device)
@@ -49,7 +49,7 @@ func TestResourcesDoNotShareMemoryWithTheNode(t *testing.T) {
 	}
 }
 
-func TestWholeGPUsAreOfferedFromTheLastOne(t *testing.T) {
+func TestResources_WholeOrder(t *testing.T) {
 	node := nodeOf(3)
 	var got []string
 	for _, s := range slicesOf(t, node) {
@@ -63,7 +63,7 @@ func TestWholeGPUsAreOfferedFromTheLastOne(t *testing.T) {
 	}
 }
 
-func TestAWholeGPUConsumesAllCountersOfItsOwnSet(t *testing.T) {
+func TestResources_WholeCounters(t *testing.T) {
 	for _, model := range []string{"l40s", "a30", "hgx-h100", "rtx-pro-6000"} {
 		node := modelNode(t, model)
 		sets := map[string]map[string]resourceapi.Counter{}
@@ -93,7 +93,7 @@ func TestAWholeGPUConsumesAllCountersOfItsOwnSet(t *testing.T) {
 }
 
 // The order in which a scheduler meets the slices is that of their names.
-func TestObjectNamesSortLikeTheSlices(t *testing.T) {
+func TestObjects_NamesSorted(t *testing.T) {
 	items := Objects(nodeOf(200), "gpu.cleave.dev", "node-1").Items
 	for i := 1; i < len(items); i++ {
 		if items[i-1].Name >= items[i].Name {

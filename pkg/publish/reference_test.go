@@ -15,7 +15,7 @@ import (
 )
 
 // Every name that any node publishes is documented with its type and devices, and nothing else is.
-func TestWhatIsPublishedIsDocumented(t *testing.T) {
+func TestReference_Complete(t *testing.T) {
 	attributes, capacities := map[string]map[string]bool{}, map[string]map[string]bool{} // by name and type, on which devices
 	add := func(to map[string]map[string]bool, key, on string) {
 		if to[key] == nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
-// offering is a node of a model whose GPUs offer what a policy says, with every means.
-func offering(t *testing.T, model string, rules ...v1alpha1.Rule) *policy.Node {
+// offeredNode is a node of a model whose GPUs offer what a policy says, with every means.
+func offeredNode(t *testing.T, model string, rules ...v1alpha1.Rule) *policy.Node {
 	t.Helper()
 	return policy.Apply(&v1alpha1.NodePolicy{Rules: rules}, modelNode(t, model).Node, policy.Means{})
 }
@@ -38,23 +38,23 @@ func sharedOf(t *testing.T, node *policy.Node) []resourceapi.Device {
 	return shared
 }
 
-func TestSlicesOfAnHGXH100ThatOffersEverything(t *testing.T) {
-	golden(t, "hgx-h100-default-names.yaml", names(t, offering(t, "hgx-h100")))
+func TestShared_Names(t *testing.T) {
+	golden(t, "hgx-h100-default-names.yaml", names(t, offeredNode(t, "hgx-h100")))
 }
 
-func TestSharedDevicesOfAnHGXH100(t *testing.T) {
-	shared := sharedOf(t, offering(t, "hgx-h100"))
+func TestShared_HGXH100(t *testing.T) {
+	shared := sharedOf(t, offeredNode(t, "hgx-h100"))
 	if len(shared) != 16 {
 		t.Fatalf("got %d shared devices, want two of each of eight GPUs", len(shared))
 	}
 	golden(t, "hgx-h100-shared.yaml", shared[:2])
 }
 
-func TestObjectsOfAT4(t *testing.T) {
-	golden(t, "t4-default.yaml", Objects(offering(t, "t4"), "gpu.cleave.dev", "node-1"))
+func TestShared_T4(t *testing.T) {
+	golden(t, "t4-default.yaml", Objects(offeredNode(t, "t4"), "gpu.cleave.dev", "node-1"))
 }
 
-func TestObjectsOfASharedGPUThatReportsNothingOptional(t *testing.T) {
+func TestShared_NothingOptional(t *testing.T) {
 	node := policy.Apply(&v1alpha1.NodePolicy{}, &gpu.Node{GPUs: []gpu.GPU{bareGPU()}}, policy.Means{})
 	shared := sharedOf(t, node)
 	if len(shared) != 1 {
@@ -70,8 +70,8 @@ func TestObjectsOfASharedGPUThatReportsNothingOptional(t *testing.T) {
 	checkLimits(t, slicesOf(t, node))
 }
 
-func TestASharedDeviceIsMarkedByItsTaintsOnly(t *testing.T) {
-	node := offering(t, "t4")
+func TestShared_Taints(t *testing.T) {
+	node := offeredNode(t, "t4")
 	name := node.GPUs[0].PCI.DeviceName()
 	var got [][]string
 	for _, s := range Resources(node, "n", View{Taints: []Taint{
@@ -96,9 +96,9 @@ func TestASharedDeviceIsMarkedByItsTaintsOnly(t *testing.T) {
 	}
 }
 
-func TestOnlySharedDevicesAreForManyClaims(t *testing.T) {
+func TestShared_MultipleAllocations(t *testing.T) {
 	for _, model := range simulated.NodeModels() {
-		node := offering(t, model)
+		node := offeredNode(t, model)
 		for _, s := range slicesOf(t, node) {
 			for _, d := range s.Devices {
 				kind := *d.Attributes["type"].StringValue
@@ -117,7 +117,7 @@ func TestOnlySharedDevicesAreForManyClaims(t *testing.T) {
 	}
 }
 
-func TestMemoryEnforcementIsWhatThePolicyFound(t *testing.T) {
+func TestShared_MemoryEnforcement(t *testing.T) {
 	node := policy.Apply(&v1alpha1.NodePolicy{}, modelNode(t, "a30").Node, policy.Means{
 		CgroupMemory: func(g *gpu.GPU) bool { return g.Index == 0 },
 	})
@@ -135,10 +135,10 @@ func TestMemoryEnforcementIsWhatThePolicyFound(t *testing.T) {
 	}
 }
 
-func TestSlicesWithSharesStayWithinTheLimitsOfTheAPI(t *testing.T) {
+func TestLimits_Shares(t *testing.T) {
 	for _, model := range simulated.NodeModels() {
 		for _, mig := range []bool{false, true} {
-			node := offering(t, model)
+			node := offeredNode(t, model)
 			for i := range node.GPUs {
 				node.GPUs[i].MIG.Enabled = mig && node.GPUs[i].MIG.Capable
 			}
@@ -155,9 +155,9 @@ func TestSlicesWithSharesStayWithinTheLimitsOfTheAPI(t *testing.T) {
 	}
 }
 
-// TestWhateverAPolicySaysTheAPITakesIt: one capacity that is no range, and the API server refuses the slice with all
+// One capacity that is no range, and the API server refuses the slice with all
 // shared devices of the node.
-func TestWhateverAPolicySaysTheAPITakesIt(t *testing.T) {
+func TestLimits_AnyPolicy(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	number := func(most int32) string {
 		return fmt.Sprint([]int32{1, most, 1 + random.Int32N(most), 1 + random.Int32N(min(most, 8))}[random.IntN(4)])
@@ -184,15 +184,15 @@ func TestWhateverAPolicySaysTheAPITakesIt(t *testing.T) {
 	}
 }
 
-func TestTheSameOffersGiveTheSameBytes(t *testing.T) {
-	want := encode(t, Resources(offering(t, "hgx-h100"), "n", View{}))
+func TestShared_Deterministic(t *testing.T) {
+	want := encode(t, Resources(offeredNode(t, "hgx-h100"), "n", View{}))
 	for range 10 {
-		if got := encode(t, Resources(offering(t, "hgx-h100"), "n", View{})); got != want {
+		if got := encode(t, Resources(offeredNode(t, "hgx-h100"), "n", View{})); got != want {
 			t.Fatalf("slices differ (-first +now):\n%s", cmp.Diff(want, got))
 		}
 	}
 	// What a policy says of shares changes those devices only, and no other slice.
-	other := encode(t, Resources(offering(t, "hgx-h100", v1alpha1.Rule{TimeSlice: &v1alpha1.TimeSlicePolicy{Shares: ptr(int32(9))}}), "n", View{}))
+	other := encode(t, Resources(offeredNode(t, "hgx-h100", v1alpha1.Rule{TimeSlice: &v1alpha1.TimeSlicePolicy{Shares: ptr(int32(9))}}), "n", View{}))
 	a, b := strings.Split(want, `"name":`), strings.Split(other, `"name":`)
 	for i := range a {
 		if a[i] != b[i] && !strings.Contains(a[i], `-timeslice"`) {
@@ -201,8 +201,8 @@ func TestTheSameOffersGiveTheSameBytes(t *testing.T) {
 	}
 }
 
-func TestSharedResourcesDoNotShareMemoryWithTheNode(t *testing.T) {
-	node := offering(t, "t4")
+func TestShared_DeepCopy(t *testing.T) {
+	node := offeredNode(t, "t4")
 	shared := sharedOf(t, node)
 	want := encode(t, shared)
 	o := &node.Offers[0]
@@ -212,8 +212,8 @@ func TestSharedResourcesDoNotShareMemoryWithTheNode(t *testing.T) {
 	}
 }
 
-func TestATaintHasAValueAndAnEffect(t *testing.T) {
-	node := offering(t, "t4")
+func TestTaint_ValueAndEffect(t *testing.T) {
+	node := offeredNode(t, "t4")
 	name := node.GPUs[0].PCI.DeviceName()
 	var got []resourceapi.DeviceTaint
 	for _, s := range Resources(node, "n", View{Taints: []Taint{
@@ -234,7 +234,7 @@ func TestATaintHasAValueAndAnEffect(t *testing.T) {
 	}
 }
 
-func TestWithdrawnDevicesAreTaintedAndStay(t *testing.T) {
+func TestResources_Withdrawn(t *testing.T) {
 	node := nodeOf(1)
 	sharing := &policy.Sharing{Shares: 4, Memory: policy.NewCut(80<<30, 4, 1<<30, 1<<30), Enforcement: policy.NotEnforced}
 	node.Offers = []policy.Offer{{Whole: true, TimeSlice: sharing, Withdrawn: gpu.Tiers{TimeSlice: true}}}

@@ -52,10 +52,10 @@ func devicesOf(node *policy.Node, view View) []resourceapi.Device {
 	return all
 }
 
-func TestTopologyOfEveryModel(t *testing.T) {
+func TestTopology_EveryModel(t *testing.T) {
 	for _, model := range simulated.NodeModels() {
 		t.Run(model, func(t *testing.T) {
-			node := offering(t, model)
+			node := offeredNode(t, model)
 			for i := range node.GPUs {
 				node.GPUs[i].MIG.Enabled = false
 			}
@@ -83,12 +83,12 @@ func fullest(g *gpu.GPU) {
 	}
 }
 
-// TestNoShapeHasMoreAttributesThanTheAPITakes of a GPU that reports everything, partitions of others with their UUID.
-func TestNoShapeHasMoreAttributesThanTheAPITakes(t *testing.T) {
+// A GPU that reports everything, with unmanaged partitions and their UUIDs.
+func TestLimits_Attributes(t *testing.T) {
 	most := map[string]int{}
 	for _, model := range simulated.NodeModels() {
 		for _, mig := range []bool{false, true} {
-			node := offering(t, model)
+			node := offeredNode(t, model)
 			for i := range node.GPUs {
 				node.GPUs[i].MIG.Enabled = mig && node.GPUs[i].MIG.Capable
 				fullest(&node.GPUs[i])
@@ -115,8 +115,8 @@ func TestNoShapeHasMoreAttributesThanTheAPITakes(t *testing.T) {
 	}
 }
 
-func TestPartitionsHaveNoLinks(t *testing.T) {
-	node := offering(t, "hgx-h100")
+func TestTopology_Partitions(t *testing.T) {
+	node := offeredNode(t, "hgx-h100")
 	fullest(&node.GPUs[0])
 	seen := 0
 	for _, d := range devicesOf(node, View{}) {
@@ -138,7 +138,7 @@ func TestPartitionsHaveNoLinks(t *testing.T) {
 	}
 }
 
-func TestALongListOfCPUsIsLeftOut(t *testing.T) {
+func TestTopology_LongCPUList(t *testing.T) {
 	for n, want := range map[int]bool{64: true, 65: false} {
 		node := nodeOf(1)
 		node.GPUs[0].CPUAffinity = strings.Repeat("1", n)
@@ -148,14 +148,14 @@ func TestALongListOfCPUsIsLeftOut(t *testing.T) {
 	}
 }
 
-func TestNUMANodesAreAListOnlyWhereListsAreTaken(t *testing.T) {
+func TestTopology_NUMAList(t *testing.T) {
 	tests := map[string]struct{ plain, list string }{
 		"hgx-h100": {"0", "[0]"},
 		"dgx-a100": {"3", "[3 0 1 2]"}, // four NUMA nodes a socket
 		"t4":       {"", ""},
 	}
 	for model, tt := range tests {
-		node := offering(t, model)
+		node := offeredNode(t, model)
 		name := node.GPUs[0].PCI.DeviceName()
 		for lists, want := range map[bool]string{false: tt.plain, true: tt.list} {
 			for _, d := range devicesOf(node, View{Lists: lists}) {
@@ -167,11 +167,11 @@ func TestNUMANodesAreAListOnlyWhereListsAreTaken(t *testing.T) {
 	}
 }
 
-// TestWholeGPUsFollowWhatIsFreeAndNothingElseDoes: one slice changes, so that the pool stays allocatable.
-func TestWholeGPUsFollowWhatIsFreeAndNothingElseDoes(t *testing.T) {
-	node := offering(t, "rtx-pro-6000")
-	held := map[int]bool{7: true, 6: true, 5: true}
-	view := View{Free: func(g *gpu.GPU) bool { return !held[g.Index] }}
+// One slice changes, so that the pool stays allocatable.
+func TestResources_OrderFollowsFree(t *testing.T) {
+	node := offeredNode(t, "rtx-pro-6000")
+	allocated := map[int]bool{7: true, 6: true, 5: true}
+	view := View{Free: func(g *gpu.GPU) bool { return !allocated[g.Index] }}
 	before, after := Resources(node, "n", View{}).Pools["n"].Slices, Resources(node, "n", view).Pools["n"].Slices
 	var changed []int
 	for i := range before {
@@ -194,11 +194,11 @@ func TestWholeGPUsFollowWhatIsFreeAndNothingElseDoes(t *testing.T) {
 	}
 	// A device with a taint cannot be had either.
 	taints := View{}
-	for i := range held {
+	for i := range allocated {
 		taints.Taints = append(taints.Taints, Taint{Device: node.GPUs[i].PCI.DeviceName(), Key: TaintOccupied})
 	}
 	if diff := cmp.Diff(view.WholeGPUs(node), taints.WholeGPUs(node)); diff != "" {
-		t.Errorf("order (-held +tainted):\n%s", diff)
+		t.Errorf("order (-allocated +tainted):\n%s", diff)
 	}
 	// One with a taint that only informs can.
 	for i := range taints.Taints {

@@ -39,7 +39,7 @@ func sharing(uid types.UID) *Record {
 }
 
 // The golden file is what the first release with shares writes. Every later release must read it.
-func TestSharesAreWrittenAndReadByteForByte(t *testing.T) {
+func TestShare_RoundTrip(t *testing.T) {
 	golden := filepath.Join("testdata", "format1-shares.json")
 	s := openStore(t)
 	if err := s.Write(sharing(uidA)); err != nil {
@@ -70,7 +70,7 @@ func TestSharesAreWrittenAndReadByteForByte(t *testing.T) {
 	}
 }
 
-func TestACloneOfARecordSharesNothingWithIt(t *testing.T) {
+func TestRecord_Clone(t *testing.T) {
 	ci := 3
 	r := sharing(uidA)
 	r.Devices = append(r.Devices, sample(uidA).Devices[0])
@@ -99,7 +99,7 @@ func TestACloneOfARecordSharesNothingWithIt(t *testing.T) {
 	}
 }
 
-func TestSharesListsThoseOfAKindInOrder(t *testing.T) {
+func TestShares(t *testing.T) {
 	r := sharing(uidA)
 	r.Devices = append(r.Devices, sample(uidA).Devices[0], r.Devices[0])
 	for kind, want := range map[gpu.Share][]*Device{gpu.TimeSlice: {&r.Devices[0], &r.Devices[3]}, gpu.MPS: {&r.Devices[1]}, "other": nil} {
@@ -119,7 +119,7 @@ func TestSharesListsThoseOfAKindInOrder(t *testing.T) {
 	}
 }
 
-func TestARecordWithAShareThatCannotBeIsCorrupt(t *testing.T) {
+func TestShare_Corrupt(t *testing.T) {
 	data, err := os.ReadFile(filepath.Join("testdata", "format1-shares.json"))
 	if err != nil {
 		t.Fatal(err)
@@ -150,7 +150,7 @@ func TestARecordWithAShareThatCannotBeIsCorrupt(t *testing.T) {
 	}
 }
 
-func TestAnExclusiveShareIsWrittenAndReadAndHoldsTheWholeGPU(t *testing.T) {
+func TestShare_Exclusive(t *testing.T) {
 	s := openStore(t)
 	r := sharing(uidA)
 	for i := range r.Devices {

@@ -20,7 +20,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
-// Node is what policies and claims are held against.
+// Node is what policies and claims are checked against.
 type Node struct {
 	// Words for people, such as "an hgx-h100 node".
 	Words string

@@ -20,11 +20,11 @@ import (
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
-// Options say what files are held against.
+// Options say what files are checked against.
 type Options struct {
 	// Rules for claims and classes.
 	Rules admission.Rules
-	// Node is what policies and claims are held against; nil for none.
+	// Node is what policies and claims are checked against; nil for none.
 	Node *Node
 	// Format of files that are not Kubernetes objects; the zero value for NodePolicies.
 	Format policy.Format
@@ -43,7 +43,7 @@ type File struct {
 	PassedOver []string
 	// Problems each name file, object and field.
 	Problems []string
-	// Notes are what could not be told.
+	// Notes are What could not be checked.
 	Notes []string
 }
 
@@ -184,7 +184,7 @@ func (v *validation) file(path string, data []byte, set *policy.Set, unnamed str
 		return
 	}
 	if !v.Format.IsNodePolicy() && !slices.ContainsFunc(documents, isObject) {
-		v.foreignFile(f, path, data, set, unnamed)
+		v.importedFile(f, path, data, set, unnamed)
 		return
 	}
 	v.documents(f, path, documents, set, unnamed)
@@ -199,8 +199,8 @@ func isObject(d v1alpha1.Document) bool {
 	return d.Err == nil && json.Unmarshal(d.JSON, h) == nil && h.APIVersion != ""
 }
 
-// foreignFile takes up a file of a format that is not ours.
-func (v *validation) foreignFile(f *File, path string, data []byte, set *policy.Set, unnamed string) {
+// importedFile takes up a file of a format that is not ours.
+func (v *validation) importedFile(f *File, path string, data []byte, set *policy.Set, unnamed string) {
 	v.at[path] = f
 	notes := len(set.Notes())
 	v.added(f, set, func() v1alpha1.Problems { return set.AddFile(path, data, v.Format, unnamed) })
@@ -257,7 +257,7 @@ func (h *header) ours() bool {
 // documents sorts documents of a file, where words them.
 func (v *validation) documents(f *File, where string, documents []v1alpha1.Document, set *policy.Set, unnamed string) {
 	var policies []v1alpha1.Document
-	foreign := false
+	others := false
 	for _, d := range documents {
 		h := &header{}
 		if d.Err == nil {
@@ -272,11 +272,11 @@ func (v *validation) documents(f *File, where string, documents []v1alpha1.Docum
 		case d.Err != nil || h.ours():
 			policies = append(policies, d)
 		default:
-			foreign = true
-			v.foreign(f, where, d, h)
+			others = true
+			v.otherKind(f, where, d, h)
 		}
 	}
-	if foreign { // what cannot be read need not have been a policy
+	if others { // what cannot be read need not have been a policy
 		policies = slices.DeleteFunc(policies, func(d v1alpha1.Document) bool {
 			if d.Err != nil {
 				f.problem(fmt.Errorf("document at line %d: %w", d.Line, d.Err))
@@ -291,8 +291,8 @@ func (v *validation) documents(f *File, where string, documents []v1alpha1.Docum
 	v.added(f, set, func() v1alpha1.Problems { return set.AddDocuments(where, policies, unnamed) })
 }
 
-// foreign sorts one object of another API group.
-func (v *validation) foreign(f *File, where string, d v1alpha1.Document, h *header) {
+// otherKind sorts one object of another API group.
+func (v *validation) otherKind(f *File, where string, d v1alpha1.Document, h *header) {
 	group, version, _ := strings.Cut(h.APIVersion, "/")
 	switch {
 	case h.APIVersion == "v1" && h.Kind == "List":

@@ -87,7 +87,7 @@ func check(t *testing.T, dir string, o Options, paths ...string) checked {
 	return all
 }
 
-func TestEachProblemOfAFileIsALineWithFileObjectAndField(t *testing.T) {
+func TestFiles_Problems(t *testing.T) {
 	tests := map[string]struct {
 		file string
 		want []string
@@ -101,7 +101,7 @@ func TestEachProblemOfAFileIsALineWithFileObjectAndField(t *testing.T) {
 		"a version that is none":      {"apiVersion: gpu.cleave.dev/v2\nkind: NodePolicy\n", []string{`f.yaml: policy "f": unknown apiVersion "gpu.cleave.dev/v2" of kind "NodePolicy": want gpu.cleave.dev/v1alpha1`}},
 		"no kind":                     {"version: v1\nsharing: {}", []string{`f.yaml: policy "f": set apiVersion and kind: apiVersion: gpu.cleave.dev/v1alpha1, kind: NodePolicy`}},
 		"no YAML":                     {"a: [", []string{`f.yaml: policy "f": read YAML: yaml: line 1: did not find expected node content`}},
-		"no YAML beside a claim":      {claim("deviceClassName: gpu.cleave.dev") + "---\na: [", []string{"f.yaml: document at line 5: read YAML: yaml: line 6: did not find expected node content"}},
+		"no YAML alongside a claim":   {claim("deviceClassName: gpu.cleave.dev") + "---\na: [", []string{"f.yaml: document at line 5: read YAML: yaml: line 6: did not find expected node content"}},
 		"binary":                      {"\x7fELF\x00\xff", []string{"f.yaml: read YAML: it is no UTF-8 text"}},
 		"empty":                       {"", []string{"f.yaml: there is nothing in it"}},
 		"parameters alone":            {"apiVersion: gpu.cleave.dev/v1alpha1\nkind: ShareConfig\nmps: {priority: High}", []string{`f.yaml: ShareConfig: parameters: mps.priority: Unsupported value: "High": supported values: "Normal", "BelowNormal"`}},
@@ -158,7 +158,7 @@ func TestEachProblemOfAFileIsALineWithFileObjectAndField(t *testing.T) {
 	}
 }
 
-func TestWhatWasCheckedAndWhatNotIsTold(t *testing.T) {
+func TestFiles_Summary(t *testing.T) {
 	dir := directory(t, map[string]string{
 		"a.yaml": policyHead + "---\n" + policyHead + "metadata: {name: b}\n---\napiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: ns}\n---\n" + claim("deviceClassName: x"),
 		"b.json": `{"apiVersion":"resource.k8s.io/v1beta1","kind":"ResourceClaim","metadata":{"name":"old"}}`,
@@ -170,7 +170,7 @@ func TestWhatWasCheckedAndWhatNotIsTold(t *testing.T) {
 		PassedOver: []string{"Pod ns/p", "ResourceClaim old", "ConfigMap m"},
 	}
 	if diff := cmp.Diff(want, check(t, dir, Options{})); diff != "" {
-		t.Errorf("a folder (-want +got):\n%s", diff)
+		t.Errorf("a directory (-want +got):\n%s", diff)
 	}
 	// A file's unnamed policy is the default; names are each path's own, as the plugin is given one.
 	want = checked{Checked: []string{"ResourceClaim team/c", "NodePolicy b", "NodePolicy default", "NodePolicy b"}, PassedOver: []string{"Pod ns/p"}}
@@ -179,7 +179,7 @@ func TestWhatWasCheckedAndWhatNotIsTold(t *testing.T) {
 	}
 }
 
-func TestPoliciesAreHeldAgainstANode(t *testing.T) {
+func TestFiles_PolicyOnNode(t *testing.T) {
 	dir := directory(t, map[string]string{
 		"a100.yaml": policyHead + "rules: [{mig: {layout: {3g.40gb: 2, 1g.10gb: 1}}}]",
 		"a30.yaml":  policyHead + "rules: [{mig: {layout: {1g.6gb: 4}}}]",
@@ -199,7 +199,7 @@ func TestPoliciesAreHeldAgainstANode(t *testing.T) {
 	}
 }
 
-func TestClaimsAreHeldAgainstTheDevicesOfANode(t *testing.T) {
+func TestFiles_ClaimOnNode(t *testing.T) {
 	const layout = policyHead + "metadata: {name: default}\nrules: [{mig: {layout: {3g.40gb: 1, 1g.10gb: 4}}}]"
 	no := func(request, why string) []string {
 		return []string{`c.yaml: ResourceClaim team/c: spec.devices.requests[0]: Invalid value: "` + request + `": no device of an hgx-h100 fits: ` + why}
@@ -253,7 +253,7 @@ func TestClaimsAreHeldAgainstTheDevicesOfANode(t *testing.T) {
 }
 
 // On Ampere an admin puts GPUs into MIG mode; a model is taken to be as the policy needs it.
-func TestAModelOfAmpereHasPartitionsWhereThePolicyOffersThemAlone(t *testing.T) {
+func TestFiles_AmpereModel(t *testing.T) {
 	files := map[string]string{"c.yaml": claim("deviceClassName: mig-3g.40gb.cleave.dev"), "default.yaml": policyHead + "rules: [{tiers: [mig]}]"}
 	if got := check(t, directory(t, files), Options{Node: node(t, "dgx-a100")}); got.Problems != nil {
 		t.Errorf("got %q", got.Problems)
@@ -265,7 +265,7 @@ func TestAModelOfAmpereHasPartitionsWhereThePolicyOffersThemAlone(t *testing.T) 
 	}
 }
 
-func TestAPathThatCannotBeReadIsHelpedWith(t *testing.T) {
+func TestFiles_UnreadablePath(t *testing.T) {
 	dir := directory(t, map[string]string{"training.yaml": policyHead, "notes.txt": ""})
 	if err := os.Mkdir(filepath.Join(dir, "empty"), 0o700); err != nil {
 		t.Fatal(err)
@@ -282,7 +282,7 @@ func TestAPathThatCannotBeReadIsHelpedWith(t *testing.T) {
 	}
 }
 
-func TestExamplesAndManifestsAreValid(t *testing.T) {
+func TestFiles_Examples(t *testing.T) {
 	files, err := Files(t.Context(), []string{"../../deployments/examples", "../../deployments/manifests"}, Options{Rules: admission.DefaultRules(), Node: node(t, "hgx-h100")})
 	if err != nil {
 		t.Fatal(err)

@@ -44,7 +44,7 @@ func DecodeParameters(driver string, raw []byte) (*Config, error) {
 var instead = map[string]string{
 	"VfioDeviceConfig": "Cleave does not pass GPUs through to virtual machines: leave the nodes that do to another driver",
 	"VgpuConfig":       "Cleave has no vGPUs: use a MIG partition, or a device of type timeslice or mps",
-	"ComputeDomainChannelConfig": "channels are of the driver compute-domain.nvidia.com, which can run beside Cleave: " +
+	"ComputeDomainChannelConfig": "channels are of the driver compute-domain.nvidia.com, which can run alongside Cleave: " +
 		"name that driver in the claim, and ask for the channel by a request of its DeviceClass",
 	"ComputeDomainDaemonConfig": "it is for claims that the driver compute-domain.nvidia.com makes for itself: name that driver in the claim",
 }

@@ -120,7 +120,7 @@ func (b *bench) measureStart(ctx context.Context, r *report) error {
 	return b.measureMemory(ctx, r)
 }
 
-// measureClaims measures floor and operations side by side, so that both see the same machine.
+// measureClaims measures floor and operations concurrently, so that both see the same machine.
 func (b *bench) measureClaims(ctx context.Context, r *report) error {
 	idle, err := b.singles(ctx, b.claims)
 	if err != nil {

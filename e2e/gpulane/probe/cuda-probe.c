@@ -1,4 +1,4 @@
-// cuda-probe is a CUDA program that does as it is told: it takes memory and runs a kernel, and reports what it got. It needs
+// cuda-probe is a CUDA program that follows its standard input: it takes memory and runs a kernel, and reports what it got. It needs
 // no CUDA toolkit: it loads the driver's library and declares what it uses of it.
 //
 // usage: cuda-probe [LIBRARY]     the driver's library, libcuda.so.1 if not given

@@ -38,13 +38,13 @@ type SupervisorClient interface {
 	// Ensure registers a claim with a GPU, and starts the GPU's daemon if none runs. The answer comes when the daemon
 	// answers and its defaults are set. Should the caller not wait for it, the start goes on.
 	Ensure(ctx context.Context, in *EnsureRequest, opts ...grpc.CallOption) (*EnsureResponse, error)
-	// Release takes a claim off a GPU. After the last one it ends the daemon, takes away its folders and mounts, gives the
+	// Release takes a claim off a GPU. After the last one it ends the daemon, takes away its directories and mounts, gives the
 	// GPU its compute mode back, and only then answers.
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
 	// Retain takes the claims of an owner off a GPU, all but the given ones, and restores what a reload of the driver took
 	// from the GPU's daemon. Claims of other owners stay: two plugins with different driver names share one supervisor.
 	Retain(ctx context.Context, in *RetainRequest, opts ...grpc.CallOption) (*RetainResponse, error)
-	// Status tells what there is.
+	// Status reports what there is.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
 	// Watch sends what happens to daemons that claims use, beginning with what no watcher has acknowledged yet. The caller
 	// sends the id of each event when it has dealt with it.
@@ -122,13 +122,13 @@ type SupervisorServer interface {
 	// Ensure registers a claim with a GPU, and starts the GPU's daemon if none runs. The answer comes when the daemon
 	// answers and its defaults are set. Should the caller not wait for it, the start goes on.
 	Ensure(context.Context, *EnsureRequest) (*EnsureResponse, error)
-	// Release takes a claim off a GPU. After the last one it ends the daemon, takes away its folders and mounts, gives the
+	// Release takes a claim off a GPU. After the last one it ends the daemon, takes away its directories and mounts, gives the
 	// GPU its compute mode back, and only then answers.
 	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
 	// Retain takes the claims of an owner off a GPU, all but the given ones, and restores what a reload of the driver took
 	// from the GPU's daemon. Claims of other owners stay: two plugins with different driver names share one supervisor.
 	Retain(context.Context, *RetainRequest) (*RetainResponse, error)
-	// Status tells what there is.
+	// Status reports what there is.
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
 	// Watch sends what happens to daemons that claims use, beginning with what no watcher has acknowledged yet. The caller
 	// sends the id of each event when it has dealt with it.
