@@ -53,31 +53,38 @@ type hookedDevice struct {
 	step func(what string)
 }
 
-func (d hookedDevice) SetMIGMode(enable bool) (activation, err error) {
-	d.step("before SetMIGMode")
-	activation, err = d.Device.SetMIGMode(enable)
-	d.step("after SetMIGMode")
+func (d hookedDevice) MIG() nvml.MIG { return hookedMIG{d.Device.MIG(), d.step} }
+
+type hookedMIG struct {
+	nvml.MIG
+	step func(what string)
+}
+
+func (m hookedMIG) SetMIGMode(enable bool) (activation, err error) {
+	m.step("before SetMIGMode")
+	activation, err = m.MIG.SetMIGMode(enable)
+	m.step("after SetMIGMode")
 	return activation, err
 }
 
-func (d hookedDevice) CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (nvml.GPUInstance, error) {
-	d.step("before the GPU instance is created")
-	gi, err := d.Device.CreateGPUInstanceWithPlacement(profileID, at)
-	d.step("after the GPU instance is created")
-	return hookedGI{gi, d.step}, err
+func (m hookedMIG) CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (nvml.GPUInstance, error) {
+	m.step("before the GPU instance is created")
+	gi, err := m.MIG.CreateGPUInstanceWithPlacement(profileID, at)
+	m.step("after the GPU instance is created")
+	return hookedGI{gi, m.step}, err
 }
 
-func (d hookedDevice) GPUInstances(profileID int) ([]nvml.GPUInstance, error) {
-	found, err := d.Device.GPUInstances(profileID)
+func (m hookedMIG) GPUInstances(profileID int) ([]nvml.GPUInstance, error) {
+	found, err := m.MIG.GPUInstances(profileID)
 	for i := range found {
-		found[i] = hookedGI{found[i], d.step}
+		found[i] = hookedGI{found[i], m.step}
 	}
 	return found, err
 }
 
-func (d hookedDevice) GPUInstanceByID(id int) (nvml.GPUInstance, error) {
-	gi, err := d.Device.GPUInstanceByID(id)
-	return hookedGI{gi, d.step}, err
+func (m hookedMIG) GPUInstanceByID(id int) (nvml.GPUInstance, error) {
+	gi, err := m.MIG.GPUInstanceByID(id)
+	return hookedGI{gi, m.step}, err
 }
 
 type hookedGI struct {

@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -13,38 +15,28 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// handle gives access to a GPU in one epoch of a session.
-type handle struct {
-	Device
-	dog *watchdog
-	// epoch of the session that the handle belongs to: NVML handles do not outlive nvmlShutdown.
-	epoch int
-	// replaced is the error for a GPU of the inventory whose address another GPU now has.
-	replaced error
-}
+// calls bounds what is called of a library.
+type calls struct {
+	lib       Library
+	inventory *inventory
+	patience  Patience
+	dogs      *watchdogs
+	// epoch counts the restarts of the session.
+	epoch atomic.Int64
 
-// handle returns the handle of the GPU at an address.
-func (s *Session) handle(pci gpu.PCIAddress) (handle, error) {
-	s.mu.RLock()
-	h, ok := s.last.handles[pci]
-	s.mu.RUnlock()
-	if ok {
-		return h, h.replaced
-	}
-	if s.Absent(pci) {
-		return handle{}, fmt.Errorf("find GPU at %s: %w: %w", pci, gpu.ErrNotFound, gpu.ErrAbsent)
-	}
-	return handle{}, fmt.Errorf("find GPU at %s: %w", pci, gpu.ErrNotFound)
+	mu sync.Mutex
+	// events are the open subscriptions.
+	events map[*Events]bool
 }
 
 // ask queries the GPU at an address. Errors and logs name the call. See bounded.
-func ask[T any](ctx context.Context, s *Session, pci gpu.PCIAddress, call string, f func(Device) (T, error)) (T, error) {
-	return on(ctx, s, pci, call, s.patience.Read, false, f)
+func ask[T any](ctx context.Context, c *calls, pci gpu.PCIAddress, call string, f func(Device) (T, error)) (T, error) {
+	return on(ctx, c, pci, call, c.patience.Read, false, f)
 }
 
 // alter changes the GPU at an address.
-func alter[T any](ctx context.Context, s *Session, pci gpu.PCIAddress, call string, f func(Device) (T, error)) (T, error) {
-	return on(ctx, s, pci, call, s.patience.Change, true, f)
+func alter[T any](ctx context.Context, c *calls, pci gpu.PCIAddress, call string, f func(Device) (T, error)) (T, error) {
+	return on(ctx, c, pci, call, c.patience.Change, true, f)
 }
 
 // errorOnly adapts a call without a result to ask and alter.
@@ -53,20 +45,20 @@ func errorOnly(f func(Device) error) func(Device) (struct{}, error) {
 }
 
 func on[T any](
-	ctx context.Context, s *Session, pci gpu.PCIAddress, call string, limit time.Duration, changes bool, f func(Device) (T, error),
+	ctx context.Context, c *calls, pci gpu.PCIAddress, call string, limit time.Duration, changes bool, f func(Device) (T, error),
 ) (T, error) {
 	var none T
-	h, err := s.handle(pci)
+	h, err := c.inventory.handle(pci)
 	if err != nil {
 		return none, err
 	}
 	klog.FromContext(ctx).V(6).Info("Calling NVML", "function", call, "pci", pci)
 	return bounded(ctx, h.dog, call+" on the GPU at "+pci.String(), limit, changes, func() (T, error) {
-		if s.epoch.Load() != int64(h.epoch) {
+		if c.epoch.Load() != int64(h.epoch) {
 			return none, fmt.Errorf("%s on the GPU at %s: %w", call, pci, errRestarted)
 		}
 		value, err := f(h.Device)
-		if errors.Is(err, gpu.ErrLost) && s.Absent(pci) {
+		if errors.Is(err, gpu.ErrLost) && c.inventory.absent(pci) {
 			err = fmt.Errorf("%w: %w", gpu.ErrAbsent, err)
 		}
 		return value, err
@@ -76,9 +68,9 @@ func on[T any](
 // errRestarted is returned to calls that were queued while the session restarted.
 var errRestarted = errors.New("the NVML session was restarted meanwhile; try again")
 
-// askLibrary makes calls that concern no single GPU.
-func (s *Session) askLibrary(ctx context.Context, call string, f func() error) error {
-	_, err := bounded(ctx, s.dogs.library, call, s.patience.Change, true, func() (struct{}, error) { return struct{}{}, f() })
+// library makes calls that concern no single GPU.
+func (c *calls) library(ctx context.Context, call string, f func() error) error {
+	_, err := bounded(ctx, c.dogs.library, call, c.patience.Change, true, func() (struct{}, error) { return struct{}{}, f() })
 	return err
 }
 

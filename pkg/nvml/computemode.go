@@ -28,7 +28,7 @@ func (d realDevice) SetComputeMode(mode int) error {
 
 // ComputeMode reads the compute mode of the GPU at an address.
 func (s *Session) ComputeMode(ctx context.Context, pci gpu.PCIAddress) (int, error) {
-	mode, err := ask(ctx, s, pci, "nvmlDeviceGetComputeMode", Device.ComputeMode)
+	mode, err := ask(ctx, s.calls, pci, "nvmlDeviceGetComputeMode", Device.ComputeMode)
 	if err != nil {
 		return 0, fmt.Errorf("read the compute mode of the GPU at %s: %w", pci, err)
 	}
@@ -38,7 +38,7 @@ func (s *Session) ComputeMode(ctx context.Context, pci gpu.PCIAddress) (int, err
 // SetComputeMode sets the compute mode of the GPU at an address. The mode lasts until the GPU is reset or the driver is
 // unloaded.
 func (s *Session) SetComputeMode(ctx context.Context, pci gpu.PCIAddress, mode int) error {
-	_, err := alter(ctx, s, pci, "nvmlDeviceSetComputeMode", errorOnly(func(dev Device) error { return dev.SetComputeMode(mode) }))
+	_, err := alter(ctx, s.calls, pci, "nvmlDeviceSetComputeMode", errorOnly(func(dev Device) error { return dev.SetComputeMode(mode) }))
 	if err != nil {
 		return fmt.Errorf("set the compute mode of the GPU at %s to %d: %w", pci, mode, err)
 	}

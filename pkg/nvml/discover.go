@@ -16,12 +16,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// discovery is the result of one read of the node's hardware, with the handles to its GPUs.
-type discovery struct {
-	node    gpu.Node
-	handles map[gpu.PCIAddress]handle
-}
-
 // found is a GPU and its handle.
 type found struct {
 	dev Device
@@ -30,19 +24,19 @@ type found struct {
 
 // discover reads all GPUs. It fails only if the driver as a whole does not answer. A GPU that cannot be read becomes a
 // Problem; the others are served.
-func (s *Session) discover(ctx context.Context) (*discovery, error) {
+func (c *calls) discover(ctx context.Context) (*discovery, error) {
 	d := &discovery{handles: map[gpu.PCIAddress]handle{}}
 	count := 0
-	if err := s.askLibrary(ctx, "nvmlDeviceGetCount_v2", func() error { return readNode(s.lib, &d.node, &count) }); err != nil {
+	if err := c.library(ctx, "nvmlDeviceGetCount_v2", func() error { return readNode(c.lib, &d.node, &count) }); err != nil {
 		return nil, err
 	}
 	for i := range count {
 		if err := ctx.Err(); err != nil {
 			return nil, fmt.Errorf("read GPU %d of %d: %w", i, count, err)
 		}
-		dog := s.dogs.of(i)
-		f, err := bounded(ctx, dog, fmt.Sprintf("reading GPU %d", i), s.patience.Change, true, func() (found, error) {
-			dev, g, err := readGPU(s.lib, i, s.sysfs)
+		dog := c.dogs.of(i)
+		f, err := bounded(ctx, dog, fmt.Sprintf("reading GPU %d", i), c.patience.Change, true, func() (found, error) {
+			dev, g, err := readGPU(c.lib, i, c.inventory.sysfs)
 			return found{dev, g}, err
 		})
 		if _, twice := d.handles[f.gpu.PCI]; err == nil && twice {
@@ -53,7 +47,7 @@ func (s *Session) discover(ctx context.Context) (*discovery, error) {
 			continue
 		}
 		klog.FromContext(ctx).V(4).Info("Found GPU", "index", i, "pci", f.gpu.PCI, "uuid", f.gpu.UUID, "product", f.gpu.ProductName)
-		d.handles[f.gpu.PCI] = handle{Device: f.dev, dog: dog, epoch: int(s.epoch.Load())}
+		d.handles[f.gpu.PCI] = handle{Device: f.dev, dog: dog, epoch: int(c.epoch.Load())}
 		d.node.GPUs = append(d.node.GPUs, f.gpu)
 	}
 	gpu.SortGPUs(d.node.GPUs)
@@ -115,7 +109,7 @@ func readGPU(lib Library, index int, sysfs fs.ReadLinkFS) (Device, gpu.GPU, erro
 		g.TotalMemory = &total
 	}
 	readLinks(dev, &g, &firm)
-	readFabric(dev, &g, &firm)
+	readFabric(dev.Links(), &g, &firm)
 	readMIG(dev, &g, total, &firm)
 	if firm.first != nil {
 		return nil, g, fmt.Errorf("read GPU %d at %s: %w", index, g.PCI, firm.first)
@@ -175,7 +169,8 @@ func readProperties(dev Device, g *gpu.GPU, e *errs) (totalMemory uint64) {
 
 // readMIG reads the MIG mode and geometry. A board that reports no placements is not offered for partitioning.
 func readMIG(dev Device, g *gpu.GPU, totalMemory uint64, e *errs) {
-	current, pending, err := dev.MIGMode()
+	mig := dev.MIG()
+	current, pending, err := mig.MIGMode()
 	if !e.ok(err) {
 		return
 	}
@@ -192,11 +187,11 @@ func readMIG(dev Device, g *gpu.GPU, totalMemory uint64, e *errs) {
 		g.MIG.NeedsReset, g.MIG.Fixed = false, true
 	}
 	for enum := range nvml.GPU_INSTANCE_PROFILE_COUNT {
-		p, err := dev.GPUInstanceProfileInfo(enum)
+		p, err := mig.GPUInstanceProfileInfo(enum)
 		if !e.ok(err) {
 			continue
 		}
-		if p.Placements, err = dev.GPUInstancePossiblePlacements(p.ID); !e.ok(err) || len(p.Placements) == 0 {
+		if p.Placements, err = mig.GPUInstancePossiblePlacements(p.ID); !e.ok(err) || len(p.Placements) == 0 {
 			continue
 		}
 		slices.SortFunc(p.Placements, func(a, b gpu.Placement) int { return a.Start - b.Start })

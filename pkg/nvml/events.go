@@ -35,8 +35,8 @@ func wantedEvents() uint64 {
 
 // Events is a subscription to the events of a node's GPUs. Only one goroutine at a time may use it.
 type Events struct {
-	session *Session
-	set     EventSet
+	calls *calls
+	set   EventSet
 	// sources are the registered GPUs by Device.Handle.
 	sources map[any]gpu.PCIAddress
 	epoch   int64
@@ -47,15 +47,15 @@ type Events struct {
 // Events subscribes to all GPUs; earlier events are lost. GPUs that are lost or have no events are skipped. The error
 // wraps gpu.ErrNotSupported if no GPU has events.
 func (s *Session) Events(ctx context.Context) (*Events, error) {
-	if err := s.dogs.events.hangs(); err != nil {
+	if err := s.calls.dogs.events.hangs(); err != nil {
 		return nil, fmt.Errorf("create an event set: %w", err)
 	}
 	klog.FromContext(ctx).V(6).Info("Calling NVML", "function", "nvmlEventSetCreate")
-	set, err := bounded(ctx, s.dogs.library, "nvmlEventSetCreate", s.patience.Read, true, s.lib.EventSet)
+	set, err := bounded(ctx, s.calls.dogs.library, "nvmlEventSetCreate", s.calls.patience.Read, true, s.calls.lib.EventSet)
 	if err != nil {
 		return nil, fmt.Errorf("create an event set: %w", err)
 	}
-	e := &Events{session: s, set: set, sources: map[any]gpu.PCIAddress{}, epoch: s.epoch.Load()}
+	e := &Events{calls: s.calls, set: set, sources: map[any]gpu.PCIAddress{}, epoch: s.calls.epoch.Load()}
 	node := s.Node()
 	for i := range node.GPUs {
 		pci := node.GPUs[i].PCI
@@ -71,9 +71,9 @@ func (s *Session) Events(ctx context.Context) (*Events, error) {
 	if len(e.sources) == 0 {
 		return nil, errors.Join(fmt.Errorf("watch the events of %d GPUs: %w", len(node.GPUs), gpu.ErrNotSupported), e.Close())
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.events[e] = true
+	s.calls.mu.Lock()
+	defer s.calls.mu.Unlock()
+	s.calls.events[e] = true
 	return e, nil
 }
 
@@ -82,7 +82,7 @@ var noEvents = []error{gpu.ErrLost, gpu.ErrNotSupported, gpu.ErrNotFound, gpu.Er
 
 // register subscribes to one GPU.
 func (e *Events) register(ctx context.Context, pci gpu.PCIAddress) error {
-	source, err := ask(ctx, e.session, pci, "nvmlDeviceRegisterEvents", func(dev Device) (any, error) {
+	source, err := ask(ctx, e.calls, pci, "nvmlDeviceRegisterEvents", func(dev Device) (any, error) {
 		supported, err := dev.SupportedEventTypes()
 		if err != nil {
 			return nil, fmt.Errorf("read the event types of the GPU at %s: %w", pci, err)
@@ -109,9 +109,9 @@ func (e *Events) Next(timeout time.Duration) (event gpu.Event, happened bool, er
 		data     EventData
 		happened bool
 	}
-	a, err := bounded(context.Background(), e.session.dogs.events, "nvmlEventSetWait_v2", timeout+e.session.patience.Read,
+	a, err := bounded(context.Background(), e.calls.dogs.events, "nvmlEventSetWait_v2", timeout+e.calls.patience.Read,
 		true, func() (answer, error) {
-			if e.session.epoch.Load() != e.epoch {
+			if e.calls.epoch.Load() != e.epoch {
 				return answer{}, errRestarted
 			}
 			data, happened, err := e.set.Wait(timeout)
@@ -144,13 +144,13 @@ const wholeGPU = 0xFFFFFFFF
 
 // Close ends the subscription.
 func (e *Events) Close() error {
-	e.session.mu.Lock()
-	delete(e.session.events, e)
-	e.session.mu.Unlock()
+	e.calls.mu.Lock()
+	delete(e.calls.events, e)
+	e.calls.mu.Unlock()
 	if e.hanging {
 		return fmt.Errorf("free the event set: %w", gpu.ErrHangs)
 	}
-	if e.session.epoch.Load() != e.epoch {
+	if e.calls.epoch.Load() != e.epoch {
 		return nil // freed when the session restarted
 	}
 	return e.set.Free()
@@ -159,7 +159,7 @@ func (e *Events) Close() error {
 // RecoveryAction reads the recovery action that the driver requests for the GPU at an address. It is
 // gpu.RecoveryUnknown, without an error, if the driver does not report one.
 func (s *Session) RecoveryAction(ctx context.Context, pci gpu.PCIAddress) (gpu.RecoveryAction, error) {
-	return ask(ctx, s, pci, "nvmlDeviceGetFieldValues", func(dev Device) (gpu.RecoveryAction, error) {
+	return ask(ctx, s.calls, pci, "nvmlDeviceGetFieldValues", func(dev Device) (gpu.RecoveryAction, error) {
 		values, err := dev.FieldValues([]Field{{ID: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}})
 		if err == nil {
 			err = values[0].Err

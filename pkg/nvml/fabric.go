@@ -5,8 +5,6 @@ package nvml
 import (
 	"context"
 	"fmt"
-	"reflect"
-	"slices"
 	"time"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -26,11 +24,11 @@ func (s *Session) Fabric(ctx context.Context, g *gpu.GPU) (gpu.FabricState, erro
 	if g.FabricState == gpu.FabricUnsupported {
 		return gpu.FabricUnsupported, nil
 	}
-	state, err := ask(ctx, s, g.PCI, "nvmlDeviceGetGpuFabricInfoV", func(dev Device) (gpu.FabricState, error) {
-		if enabled, _, err := dev.MIGMode(); err == nil && enabled {
+	state, err := ask(ctx, s.calls, g.PCI, "nvmlDeviceGetGpuFabricInfoV", func(dev Device) (gpu.FabricState, error) {
+		if enabled, _, err := dev.MIG().MIGMode(); err == nil && enabled {
 			return gpu.FabricUnsupported, nil
 		}
-		info, err := dev.FabricInfo()
+		info, err := dev.Links().FabricInfo()
 		if lacking(err) {
 			return gpu.FabricUnsupported, nil
 		}
@@ -40,9 +38,7 @@ func (s *Session) Fabric(ctx context.Context, g *gpu.GPU) (gpu.FabricState, erro
 		return gpu.FabricState(info.State), nil
 	})
 	if err == nil && state == gpu.FabricCompleted {
-		s.mu.Lock()
-		s.registered[g.PCI] = true
-		s.mu.Unlock()
+		s.inventory.noteRegistered(g.PCI)
 	}
 	return state, err
 }
@@ -61,7 +57,7 @@ func (s *Session) AwaitFabric(ctx context.Context, g *gpu.GPU) error {
 		if err != nil {
 			return err
 		}
-		if !state.Pending() || state == gpu.FabricNotStarted && !s.wasRegistered(g.PCI) {
+		if !state.Pending() || state == gpu.FabricNotStarted && !s.inventory.wasRegistered(g.PCI) {
 			return nil
 		}
 		select {
@@ -74,54 +70,27 @@ func (s *Session) AwaitFabric(ctx context.Context, g *gpu.GPU) error {
 	}
 }
 
-func (s *Session) wasRegistered(pci gpu.PCIAddress) bool {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.registered[pci]
-}
-
 // RereadLinks rereads the NVLinks and fabrics of all GPUs and reports whether any changed: links may be trained, and
 // GPUs registered, after the plugin has started. In MIG mode a GPU has neither, so the last known values stay.
 func (s *Session) RereadLinks(ctx context.Context) (changed bool) {
 	node := s.Node()
 	fresh := make([]gpu.GPU, len(node.GPUs))
 	for i := range node.GPUs {
-		fresh[i] = s.linksOf(ctx, node.GPUs[i])
+		fresh[i] = s.calls.linksOf(ctx, node.GPUs[i])
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	next := *s.last
-	next.node.GPUs = slices.Clone(s.last.node.GPUs)
-	for i := range next.node.GPUs {
-		g := &next.node.GPUs[i]
-		at := slices.IndexFunc(fresh, func(f gpu.GPU) bool { return f.PCI == g.PCI && f.UUID == g.UUID })
-		if at < 0 {
-			continue
-		}
-		f := &fresh[at]
-		if reflect.DeepEqual(f.NVLinks, g.NVLinks) && reflect.DeepEqual(f.Fabric, g.Fabric) && f.FabricState == g.FabricState {
-			continue
-		}
-		changed = true
-		g.NVLinks, g.Fabric, g.FabricState = f.NVLinks, f.Fabric, f.FabricState
-		s.registered[g.PCI] = s.registered[g.PCI] || g.FabricState == gpu.FabricCompleted
-	}
-	if changed {
-		s.last = &next
-	}
-	return changed
+	return s.inventory.updateLinks(fresh)
 }
 
 // linksOf returns a GPU with its current links and fabric. Values that cannot be read stay.
-func (s *Session) linksOf(ctx context.Context, g gpu.GPU) gpu.GPU {
-	now, err := ask(ctx, s, g.PCI, "nvmlDeviceGetNvLinkState", func(dev Device) (gpu.GPU, error) {
+func (c *calls) linksOf(ctx context.Context, g gpu.GPU) gpu.GPU {
+	now, err := ask(ctx, c, g.PCI, "nvmlDeviceGetNvLinkState", func(dev Device) (gpu.GPU, error) {
 		now := gpu.GPU{PCI: g.PCI, UUID: g.UUID}
-		if enabled, _, err := dev.MIGMode(); err == nil && enabled {
+		if enabled, _, err := dev.MIG().MIGMode(); err == nil && enabled {
 			return g, nil
 		}
 		var firm errs
 		readLinks(dev, &now, &firm)
-		readFabric(dev, &now, &firm)
+		readFabric(dev.Links(), &now, &firm)
 		return now, firm.first
 	})
 	if err != nil {

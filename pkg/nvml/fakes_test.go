@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 
 // discover reads the hardware of a library once.
 func discover(ctx context.Context, lib Library, sysfs fs.ReadLinkFS) (*discovery, error) {
-	return newSession(lib, sysfs, nil).discover(ctx)
+	return newSession(lib, sysfs, nil).calls.discover(ctx)
 }
 
 // fakeLibrary is a driver whose calls fail as a test says.
@@ -122,18 +122,26 @@ type fakeDevice struct {
 	profiles    map[int]gpu.Profile     // by enum
 	placements  map[int][]gpu.Placement // by profile ID
 	pids        []int
-	events      uint64           // that the GPU has
-	recovery    uint64           // field 230
-	errs        map[string]error // by method name
-	err         error            // of every method
+	events      uint64 // that the GPU has
+	recovery    uint64 // field 230
+	faults
 }
 
-func (d *fakeDevice) fail(name string) error {
-	if d.err != nil {
-		return d.err
-	}
-	return d.errs[name]
+// faults are what the calls of a GPU fail with.
+type faults struct {
+	errs map[string]error // by method name
+	err  error            // of every method
 }
+
+func (f *faults) fail(name string) error {
+	if f.err != nil {
+		return f.err
+	}
+	return f.errs[name]
+}
+
+func (d *fakeDevice) Links() Links { return fakeLinks{d} }
+func (d *fakeDevice) MIG() MIG     { return fakeMIG{d} }
 
 func (d *fakeDevice) UUID() (string, error)     { return d.uuid, d.fail("UUID") }
 func (d *fakeDevice) MinorNumber() (int, error) { return d.minor, d.fail("MinorNumber") }
@@ -158,34 +166,6 @@ func (d *fakeDevice) MemoryTotalReserved() (total, reserved uint64, err error) {
 func (d *fakeDevice) ECCMode() (current, pending bool, err error) {
 	return true, false, d.fail("ECCMode")
 }
-
-func (d *fakeDevice) NVLinkState(link int) (bool, error) {
-	if err := d.fail(fmt.Sprintf("NVLinkState(%d)", link)); err != nil {
-		return false, err
-	}
-	if err := d.fail("NVLinkState"); err != nil {
-		return false, err
-	}
-	if link >= len(d.links) {
-		return false, fmt.Errorf("nvmlDeviceGetNvLinkState(%d): %w", link, gpu.ErrInvalidArgument)
-	}
-	return d.links[link], nil
-}
-
-func (d *fakeDevice) NVLinkVersion(int) (int, error) { return 6, d.fail("NVLinkVersion") }
-
-func (d *fakeDevice) NVLinkRemoteDeviceType(link int) (int, error) {
-	if _, ok := d.remotes[link]; ok {
-		return 0, d.fail("NVLinkRemoteDeviceType")
-	}
-	return 2, d.fail("NVLinkRemoteDeviceType")
-}
-
-func (d *fakeDevice) NVLinkRemotePCIInfo(link int) (PCIInfo, error) {
-	return PCIInfo{BusID: d.remotes[link]}, d.fail("NVLinkRemotePCIInfo")
-}
-
-func (d *fakeDevice) FabricInfo() (FabricInfo, error) { return d.fabric, d.fail("FabricInfo") }
 
 func (d *fakeDevice) FieldValues(fields []Field) ([]FieldValue, error) {
 	var values []FieldValue
@@ -215,44 +195,11 @@ func (d *fakeDevice) SetComputeMode(mode int) error {
 	return nil
 }
 
-func (d *fakeDevice) MIGMode() (current, pending bool, err error) {
-	return d.migOn, false, d.fail("MIGMode")
-}
-
-func (d *fakeDevice) GPUInstanceProfileInfo(enum int) (gpu.Profile, error) {
-	if err := d.fail("GPUInstanceProfileInfo"); err != nil {
-		return gpu.Profile{}, err
-	}
-	p, ok := d.profiles[enum]
-	if !ok {
-		return gpu.Profile{}, gpu.ErrNotSupported
-	}
-	p.Enum = enum
-	return p, d.fail(fmt.Sprintf("GPUInstanceProfileInfo(%d)", enum))
-}
-
-func (d *fakeDevice) GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, error) {
-	if err := d.fail("GPUInstancePossiblePlacements"); err != nil {
-		return nil, err
-	}
-	return d.placements[profileID], d.fail(fmt.Sprintf("GPUInstancePossiblePlacements(%d)", profileID))
-}
-
-// A fakeDevice has no partitions; those are tested on simulated boards.
-func (d *fakeDevice) SetMIGMode(bool) (activation, err error) { return nil, d.fail("SetMIGMode") }
-
-func (d *fakeDevice) CreateGPUInstanceWithPlacement(int, gpu.Placement) (GPUInstance, error) {
-	return nil, gpu.ErrNotSupported
-}
-
-func (d *fakeDevice) GPUInstances(int) ([]GPUInstance, error)  { return nil, gpu.ErrNotSupported }
-func (d *fakeDevice) GPUInstanceByID(int) (GPUInstance, error) { return nil, gpu.ErrNotSupported }
-
 // h100 is a GPU in good health at a bus number, with two profiles.
 func h100(i int) *fakeDevice {
 	d := &fakeDevice{
 		bus: fmt.Sprintf("00000000:%02X:00.0", 0x18+0x10*i), uuid: fmt.Sprintf("GPU-%d", i), minor: i, reserved: 1 << 30,
-		links: []bool{true, true, true, false}, errs: map[string]error{},
+		links: []bool{true, true, true, false}, faults: faults{errs: map[string]error{}},
 	}
 	d.setBoard(8)
 	return d
@@ -291,3 +238,70 @@ func (d *fakeDevice) MemoryLimits(string) (soft, hard, used uint64, err error) {
 }
 
 func (d *fakeDevice) SetMemoryLimits(string, uint64, uint64) error { return d.fail("SetMemoryLimits") }
+
+// fakeLinks are the NVLinks of a fakeDevice.
+type fakeLinks struct{ d *fakeDevice }
+
+func (f fakeLinks) NVLinkState(link int) (bool, error) {
+	if err := f.d.fail(fmt.Sprintf("NVLinkState(%d)", link)); err != nil {
+		return false, err
+	}
+	if err := f.d.fail("NVLinkState"); err != nil {
+		return false, err
+	}
+	if link >= len(f.d.links) {
+		return false, fmt.Errorf("nvmlDeviceGetNvLinkState(%d): %w", link, gpu.ErrInvalidArgument)
+	}
+	return f.d.links[link], nil
+}
+
+func (f fakeLinks) NVLinkVersion(int) (int, error) { return 6, f.d.fail("NVLinkVersion") }
+
+func (f fakeLinks) NVLinkRemoteDeviceType(link int) (int, error) {
+	if _, ok := f.d.remotes[link]; ok {
+		return 0, f.d.fail("NVLinkRemoteDeviceType")
+	}
+	return 2, f.d.fail("NVLinkRemoteDeviceType")
+}
+
+func (f fakeLinks) NVLinkRemotePCIInfo(link int) (PCIInfo, error) {
+	return PCIInfo{BusID: f.d.remotes[link]}, f.d.fail("NVLinkRemotePCIInfo")
+}
+
+func (f fakeLinks) FabricInfo() (FabricInfo, error) { return f.d.fabric, f.d.fail("FabricInfo") }
+
+// fakeMIG is the MIG mode of a fakeDevice, which has no partitions: those are tested on simulated boards.
+type fakeMIG struct{ d *fakeDevice }
+
+func (f fakeMIG) MIGMode() (current, pending bool, err error) {
+	return f.d.migOn, false, f.d.fail("MIGMode")
+}
+
+func (f fakeMIG) GPUInstanceProfileInfo(enum int) (gpu.Profile, error) {
+	if err := f.d.fail("GPUInstanceProfileInfo"); err != nil {
+		return gpu.Profile{}, err
+	}
+	p, ok := f.d.profiles[enum]
+	if !ok {
+		return gpu.Profile{}, gpu.ErrNotSupported
+	}
+	p.Enum = enum
+	return p, f.d.fail(fmt.Sprintf("GPUInstanceProfileInfo(%d)", enum))
+}
+
+func (f fakeMIG) GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, error) {
+	if err := f.d.fail("GPUInstancePossiblePlacements"); err != nil {
+		return nil, err
+	}
+	return f.d.placements[profileID], f.d.fail(fmt.Sprintf("GPUInstancePossiblePlacements(%d)", profileID))
+}
+
+func (f fakeMIG) SetMIGMode(bool) (activation, err error) { return nil, f.d.fail("SetMIGMode") }
+
+func (f fakeMIG) CreateGPUInstanceWithPlacement(int, gpu.Placement) (GPUInstance, error) {
+	return nil, gpu.ErrNotSupported
+}
+
+func (f fakeMIG) GPUInstances(int) ([]GPUInstance, error) { return nil, gpu.ErrNotSupported }
+
+func (f fakeMIG) GPUInstanceByID(int) (GPUInstance, error) { return nil, gpu.ErrNotSupported }

@@ -19,9 +19,9 @@ const maxInstanceIDs = 32
 // noInstances returns gpu.ErrPartitioned if a GPU has any GPU instance, idle ones included: nvml.h documents IN_USE for
 // nvmlDeviceSetMigMode only if the GPU cannot be unbound from its clients. It searches by ID and by profile, because the
 // driver may know profiles and IDs that this release does not.
-func noInstances(dev Device) error {
+func noInstances(mig MIG) error {
 	for id := range maxInstanceIDs {
-		_, err := dev.GPUInstanceByID(id)
+		_, err := mig.GPUInstanceByID(id)
 		switch {
 		case err == nil:
 			return fmt.Errorf("%w: GPU instance %d", gpu.ErrPartitioned, id)
@@ -32,14 +32,14 @@ func noInstances(dev Device) error {
 		}
 	}
 	for enum := range nvml.GPU_INSTANCE_PROFILE_COUNT {
-		p, err := dev.GPUInstanceProfileInfo(enum)
+		p, err := mig.GPUInstanceProfileInfo(enum)
 		if errors.Is(err, gpu.ErrNotSupported) || errors.Is(err, gpu.ErrInvalidArgument) {
 			continue // the board has no such profile
 		}
 		if err != nil {
 			return fmt.Errorf("read profile %d: %w", enum, err)
 		}
-		found, err := dev.GPUInstances(p.ID)
+		found, err := mig.GPUInstances(p.ID)
 		if errors.Is(err, gpu.ErrNotSupported) {
 			return nil // MIG mode is off
 		}

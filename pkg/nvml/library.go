@@ -41,6 +41,9 @@ type EventData struct {
 
 // Device is a handle to one physical GPU.
 type Device interface {
+	Links() Links
+	MIG() MIG
+
 	Handle() any                                              // nvmlDevice_t: equal for the same GPU; only for comparison
 	UUID() (string, error)                                    // nvmlDeviceGetUUID
 	MinorNumber() (int, error)                                // nvmlDeviceGetMinorNumber
@@ -54,17 +57,8 @@ type Device interface {
 	ECCMode() (current, pending bool, err error)              // nvmlDeviceGetEccMode
 	AddressingMode() (int, error)                             // nvmlDeviceGetAddressingMode: NVML_DEVICE_ADDRESSING_MODE_*
 	FieldValues(fields []Field) ([]FieldValue, error)         // nvmlDeviceGetFieldValues, in order of fields
-	NVLinkState(link int) (bool, error)                       // nvmlDeviceGetNvLinkState; ErrInvalidArgument past the last link
-	NVLinkVersion(link int) (int, error)                      // nvmlDeviceGetNvLinkVersion: NVML_NVLINK_VERSION_*
-	NVLinkRemoteDeviceType(link int) (int, error)             // nvmlDeviceGetNvLinkRemoteDeviceType: NVML_NVLINK_DEVICE_TYPE_*
-	NVLinkRemotePCIInfo(link int) (PCIInfo, error)            // nvmlDeviceGetNvLinkRemotePciInfo_v2
-	FabricInfo() (FabricInfo, error)                          // nvmlDeviceGetGpuFabricInfoV
-	MIGMode() (current, pending bool, err error)              // nvmlDeviceGetMigMode
-	// nvmlDeviceGetGpuInstanceProfileInfo; Placements and Name stay empty
-	GPUInstanceProfileInfo(enum int) (gpu.Profile, error)
-	GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, error) // nvmlDeviceGetGpuInstancePossiblePlacements_v2
-	VirtualizationMode() (int, error)                                     // nvmlDeviceGetVirtualizationMode: NVML_GPU_VIRTUALIZATION_MODE_*
-	Temperature() error                                                   // nvmlDeviceGetTemperature, for its error only
+	VirtualizationMode() (int, error)                         // nvmlDeviceGetVirtualizationMode: NVML_GPU_VIRTUALIZATION_MODE_*
+	Temperature() error                                       // nvmlDeviceGetTemperature, for its error only
 	// RunningProcesses lists distinct process IDs in ascending order: nvmlDeviceGetComputeRunningProcesses_v3 and
 	// nvmlDeviceGetGraphicsRunningProcesses_v3.
 	RunningProcesses() ([]int, error)
@@ -77,8 +71,24 @@ type Device interface {
 
 	MemoryLimits(cgroup string) (soft, hard, used uint64, err error) // nvmlDeviceGetMemoryLimits_v1, bytes; ErrNotFound if none is set
 	SetMemoryLimits(cgroup string, soft, hard uint64) error          // nvmlDeviceSetMemoryLimits_v1, bytes
+}
 
-	SetMIGMode(enable bool) (activation, err error)                                      // nvmlDeviceSetMigMode: check both results
+// Links are the NVLinks of a GPU.
+type Links interface {
+	NVLinkState(link int) (bool, error)            // nvmlDeviceGetNvLinkState; ErrInvalidArgument past the last link
+	NVLinkVersion(link int) (int, error)           // nvmlDeviceGetNvLinkVersion: NVML_NVLINK_VERSION_*
+	NVLinkRemoteDeviceType(link int) (int, error)  // nvmlDeviceGetNvLinkRemoteDeviceType: NVML_NVLINK_DEVICE_TYPE_*
+	NVLinkRemotePCIInfo(link int) (PCIInfo, error) // nvmlDeviceGetNvLinkRemotePciInfo_v2
+	FabricInfo() (FabricInfo, error)               // nvmlDeviceGetGpuFabricInfoV
+}
+
+// MIG is the MIG mode of a GPU and its partitions.
+type MIG interface {
+	MIGMode() (current, pending bool, err error)    // nvmlDeviceGetMigMode
+	SetMIGMode(enable bool) (activation, err error) // nvmlDeviceSetMigMode: check both results
+	// nvmlDeviceGetGpuInstanceProfileInfo; Placements and Name stay empty
+	GPUInstanceProfileInfo(enum int) (gpu.Profile, error)
+	GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, error)                // nvmlDeviceGetGpuInstancePossiblePlacements_v2
 	CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (GPUInstance, error) // nvmlDeviceCreateGpuInstanceWithPlacement
 	GPUInstances(profileID int) ([]GPUInstance, error)                                   // nvmlDeviceGetGpuInstances
 	GPUInstanceByID(id int) (GPUInstance, error)                                         // nvmlDeviceGetGpuInstanceById

@@ -31,10 +31,10 @@ func (d realDevice) SetMemoryLimits(cgroup string, soft, hard uint64) error {
 // LimitsMemory reports whether the driver can limit the GPU memory of a cgroup's processes. It reads the limits of the
 // root cgroup of the unified hierarchy, such as /sys/fs/cgroup.
 func (s *Session) LimitsMemory(ctx context.Context, pci gpu.PCIAddress, root string) bool {
-	if !s.lib.HasFunction(getMemoryLimits) || !s.lib.HasFunction(setMemoryLimits) {
+	if !s.calls.lib.HasFunction(getMemoryLimits) || !s.calls.lib.HasFunction(setMemoryLimits) {
 		return false
 	}
-	_, err := ask(ctx, s, pci, getMemoryLimits, errorOnly(func(dev Device) error {
+	_, err := ask(ctx, s.calls, pci, getMemoryLimits, errorOnly(func(dev Device) error {
 		_, _, _, err := dev.MemoryLimits(root)
 		return err
 	}))

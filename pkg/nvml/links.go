@@ -15,8 +15,9 @@ import (
 // readLinks reads the active NVLinks and their remote ends. A board whose first link is not supported has none.
 func readLinks(dev Device, g *gpu.GPU, e *errs) {
 	var up []int
+	nvlinks := dev.Links()
 	for link := range nvml.NVLINK_MAX_LINKS {
-		active, err := dev.NVLinkState(link)
+		active, err := nvlinks.NVLinkState(link)
 		if !e.ok(err) {
 			if link == 0 {
 				return
@@ -32,11 +33,11 @@ func readLinks(dev Device, g *gpu.GPU, e *errs) {
 		return
 	}
 	// All links of a board have the same version.
-	if version, err := dev.NVLinkVersion(up[0]); e.hint(err) {
+	if version, err := nvlinks.NVLinkVersion(up[0]); e.hint(err) {
 		g.NVLinks.Version = nvlinkVersions[version]
 	}
 	g.NVLinks.MBps = linkSpeed(dev, up, e)
-	readRemotes(dev, g.NVLinks, up, e)
+	readRemotes(nvlinks, g.NVLinks, up, e)
 }
 
 // linkSpeed is the total speed of links in one direction in MB/s, 0 unless the speed of every link is known. One call
@@ -66,10 +67,10 @@ func linkSpeed(dev Device, links []int, e *errs) int64 {
 }
 
 // readRemotes reads the remote ends of active links.
-func readRemotes(dev Device, links *gpu.NVLinks, up []int, e *errs) {
+func readRemotes(nvlinks Links, links *gpu.NVLinks, up []int, e *errs) {
 	count := map[gpu.PCIAddress]int{}
 	for _, link := range up {
-		kind, err := dev.NVLinkRemoteDeviceType(link)
+		kind, err := nvlinks.NVLinkRemoteDeviceType(link)
 		if !e.hint(err) {
 			continue
 		}
@@ -77,7 +78,7 @@ func readRemotes(dev Device, links *gpu.NVLinks, up []int, e *errs) {
 		case int(nvml.NVLINK_DEVICE_TYPE_SWITCH):
 			links.Switched = true
 		case int(nvml.NVLINK_DEVICE_TYPE_GPU):
-			remote, err := dev.NVLinkRemotePCIInfo(link)
+			remote, err := nvlinks.NVLinkRemotePCIInfo(link)
 			if !e.hint(err) {
 				continue
 			}
@@ -93,11 +94,11 @@ func readRemotes(dev Device, links *gpu.NVLinks, up []int, e *errs) {
 }
 
 // readFabric reads which multi-node NVLink domain the GPU has joined. The domain of a single node's switches has no UUID.
-func readFabric(dev Device, g *gpu.GPU, e *errs) {
+func readFabric(nvlinks Links, g *gpu.GPU, e *errs) {
 	if g.NVLinks == nil {
 		return // no link, no domain
 	}
-	info, err := dev.FabricInfo()
+	info, err := nvlinks.FabricInfo()
 	if !e.hint(err) {
 		return
 	}

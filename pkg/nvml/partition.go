@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"k8s.io/klog/v2"
 
@@ -18,12 +19,14 @@ import (
 // gpu.ErrInUse if a client uses the GPU, gpu.ErrPartitioned if disabling would destroy GPU instances, and
 // gpu.ErrResetRequired if only a reset changes the mode; a pending mode is reverted.
 func (s *Session) SetMIG(ctx context.Context, pci gpu.PCIAddress, enable bool) error {
-	_, err := alter(ctx, s, pci, "nvmlDeviceSetMigMode", errorOnly(func(dev Device) error { return setMIG(ctx, dev, pci, enable) }))
+	_, err := alter(ctx, s.calls, pci, "nvmlDeviceSetMigMode", errorOnly(func(dev Device) error {
+		return setMIG(ctx, dev.MIG(), pci, enable)
+	}))
 	return err
 }
 
-func setMIG(ctx context.Context, dev Device, pci gpu.PCIAddress, enable bool) error {
-	current, pending, err := dev.MIGMode()
+func setMIG(ctx context.Context, mig MIG, pci gpu.PCIAddress, enable bool) error {
+	current, pending, err := mig.MIGMode()
 	if err != nil {
 		return fmt.Errorf("read the MIG mode of the GPU at %s: %w", pci, err)
 	}
@@ -31,14 +34,14 @@ func setMIG(ctx context.Context, dev Device, pci gpu.PCIAddress, enable bool) er
 		return nil
 	}
 	if !enable {
-		if err := noInstances(dev); err != nil {
+		if err := noInstances(mig); err != nil {
 			return fmt.Errorf("disable the MIG mode of the GPU at %s: %w", pci, err)
 		}
 	}
 	klog.FromContext(ctx).V(4).Info("Changing the MIG mode", "pci", pci, "enable", enable)
-	activation, err := dev.SetMIGMode(enable)
+	activation, err := mig.SetMIGMode(enable)
 	if err := errors.Join(err, activation); err != nil {
-		_, undo := dev.SetMIGMode(current)
+		_, undo := mig.SetMIGMode(current)
 		return errors.Join(fmt.Errorf("set the MIG mode of the GPU at %s to %t: %w", pci, enable, err), undo)
 	}
 	return nil
@@ -47,8 +50,8 @@ func setMIG(ctx context.Context, dev Device, pci gpu.PCIAddress, enable bool) er
 // CreatePartition creates a GPU instance at a placement and a compute instance that fills it. If a step fails, the
 // earlier steps are rolled back. If a step hangs, the outcome is unknown: the error wraps gpu.ErrLeftBehind.
 func (s *Session) CreatePartition(ctx context.Context, shape gpu.Shape) (gpu.Partition, error) {
-	part, err := alter(ctx, s, shape.GPU.PCI, "nvmlDeviceCreateGpuInstanceWithPlacement", func(dev Device) (gpu.Partition, error) {
-		return s.createPartition(dev, shape)
+	part, err := alter(ctx, s.calls, shape.GPU.PCI, "nvmlDeviceCreateGpuInstanceWithPlacement", func(dev Device) (gpu.Partition, error) {
+		return s.instances(dev, shape.GPU.PCI).create(shape)
 	})
 	if errors.Is(err, gpu.ErrHangs) {
 		err = errors.Join(err, gpu.ErrLeftBehind)
@@ -57,9 +60,20 @@ func (s *Session) CreatePartition(ctx context.Context, shape gpu.Shape) (gpu.Par
 	return part, err
 }
 
-func (s *Session) createPartition(dev Device, shape gpu.Shape) (_ gpu.Partition, err error) {
+// instances are the GPU instances of the GPU at an address.
+type instances struct {
+	mig      MIG
+	pci      gpu.PCIAddress
+	profiles *computeProfiles
+}
+
+func (s *Session) instances(dev Device, pci gpu.PCIAddress) instances {
+	return instances{mig: dev.MIG(), pci: pci, profiles: &s.profiles}
+}
+
+func (in instances) create(shape gpu.Shape) (_ gpu.Partition, err error) {
 	part := gpu.Partition{ProfileID: shape.Profile.ID, Placement: shape.Placement}
-	gi, err := dev.CreateGPUInstanceWithPlacement(shape.Profile.ID, shape.Placement)
+	gi, err := in.mig.CreateGPUInstanceWithPlacement(shape.Profile.ID, shape.Placement)
 	if err != nil {
 		return part, fmt.Errorf("create GPU instance %s: %w", shape.Name(), err)
 	}
@@ -76,7 +90,7 @@ func (s *Session) createPartition(dev Device, shape gpu.Shape) (_ gpu.Partition,
 		return part, fmt.Errorf("create GPU instance %s: the driver placed it at %d:%d", shape.Name(), info.Placement.Start, info.Placement.Size)
 	}
 	part.GI = info.ID
-	profile, err := s.fillingProfile(gi, shape.Profile)
+	profile, err := in.profiles.filling(gi, shape.Profile)
 	if err != nil {
 		return part, fmt.Errorf("read the compute profiles of %s: %w", shape.Name(), err)
 	}
@@ -105,12 +119,17 @@ func rolledBack(err, undo error) error {
 	return errors.Join(err, undo, gpu.ErrLeftBehind)
 }
 
-// fillingProfile is the ID of the compute instance profile that fills a GPU instance. It is cached: it cannot change
-// while the driver is loaded.
-func (s *Session) fillingProfile(gi GPUInstance, p *gpu.Profile) (int, error) {
-	s.mu.RLock()
-	id, ok := s.filling[p.ComputeSlices]
-	s.mu.RUnlock()
+// computeProfiles caches IDs of profiles, which cannot change while the driver is loaded.
+type computeProfiles struct {
+	mu  sync.RWMutex
+	ids map[int]int // compute slices -> profile that fills the GPU instance
+}
+
+// filling is the ID of the compute instance profile that fills a GPU instance.
+func (c *computeProfiles) filling(gi GPUInstance, p *gpu.Profile) (int, error) {
+	c.mu.RLock()
+	id, ok := c.ids[p.ComputeSlices]
+	c.mu.RUnlock()
 	if ok {
 		return id, nil
 	}
@@ -122,23 +141,24 @@ func (s *Session) fillingProfile(gi GPUInstance, p *gpu.Profile) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.filling[p.ComputeSlices] = id
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ids[p.ComputeSlices] = id
 	return id, nil
 }
 
 // DestroyPartition destroys a partition; a missing one is not an error. A GPU instance with the same ID but another
 // profile or placement is unmanaged and stays. The error wraps gpu.ErrInUse while a process uses the partition.
 func (s *Session) DestroyPartition(ctx context.Context, pci gpu.PCIAddress, part gpu.Partition) error {
-	_, err := alter(ctx, s, pci, "nvmlGpuInstanceDestroy", errorOnly(func(dev Device) error {
-		return s.destroyPartition(ctx, dev, pci, part)
+	_, err := alter(ctx, s.calls, pci, "nvmlGpuInstanceDestroy", errorOnly(func(dev Device) error {
+		return s.instances(dev, pci).destroy(ctx, part)
 	}))
 	return err
 }
 
-func (s *Session) destroyPartition(ctx context.Context, dev Device, pci gpu.PCIAddress, part gpu.Partition) error {
-	gi, err := dev.GPUInstanceByID(part.GI)
+func (in instances) destroy(ctx context.Context, part gpu.Partition) error {
+	pci := in.pci
+	gi, err := in.mig.GPUInstanceByID(part.GI)
 	if errors.Is(err, gpu.ErrNotFound) || errors.Is(err, gpu.ErrNotSupported) || errors.Is(err, gpu.ErrInvalidArgument) {
 		return nil // it does not exist, or MIG mode is off
 	}
@@ -153,7 +173,7 @@ func (s *Session) destroyPartition(ctx context.Context, dev Device, pci gpu.PCIA
 		klog.FromContext(ctx).Info("Leaving an unmanaged GPU instance that replaced a partition", "pci", pci, "gi", part.GI)
 		return nil
 	}
-	cis, err := s.computeInstances(gi, part)
+	cis, err := computeInstances(gi, part)
 	if err != nil {
 		return err
 	}
@@ -170,7 +190,7 @@ func (s *Session) destroyPartition(ctx context.Context, dev Device, pci gpu.PCIA
 
 // computeInstances returns the compute instances to destroy with a partition: the recorded one, or all of them after an
 // interrupted creation.
-func (s *Session) computeInstances(gi GPUInstance, part gpu.Partition) ([]ComputeInstance, error) {
+func computeInstances(gi GPUInstance, part gpu.Partition) ([]ComputeInstance, error) {
 	if part.CI != nil {
 		ci, err := gi.ComputeInstanceByID(*part.CI)
 		if errors.Is(err, gpu.ErrNotFound) {
@@ -202,10 +222,10 @@ func (s *Session) computeInstances(gi GPUInstance, part gpu.Partition) ([]Comput
 // Partitions lists the GPU instances of a GPU by ID, including those without a compute instance, which a walk over MIG
 // devices would miss.
 func (s *Session) Partitions(ctx context.Context, g *gpu.GPU) ([]gpu.Partition, error) {
-	return ask(ctx, s, g.PCI, "nvmlDeviceGetGpuInstances", func(dev Device) ([]gpu.Partition, error) {
+	return ask(ctx, s.calls, g.PCI, "nvmlDeviceGetGpuInstances", func(dev Device) ([]gpu.Partition, error) {
 		var found []gpu.Partition
 		for i := range g.MIG.Profiles {
-			parts, err := s.partitionsOf(dev, g.PCI, g.MIG.Profiles[i].ID, nil)
+			parts, err := s.instances(dev, g.PCI).ofProfile(g.MIG.Profiles[i].ID, nil)
 			if err != nil {
 				return nil, err
 			}
@@ -219,8 +239,8 @@ func (s *Session) Partitions(ctx context.Context, g *gpu.GPU) ([]gpu.Partition, 
 // PartitionAt returns the partition of a GPU that has the profile and placement of another, or nil. It queries only the
 // instances of that profile, which on an idle GPU is one call.
 func (s *Session) PartitionAt(ctx context.Context, pci gpu.PCIAddress, like gpu.Partition) (*gpu.Partition, error) {
-	return ask(ctx, s, pci, "nvmlDeviceGetGpuInstances", func(dev Device) (*gpu.Partition, error) {
-		found, err := s.partitionsOf(dev, pci, like.ProfileID, &like.Placement)
+	return ask(ctx, s.calls, pci, "nvmlDeviceGetGpuInstances", func(dev Device) (*gpu.Partition, error) {
+		found, err := s.instances(dev, pci).ofProfile(like.ProfileID, &like.Placement)
 		if err != nil || len(found) == 0 {
 			return nil, err
 		}
@@ -228,17 +248,17 @@ func (s *Session) PartitionAt(ctx context.Context, pci gpu.PCIAddress, like gpu.
 	})
 }
 
-// partitionsOf lists the GPU instances of a profile: all of them, or those at a placement.
-func (s *Session) partitionsOf(dev Device, pci gpu.PCIAddress, profileID int, at *gpu.Placement) ([]gpu.Partition, error) {
-	instances, err := dev.GPUInstances(profileID)
+// ofProfile lists the GPU instances of a profile: all of them, or those at a placement.
+func (in instances) ofProfile(profileID int, at *gpu.Placement) ([]gpu.Partition, error) {
+	all, err := in.mig.GPUInstances(profileID)
 	if errors.Is(err, gpu.ErrNotSupported) {
 		return nil, nil // MIG mode is off
 	}
 	if err != nil {
-		return nil, fmt.Errorf("list GPU instances of profile %d of the GPU at %s: %w", profileID, pci, err)
+		return nil, fmt.Errorf("list GPU instances of profile %d of the GPU at %s: %w", profileID, in.pci, err)
 	}
 	var found []gpu.Partition
-	for _, gi := range instances {
+	for _, gi := range all {
 		info, infoErr := gi.Info()
 		err := infoErr
 		part := gpu.Partition{ProfileID: info.ProfileID, Placement: info.Placement, GI: info.ID}
@@ -246,7 +266,7 @@ func (s *Session) partitionsOf(dev Device, pci gpu.PCIAddress, profileID int, at
 			if at != nil && info.Placement != *at {
 				continue
 			}
-			err = s.readComputeInstance(gi, &part)
+			err = readComputeInstance(gi, &part)
 		}
 		// One that was destroyed meanwhile is left out. At a placement that is certain only of the GPU instance itself: to take
 		// one whose compute instance cannot be read for absent would leave it behind, or destroy what is unmanaged.
@@ -254,7 +274,7 @@ func (s *Session) partitionsOf(dev Device, pci gpu.PCIAddress, profileID int, at
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("read a GPU instance of the GPU at %s: %w", pci, err)
+			return nil, fmt.Errorf("read a GPU instance of the GPU at %s: %w", in.pci, err)
 		}
 		found = append(found, part)
 	}
@@ -262,8 +282,8 @@ func (s *Session) partitionsOf(dev Device, pci gpu.PCIAddress, profileID int, at
 }
 
 // readComputeInstance completes a partition with its compute instance, unless it has none or several.
-func (s *Session) readComputeInstance(gi GPUInstance, part *gpu.Partition) error {
-	cis, err := s.computeInstances(gi, *part)
+func readComputeInstance(gi GPUInstance, part *gpu.Partition) error {
+	cis, err := computeInstances(gi, *part)
 	if err != nil || len(cis) != 1 {
 		return err
 	}

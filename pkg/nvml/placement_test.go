@@ -17,8 +17,15 @@ type misplacing struct {
 	destroy   error
 }
 
-func (d *misplacing) CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (GPUInstance, error) {
-	return &misplaced{device: d, info: GPUInstanceInfo{ID: 8, ProfileID: profileID,
+func (d *misplacing) MIG() MIG { return misplacingMIG{d.fakeDevice.MIG(), d} }
+
+type misplacingMIG struct {
+	MIG
+	device *misplacing
+}
+
+func (m misplacingMIG) CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (GPUInstance, error) {
+	return &misplaced{device: m.device, info: GPUInstanceInfo{ID: 8, ProfileID: profileID,
 		Placement: gpu.Placement{Start: at.Start + 1, Size: at.Size}}}, nil
 }
 
@@ -40,7 +47,7 @@ func TestCreatePartition_WrongPlacement(t *testing.T) {
 		s := openFake(t, &fakeLibrary{devices: []*fakeDevice{h100(0)}})
 		g := &s.Node().GPUs[0]
 		d := &misplacing{fakeDevice: h100(0), destroy: stuck}
-		s.last.handles[g.PCI] = handle{Device: d, dog: newWatchdog()}
+		s.inventory.last.handles[g.PCI] = handle{Device: d, dog: newWatchdog()}
 		shape := gpu.Shape{GPU: g, Profile: &g.MIG.Profiles[0], Placement: g.MIG.Profiles[0].Placements[0]}
 		_, err := s.CreatePartition(t.Context(), shape)
 		if err == nil || !strings.Contains(err.Error(), "placed it at 1:1") || d.destroyed != 1 {

@@ -22,24 +22,6 @@ const (
 // maxPCIFile bounds, in bytes, a file of a PCI function: each contains one number.
 const maxPCIFile = 64
 
-// Absent reports whether a GPU has certainly been removed from its address: its PCI function is gone, and with it the
-// GPU's partitions. NVML cannot tell a removed GPU from an unreadable one. If sysfs never listed the GPU and lists no
-// other NVIDIA GPU, as in virtual machines that hide PCI, its absence there proves nothing.
-func (s *Session) Absent(pci gpu.PCIAddress) bool {
-	if _, err := fs.Stat(s.sysfs, deviceLink(pci)); err == nil {
-		return false
-	}
-	functions, err := pciGPUs(s.sysfs, nil)
-	return err == nil && (len(functions) > 0 || s.wasListed(pci))
-}
-
-// wasListed reports whether an earlier read found the PCI function of a GPU in sysfs.
-func (s *Session) wasListed(pci gpu.PCIAddress) bool {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.listed[pci]
-}
-
 // pciGPU is a PCI function of an NVIDIA GPU.
 type pciGPU struct {
 	pci gpu.PCIAddress

@@ -64,13 +64,13 @@ func TestSession_Absent(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			s := &Session{sysfs: pciFunctions(test.functions), listed: map[gpu.PCIAddress]bool{test.pci: test.listed}}
-			if got := s.Absent(test.pci); got != test.want {
+			v := &inventory{sysfs: pciFunctions(test.functions), listed: map[gpu.PCIAddress]bool{test.pci: test.listed}}
+			if got := v.absent(test.pci); got != test.want {
 				t.Errorf("got %v, want %v", got, test.want)
 			}
 		})
 	}
-	if (&Session{sysfs: fstest.MapFS{}, listed: map[gpu.PCIAddress]bool{gone: true}}).Absent(gone) {
+	if (&inventory{sysfs: fstest.MapFS{}, listed: map[gpu.PCIAddress]bool{gone: true}}).absent(gone) {
 		t.Error("without a list of PCI functions: got true, want false")
 	}
 }

@@ -97,19 +97,25 @@ func (l *realLibrary) HasFunction(name string) bool {
 	return l.lib.Extensions().LookupSymbol(name) == nil
 }
 
-// realDevice is an nvmlDevice_t.
-type realDevice struct {
-	dev nvml.Device
-	has func(function string) bool
-}
+// functions reports whether the driver's library has a function.
+type functions func(name string) bool
 
 // require returns an error if the driver's library lacks a function, as calling it would abort the process.
-func (d realDevice) require(function string) error {
-	if d.has(function) {
+func (has functions) require(function string) error {
+	if has(function) {
 		return nil
 	}
 	return check(function, nvml.ERROR_FUNCTION_NOT_FOUND)
 }
+
+// realDevice is an nvmlDevice_t.
+type realDevice struct {
+	dev nvml.Device
+	has functions
+}
+
+func (d realDevice) Links() Links { return realLinks(d) }
+func (d realDevice) MIG() MIG     { return realMIG{d.dev} }
 
 func (d realDevice) UUID() (string, error) {
 	return result(d.dev.GetUUID())("nvmlDeviceGetUUID")
@@ -157,7 +163,7 @@ func (d realDevice) MemoryTotal() (uint64, error) {
 
 func (d realDevice) MemoryTotalReserved() (total, reserved uint64, err error) {
 	const function = "nvmlDeviceGetMemoryInfo_v2"
-	if err := d.require(function); err != nil {
+	if err := d.has.require(function); err != nil {
 		return 0, 0, err
 	}
 	m, ret := d.dev.GetMemoryInfo_v2()
@@ -171,40 +177,11 @@ func (d realDevice) ECCMode() (current, pending bool, err error) {
 
 func (d realDevice) AddressingMode() (int, error) {
 	const function = "nvmlDeviceGetAddressingMode"
-	if err := d.require(function); err != nil {
+	if err := d.has.require(function); err != nil {
 		return 0, err
 	}
 	m, ret := d.dev.GetAddressingMode()
 	return int(m.Value), check(function, ret)
-}
-
-func (d realDevice) MIGMode() (current, pending bool, err error) {
-	c, p, ret := d.dev.GetMigMode()
-	return c == nvml.DEVICE_MIG_ENABLE, p == nvml.DEVICE_MIG_ENABLE, check("nvmlDeviceGetMigMode", ret)
-}
-
-func (d realDevice) GPUInstanceProfileInfo(enum int) (gpu.Profile, error) {
-	info, ret := d.dev.GetGpuInstanceProfileInfo(enum)
-	if err := check(fmt.Sprintf("nvmlDeviceGetGpuInstanceProfileInfo(%d)", enum), ret); err != nil {
-		return gpu.Profile{}, err
-	}
-	return gpu.Profile{
-		ID: int(info.Id), Enum: enum, MaxInstances: int(info.InstanceCount), ComputeSlices: int(info.SliceCount),
-		Memory: info.MemorySizeMB << 20, Multiprocessors: int(info.MultiprocessorCount),
-		CopyEngines: int(info.CopyEngineCount), Decoders: int(info.DecoderCount), Encoders: int(info.EncoderCount),
-		JPEGEngines: int(info.JpegCount), OFAEngines: int(info.OfaCount),
-	}, nil
-}
-
-func (d realDevice) GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, error) {
-	// NVML reads only the ID: https://docs.nvidia.com/deploy/nvml-api, nvmlDeviceGetGpuInstancePossiblePlacements.
-	found, ret := d.dev.GetGpuInstancePossiblePlacements(&nvml.GpuInstanceProfileInfo{Id: uint32(profileID)})
-	if err := check(fmt.Sprintf("nvmlDeviceGetGpuInstancePossiblePlacements(%d)", profileID), ret); err != nil {
-		return nil, err
-	}
-	return convert(found, func(p nvml.GpuInstancePlacement) gpu.Placement {
-		return gpu.Placement{Start: int(p.Start), Size: int(p.Size)}
-	}), nil
 }
 
 func (d realDevice) VirtualizationMode() (int, error) {

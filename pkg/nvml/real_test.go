@@ -97,8 +97,8 @@ func TestRealDevice_MissingFunctions(t *testing.T) {
 	for name, call := range map[string]func() error{
 		"memory v2":       func() error { _, _, err := d.MemoryTotalReserved(); return err },
 		"addressing mode": func() error { _, err := d.AddressingMode(); return err },
-		"remote type":     func() error { _, err := d.NVLinkRemoteDeviceType(0); return err },
-		"fabric":          func() error { _, err := d.FabricInfo(); return err },
+		"remote type":     func() error { _, err := d.Links().NVLinkRemoteDeviceType(0); return err },
+		"fabric":          func() error { _, err := d.Links().FabricInfo(); return err },
 	} {
 		if err := call(); !errors.Is(err, gpu.ErrNotSupported) {
 			t.Errorf("%s: got %v, want %v", name, err, gpu.ErrNotSupported)

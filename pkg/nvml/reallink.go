@@ -11,34 +11,40 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-func (d realDevice) NVLinkState(link int) (bool, error) {
-	s, ret := d.dev.GetNvLinkState(link)
+// realLinks are the NVLinks of an nvmlDevice_t.
+type realLinks struct {
+	dev nvml.Device
+	has functions
+}
+
+func (l realLinks) NVLinkState(link int) (bool, error) {
+	s, ret := l.dev.GetNvLinkState(link)
 	return s == nvml.FEATURE_ENABLED, check(fmt.Sprintf("nvmlDeviceGetNvLinkState(%d)", link), ret)
 }
 
-func (d realDevice) NVLinkVersion(link int) (int, error) {
-	return number(d.dev.GetNvLinkVersion(link))(fmt.Sprintf("nvmlDeviceGetNvLinkVersion(%d)", link))
+func (l realLinks) NVLinkVersion(link int) (int, error) {
+	return number(l.dev.GetNvLinkVersion(link))(fmt.Sprintf("nvmlDeviceGetNvLinkVersion(%d)", link))
 }
 
-func (d realDevice) NVLinkRemoteDeviceType(link int) (int, error) {
+func (l realLinks) NVLinkRemoteDeviceType(link int) (int, error) {
 	const function = "nvmlDeviceGetNvLinkRemoteDeviceType"
-	if err := d.require(function); err != nil {
+	if err := l.has.require(function); err != nil {
 		return 0, err
 	}
-	return number(d.dev.GetNvLinkRemoteDeviceType(link))(fmt.Sprintf("%s(%d)", function, link))
+	return number(l.dev.GetNvLinkRemoteDeviceType(link))(fmt.Sprintf("%s(%d)", function, link))
 }
 
-func (d realDevice) NVLinkRemotePCIInfo(link int) (PCIInfo, error) {
-	info, ret := d.dev.GetNvLinkRemotePciInfo(link)
+func (l realLinks) NVLinkRemotePCIInfo(link int) (PCIInfo, error) {
+	info, ret := l.dev.GetNvLinkRemotePciInfo(link)
 	return pciInfo(&info), check(fmt.Sprintf("nvmlDeviceGetNvLinkRemotePciInfo(%d)", link), ret)
 }
 
-func (d realDevice) FabricInfo() (FabricInfo, error) {
+func (l realLinks) FabricInfo() (FabricInfo, error) {
 	const function = "nvmlDeviceGetGpuFabricInfoV"
-	if err := d.require(function); err != nil {
+	if err := l.has.require(function); err != nil {
 		return FabricInfo{}, err
 	}
-	info, ret := d.dev.GetGpuFabricInfoV().V2()
+	info, ret := l.dev.GetGpuFabricInfoV().V2()
 	return FabricInfo{
 		ClusterUUID: info.ClusterUuid, CliqueID: int(info.CliqueId), State: int(info.State),
 		Status: check("registration with the fabric", nvml.Return(info.Status)),

@@ -15,40 +15,74 @@ import (
 // maxInstances bounds the instances of one profile: no board has more placement units.
 const maxInstances = 64
 
-func (d realDevice) SetMIGMode(enable bool) (activation, err error) {
+// realMIG is the MIG mode of an nvmlDevice_t and its partitions.
+type realMIG struct {
+	dev nvml.Device
+}
+
+func (m realMIG) MIGMode() (current, pending bool, err error) {
+	c, p, ret := m.dev.GetMigMode()
+	return c == nvml.DEVICE_MIG_ENABLE, p == nvml.DEVICE_MIG_ENABLE, check("nvmlDeviceGetMigMode", ret)
+}
+
+func (m realMIG) GPUInstanceProfileInfo(enum int) (gpu.Profile, error) {
+	info, ret := m.dev.GetGpuInstanceProfileInfo(enum)
+	if err := check(fmt.Sprintf("nvmlDeviceGetGpuInstanceProfileInfo(%d)", enum), ret); err != nil {
+		return gpu.Profile{}, err
+	}
+	return gpu.Profile{
+		ID: int(info.Id), Enum: enum, MaxInstances: int(info.InstanceCount), ComputeSlices: int(info.SliceCount),
+		Memory: info.MemorySizeMB << 20, Multiprocessors: int(info.MultiprocessorCount),
+		CopyEngines: int(info.CopyEngineCount), Decoders: int(info.DecoderCount), Encoders: int(info.EncoderCount),
+		JPEGEngines: int(info.JpegCount), OFAEngines: int(info.OfaCount),
+	}, nil
+}
+
+func (m realMIG) GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, error) {
+	// NVML reads only the ID: https://docs.nvidia.com/deploy/nvml-api, nvmlDeviceGetGpuInstancePossiblePlacements.
+	found, ret := m.dev.GetGpuInstancePossiblePlacements(&nvml.GpuInstanceProfileInfo{Id: uint32(profileID)})
+	if err := check(fmt.Sprintf("nvmlDeviceGetGpuInstancePossiblePlacements(%d)", profileID), ret); err != nil {
+		return nil, err
+	}
+	return convert(found, func(p nvml.GpuInstancePlacement) gpu.Placement {
+		return gpu.Placement{Start: int(p.Start), Size: int(p.Size)}
+	}), nil
+}
+
+func (m realMIG) SetMIGMode(enable bool) (activation, err error) {
 	mode := nvml.DEVICE_MIG_DISABLE
 	if enable {
 		mode = nvml.DEVICE_MIG_ENABLE
 	}
 	// The first of the two is the activation status, the second the outcome of the call (nvml.h, nvmlDeviceSetMigMode).
-	activated, ret := d.dev.SetMigMode(mode)
+	activated, ret := m.dev.SetMigMode(mode)
 	call := fmt.Sprintf("nvmlDeviceSetMigMode(%d)", mode)
 	return check(call, activated), check(call, ret)
 }
 
-func (d realDevice) CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (GPUInstance, error) {
-	gi, ret := d.dev.CreateGpuInstanceWithPlacement(&nvml.GpuInstanceProfileInfo{Id: uint32(profileID)},
+func (m realMIG) CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (GPUInstance, error) {
+	gi, ret := m.dev.CreateGpuInstanceWithPlacement(&nvml.GpuInstanceProfileInfo{Id: uint32(profileID)},
 		&nvml.GpuInstancePlacement{Start: uint32(at.Start), Size: uint32(at.Size)})
 	if err := check(fmt.Sprintf("nvmlDeviceCreateGpuInstanceWithPlacement(%d, %d:%d)", profileID, at.Start, at.Size), ret); err != nil {
 		return nil, err
 	}
-	return realGPUInstance{d.dev, gi}, nil
+	return realGPUInstance{m.dev, gi}, nil
 }
 
-func (d realDevice) GPUInstances(profileID int) ([]GPUInstance, error) {
-	found, ret := d.dev.GetGpuInstances(&nvml.GpuInstanceProfileInfo{Id: uint32(profileID), InstanceCount: maxInstances})
+func (m realMIG) GPUInstances(profileID int) ([]GPUInstance, error) {
+	found, ret := m.dev.GetGpuInstances(&nvml.GpuInstanceProfileInfo{Id: uint32(profileID), InstanceCount: maxInstances})
 	if err := check(fmt.Sprintf("nvmlDeviceGetGpuInstances(%d)", profileID), ret); err != nil {
 		return nil, err
 	}
-	return convert(found, func(gi nvml.GpuInstance) GPUInstance { return realGPUInstance{d.dev, gi} }), nil
+	return convert(found, func(gi nvml.GpuInstance) GPUInstance { return realGPUInstance{m.dev, gi} }), nil
 }
 
-func (d realDevice) GPUInstanceByID(id int) (GPUInstance, error) {
-	gi, ret := d.dev.GetGpuInstanceById(id)
+func (m realMIG) GPUInstanceByID(id int) (GPUInstance, error) {
+	gi, ret := m.dev.GetGpuInstanceById(id)
 	if err := check(fmt.Sprintf("nvmlDeviceGetGpuInstanceById(%d)", id), ret); err != nil {
 		return nil, err
 	}
-	return realGPUInstance{d.dev, gi}, nil
+	return realGPUInstance{m.dev, gi}, nil
 }
 
 // convert maps a slice.

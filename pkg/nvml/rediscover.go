@@ -44,7 +44,7 @@ type scan struct {
 // NVML enumerates GPUs at initialisation: "all device handles are no longer guaranteed to be valid" after others were
 // discovered (nvml.h, nvmlDeviceDiscoverGpus). Rediscover therefore restarts the session if NVML does not list a GPU.
 func (s *Session) Rediscover(ctx context.Context, allocated func(pci gpu.PCIAddress) bool) (changed bool, err error) {
-	missing, gone := s.compare(allocated)
+	missing, gone := s.scan.compare(s.inventory, allocated)
 	stale := s.stale.Swap(false)
 	if !slices.Equal(missing, s.scan.missing) {
 		s.scan.missing, s.scan.next, s.scan.backoff = missing, time.Time{}, 0
@@ -63,39 +63,39 @@ func (s *Session) Rediscover(ctx context.Context, allocated func(pci gpu.PCIAddr
 	if err != nil && !ended || !due {
 		return changed, err
 	}
-	if missing, _ = s.compare(allocated); len(missing) == 0 && !ended {
+	if missing, _ = s.scan.compare(s.inventory, allocated); len(missing) == 0 && !ended {
 		return changed, nil
 	}
 	klog.FromContext(ctx).Info("Restarting the NVML session: sysfs lists GPUs that NVML does not", "gpus", missing)
-	if err := s.restart(ctx); err != nil {
+	if err := s.calls.restart(ctx, s.root); err != nil {
 		return changed, fmt.Errorf("find the GPUs at %v: %w", missing, err)
 	}
 	again, err := s.reread(ctx, allocated)
 	return changed || again, err
 }
 
-// compare compares the inventory with sysfs: which GPUs the inventory lacks, and whether it should drop any.
-func (s *Session) compare(allocated func(pci gpu.PCIAddress) bool) (missing []gpu.PCIAddress, gone bool) {
-	if s.scan.known == nil {
-		s.scan.known, s.scan.gone = map[string]bool{}, map[gpu.PCIAddress]bool{}
+// compare compares an inventory with sysfs: which GPUs the inventory lacks, and whether it should drop any.
+func (c *scan) compare(known *inventory, allocated func(pci gpu.PCIAddress) bool) (missing []gpu.PCIAddress, gone bool) {
+	if c.known == nil {
+		c.known, c.gone = map[string]bool{}, map[gpu.PCIAddress]bool{}
 	}
-	functions, err := pciGPUs(s.sysfs, s.scan.known)
+	functions, err := pciGPUs(known.sysfs, c.known)
 	if err != nil {
 		return nil, false // without sysfs there is nothing to compare with
 	}
-	node := s.Node()
+	node := known.node()
 	for _, f := range functions {
 		// GPUs that are bound to another driver, such as vfio-pci, are not served.
 		if node.Find(f.pci.DeviceName()) == nil && (f.driver == "" || f.driver == "nvidia") {
 			missing = append(missing, f.pci)
 		}
 	}
-	before := s.scan.gone
-	s.scan.gone = map[gpu.PCIAddress]bool{}
+	before := c.gone
+	c.gone = map[gpu.PCIAddress]bool{}
 	for i := range node.GPUs {
 		pci := node.GPUs[i].PCI
-		if s.wasListed(pci) && s.Absent(pci) {
-			s.scan.gone[pci] = true
+		if known.wasListed(pci) && known.absent(pci) {
+			c.gone[pci] = true
 			// The GPU may be allocated to a claim that is not prepared yet, so it is dropped at the second scan.
 			gone = gone || before[pci] && !allocated(pci)
 		}
@@ -105,22 +105,22 @@ func (s *Session) compare(allocated func(pci gpu.PCIAddress) bool) (missing []gp
 
 // reread reads all GPUs and merges them into the inventory.
 func (s *Session) reread(ctx context.Context, allocated func(pci gpu.PCIAddress) bool) (changed bool, err error) {
-	d, err := s.discover(ctx)
+	d, err := s.calls.discover(ctx)
 	if err != nil {
 		return false, err
 	}
-	before := s.last
-	next := s.merge(before, d, allocated)
+	before := s.inventory.last
+	next := s.scan.merge(before, d, int(s.calls.epoch.Load()), allocated)
 	changed = !slices.EqualFunc(before.node.GPUs, next.node.GPUs, func(a, b gpu.GPU) bool {
 		return a.PCI == b.PCI && a.UUID == b.UUID && a.Minor == b.Minor
 	}) || !slices.EqualFunc(before.node.Problems, next.node.Problems, func(a, b gpu.Problem) bool { return a.Err.Error() == b.Err.Error() })
-	s.adopt(next)
+	s.inventory.adopt(next)
 	return changed, nil
 }
 
 // merge returns the next inventory. A known GPU keeps the attributes that were read first, except those that may change
 // during its lifetime.
-func (s *Session) merge(before, now *discovery, allocated func(pci gpu.PCIAddress) bool) *discovery {
+func (c *scan) merge(before, now *discovery, epoch int, allocated func(pci gpu.PCIAddress) bool) *discovery {
 	next := &discovery{node: now.node, handles: now.handles}
 	next.node.GPUs = nil
 	for i := range now.node.GPUs {
@@ -142,11 +142,11 @@ func (s *Session) merge(before, now *discovery, allocated func(pci gpu.PCIAddres
 	}
 	for i := range before.node.GPUs {
 		g := &before.node.GPUs[i]
-		if now.node.Find(g.PCI.DeviceName()) != nil || s.scan.gone[g.PCI] && !allocated(g.PCI) {
+		if now.node.Find(g.PCI.DeviceName()) != nil || c.gone[g.PCI] && !allocated(g.PCI) {
 			continue
 		}
 		next.node.GPUs = append(next.node.GPUs, *g) // an unreadable GPU is still there
-		if h, ok := before.handles[g.PCI]; ok && h.epoch == int(s.epoch.Load()) {
+		if h, ok := before.handles[g.PCI]; ok && h.epoch == epoch {
 			next.handles[g.PCI] = h
 		}
 	}
@@ -156,69 +156,39 @@ func (s *Session) merge(before, now *discovery, allocated func(pci gpu.PCIAddres
 
 // restart shuts NVML down and initialises it again. Queued calls fail with errRestarted. It fails while a call is running,
 // which would use what nvmlShutdown frees.
-func (s *Session) restart(ctx context.Context) (err error) {
+func (c *calls) restart(ctx context.Context, root string) (err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("restart the NVML session: %w", err)
 		}
 	}()
-	release, err := s.dogs.acquireAll(ctx, s.patience.Change)
+	release, err := c.dogs.acquireAll(ctx, c.patience.Change)
 	if err != nil {
 		return err
 	}
 	defer release()
-	closeNodes, err := s.openNodes()
+	closeNodes, err := c.inventory.openNodes(root)
 	if err != nil {
 		return err
 	}
 	defer closeNodes()
-	s.mu.Lock()
-	s.epoch.Add(1)
-	open := slices.Collect(maps.Keys(s.events))
-	clear(s.events)
-	s.mu.Unlock()
-	_, err = bounded(ctx, newWatchdog(), "nvmlInit_v2", s.patience.Change, true, func() (struct{}, error) {
+	c.mu.Lock()
+	c.epoch.Add(1)
+	open := slices.Collect(maps.Keys(c.events))
+	clear(c.events)
+	c.mu.Unlock()
+	_, err = bounded(ctx, newWatchdog(), "nvmlInit_v2", c.patience.Change, true, func() (struct{}, error) {
 		for _, e := range open {
 			if err := e.set.Free(); err != nil {
 				klog.FromContext(ctx).V(2).Info("Could not free an event set", "reason", err.Error())
 			}
 		}
-		if err := s.lib.Shutdown(); err != nil && !errors.Is(err, gpu.ErrDriverNotLoaded) {
+		if err := c.lib.Shutdown(); err != nil && !errors.Is(err, gpu.ErrDriverNotLoaded) {
 			return struct{}{}, err
 		}
-		return struct{}{}, s.lib.Init()
+		return struct{}{}, c.lib.Init()
 	})
 	return err
-}
-
-// openNodes keeps the device nodes of all GPUs open until closeNodes is called. Without persistence mode the driver tears
-// down a GPU's state, its partitions included, when the last file of it is closed (open-gpu-kernel-modules 595.45.04,
-// kernel-open/nvidia/nv.c, nv_close_device).
-func (s *Session) openNodes() (closeNodes func(), err error) {
-	var files []*os.File
-	closeNodes = func() {
-		for _, f := range files {
-			_ = f.Close()
-		}
-	}
-	if s.root == "" {
-		return closeNodes, nil // a library without a driver root has no device nodes
-	}
-	node := s.Node()
-	for i := range node.GPUs {
-		g := &node.GPUs[i]
-		f, err := openNode(s.root, g.Minor)
-		switch {
-		case err == nil:
-			files = append(files, f)
-		case errors.Is(err, syscall.ENXIO), errors.Is(err, syscall.ENODEV), errors.Is(err, syscall.EIO), s.Absent(g.PCI):
-			// without a kernel driver or a GPU behind the node there is no state to keep
-		default:
-			closeNodes()
-			return nil, fmt.Errorf("keep the GPU at %s open: %w", g.PCI, err)
-		}
-	}
-	return closeNodes, nil
 }
 
 // openNode opens a GPU's device node in the driver root or, if that has no /dev, on the host.

@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"os"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -37,36 +36,23 @@ type Options struct {
 // Session is a long-lived NVML session. It caches handles, because nvmlInit and lookups by UUID can take seconds under
 // load. All methods but Rediscover are safe for concurrent use.
 type Session struct {
-	lib      Library
-	sysfs    fs.ReadLinkFS
-	root     string
-	patience Patience
-	dogs     *watchdogs
-	// epoch counts the restarts of the session.
-	epoch atomic.Int64
+	calls     *calls
+	inventory *inventory
+	profiles  computeProfiles
+	root      string
 	// stale is set if a GPU no longer matches the inventory.
 	stale atomic.Bool
 	scan  scan
-
-	mu      sync.RWMutex
-	last    *discovery
-	filling map[int]int // compute slices -> compute profile ID, see fillingProfile
-	// listed are the GPUs whose PCI function sysfs listed at some read.
-	listed map[gpu.PCIAddress]bool
-	// registered are the GPUs whose registration with the fabric completed at some time.
-	registered map[gpu.PCIAddress]bool
-	// events are the open subscriptions.
-	events map[*Events]bool
 }
 
 // Option adjusts a session.
 type Option func(*Session)
 
 // WithPatience sets the time limits of a session's calls.
-func WithPatience(p Patience) Option { return func(s *Session) { s.patience = p } }
+func WithPatience(p Patience) Option { return func(s *Session) { s.calls.patience = p } }
 
 // sharing makes a session use the watchdogs of other sessions with the same library.
-func sharing(dogs *watchdogs) Option { return func(s *Session) { s.dogs = dogs } }
+func sharing(dogs *watchdogs) Option { return func(s *Session) { s.calls.dogs = dogs } }
 
 // Open finds the library, starts a session and reads the hardware once. Errors name the path of the library.
 func Open(ctx context.Context, opts Options) (*Session, error) {
@@ -93,7 +79,7 @@ func Open(ctx context.Context, opts Options) (*Session, error) {
 // OpenLibrary starts a session with a given library and reads the hardware once.
 func OpenLibrary(ctx context.Context, lib Library, sysfs fs.ReadLinkFS, opts ...Option) (*Session, error) {
 	s := newSession(lib, sysfs, opts)
-	if err := s.askLibrary(ctx, "nvmlInit_v2", lib.Init); err != nil {
+	if err := s.calls.library(ctx, "nvmlInit_v2", lib.Init); err != nil {
 		return nil, err
 	}
 	if err := s.Refresh(ctx); err != nil {
@@ -103,10 +89,10 @@ func OpenLibrary(ctx context.Context, lib Library, sysfs fs.ReadLinkFS, opts ...
 }
 
 func newSession(lib Library, sysfs fs.ReadLinkFS, opts []Option) *Session {
+	inventory := newInventory(sysfs)
 	s := &Session{
-		lib: lib, sysfs: sysfs, filling: map[int]int{}, listed: map[gpu.PCIAddress]bool{},
-		registered: map[gpu.PCIAddress]bool{}, events: map[*Events]bool{},
-		patience: defaultPatience, dogs: newWatchdogs(),
+		calls:     &calls{lib: lib, inventory: inventory, patience: defaultPatience, dogs: newWatchdogs(), events: map[*Events]bool{}},
+		inventory: inventory, profiles: computeProfiles{ids: map[int]int{}},
 	}
 	for _, opt := range opts {
 		opt(s)
@@ -180,32 +166,23 @@ func Wait(ctx context.Context, opts Options, interval time.Duration, notify func
 
 // Refresh rereads the hardware.
 func (s *Session) Refresh(ctx context.Context) error {
-	d, err := s.discover(ctx)
+	d, err := s.calls.discover(ctx)
 	if err != nil {
 		return err
 	}
-	s.adopt(d)
+	s.inventory.adopt(d)
 	return nil
-}
-
-// adopt replaces the inventory.
-func (s *Session) adopt(d *discovery) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.last = d
-	for i := range d.node.GPUs {
-		g := &d.node.GPUs[i]
-		s.listed[g.PCI] = s.listed[g.PCI] || len(g.PCIePath) > 0
-		s.registered[g.PCI] = s.registered[g.PCI] || g.FabricState == gpu.FabricCompleted
-	}
 }
 
 // Node is the inventory of the last read. It is shared: do not modify it.
 func (s *Session) Node() *gpu.Node {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return &s.last.node
+	return s.inventory.node()
 }
+
+// Absent reports whether a GPU has certainly been removed from its address: its PCI function is gone, and with it the
+// GPU's partitions. NVML cannot tell a removed GPU from an unreadable one. If sysfs never listed the GPU and lists no
+// other NVIDIA GPU, as in virtual machines that hide PCI, its absence there proves nothing.
+func (s *Session) Absent(pci gpu.PCIAddress) bool { return s.inventory.absent(pci) }
 
 // DriverRoot is the root under which the driver was found, as this process sees it.
 func (s *Session) DriverRoot() string { return s.root }
@@ -217,7 +194,7 @@ func (s *Session) DriverRoot() string { return s.root }
 // for a GPU that is no longer attached (NV_ERR_GPU_IS_LOST; open-gpu-kernel-modules 595.45.04,
 // src/nvidia/src/kernel/rmapi/control.c), and this call is the cheapest that all boards support.
 func (s *Session) VerifyGPU(ctx context.Context, g *gpu.GPU) error {
-	_, err := ask(ctx, s, g.PCI, "nvmlDeviceGetUUID", errorOnly(func(dev Device) error {
+	_, err := ask(ctx, s.calls, g.PCI, "nvmlDeviceGetUUID", errorOnly(func(dev Device) error {
 		uuid, err := dev.UUID()
 		if err != nil {
 			return fmt.Errorf("read the UUID of the GPU at %s: %w", g.PCI, err)
@@ -252,7 +229,7 @@ func checkMinor(dev Device, g *gpu.GPU) error {
 
 // Processes lists the IDs of the processes that use the GPU at an address, in ascending order.
 func (s *Session) Processes(ctx context.Context, pci gpu.PCIAddress) ([]int, error) {
-	pids, err := ask(ctx, s, pci, "nvmlDeviceGetComputeRunningProcesses", Device.RunningProcesses)
+	pids, err := ask(ctx, s.calls, pci, "nvmlDeviceGetComputeRunningProcesses", Device.RunningProcesses)
 	if err != nil {
 		return nil, fmt.Errorf("list the processes on the GPU at %s: %w", pci, err)
 	}
@@ -261,8 +238,8 @@ func (s *Session) Processes(ctx context.Context, pci gpu.PCIAddress) ([]int, err
 
 // Close ends the session. It fails while a call is running, which uses what nvmlShutdown frees.
 func (s *Session) Close() error {
-	if what := s.dogs.busy(); what != "" {
+	if what := s.calls.dogs.busy(); what != "" {
 		return fmt.Errorf("close the NVML session: %w: %s has not returned", gpu.ErrHangs, what)
 	}
-	return s.lib.Shutdown()
+	return s.calls.lib.Shutdown()
 }

@@ -89,6 +89,9 @@ type device struct {
 	*sim.Device
 }
 
+func (d device) Links() nvml.Links { return links(d) }
+func (d device) MIG() nvml.MIG     { return mig(d) }
+
 func (d device) Handle() any { return d.Device }
 
 func (d device) RegisterEvents(types uint64, set nvml.EventSet) error {
@@ -122,11 +125,6 @@ func (d device) PCIInfo() (nvml.PCIInfo, error) {
 	return nvml.PCIInfo{BusID: info.BusID, DeviceID: info.DeviceID}, err
 }
 
-func (d device) NVLinkRemotePCIInfo(link int) (nvml.PCIInfo, error) {
-	info, err := d.NVLinkRemotePCI(link)
-	return nvml.PCIInfo{BusID: info.BusID, DeviceID: info.DeviceID}, err
-}
-
 func (d device) FieldValues(fields []nvml.Field) ([]nvml.FieldValue, error) {
 	if err := d.BeginFieldValues(); err != nil {
 		return nil, err
@@ -139,21 +137,36 @@ func (d device) FieldValues(fields []nvml.Field) ([]nvml.FieldValue, error) {
 	return values, nil
 }
 
-func (d device) FabricInfo() (nvml.FabricInfo, error) {
-	info, err := d.Fabric()
+// links are the NVLinks of a simulated GPU as nvml.Links.
+type links struct {
+	*sim.Device
+}
+
+func (l links) NVLinkRemotePCIInfo(link int) (nvml.PCIInfo, error) {
+	info, err := l.NVLinkRemotePCI(link)
+	return nvml.PCIInfo{BusID: info.BusID, DeviceID: info.DeviceID}, err
+}
+
+func (l links) FabricInfo() (nvml.FabricInfo, error) {
+	info, err := l.Fabric()
 	return nvml.FabricInfo{ClusterUUID: info.ClusterUUID, CliqueID: int(info.Clique), State: info.State}, err
 }
 
-func (d device) CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (nvml.GPUInstance, error) {
-	gi, err := d.Device.CreateGPUInstanceWithPlacement(profileID, at)
+// mig is the MIG mode of a simulated GPU and its partitions as nvml.MIG.
+type mig struct {
+	*sim.Device
+}
+
+func (m mig) CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (nvml.GPUInstance, error) {
+	gi, err := m.Device.CreateGPUInstanceWithPlacement(profileID, at)
 	if err != nil {
 		return nil, err
 	}
 	return gpuInstance{gi}, nil
 }
 
-func (d device) GPUInstances(profileID int) ([]nvml.GPUInstance, error) {
-	found, err := d.Device.GPUInstances(profileID)
+func (m mig) GPUInstances(profileID int) ([]nvml.GPUInstance, error) {
+	found, err := m.Device.GPUInstances(profileID)
 	instances := make([]nvml.GPUInstance, 0, len(found))
 	for _, gi := range found {
 		instances = append(instances, gpuInstance{gi})
@@ -161,8 +174,8 @@ func (d device) GPUInstances(profileID int) ([]nvml.GPUInstance, error) {
 	return instances, err
 }
 
-func (d device) GPUInstanceByID(id int) (nvml.GPUInstance, error) {
-	gi, err := d.Device.GPUInstanceByID(id)
+func (m mig) GPUInstanceByID(id int) (nvml.GPUInstance, error) {
+	gi, err := m.Device.GPUInstanceByID(id)
 	if err != nil {
 		return nil, err
 	}
