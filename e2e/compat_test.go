@@ -49,7 +49,7 @@ func (s *space) startCompatible(ctx context.Context) *node.Node {
 		// Pods end only while their plugin unprepares their claims.
 		s.must(env.kube.CoreV1().Pods(s.name).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 		s.must(env.client.WaitGone(ctx, s.name, ""))
-		s.must(errors.Join(n.Stop(), n.StopSupervisor()))
+		s.must(errors.Join(n.Stop(), n.Supervisor.Stop()))
 		for _, name := range []string{"gpu.nvidia.com", "mig.nvidia.com"} {
 			s.must(env.kube.ResourceV1().DeviceClasses().Delete(ctx, name, metav1.DeleteOptions{}))
 		}
@@ -78,7 +78,7 @@ func (s *space) cleared(ctx context.Context, n *node.Node) {
 	s.eventually(ctx, "nothing to be left", func(ctx context.Context) (bool, string, error) {
 		var left []string
 		for _, p := range processes() {
-			if strings.Contains(p.Command, "nvidia-cuda-mps") && strings.Contains(p.Environment, "="+n.MPSDir()) {
+			if strings.Contains(p.Command, "nvidia-cuda-mps") && strings.Contains(p.Environment, "="+n.Supervisor.Dir()) {
 				left = append(left, fmt.Sprintf("process %d %s", p.PID, p.Command))
 			}
 		}

@@ -32,7 +32,7 @@ func mpsPod(name string, spec resourceapi.ResourceClaimSpec, flags ...string) []
 
 // isMPS reports whether a process is such a program of MPS, of this node.
 func isMPS(p process.Process, command string) bool {
-	return strings.Contains(p.Command, command) && strings.Contains(p.Environment, "="+env.node.MPSDir())
+	return strings.Contains(p.Command, command) && strings.Contains(p.Environment, "="+env.node.Supervisor.Dir())
 }
 
 func TestMPS_TwoServices(t *testing.T) {
@@ -149,10 +149,10 @@ func TestMPS_SupervisorKilled(t *testing.T) {
 	pod := s.pods.running(ctx, "client")
 	s.pods.served(ctx, pod)
 	daemon := s.hardware.daemon()
-	s.must(env.node.KillSupervisor())
+	s.must(env.node.Supervisor.Kill())
 	t.Cleanup(func() {
-		if env.node.SupervisorPID() == 0 {
-			s.must(env.node.StartSupervisor(context.WithoutCancel(ctx)))
+		if env.node.Supervisor.PID() == 0 {
+			s.must(env.node.Supervisor.Start(context.WithoutCancel(ctx)))
 		}
 	})
 	s.events.wait(ctx, "", env.cluster.NodeName(), "MPSSupervisorAway", ownClaim(pod))
@@ -168,15 +168,15 @@ func TestMPS_SupervisorKilled(t *testing.T) {
 	s.create(ctx, mpsPod("waits", shareSpec(mpsClass))...)
 	s.pods.unschedulable(ctx, "waits")
 	s.pods.checkUndisturbed(ctx, pod)
-	s.must(env.node.StartSupervisor(ctx))
+	s.must(env.node.Supervisor.Start(ctx))
 	s.hardware.checkDaemon(daemon)
 	s.pods.served(ctx, s.pods.running(ctx, "waits"))
 	s.pods.checkUndisturbed(ctx, pod)
 	s.pods.delete(ctx, "waits")
 	// A share that goes while no supervisor is there does not keep its pod, and is given back later.
-	s.must(env.node.KillSupervisor())
+	s.must(env.node.Supervisor.Kill())
 	s.pods.delete(ctx, "client")
-	s.must(env.node.StartSupervisor(ctx))
+	s.must(env.node.Supervisor.Start(ctx))
 	s.hardware.waitNoMPS(ctx)
 }
 

@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -71,11 +72,11 @@ func TestKubelet_Restarted(t *testing.T) {
 			s.published.waitOrder(ctx, lastAllocated)
 			t.Cleanup(func() {
 				if t.Failed() {
-					_ = env.cluster.StartKubelet(context.WithoutCancel(ctx)) // if it runs this says so
+					_ = env.cluster.Component(cluster.Kubelet).Start(context.WithoutCancel(ctx)) // if it runs this says so
 				}
 			})
 			published := s.published.slices(ctx, env.cluster.NodeName())
-			s.must(env.cluster.RestartKubelet(ctx, sig))
+			s.must(env.cluster.Component(cluster.Kubelet).Restart(ctx, sig))
 			s.must(env.cluster.Healthy(ctx))
 			s.published.waitReplaced(ctx, published)
 			s.create(ctx, gpuPod("after", 1)...)
@@ -96,12 +97,12 @@ func TestPlugin_StartReleasesUnclaimed(t *testing.T) {
 	s.create(ctx, gpuPod("gone", 1)...)
 	claim := ownClaim(s.pods.running(ctx, "gone"))
 	s.must(env.node.Kill())
-	s.must(env.cluster.StopKubelet(ctx, syscall.SIGKILL))
+	s.must(env.cluster.Component(cluster.Kubelet).Stop(ctx, syscall.SIGKILL))
 	published := s.published.slices(ctx, env.cluster.NodeName())
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		s.must(env.cluster.StartKubelet(ctx))
+		s.must(env.cluster.Component(cluster.Kubelet).Start(ctx))
 		s.published.waitReplaced(ctx, published)
 	})
 	now := int64(0)

@@ -199,15 +199,15 @@ func (s hardware) waitNoMPS(ctx context.Context) {
 			return false, "", err
 		}
 		for line := range strings.Lines(string(mounts)) {
-			if strings.Contains(line, env.node.MPSDir()) {
+			if strings.Contains(line, env.node.Supervisor.Dir()) {
 				left = append(left, "mount "+strings.TrimSpace(line))
 			}
 		}
-		directories, err := filepath.Glob(filepath.Join(env.node.MPSDir(), "*", "gpu-*"))
+		directories, err := filepath.Glob(filepath.Join(env.node.Supervisor.Dir(), "*", "gpu-*"))
 		if err != nil {
 			return false, "", err
 		}
-		more, err := filepath.Glob(filepath.Join(env.node.MPSDir(), "gpu-*"))
+		more, err := filepath.Glob(filepath.Join(env.node.Supervisor.Dir(), "gpu-*"))
 		if err != nil {
 			return false, "", err
 		}

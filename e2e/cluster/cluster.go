@@ -77,12 +77,6 @@ func (c *Cluster) RegistryDir() string { return filepath.Join(c.KubeletDir(), "p
 // CDIDir is the one directory that containerd takes CDI specs from.
 func (c *Cluster) CDIDir() string { return c.layout.cdiDir() }
 
-// ContainerdSocket is the path of containerd's socket, which serves the CRI.
-func (c *Cluster) ContainerdSocket() string { return c.layout.containerdSocket() }
-
-// PodLogDir is the directory below which the kubelet keeps the logs of pods.
-func (c *Cluster) PodLogDir() string { return c.layout.podLogs() }
-
 // LogFile is the path of a component's log.
 func (c *Cluster) LogFile(component Component) string { return c.layout.logFile(component) }
 

@@ -118,7 +118,7 @@ func testKubelet(ctx context.Context, t *testing.T, c *Cluster, sig syscall.Sign
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.RestartKubelet(ctx, sig); err != nil {
+	if err := c.Component(Kubelet).Restart(ctx, sig); err != nil {
 		t.Fatal(err)
 	}
 	after, err := findDaemon(c.layout, Kubelet)

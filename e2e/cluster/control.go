@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"syscall"
 	"time"
@@ -26,25 +27,14 @@ type Status struct {
 
 // Status asks every component how it is.
 func (c *Cluster) Status(ctx context.Context) ([]Status, error) {
-	client, err := c.healthClient()
+	client, err := healthClient(c.layout)
 	if err != nil {
 		return nil, err
 	}
 	var list []Status
 	for _, component := range Components() {
-		status := Status{Component: component}
-		d, err := findDaemon(c.layout, component)
-		switch {
-		case errors.Is(err, os.ErrNotExist):
-			status.Problem = errors.New("was not started")
-		case err != nil:
-			status.Problem = err
-		case !d.process.alive():
-			status.Problem = errors.New("has ended")
-		default:
-			status.PID, status.Problem = d.process.pid, c.health(ctx, client, component)
-		}
-		list = append(list, status)
+		pid, problem := c.Component(component).status(ctx, client)
+		list = append(list, Status{component, pid, problem})
 	}
 	return list, nil
 }
@@ -71,11 +61,35 @@ func (c *Cluster) Healthy(ctx context.Context) error {
 	return readyNode(node)
 }
 
-// Stop ends a component with a signal (SIGTERM lets it finish, SIGKILL does
+// Control starts and stops one component of a cluster.
+type Control struct {
+	cluster   *Cluster
+	component Component
+}
+
+// Component returns the control of a component.
+func (c *Cluster) Component(component Component) Control { return Control{c, component} }
+
+// status is the component's process, if it runs, and why it is not ready.
+func (c Control) status(ctx context.Context, client *http.Client) (pid int, problem error) {
+	d, err := findDaemon(c.cluster.layout, c.component)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return 0, errors.New("was not started")
+	case err != nil:
+		return 0, err
+	case !d.process.alive():
+		return 0, errors.New("has ended")
+	default:
+		return d.process.pid, c.health(ctx, client)
+	}
+}
+
+// Stop ends the component with a signal (SIGTERM lets it finish, SIGKILL does
 // not) and waits until it is gone. What the component has started, such as
 // containers, goes on. It is no error when the component does not run.
-func (c *Cluster) Stop(ctx context.Context, component Component, sig syscall.Signal) error {
-	d, err := findDaemon(c.layout, component)
+func (c Control) Stop(ctx context.Context, sig syscall.Signal) error {
+	d, err := findDaemon(c.cluster.layout, c.component)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -83,50 +97,37 @@ func (c *Cluster) Stop(ctx context.Context, component Component, sig syscall.Sig
 		return err
 	}
 	if err := d.process.signal(sig); err != nil {
-		return fmt.Errorf("stop %s: %w", component, err)
+		return fmt.Errorf("stop %s: %w", c.component, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, stopGrace)
 	defer cancel()
 	if left := waitGone(ctx, []identity{d.process}); len(left) > 0 {
-		return fmt.Errorf("stop %s: process %d does not end on %s: %w", component, d.process.pid, sig, ctx.Err())
+		return fmt.Errorf("stop %s: process %d does not end on %s: %w", c.component, d.process.pid, sig, ctx.Err())
 	}
 	return nil
 }
 
-// Start starts a component that does not run and waits until it is ready; for
+// Start starts the component, which must not run, and waits until it is ready; for
 // the kubelet, until its node is Ready too.
-func (c *Cluster) Start(ctx context.Context, component Component) error {
-	if d, err := findDaemon(c.layout, component); err == nil && d.process.alive() {
-		return fmt.Errorf("start %s: it runs already, as process %d", component, d.process.pid)
+func (c Control) Start(ctx context.Context) error {
+	if d, err := findDaemon(c.cluster.layout, c.component); err == nil && d.process.alive() {
+		return fmt.Errorf("start %s: it runs already, as process %d", c.component, d.process.pid)
 	}
 	began := time.Now()
-	d, err := startDaemon(c.layout, c.state, component)
+	d, err := startDaemon(c.cluster.layout, c.cluster.state, c.component)
 	if err != nil {
 		return err
 	}
-	if err := c.wait(ctx, d); err != nil || component != Kubelet {
+	if err := c.wait(ctx, d); err != nil || c.component != Kubelet {
 		return err
 	}
-	return c.waitNode(ctx, began)
+	return c.waitNode(ctx, d, began)
 }
 
 // Restart is Stop and Start.
-func (c *Cluster) Restart(ctx context.Context, component Component, sig syscall.Signal) error {
-	if err := c.Stop(ctx, component, sig); err != nil {
+func (c Control) Restart(ctx context.Context, sig syscall.Signal) error {
+	if err := c.Stop(ctx, sig); err != nil {
 		return err
 	}
-	return c.Start(ctx, component)
-}
-
-// StopKubelet is Stop for the kubelet.
-func (c *Cluster) StopKubelet(ctx context.Context, sig syscall.Signal) error {
-	return c.Stop(ctx, Kubelet, sig)
-}
-
-// StartKubelet is Start for the kubelet.
-func (c *Cluster) StartKubelet(ctx context.Context) error { return c.Start(ctx, Kubelet) }
-
-// RestartKubelet is Restart for the kubelet.
-func (c *Cluster) RestartKubelet(ctx context.Context, sig syscall.Signal) error {
-	return c.Restart(ctx, Kubelet, sig)
+	return c.Start(ctx)
 }

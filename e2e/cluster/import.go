@@ -35,8 +35,20 @@ const (
 
 // ImportImage makes an image and hands it to containerd. Pods can use it when
 // this returns, with imagePullPolicy Never or IfNotPresent.
-func (c *Cluster) ImportImage(ctx context.Context, image Image) (err error) {
-	f, err := os.CreateTemp(c.layout.images(), "image-*.tar")
+func (c *Cluster) ImportImage(ctx context.Context, image Image) error {
+	return c.images().add(ctx, image)
+}
+
+// images are those that containerd has.
+type images struct {
+	layout layout
+	state  state
+}
+
+func (c *Cluster) images() images { return images{c.layout, c.state} }
+
+func (i images) add(ctx context.Context, image Image) (err error) {
+	f, err := os.CreateTemp(i.layout.images(), "image-*.tar")
 	if err != nil {
 		return fmt.Errorf("import image %s: %w", image.Ref, err)
 	}
@@ -44,19 +56,19 @@ func (c *Cluster) ImportImage(ctx context.Context, image Image) (err error) {
 	if err := errors.Join(writeArchive(f, image), f.Close()); err != nil {
 		return err
 	}
-	if err := c.ctr(ctx, "images", "import", f.Name()); err != nil {
+	if err := i.ctr(ctx, "images", "import", f.Name()); err != nil {
 		return fmt.Errorf("import image %s: %w", image.Ref, err)
 	}
-	return c.waitImage(ctx, image.Ref)
+	return i.wait(ctx, image.Ref)
 }
 
-// waitImage waits until the kubelet would find the image: containerd notifies its
+// wait waits until the kubelet would find the image: containerd notifies its
 // CRI service of new images in passing.
-func (c *Cluster) waitImage(ctx context.Context, ref string) error {
+func (i images) wait(ctx context.Context, ref string) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	err := poll(ctx, pollInterval, func(ctx context.Context) error {
-		output, err := c.runCtr(ctx, "images", "list", "name=="+ref)
+		output, err := i.runCtr(ctx, "images", "list", "name=="+ref)
 		if err != nil {
 			return err
 		}
@@ -71,14 +83,14 @@ func (c *Cluster) waitImage(ctx context.Context, ref string) error {
 	return nil
 }
 
-func (c *Cluster) ctr(ctx context.Context, args ...string) error {
-	_, err := c.runCtr(ctx, args...)
+func (i images) ctr(ctx context.Context, args ...string) error {
+	_, err := i.runCtr(ctx, args...)
 	return err
 }
 
-func (c *Cluster) runCtr(ctx context.Context, args ...string) ([]byte, error) {
-	arguments := append([]string{"--address", c.ContainerdSocket(), "--namespace", criNamespace}, args...)
-	cmd := exec.CommandContext(ctx, filepath.Join(c.state.toolsDir(), "ctr"), arguments...)
+func (i images) runCtr(ctx context.Context, args ...string) ([]byte, error) {
+	arguments := append([]string{"--address", i.layout.containerdSocket(), "--namespace", criNamespace}, args...)
+	cmd := exec.CommandContext(ctx, filepath.Join(i.state.toolsDir(), "ctr"), arguments...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
@@ -87,29 +99,29 @@ func (c *Cluster) runCtr(ctx context.Context, args ...string) ([]byte, error) {
 	return stdout.Bytes(), nil
 }
 
-// importBasicImages imports the image that every pod needs and busybox.
-func (c *Cluster) importBasicImages(ctx context.Context) error {
-	busybox := File{Path: "bin/busybox", Mode: 0o755, Source: c.state.Host.Busybox}
+// addBasic imports the image that every pod needs and busybox.
+func (i images) addBasic(ctx context.Context) error {
+	busybox := File{Path: "bin/busybox", Mode: 0o755, Source: i.state.Host.Busybox}
 	pause := Image{
 		Ref: pauseImage,
 		// The program looks at the name it is called by.
 		Files:      []File{busybox, {Path: "bin/sleep", Link: "busybox"}},
 		Entrypoint: []string{"/bin/sleep", "2147483647"},
 	}
-	if err := c.ImportImage(ctx, pause); err != nil {
+	if err := i.add(ctx, pause); err != nil {
 		return err
 	}
 	image, err := busyboxImage(ctx, busybox)
 	if err != nil {
 		return err
 	}
-	if err := c.ImportImage(ctx, image); err != nil {
+	if err := i.add(ctx, image); err != nil {
 		return err
 	}
-	if err := c.ctr(ctx, "images", "tag", "--force", BusyboxImage, libraryPrefix+ExampleImage); err != nil {
+	if err := i.ctr(ctx, "images", "tag", "--force", BusyboxImage, libraryPrefix+ExampleImage); err != nil {
 		return fmt.Errorf("name an image for the examples: %w", err)
 	}
-	return c.waitImage(ctx, libraryPrefix+ExampleImage)
+	return i.wait(ctx, libraryPrefix+ExampleImage)
 }
 
 // busyboxImage has a link for every program that busybox can be.

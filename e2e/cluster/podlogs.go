@@ -27,7 +27,7 @@ func (c *Cluster) PodLogs(ctx context.Context, namespace, pod, container string)
 	if err != nil {
 		return "", fmt.Errorf("find the log of pod %s/%s: %w", namespace, pod, err)
 	}
-	directory := filepath.Join(c.PodLogDir(), fmt.Sprintf("%s_%s_%s", namespace, pod, object.UID), container)
+	directory := filepath.Join(c.layout.podLogs(), fmt.Sprintf("%s_%s_%s", namespace, pod, object.UID), container)
 	entries, err := os.ReadDir(directory)
 	if err != nil {
 		return "", fmt.Errorf("find the log of container %s of pod %s/%s (has it started?): %w", container, namespace, pod, err)

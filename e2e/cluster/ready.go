@@ -51,11 +51,11 @@ func poll(ctx context.Context, interval time.Duration, look func(context.Context
 // finalError ends a poll: looking again will not help.
 type finalError struct{ error }
 
-// wait waits until a component is ready, or has ended, or takes too long.
-func (c *Cluster) wait(ctx context.Context, d *daemon) error {
+// wait waits until the component is ready, or has ended, or takes too long.
+func (c Control) wait(ctx context.Context, d *daemon) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
-	client, err := c.healthClient()
+	client, err := healthClient(c.cluster.layout)
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func (c *Cluster) wait(ctx context.Context, d *daemon) error {
 		if !d.process.alive() {
 			return finalError{errors.New("it ended")}
 		}
-		return c.health(ctx, client, d.component)
+		return c.health(ctx, client)
 	})
 	if err != nil {
 		return d.failure(err)
@@ -71,10 +71,10 @@ func (c *Cluster) wait(ctx context.Context, d *daemon) error {
 	return nil
 }
 
-// health asks a component whether it is ready.
-func (c *Cluster) health(ctx context.Context, client *http.Client, component Component) error {
-	ports := c.state.Ports
-	switch component {
+// health asks the component whether it is ready.
+func (c Control) health(ctx context.Context, client *http.Client) error {
+	ports := c.cluster.state.Ports
+	switch c.component {
 	case Etcd:
 		return get(ctx, client, "https://"+hostPort(ports.EtcdClient)+"/readyz")
 	case APIServer:
@@ -87,7 +87,7 @@ func (c *Cluster) health(ctx context.Context, client *http.Client, component Com
 		return get(ctx, client, "http://"+hostPort(ports.KubeletHealth)+"/healthz")
 	case Containerd:
 		// Serving the runtime service is the last thing it begins.
-		return c.ctr(ctx, "version")
+		return c.cluster.images().ctr(ctx, "version")
 	default:
 		return finalError{fmt.Errorf("no such component; there are %s", joinComponents())}
 	}
@@ -95,16 +95,16 @@ func (c *Cluster) health(ctx context.Context, client *http.Client, component Com
 
 // healthClient trusts both authorities of the cluster and can show itself to
 // etcd, which talks to nobody else.
-func (c *Cluster) healthClient() (*http.Client, error) {
+func healthClient(l layout) (*http.Client, error) {
 	roots := x509.NewCertPool()
 	for _, name := range []string{"ca.crt", "etcd-ca.crt"} {
-		data, err := os.ReadFile(c.layout.pki(name))
+		data, err := os.ReadFile(l.pki(name))
 		if err != nil {
 			return nil, fmt.Errorf("read the authority of the cluster: %w", err)
 		}
 		roots.AppendCertsFromPEM(data)
 	}
-	cert, err := tls.LoadX509KeyPair(c.layout.pki("etcd-client.crt"), c.layout.pki("etcd-client.key"))
+	cert, err := tls.LoadX509KeyPair(l.pki("etcd-client.crt"), l.pki("etcd-client.key"))
 	if err != nil {
 		return nil, fmt.Errorf("read the certificate for etcd: %w", err)
 	}
@@ -134,12 +134,8 @@ func get(ctx context.Context, client *http.Client, url string) error {
 
 // waitNode waits until the node is Ready by the word of a kubelet that was
 // alive after a moment: the conditions of its predecessor stay until then.
-func (c *Cluster) waitNode(ctx context.Context, after time.Time) error {
-	d, err := findDaemon(c.layout, Kubelet)
-	if err != nil {
-		return err
-	}
-	client, err := c.Client()
+func (c Control) waitNode(ctx context.Context, d *daemon, after time.Time) error {
+	client, err := c.cluster.Client()
 	if err != nil {
 		return err
 	}
@@ -149,14 +145,14 @@ func (c *Cluster) waitNode(ctx context.Context, after time.Time) error {
 		if !d.process.alive() {
 			return finalError{errors.New("it ended")}
 		}
-		lease, err := client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, c.state.NodeName, metav1.GetOptions{})
+		lease, err := client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, c.cluster.NodeName(), metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
 		if lease.Spec.RenewTime == nil || lease.Spec.RenewTime.Time.Before(after) {
 			return errors.New("the kubelet has not renewed the lease of its node yet")
 		}
-		node, err := client.CoreV1().Nodes().Get(ctx, c.state.NodeName, metav1.GetOptions{})
+		node, err := client.CoreV1().Nodes().Get(ctx, c.cluster.NodeName(), metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -178,27 +174,4 @@ func readyNode(node *corev1.Node) error {
 		}
 	}
 	return fmt.Errorf("node %s says nothing about being ready", node.Name)
-}
-
-// waitServiceAccount waits for the default service account: no pod can be made
-// before it is there.
-func (c *Cluster) waitServiceAccount(ctx context.Context) error {
-	client, err := c.Client()
-	if err != nil {
-		return err
-	}
-	d, err := findDaemon(c.layout, ControllerManager)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
-	defer cancel()
-	err = poll(ctx, 2*pollInterval, func(ctx context.Context) error {
-		_, err := client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
-		return err
-	})
-	if err != nil {
-		return d.failure(err)
-	}
-	return nil
 }

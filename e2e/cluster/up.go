@@ -44,7 +44,7 @@ func Up(ctx context.Context, opts Options) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := c.start(ctx, o); err != nil {
+	if err := (startup{c, o}).run(ctx); err != nil {
 		if ctx.Err() != nil {
 			err = ctx.Err() // what the components say of it does not matter
 		}
@@ -112,43 +112,43 @@ func prepare(ctx context.Context, o Options) (*Cluster, error) {
 	return &Cluster{l, s}, nil
 }
 
-// start brings up the components, those that do not need each other at once.
-func (c *Cluster) start(ctx context.Context, o Options) error {
+// startup is the first start of a cluster.
+type startup struct {
+	*Cluster
+	opts Options
+}
+
+// run brings up the components, those that do not need each other at once.
+func (s startup) run(ctx context.Context) error {
 	began := time.Now()
 	err := inParallel(ctx,
-		func(ctx context.Context) error { return c.startAll(ctx, Etcd, APIServer) },
+		func(ctx context.Context) error { return s.startAll(ctx, Etcd, APIServer) },
 		func(ctx context.Context) error {
-			if err := c.startAll(ctx, Containerd); err != nil {
+			if err := s.startAll(ctx, Containerd); err != nil {
 				return err
 			}
-			return c.importBasicImages(ctx)
+			return s.images().addBasic(ctx)
 		})
 	if err != nil {
 		return err
 	}
-	step(o.Output, began, "API server and container runtime are ready")
-	if err := c.createNode(ctx, o.NodeLabels); err != nil {
+	step(s.opts.Output, began, "API server and container runtime are ready")
+	if err := s.createNode(ctx); err != nil {
 		return err
 	}
-	kubeletBegan := time.Now()
 	err = inParallel(ctx,
 		func(ctx context.Context) error {
-			if err := c.startAll(ctx, ControllerManager); err != nil {
+			if err := s.startAll(ctx, ControllerManager); err != nil {
 				return err
 			}
-			return c.waitServiceAccount(ctx)
+			return s.waitServiceAccount(ctx)
 		},
-		func(ctx context.Context) error { return c.startAll(ctx, Scheduler) },
-		func(ctx context.Context) error {
-			if err := c.startAll(ctx, Kubelet); err != nil {
-				return err
-			}
-			return c.waitNode(ctx, kubeletBegan)
-		})
+		func(ctx context.Context) error { return s.startAll(ctx, Scheduler) },
+		func(ctx context.Context) error { return s.startAll(ctx, Kubelet) })
 	if err != nil {
 		return err
 	}
-	step(o.Output, began, "node "+c.NodeName()+" is Ready")
+	step(s.opts.Output, began, "node "+s.NodeName()+" is Ready")
 	return nil
 }
 
@@ -158,16 +158,12 @@ func step(out io.Writer, began time.Time, what string) {
 
 // startAll starts components one after the other, each when the one before is
 // ready.
-func (c *Cluster) startAll(ctx context.Context, components ...Component) error {
+func (s startup) startAll(ctx context.Context, components ...Component) error {
 	for _, component := range components {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		d, err := startDaemon(c.layout, c.state, component)
-		if err != nil {
-			return err
-		}
-		if err := c.wait(ctx, d); err != nil {
+		if err := s.Component(component).Start(ctx); err != nil {
 			return err
 		}
 	}
@@ -198,22 +194,45 @@ func inParallel(ctx context.Context, functions ...func(context.Context) error) e
 // createNode creates the node before its kubelet does: with the loopback address,
 // so that nothing of the cluster is reachable from elsewhere, and without the
 // taint that waits for a cloud to fill in the address.
-func (c *Cluster) createNode(ctx context.Context, labels map[string]string) error {
-	client, err := c.Client()
+func (s startup) createNode(ctx context.Context) error {
+	client, err := s.Client()
 	if err != nil {
 		return err
 	}
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: c.NodeName(), Labels: labels}}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.NodeName(), Labels: s.opts.NodeLabels}}
 	node, err = client.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
 	if err != nil {
 		return fmt.Errorf("create the node: %w", err)
 	}
 	node.Status.Addresses = []corev1.NodeAddress{
 		{Type: corev1.NodeInternalIP, Address: loopback},
-		{Type: corev1.NodeHostName, Address: c.NodeName()},
+		{Type: corev1.NodeHostName, Address: s.NodeName()},
 	}
 	if _, err := client.CoreV1().Nodes().UpdateStatus(ctx, node, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("give the node its address: %w", err)
+	}
+	return nil
+}
+
+// waitServiceAccount waits for the default service account: no pod can be made
+// before it is there.
+func (s startup) waitServiceAccount(ctx context.Context) error {
+	client, err := s.Client()
+	if err != nil {
+		return err
+	}
+	d, err := findDaemon(s.layout, ControllerManager)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	err = poll(ctx, 2*pollInterval, func(ctx context.Context) error {
+		_, err := client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
+	if err != nil {
+		return d.failure(err)
 	}
 	return nil
 }

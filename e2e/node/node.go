@@ -9,14 +9,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 
@@ -47,11 +43,12 @@ type Options struct {
 
 // Node is a simulated node with its plugin.
 type Node struct {
-	opts       Options
-	plugin     *process.Program
-	supervisor *process.Program
-	// address of /metrics and /readyz.
-	address string
+	// Supervisor is the node's MPS supervisor.
+	Supervisor *Supervisor
+
+	opts     Options
+	plugin   *process.Program
+	endpoint endpoint
 }
 
 // Create creates the simulated driver root, in place of an earlier one, and starts nothing.
@@ -69,9 +66,9 @@ func Run(ctx context.Context, opts Options) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, step := range []func(context.Context) error{n.StartSupervisor, n.Start, n.WaitReady} {
+	for _, step := range []func(context.Context) error{n.Supervisor.Start, n.Start, n.WaitReady} {
 		if err := step(ctx); err != nil {
-			return nil, errors.Join(err, n.Kill(), n.KillSupervisor())
+			return nil, errors.Join(err, n.Kill(), n.Supervisor.Kill())
 		}
 	}
 	return n, nil
@@ -82,7 +79,9 @@ func Attach(opts Options) *Node {
 	if opts.NodeName == "" {
 		opts.NodeName = opts.Cluster.NodeName()
 	}
-	return &Node{opts: opts}
+	n := &Node{opts: opts}
+	n.Supervisor = &Supervisor{node: n}
+	return n
 }
 
 // Root is the driver root.
@@ -114,24 +113,14 @@ func (n *Node) PID() int { return n.plugin.PID() }
 func (n *Node) Running() bool { return n.plugin != nil }
 
 // Readiness is nil if the plugin says that it is ready, else what it says.
-func (n *Node) Readiness(ctx context.Context) error { return n.get(ctx, "/readyz") }
+func (n *Node) Readiness(ctx context.Context) error { return n.endpoint.ok(ctx, "/readyz") }
 
 // SetFlags gives the plugin other flags from its next start on, in place of Options.Flags.
 func (n *Node) SetFlags(flags ...string) { n.opts.Flags = flags }
 
 // Metrics are what the plugin reports at /metrics, by name and labels as they are written there.
 func (n *Node) Metrics(ctx context.Context) (map[string]string, error) {
-	text, err := n.read(ctx, "/metrics")
-	if err != nil {
-		return nil, err
-	}
-	values := map[string]string{}
-	for line := range strings.Lines(text) {
-		if at := strings.LastIndex(line, " "); at > 0 && !strings.HasPrefix(line, "#") {
-			values[line[:at]] = strings.TrimSpace(line[at:])
-		}
-	}
-	return values, nil
+	return n.endpoint.metrics(ctx)
 }
 
 func (n *Node) hasKubelet() bool { return n.opts.NodeName == n.opts.Cluster.NodeName() }
@@ -153,28 +142,19 @@ func (n *Node) Start(ctx context.Context) error {
 			return fmt.Errorf("create the plugin registry directory: %w", err)
 		}
 	}
-	if err := n.chooseAddress(ctx); err != nil {
+	var err error
+	if n.endpoint, err = newEndpoint(ctx); err != nil {
 		return err
 	}
-	var err error
 	n.plugin, err = n.launch(n.Log(), n.args())
 	return err
-}
-
-// chooseAddress finds a free one for /metrics and /readyz.
-func (n *Node) chooseAddress(ctx context.Context) error {
-	port, err := cluster.FreePort(ctx, "127.0.0.1")
-	if err != nil {
-		return err
-	}
-	n.address = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
-	return nil
 }
 
 // Upgrade starts a plugin of another pod alongside the one that runs, as a rolling update does, waits until it is ready and
 // asks the old one to end.
 func (n *Node) Upgrade(ctx context.Context, podUID string) error {
-	if err := n.chooseAddress(ctx); err != nil {
+	var err error
+	if n.endpoint, err = newEndpoint(ctx); err != nil {
 		return err
 	}
 	old := n.plugin
@@ -216,7 +196,7 @@ func (n *Node) args() []string {
 		"kubelet-plugin", "--driver-name", n.driver(), "--node-name", n.opts.NodeName, "--kubeconfig", n.opts.Cluster.Kubeconfig(),
 		"--kubelet-plugins-dir", n.PluginsDir(), "--kubelet-registry-dir", n.RegistryDir(), "--cdi-dir", cdi,
 		"--driver-root", n.Root(), "--sysfs", filepath.Join(n.Root(), "sys"), "--procfs", n.procfs(),
-		"--mps-socket", n.mpsSocket(), "--metrics-address", n.address, "--v", verbosity,
+		"--mps-socket", n.Supervisor.socket(), "--metrics-address", string(n.endpoint), "--v", verbosity,
 	}, n.opts.Flags...)
 }
 
@@ -227,34 +207,7 @@ func (n *Node) WaitReady(ctx context.Context) error {
 	if !n.hasKubelet() {
 		path = "/healthz"
 	}
-	return n.plugin.WaitReady(ctx, func(ctx context.Context) error { return n.get(ctx, path) })
-}
-
-// get is nil if the plugin answers with success, else what it says.
-func (n *Node) get(ctx context.Context, path string) error {
-	_, err := n.read(ctx, path)
-	return err
-}
-
-// read is the plugin's answer; one that is no success is the error.
-func (n *Node) read(ctx context.Context, path string) (string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.address+path, nil)
-	if err != nil {
-		return "", err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
-	if err != nil {
-		return "", err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return "", errors.New(strings.TrimSpace(string(body)))
-	}
-	return string(body), nil
+	return n.plugin.WaitReady(ctx, func(ctx context.Context) error { return n.endpoint.ok(ctx, path) })
 }
 
 // LogTail is the end of the plugin's log.

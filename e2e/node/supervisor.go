@@ -7,38 +7,42 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/pkg/mps"
 )
 
-// MPSDir is the directory of the MPS supervisor.
-func (n *Node) MPSDir() string { return filepath.Join(n.opts.Dir, "mps") }
+// Supervisor is the MPS supervisor of a node.
+type Supervisor struct {
+	node    *Node
+	program *process.Program
+}
 
-func (n *Node) mpsSocket() string { return filepath.Join(n.MPSDir(), mps.SocketName) }
+// Dir is its directory.
+func (s *Supervisor) Dir() string { return filepath.Join(s.node.opts.Dir, "mps") }
 
-// SupervisorLog is the file of the MPS supervisor's log.
-func (n *Node) SupervisorLog() string { return filepath.Join(n.opts.Dir, "mps.log") }
+func (s *Supervisor) socket() string { return filepath.Join(s.Dir(), mps.SocketName) }
 
-// StartSupervisor starts the MPS supervisor and waits until it answers. It outlives this program as the plugin does.
-func (n *Node) StartSupervisor(ctx context.Context) error {
+// Start starts the supervisor and waits until it answers. It outlives this program as the plugin does.
+func (s *Supervisor) Start(ctx context.Context) error {
 	var err error
-	if n.supervisor, err = n.launch(n.SupervisorLog(), []string{
-		"mps-supervisor", "--dir", n.MPSDir(), "--driver-root", n.Root(), "--v", "4",
+	if s.program, err = s.node.launch(filepath.Join(s.node.opts.Dir, "mps.log"), []string{
+		"mps-supervisor", "--dir", s.Dir(), "--driver-root", s.node.Root(), "--v", "4",
 	}); err != nil {
 		return err
 	}
-	client, err := mps.Dial(n.mpsSocket())
+	client, err := mps.Dial(s.socket())
 	if err != nil {
 		return err
 	}
 	defer func() { _ = client.Close() }()
-	return n.supervisor.WaitReady(ctx, client.Available)
+	return s.program.WaitReady(ctx, client.Available)
 }
 
-// SupervisorPID is the process ID of the supervisor, 0 while none runs.
-func (n *Node) SupervisorPID() int { return n.supervisor.PID() }
+// PID is its process ID, 0 while none runs.
+func (s *Supervisor) PID() int { return s.program.PID() }
 
-// StopSupervisor asks the supervisor to end and waits for it; its servers go on.
-func (n *Node) StopSupervisor() error { return end(&n.supervisor, syscall.SIGTERM) }
+// Stop asks the supervisor to end and waits for it; its servers go on.
+func (s *Supervisor) Stop() error { return end(&s.program, syscall.SIGTERM) }
 
-// KillSupervisor ends the supervisor as a crash does.
-func (n *Node) KillSupervisor() error { return end(&n.supervisor, syscall.SIGKILL) }
+// Kill ends the supervisor as a crash does.
+func (s *Supervisor) Kill() error { return end(&s.program, syscall.SIGKILL) }

@@ -79,10 +79,10 @@ func run(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := n.StartSupervisor(ctx); err != nil {
+	if err := n.Supervisor.Start(ctx); err != nil {
 		return err
 	}
-	defer func() { _ = n.KillSupervisor() }() // the cluster's end takes its servers
+	defer func() { _ = n.Supervisor.Kill() }() // the cluster's end takes its servers
 	b := &bench{options: o, cluster: c, node: n, trace: trace}
 	report, err := b.measure(ctx)
 	if err != nil {

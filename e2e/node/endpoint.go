@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/cleave-dra/cleave/e2e/cluster"
+)
+
+// endpoint is the address at which a plugin serves metrics and health.
+type endpoint string
+
+// newEndpoint finds a free one.
+func newEndpoint(ctx context.Context) (endpoint, error) {
+	port, err := cluster.FreePort(ctx, "127.0.0.1")
+	return endpoint(net.JoinHostPort("127.0.0.1", strconv.Itoa(port))), err
+}
+
+// ok is nil if the plugin answers with success, else what it says.
+func (e endpoint) ok(ctx context.Context, path string) error {
+	_, err := e.read(ctx, path)
+	return err
+}
+
+// metrics by name and labels.
+func (e endpoint) metrics(ctx context.Context) (map[string]string, error) {
+	text, err := e.read(ctx, "/metrics")
+	if err != nil {
+		return nil, err
+	}
+	values := map[string]string{}
+	for line := range strings.Lines(text) {
+		if at := strings.LastIndex(line, " "); at > 0 && !strings.HasPrefix(line, "#") {
+			values[line[:at]] = strings.TrimSpace(line[at:])
+		}
+	}
+	return values, nil
+}
+
+// read is the plugin's answer; one that is no success is the error.
+func (e endpoint) read(ctx context.Context, path string) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+string(e)+path, nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	if err != nil {
+		return "", err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return "", errors.New(strings.TrimSpace(string(body)))
+	}
+	return string(body), nil
+}
