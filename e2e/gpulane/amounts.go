@@ -46,7 +46,7 @@ const (
 // clientOf is a program in a container of a claim: what it is given is read from the CDI spec that Cleave writes for the
 // claim.
 func (s *sharing) clientOf(ctx context.Context, name string, uid types.UID, cores, memory int64, endpoint mps.Endpoint) (client, error) {
-	static, err := s.static()
+	static, err := injection{s.lane}.static()
 	if err != nil {
 		return client{}, err
 	}

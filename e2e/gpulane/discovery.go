@@ -12,8 +12,11 @@ import (
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 )
 
-// discover compares what Cleave finds with what NVML and nvidia-smi report.
-func (l *lane) discover(ctx context.Context) {
+// discovery is what Cleave finds of the machine.
+type discovery struct{ *lane }
+
+// compare compares what Cleave finds with what NVML and nvidia-smi report.
+func (l discovery) compare(ctx context.Context) {
 	var devices []device
 	published := l.check("discovery", "slices", func() (string, error) {
 		args := append([]string{"slices", "-o", "json", "--sysfs", sysfs(l.opts.DriverRoot), "--node-name", "gpu-lane"}, l.hardware()...)
@@ -65,7 +68,7 @@ func differences(list []string) error {
 	}
 }
 
-func (l *lane) inspect(ctx context.Context) (string, error) {
+func (l discovery) inspect(ctx context.Context) (string, error) {
 	args := append([]string{"inspect", "-o", "json", "--mps-socket", "", "--sysfs", sysfs(l.opts.DriverRoot)}, l.hardware()...)
 	output, err := l.commands.run(ctx, l.cleave(args...))
 	if err != nil {
@@ -97,7 +100,7 @@ func (l *lane) inspect(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d GPUs, driver %s", len(seen.GPUs), seen.DriverVersion), differences(list)
 }
 
-func (l *lane) compareWithSMI(ctx context.Context) (string, error) {
+func (l discovery) compareWithSMI(ctx context.Context) (string, error) {
 	if l.machine.SMI == "" {
 		return "", skipf("no nvidia-smi under %s", l.opts.DriverRoot)
 	}
@@ -113,7 +116,7 @@ func (l *lane) compareWithSMI(ctx context.Context) (string, error) {
 }
 
 // compareWithModel reports how the first GPU differs from the model of it that Cleave is tested with.
-func (l *lane) compareWithModel(ctx context.Context, devices []device) (string, error) {
+func (l discovery) compareWithModel(ctx context.Context, devices []device) (string, error) {
 	b := &l.boards[0]
 	for _, model := range simulated.NodeModels() {
 		output, err := l.commands.quietly(ctx, l.cleave("slices", "-o", "json", "--node-model", model))
@@ -142,7 +145,7 @@ func (l *lane) compareWithModel(ctx context.Context, devices []device) (string, 
 
 // collect writes down what nvidia-smi reports of topology, links, partitions and time slices: facts for those who write
 // Cleave and have no such machine. None of it changes anything.
-func (l *lane) collect(ctx context.Context) {
+func (l discovery) collect(ctx context.Context) {
 	if l.machine.SMI == "" {
 		return
 	}

@@ -63,8 +63,8 @@ func Run(ctx context.Context, opts Options) (_ *Report, err error) {
 	l.report.Started, l.report.DriverRoot, l.report.Facts = time.Now(), opts.DriverRoot, map[string]any{}
 	l.lookAround(ctx)
 	if l.readBoards(ctx) {
-		l.discover(ctx)
-		l.specs(ctx)
+		discovery{l}.compare(ctx)
+		injection{l}.try(ctx)
 		l.mps(ctx)
 		l.guard(ctx)
 	}

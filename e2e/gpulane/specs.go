@@ -22,9 +22,12 @@ import (
 	"github.com/cleave-dra/cleave/pkg/nvml"
 )
 
-// specs creates the node's CDI spec as cleave kubelet-plugin does, in a directory that no runtime reads, and looks whether a
+// injection is what containers get of the machine.
+type injection struct{ *lane }
+
+// try creates the node's CDI spec as cleave kubelet-plugin does, in a directory that no runtime reads, and looks whether a
 // runtime could use it.
-func (l *lane) specs(ctx context.Context) {
+func (l injection) try(ctx context.Context) {
 	var static *cleavecdi.Static
 	if !l.check("cdi", "write", func() (detail string, err error) {
 		static, err = l.static()
@@ -52,7 +55,7 @@ func (l *lane) specs(ctx context.Context) {
 }
 
 // static is where specs are written.
-func (l *lane) static() (*cleavecdi.Static, error) {
+func (l injection) static() (*cleavecdi.Static, error) {
 	return cleavecdi.NewStatic(cleavecdi.Options{
 		Driver: v1alpha1.Group, Dir: l.path("cdi"), DriverRoot: l.opts.DriverRoot, ContainerDriverRoot: l.opts.DriverRoot,
 		Procfs: os.DirFS(procfs(l.opts.DriverRoot)), HookPath: l.path("hooks/" + hook.NVIDIA),
@@ -60,7 +63,7 @@ func (l *lane) static() (*cleavecdi.Static, error) {
 	})
 }
 
-func (l *lane) writeSpec(ctx context.Context, static *cleavecdi.Static) (_ string, err error) {
+func (l injection) writeSpec(ctx context.Context, static *cleavecdi.Static) (_ string, err error) {
 	for _, name := range []string{hook.NVIDIA, hook.MemoryLimit} {
 		if _, err := hook.Install(l.path("hooks"), name); err != nil {
 			return "", err
@@ -89,7 +92,7 @@ func (l *lane) writeSpec(ctx context.Context, static *cleavecdi.Static) (_ strin
 }
 
 // resolve reads the spec as a runtime does and injects every GPU into an empty container.
-func (l *lane) resolve(static *cleavecdi.Static) (*specs.Spec, string, error) {
+func (l injection) resolve(static *cleavecdi.Static) (*specs.Spec, string, error) {
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(filepath.Dir(static.Path())), cdi.WithAutoRefresh(false))
 	if err != nil {
 		return nil, "", fmt.Errorf("read the CDI directory: %w", err)

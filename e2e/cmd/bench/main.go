@@ -88,7 +88,7 @@ func run(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return fmt.Errorf("%w\nthe plugin's log ends with:\n%s", err, n.LogTail(15))
 	}
-	if err := b.measurePacking(ctx, source, report); err != nil {
+	if err := measurePacking(ctx, source, report); err != nil {
 		return err
 	}
 	if err := report.print(os.Stdout); err != nil {

@@ -51,8 +51,11 @@ func (b *bench) sortDevices(list *resourceapi.ResourceSliceList) error {
 	return nil
 }
 
-// measurePartitions measures claims for MIG partitions, whose NVML calls cost nothing on a simulated node.
-func (b *bench) measurePartitions(ctx context.Context, r *report, floor time.Duration) error {
+// partitionBench measures partitions.
+type partitionBench struct{ *bench }
+
+// measure measures claims for MIG partitions, whose NVML calls cost nothing on a simulated node.
+func (b partitionBench) measure(ctx context.Context, r *report, floor time.Duration) error {
 	var first, all []*drapb.Claim // the first partition of each GPU; all of all
 	for g, names := range b.partitions {
 		for i, name := range names {
@@ -98,7 +101,7 @@ const (
 var slowCalls = []string{"nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceCreateComputeInstance"}
 
 // measureSlow measures one partition, and one on each of eight GPUs at once, on boards that take their time.
-func (b *bench) measureSlow(ctx context.Context, r *report, first []*drapb.Claim) error {
+func (b partitionBench) measureSlow(ctx context.Context, r *report, first []*drapb.Claim) error {
 	for _, call := range slowCalls {
 		if _, err := b.node.Sim(ctx, "fault", "--slow", slowCall.String(), call); err != nil {
 			return err
@@ -120,15 +123,15 @@ func (b *bench) measureSlow(ctx context.Context, r *report, first []*drapb.Claim
 }
 
 // allPrepared measures how long it takes until claims that are prepared at once are all prepared.
-func (b *bench) allPrepared(ctx context.Context, claims []*drapb.Claim, rounds int) (samples, error) {
+func (b partitionBench) allPrepared(ctx context.Context, claims []*drapb.Claim, rounds int) (samples, error) {
 	var took samples
 	for range rounds {
 		start := time.Now()
-		if err := b.each(claims, func(c *drapb.Claim) error { return prepare(ctx, b.plugin, c) }); err != nil {
+		if err := each(claims, func(c *drapb.Claim) error { return prepare(ctx, b.plugin, c) }); err != nil {
 			return nil, err
 		}
 		took = append(took, time.Since(start))
-		if err := b.each(claims, func(c *drapb.Claim) error { return unprepare(ctx, b.plugin, c) }); err != nil {
+		if err := each(claims, func(c *drapb.Claim) error { return unprepare(ctx, b.plugin, c) }); err != nil {
 			return nil, err
 		}
 	}
@@ -136,7 +139,7 @@ func (b *bench) allPrepared(ctx context.Context, claims []*drapb.Claim, rounds i
 }
 
 // each runs an operation on all claims at once.
-func (b *bench) each(claims []*drapb.Claim, run func(*drapb.Claim) error) error {
+func each(claims []*drapb.Claim, run func(*drapb.Claim) error) error {
 	errs := make(chan error, len(claims))
 	for _, c := range claims {
 		go func() { errs <- run(c) }()
@@ -149,14 +152,14 @@ func (b *bench) each(claims []*drapb.Claim, run func(*drapb.Claim) error) error 
 }
 
 // measureAll fills all GPUs with the smallest partitions and empties them again.
-func (b *bench) measureAll(ctx context.Context, r *report, claims []*drapb.Claim) error {
+func (b partitionBench) measureAll(ctx context.Context, r *report, claims []*drapb.Claim) error {
 	start := time.Now()
-	if err := b.each(claims, func(c *drapb.Claim) error { return prepare(ctx, b.plugin, c) }); err != nil {
+	if err := each(claims, func(c *drapb.Claim) error { return prepare(ctx, b.plugin, c) }); err != nil {
 		return err
 	}
 	r.add(result{Name: fmt.Sprintf("%d partitions at once: all created", len(claims)), Value: millis(time.Since(start)), Unit: "ms"})
 	start = time.Now()
-	if err := b.each(claims, func(c *drapb.Claim) error { return unprepare(ctx, b.plugin, c) }); err != nil {
+	if err := each(claims, func(c *drapb.Claim) error { return unprepare(ctx, b.plugin, c) }); err != nil {
 		return err
 	}
 	r.add(result{Name: fmt.Sprintf("%d partitions at once: all destroyed", len(claims)), Value: millis(time.Since(start)), Unit: "ms"})
@@ -164,7 +167,7 @@ func (b *bench) measureAll(ctx context.Context, r *report, claims []*drapb.Claim
 }
 
 // measureCalls counts the NVML calls of one claim, which the simulated library writes down.
-func (b *bench) measureCalls(ctx context.Context, r *report, claim *drapb.Claim) error {
+func (b partitionBench) measureCalls(ctx context.Context, r *report, claim *drapb.Claim) error {
 	for _, step := range []struct {
 		name  string
 		limit float64
@@ -190,7 +193,7 @@ func (b *bench) measureCalls(ctx context.Context, r *report, claim *drapb.Claim)
 }
 
 // calls is how many NVML calls the plugin has made, waits for events aside.
-func (b *bench) calls() (int, error) {
+func (b partitionBench) calls() (int, error) {
 	data, err := os.ReadFile(b.trace)
 	if err != nil {
 		return 0, fmt.Errorf("count NVML calls: %w", err)
@@ -212,7 +215,7 @@ const (
 )
 
 // measurePacking replays traces through the scheduler's allocator, with Cleave's order of devices and the peer's.
-func (b *bench) measurePacking(ctx context.Context, source string, r *report) error {
+func measurePacking(ctx context.Context, source string, r *report) error {
 	comparison, err := packing.Measure(ctx, source, packingSeeds, packingRequests)
 	if err != nil {
 		return fmt.Errorf("compare the order of devices with the peer's: %w", err)

@@ -16,8 +16,11 @@ import (
 // sharers is how many claims share one GPU in the loaded case: all that MPS takes of today's drivers.
 const sharers = 48
 
-// makeShare creates a claim for a small share of a GPU.
-func (b *bench) makeShare(ctx context.Context, name, device string, kind gpu.Share) (*drapb.Claim, error) {
+// shareBench measures shares.
+type shareBench struct{ *bench }
+
+// create creates a claim for a small share of a GPU.
+func (b shareBench) create(ctx context.Context, name, device string, kind gpu.Share) (*drapb.Claim, error) {
 	amounts := map[string]int64{gpu.CapacityShares: 1, gpu.CapacityMemory: 1 << 30}
 	if kind == gpu.MPS {
 		amounts[gpu.CapacityCores] = 2
@@ -26,8 +29,8 @@ func (b *bench) makeShare(ctx context.Context, name, device string, kind gpu.Sha
 	return client.Allocate(ctx, namespace, name, workload.OneShare(b.cluster.NodeName(), device+"-"+string(kind), amounts))
 }
 
-// measureShares measures shares of one GPU: by time slices, and by an MPS server that runs already.
-func (b *bench) measureShares(ctx context.Context, r *report) error {
+// measure measures shares of one GPU: by time slices, and by an MPS server that runs already.
+func (b shareBench) measure(ctx context.Context, r *report) error {
 	for _, kind := range []struct {
 		share gpu.Share
 		times float64
@@ -39,10 +42,10 @@ func (b *bench) measureShares(ctx context.Context, r *report) error {
 	return nil
 }
 
-func (b *bench) measureKind(ctx context.Context, r *report, kind gpu.Share, times float64) error {
+func (b shareBench) measureKind(ctx context.Context, r *report, kind gpu.Share, times float64) error {
 	var all []*drapb.Claim
 	for i := range sharers {
-		claim, err := b.makeShare(ctx, fmt.Sprintf("%s-%d", kind, i), b.devices[0], kind)
+		claim, err := b.create(ctx, fmt.Sprintf("%s-%d", kind, i), b.devices[0], kind)
 		if err != nil {
 			return err
 		}
@@ -79,5 +82,5 @@ func (b *bench) measureKind(ctx context.Context, r *report, kind gpu.Share, time
 	drift := float64(loaded.floor.percentile(50)) / float64(idle.floor.percentile(50))
 	r.add(result{Name: fmt.Sprintf("%s share, with %d prepared: prepare p50", kind, sharers-1), Value: millis(loaded.prepare.percentile(50)),
 		Limit: 1.3 * drift * millis(idle.prepare.percentile(50)), Unit: "ms", Rule: "1.3 x with none, by the floor"})
-	return b.each(all, func(c *drapb.Claim) error { return unprepare(ctx, b.plugin, c) })
+	return each(all, func(c *drapb.Claim) error { return unprepare(ctx, b.plugin, c) })
 }
