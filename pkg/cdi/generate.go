@@ -57,9 +57,11 @@ func (b *builder) build(ctx context.Context) error {
 	g := b.result
 	g.spec = &specs.Spec{Kind: b.Driver + "/" + Class, ContainerEdits: *common.ContainerEdits}
 	g.common = nodesOf(&g.spec.ContainerEdits)
+	var files []string
 	for _, mount := range g.spec.ContainerEdits.Mounts {
-		g.files = append(g.files, mount.HostPath)
+		files = append(files, mount.HostPath)
 	}
+	g.files = newFileSet(files)
 	for i := range b.node.GPUs {
 		b.addGPU(ctx, &b.node.GPUs[i])
 	}

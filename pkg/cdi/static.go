@@ -79,7 +79,7 @@ type generated struct {
 	common  []deviceNode
 	devices driverroot.Root
 	// files are what containers mount, as this process sees them.
-	files []string
+	files *fileSet
 }
 
 // retryAfter is the minimum time between two attempts of Ensure to generate the spec: the kubelet retries failing claims
@@ -168,7 +168,7 @@ func (s *Static) Problems() map[string]error {
 
 // Ensure fails unless a container can start with the devices of the ids: the spec is complete and unchanged on disk, and
 // the device nodes and files that it names exist. If something has changed, Ensure generates the spec again, which also
-// creates missing device nodes; otherwise it costs one stat per node and file.
+// creates missing device nodes; otherwise it costs one stat per node and directory.
 func (s *Static) Ensure(ctx context.Context, ids []string) error {
 	if why := s.check(ids); why != nil {
 		if err := s.regenerate(ctx, ids, why); err != nil {
@@ -224,15 +224,15 @@ func (s *Static) check(ids []string) error {
 	if g == nil {
 		return errors.New("the CDI spec is not written yet")
 	}
-	return g.check(&s.opts, ids)
+	return g.check(&s.opts, s.now(), ids)
 }
 
 // check compares the spec's devices of the ids with the existing device nodes and files.
-func (g *generated) check(opts *Options, ids []string) error {
+func (g *generated) check(opts *Options, now time.Time, ids []string) error {
 	if g.err != nil {
 		return g.err
 	}
-	if err := g.checkCommon(majors(opts.Procfs)); err != nil {
+	if err := g.checkCommon(majors(opts.Procfs), now); err != nil {
 		return err
 	}
 	for _, id := range ids {
@@ -257,7 +257,7 @@ func (g *generated) check(opts *Options, ids []string) error {
 }
 
 // checkCommon checks the device nodes and files that every container gets.
-func (g *generated) checkCommon(majors map[string]int64) error {
+func (g *generated) checkCommon(majors map[string]int64, now time.Time) error {
 	if major, listed := majors[uvmModule]; listed && !g.has(uvmNode, major) {
 		return fmt.Errorf("%w %s has another major than the module %s, which was reloaded", errNode, uvmNode, uvmModule)
 	}
@@ -271,10 +271,8 @@ func (g *generated) checkCommon(majors map[string]int64) error {
 			return fmt.Errorf("%w %s was created meanwhile", errNode, path)
 		}
 	}
-	for _, file := range g.files {
-		if _, err := os.Lstat(file); err != nil {
-			return fmt.Errorf("a file of the driver is missing, as after an update of its packages: %w", err)
-		}
+	if err := g.files.check(now); err != nil {
+		return fmt.Errorf("a file of the driver is missing, as after an update of its packages: %w", err)
 	}
 	return nil
 }

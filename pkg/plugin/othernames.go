@@ -51,6 +51,8 @@ type otherNames struct {
 	state func() cluster.State
 	locks *claims.Locks
 	boot  string
+	// finder finds the names whose locks are taken, too.
+	finder names.Finder
 	// wake has a value when there is something new to look at.
 	wake chan struct{}
 	// looked is closed once it is known what is allocated under other names, or why it is not.
@@ -85,7 +87,8 @@ type otherName struct {
 }
 
 func newOtherNames(s *service, boot string) *otherNames {
-	return &otherNames{s: s, state: func() cluster.State { return s.cluster.State() }, boot: boot, wake: make(chan struct{}, 1),
+	return &otherNames{s: s, finder: names.Finder{PluginsDir: s.config.PluginsDir, Own: s.config.DriverName},
+		state: func() cluster.State { return s.cluster.State() }, boot: boot, wake: make(chan struct{}, 1),
 		looked: make(chan struct{}), byName: map[string]*otherName{}}
 }
 
@@ -102,14 +105,12 @@ func (n *otherNames) all() []*otherName {
 
 // lockDirs are the directories in which plugins of all names lock GPUs, in order.
 func (n *otherNames) lockDirs() []string {
-	found, err := names.Find(n.s.config.PluginsDir, "")
+	found, err := n.finder.Find()
 	if err != nil { // not to be read: the shared locks are left
 		return []string{filepath.Join(n.s.config.pluginDir(), names.Locks)}
 	}
-	if !slices.Contains(found, n.s.config.DriverName) {
-		found = append(found, n.s.config.DriverName)
-		slices.Sort(found)
-	}
+	found = append(found, n.s.config.DriverName)
+	slices.Sort(found)
 	for i, driver := range found {
 		found[i] = filepath.Join(n.s.config.PluginsDir, driver, names.Locks)
 	}

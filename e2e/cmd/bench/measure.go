@@ -49,9 +49,6 @@ func (b *bench) measure(ctx context.Context) (r *report, err error) {
 		return nil, err
 	}
 	defer func() { _ = b.node.Kill() }()
-	if err := b.measurePods(ctx, r); err != nil {
-		return nil, err
-	}
 	if b.plugin, err = workload.Dial(b.node.Socket()); err != nil {
 		return nil, err
 	}
@@ -63,7 +60,15 @@ func (b *bench) measure(ctx context.Context) (r *report, err error) {
 		}
 		b.claims = append(b.claims, claim)
 	}
-	return r, b.measureClaims(ctx, r)
+	if err := b.measureClaims(ctx, r); err != nil {
+		return nil, err
+	}
+	// Last: pods leave work to kubelet and containerd, which claims would be measured beside.
+	claims := b.client.ResourceV1().ResourceClaims(namespace)
+	if err := claims.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+		return nil, fmt.Errorf("delete the claims, whose GPUs the pods get: %w", err)
+	}
+	return r, b.measurePods(ctx, r)
 }
 
 // connect creates a client like the plugin's: unthrottled and speaking protobuf.

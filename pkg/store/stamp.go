@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"slices"
+	"syscall"
+	"time"
+)
+
+// Stamp changes when an entry of a directory is created, renamed or removed, or another directory takes its place. It says
+// nothing of what the entries contain.
+type Stamp struct {
+	dev, ino     uint64
+	mtime, ctime syscall.Timespec
+}
+
+// settled is how old a change must be to be sure that the stamp shows all of it: a directory that changes twice within a
+// tick of the file system's clock, which is up to two seconds, has the same stamp after both.
+const settled = 2 * time.Second
+
+// StampsOf returns the stamps of directories, and whether two that are equal mean that nothing has changed: not where a
+// directory cannot be read, or has changed just now.
+func StampsOf(dirs []string, now time.Time) (stamps []Stamp, reliable bool) {
+	for _, dir := range dirs {
+		var st syscall.Stat_t
+		if err := syscall.Stat(dir, &st); err != nil {
+			return nil, false
+		}
+		stamps = append(stamps, Stamp{st.Dev, st.Ino, st.Mtim, st.Ctim})
+	}
+	return stamps, !slices.ContainsFunc(stamps, func(s Stamp) bool {
+		return now.Sub(time.Unix(s.ctime.Unix())) < settled || now.Sub(time.Unix(s.mtime.Unix())) < settled
+	})
+}
