@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -33,7 +35,7 @@ func restConfig(c Config) (*rest.Config, error) {
 
 // startKubeletPlugin opens the sockets and registers with the kubelet.
 func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCauseFunc) error {
-	helper, err := s.servePlugin(ctx, s.config.DriverName, s.config.PodUID,
+	helper, err := s.kubelet.serve(ctx, s.client, s.config.DriverName, s.config.PodUID,
 		&plugin{claims: s.engine, metrics: s.metrics, health: &s.health, terminating: s.terminating, fatal: fatal})
 	if err != nil {
 		return err
@@ -42,39 +44,48 @@ func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCa
 	return nil
 }
 
-// servePlugin opens the sockets of a driver's name. A pod's UID distinguishes them from those of other plugins of that name.
-func (s *service) servePlugin(ctx context.Context, driver, podUID string, p *plugin) (*kubeletplugin.Helper, error) {
-	dir := filepath.Join(s.config.PluginsDir, driver)
+// kubelet is how plugins meet the kubelet.
+type kubelet struct {
+	config *Config
+	// registered is when the kubelet registered a plugin last, in nanoseconds since 1970.
+	registered atomic.Int64
+}
+
+// serve opens the sockets of a driver's name. A pod's UID distinguishes them from those of other plugins of that name.
+func (k *kubelet) serve(
+	ctx context.Context, client kubernetes.Interface, driver, podUID string, p *plugin,
+) (*kubeletplugin.Helper, error) {
+	dir := filepath.Join(k.config.PluginsDir, driver)
 	options := []kubeletplugin.Option{
 		kubeletplugin.DriverName(driver),
-		kubeletplugin.KubeClient(s.client),
-		kubeletplugin.NodeName(s.config.NodeName),
-		kubeletplugin.RegistrarDirectoryPath(s.config.RegistryDir),
+		kubeletplugin.KubeClient(client),
+		kubeletplugin.NodeName(k.config.NodeName),
+		kubeletplugin.RegistrarDirectoryPath(k.config.RegistryDir),
 		kubeletplugin.PluginDataDirectoryPath(dir),
 		// Locks are per GPU and hold across processes; the helper's single lock would make all claims wait in line.
 		kubeletplugin.Serialize(false),
-		kubeletplugin.GRPCInterceptor(s.noteRegistration),
+		kubeletplugin.GRPCInterceptor(k.noteRegistration),
 	}
 	if podUID != "" {
 		options = append(options, kubeletplugin.RollingUpdate(types.UID(podUID)))
 	}
 	helper, err := kubeletplugin.Start(ctx, p, options...)
 	if err != nil {
-		return nil, fmt.Errorf("open the plugin's sockets in %s and %s: %w", dir, s.config.RegistryDir, err)
+		return nil, fmt.Errorf("open the plugin's sockets in %s and %s: %w", dir, k.config.RegistryDir, err)
 	}
 	return helper, nil
 }
 
 // noteRegistration notices when a kubelet, which may just have started, registers the plugin, and marks the answer as Cleave's.
-func (s *service) noteRegistration(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func (k *kubelet) noteRegistration(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	if strings.HasSuffix(info.FullMethod, "/GetInfo") {
-		if err := grpc.SetHeader(ctx, metadata.Pairs(ownHeader, s.config.DriverName)); err != nil {
+		if err := grpc.SetHeader(ctx, metadata.Pairs(ownHeader, k.config.DriverName)); err != nil {
 			return nil, fmt.Errorf("mark the plugin as Cleave's: %w", err)
 		}
 	}
 	answer, err := handler(ctx, req)
 	if err == nil && strings.HasSuffix(info.FullMethod, "/NotifyRegistrationStatus") {
-		s.registered.Store(time.Now().UnixNano())
+		k.registered.Store(time.Now().UnixNano())
 	}
 	return answer, err
 }

@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -102,7 +100,7 @@ func (s *service) setUpLoop(ctx context.Context, hw *hardware, noShares error) e
 			MPS:      func(ctx context.Context) error { return available(ctx, s.mps) },
 		},
 		Events: s.events, Reporter: reporter{s.metrics, &s.ready},
-		KeepPolicy: s.policies.Keep, Removed: s.forget, Released: s.markReleased,
+		KeepPolicy: s.policies.Keep, Removed: s.forget, Released: s.marker.set,
 		Pool: s.config.NodeName, Compatible: s.config.compatible(), NoShares: noShares, Active: s.active,
 		ReconcileEvery: s.config.ReconcileEvery, DriverRetry: s.config.DriverRetry,
 	}
@@ -160,7 +158,7 @@ func (s *service) newPublisher() *publish.Publisher {
 	return publish.NewPublisher(publish.Options{
 		Writer: s.helper, Pool: s.config.NodeName, Seen: s.cluster.OwnSlices, Wake: s.cluster.OwnSlicesChanged(),
 		Published:         s.ready.published,
-		KubeletRegistered: func() time.Time { return time.Unix(0, s.registered.Load()) },
+		KubeletRegistered: func() time.Time { return time.Unix(0, s.kubelet.registered.Load()) },
 		Deleted: func(missing, all int) {
 			s.events.Warn("ResourceSlicesDeleted", fmt.Sprintf("%d of the %d ResourceSlices of this node were deleted, and are published again. "+
 				"If it happens again, find in the audit log of the API server who deletes them.", missing, all))
@@ -217,25 +215,10 @@ func (s *service) forget(pci gpu.PCIAddress) {
 	s.metrics.healthy.DeleteLabelValues(pci.DeviceName())
 }
 
-// releasedFile exists while the driver is released by the node's label: a plugin that starts then asks for the label before it
-// uses the driver. Else it need not wait for the API server.
-func (s *service) releasedFile() string { return filepath.Join(s.config.pluginDir(), "drained") }
-
-// markReleased creates that file, or removes it.
-func (s *service) markReleased(ctx context.Context, released bool) {
-	err := os.Remove(s.releasedFile())
-	if released {
-		err = os.WriteFile(s.releasedFile(), nil, 0o600)
-	}
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		klog.FromContext(ctx).Error(err, "Saving whether the driver is released failed")
-	}
-}
-
 // awaitLabel waits until the node's label lets the driver be used, where an earlier run released it.
 func (s *service) awaitLabel(ctx context.Context) error {
-	if _, err := os.Stat(s.releasedFile()); err != nil {
-		return nil //nolint:nilerr // no file, nothing to wait for
+	if !s.marker.exists() {
+		return nil
 	}
 	if err := s.cluster.Wait(ctx); err != nil {
 		return err
@@ -249,6 +232,6 @@ func (s *service) awaitLabel(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.markReleased(ctx, false)
+	s.marker.set(ctx, false)
 	return nil
 }

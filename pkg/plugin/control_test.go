@@ -157,7 +157,7 @@ func TestControl(t *testing.T) {
 	b.published("default again", func(devices map[string][]string) bool { return len(devices) == all })
 	b.label(v1alpha1.ReleaseDriverLabel, "true")
 	b.published("driver released and that noted", func(devices map[string][]string) bool {
-		_, err := os.Stat(b.releasedFile())
+		_, err := os.Stat(b.marker.path())
 		return err == nil && allTainted(devices, publish.TaintDraining)
 	})
 	b.label("", "")

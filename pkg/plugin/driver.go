@@ -3,10 +3,14 @@
 package plugin
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/driverroot"
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -77,4 +81,28 @@ func (c *Config) rootOf(session *nvml.Session) driverroot.Root {
 		}
 	}
 	return roots[0]
+}
+
+// releaseMarker is a file that exists while the driver is released by the node's label: a plugin that starts then asks for the
+// label before it uses the driver. Else it need not wait for the API server.
+type releaseMarker struct {
+	config *Config
+}
+
+func (m releaseMarker) path() string { return filepath.Join(m.config.pluginDir(), "drained") }
+
+func (m releaseMarker) exists() bool {
+	_, err := os.Stat(m.path())
+	return err == nil
+}
+
+// set creates the file, or removes it.
+func (m releaseMarker) set(ctx context.Context, released bool) {
+	err := os.Remove(m.path())
+	if released {
+		err = os.WriteFile(m.path(), nil, 0o600)
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		klog.FromContext(ctx).Error(err, "Saving whether the driver is released failed")
+	}
 }

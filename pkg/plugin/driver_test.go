@@ -92,7 +92,7 @@ func TestAwaitLabel_ContextCanceled(t *testing.T) {
 		if err := os.MkdirAll(s.config.pluginDir(), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		s.markReleased(t.Context(), true)
+		s.marker.set(t.Context(), true)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 2)
 		go func() { s.cluster.Run(ctx, func(error) {}); done <- nil }()

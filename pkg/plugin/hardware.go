@@ -60,10 +60,6 @@ func (c controlled) Offer(offered *policy.Node) { c.hw.node.Store(offered) }
 func (c controlled) RereadLinks()               { signal(c.finder.links) }
 func (c controlled) Close(ctx context.Context)  { c.hw.end(ctx); c.driver.released() }
 
-func (c controlled) MemoryLimits(ctx context.Context) (map[gpu.PCIAddress]bool, error) {
-	return c.memoryLimits(ctx, c.hw.Session)
-}
-
 // TakeIn notes the driver's session of added GPUs and writes the CDI spec anew.
 func (c controlled) TakeIn(ctx context.Context, inventory *gpu.Node) {
 	if err := c.sessions.Begin(deviceNames(inventory)); err != nil {
@@ -84,22 +80,22 @@ func deviceNames(inventory *gpu.Node) []string {
 	return names
 }
 
-// memoryLimits finds out on which GPUs the driver can hold a container to an amount of memory, and installs the hook that asks
+// MemoryLimits finds out on which GPUs the driver can hold a container to an amount of memory, and installs the hook that asks
 // it to where there is any.
-func (s *service) memoryLimits(ctx context.Context, session *nvml.Session) (map[gpu.PCIAddress]bool, error) {
+func (c controlled) MemoryLimits(ctx context.Context) (map[gpu.PCIAddress]bool, error) {
 	limited := map[gpu.PCIAddress]bool{}
-	if !isCgroup2(s.config.CgroupRoot) {
-		klog.FromContext(ctx).Info("Memory of time slices is not limited: no cgroup v2 hierarchy", "root", s.config.CgroupRoot)
+	if !isCgroup2(c.config.CgroupRoot) {
+		klog.FromContext(ctx).Info("Memory of time slices is not limited: no cgroup v2 hierarchy", "root", c.config.CgroupRoot)
 		return limited, nil
 	}
-	for i := range session.Node().GPUs {
-		if pci := session.Node().GPUs[i].PCI; session.LimitsMemory(ctx, pci, s.config.CgroupRoot) {
+	for i := range c.Inventory().GPUs {
+		if pci := c.Inventory().GPUs[i].PCI; c.hw.LimitsMemory(ctx, pci, c.config.CgroupRoot) {
 			limited[pci] = true
 		}
 	}
 	if len(limited) > 0 {
-		if err := s.persist(ctx, func() error {
-			_, err := hook.Install(s.config.pluginDir(), hook.MemoryLimit)
+		if err := c.persist(ctx, func() error {
+			_, err := hook.Install(c.config.pluginDir(), hook.MemoryLimit)
 			return err
 		}); err != nil {
 			return nil, err

@@ -14,6 +14,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/klog/v2"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/cleave-dra/cleave/pkg/cluster"
 )
 
 // readiness is what /readyz reports.
@@ -104,14 +107,24 @@ func (r *readiness) err() error {
 	return nil
 }
 
-// serveHTTP serves metrics and health; stop ends it and waits. Where the previous plugin still has the port, claims need not
-// wait for it.
-func (s *service) serveHTTP(ctx context.Context) (stop func(), err error) {
-	if s.config.MetricsAddress == "" {
+// httpServer serves metrics and health.
+type httpServer struct {
+	address string // empty for none
+	retry   time.Duration
+	metrics *metrics
+	ready   *readiness
+	events  *cluster.Events
+	// registration is what the kubelet answered; nil before.
+	registration func() *registerapi.RegistrationStatus
+}
+
+// serve serves until stop, which waits. Where the previous plugin still has the port, claims need not wait for it.
+func (s *httpServer) serve(ctx context.Context) (stop func(), err error) {
+	if s.address == "" {
 		return func() {}, nil
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	listener, inUse := s.listenHTTP(ctx)
+	listener, inUse := s.listen(ctx)
 	if inUse != nil && !errors.Is(inUse, syscall.EADDRINUSE) {
 		cancel()
 		return nil, inUse
@@ -139,20 +152,19 @@ func (s *service) serveHTTP(ctx context.Context) (stop func(), err error) {
 	}, nil
 }
 
-func (s *service) listenHTTP(ctx context.Context) (net.Listener, error) {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.config.MetricsAddress)
+func (s *httpServer) listen(ctx context.Context) (net.Listener, error) {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.address)
 	if err != nil {
-		return nil, fmt.Errorf("listen for metrics and health on --metrics-address %s: %w", s.config.MetricsAddress, err)
+		return nil, fmt.Errorf("listen for metrics and health on --metrics-address %s: %w", s.address, err)
 	}
 	return listener, nil
 }
 
 // awaitPort returns once the port is free; nil if ctx ends before.
-func (s *service) awaitPort(ctx context.Context, why error) net.Listener {
-	klog.FromContext(ctx).Error(why, "Metrics and health are not served yet; retrying", "retryEvery", s.config.DriverRetry)
-	s.events.Warn(reasonStart, fmt.Sprintf("The plugin serves neither metrics nor health yet: %v. It tries again every %s.", why,
-		s.config.DriverRetry))
-	tick := time.NewTicker(s.config.DriverRetry)
+func (s *httpServer) awaitPort(ctx context.Context, why error) net.Listener {
+	klog.FromContext(ctx).Error(why, "Metrics and health are not served yet; retrying", "retryEvery", s.retry)
+	s.events.Warn(reasonStart, fmt.Sprintf("The plugin serves neither metrics nor health yet: %v. It tries again every %s.", why, s.retry))
+	tick := time.NewTicker(s.retry)
 	defer tick.Stop()
 	for {
 		select {
@@ -160,17 +172,17 @@ func (s *service) awaitPort(ctx context.Context, why error) net.Listener {
 			return nil
 		case <-tick.C:
 		}
-		if listener, err := s.listenHTTP(ctx); err == nil {
+		if listener, err := s.listen(ctx); err == nil {
 			return listener
 		}
 	}
 }
 
 // serveReady is 200 once claims can be prepared, slices are being published and the kubelet knows the plugin.
-func (s *service) serveReady(w http.ResponseWriter, _ *http.Request) {
+func (s *httpServer) serveReady(w http.ResponseWriter, _ *http.Request) {
 	err := s.ready.err()
 	if err == nil {
-		if status := s.helper.RegistrationStatus(); status == nil {
+		if status := s.registration(); status == nil {
 			err = errors.New("waiting for the kubelet to register the plugin")
 		} else if !status.PluginRegistered {
 			err = fmt.Errorf("the kubelet refused the plugin: %s", status.Error)

@@ -61,7 +61,7 @@ func TestReadiness_Missing(t *testing.T) {
 }
 
 func TestReadyz_Unavailable(t *testing.T) {
-	s := &service{}
+	s := &httpServer{ready: &readiness{}}
 	w := httptest.NewRecorder()
 	s.serveReady(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/readyz", nil))
 	if got, want := w.Code, http.StatusServiceUnavailable; got != want {
@@ -80,11 +80,11 @@ func TestServeHTTP_PortInUse(t *testing.T) {
 	}
 	address := l.Addr().String()
 	recorder := record.NewFakeRecorder(10)
-	s := &service{
-		config: Config{MetricsAddress: address, DriverRetry: time.Millisecond}, metrics: newMetrics(),
+	s := &httpServer{
+		address: address, retry: time.Millisecond, metrics: newMetrics(), ready: &readiness{},
 		events: cluster.NewEventsWith(recorder, "n"),
 	}
-	stop, err := s.serveHTTP(t.Context())
+	stop, err := s.serve(t.Context())
 	if err != nil {
 		t.Fatalf("got %v, want the port to be waited for", err)
 	}
@@ -118,11 +118,11 @@ func TestServeHTTP_StopsWhileThePortIsInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = l.Close() }()
-	s := &service{
-		config: Config{MetricsAddress: l.Addr().String(), DriverRetry: time.Hour}, metrics: newMetrics(),
+	s := &httpServer{
+		address: l.Addr().String(), retry: time.Hour, metrics: newMetrics(), ready: &readiness{},
 		events: cluster.NewEventsWith(record.NewFakeRecorder(10), "n"),
 	}
-	stop, err := s.serveHTTP(t.Context())
+	stop, err := s.serve(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +130,7 @@ func TestServeHTTP_StopsWhileThePortIsInUse(t *testing.T) {
 }
 
 func TestServeHTTP_NoAddress(t *testing.T) {
-	stop, err := (&service{metrics: newMetrics()}).serveHTTP(t.Context())
+	stop, err := (&httpServer{metrics: newMetrics()}).serve(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,8 +145,8 @@ func TestHealthz_AwaitingDriver(t *testing.T) {
 	}
 	address := l.Addr().String()
 	_ = l.Close()
-	s := &service{config: Config{MetricsAddress: address}, metrics: newMetrics()}
-	stop, err := s.serveHTTP(t.Context())
+	s := &httpServer{address: address, metrics: newMetrics(), ready: &readiness{}}
+	stop, err := s.serve(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

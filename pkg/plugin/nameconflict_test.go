@@ -161,7 +161,7 @@ func TestNameConflict_Plugin(t *testing.T) {
 		"NVIDIA's":           {"gpu.nvidia.com-reg.sock", registrar{name: "gpu.nvidia.com"}, nil, []string{"another driver named gpu.nvidia.com", "gpu.nvidia.com-reg.sock", "take NVIDIA's DRA driver off"}},
 		"NVIDIA's, of a pod": {"gpu.nvidia.com-5e1d-reg.sock", registrar{name: "gpu.nvidia.com"}, nil, []string{"gpu.nvidia.com-5e1d-reg.sock"}},
 		"by a hash":          {"dra-x7dk2-reg.sock", registrar{name: "gpu.nvidia.com"}, nil, []string{"dra-x7dk2-reg.sock"}},
-		"ours":               {"gpu.nvidia.com-5e1d-reg.sock", registrar{name: "gpu.nvidia.com"}, []grpc.ServerOption{grpc.UnaryInterceptor(ours.noteRegistration)}, nil},
+		"ours":               {"gpu.nvidia.com-5e1d-reg.sock", registrar{name: "gpu.nvidia.com"}, []grpc.ServerOption{grpc.UnaryInterceptor(ours.kubelet.noteRegistration)}, nil},
 		"its other plugin":   {"gpu.nvidia.com-domain-reg.sock", registrar{name: "compute-domain.nvidia.com"}, nil, nil},
 		"another driver's":   {"nic.example.com-reg.sock", registrar{name: "nic.example.com"}, nil, nil},
 		"silent":             {"gpu.nvidia.com-reg.sock", registrar{err: errors.New("not now")}, nil, []string{"does not answer", "not now"}},

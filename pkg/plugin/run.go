@@ -7,11 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/cleave-dra/cleave/pkg/claims"
 	"github.com/cleave-dra/cleave/pkg/cluster"
@@ -38,7 +38,9 @@ func Run(ctx context.Context, config Config) error {
 	if err := s.connect(ctx); err != nil {
 		return err
 	}
-	stopHTTP, err := s.serveHTTP(ctx) // first, as /readyz reports what is waited for
+	http := &httpServer{address: config.MetricsAddress, retry: config.DriverRetry, metrics: s.metrics, ready: &s.ready, events: s.events,
+		registration: func() *registerapi.RegistrationStatus { return s.helper.RegistrationStatus() }}
+	stopHTTP, err := http.serve(ctx) // first, as /readyz reports what is waited for
 	if err != nil {
 		return err
 	}
@@ -104,13 +106,13 @@ type service struct {
 
 	loop   *node.Loop
 	driver driverFiles
+	marker releaseMarker
 	finder finder
 	specs  specs
 	health gpuHealth
 
-	helper *kubeletplugin.Helper
-	// registered is when the kubelet registered the plugin last, in nanoseconds since 1970.
-	registered atomic.Int64
+	kubelet kubelet
+	helper  *kubeletplugin.Helper
 }
 
 func newService(config Config) *service {
@@ -120,7 +122,7 @@ func newService(config Config) *service {
 		health: newGPUHealth(config.NodeName, func() { loop.Mark(node.Health) }),
 		finder: newFinder(func() { loop.Mark(node.Inventory) }),
 	}
-	s.driver.config = &s.config
+	s.driver.config, s.marker.config, s.kubelet.config = &s.config, &s.config, &s.config
 	return s
 }
 
