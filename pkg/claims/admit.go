@@ -106,7 +106,7 @@ func (a *preparation) verify(ctx context.Context) error {
 // again returns the devices of a claim that is prepared already, and undoes what it has otherwise.
 func (a *preparation) again(ctx context.Context, have *records.Record) ([]records.Device, error) {
 	if sameDevices(have, a.toRecord()) {
-		if err := a.sessions.check(ctx, a.backend, have); err != nil {
+		if err := a.Ledger.sessions.check(ctx, a.backend, have); err != nil {
 			return nil, err
 		}
 		whole, err := a.intact(ctx, a.backend, have)
@@ -121,14 +121,14 @@ func (a *preparation) again(ctx context.Context, have *records.Record) ([]record
 	if err := a.Preparer.undo(ctx, a.backend, have); err != nil {
 		return nil, err
 	}
-	a.index.undone(have)
+	a.Ledger.index.undone(have)
 	return nil, nil
 }
 
 // checkCorrupt fails if one of the GPUs may be in use by a claim whose record is corrupt: nothing but the driver knows.
 func (a *preparation) checkCorrupt(ctx context.Context) error {
 	corrupt := a.Ledger.names.corrupt()
-	if len(corrupt) == 0 || a.corrupt.has(a.claim.UID) {
+	if len(corrupt) == 0 || a.Ledger.corrupt.has(a.claim.UID) {
 		return nil
 	}
 	if err := a.checkIdle(ctx, a.toRecord(), false); err != nil {

@@ -169,7 +169,7 @@ func killAfter(t *testing.T, actions []action, steps int) (died, ok bool) {
 		done++
 	}
 	// The kernel releases a dead process's locks.
-	for _, lock := range victim.locks.byGPU {
+	for _, lock := range victim.Ledger.locks.byGPU {
 		lock.close()
 	}
 

@@ -7,7 +7,7 @@ import "testing"
 func TestOnAllocate(t *testing.T) {
 	b, other := twoBeds(t)
 	calls := 0
-	b.index.changed = func() { calls++ }
+	b.Ledger.index.changed = func() { calls++ }
 	for _, step := range []struct {
 		name string
 		do   func()

@@ -14,7 +14,7 @@ import (
 func (a *preparation) inject(ctx context.Context) ([]records.Device, error) {
 	done := a.toRecord()
 	if !a.intent {
-		if err := a.write(done); err != nil {
+		if err := a.Ledger.write(done); err != nil {
 			return nil, err
 		}
 	}
@@ -24,7 +24,7 @@ func (a *preparation) inject(ctx context.Context) ([]records.Device, error) {
 		}
 	}
 	if a.intent {
-		if err := a.write(done); err != nil {
+		if err := a.Ledger.write(done); err != nil {
 			return nil, err
 		}
 	}

@@ -125,7 +125,7 @@ func (w *worker) release(ctx context.Context) error {
 	// From the end of the session on, what the plugin made ahead of claims counts as others', and this test's list of it
 	// follows only later: a kill between the two would leave a list that is wrong. TestEndSession_Fails has the disk's side.
 	w.sheltered = true
-	if err := w.EndSession(ctx, b.hardware); err != nil {
+	if err := w.Ledger.EndSession(ctx, b.hardware); err != nil {
 		return err
 	}
 	if w.random.IntN(2) == 0 {
@@ -176,7 +176,7 @@ func (w *worker) disownLayout() error {
 
 // createdForClaim reports whether a record names an instance of the layout's GPU as created for its claim.
 func (w *worker) createdForClaim(u unmanaged) bool {
-	return slices.ContainsFunc(w.Records(), func(r *records.Record) bool {
+	return slices.ContainsFunc(w.Ledger.Records(), func(r *records.Record) bool {
 		return slices.ContainsFunc(r.Partitions(), func(d *records.Device) bool {
 			return d.GPU == w.gpus.GPUs[u.GPU].PCI.DeviceName() && d.Partition.GI == u.ID && !d.Partition.Existing
 		})

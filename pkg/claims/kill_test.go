@@ -132,7 +132,7 @@ func (w *worker) check(when string, strict bool) error {
 	complain := func(format string, args ...any) {
 		wrong = append(wrong, fmt.Sprintf(format, args...))
 	}
-	found, err := recordsOnDisk(w.store)
+	found, err := recordsOnDisk(w.Ledger.store)
 	if err != nil {
 		return err
 	}

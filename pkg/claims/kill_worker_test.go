@@ -280,7 +280,7 @@ func (w *worker) relayout(ctx context.Context) error {
 	if layout := killLayouts[w.truth.Layout]; layout != nil {
 		offer.Partitions = cutInto(layout.Places...)
 	}
-	for _, r := range w.Records() {
+	for _, r := range w.Ledger.Records() {
 		for _, d := range r.Partitions() {
 			if d.GPU == g.PCI.DeviceName() {
 				offer.Partitions.Kept = append(offer.Partitions.Kept, d.Partition.Place())

@@ -288,7 +288,7 @@ func (b *simBed) dying(at int, do func(e *Preparer, session *nvml.Session)) (dea
 	}
 	e.SetHardware(offeredHardware{session, b.offers}, b.specs)
 	defer func() {
-		for _, lock := range e.locks.byGPU { // the kernel releases a dead process's locks
+		for _, lock := range e.Ledger.locks.byGPU { // the kernel releases a dead process's locks
 			lock.close()
 		}
 		if r := recover(); r != nil {

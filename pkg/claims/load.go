@@ -16,14 +16,14 @@ import (
 // Load reads all records into memory: call it once, before the first Prepare. Records of an earlier boot are dropped,
 // since no container outlives a reboot and the kubelet prepares again what it restarts. Corrupt ones are set aside.
 func (p *Preparer) Load(ctx context.Context, notify Notify) error {
-	p.corrupt.notify = notify
-	uids, err := p.store.Names()
+	p.Ledger.corrupt.notify = notify
+	uids, err := p.Ledger.store.Names()
 	if err != nil {
 		return err
 	}
 	logger := klog.FromContext(ctx)
 	for _, uid := range uids {
-		r, err := p.store.Read(uid)
+		r, err := p.Ledger.store.Read(uid)
 		if corrupt := (*store.CorruptError)(nil); errors.As(err, &corrupt) {
 			if err := p.setAside(ctx, uid, corrupt.Err); err != nil {
 				logger.Error(err, "Leaving a corrupt claim record where it is")
@@ -40,30 +40,30 @@ func (p *Preparer) Load(ctx context.Context, notify Notify) error {
 		if r == nil {
 			continue
 		}
-		if r.BootID != p.bootID {
-			logger.Info("Dropping a claim record of an earlier boot", "claim", r.Claim, "recordBootID", r.BootID, "bootID", p.bootID)
+		if r.BootID != p.Ledger.bootID {
+			logger.Info("Dropping a claim record of an earlier boot", "claim", r.Claim, "recordBootID", r.BootID, "bootID", p.Ledger.bootID)
 			if err := p.forget(uid); err != nil {
 				logger.Error(err, "Leaving a claim record of an earlier boot where it is")
 			}
 			continue
 		}
-		p.index.set(r)
+		p.Ledger.index.set(r)
 	}
-	p.layouts.load(ctx, p.bootID, notify)
-	logger.Info("Loaded claim records", "dir", p.store.Dir(), "claims", len(p.index.claims()))
+	p.Ledger.layouts.load(ctx, p.Ledger.bootID, notify)
+	logger.Info("Loaded claim records", "dir", p.Ledger.store.Dir(), "claims", len(p.Ledger.index.claims()))
 	return nil
 }
 
 // setAside takes a corrupt record out of service, says so, and remembers the claim for the next Reconcile.
 func (p *Preparer) setAside(ctx context.Context, uid types.UID, cause error) error {
-	aside, err := p.store.SetAside(uid)
+	aside, err := p.Ledger.store.SetAside(uid)
 	if err != nil {
 		return err
 	}
 	klog.FromContext(ctx).Error(cause, "Set aside a corrupt claim record", "claimUID", uid, "movedTo", aside)
-	p.corrupt.add(uid)
-	if p.corrupt.notify != nil {
-		p.corrupt.notify("CorruptClaimRecord", fmt.Sprintf("The record of claim %s could not be read and was moved to %s: %v. "+
+	p.Ledger.corrupt.add(uid)
+	if p.Ledger.corrupt.notify != nil {
+		p.Ledger.corrupt.notify("CorruptClaimRecord", fmt.Sprintf("The record of claim %s could not be read and was moved to %s: %v. "+
 			"If the claim still has pods here, its record is created again from the API server.", uid, aside, cause))
 	}
 	return nil

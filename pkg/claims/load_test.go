@@ -121,7 +121,7 @@ func TestLoad_RecordCannotBeReadOrRemoved(t *testing.T) {
 			if err := again.Load(t.Context(), nil); err != nil {
 				t.Fatalf("Load: %v", err)
 			}
-			if diff := cmp.Diff([]string{gpuName(1)}, again.index.get("good").GPUs()); diff != "" {
+			if diff := cmp.Diff([]string{gpuName(1)}, again.Ledger.index.get("good").GPUs()); diff != "" {
 				t.Errorf("GPUs of the good claim (-want +got):\n%s", diff)
 			}
 			mustUnprepare(t, again.Preparer, claimOn("good", 1))

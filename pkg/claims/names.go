@@ -29,17 +29,17 @@ type names struct {
 
 // AddPeer has two driver names respect each other's claims. Their locks must be the same. Call it before the other is used.
 func (p *Preparer) AddPeer(other *Preparer) {
-	n := p.gate.names
+	n := p.names
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	other.gate.names, other.Ledger.names = n, n
+	other.names, other.Ledger.names = n, n
 	n.all = append(slices.Clone(n.all), other)
-	slices.SortFunc(n.all, func(a, b *Preparer) int { return cmp.Compare(a.id.Driver, b.id.Driver) })
+	slices.SortFunc(n.all, func(a, b *Preparer) int { return cmp.Compare(a.Ledger.id.Driver, b.Ledger.id.Driver) })
 }
 
 // RemovePeer undoes AddPeer: nothing is allocated under the other's name any more.
 func (p *Preparer) RemovePeer(other *Preparer) {
-	n := p.gate.names
+	n := p.names
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.all = slices.DeleteFunc(slices.Clone(n.all), func(o *Preparer) bool { return o == other })

@@ -61,7 +61,7 @@ func startProcess(t testing.TB, root, own string, node *sim.Node) *process {
 	p.Preparer = p.open(own)
 	p.Ledger.names.find = func(ctx context.Context) {
 		for _, e := range p.find() {
-			if err := e.LoadReadOnly(ctx); err != nil {
+			if err := e.Ledger.LoadReadOnly(ctx); err != nil {
 				t.Fatal(err)
 			}
 			if b := p.backend.Load(); b.hardware != nil {
@@ -221,7 +221,7 @@ func TestPrepare_AllocatedUnderAnotherNameAndNotPrepared(t *testing.T) {
 	now := startProcess(t, root, nameB, node)
 	other := now.byName[nameA]
 	waiting := []*resourceapi.ResourceClaim{deviceClaim("whole", g(0)), deviceClaim("part", g(1, 19, 6)), deviceClaim("unknown", g(2)+"-mig-99-0")}
-	if !other.SetAllocated(now.backend.Load().hardware.Node().Node, waiting) {
+	if !other.Ledger.SetAllocated(now.backend.Load().hardware.Node().Node, waiting) {
 		t.Error("nothing changed")
 	}
 	for _, device := range []string{g(0), g(0, 19, 0), g(1), g(1, 19, 6), g(2), g(2, 19, 0)} {
@@ -233,7 +233,7 @@ func TestPrepare_AllocatedUnderAnotherNameAndNotPrepared(t *testing.T) {
 	}
 	mustPrepare(t, now.Preparer, of(nameB, deviceClaim("alongside", g(1, 19, 0))))
 	mustPrepare(t, other, waiting[0]) // what was allocated is prepared
-	if !other.SetAllocated(now.backend.Load().hardware.Node().Node, nil) {
+	if !other.Ledger.SetAllocated(now.backend.Load().hardware.Node().Node, nil) {
 		t.Error("nothing changed")
 	}
 	mustPrepare(t, now.Preparer, of(nameB, deviceClaim("new", g(1, 19, 6), g(2))))
@@ -346,7 +346,7 @@ func TestOtherNames_KilledInBetween(t *testing.T) {
 
 		now := startProcess(t, root, nameB, node)
 		checkNothingTwice(t, root)
-		found := now.byName[nameA].Records()
+		found := now.byName[nameA].Ledger.Records()
 		_, prepareErr := now.Prepare(t.Context(), of(nameB, deviceClaim("y", g)))
 		if len(found) > 0 {
 			whole++

@@ -17,9 +17,9 @@ func TestPrepare_PartitionOfAnEarlierRelease(t *testing.T) {
 	device := b.name(0, 19, 6)
 	was := b.prepare("a", device)
 	old := []string{testDriver + "/gpu=" + b.name(0), testDriver + "/claim=a-" + device}
-	r := b.Preparer.index.get("a").Clone()
+	r := b.Preparer.Ledger.index.get("a").Clone()
 	r.Devices[0].CDIDeviceIDs = old
-	if err := b.write(r); err != nil {
+	if err := b.Ledger.write(r); err != nil {
 		t.Fatal(err)
 	}
 	b = b.restart()

@@ -45,7 +45,7 @@ type Options struct {
 
 // Preparer prepares and unprepares the claims of one driver name. All methods are safe for concurrent use.
 type Preparer struct {
-	*Ledger
+	Ledger *Ledger
 	*gate
 	Partitions *Partitions
 	Shares     *Shares
@@ -125,20 +125,20 @@ func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 	if b.hardware == nil {
 		return nil, fmt.Errorf("the node's GPUs cannot be used yet: %w", b.reason)
 	}
-	devices, err := plan(claim, b.hardware.Node(), p.id)
+	devices, err := plan(claim, b.hardware.Node(), p.Ledger.id)
 	if err != nil {
-		return nil, explainMissing(err, claim, b, p.id)
+		return nil, explainMissing(err, claim, b, p.Ledger.id)
 	}
 	if len(devices) == 0 {
 		return nil, nil
 	}
 	gpus := gpuNames(devices)
-	held, err := p.lockFor(ctx, claim.UID, gpus)
+	held, err := p.Ledger.lockFor(ctx, claim.UID, gpus)
 	if err != nil {
 		return nil, err
 	}
 	defer held.Release()
-	a := &preparation{Preparer: p, backend: b, claim: claim, devices: devices, adopt: adopt, view: p.look(claim.UID, gpus)}
+	a := &preparation{Preparer: p, backend: b, claim: claim, devices: devices, adopt: adopt, view: p.Ledger.look(claim.UID, gpus)}
 	if have, err := a.admit(ctx); have != nil || err != nil {
 		return have, err
 	}
@@ -152,6 +152,6 @@ func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 	if err != nil {
 		return nil, a.undo(ctx, err)
 	}
-	p.corrupt.drop(claim.UID)
+	p.Ledger.corrupt.drop(claim.UID)
 	return done, nil
 }

@@ -37,14 +37,14 @@ func (p *Preparer) notePods(ctx context.Context, r *records.Record, claim *resou
 	if len(missing) == 0 {
 		return nil
 	}
-	return p.locked(ctx, r, func(now *records.Record) error {
+	return p.Ledger.locked(ctx, r, func(now *records.Record) error {
 		if !sameDevices(now, r) {
 			return nil // prepared anew or unprepared since
 		}
 		noted := now.Clone()
 		noted.Pods = append(noted.Pods, slices.DeleteFunc(missing, func(uid types.UID) bool { return slices.Contains(noted.Pods, uid) })...)
 		noted.Pods = noted.Pods[max(0, len(noted.Pods)-maxPods):]
-		return p.write(noted)
+		return p.Ledger.write(noted)
 	})
 }
 
@@ -91,7 +91,7 @@ func (p *Preparer) checkDeviceIdle(ctx context.Context, b *backend, r *records.R
 	if g == nil {
 		return nil // a GPU that is gone is used by nobody
 	}
-	if d.Share != nil && (ends && d.Share.Kind == gpu.MPS || p.index.on(d.GPU, r.Claim.UID).sharing(d.Share.Kind)) {
+	if d.Share != nil && (ends && d.Share.Kind == gpu.MPS || p.Ledger.index.on(d.GPU, r.Claim.UID).sharing(d.Share.Kind)) {
 		return nil
 	}
 	pids, err := b.hardware.Processes(ctx, g.PCI)

@@ -93,7 +93,7 @@ func TestReconcile_NotesPods(t *testing.T) {
 	reserve("second")
 	claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{APIGroup: "x", Resource: "pods", UID: "no-pod"})
 	b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claim)})
-	r, err := b.store.Read("a")
+	r, err := b.Ledger.store.Read("a")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func TestReconcile_NotesPods(t *testing.T) {
 		reserve(types.UID(fmt.Sprint(i)))
 		b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claim)})
 	}
-	if got := b.index.get("a").Pods; len(got) != maxPods || !slices.Contains(got, types.UID(fmt.Sprint(2*maxPods-1))) {
+	if got := b.Ledger.index.get("a").Pods; len(got) != maxPods || !slices.Contains(got, types.UID(fmt.Sprint(2*maxPods-1))) {
 		t.Errorf("%d pods on record, want the latest %d", len(got), maxPods)
 	}
 	seen.pids["1000"] = []int{7}

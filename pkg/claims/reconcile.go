@@ -18,7 +18,7 @@ import (
 // back, and claims whose records were corrupt get new ones. The failure of one claim is logged and does not stop the others.
 func (p *Preparer) Reconcile(ctx context.Context, api API) {
 	logger := klog.FromContext(ctx)
-	for _, r := range p.index.claims() {
+	for _, r := range p.Ledger.index.claims() {
 		if ctx.Err() != nil {
 			return
 		}
@@ -26,12 +26,12 @@ func (p *Preparer) Reconcile(ctx context.Context, api API) {
 			logger.Error(err, "Could not reconcile a claim; it stays as it is", "claim", r.Claim)
 		}
 	}
-	for _, uid := range p.corrupt.all() {
+	for _, uid := range p.Ledger.corrupt.all() {
 		if err := p.remake(ctx, api, uid); err != nil {
 			logger.Error(err, "Could not create the record of a claim again; it is tried at the next reconcile", "claimUID", uid)
 			continue
 		}
-		p.corrupt.drop(uid)
+		p.Ledger.corrupt.drop(uid)
 		p.Shares.stopUnrecorded(ctx, uid)
 	}
 	p.Shares.reconcileServed(ctx, api)
@@ -49,19 +49,19 @@ func (p *Preparer) Maintain(ctx context.Context, api API) {
 // its GPUs. A pod deleted by force leaves the API server at once while its containers still run for a while: giving
 // it to another claim would put two tenants on it.
 func (p *Preparer) reconcileClaim(ctx context.Context, api API, r *records.Record) error {
-	claim, gone, err := isGone(ctx, api, r, p.id)
+	claim, gone, err := isGone(ctx, api, r, p.Ledger.id)
 	if err == nil && !gone {
 		err = p.notePods(ctx, r, claim)
 	}
 	if err != nil || !gone {
 		return err
 	}
-	return p.locked(ctx, r, func(now *records.Record) error {
+	return p.Ledger.locked(ctx, r, func(now *records.Record) error {
 		if !sameDevices(now, r) {
 			return nil // prepared anew or unprepared since we looked
 		}
 		// Look again, now that nobody can prepare it: it may have been given the same devices again meanwhile.
-		if _, gone, err = isGone(ctx, api, now, p.id); err != nil || !gone {
+		if _, gone, err = isGone(ctx, api, now, p.Ledger.id); err != nil || !gone {
 			return err
 		}
 		if err := p.checkIdle(ctx, now, true); err != nil {
@@ -87,7 +87,7 @@ func (p *Preparer) remake(ctx context.Context, api API, uid types.UID) error {
 	if err != nil {
 		return fmt.Errorf("look for claim %s: %w", uid, err)
 	}
-	if claim == nil || len(claim.Status.ReservedFor) == 0 || !allocatedHere(claim, p.id) {
+	if claim == nil || len(claim.Status.ReservedFor) == 0 || !allocatedHere(claim, p.Ledger.id) {
 		return p.specs.RemoveClaim(uid)
 	}
 	_, err = p.prepare(ctx, claim, true)

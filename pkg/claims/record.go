@@ -22,7 +22,7 @@ func (a *preparation) record() error {
 		return nil
 	}
 	begun.State = records.Preparing
-	return a.write(begun)
+	return a.Ledger.write(begun)
 }
 
 // needsIntent reports whether a claim's hardware must be on record before it is changed. A plain share changes none, and
@@ -36,9 +36,9 @@ func needsIntent(r *records.Record) bool {
 
 // toRecord is what is stored of the claim as it is by now. Its shares are those of the devices.
 func (a *preparation) toRecord() *records.Record {
-	r := newRecord(a.claim, a.devices, a.id, a.bootID, a.cdi)
+	r := newRecord(a.claim, a.devices, a.Ledger.id, a.Ledger.bootID, a.cdi)
 	for _, d := range r.Partitions() {
-		d.Session = a.sessions.of(d.GPU)
+		d.Session = a.Ledger.sessions.of(d.GPU)
 	}
 	return r
 }

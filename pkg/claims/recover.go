@@ -20,7 +20,7 @@ func (p *Preparer) Recover(ctx context.Context) {
 		return
 	}
 	logger := klog.FromContext(ctx)
-	for _, r := range p.index.claims() {
+	for _, r := range p.Ledger.index.claims() {
 		if ctx.Err() != nil {
 			return
 		}
@@ -38,13 +38,13 @@ func (p *Preparer) Recover(ctx context.Context) {
 // Unfinished reports whether Recover has something to remove: claims that were cut short, or that gave back what could not
 // be taken away yet.
 func (p *Preparer) Unfinished() bool {
-	return slices.ContainsFunc(p.index.claims(), func(r *records.Record) bool { return r.State != records.Prepared })
+	return slices.ContainsFunc(p.Ledger.index.claims(), func(r *records.Record) bool { return r.State != records.Prepared })
 }
 
 // recoverClaim does what a record's state asks for.
 func (p *Preparer) recoverClaim(ctx context.Context, b *backend, r *records.Record) error {
-	return p.locked(ctx, r, func(now *records.Record) error {
-		now, err := p.renew(ctx, b, now)
+	return p.Ledger.locked(ctx, r, func(now *records.Record) error {
+		now, err := p.Ledger.renew(ctx, b, now)
 		if err != nil {
 			return err
 		}
@@ -63,7 +63,7 @@ func (p *Preparer) recoverClaim(ctx context.Context, b *backend, r *records.Reco
 // intact reports whether a prepared claim's partitions are still there, and puts back a server or spec that is missing. An
 // error says nothing about the partitions.
 func (p *Preparer) intact(ctx context.Context, b *backend, r *records.Record) (bool, error) {
-	if there, err := p.sessions.there(ctx, b, r); err != nil || !there {
+	if there, err := p.Ledger.sessions.there(ctx, b, r); err != nil || !there {
 		return false, err
 	}
 	if there, err := p.Shares.restart(ctx, b, r); err != nil || !there {

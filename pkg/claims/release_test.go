@@ -69,7 +69,7 @@ func TestUnprepare_PartitionInUse(t *testing.T) {
 	devices := b.prepare("a", b.name(0, 9, 4), b.name(0, 19, 0))
 	b.hold(devices[0], 4711)
 	changes := 0
-	b.changed = func() { changes++ }
+	b.Ledger.changed = func() { changes++ }
 	err := b.Unprepare(t.Context(), refOf(deviceClaim("a")))
 	if changes != 1 {
 		t.Errorf("%d changes were reported, want 1: the devices are to be tainted now", changes)

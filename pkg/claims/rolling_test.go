@@ -110,7 +110,7 @@ func TestTwoProcesses_PrepareGaveUp(t *testing.T) {
 	mustUnprepare(t, older.Preparer, claimOn("probe", 0, 1))
 	mustPrepare(t, newer.Preparer, claimOn("a", 0))
 
-	blocker := mustAcquire(t, newer.locks, gpuName(1))
+	blocker := mustAcquire(t, newer.Ledger.locks, gpuName(1))
 	if _, err := older.Prepare(endsAfter(t.Context(), 2), claimOn("b", 0, 1)); err == nil {
 		t.Fatal("Prepare: want an error, the lock is held")
 	}

@@ -125,9 +125,9 @@ func TestReconcile_CorruptRecordOfAnMPSShare(t *testing.T) {
 func TestPrepare_AloneByMPSOfAnEarlierRelease(t *testing.T) {
 	b := newCompatibleBed(t)
 	b.prepare("a", aloneMPS(0, ""))
-	r := b.index.get("a").Clone()
+	r := b.Ledger.index.get("a").Clone()
 	r.Devices[0].Share.MPS.ThreadPercentage = wholeGPU // as that release has it
-	if err := b.write(r); err != nil {
+	if err := b.Ledger.write(r); err != nil {
 		t.Fatal(err)
 	}
 	b.sharing.took()

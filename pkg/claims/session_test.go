@@ -133,7 +133,7 @@ func (s *sessionsOf) End() error {
 func newSessionBed(t *testing.T) (*simBed, *sessionsOf) {
 	t.Helper()
 	b, s := newSimBed(t, "hgx-h100"), &sessionsOf{session: "1", witness: map[int]string{}}
-	b.sessions = sessions{s}
+	b.Ledger.sessions = sessions{s}
 	return b, s
 }
 
@@ -149,7 +149,7 @@ func (b *simBed) release(s *sessionsOf, meanwhile func()) *simBed {
 	b.t.Helper()
 	b.SetWaiting(gpu.ErrDriverNotLoaded)
 	b.Quiesce()
-	if err := b.EndSession(b.t.Context(), offeredHardware{b.session, b.offers}); err != nil {
+	if err := b.Ledger.EndSession(b.t.Context(), offeredHardware{b.session, b.offers}); err != nil {
 		b.t.Fatal(err)
 	}
 	meanwhile()
@@ -280,9 +280,9 @@ func TestDriverSession_RecordsOfEarlierReleases(t *testing.T) {
 func TestDriverSession_CutShort(t *testing.T) {
 	b, s := newSessionBed(t)
 	b.prepare("a", b.name(0, 19, 6))
-	r := b.index.get("a").Clone()
+	r := b.Ledger.index.get("a").Clone()
 	r.State, r.Devices[0].Partition.UUID, r.Devices[0].Partition.CI = records.Preparing, "", nil
-	if err := b.store.Write(r); err != nil {
+	if err := b.Ledger.store.Write(r); err != nil {
 		t.Fatal(err)
 	}
 	s.session, s.broken = "2", true
@@ -313,7 +313,7 @@ func TestEndSession_Fails(t *testing.T) {
 	b, s := newSessionBed(t)
 	b.prepare("a", b.name(0, 19, 6))
 	s.endErr = errors.New("read-only")
-	if err := b.EndSession(t.Context(), offeredHardware{b.session, b.offers}); !errors.Is(err, s.endErr) {
+	if err := b.Ledger.EndSession(t.Context(), offeredHardware{b.session, b.offers}); !errors.Is(err, s.endErr) {
 		t.Errorf("EndSession = %v, want %v", err, s.endErr)
 	}
 	s.endErr, b.disk.fail = nil, func(op, _ string) error {
@@ -322,7 +322,7 @@ func TestEndSession_Fails(t *testing.T) {
 		}
 		return nil
 	}
-	if err := b.EndSession(t.Context(), offeredHardware{b.session, b.offers}); err == nil || s.session != "1" {
+	if err := b.Ledger.EndSession(t.Context(), offeredHardware{b.session, b.offers}); err == nil || s.session != "1" {
 		t.Errorf("EndSession = %v in session %s, want an error and the session to go on", err, s.session)
 	}
 }

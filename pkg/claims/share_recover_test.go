@@ -36,7 +36,7 @@ func TestShares_ServerDoesNotStop(t *testing.T) {
 		b := newShareBed(t)
 		b.prepare("a", mpsOf(0, 60, 80))
 		changes := 0
-		b.changed = func() { changes++ }
+		b.Ledger.changed = func() { changes++ }
 		b.sharing.err = func(what string) error {
 			return errors.Join(failing("before StopMPS "+gpuName(0)+" a", errDown)(what), failing("before RetainMPS", errDown)(what))
 		}

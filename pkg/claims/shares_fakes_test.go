@@ -282,7 +282,7 @@ func (b *shareBed) restart() *shareBed {
 
 // end does what the kernel does when the plugin ends: it releases its locks.
 func (b *shareBed) end() {
-	for _, lock := range b.locks.byGPU {
+	for _, lock := range b.Ledger.locks.byGPU {
 		lock.close()
 	}
 }

@@ -154,7 +154,7 @@ func (b *simBed) restart(boot ...string) *simBed {
 
 // die releases what the kernel takes from a process that ends.
 func (b *simBed) die() {
-	for _, lock := range b.locks.byGPU { // the kernel releases a dead process's locks
+	for _, lock := range b.Ledger.locks.byGPU { // the kernel releases a dead process's locks
 		lock.close()
 	}
 }

@@ -36,8 +36,8 @@ func (a *preparation) undo(ctx context.Context, cause error) error {
 func (p *Preparer) Unprepare(ctx context.Context, claim records.Claim) error {
 	p.calls.RLock()
 	defer p.calls.RUnlock()
-	have, err := p.find(claim.UID)
-	defer p.corrupt.drop(claim.UID) // not to be created again
+	have, err := p.Ledger.find(claim.UID)
+	defer p.Ledger.corrupt.drop(claim.UID) // not to be created again
 	if corrupt := (*store.CorruptError)(nil); errors.As(err, &corrupt) {
 		defer p.Shares.stopServed(ctx, claim.UID)
 		return errors.Join(p.setAside(ctx, claim.UID, corrupt.Err), p.specs.RemoveClaim(claim.UID))
@@ -49,7 +49,7 @@ func (p *Preparer) Unprepare(ctx context.Context, claim records.Claim) error {
 		p.Shares.stopServed(ctx, claim.UID)
 		return p.specs.RemoveClaim(claim.UID) // of a claim whose record was set aside
 	}
-	held, err := p.lockFor(ctx, claim.UID, have.GPUs())
+	held, err := p.Ledger.lockFor(ctx, claim.UID, have.GPUs())
 	if err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ func (p *Preparer) Unprepare(ctx context.Context, claim records.Claim) error {
 
 // release undoes what a claim's record lists and removes it; the caller holds the locks of its GPUs.
 func (p *Preparer) release(ctx context.Context, uid types.UID) error {
-	have := p.index.get(uid)
+	have := p.Ledger.index.get(uid)
 	if have == nil {
 		return nil
 	}
@@ -80,9 +80,9 @@ func (p *Preparer) release(ctx context.Context, uid types.UID) error {
 		klog.FromContext(ctx).Error(err, "Could not give back a share yet; it is tried again soon", "claim", have.Claim)
 		return p.markReleasing(have)
 	}
-	p.index.undone(have)
+	p.Ledger.index.undone(have)
 	if have.State != records.Prepared {
-		defer p.changed() // its devices were occupied
+		defer p.Ledger.changed() // its devices were occupied
 	}
 	return p.forget(uid)
 }
@@ -98,7 +98,7 @@ func (p *Preparer) forget(uid types.UID) error {
 	if err := p.specs.RemoveClaim(uid); err != nil {
 		return err
 	}
-	return p.remove(uid)
+	return p.Ledger.remove(uid)
 }
 
 // markReleasing records that nothing is allocated to a claim any more while its partitions or servers still exist.
@@ -113,9 +113,9 @@ func (p *Preparer) markReleasing(r *records.Record) error {
 	if r.State == records.Prepared {
 		releasing.State = records.Releasing
 	}
-	if err := p.write(releasing); err != nil {
+	if err := p.Ledger.write(releasing); err != nil {
 		return err
 	}
-	p.changed()
+	p.Ledger.changed()
 	return nil
 }

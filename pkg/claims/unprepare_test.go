@@ -18,7 +18,7 @@ import (
 // allHolders are the claims that the engine's memory knows.
 func allHolders(b *bed) iter.Seq[types.UID] {
 	return func(yield func(types.UID) bool) {
-		for _, r := range b.index.claims() {
+		for _, r := range b.Ledger.index.claims() {
 			if !yield(r.Claim.UID) {
 				return
 			}

@@ -109,7 +109,7 @@ func (w *releaseWait) ask(ctx context.Context, blocked *blockedError) {
 		if blocked.passes(w.leaving) || !blocked.canPass(w.stays) {
 			return
 		}
-		_, gone, err := isGone(ctx, w.api, other.record, w.id)
+		_, gone, err := isGone(ctx, w.api, other.record, w.Ledger.id)
 		if err != nil {
 			klog.FromContext(ctx).V(4).Info("Cannot find out whether a claim is leaving", "claim", other.record.Claim, "reason", err.Error())
 			return
@@ -130,7 +130,7 @@ func (w *releaseWait) finish(ctx context.Context, blocked *blockedError) {
 		return
 	}
 	for _, other := range blocked.by {
-		r := w.index.get(other.record.Claim.UID)
+		r := w.Ledger.index.get(other.record.Claim.UID)
 		if r == nil || r.State == records.Prepared || !w.leaving(r.Claim.UID) {
 			continue
 		}
@@ -139,15 +139,15 @@ func (w *releaseWait) finish(ctx context.Context, blocked *blockedError) {
 			klog.FromContext(ctx).V(4).Info("A claim cannot be released yet", "claim", r.Claim, "reason", err.Error())
 			continue
 		}
-		w.changed() // its devices are not occupied any more
+		w.Ledger.changed() // its devices are not occupied any more
 	}
 }
 
 // await returns when it is worth trying again; an error once patience has ended.
 func (w *releaseWait) await(patience context.Context, blocked *blockedError, retry <-chan time.Time) error {
 	for {
-		changed := w.index.next()
-		if !w.index.hasAll(blocked.by) {
+		changed := w.Ledger.index.next()
+		if !w.Ledger.index.hasAll(blocked.by) {
 			return patience.Err()
 		}
 		select {

@@ -182,7 +182,7 @@ func TestPrepare_PartitionBeingReleased(t *testing.T) {
 				}
 				b.api = &fakeAPI{claims: claimList(next)}
 				changes := 0
-				b.changed = func() { changes++ }
+				b.Ledger.changed = func() { changes++ }
 				defer after(3500*time.Millisecond, func() {
 					if err := b.node.RemoveClient(0, 4711); err != nil {
 						t.Error(err)

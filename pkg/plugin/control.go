@@ -139,7 +139,7 @@ func (s *service) watch(ctx context.Context, wg *sync.WaitGroup, hw *hardware) {
 	})
 	wg.Go(func() { s.specs.keep(ctx, hw.Session, s.config.DriverRetry, s.config.ReconcileEvery) })
 	wg.Go(func() {
-		s.finder.run(ctx, hw.Session, func(pci gpu.PCIAddress) bool { return isAllocated(s.engine.Records(), pci) })
+		s.finder.run(ctx, hw.Session, func(pci gpu.PCIAddress) bool { return isAllocated(s.engine.Ledger.Records(), pci) })
 	})
 	if s.mps != nil {
 		wg.Go(func() { s.watchMPS(ctx) })

@@ -22,10 +22,11 @@ type engine struct {
 	listed func()
 }
 
-func (e engine) Allocations() []*records.Record       { return e.AllRecords() }
+func (e engine) Allocations() []*records.Record       { return e.Ledger.AllRecords() }
+func (e engine) Records() []*records.Record           { return e.Ledger.Records() }
 func (e engine) Unclaimed(g *gpu.GPU) []gpu.Place     { return e.Partitions.Unclaimed(g) }
 func (e engine) Scan(ctx context.Context)             { e.Partitions.FindUnmanaged(ctx) }
-func (e engine) EndSession(ctx context.Context) error { return e.Preparer.EndSession(ctx, e.hw) }
+func (e engine) EndSession(ctx context.Context) error { return e.Ledger.EndSession(ctx, e.hw) }
 
 func (e engine) Occupied() []string               { return e.Partitions.Occupied() }
 func (e engine) LeaveMIGMode(ctx context.Context) { e.Partitions.LeaveMIGMode(ctx) }

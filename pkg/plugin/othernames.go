@@ -148,12 +148,12 @@ func (n *otherNames) open(ctx context.Context, driver string) {
 		logger.Error(err, "Could not open the state of another driver name", "driver", driver)
 		return
 	}
-	if err := o.engine.LoadReadOnly(ctx); err != nil {
+	if err := o.engine.Ledger.LoadReadOnly(ctx); err != nil {
 		logger.Error(err, "Could not read what is allocated under another driver name; it is tried again", "driver", driver)
 	}
 	n.s.engine.AddPeer(o.engine)
 	n.locks.Doubt()
-	logger.Info("Found the state of another driver name", "driver", driver, "dir", o.dir, "claims", len(o.engine.Records()))
+	logger.Info("Found the state of another driver name", "driver", driver, "dir", o.dir, "claims", len(o.engine.Ledger.Records()))
 	n.mu.Lock()
 	n.byName[driver] = o
 	n.mu.Unlock()
@@ -317,10 +317,10 @@ func (n *otherNames) lookAt(ctx context.Context, o *otherName, published bool) n
 
 // observe fills in what is left of a name's claims.
 func (n *otherNames) observe(o *otherName, seen names.Observed) names.Observed {
-	recorded := o.engine.Records()
+	recorded := o.engine.Ledger.Records()
 	seen.Listed, seen.Records, seen.Allocated = o.listed, len(recorded), 0
 	for uid := range o.claims {
-		if o.engine.Claim(uid).Name == "" {
+		if o.engine.Ledger.Claim(uid).Name == "" {
 			seen.Allocated++
 		}
 	}
@@ -344,7 +344,7 @@ func (n *otherNames) load(ctx context.Context, o *otherName) (runs bool) {
 		runs = true
 	}
 	if !o.loaded || runs {
-		err = errors.Join(err, o.engine.LoadReadOnly(ctx))
+		err = errors.Join(err, o.engine.Ledger.LoadReadOnly(ctx))
 	}
 	if !o.loaded && !runs && err == nil {
 		err = o.engine.Load(ctx, n.s.events.Warn)

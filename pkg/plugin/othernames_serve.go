@@ -34,7 +34,7 @@ import (
 func (n *otherNames) list(ctx context.Context, o *otherName) bool {
 	found := map[types.UID]*resourceapi.ResourceClaim{}
 	err := cluster.Claims{Client: n.s.client}.Each(ctx, func(claim *resourceapi.ResourceClaim) bool {
-		if o.engine.Allocated(claim) {
+		if o.engine.Ledger.Allocated(claim) {
 			found[claim.UID] = claim.DeepCopy() // so that the page goes
 		}
 		return true
@@ -56,13 +56,13 @@ func (n *otherNames) list(ctx context.Context, o *otherName) bool {
 // follow asks for the claims of a name that have no record, until they are not allocated any more: nothing on the node says
 // when that is. Claims with a record are unprepared first.
 func (n *otherNames) follow(ctx context.Context, o *otherName) {
-	for _, r := range o.engine.Records() {
+	for _, r := range o.engine.Ledger.Records() {
 		if c := r.Claim; o.claims[c.UID] == nil {
 			o.claims[c.UID] = &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: c.Name, UID: c.UID}}
 		}
 	}
 	for _, uid := range slices.Sorted(maps.Keys(o.claims)) {
-		if o.engine.Claim(uid).Name != "" {
+		if o.engine.Ledger.Claim(uid).Name != "" {
 			continue
 		}
 		known := o.claims[uid]
@@ -71,7 +71,7 @@ func (n *otherNames) follow(ctx context.Context, o *otherName) {
 		case err != nil:
 			n.log(ctx, o, "follow", fmt.Errorf("read claim %s/%s of driver %s: %w", known.Namespace, known.Name, o.driver, err))
 			return
-		case claim == nil || claim.UID != uid || !o.engine.Allocated(claim):
+		case claim == nil || claim.UID != uid || !o.engine.Ledger.Allocated(claim):
 			delete(o.claims, uid)
 		default:
 			o.claims[uid] = claim
@@ -94,7 +94,7 @@ func (n *otherNames) setAllocated(o *otherName) {
 	for _, uid := range slices.Sorted(maps.Keys(o.claims)) {
 		all = append(all, o.claims[uid])
 	}
-	if o.engine.SetAllocated(inventory, all) {
+	if o.engine.Ledger.SetAllocated(inventory, all) {
 		n.s.loop.Mark(node.Partitions)
 	}
 }
@@ -192,9 +192,9 @@ func (n *otherNames) report(ctx context.Context, o *otherName, seen names.Observ
 
 // allocatedNow are the name's claims, in order: records, and claims that have none.
 func (o *otherName) allocatedNow() []*records.Record {
-	all := o.engine.Records()
-	for _, r := range o.engine.AllocatedRecords() {
-		if o.engine.Claim(r.Claim.UID).Name == "" {
+	all := o.engine.Ledger.Records()
+	for _, r := range o.engine.Ledger.AllocatedRecords() {
+		if o.engine.Ledger.Claim(r.Claim.UID).Name == "" {
 			all = append(all, r)
 		}
 	}

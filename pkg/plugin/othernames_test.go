@@ -142,7 +142,7 @@ func (b *namesBed) want(step, hold string, served bool, allocated ...string) {
 		b.t.Errorf("%s: served at %v, %v, want %t", step, sockets, err, served)
 	}
 	var uids []string
-	for _, r := range b.engine.AllRecords() {
+	for _, r := range b.engine.Ledger.AllRecords() {
 		uids = append(uids, string(r.Claim.UID))
 	}
 	if !slices.Equal(uids, allocated) {

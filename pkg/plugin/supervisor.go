@@ -38,7 +38,7 @@ func (s *service) watchMPS(ctx context.Context) {
 		s.metrics.mpsEvents.WithLabelValues(string(e.Kind)).Inc()
 		var names []string
 		for _, uid := range e.Claims {
-			claim := s.engine.Claim(uid)
+			claim := s.engine.Ledger.Claim(uid)
 			names = append(names, claim.String())
 			if claim.Name != "" {
 				s.events.WarnClaim(claim, "MPS"+string(e.Kind), fmt.Sprintf("GPU %s: %s", e.Device, e.Message))
