@@ -15,14 +15,8 @@ import (
 )
 
 func newMIG() *cobra.Command {
-	c := &cobra.Command{
-		Use:   "mig",
-		Short: "Partitions: what an administrator would do with nvidia-smi mig",
-		Args:  noArgs,
-		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
-	c.AddCommand(newMIGMode(), newMIGCreate(), newMIGDestroy(), newMIGList())
-	return c
+	return group("mig", "Partitions: what an administrator would do with nvidia-smi mig", newMIGMode(), newMIGCreate(), newMIGDestroy(),
+		showing("list", "List partitions and clients", showPartitions))
 }
 
 // onGPU is a command that does one thing to a GPU, in a session.
@@ -189,26 +183,4 @@ func destroy(d *sim.Device, gi *sim.GPUInstance) error {
 		}
 	}
 	return gi.Destroy()
-}
-
-func newMIGList() *cobra.Command {
-	var root string
-	c := &cobra.Command{
-		Use:   "list --root DIR",
-		Short: "List partitions and clients",
-		Args:  noArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			n, err := open(root)
-			if err != nil {
-				return err
-			}
-			st, err := n.Status()
-			if err != nil {
-				return err
-			}
-			return showPartitions(c.OutOrStdout(), st)
-		},
-	}
-	rootFlag(c, &root)
-	return c
 }

@@ -240,12 +240,6 @@ func runMPSDaemon(ctx context.Context, multiUser bool) error {
 }
 
 func newMPS() *cobra.Command {
-	c := &cobra.Command{
-		Use:   "mps",
-		Short: "Inject faults for MPS servers",
-		Args:  noArgs,
-		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
 	pipe, server := "", 0
 	fault := &cobra.Command{
 		Use:   "fault [--pipe-directory DIR] [--server PID]",
@@ -268,6 +262,5 @@ func newMPS() *cobra.Command {
 	}
 	fault.Flags().StringVar(&pipe, "pipe-directory", mps.PipeDirectory(), "`directory` where the daemon listens")
 	fault.Flags().IntVar(&server, "server", 0, "`PID` of the server (default: all)")
-	c.AddCommand(fault)
-	return c
+	return group("mps", "Inject faults for MPS servers", fault)
 }

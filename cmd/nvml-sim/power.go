@@ -4,6 +4,7 @@ package main
 
 import (
 	"errors"
+	"io"
 
 	"github.com/spf13/cobra"
 
@@ -30,18 +31,38 @@ func onRoot(use, short, long string, do func(*sim.Node) error) *cobra.Command {
 	return c
 }
 
+// showing is a command that writes something of a node's status.
+func showing(use, short string, show func(io.Writer, *sim.Status) error) *cobra.Command {
+	var out io.Writer
+	c := onRoot(use, short, "", func(n *sim.Node) error {
+		st, err := n.Status()
+		if err != nil {
+			return err
+		}
+		return show(out, st)
+	})
+	c.PreRun = func(c *cobra.Command, _ []string) { out = c.OutOrStdout() }
+	return c
+}
+
+// group is a command that has others.
+func group(use, short string, commands ...*cobra.Command) *cobra.Command {
+	c := &cobra.Command{
+		Use:   use,
+		Short: short,
+		Args:  noArgs,
+		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(commands...)
+	return c
+}
+
 func newReboot() *cobra.Command {
 	return onRoot("reboot", "Reboot the node", `Do to the node what a reboot does: a new boot id, partitions and clients gone, lost GPUs back.
 The MIG mode is kept where boards keep it (before Hopper), and pending modes become active. Injected faults stay.`, (*sim.Node).Reboot)
 }
 
 func newDriver() *cobra.Command {
-	c := &cobra.Command{
-		Use:   "driver",
-		Short: "Unload, load or reload the kernel driver",
-		Args:  noArgs,
-		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
 	var force, remake bool
 	unload := onRoot("unload", "Take the driver away: calls fail with DRIVER_NOT_LOADED",
 		"Refused, as by rmmod, while a process has the driver open. --force takes it away all the same.", func(n *sim.Node) error {
@@ -55,8 +76,8 @@ func newDriver() *cobra.Command {
 		return n.ForceReloadDriver(remake)
 	})
 	reload.Flags().BoolVar(&remake, "remake", false, remakeUsage)
-	c.AddCommand(unload, onRoot("load", "Bring the driver back", "", (*sim.Node).LoadDriver), reload)
-	return c
+	return group("driver", "Unload, load or reload the kernel driver",
+		unload, onRoot("load", "Bring the driver back", "", (*sim.Node).LoadDriver), reload)
 }
 
 const remakeUsage = "then make the partitions that were there anew, as another tool would: in the same places, with the same IDs and UUIDs"
@@ -94,12 +115,6 @@ func session(n *sim.Node, do func() error) error {
 }
 
 func newClient() *cobra.Command {
-	c := &cobra.Command{
-		Use:   "client",
-		Short: "Let processes use GPUs",
-		Args:  noArgs,
-		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
 	var gpu int
 	var client sim.Client
 	var mib uint64
@@ -117,7 +132,6 @@ func newClient() *cobra.Command {
 	for _, sub := range []*cobra.Command{add, remove} {
 		sub.Flags().IntVar(&gpu, "gpu", 0, "`index` of the GPU")
 		sub.Flags().IntVar(&client.PID, "pid", 0, "`PID` of the process")
-		c.AddCommand(sub)
 	}
-	return c
+	return group("client", "Let processes use GPUs", add, remove)
 }

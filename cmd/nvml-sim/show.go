@@ -15,33 +15,19 @@ import (
 )
 
 func newShow() *cobra.Command {
-	var root, output string
-	c := &cobra.Command{
-		Use:   "show --root DIR",
-		Short: "Show a simulated node: GPUs, partitions, clients, faults",
-		Args:  noArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			n, err := open(root)
-			if err != nil {
-				return err
-			}
-			st, err := n.Status()
-			if err != nil {
-				return err
-			}
-			switch output {
-			case "table":
-				return showTable(c.OutOrStdout(), st)
-			case "json":
-				e := json.NewEncoder(c.OutOrStdout())
-				e.SetIndent("", "  ")
-				return e.Encode(st)
-			default:
-				return usagef("unknown output %q: want table or json", output)
-			}
-		},
-	}
-	rootFlag(c, &root)
+	var output string
+	c := showing("show", "Show a simulated node: GPUs, partitions, clients, faults", func(out io.Writer, st *sim.Status) error {
+		switch output {
+		case "table":
+			return showTable(out, st)
+		case "json":
+			e := json.NewEncoder(out)
+			e.SetIndent("", "  ")
+			return e.Encode(st)
+		default:
+			return usagef("unknown output %q: want table or json", output)
+		}
+	})
 	c.Flags().StringVarP(&output, "output", "o", "table", "`format`: table or json")
 	return c
 }

@@ -21,17 +21,13 @@ type smiNode struct {
 
 // details is nvidia-smi -q, as text or XML, with a part of what the real one says.
 func (s *smi) details(devices []*sim.Device, asXML bool) error {
-	driver, err := s.node.SystemDriverVersion()
-	if err != nil {
-		return err
-	}
-	cuda, err := s.node.SystemCUDADriverVersion()
+	driver, cuda, err := s.versions()
 	if err != nil {
 		return err
 	}
 	nodes := []smiNode{
 		{tag: "driver_version", title: "Driver Version", value: driver},
-		{tag: "cuda_version", title: "CUDA Version", value: fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10)},
+		{tag: "cuda_version", title: "CUDA Version", value: cuda},
 		{tag: "attached_gpus", title: "Attached GPUs", value: strconv.Itoa(len(devices))},
 	}
 	st, err := s.node.Status()

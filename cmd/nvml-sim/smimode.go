@@ -137,16 +137,21 @@ func (s *smi) reset() error {
 
 // version is nvidia-smi --version.
 func (s *smi) version() error {
-	driver, err := s.node.SystemDriverVersion()
-	if err != nil {
-		return err
-	}
-	cuda, err := s.node.SystemCUDADriverVersion()
+	driver, cuda, err := s.versions()
 	if err != nil {
 		return err
 	}
 	branch, _, _ := strings.Cut(driver, ".")
-	fmt.Fprintf(stdout, "NVIDIA-SMI version  : %s\nNVML version        : %s.%s\nDRIVER version      : %s\nCUDA Version        : %d.%d\n",
-		driver, branch, strings.TrimPrefix(driver, branch+"."), driver, cuda/1000, cuda%1000/10)
+	fmt.Fprintf(stdout, "NVIDIA-SMI version  : %s\nNVML version        : %s.%s\nDRIVER version      : %s\nCUDA Version        : %s\n",
+		driver, branch, strings.TrimPrefix(driver, branch+"."), driver, cuda)
 	return nil
+}
+
+// versions of the driver, and of the CUDA that it has.
+func (s *smi) versions() (driver, cuda string, err error) {
+	if driver, err = s.node.SystemDriverVersion(); err != nil {
+		return "", "", err
+	}
+	number, err := s.node.SystemCUDADriverVersion()
+	return driver, fmt.Sprintf("%d.%d", number/1000, number%1000/10), err
 }

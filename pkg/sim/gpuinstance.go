@@ -155,11 +155,8 @@ func (d *Device) GPUInstances(profileID int) ([]*GPUInstance, error) {
 // GPUInstanceByID returns the instance of an ID (nvmlDeviceGetGpuInstanceById).
 func (d *Device) GPUInstanceByID(id int) (*GPUInstance, error) {
 	const call = "nvmlDeviceGetGpuInstanceById"
-	st, err := d.load(call)
+	st, err := d.loadMIG(call)
 	if err != nil {
-		return nil, err
-	}
-	if err := d.needMIG(call, st); err != nil {
 		return nil, err
 	}
 	gi := st.findInstance(id)

@@ -133,6 +133,15 @@ func (d *Device) noMIG(call string) error {
 	return fail(call, CodeNotSupported, "%s offers no MIG, or nobody has captured its geometry", d.board.Product)
 }
 
+// loadMIG is load for calls that need MIG mode.
+func (d *Device) loadMIG(call string) (*gpuState, error) {
+	st, err := d.load(call)
+	if err == nil {
+		err = d.needMIG(call, st)
+	}
+	return st, err
+}
+
 // needMIG refuses calls that need MIG mode.
 func (d *Device) needMIG(call string, st *gpuState) error {
 	if d.board.MIG == nil {
@@ -275,11 +284,7 @@ func (d *Device) ProfileByEnum(enum int) (*Profile, error) {
 // ProfileByEnumV is nvmlDeviceGetGpuInstanceProfileInfoV, which nvml.h wants to work in MIG mode only.
 func (d *Device) ProfileByEnumV(enum int) (*Profile, error) {
 	const call = "nvmlDeviceGetGpuInstanceProfileInfoV"
-	st, err := d.load(call)
-	if err != nil {
-		return nil, err
-	}
-	if err := d.needMIG(call, st); err != nil {
+	if _, err := d.loadMIG(call); err != nil {
 		return nil, err
 	}
 	return d.profileByEnum(call, enum)
@@ -288,11 +293,7 @@ func (d *Device) ProfileByEnumV(enum int) (*Profile, error) {
 // ProfileByIDV is nvmlDeviceGetGpuInstanceProfileInfoByIdV, for a profile ID, in MIG mode only.
 func (d *Device) ProfileByIDV(id int) (*Profile, error) {
 	const call = "nvmlDeviceGetGpuInstanceProfileInfoByIdV"
-	st, err := d.load(call)
-	if err != nil {
-		return nil, err
-	}
-	if err := d.needMIG(call, st); err != nil {
+	if _, err := d.loadMIG(call); err != nil {
 		return nil, err
 	}
 	return d.profileByID(call, id)

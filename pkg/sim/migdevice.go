@@ -57,11 +57,8 @@ func (d *Device) MaxMIGDevices() (int, error) {
 // (nvmlDeviceGetMigDeviceHandleByIndex); ErrNotFound past the last.
 func (d *Device) MIGDeviceByIndex(index int) (*MIGDevice, error) {
 	const call = "nvmlDeviceGetMigDeviceHandleByIndex"
-	st, err := d.load(call)
+	st, err := d.loadMIG(call)
 	if err != nil {
-		return nil, err
-	}
-	if err := d.needMIG(call, st); err != nil {
 		return nil, err
 	}
 	devices := d.migDevices(st)
