@@ -3,9 +3,7 @@
 package e2e
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -36,8 +34,7 @@ func TestControlNodes_MissingAtStart(t *testing.T) {
 		s.hardware.remakeDriver(ctx, "--no-control-nodes")
 		missing(s)
 		s.plugin.start(ctx)
-		s.create(ctx, gpuPod("first", 1)...)
-		pod := s.pods.running(ctx, "first")
+		pod := s.pods.run(ctx, gpuPod("first", 1))
 		s.pods.checkSees(ctx, pod, s.pods.devices(ctx, pod))
 		s.plugin.waitRecords(ctx, env.node, ownClaim(pod))
 	})
@@ -62,18 +59,14 @@ func TestTimeSlice_RootWithoutDev(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.hardware.rootWithoutDev(ctx, "--flat")
 	s.plugin.start(ctx)
-	s.create(ctx, claimPod("long", withParameters(shareSpec(timeSliceClass), `"timeSlice":{"interval":"Long"}`))...)
-	pod := s.pods.running(ctx, "long")
+	pod := s.pods.run(ctx, claimPod("long", withParameters(shareSpec(timeSliceClass), `"timeSlice":{"interval":"Long"}`)))
 	if got := s.hardware.timeSlices(ctx); len(got) != 1 || !strings.Contains(strings.ToLower(got[0]), "long") {
 		t.Errorf("the intervals are %v, want one Long: nvidia-smi runs with the root's own libraries", got)
 	}
 	s.pods.checkDevices(ctx, pod, s.pods.devices(ctx, pod))
 	s.pods.checkLibrary(ctx, pod, "/lib64/libcuda.so.1")
 	s.pods.delete(ctx, "long")
-	s.eventually(ctx, "the interval to be the default", func(ctx context.Context) (bool, string, error) {
-		got := s.hardware.timeSlices(ctx)
-		return len(got) == 0, fmt.Sprint(got), nil
-	})
+	s.hardware.waitDefaultTimeSlices(ctx)
 }
 
 // In a pod with a user namespace the hooks of CDI specs run as a user who is nobody on the node, and the runtime mounts device

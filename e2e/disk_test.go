@@ -22,8 +22,7 @@ import (
 
 func TestRecord_Corrupt(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	s.create(ctx, gpuPod("user", 2)...)
-	pod := s.pods.running(ctx, "user")
+	pod := s.pods.run(ctx, gpuPod("user", 2))
 	claim, err := env.kube.ResourceV1().ResourceClaims(s.name).Get(ctx, ownClaim(pod), metav1.GetOptions{})
 	s.must(err)
 	before, err := readRecords(env.node)
@@ -55,8 +54,7 @@ func TestRecord_Corrupt(t *testing.T) {
 		}
 		return false, "none", nil
 	})
-	s.create(ctx, gpuPod("other", 1)...)
-	other := s.pods.running(ctx, "other")
+	other := s.pods.run(ctx, gpuPod("other", 1))
 	s.pods.checkUndisturbed(ctx, pod)
 	s.pods.delete(ctx, "user")
 	s.plugin.waitRecords(ctx, env.node, ownClaim(other))

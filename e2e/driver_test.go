@@ -19,8 +19,7 @@ func TestDriver_Replaced(t *testing.T) {
 	yes := "true"
 	drained := func() { s.plugin.labelNode(context.WithoutCancel(ctx), v1alpha1.ReleaseDriverLabel, nil) }
 	t.Cleanup(drained)
-	s.create(ctx, partitionPod("partition", smallClass)...)
-	s.pods.running(ctx, "partition")
+	s.pods.run(ctx, partitionPod("partition", smallClass))
 
 	s.plugin.labelNode(ctx, v1alpha1.ReleaseDriverLabel, &yes)
 	s.plugin.waitReadiness(ctx, "release-driver=true")

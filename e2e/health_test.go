@@ -21,8 +21,7 @@ func TestHealth_TaintAndRecovery(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.hardware.recoverAfter(ctx)
 	node := env.cluster.NodeName()
-	s.create(ctx, gpuPod("holder", 1)...)
-	holder := s.pods.running(ctx, "holder")
+	holder := s.pods.run(ctx, gpuPod("holder", 1))
 	faulty := s.pods.device(ctx, holder)
 	s.pods.waitHealth(ctx, "holder", corev1.ResourceHealthStatusHealthy)
 	free := s.published.gpus(ctx)[0].Name // which the next claim would get
@@ -52,14 +51,12 @@ func TestHealth_TaintAndRecovery(t *testing.T) {
 		fmt.Sprintf(`cleave_gpu_healthy{gpu=%q}`, s.published.other(ctx, faulty, free)): "1",
 	})
 
-	s.create(ctx, gpuPod("others", gpus-2)...)
-	if got := s.pods.devices(ctx, s.pods.running(ctx, "others")); slices.Contains(got, faulty) || slices.Contains(got, free) {
+	if got := s.pods.devices(ctx, s.pods.run(ctx, gpuPod("others", gpus-2))); slices.Contains(got, faulty) || slices.Contains(got, free) {
 		t.Errorf("a pod got %v, and %s and %s are unhealthy", got, faulty, free)
 	}
 	s.create(ctx, gpuPod("waits", 1)...)
 	s.pods.unschedulable(ctx, "waits")
-	s.create(ctx, claimPod("tolerates", tolerating(claimOf(1), resourceapi.DeviceTaintEffectNoSchedule))...)
-	if got := s.pods.device(ctx, s.pods.running(ctx, "tolerates")); got != free {
+	if got := s.pods.device(ctx, s.pods.run(ctx, claimPod("tolerates", tolerating(claimOf(1), resourceapi.DeviceTaintEffectNoSchedule)))); got != free {
 		t.Errorf("a claim that tolerates the taint got %s, want %s", got, free)
 	}
 	s.pods.delete(ctx, "tolerates")
@@ -88,10 +85,8 @@ func tolerating(spec resourceapi.ResourceClaimSpec, effects ...resourceapi.Devic
 func TestHealth_UnhealthyPartition(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.hardware.recoverAfter(ctx)
-	s.create(ctx, partitionPod("sick", smallClass)...)
-	sick := s.pods.device(ctx, s.pods.running(ctx, "sick")) // the topmost place of GPU 0
-	s.create(ctx, partitionPod("sound", smallClass)...)
-	s.pods.running(ctx, "sound")
+	sick := s.pods.device(ctx, s.pods.run(ctx, partitionPod("sick", smallClass))) // the topmost place of GPU 0
+	s.pods.run(ctx, partitionPod("sound", smallClass))
 	gpu, _, _ := strings.Cut(sick, "-mig-")
 	gi := s.hardware.instance(ctx, strings.TrimPrefix(sick, gpu+"-mig-19-")+":1")
 	s.hardware.fault(ctx, gpu, "--xid", "94", "--gi", gi)
@@ -103,8 +98,7 @@ func TestHealth_UnhealthyPartition(t *testing.T) {
 	s.pods.waitHealth(ctx, "sick", corev1.ResourceHealthStatusUnhealthy)
 	s.pods.waitHealth(ctx, "sound", corev1.ResourceHealthStatusHealthy)
 	s.pods.delete(ctx, "sick")
-	s.create(ctx, partitionPod("next", smallClass)...)
-	if got := s.pods.device(ctx, s.pods.running(ctx, "next")); got == sick || !strings.HasPrefix(got, gpu+"-mig-19-") {
+	if got := s.pods.device(ctx, s.pods.run(ctx, partitionPod("next", smallClass))); got == sick || !strings.HasPrefix(got, gpu+"-mig-19-") {
 		t.Errorf("the next partition is %s, want one of GPU %s that is not %s", got, gpu, sick)
 	}
 	s.published.waitUnhealthy(ctx, map[string]string{}) // the driver wants nothing, and it does not come again
@@ -142,12 +136,9 @@ func TestHealth_LostGPUEvictsPods(t *testing.T) {
 		s.plugin.start(context.WithoutCancel(ctx))
 	})
 	s.plugin.start(ctx)
-	s.create(ctx, gpuPod("evicted", 1)...)
-	gone := s.pods.device(ctx, s.pods.running(ctx, "evicted"))
-	s.create(ctx, claimPod("stays", tolerating(claimOf(1), resourceapi.DeviceTaintEffectNoExecute))...)
-	stays := s.pods.running(ctx, "stays")
-	s.create(ctx, gpuPod("elsewhere", 1)...)
-	elsewhere := s.pods.running(ctx, "elsewhere")
+	gone := s.pods.device(ctx, s.pods.run(ctx, gpuPod("evicted", 1)))
+	stays := s.pods.run(ctx, claimPod("stays", tolerating(claimOf(1), resourceapi.DeviceTaintEffectNoExecute)))
+	elsewhere := s.pods.run(ctx, gpuPod("elsewhere", 1))
 	faulty := s.pods.device(ctx, stays)
 	s.hardware.fault(ctx, gone, "--xid", "79", "--lost")
 	s.hardware.fault(ctx, faulty, "--xid", "79", "--lost")
@@ -170,8 +161,7 @@ func TestHealth_LostGPUEvictsPods(t *testing.T) {
 	s.published.waitUnhealthy(ctx, want)
 	s.hardware.sim(ctx, "fault", "--clear")
 	s.published.waitUnhealthy(ctx, map[string]string{})
-	s.create(ctx, gpuPod("again", gpus-2)...)
-	if got := s.pods.devices(ctx, s.pods.running(ctx, "again")); !slices.Contains(got, gone) {
+	if got := s.pods.devices(ctx, s.pods.run(ctx, gpuPod("again", gpus-2))); !slices.Contains(got, gone) {
 		t.Errorf("all free GPUs are %v, want %s among them, which is back", got, gone)
 	}
 }

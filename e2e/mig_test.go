@@ -82,10 +82,8 @@ func TestMIG_ExtendedResource(t *testing.T) {
 
 func TestMIG_WholeGPUWaits(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	s.create(ctx, partitionPod("part", smallClass)...)
-	s.pods.running(ctx, "part")
-	s.create(ctx, gpuPod("seven", 7)...)
-	s.pods.running(ctx, "seven")
+	s.pods.run(ctx, partitionPod("part", smallClass))
+	s.pods.run(ctx, gpuPod("seven", 7))
 	s.create(ctx, gpuPod("eighth", 1)...)
 	if message := s.pods.unschedulable(ctx, "eighth"); !strings.Contains(message, "cannot allocate all claims") {
 		t.Errorf("the scheduler says %q", message)
@@ -112,8 +110,7 @@ func TestMIG_UnmanagedPartition(t *testing.T) {
 		return slices.Equal(got, overlapped), cmp.Diff(overlapped, got), nil
 	})
 	// Alongside it there is room; in its place there is none.
-	s.create(ctx, partitionPod("neighbour", smallClass, onGPU(gpu))...)
-	s.pods.running(ctx, "neighbour")
+	s.pods.run(ctx, partitionPod("neighbour", smallClass, onGPU(gpu)))
 	s.hardware.waitPartitions(ctx, "0 1g.10gb 6:1", "0 2g.20gb 4:2")
 	s.must(env.node.Kill())
 	s.plugin.start(ctx)
@@ -160,8 +157,7 @@ func TestMIG_PluginKilled(t *testing.T) {
 
 func TestMIG_Reboot(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	s.create(ctx, partitionPod("holds", smallClass)...)
-	pod := s.pods.running(ctx, "holds")
+	pod := s.pods.run(ctx, partitionPod("holds", smallClass))
 	before := s.hardware.partitions(ctx)
 	s.must(env.node.Kill())
 	s.hardware.sim(ctx, "reboot")

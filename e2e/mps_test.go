@@ -68,8 +68,7 @@ func TestMPS_TwoServices(t *testing.T) {
 
 func TestMPS_MemoryLimit(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	s.create(ctx, mpsPod("good", shareSpec(mpsClass, "memory=10Gi"))...)
-	good := s.pods.running(ctx, "good")
+	good := s.pods.run(ctx, mpsPod("good", shareSpec(mpsClass, "memory=10Gi")))
 	s.pods.served(ctx, good)
 	s.create(ctx, mpsPod("greedy", shareSpec(mpsClass, "memory=4Gi"), "--memory 5G")...)
 	s.eventually(ctx, "the greedy program to fail", func(ctx context.Context) (bool, string, error) {
@@ -81,8 +80,7 @@ func TestMPS_MemoryLimit(t *testing.T) {
 	})
 	s.pods.checkUndisturbed(ctx, good)
 	shared := strings.TrimSuffix(s.pods.device(ctx, good), "-mps")
-	s.create(ctx, gpuPod("seven", gpus-1)...)
-	s.pods.running(ctx, "seven")
+	s.pods.run(ctx, gpuPod("seven", gpus-1))
 	s.create(ctx, gpuPod("whole", 1)...)
 	s.pods.unschedulable(ctx, "whole")
 	s.create(ctx, claimPod("time", shareSpec(timeSliceClass))...)
@@ -98,8 +96,7 @@ func TestMPS_MemoryLimit(t *testing.T) {
 
 func TestMPS_PluginRestarted(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	s.create(ctx, mpsPod("client", shareSpec(mpsClass))...)
-	pod := s.pods.running(ctx, "client")
+	pod := s.pods.run(ctx, mpsPod("client", shareSpec(mpsClass)))
 	before, daemon := s.pods.served(ctx, pod), s.hardware.daemon()
 	for _, end := range []func() error{env.node.Kill, env.node.Stop} {
 		s.must(end())
@@ -107,8 +104,7 @@ func TestMPS_PluginRestarted(t *testing.T) {
 		s.pods.checkUndisturbed(ctx, pod)
 		s.hardware.checkDaemon(daemon)
 	}
-	s.create(ctx, mpsPod("second", shareSpec(mpsClass))...)
-	if got := s.pods.served(ctx, s.pods.running(ctx, "second")); got.Server != before.Server {
+	if got := s.pods.served(ctx, s.pods.run(ctx, mpsPod("second", shareSpec(mpsClass)))); got.Server != before.Server {
 		t.Errorf("a second client has server %d, the first %d", got.Server, before.Server)
 	}
 	// A claim that goes while the plugin is down gives its share back when it is up again.
@@ -122,15 +118,13 @@ func TestMPS_PluginRestarted(t *testing.T) {
 
 func TestMPS_PluginRollingUpdate(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	s.create(ctx, mpsPod("client", shareSpec(mpsClass))...)
-	pod := s.pods.running(ctx, "client")
+	pod := s.pods.run(ctx, mpsPod("client", shareSpec(mpsClass)))
 	before, daemon := s.pods.served(ctx, pod), s.hardware.daemon()
 	// The pod of the next plugin runs alongside the present one for a while; so does that of the one after.
 	for i, uid := range []string{"11111111-2222-4333-8444-555555555555", "66666666-7777-4888-9999-aaaaaaaaaaaa"} {
 		s.must(env.node.Upgrade(ctx, uid))
 		name := fmt.Sprintf("after-%d", i+1)
-		s.create(ctx, mpsPod(name, shareSpec(mpsClass))...)
-		if got := s.pods.served(ctx, s.pods.running(ctx, name)); got.Server != before.Server {
+		if got := s.pods.served(ctx, s.pods.run(ctx, mpsPod(name, shareSpec(mpsClass)))); got.Server != before.Server {
 			t.Errorf("pod %s has server %d, the first %d", name, got.Server, before.Server)
 		}
 		s.pods.checkUndisturbed(ctx, pod)
@@ -145,8 +139,7 @@ func TestMPS_PluginRollingUpdate(t *testing.T) {
 
 func TestMPS_SupervisorKilled(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	s.create(ctx, mpsPod("client", shareSpec(mpsClass))...)
-	pod := s.pods.running(ctx, "client")
+	pod := s.pods.run(ctx, mpsPod("client", shareSpec(mpsClass)))
 	s.pods.served(ctx, pod)
 	daemon := s.hardware.daemon()
 	s.must(env.node.Supervisor.Kill())
@@ -182,8 +175,7 @@ func TestMPS_SupervisorKilled(t *testing.T) {
 
 func TestMPS_DaemonKilled(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	s.create(ctx, mpsPod("client", shareSpec(mpsClass))...)
-	pod := s.pods.running(ctx, "client")
+	pod := s.pods.run(ctx, mpsPod("client", shareSpec(mpsClass)))
 	s.pods.served(ctx, pod)
 	daemon := s.hardware.daemon()
 	s.must(syscall.Kill(daemon.PID, syscall.SIGKILL))
@@ -194,8 +186,7 @@ func TestMPS_DaemonKilled(t *testing.T) {
 			return isMPS(p, "nvidia-cuda-mps-control -f") && p.PID != daemon.PID
 		}), "", nil
 	})
-	s.create(ctx, mpsPod("next", shareSpec(mpsClass))...)
-	s.pods.served(ctx, s.pods.running(ctx, "next"))
+	s.pods.served(ctx, s.pods.run(ctx, mpsPod("next", shareSpec(mpsClass))))
 	s.pods.delete(ctx, "client")
 	s.pods.delete(ctx, "next")
 	s.hardware.waitNoMPS(ctx)
@@ -210,10 +201,8 @@ func TestMPS_PartitionOrShare(t *testing.T) {
 	}
 	s.pods.delete(ctx, "mig-or-mps")
 	// One GPU left, shared by MPS.
-	s.create(ctx, gpuPod("seven", gpus-1)...)
-	s.pods.running(ctx, "seven")
-	s.create(ctx, mpsPod("holds", shareSpec(mpsClass, "memory=10Gi"))...)
-	s.pods.running(ctx, "holds")
+	s.pods.run(ctx, gpuPod("seven", gpus-1))
+	s.pods.run(ctx, mpsPod("holds", shareSpec(mpsClass, "memory=10Gi")))
 	s.createExample(ctx, "mig-or-mps")
 	pod = s.pods.running(ctx, "mig-or-mps")
 	if got := s.pods.environment(ctx, pod, "CUDA_MPS_", "CLEAVE_"); !slices.Contains(got, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=14") ||

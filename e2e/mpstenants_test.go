@@ -30,8 +30,7 @@ exec sleep infinity`
 // and the host's /run holds no more than the file systems of that GPU are given.
 func TestMPS_TenantsIsolated(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	s.create(ctx, mpsPod("victim", shareSpec(mpsClass))...)
-	victim := s.pods.running(ctx, "victim")
+	victim := s.pods.run(ctx, mpsPod("victim", shareSpec(mpsClass)))
 	before, daemon := s.pods.served(ctx, victim), s.hardware.daemon()
 	objects := claimPod("hostile", shareSpec(mpsClass))
 	pod := podOf(objects)
@@ -51,8 +50,7 @@ func TestMPS_TenantsIsolated(t *testing.T) {
 	}
 	s.pods.checkUndisturbed(ctx, victim)
 	s.hardware.checkDaemon(daemon)
-	s.create(ctx, mpsPod("next", shareSpec(mpsClass))...)
-	if got := s.pods.served(ctx, s.pods.running(ctx, "next")); got.Server != before.Server {
+	if got := s.pods.served(ctx, s.pods.run(ctx, mpsPod("next", shareSpec(mpsClass)))); got.Server != before.Server {
 		t.Errorf("a new client has server %d, the first %d", got.Server, before.Server)
 	}
 	for _, name := range []string{"hostile", "next", "victim"} {

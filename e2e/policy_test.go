@@ -26,8 +26,7 @@ func TestPolicy_LabelChanged(t *testing.T) {
 		"inference": "[{tiers: [timeSlice], timeSlice: {shares: 2}}]",
 	})
 	s.published.waitOffer(ctx, name, "gpu=8")
-	s.create(ctx, gpuPod("trains", 1)...)
-	trains := s.pods.running(ctx, "trains")
+	trains := s.pods.run(ctx, gpuPod("trains", 1))
 	allocated := s.pods.device(ctx, trains)
 
 	s.plugin.selectPolicy(ctx, "inference")
@@ -40,8 +39,7 @@ func TestPolicy_LabelChanged(t *testing.T) {
 	s.plugin.waitMetric(ctx, env.node, `cleave_policy_info{policy="training"}`, "")
 	s.create(ctx, gpuPod("waits", 1)...)
 	s.pods.unschedulable(ctx, "waits")
-	s.create(ctx, claimPod("shares", shareSpec(timeSliceClass))...)
-	shares := s.pods.running(ctx, "shares")
+	shares := s.pods.run(ctx, claimPod("shares", shareSpec(timeSliceClass)))
 	if shared := s.pods.device(ctx, shares); shared == allocated+"-timeslice" {
 		t.Errorf("a share is of %s, which another claim has whole", allocated)
 	}
@@ -70,8 +68,7 @@ func TestPolicy_Invalid(t *testing.T) {
 	name := env.cluster.NodeName()
 	dir := s.plugin.usePolicies(ctx, "training", map[string]string{"training": "[{tiers: [exclusive]}]"})
 	s.published.waitOffer(ctx, name, "gpu=8")
-	s.create(ctx, gpuPod("before", 1)...)
-	before := s.pods.running(ctx, "before")
+	before := s.pods.run(ctx, gpuPod("before", 1))
 
 	steps := []struct {
 		what string
@@ -104,8 +101,7 @@ func TestPolicy_Invalid(t *testing.T) {
 			t.Errorf("slice %s was written, though the active policy is the same", now.Name)
 		}
 	}
-	s.create(ctx, gpuPod("meanwhile", 1)...)
-	s.pods.running(ctx, "meanwhile")
+	s.pods.run(ctx, gpuPod("meanwhile", 1))
 	s.pods.checkUndisturbed(ctx, before)
 
 	s.plugin.writePolicy(dir, "training", "[{tiers: [exclusive]}]")
@@ -118,8 +114,7 @@ func TestPolicy_DevicePluginConflict(t *testing.T) {
 	name := env.cluster.NodeName()
 	const alone = "gpu=8 mig=200 mps=8 timeslice=8"
 	s.published.waitOffer(ctx, name, alone) // a plugin that was just restarted may still publish
-	s.create(ctx, gpuPod("before", 1)...)
-	before := s.pods.running(ctx, "before")
+	before := s.pods.run(ctx, gpuPod("before", 1))
 	advertise := func(ctx context.Context, quantity any) {
 		resources := map[string]any{"nvidia.com/gpu": quantity}
 		patch, err := json.Marshal(map[string]any{"status": map[string]any{"capacity": resources, "allocatable": resources}})

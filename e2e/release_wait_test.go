@@ -45,8 +45,7 @@ func TestForceDeletedPod_NextTier(t *testing.T) {
 // A pod whose partition is in use says so, and ends once it is not.
 func TestTerminatingPod_PartitionInUse(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	s.create(ctx, partitionPod("stuck", smallClass)...)
-	pod := s.pods.running(ctx, "stuck")
+	pod := s.pods.run(ctx, partitionPod("stuck", smallClass))
 	claim, device := ownClaim(pod), s.pods.devices(ctx, pod)[0]
 	out := s.hardware.sim(ctx, "mig", "list")
 	var fields []string // GPU GI CI PROFILE PLACEMENT UUID

@@ -44,8 +44,7 @@ func TestPlugin_Killed(t *testing.T) {
 func TestPlugin_Stopped(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.published.waitOrder(ctx, lastFirst)
-	s.create(ctx, gpuPod("stays", 1)...)
-	stays := s.pods.running(ctx, "stays")
+	stays := s.pods.run(ctx, gpuPod("stays", 1))
 	s.published.waitOrder(ctx, lastAllocated)
 	before := s.published.slices(ctx, env.cluster.NodeName())
 	if err := env.node.Stop(); err != nil {
@@ -56,8 +55,7 @@ func TestPlugin_Stopped(t *testing.T) {
 		t.Errorf("a restart changed what is published (-before +after):\n%s", diff)
 	}
 	s.pods.checkUndisturbed(ctx, stays)
-	s.create(ctx, gpuPod("after", 1)...)
-	after := s.pods.running(ctx, "after")
+	after := s.pods.run(ctx, gpuPod("after", 1))
 	s.pods.checkSees(ctx, after, s.pods.devices(ctx, after))
 	s.plugin.checkRecords(ctx)
 }
@@ -67,8 +65,7 @@ func TestKubelet_Restarted(t *testing.T) {
 		t.Run(strings.ReplaceAll(sig.String(), " ", "-"), func(t *testing.T) {
 			ctx, s := newSpace(t, nil)
 			s.published.waitOrder(ctx, lastFirst)
-			s.create(ctx, gpuPod("before", 1)...)
-			before := s.pods.running(ctx, "before")
+			before := s.pods.run(ctx, gpuPod("before", 1))
 			s.published.waitOrder(ctx, lastAllocated)
 			t.Cleanup(func() {
 				if t.Failed() {
@@ -79,8 +76,7 @@ func TestKubelet_Restarted(t *testing.T) {
 			s.must(env.cluster.Component(cluster.Kubelet).Restart(ctx, sig))
 			s.must(env.cluster.Healthy(ctx))
 			s.published.waitReplaced(ctx, published)
-			s.create(ctx, gpuPod("after", 1)...)
-			after := s.pods.running(ctx, "after")
+			after := s.pods.run(ctx, gpuPod("after", 1))
 			s.pods.checkSees(ctx, after, s.pods.devices(ctx, after))
 			s.must(env.node.WaitReady(ctx))
 			s.pods.checkUndisturbed(ctx, before)
@@ -94,8 +90,7 @@ func TestKubelet_Restarted(t *testing.T) {
 // The plugin compares its records with the API server when it starts, so a GPU comes free also where nobody asks for it.
 func TestPlugin_StartReleasesUnclaimed(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	s.create(ctx, gpuPod("gone", 1)...)
-	claim := ownClaim(s.pods.running(ctx, "gone"))
+	claim := ownClaim(s.pods.run(ctx, gpuPod("gone", 1)))
 	s.must(env.node.Kill())
 	s.must(env.cluster.Component(cluster.Kubelet).Stop(ctx, syscall.SIGKILL))
 	published := s.published.slices(ctx, env.cluster.NodeName())

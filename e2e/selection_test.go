@@ -83,12 +83,10 @@ func TestSelection_NUMANode(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.published.waitOrder(ctx, lastFirst)
 	// One GPU of the second NUMA node, which is filled first, is taken: four together are left on the first one only.
-	s.create(ctx, gpuPod("one", 1)...)
-	s.pods.running(ctx, "one")
+	s.pods.run(ctx, gpuPod("one", 1))
 	together := claimOf(4)
 	together.Devices.Constraints = sameAttribute(deviceattribute.StandardDeviceAttributeNUMANode)
-	s.create(ctx, claimPod("together", together)...)
-	pod := s.pods.running(ctx, "together")
+	pod := s.pods.run(ctx, claimPod("together", together))
 	devices := s.pods.devices(ctx, pod)
 	published := s.published.gpus(ctx)
 	for _, name := range devices {

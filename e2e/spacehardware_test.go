@@ -257,3 +257,12 @@ func (s hardware) timeSlices(ctx context.Context) []string {
 	}
 	return found
 }
+
+// waitDefaultTimeSlices waits until all intervals are the default.
+func (s hardware) waitDefaultTimeSlices(ctx context.Context) {
+	s.Helper()
+	s.eventually(ctx, "the interval to be the default", func(ctx context.Context) (bool, string, error) {
+		got := s.timeSlices(ctx)
+		return len(got) == 0, fmt.Sprint(got), nil
+	})
+}

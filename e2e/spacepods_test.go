@@ -117,6 +117,13 @@ func (s pods) checkUndisturbed(ctx context.Context, before *corev1.Pod) {
 	}
 }
 
+// run creates a pod, with the objects that it needs, and waits until it runs.
+func (s pods) run(ctx context.Context, objects []runtime.Object) *corev1.Pod {
+	s.Helper()
+	s.create(ctx, objects...)
+	return s.running(ctx, podOf(objects).Name)
+}
+
 // running waits until a pod runs.
 func (s pods) running(ctx context.Context, name string) *corev1.Pod {
 	s.Helper()

@@ -37,8 +37,7 @@ func withParameters(spec resourceapi.ResourceClaimSpec, parameters string) resou
 
 func TestTimeSlice_FourNotebooks(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	s.create(ctx, gpuPod("seven", gpus-1)...)
-	s.pods.running(ctx, "seven")
+	s.pods.run(ctx, gpuPod("seven", gpus-1))
 	notebooks, err := workload.Load(env.source + "/deployments/examples/timeslice-four-notebooks.yaml")
 	s.must(err)
 	var devices []string
@@ -70,8 +69,7 @@ func TestTimeSlice_OneRequest(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	spec := shareSpec(timeSliceClass)
 	spec.Devices.Requests[0].Exactly.Count = 2
-	s.create(ctx, claimPod("two", spec)...)
-	pod := s.pods.running(ctx, "two")
+	pod := s.pods.run(ctx, claimPod("two", spec))
 	devices := s.pods.devices(ctx, pod)
 	s.pods.checkSees(ctx, pod, devices)
 	if len(slices.Compact(devices)) != 2 {
@@ -85,8 +83,7 @@ func TestTimeSlice_TwoRequests(t *testing.T) {
 	second := spec.Devices.Requests[0]
 	second.Name = "second"
 	spec.Devices.Requests = append(spec.Devices.Requests, second)
-	s.create(ctx, claimPod("pair", spec)...)
-	pod := s.pods.running(ctx, "pair")
+	pod := s.pods.run(ctx, claimPod("pair", spec))
 	devices := s.pods.devices(ctx, pod)
 	s.pods.checkSees(ctx, pod, devices)
 	if len(devices) != 2 || devices[0] != devices[1] {
@@ -96,10 +93,8 @@ func TestTimeSlice_TwoRequests(t *testing.T) {
 
 func TestTimeSlice_OtherTiersWait(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	s.create(ctx, claimPod("share", shareSpec(timeSliceClass))...)
-	shared := strings.TrimSuffix(s.pods.device(ctx, s.pods.running(ctx, "share")), "-timeslice")
-	s.create(ctx, gpuPod("seven", gpus-1)...)
-	if got := s.pods.devices(ctx, s.pods.running(ctx, "seven")); slices.Contains(got, shared) {
+	shared := strings.TrimSuffix(s.pods.device(ctx, s.pods.run(ctx, claimPod("share", shareSpec(timeSliceClass)))), "-timeslice")
+	if got := s.pods.devices(ctx, s.pods.run(ctx, gpuPod("seven", gpus-1))); slices.Contains(got, shared) {
 		t.Errorf("seven whole GPUs are %v, and %s is shared", got, shared)
 	}
 	s.create(ctx, gpuPod("whole", 1)...)
@@ -120,8 +115,7 @@ func TestTimeSlice_OtherTiersWait(t *testing.T) {
 func TestTimeSlice_NamespacesAndPods(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	other := createSpace(ctx, t, s.name[:min(len(s.name), 55)]+"-2", nil)
-	s.create(ctx, claimPod("here", shareSpec(timeSliceClass))...)
-	here := s.pods.device(ctx, s.pods.running(ctx, "here")) // one after the other: the scheduler may spread what comes at once
+	here := s.pods.device(ctx, s.pods.run(ctx, claimPod("here", shareSpec(timeSliceClass)))) // one after the other: the scheduler may spread what comes at once
 	other.create(ctx, claimPod("there", shareSpec(timeSliceClass))...)
 	there := other.pods.device(ctx, other.pods.running(ctx, "there"))
 	if here != there {
@@ -144,17 +138,14 @@ func TestTimeSlice_NamespacesAndPods(t *testing.T) {
 
 func TestTimeSlice_Amounts(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	s.create(ctx, gpuPod("seven", gpus-1)...)
-	s.pods.running(ctx, "seven")
-	s.create(ctx, claimPod("large", shareSpec(timeSliceClass, "memory=60Gi"))...)
-	s.pods.running(ctx, "large")
+	s.pods.run(ctx, gpuPod("seven", gpus-1))
+	s.pods.run(ctx, claimPod("large", shareSpec(timeSliceClass, "memory=60Gi")))
 	s.create(ctx, claimPod("too-large", shareSpec(timeSliceClass, "memory=30Gi"))...)
 	s.pods.unschedulable(ctx, "too-large")
 	// Below the minimum it is rounded up to it, and above it to whole steps.
 	for name, want := range map[string]string{"1Mi": "CLEAVE_MEMORY_MIB=1024", "1100Mi": "CLEAVE_MEMORY_MIB=1280"} {
 		pod := "asks-" + strings.ToLower(name)
-		s.create(ctx, claimPod(pod, shareSpec(timeSliceClass, "memory="+name))...)
-		if got := s.pods.environment(ctx, s.pods.running(ctx, pod), "CLEAVE_MEMORY"); !slices.Equal(got, []string{want}) {
+		if got := s.pods.environment(ctx, s.pods.run(ctx, claimPod(pod, shareSpec(timeSliceClass, "memory="+name))), "CLEAVE_MEMORY"); !slices.Equal(got, []string{want}) {
 			t.Errorf("a share of %s has %v, want %s", name, got, want)
 		}
 	}
@@ -164,15 +155,12 @@ func TestTimeSlice_Amounts(t *testing.T) {
 
 func TestTimeSlice_Interval(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	s.create(ctx, gpuPod("seven", gpus-1)...)
-	s.pods.running(ctx, "seven")
-	s.create(ctx, claimPod("any", shareSpec(timeSliceClass))...)
-	s.pods.running(ctx, "any")
+	s.pods.run(ctx, gpuPod("seven", gpus-1))
+	s.pods.run(ctx, claimPod("any", shareSpec(timeSliceClass)))
 	if got := s.hardware.timeSlices(ctx); len(got) != 0 {
 		t.Errorf("nobody asked for an interval, and there are %v", got)
 	}
-	s.create(ctx, claimPod("long", withParameters(shareSpec(timeSliceClass), `"timeSlice":{"interval":"Long"}`))...)
-	s.pods.running(ctx, "long")
+	s.pods.run(ctx, claimPod("long", withParameters(shareSpec(timeSliceClass), `"timeSlice":{"interval":"Long"}`)))
 	if got := s.hardware.timeSlices(ctx); len(got) != 1 || !strings.Contains(strings.ToLower(got[0]), "long") {
 		t.Errorf("the intervals are %v, want one Long", got)
 	}
@@ -193,10 +181,7 @@ func TestTimeSlice_Interval(t *testing.T) {
 	})
 	s.pods.delete(ctx, "short")
 	s.pods.delete(ctx, "long")
-	s.eventually(ctx, "the interval to be the default", func(ctx context.Context) (bool, string, error) {
-		got := s.hardware.timeSlices(ctx)
-		return len(got) == 0, fmt.Sprint(got), nil
-	})
+	s.hardware.waitDefaultTimeSlices(ctx)
 }
 
 func TestTimeSlice_ParametersOfOtherTier(t *testing.T) {

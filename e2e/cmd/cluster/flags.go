@@ -44,6 +44,15 @@ func (f *flags) buildFlags() {
 	f.StringVar(&f.options.BinDir, "bin-dir", "", "`directory` that keeps the built programs (default bin/kubernetes in the repository)")
 }
 
+// open reads the arguments of a command about a cluster that runs, and opens it.
+func (f *flags) open(args []string) (*cluster.Cluster, error) {
+	f.dirFlag()
+	if err := f.parse(args); err != nil {
+		return nil, err
+	}
+	return cluster.Open(f.options.Dir)
+}
+
 func (f *flags) parse(args []string) error {
 	err := f.Parse(args)
 	if errors.Is(err, flag.ErrHelp) {

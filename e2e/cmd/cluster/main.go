@@ -101,11 +101,7 @@ func down(ctx context.Context, args []string, stdout io.Writer) error {
 
 func status(ctx context.Context, args []string, stdout io.Writer) error {
 	f := newFlags("status", "Shows the processes of the cluster and how they are.", stdout)
-	f.dirFlag()
-	if err := f.parse(args); err != nil {
-		return err
-	}
-	c, err := cluster.Open(f.options.Dir)
+	c, err := f.open(args)
 	if err != nil {
 		return err
 	}
@@ -133,11 +129,7 @@ func status(ctx context.Context, args []string, stdout io.Writer) error {
 
 func kubeconfig(args []string, stdout io.Writer) error {
 	f := newFlags("kubeconfig", "Prints the path of the administrator's kubeconfig.", stdout)
-	f.dirFlag()
-	if err := f.parse(args); err != nil {
-		return err
-	}
-	c, err := cluster.Open(f.options.Dir)
+	c, err := f.open(args)
 	if err != nil {
 		return err
 	}
