@@ -137,7 +137,7 @@ func (s *service) watch(ctx context.Context, wg *sync.WaitGroup, hw *hardware) {
 			debug.FreeOSMemory()
 		}
 	})
-	wg.Go(func() { s.specs.keep(ctx, hw.Session, s.config.DriverRetry, s.config.ReconcileEvery) })
+	wg.Go(func() { s.specs.keep(ctx, hw.Session.Node, s.config.DriverRetry, s.config.ReconcileEvery) })
 	wg.Go(func() {
 		s.finder.run(ctx, hw.Session, func(pci gpu.PCIAddress) bool { return isAllocated(s.engine.Ledger.Records(), pci) })
 	})
@@ -183,7 +183,7 @@ func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 	}
 	s.metrics.waiting.Set(0)
 	s.driver.used(session.DriverRoot())
-	s.sharing.Found(s.config.rootOf(session))
+	s.sharing.Found(s.config.rootOf(session.DriverRoot()))
 	if err := s.sessions.Begin(deviceNames(session.Node())); err != nil {
 		return nil, errors.Join(err, session.Close())
 	}
@@ -194,7 +194,7 @@ func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 // offerGPUs writes the CDI spec and lets claims be prepared. GPUs that lack something are published with a taint, and their
 // claims fail and report what is missing, until it is there.
 func (s *service) offerGPUs(ctx context.Context, hw *hardware) (err error) {
-	s.specs.Static, err = newStatic(&s.config, hw.Session, s.config.DriverName, s.specs.hook, func() { s.loop.Mark(node.Specs) })
+	s.specs.Static, err = newStatic(&s.config, hw.DriverRoot(), s.config.DriverName, s.specs.hook, func() { s.loop.Mark(node.Specs) })
 	if err != nil {
 		return err
 	}
@@ -205,7 +205,8 @@ func (s *service) offerGPUs(ctx context.Context, hw *hardware) (err error) {
 	s.engine.SetHardware(hw, s.specs.Static)
 	s.ready.driver(nil)
 	klog.FromContext(ctx).Info("Claims can be prepared", "gpus", len(hw.Node().GPUs), "incomplete", len(s.specs.Problems()),
-		"driverVersion", hw.Node().DriverVersion, "driverRoot", s.config.rootOf(hw.Session).Host, "cdiSpec", s.specs.Path(), "err", incomplete)
+		"driverVersion", hw.Node().DriverVersion, "driverRoot", s.config.rootOf(hw.DriverRoot()).Host,
+		"cdiSpec", s.specs.Path(), "err", incomplete)
 	return nil
 }
 

@@ -72,11 +72,11 @@ func (d *driverFiles) missing() error {
 
 func (d *driverFiles) loadedFile() string { return filepath.Join(d.config.Procfs, loaded) }
 
-// rootOf is where the driver of a session was found.
-func (c *Config) rootOf(session *nvml.Session) driverroot.Root {
+// rootOf is the driver root that this process sees as a directory.
+func (c *Config) rootOf(here string) driverroot.Root {
 	roots := c.driverRoots()
 	for _, r := range roots {
-		if r.Here == session.DriverRoot() {
+		if r.Here == here {
 			return r
 		}
 	}

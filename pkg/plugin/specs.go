@@ -13,7 +13,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/cdi"
 	"github.com/cleave-dra/cleave/pkg/cdi/hook"
 	"github.com/cleave-dra/cleave/pkg/driverroot"
-	"github.com/cleave-dra/cleave/pkg/nvml"
+	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
 // maxSpecRetry is the longest time between two attempts to write a CDI spec that lacks something: each runs nvidia-modprobe.
@@ -27,9 +27,9 @@ type specs struct {
 	hook string
 }
 
-// newStatic is the CDI spec for claims of a driver's name.
-func newStatic(config *Config, session *nvml.Session, driver, hookPath string, changed func()) (*cdi.Static, error) {
-	root := config.rootOf(session)
+// newStatic is the CDI spec for claims of a driver's name, with the files of the driver that was found in a root.
+func newStatic(config *Config, here, driver, hookPath string, changed func()) (*cdi.Static, error) {
+	root := config.rootOf(here)
 	return cdi.NewStatic(cdi.Options{
 		Driver: driver, Dir: config.CDIDir,
 		DriverRoot: root.Host, ContainerDriverRoot: root.Here,
@@ -45,7 +45,7 @@ func newStatic(config *Config, session *nvml.Session, driver, hookPath string, c
 
 // keep keeps the CDI spec complete until ctx ends: what is missing is looked for again and again, what vanishes is noticed
 // within retry, and every so often all of it is written anew, as the driver may have more files by then.
-func (s *specs) keep(ctx context.Context, session *nvml.Session, driverRetry, every time.Duration) {
+func (s *specs) keep(ctx context.Context, inventory func() *gpu.Node, driverRetry, every time.Duration) {
 	retry := driverRetry
 	last := time.Now()
 	for {
@@ -56,12 +56,12 @@ func (s *specs) keep(ctx context.Context, session *nvml.Session, driverRetry, ev
 			return
 		case <-timer.C:
 		}
-		if s.Complete(session.Node()) == nil && time.Since(last) < every {
+		if s.Complete(inventory()) == nil && time.Since(last) < every {
 			retry = driverRetry
 			continue
 		}
 		last = time.Now()
-		if err := s.Refresh(ctx, session.Node()); err != nil {
+		if err := s.Refresh(ctx, inventory()); err != nil {
 			klog.FromContext(ctx).V(4).Info("The CDI spec is still incomplete", "reason", err.Error())
 		}
 		retry = driverRetry
