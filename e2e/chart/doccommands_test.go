@@ -28,7 +28,7 @@ type docCommand struct {
 	inline bool
 }
 
-// notChecked are programs of others that tests lack, whose commands are passed over.
+// notChecked are other projects' programs that tests lack, whose commands are passed over.
 var notChecked = []string{"nvidia-smi", "jq", "sed", "docker", "gpu-lane"}
 
 // checked are the programs whose commands are checked, by the name they have in the documentation.

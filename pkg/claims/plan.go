@@ -15,7 +15,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
-// Identity distinguishes our part of an allocation from that of others.
+// Identity distinguishes our part of an allocation from those of other drivers.
 type Identity struct {
 	// Driver name, such as gpu.cleave.dev.
 	Driver string

@@ -60,19 +60,19 @@ func TestPlan_OrderOfAllocation(t *testing.T) {
 		claim *resourceapi.ResourceClaim
 		want  []planLine
 	}{
-		"one GPU":              {claimOn("u", 1), []planLine{{"gpu", gpuName(1), false}}},
-		"several, last first":  {claimOn("u", 3, 0), []planLine{{"gpu", gpuName(3), false}, {"gpu", gpuName(0), false}}},
-		"no results":           {claimOf("u"), nil},
-		"only another driver":  {claimOf("u", otherDrivers("nic", 0)), nil},
-		"mixed drivers":        {claimOf("u", otherDrivers("nic", 0), result("gpu", 1), otherDrivers("nic", 2)), []planLine{{"gpu", gpuName(1), false}}},
-		"admin access":         {claimOf("u", adminResult("watch", 0)), []planLine{{"watch", gpuName(0), true}}},
-		"admin access: false":  {claimOf("u", notAdmin), []planLine{{"gpu", gpuName(2), false}}},
-		"subrequest":           {claimOf("u", result("main/sub", 0)), []planLine{{"main/sub", gpuName(0), false}}},
-		"configs of others":    {withConfigs(claimOn("u", 0), opaque("nic.example.com", "FromClaim", "nonsense")), []planLine{{"gpu", gpuName(0), false}}},
-		"config without type":  {withConfigs(claimOn("u", 0), resourceapi.DeviceAllocationConfiguration{}), []planLine{{"gpu", gpuName(0), false}}},
-		"ours has no devices":  {withConfigs(claimOf("u", otherDrivers("nic", 0)), opaque(testDriver, "FromClaim", "nonsense")), nil},
-		"same GPU as admin":    {claimOf("u", result("gpu", 0), adminResult("watch", 0)), []planLine{{"gpu", gpuName(0), false}, {"watch", gpuName(0), true}}},
-		"other driver's names": {claimOf("u", otherDrivers("nic", 77), result("gpu", 3)), []planLine{{"gpu", gpuName(3), false}}},
+		"one GPU":                {claimOn("u", 1), []planLine{{"gpu", gpuName(1), false}}},
+		"several, last first":    {claimOn("u", 3, 0), []planLine{{"gpu", gpuName(3), false}, {"gpu", gpuName(0), false}}},
+		"no results":             {claimOf("u"), nil},
+		"only another driver":    {claimOf("u", otherDrivers("nic", 0)), nil},
+		"mixed drivers":          {claimOf("u", otherDrivers("nic", 0), result("gpu", 1), otherDrivers("nic", 2)), []planLine{{"gpu", gpuName(1), false}}},
+		"admin access":           {claimOf("u", adminResult("watch", 0)), []planLine{{"watch", gpuName(0), true}}},
+		"admin access: false":    {claimOf("u", notAdmin), []planLine{{"gpu", gpuName(2), false}}},
+		"subrequest":             {claimOf("u", result("main/sub", 0)), []planLine{{"main/sub", gpuName(0), false}}},
+		"other drivers' configs": {withConfigs(claimOn("u", 0), opaque("nic.example.com", "FromClaim", "nonsense")), []planLine{{"gpu", gpuName(0), false}}},
+		"config without type":    {withConfigs(claimOn("u", 0), resourceapi.DeviceAllocationConfiguration{}), []planLine{{"gpu", gpuName(0), false}}},
+		"ours has no devices":    {withConfigs(claimOf("u", otherDrivers("nic", 0)), opaque(testDriver, "FromClaim", "nonsense")), nil},
+		"same GPU as admin":      {claimOf("u", result("gpu", 0), adminResult("watch", 0)), []planLine{{"gpu", gpuName(0), false}, {"watch", gpuName(0), true}}},
+		"other driver's names":   {claimOf("u", otherDrivers("nic", 77), result("gpu", 3)), []planLine{{"gpu", gpuName(3), false}}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -87,7 +87,7 @@ func (c *class) object(source, driver string) *resourceapi.DeviceClass {
 	}
 }
 
-// expression is the class in CEL. The driver comes first: devices of others have no attributes of ours, and to read what is
+// expression is the class in CEL. The driver comes first: devices of other drivers have no attributes of ours, and to read what is
 // not there is an error.
 func (c *class) expression(driver string) string {
 	var any []string

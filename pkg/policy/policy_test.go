@@ -216,7 +216,7 @@ func TestApply_MemoryEnforcement(t *testing.T) {
 		"nobody asked":              {ptr(uint64(80 * gib)), nil, NotEnforced, EnforcedPerProcess},
 		"the driver can":            {ptr(uint64(80 * gib)), first, EnforcedPerCgroup, EnforcedPerProcess},
 		"the driver cannot":         {ptr(uint64(80 * gib)), func(*gpu.GPU) bool { return false }, NotEnforced, EnforcedPerProcess},
-		"no memory is told":         {nil, first, NotEnforced, NotEnforced},
+		"memory is not reported":    {nil, first, NotEnforced, NotEnforced},
 		"memory is not available":   {ptr(^uint64(0)), first, NotEnforced, NotEnforced},
 		"no more than the minimum":  {ptr(uint64(gib)), first, EnforcedPerCgroup, EnforcedPerProcess},
 		"a board of 288 GiB":        {ptr(uint64(288 * gib)), first, EnforcedPerCgroup, EnforcedPerProcess},

@@ -24,7 +24,7 @@ type nodeState struct {
 	Unloaded bool `json:"unloaded,omitempty"`
 	// Lost are the indexes of the GPUs that fell off the bus, ascending.
 	Lost []int `json:"lost,omitempty"`
-	// UUIDs of GPUs that were put in the place of others, by index.
+	// UUIDs of GPUs that were put in the place of earlier ones, by index.
 	UUIDs map[int]string `json:"uuids,omitempty"`
 	// Faults in the order in which they were injected.
 	Faults    []Fault `json:"faults,omitempty"`

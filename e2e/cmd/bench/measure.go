@@ -63,7 +63,7 @@ func (b *bench) measure(ctx context.Context) (r *report, err error) {
 	if err := b.measureClaims(ctx, r); err != nil {
 		return nil, err
 	}
-	// Last: pods leave work to kubelet and containerd, which claims would be measured beside.
+	// Last: pods leave work to kubelet and containerd, which claims would be measured together with.
 	claims := b.client.ResourceV1().ResourceClaims(namespace)
 	if err := claims.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		return nil, fmt.Errorf("delete the claims, whose GPUs the pods get: %w", err)

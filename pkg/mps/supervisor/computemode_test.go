@@ -19,17 +19,17 @@ import (
 func TestComputeMode_RestoredWithDriver(t *testing.T) {
 	tests := map[string]struct {
 		before int // the mode before
-		foreign,
+		byAdmin,
 		reloaded bool // what happens while the driver is away
 		want int
 	}{
 		"as it was":              {before: 0, want: 0},
 		"prohibited as it was":   {before: 2, want: 2},
 		"exclusive as it was":    {before: 3, want: 3},
-		"changed by an admin":    {before: 0, foreign: true, want: 2},
+		"changed by an admin":    {before: 0, byAdmin: true, want: 2},
 		"the driver was reset":   {before: 2, reloaded: true, want: 0},
 		"exclusive, then reset":  {before: 3, reloaded: true, want: 0},
-		"prohibited, then admin": {before: 2, foreign: true, want: 2},
+		"prohibited, then admin": {before: 2, byAdmin: true, want: 2},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -55,7 +55,7 @@ func TestComputeMode_RestoredWithDriver(t *testing.T) {
 				go s.CleanUp()
 				time.Sleep(time.Minute) //nolint:forbidigo // in a bubble
 				h.locked(func() {
-					if tt.foreign {
+					if tt.byAdmin {
 						h.modes[a.PCI] = 2
 					}
 					if tt.reloaded {
