@@ -25,7 +25,7 @@ var layers = [][]string{
 	{"api/nvidia/v1beta1", "pkg/packing", "pkg/policy", "pkg/nvml", "pkg/records", "pkg/health", "pkg/names", "pkg/driversession", "pkg/inspect/models"},
 	{"api/parameters", "pkg/migrate", "pkg/cdi", "pkg/mps"},
 	{"pkg/publish", "pkg/claims", "pkg/mps/supervisor", "pkg/admission"},
-	{"pkg/cluster", "pkg/inspect", "pkg/validation"},
+	{"pkg/cluster", "pkg/claimstatus", "pkg/inspect", "pkg/validation"},
 	{"pkg/node"},
 	{"pkg/plugin"},
 	{"pkg/cli"},

@@ -172,6 +172,28 @@ func example(t *testing.T, ctx context.Context, name string, change func(*corev1
 	return pods
 }
 
+// hasStatus waits until the claims of a pod tell what their devices are, which the plugin writes with the rights of its
+// ServiceAccount.
+func hasStatus(t *testing.T, ctx context.Context, pod *corev1.Pod) {
+	t.Helper()
+	names := []string{}
+	for _, c := range pod.Status.ResourceClaimStatuses {
+		names = append(names, *c.ResourceClaimName)
+	}
+	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
+		names = append(names, extended.ResourceClaimName)
+	}
+	for _, name := range names {
+		must(t, workload.Until(ctx, "the status of claim "+name, func(ctx context.Context) (bool, string, error) {
+			claim, err := env.kube.ResourceV1().ResourceClaims(demo).Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return false, "", err
+			}
+			return len(claim.Status.Devices) == len(claim.Status.Allocation.Devices.Results), "no devices", nil
+		}))
+	}
+}
+
 func podsRun(t *testing.T, ctx context.Context) {
 	for name, want := range map[string]struct {
 		gpus, capabilities int
@@ -190,6 +212,7 @@ func podsRun(t *testing.T, ctx context.Context) {
 			if diff := cmp.Diff([]string{"/usr/lib/x86_64-linux-gnu/libcuda.so.1"}, seen.Libraries); diff != "" {
 				t.Errorf("libraries that pod %s finds (-want +got):\n%s", pod.Name, diff)
 			}
+			hasStatus(t, ctx, pod)
 			if want.says != "" && !slices.Contains(seen.Environment, want.says) {
 				t.Errorf("pod %s has the environment %v, want %s", pod.Name, seen.Environment, want.says)
 			}

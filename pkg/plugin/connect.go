@@ -17,6 +17,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/cleave-dra/cleave/pkg/claimstatus"
 )
 
 // restConfig sets limits under which a node full of claims is not throttled: client-go's 5 requests a second make a
@@ -35,8 +37,9 @@ func restConfig(c Config) (*rest.Config, error) {
 
 // startKubeletPlugin opens the sockets and registers with the kubelet.
 func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCauseFunc) error {
+	s.status = claimstatus.NewWriter(s.client, s.config.DriverName, s.engine.Ledger.Record, s.names.inventory)
 	helper, err := s.kubelet.serve(ctx, s.client, s.config.DriverName, s.config.PodUID,
-		&plugin{claims: s.engine, metrics: s.metrics, health: &s.health, terminating: s.terminating, fatal: fatal})
+		&plugin{claims: s.engine, metrics: s.metrics, health: &s.health, terminating: s.terminating, status: s.status, fatal: fatal})
 	if err != nil {
 		return err
 	}

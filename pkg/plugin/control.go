@@ -203,6 +203,7 @@ func (s *service) offerGPUs(ctx context.Context, hw *hardware) (err error) {
 		return ctx.Err()
 	}
 	s.engine.SetHardware(hw, s.specs.Static)
+	s.status.Restore(s.engine.Ledger.Records())
 	s.ready.driver(nil)
 	klog.FromContext(ctx).Info("Claims can be prepared", "gpus", len(hw.Node().GPUs), "incomplete", len(s.specs.Problems()),
 		"driverVersion", hw.Node().DriverVersion, "driverRoot", s.config.rootOf(hw.DriverRoot()).Host,

@@ -81,20 +81,23 @@ func (n *otherNames) follow(ctx context.Context, o *otherName) {
 	n.setAllocated(o)
 }
 
+// inventory are the node's GPUs; nil while the driver is away.
+func (n *otherNames) inventory() *gpu.Node {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.hardware == nil {
+		return nil
+	}
+	return n.hardware.Session.Node()
+}
+
 // setAllocated has the engines know what claims of a name have been allocated.
 func (n *otherNames) setAllocated(o *otherName) {
-	n.mu.Lock()
-	hw := n.hardware
-	n.mu.Unlock()
-	var inventory *gpu.Node
-	if hw != nil {
-		inventory = hw.Session.Node()
-	}
 	var all []*resourceapi.ResourceClaim
 	for _, uid := range slices.Sorted(maps.Keys(o.claims)) {
 		all = append(all, o.claims[uid])
 	}
-	if o.engine.Ledger.SetAllocated(inventory, all) {
+	if o.engine.Ledger.SetAllocated(n.inventory(), all) {
 		n.s.loop.Mark(node.Partitions)
 	}
 }

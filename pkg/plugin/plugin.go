@@ -14,6 +14,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
+	"github.com/cleave-dra/cleave/pkg/claimstatus"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -30,6 +31,8 @@ type plugin struct {
 	health  *gpuHealth
 	// terminating reports claims that cannot be unprepared; nil for nobody.
 	terminating *terminating
+	// status tells claims what their devices are; nil for nobody.
+	status *claimstatus.Writer
 	// fatal ends the plugin after an error that no retry mends.
 	fatal context.CancelCauseFunc
 }
@@ -49,6 +52,9 @@ func (p *plugin) PrepareResourceClaims(ctx context.Context,
 			return err
 		})
 		results[i] = kubeletplugin.PrepareResult{Err: err, Devices: toKubelet(devices)}
+		if err == nil {
+			p.status.Changed(ref)
+		}
 	})
 	byUID := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	for i, claim := range claims {
@@ -64,6 +70,9 @@ func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 		ref := records.Claim{Namespace: claims[i].Namespace, Name: claims[i].Name, UID: claims[i].UID}
 		errs[i] = p.observe(ctx, "unprepare", ref, func() error { return p.claims.Unprepare(ctx, ref) })
 		p.terminating.unprepared(ref, errs[i])
+		if errs[i] == nil {
+			p.status.Changed(ref)
+		}
 	})
 	byUID := make(map[types.UID]error, len(claims))
 	for i, claim := range claims {

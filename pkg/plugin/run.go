@@ -14,6 +14,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/cleave-dra/cleave/pkg/claims"
+	"github.com/cleave-dra/cleave/pkg/claimstatus"
 	"github.com/cleave-dra/cleave/pkg/cluster"
 	"github.com/cleave-dra/cleave/pkg/driversession"
 	"github.com/cleave-dra/cleave/pkg/mps"
@@ -62,6 +63,7 @@ func Run(ctx context.Context, config Config) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { s.terminating.run(ctx) })
+	wg.Go(func() { s.status.Run(ctx) })
 	wg.Go(func() {
 		s.cluster.Run(ctx, func(err error) { // alongside the driver's start
 			if !s.cluster.Known() {
@@ -103,6 +105,8 @@ type service struct {
 	names            *otherNames
 	// terminating reports claims that cannot be unprepared.
 	terminating *terminating
+	// status tells claims what their devices are.
+	status *claimstatus.Writer
 
 	loop   *node.Loop
 	driver driverFiles

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claimstatus
+
+import (
+	"cmp"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// Device is the data of a device in its claim's status. Names are those of the attributes of ResourceSlices where there is
+// one. Absent is what the device does not have, or what is not known while the driver is away.
+type Device struct {
+	// Type is gpu, mig, timeslice or mps.
+	Type string `json:"type"`
+	// UUID is what nvidia-smi -L and NVIDIA_VISIBLE_DEVICES call it: that of the partition or of the GPU.
+	UUID string `json:"uuid"`
+	// ParentUUID is that of a partition's GPU.
+	ParentUUID  string `json:"parentUUID,omitempty"`
+	ProductName string `json:"productName,omitempty"`
+	// PCIBusID of the GPU, such as "0000:1b:00.0".
+	PCIBusID string `json:"pciBusID,omitempty"`
+	// Profile of a partition, such as "1g.10gb".
+	Profile string `json:"profile,omitempty"`
+	// GPUInstance and ComputeInstance are the IDs of a partition's instances (nvmlDeviceGetGpuInstanceId), by which DCGM
+	// names it.
+	GPUInstance     *int `json:"gpuInstanceID,omitempty"`
+	ComputeInstance *int `json:"computeInstanceID,omitempty"`
+	// Memory is the device's or, of a share, what the claim was granted.
+	Memory *resource.Quantity `json:"memory,omitempty"`
+	// Cores are the percentage of multiprocessors that a share was granted.
+	Cores int64 `json:"cores,omitempty"`
+	// Shares of a share that is counted by number.
+	Shares int64 `json:"shares,omitempty"`
+	// AdminAccess devices are only observed.
+	AdminAccess bool `json:"adminAccess,omitempty"`
+}
+
+// describe returns the data of a device. inventory is nil while the driver is away.
+func describe(d *records.Device, inventory *gpu.Node) Device {
+	data := Device{Type: "gpu", UUID: d.UUID, AdminAccess: d.AdminAccess}
+	if pci, err := gpu.ParseDeviceName(d.GPU); err == nil {
+		data.PCIBusID = pci.String()
+	}
+	var board *gpu.GPU
+	if inventory != nil {
+		board = inventory.Find(d.GPU)
+	}
+	if board != nil {
+		data.ProductName = board.ProductName
+		if board.TotalMemory != nil {
+			data.Memory = quantity(*board.TotalMemory)
+		}
+	}
+	if p := d.Partition; p != nil {
+		data.Type, data.UUID, data.ParentUUID = "mig", p.UUID, d.UUID
+		data.GPUInstance, data.ComputeInstance = &p.GI, p.CI
+		data.Memory = nil
+		if profile := profileOf(board, p.ProfileID); profile != nil {
+			data.Profile, data.Memory = profile.Name, quantity(profile.Memory)
+		}
+	}
+	if s := d.Share; s != nil {
+		data.Type = string(s.Kind)
+		data.Shares = s.Shares
+		if !s.Exclusive {
+			data.Memory = nil
+		}
+		if memory := granted(s, func(m *records.MPS) int64 { return m.Memory }, s.Memory); memory > 0 {
+			data.Memory = quantity(uint64(memory))
+		}
+		data.Cores = granted(s, func(m *records.MPS) int64 { return m.ThreadPercentage }, s.Cores)
+	}
+	return data
+}
+
+// granted is what a share has of an amount: its parameters may lower what was allocated.
+func granted(s *records.Share, limit func(*records.MPS) int64, allocated int64) int64 {
+	if s.MPS == nil {
+		return allocated
+	}
+	return cmp.Or(limit(s.MPS), allocated)
+}
+
+func profileOf(board *gpu.GPU, id int) *gpu.Profile {
+	if board == nil {
+		return nil
+	}
+	for i := range board.MIG.Profiles {
+		if board.MIG.Profiles[i].ID == id {
+			return &board.MIG.Profiles[i]
+		}
+	}
+	return nil
+}
+
+func quantity(n uint64) *resource.Quantity {
+	return resource.NewQuantity(int64(n), resource.BinarySI)
+}
