@@ -7,10 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -21,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
-	"github.com/cleave-dra/cleave/pkg/driverroot"
 )
 
 // answer is a line of cuda-probe.
@@ -258,29 +254,4 @@ func TestPlugin_Killed(t *testing.T) {
 	if out := b.inPod(ctx, t, "works", "/bin/busybox", "sh", "-c", "busybox grep error /tmp/answers || true"); out != "" {
 		t.Errorf("answers with an error: %s", out)
 	}
-}
-
-// TestPlugin_NvidiaSMI runs nvidia-smi in the plugin's container as time slices need it, but only to list their intervals.
-func TestPlugin_NvidiaSMI(t *testing.T) {
-	ctx, _ := onGPU(t, time.Minute)
-	for _, pid := range pids(t, "cleave") {
-		command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // it may have ended
-		if !slices.Contains(strings.Split(string(command), "\x00"), "kubelet-plugin") {
-			continue
-		}
-		here := filepath.Join(fmt.Sprintf("/proc/%d/root/host", pid), os.Getenv("CLEAVE_GPU_DRIVER_ROOT"))
-		path, found := driverroot.Root{Here: here}.Find("nvidia-smi")
-		if !found {
-			t.Fatalf("no nvidia-smi below %s", here)
-		}
-		inside := filepath.Join("/host", os.Getenv("CLEAVE_GPU_DRIVER_ROOT"))
-		nvml, _ := driverroot.Root{Here: here}.NVML()
-		run := exec.CommandContext(ctx, "nsenter", "--target", strconv.Itoa(pid), "--mount", inside+path, "compute-policy", "--list")
-		run.Env = []string{"LD_LIBRARY_PATH=" + filepath.Join(inside, strings.TrimPrefix(filepath.Dir(nvml), here))}
-		if out, err := run.CombinedOutput(); err != nil || !strings.Contains(string(out), "Timeslice") {
-			t.Errorf("run nvidia-smi in the plugin's container: %v: %s", err, out)
-		}
-		return
-	}
-	t.Error("no plugin runs")
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -73,6 +74,22 @@ func (r Root) open(path string) (*os.File, error) {
 		return nil, &os.PathError{Op: "open below " + r.Here, Path: path, Err: err}
 	}
 	return os.NewFile(uintptr(fd), path), nil
+}
+
+// resolve is where this process finds a file below the root. An absolute link, such as Debian's /usr/bin/nvidia-smi to
+// /etc/alternatives, would lead it out of the root.
+func (r Root) resolve(path string) string {
+	joined := filepath.Join(r.Here, path)
+	f, err := r.open(path)
+	if err != nil {
+		return joined // to run it says why not
+	}
+	defer func() { _ = f.Close() }()
+	target, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	if err != nil {
+		return joined
+	}
+	return target
 }
 
 // has reports whether a regular file exists below the root.

@@ -75,10 +75,26 @@ var libraryDirs = []string{
 // LibraryPath lists the directories of the driver's libraries in the format of LD_LIBRARY_PATH, as this process sees them.
 // It omits directories without them, whose C library need not match the loader.
 func (r Root) LibraryPath() string {
-	return strings.Join(slices.DeleteFunc(r.join(libraryDirs), func(dir string) bool {
-		_, err := os.Lstat(filepath.Join(dir, "libnvidia-ml.so.1"))
+	return strings.Join(r.withNVML(slices.DeleteFunc(r.join(libraryDirs), func(dir string) bool {
+		_, err := os.Lstat(filepath.Join(dir, LibraryName))
 		return err != nil
-	}), ":")
+	})), ":")
+}
+
+// withNVML puts the directory of NVML's file first. Where programs are not entered into the root, its links may lead out of
+// it: Debian's package has the file in nvidia/current and reaches it by /etc/alternatives.
+func (r Root) withNVML(dirs []string) []string {
+	path, found := r.NVML()
+	if !found {
+		return dirs
+	}
+	if file, err := filepath.EvalSymlinks(path); err == nil {
+		path = file
+	}
+	if dir := filepath.Dir(path); !slices.Contains(dirs, dir) {
+		return append([]string{dir}, dirs...)
+	}
+	return dirs
 }
 
 // ProgramPath lists the directories of the driver's programs in the format of PATH, as this process sees them.

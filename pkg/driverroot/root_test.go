@@ -151,6 +151,46 @@ func TestLaunch(t *testing.T) {
 	}
 }
 
+// Debian's packages reach program and library by absolute links through /etc/alternatives, which lead a program that is not
+// entered into the root out of it.
+func TestLaunch_AbsoluteLinks(t *testing.T) {
+	program, _ := dynamic(t)
+	root, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	lay(t, root, "usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.580.1.2", "usr/lib/nvidia/current/", "usr/bin/", "etc/alternatives/")
+	data, err := os.ReadFile(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "usr/lib/nvidia/current/nvidia-smi"), data, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for link, target := range map[string]string{
+		"usr/bin/nvidia-smi":                                        "/etc/alternatives/nvidia--nvidia-smi",
+		"etc/alternatives/nvidia--nvidia-smi":                       "/usr/lib/nvidia/current/nvidia-smi",
+		"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1":                "/etc/alternatives/nvidia--libnvidia-ml.so.1",
+		"etc/alternatives/nvidia--libnvidia-ml.so.1":                "/usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.1",
+		"usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.1": "libnvidia-ml.so.580.1.2",
+	} {
+		if err := os.Symlink(target, filepath.Join(root, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := Root{Host: "/", Here: root}
+	path, found := r.Find("nvidia-smi")
+	if !found || path != "/usr/bin/nvidia-smi" {
+		t.Fatalf("got %q, %t", path, found)
+	}
+	smi, libraries := filepath.Join(root, "usr/lib/nvidia/current/nvidia-smi"), filepath.Join(root, "usr/lib/x86_64-linux-gnu")
+	want := launch{Path: smi, Args: []string{smi, "-L"},
+		Env: append(append([]string{}, environment...), "LD_LIBRARY_PATH="+filepath.Join(libraries, "nvidia/current")+":"+libraries)}
+	if diff := cmp.Diff(want, r.launch(path, []string{"-L"})); diff != "" {
+		t.Errorf("launch (-want +got):\n%s", diff)
+	}
+}
+
 func TestVersions(t *testing.T) {
 	root := t.TempDir()
 	lay(t, root, "usr/lib64/libnvidia-ml.so.590.48.01", "usr/lib64/libnvidia-ml.so.1",

@@ -54,11 +54,11 @@ func (r Root) launch(program string, args []string) launch {
 	case r.Entered(program):
 		return launch{Path: program, Args: argv, Env: environment, Chroot: here}
 	}
-	argv[0] = filepath.Join(here, program)
+	argv[0] = r.resolve(program)
 	if loader, err := r.loader(program); err == nil && loader != "" && r.has(loader) {
 		// The root's C library requires its own loader, ld.so(8).
 		path := filepath.Join(here, loader)
-		library := strings.Join(r.join(libraryDirs), ":")
+		library := strings.Join(r.withNVML(r.join(libraryDirs)), ":")
 		return launch{Path: path, Args: append([]string{path, "--library-path", library}, argv...), Env: environment}
 	}
 	l := launch{Path: argv[0], Args: argv, Env: environment}

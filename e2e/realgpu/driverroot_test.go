@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package realgpu
+
+import (
+	"cmp"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleave-dra/cleave/pkg/driverroot"
+)
+
+// TestDriverRoot_NvidiaSMI runs nvidia-smi as time slices need it, but only to list them, from where the plugin's pod sees
+// the driver: of a driver on the host it has /usr and /etc/alternatives, and the image's links to /usr.
+func TestDriverRoot_NvidiaSMI(t *testing.T) {
+	ctx, b := onGPU(t, time.Minute)
+	host := cmp.Or(os.Getenv("CLEAVE_GPU_DRIVER_ROOT"), "/")
+	root := driverroot.Root{Host: host, Here: host}
+	if host == "/" {
+		root.Here = t.TempDir()
+		if err := os.CopyFS(root.Here, os.DirFS(filepath.Join(b.source, "bin", "image", "host"))); err != nil {
+			t.Fatal(err)
+		}
+		for _, dir := range []string{"usr", "etc/alternatives"} {
+			here := filepath.Join(root.Here, dir)
+			err := errors.Join(os.MkdirAll(here, 0o700), unix.Mount(filepath.Join("/", dir), here, "", unix.MS_BIND|unix.MS_REC, ""))
+			if dir != "usr" && errors.Is(err, fs.ErrNotExist) {
+				continue // not every distribution has it
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := unix.Unmount(here, unix.MNT_DETACH); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+	path, found := root.Find("nvidia-smi")
+	if !found {
+		t.Fatalf("no nvidia-smi below %s", root.Here)
+	}
+	if out, err := root.Run(ctx, path, "compute-policy", "--list"); err != nil || !strings.Contains(string(out), "Timeslice") {
+		t.Errorf("run %s below %s: %v: %s", path, root.Here, err, out)
+	}
+}
