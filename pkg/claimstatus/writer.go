@@ -30,6 +30,8 @@ const (
 	retryMost  = 5 * time.Minute
 	// callTimeout bounds one write.
 	callTimeout = 10 * time.Second
+	// delay lets pods start first, and saves the writes of claims that are given back right away.
+	delay = 250 * time.Millisecond
 )
 
 // conditionReady and reasonPrepared are of the condition of each prepared device.
@@ -51,23 +53,36 @@ type Writer struct {
 	now       func() time.Time
 
 	mu sync.Mutex
-	// written is the data that a claim was last given.
+	// written is the data that a claim was last given, or may have been.
 	written map[types.UID]string
-	// unread are claims that an earlier process may have given their status.
-	unread map[types.UID]bool
+	// unread are claims that an earlier process may have given their status, fresh those that none has: they were prepared
+	// by this one.
+	unread, fresh map[types.UID]bool
 }
 
 // NewWriter writes as the field manager of the driver's name. record and inventory may be called at any time.
 func NewWriter(client kubernetes.Interface, driver string, record func(types.UID) *records.Record, inventory func() *gpu.Node) *Writer {
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[records.Claim](retryFirst, retryMost)
 	return &Writer{client: client, driver: driver, record: record, inventory: inventory, now: time.Now,
-		queue: workqueue.NewTypedRateLimitingQueue(limiter), written: map[types.UID]string{}, unread: map[types.UID]bool{}}
+		queue: workqueue.NewTypedRateLimitingQueue(limiter), written: map[types.UID]string{}, unread: map[types.UID]bool{},
+		fresh: map[types.UID]bool{}}
 }
 
-// Changed notes that a claim was prepared or unprepared. It does not wait. A nil Writer ignores it.
-func (w *Writer) Changed(claim records.Claim) {
+// Prepared notes that a claim was prepared, or again. It does not wait. A nil Writer ignores it.
+func (w *Writer) Prepared(claim records.Claim) {
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	w.fresh[claim.UID] = w.written[claim.UID] == "" && !w.unread[claim.UID]
+	w.mu.Unlock()
+	w.queue.AddAfter(claim, delay)
+}
+
+// Unprepared notes that a claim was unprepared. It does not wait. A nil Writer ignores it.
+func (w *Writer) Unprepared(claim records.Claim) {
 	if w != nil {
-		w.queue.Add(claim)
+		w.queue.AddAfter(claim, delay)
 	}
 }
 
@@ -117,6 +132,9 @@ func (w *Writer) write(ctx context.Context, claim records.Claim) error {
 	if same, err := w.has(ctx, claim, data); same || err != nil {
 		return err
 	}
+	w.mu.Lock()
+	w.written[claim.UID] = "unknown" // until there is an answer
+	w.mu.Unlock()
 	config := resourceac.ResourceClaim(claim.Name, claim.Namespace).WithUID(claim.UID).
 		WithStatus(resourceac.ResourceClaimStatus().WithDevices(devices...))
 	_, err = w.client.ResourceV1().ResourceClaims(claim.Namespace).ApplyStatus(ctx, config,
@@ -129,8 +147,10 @@ func (w *Writer) write(ctx context.Context, claim records.Claim) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	delete(w.fresh, claim.UID)
 	if data == "" {
 		delete(w.written, claim.UID)
+		delete(w.unread, claim.UID)
 	} else {
 		w.written[claim.UID] = data
 	}
@@ -141,10 +161,16 @@ func (w *Writer) write(ctx context.Context, claim records.Claim) error {
 // has reports whether the claim's status is the data already: what has not changed keeps its time.
 func (w *Writer) has(ctx context.Context, claim records.Claim, data string) (bool, error) {
 	w.mu.Lock()
-	written, unread := w.written[claim.UID], w.unread[claim.UID]
+	written, unread, fresh := w.written[claim.UID], w.unread[claim.UID], w.fresh[claim.UID]
+	if data == "" && fresh {
+		delete(w.fresh, claim.UID)
+	}
 	w.mu.Unlock()
-	if !unread || data == "" {
-		return data != "" && written == data, nil
+	if data == "" {
+		return fresh && written == "", nil
+	}
+	if !unread {
+		return written == data, nil
 	}
 	found, err := w.client.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {

@@ -138,6 +138,33 @@ func fields(t *testing.T, data []byte) map[string]any {
 	return all
 }
 
+// A claim that is given back before it had a status needs no write, unless an earlier process may have written one.
+func TestWriter_GivenBackAtOnce(t *testing.T) {
+	for name, tt := range map[string]struct {
+		note func(b *bed)
+		want int
+	}{
+		"prepared here":                  {func(b *bed) { b.Prepared(claim); b.Unprepared(claim) }, 0},
+		"prepared by an earlier process": {func(b *bed) { b.Unprepared(claim) }, 1},
+		"prepared again after a start": {func(b *bed) {
+			b.Restore([]*records.Record{recordOf(records.Device{})})
+			b.Prepared(claim)
+			b.Unprepared(claim)
+		}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			tt.note(b)
+			if err := b.write(t.Context(), claim); err != nil {
+				t.Fatal(err)
+			}
+			if got := patches(b.client); got != tt.want {
+				t.Errorf("%d writes, want %d", got, tt.want)
+			}
+		})
+	}
+}
+
 // What an earlier process wrote is left as it is, with its time, and what it did not come to write is written.
 func TestWriter_Restore(t *testing.T) {
 	b := newBed(t)
@@ -206,7 +233,7 @@ func TestWriter_Run(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan struct{})
 			go func() { defer close(done); b.Run(ctx) }()
-			b.Changed(claim)
+			b.Prepared(claim)
 			for range tt.want {
 				select {
 				case <-failed:

@@ -53,7 +53,7 @@ func (p *plugin) PrepareResourceClaims(ctx context.Context,
 		})
 		results[i] = kubeletplugin.PrepareResult{Err: err, Devices: toKubelet(devices)}
 		if err == nil {
-			p.status.Changed(ref)
+			p.status.Prepared(ref)
 		}
 	})
 	byUID := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
@@ -71,7 +71,7 @@ func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 		errs[i] = p.observe(ctx, "unprepare", ref, func() error { return p.claims.Unprepare(ctx, ref) })
 		p.terminating.unprepared(ref, errs[i])
 		if errs[i] == nil {
-			p.status.Changed(ref)
+			p.status.Unprepared(ref)
 		}
 	})
 	byUID := make(map[types.UID]error, len(claims))
