@@ -24,7 +24,7 @@ var layers = [][]string{
 	{"api/v1alpha1", "pkg/gpu", "pkg/store", "pkg/driverroot", "pkg/processes", "pkg/cdi/hook", "pkg/mps/api/v1alpha1", "deployments/manifests"},
 	{"api/nvidia/v1beta1", "pkg/packing", "pkg/policy", "pkg/nvml", "pkg/records", "pkg/health", "pkg/names", "pkg/driversession", "pkg/inspect/models"},
 	{"api/parameters", "pkg/migrate", "pkg/cdi", "pkg/mps"},
-	{"pkg/publish", "pkg/claims", "pkg/mps/supervisor", "pkg/admission"},
+	{"pkg/publish", "pkg/claims", "pkg/pools", "pkg/mps/supervisor", "pkg/admission"},
 	{"pkg/cluster", "pkg/claimstatus", "pkg/inspect", "pkg/validation"},
 	{"pkg/node"},
 	{"pkg/plugin"},
