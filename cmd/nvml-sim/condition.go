@@ -46,22 +46,22 @@ func (f *conditionFlags) set(n *sim.Node, index, times int) error {
 		return err
 	}
 	if f.fabric != "" {
-		if err := n.SetFabricState(index, fabric, times); err != nil {
+		if err := n.Hardware().SetFabricState(index, fabric, times); err != nil {
 			return err
 		}
 	}
 	if f.virtualization != "" {
-		if err := n.SetVirtualization(index, mode); err != nil {
+		if err := n.Hardware().SetVirtualization(index, mode); err != nil {
 			return err
 		}
 	}
 	if f.linksDown {
-		if err := n.SetLinks(index, false); err != nil {
+		if err := n.Hardware().SetLinks(index, false); err != nil {
 			return err
 		}
 	}
 	if f.absent {
-		return n.SetAbsent(index, true)
+		return n.Hardware().SetAbsent(index, true)
 	}
 	return nil
 }

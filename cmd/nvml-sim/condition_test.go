@@ -35,11 +35,11 @@ func conditionNow(t *testing.T, root string) condition {
 		t.Fatal(err)
 	}
 	d := n.Device(1)
-	info, fabricErr := d.Fabric()
+	info, fabricErr := d.Links().Fabric()
 	c.fabric = info.State
 	var modeErr, linkErr error
-	c.mode, modeErr = d.VirtualizationMode()
-	c.links, linkErr = d.NVLinkState(0)
+	c.mode, modeErr = d.Modes().VirtualizationMode()
+	c.links, linkErr = d.Links().NVLinkState(0)
 	for _, err := range []error{fabricErr, modeErr, linkErr} {
 		if err != nil && c.gpus == len(status(t, root).GPUs) {
 			t.Fatal(err)

@@ -118,9 +118,9 @@ func fault(c *cobra.Command, f *faultFlags, args []string) error {
 		}
 		return inject(c, n, f, sim.Fault{GPU: f.gpu, Call: f.fail, Code: code})
 	case f.quirk != "":
-		return n.SetQuirk(sim.Quirk(f.quirk), !f.clear)
+		return n.Driver().SetQuirk(sim.Quirk(f.quirk), !f.clear)
 	case f.clear:
-		return n.ClearFaults(f.gpu)
+		return n.Faults().Clear(f.gpu)
 	}
 	return troubleGPU(c, n, f)
 }
@@ -137,7 +137,7 @@ func inject(c *cobra.Command, n *sim.Node, f *faultFlags, fault sim.Fault) error
 	if _, err := sim.ResolveCall(fault.Call); err != nil {
 		return usageError{err}
 	}
-	id, err := n.Inject(fault)
+	id, err := n.Faults().Inject(fault)
 	if err != nil {
 		return err
 	}
@@ -162,7 +162,7 @@ func troubleGPU(c *cobra.Command, n *sim.Node, f *faultFlags) error {
 		return err
 	}
 	if recovery {
-		if err := n.SetRecoveryAction(f.gpu, f.recovery); err != nil {
+		if err := n.Hardware().SetRecoveryAction(f.gpu, f.recovery); err != nil {
 			return err
 		}
 	}
@@ -175,15 +175,15 @@ func troubleGPU(c *cobra.Command, n *sim.Node, f *faultFlags) error {
 			continue
 		}
 		e := sim.Event{Type: report.what, Data: report.data, GPUInstance: instance(f.gi), ComputeInstance: instance(f.ci)}
-		if err := n.Raise(f.gpu, e); err != nil {
+		if err := n.Hardware().Raise(f.gpu, e); err != nil {
 			return err
 		}
 	}
 	if f.uuid != "" {
-		return n.Replace(f.gpu, f.uuid)
+		return n.Hardware().Replace(f.gpu, f.uuid)
 	}
 	if f.lost {
-		return n.Lose(f.gpu)
+		return n.Hardware().Lose(f.gpu)
 	}
 	return nil
 }

@@ -47,7 +47,7 @@ func newMIGMode() *cobra.Command {
 		if len(args) != 1 || args[0] != "on" && args[0] != "off" {
 			return usagef("want one argument: on or off")
 		}
-		activation, err := d.SetMIGMode(args[0] == "on")
+		activation, err := d.MIG().SetMIGMode(args[0] == "on")
 		if err != nil {
 			return err
 		}
@@ -114,9 +114,9 @@ func findProfile(d *sim.Device, name string) (*sim.Profile, error) {
 
 func makeInstance(d *sim.Device, p *sim.Profile, start int) (*sim.GPUInstance, error) {
 	if start < 0 {
-		return d.CreateGPUInstance(p.ID)
+		return d.MIG().CreateGPUInstance(p.ID)
 	}
-	return d.CreateGPUInstanceWithPlacement(p.ID, gpu.Placement{Start: start, Size: p.Size})
+	return d.MIG().CreateGPUInstanceWithPlacement(p.ID, gpu.Placement{Start: start, Size: p.Size})
 }
 
 func newMIGDestroy() *cobra.Command {
@@ -153,7 +153,7 @@ func instances(d *sim.Device) []*sim.GPUInstance {
 		return nil
 	}
 	for i := range d.Board().MIG.Profiles {
-		found, err := d.GPUInstances(d.Board().MIG.Profiles[i].ID)
+		found, err := d.MIG().GPUInstances(d.Board().MIG.Profiles[i].ID)
 		if err == nil { // outside MIG mode there are none
 			all = append(all, found...)
 		}

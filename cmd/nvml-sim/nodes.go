@@ -53,7 +53,7 @@ func runModprobe(args []string) error {
 	if err != nil {
 		return err
 	}
-	return n.Modprobe(uvm, minors...)
+	return n.Files().Modprobe(uvm, minors...)
 }
 
 // newNodes is the command that takes device files away or spoils them.
@@ -64,9 +64,9 @@ func newNodes() *cobra.Command {
 			names := func(list string) []string {
 				return strings.FieldsFunc(list, func(r rune) bool { return r == ',' })
 			}
-			err := errors.Join(n.RemoveDeviceNodes(names(remove)...), n.SpoilDeviceNodes(names(spoil)...))
+			err := errors.Join(n.Files().RemoveDeviceNodes(names(remove)...), n.Files().SpoilDeviceNodes(names(spoil)...))
 			if libraries != "" {
-				err = errors.Join(err, n.ReplaceLibraries(libraries))
+				err = errors.Join(err, n.Files().ReplaceLibraries(libraries))
 			}
 			return err
 		})

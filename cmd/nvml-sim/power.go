@@ -59,7 +59,8 @@ func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 
 func newReboot() *cobra.Command {
 	return onRoot("reboot", "Reboot the node", `Do to the node what a reboot does: a new boot id, partitions and clients gone, lost GPUs back.
-The MIG mode is kept where boards keep it (before Hopper), and pending modes become active. Injected faults stay.`, (*sim.Node).Reboot)
+The MIG mode is kept where boards keep it (before Hopper), and pending modes become active. Injected faults stay.`,
+		func(n *sim.Node) error { return n.Driver().Reboot() })
 }
 
 func newDriver() *cobra.Command {
@@ -67,17 +68,17 @@ func newDriver() *cobra.Command {
 	unload := onRoot("unload", "Take the driver away: calls fail with DRIVER_NOT_LOADED",
 		"Refused, as by rmmod, while a process has the driver open. --force takes it away all the same.", func(n *sim.Node) error {
 			if force {
-				return n.ForceUnloadDriver()
+				return n.Driver().ForceUnload()
 			}
-			return n.UnloadDriver()
+			return n.Driver().Unload()
 		})
 	unload.Flags().BoolVar(&force, "force", false, "behind the back of those who have the driver open")
 	reload := onRoot("reload", "Unload and load the driver behind the back of those who have it open", "", func(n *sim.Node) error {
-		return n.ForceReloadDriver(remake)
+		return n.Driver().ForceReload(remake)
 	})
 	reload.Flags().BoolVar(&remake, "remake", false, remakeUsage)
 	return group("driver", "Unload, load or reload the kernel driver",
-		unload, onRoot("load", "Bring the driver back", "", (*sim.Node).LoadDriver), reload)
+		unload, onRoot("load", "Bring the driver back", "", func(n *sim.Node) error { return n.Driver().Load() }), reload)
 }
 
 const remakeUsage = "then make the partitions that were there anew, as another tool would: in the same places, with the same IDs and UUIDs"
@@ -93,11 +94,11 @@ func newReset() *cobra.Command {
 			case remake && !force:
 				return usagef("--remake goes with --force")
 			case remake:
-				return n.ForceRemakeGPU(gpu)
+				return n.Hardware().ForceRemake(gpu)
 			case force:
-				return n.ForceResetGPU(gpu)
+				return n.Hardware().ForceReset(gpu)
 			default:
-				return n.ResetGPU(gpu)
+				return n.Hardware().Reset(gpu)
 			}
 		})
 	c.Flags().IntVar(&gpu, "gpu", -1, "`index` of the GPU")
@@ -120,14 +121,14 @@ func newClient() *cobra.Command {
 	var mib uint64
 	add := onRoot("add --gpu N --pid N", "Let a process use a GPU or a partition", "", func(n *sim.Node) error {
 		client.Memory = mib << 20
-		return n.AddClient(gpu, client)
+		return n.Clients().Add(gpu, client)
 	})
 	add.Flags().StringVar(&client.Name, "name", "python", "`name` of the process")
 	add.Flags().Uint64Var(&mib, "memory", 0, "memory it uses, in `MiB`")
 	add.Flags().IntVar(&client.GPUInstance, "gi", -1, "GPU instance `ID` it is in")
 	add.Flags().IntVar(&client.ComputeInstance, "ci", -1, "compute instance `ID` it is in")
 	remove := onRoot("remove --gpu N --pid N", "End the use of a GPU by a process", "", func(n *sim.Node) error {
-		return n.RemoveClient(gpu, client.PID)
+		return n.Clients().Remove(gpu, client.PID)
 	})
 	for _, sub := range []*cobra.Command{add, remove} {
 		sub.Flags().IntVar(&gpu, "gpu", 0, "`index` of the GPU")

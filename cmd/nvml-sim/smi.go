@@ -252,7 +252,7 @@ func smiComputeMode(devices []*sim.Device, mode string) error {
 		return err
 	}
 	for _, d := range devices {
-		if err := d.SetComputeMode(m); err != nil {
+		if err := d.Modes().SetComputeMode(m); err != nil {
 			return err
 		}
 		fmt.Fprintf(stdout, "Set compute mode to %s for %s.\n", sim.ComputeModeName(m), d)
@@ -290,7 +290,7 @@ func (s *smi) policy(args []string) error {
 			number = slices.Index(timeSlices, strings.ToUpper(slice))
 		}
 		for _, d := range devices {
-			if err := d.SetTimeSlice(number); err != nil {
+			if err := d.Modes().SetTimeSlice(number); err != nil {
 				return usageError{err}
 			}
 			fmt.Fprintf(stdout, "Successfully set timeslice to %s for %s.\n", timeSlices[number], d)
@@ -298,7 +298,7 @@ func (s *smi) policy(args []string) error {
 		return nil
 	}
 	for _, d := range devices {
-		number, err := d.TimeSlice()
+		number, err := d.Modes().TimeSlice()
 		if err != nil {
 			return err
 		}

@@ -32,15 +32,15 @@ var smiFields = []smiField{
 	{[]string{"pci.device"}, "", pciField(func(i sim.PCIInfo) string { return fmt.Sprintf("0x%02X", i.Address.Device) })},
 	{[]string{"pci.device_id"}, "", pciField(func(i sim.PCIInfo) string { return fmt.Sprintf("0x%08X", i.DeviceID) })},
 	{[]string{"pci.sub_device_id"}, "", pciField(func(i sim.PCIInfo) string { return fmt.Sprintf("0x%08X", i.SubsystemID) })},
-	{[]string{"pcie.link.gen.current", "pcie.link.gen.gpucurrent"}, "", numberField((*sim.Device).PCIeGeneration)},
-	{[]string{"pcie.link.gen.max"}, "", numberField((*sim.Device).MaxPCIeGeneration)},
-	{[]string{"pcie.link.width.current"}, "", numberField((*sim.Device).PCIeWidth)},
-	{[]string{"pcie.link.width.max"}, "", numberField((*sim.Device).MaxPCIeWidth)},
-	{[]string{"index"}, "", numberField((*sim.Device).Index)},
-	{[]string{"persistence_mode"}, "", func(_ *smi, d *sim.Device) (string, error) { return enabled(d.PersistenceMode()) }},
+	{[]string{"pcie.link.gen.current", "pcie.link.gen.gpucurrent"}, "", numberField(sim.Telemetry.PCIeGeneration)},
+	{[]string{"pcie.link.gen.max"}, "", numberField(sim.Telemetry.MaxPCIeGeneration)},
+	{[]string{"pcie.link.width.current"}, "", numberField(sim.Telemetry.PCIeWidth)},
+	{[]string{"pcie.link.width.max"}, "", numberField(sim.Telemetry.MaxPCIeWidth)},
+	{[]string{"index"}, "", func(_ *smi, d *sim.Device) (string, error) { return decimal(d.Index()) }},
+	{[]string{"persistence_mode"}, "", func(_ *smi, d *sim.Device) (string, error) { return enabled(d.Modes().PersistenceMode()) }},
 	{[]string{"vbios_version"}, "", onGPUField((*sim.Device).VBIOS)},
 	{[]string{"addressing_mode"}, "", func(_ *smi, d *sim.Device) (string, error) {
-		mode, err := d.AddressingMode()
+		mode, err := d.Modes().AddressingMode()
 		return []string{"None", "HMM", "ATS"}[mode], err
 	}},
 	{[]string{"memory.total"}, "MiB", memoryField(func(m sim.Memory) uint64 { return m.Total })},
@@ -48,7 +48,7 @@ var smiFields = []smiField{
 	{[]string{"memory.used"}, "MiB", memoryField(func(m sim.Memory) uint64 { return m.Used })},
 	{[]string{"memory.free"}, "MiB", memoryField(func(m sim.Memory) uint64 { return m.Free })},
 	{[]string{"compute_mode"}, "", func(_ *smi, d *sim.Device) (string, error) {
-		mode, err := d.ComputeMode()
+		mode, err := d.Modes().ComputeMode()
 		words := map[int]string{sim.ModeDefault: "Default", sim.ModeProhibited: "Prohibited", sim.ModeExclusiveProcess: "Exclusive_Process"}
 		return words[mode], err
 	}},
@@ -56,27 +56,39 @@ var smiFields = []smiField{
 		major, minor, err := d.CUDAComputeCapability()
 		return fmt.Sprintf("%d.%d", major, minor), err
 	}},
-	{[]string{"utilization.gpu"}, "%", func(_ *smi, d *sim.Device) (string, error) { v, _, err := d.Utilization(); return decimal(v, err) }},
+	{[]string{"utilization.gpu"}, "%", func(_ *smi, d *sim.Device) (string, error) {
+		v, _, err := d.Telemetry().Utilization()
+		return decimal(v, err)
+	}},
 	{[]string{"utilization.memory"}, "%",
-		func(_ *smi, d *sim.Device) (string, error) { _, v, err := d.Utilization(); return decimal(v, err) }},
-	{[]string{"ecc.mode.current"}, "", func(_ *smi, d *sim.Device) (string, error) { on, _, err := d.ECCMode(); return enabled(on, err) }},
-	{[]string{"ecc.mode.pending"}, "", func(_ *smi, d *sim.Device) (string, error) { _, on, err := d.ECCMode(); return enabled(on, err) }},
-	{[]string{"temperature.gpu"}, "", numberField((*sim.Device).Temperature)},
-	{[]string{"power.draw"}, "W", wattField((*sim.Device).Power)},
-	{[]string{"power.limit"}, "W", wattField((*sim.Device).PowerLimit)},
-	{[]string{"enforced.power.limit"}, "W", wattField((*sim.Device).PowerLimit)},
-	{[]string{"power.default_limit"}, "W", wattField((*sim.Device).PowerLimit)},
-	{[]string{"power.min_limit"}, "W", wattField(func(d *sim.Device) (int, error) { v, _, err := d.PowerLimits(); return v, err })},
-	{[]string{"power.max_limit"}, "W", wattField(func(d *sim.Device) (int, error) { _, v, err := d.PowerLimits(); return v, err })},
-	{[]string{"clocks.current.graphics", "clocks.gr"}, "MHz", clockField((*sim.Device).Clock, sim.ClockGraphics)},
-	{[]string{"clocks.current.sm", "clocks.sm"}, "MHz", clockField((*sim.Device).Clock, sim.ClockSM)},
-	{[]string{"clocks.current.memory", "clocks.mem"}, "MHz", clockField((*sim.Device).Clock, sim.ClockMemory)},
-	{[]string{"clocks.current.video", "clocks.video"}, "MHz", clockField((*sim.Device).Clock, sim.ClockVideo)},
-	{[]string{"clocks.max.graphics", "clocks.max.gr"}, "MHz", clockField((*sim.Device).MaxClock, sim.ClockGraphics)},
-	{[]string{"clocks.max.sm"}, "MHz", clockField((*sim.Device).MaxClock, sim.ClockSM)},
-	{[]string{"clocks.max.memory", "clocks.max.mem"}, "MHz", clockField((*sim.Device).MaxClock, sim.ClockMemory)},
-	{[]string{"mig.mode.current"}, "", func(_ *smi, d *sim.Device) (string, error) { on, _, err := d.MIGMode(); return enabled(on, err) }},
-	{[]string{"mig.mode.pending"}, "", func(_ *smi, d *sim.Device) (string, error) { _, on, err := d.MIGMode(); return enabled(on, err) }},
+		func(_ *smi, d *sim.Device) (string, error) {
+			_, v, err := d.Telemetry().Utilization()
+			return decimal(v, err)
+		}},
+	{[]string{"ecc.mode.current"}, "", func(_ *smi, d *sim.Device) (string, error) {
+		on, _, err := d.Memory().ECCMode()
+		return enabled(on, err)
+	}},
+	{[]string{"ecc.mode.pending"}, "", func(_ *smi, d *sim.Device) (string, error) {
+		_, on, err := d.Memory().ECCMode()
+		return enabled(on, err)
+	}},
+	{[]string{"temperature.gpu"}, "", numberField(sim.Telemetry.Temperature)},
+	{[]string{"power.draw"}, "W", wattField(sim.Telemetry.Power)},
+	{[]string{"power.limit"}, "W", wattField(sim.Telemetry.PowerLimit)},
+	{[]string{"enforced.power.limit"}, "W", wattField(sim.Telemetry.PowerLimit)},
+	{[]string{"power.default_limit"}, "W", wattField(sim.Telemetry.PowerLimit)},
+	{[]string{"power.min_limit"}, "W", wattField(func(t sim.Telemetry) (int, error) { v, _, err := t.PowerLimits(); return v, err })},
+	{[]string{"power.max_limit"}, "W", wattField(func(t sim.Telemetry) (int, error) { _, v, err := t.PowerLimits(); return v, err })},
+	{[]string{"clocks.current.graphics", "clocks.gr"}, "MHz", clockField(sim.Telemetry.Clock, sim.ClockGraphics)},
+	{[]string{"clocks.current.sm", "clocks.sm"}, "MHz", clockField(sim.Telemetry.Clock, sim.ClockSM)},
+	{[]string{"clocks.current.memory", "clocks.mem"}, "MHz", clockField(sim.Telemetry.Clock, sim.ClockMemory)},
+	{[]string{"clocks.current.video", "clocks.video"}, "MHz", clockField(sim.Telemetry.Clock, sim.ClockVideo)},
+	{[]string{"clocks.max.graphics", "clocks.max.gr"}, "MHz", clockField(sim.Telemetry.MaxClock, sim.ClockGraphics)},
+	{[]string{"clocks.max.sm"}, "MHz", clockField(sim.Telemetry.MaxClock, sim.ClockSM)},
+	{[]string{"clocks.max.memory", "clocks.max.mem"}, "MHz", clockField(sim.Telemetry.MaxClock, sim.ClockMemory)},
+	{[]string{"mig.mode.current"}, "", func(_ *smi, d *sim.Device) (string, error) { on, _, err := d.MIG().MIGMode(); return enabled(on, err) }},
+	{[]string{"mig.mode.pending"}, "", func(_ *smi, d *sim.Device) (string, error) { _, on, err := d.MIG().MIGMode(); return enabled(on, err) }},
 }
 
 // findField returns the field of a name, or nil.
@@ -95,17 +107,17 @@ func onGPUField(get func(*sim.Device) (string, error)) func(*smi, *sim.Device) (
 	return func(_ *smi, d *sim.Device) (string, error) { return get(d) }
 }
 
-func numberField(get func(*sim.Device) (int, error)) func(*smi, *sim.Device) (string, error) {
-	return func(_ *smi, d *sim.Device) (string, error) { return decimal(get(d)) }
+func numberField(get func(sim.Telemetry) (int, error)) func(*smi, *sim.Device) (string, error) {
+	return func(_ *smi, d *sim.Device) (string, error) { return decimal(get(d.Telemetry())) }
 }
 
-func clockField(get func(*sim.Device, int) (int, error), kind int) func(*smi, *sim.Device) (string, error) {
-	return func(_ *smi, d *sim.Device) (string, error) { return decimal(get(d, kind)) }
+func clockField(get func(sim.Telemetry, int) (int, error), kind int) func(*smi, *sim.Device) (string, error) {
+	return func(_ *smi, d *sim.Device) (string, error) { return decimal(get(d.Telemetry(), kind)) }
 }
 
-func wattField(get func(*sim.Device) (int, error)) func(*smi, *sim.Device) (string, error) {
+func wattField(get func(sim.Telemetry) (int, error)) func(*smi, *sim.Device) (string, error) {
 	return func(_ *smi, d *sim.Device) (string, error) {
-		v, err := get(d)
+		v, err := get(d.Telemetry())
 		return fmt.Sprintf("%.2f", float64(v)/1000), err
 	}
 }
@@ -119,7 +131,7 @@ func pciField(get func(sim.PCIInfo) string) func(*smi, *sim.Device) (string, err
 
 func memoryField(get func(sim.Memory) uint64) func(*smi, *sim.Device) (string, error) {
 	return func(_ *smi, d *sim.Device) (string, error) {
-		m, err := d.MemoryV2()
+		m, err := d.Memory().MemoryV2()
 		return strconv.FormatUint(get(m)>>20, 10), err
 	}
 }
@@ -231,7 +243,7 @@ func (s *smi) queryApps(devices []*sim.Device, names, format string) error {
 			"used_memory", "used_gpu_memory [MiB]"))
 	}
 	for _, d := range devices {
-		clients, err := d.Processes()
+		clients, err := d.Memory().Processes()
 		if err != nil {
 			return err
 		}

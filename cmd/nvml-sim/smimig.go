@@ -52,7 +52,7 @@ func (s *smi) mig(args []string) error {
 	case f.profiles:
 		return migProfiles(devices)
 	}
-	devices = slices.DeleteFunc(devices, func(d *sim.Device) bool { on, _, err := d.MIGMode(); return err != nil || !on })
+	devices = slices.DeleteFunc(devices, func(d *sim.Device) bool { on, _, err := d.MIG().MIGMode(); return err != nil || !on })
 	if len(devices) == 0 {
 		fmt.Fprintln(stdout, "No MIG-enabled devices found.")
 		return codeError{errors.New("no MIG-enabled devices"), sim.CodeNotFound}
@@ -109,7 +109,7 @@ func migProfiles(devices []*sim.Device) error {
 			continue
 		}
 		for _, p := range d.Board().MIG.Profiles {
-			free, err := d.GPUInstanceRemainingCapacity(p.ID)
+			free, err := d.MIG().GPUInstanceRemainingCapacity(p.ID)
 			if err != nil {
 				free = 0 // out of MIG mode none is free
 			}
@@ -248,7 +248,7 @@ func (s *smi) migDestroyComputes(devices []*sim.Device, f *smiMIGFlags) error {
 				continue
 			}
 			found = true
-			gi, err := r.device.GPUInstanceByID(r.ID)
+			gi, err := r.device.MIG().GPUInstanceByID(r.ID)
 			if err != nil {
 				return err
 			}
@@ -282,7 +282,7 @@ func (s *smi) migDestroy(devices []*sim.Device, f *smiMIGFlags) error {
 			continue
 		}
 		found = true
-		gi, err := r.device.GPUInstanceByID(r.ID)
+		gi, err := r.device.MIG().GPUInstanceByID(r.ID)
 		if err == nil {
 			err = gi.Destroy()
 		}

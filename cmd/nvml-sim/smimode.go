@@ -48,7 +48,7 @@ func smiMIGMode(devices []*sim.Device, value string) error {
 	}
 	word := map[bool]string{true: "enable", false: "disable"}[on]
 	for _, d := range devices {
-		activation, err := d.SetMIGMode(on)
+		activation, err := d.MIG().SetMIGMode(on)
 		if err != nil {
 			fmt.Fprintf(stdout, "Unable to %s MIG Mode for GPU %s: %s\nTreating as warning and moving on.\n", word, smiBusID(d), smiText(err))
 			continue
@@ -78,7 +78,7 @@ func smiPersistence(devices []*sim.Device, value string) error {
 	}
 	word := map[bool]string{true: "Enabled", false: "Disabled"}[on]
 	for _, d := range devices {
-		was, err := d.PersistenceMode()
+		was, err := d.Modes().PersistenceMode()
 		if err != nil {
 			return err
 		}
@@ -86,7 +86,7 @@ func smiPersistence(devices []*sim.Device, value string) error {
 			fmt.Fprintf(stdout, "Persistence mode is already %s for GPU %s.\n", word, smiBusID(d))
 			continue
 		}
-		if err := d.SetPersistenceMode(on); err != nil {
+		if err := d.Modes().SetPersistenceMode(on); err != nil {
 			return err
 		}
 		fmt.Fprintf(stdout, "%s persistence mode for GPU %s.\n", word, smiBusID(d))
@@ -108,7 +108,7 @@ func (s *smi) reset() error {
 	}
 	for _, i := range s.resets {
 		id := "0000" + strings.ToUpper(st.GPUs[i].PCI)
-		err := s.node.ResetGPU(i)
+		err := s.node.Hardware().Reset(i)
 		if err == nil {
 			fmt.Fprintf(stdout, "GPU %s was successfully reset.\n", id)
 			continue

@@ -62,7 +62,7 @@ func (s *smi) table(devices []*sim.Device) error {
 			fmt.Fprintf(stdout, "| %3d  %-44s %-12s  %-24s |\n", g.Index, g.Product, g.PCI, "GPU is lost")
 			continue
 		}
-		m, err := d.MemoryV2()
+		m, err := d.Memory().MemoryV2()
 		if err != nil {
 			return err
 		}

@@ -64,7 +64,7 @@ func joined(d, other *sim.Device) (string, error) {
 	if links > 0 {
 		return fmt.Sprintf("NV%d", links), nil
 	}
-	level, err := d.TopologyCommonAncestor(other)
+	level, err := d.Links().TopologyCommonAncestor(other)
 	return topologyWords[level], err
 }
 
@@ -80,14 +80,14 @@ func linksBetween(d, other *sim.Device) (int, error) {
 	}
 	count := 0
 	for link := range nv.Links {
-		if up, err := d.NVLinkState(link); err != nil || !up {
+		if up, err := d.Links().NVLinkState(link); err != nil || !up {
 			continue
 		}
-		kind, err := d.NVLinkRemoteDeviceType(link)
+		kind, err := d.Links().NVLinkRemoteDeviceType(link)
 		if err != nil {
 			continue
 		}
-		remote, err := d.NVLinkRemotePCI(link)
+		remote, err := d.Links().NVLinkRemotePCI(link)
 		if kind == sim.LinkToSwitch || err == nil && remote.BusID == address {
 			count++
 		}
@@ -98,7 +98,7 @@ func linksBetween(d, other *sim.Device) (int, error) {
 // affinity words the CPUs and the NUMA node of a GPU.
 func affinity(d *sim.Device) []string {
 	var ranges []string
-	cpus, err := d.CPUAffinity()
+	cpus, err := d.Links().CPUAffinity()
 	if err != nil {
 		return []string{"N/A", "N/A", "N/A"}
 	}
@@ -106,7 +106,7 @@ func affinity(d *sim.Device) []string {
 		ranges = append(ranges, fmt.Sprintf("%d-%d", r.First, r.Last))
 	}
 	node := "N/A"
-	if n, err := d.MemoryAffinity(); err == nil {
+	if n, err := d.Links().MemoryAffinity(); err == nil {
 		node = fmt.Sprint(n)
 	}
 	return []string{strings.Join(ranges, ","), node, "N/A"}

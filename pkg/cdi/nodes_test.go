@@ -24,7 +24,7 @@ func TestRefresh_ControlNodesMissing(t *testing.T) {
 		t.Run(node, func(t *testing.T) {
 			b := newBed(t)
 			b.restored()
-			b.must(b.board.RemoveDeviceNodes(node))
+			b.must(b.board.Files().RemoveDeviceNodes(node))
 			b.says(b.Refresh(t.Context(), b.node), "/dev/"+node, "nvidia-modprobe -c")
 			b.refuses(ids(b.Static, b.node), "/dev/"+node)
 			if _, err := os.Stat(b.Path()); !errors.Is(err, os.ErrNotExist) {
@@ -55,7 +55,7 @@ func TestRefresh_CreatesMissingNodes(t *testing.T) {
 		return b.createNodes(ctx, nodes)
 	}
 	b.must(b.Refresh(t.Context(), b.node))
-	b.must(b.board.RemoveDeviceNodes("nvidia-uvm", "nvidia-uvm-tools", "nvidia1"))
+	b.must(b.board.Files().RemoveDeviceNodes("nvidia-uvm", "nvidia-uvm-tools", "nvidia1"))
 	b.must(b.Ensure(t.Context(), ids(b.Static, b.node)))
 	if diff := cmp.Diff([]driverroot.Nodes{{UVM: true, GPUs: []int{1}}}, asked); diff != "" {
 		t.Errorf("asked for (-want +got):\n%s", diff)
@@ -66,7 +66,7 @@ func TestRefresh_CreateNodesFails(t *testing.T) {
 	b := newBed(t)
 	b.restored()
 	b.opts.CreateNodes = func(context.Context, driverroot.Nodes) error { return errors.New("modprobe: no module nvidia-uvm") }
-	b.must(b.board.RemoveDeviceNodes("nvidia-uvm"))
+	b.must(b.board.Files().RemoveDeviceNodes("nvidia-uvm"))
 	b.says(b.Refresh(t.Context(), b.node), "/dev/nvidia-uvm", "no module nvidia-uvm")
 }
 
@@ -75,11 +75,11 @@ func TestEnsure_OneGPUFails(t *testing.T) {
 		spoil func(b *bed) error
 		says  string
 	}{
-		"missing": {func(b *bed) error { return b.board.RemoveDeviceNodes("nvidia1") }, "/dev/nvidia1 is missing"},
-		"wrong major": {func(b *bed) error { return b.board.SpoilDeviceNodes("nvidia1") },
+		"missing": {func(b *bed) error { return b.board.Files().RemoveDeviceNodes("nvidia1") }, "/dev/nvidia1 is missing"},
+		"wrong major": {func(b *bed) error { return b.board.Files().SpoilDeviceNodes("nvidia1") },
 			"/dev/nvidia1 has the numbers 240:1 and should have 195:1"},
 		"a file": {func(b *bed) error {
-			return errors.Join(b.board.RemoveDeviceNodes("nvidia1"), os.WriteFile(filepath.Join(b.root, "dev/nvidia1"), nil, 0o600))
+			return errors.Join(b.board.Files().RemoveDeviceNodes("nvidia1"), os.WriteFile(filepath.Join(b.root, "dev/nvidia1"), nil, 0o600))
 		}, "/dev/nvidia1 is not a character device"},
 	}
 	for name, tt := range tests {
@@ -102,7 +102,7 @@ func TestEnsure_OneGPUFails(t *testing.T) {
 			if len(problems) != 1 || problems[b.node.GPUs[1].PCI.DeviceName()] == nil || changes != 1 {
 				t.Errorf("%s, at start %t: problems %v after %d changes, want one", name, atStart, problems, changes)
 			}
-			b.must(b.board.Modprobe(false, 1))
+			b.must(b.board.Files().Modprobe(false, 1))
 			b.must(b.Ensure(t.Context(), all))
 			if got := b.Problems(); len(got) > 0 || changes != 2 {
 				t.Errorf("%s, at start %t: problems %v after %d changes, want none", name, atStart, got, changes)
@@ -114,7 +114,7 @@ func TestEnsure_OneGPUFails(t *testing.T) {
 func TestRefresh_NoDeviceNodes(t *testing.T) {
 	b := newBed(t)
 	b.restored()
-	b.must(b.board.RemoveDeviceNodes("nvidia0", "nvidia1"))
+	b.must(b.board.Files().RemoveDeviceNodes("nvidia0", "nvidia1"))
 	b.says(b.Refresh(t.Context(), b.node), "/dev/nvidia0")
 	b.refuses(ids(b.Static, b.node)[1:], "/dev/nvidia")
 	for i := range b.node.GPUs {
@@ -126,21 +126,21 @@ func TestEnsure_UVMReloaded(t *testing.T) {
 	b := newBed(t)
 	b.restored()
 	b.must(b.Refresh(t.Context(), b.node))
-	b.must(b.board.SpoilDeviceNodes("nvidia-uvm"))
+	b.must(b.board.Files().SpoilDeviceNodes("nvidia-uvm"))
 	b.refuses(ids(b.Static, b.node), "/dev/nvidia-uvm has the numbers 240:0 and should have 507:0")
-	b.must(b.board.Modprobe(true))
+	b.must(b.board.Files().Modprobe(true))
 	b.must(b.Ensure(t.Context(), ids(b.Static, b.node)))
 }
 
 func TestEnsure_OptionalNodesComeAndGo(t *testing.T) {
 	b := newBed(t)
 	b.restored()
-	b.must(b.board.RemoveDeviceNodes("nvidia-uvm-tools", "nvidia-modeset"))
+	b.must(b.board.Files().RemoveDeviceNodes("nvidia-uvm-tools", "nvidia-modeset"))
 	b.must(b.Refresh(t.Context(), b.node))
 	if diff := cmp.Diff([]string{"/dev/nvidia-uvm", "/dev/nvidiactl"}, paths(&b.onDisk().ContainerEdits)); diff != "" {
 		t.Errorf("device nodes (-want +got):\n%s", diff)
 	}
-	b.must(errors.Join(b.board.Modprobe(true), b.board.Modprobe(false, 254)))
+	b.must(errors.Join(b.board.Files().Modprobe(true), b.board.Files().Modprobe(false, 254)))
 	b.must(b.Ensure(t.Context(), ids(b.Static, b.node)))
 	if diff := cmp.Diff([]string{"/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl"},
 		paths(&b.onDisk().ContainerEdits)); diff != "" {
@@ -153,13 +153,13 @@ func TestEnsure_LibrariesReplaced(t *testing.T) {
 	b := newBed(t)
 	b.must(b.Refresh(t.Context(), b.node))
 	before := b.onDisk()
-	b.must(b.board.ReplaceLibraries("590.48.01"))
-	defer func() { b.must(b.board.ReplaceLibraries(b.node.DriverVersion)) }()
+	b.must(b.board.Files().ReplaceLibraries("590.48.01"))
+	defer func() { b.must(b.board.Files().ReplaceLibraries(b.node.DriverVersion)) }()
 	b.refuses(ids(b.Static, b.node), b.node.DriverVersion, "590.48.01", "reboot")
 	if diff := cmp.Diff(before, b.onDisk()); diff != "" {
 		t.Errorf("spec that claims have (-before +after):\n%s", diff)
 	}
-	b.must(b.board.ReplaceLibraries(b.node.DriverVersion))
+	b.must(b.board.Files().ReplaceLibraries(b.node.DriverVersion))
 	b.must(b.Ensure(t.Context(), ids(b.Static, b.node)))
 }
 

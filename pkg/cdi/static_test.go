@@ -109,13 +109,13 @@ func (b *bed) restored() {
 func (b *bed) createNodes(_ context.Context, nodes driverroot.Nodes) error {
 	var err error
 	if nodes.UVM {
-		err = b.board.Modprobe(true)
+		err = b.board.Files().Modprobe(true)
 	}
 	minors := nodes.GPUs
 	if nodes.Control {
 		minors = append(minors, 255)
 	}
-	return errors.Join(err, b.board.Modprobe(false, minors...))
+	return errors.Join(err, b.board.Files().Modprobe(false, minors...))
 }
 
 func (b *bed) must(err error) {

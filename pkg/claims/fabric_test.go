@@ -12,14 +12,14 @@ import (
 func TestPrepare_WholeGPUAfterMIGAwaitsFabric(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newSimBed(t, "gb200-nvl4", func(n *sim.Node) {
-			if err := n.SetQuirk(sim.QuirkFabricAfterMIG, true); err != nil {
+			if err := n.Driver().SetQuirk(sim.QuirkFabricAfterMIG, true); err != nil {
 				t.Fatal(err)
 			}
 		})
 		b.prepare("a", b.name(0, 19, 6))
 		b.unprepare("a")
 		b.prepare("b", b.session.Node().GPUs[0].PCI.DeviceName())
-		info, err := b.node.Device(0).Fabric()
+		info, err := b.node.Device(0).Links().Fabric()
 		if err != nil || info.State != sim.FabricCompleted {
 			t.Errorf("Prepare succeeded while the fabric is in state %d (%v), want %d", info.State, err, sim.FabricCompleted)
 		}

@@ -14,7 +14,7 @@ import (
 func TestPrepare_HangingCreation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newSimBed(t, "hgx-h100")
-		if err := b.node.HangCall(0, "nvmlDeviceCreateGpuInstanceWithPlacement"); err != nil {
+		if err := b.node.Faults().HangCall(0, "nvmlDeviceCreateGpuInstanceWithPlacement"); err != nil {
 			t.Fatal(err)
 		}
 		start := time.Now()
@@ -37,7 +37,7 @@ func TestPrepare_HangingCreation(t *testing.T) {
 		if !b.Unfinished() {
 			t.Fatal("the claim's record is gone while its partition may yet be created")
 		}
-		if err := b.node.ClearFaults(-1); err != nil {
+		if err := b.node.Faults().Clear(-1); err != nil {
 			t.Fatal(err)
 		}
 		<-time.After(time.Second)

@@ -54,12 +54,12 @@ func TestLeaveMIGMode(t *testing.T) {
 	t.Run("once a client closes the GPU", func(t *testing.T) {
 		b := open(t, true)
 		b.prepare("a", b.name(0, 19, 6))
-		if err := b.node.AddClient(0, monitor); err != nil {
+		if err := b.node.Clients().Add(0, monitor); err != nil {
 			t.Fatal(err)
 		}
 		b.unprepare("a")
 		wantModes(t, b, 0)
-		if err := b.node.RemoveClient(0, monitor.PID); err != nil {
+		if err := b.node.Clients().Remove(0, monitor.PID); err != nil {
 			t.Fatal(err)
 		}
 		wantModes(t, b)

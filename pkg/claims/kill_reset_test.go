@@ -39,7 +39,7 @@ func instancesNow(node *sim.Node) ([]unmanaged, error) {
 	var all []unmanaged
 	for _, g := range st.GPUs {
 		for _, p := range g.Instances {
-			gi, err := node.Device(g.Index).GPUInstanceByID(p.ID)
+			gi, err := node.Device(g.Index).MIG().GPUInstanceByID(p.ID)
 			if err != nil {
 				return nil, err
 			}
@@ -93,7 +93,7 @@ func checkUnmanaged(dir string, node *sim.Node) error {
 // isUnmanaged reports whether an instance is unmanaged.
 func (w *worker) isUnmanaged(gpuIndex int, gi sim.InstanceStatus) bool {
 	all, err := unmanagedOf(w.dir)
-	handle, handleErr := w.node.Device(gpuIndex).GPUInstanceByID(gi.ID)
+	handle, handleErr := w.node.Device(gpuIndex).MIG().GPUInstanceByID(gi.ID)
 	return err == nil && handleErr == nil && slices.Contains(all, unmanaged{gpuIndex, gi.ID, handle.Serial()})
 }
 
@@ -110,7 +110,7 @@ func reload(dir string, node *sim.Node, random *rand.Rand) error {
 	if err != nil {
 		return err
 	}
-	if err := node.ForceReloadDriver(random.IntN(3) > 0); err != nil {
+	if err := node.Driver().ForceReload(random.IntN(3) > 0); err != nil {
 		return err
 	}
 	truth.lostPartitions(random)
@@ -130,7 +130,7 @@ func (w *worker) release(ctx context.Context) error {
 	}
 	if w.random.IntN(2) == 0 {
 		for i := range w.gpus.GPUs[:layoutGPU+1] {
-			if err := w.node.ForceRemakeGPU(i); err != nil {
+			if err := w.node.Hardware().ForceRemake(i); err != nil {
 				return err
 			}
 		}

@@ -86,8 +86,8 @@ func scenario(dir string, seed uint64) (steps []string, err error) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	if random.IntN(2) == 0 { // an unmanaged partition, created before the start
 		d := node.Device(unmanagedGPU)
-		_, modeErr := d.SetMIGMode(true)
-		if _, err := d.CreateGPUInstance(19); errors.Join(modeErr, err) != nil {
+		_, modeErr := d.MIG().SetMIGMode(true)
+		if _, err := d.MIG().CreateGPUInstance(19); errors.Join(modeErr, err) != nil {
 			return nil, errors.Join(modeErr, err)
 		}
 	}

@@ -231,7 +231,7 @@ func TestLayout_Reboot(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.offer(0, balanced)
 	b.kept()
-	if err := b.node.ForceResetGPU(0); err != nil {
+	if err := b.node.Hardware().ForceReset(0); err != nil {
 		t.Fatal(err)
 	}
 	b = b.restart("another-boot")
@@ -350,11 +350,11 @@ func TestLayout_StepFails(t *testing.T) {
 			return func() { b.disk.fail = nil }
 		},
 		"hardware": func() func() {
-			if _, err := b.node.Inject(sim.Fault{GPU: 0, Call: "nvmlGpuInstanceCreateComputeInstance", Code: sim.CodeUnknown}); err != nil {
+			if _, err := b.node.Faults().Inject(sim.Fault{GPU: 0, Call: "nvmlGpuInstanceCreateComputeInstance", Code: sim.CodeUnknown}); err != nil {
 				t.Fatal(err)
 			}
 			return func() {
-				if err := b.node.ClearFaults(0); err != nil {
+				if err := b.node.Faults().Clear(0); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -39,9 +39,6 @@ func (l *Ledger) Driver() string { return l.id.Driver }
 // Records are what all claims have been allocated, in order of claim UID; they must not be changed.
 func (l *Ledger) Records() []*records.Record { return l.index.claims() }
 
-// Record is the record of a claim, nil if it has none. It must not be changed.
-func (l *Ledger) Record(uid types.UID) *records.Record { return l.index.get(uid) }
-
 // Claim is the claim of a UID; one without a record has no name.
 func (l *Ledger) Claim(uid types.UID) records.Claim {
 	if r := l.index.get(uid); r != nil {

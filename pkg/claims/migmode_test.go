@@ -20,12 +20,12 @@ var monitor = sim.Client{PID: 4711, Name: "dcgm", GPUInstance: -1, ComputeInstan
 func TestMIGMode_WaitsForClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newSimBed(t, "hgx-h100")
-		if err := b.node.AddClient(0, monitor); err != nil {
+		if err := b.node.Clients().Add(0, monitor); err != nil {
 			t.Fatal(err)
 		}
 		go func() {
 			<-time.After(20 * time.Second)
-			if err := b.node.RemoveClient(0, monitor.PID); err != nil {
+			if err := b.node.Clients().Remove(0, monitor.PID); err != nil {
 				t.Error(err)
 			}
 		}()
@@ -37,7 +37,7 @@ func TestMIGMode_WaitsForClient(t *testing.T) {
 func TestMIGMode_GivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newSimBed(t, "hgx-h100")
-		if err := b.node.AddClient(0, monitor); err != nil {
+		if err := b.node.Clients().Add(0, monitor); err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 45*time.Second)
@@ -56,7 +56,7 @@ func TestMIGMode_GivesUp(t *testing.T) {
 func TestMIGMode_PrepareGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newSimBed(t, "hgx-h100")
-		if err := b.node.AddClient(0, monitor); err != nil {
+		if err := b.node.Clients().Add(0, monitor); err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -66,11 +66,11 @@ func TestMIGMode_PrepareGivenUp(t *testing.T) {
 		}
 		b.want(nil, nil, nil)
 		// A partition that exists spares other claims the wait: the mode is on already.
-		if err := b.node.RemoveClient(0, monitor.PID); err != nil {
+		if err := b.node.Clients().Remove(0, monitor.PID); err != nil {
 			t.Fatal(err)
 		}
 		b.prepare("a", b.name(0, 19, 6))
-		if err := b.node.AddClient(0, monitor); err != nil {
+		if err := b.node.Clients().Add(0, monitor); err != nil {
 			t.Fatal(err)
 		}
 		b.prepare("b", b.name(0, 19, 5))

@@ -121,7 +121,7 @@ func TestPartition_AllOrNone(t *testing.T) {
 				b := newSimBed(t, "hgx-h100")
 				b.prepare("bystander", b.name(0, 19, 3))
 				devices := layout(b)
-				if err := b.node.FailNth(call, nth, sim.CodeUnknown); err != nil {
+				if err := b.node.Faults().FailNth(call, nth, sim.CodeUnknown); err != nil {
 					t.Fatal(err)
 				}
 				err := b.tryPrepare("a", devices...)
@@ -189,7 +189,7 @@ func TestPartition_UndoFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newSimBed(t, "hgx-h100")
 			for _, call := range calls {
-				if err := b.node.FailCall(call, sim.CodeUnknown); err != nil {
+				if err := b.node.Faults().FailCall(call, sim.CodeUnknown); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -199,7 +199,7 @@ func TestPartition_UndoFails(t *testing.T) {
 			if got := b.files("claims"); len(got) != 1 {
 				t.Errorf("got records %v, want that of claim a: a GPU instance is left", got)
 			}
-			if err := b.node.ClearFaults(-1); err != nil {
+			if err := b.node.Faults().Clear(-1); err != nil {
 				t.Fatal(err)
 			}
 			b = b.restart()

@@ -33,7 +33,7 @@ func (b *simBed) recordState(uid types.UID) records.State {
 // hold puts a process into the partition of a claim.
 func (b *simBed) hold(device records.Device, pid int) {
 	b.t.Helper()
-	if err := b.node.AddClient(0, sim.Client{PID: pid, Name: "train", GPUInstance: device.Partition.GI, ComputeInstance: *device.Partition.CI}); err != nil {
+	if err := b.node.Clients().Add(0, sim.Client{PID: pid, Name: "train", GPUInstance: device.Partition.GI, ComputeInstance: *device.Partition.CI}); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -109,7 +109,7 @@ func TestUnprepare_PartitionInUse(t *testing.T) {
 	check("after Reconcile")
 	b = b.restart()
 	check("after a restart")
-	if err := b.node.RemoveClient(0, 4711); err != nil {
+	if err := b.node.Clients().Remove(0, 4711); err != nil {
 		t.Fatal(err)
 	}
 	b.unprepare("a")
@@ -127,7 +127,7 @@ func TestPrepare_PartitionDestroyedByOthers(t *testing.T) {
 		g := b.session.Node().GPUs[0]
 		part := *device.Partition
 		if half {
-			gi, err := b.node.Device(0).GPUInstanceByID(part.GI)
+			gi, err := b.node.Device(0).MIG().GPUInstanceByID(part.GI)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -162,12 +162,12 @@ func TestPrepare_RepeatedAndFails(t *testing.T) {
 		for nth := 1; nth <= 12; nth++ {
 			b := newSimBed(t, "hgx-h100")
 			b.prepare("a", b.name(0, 9, 4))
-			if err := b.node.FailNth(call, nth, sim.CodeUnknown); err != nil {
+			if err := b.node.Faults().FailNth(call, nth, sim.CodeUnknown); err != nil {
 				t.Fatal(err)
 			}
-			b.node.ResetCalls()
+			b.node.Calls().Reset()
 			err := b.tryPrepare("a", b.name(0, 9, 4))
-			if n := b.node.Calls("nvmlGpuInstanceDestroy") + b.node.Calls("nvmlComputeInstanceDestroy"); n > 0 {
+			if n := b.node.Calls().Of("nvmlGpuInstanceDestroy") + b.node.Calls().Of("nvmlComputeInstanceDestroy"); n > 0 {
 				t.Errorf("call %d of %s failed: %d instances of a running claim were destroyed (Prepare said %v)", nth, call, n, err)
 				break
 			}
@@ -179,11 +179,11 @@ func TestPrepare_RepeatedAndFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.specs.fail = os.ErrPermission
-	b.node.ResetCalls()
+	b.node.Calls().Reset()
 	if err := b.tryPrepare("a", b.name(0, 9, 4)); err == nil {
 		t.Error("the spec cannot be written: Prepare said success")
 	}
-	if n := b.node.Calls("nvmlGpuInstanceDestroy"); n > 0 {
+	if n := b.node.Calls().Of("nvmlGpuInstanceDestroy"); n > 0 {
 		t.Errorf("the spec cannot be written: %d instances of a running claim were destroyed", n)
 	}
 }
@@ -192,7 +192,7 @@ func TestLoad_PartitionsAfterReboot(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.prepare("a", b.name(0, 9, 4), b.name(1, 19, 2))
 	b.prepare("b", b.name(2))
-	if err := b.node.Reboot(); err != nil {
+	if err := b.node.Driver().Reboot(); err != nil {
 		t.Fatal(err)
 	}
 	b = b.restart("boot-next")
@@ -225,7 +225,7 @@ func TestReconcile_CorruptRecordOfPartition(t *testing.T) {
 	if got := b.Partitions.Occupied(); len(got) > 0 {
 		t.Errorf("got occupied devices %v, want none", got)
 	}
-	if err := b.node.RemoveClient(0, 4711); err != nil {
+	if err := b.node.Clients().Remove(0, 4711); err != nil {
 		t.Fatal(err)
 	}
 	b.unprepare("a")
@@ -251,13 +251,13 @@ func TestReconcile_TakeoverFails(t *testing.T) {
 			}
 			return nil
 		}
-		b.node.ResetCalls()
+		b.node.Calls().Reset()
 		b.Reconcile(t.Context(), api)
 		b.disk.fail = nil
 		b.Recover(t.Context())
 		b.Reconcile(t.Context(), api)
 		b.want(list("0 9@4"), list("a"), list("a"))
-		if n := b.node.Calls("nvmlGpuInstanceDestroy"); n > 0 {
+		if n := b.node.Calls().Of("nvmlGpuInstanceDestroy"); n > 0 {
 			t.Errorf("write %d and all after it failed: the partition of a running pod was destroyed", failing)
 		}
 	}

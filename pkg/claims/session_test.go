@@ -35,7 +35,7 @@ func TestPrepare_WholeGPUWithIdleUnmanagedPartition(t *testing.T) {
 		t.Run("device"+tier, func(t *testing.T) {
 			b := newSimBed(t, "hgx-h100")
 			b.shareAll()
-			if err := b.node.SetQuirk(sim.QuirkModeWipesInstances, true); err != nil {
+			if err := b.node.Driver().SetQuirk(sim.QuirkModeWipesInstances, true); err != nil {
 				t.Fatal(err)
 			}
 			occupy(t, b.node, 0, 14, 2, 2) // since the plugin looked last
@@ -52,17 +52,17 @@ func TestPrepare_WholeGPUWithIdleUnmanagedPartition(t *testing.T) {
 func TestPrepare_WholeGPUWithPartitionsThatCannotBeListed(t *testing.T) {
 	for _, call := range []string{"nvmlDeviceGetGpuInstances", "nvmlDeviceGetGpuInstanceById", "nvmlDeviceGetGpuInstanceProfileInfo", "nvmlGpuInstanceGetInfo"} {
 		b := newSimBed(t, "hgx-h100")
-		if err := b.node.SetQuirk(sim.QuirkModeWipesInstances, true); err != nil {
+		if err := b.node.Driver().SetQuirk(sim.QuirkModeWipesInstances, true); err != nil {
 			t.Fatal(err)
 		}
 		occupy(t, b.node, 0, 14, 2, 2)
-		if err := b.node.FailCall(call, sim.CodeUnknown); err != nil {
+		if err := b.node.Faults().FailCall(call, sim.CodeUnknown); err != nil {
 			t.Fatal(err)
 		}
 		if err := b.tryPrepare("a", b.name(0)); err == nil {
 			t.Errorf("%s fails: the whole GPU was given", call)
 		}
-		if err := b.node.ClearFaults(-1); err != nil {
+		if err := b.node.Faults().Clear(-1); err != nil {
 			t.Fatal(err)
 		}
 		b.want(list("0 14@2"), nil, nil)
@@ -74,10 +74,10 @@ func TestPrepare_FirstPartitionInUse(t *testing.T) {
 	open := func(t *testing.T) *simBed {
 		t.Helper()
 		b := newSimBed(t, "hgx-h100")
-		if err := b.node.SetQuirk(sim.QuirkFirstInstanceInUse, true); err != nil {
+		if err := b.node.Driver().SetQuirk(sim.QuirkFirstInstanceInUse, true); err != nil {
 			t.Fatal(err)
 		}
-		if err := b.node.AddClient(0, monitor); err != nil {
+		if err := b.node.Clients().Add(0, monitor); err != nil {
 			t.Fatal(err)
 		}
 		return b
@@ -87,7 +87,7 @@ func TestPrepare_FirstPartitionInUse(t *testing.T) {
 			b := open(t)
 			go func() {
 				<-time.After(20 * time.Second)
-				if err := b.node.RemoveClient(0, monitor.PID); err != nil {
+				if err := b.node.Clients().Remove(0, monitor.PID); err != nil {
 					t.Error(err)
 				}
 			}()
@@ -164,7 +164,7 @@ func TestDriverSession_PartitionCreatedAnewByOthers(t *testing.T) {
 	b.prepare("ended", b.name(0, 19, 5))
 	b = b.release(s, func() {
 		b.unprepare("ended") // without the driver
-		if err := b.node.ForceRemakeGPU(0); err != nil {
+		if err := b.node.Hardware().ForceRemake(0); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -195,7 +195,7 @@ func (b *simBed) serials() []string {
 	found := []string{}
 	for _, g := range st.GPUs {
 		for _, p := range g.Instances {
-			gi, err := b.node.Device(g.Index).GPUInstanceByID(p.ID)
+			gi, err := b.node.Device(g.Index).MIG().GPUInstanceByID(p.ID)
 			if err != nil {
 				b.t.Fatal(err)
 			}
@@ -210,7 +210,7 @@ func TestDriverSession_PartitionGone(t *testing.T) {
 	b, s := newSessionBed(t)
 	b.prepare("a", b.name(0, 19, 6))
 	b = b.release(s, func() {
-		if err := b.node.ForceResetGPU(0); err != nil {
+		if err := b.node.Hardware().ForceReset(0); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -248,7 +248,7 @@ func TestDriverSession_LayoutCreatedAnewByOthers(t *testing.T) {
 		t.Fatal(p)
 	}
 	b = b.release(s, func() {
-		if err := b.node.ForceRemakeGPU(0); err != nil {
+		if err := b.node.Hardware().ForceRemake(0); err != nil {
 			t.Fatal(err)
 		}
 	})

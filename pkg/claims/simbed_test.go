@@ -304,10 +304,10 @@ func list(words ...string) []string { return words }
 func occupy(t testing.TB, node *sim.Node, i, profile, start, size int) *sim.GPUInstance {
 	t.Helper()
 	d := node.Device(i)
-	if activation, err := d.SetMIGMode(true); err != nil || activation != nil {
+	if activation, err := d.MIG().SetMIGMode(true); err != nil || activation != nil {
 		t.Fatal(err, activation)
 	}
-	gi, err := d.CreateGPUInstanceWithPlacement(profile, gpu.Placement{Start: start, Size: size})
+	gi, err := d.MIG().CreateGPUInstanceWithPlacement(profile, gpu.Placement{Start: start, Size: size})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ import (
 // unreadable restarts the plugin while one NVML call about the first GPU fails.
 func (b *simBed) unreadable() *simBed {
 	b.t.Helper()
-	if _, err := b.node.Inject(sim.Fault{GPU: 0, Call: "nvmlDeviceGetUUID", Code: sim.CodeUnknown}); err != nil {
+	if _, err := b.node.Faults().Inject(sim.Fault{GPU: 0, Call: "nvmlDeviceGetUUID", Code: sim.CodeUnknown}); err != nil {
 		b.t.Fatal(err)
 	}
 	b = b.restart()
@@ -29,7 +29,7 @@ func (b *simBed) unreadable() *simBed {
 // readable ends that, and has the hardware read again.
 func (b *simBed) readable() {
 	b.t.Helper()
-	if err := errors.Join(b.node.ClearFaults(-1), b.session.Refresh(b.t.Context())); err != nil {
+	if err := errors.Join(b.node.Faults().Clear(-1), b.session.Refresh(b.t.Context())); err != nil {
 		b.t.Fatal(err)
 	}
 	b.Recover(b.t.Context())
@@ -69,7 +69,7 @@ func TestUnreadableGPU_PartitionGivenBackDoesNotLeak(t *testing.T) {
 func TestLostGPU_UnprepareDoesNotWait(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.prepare("a", b.name(0, 19, 6))
-	if err := b.node.Lose(0); err != nil {
+	if err := b.node.Hardware().Lose(0); err != nil {
 		t.Fatal(err)
 	}
 	b.unprepare("a")
@@ -125,7 +125,7 @@ func TestReplacedGPU_PartitionsOfTheNewOneAreLeftAlone(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	device := b.name(0, 19, 6)
 	b.prepare("a", device)
-	if err := b.node.Replace(0, "GPU-ffffffff-0000-0000-0000-000000000001"); err != nil {
+	if err := b.node.Hardware().Replace(0, "GPU-ffffffff-0000-0000-0000-000000000001"); err != nil {
 		t.Fatal(err)
 	}
 	b = b.restart() // the simulated board keeps its instances: as if made on the new one by another tool

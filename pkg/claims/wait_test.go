@@ -184,7 +184,7 @@ func TestPrepare_PartitionBeingReleased(t *testing.T) {
 				changes := 0
 				b.Ledger.changed = func() { changes++ }
 				defer after(3500*time.Millisecond, func() {
-					if err := b.node.RemoveClient(0, 4711); err != nil {
+					if err := b.node.Clients().Remove(0, 4711); err != nil {
 						t.Error(err)
 					}
 				})()

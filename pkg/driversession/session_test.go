@@ -57,16 +57,16 @@ func TestSessionsEnd(t *testing.T) {
 		"reboot":                {do: func(*bed, *Sessions) error { return nil }, boot: "boot-2", other: true},
 		"release":               {do: func(_ *bed, s *Sessions) error { return s.End() }, other: true, broken: true},
 		"module loaded anew": {do: func(b *bed, _ *Sessions) error {
-			return errors.Join(b.node.UnloadDriver(), b.node.LoadDriver())
+			return errors.Join(b.node.Driver().Unload(), b.node.Driver().Load())
 		}, other: true, broken: true},
 		"module loaded anew twice": {do: func(b *bed, _ *Sessions) error {
-			return errors.Join(b.node.UnloadDriver(), b.node.LoadDriver(), b.node.UnloadDriver(), b.node.LoadDriver())
+			return errors.Join(b.node.Driver().Unload(), b.node.Driver().Load(), b.node.Driver().Unload(), b.node.Driver().Load())
 		}, other: true, broken: true},
 		"GPU bound anew": {do: func(b *bed, _ *Sessions) error {
 			return errors.Join(os.Symlink("elsewhere", link(b)+".new"), os.Rename(link(b)+".new", link(b)))
 		}, other: true, broken: true},
 		"file spoiled":              {do: func(b *bed, _ *Sessions) error { return os.WriteFile(b.path(), []byte("{"), 0o600) }, other: true},
-		"GPU reset behind our back": {do: func(b *bed, _ *Sessions) error { return b.node.ForceRemakeGPU(0) }},
+		"GPU reset behind our back": {do: func(b *bed, _ *Sessions) error { return b.node.Hardware().ForceRemake(0) }},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -149,8 +149,8 @@ func TestWitness(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := b.node.Device(0)
-	_, modeErr := d.SetMIGMode(true)
-	gi, err := d.CreateGPUInstance(19)
+	_, modeErr := d.MIG().SetMIGMode(true)
+	gi, err := d.MIG().CreateGPUInstance(19)
 	minor, minorErr := d.MinorNumber()
 	if err := errors.Join(modeErr, err, minorErr); err != nil {
 		t.Fatal(err)
@@ -160,7 +160,7 @@ func TestWitness(t *testing.T) {
 	if was == "" || b.open("boot").Witness(minor, gi.ID()) != was {
 		t.Errorf("witness %q: want one that stays", was)
 	}
-	if err := b.node.ForceRemakeGPU(0); err != nil {
+	if err := b.node.Hardware().ForceRemake(0); err != nil {
 		t.Fatal(err)
 	}
 	if got := s.Witness(minor, gi.ID()); got == was {

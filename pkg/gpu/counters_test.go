@@ -34,7 +34,7 @@ func (w *walk) from(first int) {
 	w.sets++
 	for i, s := range w.parts {
 		lacks := w.left.lacks(s)
-		gi, err := w.device.CreateGPUInstanceWithPlacement(s.Profile.ID, s.Placement)
+		gi, err := w.device.MIG().CreateGPUInstanceWithPlacement(s.Profile.ID, s.Placement)
 		if err != nil && !errors.Is(err, gpu.ErrInsufficientResources) {
 			w.t.Fatalf("%s on %s: %v", s.Name(), names(w.made), err)
 		}
@@ -106,7 +106,7 @@ func TestCounters_RandomSets(t *testing.T) {
 				random.Shuffle(len(set), func(i, j int) { set[i], set[j] = set[j], set[i] })
 				var made []*sim.GPUInstance
 				for _, s := range set {
-					gi, err := device.CreateGPUInstanceWithPlacement(s.Profile.ID, s.Placement)
+					gi, err := device.MIG().CreateGPUInstanceWithPlacement(s.Profile.ID, s.Placement)
 					if err != nil {
 						t.Fatalf("seed %d, round %d: %s of %v: %v", *seed, round, s.Name(), names(set), err)
 					}

@@ -43,12 +43,12 @@ func board(t *testing.T, name string) (*sim.Device, *gpu.GPU) {
 		t.Fatal(err)
 	}
 	device := node.Device(0)
-	activation, err := device.SetMIGMode(true)
+	activation, err := device.MIG().SetMIGMode(true)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if activation != nil {
-		if err := node.ResetGPU(0); err != nil {
+		if err := node.Hardware().Reset(0); err != nil {
 			t.Fatal(err)
 		}
 	}

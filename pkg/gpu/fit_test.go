@@ -124,7 +124,7 @@ func create(t *testing.T, device *sim.Device, places []gpu.Place, random *rand.R
 	for range 2 {
 		var made []*sim.GPUInstance
 		for _, p := range places {
-			gi, err := device.CreateGPUInstanceWithPlacement(p.ProfileID, p.Placement)
+			gi, err := device.MIG().CreateGPUInstanceWithPlacement(p.ProfileID, p.Placement)
 			if err != nil {
 				t.Fatalf("%v of %v: %v", p, places, err)
 			}

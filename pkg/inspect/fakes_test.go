@@ -57,12 +57,12 @@ func (m *machine) gpu(index int) *gpu.GPU { return &m.session.Node().GPUs[index]
 // mig puts a GPU into MIG mode, by a reset where it needs one.
 func (m *machine) mig(index int) {
 	m.t.Helper()
-	activation, err := m.node.Device(index).SetMIGMode(true)
+	activation, err := m.node.Device(index).MIG().SetMIGMode(true)
 	if err != nil {
 		m.t.Fatal(err)
 	}
 	if activation != nil {
-		if err := m.node.ResetGPU(index); err != nil {
+		if err := m.node.Hardware().Reset(index); err != nil {
 			m.t.Fatal(err)
 		}
 	}

@@ -36,7 +36,7 @@ func TestSharedLibrary_OtherPrograms(t *testing.T) {
 	lib := gonvml.New(gonvml.WithLibraryPath(filepath.Join(root, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")))
 	mustReturn(t, "Init", lib.Init())
 	partition(t, node)
-	if err := node.AddClient(0, sim.Client{PID: 4711, Name: "python", GPUInstance: 1, ComputeInstance: 0}); err != nil {
+	if err := node.Clients().Add(0, sim.Client{PID: 4711, Name: "python", GPUInstance: 1, ComputeInstance: 0}); err != nil {
 		t.Fatal(err)
 	}
 
@@ -65,11 +65,11 @@ func partition(t *testing.T, node *sim.Node) {
 		t.Fatal(err)
 	}
 	d := node.Device(0)
-	if activation, err := d.SetMIGMode(true); activation != nil || err != nil {
+	if activation, err := d.MIG().SetMIGMode(true); activation != nil || err != nil {
 		t.Fatal(activation, err)
 	}
 	for _, id := range []int{9, 19} {
-		gi, err := d.CreateGPUInstance(id)
+		gi, err := d.MIG().CreateGPUInstance(id)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -53,7 +53,7 @@ func TestCreatePartition_StepFails(t *testing.T) {
 		b := newBed(t, "hgx-h100")
 		b.enable()
 		kept := b.create(19, 0)
-		if err := b.node.FailNth(call, 1, sim.CodeUnknown); err != nil {
+		if err := b.node.Faults().FailNth(call, 1, sim.CodeUnknown); err != nil {
 			t.Fatal(err)
 		}
 		part, err := b.CreatePartition(t.Context(), b.shape(9, 4))
@@ -67,7 +67,7 @@ func TestCreatePartition_StepFails(t *testing.T) {
 		if errors.Is(err, gpu.ErrLeftBehind) {
 			t.Errorf("%s failed: got %v though nothing is left", call, err)
 		}
-		if err := b.node.ClearFaults(-1); err != nil {
+		if err := b.node.Faults().Clear(-1); err != nil {
 			t.Fatal(err)
 		}
 		if err := b.DestroyPartition(t.Context(), b.gpu0().PCI, kept); err != nil {
@@ -94,7 +94,7 @@ func TestCreatePartition_LeftBehind(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.enable()
 	for _, call := range []string{"nvmlGpuInstanceCreateComputeInstance", "nvmlGpuInstanceDestroy"} {
-		if err := b.node.FailCall(call, sim.CodeUnknown); err != nil {
+		if err := b.node.Faults().FailCall(call, sim.CodeUnknown); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -125,14 +125,14 @@ func TestDestroyPartition_InUse(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.enable()
 	part := b.create(9, 4)
-	if err := b.node.AddClient(0, sim.Client{PID: 7, Name: "train", GPUInstance: part.GI, ComputeInstance: *part.CI}); err != nil {
+	if err := b.node.Clients().Add(0, sim.Client{PID: 7, Name: "train", GPUInstance: part.GI, ComputeInstance: *part.CI}); err != nil {
 		t.Fatal(err)
 	}
 	mustFail(t, b.DestroyPartition(t.Context(), b.gpu0().PCI, part), gpu.ErrInUse)
 	if diff := cmp.Diff([]string{"9@4/1"}, b.instances()); diff != "" {
 		t.Errorf("instances (-want +got):\n%s", diff)
 	}
-	if err := b.node.RemoveClient(0, 7); err != nil {
+	if err := b.node.Clients().Remove(0, 7); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.DestroyPartition(t.Context(), b.gpu0().PCI, part); err != nil {
@@ -143,7 +143,7 @@ func TestDestroyPartition_InUse(t *testing.T) {
 func TestDestroyPartition_NoComputeInstance(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.enable()
-	if _, err := b.node.Device(0).CreateGPUInstanceWithPlacement(14, gpu.Placement{Start: 2, Size: 2}); err != nil {
+	if _, err := b.node.Device(0).MIG().CreateGPUInstanceWithPlacement(14, gpu.Placement{Start: 2, Size: 2}); err != nil {
 		t.Fatal(err)
 	}
 	found, err := b.Partitions(t.Context(), b.gpu0())
@@ -154,7 +154,7 @@ func TestDestroyPartition_NoComputeInstance(t *testing.T) {
 		t.Error(err)
 	}
 	// A record that knows of none meets one that has several after all.
-	gi, err := b.node.Device(0).CreateGPUInstanceWithPlacement(14, gpu.Placement{Start: 2, Size: 2})
+	gi, err := b.node.Device(0).MIG().CreateGPUInstanceWithPlacement(14, gpu.Placement{Start: 2, Size: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,15 +190,15 @@ func TestPartitions_TransientError(t *testing.T) {
 			b := newBed(t, "hgx-h100")
 			b.enable()
 			created := b.create(9, 4)
-			if err := b.node.FailNth(call, nth, sim.CodeUnknown); err != nil {
+			if err := b.node.Faults().FailNth(call, nth, sim.CodeUnknown); err != nil {
 				t.Fatal(err)
 			}
-			b.node.ResetCalls()
+			b.node.Calls().Reset()
 			found, err := b.Partitions(t.Context(), b.gpu0())
 			if diff := cmp.Diff([]gpu.Partition{created}, found); err == nil && diff != "" {
 				t.Errorf("call %d of %s failed: partitions (-created +found):\n%s", nth, call, diff)
 			}
-			if b.node.Calls(call) < int64(nth) {
+			if b.node.Calls().Of(call) < int64(nth) {
 				break
 			}
 		}
@@ -213,7 +213,7 @@ func TestPartitionAt_ComputeInstanceUnreadable(t *testing.T) {
 			b := newBed(t, "hgx-h100")
 			b.enable()
 			created := b.create(9, 4)
-			if err := b.node.FailNth(call, 1, code); err != nil {
+			if err := b.node.Faults().FailNth(call, 1, code); err != nil {
 				t.Fatal(err)
 			}
 			if found, err := b.PartitionAt(t.Context(), b.gpu0().PCI, created); err == nil {
@@ -228,14 +228,14 @@ func TestSetMIG_Hopper(t *testing.T) {
 	pci := b.gpu0().PCI
 	mode := func() [2]bool { return [2]bool{b.status().MIG, b.status().MIGPending} }
 	on, off := [2]bool{true, true}, [2]bool{}
-	if err := b.node.AddClient(0, sim.Client{PID: 71, Name: "dcgm", GPUInstance: -1, ComputeInstance: -1}); err != nil {
+	if err := b.node.Clients().Add(0, sim.Client{PID: 71, Name: "dcgm", GPUInstance: -1, ComputeInstance: -1}); err != nil {
 		t.Fatal(err)
 	}
 	mustFail(t, b.SetMIG(t.Context(), pci, true), gpu.ErrInUse)
 	if mode() != off {
 		t.Errorf("refused: got mode and pending mode %v, want %v", mode(), off)
 	}
-	if err := b.node.RemoveClient(0, 71); err != nil {
+	if err := b.node.Clients().Remove(0, 71); err != nil {
 		t.Fatal(err)
 	}
 	b.enable()
@@ -254,7 +254,7 @@ func TestSetMIG_Hopper(t *testing.T) {
 	if mode() != off {
 		t.Errorf("disabled: got mode and pending mode %v, want %v", mode(), off)
 	}
-	if err := b.node.FailNth("nvmlDeviceSetMigMode", 1, sim.CodeUnknown); err != nil {
+	if err := b.node.Faults().FailNth("nvmlDeviceSetMigMode", 1, sim.CodeUnknown); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.SetMIG(t.Context(), pci, true); err == nil || mode() != off {

@@ -78,7 +78,7 @@ func search(t *testing.T, model string, before func(*sim.Node) error, steps func
 func asItIs(*sim.Node) error { return nil }
 
 func TestRediscover_AddedGPU(t *testing.T) {
-	search(t, "a30", func(n *sim.Node) error { return n.SetAbsent(0, true) }, func(t *testing.T, s *searched) {
+	search(t, "a30", func(n *sim.Node) error { return n.Hardware().SetAbsent(0, true) }, func(t *testing.T, s *searched) {
 		if got := len(s.Node().GPUs); got != 1 {
 			t.Fatalf("got %d GPUs at the start, want 1", got)
 		}
@@ -87,7 +87,7 @@ func TestRediscover_AddedGPU(t *testing.T) {
 		if s.look(3) {
 			t.Error("the inventory changed though nothing was added")
 		}
-		s.must(s.node.SetAbsent(0, false))
+		s.must(s.node.Hardware().SetAbsent(0, false))
 		if !s.look(1) || len(s.Node().GPUs) != 2 {
 			t.Fatalf("got %v, want both GPUs", s.uuids())
 		}
@@ -110,7 +110,7 @@ func TestRediscover_RemovedGPU(t *testing.T) {
 			search(t, "a30", asItIs, func(t *testing.T, s *searched) {
 				gone := s.Node().GPUs[0]
 				s.allocated[gone.PCI] = allocated
-				s.must(s.node.SetAbsent(0, true))
+				s.must(s.node.Hardware().SetAbsent(0, true))
 				if s.look(1) {
 					t.Error("the GPU left at the first look: a claim may have been allocated it and not be prepared yet")
 				}
@@ -137,7 +137,7 @@ func TestRediscover_ReplacedGPU(t *testing.T) {
 	search(t, "a30", asItIs, func(t *testing.T, s *searched) {
 		was := s.Node().GPUs[0]
 		s.allocated[was.PCI] = true
-		s.must(s.node.Replace(0, "GPU-new"))
+		s.must(s.node.Hardware().Replace(0, "GPU-new"))
 		if err := s.VerifyGPU(t.Context(), &was); !errors.Is(err, gpu.ErrReplaced) {
 			t.Fatalf("got %v, want %v", err, gpu.ErrReplaced)
 		}
@@ -158,12 +158,12 @@ func TestRediscover_ReplacedGPU(t *testing.T) {
 }
 
 func TestRediscover_UnreadableAtStart(t *testing.T) {
-	search(t, "a30", func(n *sim.Node) error { return n.Lose(0) }, func(t *testing.T, s *searched) {
+	search(t, "a30", func(n *sim.Node) error { return n.Hardware().Lose(0) }, func(t *testing.T, s *searched) {
 		if len(s.Node().GPUs) != 1 || len(s.Node().Problems) != 1 {
 			t.Fatalf("got %v and problems %v, want one of each", s.uuids(), s.Node().Problems)
 		}
 		s.look(2)
-		s.must(s.node.ClearFaults(-1))
+		s.must(s.node.Faults().Clear(-1))
 		if !s.look(4) || len(s.Node().GPUs) != 2 || len(s.Node().Problems) != 0 {
 			t.Errorf("got %v and problems %v, want both GPUs", s.uuids(), s.Node().Problems)
 		}
@@ -171,20 +171,20 @@ func TestRediscover_UnreadableAtStart(t *testing.T) {
 }
 
 func TestRediscover_HangingCall(t *testing.T) {
-	search(t, "a30", func(n *sim.Node) error { return n.SetAbsent(0, true) }, func(t *testing.T, s *searched) {
-		s.must(s.node.HangCall(1, "nvmlDeviceGetTemperature"))
+	search(t, "a30", func(n *sim.Node) error { return n.Hardware().SetAbsent(0, true) }, func(t *testing.T, s *searched) {
+		s.must(s.node.Faults().HangCall(1, "nvmlDeviceGetTemperature"))
 		if err := s.VerifyGPU(t.Context(), &s.Node().GPUs[0]); !errors.Is(err, gpu.ErrHangs) {
 			t.Fatalf("got %v, want %v", err, gpu.ErrHangs)
 		}
-		s.must(s.node.SetAbsent(0, false))
-		inits := s.node.Calls("nvmlShutdown")
+		s.must(s.node.Hardware().SetAbsent(0, false))
+		inits := s.node.Calls().Of("nvmlShutdown")
 		if _, err := s.Rediscover(t.Context(), func(gpu.PCIAddress) bool { return false }); !errors.Is(err, gpu.ErrHangs) {
 			t.Errorf("got %v, want %v", err, gpu.ErrHangs)
 		}
-		if s.node.Calls("nvmlShutdown") != inits {
+		if s.node.Calls().Of("nvmlShutdown") != inits {
 			t.Error("the session was ended under a call that has not returned")
 		}
-		s.must(s.node.ClearFaults(-1))
+		s.must(s.node.Faults().Clear(-1))
 		<-time.After(20 * time.Second)
 		if !s.look(1) || len(s.Node().GPUs) != 2 {
 			t.Errorf("got %v after the call returned, want both GPUs", s.uuids())
@@ -193,7 +193,7 @@ func TestRediscover_HangingCall(t *testing.T) {
 }
 
 func TestRediscover_MinorChanged(t *testing.T) {
-	quirk := func(n *sim.Node) error { return n.SetQuirk(sim.QuirkMinorChanges, true) }
+	quirk := func(n *sim.Node) error { return n.Driver().SetQuirk(sim.QuirkMinorChanges, true) }
 	search(t, "hgx-h100", quirk, func(t *testing.T, s *searched) {
 		g := s.Node().GPUs[0]
 		s.must(s.SetMIG(t.Context(), g.PCI, true))
@@ -208,9 +208,9 @@ func TestRediscover_MinorChanged(t *testing.T) {
 }
 
 func TestVerifyGPU_CachedUUID(t *testing.T) {
-	quirk := func(n *sim.Node) error { return n.SetQuirk(sim.QuirkUUIDFromMemory, true) }
+	quirk := func(n *sim.Node) error { return n.Driver().SetQuirk(sim.QuirkUUIDFromMemory, true) }
 	search(t, "a30", quirk, func(t *testing.T, s *searched) {
-		s.must(s.node.Lose(0))
+		s.must(s.node.Hardware().Lose(0))
 		if err := s.VerifyGPU(t.Context(), &s.Node().GPUs[0]); !errors.Is(err, gpu.ErrLost) {
 			t.Errorf("got %v, want %v", err, gpu.ErrLost)
 		}
@@ -219,7 +219,7 @@ func TestVerifyGPU_CachedUUID(t *testing.T) {
 
 func TestDiscover_WrongCounts(t *testing.T) {
 	for _, model := range []string{"a30", "hgx-h100", "rtx-pro-6000"} {
-		quirk := func(n *sim.Node) error { return n.SetQuirk(sim.QuirkWrongCounts, true) }
+		quirk := func(n *sim.Node) error { return n.Driver().SetQuirk(sim.QuirkWrongCounts, true) }
 		search(t, model, asItIs, func(t *testing.T, right *searched) {
 			wrong := newSearched(t, model, quirk)
 			if diff := cmp.Diff(right.Node().GPUs[0].Counters(), wrong.Node().GPUs[0].Counters()); diff != "" {
@@ -231,7 +231,7 @@ func TestDiscover_WrongCounts(t *testing.T) {
 
 func TestDiscover_Virtualization(t *testing.T) {
 	mode := func(mode int) func(n *sim.Node) error {
-		return func(n *sim.Node) error { return n.SetVirtualization(0, mode) }
+		return func(n *sim.Node) error { return n.Hardware().SetVirtualization(0, mode) }
 	}
 	search(t, "hgx-h100", mode(sim.VirtualizationVGPU), func(t *testing.T, s *searched) {
 		g := &s.Node().GPUs[0]
@@ -253,7 +253,7 @@ func TestDiscover_Virtualization(t *testing.T) {
 
 func TestRereadLinks(t *testing.T) {
 	late := func(n *sim.Node) error {
-		return errors.Join(n.SetLinks(0, false), n.SetFabricState(1, sim.FabricInProgress, 0))
+		return errors.Join(n.Hardware().SetLinks(0, false), n.Hardware().SetFabricState(1, sim.FabricInProgress, 0))
 	}
 	search(t, "gb200-nvl4", late, func(t *testing.T, s *searched) {
 		if n := s.Node().GPUs[0].NVLinks.Active; n != 0 {
@@ -265,7 +265,7 @@ func TestRereadLinks(t *testing.T) {
 		if s.RereadLinks(t.Context()) {
 			t.Error("changed though nothing has")
 		}
-		s.must(errors.Join(s.node.SetLinks(0, true), s.node.SetFabricState(1, 0, 0)))
+		s.must(errors.Join(s.node.Hardware().SetLinks(0, true), s.node.Hardware().SetFabricState(1, 0, 0)))
 		if !s.RereadLinks(t.Context()) || s.Node().GPUs[0].NVLinks.Active == 0 || s.Node().GPUs[1].Fabric == nil {
 			t.Errorf("got %d links and fabric %v, want them as they are now", s.Node().GPUs[0].NVLinks.Active, s.Node().GPUs[1].Fabric)
 		}
@@ -275,19 +275,19 @@ func TestRereadLinks(t *testing.T) {
 func TestAwaitFabric(t *testing.T) {
 	search(t, "gb200-nvl4", asItIs, func(t *testing.T, s *searched) {
 		g := &s.Node().GPUs[0]
-		s.must(s.node.SetFabricState(0, sim.FabricInProgress, 5))
+		s.must(s.node.Hardware().SetFabricState(0, sim.FabricInProgress, 5))
 		start := time.Now()
 		s.must(s.AwaitFabric(t.Context(), g))
 		if took := time.Since(start); took < time.Second {
 			t.Errorf("it took %s, want it to wait for the registration", took)
 		}
-		s.must(s.node.SetFabricState(0, sim.FabricInProgress, 0))
+		s.must(s.node.Hardware().SetFabricState(0, sim.FabricInProgress, 0))
 		start = time.Now()
 		if err := s.AwaitFabric(t.Context(), g); !errors.Is(err, gpu.ErrFabricPending) || time.Since(start) > 25*time.Second {
 			t.Errorf("got %v after %s, want %v within 25 s", err, time.Since(start), gpu.ErrFabricPending)
 		}
 	})
-	search(t, "gb200-nvl4", func(n *sim.Node) error { return n.SetFabricState(0, sim.FabricNotStarted, 0) }, func(t *testing.T, s *searched) {
+	search(t, "gb200-nvl4", func(n *sim.Node) error { return n.Hardware().SetFabricState(0, sim.FabricNotStarted, 0) }, func(t *testing.T, s *searched) {
 		start := time.Now()
 		s.must(s.AwaitFabric(t.Context(), &s.Node().GPUs[0]))
 		if took := time.Since(start); took != 0 {

@@ -122,7 +122,7 @@ func TestSharedLibrary_Behaviour(t *testing.T) {
 	mustFail(t, shared.SetMIG(t.Context(), g.PCI, false), gpu.ErrPartitioned)
 	part := same(2)[0]
 	client := sim.Client{PID: os.Getpid(), Name: "test", GPUInstance: part.GI, ComputeInstance: *part.CI}
-	if err := node.AddClient(0, client); err != nil {
+	if err := node.Clients().Add(0, client); err != nil {
 		t.Fatal(err)
 	}
 	mustFail(t, shared.DestroyPartition(t.Context(), g.PCI, part), gpu.ErrInUse)

@@ -88,9 +88,9 @@ func (b *bed) instances() []string {
 
 // calls counts the NVML calls of an action.
 func (b *bed) calls(action func()) int64 {
-	b.node.ResetCalls()
+	b.node.Calls().Reset()
 	action()
-	return b.node.TotalCalls()
+	return b.node.Calls().Total()
 }
 
 func mustFail(t *testing.T, err error, want error) {

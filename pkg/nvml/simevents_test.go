@@ -49,7 +49,7 @@ func checkTrouble(t *testing.T, node *sim.Node, s *nvml.Session) {
 			t.Fatal(err)
 		}
 	}
-	must(node.RaiseXID(0, 13)) // before anybody watches
+	must(node.Hardware().RaiseXID(0, 13)) // before anybody watches
 	events, err := s.Events(t.Context())
 	must(err)
 	defer func() {
@@ -60,11 +60,11 @@ func checkTrouble(t *testing.T, node *sim.Node, s *nvml.Session) {
 	pci := func(i int) *gpu.PCIAddress { return &s.Node().GPUs[i].PCI }
 	gi := 7
 	none := uint32(0xFFFFFFFF)
-	must(node.RaiseXID(3, 79))
-	must(node.Raise(4, sim.Event{Type: sim.EventXID, Data: 94, GPUInstance: 7}))
-	must(node.Raise(5, sim.Event{Type: sim.EventDoubleBitECC, GPUInstance: none, ComputeInstance: none}))
-	must(node.Raise(6, sim.Event{Type: sim.EventGPUUnavailable, GPUInstance: none, ComputeInstance: none}))
-	must(node.SetRecoveryAction(7, 2))
+	must(node.Hardware().RaiseXID(3, 79))
+	must(node.Hardware().Raise(4, sim.Event{Type: sim.EventXID, Data: 94, GPUInstance: 7}))
+	must(node.Hardware().Raise(5, sim.Event{Type: sim.EventDoubleBitECC, GPUInstance: none, ComputeInstance: none}))
+	must(node.Hardware().Raise(6, sim.Event{Type: sim.EventGPUUnavailable, GPUInstance: none, ComputeInstance: none}))
+	must(node.Hardware().SetRecoveryAction(7, 2))
 	if got, err := s.RecoveryAction(t.Context(), *pci(7)); got != gpu.RecoveryReboot || err != nil {
 		t.Errorf("recovery action: got %d, %v, want %d", got, err, gpu.RecoveryReboot)
 	}
@@ -86,7 +86,7 @@ func checkTrouble(t *testing.T, node *sim.Node, s *nvml.Session) {
 		t.Errorf("got %s, %v, want nothing more", got, err)
 	}
 
-	must(node.Lose(2))
+	must(node.Hardware().Lose(2))
 	if _, _, err := events.Next(10 * time.Second); !errors.Is(err, gpu.ErrLost) {
 		t.Errorf("a lost GPU: got %v, want %v", err, gpu.ErrLost)
 	}
@@ -95,16 +95,16 @@ func checkTrouble(t *testing.T, node *sim.Node, s *nvml.Session) {
 	}
 	second, err := s.Events(t.Context())
 	must(err)
-	must(node.RaiseXID(3, 119))
+	must(node.Hardware().RaiseXID(3, 119))
 	if got, happened, err := second.Next(10 * time.Second); got.XID != 119 || !happened || err != nil {
 		t.Errorf("a set created while a GPU is lost: got %s, %v, want an event of another GPU", got, err)
 	}
 	must(second.Close())
-	must(node.FailCall("nvmlDeviceGetFieldValues", sim.CodeNotSupported))
+	must(node.Faults().FailCall("nvmlDeviceGetFieldValues", sim.CodeNotSupported))
 	if got, err := s.RecoveryAction(t.Context(), *pci(7)); got != gpu.RecoveryUnknown || err != nil {
 		t.Errorf("an older driver: got %d, %v, want %d", got, err, gpu.RecoveryUnknown)
 	}
-	must(node.ClearFaults(-1))
+	must(node.Faults().Clear(-1))
 	if err := s.VerifyGPU(t.Context(), &s.Node().GPUs[2]); err != nil {
 		t.Errorf("the GPU that is back: %v", err)
 	}

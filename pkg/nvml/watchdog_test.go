@@ -25,13 +25,13 @@ func hanging(t *testing.T, call string, before bool) (*sim.Node, *nvml.Session) 
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := node.ClearFaults(-1); err != nil {
+		if err := node.Faults().Clear(-1); err != nil {
 			t.Error(err)
 		}
 		<-time.After(time.Second) // until the call that hung has seen it
 	})
 	hang := func() {
-		if err := node.HangCall(0, call); err != nil {
+		if err := node.Faults().HangCall(0, call); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -81,7 +81,7 @@ func TestSession_HangingCall(t *testing.T) {
 		if err := s.Close(); !errors.Is(err, gpu.ErrHangs) {
 			t.Errorf("end of the session: got %v, want it refused while a call hangs", err)
 		}
-		if err := node.ClearFaults(-1); err != nil {
+		if err := node.Faults().Clear(-1); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()

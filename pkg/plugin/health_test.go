@@ -189,8 +189,8 @@ func TestHealth_GPULost(t *testing.T) {
 			if got := b.taints(); got != nil {
 				t.Errorf("a node that is well has taints %v", got)
 			}
-			b.must(b.sim.RaiseXID(1, 79))
-			b.must(b.sim.Lose(1))
+			b.must(b.sim.Hardware().RaiseXID(1, 79))
+			b.must(b.sim.Hardware().Lose(1))
 			b.pass(2 * time.Second)
 			if diff := cmp.Diff(tainted(b.shapes(1, every), "gpu-lost:"+effect), b.taints()); diff != "" {
 				t.Errorf("taints (-want +got):\n%s", diff)
@@ -201,7 +201,7 @@ func TestHealth_GPULost(t *testing.T) {
 				t.Error("no publication was triggered")
 			}
 			checkEvents(t, b.heard(), "Warning GPUUnhealthy Node", "Claims that use it: ns/holder", "Warning GPUUnhealthy ResourceClaim")
-			b.must(b.sim.ClearFaults(1))
+			b.must(b.sim.Faults().Clear(1))
 			b.pass(10 * time.Second)
 			if got := b.taints(); got != nil {
 				t.Errorf("after the GPU came back: %v", got)
@@ -253,7 +253,7 @@ func TestHealth_Partition(t *testing.T) {
 		b.holds(0, "bystander", &sound)
 		b.pass(time.Second)
 		b.heard()
-		b.must(b.sim.Raise(0, sim.Event{Type: sim.EventXID, Data: 94, GPUInstance: uint32(sick.GI)}))
+		b.must(b.sim.Hardware().Raise(0, sim.Event{Type: sim.EventXID, Data: 94, GPUInstance: uint32(sick.GI)}))
 		b.pass(time.Second)
 		want := b.shapes(0, func(s gpu.Shape) bool { return s.Overlaps(shapes[2]) })
 		if diff := cmp.Diff(tainted(want, "xid-94:"), b.taints()); diff != "" || len(want) < 5 {
@@ -271,7 +271,7 @@ func TestHealth_IgnoredXIDs(t *testing.T) {
 	watchHealth(t, policy.Health{IgnoreXIDs: []int{74}}, func(b *healthBed) {
 		b.pass(time.Second)
 		for _, xid := range []uint64{13, 31, 31, 74} {
-			b.must(b.sim.RaiseXID(0, xid))
+			b.must(b.sim.Hardware().RaiseXID(0, xid))
 		}
 		b.pass(time.Second)
 		healthy, xids := b.gauge()
@@ -284,7 +284,7 @@ func TestHealth_IgnoredXIDs(t *testing.T) {
 		if got, events := b.taints(), b.heard(); got != nil || events != nil {
 			t.Errorf("got taints %v and Events %v, want none", got, events)
 		}
-		b.must(b.sim.RaiseXID(1, 48))
+		b.must(b.sim.Hardware().RaiseXID(1, 48))
 		b.pass(time.Second)
 		healthy, _ = b.gauge()
 		if diff := cmp.Diff([]float64{1, 0, 1, 1, 1, 1, 1, 1}, healthy); diff != "" {
@@ -296,16 +296,16 @@ func TestHealth_IgnoredXIDs(t *testing.T) {
 func TestHealth_EventsFail(t *testing.T) {
 	watchHealth(t, policy.Health{}, func(b *healthBed) {
 		b.pass(time.Second)
-		b.must(b.sim.FailCall("nvmlEventSetWait_v2", sim.CodeGPUIsLost))
+		b.must(b.sim.Faults().FailCall("nvmlEventSetWait_v2", sim.CodeGPUIsLost))
 		b.pass(time.Second)
-		b.sim.ResetCalls()
+		b.sim.Calls().Reset()
 		b.pass(10 * time.Minute)
 		// Each GPU is asked twice over every minute, and so often when a wait has failed: by four calls each time.
-		if calls := b.sim.TotalCalls(); calls > 1200 {
+		if calls := b.sim.Calls().Total(); calls > 1200 {
 			t.Errorf("%d NVML calls in ten minutes", calls)
 		}
-		b.must(b.sim.RaiseXID(0, 79)) // nobody hears it
-		b.must(b.sim.SetRecoveryAction(0, 2))
+		b.must(b.sim.Hardware().RaiseXID(0, 79)) // nobody hears it
+		b.must(b.sim.Hardware().SetRecoveryAction(0, 2))
 		b.pass(time.Minute)
 		if got := b.taints(); len(got) == 0 || !strings.HasSuffix(got[0], "needs-reboot:") {
 			t.Errorf("without events: got %v, want that the driver is asked what it wants", got)
@@ -332,7 +332,7 @@ func TestHealth_Restart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := n.SetRecoveryAction(1, 1); err != nil {
+	if err := n.Hardware().SetRecoveryAction(1, 1); err != nil {
 		t.Fatal(err)
 	}
 	b := newHealthBed(t, n, policy.Health{Effect: "NoExecute"})

@@ -45,7 +45,7 @@ func TestWatchHealthStatus(t *testing.T) {
 				t.Errorf("after %s: %d devices as of %s", time.Since(last), len(r.Devices), r.Devices[0].LastUpdated)
 			}
 		}
-		b.must(b.sim.RaiseXID(1, 119))
+		b.must(b.sim.Hardware().RaiseXID(1, 119))
 		raised := time.Now()
 		var want []string
 		for _, s := range b.shapes(1, every) {

@@ -3,11 +3,8 @@
 package sim
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 )
@@ -37,41 +34,15 @@ func nameOf(names []string, n int) string {
 }
 
 // SetVirtualization says in what a GPU is: one of Virtualization*. VirtualizationNone is what the node's model says.
-func (n *Node) SetVirtualization(index, mode int) error {
+func (h Hardware) SetVirtualization(index, mode int) error {
 	if mode < 0 || mode >= len(virtualizations) {
 		return fmt.Errorf("no virtualization mode %d: they are 0 to %d", mode, len(virtualizations)-1)
 	}
-	if err := n.checkIndex(index); err != nil {
+	if err := h.checkIndex(index); err != nil {
 		return err
 	}
-	return n.gpus[index].update(func(st *gpuState) error {
+	return h.gpus[index].update(func(st *gpuState) error {
 		st.Virtualization = mode
-		return nil
-	})
-}
-
-// SetFabricState says how far the registration of a GPU with its NVLink fabric is, one of Fabric*: for so many calls, or
-// for ever if looks is zero. A state of zero is what the node's model says.
-func (n *Node) SetFabricState(index, state, looks int) error {
-	if state < 0 || state > FabricCompleted || looks < 0 {
-		return fmt.Errorf("no fabric state %d for %d calls: they are 0 to %d", state, looks, FabricCompleted)
-	}
-	if err := n.checkIndex(index); err != nil {
-		return err
-	}
-	return n.gpus[index].update(func(st *gpuState) error {
-		st.FabricState, st.FabricLooks = state, looks
-		return nil
-	})
-}
-
-// SetLinks trains the NVLinks of a GPU, or takes them down.
-func (n *Node) SetLinks(index int, up bool) error {
-	if err := n.checkIndex(index); err != nil {
-		return err
-	}
-	return n.state.update(func(s *nodeState) error {
-		s.LinksDown = without(s.LinksDown, index, !up)
 		return nil
 	})
 }
@@ -88,49 +59,25 @@ func without(list []int, index int, in bool) []int {
 
 // SetAbsent takes a GPU out of the node, or puts it in. A session that runs has it in its list no less than before, where
 // it is lost, and lacks one that was added: NVML enumerates GPUs when it is initialised.
-func (n *Node) SetAbsent(index int, absent bool) error {
-	if err := n.checkIndex(index); err != nil {
+func (h Hardware) SetAbsent(index int, absent bool) error {
+	if err := h.checkIndex(index); err != nil {
 		return err
 	}
-	return n.state.update(func(s *nodeState) error {
+	return h.state.update(func(s *nodeState) error {
 		s.Absent = without(s.Absent, index, absent)
-		return n.moveFunction(index, absent)
+		return h.files.moveFunction(index, absent)
 	})
 }
 
-// moveFunction takes a GPU out of the sysfs and the /dev of a root, or puts it back.
-func (n *Node) moveFunction(index int, away bool) error {
-	if n.root == "" {
-		return nil
-	}
-	g := &n.spec.GPUs[index]
-	from := filepath.Join(n.root, "sys/bus/pci/devices", g.bdf())
-	to := filepath.Join(n.root, stateDir, g.bdf()+".away")
-	if !away {
-		from, to = to, from
-	}
-	if err := os.Rename(from, to); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if !n.spec.DeviceNodes {
-		return nil
-	}
-	name := fmt.Sprintf("nvidia%d", g.Minor)
-	if away {
-		return n.RemoveDeviceNodes(name)
-	}
-	return n.restoreNode(name)
-}
-
-// list enumerates the GPUs for a session that begins.
-func (n *Node) list(st *nodeState) {
+// present are the GPUs, of so many, that a session which begins has.
+func (st *nodeState) present(gpus int) []int {
 	listed := []int{}
-	for i := range n.devices {
+	for i := range gpus {
 		if !slices.Contains(st.Absent, i) {
 			listed = append(listed, i)
 		}
 	}
-	n.listed.Store(&listed)
+	return listed
 }
 
 // enumerated are the indexes of the GPUs that the session has.
@@ -142,7 +89,7 @@ func (n *Node) enumerated() []int {
 }
 
 // isLost reports whether a call on a GPU fails because it is not there.
-func (n *Node) isLost(st *nodeState, call string, index int) bool {
+func (st *nodeState) isLost(call string, index int) bool {
 	if slices.Contains(st.Absent, index) {
 		return true
 	}

@@ -34,11 +34,11 @@ func TestSetAbsent_Files(t *testing.T) {
 				}
 			}
 			check("before", true)
-			if err := n.SetAbsent(1, true); err != nil {
+			if err := n.Hardware().SetAbsent(1, true); err != nil {
 				t.Fatal(err)
 			}
 			check("absent", false)
-			if err := n.ClearFaults(1); err != nil {
+			if err := n.Faults().Clear(1); err != nil {
 				t.Fatal(err)
 			}
 			check("cleared", true)

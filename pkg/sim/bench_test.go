@@ -21,11 +21,11 @@ func BenchmarkPartition(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	if _, err := d.SetMIGMode(true); err != nil {
+	if _, err := d.MIG().SetMIGMode(true); err != nil {
 		b.Fatal(err)
 	}
 	for b.Loop() {
-		gi, err := d.CreateGPUInstanceWithPlacement(19, gpu.Placement{Start: 6, Size: 1})
+		gi, err := d.MIG().CreateGPUInstanceWithPlacement(19, gpu.Placement{Start: 6, Size: 1})
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -4,11 +4,64 @@ package sim
 
 import (
 	"fmt"
+	"io"
 	"slices"
 	"strings"
+	"sync/atomic"
 )
 
 const callInit = "nvmlInit_v2"
+
+// Calls counts the calls of NVML functions through a Node, failed calls included.
+type Calls struct {
+	counts map[string]*atomic.Int64     // by name of the call; the map itself never changes
+	trace  func(call string, index int) // nil: nobody wants to know
+}
+
+func newCalls(trace io.Writer) *Calls {
+	c := &Calls{counts: make(map[string]*atomic.Int64, len(callNames))}
+	for _, name := range callNames {
+		c.counts[name] = new(atomic.Int64)
+	}
+	if trace != nil {
+		c.trace = func(call string, index int) { _, _ = fmt.Fprintf(trace, "%s %d\n", call, index) } // one write a line
+	}
+	return c
+}
+
+// begin counts a call on the GPU of an index, or on none (-1).
+func (c *Calls) begin(call string, index int) {
+	if n := c.counts[call]; n != nil {
+		n.Add(1)
+	}
+	if c.trace != nil {
+		c.trace(call, index)
+	}
+}
+
+// Of reports how often a function was called.
+func (c *Calls) Of(function string) int64 {
+	if n := c.counts[function]; n != nil {
+		return n.Load()
+	}
+	return 0
+}
+
+// Total is the number of all calls.
+func (c *Calls) Total() int64 {
+	var total int64
+	for _, n := range c.counts {
+		total += n.Load()
+	}
+	return total
+}
+
+// Reset sets the counts to zero.
+func (c *Calls) Reset() {
+	for _, n := range c.counts {
+		n.Store(0)
+	}
+}
 
 // Calls that NVML does not have: what a fault of the MPS programs is named by.
 const (

@@ -6,18 +6,24 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
+	"strconv"
+	"strings"
 )
 
-// AddClient lets a process use a GPU, as a CUDA program or a monitoring agent does.
-func (n *Node) AddClient(index int, c Client) error {
-	if err := n.checkIndex(index); err != nil {
+// Clients are the processes that use the GPUs of a node.
+type Clients struct{ *core }
+
+// Add lets a process use a GPU, as a CUDA program or a monitoring agent does.
+func (cs *Clients) Add(index int, c Client) error {
+	if err := cs.checkIndex(index); err != nil {
 		return err
 	}
 	if c.PID <= 0 {
 		return fmt.Errorf("add client: PID %d", c.PID)
 	}
-	return n.gpus[index].update(func(st *gpuState) error {
+	return cs.gpus[index].update(func(st *gpuState) error {
 		if err := st.checkClient(c); err != nil {
 			return fmt.Errorf("add client to GPU %d: %w", index, err)
 		}
@@ -69,12 +75,12 @@ func (st *gpuState) checkMode(c Client) error {
 // errNoClient says that a process uses no such GPU.
 var errNoClient = errors.New("not found")
 
-// RemoveClient ends the use of a GPU by a process.
-func (n *Node) RemoveClient(index, pid int) error {
-	if err := n.checkIndex(index); err != nil {
+// Remove ends the use of a GPU by a process.
+func (cs *Clients) Remove(index, pid int) error {
+	if err := cs.checkIndex(index); err != nil {
 		return err
 	}
-	return n.gpus[index].update(func(st *gpuState) error {
+	return cs.gpus[index].update(func(st *gpuState) error {
 		before := len(st.Clients)
 		st.Clients = slices.DeleteFunc(st.Clients, func(c Client) bool { return c.PID == pid })
 		if len(st.Clients) == before {
@@ -82,15 +88,6 @@ func (n *Node) RemoveClient(index, pid int) error {
 		}
 		return nil
 	})
-}
-
-// Processes lists the processes that use the GPU, by PID (nvmlDeviceGetComputeRunningProcesses_v3).
-func (d *Device) Processes() ([]Client, error) {
-	st, err := d.load("nvmlDeviceGetComputeRunningProcesses_v3")
-	if err != nil {
-		return nil, err
-	}
-	return slices.Clone(st.Clients), nil
 }
 
 // users lists the processes that use what a filter picks: "process 71 (dcgm)"; empty if nobody does.
@@ -106,4 +103,29 @@ func (st *gpuState) users(pick func(Client) bool) string {
 		s += fmt.Sprintf("process %d (%s)", c.PID, c.Name)
 	}
 	return s
+}
+
+// ProcessName is the name of a process that uses a GPU, or of any that runs (nvmlSystemGetProcessName).
+func (n *Node) ProcessName(pid int) (string, error) {
+	const call = "nvmlSystemGetProcessName"
+	if err := n.enter(call, -1); err != nil {
+		return "", err
+	}
+	for i := range n.gpus {
+		st, err := n.gpus[i].load()
+		if err != nil {
+			return "", fail(call, CodeUnknown, "%v", err)
+		}
+		for _, c := range st.Clients {
+			if c.PID == pid {
+				return c.Name, nil
+			}
+		}
+	}
+	command, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline")
+	if err != nil {
+		return "", fail(call, CodeNotFound, "no process %d", pid)
+	}
+	name, _, _ := strings.Cut(string(command), "\x00")
+	return name, nil
 }

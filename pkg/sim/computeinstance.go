@@ -28,7 +28,7 @@ type ComputeInstanceInfo struct {
 
 // ComputeInstanceHandle is the handle of a compute instance by what identifies it, whether it exists or not. Of the
 // GPU instance only the ID is needed: the serial number of a compute instance says which one it lies in.
-func (d *Device) ComputeInstanceHandle(gi, id int, serial uint64) *ComputeInstance {
+func (d MIG) ComputeInstanceHandle(gi, id int, serial uint64) *ComputeInstance {
 	return &ComputeInstance{parent: &GPUInstance{device: d, id: gi}, id: id, serial: serial}
 }
 

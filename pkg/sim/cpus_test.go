@@ -28,7 +28,7 @@ func TestSysfs_LocalCPUs(t *testing.T) {
 		if diff := cmp.Diff(tt.want+"\n", string(got)); diff != "" || err != nil {
 			t.Errorf("GPU %d of %s, %v (-want +got):\n%s", tt.index, tt.model, err, diff)
 		}
-		cpus, err := n.Device(tt.index).CPUAffinity()
+		cpus, err := n.Device(tt.index).Links().CPUAffinity()
 		if err != nil || cpuList(cpus) != tt.want {
 			t.Errorf("GPU %d of %s: NVML says %v, %v, sysfs %s", tt.index, tt.model, cpus, err, tt.want)
 		}

@@ -10,7 +10,25 @@ import (
 )
 
 // Device is a physical GPU of a simulated node: what an NVML device handle stands for.
-type Device struct {
+type Device struct{ *access }
+
+// MIG is the MIG mode of the GPU and its partitions.
+func (d *Device) MIG() MIG { return MIG(*d) }
+
+// Links is how the GPU is connected.
+func (d *Device) Links() Links { return Links(*d) }
+
+// Memory is the memory of the GPU, and who uses it.
+func (d *Device) Memory() DeviceMemory { return DeviceMemory(*d) }
+
+// Modes are what can be set on the GPU, and what its virtualization is.
+func (d *Device) Modes() Modes { return Modes(*d) }
+
+// Telemetry is what the GPU measures.
+func (d *Device) Telemetry() Telemetry { return Telemetry(*d) }
+
+// access is what all calls on a GPU need: its node, its place there, its board and its state.
+type access struct {
 	node  *Node
 	index int
 	spec  *gpuSpec
@@ -18,7 +36,7 @@ type Device struct {
 }
 
 // load begins a call on the GPU and returns the GPU's state.
-func (d *Device) load(call string) (*gpuState, error) {
+func (d *access) load(call string) (*gpuState, error) {
 	if err := d.node.enter(call, d.index); err != nil {
 		return nil, err
 	}
@@ -30,7 +48,7 @@ func (d *Device) load(call string) (*gpuState, error) {
 }
 
 // update begins a call on the GPU and changes the GPU's state.
-func (d *Device) update(call string, change func(*gpuState) error) error {
+func (d *access) update(call string, change func(*gpuState) error) error {
 	if err := d.node.enter(call, d.index); err != nil {
 		return err
 	}
@@ -38,7 +56,7 @@ func (d *Device) update(call string, change func(*gpuState) error) error {
 }
 
 // change changes the GPU's state within a call.
-func (d *Device) change(call string, change func(*gpuState) error) error {
+func (d *access) change(call string, change func(*gpuState) error) error {
 	err := d.node.gpus[d.index].update(change)
 	if err == nil || asError(err) != nil {
 		return err
@@ -47,10 +65,10 @@ func (d *Device) change(call string, change func(*gpuState) error) error {
 }
 
 // Board is the product this GPU is.
-func (d *Device) Board() *Board { return d.board }
+func (d *access) Board() *Board { return d.board }
 
 // String names the GPU for people: "GPU 3".
-func (d *Device) String() string { return fmt.Sprintf("GPU %d", d.index) }
+func (d *access) String() string { return fmt.Sprintf("GPU %d", d.index) }
 
 // Index is the NVML index (nvmlDeviceGetIndex), in order of PCI address from 0.
 func (d *Device) Index() (int, error) {
@@ -166,178 +184,7 @@ func (d *Device) CUDAComputeCapability() (major, minor int, err error) {
 	return c[0], c[1], d.node.enter("nvmlDeviceGetCudaComputeCapability", d.index)
 }
 
-// Memory is how much memory there is and who has it, in bytes. Total = Reserved + Used + Free.
-type Memory struct {
-	Total, Reserved, Used, Free uint64
-}
-
-// MemoryTotal is the total in bytes (nvmlDeviceGetMemoryInfo).
-func (d *Device) MemoryTotal() (uint64, error) {
-	m, err := d.memory("nvmlDeviceGetMemoryInfo")
-	return m.Total, err
-}
-
-// MemoryTotalReserved is the total and what the driver keeps of it, in bytes (nvmlDeviceGetMemoryInfo_v2).
-func (d *Device) MemoryTotalReserved() (total, reserved uint64, err error) {
-	m, err := d.memory("nvmlDeviceGetMemoryInfo_v2")
-	return m.Total, m.Reserved, err
-}
-
-// MemoryV1 and MemoryV2 are the whole answers of nvmlDeviceGetMemoryInfo and its v2.
-func (d *Device) MemoryV1() (Memory, error) { return d.memory("nvmlDeviceGetMemoryInfo") }
-
-// MemoryV2 is the whole answer of nvmlDeviceGetMemoryInfo_v2.
-func (d *Device) MemoryV2() (Memory, error) { return d.memory("nvmlDeviceGetMemoryInfo_v2") }
-
-func (d *Device) memory(call string) (Memory, error) {
-	st, err := d.load(call)
-	if err != nil {
-		return Memory{}, err
-	}
-	m := Memory{Total: d.board.MemoryMiB << 20, Reserved: d.board.ReservedMiB << 20}
-	for i := range st.Clients {
-		m.Used += st.Clients[i].Memory
-	}
-	m.Used = min(m.Used, m.Total-m.Reserved)
-	m.Free = m.Total - m.Reserved - m.Used
-	return m, nil
-}
-
-// BAR1Total is the size of BAR1 in bytes (nvmlDeviceGetBAR1MemoryInfo).
-func (d *Device) BAR1Total() (uint64, error) {
-	return d.board.BAR1MiB << 20, d.node.enter("nvmlDeviceGetBAR1MemoryInfo", d.index)
-}
-
-// ECCMode reports whether ECC is on and will be after a reset (nvmlDeviceGetEccMode); ErrNotSupported on boards without.
-func (d *Device) ECCMode() (current, pending bool, err error) {
-	const call = "nvmlDeviceGetEccMode"
-	if err := d.node.enter(call, d.index); err != nil {
-		return false, false, err
-	}
-	if !d.board.ECC {
-		return false, false, fail(call, CodeNotSupported, "%s has no ECC memory", d.board.Product)
-	}
-	return true, true, nil
-}
-
-// TotalECCErrors is the number of ECC errors, which is none (nvmlDeviceGetTotalEccErrors).
-func (d *Device) TotalECCErrors() (uint64, error) {
-	const call = "nvmlDeviceGetTotalEccErrors"
-	if err := d.node.enter(call, d.index); err != nil {
-		return 0, err
-	}
-	if !d.board.ECC {
-		return 0, fail(call, CodeNotSupported, "%s has no ECC memory", d.board.Product)
-	}
-	return 0, nil
-}
-
-// AddressingMode is one of NVML_DEVICE_ADDRESSING_MODE_* (nvmlDeviceGetAddressingMode).
-func (d *Device) AddressingMode() (int, error) {
-	return d.board.AddressingMode, d.node.enter("nvmlDeviceGetAddressingMode", d.index)
-}
-
-// VirtualizationMode is one of NVML_GPU_VIRTUALIZATION_MODE_*: 0, bare metal, or 1, passed through to a guest
-// (nvmlDeviceGetVirtualizationMode).
-func (d *Device) VirtualizationMode() (int, error) {
-	st, err := d.load("nvmlDeviceGetVirtualizationMode")
-	switch {
-	case err != nil:
-		return 0, err
-	case st.Virtualization == 0 && d.node.spec.PassThrough:
-		return VirtualizationPassThrough, nil
-	default:
-		return st.Virtualization, nil
-	}
-}
-
-// TimeSlice is what "nvidia-smi compute-policy" set: 0 default, 1 short, 2 medium, 3 long. No NVML function reads it.
-func (d *Device) TimeSlice() (int, error) {
-	st, err := d.node.gpus[d.index].load()
-	if err != nil {
-		return 0, err
-	}
-	return st.TimeSlice, nil
-}
-
-// SetTimeSlice does what "nvidia-smi compute-policy --set-timeslice" does. No NVML function does.
-func (d *Device) SetTimeSlice(slice int) error {
-	if slice < 0 || slice > 3 {
-		return fmt.Errorf("set time slice of %s: %d is none of 0 (default), 1 (short), 2 (medium), 3 (long)", d, slice)
-	}
-	return d.node.gpus[d.index].update(func(st *gpuState) error {
-		st.TimeSlice = slice
-		return nil
-	})
-}
-
-// PersistenceMode reports whether the driver keeps the GPU initialised (nvmlDeviceGetPersistenceMode).
-func (d *Device) PersistenceMode() (bool, error) {
-	st, err := d.load("nvmlDeviceGetPersistenceMode")
-	if err != nil {
-		return false, err
-	}
-	return st.Persistence, nil
-}
-
-// SetPersistenceMode switches it (nvmlDeviceSetPersistenceMode).
-func (d *Device) SetPersistenceMode(on bool) error {
-	return d.update("nvmlDeviceSetPersistenceMode", func(st *gpuState) error {
-		st.Persistence = on
-		return nil
-	})
-}
-
-// Utilization of the GPU and of its memory in percent (nvmlDeviceGetUtilizationRates). GPUs with clients are busy;
-// ErrNotSupported in MIG mode.
-func (d *Device) Utilization() (gpuPercent, memoryPercent int, err error) {
-	const call = "nvmlDeviceGetUtilizationRates"
-	st, err := d.load(call)
-	switch {
-	case err != nil:
-		return 0, 0, err
-	case st.MIG:
-		return 0, 0, fail(call, CodeNotSupported, "GPU %d is in MIG mode", d.index)
-	case len(st.Clients) > 0:
-		return 97, 41, nil
-	default:
-		return 0, 0, nil
-	}
-}
-
-// Power is what the board draws and may draw, in milliwatts (nvmlDeviceGetPowerUsage).
-func (d *Device) Power() (usage int, err error) {
-	st, err := d.load("nvmlDeviceGetPowerUsage")
-	if err != nil {
-		return 0, err
-	}
-	usage = d.board.PowerLimitWatts * 100
-	if len(st.Clients) > 0 {
-		usage = d.board.PowerLimitWatts * 850
-	}
-	return usage, nil
-}
-
-// PowerLimit in milliwatts (nvmlDeviceGetPowerManagementLimit).
-func (d *Device) PowerLimit() (int, error) {
-	return d.board.PowerLimitWatts * 1000, d.node.enter("nvmlDeviceGetPowerManagementLimit", d.index)
-}
-
-// Temperature of the GPU in °C (nvmlDeviceGetTemperature).
-func (d *Device) Temperature() (int, error) {
-	return 31 + d.index%5, d.node.enter("nvmlDeviceGetTemperature", d.index)
-}
-
-// RemappedRows is the number of memory rows remapped, none (nvmlDeviceGetRemappedRows); ErrNotSupported in MIG mode.
-func (d *Device) RemappedRows() error {
-	const call = "nvmlDeviceGetRemappedRows"
-	st, err := d.load(call)
-	switch {
-	case err != nil:
-		return err
-	case st.MIG || d.board.Architecture < 7:
-		return fail(call, CodeNotSupported, "GPU %d is in MIG mode, or older than Ampere", d.index)
-	default:
-		return nil
-	}
+// VBIOS is the version of the board's BIOS (nvmlDeviceGetVbiosVersion).
+func (d *Device) VBIOS() (string, error) {
+	return d.board.VBIOS, d.node.enter("nvmlDeviceGetVbiosVersion", d.index)
 }

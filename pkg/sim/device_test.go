@@ -12,35 +12,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// What pkg/nvml asks of a device and of a library; kept here so that this package needs no other to be checked.
-var (
-	_ interface {
-		UUID() (string, error)
-		MinorNumber() (int, error)
-		PCIBusID() (string, error)
-		Name() (string, error)
-		Brand() (int, error)
-		Architecture() (int, error)
-		CUDAComputeCapability() (major, minor int, err error)
-		MemoryTotal() (uint64, error)
-		MemoryTotalReserved() (total, reserved uint64, err error)
-		ECCMode() (current, pending bool, err error)
-		AddressingMode() (int, error)
-		NVLinkState(link int) (bool, error)
-		MIGMode() (current, pending bool, err error)
-		GPUInstanceProfileInfo(enum int) (gpu.Profile, error)
-		GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, error)
-	} = (*Device)(nil)
-	_ interface {
-		Init() error
-		Shutdown() error
-		SystemDriverVersion() (string, error)
-		SystemCUDADriverVersion() (int, error)
-		DeviceCount() (int, error)
-		DeviceByIndex(index int) (*Device, error)
-	} = (*Node)(nil)
-)
-
 // facts are the answers of a GPU.
 type facts struct {
 	Bus, Name         string
@@ -64,14 +35,14 @@ func readFacts(t *testing.T, d *Device) facts {
 	f.Brand, errs[3] = d.Brand()
 	f.Arch, errs[4] = d.Architecture()
 	f.Capability[0], f.Capability[1], errs[5] = d.CUDAComputeCapability()
-	f.Total, f.Reserved, errs[6] = d.MemoryTotalReserved()
-	f.ECC, _, errs[7] = d.ECCMode()
-	f.Addressing, errs[8] = d.AddressingMode()
+	f.Total, f.Reserved, errs[6] = d.Memory().MemoryTotalReserved()
+	f.ECC, _, errs[7] = d.Memory().ECCMode()
+	f.Addressing, errs[8] = d.Modes().AddressingMode()
 	var err error
-	if f.Link0, err = d.NVLinkState(0); !errors.Is(err, gpu.ErrNotSupported) {
+	if f.Link0, err = d.Links().NVLinkState(0); !errors.Is(err, gpu.ErrNotSupported) {
 		errs[9] = err
 	}
-	f.MIGOn, _, err = d.MIGMode()
+	f.MIGOn, _, err = d.MIG().MIGMode()
 	if f.MIGCapable = err == nil; !errors.Is(err, gpu.ErrNotSupported) {
 		errs[10] = err
 	}
@@ -169,16 +140,16 @@ func TestFind(t *testing.T) {
 
 func TestCalls_Counted(t *testing.T) {
 	n := testNode(t, "t4")
-	n.ResetCalls()
+	n.Calls().Reset()
 	for range 3 {
 		if _, err := n.Device(0).UUID(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, _, err := n.Device(0).MIGMode(); err == nil {
+	if _, _, err := n.Device(0).MIG().MIGMode(); err == nil {
 		t.Fatal("T4 has MIG")
 	}
-	got := []int64{n.Calls("nvmlDeviceGetUUID"), n.Calls("nvmlDeviceGetMigMode"), n.TotalCalls()}
+	got := []int64{n.Calls().Of("nvmlDeviceGetUUID"), n.Calls().Of("nvmlDeviceGetMigMode"), n.Calls().Total()}
 	if diff := cmp.Diff([]int64{3, 1, 4}, got); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
@@ -202,31 +173,31 @@ func TestClients(t *testing.T) {
 		{PID: 90, Name: "python", Memory: 1 << 30, GPUInstance: -1, ComputeInstance: -1},
 		{PID: 71, Name: "dcgm", GPUInstance: -1, ComputeInstance: -1},
 	} {
-		if err := n.AddClient(0, c); err != nil {
+		if err := n.Clients().Add(0, c); err != nil {
 			t.Fatal(err)
 		}
 	}
-	got, err := d.Processes()
+	got, err := d.Memory().Processes()
 	if err != nil || len(got) != 2 || got[0].PID != 71 || got[1].PID != 90 {
 		t.Errorf("Processes = %v, %v", got, err)
 	}
-	m, err := d.MemoryV2()
+	m, err := d.Memory().MemoryV2()
 	want := Memory{Total: 81559 << 20, Reserved: 558 << 20, Used: 1 << 30, Free: 81559<<20 - 558<<20 - 1<<30}
 	if diff := cmp.Diff(want, m); diff != "" || err != nil {
 		t.Errorf("memory, %v (-want +got):\n%s", err, diff)
 	}
-	if busy, _, err := d.Utilization(); busy == 0 || err != nil {
+	if busy, _, err := d.Telemetry().Utilization(); busy == 0 || err != nil {
 		t.Errorf("Utilization with clients = %d, %v", busy, err)
 	}
-	if err := n.AddClient(0, Client{PID: 5, GPUInstance: 3}); err == nil {
+	if err := n.Clients().Add(0, Client{PID: 5, GPUInstance: 3}); err == nil {
 		t.Error("a client of a partition that is not there was taken")
 	}
 	for _, pid := range []int{71, 90} {
-		if err := n.RemoveClient(0, pid); err != nil {
+		if err := n.Clients().Remove(0, pid); err != nil {
 			t.Error(err)
 		}
 	}
-	if err := n.RemoveClient(0, 71); err == nil {
+	if err := n.Clients().Remove(0, 71); err == nil {
 		t.Error("a client was removed twice")
 	}
 }

@@ -133,13 +133,13 @@ func (s *spec) node(name string) (deviceNode, error) {
 }
 
 // RemoveDeviceNodes takes device files away, by their names below /dev.
-func (n *Node) RemoveDeviceNodes(names ...string) error {
+func (f *Files) RemoveDeviceNodes(names ...string) error {
 	for _, name := range names {
-		d, err := n.spec.node(name)
+		d, err := f.spec.node(name)
 		if err != nil {
 			return err
 		}
-		if err := os.Remove(filepath.Join(n.spec.devRoot(n.root), d.name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := os.Remove(filepath.Join(f.spec.devRoot(f.root), d.name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("remove device file: %w", err)
 		}
 	}
@@ -150,13 +150,13 @@ func (n *Node) RemoveDeviceNodes(names ...string) error {
 const wrongMajor = 240
 
 // SpoilDeviceNodes gives device files a major that leads nowhere.
-func (n *Node) SpoilDeviceNodes(names ...string) error {
+func (f *Files) SpoilDeviceNodes(names ...string) error {
 	for _, name := range names {
-		d, err := n.spec.node(name)
+		d, err := f.spec.node(name)
 		if err != nil {
 			return err
 		}
-		if err := n.remakeNode(deviceNode{d.name, wrongMajor, d.minor}); err != nil {
+		if err := f.remakeNode(deviceNode{d.name, wrongMajor, d.minor}); err != nil {
 			return err
 		}
 	}
@@ -164,8 +164,8 @@ func (n *Node) SpoilDeviceNodes(names ...string) error {
 }
 
 // remakeNode creates a device file anew.
-func (n *Node) remakeNode(d deviceNode) error {
-	file := filepath.Join(n.spec.devRoot(n.root), d.name)
+func (f *Files) remakeNode(d deviceNode) error {
+	file := filepath.Join(f.spec.devRoot(f.root), d.name)
 	if err := makeDirectory(filepath.Dir(file)); err != nil {
 		return err
 	}
@@ -177,12 +177,12 @@ func (n *Node) remakeNode(d deviceNode) error {
 
 // Modprobe does what nvidia-modprobe does: without uvm it makes nvidiactl (minor 255) and the nodes of GPUs, with it it
 // loads nvidia-uvm and makes its two (nvidia-modprobe.c, main).
-func (n *Node) Modprobe(uvm bool, minors ...int) error {
+func (f *Files) Modprobe(uvm bool, minors ...int) error {
 	if uvm {
-		if err := n.loadUVM(); err != nil {
+		if err := f.loadUVM(); err != nil {
 			return fmt.Errorf("load nvidia-uvm: %w", err)
 		}
-		return errors.Join(n.restoreNode("nvidia-uvm"), n.restoreNode("nvidia-uvm-tools"))
+		return errors.Join(f.restoreNode("nvidia-uvm"), f.restoreNode("nvidia-uvm-tools"))
 	}
 	for _, minor := range minors {
 		name := fmt.Sprintf("nvidia%d", minor)
@@ -192,24 +192,24 @@ func (n *Node) Modprobe(uvm bool, minors ...int) error {
 		case minorModeset:
 			name = "nvidia-modeset"
 		}
-		if err := n.restoreNode(name); err != nil {
+		if err := f.restoreNode(name); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (n *Node) restoreNode(name string) error {
-	d, err := n.spec.node(name)
+func (f *Files) restoreNode(name string) error {
+	d, err := f.spec.node(name)
 	if err != nil {
 		return err
 	}
-	return n.remakeNode(d)
+	return f.remakeNode(d)
 }
 
 // loadUVM lists nvidia-uvm among the kernel's drivers.
-func (n *Node) loadUVM() error {
-	file := filepath.Join(n.root, "proc/devices")
+func (f *Files) loadUVM() error {
+	file := filepath.Join(f.root, "proc/devices")
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return err
@@ -232,8 +232,8 @@ func withoutUVM(files map[string]treeFile) {
 
 // ReplaceLibraries does what an update of the driver's packages does while the old driver stays loaded: the libraries are
 // there under another release's name, and the links lead to them.
-func (n *Node) ReplaceLibraries(version string) error {
-	dir := filepath.Join(n.root, libraryDir)
+func (f *Files) ReplaceLibraries(version string) error {
+	dir := filepath.Join(f.root, libraryDir)
 	old, err := filepath.Glob(filepath.Join(dir, "*.so.*.*"))
 	if err != nil {
 		return err

@@ -42,20 +42,20 @@ func openNode(t *testing.T, root string) *Node {
 func TestDisk_TwoProcesses(t *testing.T) {
 	root := createNode(t, "hgx-h100")
 	one, two := openNode(t, root), openNode(t, root)
-	if _, err := one.Device(2).SetMIGMode(true); err != nil {
+	if _, err := one.Device(2).MIG().SetMIGMode(true); err != nil {
 		t.Fatal(err)
 	}
-	if on, _, err := two.Device(2).MIGMode(); !on || err != nil {
+	if on, _, err := two.Device(2).MIG().MIGMode(); !on || err != nil {
 		t.Errorf("mode seen by the other = %v, %v", on, err)
 	}
-	gi, err := two.Device(2).CreateGPUInstanceWithPlacement(19, gpu.Placement{Start: 6, Size: 1})
+	gi, err := two.Device(2).MIG().CreateGPUInstanceWithPlacement(19, gpu.Placement{Start: 6, Size: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := one.Device(2).CreateGPUInstanceWithPlacement(15, gpu.Placement{Start: 6, Size: 2}); !errors.Is(err, gpu.ErrInsufficientResources) {
+	if _, err := one.Device(2).MIG().CreateGPUInstanceWithPlacement(15, gpu.Placement{Start: 6, Size: 2}); !errors.Is(err, gpu.ErrInsufficientResources) {
 		t.Errorf("a placement the other has taken = %v", err)
 	}
-	found, err := one.Device(2).GPUInstanceByID(gi.ID())
+	found, err := one.Device(2).MIG().GPUInstanceByID(gi.ID())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func TestDisk_TwoProcesses(t *testing.T) {
 	if _, err := gi.Info(); !errors.Is(err, gpu.ErrInvalidArgument) {
 		t.Errorf("what the other destroyed = %v", err)
 	}
-	if err := one.Lose(5); err != nil {
+	if err := one.Hardware().Lose(5); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := two.Device(5).UUID(); !errors.Is(err, gpu.ErrLost) {
@@ -106,11 +106,11 @@ func TestCapabilities(t *testing.T) {
 	root := createNode(t, "hgx-h100")
 	n := openNode(t, root)
 	d := n.Device(4) // minor 5
-	if _, err := d.SetMIGMode(true); err != nil {
+	if _, err := d.MIG().SetMIGMode(true); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 { // the second time entries are taken back
-		gi, err := d.CreateGPUInstanceWithPlacement(9, gpu.Placement{Start: 4, Size: 4})
+		gi, err := d.MIG().CreateGPUInstanceWithPlacement(9, gpu.Placement{Start: 4, Size: 4})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -138,13 +138,13 @@ func TestCapabilities(t *testing.T) {
 func TestDisk_Reboot(t *testing.T) {
 	root := createNode(t, "dgx-a100")
 	n := openNode(t, root)
-	if activation, err := n.Device(1).SetMIGMode(true); activation != nil || err != nil {
+	if activation, err := n.Device(1).MIG().SetMIGMode(true); activation != nil || err != nil {
 		t.Fatal(activation, err)
 	}
-	if _, err := n.Device(1).CreateGPUInstance(19); err != nil {
+	if _, err := n.Device(1).MIG().CreateGPUInstance(19); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.Lose(0); err != nil {
+	if err := n.Hardware().Lose(0); err != nil {
 		t.Fatal(err)
 	}
 	boot := func() string {
@@ -155,16 +155,16 @@ func TestDisk_Reboot(t *testing.T) {
 		return strings.TrimSpace(string(data))
 	}
 	before := boot()
-	if err := n.Reboot(); err != nil {
+	if err := n.Driver().Reboot(); err != nil {
 		t.Fatal(err)
 	}
-	if id, err := openNode(t, root).BootID(); id != boot() || id == before || err != nil {
-		t.Errorf("boot id = %s, in the file %s, before %s, %v", id, boot(), before, err)
+	if st, err := openNode(t, root).Status(); err != nil || st.BootID != boot() || st.BootID == before {
+		t.Errorf("boot id in the file %s, before %s, %v", boot(), before, err)
 	}
 	if left := entries(t, root, 3); len(left) > 0 {
 		t.Errorf("entries after the reboot: %v", left)
 	}
-	if on, _, err := n.Device(1).MIGMode(); !on || err != nil {
+	if on, _, err := n.Device(1).MIG().MIGMode(); !on || err != nil {
 		t.Errorf("mode after the reboot = %v, %v", on, err)
 	}
 	if _, err := n.Device(0).UUID(); err != nil {
@@ -178,16 +178,16 @@ func TestDriverUnload(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := n.AddClient(0, Client{PID: 7, Name: "dcgm", GPUInstance: -1}); err != nil {
+	if err := n.Clients().Add(0, Client{PID: 7, Name: "dcgm", GPUInstance: -1}); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.UnloadDriver(); err == nil || !strings.Contains(err.Error(), "process 7 (dcgm)") {
-		t.Errorf("UnloadDriver with a client = %v", err)
+	if err := n.Driver().Unload(); err == nil || !strings.Contains(err.Error(), "process 7 (dcgm)") {
+		t.Errorf("Unload with a client = %v", err)
 	}
-	if err := n.RemoveClient(0, 7); err != nil {
+	if err := n.Clients().Remove(0, 7); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.UnloadDriver(); err != nil {
+	if err := n.Driver().Unload(); err != nil {
 		t.Fatal(err)
 	}
 	version := filepath.Join(root, "proc/driver/nvidia/version")
@@ -201,7 +201,7 @@ func TestDriverUnload(t *testing.T) {
 	if err := other.Init(); !errors.Is(err, gpu.ErrDriverNotLoaded) {
 		t.Errorf("Init without the driver = %v", err)
 	}
-	if err := n.LoadDriver(); err != nil {
+	if err := n.Driver().Load(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(version); err != nil {
@@ -261,10 +261,10 @@ func TestDisk_DamagedState(t *testing.T) {
 	if _, err := openNode(t, root).Status(); err == nil || !strings.Contains(err.Error(), "gpu-3.json") {
 		t.Errorf("Status with a damaged file = %v", err)
 	}
-	if _, _, err := n.Device(3).MIGMode(); !isCode(err, CodeUnknown) {
+	if _, _, err := n.Device(3).MIG().MIGMode(); !isCode(err, CodeUnknown) {
 		t.Errorf("a call on the damaged GPU = %v", err)
 	}
-	if _, _, err := n.Device(2).MIGMode(); err != nil {
+	if _, _, err := n.Device(2).MIG().MIGMode(); err != nil {
 		t.Errorf("a call on another GPU = %v", err)
 	}
 }
@@ -274,7 +274,7 @@ func TestDisk_DamagedState(t *testing.T) {
 func TestDisk_Locking(t *testing.T) {
 	root := createNode(t, "hgx-h100")
 	first := openNode(t, root)
-	if _, err := first.Device(0).SetMIGMode(true); err != nil {
+	if _, err := first.Device(0).MIG().SetMIGMode(true); err != nil {
 		t.Fatal(err)
 	}
 	var held [7]sync.Mutex
@@ -285,7 +285,7 @@ func TestDisk_Locking(t *testing.T) {
 			wg.Go(func() {
 				for i := range 60 {
 					start := i % len(held)
-					gi, err := d.CreateGPUInstanceWithPlacement(19, gpu.Placement{Start: start, Size: 1})
+					gi, err := d.MIG().CreateGPUInstanceWithPlacement(19, gpu.Placement{Start: start, Size: 1})
 					if errors.Is(err, gpu.ErrInsufficientResources) {
 						continue
 					}
@@ -374,10 +374,10 @@ func TestDeviceNodes(t *testing.T) {
 		t.Fatalf("dev/nvidia5 = %v, %v", info, err)
 	}
 	d := openNode(t, root).Device(0)
-	if _, err := d.SetMIGMode(true); err != nil {
+	if _, err := d.MIG().SetMIGMode(true); err != nil {
 		t.Fatal(err)
 	}
-	gi, err := d.CreateGPUInstanceWithPlacement(19, gpu.Placement{Start: 0, Size: 1})
+	gi, err := d.MIG().CreateGPUInstanceWithPlacement(19, gpu.Placement{Start: 0, Size: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,7 +3,6 @@
 package sim
 
 import (
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -149,40 +148,4 @@ func (s *EventSet) next(call string) (Event, bool, error) {
 // Free ends an event set (nvmlEventSetFree).
 func (s *EventSet) Free() error {
 	return s.node.enter("nvmlEventSetFree", -1)
-}
-
-// RaiseXID makes a GPU report an XID about itself as a whole.
-func (n *Node) RaiseXID(index int, xid uint64) error {
-	return n.Raise(index, Event{Type: EventXID, Data: xid, GPUInstance: noInstance, ComputeInstance: noInstance})
-}
-
-// Raise makes a GPU report an event; the Device of e is ignored.
-func (n *Node) Raise(index int, e Event) error {
-	if err := n.checkIndex(index); err != nil {
-		return fmt.Errorf("raise event: %w", err)
-	}
-	return n.gpus[index].update(func(st *gpuState) error {
-		st.addEvent(event{Type: e.Type, Data: e.Data, GPUInstance: e.GPUInstance, ComputeInstance: e.ComputeInstance})
-		return nil
-	})
-}
-
-// maxRecoveryAction is the last of NVML_GPU_RECOVERY_ACTION_*.
-const maxRecoveryAction = 7
-
-// SetRecoveryAction sets what field 230 says of a GPU (NVML_GPU_RECOVERY_ACTION_*: 0 none, 1 GPU reset, 2 node reboot,
-// 3 drain P2P, 4 drain and reset, 5 recover the IMEX domain, 6 bus reset, 7 system reboot), and reports
-// EventGPURecoveryAction.
-func (n *Node) SetRecoveryAction(index, action int) error {
-	if err := n.checkIndex(index); err != nil {
-		return fmt.Errorf("set recovery action: %w", err)
-	}
-	if action < 0 || action > maxRecoveryAction {
-		return fmt.Errorf("set recovery action: no action %d: they are 0 to %d", action, maxRecoveryAction)
-	}
-	return n.gpus[index].update(func(st *gpuState) error {
-		st.Recovery = action
-		st.addEvent(event{Type: EventGPURecoveryAction, GPUInstance: noInstance, ComputeInstance: noInstance})
-		return nil
-	})
 }

@@ -37,14 +37,14 @@ func watch(t *testing.T, n *Node) *EventSet {
 func TestEvents_OtherProcess(t *testing.T) {
 	root := createNode(t, "hgx-h100")
 	n, other := openNode(t, root), openNode(t, root)
-	if err := other.RaiseXID(3, 13); err != nil {
+	if err := other.Hardware().RaiseXID(3, 13); err != nil {
 		t.Fatal(err)
 	}
 	set := watch(t, n) // later than the event
-	if err := other.RaiseXID(3, 79); err != nil {
+	if err := other.Hardware().RaiseXID(3, 79); err != nil {
 		t.Fatal(err)
 	}
-	if err := other.Raise(4, Event{Type: EventXID, Data: 31, GPUInstance: 7, ComputeInstance: 0}); err != nil {
+	if err := other.Hardware().Raise(4, Event{Type: EventXID, Data: 31, GPUInstance: 7, ComputeInstance: 0}); err != nil {
 		t.Fatal(err)
 	}
 	want := []Event{
@@ -75,7 +75,7 @@ func TestEvents_Timeout(t *testing.T) {
 		}
 		go func() {
 			<-time.After(time.Second)
-			if err := n.RaiseXID(0, 48); err != nil {
+			if err := n.Hardware().RaiseXID(0, 48); err != nil {
 				t.Error(err)
 			}
 		}()
@@ -91,7 +91,7 @@ func TestEvents_LossReportedOnce(t *testing.T) {
 	n := testNode(t, "hgx-h100")
 	set := watch(t, n)
 	for range 2 {
-		if err := n.Lose(6); err != nil {
+		if err := n.Hardware().Lose(6); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := set.Wait(0); !errors.Is(err, gpu.ErrLost) {
@@ -100,7 +100,7 @@ func TestEvents_LossReportedOnce(t *testing.T) {
 		if _, err := set.Wait(0); !isCode(err, CodeTimeout) {
 			t.Errorf("Wait after that = %v", err)
 		}
-		if err := n.ClearFaults(6); err != nil {
+		if err := n.Faults().Clear(6); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := set.Wait(0); !isCode(err, CodeTimeout) {
@@ -121,23 +121,23 @@ func TestEvents_Types(t *testing.T) {
 	if err := n.Device(0).RegisterEvents(EventMIGConfigChange, set); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.RaiseXID(0, 79); err != nil { // not asked for
+	if err := n.Hardware().RaiseXID(0, 79); err != nil { // not asked for
 		t.Fatal(err)
 	}
-	if _, err := n.Device(0).SetMIGMode(true); err != nil {
+	if _, err := n.Device(0).MIG().SetMIGMode(true); err != nil {
 		t.Fatal(err)
 	}
 	if e, err := set.Wait(0); e.Type != EventMIGConfigChange || err != nil {
 		t.Errorf("Wait = %+v, %v", e, err)
 	}
-	if err := n.RaiseXID(0, 7); err != nil {
+	if err := n.Hardware().RaiseXID(0, 7); err != nil {
 		t.Fatal(err)
 	}
 	for range keptEvents { // many changes do not crowd out other events
-		if _, err := n.Device(0).SetMIGMode(false); err != nil {
+		if _, err := n.Device(0).MIG().SetMIGMode(false); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := n.Device(0).SetMIGMode(true); err != nil {
+		if _, err := n.Device(0).MIG().SetMIGMode(true); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -148,7 +148,7 @@ func TestEvents_Types(t *testing.T) {
 		t.Errorf("Wait = %+v, %v", e, err)
 	}
 	for range keptEvents + 5 {
-		if err := n.RaiseXID(0, 1); err != nil {
+		if err := n.Hardware().RaiseXID(0, 1); err != nil {
 			t.Fatal(err)
 		}
 	}

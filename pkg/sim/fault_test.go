@@ -48,20 +48,20 @@ func TestFaults(t *testing.T) {
 		{"twice", Fault{GPU: -1, Call: "nvmlDeviceGetUUID", Code: CodeTimeout, Times: 2}, []int{1, 2}},
 	}
 	for _, tt := range tests {
-		if _, err := n.Inject(tt.fault); err != nil {
+		if _, err := n.Faults().Inject(tt.fault); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(tt.want, failing(5)); diff != "" {
 			t.Errorf("%s: failed calls (-want +got):\n%s", tt.name, diff)
 		}
-		if err := n.ClearFaults(-1); err != nil {
+		if err := n.Faults().Clear(-1); err != nil {
 			t.Fatal(err)
 		}
 		if err := uuid(); err != nil {
 			t.Errorf("%s: after clearing: %v", tt.name, err)
 		}
 	}
-	if err := n.SlowCall("nvmlDeviceGetUUID", 2*time.Second); err != nil {
+	if _, err := n.Faults().Inject(Fault{GPU: -1, Call: "nvmlDeviceGetUUID", Delay: 2 * time.Second}); err != nil {
 		t.Fatal(err)
 	}
 	if err := uuid(); err != nil || !slices.Equal(slept, []time.Duration{2 * time.Second}) {
@@ -77,7 +77,7 @@ func TestFaults_Invalid(t *testing.T) {
 		{Call: "nvmlDeviceGetUUID", Code: 1, GPU: 1},
 		{Call: "nvmlDeviceGetUUID", Delay: -1},
 	} {
-		if _, err := n.Inject(f); err == nil {
+		if _, err := n.Faults().Inject(f); err == nil {
 			t.Errorf("%+v was taken", f)
 		}
 	}
@@ -89,14 +89,14 @@ func TestFaults_Invalid(t *testing.T) {
 
 func TestFaults_Lost(t *testing.T) {
 	n := testNode(t, "hgx-h100")
-	if err := n.Lose(1); err != nil {
+	if err := n.Hardware().Lose(1); err != nil {
 		t.Fatal(err)
 	}
 	_, uuidErr := n.Device(1).UUID()
 	_, handleErr := n.DeviceByIndex(1)
-	_, _, modeErr := n.Device(1).MIGMode()
-	_, setErr := n.Device(1).SetMIGMode(true)
-	for _, err := range []error{uuidErr, handleErr, modeErr, setErr, n.ResetGPU(1)} {
+	_, _, modeErr := n.Device(1).MIG().MIGMode()
+	_, setErr := n.Device(1).MIG().SetMIGMode(true)
+	for _, err := range []error{uuidErr, handleErr, modeErr, setErr, n.Hardware().Reset(1)} {
 		if !errors.Is(err, gpu.ErrLost) {
 			t.Errorf("a call on the lost GPU = %v", err)
 		}
@@ -107,10 +107,10 @@ func TestFaults_Lost(t *testing.T) {
 	if count, err := n.DeviceCount(); count != 8 || err != nil {
 		t.Errorf("DeviceCount = %d, %v", count, err)
 	}
-	if err := n.Lose(8); err == nil {
+	if err := n.Hardware().Lose(8); err == nil {
 		t.Error("GPU 8 of 8 was lost")
 	}
-	if err := n.ClearFaults(1); err != nil {
+	if err := n.Faults().Clear(1); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := n.Device(1).UUID(); err != nil {
@@ -122,12 +122,12 @@ func TestFaults_RecoveryActionsCleared(t *testing.T) {
 	n := testNode(t, "hgx-h100")
 	set := watch(t, n)
 	for i := range 3 {
-		if err := n.SetRecoveryAction(i, i); err != nil {
+		if err := n.Hardware().SetRecoveryAction(i, i); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, action := range []int{-1, 8} {
-		if err := n.SetRecoveryAction(0, action); err == nil {
+		if err := n.Hardware().SetRecoveryAction(0, action); err == nil {
 			t.Errorf("recovery action %d was taken", action)
 		}
 	}
@@ -142,7 +142,7 @@ func TestFaults_RecoveryActionsCleared(t *testing.T) {
 		clear int
 		want  []int
 	}{{0, []int{0, 1, 2}}, {1, []int{0, 0, 2}}, {-1, []int{0, 0, 0}}} {
-		if err := n.ClearFaults(tt.clear); err != nil {
+		if err := n.Faults().Clear(tt.clear); err != nil {
 			t.Fatal(err)
 		}
 		if got := actions(); !slices.Equal(got, tt.want) {

@@ -39,7 +39,7 @@ func (d *Device) FieldValue(field, scope int) (uint64, error) {
 			return uint64(link.Links), nil
 		}
 	case fieldNVLinkSpeed, fieldNVLinkState, fieldNVLinkVersion:
-		return d.linkField(field, scope)
+		return d.Links().linkField(field, scope)
 	case fieldC2CLinks:
 		if d.board.AddressingMode == 2 {
 			return 1, nil
@@ -60,7 +60,7 @@ func (d *Device) FieldValue(field, scope int) (uint64, error) {
 }
 
 // linkField is the value of a field about one NVLink.
-func (d *Device) linkField(field, number int) (uint64, error) {
+func (d Links) linkField(field, number int) (uint64, error) {
 	const call = "nvmlDeviceGetFieldValues"
 	link := d.board.NVLink
 	switch {

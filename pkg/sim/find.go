@@ -20,15 +20,15 @@ func (n *Node) Device(index int) *Device {
 }
 
 // Number is the index, without a call.
-func (d *Device) Number() int { return d.index }
+func (d *access) Number() int { return d.index }
 
 // Replaced reports whether another node was made in the place of this one since it was opened.
 func (n *Node) Replaced() bool {
-	if n.root == "" {
+	if n.files.root == "" {
 		return false
 	}
-	id, err := statFile(filepath.Join(n.root, stateDir, "node.json"))
-	return err != nil || id != n.specFile
+	id, err := statFile(filepath.Join(n.files.root, stateDir, "node.json"))
+	return err != nil || id != n.files.opened
 }
 
 // parseBusID reads the forms of a PCI address that nvml.h allows, in hexadecimal numbers of any length:
@@ -93,7 +93,7 @@ func (n *Node) DeviceByUUID(uuid string) (*Device, *MIGDevice, error) {
 		if err != nil {
 			return nil, nil, fail(call, CodeUnknown, "%v", err)
 		}
-		for _, m := range d.migDevices(st) {
+		for _, m := range d.MIG().migDevices(st) {
 			if m.uuid() == uuid {
 				return nil, m, nil
 			}

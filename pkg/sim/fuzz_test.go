@@ -30,7 +30,7 @@ func FuzzGPUState(f *testing.F) {
 		if err != nil {
 			return
 		}
-		n := newNode(&spec{Boards: []Board{*b}, GPUs: []gpuSpec{{pciEntry: pciEntry{Path: "pci0000:00/0000:00:01.0"}}}}, newOptions(nil))
+		n := newNode("", &spec{Boards: []Board{*b}, GPUs: []gpuSpec{{pciEntry: pciEntry{Path: "pci0000:00/0000:00:01.0"}}}}, newOptions(nil))
 		n.state = newCell(&nodeState{}, (*nodeState).clone)
 		n.gpus = append(n.gpus, newCell(st, (*gpuState).clone))
 		d := n.Device(0)
@@ -40,8 +40,8 @@ func FuzzGPUState(f *testing.F) {
 		if err := n.Init(); err != nil {
 			t.Fatal(err)
 		}
-		for i := range d.migDevices(st) {
-			m, err := d.MIGDeviceByIndex(i)
+		for i := range d.MIG().migDevices(st) {
+			m, err := d.MIG().MIGDeviceByIndex(i)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -49,10 +49,10 @@ func FuzzGPUState(f *testing.F) {
 				t.Fatal(err)
 			}
 		}
-		_ = n.AddClient(0, Client{PID: 71, GPUInstance: -1}) // a mode may refuse it
-		_ = n.AddClient(0, Client{PID: 72, GPUInstance: 1})
-		_ = d.SetComputeMode(ModeExclusiveProcess)
-		_, _, _, _ = d.MemoryLimits("/")
+		_ = n.Clients().Add(0, Client{PID: 71, GPUInstance: -1}) // a mode may refuse it
+		_ = n.Clients().Add(0, Client{PID: 72, GPUInstance: 1})
+		_ = d.Modes().SetComputeMode(ModeExclusiveProcess)
+		_, _, _, _ = d.Memory().MemoryLimits("/")
 		again, err := json.Marshal(st)
 		if err != nil {
 			t.Fatal(err)
@@ -81,7 +81,7 @@ func FuzzSpec(f *testing.F) {
 		if err != nil {
 			return
 		}
-		n := newNode(s, newOptions(nil))
+		n := newNode("", s, newOptions(nil))
 		n.state = newCell(&nodeState{}, (*nodeState).clone)
 		for range s.GPUs {
 			n.gpus = append(n.gpus, newCell(&gpuState{}, (*gpuState).clone))
@@ -96,9 +96,9 @@ func FuzzSpec(f *testing.F) {
 		}
 		for _, d := range n.devices {
 			_, _ = d.PCI() // any answer will do
-			_, _ = d.NVLinkRemotePCI(0)
-			_, _ = d.Fabric()
-			_, _ = d.TopologyCommonAncestor(n.devices[0])
+			_, _ = d.Links().NVLinkRemotePCI(0)
+			_, _ = d.Links().Fabric()
+			_, _ = d.Links().TopologyCommonAncestor(n.devices[0])
 		}
 	})
 }

@@ -12,7 +12,7 @@ import (
 // GPUInstance is a handle to a GPU instance (nvmlGpuInstance_t). It goes stale with the instance: a later instance of
 // the same ID has another handle.
 type GPUInstance struct {
-	device *Device
+	device MIG
 	id     int
 	serial uint64
 }
@@ -25,12 +25,12 @@ type GPUInstanceInfo struct {
 }
 
 // GPUInstanceHandle is the handle of an instance by what identifies it, whether it exists or not.
-func (d *Device) GPUInstanceHandle(id int, serial uint64) *GPUInstance {
+func (d MIG) GPUInstanceHandle(id int, serial uint64) *GPUInstance {
 	return &GPUInstance{device: d, id: id, serial: serial}
 }
 
 // Device is the GPU of the instance, ID its number on it, Serial what distinguishes it from others of that number.
-func (g *GPUInstance) Device() *Device { return g.device }
+func (g *GPUInstance) Device() *Device { return g.device.node.devices[g.device.index] }
 
 // ID is the GPU instance ID.
 func (g *GPUInstance) ID() int { return g.id }
@@ -67,17 +67,17 @@ func (g *GPUInstance) load(call string) (*gpuInstance, *Profile, error) {
 
 // CreateGPUInstance makes an instance of a profile ID wherever the driver likes: at the lowest start that is free
 // (nvmlDeviceCreateGpuInstance).
-func (d *Device) CreateGPUInstance(profileID int) (*GPUInstance, error) {
+func (d MIG) CreateGPUInstance(profileID int) (*GPUInstance, error) {
 	return d.createGPUInstance("nvmlDeviceCreateGpuInstance", profileID, nil)
 }
 
 // CreateGPUInstanceWithPlacement makes an instance of a profile ID at a placement
 // (nvmlDeviceCreateGpuInstanceWithPlacement); ErrInsufficientResources if that is occupied.
-func (d *Device) CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (*GPUInstance, error) {
+func (d MIG) CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (*GPUInstance, error) {
 	return d.createGPUInstance("nvmlDeviceCreateGpuInstanceWithPlacement", profileID, &at)
 }
 
-func (d *Device) createGPUInstance(call string, profileID int, at *gpu.Placement) (*GPUInstance, error) {
+func (d MIG) createGPUInstance(call string, profileID int, at *gpu.Placement) (*GPUInstance, error) {
 	made := &GPUInstance{device: d}
 	err := d.update(call, func(st *gpuState) error {
 		if err := d.needMIG(call, st); err != nil {
@@ -111,7 +111,7 @@ func (d *Device) createGPUInstance(call string, profileID int, at *gpu.Placement
 }
 
 // place finds the start of a new instance: the one asked for, or the first that is free.
-func (d *Device) place(call string, st *gpuState, p *Profile, at *gpu.Placement) (int, error) {
+func (d MIG) place(call string, st *gpuState, p *Profile, at *gpu.Placement) (int, error) {
 	if at != nil {
 		if at.Size != p.Size {
 			return 0, fail(call, CodeInvalidArgument, "%s has size %d, not %d", p.Name, p.Size, at.Size)
@@ -130,7 +130,7 @@ func (d *Device) place(call string, st *gpuState, p *Profile, at *gpu.Placement)
 }
 
 // GPUInstances lists the instances of a profile ID, by ID (nvmlDeviceGetGpuInstances).
-func (d *Device) GPUInstances(profileID int) ([]*GPUInstance, error) {
+func (d MIG) GPUInstances(profileID int) ([]*GPUInstance, error) {
 	const call = "nvmlDeviceGetGpuInstances"
 	st, err := d.load(call)
 	if err != nil {
@@ -153,7 +153,7 @@ func (d *Device) GPUInstances(profileID int) ([]*GPUInstance, error) {
 }
 
 // GPUInstanceByID returns the instance of an ID (nvmlDeviceGetGpuInstanceById).
-func (d *Device) GPUInstanceByID(id int) (*GPUInstance, error) {
+func (d MIG) GPUInstanceByID(id int) (*GPUInstance, error) {
 	const call = "nvmlDeviceGetGpuInstanceById"
 	st, err := d.loadMIG(call)
 	if err != nil {
@@ -168,7 +168,7 @@ func (d *Device) GPUInstanceByID(id int) (*GPUInstance, error) {
 
 // GPUInstanceRemainingCapacity is how many more instances of a profile ID fit, in MIG mode or would fit in it
 // (nvmlDeviceGetGpuInstanceRemainingCapacity; captured with driver 580.159.04 on H100 and H200).
-func (d *Device) GPUInstanceRemainingCapacity(profileID int) (int, error) {
+func (d MIG) GPUInstanceRemainingCapacity(profileID int) (int, error) {
 	const call = "nvmlDeviceGetGpuInstanceRemainingCapacity"
 	st, err := d.load(call)
 	if err != nil {

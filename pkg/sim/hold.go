@@ -7,33 +7,26 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"syscall"
 )
 
 // Hold is this process as a client of GPUs. The kernel driver of a real node knows when a process ends, however that
 // happens. Here the process has a file locked, and who finds it unlocked knows.
 type Hold struct {
-	node *Node
+	node *core
 	name string
 	file *os.File // nil: the node is in memory
 	gpus []int
 }
 
-// holdFile is the file that a process has locked.
-func (n *Node) holdFile(pid int) string {
-	return filepath.Join(n.root, stateDir, "process-"+strconv.Itoa(pid))
-}
-
 // Hold begins to make this process a client, of no GPU yet.
-func (n *Node) Hold(name string) (*Hold, error) {
-	h := &Hold{node: n, name: name}
-	if n.root == "" {
+func (cs *Clients) Hold(name string) (*Hold, error) {
+	h := &Hold{node: cs.core, name: name}
+	if cs.files.root == "" {
 		return h, nil
 	}
-	f, err := os.OpenFile(n.holdFile(os.Getpid()), os.O_RDWR|os.O_CREATE, 0o644) //nolint:gosec // everybody may look whether it is locked
+	f, err := os.OpenFile(cs.files.holdFile(os.Getpid()), os.O_RDWR|os.O_CREATE, 0o644) //nolint:gosec // everybody may look whether it is locked
 	if err != nil {
 		return nil, fmt.Errorf("hold GPUs: %w", err)
 	}
@@ -48,7 +41,7 @@ func (n *Node) Hold(name string) (*Hold, error) {
 // uses there.
 func (h *Hold) Use(index, gi, ci int, memory uint64) error {
 	c := Client{PID: os.Getpid(), Name: h.name, Memory: memory, GPUInstance: gi, ComputeInstance: ci, Held: h.file != nil}
-	if err := h.node.AddClient(index, c); err != nil {
+	if err := h.node.clients.Add(index, c); err != nil {
 		return err
 	}
 	if !slices.Contains(h.gpus, index) {
@@ -83,7 +76,7 @@ func (h *Hold) Check() error {
 func (h *Hold) Close() error {
 	var errs []error
 	for _, i := range h.gpus {
-		if err := h.node.RemoveClient(i, os.Getpid()); err != nil && !errors.Is(err, errNoClient) {
+		if err := h.node.clients.Remove(i, os.Getpid()); err != nil && !errors.Is(err, errNoClient) {
 			errs = append(errs, err)
 		}
 	}
@@ -95,11 +88,11 @@ func (h *Hold) Close() error {
 }
 
 // alive reports whether a client is still there.
-func (n *Node) alive(c Client) bool {
+func (cs *Clients) alive(c Client) bool {
 	if !c.Held {
 		return true // of one that was only said to be there, nobody knows
 	}
-	f, err := os.Open(n.holdFile(c.PID))
+	f, err := os.Open(cs.files.holdFile(c.PID))
 	if err != nil {
 		return !errors.Is(err, fs.ErrNotExist)
 	}
@@ -109,9 +102,9 @@ func (n *Node) alive(c Client) bool {
 }
 
 // abandoned reports whether a GPU has clients that have ended.
-func (n *Node) abandoned(st *gpuState) bool {
+func (cs *Clients) abandoned(st *gpuState) bool {
 	for i := range st.Clients {
-		if st.Clients[i].Held && !n.alive(st.Clients[i]) {
+		if st.Clients[i].Held && !cs.alive(st.Clients[i]) {
 			return true
 		}
 	}
@@ -119,6 +112,6 @@ func (n *Node) abandoned(st *gpuState) bool {
 }
 
 // forget takes out clients that have ended.
-func (n *Node) forget(st *gpuState) {
-	st.Clients = slices.DeleteFunc(st.Clients, func(c Client) bool { return !n.alive(c) })
+func (cs *Clients) forget(st *gpuState) {
+	st.Clients = slices.DeleteFunc(st.Clients, func(c Client) bool { return !cs.alive(c) })
 }

@@ -14,7 +14,7 @@ import (
 
 func TestHold(t *testing.T) {
 	for name, node := range map[string]*Node{"on disk": openNode(t, createNode(t, "hgx-h100")), "in memory": testNode(t, "hgx-h100")} {
-		h, err := node.Hold("server")
+		h, err := node.Clients().Hold("server")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -23,18 +23,18 @@ func TestHold(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		got, err := node.Device(3).Processes()
-		want := []Client{{PID: os.Getpid(), Name: "server", Memory: 5 << 20, GPUInstance: -1, ComputeInstance: -1, Held: node.root != ""}}
+		got, err := node.Device(3).Memory().Processes()
+		want := []Client{{PID: os.Getpid(), Name: "server", Memory: 5 << 20, GPUInstance: -1, ComputeInstance: -1, Held: node.Root() != ""}}
 		if diff := cmp.Diff(want, got); diff != "" || err != nil {
 			t.Errorf("%s: processes, %v (-want +got):\n%s", name, err, diff)
 		}
-		if activation, err := node.Device(3).SetMIGMode(true); !errors.Is(activation, gpu.ErrInUse) || err != nil {
+		if activation, err := node.Device(3).MIG().SetMIGMode(true); !errors.Is(activation, gpu.ErrInUse) || err != nil {
 			t.Errorf("%s: MIG mode of a GPU in use = %v, %v", name, activation, err)
 		}
 		if err := h.Close(); err != nil {
 			t.Error(err)
 		}
-		if got, err := node.Device(3).Processes(); len(got) > 0 || err != nil {
+		if got, err := node.Device(3).Memory().Processes(); len(got) > 0 || err != nil {
 			t.Errorf("%s: processes after Close = %v, %v", name, got, err)
 		}
 	}
@@ -44,20 +44,20 @@ func TestHold(t *testing.T) {
 func TestHold_ProcessEnds(t *testing.T) {
 	root := createNode(t, "hgx-h100")
 	node, other := openNode(t, root), openNode(t, root)
-	h, err := node.Hold("server")
+	h, err := node.Clients().Hold("server")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := h.Use(3, -1, -1, 0); err != nil {
 		t.Fatal(err)
 	}
-	if err := other.AddClient(3, Client{PID: 1, Name: "dcgm", GPUInstance: -1}); err != nil {
+	if err := other.Clients().Add(3, Client{PID: 1, Name: "dcgm", GPUInstance: -1}); err != nil {
 		t.Fatal(err)
 	}
 	count := func(want int) {
 		t.Helper()
 		for _, n := range []*Node{node, other} {
-			got, err := n.Device(3).Processes()
+			got, err := n.Device(3).Memory().Processes()
 			if len(got) != want || err != nil {
 				t.Errorf("processes = %v, %v, want %d", got, err, want)
 			}
@@ -72,10 +72,10 @@ func TestHold_ProcessEnds(t *testing.T) {
 	if err != nil || len(st.GPUs[3].Clients) != 1 {
 		t.Errorf("clients = %v, %v", st.GPUs[3].Clients, err)
 	}
-	if err := other.RemoveClient(3, 1); err != nil {
+	if err := other.Clients().Remove(3, 1); err != nil {
 		t.Fatal(err)
 	}
-	if activation, err := node.Device(3).SetMIGMode(true); activation != nil || err != nil {
+	if activation, err := node.Device(3).MIG().SetMIGMode(true); activation != nil || err != nil {
 		t.Errorf("MIG mode of a GPU that is not in use = %v, %v", activation, err)
 	}
 }
@@ -83,10 +83,10 @@ func TestHold_ProcessEnds(t *testing.T) {
 func TestHold_ComputeMode(t *testing.T) {
 	root := createNode(t, "hgx-h100")
 	n := openNode(t, root)
-	if err := n.Device(0).SetComputeMode(ModeProhibited); err != nil {
+	if err := n.Device(0).Modes().SetComputeMode(ModeProhibited); err != nil {
 		t.Fatal(err)
 	}
-	h, err := n.Hold("server")
+	h, err := n.Clients().Hold("server")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,11 +100,11 @@ func TestHold_ComputeMode(t *testing.T) {
 
 func TestHold_Check(t *testing.T) {
 	for name, fault := range map[string]func(*Node) error{
-		"lost":   func(n *Node) error { return n.Lose(0) },
-		"reboot": (*Node).Reboot,
+		"lost":   func(n *Node) error { return n.Hardware().Lose(0) },
+		"reboot": func(n *Node) error { return n.Driver().Reboot() },
 	} {
 		n := openNode(t, createNode(t, "t4"))
-		h, err := n.Hold("server")
+		h, err := n.Clients().Hold("server")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -127,7 +127,7 @@ func TestHold_Faults(t *testing.T) {
 	n := testNode(t, "hgx-h100")
 	inject := func(f Fault) {
 		t.Helper()
-		if _, err := n.Inject(f); err != nil {
+		if _, err := n.Faults().Inject(f); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -144,9 +144,9 @@ func TestHold_Faults(t *testing.T) {
 		{CallMPSServerStart, []int{1, 3}, CodeTimeout},
 	}
 	for _, tt := range tests {
-		err := n.ApplyFaults(tt.call, tt.gpus...)
+		err := n.Faults().Apply(tt.call, tt.gpus...)
 		if (err == nil) != (tt.want == CodeSuccess) || err != nil && !isCode(err, tt.want) {
-			t.Errorf("ApplyFaults(%s, %v) = %v, want %d", tt.call, tt.gpus, err, tt.want)
+			t.Errorf("Apply(%s, %v) = %v, want %d", tt.call, tt.gpus, err, tt.want)
 		}
 	}
 }

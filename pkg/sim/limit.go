@@ -81,11 +81,11 @@ func (s *spec) driverMajor() int {
 	return major
 }
 
-// DriverMajor is the first number of the driver's version, such as 580.
-func (n *Node) DriverMajor() int { return n.spec.driverMajor() }
+// Major is the first number of the driver's version, such as 580.
+func (d Driver) Major() int { return d.spec.driverMajor() }
 
 // limitable refuses where memory cannot be limited by cgroup, or the cgroup cannot be opened.
-func (d *Device) limitable(call string, st *gpuState, cgroup string) (inode uint64, err error) {
+func (d DeviceMemory) limitable(call string, st *gpuState, cgroup string) (inode uint64, err error) {
 	switch {
 	case d.node.spec.driverMajor() < limitsSince:
 		return 0, fail(call, CodeNotSupported, "driver %s limits no memory by cgroup, %d and later do", d.node.spec.DriverVersion, limitsSince)
@@ -103,7 +103,7 @@ func (d *Device) limitable(call string, st *gpuState, cgroup string) (inode uint
 
 // SetMemoryLimits limits the memory of the processes in a cgroup, in bytes (nvmlDeviceSetMemoryLimits_v1). Soft 0 and
 // hard NoMemoryLimit end it.
-func (d *Device) SetMemoryLimits(cgroup string, soft, hard uint64) error {
+func (d DeviceMemory) SetMemoryLimits(cgroup string, soft, hard uint64) error {
 	const call = "nvmlDeviceSetMemoryLimits_v1"
 	return d.update(call, func(st *gpuState) error {
 		inode, err := d.limitable(call, st, cgroup)
@@ -126,7 +126,7 @@ func (d *Device) SetMemoryLimits(cgroup string, soft, hard uint64) error {
 
 // MemoryLimits are the limits of a cgroup and what its processes use, in bytes (nvmlDeviceGetMemoryLimits_v1);
 // ErrNotFound if it has none. What processes use is not counted by cgroup: used is 0.
-func (d *Device) MemoryLimits(cgroup string) (soft, hard, used uint64, err error) {
+func (d DeviceMemory) MemoryLimits(cgroup string) (soft, hard, used uint64, err error) {
 	const call = "nvmlDeviceGetMemoryLimits_v1"
 	st, err := d.load(call)
 	if err != nil {

@@ -35,16 +35,16 @@ func TestMemoryLimits(t *testing.T) {
 		{"the last", cgroup, 1 << 30, 2 << 30, CodeSuccess},
 	}
 	for _, tt := range tests {
-		err := d.SetMemoryLimits(tt.cgroup, tt.soft, tt.hard)
+		err := d.Memory().SetMemoryLimits(tt.cgroup, tt.soft, tt.hard)
 		if (err == nil) != (tt.want == CodeSuccess) || err != nil && !isCode(err, tt.want) {
 			t.Errorf("%s: %v, want %d", tt.name, err, tt.want)
 		}
 	}
 	other := openNode(t, root)
-	if soft, hard, used, err := other.Device(2).MemoryLimits(cgroup); soft != 1<<30 || hard != 2<<30 || used != 0 || err != nil {
+	if soft, hard, used, err := other.Device(2).Memory().MemoryLimits(cgroup); soft != 1<<30 || hard != 2<<30 || used != 0 || err != nil {
 		t.Errorf("limits = %d, %d, %d, %v", soft, hard, used, err)
 	}
-	if _, _, _, err := other.Device(1).MemoryLimits(cgroup); !isCode(err, CodeNotFound) {
+	if _, _, _, err := other.Device(1).Memory().MemoryLimits(cgroup); !isCode(err, CodeNotFound) {
 		t.Errorf("limits of another GPU = %v", err)
 	}
 	st, err := n.Status()
@@ -52,10 +52,10 @@ func TestMemoryLimits(t *testing.T) {
 	if diff := cmp.Diff(want, st.GPUs[2].Limits); diff != "" || err != nil {
 		t.Errorf("status, %v (-want +got):\n%s", err, diff)
 	}
-	if err := d.SetMemoryLimits(cgroup, 0, NoMemoryLimit); err != nil {
+	if err := d.Memory().SetMemoryLimits(cgroup, 0, NoMemoryLimit); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, _, err := d.MemoryLimits(cgroup); !isCode(err, CodeNotFound) {
+	if _, _, _, err := d.Memory().MemoryLimits(cgroup); !isCode(err, CodeNotFound) {
 		t.Errorf("limits after they were ended = %v", err)
 	}
 }
@@ -70,14 +70,14 @@ func TestMemoryLimits_CgroupRemoved(t *testing.T) {
 		if err := os.Mkdir(cgroup, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.SetMemoryLimits(cgroup, 0, 1<<20); err != nil {
+		if err := d.Memory().SetMemoryLimits(cgroup, 0, 1<<20); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if err := os.Remove(gone); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, _, err := d.MemoryLimits(gone); !isCode(err, CodeOperatingSystem) {
+	if _, _, _, err := d.Memory().MemoryLimits(gone); !isCode(err, CodeOperatingSystem) {
 		t.Errorf("limits of a cgroup that is gone = %v", err)
 	}
 	for _, name := range []string{"another", "gone"} { // two, so that the inode is not given out again
@@ -85,10 +85,10 @@ func TestMemoryLimits_CgroupRemoved(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, _, _, err := d.MemoryLimits(gone); !isCode(err, CodeNotFound) {
+	if _, _, _, err := d.Memory().MemoryLimits(gone); !isCode(err, CodeNotFound) {
 		t.Errorf("limits of a cgroup that was made again = %v", err)
 	}
-	if err := d.SetMemoryLimits(filepath.Join(dir, "another"), 0, 1<<20); err != nil {
+	if err := d.Memory().SetMemoryLimits(filepath.Join(dir, "another"), 0, 1<<20); err != nil {
 		t.Fatal(err)
 	}
 	st, err := n.gpus[0].load()
@@ -101,19 +101,19 @@ func TestMemoryLimits_Unsupported(t *testing.T) {
 	cgroup := t.TempDir()
 	for version, want := range map[string]int{"580.95.05": CodeNotSupported, "614.99": CodeNotSupported, "x": CodeNotSupported, "615.1": CodeSuccess} {
 		d := testNode(t, "hgx-h100", WithDriverVersion(version)).Device(0)
-		err := d.SetMemoryLimits(cgroup, 0, 1<<20)
+		err := d.Memory().SetMemoryLimits(cgroup, 0, 1<<20)
 		if (err == nil) != (want == CodeSuccess) || err != nil && !isCode(err, want) {
 			t.Errorf("driver %s: %v, want %d", version, err, want)
 		}
-		if _, _, _, err := d.MemoryLimits(cgroup); want == CodeNotSupported && !isCode(err, want) {
+		if _, _, _, err := d.Memory().MemoryLimits(cgroup); want == CodeNotSupported && !isCode(err, want) {
 			t.Errorf("driver %s: reading: %v", version, err)
 		}
 	}
 	d := testNode(t, "hgx-h100", WithDriverVersion("615.1")).Device(0)
-	if _, err := d.SetMIGMode(true); err != nil {
+	if _, err := d.MIG().SetMIGMode(true); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.SetMemoryLimits(cgroup, 0, 1<<20); !isCode(err, CodeNotSupported) {
+	if err := d.Memory().SetMemoryLimits(cgroup, 0, 1<<20); !isCode(err, CodeNotSupported) {
 		t.Errorf("a GPU in MIG mode: %v", err)
 	}
 }

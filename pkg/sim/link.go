@@ -39,8 +39,11 @@ const (
 	P2PStatusNotSupported        = 5
 )
 
+// Links is how a GPU is connected: NVLinks, PCI and CPUs.
+type Links struct{ *access }
+
 // link begins a call about an NVLink and checks its number.
-func (d *Device) link(call string, link int) error {
+func (d Links) link(call string, link int) error {
 	if err := d.node.enter(call, d.index); err != nil {
 		return err
 	}
@@ -55,7 +58,7 @@ func (d *Device) link(call string, link int) error {
 }
 
 // peers are the GPUs to which this one is linked directly, ascending.
-func (d *Device) peers() []int {
+func (d *access) peers() []int {
 	for _, group := range d.node.spec.Links.Groups {
 		if slices.Contains(group, d.index) {
 			return slices.DeleteFunc(slices.Clone(group), func(i int) bool { return i == d.index })
@@ -65,7 +68,7 @@ func (d *Device) peers() []int {
 }
 
 // linked reports whether the NVLinks of the GPU are up.
-func (d *Device) linked() bool {
+func (d *access) linked() bool {
 	if d.board.NVLink == nil {
 		return false
 	}
@@ -81,7 +84,7 @@ func (d *Device) linked() bool {
 }
 
 // NVLinkState reports whether a link is up (nvmlDeviceGetNvLinkState).
-func (d *Device) NVLinkState(link int) (bool, error) {
+func (d Links) NVLinkState(link int) (bool, error) {
 	if err := d.link("nvmlDeviceGetNvLinkState", link); err != nil {
 		return false, err
 	}
@@ -89,7 +92,7 @@ func (d *Device) NVLinkState(link int) (bool, error) {
 }
 
 // NVLinkVersion is one of NVML_NVLINK_VERSION_* (nvmlDeviceGetNvLinkVersion).
-func (d *Device) NVLinkVersion(link int) (int, error) {
+func (d Links) NVLinkVersion(link int) (int, error) {
 	if err := d.link("nvmlDeviceGetNvLinkVersion", link); err != nil {
 		return 0, err
 	}
@@ -97,7 +100,7 @@ func (d *Device) NVLinkVersion(link int) (int, error) {
 }
 
 // NVLinkRemoteDeviceType is one of LinkTo* (nvmlDeviceGetNvLinkRemoteDeviceType).
-func (d *Device) NVLinkRemoteDeviceType(link int) (int, error) {
+func (d Links) NVLinkRemoteDeviceType(link int) (int, error) {
 	if err := d.link("nvmlDeviceGetNvLinkRemoteDeviceType", link); err != nil {
 		return 0, err
 	}
@@ -113,7 +116,7 @@ func (d *Device) NVLinkRemoteDeviceType(link int) (int, error) {
 
 // NVLinkRemotePCI is the GPU or NVSwitch at the other end (nvmlDeviceGetNvLinkRemotePciInfo_v2). Switches outside
 // the node have no address on its buses: theirs is all zero.
-func (d *Device) NVLinkRemotePCI(link int) (PCIInfo, error) {
+func (d Links) NVLinkRemotePCI(link int) (PCIInfo, error) {
 	const call = "nvmlDeviceGetNvLinkRemotePciInfo_v2"
 	if err := d.link(call, link); err != nil {
 		return PCIInfo{}, err
@@ -133,7 +136,7 @@ func (d *Device) NVLinkRemotePCI(link int) (PCIInfo, error) {
 }
 
 // TopologyCommonAncestor is one of Topology* (nvmlDeviceGetTopologyCommonAncestor).
-func (d *Device) TopologyCommonAncestor(other *Device) (int, error) {
+func (d Links) TopologyCommonAncestor(other *Device) (int, error) {
 	if err := d.node.enter("nvmlDeviceGetTopologyCommonAncestor", d.index); err != nil {
 		return 0, err
 	}
@@ -141,7 +144,7 @@ func (d *Device) TopologyCommonAncestor(other *Device) (int, error) {
 }
 
 // topology works it out from the paths in the PCI tree.
-func (d *Device) topology(other *Device) int {
+func (d Links) topology(other *Device) int {
 	if d.index == other.index {
 		return TopologyInternal
 	}
@@ -166,13 +169,13 @@ func (d *Device) topology(other *Device) int {
 
 // TopologyNearestGPUs lists the GPUs that are at exactly that level from this one, by index
 // (nvmlDeviceGetTopologyNearestGpus).
-func (d *Device) TopologyNearestGPUs(level int) ([]*Device, error) {
+func (d Links) TopologyNearestGPUs(level int) ([]*Device, error) {
 	if err := d.node.enter("nvmlDeviceGetTopologyNearestGpus", d.index); err != nil {
 		return nil, err
 	}
 	var near []*Device
 	for _, other := range d.node.devices {
-		if other != d && d.topology(other) == level {
+		if other.index != d.index && d.topology(other) == level {
 			near = append(near, other)
 		}
 	}
@@ -180,7 +183,7 @@ func (d *Device) TopologyNearestGPUs(level int) ([]*Device, error) {
 }
 
 // P2PStatus is one of P2PStatus* for one of P2PRead … P2PPCI (nvmlDeviceGetP2PStatus). GPUs in MIG mode have no peers.
-func (d *Device) P2PStatus(other *Device, capability int) (int, error) {
+func (d Links) P2PStatus(other *Device, capability int) (int, error) {
 	const call = "nvmlDeviceGetP2PStatus"
 	mine, err := d.load(call)
 	if err != nil {
@@ -197,7 +200,7 @@ func (d *Device) P2PStatus(other *Device, capability int) (int, error) {
 		return P2PStatusGPUNotSupported, nil
 	}
 	kind := d.node.spec.Links.Kind
-	joined := d.linked() && other.linked() && d != other &&
+	joined := d.linked() && other.linked() && d.index != other.index &&
 		(kind == "switch" || kind == "fabric" || slices.Contains(d.peers(), other.index))
 	near := d.topology(other) <= TopologyNode
 	switch {
@@ -235,7 +238,7 @@ type FabricInfo struct {
 }
 
 // Fabric is the NVLink domain (nvmlDeviceGetGpuFabricInfoV); ErrNotSupported where there is none.
-func (d *Device) Fabric() (FabricInfo, error) {
+func (d Links) Fabric() (FabricInfo, error) {
 	const call = "nvmlDeviceGetGpuFabricInfoV"
 	st, err := d.load(call)
 	if err != nil {
@@ -256,7 +259,7 @@ func (d *Device) Fabric() (FabricInfo, error) {
 }
 
 // fabricLook counts a look at a registration that will be completed.
-func (d *Device) fabricLook(call string, st *gpuState) error {
+func (d Links) fabricLook(call string, st *gpuState) error {
 	if st.FabricLooks == 0 {
 		return nil
 	}
@@ -270,7 +273,7 @@ func (d *Device) fabricLook(call string, st *gpuState) error {
 
 // NUMANodeID is the NUMA node that the GPU's own memory is (nvmlDeviceGetNumaNodeId): only where the CPU and the GPU
 // share an address space. The node near which a GPU sits is MemoryAffinity.
-func (d *Device) NUMANodeID() (int, error) {
+func (d Links) NUMANodeID() (int, error) {
 	const call = "nvmlDeviceGetNumaNodeId"
 	if err := d.node.enter(call, d.index); err != nil {
 		return 0, err
@@ -282,7 +285,7 @@ func (d *Device) NUMANodeID() (int, error) {
 }
 
 // MemoryAffinity is the NUMA node near which the GPU sits (nvmlDeviceGetMemoryAffinity).
-func (d *Device) MemoryAffinity() (int, error) {
+func (d Links) MemoryAffinity() (int, error) {
 	const call = "nvmlDeviceGetMemoryAffinity"
 	if err := d.node.enter(call, d.index); err != nil {
 		return 0, err
@@ -294,7 +297,7 @@ func (d *Device) MemoryAffinity() (int, error) {
 }
 
 // CPUAffinity are the CPUs near the GPU, in ascending order (nvmlDeviceGetCpuAffinity).
-func (d *Device) CPUAffinity() ([]CPURange, error) {
+func (d Links) CPUAffinity() ([]CPURange, error) {
 	if err := d.node.enter("nvmlDeviceGetCpuAffinity", d.index); err != nil {
 		return nil, err
 	}

@@ -23,7 +23,7 @@ func readLinks(t *testing.T, d *Device) linkFacts {
 	t.Helper()
 	var f linkFacts
 	for link := 0; ; link++ {
-		up, err := d.NVLinkState(link)
+		up, err := d.Links().NVLinkState(link)
 		if errors.Is(err, gpu.ErrInvalidArgument) || errors.Is(err, gpu.ErrNotSupported) {
 			f.Links = link
 			return f
@@ -31,10 +31,10 @@ func readLinks(t *testing.T, d *Device) linkFacts {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if f.Version, err = d.NVLinkVersion(link); err != nil {
+		if f.Version, err = d.Links().NVLinkVersion(link); err != nil {
 			t.Fatal(err)
 		}
-		kind, err := d.NVLinkRemoteDeviceType(link)
+		kind, err := d.Links().NVLinkRemoteDeviceType(link)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -45,7 +45,7 @@ func readLinks(t *testing.T, d *Device) linkFacts {
 			continue
 		}
 		f.Up++
-		remote, err := d.NVLinkRemotePCI(link)
+		remote, err := d.Links().NVLinkRemotePCI(link)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -92,13 +92,13 @@ func TestTopology(t *testing.T) {
 	}
 	for _, tt := range tests {
 		n := testNode(t, tt.model)
-		got, err := n.Device(tt.a).TopologyCommonAncestor(n.Device(tt.b))
+		got, err := n.Device(tt.a).Links().TopologyCommonAncestor(n.Device(tt.b))
 		if err != nil || got != tt.want {
 			t.Errorf("%s: common ancestor of %d and %d = %d, %v, want %d", tt.model, tt.a, tt.b, got, err, tt.want)
 		}
 	}
 	n := testNode(t, "hgx-h100")
-	near, err := n.Device(1).TopologyNearestGPUs(TopologyNode)
+	near, err := n.Device(1).Links().TopologyNearestGPUs(TopologyNode)
 	var indexes []int
 	for _, d := range near {
 		indexes = append(indexes, d.Number())
@@ -125,55 +125,55 @@ func TestP2P(t *testing.T) {
 	}
 	for _, tt := range tests {
 		n := testNode(t, tt.model)
-		got, err := n.Device(tt.a).P2PStatus(n.Device(tt.b), tt.capability)
+		got, err := n.Device(tt.a).Links().P2PStatus(n.Device(tt.b), tt.capability)
 		if err != nil || got != tt.want {
 			t.Errorf("%s: P2P status %d of %d and %d = %d, %v, want %d", tt.model, tt.capability, tt.a, tt.b, got, err, tt.want)
 		}
 	}
 	n := testNode(t, "hgx-h100")
-	if _, err := n.Device(0).SetMIGMode(true); err != nil {
+	if _, err := n.Device(0).MIG().SetMIGMode(true); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := n.Device(1).P2PStatus(n.Device(0), P2PNVLink); got != P2PStatusGPUNotSupported || err != nil {
+	if got, err := n.Device(1).Links().P2PStatus(n.Device(0), P2PNVLink); got != P2PStatusGPUNotSupported || err != nil {
 		t.Errorf("P2P with a GPU in MIG mode = %d, %v", got, err)
 	}
 }
 
 func TestFabric(t *testing.T) {
-	info, err := testNode(t, "gb200-nvl4").Device(1).Fabric()
+	info, err := testNode(t, "gb200-nvl4").Device(1).Links().Fabric()
 	want := FabricInfo{State: FabricCompleted, Clique: 32766, ClusterUUID: [16]byte{0x6f, 0xbb, 0x1d, 0xe4, 0x2f, 0x8a, 0x4d, 0x3c, 0x9d, 0x2f, 0x7c, 0x14, 0xa1, 0xf0, 0xc2, 0xe5}}
 	if diff := cmp.Diff(want, info); diff != "" || err != nil {
 		t.Errorf("fabric, %v (-want +got):\n%s", err, diff)
 	}
-	if _, err := testNode(t, "l40s").Device(0).Fabric(); !errors.Is(err, gpu.ErrNotSupported) {
+	if _, err := testNode(t, "l40s").Device(0).Links().Fabric(); !errors.Is(err, gpu.ErrNotSupported) {
 		t.Errorf("fabric of an L40S = %v", err)
 	}
 }
 
 func TestAffinity(t *testing.T) {
 	n := testNode(t, "hgx-h100")
-	node, err := n.Device(7).MemoryAffinity()
+	node, err := n.Device(7).Links().MemoryAffinity()
 	if node != 1 || err != nil {
 		t.Errorf("MemoryAffinity = %d, %v", node, err)
 	}
-	cpus, err := n.Device(7).CPUAffinity()
+	cpus, err := n.Device(7).Links().CPUAffinity()
 	if diff := cmp.Diff([]CPURange{{56, 111}, {168, 223}}, cpus); diff != "" || err != nil {
 		t.Errorf("CPUAffinity, %v (-want +got):\n%s", err, diff)
 	}
-	if _, err := n.Device(7).NUMANodeID(); !errors.Is(err, gpu.ErrNotSupported) {
+	if _, err := n.Device(7).Links().NUMANodeID(); !errors.Is(err, gpu.ErrNotSupported) {
 		t.Errorf("NUMANodeID on a PCIe GPU = %v", err)
 	}
-	if _, err := testNode(t, "t4").Device(0).MemoryAffinity(); !errors.Is(err, gpu.ErrNotSupported) {
+	if _, err := testNode(t, "t4").Device(0).Links().MemoryAffinity(); !errors.Is(err, gpu.ErrNotSupported) {
 		t.Errorf("MemoryAffinity without NUMA = %v", err)
 	}
-	if id, err := testNode(t, "gb200-nvl4").Device(1).NUMANodeID(); id < 2 || err != nil {
+	if id, err := testNode(t, "gb200-nvl4").Device(1).Links().NUMANodeID(); id < 2 || err != nil {
 		t.Errorf("NUMANodeID on Grace = %d, %v", id, err)
 	}
 }
 
 func TestFieldValues(t *testing.T) {
 	n := testNode(t, "hgx-h100")
-	if err := n.SetRecoveryAction(0, 1); err != nil {
+	if err := n.Hardware().SetRecoveryAction(0, 1); err != nil {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct {

@@ -114,9 +114,12 @@ func (e *Error) in(call string) *Error {
 	return &Error{Call: call, Code: e.Code, Detail: e.Detail}
 }
 
+// MIG is the MIG mode of a GPU and its partitions.
+type MIG struct{ *access }
+
 // MIGMode is the mode now and the mode after the next reset (nvmlDeviceGetMigMode); ErrNotSupported on boards that
 // offer no MIG.
-func (d *Device) MIGMode() (current, pending bool, err error) {
+func (d MIG) MIGMode() (current, pending bool, err error) {
 	const call = "nvmlDeviceGetMigMode"
 	st, err := d.load(call)
 	if err != nil {
@@ -129,12 +132,12 @@ func (d *Device) MIGMode() (current, pending bool, err error) {
 }
 
 // noMIG is the answer of boards that offer no MIG.
-func (d *Device) noMIG(call string) error {
+func (d *access) noMIG(call string) error {
 	return fail(call, CodeNotSupported, "%s offers no MIG, or nobody has captured its geometry", d.board.Product)
 }
 
 // loadMIG is load for calls that need MIG mode.
-func (d *Device) loadMIG(call string) (*gpuState, error) {
+func (d MIG) loadMIG(call string) (*gpuState, error) {
 	st, err := d.load(call)
 	if err == nil {
 		err = d.needMIG(call, st)
@@ -143,7 +146,7 @@ func (d *Device) loadMIG(call string) (*gpuState, error) {
 }
 
 // needMIG refuses calls that need MIG mode.
-func (d *Device) needMIG(call string, st *gpuState) error {
+func (d *access) needMIG(call string, st *gpuState) error {
 	if d.board.MIG == nil {
 		return d.noMIG(call)
 	}
@@ -158,7 +161,7 @@ func (d *Device) needMIG(call string, st *gpuState) error {
 // something uses the GPU: then activation is ErrInUse and nothing has changed. Before, the driver resets the GPU for it
 // (MIG user guide, "Enable MIG Mode"): if others have the GPU open that fails, activation is ErrInUse and the mode is
 // pending. A guest cannot reset the GPU it is given: there activation is ErrResetRequired (nvml.h).
-func (d *Device) SetMIGMode(enable bool) (activation, err error) {
+func (d MIG) SetMIGMode(enable bool) (activation, err error) {
 	const call = "nvmlDeviceSetMigMode"
 	if err := d.node.enter(call, d.index); err != nil {
 		return nil, err
@@ -203,8 +206,8 @@ func (d *Device) SetMIGMode(enable bool) (activation, err error) {
 const fabricLooks = 3
 
 // setModeByReset changes the mode of a board that has to be reset for it, at once if nothing is in the way.
-func (d *Device) setModeByReset(call string, enable bool) (activation, err error) {
-	release, aloneErr := d.node.alone(d.index)
+func (d MIG) setModeByReset(call string, enable bool) (activation, err error) {
+	release, aloneErr := d.node.open.alone(d.index)
 	switch {
 	case aloneErr == nil:
 		defer release()
@@ -218,7 +221,7 @@ func (d *Device) setModeByReset(call string, enable bool) (activation, err error
 		switch {
 		case st.MIG == enable:
 		case aloneErr != nil:
-			activation = fail(call, CodeInUse, "GPU %d is open in %s", d.index, d.node.whoHasOpen(d.index))
+			activation = fail(call, CodeInUse, "GPU %d is open in %s", d.index, d.node.open.who(d.index))
 		case busy != "":
 			activation = fail(call, CodeInUse, "GPU %d is in use by %s", d.index, busy)
 		case st.Persistence:
@@ -257,7 +260,7 @@ func (st *gpuState) addMIGEvent() {
 
 // GPUInstanceProfileInfo describes the profile of an NVML enum (nvmlDeviceGetGpuInstanceProfileInfo), in MIG mode or
 // not; ErrNotSupported if the board has none of that enum, ErrInvalidArgument past the last enum.
-func (d *Device) GPUInstanceProfileInfo(enum int) (gpu.Profile, error) {
+func (d MIG) GPUInstanceProfileInfo(enum int) (gpu.Profile, error) {
 	p, err := d.ProfileByEnum(enum)
 	if err != nil {
 		return gpu.Profile{}, err
@@ -273,7 +276,7 @@ func (d *Device) GPUInstanceProfileInfo(enum int) (gpu.Profile, error) {
 const profileEnums = 18
 
 // ProfileByEnum is GPUInstanceProfileInfo with all that the simulation knows.
-func (d *Device) ProfileByEnum(enum int) (*Profile, error) {
+func (d MIG) ProfileByEnum(enum int) (*Profile, error) {
 	const call = "nvmlDeviceGetGpuInstanceProfileInfo"
 	if err := d.node.enter(call, d.index); err != nil {
 		return nil, err
@@ -282,7 +285,7 @@ func (d *Device) ProfileByEnum(enum int) (*Profile, error) {
 }
 
 // ProfileByEnumV is nvmlDeviceGetGpuInstanceProfileInfoV, which nvml.h wants to work in MIG mode only.
-func (d *Device) ProfileByEnumV(enum int) (*Profile, error) {
+func (d MIG) ProfileByEnumV(enum int) (*Profile, error) {
 	const call = "nvmlDeviceGetGpuInstanceProfileInfoV"
 	if _, err := d.loadMIG(call); err != nil {
 		return nil, err
@@ -291,7 +294,7 @@ func (d *Device) ProfileByEnumV(enum int) (*Profile, error) {
 }
 
 // ProfileByIDV is nvmlDeviceGetGpuInstanceProfileInfoByIdV, for a profile ID, in MIG mode only.
-func (d *Device) ProfileByIDV(id int) (*Profile, error) {
+func (d MIG) ProfileByIDV(id int) (*Profile, error) {
 	const call = "nvmlDeviceGetGpuInstanceProfileInfoByIdV"
 	if _, err := d.loadMIG(call); err != nil {
 		return nil, err
@@ -299,7 +302,7 @@ func (d *Device) ProfileByIDV(id int) (*Profile, error) {
 	return d.profileByID(call, id)
 }
 
-func (d *Device) profileByEnum(call string, enum int) (*Profile, error) {
+func (d MIG) profileByEnum(call string, enum int) (*Profile, error) {
 	if d.board.MIG == nil {
 		return nil, d.noMIG(call)
 	}
@@ -314,7 +317,7 @@ func (d *Device) profileByEnum(call string, enum int) (*Profile, error) {
 }
 
 // profileByID finds the profile of a profile ID.
-func (d *Device) profileByID(call string, id int) (*Profile, error) {
+func (d MIG) profileByID(call string, id int) (*Profile, error) {
 	p := d.board.profileByID(id)
 	if p == nil {
 		return nil, fail(call, CodeNotSupported, "%s has no profile of ID %d (that is not the enum)", d.board.Product, id)
@@ -324,7 +327,7 @@ func (d *Device) profileByID(call string, id int) (*Profile, error) {
 
 // GPUInstancePossiblePlacements lists where instances of a profile ID may lie, occupied or not, in MIG mode or not
 // (nvmlDeviceGetGpuInstancePossiblePlacements_v2).
-func (d *Device) GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, error) {
+func (d MIG) GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, error) {
 	const call = "nvmlDeviceGetGpuInstancePossiblePlacements_v2"
 	if err := d.node.enter(call, d.index); err != nil {
 		return nil, err

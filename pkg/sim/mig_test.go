@@ -19,15 +19,15 @@ func migDevice(t *testing.T, model string) (*Node, *Device) {
 	t.Helper()
 	n := testNode(t, model)
 	d := n.Device(0)
-	if _, err := d.SetMIGMode(true); err != nil {
+	if _, err := d.MIG().SetMIGMode(true); err != nil {
 		t.Fatal(err)
 	}
 	if d.board.MIG.ModeNeedsReset {
-		if err := n.ResetGPU(0); err != nil {
+		if err := n.Hardware().Reset(0); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if on, _, err := d.MIGMode(); !on || err != nil {
+	if on, _, err := d.MIG().MIGMode(); !on || err != nil {
 		t.Fatalf("MIG mode of %s = %v, %v", model, on, err)
 	}
 	return n, d
@@ -41,7 +41,7 @@ func boardDevice(t *testing.T, b *Board) *Device {
 	if err := s.validate(); err != nil {
 		t.Fatal(err)
 	}
-	n := newNode(s, newOptions(nil))
+	n := newNode("", s, newOptions(nil))
 	n.state = newCell(&nodeState{}, (*nodeState).clone)
 	n.gpus = append(n.gpus, newCell(&gpuState{MIG: true, MIGPending: true}, (*gpuState).clone))
 	if err := n.Init(); err != nil {
@@ -53,31 +53,31 @@ func boardDevice(t *testing.T, b *Board) *Device {
 func TestMIGMode_Hopper(t *testing.T) {
 	n := testNode(t, "hgx-h100")
 	d := n.Device(0)
-	if err := n.AddClient(0, Client{PID: 71, Name: "dcgm", GPUInstance: -1}); err != nil {
+	if err := n.Clients().Add(0, Client{PID: 71, Name: "dcgm", GPUInstance: -1}); err != nil {
 		t.Fatal(err)
 	}
-	if activation, err := d.SetMIGMode(true); !errors.Is(activation, gpu.ErrInUse) || err != nil {
+	if activation, err := d.MIG().SetMIGMode(true); !errors.Is(activation, gpu.ErrInUse) || err != nil {
 		t.Errorf("SetMIGMode of a GPU in use = %v, %v", activation, err)
 	}
-	if on, pending, err := d.MIGMode(); on || pending || err != nil {
+	if on, pending, err := d.MIG().MIGMode(); on || pending || err != nil {
 		t.Errorf("mode after a refusal = %v, %v, %v", on, pending, err)
 	}
-	if err := n.RemoveClient(0, 71); err != nil {
+	if err := n.Clients().Remove(0, 71); err != nil {
 		t.Fatal(err)
 	}
-	if activation, err := d.SetMIGMode(true); activation != nil || err != nil {
+	if activation, err := d.MIG().SetMIGMode(true); activation != nil || err != nil {
 		t.Errorf("SetMIGMode = %v, %v", activation, err)
 	}
-	if _, err := d.CreateGPUInstance(19); err != nil {
+	if _, err := d.MIG().CreateGPUInstance(19); err != nil {
 		t.Fatal(err)
 	}
-	if activation, err := d.SetMIGMode(false); !errors.Is(activation, gpu.ErrInUse) || err != nil {
+	if activation, err := d.MIG().SetMIGMode(false); !errors.Is(activation, gpu.ErrInUse) || err != nil {
 		t.Errorf("SetMIGMode(false) with instances = %v, %v", activation, err)
 	}
-	if err := n.Reboot(); err != nil {
+	if err := n.Driver().Reboot(); err != nil {
 		t.Fatal(err)
 	}
-	if on, _, err := d.MIGMode(); on || err != nil {
+	if on, _, err := d.MIG().MIGMode(); on || err != nil {
 		t.Errorf("mode after a reboot = %v, %v", on, err)
 	}
 }
@@ -85,44 +85,44 @@ func TestMIGMode_Hopper(t *testing.T) {
 func TestMIGMode_Ampere(t *testing.T) {
 	n := testNode(t, "dgx-a100")
 	d := n.Device(0)
-	if err := n.AddClient(0, Client{PID: 71, Name: "dcgm", GPUInstance: -1}); err != nil {
+	if err := n.Clients().Add(0, Client{PID: 71, Name: "dcgm", GPUInstance: -1}); err != nil {
 		t.Fatal(err)
 	}
-	if activation, err := d.SetMIGMode(true); !errors.Is(activation, gpu.ErrInUse) || err != nil {
+	if activation, err := d.MIG().SetMIGMode(true); !errors.Is(activation, gpu.ErrInUse) || err != nil {
 		t.Errorf("SetMIGMode of a GPU in use = %v, %v", activation, err)
 	}
-	if on, pending, err := d.MIGMode(); on || !pending || err != nil {
+	if on, pending, err := d.MIG().MIGMode(); on || !pending || err != nil {
 		t.Errorf("mode before the reset = %v, %v, %v", on, pending, err)
 	}
-	if _, err := d.CreateGPUInstance(19); !errors.Is(err, gpu.ErrNotSupported) {
+	if _, err := d.MIG().CreateGPUInstance(19); !errors.Is(err, gpu.ErrNotSupported) {
 		t.Errorf("CreateGPUInstance before the reset = %v", err)
 	}
 	if err := n.Shutdown(); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.ResetGPU(0); !errors.Is(err, gpu.ErrInUse) {
-		t.Errorf("ResetGPU of a GPU in use = %v", err)
+	if err := n.Hardware().Reset(0); !errors.Is(err, gpu.ErrInUse) {
+		t.Errorf("Reset of a GPU in use = %v", err)
 	}
-	if err := n.RemoveClient(0, 71); err != nil {
+	if err := n.Clients().Remove(0, 71); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.ResetGPU(0); err != nil {
+	if err := n.Hardware().Reset(0); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.Init(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.CreateGPUInstance(19); err != nil {
+	if _, err := d.MIG().CreateGPUInstance(19); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.Reboot(); err != nil {
+	if err := n.Driver().Reboot(); err != nil {
 		t.Fatal(err)
 	}
-	on, pending, err := d.MIGMode()
+	on, pending, err := d.MIG().MIGMode()
 	if !on || !pending || err != nil {
 		t.Errorf("mode after a reboot = %v, %v, %v", on, pending, err)
 	}
-	if left, err := d.GPUInstances(19); len(left) > 0 || err != nil {
+	if left, err := d.MIG().GPUInstances(19); len(left) > 0 || err != nil {
 		t.Errorf("instances after a reboot = %v, %v", left, err)
 	}
 }
@@ -130,16 +130,16 @@ func TestMIGMode_Ampere(t *testing.T) {
 func TestMIGMode_Unsupported(t *testing.T) {
 	for _, model := range []string{"l40s", "t4"} {
 		d := testNode(t, model).Device(0)
-		_, _, modeErr := d.MIGMode()
-		_, setErr := d.SetMIGMode(true)
-		_, infoErr := d.GPUInstanceProfileInfo(0)
-		_, placeErr := d.GPUInstancePossiblePlacements(19)
+		_, _, modeErr := d.MIG().MIGMode()
+		_, setErr := d.MIG().SetMIGMode(true)
+		_, infoErr := d.MIG().GPUInstanceProfileInfo(0)
+		_, placeErr := d.MIG().GPUInstancePossiblePlacements(19)
 		for _, err := range []error{modeErr, setErr, infoErr, placeErr} {
 			if !errors.Is(err, gpu.ErrNotSupported) {
 				t.Errorf("MIG on %s = %v", model, err)
 			}
 		}
-		if most, err := d.MaxMIGDevices(); most != 0 || err != nil {
+		if most, err := d.MIG().MaxMIGDevices(); most != 0 || err != nil {
 			t.Errorf("MaxMIGDevices on %s = %d, %v", model, most, err)
 		}
 	}
@@ -148,29 +148,29 @@ func TestMIGMode_Unsupported(t *testing.T) {
 // Profiles and placements are reported in MIG mode and outside; the versioned call wants MIG mode, as nvml.h has it.
 func TestProfiles_MIGDisabled(t *testing.T) {
 	d := testNode(t, "hgx-h100").Device(0)
-	p, err := d.GPUInstanceProfileInfo(9)
+	p, err := d.MIG().GPUInstanceProfileInfo(9)
 	want := gpu.Profile{ID: 15, Enum: 9, MaxInstances: 4, ComputeSlices: 1, Memory: 20096 << 20, Multiprocessors: 26,
 		CopyEngines: 1, Decoders: 1, JPEGEngines: 1}
 	if diff := cmp.Diff(want, p); diff != "" || err != nil {
 		t.Errorf("profile of enum 9, %v (-want +got):\n%s", err, diff)
 	}
-	placements, err := d.GPUInstancePossiblePlacements(p.ID)
+	placements, err := d.MIG().GPUInstancePossiblePlacements(p.ID)
 	if diff := cmp.Diff([]gpu.Placement{{Start: 0, Size: 2}, {Start: 2, Size: 2}, {Start: 4, Size: 2}, {Start: 6, Size: 2}}, placements); diff != "" || err != nil {
 		t.Errorf("placements, %v (-want +got):\n%s", err, diff)
 	}
-	if _, err := d.GPUInstanceProfileInfo(5); !errors.Is(err, gpu.ErrNotSupported) {
+	if _, err := d.MIG().GPUInstanceProfileInfo(5); !errors.Is(err, gpu.ErrNotSupported) {
 		t.Errorf("profile of an enum the board has not = %v", err)
 	}
-	if _, err := d.GPUInstanceProfileInfo(18); !errors.Is(err, gpu.ErrInvalidArgument) {
+	if _, err := d.MIG().GPUInstanceProfileInfo(18); !errors.Is(err, gpu.ErrInvalidArgument) {
 		t.Errorf("profile past the last enum = %v", err)
 	}
-	if _, err := d.ProfileByEnumV(0); !errors.Is(err, gpu.ErrNotSupported) {
+	if _, err := d.MIG().ProfileByEnumV(0); !errors.Is(err, gpu.ErrNotSupported) {
 		t.Errorf("versioned profile outside MIG mode = %v", err)
 	}
-	if found, err := d.GPUInstances(19); len(found) > 0 || err != nil {
+	if found, err := d.MIG().GPUInstances(19); len(found) > 0 || err != nil {
 		t.Errorf("instances outside MIG mode = %v, %v", found, err)
 	}
-	if left, err := d.GPUInstanceRemainingCapacity(19); left != 7 || err != nil {
+	if left, err := d.MIG().GPUInstanceRemainingCapacity(19); left != 7 || err != nil {
 		t.Errorf("room for 1g outside MIG mode = %d, %v", left, err)
 	}
 }
@@ -195,7 +195,7 @@ func TestPlacements_EveryBoard(t *testing.T) {
 
 func checkPlacement(t *testing.T, d *Device, p *Profile, at gpu.Placement) {
 	t.Helper()
-	gi, err := d.CreateGPUInstanceWithPlacement(p.ID, at)
+	gi, err := d.MIG().CreateGPUInstanceWithPlacement(p.ID, at)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,7 +209,7 @@ func checkPlacement(t *testing.T, d *Device, p *Profile, at gpu.Placement) {
 			if !other.Overlaps(at) {
 				continue
 			}
-			if _, err := d.CreateGPUInstanceWithPlacement(q.ID, other); !errors.Is(err, gpu.ErrInsufficientResources) {
+			if _, err := d.MIG().CreateGPUInstanceWithPlacement(q.ID, other); !errors.Is(err, gpu.ErrInsufficientResources) {
 				t.Errorf("%s at %d:%d alongside it = %v", q.Name, other.Start, other.Size, err)
 			}
 		}
@@ -257,7 +257,7 @@ func TestPartitions_RandomSequence(t *testing.T) {
 				p := &b.MIG.Profiles[random.IntN(len(b.MIG.Profiles))]
 				at := gpu.Placement{Start: p.Starts[random.IntN(len(p.Starts))], Size: p.Size}
 				fits := fitsAccount(&b, live, p, at)
-				gi, err := d.CreateGPUInstanceWithPlacement(p.ID, at)
+				gi, err := d.MIG().CreateGPUInstanceWithPlacement(p.ID, at)
 				if fits != (err == nil) || err != nil && !errors.Is(err, gpu.ErrInsufficientResources) {
 					t.Fatalf("%s at %d:%d alongside %v: fits %v, got %v", p.Name, at.Start, at.Size, live, fits, err)
 				}

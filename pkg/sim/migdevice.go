@@ -21,7 +21,7 @@ func MIGDeviceOf(c *ComputeInstance) *MIGDevice { return &MIGDevice{compute: c} 
 func (m *MIGDevice) Compute() *ComputeInstance { return m.compute }
 
 // device is the GPU it lies on.
-func (m *MIGDevice) device() *Device { return m.compute.parent.device }
+func (m *MIGDevice) device() MIG { return m.compute.parent.device }
 
 // uuid is made of where the partition lies, so that a partition made again at the same place has it again.
 func (m *MIGDevice) uuid() string {
@@ -30,7 +30,7 @@ func (m *MIGDevice) uuid() string {
 }
 
 // migDevices lists the partitions of a GPU, by GPU instance and compute instance.
-func (d *Device) migDevices(st *gpuState) []*MIGDevice {
+func (d MIG) migDevices(st *gpuState) []*MIGDevice {
 	var found []*MIGDevice
 	for _, gi := range st.Instances {
 		for _, ci := range gi.Compute {
@@ -41,7 +41,7 @@ func (d *Device) migDevices(st *gpuState) []*MIGDevice {
 }
 
 // MaxMIGDevices is how many partitions there can be, 0 outside MIG mode (nvmlDeviceGetMaxMigDeviceCount).
-func (d *Device) MaxMIGDevices() (int, error) {
+func (d MIG) MaxMIGDevices() (int, error) {
 	st, err := d.load("nvmlDeviceGetMaxMigDeviceCount")
 	if err != nil || !st.MIG || d.board.MIG == nil {
 		return 0, err
@@ -55,7 +55,7 @@ func (d *Device) MaxMIGDevices() (int, error) {
 
 // MIGDeviceByIndex returns a partition by its place in the list of those that exist
 // (nvmlDeviceGetMigDeviceHandleByIndex); ErrNotFound past the last.
-func (d *Device) MIGDeviceByIndex(index int) (*MIGDevice, error) {
+func (d MIG) MIGDeviceByIndex(index int) (*MIGDevice, error) {
 	const call = "nvmlDeviceGetMigDeviceHandleByIndex"
 	st, err := d.loadMIG(call)
 	if err != nil {
@@ -88,7 +88,7 @@ func (m *MIGDevice) Parent() (*Device, error) {
 	if _, _, _, err := m.load("nvmlDeviceGetDeviceHandleFromMigDeviceHandle"); err != nil {
 		return nil, err
 	}
-	return m.device(), nil
+	return m.compute.parent.Device(), nil
 }
 
 // GPUInstanceID and ComputeInstanceID say where the partition lies (nvmlDeviceGetGpuInstanceId).

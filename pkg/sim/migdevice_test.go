@@ -13,7 +13,7 @@ import (
 
 func TestComputeInstances(t *testing.T) {
 	n, d := migDevice(t, "hgx-h100")
-	gi, err := d.CreateGPUInstanceWithPlacement(9, gpu.Placement{Start: 4, Size: 4})
+	gi, err := d.MIG().CreateGPUInstanceWithPlacement(9, gpu.Placement{Start: 4, Size: 4})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func TestComputeInstances(t *testing.T) {
 	if _, err := gi.CreateComputeInstance(4); !errors.Is(err, gpu.ErrNotSupported) {
 		t.Errorf("7c in 3g = %v", err)
 	}
-	if err := n.AddClient(0, Client{PID: 9, Name: "python", GPUInstance: gi.ID(), ComputeInstance: one.ID()}); err != nil {
+	if err := n.Clients().Add(0, Client{PID: 9, Name: "python", GPUInstance: gi.ID(), ComputeInstance: one.ID()}); err != nil {
 		t.Fatal(err)
 	}
 	if err := one.Destroy(); !errors.Is(err, gpu.ErrInUse) {
@@ -62,7 +62,7 @@ func TestMIGDevices(t *testing.T) {
 	n, d := migDevice(t, "hgx-h100")
 	var uuids []string
 	for _, start := range []int{0, 4} {
-		gi, err := d.CreateGPUInstanceWithPlacement(9, gpu.Placement{Start: start, Size: 4})
+		gi, err := d.MIG().CreateGPUInstanceWithPlacement(9, gpu.Placement{Start: start, Size: 4})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -77,7 +77,7 @@ func TestMIGDevices(t *testing.T) {
 		uuids = append(uuids, uuid)
 	}
 	for i, uuid := range uuids {
-		m, err := d.MIGDeviceByIndex(i)
+		m, err := d.MIG().MIGDeviceByIndex(i)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -95,10 +95,10 @@ func TestMIGDevices(t *testing.T) {
 			t.Errorf("memory = %+v, %v", mem, err)
 		}
 	}
-	if _, err := d.MIGDeviceByIndex(2); !errors.Is(err, gpu.ErrNotFound) {
+	if _, err := d.MIG().MIGDeviceByIndex(2); !errors.Is(err, gpu.ErrNotFound) {
 		t.Errorf("partition past the last = %v", err)
 	}
-	if most, err := d.MaxMIGDevices(); most != 7 || err != nil {
+	if most, err := d.MIG().MaxMIGDevices(); most != 7 || err != nil {
 		t.Errorf("MaxMIGDevices = %d, %v", most, err)
 	}
 }
@@ -107,21 +107,21 @@ func TestMIGDevices(t *testing.T) {
 func TestStaleHandles(t *testing.T) {
 	_, d := migDevice(t, "hgx-h100")
 	at := gpu.Placement{Start: 6, Size: 1}
-	old, err := d.CreateGPUInstanceWithPlacement(19, at)
+	old, err := d.MIG().CreateGPUInstanceWithPlacement(19, at)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := old.Destroy(); err != nil {
 		t.Fatal(err)
 	}
-	next, err := d.CreateGPUInstanceWithPlacement(19, at)
+	next, err := d.MIG().CreateGPUInstanceWithPlacement(19, at)
 	if err != nil || next.ID() != old.ID() {
 		t.Fatalf("made again: ID %d after %d, %v", next.ID(), old.ID(), err)
 	}
 	if err := old.Destroy(); !errors.Is(err, gpu.ErrInvalidArgument) {
 		t.Errorf("Destroy by the old handle = %v", err)
 	}
-	if found, err := d.GPUInstanceByID(next.ID()); err != nil || found.Serial() != next.Serial() {
+	if found, err := d.MIG().GPUInstanceByID(next.ID()); err != nil || found.Serial() != next.Serial() {
 		t.Errorf("GPUInstanceByID = %+v, %v", found, err)
 	}
 }
@@ -130,7 +130,7 @@ func TestCreateGPUInstance_DriverPlaces(t *testing.T) {
 	_, d := migDevice(t, "hgx-h100")
 	var got []int
 	for {
-		gi, err := d.CreateGPUInstance(14)
+		gi, err := d.MIG().CreateGPUInstance(14)
 		if errors.Is(err, gpu.ErrInsufficientResources) {
 			break
 		}
@@ -146,13 +146,13 @@ func TestCreateGPUInstance_DriverPlaces(t *testing.T) {
 	if diff := cmp.Diff([]int{0, 2, 4}, got); diff != "" {
 		t.Errorf("starts (-want +got):\n%s", diff)
 	}
-	if left, err := d.GPUInstanceRemainingCapacity(19); left != 1 || err != nil {
+	if left, err := d.MIG().GPUInstanceRemainingCapacity(19); left != 1 || err != nil {
 		t.Errorf("room for 1g = %d, %v", left, err)
 	}
-	if _, err := d.CreateGPUInstanceWithPlacement(19, gpu.Placement{Start: 7, Size: 1}); !errors.Is(err, gpu.ErrInvalidArgument) {
+	if _, err := d.MIG().CreateGPUInstanceWithPlacement(19, gpu.Placement{Start: 7, Size: 1}); !errors.Is(err, gpu.ErrInvalidArgument) {
 		t.Errorf("1g at 7, where none can be = %v", err)
 	}
-	if _, err := d.CreateGPUInstanceWithPlacement(9, gpu.Placement{Start: 4, Size: 2}); !errors.Is(err, gpu.ErrInvalidArgument) {
+	if _, err := d.MIG().CreateGPUInstanceWithPlacement(9, gpu.Placement{Start: 4, Size: 2}); !errors.Is(err, gpu.ErrInvalidArgument) {
 		t.Errorf("3g of size 2 = %v", err)
 	}
 }

@@ -22,12 +22,12 @@ func (s *spec) addModule(files map[string]treeFile) {
 }
 
 // unloadModule takes the module out of sysfs.
-func (n *Node) unloadModule(s *nodeState) error {
-	if n.root == "" {
+func (f *Files) unloadModule(s *nodeState) error {
+	if f.root == "" {
 		return nil
 	}
 	s.Unloads++
-	err := os.Rename(filepath.Join(n.root, moduleDir), filepath.Join(n.root, stateDir, fmt.Sprintf("module-%d", s.Unloads)))
+	err := os.Rename(filepath.Join(f.root, moduleDir), filepath.Join(f.root, stateDir, fmt.Sprintf("module-%d", s.Unloads)))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -35,14 +35,14 @@ func (n *Node) unloadModule(s *nodeState) error {
 }
 
 // loadModule puts the module into sysfs, unless it is there.
-func (n *Node) loadModule() error {
-	if n.root == "" {
+func (f *Files) loadModule() error {
+	if f.root == "" {
 		return nil
 	}
-	if _, err := os.Lstat(filepath.Join(n.root, moduleDir)); err == nil {
+	if _, err := os.Lstat(filepath.Join(f.root, moduleDir)); err == nil {
 		return nil
 	}
 	files := map[string]treeFile{}
-	n.spec.addModule(files)
-	return writeTree(filepath.Join(n.root, "sys"), files, 0o444)
+	f.spec.addModule(files)
+	return writeTree(filepath.Join(f.root, "sys"), files, 0o444)
 }

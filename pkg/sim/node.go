@@ -9,32 +9,56 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"sync"
 	"sync/atomic"
 	"time"
 )
 
 // Node is a simulated node. It is safe for use by several goroutines.
 type Node struct {
-	spec     *spec
-	specFile fileID // of the file that spec was read from
-	root     string // empty: in memory
-	state    *cell[nodeState]
-	gpus     []*cell[gpuState]
-	devices  []*Device
-
-	inits  atomic.Int64
-	open   sessions
-	counts map[string]*atomic.Int64 // by name of the call; the map itself never changes
-	sleep  func(time.Duration)
-
-	trace func(call string, index int) // nil: nobody wants to know
+	*core
+	faults *Faults
 
 	// listed are the GPUs that were there when the session began: NVML counts them once.
 	listed atomic.Pointer[[]int]
-
-	passed sync.Map // ID of a fault -> *atomic.Int64, calls that it let through
 }
+
+// core is what a node consists of.
+type core struct {
+	spec    *spec
+	state   *cell[nodeState]
+	gpus    []*cell[gpuState]
+	devices []*Device
+	files   *Files
+	clients *Clients
+	open    *sessions
+	calls   *Calls
+}
+
+// checkIndex refuses indexes of no GPU.
+func (c *core) checkIndex(index int) error {
+	if index < 0 || index >= len(c.devices) {
+		return fmt.Errorf("no GPU %d: the node has %d, numbered from 0", index, len(c.devices))
+	}
+	return nil
+}
+
+// Calls counts the calls of NVML functions.
+func (n *Node) Calls() *Calls { return n.calls }
+
+// Faults make calls slow or fail.
+func (n *Node) Faults() *Faults { return n.faults }
+
+// Hardware is what happens to the GPUs themselves.
+func (n *Node) Hardware() Hardware { return Hardware{n.core} }
+
+// Driver is the kernel driver.
+func (n *Node) Driver() Driver { return Driver{n.core} }
+
+// Clients are the processes that use GPUs.
+func (n *Node) Clients() *Clients { return n.clients }
+
+// Files are those under the node's root.
+func (n *Node) Files() *Files { return n.files }
 
 // options of New, Create and Open.
 type options struct {
@@ -88,7 +112,7 @@ func New(model string, opts ...Option) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := newNode(s, o)
+	n := newNode("", s, o)
 	n.state = newCell(&nodeState{Boots: 1, BootID: bootID(s, 1)}, (*nodeState).clone)
 	for range s.GPUs {
 		n.gpus = append(n.gpus, newCell(&gpuState{}, (*gpuState).clone))
@@ -122,8 +146,8 @@ func Open(root string, opts ...Option) (*Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open simulated node under %s: %w", root, err)
 	}
-	n := newNode(s, o)
-	n.root, n.specFile = root, file
+	n := newNode(root, s, o)
+	n.files.opened = file
 	n.state = openCell(filepath.Join(dir, "state.json"), (*nodeState).clone, func(data []byte) (*nodeState, error) {
 		return decodeNodeState(data, len(s.GPUs))
 	})
@@ -136,7 +160,7 @@ func Open(root string, opts ...Option) (*Node, error) {
 			caps := &capabilities{root: root, minor: s.GPUs[i].Minor, devices: s.DeviceNodes && s.DevRoot == ""}
 			c.before, c.after = caps.appear, caps.vanish
 		}
-		c.stale, c.settle = n.abandoned, n.forget
+		c.stale, c.settle = n.clients.abandoned, n.clients.forget
 		n.gpus = append(n.gpus, c)
 	}
 	return n, nil
@@ -147,75 +171,32 @@ func gpuFile(dir string, index int) string {
 	return filepath.Join(dir, fmt.Sprintf("gpu-%d.json", index))
 }
 
-func newNode(s *spec, o *options) *Node {
-	n := &Node{spec: s, sleep: o.sleep, counts: make(map[string]*atomic.Int64, len(callNames))}
-	for _, name := range callNames {
-		n.counts[name] = new(atomic.Int64)
-	}
-	if w := o.trace; w != nil {
-		n.trace = func(call string, index int) { _, _ = fmt.Fprintf(w, "%s %d\n", call, index) } // one write a line
-	}
+// newNode is a node but for its state; root is empty for one in memory.
+func newNode(root string, s *spec, o *options) *Node {
+	files := &Files{root: root, spec: s}
+	c := &core{spec: s, files: files, open: &sessions{files: files}, calls: newCalls(o.trace)}
+	c.clients = &Clients{c}
+	n := &Node{core: c, faults: &Faults{core: c, sleep: o.sleep}}
 	for i := range s.GPUs {
 		g := &s.GPUs[i]
-		n.devices = append(n.devices, &Device{node: n, index: i, spec: g, board: &s.Boards[g.Board]})
+		n.devices = append(n.devices, &Device{&access{node: n, index: i, spec: g, board: &s.Boards[g.Board]}})
 	}
 	return n
 }
 
 // Root is the directory the node lives under; empty for a node in memory.
-func (n *Node) Root() string { return n.root }
-
-// Model is the name of the node's model.
-func (n *Node) Model() string { return n.spec.Name }
-
-// BootID is the boot id of the node, as /proc/sys/kernel/random/boot_id would say.
-func (n *Node) BootID() (string, error) {
-	st, err := n.state.load()
-	if err != nil {
-		return "", err
-	}
-	return st.BootID, nil
-}
+func (n *Node) Root() string { return n.files.root }
 
 // bootID is the boot id of the nth boot.
 func bootID(s *spec, nth int) string {
 	return uuidOf(fmt.Sprintf("boot/%s/%d", s.GPUs[0].UUID, nth))
 }
 
-// Calls reports how often an NVML function was called through this Node, failed calls included.
-func (n *Node) Calls(function string) int64 {
-	if c := n.counts[function]; c != nil {
-		return c.Load()
-	}
-	return 0
-}
-
-// TotalCalls is the number of all NVML calls through this Node.
-func (n *Node) TotalCalls() int64 {
-	var total int64
-	for _, name := range callNames {
-		total += n.Calls(name)
-	}
-	return total
-}
-
-// ResetCalls sets the counts of calls to zero.
-func (n *Node) ResetCalls() {
-	for _, c := range n.counts {
-		c.Store(0)
-	}
-}
-
 // enter begins an NVML call on the GPU of that index, or on none (-1): it counts the call, lets faults have their
 // way, and refuses where the library, the driver or the GPU is not there.
 func (n *Node) enter(call string, index int) error {
-	if c := n.counts[call]; c != nil {
-		c.Add(1)
-	}
-	if n.trace != nil {
-		n.trace(call, index)
-	}
-	if n.inits.Load() == 0 && call != callInit {
+	n.calls.begin(call, index)
+	if n.open.inits.Load() == 0 && call != callInit {
 		return fail(call, CodeUninitialized, "nvmlInit_v2 was not called")
 	}
 	st, err := n.state.load()
@@ -223,18 +204,18 @@ func (n *Node) enter(call string, index int) error {
 		return fail(call, CodeUnknown, "%v", err)
 	}
 	if len(st.Faults) > 0 {
-		if err := n.applyFaults(st, call, index); err != nil {
+		if err := n.faults.apply(st, call, index); err != nil {
 			return err
 		}
 	}
 	if st.Unloaded {
 		return fail(call, CodeDriverNotLoaded, "the driver of the simulated node was unloaded")
 	}
-	if index >= 0 && n.isLost(st, call, index) {
+	if index >= 0 && st.isLost(call, index) {
 		return fail(call, CodeGPUIsLost, "GPU %d at %s fell off the bus", index, n.devices[index].spec.bdf())
 	}
 	if index >= 0 {
-		if err := n.openSlot(index); err != nil {
+		if err := n.open.openSlot(index); err != nil {
 			return fail(call, CodeUnknown, "%v", err)
 		}
 	}
@@ -250,11 +231,12 @@ func (n *Node) Init() error {
 	if err != nil {
 		return fail(callInit, CodeUnknown, "%v", err)
 	}
-	if n.inits.Add(1) == 1 {
-		n.list(st)
+	if n.open.inits.Add(1) == 1 {
+		listed := st.present(len(n.devices))
+		n.listed.Store(&listed)
 	}
-	if err := n.openSlot(driverSlot); err != nil {
-		return errors.Join(fail(callInit, CodeUnknown, "%v", err), n.end())
+	if err := n.open.openSlot(driverSlot); err != nil {
+		return errors.Join(fail(callInit, CodeUnknown, "%v", err), n.open.end())
 	}
 	return nil
 }
@@ -264,23 +246,7 @@ func (n *Node) Shutdown() error {
 	if err := n.enter("nvmlShutdown", -1); err != nil && !isCode(err, CodeDriverNotLoaded) {
 		return err
 	}
-	return n.end()
-}
-
-// end ends one session; with the last, the driver and the GPUs are open no more.
-func (n *Node) end() error {
-	for {
-		now := n.inits.Load()
-		if now == 0 {
-			return fail("nvmlShutdown", CodeUninitialized, "nvmlInit_v2 was not called")
-		}
-		if n.inits.CompareAndSwap(now, now-1) {
-			if now == 1 {
-				n.closeSlots()
-			}
-			return nil
-		}
-	}
+	return n.open.end()
 }
 
 // asError returns the NVML error that err is or wraps, or nil.

@@ -43,11 +43,11 @@ func Quirks() []Quirk {
 }
 
 // SetQuirk switches a quirk of the node's driver on or off.
-func (n *Node) SetQuirk(q Quirk, on bool) error {
+func (d Driver) SetQuirk(q Quirk, on bool) error {
 	if !slices.Contains(Quirks(), q) {
 		return fmt.Errorf("no quirk %q: want one of %q", q, Quirks())
 	}
-	return n.state.update(func(s *nodeState) error {
+	return d.state.update(func(s *nodeState) error {
 		s.Quirks = slices.DeleteFunc(s.Quirks, func(have Quirk) bool { return have == q })
 		if on {
 			s.Quirks = append(s.Quirks, q)
@@ -58,13 +58,13 @@ func (n *Node) SetQuirk(q Quirk, on bool) error {
 }
 
 // has reports whether the node's driver has a quirk. One that cannot be read has none.
-func (n *Node) has(q Quirk) bool {
-	st, err := n.state.load()
+func (c *core) has(q Quirk) bool {
+	st, err := c.state.load()
 	return err == nil && slices.Contains(st.Quirks, q)
 }
 
 // busyForMode words what keeps the mode of a GPU from changing; empty if nothing does. What quirks say goes first.
-func (d *Device) busyForMode(st *gpuState, enable bool) string {
+func (d MIG) busyForMode(st *gpuState, enable bool) string {
 	if enable && !d.board.MIG.ModeNeedsReset && d.node.has(QuirkFirstInstanceInUse) {
 		return "" // looked for later
 	}
@@ -75,7 +75,7 @@ func (d *Device) busyForMode(st *gpuState, enable bool) string {
 }
 
 // firstInUse is IN_USE for the first GPU instance of a GPU that has clients, where a quirk says so.
-func (d *Device) firstInUse(call string, st *gpuState) error {
+func (d MIG) firstInUse(call string, st *gpuState) error {
 	if len(st.Instances) > 0 || !d.node.has(QuirkFirstInstanceInUse) {
 		return nil
 	}

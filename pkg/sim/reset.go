@@ -16,27 +16,27 @@ func (st *gpuState) reset() {
 	st.Persistence = false
 }
 
-// ResetGPU does what "nvidia-smi --gpu-reset" does: partitions go, the pending MIG mode becomes the current one, and
+// Reset does what "nvidia-smi --gpu-reset" does: partitions go, the pending MIG mode becomes the current one, and
 // nothing else about the node changes. It is refused while clients use the GPU or any session has it open, one of this
 // Node's too; in persistence mode, which counts as a client of its own (NVIDIA/NVSentinel#1690); and on a lost GPU, which
 // only a reboot brings back.
-func (n *Node) ResetGPU(index int) error {
+func (h Hardware) Reset(index int) error {
 	const call = "reset"
-	if err := n.checkReset(index); err != nil {
+	if err := h.checkReset(index); err != nil {
 		return err
 	}
-	if n.isOpen(index) {
+	if h.open.isOpen(index) {
 		return fail(call, CodeInUse, "GPU %d is open in this process", index)
 	}
-	release, err := n.alone(index)
+	release, err := h.open.alone(index)
 	if errors.Is(err, errOpen) {
-		return fail(call, CodeInUse, "GPU %d is open in %s", index, n.whoHasOpen(index))
+		return fail(call, CodeInUse, "GPU %d is open in %s", index, h.open.who(index))
 	}
 	if err != nil {
 		return fmt.Errorf("reset GPU %d: %w", index, err)
 	}
 	defer release()
-	return n.gpus[index].update(func(st *gpuState) error {
+	return h.gpus[index].update(func(st *gpuState) error {
 		if who := st.attached(); who != "" {
 			return fail(call, CodeInUse, "GPU %d is in use by %s", index, who)
 		}
@@ -46,11 +46,11 @@ func (n *Node) ResetGPU(index int) error {
 }
 
 // checkReset refuses to reset a GPU that is not there.
-func (n *Node) checkReset(index int) error {
-	if err := n.checkIndex(index); err != nil {
+func (h Hardware) checkReset(index int) error {
+	if err := h.checkIndex(index); err != nil {
 		return err
 	}
-	node, err := n.state.load()
+	node, err := h.state.load()
 	if err != nil {
 		return fmt.Errorf("reset GPU %d: %w", index, err)
 	}
@@ -71,54 +71,54 @@ func (st *gpuState) attached() string {
 	return ""
 }
 
-// ForceResetGPU resets a GPU behind the back of those who have it open or use it. Within a boot nothing shows that it
+// ForceReset resets a GPU behind the back of those who have it open or use it. Within a boot nothing shows that it
 // happened: instances that are created again in the same places have the same IDs and UUIDs, as the driver derives the UUID
 // from the board and the instance's ID (open-gpu-kernel-modules 595.45.04, nvGenerateSmcUuid in gpu_uuid.c).
-func (n *Node) ForceResetGPU(index int) error {
-	if err := n.checkReset(index); err != nil {
+func (h Hardware) ForceReset(index int) error {
+	if err := h.checkReset(index); err != nil {
 		return err
 	}
-	return n.gpus[index].update(func(st *gpuState) error {
+	return h.gpus[index].update(func(st *gpuState) error {
 		st.reset()
 		return nil
 	})
 }
 
-// ForceRemakeGPU resets a GPU behind the back of those who have it open; then another tool makes the same instances in
+// ForceRemake resets a GPU behind the back of those who have it open; then another tool makes the same instances in
 // the same places.
-func (n *Node) ForceRemakeGPU(index int) error {
-	was, err := n.layoutOf(index)
+func (h Hardware) ForceRemake(index int) error {
+	was, err := h.layoutOf(index)
 	if err != nil {
 		return err
 	}
-	if err := n.ForceResetGPU(index); err != nil {
+	if err := h.ForceReset(index); err != nil {
 		return err
 	}
-	return n.remake(index, was)
+	return h.remake(index, was)
 }
 
-// ForceReloadDriver reloads the kernel driver behind the back of those who have it open. With remake, another tool then
+// ForceReload reloads the kernel driver behind the back of those who have it open. With remake, another tool then
 // makes the instances that were there, in the same places.
-func (n *Node) ForceReloadDriver(remake bool) error {
+func (d Driver) ForceReload(remake bool) error {
 	var was []*gpuState
-	for i := range n.gpus {
-		st, err := n.layoutOf(i)
+	for i := range d.gpus {
+		st, err := d.layoutOf(i)
 		if err != nil {
 			return err
 		}
 		was = append(was, st)
 	}
-	if err := n.ForceUnloadDriver(); err != nil {
+	if err := d.ForceUnload(); err != nil {
 		return err
 	}
-	if err := n.LoadDriver(); err != nil {
+	if err := d.Load(); err != nil {
 		return err
 	}
 	for i, st := range was {
 		if !remake || len(st.Instances) == 0 {
 			continue
 		}
-		if err := n.remake(i, st); err != nil {
+		if err := d.remake(i, st); err != nil {
 			return err
 		}
 	}
@@ -126,11 +126,11 @@ func (n *Node) ForceReloadDriver(remake bool) error {
 }
 
 // layoutOf is the state of a GPU as it is now.
-func (n *Node) layoutOf(index int) (*gpuState, error) {
-	if err := n.checkIndex(index); err != nil {
+func (c *core) layoutOf(index int) (*gpuState, error) {
+	if err := c.checkIndex(index); err != nil {
 		return nil, err
 	}
-	st, err := n.gpus[index].load()
+	st, err := c.gpus[index].load()
 	if err != nil {
 		return nil, fmt.Errorf("read GPU %d: %w", index, err)
 	}
@@ -138,8 +138,8 @@ func (n *Node) layoutOf(index int) (*gpuState, error) {
 }
 
 // remake makes the instances of an earlier state anew. They are others: handles of those before stay stale.
-func (n *Node) remake(index int, was *gpuState) error {
-	return n.gpus[index].update(func(st *gpuState) error {
+func (c *core) remake(index int, was *gpuState) error {
+	return c.gpus[index].update(func(st *gpuState) error {
 		if len(st.Instances) > 0 {
 			return fmt.Errorf("remake partitions of GPU %d: it has some", index)
 		}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -26,51 +25,60 @@ const driverSlot = maxGPUs
 
 // sessions are what a Node has open.
 type sessions struct {
-	mask atomic.Uint64 // bits of slots
-	mu   sync.Mutex
-	// files are locked, shared; nil for a node in memory.
-	files [driverSlot + 1]*os.File
+	files *Files
+	inits atomic.Int64
+	mask  atomic.Uint64 // bits of slots
+	mu    sync.Mutex
+	// locked are the files of slots that are open, locked, shared; nil for a node in memory.
+	locked [driverSlot + 1]*os.File
 }
 
-// sessionFile is what those who have a GPU or the driver open have locked.
-func (n *Node) sessionFile(slot int) string {
-	name := "gpu-" + strconv.Itoa(slot) + ".open"
-	if slot == driverSlot {
-		name = "driver.open"
+// end ends one session; with the last, the driver and the GPUs are open no more.
+func (s *sessions) end() error {
+	for {
+		now := s.inits.Load()
+		if now == 0 {
+			return fail("nvmlShutdown", CodeUninitialized, "nvmlInit_v2 was not called")
+		}
+		if s.inits.CompareAndSwap(now, now-1) {
+			if now == 1 {
+				s.closeSlots()
+			}
+			return nil
+		}
 	}
-	return filepath.Join(n.root, stateDir, name)
 }
 
 // isOpen reports whether this Node has a slot open.
-func (n *Node) isOpen(slot int) bool { return n.open.mask.Load()&(1<<slot) != 0 }
+func (s *sessions) isOpen(slot int) bool { return s.mask.Load()&(1<<slot) != 0 }
 
 // openSlot opens a slot, once in a session.
-func (n *Node) openSlot(slot int) error {
-	if n.isOpen(slot) {
+func (s *sessions) openSlot(slot int) error {
+	if s.isOpen(slot) {
 		return nil
 	}
-	n.open.mu.Lock()
-	defer n.open.mu.Unlock()
-	if n.isOpen(slot) || n.inits.Load() == 0 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.isOpen(slot) || s.inits.Load() == 0 {
 		return nil // by another call meanwhile, or the session has ended
 	}
-	if n.root != "" {
-		f, err := n.openSession(slot)
+	if s.files.root != "" {
+		f, err := s.openSession(slot)
 		if err != nil {
 			return err
 		}
 		if err := flock(f, syscall.LOCK_SH); err != nil {
 			return errors.Join(err, f.Close())
 		}
-		n.open.files[slot] = f
+		s.locked[slot] = f
 	}
-	n.open.mask.Or(1 << slot)
+	s.mask.Or(1 << slot)
 	return nil
 }
 
 // openSession opens the file of a slot. A root may be older than these files.
-func (n *Node) openSession(slot int) (*os.File, error) {
-	path := n.sessionFile(slot)
+func (s *sessions) openSession(slot int) (*os.File, error) {
+	path := s.files.sessionFile(slot)
 	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE, 0o644) //nolint:gosec // everybody may lock it
 	if err != nil {
 		return nil, fmt.Errorf("open session: %w", err)
@@ -79,17 +87,17 @@ func (n *Node) openSession(slot int) (*os.File, error) {
 }
 
 // closeSlots ends what the session has open, after the last Shutdown.
-func (n *Node) closeSlots() {
-	n.open.mu.Lock()
-	defer n.open.mu.Unlock()
-	if n.inits.Load() > 0 {
+func (s *sessions) closeSlots() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.inits.Load() > 0 {
 		return // somebody has begun anew
 	}
-	n.open.mask.Store(0)
-	for slot, f := range n.open.files {
+	s.mask.Store(0)
+	for slot, f := range s.locked {
 		if f != nil {
 			_ = f.Close() // gives the lock back; nothing was written
-			n.open.files[slot] = nil
+			s.locked[slot] = nil
 		}
 	}
 }
@@ -99,21 +107,21 @@ var errOpen = errors.New("open in other processes")
 
 // alone makes sure that no other Node has a slot open, and that none opens it until release. What this Node has open
 // stays open and does not count.
-func (n *Node) alone(slot int) (release func(), err error) {
-	if n.root == "" {
+func (s *sessions) alone(slot int) (release func(), err error) {
+	if s.files.root == "" {
 		return func() {}, nil // nobody else has a node in memory
 	}
-	n.open.mu.Lock()
-	own := n.open.files[slot]
+	s.mu.Lock()
+	own := s.locked[slot]
 	f := own
 	if f == nil {
-		if f, err = n.openSession(slot); err != nil {
-			n.open.mu.Unlock()
+		if f, err = s.openSession(slot); err != nil {
+			s.mu.Unlock()
 			return nil, err
 		}
 	}
 	release = func() {
-		defer n.open.mu.Unlock()
+		defer s.mu.Unlock()
 		if own == nil {
 			_ = f.Close() // gives the lock back
 			return
@@ -150,13 +158,13 @@ type Session struct {
 	Name string `json:"name"`
 }
 
-// sessionsOf lists the processes that have a slot open, as far as /proc shows them here.
-func (n *Node) sessionsOf(slot int) []Session {
-	if n.root == "" {
+// of lists the processes that have a slot open, as far as /proc shows them here.
+func (s *sessions) of(slot int) []Session {
+	if s.files.root == "" {
 		return nil
 	}
 	var st syscall.Stat_t
-	if err := syscall.Stat(n.sessionFile(slot), &st); err != nil {
+	if err := syscall.Stat(s.files.sessionFile(slot), &st); err != nil {
 		return nil
 	}
 	data, err := os.ReadFile("/proc/locks")
@@ -180,15 +188,15 @@ func (n *Node) sessionsOf(slot int) []Session {
 	return found
 }
 
-// whoHasOpen words the processes that have a slot open: "process 71 (dcgm)".
-func (n *Node) whoHasOpen(slot int) string {
-	found := n.sessionsOf(slot)
+// who words the processes that have a slot open: "process 71 (dcgm)".
+func (s *sessions) who(slot int) string {
+	found := s.of(slot)
 	if len(found) == 0 {
 		return "another process"
 	}
 	words := make([]string, 0, len(found))
-	for _, s := range found {
-		words = append(words, fmt.Sprintf("process %d (%s)", s.PID, s.Name))
+	for _, f := range found {
+		words = append(words, fmt.Sprintf("process %d (%s)", f.PID, f.Name))
 	}
 	return strings.Join(words, ", ")
 }

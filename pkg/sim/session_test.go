@@ -31,20 +31,20 @@ func TestResetGPU_Sessions(t *testing.T) {
 			touch(t, other, 0)
 			must(t, other.Shutdown())
 		}, nil},
-		"client":                          {func(t *testing.T, other, _ *Node) { must(t, other.AddClient(0, Client{PID: 7, GPUInstance: -1})) }, gpu.ErrInUse},
+		"client":                          {func(t *testing.T, other, _ *Node) { must(t, other.Clients().Add(0, Client{PID: 7, GPUInstance: -1})) }, gpu.ErrInUse},
 		"persistence mode":                {func(t *testing.T, other, _ *Node) { persist(t, other); must(t, other.Shutdown()) }, gpu.ErrInUse},
-		"session refused by a lost GPU 1": {func(t *testing.T, other, _ *Node) { must(t, other.Lose(1)); must(t, other.Init()) }, nil},
+		"session refused by a lost GPU 1": {func(t *testing.T, other, _ *Node) { must(t, other.Hardware().Lose(1)); must(t, other.Init()) }, nil},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			root := createNode(t, "a30")
 			other, own := openOnly(t, root), openOnly(t, root)
 			test.prepare(t, other, own)
-			if err := own.ResetGPU(0); !errors.Is(err, test.want) {
-				t.Fatalf("ResetGPU = %v, want %v", err, test.want)
+			if err := own.Hardware().Reset(0); !errors.Is(err, test.want) {
+				t.Fatalf("Reset = %v, want %v", err, test.want)
 			}
-			if err := own.ForceResetGPU(0); err != nil {
-				t.Errorf("ForceResetGPU = %v", err)
+			if err := own.Hardware().ForceReset(0); err != nil {
+				t.Errorf("ForceReset = %v", err)
 			}
 		})
 	}
@@ -55,17 +55,17 @@ func TestSetMIGMode_OpenElsewhere(t *testing.T) {
 	root := createNode(t, "a30")
 	other, own := openNode(t, root), openNode(t, root)
 	touch(t, other, 0)
-	if activation, err := own.Device(0).SetMIGMode(true); !errors.Is(activation, gpu.ErrInUse) || err != nil {
+	if activation, err := own.Device(0).MIG().SetMIGMode(true); !errors.Is(activation, gpu.ErrInUse) || err != nil {
 		t.Fatalf("SetMIGMode with the GPU open elsewhere = %v, %v", activation, err)
 	}
-	if on, pending, err := own.Device(0).MIGMode(); on || !pending || err != nil {
+	if on, pending, err := own.Device(0).MIG().MIGMode(); on || !pending || err != nil {
 		t.Errorf("mode = %t, pending %t, %v", on, pending, err)
 	}
 	must(t, other.Shutdown())
-	if activation, err := own.Device(0).SetMIGMode(true); activation != nil || err != nil {
+	if activation, err := own.Device(0).MIG().SetMIGMode(true); activation != nil || err != nil {
 		t.Fatalf("SetMIGMode with the GPU open here alone = %v, %v", activation, err)
 	}
-	if on, _, err := own.Device(0).MIGMode(); !on || err != nil {
+	if on, _, err := own.Device(0).MIG().MIGMode(); !on || err != nil {
 		t.Errorf("mode = %t, %v", on, err)
 	}
 	must(t, other.Init())
@@ -73,8 +73,8 @@ func TestSetMIGMode_OpenElsewhere(t *testing.T) {
 	if err := own.Shutdown(); err != nil {
 		t.Fatal(err)
 	}
-	if err := own.ResetGPU(0); !errors.Is(err, gpu.ErrInUse) || !strings.Contains(err.Error(), "process") {
-		t.Errorf("ResetGPU = %v, want IN_USE with a process", err)
+	if err := own.Hardware().Reset(0); !errors.Is(err, gpu.ErrInUse) || !strings.Contains(err.Error(), "process") {
+		t.Errorf("Reset = %v, want IN_USE with a process", err)
 	}
 }
 
@@ -83,7 +83,7 @@ func TestSetMIGMode_HopperOpenElsewhere(t *testing.T) {
 	root := createNode(t, "hgx-h100")
 	other, own := openNode(t, root), openNode(t, root)
 	touch(t, other, 0)
-	if activation, err := own.Device(0).SetMIGMode(true); activation != nil || err != nil {
+	if activation, err := own.Device(0).MIG().SetMIGMode(true); activation != nil || err != nil {
 		t.Errorf("SetMIGMode = %v, %v", activation, err)
 	}
 }
@@ -91,11 +91,11 @@ func TestSetMIGMode_HopperOpenElsewhere(t *testing.T) {
 func TestUnloadDriver_Sessions(t *testing.T) {
 	root := createNode(t, "a30")
 	other, own := openNode(t, root), openOnly(t, root)
-	if err := own.UnloadDriver(); err == nil || !strings.Contains(err.Error(), "in use") {
-		t.Errorf("UnloadDriver with a session = %v", err)
+	if err := own.Driver().Unload(); err == nil || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("Unload with a session = %v", err)
 	}
 	must(t, other.Shutdown())
-	must(t, own.UnloadDriver())
+	must(t, own.Driver().Unload())
 }
 
 // A process that is killed has nothing open, and does not have to say so.
@@ -122,29 +122,29 @@ func TestResetGPU_KilledProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := openOnly(t, root)
-	if err := n.ResetGPU(0); !errors.Is(err, gpu.ErrInUse) {
-		t.Errorf("ResetGPU with a process = %v", err)
+	if err := n.Hardware().Reset(0); !errors.Is(err, gpu.ErrInUse) {
+		t.Errorf("Reset with a process = %v", err)
 	}
 	must(t, cmd.Process.Kill())
 	_ = cmd.Wait() // killed
-	if err := n.ResetGPU(0); err != nil {
-		t.Errorf("ResetGPU after the process was killed = %v", err)
+	if err := n.Hardware().Reset(0); err != nil {
+		t.Errorf("Reset after the process was killed = %v", err)
 	}
 }
 
 // What a reset and a remake without the users of a GPU knowing leave the same: boot, IDs, places, UUIDs. Handles are stale.
 func TestCreate_Force(t *testing.T) {
 	tests := map[string]func(n *Node) error{
-		"reset":  func(n *Node) error { return n.ForceRemakeGPU(0) },
-		"reload": func(n *Node) error { return n.ForceReloadDriver(true) },
+		"reset":  func(n *Node) error { return n.Hardware().ForceRemake(0) },
+		"reload": func(n *Node) error { return n.Driver().ForceReload(true) },
 	}
 	for name, remake := range tests {
 		for _, model := range []string{"hgx-h100", "dgx-a100"} {
 			t.Run(name+"/"+model, func(t *testing.T) {
 				n := openNode(t, createNode(t, model))
-				_, err := n.Device(0).SetMIGMode(true)
+				_, err := n.Device(0).MIG().SetMIGMode(true)
 				must(t, err)
-				gi, err := n.Device(0).CreateGPUInstanceWithPlacement(9, gpu.Placement{Start: 4, Size: 4})
+				gi, err := n.Device(0).MIG().CreateGPUInstanceWithPlacement(9, gpu.Placement{Start: 4, Size: 4})
 				must(t, err)
 				_, err = gi.CreateComputeInstance(2)
 				must(t, err)
@@ -188,7 +188,7 @@ func initTwice(t *testing.T, n *Node) {
 func persist(t *testing.T, n *Node) {
 	t.Helper()
 	must(t, n.Init())
-	must(t, n.Device(0).SetPersistenceMode(true))
+	must(t, n.Device(0).Modes().SetPersistenceMode(true))
 }
 
 func must(t *testing.T, err error) {

@@ -120,7 +120,7 @@ func (n *Node) Status() (*Status, error) {
 	st := &Status{
 		Model:         n.spec.Name,
 		Description:   n.spec.Description,
-		Root:          n.root,
+		Root:          n.files.root,
 		DriverVersion: n.spec.DriverVersion,
 		CUDAVersion:   n.spec.CUDAVersion,
 		Unloaded:      node.Unloaded,
@@ -157,7 +157,7 @@ func (d *Device) status(st *gpuState, node *nodeState) GPUStatus {
 		TimeSlice:   st.TimeSlice,
 		Recovery:    st.Recovery,
 		Clients:     slices.Clone(st.Clients),
-		Sessions:    d.node.sessionsOf(d.index),
+		Sessions:    d.node.open.of(d.index),
 		Absent:      slices.Contains(node.Absent, d.index),
 		LinksDown:   slices.Contains(node.LinksDown, d.index),
 		Fabric:      st.FabricState,
@@ -174,7 +174,7 @@ func (d *Device) status(st *gpuState, node *nodeState) GPUStatus {
 		i := InstanceStatus{ID: gi.ID, Profile: p.Name, ProfileID: p.ID, Start: gi.Start, Size: p.Size}
 		for _, ci := range gi.Compute {
 			c := p.computeByID(ci.Profile)
-			m := MIGDeviceOf(d.ComputeInstanceHandle(gi.ID, ci.ID, ci.Serial))
+			m := MIGDeviceOf(d.MIG().ComputeInstanceHandle(gi.ID, ci.ID, ci.Serial))
 			i.Compute = append(i.Compute, ComputeStatus{
 				ID: ci.ID, Profile: c.name(p), ProfileID: c.ID, Start: ci.Start, Size: c.Slices, UUID: m.uuid(),
 				ComputeMode: ci.ComputeMode,

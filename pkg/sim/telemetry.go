@@ -2,12 +2,6 @@
 
 package sim
 
-import (
-	"os"
-	"strconv"
-	"strings"
-)
-
 // NVML_CLOCK_*: the clocks of a GPU.
 const (
 	ClockGraphics = 0
@@ -16,8 +10,11 @@ const (
 	ClockVideo    = 3
 )
 
+// Telemetry is what a GPU measures.
+type Telemetry struct{ *access }
+
 // Clock is the frequency in MHz that a clock has now (nvmlDeviceGetClockInfo). GPUs without clients run slower.
-func (d *Device) Clock(kind int) (int, error) {
+func (d Telemetry) Clock(kind int) (int, error) {
 	const call = "nvmlDeviceGetClockInfo"
 	st, err := d.load(call)
 	if err != nil {
@@ -31,7 +28,7 @@ func (d *Device) Clock(kind int) (int, error) {
 }
 
 // MaxClock is the greatest frequency in MHz that a clock may have (nvmlDeviceGetMaxClockInfo).
-func (d *Device) MaxClock(kind int) (int, error) {
+func (d Telemetry) MaxClock(kind int) (int, error) {
 	const call = "nvmlDeviceGetMaxClockInfo"
 	if err := d.node.enter(call, d.index); err != nil {
 		return 0, err
@@ -39,7 +36,7 @@ func (d *Device) MaxClock(kind int) (int, error) {
 	return d.maxClock(call, kind)
 }
 
-func (d *Device) maxClock(call string, kind int) (int, error) {
+func (d Telemetry) maxClock(call string, kind int) (int, error) {
 	switch kind {
 	case ClockGraphics, ClockSM:
 		return d.board.GraphicsMHz, nil
@@ -56,35 +53,30 @@ func (d *Device) maxClock(call string, kind int) (int, error) {
 const pcieWidth = 16
 
 // PCIeGeneration is that of the link now (nvmlDeviceGetCurrPcieLinkGeneration).
-func (d *Device) PCIeGeneration() (int, error) {
+func (d Telemetry) PCIeGeneration() (int, error) {
 	return d.board.PCIeGeneration, d.node.enter("nvmlDeviceGetCurrPcieLinkGeneration", d.index)
 }
 
 // MaxPCIeGeneration is the greatest that board and slot can do (nvmlDeviceGetMaxPcieLinkGeneration).
-func (d *Device) MaxPCIeGeneration() (int, error) {
+func (d Telemetry) MaxPCIeGeneration() (int, error) {
 	return d.board.PCIeGeneration, d.node.enter("nvmlDeviceGetMaxPcieLinkGeneration", d.index)
 }
 
 // PCIeWidth is the number of lanes in use (nvmlDeviceGetCurrPcieLinkWidth).
-func (d *Device) PCIeWidth() (int, error) {
+func (d Telemetry) PCIeWidth() (int, error) {
 	return pcieWidth, d.node.enter("nvmlDeviceGetCurrPcieLinkWidth", d.index)
 }
 
 // MaxPCIeWidth is the number of lanes there are (nvmlDeviceGetMaxPcieLinkWidth).
-func (d *Device) MaxPCIeWidth() (int, error) {
+func (d Telemetry) MaxPCIeWidth() (int, error) {
 	return pcieWidth, d.node.enter("nvmlDeviceGetMaxPcieLinkWidth", d.index)
-}
-
-// VBIOS is the version of the board's BIOS (nvmlDeviceGetVbiosVersion).
-func (d *Device) VBIOS() (string, error) {
-	return d.board.VBIOS, d.node.enter("nvmlDeviceGetVbiosVersion", d.index)
 }
 
 // temperatureThresholds in °C by NVML_TEMPERATURE_THRESHOLD_*: shutdown, slowdown, memory's greatest, GPU's greatest.
 var temperatureThresholds = []int{92, 89, 95, 85}
 
 // TemperatureThreshold is one of the temperatures at which something happens (nvmlDeviceGetTemperatureThreshold).
-func (d *Device) TemperatureThreshold(kind int) (int, error) {
+func (d Telemetry) TemperatureThreshold(kind int) (int, error) {
 	const call = "nvmlDeviceGetTemperatureThreshold"
 	if err := d.node.enter(call, d.index); err != nil {
 		return 0, err
@@ -97,45 +89,20 @@ func (d *Device) TemperatureThreshold(kind int) (int, error) {
 
 // PowerLimits are the least and the greatest power limit that can be set, in milliwatts
 // (nvmlDeviceGetPowerManagementLimitConstraints).
-func (d *Device) PowerLimits() (least, most int, err error) {
+func (d Telemetry) PowerLimits() (least, most int, err error) {
 	limit := d.board.PowerLimitWatts * 1000
 	return limit / 2, limit, d.node.enter("nvmlDeviceGetPowerManagementLimitConstraints", d.index)
 }
 
-// ProcessName is the name of a process that uses a GPU, or of any that runs (nvmlSystemGetProcessName).
-func (n *Node) ProcessName(pid int) (string, error) {
-	const call = "nvmlSystemGetProcessName"
-	if err := n.enter(call, -1); err != nil {
-		return "", err
-	}
-	for i := range n.gpus {
-		st, err := n.gpus[i].load()
-		if err != nil {
-			return "", fail(call, CodeUnknown, "%v", err)
-		}
-		for _, c := range st.Clients {
-			if c.PID == pid {
-				return c.Name, nil
-			}
-		}
-	}
-	command, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline")
-	if err != nil {
-		return "", fail(call, CodeNotFound, "no process %d", pid)
-	}
-	name, _, _ := strings.Cut(string(command), "\x00")
-	return name, nil
-}
-
 // GPMSupported reports whether the GPU has performance counters for GPM: Hopper and later (nvmlGpmQueryDeviceSupport).
-func (d *Device) GPMSupported() (bool, error) {
+func (d Telemetry) GPMSupported() (bool, error) {
 	const hopper = 9
 	return d.board.Architecture >= hopper, d.node.enter("nvmlGpmQueryDeviceSupport", d.index)
 }
 
 // GPMSample is what the simulation counts of a GPU or, if gi is not negative, of a GPU instance: the percentage of time
 // that it is busy (nvmlGpmSampleGet, nvmlGpmMigSampleGet).
-func (d *Device) GPMSample(gi int) (busy int, err error) {
+func (d Telemetry) GPMSample(gi int) (busy int, err error) {
 	call := "nvmlGpmSampleGet"
 	if gi >= 0 {
 		call = "nvmlGpmMigSampleGet"
@@ -157,4 +124,44 @@ func (d *Device) GPMSample(gi int) (busy int, err error) {
 		}
 	}
 	return 0, nil
+}
+
+// Utilization of the GPU and of its memory in percent (nvmlDeviceGetUtilizationRates). GPUs with clients are busy;
+// ErrNotSupported in MIG mode.
+func (d Telemetry) Utilization() (gpuPercent, memoryPercent int, err error) {
+	const call = "nvmlDeviceGetUtilizationRates"
+	st, err := d.load(call)
+	switch {
+	case err != nil:
+		return 0, 0, err
+	case st.MIG:
+		return 0, 0, fail(call, CodeNotSupported, "GPU %d is in MIG mode", d.index)
+	case len(st.Clients) > 0:
+		return 97, 41, nil
+	default:
+		return 0, 0, nil
+	}
+}
+
+// Power is what the board draws and may draw, in milliwatts (nvmlDeviceGetPowerUsage).
+func (d Telemetry) Power() (usage int, err error) {
+	st, err := d.load("nvmlDeviceGetPowerUsage")
+	if err != nil {
+		return 0, err
+	}
+	usage = d.board.PowerLimitWatts * 100
+	if len(st.Clients) > 0 {
+		usage = d.board.PowerLimitWatts * 850
+	}
+	return usage, nil
+}
+
+// PowerLimit in milliwatts (nvmlDeviceGetPowerManagementLimit).
+func (d Telemetry) PowerLimit() (int, error) {
+	return d.board.PowerLimitWatts * 1000, d.node.enter("nvmlDeviceGetPowerManagementLimit", d.index)
+}
+
+// Temperature of the GPU in °C (nvmlDeviceGetTemperature).
+func (d Telemetry) Temperature() (int, error) {
+	return 31 + d.index%5, d.node.enter("nvmlDeviceGetTemperature", d.index)
 }

@@ -48,12 +48,12 @@ func OpenVisible(root string, opts ...Option) (*Node, []VisiblePartition, error)
 		return nil, nil, fmt.Errorf("open what is visible of a simulated node: %w", err)
 	}
 	o := newOptions(opts)
-	n := newNode(s, o)
+	n := newNode("", s, o)
 	n.state = newCell(&nodeState{Boots: 1, BootID: bootID(s, 1)}, (*nodeState).clone)
 	for range s.GPUs {
 		n.gpus = append(n.gpus, newCell(&gpuState{}, (*gpuState).clone))
 	}
-	return n, n.visiblePartitions(root), nil
+	return n, visiblePartitions(n.devices, root), nil
 }
 
 // readDescription reads the node from the library that describes it.
@@ -78,16 +78,16 @@ func readDescription(root string) (*spec, error) {
 }
 
 // visiblePartitions finds the partitions whose capabilities are there, by GPU and ID.
-func (n *Node) visiblePartitions(root string) []VisiblePartition {
+func visiblePartitions(devices []*Device, root string) []VisiblePartition {
 	var found []VisiblePartition
-	for _, d := range n.devices {
+	for _, d := range devices {
 		for gi := range maxInstances {
 			for ci := range maxCompute {
 				name := fmt.Sprintf("dev/nvidia-caps/nvidia-cap%d", capComputeInstance(d.spec.Minor, gi, ci))
 				if _, err := os.Stat(filepath.Join(root, name)); err != nil {
 					continue
 				}
-				uuid := MIGDeviceOf(d.ComputeInstanceHandle(gi, ci, 0)).uuid()
+				uuid := MIGDeviceOf(d.MIG().ComputeInstanceHandle(gi, ci, 0)).uuid()
 				found = append(found, VisiblePartition{GPU: d.index, GPUInstance: gi, ComputeInstance: ci, UUID: uuid})
 			}
 		}

@@ -47,7 +47,7 @@ func TestVisible(t *testing.T) {
 	if diff := cmp.Diff([]string{whole.devices[4].spec.UUID, whole.devices[7].spec.UUID}, uuids); diff != "" {
 		t.Errorf("visible GPUs (-want +got):\n%s", diff)
 	}
-	uuid := MIGDeviceOf(whole.Device(4).ComputeInstanceHandle(2, 0, 1)).uuid()
+	uuid := MIGDeviceOf(whole.Device(4).MIG().ComputeInstanceHandle(2, 0, 1)).uuid()
 	want := []VisiblePartition{{GPU: 0, GPUInstance: 2, UUID: uuid}}
 	if diff := cmp.Diff(want, partitions); diff != "" {
 		t.Errorf("visible partitions (-want +got):\n%s", diff)

@@ -39,12 +39,12 @@ func nvmlDeviceGetArchitecture(h C.nvmlDevice_t, to *C.nvmlDeviceArchitecture_t)
 
 //export nvmlDeviceGetNumaNodeId
 func nvmlDeviceGetNumaNodeId(h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
-	return answerNumber(device(h), (*sim.Device).NUMANodeID, to)
+	return answerNumber(side(h, (*sim.Device).Links), sim.Links.NUMANodeID, to)
 }
 
 //export nvmlDeviceGetVirtualizationMode
 func nvmlDeviceGetVirtualizationMode(h C.nvmlDevice_t, to *C.nvmlGpuVirtualizationMode_t) C.nvmlReturn_t {
-	return answerNumber(device(h), (*sim.Device).VirtualizationMode, to)
+	return answerNumber(side(h, (*sim.Device).Modes), sim.Modes.VirtualizationMode, to)
 }
 
 //export nvmlDeviceGetAddressingMode
@@ -55,7 +55,7 @@ func nvmlDeviceGetAddressingMode(h C.nvmlDevice_t, to *C.nvmlDeviceAddressingMod
 	case to.version != C.nvmlDeviceAddressingMode_v1:
 		return C.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
 	}
-	return answerNumber(device(h), (*sim.Device).AddressingMode, &to.value)
+	return answerNumber(side(h, (*sim.Device).Modes), sim.Modes.AddressingMode, &to.value)
 }
 
 //export nvmlDeviceGetIndex
@@ -135,19 +135,19 @@ func nvmlDeviceGetCudaComputeCapability(h C.nvmlDevice_t, major, minor *C.int) C
 
 //export nvmlDeviceGetEccMode
 func nvmlDeviceGetEccMode(h C.nvmlDevice_t, now, pending *C.nvmlEnableState_t) C.nvmlReturn_t {
-	return answerPair(device(h), (*sim.Device).ECCMode, now, pending, enable)
+	return answerPair(side(h, (*sim.Device).Memory), sim.DeviceMemory.ECCMode, now, pending, enable)
 }
 
 //export nvmlDeviceGetTotalEccErrors
 func nvmlDeviceGetTotalEccErrors(h C.nvmlDevice_t, kind C.nvmlMemoryErrorType_t, counter C.nvmlEccCounterType_t,
 	to *C.ulonglong) C.nvmlReturn_t {
-	return answerNumber(device(h), (*sim.Device).TotalECCErrors, to)
+	return answerNumber(side(h, (*sim.Device).Memory), sim.DeviceMemory.TotalECCErrors, to)
 }
 
 //export nvmlDeviceGetRemappedRows
 func nvmlDeviceGetRemappedRows(h C.nvmlDevice_t, corrected, uncorrected, pending, failed *C.uint) C.nvmlReturn_t {
 	return on(device(h), func(d *sim.Device) error {
-		if err := d.RemappedRows(); err != nil {
+		if err := d.Memory().RemappedRows(); err != nil {
 			return err
 		}
 		for _, to := range []*C.uint{corrected, uncorrected, pending, failed} {
@@ -161,22 +161,22 @@ func nvmlDeviceGetRemappedRows(h C.nvmlDevice_t, corrected, uncorrected, pending
 
 //export nvmlDeviceGetPersistenceMode
 func nvmlDeviceGetPersistenceMode(h C.nvmlDevice_t, to *C.nvmlEnableState_t) C.nvmlReturn_t {
-	return answer(device(h), (*sim.Device).PersistenceMode, to, enable)
+	return answer(side(h, (*sim.Device).Modes), sim.Modes.PersistenceMode, to, enable)
 }
 
 //export nvmlDeviceSetPersistenceMode
 func nvmlDeviceSetPersistenceMode(h C.nvmlDevice_t, mode C.nvmlEnableState_t) C.nvmlReturn_t {
-	return on(device(h), func(d *sim.Device) error { return d.SetPersistenceMode(mode == C.NVML_FEATURE_ENABLED) })
+	return on(device(h), func(d *sim.Device) error { return d.Modes().SetPersistenceMode(mode == C.NVML_FEATURE_ENABLED) })
 }
 
 //export nvmlDeviceGetComputeMode
 func nvmlDeviceGetComputeMode(h C.nvmlDevice_t, to *C.nvmlComputeMode_t) C.nvmlReturn_t {
-	return answerNumber(either(h), target.ComputeMode, to)
+	return answerNumber(modesOf(h), modes.ComputeMode, to)
 }
 
 //export nvmlDeviceSetComputeMode
 func nvmlDeviceSetComputeMode(h C.nvmlDevice_t, mode C.nvmlComputeMode_t) C.nvmlReturn_t {
-	return on(either(h), func(t target) error { return t.SetComputeMode(int(mode)) })
+	return on(modesOf(h), func(m modes) error { return m.SetComputeMode(int(mode)) })
 }
 
 //export nvmlDeviceGetFieldValues

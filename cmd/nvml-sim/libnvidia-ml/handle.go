@@ -106,11 +106,11 @@ func find(n *sim.Node, handle unsafe.Pointer) (any, error) {
 	case d == nil:
 		return nil, code(sim.CodeInvalidArgument)
 	case p.kind == kindGPUInstance:
-		return d.GPUInstanceHandle(p.gi, p.serial), nil
+		return d.MIG().GPUInstanceHandle(p.gi, p.serial), nil
 	case p.kind == kindComputeInstance:
-		return d.ComputeInstanceHandle(p.gi, p.ci, p.serial), nil
+		return d.MIG().ComputeInstanceHandle(p.gi, p.ci, p.serial), nil
 	case p.kind == kindMIGDevice:
-		return sim.MIGDeviceOf(d.ComputeInstanceHandle(p.gi, p.ci, p.serial)), nil
+		return sim.MIGDeviceOf(d.MIG().ComputeInstanceHandle(p.gi, p.ci, p.serial)), nil
 	default:
 		return d, nil
 	}
@@ -134,12 +134,20 @@ func as[O any](handle unsafe.Pointer) object[O] {
 // target is what GPUs and partitions have in common.
 type target interface {
 	Index() (int, error)
-	BAR1Total() (uint64, error)
 	UUID() (string, error)
 	Name() (string, error)
+}
+
+// memory is what the memory of a GPU has in common with a partition.
+type memory interface {
+	BAR1Total() (uint64, error)
 	MemoryV1() (sim.Memory, error)
 	MemoryV2() (sim.Memory, error)
 	Processes() ([]sim.Client, error)
+}
+
+// modes are those that GPUs and partitions have in common.
+type modes interface {
 	ComputeMode() (int, error)
 	SetComputeMode(mode int) error
 }
@@ -150,6 +158,39 @@ func partition(h C.nvmlDevice_t) object[*sim.MIGDevice] {
 	return as[*sim.MIGDevice](unsafe.Pointer(h.handle))
 }
 func either(h C.nvmlDevice_t) object[target] { return as[target](unsafe.Pointer(h.handle)) }
+
+// side is one side of the GPU of a handle.
+func side[S any](h C.nvmlDevice_t, of func(*sim.Device) S) object[S] {
+	return func(n *sim.Node) (s S, err error) {
+		d, err := device(h)(n)
+		if err != nil {
+			return s, err
+		}
+		return of(d), nil
+	}
+}
+
+// eitherSide is a partition, or one side of a GPU.
+func eitherSide[S any](h C.nvmlDevice_t, of func(*sim.Device) S) object[S] {
+	return func(n *sim.Node) (s S, err error) {
+		t, err := either(h)(n)
+		if err != nil {
+			return s, err
+		}
+		if d, ok := t.(*sim.Device); ok {
+			return of(d), nil
+		}
+		return t.(S), nil
+	}
+}
+
+func memoryOf(h C.nvmlDevice_t) object[memory] {
+	return eitherSide(h, func(d *sim.Device) memory { return d.Memory() })
+}
+
+func modesOf(h C.nvmlDevice_t) object[modes] {
+	return eitherSide(h, func(d *sim.Device) modes { return d.Modes() })
+}
 
 func gpuInstance(h C.nvmlGpuInstance_t) object[*sim.GPUInstance] {
 	return as[*sim.GPUInstance](unsafe.Pointer(h.handle))

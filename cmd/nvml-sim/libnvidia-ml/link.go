@@ -19,28 +19,28 @@ import (
 
 //export nvmlDeviceGetNvLinkState
 func nvmlDeviceGetNvLinkState(h C.nvmlDevice_t, link C.uint, to *C.nvmlEnableState_t) C.nvmlReturn_t {
-	return answer(device(h), func(d *sim.Device) (bool, error) { return d.NVLinkState(int(link)) }, to, enable)
+	return answer(device(h), func(d *sim.Device) (bool, error) { return d.Links().NVLinkState(int(link)) }, to, enable)
 }
 
 //export nvmlDeviceGetNvLinkVersion
 func nvmlDeviceGetNvLinkVersion(h C.nvmlDevice_t, link C.uint, to *C.uint) C.nvmlReturn_t {
-	return answerNumber(device(h), func(d *sim.Device) (int, error) { return d.NVLinkVersion(int(link)) }, to)
+	return answerNumber(device(h), func(d *sim.Device) (int, error) { return d.Links().NVLinkVersion(int(link)) }, to)
 }
 
 //export nvmlDeviceGetNvLinkRemoteDeviceType
 func nvmlDeviceGetNvLinkRemoteDeviceType(h C.nvmlDevice_t, link C.uint, to *C.nvmlIntNvLinkDeviceType_t) C.nvmlReturn_t {
-	return answerNumber(device(h), func(d *sim.Device) (int, error) { return d.NVLinkRemoteDeviceType(int(link)) }, to)
+	return answerNumber(device(h), func(d *sim.Device) (int, error) { return d.Links().NVLinkRemoteDeviceType(int(link)) }, to)
 }
 
 //export nvmlDeviceGetNvLinkRemotePciInfo_v2
 func nvmlDeviceGetNvLinkRemotePciInfo_v2(h C.nvmlDevice_t, link C.uint, to *C.nvmlPciInfo_t) C.nvmlReturn_t {
-	return answer(device(h), func(d *sim.Device) (sim.PCIInfo, error) { return d.NVLinkRemotePCI(int(link)) }, to, pciInfo)
+	return answer(device(h), func(d *sim.Device) (sim.PCIInfo, error) { return d.Links().NVLinkRemotePCI(int(link)) }, to, pciInfo)
 }
 
 //export nvmlDeviceGetTopologyCommonAncestor
 func nvmlDeviceGetTopologyCommonAncestor(h, other C.nvmlDevice_t, to *C.nvmlGpuTopologyLevel_t) C.nvmlReturn_t {
 	return onPair(device(h), device(other), func(a, b *sim.Device) error {
-		v, err := a.TopologyCommonAncestor(b)
+		v, err := a.Links().TopologyCommonAncestor(b)
 		return put(to, v, err, convert[C.nvmlGpuTopologyLevel_t, int])
 	})
 }
@@ -48,7 +48,7 @@ func nvmlDeviceGetTopologyCommonAncestor(h, other C.nvmlDevice_t, to *C.nvmlGpuT
 //export nvmlDeviceGetTopologyNearestGpus
 func nvmlDeviceGetTopologyNearestGpus(h C.nvmlDevice_t, level C.nvmlGpuTopologyLevel_t, count *C.uint, to *C.nvmlDevice_t) C.nvmlReturn_t {
 	return on(device(h), func(d *sim.Device) error {
-		near, err := d.TopologyNearestGPUs(int(level))
+		near, err := d.Links().TopologyNearestGPUs(int(level))
 		return putSlice(to, count, near, err, true, deviceHandle)
 	})
 }
@@ -56,7 +56,7 @@ func nvmlDeviceGetTopologyNearestGpus(h C.nvmlDevice_t, level C.nvmlGpuTopologyL
 //export nvmlDeviceGetP2PStatus
 func nvmlDeviceGetP2PStatus(h, other C.nvmlDevice_t, capability C.nvmlGpuP2PCapsIndex_t, to *C.nvmlGpuP2PStatus_t) C.nvmlReturn_t {
 	return onPair(device(h), device(other), func(a, b *sim.Device) error {
-		v, err := a.P2PStatus(b, int(capability))
+		v, err := a.Links().P2PStatus(b, int(capability))
 		return put(to, v, err, convert[C.nvmlGpuP2PStatus_t, int])
 	})
 }
@@ -64,7 +64,7 @@ func nvmlDeviceGetP2PStatus(h, other C.nvmlDevice_t, capability C.nvmlGpuP2PCaps
 // fabricInfo stores what a GPU reports of its NVLink domain in the fields that all versions of the struct have.
 func fabricInfo(h C.nvmlDevice_t, clusterUUID []C.uchar, clique *C.uint, state *C.nvmlGpuFabricState_t) C.nvmlReturn_t {
 	return on(device(h), func(d *sim.Device) error {
-		info, err := d.Fabric()
+		info, err := d.Links().Fabric()
 		if err != nil {
 			return err
 		}
@@ -107,7 +107,7 @@ func nvmlDeviceGetCpuAffinityWithinScope(h C.nvmlDevice_t, size C.uint, to *C.ul
 //export nvmlDeviceGetCpuAffinity
 func nvmlDeviceGetCpuAffinity(h C.nvmlDevice_t, size C.uint, to *C.ulong) C.nvmlReturn_t {
 	return on(device(h), func(d *sim.Device) error {
-		cpus, err := d.CPUAffinity()
+		cpus, err := d.Links().CPUAffinity()
 		if err != nil {
 			return err
 		}
@@ -118,7 +118,7 @@ func nvmlDeviceGetCpuAffinity(h C.nvmlDevice_t, size C.uint, to *C.ulong) C.nvml
 //export nvmlDeviceGetMemoryAffinity
 func nvmlDeviceGetMemoryAffinity(h C.nvmlDevice_t, size C.uint, to *C.ulong, scope C.nvmlAffinityScope_t) C.nvmlReturn_t {
 	return on(device(h), func(d *sim.Device) error {
-		node, err := d.MemoryAffinity()
+		node, err := d.Links().MemoryAffinity()
 		if err != nil {
 			return err
 		}

@@ -19,7 +19,7 @@ import (
 
 //export nvmlDeviceGetMemoryInfo
 func nvmlDeviceGetMemoryInfo(h C.nvmlDevice_t, to *C.nvmlMemory_t) C.nvmlReturn_t {
-	return answer(either(h), target.MemoryV1, to, func(m sim.Memory) C.nvmlMemory_t {
+	return answer(memoryOf(h), memory.MemoryV1, to, func(m sim.Memory) C.nvmlMemory_t {
 		return C.nvmlMemory_t{total: C.ulonglong(m.Total), free: C.ulonglong(m.Free), used: C.ulonglong(m.Reserved + m.Used)}
 	})
 }
@@ -32,7 +32,7 @@ func nvmlDeviceGetMemoryInfo_v2(h C.nvmlDevice_t, to *C.nvmlMemory_v2_t) C.nvmlR
 	case to.version != C.nvmlMemory_v2:
 		return C.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
 	}
-	return answer(either(h), target.MemoryV2, to, func(m sim.Memory) C.nvmlMemory_v2_t {
+	return answer(memoryOf(h), memory.MemoryV2, to, func(m sim.Memory) C.nvmlMemory_v2_t {
 		return C.nvmlMemory_v2_t{version: to.version, total: C.ulonglong(m.Total), reserved: C.ulonglong(m.Reserved),
 			free: C.ulonglong(m.Free), used: C.ulonglong(m.Used)}
 	})
@@ -40,7 +40,7 @@ func nvmlDeviceGetMemoryInfo_v2(h C.nvmlDevice_t, to *C.nvmlMemory_v2_t) C.nvmlR
 
 //export nvmlDeviceGetBAR1MemoryInfo
 func nvmlDeviceGetBAR1MemoryInfo(h C.nvmlDevice_t, to *C.nvmlBAR1Memory_t) C.nvmlReturn_t {
-	return answer(either(h), target.BAR1Total, to, func(total uint64) C.nvmlBAR1Memory_t {
+	return answer(memoryOf(h), memory.BAR1Total, to, func(total uint64) C.nvmlBAR1Memory_t {
 		return C.nvmlBAR1Memory_t{bar1Total: C.ulonglong(total), bar1Free: C.ulonglong(total - 1<<20), bar1Used: 1 << 20}
 	})
 }
@@ -62,7 +62,7 @@ func nvmlDeviceSetMemoryLimits_v1(h C.nvmlDevice_t, limits *C.nvmlSetMemoryLimit
 		return C.NVML_ERROR_INVALID_ARGUMENT
 	}
 	return onLimitable(h, func(d *sim.Device) error {
-		return d.SetMemoryLimits(C.GoString(limits.nameSpace), uint64(limits.softLimit), uint64(limits.hardLimit))
+		return d.Memory().SetMemoryLimits(C.GoString(limits.nameSpace), uint64(limits.softLimit), uint64(limits.hardLimit))
 	})
 }
 
@@ -72,7 +72,7 @@ func nvmlDeviceGetMemoryLimits_v1(h C.nvmlDevice_t, limits *C.nvmlGetMemoryLimit
 		return C.NVML_ERROR_INVALID_ARGUMENT
 	}
 	return onLimitable(h, func(d *sim.Device) error {
-		soft, hard, used, err := d.MemoryLimits(C.GoString(limits.nameSpace))
+		soft, hard, used, err := d.Memory().MemoryLimits(C.GoString(limits.nameSpace))
 		if err != nil {
 			return err
 		}
@@ -85,8 +85,8 @@ func nvmlDeviceGetMemoryLimits_v1(h C.nvmlDevice_t, limits *C.nvmlGetMemoryLimit
 //
 //export nvmlDeviceGetComputeRunningProcesses_v3
 func nvmlDeviceGetComputeRunningProcesses_v3(h C.nvmlDevice_t, count *C.uint, to *C.nvmlProcessInfo_t) C.nvmlReturn_t {
-	return on(either(h), func(t target) error {
-		clients, err := t.Processes()
+	return on(memoryOf(h), func(m memory) error {
+		clients, err := m.Processes()
 		if err != nil {
 			return err
 		}

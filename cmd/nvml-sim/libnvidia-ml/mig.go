@@ -23,7 +23,7 @@ func mode(on bool) C.uint { return C.uint(enable(on)) }
 
 //export nvmlDeviceGetMigMode
 func nvmlDeviceGetMigMode(h C.nvmlDevice_t, now, pending *C.uint) C.nvmlReturn_t {
-	return answerPair(device(h), (*sim.Device).MIGMode, now, pending, mode)
+	return answerPair(side(h, (*sim.Device).MIG), sim.MIG.MIGMode, now, pending, mode)
 }
 
 //export nvmlDeviceSetMigMode
@@ -32,7 +32,7 @@ func nvmlDeviceSetMigMode(h C.nvmlDevice_t, mode C.uint, activation *C.nvmlRetur
 		if activation == nil || mode > C.NVML_DEVICE_MIG_ENABLE {
 			return code(sim.CodeInvalidArgument)
 		}
-		status, err := d.SetMIGMode(mode == C.NVML_DEVICE_MIG_ENABLE)
+		status, err := d.MIG().SetMIGMode(mode == C.NVML_DEVICE_MIG_ENABLE)
 		*activation = returnCode(status)
 		return err
 	})
@@ -40,12 +40,12 @@ func nvmlDeviceSetMigMode(h C.nvmlDevice_t, mode C.uint, activation *C.nvmlRetur
 
 //export nvmlDeviceGetMaxMigDeviceCount
 func nvmlDeviceGetMaxMigDeviceCount(h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
-	return answerNumber(device(h), (*sim.Device).MaxMIGDevices, to)
+	return answerNumber(side(h, (*sim.Device).MIG), sim.MIG.MaxMIGDevices, to)
 }
 
 //export nvmlDeviceGetGpuInstanceProfileInfo
 func nvmlDeviceGetGpuInstanceProfileInfo(h C.nvmlDevice_t, profile C.uint, to *C.nvmlGpuInstanceProfileInfo_t) C.nvmlReturn_t {
-	return answer(device(h), func(d *sim.Device) (*sim.Profile, error) { return d.ProfileByEnum(int(profile)) }, to, profileInfo)
+	return answer(device(h), func(d *sim.Device) (*sim.Profile, error) { return d.MIG().ProfileByEnum(int(profile)) }, to, profileInfo)
 }
 
 // profileInfo converts a profile.
@@ -114,12 +114,12 @@ func profileInfo3(p *sim.Profile) C.nvmlGpuInstanceProfileInfo_v3_t {
 
 //export nvmlDeviceGetGpuInstanceProfileInfoV
 func nvmlDeviceGetGpuInstanceProfileInfoV(h C.nvmlDevice_t, profile C.uint, to *C.nvmlGpuInstanceProfileInfo_v2_t) C.nvmlReturn_t {
-	return profileInfoV(h, func(d *sim.Device) (*sim.Profile, error) { return d.ProfileByEnumV(int(profile)) }, to)
+	return profileInfoV(h, func(d *sim.Device) (*sim.Profile, error) { return d.MIG().ProfileByEnumV(int(profile)) }, to)
 }
 
 //export nvmlDeviceGetGpuInstanceProfileInfoByIdV
 func nvmlDeviceGetGpuInstanceProfileInfoByIdV(h C.nvmlDevice_t, id C.uint, to *C.nvmlGpuInstanceProfileInfo_v2_t) C.nvmlReturn_t {
-	return profileInfoV(h, func(d *sim.Device) (*sim.Profile, error) { return d.ProfileByIDV(int(id)) }, to)
+	return profileInfoV(h, func(d *sim.Device) (*sim.Profile, error) { return d.MIG().ProfileByIDV(int(id)) }, to)
 }
 
 func gpuPlacement(p gpu.Placement) C.nvmlGpuInstancePlacement_t {
@@ -130,7 +130,7 @@ func gpuPlacement(p gpu.Placement) C.nvmlGpuInstancePlacement_t {
 func nvmlDeviceGetGpuInstancePossiblePlacements_v2(h C.nvmlDevice_t, id C.uint, to *C.nvmlGpuInstancePlacement_t,
 	count *C.uint) C.nvmlReturn_t {
 	return on(device(h), func(d *sim.Device) error {
-		placements, err := d.GPUInstancePossiblePlacements(int(id))
+		placements, err := d.MIG().GPUInstancePossiblePlacements(int(id))
 		return putSlice(to, count, placements, err, false, gpuPlacement)
 	})
 }
@@ -143,7 +143,7 @@ func nvmlDeviceGetGpuInstancePossiblePlacements(h C.nvmlDevice_t, id C.uint, to 
 
 //export nvmlDeviceGetGpuInstanceRemainingCapacity
 func nvmlDeviceGetGpuInstanceRemainingCapacity(h C.nvmlDevice_t, id C.uint, to *C.uint) C.nvmlReturn_t {
-	return answerNumber(device(h), func(d *sim.Device) (int, error) { return d.GPUInstanceRemainingCapacity(int(id)) }, to)
+	return answerNumber(device(h), func(d *sim.Device) (int, error) { return d.MIG().GPUInstanceRemainingCapacity(int(id)) }, to)
 }
 
 // simDeviceCreateGpuInstance places the instance itself where at is null.
@@ -155,10 +155,10 @@ func simDeviceCreateGpuInstance(h C.nvmlDevice_t, id C.uint, at *C.nvmlGpuInstan
 			return code(sim.CodeInvalidArgument)
 		}
 		if at == nil {
-			g, err := d.CreateGPUInstance(int(id))
+			g, err := d.MIG().CreateGPUInstance(int(id))
 			return put(to, g, err, gpuInstanceHandle)
 		}
-		g, err := d.CreateGPUInstanceWithPlacement(int(id), gpu.Placement{Start: int(at.start), Size: int(at.size)})
+		g, err := d.MIG().CreateGPUInstanceWithPlacement(int(id), gpu.Placement{Start: int(at.start), Size: int(at.size)})
 		return put(to, g, err, gpuInstanceHandle)
 	})
 }
@@ -174,14 +174,14 @@ func nvmlDeviceGetGpuInstances(h C.nvmlDevice_t, id C.uint, to *C.nvmlGpuInstanc
 		return C.NVML_ERROR_INVALID_ARGUMENT
 	}
 	return on(device(h), func(d *sim.Device) error {
-		found, err := d.GPUInstances(int(id))
+		found, err := d.MIG().GPUInstances(int(id))
 		return putSlice(to, count, found, err, false, gpuInstanceHandle)
 	})
 }
 
 //export nvmlDeviceGetGpuInstanceById
 func nvmlDeviceGetGpuInstanceById(h C.nvmlDevice_t, id C.uint, to *C.nvmlGpuInstance_t) C.nvmlReturn_t {
-	return answer(device(h), func(d *sim.Device) (*sim.GPUInstance, error) { return d.GPUInstanceByID(int(id)) }, to, gpuInstanceHandle)
+	return answer(device(h), func(d *sim.Device) (*sim.GPUInstance, error) { return d.MIG().GPUInstanceByID(int(id)) }, to, gpuInstanceHandle)
 }
 
 //export nvmlGpuInstanceGetInfo

@@ -25,7 +25,7 @@ func nvmlDeviceIsMigDeviceHandle(h C.nvmlDevice_t, to *C.uint) C.nvmlReturn_t {
 
 //export nvmlDeviceGetMigDeviceHandleByIndex
 func nvmlDeviceGetMigDeviceHandleByIndex(h C.nvmlDevice_t, index C.uint, to *C.nvmlDevice_t) C.nvmlReturn_t {
-	return answer(device(h), func(d *sim.Device) (*sim.MIGDevice, error) { return d.MIGDeviceByIndex(int(index)) }, to, partitionHandle)
+	return answer(device(h), func(d *sim.Device) (*sim.MIGDevice, error) { return d.MIG().MIGDeviceByIndex(int(index)) }, to, partitionHandle)
 }
 
 //export nvmlDeviceGetDeviceHandleFromMigDeviceHandle

@@ -68,7 +68,7 @@ func (b *bed) inject(t testing.TB, f sim.Fault) {
 	t.Helper()
 	node, err := sim.Open(b.Root)
 	if err == nil {
-		_, err = node.Inject(f)
+		_, err = node.Faults().Inject(f)
 	}
 	if err != nil {
 		t.Fatal(err)

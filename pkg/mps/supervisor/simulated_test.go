@@ -116,7 +116,7 @@ func TestDriverReload_LiveClaim(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(node.UnloadDriver(), node.LoadDriver()); err != nil {
+	if err := errors.Join(node.Driver().Unload(), node.Driver().Load()); err != nil {
 		t.Fatal(err)
 	}
 	mode := func() int {

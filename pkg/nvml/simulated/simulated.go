@@ -51,7 +51,7 @@ func (l library) DeviceByIndex(index int) (nvml.Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	return device{d}, nil
+	return device{d, d.Memory(), d.Modes()}, nil
 }
 
 // HasFunction is true: what the driver's release does not have says ErrNotSupported.
@@ -87,10 +87,12 @@ func (e eventSet) Wait(timeout time.Duration) (nvml.EventData, bool, error) {
 // device is a simulated GPU as an nvml.Device.
 type device struct {
 	*sim.Device
+	sim.DeviceMemory
+	sim.Modes
 }
 
-func (d device) Links() nvml.Links { return links(d) }
-func (d device) MIG() nvml.MIG     { return mig(d) }
+func (d device) Links() nvml.Links { return links{d.Device.Links()} }
+func (d device) MIG() nvml.MIG     { return mig{d.Device.MIG()} }
 
 func (d device) Handle() any { return d.Device }
 
@@ -116,7 +118,7 @@ func (d device) RunningProcesses() ([]int, error) {
 }
 
 func (d device) Temperature() error {
-	_, err := d.Device.Temperature()
+	_, err := d.Telemetry().Temperature()
 	return err
 }
 
@@ -139,7 +141,7 @@ func (d device) FieldValues(fields []nvml.Field) ([]nvml.FieldValue, error) {
 
 // links are the NVLinks of a simulated GPU as nvml.Links.
 type links struct {
-	*sim.Device
+	sim.Links
 }
 
 func (l links) NVLinkRemotePCIInfo(link int) (nvml.PCIInfo, error) {
@@ -154,11 +156,11 @@ func (l links) FabricInfo() (nvml.FabricInfo, error) {
 
 // mig is the MIG mode of a simulated GPU and its partitions as nvml.MIG.
 type mig struct {
-	*sim.Device
+	sim.MIG
 }
 
 func (m mig) CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (nvml.GPUInstance, error) {
-	gi, err := m.Device.CreateGPUInstanceWithPlacement(profileID, at)
+	gi, err := m.MIG.CreateGPUInstanceWithPlacement(profileID, at)
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +168,7 @@ func (m mig) CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (nv
 }
 
 func (m mig) GPUInstances(profileID int) ([]nvml.GPUInstance, error) {
-	found, err := m.Device.GPUInstances(profileID)
+	found, err := m.MIG.GPUInstances(profileID)
 	instances := make([]nvml.GPUInstance, 0, len(found))
 	for _, gi := range found {
 		instances = append(instances, gpuInstance{gi})
@@ -175,7 +177,7 @@ func (m mig) GPUInstances(profileID int) ([]nvml.GPUInstance, error) {
 }
 
 func (m mig) GPUInstanceByID(id int) (nvml.GPUInstance, error) {
-	gi, err := m.Device.GPUInstanceByID(id)
+	gi, err := m.MIG.GPUInstanceByID(id)
 	if err != nil {
 		return nil, err
 	}

@@ -128,7 +128,7 @@ func (s *server) start(open func() (*sim.Node, error), first *ask) error {
 			d.limit = l.Bytes
 		}
 	}
-	if s.hold, err = node.Hold(ServerName); err != nil {
+	if s.hold, err = node.Clients().Hold(ServerName); err != nil {
 		return err
 	}
 	for i, d := range s.devices {
@@ -255,7 +255,7 @@ func troubleOf(node *sim.Node, call string, devices []*device) error {
 	for _, d := range devices {
 		gpus = append(gpus, d.index)
 	}
-	return node.ApplyFaults(call, gpus...)
+	return node.Faults().Apply(call, gpus...)
 }
 
 // visibleEnv is CUDA_VISIBLE_DEVICES, nil if it is not set.

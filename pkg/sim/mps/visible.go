@@ -84,14 +84,14 @@ func findDevice(n *sim.Node, count int, name string) (*device, error) {
 }
 
 func wholeDevice(n *sim.Node, d *sim.Device) (*device, error) {
-	if mig, _, err := d.MIGMode(); err == nil && mig {
+	if mig, _, err := d.MIG().MIGMode(); err == nil && mig {
 		return nil, fmt.Errorf("%s is in MIG mode", d)
 	}
 	uuid, err := d.UUID()
 	if err != nil {
 		return nil, err
 	}
-	m, err := d.MemoryV2()
+	m, err := d.Memory().MemoryV2()
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +101,7 @@ func wholeDevice(n *sim.Node, d *sim.Device) (*device, error) {
 	}
 	return &device{
 		uuid: uuid, name: d.Board().Product, pci: pci, index: d.Number(), gi: -1, ci: -1,
-		memory: m.Total - m.Reserved, maxClients: maxClients(d.Board(), n.DriverMajor()),
+		memory: m.Total - m.Reserved, maxClients: maxClients(d.Board(), n.Driver().Major()),
 	}, nil
 }
 
@@ -137,7 +137,7 @@ func migDevice(n *sim.Node, m *sim.MIGDevice) (*device, error) {
 	c := m.Compute()
 	return &device{
 		uuid: uuid, name: name, pci: pci, index: parent.Number(), gi: c.Parent().ID(), ci: c.ID(), memory: memory.Total,
-		maxClients: max(1, maxClients(parent.Board(), n.DriverMajor())*attributes.Slices/whole),
+		maxClients: max(1, maxClients(parent.Board(), n.Driver().Major())*attributes.Slices/whole),
 	}, nil
 }
 

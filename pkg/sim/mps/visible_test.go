@@ -36,10 +36,10 @@ func uuidOf(t *testing.T, n *sim.Node, index int) string {
 
 func TestVisibleDevices(t *testing.T) {
 	n := newNode(t, "hgx-h100")
-	if _, err := n.Device(7).SetMIGMode(true); err != nil {
+	if _, err := n.Device(7).MIG().SetMIGMode(true); err != nil {
 		t.Fatal(err)
 	}
-	gi, err := n.Device(7).CreateGPUInstanceWithPlacement(9, gpu.Placement{Start: 4, Size: 4})
+	gi, err := n.Device(7).MIG().CreateGPUInstanceWithPlacement(9, gpu.Placement{Start: 4, Size: 4})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func TestVisibleDevices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := n.Lose(6); err != nil {
+	if err := n.Hardware().Lose(6); err != nil {
 		t.Fatal(err)
 	}
 	tests := []struct {
@@ -140,7 +140,7 @@ func TestAdmit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	hold, err := n.Hold(ServerName)
+	hold, err := n.Clients().Hold(ServerName)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +190,7 @@ func TestAdmit_Counts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	hold, err := n.Hold(ServerName)
+	hold, err := n.Clients().Hold(ServerName)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +217,7 @@ func TestAdmit_Counts(t *testing.T) {
 	if refusal := admit(Request{Device: 1, Memory: 60 << 30}); refusal != ErrorOutOfMemory {
 		t.Errorf("too much on the other device: %q", refusal)
 	}
-	m, err := n.Device(0).MemoryV2()
+	m, err := n.Device(0).Memory().MemoryV2()
 	if want := uint64(48<<30 + contextMemory); m.Used != want || err != nil {
 		t.Errorf("memory in use = %d, %v, want %d", m.Used, err, want)
 	}

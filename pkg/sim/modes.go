@@ -43,13 +43,16 @@ func checkComputeMode(mode int) error {
 	return nil
 }
 
+// Modes are those of a GPU: what can be set on it, and in what it is.
+type Modes struct{ *access }
+
 // noComputeMode is the answer of GPUs in MIG mode.
-func (d *Device) noComputeMode(call string) error {
+func (d Modes) noComputeMode(call string) error {
 	return fail(call, CodeNotSupported, "GPU %d is in MIG mode: its partitions have compute modes", d.index)
 }
 
 // ComputeMode is one of NVML_COMPUTEMODE_* (nvmlDeviceGetComputeMode); ErrNotSupported in MIG mode.
-func (d *Device) ComputeMode() (int, error) {
+func (d Modes) ComputeMode() (int, error) {
 	st, err := d.load(callGetComputeMode)
 	if err != nil {
 		return 0, err
@@ -61,7 +64,7 @@ func (d *Device) ComputeMode() (int, error) {
 }
 
 // SetComputeMode sets one of NVML_COMPUTEMODE_* (nvmlDeviceSetComputeMode). Lost at reboot, as on real boards.
-func (d *Device) SetComputeMode(mode int) error {
+func (d Modes) SetComputeMode(mode int) error {
 	return d.update(callSetComputeMode, func(st *gpuState) error {
 		if err := checkComputeMode(mode); err != nil {
 			return err
@@ -98,6 +101,62 @@ func (m *MIGDevice) SetComputeMode(mode int) error {
 			return err
 		}
 		ci.ComputeMode = mode
+		return nil
+	})
+}
+
+// AddressingMode is one of NVML_DEVICE_ADDRESSING_MODE_* (nvmlDeviceGetAddressingMode).
+func (d Modes) AddressingMode() (int, error) {
+	return d.board.AddressingMode, d.node.enter("nvmlDeviceGetAddressingMode", d.index)
+}
+
+// VirtualizationMode is one of NVML_GPU_VIRTUALIZATION_MODE_*: 0, bare metal, or 1, passed through to a guest
+// (nvmlDeviceGetVirtualizationMode).
+func (d Modes) VirtualizationMode() (int, error) {
+	st, err := d.load("nvmlDeviceGetVirtualizationMode")
+	switch {
+	case err != nil:
+		return 0, err
+	case st.Virtualization == 0 && d.node.spec.PassThrough:
+		return VirtualizationPassThrough, nil
+	default:
+		return st.Virtualization, nil
+	}
+}
+
+// TimeSlice is what "nvidia-smi compute-policy" set: 0 default, 1 short, 2 medium, 3 long. No NVML function reads it.
+func (d Modes) TimeSlice() (int, error) {
+	st, err := d.node.gpus[d.index].load()
+	if err != nil {
+		return 0, err
+	}
+	return st.TimeSlice, nil
+}
+
+// SetTimeSlice does what "nvidia-smi compute-policy --set-timeslice" does. No NVML function does.
+func (d Modes) SetTimeSlice(slice int) error {
+	if slice < 0 || slice > 3 {
+		return fmt.Errorf("set time slice of %s: %d is none of 0 (default), 1 (short), 2 (medium), 3 (long)", d, slice)
+	}
+	return d.node.gpus[d.index].update(func(st *gpuState) error {
+		st.TimeSlice = slice
+		return nil
+	})
+}
+
+// PersistenceMode reports whether the driver keeps the GPU initialised (nvmlDeviceGetPersistenceMode).
+func (d Modes) PersistenceMode() (bool, error) {
+	st, err := d.load("nvmlDeviceGetPersistenceMode")
+	if err != nil {
+		return false, err
+	}
+	return st.Persistence, nil
+}
+
+// SetPersistenceMode switches it (nvmlDeviceSetPersistenceMode).
+func (d Modes) SetPersistenceMode(on bool) error {
+	return d.update("nvmlDeviceSetPersistenceMode", func(st *gpuState) error {
+		st.Persistence = on
 		return nil
 	})
 }

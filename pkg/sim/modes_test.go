@@ -15,7 +15,7 @@ import (
 // migPartition creates a partition of a GPU.
 func migPartition(t *testing.T, d *Device, profile, compute, start int) *MIGDevice {
 	t.Helper()
-	gi, err := d.CreateGPUInstanceWithPlacement(profile, gpu.Placement{Start: start, Size: d.board.profileByID(profile).Size})
+	gi, err := d.MIG().CreateGPUInstanceWithPlacement(profile, gpu.Placement{Start: start, Size: d.board.profileByID(profile).Size})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,25 +30,25 @@ func TestComputeMode(t *testing.T) {
 	n := testNode(t, "hgx-h100")
 	d := n.Device(0)
 	for _, mode := range []int{ModeExclusiveProcess, ModeProhibited, ModeDefault, ModeExclusiveProcess} {
-		if err := d.SetComputeMode(mode); err != nil {
+		if err := d.Modes().SetComputeMode(mode); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := d.ComputeMode(); got != mode || err != nil {
+		if got, err := d.Modes().ComputeMode(); got != mode || err != nil {
 			t.Errorf("ComputeMode = %d, %v, want %d", got, err, mode)
 		}
 	}
 	for _, mode := range []int{1, 4, -1} {
-		if err := d.SetComputeMode(mode); !errors.Is(err, gpu.ErrInvalidArgument) {
+		if err := d.Modes().SetComputeMode(mode); !errors.Is(err, gpu.ErrInvalidArgument) {
 			t.Errorf("SetComputeMode(%d) = %v", mode, err)
 		}
 	}
-	if _, err := d.SetMIGMode(true); err != nil {
+	if _, err := d.MIG().SetMIGMode(true); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.ComputeMode(); !errors.Is(err, gpu.ErrNotSupported) {
+	if _, err := d.Modes().ComputeMode(); !errors.Is(err, gpu.ErrNotSupported) {
 		t.Errorf("ComputeMode of a GPU in MIG mode = %v", err)
 	}
-	if err := d.SetComputeMode(ModeDefault); !errors.Is(err, gpu.ErrNotSupported) {
+	if err := d.Modes().SetComputeMode(ModeDefault); !errors.Is(err, gpu.ErrNotSupported) {
 		t.Errorf("SetComputeMode of a GPU in MIG mode = %v", err)
 	}
 	one, two := migPartition(t, d, 9, 2, 0), migPartition(t, d, 9, 2, 4)
@@ -74,14 +74,14 @@ func TestComputeMode(t *testing.T) {
 func TestComputeMode_Clients(t *testing.T) {
 	n := testNode(t, "hgx-h100")
 	set := func(gpu, mode int) func() error {
-		return func() error { return n.Device(gpu).SetComputeMode(mode) }
+		return func() error { return n.Device(gpu).Modes().SetComputeMode(mode) }
 	}
 	add := func(gpu, pid, gi, ci int) func() error {
 		return func() error {
-			return n.AddClient(gpu, Client{PID: pid, Name: "python", GPUInstance: gi, ComputeInstance: ci})
+			return n.Clients().Add(gpu, Client{PID: pid, Name: "python", GPUInstance: gi, ComputeInstance: ci})
 		}
 	}
-	if _, err := n.Device(1).SetMIGMode(true); err != nil {
+	if _, err := n.Device(1).MIG().SetMIGMode(true); err != nil {
 		t.Fatal(err)
 	}
 	one, two := migPartition(t, n.Device(1), 9, 2, 0), migPartition(t, n.Device(1), 9, 2, 4)
@@ -98,7 +98,7 @@ func TestComputeMode_Clients(t *testing.T) {
 		{"a mode that comes later", set(0, ModeExclusiveProcess), ""},
 		{"the first again", add(0, 1, -1, -1), ""},
 		{"a second", add(0, 2, -1, -1), "EXCLUSIVE_PROCESS, and it is in use by process 1 (python)"},
-		{"the first leaves", func() error { return n.RemoveClient(0, 1) }, ""},
+		{"the first leaves", func() error { return n.Clients().Remove(0, 1) }, ""},
 		{"a second, alone", add(0, 2, -1, -1), ""},
 		{"nobody may", set(0, ModeProhibited), ""},
 		{"a third", add(0, 3, -1, -1), "PROHIBITED"},
@@ -115,7 +115,7 @@ func TestComputeMode_Clients(t *testing.T) {
 			t.Fatalf("%s: %v, want %q", s.what, err, s.want)
 		}
 	}
-	processes, err := n.Device(0).Processes()
+	processes, err := n.Device(0).Memory().Processes()
 	want := []Client{{PID: 2, Name: "python", GPUInstance: -1, ComputeInstance: -1}, {PID: 3, Name: "python", GPUInstance: -1, ComputeInstance: -1}}
 	if diff := cmp.Diff(want, processes); diff != "" || err != nil {
 		t.Errorf("processes, %v (-want +got):\n%s", err, diff)
