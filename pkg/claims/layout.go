@@ -180,7 +180,7 @@ func (p *Partitions) writeLayout(g *gpu.GPU, places []gpu.Place) error {
 		Format: records.LayoutFormat, BootID: p.ledger.bootID, Session: p.ledger.sessions.of(name), GPU: name, UUID: g.UUID,
 		Places: sortedPlaces(places),
 	})
-	return p.ledger.explainWrite(err)
+	return explainWrite(p.ledger.store.Dir(), err)
 }
 
 func placesOf(parts []gpu.Partition) []gpu.Place {
@@ -225,7 +225,7 @@ func (l *Ledger) adoptLayout(ctx context.Context, from *Ledger, device string) e
 		merged := mergedLayout(l.layout(device), theirs)
 		merged.Session = l.sessions.of(device)
 		if err := l.layouts.write(merged); err != nil {
-			return l.explainWrite(err)
+			return explainWrite(l.store.Dir(), err)
 		}
 		klog.FromContext(ctx).Info("Took over the layout of a GPU from another driver name", "gpu", device, "driver", from.id.Driver,
 			"partitions", len(theirs.Places))

@@ -39,6 +39,9 @@ func (l *Ledger) Driver() string { return l.id.Driver }
 // Records are what all claims have been allocated, in order of claim UID; they must not be changed.
 func (l *Ledger) Records() []*records.Record { return l.index.claims() }
 
+// Record is the record of a claim, nil if it has none. It must not be changed.
+func (l *Ledger) Record(uid types.UID) *records.Record { return l.index.get(uid) }
+
 // Claim is the claim of a UID; one without a record has no name.
 func (l *Ledger) Claim(uid types.UID) records.Claim {
 	if r := l.index.get(uid); r != nil {
@@ -92,7 +95,7 @@ func (l *Ledger) allocatedAt(gpuDevice string, at gpu.Place) bool {
 // write makes a record durable and enters it into the index.
 func (l *Ledger) write(r *records.Record) error {
 	if err := l.store.Write(r); err != nil {
-		return l.explainWrite(err)
+		return explainWrite(l.store.Dir(), err)
 	}
 	l.index.set(r)
 	return nil
@@ -118,9 +121,9 @@ func (l *Ledger) layout(gpuDevice string) *records.Layout {
 }
 
 // explainWrite adds what to do to the one write error that an admin can mend.
-func (l *Ledger) explainWrite(err error) error {
+func explainWrite(dir string, err error) error {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		return fmt.Errorf("%w: free space on the file system of %s; the claim is tried again by itself", err, l.store.Dir())
+		return fmt.Errorf("%w: free space on the file system of %s; the claim is tried again by itself", err, dir)
 	}
 	return err
 }

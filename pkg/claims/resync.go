@@ -43,7 +43,7 @@ func (l *Ledger) lockFor(ctx context.Context, uid types.UID, names []string) (*H
 		}
 		held, err := l.locks.Acquire(ctx, all)
 		if err != nil {
-			return nil, l.explainWrite(err)
+			return nil, explainWrite(l.store.Dir(), err)
 		}
 		if held.Stale {
 			if err := l.resyncAll(ctx, uid, all); err != nil {
