@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 
@@ -26,24 +27,27 @@ const (
 	exitUsage  = 2
 )
 
-// Main runs the program with its arguments and returns the exit code.
+// Main runs the program with its name and arguments and returns the exit code.
 func Main(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	return run(ctx, args, os.Stdout, os.Stderr)
 }
 
-// run executes one command line.
+// run executes one command line, which begins with the name of the program.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := newRoot() //nolint:contextcheck // cobra passes the context of ExecuteContextC to each RunE
-	root.SetArgs(args)
+	if strings.HasPrefix(filepath.Base(args[0]), kubectlPrefix) {
+		asPlugin(root)
+	}
+	root.SetArgs(args[1:])
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return exitOK
 	}
-	fmt.Fprintf(stderr, "cleave: %v\n", err)
+	fmt.Fprintf(stderr, "%s: %v\n", root.CommandPath(), err)
 	if usage := (*usageError)(nil); errors.As(err, &usage) {
 		fmt.Fprintf(stderr, "Run '%s --help' for usage.\n", cmd.CommandPath())
 		return exitUsage
@@ -79,7 +83,7 @@ func newRoot() *cobra.Command {
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newKubeletPlugin(), newMPSSupervisor(), newWebhook(), newInspect(), newSlices(), newValidate(),
+	root.AddCommand(newKubeletPlugin(), newMPSSupervisor(), newWebhook(), newInspect(), newExplain(), newSlices(), newValidate(),
 		newImport(), newNVMLProbe())
 	return root
 }
@@ -87,7 +91,8 @@ func newRoot() *cobra.Command {
 // needSubcommand is the error of "cleave" and "cleave typo".
 func needSubcommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
-		return &usageError{errors.New("a subcommand is needed: kubelet-plugin, mps-supervisor, webhook, inspect, slices, validate or import")}
+		return &usageError{errors.New("a subcommand is needed: kubelet-plugin, mps-supervisor, webhook, inspect, explain, slices, validate " +
+			"or import")}
 	}
 	err := fmt.Errorf("unknown subcommand %q", args[0])
 	if suggestions := cmd.SuggestionsFor(args[0]); len(suggestions) > 0 {

@@ -26,7 +26,7 @@ type outcome struct {
 func cleave(t *testing.T, args ...string) outcome {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
-	code := run(t.Context(), args, &stdout, &stderr)
+	code := run(t.Context(), append([]string{"cleave"}, args...), &stdout, &stderr)
 	return outcome{code, stdout.String(), stderr.String()}
 }
 
@@ -267,7 +267,7 @@ func TestSlices_TableOrder(t *testing.T) {
 func TestSlices_ClosedPipe(t *testing.T) {
 	for _, form := range []string{"table", "json", "yaml"} {
 		var stderr bytes.Buffer
-		if got := run(t.Context(), []string{"slices", "--node-model", "t4", "-o", form}, closedPipe{}, &stderr); got != exitFailed {
+		if got := run(t.Context(), []string{"cleave", "slices", "--node-model", "t4", "-o", form}, closedPipe{}, &stderr); got != exitFailed {
 			t.Errorf("-o %s: got exit code %d, want %d", form, got, exitFailed)
 		}
 	}

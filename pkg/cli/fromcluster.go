@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,33 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/client-go/tools/pager"
 
 	"github.com/cleave-dra/cleave/pkg/inspect"
 )
-
-// clusterTimeout bounds each request to the API server.
-const clusterTimeout = 30 * time.Second
-
-// clusterClient returns a client configured like kubectl: from the given file, $KUBECONFIG, ~/.kube/config, or the pod's
-// service account.
-func clusterClient(kubeconfig string) (kubernetes.Interface, error) {
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = kubeconfig
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
-	if err != nil {
-		return nil, fmt.Errorf("find the API server (set --kubeconfig or KUBECONFIG): %w", err)
-	}
-	config.Timeout = clusterTimeout
-	config.ContentType = runtime.ContentTypeProtobuf
-	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("create a client for the API server at %s: %w", config.Host, err)
-	}
-	return client, nil
-}
 
 // viewNode reads the view of a node from its cluster.
 func viewNode(ctx context.Context, client kubernetes.Interface, node, driver string) (*inspect.View, error) {
@@ -68,7 +43,7 @@ func viewNode(ctx context.Context, client kubernetes.Interface, node, driver str
 	}, func(r *resourceapi.DeviceTaintRule) { p.Rules = append(p.Rules, *r) })
 	view, err := inspect.OfPool(p)
 	if err != nil {
-		return nil, explain(ctx, client, node, driver, err)
+		return nil, withHints(ctx, client, node, driver, err)
 	}
 	if rulesErr != nil && !apierrors.IsNotFound(rulesErr) { // older releases have no such API
 		view.Problems = append(view.Problems, fmt.Sprintf("taints of DeviceTaintRules are not shown: %v", rulesErr))
@@ -82,33 +57,8 @@ func isAllocated(c *resourceapi.ResourceClaim, driver string) bool {
 		func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == driver })
 }
 
-// each lists objects page by page.
-func each[T any](ctx context.Context, what string, list pager.ListPageFunc, do func(*T)) error {
-	pages := pager.New(list)
-	pages.PageBufferSize = 0
-	err := pages.EachListItem(ctx, metav1.ListOptions{}, func(o runtime.Object) error {
-		if item, ok := o.(any).(*T); ok {
-			do(item)
-		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("list %s: %w", what, err)
-	}
-	return nil
-}
-
-func listSlices(ctx context.Context, client kubernetes.Interface, selector fields.Set) ([]resourceapi.ResourceSlice, error) {
-	var all []resourceapi.ResourceSlice
-	err := each(ctx, "ResourceSlices", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-		opts.FieldSelector = selector.AsSelector().String()
-		return client.ResourceV1().ResourceSlices().List(ctx, opts)
-	}, func(s *resourceapi.ResourceSlice) { all = append(all, *s) })
-	return all, err
-}
-
-// explain adds hints about the cluster to a NoSlicesError.
-func explain(ctx context.Context, client kubernetes.Interface, node, driver string, err error) error {
+// withHints adds what the cluster has to a NoSlicesError.
+func withHints(ctx context.Context, client kubernetes.Interface, node, driver string, err error) error {
 	none := (*inspect.NoSlicesError)(nil)
 	if !errors.As(err, &none) {
 		return err

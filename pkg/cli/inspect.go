@@ -35,7 +35,7 @@ type inspectFlags struct {
 	format      string
 	mpsSocket   string
 	fromCluster string
-	kubeconfig  string
+	clients     clientFlags
 	ascii       bool
 }
 
@@ -81,8 +81,7 @@ func newInspectCommand(f *inspectFlags) *cobra.Command {
 	flags.StringVarP(&f.format, "output", "o", "table", "table, wide (with UUIDs and every shape) or json")
 	flags.BoolVar(&f.ascii, "ascii", false, "draw with ASCII characters; the default unless the locale is UTF-8")
 	flags.StringVar(&f.fromCluster, "from-cluster", "", "show this node from its cluster's API server instead of this machine")
-	flags.StringVar(&f.kubeconfig, "kubeconfig", "",
-		"kubeconfig file for --from-cluster; empty for $KUBECONFIG, ~/.kube/config, or the pod's service account")
+	f.clients.add(flags, " for --from-cluster")
 	f.addHardware(flags)
 	flags.StringVar(&f.pluginsDir, "kubelet-plugins-dir", kubeletplugin.KubeletPluginsDir,
 		"the kubelet's plugins directory, which contains the plugin's records")
@@ -115,7 +114,7 @@ func (f *inspectFlags) fromPlugin(flags *pflag.FlagSet, lookup func(string) stri
 }
 
 // forCluster are the flags that are valid with --from-cluster.
-var forCluster = []string{"output", "ascii", "from-cluster", "kubeconfig", "driver-name", "help"}
+var forCluster = []string{"output", "ascii", "from-cluster", "kubeconfig", "context", "driver-name", "help"}
 
 // check validates the flags.
 func (f *inspectFlags) check(flags *pflag.FlagSet) error {
@@ -123,8 +122,8 @@ func (f *inspectFlags) check(flags *pflag.FlagSet) error {
 		return fmt.Errorf("--output %q is not one of table, wide, json", f.format)
 	}
 	if !flags.Changed("from-cluster") {
-		if f.kubeconfig != "" {
-			return errors.New("--kubeconfig is for --from-cluster, which is not set")
+		if f.clients != (clientFlags{}) {
+			return errors.New("--kubeconfig and --context are for --from-cluster, which is not set")
 		}
 		f.output = "table"
 		return f.validate()
@@ -148,7 +147,7 @@ func (f *inspectFlags) check(flags *pflag.FlagSet) error {
 // view reads the machine, the model or the cluster.
 func (f *inspectFlags) view(ctx context.Context) (*inspect.View, error) {
 	if f.fromCluster != "" {
-		client, err := clusterClient(f.kubeconfig)
+		client, _, err := f.clients.client()
 		if err != nil {
 			return nil, err
 		}

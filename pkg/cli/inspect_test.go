@@ -110,7 +110,7 @@ func TestInspect_NoDriver(t *testing.T) {
 func TestInspect_ClosedPipe(t *testing.T) {
 	for _, form := range []string{"table", "wide", "json"} {
 		var stderr bytes.Buffer
-		if got := run(t.Context(), []string{"inspect", "--node-model", "t4", "-o", form}, closedPipe{}, &stderr); got != exitFailed {
+		if got := run(t.Context(), []string{"cleave", "inspect", "--node-model", "t4", "-o", form}, closedPipe{}, &stderr); got != exitFailed {
 			t.Errorf("-o %s: got exit code %d, want %d", form, got, exitFailed)
 		}
 	}

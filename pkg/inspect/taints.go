@@ -28,6 +28,9 @@ var meanings = map[string]string{
 	publish.TaintWithdrawn: "the node no longer offers it: allocations stay until their claims end",
 }
 
+// TaintMeaning explains a taint that the plugin sets, with a remedy; empty for others.
+func TaintMeaning(key string) string { return meanings[key] }
+
 // taintOf is a taint with its meaning.
 func taintOf(key, value, effect string) Taint {
 	meaning, known := meanings[key]

@@ -73,6 +73,37 @@ func decodeStrictly(kind string, raw []byte) (runtime.Object, error) {
 	return decoded, utilerrors.NewAggregate(strict)
 }
 
+// Decode reads the claims, templates and classes of a file strictly; other objects are an error.
+func Decode(data []byte) ([]runtime.Object, error) {
+	documents, err := v1alpha1.Documents(data)
+	if err != nil {
+		return nil, err
+	}
+	var objects []runtime.Object
+	for _, d := range documents {
+		h := &header{}
+		err := errors.Join(d.Err, json.UnmarshalCaseSensitivePreserveInts(d.JSON, h))
+		if err == nil && !isClaimOrClass(h) {
+			err = fmt.Errorf("%s is not a ResourceClaim, ResourceClaimTemplate or DeviceClass of resource.k8s.io/v1", h.name())
+		}
+		var decoded runtime.Object
+		if err == nil {
+			decoded, err = decodeStrictly(h.Kind, d.JSON)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("document at line %d: %w", d.Line, err)
+		}
+		objects = append(objects, decoded)
+	}
+	return objects, nil
+}
+
+// isClaimOrClass reports whether an object is a claim, a template or a class in a version of one form.
+func isClaimOrClass(h *header) bool {
+	group, version, _ := strings.Cut(h.APIVersion, "/")
+	return group == "resource.k8s.io" && admission.NewObject(h.Kind) != nil && (version == "v1" || version == "v1beta2")
+}
+
 // addClasses lets claims name the classes of the files and those that come with Cleave.
 func (v *validation) addClasses() error {
 	for _, o := range v.objects {

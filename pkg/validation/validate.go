@@ -293,7 +293,6 @@ func (v *validation) documents(f *File, where string, documents []v1alpha1.Docum
 
 // otherKind sorts one object of another API group.
 func (v *validation) otherKind(f *File, where string, d v1alpha1.Document, h *header) {
-	group, version, _ := strings.Cut(h.APIVersion, "/")
 	switch {
 	case h.APIVersion == "v1" && h.Kind == "List":
 		var items []v1alpha1.Document
@@ -302,7 +301,7 @@ func (v *validation) otherKind(f *File, where string, d v1alpha1.Document, h *he
 		}
 		v.documents(f, where, items, policy.NewSet(), v1alpha1.DefaultPolicy)
 	case h.APIVersion == "v1" && h.Kind == "ConfigMap" && v.configMap(f, where, h):
-	case group == "resource.k8s.io" && admission.NewObject(h.Kind) != nil && (version == "v1" || version == "v1beta2"): // of one form
+	case isClaimOrClass(h):
 		v.decode(f, d, h)
 	default:
 		f.PassedOver = append(f.PassedOver, h.name())

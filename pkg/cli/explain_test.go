@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/deployments/manifests"
+	"github.com/cleave-dra/cleave/pkg/explain"
+	"github.com/cleave-dra/cleave/pkg/validation"
+)
+
+// classes are the DeviceClasses of the manifests.
+func classes(t *testing.T) []runtime.Object {
+	t.Helper()
+	data, err := manifests.Files.ReadFile("deviceclasses.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := validation.Decode(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return objects
+}
+
+// wants is a spec for devices of a class.
+func wants(class string, count int64) resourceapi.ResourceClaimSpec {
+	return resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "gpu",
+		Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class, Count: count, AllocationMode: resourceapi.DeviceAllocationModeExactCount}}}}}
+}
+
+func TestExplain_Objects(t *testing.T) {
+	template, created := "trainer", "trainer-gpu-x"
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: "trainer", UID: "pod"}}
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}}
+	waiting := pod.DeepCopy()
+	waiting.Name = "waiting"
+	pod.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "gpu", ResourceClaimName: &created}}
+	own := true
+	more := append(classes(t), pod, waiting,
+		&resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: template},
+			Spec: resourceapi.ResourceClaimTemplateSpec{Spec: wants("gpu.cleave.dev", 1)}},
+		&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ml", Name: created,
+			OwnerReferences: []metav1.OwnerReference{{Kind: "Pod", APIVersion: "v1", Name: "trainer", UID: "pod", Controller: &own}}},
+			Spec: wants("gpu.cleave.dev", 9)})
+	client := cluster(t, more...)
+	tests := map[string]struct {
+		kind, name string
+		file       string
+		want       string
+		state      explain.State
+	}{
+		"a pod": {kind: "pod", name: "trainer", want: "9 devices are asked for, and 3 fit\n  - 1 device is allocated to ml/train", state: explain.Refused},
+		"a pod whose claim is not created": {kind: "pod", name: "waiting", state: explain.Refused,
+			want: "the claim was not created from ResourceClaimTemplate trainer"},
+		"a claim":    {kind: "claim", name: created, want: "request gpu: 9 of class gpu.cleave.dev", state: explain.Refused},
+		"a template": {kind: "template", name: template, want: "Node node-1: enough devices are free", state: explain.Fits},
+		"a file": {state: explain.Refused, want: "ResourceClaim ml/c fits no node now",
+			file: "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c}\nspec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: mine}}]}}\n" +
+				"---\napiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: mine}\nspec: {selectors: [{cel: {expression: 'device.driver == \"gpu.cleave.dev\" && false'}}]}\n"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			a := &asker{client: client, namespace: "ml", driver: "gpu.cleave.dev", kind: tt.kind, name: tt.name}
+			f := &explainFlags{format: "text", file: tt.file}
+			if tt.file != "" {
+				if err := a.inFile("-", strings.NewReader(tt.file)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var out bytes.Buffer
+			err := f.explain(t.Context(), a, &out)
+			if (err != nil) != (tt.state == explain.Refused) || !strings.Contains(out.String(), tt.want) {
+				t.Errorf("got %v and\n%s\nwant %q", err, out.String(), tt.want)
+			}
+			f.format, f.file = "json", ""
+			out.Reset()
+			_ = f.explain(t.Context(), a, &out) // the same error
+			var e explain.Explanation
+			if err := json.Unmarshal(out.Bytes(), &e); err != nil || e.State != tt.state {
+				t.Errorf("as JSON: got state %q, %v; want %q", e.State, err, tt.state)
+			}
+		})
+	}
+	a := &asker{client: client, namespace: "ml", driver: "gpu.cleave.dev", kind: "pod", name: "nobody"}
+	if _, err := a.answers(t.Context()); err == nil || !strings.Contains(err.Error(), `pods "nobody" not found`) {
+		t.Errorf("a pod that does not exist: got %v", err)
+	}
+	if err := a.inFile("-", strings.NewReader("apiVersion: v1\nkind: Pod\nmetadata: {name: p}")); err == nil ||
+		err.Error() != "read -: document at line 1: Pod p is not a ResourceClaim, ResourceClaimTemplate or DeviceClass of resource.k8s.io/v1" {
+		t.Errorf("a pod in a file: got %v", err)
+	}
+}
+
+func TestExplain_Usage(t *testing.T) {
+	for args, want := range map[string]string{
+		"":                      "name what to explain: pod NAME, claim NAME, template NAME, or -f FILE",
+		"trainer":               "name what to explain: pod NAME, claim NAME, template NAME, or -f FILE",
+		"node n":                `"node" is not one of pod, claim, template`,
+		"pod a b":               "name what to explain: pod NAME, claim NAME, template NAME, or -f FILE",
+		"pod a -o yaml":         `--output "yaml" is not one of text, json`,
+		"pod a -f f.yaml":       `unexpected argument "pod": -f names what to explain`,
+		"pod a --driver-name _": "",
+	} {
+		got := cleave(t, append([]string{"explain"}, strings.Fields(args)...)...)
+		if got.code != exitUsage || !strings.Contains(got.stderr, want) {
+			t.Errorf("explain %s: got %d, %q; want %q", args, got.code, got.stderr, want)
+		}
+	}
+}
+
+// As kubectl-cleave the program speaks as kubectl's plugin.
+func TestRun_KubectlPlugin(t *testing.T) {
+	var stdout, stderr bytes.Buffer
+	if code := run(t.Context(), []string{"/usr/local/bin/kubectl-cleave", "explain", "--help"}, &stdout, &stderr); code != exitOK {
+		t.Fatalf("got %d, %s", code, &stderr)
+	}
+	var usage []string
+	for line := range strings.Lines(stdout.String()) {
+		if strings.Contains(line, "cleave explain") {
+			usage = append(usage, strings.TrimSpace(line))
+		}
+	}
+	want := []string{"kubectl cleave explain pod|claim|template NAME [flags]", "kubectl cleave explain pod trainer",
+		"kubectl cleave explain claim -n team trainer-gpu-x7k2p", "kubectl cleave explain -f claim.yaml -o json"}
+	if diff := cmp.Diff(want, usage); diff != "" {
+		t.Errorf("usage (-want +got):\n%s", diff)
+	}
+	stderr.Reset()
+	code := run(t.Context(), []string{"kubectl-cleave", "explain", "x"}, &stdout, &stderr)
+	if code != exitUsage || !strings.HasSuffix(stderr.String(), "Run 'kubectl cleave explain --help' for usage.\n") || !strings.HasPrefix(stderr.String(), "kubectl cleave: ") {
+		t.Errorf("a usage error: got %d, %s", code, &stderr)
+	}
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/structured"
+)
+
+// searchTimeout bounds the allocator on one node. The scheduler's limit is 10 s.
+const searchTimeout = 2 * time.Second
+
+// fit is what the allocator found on a node.
+type fit struct {
+	ok bool
+	// err is an error that keeps the scheduler from all nodes, or of the context.
+	err error
+}
+
+// fit runs the scheduler's allocator on a node. Results are shared by equal nodes; what names the claims among questions.
+func (c *Cluster) fit(ctx context.Context, s *site, what string, claims ...*resourceapi.ResourceClaim) fit {
+	key := what + "\x00" + s.signature
+	if known, ok := c.fits[key]; ok {
+		return known
+	}
+	var published []*resourceapi.ResourceSlice
+	for _, sl := range s.slices {
+		published = append(published, sl.ResourceSlice)
+	}
+	for _, sl := range c.shared { // a pool is complete with the slices that the node does not reach
+		published = append(published, sl.ResourceSlice)
+	}
+	if len(c.shared) > 0 {
+		published = distinct(published)
+	}
+	limited, cancel := context.WithTimeout(ctx, searchTimeout)
+	defer cancel()
+	f := fit{}
+	allocator, err := structured.NewAllocator(limited, features, c.state(s), c.classes, published, c.cel)
+	if err == nil {
+		var results []resourceapi.AllocationResult
+		results, err = allocator.Allocate(limited, s.node, claims)
+		f.ok = err == nil && len(results) == len(claims)
+	}
+	if err != nil && !errors.Is(err, structured.ErrFailedAllocationOnNode) {
+		f.err = err
+	}
+	c.fits[key] = f
+	return f
+}
+
+// distinct keeps the first of each slice.
+func distinct(all []*resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
+	seen := map[*resourceapi.ResourceSlice]bool{}
+	var once []*resourceapi.ResourceSlice
+	for _, s := range all {
+		if !seen[s] {
+			seen[s] = true
+			once = append(once, s)
+		}
+	}
+	return once
+}
+
+// need is what a request takes of a device; ok is not set if the device is too small for it.
+type need struct {
+	ok     bool
+	amount map[resourceapi.QualifiedName]resource.Quantity
+}
+
+// anything is the class of a device by itself.
+const anything = "anything"
+
+// need asks the allocator what a request takes of a device by itself: it knows defaults and how amounts are rounded.
+func (c *Cluster) need(ctx context.Context, r *request, d *resourceapi.Device) need {
+	if len(r.capacity) == 0 && !isShared(d) {
+		return need{ok: true}
+	}
+	var key strings.Builder
+	for _, name := range sortedNames(r.capacity) {
+		q := r.capacity[name]
+		key.WriteString(string(name) + "=" + q.String() + "\x00")
+	}
+	alone := resourceapi.Device{Name: "device", AllowMultipleAllocations: d.AllowMultipleAllocations, Capacity: d.Capacity}
+	if data, err := alone.Marshal(); err == nil {
+		key.Write(data)
+	}
+	if known := c.needs[key.String()]; known != nil {
+		return *known
+	}
+	n := &need{}
+	c.needs[key.String()] = n
+	node := "node"
+	published := &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Driver: "driver", NodeName: &node,
+		Devices: []resourceapi.Device{alone}, Pool: resourceapi.ResourcePool{Name: node, ResourceSliceCount: 1}}}
+	claim := claimFor(&resourceapi.ExactDeviceRequest{DeviceClassName: anything, Capacity: r.exactly().Capacity}, 1)
+	unused := structured.AllocatedState{AggregatedCapacity: structured.NewConsumedCapacityCollection()}
+	allocator, err := structured.NewAllocator(ctx, features, unused, lister{anything: &resourceapi.DeviceClass{}},
+		[]*resourceapi.ResourceSlice{published}, c.cel)
+	if err != nil {
+		return *n
+	}
+	of := &corev1.Node{}
+	of.Name = node
+	results, err := allocator.Allocate(ctx, of, []*resourceapi.ResourceClaim{claim})
+	if err == nil && len(results) == 1 {
+		n.ok, n.amount = true, results[0].Devices.Results[0].ConsumedCapacity
+	}
+	return *n
+}
+
+// isShared reports whether several claims can be allocated a device at once.
+func isShared(d *resourceapi.Device) bool {
+	return d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+)
+
+// verdicts are what becomes of the devices of a node for one request, each by itself.
+type verdicts struct {
+	request *request
+	causes  causes
+	// ofClass are those of the request's class, free those that nothing refuses.
+	ofClass, free int
+	// kinds are all devices of the node, by type and profile.
+	kinds tally
+	// classMiss is why the last device is not of the class, where none is.
+	classMiss *Mismatch
+	// room is what the free shared device with the most memory has left.
+	room map[resourceapi.QualifiedName]resource.Quantity
+}
+
+// judge finds what refuses each device of a node.
+func (c *Cluster) judge(ctx context.Context, s *site, r *request) *verdicts {
+	v := &verdicts{request: r}
+	var classMiss func() *Mismatch
+	class := c.classes[r.class]
+	if class == nil {
+		return v
+	}
+	for _, p := range s.pools {
+		if p.invalid != "" || p.isIncomplete() {
+			continue
+		}
+		for _, sl := range p.slices {
+			for i := range sl.Spec.Devices {
+				if per := sl.Spec.PerDeviceNodeSelection; per != nil && *per {
+					if reached, err := reachesDevice(s.node, &sl.Spec.Devices[i]); !reached || err != nil {
+						continue
+					}
+				}
+				v.kinds.add(kindOf(&sl.Spec.Devices[i]))
+				if expression, ok := c.selects(ctx, sl, i, class.Spec.Selectors); !ok {
+					classMiss = func() *Mismatch { return c.mismatch(ctx, sl, i, "class "+class.Name, expression) }
+					continue
+				}
+				v.ofClass++
+				if cause := c.refusal(ctx, p, sl, i, v); cause != nil {
+					cause.Claim, cause.Request, cause.Devices = r.claim, r.name, 1
+					v.causes.add(*cause)
+				} else {
+					v.free++
+				}
+			}
+		}
+	}
+	if v.ofClass == 0 && classMiss != nil {
+		v.classMiss = classMiss()
+	}
+	return v
+}
+
+// refusal is what refuses a device of the class; nil if nothing does. What freeing the device would not change comes first.
+func (c *Cluster) refusal(ctx context.Context, p *pool, sl *slice, device int, v *verdicts) *Cause {
+	r, d := v.request, &sl.Spec.Devices[device]
+	if expression, ok := c.selects(ctx, sl, device, r.selectors); !ok {
+		return &Cause{Kind: Selector, name: r.class, Selector: c.mismatch(ctx, sl, device, "request "+r.name, expression)}
+	}
+	need := c.need(ctx, r, d)
+	if !need.ok {
+		return &Cause{Kind: TooSmall, Missing: tooSmall(r, d)}
+	}
+	for i := range d.Taints {
+		if t := &d.Taints[i]; refuses(t, r) {
+			return &Cause{Kind: DeviceTaint, Taint: taintOf(t)}
+		}
+	}
+	u := c.uses[p.poolID][d.Name]
+	if u != nil && u.exclusive && !r.admin {
+		return &Cause{Kind: InUse, Claims: slices.Clone(u.claims)}
+	}
+	if !isShared(d) || u == nil {
+		if missing, by := p.lacks(d); missing != nil {
+			return &Cause{Kind: Counter, Missing: missing, Claims: by}
+		}
+	}
+	if isShared(d) {
+		left, missing := leftOf(d, u, need)
+		if missing != nil {
+			return &Cause{Kind: Share, Missing: missing, Claims: slices.Clone(u.claims)}
+		}
+		if most, has := v.room["memory"], left["memory"]; v.room == nil || has.Cmp(most) > 0 {
+			v.room = left
+		}
+	}
+	return nil
+}
+
+// refuses reports whether a taint keeps a request from a device.
+func refuses(t *resourceapi.DeviceTaint, r *request) bool {
+	if t.Effect != resourceapi.DeviceTaintEffectNoSchedule && t.Effect != resourceapi.DeviceTaintEffectNoExecute {
+		return false
+	}
+	return !slices.ContainsFunc(r.tolerations, func(by resourceapi.DeviceToleration) bool { return resourceclaim.ToleratesTaint(by, *t) })
+}
+
+func taintOf(t *resourceapi.DeviceTaint) *Taint {
+	taint := &Taint{Key: t.Key, Value: t.Value, Effect: string(t.Effect)}
+	if t.TimeAdded != nil {
+		since := t.TimeAdded.UTC()
+		taint.Since = &since
+	}
+	return taint
+}
+
+// lacks are the counters of which too little is left for a device, with the claims that consume them.
+func (p *pool) lacks(d *resourceapi.Device) (missing []Shortage, by []Use) {
+	for _, c := range d.ConsumesCounters {
+		var names []string
+		for name := range c.Counters {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		for _, name := range names {
+			want := c.Counters[name].Value
+			if left := p.left[c.CounterSet][name]; left < want.Value() {
+				missing = append(missing, Shortage{Name: c.CounterSet + "/" + name, Want: want.String(), Most: fmt.Sprint(max(left, 0))})
+				by = append(by, p.takers[c.CounterSet][name]...)
+			}
+		}
+	}
+	return missing, by
+}
+
+// leftOf is what claims leave of a shared device, and what of it is too little for one more.
+func leftOf(d *resourceapi.Device, u *use, need need) (left map[resourceapi.QualifiedName]resource.Quantity, missing []Shortage) {
+	left = map[resourceapi.QualifiedName]resource.Quantity{}
+	for _, name := range sortedNames(d.Capacity) {
+		rest := d.Capacity[name].Value.DeepCopy()
+		if u != nil {
+			rest.Sub(u.consumed[name])
+		}
+		left[name] = rest
+		if want := need.amount[name]; u != nil && rest.Cmp(want) < 0 {
+			missing = append(missing, Shortage{Name: string(name), Want: want.String(), Most: rest.String(), most: rest.Value()})
+		}
+	}
+	return left, missing
+}
+
+// tooSmall are the amounts that a device never has.
+func tooSmall(r *request, d *resourceapi.Device) []Shortage {
+	var missing []Shortage
+	for _, name := range sortedNames(r.capacity) {
+		want := r.capacity[name]
+		has, known := d.Capacity[name]
+		short := Shortage{Name: string(name), Want: want.String()}
+		switch {
+		case !known:
+		case has.Value.Cmp(want) < 0:
+			short.Most, short.most = has.Value.String(), has.Value.Value()
+		case has.RequestPolicy != nil && has.RequestPolicy.ValidRange != nil && has.RequestPolicy.ValidRange.Max != nil &&
+			has.RequestPolicy.ValidRange.Max.Cmp(want) < 0:
+			short.Most, short.most = has.RequestPolicy.ValidRange.Max.String(), has.RequestPolicy.ValidRange.Max.Value()
+		default:
+			continue
+		}
+		missing = append(missing, short)
+	}
+	return missing
+}
+
+// kindOf is the type of a device, and of a partition the profile, too.
+func kindOf(d *resourceapi.Device) string {
+	var words []string
+	for _, name := range []resourceapi.QualifiedName{"type", "profile"} {
+		if value := d.Attributes[name].StringValue; value != nil {
+			words = append(words, *value)
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// tally counts words in order of their first use.
+type tally struct {
+	order []string
+	count map[string]int
+}
+
+func (t *tally) add(word string) {
+	if t.count == nil {
+		t.count = map[string]int{}
+	}
+	if t.count[word]++; t.count[word] == 1 {
+		t.order = append(t.order, word)
+	}
+}
+
+func (t *tally) String() string {
+	var words []string
+	for _, word := range t.order {
+		words = append(words, fmt.Sprintf("%d %s", t.count[word], word))
+	}
+	return strings.Join(words, ", ")
+}

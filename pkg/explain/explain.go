@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+)
+
+// Explain answers a question. The context bounds the search: nodes that it does not reach are in a group of their own.
+func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error) {
+	if c.brokenBy != nil {
+		return nil, c.brokenBy
+	}
+	e := &Explanation{Subject: q.subject, State: Refused, Notes: q.notes}
+	var fixed causes
+	for _, cause := range q.causes {
+		fixed.add(cause)
+	}
+	s := &search{Cluster: c, question: q}
+	for _, claim := range q.claims {
+		if claim.Status.Allocation != nil {
+			continue
+		}
+		s.claims = append(s.claims, claim)
+		for _, r := range requestsOf(claim) {
+			s.requests = append(s.requests, r)
+			e.Requests = append(e.Requests, r.ask())
+			if c.classes[r.class] == nil {
+				fixed.add(Cause{Kind: ClassMissing, Claim: r.claim, Request: r.name, name: r.class})
+			}
+		}
+	}
+	if len(q.claims) > 0 && !slices.ContainsFunc(fixed, func(c *Cause) bool { return c.Kind == ClassMissing }) {
+		fit, err := s.nodes(ctx, e, &fixed)
+		if err != nil {
+			return nil, err
+		}
+		switch {
+		case !fit || len(fixed) > 0: // it stays refused
+		case len(s.claims) == 0:
+			e.State = Allocated
+		default:
+			e.State = Fits
+		}
+	}
+	if len(q.claims)+len(fixed) == 0 {
+		e.State = NoClaims
+	}
+	e.Causes = fixed.finish(0)
+	if e.State == Refused {
+		e.Alternatives = s.alternatives(ctx)
+	}
+	return e, nil
+}
+
+// search is one question under way.
+type search struct {
+	*Cluster
+	question *Question
+	// claims without an allocation, with their requests.
+	claims   []*resourceapi.ResourceClaim
+	requests []*request
+	// open are the nodes that the pod may run on, without a fit.
+	open []*site
+	// short are the requests that a node could not serve by itself.
+	short map[*request]bool
+}
+
+// nodes looks at every node. It reports whether one fits.
+func (s *search) nodes(ctx context.Context, e *Explanation, fixed *causes) (found bool, err error) {
+	g := &grouped{byKey: map[string]*group{}}
+	s.short = map[*request]bool{}
+	for _, node := range s.Nodes {
+		site, err := s.site(node)
+		if err != nil {
+			return false, err
+		}
+		causes := s.on(ctx, site)
+		for _, c := range causes {
+			if c.Kind == Invalid {
+				fixed.add(*c)
+			}
+		}
+		if len(causes) == 0 {
+			found = true
+		}
+		g.add(node.Name, causes)
+	}
+	e.Groups = g.finish()
+	return found, nil
+}
+
+// on finds what refuses the claims on a node; nothing where they fit.
+func (s *search) on(ctx context.Context, site *site) (found causes) {
+	for _, c := range s.question.onNode(site.node) {
+		found.add(c)
+	}
+	if len(found) > 0 && len(site.pools) > 0 || len(s.claims) == 0 {
+		return found
+	}
+	found = nil
+	if !slices.ContainsFunc(site.pools, func(p *pool) bool { return p.driver == s.Driver }) && s.isOurs() {
+		found.add(Cause{Kind: NotPublishing, name: s.Driver})
+		return found
+	}
+	f := s.fit(ctx, site, "all", s.claims...)
+	switch {
+	case f.ok:
+		return nil
+	case f.err != nil:
+		found.add(s.failure(ctx, f.err))
+		if found[0].Kind == Timeout {
+			s.open = append(s.open, site)
+		}
+		return found
+	}
+	s.open = append(s.open, site)
+	for _, p := range site.pools {
+		switch {
+		case p.isIncomplete():
+			found.add(Cause{Kind: Incomplete, name: p.pool, most: int64(len(p.slices)), want: p.want})
+		case p.invalid != "":
+			found.add(Cause{Kind: InvalidPool, name: p.invalid})
+		}
+	}
+	if len(found) < len(site.pools) {
+		s.devices(ctx, site, &found)
+	}
+	return found
+}
+
+// isOurs reports whether a request is for a device of the driver: whether its class names it.
+func (s *search) isOurs() bool {
+	return slices.ContainsFunc(s.requests, func(r *request) bool {
+		return s.classes[r.class] != nil && slices.ContainsFunc(s.classes[r.class].Spec.Selectors, func(sel resourceapi.DeviceSelector) bool {
+			return sel.CEL != nil && strings.Contains(sel.CEL.Expression, s.Driver)
+		})
+	})
+}
+
+// failure is an error of the allocator.
+func (s *search) failure(ctx context.Context, err error) Cause {
+	if ctx.Err() != nil {
+		return Cause{Kind: Timeout, name: "not checked: the search of the nodes before took too long"}
+	}
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return Cause{Kind: Timeout}
+	}
+	return Cause{Kind: Invalid, name: err.Error()}
+}
+
+// devices adds what refuses the devices of a node, and what refuses the choice of them.
+func (s *search) devices(ctx context.Context, site *site, found *causes) {
+	enough := map[string]bool{} // by request: whether an alternative has enough devices
+	for _, r := range s.requests {
+		v := s.judge(ctx, site, r)
+		if v.ofClass == 0 && len(site.pools) > 0 {
+			found.add(Cause{Kind: ClassSelector, Claim: r.claim, Request: r.name, name: r.class, Selector: v.classMiss,
+				kinds: v.kinds.String()})
+		}
+		for _, c := range v.causes {
+			found.add(*c)
+		}
+		name, _, _ := strings.Cut(r.name, "/")
+		alone := v.free > 0 && (!r.all() || v.free == v.ofClass) && s.fit(ctx, site, "alone "+r.claim+" "+r.name, s.onlyClaim(r, r.count)).ok
+		enough[r.claim+" "+name] = enough[r.claim+" "+name] || alone
+		if alone || v.free == 0 || r.all() {
+			if !alone {
+				s.short[r] = true
+			}
+			continue
+		}
+		s.short[r] = true
+		most := min(int64(v.free), r.count-1)
+		for most > 0 && !s.fit(ctx, site, fmt.Sprintf("%d of %s %s", most, r.claim, r.name), s.onlyClaim(r, most)).ok {
+			most--
+		}
+		found.add(Cause{Kind: Count, Claim: r.claim, Request: r.name, most: most, want: r.count, name: r.class})
+	}
+	for _, ok := range enough {
+		if !ok {
+			return
+		}
+	}
+	s.together(ctx, site, found)
+}
+
+// onlyClaim is a claim with the request alone.
+func (s *search) onlyClaim(r *request, count int64) *resourceapi.ResourceClaim {
+	return claimFor(r.exactly(), count)
+}
+
+// together finds what refuses requests that each fit: it leaves out one constraint after the other.
+func (s *search) together(ctx context.Context, site *site, found *causes) {
+	var all []*resourceapi.ResourceClaim
+	for i, claim := range s.claims {
+		for j, constraint := range claim.Spec.Devices.Constraints {
+			without := slices.Clone(s.claims)
+			without[i] = claim.DeepCopy()
+			without[i].Spec.Devices.Constraints = slices.Delete(without[i].Spec.Devices.Constraints, j, j+1)
+			if s.fit(ctx, site, fmt.Sprintf("without constraint %d of %s", j, nameOf(claim)), without...).ok {
+				found.add(Cause{Kind: Constraint, Claim: nameOf(claim), name: constraintText(constraint)})
+			}
+		}
+		free := claim.DeepCopy()
+		free.Spec.Devices.Constraints = nil
+		all = append(all, free)
+	}
+	if slices.ContainsFunc(*found, func(c *Cause) bool { return c.Kind == Constraint }) {
+		return
+	}
+	if s.fit(ctx, site, "without constraints", all...).ok {
+		found.add(Cause{Kind: Constraint, name: "all constraints"})
+		return
+	}
+	found.add(Cause{Kind: Together})
+}
+
+// constraintText names a constraint.
+func constraintText(c resourceapi.DeviceConstraint) string {
+	switch {
+	case c.MatchAttribute != nil:
+		return "matchAttribute " + string(*c.MatchAttribute)
+	case c.DistinctAttribute != nil:
+		return "distinctAttribute " + string(*c.DistinctAttribute)
+	default:
+		return "an unknown constraint"
+	}
+}

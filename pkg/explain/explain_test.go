@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+)
+
+// since is the time of taints.
+var since = metav1.NewTime(time.Date(2026, 11, 22, 2, 14, 0, 0, time.UTC))
+
+// unhealthy taints all devices of a node whose names begin with those of GPUs.
+func (b *bed) taint(key, value string, devices ...string) {
+	b.Helper()
+	for i := range b.slices {
+		for j := range b.slices[i].Spec.Devices {
+			d := &b.slices[i].Spec.Devices[j]
+			if slices.ContainsFunc(devices, func(prefix string) bool { return len(d.Name) >= len(prefix) && d.Name[:len(prefix)] == prefix }) {
+				d.Taints = []resourceapi.DeviceTaint{{Key: key, Value: value, Effect: resourceapi.DeviceTaintEffectNoSchedule, TimeAdded: &since}}
+			}
+		}
+	}
+}
+
+// whole is a claim for whole GPUs.
+func whole(count int64) *resourceapi.ResourceClaim {
+	return claim("trainer", asks("gpu.cleave.dev", count))
+}
+
+// withConstraint has all devices share an attribute.
+func withConstraint(c *resourceapi.ResourceClaim, attribute string) *resourceapi.ResourceClaim {
+	name := resourceapi.FullyQualifiedName(attribute)
+	c.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: &name}}
+	return c
+}
+
+// podOf is a pod with claims of their names.
+func podOf(claims ...string) *corev1.Pod {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "trainer"}}
+	for _, name := range claims {
+		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: name, ResourceClaimName: &name})
+	}
+	return pod
+}
+
+// namespace has claims by name.
+func namespace(claims ...*resourceapi.ResourceClaim) Namespace {
+	in := Namespace{Claims: map[string]*resourceapi.ResourceClaim{}}
+	for _, c := range claims {
+		in.Claims[c.Name] = c
+	}
+	return in
+}
+
+// Each case is a cause, with the text that a person reads.
+func TestExplain_Devices(t *testing.T) {
+	const gpu0 = "gpu-0000-1b-00-0"
+	tests := map[string]func(b *bed) *Question{
+		"fits": func(b *bed) *Question { return AboutClaim(whole(2)) },
+		"all-allocated": func(b *bed) *Question {
+			for i := range 8 {
+				b.allocate("node-1", fmt.Sprintf("train-%d", i), asks("gpu.cleave.dev", 1))
+			}
+			b.Claims[2].DeletionTimestamp = &since
+			b.allocate("node-2", "big", asks("gpu.cleave.dev", 8))
+			return AboutClaim(whole(1))
+		},
+		"too-many": func(b *bed) *Question {
+			b.allocate("node-1", "other", asks("gpu.cleave.dev", 3))
+			return AboutClaim(whole(8 + 1))
+		},
+		"counters": func(b *bed) *Question {
+			for i := range 16 {
+				b.allocate(fmt.Sprintf("node-%d", i/8+1), fmt.Sprintf("wide-%d", i), asks("mig-4g.40gb.cleave.dev", 1))
+			}
+			return AboutClaim(claim("small", asks("mig-4g.40gb.cleave.dev", 1)))
+		},
+		"taint": func(b *bed) *Question {
+			b.taint("gpu.cleave.dev/unhealthy", "xid-79", "gpu-")
+			return AboutClaim(whole(1))
+		},
+		"taint-rule": func(b *bed) *Question {
+			pool := "node-1"
+			b.Rules = append(b.Rules, &resourceapi.DeviceTaintRule{Spec: resourceapi.DeviceTaintRuleSpec{
+				DeviceSelector: &resourceapi.DeviceTaintSelector{Pool: &pool},
+				Taint:          resourceapi.DeviceTaint{Key: "example.com/rma", Effect: resourceapi.DeviceTaintEffectNoExecute, TimeAdded: &since}}})
+			b.allocate("node-2", "big", asks("gpu.cleave.dev", 8))
+			return AboutClaim(whole(1))
+		},
+		"selector": func(b *bed) *Question {
+			return AboutClaim(claim("c", selecting(asks("gpu.cleave.dev", 1),
+				`device.attributes["gpu.cleave.dev"].architecture == "Hopper" && device.attributes["gpu.cleave.dev"].productName.contains("H200")`)))
+		},
+		"selector-fails": func(b *bed) *Question {
+			return AboutClaim(claim("c", selecting(asks("gpu.cleave.dev", 1), `device.attributes["gpu.cleave.dev"].profile == "1g.10gb"`)))
+		},
+		"class-missing": func(b *bed) *Question { return AboutClaim(claim("c", asks("gpu.example.com", 1))) },
+		"class-of-another-board": func(b *bed) *Question {
+			b.node("node-3", "", nil)
+			return AboutClaim(claim("c", asks("mig-1g.5gb.cleave.dev", 1)))
+		},
+		"share-memory": func(b *bed) *Question {
+			for _, node := range []string{"node-1", "node-2"} {
+				for i := range 8 {
+					b.allocate(node, fmt.Sprintf("%s-svc-%d", node, i), asks("mps.cleave.dev", 1, "memory=60Gi", "cores=50"))
+				}
+			}
+			return AboutClaim(claim("c", asks("mps.cleave.dev", 1, "memory=30Gi")))
+		},
+		"share-too-large": func(b *bed) *Question { return AboutClaim(claim("c", asks("mps.cleave.dev", 1, "memory=200Gi"))) },
+		"share-unknown":   func(b *bed) *Question { return AboutClaim(claim("c", asks("timeslice.cleave.dev", 1, "cores=20"))) },
+		"constraint": func(b *bed) *Question {
+			b.Nodes = b.Nodes[:1]
+			for i := range 8 { // one of each GPU is left
+				b.allocate("node-1", fmt.Sprintf("wide-%d", i), asks("mig-4g.40gb.cleave.dev", 1))
+				b.allocate("node-1", fmt.Sprintf("two-%d", i), asks("mig-2g.20gb.cleave.dev", 1))
+			}
+			return AboutClaim(withConstraint(claim("c", asks("mig-1g.10gb.cleave.dev", 2)), "gpu.cleave.dev/parentUUID"))
+		},
+		"together": func(b *bed) *Question {
+			b.allocate("node-1", "other", asks("gpu.cleave.dev", 7))
+			b.allocate("node-2", "more", asks("gpu.cleave.dev", 7))
+			r := asks("mig-7g.80gb.cleave.dev", 1)
+			r.Name = "part"
+			return AboutClaim(claim("c", asks("gpu.cleave.dev", 1), r))
+		},
+		"alternatives-of-a-request": func(b *bed) *Question {
+			b.allocate("node-1", "other", asks("gpu.cleave.dev", 8))
+			b.allocate("node-2", "more", asks("gpu.cleave.dev", 8))
+			return AboutClaim(claim("c", resourceapi.DeviceRequest{Name: "gpu", FirstAvailable: []resourceapi.DeviceSubRequest{
+				{Name: "small", DeviceClassName: "mig-1g.10gb.cleave.dev"}, {Name: "slice", DeviceClassName: "timeslice.cleave.dev"}}}))
+		},
+		"incomplete": func(b *bed) *Question {
+			b.slices = slices.Delete(b.slices, 3, 4)
+			b.allocate("node-2", "big", asks("gpu.cleave.dev", 8))
+			return AboutClaim(whole(1))
+		},
+		"invalid-pool": func(b *bed) *Question {
+			b.Nodes = b.Nodes[:1]
+			b.device("node-1", gpu0).Name = "gpu-0000-43-00-0"
+			return AboutClaim(whole(1))
+		},
+		"not-publishing": func(b *bed) *Question {
+			b.slices = nil
+			return AboutClaim(whole(1))
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, "hgx-h100", "hgx-h100")
+			golden(t, name, text(t, b.explain(tt(b))))
+		})
+	}
+}
+
+func TestExplain_Pods(t *testing.T) {
+	template := "trainer"
+	fromTemplate := func() *corev1.Pod {
+		pod := podOf()
+		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}}
+		return pod
+	}
+	tests := map[string]func(b *bed) *Question{
+		"pod-fits": func(b *bed) *Question {
+			pod := podOf("trainer")
+			pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/2 nodes are available: 2 Insufficient cpu."}}
+			return AboutPod(pod, namespace(whole(1)), b.Objects)
+		},
+		"claim-missing":    func(b *bed) *Question { return AboutPod(podOf("trainer"), namespace(), b.Objects) },
+		"template-missing": func(b *bed) *Question { return AboutPod(fromTemplate(), namespace(), b.Objects) },
+		"claim-not-created": func(b *bed) *Question {
+			return AboutPod(fromTemplate(), Namespace{Templates: map[string]*resourceapi.ResourceClaimTemplate{
+				template: {ObjectMeta: metav1.ObjectMeta{Name: template}, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: whole(1).Spec}}}}, b.Objects)
+		},
+		"nodes": func(b *bed) *Question {
+			b.Nodes[0].Spec.Taints = []corev1.Taint{{Key: "nvidia.com/gpu", Effect: corev1.TaintEffectNoSchedule}}
+			b.Nodes[1].Spec.Unschedulable = true
+			b.node("node-3", "l40s", &v1alpha1.NodePolicy{}).Labels = map[string]string{"zone": "b"}
+			pod := podOf("trainer")
+			pod.Spec.NodeSelector = map[string]string{"zone": "a"}
+			for _, n := range b.Nodes[:2] {
+				n.Labels = map[string]string{"zone": "a"}
+			}
+			return AboutPod(pod, namespace(whole(1)), b.Objects)
+		},
+		"allocated-elsewhere": func(b *bed) *Question {
+			c := b.allocate("node-1", "trainer", asks("gpu.cleave.dev", 1))
+			b.Nodes[0].Spec.Unschedulable = true
+			return AboutPod(podOf("trainer"), namespace(c), b.Objects)
+		},
+		"pod-allocated": func(b *bed) *Question {
+			return AboutPod(podOf("trainer"), namespace(b.allocate("node-1", "trainer", asks("gpu.cleave.dev", 1))), b.Objects)
+		},
+		"extended-resource": func(b *bed) *Question {
+			b.allocate("node-1", "other", asks("gpu.cleave.dev", 7))
+			b.allocate("node-2", "more", asks("gpu.cleave.dev", 8))
+			pod := podOf()
+			pod.Spec.Containers = []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
+				"nvidia.com/gpu": *quantity(2), "cpu": *quantity(1)}}}}
+			return AboutPod(pod, namespace(), b.Objects)
+		},
+		"extended-resource-of-nobody": func(b *bed) *Question {
+			pod := podOf()
+			pod.Spec.Containers = []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{"nvidia.com/gpus": *quantity(1)}}}}
+			return AboutPod(pod, namespace(), b.Objects)
+		},
+		"gated": func(b *bed) *Question {
+			pod := podOf("trainer")
+			pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "kueue.x-k8s.io/admission"}}
+			return AboutPod(pod, namespace(whole(1)), b.Objects)
+		},
+		"no-claims": func(b *bed) *Question { return AboutPod(podOf(), namespace(), b.Objects) },
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, "hgx-h100", "hgx-h100")
+			golden(t, name, text(t, b.explain(tt(b))))
+		})
+	}
+}

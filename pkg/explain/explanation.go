@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import "time"
+
+// State is the answer in one word.
+type State string
+
+// The states.
+const (
+	// Fits means that the scheduler's allocator finds devices on a node.
+	Fits State = "fits"
+	// Refused means that it finds none.
+	Refused State = "refused"
+	// Allocated means that all claims have their devices.
+	Allocated State = "allocated"
+	// NoClaims means that no devices are asked for.
+	NoClaims State = "noClaims"
+)
+
+// Explanation says where claims fit, and what refuses them elsewhere. Its JSON is an interface: fields and values may be
+// added, never renamed.
+type Explanation struct {
+	// Subject is what was asked about, such as "Pod team/trainer".
+	Subject string `json:"subject"`
+	State   State  `json:"state"`
+	// Requests are what the claims ask for.
+	Requests []Ask `json:"requests,omitempty"`
+	// Causes are those that do not depend on the node.
+	Causes []Cause `json:"causes,omitempty"`
+	// Groups are nodes with the same causes, those first where the least is missing.
+	Groups []Group `json:"groups,omitempty"`
+	// Alternatives are what would fit now in place of what is refused.
+	Alternatives []Alternative `json:"alternatives,omitempty"`
+	Notes        []string      `json:"notes,omitempty"`
+}
+
+// Ask is a request of a claim, or one of its alternatives.
+type Ask struct {
+	// Claim is "namespace/name".
+	Claim string `json:"claim"`
+	// Request is the name of the request, of an alternative "request/alternative".
+	Request string `json:"request"`
+	Class   string `json:"class"`
+	// Count of devices; 0 for all that match.
+	Count int64 `json:"count"`
+	// Capacity are the amounts that it asks for, such as "memory 20Gi".
+	Capacity []string `json:"capacity,omitempty"`
+}
+
+// Group is nodes with the same causes.
+type Group struct {
+	Nodes []string `json:"nodes"`
+	// Fits is set where the claims fit; there are no causes then.
+	Fits   bool    `json:"fits,omitempty"`
+	Causes []Cause `json:"causes,omitempty"`
+}
+
+// Kind of a cause.
+type Kind string
+
+// The kinds of causes. Those of devices are in order of the check.
+const (
+	// ClaimMissing is a claim that does not exist.
+	ClaimMissing Kind = "claimMissing"
+	// TemplateMissing is a claim that cannot be created, as its template does not exist.
+	TemplateMissing Kind = "templateMissing"
+	// NotCreated is a claim that was not created from its template yet.
+	NotCreated Kind = "claimNotCreated"
+	// ClaimBusy is a claim that no further pod can use.
+	ClaimBusy Kind = "claimBusy"
+	// Gated is a pod with scheduling gates.
+	Gated Kind = "schedulingGates"
+	// ClassMissing is a DeviceClass that does not exist.
+	ClassMissing Kind = "classMissing"
+	// Invalid is an error of the allocator, such as a selector that fails on a device.
+	Invalid Kind = "invalid"
+
+	// Elsewhere is a claim that is allocated devices of another node.
+	Elsewhere Kind = "allocatedElsewhere"
+	// NodeAffinity is a node that the pod does not select.
+	NodeAffinity Kind = "nodeAffinity"
+	// Cordoned is a node that takes no new pods.
+	Cordoned Kind = "unschedulable"
+	// NodeTaint is a taint of a node that the pod does not tolerate.
+	NodeTaint Kind = "nodeTaint"
+	// NotPublishing is a node without devices.
+	NotPublishing Kind = "notPublishing"
+	// Incomplete is a pool with missing slices.
+	Incomplete Kind = "incompletePool"
+	// InvalidPool is a pool from which the scheduler allocates nothing.
+	InvalidPool Kind = "invalidPool"
+
+	// ClassSelector is a node without a device of the class.
+	ClassSelector Kind = "classSelector"
+	// Selector is a selector of the request that devices of the class do not match.
+	Selector Kind = "selector"
+	// TooSmall is a capacity that a device does not have, or has too little of.
+	TooSmall Kind = "capacityTooSmall"
+	// DeviceTaint is a taint of devices that the request does not tolerate.
+	DeviceTaint Kind = "deviceTaint"
+	// InUse is a device that is allocated.
+	InUse Kind = "allocated"
+	// Counter is a counter of which allocated devices leave too little.
+	Counter Kind = "counter"
+	// Share is a shared device of which claims leave too little.
+	Share Kind = "shareCapacity"
+
+	// Count is fewer devices than are asked for.
+	Count Kind = "count"
+	// Constraint is a constraint that no choice of devices meets.
+	Constraint Kind = "constraint"
+	// Together are requests of which each fits, and all of them do not.
+	Together Kind = "together"
+	// Timeout is a search that took too long.
+	Timeout Kind = "timeout"
+)
+
+// Cause is one thing that refuses a claim.
+type Cause struct {
+	Kind Kind `json:"kind"`
+	// Message is what is wrong, in one sentence, Remedy what to do.
+	Message string `json:"message"`
+	Remedy  string `json:"remedy,omitempty"`
+	// Claim is "namespace/name", Request as in Ask; empty where it is about all.
+	Claim   string `json:"claim,omitempty"`
+	Request string `json:"request,omitempty"`
+	// Devices is how many devices of the group's nodes it refuses.
+	Devices  int        `json:"devices,omitempty"`
+	Selector *Mismatch  `json:"selector,omitempty"`
+	Taint    *Taint     `json:"taint,omitempty"`
+	Missing  []Shortage `json:"missing,omitempty"`
+	// Claims are those that have the devices, counters or amounts.
+	Claims []Use `json:"claims,omitempty"`
+
+	name       string // that Message is about: a class, an object, an error
+	kinds      string // of the node's devices
+	most, want int64
+}
+
+// Mismatch is a selector that refuses devices.
+type Mismatch struct {
+	// Of is "class NAME" or "request NAME".
+	Of         string `json:"of"`
+	Expression string `json:"expression"`
+	// Part is the term of the expression that is false.
+	Part string `json:"part,omitempty"`
+	// Attributes are those that Part names, with the values of the refused devices.
+	Attributes []Values `json:"attributes,omitempty"`
+}
+
+// Values are the distinct values of an attribute or capacity.
+type Values struct {
+	Name   string   `json:"name"`
+	Values []string `json:"values"`
+}
+
+// Taint is a taint of a node or of devices.
+type Taint struct {
+	Key    string     `json:"key"`
+	Value  string     `json:"value,omitempty"`
+	Effect string     `json:"effect"`
+	Since  *time.Time `json:"since,omitempty"`
+}
+
+// Shortage is an amount of which too little is there.
+type Shortage struct {
+	// Name of the counter or capacity.
+	Name string `json:"name"`
+	Want string `json:"want,omitempty"`
+	// Most is the most that one device has left.
+	Most string `json:"most,omitempty"`
+
+	most int64
+}
+
+// Use is a claim that is allocated devices.
+type Use struct {
+	// Claim is "namespace/name".
+	Claim string   `json:"claim"`
+	Pods  []string `json:"pods,omitempty"`
+	// Ending is set once the claim is being deleted.
+	Ending bool `json:"ending,omitempty"`
+}
+
+// Alternative is what would fit now.
+type Alternative struct {
+	Class string `json:"class"`
+	// Count of devices that one claim can get.
+	Count int64 `json:"count"`
+	// Capacity is the most that one share can get.
+	Capacity []string `json:"capacity,omitempty"`
+	// WithoutSelectors is set for the class of the request without the request's selectors.
+	WithoutSelectors bool `json:"withoutSelectors,omitempty"`
+	// Nodes where it fits.
+	Nodes []string `json:"nodes"`
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/cel"
+)
+
+// Objects are those of the cluster, except its ResourceSlices.
+type Objects struct {
+	// Driver is the driver whose absence from a node is worth a cause.
+	Driver string
+	Nodes  []*corev1.Node
+	// Claims of all namespaces; only allocated ones count.
+	Claims  []*resourceapi.ResourceClaim
+	Classes []*resourceapi.DeviceClass
+	Rules   []*resourceapi.DeviceTaintRule
+}
+
+// Cluster answers questions. ResourceSlices are added one by one and kept small: attributes that no question needs are left out,
+// and equal slices of several nodes are one in memory, so that 1,000 equal nodes need little more than one.
+type Cluster struct {
+	Objects
+	needed   attributes
+	cel      *cel.Cache
+	classes  lister
+	contents map[string]*content
+	onNode   map[string][]*slice
+	shared   []*slice
+	uses     map[poolID]map[string]*use
+	needs    map[string]*need
+	fits     map[string]fit
+	brokenBy error
+}
+
+// slice is a ResourceSlice, whose devices may be those of others.
+type slice struct {
+	*resourceapi.ResourceSlice
+	content *content
+}
+
+// content is what equal slices of several nodes have in common.
+type content struct {
+	id       int
+	devices  []resourceapi.Device
+	counters []resourceapi.CounterSet
+	// selected is what expressions say of the devices.
+	selected map[string][]match
+}
+
+// poolID identifies a pool.
+type poolID struct{ driver, pool string }
+
+// compiled are expressions of all clusters: the same classes are asked about again and again.
+var compiled = cel.NewCache(1000, cel.Features{EnableConsumableCapacity: true})
+
+// NewCluster prepares a cluster for questions, before its slices are added.
+func NewCluster(o Objects, questions ...*Question) *Cluster {
+	c := &Cluster{
+		Objects: o, cel: compiled, classes: lister{},
+		contents: map[string]*content{}, onNode: map[string][]*slice{}, uses: map[poolID]map[string]*use{},
+		needs: map[string]*need{}, fits: map[string]fit{}, needed: attributes{names: map[string]bool{}},
+	}
+	for _, class := range o.Classes {
+		c.classes[class.Name] = class
+		c.needed.addSelectors(c.cel, class.Spec.Selectors)
+	}
+	for _, name := range []string{"type", "profile", "productName"} { // for descriptions
+		c.needed.names[name] = true
+	}
+	for _, q := range questions {
+		for _, claim := range q.claims {
+			for _, r := range requestsOf(claim) {
+				c.needed.addSelectors(c.cel, r.selectors)
+			}
+			for _, constraint := range claim.Spec.Devices.Constraints {
+				for _, name := range []*resourceapi.FullyQualifiedName{constraint.MatchAttribute, constraint.DistinctAttribute} {
+					if name != nil {
+						c.needed.names[identifier(resourceapi.QualifiedName(*name))] = true
+					}
+				}
+			}
+		}
+	}
+	for _, claim := range o.Claims {
+		c.addUses(claim)
+	}
+	return c
+}
+
+// AddSlice adds a ResourceSlice. It is not kept.
+func (c *Cluster) AddSlice(s *resourceapi.ResourceSlice) {
+	spec := &resourceapi.ResourceSliceSpec{PerDeviceNodeSelection: s.Spec.PerDeviceNodeSelection, SharedCounters: s.Spec.SharedCounters}
+	spec.Devices = make([]resourceapi.Device, len(s.Spec.Devices))
+	for i := range s.Spec.Devices {
+		d := s.Spec.Devices[i]
+		d.Attributes = c.needed.of(d.Attributes)
+		d.Taints = c.taintsOf(s, &d)
+		spec.Devices[i] = d
+	}
+	kept := &slice{ResourceSlice: &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: s.Name}, Spec: *spec}}
+	key, err := spec.Marshal() // maps in order of keys
+	if err != nil {
+		c.brokenBy = fmt.Errorf("read ResourceSlice %s: %w", s.Name, err)
+		return
+	}
+	if kept.content = c.contents[string(key)]; kept.content == nil {
+		kept.content = &content{id: len(c.contents), devices: spec.Devices, counters: spec.SharedCounters, selected: map[string][]match{}}
+		c.contents[string(key)] = kept.content
+	}
+	kept.Spec.Devices, kept.Spec.SharedCounters = kept.content.devices, kept.content.counters
+	kept.Spec.Driver, kept.Spec.Pool = strings.Clone(s.Spec.Driver), s.Spec.Pool
+	kept.Spec.NodeName, kept.Spec.NodeSelector, kept.Spec.AllNodes = s.Spec.NodeName, s.Spec.NodeSelector, s.Spec.AllNodes
+	if name := s.Spec.NodeName; name != nil && *name != "" {
+		c.onNode[*name] = append(c.onNode[*name], kept)
+		return
+	}
+	c.shared = append(c.shared, kept)
+}
+
+// taintsOf are the taints of a device with those of DeviceTaintRules.
+func (c *Cluster) taintsOf(s *resourceapi.ResourceSlice, d *resourceapi.Device) []resourceapi.DeviceTaint {
+	taints := d.Taints
+	matches := func(want *string, have string) bool { return want == nil || *want == have }
+	for _, r := range c.Rules {
+		by := r.Spec.DeviceSelector
+		if by != nil && matches(by.Driver, s.Spec.Driver) && matches(by.Pool, s.Spec.Pool.Name) && matches(by.Device, d.Name) {
+			taints = append(slices.Clip(taints), r.Spec.Taint)
+		}
+	}
+	return taints
+}
+
+// lister is the cluster's classes.
+type lister map[string]*resourceapi.DeviceClass
+
+// List implements structured.DeviceClassLister.
+func (l lister) List() ([]*resourceapi.DeviceClass, error) {
+	var all []*resourceapi.DeviceClass
+	for _, c := range l {
+		all = append(all, c)
+	}
+	slices.SortFunc(all, func(a, b *resourceapi.DeviceClass) int { return cmp.Compare(a.Name, b.Name) })
+	return all, nil
+}
+
+// Get implements structured.DeviceClassLister.
+func (l lister) Get(name string) (*resourceapi.DeviceClass, error) {
+	if c := l[name]; c != nil {
+		return c, nil
+	}
+	return nil, fmt.Errorf("there is no DeviceClass %q", name)
+}
+
+// use is what of a device is allocated.
+type use struct {
+	claims []Use
+	// exclusive is set for a device that is not shared.
+	exclusive bool
+	shares    []resourceapi.DeviceRequestAllocationResult
+	consumed  map[resourceapi.QualifiedName]resource.Quantity
+}
+
+// addUses notes the devices that a claim is allocated, as the scheduler does: admin access uses none.
+func (c *Cluster) addUses(claim *resourceapi.ResourceClaim) {
+	if claim.Status.Allocation == nil {
+		return
+	}
+	by := Use{Claim: nameOf(claim), Ending: claim.DeletionTimestamp != nil}
+	for _, user := range claim.Status.ReservedFor {
+		by.Pods = append(by.Pods, user.Name)
+	}
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		if r.AdminAccess != nil && *r.AdminAccess {
+			continue
+		}
+		pool := c.uses[poolID{r.Driver, r.Pool}]
+		if pool == nil {
+			pool = map[string]*use{}
+			c.uses[poolID{r.Driver, r.Pool}] = pool
+		}
+		u := pool[r.Device]
+		if u == nil {
+			u = &use{consumed: map[resourceapi.QualifiedName]resource.Quantity{}}
+			pool[r.Device] = u
+		}
+		u.claims = append(u.claims, by)
+		if r.ShareID == nil {
+			u.exclusive = true
+			continue
+		}
+		u.shares = append(u.shares, r)
+		for name, q := range r.ConsumedCapacity {
+			sum := u.consumed[name]
+			sum.Add(q)
+			u.consumed[name] = sum
+		}
+	}
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+)
+
+// A device is free in the eyes of this package exactly where the scheduler's allocator gives it to a claim, whatever is allocated.
+func TestJudge_AgreesWithAllocator(t *testing.T) {
+	requests := []resourceapi.DeviceRequest{
+		asks("gpu.cleave.dev", 1), asks("mig-1g.10gb.cleave.dev", 1), asks("mig-1g.10gb.me.cleave.dev", 1), asks("mig-1g.20gb.cleave.dev", 1),
+		asks("mig-2g.20gb.cleave.dev", 1), asks("mig-3g.40gb.cleave.dev", 1), asks("mig-4g.40gb.cleave.dev", 1), asks("mig-7g.80gb.cleave.dev", 1),
+		asks("timeslice.cleave.dev", 1), asks("timeslice.cleave.dev", 1, "memory=30Gi"), asks("mps.cleave.dev", 1),
+		asks("mps.cleave.dev", 1, "memory=50Gi", "cores=7"), asks("mps.cleave.dev", 1, "cores=70"),
+	}
+	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test that can be repeated
+	b := newBed(t, "hgx-h100")
+	b.taint("example.com/rma", "", "gpu-0000-43-00-0")
+	fits := map[bool]int{}
+	for step := range 60 {
+		c := NewCluster(Objects{Driver: driver, Claims: b.Claims})
+		for _, class := range b.Classes {
+			c.classes[class.Name] = class
+		}
+		c.needed.all = true
+		for i := range b.slices {
+			c.AddSlice(&b.slices[i])
+		}
+		s, err := c.site(b.Nodes[0])
+		b.must(err)
+		for _, r := range requests {
+			asked := claim("asked", r)
+			want := b.try("node-1", asked) != nil
+			fits[want]++
+			if v := c.judge(t.Context(), s, requestsOf(asked)[0]); (v.free > 0) != want {
+				t.Fatalf("step %d, %s %v: %d devices are free, and the allocator finds one: %t", step, r.Exactly.DeviceClassName, r.Exactly.Capacity, v.free, want)
+			}
+		}
+		if random.IntN(3) == 0 && len(b.Claims) > 0 {
+			at := random.IntN(len(b.Claims))
+			b.Claims = slices.Delete(b.Claims, at, at+1)
+			continue
+		}
+		next := claim(fmt.Sprint("claim-", step), requests[random.IntN(len(requests))])
+		if results := b.try("node-1", next); results != nil {
+			next.Status.Allocation = &results[0]
+			b.Claims = append(b.Claims, next)
+		}
+	}
+	if fits[true] == 0 || fits[false] == 0 {
+		t.Errorf("got %v: the test does not see both outcomes", fits)
+	}
+}
+
+// 1,000 equal nodes cost little more than one: their slices are one in memory, and the allocator runs once for a state.
+func BenchmarkExplain_ThousandNodes(b *testing.B) {
+	bed := newBed(b, "hgx-h100")
+	first := bed.slices
+	bed.slices, bed.Nodes = nil, nil
+	for i := range 1000 {
+		name := fmt.Sprintf("node-%04d", i)
+		bed.node(name, "", nil)
+		for _, s := range first {
+			s.Spec.NodeName, s.Spec.Pool.Name = &name, name
+			bed.slices = append(bed.slices, s)
+		}
+		one := claim(fmt.Sprint("claim-", i), asks("gpu.cleave.dev", 1))
+		device := resourceapi.DeviceRequestAllocationResult{Driver: driver, Pool: name, Device: fmt.Sprintf("gpu-0000-%s-00-0", []string{"1b", "43", "52", "61"}[i%4])}
+		one.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{device}}}
+		bed.Claims = append(bed.Claims, one)
+	}
+	for b.Loop() {
+		bed.explain(AboutClaim(whole(8)))
+	}
+}

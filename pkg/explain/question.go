@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+)
+
+// Question is what to explain: claims that are to be allocated together.
+type Question struct {
+	subject string
+	pod     *corev1.Pod
+	claims  []*resourceapi.ResourceClaim
+	causes  []Cause
+	notes   []string
+}
+
+// AboutClaim asks about a claim, which need not exist.
+func AboutClaim(claim *resourceapi.ResourceClaim) *Question {
+	q := &Question{subject: "ResourceClaim " + nameOf(claim), claims: []*resourceapi.ResourceClaim{withDefaults(claim)}}
+	if claim.Status.Allocation == nil {
+		q.notes = append(q.notes, "A claim is allocated once a pod uses it: taints and labels of nodes then count, too.")
+	}
+	return q
+}
+
+// AboutTemplate asks about a claim of a template.
+func AboutTemplate(t *resourceapi.ResourceClaimTemplate) *Question {
+	q := AboutClaim(&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: t.Namespace, Name: t.Name}, Spec: t.Spec.Spec})
+	q.subject = "ResourceClaimTemplate " + t.Namespace + "/" + t.Name
+	return q
+}
+
+// Namespace has the objects of a pod's namespace, by name. Templates need only be those of claims that do not exist.
+type Namespace struct {
+	Claims    map[string]*resourceapi.ResourceClaim
+	Templates map[string]*resourceapi.ResourceClaimTemplate
+}
+
+// AboutPod asks about the claims of a pod, and its extended resources that DeviceClasses serve.
+func AboutPod(pod *corev1.Pod, in Namespace, o Objects) *Question {
+	q := &Question{subject: "Pod " + pod.Namespace + "/" + pod.Name, pod: pod}
+	for i := range pod.Spec.ResourceClaims {
+		q.podClaim(&pod.Spec.ResourceClaims[i], in)
+	}
+	if status := pod.Status.ExtendedResourceClaimStatus; status != nil && in.Claims[status.ResourceClaimName] != nil {
+		q.claims = append(q.claims, in.Claims[status.ResourceClaimName])
+	} else if claim := q.extended(o); claim != nil {
+		q.claims = append(q.claims, claim)
+	}
+	for _, g := range pod.Spec.SchedulingGates {
+		q.causes = append(q.causes, Cause{Kind: Gated, name: g.Name})
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Message != "" {
+			q.notes = append(q.notes, "The scheduler says: "+c.Message)
+		}
+	}
+	return q
+}
+
+// podClaim adds a claim of the pod. For one that does not exist, it adds why, and what its template would give.
+func (q *Question) podClaim(ref *corev1.PodResourceClaim, in Namespace) {
+	name, _, err := resourceclaim.Name(q.pod, ref)
+	if err == nil && name == nil {
+		return // the pod needs none
+	}
+	if name != nil {
+		claim := in.Claims[*name]
+		switch {
+		case claim == nil:
+			q.causes = append(q.causes, Cause{Kind: ClaimMissing, name: *name})
+		case resourceclaim.IsForPod(q.pod, claim, false) != nil && ref.ResourceClaimTemplateName != nil:
+			q.causes = append(q.causes, Cause{Kind: ClaimBusy, Claim: nameOf(claim), name: "it was created for another pod of that name"})
+		default:
+			q.existing(claim)
+		}
+		return
+	}
+	if ref.ResourceClaimTemplateName == nil {
+		return
+	}
+	template := in.Templates[*ref.ResourceClaimTemplateName]
+	if template == nil {
+		q.causes = append(q.causes, Cause{Kind: TemplateMissing, name: *ref.ResourceClaimTemplateName})
+		return
+	}
+	q.causes = append(q.causes, Cause{Kind: NotCreated, name: template.Name})
+	q.claims = append(q.claims, withDefaults(&resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: q.pod.Namespace, Name: ref.Name}, Spec: template.Spec.Spec}))
+}
+
+// existing adds a claim, and why the pod cannot use it.
+func (q *Question) existing(claim *resourceapi.ResourceClaim) {
+	q.claims = append(q.claims, claim)
+	why := ""
+	switch {
+	case claim.DeletionTimestamp != nil:
+		why = "it is being deleted"
+	case claim.Status.Allocation != nil && !resourceclaim.IsReservedForPod(q.pod, claim, true) && !resourceclaim.CanBeReserved(claim):
+		why = fmt.Sprintf("%d pods use it, which is the most", len(claim.Status.ReservedFor))
+	}
+	if why != "" {
+		q.causes = append(q.causes, Cause{Kind: ClaimBusy, Claim: nameOf(claim), name: why})
+	}
+}
+
+// extended is the claim that the scheduler creates for extended resources; nil if DeviceClasses serve none.
+func (q *Question) extended(o Objects) *resourceapi.ResourceClaim {
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: q.pod.Namespace, Name: q.pod.Name + "-extended-resources"}}
+	for _, container := range slices.Concat(q.pod.Spec.InitContainers, q.pod.Spec.Containers) {
+		var names []string
+		for name := range container.Resources.Requests {
+			names = append(names, string(name))
+		}
+		slices.Sort(names)
+		for _, name := range names {
+			domain, _, found := strings.Cut(name, "/")
+			quantity := container.Resources.Requests[corev1.ResourceName(name)]
+			if !found || quantity.IsZero() || strings.HasPrefix(name, corev1.ResourceHugePagesPrefix) {
+				continue
+			}
+			class := classFor(o.Classes, name)
+			switch {
+			case class != "":
+				claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, resourceapi.DeviceRequest{
+					Name: strings.ReplaceAll(container.Name+"-"+strings.TrimPrefix(name, domain+"/"), ".", "-"),
+					Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class, Count: quantity.Value(),
+						AllocationMode: resourceapi.DeviceAllocationModeExactCount}})
+			case !slices.ContainsFunc(o.Nodes, func(n *corev1.Node) bool { _, ok := n.Status.Allocatable[corev1.ResourceName(name)]; return ok }):
+				q.causes = append(q.causes, Cause{Kind: ClassMissing, name: name, Request: container.Name})
+			}
+		}
+	}
+	if len(claim.Spec.Devices.Requests) == 0 {
+		return nil
+	}
+	return claim
+}
+
+// classFor is the class that serves an extended resource: of several the newest, as the scheduler has it.
+func classFor(classes []*resourceapi.DeviceClass, resource string) string {
+	if name, ok := strings.CutPrefix(resource, resourceapi.ResourceDeviceClassPrefix); ok {
+		return name
+	}
+	var best *resourceapi.DeviceClass
+	for _, c := range classes {
+		if c.Spec.ExtendedResourceName == nil || *c.Spec.ExtendedResourceName != resource {
+			continue
+		}
+		if best == nil || cmp.Or(c.CreationTimestamp.Compare(best.CreationTimestamp.Time), strings.Compare(best.Name, c.Name)) > 0 {
+			best = c
+		}
+	}
+	if best == nil {
+		return ""
+	}
+	return best.Name
+}
