@@ -25,7 +25,7 @@ var layers = [][]string{
 	{"api/nvidia/v1beta1", "pkg/packing", "pkg/policy", "pkg/nvml", "pkg/records", "pkg/health", "pkg/names", "pkg/driversession", "pkg/inspect/models"},
 	{"api/parameters", "pkg/migrate", "pkg/cdi", "pkg/mps"},
 	{"pkg/publish", "pkg/claims", "pkg/pools", "pkg/mps/supervisor", "pkg/admission"},
-	{"pkg/cluster", "pkg/claimstatus", "pkg/inspect"},
+	{"pkg/cluster", "pkg/claimstatus", "pkg/inspect", "pkg/usage"},
 	{"pkg/node", "pkg/explain"},
 	{"pkg/plugin", "pkg/validation"},
 	{"pkg/cli"},

@@ -64,16 +64,16 @@ func (a *preparation) checkFree() error {
 				d.request, d.name, g.UUID, others[0].Claim))
 		}
 		if other := conflictWith(a.view.conflicts[want.gpu], want); other != nil {
-			return fmt.Errorf("request %q: device %s of GPU %s is allocated to %s, by which name Cleave ran on this node: "+
+			return &refusal{fmt.Errorf("request %q: device %s of GPU %s is allocated to %s, by which name Cleave ran on this node: "+
 				"it is free once that claim's pods have ended",
-				d.request, d.name, g.UUID, other)
+				d.request, d.name, g.UUID, other), ErrAllocated}
 		}
 		// The offer as it is now: to wait for the lock may have taken longer than a change of policies.
 		offer := a.hardware.Node().Offer(g)
 		if lies := occupantOf(a.Partitions.unclaimed.of(want.gpu), offer, want); lies.blocks() && !a.adopt &&
 			!hasPartition(a.view.have, want.gpu, lies.partition.Place()) {
-			return fmt.Errorf("request %q: device %s of GPU %s is occupied by %s",
-				d.request, d.name, g.UUID, a.Partitions.describe(want.gpu, lies.partition))
+			return &refusal{fmt.Errorf("request %q: device %s of GPU %s is occupied by %s",
+				d.request, d.name, g.UUID, a.Partitions.describe(want.gpu, lies.partition)), ErrAllocated}
 		}
 	}
 	return nil

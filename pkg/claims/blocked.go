@@ -48,6 +48,9 @@ type blocker struct {
 func (b *blockedError) Error() string { return b.err.Error() }
 func (b *blockedError) Unwrap() error { return b.err }
 
+// Is reports whether it is ErrAllocated.
+func (b *blockedError) Is(target error) bool { return target == ErrAllocated }
+
 // blockedBy is the refusal of a device that excludes all of these claims.
 func blockedBy(holders []*records.Record, err error) *blockedError {
 	b := &blockedError{over: int64(len(holders)), err: err}

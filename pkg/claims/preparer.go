@@ -123,11 +123,11 @@ type preparation struct {
 func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, adopt bool) ([]records.Device, error) {
 	b := p.backend.Load()
 	if b.hardware == nil {
-		return nil, fmt.Errorf("the node's GPUs cannot be used yet: %w", b.reason)
+		return nil, &refusal{fmt.Errorf("the node's GPUs cannot be used yet: %w", b.reason), ErrNoDriver}
 	}
 	devices, err := plan(claim, b.hardware.Node(), p.Ledger.id)
 	if err != nil {
-		return nil, explainMissing(err, claim, b, p.Ledger.id)
+		return nil, explainMissing(&refusal{err, ErrInvalid}, claim, b, p.Ledger.id)
 	}
 	if len(devices) == 0 {
 		return nil, nil

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -49,8 +50,10 @@ type Writer struct {
 	record func(types.UID) *records.Record
 	// inventory is nil while the driver is away.
 	inventory func() *gpu.Node
-	queue     workqueue.TypedRateLimitingInterface[records.Claim]
-	now       func() time.Time
+	// seen is called with each claim that was read or written.
+	seen  func(*resourceapi.ResourceClaim)
+	queue workqueue.TypedRateLimitingInterface[records.Claim]
+	now   func() time.Time
 
 	mu sync.Mutex
 	// written is the data that a claim was last given, or may have been.
@@ -60,10 +63,12 @@ type Writer struct {
 	unread, fresh map[types.UID]bool
 }
 
-// NewWriter writes as the field manager of the driver's name. record and inventory may be called at any time.
-func NewWriter(client kubernetes.Interface, driver string, record func(types.UID) *records.Record, inventory func() *gpu.Node) *Writer {
+// NewWriter writes as the field manager of the driver's name. record and inventory may be called at any time. seen is called with
+// each claim that was read or written.
+func NewWriter(client kubernetes.Interface, driver string, record func(types.UID) *records.Record, inventory func() *gpu.Node,
+	seen func(*resourceapi.ResourceClaim)) *Writer {
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[records.Claim](retryFirst, retryMost)
-	return &Writer{client: client, driver: driver, record: record, inventory: inventory, now: time.Now,
+	return &Writer{client: client, driver: driver, record: record, inventory: inventory, seen: seen, now: time.Now,
 		queue: workqueue.NewTypedRateLimitingQueue(limiter), written: map[types.UID]string{}, unread: map[types.UID]bool{},
 		fresh: map[types.UID]bool{}}
 }
@@ -137,8 +142,11 @@ func (w *Writer) write(ctx context.Context, claim records.Claim) error {
 	w.mu.Unlock()
 	config := resourceac.ResourceClaim(claim.Name, claim.Namespace).WithUID(claim.UID).
 		WithStatus(resourceac.ResourceClaimStatus().WithDevices(devices...))
-	_, err = w.client.ResourceV1().ResourceClaims(claim.Namespace).ApplyStatus(ctx, config,
+	applied, err := w.client.ResourceV1().ResourceClaims(claim.Namespace).ApplyStatus(ctx, config,
 		metav1.ApplyOptions{FieldManager: w.driver, Force: true})
+	if err == nil {
+		w.seen(applied)
+	}
 	if gone(err) {
 		err, data = nil, ""
 	}
@@ -178,6 +186,7 @@ func (w *Writer) has(ctx context.Context, claim records.Claim, data string) (boo
 	}
 	var text string
 	if err == nil && found.UID == claim.UID {
+		w.seen(found)
 		for _, d := range found.Status.Devices {
 			if d.Driver == w.driver && d.Data != nil {
 				text += normal(d.Data.Raw) + "\n"

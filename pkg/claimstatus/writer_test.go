@@ -40,7 +40,7 @@ func newBed(t *testing.T) *bed {
 	t.Helper()
 	b := &bed{records: map[types.UID]*records.Record{}, client: fake.NewClientset(&resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}})}
-	b.Writer = NewWriter(b.client, driver, b.record, inventory)
+	b.Writer = NewWriter(b.client, driver, b.record, inventory, func(*resourceapi.ResourceClaim) {})
 	return b
 }
 
@@ -173,7 +173,7 @@ func TestWriter_Restore(t *testing.T) {
 		t.Fatal(err)
 	}
 	next := &bed{client: b.client, records: b.records}
-	next.Writer = NewWriter(b.client, driver, next.record, inventory)
+	next.Writer = NewWriter(b.client, driver, next.record, inventory, func(*resourceapi.ResourceClaim) {})
 	next.Restore([]*records.Record{recordOf(records.Device{})})
 	b.client.ClearActions()
 	if err := next.write(t.Context(), claim); err != nil {
@@ -187,7 +187,7 @@ func TestWriter_Restore(t *testing.T) {
 		t.Fatal(err)
 	}
 	last := &bed{client: b.client, records: b.records}
-	last.Writer = NewWriter(b.client, driver, last.record, inventory)
+	last.Writer = NewWriter(b.client, driver, last.record, inventory, func(*resourceapi.ResourceClaim) {})
 	last.Restore([]*records.Record{recordOf(records.Device{})})
 	if err := last.write(t.Context(), claim); err != nil {
 		t.Fatal(err)

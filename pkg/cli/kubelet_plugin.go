@@ -35,7 +35,7 @@ func reexec(ctx context.Context) error {
 }
 
 func newKubeletPlugin() *cobra.Command {
-	config := plugin.Config{}
+	config := plugin.Config{Version: version}
 	policies := policyFlags{}
 	service := newService()
 	cmd := &cobra.Command{

@@ -19,6 +19,8 @@ const pageSize = 500
 // Claims reads ResourceClaims.
 type Claims struct {
 	Client kubernetes.Interface
+	// Pods notes those of each claim that is read by its name; nil for nobody.
+	Pods *Pods
 }
 
 // Claim returns nil for a claim that does not exist.
@@ -27,7 +29,11 @@ func (c Claims) Claim(ctx context.Context, namespace, name string) (*resourceapi
 	if apierrors.IsNotFound(err) {
 		return nil, nil //nolint:nilnil // absence is an ordinary answer
 	}
-	return claim, err
+	if err != nil {
+		return nil, err
+	}
+	c.Pods.Saw(claim)
+	return claim, nil
 }
 
 // ClaimByUID returns nil for a claim that does not exist. It lists claims.

@@ -31,7 +31,7 @@ func claimsOf(uids ...types.UID) (claims []*resourceapi.ResourceClaim) {
 }
 
 func TestClaims_Claim(t *testing.T) {
-	api := Claims{fakeAPIServer(claimsOf("a")...)}
+	api := Claims{Client: fakeAPIServer(claimsOf("a")...)}
 	if got, err := api.Claim(t.Context(), "ns", "c-b"); got != nil || err != nil {
 		t.Errorf("missing claim: got %v, %v, want nil, nil", got, err)
 	}
@@ -47,7 +47,7 @@ func TestClaims_Claim(t *testing.T) {
 func TestClaims_ClaimByUID(t *testing.T) {
 	claims := claimsOf("a", "b", "c")
 	claims[1].Namespace = "elsewhere"
-	api := Claims{fakeAPIServer(claims...)}
+	api := Claims{Client: fakeAPIServer(claims...)}
 	got, err := api.ClaimByUID(t.Context(), "b")
 	if err != nil {
 		t.Fatal(err)
@@ -72,7 +72,7 @@ func TestClaims_ClaimByUIDPages(t *testing.T) {
 		asked = append(asked, from)
 		return true, pages[from], nil
 	})
-	got, err := Claims{client}.ClaimByUID(t.Context(), "b")
+	got, err := Claims{Client: client}.ClaimByUID(t.Context(), "b")
 	if err != nil || got == nil || got.UID != "b" {
 		t.Errorf("got %v, %v, want claim b", got, err)
 	}
@@ -84,10 +84,10 @@ func TestClaims_ClaimByUIDPages(t *testing.T) {
 func TestClaims_APIServerError(t *testing.T) {
 	client, refused := fakeAPIServer(), errors.New("connection refused")
 	client.PrependReactor("*", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, refused })
-	if _, err := (Claims{client}).Claim(t.Context(), "ns", "c-a"); !errors.Is(err, refused) {
+	if _, err := (Claims{Client: client}).Claim(t.Context(), "ns", "c-a"); !errors.Is(err, refused) {
 		t.Errorf("Claim: got %v, want %v", err, refused)
 	}
-	if _, err := (Claims{client}).ClaimByUID(t.Context(), "a"); !errors.Is(err, refused) {
+	if _, err := (Claims{Client: client}).ClaimByUID(t.Context(), "a"); !errors.Is(err, refused) {
 		t.Errorf("ClaimByUID: got %v, want %v", err, refused)
 	}
 }

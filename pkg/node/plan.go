@@ -61,6 +61,8 @@ type Status struct {
 	Conflict error
 	// GPUs is how many were found.
 	GPUs int
+	// Published is what the last slices were made of; nil before the first.
+	Published *View
 }
 
 // Times of retries.
@@ -87,6 +89,7 @@ func Desired(o Observed) Plan {
 	p.scheduleWork(&o)
 	p.publish(&o)
 	p.scheduleLook(&o)
+	p.Status.Published = p.Memory.Published
 	return p
 }
 

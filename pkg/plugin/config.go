@@ -22,6 +22,8 @@ import (
 
 // Config is all that a plugin needs to know. Every path is as this process sees it, except DriverRoot.
 type Config struct {
+	// Version of the program, which metrics report.
+	Version    string
 	NodeName   string
 	DriverName string
 	// PodUID turns on rolling updates: old and new plugin serve concurrently, distinguished by it. Empty: one at a time.

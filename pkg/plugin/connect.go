@@ -37,9 +37,10 @@ func restConfig(c Config) (*rest.Config, error) {
 
 // startKubeletPlugin opens the sockets and registers with the kubelet.
 func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCauseFunc) error {
-	s.status = claimstatus.NewWriter(s.client, s.config.DriverName, s.engine.Ledger.Record, s.names.inventory)
+	s.status = claimstatus.NewWriter(s.client, s.config.DriverName, s.engine.Ledger.Record, s.names.inventory, s.pods.Saw)
 	helper, err := s.kubelet.serve(ctx, s.client, s.config.DriverName, s.config.PodUID,
-		&plugin{claims: s.engine, metrics: s.metrics, health: &s.health, terminating: s.terminating, status: s.status, fatal: fatal})
+		&plugin{claims: s.engine, record: s.engine.Ledger.Record, metrics: s.metrics, health: &s.health, terminating: s.terminating,
+			status: s.status, fatal: fatal})
 	if err != nil {
 		return err
 	}

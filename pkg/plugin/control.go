@@ -92,7 +92,7 @@ func (s *service) setUpLoop(ctx context.Context, hw *hardware, noShares error) e
 	}
 	s.loop.Options = node.Options{
 		Hardware: controlled{s, hw},
-		Claims: engine{Preparer: s.engine, hw: hw, api: cluster.Claims{Client: s.client}, lists: lists,
+		Claims: engine{Preparer: s.engine, hw: hw, api: cluster.Claims{Client: s.client, Pods: s.pods}, lists: lists,
 			listed: func() { s.loop.Mark(node.Cluster) }},
 		Sources: node.Sources{
 			Cluster: s.cluster.State, Names: s.names.states, Conditions: s.health.all, Incomplete: s.specs.incomplete, Lists: lists.Accepted,

@@ -74,7 +74,11 @@ func (s *service) open(ctx context.Context) error {
 		OnChange: func() { s.loop.Mark(node.Partitions) }, OnAllocate: func() { s.loop.Mark(node.Allocations) }, OnOtherProcess: s.names.find,
 	})
 	s.names.find(ctx)
-	return s.engine.Load(ctx, s.events.Warn)
+	if err := s.engine.Load(ctx, s.events.Warn); err != nil {
+		return err
+	}
+	s.metrics.usage.source.Store(&usageSource{records: s.engine.Ledger.AllRecords, pods: s.pods.Of, inventory: s.names.inventory})
+	return nil
 }
 
 // openPolicy reads the policy that was active when the plugin ended.

@@ -134,7 +134,7 @@ func (n *otherNames) serve(ctx context.Context, o *otherName) {
 		}
 	}
 	helper, err := n.s.kubelet.serve(ctx, n.s.client, o.driver, podUID,
-		&plugin{claims: o.engine, metrics: n.s.metrics, health: &n.s.health, terminating: n.s.terminating, fatal: fatal})
+		&plugin{claims: o.engine, record: o.engine.Ledger.Record, metrics: n.s.metrics, health: &n.s.health, terminating: n.s.terminating, fatal: fatal})
 	n.log(ctx, o, "serve", err)
 	if err != nil {
 		return

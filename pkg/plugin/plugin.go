@@ -16,6 +16,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/claimstatus"
 	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/usage"
 )
 
 // Claims is what the plugin asks of the claims engine.
@@ -26,7 +27,9 @@ type Claims interface {
 
 // plugin answers the kubelet.
 type plugin struct {
-	claims  Claims
+	claims Claims
+	// record is that of a claim, nil if it has none; a nil function is for claims without records.
+	record  func(types.UID) *records.Record
 	metrics *metrics
 	health  *gpuHealth
 	// terminating reports claims that cannot be unprepared; nil for nobody.
@@ -47,7 +50,7 @@ func (p *plugin) PrepareResourceClaims(ctx context.Context,
 	concurrently(len(claims), func(i int) {
 		ref := records.Claim{Namespace: claims[i].Namespace, Name: claims[i].Name, UID: claims[i].UID}
 		var devices []records.Device
-		err := p.observe(ctx, "prepare", ref, func() (err error) {
+		err := p.observe(ctx, prepareOperation, ref, tierOfClaim(claims[i]), func() (err error) {
 			devices, err = p.claims.Prepare(ctx, claims[i])
 			return err
 		})
@@ -68,7 +71,7 @@ func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	errs := make([]error, len(claims))
 	concurrently(len(claims), func(i int) {
 		ref := records.Claim{Namespace: claims[i].Namespace, Name: claims[i].Name, UID: claims[i].UID}
-		errs[i] = p.observe(ctx, "unprepare", ref, func() error { return p.claims.Unprepare(ctx, ref) })
+		errs[i] = p.observe(ctx, unprepareOperation, ref, p.tierOfRecord(ref.UID), func() error { return p.claims.Unprepare(ctx, ref) })
 		p.terminating.unprepared(ref, errs[i])
 		if errs[i] == nil {
 			p.status.Unprepared(ref)
@@ -82,11 +85,11 @@ func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 }
 
 // observe runs one operation on one claim and reports it in one log line and one metric sample.
-func (p *plugin) observe(ctx context.Context, operation string, claim records.Claim, run func() error) error {
+func (p *plugin) observe(ctx context.Context, operation string, claim records.Claim, tier string, run func() error) error {
 	start := time.Now()
 	err := run()
 	took := time.Since(start)
-	p.metrics.observe(operation, took, err)
+	p.metrics.observe(operation, tier, claim.UID, took, err)
 	logger := klog.FromContext(ctx)
 	if err != nil {
 		logger.Error(err, "Claim failed", "operation", operation, "claim", claim, "duration", took)
@@ -94,6 +97,30 @@ func (p *plugin) observe(ctx context.Context, operation string, claim records.Cl
 	}
 	logger.V(2).Info("Claim done", "operation", operation, "claim", claim, "duration", took)
 	return nil
+}
+
+// tierOfRecord is the tier that durations of a claim with a record are counted under.
+func (p *plugin) tierOfRecord(uid types.UID) string {
+	if p.record == nil {
+		return tierNone
+	}
+	if r := p.record(uid); r != nil && len(r.Devices) > 0 {
+		return string(usage.TierOf(&r.Devices[0]))
+	}
+	return tierNone
+}
+
+// tierOfClaim is the tier that durations of an allocated claim are counted under: that of the first device of this driver. The
+// devices of others are not named so.
+func tierOfClaim(claim *resourceapi.ResourceClaim) string {
+	if a := claim.Status.Allocation; a != nil {
+		for i := range a.Devices.Results {
+			if tier, ok := usage.TierOfName(a.Devices.Results[i].Device); ok {
+				return string(tier)
+			}
+		}
+	}
+	return tierNone
 }
 
 // concurrently runs operations at once, the first on the caller's goroutine: most pods have one claim, and its stack has

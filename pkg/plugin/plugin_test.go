@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"strings"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
+	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -150,7 +152,13 @@ func TestPrepareResourceClaims_Concurrent(t *testing.T) {
 
 func TestMetrics_Claims(t *testing.T) {
 	p, ctx := newPlugin(t, &fakeClaims{errs: map[types.UID]error{"b": errors.New("no")}})
-	_, _ = p.PrepareResourceClaims(ctx, claimsOf("a", "b", "c"))
+	p.record = func(types.UID) *records.Record {
+		return &records.Record{Devices: []records.Device{{Share: &records.Share{Kind: gpu.TimeSlice}}}}
+	}
+	claims := claimsOf("a", "b", "c")
+	claims[0].Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{{Device: "nic-0"}, {Device: "gpu-0000-1b-00-0-mig-19-6"}}}}
+	_, _ = p.PrepareResourceClaims(ctx, claims)
 	_, _ = p.UnprepareResourceClaims(ctx, objectsOf("a"))
 	families, err := p.metrics.registry.Gather()
 	if err != nil {
@@ -168,7 +176,9 @@ func TestMetrics_Claims(t *testing.T) {
 			}
 		}
 	}
-	want := map[string]uint64{"operation=prepare outcome=ok": 2, "operation=prepare outcome=error": 1, "operation=unprepare outcome=ok": 1}
+	maps.DeleteFunc(got, func(_ string, n uint64) bool { return n == 0 })
+	want := map[string]uint64{"operation=prepare outcome=ok tier=mig": 1, "operation=prepare outcome=ok tier=none": 1,
+		"operation=prepare outcome=error tier=none": 1, "operation=unprepare outcome=ok tier=timeSlice": 1}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("samples (-want +got):\n%s", diff)
 	}

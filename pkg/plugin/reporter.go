@@ -18,6 +18,7 @@ func (r reporter) Report(s node.Status) {
 	}
 	r.metrics.conflict.Set(number(s.Conflict != nil))
 	r.metrics.gpus.Set(float64(s.GPUs))
+	r.metrics.usage.published.Store(s.Published)
 	r.ready.policy(s.NoPolicy)
 	r.ready.conflict(s.Conflict)
 }

@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
@@ -107,6 +109,8 @@ type service struct {
 	terminating *terminating
 	// status tells claims what their devices are.
 	status *claimstatus.Writer
+	// pods are those of the claims with a record.
+	pods *cluster.Pods
 
 	loop   *node.Loop
 	driver driverFiles
@@ -126,6 +130,8 @@ func newService(config Config) *service {
 		health: newGPUHealth(config.NodeName, func() { loop.Mark(node.Health) }),
 		finder: newFinder(func() { loop.Mark(node.Inventory) }),
 	}
+	s.pods = cluster.NewPods(func(uid types.UID) bool { return s.engine.Ledger.Record(uid) != nil })
+	s.metrics.build.WithLabelValues(config.Version, runtime.Version()).Set(1)
 	s.driver.config, s.marker.config, s.kubelet.config = &s.config, &s.config, &s.config
 	return s
 }

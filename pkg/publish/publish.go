@@ -47,6 +47,11 @@ const TaintUnhealthy = "gpu.cleave.dev/unhealthy"
 // TaintIncomplete marks the devices of a GPU that containers cannot be given: a device node or file of the driver is missing.
 const TaintIncomplete = "gpu.cleave.dev/driver-incomplete"
 
+// TaintKeys lists the keys of all taints.
+func TaintKeys() []string {
+	return []string{TaintConflict, TaintDraining, TaintIncomplete, TaintNoMPS, TaintOccupied, TaintUnhealthy, TaintWithdrawn}
+}
+
 // Taint keeps a device from being allocated. Value may be empty; without an Effect it is NoSchedule. The time since when
 // a taint is there is the API server's to note: it is kept for as long as key, value and effect stay.
 type Taint struct {

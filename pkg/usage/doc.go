@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package usage counts how much of a node's GPUs is allocated and free, by tier, and lists what each claim has.
+//
+// It is pure: what is published and the records of claims in, numbers out.
+package usage
