@@ -136,6 +136,11 @@ manifests: $(HELM) ## write what is made of other files: MIG profiles, the schem
 reference: ## write docs/reference.md from the code
 	go run ./hack/gen-reference
 
+.PHONY: packing-pictures
+packing-pictures: build ## draw the pictures of docs/packing.md
+	for w in inference training mixed; do $(BIN)/cleave simulate --nodes 50 --node-model hgx-h100 --seed 1 -o svg \
+		--workload deployments/examples/workloads/$$w.yaml > docs/images/packing-$$w.svg; done
+
 .PHONY: proto
 proto: ## write the Go code of the MPS supervisor's API
 	cd hack/tools/protogen && go run . $(CURDIR) pkg/mps/api/v1alpha1/supervisor.proto

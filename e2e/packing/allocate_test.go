@@ -10,6 +10,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/allocator"
 )
 
 func TestAllocate_SevenSmallPartitions(t *testing.T) {
@@ -49,8 +51,8 @@ func TestAllocate_GPUWithPartition(t *testing.T) {
 			t.Errorf("whole GPU %s is not of GPU %d", whole, i)
 		}
 	}
-	claim := NewClaim("eighth", "gpu.cleave.dev")
-	if devices, _, err := c.try(claim); !errors.Is(err, ErrNoFit) {
+	claim := allocator.NewClaim("eighth", "gpu.cleave.dev", 1)
+	if devices, _, err := c.try(claim); !errors.Is(err, allocator.ErrNoFit) {
 		t.Fatalf("an eighth whole GPU: got %v, %v", devices, err)
 	}
 	release()
@@ -58,7 +60,7 @@ func TestAllocate_GPUWithPartition(t *testing.T) {
 	if diff := cmp.Diff([]string{c.inventory.GPUs[0].PCI.DeviceName()}, devices); err != nil || diff != "" {
 		t.Errorf("once the partition is gone: %v\n%s", err, diff)
 	}
-	if devices, _, err := c.try(NewClaim("small", "mig-1g.10gb.cleave.dev")); !errors.Is(err, ErrNoFit) {
+	if devices, _, err := c.try(allocator.NewClaim("small", "mig-1g.10gb.cleave.dev", 1)); !errors.Is(err, allocator.ErrNoFit) {
 		t.Errorf("a partition of a GPU that is given whole: got %v, %v", devices, err)
 	}
 }
@@ -67,8 +69,8 @@ func TestAllocate_PartitionClasses(t *testing.T) {
 	for _, class := range []string{"mig.cleave.dev", "mig-1g.10gb.cleave.dev", "mig-7g.80gb.cleave.dev"} {
 		c := newCluster(t, model(t, "hgx-h100"))
 		for i := 0; ; i++ {
-			devices, _, err := c.try(NewClaim(fmt.Sprintf("claim-%d", i), class))
-			if errors.Is(err, ErrNoFit) {
+			devices, _, err := c.try(allocator.NewClaim(fmt.Sprintf("claim-%d", i), class, 1))
+			if errors.Is(err, allocator.ErrNoFit) {
 				if i < 8 {
 					t.Errorf("%s: only %d devices", class, i)
 				}
@@ -87,7 +89,7 @@ func TestAllocate_PartitionClasses(t *testing.T) {
 func TestAllocate_AnyPartition(t *testing.T) {
 	for atLeast, want := range map[string]string{"1Gi": "1g.10gb", "12Gi": "1g.20gb", "24Gi": "3g.40gb", "64Gi": "7g.80gb"} {
 		c := newCluster(t, model(t, "hgx-h100"))
-		claim := NewClaim("any", "mig.cleave.dev")
+		claim := allocator.NewClaim("any", "mig.cleave.dev", 1)
 		claim.Spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
 			Expression: fmt.Sprintf(`device.capacity["gpu.cleave.dev"].memory.compareTo(quantity("%s")) >= 0`, atLeast),
 		}}}
@@ -104,7 +106,7 @@ func TestAllocate_AnyPartition(t *testing.T) {
 func TestAllocate_PartitionsOfOneParent(t *testing.T) {
 	c := newCluster(t, model(t, "hgx-h100"))
 	c.get("mig-4g.40gb.cleave.dev")
-	claim := NewClaim("three", "mig-2g.20gb.cleave.dev")
+	claim := allocator.NewClaim("three", "mig-2g.20gb.cleave.dev", 1)
 	attribute := resourceapi.FullyQualifiedName("gpu.cleave.dev/parentUUID")
 	claim.Spec.Devices.Requests[0].Exactly.Count = 3
 	claim.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: &attribute}}

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/cleave-dra/cleave/pkg/allocator"
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
@@ -102,9 +103,9 @@ func checkDecisions(t *testing.T, mix Mix, order Order) {
 	var running []pair
 	for i, r := range NewTrace(mix, 90, 8, 300, 1) {
 		name := fmt.Sprintf("claim-%d", i)
-		want, wantErr := nodes[0].Allocate(t.Context(), NewClaim(name, r.Kind.Class))
+		want, wantErr := nodes[0].Allocate(t.Context(), allocator.NewClaim(name, r.Kind.Class, 1))
 		got, gotErr := nodes[1].AllocateSome(t.Context(), name, r.Kind.Class, 1)
-		if errors.Is(wantErr, ErrNoFit) && errors.Is(gotErr, ErrNoFit) {
+		if errors.Is(wantErr, allocator.ErrNoFit) && errors.Is(gotErr, allocator.ErrNoFit) {
 			at := i % len(running)
 			nodes[0].Release(running[at].all)
 			nodes[1].Release(running[at].some)

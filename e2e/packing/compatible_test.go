@@ -16,6 +16,7 @@ import (
 
 	"github.com/cleave-dra/cleave/api/parameters"
 	"github.com/cleave-dra/cleave/e2e/workload"
+	"github.com/cleave-dra/cleave/pkg/allocator"
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
@@ -26,11 +27,7 @@ func compatibleCluster(t *testing.T, inventory *policy.Node) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	node, err := NewNode(Compatible(inventory), all)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &cluster{Node: node, t: t, inventory: inventory}
+	return clusterOf(t, inventory, Compatible(inventory), all)
 }
 
 func compatibleManifest(t *testing.T, name string) []runtime.Object {
@@ -130,7 +127,7 @@ func TestCompatible_Attributes(t *testing.T) {
 				continue
 			}
 			c := compatibleCluster(t, inventory)
-			claim := NewClaim("c", class)
+			claim := allocator.NewClaim("c", class, 1)
 			claim.Spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
 			checkExpressions(t, claim)
 			devices, _, err := c.try(claim)
@@ -152,7 +149,7 @@ func TestCompatible_Classes(t *testing.T) {
 			t.Errorf("gpu.nvidia.com gives a %s", got)
 		}
 	}
-	if devices, _, err := c.try(NewClaim("eighth", "gpu.nvidia.com")); !errors.Is(err, ErrNoFit) {
+	if devices, _, err := c.try(allocator.NewClaim("eighth", "gpu.nvidia.com", 1)); !errors.Is(err, allocator.ErrNoFit) {
 		t.Errorf("alongside a partition the eighth GPU is given whole: %v, %v", devices, err)
 	}
 }

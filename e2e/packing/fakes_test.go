@@ -15,6 +15,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/allocator"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/sim"
@@ -77,17 +78,25 @@ func boardNode(t *testing.T, name string) *policy.Node {
 type cluster struct {
 	*Node
 	t         *testing.T
+	slices    []*resourceapi.ResourceSlice
+	class     allocator.Classes
 	inventory *policy.Node
 	claims    int
 }
 
 func newCluster(t *testing.T, inventory *policy.Node) *cluster {
 	t.Helper()
-	node, err := NewNode(Cleave(inventory), manifestClasses(t))
+	return clusterOf(t, inventory, Cleave(inventory), manifestClasses(t))
+}
+
+// clusterOf is a node that publishes slices, with DeviceClasses.
+func clusterOf(t *testing.T, inventory *policy.Node, published []*resourceapi.ResourceSlice, classes allocator.Classes) *cluster {
+	t.Helper()
+	node, err := NewNode(published, classes)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &cluster{Node: node, t: t, inventory: inventory}
+	return &cluster{Node: node, t: t, slices: published, class: classes, inventory: inventory}
 }
 
 // addCards adds the network cards of another driver, each under the PCIe root complex of a GPU.
@@ -103,11 +112,10 @@ func (c *cluster) addCards(gpus ...int) {
 			Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{deviceattribute.StandardDeviceAttributePCIeRoot: {StringValue: &root}},
 		})
 	}
-	c.slices = append(c.slices, cards)
 	class := &resourceapi.DeviceClass{}
 	class.Name = driver
 	class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == "nic.example.com"`}}}
-	c.class = append(c.class, class)
+	*c = *clusterOf(c.t, c.inventory, append(c.slices, cards), append(c.class, class))
 }
 
 // try allocates claims and returns what was allocated, or the error.
@@ -125,7 +133,7 @@ func (c *cluster) try(claims ...*resourceapi.ResourceClaim) (devices []string, r
 func (c *cluster) get(class string) (device string, release func()) {
 	c.t.Helper()
 	c.claims++
-	devices, release, err := c.try(NewClaim(fmt.Sprintf("claim-%d", c.claims), class))
+	devices, release, err := c.try(allocator.NewClaim(fmt.Sprintf("claim-%d", c.claims), class, 1))
 	if err != nil {
 		c.t.Fatalf("claim %d, class %s: %v", c.claims, class, err)
 	}

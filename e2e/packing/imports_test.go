@@ -62,11 +62,7 @@ func imported(t *testing.T, format policy.Format, text, name string, inventory *
 		t.Fatal(err)
 	}
 	inventory = policy.Apply(p, inventory.Node, policy.Means{Partitions: partitions})
-	node, err := NewNode(Cleave(inventory), i.Classes())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &cluster{Node: node, t: t, inventory: inventory}
+	return clusterOf(t, inventory, Cleave(inventory), i.Classes())
 }
 
 // existing are partitions that were created outside Cleave on some of a node's GPUs: their profiles, from the top of the board down.

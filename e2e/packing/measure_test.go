@@ -14,6 +14,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"github.com/cleave-dra/cleave/pkg/allocator"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 	"github.com/cleave-dra/cleave/pkg/packing"
 	"github.com/cleave-dra/cleave/pkg/policy"
@@ -52,6 +53,7 @@ func shapeClasses(published []*resourceapi.ResourceSlice) []*resourceapi.DeviceC
 // measured is a node as the allocator and the measure see it.
 type measured struct {
 	*Node
+	class allocator.Classes
 	cache *pools.Cache
 	pools *pools.Node
 	state *packing.State
@@ -60,11 +62,12 @@ type measured struct {
 
 func newMeasured(t *testing.T, published []*resourceapi.ResourceSlice, rules ...*resourceapi.DeviceTaintRule) *measured {
 	t.Helper()
-	node, err := NewNode(published, shapeClasses(published))
+	classes := shapeClasses(published)
+	node, err := NewNode(published, classes)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &measured{Node: node, cache: pools.NewCache()}
+	m := &measured{Node: node, class: classes, cache: pools.NewCache()}
 	shuffled := slices.Clone(published)
 	rand.New(rand.NewPCG(1, 1)).Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
 	if m.pools, err = m.cache.Node(shuffled, rules...); err != nil {
@@ -99,7 +102,7 @@ func (m *measured) allocate(t *testing.T, claims ...*resourceapi.ResourceClaim) 
 		t.Fatalf("Fit or Cost changed the state, or %+v is a gain", cost)
 	}
 	results, err := m.Allocate(t.Context(), claims...)
-	if err != nil && !errors.Is(err, ErrNoFit) {
+	if err != nil && !errors.Is(err, allocator.ErrNoFit) {
 		t.Fatal(err)
 	}
 	var want, got []string
@@ -131,10 +134,10 @@ func (m *measured) release(results []resourceapi.AllocationResult) {
 }
 
 // randomClaim asks for one to three devices in one or two requests, and for amounts of what is shared.
-func randomClaim(random *rand.Rand, name string, all classes) *resourceapi.ResourceClaim {
-	claim := NewClaim(name, all[random.IntN(len(all))].Name)
+func randomClaim(random *rand.Rand, name string, all allocator.Classes) *resourceapi.ResourceClaim {
+	claim := allocator.NewClaim(name, all[random.IntN(len(all))].Name, 1)
 	if random.IntN(4) == 0 {
-		second := NewClaim(name, all[random.IntN(len(all))].Name).Spec.Devices.Requests[0]
+		second := allocator.NewClaim(name, all[random.IntN(len(all))].Name, 1).Spec.Devices.Requests[0]
 		second.Name = "second"
 		claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, second)
 	}

@@ -5,6 +5,9 @@ package packing
 import (
 	"context"
 
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
@@ -17,4 +20,13 @@ func Inventory(ctx context.Context, model string) (*policy.Node, error) {
 	}
 	node := &policy.Node{Node: session.Node()}
 	return node, session.Close()
+}
+
+// PublishedByModel is what Cleave publishes on a fresh node of a model, under the built-in policy.
+func PublishedByModel(ctx context.Context, model string) ([]*resourceapi.ResourceSlice, error) {
+	node, err := Inventory(ctx, model)
+	if err != nil {
+		return nil, err
+	}
+	return Cleave(policy.Apply(&v1alpha1.NodePolicy{}, node.Node, policy.Means{})), nil
 }

@@ -3,20 +3,52 @@
 package packing
 
 import (
+	"context"
 	"slices"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
 
+	"github.com/cleave-dra/cleave/pkg/allocator"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
+// Node is a node whose plugin may follow what is free.
+type Node struct {
+	*allocator.Node
+	// follows is the inventory whose whole GPUs are ordered by what is free; nil where the order stays.
+	follows *policy.Node
+	// late means that it is ordered by what was free before the last allocation, which before knows; nil: all was.
+	late   bool
+	before func(*gpu.GPU) bool
+}
+
+// NewNode creates a node of which nothing is allocated yet.
+func NewNode(published []*resourceapi.ResourceSlice, classes allocator.Classes) (*Node, error) {
+	n, err := allocator.NewNode(published, classes)
+	if err != nil {
+		return nil, err
+	}
+	return &Node{Node: n}, nil
+}
+
 // Follow has the whole GPUs of an inventory ordered by what is free before each allocation, as the plugin does; late has
 // it know only what was free before the last allocation.
 func (n *Node) Follow(inventory *policy.Node, late bool) { n.follows, n.late = inventory, late }
+
+// Allocate orders the whole GPUs and allocates claims.
+func (n *Node) Allocate(ctx context.Context, claims ...*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
+	n.rank()
+	return n.Node.Allocate(ctx, claims...)
+}
+
+// AllocateSome orders the whole GPUs and allocates devices of a class.
+func (n *Node) AllocateSome(ctx context.Context, name, class string, count int64) (resourceapi.AllocationResult, error) {
+	n.rank()
+	return n.Node.AllocateSome(ctx, name, class, count)
+}
 
 // rank orders the whole GPUs by what is free.
 func (n *Node) rank() {
@@ -29,28 +61,30 @@ func (n *Node) rank() {
 	}
 	view := publish.View{Free: known}
 	order := view.WholeGPUs(n.follows)
-	n.slices = slices.Clone(n.slices)
-	for i, s := range n.slices {
+	published := slices.Clone(n.Published())
+	for i, s := range published {
 		at := func(d resourceapi.Device) int { return slices.Index(order, d.Name) }
 		if len(s.Spec.Devices) == 0 || at(s.Spec.Devices[0]) < 0 {
 			continue
 		}
 		ranked := *s
 		ranked.Spec.Devices = slices.SortedFunc(slices.Values(s.Spec.Devices), func(a, b resourceapi.Device) int { return at(a) - at(b) })
-		n.slices[i] = &ranked
+		published[i] = &ranked
 	}
+	n.Publish(published)
 }
 
-// free reports whether nothing of a GPU is allocated.
+// free reports whether nothing of a GPU is allocated now.
 func (n *Node) free() func(g *gpu.GPU) bool {
-	allocated := sets.New[string]()
-	for id := range n.state.AllocatedDevices {
-		allocated.Insert(gpuOf(id.Device.String()))
+	allocated := map[string]bool{}
+	for _, s := range n.Published() {
+		for _, d := range s.Spec.Devices {
+			if n.Allocated(s.Spec.Driver, s.Spec.Pool.Name, d.Name) {
+				allocated[gpuOf(d.Name)] = true
+			}
+		}
 	}
-	for id := range n.state.AllocatedSharedDeviceIDs {
-		allocated.Insert(gpuOf(id.Device.String()))
-	}
-	return func(g *gpu.GPU) bool { return !allocated.Has(g.PCI.DeviceName()) }
+	return func(g *gpu.GPU) bool { return !allocated[g.PCI.DeviceName()] }
 }
 
 // gpuOf is the name of the whole GPU that a device is of: "gpu-" and the four parts of a PCI address.

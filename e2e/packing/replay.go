@@ -11,6 +11,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/cleave-dra/cleave/pkg/allocator"
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
@@ -51,7 +52,7 @@ func Replay(ctx context.Context, node *Node, inventory *policy.Node, trace []Req
 		}
 		tally.Requested += r.Kind.Slices
 		result, err := node.AllocateSome(ctx, fmt.Sprintf("claim-%d", i), r.Kind.Class, max(1, r.Kind.Count))
-		if errors.Is(err, ErrNoFit) {
+		if errors.Is(err, allocator.ErrNoFit) {
 			tally.Rejected += r.Kind.Slices
 			continue
 		}

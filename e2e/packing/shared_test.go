@@ -15,6 +15,7 @@ import (
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/e2e/workload"
+	"github.com/cleave-dra/cleave/pkg/allocator"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 
 	"github.com/google/go-cmp/cmp"
@@ -32,7 +33,7 @@ func (c *cluster) take(requests ...resourceapi.DeviceRequest) (got []string, rel
 	c.claims++
 	claim := newClaimOf(fmt.Sprintf("claim-%d", c.claims), resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: requests}})
 	results, err := c.Allocate(c.t.Context(), claim)
-	if err != nil && !errors.Is(err, ErrNoFit) {
+	if err != nil && !errors.Is(err, allocator.ErrNoFit) {
 		c.t.Fatal(err)
 	}
 	for _, r := range results {

@@ -11,9 +11,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/allocator"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 	"github.com/cleave-dra/cleave/pkg/policy"
@@ -44,7 +44,9 @@ func (c *cluster) holding(free uint) state {
 		}
 		shapes := c.inventory.Shapes(&c.inventory.GPUs[i])
 		name := shapes[i*7%len(shapes)].Name()
-		c.state.AllocatedDevices.Insert(structured.MakeDeviceID("gpu.cleave.dev", nodeName, name))
+		c.Take(resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
+			{Driver: "gpu.cleave.dev", Pool: nodeName, Device: name},
+		}}})
 	}
 	return state{c, free}
 }
@@ -78,7 +80,7 @@ func (s state) possible(n int) bool {
 func (s state) torn() (torn int) {
 	s.t.Helper()
 	for n := 2; n <= bits.OnesCount(s.free); n++ {
-		claim := NewClaim(fmt.Sprintf("claim-%d", n), "gpu.cleave.dev")
+		claim := allocator.NewClaim(fmt.Sprintf("claim-%d", n), "gpu.cleave.dev", 1)
 		claim.Spec.Devices.Requests[0].Exactly.Count = int64(n)
 		devices, release, err := s.try(claim)
 		if err != nil {
@@ -205,7 +207,7 @@ func TestTopology_Examples(t *testing.T) {
 		_, claims := podClaims(t, example(t, tt.example), c.class)
 		var got []string
 		devices, _, err := c.try(claims[tt.example]...)
-		if err != nil && !errors.Is(err, ErrNoFit) {
+		if err != nil && !errors.Is(err, allocator.ErrNoFit) {
 			t.Fatal(err)
 		}
 		for _, d := range devices {
@@ -220,7 +222,7 @@ func TestTopology_Examples(t *testing.T) {
 // TestTopology_Links has the expression of docs/topology.md.
 func TestTopology_Links(t *testing.T) {
 	fast := func(class string) *resourceapi.ResourceClaim {
-		claim := NewClaim("fast", class)
+		claim := allocator.NewClaim("fast", class, 1)
 		claim.Spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
 			Expression: `device.attributes["gpu.cleave.dev"].?nvlinkBandwidthMBps.orValue(0) >= 400000`,
 		}}}
@@ -230,11 +232,11 @@ func TestTopology_Links(t *testing.T) {
 		claim := fast("gpu.cleave.dev")
 		checkSelectors(t, claim.Spec.Devices.Requests[0].Exactly.Selectors)
 		_, _, err := newCluster(t, wholeNode(t, model)).try(claim)
-		if err != nil && !errors.Is(err, ErrNoFit) || (err == nil) != want {
+		if err != nil && !errors.Is(err, allocator.ErrNoFit) || (err == nil) != want {
 			t.Errorf("%s: got %v, want a GPU: %t", model, err, want)
 		}
 	}
-	if _, _, err := newCluster(t, wholeNode(t, "hgx-h100")).try(fast("mig.cleave.dev")); !errors.Is(err, ErrNoFit) {
+	if _, _, err := newCluster(t, wholeNode(t, "hgx-h100")).try(fast("mig.cleave.dev")); !errors.Is(err, allocator.ErrNoFit) {
 		t.Errorf("a partition with NVLinks: got %v, want none", err)
 	}
 }

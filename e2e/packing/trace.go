@@ -80,11 +80,7 @@ type Request struct {
 
 // NewTrace draws requests: arrivals at random times, exponential holding times. The same arguments give the same trace.
 func NewTrace(mix Mix, load, gpus, requests int, seed uint64) []Request {
-	weights, weighted := 0, 0
-	for _, k := range mix.Kinds {
-		weights += k.Weight
-		weighted += k.Weight * k.Slices
-	}
+	weights, weighted := mix.weights()
 	rate := float64(load) / 100 * float64(gpus*gpuSlices) * float64(weights) / float64(weighted)
 	random := rand.New(rand.NewPCG(seed, uint64(load)))
 	trace := make([]Request, requests)
@@ -105,4 +101,19 @@ func draw(mix Mix, n int) Kind {
 		n -= k.Weight
 	}
 	return mix.Kinds[len(mix.Kinds)-1]
+}
+
+// Running is how many requests are served at a time, on average, if none is rejected.
+func (m Mix) Running(load, gpus int) int {
+	weights, weighted := m.weights()
+	return load * gpus * gpuSlices * weights / weighted / 100
+}
+
+// weights are the sum of the kinds' weights, and that of the compute slices that they stand for.
+func (m Mix) weights() (sum, weighted int) {
+	for _, k := range m.Kinds {
+		sum += k.Weight
+		weighted += k.Weight * k.Slices
+	}
+	return sum, weighted
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package packing
+package allocator
 
 import (
 	"context"
@@ -15,10 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
-
-	"github.com/cleave-dra/cleave/e2e/workload"
-	"github.com/cleave-dra/cleave/pkg/gpu"
-	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
 // features are what the scheduler of Kubernetes 1.37 turns on by default.
@@ -39,19 +35,14 @@ var ErrNoFit = errors.New("it does not fit")
 type Node struct {
 	object *corev1.Node
 	slices []*resourceapi.ResourceSlice
-	class  classes
+	class  Classes
 	cel    *cel.Cache
 	state  structured.AllocatedState
 	of     map[string]sets.Set[structured.DeviceID] // by class, the devices it selects
-	// follows is the inventory whose whole GPUs are ordered by what is free; nil where the order stays.
-	follows *policy.Node
-	// late means that it is ordered by what was free before the last allocation, which before knows; nil: all was.
-	late   bool
-	before func(*gpu.GPU) bool
 }
 
 // NewNode creates a node of which nothing is taken yet, from slices of one node in order of allocation.
-func NewNode(published []*resourceapi.ResourceSlice, deviceClasses []*resourceapi.DeviceClass) (*Node, error) {
+func NewNode(published []*resourceapi.ResourceSlice, deviceClasses Classes) (*Node, error) {
 	if len(published) == 0 || published[0].Spec.NodeName == nil {
 		return nil, errors.New("make a node: no ResourceSlice names one")
 	}
@@ -71,7 +62,6 @@ func NewNode(published []*resourceapi.ResourceSlice, deviceClasses []*resourceap
 
 // Allocate allocates claims together, all or none, as the scheduler does for a pod.
 func (n *Node) Allocate(ctx context.Context, claims ...*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
-	n.rank()
 	return n.allocate(ctx, n.slices, claims)
 }
 
@@ -82,7 +72,6 @@ func (n *Node) AllocateSome(ctx context.Context, name, class string, count int64
 	if err != nil {
 		return resourceapi.AllocationResult{}, err
 	}
-	n.rank()
 	shown := make([]*resourceapi.ResourceSlice, len(n.slices))
 	for i, s := range n.slices {
 		some := *s
@@ -92,9 +81,7 @@ func (n *Node) AllocateSome(ctx context.Context, name, class string, count int64
 		})
 		shown[i] = &some
 	}
-	claim := NewClaim(name, class)
-	claim.Spec.Devices.Requests[0].Exactly.Count = count
-	results, err := n.allocate(ctx, shown, []*resourceapi.ResourceClaim{claim})
+	results, err := n.allocate(ctx, shown, []*resourceapi.ResourceClaim{NewClaim(name, class, count)})
 	if err != nil {
 		return resourceapi.AllocationResult{}, err
 	}
@@ -153,6 +140,12 @@ func (n *Node) allocate(ctx context.Context, published []*resourceapi.ResourceSl
 	if err != nil || len(results) != len(claims) {
 		return nil, fmt.Errorf("allocate %d claims on node %s: %w", len(claims), n.object.Name, errors.Join(ErrNoFit, err))
 	}
+	n.Take(results...)
+	return results, nil
+}
+
+// Take records as allocated what was allocated elsewhere.
+func (n *Node) Take(results ...resourceapi.AllocationResult) {
 	for _, r := range results {
 		for _, d := range r.Devices.Results {
 			id := structured.MakeDeviceID(d.Driver, d.Pool, d.Device)
@@ -164,7 +157,6 @@ func (n *Node) allocate(ctx context.Context, published []*resourceapi.ResourceSl
 			n.state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, d.ConsumedCapacity))
 		}
 	}
-	return results, nil
 }
 
 // Release gives back what was allocated.
@@ -182,6 +174,17 @@ func (n *Node) Release(results ...resourceapi.AllocationResult) {
 	}
 }
 
+// Publish replaces what the node publishes. What is allocated stays allocated.
+func (n *Node) Publish(published []*resourceapi.ResourceSlice) { n.slices = published }
+
+// Published are the slices of the node.
+func (n *Node) Published() []*resourceapi.ResourceSlice { return n.slices }
+
+// Allocated reports whether a device is allocated, once or several times.
+func (n *Node) Allocated(driver, pool, device string) bool {
+	return structured.IsDeviceAllocated(structured.MakeDeviceID(driver, pool, device), &n.state)
+}
+
 // Device returns a published device by name, or nil.
 func (n *Node) Device(name string) *resourceapi.Device {
 	for _, s := range n.slices {
@@ -194,19 +197,26 @@ func (n *Node) Device(name string) *resourceapi.Device {
 	return nil
 }
 
-// NewClaim creates a claim for one device of a class. Its UID is its name.
-func NewClaim(name, class string) *resourceapi.ResourceClaim {
+// NewClaim creates a claim for devices of a class. Its UID is its name.
+func NewClaim(name, class string, count int64) *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID(name)}, Spec: workload.ClaimSpec(class, 1),
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: metav1.NamespaceDefault, UID: types.UID(name)},
+		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
+			Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{
+				DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count,
+			},
+		}}}},
 	}
 }
 
-// classes are the cluster's DeviceClasses.
-type classes []*resourceapi.DeviceClass
+// Classes are the cluster's DeviceClasses.
+type Classes []*resourceapi.DeviceClass
 
-func (c classes) List() ([]*resourceapi.DeviceClass, error) { return c, nil }
+// List returns them all.
+func (c Classes) List() ([]*resourceapi.DeviceClass, error) { return c, nil }
 
-func (c classes) Get(name string) (*resourceapi.DeviceClass, error) {
+// Get returns one by name.
+func (c Classes) Get(name string) (*resourceapi.DeviceClass, error) {
 	i := slices.IndexFunc(c, func(d *resourceapi.DeviceClass) bool { return d.Name == name })
 	if i < 0 {
 		return nil, fmt.Errorf("there is no DeviceClass %q", name)

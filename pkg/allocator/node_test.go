@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package allocator_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/deployments/manifests"
+	"github.com/cleave-dra/cleave/pkg/allocator"
+	"github.com/cleave-dra/cleave/pkg/inspect/models"
+	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/publish"
+)
+
+func nodeOf(t *testing.T, model string) *allocator.Node {
+	t.Helper()
+	inventory, err := models.Load(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	classes, err := manifests.Classes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var published []*resourceapi.ResourceSlice
+	list := publish.Objects(policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Means{}), v1alpha1.Group, "node-1")
+	for i := range list.Items {
+		published = append(published, &list.Items[i])
+	}
+	n, err := allocator.NewNode(published, classes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestAllocate_UntilFull(t *testing.T) {
+	for _, class := range []string{"gpu.cleave.dev", "mig-7g.80gb.cleave.dev", "timeslice.cleave.dev"} {
+		n := nodeOf(t, "hgx-h100")
+		var all []resourceapi.AllocationResult
+		for {
+			result, err := n.AllocateSome(t.Context(), fmt.Sprint("claim-", len(all)), class, 1)
+			if errors.Is(err, allocator.ErrNoFit) {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, result)
+		}
+		if want := map[bool]int{true: 32, false: 8}[class == "timeslice.cleave.dev"]; len(all) != want {
+			t.Errorf("%s: %d fit, want %d", class, len(all), want)
+		}
+		device := all[0].Devices.Results[0]
+		if !n.Allocated(device.Driver, device.Pool, device.Device) || n.Device(device.Device) == nil {
+			t.Errorf("%s: %s is not allocated, or not published", class, device.Device)
+		}
+		if _, err := n.Allocate(t.Context(), allocator.NewClaim("small", "mig-1g.10gb.cleave.dev", 1)); !errors.Is(err, allocator.ErrNoFit) {
+			t.Errorf("%s everywhere: a partition got %v", class, err)
+		}
+		n.Release(all...)
+		if _, err := n.Allocate(t.Context(), allocator.NewClaim("all", "gpu.cleave.dev", 8)); err != nil {
+			t.Errorf("%s, all released: %v", class, err)
+		}
+	}
+}
+
+func TestAllocate_UnknownClass(t *testing.T) {
+	if _, err := nodeOf(t, "t4").AllocateSome(t.Context(), "claim", "absent", 1); err == nil || !strings.Contains(err.Error(), `no DeviceClass "absent"`) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestNewNode_NoSlices(t *testing.T) {
+	if _, err := allocator.NewNode(nil, nil); err == nil {
+		t.Error("a node without slices is no error")
+	}
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cleave-dra/cleave/pkg/simulation"
+)
+
+// workloadFile is a file with a workload for one node of hgx-h100.
+func workloadFile(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "small.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+const smallWorkload = "duration: 2h\npods: [{name: small, deviceClassName: mig-1g.10gb.cleave.dev, running: 3, lifetime: 1h}]\n"
+
+func TestSimulate_Output(t *testing.T) {
+	file := workloadFile(t, smallWorkload)
+	for form, want := range map[string]string{"table": "1 nodes of hgx-h100, 8 GPUs", "svg": "<svg ", "json": `"nodeModel": "hgx-h100"`} {
+		var out, errs strings.Builder
+		if code := run(t.Context(), []string{"cleave", "simulate", "-w", file, "-o", form, "--ascii"}, &out, &errs); code != exitOK {
+			t.Fatalf("%s: exit code %d: %s", form, code, errs.String())
+		}
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%s: got %.300s, want %q", form, out.String(), want)
+		}
+		if form != "json" {
+			continue
+		}
+		var report simulation.Report
+		if err := json.Unmarshal([]byte(out.String()), &report); err != nil || len(report.Results) != 3 || report.Results[1].Requests == 0 {
+			t.Errorf("report %+v: %v", report, err)
+		}
+	}
+}
+
+func TestSimulate_Usage(t *testing.T) {
+	file := workloadFile(t, smallWorkload)
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{nil, "--workload is empty"},
+		{[]string{"-w", "absent.yaml"}, "no such file"},
+		{[]string{"-w", workloadFile(t, "duration: 1h\npods: 3")}, "small.yaml: decode the workload"},
+		{[]string{"-w", file, "--nodes", "0"}, "--nodes 0 is not in 1 to 5000"},
+		{[]string{"-w", file, "-o", "png"}, `--output "png"`},
+		{[]string{"-w", file, "--strategies", "pack,pack"}, `"pack" is unknown or there twice`},
+		{[]string{"-w", file, "--strategies", "fast"}, `"fast" is unknown`},
+		{[]string{"-w", file, "--node-model", "h42"}, "h42"},
+		{[]string{"-w", file, "--policy-name", "absent"}, "absent"},
+		{[]string{"-w", file, "now"}, `unexpected argument "now"`},
+	} {
+		var out, errs strings.Builder
+		if code := run(t.Context(), append([]string{"cleave", "simulate"}, tt.args...), &out, &errs); code != exitUsage || !strings.Contains(errs.String(), tt.want) {
+			t.Errorf("%v: exit code %d, %q, want 2 and %q", tt.args, code, errs.String(), tt.want)
+		}
+	}
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"flag"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write golden files anew")
+
+// reportOf is one with two strategies and few numbers.
+func reportOf() *Report {
+	r := &Report{Nodes: 4, Model: "hgx-h100", GPUs: 32, Seed: 7, Duration: 36 * time.Hour, Load: 0.75}
+	for i, name := range []string{Default, "pack"} {
+		result := Result{
+			Strategy: name, Requests: 200, Rejected: 20 - 15*i, Slices: 400, RejectedSlices: float64(40 - 30*i), WholeFree: float64(3 + 9*i),
+			LeastWholeFree: 1 + i, Fragmentation: 0.5 - 0.4*float64(i), Allocated: 0.7,
+			Kinds: []KindResult{{"small", 150, 5}, {"<large> & wide", 0, 0}},
+		}
+		for n := range samples {
+			result.Samples = append(result.Samples, Sample{
+				At: time.Duration(n+1) * r.Duration / samples, WholeFree: 16*i + n/20, Fragmentation: float64(n%50) / 100, Allocated: 0.7,
+				RejectedSlices: float64(n) / 1000,
+			})
+		}
+		r.Results = append(r.Results, result)
+	}
+	return r
+}
+
+func TestReport_Golden(t *testing.T) {
+	for file, write := range map[string]func(*Report, io.Writer) error{
+		"report.txt":       func(r *Report, w io.Writer) error { return r.Print(w, false) },
+		"report-ascii.txt": func(r *Report, w io.Writer) error { return r.Print(w, true) },
+		"report.svg":       func(r *Report, w io.Writer) error { return r.SVG(w, "small & <large>") },
+	} {
+		var got bytes.Buffer
+		if err := write(reportOf(), &got); err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join("testdata", file)
+		if *update {
+			if err := os.WriteFile(path, got.Bytes(), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(string(want), got.String()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", file, diff)
+		}
+	}
+}
+
+func TestSVG_WellFormed(t *testing.T) {
+	var picture bytes.Buffer
+	if err := reportOf().SVG(&picture, "<&>"); err != nil {
+		t.Fatal(err)
+	}
+	decoder := xml.NewDecoder(&picture)
+	for {
+		if _, err := decoder.Token(); errors.Is(err, io.EOF) {
+			return
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestHours(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		36 * time.Hour: "36h", 90 * time.Minute: "1h30m", 30 * time.Minute: "30m", 45 * time.Second: "45s", 0: "0s",
+	} {
+		if got := hours(d); got != want {
+			t.Errorf("%v: got %q, want %q", d, got, want)
+		}
+	}
+}

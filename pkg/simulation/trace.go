@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package simulation
+
+import (
+	"cmp"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// arrival is a pod that asks for a place, and leaves at a time if it gets one.
+type arrival struct {
+	at, until time.Duration
+	kind      int
+}
+
+// arrivals are those of a workload in order of time. At time zero as many arrive as run on average; lifetimes have no memory,
+// so what is left of theirs is distributed as any lifetime is. The same seed gives the same arrivals, and those of one kind
+// do not depend on the others.
+func arrivals(w *Workload, seed uint64) []arrival {
+	var all []arrival
+	for i := range w.Pods {
+		p := &w.Pods[i]
+		random := rand.New(rand.NewPCG(seed, uint64(i)))
+		mean := float64(p.Lifetime.Duration)
+		add := func(at float64) {
+			all = append(all, arrival{at: time.Duration(at), until: time.Duration(at + random.ExpFloat64()*mean), kind: i})
+		}
+		for range p.Running {
+			add(0)
+		}
+		between := mean / float64(p.Running)
+		for at := random.ExpFloat64() * between; at < float64(w.Duration.Duration); at += random.ExpFloat64() * between {
+			add(at)
+		}
+	}
+	// Those of time zero come in any order, not kind by kind.
+	random := rand.New(rand.NewPCG(seed, uint64(len(w.Pods))))
+	random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	slices.SortStableFunc(all, func(a, b arrival) int { return cmp.Compare(a.at, b.at) })
+	return all
+}
