@@ -110,7 +110,7 @@ func TestMIG_UnmanagedPartition(t *testing.T) {
 		return slices.Equal(got, overlapped), cmp.Diff(overlapped, got), nil
 	})
 	// Alongside it there is room; in its place there is none.
-	s.pods.run(ctx, partitionPod("neighbour", smallClass, onGPU(gpu)))
+	s.pods.run(ctx, partitionPod("neighbour", smallClass, onGPU(*find(s.published.gpus(ctx), gpu).Attributes["uuid"].StringValue)))
 	s.hardware.waitPartitions(ctx, "0 1g.10gb 6:1", "0 2g.20gb 4:2")
 	s.must(env.node.Kill())
 	s.plugin.start(ctx)
@@ -126,10 +126,9 @@ func TestMIG_UnmanagedPartition(t *testing.T) {
 	})
 }
 
-// onGPU selects the partitions of a GPU by the device name of the GPU, which holds its PCI address.
-func onGPU(device string) string {
-	address := strings.Split(strings.TrimPrefix(device, "gpu-"), "-")
-	return fmt.Sprintf(`device.attributes["resource.kubernetes.io"].pciBusID == "%s:%s:%s.%s"`, address[0], address[1], address[2], address[3])
+// onGPU selects the partitions of a GPU.
+func onGPU(uuid string) string {
+	return fmt.Sprintf(`device.attributes["gpu.cleave.dev"].parentUUID == %q`, uuid)
 }
 
 func TestMIG_PluginKilled(t *testing.T) {

@@ -89,6 +89,7 @@ func (s *space) startPlainNode(ctx context.Context, flags ...string) *plainNode 
 // index of a device as nvml-sim counts.
 func (n *plainNode) index(ctx context.Context, device string) string {
 	n.space.Helper()
+	device, _, _ = strings.Cut(device, "-mig-") // partitions do not publish it
 	return fmt.Sprint(*find(n.space.published.devices(ctx, n.name), device).Attributes["index"].IntValue)
 }
 

@@ -203,8 +203,9 @@ func (s pods) checkDevices(ctx context.Context, pod *corev1.Pod, devices []strin
 	published := s.published.devices(ctx, env.cluster.NodeName())
 	var want []string
 	for _, name := range devices {
-		d := find(published, name)
-		if d == nil {
+		gpu, _, _ := strings.Cut(name, "-mig-") // partitions do not publish the minor number
+		d := find(published, gpu)
+		if d == nil || find(published, name) == nil {
 			s.Fatalf("pod %s has device %s, which is not published", pod.Name, name)
 		}
 		want = append(want, "/dev/nvidia"+strconv.FormatInt(*d.Attributes["minor"].IntValue, 10))

@@ -64,6 +64,8 @@ type Rule struct {
 	MPS *MPSPolicy `json:"mps,omitempty"`
 	// Health says what is done with an unhealthy GPU.
 	Health *HealthPolicy `json:"health,omitempty"`
+	// Publish says what ResourceSlices carry of the GPUs.
+	Publish *PublishPolicy `json:"publish,omitempty"`
 }
 
 // OfferedTiers are those of the rule, or those it has where it does not say.

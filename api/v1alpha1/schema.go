@@ -34,6 +34,7 @@ const (
 	quantityPattern = `^[+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$`
 	namePattern     = `^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
 	offeredProfile  = `^[1-9][0-9]?g\.[1-9][0-9]{0,3}gb(\+me)?$`
+	omittedProfile  = `^([1-9][0-9]?g\.[1-9][0-9]{0,3}gb(\+me)?|\+me)$`
 )
 
 // bounds narrow the fields of a type, by type and field, to what the decoder takes.
@@ -46,6 +47,9 @@ var bounds = map[string]func(*Schema){
 	"MIGPolicy.layout": func(s *Schema) {
 		s.PropertyNames.like(offeredProfile, "a MIG profile that is offered, such as 1g.10gb or 1g.10gb+me")
 		s.AdditionalProperties.(*Schema).Minimum = num(1)
+	},
+	"PublishPolicy.omitProfiles": func(s *Schema) {
+		s.Items.like(omittedProfile, "a MIG profile that is offered, such as 1g.10gb+me, or +me for all with media engines")
 	},
 	"HealthPolicy.ignoreXIDs": func(s *Schema) { s.Items.Minimum = num(0) },
 	"Match.productNames":      func(s *Schema) { s.Items.like(`\S`, "a product as nvidia-smi -L has it") },
@@ -64,11 +68,13 @@ var bounds = map[string]func(*Schema){
 
 // enums are the values of text that is one of a few. Empty text is the default, as where the field is not there.
 var enums = map[reflect.Type][]string{
-	reflect.TypeFor[Tier]():           texts(Tiers()),
-	reflect.TypeFor[MIGMode]():        texts(MIGModes()),
-	reflect.TypeFor[HealthReaction](): texts(HealthReactions()),
-	reflect.TypeFor[Interval]():       texts(Intervals()),
-	reflect.TypeFor[Priority]():       texts(Priorities()),
+	reflect.TypeFor[Tier]():               texts(Tiers()),
+	reflect.TypeFor[MIGMode]():            texts(MIGModes()),
+	reflect.TypeFor[HealthReaction]():     texts(HealthReactions()),
+	reflect.TypeFor[Interval]():           texts(Intervals()),
+	reflect.TypeFor[Priority]():           texts(Priorities()),
+	reflect.TypeFor[PartitionAttribute](): texts(PartitionAttributes()),
+	reflect.TypeFor[QuotaCounter]():       texts(QuotaCounters()),
 }
 
 // like narrows a text to a pattern, which the description words.

@@ -102,13 +102,7 @@ func (p *NodePolicy) validate() field.ErrorList {
 
 func (r *Rule) validate(path *field.Path) field.ErrorList {
 	errs := r.Match.validate(path.Child("match"))
-	for i, t := range r.Tiers {
-		at := path.Child("tiers").Index(i)
-		errs = append(errs, oneOf(at, t, Tiers())...)
-		if slices.Contains(r.Tiers[:i], t) {
-			errs = append(errs, field.Duplicate(at, t))
-		}
-	}
+	errs = append(errs, eachOnce(path.Child("tiers"), r.Tiers, Tiers())...)
 	errs = append(errs, r.validateParts(path)...)
 	errs = append(errs, r.MIG.validate(path.Child("mig"))...)
 	if t := r.TimeSlice; t != nil {
@@ -129,6 +123,7 @@ func (r *Rule) validate(path *field.Path) field.ErrorList {
 			errs = append(errs, oneOf(at.Child("priority"), m.Priority, Priorities())...)
 		}
 	}
+	errs = append(errs, r.Publish.validate(path.Child("publish"), r)...)
 	return append(errs, r.Health.validate(path.Child("health"))...)
 }
 

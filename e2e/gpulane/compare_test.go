@@ -69,8 +69,7 @@ const published = `{"apiVersion":"v1","kind":"List","items":[{"spec":{"driver":"
 {"name":"gpu-0000-db-00-0","attributes":{"type":{"string":"gpu"},"uuid":{"string":"GPU-54846a6f-10f1-50d9-8a21-36d8ba4bee80"},
  "resource.kubernetes.io/pciBusID":{"string":"0000:db:00.0"},"cudaComputeCapability":{"version":"9.0.0"}},"capacity":{"memory":{"value":"143166Mi"}}},
 {"name":"gpu-0000-db-00-0-mig-19-6","attributes":{"type":{"string":"mig"},"parentUUID":{"string":"GPU-54846a6f-10f1-50d9-8a21-36d8ba4bee80"},
- "resource.kubernetes.io/pciBusID":{"string":"0000:db:00.0"},"profile":{"string":"1g.18gb"},"giProfileID":{"int":19},"placementStart":{"int":6},
- "placementSize":{"int":1}},"capacity":{"memory":{"value":"16Gi"}}}]}}]}`
+ "profile":{"string":"1g.18gb"},"placementSize":{"int":1}},"capacity":{"memory":{"value":"16Gi"}}}]}}]}`
 
 func TestCompareSlices(t *testing.T) {
 	for _, c := range []struct{ name, old, changed, want string }{

@@ -89,7 +89,7 @@ func compareSlices(devices []device, boards []board) ([]string, error) {
 				continue
 			}
 			found = true
-			if pci := d.text("resource.kubernetes.io/pciBusID"); pci != b.pci.String() {
+			if pci := d.text("resource.kubernetes.io/pciBusID"); pci != b.pci.String() && d.text("type") != "mig" {
 				list = append(list, fmt.Sprintf("%s is published at %s, and is at %s", d.Name, pci, b.pci))
 			}
 			if !strings.HasPrefix(d.Name, b.pci.DeviceName()) {
@@ -126,10 +126,8 @@ func comparePlacements(devices []device, boards []board) (published int, list []
 			}
 		}
 		for _, d := range devices {
-			if d.text("type") == "mig" && d.text("parentUUID") == b.uuid {
-				have[placementName(d.Attributes["giProfileID"].Int, gpu.Placement{
-					Start: d.Attributes["placementStart"].Int, Size: d.Attributes["placementSize"].Int,
-				})] = true
+			if id, start, ok := gpu.ParsePartitionName(d.Name); ok && d.text("parentUUID") == b.uuid {
+				have[placementName(id, gpu.Placement{Start: start, Size: d.Attributes["placementSize"].Int})] = true
 			}
 		}
 		published += len(have)
@@ -164,9 +162,8 @@ func shapes(devices []device, uuid string) map[string]string {
 		}
 		name := kind
 		if kind == "mig" {
-			name = placementName(d.Attributes["giProfileID"].Int, gpu.Placement{
-				Start: d.Attributes["placementStart"].Int, Size: d.Attributes["placementSize"].Int,
-			})
+			id, start, _ := gpu.ParsePartitionName(d.Name)
+			name = placementName(id, gpu.Placement{Start: start, Size: d.Attributes["placementSize"].Int})
 		}
 		words := []string{d.text("profile"), d.Attributes["cudaComputeCapability"].Version, d.text("architecture"),
 			d.text("brand"), d.text("addressingMode")}

@@ -9,6 +9,8 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/cleave-dra/cleave/pkg/gpu"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleave-dra/cleave/pkg/allocator"
@@ -16,15 +18,16 @@ import (
 
 func TestAllocate_SevenSmallPartitions(t *testing.T) {
 	c := newCluster(t, model(t, "hgx-h100"))
-	var starts []int64
+	var starts []int
 	for range 7 {
 		device, _ := c.get("mig-1g.10gb.cleave.dev")
 		if c.parent(device) != 0 {
 			t.Errorf("%s is not of the first GPU", device)
 		}
-		starts = append(starts, *c.Device(device).Attributes["placementStart"].IntValue)
+		_, start, _ := gpu.ParsePartitionName(device)
+		starts = append(starts, start)
 	}
-	if diff := cmp.Diff([]int64{6, 5, 4, 3, 2, 1, 0}, starts); diff != "" {
+	if diff := cmp.Diff([]int{6, 5, 4, 3, 2, 1, 0}, starts); diff != "" {
 		t.Errorf("starts (-want +got):\n%s", diff)
 	}
 	if device, _ := c.get("mig-1g.10gb.cleave.dev"); c.parent(device) != 1 {

@@ -45,7 +45,8 @@ func publishedBy(node *policy.Node, driver string) []*resourceapi.ResourceSlice 
 func Peer(node *policy.Node) []*resourceapi.ResourceSlice {
 	devices := map[string]resourceapi.Device{}
 	var published []*resourceapi.ResourceSlice
-	for _, s := range Cleave(node) {
+	all := Cleave(node)
+	for _, s := range all {
 		if len(s.Spec.SharedCounters) > 0 {
 			published = append(published, s)
 		}
@@ -56,8 +57,8 @@ func Peer(node *policy.Node) []*resourceapi.ResourceSlice {
 	for i := range node.GPUs {
 		shapes := node.Shapes(&node.GPUs[i])
 		slices.SortFunc(shapes, func(a, b gpu.Shape) int { return strings.Compare(peerName(a), peerName(b)) })
-		s := published[0].DeepCopy()
-		s.Spec.SharedCounters = nil
+		s := all[0].DeepCopy()
+		s.Spec.SharedCounters, s.Spec.Devices = nil, nil
 		for _, shape := range shapes {
 			s.Spec.Devices = append(s.Spec.Devices, devices[shape.Name()])
 		}

@@ -63,18 +63,20 @@ func (s Shape) ConsumesOf(all []Counter) []Counter {
 		return all
 	}
 	var taken []Counter
-	take := func(name string, n int) {
+	take := func(name string, n int64) {
 		if n > 0 && slices.ContainsFunc(all, func(c Counter) bool { return c.Name == name }) {
-			taken = append(taken, Counter{Name: name, Value: int64(n)})
+			taken = append(taken, Counter{Name: name, Value: n})
 		}
 	}
 	for i := range s.Placement.Size {
 		take(sliceCounter(s.Placement.Start+i), 1)
 	}
 	for _, e := range engines {
-		take(e.counter, e.of(s.Profile))
+		take(e.counter, int64(e.of(s.Profile)))
 	}
 	take(profileCounter(s.Profile), 1)
+	take(CounterMemory, int64(min(s.Profile.Memory, maxAmount)))
+	take(CounterMultiprocessors, int64(s.Profile.Multiprocessors))
 	return taken
 }
 

@@ -103,6 +103,9 @@ func TestCounters_RandomSets(t *testing.T) {
 			random := rand.New(rand.NewPCG(*seed, 0))
 			for round := range rounds {
 				set := randomSet(random, parts, left)
+				if amounts := g.AmountCounters(); len(amounts) != 2 || !gpu.Coexist(set, amounts) {
+					t.Fatalf("seed %d, round %d: the counters of amounts %v refuse %v", *seed, round, amounts, names(set))
+				}
 				random.Shuffle(len(set), func(i, j int) { set[i], set[j] = set[j], set[i] })
 				var made []*sim.GPUInstance
 				for _, s := range set {

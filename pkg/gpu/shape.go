@@ -5,6 +5,7 @@ package gpu
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -37,6 +38,21 @@ func (s Shape) Name() string {
 		name += fmt.Sprintf("-mig-%d-%d", s.Profile.ID, s.Placement.Start)
 	}
 	return name
+}
+
+// ParsePartitionName reads the profile ID and the start of the placement from the name of a partition's device, see
+// Shape.Name.
+func ParsePartitionName(name string) (profileID, start int, ok bool) {
+	if _, err := ParseDeviceName(name); err != nil {
+		return 0, 0, false
+	}
+	parts := strings.Split(name, "-")
+	if len(parts) != 8 || parts[5] != "mig" {
+		return 0, 0, false
+	}
+	profileID, err := strconv.Atoi(parts[6])
+	start, err2 := strconv.Atoi(parts[7])
+	return profileID, start, err == nil && err2 == nil && profileID >= 0 && start >= 0
 }
 
 // Overlaps reports whether the two shapes cannot be allocated at the same time because they share hardware, and not by
@@ -96,20 +112,7 @@ func (s Shape) FitsAlongside(others []Shape) bool {
 	if len(others) == 0 {
 		return true // whatever a board offers fits an empty one
 	}
-	left := map[string]int64{}
-	all := s.GPU.Counters()
-	for _, c := range all {
-		left[c.Name] = c.Value
-	}
-	for _, t := range append(slices.Clone(others), s) {
-		for _, c := range t.ConsumesOf(all) {
-			left[c.Name] -= c.Value
-			if left[c.Name] < 0 {
-				return false
-			}
-		}
-	}
-	return !slices.ContainsFunc(others, s.Overlaps)
+	return Coexist(append(slices.Clone(others), s), s.GPU.Counters()) && !slices.ContainsFunc(others, s.Overlaps)
 }
 
 // FillsGPU reports whether nothing else of its GPU can be allocated alongside the shape.

@@ -45,6 +45,23 @@ func TestShape_NamesAreUniqueLabels(t *testing.T) {
 	}
 }
 
+func TestShape_NamesAreParsed(t *testing.T) {
+	for _, name := range partitionable(t) {
+		_, g := board(t, name)
+		for _, s := range append(partitionsOf(g), g.Whole(), gpu.Shape{GPU: g, Share: gpu.MPS}) {
+			id, start, ok := gpu.ParsePartitionName(s.Name())
+			if ok != s.IsPartition() || ok && (id != s.Profile.ID || start != s.Placement.Start) {
+				t.Errorf("%s: got profile %d at %d, a partition: %t", s.Name(), id, start, ok)
+			}
+		}
+	}
+	for _, name := range []string{"gpu-0-mig-1g10gb-19-6", "gpu-0000-1b-00-0-mig-19", "gpu-0000-1b-00-0-mig-19-6-1", "gpu-0000-1b-00-0-mig--1-6", "mig-19-6", ""} {
+		if _, _, ok := gpu.ParsePartitionName(name); ok {
+			t.Errorf("%q is taken for the name of a partition", name)
+		}
+	}
+}
+
 func TestShape_NameLength(t *testing.T) {
 	p := gpu.Profile{ID: 999, Name: "1g.10gb", Placements: []gpu.Placement{{Start: 99, Size: 1}}}
 	g := gpu.GPU{PCI: gpu.PCIAddress{Domain: 1<<32 - 1, Bus: 255, Device: 31, Function: 7}, MIG: gpu.MIG{Profiles: []gpu.Profile{p}, Slices: 100}}

@@ -66,13 +66,36 @@ func (d *published) number(name string) *int {
 // maxUnits bounds placement units: no board has more than a counter set can have counters.
 const maxUnits = resourceapi.ResourceSliceMaxCountersPerCounterSet
 
-// placement is that of a partition; nil without valid attributes.
+// placement is that of a partition; nil for other devices. Where it starts is in the name if in no attribute.
 func (d *published) placement() *gpu.Placement {
 	start, size := d.number("placementStart"), d.number("placementSize")
-	if start == nil || size == nil || *size < 1 || *start+*size > maxUnits {
+	if _, named, ok := gpu.ParsePartitionName(d.Name); start == nil && ok {
+		start = &named
+	}
+	if start == nil || size == nil || *size < 1 || *start > maxUnits || *start+*size > maxUnits {
 		return nil
 	}
 	return &gpu.Placement{Start: *start, Size: *size}
+}
+
+// profileID of a partition; 0 if it is unknown.
+func (d *published) profileID() int {
+	if id := d.number("giProfileID"); id != nil {
+		return *id
+	}
+	id, _, _ := gpu.ParsePartitionName(d.Name)
+	return id
+}
+
+// address is the PCI address of a device's GPU; empty if it is unknown.
+func (d *published) address() string {
+	if address := d.text("resource.kubernetes.io/pciBusID"); address != "" {
+		return address
+	}
+	if pci, err := gpu.ParseDeviceName(d.Name); err == nil {
+		return pci.String()
+	}
+	return ""
 }
 
 // amountsOf reads capacities by name.
@@ -138,7 +161,10 @@ func (d *published) parent() string {
 	if len(d.ConsumesCounters) == 1 && d.ConsumesCounters[0].CounterSet != "" {
 		return d.ConsumesCounters[0].CounterSet
 	}
-	for _, name := range []string{"resource.kubernetes.io/pciBusID", "parentUUID", "uuid"} {
+	if address := d.address(); address != "" {
+		return address
+	}
+	for _, name := range []string{"parentUUID", "uuid"} {
 		if v := d.text(name); v != "" {
 			return v
 		}

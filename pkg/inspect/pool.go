@@ -226,7 +226,9 @@ func (d *decoder) facts(g *decoded, dev published, s *Shape) {
 		}
 	}
 	text(&v.Product, "productName")
-	text(&v.PCIAddress, "resource.kubernetes.io/pciBusID")
+	if v.PCIAddress == "" {
+		v.PCIAddress = dev.address()
+	}
 	text(&v.PCIeRoot, "resource.kubernetes.io/pcieRoot")
 	text(&v.PCIeSwitch, "pcieSwitch")
 	text(&v.CPUAffinity, "cpuAffinity")
@@ -239,6 +241,8 @@ func (d *decoder) facts(g *decoded, dev published, s *Shape) {
 		if *capable {
 			v.MIG = "yes"
 		}
+	} else if v.MIG == "" && s.isPartition() {
+		v.MIG = "yes"
 	}
 	for _, n := range []struct {
 		to   **int
@@ -308,7 +312,7 @@ func (d *decoder) finish() {
 			v.Device = commonName(v.Shapes)
 		}
 		if !slices.ContainsFunc(v.Shapes, func(s Shape) bool { return !s.isPartition() }) {
-			v.Notes = append(v.Notes, "its NVLinks are unknown: only whole and shared GPUs publish them")
+			v.Notes = append(v.Notes, "its NVLinks and NVML index are unknown: only whole and shared GPUs publish them; it is numbered by name")
 		}
 		v.partitions(g.devices)
 		v.complete(d.full, d.left)
@@ -317,22 +321,30 @@ func (d *decoder) finish() {
 	d.view.Connections = connections(d.view.GPUs)
 }
 
-// order sorts the GPUs by NVML index. If an index is missing or not unique, it numbers them by name.
+// order sorts the GPUs by NVML index. Partitions do not publish it: where an index is missing or not unique, GPUs are numbered
+// by name, which is NVML's order, too, unless it lists GPUs that are not published.
 func (d *decoder) order() {
-	seen := map[int]bool{}
-	for _, g := range d.gpus {
+	slices.SortStableFunc(d.gpus, func(a, b *decoded) int { return strings.Compare(a.key, b.key) })
+	seen, all, asNamed := map[int]bool{}, true, true
+	for i, g := range d.gpus {
 		if g.index == nil || seen[*g.index] {
-			slices.SortStableFunc(d.gpus, func(a, b *decoded) int { return strings.Compare(a.key, b.key) })
-			for i, g := range d.gpus {
-				g.index = &i
-			}
-			d.view.Problems = append(d.view.Problems,
-				"the slices lack the NVML index of a GPU: GPUs are numbered by name here, which may differ from nvidia-smi")
-			return
+			all = false
+			continue
 		}
 		seen[*g.index] = true
+		asNamed = asNamed && *g.index == i
 	}
-	slices.SortStableFunc(d.gpus, func(a, b *decoded) int { return cmp.Compare(*a.index, *b.index) })
+	if all {
+		slices.SortStableFunc(d.gpus, func(a, b *decoded) int { return cmp.Compare(*a.index, *b.index) })
+		return
+	}
+	for i, g := range d.gpus {
+		g.index = &i
+	}
+	if !asNamed {
+		d.view.Problems = append(d.view.Problems,
+			"the slices lack the NVML index of a GPU: GPUs are numbered by name here, which differs from nvidia-smi")
+	}
 }
 
 // commonName is the common prefix of the names of all shapes.
@@ -354,10 +366,7 @@ func (g *GPU) partitions(devices []published) {
 		if !s.isPartition() || !s.isAllocated() && (uuid == "" || s.closed()) {
 			continue
 		}
-		p := Partition{Profile: s.Profile, Placement: *s.Placement, State: PartitionReady, UUID: uuid}
-		if id := devices[i].number("giProfileID"); id != nil {
-			p.ProfileID = *id
-		}
+		p := Partition{Profile: s.Profile, ProfileID: devices[i].profileID(), Placement: *s.Placement, State: PartitionReady, UUID: uuid}
 		if s.isAllocated() {
 			p.State, p.Claims = PartitionAllocated, s.Claims
 		}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/cleave-dra/cleave/pkg/cluster"
@@ -26,7 +25,7 @@ import (
 // randomRules are what a GPU may be offered as in the tests.
 var randomRules = []string{
 	"", "exclude: true", "tiers: [exclusive]", "tiers: [mig]", "tiers: [timeSlice], timeSlice: {shares: 8}", "tiers: [timeSlice, mps]",
-	"mig: {layout: {1g.10gb: 7}}", "mig: {layout: {3g.40gb: 2}}", "tiers: [mig, exclusive], mig: {profiles: [1g.10gb, 2g.20gb]}", "tiers: []",
+	"tiers: [mig], publish: {counters: [memory, multiprocessors], omitProfiles: [+me]}", "mig: {layout: {1g.10gb: 7}}", "mig: {layout: {3g.40gb: 2}}", "tiers: [mig, exclusive], mig: {profiles: [1g.10gb, 2g.20gb]}", "tiers: []",
 }
 
 // randomBed is a node of eight GPUs that is led through random observations.
@@ -146,8 +145,8 @@ func consumption(all []resourceslice.Slice) (devices map[string][]resourceapi.De
 // sameErrors compares errors by their text.
 var sameErrors = cmp.Comparer(func(a, b error) bool { return text(a) == text(b) })
 
-// For any sequence of observations no allocated device ever leaves the plan, none of its counters changes, and equal
-// observations give equal plans.
+// For any sequence of observations no allocated device ever leaves the plan, what cannot be allocated together is excluded,
+// and equal observations give equal plans.
 func TestDesired_Invariants(t *testing.T) {
 	for seed := range uint64(3) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -180,25 +179,58 @@ func TestDesired_Invariants(t *testing.T) {
 	}
 }
 
-// checkAllocated fails unless slices have all devices that are allocated, with the counters that they had before.
+// checkAllocated fails unless slices have all devices that are allocated, and exclude what cannot be allocated together.
 func (b *randomBed) checkAllocated(step int, now []resourceslice.Slice) {
 	b.t.Helper()
-	if err := checkSlices(now, nil); err != nil {
+	var allocated []string
+	for _, s := range b.allocated {
+		allocated = append(allocated, s.Name())
+	}
+	if err := errors.Join(checkSlices(now, allocated), checkCounted(now, b.Inventory)); err != nil {
 		b.t.Errorf("step %d: %v", step, err)
 	}
-	before, countersBefore := consumption(b.published)
-	after, countersAfter := consumption(now)
-	for _, s := range b.allocated {
-		name := s.Name()
-		if after[name] == nil || !apiequality.Semantic.DeepEqual(before[name], after[name]) {
-			b.t.Errorf("step %d: what the allocated device %s consumes: got %v, before %v", step, name, after[name], before[name])
+}
+
+// checkCounted fails unless slices by themselves keep the scheduler from allocating together what a GPU cannot have
+// together: either all devices of a GPU consume what they take of all that it has, or all can be allocated at once.
+func checkCounted(all []resourceslice.Slice, inventory *gpu.Node) error {
+	devices, counters := consumption(all)
+	for i := range inventory.GPUs {
+		g := &inventory.GPUs[i]
+		has := map[string]int64{}
+		for name, c := range counters[g.PCI.DeviceName()].Counters {
+			has[name] = c.Value.Value()
 		}
-		for _, c := range after[name] {
-			if was, is := countersBefore[c.CounterSet], countersAfter[c.CounterSet]; !apiequality.Semantic.DeepEqual(was, is) {
-				b.t.Errorf("step %d: counters of the allocated device %s: got %v, before %v", step, name, is, was)
+		var published []gpu.Shape
+		for _, s := range append(g.PartitionShapes(), g.Whole(), gpu.Shape{GPU: g, Share: gpu.TimeSlice}, gpu.Shape{GPU: g, Share: gpu.MPS}) {
+			if _, ok := devices[s.Name()]; ok {
+				published = append(published, s)
+			}
+		}
+		if len(has) == 0 {
+			if !gpu.Coexist(published, g.Counters()) {
+				return fmt.Errorf("%s has no counters, and what it offers cannot be allocated at once", g.PCI.DeviceName())
+			}
+			continue
+		}
+		for _, c := range g.Counters() {
+			if has[c.Name] != c.Value {
+				return fmt.Errorf("%s has %d of counter %s, want %d", g.PCI.DeviceName(), has[c.Name], c.Name, c.Value)
+			}
+		}
+		for _, s := range published {
+			for _, want := range s.Consumes() {
+				consumed := devices[s.Name()]
+				if len(consumed) != 1 || consumed[0].CounterSet != g.PCI.DeviceName() {
+					return fmt.Errorf("%s consumes %v, want counters of its GPU", s.Name(), consumed)
+				}
+				if got := consumed[0].Counters[want.Name].Value; got.Value() != want.Value {
+					return fmt.Errorf("%s consumes %s of %s, want %d", s.Name(), got.String(), want.Name, want.Value)
+				}
 			}
 		}
 	}
+	return nil
 }
 
 // A plan changes nothing of what it was made of.

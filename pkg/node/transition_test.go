@@ -19,6 +19,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
+	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
@@ -58,13 +59,14 @@ func checkSlices(slices []resourceslice.Slice, allocated []string) error {
 type apiServer struct {
 	*fake.Clientset
 	mu        sync.Mutex
+	inventory *gpu.Node
 	allocated []string
 	writes    int
 	err       error
 }
 
-func newAPIServer(t *testing.T) *apiServer {
-	a := &apiServer{Clientset: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "1"}})}
+func newAPIServer(t *testing.T, inventory *gpu.Node) *apiServer {
+	a := &apiServer{inventory: inventory, Clientset: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "1"}})}
 	names := 0
 	a.PrependReactor("*", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		a.mu.Lock()
@@ -108,7 +110,7 @@ func (a *apiServer) check(t *testing.T) {
 	for _, s := range pool {
 		have = append(have, resourceslice.Slice{Devices: s.Spec.Devices, SharedCounters: s.Spec.SharedCounters})
 	}
-	a.err = errors.Join(a.err, checkSlices(have, a.allocated))
+	a.err = errors.Join(a.err, checkSlices(have, a.allocated), checkCounted(have, a.inventory))
 }
 
 // seen are the slices, as the plugin watches them.
@@ -145,7 +147,7 @@ type plannedChange struct {
 }
 
 // plannedChanges leads a node through random observations.
-func plannedChanges(t *testing.T, seed uint64, steps int) []plannedChange {
+func plannedChanges(t *testing.T, seed uint64, steps int) ([]plannedChange, *gpu.Node) {
 	t.Helper()
 	b := newRandomBed(t, seed)
 	var changes []plannedChange
@@ -164,14 +166,14 @@ func plannedChanges(t *testing.T, seed uint64, steps int) []plannedChange {
 		}
 		b.claim()
 	}
-	return changes
+	return changes, b.Inventory
 }
 
-// No write of the helper leaves a pool that lacks what is allocated.
+// No write of the helper leaves a pool that lacks what is allocated, or that admits what cannot be allocated together.
 func TestPublisher_Transitions(t *testing.T) {
-	changes := plannedChanges(t, 3, 15)
+	changes, inventory := plannedChanges(t, 3, 15)
 	synctest.Test(t, func(t *testing.T) {
-		a := newAPIServer(t)
+		a := newAPIServer(t, inventory)
 		ctx, cancel := context.WithCancel(t.Context())
 		c, err := resourceslice.StartController(ctx, resourceslice.Options{
 			DriverName: "gpu.cleave.dev", KubeClient: a, Owner: &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node-1", UID: "1"},

@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -49,10 +50,18 @@ func check(r *v1alpha1.Rule, g *gpu.GPU) []error {
 			return nil
 		}
 	}
-	if r.MIG == nil {
-		return nil
-	}
 	var errs []error
+	for i, name := range omittedProfiles(r) {
+		if name != v1alpha1.MediaProfiles && profile(g, name) == nil {
+			errs = append(errs, fmt.Errorf("publish.omitProfiles[%d]: %s", i, lacks(g, name)))
+		}
+	}
+	if _, why := profiles(r, g); why == allOmitted {
+		errs = append(errs, errors.New(allOmitted))
+	}
+	if r.MIG == nil {
+		return errs
+	}
 	if r.MIG.DisableWhenIdle && g.MIG.NeedsReset {
 		errs = append(errs, fmt.Errorf("mig.disableWhenIdle: %s changes MIG mode only with a reset: match only GPUs that need none",
 			g.ProductName))

@@ -71,6 +71,16 @@ type Offer struct {
 	NoPartitions, NoTimeSlice, NoMPS string
 	// Health is what is done when the GPU is unhealthy.
 	Health Health
+	// Publish is what slices carry of the GPU.
+	Publish Publish
+}
+
+// Publish is what slices carry of a GPU.
+type Publish struct {
+	// Attributes that partitions carry in addition, OmitAttributes those that they do not; by name.
+	Attributes, OmitAttributes []string
+	// Counters are those of amounts that the GPU has, for quotas.
+	Counters []string
 }
 
 // Health is what is done when a GPU is unhealthy.

@@ -32,22 +32,56 @@ func partitions(r *v1alpha1.Rule, g *gpu.GPU, means Means) (*PartitionOffer, str
 		}
 	default:
 		offer.DisableWhenIdle = r.MIG != nil && r.MIG.DisableWhenIdle && !g.MIG.NeedsReset
-		if r.MIG == nil || r.MIG.Profiles == nil {
-			break
-		}
-		for _, name := range r.MIG.Profiles {
-			if p := profile(g, name); p != nil {
-				offer.Profiles = append(offer.Profiles, p.ID)
-			}
-		}
-		if offer.Profiles == nil {
-			return nil, lacks(g, strings.Join(r.MIG.Profiles, ", "))
+		var why string
+		if offer.Profiles, why = profiles(r, g); why != "" {
+			return nil, why
 		}
 	}
 	if asksForPartitions(r) && g.MIG.NeedsReset && !g.MIG.Enabled {
 		return offer, "MIG mode is off, and this board changes it only with a reset: " + gpu.SwitchMIG("<GPU>", true)
 	}
 	return offer, ""
+}
+
+// profiles are the IDs of those that a rule offers on demand, nil for the whole catalog, or why it offers none.
+func profiles(r *v1alpha1.Rule, g *gpu.GPU) (ids []int, why string) {
+	if r.MIG != nil && r.MIG.Profiles != nil {
+		for _, name := range r.MIG.Profiles {
+			if p := profile(g, name); p != nil {
+				ids = append(ids, p.ID)
+			}
+		}
+		if ids == nil {
+			return nil, lacks(g, strings.Join(r.MIG.Profiles, ", "))
+		}
+		return ids, ""
+	}
+	omitted := omittedProfiles(r)
+	if len(omitted) == 0 {
+		return nil, ""
+	}
+	for i := range g.MIG.Profiles {
+		p := &g.MIG.Profiles[i]
+		media := strings.HasSuffix(p.Name, v1alpha1.MediaProfiles) && slices.Contains(omitted, v1alpha1.MediaProfiles)
+		if p.InCatalog() && !media && !slices.Contains(omitted, p.Name) {
+			ids = append(ids, p.ID)
+		}
+	}
+	if ids == nil {
+		return nil, allOmitted
+	}
+	return ids, ""
+}
+
+// allOmitted is why a GPU offers no partitions of a catalog of which nothing is left.
+const allOmitted = "publish.omitProfiles names every profile: leave mig out of tiers"
+
+// omittedProfiles are the names of those that a rule does not offer on demand.
+func omittedProfiles(r *v1alpha1.Rule) []string {
+	if r.Publish == nil {
+		return nil
+	}
+	return r.Publish.OmitProfiles
 }
 
 // InMIGMode is a node as its admin has to make it for a policy: GPUs that offer partitions alone are in MIG mode where

@@ -108,7 +108,8 @@ func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means) Offer {
 			TimeSlice: allocated.TimeSlice && !listed(v1alpha1.TierTimeSlice),
 			MPS:       allocated.MPS && !listed(v1alpha1.TierMPS),
 		},
-		Health: health(r.Health),
+		Health:  health(r.Health),
+		Publish: publish(r.Publish),
 	}
 	if listed(v1alpha1.TierMIG) {
 		offer.Partitions, offer.NoPartitions = partitions(r, g, means)
@@ -155,4 +156,20 @@ func health(p *v1alpha1.HealthPolicy) Health {
 		h.IgnoreXIDs = append(h.IgnoreXIDs, int(xid))
 	}
 	return h
+}
+
+// publish is what a policy says of slices.
+func publish(p *v1alpha1.PublishPolicy) Publish {
+	if p == nil {
+		return Publish{}
+	}
+	return Publish{Attributes: texts(p.Attributes), OmitAttributes: texts(p.OmitAttributes), Counters: texts(p.Counters)}
+}
+
+func texts[T ~string](values []T) []string {
+	var list []string
+	for _, v := range values {
+		list = append(list, string(v))
+	}
+	return list
 }

@@ -3,6 +3,7 @@
 package publish
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -26,7 +27,7 @@ const maxNearNodes = 15
 // attributeSet collects attributes. What is not known is left out.
 type attributeSet map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 
-// attributes of a shape: those of its GPU and its own.
+// attributes of a shape: those of its GPU and its own; of a partition those that it carries.
 func (ds *devices) attributes(s gpu.Shape) attributeSet {
 	node, g := ds.node, s.GPU
 	a := attributeSet{}
@@ -65,10 +66,37 @@ func (ds *devices) attributes(s gpu.Shape) attributeSet {
 	}
 	a.text(deviceattribute.StandardDeviceAttributePCIBusID, g.PCI.String())
 	a.place(g, ds.view.Lists)
-	if !s.IsPartition() {
+	if s.IsPartition() {
+		ds.lighten(a, &ds.node.Offer(g).Publish)
+	} else {
 		a.links(g, ds.nvlinkGroups[g.PCI]) // partitions have neither NVLink nor peers (NVIDIA MIG user guide)
 	}
 	return a
+}
+
+// The attributes of partitions: an 8-GPU node has some 200, and each attribute costs the API server and the scheduler
+// memory for every one. The GPU that parentUUID names has the rest.
+var (
+	// always are those that DeviceClasses select by and cleave inspect needs. Profile ID and start are in the device's name.
+	always = []resourceapi.QualifiedName{"type", "profile", "parentUUID", "placementSize"}
+	// usual are those that selectors of claims are written for.
+	usual = []resourceapi.QualifiedName{
+		"productName", "architecture", "cudaComputeCapability", "driverVersion",
+		deviceattribute.StandardDeviceAttributeNUMANode, deviceattribute.StandardDeviceAttributePCIeRoot,
+	}
+	// nvidias are the others of NVIDIA's driver, for compatible mode.
+	nvidias = []resourceapi.QualifiedName{"brand", "addressingMode", "cudaDriverVersion", deviceattribute.StandardDeviceAttributePCIBusID}
+)
+
+// lighten takes from a partition what it does not carry.
+func (ds *devices) lighten(a attributeSet, p *policy.Publish) {
+	for name := range a {
+		carried := slices.Contains(usual, name) || ds.view.Compatible && slices.Contains(nvidias, name) ||
+			slices.Contains(p.Attributes, string(name))
+		if !slices.Contains(always, name) && (!carried || slices.Contains(p.OmitAttributes, string(name))) {
+			delete(a, name)
+		}
+	}
 }
 
 // place sets where a GPU sits.

@@ -8,11 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-	resourceapi "k8s.io/api/resource/v1"
-
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/google/go-cmp/cmp"
 )
 
 func TestObjects_A30InMIGMode(t *testing.T) {
@@ -70,15 +68,14 @@ func TestPartition_Attributes(t *testing.T) {
 				continue
 			}
 			got := map[string]string{}
-			for _, name := range []resourceapi.QualifiedName{"type", "parentUUID", "profile", "giProfileID", "placementStart", "placementSize", "productName", "uuid"} {
-				if a, ok := d.Attributes[name]; ok {
-					got[string(name)] = encode(t, a)
-				}
+			for name, a := range d.Attributes {
+				got[string(name)] = encode(t, a)
 			}
 			want := map[string]string{
 				"type": `{"string":"mig"}`, "parentUUID": `{"string":"` + g.UUID + `"}`, "profile": `{"string":"3g.40gb"}`,
-				"giProfileID": `{"int":9}`, "placementStart": `{"int":4}`, "placementSize": `{"int":4}`,
-				"productName": `{"string":"NVIDIA H100 80GB HBM3"}`,
+				"placementSize": `{"int":4}`, "productName": `{"string":"NVIDIA H100 80GB HBM3"}`, "architecture": `{"string":"Hopper"}`,
+				"cudaComputeCapability": `{"version":"9.0.0"}`, "driverVersion": `{"version":"580.95.5"}`,
+				"resource.kubernetes.io/numaNode": `{"int":0}`, "resource.kubernetes.io/pcieRoot": `{"string":"pci0000:15"}`,
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("attributes of 3g.40gb at 4 (-want +got):\n%s", diff)
@@ -88,7 +85,7 @@ func TestPartition_Attributes(t *testing.T) {
 				capacity[string(name)] = c.Value.String()
 			}
 			wantCapacity := map[string]string{
-				"memory": "40448Mi", "multiprocessors": "60", "copyEngines": "3", "decoders": "3", "encoders": "0", "jpegEngines": "3", "ofaEngines": "0",
+				"memory": "40448Mi", "multiprocessors": "60", "copyEngines": "3", "decoders": "3", "jpegEngines": "3",
 			}
 			if diff := cmp.Diff(wantCapacity, capacity); diff != "" {
 				t.Errorf("capacity of 3g.40gb at 4 (-want +got):\n%s", diff)

@@ -69,8 +69,8 @@ const (
 // is to change, so that a change of one slice costs one request.
 //
 // No allocated device is ever missing, nor a counter that it consumes, as the scheduler would allocate them again:
-//   - What is published before and after has them: what is allocated is offered whatever the policy says, and the counters of
-//     a GPU depend on its model alone.
+//   - What is published before and after has them: what is allocated is offered whatever the policy says, and a GPU has
+//     counters wherever two of its devices exclude each other (countersOf).
 //   - Where slices change one at a time, each state in between has the same counters, and each device that is published
 //     before and after. That is so only if no device changes its slice and no counters change; see oneByOne.
 //   - Else all slices change at once. The helper then removes, changes and creates slices in an order of its own, but
@@ -172,24 +172,25 @@ func (p *publication) handed(s step, now time.Time) {
 	}
 }
 
-// oneByOne reports whether slices can change one after the other: their number and their counters stay, and no device comes
-// to another slice, where it would be twice, or nowhere, for a while.
+// oneByOne reports whether slices can change one after the other: their number and their counters stay, no device consumes
+// others, and none comes to another slice, where it would be twice, or nowhere, for a while.
 func oneByOne(was, want []resourceslice.Slice) bool {
 	if len(was) != len(want) {
 		return false
 	}
-	sliceOf := map[string]int{}
+	sliceOf, consumes := map[string]int{}, map[string][]resourceapi.DeviceCounterConsumption{}
 	for i := range was {
 		if !apiequality.Semantic.DeepEqual(was[i].SharedCounters, want[i].SharedCounters) {
 			return false
 		}
 		for _, d := range was[i].Devices {
-			sliceOf[d.Name] = i
+			sliceOf[d.Name], consumes[d.Name] = i, d.ConsumesCounters
 		}
 	}
 	for i := range want {
 		for _, d := range want[i].Devices {
-			if before, ok := sliceOf[d.Name]; ok && before != i {
+			before, ok := sliceOf[d.Name]
+			if ok && (before != i || !apiequality.Semantic.DeepEqual(consumes[d.Name], d.ConsumesCounters)) {
 				return false
 			}
 		}

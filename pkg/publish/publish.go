@@ -99,8 +99,8 @@ func (v *View) WholeGPUs(node *policy.Node) []string {
 	return names
 }
 
-// Resources are the slices of a node, one pool named after it, in order of allocation: first the counter sets of all GPUs
-// that offer anything, then whole GPUs, then shared GPUs, then one slice for the partitions of each GPU, then those
+// Resources are the slices of a node, one pool named after it, in order of allocation: first the counter sets of GPUs
+// that have any, then whole GPUs, then shared GPUs, then one slice for the partitions of each GPU, then those
 // that fill a GPU, each in the order of packing.OrderShapes. A node that offers nothing has one empty slice, which
 // distinguishes "nothing here" from "not running". Devices that cannot be had are tainted, never left out: the
 // scheduler would forget what they consume.
@@ -108,9 +108,10 @@ func Resources(node *policy.Node, pool string, view View) resourceslice.DriverRe
 	d := devices{node: node, view: view, nvlinkGroups: gpu.NVLinkGroups(node.GPUs), counters: map[gpu.PCIAddress][]gpu.Counter{}}
 	var counterSets []resourceapi.CounterSet
 	for i := range node.GPUs {
-		if g := &node.GPUs[i]; len(node.Shapes(g)) > 0 {
-			d.counters[g.PCI] = g.Counters()
-			counterSets = append(counterSets, resourceapi.CounterSet{Name: g.PCI.DeviceName(), Counters: counters(d.counters[g.PCI])})
+		g := &node.GPUs[i]
+		if counted := countersOf(g, node.Offer(g)); counted != nil {
+			d.counters[g.PCI] = counted
+			counterSets = append(counterSets, resourceapi.CounterSet{Name: g.PCI.DeviceName(), Counters: counters(counted)})
 		}
 	}
 	var published []resourceslice.Slice
@@ -166,10 +167,38 @@ func Objects(node *policy.Node, driver, nodeName string) *resourceapi.ResourceSl
 	return list
 }
 
+// countersOf are the counters of a GPU; nil for one of which all that it offers can be allocated at once, as counters
+// that exclude nothing cost the scheduler time, and schedulers before Kubernetes 1.36 without PartitionableDevices, as in
+// KAI up to 0.17, allocate no device that has any (KAI-Scheduler#2100).
+//
+// What is allocated is offered, and devices that come to a GPU bring its counters with them, for those that are allocated,
+// too: each publication by itself excludes all that cannot be allocated together.
+func countersOf(g *gpu.GPU, offer *policy.Offer) []gpu.Counter {
+	shapes := offer.Shapes(g)
+	if len(shapes) == 0 {
+		return nil
+	}
+	all := g.Counters()
+	var amounts []gpu.Counter
+	for _, c := range g.AmountCounters() {
+		if slices.Contains(offer.Publish.Counters, c.Name) {
+			amounts = append(amounts, c)
+		}
+	}
+	if amounts == nil && gpu.Coexist(shapes, all) {
+		return nil
+	}
+	return append(all, amounts...)
+}
+
 func counters(list []gpu.Counter) map[string]resourceapi.Counter {
 	m := map[string]resourceapi.Counter{}
 	for _, c := range list {
-		m[c.Name] = resourceapi.Counter{Value: *resource.NewQuantity(c.Value, resource.DecimalSI)}
+		form := resource.DecimalSI
+		if c.Name == gpu.CounterMemory {
+			form = resource.BinarySI
+		}
+		m[c.Name] = resourceapi.Counter{Value: *resource.NewQuantity(c.Value, form)}
 	}
 	return m
 }
@@ -188,9 +217,12 @@ func (ds *devices) device(s gpu.Shape) resourceapi.Device {
 	d := resourceapi.Device{
 		Name:       s.Name(),
 		Attributes: ds.attributes(s),
-		Capacity:   capacity(s, offer),
-		ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: s.GPU.PCI.DeviceName(),
-			Counters: counters(s.ConsumesOf(ds.counters[s.GPU.PCI]))}},
+		Capacity:   ds.capacity(s, offer),
+	}
+	if counted := ds.counters[s.GPU.PCI]; counted != nil {
+		d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{
+			CounterSet: s.GPU.PCI.DeviceName(), Counters: counters(s.ConsumesOf(counted)),
+		}}
 	}
 	if ds.view.Compatible {
 		compatible(&d, s)
@@ -210,8 +242,9 @@ func (ds *devices) device(s gpu.Shape) resourceapi.Device {
 	return d
 }
 
-// capacity of a shape; nil if nothing is known.
-func capacity(s gpu.Shape, offer *policy.Offer) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
+// capacity of a shape; nil if nothing is known. Of partitions it has no zeros but in compatible mode: manifests written
+// for NVIDIA's driver may compare them, and CEL fails on what is not there.
+func (ds *devices) capacity(s gpu.Shape, offer *policy.Offer) capacities {
 	if s.IsShare() {
 		return sharedCapacity(offer.Sharing(s.Share))
 	}
@@ -219,15 +252,17 @@ func capacity(s gpu.Shape, offer *policy.Offer) map[resourceapi.QualifiedName]re
 		if s.GPU.Memory == nil || *s.GPU.Memory > math.MaxInt64 { // all ones is NVML's "not available"
 			return nil
 		}
-		return map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": amount(int64(*s.GPU.Memory), resource.BinarySI)}
+		return capacities{"memory": amount(int64(*s.GPU.Memory), resource.BinarySI)}
 	}
 	p := s.Profile
-	all := map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{}
+	all := capacities{}
 	if p.Memory > 0 && p.Memory <= math.MaxInt64 {
 		all["memory"] = amount(int64(p.Memory), resource.BinarySI)
 	}
 	for name, n := range engines(p) {
-		all[name] = amount(int64(n), resource.DecimalSI)
+		if n > 0 || ds.view.Compatible {
+			all[name] = amount(int64(n), resource.DecimalSI)
+		}
 	}
 	return all
 }

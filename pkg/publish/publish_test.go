@@ -65,7 +65,7 @@ func TestResources_WholeOrder(t *testing.T) {
 
 func TestResources_WholeCounters(t *testing.T) {
 	for _, model := range []string{"l40s", "a30", "hgx-h100", "rtx-pro-6000"} {
-		node := modelNode(t, model)
+		node := offeredNode(t, model)
 		sets := map[string]map[string]resourceapi.Counter{}
 		var devices []resourceapi.Device
 		for _, s := range slicesOf(t, node) {

@@ -28,20 +28,24 @@ func TestReference_Complete(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		node := policy.Apply(&v1alpha1.NodePolicy{}, session.Node(), policy.Means{})
-		for i := range node.GPUs {
-			if node.GPUs[i].MIG.NeedsReset {
-				node.GPUs[i].MIG.Enabled = i%2 == 0
-			}
-		}
-		for _, s := range Objects(node, "gpu.cleave.dev", "n").Items {
-			for _, d := range s.Spec.Devices {
-				kind := *d.Attributes["type"].StringValue
-				for name, a := range d.Attributes {
-					add(attributes, string(name)+" "+valueType(a), kind)
+		for suffix, rule := range map[string]v1alpha1.Rule{
+			"": {}, " by policy": {Publish: &v1alpha1.PublishPolicy{Attributes: v1alpha1.PartitionAttributes()}},
+		} {
+			node := policy.Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{rule}}, session.Node(), policy.Means{})
+			for i := range node.GPUs {
+				if node.GPUs[i].MIG.NeedsReset {
+					node.GPUs[i].MIG.Enabled = i%2 == 0
 				}
-				for name := range d.Capacity {
-					add(capacities, string(name), kind)
+			}
+			for _, s := range Objects(node, "gpu.cleave.dev", "n").Items {
+				for _, d := range s.Spec.Devices {
+					kind := *d.Attributes["type"].StringValue + suffix
+					for name, a := range d.Attributes {
+						add(attributes, string(name)+" "+valueType(a), kind)
+					}
+					for name := range d.Capacity {
+						add(capacities, string(name), kind)
+					}
 				}
 			}
 		}
@@ -58,9 +62,9 @@ func check(t *testing.T, what string, published map[string]map[string]bool, entr
 		if i > 0 && entries[i-1].Name >= e.Name {
 			t.Errorf("%s %s is out of order", what, e.Name)
 		}
-		for _, kind := range []string{"gpu", "mig", "timeslice", "mps"} {
-			on, _, _ := strings.Cut(e.On, ";")
-			want := on == "all" || slices.Contains(strings.Split(on, ", "), kind)
+		for _, kind := range []string{"gpu", "mig", "timeslice", "mps", "mig by policy"} {
+			on := strings.Split(strings.ReplaceAll(e.On, "; ", ", "), ", ")
+			want := on[0] == "all" || slices.Contains(on, kind) || kind == "mig by policy" && slices.Contains(on, "mig")
 			if got := published[key(e)][kind]; got != want {
 				t.Errorf("%s %s is on devices of type %s: %t, the reference says %t", what, key(e), kind, got, want)
 			}

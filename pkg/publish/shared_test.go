@@ -109,7 +109,7 @@ func TestShared_MultipleAllocations(t *testing.T) {
 				if _, ok := d.Attributes["shares"]; ok != shared {
 					t.Errorf("%s: %s of type %s has the attribute shares: %t", model, d.Name, kind, ok)
 				}
-				if d.Attributes["uuid"].StringValue == nil && kind != typeMIG || d.Attributes["memoryEnforcement"].StringValue == nil {
+				if kind != typeMIG && (d.Attributes["uuid"].StringValue == nil || d.Attributes["memoryEnforcement"].StringValue == nil) {
 					t.Errorf("%s: %s of type %s has no UUID or does not say what holds its memory", model, d.Name, kind)
 				}
 			}

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 	"github.com/cleave-dra/cleave/pkg/policy"
@@ -88,7 +89,7 @@ func TestLimits_Attributes(t *testing.T) {
 	most := map[string]int{}
 	for _, model := range simulated.NodeModels() {
 		for _, mig := range []bool{false, true} {
-			node := offeredNode(t, model)
+			node := offeredNode(t, model, v1alpha1.Rule{Publish: &v1alpha1.PublishPolicy{Attributes: v1alpha1.PartitionAttributes()}})
 			for i := range node.GPUs {
 				node.GPUs[i].MIG.Enabled = mig && node.GPUs[i].MIG.Capable
 				fullest(&node.GPUs[i])
@@ -129,7 +130,7 @@ func TestTopology_Partitions(t *testing.T) {
 				t.Errorf("partition %s has the attribute %s", d.Name, name)
 			}
 		}
-		if d.Attributes["pcieSwitch"].StringValue == nil || d.Attributes["cpuAffinity"].StringValue == nil {
+		if d.Attributes["resource.kubernetes.io/pcieRoot"].StringValue == nil || d.Attributes["resource.kubernetes.io/numaNode"].IntValue == nil {
 			t.Errorf("partition %s does not say where its GPU sits", d.Name)
 		}
 	}

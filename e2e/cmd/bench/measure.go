@@ -33,6 +33,8 @@ type bench struct {
 	claims  []*drapb.Claim // one per device
 	// trace is where the simulated library writes a line per NVML call.
 	trace string
+	// firstUUID is that of the first of the devices.
+	firstUUID string
 	// partitions are the devices of the smallest profile, by GPU.
 	partitions [][]string
 }

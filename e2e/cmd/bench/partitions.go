@@ -15,6 +15,7 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/cleave-dra/cleave/e2e/packing"
+	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
 // smallest is the profile ID of the smallest partitions of an H100.
@@ -29,25 +30,27 @@ const (
 
 // sortDevices keeps the whole GPUs and the smallest partitions that the node publishes.
 func (b *bench) sortDevices(list *resourceapi.ResourceSliceList) error {
-	byGPU := map[string][]string{}
+	byGPU, uuids := map[string][]string{}, map[string]string{}
 	for _, s := range list.Items {
 		for _, d := range s.Spec.Devices {
 			if kind := d.Attributes["type"].StringValue; kind != nil && *kind == "gpu" {
 				b.devices = append(b.devices, d.Name)
+				uuids[d.Name] = *d.Attributes["uuid"].StringValue
 			}
-			if id := d.Attributes["giProfileID"].IntValue; id != nil && *id == smallest {
-				gpu, _, _ := strings.Cut(d.Name, "-mig-")
-				byGPU[gpu] = append(byGPU[gpu], d.Name)
+			if id, _, ok := gpu.ParsePartitionName(d.Name); ok && id == smallest {
+				parent, _, _ := strings.Cut(d.Name, "-mig-")
+				byGPU[parent] = append(byGPU[parent], d.Name)
 			}
 		}
 	}
 	slices.Sort(b.devices)
-	for _, gpu := range b.devices {
-		b.partitions = append(b.partitions, byGPU[gpu])
+	for _, name := range b.devices {
+		b.partitions = append(b.partitions, byGPU[name])
 	}
 	if len(b.devices) != 8 || len(byGPU) != 8 {
 		return fmt.Errorf("the node publishes %d GPUs and partitions of %d, not of 8", len(b.devices), len(byGPU))
 	}
+	b.firstUUID = uuids[b.devices[0]]
 	return nil
 }
 

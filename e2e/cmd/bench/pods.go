@@ -14,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
-	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
 // Pods of a tier are started podRounds times; one may take podTimeout.
@@ -70,11 +69,8 @@ func (b *bench) measurePods(ctx context.Context, r *report) error {
 
 // makeTemplate creates a template named after a class for a device of the node's first GPU.
 func (b *bench) makeTemplate(ctx context.Context, class string) error {
-	pci, err := gpu.ParseDeviceName(b.devices[0])
-	if err != nil {
-		return err
-	}
-	expression := fmt.Sprintf(`device.attributes["resource.kubernetes.io"].pciBusID == %q`, pci)
+	const attributes = `device.attributes["gpu.cleave.dev"]`
+	expression := fmt.Sprintf(`%q in [%s.?uuid.orValue(""), %s.?parentUUID.orValue("")]`, b.firstUUID, attributes, attributes)
 	template := workload.Template(class, workload.ClaimSpec(class, 1, expression))
 	if _, err := b.client.ResourceV1().ResourceClaimTemplates(namespace).Create(ctx, template, metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("create a claim template for class %s: %w", class, err)
