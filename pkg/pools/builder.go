@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
+	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/packing"
 )
 
@@ -69,19 +70,23 @@ func (b *builder) device(pool int, object *resourceapi.Device, counters map[stri
 	}
 	d.Size = b.size(d.Needs)
 	d.GPU = b.gpu(object)
-	b.node.Counted = b.node.Counted || d.Shared || len(d.Needs) > 0
+	b.node.Counted = b.node.Counted || d.Shared || len(d.Needs) > 0 || textOf(object, "parentUUID") != ""
 	b.node.index[deviceKey{b.node.pools[pool], d.Name}] = len(b.devices)
 	b.node.objects = append(b.node.objects, object)
 	b.devices = append(b.devices, d)
 }
 
-// gpu is the GPU of a device: that of its counter set, else of its PCI address, else its own.
+// gpu is the GPU of a device: that of its counter set, else of its PCI address, which partitions of Cleave have in their
+// name, else its own.
 func (b *builder) gpu(object *resourceapi.Device) int {
 	name := "device " + object.Name
+	pci, err := gpu.ParseDeviceName(object.Name)
 	if len(object.ConsumesCounters) > 0 {
 		name = object.ConsumesCounters[0].CounterSet
 	} else if address := textOf(object, string(deviceattribute.StandardDeviceAttributePCIBusID)); address != "" {
 		name = "PCI " + address
+	} else if err == nil {
+		name = "PCI " + pci.String()
 	}
 	at, ok := b.byName[name]
 	if !ok {
@@ -90,6 +95,9 @@ func (b *builder) gpu(object *resourceapi.Device) int {
 		b.gpus = append(b.gpus, packing.GPU{Name: name})
 		if len(object.ConsumesCounters) == 0 {
 			b.gpus[at].Name = object.Name
+			if err == nil {
+				b.gpus[at].Name = pci.DeviceName()
+			}
 		}
 	}
 	if group := textOf(object, "nvlinkGroup", b.node.Driver+"/nvlinkGroup"); group != "" {
@@ -104,15 +112,15 @@ func (b *builder) gpu(object *resourceapi.Device) int {
 const numaNode = resourceapi.QualifiedName(deviceattribute.StandardDeviceAttributeNUMANode)
 
 // join adds a GPU to a block.
-func (b *builder) join(gpu int, block string) {
-	at := slices.Index(b.blocks, block)
-	if at < 0 {
-		at = len(b.blocks)
+func (b *builder) join(at int, block string) {
+	index := slices.Index(b.blocks, block)
+	if index < 0 {
+		index = len(b.blocks)
 		b.blocks = append(b.blocks, block)
 	}
-	if !slices.Contains(b.gpus[gpu].Blocks, at) {
-		b.gpus[gpu].Blocks = append(b.gpus[gpu].Blocks, at)
-		slices.Sort(b.gpus[gpu].Blocks)
+	if !slices.Contains(b.gpus[at].Blocks, index) {
+		b.gpus[at].Blocks = append(b.gpus[at].Blocks, index)
+		slices.Sort(b.gpus[at].Blocks)
 	}
 }
 

@@ -23,7 +23,7 @@ var ErrUnforeseen = errors.New("only the allocator can decide this")
 type Node struct {
 	Name, Driver string
 	Model        *packing.Model
-	// Counted means that devices compete for counters, or are shared.
+	// Counted means that devices compete for counters, are shared, or are partitions.
 	Counted bool
 
 	pools   []string // by the model's number of a pool

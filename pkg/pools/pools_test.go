@@ -348,3 +348,21 @@ func TestAmountOf(t *testing.T) {
 		}
 	}
 }
+
+// Partitions of a layout consume no counters and have no PCI address: their names say which GPU they are of.
+func TestNode_PartitionsWithoutCounters(t *testing.T) {
+	var parts []resourceapi.Device
+	for _, name := range []string{"gpu-0000-1b-00-0-mig-19-6", "gpu-0000-1b-00-0-mig-19-5", "gpu-0000-43-00-0-mig-19-6"} {
+		d := device(name, "mig")
+		d.Attributes["parentUUID"] = resourceapi.DeviceAttribute{StringValue: &name}
+		parts = append(parts, d)
+	}
+	n := mustNode(t, NewCache(), slicesOf("n", 1, parts))
+	var gpus []string
+	for _, g := range n.Model.GPUs {
+		gpus = append(gpus, g.Name)
+	}
+	if diff := cmp.Diff([]string{"gpu-0000-1b-00-0", "gpu-0000-43-00-0"}, gpus); diff != "" || !n.Counted {
+		t.Errorf("counted: %t, GPUs (-want +got):\n%s", n.Counted, diff)
+	}
+}
