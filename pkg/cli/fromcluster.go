@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 
@@ -28,27 +29,81 @@ func viewNode(ctx context.Context, client kubernetes.Interface, node, driver str
 	}); err != nil {
 		return nil, err
 	}
+	rulesErr, err := allocations(ctx, client, driver, &p)
+	if err != nil {
+		return nil, err
+	}
+	view, err := inspect.OfPool(p)
+	if err != nil {
+		return nil, withHints(ctx, client, node, driver, err)
+	}
+	if rulesErr != nil {
+		view.Problems = append(view.Problems, rulesErr.Error())
+	}
+	return view, nil
+}
+
+// fleet prints an overview of all nodes.
+func (f *inspectFlags) fleet(ctx context.Context, w io.Writer) error {
+	client, _, err := f.clients.client()
+	if err != nil {
+		return err
+	}
+	fleet, err := viewFleet(ctx, client, f.driverName)
+	if err != nil {
+		return err
+	}
+	if f.format == "json" {
+		return printJSON(w, fleet)
+	}
+	return fleet.Print(w)
+}
+
+// viewFleet reads the overview of a cluster.
+func viewFleet(ctx context.Context, client kubernetes.Interface, driver string) (*inspect.Fleet, error) {
+	var p inspect.Pool
+	rulesErr, err := allocations(ctx, client, driver, &p)
+	if err != nil {
+		return nil, err
+	}
+	set := inspect.NewSliceSet()
+	var broken error
+	err = eachSlice(ctx, client, fields.Set{resourceapi.ResourceSliceSelectorDriver: driver}, func(s *resourceapi.ResourceSlice) {
+		if s.Spec.Driver == driver {
+			broken = errors.Join(broken, set.AddForOverview(s))
+		}
+	})
+	if err = errors.Join(err, broken); err != nil {
+		return nil, err
+	}
+	fleet := inspect.OfFleet(driver, set, p.Claims, p.Rules)
+	if rulesErr != nil {
+		fleet.Problems = append(fleet.Problems, rulesErr.Error())
+	}
+	return fleet, nil
+}
+
+// allocations reads the claims that are allocated devices of a driver, and the taints of DeviceTaintRules. rulesErr is why there
+// are none of the latter: older releases have no such API.
+func allocations(ctx context.Context, client kubernetes.Interface, driver string, p *inspect.Pool) (rulesErr, err error) {
 	err = each(ctx, "ResourceClaims", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
 		return client.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, opts)
 	}, func(c *resourceapi.ResourceClaim) {
 		if isAllocated(c, driver) {
+			c.ManagedFields = nil
 			p.Claims = append(p.Claims, *c)
 		}
 	})
 	if err != nil {
 		return nil, err
 	}
-	rulesErr := each(ctx, "DeviceTaintRules", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+	rulesErr = each(ctx, "DeviceTaintRules", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
 		return client.ResourceV1().DeviceTaintRules().List(ctx, opts)
 	}, func(r *resourceapi.DeviceTaintRule) { p.Rules = append(p.Rules, *r) })
-	view, err := inspect.OfPool(p)
-	if err != nil {
-		return nil, withHints(ctx, client, node, driver, err)
+	if rulesErr != nil && !apierrors.IsNotFound(rulesErr) {
+		return fmt.Errorf("taints of DeviceTaintRules are not shown: %w", rulesErr), nil
 	}
-	if rulesErr != nil && !apierrors.IsNotFound(rulesErr) { // older releases have no such API
-		view.Problems = append(view.Problems, fmt.Sprintf("taints of DeviceTaintRules are not shown: %v", rulesErr))
-	}
-	return view, nil
+	return nil, nil
 }
 
 // isAllocated reports whether a claim is allocated devices of a driver.

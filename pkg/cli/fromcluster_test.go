@@ -19,6 +19,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cleave-dra/cleave/pkg/inspect"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/publish"
@@ -203,5 +204,50 @@ func TestClusterClient_MissingKubeconfig(t *testing.T) {
 	got := cleave(t, "inspect", "--from-cluster", "node-1", "--kubeconfig", t.TempDir()+"/none")
 	if got.code != exitFailed || !strings.Contains(got.stderr, "--kubeconfig") || !strings.Contains(got.stderr, "/none") {
 		t.Errorf("got code %d, stderr %q", got.code, got.stderr)
+	}
+}
+
+func TestViewFleet(t *testing.T) {
+	f, err := viewFleet(t.Context(), cluster(t), "gpu.cleave.dev")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string][]int{}
+	for _, n := range append(f.Nodes, inspect.FleetNode{Summary: f.Totals}) {
+		got[n.Node] = []int{n.GPUs, n.Free, n.Whole}
+	}
+	if diff := cmp.Diff(map[string][]int{"node-1": {4, 3, 1}, "node-2": {1, 0, 1}, "": {5, 3, 2}}, got); diff != "" {
+		t.Errorf("GPUs, free and whole (-want +got):\n%s", diff)
+	}
+}
+
+func TestInspect_NodeOfCluster(t *testing.T) {
+	for args, want := range map[string]string{
+		"inspect --from-cluster":                 allNodes,
+		"inspect --from-cluster n":               "n",
+		"inspect --from-cluster=n":               "n",
+		"inspect --from-cluster -o json n":       "n",
+		"inspect":                                "",
+		"kubectl-cleave inspect":                 allNodes,
+		"kubectl-cleave inspect n":               "n",
+		"kubectl-cleave inspect --node-model=t4": "",
+	} {
+		root, f := newRoot(), &inspectFlags{}
+		words := strings.Fields(args)
+		if words[0] == "kubectl-cleave" {
+			asPlugin(root)
+			words = words[1:]
+		}
+		cmd := newInspectCommand(f)
+		root.AddCommand(cmd)
+		if err := cmd.ParseFlags(words[1:]); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.nodes(cmd, cmd.Flags().Args()); err != nil || f.fromCluster != want {
+			t.Errorf("%s: got %q, %v; want %q", args, f.fromCluster, err, want)
+		}
+	}
+	if got := cleave(t, "inspect", "--from-cluster", "a", "b"); got.code != exitUsage || !strings.Contains(got.stderr, `unexpected argument "b"`) {
+		t.Errorf("two nodes: got %d, %s", got.code, got.stderr)
 	}
 }

@@ -49,20 +49,28 @@ func newInspectCommand(f *inspectFlags) *cobra.Command {
 			"It changes nothing. It reads\n\n" +
 			"  - this machine: the GPUs themselves and the plugin's records of claims;\n" +
 			"  - a node model (--node-model), or a simulated node (--driver-root and --sysfs under its root);\n" +
-			"  - any node, from the ResourceSlices and ResourceClaims of its cluster (--from-cluster).\n\n" +
+			"  - any node, or all of them in a line each, from the ResourceSlices and ResourceClaims of the cluster\n" +
+			"    (--from-cluster). As a plugin of kubectl, that is the default.\n\n" +
 			"In the plugin's pod it needs no flags: it takes the plugin's from the environment. Offers follow the plugin's\n" +
 			"active policy, unless --policy or --policy-name is given.",
 		Example: "  cleave inspect\n" +
 			"  cleave inspect --driver-root /run/nvidia/driver -o json\n" +
+			"  cleave inspect --from-cluster\n" +
 			"  cleave inspect --from-cluster gpu-node-1\n" +
 			"  cleave inspect --node-model hgx-h100",
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := f.nodes(cmd, args); err != nil {
+				return &usageError{err}
+			}
 			if err := f.fromPlugin(cmd.Flags(), os.Getenv); err != nil {
 				return err
 			}
 			if err := f.check(cmd.Flags()); err != nil {
 				return &usageError{err}
+			}
+			if f.fromCluster == allNodes {
+				return f.fleet(cmd.Context(), cmd.OutOrStdout())
 			}
 			view, err := f.view(cmd.Context())
 			if err != nil {
@@ -80,7 +88,8 @@ func newInspectCommand(f *inspectFlags) *cobra.Command {
 	flags.SortFlags = false
 	flags.StringVarP(&f.format, "output", "o", "table", "table, wide (with UUIDs and every shape) or json")
 	flags.BoolVar(&f.ascii, "ascii", false, "draw with ASCII characters; the default unless the locale is UTF-8")
-	flags.StringVar(&f.fromCluster, "from-cluster", "", "show this node from its cluster's API server instead of this machine")
+	flags.StringVar(&f.fromCluster, "from-cluster", "", "show this `node`, or without a name all nodes, from the API server instead of this machine")
+	flags.Lookup("from-cluster").NoOptDefVal = allNodes
 	f.clients.add(flags, " for --from-cluster")
 	f.addHardware(flags)
 	flags.StringVar(&f.pluginsDir, "kubelet-plugins-dir", kubeletplugin.KubeletPluginsDir,
@@ -113,6 +122,23 @@ func (f *inspectFlags) fromPlugin(flags *pflag.FlagSet, lookup func(string) stri
 	})
 }
 
+// allNodes is the value of --from-cluster without a node.
+const allNodes = "*"
+
+// nodes takes the node of "--from-cluster NODE" from the arguments. kubectl's plugin reads the cluster unless flags name another source.
+func (f *inspectFlags) nodes(cmd *cobra.Command, args []string) error {
+	flags := cmd.Flags()
+	if isPlugin(cmd.Root()) && !slices.ContainsFunc([]string{"from-cluster", "node-model", "driver-root", "nvml-library"}, flags.Changed) {
+		if err := flags.Set("from-cluster", allNodes); err != nil {
+			return err
+		}
+	}
+	if len(args) > 0 && f.fromCluster == allNodes {
+		f.fromCluster, args = args[0], args[1:]
+	}
+	return noArgs(cmd, args)
+}
+
 // forCluster are the flags that are valid with --from-cluster.
 var forCluster = []string{"output", "ascii", "from-cluster", "kubeconfig", "context", "driver-name", "help"}
 
@@ -128,7 +154,9 @@ func (f *inspectFlags) check(flags *pflag.FlagSet) error {
 		f.output = "table"
 		return f.validate()
 	}
-	f.nodeName = f.fromCluster
+	if f.nodeName = f.fromCluster; f.fromCluster == allNodes {
+		f.nodeName = "all"
+	}
 	var errs []error
 	if f.fromCluster == "" {
 		errs = append(errs, errors.New("--from-cluster is empty: give it the name of a node"))

@@ -24,3 +24,8 @@ func asPlugin(root *cobra.Command) {
 		cmd.Example = strings.ReplaceAll(cmd.Example, "  cleave ", "  kubectl cleave ")
 	}
 }
+
+// isPlugin reports whether the commands are those of a kubectl plugin.
+func isPlugin(root *cobra.Command) bool {
+	return root.Annotations[cobra.CommandDisplayNameAnnotation] != ""
+}

@@ -6,13 +6,13 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/cel"
+
+	"github.com/cleave-dra/cleave/pkg/inspect"
 )
 
 // Objects are those of the cluster, except its ResourceSlices.
@@ -33,7 +33,8 @@ type Cluster struct {
 	needed   attributes
 	cel      *cel.Cache
 	classes  lister
-	contents map[string]*content
+	slices   *inspect.SliceSet
+	contents map[int]*content
 	onNode   map[string][]*slice
 	shared   []*slice
 	uses     map[poolID]map[string]*use
@@ -50,9 +51,7 @@ type slice struct {
 
 // content is what equal slices of several nodes have in common.
 type content struct {
-	id       int
-	devices  []resourceapi.Device
-	counters []resourceapi.CounterSet
+	id int
 	// selected is what expressions say of the devices.
 	selected map[string][]match
 }
@@ -67,7 +66,7 @@ var compiled = cel.NewCache(1000, cel.Features{EnableConsumableCapacity: true})
 func NewCluster(o Objects, questions ...*Question) *Cluster {
 	c := &Cluster{
 		Objects: o, cel: compiled, classes: lister{},
-		contents: map[string]*content{}, onNode: map[string][]*slice{}, uses: map[poolID]map[string]*use{},
+		contents: map[int]*content{}, slices: inspect.NewSliceSet(), onNode: map[string][]*slice{}, uses: map[poolID]map[string]*use{},
 		needs: map[string]*need{}, fits: map[string]fit{}, needed: attributes{names: map[string]bool{}},
 	}
 	for _, class := range o.Classes {
@@ -99,27 +98,20 @@ func NewCluster(o Objects, questions ...*Question) *Cluster {
 
 // AddSlice adds a ResourceSlice. It is not kept.
 func (c *Cluster) AddSlice(s *resourceapi.ResourceSlice) {
-	spec := &resourceapi.ResourceSliceSpec{PerDeviceNodeSelection: s.Spec.PerDeviceNodeSelection, SharedCounters: s.Spec.SharedCounters}
-	spec.Devices = make([]resourceapi.Device, len(s.Spec.Devices))
-	for i := range s.Spec.Devices {
-		d := s.Spec.Devices[i]
-		d.Attributes = c.needed.of(d.Attributes)
-		d.Taints = c.taintsOf(s, &d)
-		spec.Devices[i] = d
+	devices := slices.Clone(s.Spec.Devices)
+	for i := range devices {
+		devices[i].Attributes = c.needed.of(devices[i].Attributes)
+		devices[i].Taints = c.taintsOf(s, &devices[i])
 	}
-	kept := &slice{ResourceSlice: &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: s.Name}, Spec: *spec}}
-	key, err := spec.Marshal() // maps in order of keys
+	added, id, err := c.slices.Add(s, devices)
 	if err != nil {
-		c.brokenBy = fmt.Errorf("read ResourceSlice %s: %w", s.Name, err)
+		c.brokenBy = err
 		return
 	}
-	if kept.content = c.contents[string(key)]; kept.content == nil {
-		kept.content = &content{id: len(c.contents), devices: spec.Devices, counters: spec.SharedCounters, selected: map[string][]match{}}
-		c.contents[string(key)] = kept.content
+	if c.contents[id] == nil {
+		c.contents[id] = &content{id: id, selected: map[string][]match{}}
 	}
-	kept.Spec.Devices, kept.Spec.SharedCounters = kept.content.devices, kept.content.counters
-	kept.Spec.Driver, kept.Spec.Pool = strings.Clone(s.Spec.Driver), s.Spec.Pool
-	kept.Spec.NodeName, kept.Spec.NodeSelector, kept.Spec.AllNodes = s.Spec.NodeName, s.Spec.NodeSelector, s.Spec.AllNodes
+	kept := &slice{added, c.contents[id]}
 	if name := s.Spec.NodeName; name != nil && *name != "" {
 		c.onNode[*name] = append(c.onNode[*name], kept)
 		return

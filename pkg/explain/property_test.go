@@ -23,14 +23,14 @@ func TestJudge_AgreesWithAllocator(t *testing.T) {
 	b := newBed(t, "hgx-h100")
 	b.taint("example.com/rma", "", "gpu-0000-43-00-0")
 	fits := map[bool]int{}
+	c := NewCluster(b.Objects)
+	for i := range b.slices {
+		c.AddSlice(&b.slices[i])
+	}
 	for step := range 60 {
-		c := NewCluster(Objects{Driver: driver, Claims: b.Claims})
-		for _, class := range b.Classes {
-			c.classes[class.Name] = class
-		}
-		c.needed.all = true
-		for i := range b.slices {
-			c.AddSlice(&b.slices[i])
+		c.uses = map[poolID]map[string]*use{}
+		for _, allocated := range b.Claims {
+			c.addUses(allocated)
 		}
 		s, err := c.site(b.Nodes[0])
 		b.must(err)

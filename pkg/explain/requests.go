@@ -27,7 +27,9 @@ type request struct {
 }
 
 // exactly is the request in the words of the API.
-func (r *request) exactly() *resourceapi.ExactDeviceRequest { return r.alone.Spec.Devices.Requests[0].Exactly }
+func (r *request) exactly() *resourceapi.ExactDeviceRequest {
+	return r.alone.Spec.Devices.Requests[0].Exactly
+}
 
 // all reports whether it asks for every device that matches.
 func (r *request) all() bool { return r.mode == resourceapi.DeviceAllocationModeAll }

@@ -138,6 +138,16 @@ func (d *published) least() Amounts {
 	})
 }
 
+// usual is what a claim without amounts takes of a shared device.
+func (d *published) usual() Amounts {
+	return amountsOf(d.driver, func(name resourceapi.QualifiedName) *resource.Quantity {
+		if p := d.Capacity[name].RequestPolicy; p != nil {
+			return p.Default
+		}
+		return nil
+	})
+}
+
 // needs are the counters that a device consumes, by pool and set.
 func (d *published) needs() stock {
 	needs := stock{}

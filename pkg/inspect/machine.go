@@ -152,6 +152,7 @@ func shapeOf(s gpu.Shape, offer *policy.Offer) Shape {
 		sharing := offer.Sharing(s.Share)
 		v.Type = string(s.Share)
 		v.Total = &Amounts{Shares: sharing.Shares, MemoryBytes: sharing.Memory.Total, CoresPercent: sharing.Cores.Total}
+		v.usual = Amounts{Shares: 1, MemoryBytes: sharing.Memory.Default, CoresPercent: sharing.Cores.Default}
 		v.least = Amounts{Shares: 1, MemoryBytes: sharing.Memory.Minimum, CoresPercent: sharing.Cores.Minimum}
 	}
 	if offer.IsWithdrawn(s) {

@@ -169,7 +169,7 @@ func (d *decoder) add(g *decoded, dev published) {
 	}
 	if dev.isMany() {
 		total := dev.total()
-		shape.Total, shape.least, shape.Placement = &total, dev.least(), nil
+		shape.Total, shape.least, shape.usual, shape.Placement = &total, dev.least(), dev.usual(), nil
 	}
 	for _, t := range dev.Taints {
 		shape.Taints = append(shape.Taints, taintOf(t.Key, t.Value, string(t.Effect)))

@@ -59,17 +59,26 @@ func (s *Shape) isWithdrawn() bool {
 	return slices.ContainsFunc(s.Taints, func(t Taint) bool { return t.Key == publish.TaintWithdrawn })
 }
 
-// room is how many more claims fit on a shared GPU, each with the minimum.
+// room is how many more claims fit on a shared GPU, each with the default amounts; 1 where only a smaller claim fits.
 func (s *Shape) room() int64 {
-	room := s.Total.Shares
-	if s.Used != nil {
-		room -= s.Used.Shares
-		if s.Total.MemoryBytes > 0 && s.Total.MemoryBytes-s.Used.MemoryBytes < s.least.MemoryBytes ||
-			s.Total.CoresPercent > 0 && s.Total.CoresPercent-s.Used.CoresPercent < s.least.CoresPercent {
-			return 0
+	if s.Used == nil {
+		return s.fit(*s.Total, s.usual)
+	}
+	left := Amounts{s.Total.Shares - s.Used.Shares, s.Total.MemoryBytes - s.Used.MemoryBytes, s.Total.CoresPercent - s.Used.CoresPercent}
+	return max(s.fit(left, s.usual), min(s.fit(left, s.least), 1))
+}
+
+// fit is how many claims of equal amounts fit what is left. What a GPU does not count limits nothing.
+func (s *Shape) fit(left, each Amounts) int64 {
+	fit := left.Shares / max(each.Shares, 1)
+	for _, a := range []struct{ total, left, each int64 }{
+		{s.Total.MemoryBytes, left.MemoryBytes, each.MemoryBytes}, {s.Total.CoresPercent, left.CoresPercent, each.CoresPercent},
+	} {
+		if a.total > 0 && a.each > 0 {
+			fit = min(fit, a.left/a.each)
 		}
 	}
-	return max(room, 0)
+	return max(fit, 0)
 }
 
 func (s *Shape) use(has Amounts) {
@@ -121,7 +130,7 @@ func (g *GPU) count(from stock, now bool) []Amount {
 		case s.isShared() && now:
 			n = s.room()
 		case s.isShared():
-			n = s.Total.Shares
+			n = s.fit(*s.Total, s.usual)
 		case s.isPartition() && (!now || !s.ready):
 			if left[s.Profile] == nil {
 				left[s.Profile] = maps.Clone(from)

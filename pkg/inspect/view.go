@@ -119,9 +119,10 @@ type Shape struct {
 	Claims []Claim  `json:"heldBy,omitempty"`
 	Taints []Taint  `json:"taints,omitempty"`
 
-	// needs are the consumed counters, least the minimum that a claim takes of a shared GPU.
-	needs stock
-	least Amounts
+	// needs are the consumed counters, least and usual the minimum and the default that a claim
+	// takes of a shared GPU.
+	needs        stock
+	least, usual Amounts
 	// ready is set if its partition exists.
 	ready bool
 }

@@ -212,6 +212,7 @@ Look around:
   kubectl get pods,resourceclaims,resourceslices
   kubectl -n $namespace get pods
   kubectl -n $namespace logs daemonset/cleave-plugin
+  cleave inspect --from-cluster  # all nodes, a line each
   cleave inspect --from-cluster $node  # who has what, as the API server knows it
   kubectl -n $namespace exec daemonset/cleave-plugin -- cleave inspect  # the same from the node's GPUs and records
   nvml-sim show --root $root
