@@ -30,6 +30,15 @@ help: ## list the targets
 build: sim hook ## build cleave, nvml-sim and libnvidia-ml.so.1 into bin/
 	go build -trimpath -tags $(GO_TAGS) -ldflags "$(GO_LDFLAGS)" -o $(BIN)/cleave ./cmd/cleave
 
+# kube-scheduler with Cleave's plugin, as the cluster of e2e builds kube-scheduler: the same cache serves both. No other
+# target builds it, as it compiles Kubernetes, for ten minutes where nothing is cached.
+KUBERNETES := $(shell sed -n 's|^\tk8s.io/kubernetes v||p' cmd/cleave-scheduler/go.mod)
+.PHONY: scheduler
+scheduler: ## build bin/cleave-scheduler: kube-scheduler that packs GPUs
+	cd cmd/cleave-scheduler && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w $(foreach pkg,k8s.io/component-base k8s.io/client-go/pkg, \
+		-X $(pkg)/version.gitVersion=v$(KUBERNETES) -X $(pkg)/version.gitMajor=$(word 1,$(subst ., ,$(KUBERNETES))) \
+		-X $(pkg)/version.gitMinor=$(word 2,$(subst ., ,$(KUBERNETES))))" -o $(BIN)/cleave-scheduler .
+
 # The simulated library is a Go program in C's clothes: it exports every function that NVML's header declares.
 .PHONY: sim
 sim: ## build the simulated node: nvml-sim and libnvidia-ml.so.1
@@ -74,7 +83,7 @@ quick: ## unit tests alone, on a fresh checkout: no root, no Helm, nothing built
 	go test -short ./pkg/...
 
 .PHONY: e2e
-e2e: image-root $(HELM) ## tests on a real local Kubernetes node (K8S_VERSION=1.37.1 or 1.36.4)
+e2e: image-root scheduler $(HELM) ## tests on a real local Kubernetes node (K8S_VERSION=1.37.1 or 1.36.4)
 	@# -p 1: one cluster at a time; two that start at once may want the same port.
 	CLEAVE_E2E=1 go test -p 1 -count=1 -timeout 40m -v ./e2e/...
 
@@ -82,6 +91,8 @@ e2e: image-root $(HELM) ## tests on a real local Kubernetes node (K8S_VERSION=1.
 lint: $(LINT) ## gofmt, go vet and the rules of .golangci.yaml
 	$(LINT) run ./...
 	go mod tidy -diff
+	@# Its go.mod follows ours: a version that is newer here than in Kubernetes is excluded there.
+	cd cmd/cleave-scheduler && go list -m all > /dev/null
 
 $(LINT): hack/tools/go.mod
 	@echo "Building golangci-lint (some minutes the first time)"

@@ -30,6 +30,7 @@ var layers = [][]string{
 	{"pkg/plugin", "pkg/validation"},
 	{"pkg/cli"},
 	{"cmd/cleave"},
+	{"pkg/scheduling"}, // cmd/cleave-scheduler, a module of its own, contains it; cmd/cleave does not
 }
 
 // simulator are packages of simulated nodes, which no package of the program imports.

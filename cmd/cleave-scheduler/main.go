@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// cleave-scheduler is kube-scheduler with one plugin more, GPUPacking (pkg/scheduling), which is off unless a profile of its
+// configuration turns it on.
+//
+// It is a module of its own, because it is built of k8s.io/kubernetes, which cleave is free of.
+package main
+
+import (
+	"os"
+
+	"k8s.io/component-base/cli"
+	_ "k8s.io/component-base/logs/json/register"          // the log format json
+	_ "k8s.io/component-base/metrics/prometheus/clientgo" // metrics of the client and its queues
+	_ "k8s.io/component-base/metrics/prometheus/version"  // the metric of the version
+	"k8s.io/kubernetes/cmd/kube-scheduler/app"
+
+	"github.com/cleave-dra/cleave/pkg/scheduling"
+)
+
+func main() {
+	command := app.NewSchedulerCommand(app.WithPlugin(scheduling.Name, scheduling.New))
+	command.Use = "cleave-scheduler"
+	os.Exit(cli.Run(command))
+}

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scheduling
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/e2e/packing"
+	"github.com/cleave-dra/cleave/e2e/workload"
+	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/publish"
+)
+
+const namespace = metav1.NamespaceDefault
+
+// addClasses creates the DeviceClasses of the manifests.
+func (b *bed) addClasses() {
+	b.t.Helper()
+	classes, err := packing.Classes(filepath.Join("..", "..", "deployments", "manifests"))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, c := range classes {
+		if _, err := b.kube.ResourceV1().DeviceClasses().Create(b.t.Context(), c, metav1.CreateOptions{}); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+}
+
+// addNodes creates nodes of 8 H100, with their slices.
+func (b *bed) addNodes(names ...string) {
+	b.t.Helper()
+	inventory, err := packing.Inventory(b.t.Context(), "hgx-h100")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	offered := policy.Apply(&v1alpha1.NodePolicy{}, inventory.Node, policy.Means{})
+	for _, name := range names {
+		room := corev1.ResourceList{
+			corev1.ResourceCPU: resource.MustParse("128"), corev1.ResourceMemory: resource.MustParse("1Ti"), corev1.ResourcePods: resource.MustParse("500"),
+		}
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name}}, Status: corev1.NodeStatus{
+			Capacity: room, Allocatable: room, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+		}}
+		if _, err := b.kube.CoreV1().Nodes().Create(b.t.Context(), node, metav1.CreateOptions{}); err != nil {
+			b.t.Fatal(err)
+		}
+		list := publish.Objects(offered, v1alpha1.Group, name)
+		for i := range list.Items {
+			if _, err := b.kube.ResourceV1().ResourceSlices().Create(b.t.Context(), &list.Items[i], metav1.CreateOptions{}); err != nil {
+				b.t.Fatal(err)
+			}
+		}
+	}
+}
+
+// addPods creates pods, each with a claim for a device of a class.
+func (b *bed) addPods(prefix, class string, n int, change ...func(*corev1.Pod)) {
+	b.t.Helper()
+	for i := range n {
+		name := fmt.Sprintf("%s-%d", prefix, i)
+		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: workload.ClaimSpec(class, 1)}
+		if _, err := b.kube.ResourceV1().ResourceClaims(namespace).Create(b.t.Context(), claim, metav1.CreateOptions{}); err != nil {
+			b.t.Fatal(err)
+		}
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": prefix}}, Spec: corev1.PodSpec{
+			SchedulerName:  "cleave-scheduler",
+			Containers:     []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}}}},
+			ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &name}},
+		}}
+		for _, c := range change {
+			c(pod)
+		}
+		if _, err := b.kube.CoreV1().Pods(namespace).Create(b.t.Context(), pod, metav1.CreateOptions{}); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+}
+
+// scheduled waits until so many pods have a node, and returns how many each has.
+func (b *bed) scheduled(n int) map[string]int {
+	b.t.Helper()
+	var nodes map[string]int
+	ctx, cancel := context.WithTimeout(b.t.Context(), startTimeout)
+	defer cancel()
+	err := workload.Until(ctx, fmt.Sprintf("%d pods with a node", n), func(ctx context.Context) (bool, string, error) {
+		pods, err := b.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, "", err
+		}
+		count := 0
+		nodes = map[string]int{}
+		for i := range pods.Items {
+			if pods.Items[i].Spec.NodeName != "" {
+				nodes[pods.Items[i].Spec.NodeName]++
+				count++
+			}
+		}
+		return count >= n, fmt.Sprintf("%d have", count), nil
+	})
+	if err != nil {
+		b.t.Fatalf("%v; the scheduler's log ends with:\n%s", err, b.scheduler.LogTail(20))
+	}
+	return nodes
+}
+
+// gpus are the GPUs that have devices which are allocated. It checks that none is allocated twice.
+func (b *bed) gpus() map[string]int {
+	b.t.Helper()
+	claims, err := b.kube.ResourceV1().ResourceClaims(namespace).List(b.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	devices, gpus := map[string]int{}, map[string]int{}
+	for i := range claims.Items {
+		a := claims.Items[i].Status.Allocation
+		if a == nil {
+			continue
+		}
+		for _, r := range a.Devices.Results {
+			if devices[r.Pool+"/"+r.Device]++; devices[r.Pool+"/"+r.Device] > 1 && r.ShareID == nil {
+				b.t.Errorf("device %s of %s is allocated twice", r.Device, r.Pool)
+			}
+			gpus[r.Pool+"/"+strings.Join(strings.Split(r.Device, "-")[:5], "-")]++
+		}
+	}
+	return gpus
+}
+
+func TestScheduler_OneNode(t *testing.T) {
+	b := newBed(t)
+	b.addClasses()
+	b.addNodes("n1")
+	b.startScheduler("{}")
+	b.addPods("small", "mig-1g.10gb.cleave.dev", 15)
+	b.addPods("whole", "gpu.cleave.dev", 5)
+	b.scheduled(20)
+	if got := b.gpus(); len(got) != 8 {
+		t.Errorf("15 partitions and 5 GPUs are on %d GPUs, want all 8: %v", len(got), got)
+	}
+	b.addPods("more", "gpu.cleave.dev", 1) // waits for ever, and keeps nobody else from being placed
+	b.addPods("last", "mig-1g.10gb.cleave.dev", 6)
+	b.scheduled(26)
+	b.free("whole-0")
+	b.scheduled(27)
+	b.gpus()
+}
+
+// free takes a claim's devices away, as a controller does for a pod that has ended.
+func (b *bed) free(name string) {
+	b.t.Helper()
+	claims := b.kube.ResourceV1().ResourceClaims(namespace)
+	claim, err := claims.Get(b.t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	claim.Status.Allocation, claim.Status.ReservedFor = nil, nil
+	if _, err := claims.UpdateStatus(b.t.Context(), claim, metav1.UpdateOptions{}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func TestScheduler_FourNodes(t *testing.T) {
+	b := newBed(t)
+	b.addClasses()
+	b.addNodes("n1", "n2", "n3", "n4")
+	b.startScheduler(`{"candidates": 2, "strategies": {"mig-3g.40gb.cleave.dev": "spread"}}`)
+	b.addPods("small", "mig-1g.10gb.cleave.dev", 60)
+	if diff := cmp.Diff(map[string]int{"n1": 56, "n2": 4}, b.scheduled(60)); diff != "" {
+		t.Errorf("nodes of 60 partitions (-want +got):\n%s", diff)
+	}
+	if got := b.gpus(); len(got) != 9 {
+		t.Errorf("60 partitions are on %d GPUs, want 9: %v", len(got), got)
+	}
+	b.addPods("spread", "mig-3g.40gb.cleave.dev", 3)
+	if got := b.scheduled(63); got["n2"] != 5 || got["n3"] != 1 || got["n4"] != 1 {
+		t.Errorf("nodes with three that spread: %v", got)
+	}
+	// The two best nodes refuse a replica of their own pods: it falls back to all.
+	b.addPods("apart", "mig-1g.10gb.cleave.dev", 3, func(p *corev1.Pod) {
+		p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
+				TopologyKey: "kubernetes.io/hostname", LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "apart"}},
+			}},
+		}}
+	})
+	b.scheduled(66)
+	b.gpus()
+}
+
+// TestScheduler_Killed kills the scheduler while pods are under way. Another goes on: every pod gets its devices, and no
+// device is allocated twice.
+func TestScheduler_Killed(t *testing.T) {
+	b := newBed(t)
+	b.addClasses()
+	b.addNodes("n1", "n2", "n3", "n4")
+	for i := range 3 {
+		b.startScheduler("{}")
+		b.addPods(fmt.Sprint("small", i), "mig-1g.10gb.cleave.dev", 30)
+		b.addPods(fmt.Sprint("whole", i), "gpu.cleave.dev", 4)
+		b.scheduled(34*i + 5)
+		if err := b.scheduler.End(syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.startScheduler("{}")
+	b.scheduled(102)
+	gpus := b.gpus()
+	if len(gpus) > 12+14 {
+		t.Errorf("90 partitions and 12 GPUs are on %d GPUs of 25 that are enough: %v", len(gpus), gpus)
+	}
+}
+
+// TestScheduler_UnknownPlacement: the pod is placed nevertheless, and says so.
+func TestScheduler_UnknownPlacement(t *testing.T) {
+	b := newBed(t)
+	b.addClasses()
+	b.addNodes("n1")
+	b.startScheduler("{}")
+	b.addPods("odd", "gpu.cleave.dev", 1, func(p *corev1.Pod) { p.Annotations = map[string]string{"gpu.cleave.dev/placement": "tight"} })
+	b.scheduled(1)
+	if err := (workload.Client{Kube: b.kube}).WaitEvent(t.Context(), namespace, "odd-0", "PlacementUnknown", `"tight"`, `"pack"`); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestScheduler_UnknownArguments: it does not start, and names the field.
+func TestScheduler_UnknownArguments(t *testing.T) {
+	b := newBed(t)
+	out, err := exec.CommandContext(t.Context(), bin("cleave-scheduler"), "--config="+b.config(`{"candidate": 4}`)).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), `unknown field \"candidate\"`) {
+		t.Errorf("got %v and\n%s", err, out)
+	}
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scheduling
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/packing"
+)
+
+// Args are the plugin's arguments in a KubeSchedulerConfiguration.
+type Args struct {
+	// Candidates is how many nodes are left to the allocator.
+	Candidates int `json:"candidates"`
+	// Strategy is pack or spread. Strategies are those of DeviceClasses, by name.
+	Strategy   packing.Strategy            `json:"strategy"`
+	Strategies map[string]packing.Strategy `json:"strategies"`
+	// Drivers are packed even if nothing that they publish is counted or shared, as on nodes with whole GPUs only.
+	Drivers []string `json:"drivers"`
+}
+
+// maxCandidates bound Candidates: more than that is what the scheduler does by itself.
+const maxCandidates = 1000
+
+// parseArgs decodes arguments strictly: a field that does not exist is an error that names it.
+func parseArgs(object runtime.Object) (Args, error) {
+	args := Args{Candidates: 4, Strategy: packing.Pack, Drivers: []string{v1alpha1.Group}}
+	raw, ok := object.(*runtime.Unknown)
+	if object != nil && !ok {
+		return Args{}, fmt.Errorf("decode the arguments of %s: got a %T, want an object with fields", Name, object)
+	}
+	if raw != nil && len(raw.Raw) > 0 {
+		data, err := yaml.YAMLToJSON(raw.Raw)
+		if err != nil {
+			return Args{}, fmt.Errorf("decode the arguments of %s: %w", Name, err)
+		}
+		strict, err := json.UnmarshalStrict(data, &args)
+		if err := errors.Join(append(strict, err)...); err != nil {
+			return Args{}, fmt.Errorf("decode the arguments of %s: %w", Name, err)
+		}
+	}
+	if args.Candidates < 1 || args.Candidates > maxCandidates {
+		return Args{}, fmt.Errorf("check the arguments of %s: candidates is %d, want 1 to %d", Name, args.Candidates, maxCandidates)
+	}
+	if _, err := packing.ParseStrategy(string(args.Strategy)); err != nil {
+		return Args{}, fmt.Errorf("check the arguments of %s: strategy: %w", Name, err)
+	}
+	for _, class := range sortedKeys(args.Strategies) {
+		if _, err := packing.ParseStrategy(string(args.Strategies[class])); err != nil {
+			return Args{}, fmt.Errorf("check the arguments of %s: strategies[%s]: %w", Name, class, err)
+		}
+	}
+	return args, nil
+}
+
+func sortedKeys[K ~string, V any](m map[K]V) []K {
+	keys := make([]K, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}

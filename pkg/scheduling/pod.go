@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scheduling
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/component-helpers/resource"
+	schedulinghelpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/klog/v2"
+	"k8s.io/kube-scheduler/framework"
+
+	"github.com/cleave-dra/cleave/pkg/packing"
+)
+
+// demandOf is what the allocator will be asked for, in its order: the claims of the pod, then one for its extended resources.
+// There are no specs where nothing is asked for, and a reason where the measure has no say.
+func (p *Plugin) demandOf(pod *corev1.Pod, nodes []framework.NodeInfo) (specs []*resourceapi.ResourceClaimSpec, passed string, err error) {
+	for i := range pod.Spec.ResourceClaims {
+		claim, err := p.claim(pod, &pod.Spec.ResourceClaims[i])
+		if err != nil {
+			return nil, "", err
+		}
+		if claim == nil {
+			continue
+		}
+		if claim.Status.Allocation != nil || p.dra.ResourceClaims().GetPendingAllocation(claim.UID) != nil {
+			return nil, passedAllocated, nil
+		}
+		specs = append(specs, &claim.Spec)
+	}
+	extended, passed := p.extended(pod, nodes)
+	if extended != nil {
+		specs = append(specs, extended)
+	}
+	return specs, passed, nil
+}
+
+// claim is the claim that a pod refers to; nil where it needs none.
+func (p *Plugin) claim(pod *corev1.Pod, reference *corev1.PodResourceClaim) (*resourceapi.ResourceClaim, error) {
+	name, _, err := resourceclaim.Name(pod, reference)
+	if err != nil || name == nil {
+		return nil, err
+	}
+	return p.dra.ResourceClaims().Get(pod.Namespace, *name)
+}
+
+// extended is the claim that DynamicResources makes of extended resources that are DeviceClasses
+// (pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go, createRequestsAndMappings).
+func (p *Plugin) extended(pod *corev1.Pod, nodes []framework.NodeInfo) (spec *resourceapi.ResourceClaimSpec, passed string) {
+	var requests []resourceapi.DeviceRequest
+	for i := range pod.Spec.InitContainers {
+		for name := range pod.Spec.InitContainers[i].Resources.Requests {
+			if p.classOf(name) != nil {
+				return nil, passedUnforeseen
+			}
+		}
+	}
+	for i := range pod.Spec.Containers {
+		wanted := pod.Spec.Containers[i].Resources.Requests
+		for index, name := range sortedKeys(wanted) {
+			class, count := p.classOf(name), wanted[name]
+			if class == nil || count.IsZero() {
+				continue
+			}
+			if slices.ContainsFunc(nodes, func(n framework.NodeInfo) bool { return n.GetAllocatable().GetScalarResources()[name] > 0 }) {
+				return nil, passedPlugin
+			}
+			requests = append(requests, resourceapi.DeviceRequest{
+				Name: fmt.Sprintf("container-%d-request-%d", len(pod.Spec.InitContainers)+i, index),
+				Exactly: &resourceapi.ExactDeviceRequest{
+					DeviceClassName: class.Name, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count.Value(),
+				},
+			})
+		}
+	}
+	if len(requests) == 0 {
+		return nil, ""
+	}
+	slices.SortFunc(requests, func(a, b resourceapi.DeviceRequest) int { return strings.Compare(a.Name, b.Name) })
+	return &resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: requests}}, ""
+}
+
+// classOf is the DeviceClass that an extended resource stands for; nil where it is none.
+func (p *Plugin) classOf(name corev1.ResourceName) *resourceapi.DeviceClass {
+	if !strings.Contains(string(name), "/") {
+		return nil
+	}
+	return p.dra.DeviceClassResolver().GetDeviceClass(name)
+}
+
+// Placement is the annotation by which a pod has a strategy of its own.
+const Placement = "gpu.cleave.dev/placement"
+
+// strategyOf is a pod's strategy: its annotation's, else that of the first class that has one, else the default. An
+// unknown annotation is an Event on the pod.
+func (p *Plugin) strategyOf(pod *corev1.Pod, specs []*resourceapi.ResourceClaimSpec) packing.Strategy {
+	strategy := p.classStrategy(specs)
+	name, ok := pod.Annotations[Placement]
+	if !ok {
+		return strategy
+	}
+	own, err := packing.ParseStrategy(name)
+	if err == nil {
+		return own
+	}
+	if p.warned.add(pod.UID) == 1 {
+		p.handle.EventRecorder().Eventf(pod, nil, corev1.EventTypeWarning, "PlacementUnknown", "Scheduling",
+			"Annotation %s: %v. The pod is placed by %q.", Placement, err, strategy)
+	}
+	return strategy
+}
+
+func (p *Plugin) classStrategy(specs []*resourceapi.ResourceClaimSpec) packing.Strategy {
+	for _, spec := range specs {
+		for _, r := range spec.Devices.Requests {
+			if r.Exactly == nil {
+				continue
+			}
+			if s, ok := p.args.Strategies[r.Exactly.DeviceClassName]; ok {
+				return s
+			}
+		}
+	}
+	return p.args.Strategy
+}
+
+// eligible are the names of the nodes that the cheap filters of the scheduler would not refuse. Nodes that it refuses
+// must not be among the best: the pod would fall back for nothing.
+func eligible(logger klog.Logger, pod *corev1.Pod, nodes []framework.NodeInfo) []string {
+	names := make([]string, 0, len(nodes))
+	affinity := nodeaffinity.GetRequiredNodeAffinity(pod)
+	requests := resource.PodRequests(pod, resource.PodResourcesOptions{})
+	cpu, memory := requests.Cpu().MilliValue(), requests.Memory().Value()
+	for _, n := range nodes {
+		node := n.Node()
+		if node == nil || node.Spec.Unschedulable && !tolerates(logger, pod, &unschedulable) {
+			continue
+		}
+		if _, refused := schedulinghelpers.FindMatchingUntoleratedTaint(logger, node.Spec.Taints, pod.Spec.Tolerations, keepsOff, false); refused {
+			continue
+		}
+		if ok, err := affinity.Match(node); err != nil || !ok {
+			continue
+		}
+		if pod.Spec.NodeName != "" && pod.Spec.NodeName != node.Name {
+			continue
+		}
+		free, used := n.GetAllocatable(), n.GetRequested()
+		if cpu > 0 && cpu > free.GetMilliCPU()-used.GetMilliCPU() || memory > 0 && memory > free.GetMemory()-used.GetMemory() ||
+			len(n.GetPods()) >= free.GetAllowedPodNumber() {
+			continue
+		}
+		names = append(names, node.Name)
+	}
+	return names
+}
+
+var unschedulable = corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}
+
+func tolerates(logger klog.Logger, pod *corev1.Pod, taint *corev1.Taint) bool {
+	return schedulinghelpers.TolerationsTolerateTaint(logger, pod.Spec.Tolerations, taint, false)
+}
+
+func keepsOff(t *corev1.Taint) bool {
+	return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
+}
