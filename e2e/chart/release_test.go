@@ -28,6 +28,9 @@ import (
 // patience bounds every step of a release's life.
 const patience = 4 * time.Minute
 
+// toolsPatience is for tests that may have to build Prometheus first.
+const toolsPatience = 25 * time.Minute
+
 // demo is the namespace of pods that use GPUs.
 const demo = "default"
 

@@ -25,8 +25,8 @@ type program struct {
 	module string // directory of the nested module
 	dir    string // directory that the program is built into
 	flags  string // linker flags
-	// tags of the build; with some, C is compiled, too.
-	tags string
+	tags   string // build tags
+	cgo    bool   // compile C, too
 }
 
 // programs lists what a cluster runs. The small ones come first: a broken
@@ -37,16 +37,16 @@ func programs(o Options) []program {
 	containerd := filepath.Join(o.Source, "e2e", "tools", "containerd")
 	runc := filepath.Join(o.Source, "e2e", "tools", "runc")
 	list := []program{
-		{"etcd", "go.etcd.io/etcd/server/v3", etcd, tools, "-s -w", ""},
-		{"runc", "github.com/opencontainers/runc", runc, tools, "-s -w", "seccomp"},
+		{"etcd", "go.etcd.io/etcd/server/v3", etcd, tools, "-s -w", "", false},
+		{"runc", "github.com/opencontainers/runc", runc, tools, "-s -w", "seccomp", true},
 	}
 	for _, name := range []string{"containerd", "containerd-shim-runc-v2", "ctr"} {
-		list = append(list, program{name, "github.com/containerd/containerd/v2/cmd/" + name, containerd, tools, "-s -w", ""})
+		list = append(list, program{name, "github.com/containerd/containerd/v2/cmd/" + name, containerd, tools, "-s -w", "", false})
 	}
 	module := filepath.Join(o.Source, "e2e", "kubernetes", "v"+minorOf(o.Version))
 	for _, name := range []string{"kubectl", "kube-scheduler", "kube-apiserver", "kube-controller-manager", "kubelet"} {
 		list = append(list, program{name, "k8s.io/kubernetes/cmd/" + name, module, filepath.Join(o.BinDir, "v"+o.Version),
-			kubernetesFlags(o.Version), ""})
+			kubernetesFlags(o.Version), "", false})
 	}
 	return list
 }
@@ -71,6 +71,27 @@ func Build(ctx context.Context, opts Options) error {
 		return err
 	}
 	return install(ctx, o)
+}
+
+// BuildPrometheus builds Prometheus and promtool if they are missing, and returns the directory that they are in. No cluster runs
+// them: they take some minutes to build.
+func BuildPrometheus(ctx context.Context, opts Options) (string, error) {
+	o, err := opts.withDefaults()
+	if err != nil {
+		return "", err
+	}
+	module, to := filepath.Join(o.Source, "e2e", "tools", "prometheus"), filepath.Join(o.BinDir, "tools")
+	var todo []program
+	for _, name := range []string{"promtool", "prometheus"} {
+		// Without the tag, the clients of all clouds in which targets can be discovered are compiled.
+		p := program{name, "github.com/prometheus/prometheus/cmd/" + name, module, to, "-s -w", "remove_all_sd", false}
+		if fresh, err := p.isFresh(); err != nil {
+			return "", err
+		} else if !fresh {
+			todo = append(todo, p)
+		}
+	}
+	return to, build(ctx, o, todo)
 }
 
 // install installs and builds what is missing.
@@ -169,7 +190,7 @@ func (p program) build(ctx context.Context, out io.Writer, which string) error {
 		p.flags, "-o", temporary, p.pkg)
 	cmd.Dir = p.module
 	cgo := "0"
-	if p.tags != "" {
+	if p.cgo {
 		cgo = "1"
 	}
 	cmd.Env = append(os.Environ(), "CGO_ENABLED="+cgo, "GOWORK=off", "GOFLAGS=")

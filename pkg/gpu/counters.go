@@ -5,6 +5,7 @@ package gpu
 import (
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // Counter is something a GPU has a number of and shapes consume. Two shapes that together need more than there is
@@ -80,7 +81,12 @@ func (s Shape) ConsumesOf(all []Counter) []Counter {
 	return taken
 }
 
-func sliceCounter(unit int) string     { return "slice-" + strconv.Itoa(unit) }
+// IsSliceCounter reports whether a counter is that of a placement unit.
+func IsSliceCounter(name string) bool { return strings.HasPrefix(name, slicePrefix) }
+
+const slicePrefix = "slice-"
+
+func sliceCounter(unit int) string     { return slicePrefix + strconv.Itoa(unit) }
 func profileCounter(p *Profile) string { return "profile-" + strconv.Itoa(p.ID) }
 
 // offered are the profiles of the catalog.

@@ -54,6 +54,8 @@ var (
 	coresDesc          = usageDesc("cleave_cores_allocatable", "Percent of a GPU's multiprocessors that claims can be allocated.", "gpu")
 	coresAllocatedDesc = usageDesc("cleave_cores_allocated",
 		"Percent of a GPU's multiprocessors that is allocated to claims; none where shares do not count it.", "gpu", "tier")
+	fragmentationDesc = usageDesc("cleave_fragmentation",
+		"Part of the free placement units that lie on GPUs of which something is allocated: free, but not as whole GPUs. 0 to 1.")
 	taintsDesc = usageDesc("cleave_device_taints", "Devices that have a taint, by its key.", "key")
 )
 
@@ -64,7 +66,7 @@ func usageDesc(name, help string, labels ...string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (*usageCollector) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{claimInfoDesc, claimsDesc, devicesDesc, allocatedDesc, freeDesc, sharesDesc, sharesAllocatedDesc,
-		sharesFreeDesc, memoryDesc, memoryAllocatedDesc, coresDesc, coresAllocatedDesc, taintsDesc} {
+		sharesFreeDesc, memoryDesc, memoryAllocatedDesc, coresDesc, coresAllocatedDesc, fragmentationDesc, taintsDesc} {
 		to <- d
 	}
 }
@@ -83,6 +85,7 @@ func (c *usageCollector) Collect(to chan<- prometheus.Metric) {
 		for _, g := range usage.Of(view.Node, view.Taints, all) {
 			collectGPU(to, &g)
 		}
+		send(to, fragmentationDesc, usage.Fragmentation(view.Node, all))
 	}
 	for _, key := range publish.TaintKeys() {
 		send(to, taintsDesc, taints[key], key)
