@@ -5,12 +5,15 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -18,19 +21,24 @@ import (
 	"github.com/cleave-dra/cleave/pkg/claimstatus"
 )
 
-// A claim tells what its device is, in each tier, also after its status was lost while no plugin ran.
+// statusTiers are a class of each tier, by the type of its devices.
+var statusTiers = []struct{ kind, class string }{
+	{"gpu", "gpu.cleave.dev"}, {"mig", "mig-1g.10gb.cleave.dev"}, {"timeslice", "timeslice.cleave.dev"}, {"mps", "mps.cleave.dev"},
+}
+
+// A claim shows what its device is, in each tier, also after its status was lost while no plugin ran, and its container sees the same
+// in a variable and in a file.
 func TestClaimStatus(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	claims := map[string]string{}
-	for _, tier := range []struct {
-		kind, class string
-	}{{"gpu", "gpu.cleave.dev"}, {"mig", "mig-1g.10gb.cleave.dev"}, {"timeslice", "timeslice.cleave.dev"}, {"mps", "mps.cleave.dev"}} {
+	for _, tier := range statusTiers {
 		s.create(ctx, claimPod(tier.kind, workload.ClaimSpec(tier.class, 1))...)
 		claims[tier.kind] = ownClaim(s.pods.running(ctx, tier.kind))
 	}
 	first := map[string]resourceapi.AllocatedDeviceStatus{}
 	for kind, claim := range claims {
 		first[kind] = s.waitClaimStatus(ctx, claim, kind)
+		s.checkKnown(ctx, s.pods.running(ctx, kind), first[kind])
 	}
 	// What is lost is written again after a start, and what is there keeps its time.
 	_, err := env.kube.ResourceV1().ResourceClaims(s.name).Patch(ctx, claims["mig"], types.MergePatchType,
@@ -47,6 +55,83 @@ func TestClaimStatus(t *testing.T) {
 		if diff := cmp.Diff(was, again); diff != "" {
 			t.Errorf("status of the claim for %s after a start (-before +after):\n%s", kind, diff)
 		}
+	}
+	for _, tier := range statusTiers {
+		s.pods.delete(ctx, tier.kind)
+	}
+	s.plugin.waitRecords(ctx, env.node)
+	left, err := filepath.Glob(filepath.Join(env.cluster.CDIDir(), "*_metadata_*"))
+	s.must(err)
+	if len(left) > 0 {
+		t.Errorf("device metadata is left: %v", left)
+	}
+}
+
+// A plugin that is killed between Prepare and the status writes that after its start.
+func TestClaimStatus_KilledAfterPrepare(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	for _, tier := range statusTiers {
+		before, err := readRecords(env.node)
+		s.must(err)
+		s.create(ctx, claimPod(tier.kind, workload.ClaimSpec(tier.class, 1))...)
+		s.eventually(ctx, "the claim of pod "+tier.kind+" to be prepared", func(context.Context) (bool, string, error) {
+			now, err := readRecords(env.node)
+			return err == nil && len(now) > len(before), "", err
+		})
+		s.must(env.node.Kill())
+		s.plugin.start(ctx)
+		pod := s.pods.running(ctx, tier.kind)
+		s.checkKnown(ctx, pod, s.waitClaimStatus(ctx, ownClaim(pod), tier.kind))
+	}
+}
+
+// A container with several GPUs of a request has all of them in CLEAVE_GPU_UUID.
+func TestClaimStatus_SeveralGPUs(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	pod := s.pods.run(ctx, gpuPod("three", 3))
+	claim, allocation := s.pods.ownClaim(ctx, pod)
+	published := s.published.devices(ctx, env.cluster.NodeName())
+	var uuids []string
+	for _, r := range allocation.Devices.Results {
+		uuids = append(uuids, *find(published, r.Device).Attributes["uuid"].StringValue)
+	}
+	want := []string{"CLEAVE_GPU_UUID=" + strings.Join(uuids, ",")}
+	if diff := cmp.Diff(want, s.pods.environment(ctx, pod, "CLEAVE_GPU_UUID=")); diff != "" {
+		t.Errorf("environment (-want +got):\n%s", diff)
+	}
+	s.must(env.node.Kill())
+	s.plugin.start(ctx)
+	s.pods.delete(ctx, "three")
+	s.plugin.waitRecords(ctx, env.node)
+	left, err := filepath.Glob(filepath.Join(env.cluster.CDIDir(), "*"+claim.Uid+"*"))
+	s.must(err)
+	if len(left) > 0 {
+		t.Errorf("specs are left: %v", left)
+	}
+}
+
+// checkKnown checks that the container of a pod with one device knows the device as its claim does.
+func (s *space) checkKnown(ctx context.Context, pod *corev1.Pod, status resourceapi.AllocatedDeviceStatus) {
+	s.Helper()
+	var data claimstatus.Device
+	s.must(json.Unmarshal(status.Data.Raw, &data))
+	if diff := cmp.Diff([]string{"CLEAVE_GPU_UUID=" + data.UUID}, s.pods.environment(ctx, pod, "CLEAVE_GPU_UUID=")); diff != "" {
+		s.Errorf("environment of pod %s (-want +got):\n%s", pod.Name, diff)
+	}
+	out, err := env.client.Kubectl(ctx, "", "--namespace", s.name, "exec", pod.Name, "--", "sh", "-c",
+		"cat /var/run/kubernetes.io/dra-device-attributes/*/*/*/gpu.cleave.dev-metadata.json")
+	s.must(err)
+	var metadata metadatav1beta1.DeviceMetadata
+	s.must(json.Unmarshal([]byte(out), &metadata))
+	if len(metadata.Requests) != 1 || len(metadata.Requests[0].Devices) != 1 {
+		s.Fatalf("device metadata of pod %s: %s", pod.Name, out)
+	}
+	want := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}
+	for name, a := range data.Attributes() {
+		want[resourceapi.QualifiedName(name)] = a
+	}
+	if diff := cmp.Diff(want, metadata.Requests[0].Devices[0].Attributes); diff != "" {
+		s.Errorf("device metadata of pod %s (-want +got):\n%s", pod.Name, diff)
 	}
 }
 

@@ -55,7 +55,7 @@ func (s *sharing) clientOf(ctx context.Context, name string, uid types.UID, core
 		MPS: &records.MPS{ThreadPercentage: cores, Memory: memory, PipeDir: endpoint.PipeDir, ShmDir: endpoint.ShmDir},
 	}
 	d := &records.Device{Device: s.board.pci.DeviceName() + "-mps", GPU: s.board.pci.DeviceName(), UUID: s.board.uuid, Share: share}
-	if err := static.WriteClaim(ctx, uid, []*records.Device{d}); err != nil {
+	if err := static.WriteClaim(ctx, &records.Record{Claim: records.Claim{UID: uid}, Devices: []records.Device{*d}}); err != nil {
 		return client{}, err
 	}
 	data, err := os.ReadFile(static.ClaimPath(uid))

@@ -25,8 +25,8 @@ import (
 // ClaimClass is the class of the CDI kind "<driver name>/claim": what a claim's devices need in addition to the static ones.
 const ClaimClass = "claim"
 
-// ClaimID is the fully qualified CDI name of what a partition or share needs in addition to its GPU: a partition's
-// capability nodes, a share's environment and mounts.
+// ClaimID is the fully qualified CDI name of what a device needs in addition to its GPU: a partition's capability nodes, a
+// share's environment and mounts, and the UUIDs of a request's devices.
 func (s *Static) ClaimID(uid types.UID, d *records.Device) string {
 	return s.opts.Driver + "/" + ClaimClass + "=" + claimDevice(uid, d)
 }
@@ -48,15 +48,23 @@ func claimFile(driver string, uid types.UID) string {
 	return cdi.GenerateTransientSpecName(driver, ClaimClass, string(uid)) + ".json"
 }
 
-// WriteClaim writes the spec of a claim's partitions and shares, which must exist.
-func (s *Static) WriteClaim(ctx context.Context, uid types.UID, parts []*records.Device) error {
+// uuidVariable names the devices of a container's request.
+const uuidVariable = "CLEAVE_GPU_UUID"
+
+// WriteClaim writes the spec of a claim's devices that need more than the static one (WithEdits). Partitions and servers of
+// shares must exist.
+func (s *Static) WriteClaim(ctx context.Context, r *records.Record) error {
+	uid := r.Claim.UID
 	spec := &specs.Spec{Kind: s.opts.Driver + "/" + ClaimClass}
 	editor := claimEditor{Options: &s.opts, gpuMinor: s.gpuMinor}
-	for _, p := range parts {
+	for _, p := range r.WithEdits() {
 		edits, err := editor.edits(p)
 		if err != nil {
 			return err
 		}
+		// A runtime applies edits in the order of the devices, and the last value of a variable counts: it replaces that of
+		// the whole GPU, and the last device of a request names all of them.
+		edits.Env = append(edits.Env, uuidVariable+"="+strings.Join(r.UUIDs(p.Request), ","))
 		device := specs.Device{Name: claimDevice(uid, p), ContainerEdits: *edits}
 		if err := parser.ValidateDeviceName(device.Name); err != nil {
 			return fmt.Errorf("name the CDI device of %s: %w", p.Device, err)
@@ -77,12 +85,15 @@ type claimEditor struct {
 	gpuMinor func(device string) (int, error) // of the static spec
 }
 
-// edits are the container edits of one partition or share.
+// edits are the container edits of one device in addition to those of its GPU.
 func (e claimEditor) edits(d *records.Device) (*specs.ContainerEdits, error) {
-	if d.Share != nil {
+	switch {
+	case d.Share != nil && d.HasEdits():
 		return e.share(d)
+	case d.Partition != nil:
+		return e.partition(d)
 	}
-	return e.partition(d)
+	return &specs.ContainerEdits{}, nil
 }
 
 // partition returns the capability nodes that give a container access to a GPU instance and its compute instance.

@@ -10,6 +10,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -18,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/pkg/parser"
+	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
@@ -63,10 +66,23 @@ func partitions() []*records.Device {
 	ci := 0
 	return []*records.Device{
 		{Device: firstGPU + "-mig-19-2", GPU: firstGPU,
-			Partition: &gpu.Partition{ProfileID: 19, Placement: gpu.Placement{Start: 2, Size: 1}, GI: 9, CI: &ci}},
+			Partition: &gpu.Partition{ProfileID: 19, Placement: gpu.Placement{Start: 2, Size: 1}, GI: 9, CI: &ci, UUID: "MIG-5a"}},
 		{Device: secondGPU + "-mig-9-4", GPU: secondGPU,
-			Partition: &gpu.Partition{ProfileID: 9, Placement: gpu.Placement{Start: 4, Size: 4}, GI: 2, CI: &ci}},
+			Partition: &gpu.Partition{ProfileID: 9, Placement: gpu.Placement{Start: 4, Size: 4}, GI: 2, CI: &ci, UUID: "MIG-5b"}},
 	}
+}
+
+// recordOf is the record of a claim with these devices, each of a request of its own.
+func recordOf(uid types.UID, devices []*records.Device) *records.Record {
+	r := &records.Record{Claim: records.Claim{UID: uid}}
+	for i, d := range devices {
+		device := *d
+		if device.Request == "" {
+			device.Request = "request-" + strconv.Itoa(i)
+		}
+		r.Devices = append(r.Devices, device)
+	}
+	return r
 }
 
 // golden compares JSON with a file in testdata.
@@ -97,7 +113,7 @@ func TestWriteClaim_CapabilityNodes(t *testing.T) {
 	if s.HasClaim(testUID) {
 		t.Error("a claim has a spec before it is written")
 	}
-	if err := s.WriteClaim(t.Context(), testUID, partitions()); err != nil {
+	if err := s.WriteClaim(t.Context(), recordOf(testUID, partitions())); err != nil {
 		t.Fatal(err)
 	}
 	data, err := os.ReadFile(s.ClaimPath(testUID))
@@ -124,11 +140,86 @@ func TestWriteClaim_CapabilityNodes(t *testing.T) {
 	}
 }
 
+// What a container has in CLEAVE_GPU_UUID is all devices of its request, whatever those of other requests are.
+func TestWriteClaim_UUIDs(t *testing.T) {
+	whole := func(request, device string) *records.Device {
+		return &records.Device{Request: request, Device: device, GPU: device, UUID: "GPU-" + device}
+	}
+	partition := func(request string, at int) *records.Device {
+		p := partitions()[at]
+		p.Request = request
+		return p
+	}
+	slice := func(request string) *records.Device {
+		d := timeSlice()
+		d.Request = request
+		return d
+	}
+	tests := map[string]struct {
+		devices []*records.Device
+		want    string // of a container with the first request
+	}{
+		"GPU":                   {[]*records.Device{whole("a", firstGPU)}, "GPU-" + firstGPU},
+		"GPUs":                  {[]*records.Device{whole("a", firstGPU), whole("a", secondGPU)}, "GPU-" + firstGPU + ",GPU-" + secondGPU},
+		"GPU, another's GPU":    {[]*records.Device{whole("a", firstGPU), whole("b", secondGPU)}, "GPU-" + firstGPU},
+		"partition":             {[]*records.Device{partition("a", 0)}, "MIG-5a"},
+		"partitions":            {[]*records.Device{partition("a", 1), partition("a", 0)}, "MIG-5b,MIG-5a"},
+		"two shares of one GPU": {[]*records.Device{slice("a"), secondOf(slice("a"))}, "GPU-6b1b0a7a-0001"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := static(t, procfs())
+			writeGPUs(t, s, firstGPU, secondGPU)
+			r := recordOf(testUID, tt.devices)
+			if len(r.WithEdits()) > 0 {
+				if err := s.WriteClaim(t.Context(), r); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var ids []string
+			for i := range r.Devices {
+				d := &r.Devices[i]
+				if d.Request != "a" {
+					continue
+				}
+				ids = append(ids, s.DeviceID(d.GPU))
+				if slices.Contains(r.WithEdits(), d) {
+					ids = append(ids, s.ClaimID(testUID, d))
+				}
+			}
+			cache, err := cdi.NewCache(cdi.WithSpecDirs(s.opts.Dir), cdi.WithAutoRefresh(false))
+			if err != nil {
+				t.Fatal(err)
+			}
+			container, err := inject(cache.InjectDevices, ids...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := slices.DeleteFunc(container.Process.Env, func(v string) bool { return !strings.HasPrefix(v, "CLEAVE_GPU_UUID=") })
+			if diff := cmp.Diff([]string{"CLEAVE_GPU_UUID=" + tt.want}, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// writeGPUs writes the static spec of GPUs that have nothing but their UUID.
+func writeGPUs(t *testing.T, s *Static, devices ...string) {
+	t.Helper()
+	spec := &specs.Spec{Version: "0.6.0", Kind: testDriver + "/" + Class}
+	for _, d := range devices {
+		spec.Devices = append(spec.Devices, specs.Device{Name: d, ContainerEdits: specs.ContainerEdits{Env: []string{uuidVariable + "=GPU-" + d}}})
+	}
+	if err := s.dir.write(spec, staticFile(testDriver)); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestRemoveClaim_Idempotent(t *testing.T) {
 	s := static(t, procfs())
 	other := types.UID("other")
 	for _, uid := range []types.UID{testUID, other} {
-		if err := s.WriteClaim(t.Context(), uid, partitions()); err != nil {
+		if err := s.WriteClaim(t.Context(), recordOf(uid, partitions())); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -172,7 +263,7 @@ func TestWriteClaim_ProcfsErrors(t *testing.T) {
 			proc, parts := procfs(), partitions()
 			tt.change(proc, parts)
 			s := static(t, proc)
-			err := s.WriteClaim(t.Context(), testUID, parts)
+			err := s.WriteClaim(t.Context(), recordOf(testUID, parts))
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want an error that says %q", err, tt.want)
 			}

@@ -212,6 +212,7 @@ func (b *builder) wholeGPU(board *gpu.GPU) (*specs.Device, error) {
 	}
 	device := &devices[0]
 	device.Name = board.PCI.DeviceName()
+	device.ContainerEdits.Env = append(device.ContainerEdits.Env, uuidVariable+"="+board.UUID)
 	b.addDRM(device, board)
 	for _, h := range device.ContainerEdits.Hooks {
 		linksInside(h, b.result.devices.Here)

@@ -101,14 +101,14 @@ func TestWriteClaim_Shares(t *testing.T) {
 		"share-mixed.json": {
 			mpsShare(),
 			{Device: firstGPU + "-mig-19-2", GPU: firstGPU,
-				Partition: &gpu.Partition{ProfileID: 19, Placement: gpu.Placement{Start: 2, Size: 1}, GI: 9, CI: &ci}},
+				Partition: &gpu.Partition{ProfileID: 19, Placement: gpu.Placement{Start: 2, Size: 1}, GI: 9, CI: &ci, UUID: "MIG-5a"}},
 		},
 	}
 	for name, devices := range tests {
 		t.Run(name, func(t *testing.T) {
 			s := static(t, procfs())
 			s.opts.DriverRoot, s.opts.MemoryHookPath = "/run/driver", "/var/lib/cleave/cleave-memory-limit"
-			if err := s.WriteClaim(t.Context(), testUID, devices); err != nil {
+			if err := s.WriteClaim(t.Context(), recordOf(testUID, devices)); err != nil {
 				t.Fatal(err)
 			}
 			data, err := os.ReadFile(s.ClaimPath(testUID))
@@ -137,7 +137,7 @@ func TestWriteClaim_Shares(t *testing.T) {
 func TestWriteClaim_MPSContainer(t *testing.T) {
 	s := static(t, procfs())
 	d := mpsShare()
-	if err := s.WriteClaim(t.Context(), testUID, []*records.Device{d}); err != nil {
+	if err := s.WriteClaim(t.Context(), recordOf(testUID, []*records.Device{d})); err != nil {
 		t.Fatal(err)
 	}
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(s.opts.Dir), cdi.WithAutoRefresh(false))
@@ -165,7 +165,7 @@ func TestWriteClaim_MPSContainer(t *testing.T) {
 func TestWriteClaim_ShareRewritten(t *testing.T) {
 	s := static(t, procfs())
 	for _, devices := range [][]*records.Device{{timeSlice()}, {mpsShare(), timeSlice()}} {
-		if err := s.WriteClaim(t.Context(), testUID, devices); err != nil {
+		if err := s.WriteClaim(t.Context(), recordOf(testUID, devices)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -195,7 +195,7 @@ func TestWriteClaim_ShareErrors(t *testing.T) {
 			s := static(t, procfs())
 			d := mpsShare()
 			tt.change(d)
-			err := s.WriteClaim(t.Context(), testUID, []*records.Device{timeSlice(), d})
+			err := s.WriteClaim(t.Context(), recordOf(testUID, []*records.Device{timeSlice(), d}))
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want an error that says %q", err, tt.want)
 			}

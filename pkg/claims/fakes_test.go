@@ -109,7 +109,7 @@ func (c *fakeCDI) ClaimID(uid types.UID, d *records.Device) string {
 	return testDriver + "/claim=" + string(uid) + "-" + d.Device
 }
 
-func (c *fakeCDI) WriteClaim(context.Context, types.UID, []*records.Device) error { return nil }
+func (c *fakeCDI) WriteClaim(context.Context, *records.Record) error { return nil }
 
 func (c *fakeCDI) HasClaim(types.UID) bool { return true }
 
@@ -300,6 +300,13 @@ func deviceFor(request string, i int) records.Device {
 		Request: request, Pool: testPool, Device: gpuName(i), GPU: gpuName(i), UUID: gpuUUID(i),
 		CDIDeviceIDs: []string{testDriver + "/gpu=" + gpuName(i)},
 	}
+}
+
+// lastFor is the last device of a request with several, whose claim spec names all of them.
+func lastFor(request string, uid types.UID, i int) records.Device {
+	d := deviceFor(request, i)
+	d.CDIDeviceIDs = append(d.CDIDeviceIDs, testDriver+"/claim="+string(uid)+"-"+gpuName(i))
+	return d
 }
 
 func mustPrepare(t testing.TB, e *Preparer, claim *resourceapi.ResourceClaim) []records.Device {

@@ -18,8 +18,8 @@ func (a *preparation) inject(ctx context.Context) ([]records.Device, error) {
 			return nil, err
 		}
 	}
-	if parts := done.WithEdits(); len(parts) > 0 {
-		if err := a.cdi.WriteClaim(ctx, a.claim.UID, parts); err != nil {
+	if len(done.WithEdits()) > 0 {
+		if err := a.cdi.WriteClaim(ctx, done); err != nil {
 			return nil, err
 		}
 	}

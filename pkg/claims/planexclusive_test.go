@@ -183,7 +183,7 @@ func TestExclusive_IntervalOfSeveralGPUs(t *testing.T) {
 	b := newCompatibleBed(t)
 	claim := withConfigs(claimOn("a", 0, 1), opaque(testDriver, fromClaim, nvidiaConfig("GpuConfig", slicingLong)))
 	mustPrepare(t, b.Preparer, forDriver(b.id.Driver, claim))
-	b.want("record a", "interval 0 Long", "interval 1 Long")
+	b.want("record a", "interval 0 Long", "interval 1 Long", "spec a")
 	b.unprepare("a")
 	b.want()
 }

@@ -49,7 +49,7 @@ func wantDisk(t *testing.T, b *bed, want ...string) {
 func TestPrepare(t *testing.T) {
 	b := newBed(t)
 	got := mustPrepare(t, b.Preparer, claimOn("a", 2, 0))
-	if diff := cmp.Diff([]records.Device{deviceFor("gpu", 2), deviceFor("gpu", 0)}, got); diff != "" {
+	if diff := cmp.Diff([]records.Device{deviceFor("gpu", 2), lastFor("gpu", "a", 0)}, got); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
 	wantDisk(t, b, line("a", 2, 0))
@@ -179,7 +179,7 @@ func TestPrepare_EnsuresCDIDevices(t *testing.T) {
 	b.cdi.ensure = func(ids []string) error { ensured = append(ensured, ids...); return nil }
 	var returned []string
 	for _, d := range mustPrepare(t, b.Preparer, claimOn("a", 3, 1)) {
-		returned = append(returned, d.CDIDeviceIDs...)
+		returned = append(returned, d.CDIDeviceIDs[0]) // the claim's own spec is written after it
 	}
 	if diff := cmp.Diff(returned, ensured); diff != "" || len(returned) != 2 {
 		t.Errorf("CDI ids (-returned +ensured):\n%s", diff)
@@ -211,7 +211,7 @@ func TestPrepare_DiskFull(t *testing.T) {
 func TestPrepare_AllocatedAnew(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 0, 1))
-	if diff := cmp.Diff([]records.Device{deviceFor("gpu", 1), deviceFor("gpu", 2)}, mustPrepare(t, b.Preparer, claimOn("a", 1, 2))); diff != "" {
+	if diff := cmp.Diff([]records.Device{deviceFor("gpu", 1), lastFor("gpu", "a", 2)}, mustPrepare(t, b.Preparer, claimOn("a", 1, 2))); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
 	mustPrepare(t, b.Preparer, claimOn("b", 0))

@@ -63,14 +63,18 @@ func newRecord(claim *resourceapi.ResourceClaim, devices []device, id Identity, 
 			wanted := d.wanted()
 			device.Partition = &wanted
 		}
+		r.Devices = append(r.Devices, device)
+	}
+	own := r.WithEdits()
+	for i := range devices {
+		d, device := &devices[i], &r.Devices[i]
 		if d.cdiIDs == nil {
 			d.cdiIDs = []string{parentID(cdi, d.shape)}
-			if device.HasEdits() {
-				d.cdiIDs = append(d.cdiIDs, cdi.ClaimID(claim.UID, &device))
+			if slices.Contains(own, device) {
+				d.cdiIDs = append(d.cdiIDs, cdi.ClaimID(claim.UID, device))
 			}
 		}
 		device.CDIDeviceIDs = d.cdiIDs
-		r.Devices = append(r.Devices, device)
 	}
 	return r
 }

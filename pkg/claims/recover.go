@@ -24,7 +24,7 @@ func (p *Preparer) Recover(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if len(r.InSpec()) == 0 {
+		if len(r.InSpec()) == 0 && len(r.WithEdits()) == 0 {
 			continue
 		}
 		if err := p.recoverClaim(ctx, b, r); err != nil {
@@ -69,8 +69,8 @@ func (p *Preparer) intact(ctx context.Context, b *backend, r *records.Record) (b
 	if there, err := p.Shares.restart(ctx, b, r); err != nil || !there {
 		return false, err
 	}
-	if parts := r.WithEdits(); len(parts) > 0 && !b.cdi.HasClaim(r.Claim.UID) {
-		return true, b.cdi.WriteClaim(ctx, r.Claim.UID, parts)
+	if len(r.WithEdits()) > 0 && !b.cdi.HasClaim(r.Claim.UID) {
+		return true, b.cdi.WriteClaim(ctx, r)
 	}
 	return true, nil
 }

@@ -36,15 +36,18 @@ type specDir struct {
 
 func (s *specDir) path(uid types.UID) string { return filepath.Join(s.dir, string(uid)) }
 
-func (s *specDir) WriteClaim(_ context.Context, uid types.UID, parts []*records.Device) error {
+func (s *specDir) WriteClaim(_ context.Context, r *records.Record) error {
+	uid := r.Claim.UID
 	if s.fail != nil {
 		return s.fail
 	}
 	var text strings.Builder
-	for _, d := range parts {
+	for _, d := range r.WithEdits() {
 		switch {
 		case d.Partition != nil:
 			fmt.Fprintf(&text, "%s gi%d ci%d\n", d.Device, d.Partition.GI, *d.Partition.CI)
+		case d.Share == nil:
+			fmt.Fprintf(&text, "%s %v\n", d.Device, r.UUIDs(d.Request))
 		case d.Share.MPS != nil:
 			fmt.Fprintf(&text, "%s %s %s\n", d.Device, d.Share.ID, d.Share.MPS.PipeDir)
 		default:

@@ -5,7 +5,9 @@ package claimstatus
 import (
 	"cmp"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
@@ -39,8 +41,8 @@ type Device struct {
 	AdminAccess bool `json:"adminAccess,omitempty"`
 }
 
-// describe returns the data of a device. inventory is nil while the driver is away.
-func describe(d *records.Device, inventory *gpu.Node) Device {
+// Describe returns the data of a device. inventory is nil while the driver is away.
+func Describe(d *records.Device, inventory *gpu.Node) Device {
 	data := Device{Type: "gpu", UUID: d.UUID, AdminAccess: d.AdminAccess}
 	if pci, err := gpu.ParseDeviceName(d.GPU); err == nil {
 		data.PCIBusID = pci.String()
@@ -99,4 +101,40 @@ func profileOf(board *gpu.GPU, id int) *gpu.Profile {
 
 func quantity(n uint64) *resource.Quantity {
 	return resource.NewQuantity(int64(n), resource.BinarySI)
+}
+
+// Attributes are the data in the form of device metadata (KEP-5304), with amounts of memory in bytes.
+func (d *Device) Attributes() map[string]resourceapi.DeviceAttribute {
+	attributes := map[string]resourceapi.DeviceAttribute{}
+	for _, a := range []struct {
+		name  string
+		value string
+	}{
+		{"type", d.Type}, {"uuid", d.UUID}, {"parentUUID", d.ParentUUID}, {"productName", d.ProductName}, {"profile", d.Profile},
+		{string(deviceattribute.StandardDeviceAttributePCIBusID), d.PCIBusID},
+	} {
+		if a.value != "" && len(a.value) <= resourceapi.DeviceAttributeMaxValueLength {
+			attributes[a.name] = resourceapi.DeviceAttribute{StringValue: &a.value}
+		}
+	}
+	number := func(name string, n int64) { attributes[name] = resourceapi.DeviceAttribute{IntValue: &n} }
+	if d.GPUInstance != nil {
+		number("gpuInstanceID", int64(*d.GPUInstance))
+	}
+	if d.ComputeInstance != nil {
+		number("computeInstanceID", int64(*d.ComputeInstance))
+	}
+	if d.Memory != nil {
+		number("memoryBytes", d.Memory.Value())
+	}
+	if d.Cores > 0 {
+		number("cores", d.Cores)
+	}
+	if d.Shares > 0 {
+		number("shares", d.Shares)
+	}
+	if d.AdminAccess {
+		attributes["adminAccess"] = resourceapi.DeviceAttribute{BoolValue: &d.AdminAccess}
+	}
+	return attributes
 }

@@ -3,19 +3,19 @@
 package claimstatus
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	metaac "k8s.io/client-go/applyconfigurations/meta/v1"
 	resourceac "k8s.io/client-go/applyconfigurations/resource/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/workqueue"
@@ -23,6 +23,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // A claim whose status could not be written is tried again, at first after retryFirst and then more and more rarely.
@@ -31,65 +32,71 @@ const (
 	retryMost  = 5 * time.Minute
 	// callTimeout bounds one write.
 	callTimeout = 10 * time.Second
-	// delay lets pods start first, and saves the writes of claims that are given back right away.
+	// delay lets pods start first, and saves the writes of claims that are unprepared right away.
 	delay = 250 * time.Millisecond
 )
 
-// conditionReady and reasonPrepared are of the condition of each prepared device.
-const (
-	conditionReady = "Ready"
-	reasonPrepared = "Prepared"
-)
+// maxManager is the limit of a field manager's name (apimachinery, FieldManagerMaxLength).
+const maxManager = 128
 
-// Writer writes the status of claims, beside Prepare and Unprepare: they do not wait for it, and it asks the API server for
-// one claim at a time.
-type Writer struct {
-	client kubernetes.Interface
-	driver string
-	// record is what is allocated to a claim; nil where there is no record.
-	record func(types.UID) *records.Record
-	// inventory is nil while the driver is away.
-	inventory func() *gpu.Node
-	// seen is called with each claim that was read or written.
-	seen  func(*resourceapi.ResourceClaim)
-	queue workqueue.TypedRateLimitingInterface[records.Claim]
-	now   func() time.Time
-
-	mu sync.Mutex
-	// written is the data that a claim was last given, or may have been.
-	written map[types.UID]string
-	// unread are claims that an earlier process may have given their status, fresh those that none has: they were prepared
-	// by this one.
-	unread, fresh map[types.UID]bool
+// Options of a Writer.
+type Options struct {
+	Client kubernetes.Interface
+	// Driver and Node name the devices: those of the driver's pool of the node's name.
+	Driver, Node string
+	// Notes are of the claims whose status may list devices, so that it is removed also after a kill.
+	Notes *records.StatusNotes
+	// Record is what is allocated to a claim; nil where there is no record. Inventory is nil while the driver is away. Both may
+	// be called at any time.
+	Record    func(types.UID) *records.Record
+	Inventory func() *gpu.Node
+	// Seen is called with each claim that was read or written.
+	Seen func(*resourceapi.ResourceClaim)
+	// Refused is called with what the API server will not take as the status of a claim; it is not written again until
+	// something changes.
+	Refused func(claim records.Claim, err error)
 }
 
-// NewWriter writes as the field manager of the driver's name. record and inventory may be called at any time. seen is called with
-// each claim that was read or written.
-func NewWriter(client kubernetes.Interface, driver string, record func(types.UID) *records.Record, inventory func() *gpu.Node,
-	seen func(*resourceapi.ResourceClaim)) *Writer {
+// Writer writes the status of claims, alongside Prepare and Unprepare: they do not wait for it, and it asks the API server for
+// one claim at a time.
+type Writer struct {
+	Options
+	// manager owns the written fields. It is the node's own: what it removes is never what another node wrote since.
+	manager string
+	queue   workqueue.TypedRateLimitingInterface[records.Claim]
+	now     func() time.Time
+
+	mu sync.Mutex
+	// written is the data that a claim was last given; unread are claims that an earlier process may have given theirs.
+	written map[types.UID]string
+	unread  map[types.UID]bool
+}
+
+// NewWriter makes a Writer that writes nothing before Run.
+func NewWriter(o Options) *Writer {
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[records.Claim](retryFirst, retryMost)
-	return &Writer{client: client, driver: driver, record: record, inventory: inventory, seen: seen, now: time.Now,
-		queue: workqueue.NewTypedRateLimitingQueue(limiter), written: map[types.UID]string{}, unread: map[types.UID]bool{},
-		fresh: map[types.UID]bool{}}
+	return &Writer{Options: o, manager: managerOf(o.Driver, o.Node), now: time.Now,
+		queue: workqueue.NewTypedRateLimitingQueue(limiter), written: map[types.UID]string{}, unread: map[types.UID]bool{}}
+}
+
+// managerOf is the field manager of a driver's plugin on a node.
+func managerOf(driver, node string) string {
+	if name := driver + "/" + node; len(name) <= maxManager {
+		return name
+	}
+	sum := sha256.Sum256([]byte(node))
+	return driver + "/" + hex.EncodeToString(sum[:16])
 }
 
 // Prepared notes that a claim was prepared, or again. It does not wait. A nil Writer ignores it.
 func (w *Writer) Prepared(claim records.Claim) {
-	if w == nil {
-		return
-	}
-	w.mu.Lock()
-	w.fresh[claim.UID] = w.written[claim.UID] == "" && !w.unread[claim.UID]
-	w.mu.Unlock()
-	w.queue.AddAfter(claim, delay)
-}
-
-// Unprepared notes that a claim was unprepared. It does not wait. A nil Writer ignores it.
-func (w *Writer) Unprepared(claim records.Claim) {
 	if w != nil {
 		w.queue.AddAfter(claim, delay)
 	}
 }
+
+// Unprepared notes that a claim was unprepared. It does not wait. A nil Writer ignores it.
+func (w *Writer) Unprepared(claim records.Claim) { w.Prepared(claim) }
 
 // Restore corrects, after a start, the status of claims that were prepared before.
 func (w *Writer) Restore(all []*records.Record) {
@@ -101,10 +108,28 @@ func (w *Writer) Restore(all []*records.Record) {
 	}
 }
 
+// Sweep removes the status of claims that are not prepared any more: an earlier process may have been killed before it could,
+// and a claim can be released without Unprepare. A nil Writer ignores it.
+func (w *Writer) Sweep(ctx context.Context) {
+	if w == nil {
+		return
+	}
+	notes, corrupt, err := w.Notes.List()
+	if err = errors.Join(append(corrupt, err)...); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot read of which claims the status was written; some may keep it until they are deallocated")
+	}
+	for _, n := range notes {
+		if !prepared(w.Record(n.Claim.UID)) {
+			w.queue.Add(n.Claim)
+		}
+	}
+}
+
 // Run writes until ctx ends.
 func (w *Writer) Run(ctx context.Context) {
 	stop := context.AfterFunc(ctx, w.queue.ShutDown)
 	defer stop()
+	w.Sweep(ctx)
 	for {
 		claim, shutdown := w.queue.Get()
 		if shutdown {
@@ -122,13 +147,15 @@ func (w *Writer) Run(ctx context.Context) {
 	}
 }
 
+func prepared(r *records.Record) bool { return r != nil && r.State == records.Prepared }
+
 // write gives a claim the status that its record says, or none.
 func (w *Writer) write(ctx context.Context, claim records.Claim) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	record := w.record(claim.UID)
-	if record != nil && record.State != records.Prepared {
-		return nil // what it becomes is noted then
+	record := w.Record(claim.UID)
+	if !prepared(record) {
+		return w.remove(ctx, claim)
 	}
 	devices, data, err := w.devices(record)
 	if err != nil {
@@ -137,58 +164,110 @@ func (w *Writer) write(ctx context.Context, claim records.Claim) error {
 	if same, err := w.has(ctx, claim, data); same || err != nil {
 		return err
 	}
-	w.mu.Lock()
-	w.written[claim.UID] = "unknown" // until there is an answer
-	w.mu.Unlock()
-	config := resourceac.ResourceClaim(claim.Name, claim.Namespace).WithUID(claim.UID).
-		WithStatus(resourceac.ResourceClaimStatus().WithDevices(devices...))
-	applied, err := w.client.ResourceV1().ResourceClaims(claim.Namespace).ApplyStatus(ctx, config,
-		metav1.ApplyOptions{FieldManager: w.driver, Force: true})
-	if err == nil {
-		w.seen(applied)
+	if err := w.Notes.Write(&records.StatusNote{Format: records.StatusFormat, Claim: claim}); err != nil { // before the status
+		return err
 	}
-	if gone(err) {
-		err, data = nil, ""
-	}
-	if err != nil {
-		return fmt.Errorf("apply the status of claim %s: %w", claim, err)
+	if err := w.apply(ctx, claim, devices); err != nil {
+		return err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.fresh, claim.UID)
-	if data == "" {
-		delete(w.written, claim.UID)
-		delete(w.unread, claim.UID)
-	} else {
-		w.written[claim.UID] = data
-	}
-	klog.FromContext(ctx).V(4).Info("Wrote the status of a claim", "claim", claim, "devices", len(devices))
+	w.written[claim.UID] = data
 	return nil
+}
+
+// remove removes the status of a claim, if there may be one.
+func (w *Writer) remove(ctx context.Context, claim records.Claim) error {
+	note, err := w.Notes.Read(claim.UID)
+	corrupt := (*store.CorruptError)(nil)
+	if err != nil && !errors.As(err, &corrupt) {
+		return err
+	}
+	if note != nil || corrupt != nil {
+		if err := w.apply(ctx, claim, nil); err != nil {
+			return err
+		}
+		if err := w.Notes.Remove(claim.UID); err != nil {
+			return err
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.written, claim.UID)
+	delete(w.unread, claim.UID)
+	return nil
+}
+
+// apply has the API server replace what this node wrote before. That a claim is gone, replaced or deallocated is no error: its
+// status went with that. Nor is one that the API server will never take, which is reported.
+func (w *Writer) apply(ctx context.Context, claim records.Claim, devices []*resourceac.AllocatedDeviceStatusApplyConfiguration) error {
+	config := resourceac.ResourceClaim(claim.Name, claim.Namespace).WithUID(claim.UID).
+		WithStatus(resourceac.ResourceClaimStatus().WithDevices(devices...))
+	applied, err := w.Client.ResourceV1().ResourceClaims(claim.Namespace).ApplyStatus(ctx, config,
+		metav1.ApplyOptions{FieldManager: w.manager, Force: true})
+	switch {
+	case err == nil:
+		w.Seen(applied)
+		klog.FromContext(ctx).V(4).Info("Wrote the status of a claim", "claim", claim, "devices", len(devices))
+		return nil
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err): // another UID
+		return nil
+	}
+	err = fmt.Errorf("apply the status of claim %s: %w", claim, err)
+	if !apierrors.IsInvalid(err) {
+		return err
+	}
+	allocated, readErr := w.allocated(ctx, claim)
+	if readErr != nil {
+		return errors.Join(err, readErr)
+	}
+	if allocated {
+		klog.FromContext(ctx).Error(err, "The API server refuses the status of a claim; it is not written until the claim changes", "claim", claim)
+		w.Refused(claim, err)
+	}
+	return nil
+}
+
+// allocated reports whether a claim has devices of this driver and node.
+func (w *Writer) allocated(ctx context.Context, claim records.Claim) (bool, error) {
+	found, err := w.read(ctx, claim)
+	if err != nil || found == nil || found.Status.Allocation == nil {
+		return false, err
+	}
+	return slices.ContainsFunc(found.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+		return r.Driver == w.Driver && r.Pool == w.Node
+	}), nil
+}
+
+// read returns nil for a claim that does not exist any more.
+func (w *Writer) read(ctx context.Context, claim records.Claim) (*resourceapi.ResourceClaim, error) {
+	found, err := w.Client.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err) || err == nil && found.UID != claim.UID:
+		return nil, nil //nolint:nilnil // absence is an ordinary answer
+	case err != nil:
+		return nil, fmt.Errorf("read the status of claim %s: %w", claim, err)
+	}
+	w.Seen(found)
+	return found, nil
 }
 
 // has reports whether the claim's status is the data already: what has not changed keeps its time.
 func (w *Writer) has(ctx context.Context, claim records.Claim, data string) (bool, error) {
 	w.mu.Lock()
-	written, unread, fresh := w.written[claim.UID], w.unread[claim.UID], w.fresh[claim.UID]
-	if data == "" && fresh {
-		delete(w.fresh, claim.UID)
-	}
+	written, unread := w.written[claim.UID], w.unread[claim.UID]
 	w.mu.Unlock()
-	if data == "" {
-		return fresh && written == "", nil
-	}
 	if !unread {
 		return written == data, nil
 	}
-	found, err := w.client.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return false, fmt.Errorf("read the status of claim %s: %w", claim, err)
+	found, err := w.read(ctx, claim)
+	if err != nil {
+		return false, err
 	}
 	var text string
-	if err == nil && found.UID == claim.UID {
-		w.seen(found)
+	if found != nil {
 		for _, d := range found.Status.Devices {
-			if d.Driver == w.driver && d.Data != nil {
+			if d.Driver == w.Driver && d.Data != nil {
 				text += normal(d.Data.Raw) + "\n"
 			}
 		}
@@ -200,51 +279,4 @@ func (w *Writer) has(ctx context.Context, claim records.Claim, data string) (boo
 		w.written[claim.UID] = data
 	}
 	return text == data, nil
-}
-
-// normal is data as this process writes it: an API server may order fields in another way. It is empty for what another
-// release wrote.
-func normal(raw []byte) string {
-	var d Device
-	decoder := json.NewDecoder(bytes.NewReader(raw))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&d); err != nil {
-		return ""
-	}
-	text, err := json.Marshal(d)
-	if err != nil {
-		return ""
-	}
-	return string(text)
-}
-
-// gone reports whether there is nothing to write to: the claim does not exist, is another one of the same name, or has been
-// deallocated, and its devices with that.
-func gone(err error) bool {
-	return apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsInvalid(err)
-}
-
-// devices of a record in the form of the status, and the same as text without times. There are none without a record.
-func (w *Writer) devices(record *records.Record) (devices []*resourceac.AllocatedDeviceStatusApplyConfiguration, text string, err error) {
-	if record == nil {
-		return nil, "", nil
-	}
-	inventory := w.inventory()
-	for i := range record.Devices {
-		d := &record.Devices[i]
-		data, err := json.Marshal(describe(d, inventory))
-		if err != nil {
-			return nil, "", fmt.Errorf("encode the status of device %s: %w", d.Device, err)
-		}
-		text += string(data) + "\n"
-		status := resourceac.AllocatedDeviceStatus().WithDriver(w.driver).WithPool(d.Pool).WithDevice(d.Device).
-			WithConditions(metaac.Condition().WithType(conditionReady).WithStatus(metav1.ConditionTrue).WithReason(reasonPrepared).
-				WithMessage("The device is prepared on the node").WithLastTransitionTime(metav1.NewTime(w.now()))).
-			WithData(runtime.RawExtension{Raw: data})
-		if d.Share != nil && !d.Share.Exclusive { // of which the allocation has no share
-			status = status.WithShareID(d.Share.ID)
-		}
-		devices = append(devices, status)
-	}
-	return devices, text, nil
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -21,9 +22,10 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
-const driver = "gpu.cleave.dev"
+const driver, node = "gpu.cleave.dev", "node-1"
 
 var claim = records.Claim{Namespace: "team", Name: "a", UID: "uid-a"}
 
@@ -32,16 +34,51 @@ type bed struct {
 	*Writer
 	client *fake.Clientset
 
+	dir     string
+	refused []error
+
 	mu      sync.Mutex
 	records map[types.UID]*records.Record
 }
 
 func newBed(t *testing.T) *bed {
 	t.Helper()
-	b := &bed{records: map[types.UID]*records.Record{}, client: fake.NewClientset(&resourceapi.ResourceClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}})}
-	b.Writer = NewWriter(b.client, driver, b.record, inventory, func(*resourceapi.ResourceClaim) {})
+	b := &bed{records: map[types.UID]*records.Record{}, client: fake.NewClientset(allocated()), dir: t.TempDir()}
+	b.start(t)
 	return b
+}
+
+// allocated is the claim with a device of the node.
+func allocated() *resourceapi.ResourceClaim {
+	return &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
+		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+			Results: []resourceapi.DeviceRequestAllocationResult{{Driver: driver, Pool: node, Device: "gpu-0000-1b-00-0"}}}}},
+	}
+}
+
+// start makes a new writer, as a process that knows no more than what is on disk.
+func (b *bed) start(t *testing.T) {
+	t.Helper()
+	notes, err := records.OpenStatusNotes(store.Disk{}, b.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Writer = NewWriter(Options{Client: b.client, Driver: driver, Node: node, Notes: notes, Record: b.record, Inventory: inventory,
+		Seen:    func(*resourceapi.ResourceClaim) {},
+		Refused: func(_ records.Claim, err error) { b.refused = append(b.refused, err) }})
+}
+
+// settle writes what is queued.
+func (b *bed) settle(t *testing.T) {
+	t.Helper()
+	for b.queue.Len() > 0 {
+		next, _ := b.queue.Get()
+		if err := b.write(t.Context(), next); err != nil {
+			t.Fatal(err)
+		}
+		b.queue.Done(next)
+	}
 }
 
 func (b *bed) record(uid types.UID) *records.Record {
@@ -65,7 +102,7 @@ func inventory() *gpu.Node {
 
 // recordOf is of one device of the only GPU.
 func recordOf(d records.Device) *records.Record {
-	d.Request, d.Pool, d.GPU, d.UUID = "gpu", "node", "gpu-0000-1b-00-0", "GPU-1"
+	d.Request, d.Pool, d.GPU, d.UUID = "gpu", node, "gpu-0000-1b-00-0", "GPU-1"
 	if d.Device == "" {
 		d.Device = d.GPU
 	}
@@ -138,61 +175,91 @@ func fields(t *testing.T, data []byte) map[string]any {
 	return all
 }
 
-// A claim that is given back before it had a status needs no write, unless an earlier process may have written one.
-func TestWriter_GivenBackAtOnce(t *testing.T) {
-	for name, tt := range map[string]struct {
-		note func(b *bed)
-		want int
-	}{
-		"prepared here":                  {func(b *bed) { b.Prepared(claim); b.Unprepared(claim) }, 0},
-		"prepared by an earlier process": {func(b *bed) { b.Unprepared(claim) }, 1},
-		"prepared again after a start": {func(b *bed) {
-			b.Restore([]*records.Record{recordOf(records.Device{})})
-			b.Prepared(claim)
-			b.Unprepared(claim)
-		}, 1},
-	} {
+// A claim that is unprepared before it had a status needs no write.
+func TestWriter_UnpreparedAtOnce(t *testing.T) {
+	b := newBed(t)
+	if err := b.write(t.Context(), claim); err != nil {
+		t.Fatal(err)
+	}
+	if got := patches(b.client); got != 0 {
+		t.Errorf("%d writes, want none", got)
+	}
+}
+
+// A process that is killed after Unprepare, before the API server has removed the status, leaves that to the next one. So does
+// one that wrote a status and was killed before its answer.
+func TestWriter_KilledBeforeRemoval(t *testing.T) {
+	for name, answered := range map[string]bool{"status written": true, "status written without an answer": false} {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t)
-			tt.note(b)
-			if err := b.write(t.Context(), claim); err != nil {
+			b.set(recordOf(records.Device{}))
+			lost := !answered
+			b.client.PrependReactor("patch", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+				return lost, nil, errors.New("connection lost")
+			})
+			if err := b.write(t.Context(), claim); (err == nil) != answered {
 				t.Fatal(err)
 			}
-			if got := patches(b.client); got != tt.want {
-				t.Errorf("%d writes, want %d", got, tt.want)
+			b.set(nil) // unprepared, and killed
+			lost = false
+			b.client.ClearActions()
+			b.start(t)
+			b.Sweep(t.Context())
+			b.settle(t)
+			if got := b.written(t); len(got) > 0 || patches(b.client) != 1 {
+				t.Errorf("status %v of a claim that is not prepared, after %d writes", got, patches(b.client))
+			}
+			b.client.ClearActions()
+			b.start(t)
+			b.Sweep(t.Context())
+			b.settle(t)
+			if got := patches(b.client); got != 0 {
+				t.Errorf("%d more writes after the status is removed", got)
 			}
 		})
+	}
+}
+
+// A claim that is being released, while the driver is away for instance, is not ready.
+func TestWriter_Releasing(t *testing.T) {
+	b := newBed(t)
+	b.set(recordOf(records.Device{}))
+	if err := b.write(t.Context(), claim); err != nil {
+		t.Fatal(err)
+	}
+	releasing := recordOf(records.Device{})
+	releasing.State = records.Releasing
+	b.set(releasing)
+	if err := b.write(t.Context(), claim); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.written(t); len(got) > 0 {
+		t.Errorf("status %v of a claim that is being released", got)
 	}
 }
 
 // What an earlier process wrote is left as it is, with its time, and what it did not come to write is written.
 func TestWriter_Restore(t *testing.T) {
 	b := newBed(t)
-	b.set(recordOf(records.Device{}))
+	all := []*records.Record{recordOf(records.Device{})}
+	b.set(all[0])
 	if err := b.write(t.Context(), claim); err != nil {
 		t.Fatal(err)
 	}
-	next := &bed{client: b.client, records: b.records}
-	next.Writer = NewWriter(b.client, driver, next.record, inventory, func(*resourceapi.ResourceClaim) {})
-	next.Restore([]*records.Record{recordOf(records.Device{})})
+	b.start(t)
+	b.Restore(all)
 	b.client.ClearActions()
-	if err := next.write(t.Context(), claim); err != nil {
-		t.Fatal(err)
-	}
+	b.settle(t)
 	if got := patches(b.client); got != 0 {
 		t.Errorf("%d writes of a status that is right", got)
 	}
-	if err := b.client.Tracker().Update(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), &resourceapi.ResourceClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}}, claim.Namespace); err != nil {
+	if err := b.client.Tracker().Update(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), allocated(), claim.Namespace); err != nil {
 		t.Fatal(err)
 	}
-	last := &bed{client: b.client, records: b.records}
-	last.Writer = NewWriter(b.client, driver, last.record, inventory, func(*resourceapi.ResourceClaim) {})
-	last.Restore([]*records.Record{recordOf(records.Device{})})
-	if err := last.write(t.Context(), claim); err != nil {
-		t.Fatal(err)
-	}
-	if got := last.written(t); len(got) != 1 {
+	b.start(t)
+	b.Restore(all)
+	b.settle(t)
+	if got := b.written(t); len(got) != 1 {
 		t.Errorf("got %v, want the device's status", got)
 	}
 }
@@ -207,21 +274,37 @@ func patches(client *fake.Clientset) int {
 	return n
 }
 
-// Claims that are gone, replaced or deallocated have no status to write; an API server that fails is asked again.
+// Claims that are gone, replaced or deallocated have no status to write; what the API server refuses is reported, and it is
+// not asked again; one that fails is.
 func TestWriter_Run(t *testing.T) {
+	invalid := apierrors.NewInvalid(resourceapi.SchemeGroupVersion.WithKind("ResourceClaim").GroupKind(), claim.Name, nil)
+	deallocated := allocated()
+	deallocated.Status.Allocation = nil
+	elsewhere := allocated()
+	elsewhere.Status.Allocation.Devices.Results[0].Pool = "node-2"
 	tests := map[string]struct {
-		err  error
-		want int // writes
+		err     error
+		claim   *resourceapi.ResourceClaim // nil for the allocated one
+		want    int                        // writes
+		refused int
 	}{
-		"not found":   {apierrors.NewNotFound(resourceapi.Resource("resourceclaims"), claim.Name), 1},
-		"another UID": {apierrors.NewConflict(resourceapi.Resource("resourceclaims"), claim.Name, errors.New("UID")), 1},
-		"deallocated": {apierrors.NewInvalid(resourceapi.SchemeGroupVersion.WithKind("ResourceClaim").GroupKind(), claim.Name, nil), 1},
-		"unavailable": {apierrors.NewServiceUnavailable("busy"), 2},
+		"not found":           {apierrors.NewNotFound(resourceapi.Resource("resourceclaims"), claim.Name), nil, 1, 0},
+		"another UID":         {apierrors.NewConflict(resourceapi.Resource("resourceclaims"), claim.Name, errors.New("UID")), nil, 1, 0},
+		"deallocated":         {invalid, deallocated, 1, 0},
+		"allocated elsewhere": {invalid, elsewhere, 1, 0},
+		"refused":             {invalid, nil, 1, 1},
+		"unavailable":         {apierrors.NewServiceUnavailable("busy"), nil, 2, 0},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t)
 			b.set(recordOf(records.Device{}))
+			if tt.claim != nil {
+				gvr := resourceapi.SchemeGroupVersion.WithResource("resourceclaims")
+				if err := b.client.Tracker().Update(gvr, tt.claim, claim.Namespace); err != nil {
+					t.Fatal(err)
+				}
+			}
 			failed := make(chan struct{}, 16)
 			var once sync.Once
 			b.client.PrependReactor("patch", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -241,11 +324,45 @@ func TestWriter_Run(t *testing.T) {
 					t.Fatal("the status is not written again")
 				}
 			}
-			cancel()
+			b.queue.ShutDownWithDrain()
 			<-done
+			cancel()
 			if more := len(failed); more > 0 {
 				t.Errorf("%d writes more than %d", more, tt.want)
 			}
+			if got := len(b.refused); got != tt.refused {
+				t.Errorf("refused %v, want %d", b.refused, tt.refused)
+			}
 		})
+	}
+}
+
+func TestManagerOf(t *testing.T) {
+	if got := managerOf(driver, node); got != "gpu.cleave.dev/node-1" {
+		t.Errorf("got %s", got)
+	}
+	long := strings.Repeat("n", 250)
+	if got := managerOf(driver, long); len(got) > maxManager || got == managerOf(driver, long+"x") {
+		t.Errorf("got %s for a long name", got)
+	}
+}
+
+// Device metadata has what the status has.
+func TestDevice_Attributes(t *testing.T) {
+	ci := 0
+	d := recordOf(records.Device{Partition: &gpu.Partition{ProfileID: 19, GI: 7, CI: &ci, UUID: "MIG-1"}}).Devices[0]
+	data := Describe(&d, inventory())
+	got := map[string]any{}
+	for name, a := range data.Attributes() {
+		if a.StringValue != nil {
+			got[name] = *a.StringValue
+		} else {
+			got[name] = *a.IntValue
+		}
+	}
+	want := map[string]any{"type": "mig", "uuid": "MIG-1", "parentUUID": "GPU-1", "productName": "NVIDIA H100 80GB HBM3", "profile": "1g.10gb",
+		"resource.kubernetes.io/pciBusID": "0000:1b:00.0", "gpuInstanceID": int64(7), "computeInstanceID": int64(0), "memoryBytes": int64(9984 << 20)}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -17,8 +17,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-
-	"github.com/cleave-dra/cleave/pkg/claimstatus"
 )
 
 // restConfig sets limits under which a node full of claims is not throttled: client-go's 5 requests a second make a
@@ -37,20 +35,25 @@ func restConfig(c Config) (*rest.Config, error) {
 
 // startKubeletPlugin opens the sockets and registers with the kubelet.
 func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCauseFunc) error {
-	s.status = claimstatus.NewWriter(s.client, s.config.DriverName, s.engine.Ledger.Record, s.names.inventory, s.pods.Saw)
-	helper, err := s.kubelet.serve(ctx, s.client, s.config.DriverName, s.config.PodUID,
-		&plugin{claims: s.engine, record: s.engine.Ledger.Record, metrics: s.metrics, health: &s.health, terminating: s.terminating,
-			status: s.status, fatal: fatal})
+	status, err := s.newStatus(s.engine.Ledger)
 	if err != nil {
 		return err
 	}
-	s.helper = helper
+	helper, err := s.kubelet.serve(ctx, s.client, s.config.DriverName, s.config.PodUID, &plugin{
+		claims: s.engine, record: s.engine.Ledger.Record, metrics: s.metrics, health: &s.health, terminating: s.terminating, status: status,
+		inventory: s.names.inventory, fatal: fatal,
+	})
+	if err != nil {
+		return err
+	}
+	s.status, s.helper = status, helper
 	return nil
 }
 
 // kubelet is how plugins meet the kubelet.
 type kubelet struct {
-	config *Config
+	config   *Config
+	metadata metadataFiles
 	// registered is when the kubelet registered a plugin last, in nanoseconds since 1970.
 	registered atomic.Int64
 }
@@ -60,6 +63,10 @@ func (k *kubelet) serve(
 	ctx context.Context, client kubernetes.Interface, driver, podUID string, p *plugin,
 ) (*kubeletplugin.Helper, error) {
 	dir := filepath.Join(k.config.PluginsDir, driver)
+	k.metadata.sweep(ctx, k.config, driver)
+	if err := k.metadata.open(k.config, driver); err != nil {
+		return nil, err
+	}
 	options := []kubeletplugin.Option{
 		kubeletplugin.DriverName(driver),
 		kubeletplugin.KubeClient(client),
@@ -70,6 +77,7 @@ func (k *kubelet) serve(
 		kubeletplugin.Serialize(false),
 		kubeletplugin.GRPCInterceptor(k.noteRegistration),
 	}
+	options = append(options, k.metadata.options(k.config.CDIDir)...)
 	if podUID != "" {
 		options = append(options, kubeletplugin.RollingUpdate(types.UID(podUID)))
 	}

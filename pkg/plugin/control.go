@@ -93,7 +93,11 @@ func (s *service) setUpLoop(ctx context.Context, hw *hardware, noShares error) e
 	s.loop.Options = node.Options{
 		Hardware: controlled{s, hw},
 		Claims: engine{Preparer: s.engine, hw: hw, api: cluster.Claims{Client: s.client, Pods: s.pods}, lists: lists,
-			listed: func() { s.loop.Mark(node.Cluster) }},
+			listed: func() { s.loop.Mark(node.Cluster) },
+			sweep: func(ctx context.Context) {
+				s.status.Sweep(ctx)
+				s.kubelet.metadata.sweep(ctx, &s.config, s.config.DriverName)
+			}},
 		Sources: node.Sources{
 			Cluster: s.cluster.State, Names: s.names.states, Conditions: s.health.all, Incomplete: s.specs.incomplete, Lists: lists.Accepted,
 			Policies: func() (*policy.Set, error) { return policy.Load(s.config.PolicyFile, s.config.PolicyFormat) },

@@ -20,6 +20,8 @@ type engine struct {
 	// lists is asked again, alongside the loop, until the API server has answered. listed is called when the answer is new.
 	lists  *cluster.Lists
 	listed func()
+	// sweep removes what is left of claims that were released without Unprepare.
+	sweep func(ctx context.Context)
 }
 
 func (e engine) Allocations() []*records.Record       { return e.Ledger.AllRecords() }
@@ -52,4 +54,5 @@ func (e engine) Reconcile(ctx context.Context) {
 		e.listed()
 	}
 	e.Preparer.Reconcile(ctx, e.api)
+	e.sweep(ctx)
 }

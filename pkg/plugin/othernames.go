@@ -20,6 +20,7 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/cdi"
 	"github.com/cleave-dra/cleave/pkg/claims"
+	"github.com/cleave-dra/cleave/pkg/claimstatus"
 	"github.com/cleave-dra/cleave/pkg/cluster"
 	"github.com/cleave-dra/cleave/pkg/names"
 	"github.com/cleave-dra/cleave/pkg/node"
@@ -80,6 +81,9 @@ type otherName struct {
 	claims    map[types.UID]*resourceapi.ResourceClaim
 	idleSince time.Time
 	helper    *kubeletplugin.Helper
+	// status tells the name's claims what their devices are, until endStatus; nil while the kubelet is not served.
+	status    *claimstatus.Writer
+	endStatus func()
 	// broken has a value after the helper failed for good.
 	broken chan error
 	// reported is what was last reported of the name, by topic.
@@ -379,12 +383,14 @@ func (n *otherNames) adopt(ctx context.Context, o *otherName) {
 			return
 		}
 		o.nextReconcile = time.Time{}
+		o.restoreStatus()
 	}
 	if now := time.Now(); now.After(o.nextReconcile) {
 		if err := n.s.engine.Partitions.AdoptLayouts(ctx, o.engine.Ledger); err != nil {
 			logger.Error(err, "Could not take over the layouts of another driver name; it is tried again", "driver", o.driver)
 		}
 		o.engine.Maintain(ctx, cluster.Claims{Client: n.s.client})
+		o.sweep(ctx, n.s)
 		o.nextReconcile = now.Add(n.s.config.ReconcileEvery)
 		n.s.loop.Mark(node.Partitions)
 	} else if o.engine.Unfinished() {
@@ -392,5 +398,3 @@ func (n *otherNames) adopt(ctx context.Context, o *otherName) {
 	}
 	o.nextFinish = time.Now().Add(finishEvery)
 }
-
-func (o *otherName) compatible() bool { return o.driver == nvidia.DriverName }

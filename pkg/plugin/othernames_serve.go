@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -19,7 +20,9 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
+	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/pkg/cdi"
+	"github.com/cleave-dra/cleave/pkg/claimstatus"
 	"github.com/cleave-dra/cleave/pkg/cluster"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/names"
@@ -133,13 +136,18 @@ func (n *otherNames) serve(ctx context.Context, o *otherName) {
 		default:
 		}
 	}
-	helper, err := n.s.kubelet.serve(ctx, n.s.client, o.driver, podUID,
-		&plugin{claims: o.engine, record: o.engine.Ledger.Record, metrics: n.s.metrics, health: &n.s.health, terminating: n.s.terminating, fatal: fatal})
+	status, err := n.s.newStatus(o.engine.Ledger)
+	if err == nil {
+		o.helper, err = n.s.kubelet.serve(ctx, n.s.client, o.driver, podUID, &plugin{
+			claims: o.engine, record: o.engine.Ledger.Record, metrics: n.s.metrics, health: &n.s.health, terminating: n.s.terminating,
+			status: status, inventory: n.inventory, fatal: fatal,
+		})
+	}
 	n.log(ctx, o, "serve", err)
 	if err != nil {
 		return
 	}
-	o.helper = helper
+	o.startStatus(ctx, status)
 	klog.FromContext(ctx).Info("Serving the kubelet by another driver name, until its claims are gone", "driver", o.driver)
 }
 
@@ -147,6 +155,35 @@ func (n *otherNames) serve(ctx context.Context, o *otherName) {
 func (o *otherName) stopServing() {
 	o.helper.Stop()
 	o.helper = nil
+	if o.status != nil {
+		o.endStatus()
+		o.status, o.endStatus = nil, nil
+	}
+}
+
+// sweep removes what is left of claims that were released without Unprepare. Without its sockets, the name may be another
+// driver's.
+func (o *otherName) sweep(ctx context.Context, s *service) {
+	if o.helper != nil {
+		o.status.Sweep(ctx)
+		s.kubelet.metadata.sweep(ctx, &s.config, o.driver)
+	}
+}
+
+// startStatus has the status of the name's claims written until endStatus.
+func (o *otherName) startStatus(ctx context.Context, status *claimstatus.Writer) {
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() { status.Run(ctx) })
+	o.status, o.endStatus = status, func() { cancel(); running.Wait() }
+	o.restoreStatus()
+}
+
+// restoreStatus corrects the status of the name's claims, once what their devices are is known.
+func (o *otherName) restoreStatus() {
+	if o.status != nil && o.engine.Equipped() {
+		o.status.Restore(o.engine.Ledger.Records())
+	}
 }
 
 // log logs a problem with a name when it is another one than before.
@@ -221,7 +258,7 @@ func (n *otherNames) retire(ctx context.Context, o *otherName) {
 }
 
 // ownFiles are Cleave's in the directory of a name, which may be another driver's, too. Records are removed by themselves.
-var ownFiles = []string{names.Locks, "policy.json", "drained", "nvidia-cdi-hook", "cleave-memory-limit", sessionFile}
+var ownFiles = []string{names.Locks, "policy.json", "drained", "nvidia-cdi-hook", "cleave-memory-limit", sessionFile, statusDir}
 
 // removeName removes what Cleave keeps on the node under a name, and nothing else; not while a plugin of that name runs, or
 // where there is a record. Records that were set aside as corrupt stay.
@@ -262,7 +299,9 @@ func removeName(c *Config, driver string) (gone bool, err error) {
 	for _, file := range append(slices.Clone(ownFiles), names.Running) { // the lock last: it keeps plugins from starting
 		errs = append(errs, os.RemoveAll(filepath.Join(dir, file)))
 	}
-	_ = os.Remove(dir) // stays where it is a mount, or another driver's
+	for _, d := range []string{metadataTarget(c, driver), filepath.Join(dir, metadataDir), dir} {
+		_ = os.Remove(d) // stays where it is a mount, or another driver's
+	}
 	return true, errors.Join(errs...)
 }
 
@@ -297,3 +336,5 @@ func message(err error) string {
 	}
 	return err.Error()
 }
+
+func (o *otherName) compatible() bool { return o.driver == nvidia.DriverName }

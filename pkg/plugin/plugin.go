@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/claimstatus"
+	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/usage"
 )
@@ -36,6 +37,8 @@ type plugin struct {
 	terminating *terminating
 	// status tells claims what their devices are; nil for nobody.
 	status *claimstatus.Writer
+	// inventory are the node's GPUs; nil while the driver is away.
+	inventory func() *gpu.Node
 	// fatal ends the plugin after an error that no retry mends.
 	fatal context.CancelCauseFunc
 }
@@ -54,7 +57,7 @@ func (p *plugin) PrepareResourceClaims(ctx context.Context,
 			devices, err = p.claims.Prepare(ctx, claims[i])
 			return err
 		})
-		results[i] = kubeletplugin.PrepareResult{Err: err, Devices: toKubelet(devices)}
+		results[i] = kubeletplugin.PrepareResult{Err: err, Devices: toKubelet(devices, p.inventory())}
 		if err == nil {
 			p.status.Prepared(ref)
 		}
@@ -136,12 +139,15 @@ func concurrently(n int, run func(i int)) {
 	wg.Wait()
 }
 
-// toKubelet describes how a container gets each device.
-func toKubelet(devices []records.Device) []kubeletplugin.Device {
+// toKubelet describes how a container gets each device, and what it may know of it.
+func toKubelet(devices []records.Device, inventory *gpu.Node) []kubeletplugin.Device {
 	answer := make([]kubeletplugin.Device, 0, len(devices))
-	for _, d := range devices {
+	for i := range devices {
+		d := &devices[i]
+		known := claimstatus.Describe(d, inventory)
 		device := kubeletplugin.Device{
 			Requests: []string{d.Request}, PoolName: d.Pool, DeviceName: d.Device, CDIDeviceIDs: d.CDIDeviceIDs,
+			Metadata: &kubeletplugin.DeviceMetadata{Attributes: known.Attributes()},
 		}
 		if d.Share != nil && !d.Share.Exclusive { // of which the allocation has no share
 			id := types.UID(d.Share.ID)

@@ -51,11 +51,14 @@ func (f *fakeClaims) Unprepare(_ context.Context, claim records.Claim) error {
 	return f.errs[claim.UID]
 }
 
+// ignoreMetadata compares devices without what containers may know of them.
+var ignoreMetadata = cmpopts.IgnoreFields(kubeletplugin.Device{}, "Metadata")
+
 func newPlugin(t *testing.T, claims Claims) (*plugin, context.Context) {
 	t.Helper()
 	ctx, fatal := context.WithCancelCause(t.Context())
 	t.Cleanup(func() { fatal(nil) })
-	return &plugin{claims: claims, metrics: newMetrics(), fatal: fatal}, ctx
+	return &plugin{claims: claims, metrics: newMetrics(), inventory: func() *gpu.Node { return nil }, fatal: fatal}, ctx
 }
 
 func claimsOf(uids ...types.UID) (claims []*resourceapi.ResourceClaim) {
@@ -97,7 +100,7 @@ func TestPrepareResourceClaims(t *testing.T) {
 		"b": {Err: inUse},
 		"c": {},
 	}
-	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty(), cmpopts.EquateErrors()); diff != "" {
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty(), cmpopts.EquateErrors(), ignoreMetadata); diff != "" {
 		t.Errorf("answers (-want +got):\n%s", diff)
 	}
 }
@@ -210,7 +213,7 @@ func TestToKubelet(t *testing.T) {
 	alone := share(records.ExclusiveID)
 	alone.Share.Exclusive = true
 	want := []kubeletplugin.Device{device(&one), device(&two), device(nil), device(nil)}
-	if diff := cmp.Diff(want, toKubelet([]records.Device{share("one"), share("two"), whole, alone})); diff != "" {
+	if diff := cmp.Diff(want, toKubelet([]records.Device{share("one"), share("two"), whole, alone}, nil), ignoreMetadata); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
 }

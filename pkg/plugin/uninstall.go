@@ -99,9 +99,11 @@ func removeFiles(c *Config) (allocated int, err error) {
 	if err != nil || len(claims) > 0 {
 		return len(claims), err
 	}
-	if err := (cdi.Remover{Dir: c.CDIDir, Driver: c.DriverName}).RemoveStatic(); err != nil {
+	err = errors.Join(cdi.Remover{Dir: c.CDIDir, Driver: c.DriverName}.RemoveStatic(), removeMetadata(c, c.DriverName, nil))
+	if err != nil {
 		return 0, err
 	}
+	_ = os.Remove(metadataTarget(c, c.DriverName))
 	entries, err := os.ReadDir(c.pluginDir())
 	if err != nil {
 		return 0, fmt.Errorf("read the plugin's directory: %w", err)

@@ -181,9 +181,42 @@ func (d *Device) HasEdits() bool {
 	return d.Partition != nil || d.Share != nil && (!d.Share.Exclusive || d.Share.Kind == gpu.MPS)
 }
 
-// WithEdits lists the devices of the claim's own CDI spec.
+// WithEdits lists the devices of the claim's own CDI spec: those that have edits, and of each request with several devices the
+// last one, whose edits name all of them (UUIDs).
 func (r *Record) WithEdits() []*Device {
-	return slices.DeleteFunc(r.InSpec(), func(d *Device) bool { return !d.HasEdits() })
+	var found []*Device
+	for i := range r.Devices {
+		if d := &r.Devices[i]; d.HasEdits() || r.namesOthers(i) {
+			found = append(found, d)
+		}
+	}
+	return found
+}
+
+// namesOthers reports whether a device is the last of a request with several.
+func (r *Record) namesOthers(at int) bool {
+	same := func(d Device) bool { return d.Request == r.Devices[at].Request }
+	return slices.ContainsFunc(r.Devices[:at], same) && !slices.ContainsFunc(r.Devices[at+1:], same)
+}
+
+// UUIDs are those of the devices of a request, in order of the allocation, once each: that of the partition, or else of the GPU.
+func (r *Record) UUIDs(request string) []string {
+	var uuids []string
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		if uuid := d.OwnUUID(); d.Request == request && !slices.Contains(uuids, uuid) {
+			uuids = append(uuids, uuid)
+		}
+	}
+	return uuids
+}
+
+// OwnUUID is that of the device's partition, or else of its GPU.
+func (d *Device) OwnUUID() string {
+	if d.Partition != nil {
+		return d.Partition.UUID
+	}
+	return d.UUID
 }
 
 // Clone returns a copy that shares nothing with the record.
