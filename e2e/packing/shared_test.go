@@ -17,6 +17,7 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 	"github.com/cleave-dra/cleave/pkg/allocator"
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/publish"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -272,4 +273,66 @@ func TestShares_Tainted(t *testing.T) {
 	release()
 	c.wants("", workload.Request("gpu", mps, 1))
 	c.wants("0 gpu", workload.Request("gpu", "gpu.cleave.dev", 1))
+}
+
+// A share goes to a GPU that is shared already, wherever it stands in the static order.
+func TestShares_OpenGPUFirst(t *testing.T) {
+	for _, follows := range []bool{false, true} {
+		node := offeredNode(t, "hgx-h100")
+		c := newCluster(t, node)
+		one := workload.Request("gpu", timeSlice, 1)
+		var first []func()
+		for range 4 {
+			first = append(first, c.wants("3 timeslice memory=20224Mi", one))
+		}
+		c.wants("4 timeslice memory=20224Mi", one)
+		for _, release := range first {
+			release()
+		}
+		want := "3 timeslice memory=20224Mi" // untouched again
+		if follows {
+			open := gpu.Shape{GPU: &node.GPUs[4], Share: gpu.TimeSlice}.Name()
+			order := (&publish.View{Used: func(s gpu.Shape) bool { return s.Name() == open }}).SharedGPUs(node)
+			c.reorder(order)
+			want = "4 timeslice memory=20224Mi"
+		}
+		c.wants(want, one)
+	}
+}
+
+// reorder publishes devices in another order, those that it names.
+func (c *cluster) reorder(order []string) {
+	published := slices.Clone(c.Published())
+	for i, s := range published {
+		at := func(d resourceapi.Device) int { return slices.Index(order, d.Name) }
+		if len(s.Spec.Devices) == 0 || at(s.Spec.Devices[0]) < 0 {
+			continue
+		}
+		ordered := *s
+		ordered.Spec.Devices = slices.SortedFunc(slices.Values(s.Spec.Devices), func(a, b resourceapi.Device) int { return at(a) - at(b) })
+		published[i] = &ordered
+	}
+	c.Publish(published)
+}
+
+// kube-scheduler 1.37 counts the amounts of a claim twice between the API server's answer and the end of PreBind: as
+// allocated, and as in flight (GatherAllocatedState of its plugin dynamicresources). A claim in that moment finds less
+// room than there is, which no order of devices mends.
+func TestShares_CountedTwiceInFlight(t *testing.T) {
+	for _, inFlight := range []bool{false, true} {
+		c := newCluster(t, offeredNode(t, "hgx-h100"))
+		first := newClaimOf("embeddings", resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+			Requests: []resourceapi.DeviceRequest{workload.Request("gpu", mps, 1, "cores=25", "memory=20Gi")},
+		}})
+		results, err := c.Allocate(t.Context(), first)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := "3 mps cores=50 memory=40Gi"
+		if inFlight {
+			c.Take(results...)
+			want = "4 mps cores=50 memory=40Gi"
+		}
+		c.wants(want, workload.Request("gpu", mps, 1, "cores=50", "memory=40Gi"))
+	}
 }

@@ -21,7 +21,7 @@ type View struct {
 	Taints   []publish.Taint
 	Existing []Existing
 	Lists    bool
-	// Order is the names of the whole GPUs, as ordered by what is free.
+	// Order is the names of the whole and of the shared GPUs, as ordered by what is allocated.
 	Order []string
 }
 
@@ -34,7 +34,7 @@ func (p *Plan) publish(o *Observed) {
 		m.PreviousUntil = o.Now.Add(withdrawAfter)
 	}
 	node, view := p.view(o)
-	now := &View{Node: node, Taints: view.Taints, Existing: o.Existing, Lists: view.Lists, Order: view.WholeGPUs(node)}
+	now := &View{Node: node, Taints: view.Taints, Existing: o.Existing, Lists: view.Lists, Order: slices.Concat(view.WholeGPUs(node), view.SharedGPUs(node))}
 	if before := p.Memory.Published; before != nil && !before.differs(now) {
 		return
 	}
@@ -64,7 +64,7 @@ func (p *Plan) view(o *Observed) (*policy.Node, publish.View) {
 		left, conflicts := publishedInConflict(node, records.AllocatedOf(o.Records))
 		node, taints = left, append(taints, conflicts...)
 	}
-	return node, publish.View{Taints: taints, Free: freeGPUs(o.Allocations), Lists: o.Lists, Compatible: o.Compatible}
+	return node, publish.View{Taints: taints, Free: freeGPUs(o.Allocations), Used: usedShares(o.Allocations), Lists: o.Lists, Compatible: o.Compatible}
 }
 
 // taintAll taints what a GPU offers.
@@ -141,6 +141,19 @@ func freeGPUs(all []*records.Record) func(g *gpu.GPU) bool {
 		}
 	}
 	return func(g *gpu.GPU) bool { return !allocated[g.PCI.DeviceName()] }
+}
+
+// usedShares reports of a shared GPU whether a claim has a share of it.
+func usedShares(all []*records.Record) func(gpu.Shape) bool {
+	used := map[string]bool{}
+	for _, r := range all {
+		for i := range r.Devices {
+			if d := &r.Devices[i]; !d.AdminAccess && d.Share != nil && !d.Share.Exclusive {
+				used[d.Device] = true
+			}
+		}
+	}
+	return func(s gpu.Shape) bool { return used[s.Name()] }
 }
 
 // differs reports whether slices made of another view are other slices.

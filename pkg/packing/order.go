@@ -14,7 +14,7 @@ import (
 type Order struct {
 	// Whole GPUs, as OrderWhole has them.
 	Whole []gpu.Shape
-	// Shared GPUs, from the middle outward.
+	// Shared GPUs, from the middle outward; see SharedFirst.
 	Shared []gpu.Shape
 	// Partitions has one group per GPU that offers any, the first GPU first; each by size, then from the top down.
 	Partitions [][]gpu.Shape

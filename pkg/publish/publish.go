@@ -74,6 +74,8 @@ type View struct {
 	Taints []Taint
 	// Free reports of a GPU whether nothing of it is allocated, which orders the whole GPUs; nil: all are free.
 	Free func(*gpu.GPU) bool
+	// Used reports of a shared GPU whether a claim has a share of it, which orders the shared GPUs; nil: none has.
+	Used func(gpu.Shape) bool
 	// Lists publishes as lists what may have several values; the API server must have DRAListTypeAttributes on.
 	Lists bool
 	// Compatible publishes what manifests written for NVIDIA's DRA driver go by.
@@ -99,6 +101,15 @@ func (v *View) WholeGPUs(node *policy.Node) []string {
 	return names
 }
 
+// SharedGPUs are the names of the devices that are shared GPUs, in their order in this view.
+func (v *View) SharedGPUs(node *policy.Node) []string {
+	var names []string
+	for _, s := range packing.SharedFirst(packing.OrderShapes(node.GPUs, node.Shapes, nil).Shared, v.Used) {
+		names = append(names, s.Name())
+	}
+	return names
+}
+
 // Resources are the slices of a node, one pool named after it, in order of allocation: first the counter sets of GPUs
 // that have any, then whole GPUs, then shared GPUs, then one slice for the partitions of each GPU, then those
 // that fill a GPU, each in the order of packing.OrderShapes. A node that offers nothing has one empty slice, which
@@ -119,6 +130,7 @@ func Resources(node *policy.Node, pool string, view View) resourceslice.DriverRe
 		published = append(published, resourceslice.Slice{SharedCounters: chunk})
 	}
 	order := packing.OrderShapes(node.GPUs, node.Shapes, view.free(node))
+	order.Shared = packing.SharedFirst(order.Shared, view.Used)
 	for _, group := range slices.Concat([][]gpu.Shape{order.Whole, order.Shared}, order.Partitions, [][]gpu.Shape{order.Largest}) {
 		var list []resourceapi.Device
 		for _, s := range group {

@@ -252,3 +252,22 @@ func TestResources_Withdrawn(t *testing.T) {
 		t.Errorf("taints by device (-want +got):\n%s", diff)
 	}
 }
+
+func TestResources_SharedGPUsInUseFirst(t *testing.T) {
+	node := offeredNode(t, "hgx-h100")
+	last := gpu.Shape{GPU: &node.GPUs[7], Share: gpu.MPS}.Name()
+	view := View{Used: func(s gpu.Shape) bool { return s.Name() == last }}
+	before, after := slicesOf(t, node), Resources(node, "n", view).Pools["n"].Slices
+	changed := 0
+	for i := range before {
+		if encode(t, before[i]) != encode(t, after[i]) {
+			changed++
+			if diff := cmp.Diff(view.SharedGPUs(node), namesOf(after[i].Devices)); diff != "" || after[i].Devices[0].Name != last {
+				t.Errorf("shared GPUs (-want +got):\n%s", diff)
+			}
+		}
+	}
+	if changed != 1 {
+		t.Errorf("%d slices change, want that of the shared GPUs alone", changed)
+	}
+}
