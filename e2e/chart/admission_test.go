@@ -315,7 +315,7 @@ func claimAdmission(t *testing.T, ctx context.Context) {
 	const policy = "cleave-claims"
 	for _, text := range parameters {
 		raw := withType(t, text)
-		spec := ask("mps.cleave.dev", nil)
+		spec := ask("mine.example.com", nil) // parameters of either tier may fit it
 		spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: opaque(workload.Driver, raw)}}
 		_, want := v1alpha1.DecodeParameters(raw)
 		got := submit(t, ctx, spec)

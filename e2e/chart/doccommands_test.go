@@ -275,15 +275,14 @@ func programTakes(program string, args []string) error {
 
 // cannotRun are the commands that a cluster of tests cannot run, with the reason. Every entry is used.
 var cannotRun = map[string]string{
-	"kubectl get configmap -n gpu-operator default-mig-parted-config -o jsonpath={.data.config\\.yaml}": "the GPU operator is not here",
-	"kubectl get configmap -n gpu-operator device-plugin-config -o jsonpath={.data.inference}":          "the GPU operator is not here",
-	"kubectl apply -f cleave/deviceclasses.yaml":                                                        "cleave import writes it",
+	"kubectl get configmap -n gpu-operator default-mig-parted-config -o yaml": "the GPU operator is not here",
+	"kubectl get configmap -n gpu-operator device-plugin-config -o yaml":      "the GPU operator is not here",
+	"kubectl apply -f cleave/deviceclasses.yaml":                              "cleave import writes it",
 	"kubectl describe pod": "a name in a sentence; there may be no pod",
-	"cleave import device-plugin inference.yaml notebooks.yaml --output-dir cleave-device-plugin": "a file of the reader's cluster",
-	"cleave validate -f cleave/policies --policy-name all-balanced --node-model hgx-h100":         "cleave import writes it",
-	"cleave slices --policy cleave/policies --policy-name all-balanced --node-model hgx-h100":     "cleave import writes it",
-	"cleave validate -f claim.yaml --node-model hgx-h100":                                         "a file of the reader's",
-	"cleave validate -f policies/ --policy-name inference --this-node":                            "the machine of the tests has no GPU",
+	"cleave validate -f cleave/policies --policy-name all-balanced --node-model hgx-h100":     "cleave import writes it",
+	"cleave slices --policy cleave/policies --policy-name all-balanced --node-model hgx-h100": "cleave import writes it",
+	"cleave validate -f claim.yaml --node-model hgx-h100":                                     "a file of the reader's",
+	"cleave validate -f policies/ --policy-name inference --this-node":                        "the machine of the tests has no GPU",
 }
 
 // docsRun runs the commands of the documentation on a release: what reads as it stands, what changes something as a dry

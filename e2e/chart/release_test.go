@@ -55,6 +55,7 @@ func TestRelease_Lifecycle(t *testing.T) {
 		{"a plugin writes of its own node alone", nodeRestriction},
 		{"a plugin cannot read what is not its business", secretsAreSafe},
 		{"claims that cannot work are refused", claimAdmission},
+		{"cleave validate refuses what the API server refuses", validateAsServer},
 		{"upgrade to a privileged plugin", upgraded},
 		{"examples as they are", examplesAsTheyAre},
 		{"policies of the release, picked by a node's label", policiesApply},

@@ -4,6 +4,7 @@ package admission
 
 import (
 	"fmt"
+	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -38,7 +39,8 @@ func (r Rules) Check(object runtime.Object) field.ErrorList {
 	case *resourceapi.DeviceClass:
 		var errs field.ErrorList
 		for i := range o.Spec.Config {
-			errs = append(errs, r.parameters(&o.Spec.Config[i].DeviceConfiguration, field.NewPath("spec", "config").Index(i))...)
+			_, wrong := r.decode(&o.Spec.Config[i].DeviceConfiguration, field.NewPath("spec", "config").Index(i))
+			errs = append(errs, wrong...)
 		}
 		return errs
 	default:
@@ -48,61 +50,55 @@ func (r Rules) Check(object runtime.Object) field.ErrorList {
 
 func (r Rules) claim(spec *resourceapi.ResourceClaimSpec, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
+	var configs []configuration
 	devices := path.Child("devices")
 	for i := range spec.Devices.Config {
-		errs = append(errs, r.parameters(&spec.Devices.Config[i].DeviceConfiguration, devices.Child("config").Index(i))...)
+		c, at := &spec.Devices.Config[i], devices.Child("config").Index(i)
+		params, wrong := r.decode(&c.DeviceConfiguration, at)
+		errs = append(errs, wrong...)
+		if params != nil {
+			configs = append(configs, configuration{c.Requests, params, at.Child("opaque", "parameters")})
+		}
 	}
+	var requests [][]choice
 	for i := range spec.Devices.Requests {
-		request, at := &spec.Devices.Requests[i], devices.Child("requests").Index(i)
-		if exactly := request.Exactly; exactly != nil {
-			errs = append(errs, r.request(exactly.DeviceClassName, exactly.AllocationMode, exactly.Count, exactly.Capacity, at.Child("exactly"))...)
-		}
-		for j := range request.FirstAvailable {
-			sub := &request.FirstAvailable[j]
-			errs = append(errs, r.request(sub.DeviceClassName, sub.AllocationMode, sub.Count, sub.Capacity, at.Child("firstAvailable").Index(j))...)
+		choices := choicesOf(&spec.Devices.Requests[i], devices.Child("requests").Index(i))
+		requests = append(requests, choices)
+		for j := range choices {
+			errs = append(errs, r.count(&choices[j])...)
+			errs = append(errs, r.amounts(&choices[j])...)
 		}
 	}
-	return errs
+	return append(errs, r.fit(configs, requests)...)
 }
 
-// parameters checks opaque parameters that are ours.
-func (r Rules) parameters(c *resourceapi.DeviceConfiguration, path *field.Path) field.ErrorList {
+// decode reads opaque parameters that are ours; nil for others.
+func (r Rules) decode(c *resourceapi.DeviceConfiguration, path *field.Path) (*parameters.Parameters, field.ErrorList) {
 	if c.Opaque == nil || c.Opaque.Driver != r.Driver {
+		return nil, nil
+	}
+	params, err := parameters.Decode(r.Driver, c.Opaque.Parameters.Raw)
+	if err != nil {
+		return nil, field.ErrorList{field.Invalid(path.Child("opaque", "parameters"), field.OmitValueType{}, err.Error())}
+	}
+	return params, nil
+}
+
+// count refuses more than one device in a request of a class that can have one.
+func (r Rules) count(c *choice) field.ErrorList {
+	if !slices.Contains(r.SingleShare, c.class) {
 		return nil
 	}
-	if _, err := parameters.Decode(r.Driver, c.Opaque.Parameters.Raw); err != nil {
-		return field.ErrorList{field.Invalid(path.Child("opaque", "parameters"), field.OmitValueType{}, err.Error())}
+	const instead = "a container can use one MPS server only: ask for more of capacity cores or memory, or in several requests, for " +
+		"a container each"
+	switch {
+	case c.mode == resourceapi.DeviceAllocationModeAll:
+		return field.ErrorList{field.Invalid(c.path.Child("allocationMode"), c.mode,
+			fmt.Sprintf("class %s gives one share a request; %s", c.class, instead))}
+	case c.count > 1:
+		return field.ErrorList{field.Invalid(c.path.Child("count"), c.count,
+			fmt.Sprintf("class %s gives one share a request; %s", c.class, instead))}
+	default:
+		return nil
 	}
-	return nil
-}
-
-// request checks one request, or one of its alternatives.
-func (r Rules) request(class string, mode resourceapi.DeviceAllocationMode, count int64, capacity *resourceapi.CapacityRequirements,
-	path *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	for _, single := range r.SingleShare {
-		if class != single {
-			continue
-		}
-		const instead = "a container can use one MPS server only: ask for more of capacity cores or memory, or in several requests, for " +
-			"a container each"
-		if mode == resourceapi.DeviceAllocationModeAll {
-			errs = append(errs, field.Invalid(path.Child("allocationMode"), mode,
-				fmt.Sprintf("class %s gives one share a request; %s", class, instead)))
-		} else if count > 1 {
-			errs = append(errs, field.Invalid(path.Child("count"), count, fmt.Sprintf("class %s gives one share a request; %s", class, instead)))
-		}
-	}
-	if capacity == nil {
-		return errs
-	}
-	at := path.Child("capacity", "requests")
-	for _, name := range []resourceapi.QualifiedName{"memory", "cores", "shares"} {
-		for _, key := range []resourceapi.QualifiedName{name, resourceapi.QualifiedName(r.Driver) + "/" + name} {
-			if q, ok := capacity.Requests[key]; ok && q.Sign() < 0 {
-				errs = append(errs, field.Invalid(at.Key(string(key)), q.String(), "must not be below zero"))
-			}
-		}
-	}
-	return errs
 }

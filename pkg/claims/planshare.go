@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -86,8 +87,8 @@ func mpsLimits(s *records.Share, c *config, sharing *policy.Sharing) (*records.M
 	}
 	if q := wish.PinnedDeviceMemoryLimit; q != nil {
 		if s.Memory > 0 && q.CmpInt64(s.Memory) > 0 {
-			return nil, fmt.Errorf("%s: mps.pinnedDeviceMemoryLimit %s is more than the %d bytes that the claim was allocated: ask for more memory "+
-				"in the request", c.describe(), q.String(), s.Memory)
+			return nil, fmt.Errorf("%s: mps.pinnedDeviceMemoryLimit %s is more than the %s that the claim was allocated: ask for more memory "+
+				"in the request", c.describe(), q, resource.NewQuantity(s.Memory, resource.BinarySI))
 		}
 		m.Memory = q.Value()
 	}

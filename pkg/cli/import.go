@@ -4,6 +4,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -43,33 +44,33 @@ func newImport() *cobra.Command {
 	cmd.AddCommand(
 		newImportOf("device-plugin", importDevicePlugin,
 			"Convert configuration files of NVIDIA's device plugin to node policies and DeviceClasses",
-			"name of the policy (default: default; with several files, each file's name without its extension)",
+			"name of the policy (default: default; with several files or keys of a ConfigMap, the name of each without its extension)",
 			"  cleave import device-plugin config.yaml\n"+
 				"  cleave import device-plugin inference.yaml notebooks.yaml --output-dir cleave\n"+
-				"  kubectl get configmap -n gpu-operator device-plugin-config -o jsonpath='{.data.any}' | cleave import device-plugin -"),
+				"  kubectl get configmap -n gpu-operator device-plugin-config -o yaml | cleave import device-plugin - --output-dir cleave"),
 		newImportOf("mig-parted", importMIGParted, "Convert the mig-configs of mig-parted or the MIG manager to node policies and DeviceClasses",
 			"the only mig-config to import (default: all)",
 			"  cleave import mig-parted config.yaml --output-dir cleave\n"+
-				"  kubectl get configmap -n gpu-operator default-mig-parted-config -o jsonpath='{.data.config\\.yaml}' | "+
-				"cleave import mig-parted - --name all-balanced"),
+				"  kubectl get configmap -n gpu-operator default-mig-parted-config -o yaml | cleave import mig-parted - --name all-balanced"),
 	)
 	return cmd
 }
 
-// importer converts a file, which may be one of several.
-type importer func(data []byte, options migrate.Options, several bool) (*migrate.Import, error)
+// importer converts a file, or a key of a ConfigMap, which may be one of several.
+type importer func(part migrate.Part, options migrate.Options, several bool) (*migrate.Import, error)
 
-// importDevicePlugin names the policies of several files after them.
-func importDevicePlugin(data []byte, options migrate.Options, several bool) (*migrate.Import, error) {
-	if base := filepath.Base(options.File); several {
+// importDevicePlugin names the policies of several files, or keys, after them.
+func importDevicePlugin(part migrate.Part, options migrate.Options, several bool) (*migrate.Import, error) {
+	if several {
+		base := cmp.Or(part.Name, filepath.Base(part.File))
 		options.Name = strings.TrimSuffix(base, filepath.Ext(base))
 	}
-	return migrate.DevicePlugin(data, options)
+	return migrate.DevicePlugin(part.Data, options)
 }
 
 // importMIGParted uses the names in the file.
-func importMIGParted(data []byte, options migrate.Options, _ bool) (*migrate.Import, error) {
-	return migrate.MIGParted(data, options)
+func importMIGParted(part migrate.Part, options migrate.Options, _ bool) (*migrate.Import, error) {
+	return migrate.MIGParted(part.Data, options)
 }
 
 // newImportOf is the command for one kind of file.
@@ -78,7 +79,7 @@ func newImportOf(kind string, read importer, short, name, examples string) *cobr
 	cmd := &cobra.Command{
 		Use:     kind + " FILE...",
 		Short:   short,
-		Long:    short + ". - is the standard input.",
+		Long:    short + ".\nA file can be a ConfigMap that has such files as data. - is the standard input.",
 		Example: examples,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -117,22 +118,32 @@ func newImportOf(kind string, read importer, short, name, examples string) *cobr
 
 // read imports the files one by one and merges the results. The error has a line for each problem.
 func (f *importFlags) read(stdin io.Reader, files []string, read importer) (*migrate.Import, error) {
-	var all *migrate.Import
+	var parts []migrate.Part
 	var problems []error
 	for _, file := range files {
 		data, err := readInput(stdin, file)
+		if err == nil {
+			var more []migrate.Part
+			more, err = migrate.Parts(file, data)
+			parts = append(parts, more...)
+		}
 		if err != nil {
 			problems = append(problems, err)
-			continue
 		}
-		imported, err := read(data, migrate.Options{File: file, Name: f.name, Driver: f.driverName}, len(files) > 1)
+	}
+	if len(parts) > 1 && f.name != "" {
+		return nil, &usageError{fmt.Errorf("--name goes with one file, and there are %d: the keys of a ConfigMap count", len(parts))}
+	}
+	var all *migrate.Import
+	for _, part := range parts {
+		imported, err := read(part, migrate.Options{File: part.File, Name: f.name, Driver: f.driverName}, len(parts) > 1)
 		if err == nil && all != nil {
 			err = all.Add(imported)
 		} else if all == nil {
 			all = imported
 		}
 		if err != nil {
-			problems = append(problems, v1alpha1.ProblemsOf(fmt.Errorf("%s: %w", file, err))...)
+			problems = append(problems, v1alpha1.ProblemsOf(fmt.Errorf("%s: %w", part.File, err))...)
 		}
 	}
 	return all, errors.Join(problems...)

@@ -150,6 +150,49 @@ func TestImport_SeveralFiles(t *testing.T) {
 	}
 }
 
+// A ConfigMap is imported as the files are that it holds.
+func TestImport_ConfigMap(t *testing.T) {
+	configMap := func(data string) string {
+		return writeFile(t, "map.yaml", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c, namespace: gpu-operator}\ndata:\n"+data)
+	}
+	const single = "  config.yaml: |\n    version: v1\n    sharing: {timeSlicing: {resources: [{name: gpu, replicas: 8}]}}\n"
+	plugins := configMap(single + "  any: |\n    version: v1\n")
+	parted := configMap("  config.yaml: |\n    version: v1\n    mig-configs: {all-balanced: [{devices: all, mig-enabled: false}]}\n")
+	tests := map[string]struct {
+		args  []string
+		names []string
+		says  string // on stderr
+	}{
+		"one key":              {[]string{"device-plugin", configMap(single)}, []string{"default"}, "map.yaml, config.yaml: sharing.timeSlicing"},
+		"a key by a name":      {[]string{"device-plugin", "--name", "a", configMap(single)}, []string{"a"}, ""},
+		"several keys":         {[]string{"device-plugin", plugins}, []string{"any", "config"}, ""},
+		"mig-parted":           {[]string{"mig-parted", parted}, []string{"all-balanced"}, ""},
+		"several, and a name":  {[]string{"device-plugin", "--name", "a", plugins}, nil, "--name goes with one file, and there are 2"},
+		"nothing in it":        {[]string{"device-plugin", configMap("")}, nil, "ConfigMap c has no data"},
+		"another thing in it":  {[]string{"mig-parted", plugins}, nil, "map.yaml, any: "},
+		"what is no ConfigMap": {[]string{"device-plugin", writeFile(t, "pod.yaml", "apiVersion: v1\nkind: Pod\n")}, nil, "only a ConfigMap can be imported"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			got := cleave(t, append([]string{"import", "--output-dir", dir}, tt.args...)...)
+			if (got.code == exitOK) != (tt.names != nil) || !strings.Contains(got.stderr, tt.says) {
+				t.Errorf("code %d, stderr %q, want %q said", got.code, got.stderr, tt.says)
+			}
+			var names []string
+			for file := range filesIn(t, dir) {
+				if policy, ok := strings.CutPrefix(file, "policies/"); ok {
+					names = append(names, strings.TrimSuffix(policy, ".yaml"))
+				}
+			}
+			slices.Sort(names)
+			if diff := cmp.Diff(tt.names, names); diff != "" {
+				t.Errorf("policies (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestImport_Problems(t *testing.T) {
 	bad := writeFile(t, "bad.yaml", "version: v1\nflags: {passDeviceSpecs: true}\nbanana: 1")
 	odd := writeFile(t, "odd.yaml", "\x00")
@@ -159,10 +202,10 @@ func TestImport_Problems(t *testing.T) {
 		t.Errorf("code %d, stdout %q", got.code, got.stdout)
 	}
 	want := []string{
-		"cleave: " + bad + `: unknown field "banana"`,
+		"cleave: open the file to import: open " + missing + ": no such file or directory",
+		bad + `: unknown field "banana"`,
 		bad + `: unknown field "flags.passDeviceSpecs": did you mean flags.plugin.passDeviceSpecs?`,
 		odd + ": read YAML: yaml: control characters are not allowed",
-		"open the file to import: open " + missing + ": no such file or directory",
 	}
 	if diff := cmp.Diff(strings.Join(want, "\n")+"\n", got.stderr); diff != "" {
 		t.Errorf("stderr (-want +got):\n%s", diff)

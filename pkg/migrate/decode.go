@@ -36,8 +36,7 @@ func decode(data []byte, into any) error {
 		return v1alpha1.Problems{errors.New("want an object with version: v1")}
 	}
 	if _, kubernetes := object["apiVersion"]; kubernetes {
-		return v1alpha1.Problems{errors.New("apiVersion: it is a Kubernetes object: import what the ConfigMap holds, such as by kubectl get " +
-			"configmap NAME -o jsonpath='{.data.config\\.yaml}'")}
+		return v1alpha1.Problems{errors.New("apiVersion: it is a Kubernetes object, of which only a ConfigMap can be imported")}
 	}
 	err = v1alpha1.DecodeFields(raw, into)
 	if err == nil {

@@ -79,8 +79,9 @@ const (
 	strategyMixed  = "mixed"
 )
 
-// minReplicas is the least that the plugin takes (api/config/v1/replicas.go).
-const minReplicas = 2
+// shared reports whether there are several replicas. The plugin takes no other entry (api/config/v1/replicas.go, minReplicas),
+// and one replica is what people write for no sharing.
+func (r *replicatedResource) shared() bool { return *r.Replicas > 1 }
 
 // maxCount bounds the number of devices that are shared, and maxListed those that are named: no node has more. maxEntries
 // bounds lists of resources, of which each is a rule.
@@ -173,9 +174,9 @@ func (r *replicated) check(path *field.Path) field.ErrorList {
 		errs = append(errs, checkResource(at.Child("rename"), &e.Rename, false)...)
 		switch {
 		case e.Replicas == nil:
-			errs = append(errs, field.Required(at.Child("replicas"), "say how many shares, 2 or more"))
-		case *e.Replicas < minReplicas:
-			errs = append(errs, field.Invalid(at.Child("replicas"), *e.Replicas, "must be 2 or more, as for the device plugin"))
+			errs = append(errs, field.Required(at.Child("replicas"), "say how many shares"))
+		case *e.Replicas < 1:
+			errs = append(errs, field.Invalid(at.Child("replicas"), *e.Replicas, "must be 1 or more"))
 		}
 		var wrong field.ErrorList
 		e.refs, wrong = readRefs(e.Devices, at.Child("devices"))

@@ -76,7 +76,7 @@ type way struct {
 	*replicated
 }
 
-// way is nil where nothing is shared.
+// way is nil where nothing is to be shared.
 func (f *pluginFile) way() *way {
 	switch {
 	case f.Sharing.TimeSlicing != nil:
@@ -86,6 +86,26 @@ func (f *pluginFile) way() *way {
 	default:
 		return nil
 	}
+}
+
+// sharedWay is way, nil where every resource has one replica. It notes those.
+func (p *pluginImport) sharedWay() *way {
+	w := p.file.way()
+	if w == nil {
+		return nil
+	}
+	shared := false
+	for i := range w.Resources {
+		if e := &w.Resources[i]; e.shared() {
+			shared = true
+		} else {
+			p.note(fmt.Sprintf("%s.resources[%d].replicas", w.field, i), *e.Replicas, "one replica is not shared: these devices are offered whole")
+		}
+	}
+	if !shared {
+		return nil
+	}
+	return w
 }
 
 func (p *pluginImport) noteStrategy() {
@@ -135,14 +155,14 @@ func (p *pluginImport) nameResources() {
 
 // share makes the rules of a policy, and the classes.
 func (p *pluginImport) share(policy *v1alpha1.NodePolicy) {
-	w := p.file.way()
+	w := p.sharedWay()
 	if w != nil {
 		p.noteSharing(w)
 	}
 	for _, b := range p.bases {
 		var shared bool // all devices of the base
 		for i := 0; w != nil && i < len(w.Resources); i++ {
-			if e := &w.Resources[i]; e.Name == b.resource {
+			if e := &w.Resources[i]; e.Name == b.resource && e.shared() {
 				p.shareBase(policy, w, i, b)
 				shared = shared || e.refs.all
 			}
@@ -310,6 +330,9 @@ func (p *pluginImport) noteSharing(w *way) {
 	}
 	for i := range w.Resources {
 		e := &w.Resources[i]
+		if !e.shared() {
+			continue
+		}
 		field := fmt.Sprintf("%s.resources[%d]", w.field, i)
 		known := false
 		for _, b := range p.bases {
@@ -346,7 +369,7 @@ func (p *pluginImport) nameWhatIsAskedForToday() {
 	for i := range w.Resources {
 		e := &w.Resources[i]
 		plain := w.plainName(e)
-		if p.classes[plain] != nil {
+		if p.classes[plain] != nil || !e.shared() {
 			continue
 		}
 		for _, b := range p.bases {

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -149,15 +150,30 @@ func (v *validation) addClass(c *resourceapi.DeviceClass) {
 // checkObject finds what is wrong with an object by itself.
 func (v *validation) checkObject(o *object) {
 	errs := v.Rules.Check(o.Object)
+	var configs []resourceapi.DeviceConfiguration
+	path := field.NewPath("spec")
 	switch decoded := o.Object.(type) {
 	case *resourceapi.DeviceClass:
-		_, wrong := compile(decoded.Spec.Selectors, field.NewPath("spec", "selectors"))
+		errs = append(errs, checkClass(decoded)...)
+		_, wrong := compile(decoded.Spec.Selectors, path.Child("selectors"))
 		errs = append(errs, wrong...)
-	default:
-		spec, path := specOf(decoded)
-		errs = append(errs, checkRequests(spec, path)...)
+		for i := range decoded.Spec.Config {
+			configs = append(configs, decoded.Spec.Config[i].DeviceConfiguration)
+		}
+	case metav1.Object:
+		errs = append(errs, checkMeta(decoded, true)...)
+		if template, ok := o.Object.(*resourceapi.ResourceClaimTemplate); ok {
+			errs = append(errs, checkTemplateMeta(&template.Spec.ObjectMeta)...)
+		}
+		var spec *resourceapi.ResourceClaimSpec
+		spec, path = specOf(o.Object)
+		errs = append(errs, checkSpec(spec, path)...)
+		for i := range spec.Devices.Config {
+			configs = append(configs, spec.Devices.Config[i].DeviceConfiguration)
+		}
 	}
 	o.problems(errs)
+	v.warnings(o, configs, path.Child("config"))
 }
 
 // problems reports errors of an object.
@@ -202,54 +218,13 @@ func requestsOf(r *resourceapi.DeviceRequest, path *field.Path) []request {
 	return all
 }
 
-// checkRequests finds what the API server would refuse, as far as people get it wrong.
-func checkRequests(spec *resourceapi.ResourceClaimSpec, path *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	names := map[string]bool{}
-	for i := range spec.Devices.Requests {
-		r, at := &spec.Devices.Requests[i], path.Child("requests").Index(i)
-		switch {
-		case r.Name == "":
-			errs = append(errs, field.Required(at.Child("name"), "name the request"))
-		case names[r.Name]:
-			errs = append(errs, field.Duplicate(at.Child("name"), r.Name))
-		}
-		names[r.Name] = true
-		for _, sub := range r.FirstAvailable {
-			names[r.Name+"/"+sub.Name] = true
-		}
-		all := requestsOf(r, at)
-		if (r.Exactly != nil) == (len(r.FirstAvailable) > 0) {
-			errs = append(errs, field.Required(at, "set either exactly or firstAvailable"))
-		}
-		for _, one := range all {
-			if one.class == "" {
-				errs = append(errs, field.Required(one.path.Child("deviceClassName"), "name a DeviceClass, such as gpu.cleave.dev"))
-			}
-			_, wrong := compile(one.selectors, one.path.Child("selectors"))
-			errs = append(errs, wrong...)
-		}
-	}
-	known := func(at *field.Path, requests []string) {
-		for i, name := range requests {
-			if !names[name] {
-				errs = append(errs, field.NotFound(at.Child("requests").Index(i), name))
-			}
-		}
-	}
-	for i, c := range spec.Devices.Config {
-		known(path.Child("config").Index(i), c.Requests)
-	}
-	for i, c := range spec.Devices.Constraints {
-		known(path.Child("constraints").Index(i), c.Requests)
-	}
-	return errs
-}
-
 // compile compiles selectors as the API server and the scheduler do.
 func compile(selectors []resourceapi.DeviceSelector, path *field.Path) ([]selector, field.ErrorList) {
 	var compiled []selector
 	var errs field.ErrorList
+	if n := len(selectors); n > resourceapi.DeviceSelectorsMaxSize {
+		return nil, field.ErrorList{field.TooMany(path, n, resourceapi.DeviceSelectorsMaxSize)}
+	}
 	for i, s := range selectors {
 		at := path.Index(i).Child("cel", "expression")
 		if s.CEL == nil || strings.TrimSpace(s.CEL.Expression) == "" {

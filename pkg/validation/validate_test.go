@@ -129,6 +129,7 @@ func TestFiles_Problems(t *testing.T) {
 			"f.yaml: ResourceClaim team/c: spec.devices.requests[3].name: Required value: name the request",
 			"f.yaml: ResourceClaim team/c: spec.devices.requests[3]: Required value: set either exactly or firstAvailable",
 			`f.yaml: ResourceClaim team/c: spec.devices.config[0].requests[0]: Not found: "c"`,
+			"f.yaml: ResourceClaim team/c: spec.devices.config[0].opaque: Required value: give parameters to a driver",
 			`f.yaml: ResourceClaim team/c: spec.devices.constraints[0].requests[2]: Not found: "b/t"`,
 		}},
 		"two shares of one server": {claim("deviceClassName: mps.cleave.dev, count: 2"), []string{
@@ -223,7 +224,7 @@ func TestFiles_ClaimOnNode(t *testing.T) {
 		"amounts":               {"", claim("deviceClassName: mps.cleave.dev, capacity: {requests: {memory: 70Gi, cores: 100}}"), nil, ""},
 		"too much memory":       {"", claim("deviceClassName: mps.cleave.dev, capacity: {requests: {memory: 200Gi}}"), no("gpu", "8 match, and none has 200Gi of memory: the most is 81001Mi"), ""},
 		"of the driver's name":  {"", claim("deviceClassName: mps.cleave.dev, capacity: {requests: {gpu.cleave.dev/memory: 200Gi}}"), no("gpu", "8 match, and none has 200Gi of gpu.cleave.dev/memory: the most is 81001Mi"), ""},
-		"an amount that is not": {"", claim("deviceClassName: timeslice.cleave.dev, capacity: {requests: {cores: 5}}"), no("gpu", "8 match, and none has a capacity cores"), ""},
+		"an amount that is not": {"", claim("deviceClassName: timeslice.cleave.dev, capacity: {requests: {copyEngines: 5}}"), no("gpu", "8 match, and none has a capacity copyEngines"), ""},
 		"a tier that is not":    {policyHead + "rules: [{tiers: [exclusive]}]", claim("deviceClassName: mps.cleave.dev"), no("gpu", "none of its devices (8 gpu) is of class mps.cleave.dev"), ""},
 		"nothing at all":        {policyHead + "rules: [{exclude: true}]", claim("deviceClassName: mps.cleave.dev"), no("gpu", "none of its devices (it has none) is of class mps.cleave.dev"), ""},
 		"the second of several": {"", claimHead + "spec: {devices: {requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: mig-1g.5gb.cleave.dev}, {name: b, deviceClassName: mig-1g.10gb.cleave.dev}]}]}}", nil, ""},
