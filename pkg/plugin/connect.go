@@ -40,7 +40,7 @@ func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCa
 		return err
 	}
 	helper, err := s.kubelet.serve(ctx, s.client, s.config.DriverName, s.config.PodUID, &plugin{
-		claims: s.engine, record: s.engine.Ledger.Record, metrics: s.metrics, health: &s.health, terminating: s.terminating, status: status,
+		claims: s.engine, record: s.engine.Ledger.Record, metrics: s.metrics, health: &s.health, claimEvents: s.claimEvents, status: status,
 		inventory: s.names.inventory, fatal: fatal,
 	})
 	if err != nil {

@@ -164,6 +164,7 @@ func (s *service) newPublisher() *publish.Publisher {
 		Published:         s.ready.published,
 		KubeletRegistered: func() time.Time { return time.Unix(0, s.kubelet.registered.Load()) },
 		Deleted: func(missing, all int) {
+			s.metrics.slicesDeleted.Add(float64(missing))
 			s.events.Warn("ResourceSlicesDeleted", fmt.Sprintf("%d of the %d ResourceSlices of this node were deleted, and are published again. "+
 				"If it happens again, find in the audit log of the API server who deletes them.", missing, all))
 		},

@@ -43,6 +43,8 @@ type metrics struct {
 	policyInvalid  prometheus.Gauge
 	policyFailures prometheus.Counter
 	conflict       prometheus.Gauge
+	// slicesDeleted counts ResourceSlices that somebody else deleted.
+	slicesDeleted prometheus.Counter
 	// usage is what is allocated and free.
 	usage *usageCollector
 }
@@ -66,9 +68,11 @@ func newMetrics() *metrics {
 	m.policyInvalid = gauge("cleave_policy_invalid", "1 while the requested policy cannot be used and an earlier one, or none, is active.")
 	m.policyFailures = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "cleave_policy_failures_total", Help: "Requested policies that could not be used."})
+	m.slicesDeleted = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "cleave_resourceslices_deleted_total", Help: "ResourceSlices of the node that somebody else deleted; they are published again."})
 	m.conflict = gauge("cleave_conflict", "1 while another driver or device plugin offers GPUs of the node and nothing new is published.")
 	m.registry.MustRegister(m.build, m.claims, m.errors, m.failing, m.gpus, m.waiting, m.mpsEvents, m.healthy, m.xids, m.policy,
-		m.policyInvalid, m.policyFailures, m.conflict, m.usage, collectors.NewGoCollector(),
+		m.policyInvalid, m.policyFailures, m.conflict, m.slicesDeleted, m.usage, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.begin()
 	return m

@@ -139,7 +139,7 @@ func (n *otherNames) serve(ctx context.Context, o *otherName) {
 	status, err := n.s.newStatus(o.engine.Ledger)
 	if err == nil {
 		o.helper, err = n.s.kubelet.serve(ctx, n.s.client, o.driver, podUID, &plugin{
-			claims: o.engine, record: o.engine.Ledger.Record, metrics: n.s.metrics, health: &n.s.health, terminating: n.s.terminating,
+			claims: o.engine, record: o.engine.Ledger.Record, metrics: n.s.metrics, health: &n.s.health, claimEvents: n.s.claimEvents,
 			status: status, inventory: n.inventory, fatal: fatal,
 		})
 	}

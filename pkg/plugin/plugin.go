@@ -33,8 +33,8 @@ type plugin struct {
 	record  func(types.UID) *records.Record
 	metrics *metrics
 	health  *gpuHealth
-	// terminating reports claims that cannot be unprepared; nil for nobody.
-	terminating *terminating
+	// claimEvents reports what is wrong with claims; nil for nobody.
+	claimEvents *claimEvents
 	// status tells claims what their devices are; nil for nobody.
 	status *claimstatus.Writer
 	// inventory are the node's GPUs; nil while the driver is away.
@@ -75,7 +75,7 @@ func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	concurrently(len(claims), func(i int) {
 		ref := records.Claim{Namespace: claims[i].Namespace, Name: claims[i].Name, UID: claims[i].UID}
 		errs[i] = p.observe(ctx, unprepareOperation, ref, p.tierOfRecord(ref.UID), func() error { return p.claims.Unprepare(ctx, ref) })
-		p.terminating.unprepared(ref, errs[i])
+		p.claimEvents.unprepared(ref, errs[i])
 		if errs[i] == nil {
 			p.status.Unprepared(ref)
 		}

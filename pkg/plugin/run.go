@@ -64,7 +64,7 @@ func Run(ctx context.Context, config Config) error {
 
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { s.terminating.run(ctx) })
+	wg.Go(func() { s.claimEvents.run(ctx) })
 	wg.Go(func() { s.status.Run(ctx) })
 	wg.Go(func() {
 		s.cluster.Run(ctx, func(err error) { // alongside the driver's start
@@ -105,8 +105,8 @@ type service struct {
 	policies         *policy.ActiveStore
 	active           *policy.Active
 	names            *otherNames
-	// terminating reports claims that cannot be unprepared.
-	terminating *terminating
+	// claimEvents reports what is wrong with claims.
+	claimEvents *claimEvents
 	// status tells claims what their devices are.
 	status *claimstatus.Writer
 	// pods are those of the claims with a record.

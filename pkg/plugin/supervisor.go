@@ -41,7 +41,7 @@ func (s *service) watchMPS(ctx context.Context) {
 			claim := s.engine.Ledger.Claim(uid)
 			names = append(names, claim.String())
 			if claim.Name != "" {
-				s.events.WarnClaim(claim, "MPS"+string(e.Kind), fmt.Sprintf("GPU %s: %s", e.Device, e.Message))
+				s.claimEvents.warn(warning{claim, "MPS" + string(e.Kind), fmt.Sprintf("GPU %s: %s", e.Device, e.Message)})
 			}
 		}
 		klog.FromContext(ctx).Error(errors.New(e.Message), "MPS server event", "event", e.Kind, "gpu", e.Device, "claims", names)

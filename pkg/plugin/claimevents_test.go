@@ -53,7 +53,16 @@ func (r *objectRecorder) took() (subjects []string, messages map[string]bool) {
 	return subjects, messages
 }
 
-func TestTerminating(t *testing.T) {
+// renamed are the subjects of Events about any other failure.
+func renamed(subjects []string) []string {
+	var all []string
+	for _, s := range subjects {
+		all = append(all, strings.Replace(s, "PartitionInUse", "UnprepareFailed", 1))
+	}
+	return all
+}
+
+func TestClaimEvents(t *testing.T) {
 	pods := func(uid types.UID) *resourceapi.ResourceClaim {
 		return &resourceapi.ResourceClaim{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: uid},
@@ -74,7 +83,7 @@ func TestTerminating(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				recorder := &objectRecorder{}
-				term := newTerminating(cluster.Claims{Client: fake.NewClientset(tt.claims...)}, cluster.NewEventsWith(recorder, "n"))
+				term := newClaimEvents(cluster.Claims{Client: fake.NewClientset(tt.claims...)}, cluster.NewEventsWith(recorder, "n"))
 				ctx, cancel := context.WithCancel(t.Context())
 				var wg sync.WaitGroup
 				wg.Go(func() { term.run(ctx) })
@@ -92,7 +101,9 @@ func TestTerminating(t *testing.T) {
 					{"another device", &claims.InUseError{Device: "gpu-0-mig-19-0"}, tt.want},
 					{"unprepared", nil, nil},
 					{"in use again", inUse, tt.want},
-					{"another error", gpu.ErrLost, nil},
+					{"another error", gpu.ErrLost, renamed(tt.want)},
+					{"the same error", gpu.ErrLost, nil},
+					{"the plugin ends", context.Canceled, nil},
 				} {
 					term.unprepared(claim, step.err)
 					synctest.Wait()
