@@ -113,12 +113,12 @@ func checkRequest(r *resourceapi.DeviceRequest, at *field.Path, names map[string
 		errs = append(errs, field.Required(at, "set either exactly or firstAvailable"))
 	}
 	if e := r.Exactly; e != nil {
-		errs = append(errs, checkDevices(e.DeviceClassName, e.AllocationMode, e.Count, e.Selectors, e.Tolerations, e.Capacity, at.Child("exactly"))...)
+		errs = append(errs, checkDevices(e.DeviceClassName, e.AllocationMode, e.Count, e.Selectors, e.Tolerations, at.Child("exactly"))...)
 	}
 	return append(errs, each(r.FirstAvailable, resourceapi.FirstAvailableDeviceRequestMaxSize, at.Child("firstAvailable"),
 		func(s resourceapi.DeviceSubRequest, at *field.Path) field.ErrorList {
 			return append(checkName(s.Name, at.Child("name"), names, r.Name+"/"),
-				checkDevices(s.DeviceClassName, s.AllocationMode, s.Count, s.Selectors, s.Tolerations, s.Capacity, at)...)
+				checkDevices(s.DeviceClassName, s.AllocationMode, s.Count, s.Selectors, s.Tolerations, at)...)
 		})...)
 }
 
@@ -137,7 +137,7 @@ func checkName(name string, at *field.Path, names map[string]bool, front string)
 
 // checkDevices checks what a request or an alternative asks for.
 func checkDevices(class string, mode resourceapi.DeviceAllocationMode, count int64, selectors []resourceapi.DeviceSelector,
-	tolerations []resourceapi.DeviceToleration, capacity *resourceapi.CapacityRequirements, at *field.Path) field.ErrorList {
+	tolerations []resourceapi.DeviceToleration, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if class == "" {
 		errs = append(errs, field.Required(at.Child("deviceClassName"), "name a DeviceClass, such as gpu.cleave.dev"))
@@ -159,13 +159,7 @@ func checkDevices(class string, mode resourceapi.DeviceAllocationMode, count int
 	}
 	_, wrong := compile(selectors, at.Child("selectors"))
 	errs = append(errs, wrong...)
-	errs = append(errs, each(tolerations, resourceapi.DeviceTolerationsMaxLength, at.Child("tolerations"), checkToleration)...)
-	if capacity == nil {
-		return errs
-	}
-	for _, name := range sorted(capacity.Requests) {
-		errs = append(errs, checkQualifiedName(string(name), at.Child("capacity", "requests").Key(string(name)))...)
-	}
+	errs = append(errs, each(tolerations, len(tolerations), at.Child("tolerations"), checkToleration)...)
 	return errs
 }
 
