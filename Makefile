@@ -102,6 +102,10 @@ $(LINT): hack/tools/go.mod
 bench: build ## measure against the floor of this machine; prints a table, writes bin/bench.json
 	go run -trimpath ./e2e/cmd/bench -o $(BIN)/bench.json
 
+.PHONY: bench-scale
+bench-scale: ## compare schedulers on 1,000 nodes without kubelets; prints a table, writes bin/bench-scale.json
+	go run -trimpath ./e2e/cmd/bench-scale -o $(BIN)/bench-scale.json
+
 # The hardware lane is carried to machines that have neither Go nor a network, so it is one directory, below 60 MiB. cleave
 # lies in it packed, which halves the directory; the lane unpacks it where it runs.
 GPU_LANE ?= $(BIN)/gpu-lane

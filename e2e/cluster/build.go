@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -48,7 +49,10 @@ func programs(o Options) []program {
 		list = append(list, program{name, "k8s.io/kubernetes/cmd/" + name, module, filepath.Join(o.BinDir, "v"+o.Version),
 			kubernetesFlags(o.Version), "", false})
 	}
-	return list
+	if !o.ControlPlane {
+		return list
+	}
+	return slices.DeleteFunc(list, func(p program) bool { return !slices.Contains([]string{"etcd", "kube-apiserver", "kube-scheduler"}, p.name) })
 }
 
 // kubernetesFlags set the version, without which the API server refuses to

@@ -38,7 +38,7 @@ func Open(dir string) (*Cluster, error) {
 
 // Fits reports whether Up with these options would make a cluster like this one.
 func (c *Cluster) Fits(o Options) bool {
-	return o.Version == c.state.Version && o.NodeName == c.state.NodeName &&
+	return o.Version == c.state.Version && o.NodeName == c.state.NodeName && o.ControlPlane == c.state.ControlPlane &&
 		maps.Equal(o.FeatureGates, c.state.FeatureGates) && slices.Equal(o.RuntimeConfig, c.state.Runtime) &&
 		slices.Equal(o.Environment, c.state.Environment)
 }
@@ -64,6 +64,11 @@ func (c *Cluster) APIServerPort() int { return c.state.Ports.APIServer }
 
 // Kubectl is the path of a kubectl of the cluster's version.
 func (c *Cluster) Kubectl() string { return filepath.Join(c.state.kubernetesDir(), "kubectl") }
+
+// Scheduler is the path of a kube-scheduler of the cluster's version.
+func (c *Cluster) Scheduler() string {
+	return filepath.Join(c.state.kubernetesDir(), string(Scheduler))
+}
 
 // KubeletDir is the root directory of the kubelet.
 func (c *Cluster) KubeletDir() string { return c.layout.kubeletDir() }

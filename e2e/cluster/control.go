@@ -32,14 +32,14 @@ func (c *Cluster) Status(ctx context.Context) ([]Status, error) {
 		return nil, err
 	}
 	var list []Status
-	for _, component := range Components() {
+	for _, component := range c.state.components() {
 		pid, problem := c.Component(component).status(ctx, client)
 		list = append(list, Status{component, pid, problem})
 	}
 	return list, nil
 }
 
-// Healthy reports whether all components run and the node is Ready.
+// Healthy reports whether all components run and the node, if it has one, is Ready.
 func (c *Cluster) Healthy(ctx context.Context) error {
 	list, err := c.Status(ctx)
 	if err != nil {
@@ -49,6 +49,9 @@ func (c *Cluster) Healthy(ctx context.Context) error {
 		if s.Problem != nil {
 			return fmt.Errorf("%s: %w", s.Component, s.Problem)
 		}
+	}
+	if c.state.ControlPlane {
+		return nil
 	}
 	client, err := c.Client()
 	if err != nil {

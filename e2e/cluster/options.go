@@ -43,6 +43,9 @@ type Options struct {
 	// RuntimeConfig switches APIs of the API server on or off, as in
 	// "resource.k8s.io/v1beta2=true".
 	RuntimeConfig []string
+	// ControlPlane starts etcd and the API server alone: nodes are objects that no kubelet runs, and whoever starts the
+	// cluster runs schedulers.
+	ControlPlane bool
 	// Environment is added to that of every component, as in "GOGC=400".
 	Environment []string
 	// Source is the root of the Cleave repository, where the modules of the

@@ -18,12 +18,21 @@ type state struct {
 	FeatureGates map[string]bool `json:"featureGates,omitempty"`
 	Runtime      []string        `json:"runtimeConfig,omitempty"`
 	Environment  []string        `json:"environment,omitempty"`
+	ControlPlane bool            `json:"controlPlane,omitempty"`
 	Ports        ports           `json:"ports"`
 	Host         host            `json:"host"`
 }
 
 func (s state) kubernetesDir() string { return filepath.Join(s.BinDir, "v"+s.Version) }
 func (s state) toolsDir() string      { return filepath.Join(s.BinDir, "tools") }
+
+// components are those that run, in the order in which they start.
+func (s state) components() []Component {
+	if s.ControlPlane {
+		return []Component{Etcd, APIServer}
+	}
+	return Components()
+}
 
 func readState(l layout) (state, error) {
 	var s state

@@ -79,7 +79,8 @@ func prepare(ctx context.Context, o Options) (*Cluster, error) {
 	}
 	s := state{
 		Version: o.Version, BinDir: o.BinDir, NodeName: o.NodeName,
-		FeatureGates: o.FeatureGates, Runtime: o.RuntimeConfig, Environment: o.Environment, Ports: p, Host: h,
+		FeatureGates: o.FeatureGates, Runtime: o.RuntimeConfig, Environment: o.Environment, ControlPlane: o.ControlPlane,
+		Ports: p, Host: h,
 	}
 	// The sockets and keys below are nobody else's business.
 	if err := os.Chmod(l.dir, 0o711); err != nil {
@@ -121,6 +122,13 @@ type startup struct {
 // run brings up the components, those that do not need each other at once.
 func (s startup) run(ctx context.Context) error {
 	began := time.Now()
+	if s.state.ControlPlane {
+		if err := s.startAll(ctx, s.state.components()...); err != nil {
+			return err
+		}
+		step(s.opts.Output, began, "API server is ready")
+		return nil
+	}
 	err := inParallel(ctx,
 		func(ctx context.Context) error { return s.startAll(ctx, Etcd, APIServer) },
 		func(ctx context.Context) error {

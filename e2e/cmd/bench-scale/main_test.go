@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/e2e/packing"
+)
+
+func TestParse_Options(t *testing.T) {
+	o, err := parse([]string{"--schedulers", "default-scheduler", "--kinds", "whole,share", "--nodes", "7"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.nodes != 7 || o.allocated != 10_000 || !cmp.Equal(o.schedulers, []string{defaultScheduler}) || len(o.kinds) != 2 || o.kinds[0].class != whole {
+		t.Errorf("got %+v", o)
+	}
+	for _, args := range [][]string{{"--schedulers", "volcano"}, {"--kinds", "whole,half"}} {
+		if _, err := parse(args); err == nil {
+			t.Errorf("%v is no error", args)
+		}
+	}
+}
+
+func TestReport_Ratio(t *testing.T) {
+	r := &report{Nodes: 10, Model: "hgx-h100", Schedulers: []string{defaultScheduler, cleaveScheduler}}
+	r.set("GPUs", defaultScheduler, 60)
+	r.set("GPUs", cleaveScheduler, 9)
+	r.set("memory", "", 2.5)
+	r.set("only one", cleaveScheduler, 1)
+	var out strings.Builder
+	if err := r.print(&out); err != nil {
+		t.Fatal(err)
+	}
+	want := "10 nodes of hgx-h100  default-scheduler  cleave-scheduler  ratio  \n" +
+		"GPUs                  60.00              9.00              0.15   \n" +
+		"memory                2.50               \n" +
+		"only one              -                  1.00  \n"
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("table (-want +got):\n%s", diff)
+	}
+}
+
+func TestLifetime_AfterFilling(t *testing.T) {
+	r := packing.Request{Arrive: 3, Leave: 5}
+	if got := lifetime(r, true, 10); got != 5 {
+		t.Errorf("a counted pod leaves at %v, want 5", got)
+	}
+	if got := lifetime(r, false, 10); got != 12 {
+		t.Errorf("a pod of the filling leaves at %v, want 12", got)
+	}
+}
+
+func TestPodWatch_Until(t *testing.T) {
+	w := &podWatch{pods: map[string]placed{}, changed: make(chan struct{})}
+	done := make(chan error)
+	go func() {
+		done <- w.until(t.Context(), func(pods map[string]placed) bool { return pods["a"].node == "node-1" })
+	}()
+	w.mu.Lock()
+	w.pods["a"] = placed{node: "node-1", at: time.Now()}
+	w.notify()
+	w.mu.Unlock()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"text/tabwriter"
+	"time"
+)
+
+// Names of the numbers.
+const (
+	landedGPUs          = "GPUs of %d pods, %s"
+	landedNodes         = "nodes of %d pods, %s"
+	podRate             = "%d pods, %s, in a second"
+	podRateLoaded       = "%d pods, %s, in a second, %d claims allocated"
+	rejected            = "%d mixed pods on %d nodes, %d %% load: compute slices rejected, %%"
+	apiServerMemory     = "API server, MB per node"
+	schedulerMemoryIdle = "scheduler, MB per node, at its start"
+	schedulerMemory     = "scheduler, MB per node"
+)
+
+// number is one that was measured, by scheduler.
+type number struct {
+	Name   string             `json:"name"`
+	Values map[string]float64 `json:"values"`
+}
+
+// report is a whole run.
+type report struct {
+	Started    time.Time `json:"started"`
+	Nodes      int       `json:"nodes"`
+	Model      string    `json:"model"`
+	Schedulers []string  `json:"schedulers"`
+	Numbers    []number  `json:"numbers"`
+}
+
+func newReport(o options) *report {
+	return &report{Started: time.Now().UTC().Truncate(time.Second), Nodes: o.nodes, Model: o.nodeModel, Schedulers: o.schedulers}
+}
+
+// set adds a value of a scheduler, or with "" of all.
+func (r *report) set(name, scheduler string, value float64) {
+	for i := range r.Numbers {
+		if r.Numbers[i].Name == name {
+			r.Numbers[i].Values[scheduler] = value
+			return
+		}
+	}
+	r.Numbers = append(r.Numbers, number{name, map[string]float64{scheduler: value}})
+}
+
+// print writes a table with a column for each scheduler, and how the last compares with the first.
+func (r *report) print(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(t, "%d nodes of %s", r.Nodes, r.Model)
+	for _, s := range r.Schedulers {
+		fmt.Fprintf(t, "\t%s", s)
+	}
+	compared := len(r.Schedulers) > 1
+	if compared {
+		fmt.Fprint(t, "\tratio")
+	}
+	fmt.Fprintln(t, "\t")
+	for _, n := range r.Numbers {
+		fmt.Fprint(t, n.Name)
+		if all, ok := n.Values[""]; ok {
+			fmt.Fprintf(t, "\t%.2f\t\n", all)
+			continue
+		}
+		for _, s := range r.Schedulers {
+			if v, ok := n.Values[s]; ok {
+				fmt.Fprintf(t, "\t%.2f", v)
+			} else {
+				fmt.Fprint(t, "\t-")
+			}
+		}
+		first, last := n.Values[r.Schedulers[0]], n.Values[r.Schedulers[len(r.Schedulers)-1]]
+		if compared && first > 0 {
+			fmt.Fprintf(t, "\t%.2f", last/first)
+		}
+		fmt.Fprintln(t, "\t")
+	}
+	return t.Flush()
+}
+
+// write stores the numbers as JSON.
+func (r *report) write(path string) error {
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode the numbers: %w", err)
+	}
+	if err := os.WriteFile(path, append(data, '\n'), 0o644); err != nil {
+		return fmt.Errorf("write the numbers: %w", err)
+	}
+	return nil
+}

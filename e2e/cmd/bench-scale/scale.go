@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
+)
+
+// scale measures memory, and the placement and rate of pods of one kind at a time.
+func (b *bench) scale(ctx context.Context, r *report) error {
+	before, err := b.apiServerMB(ctx)
+	if err != nil {
+		return err
+	}
+	if err := b.addNodes(ctx, b.nodes); err != nil {
+		return err
+	}
+	for _, name := range b.schedulers {
+		if err := b.with(ctx, name, func(s *scheduler) error { return b.onEmpty(ctx, r, s) }); err != nil {
+			return err
+		}
+		if name == b.schedulers[0] {
+			after, err := b.apiServerMB(ctx)
+			if err != nil {
+				return err
+			}
+			r.set(apiServerMemory, "", (after-before)/float64(b.nodes))
+		}
+	}
+	if b.allocated == 0 {
+		return nil
+	}
+	if err := b.fill(ctx); err != nil {
+		return err
+	}
+	for _, name := range b.schedulers {
+		if err := b.with(ctx, name, func(s *scheduler) error { return b.onLoaded(ctx, r, s) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// with runs a measurement with a scheduler that has just started.
+func (b *bench) with(ctx context.Context, name string, measure func(*scheduler) error) error {
+	s, err := b.start(ctx, name)
+	if err != nil {
+		return err
+	}
+	err = measure(s)
+	if err != nil {
+		err = fmt.Errorf("%w\nthe log of %s ends with:\n%s", err, name, s.program.LogTail(10))
+	}
+	return errors.Join(err, s.stop())
+}
+
+// onEmpty measures on nodes of which nothing is allocated.
+func (b *bench) onEmpty(ctx context.Context, r *report, s *scheduler) error {
+	idle, err := residentMB(s.program.PID())
+	if err != nil {
+		return err
+	}
+	r.set(schedulerMemoryIdle, s.name, idle/float64(b.nodes))
+	for _, k := range b.kinds {
+		if k.class != whole && b.landing > 0 {
+			landed, _, err := b.place(ctx, s, k, b.landing)
+			if err != nil {
+				return err
+			}
+			r.set(fmt.Sprintf(landedGPUs, b.landing, k.name), s.name, float64(landed.GPUs))
+			r.set(fmt.Sprintf(landedNodes, b.landing, k.name), s.name, float64(landed.Nodes))
+		}
+		_, rate, err := b.place(ctx, s, k, b.pods)
+		if err != nil {
+			return err
+		}
+		r.set(fmt.Sprintf(podRate, b.pods, k.name), s.name, rate)
+	}
+	busy, err := residentMB(s.program.PID())
+	r.set(schedulerMemory, s.name, busy/float64(b.nodes))
+	return err
+}
+
+// onLoaded measures with claims that are allocated already.
+func (b *bench) onLoaded(ctx context.Context, r *report, s *scheduler) error {
+	for _, k := range b.kinds {
+		_, rate, err := b.place(ctx, s, k, b.pods)
+		if err != nil {
+			return err
+		}
+		r.set(fmt.Sprintf(podRateLoaded, b.pods, k.name, b.allocated), s.name, rate)
+	}
+	return nil
+}
+
+// place creates pods of a kind at once, and removes them when all are bound. It returns where they landed and how many
+// were bound in a second.
+func (b *bench) place(ctx context.Context, s *scheduler, k kind, n int) (l landing, rate float64, err error) {
+	names := b.names(k.prefix(), n)
+	began, err := b.create(ctx, s.name, k.class, 1, names)
+	if err != nil {
+		return l, 0, err
+	}
+	last, err := b.bound(ctx, names)
+	if err != nil {
+		return l, 0, err
+	}
+	rate = float64(n) / last.Sub(began).Seconds()
+	if l, err = b.landed(ctx, names); err != nil {
+		return l, 0, err
+	}
+	fmt.Fprintf(os.Stderr, "%s: %d pods of %s on %d GPUs of %d nodes, %.1f in a second\n", s.name, n, k.name, l.GPUs, l.Nodes, rate)
+	return l, rate, b.remove(ctx, names)
+}
+
+// fill allocates claims, as many to each node, in the order in which the allocator takes devices of an empty node: the
+// smallest partitions of the first GPUs. No pods use them.
+func (b *bench) fill(ctx context.Context) error {
+	var devices []string
+	for _, s := range b.published {
+		for _, d := range s.Spec.Devices {
+			if p := d.Attributes["profile"].StringValue; p != nil && *p == smallest {
+				devices = append(devices, d.Name)
+			}
+		}
+	}
+	if each := (b.allocated + b.nodes - 1) / b.nodes; each > len(devices) {
+		return fmt.Errorf("allocate %d claims on %d nodes: a node has %d devices of profile %s", b.allocated, b.nodes, len(devices), smallest)
+	}
+	fmt.Fprintf(os.Stderr, "allocating %d claims\n", b.allocated)
+	client := workload.Client{Kube: b.client}
+	return inParallel(ctx, b.allocated, func(ctx context.Context, i int) error {
+		_, err := client.Allocate(ctx, namespace, fmt.Sprintf("allocated-%06d", i),
+			workload.OneGPU(nodeName(i%b.nodes), devices[i/b.nodes], false))
+		return err
+	})
+}
+
+// smallest is the profile of the claims that are allocated beforehand.
+const smallest = "1g.10gb"

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/cleave-dra/cleave/e2e/cluster"
+	"github.com/cleave-dra/cleave/e2e/process"
+)
+
+// The schedulers, by the name that pods select them with.
+const (
+	defaultScheduler = "default-scheduler"
+	cleaveScheduler  = "cleave-scheduler"
+)
+
+// scheduler is one that runs.
+type scheduler struct {
+	name    string
+	program *process.Program
+}
+
+// syncTimeout bounds a scheduler's start with all objects of the cluster.
+const syncTimeout = 5 * time.Minute
+
+// start starts a scheduler and waits until it has read the cluster. Its requests are not limited: the limit of 50 in a
+// second would be measured, not the scheduler.
+func (b *bench) start(ctx context.Context, name string) (*scheduler, error) {
+	path, plugins := b.cluster.Scheduler(), ""
+	if name == cleaveScheduler {
+		path = filepath.Join(b.source, "bin", cleaveScheduler)
+		plugins = `
+    plugins:
+      multiPoint: {enabled: [{name: GPUPacking, weight: 10}]}
+      postFilter: {enabled: [{name: GPUPacking}]}`
+	}
+	config := fmt.Sprintf(`apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+leaderElection: {leaderElect: false}
+clientConnection: {kubeconfig: %q, qps: 5000, burst: 5000}
+profiles:
+  - schedulerName: %s%s
+`, b.cluster.Kubeconfig(), name, plugins)
+	file := filepath.Join(b.dir, name+".yaml")
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		return nil, fmt.Errorf("write the configuration of %s: %w", name, err)
+	}
+	port, err := cluster.FreePort(ctx, "127.0.0.1")
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(path, "--config="+file, "--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(port), "--cert-dir="+b.dir)
+	cmd.Dir, cmd.Env = "/", append(os.Environ(), b.cluster.Environment()...)
+	program, err := process.Start(cmd, filepath.Join(b.dir, name+".log"))
+	if err != nil {
+		return nil, err
+	}
+	s := &scheduler{name: name, program: program}
+	// It serves a certificate that it makes itself.
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, Timeout: 5 * time.Second}
+	ready, cancel := context.WithTimeout(ctx, syncTimeout)
+	defer cancel()
+	err = program.WaitReady(ready, func(ctx context.Context) error {
+		return answersOK(ctx, client, fmt.Sprintf("https://127.0.0.1:%d/readyz", port))
+	})
+	if err != nil {
+		return nil, errors.Join(err, s.stop())
+	}
+	return s, nil
+}
+
+func answersOK(ctx context.Context, client *http.Client, url string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	if response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s answers %s", url, response.Status)
+	}
+	return errors.Join(err, response.Body.Close())
+}
+
+func (s *scheduler) stop() error { return s.program.End(syscall.SIGKILL) }
+
+// residentMB is the memory of a process that is resident, in MB.
+func residentMB(pid int) (float64, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, fmt.Errorf("read the memory of process %d: %w", pid, err)
+	}
+	for line := range strings.Lines(string(data)) {
+		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			kib, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 64)
+			if err != nil {
+				return 0, fmt.Errorf("read the memory of process %d: %w", pid, err)
+			}
+			return kib * 1024 / 1e6, nil
+		}
+	}
+	return 0, fmt.Errorf("read the memory of process %d: it has ended", pid)
+}
+
+// apiServerMB is the memory of the API server.
+func (b *bench) apiServerMB(ctx context.Context) (float64, error) {
+	all, err := b.cluster.Status(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for _, s := range all {
+		if s.Component == cluster.APIServer {
+			return residentMB(s.PID)
+		}
+	}
+	return 0, errors.New("find the API server: it does not run")
+}
