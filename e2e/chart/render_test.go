@@ -141,6 +141,8 @@ var matrix = map[string]string{
 	"whole GPUs alone":      "nvidiaCompatible: true\npolicies: {default: {rules: [{tiers: [exclusive]}]}}",
 	"webhook":               "webhook: {enabled: true}",
 	"webhook, own secret":   "webhook: {enabled: true, replicas: 1, failurePolicy: Fail, tls: {from: secret, secretName: mine, caBundle: aGVsbG8=}, tolerations: [{operator: Exists}]}",
+	"scheduler":             "scheduler: {enabled: true}",
+	"scheduler, set":        "nvidiaCompatible: true\nscheduler: {enabled: true, name: default-scheduler, replicas: 1, strategy: spread, strategies: {timeslice.cleave.dev: pack}, candidates: 8, image: {repository: r/s, tag: v2}, hostNetwork: true, port: 10300, tolerations: [{operator: Exists}]}",
 	"webhook on the host":   "webhook: {enabled: true, hostNetwork: true, port: 9443}",
 	"no classes":            "deviceClasses: {gpu: {enabled: false}, mig: {enabled: false}, timeSlice: {enabled: false}, mps: {enabled: false}, migProfiles: {enabled: false}}",
 	"other resources":       "deviceClasses: {gpu: {extendedResourceName: example.com/gpu}, timeSlice: {extendedResourceName: ''}, migProfiles: {boards: [A30], disabled: [1g.6gb+me], extendedResourcePrefix: ''}}",

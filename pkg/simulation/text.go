@@ -39,7 +39,7 @@ func (r *Report) top(c curve) float64 {
 	return top
 }
 
-// Print writes a table with a column for each strategy, and the curves, in so many characters of height and ASCII alone if
+// Print writes a table with a column for each strategy, and the curves, in ASCII alone if
 // need be.
 func (r *Report) Print(w io.Writer, ascii bool) error {
 	fmt.Fprintf(w, "%d nodes of %s, %d GPUs; load %.0f %%; %s, of which the first quarter is not counted; seed %d\n\n",

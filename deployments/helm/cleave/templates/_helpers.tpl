@@ -35,6 +35,16 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end -}}
 {{- end -}}
 
+{{- define "cleave.schedulerImage" -}}
+{{- $image := .Values.scheduler.image -}}
+{{- $repository := $image.repository | default (printf "%s-scheduler" .Values.image.repository) -}}
+{{- if $image.digest -}}
+{{ $repository }}@{{ $image.digest }}
+{{- else -}}
+{{ $repository }}:{{ $image.tag | default .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
 {{/* Host directories with the driver's files, by the present name of the value or the deprecated one. */}}
 {{- define "cleave.hostDirectories" -}}
 {{- ternary .Values.driver.hostFolders .Values.driver.hostDirectories (hasKey .Values.driver "hostFolders") | toJson -}}

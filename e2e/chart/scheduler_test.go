@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chart
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/yaml"
+)
+
+// typed converts a rendered object strictly.
+func typed[T any](t *testing.T, objects []*unstructured.Unstructured, kind, name string) *T {
+	t.Helper()
+	o := find(objects, kind, name)
+	if o == nil {
+		t.Fatalf("there is no %s %s", kind, name)
+	}
+	converted := new(T)
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(o.Object, converted, true); err != nil {
+		t.Fatal(err)
+	}
+	return converted
+}
+
+const schedulerName = "cleave-scheduler"
+
+func TestScheduler_Off(t *testing.T) {
+	for _, o := range kindsAndNames(mustRender(t, "")) {
+		if strings.Contains(o, "scheduler") {
+			t.Errorf("%s is installed by default", o)
+		}
+	}
+}
+
+func TestScheduler_Configuration(t *testing.T) {
+	for values, want := range map[string]map[string]any{
+		"scheduler: {enabled: true}": {
+			"strategy": "pack", "strategies": map[string]any{}, "candidates": float64(4), "drivers": []any{"gpu.cleave.dev"},
+		},
+		matrix["scheduler, set"]: {
+			"strategy": "spread", "strategies": map[string]any{"timeslice.cleave.dev": "pack"}, "candidates": float64(8), "drivers": []any{"gpu.nvidia.com"},
+		},
+	} {
+		objects := mustRender(t, values)
+		var config map[string]any
+		if err := yaml.UnmarshalStrict([]byte(typed[corev1.ConfigMap](t, objects, "ConfigMap", schedulerName).Data["config.yaml"]), &config); err != nil {
+			t.Fatal(err)
+		}
+		profile := config["profiles"].([]any)[0].(map[string]any)
+		args := profile["pluginConfig"].([]any)[0].(map[string]any)["args"]
+		if diff := cmp.Diff(want, args); diff != "" {
+			t.Errorf("%s: arguments (-want +got):\n%s", values, diff)
+		}
+		election := config["leaderElection"].(map[string]any)
+		role := typed[rbacv1.Role](t, objects, "Role", schedulerName)
+		if election["leaderElect"] != true || election["resourceNamespace"] != namespace || role.Rules[1].ResourceNames[0] != election["resourceName"] {
+			t.Errorf("%s: the role %+v is not for the lease %+v", values, role.Rules, election)
+		}
+	}
+}
+
+func TestScheduler_Deployment(t *testing.T) {
+	d := typed[appsv1.Deployment](t, mustRender(t, "image: {repository: r/cleave, tag: v9}\nscheduler: {enabled: true}"), "Deployment", schedulerName)
+	pod := d.Spec.Template.Spec
+	c := pod.Containers[0]
+	if c.Image != "r/cleave-scheduler:v9" || c.SecurityContext.ReadOnlyRootFilesystem == nil || !*c.SecurityContext.ReadOnlyRootFilesystem ||
+		pod.SecurityContext.RunAsNonRoot == nil || !*pod.SecurityContext.RunAsNonRoot || c.LivenessProbe == nil || c.ReadinessProbe == nil {
+		t.Errorf("container %+v", c)
+	}
+	if pod.AutomountServiceAccountToken != nil {
+		t.Error("the scheduler has no token for the API server")
+	}
+	// A change of its configuration replaces the pods.
+	other := typed[appsv1.Deployment](t, mustRender(t, "scheduler: {enabled: true, strategy: spread}"), "Deployment", schedulerName)
+	if cmp.Equal(d.Spec.Template.Annotations, other.Spec.Template.Annotations) {
+		t.Errorf("annotations are the same for two strategies: %v", other.Spec.Template.Annotations)
+	}
+}
+
+func TestScheduler_InvalidValues(t *testing.T) {
+	for values, want := range map[string]string{
+		"scheduler: {strategy: binpack}":     "/scheduler/strategy",
+		"scheduler: {strategies: {a: most}}": "/scheduler/strategies/a",
+		"scheduler: {candidates: 0}":         "/scheduler/candidates",
+		"scheduler: {profiles: []}":          "/scheduler",
+	} {
+		if _, err := render(t, values); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", values, err, want)
+		}
+	}
+}
