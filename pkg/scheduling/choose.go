@@ -80,9 +80,7 @@ func (c *cluster) choose(ctx context.Context, d pools.Demand, names []string, st
 // planOn is what would become of a demand on a node, and the one driver whose devices it selects there; empty where there
 // is none.
 func (c *cluster) planOn(ctx context.Context, name string, d pools.Demand, drivers []string) (found plan, driver, passed string) {
-	views := c.views[name]
-	for _, name := range sortedKeys(views) {
-		v := views[name]
+	for _, v := range c.views[name] {
 		p := c.plan(ctx, v, d)
 		switch {
 		case p.err != nil && p.complete:
@@ -94,7 +92,7 @@ func (c *cluster) planOn(ctx context.Context, name string, d pools.Demand, drive
 		case driver != "" || !v.node.Counted && !slices.Contains(drivers, v.node.Driver):
 			return plan{}, "", passedDriver
 		}
-		found, driver = p, name
+		found, driver = p, v.driver
 	}
 	return found, driver, ""
 }

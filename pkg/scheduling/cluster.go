@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -20,8 +21,8 @@ import (
 type cluster struct {
 	mutex sync.Mutex
 	cache *pools.Cache
-	// views by node, then driver.
-	views map[string]map[string]*view
+	// views by node, ordered by driver.
+	views map[string][]*view
 	// elsewhere are the drivers of slices that are not of one node, with their number.
 	elsewhere map[string]int
 	rules     map[string]*resourceapi.DeviceTaintRule
@@ -35,6 +36,7 @@ type poolKey struct{ driver, pool string }
 
 // view is what a driver publishes for a node, and what of it is allocated.
 type view struct {
+	driver string
 	slices map[string]*resourceapi.ResourceSlice // by name
 	stale  bool
 	node   *pools.Node // nil where no pool is complete
@@ -70,7 +72,7 @@ func (c *claimState) current() []resourceapi.DeviceRequestAllocationResult {
 
 func newCluster() *cluster {
 	return &cluster{
-		cache: pools.NewCache(), views: map[string]map[string]*view{}, elsewhere: map[string]int{},
+		cache: pools.NewCache(), views: map[string][]*view{}, elsewhere: map[string]int{},
 		rules: map[string]*resourceapi.DeviceTaintRule{}, claims: map[types.UID]*claimState{},
 		owners: map[poolKey]*view{}, users: map[poolKey]map[types.UID]bool{},
 	}
@@ -93,16 +95,13 @@ func (c *cluster) addSlice(s *resourceapi.ResourceSlice) {
 		c.elsewhere[s.Spec.Driver]++
 		return
 	}
-	drivers := c.views[*s.Spec.NodeName]
-	if drivers == nil {
-		drivers = map[string]*view{}
-		c.views[*s.Spec.NodeName] = drivers
+	views := c.views[*s.Spec.NodeName]
+	at, found := findView(views, s.Spec.Driver)
+	if !found {
+		views = slices.Insert(views, at, &view{driver: s.Spec.Driver, slices: map[string]*resourceapi.ResourceSlice{}})
+		c.views[*s.Spec.NodeName] = views
 	}
-	v := drivers[s.Spec.Driver]
-	if v == nil {
-		v = &view{slices: map[string]*resourceapi.ResourceSlice{}}
-		drivers[s.Spec.Driver] = v
-	}
+	v := views[at]
 	v.slices[s.Name] = s
 	v.stale = true
 	c.owners[poolKey{s.Spec.Driver, s.Spec.Pool.Name}] = v
@@ -115,11 +114,12 @@ func (c *cluster) removeSlice(s *resourceapi.ResourceSlice) {
 		}
 		return
 	}
-	drivers := c.views[*s.Spec.NodeName]
-	v := drivers[s.Spec.Driver]
-	if v == nil {
+	views := c.views[*s.Spec.NodeName]
+	at, found := findView(views, s.Spec.Driver)
+	if !found {
 		return
 	}
+	v := views[at]
 	delete(v.slices, s.Name)
 	v.stale = true
 	key := poolKey{s.Spec.Driver, s.Spec.Pool.Name}
@@ -128,11 +128,16 @@ func (c *cluster) removeSlice(s *resourceapi.ResourceSlice) {
 		delete(c.owners, key)
 	}
 	if len(v.slices) == 0 {
-		delete(drivers, s.Spec.Driver)
+		views = slices.Delete(views, at, at+1)
+		c.views[*s.Spec.NodeName] = views
 	}
-	if len(drivers) == 0 {
+	if len(views) == 0 {
 		delete(c.views, *s.Spec.NodeName)
 	}
+}
+
+func findView(views []*view, driver string) (at int, found bool) {
+	return slices.BinarySearchFunc(views, driver, func(v *view, driver string) int { return strings.Compare(v.driver, driver) })
 }
 
 // replaceRule notes that a DeviceTaintRule changed. Rules are few and change rarely: all nodes are read again.
@@ -144,8 +149,8 @@ func (c *cluster) replaceRule(name string, rule *resourceapi.DeviceTaintRule) {
 	} else {
 		c.rules[name] = rule
 	}
-	for _, drivers := range c.views {
-		for _, v := range drivers {
+	for _, views := range c.views {
+		for _, v := range views {
 			v.stale = true
 		}
 	}

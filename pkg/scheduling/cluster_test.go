@@ -68,7 +68,7 @@ func checkStates(t *testing.T, b *bed, names []string) {
 	t.Helper()
 	c := b.plugin.cluster
 	for _, n := range names {
-		v := c.views[n][driver]
+		v := c.views[n][0]
 		c.refresh(v)
 		state := v.node.NewState()
 		for _, uid := range slices.Sorted(maps.Keys(c.claims)) {

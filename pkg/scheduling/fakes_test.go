@@ -29,7 +29,7 @@ const driver = "gpu.cleave.dev"
 // bed is the plugin in a cluster of fakes.
 type bed struct {
 	framework.Handle
-	t         *testing.T
+	t         testing.TB
 	plugin    *Plugin
 	informers informers.SharedInformerFactory
 	recorder  *events.FakeRecorder
@@ -39,7 +39,7 @@ type bed struct {
 	pending   map[types.UID]*resourceapi.AllocationResult
 }
 
-func newBed(t *testing.T, args string, objects ...runtime.Object) *bed {
+func newBed(t testing.TB, args string, objects ...runtime.Object) *bed {
 	t.Helper()
 	client := fake.NewClientset(objects...)
 	b := &bed{
@@ -77,13 +77,30 @@ func (b *bed) addNode(name string, published ...*resourceapi.ResourceSlice) *fak
 // addNodes adds nodes of a model.
 func (b *bed) addNodes(model string, names ...string) {
 	b.t.Helper()
+	node := offering(b.t, model)
 	for _, name := range names {
-		b.addNode(name, slicesOf(b.t, model, name)...)
+		list := publish.Objects(node, driver, name)
+		var all []*resourceapi.ResourceSlice
+		for i := range list.Items {
+			all = append(all, &list.Items[i])
+		}
+		b.addNode(name, all...)
 	}
 }
 
 // slicesOf are what a node of a model publishes that offers everything.
-func slicesOf(t *testing.T, model, name string) []*resourceapi.ResourceSlice {
+func slicesOf(t testing.TB, model, name string) []*resourceapi.ResourceSlice {
+	t.Helper()
+	list := publish.Objects(offering(t, model), driver, name)
+	var all []*resourceapi.ResourceSlice
+	for i := range list.Items {
+		all = append(all, &list.Items[i])
+	}
+	return all
+}
+
+// offering is a node of a model that offers everything.
+func offering(t testing.TB, model string) *policy.Node {
 	t.Helper()
 	session, err := simulated.Open(t.Context(), model)
 	if err != nil {
@@ -96,12 +113,7 @@ func slicesOf(t *testing.T, model, name string) []*resourceapi.ResourceSlice {
 			Whole: true, Partitions: &policy.PartitionOffer{Mode: policy.OnDemand}, MPS: &policy.Sharing{Shares: 10},
 		})
 	}
-	list := publish.Objects(node, driver, name)
-	var all []*resourceapi.ResourceSlice
-	for i := range list.Items {
-		all = append(all, &list.Items[i])
-	}
-	return all
+	return node
 }
 
 // pod is one with a claim for devices of a class, which stands for a type or a profile.
@@ -159,7 +171,7 @@ func (b *bed) place(pod *corev1.Pod) (node string, state *fakeState) {
 func (b *bed) allocate(node string, claim *resourceapi.ResourceClaim) *resourceapi.AllocationResult {
 	b.t.Helper()
 	c := b.plugin.cluster
-	v := c.views[node][driver]
+	v := c.views[node][0]
 	c.refresh(v)
 	requests, err := c.cache.Requests(b.t.Context(), v.node, b.demand(claim))
 	if err != nil {
