@@ -106,6 +106,10 @@ bench: build ## measure against the floor of this machine; prints a table, write
 bench-scale: ## compare schedulers on 1,000 nodes without kubelets; prints a table, writes bin/bench-scale.json
 	go run -trimpath ./e2e/cmd/bench-scale -o $(BIN)/bench-scale.json
 
+.PHONY: bench-dashboard
+bench-dashboard: ## measure the dashboard with 1,000 simulated nodes in Chromium
+	CLEAVE_E2E=1 go test -count=1 -run '^$$' -bench . -benchtime 3x -timeout 30m ./e2e/dashboard
+
 # The hardware lane is carried to machines that have neither Go nor a network, so it is one directory, below 60 MiB. cleave
 # lies in it packed, which halves the directory; the lane unpacks it where it runs.
 GPU_LANE ?= $(BIN)/gpu-lane

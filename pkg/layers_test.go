@@ -27,7 +27,8 @@ var layers = [][]string{
 	{"pkg/publish", "pkg/claims", "pkg/pools", "pkg/mps/supervisor", "pkg/admission"},
 	{"pkg/cluster", "pkg/claimstatus", "pkg/inspect", "pkg/usage", "pkg/allocator"},
 	{"pkg/node", "pkg/explain", "pkg/simulation"},
-	{"pkg/plugin", "pkg/validation"},
+	{"pkg/plugin", "pkg/validation", "pkg/fleet"},
+	{"pkg/dashboard"},
 	{"pkg/cli"},
 	{"cmd/cleave"},
 	{"pkg/scheduling"}, // cmd/cleave-scheduler, a module of its own, contains it; cmd/cleave does not

@@ -144,6 +144,8 @@ var matrix = map[string]string{
 	"scheduler":             "scheduler: {enabled: true}",
 	"scheduler, set":        "nvidiaCompatible: true\nscheduler: {enabled: true, name: default-scheduler, replicas: 1, strategy: spread, strategies: {timeslice.cleave.dev: pack}, candidates: 8, image: {repository: r/s, tag: v2}, hostNetwork: true, port: 10300, tolerations: [{operator: Exists}]}",
 	"webhook on the host":   "webhook: {enabled: true, hostNetwork: true, port: 9443}",
+	"dashboard":             "dashboard: {enabled: true}",
+	"dashboard for some":    "dashboard: {enabled: true, port: 9090, allowFrom: [{podSelector: {matchLabels: {app: ingress}}}], allowedHosts: [gpus.example.com], env: [{name: A, value: b}], tolerations: [{operator: Exists}]}\nnetworkPolicy: {apiServerPorts: [6443]}",
 	"no classes":            "deviceClasses: {gpu: {enabled: false}, mig: {enabled: false}, timeSlice: {enabled: false}, mps: {enabled: false}, migProfiles: {enabled: false}}",
 	"other resources":       "deviceClasses: {gpu: {extendedResourceName: example.com/gpu}, timeSlice: {extendedResourceName: ''}, migProfiles: {boards: [A30], disabled: [1g.6gb+me], extendedResourcePrefix: ''}}",
 	"policies": `

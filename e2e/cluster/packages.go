@@ -80,7 +80,21 @@ func isProgram(path string) bool {
 // installPackages installs the Debian packages whose programs are missing. Unless programs are to be built, those that
 // only a build needs are left out.
 func installPackages(ctx context.Context, out io.Writer, building bool) error {
-	missing := missingPackages(building)
+	return aptInstall(ctx, out, missingPackages(building))
+}
+
+// Chromium returns the path of Debian's browser, which it installs if it is missing.
+func Chromium(ctx context.Context, out io.Writer) (string, error) {
+	const path = "/usr/bin/chromium"
+	p := hostPackage{"chromium", "the program " + path, func() bool { return isProgram(path) }, false}
+	if p.found() {
+		return path, nil
+	}
+	return path, aptInstall(ctx, out, []hostPackage{p})
+}
+
+// aptInstall installs packages that are missing.
+func aptInstall(ctx context.Context, out io.Writer, missing []hostPackage) error {
 	if len(missing) == 0 {
 		return nil
 	}

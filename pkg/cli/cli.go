@@ -83,16 +83,16 @@ func newRoot() *cobra.Command {
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newKubeletPlugin(), newMPSSupervisor(), newWebhook(), newInspect(), newExplain(), newSlices(), newSimulate(),
-		newValidate(), newImport(), newNVMLProbe())
+	root.AddCommand(newKubeletPlugin(), newMPSSupervisor(), newWebhook(), newDashboard(), newInspect(), newExplain(), newSlices(),
+		newSimulate(), newValidate(), newImport(), newNVMLProbe())
 	return root
 }
 
 // needSubcommand is the error of "cleave" and "cleave typo".
 func needSubcommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
-		return &usageError{errors.New("a subcommand is needed: kubelet-plugin, mps-supervisor, webhook, inspect, explain, slices, simulate, " +
-			"validate or import")}
+		return &usageError{errors.New("a subcommand is needed: kubelet-plugin, mps-supervisor, webhook, dashboard, inspect, explain, slices, " +
+			"simulate, validate or import")}
 	}
 	err := fmt.Errorf("unknown subcommand %q", args[0])
 	if suggestions := cmd.SuggestionsFor(args[0]); len(suggestions) > 0 {

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/pager"
 )
@@ -36,16 +37,15 @@ func (f *clientFlags) add(flags *pflag.FlagSet, use string) {
 	flags.StringVar(&f.context, "context", "", "context of the kubeconfig file"+use+"; empty for its current one")
 }
 
-// client returns a client configured like kubectl: from the given file, $KUBECONFIG, ~/.kube/config, or the pod's service
-// account. The namespace is the flag's, else the context's.
-func (f *clientFlags) client() (client kubernetes.Interface, namespace string, err error) {
+// config finds the API server like kubectl: by the given file, $KUBECONFIG, ~/.kube/config, or the pod's service account. The
+// namespace is the flag's, else the context's.
+func (f *clientFlags) config() (config *rest.Config, namespace string, err error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = f.kubeconfig
 	overrides := &clientcmd.ConfigOverrides{CurrentContext: f.context}
 	overrides.Context.Namespace = f.namespace
 	source := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides)
-	config, err := source.ClientConfig()
-	if err != nil {
+	if config, err = source.ClientConfig(); err != nil {
 		return nil, "", fmt.Errorf("find the API server (set --kubeconfig or KUBECONFIG): %w", err)
 	}
 	if namespace, _, err = source.Namespace(); err != nil {
@@ -55,6 +55,15 @@ func (f *clientFlags) client() (client kubernetes.Interface, namespace string, e
 	config.QPS = -1 // pages follow one another; the API server limits by itself
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	return config, namespace, nil
+}
+
+// client is a client for the API server that config finds.
+func (f *clientFlags) client() (client kubernetes.Interface, namespace string, err error) {
+	config, namespace, err := f.config()
+	if err != nil {
+		return nil, "", err
+	}
 	if client, err = kubernetes.NewForConfig(config); err != nil {
 		return nil, "", fmt.Errorf("create a client for the API server at %s: %w", config.Host, err)
 	}

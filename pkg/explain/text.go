@@ -49,7 +49,7 @@ func (e *Explanation) Print(w io.Writer) error {
 		line("\nWhat would fit now:")
 	}
 	for _, a := range e.Alternatives {
-		line("  %s", a.text())
+		line("  %s", a)
 	}
 	if len(e.Notes) > 0 {
 		line("")
@@ -76,7 +76,8 @@ func (a Ask) text() string {
 	return text
 }
 
-func (a Alternative) text() string {
+// String is the alternative for people.
+func (a Alternative) String() string {
 	text := fmt.Sprintf("%d of class %s", a.Count, a.Class)
 	if len(a.Capacity) > 0 {
 		text += " with up to " + strings.Join(a.Capacity, ", ")

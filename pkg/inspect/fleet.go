@@ -223,7 +223,7 @@ func (s *Summary) row(node, product string) []string {
 		case typeGPU:
 			fits = append(fits, fmt.Sprintf("%d whole", a.Count))
 		default:
-			fits = append(fits, amountText(a))
+			fits = append(fits, a.String())
 		}
 	}
 	return append(row, strconv.FormatFloat(100*s.Fragmentation, 'f', 0, 64)+"%", orDash(strings.Join(fits, ", ")))

@@ -199,7 +199,7 @@ func TestOfPool_Free(t *testing.T) {
 	v := viewOf(t, busyPool(t, m))
 	free := map[string]string{}
 	for i := range v.GPUs {
-		free[v.GPUs[i].Name] = v.GPUs[i].freeText()
+		free[v.GPUs[i].Name] = v.GPUs[i].FreeText()
 	}
 	if diff := cmp.Diff(map[string]string{
 		"GPU0": "3x 1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb",

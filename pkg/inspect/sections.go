@@ -88,7 +88,7 @@ func (g *GPU) offersText() string {
 		if a.Type == typeMIG {
 			profiles = append(profiles, fmt.Sprintf("%dx %s", a.Count, a.Profile))
 		} else {
-			offers = append(offers, amountText(a))
+			offers = append(offers, a.String())
 		}
 	}
 	if len(profiles) > 0 {
@@ -122,7 +122,7 @@ func (p *printer) taints() {
 				if len(devices[k]) == 0 {
 					order = append(order, k)
 				}
-				devices[k] = append(devices[k], shapeText(s))
+				devices[k] = append(devices[k], s.String())
 			}
 		}
 		for _, k := range order {
@@ -217,7 +217,7 @@ func (p *printer) shapes() {
 			if s.State == Allocated {
 				state = "allocated"
 			}
-			rows = append(rows, []string{g.Name, s.Device, shapeText(s), state, orDash(strings.Join(by, ", "))})
+			rows = append(rows, []string{g.Name, s.Device, s.String(), state, orDash(strings.Join(by, ", "))})
 		}
 	}
 	if len(rows) > 1 {

@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
-	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
 // Values of the attribute "type".
@@ -56,7 +55,7 @@ func (s *Shape) closed() bool {
 
 // isWithdrawn reports whether the shape is published only until its claims end.
 func (s *Shape) isWithdrawn() bool {
-	return slices.ContainsFunc(s.Taints, func(t Taint) bool { return t.Key == publish.TaintWithdrawn })
+	return slices.ContainsFunc(s.Taints, func(t Taint) bool { return t.Withdrawn() })
 }
 
 // room is how many more claims fit on a shared GPU, each with the default amounts; 1 where only a smaller claim fits.

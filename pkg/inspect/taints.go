@@ -39,3 +39,6 @@ func taintOf(key, value, effect string) Taint {
 	}
 	return Taint{Key: key, Value: value, Effect: effect, Meaning: meaning}
 }
+
+// Withdrawn reports whether the taint marks a device that the node no longer offers.
+func (t *Taint) Withdrawn() bool { return t.Key == publish.TaintWithdrawn }

@@ -150,7 +150,7 @@ func (p *printer) overview() {
 	rows := [][]string{header}
 	for i := range p.view.GPUs {
 		g := &p.view.GPUs[i]
-		row := []string{g.Name, g.Device, orDash(g.Product), orDash(gibibytes(g.MemoryBytes)), orDash(g.MIG), g.allocatedText(), g.freeText()}
+		row := []string{g.Name, g.Device, orDash(g.Product), orDash(gibibytes(g.MemoryBytes)), orDash(g.MIG), g.AllocatedText(), g.FreeText()}
 		if p.options.Wide {
 			row = slices.Insert(row, 2, orDash(g.UUID))
 		}
@@ -160,8 +160,8 @@ func (p *printer) overview() {
 	p.table(rows)
 }
 
-// allocatedText summarises allocations, followed by partitions without a claim.
-func (g *GPU) allocatedText() string {
+// AllocatedText summarises allocations, followed by partitions without a claim.
+func (g *GPU) AllocatedText() string {
 	var parts []string
 	for i := range g.Shapes {
 		switch s := &g.Shapes[i]; {
@@ -177,11 +177,11 @@ func (g *GPU) allocatedText() string {
 		if part.State == PartitionAllocated {
 			allocated = increment(allocated, part.Profile)
 		} else {
-			other = increment(other, partitionWords[part.State])
+			other = increment(other, part.State.String())
 		}
 	}
 	for _, a := range allocated {
-		parts = append(parts, amountText(a))
+		parts = append(parts, a.String())
 	}
 	for _, a := range other {
 		parts = append(parts, fmt.Sprintf("%d %s", a.Count, a.Profile))
@@ -201,15 +201,15 @@ func increment(amounts []Amount, name string) []Amount {
 
 // usedText is how many shares of a shared GPU are allocated, and of how many if that is known.
 func (s *Shape) usedText() string {
-	all := amountText(Amount{Type: s.Type, Count: max(s.Total.Shares, s.Used.Shares)})
+	all := Amount{Type: s.Type, Count: max(s.Total.Shares, s.Used.Shares)}.String()
 	if s.Used.Shares >= s.Total.Shares {
 		return all
 	}
 	return fmt.Sprintf("%d of %s", s.Used.Shares, all)
 }
 
-// freeText summarises what is available.
-func (g *GPU) freeText() string {
+// FreeText summarises what is available.
+func (g *GPU) FreeText() string {
 	switch {
 	case len(g.Shapes) == 0:
 		return "not offered"
@@ -220,13 +220,14 @@ func (g *GPU) freeText() string {
 	default:
 		var parts []string
 		for _, a := range g.Free {
-			parts = append(parts, amountText(a))
+			parts = append(parts, a.String())
 		}
 		return strings.Join(parts, ", ")
 	}
 }
 
-func amountText(a Amount) string {
+// String is the amount for people: "2x 1g.10gb", "whole".
+func (a Amount) String() string {
 	switch a.Type {
 	case typeGPU:
 		return "whole"
@@ -256,6 +257,9 @@ var partitionWords = map[PartitionState]string{
 	PartitionUnmanaged: "unmanaged",
 }
 
+// String is the state for people.
+func (s PartitionState) String() string { return cmp.Or(partitionWords[s], string(s)) }
+
 // claims prints a line for each allocation and each partition.
 func (p *printer) claims() {
 	rows := [][]string{{"GPU", "SHAPE", "STATE", "CLAIM", "DETAILS"}}
@@ -265,7 +269,7 @@ func (p *printer) claims() {
 			s := &g.Shapes[j]
 			for _, h := range s.Claims {
 				if !s.isPartition() || h.AdminAccess {
-					rows = append(rows, []string{g.Name, shapeText(s), stateOf(h), claimText(h), orDash(h.details())})
+					rows = append(rows, []string{g.Name, s.String(), stateOf(h), claimText(h), orDash(h.Details())})
 				}
 			}
 		}
@@ -276,7 +280,7 @@ func (p *printer) claims() {
 					by = claimText(h)
 				}
 			}
-			rows = append(rows, []string{g.Name, partitionText(part.Profile, part.Placement), partitionWords[part.State],
+			rows = append(rows, []string{g.Name, partitionText(part.Profile, part.Placement), part.State.String(),
 				by, orDash(part.details())})
 		}
 	}
@@ -293,8 +297,8 @@ func stateOf(h Claim) string {
 	return "allocated"
 }
 
-// shapeText names a shape.
-func shapeText(s *Shape) string {
+// String names the shape: "1g.10gb at 3", "whole".
+func (s *Shape) String() string {
 	switch {
 	case s.isPartition():
 		return partitionText(s.Profile, *s.Placement)
@@ -324,8 +328,8 @@ func claimText(h Claim) string {
 	}
 }
 
-// details are the amounts of a claim on a shared GPU.
-func (h *Claim) details() string {
+// Details are the amounts of a claim on a shared GPU, in words.
+func (h *Claim) Details() string {
 	var parts []string
 	if a := h.Has; a != nil {
 		parts = append(parts, count(a.Shares, "share", "shares"))

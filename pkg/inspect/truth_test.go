@@ -150,7 +150,7 @@ func TestOfMachine_ReleasingRecord(t *testing.T) {
 	m := newMachine(t, "l40s")
 	m.claim("dev/a", m.whole(0), m.share(1, records.Share{ID: "i", Kind: gpu.TimeSlice, Shares: 1})).State = records.Releasing
 	for _, g := range m.view().GPUs[:2] {
-		if got := g.allocatedText() + ", " + g.freeText(); got != "-, all" {
+		if got := g.AllocatedText() + ", " + g.FreeText(); got != "-, all" {
 			t.Errorf("%s: got %s, want nothing allocated", g.Name, got)
 		}
 	}

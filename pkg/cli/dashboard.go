@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/dashboard"
+	"github.com/cleave-dra/cleave/pkg/fleet"
+	"github.com/cleave-dra/cleave/pkg/plugin"
+)
+
+// dashboardFlags of `cleave dashboard`.
+type dashboardFlags struct {
+	clientFlags
+	address, driver string
+	served          dashboard.Config
+}
+
+func newDashboard() *cobra.Command {
+	f := &dashboardFlags{}
+	service := newService()
+	cmd := &cobra.Command{
+		Use:   "dashboard",
+		Short: "Show the GPUs of a cluster in a browser",
+		Long: "dashboard serves pages that show the GPUs of all nodes, which claims they are allocated to, and which claims wait.\n" +
+			"They follow changes by themselves. It only reads, has no login, and listens on this machine's loopback address unless\n" +
+			"--address says otherwise: whoever can connect sees the names of claims and pods of all namespaces.\n\n" +
+			environmentHelp + "--address by ADDRESS.",
+		Example: "  cleave dashboard\n" +
+			"  cleave dashboard --kubeconfig ~/clusters/one --address 127.0.0.1:9090",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := service.begin(cmd.Flags(), f.check); err != nil {
+				return err
+			}
+			return f.run(cmd.Context())
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&f.address, "address", "127.0.0.1:8080", "address to serve HTTP at")
+	flags.StringSliceVar(&f.served.Hosts, "allowed-hosts", nil,
+		"host names that requests may name, apart from localhost and IP addresses; others are refused")
+	f.add(flags, "")
+	flags.StringVar(&f.driver, "driver-name", v1alpha1.Group, "name of the DRA driver")
+	service.addFlags(flags)
+	return cmd
+}
+
+func (f *dashboardFlags) check() error {
+	if f.address == "" {
+		return errors.New("--address is not set")
+	}
+	return plugin.CheckDriverName(f.driver)
+}
+
+// run watches the cluster and serves until ctx ends.
+func (f *dashboardFlags) run(ctx context.Context) error {
+	config, _, err := f.config()
+	if err != nil {
+		return err
+	}
+	config.Timeout = 0 // watches do not end
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("create a client for the API server at %s: %w", config.Host, err)
+	}
+	source, err := fleet.NewSource(ctx, fleet.Config{Client: client, Driver: f.driver, Ping: func(ctx context.Context) error {
+		return client.Discovery().RESTClient().Get().AbsPath("/version").Do(ctx).Error()
+	}})
+	if err != nil {
+		return err
+	}
+	server, err := dashboard.New(source, f.served)
+	if err != nil {
+		return err
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", f.address)
+	if err != nil {
+		return fmt.Errorf("listen for browsers on --address %s: %w", f.address, err)
+	}
+	klog.FromContext(ctx).Info("Serving the dashboard", "url", "http://"+listener.Addr().String()+"/", "driver", f.driver)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	wg.Go(func() { source.Run(ctx) })
+	return server.Serve(ctx, listener)
+}

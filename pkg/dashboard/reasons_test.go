@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dashboard
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/pkg/explain"
+)
+
+func TestReasons_AnsweredApart(t *testing.T) {
+	source := newFakeSource(busyShot(3))
+	source.answers = map[string]*explain.Explanation{"ml-research/waits": {State: explain.Refused, Groups: []explain.Group{
+		{Nodes: []string{"gpu-a"}, Causes: []explain.Cause{{Kind: explain.InUse, Message: "all <8> devices are allocated", Remedy: "wait"}}},
+	}, Alternatives: []explain.Alternative{{Class: "mps.cleave.dev", Count: 1, Nodes: []string{"gpu-a"}}}}}
+	s := newServer(t, source, Config{})
+	if body := get(s, "/claims").Body.String(); !strings.Contains(body, "Looking for the reason") {
+		t.Error("the list waits for the reason")
+	}
+	get(s, "/claims/ml-research/waits")
+	next := s.pages.reasons.changed()
+	s.pages.reasons.batch(t.Context())
+	<-next
+	for path, want := range map[string]string{
+		"/claims": "Node gpu-a: all &lt;8&gt; devices are allocated", "/claims/ml-research/waits": "1 of class mps.cleave.dev on gpu-a",
+		"/api/claims/ml-research/waits": "allocated", "/claims/dev/a": `<div id="explanation"></div>`,
+	} {
+		if body := get(s, path).Body.String(); !strings.Contains(body, want) {
+			t.Errorf("%s does not say %q:\n%s", path, want, body)
+		}
+	}
+	s.pages.reasons.batch(t.Context()) // nothing is wanted
+	source.failure = errors.New("broken slice")
+	source.publish(busyShot(4)) // the cluster has changed: it is asked again
+	get(s, "/claims")
+	s.pages.reasons.batch(t.Context())
+	if body := get(s, "/claims").Body.String(); !strings.Contains(body, "broken slice") {
+		t.Error("the list does not say why there is no reason")
+	}
+	if diff := cmp.Diff([][]string{{"ml-research/waits"}, {"ml-research/waits"}}, source.asked); diff != "" {
+		t.Errorf("questions (-want +got):\n%s", diff)
+	}
+}
