@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"runtime"
 	"slices"
 	"sync"
@@ -126,7 +125,7 @@ func (p *plan) replay(ctx context.Context, w *Workload, trace []arrival, strateg
 		return Result{}, err
 	}
 	r := replay{
-		chooser: chooser{plan: p, nodes: nodes, strategy: strategy, random: rand.New(rand.NewPCG(seed, samples))},
+		chooser: chooser{plan: p, nodes: nodes, strategy: strategy, random: newRandom(seed, samples)},
 		result:  Result{Strategy: strategy, LeastWholeFree: p.gpus * len(nodes)},
 	}
 	for i := range w.Pods {

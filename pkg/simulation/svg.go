@@ -27,15 +27,17 @@ var looks = map[string]struct{ color, dash string }{
 func (r *Report) SVG(w io.Writer, title string) error {
 	var b strings.Builder
 	height := svgTop + len(curves)*panelStep
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" font-family="sans-serif" font-size="13">`+"\n",
-		svgWidth, height, svgWidth, height)
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" `+
+		`font-family="sans-serif" font-size="13">`+"\n", svgWidth, height, svgWidth, height)
 	b.WriteString(`<rect width="100%" height="100%" fill="white"/>` + "\n")
 	svgText(&b, svgMargin, 24, "start", title)
-	svgText(&b, svgMargin, 44, "start", fmt.Sprintf("%d nodes of %s, %d GPUs; load %.0f %%; seed %d", r.Nodes, r.Model, r.GPUs, 100*r.Load, r.Seed))
+	svgText(&b, svgMargin, 44, "start",
+		fmt.Sprintf("%d nodes of %s, %d GPUs; load %.0f %%; seed %d", r.Nodes, r.Model, r.GPUs, 100*r.Load, r.Seed))
 	x := svgMargin
 	for i := range r.Results {
 		look := looks[r.Results[i].Strategy]
-		fmt.Fprintf(&b, `<line x1="%d" y1="60" x2="%d" y2="60" stroke="%s" stroke-width="2" stroke-dasharray="%s"/>`+"\n", x, x+30, look.color, look.dash)
+		fmt.Fprintf(&b, `<line x1="%d" y1="60" x2="%d" y2="60" stroke="%s" stroke-width="2" stroke-dasharray="%s"/>`+"\n",
+			x, x+30, look.color, look.dash)
 		svgText(&b, x+36, 64, "start", r.Results[i].Strategy)
 		x += 120
 	}

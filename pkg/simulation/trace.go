@@ -22,7 +22,7 @@ func arrivals(w *Workload, seed uint64) []arrival {
 	var all []arrival
 	for i := range w.Pods {
 		p := &w.Pods[i]
-		random := rand.New(rand.NewPCG(seed, uint64(i)))
+		random := newRandom(seed, i)
 		mean := float64(p.Lifetime.Duration)
 		add := func(at float64) {
 			all = append(all, arrival{at: time.Duration(at), until: time.Duration(at + random.ExpFloat64()*mean), kind: i})
@@ -36,8 +36,13 @@ func arrivals(w *Workload, seed uint64) []arrival {
 		}
 	}
 	// Those of time zero come in any order, not kind by kind.
-	random := rand.New(rand.NewPCG(seed, uint64(len(w.Pods))))
+	random := newRandom(seed, len(w.Pods))
 	random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	slices.SortStableFunc(all, func(a, b arrival) int { return cmp.Compare(a.at, b.at) })
 	return all
+}
+
+// newRandom is one of the sequences of a seed.
+func newRandom(seed uint64, sequence int) *rand.Rand {
+	return rand.New(rand.NewPCG(seed, uint64(sequence))) //nolint:gosec // a simulation is to be repeatable, not secret
 }

@@ -124,13 +124,13 @@ func (b *bench) tryPlace(ctx context.Context, s *scheduler, r packing.Request) (
 	if err != nil {
 		return false, "", fmt.Errorf("wait for pod %s: %w", names[0], err)
 	}
-	if p, _ := b.watch.get(names[0]); p.refused {
+	if b.watch.get(names[0]).refused {
 		wait, cancel := context.WithTimeout(ctx, grace)
 		defer cancel()
 		// The end of the wait is an answer, too.
 		_ = b.watch.until(wait, func(pods map[string]placed) bool { return pods[names[0]].node != "" })
 	}
-	if p, _ := b.watch.get(names[0]); p.node != "" {
+	if b.watch.get(names[0]).node != "" {
 		return true, names[0], nil
 	}
 	return false, "", b.remove(ctx, names)

@@ -111,9 +111,8 @@ func (w *podWatch) until(ctx context.Context, holds func(map[string]placed) bool
 }
 
 // get is what is known of a pod.
-func (w *podWatch) get(name string) (placed, bool) {
+func (w *podWatch) get(name string) placed {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	p, ok := w.pods[name]
-	return p, ok
+	return w.pods[name]
 }
