@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chart
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
+	"github.com/cleave-dra/cleave/pkg/claimstatus"
+)
+
+// TestDashboard_Prometheus scrapes the plugin and a stand-in for dcgm-exporter while pods of all tiers run: every panel of the
+// dashboard has data, and utilisation is that of each pod's device.
+func TestDashboard_Prometheus(t *testing.T) {
+	ctx := onCluster(t, toolsPatience)
+	tools := monitoringTools(t, ctx)
+	ctx, cancel := context.WithTimeout(ctx, 2*patience)
+	defer cancel()
+	installed(t, ctx)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+		must(t, env.client.WaitGone(ctx, demo, ""))
+		must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+		uninstall(t, ctx)
+	})
+	dcgm := &fakeExporter{}
+	exporter := httptest.NewServer(dcgm)
+	t.Cleanup(exporter.Close)
+	plugin := podOf(t, ctx, "plugin")
+	p := startPrometheus(t, ctx, tools, plugin.Status.PodIP+":8080", exporter.Listener.Addr().String())
+	p.eventually(t, ctx, `cleave_claim_duration_seconds_count{operation="prepare",outcome="ok",tier="mig"}`) // before there is any
+
+	names := map[string]string{"whole": "gpu.cleave.dev", "part": "mig-1g.10gb.cleave.dev", "slice-1": "timeslice.cleave.dev",
+		"slice-2": "timeslice.cleave.dev", "mps": "mps.cleave.dev"}
+	for _, name := range []string{"whole", "part", "slice-1", "slice-2", "mps"} {
+		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{
+			workload.Template(name, workload.ClaimSpec(names[name], 1)), workload.Pod(name, name)}))
+		_, err := env.client.WaitRunning(ctx, demo, name)
+		must(t, err)
+	}
+	want := dcgm.utilise(t, ctx)
+	if len(want) != len(names) {
+		t.Fatalf("%d pods have a device in the status of their claim, want %d: %v", len(want), len(names), want)
+	}
+	const byPod = `cleave_claim_info * on (UUID, GPU_I_ID) group_left ()
+		max by (UUID, GPU_I_ID) (DCGM_FI_DEV_GPU_UTIL or DCGM_FI_PROF_GR_ENGINE_ACTIVE{GPU_I_ID!=""} * 100)`
+	must(t, workload.Until(ctx, "the utilisation of each pod", func(ctx context.Context) (bool, string, error) {
+		got, err := p.byPod(ctx, byPod)
+		diff := cmp.Diff(want, got)
+		return diff == "", diff, err
+	}))
+	// The other way round, for whole GPUs and partitions: labels of the target, which ServiceMonitors add, give way.
+	delete(want, "slice-1")
+	delete(want, "slice-2")
+	delete(want, "mps")
+	got, err := p.byPod(ctx, `(DCGM_FI_DEV_GPU_UTIL or DCGM_FI_PROF_GR_ENGINE_ACTIVE{GPU_I_ID!=""} * 100)
+		* on (UUID, GPU_I_ID) group_left (namespace, pod) cleave_claim_info{tier=~"exclusive|mig"}`)
+	must(t, err)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("utilisation by DCGM's series (-want +got):\n%s", diff)
+	}
+	queries := dashboardQueries(t)
+	for _, title := range slices.Sorted(maps.Keys(queries)) {
+		p.eventually(t, ctx, strings.NewReplacer("$__rate_interval", "2m", "$namespace", ".*").Replace(queries[title]))
+		t.Logf("%s: has data", title)
+	}
+}
+
+// dashboardQueries are the queries of the dashboard by the panel's title and their place in it.
+func dashboardQueries(t *testing.T) map[string]string {
+	t.Helper()
+	data, err := os.ReadFile(chartDir + "/files/dashboard.json")
+	must(t, err)
+	var dashboard struct {
+		Panels []struct {
+			Title   string                  `json:"title"`
+			Targets []struct{ Expr string } `json:"targets"`
+		} `json:"panels"`
+	}
+	must(t, json.Unmarshal(data, &dashboard))
+	queries := map[string]string{}
+	for _, p := range dashboard.Panels {
+		for i, target := range p.Targets {
+			queries[fmt.Sprintf("%s (%d)", p.Title, i+1)] = target.Expr
+		}
+	}
+	return queries
+}
+
+// fakeExporter serves what dcgm-exporter does of GPUs and partitions that pods have, with its labels
+// (github.com/NVIDIA/dcgm-exporter, internal/pkg/rendermetrics/render_metrics.go). DCGM reports the utilisation of partitions by
+// another field than that of GPUs.
+type fakeExporter struct {
+	mu     sync.Mutex
+	series []string
+}
+
+func (f *fakeExporter) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	w.Header().Set("Content-Type", "text/plain; version=0.0.4")
+	fmt.Fprintln(w, strings.Join(f.series, "\n"))
+}
+
+// utilise gives each device a utilisation, by the status of claims, and returns that of each pod.
+func (f *fakeExporter) utilise(t *testing.T, ctx context.Context) map[string]float64 {
+	t.Helper()
+	byPod := map[string]float64{}
+	list, err := env.kube.ResourceV1().ResourceClaims(demo).List(ctx, metav1.ListOptions{})
+	must(t, err)
+	var series []string
+	for i := range list.Items {
+		claim := waitDevice(t, ctx, list.Items[i].Name)
+		var d claimstatus.Device
+		must(t, json.Unmarshal(claim.Status.Devices[0].Data.Raw, &d))
+		labels := fmt.Sprintf(`gpu="0",UUID=%q,pci_bus_id="0000%s",device="nvidia0",modelName=%q,hostname="node"`,
+			d.UUID, strings.ToUpper(d.PCIBusID), d.ProductName)
+		util := float64(d.UUID[len(d.UUID)-1]%8) * 12.5 // which is exact, divided by 100, too
+		metric, value := "DCGM_FI_DEV_GPU_UTIL", util
+		if d.GPUInstance != nil {
+			labels = fmt.Sprintf(`gpu="0",UUID=%q,pci_bus_id="0000%s",device="nvidia0",modelName=%q,GPU_I_PROFILE=%q,GPU_I_ID="%d",hostname="node"`,
+				d.ParentUUID, strings.ToUpper(d.PCIBusID), d.ProductName, d.Profile, *d.GPUInstance)
+			metric, value = "DCGM_FI_PROF_GR_ENGINE_ACTIVE", util/100
+		}
+		series = append(series, fmt.Sprintf("%s{%s} %g", metric, labels, value), fmt.Sprintf("DCGM_FI_DEV_FB_USED{%s} 1024", labels))
+		byPod[claim.Status.ReservedFor[0].Name] = util
+	}
+	slices.Sort(series)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.series = slices.Compact(series) // pods that share a GPU have one series
+	return byPod
+}
+
+// waitDevice waits until a claim has its device in its status.
+func waitDevice(t *testing.T, ctx context.Context, name string) *resourceapi.ResourceClaim {
+	t.Helper()
+	var claim *resourceapi.ResourceClaim
+	must(t, workload.Until(ctx, "the status of claim "+name, func(ctx context.Context) (_ bool, _ string, err error) {
+		claim, err = env.kube.ResourceV1().ResourceClaims(demo).Get(ctx, name, metav1.GetOptions{})
+		return err == nil && len(claim.Status.Devices) == 1 && len(claim.Status.ReservedFor) == 1, "no device", err
+	}))
+	return claim
+}
+
+// prometheus is a server that scrapes every second.
+type prometheus struct{ address string }
+
+func startPrometheus(t *testing.T, ctx context.Context, tools, plugin, exporter string) prometheus {
+	t.Helper()
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	must(t, err)
+	p := prometheus{listener.Addr().String()}
+	must(t, listener.Close())
+	dir := t.TempDir()
+	// As the chart's PodMonitor and dcgm-exporter's ServiceMonitor have it.
+	config := fmt.Sprintf(`
+global: {scrape_interval: 1s, evaluation_interval: 1s}
+scrape_configs:
+  - job_name: %[1]s/cleave-plugin
+    honor_labels: true
+    static_configs: [{targets: [%[2]q], labels: {node: node, namespace: %[1]s, pod: cleave-plugin-x}}]
+  - job_name: dcgm-exporter
+    static_configs: [{targets: [%[3]q], labels: {node: node, namespace: gpu-operator, pod: dcgm-exporter-x}}]
+`, namespace, plugin, exporter)
+	must(t, os.WriteFile(filepath.Join(dir, "prometheus.yml"), []byte(config), 0o600))
+	var log bytes.Buffer
+	command := exec.CommandContext(ctx, filepath.Join(tools, "prometheus"), "--config.file="+filepath.Join(dir, "prometheus.yml"),
+		"--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+p.address)
+	command.Stdout, command.Stderr = &log, &log
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	must(t, command.Start())
+	t.Cleanup(func() {
+		_ = command.Process.Kill()
+		_ = command.Wait()
+		if t.Failed() {
+			t.Logf("Prometheus: %s", log.String())
+		}
+	})
+	return p
+}
+
+// sample is one of the answer of an instant query.
+type sample struct {
+	Metric map[string]string `json:"metric"`
+	Value  [2]any            `json:"value"`
+}
+
+func (s sample) value() float64 {
+	text, _ := s.Value[1].(string)
+	v, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		return -1
+	}
+	return v
+}
+
+// query makes an instant query.
+func (p prometheus) query(ctx context.Context, query string) ([]sample, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.address+"/api/v1/query?query="+url.QueryEscape(query), nil)
+	if err != nil {
+		return nil, err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	var answer struct {
+		Error string `json:"error"`
+		Data  struct {
+			Result []sample `json:"result"`
+		} `json:"data"`
+	}
+	if err := json.NewDecoder(response.Body).Decode(&answer); err != nil {
+		return nil, fmt.Errorf("decode the answer to %s (%s): %w", query, response.Status, err)
+	}
+	if answer.Error != "" {
+		return nil, fmt.Errorf("query %s: %s", query, answer.Error)
+	}
+	return answer.Data.Result, nil
+}
+
+// eventually waits until a query has a sample that is a number.
+func (p prometheus) eventually(t *testing.T, ctx context.Context, query string) {
+	t.Helper()
+	must(t, workload.Until(ctx, "data for "+query, func(ctx context.Context) (bool, string, error) {
+		samples, err := p.query(ctx, query)
+		if err != nil {
+			return false, err.Error(), nil //nolint:nilerr // it may be starting
+		}
+		return slices.ContainsFunc(samples, func(s sample) bool { return s.Value[1] != "NaN" }), fmt.Sprint(samples), nil
+	}))
+}
+
+// byPod are the values of a query by the label pod.
+func (p prometheus) byPod(ctx context.Context, query string) (map[string]float64, error) {
+	samples, err := p.query(ctx, query)
+	values := map[string]float64{}
+	for _, s := range samples {
+		values[s.Metric["pod"]] = s.value()
+	}
+	return values, err
+}
