@@ -3,31 +3,45 @@
 package packing
 
 import (
-	"errors"
+	"bytes"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/e2e/workload"
-	"github.com/cleave-dra/cleave/pkg/allocator"
 )
 
 var update = flag.Bool("update", false, "write golden files")
 
-// schedulers differ in the features that they give the allocator. Those without any are schedulers that embed it, such as KAI
-// up to 0.17.
-var schedulers = []struct {
+// releases are the releases of Kubernetes whose allocators are tried, with the features that their kube-scheduler enables by
+// default. Other schedulers embed one of them, such as KAI up to 0.17 that of 1.35, without features.
+var releases = []struct {
+	name, module string
+	defaults     structured.Features
+}{
+	{"1.35", "allocators/v1.35", structured.Features{AdminAccess: true, PrioritizedList: true}},
+	{"1.36", "allocators/v1.36", structured.Features{
+		AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true, PartitionableDevices: true,
+		PrioritizedList: true,
+	}},
+	{"1.37", "allocators", structured.Features{
+		AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true, FractionalCapacityRange: true,
+		PartitionableDevices: true, PrioritizedList: true,
+	}},
+}
+
+// featureSets are the columns of the matrix; the last one is a release's defaults.
+var featureSets = []struct {
 	name string
 	structured.Features
 }{
@@ -35,93 +49,151 @@ var schedulers = []struct {
 	{"partitions", structured.Features{PartitionableDevices: true}},
 	{"shares", structured.Features{ConsumableCapacity: true}},
 	{"both", structured.Features{PartitionableDevices: true, ConsumableCapacity: true}},
-	{"Kubernetes 1.37", structured.Features{
-		AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true, FractionalCapacityRange: true,
-		PartitionableDevices: true, PrioritizedList: true,
-	}},
+	{"defaults", structured.Features{}},
 }
 
-// TestMatrix_Schedulers writes down which classes can be allocated under which example policy by schedulers of which features.
+// query and outcome are those of the command allocators.
+type query struct {
+	Classes  []*resourceapi.DeviceClass
+	Node     string
+	Slices   [][]*resourceapi.ResourceSlice
+	Features []structured.Features
+	Claims   []*resourceapi.ResourceClaim
+}
+
+type outcome struct {
+	Result *resourceapi.AllocationResult
+	Error  string
+}
+
+// TestMatrix_Schedulers writes down which classes can be allocated under which example policy by the allocator of which release
+// of Kubernetes with which features.
 func TestMatrix_Schedulers(t *testing.T) {
-	files, err := filepath.Glob("../../deployments/examples/policies/*.yaml")
-	if err != nil || len(files) == 0 {
-		t.Fatal("no example policies", err)
+	policies, published := examplePolicies(t)
+	q := query{Classes: manifestClasses(t), Node: nodeName, Slices: published}
+	for _, class := range []string{"gpu.cleave.dev", "mig.cleave.dev", timeSlice, mps} {
+		q.Claims = append(q.Claims, newClaimOf(class, resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+			Requests: []resourceapi.DeviceRequest{workload.Request("gpu", class, 1)},
+		}}))
 	}
-	deviceClasses := allocator.Classes(manifestClasses(t))
 	text := &strings.Builder{}
-	fmt.Fprintf(text, "%-14s %-20s", "policy", "class")
-	for _, s := range schedulers {
-		fmt.Fprintf(text, " %-16s", s.name)
+	fmt.Fprintf(text, "%-7s %-12s %-20s", "release", "policy", "class")
+	for _, s := range featureSets {
+		fmt.Fprintf(text, " %-11s", s.name)
 	}
 	fmt.Fprintln(text)
-	for _, file := range append(files, "") {
-		name, rules := "built-in", []v1alpha1.Rule(nil)
-		if file != "" {
-			data, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			p, err := v1alpha1.DecodeNodePolicy(data)
-			if err != nil {
-				t.Fatal(err)
-			}
-			name, rules = strings.TrimSuffix(filepath.Base(file), ".yaml"), p.Rules
+	for _, r := range releases {
+		q.Features = nil
+		for _, s := range featureSets[:len(featureSets)-1] {
+			q.Features = append(q.Features, s.Features)
 		}
-		published := Cleave(offeredNode(t, "hgx-h100", rules...))
-		for _, class := range []string{"gpu.cleave.dev", "mig.cleave.dev", timeSlice, mps} {
-			fmt.Fprintf(text, "%-14s %-20s", name, class)
-			for _, s := range schedulers {
-				fmt.Fprintf(text, " %-16s", allocates(t, s.Features, deviceClasses, published, class))
+		q.Features = append(q.Features, r.defaults)
+		outcomes := ask(t, r.module, q)
+		for _, policy := range policies {
+			for _, claim := range q.Claims {
+				fmt.Fprintf(text, "%-7s %-12s %-20s", r.name, policy, claim.Name)
+				for range featureSets {
+					fmt.Fprintf(text, " %-11s", word(t, claim.Name, outcomes[0]))
+					outcomes = outcomes[1:]
+				}
+				fmt.Fprintln(text)
 			}
-			fmt.Fprintln(text)
 		}
 	}
 	var lines []string
 	for line := range strings.Lines(text.String()) {
 		lines = append(lines, strings.TrimRight(line, " \n"))
 	}
-	got := strings.Join(lines, "\n") + "\n"
-	golden := filepath.Join("testdata", "schedulers.txt")
+	checkGolden(t, filepath.Join("testdata", "schedulers.txt"), strings.Join(lines, "\n")+"\n")
+}
+
+// examplePolicies returns the example policies and the built-in one by name, and what a node with eight H100 publishes under each.
+func examplePolicies(t *testing.T) (names []string, published [][]*resourceapi.ResourceSlice) {
+	t.Helper()
+	files, err := filepath.Glob("../../deployments/examples/policies/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no example policies", err)
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := v1alpha1.DecodeNodePolicy(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, strings.TrimSuffix(filepath.Base(file), ".yaml"))
+		published = append(published, Cleave(offeredNode(t, "hgx-h100", p.Rules...)))
+	}
+	return append(names, "built-in"), append(published, Cleave(offeredNode(t, "hgx-h100")))
+}
+
+// build builds the command of a module, or of this one, in a directory below.
+func build(t *testing.T, module string) (program string) {
+	t.Helper()
+	program = filepath.Join(t.TempDir(), "program")
+	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", program, ".")
+	build.Dir, build.Env = module, append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build %s: %v\n%s", module, err, out)
+	}
+	return program
+}
+
+// ask answers a query with the allocator of a module.
+func ask(t *testing.T, module string, q query) []outcome {
+	t.Helper()
+	program := build(t, module)
+	input, err := json.Marshal(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := exec.CommandContext(t.Context(), program)
+	run.Stdin, run.Stderr = bytes.NewReader(input), os.Stderr
+	output, err := run.Output()
+	if err != nil {
+		t.Fatalf("run the allocator of %s: %v", module, err)
+	}
+	var outcomes []outcome
+	if err := json.Unmarshal(output, &outcomes); err != nil {
+		t.Fatalf("decode the outcomes of %s: %v", module, err)
+	}
+	if want := len(q.Slices) * len(q.Claims) * len(q.Features); len(outcomes) != want {
+		t.Fatalf("%s: %d outcomes, want %d", module, len(outcomes), want)
+	}
+	return outcomes
+}
+
+// word says whether a device of a class was allocated.
+func word(t *testing.T, class string, o outcome) string {
+	t.Helper()
+	switch {
+	case o.Error != "":
+		t.Logf("%s: %s", class, o.Error)
+		return "error"
+	case o.Result == nil:
+		return "-"
+	case (class == timeSlice || class == mps) && o.Result.Devices.Results[0].ShareID == nil:
+		return "unshared"
+	default:
+		return "yes"
+	}
+}
+
+// checkGolden compares a text with a file, or writes the file if the test is run with -update.
+func checkGolden(t *testing.T, file, got string) {
+	t.Helper()
 	if *update {
-		if err := os.WriteFile(golden, []byte(got), 0o600); err != nil {
+		if err := os.WriteFile(file, []byte(got), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	want, err := os.ReadFile(golden)
+	want, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got; -update writes it):\n%s", golden, diff)
-	}
-}
-
-// allocates says whether an allocator with some features allocates a device of a class on an empty node.
-func allocates(t *testing.T, f structured.Features, deviceClasses allocator.Classes, published []*resourceapi.ResourceSlice, class string) string {
-	t.Helper()
-	state := structured.AllocatedState{
-		AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity: structured.NewConsumedCapacityCollection(),
-	}
-	a, err := structured.NewAllocator(t.Context(), f, state, deviceClasses, published,
-		cel.NewCache(10, cel.Features{EnableConsumableCapacity: f.ConsumableCapacity}))
-	if err != nil {
-		return "error"
-	}
-	node := &corev1.Node{}
-	node.Name = nodeName
-	claim := newClaimOf("claim", resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
-		Requests: []resourceapi.DeviceRequest{workload.Request("gpu", class, 1)},
-	}})
-	results, err := a.Allocate(t.Context(), node, []*resourceapi.ResourceClaim{claim})
-	switch {
-	case err != nil && !errors.Is(err, structured.ErrFailedAllocationOnNode):
-		return "error"
-	case len(results) == 0:
-		return "-"
-	case len(results[0].Devices.Results) == 1 && results[0].Devices.Results[0].ShareID == nil && (class == timeSlice || class == mps):
-		return "unshared"
-	default:
-		return "yes"
+		t.Errorf("%s (-want +got; -update writes it):\n%s", file, diff)
 	}
 }

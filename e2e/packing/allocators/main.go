@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command allocators runs claims through the structured allocator of one release of Kubernetes: the one that the module it is
+// built in requires. v1.35 and v1.36 are such modules with this same file. It reads a query and writes the outcomes as JSON.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/structured"
+)
+
+// query asks for each claim on each empty node, with each set of features. Fields and features that a release does not know are
+// dropped, as its API server drops them.
+type query struct {
+	Classes  classes
+	Node     string
+	Slices   [][]*resourceapi.ResourceSlice
+	Features []structured.Features
+	Claims   []*resourceapi.ResourceClaim
+}
+
+// outcome is what was allocated, or why nothing was: no result and no error mean that the node does not fit.
+type outcome struct {
+	Result *resourceapi.AllocationResult `json:",omitempty"`
+	Error  string                        `json:",omitempty"`
+}
+
+// classes lists DeviceClasses for the allocator.
+type classes []*resourceapi.DeviceClass
+
+func (c classes) List() ([]*resourceapi.DeviceClass, error) { return c, nil }
+
+func (c classes) Get(name string) (*resourceapi.DeviceClass, error) {
+	for _, class := range c {
+		if class.Name == name {
+			return class, nil
+		}
+	}
+	return nil, fmt.Errorf("no DeviceClass %s", name)
+}
+
+func main() {
+	if err := run(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// run answers the query, ordered by slices, then claims, then features.
+func run(ctx context.Context) error {
+	var q query
+	if err := json.NewDecoder(os.Stdin).Decode(&q); err != nil {
+		return fmt.Errorf("decode query: %w", err)
+	}
+	outcomes := []outcome{}
+	for _, slices := range q.Slices {
+		for _, claim := range q.Claims {
+			for _, f := range q.Features {
+				o := outcome{}
+				result, err := allocate(ctx, q, f, slices, claim)
+				if err != nil {
+					o.Error = err.Error()
+				}
+				o.Result = result
+				outcomes = append(outcomes, o)
+			}
+		}
+	}
+	if err := json.NewEncoder(os.Stdout).Encode(outcomes); err != nil {
+		return fmt.Errorf("encode outcomes: %w", err)
+	}
+	return nil
+}
+
+func allocate(ctx context.Context, q query, f structured.Features, slices []*resourceapi.ResourceSlice, claim *resourceapi.ResourceClaim,
+) (*resourceapi.AllocationResult, error) {
+	state := structured.AllocatedState{
+		AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity: structured.NewConsumedCapacityCollection(),
+	}
+	a, err := structured.NewAllocator(ctx, f, state, q.Classes, slices,
+		cel.NewCache(10, cel.Features{EnableConsumableCapacity: f.ConsumableCapacity}))
+	if err != nil {
+		return nil, fmt.Errorf("create allocator: %w", err)
+	}
+	node := &corev1.Node{}
+	node.Name = q.Node
+	results, err := a.Allocate(ctx, node, []*resourceapi.ResourceClaim{claim})
+	if err != nil && !errors.Is(err, structured.ErrFailedAllocationOnNode) {
+		return nil, fmt.Errorf("allocate %s: %w", claim.Name, err)
+	}
+	if len(results) == 0 {
+		return nil, nil
+	}
+	return &results[0], nil
+}
