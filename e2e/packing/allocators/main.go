@@ -65,13 +65,15 @@ func run(ctx context.Context) error {
 	for _, slices := range q.Slices {
 		for _, claim := range q.Claims {
 			for _, f := range q.Features {
-				o := outcome{}
-				result, err := allocate(ctx, q, f, slices, claim)
-				if err != nil {
-					o.Error = err.Error()
+				results, err := allocate(ctx, q, f, slices, claim)
+				switch {
+				case err != nil:
+					outcomes = append(outcomes, outcome{Error: err.Error()})
+				case len(results) == 0:
+					outcomes = append(outcomes, outcome{})
+				default:
+					outcomes = append(outcomes, outcome{Result: &results[0]})
 				}
-				o.Result = result
-				outcomes = append(outcomes, o)
 			}
 		}
 	}
@@ -81,8 +83,9 @@ func run(ctx context.Context) error {
 	return nil
 }
 
+// allocate allocates a claim on an empty node. No result means that the node does not fit.
 func allocate(ctx context.Context, q query, f structured.Features, slices []*resourceapi.ResourceSlice, claim *resourceapi.ResourceClaim,
-) (*resourceapi.AllocationResult, error) {
+) ([]resourceapi.AllocationResult, error) {
 	state := structured.AllocatedState{
 		AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
 		AggregatedCapacity: structured.NewConsumedCapacityCollection(),
@@ -98,8 +101,5 @@ func allocate(ctx context.Context, q query, f structured.Features, slices []*res
 	if err != nil && !errors.Is(err, structured.ErrFailedAllocationOnNode) {
 		return nil, fmt.Errorf("allocate %s: %w", claim.Name, err)
 	}
-	if len(results) == 0 {
-		return nil, nil
-	}
-	return &results[0], nil
+	return results, nil
 }
