@@ -5,8 +5,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -40,39 +38,6 @@ func TestForceDeletedPod_NextTier(t *testing.T) {
 		t.Errorf("the second pod was refused before it was prepared: %q", refused)
 	}
 	s.plugin.waitRecords(ctx, env.node, ownClaim(pod))
-}
-
-// A pod whose partition is in use says so, and ends once it is not.
-func TestTerminatingPod_PartitionInUse(t *testing.T) {
-	ctx, s := newSpace(t, nil)
-	pod := s.pods.run(ctx, partitionPod("stuck", smallClass))
-	claim, device := ownClaim(pod), s.pods.devices(ctx, pod)[0]
-	out := s.hardware.sim(ctx, "mig", "list")
-	var fields []string // GPU GI CI PROFILE PLACEMENT UUID
-	for line := range strings.Lines(out) {
-		if f := strings.Fields(line); len(f) == 6 && strings.HasPrefix(f[5], "MIG-") {
-			fields = f
-		}
-	}
-	if len(fields) == 0 {
-		t.Fatalf("no partition in %q", out)
-	}
-	client := []string{"--gpu", fields[0], "--pid", fmt.Sprint(os.Getpid())}
-	s.hardware.sim(ctx, append([]string{"client", "add", "--gi", fields[1], "--ci", fields[2]}, client...)...)
-	inUse := true
-	leave := func(ctx context.Context) {
-		if inUse {
-			inUse = false
-			s.hardware.sim(ctx, append([]string{"client", "remove"}, client...)...)
-		}
-	}
-	defer func() { leave(context.WithoutCancel(ctx)) }()
-	s.must(env.kube.CoreV1().Pods(s.name).Delete(ctx, "stuck", metav1.DeleteOptions{}))
-	for _, object := range []string{"stuck", claim} {
-		s.events.wait(ctx, s.name, object, "PartitionInUse", device, fmt.Sprint(os.Getpid()), "End those processes")
-	}
-	leave(ctx)
-	s.pods.gone(ctx, "stuck")
 }
 
 // ResourceSlices that somebody deleted are back at once, and an Event says so.

@@ -50,10 +50,12 @@ func (p *Preparer) recoverClaim(ctx context.Context, b *backend, r *records.Reco
 		}
 		if now.State != records.Prepared {
 			klog.FromContext(ctx).Info("Removing what is left of a claim", "claim", now.Claim, "state", now.State)
-			if err := p.undo(ctx, b, now); err != nil {
-				return err
+			err := p.undo(ctx, b, now)
+			if err == nil {
+				err = p.forget(now.Claim.UID)
 			}
-			return p.forget(now.Claim.UID)
+			p.onRecover(now.Claim, err)
+			return err
 		}
 		_, err = p.intact(ctx, b, now)
 		return err

@@ -3,6 +3,8 @@
 package claims
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -61,6 +63,29 @@ func TestUnprepare_PartitionWithoutHardware(t *testing.T) {
 		}
 		b.want(list("0 19@3"), list("b"), list("b"))
 		b.prepare("c", b.name(0, 19, 5))
+	}
+}
+
+func TestRecover_ReportsWhatIsLeft(t *testing.T) {
+	b := newSimBed(t, "hgx-h100")
+	var reported []string
+	b.onRecover = func(claim records.Claim, err error) {
+		reported = append(reported, fmt.Sprintf("%s in use %t, removed %t", claim.UID, errors.As(err, new(*InUseError)), err == nil))
+	}
+	devices := b.prepare("a", b.name(0, 9, 4))
+	b.prepare("b", b.name(0, 19, 0))
+	b.hold(devices[0], 4711)
+	b.SetWaiting(gpu.ErrDriverNotLoaded)
+	b.unprepare("a")
+	b.SetHardware(offeredHardware{b.session, b.offers}, b.specs)
+	b.Recover(t.Context())
+	if err := b.node.Clients().Remove(0, 4711); err != nil {
+		t.Fatal(err)
+	}
+	b.Recover(t.Context())
+	b.Recover(t.Context())
+	if diff := cmp.Diff([]string{"a in use true, removed false", "a in use false, removed true"}, reported); diff != "" {
+		t.Errorf("reported (-want +got):\n%s", diff)
 	}
 }
 

@@ -63,10 +63,22 @@ func (s *Sharing) StartMPS(
 		Claim: uid, Device: g.PCI.DeviceName(), UUID: g.UUID, PCI: g.PCI, Settings: settings, Owner: s.owner,
 	})
 	if err != nil {
-		return "", "", fmt.Errorf("start the MPS server of GPU %s: %w", g.PCI.DeviceName(), err)
+		return "", "", &StartError{g.PCI.DeviceName(), err}
 	}
 	return endpoint.PipeDir, endpoint.ShmDir, nil
 }
+
+// StartError is why the MPS server of a GPU does not serve a claim.
+type StartError struct {
+	// GPU is the device name of the whole GPU.
+	GPU string
+	err error
+}
+
+func (e *StartError) Error() string {
+	return fmt.Sprintf("start the MPS server of GPU %s: %v", e.GPU, e.err)
+}
+func (e *StartError) Unwrap() error { return e.err }
 
 // settings of the server of a GPU.
 func settings(g *gpu.GPU, offer *policy.Offer, limits *records.MPS) (Settings, error) {

@@ -6,23 +6,32 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"strings"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/claims"
 	"github.com/cleave-dra/cleave/pkg/cluster"
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/mps"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
-// Reasons of Events about pods that cannot end: something uses their partition, or another step of Unprepare fails.
+// Reasons of Events about claims: something uses the partition of a pod that is to end, another step of Unprepare fails, an MPS
+// server does not start, or what a pod that has ended had cannot be given back.
 const (
 	reasonInUse           = "PartitionInUse"
 	reasonUnprepareFailed = "UnprepareFailed"
+	reasonMPSNotStarted   = "MPSDaemonNotStarted"
+	reasonNotReleased     = "ClaimNotReleased"
 )
+
+// recoverOperation is what Recover tries with a claim whose pod has ended.
+const recoverOperation = "recover"
 
 // maxClaimEvents bounds the Events that wait to be written, and podsTimeout the question which pods they are about.
 const (
@@ -35,10 +44,17 @@ type claimEvents struct {
 	claims claims.API
 	events *cluster.Events
 	queue  chan warning
+	now    func() time.Time
 
 	mu sync.Mutex
-	// reported is why a claim cannot be unprepared. Each cause is reported once, though the kubelet tries every few seconds.
-	reported map[types.UID]string
+	// reported is why attempts fail. Each cause is reported once, though they are repeated every few seconds.
+	reported map[attempted]report
+}
+
+// report is a cause that was reported, and when it was last found.
+type report struct {
+	cause string
+	last  time.Time
 }
 
 // warning is an Event about a claim.
@@ -48,7 +64,28 @@ type warning struct {
 }
 
 func newClaimEvents(api claims.API, events *cluster.Events) *claimEvents {
-	return &claimEvents{claims: api, events: events, queue: make(chan warning, maxClaimEvents), reported: map[types.UID]string{}}
+	return &claimEvents{
+		claims: api, events: events, queue: make(chan warning, maxClaimEvents), now: time.Now, reported: map[attempted]report{},
+	}
+}
+
+// prepared notes the outcome of a Prepare. The kubelet reports failures on the pod alone, and in its own words; what Cleave
+// adds is about servers that do not start. It does not wait.
+func (c *claimEvents) prepared(claim records.Claim, err error) {
+	if c == nil {
+		return
+	}
+	a, start := attempted{prepareOperation, claim.UID}, (*mps.StartError)(nil)
+	switch {
+	case err == nil:
+		c.settle(a)
+	case errors.As(err, &start) && !errors.Is(err, context.Canceled):
+		cause := fmt.Sprint(start.GPU, errors.Is(start, mps.ErrUnavailable)) // the rest may change with each attempt
+		c.once(a, cause, func() bool {
+			return c.warn(warning{claim, reasonMPSNotStarted, fmt.Sprintf("The pod cannot start: %s. The kubelet tries again by itself; "+
+				"remove the cause if it stays.", oneLine(start))})
+		})
+	}
 }
 
 // unprepared notes the outcome of an Unprepare: the kubelet says no more of a failure than that it tries again. It does not wait.
@@ -56,22 +93,96 @@ func (c *claimEvents) unprepared(claim records.Claim, err error) {
 	if c == nil {
 		return
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	a := attempted{unprepareOperation, claim.UID}
 	if err == nil || errors.Is(err, context.Canceled) { // the plugin ends
-		delete(c.reported, claim.UID)
+		c.settle(a, attempted{prepareOperation, claim.UID})
 		return
 	}
-	cause, next := err.Error(), warning{claim, reasonUnprepareFailed,
-		fmt.Sprintf("The pod cannot end: %v. The kubelet tries again by itself; remove the cause if it stays.", err)}
-	if inUse := (*claims.InUseError)(nil); errors.As(err, &inUse) {
-		cause, next.reason = inUse.Device, reasonInUse // by whom may change with each attempt
-		next.message = fmt.Sprintf("The pod cannot end: %v. End those processes on the node; the partition is then destroyed, and the "+
-			"pod ends by itself.", inUse)
+	next := warning{claim, reasonUnprepareFailed,
+		fmt.Sprintf("The pod cannot end: %s. The kubelet tries again by itself; remove the cause if it stays.", oneLine(err))}
+	cause, inUse := causeOf(err)
+	if inUse != nil {
+		next.reason = reasonInUse
+		next.message = fmt.Sprintf("The pod cannot end: %s. End those processes on the node; the partition is then destroyed, and the "+
+			"pod ends by itself.", oneLine(inUse))
 	}
-	if c.reported[claim.UID] != cause && c.warn(next) { // else the kubelet tries again
-		c.reported[claim.UID] = cause
+	c.once(a, cause, func() bool { return c.warn(next) })
+}
+
+// recovered notes whether what is left of a claim could be removed. Its pod has ended, and the claim may be gone: the Event is
+// the node's, unless an Unprepare reports the same. It does not wait.
+func (c *claimEvents) recovered(claim records.Claim, err error) {
+	if c == nil {
+		return
 	}
+	a := attempted{recoverOperation, claim.UID}
+	if err == nil {
+		c.settle(a)
+		return
+	}
+	// GPUs that are lost or cannot be read are reported as unhealthy.
+	if errors.Is(err, context.Canceled) || errors.Is(err, gpu.ErrLost) || errors.Is(err, gpu.ErrUnreadable) ||
+		c.fails(attempted{unprepareOperation, claim.UID}) {
+		return
+	}
+	remedy := "Cleave tries again by itself; remove the cause if it stays."
+	cause, inUse := causeOf(err)
+	if inUse != nil {
+		err, remedy = inUse, "End those processes on the node; the partition is then destroyed."
+	}
+	c.once(a, cause, func() bool {
+		c.events.Warn(reasonNotReleased, fmt.Sprintf("Claim %s has ended, but what it had cannot be allocated again: %s. %s",
+			claim, oneLine(err), remedy))
+		return true
+	})
+}
+
+// causeOf is what distinguishes an error from others: the processes that use a partition may change with each attempt.
+func causeOf(err error) (cause string, inUse *claims.InUseError) {
+	if errors.As(err, &inUse) {
+		return inUse.Device, inUse
+	}
+	return err.Error(), nil
+}
+
+// oneLine is the text of joined errors as part of a sentence.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// once reports a cause unless it is the one that was reported last, or the report failed.
+func (c *claimEvents) once(a attempted, cause string, write func() bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.now()
+	c.forget(now)
+	if r := c.reported[a]; r.cause != cause && !write() {
+		return
+	}
+	c.reported[a] = report{cause, now}
+}
+
+// settle notes that attempts have succeeded.
+func (c *claimEvents) settle(all ...attempted) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, a := range all {
+		delete(c.reported, a)
+	}
+}
+
+// fails reports whether an attempt has failed lately.
+func (c *claimEvents) fails(a attempted) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.forget(c.now())
+	_, fails := c.reported[a]
+	return fails
+}
+
+// forget drops what the kubelet does not try any more, as its pod was deleted by force; the caller holds mu.
+func (c *claimEvents) forget(now time.Time) {
+	maps.DeleteFunc(c.reported, func(a attempted, r report) bool {
+		return a.operation != recoverOperation && now.Sub(r.last) > forgetAfter
+	})
 }
 
 // warn has an Event written on a claim and its pods, unless too many wait. It does not wait.

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -23,6 +24,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/claims"
 	"github.com/cleave-dra/cleave/pkg/cluster"
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -117,5 +120,105 @@ func TestClaimEvents(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+func TestClaimEvents_MPSNotStarted(t *testing.T) {
+	failed := func(err error) error { return fmt.Errorf("prepare: %w", startError(t, err)) }
+	claim := records.Claim{Namespace: "ns", Name: "c", UID: "c-uid"}
+	c := newClaimEvents(nil, nil)
+	now := time.Now()
+	c.now = func() time.Time { return now }
+	for _, step := range []struct {
+		what  string
+		err   error
+		after time.Duration
+		want  string
+	}{
+		{"no server", failed(errors.New("it ended: code 1\nand 2")), 0, "The pod cannot start: start the MPS server of GPU gpu-0000-1b-00-0: " +
+			"it ended: code 1; and 2. The kubelet tries again by itself; remove the cause if it stays."},
+		{"in other words", failed(errors.New("it ended: code 2")), 0, ""},
+		{"another reason", errors.New("disk full"), 0, ""},
+		{"no supervisor", failed(mps.ErrUnavailable), 0, "The pod cannot start: start the MPS server of GPU gpu-0000-1b-00-0: " +
+			"the MPS supervisor does not answer. The kubelet tries again by itself; remove the cause if it stays."},
+		{"the kubelet gave up", failed(context.Canceled), 0, ""},
+		{"forgotten", errors.New("disk full"), 0, ""},
+		{"long after", failed(mps.ErrUnavailable), 2 * forgetAfter, "The pod cannot start: start the MPS server of GPU gpu-0000-1b-00-0: " +
+			"the MPS supervisor does not answer. The kubelet tries again by itself; remove the cause if it stays."},
+		{"prepared", nil, 0, ""},
+	} {
+		now = now.Add(step.after)
+		c.prepared(claim, step.err)
+		got := ""
+		select {
+		case w := <-c.queue:
+			got = w.message
+			if w.claim != claim || w.reason != reasonMPSNotStarted {
+				t.Errorf("%s: got an Event %s on %s", step.what, w.reason, w.claim)
+			}
+		default:
+		}
+		if diff := cmp.Diff(step.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", step.what, diff)
+		}
+	}
+	if len(c.reported) > 0 {
+		t.Errorf("left: %v", c.reported)
+	}
+}
+
+// failingSupervisor starts no server.
+type failingSupervisor struct {
+	noSupervisor
+	err error
+}
+
+func (s failingSupervisor) Ensure(context.Context, mps.Request) (mps.Endpoint, error) {
+	return mps.Endpoint{}, s.err
+}
+
+// startError is what comes of a server that does not start.
+func startError(t *testing.T, err error) error {
+	t.Helper()
+	g := &gpu.GPU{PCI: gpu.PCIAddress{Bus: 0x1b}}
+	_, _, err = mps.NewSharing("d", failingSupervisor{err: err}, nil, nil).StartMPS(t.Context(), "c-uid", g, &policy.Offer{}, &records.MPS{})
+	return err
+}
+
+func TestClaimEvents_NotReleased(t *testing.T) {
+	recorder := &objectRecorder{}
+	c := newClaimEvents(nil, cluster.NewEventsWith(recorder, "n"))
+	claim := records.Claim{Namespace: "ns", Name: "c", UID: "c-uid"}
+	broken := errors.Join(errors.New("a"), errors.New("b"))
+	inUse := fmt.Errorf("undo: %w", &claims.InUseError{Device: "gpu-0-mig-9-4"})
+	const begin = "Claim ns/c (c-uid) has ended, but what it had cannot be allocated again: "
+	for _, step := range []struct {
+		what string
+		do   func()
+		want string
+	}{
+		{"lost", func() { c.recovered(claim, gpu.ErrLost) }, ""},
+		{"fails", func() { c.recovered(claim, broken) }, begin + "a; b. Cleave tries again by itself; remove the cause if it stays."},
+		{"again", func() { c.recovered(claim, broken) }, ""},
+		{"in use", func() { c.recovered(claim, inUse) },
+			begin + "partition gpu-0-mig-9-4 is in use. End those processes on the node; the partition is then destroyed."},
+		{"removed", func() { c.recovered(claim, nil) }, ""},
+		{"reported by Unprepare", func() { c.unprepared(claim, broken); c.recovered(claim, broken) }, ""},
+		{"the plugin ends", func() { c.unprepared(claim, nil); c.recovered(claim, context.Canceled) }, ""},
+		{"not reported by Unprepare", func() { c.recovered(claim, broken) },
+			begin + "a; b. Cleave tries again by itself; remove the cause if it stays."},
+	} {
+		step.do()
+		want := map[string]bool{}
+		if step.want != "" {
+			want[step.want] = true
+		}
+		subjects, got := recorder.took()
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", step.what, diff)
+		}
+		if len(subjects) > 0 && subjects[0] != "Node /n n ClaimNotReleased" {
+			t.Errorf("%s: got %q", step.what, subjects)
+		}
 	}
 }

@@ -57,6 +57,7 @@ func (p *plugin) PrepareResourceClaims(ctx context.Context,
 			devices, err = p.claims.Prepare(ctx, claims[i])
 			return err
 		})
+		p.claimEvents.prepared(ref, err)
 		results[i] = kubeletplugin.PrepareResult{Err: err, Devices: toKubelet(devices, p.inventory())}
 		if err == nil {
 			p.status.Prepared(ref)

@@ -32,20 +32,28 @@ func available(ctx context.Context, client *mps.Client) error {
 	return client.Available(ctx)
 }
 
+// remedies are what to do after an event of an MPS server.
+var remedies = map[mps.EventKind]string{
+	mps.DaemonLost:      "It is started again by itself; clients that ran must be restarted.",
+	mps.DaemonRestarted: "Restart the containers whose processes used the one before.",
+	mps.DaemonFailed:    "Remove the cause, then restart the pods of the claim.",
+}
+
 // watchMPS reports what happens to MPS servers that claims use, until ctx ends.
 func (s *service) watchMPS(ctx context.Context) {
 	s.mps.Watch(ctx, func(e mps.Event) {
 		s.metrics.mpsEvents.WithLabelValues(string(e.Kind)).Inc()
+		reason, message := "MPS"+string(e.Kind), e.Message+". "+remedies[e.Kind]
 		var names []string
 		for _, uid := range e.Claims {
 			claim := s.engine.Ledger.Claim(uid)
 			names = append(names, claim.String())
 			if claim.Name != "" {
-				s.claimEvents.warn(warning{claim, "MPS" + string(e.Kind), fmt.Sprintf("GPU %s: %s", e.Device, e.Message)})
+				s.claimEvents.warn(warning{claim, reason, fmt.Sprintf("GPU %s: %s", e.Device, message)})
 			}
 		}
 		klog.FromContext(ctx).Error(errors.New(e.Message), "MPS server event", "event", e.Kind, "gpu", e.Device, "claims", names)
-		s.events.Warn("MPS"+string(e.Kind), fmt.Sprintf("GPU %s, claims %s: %s", e.Device, strings.Join(names, ", "), e.Message))
+		s.events.Warn(reason, fmt.Sprintf("GPU %s, claims %s: %s", e.Device, strings.Join(names, ", "), message))
 		s.loop.Mark(node.Partitions)
 	})
 }

@@ -57,7 +57,7 @@ func (g *gpuState) running(ctx context.Context) {
 	g.started, g.failed, g.message = time.Now(), false, ""
 	if lost := g.record.Lost; len(lost) > 0 {
 		g.report(ctx, mps.DaemonRestarted, lost,
-			fmt.Sprintf("a new MPS control daemon runs (generation %d): containers must restart their processes to use it", g.record.Generation))
+			fmt.Sprintf("a new MPS control daemon runs (generation %d)", g.record.Generation))
 		g.record.Lost = nil
 		if err := g.save(); err != nil { // it would be reported again after a restart
 			klog.FromContext(ctx).Error(err, "Recording the restart of an MPS control daemon failed", "gpu", g.device)

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// A pod whose partition is in use says so, and ends once it is not.
+func TestClaimEvents_PartitionInUse(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	pod := s.pods.run(ctx, partitionPod("stuck", smallClass))
+	device := s.pods.device(ctx, pod)
+	out := s.hardware.sim(ctx, "mig", "list")
+	var fields []string // GPU GI CI PROFILE PLACEMENT UUID
+	for line := range strings.Lines(out) {
+		if f := strings.Fields(line); len(f) == 6 && strings.HasPrefix(f[5], "MIG-") {
+			fields = f
+		}
+	}
+	if len(fields) == 0 {
+		t.Fatalf("no partition in %q", out)
+	}
+	client := []string{"--gpu", fields[0], "--pid", fmt.Sprint(os.Getpid())}
+	s.hardware.sim(ctx, append([]string{"client", "add", "--gi", fields[1], "--ci", fields[2]}, client...)...)
+	inUse := true
+	leave := func(ctx context.Context) {
+		if inUse {
+			inUse = false
+			s.hardware.sim(ctx, append([]string{"client", "remove"}, client...)...)
+		}
+	}
+	defer func() { leave(context.WithoutCancel(ctx)) }()
+	s.must(env.kube.CoreV1().Pods(s.name).Delete(ctx, "stuck", metav1.DeleteOptions{}))
+	s.events.waitOnce(ctx, pod, "unprepare", "in-use", "PartitionInUse", device, fmt.Sprint(os.Getpid()), ". End those processes")
+	leave(ctx)
+	s.pods.gone(ctx, "stuck")
+}
+
+// So does a pod whose partition the driver does not destroy.
+func TestClaimEvents_UnprepareFails(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	s.hardware.recoverAfter(ctx)
+	pod := s.pods.run(ctx, partitionPod("stuck", smallClass))
+	gpu, _, _ := strings.Cut(s.pods.device(ctx, pod), "-mig-")
+	s.hardware.fault(ctx, gpu, "--fail", "nvmlGpuInstanceDestroy", "UNKNOWN")
+	s.must(env.kube.CoreV1().Pods(s.name).Delete(ctx, "stuck", metav1.DeleteOptions{}))
+	s.events.waitOnce(ctx, pod, "unprepare", "other", "UnprepareFailed", "The pod cannot end: ", ". The kubelet tries again")
+	s.hardware.sim(ctx, "fault", "--clear")
+	s.pods.gone(ctx, "stuck")
+	s.hardware.waitPartitions(ctx)
+}
+
+// And one whose MPS server is lost, or does not start.
+func TestClaimEvents_MPSServer(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	s.hardware.recoverAfter(ctx)
+	pod := s.pods.run(ctx, mpsPod("client", shareSpec(mpsClass)))
+	s.pods.served(ctx, pod)
+	s.hardware.sim(ctx, "fault", "--fail", "mpsControlStart", "UNKNOWN")
+	s.must(syscall.Kill(s.hardware.daemon().PID, syscall.SIGKILL))
+	for _, object := range []string{"client", ownClaim(pod)} {
+		s.events.wait(ctx, s.name, object, "MPSDaemonLost", "is lost", ". It is started again by itself")
+	}
+	s.create(ctx, mpsPod("next", shareSpec(mpsClass))...)
+	next := s.pods.scheduled(ctx, "next")
+	s.events.waitOnce(ctx, next, "prepare", "other", "MPSDaemonNotStarted", "start the MPS server of GPU", ". The kubelet tries again")
+	s.events.checkOnce(ctx, pod, "MPSDaemonLost")
+	s.hardware.sim(ctx, "fault", "--clear")
+	s.pods.running(ctx, "next")
+	s.pods.delete(ctx, "next")
+	s.pods.delete(ctx, "client")
+	s.hardware.waitNoMPS(ctx)
+}
+
+// waitOnce waits for an Event of a reason on a pod and its claim, with all parts, until the kubelet has tried its operation twice
+// more, which the metrics count under an error, and checks that it is still the only one.
+func (s events) waitOnce(ctx context.Context, pod *corev1.Pod, operation, failure, reason string, parts ...string) {
+	s.Helper()
+	for _, object := range []string{pod.Name, ownClaim(pod)} {
+		s.wait(ctx, s.name, object, reason, parts...)
+	}
+	metric := fmt.Sprintf("cleave_claim_errors_total{operation=%q,reason=%q}", operation, failure)
+	attempts := func(ctx context.Context) int {
+		all, err := env.node.Metrics(ctx)
+		s.must(err)
+		n, err := strconv.Atoi(all[metric])
+		s.must(err)
+		return n
+	}
+	before := attempts(ctx)
+	s.eventually(ctx, "two more attempts to "+operation, func(ctx context.Context) (bool, string, error) {
+		now := attempts(ctx)
+		return now >= before+2, fmt.Sprintf("%d attempts, before %d", now, before), nil
+	})
+	s.checkOnce(ctx, pod, reason)
+}
+
+// checkOnce checks that a pod and its claim have one Event of a reason each.
+func (s events) checkOnce(ctx context.Context, pod *corev1.Pod, reason string) {
+	s.Helper()
+	for _, object := range []string{pod.Name, ownClaim(pod)} {
+		if got := s.count(ctx, s.name, object, reason); got != 1 {
+			s.Errorf("%d Events %s on %s, want 1", got, reason, object)
+		}
+	}
+}
+
+// count is how often an Event of a reason was written on an object.
+func (s events) count(ctx context.Context, namespace, object, reason string) int {
+	s.Helper()
+	list, err := env.kube.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=" + reason + ",involvedObject.name=" + object})
+	s.must(err)
+	count := 0
+	for i := range list.Items {
+		count += int(max(1, list.Items[i].Count))
+	}
+	return count
+}
