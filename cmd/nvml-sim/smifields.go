@@ -87,8 +87,14 @@ var smiFields = []smiField{
 	{[]string{"clocks.max.graphics", "clocks.max.gr"}, "MHz", clockField(sim.Telemetry.MaxClock, sim.ClockGraphics)},
 	{[]string{"clocks.max.sm"}, "MHz", clockField(sim.Telemetry.MaxClock, sim.ClockSM)},
 	{[]string{"clocks.max.memory", "clocks.max.mem"}, "MHz", clockField(sim.Telemetry.MaxClock, sim.ClockMemory)},
-	{[]string{"mig.mode.current"}, "", func(_ *smi, d *sim.Device) (string, error) { on, _, err := d.MIG().MIGMode(); return enabled(on, err) }},
-	{[]string{"mig.mode.pending"}, "", func(_ *smi, d *sim.Device) (string, error) { _, on, err := d.MIG().MIGMode(); return enabled(on, err) }},
+	{[]string{"mig.mode.current"}, "", func(_ *smi, d *sim.Device) (string, error) {
+		on, _, err := d.MIG().MIGMode()
+		return enabled(on, err)
+	}},
+	{[]string{"mig.mode.pending"}, "", func(_ *smi, d *sim.Device) (string, error) {
+		_, on, err := d.MIG().MIGMode()
+		return enabled(on, err)
+	}},
 }
 
 // findField returns the field of a name, or nil.

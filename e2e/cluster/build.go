@@ -52,7 +52,8 @@ func programs(o Options) []program {
 	if !o.ControlPlane {
 		return list
 	}
-	return slices.DeleteFunc(list, func(p program) bool { return !slices.Contains([]string{"etcd", "kube-apiserver", "kube-scheduler"}, p.name) })
+	controlPlane := []string{"etcd", "kube-apiserver", "kube-scheduler"}
+	return slices.DeleteFunc(list, func(p program) bool { return !slices.Contains(controlPlane, p.name) })
 }
 
 // kubernetesFlags set the version, without which the API server refuses to

@@ -35,7 +35,8 @@ func shapeClasses(published []*resourceapi.ResourceSlice) []*resourceapi.DeviceC
 	all := []*resourceapi.DeviceClass{class("mig", fmt.Sprintf(`device.attributes[%q].type == "mig"`, driver))}
 	for _, s := range published {
 		for _, d := range s.Spec.Devices {
-			name, expression := *d.Attributes["type"].StringValue, ""
+			var expression string
+			name := *d.Attributes["type"].StringValue
 			if p, ok := d.Attributes["profile"]; ok {
 				name = strings.ReplaceAll(*p.StringValue, "+", ".")
 				expression = fmt.Sprintf(`device.attributes[%q].?profile.orValue("") == %q`, driver, *p.StringValue)

@@ -222,7 +222,8 @@ func (w *Writer) apply(ctx context.Context, claim records.Claim, devices []*reso
 		return errors.Join(err, readErr)
 	}
 	if allocated {
-		klog.FromContext(ctx).Error(err, "The API server refuses the status of a claim; it is not written until the claim changes", "claim", claim)
+		klog.FromContext(ctx).Error(err, "The API server refuses the status of a claim; it is not written until the claim changes",
+			"claim", claim)
 		w.Refused(claim, err)
 	}
 	return nil

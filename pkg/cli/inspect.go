@@ -88,7 +88,8 @@ func newInspectCommand(f *inspectFlags) *cobra.Command {
 	flags.SortFlags = false
 	flags.StringVarP(&f.format, "output", "o", "table", "table, wide (with UUIDs and every shape) or json")
 	flags.BoolVar(&f.ascii, "ascii", false, "draw with ASCII characters; the default unless the locale is UTF-8")
-	flags.StringVar(&f.fromCluster, "from-cluster", "", "show this `node`, or without a name all nodes, from the API server instead of this machine")
+	flags.StringVar(&f.fromCluster, "from-cluster", "",
+		"show this `node`, or without a name all nodes, from the API server instead of this machine")
 	flags.Lookup("from-cluster").NoOptDefVal = allNodes
 	f.clients.add(flags, " for --from-cluster")
 	f.addHardware(flags)

@@ -26,7 +26,7 @@ func (r *renderer) nodePage(shot *fleet.Snapshot, name string) (*page, error) {
 	view, err := r.source.View(name)
 	if err != nil { // the pool is being published: n says so
 		p.parts = append(p.parts, one("node", n.Version, nodeHead(n, nil)))
-		return p, nil
+		return p, nil //nolint:nilerr // the page shows it
 	}
 	p.parts = append(p.parts, one("node", n.Version, nodeHead(n, view)))
 	gpus := &list{id: "gpus"}

@@ -154,7 +154,8 @@ func notices(s *fleet.Snapshot) *html.Node {
 func filterForm(query, label string, more ...any) *html.Node {
 	return el("form", class("filter"), attr{"method", "get"}, attr{"role", "search"},
 		el("input", attr{"type", "search"}, attr{"name", "q"}, attr{"id", "filter"}, attr{"value", query},
-			attr{"maxlength", strconv.Itoa(maxQuery)}, attr{"placeholder", label + "  ( / )"}, attr{"aria-label", label}, attr{"autocomplete", "off"}, attr{"spellcheck", "false"}),
+			attr{"maxlength", strconv.Itoa(maxQuery)}, attr{"placeholder", label + "  ( / )"}, attr{"aria-label", label},
+			attr{"autocomplete", "off"}, attr{"spellcheck", "false"}),
 		more)
 }
 

@@ -19,7 +19,7 @@ func TestJudge_AgreesWithAllocator(t *testing.T) {
 		asks("timeslice.cleave.dev", 1), asks("timeslice.cleave.dev", 1, "memory=30Gi"), asks("mps.cleave.dev", 1),
 		asks("mps.cleave.dev", 1, "memory=50Gi", "cores=7"), asks("mps.cleave.dev", 1, "cores=70"),
 	}
-	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test that can be repeated
+	random := rand.New(rand.NewPCG(1, 2))
 	b := newBed(t, "hgx-h100")
 	b.taint("example.com/rma", "", "gpu-0000-43-00-0")
 	fits := map[bool]int{}

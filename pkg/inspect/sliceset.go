@@ -28,7 +28,9 @@ func NewSliceSet() *SliceSet {
 
 // Add keeps a slice with other devices, which are the slice's own without what nobody needs of them. Slices with the same
 // devices and counters have the same content number.
-func (set *SliceSet) Add(s *resourceapi.ResourceSlice, devices []resourceapi.Device) (kept *resourceapi.ResourceSlice, content int, err error) {
+func (set *SliceSet) Add(
+	s *resourceapi.ResourceSlice, devices []resourceapi.Device,
+) (kept *resourceapi.ResourceSlice, content int, err error) {
 	spec := &resourceapi.ResourceSliceSpec{PerDeviceNodeSelection: s.Spec.PerDeviceNodeSelection, SharedCounters: s.Spec.SharedCounters,
 		Devices: devices}
 	key, err := spec.Marshal() // maps in order of keys

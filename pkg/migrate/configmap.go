@@ -31,7 +31,7 @@ func Parts(file string, data []byte) ([]Part, error) {
 	}
 	var object corev1.ConfigMap
 	if json.Unmarshal(documents[0].JSON, &object.TypeMeta) != nil || object.APIVersion != "v1" || object.Kind != "ConfigMap" {
-		return whole, nil
+		return whole, nil //nolint:nilerr // a file of another kind
 	}
 	if err := json.Unmarshal(documents[0].JSON, &object); err != nil {
 		return nil, fmt.Errorf("%s: read the ConfigMap: %w", file, err)

@@ -34,7 +34,8 @@ func (p *Plan) publish(o *Observed) {
 		m.PreviousUntil = o.Now.Add(withdrawAfter)
 	}
 	node, view := p.view(o)
-	now := &View{Node: node, Taints: view.Taints, Existing: o.Existing, Lists: view.Lists, Order: slices.Concat(view.WholeGPUs(node), view.SharedGPUs(node))}
+	now := &View{Node: node, Taints: view.Taints, Existing: o.Existing, Lists: view.Lists,
+		Order: slices.Concat(view.WholeGPUs(node), view.SharedGPUs(node))}
 	if before := p.Memory.Published; before != nil && !before.differs(now) {
 		return
 	}
@@ -64,7 +65,9 @@ func (p *Plan) view(o *Observed) (*policy.Node, publish.View) {
 		left, conflicts := publishedInConflict(node, records.AllocatedOf(o.Records))
 		node, taints = left, append(taints, conflicts...)
 	}
-	return node, publish.View{Taints: taints, Free: freeGPUs(o.Allocations), Used: usedShares(o.Allocations), Lists: o.Lists, Compatible: o.Compatible}
+	return node, publish.View{
+		Taints: taints, Free: freeGPUs(o.Allocations), Used: usedShares(o.Allocations), Lists: o.Lists, Compatible: o.Compatible,
+	}
 }
 
 // taintAll taints what a GPU offers.

@@ -113,7 +113,7 @@ func (b *metadataBed) files() []string {
 				rel, _ := filepath.Rel(dir, path)
 				all = append(all, strings.TrimPrefix(rel, b.config.DriverName+"-metadata/"))
 			}
-			return nil //nolint:nilerr // a directory that is not there has no files
+			return nil // a directory that is not there has no files
 		}); err != nil {
 			b.t.Fatal(err)
 		}

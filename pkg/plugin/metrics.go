@@ -58,10 +58,12 @@ func newMetrics() *metrics {
 		// From a record's write (under a millisecond) to the kubelet's timeout (45 s).
 		Buckets: []float64{.0005, .001, .002, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 45},
 	}, []string{"operation", "outcome", "tier"})
-	m.errors = counterVec("cleave_claim_errors_total", "Attempts to prepare or unprepare a claim that failed, by reason.", "operation", "reason")
+	m.errors = counterVec("cleave_claim_errors_total",
+		"Attempts to prepare or unprepare a claim that failed, by reason.", "operation", "reason")
 	m.gpus = gauge("cleave_gpus", "GPUs that were found.")
 	m.waiting = gauge("cleave_waiting_for_driver", "1 while the NVIDIA driver does not answer and no claim can be prepared.")
-	m.mpsEvents = counterVec("cleave_mps_server_events_total", "MPS servers that were lost, restarted or failed while claims used them.", "kind")
+	m.mpsEvents = counterVec("cleave_mps_server_events_total",
+		"MPS servers that were lost, restarted or failed while claims used them.", "kind")
 	m.healthy = gaugeVec("cleave_gpu_healthy", "1 while a GPU is healthy, 0 while it or a part of it is unhealthy.", "gpu")
 	m.xids = counterVec("cleave_xid_total", "XID errors that the driver reported, those of applications included.", "gpu", "xid")
 	m.policy = gaugeVec("cleave_policy_info", "1 for the active node policy, by name.", "policy")

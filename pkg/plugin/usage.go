@@ -39,7 +39,8 @@ var (
 		"1 for each device of a prepared claim and each pod that uses it, with labels that join metrics of dcgm-exporter.",
 		"UUID", "GPU_I_ID", "GPU_I_PROFILE", "namespace", "pod", "dra_claim_name", "dra_pool_name", "dra_device_name",
 		"dra_mig_device_uuid", "tier")
-	claimsDesc    = usageDesc("cleave_claims", "Claims on the node: prepared, preparing (cut short), or releasing (partitions are left).", "state")
+	claimsDesc = usageDesc("cleave_claims",
+		"Claims on the node: prepared, preparing (cut short), or releasing (partitions are left).", "state")
 	devicesDesc   = usageDesc("cleave_devices", "Devices that are published.", "gpu", "tier")
 	allocatedDesc = usageDesc("cleave_devices_allocated", "Devices that are allocated to claims.", "gpu", "tier")
 	freeDesc      = usageDesc("cleave_devices_free",
@@ -47,7 +48,8 @@ var (
 		"gpu", "tier")
 	sharesDesc          = usageDesc("cleave_shares", "Shares that an empty GPU has.", "gpu", "tier")
 	sharesAllocatedDesc = usageDesc("cleave_shares_allocated", "Shares that are allocated to claims.", "gpu", "tier")
-	sharesFreeDesc      = usageDesc("cleave_shares_free", "Shares that can be allocated now, each with the least memory and cores.", "gpu", "tier")
+	sharesFreeDesc      = usageDesc("cleave_shares_free",
+		"Shares that can be allocated now, each with the least memory and cores.", "gpu", "tier")
 	memoryDesc          = usageDesc("cleave_memory_allocatable_bytes", "Memory that claims can be allocated, in any tier.", "gpu")
 	memoryAllocatedDesc = usageDesc("cleave_memory_allocated_bytes",
 		"Memory that is allocated to claims; none where shares do not count it.", "gpu", "tier")

@@ -109,7 +109,7 @@ func (b *builder) gpu(object *resourceapi.Device) int {
 	return at
 }
 
-const numaNode = resourceapi.QualifiedName(deviceattribute.StandardDeviceAttributeNUMANode)
+const numaNode = deviceattribute.StandardDeviceAttributeNUMANode
 
 // join adds a GPU to a block.
 func (b *builder) join(at int, block string) {

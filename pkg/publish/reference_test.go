@@ -28,9 +28,11 @@ func TestReference_Complete(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for suffix, rule := range map[string]v1alpha1.Rule{
-			"": {}, " by policy": {Publish: &v1alpha1.PublishPolicy{Attributes: v1alpha1.PartitionAttributes()}},
-		} {
+		for _, all := range []bool{false, true} {
+			var rule v1alpha1.Rule
+			if all {
+				rule.Publish = &v1alpha1.PublishPolicy{Attributes: v1alpha1.PartitionAttributes()}
+			}
 			node := policy.Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{rule}}, session.Node(), policy.Means{})
 			for i := range node.GPUs {
 				if node.GPUs[i].MIG.NeedsReset {
@@ -39,7 +41,10 @@ func TestReference_Complete(t *testing.T) {
 			}
 			for _, s := range Objects(node, "gpu.cleave.dev", "n").Items {
 				for _, d := range s.Spec.Devices {
-					kind := *d.Attributes["type"].StringValue + suffix
+					kind := *d.Attributes["type"].StringValue
+					if all {
+						kind += " by policy"
+					}
 					for name, a := range d.Attributes {
 						add(attributes, string(name)+" "+valueType(a), kind)
 					}

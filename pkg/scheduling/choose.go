@@ -40,7 +40,9 @@ const (
 )
 
 // choose finds the best of some nodes, at most so many.
-func (c *cluster) choose(ctx context.Context, d pools.Demand, names []string, strategy packing.Strategy, most int, drivers []string) choice {
+func (c *cluster) choose(
+	ctx context.Context, d pools.Demand, names []string, strategy packing.Strategy, most int, drivers []string,
+) choice {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	var found choice

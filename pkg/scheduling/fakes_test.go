@@ -106,7 +106,7 @@ func offering(t testing.TB, model string) *policy.Node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer session.Close()
+	t.Cleanup(func() { _ = session.Close() })
 	node := &policy.Node{Node: session.Node()}
 	for range node.GPUs {
 		node.Offers = append(node.Offers, policy.Offer{

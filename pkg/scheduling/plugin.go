@@ -199,8 +199,8 @@ func (p *Plugin) Score(_ context.Context, state framework.CycleState, _ *corev1.
 	if !ok {
 		return 0, nil
 	}
-	steps := min(int64(len(d.ranks)), framework.MaxNodeScore)
-	return max(0, framework.MaxNodeScore-int64(rank)*(framework.MaxNodeScore/steps)), nil
+	steps := min(int64(len(d.ranks)), framework.MaxScore)
+	return max(0, framework.MaxScore-int64(rank)*(framework.MaxScore/steps)), nil
 }
 
 // ScoreExtensions are none.
@@ -246,7 +246,8 @@ func (p *Plugin) SignPod(_ context.Context, pod *corev1.Pod) ([]framework.SignFr
 func (p *Plugin) EventsToRegister(context.Context) ([]framework.ClusterEventWithHint, error) {
 	var all []framework.ClusterEventWithHint
 	for _, e := range []framework.ClusterEvent{
-		{Resource: framework.Node, ActionType: framework.Add | framework.UpdateNodeLabel | framework.UpdateNodeTaint | framework.UpdateNodeAllocatable},
+		{Resource: framework.Node,
+			ActionType: framework.Add | framework.UpdateNodeLabel | framework.UpdateNodeTaint | framework.UpdateNodeAllocatable},
 		{Resource: framework.AssignedPod, ActionType: framework.Delete},
 		{Resource: framework.ResourceClaim, ActionType: framework.Add | framework.Update | framework.Delete},
 		{Resource: framework.ResourceSlice, ActionType: framework.Add | framework.Update},

@@ -143,7 +143,8 @@ func eligible(logger klog.Logger, pod *corev1.Pod, nodes []framework.NodeInfo) [
 		if node == nil || node.Spec.Unschedulable && !tolerates(logger, pod, &unschedulable) {
 			continue
 		}
-		if _, refused := schedulinghelpers.FindMatchingUntoleratedTaint(logger, node.Spec.Taints, pod.Spec.Tolerations, keepsOff, false); refused {
+		_, refused := schedulinghelpers.FindMatchingUntoleratedTaint(logger, node.Spec.Taints, pod.Spec.Tolerations, keepsOff, false)
+		if refused {
 			continue
 		}
 		if ok, err := affinity.Match(node); err != nil || !ok {

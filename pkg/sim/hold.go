@@ -26,7 +26,7 @@ func (cs *Clients) Hold(name string) (*Hold, error) {
 	if cs.files.root == "" {
 		return h, nil
 	}
-	f, err := os.OpenFile(cs.files.holdFile(os.Getpid()), os.O_RDWR|os.O_CREATE, 0o644) //nolint:gosec // everybody may look whether it is locked
+	f, err := os.OpenFile(cs.files.holdFile(os.Getpid()), os.O_RDWR|os.O_CREATE, 0o644) //nolint:gosec // all may look whether it is locked
 	if err != nil {
 		return nil, fmt.Errorf("hold GPUs: %w", err)
 	}

@@ -260,7 +260,8 @@ func (v *validation) warnings(o *object, configs []resourceapi.DeviceConfigurati
 		var meta metav1.TypeMeta
 		forUs := json.Unmarshal(c.Opaque.Parameters.Raw, &meta) == nil && strings.HasPrefix(meta.APIVersion, "gpu.cleave.dev/")
 		if near := distance(c.Opaque.Driver, v.Rules.Driver) <= 2; near || forUs {
-			o.file.Notes = append(o.file.Notes, fmt.Sprintf("%s: %s: %s: driver %q is not Cleave's, which ignores these parameters: did you mean %q?",
+			o.file.Notes = append(o.file.Notes, fmt.Sprintf(
+				"%s: %s: %s: driver %q is not Cleave's, which ignores these parameters: did you mean %q?",
 				o.file.Path, o.name, path.Index(i).Child("opaque", "driver"), c.Opaque.Driver, v.Rules.Driver))
 		}
 	}
