@@ -11,8 +11,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/version"
 
@@ -36,6 +38,27 @@ func (s hardware) sim(ctx context.Context, args ...string) string {
 	out, err := env.node.Sim(ctx, args...)
 	s.must(err)
 	return out
+}
+
+// deviceNode is the device node of a device's GPU. Partitions do not publish the minor number, and their GPU need not be
+// published whole: that of their GPU is what the kernel module reports.
+func (s hardware) deviceNode(d *resourceapi.Device) string {
+	s.Helper()
+	if minor, ok := d.Attributes["minor"]; ok {
+		return "/dev/nvidia" + strconv.FormatInt(*minor.IntValue, 10)
+	}
+	uuid := *d.Attributes["parentUUID"].StringValue
+	files, err := filepath.Glob(filepath.Join(env.node.Root(), "proc/driver/nvidia/gpus/*/information"))
+	s.must(err)
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		s.must(err)
+		if _, after, ok := strings.Cut(string(data), "Device Minor:"); ok && strings.Contains(string(data), uuid) {
+			return "/dev/nvidia" + strings.Fields(after)[0]
+		}
+	}
+	s.Fatalf("device %s is of a GPU %s that the kernel module does not list", d.Name, uuid)
+	return ""
 }
 
 // modprobe is what nvidia-modprobe does, run by an admin.

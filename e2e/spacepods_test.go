@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -203,12 +202,11 @@ func (s pods) checkDevices(ctx context.Context, pod *corev1.Pod, devices []strin
 	published := s.published.devices(ctx, env.cluster.NodeName())
 	var want []string
 	for _, name := range devices {
-		gpu, _, _ := strings.Cut(name, "-mig-") // partitions do not publish the minor number
-		d := find(published, gpu)
-		if d == nil || find(published, name) == nil {
+		d := find(published, name)
+		if d == nil {
 			s.Fatalf("pod %s has device %s, which is not published", pod.Name, name)
 		}
-		want = append(want, "/dev/nvidia"+strconv.FormatInt(*d.Attributes["minor"].IntValue, 10))
+		want = append(want, s.hardware.deviceNode(d))
 	}
 	slices.Sort(want)
 	want = slices.Compact(want) // partitions of one GPU share its node
