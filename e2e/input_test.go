@@ -50,7 +50,7 @@ func TestCommandLine_Errors(t *testing.T) {
 		code int
 		says []string
 	}{
-		{[]string{}, 2, []string{"kubelet-plugin, mps-supervisor, webhook, inspect, explain, slices, simulate, validate or import"}},
+		{[]string{}, 2, []string{"kubelet-plugin, mps-supervisor, webhook, dashboard, inspect, explain, slices, simulate, validate or import"}},
 		{[]string{"slice"}, 2, []string{`"slice"`, "did you mean slices"}},
 		{[]string{"kubelet-plugin", "--colour", "red"}, 2, []string{"--colour"}},
 		{[]string{"kubelet-plugin", "extra"}, 2, []string{`"extra"`}},

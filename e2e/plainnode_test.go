@@ -156,7 +156,8 @@ func (n *plainNode) makeSchedulable(ctx context.Context) {
 	n.space.must(err)
 }
 
-// prepared prepares a claim and checks that it has so many devices, each with a CDI name.
+// prepared prepares a claim and checks that it has so many devices, each with its CDI name and the metadata file of its
+// request (KEP-5304).
 func (n *plainNode) prepared(ctx context.Context, claim *drapb.Claim, count int) []*drapb.Device {
 	n.space.Helper()
 	devices, err := n.Prepare(ctx, claim)
@@ -166,6 +167,9 @@ func (n *plainNode) prepared(ctx context.Context, claim *drapb.Claim, count int)
 	}
 	for _, d := range devices {
 		want := []string{workload.Driver + "/gpu=" + d.DeviceName}
+		for _, request := range d.RequestNames {
+			want = append(want, workload.Driver+"/metadata="+claim.Uid+"_"+request)
+		}
 		if diff := cmp.Diff(want, d.CdiDeviceIds); diff != "" {
 			n.space.Errorf("CDI devices of claim %s (-want +got):\n%s", claim.Name, diff)
 		}

@@ -47,8 +47,11 @@ func TestTimeSlice_FourNotebooks(t *testing.T) {
 		s.create(ctx, notebooks[i])
 		pod := s.pods.running(ctx, fmt.Sprintf("notebook-%d", i+1))
 		s.pods.checkSees(ctx, pod, s.pods.devices(ctx, pod))
-		devices = append(devices, s.pods.device(ctx, pod))
-		if diff := cmp.Diff([]string{"CLEAVE_MEMORY_MIB=20224", "CLEAVE_SHARES=1"}, s.pods.environment(ctx, pod, "CLEAVE_")); diff != "" {
+		device := s.pods.device(ctx, pod)
+		devices = append(devices, device)
+		uuid := *find(s.published.devices(ctx, env.cluster.NodeName()), device).Attributes["uuid"].StringValue
+		want := []string{"CLEAVE_GPU_UUID=" + uuid, "CLEAVE_MEMORY_MIB=20224", "CLEAVE_SHARES=1"}
+		if diff := cmp.Diff(want, s.pods.environment(ctx, pod, "CLEAVE_")); diff != "" {
 			t.Errorf("environment of %s (-want +got):\n%s", pod.Name, diff)
 		}
 	}
