@@ -275,10 +275,13 @@ func programTakes(program string, args []string) error {
 
 // cannotRun are the commands that a cluster of tests cannot run, with the reason. Every entry is used.
 var cannotRun = map[string]string{
-	"kubectl get configmap -n gpu-operator default-mig-parted-config -o yaml": "the GPU operator is not here",
-	"kubectl get configmap -n gpu-operator device-plugin-config -o yaml":      "the GPU operator is not here",
-	"kubectl apply -f cleave/deviceclasses.yaml":                              "cleave import writes it",
-	"kubectl describe pod": "a name in a sentence; there may be no pod",
+	"kubectl get configmap -n gpu-operator default-mig-parted-config -o yaml":                 "the GPU operator is not here",
+	"kubectl get configmap -n gpu-operator device-plugin-config -o yaml":                      "the GPU operator is not here",
+	"kubectl apply -f cleave/deviceclasses.yaml":                                              "cleave import writes it",
+	"kubectl -n cleave-system port-forward service/cleave-dashboard 8080:80":                  "it runs until it is stopped",
+	"kubectl cleave explain pod trainer":                                                      "a pod of the reader's",
+	"kubectl cleave inspect":                                                                  "the plugin of kubectl is not installed",
+	"kubectl describe pod":                                                                    "a name in a sentence; there may be no pod",
 	"cleave validate -f cleave/policies --policy-name all-balanced --node-model hgx-h100":     "cleave import writes it",
 	"cleave slices --policy cleave/policies --policy-name all-balanced --node-model hgx-h100": "cleave import writes it",
 	"cleave validate -f claim.yaml --node-model hgx-h100":                                     "a file of the reader's",

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -105,7 +106,17 @@ func ofEachTier(t *testing.T, ctx context.Context, driver string) (pods map[stri
 			sees[name] = seesNow(t, ctx, pod.Name)
 		}
 	}
-	waiting := wish{name: "waiting", class: "gpu.cleave.dev"}
+	// Of Cleave's own classes it is known what their parameters may be, and the API server refuses the claim.
+	own := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: churnPrefix + "own-class"}, Spec: resourceapi.DeviceClassSpec{
+		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+			Expression: fmt.Sprintf("device.driver == %q && device.attributes[%q].type == 'gpu'", driver, driver),
+		}}},
+	}}
+	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{own}))
+	t.Cleanup(func() {
+		must(t, env.kube.ResourceV1().DeviceClasses().Delete(context.Background(), own.Name, metav1.DeleteOptions{}))
+	})
+	waiting := wish{name: "waiting", class: own.Name}
 	template := waiting.template()
 	template.Spec.Spec = workload.WithParameters(template.Spec.Spec, driver, `{"apiVersion":"gpu.cleave.dev/v1alpha1","kind":"ShareConfig","timeSlice":{"interval":"Long"}}`)
 	pod := waiting.pod("waiting")

@@ -38,7 +38,7 @@ webhook: {enabled: true, replicas: 1, failurePolicy: Fail, hostNetwork: true, po
 	}))
 	for _, text := range parameters {
 		raw := withType(t, text)
-		spec := ask("mps.cleave.dev", nil)
+		spec := ask("mine.example.com", nil) // parameters of either tier may fit it
 		spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: opaque(workload.Driver, raw)}}
 		_, want := api.Decode(workload.Driver, raw)
 		got := submit(t, ctx, spec)
