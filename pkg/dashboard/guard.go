@@ -42,7 +42,7 @@ func (s *Server) guard(next http.Handler) http.Handler {
 	})
 }
 
-// isHost reports whether a request's host is the server's. An IP address is no name that somebody else could have led here.
+// isHost reports whether a request's host is the server's. An IP address cannot be pointed here by another site, as a name can.
 func (s *Server) isHost(hostport string) bool {
 	host, _, err := net.SplitHostPort(hostport)
 	if err != nil {

@@ -43,7 +43,7 @@ type metrics struct {
 	policyInvalid  prometheus.Gauge
 	policyFailures prometheus.Counter
 	conflict       prometheus.Gauge
-	// slicesDeleted counts ResourceSlices that somebody else deleted.
+	// slicesDeleted counts ResourceSlices that another client deleted.
 	slicesDeleted prometheus.Counter
 	// usage is what is allocated and free.
 	usage *usageCollector
@@ -71,7 +71,7 @@ func newMetrics() *metrics {
 	m.policyFailures = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "cleave_policy_failures_total", Help: "Requested policies that could not be used."})
 	m.slicesDeleted = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "cleave_resourceslices_deleted_total", Help: "ResourceSlices of the node that somebody else deleted; they are published again."})
+		Name: "cleave_resourceslices_deleted_total", Help: "ResourceSlices of the node that another client deleted; they are published again."})
 	m.conflict = gauge("cleave_conflict", "1 while another driver or device plugin offers GPUs of the node and nothing new is published.")
 	m.registry.MustRegister(m.build, m.claims, m.errors, m.failing, m.gpus, m.waiting, m.mpsEvents, m.healthy, m.xids, m.policy,
 		m.policyInvalid, m.policyFailures, m.conflict, m.slicesDeleted, m.usage, collectors.NewGoCollector(),
