@@ -235,7 +235,7 @@ func TestInspect_AllNodes(t *testing.T) {
 			line = strings.Join(strings.Fields(l), " ")
 		}
 	}
-	if code != 0 || !strings.Contains(line, "NVIDIA H100 80GB HBM3 8 5 2 1 0 0 ") || !strings.Contains(line, "% 5 whole, ") {
+	if code != 0 || !strings.Contains(line, "NVIDIA H100 80GB HBM3 8 5 2 1 0 0 0 ") || !strings.Contains(line, "% 5 whole, ") {
 		t.Errorf("got %d and\n%s", code, out)
 	}
 	if out, code = s.kubectlCleave(ctx, "inspect", env.cluster.NodeName()); code != 0 || !strings.Contains(out, s.name+"/") {

@@ -50,6 +50,7 @@ type bed struct {
 	gpus map[string][]string
 	// connections to the dashboard.
 	connections *connections
+	config      dashboard.Config
 }
 
 // connections of a listener, which can be cut.
@@ -166,7 +167,7 @@ func (b *bed) serve(t testing.TB) {
 	ctx, cancel := context.WithCancel(context.Background())
 	source, err := fleet.NewSource(ctx, fleet.Config{Client: client, Driver: v1alpha1.Group})
 	must(t, err)
-	server, err := dashboard.New(source, dashboard.Config{})
+	server, err := dashboard.New(source, b.config)
 	must(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)

@@ -192,3 +192,28 @@ func TestBrowser_Disconnected(t *testing.T) {
 	must(t, p.Until(ctx, "document.getElementById('state').textContent === 'live'"))
 	must(t, p.Until(ctx, "document.getElementById('node-gpu-a2').innerHTML.includes('ci/run-18')"))
 }
+
+// A tab that nobody looks at keeps no stream: with one for all, another tab is live. It catches up once it is looked at.
+func TestBrowser_Hidden(t *testing.T) {
+	b := smallCluster(t)
+	b.config.MaxStreams = 1
+	b.serve(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	chrome := startBrowser(ctx, t)
+	look := func(p *browser.Page, hidden bool) {
+		t.Helper()
+		must(t, p.Eval(ctx, fmt.Sprintf("Object.defineProperty(document, 'hidden', {value: %t, configurable: true}), "+
+			"document.dispatchEvent(new Event('visibilitychange'))", hidden), nil))
+	}
+	first := b.open(ctx, t, chrome, "")
+	look(first, true)
+	must(t, first.Until(ctx, "document.getElementById('state').textContent === 'paused'"))
+	second := b.open(ctx, t, chrome, "")
+	b.claim("ci/run-18", "gpu.cleave.dev", "gpu-a2", b.gpus["hgx-h100"][4])
+	must(t, second.Until(ctx, "document.getElementById('node-gpu-a2').innerHTML.includes('ci/run-18')"))
+	look(second, true)
+	look(first, false)
+	must(t, first.Until(ctx, "document.getElementById('state').textContent === 'live'"))
+	must(t, first.Until(ctx, "document.getElementById('node-gpu-a2').innerHTML.includes('ci/run-18')"))
+}

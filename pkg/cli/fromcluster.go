@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -76,11 +77,26 @@ func viewFleet(ctx context.Context, client kubernetes.Interface, driver string) 
 	if err = errors.Join(err, broken); err != nil {
 		return nil, err
 	}
-	fleet := inspect.OfFleet(driver, set, p.Claims, p.Rules)
-	if rulesErr != nil {
-		fleet.Problems = append(fleet.Problems, rulesErr.Error())
+	states, statesErr := nodeStates(ctx, client)
+	fleet := inspect.OfFleet(driver, set, p.Claims, p.Rules, states)
+	for _, err := range []error{rulesErr, statesErr} {
+		if err != nil {
+			fleet.Problems = append(fleet.Problems, err.Error())
+		}
 	}
 	return fleet, nil
+}
+
+// nodeStates says which nodes take pods; nil if they cannot be read.
+func nodeStates(ctx context.Context, client kubernetes.Interface) (map[string]string, error) {
+	states := map[string]string{}
+	err := each(ctx, "Nodes", func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+		return client.CoreV1().Nodes().List(ctx, opts)
+	}, func(n *corev1.Node) { states[n.Name] = inspect.NodeState(n) })
+	if err != nil {
+		return nil, fmt.Errorf("what is free counts nodes that take no pods: %w", err)
+	}
+	return states, nil
 }
 
 // allocations reads the claims that are allocated devices of a driver, and the taints of DeviceTaintRules. rulesErr is why there

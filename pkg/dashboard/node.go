@@ -56,7 +56,8 @@ func nodeHead(n *fleet.Node, v *inspect.View) *html.Node {
 		fact(facts, "driver", v.DriverVersion)
 		fact(facts, "CUDA", v.CUDAVersion)
 	}
-	fact(facts, "free", cmp.Or(amounts(n.Free, 20), "nothing"))
+	fact(facts, "taints", strings.Join(n.Taints, ", "))
+	fact(facts, "free", freeOf(n, 20))
 	head.AppendChild(facts)
 	for _, problem := range n.Problems {
 		head.AppendChild(el("p", class("notice"), problem))
@@ -67,11 +68,13 @@ func nodeHead(n *fleet.Node, v *inspect.View) *html.Node {
 // gpuSection is one GPU of a node.
 func (r *renderer) gpuSection(g *inspect.GPU, n *fleet.Node) *html.Node {
 	section := el("section", class("gpu-card"), el("h2", g.Name, " ", el("small", g.Product)))
+	free := g.FreeText()
 	if i := slices.IndexFunc(n.GPUs, func(r fleet.GPU) bool { return r.Device == g.Device }); i >= 0 {
 		section.AppendChild(r.bigMap(&n.GPUs[i]))
+		free = n.GPUs[i].Free
 	}
 	facts := el("dl", class("facts"))
-	fact(facts, "free", g.FreeText())
+	fact(facts, "free", free)
 	fact(facts, "device", g.Device)
 	fact(facts, "PCI", g.PCIAddress)
 	fact(facts, "UUID", g.UUID)

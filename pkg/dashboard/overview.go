@@ -3,6 +3,7 @@
 package dashboard
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/url"
@@ -110,7 +111,7 @@ func (r *renderer) row(n *fleet.Node) row {
 	li := el("li", attr{"id", id}, class("row"),
 		el("span", class("name"), el("a", attr{"href", nodePath(n.Name)}, n.Name), el("small", products(n))),
 		maps,
-		el("span", class("free"), badges(n), freeOf(n)))
+		el("span", class("free"), badges(n), "free: "+freeOf(n, 4)))
 	r.rows[n.Name] = row{fragment{id, markup(li), n.Version}, searchText(n)}
 	return r.rows[n.Name]
 }
@@ -136,12 +137,12 @@ func products(n *fleet.Node) string {
 	return strings.Join(parts, ", ")
 }
 
-// freeOf is what the next claims can get.
-func freeOf(n *fleet.Node) string {
-	if len(n.Free) == 0 {
-		return "nothing free"
+// freeOf is what the next claims can get, as so many kinds.
+func freeOf(n *fleet.Node, most int) string {
+	if n.State != "" {
+		return "nothing: the node takes no pods"
 	}
-	return "free: " + amounts(n.Free, 4)
+	return cmp.Or(amounts(n.Free, most), "nothing")
 }
 
 // badges are the node's problems.
@@ -179,7 +180,7 @@ func searchText(n *fleet.Node) string {
 	if n.Policy != "" {
 		words = append(words, "policy:"+n.Policy)
 	}
-	if n.State != "" || len(n.Problems) > 0 {
+	if n.HasProblem() {
 		words = append(words, "is:problem")
 	}
 	for i := range n.GPUs {

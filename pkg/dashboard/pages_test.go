@@ -196,6 +196,18 @@ func TestQuery_Matches(t *testing.T) {
 	}
 }
 
+// The tile counts what its link lists: not nodes that somebody cordoned.
+func TestQuery_Problems(t *testing.T) {
+	for state, want := range map[string]bool{"": false, inspect.NodeCordoned: false, inspect.NodeNotReady: true, inspect.NodeUnknown: true} {
+		n := busyNode("gpu-a", 1)
+		n.State = state
+		q := query{words: []string{"is:problem"}}
+		if got := q.matches(searchText(n)); got != want || n.HasProblem() != want {
+			t.Errorf("%q: got %t, want %t", state, got, want)
+		}
+	}
+}
+
 func TestPalette_Colours(t *testing.T) {
 	p := &palette{}
 	seen := map[int]bool{}

@@ -130,6 +130,8 @@ func (r *renderer) why(key string, version uint64) string {
 		return "Looking for the reason …"
 	case e.State == explain.Fits:
 		return "Enough devices are free: it waits for a pod, or for the scheduler."
+	case e.State == explain.Allocated:
+		return "It is allocated."
 	case len(e.Causes) > 0:
 		return e.Causes[0].Message
 	}

@@ -45,3 +45,15 @@ func TestReasons_AnsweredApart(t *testing.T) {
 		t.Errorf("questions (-want +got):\n%s", diff)
 	}
 }
+
+// Between two snapshots a claim may have been allocated.
+func TestReasons_Allocated(t *testing.T) {
+	source := newFakeSource(busyShot(3))
+	source.answers = map[string]*explain.Explanation{"ml-research/waits": {State: explain.Allocated}}
+	s := newServer(t, source, Config{})
+	get(s, "/claims")
+	s.pages.reasons.batch(t.Context())
+	if body := get(s, "/claims").Body.String(); !strings.Contains(body, "It is allocated.") {
+		t.Errorf("got\n%s", body)
+	}
+}

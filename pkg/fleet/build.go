@@ -99,7 +99,7 @@ func (s *Source) node(ctx context.Context, name string, before *Node) *Node {
 		klog.FromContext(ctx).V(2).Info("A node's slices cannot be shown", "node", name, "err", err)
 		n = &Node{Name: name, Problems: []string{err.Error()}, GPUs: []GPU{}, Free: []inspect.Amount{}}
 		if before != nil {
-			n.GPUs = before.GPUs
+			n.GPUs = slices.Clone(before.GPUs)
 		}
 	default:
 		n = nodeOf(view)
@@ -107,9 +107,13 @@ func (s *Source) node(ctx context.Context, name string, before *Node) *Node {
 	if s.watches.nodes == nil {
 		return n
 	}
-	n.State = stateUnknown
+	n.State = inspect.NodeUnknown
 	if o, found, err := s.watches.nodes.GetStore().GetByKey(name); err == nil && found {
-		n.State, n.Policy = o.(*machine).state, o.(*machine).policy
+		m := o.(*machine)
+		n.State, n.Policy, n.Taints = m.state, m.policy, m.hard()
+	}
+	if n.State != "" {
+		n.close()
 	}
 	return n
 }
@@ -178,8 +182,9 @@ func (s *Source) claims(old *Snapshot, changed dirty, version uint64) []*Claim {
 		have[c.Key()] = c
 	}
 	keys := slices.Sorted(maps.Keys(changed.claims))
-	if changed.all {
-		keys = slices.Sorted(slices.Values(s.watches.claims.GetStore().ListKeys()))
+	if changed.all { // those that were there, too: they may have been deleted meanwhile
+		all := slices.Concat(s.watches.claims.GetStore().ListKeys(), slices.Collect(maps.Keys(have)), keys)
+		keys = slices.Compact(slices.Sorted(slices.Values(all)))
 	}
 	for _, key := range keys {
 		before := have[key]

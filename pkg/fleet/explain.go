@@ -60,7 +60,7 @@ func (w *watches) machines() []*corev1.Node {
 	var all []*corev1.Node
 	for _, m := range listed[machine](w.nodes) {
 		all = append(all, &corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Name: m.Name, Labels: m.Labels}, Spec: corev1.NodeSpec{Unschedulable: m.cordoned},
+			ObjectMeta: metav1.ObjectMeta{Name: m.Name, Labels: m.Labels}, Spec: corev1.NodeSpec{Unschedulable: m.cordoned, Taints: m.taints},
 		})
 	}
 	if w.nodes == nil {

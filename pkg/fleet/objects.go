@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/inspect"
 )
 
 // packedSlice is a ResourceSlice in compressed protobuf. Decoded, the slices of a node with eight H100 take 2 MB, packed 40 kB;
@@ -93,18 +95,23 @@ type machine struct {
 	metav1.ObjectMeta
 	state, policy string
 	cordoned      bool
+	taints        []corev1.Taint
 }
-
-// States of nodes.
-const (
-	stateNotReady = "not ready"
-	stateCordoned = "cordoned"
-	stateUnknown  = "no Node object"
-)
 
 func (m *machine) same(as any) bool {
 	other, ok := as.(*machine)
-	return ok && m.state == other.state && m.policy == other.policy
+	return ok && m.state == other.state && m.policy == other.policy && slices.Equal(m.hard(), other.hard())
+}
+
+// hard are the taints that keep away pods which do not tolerate them.
+func (m *machine) hard() []string {
+	var all []string
+	for i := range m.taints {
+		if t := &m.taints[i]; t.Effect != corev1.TaintEffectPreferNoSchedule {
+			all = append(all, t.ToString())
+		}
+	}
+	return all
 }
 
 // shrinkNode is the transformation of Nodes.
@@ -115,15 +122,8 @@ func shrinkNode(object any) (any, error) {
 	}
 	m := &machine{
 		ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion, Labels: node.Labels},
-		policy:     node.Labels[v1alpha1.PolicyLabel],
-	}
-	if node.Spec.Unschedulable {
-		m.state, m.cordoned = stateCordoned, true
-	}
-	for _, c := range node.Status.Conditions {
-		if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
-			m.state = stateNotReady
-		}
+		state:      inspect.NodeState(node), policy: node.Labels[v1alpha1.PolicyLabel],
+		cordoned: node.Spec.Unschedulable, taints: node.Spec.Taints,
 	}
 	return m, nil
 }

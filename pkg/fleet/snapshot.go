@@ -28,10 +28,12 @@ type Snapshot struct {
 // Node is one node.
 type Node struct {
 	Name string `json:"name"`
-	// State is empty for a node that takes pods: else "not ready", "cordoned" or "no Node object".
+	// State is empty for a node that takes pods: else "not ready", "cordoned" or "no Node object", and nothing of it is free.
 	State string `json:"state,omitempty"`
 	// Policy is the node's label for a policy.
 	Policy string `json:"policy,omitempty"`
+	// Taints of the Node keep away pods that do not tolerate them: "key=value:effect".
+	Taints []string `json:"taints,omitempty"`
 	// Problems are those of the whole node, such as a pool that is not complete.
 	Problems []string `json:"problems,omitempty"`
 	GPUs     []GPU    `json:"gpus"`
@@ -39,6 +41,21 @@ type Node struct {
 	Free []inspect.Amount `json:"fits"`
 	// Version is that of the snapshot in which the node last changed.
 	Version uint64 `json:"-"`
+}
+
+// HasProblem reports whether something is wrong with the node, other than that it was cordoned.
+func (n *Node) HasProblem() bool {
+	return len(n.Problems) > 0 || n.State != "" && n.State != inspect.NodeCordoned
+}
+
+// close leaves nothing free on a node that takes no pods.
+func (n *Node) close() {
+	n.Free = []inspect.Amount{}
+	for i := range n.GPUs {
+		if n.GPUs[i].Free = "nothing"; n.GPUs[i].Use == Unused {
+			n.GPUs[i].Use = Closed
+		}
+	}
 }
 
 // GPU is one GPU.
@@ -66,7 +83,7 @@ const (
 	Whole       Use = "whole"
 	Partitioned Use = "partitioned"
 	Shared      Use = "shared"
-	// Closed GPUs have no allocation, and taints on all their devices.
+	// Closed GPUs have no allocation and get none: all their devices are tainted, or their node takes no pods.
 	Closed Use = "closed"
 )
 
@@ -167,7 +184,7 @@ func gpuOf(v *inspect.GPU) GPU {
 			g.Use = Partitioned
 		}
 	}
-	closed := len(v.Shapes) > 0 && !slices.ContainsFunc(v.Shapes, func(s inspect.Shape) bool { return s.State != inspect.Tainted })
+	closed := v.IsClosed()
 	if g.Use == Unused && closed {
 		g.Use = Closed
 	}
@@ -228,12 +245,12 @@ func shareBars(s inspect.Segment, units int, total int64) []Bar {
 	return bars
 }
 
-// taintsOf are the distinct taints of a GPU's devices, in order. A withdrawn device is not a problem of the GPU.
+// taintsOf are the distinct taints of a GPU's devices that close them, in order. A withdrawn device is not a problem of the GPU.
 func taintsOf(v *inspect.GPU) []inspect.Taint {
 	var all []inspect.Taint
 	for i := range v.Shapes {
 		for _, t := range v.Shapes[i].Taints {
-			if !t.Withdrawn() && !slices.Contains(all, t) {
+			if t.Closes() && !t.Withdrawn() && !slices.Contains(all, t) {
 				all = append(all, t)
 			}
 		}
@@ -267,7 +284,7 @@ func totalsOf(nodes []*Node, claims []*Claim) Totals {
 	for _, n := range nodes {
 		t.GPUs += len(n.GPUs)
 		t.Free = sum(t.Free, n.Free)
-		if len(n.Problems) > 0 {
+		if n.HasProblem() {
 			t.Problems++
 		}
 		for i := range n.GPUs {

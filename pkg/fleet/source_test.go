@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -94,7 +95,7 @@ func TestSource_NodesAndRules(t *testing.T) {
 	if _, err := client.CoreV1().Nodes().Update(t.Context(), cordoned, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	until(t, s, func(s *Snapshot) bool { return s.Nodes[0].State == stateCordoned })
+	until(t, s, func(s *Snapshot) bool { return s.Nodes[0].State == inspect.NodeCordoned })
 	pool, device := "b", gpu0
 	rule := &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: "rma"}, Spec: resourceapi.DeviceTaintRuleSpec{
 		DeviceSelector: &resourceapi.DeviceTaintSelector{Pool: &pool, Device: &device},
@@ -110,9 +111,70 @@ func TestSource_NodesAndRules(t *testing.T) {
 	if err := client.CoreV1().Nodes().Delete(t.Context(), "b", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	until(t, s, func(s *Snapshot) bool { return s.Nodes[1].State == stateUnknown })
+	until(t, s, func(s *Snapshot) bool { return s.Nodes[1].State == inspect.NodeUnknown })
 	if first.Nodes[1].State != "" {
 		t.Error("a snapshot has changed")
+	}
+}
+
+// A node that takes no pods has nothing free; cordoned, it has no problem.
+func TestSource_NodesWithoutPods(t *testing.T) {
+	cordoned, silent := machineOf("a"), machineOf("b")
+	cordoned.Spec.Unschedulable = true
+	silent.Status.Conditions[0].Status = corev1.ConditionUnknown
+	silent.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeUnreachable, Effect: corev1.TaintEffectNoSchedule},
+		{Key: "example.com/old", Effect: corev1.TaintEffectPreferNoSchedule}}
+	client := clusterOf(t, "l40s", []string{"a", "b", "c", "d"}, claimed("ml", "train", "gpu.cleave.dev", "a", "gpu-0000-4a-00-0"))
+	for _, n := range []*corev1.Node{cordoned, silent} {
+		if _, err := client.CoreV1().Nodes().Update(t.Context(), n, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := client.CoreV1().Nodes().Delete(t.Context(), "c", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	got := running(t, client, Config{}).Snapshot()
+	var states []string
+	for _, n := range got.Nodes {
+		states = append(states, fmt.Sprintf("%s %q %v: %d kinds, problem: %t", n.Name, n.State, n.Taints, len(n.Free), n.HasProblem()))
+	}
+	if diff := cmp.Diff([]string{`a "cordoned" []: 0 kinds, problem: false`, `b "not ready" [node.kubernetes.io/unreachable:NoSchedule]: 0 kinds, problem: true`,
+		`c "no Node object" []: 0 kinds, problem: true`, `d "" []: 3 kinds, problem: false`}, states); diff != "" {
+		t.Errorf("nodes (-want +got):\n%s", diff)
+	}
+	want := Totals{Nodes: 4, GPUs: 16, Unused: 4, Whole: 1, Closed: 11, Problems: 2, Allocated: 1, Free: got.Nodes[3].Free}
+	if diff := cmp.Diff(want, got.Totals); diff != "" {
+		t.Errorf("totals (-want +got):\n%s", diff)
+	}
+}
+
+// What is deleted while everything is read again does not stay.
+func TestSource_ClaimDeletedWithAllDirty(t *testing.T) {
+	client := clusterOf(t, "l40s", []string{"a"}, claimed("dev", "waits", "gpu.cleave.dev", ""), claimed("dev", "stays", "gpu.cleave.dev", ""))
+	s := running(t, client, Config{})
+	deleted, err := s.Claim("dev/waits")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.watches.claims.GetStore().Delete(deleted); err != nil {
+		t.Fatal(err)
+	}
+	s.mark(func(d *dirty) { d.all, d.claims["dev/waits"] = true, true })
+	got := until(t, s, func(s *Snapshot) bool { return s.Version > 1 })
+	if len(got.Claims) != 1 || got.Totals.Pending != 1 {
+		t.Errorf("got %d claims, %+v", len(got.Claims), got.Totals)
+	}
+}
+
+// Taints that close nothing are no alarm.
+func TestSource_TaintWithoutEffect(t *testing.T) {
+	rule := &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: "dry-run"}, Spec: resourceapi.DeviceTaintRuleSpec{
+		DeviceSelector: &resourceapi.DeviceTaintSelector{},
+		Taint:          resourceapi.DeviceTaint{Key: "example.com/rma", Effect: resourceapi.DeviceTaintEffectNone},
+	}}
+	got := running(t, clusterOf(t, "l40s", []string{"a"}, rule), Config{}).Snapshot().Totals
+	if got.Tainted != 0 || got.Unused != 4 {
+		t.Errorf("got %+v", got)
 	}
 }
 
@@ -159,6 +221,19 @@ func TestNewSource_Forbidden(t *testing.T) {
 		forbid(client, resource)
 		if _, err := NewSource(t.Context(), Config{Client: client, Driver: testDriver}); !apierrors.IsForbidden(err) {
 			t.Errorf("without %s: %v", resource, err)
+		}
+	}
+}
+
+// An API server that is busy is no missing right: what it would show is not left out for good.
+func TestNewSource_Busy(t *testing.T) {
+	for _, resource := range []string{"nodes", "devicetaintrules", "deviceclasses"} {
+		client := clusterOf(t, "l40s", []string{"a"})
+		client.PrependReactor("list", resource, func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewTooManyRequests("later", 1)
+		})
+		if _, err := NewSource(t.Context(), Config{Client: client, Driver: testDriver}); !apierrors.IsTooManyRequests(err) {
+			t.Errorf("%s: got %v, want an error", resource, err)
 		}
 	}
 }

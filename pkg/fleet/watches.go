@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
@@ -67,7 +68,7 @@ func (s *Source) watch(ctx context.Context) error {
 	for _, r := range s.resources() {
 		if _, err := r.list(ctx, metav1.ListOptions{Limit: 1}); err != nil {
 			err = fmt.Errorf("list %s: %w", r.kind, err)
-			if r.missing == "" || ctx.Err() != nil {
+			if r.missing == "" || !apierrors.IsForbidden(err) && !apierrors.IsNotFound(err) { // older releases have no DeviceTaintRules
 				return err
 			}
 			s.notices = append(s.notices, fmt.Sprintf("%s: %v", r.missing, err))

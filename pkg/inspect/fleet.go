@@ -32,19 +32,23 @@ type Fleet struct {
 type FleetNode struct {
 	Node    string `json:"node"`
 	Product string `json:"product,omitempty"`
+	// State is empty for a node that takes pods: else "not ready", "cordoned" or "no Node object", and nothing of it is free.
+	State string `json:"state,omitempty"`
 	Summary
 	// Problems of the node, such as an incomplete pool, of which nothing is counted.
 	Problems []string `json:"problems,omitempty"`
 }
 
-// Summary counts GPUs. Each is free, whole, partitioned or shared; any of them may be unhealthy, too.
+// Summary counts GPUs. Each is free, whole, partitioned, shared or closed; any of them may be unhealthy, too.
 type Summary struct {
 	GPUs int `json:"gpus"`
-	// Free GPUs have no allocation, Whole are allocated to one claim, Partitioned and Shared in parts.
+	// Free GPUs have no allocation, Whole are allocated to one claim, Partitioned and Shared in parts. Closed have no allocation and
+	// get none: all their devices are tainted, or their node takes no pods.
 	Free        int `json:"free"`
 	Whole       int `json:"whole"`
 	Partitioned int `json:"partitioned"`
 	Shared      int `json:"shared"`
+	Closed      int `json:"closed"`
 	Unhealthy   int `json:"unhealthy"`
 	// Fits is what claims can get now, each kind counted as if it were the only one.
 	Fits []Amount `json:"fits"`
@@ -59,6 +63,7 @@ func (s *Summary) add(o *Summary) {
 	s.Whole += o.Whole
 	s.Partitioned += o.Partitioned
 	s.Shared += o.Shared
+	s.Closed += o.Closed
 	s.Unhealthy += o.Unhealthy
 	for _, a := range o.Fits {
 		s.fits(a)
@@ -74,8 +79,11 @@ func (s *Summary) fits(a Amount) {
 	s.Fits[at].Count += a.Count
 }
 
-// OfFleet is the overview of the nodes in a set. Claims and Rules are those of the cluster.
-func OfFleet(driver string, set *SliceSet, claims []resourceapi.ResourceClaim, rules []resourceapi.DeviceTaintRule) *Fleet {
+// OfFleet is the overview of the nodes in a set. Claims and rules are those of the cluster, states those of its nodes (NodeState);
+// nil if they are not known.
+func OfFleet(driver string, set *SliceSet, claims []resourceapi.ResourceClaim, rules []resourceapi.DeviceTaintRule,
+	states map[string]string,
+) *Fleet {
 	f := &Fleet{Driver: driver, Nodes: []FleetNode{}, Totals: Summary{Fits: []Amount{}}}
 	byPool := map[string][]resourceapi.ResourceClaim{}
 	for _, c := range claims {
@@ -90,7 +98,7 @@ func OfFleet(driver string, set *SliceSet, claims []resourceapi.ResourceClaim, r
 			}
 		}
 	}
-	cache, states := pools.NewCache(), []*packing.State{}
+	cache, packed := pools.NewCache(), []*packing.State{}
 	for _, node := range set.Nodes() {
 		p := Pool{Node: node, Driver: driver, Rules: rules}
 		var poolNames []string
@@ -101,13 +109,15 @@ func OfFleet(driver string, set *SliceSet, claims []resourceapi.ResourceClaim, r
 			}
 		}
 		n, state := summarize(cache, p)
-		if state != nil {
-			states = append(states, state)
+		if known, ok := states[node]; states != nil && (!ok || known != "") {
+			n.close(cmp.Or(known, NodeUnknown))
+		} else if state != nil {
+			packed = append(packed, state)
 		}
 		f.Nodes = append(f.Nodes, n)
 		f.Totals.add(&n.Summary)
 	}
-	f.Totals.Fragmentation = packing.Fragmentation(states...)
+	f.Totals.Fragmentation = packing.Fragmentation(packed...)
 	return f
 }
 
@@ -133,6 +143,17 @@ func summarize(cache *pools.Cache, p Pool) (FleetNode, *packing.State) {
 	return n, state
 }
 
+// close leaves nothing free on a node that takes no pods.
+func (n *FleetNode) close(state string) {
+	n.State, n.Fits, n.Fragmentation = state, []Amount{}, 0
+	n.Free, n.Closed = 0, n.Closed+n.Free
+}
+
+// IsClosed reports whether taints close all of a GPU.
+func (g *GPU) IsClosed() bool {
+	return len(g.Shapes) > 0 && !slices.ContainsFunc(g.Shapes, func(s Shape) bool { return s.State != Tainted })
+}
+
 // count adds a GPU.
 func (s *Summary) count(g *GPU) {
 	s.GPUs++
@@ -146,6 +167,8 @@ func (s *Summary) count(g *GPU) {
 		s.Shared++
 	case is(func(*Shape) bool { return true }):
 		s.Whole++
+	case g.IsClosed():
+		s.Closed++
 	default:
 		s.Free++
 	}
@@ -189,10 +212,14 @@ func (f *Fleet) Print(w io.Writer) error {
 	for _, problem := range f.Problems {
 		p.linef("PROBLEM: %s", problem)
 	}
-	rows := [][]string{{"NODE", "PRODUCT", "GPUS", "FREE", "WHOLE", "PARTITIONED", "SHARED", "UNHEALTHY", "FRAGMENTED", "FITS"}}
+	rows := [][]string{{"NODE", "PRODUCT", "GPUS", "FREE", "WHOLE", "PARTITIONED", "SHARED", "CLOSED", "UNHEALTHY", "FRAGMENTED", "FITS"}}
 	for i := range f.Nodes {
 		n := &f.Nodes[i]
-		rows = append(rows, n.row(n.Node, orDash(n.Product)))
+		row := n.row(n.Node, orDash(n.Product))
+		if n.State != "" {
+			row[len(row)-1] = "nothing: " + n.State
+		}
+		rows = append(rows, row)
 	}
 	p.table(append(rows, f.Totals.row(count(int64(len(f.Nodes)), "node", "nodes"), "")))
 	for i := range f.Nodes {
@@ -209,7 +236,7 @@ func (f *Fleet) Print(w io.Writer) error {
 // row is a line of the table.
 func (s *Summary) row(node, product string) []string {
 	row := []string{node, product}
-	for _, n := range []int{s.GPUs, s.Free, s.Whole, s.Partitioned, s.Shared, s.Unhealthy} {
+	for _, n := range []int{s.GPUs, s.Free, s.Whole, s.Partitioned, s.Shared, s.Closed, s.Unhealthy} {
 		row = append(row, strconv.Itoa(n))
 	}
 	var fits []string

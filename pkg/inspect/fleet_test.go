@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/google/go-cmp/cmp"
@@ -37,12 +38,13 @@ func TestOfFleet(t *testing.T) {
 		}
 	}
 	set := NewSliceSet()
-	for _, s := range slices.Concat(busy.Slices, moved(idle, "gpu-5"), sick, moved(idle, "gpu-4")[1:]) {
+	for _, s := range slices.Concat(busy.Slices, moved(idle, "gpu-5"), sick, moved(idle, "gpu-4")[1:], moved(idle, "gpu-6"), moved(idle, "gpu-7")) {
 		if err := set.AddForOverview(&s); err != nil {
 			t.Fatal(err)
 		}
 	}
-	f := OfFleet(testDriver, set, busy.Claims, busy.Rules)
+	states := map[string]string{testNode: "", "gpu-3": "", "gpu-4": "", "gpu-5": "", "gpu-6": NodeCordoned} // gpu-7 is deleted
+	f := OfFleet(testDriver, set, busy.Claims, busy.Rules, states)
 	var out bytes.Buffer
 	if err := f.Print(&out); err != nil {
 		t.Fatal(err)
@@ -53,8 +55,27 @@ func TestOfFleet(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, "fleet.json", string(data)+"\n")
-	if err := OfFleet(testDriver, NewSliceSet(), nil, nil).Print(&out); err == nil || !strings.HasPrefix(err.Error(), "no node has ResourceSlices") {
+	if err := OfFleet(testDriver, NewSliceSet(), nil, nil, nil).Print(&out); err == nil || !strings.HasPrefix(err.Error(), "no node has ResourceSlices") {
 		t.Errorf("without slices: got %v", err)
+	}
+}
+
+func TestNodeState(t *testing.T) {
+	condition := func(status corev1.ConditionStatus) corev1.NodeStatus {
+		return corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status}}}
+	}
+	cordoned := corev1.NodeSpec{Unschedulable: true}
+	for _, tt := range []struct {
+		node corev1.Node
+		want string
+	}{
+		{corev1.Node{}, ""}, {corev1.Node{Status: condition(corev1.ConditionTrue)}, ""},
+		{corev1.Node{Status: condition(corev1.ConditionUnknown)}, NodeNotReady}, {corev1.Node{Spec: cordoned, Status: condition(corev1.ConditionFalse)}, NodeNotReady},
+		{corev1.Node{Spec: cordoned, Status: condition(corev1.ConditionTrue)}, NodeCordoned},
+	} {
+		if got := NodeState(&tt.node); got != tt.want {
+			t.Errorf("%+v: got %q, want %q", tt.node, got, tt.want)
+		}
 	}
 }
 

@@ -50,7 +50,7 @@ func (s *Shape) isAllocated() bool {
 
 // closed reports whether a taint excludes new claims.
 func (s *Shape) closed() bool {
-	return slices.ContainsFunc(s.Taints, func(t Taint) bool { return t.Effect != effectNone })
+	return slices.ContainsFunc(s.Taints, func(t Taint) bool { return t.Closes() })
 }
 
 // isWithdrawn reports whether the shape is published only until its claims end.

@@ -40,5 +40,8 @@ func taintOf(key, value, effect string) Taint {
 	return Taint{Key: key, Value: value, Effect: effect, Meaning: meaning}
 }
 
+// Closes reports whether the taint keeps new claims away.
+func (t *Taint) Closes() bool { return t.Effect != effectNone }
+
 // Withdrawn reports whether the taint marks a device that the node no longer offers.
 func (t *Taint) Withdrawn() bool { return t.Key == publish.TaintWithdrawn }

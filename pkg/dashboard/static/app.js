@@ -6,6 +6,7 @@
   const state = $('state');
   const filter = $('filter');
   let live = document.body.dataset.live;
+  const follows = Boolean(live); // messages do not
   let stream = null;
   let heard = 0;
   let retry = 1000;
@@ -103,12 +104,17 @@
     show('live', 'live');
   }
 
-  // lost connects again, later each time. EventSource would do so by itself, but not after an error of HTTP.
-  function lost() {
+  // pause closes the stream. Browsers open six connections to a host by HTTP/1.1: seven tabs with a stream each would leave none.
+  function pause() {
+    clearTimeout(timer);
     if (stream) stream.close();
     stream = null;
+  }
+
+  // lost connects again, later each time. EventSource would do so by itself, but not after an error of HTTP.
+  function lost() {
+    pause();
     show('disconnected', 'lost');
-    clearTimeout(timer);
     timer = setTimeout(connect, retry);
     retry = Math.min(2 * retry, 30000);
   }
@@ -119,7 +125,15 @@
   }
 
   setInterval(() => { if (stream && Date.now() - heard > 25000) lost(); }, 5000);
-  document.addEventListener('visibilitychange', () => { if (!document.hidden && !stream) connect(); });
+  document.addEventListener('visibilitychange', () => {
+    if (!follows) return;
+    if (!document.hidden) {
+      connect();
+      return;
+    }
+    pause();
+    show('paused', 'wait');
+  });
 
   // Filter: the server filters, and the stream brings what is left.
   if (filter) {
@@ -182,8 +196,8 @@
     }
   });
 
-  if (live) {
+  if (follows) {
     show('connecting', 'wait');
-    connect();
+    if (!document.hidden) connect();
   }
 })();
