@@ -26,7 +26,7 @@ var layers = [][]string{
 	{"api/parameters", "pkg/migrate", "pkg/cdi", "pkg/mps"},
 	{"pkg/publish", "pkg/claims", "pkg/pools", "pkg/mps/supervisor", "pkg/admission"},
 	{"pkg/cluster", "pkg/claimstatus", "pkg/inspect", "pkg/usage", "pkg/allocator"},
-	{"pkg/node", "pkg/explain", "pkg/simulation"},
+	{"pkg/node", "pkg/explain", "pkg/simulation", "pkg/repack"},
 	{"pkg/plugin", "pkg/validation", "pkg/fleet"},
 	{"pkg/dashboard"},
 	{"pkg/cli"},

@@ -43,6 +43,9 @@ const ReleaseDriverLabel = Group + "/release-driver"
 // Deprecated: use ReleaseDriverLabel.
 const DrainLabel = Group + "/drain"
 
+// PlacementAnnotation is that by which a pod has a strategy of cleave-scheduler of its own.
+const PlacementAnnotation = Group + "/placement"
+
 // ReleasesDriver reports whether the labels of a node ask for the release of the driver, by either name.
 func ReleasesDriver(labels map[string]string) bool {
 	return labels[ReleaseDriverLabel] == "true" || labels[DrainLabel] == "true"

@@ -75,6 +75,19 @@ func (s *State) Untouched() int {
 	return n
 }
 
+// Whole reports whether all of a GPU can be allocated: nothing of it is, and its largest device fits.
+func (s *State) Whole(gpu int) bool {
+	if s.Touched(gpu) {
+		return false
+	}
+	for _, i := range s.model.byGPU[gpu] {
+		if s.model.Devices[i].Size == s.model.GPUs[gpu].Units && s.Fits(i) {
+			return true
+		}
+	}
+	return false
+}
+
 // Clone is a copy that changes by itself.
 func (s *State) Clone() *State {
 	c := *s

@@ -14,6 +14,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
 )
 
 // maxAnswers bounds what is remembered of one expression: one that names UUIDs has an answer for each GPU.
@@ -31,6 +32,32 @@ type selector struct {
 
 // name is "attributes" or "capacity", the domain and the identifier.
 type name struct{ kind, domain, id string }
+
+// Attributes are the attributes, without domain, that a Node or one of the selectors looks at. All is set where they may look at
+// any. Others can be left out of slices that are kept.
+func (c *Cache) Attributes(expressions ...string) (identifiers []string, all bool) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	identifiers = []string{"profile", "type", "parentUUID", "nvlinkGroup"}
+	for _, standard := range []resourceapi.QualifiedName{numaNode, deviceattribute.StandardDeviceAttributePCIBusID} {
+		identifiers = append(identifiers, string(standard[strings.LastIndexByte(string(standard), '/')+1:]))
+	}
+	for _, e := range expressions {
+		s, err := c.selector(e)
+		if err != nil {
+			continue // it selects nothing
+		}
+		if !s.known {
+			return nil, true
+		}
+		for _, n := range s.names {
+			if !slices.Contains(identifiers, n.id) {
+				identifiers = append(identifiers, n.id)
+			}
+		}
+	}
+	return identifiers, false
+}
 
 // selector compiles an expression once.
 func (c *Cache) selector(expression string) (*selector, error) {

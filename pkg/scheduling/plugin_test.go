@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/kube-scheduler/framework"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/packing"
 	"github.com/cleave-dra/cleave/pkg/pools"
 )
@@ -100,7 +101,7 @@ func TestPlugin_Spreads(t *testing.T) {
 		for i := range 8 {
 			pod := b.pod(fmt.Sprint("pod-", i), "1g.10gb")
 			if b == byPod {
-				pod.Annotations[Placement] = "spread"
+				pod.Annotations[v1alpha1.PlacementAnnotation] = "spread"
 			}
 			node, _ := b.place(pod)
 			got = append(got, node)
@@ -116,7 +117,7 @@ func TestPreFilter_UnknownPlacement(t *testing.T) {
 	b := newBed(t, "")
 	b.addNodes("hgx-h100", "n1", "n2")
 	pod := b.pod("odd", "gpu")
-	pod.Annotations[Placement] = "tight"
+	pod.Annotations[v1alpha1.PlacementAnnotation] = "tight"
 	for range 3 {
 		if _, got := b.preFilter(pod); got != "n1 n2" {
 			t.Errorf("got %s, want the pod placed by the default strategy", got)

@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/kube-scheduler/framework"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/packing"
 )
 
@@ -95,14 +96,11 @@ func (p *Plugin) classOf(name corev1.ResourceName) *resourceapi.DeviceClass {
 	return p.dra.DeviceClassResolver().GetDeviceClass(name)
 }
 
-// Placement is the annotation by which a pod has a strategy of its own.
-const Placement = "gpu.cleave.dev/placement"
-
 // strategyOf is a pod's strategy: its annotation's, else that of the first class that has one, else the default. An
 // unknown annotation is an Event on the pod.
 func (p *Plugin) strategyOf(pod *corev1.Pod, specs []*resourceapi.ResourceClaimSpec) packing.Strategy {
 	strategy := p.classStrategy(specs)
-	name, ok := pod.Annotations[Placement]
+	name, ok := pod.Annotations[v1alpha1.PlacementAnnotation]
 	if !ok {
 		return strategy
 	}
@@ -112,7 +110,7 @@ func (p *Plugin) strategyOf(pod *corev1.Pod, specs []*resourceapi.ResourceClaimS
 	}
 	if p.warned.add(pod.UID) == 1 {
 		p.handle.EventRecorder().Eventf(pod, nil, corev1.EventTypeWarning, "PlacementUnknown", "Scheduling",
-			"Annotation %s: %v. The pod is placed by %q.", Placement, err, strategy)
+			"Annotation %s: %v. The pod is placed by %q.", v1alpha1.PlacementAnnotation, err, strategy)
 	}
 	return strategy
 }

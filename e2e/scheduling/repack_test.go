@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scheduling
+
+import (
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
+	"github.com/cleave-dra/cleave/pkg/repack"
+)
+
+// addReplica creates a pod of a ReplicaSet and its claim, as controllers do, which are not here.
+func (b *bed) addReplica(name, class string) {
+	b.t.Helper()
+	ctx := b.t.Context()
+	pods, claims := b.kube.CoreV1().Pods(namespace), b.kube.ResourceV1().ResourceClaims(namespace)
+	must := func(err error) {
+		b.t.Helper()
+		if err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	template := "template"
+	pod, err := pods.Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: []metav1.OwnerReference{
+			{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", UID: "0", Controller: new(true)}}},
+		Spec: corev1.PodSpec{
+			SchedulerName:  "cleave-scheduler",
+			Containers:     []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}}}},
+			ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}},
+		},
+	}, metav1.CreateOptions{})
+	must(err)
+	_, err = claims.Create(ctx, &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: []metav1.OwnerReference{
+			{APIVersion: "v1", Kind: "Pod", Name: name, UID: pod.UID, Controller: new(true)}}},
+		Spec: workload.ClaimSpec(class, 1),
+	}, metav1.CreateOptions{})
+	must(err)
+	pod.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "gpu", ResourceClaimName: &name}}
+	_, err = pods.UpdateStatus(ctx, pod, metav1.UpdateOptions{})
+	must(err)
+}
+
+// end deletes a pod with its claim.
+func (b *bed) end(name string) {
+	b.t.Helper()
+	b.free(name)
+	claims := b.kube.ResourceV1().ResourceClaims(namespace)
+	for _, err := range []error{
+		patch(claims.Patch(b.t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})),
+		claims.Delete(b.t.Context(), name, metav1.DeleteOptions{}),
+		b.kube.CoreV1().Pods(namespace).Delete(b.t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}),
+	} {
+		if err != nil {
+			b.t.Fatal(err)
+		}
+	}
+}
+
+func patch[T any](_ T, err error) error { return err }
+
+// place is where a pod got its device.
+func (b *bed) place(name string) repack.Place {
+	b.t.Helper()
+	claim, err := b.kube.ResourceV1().ResourceClaims(namespace).Get(b.t.Context(), name, metav1.GetOptions{})
+	if err != nil || claim.Status.Allocation == nil {
+		b.t.Fatalf("claim %s is not allocated: %v", name, err)
+	}
+	r := claim.Status.Allocation.Devices.Results[0]
+	return repack.Place{Node: r.Pool, Devices: []string{r.Device}}
+}
+
+func (b *bed) cordon(node string, on bool) {
+	b.t.Helper()
+	text := fmt.Sprintf(`{"spec":{"unschedulable":%t}}`, on)
+	if _, err := b.kube.CoreV1().Nodes().Patch(b.t.Context(), node, types.MergePatchType, []byte(text), metav1.PatchOptions{}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// TestRepack_Followed follows the advice of the program, with cleave-scheduler: each replacement gets the place that was
+// advised, whether the old pod still has its devices or not, and the GPUs are free afterwards.
+func TestRepack_Followed(t *testing.T) {
+	b := newBed(t)
+	b.addClasses()
+	b.addNodes("n1", "n2", "n3")
+	b.startScheduler("{}")
+	classes := []string{"mig-1g.10gb.cleave.dev", "mig-2g.20gb.cleave.dev", "mig-1g.10gb.cleave.dev", "timeslice.cleave.dev", "mig-3g.40gb.cleave.dev"}
+	const replicas = 60
+	for i := range replicas {
+		b.addReplica(fmt.Sprintf("web-%02d", i), classes[i%len(classes)])
+	}
+	b.scheduled(replicas)
+	left := replicas
+	for i := range replicas {
+		if i*7%10 < 6 { // whatever began together does not end together
+			b.end(fmt.Sprintf("web-%02d", i))
+			left--
+		}
+	}
+	out, err := exec.CommandContext(t.Context(), bin("cleave"), "inspect", "--from-cluster", "--repack", "-o", "json", "--kubeconfig", b.kubeconfig).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var advice repack.Advice
+	if err := json.Unmarshal(out, &advice); err != nil {
+		t.Fatal(err)
+	}
+	if got := advice.GPUs - len(b.gpus()); got != advice.WholeNow || len(advice.Steps) < 2 || len(advice.Problems) > 0 {
+		t.Fatalf("%d GPUs are free; the advice is %s", got, out)
+	}
+	moves := 0
+	for _, step := range advice.Steps {
+		if step.Cordon != "" {
+			b.cordon(step.Cordon, true)
+		}
+		for _, m := range step.Pods {
+			var i int
+			if _, err := fmt.Sscanf(m.Pod, "web-%d", &i); err != nil {
+				t.Fatal(err)
+			}
+			if moves++; moves%2 == 0 { // as of a StatefulSet
+				b.end(m.Pod)
+				left--
+			}
+			b.addReplica(m.Pod+"-again", classes[i%len(classes)])
+			b.scheduled(left + 1)
+			if diff := cmp.Diff(m.To, b.place(m.Pod+"-again")); diff != "" {
+				t.Errorf("replacement of %s (-advice +place):\n%s", m.Pod, diff)
+			}
+			if left++; moves%2 == 1 {
+				b.end(m.Pod)
+				left--
+			}
+		}
+		if step.Cordon != "" {
+			b.cordon(step.Cordon, false)
+		}
+	}
+	t.Logf("%d steps, %d restarts, %d to %d GPUs", len(advice.Steps), moves, advice.WholeNow, advice.WholeThen)
+	if got := advice.GPUs - len(b.gpus()); got != advice.WholeThen {
+		t.Errorf("%d GPUs are free after all, the advice says %d", got, advice.WholeThen)
+	}
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repack
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/cleave-dra/cleave/pkg/packing"
+)
+
+// Advise finds the restarts. GPUs with the fewest pods are tried first, and again until none more can be emptied; each
+// pod is restarted once at most. The cluster cannot be asked again.
+func (c *Cluster) Advise(ctx context.Context) (*Advice, error) {
+	s, kept := c.load()
+	a := &Advice{Driver: c.Driver, GPUs: len(s.gpus), Steps: []Step{}, Kept: kept}
+	a.WholeNow, a.FragmentationNow = s.whole, s.fragmentation()
+	if err := s.run(ctx, a); err != nil {
+		return nil, err
+	}
+	a.WholeThen, a.FragmentationThen = s.whole, s.fragmentation()
+	if c.waiting > 0 && len(a.Steps) > 0 {
+		a.Notes = append(a.Notes, "Pods with claims that wait for a node may take the room first: there are "+strconv.Itoa(c.waiting)+".")
+	}
+	a.Problems = c.problems
+	return a, nil
+}
+
+func (s *search) fragmentation() float64 {
+	states := make([]*packing.State, 0, len(s.nodes))
+	for _, n := range s.nodes {
+		states = append(states, n.state)
+	}
+	return packing.Fragmentation(states...)
+}
+
+// run takes steps as long as there are any.
+func (s *search) run(ctx context.Context, a *Advice) error {
+	for more := true; more; {
+		more = false
+		for _, g := range s.candidates() {
+			if g.received || len(g.pods) == 0 {
+				continue // since a step before
+			}
+			if err := ctx.Err(); err != nil {
+				return fmt.Errorf("look for pods to restart: %w", err)
+			}
+			if step, ok := s.step(ctx, g); ok {
+				a.Steps = append(a.Steps, step)
+				more = true
+			}
+		}
+	}
+	return nil
+}
+
+// step empties a GPU, if that can be foreseen and costs no other one: if need be with its node cordoned.
+func (s *search) step(ctx context.Context, g *gpu) (Step, bool) {
+	var step Step
+	begin := len(s.journal)
+	pods, ok := s.empty(ctx, g, false)
+	if !ok {
+		step.Cordon = g.on.name
+		if pods, ok = s.empty(ctx, g, true); !ok {
+			return Step{}, false
+		}
+	}
+	for i, p := range pods {
+		to := s.journal[begin+2*i+1]
+		step.Pods = append(step.Pods, Move{
+			Namespace: p.object.Namespace, Pod: p.object.Name, Controller: controllerOf(p.object), Budget: p.budget,
+			From: p.on.place(p.uses), To: to.node.place(to.uses),
+		})
+		p.moved = true
+		for _, u := range to.uses {
+			to.node.gpuOf(u).received = true
+		}
+		for _, u := range p.uses {
+			left := p.on.gpuOf(u)
+			left.pods = slices.DeleteFunc(left.pods, func(other *pod) bool { return other == p })
+			freed := GPU{p.on.name, p.on.state.Model().GPUs[left.index].Name}
+			if p.on.state.Whole(left.index) && !slices.Contains(step.Frees, freed) {
+				step.Frees = append(step.Frees, freed)
+			}
+		}
+	}
+	return step, true
+}
+
+// place names devices.
+func (n *node) place(uses []packing.Use) Place {
+	p := Place{Node: n.name}
+	for _, u := range uses {
+		p.Devices = append(p.Devices, n.state.Model().Devices[u.Device].Name)
+	}
+	return p
+}
