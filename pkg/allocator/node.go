@@ -46,18 +46,26 @@ func NewNode(published []*resourceapi.ResourceSlice, deviceClasses Classes) (*No
 	if len(published) == 0 || published[0].Spec.NodeName == nil {
 		return nil, errors.New("make a node: no ResourceSlice names one")
 	}
-	return &Node{
+	n := &Node{
 		object: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: *published[0].Spec.NodeName}},
 		slices: published,
 		class:  deviceClasses,
 		cel:    cel.NewCache(len(deviceClasses)+10, cel.Features{EnableConsumableCapacity: features.ConsumableCapacity}),
-		state: structured.AllocatedState{
-			AllocatedDevices:         sets.New[structured.DeviceID](),
-			AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-			AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
-		},
-		of: map[string]sets.Set[structured.DeviceID]{},
-	}, nil
+		of:     map[string]sets.Set[structured.DeviceID]{},
+	}
+	return n.Twin(), nil
+}
+
+// Twin is a node that publishes the same and of which nothing is taken. What is known of classes is shared, so that twins are
+// used by one goroutine.
+func (n *Node) Twin() *Node {
+	twin := *n
+	twin.state = structured.AllocatedState{
+		AllocatedDevices:         sets.New[structured.DeviceID](),
+		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
+	}
+	return &twin
 }
 
 // Allocate allocates claims together, all or none, as the scheduler does for a pod.

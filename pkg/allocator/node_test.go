@@ -82,3 +82,33 @@ func TestNewNode_NoSlices(t *testing.T) {
 		t.Error("a node without slices is no error")
 	}
 }
+
+// Requests of one claim get different GPUs where a constraint says so (docs/packing.md); without it, first fit puts them on one.
+func TestAllocate_DistinctGPUs(t *testing.T) {
+	for class, attribute := range map[string]string{"mig-1g.10gb.cleave.dev": "gpu.cleave.dev/parentUUID", "timeslice.cleave.dev": "gpu.cleave.dev/uuid"} {
+		for distinct, want := range map[bool]int{false: 1, true: 3} {
+			claim := allocator.NewClaim("replicas", class, 1)
+			first := claim.Spec.Devices.Requests[0]
+			for _, name := range []string{"b", "c"} {
+				more := *first.DeepCopy()
+				more.Name = name
+				claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, more)
+			}
+			if distinct {
+				claim.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{DistinctAttribute: new(resourceapi.FullyQualifiedName(attribute))}}
+			}
+			results, err := nodeOf(t, "hgx-h100").Allocate(t.Context(), claim)
+			if err != nil {
+				t.Fatalf("%s: %v", class, err)
+			}
+			gpus := map[string]bool{}
+			for _, r := range results[0].Devices.Results {
+				device, _, _ := strings.Cut(r.Device, "-mig-")
+				gpus[device] = true
+			}
+			if len(gpus) != want {
+				t.Errorf("%s, distinct %t: %d GPUs, want %d: %+v", class, distinct, len(gpus), want, results[0].Devices.Results)
+			}
+		}
+	}
+}

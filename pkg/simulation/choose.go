@@ -34,7 +34,8 @@ type chooser struct {
 	random   *rand.Rand
 }
 
-// place finds a place for a pod, nil where there is none.
+// place finds a place for a pod, nil where there is none. The allocator is asked about the chosen node alone, and about the
+// next one only if it finds no place there, which the measure has ruled out.
 func (c *chooser) place(ctx context.Context, request int, name string) (*placement, error) {
 	order, err := c.order(request)
 	if err != nil {
@@ -53,7 +54,7 @@ func (c *chooser) place(ctx context.Context, request int, name string) (*placeme
 // order is in which order nodes are tried.
 func (c *chooser) order(request int) ([]int, error) {
 	if c.strategy == Default {
-		return c.leastAllocated(request), nil
+		return c.leastAllocated(request)
 	}
 	strategy, err := packing.ParseStrategy(cmp.Or(string(c.requests[request].pods.Placement), c.strategy))
 	if err != nil {
@@ -80,29 +81,35 @@ func (c *chooser) measured(request int, strategy packing.Strategy) ([]int, error
 	return order, nil
 }
 
-// leastAllocated are the nodes in the order in which the default scheduler prefers them. It looks at some nodes that fit, as
-// many as percentageOfNodesToScore gives, from where it stopped the last time. Of these it takes the one with the most CPU and
-// memory left (NodeResourcesFit, LeastAllocated), of equals any. Devices do not count (pkg/scheduler/schedule_one.go,
-// numFeasibleNodesToFind and selectHost). Pods are taken to request CPU and memory in proportion to their part of the node's
-// GPUs, and where the look begins is drawn at random.
-func (c *chooser) leastAllocated(request int) []int {
+// leastAllocated are the nodes that fit, in the order in which the default scheduler prefers them. It looks for as many as
+// percentageOfNodesToScore gives, from where it stopped the last time. Of these it takes the one with the most CPU and memory
+// left (NodeResourcesFit, LeastAllocated), of equals any. Devices do not count (pkg/scheduler/schedule_one.go,
+// findNodesThatPassFilters, numFeasibleNodesToFind and selectHost). Pods are taken to request CPU and memory in proportion to
+// their part of the node's GPUs, and where the look begins is drawn at random.
+func (c *chooser) leastAllocated(request int) ([]int, error) {
 	begin := c.random.IntN(len(c.nodes))
+	enough := feasibleNodes(len(c.nodes))
 	var order []int
 	for i := range c.nodes {
+		if len(order) == enough {
+			break
+		}
 		at := (begin + i) % len(c.nodes)
-		if !c.nodes[at].answers[request].refused {
+		a, err := c.foresee(c.nodes[at], request)
+		if err != nil {
+			return nil, err
+		}
+		if (a.fits || a.unsure) && !a.refused {
 			order = append(order, at)
 		}
 	}
-	sampled := min(feasibleNodes(len(c.nodes)), len(order))
 	rank := make([]int, len(c.nodes))
 	for i, at := range c.random.Perm(len(c.nodes)) {
 		rank[at] = i
 	}
 	score := func(at int) int { return int(maxNodeScore * (1 - c.nodes[at].share)) }
-	better := func(a, b int) int { return cmp.Or(score(b)-score(a), rank[a]-rank[b]) }
-	slices.SortFunc(order[:sampled], better)
-	return order
+	slices.SortFunc(order, func(a, b int) int { return cmp.Or(score(b)-score(a), rank[a]-rank[b]) })
+	return order, nil
 }
 
 // maxNodeScore is the highest score of a plugin (k8s.io/kube-scheduler/framework, MaxNodeScore).

@@ -15,7 +15,7 @@ import (
 )
 
 // poolOf is nodes of a model under the built-in policy.
-func poolOf(t *testing.T, model string, nodes int) Pool {
+func poolOf(t testing.TB, model string, nodes int) Pool {
 	t.Helper()
 	inventory, err := models.Load(model)
 	if err != nil {

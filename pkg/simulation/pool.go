@@ -151,9 +151,12 @@ type node struct {
 
 // answer is what is known of a request on a node.
 type answer struct {
-	// measured means that fits and cost are known, refused that the allocator found no place.
-	measured, fits, refused bool
-	cost                    packing.Cost
+	// foreseen means that uses and fits are known, measured that cost is, and refused that the allocator found no place. Where
+	// there are too many combinations to foresee, unsure is set, and the allocator decides.
+	foreseen, fits, unsure, measured, refused bool
+
+	uses []packing.Use
+	cost packing.Cost
 }
 
 // placement is a pod on a node.
@@ -166,14 +169,14 @@ type placement struct {
 
 // newNodes are a pool's nodes, all empty.
 func (p *plan) newNodes() ([]*node, error) {
-	nodes := make([]*node, p.pool.Nodes)
+	// All have one name: the allocator is asked of one at a time.
+	first, err := allocator.NewNode(p.published, p.pool.Classes)
+	if err != nil {
+		return nil, err
+	}
+	nodes, empty := make([]*node, p.pool.Nodes), p.measured.NewState()
 	for i := range nodes {
-		// All have one name: the allocator is asked of one at a time.
-		a, err := allocator.NewNode(p.published, p.pool.Classes)
-		if err != nil {
-			return nil, err
-		}
-		nodes[i] = &node{allocator: a, state: p.measured.NewState(), answers: make([]answer, len(p.requests))}
+		nodes[i] = &node{allocator: first.Twin(), state: empty.Clone(), answers: make([]answer, len(p.requests))}
 	}
 	return nodes, nil
 }
@@ -205,21 +208,27 @@ func (p *plan) release(nodes []*node, gone *placement) {
 	clear(n.answers)
 }
 
-// measure is what a request would cost on a node.
-func (p *plan) measure(n *node, request int) (*answer, error) {
+// foresee is whether a request fits a node: what the allocator would find, on the model that all nodes share.
+func (p *plan) foresee(n *node, request int) (*answer, error) {
 	a := &n.answers[request]
-	if a.measured {
+	if a.foreseen {
 		return a, nil
 	}
 	uses, ok, err := n.state.Fit(p.requests[request].fits...)
 	if err != nil && !errors.Is(err, packing.ErrSearch) {
 		return nil, err
 	}
-	a.measured, a.fits = true, ok
-	if ok {
-		a.cost = n.state.Cost(uses)
-	}
+	a.foreseen, a.fits, a.unsure, a.uses = true, ok, err != nil, uses
 	return a, nil
+}
+
+// measure is what a request would cost on a node.
+func (p *plan) measure(n *node, request int) (*answer, error) {
+	a, err := p.foresee(n, request)
+	if err == nil && a.fits && !a.measured {
+		a.measured, a.cost = true, n.state.Cost(a.uses)
+	}
+	return a, err
 }
 
 // states are the nodes' for the measure.
