@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// gen-reference writes docs/reference.md from the code: flags, metrics, what slices carry, parameters and policies.
+// gen-reference writes docs/reference.md from the code: flags, metrics, what slices carry, parameters, policies, and the
+// scheduler's plugin.
 package main
 
 import (
@@ -51,6 +52,9 @@ func generate(root string) ([]byte, error) {
 		"| metric | labels | what |\n| --- | --- | --- |\n")
 	for _, m := range plugin.Metrics() {
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", m.Name, strings.Join(m.Labels, ", "), cell(m.Help))
+	}
+	if err := p.scheduler(&b, root); err != nil {
+		return nil, err
 	}
 	b.WriteString("\n## XIDs\n\nErrors of the NVIDIA driver by number: [health.md](health.md#xids).\n\n| XID | what happened | class |\n" +
 		"| --- | --- | --- |\n")

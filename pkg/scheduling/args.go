@@ -17,12 +17,14 @@ import (
 
 // Args are the plugin's arguments in a KubeSchedulerConfiguration.
 type Args struct {
-	// Candidates is how many nodes are left to the allocator.
+	// Candidates is how many nodes are left to the allocator, 1 to 1000; 4 by default.
 	Candidates int `json:"candidates"`
-	// Strategy is pack or spread. Strategies are those of DeviceClasses, by name.
-	Strategy   packing.Strategy            `json:"strategy"`
+	// Strategy is that of pods whose annotation and DeviceClass name none: pack, the default, or spread.
+	Strategy packing.Strategy `json:"strategy"`
+	// Strategies are those of DeviceClasses, by name.
 	Strategies map[string]packing.Strategy `json:"strategies"`
-	// Drivers are packed even if nothing that they publish is counted or shared, as on nodes with whole GPUs only.
+	// Drivers whose devices are packed even if nothing that they publish is counted or shared, as on nodes with whole GPUs only;
+	// gpu.cleave.dev by default.
 	Drivers []string `json:"drivers"`
 }
 

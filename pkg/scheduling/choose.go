@@ -32,8 +32,8 @@ const (
 	passedUnforeseen = "unforeseen" // alternatives, constraints, all devices, admin access
 	passedDriver     = "driver"     // devices of a driver that is not packed, or of several
 	passedSearch     = "search"     // too many combinations
-	passedSelector   = "selector"   // that fails
-	passedNone       = "none"       // no node has it
+	passedSelector   = "selector"   // a selector fails
+	passedNone       = "none"       // no node has such devices
 	passedPlugin     = "plugin"     // extended resources of a device plugin
 	passedAllocated  = "allocated"  // claims that have devices already
 	passedGroup      = "group"      // a pod of a group that is scheduled together

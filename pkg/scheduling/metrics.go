@@ -11,9 +11,9 @@ import (
 
 // Outcomes of an attempt; values of a metric's label, where those of choice.passed are the others.
 const (
-	outcomeNarrowed = "narrowed"
-	outcomeFallback = "fallback"
-	outcomeFull     = "full"
+	outcomeNarrowed = "narrowed" // to the best nodes
+	outcomeFallback = "fallback" // to all nodes, after none of the best would do
+	outcomeFull     = "full"     // no node has room
 )
 
 var (

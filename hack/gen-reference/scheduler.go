@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"strings"
+)
+
+// schedulingDir has the plugin of cleave-scheduler. It is read as text: linked, it would bring kube-scheduler's framework.
+const schedulingDir = "pkg/scheduling"
+
+// scheduler writes the arguments, metrics and Events of the plugin.
+func (p packages) scheduler(b *bytes.Buffer, root string) error {
+	args := p.find(schedulingDir, "Args")
+	if args == nil {
+		return fmt.Errorf("there is no type Args in %s", schedulingDir)
+	}
+	fmt.Fprintf(b, "\n## cleave-scheduler\n\nThe plugin GPUPacking: [packing.md](packing.md).\n\n### Arguments\n\n%s\n", strings.TrimSpace(args.Doc))
+	p.fields(b, schedulingDir, args)
+	found, err := readPlugin(root)
+	if err != nil {
+		return err
+	}
+	b.WriteString("\n### Metrics of the scheduler\n\nServed at `/metrics` of port 10259, alongside those of kube-scheduler.\n\n" +
+		"| metric | labels | what |\n| --- | --- | --- |\n" + strings.Join(found.metrics, ""))
+	b.WriteString("\n| outcome of an attempt | what |\n| --- | --- |\n" + strings.Join(found.outcomes, ""))
+	b.WriteString("\n### Events of the scheduler\n\n| reason | type | on | message |\n| --- | --- | --- | --- |\n" + strings.Join(found.events, ""))
+	return nil
+}
+
+// pluginSource is what the plugin has, as rows of tables.
+type pluginSource struct{ metrics, outcomes, events []string }
+
+func readPlugin(root string) (*pluginSource, error) {
+	names, err := filepath.Glob(filepath.Join(root, schedulingDir, "*.go"))
+	if err != nil {
+		return nil, fmt.Errorf("read the sources of %s: %w", schedulingDir, err)
+	}
+	p := &pluginSource{}
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments)
+		if err != nil {
+			return nil, fmt.Errorf("parse %s: %w", name, err)
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.CallExpr:
+				p.call(n)
+			case *ast.ValueSpec:
+				p.outcome(n)
+			}
+			return true
+		})
+	}
+	if len(p.metrics) == 0 || len(p.outcomes) == 0 || len(p.events) == 0 {
+		return nil, errors.New("the plugin of the scheduler has no metrics, outcomes or Events: has its source another form?")
+	}
+	return p, nil
+}
+
+// outcome adds a constant that is a value of the label "outcome", with the comment after it.
+func (p *pluginSource) outcome(s *ast.ValueSpec) {
+	name := s.Names[0].Name
+	if !strings.HasPrefix(name, "outcome") && !strings.HasPrefix(name, "passed") || len(s.Values) != 1 {
+		return
+	}
+	if _, ok := s.Values[0].(*ast.BasicLit); ok {
+		p.outcomes = append(p.outcomes, fmt.Sprintf("| `%s` | %s |\n", value(s.Values[0]), cell(s.Comment.Text())))
+	}
+}
+
+// call adds the metric or the Event that a call is about.
+func (p *pluginSource) call(c *ast.CallExpr) {
+	selector, ok := c.Fun.(*ast.SelectorExpr)
+	switch {
+	case !ok:
+	case selector.Sel.Name == "Eventf" && len(c.Args) > 5:
+		kind, _ := c.Args[2].(*ast.SelectorExpr)
+		on, _ := c.Args[0].(*ast.Ident)
+		if kind != nil && on != nil {
+			p.events = append(p.events, fmt.Sprintf("| `%s` | %s | %s | %s |\n",
+				value(c.Args[3]), strings.TrimPrefix(kind.Sel.Name, "EventType"), on.Name, cell(placeholders.Replace(value(c.Args[5])))))
+		}
+	case len(c.Args) > 0:
+		address, _ := c.Args[0].(*ast.UnaryExpr)
+		if address == nil {
+			return
+		}
+		if options, ok := address.X.(*ast.CompositeLit); ok {
+			p.metric(options, c.Args[1:])
+		}
+	}
+}
+
+// placeholders are the verbs of messages.
+var placeholders = strings.NewReplacer("%s", "…", "%v", "…", "%q", "…")
+
+// metric adds one by its options and labels.
+func (p *pluginSource) metric(options *ast.CompositeLit, more []ast.Expr) {
+	fields := map[string]string{}
+	for _, e := range options.Elts {
+		if field, ok := e.(*ast.KeyValueExpr); ok {
+			if key, ok := field.Key.(*ast.Ident); ok {
+				fields[key.Name] = value(field.Value)
+			}
+		}
+	}
+	if fields["Name"] == "" || fields["Help"] == "" {
+		return
+	}
+	var labels []string
+	for _, e := range more {
+		if list, ok := e.(*ast.CompositeLit); ok {
+			for _, label := range list.Elts {
+				labels = append(labels, value(label))
+			}
+		}
+	}
+	p.metrics = append(p.metrics, fmt.Sprintf("| `%s_%s` | %s | %s |\n", fields["Subsystem"], fields["Name"], strings.Join(labels, ", "), cell(fields["Help"])))
+}
