@@ -22,7 +22,7 @@ func (p packages) scheduler(b *bytes.Buffer, root string) error {
 	if args == nil {
 		return fmt.Errorf("there is no type Args in %s", schedulingDir)
 	}
-	fmt.Fprintf(b, "\n## cleave-scheduler\n\nThe plugin GPUPacking: [packing.md](packing.md).\n\n### Arguments\n\n%s\n", strings.TrimSpace(args.Doc))
+	b.WriteString("\n## cleave-scheduler\n\nThe plugin GPUPacking: [packing.md](packing.md).\n\n### Arguments\n\n" + args.Doc)
 	p.fields(b, schedulingDir, args)
 	found, err := readPlugin(root)
 	if err != nil {
@@ -31,7 +31,8 @@ func (p packages) scheduler(b *bytes.Buffer, root string) error {
 	b.WriteString("\n### Metrics of the scheduler\n\nServed at `/metrics` of port 10259, alongside those of kube-scheduler.\n\n" +
 		"| metric | labels | what |\n| --- | --- | --- |\n" + strings.Join(found.metrics, ""))
 	b.WriteString("\n| outcome of an attempt | what |\n| --- | --- |\n" + strings.Join(found.outcomes, ""))
-	b.WriteString("\n### Events of the scheduler\n\n| reason | type | on | message |\n| --- | --- | --- | --- |\n" + strings.Join(found.events, ""))
+	b.WriteString("\n### Events of the scheduler\n\n| reason | type | on | message |\n| --- | --- | --- | --- |\n")
+	b.WriteString(strings.Join(found.events, ""))
 	return nil
 }
 
@@ -126,5 +127,6 @@ func (p *pluginSource) metric(options *ast.CompositeLit, more []ast.Expr) {
 			}
 		}
 	}
-	p.metrics = append(p.metrics, fmt.Sprintf("| `%s_%s` | %s | %s |\n", fields["Subsystem"], fields["Name"], strings.Join(labels, ", "), cell(fields["Help"])))
+	name := fields["Subsystem"] + "_" + fields["Name"]
+	p.metrics = append(p.metrics, fmt.Sprintf("| `%s` | %s | %s |\n", name, strings.Join(labels, ", "), cell(fields["Help"])))
 }

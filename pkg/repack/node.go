@@ -10,6 +10,7 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/klog/v2"
 
+	"github.com/cleave-dra/cleave/pkg/inspect"
 	"github.com/cleave-dra/cleave/pkg/packing"
 	"github.com/cleave-dra/cleave/pkg/pools"
 )
@@ -80,12 +81,7 @@ func (n *node) recount() {
 }
 
 // takesPods reports whether GPUs of the node are of use once they are whole.
-func (n *node) takesPods() bool {
-	return n.object != nil && !n.object.Spec.Unschedulable && !slices.ContainsFunc(n.object.Status.Conditions,
-		func(c corev1.NodeCondition) bool {
-			return c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue
-		})
-}
+func (n *node) takesPods() bool { return n.object != nil && inspect.NodeState(n.object) == "" }
 
 func toleratesCordon(p *corev1.Pod) bool {
 	cordoned := corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}

@@ -29,8 +29,8 @@ func (a *Advice) Print(w io.Writer, wide bool) error {
 	} else {
 		fmt.Fprintf(b, "%d after restarts of %s; fragmentation %s.\n\n", a.WholeThen, count(pods, "pod"), percent(a.FragmentationThen))
 		b.WriteString(table(a.stepRows()))
-		b.WriteString("\nRestart one pod after the other, each once the replacement of the one before runs. Each step frees its GPU by itself;\n" +
-			"where it says so, cordon the node before the step, and uncordon it after.\n" +
+		b.WriteString("\nRestart one pod after the other, each once the replacement of the one before runs. Each step frees its GPU by\n" +
+			"itself; where it says so, cordon the node before the step, and uncordon it after.\n" +
 			"The places are those that cleave-scheduler chooses with the strategy pack; another scheduler may choose others.\n")
 	}
 	for _, note := range a.Notes {
@@ -82,7 +82,9 @@ func (a *Advice) stepRows() [][]string {
 			if m.Budget != "" {
 				controller += " (PodDisruptionBudget " + m.Budget + ")"
 			}
-			rows = append(rows, []string{strconv.Itoa(i + 1), m.Namespace, m.Pod, controller, m.From.String(), m.To.String(), frees, cmp.Or(s.Cordon, "-")})
+			rows = append(rows, []string{
+				strconv.Itoa(i + 1), m.Namespace, m.Pod, controller, m.From.String(), m.To.String(), frees, cmp.Or(s.Cordon, "-"),
+			})
 		}
 	}
 	return rows
