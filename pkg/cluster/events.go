@@ -4,9 +4,13 @@ package cluster
 
 import (
 	"context"
+	"crypto/sha256"
+	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -61,6 +65,24 @@ func (e *Events) NoteClaim(claim records.Claim, reason, message string) {
 // WarnObject writes a warning about any object.
 func (e *Events) WarnObject(object *corev1.ObjectReference, reason, message string) {
 	e.recorder.Event(object, corev1.EventTypeWarning, reason, message)
+}
+
+// WarnOnce writes a warning about an object of the whole cluster, of which the plugins of all nodes know the same: under a name that
+// is made of reason and message, so that the first of them writes it. It waits for the API server.
+func WarnOnce(
+	ctx context.Context, client kubernetes.Interface, component string, object *corev1.ObjectReference, reason, message string,
+) error {
+	sum := sha256.Sum256([]byte(reason + message))
+	now := metav1.Now()
+	_, err := client.CoreV1().Events(object.Namespace).Create(ctx, &corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{Namespace: object.Namespace, Name: fmt.Sprintf("%s.%x", object.Name, sum[:8])},
+		InvolvedObject: *object, Type: corev1.EventTypeWarning, Reason: reason, Message: message,
+		Source: corev1.EventSource{Component: component}, ReportingController: component, FirstTimestamp: now, LastTimestamp: now, Count: 1,
+	}, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
 }
 
 // reference is a claim as Events name it.

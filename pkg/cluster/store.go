@@ -92,6 +92,14 @@ func (w *store[T]) all() []T {
 	return kept
 }
 
+// has reports whether something is kept under a name: "namespace/name", or that of a cluster's object.
+func (w *store[T]) has(name string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, has := w.byName[name]
+	return has
+}
+
 // Add enters an object.
 func (w *store[T]) Add(object any) error {
 	return w.change(func(next map[string]T) error { return w.enter(next, object) })

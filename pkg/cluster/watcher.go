@@ -6,21 +6,18 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
-// Watcher follows the Node object, the ResourceSlices of the node and the plugin's DaemonSet.
+// Watcher follows the Node object, the ResourceSlices of the node, and the plugin's DaemonSet with its DeviceClasses.
 type Watcher struct {
 	client       kubernetes.Interface
 	driver, node string
@@ -33,9 +30,12 @@ type Watcher struct {
 
 	// daemonSet is the plugin's own, "namespace/name"; empty for none.
 	daemonSet string
-	installed *store[bool]
+	installed *store[installation]
 	// seenInstalled says that the DaemonSet existed once.
 	seenInstalled atomic.Bool
+	// classes are the DeviceClasses that exist. classesChanged has a value after they or the DaemonSet have changed.
+	classes        *store[struct{}]
+	classesChanged chan struct{}
 
 	mu sync.Mutex
 	// last is what the Node object said last: it holds while the object is gone for a moment.
@@ -45,29 +45,36 @@ type Watcher struct {
 // NewWatcher makes a watcher of a node; changed is called, and must not block, when State may have changed. daemonSet is the
 // plugin's own, "namespace/name"; empty for none.
 func NewWatcher(client kubernetes.Interface, driver, node, daemonSet string, changed func()) *Watcher {
-	ownChanged := make(chan struct{}, 1)
-	notify := func() {
+	w := &Watcher{
+		client: client, driver: driver, node: node, daemonSet: daemonSet,
+		ownChanged: make(chan struct{}, 1), classesChanged: make(chan struct{}, 1),
+		object: newStore(1, changed, nodeOf),
+		others: newStore(0, changed, func(object any) ([]Device, bool) { return devicesOf(object, driver) }),
+	}
+	w.own = newStore(0, signals(w.ownChanged), func(object any) (publish.Seen, bool) { return publish.SeenOf(object, driver, node) })
+	w.installed = newStore(0, signals(w.classesChanged), w.isInstalled)
+	w.classes = newStore(0, signals(w.classesChanged), func(any) (struct{}, bool) { return struct{}{}, true })
+	return w
+}
+
+// signals puts a value into a channel that holds one, unless it is there already.
+func signals(to chan<- struct{}) func() {
+	return func() {
 		select {
-		case ownChanged <- struct{}{}:
+		case to <- struct{}{}:
 		default:
 		}
 	}
-	w := &Watcher{
-		client: client, driver: driver, node: node, daemonSet: daemonSet,
-		own:        newStore(0, notify, func(object any) (publish.Seen, bool) { return publish.SeenOf(object, driver, node) }),
-		ownChanged: ownChanged,
-		object:     newStore(1, changed, nodeOf),
-		others:     newStore(0, changed, func(object any) ([]Device, bool) { return devicesOf(object, driver) }),
-	}
-	w.installed = newStore(0, func() {}, w.isInstalled)
-	return w
 }
 
 // Run follows the API server until ctx ends; failed is called with each error of a read.
 func (w *Watcher) Run(ctx context.Context, failed func(error)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { w.followDaemonSet(ctx) })
+	if w.daemonSet != "" {
+		wg.Go(func() { w.followDaemonSet(ctx) })
+		wg.Go(func() { w.followClasses(ctx) })
+	}
 	wg.Go(func() {
 		selector := fields.OneTermEqualSelector("metadata.name", w.node).String()
 		follow(ctx, w.object, w.client, w.client.CoreV1().Nodes(), &corev1.Node{}, selector, func(err error) {
@@ -81,34 +88,6 @@ func (w *Watcher) Run(ctx context.Context, failed func(error)) {
 				failed(fmt.Errorf("read the ResourceSlices of node %s: %w", w.node, err))
 			})
 	})
-}
-
-// followDaemonSet follows the plugin's DaemonSet until ctx ends.
-func (w *Watcher) followDaemonSet(ctx context.Context) {
-	namespace, name, ok := strings.Cut(w.daemonSet, "/")
-	if !ok {
-		return
-	}
-	selector := fields.OneTermEqualSelector("metadata.name", name).String()
-	follow(ctx, w.installed, w.client, w.client.AppsV1().DaemonSets(namespace), &appsv1.DaemonSet{}, selector, func(err error) {
-		klog.FromContext(ctx).V(4).Info("Cannot watch the plugin's DaemonSet", "daemonSet", w.daemonSet, "reason", err.Error())
-	})
-}
-
-// isInstalled keeps of a DaemonSet that it exists and is not being deleted.
-func (w *Watcher) isInstalled(object any) (bool, bool) {
-	set, ok := object.(*appsv1.DaemonSet)
-	if !ok || set.Namespace+"/"+set.Name != w.daemonSet || set.DeletionTimestamp != nil {
-		return false, false
-	}
-	w.seenInstalled.Store(true)
-	return true, true
-}
-
-// DaemonSetGone reports whether the plugin's DaemonSet existed and was then deleted. One that could not be read counts as
-// existing.
-func (w *Watcher) DaemonSetGone() bool {
-	return w.seenInstalled.Load() && len(w.installed.all()) == 0
 }
 
 // Wait returns once the Node and the ResourceSlices were read, or ctx ends.

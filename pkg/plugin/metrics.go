@@ -43,8 +43,9 @@ type metrics struct {
 	policyInvalid  prometheus.Gauge
 	policyFailures prometheus.Counter
 	conflict       prometheus.Gauge
-	// slicesDeleted counts ResourceSlices that another client deleted.
-	slicesDeleted prometheus.Counter
+	// slicesDeleted counts ResourceSlices that another client deleted, classesMissing has the DeviceClasses that do not exist any more.
+	slicesDeleted  prometheus.Counter
+	classesMissing prometheus.Gauge
 	// usage is what is allocated and free.
 	usage *usageCollector
 }
@@ -72,9 +73,11 @@ func newMetrics() *metrics {
 		Name: "cleave_policy_failures_total", Help: "Requested policies that could not be used."})
 	m.slicesDeleted = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "cleave_resourceslices_deleted_total", Help: "ResourceSlices of the node that another client deleted; they are published again."})
+	m.classesMissing = gauge("cleave_device_classes_missing",
+		"DeviceClasses that were installed with the plugin and do not exist; all nodes report the same.")
 	m.conflict = gauge("cleave_conflict", "1 while another driver or device plugin offers GPUs of the node and nothing new is published.")
 	m.registry.MustRegister(m.build, m.claims, m.errors, m.failing, m.gpus, m.waiting, m.mpsEvents, m.healthy, m.xids, m.policy,
-		m.policyInvalid, m.policyFailures, m.conflict, m.slicesDeleted, m.usage, collectors.NewGoCollector(),
+		m.policyInvalid, m.policyFailures, m.conflict, m.slicesDeleted, m.classesMissing, m.usage, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.begin()
 	return m

@@ -73,6 +73,7 @@ func Run(ctx context.Context, config Config) error {
 			}
 		})
 	})
+	wg.Go(func() { newMissingClasses(s).run(ctx) })
 	wg.Go(func() { s.names.run(ctx) })
 	wg.Go(func() {
 		if err := s.useHardware(ctx); err != nil && ctx.Err() == nil {

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+)
+
+func TestWatcher_MissingClasses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := fake.NewClientset()
+		w := NewWatcher(client, "gpu.cleave.dev", "node-1", "ns/plugin", func() {})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			w.Run(ctx, func(error) {})
+		}()
+		defer func() { cancel(); <-done }()
+		sets, classes := client.AppsV1().DaemonSets("ns"), client.ResourceV1().DeviceClasses()
+		must := func(_ any, err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		class := func(name string) *resourceapi.DeviceClass {
+			return &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		}
+		daemonSet := func(names string) *appsv1.DaemonSet {
+			set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "plugin", UID: "set-uid"}}
+			if names != "" {
+				set.Annotations = map[string]string{ClassesAnnotation: names}
+			}
+			return set
+		}
+		for _, step := range []struct {
+			what    string
+			do      func()
+			want    []string
+			changed bool
+		}{
+			{"nothing", func() {}, nil, false},
+			{"a release without classes", func() { must(sets.Create(ctx, daemonSet(""), metav1.CreateOptions{})) }, nil, true},
+			{"a release with two", func() { must(sets.Update(ctx, daemonSet("b,a"), metav1.UpdateOptions{})) }, []string{"a", "b"}, true},
+			{"one exists", func() { must(classes.Create(ctx, class("a"), metav1.CreateOptions{})) }, []string{"b"}, true},
+			{"both", func() { must(classes.Create(ctx, class("b"), metav1.CreateOptions{})) }, nil, true},
+			{"one of others", func() { must(classes.Create(ctx, class("c"), metav1.CreateOptions{})) }, nil, true},
+			{"one is deleted", func() { must(nil, classes.Delete(ctx, "a", metav1.DeleteOptions{})) }, []string{"a"}, true},
+			{"an upgrade without it", func() { must(sets.Update(ctx, daemonSet("b"), metav1.UpdateOptions{})) }, nil, true},
+			{"the last is deleted", func() { must(nil, classes.Delete(ctx, "b", metav1.DeleteOptions{})) }, []string{"b"}, true},
+			{"the release is deleted", func() {
+				ending := daemonSet("b")
+				ending.DeletionTimestamp = &metav1.Time{}
+				must(sets.Update(ctx, ending, metav1.UpdateOptions{}))
+			}, nil, true},
+		} {
+			step.do()
+			synctest.Wait()
+			set, got := w.MissingClasses()
+			if diff := cmp.Diff(step.want, got); diff != "" {
+				t.Errorf("%s: missing (-want +got):\n%s", step.what, diff)
+			}
+			if len(got) > 0 {
+				want := &corev1.ObjectReference{APIVersion: "apps/v1", Kind: "DaemonSet", Namespace: "ns", Name: "plugin", UID: "set-uid"}
+				if diff := cmp.Diff(want, set); diff != "" {
+					t.Errorf("%s: DaemonSet (-want +got):\n%s", step.what, diff)
+				}
+			}
+			select {
+			case <-w.ClassesChanged():
+				if !step.changed {
+					t.Errorf("%s: a change was reported", step.what)
+				}
+			default:
+				if step.changed {
+					t.Errorf("%s: no change was reported", step.what)
+				}
+			}
+		}
+	})
+}
+
+// Of the plugins of many nodes, one writes.
+func TestWarnOnce(t *testing.T) {
+	client := fake.NewClientset()
+	set := &corev1.ObjectReference{Kind: "DaemonSet", Namespace: "ns", Name: "plugin"}
+	for _, message := range []string{"a is missing", "a is missing", "b is missing"} {
+		if err := WarnOnce(t.Context(), client, "gpu.cleave.dev", set, "Missing", message); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list, err := client.CoreV1().Events("ns").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]int32{}
+	for _, e := range list.Items {
+		got[e.InvolvedObject.Name+" "+e.Reason+": "+e.Message] += e.Count
+	}
+	if diff := cmp.Diff(map[string]int32{"plugin Missing: a is missing": 1, "plugin Missing: b is missing": 1}, got); diff != "" {
+		t.Errorf("Events (-want +got):\n%s", diff)
+	}
+}
