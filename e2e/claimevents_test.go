@@ -12,7 +12,12 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
 // A pod whose partition is in use says so, and ends once it is not.
@@ -80,6 +85,74 @@ func TestClaimEvents_MPSServer(t *testing.T) {
 	s.pods.delete(ctx, "next")
 	s.pods.delete(ctx, "client")
 	s.hardware.waitNoMPS(ctx)
+}
+
+// What a claim leaves that was unprepared without a driver is reported until it is gone.
+func TestClaimEvents_NotReleased(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	s.hardware.recoverAfter(ctx)
+	yes := "true"
+	release := func(value *string) {
+		s.plugin.labelNode(context.WithoutCancel(ctx), v1alpha1.ReleaseDriverLabel, value)
+	}
+	t.Cleanup(func() { release(nil) })
+	pod := s.pods.run(ctx, partitionPod("ended", smallClass))
+	gpu, _, _ := strings.Cut(s.pods.device(ctx, pod), "-mig-")
+	s.hardware.fault(ctx, gpu, "--fail", "nvmlGpuInstanceDestroy", "UNKNOWN")
+	release(&yes)
+	s.plugin.waitReadiness(ctx, "release-driver=true")
+	s.pods.delete(ctx, "ended")
+	release(nil)
+	s.plugin.waitReadiness(ctx, "")
+	s.events.wait(ctx, "", env.cluster.NodeName(), "ClaimNotReleased", "Claim "+s.name+"/"+ownClaim(pod), ". Cleave tries again")
+	s.events.wait(ctx, s.name, ownClaim(pod), "ClaimNotReleased", "Claim "+s.name+"/"+ownClaim(pod), ". Cleave tries again")
+	s.hardware.sim(ctx, "fault", "--clear")
+	s.hardware.waitPartitions(ctx)
+	s.plugin.waitRecords(ctx, env.node)
+	if got := s.events.count(ctx, s.name, ownClaim(pod), "ClaimNotReleased"); got != 1 {
+		t.Errorf("%d Events on the claim, want 1", got)
+	}
+}
+
+// A claim that is gone keeps its GPU while a process uses it.
+func TestClaimEvents_GoneWhileInUse(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	s.plugin.restart(ctx, "--reconcile-every", "500ms")
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		s.plugin.restart(ctx)
+	})
+	device := s.published.gpus(ctx)[0]
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "taken"}, Spec: claimOf(1, thisGPU(&device))}
+	pod := workload.Pod("runs", "")
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &claim.Name}}
+	pod.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}
+	s.create(ctx, claim, pod)
+	s.pods.running(ctx, "runs")
+	client := []string{"--gpu", fmt.Sprint(*device.Attributes["index"].IntValue), "--pid", fmt.Sprint(os.Getpid())}
+	s.hardware.sim(ctx, append([]string{"client", "add"}, client...)...)
+	t.Cleanup(func() { s.hardware.sim(context.WithoutCancel(ctx), append([]string{"client", "remove"}, client...)...) })
+	claims := env.kube.ResourceV1().ResourceClaims(s.name)
+	s.eventually(ctx, "the pod to be known of the claim", func(ctx context.Context) (bool, string, error) {
+		c, err := claims.Get(ctx, "taken", metav1.GetOptions{})
+		return err == nil && len(c.Status.Devices) > 0, "no status", err
+	})
+	s.must(claims.Delete(ctx, "taken", metav1.DeleteOptions{}))
+	_, err := claims.Patch(ctx, "taken", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+	s.must(err)
+	for _, object := range []string{"taken", "runs"} {
+		s.events.wait(ctx, s.name, object, "ClaimNotReleased", "Claim "+s.name+"/taken", fmt.Sprintf("is used by processes [%d]", os.Getpid()), ". End those processes")
+	}
+	s.events.wait(ctx, "", env.cluster.NodeName(), "ClaimNotReleased", "Claim "+s.name+"/taken", fmt.Sprintf("is used by processes [%d]", os.Getpid()))
+	s.plugin.waitRecords(ctx, env.node, "taken")
+	s.pods.delete(ctx, "runs")
+	s.plugin.waitRecords(ctx, env.node)
+	for _, object := range []string{"taken", "runs"} {
+		if got := s.events.count(ctx, s.name, object, "ClaimNotReleased"); got != 1 {
+			t.Errorf("%d Events on %s, want 1", got, object)
+		}
+	}
 }
 
 // waitOnce waits for an Event of a reason on a pod and its claim, with all parts, until the kubelet has tried its operation twice

@@ -38,8 +38,9 @@ type Options struct {
 	OnChange func()
 	// OnAllocate is called, and must not block or call the Preparer, when what is allocated to claims may have changed.
 	OnAllocate func()
-	// OnRecover is called, and must not block, after each attempt to remove what is left of a claim that has ended.
-	OnRecover func(claim records.Claim, err error)
+	// OnRelease is called, and must not block, after each attempt of Recover and Reconcile to give back what a claim had that has
+	// ended.
+	OnRelease func(claim records.Claim, err error)
 	// OnOtherProcess is called, with locks of GPUs held, when another process may have begun to serve the node by another
 	// driver name; it may call AddPeer.
 	OnOtherProcess func(ctx context.Context)
@@ -54,7 +55,7 @@ type Preparer struct {
 	specs      SpecRemover
 	processes  Processes // nil where the driver's list of processes is all there is
 	api        API       // nil to ask nobody which claims are leaving
-	onRecover  func(records.Claim, error)
+	onRelease  func(records.Claim, error)
 }
 
 // New makes a Preparer without hardware: it can unprepare, and refuses to prepare until SetHardware.
@@ -69,10 +70,10 @@ func New(o Options) *Preparer {
 	g := newGate(n)
 	p := &Preparer{
 		Ledger: l, gate: g, Partitions: &Partitions{ledger: l, gate: g}, Shares: &Shares{ledger: l, sharing: o.Sharing},
-		specs: o.Specs, processes: o.Processes, api: o.API, onRecover: o.OnRecover,
+		specs: o.Specs, processes: o.Processes, api: o.API, onRelease: o.OnRelease,
 	}
-	if p.onRecover == nil {
-		p.onRecover = func(records.Claim, error) {}
+	if p.onRelease == nil {
+		p.onRelease = func(records.Claim, error) {}
 	}
 	n.all = []*Preparer{p}
 	return p

@@ -5,11 +5,14 @@ package claims
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/records"
 )
 
 func claimList(claims ...*resourceapi.ResourceClaim) []*resourceapi.ResourceClaim { return claims }
@@ -102,12 +105,21 @@ func TestReconcile_OneClaimFails(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a-busy", 0))
 	mustPrepare(t, b.Preparer, claimOn("b-gone", 1))
+	var reported []string
+	b.onRelease = func(claim records.Claim, err error) {
+		reported = append(reported, fmt.Sprintf("%s in use %t, released %t", claim.UID, errors.Is(err, gpu.ErrInUse), err == nil))
+	}
 	b.hardware.pids[gpuName(0)] = []int{1}
+	b.Reconcile(t.Context(), &fakeAPI{err: errors.New("connection refused")}) // which is not the claims'
 	b.Reconcile(t.Context(), &fakeAPI{})
 	wantDisk(t, b, line("a-busy", 0))
 	delete(b.hardware.pids, gpuName(0))
 	b.Reconcile(t.Context(), &fakeAPI{})
 	wantDisk(t, b)
+	want := []string{"a-busy in use true, released false", "b-gone in use false, released true", "a-busy in use false, released true"}
+	if diff := cmp.Diff(want, reported); diff != "" {
+		t.Errorf("reported (-want +got):\n%s", diff)
+	}
 }
 
 func TestReconcile_AdminAccessOnGPUInUse(t *testing.T) {

@@ -54,7 +54,7 @@ func (p *Preparer) recoverClaim(ctx context.Context, b *backend, r *records.Reco
 			if err == nil {
 				err = p.forget(now.Claim.UID)
 			}
-			p.onRecover(now.Claim, err)
+			p.onRelease(now.Claim, err)
 			return err
 		}
 		_, err = p.intact(ctx, b, now)

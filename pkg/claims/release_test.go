@@ -69,7 +69,7 @@ func TestUnprepare_PartitionWithoutHardware(t *testing.T) {
 func TestRecover_ReportsWhatIsLeft(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	var reported []string
-	b.onRecover = func(claim records.Claim, err error) {
+	b.onRelease = func(claim records.Claim, err error) {
 		reported = append(reported, fmt.Sprintf("%s in use %t, removed %t", claim.UID, errors.As(err, new(*InUseError)), err == nil))
 	}
 	devices := b.prepare("a", b.name(0, 9, 4))

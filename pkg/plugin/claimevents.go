@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/claims"
@@ -22,7 +21,7 @@ import (
 )
 
 // Reasons of Events about claims: something uses the partition of a pod that is to end, another step of Unprepare fails, an MPS
-// server does not start, or what a pod that has ended had cannot be given back.
+// server does not start, or what a claim that has ended had cannot be given back.
 const (
 	reasonInUse           = "PartitionInUse"
 	reasonUnprepareFailed = "UnprepareFailed"
@@ -30,8 +29,8 @@ const (
 	reasonNotReleased     = "ClaimNotReleased"
 )
 
-// recoverOperation is what Recover tries with a claim whose pod has ended.
-const recoverOperation = "recover"
+// releaseOperation is what Recover and Reconcile try with a claim that has ended.
+const releaseOperation = "release"
 
 // maxClaimEvents bounds the Events that wait to be written, and podsTimeout the question which pods they are about.
 const (
@@ -42,6 +41,7 @@ const (
 // claimEvents reports what is wrong with a claim on the claim and on its pods. A nil one reports nothing.
 type claimEvents struct {
 	claims claims.API
+	pods   *cluster.Pods
 	events *cluster.Events
 	queue  chan warning
 	now    func() time.Time
@@ -63,9 +63,9 @@ type warning struct {
 	reason, message string
 }
 
-func newClaimEvents(api claims.API, events *cluster.Events) *claimEvents {
+func newClaimEvents(api claims.API, pods *cluster.Pods, events *cluster.Events) *claimEvents {
 	return &claimEvents{
-		claims: api, events: events, queue: make(chan warning, maxClaimEvents), now: time.Now, reported: map[attempted]report{},
+		claims: api, pods: pods, events: events, queue: make(chan warning, maxClaimEvents), now: time.Now, reported: map[attempted]report{},
 	}
 }
 
@@ -78,7 +78,7 @@ func (c *claimEvents) prepared(claim records.Claim, err error) {
 	a, start := attempted{prepareOperation, claim.UID}, (*mps.StartError)(nil)
 	switch {
 	case err == nil:
-		c.settle(a)
+		c.settle(a, attempted{releaseOperation, claim.UID})
 	case errors.As(err, &start) && !errors.Is(err, context.Canceled):
 		cause := fmt.Sprint(start.GPU, errors.Is(start, mps.ErrUnavailable)) // the rest may change with each attempt
 		c.once(a, cause, func() bool {
@@ -95,7 +95,7 @@ func (c *claimEvents) unprepared(claim records.Claim, err error) {
 	}
 	a := attempted{unprepareOperation, claim.UID}
 	if err == nil || errors.Is(err, context.Canceled) { // the plugin ends
-		c.settle(a, attempted{prepareOperation, claim.UID})
+		c.settle(a, attempted{prepareOperation, claim.UID}, attempted{releaseOperation, claim.UID})
 		return
 	}
 	next := warning{claim, reasonUnprepareFailed,
@@ -109,13 +109,13 @@ func (c *claimEvents) unprepared(claim records.Claim, err error) {
 	c.once(a, cause, func() bool { return c.warn(next) })
 }
 
-// recovered notes whether what is left of a claim could be removed. Its pod has ended, and the claim may be gone: the Event is
-// the node's, unless an Unprepare reports the same. It does not wait.
-func (c *claimEvents) recovered(claim records.Claim, err error) {
+// released notes whether what a claim had that has ended could be given back, unless an Unprepare reports the same. The claim and
+// its pods may be gone, so the Event is the node's, too. It does not wait.
+func (c *claimEvents) released(claim records.Claim, err error) {
 	if c == nil {
 		return
 	}
-	a := attempted{recoverOperation, claim.UID}
+	a := attempted{releaseOperation, claim.UID}
 	if err == nil {
 		c.settle(a)
 		return
@@ -127,12 +127,18 @@ func (c *claimEvents) recovered(claim records.Claim, err error) {
 	}
 	remedy := "Cleave tries again by itself; remove the cause if it stays."
 	cause, inUse := causeOf(err)
-	if inUse != nil {
+	switch {
+	case inUse != nil:
 		err, remedy = inUse, "End those processes on the node; the partition is then destroyed."
+	case errors.Is(err, gpu.ErrInUse):
+		cause, remedy = gpu.ErrInUse.Error(), "End those processes on the node; Cleave looks again within minutes."
 	}
 	c.once(a, cause, func() bool {
-		c.events.Warn(reasonNotReleased, fmt.Sprintf("Claim %s has ended, but what it had cannot be allocated again: %s. %s",
-			claim, oneLine(err), remedy))
+		message := fmt.Sprintf("Claim %s has ended, but what it had cannot be allocated again: %s. %s", claim, oneLine(err), remedy)
+		if !c.warn(warning{claim, reasonNotReleased, message}) {
+			return false
+		}
+		c.events.Warn(reasonNotReleased, message)
 		return true
 	})
 }
@@ -181,7 +187,7 @@ func (c *claimEvents) fails(a attempted) bool {
 // forget drops what the kubelet does not try any more, as its pod was deleted by force; the caller holds mu.
 func (c *claimEvents) forget(now time.Time) {
 	maps.DeleteFunc(c.reported, func(a attempted, r report) bool {
-		return a.operation != recoverOperation && now.Sub(r.last) > forgetAfter
+		return a.operation != releaseOperation && now.Sub(r.last) > forgetAfter
 	})
 }
 
@@ -216,13 +222,7 @@ func (c *claimEvents) write(ctx context.Context, w warning) {
 		klog.FromContext(ctx).Error(err, "Cannot find the pods of a claim to write an Event on them", "claim", w.claim, "reason", w.reason)
 		return
 	}
-	if claim == nil || claim.UID != w.claim.UID {
-		return // deleted by force, as its pods were
-	}
-	for _, user := range claim.Status.ReservedFor {
-		if user.APIGroup == "" && user.Resource == "pods" {
-			c.events.WarnObject(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: claim.Namespace, Name: user.Name, UID: user.UID},
-				w.reason, w.message)
-		}
+	for _, pod := range c.pods.References(w.claim, claim) {
+		c.events.WarnObject(pod, w.reason, w.message)
 	}
 }

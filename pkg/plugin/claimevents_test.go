@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -86,7 +87,7 @@ func TestClaimEvents(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				recorder := &objectRecorder{}
-				term := newClaimEvents(cluster.Claims{Client: fake.NewClientset(tt.claims...)}, cluster.NewEventsWith(recorder, "n"))
+				term := newClaimEvents(cluster.Claims{Client: fake.NewClientset(tt.claims...)}, nil, cluster.NewEventsWith(recorder, "n"))
 				ctx, cancel := context.WithCancel(t.Context())
 				var wg sync.WaitGroup
 				wg.Go(func() { term.run(ctx) })
@@ -126,7 +127,7 @@ func TestClaimEvents(t *testing.T) {
 func TestClaimEvents_MPSNotStarted(t *testing.T) {
 	failed := func(err error) error { return fmt.Errorf("prepare: %w", startError(t, err)) }
 	claim := records.Claim{Namespace: "ns", Name: "c", UID: "c-uid"}
-	c := newClaimEvents(nil, nil)
+	c := newClaimEvents(nil, nil, nil)
 	now := time.Now()
 	c.now = func() time.Time { return now }
 	for _, step := range []struct {
@@ -186,39 +187,62 @@ func startError(t *testing.T, err error) error {
 }
 
 func TestClaimEvents_NotReleased(t *testing.T) {
-	recorder := &objectRecorder{}
-	c := newClaimEvents(nil, cluster.NewEventsWith(recorder, "n"))
-	claim := records.Claim{Namespace: "ns", Name: "c", UID: "c-uid"}
-	broken := errors.Join(errors.New("a"), errors.New("b"))
-	inUse := fmt.Errorf("undo: %w", &claims.InUseError{Device: "gpu-0-mig-9-4"})
-	const begin = "Claim ns/c (c-uid) has ended, but what it had cannot be allocated again: "
-	for _, step := range []struct {
-		what string
-		do   func()
-		want string
-	}{
-		{"lost", func() { c.recovered(claim, gpu.ErrLost) }, ""},
-		{"fails", func() { c.recovered(claim, broken) }, begin + "a; b. Cleave tries again by itself; remove the cause if it stays."},
-		{"again", func() { c.recovered(claim, broken) }, ""},
-		{"in use", func() { c.recovered(claim, inUse) },
-			begin + "partition gpu-0-mig-9-4 is in use. End those processes on the node; the partition is then destroyed."},
-		{"removed", func() { c.recovered(claim, nil) }, ""},
-		{"reported by Unprepare", func() { c.unprepared(claim, broken); c.recovered(claim, broken) }, ""},
-		{"the plugin ends", func() { c.unprepared(claim, nil); c.recovered(claim, context.Canceled) }, ""},
-		{"not reported by Unprepare", func() { c.recovered(claim, broken) },
-			begin + "a; b. Cleave tries again by itself; remove the cause if it stays."},
-	} {
-		step.do()
-		want := map[string]bool{}
-		if step.want != "" {
-			want[step.want] = true
+	synctest.Test(t, func(t *testing.T) {
+		pods := cluster.NewPods(func(types.UID) bool { return true })
+		gone := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "c-uid"}}
+		gone.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: "p-uid"}}
+		pods.Saw(gone)
+		recorder := &objectRecorder{}
+		c := newClaimEvents(cluster.Claims{Client: fake.NewClientset()}, pods, cluster.NewEventsWith(recorder, "n"))
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { c.run(ctx) })
+		defer wg.Wait()
+		defer cancel()
+		claim := records.Claim{Namespace: "ns", Name: "c", UID: "c-uid"}
+		broken := errors.Join(errors.New("a"), errors.New("b"))
+		inUse := fmt.Errorf("undo: %w", &claims.InUseError{Device: "gpu-0-mig-9-4"})
+		processes := func(pid int) error { return fmt.Errorf("its pods still have processes [%d]: %w", pid, gpu.ErrInUse) }
+		const begin = "Claim ns/c (c-uid) has ended, but what it had cannot be allocated again: "
+		const again = ". Cleave tries again by itself; remove the cause if it stays."
+		for _, step := range []struct {
+			what string
+			do   func()
+			want string
+		}{
+			{"lost", func() { c.released(claim, gpu.ErrLost) }, ""},
+			{"fails", func() { c.released(claim, broken) }, begin + "a; b" + again},
+			{"again", func() { c.released(claim, broken) }, ""},
+			{"in use", func() { c.released(claim, inUse) },
+				begin + "partition gpu-0-mig-9-4 is in use. End those processes on the node; the partition is then destroyed."},
+			{"removed", func() { c.released(claim, nil) }, ""},
+			{"its pods run", func() { c.released(claim, processes(1)) },
+				begin + processes(1).Error() + ". End those processes on the node; Cleave looks again within minutes."},
+			{"others of them", func() { c.released(claim, processes(2)) }, ""},
+			{"reported by Unprepare", func() { c.unprepared(claim, broken) }, "The pod cannot end: a; b. The kubelet tries again by itself; remove the cause if it stays."},
+			{"and then not again", func() { c.released(claim, broken) }, ""},
+			{"the plugin ends", func() { c.unprepared(claim, nil); c.released(claim, context.Canceled) }, ""},
+			{"not reported by Unprepare", func() { c.released(claim, broken) }, begin + "a; b" + again},
+			{"prepared anew", func() { c.prepared(claim, nil) }, ""},
+			{"fails again", func() { c.released(claim, broken) }, begin + "a; b" + again},
+		} {
+			step.do()
+			synctest.Wait()
+			want, wantSubjects := map[string]bool{}, []string(nil)
+			if step.want != "" {
+				want[step.want] = true
+				wantSubjects = []string{"Node /n n ClaimNotReleased", "Pod ns/p p-uid ClaimNotReleased", "ResourceClaim ns/c c-uid ClaimNotReleased"}
+			}
+			subjects, got := recorder.took()
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", step.what, diff)
+			}
+			if slices.Sort(subjects); step.what == "reported by Unprepare" {
+				wantSubjects = []string{"Pod ns/p p-uid UnprepareFailed", "ResourceClaim ns/c c-uid UnprepareFailed"}
+			}
+			if diff := cmp.Diff(wantSubjects, subjects); diff != "" {
+				t.Errorf("%s: Events (-want +got):\n%s", step.what, diff)
+			}
 		}
-		subjects, got := recorder.took()
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", step.what, diff)
-		}
-		if len(subjects) > 0 && subjects[0] != "Node /n n ClaimNotReleased" {
-			t.Errorf("%s: got %q", step.what, subjects)
-		}
-	}
+	})
 }

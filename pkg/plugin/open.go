@@ -72,7 +72,7 @@ func (s *service) open(ctx context.Context) error {
 		Store: kept, Layouts: layouts, Locks: locks, Specs: cdi.Remover{Dir: s.config.CDIDir, Driver: s.config.DriverName},
 		Sharing: s.sharing, Sessions: s.sessions, Processes: processes.Host(), API: cluster.Claims{Client: s.client},
 		OnChange: func() { s.loop.Mark(node.Partitions) }, OnAllocate: func() { s.loop.Mark(node.Allocations) }, OnOtherProcess: s.names.find,
-		OnRecover: s.claimEvents.recovered,
+		OnRelease: s.claimEvents.released,
 	})
 	s.names.find(ctx)
 	if err := s.engine.Load(ctx, s.events.Warn); err != nil {

@@ -180,7 +180,7 @@ func (n *otherNames) engineOf(o *otherName) (*claims.Preparer, error) {
 		Identity: claims.Identity{Driver: o.driver, Pool: config.NodeName}, BootID: n.boot,
 		Store: store, Layouts: layouts, Locks: n.locks, Specs: cdi.Remover{Dir: config.CDIDir, Driver: o.driver},
 		Processes: processes.Host(), OnChange: func() { n.s.loop.Mark(node.Partitions) },
-		OnAllocate: func() { n.s.loop.Mark(node.Partitions); signal(n.wake) }, OnRecover: n.s.claimEvents.recovered,
+		OnAllocate: func() { n.s.loop.Mark(node.Partitions); signal(n.wake) }, OnRelease: n.s.claimEvents.released,
 	}
 	if n.s.sharing != nil {
 		options.Sharing = n.s.sharing.As(o.driver)
