@@ -214,7 +214,7 @@ func TestExplain_Pending(t *testing.T) {
 			out, code = s.kubectlCleave(ctx, "explain", "pod", "pending", "-n", s.name, "-o", "json")
 			var e explain.Explanation
 			s.must(json.Unmarshal([]byte(out), &e))
-			if code != 0 || e.State != explain.Allocated {
+			if code != 0 || e.State != explain.Scheduled {
 				s.Errorf("explain of the running pod: got %d, %s", code, out)
 			}
 		})

@@ -24,8 +24,8 @@ type fit struct {
 	err error
 }
 
-// fit runs the scheduler's allocator on a node. Results are shared by equal nodes; what names the claims among questions.
-func (c *Cluster) fit(ctx context.Context, s *site, what string, claims ...*resourceapi.ResourceClaim) fit {
+// fit runs the scheduler's allocator on a node. Results are shared by equal nodes; what names the claims within the question.
+func (c *search) fit(ctx context.Context, s *site, what string, claims ...*resourceapi.ResourceClaim) fit {
 	key := what + "\x00" + s.signature
 	if known, ok := c.fits[key]; ok {
 		return known
@@ -52,7 +52,9 @@ func (c *Cluster) fit(ctx context.Context, s *site, what string, claims ...*reso
 	if err != nil && !errors.Is(err, structured.ErrFailedAllocationOnNode) {
 		f.err = err
 	}
-	c.fits[key] = f
+	if ctx.Err() == nil { // else it says nothing of the node
+		c.fits[key] = f
+	}
 	return f
 }
 
@@ -95,8 +97,7 @@ func (c *Cluster) need(ctx context.Context, r *request, d *resourceapi.Device) n
 	if known := c.needs[key.String()]; known != nil {
 		return *known
 	}
-	n := &need{}
-	c.needs[key.String()] = n
+	n := need{}
 	node := "node"
 	published := &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Driver: "driver", NodeName: &node,
 		Devices: []resourceapi.Device{alone}, Pool: resourceapi.ResourcePool{Name: node, ResourceSliceCount: 1}}}
@@ -105,7 +106,7 @@ func (c *Cluster) need(ctx context.Context, r *request, d *resourceapi.Device) n
 	allocator, err := structured.NewAllocator(ctx, features, unused, lister{anything: &resourceapi.DeviceClass{}},
 		[]*resourceapi.ResourceSlice{published}, c.cel)
 	if err != nil {
-		return *n
+		return n
 	}
 	of := &corev1.Node{}
 	of.Name = node
@@ -113,7 +114,10 @@ func (c *Cluster) need(ctx context.Context, r *request, d *resourceapi.Device) n
 	if err == nil && len(results) == 1 {
 		n.ok, n.amount = true, results[0].Devices.Results[0].ConsumedCapacity
 	}
-	return *n
+	if ctx.Err() == nil {
+		c.needs[key.String()] = &n
+	}
+	return n
 }
 
 // isShared reports whether several claims can be allocated a device at once.

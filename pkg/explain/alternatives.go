@@ -33,6 +33,9 @@ func (s *search) alternatives(ctx context.Context) []Alternative {
 	r := s.requests[at]
 	var found []option
 	wanted := s.describeClass(ctx, r.class)
+	if wanted.kind == "" && !selectsDriver(s.classes[r.class], s.Driver) {
+		return nil // nothing of the driver replaces what another one has
+	}
 	if o := s.less(ctx, r); len(o.Nodes) > 0 {
 		o.kind, o.memory = wanted.kind, wanted.memory
 		found = append(found, o)
@@ -78,9 +81,9 @@ func (s *search) less(ctx context.Context, r *request) option {
 	o := option{Alternative: Alternative{Class: r.class}}
 	for _, site := range s.open {
 		v := s.judge(ctx, site, r)
-		most := min(int64(v.free), r.count-1)
-		for most > 0 && !s.fit(ctx, site, fmt.Sprintf("%d of %s %s", most, r.claim, r.name), s.onlyClaim(r, most)).ok {
-			most--
+		most, err := s.most(ctx, site, v)
+		if err != nil {
+			continue
 		}
 		if most > o.Count {
 			o.Count, o.Nodes = most, nil

@@ -139,7 +139,7 @@ func (p *pool) lacks(d *resourceapi.Device) (missing []Shortage, by []Use) {
 	return missing, by
 }
 
-// leftOf is what claims leave of a shared device, and what of it is too little for one more.
+// leftOf is what one more claim can get of a shared device, and what of it is too little.
 func leftOf(d *resourceapi.Device, u *use, need need) (left map[resourceapi.QualifiedName]resource.Quantity, missing []Shortage) {
 	left = map[resourceapi.QualifiedName]resource.Quantity{}
 	for _, name := range sortedNames(d.Capacity) {
@@ -147,9 +147,13 @@ func leftOf(d *resourceapi.Device, u *use, need need) (left map[resourceapi.Qual
 		if u != nil {
 			rest.Sub(u.consumed[name])
 		}
-		left[name] = rest
+		capacity := d.Capacity[name]
+		most, some := reachable(&capacity, rest)
+		if some {
+			left[name] = most
+		}
 		if want := need.amount[name]; u != nil && rest.Cmp(want) < 0 {
-			missing = append(missing, Shortage{Name: string(name), Want: want.String(), Most: rest.String(), most: rest.Value()})
+			missing = append(missing, Shortage{Name: string(name), Want: want.String(), Most: most.String(), most: most.Value()})
 		}
 	}
 	return left, missing
@@ -162,15 +166,12 @@ func tooSmall(r *request, d *resourceapi.Device) []Shortage {
 		want := r.capacity[name]
 		has, known := d.Capacity[name]
 		short := Shortage{Name: string(name), Want: want.String()}
-		switch {
-		case !known:
-		case has.Value.Cmp(want) < 0:
-			short.Most, short.most = has.Value.String(), has.Value.Value()
-		case has.RequestPolicy != nil && has.RequestPolicy.ValidRange != nil && has.RequestPolicy.ValidRange.Max != nil &&
-			has.RequestPolicy.ValidRange.Max.Cmp(want) < 0:
-			short.Most, short.most = has.RequestPolicy.ValidRange.Max.String(), has.RequestPolicy.ValidRange.Max.Value()
-		default:
-			continue
+		if known {
+			most, _ := reachable(&has, has.Value)
+			if want.Cmp(most) <= 0 {
+				continue
+			}
+			short.Most, short.most = most.String(), most.Value()
 		}
 		missing = append(missing, short)
 	}

@@ -17,12 +17,15 @@ func (c *Cluster) Explain(ctx context.Context, q *Question) (*Explanation, error
 	if c.brokenBy != nil {
 		return nil, c.brokenBy
 	}
+	if q.scheduled != "" {
+		return &Explanation{Subject: q.subject, State: Scheduled, Node: q.scheduled}, nil
+	}
 	e := &Explanation{Subject: q.subject, State: Refused, Notes: q.notes}
 	var fixed causes
 	for _, cause := range q.causes {
 		fixed.add(cause)
 	}
-	s := &search{Cluster: c, question: q}
+	s := &search{Cluster: c, question: q, fits: map[string]fit{}, short: map[*request]bool{}}
 	for _, claim := range q.claims {
 		if claim.Status.Allocation != nil {
 			continue
@@ -66,6 +69,8 @@ type search struct {
 	// claims without an allocation, with their requests.
 	claims   []*resourceapi.ResourceClaim
 	requests []*request
+	// fits are answers of the allocator, by what was asked and the state of the node.
+	fits map[string]fit
 	// open are the nodes that the pod may run on, without a fit.
 	open []*site
 	// short are the requests that a node could not serve by itself.
@@ -75,7 +80,6 @@ type search struct {
 // nodes looks at every node. It reports whether one fits.
 func (s *search) nodes(ctx context.Context, e *Explanation, fixed *causes) (found bool, err error) {
 	g := &grouped{byKey: map[string]*group{}}
-	s.short = map[*request]bool{}
 	for _, node := range s.Nodes {
 		site, err := s.site(node)
 		if err != nil {
@@ -104,23 +108,21 @@ func (s *search) on(ctx context.Context, site *site) (found causes) {
 	if len(found) > 0 && len(site.pools) > 0 || len(s.claims) == 0 {
 		return found
 	}
-	found = nil
-	if !slices.ContainsFunc(site.pools, func(p *pool) bool { return p.driver == s.Driver }) && s.isOurs() {
-		found.add(Cause{Kind: NotPublishing, name: s.Driver})
+	f := s.fit(ctx, site, "all", s.claims...)
+	if f.ok {
 		return found
 	}
-	f := s.fit(ctx, site, "all", s.claims...)
-	switch {
-	case f.ok:
-		return nil
-	case f.err != nil:
+	found = nil // a node that has no device is no better without its taint
+	if f.err != nil {
 		found.add(s.failure(ctx, f.err))
 		if found[0].Kind == Timeout {
 			s.open = append(s.open, site)
 		}
 		return found
 	}
-	s.open = append(s.open, site)
+	if len(site.pools) > 0 {
+		s.open = append(s.open, site)
+	}
 	for _, p := range site.pools {
 		switch {
 		case p.isIncomplete():
@@ -129,8 +131,12 @@ func (s *search) on(ctx context.Context, site *site) (found causes) {
 			found.add(Cause{Kind: InvalidPool, name: p.invalid})
 		}
 	}
-	if len(found) < len(site.pools) {
+	if len(found) < max(1, len(site.pools)) {
 		s.devices(ctx, site, &found)
+	}
+	publishes := slices.ContainsFunc(site.pools, func(p *pool) bool { return p.driver == s.Driver })
+	if !publishes && s.isOurs() && !slices.ContainsFunc(found, func(c *Cause) bool { return c.Kind != ClassSelector }) {
+		return causes{{Kind: NotPublishing, name: s.Driver}}
 	}
 	return found
 }
@@ -160,28 +166,30 @@ func (s *search) devices(ctx context.Context, site *site, found *causes) {
 	enough := map[string]bool{} // by request: whether an alternative has enough devices
 	for _, r := range s.requests {
 		v := s.judge(ctx, site, r)
-		if v.ofClass == 0 && len(site.pools) > 0 {
+		if v.ofClass == 0 {
 			found.add(Cause{Kind: ClassSelector, Claim: r.claim, Request: r.name, name: r.class, Selector: v.classMiss,
 				kinds: v.kinds.String()})
 		}
 		for _, c := range v.causes {
 			found.add(*c)
 		}
+		alone, err := s.alone(ctx, site, v)
+		var most int64
+		if err == nil && !alone && v.free > 0 && !r.all() {
+			most, err = s.most(ctx, site, v)
+		}
+		if err != nil {
+			found.add(s.failure(ctx, err))
+			return
+		}
 		name, _, _ := strings.Cut(r.name, "/")
-		alone := v.free > 0 && (!r.all() || v.free == v.ofClass) && s.fit(ctx, site, "alone "+r.claim+" "+r.name, s.onlyClaim(r, r.count)).ok
 		enough[r.claim+" "+name] = enough[r.claim+" "+name] || alone
-		if alone || v.free == 0 || r.all() {
-			if !alone {
-				s.short[r] = true
-			}
+		if alone {
 			continue
 		}
-		s.short[r] = true
-		most := min(int64(v.free), r.count-1)
-		for most > 0 && !s.fit(ctx, site, fmt.Sprintf("%d of %s %s", most, r.claim, r.name), s.onlyClaim(r, most)).ok {
-			most--
+		if s.short[r] = true; v.free > 0 && !r.all() {
+			found.add(Cause{Kind: Count, Claim: r.claim, Request: r.name, most: most, want: r.count, name: r.class})
 		}
-		found.add(Cause{Kind: Count, Claim: r.claim, Request: r.name, most: most, want: r.count, name: r.class})
 	}
 	for _, ok := range enough {
 		if !ok {
@@ -189,6 +197,28 @@ func (s *search) devices(ctx context.Context, site *site, found *causes) {
 		}
 	}
 	s.together(ctx, site, found)
+}
+
+// alone reports whether a request fits a node without all others.
+func (s *search) alone(ctx context.Context, site *site, v *verdicts) (bool, error) {
+	r := v.request
+	if v.free == 0 || r.all() && v.free < v.ofClass {
+		return false, nil
+	}
+	f := s.fit(ctx, site, "alone "+r.claim+" "+r.name, s.onlyClaim(r, r.count))
+	return f.ok, f.err
+}
+
+// most is how many devices of a request that does not fit a node would.
+func (s *search) most(ctx context.Context, site *site, v *verdicts) (int64, error) {
+	r := v.request
+	most := min(int64(v.free), r.count-1)
+	for ; most > 0; most-- {
+		if f := s.fit(ctx, site, fmt.Sprintf("%d of %s %s", most, r.claim, r.name), s.onlyClaim(r, most)); f.ok || f.err != nil {
+			return most, f.err
+		}
+	}
+	return 0, nil
 }
 
 // onlyClaim is a claim with the request alone.
@@ -199,12 +229,19 @@ func (s *search) onlyClaim(r *request, count int64) *resourceapi.ResourceClaim {
 // together finds what refuses requests that each fit: it leaves out one constraint after the other.
 func (s *search) together(ctx context.Context, site *site, found *causes) {
 	var all []*resourceapi.ResourceClaim
+	constrained := false
 	for i, claim := range s.claims {
 		for j, constraint := range claim.Spec.Devices.Constraints {
 			without := slices.Clone(s.claims)
 			without[i] = claim.DeepCopy()
 			without[i].Spec.Devices.Constraints = slices.Delete(without[i].Spec.Devices.Constraints, j, j+1)
-			if s.fit(ctx, site, fmt.Sprintf("without constraint %d of %s", j, nameOf(claim)), without...).ok {
+			f := s.fit(ctx, site, fmt.Sprintf("without constraint %d of %s", j, nameOf(claim)), without...)
+			if f.err != nil {
+				found.add(s.failure(ctx, f.err))
+				return
+			}
+			if f.ok {
+				constrained = true
 				found.add(Cause{Kind: Constraint, Claim: nameOf(claim), name: constraintText(constraint)})
 			}
 		}
@@ -212,14 +249,17 @@ func (s *search) together(ctx context.Context, site *site, found *causes) {
 		free.Spec.Devices.Constraints = nil
 		all = append(all, free)
 	}
-	if slices.ContainsFunc(*found, func(c *Cause) bool { return c.Kind == Constraint }) {
+	if constrained {
 		return
 	}
-	if s.fit(ctx, site, "without constraints", all...).ok {
+	switch f := s.fit(ctx, site, "without constraints", all...); {
+	case f.err != nil:
+		found.add(s.failure(ctx, f.err))
+	case f.ok:
 		found.add(Cause{Kind: Constraint, name: "all constraints"})
-		return
+	default:
+		found.add(Cause{Kind: Together, want: int64(len(s.requests))})
 	}
-	found.add(Cause{Kind: Together})
 }
 
 // constraintText names a constraint.

@@ -3,6 +3,7 @@
 package explain
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -149,6 +150,35 @@ func TestExplain_Devices(t *testing.T) {
 			b.device("node-1", gpu0).Name = "gpu-0000-43-00-0"
 			return AboutClaim(whole(1))
 		},
+		// Most there is, and no step of the range.
+		"share-between-steps": func(b *bed) *Question { return AboutClaim(claim("c", asks("mps.cleave.dev", 1, "memory=81001Mi"))) },
+		// Devices of another driver, which no node has.
+		"class-of-another-driver": func(b *bed) *Question {
+			b.node("node-3", "", nil)
+			nic := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "nic.example.com"}}
+			nic.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == "nic.example.com"`}}}
+			b.Classes = append(b.Classes, nic)
+			return AboutClaim(claim("c", asks("nic.example.com", 1)))
+		},
+		// A node without the driver has what the other alternative asks for.
+		"alternative-of-another-driver": func(b *bed) *Question {
+			name := "node-3"
+			b.node(name, "", nil)
+			b.allocate("node-1", "other", asks("gpu.cleave.dev", 8))
+			b.allocate("node-2", "more", asks("gpu.cleave.dev", 8))
+			b.slices = append(b.slices, resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "nics"}, Spec: resourceapi.ResourceSliceSpec{
+				Driver: "nic.example.com", NodeName: &name, Pool: resourceapi.ResourcePool{Name: name, ResourceSliceCount: 1}, Devices: []resourceapi.Device{{Name: "nic-0"}}}})
+			nic := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "nic.example.com"}}
+			nic.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == "nic.example.com"`}}}
+			b.Classes = append(b.Classes, nic)
+			return AboutClaim(claim("c", resourceapi.DeviceRequest{Name: "any", FirstAvailable: []resourceapi.DeviceSubRequest{
+				{Name: "gpu", DeviceClassName: "gpu.cleave.dev"}, {Name: "nic", DeviceClassName: "nic.example.com"}}}))
+		},
+		"all-of-overlapping": func(b *bed) *Question {
+			r := selecting(asks("mig.cleave.dev", 0), `device.attributes["gpu.cleave.dev"].profile in ["4g.40gb", "7g.80gb"]`)
+			r.Exactly.AllocationMode = resourceapi.DeviceAllocationModeAll
+			return AboutClaim(claim("c", r))
+		},
 		"not-publishing": func(b *bed) *Question {
 			b.slices = nil
 			return AboutClaim(whole(1))
@@ -200,6 +230,13 @@ func TestExplain_Pods(t *testing.T) {
 		"pod-allocated": func(b *bed) *Question {
 			return AboutPod(podOf("trainer"), namespace(b.allocate("node-1", "trainer", asks("gpu.cleave.dev", 1))), b.Objects)
 		},
+		"pod-scheduled": func(b *bed) *Question { // and what has become of the node since is of no matter
+			c := b.allocate("node-1", "trainer", asks("gpu.cleave.dev", 1))
+			b.Nodes[0].Spec.Unschedulable = true
+			pod := podOf("trainer")
+			pod.Spec.NodeName = "node-1"
+			return AboutPod(pod, namespace(c), b.Objects)
+		},
 		"extended-resource": func(b *bed) *Question {
 			b.allocate("node-1", "other", asks("gpu.cleave.dev", 7))
 			b.allocate("node-2", "more", asks("gpu.cleave.dev", 8))
@@ -225,5 +262,49 @@ func TestExplain_Pods(t *testing.T) {
 			b := newBed(t, "hgx-h100", "hgx-h100")
 			golden(t, name, text(t, b.explain(tt(b))))
 		})
+	}
+}
+
+// What one claim is told is not what another one was told before.
+func TestExplain_SeveralQuestions(t *testing.T) {
+	small, large := whole(1), claim("large", asks("gpu.cleave.dev", 9))
+	for name, claims := range map[string][]*resourceapi.ResourceClaim{"small first": {small, large}, "large first": {large, small}} {
+		b := newBed(t, "hgx-h100")
+		var questions []*Question
+		for _, c := range claims {
+			questions = append(questions, AboutClaim(c))
+		}
+		c := NewCluster(b.Objects, questions...)
+		for i := range b.slices {
+			c.AddSlice(&b.slices[i])
+		}
+		for i, q := range questions {
+			e, err := c.Explain(t.Context(), q)
+			b.must(err)
+			want := map[bool]State{true: Fits, false: Refused}[claims[i] == small]
+			if e.State != want {
+				t.Errorf("%s: %s is %s, want %s", name, e.Subject, e.State, want)
+			}
+			if want == Refused && (len(e.Groups) != 1 || e.Groups[0].Causes[0].Kind != Count) {
+				t.Errorf("%s: %s: got %s", name, e.Subject, text(t, e))
+			}
+		}
+	}
+}
+
+// A search that was cut short says nothing of the nodes.
+func TestExplain_CutShort(t *testing.T) {
+	b := newBed(t, "hgx-h100")
+	q := AboutClaim(whole(9))
+	c := NewCluster(b.Objects, q)
+	for i := range b.slices {
+		c.AddSlice(&b.slices[i])
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	e, err := c.Explain(ctx, q)
+	b.must(err)
+	if len(e.Groups) != 1 || len(e.Groups[0].Causes) != 1 || e.Groups[0].Causes[0].Kind != Timeout {
+		t.Errorf("got %s, want that the node was not looked at", text(t, e))
 	}
 }

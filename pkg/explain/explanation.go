@@ -15,6 +15,8 @@ const (
 	Refused State = "refused"
 	// Allocated means that all claims have their devices.
 	Allocated State = "allocated"
+	// Scheduled means that the pod has a node, so that no device is looked for any more.
+	Scheduled State = "scheduled"
 	// NoClaims means that no devices are asked for.
 	NoClaims State = "noClaims"
 )
@@ -25,6 +27,8 @@ type Explanation struct {
 	// Subject is what was asked about, such as "Pod team/trainer".
 	Subject string `json:"subject"`
 	State   State  `json:"state"`
+	// Node is that of a pod that is scheduled.
+	Node string `json:"node,omitempty"`
 	// Requests are what the claims ask for.
 	Requests []Ask `json:"requests,omitempty"`
 	// Causes are those that do not depend on the node.

@@ -104,7 +104,10 @@ func (c *Cause) describeDevices(nodes int) {
 		c.Message = fmt.Sprintf("%s not match %s%s", do, c.Selector.text(), c.Selector.values())
 	case TooSmall:
 		c.Message = are + " too small: " + shortages(c.Missing)
-		if c.Missing[0].Most == "" {
+		switch {
+		case len(c.Missing) == 0:
+			c.Message = are + " too small for the amounts that the request takes"
+		case c.Missing[0].Most == "":
 			c.Message = fmt.Sprintf("%s not have the capacity %s", do, c.Missing[0].Name)
 		}
 	case DeviceTaint:
@@ -129,8 +132,12 @@ func (c *Cause) describeDevices(nodes int) {
 		c.Message = "enough devices are free, and no choice of them meets " + c.name
 	case Together:
 		c.Message = "each request fits by itself, and all of them do not fit together"
+		if c.want == 1 {
+			c.Message = "the devices that match exclude each other"
+		}
 	case Timeout:
-		c.Message, c.Remedy = "the search takes too long: the scheduler ends it after 10 s on a node", "ask for fewer devices in one claim"
+		c.Message = fmt.Sprintf("not known: the search takes more than %s. The scheduler ends it after 10 s on a node", searchTimeout)
+		c.Remedy = "ask for fewer devices in one claim"
 		if c.name != "" {
 			c.Message, c.Remedy = c.name, ""
 		}

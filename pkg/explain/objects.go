@@ -39,7 +39,6 @@ type Cluster struct {
 	shared   []*slice
 	uses     map[poolID]map[string]*use
 	needs    map[string]*need
-	fits     map[string]fit
 	brokenBy error
 }
 
@@ -67,7 +66,7 @@ func NewCluster(o Objects, questions ...*Question) *Cluster {
 	c := &Cluster{
 		Objects: o, cel: compiled, classes: lister{},
 		contents: map[int]*content{}, slices: inspect.NewSliceSet(), onNode: map[string][]*slice{}, uses: map[poolID]map[string]*use{},
-		needs: map[string]*need{}, fits: map[string]fit{}, needed: attributes{names: map[string]bool{}},
+		needs: map[string]*need{}, needed: attributes{names: map[string]bool{}},
 	}
 	for _, class := range o.Classes {
 		c.classes[class.Name] = class

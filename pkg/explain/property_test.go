@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -18,6 +19,7 @@ func TestJudge_AgreesWithAllocator(t *testing.T) {
 		asks("mig-2g.20gb.cleave.dev", 1), asks("mig-3g.40gb.cleave.dev", 1), asks("mig-4g.40gb.cleave.dev", 1), asks("mig-7g.80gb.cleave.dev", 1),
 		asks("timeslice.cleave.dev", 1), asks("timeslice.cleave.dev", 1, "memory=30Gi"), asks("mps.cleave.dev", 1),
 		asks("mps.cleave.dev", 1, "memory=50Gi", "cores=7"), asks("mps.cleave.dev", 1, "cores=70"),
+		asks("mps.cleave.dev", 1, "memory=81001Mi"), asks("timeslice.cleave.dev", 1, "memory=80900Mi"), asks("mps.cleave.dev", 1, "memory=19561Mi"),
 	}
 	random := rand.New(rand.NewPCG(1, 2))
 	b := newBed(t, "hgx-h100")
@@ -55,6 +57,42 @@ func TestJudge_AgreesWithAllocator(t *testing.T) {
 	}
 	if fits[true] == 0 || fits[false] == 0 {
 		t.Errorf("got %v: the test does not see both outcomes", fits)
+	}
+}
+
+// What would fit now is allocated on one of the nodes that are named, asked for as it is printed.
+func TestAlternatives_AreAllocated(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 4))
+	tried := 0
+	for step := range 12 {
+		b := newBed(t, "hgx-h100", "a100-pcie-nvlink-pairs")
+		for i := range 6 + random.IntN(20) {
+			r := []resourceapi.DeviceRequest{asks("mps.cleave.dev", 1, fmt.Sprintf("memory=%dMi", 1000+random.IntN(60000)), fmt.Sprintf("cores=%d", 1+random.IntN(60))),
+				asks("timeslice.cleave.dev", 1, fmt.Sprintf("memory=%dMi", 1000+random.IntN(60000))), asks("gpu.cleave.dev", 1), asks("mig-3g.40gb.cleave.dev", 1)}[random.IntN(4)]
+			node := b.Nodes[random.IntN(2)].Name
+			c := claim(fmt.Sprint("c-", i), r)
+			if results := b.try(node, c); results != nil {
+				c.Status.Allocation = &results[0]
+				b.Claims = append(b.Claims, c)
+			}
+		}
+		for _, r := range []resourceapi.DeviceRequest{asks("gpu.cleave.dev", 30), asks("mps.cleave.dev", 1, "memory=500Gi"), asks("timeslice.cleave.dev", 1, "memory=500Gi"),
+			asks("mig-1g.5gb.cleave.dev", 40), selecting(asks("mps.cleave.dev", 1), "false")} {
+			for _, a := range b.explain(AboutClaim(claim("asked", r))).Alternatives {
+				var amounts []string
+				for _, c := range a.Capacity {
+					amounts = append(amounts, strings.Replace(c, " ", "=", 1))
+				}
+				as := claim("as-printed", asks(a.Class, a.Count, amounts...))
+				tried++
+				if !slices.ContainsFunc(a.Nodes, func(node string) bool { return b.try(node, as) != nil }) {
+					t.Errorf("step %d, in place of %s: %s is not allocated", step, r.Exactly.DeviceClassName, a)
+				}
+			}
+		}
+	}
+	if tried < 100 {
+		t.Errorf("only %d alternatives were tried", tried)
 	}
 }
 

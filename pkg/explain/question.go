@@ -21,6 +21,8 @@ type Question struct {
 	claims  []*resourceapi.ResourceClaim
 	causes  []Cause
 	notes   []string
+	// scheduled is the node of a pod that has one; nothing is asked of it.
+	scheduled string
 }
 
 // AboutClaim asks about a claim, which need not exist.
@@ -47,7 +49,10 @@ type Namespace struct {
 
 // AboutPod asks about the claims of a pod, and its extended resources that DeviceClasses serve.
 func AboutPod(pod *corev1.Pod, in Namespace, o Objects) *Question {
-	q := &Question{subject: "Pod " + pod.Namespace + "/" + pod.Name, pod: pod}
+	q := &Question{subject: "Pod " + pod.Namespace + "/" + pod.Name, pod: pod, scheduled: pod.Spec.NodeName}
+	if q.scheduled != "" {
+		return q
+	}
 	for i := range pod.Spec.ResourceClaims {
 		q.podClaim(&pod.Spec.ResourceClaims[i], in)
 	}

@@ -15,6 +15,8 @@ func (e *Explanation) Print(w io.Writer) error {
 	switch {
 	case e.State == NoClaims:
 		line("%s uses no ResourceClaim, and no extended resource that a DeviceClass serves.", e.Subject)
+	case e.State == Scheduled:
+		line("%s is scheduled to node %s. If it does not start, its Events and those of its claims say why.", e.Subject, e.Node)
 	case e.State == Allocated:
 		line("%s: all claims are allocated: the devices are not why it waits.", e.Subject)
 	case e.State == Fits:
