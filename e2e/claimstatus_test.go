@@ -149,7 +149,7 @@ func (s *space) waitClaimStatus(ctx context.Context, claim, kind string) resourc
 	})
 	var data claimstatus.Device
 	s.must(json.Unmarshal(status.Data.Raw, &data))
-	if data.Type != kind || data.UUID == "" || data.PCIBusID == "" || data.ProductName == "" || data.Memory == nil {
+	if data.Type != kind || data.UUID == "" || data.PCIBusID == "" || data.ProductName == "" || data.Memory == nil || data.PCIeRoot == "" || data.NUMANode == nil {
 		s.Errorf("status of the claim for %s: %s", kind, status.Data.Raw)
 	}
 	if isPartition := kind == "mig"; isPartition != strings.HasPrefix(data.UUID, "MIG-") || isPartition != (data.GPUInstance != nil) {

@@ -25,6 +25,9 @@ type Device struct {
 	ProductName string `json:"productName,omitempty"`
 	// PCIBusID of the GPU, such as "0000:1b:00.0".
 	PCIBusID string `json:"pciBusID,omitempty"`
+	// PCIeRoot and NUMANode are where the GPU is attached.
+	PCIeRoot string `json:"pcieRoot,omitempty"`
+	NUMANode *int   `json:"numaNode,omitempty"`
 	// Profile of a partition, such as "1g.10gb".
 	Profile string `json:"profile,omitempty"`
 	// GPUInstance and ComputeInstance are the IDs of a partition's instances (nvmlDeviceGetGpuInstanceId), by which DCGM
@@ -52,7 +55,7 @@ func Describe(d *records.Device, inventory *gpu.Node) Device {
 		board = inventory.Find(d.GPU)
 	}
 	if board != nil {
-		data.ProductName = board.ProductName
+		data.ProductName, data.PCIeRoot, data.NUMANode = board.ProductName, board.PCIeRoot(), board.NUMANode
 		if board.TotalMemory != nil {
 			data.Memory = quantity(*board.TotalMemory)
 		}
@@ -112,12 +115,16 @@ func (d *Device) Attributes() map[string]resourceapi.DeviceAttribute {
 	}{
 		{"type", d.Type}, {"uuid", d.UUID}, {"parentUUID", d.ParentUUID}, {"productName", d.ProductName}, {"profile", d.Profile},
 		{string(deviceattribute.StandardDeviceAttributePCIBusID), d.PCIBusID},
+		{string(deviceattribute.StandardDeviceAttributePCIeRoot), d.PCIeRoot},
 	} {
 		if a.value != "" && len(a.value) <= resourceapi.DeviceAttributeMaxValueLength {
 			attributes[a.name] = resourceapi.DeviceAttribute{StringValue: &a.value}
 		}
 	}
 	number := func(name string, n int64) { attributes[name] = resourceapi.DeviceAttribute{IntValue: &n} }
+	if d.NUMANode != nil {
+		number(string(deviceattribute.StandardDeviceAttributeNUMANode), int64(*d.NUMANode))
+	}
 	if d.GPUInstance != nil {
 		number("gpuInstanceID", int64(*d.GPUInstance))
 	}

@@ -94,9 +94,10 @@ func (b *bed) set(r *records.Record) {
 }
 
 func inventory() *gpu.Node {
-	total := uint64(80 << 30)
+	total, numa := uint64(80<<30), 0
 	pci, _ := gpu.ParsePCIAddress("0000:1b:00.0")
 	return &gpu.Node{GPUs: []gpu.GPU{{PCI: pci, UUID: "GPU-1", ProductName: "NVIDIA H100 80GB HBM3", TotalMemory: &total,
+		PCIePath: []string{"pci0000:15", "0000:15:01.0"}, NUMANode: &numa,
 		MIG: gpu.MIG{Profiles: []gpu.Profile{{ID: 19, Name: "1g.10gb", Memory: 9984 << 20}}}}}}
 }
 
@@ -126,17 +127,17 @@ func TestWriter_Write(t *testing.T) {
 		want   string
 	}{
 		"whole GPU": {records.Device{},
-			`{"type":"gpu","uuid":"GPU-1","productName":"NVIDIA H100 80GB HBM3","pciBusID":"0000:1b:00.0","memory":"80Gi"}`},
+			`{"type":"gpu","uuid":"GPU-1","productName":"NVIDIA H100 80GB HBM3","pciBusID":"0000:1b:00.0","pcieRoot":"pci0000:15","numaNode":0,"memory":"80Gi"}`},
 		"partition": {records.Device{Device: "mig", Partition: &gpu.Partition{ProfileID: 19, GI: 7, CI: &ci, UUID: "MIG-1"}},
-			`{"type":"mig","uuid":"MIG-1","parentUUID":"GPU-1","productName":"NVIDIA H100 80GB HBM3","pciBusID":"0000:1b:00.0",` +
+			`{"type":"mig","uuid":"MIG-1","parentUUID":"GPU-1","productName":"NVIDIA H100 80GB HBM3","pciBusID":"0000:1b:00.0","pcieRoot":"pci0000:15","numaNode":0,` +
 				`"profile":"1g.10gb","gpuInstanceID":7,"computeInstanceID":0,"memory":"9984Mi"}`},
 		"time slice": {records.Device{Device: "ts", Share: &records.Share{ID: "7c3b2f2e-0000-4000-8000-000000000001", Kind: gpu.TimeSlice, Shares: 1, Memory: 20 << 30}},
-			`{"type":"timeslice","uuid":"GPU-1","productName":"NVIDIA H100 80GB HBM3","pciBusID":"0000:1b:00.0","memory":"20Gi","shares":1}`},
+			`{"type":"timeslice","uuid":"GPU-1","productName":"NVIDIA H100 80GB HBM3","pciBusID":"0000:1b:00.0","pcieRoot":"pci0000:15","numaNode":0,"memory":"20Gi","shares":1}`},
 		"MPS with a lowered limit": {records.Device{Device: "mps", Share: &records.Share{ID: "7c3b2f2e-0000-4000-8000-000000000002", Kind: gpu.MPS, Memory: 20 << 30, Cores: 50,
 			MPS: &records.MPS{ThreadPercentage: 25, Memory: 10 << 30}}},
-			`{"type":"mps","uuid":"GPU-1","productName":"NVIDIA H100 80GB HBM3","pciBusID":"0000:1b:00.0","memory":"10Gi","cores":25}`},
+			`{"type":"mps","uuid":"GPU-1","productName":"NVIDIA H100 80GB HBM3","pciBusID":"0000:1b:00.0","pcieRoot":"pci0000:15","numaNode":0,"memory":"10Gi","cores":25}`},
 		"admin access": {records.Device{AdminAccess: true},
-			`{"type":"gpu","uuid":"GPU-1","productName":"NVIDIA H100 80GB HBM3","pciBusID":"0000:1b:00.0","memory":"80Gi","adminAccess":true}`},
+			`{"type":"gpu","uuid":"GPU-1","productName":"NVIDIA H100 80GB HBM3","pciBusID":"0000:1b:00.0","pcieRoot":"pci0000:15","numaNode":0,"memory":"80Gi","adminAccess":true}`},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -361,7 +362,8 @@ func TestDevice_Attributes(t *testing.T) {
 		}
 	}
 	want := map[string]any{"type": "mig", "uuid": "MIG-1", "parentUUID": "GPU-1", "productName": "NVIDIA H100 80GB HBM3", "profile": "1g.10gb",
-		"resource.kubernetes.io/pciBusID": "0000:1b:00.0", "gpuInstanceID": int64(7), "computeInstanceID": int64(0), "memoryBytes": int64(9984 << 20)}
+		"resource.kubernetes.io/pciBusID": "0000:1b:00.0", "resource.kubernetes.io/pcieRoot": "pci0000:15",
+		"resource.kubernetes.io/numaNode": int64(0), "gpuInstanceID": int64(7), "computeInstanceID": int64(0), "memoryBytes": int64(9984 << 20)}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
