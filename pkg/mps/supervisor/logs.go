@@ -3,28 +3,40 @@
 package supervisor
 
 import (
+	"context"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"unicode"
+
+	"k8s.io/klog/v2"
 )
 
 const (
 	// outputFile takes what the daemon writes to standard output and error; a pipe would break when the supervisor ends.
 	outputFile = "daemon.log"
-	// tailBytes and tailLines bound what an error quotes of a log.
-	tailBytes = 2048
-	tailLines = 8
+	// tailBytes and tailLines bound what is logged of a log, quoteRunes what an error quotes of it: errors become Events.
+	tailBytes  = 2048
+	tailLines  = 8
+	quoteRunes = 256
 )
 
-// tailOf quotes the last lines of the daemon's own logs, to be appended to an error; empty if there are none.
-func tailOf(dir string) string {
+// tailOf quotes the last line of each of the daemon's own logs, to be appended to an error; empty if there are none. The lines
+// before are logged.
+func tailOf(ctx context.Context, device, dir string) string {
 	var b strings.Builder
 	for _, name := range []string{"control.log", "server.log", outputFile} {
-		if lines := tail(filepath.Join(dir, name)); len(lines) > 0 {
-			b.WriteString("; " + name + " ends: " + strings.Join(lines, " | "))
+		lines := tail(filepath.Join(dir, name))
+		if len(lines) == 0 {
+			continue
 		}
+		klog.FromContext(ctx).Info("Log of an MPS control daemon ends", "gpu", device, "file", name, "lines", lines)
+		last := []rune(lines[len(lines)-1])
+		if len(last) > quoteRunes {
+			last = append(last[:quoteRunes-1], '…')
+		}
+		b.WriteString("; " + name + " ends: " + string(last))
 	}
 	return b.String()
 }

@@ -66,7 +66,7 @@ func (g *gpuState) noteLoss(ctx context.Context, how string) {
 	}
 	g.daemon.process, g.record.Phase = nil, starting
 	g.record.Lost = slices.Clone(g.record.Claims)
-	g.message = fmt.Sprintf("MPS control daemon %d is lost: %s%s", pid, how, tailOf(g.daemon.paths.log))
+	g.message = fmt.Sprintf("MPS control daemon %d is lost: %s%s", pid, how, tailOf(ctx, g.device, g.daemon.paths.log))
 	// First the report: should this process die in between, it is made again.
 	g.report(ctx, mps.DaemonLost, g.record.Lost, g.message)
 	if err := g.save(); err != nil {

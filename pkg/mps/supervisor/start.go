@@ -42,7 +42,7 @@ func (g *gpuState) start(ctx context.Context) error {
 		err = g.save()
 	}
 	if err != nil {
-		err = fmt.Errorf("%w%s", err, tailOf(g.daemon.paths.log))
+		err = fmt.Errorf("%w%s", err, tailOf(ctx, g.device, g.daemon.paths.log))
 		g.record.Phase = starting
 		return errors.Join(err, g.daemon.end(ctx, g.record.Daemon))
 	}
