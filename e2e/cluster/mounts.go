@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // mount is a line of /proc/PID/mountinfo.
@@ -82,6 +84,21 @@ func selectBelow(all []mount, dir string) []mount {
 		}
 	}
 	return list
+}
+
+// mountMemory mounts a file system in memory on a directory, unless there is one.
+func mountMemory(dir string) error {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return fmt.Errorf("look at the file system of %s: %w", dir, err)
+	}
+	if fs.Type == unix.TMPFS_MAGIC {
+		return nil
+	}
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_NOSUID|syscall.MS_NODEV, "mode=755,size=64m"); err != nil {
+		return fmt.Errorf("mount a tmpfs on %s: %w", dir, err)
+	}
+	return nil
 }
 
 // unmountBelow takes away every mount at and below a directory. Taking one away

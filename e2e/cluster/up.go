@@ -91,6 +91,10 @@ func prepare(ctx context.Context, o Options) (*Cluster, error) {
 			return nil, fmt.Errorf("create the directory %s: %w", directory, err)
 		}
 	}
+	// On nodes it lies below /run, in memory: what claims cost there is not to be what a disk costs.
+	if err := mountMemory(l.cdiDir()); err != nil {
+		return nil, err
+	}
 	for _, directory := range []string{l.path("pki"), l.path("s"), l.path("etcd")} {
 		if err := os.Chmod(directory, 0o700); err != nil {
 			return nil, fmt.Errorf("close the directory %s to others: %w", directory, err)

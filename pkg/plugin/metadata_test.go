@@ -197,6 +197,73 @@ func TestMetadata_Sweep(t *testing.T) {
 	}
 }
 
+// Claims get their metadata also after the directory was removed, and after another one was configured.
+func TestMetadata_DirectoryGone(t *testing.T) {
+	b := newMetadataBed(t, "a", "b")
+	want := func(name string) {
+		t.Helper()
+		if diff := cmp.Diff([]string{"d/c=x", "gpu.cleave.dev/metadata=uid-" + name + "_main"}, b.prepare(name, "main")); diff != "" {
+			t.Errorf("CDI devices of %s (-want +got):\n%s", name, diff)
+		}
+		if _, err := os.Stat(filepath.Join(b.config.pluginDir(), metadataDir, "ns_"+name, "main", "metadata.json")); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := os.RemoveAll(metadataTarget(&b.config, b.config.DriverName)); err != nil {
+		t.Fatal(err)
+	}
+	want("a")
+	other := b.config
+	other.CDIDir = filepath.Join(filepath.Dir(b.config.CDIDir), "other")
+	if err := new(metadataFiles).open(&other, other.DriverName); err != nil {
+		t.Fatal(err)
+	}
+	want("b")
+	if entries, err := os.ReadDir(metadataTarget(&other, other.DriverName)); err != nil || len(entries) != 1 {
+		t.Errorf("the link does not lead to the new directory: %v, %v", entries, err)
+	}
+}
+
+// What one plugin wrote, the next one removes, which has not written it.
+func TestMetadata_WrittenByAnother(t *testing.T) {
+	b := newMetadataBed(t, "a")
+	b.prepare("a", "main", "other")
+	b.service.kubelet.metadata.specs = nil
+	if _, err := b.kubelet.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{metadataClaim("a")}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.files(); len(got) > 0 {
+		t.Errorf("left: %v", got)
+	}
+}
+
+// A claim whose metadata cannot be removed is unprepared all the same, and sweep removes what is left.
+func TestMetadata_RemovalFails(t *testing.T) {
+	b := newMetadataBed(t, "a")
+	b.prepare("a", "main")
+	spec := filepath.Join(b.config.CDIDir, "gpu.cleave.dev_metadata_uid-a_main.json")
+	if err := os.Remove(spec); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(spec, "in-the-way"), 0o700); err != nil { // no file, so that Remove fails
+		t.Fatal(err)
+	}
+	answer, err := b.kubelet.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{metadataClaim("a")}})
+	if err != nil || answer.Claims["uid-a"].Error != "" {
+		t.Errorf("got %v, %v", answer, err)
+	}
+	if err := b.store.Remove("uid-a"); err != nil {
+		t.Fatal(err)
+	}
+	b.service.kubelet.metadata.sweep(t.Context(), &b.config, b.config.DriverName)
+	if _, err := os.Lstat(spec); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("after a sweep: %v", err)
+	}
+	if specs := b.service.kubelet.metadata.specs; len(specs) > 0 {
+		t.Errorf("remembered after a sweep: %v", specs)
+	}
+}
+
 // The cost of a claim's life without what claims do on disk: what the helper adds to it.
 func BenchmarkPrepare_Metadata(b *testing.B) {
 	bed := newMetadataBed(b, "a")

@@ -99,7 +99,7 @@ func removeFiles(c *Config) (allocated int, err error) {
 	if err != nil || len(claims) > 0 {
 		return len(claims), err
 	}
-	err = errors.Join(cdi.Remover{Dir: c.CDIDir, Driver: c.DriverName}.RemoveStatic(), removeMetadata(c, c.DriverName, nil))
+	err = errors.Join(cdi.Remover{Dir: c.CDIDir, Driver: c.DriverName}.RemoveStatic(), removeMetadata(c, c.DriverName))
 	if err != nil {
 		return 0, err
 	}
