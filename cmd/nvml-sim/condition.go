@@ -11,11 +11,12 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-// conditionFlags are the flags of fault that say where a GPU is and how far its links and its fabric are. What they set
-// stays until it is ended.
+// conditionFlags are the flags of fault that say where a GPU is and how far its links and its fabric are, and whether the
+// node is in confidential computing mode. What they set stays until it is ended.
 type conditionFlags struct {
 	absent, linksDown      bool
 	fabric, virtualization string
+	confidential           string
 }
 
 func (f *conditionFlags) add(c *cobra.Command) {
@@ -25,9 +26,23 @@ func (f *conditionFlags) add(c *cobra.Command) {
 		"`state` of the GPU's registration with its NVLink fabric: "+strings.Join(sim.FabricStates(), ", "))
 	c.Flags().StringVar(&f.virtualization, "virtualization", "",
 		"virtualization `mode` of the GPU: "+strings.Join(sim.VirtualizationModes(), ", "))
+	c.Flags().StringVar(&f.confidential, "confidential-computing", "",
+		"confidential computing `mode` of the node: "+strings.Join(sim.ConfidentialModes(), ", "))
 }
 
-// any reports whether one of the flags was given.
+// setNode applies the flag that is about all GPUs, and reports whether it was given.
+func (f *conditionFlags) setNode(n *sim.Node) (given bool, err error) {
+	if f.confidential == "" {
+		return false, nil
+	}
+	mode, err := choice("--confidential-computing", f.confidential, sim.ConfidentialModes())
+	if err != nil {
+		return true, err
+	}
+	return true, n.Hardware().SetConfidential(mode)
+}
+
+// any reports whether one of the flags about a GPU was given.
 func (f *conditionFlags) any() bool {
 	return f.absent || f.linksDown || f.fabric != "" || f.virtualization != ""
 }

@@ -65,7 +65,7 @@ func TestFault_Condition(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			root := makeNode(t, "gb200-nvl4")
+			root := makeNode(t, "gb200-nvl72")
 			fault := func(flags []string) { ok(t, append([]string{"fault", "--root", root, "--gpu", "1"}, flags...)...) }
 			fault(tt.flags)
 			if got := conditionNow(t, root); got != tt.want {
@@ -84,7 +84,7 @@ func TestFault_Condition(t *testing.T) {
 
 // A fabric that is In Progress for a while, as after a start of the node.
 func TestFault_FabricForSomeCalls(t *testing.T) {
-	root := makeNode(t, "gb200-nvl4")
+	root := makeNode(t, "gb200-nvl72")
 	ok(t, "fault", "--root", root, "--gpu", "1", "--fabric", "in-progress", "--times", "2")
 	for i, want := range []int{sim.FabricInProgress, sim.FabricInProgress, sim.FabricCompleted} {
 		if got := conditionNow(t, root).fabric; got != want {

@@ -37,7 +37,7 @@ func newFault() *cobra.Command {
 	var f faultFlags
 	c := &cobra.Command{
 		Use: "fault --root DIR [--gpu N] --xid N | --ecc | --unavailable | --lost | --recovery N | --absent | --links-down | --fabric STATE " +
-			"| --virtualization MODE | --slow DURATION CALL | --hang CALL | --fail CALL CODE | --clear",
+			"| --virtualization MODE | --confidential-computing MODE | --slow DURATION CALL | --hang CALL | --fail CALL CODE | --clear",
 		Short: "Inject faults, or clear them",
 		Long: `Inject faults, or clear them.
 
@@ -50,6 +50,8 @@ func newFault() *cobra.Command {
   --fabric STATE       the GPU's registration with its NVLink fabric is not-started, in-progress or completed; with --times N
                        for so many calls; model ends it
   --virtualization MODE  the GPU is in a guest or host of virtual machines: pass-through, vgpu, host-vgpu; none ends it
+  --confidential-computing MODE  all GPUs are in confidential computing mode and accept work or not: ready, not-ready; off
+                       ends it
   --recovery N         the GPU asks for recovery action N (field 230): 0 none, 1 GPU reset, 2 node reboot, 3 drain P2P,
                        4 drain and reset, 5 recover the IMEX domain, 6 bus reset, 7 system reboot
   --slow DURATION CALL the NVML call takes that long
@@ -97,6 +99,9 @@ mpsControlCommand (it does a command of an administrator) or mpsServerStart (a s
 func fault(c *cobra.Command, f *faultFlags, args []string) error {
 	n, err := open(f.root)
 	if err != nil {
+		return err
+	}
+	if given, err := f.condition.setNode(n); given {
 		return err
 	}
 	slow, failing := c.Flags().Changed("slow"), c.Flags().Changed("fail")
@@ -150,7 +155,7 @@ func troubleGPU(c *cobra.Command, n *sim.Node, f *faultFlags) error {
 	xid, recovery := c.Flags().Changed("xid"), c.Flags().Changed("recovery")
 	if !xid && !recovery && !f.ecc && !f.gone && !f.lost && f.uuid == "" && !f.condition.any() {
 		return usagef("nothing to do: want --xid, --ecc, --unavailable, --lost, --recovery, --absent, --links-down, --fabric, "+
-			"--virtualization, --slow, --hang, --fail or --clear (see %q)", c.CommandPath()+" --help")
+			"--virtualization, --confidential-computing, --slow, --hang, --fail or --clear (see %q)", c.CommandPath()+" --help")
 	}
 	if f.gpu < 0 {
 		return usagef("no --gpu: say which GPU")

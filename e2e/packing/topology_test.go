@@ -192,7 +192,7 @@ func TestTopology_Examples(t *testing.T) {
 	}{
 		{"topology-four-nvlink", "hgx-h100", 0b01011101, "6 4 3 2"},
 		{"topology-four-nvlink", "hgx-h100", 0b00000111, ""},
-		{"topology-four-nvlink", "gb200-nvl4", 0b1111, "3 2 1 0"},
+		{"topology-four-nvlink", "gb200-nvl72", 0b1111, "3 2 1 0"},
 		{"topology-four-nvlink", "a100-pcie-nvlink-pairs", 0b1111, ""}, // pairs
 		{"topology-four-nvlink", "rtx-pro-6000", 0b11111111, ""},       // no NVLink
 		{"topology-two-numa", "rtx-pro-6000", 0b00110001, "5 4"},
@@ -228,7 +228,7 @@ func TestTopology_Links(t *testing.T) {
 		}}}
 		return claim
 	}
-	for model, want := range map[string]bool{"hgx-h100": true, "gb200-nvl4": true, "dgx-a100": false, "l40s": false} {
+	for model, want := range map[string]bool{"hgx-h100": true, "gb200-nvl72": true, "dgx-a100": false, "l40s": false} {
 		claim := fast("gpu.cleave.dev")
 		checkSelectors(t, claim.Spec.Devices.Requests[0].Exactly.Selectors)
 		_, _, err := newCluster(t, wholeNode(t, model)).try(claim)

@@ -11,7 +11,7 @@ import (
 
 func TestPrepare_WholeGPUAfterMIGAwaitsFabric(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newSimBed(t, "gb200-nvl4", func(n *sim.Node) {
+		b := newSimBed(t, "gb200-nvl72", func(n *sim.Node) {
 			if err := n.Driver().SetQuirk(sim.QuirkFabricAfterMIG, true); err != nil {
 				t.Fatal(err)
 			}

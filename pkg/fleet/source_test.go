@@ -249,7 +249,7 @@ func TestSource_APIServerSilent(t *testing.T) {
 }
 
 func TestPack_RoundTrip(t *testing.T) {
-	for _, want := range slicesOf(t, "gb200-nvl4", "a") {
+	for _, want := range slicesOf(t, "gb200-nvl72", "a") {
 		object, err := pack(&want)
 		if err != nil {
 			t.Fatal(err)

@@ -104,11 +104,17 @@ func TestConnect_EveryPair(t *testing.T) {
 			"SYS SYS SYS SYS NODE NODE X PIX",
 			"SYS SYS SYS SYS NODE NODE PIX X",
 		}},
-		"NVSwitches outside the node": {"gb200-nvl4", func(*gpu.GPU) {}, []string{
+		"NVSwitches outside the node": {"gb200-nvl72", func(*gpu.GPU) {}, []string{
 			"X NV18 NV18 NV18",
 			"NV18 X NV18 NV18",
 			"NV18 NV18 X NV18",
 			"NV18 NV18 NV18 X",
+		}},
+		"all GPUs linked directly": {"gb200-nvl4", func(*gpu.GPU) {}, []string{
+			"X NV6 NV6 NV6",
+			"NV6 X NV6 NV6",
+			"NV6 NV6 X NV6",
+			"NV6 NV6 NV6 X",
 		}},
 		"only the NUMA node is reported": {"l40s", func(g *gpu.GPU) { g.PCIePath = nil }, []string{
 			"X ? SYS SYS",

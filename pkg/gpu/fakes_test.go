@@ -15,7 +15,8 @@ import (
 
 // boardModels are node models, by the boards they have; boards without one are put into a node of another model.
 var boardModels = map[string]string{
-	"A30": "a30", "A100-80": "dgx-a100", "H100-80": "hgx-h100", "H200": "hgx-h200", "B200": "hgx-b200", "GB200": "gb200-nvl4",
+	"A30": "a30", "A100-80": "dgx-a100", "H100-80": "hgx-h100", "H200": "hgx-h200", "B200": "hgx-b200", "GB200": "gb200-nvl72",
+	"B300": "hgx-b300", "GB300": "gb300-nvl72", "GH200": "gh200",
 	"RTX-PRO-6000": "rtx-pro-6000",
 }
 

@@ -26,6 +26,9 @@ type Node struct {
 	CUDAVersion Version
 	// GPUs in order of PCI address, which outlives reboots and driver reloads; NVML indexes and minors do not.
 	GPUs []GPU
+	// ConfidentialComputing reports that the GPUs run in confidential computing mode (nvmlSystemGetConfComputeState). A driver
+	// has them so only inside a confidential virtual machine, and all of them.
+	ConfidentialComputing bool
 	// Problems are the GPUs that could not be read. They are left out of GPUs; the rest of the node is served.
 	Problems []Problem
 }
@@ -74,8 +77,21 @@ type GPU struct {
 	// CPUAffinity are the CPUs near the GPU as sysfs lists them (local_cpulist), such as "0-55,112-167".
 	CPUAffinity string
 
+	// Virtualization is how the GPU reached a virtual machine.
+	Virtualization Virtualization
+
 	MIG MIG
 }
+
+// Virtualization is NVML_GPU_VIRTUALIZATION_MODE_* as far as GPUs that are served have it.
+type Virtualization int
+
+// GPUs of hosts have none. PassThrough: the guest has the physical GPU. VGPU: it has a part that the host cut.
+const (
+	NoVirtualization Virtualization = iota
+	PassThrough
+	VGPU
+)
 
 // MIG is what a GPU can be partitioned into.
 type MIG struct {

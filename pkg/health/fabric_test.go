@@ -44,3 +44,22 @@ func TestState_Fabric(t *testing.T) {
 		})
 	}
 }
+
+func TestState_Confidential(t *testing.T) {
+	begin := time.Now()
+	part := gpu.Shape{GPU: &gpu.GPU{}, Profile: &gpu.Profile{}, Placement: gpu.Placement{Size: 1}}
+	s := NewState()
+	for i, step := range []struct {
+		refuses bool
+		want    int
+	}{{false, 0}, {true, 1}, {true, 1}, {false, 0}} {
+		s.Poll(Reading{Action: gpu.RecoveryNone, Refuses: step.refuses}, nil, begin.Add(time.Duration(i)*time.Minute))
+		conditions := s.Conditions()
+		if len(conditions) != step.want {
+			t.Fatalf("poll %d, which refuses work: %t: got %v, want %d conditions", i, step.refuses, conditions, step.want)
+		}
+		if step.refuses && (conditions[0].Reason != ReasonRefusing || !conditions[0].Covers(part)) {
+			t.Errorf("got %v, covering partitions: %t; want %s, which covers them", conditions[0], conditions[0].Covers(part), ReasonRefusing)
+		}
+	}
+}

@@ -123,6 +123,12 @@ func (f *fakeHardware) Fabric(_ context.Context, g *gpu.GPU) (gpu.FabricState, e
 	return f.answers[g.PCI].Fabric, nil
 }
 
+func (f *fakeHardware) RefusesWork(context.Context) (bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.answers[f.pci(0)].Refuses, nil
+}
+
 func (f *fakeHardware) Partitions(context.Context, *gpu.GPU) ([]gpu.Partition, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -28,6 +28,8 @@ type Hardware interface {
 	Partitions(ctx context.Context, g *gpu.GPU) ([]gpu.Partition, error)
 	// Fabric is the state of the GPU's registration with its NVLink fabric; gpu.FabricUnsupported if it needs none now.
 	Fabric(ctx context.Context, g *gpu.GPU) (gpu.FabricState, error)
+	// RefusesWork reports whether the GPUs are in confidential computing mode and do not accept work.
+	RefusesWork(ctx context.Context) (bool, error)
 }
 
 // Events is a subscription to the events of GPUs.
@@ -312,6 +314,9 @@ func (m *Monitor) read(ctx context.Context, g *gpu.GPU) Reading {
 	}
 	if r.Err == nil {
 		r.Fabric, r.Err = m.hw.Fabric(ctx, g)
+	}
+	if r.Err == nil {
+		r.Refuses, r.Err = m.hw.RefusesWork(ctx)
 	}
 	return r
 }

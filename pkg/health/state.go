@@ -30,6 +30,7 @@ const (
 	ReasonAbsent         = "gpu-absent"
 	ReasonHangs          = "gpu-hangs"
 	ReasonFabric         = "fabric-not-ready"
+	ReasonRefusing       = "work-not-accepted"
 	ReasonUnreachable    = "gpu-unreachable"
 	ReasonUnavailable    = "gpu-unavailable"
 	ReasonDoubleBitECC   = "double-bit-ecc"
@@ -100,9 +101,11 @@ func (c Condition) same(d Condition) bool {
 type Reading struct {
 	// Err is the poll's error.
 	Err error
-	// Action and Fabric are undefined with an error.
+	// Action, Fabric and Refuses are undefined with an error.
 	Action gpu.RecoveryAction
 	Fabric gpu.FabricState
+	// Refuses is set if the GPU is in confidential computing mode and does not accept work.
+	Refuses bool
 }
 
 // State is the health of one GPU.
@@ -196,6 +199,7 @@ func (s *State) Poll(r Reading, ignore []int, now time.Time) {
 	s.gone, s.failing = false, time.Time{}
 	done := s.act(r.Action, now)
 	s.fabric(r.Fabric, now)
+	s.confidential(r.Refuses, now)
 	requested := s.action != gpu.RecoveryUnknown && s.action != gpu.RecoveryNone
 	s.end(func(c Condition) bool {
 		if c.class == 0 || requested {
@@ -290,4 +294,16 @@ func (s *State) fabric(state gpu.FabricState, now time.Time) {
 		return
 	}
 	s.end(func(c Condition) bool { return c.Reason == ReasonFabric })
+}
+
+// confidential handles whether a GPU in confidential computing mode refuses work, as it does until it is set ready.
+func (s *State) confidential(refuses bool, now time.Time) {
+	if refuses {
+		s.add(Condition{
+			Reason: ReasonRefusing, Message: "the GPU is in confidential computing mode and does not accept work: after its " +
+				"attestation, set it ready with nvidia-smi conf-compute -srs 1", rank: rankFabric,
+		}, now)
+		return
+	}
+	s.end(func(c Condition) bool { return c.Reason == ReasonRefusing })
 }

@@ -43,6 +43,12 @@ func newMachine(t *testing.T, model string) *machine {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return machineOf(t, node)
+}
+
+// machineOf is a simulated node.
+func machineOf(t *testing.T, node *sim.Node) *machine {
+	t.Helper()
 	session, err := simulated.OpenNode(t.Context(), node)
 	if err != nil {
 		t.Fatal(err)

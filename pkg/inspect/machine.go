@@ -32,7 +32,8 @@ type Hardware struct {
 
 // OfMachine is the view of a real or simulated machine. The caller completes its name.
 func OfMachine(h Hardware) *View {
-	v := &View{Source: Machine, DriverVersion: h.Node.DriverVersion, GPUs: []GPU{}, Connections: [][]string{}}
+	v := &View{Source: Machine, DriverVersion: h.Node.DriverVersion, ConfidentialComputing: h.Node.ConfidentialComputing}
+	v.GPUs, v.Connections = []GPU{}, [][]string{}
 	if h.Node.CUDAVersion != (gpu.Version{}) {
 		v.CUDAVersion = h.Node.CUDAVersion.String()
 	}

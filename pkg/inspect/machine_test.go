@@ -11,6 +11,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
 const gib = 1 << 30
@@ -45,12 +46,29 @@ func TestPrint_BusyNode(t *testing.T) {
 	golden(t, "busy-wide.txt", text(t, only(v, 2, 3, 6), Options{Width: 80, Wide: true}))
 }
 
+func TestPrint_VirtualMachines(t *testing.T) {
+	node, err := sim.New("gb200-nvl4")
+	if err != nil {
+		t.Fatal(err)
+	}
+	hardware := node.Hardware()
+	for _, err := range []error{
+		hardware.SetConfidential(sim.ConfidentialReady), hardware.SetVirtualization(0, sim.VirtualizationPassThrough),
+		hardware.SetVirtualization(1, sim.VirtualizationVGPU), hardware.SetVirtualization(2, sim.VirtualizationHostVGPU),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	golden(t, "virtual-machine.txt", text(t, machineOf(t, node).view(), Options{}))
+}
+
 func TestOfMachine_BusyNodeJSON(t *testing.T) {
 	golden(t, "busy.json", asJSON(t, only(busy(t).view(), 0, 3)))
 }
 
 func TestPrint_Models(t *testing.T) {
-	for _, model := range []string{"hgx-h100", "a100-pcie-nvlink-pairs", "rtx-pro-6000", "l40s", "t4", "gb200-nvl4"} {
+	for _, model := range []string{"hgx-h100", "a100-pcie-nvlink-pairs", "rtx-pro-6000", "l40s", "t4", "gb200-nvl72", "gb200-nvl4", "gh200"} {
 		v := newMachine(t, model).view()
 		v.Source, v.Node = Model, model
 		golden(t, "model-"+model+".txt", text(t, v, Options{}))

@@ -26,6 +26,12 @@ func notes(g *gpu.GPU, offer *policy.Offer) []string {
 	case whole && g.MIG.NeedsReset && g.MIG.Enabled:
 		add("MIG mode is on", "for a whole or shared GPU, "+gpu.SwitchMIG("<GPU>", false))
 	}
+	if g.Virtualization == gpu.PassThrough && g.MIG.Capable {
+		add("passed through to this virtual machine", "the MIG mode is taken as it is found, as a guest may be unable to reset the GPU")
+	}
+	if g.Virtualization == gpu.VGPU && offer.NoPartitions == "" && offer.Partitions == nil {
+		add("a vGPU", "MIG mode and partitions are its host's; partitions that are there can be offered by mode existing")
+	}
 	add("no partitions", offer.NoPartitions)
 	add("not shared by time slices", offer.NoTimeSlice)
 	add("not shared by MPS", offer.NoMPS)

@@ -157,7 +157,7 @@ func TestConnections_MatchHardware(t *testing.T) {
 		atMostRoot: func(exact string) bool { return exact == "PIX" || exact == "PXB" || exact == "PHB" },
 	}
 	vague := map[string]int{}
-	for _, model := range []string{"hgx-h100", "a100-pcie-nvlink-pairs", "dgx-a100", "l40s", "rtx-pro-6000", "a30", "t4", "gb200-nvl4"} {
+	for _, model := range []string{"hgx-h100", "a100-pcie-nvlink-pairs", "dgx-a100", "l40s", "rtx-pro-6000", "a30", "t4", "gb200-nvl72"} {
 		m := newMachine(t, model)
 		exact, published := m.view().Connections, viewOf(t, m.published()).Connections
 		for i := range exact {

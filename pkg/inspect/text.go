@@ -115,6 +115,9 @@ func (p *printer) title() {
 	if v.CUDAVersion != "" {
 		facts = append(facts, "CUDA "+v.CUDAVersion)
 	}
+	if v.ConfidentialComputing {
+		facts = append(facts, "confidential computing")
+	}
 	p.linef("%s: %s", what, strings.Join(facts, ", "))
 	for _, problem := range v.Problems {
 		p.linef("PROBLEM: %s", problem)

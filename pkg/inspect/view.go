@@ -32,6 +32,8 @@ type View struct {
 	// DriverVersion and CUDAVersion are those of the NVIDIA driver; in slices, semantic versions.
 	DriverVersion string `json:"driverVersion,omitempty"`
 	CUDAVersion   string `json:"cudaVersion,omitempty"`
+	// ConfidentialComputing reports that the GPUs run in that mode; false if unknown, as in a cluster.
+	ConfidentialComputing bool `json:"confidentialComputing,omitempty"`
 	// GPUs in order of NVML index, or of device names if indexes are unknown.
 	GPUs []GPU `json:"gpus"`
 	// Connections between the GPUs in their order, in the words of nvidia-smi topo -m. In a cluster, some words are less

@@ -10,11 +10,16 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/NVIDIA/go-nvlib/pkg/nvlib/info"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
+
+// errJetson refuses the GPU of a Jetson. It has no PCI address and no device node of its own, and containers get its driver by
+// lists of files (nvidia-container-toolkit, mode csv), not by what NVML reports.
+var errJetson = fmt.Errorf("the integrated GPU of a Jetson is not supported: use NVIDIA's device plugin on this node: %w", gpu.ErrNotSupported)
 
 // found is a GPU and its handle.
 type found struct {
@@ -67,6 +72,12 @@ func readNode(lib Library, node *gpu.Node, count *int) (err error) {
 	default:
 		node.CUDAVersion = gpu.Version{Major: cuda / 1000, Minor: cuda % 1000 / 10}
 	}
+	switch node.ConfidentialComputing, err = lib.ConfidentialComputing(); {
+	case lacking(err):
+		node.ConfidentialComputing = false
+	case err != nil:
+		return fmt.Errorf("read whether the GPUs are in confidential computing mode: %w", err)
+	}
 	if *count, err = lib.DeviceCount(); err != nil {
 		return fmt.Errorf("count GPUs: %w", err)
 	}
@@ -79,6 +90,12 @@ func readGPU(lib Library, index int, sysfs fs.ReadLinkFS) (Device, gpu.GPU, erro
 	dev, err := lib.DeviceByIndex(index)
 	if err != nil {
 		return nil, g, fmt.Errorf("get a handle to GPU %d: %w", index, err)
+	}
+	if g.ProductName, err = dev.Name(); err != nil {
+		return nil, g, fmt.Errorf("read the product name of GPU %d: %w", index, err)
+	}
+	if info.IsIntegratedGPUName(g.ProductName) {
+		return nil, g, fmt.Errorf("skip GPU %d (%s): %w", index, g.ProductName, errJetson)
 	}
 	pci, err := dev.PCIInfo()
 	if err != nil {
@@ -97,9 +114,6 @@ func readGPU(lib Library, index int, sysfs fs.ReadLinkFS) (Device, gpu.GPU, erro
 	if g.Minor, err = dev.MinorNumber(); err != nil {
 		return nil, g, fmt.Errorf("read the minor number of GPU %d at %s: %w", index, g.PCI, err)
 	}
-	if g.ProductName, err = dev.Name(); err != nil {
-		return nil, g, fmt.Errorf("read the product name of GPU %d at %s: %w", index, g.PCI, err)
-	}
 	if err := hostsVGPUs(dev); err != nil {
 		return nil, g, fmt.Errorf("skip GPU %d at %s: %w", index, g.PCI, err)
 	}
@@ -108,6 +122,7 @@ func readGPU(lib Library, index int, sysfs fs.ReadLinkFS) (Device, gpu.GPU, erro
 	if total > 0 {
 		g.TotalMemory = &total
 	}
+	readVirtualization(dev, &g, &firm)
 	readLinks(dev, &g, &firm)
 	readFabric(dev.Links(), &g, &firm)
 	readMIG(dev, &g, total, &firm)
@@ -167,6 +182,17 @@ func readProperties(dev Device, g *gpu.GPU, e *errs) (totalMemory uint64) {
 	return totalMemory
 }
 
+// readVirtualization reads how the GPU reached a virtual machine, if it is in one.
+func readVirtualization(dev Device, g *gpu.GPU, e *errs) {
+	switch mode, err := dev.VirtualizationMode(); {
+	case !e.hint(err):
+	case mode == int(nvml.GPU_VIRTUALIZATION_MODE_PASSTHROUGH):
+		g.Virtualization = gpu.PassThrough
+	case mode == int(nvml.GPU_VIRTUALIZATION_MODE_VGPU):
+		g.Virtualization = gpu.VGPU
+	}
+}
+
 // readMIG reads the MIG mode and geometry. A board that reports no placements is not offered for partitioning.
 func readMIG(dev Device, g *gpu.GPU, totalMemory uint64, e *errs) {
 	mig := dev.MIG()
@@ -177,13 +203,13 @@ func readMIG(dev Device, g *gpu.GPU, totalMemory uint64, e *errs) {
 	g.MIG = gpu.MIG{Capable: true, Enabled: current, Pending: pending}
 	// NVML does not report this. The compute capability of Ampere is 8.x, that of Hopper 9.0.
 	g.MIG.NeedsReset = g.ComputeCapability == nil || g.ComputeCapability.Major < 9
-	switch mode, err := dev.VirtualizationMode(); {
-	case !e.hint(err):
-	case mode == int(nvml.GPU_VIRTUALIZATION_MODE_PASSTHROUGH):
+	switch g.Virtualization {
+	case gpu.NoVirtualization:
+	case gpu.PassThrough:
 		// "On certain platforms like pass-through virtualization, where reset functionality may not be exposed directly, VM
 		// reboot is required" (nvml.h, nvmlDeviceSetMigMode).
 		g.MIG.NeedsReset = true
-	case mode == int(nvml.GPU_VIRTUALIZATION_MODE_VGPU):
+	case gpu.VGPU:
 		g.MIG.NeedsReset, g.MIG.Fixed = false, true
 	}
 	for enum := range nvml.GPU_INSTANCE_PROFILE_COUNT {

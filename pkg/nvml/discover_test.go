@@ -155,6 +155,16 @@ func wantProblem(t *testing.T, lib *fakeLibrary, says ...string) {
 	}
 }
 
+// An integrated GPU has no PCI address, and programs know it by its name (go-nvlib, IsIntegratedGPUName).
+func TestDiscover_Jetson(t *testing.T) {
+	for _, product := range []string{"Orin (nvgpu)", "NVIDIA Thor"} {
+		integrated := h100(1)
+		integrated.product = product
+		integrated.errs["PCIInfo"] = gpu.ErrNotSupported
+		wantProblem(t, &fakeLibrary{devices: []*fakeDevice{h100(0), integrated, h100(2)}}, "GPU 1", product, "Jetson", "device plugin")
+	}
+}
+
 // A lost GPU answers every call so: none of its attributes is merely "not supported".
 func TestDiscover_LostGPU(t *testing.T) {
 	for _, call := range []string{

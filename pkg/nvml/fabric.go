@@ -43,6 +43,25 @@ func (s *Session) Fabric(ctx context.Context, g *gpu.GPU) (gpu.FabricState, erro
 	return state, err
 }
 
+// RefusesWork reports whether the GPUs are in confidential computing mode and do not accept work: until an administrator or
+// an attestation agent has set them ready, CUDA fails in every container.
+func (s *Session) RefusesWork(ctx context.Context) (refuses bool, err error) {
+	if !s.Node().ConfidentialComputing {
+		return false, nil
+	}
+	accepts := false
+	err = s.calls.library(ctx, "nvmlSystemGetConfComputeGpusReadyState", func() (err error) {
+		if accepts, err = s.calls.lib.AcceptsWork(); lacking(err) {
+			accepts, err = true, nil
+		}
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("read whether the GPUs accept work: %w", err)
+	}
+	return !accepts, nil
+}
+
 // AwaitFabric waits until a whole GPU is registered with its NVLink fabric. Until then CUDA returns
 // cudaErrorSystemNotReady, whether the registration is not started or in progress (open-gpu-kernel-modules 595.45.04,
 // nv_gpu_ops.c, _convertGpuFabricProbeStateToErrorCode). AwaitFabric does not wait for a registration that never

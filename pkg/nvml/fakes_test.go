@@ -3,6 +3,7 @@
 package nvml
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io/fs"
@@ -48,7 +49,11 @@ func (l *fakeLibrary) SystemDriverVersion() (string, error) {
 func (l *fakeLibrary) SystemCUDADriverVersion() (int, error) {
 	return 12080, l.call("SystemCUDADriverVersion")
 }
-func (l *fakeLibrary) DeviceCount() (int, error) { return len(l.devices), l.call("DeviceCount") }
+func (l *fakeLibrary) ConfidentialComputing() (bool, error) {
+	return false, l.call("ConfidentialComputing")
+}
+func (l *fakeLibrary) AcceptsWork() (bool, error) { return false, l.call("AcceptsWork") }
+func (l *fakeLibrary) DeviceCount() (int, error)  { return len(l.devices), l.call("DeviceCount") }
 
 func (l *fakeLibrary) EventSet() (EventSet, error) {
 	if err := l.call("EventSet"); err != nil {
@@ -106,6 +111,7 @@ func (l *fakeLibrary) DeviceByIndex(index int) (Device, error) {
 // fakeDevice is an H100 whose calls fail as a test says.
 type fakeDevice struct {
 	virtualization int
+	product        string // empty: an H100
 	bus            string
 	uuid           string
 	minor          int
@@ -148,7 +154,9 @@ func (d *fakeDevice) MinorNumber() (int, error) { return d.minor, d.fail("MinorN
 func (d *fakeDevice) PCIInfo() (PCIInfo, error) {
 	return PCIInfo{BusID: d.bus, DeviceID: 0x233010de}, d.fail("PCIInfo")
 }
-func (d *fakeDevice) Name() (string, error)            { return "NVIDIA H100 80GB HBM3", d.fail("Name") }
+func (d *fakeDevice) Name() (string, error) {
+	return cmp.Or(d.product, "NVIDIA H100 80GB HBM3"), d.fail("Name")
+}
 func (d *fakeDevice) Brand() (int, error)              { return 14, d.fail("Brand") }
 func (d *fakeDevice) Architecture() (int, error)       { return 9, d.fail("Architecture") }
 func (d *fakeDevice) MemoryTotal() (uint64, error)     { return 80 << 30, d.fail("MemoryTotal") }

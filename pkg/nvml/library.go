@@ -12,10 +12,14 @@ import (
 // It has two implementations: the real library through go-nvml, and the engine of a simulated node in process.
 // Errors wrap the sentinels of pkg/gpu.
 type Library interface {
-	Init() error                             // nvmlInit_v2
-	Shutdown() error                         // nvmlShutdown
-	SystemDriverVersion() (string, error)    // nvmlSystemGetDriverVersion
-	SystemCUDADriverVersion() (int, error)   // nvmlSystemGetCudaDriverVersion_v2: 1000*major + 10*minor
+	Init() error                           // nvmlInit_v2
+	Shutdown() error                       // nvmlShutdown
+	SystemDriverVersion() (string, error)  // nvmlSystemGetDriverVersion
+	SystemCUDADriverVersion() (int, error) // nvmlSystemGetCudaDriverVersion_v2: 1000*major + 10*minor
+	// ConfidentialComputing reports whether the GPUs run in confidential computing mode (nvmlSystemGetConfComputeState: ccFeature).
+	ConfidentialComputing() (bool, error)
+	// AcceptsWork reports whether GPUs in confidential computing mode accept work (nvmlSystemGetConfComputeGpusReadyState).
+	AcceptsWork() (bool, error)
 	DeviceCount() (int, error)               // nvmlDeviceGetCount_v2
 	DeviceByIndex(index int) (Device, error) // nvmlDeviceGetHandleByIndex_v2
 	// HasFunction reports whether the library exports a function; go-nvml aborts the process if a missing one is called.

@@ -14,7 +14,7 @@ import (
 )
 
 func TestPartitions_Lifecycle(t *testing.T) {
-	for _, model := range []string{"hgx-h100", "rtx-pro-6000", "gb200-nvl4", "hgx-b200"} {
+	for _, model := range []string{"hgx-h100", "rtx-pro-6000", "gb200-nvl72", "hgx-b200"} {
 		b := newBed(t, model)
 		b.enable()
 		for _, s := range b.gpu0().Shapes() {

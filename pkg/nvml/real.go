@@ -80,6 +80,24 @@ func (l *realLibrary) SystemCUDADriverVersion() (int, error) {
 	return result(l.lib.SystemGetCudaDriverVersion_v2())("nvmlSystemGetCudaDriverVersion_v2")
 }
 
+func (l *realLibrary) ConfidentialComputing() (bool, error) {
+	const call = "nvmlSystemGetConfComputeState"
+	if err := functions(l.HasFunction).require(call); err != nil {
+		return false, err
+	}
+	state, err := result(l.lib.SystemGetConfComputeState())(call)
+	return state.CcFeature == nvml.CC_SYSTEM_FEATURE_ENABLED, err
+}
+
+func (l *realLibrary) AcceptsWork() (bool, error) {
+	const call = "nvmlSystemGetConfComputeGpusReadyState"
+	if err := functions(l.HasFunction).require(call); err != nil {
+		return false, err
+	}
+	accepts, err := result(l.lib.SystemGetConfComputeGpusReadyState())(call)
+	return accepts == nvml.CC_ACCEPTING_CLIENT_REQUESTS_TRUE, err
+}
+
 func (l *realLibrary) DeviceCount() (int, error) {
 	return result(l.lib.DeviceGetCount())("nvmlDeviceGetCount")
 }

@@ -251,11 +251,36 @@ func TestDiscover_Virtualization(t *testing.T) {
 	})
 }
 
+func TestDiscover_ConfidentialComputing(t *testing.T) {
+	mode := func(mode int) func(n *sim.Node) error {
+		return func(n *sim.Node) error { return n.Hardware().SetConfidential(mode) }
+	}
+	for name, test := range map[string]struct {
+		model       string
+		mode        int
+		on, refuses bool
+	}{
+		"off":                    {"hgx-h100", sim.ConfidentialOff, false, false},
+		"not ready":              {"hgx-h100", sim.ConfidentialNotReady, true, true},
+		"ready":                  {"hgx-h100", sim.ConfidentialReady, true, false},
+		"older than the feature": {"t4", sim.ConfidentialNotReady, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			search(t, test.model, mode(test.mode), func(t *testing.T, s *searched) {
+				refuses, err := s.RefusesWork(t.Context())
+				if err != nil || s.Node().ConfidentialComputing != test.on || refuses != test.refuses {
+					t.Errorf("on %t, refuses work %t, %v; want %t, %t", s.Node().ConfidentialComputing, refuses, err, test.on, test.refuses)
+				}
+			})
+		})
+	}
+}
+
 func TestRereadLinks(t *testing.T) {
 	late := func(n *sim.Node) error {
 		return errors.Join(n.Hardware().SetLinks(0, false), n.Hardware().SetFabricState(1, sim.FabricInProgress, 0))
 	}
-	search(t, "gb200-nvl4", late, func(t *testing.T, s *searched) {
+	search(t, "gb200-nvl72", late, func(t *testing.T, s *searched) {
 		if n := s.Node().GPUs[0].NVLinks.Active; n != 0 {
 			t.Fatalf("%d links are up at the start, want none", n)
 		}
@@ -273,7 +298,7 @@ func TestRereadLinks(t *testing.T) {
 }
 
 func TestAwaitFabric(t *testing.T) {
-	search(t, "gb200-nvl4", asItIs, func(t *testing.T, s *searched) {
+	search(t, "gb200-nvl72", asItIs, func(t *testing.T, s *searched) {
 		g := &s.Node().GPUs[0]
 		s.must(s.node.Hardware().SetFabricState(0, sim.FabricInProgress, 5))
 		start := time.Now()
@@ -287,7 +312,7 @@ func TestAwaitFabric(t *testing.T) {
 			t.Errorf("got %v after %s, want %v within 25 s", err, time.Since(start), gpu.ErrFabricPending)
 		}
 	})
-	search(t, "gb200-nvl4", func(n *sim.Node) error { return n.Hardware().SetFabricState(0, sim.FabricNotStarted, 0) }, func(t *testing.T, s *searched) {
+	search(t, "gb200-nvl72", func(n *sim.Node) error { return n.Hardware().SetFabricState(0, sim.FabricNotStarted, 0) }, func(t *testing.T, s *searched) {
 		start := time.Now()
 		s.must(s.AwaitFabric(t.Context(), &s.Node().GPUs[0]))
 		if took := time.Since(start); took != 0 {

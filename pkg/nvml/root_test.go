@@ -59,6 +59,21 @@ func TestFindLibrary_FirstRoot(t *testing.T) {
 	}
 }
 
+func TestFindLibrary_Jetson(t *testing.T) {
+	root := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(root, "etc"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "etc/nv_tegra_release"), []byte("# R35 (release), REVISION: 4.1"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := FindLibrary(Options{DriverRoot: t.TempDir(), OtherRoots: []string{root}})
+	wantError(t, err, "Jetson", "device plugin")
+	if !errors.Is(err, gpu.ErrLibraryNotFound) {
+		t.Errorf("got %v, want %v", err, gpu.ErrLibraryNotFound)
+	}
+}
+
 func TestFindLibrary_NoDriver(t *testing.T) {
 	a, b := t.TempDir(), t.TempDir()
 	_, err := FindLibrary(Options{DriverRoot: a, OtherRoots: []string{b}})

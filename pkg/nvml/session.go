@@ -9,10 +9,12 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
+	"github.com/NVIDIA/go-nvlib/pkg/nvlib/info"
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/driverroot"
@@ -128,12 +130,21 @@ func find(opts Options) ([]candidate, error) {
 		}
 		return []candidate{{opts.LibraryPath, root}}, nil
 	}
+	if len(found) == 0 && slices.ContainsFunc(roots, isJetson) {
+		return nil, fmt.Errorf("%w: %s not found: %w", gpu.ErrLibraryNotFound, driverroot.LibraryName, errJetson)
+	}
 	if len(found) == 0 {
 		return nil, fmt.Errorf("%w: %s not found under %s: is the NVIDIA driver installed there? "+
 			"Set --driver-root to the driver's root or --nvml-library to the file",
 			gpu.ErrLibraryNotFound, driverroot.LibraryName, strings.Join(roots, " or "))
 	}
 	return found, nil
+}
+
+// isJetson reports whether a root is that of a Jetson's Linux, some releases of which have no NVML.
+func isJetson(root string) bool {
+	tegra, _ := info.New(info.WithRoot(root)).HasTegraFiles()
+	return tegra
 }
 
 // Wait opens a session as soon as the driver is available. It returns early only when ctx ends, or if the driver needs

@@ -88,7 +88,7 @@ func TestOrderWhole_Models(t *testing.T) {
 		{"rtx-pro-6000", []int{7}, "3 2 1 0 5 4 7 6"},
 		{"rtx-pro-6000", []int{7, 5, 3}, "1 0 3 2 7 6 5 4"},
 		{"rtx-pro-6000", []int{7, 5, 3, 2}, "1 0 3 2 7 6 5 4"}, // two on each node, but one switch has both
-		{"gb200-nvl4", []int{2}, "1 0 3 2"},
+		{"gb200-nvl72", []int{2}, "1 0 3 2"},
 		{"a30", []int{1}, "1 0"}, // nothing joins the two, so nothing moves
 		{"t4", []int{0}, "0"},
 	}

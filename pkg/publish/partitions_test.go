@@ -4,6 +4,7 @@ package publish
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +18,35 @@ func TestObjects_A30InMIGMode(t *testing.T) {
 	node := modelNode(t, "a30", 0)
 	node.GPUs = node.GPUs[:1]
 	golden(t, "a30-mig.yaml", Objects(node, "gpu.cleave.dev", "node-1"))
+}
+
+// Each newer board in MIG mode: profile names and placements as its driver reports them, and no graphics profiles.
+func TestObjects_Boards(t *testing.T) {
+	for _, model := range []string{"gb200-nvl72", "gb300-nvl72", "gh200", "hgx-b300", "rtx-pro-6000"} {
+		node := modelNode(t, model, 0)
+		node.GPUs = node.GPUs[:1]
+		var devices []string
+		for _, s := range slicesOf(t, node) {
+			for _, set := range s.SharedCounters {
+				devices = append(devices, fmt.Sprintf("%s: %d counters", set.Name, len(set.Counters)))
+			}
+			for _, d := range s.Devices {
+				line := []string{d.Name, *d.Attributes["type"].StringValue}
+				if profile, ok := d.Attributes["profile"]; ok {
+					line = append(line, *profile.StringValue)
+				}
+				for _, name := range slices.Sorted(maps.Keys(d.Capacity)) {
+					amount := d.Capacity[name].Value
+					line = append(line, fmt.Sprintf("%s %s", name, amount.String()))
+				}
+				for _, c := range d.ConsumesCounters {
+					line = append(line, fmt.Sprintf("uses %d counters", len(c.Counters)))
+				}
+				devices = append(devices, strings.Join(line, ", "))
+			}
+		}
+		golden(t, "board-"+model+".yaml", devices)
+	}
 }
 
 // names are the devices of each slice, with what is tainted marked.

@@ -28,7 +28,7 @@ func TestBoards(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	want := []string{"A100-40", "A100-80", "A30", "B200", "GB200", "GH200", "H100-80", "H100-94", "H200", "L40S", "RTX-PRO-6000", "T4"}
+	want := []string{"A100-40", "A100-80", "A30", "B200", "B300", "GB200", "GB300", "GH200", "H100-80", "H100-94", "H200", "L40S", "RTX-PRO-6000", "T4"}
 	if diff := cmp.Diff(want, names); diff != "" {
 		t.Errorf("boards (-want +got):\n%s", diff)
 	}

@@ -169,6 +169,8 @@ var callNames = []string{
 	"nvmlGpuInstanceGetInfo",
 	"nvmlInit_v2",
 	"nvmlShutdown",
+	"nvmlSystemGetConfComputeGpusReadyState",
+	"nvmlSystemGetConfComputeState",
 	"nvmlSystemGetCudaDriverVersion_v2",
 	"nvmlSystemGetDriverVersion",
 	"nvmlSystemGetNVMLVersion",

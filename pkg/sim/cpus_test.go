@@ -19,8 +19,8 @@ func TestSysfs_LocalCPUs(t *testing.T) {
 		{"hgx-h100", 0, "0-55,112-167"},
 		{"hgx-h100", 7, "56-111,168-223"},
 		{"dgx-a100", 0, "48-63,176-191"},
-		{"gb200-nvl4", 3, "72-143"}, // the cores of Grace have one thread
-		{"t4", 0, "0-7"},            // no NUMA node: all CPUs
+		{"gb200-nvl72", 3, "72-143"}, // the cores of Grace have one thread
+		{"t4", 0, "0-7"},             // no NUMA node: all CPUs
 	}
 	for _, tt := range tests {
 		n := testNode(t, tt.model)

@@ -62,7 +62,7 @@ func TestDevices(t *testing.T) {
 		{"dgx-a100", 0, facts{"00000000:07:00.0", "NVIDIA A100-SXM4-80GB", 2, 14, 7, [2]int{8, 0}, 81920 << 20, 633 << 20, true, 1, true, true, false}},
 		{"a100-pcie-nvlink-pairs", 3, facts{"00000000:E3:00.0", "NVIDIA A100 80GB PCIe", 2, 14, 7, [2]int{8, 0}, 81920 << 20, 633 << 20, true, 1, true, true, false}},
 		{"a30", 1, facts{"00000000:D8:00.0", "NVIDIA A30", 1, 14, 7, [2]int{8, 0}, 24576 << 20, 425 << 20, true, 1, false, true, false}},
-		{"gb200-nvl4", 2, facts{"00000018:01:00.0", "NVIDIA GB200", 2, 14, 10, [2]int{10, 0}, 189471 << 20, 683 << 20, true, 2, true, true, false}},
+		{"gb200-nvl72", 2, facts{"00000018:01:00.0", "NVIDIA GB200", 2, 14, 10, [2]int{10, 0}, 189471 << 20, 683 << 20, true, 2, true, true, false}},
 		{"rtx-pro-6000", 7, facts{"00000000:D6:00.0", "NVIDIA RTX PRO 6000 Blackwell Server Edition", 7, 14, 10, [2]int{12, 0}, 97887 << 20, 636 << 20, true, 1, false, true, false}},
 		{"l40s", 0, facts{"00000000:4A:00.0", "NVIDIA L40S", 1, 14, 8, [2]int{8, 9}, 46068 << 20, 612 << 20, true, 1, false, false, false}},
 		{"t4", 0, facts{"00000000:00:1E.0", "Tesla T4", 0, 2, 6, [2]int{7, 5}, 15360 << 20, 431 << 20, true, 0, false, false, false}},

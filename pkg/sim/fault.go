@@ -109,7 +109,8 @@ func (fs *Faults) HangCall(index int, call string) error {
 }
 
 // Clear removes faults, brings lost and absent GPUs back, ends recovery actions, and leaves fabric, NVLinks and
-// virtualization to the node's model again; of one GPU, or of all and of none (-1).
+// virtualization to the node's model again; of one GPU, or of all and of none (-1). Confidential computing, which is the
+// whole node's, ends only with -1.
 func (fs *Faults) Clear(index int) error {
 	hardware := Hardware{fs.core}
 	for i := range fs.gpus {
@@ -125,6 +126,9 @@ func (fs *Faults) Clear(index int) error {
 		s.Faults = slices.DeleteFunc(s.Faults, func(f Fault) bool { return of(f.GPU) })
 		s.Lost = slices.DeleteFunc(s.Lost, of)
 		s.LinksDown = slices.DeleteFunc(s.LinksDown, of)
+		if index < 0 {
+			s.Confidential = ConfidentialOff
+		}
 		return nil
 	})
 }

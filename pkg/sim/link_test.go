@@ -63,7 +63,9 @@ func TestNVLinks(t *testing.T) {
 	}{
 		{"hgx-h100", 0, linkFacts{18, 18, 6, LinkToSwitch, []string{"00000000:07:00.0", "00000000:08:00.0", "00000000:09:00.0", "00000000:0A:00.0"}}},
 		{"a100-pcie-nvlink-pairs", 2, linkFacts{12, 12, 5, LinkToGPU, []string{"00000000:E3:00.0"}}},
-		{"gb200-nvl4", 0, linkFacts{18, 18, 7, LinkToSwitch, []string{"00000000:00:00.0"}}},
+		{"gb200-nvl72", 0, linkFacts{18, 18, 7, LinkToSwitch, []string{"00000000:00:00.0"}}},
+		{"gb200-nvl4", 1, linkFacts{18, 18, 7, LinkToGPU, []string{"00000008:01:00.0", "00000018:01:00.0", "00000019:01:00.0"}}},
+		{"gh200", 0, linkFacts{18, 0, 6, LinkToUnknown, nil}},
 		{"a30", 0, linkFacts{4, 0, 5, LinkToUnknown, nil}},
 		{"l40s", 0, linkFacts{}},
 	}
@@ -140,7 +142,7 @@ func TestP2P(t *testing.T) {
 }
 
 func TestFabric(t *testing.T) {
-	info, err := testNode(t, "gb200-nvl4").Device(1).Links().Fabric()
+	info, err := testNode(t, "gb200-nvl72").Device(1).Links().Fabric()
 	want := FabricInfo{State: FabricCompleted, Clique: 32766, ClusterUUID: [16]byte{0x6f, 0xbb, 0x1d, 0xe4, 0x2f, 0x8a, 0x4d, 0x3c, 0x9d, 0x2f, 0x7c, 0x14, 0xa1, 0xf0, 0xc2, 0xe5}}
 	if diff := cmp.Diff(want, info); diff != "" || err != nil {
 		t.Errorf("fabric, %v (-want +got):\n%s", err, diff)
@@ -166,8 +168,10 @@ func TestAffinity(t *testing.T) {
 	if _, err := testNode(t, "t4").Device(0).Links().MemoryAffinity(); !errors.Is(err, gpu.ErrNotSupported) {
 		t.Errorf("MemoryAffinity without NUMA = %v", err)
 	}
-	if id, err := testNode(t, "gb200-nvl4").Device(1).Links().NUMANodeID(); id < 2 || err != nil {
-		t.Errorf("NUMANodeID on Grace = %d, %v", id, err)
+	for _, model := range []string{"gb200-nvl72", "gh200"} {
+		if id, err := testNode(t, model).Device(0).Links().NUMANodeID(); id < 2 || err != nil {
+			t.Errorf("NUMANodeID on Grace (%s) = %d, %v", model, id, err)
+		}
 	}
 }
 

@@ -29,7 +29,8 @@ func testNode(t *testing.T, model string, opts ...Option) *Node {
 
 func TestNodeModels(t *testing.T) {
 	want := map[string]int{
-		"a100-pcie-nvlink-pairs": 4, "a30": 2, "dgx-a100": 8, "gb200-nvl4": 4, "hgx-b200": 8, "hgx-h100": 8,
+		"a100-pcie-nvlink-pairs": 4, "a30": 2, "dgx-a100": 8, "gb200-nvl4": 4, "gb200-nvl72": 4, "gb300-nvl72": 4, "gh200": 1,
+		"hgx-b200": 8, "hgx-b300": 8, "hgx-h100": 8,
 		"hgx-h200": 8, "l40s": 4, "rtx-pro-6000": 8, "t4": 1,
 	}
 	got := map[string]int{}

@@ -34,6 +34,8 @@ type nodeState struct {
 	LinksDown []int `json:"linksDown,omitempty"`
 	// Unloads counts how often the driver was unloaded.
 	Unloads int `json:"unloads,omitempty"`
+	// Confidential is one of Confidential*.
+	Confidential int `json:"confidential,omitempty"`
 	// Quirks of the driver, sorted.
 	Quirks []Quirk `json:"quirks,omitempty"`
 }

@@ -175,6 +175,28 @@ func nvmlSystemGetCudaDriverVersion_v2(to *C.int) C.nvmlReturn_t {
 	return answerNumber(node, (*sim.Node).SystemCUDADriverVersion, to)
 }
 
+// Environment and DevTools mode are zero: unavailable, off. Nobody asks for them.
+//
+//export nvmlSystemGetConfComputeState
+func nvmlSystemGetConfComputeState(to *C.nvmlConfComputeSystemState_t) C.nvmlReturn_t {
+	return answer(node, (*sim.Node).ConfidentialComputing, to, func(on bool) C.nvmlConfComputeSystemState_t {
+		return C.nvmlConfComputeSystemState_t{ccFeature: flag(on)}
+	})
+}
+
+//export nvmlSystemGetConfComputeGpusReadyState
+func nvmlSystemGetConfComputeGpusReadyState(to *C.uint) C.nvmlReturn_t {
+	return answer(node, (*sim.Node).AcceptsWork, to, flag)
+}
+
+// flag is 1 for true: NVML_CC_SYSTEM_FEATURE_ENABLED, NVML_CC_ACCEPTING_CLIENT_REQUESTS_TRUE.
+func flag(on bool) C.uint {
+	if on {
+		return 1
+	}
+	return 0
+}
+
 //export nvmlSystemGetCudaDriverVersion
 func nvmlSystemGetCudaDriverVersion(to *C.int) C.nvmlReturn_t {
 	return nvmlSystemGetCudaDriverVersion_v2(to)

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sim
+
+import "fmt"
+
+// Confidential* is whether the GPUs of a node run in confidential computing mode, which a driver has only inside a
+// confidential virtual machine, and whether they accept work there (nvml.h, NVML_CC_SYSTEM_FEATURE_*,
+// NVML_CC_ACCEPTING_CLIENT_REQUESTS_*).
+const (
+	ConfidentialOff = iota
+	ConfidentialNotReady
+	ConfidentialReady
+)
+
+var confidentialModes = []string{"off", "not-ready", "ready"}
+
+// ConfidentialModes lists the names of Confidential* for the command line.
+func ConfidentialModes() []string { return confidentialModes }
+
+// ConfidentialModeName names one of Confidential*.
+func ConfidentialModeName(mode int) string { return nameOf(confidentialModes, mode) }
+
+// SetConfidential sets one of Confidential* for all GPUs of the node.
+func (h Hardware) SetConfidential(mode int) error {
+	if mode < 0 || mode >= len(confidentialModes) {
+		return fmt.Errorf("no confidential computing mode %d: they are 0 to %d", mode, len(confidentialModes)-1)
+	}
+	return h.state.update(func(s *nodeState) error {
+		s.Confidential = mode
+		return nil
+	})
+}
+
+// ConfidentialComputing reports whether the node's GPUs run in confidential computing mode (nvmlSystemGetConfComputeState:
+// ccFeature; "for Ampere or newer").
+func (n *Node) ConfidentialComputing() (bool, error) {
+	mode, err := n.confidential("nvmlSystemGetConfComputeState")
+	return mode != ConfidentialOff, err
+}
+
+// AcceptsWork reports whether GPUs in confidential computing mode accept work (nvmlSystemGetConfComputeGpusReadyState).
+func (n *Node) AcceptsWork() (bool, error) {
+	mode, err := n.confidential("nvmlSystemGetConfComputeGpusReadyState")
+	return mode == ConfidentialReady, err
+}
+
+// confidential is the mode as a call reads it.
+func (n *Node) confidential(call string) (int, error) {
+	if err := n.enter(call, -1); err != nil {
+		return 0, err
+	}
+	for i := range n.spec.Boards {
+		if n.spec.Boards[i].ComputeCapability[0] < 8 {
+			return 0, fail(call, CodeNotSupported, "%s is older than Ampere", n.spec.Boards[i].Product)
+		}
+	}
+	st, err := n.state.load()
+	if err != nil {
+		return 0, err
+	}
+	return st.Confidential, nil
+}
