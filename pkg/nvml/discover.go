@@ -19,7 +19,8 @@ import (
 
 // errJetson refuses the GPU of a Jetson. It has no PCI address and no device node of its own, and containers get its driver by
 // lists of files (nvidia-container-toolkit, mode csv), not by what NVML reports.
-var errJetson = fmt.Errorf("the integrated GPU of a Jetson is not supported: use NVIDIA's device plugin on this node: %w", gpu.ErrNotSupported)
+var errJetson = fmt.Errorf("the integrated GPU of a Jetson is not supported: use NVIDIA's device plugin on this node: %w",
+	gpu.ErrNotSupported)
 
 // found is a GPU and its handle.
 type found struct {
