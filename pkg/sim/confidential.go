@@ -32,21 +32,24 @@ func (h Hardware) SetConfidential(mode int) error {
 	})
 }
 
+// Confidential asks a node's driver about confidential computing.
+type Confidential struct{ *Node }
+
 // ConfidentialComputing reports whether the node's GPUs run in confidential computing mode (nvmlSystemGetConfComputeState:
 // ccFeature; "for Ampere or newer").
-func (n *Node) ConfidentialComputing() (bool, error) {
-	mode, err := n.confidential("nvmlSystemGetConfComputeState")
+func (n Confidential) ConfidentialComputing() (bool, error) {
+	mode, err := n.mode("nvmlSystemGetConfComputeState")
 	return mode != ConfidentialOff, err
 }
 
 // AcceptsWork reports whether GPUs in confidential computing mode accept work (nvmlSystemGetConfComputeGpusReadyState).
-func (n *Node) AcceptsWork() (bool, error) {
-	mode, err := n.confidential("nvmlSystemGetConfComputeGpusReadyState")
+func (n Confidential) AcceptsWork() (bool, error) {
+	mode, err := n.mode("nvmlSystemGetConfComputeGpusReadyState")
 	return mode == ConfidentialReady, err
 }
 
-// confidential is the mode as a call reads it.
-func (n *Node) confidential(call string) (int, error) {
+// mode is one of Confidential*, as a call reads it.
+func (n Confidential) mode(call string) (int, error) {
 	if err := n.enter(call, -1); err != nil {
 		return 0, err
 	}

@@ -179,14 +179,16 @@ func nvmlSystemGetCudaDriverVersion_v2(to *C.int) C.nvmlReturn_t {
 //
 //export nvmlSystemGetConfComputeState
 func nvmlSystemGetConfComputeState(to *C.nvmlConfComputeSystemState_t) C.nvmlReturn_t {
-	return answer(node, (*sim.Node).ConfidentialComputing, to, func(on bool) C.nvmlConfComputeSystemState_t {
+	return answer(node, func(n *sim.Node) (bool, error) {
+		return sim.Confidential{Node: n}.ConfidentialComputing()
+	}, to, func(on bool) C.nvmlConfComputeSystemState_t {
 		return C.nvmlConfComputeSystemState_t{ccFeature: flag(on)}
 	})
 }
 
 //export nvmlSystemGetConfComputeGpusReadyState
 func nvmlSystemGetConfComputeGpusReadyState(to *C.uint) C.nvmlReturn_t {
-	return answer(node, (*sim.Node).AcceptsWork, to, flag)
+	return answer(node, func(n *sim.Node) (bool, error) { return sim.Confidential{Node: n}.AcceptsWork() }, to, flag)
 }
 
 // flag is 1 for true: NVML_CC_SYSTEM_FEATURE_ENABLED, NVML_CC_ACCEPTING_CLIENT_REQUESTS_TRUE.

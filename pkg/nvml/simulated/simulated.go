@@ -46,6 +46,12 @@ type library struct {
 	*sim.Node
 }
 
+func (l library) ConfidentialComputing() (bool, error) {
+	return sim.Confidential{Node: l.Node}.ConfidentialComputing()
+}
+
+func (l library) AcceptsWork() (bool, error) { return sim.Confidential{Node: l.Node}.AcceptsWork() }
+
 func (l library) DeviceByIndex(index int) (nvml.Device, error) {
 	d, err := l.Node.DeviceByIndex(index)
 	if err != nil {
