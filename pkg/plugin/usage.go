@@ -50,6 +50,8 @@ var (
 	sharesAllocatedDesc = usageDesc("cleave_shares_allocated", "Shares that are allocated to claims.", "gpu", "tier")
 	sharesFreeDesc      = usageDesc("cleave_shares_free",
 		"Shares that can be allocated now, each with the least memory and cores.", "gpu", "tier")
+	sharesFreeDefaultDesc = usageDesc("cleave_shares_free_default",
+		"Shares that can be allocated now to claims that ask for no amounts, each with the default memory and cores.", "gpu", "tier")
 	memoryDesc          = usageDesc("cleave_memory_allocatable_bytes", "Memory that claims can be allocated, in any tier.", "gpu")
 	memoryAllocatedDesc = usageDesc("cleave_memory_allocated_bytes",
 		"Memory that is allocated to claims; none where shares do not count it.", "gpu", "tier")
@@ -68,7 +70,7 @@ func usageDesc(name, help string, labels ...string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (*usageCollector) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{claimInfoDesc, claimsDesc, devicesDesc, allocatedDesc, freeDesc, sharesDesc, sharesAllocatedDesc,
-		sharesFreeDesc, memoryDesc, memoryAllocatedDesc, coresDesc, coresAllocatedDesc, fragmentationDesc, taintsDesc} {
+		sharesFreeDesc, sharesFreeDefaultDesc, memoryDesc, memoryAllocatedDesc, coresDesc, coresAllocatedDesc, fragmentationDesc, taintsDesc} {
 		to <- d
 	}
 }
@@ -118,6 +120,7 @@ func collectGPU(to chan<- prometheus.Metric, g *usage.GPU) {
 			send(to, sharesDesc, t.Shares, g.Device, tier)
 			send(to, sharesAllocatedDesc, t.SharesAllocated, g.Device, tier)
 			send(to, sharesFreeDesc, t.SharesFree, g.Device, tier)
+			send(to, sharesFreeDefaultDesc, t.SharesFreeDefault, g.Device, tier)
 		}
 	}
 }

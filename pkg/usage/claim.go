@@ -3,6 +3,7 @@
 package usage
 
 import (
+	"slices"
 	"strconv"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -32,7 +33,7 @@ func Allocations(node *gpu.Node, all []*records.Record, pods func(types.UID) []s
 	var list []Allocation
 	seen := map[Allocation]bool{}
 	for _, r := range all {
-		if r.State != records.Prepared {
+		if r.State != records.Prepared || !isRecorded(r) {
 			continue // its partitions may not exist
 		}
 		users := pods(r.Claim.UID)
@@ -77,9 +78,17 @@ func find(node *gpu.Node, device string) *gpu.GPU {
 func States(all []*records.Record) map[records.State]int {
 	states := map[records.State]int{}
 	for _, r := range all {
-		states[r.State]++
+		if isRecorded(r) {
+			states[r.State]++
+		}
 	}
 	return states
+}
+
+// isRecorded reports whether there is a record on disk, whose devices have UUIDs. Else it is what the API server knows of a claim
+// that is not prepared (claims.Ledger.AllRecords).
+func isRecorded(r *records.Record) bool {
+	return !slices.ContainsFunc(r.Devices, func(d records.Device) bool { return d.UUID == "" })
 }
 
 // Taints counts the devices of a node that have a taint, by its key.

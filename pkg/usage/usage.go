@@ -35,8 +35,9 @@ type Tier struct {
 	// Devices are published, Allocated have a claim, and Free can be allocated to a claim now, one of them at a time: partitions
 	// of a GPU overlap.
 	Devices, Allocated, Free int
-	// Shares can be allocated at once on an empty GPU; SharesFree are how many more can be now, each with the least amounts.
-	Shares, SharesAllocated, SharesFree int64
+	// Shares can be allocated at once on an empty GPU; SharesFree are how many more can be now, each with the least amounts, and
+	// SharesFreeDefault for claims that ask for no amounts.
+	Shares, SharesAllocated, SharesFree, SharesFreeDefault int64
 	// Memory in bytes and Cores in percent of the GPU's multiprocessors are allocated to claims. Where shares do not count one of
 	// them, they have none of it.
 	Memory int64
@@ -120,7 +121,8 @@ func (c *count) count(shapes []gpu.Shape) GPU {
 			continue
 		}
 		if s.IsShare() {
-			t.SharesFree = c.sharesFree(s)
+			t.SharesFree = c.sharesFree(s, func(cut policy.Cut) int64 { return cut.Minimum })
+			t.SharesFreeDefault = c.sharesFree(s, func(cut policy.Cut) int64 { return cut.Default })
 		}
 		if s.IsShare() && t.SharesFree > 0 || !s.IsShare() && c.fits(s) {
 			t.Free++
@@ -181,9 +183,8 @@ func (c *count) fits(s gpu.Shape) bool {
 	})
 }
 
-// sharesFree is how many more claims a shared GPU can have, each with the least amounts; none where the GPU is allocated in
-// another tier.
-func (c *count) sharesFree(s gpu.Shape) int64 {
+// sharesFree is how many more claims of equal amounts a shared GPU can have; none where the GPU is allocated in another tier.
+func (c *count) sharesFree(s gpu.Shape, each func(policy.Cut) int64) int64 {
 	offer := c.offer.Sharing(s.Share)
 	free, memory, cores := offer.Shares, offer.Memory.Total, offer.Cores.Total
 	for _, d := range c.devices {
@@ -198,8 +199,8 @@ func (c *count) sharesFree(s gpu.Shape) int64 {
 		left int64
 		cut  policy.Cut
 	}{{memory, offer.Memory}, {cores, offer.Cores}} {
-		if amount.cut.Total > 0 && amount.cut.Minimum > 0 {
-			free = min(free, amount.left/amount.cut.Minimum)
+		if size := each(amount.cut); amount.cut.Total > 0 && size > 0 {
+			free = min(free, amount.left/size)
 		}
 	}
 	return max(free, 0)

@@ -92,7 +92,7 @@ func TestOf(t *testing.T) {
 	}{
 		"nothing, and a claim that only observes": {[]*records.Record{recordOf(g, "dcgm", observed)}, map[v1alpha1.Tier]Tier{
 			"exclusive": {Devices: 1, Free: 1}, "mig": {Devices: placements, Free: placements},
-			"timeSlice": {Devices: 1, Free: 1, Shares: 4, SharesFree: 4}, "mps": {Devices: 1, Free: 1, Shares: 10, SharesFree: 10}}},
+			"timeSlice": {Devices: 1, Free: 1, Shares: 4, SharesFree: 4, SharesFreeDefault: 4}, "mps": {Devices: 1, Free: 1, Shares: 10, SharesFree: 10, SharesFreeDefault: 10}}},
 		"whole": {[]*records.Record{recordOf(g, "a", whole(g))}, map[v1alpha1.Tier]Tier{
 			"exclusive": {Devices: 1, Allocated: 1, Memory: memory, Cores: 100}, "mig": {Devices: placements},
 			"timeSlice": {Devices: 1, Shares: 4}, "mps": {Devices: 1, Shares: 10}}},
@@ -108,7 +108,7 @@ func TestOf(t *testing.T) {
 		"two claims share": {[]*records.Record{recordOf(g, "a", share(g, gpu.TimeSlice, 1, 20*gib, 0)), recordOf(g, "b", share(g, gpu.TimeSlice, 2, 40*gib, 0))},
 			map[v1alpha1.Tier]Tier{
 				"exclusive": {Devices: 1}, "mig": {Devices: placements},
-				"timeSlice": {Devices: 1, Allocated: 1, Free: 1, Shares: 4, SharesAllocated: 3, SharesFree: 1, Memory: 60 * gib}, "mps": {Devices: 1, Shares: 10}}},
+				"timeSlice": {Devices: 1, Allocated: 1, Free: 1, Shares: 4, SharesAllocated: 3, SharesFree: 1, SharesFreeDefault: 0, Memory: 60 * gib}, "mps": {Devices: 1, Shares: 10}}},
 		"cores are what is short": {[]*records.Record{recordOf(g, "a", share(g, gpu.MPS, 1, 1*gib, 100))}, map[v1alpha1.Tier]Tier{
 			"exclusive": {Devices: 1}, "mig": {Devices: placements}, "timeSlice": {Devices: 1, Shares: 4},
 			"mps": {Devices: 1, Allocated: 1, Shares: 10, SharesAllocated: 1, Memory: 1 * gib, Cores: 100}}},
@@ -232,7 +232,10 @@ func TestAllocations(t *testing.T) {
 	admin.AdminAccess = true
 	coming := recordOf(g, "coming", partition(t, g, "1g.10gb", 0, 0))
 	coming.State = records.Preparing
+	allocated := recordOf(g, "allocated", whole(g)) // and not prepared
+	allocated.Devices[0].UUID = ""
 	all := []*records.Record{
+		allocated,
 		recordOf(g, "train", partition(t, g, "3g.40gb", 4, 2), admin), coming,
 		recordOf(g, "many", share(g, gpu.TimeSlice, 1, 0, 0), share(g, gpu.TimeSlice, 1, 0, 0)),
 	}
@@ -241,7 +244,7 @@ func TestAllocations(t *testing.T) {
 	}
 	device := g.PCI.DeviceName()
 	mig := Allocation{Tier: "mig", UUID: g.UUID, Instance: "2", Profile: "3g.40gb", PartitionUUID: "MIG-3g.40gb", Namespace: "ns",
-		Claim: "train", Pool: "node-1", Device: all[0].Devices[0].Device, Pod: "train-0"}
+		Claim: "train", Pool: "node-1", Device: all[1].Devices[0].Device, Pod: "train-0"}
 	slice := Allocation{Tier: "timeSlice", UUID: g.UUID, Namespace: "ns", Claim: "many", Pool: "node-1", Device: device + "-timeslice", Pod: "a"}
 	other := slice
 	other.Pod = "b"
