@@ -188,8 +188,42 @@ var causes = map[string]pending{
 		[]string{"the pod's node selector or affinity excludes it"}, patchNode(`{"metadata":{"labels":{"explain":"here"}}}`)},
 }
 
+// explanation is what the program says of a pod.
+func (s *space) explanation(ctx context.Context, pod string) (e explain.Explanation, code int) {
+	s.Helper()
+	out, code := s.kubectlCleave(ctx, "explain", "pod", pod, "-n", s.name, "-o", "json")
+	s.must(json.Unmarshal([]byte(out), &e))
+	return e, code
+}
+
+// applyAlternative asks for the first of what would fit now as it is said, and sees it run. It returns how many there are to apply.
+func (s *space) applyAlternative(ctx context.Context) int {
+	s.Helper()
+	e, _ := s.explanation(ctx, "pending")
+	if len(e.Alternatives) == 0 {
+		return 0
+	}
+	a := e.Alternatives[0]
+	var amounts []string
+	for _, capacity := range a.Capacity {
+		amounts = append(amounts, strings.Replace(capacity, " ", "=", 1))
+	}
+	spec := workload.ClaimSpec(a.Class, a.Count)
+	spec.Devices.Requests[0].Exactly.Capacity = workload.Request("gpu", a.Class, a.Count, amounts...).Exactly.Capacity
+	s.create(ctx, claimPod("alternative", spec)...)
+	s.pods.running(ctx, "alternative")
+	s.pods.delete(ctx, "alternative")
+	return 1
+}
+
 // Each cause is explained by kubectl's plugin, and what it names as the remedy lets the pod run.
 func TestExplain_Pending(t *testing.T) {
+	applied, ran := 0, 0
+	defer func() {
+		if ran == len(causes) && applied < 2 {
+			t.Errorf("%d alternatives were applied, want those of two causes or more", applied)
+		}
+	}()
 	for name, cause := range causes {
 		t.Run(name, func(t *testing.T) {
 			ctx, s := newSpace(t, nil)
@@ -209,13 +243,13 @@ func TestExplain_Pending(t *testing.T) {
 					s.Errorf("explain does not say %q:\n%s", want, out)
 				}
 			}
+			applied += s.applyAlternative(ctx)
+			ran++
 			cause.remedy(ctx, s)
 			s.pods.running(ctx, "pending")
-			out, code = s.kubectlCleave(ctx, "explain", "pod", "pending", "-n", s.name, "-o", "json")
-			var e explain.Explanation
-			s.must(json.Unmarshal([]byte(out), &e))
+			e, code := s.explanation(ctx, "pending")
 			if code != 0 || e.State != explain.Scheduled {
-				s.Errorf("explain of the running pod: got %d, %s", code, out)
+				s.Errorf("explain of the running pod: got %d, %+v", code, e)
 			}
 		})
 	}

@@ -6,12 +6,14 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/net/html"
+	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/explain"
 )
@@ -104,7 +106,7 @@ func (r *reasons) batch(ctx context.Context) {
 	}
 	start := time.Now()
 	limited, cancel := context.WithTimeout(ctx, explainTimeout)
-	answers, err := r.explain(limited, slices.Sorted(maps.Keys(wanted)))
+	answers, err := r.ask(limited, slices.Sorted(maps.Keys(wanted)))
 	cancel()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -117,6 +119,17 @@ func (r *reasons) batch(ctx context.Context) {
 	r.due = time.Now().Add(restFactor * time.Since(start))
 	close(r.next)
 	r.next = make(chan struct{})
+}
+
+// ask finds answers. A claim for which that panics, which somebody else may have written, is not to end the dashboard.
+func (r *reasons) ask(ctx context.Context, keys []string) (answers map[string]*explain.Explanation, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("explain pending claims: %v", p)
+			klog.FromContext(ctx).Error(err, "Explaining pending claims panicked; report it", "claims", keys, "stack", string(debug.Stack()))
+		}
+	}()
+	return r.explain(ctx, keys)
 }
 
 // why is the reason in one line.

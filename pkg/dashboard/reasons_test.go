@@ -3,6 +3,7 @@
 package dashboard
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -55,5 +56,15 @@ func TestReasons_Allocated(t *testing.T) {
 	s.pages.reasons.batch(t.Context())
 	if body := get(s, "/claims").Body.String(); !strings.Contains(body, "It is allocated.") {
 		t.Errorf("got\n%s", body)
+	}
+}
+
+// A claim that cannot be explained does not end the dashboard.
+func TestReasons_Panic(t *testing.T) {
+	r := newReasons(func(context.Context, []string) (map[string]*explain.Explanation, error) { panic("index out of range") })
+	r.of("dev/a", 1)
+	r.batch(t.Context())
+	if a := r.of("dev/a", 1); a.err == nil || !strings.Contains(a.err.Error(), "index out of range") {
+		t.Errorf("got %+v", a)
 	}
 }

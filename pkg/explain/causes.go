@@ -76,7 +76,7 @@ func (m *Mismatch) add(attributes []Values) {
 // rank orders causes of a node: what can pass by itself before what cannot.
 func (c *Cause) rank() int {
 	return slices.Index([]Kind{Count, Constraint, Together, Timeout, InUse, Counter, Share, DeviceTaint, Incomplete, Selector, TooSmall,
-		InvalidPool, Invalid, Elsewhere, Cordoned, NodeTaint, NodeAffinity, ClassSelector, NotPublishing}, c.Kind)
+		InvalidPool, Invalid, DevicePlugin, Elsewhere, Cordoned, NodeTaint, NodeAffinity, ClassSelector, NotPublishing}, c.Kind)
 }
 
 // finish orders what was added up, and writes the messages.

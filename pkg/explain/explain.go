@@ -105,7 +105,8 @@ func (s *search) on(ctx context.Context, site *site) (found causes) {
 	for _, c := range s.question.onNode(site.node) {
 		found.add(c)
 	}
-	if len(found) > 0 && len(site.pools) > 0 || len(s.claims) == 0 {
+	byPlugin := slices.ContainsFunc(found, func(c *Cause) bool { return c.Kind == DevicePlugin })
+	if len(found) > 0 && len(site.pools) > 0 || byPlugin || len(s.claims) == 0 {
 		return found
 	}
 	f := s.fit(ctx, site, "all", s.claims...)
@@ -133,6 +134,9 @@ func (s *search) on(ctx context.Context, site *site) (found causes) {
 	}
 	if len(found) < max(1, len(site.pools)) {
 		s.devices(ctx, site, &found)
+	}
+	if ctx.Err() != nil { // what was found may be wrong
+		return causes{new(s.failure(ctx, ctx.Err()))}
 	}
 	publishes := slices.ContainsFunc(site.pools, func(p *pool) bool { return p.driver == s.Driver })
 	if !publishes && s.isOurs() && !slices.ContainsFunc(found, func(c *Cause) bool { return c.Kind != ClassSelector }) {

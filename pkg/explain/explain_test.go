@@ -13,6 +13,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 )
 
@@ -245,6 +247,35 @@ func TestExplain_Pods(t *testing.T) {
 				"nvidia.com/gpu": *quantity(2), "cpu": *quantity(1)}}}}
 			return AboutPod(pod, namespace(), b.Objects)
 		},
+		"extended-resource-of-init-containers": func(b *bed) *Question {
+			b.allocate("node-1", "other", asks("gpu.cleave.dev", 6))
+			b.allocate("node-2", "more", asks("gpu.cleave.dev", 8))
+			always := corev1.ContainerRestartPolicyAlways
+			wants := func(name string, gpus int64) corev1.Container {
+				return corev1.Container{Name: name, Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{"nvidia.com/gpu": *quantity(gpus)}}}
+			}
+			pod := podOf()
+			sidecar := wants("sidecar", 1)
+			sidecar.RestartPolicy = &always
+			pod.Spec.InitContainers = []corev1.Container{wants("warm-up", 2), wants("check", 1), sidecar, wants("late", 1)}
+			pod.Spec.Containers = []corev1.Container{wants("main", 1)}
+			return AboutPod(pod, namespace(), b.Objects)
+		},
+		"extended-resource-of-device-plugins": func(b *bed) *Question {
+			b.allocate("node-2", "more", asks("gpu.cleave.dev", 8))
+			b.node("node-3", "", nil)
+			for _, n := range []*corev1.Node{b.Nodes[0], b.Nodes[2]} {
+				n.Status.Allocatable = corev1.ResourceList{"nvidia.com/gpu": *quantity(8)}
+			}
+			pod := podOf()
+			pod.Spec.Containers = []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{"nvidia.com/gpu": *quantity(1)}}}}
+			return AboutPod(pod, namespace(), b.Objects)
+		},
+		"node-not-ready": func(b *bed) *Question {
+			b.Nodes[0].Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeNotReady, Effect: corev1.TaintEffectNoSchedule, TimeAdded: &since}}
+			b.Nodes[1].Spec.Taints = []corev1.Taint{{Key: "nvidia.com/gpu", Effect: corev1.TaintEffectNoSchedule}} // pods may tolerate it
+			return AboutClaim(whole(1))
+		},
 		"extended-resource-of-nobody": func(b *bed) *Question {
 			pod := podOf()
 			pod.Spec.Containers = []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{"nvidia.com/gpus": *quantity(1)}}}}
@@ -306,5 +337,60 @@ func TestExplain_CutShort(t *testing.T) {
 	b.must(err)
 	if len(e.Groups) != 1 || len(e.Groups[0].Causes) != 1 || e.Groups[0].Causes[0].Kind != Timeout {
 		t.Errorf("got %s, want that the node was not looked at", text(t, e))
+	}
+}
+
+// A search that ends before it is done finds nothing out, and the next one is not misled by it.
+func TestExplain_Ended(t *testing.T) {
+	b := newBed(t, "hgx-h100")
+	q := AboutClaim(claim("c", asks("mps.cleave.dev", 1, "memory=30Gi")))
+	c := NewCluster(b.Objects, q)
+	for i := range b.slices {
+		c.AddSlice(&b.slices[i])
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	e, err := c.Explain(ended, q)
+	if err != nil || len(e.Groups) != 1 || len(e.Groups[0].Causes) != 1 || e.Groups[0].Causes[0].Kind != Timeout {
+		t.Errorf("got %+v, %v; want a search that took too long", e, err)
+	}
+	if e, err = c.Explain(t.Context(), q); err != nil || e.State != Fits {
+		t.Errorf("asked again: got %+v, %v", e, err)
+	}
+}
+
+// Requests are those of the scheduler's plugin (TestCreateRequestsAndMappings there): init containers use the devices of later ones.
+func TestExtendedRequests(t *testing.T) {
+	always := corev1.ContainerRestartPolicyAlways
+	const name = "nvidia.com/gpu"
+	wants := func(as string, gpus int64) corev1.Container {
+		return corev1.Container{Name: as, Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{name: *quantity(gpus)}}}
+	}
+	sidecar := func(as string, gpus int64) corev1.Container {
+		c := wants(as, gpus)
+		c.RestartPolicy = &always
+		return c
+	}
+	for what, tt := range map[string]struct {
+		init, main []corev1.Container
+		want       []string
+	}{
+		"main":                       {nil, []corev1.Container{wants("a", 1), wants("b", 2)}, []string{"a-gpu 1", "b-gpu 2"}},
+		"init as much":               {[]corev1.Container{wants("i", 3)}, []corev1.Container{wants("a", 1), wants("b", 2)}, []string{"a-gpu 1", "b-gpu 2"}},
+		"init more":                  {[]corev1.Container{wants("i", 4)}, []corev1.Container{wants("a", 1)}, []string{"i-gpu 3", "a-gpu 1"}},
+		"init alone":                 {[]corev1.Container{wants("i", 1), wants("j", 2)}, []corev1.Container{{Name: "a"}}, []string{"j-gpu 2"}},
+		"sidecar before init":        {[]corev1.Container{sidecar("s", 1), wants("i", 1)}, []corev1.Container{{Name: "a"}}, []string{"i-gpu 1", "s-gpu 1"}},
+		"sidecar after init":         {[]corev1.Container{wants("i", 1), sidecar("s", 1)}, []corev1.Container{{Name: "a"}}, []string{"s-gpu 1"}},
+		"init more than the sidecar": {[]corev1.Container{wants("i", 3), sidecar("s", 1)}, []corev1.Container{wants("a", 1)}, []string{"i-gpu 1", "s-gpu 1", "a-gpu 1"}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			var got []string
+			for _, r := range extendedRequests(slices.Concat(tt.init, tt.main), len(tt.init), name, "gpu.cleave.dev") {
+				got = append(got, fmt.Sprint(r.Name, " ", r.Exactly.Count))
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
 	}
 }

@@ -89,6 +89,8 @@ const (
 	Cordoned Kind = "unschedulable"
 	// NodeTaint is a taint of a node that the pod does not tolerate.
 	NodeTaint Kind = "nodeTaint"
+	// DevicePlugin is a node whose device plugin serves the pod's extended resource: the scheduler counts it there.
+	DevicePlugin Kind = "devicePlugin"
 	// NotPublishing is a node without devices.
 	NotPublishing Kind = "notPublishing"
 	// Incomplete is a pool with missing slices.

@@ -3,6 +3,7 @@
 package explain
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -22,7 +23,7 @@ func (c *Cause) describe(nodes int) {
 	switch c.Kind {
 	case ClaimMissing, TemplateMissing, NotCreated, ClaimBusy, Gated, ClassMissing, Invalid:
 		c.describeObject()
-	case Elsewhere, NodeAffinity, Cordoned, NodeTaint, NotPublishing, Incomplete, InvalidPool, ClassSelector:
+	case Elsewhere, NodeAffinity, Cordoned, NodeTaint, DevicePlugin, NotPublishing, Incomplete, InvalidPool, ClassSelector:
 		c.describeNode(nodes)
 	default:
 		c.describeDevices(nodes)
@@ -75,7 +76,10 @@ func (c *Cause) describeNode(nodes int) {
 	case Cordoned:
 		c.Message, c.Remedy = it+" "+map[bool]string{true: "are", false: "is"}[nodes > 1]+" cordoned", "kubectl uncordon"
 	case NodeTaint:
-		c.Message = fmt.Sprintf("the pod does not tolerate the taint %s", c.Taint)
+		c.Message = fmt.Sprintf("%s the taint %s", cmp.Or(c.name, "the pod does not tolerate"), c.Taint)
+	case DevicePlugin:
+		c.Message = fmt.Sprintf("a device plugin serves %s there, so that the scheduler takes none of %s devices for it", c.name, its)
+		c.Remedy = "kubectl describe node says how much of it is left"
 	case NotPublishing:
 		c.Message = fmt.Sprintf("%s %s no ResourceSlices of %s: no GPU, or the plugin does not run there", it, has, c.name)
 		if nodes == 1 {

@@ -3,6 +3,8 @@
 package explain
 
 import (
+	"strings"
+
 	corev1 "k8s.io/api/core/v1"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
@@ -18,11 +20,13 @@ func (q *Question) onNode(node *corev1.Node) (found []Cause) {
 			}
 		}
 	}
-	if q.pod == nil {
-		if node.Spec.Unschedulable {
-			found = append(found, Cause{Kind: Cordoned})
+	for _, name := range q.resources {
+		if quantity := node.Status.Allocatable[name]; quantity.Value() > 0 {
+			found = append(found, Cause{Kind: DevicePlugin, name: string(name)})
 		}
-		return found
+	}
+	if q.pod == nil {
+		return append(found, withoutPod(node)...)
 	}
 	if fits, err := nodeaffinity.GetRequiredNodeAffinity(q.pod).Match(node); err != nil || !fits {
 		found = append(found, Cause{Kind: NodeAffinity})
@@ -31,17 +35,37 @@ func (q *Question) onNode(node *corev1.Node) (found []Cause) {
 	if node.Spec.Unschedulable && !corev1helpers.TolerationsTolerateTaint(klog.Logger{}, q.pod.Spec.Tolerations, &cordoned, true) {
 		return append(found, Cause{Kind: Cordoned})
 	}
-	hard := func(t *corev1.Taint) bool {
-		return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
-	}
 	taint, refused := corev1helpers.FindMatchingUntoleratedTaint(klog.Logger{}, node.Spec.Taints, q.pod.Spec.Tolerations, hard, true)
 	if refused {
-		t := &Taint{Key: taint.Key, Value: taint.Value, Effect: string(taint.Effect)}
-		if taint.TimeAdded != nil {
-			since := taint.TimeAdded.UTC()
-			t.Since = &since
+		found = append(found, Cause{Kind: NodeTaint, Taint: taintOfNode(&taint)})
+	}
+	return found
+}
+
+// hard reports whether a taint keeps away pods that do not tolerate it.
+func hard(t *corev1.Taint) bool {
+	return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
+}
+
+func taintOfNode(taint *corev1.Taint) *Taint {
+	t := &Taint{Key: taint.Key, Value: taint.Value, Effect: string(taint.Effect)}
+	if taint.TimeAdded != nil {
+		since := taint.TimeAdded.UTC()
+		t.Since = &since
+	}
+	return t
+}
+
+// withoutPod are the causes for which hardly any pod can be on a node: Kubernetes sets these taints where a node is not ready, under
+// pressure or cordoned.
+func withoutPod(node *corev1.Node) (found []Cause) {
+	if node.Spec.Unschedulable {
+		found = append(found, Cause{Kind: Cordoned})
+	}
+	for i := range node.Spec.Taints {
+		if t := &node.Spec.Taints[i]; hard(t) && strings.HasPrefix(t.Key, "node.kubernetes.io/") && t.Key != corev1.TaintNodeUnschedulable {
+			found = append(found, Cause{Kind: NodeTaint, name: "pods do not tolerate", Taint: taintOfNode(t)})
 		}
-		found = append(found, Cause{Kind: NodeTaint, Taint: t})
 	}
 	return found
 }

@@ -21,6 +21,8 @@ type Question struct {
 	claims  []*resourceapi.ResourceClaim
 	causes  []Cause
 	notes   []string
+	// resources are the extended resources that DeviceClasses serve.
+	resources []corev1.ResourceName
 	// scheduled is the node of a pod that has one; nothing is asked of it.
 	scheduled string
 }
@@ -121,34 +123,79 @@ func (q *Question) existing(claim *resourceapi.ResourceClaim) {
 // extended is the claim that the scheduler creates for extended resources; nil if DeviceClasses serve none.
 func (q *Question) extended(o Objects) *resourceapi.ResourceClaim {
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: q.pod.Namespace, Name: q.pod.Name + "-extended-resources"}}
-	for _, container := range slices.Concat(q.pod.Spec.InitContainers, q.pod.Spec.Containers) {
-		var names []string
-		for name := range container.Resources.Requests {
-			names = append(names, string(name))
-		}
-		slices.Sort(names)
-		for _, name := range names {
-			domain, _, found := strings.Cut(name, "/")
-			quantity := container.Resources.Requests[corev1.ResourceName(name)]
-			if !found || quantity.IsZero() || strings.HasPrefix(name, corev1.ResourceHugePagesPrefix) {
-				continue
-			}
-			class := classFor(o.Classes, name)
-			switch {
-			case class != "":
-				claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, resourceapi.DeviceRequest{
-					Name: strings.ReplaceAll(container.Name+"-"+strings.TrimPrefix(name, domain+"/"), ".", "-"),
-					Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class, Count: quantity.Value(),
-						AllocationMode: resourceapi.DeviceAllocationModeExactCount}})
-			case !slices.ContainsFunc(o.Nodes, func(n *corev1.Node) bool { _, ok := n.Status.Allocatable[corev1.ResourceName(name)]; return ok }):
-				q.causes = append(q.causes, Cause{Kind: ClassMissing, name: name, Request: container.Name})
-			}
+	containers := slices.Concat(q.pod.Spec.InitContainers, q.pod.Spec.Containers)
+	for _, name := range extendedResources(containers) {
+		class := classFor(o.Classes, string(name))
+		switch {
+		case class != "":
+			q.resources = append(q.resources, name)
+			requests := extendedRequests(containers, len(q.pod.Spec.InitContainers), name, class)
+			claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, requests...)
+		case !slices.ContainsFunc(o.Nodes, func(n *corev1.Node) bool { _, ok := n.Status.Allocatable[name]; return ok }):
+			q.causes = append(q.causes, Cause{Kind: ClassMissing, name: string(name)})
 		}
 	}
 	if len(claim.Spec.Devices.Requests) == 0 {
 		return nil
 	}
 	return claim
+}
+
+// extendedResources are those of containers, in order.
+func extendedResources(containers []corev1.Container) []corev1.ResourceName {
+	var names []corev1.ResourceName
+	for i := range containers {
+		for name, quantity := range containers[i].Resources.Requests {
+			if strings.Contains(string(name), "/") && !quantity.IsZero() && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// extendedRequests are those for one resource. An init container that ends before the others start has their devices, too; of what such
+// containers need beyond them, the most counts (kube-scheduler, createRequestsAndMappings in
+// pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go).
+func extendedRequests(containers []corev1.Container, init int, name corev1.ResourceName, class string) []resourceapi.DeviceRequest {
+	_, short, _ := strings.Cut(string(name), "/")
+	request := func(i int, count int64) resourceapi.DeviceRequest {
+		return resourceapi.DeviceRequest{Name: strings.ReplaceAll(containers[i].Name+"-"+short, ".", "-"),
+			Exactly: &resourceapi.ExactDeviceRequest{
+				DeviceClassName: class, Count: count, AllocationMode: resourceapi.DeviceAllocationModeExactCount}}
+	}
+	ends := func(i int) bool {
+		policy := containers[i].RestartPolicy
+		return i < init && (policy == nil || *policy != corev1.ContainerRestartPolicyAlways)
+	}
+	wants := func(i int) int64 {
+		quantity := containers[i].Resources.Requests[name]
+		return quantity.Value()
+	}
+	var all []resourceapi.DeviceRequest
+	first, most := 0, int64(0)
+	for i := range containers {
+		if !ends(i) {
+			if wants(i) > 0 {
+				all = append(all, request(i, wants(i)))
+			}
+			continue
+		}
+		more := wants(i)
+		for j := i; j < len(containers); j++ {
+			if !ends(j) {
+				more -= wants(j)
+			}
+		}
+		if more > most {
+			first, most = i, more
+		}
+	}
+	if most > 0 {
+		all = slices.Insert(all, 0, request(first, most))
+	}
+	return all
 }
 
 // classFor is the class that serves an extended resource: of several the newest, as the scheduler has it.

@@ -15,6 +15,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/explain"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/publish"
@@ -209,13 +210,15 @@ func filter(ctx context.Context, selectors []selector, devices []cel.Device) ([]
 	return matching, nil
 }
 
-// capacityOf is a capacity of a device, by its plain name or with the driver's in front.
+// capacityOf is the most that can be requested of a device's capacity, by its plain name or with the driver's in front.
 func capacityOf(d *cel.Device, name resourceapi.QualifiedName) *resource.Quantity {
 	plain := resourceapi.QualifiedName(strings.TrimPrefix(string(name), d.Driver+"/"))
-	if c, ok := d.Capacity[plain]; ok {
-		return &c.Value
+	c, ok := d.Capacity[plain]
+	if !ok {
+		return nil
 	}
-	return nil
+	most, _ := explain.Reachable(&c, c.Value)
+	return &most
 }
 
 // kindOf is the type of a device, and of a partition the profile, too.
