@@ -46,9 +46,10 @@ type Options struct {
 	Driver, Node string
 	// Notes are of the claims whose status may list devices, so that it is removed also after a kill.
 	Notes *records.StatusNotes
-	// Record is what is allocated to a claim; nil where there is no record. Inventory is nil while the driver is away. Both may
-	// be called at any time.
+	// Record is what is allocated to a claim; nil where there is no record. Records are all of them. Inventory is nil while the
+	// driver is away. They may be called at any time.
 	Record    func(types.UID) *records.Record
+	Records   func() []*records.Record
 	Inventory func() *gpu.Node
 	// Seen is called with each claim that was read or written.
 	Seen func(*resourceapi.ResourceClaim)
@@ -95,7 +96,8 @@ func (w *Writer) Prepared(claim records.Claim) {
 	}
 }
 
-// Unprepared notes that a claim was unprepared. It does not wait. A nil Writer ignores it.
+// Unprepared notes that a claim was unprepared, or that this was tried: its record says whether it still has devices. It does not
+// wait. A nil Writer ignores it.
 func (w *Writer) Unprepared(claim records.Claim) { w.Prepared(claim) }
 
 // Restore corrects, after a start, the status of claims that were prepared before.
@@ -109,7 +111,8 @@ func (w *Writer) Restore(all []*records.Record) {
 }
 
 // Sweep removes the status of claims that are not prepared any more: an earlier process may have been killed before it could,
-// and a claim can be released without Unprepare. A nil Writer ignores it.
+// and a claim can be released without Unprepare. It gives theirs to claims that were prepared without Prepare, as those are
+// whose record was corrupt. A nil Writer ignores it.
 func (w *Writer) Sweep(ctx context.Context) {
 	if w == nil {
 		return
@@ -121,6 +124,14 @@ func (w *Writer) Sweep(ctx context.Context) {
 	for _, n := range notes {
 		if !prepared(w.Record(n.Claim.UID)) {
 			w.queue.Add(n.Claim)
+		}
+	}
+	for _, r := range w.Records() {
+		w.mu.Lock()
+		_, known := w.written[r.Claim.UID]
+		w.mu.Unlock()
+		if prepared(r) && !known {
+			w.queue.Add(r.Claim)
 		}
 	}
 }

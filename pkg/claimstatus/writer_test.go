@@ -64,7 +64,7 @@ func (b *bed) start(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.Writer = NewWriter(Options{Client: b.client, Driver: driver, Node: node, Notes: notes, Record: b.record, Inventory: inventory,
+	b.Writer = NewWriter(Options{Client: b.client, Driver: driver, Node: node, Notes: notes, Record: b.record, Records: b.all, Inventory: inventory,
 		Seen:    func(*resourceapi.ResourceClaim) {},
 		Refused: func(_ records.Claim, err error) { b.refused = append(b.refused, err) }})
 }
@@ -85,6 +85,18 @@ func (b *bed) record(uid types.UID) *records.Record {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.records[uid]
+}
+
+func (b *bed) all() []*records.Record {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var all []*records.Record
+	for _, r := range b.records {
+		if r != nil {
+			all = append(all, r)
+		}
+	}
+	return all
 }
 
 func (b *bed) set(r *records.Record) {

@@ -26,7 +26,7 @@ func (s *service) newStatus(ledger *claims.Ledger) (*claimstatus.Writer, error) 
 	}
 	return claimstatus.NewWriter(claimstatus.Options{
 		Client: s.client, Driver: ledger.Driver(), Node: s.config.NodeName, Notes: notes,
-		Record: ledger.Record, Inventory: s.names.inventory, Seen: s.pods.Saw,
+		Record: ledger.Record, Records: ledger.Records, Inventory: s.names.inventory, Seen: s.pods.Saw,
 		Refused: func(claim records.Claim, err error) {
 			s.events.WarnClaim(claim, reasonStatusRefused, fmt.Sprintf("The claim is prepared, but its status does not show its devices: %v. "+
 				"Report it with the plugin's log.", err))

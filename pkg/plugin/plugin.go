@@ -77,9 +77,7 @@ func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 		ref := records.Claim{Namespace: claims[i].Namespace, Name: claims[i].Name, UID: claims[i].UID}
 		errs[i] = p.observe(ctx, unprepareOperation, ref, p.tierOfRecord(ref.UID), func() error { return p.claims.Unprepare(ctx, ref) })
 		p.claimEvents.unprepared(ref, errs[i])
-		if errs[i] == nil {
-			p.status.Unprepared(ref)
-		}
+		p.status.Unprepared(ref) // after an error, too: devices may be given up, and partitions of them left
 	})
 	byUID := make(map[types.UID]error, len(claims))
 	for i, claim := range claims {
