@@ -57,8 +57,9 @@ type report struct {
 	last  time.Time
 }
 
-// warning is an Event about a claim.
+// warning is an Event about a claim, for an attempt that failed.
 type warning struct {
+	of              attempted
 	claim           records.Claim
 	reason, message string
 }
@@ -82,7 +83,7 @@ func (c *claimEvents) prepared(claim records.Claim, err error) {
 	case errors.As(err, &start) && !errors.Is(err, context.Canceled):
 		cause := fmt.Sprint(start.GPU, errors.Is(start, mps.ErrUnavailable)) // the rest may change with each attempt
 		c.once(a, cause, func() bool {
-			return c.warn(warning{claim, reasonMPSNotStarted, fmt.Sprintf("The pod cannot start: %s. The kubelet tries again by itself; "+
+			return c.warn(warning{a, claim, reasonMPSNotStarted, fmt.Sprintf("The pod cannot start: %s. The kubelet tries again by itself; "+
 				"remove the cause if it stays.", oneLine(start))})
 		})
 	}
@@ -98,13 +99,17 @@ func (c *claimEvents) unprepared(claim records.Claim, err error) {
 		c.settle(a, attempted{prepareOperation, claim.UID}, attempted{releaseOperation, claim.UID})
 		return
 	}
-	next := warning{claim, reasonUnprepareFailed,
+	next := warning{a, claim, reasonUnprepareFailed,
 		fmt.Sprintf("The pod cannot end: %s. The kubelet tries again by itself; remove the cause if it stays.", oneLine(err))}
-	cause, inUse := causeOf(err)
+	cause, inUse, besides := causeOf(err)
 	if inUse != nil {
 		next.reason = reasonInUse
 		next.message = fmt.Sprintf("The pod cannot end: %s. End those processes on the node; the partition is then destroyed, and the "+
 			"pod ends by itself.", oneLine(inUse))
+	}
+	if besides != nil {
+		next.message = fmt.Sprintf("The pod cannot end: %s; and %s. End those processes on the node, and remove what else is wrong; the "+
+			"pod then ends by itself.", oneLine(inUse), oneLine(besides))
 	}
 	c.once(a, cause, func() bool { return c.warn(next) })
 }
@@ -126,8 +131,10 @@ func (c *claimEvents) released(claim records.Claim, err error) {
 		return
 	}
 	remedy := "Cleave tries again by itself; remove the cause if it stays."
-	cause, inUse := causeOf(err)
+	cause, inUse, besides := causeOf(err)
 	switch {
+	case besides != nil:
+		remedy = "End those processes on the node, and remove what else is wrong; Cleave tries again by itself."
 	case inUse != nil:
 		err, remedy = inUse, "End those processes on the node; the partition is then destroyed."
 	case errors.Is(err, gpu.ErrInUse):
@@ -135,7 +142,7 @@ func (c *claimEvents) released(claim records.Claim, err error) {
 	}
 	c.once(a, cause, func() bool {
 		message := fmt.Sprintf("Claim %s has ended, but what it had cannot be allocated again: %s. %s", claim, oneLine(err), remedy)
-		if !c.warn(warning{claim, reasonNotReleased, message}) {
+		if !c.warn(warning{a, claim, reasonNotReleased, message}) {
 			return false
 		}
 		c.events.Warn(reasonNotReleased, message)
@@ -143,12 +150,33 @@ func (c *claimEvents) released(claim records.Claim, err error) {
 	})
 }
 
-// causeOf is what distinguishes an error from others: the processes that use a partition may change with each attempt.
-func causeOf(err error) (cause string, inUse *claims.InUseError) {
-	if errors.As(err, &inUse) {
-		return inUse.Device, inUse
+// causeOf is what distinguishes an error from others: the processes that use a partition may change with each attempt. besides is what
+// else is wrong where a partition is in use.
+func causeOf(err error) (cause string, inUse *claims.InUseError, besides error) {
+	if !errors.As(err, &inUse) {
+		return err.Error(), nil, nil
 	}
-	return err.Error(), nil
+	if besides = errors.Join(notInUse(err)...); besides != nil {
+		return inUse.Device + ": " + besides.Error(), inUse, besides
+	}
+	return inUse.Device, inUse, nil
+}
+
+// notInUse are the joined errors that are not about the use of a partition.
+func notInUse(err error) (all []error) {
+	switch e := err.(type) { //nolint:errorlint // each level is looked at
+	case *claims.InUseError:
+		return nil
+	case interface{ Unwrap() []error }:
+		for _, one := range e.Unwrap() {
+			all = append(all, notInUse(one)...)
+		}
+		return all
+	}
+	if inUse := (*claims.InUseError)(nil); errors.As(err, &inUse) {
+		return notInUse(errors.Unwrap(err))
+	}
+	return []error{err}
 }
 
 // oneLine is the text of joined errors as part of a sentence.
@@ -219,7 +247,9 @@ func (c *claimEvents) write(ctx context.Context, w warning) {
 	defer cancel()
 	claim, err := c.claims.Claim(ctx, w.claim.Namespace, w.claim.Name)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot find the pods of a claim to write an Event on them", "claim", w.claim, "reason", w.reason)
+		klog.FromContext(ctx).Error(err, "Cannot find the pods of a claim to write an Event on them; the next attempt writes it",
+			"claim", w.claim, "reason", w.reason)
+		c.settle(w.of)
 		return
 	}
 	for _, pod := range c.pods.References(w.claim, claim) {

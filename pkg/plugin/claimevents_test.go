@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/cleave-dra/cleave/pkg/claims"
@@ -122,6 +123,67 @@ func TestClaimEvents(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What is joined to a partition in use is said, too, once for each cause.
+func TestCauseOf(t *testing.T) {
+	use := func(device string) error { return fmt.Errorf("unprepare: %w", &claims.InUseError{Device: device}) }
+	full := errors.New("no space")
+	for name, tt := range map[string]struct {
+		err                   error
+		cause, inUse, besides string
+	}{
+		"another error": {full, "no space", "", ""},
+		"in use":        {use("a"), "a", "a", ""},
+		"two in use":    {errors.Join(use("a"), use("b")), "a", "a", ""},
+		"joined":        {errors.Join(full, use("a")), "a: no space", "a", "no space"},
+		"wrapped":       {fmt.Errorf("claim: %w", errors.Join(use("a"), fmt.Errorf("record: %w", full))), "a: record: no space", "a", "record: no space"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cause, inUse, besides := causeOf(tt.err)
+			device := ""
+			if inUse != nil {
+				device = inUse.Device
+			}
+			text := ""
+			if besides != nil {
+				text = besides.Error()
+			}
+			if diff := cmp.Diff([]string{tt.cause, tt.inUse, tt.besides}, []string{cause, device, text}); diff != "" {
+				t.Errorf("cause, device and the rest (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Pods whose Event could not be written, as the API server did not answer, get it with the next attempt.
+func TestClaimEvents_PodsUnknown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c", UID: "c-uid"}}
+		claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: "p-uid"}}
+		client := fake.NewClientset(claim)
+		silent := true
+		client.PrependReactor("get", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return silent, nil, errors.New("timeout")
+		})
+		recorder := &objectRecorder{}
+		c := newClaimEvents(cluster.Claims{Client: client}, nil, cluster.NewEventsWith(recorder, "n"))
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { c.run(ctx) })
+		defer wg.Wait()
+		defer cancel()
+		const onClaim, onPod = "ResourceClaim ns/c c-uid UnprepareFailed", "Pod ns/p p-uid UnprepareFailed"
+		for _, want := range [][]string{{onClaim}, {onClaim, onPod}, nil} {
+			c.unprepared(records.Claim{Namespace: "ns", Name: "c", UID: "c-uid"}, gpu.ErrLost)
+			synctest.Wait()
+			got, _ := recorder.took()
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("Events (-want +got):\n%s", diff)
+			}
+			silent = false
+		}
+	})
 }
 
 func TestClaimEvents_MPSNotStarted(t *testing.T) {

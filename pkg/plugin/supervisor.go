@@ -49,7 +49,7 @@ func (s *service) watchMPS(ctx context.Context) {
 			claim := s.engine.Ledger.Claim(uid)
 			names = append(names, claim.String())
 			if claim.Name != "" {
-				s.claimEvents.warn(warning{claim, reason, fmt.Sprintf("GPU %s: %s", e.Device, message)})
+				s.claimEvents.warn(warning{claim: claim, reason: reason, message: fmt.Sprintf("GPU %s: %s", e.Device, message)})
 			}
 		}
 		klog.FromContext(ctx).Error(errors.New(e.Message), "MPS server event", "event", e.Kind, "gpu", e.Device, "claims", names)
