@@ -9,10 +9,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// Reachable is the most of a capacity that a request can get where so much is left: the allocator rounds requests up, so that what
+// reachable is the most of a capacity that a request can get where so much is left: the allocator rounds requests up, so that what
 // is left need not be what can be asked for (k8s.io/dynamic-resource-allocation/structured, roundUpRange and
 // roundUpValidValues). It is false where nothing can be got.
-func Reachable(c *resourceapi.DeviceCapacity, left resource.Quantity) (resource.Quantity, bool) {
+func reachable(c *resourceapi.DeviceCapacity, left resource.Quantity) (resource.Quantity, bool) {
 	switch p := c.RequestPolicy; {
 	case left.Sign() <= 0:
 		return resource.Quantity{}, false

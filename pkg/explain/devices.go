@@ -148,7 +148,7 @@ func leftOf(d *resourceapi.Device, u *use, need need) (left map[resourceapi.Qual
 			rest.Sub(u.consumed[name])
 		}
 		capacity := d.Capacity[name]
-		most, some := Reachable(&capacity, rest)
+		most, some := reachable(&capacity, rest)
 		if some {
 			left[name] = most
 		}
@@ -167,7 +167,7 @@ func tooSmall(r *request, d *resourceapi.Device) []Shortage {
 		has, known := d.Capacity[name]
 		short := Shortage{Name: string(name), Want: want.String()}
 		if known {
-			most, _ := Reachable(&has, has.Value)
+			most, _ := reachable(&has, has.Value)
 			if want.Cmp(most) <= 0 {
 				continue
 			}

@@ -157,8 +157,7 @@ func checkDevices(class string, mode resourceapi.DeviceAllocationMode, count int
 		errs = append(errs, field.NotSupported(at.Child("allocationMode"), mode,
 			[]resourceapi.DeviceAllocationMode{resourceapi.DeviceAllocationModeAll, resourceapi.DeviceAllocationModeExactCount}))
 	}
-	_, wrong := compile(selectors, at.Child("selectors"))
-	errs = append(errs, wrong...)
+	errs = append(errs, checkSelectors(selectors, at.Child("selectors"))...)
 	errs = append(errs, each(tolerations, len(tolerations), at.Child("tolerations"), checkToleration)...)
 	return errs
 }

@@ -6,13 +6,14 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/dynamic-resource-allocation/cel"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/explain"
@@ -31,8 +32,8 @@ type Node struct {
 	Model bool
 }
 
-// onNode holds policies against the node's boards, and claims against the devices that the node would publish.
-func (v *validation) onNode(ctx context.Context) error {
+// checkOnNode holds policies against the node's boards, and claims against the devices that the node would publish.
+func (v *validation) checkOnNode(ctx context.Context) error {
 	p, err := v.checkPolicies()
 	if err != nil {
 		return err
@@ -47,10 +48,12 @@ func (v *validation) onNode(ctx context.Context) error {
 	if v.Node.Model {
 		node, _ = policy.InMIGMode(p, node)
 	}
-	devices := devicesOf(policy.Apply(p, node, v.Node.Means), v.Rules.Driver)
+	n := v.newOnNode(policy.Apply(p, node, v.Node.Means))
 	for _, o := range v.objects {
 		if spec, path := specOf(o.Object); spec != nil {
-			v.checkClaim(ctx, o, spec, path, devices)
+			if err := v.checkClaim(ctx, o, spec.Devices, path, n); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -96,167 +99,94 @@ func (v *validation) checkPolicies() (*v1alpha1.NodePolicy, error) {
 	}
 }
 
-// devicesOf are the devices that a node publishes.
-func devicesOf(node *policy.Node, driver string) []cel.Device {
-	var devices []cel.Device
-	for _, s := range publish.Objects(node, driver, "node").Items {
-		for _, d := range s.Spec.Devices {
-			devices = append(devices, cel.Device{Driver: driver, AllowMultipleAllocations: d.AllowMultipleAllocations,
-				Attributes: d.Attributes, Capacity: d.Capacity})
-		}
-	}
-	return devices
+// onNode is what claims are checked against: a node with nothing allocated, and the classes that are known.
+type onNode struct {
+	objects explain.Objects
+	slices  []resourceapi.ResourceSlice
 }
 
-// checkClaim finds the requests of a claim that no device of the node fits.
-func (v *validation) checkClaim(ctx context.Context, o *object, spec *resourceapi.ResourceClaimSpec,
-	path *field.Path, devices []cel.Device) {
-	for i := range spec.Devices.Requests {
-		at := path.Child("requests").Index(i)
-		var why []string
-		fits := false
-		alternatives := requestsOf(&spec.Devices.Requests[i], at)
-		for _, r := range alternatives {
-			c := v.classes[r.class]
-			if c == nil {
+// modelNode is the name of the node and of its pool.
+const modelNode = "node"
+
+func (v *validation) newOnNode(node *policy.Node) *onNode {
+	n := &onNode{slices: publish.Objects(node, v.Rules.Driver, modelNode).Items}
+	n.objects = explain.Objects{Driver: v.Rules.Driver, Nodes: []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: modelNode}}}}
+	for _, name := range slices.Sorted(maps.Keys(v.classes)) {
+		n.objects.Classes = append(n.objects.Classes, v.classes[name])
+	}
+	return n
+}
+
+// misfit says why a claim with these requests and constraints is not allocated; empty where it is.
+func (n *onNode) misfit(ctx context.Context, o *object, devices resourceapi.DeviceClaim) (string, error) {
+	claim := &resourceapi.ResourceClaim{Spec: resourceapi.ResourceClaimSpec{Devices: devices}}
+	if named, ok := o.Object.(metav1.Object); ok {
+		claim.Namespace, claim.Name = named.GetNamespace(), named.GetName()
+	}
+	q := explain.AboutClaim(claim)
+	c := explain.NewCluster(n.objects, q)
+	for i := range n.slices {
+		c.AddSlice(&n.slices[i])
+	}
+	e, err := c.Explain(ctx, q)
+	if err != nil || e.State == explain.Fits {
+		return "", err
+	}
+	causes := e.Causes
+	if len(causes) == 0 {
+		causes = e.Groups[0].Causes // that of the only node
+	}
+	var why []string
+	for _, c := range causes {
+		text := c.Message
+		if c.Kind == explain.Invalid && c.Remedy != "" {
+			text += " (" + c.Remedy + ")"
+		}
+		why = append(why, text)
+	}
+	return strings.Join(why, "; "), nil
+}
+
+// checkClaim finds the requests of a claim that no device of the node fits, as cleave explain does: each by itself, and then all of
+// them together.
+func (v *validation) checkClaim(ctx context.Context, o *object, devices resourceapi.DeviceClaim, path *field.Path, n *onNode) error {
+	if o.wrong || !v.classesKnown(o, &devices, path) {
+		return nil
+	}
+	fits := true
+	for i, r := range devices.Requests {
+		why, err := n.misfit(ctx, o, resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{r}})
+		if err != nil {
+			return err
+		}
+		if why != "" {
+			fits = false
+			o.problems(field.ErrorList{field.Invalid(path.Child("requests").Index(i), r.Name,
+				fmt.Sprintf("no device of %s fits: %s", v.Node.Words, why))})
+		}
+	}
+	if !fits {
+		return nil
+	}
+	why, err := n.misfit(ctx, o, devices)
+	if why != "" {
+		o.problems(field.ErrorList{field.Invalid(path, field.OmitValueType{}, fmt.Sprintf("not allocated on %s: %s", v.Node.Words, why))})
+	}
+	return err
+}
+
+// classesKnown reports whether the claim can be checked. It notes classes that are not known.
+func (v *validation) classesKnown(o *object, devices *resourceapi.DeviceClaim, path *field.Path) bool {
+	known := true
+	for i := range devices.Requests {
+		for _, r := range requestsOf(&devices.Requests[i], path.Child("requests").Index(i)) {
+			if v.classes[r.class] == nil {
+				known = false
 				o.file.Notes = append(o.file.Notes,
 					fmt.Sprintf("%s: %s: %s.deviceClassName: DeviceClass %q is neither in these files nor one of Cleave's: not checked against %s",
 						o.file.Path, o.name, r.path, r.class, v.Node.Words))
-				fits = true
-				continue
-			}
-			reason, err := v.misfit(ctx, &r, c, devices)
-			if err != nil {
-				o.problems(field.ErrorList{err})
-				fits = true
-				continue
-			}
-			if fits = fits || reason == ""; reason != "" {
-				why = append(why, reason)
-			}
-		}
-		if !fits && len(alternatives) > 0 {
-			o.problems(field.ErrorList{field.Invalid(at, spec.Devices.Requests[i].Name,
-				fmt.Sprintf("no device of %s fits: %s", v.Node.Words, strings.Join(why, "; ")))})
-		}
-	}
-}
-
-// misfit says why no device fits a request; empty where enough do. The error is of a selector that fails on a device, which
-// keeps the scheduler from allocating anything for the claim.
-func (v *validation) misfit(ctx context.Context, r *request, c *class, devices []cel.Device) (string, *field.Error) {
-	ofClass, fault := filter(ctx, c.selectors(), devices)
-	if fault != nil {
-		fault.Detail = fmt.Sprintf("selector of class %s: %s", r.class, fault.Detail)
-		fault.Field = r.path.Child("deviceClassName").String()
-		return "", fault
-	}
-	if len(ofClass) == 0 {
-		return fmt.Sprintf("none of its devices (%s) is of class %s", kinds(devices), r.class), nil
-	}
-	selectors, _ := compile(r.selectors, r.path.Child("selectors"))
-	selected, fault := filter(ctx, selectors, ofClass)
-	if fault != nil {
-		return "", fault
-	}
-	if len(selected) == 0 {
-		return fmt.Sprintf("%d are of class %s, and none matches the selectors", len(ofClass), r.class), nil
-	}
-	roomy := selected
-	if r.capacity != nil {
-		for _, name := range sorted(r.capacity.Requests) {
-			want := r.capacity.Requests[name]
-			var most *resource.Quantity
-			roomy = slices.DeleteFunc(slices.Clone(roomy), func(d cel.Device) bool {
-				has := capacityOf(&d, name)
-				if has != nil && (most == nil || has.Cmp(*most) > 0) {
-					most = has
-				}
-				return has == nil || has.Cmp(want) < 0
-			})
-			if len(roomy) == 0 && most == nil {
-				return fmt.Sprintf("%d match, and none has a capacity %s", len(selected), name), nil
-			}
-			if len(roomy) == 0 {
-				return fmt.Sprintf("%d match, and none has %s of %s: the most is %s", len(selected), &want, name, most), nil
 			}
 		}
 	}
-	if count := max(r.count, 1); r.mode != resourceapi.DeviceAllocationModeAll && count > int64(len(roomy)) {
-		return fmt.Sprintf("%d devices are asked for, and %d fit", count, len(roomy)), nil
-	}
-	return "", nil
-}
-
-// filter are the devices that all selectors match, in the order in which the scheduler asks them.
-func filter(ctx context.Context, selectors []selector, devices []cel.Device) ([]cel.Device, *field.Error) {
-	var matching []cel.Device
-	for _, d := range devices {
-		matches := true
-		for _, s := range selectors {
-			ok, _, err := s.DeviceMatches(ctx, d)
-			if err != nil {
-				return nil, field.Invalid(s.path, s.Expression,
-					fmt.Sprintf("fails on a device of type %s, so that nothing is allocated: %v", kindOf(&d), err))
-			}
-			if matches = ok; !ok {
-				break
-			}
-		}
-		if matches {
-			matching = append(matching, d)
-		}
-	}
-	return matching, nil
-}
-
-// capacityOf is the most that can be requested of a device's capacity, by its plain name or with the driver's in front.
-func capacityOf(d *cel.Device, name resourceapi.QualifiedName) *resource.Quantity {
-	plain := resourceapi.QualifiedName(strings.TrimPrefix(string(name), d.Driver+"/"))
-	c, ok := d.Capacity[plain]
-	if !ok {
-		return nil
-	}
-	most, _ := explain.Reachable(&c, c.Value)
-	return &most
-}
-
-// kindOf is the type of a device, and of a partition the profile, too.
-func kindOf(d *cel.Device) string {
-	var words []string
-	for _, name := range []resourceapi.QualifiedName{"type", "profile"} {
-		if value := d.Attributes[name].StringValue; value != nil {
-			words = append(words, *value)
-		}
-	}
-	return strings.Join(words, " ")
-}
-
-// kinds counts devices by what they are, in the order in which they are published.
-func kinds(devices []cel.Device) string {
-	var order []string
-	count := map[string]int{}
-	for i := range devices {
-		kind := kindOf(&devices[i])
-		if count[kind]++; count[kind] == 1 {
-			order = append(order, kind)
-		}
-	}
-	for i, kind := range order {
-		order[i] = fmt.Sprintf("%d %s", count[kind], kind)
-	}
-	if len(order) == 0 {
-		return "it has none"
-	}
-	return strings.Join(order, ", ")
-}
-
-// sorted are the names of requests in order.
-func sorted(requests map[resourceapi.QualifiedName]resource.Quantity) []resourceapi.QualifiedName {
-	names := make([]resourceapi.QualifiedName, 0, len(requests))
-	for name := range requests {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
+	return known
 }

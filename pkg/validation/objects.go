@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"slices"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -27,26 +26,8 @@ type object struct {
 	file *File
 	name string
 	runtime.Object
-}
-
-// class is a DeviceClass. Its selectors are compiled when they are needed: there are many classes, and few are.
-type class struct {
-	of       []resourceapi.DeviceSelector
-	compiled []selector
-}
-
-// selectors are those that compile; the others were reported.
-func (c *class) selectors() []selector {
-	if c.compiled == nil {
-		c.compiled, _ = compile(c.of, field.NewPath("spec", "selectors"))
-	}
-	return c.compiled
-}
-
-// selector is a compiled CEL expression.
-type selector struct {
-	path *field.Path
-	cel.CompilationResult
+	// wrong is set where the API server would refuse it.
+	wrong bool
 }
 
 // decode reads a claim, a template or a class strictly.
@@ -57,7 +38,7 @@ func (v *validation) decode(f *File, d v1alpha1.Document, h *header) {
 		f.problem(fmt.Errorf("%s: %w", h.name(), err))
 	}
 	if decoded != nil {
-		v.objects = append(v.objects, &object{f, h.name(), decoded})
+		v.objects = append(v.objects, &object{file: f, name: h.name(), Object: decoded})
 	}
 }
 
@@ -108,7 +89,7 @@ func isClaimOrClass(h *header) bool {
 // addClasses lets claims name the classes of the files and those that come with Cleave.
 func (v *validation) addClasses() error {
 	for _, o := range v.objects {
-		if c, ok := o.Object.(*resourceapi.DeviceClass); ok {
+		if c, ok := o.Object.(*resourceapi.DeviceClass); ok && !o.wrong {
 			v.addClass(c)
 		}
 	}
@@ -143,7 +124,7 @@ func (v *validation) addClasses() error {
 // addClass takes up a class unless there is one of its name.
 func (v *validation) addClass(c *resourceapi.DeviceClass) {
 	if v.classes[c.Name] == nil {
-		v.classes[c.Name] = &class{of: c.Spec.Selectors}
+		v.classes[c.Name] = c
 	}
 }
 
@@ -155,8 +136,7 @@ func (v *validation) checkObject(o *object) {
 	switch decoded := o.Object.(type) {
 	case *resourceapi.DeviceClass:
 		errs = append(errs, checkClass(decoded)...)
-		_, wrong := compile(decoded.Spec.Selectors, path.Child("selectors"))
-		errs = append(errs, wrong...)
+		errs = append(errs, checkSelectors(decoded.Spec.Selectors, path.Child("selectors"))...)
 		for i := range decoded.Spec.Config {
 			configs = append(configs, decoded.Spec.Config[i].DeviceConfiguration)
 		}
@@ -179,6 +159,7 @@ func (v *validation) checkObject(o *object) {
 // problems reports errors of an object.
 func (o *object) problems(errs field.ErrorList) {
 	for _, err := range errs {
+		o.wrong = true
 		o.file.problem(fmt.Errorf("%s: %w", o.name, err))
 	}
 }
@@ -197,33 +178,27 @@ func specOf(o runtime.Object) (*resourceapi.ResourceClaimSpec, *field.Path) {
 
 // request is one request of a claim, or one of its alternatives.
 type request struct {
-	path      *field.Path
-	class     string
-	selectors []resourceapi.DeviceSelector
-	mode      resourceapi.DeviceAllocationMode
-	count     int64
-	capacity  *resourceapi.CapacityRequirements
+	path  *field.Path
+	class string
 }
 
 // requestsOf are the alternatives of a request in order of preference.
 func requestsOf(r *resourceapi.DeviceRequest, path *field.Path) []request {
 	var all []request
 	if e := r.Exactly; e != nil {
-		all = append(all, request{path.Child("exactly"), e.DeviceClassName, e.Selectors, e.AllocationMode, e.Count, e.Capacity})
+		all = append(all, request{path.Child("exactly"), e.DeviceClassName})
 	}
 	for i := range r.FirstAvailable {
-		s := &r.FirstAvailable[i]
-		all = append(all, request{path.Child("firstAvailable").Index(i), s.DeviceClassName, s.Selectors, s.AllocationMode, s.Count, s.Capacity})
+		all = append(all, request{path.Child("firstAvailable").Index(i), r.FirstAvailable[i].DeviceClassName})
 	}
 	return all
 }
 
-// compile compiles selectors as the API server and the scheduler do.
-func compile(selectors []resourceapi.DeviceSelector, path *field.Path) ([]selector, field.ErrorList) {
-	var compiled []selector
+// checkSelectors compiles selectors as the API server and the scheduler do.
+func checkSelectors(selectors []resourceapi.DeviceSelector, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if n := len(selectors); n > resourceapi.DeviceSelectorsMaxSize {
-		return nil, field.ErrorList{field.TooMany(path, n, resourceapi.DeviceSelectorsMaxSize)}
+		return field.ErrorList{field.TooMany(path, n, resourceapi.DeviceSelectorsMaxSize)}
 	}
 	for i, s := range selectors {
 		at := path.Index(i).Child("cel", "expression")
@@ -241,9 +216,7 @@ func compile(selectors []resourceapi.DeviceSelector, path *field.Path) ([]select
 			errs = append(errs, field.Invalid(at, s.CEL.Expression, result.Error.Error()))
 		case result.MaxCost > resourceapi.CELSelectorExpressionMaxCost:
 			errs = append(errs, field.Forbidden(at, "too complex: its estimated cost exceeds what the API server takes"))
-		default:
-			compiled = append(compiled, selector{at, result})
 		}
 	}
-	return slices.Clip(compiled), errs
+	return errs
 }

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
@@ -49,7 +50,7 @@ type File struct {
 
 // Files checks files, and all *.yaml, *.yml and *.json files of directories. The error is about a path that cannot be read.
 func Files(ctx context.Context, paths []string, o Options) ([]*File, error) {
-	v := &validation{Options: o, at: map[string]*File{}, classes: map[string]*class{}}
+	v := &validation{Options: o, at: map[string]*File{}, classes: map[string]*resourceapi.DeviceClass{}}
 	for _, path := range paths {
 		found, directory, err := expand(path)
 		if err != nil {
@@ -73,7 +74,7 @@ func Files(ctx context.Context, paths []string, o Options) ([]*File, error) {
 		v.checkObject(o)
 	}
 	if v.Node != nil {
-		if err := v.onNode(ctx); err != nil {
+		if err := v.checkOnNode(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -88,7 +89,8 @@ type validation struct {
 	at      map[string]*File
 	sets    []*policy.Set
 	objects []*object
-	classes map[string]*class
+	// classes that claims can name, as far as their selectors can be evaluated.
+	classes map[string]*resourceapi.DeviceClass
 }
 
 // expand lists the files of a path.

@@ -217,23 +217,22 @@ func TestFiles_ClaimOnNode(t *testing.T) {
 		"a profile of another board":  {layout, claim("deviceClassName: mig-1g.5gb.cleave.dev"), no("gpu", "none of its devices (32 mig 1g.10gb, 8 mig 3g.40gb) is of class mig-1g.5gb.cleave.dev"), ""},
 		"a profile not in the layout": {layout, claim("deviceClassName: mig-2g.20gb.cleave.dev"), no("gpu", "none of its devices (32 mig 1g.10gb, 8 mig 3g.40gb) is of class mig-2g.20gb.cleave.dev"), ""},
 		"selectors":                   {"", claim(`deviceClassName: gpu.cleave.dev, selectors: [{cel: {expression: "device.attributes['gpu.cleave.dev'].productName.contains('H100')"}}]`), nil, ""},
-		"selectors of another board":  {"", claim(`deviceClassName: gpu.cleave.dev, selectors: [{cel: {expression: "device.attributes['gpu.cleave.dev'].productName.contains('A100')"}}]`), no("gpu", "8 are of class gpu.cleave.dev, and none matches the selectors"), ""},
-		"a selector that fails": {"", claim(`deviceClassName: gpu.cleave.dev, selectors: [{cel: {expression: "device.attributes['gpu.cleave.dev'].profil == '1g.10gb'"}}]`), []string{
-			`c.yaml: ResourceClaim team/c: spec.devices.requests[0].exactly.selectors[0].cel.expression: Invalid value: "device.attributes['gpu.cleave.dev'].profil == '1g.10gb'": fails on a device of type gpu, so that nothing is allocated: no such key: profil`,
-		}, ""},
-		"amounts":               {"", claim("deviceClassName: mps.cleave.dev, capacity: {requests: {memory: 70Gi, cores: 100}}"), nil, ""},
-		"too much memory":       {"", claim("deviceClassName: mps.cleave.dev, capacity: {requests: {memory: 200Gi}}"), no("gpu", "8 match, and none has 200Gi of memory: the most is 79Gi"), ""},
-		"between two steps":     {"", claim("deviceClassName: mps.cleave.dev, capacity: {requests: {memory: 81001Mi}}"), no("gpu", "8 match, and none has 81001Mi of memory: the most is 79Gi"), ""},
-		"of the driver's name":  {"", claim("deviceClassName: mps.cleave.dev, capacity: {requests: {gpu.cleave.dev/memory: 200Gi}}"), no("gpu", "8 match, and none has 200Gi of gpu.cleave.dev/memory: the most is 79Gi"), ""},
-		"an amount that is not": {"", claim("deviceClassName: timeslice.cleave.dev, capacity: {requests: {copyEngines: 5}}"), no("gpu", "8 match, and none has a capacity copyEngines"), ""},
-		"a tier that is not":    {policyHead + "rules: [{tiers: [exclusive]}]", claim("deviceClassName: mps.cleave.dev"), no("gpu", "none of its devices (8 gpu) is of class mps.cleave.dev"), ""},
-		"nothing at all":        {policyHead + "rules: [{exclude: true}]", claim("deviceClassName: mps.cleave.dev"), no("gpu", "none of its devices (it has none) is of class mps.cleave.dev"), ""},
-		"the second of several": {"", claimHead + "spec: {devices: {requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: mig-1g.5gb.cleave.dev}, {name: b, deviceClassName: mig-1g.10gb.cleave.dev}]}]}}", nil, ""},
+		"selectors of another board":  {"", claim(`deviceClassName: gpu.cleave.dev, selectors: [{cel: {expression: "device.attributes['gpu.cleave.dev'].productName.contains('A100')"}}]`), no("gpu", `8 devices do not match device.attributes['gpu.cleave.dev'].productName.contains('A100'): productName is "NVIDIA H100 80GB HBM3"`), ""},
+		"a selector that fails":       {"", claim(`deviceClassName: gpu.cleave.dev, selectors: [{cel: {expression: "device.attributes['gpu.cleave.dev'].profil == '1g.10gb'"}}]`), no("gpu", "the scheduler fails: claim team/c: selector #0 on device gpu.cleave.dev/node/gpu-0000-df-00-0: CEL runtime error: no such key: profil. consider using CEL optional chaining (.? followed by orValue()) or guarding the check with has() for optional fields (the selector reads an attribute that a device lacks: select the type first, or use a narrower class)"), ""},
+		"amounts":                     {"", claim("deviceClassName: mps.cleave.dev, capacity: {requests: {memory: 70Gi, cores: 100}}"), nil, ""},
+		"too much memory":             {"", claim("deviceClassName: mps.cleave.dev, capacity: {requests: {memory: 200Gi}}"), no("gpu", "8 devices are too small: memory 200Gi is asked for, the most is 79Gi"), ""},
+		"of the driver's name":        {"", claim("deviceClassName: mps.cleave.dev, capacity: {requests: {gpu.cleave.dev/memory: 200Gi}}"), no("gpu", "8 devices do not have the capacity gpu.cleave.dev/memory"), ""},
+		"an amount that is not":       {"", claim("deviceClassName: timeslice.cleave.dev, capacity: {requests: {copyEngines: 5}}"), no("gpu", "8 devices do not have the capacity copyEngines"), ""},
+		"a tier that is not":          {policyHead + "rules: [{tiers: [exclusive]}]", claim("deviceClassName: mps.cleave.dev"), no("gpu", "none of its devices (8 gpu) is of class mps.cleave.dev"), ""},
+		"nothing at all":              {policyHead + "rules: [{exclude: true}]", claim("deviceClassName: mps.cleave.dev"), no("gpu", "the node has no devices of class mps.cleave.dev"), ""},
+		"the second of several":       {"", claimHead + "spec: {devices: {requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: mig-1g.5gb.cleave.dev}, {name: b, deviceClassName: mig-1g.10gb.cleave.dev}]}]}}", nil, ""},
 		"none of several": {policyHead + "rules: [{tiers: [exclusive]}]", claimHead + "spec: {devices: {requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: mig.cleave.dev}, {name: b, deviceClassName: mps.cleave.dev}]}]}}",
 			no("gpu", "none of its devices (8 gpu) is of class mig.cleave.dev; none of its devices (8 gpu) is of class mps.cleave.dev"), ""},
 		"a class of the files": {"", claim("deviceClassName: mine.example.com") + "---\n" + classHead + `spec: {selectors: [{cel: {expression: "device.attributes['gpu.cleave.dev'].type == 'gpu'"}}]}`, nil, ""},
-		"a class that fails": {"", claim("deviceClassName: mine.example.com") + "---\n" + classHead + `spec: {selectors: [{cel: {expression: "device.attributes['gpu.cleave.dev'].profile == '1g.10gb'"}}]}`, []string{
-			`c.yaml: ResourceClaim team/c: spec.devices.requests[0].exactly.deviceClassName: Invalid value: "device.attributes['gpu.cleave.dev'].profile == '1g.10gb'": selector of class mine.example.com: fails on a device of type gpu, so that nothing is allocated: no such key: profile`,
+		"a class that fails":   {"", claim("deviceClassName: mine.example.com") + "---\n" + classHead + `spec: {selectors: [{cel: {expression: "device.attributes['gpu.cleave.dev'].profile == '1g.10gb'"}}]}`, no("gpu", "the scheduler fails: class mine.example.com: selector #0 on device gpu.cleave.dev/node/gpu-0000-df-00-0: CEL runtime error: no such key: profile. consider using CEL optional chaining (.? followed by orValue()) or guarding the check with has() for optional fields (the selector reads an attribute that a device lacks: select the type first, or use a narrower class)"), ""},
+		"between two steps":    {"", claim("deviceClassName: mps.cleave.dev, capacity: {requests: {memory: 81001Mi}}"), no("gpu", "8 devices are too small: memory 81001Mi is asked for, the most is 79Gi"), ""},
+		"not together": {"", claimHead + "spec: {devices: {requests: [{name: a, exactly: {deviceClassName: gpu.cleave.dev, count: 5}}, {name: b, exactly: {deviceClassName: gpu.cleave.dev, count: 4}}]}}", []string{
+			"c.yaml: ResourceClaim team/c: spec.devices: Invalid value: not allocated on an hgx-h100: each request fits by itself, and all of them do not fit together",
 		}, ""},
 		"a class of nobody": {"", claim("deviceClassName: nic.example.com"), nil, `c.yaml: ResourceClaim team/c: spec.devices.requests[0].exactly.deviceClassName: DeviceClass "nic.example.com" is neither in these files nor one of Cleave's: not checked against an hgx-h100`},
 	}
@@ -262,7 +261,7 @@ func TestFiles_AmpereModel(t *testing.T) {
 	}
 	real := node(t, "dgx-a100")
 	real.Model = false
-	if got := check(t, directory(t, files), Options{Node: real}); len(got.Problems) != 1 || !strings.Contains(got.Problems[0], "it has none") {
+	if got := check(t, directory(t, files), Options{Node: real}); len(got.Problems) != 1 || !strings.Contains(got.Problems[0], "has no devices of class") {
 		t.Errorf("a machine out of MIG mode: got %q", got.Problems)
 	}
 }
