@@ -127,7 +127,9 @@ func (n *Node) selects(ctx context.Context, c *resourceapi.DeviceClass, driver s
 		if compiled.Error != nil {
 			return false, compiled.Error
 		}
-		ok, _, err := compiled.DeviceMatches(ctx, cel.Device{Driver: driver, Attributes: d.Attributes, Capacity: d.Capacity})
+		ok, _, err := compiled.DeviceMatches(ctx, cel.Device{
+			Driver: driver, AllowMultipleAllocations: d.AllowMultipleAllocations, Attributes: d.Attributes, Capacity: d.Capacity,
+		})
 		if !ok || err != nil {
 			return false, err
 		}
@@ -183,7 +185,9 @@ func (n *Node) Release(results ...resourceapi.AllocationResult) {
 }
 
 // Publish replaces what the node publishes. What is allocated stays allocated.
-func (n *Node) Publish(published []*resourceapi.ResourceSlice) { n.slices = published }
+func (n *Node) Publish(published []*resourceapi.ResourceSlice) {
+	n.slices, n.of = published, map[string]sets.Set[structured.DeviceID]{} // twins go on with theirs
+}
 
 // Published are the slices of the node.
 func (n *Node) Published() []*resourceapi.ResourceSlice { return n.slices }

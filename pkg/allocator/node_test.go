@@ -112,3 +112,30 @@ func TestAllocate_DistinctGPUs(t *testing.T) {
 		}
 	}
 }
+
+// TestAllocateSome_Published: devices that are published later are found, and a class may select by whether devices are shared.
+func TestAllocateSome_Published(t *testing.T) {
+	shared := &resourceapi.DeviceClass{}
+	shared.Name = "shared"
+	shared.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: "device.allowMultipleAllocations"}}}
+	name := "node-1"
+	publish := func(devices ...resourceapi.Device) []*resourceapi.ResourceSlice {
+		s := &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{
+			Driver: "gpu.example.com", NodeName: &name, Pool: resourceapi.ResourcePool{Name: name, ResourceSliceCount: 1}, Devices: devices,
+		}}
+		s.Name = "slice"
+		return []*resourceapi.ResourceSlice{s}
+	}
+	n, err := allocator.NewNode(publish(resourceapi.Device{Name: "a"}), allocator.Classes{shared})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.AllocateSome(t.Context(), "first", "shared", 1); !errors.Is(err, allocator.ErrNoFit) {
+		t.Errorf("no device is shared: %v", err)
+	}
+	n.Publish(publish(resourceapi.Device{Name: "a"}, resourceapi.Device{Name: "b", AllowMultipleAllocations: new(true)}))
+	got, err := n.AllocateSome(t.Context(), "second", "shared", 1)
+	if err != nil || got.Devices.Results[0].Device != "b" {
+		t.Errorf("one is: %v, %v", got, err)
+	}
+}
