@@ -306,3 +306,38 @@ func TestState_Overdrawn(t *testing.T) {
 		t.Error("no partition fits once the counter is not overdrawn")
 	}
 }
+
+// TestState_OverdrawnValues: what a GPU is worth is right again after another of its pool was overdrawn, though it changed
+// meanwhile.
+func TestState_OverdrawnValues(t *testing.T) {
+	empty := emptyState(t, "hgx-h100")
+	devices := map[int]int{} // by GPU, the first partition
+	for i, d := range empty.Model().Devices {
+		if _, ok := devices[d.GPU]; d.Shape == "1g.10gb" && !ok {
+			devices[d.GPU] = i
+		}
+	}
+	whole := take(t, empty.Clone(), "gpu", 8)
+	for _, release := range [][]int{{1, 2}, {2, 1}} {
+		s, want := empty.Clone(), empty.Clone()
+		gpu := s.Model().Devices[whole[0].Device].GPU
+		other := packing.Use{Device: devices[(gpu+3)%8]}
+		over := []packing.Use{{Device: whole[0].Device}, {Device: devices[gpu]}}
+		s.Allocate(over...)
+		s.Allocate(other)
+		want.Allocate(other)
+		s.Release(over[release[0]-1])
+		s.Release(over[release[1]-1])
+		if !s.Equal(want) {
+			t.Errorf("release %v: the state is not that of what is allocated", release)
+		}
+		next := []packing.Use{{Device: devices[(gpu+3)%8] + 1}}
+		if got := s.Cost(next); got != want.Cost(next) || got.Lost < 0 {
+			t.Errorf("release %v: cost %+v, want %+v", release, got, want.Cost(next))
+		}
+		before := s.Clone()
+		if s.Cost(over); !s.Equal(before) {
+			t.Errorf("release %v: Cost changes the state", release)
+		}
+	}
+}

@@ -23,9 +23,11 @@ type State struct {
 	// overdrawn is how many counters of a pool are below zero. The allocator gives nothing that consumes counters from such
 	// a pool (k8s.io/dynamic-resource-allocation/structured, checkAvailableCounters).
 	overdrawn []int
-	touched   []int // by GPU, uses of its devices
-	value     []int // by GPU, the sizes of its unused devices that fit, added up
-	worth     int   // the values, added up
+	// turned: a pool has become overdrawn or stopped being so, and the values of its GPUs are not up to date.
+	turned  bool
+	touched []int // by GPU, uses of its devices
+	value   []int // by GPU, the sizes of its unused devices that fit, added up
+	worth   int   // the values, added up
 }
 
 // NewState is a node with nothing allocated. Nobody but those who tolerate it gets a tainted device.
@@ -140,8 +142,10 @@ func (s *State) change(u Use, by int) {
 		switch pool := s.model.Counters[n.Counter].Pool; {
 		case was >= 0 && s.free[n.Counter] < 0:
 			s.overdrawn[pool]++
+			s.turned = s.turned || s.overdrawn[pool] == 1
 		case was < 0 && s.free[n.Counter] >= 0:
 			s.overdrawn[pool]--
+			s.turned = s.turned || s.overdrawn[pool] == 0
 		}
 	}
 }
@@ -183,6 +187,13 @@ func (s *State) admits(u Use) bool {
 
 // evaluateAll brings the values of GPUs up to date whose devices changed.
 func (s *State) evaluateAll(uses []Use) {
+	if s.turned {
+		s.turned = false
+		for g := range s.model.GPUs {
+			s.evaluate(g)
+		}
+		return
+	}
 	last := -1
 	for _, u := range uses {
 		for _, g := range s.model.affected[u.Device] {
