@@ -30,13 +30,14 @@ type Cache struct {
 	models    []*packing.Model
 	cel       *cel.Cache
 	selectors map[string]*selector
+	answers   answers
 }
 
 // NewCache creates an empty cache.
 func NewCache() *Cache {
 	return &Cache{
 		cel:       cel.NewCache(maxExpressions, cel.Features{EnableConsumableCapacity: true}),
-		selectors: map[string]*selector{},
+		selectors: map[string]*selector{}, answers: answers{},
 	}
 }
 
@@ -89,7 +90,7 @@ func (c *Cache) request(ctx context.Context, n *Node, r *request) (packing.Reque
 		all = append(all, s)
 	}
 	for i, object := range n.objects {
-		if ok, err := matchAll(ctx, all, n.Driver, object); err != nil {
+		if ok, err := c.matchAll(ctx, all, n.Driver, object); err != nil {
 			return packing.Request{}, fmt.Errorf("select device %s of node %s: %w", object.Name, n.Name, err)
 		} else if !ok {
 			continue
@@ -116,9 +117,9 @@ func (c *Cache) request(ctx context.Context, n *Node, r *request) (packing.Reque
 }
 
 // matchAll evaluates selectors in order, as the allocator does: one that fails hides the errors of those after it.
-func matchAll(ctx context.Context, all []*selector, driver string, object *resourceapi.Device) (bool, error) {
+func (c *Cache) matchAll(ctx context.Context, all []*selector, driver string, object *resourceapi.Device) (bool, error) {
 	for _, s := range all {
-		if ok, err := s.matches(ctx, driver, object); err != nil || !ok {
+		if ok, err := s.matches(ctx, c.answers, driver, object); err != nil || !ok {
 			return false, err
 		}
 	}

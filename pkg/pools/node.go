@@ -76,15 +76,15 @@ func complete(published []*resourceapi.ResourceSlice) ([]pool, error) {
 }
 
 // valid reports whether the allocator uses the pool: device names and counter sets are there once, and devices consume
-// counters that exist.
+// counters that exist (k8s.io/dynamic-resource-allocation/structured, validateDeviceCounterConsumption).
 func (p *pool) valid() bool {
-	sets, devices := map[string]bool{}, map[string]bool{}
+	sets, devices := map[string]map[string]resourceapi.Counter{}, map[string]bool{}
 	for _, s := range p.slices {
 		for _, set := range s.Spec.SharedCounters {
-			if sets[set.Name] {
+			if _, ok := sets[set.Name]; ok {
 				return false
 			}
-			sets[set.Name] = true
+			sets[set.Name] = set.Counters
 			p.sets = append(p.sets, set)
 		}
 	}
@@ -97,8 +97,14 @@ func (p *pool) valid() bool {
 			}
 			devices[d.Name] = true
 			for _, c := range d.ConsumesCounters {
-				if !sets[c.CounterSet] || len(c.CompatibilityGroups) > 0 {
+				set, ok := sets[c.CounterSet]
+				if !ok || len(c.CompatibilityGroups) > 0 {
 					return false
+				}
+				for name := range c.Counters {
+					if _, ok := set[name]; !ok {
+						return false
+					}
 				}
 			}
 		}

@@ -5,6 +5,7 @@ package pools
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 
@@ -138,6 +139,9 @@ func TestNode_PoolNotWhole(t *testing.T) {
 		"device twice":  broken(func(all []*resourceapi.ResourceSlice) { all[2].Spec.Devices[1].Name = "whole" }),
 		"unknown set":   broken(func(all []*resourceapi.ResourceSlice) { all[0].Spec.SharedCounters[0].Name = "gpu-1" }),
 		"set twice":     broken(func(all []*resourceapi.ResourceSlice) { all[1].Spec.SharedCounters = all[0].Spec.SharedCounters }),
+		"unknown counter": broken(func(all []*resourceapi.ResourceSlice) {
+			all[1].Spec.Devices[0].ConsumesCounters[0].Counters["slice-9"] = resourceapi.Counter{}
+		}),
 		"groups of them": broken(func(all []*resourceapi.ResourceSlice) {
 			all[1].Spec.Devices[0].ConsumesCounters[0].CompatibilityGroups = []string{"mig"}
 		}),
@@ -280,13 +284,26 @@ func TestSelector_Memo(t *testing.T) {
 			t.Errorf("by UUID: %v", got)
 		}
 	}
-	var answers []int
-	for _, s := range c.selectors {
-		answers = append(answers, len(s.answers))
+	evaluations := map[*selector]int{}
+	for key := range c.answers {
+		evaluations[key.selector]++
 	}
-	slices.Sort(answers)
-	if diff := cmp.Diff([]int{2, 3}, answers); diff != "" {
+	if diff := cmp.Diff([]int{2, 3}, slices.Sorted(maps.Values(evaluations))); diff != "" {
 		t.Errorf("evaluations (-want +got):\n%s", diff)
+	}
+}
+
+// TestSelector_Bound: expressions that name UUIDs fill one bounded memory, not one each.
+func TestSelector_Bound(t *testing.T) {
+	c := NewCache()
+	for i := range maxAnswers {
+		c.answers[answerKey{device: fmt.Sprint(i)}] = true
+	}
+	for i := range 3 {
+		matching(t, c, mustNode(t, c, oneGPU("a", 1)), class(fmt.Sprintf(`device.attributes["gpu.example.com"].uuid == "UUID-%d"`, i)), claim())
+	}
+	if len(c.answers) != 9 {
+		t.Errorf("%d answers are remembered, want the 9 new ones", len(c.answers))
 	}
 }
 

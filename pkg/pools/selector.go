@@ -17,8 +17,18 @@ import (
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 )
 
-// maxAnswers bounds what is remembered of one expression: one that names UUIDs has an answer for each GPU.
-const maxAnswers = 10_000
+// maxAnswers bounds what is remembered of all expressions, some 20 MB: one that names UUIDs has an answer for each device, and
+// whoever may create claims may name them.
+const maxAnswers = 100_000
+
+// answers are what expressions say of devices.
+type answers map[answerKey]bool
+
+// answerKey is an expression, and what a device has of all that it looks at.
+type answerKey struct {
+	selector *selector
+	device   string
+}
 
 // selector is a CEL expression.
 type selector struct {
@@ -26,8 +36,6 @@ type selector struct {
 	// names are the attributes and capacities that the expression looks at. Not known means that it may look at all.
 	names []name
 	known bool
-	// answers by what a device has of them.
-	answers map[string]bool
 }
 
 // name is "attributes" or "capacity", the domain and the identifier.
@@ -64,7 +72,7 @@ func (c *Cache) selector(expression string) (*selector, error) {
 	if s, ok := c.selectors[expression]; ok {
 		return s, nil
 	}
-	s := &selector{compiled: c.cel.GetOrCompile(expression), answers: map[string]bool{}}
+	s := &selector{compiled: c.cel.GetOrCompile(expression)}
 	if s.compiled.Error != nil {
 		return nil, fmt.Errorf("compile selector %q: %w", expression, s.compiled.Error)
 	}
@@ -73,17 +81,18 @@ func (c *Cache) selector(expression string) (*selector, error) {
 	}
 	if len(c.selectors) >= maxExpressions {
 		clear(c.selectors)
+		clear(c.answers)
 	}
 	c.selectors[expression] = s
 	return s, nil
 }
 
 // matches evaluates the expression, unless the answer is known of a device that is equal in all that it looks at.
-func (s *selector) matches(ctx context.Context, driver string, d *resourceapi.Device) (bool, error) {
-	key := ""
+func (s *selector) matches(ctx context.Context, all answers, driver string, d *resourceapi.Device) (bool, error) {
+	key := answerKey{selector: s}
 	if s.known {
-		key = s.key(driver, d)
-		if answer, ok := s.answers[key]; ok {
+		key.device = s.key(driver, d)
+		if answer, ok := all[key]; ok {
 			return answer, nil
 		}
 	}
@@ -93,10 +102,10 @@ func (s *selector) matches(ctx context.Context, driver string, d *resourceapi.De
 	if err != nil || !s.known {
 		return answer, err
 	}
-	if len(s.answers) >= maxAnswers {
-		clear(s.answers)
+	if len(all) >= maxAnswers {
+		clear(all)
 	}
-	s.answers[key] = answer
+	all[key] = answer
 	return answer, nil
 }
 
