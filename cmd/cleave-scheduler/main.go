@@ -19,7 +19,7 @@ import (
 )
 
 func main() {
-	command := app.NewSchedulerCommand(app.WithPlugin(scheduling.Name, scheduling.New))
+	command := app.NewSchedulerCommand(app.WithPlugin(scheduling.Name, scheduling.Factory()))
 	command.Use = "cleave-scheduler"
 	os.Exit(cli.Run(command))
 }

@@ -169,7 +169,7 @@ clientConnection: {kubeconfig: %q, qps: 1000, burst: 1000}
 profiles:
 - schedulerName: cleave-scheduler
   plugins:
-    multiPoint: {enabled: [{name: GPUPacking, weight: 10}]}
+    multiPoint: {enabled: [{name: GPUPacking, weight: 50}]}
     postFilter: {enabled: [{name: GPUPacking}]}
   pluginConfig:
   - name: GPUPacking

@@ -7,6 +7,8 @@ import (
 	"context"
 	"slices"
 
+	resourceapi "k8s.io/api/resource/v1"
+
 	"github.com/cleave-dra/cleave/pkg/packing"
 	"github.com/cleave-dra/cleave/pkg/pools"
 )
@@ -39,62 +41,108 @@ const (
 	passedGroup      = "group"      // a pod of a group that is scheduled together
 )
 
-// choose finds the best of some nodes, at most so many.
-func (c *cluster) choose(
-	ctx context.Context, d pools.Demand, names []string, strategy packing.Strategy, most int, drivers []string,
-) choice {
+// query is what is looked for on some nodes.
+type query struct {
+	demand   pools.Demand
+	strategy packing.Strategy
+	most     int      // nodes to find
+	drivers  []string // that are packed even if they publish no counters
+}
+
+// choose finds the best of some nodes. Nodes on which the search takes too long do not count if others are found.
+func (c *cluster) choose(ctx context.Context, q query, names []string) choice {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	var found choice
-	better := func(a, b candidate) int { return cmp.Or(strategy.Compare(a.cost, b.cost), cmp.Compare(a.node, b.node)) }
+	hard := false
+	better := func(a, b candidate) int {
+		return cmp.Or(q.strategy.Compare(a.cost, b.cost), cmp.Compare(a.node, b.node))
+	}
 	for _, name := range names {
-		p, driver, passed := c.planOn(ctx, name, d, drivers)
+		p, passed := c.planOn(ctx, name, q)
 		switch {
+		case passed == passedSearch:
+			hard = true
+			continue
 		case passed != "":
 			return choice{passed: passed}
-		case driver == "":
-			continue
-		case c.elsewhere[driver] > 0:
-			return choice{passed: passedDriver}
 		case !p.complete:
-			if len(c.elsewhere) > 0 {
-				return choice{passed: passedDriver} // the rest may come from devices that are not of a node
-			}
 			continue
 		case !p.fits:
 			found.full = true
 			continue
 		}
 		n := candidate{name, p.cost}
-		if len(found.best) == most && better(n, found.best[most-1]) >= 0 {
+		if len(found.best) == q.most && better(n, found.best[q.most-1]) >= 0 {
 			continue
 		}
 		at, _ := slices.BinarySearchFunc(found.best, n, better)
 		found.best = slices.Insert(found.best, at, n)
-		found.best = found.best[:min(most, len(found.best))]
+		found.best = found.best[:min(q.most, len(found.best))]
 	}
-	if len(found.best) == 0 && !found.full {
+	switch {
+	case len(found.best) > 0:
+	case hard:
+		found.passed = passedSearch
+	case !found.full:
 		found.passed = passedNone
 	}
 	return found
 }
 
-// planOn is what would become of a demand on a node, and the one driver whose devices it selects there; empty where there
-// is none.
-func (c *cluster) planOn(ctx context.Context, name string, d pools.Demand, drivers []string) (found plan, driver, passed string) {
+// mayFit reports whether a demand may fit on a node, as far as the measure can say.
+func (c *cluster) mayFit(ctx context.Context, q query, name string) bool {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
 	for _, v := range c.views[name] {
-		p := c.plan(ctx, v, d)
+		if c.elsewhere[v.driver] > 0 {
+			return true
+		}
+	}
+	p, passed := c.planOn(ctx, name, q)
+	return passed != "" || p.fits
+}
+
+// nodesOf are the nodes that pools are of; not ok where one is of no node that is known.
+func (c *cluster) nodesOf(results []resourceapi.DeviceRequestAllocationResult) (names []string, ok bool) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	for i := range results {
+		owners := c.owners[poolKey{results[i].Driver, results[i].Pool}]
+		if len(owners) != 1 {
+			return nil, false
+		}
+		if !slices.Contains(names, owners[0].of) {
+			names = append(names, owners[0].of)
+		}
+	}
+	return names, true
+}
+
+// planOn is what would become of a demand on a node, where devices of one driver decide; or why the measure has no say.
+func (c *cluster) planOn(ctx context.Context, name string, q query) (found plan, passed string) {
+	driver := ""
+	for _, v := range c.views[name] {
+		p := c.plan(ctx, v, q.demand)
 		switch {
 		case p.err != nil && p.complete:
-			return plan{}, "", passedSearch
+			return plan{}, passedSearch
 		case p.err != nil:
-			return plan{}, "", passedSelector
+			return plan{}, passedSelector
 		case !p.matches:
 			continue
-		case driver != "" || !v.node.Counted && !slices.Contains(drivers, v.node.Driver):
-			return plan{}, "", passedDriver
+		case driver != "" || !v.node.Counted && !slices.Contains(q.drivers, v.node.Driver):
+			return plan{}, passedDriver
 		}
 		found, driver = p, v.driver
 	}
-	return found, driver, ""
+	switch {
+	case driver == "":
+		return plan{}, ""
+	case c.elsewhere[driver] > 0:
+		return plan{}, passedDriver
+	case !found.complete && len(c.elsewhere) > 0:
+		return plan{}, passedDriver // the rest may come from devices that are not of a node
+	}
+	return found, ""
 }

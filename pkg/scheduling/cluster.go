@@ -10,7 +10,9 @@ import (
 	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/cleave-dra/cleave/pkg/packing"
 	"github.com/cleave-dra/cleave/pkg/pools"
@@ -21,14 +23,20 @@ import (
 type cluster struct {
 	mutex sync.Mutex
 	cache *pools.Cache
+	// What the API server has, as far as it is applied.
+	slices *mirror[*resourceapi.ResourceSlice]
+	claims *mirror[*resourceapi.ResourceClaim]
+	rules  *mirror[*resourceapi.DeviceTaintRule]
+	// synced are what reports that all there was at the start is applied.
+	synced []cache.InformerSynced
 	// views by node, ordered by driver.
 	views map[string][]*view
-	// elsewhere are the drivers of slices that are not of one node, with their number.
+	// elsewhere are the drivers of slices that are not of one node and of pools that are of several, with their number.
 	elsewhere map[string]int
-	rules     map[string]*resourceapi.DeviceTaintRule
-	claims    map[types.UID]*claimState
+	// allocated are the claims that have devices.
+	allocated map[types.UID]*claimState
 	// owners are the views that a pool is of, users the claims that have devices of it.
-	owners map[poolKey]*view
+	owners map[poolKey][]*view
 	users  map[poolKey]map[types.UID]bool
 }
 
@@ -37,6 +45,7 @@ type poolKey struct{ driver, pool string }
 // view is what a driver publishes for a node, and what of it is allocated.
 type view struct {
 	driver string
+	of     string                                // the node
 	slices map[string]*resourceapi.ResourceSlice // by name
 	stale  bool
 	node   *pools.Node // nil where no pool is complete
@@ -57,31 +66,8 @@ type plan struct {
 // maxPlans bound what is remembered of a node.
 const maxPlans = 100
 
-// claimState is a claim's devices: as stored at the API server, and as assumed until it is stored.
-type claimState struct {
-	stored, assumed []resourceapi.DeviceRequestAllocationResult
-}
-
-// current is what counts.
-func (c *claimState) current() []resourceapi.DeviceRequestAllocationResult {
-	if c.stored != nil {
-		return c.stored
-	}
-	return c.assumed
-}
-
-func newCluster() *cluster {
-	return &cluster{
-		cache: pools.NewCache(), views: map[string][]*view{}, elsewhere: map[string]int{},
-		rules: map[string]*resourceapi.DeviceTaintRule{}, claims: map[types.UID]*claimState{},
-		owners: map[poolKey]*view{}, users: map[poolKey]map[types.UID]bool{},
-	}
-}
-
-// replaceSlice notes that a slice changed: one that is nil was not there before, or is not there anymore.
-func (c *cluster) replaceSlice(before, after *resourceapi.ResourceSlice) {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
+// sliceChanged notes that a slice changed: one that is nil was not there before, or is not there anymore.
+func (c *cluster) sliceChanged(before, after *resourceapi.ResourceSlice) {
 	if before != nil {
 		c.removeSlice(before)
 	}
@@ -98,20 +84,24 @@ func (c *cluster) addSlice(s *resourceapi.ResourceSlice) {
 	views := c.views[*s.Spec.NodeName]
 	at, found := findView(views, s.Spec.Driver)
 	if !found {
-		views = slices.Insert(views, at, &view{driver: s.Spec.Driver, slices: map[string]*resourceapi.ResourceSlice{}})
+		views = slices.Insert(views, at, &view{driver: s.Spec.Driver, of: *s.Spec.NodeName, slices: map[string]*resourceapi.ResourceSlice{}})
 		c.views[*s.Spec.NodeName] = views
 	}
 	v := views[at]
 	v.slices[s.Name] = s
 	v.stale = true
-	c.owners[poolKey{s.Spec.Driver, s.Spec.Pool.Name}] = v
+	key := poolKey{s.Spec.Driver, s.Spec.Pool.Name}
+	if !slices.Contains(c.owners[key], v) {
+		c.owners[key] = append(c.owners[key], v)
+		if len(c.owners[key]) == 2 {
+			c.elsewhere[key.driver]++ // the allocator has the whole pool, each view a part of it
+		}
+	}
 }
 
 func (c *cluster) removeSlice(s *resourceapi.ResourceSlice) {
 	if s.Spec.NodeName == nil {
-		if c.elsewhere[s.Spec.Driver]--; c.elsewhere[s.Spec.Driver] <= 0 {
-			delete(c.elsewhere, s.Spec.Driver)
-		}
+		c.leaveElsewhere(s.Spec.Driver)
 		return
 	}
 	views := c.views[*s.Spec.NodeName]
@@ -124,8 +114,8 @@ func (c *cluster) removeSlice(s *resourceapi.ResourceSlice) {
 	v.stale = true
 	key := poolKey{s.Spec.Driver, s.Spec.Pool.Name}
 	same := func(name string) bool { return v.slices[name].Spec.Pool.Name == s.Spec.Pool.Name }
-	if c.owners[key] == v && !slices.ContainsFunc(sortedKeys(v.slices), same) {
-		delete(c.owners, key)
+	if !slices.ContainsFunc(sortedKeys(v.slices), same) {
+		c.disown(key, v)
 	}
 	if len(v.slices) == 0 {
 		views = slices.Delete(views, at, at+1)
@@ -136,96 +126,60 @@ func (c *cluster) removeSlice(s *resourceapi.ResourceSlice) {
 	}
 }
 
+// disown notes that a view has nothing of a pool anymore.
+func (c *cluster) disown(key poolKey, v *view) {
+	owners := slices.DeleteFunc(c.owners[key], func(o *view) bool { return o == v })
+	switch {
+	case len(owners) == len(c.owners[key]):
+		return
+	case len(owners) == 0:
+		delete(c.owners, key)
+	default:
+		c.owners[key] = owners
+		if len(owners) == 1 {
+			c.leaveElsewhere(key.driver)
+		}
+	}
+}
+
+func (c *cluster) leaveElsewhere(driver string) {
+	if c.elsewhere[driver]--; c.elsewhere[driver] <= 0 {
+		delete(c.elsewhere, driver)
+	}
+}
+
 func findView(views []*view, driver string) (at int, found bool) {
 	return slices.BinarySearchFunc(views, driver, func(v *view, driver string) int { return strings.Compare(v.driver, driver) })
 }
 
-// replaceRule notes that a DeviceTaintRule changed. Rules are few and change rarely: all nodes are read again.
-func (c *cluster) replaceRule(name string, rule *resourceapi.DeviceTaintRule) {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	if rule == nil {
-		delete(c.rules, name)
-	} else {
-		c.rules[name] = rule
+// ruleChanged notes that a DeviceTaintRule changed. The controller writes the status of a rule that evicts every few seconds
+// (pkg/controller/devicetainteviction): only another spec makes a difference.
+func (c *cluster) ruleChanged(before, after *resourceapi.DeviceTaintRule) {
+	if before != nil && after != nil && equality.Semantic.DeepEqual(before.Spec, after.Spec) {
+		return
 	}
 	for _, views := range c.views {
 		for _, v := range views {
-			v.stale = true
+			v.stale = v.stale || v.concerns(before) || v.concerns(after)
 		}
 	}
 }
 
-// store notes a claim's devices as the API server has them; nil: it has none. What was assumed goes once it is stored, or
-// the claim is gone.
-func (c *cluster) store(uid types.UID, results []resourceapi.DeviceRequestAllocationResult, gone bool) {
-	c.change(uid, func(s *claimState) {
-		s.stored = results
-		if results != nil || gone {
-			s.assumed = nil
-		}
-	})
-}
-
-// assume notes devices that a claim will have, or, with nil, that it will not.
-func (c *cluster) assume(uid types.UID, results []resourceapi.DeviceRequestAllocationResult) {
-	c.change(uid, func(s *claimState) { s.assumed = results })
-}
-
-func (c *cluster) change(uid types.UID, do func(*claimState)) {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	s := c.claims[uid]
-	if s == nil {
-		s = &claimState{}
-		c.claims[uid] = s
+// concerns reports whether a rule may select devices of the view.
+func (v *view) concerns(rule *resourceapi.DeviceTaintRule) bool {
+	if rule == nil || rule.Spec.DeviceSelector == nil {
+		return false
 	}
-	before := s.current()
-	do(s)
-	after := s.current()
-	if len(after) == 0 {
-		delete(c.claims, uid)
+	s := rule.Spec.DeviceSelector
+	if s.Driver != nil && *s.Driver != v.driver {
+		return false
 	}
-	if sameDevices(before, after) {
-		return
-	}
-	c.use(uid, before, false)
-	c.use(uid, after, true)
-}
-
-// use adds a claim's devices to the nodes that have them, or takes them away.
-func (c *cluster) use(uid types.UID, results []resourceapi.DeviceRequestAllocationResult, add bool) {
-	var done []*view
-	for i := range results {
-		key := poolKey{results[i].Driver, results[i].Pool}
-		if add {
-			if c.users[key] == nil {
-				c.users[key] = map[types.UID]bool{}
-			}
-			c.users[key][uid] = true
-		} else if delete(c.users[key], uid); len(c.users[key]) == 0 {
-			delete(c.users, key)
-		}
-		v := c.owners[key]
-		if v == nil || v.stale || v.node == nil || slices.Contains(done, v) {
-			continue
-		}
-		done = append(done, v)
-		clear(v.plans)
-		if add {
-			v.state.Allocate(v.node.Uses(results)...)
-		} else {
-			v.state.Release(v.node.Uses(results)...)
+	for _, published := range v.slices {
+		if s.Pool == nil || *s.Pool == published.Spec.Pool.Name {
+			return true
 		}
 	}
-}
-
-// sameDevices reports whether two allocations have the same devices. What a share consumes does not change.
-func sameDevices(a, b []resourceapi.DeviceRequestAllocationResult) bool {
-	return slices.EqualFunc(a, b, func(a, b resourceapi.DeviceRequestAllocationResult) bool {
-		sameShare := a.ShareID == b.ShareID || a.ShareID != nil && b.ShareID != nil && *a.ShareID == *b.ShareID
-		return a.Driver == b.Driver && a.Pool == b.Pool && a.Device == b.Device && sameShare
-	})
+	return false
 }
 
 // refresh reads a view whose slices changed.
@@ -243,9 +197,9 @@ func (c *cluster) refresh(v *view) {
 			users[uid] = true
 		}
 	}
-	rules := make([]*resourceapi.DeviceTaintRule, 0, len(c.rules))
-	for _, name := range sortedKeys(c.rules) {
-		rules = append(rules, c.rules[name])
+	rules := make([]*resourceapi.DeviceTaintRule, 0, len(c.rules.applied))
+	for _, name := range sortedKeys(c.rules.applied) {
+		rules = append(rules, c.rules.applied[name])
 	}
 	node, err := c.cache.Node(published, rules...)
 	if err != nil {
@@ -253,7 +207,7 @@ func (c *cluster) refresh(v *view) {
 	}
 	v.node, v.state = node, node.NewState()
 	for uid := range users {
-		v.state.Allocate(node.Uses(c.claims[uid].current())...)
+		v.state.Allocate(node.Uses(c.allocated[uid].current())...)
 	}
 }
 

@@ -51,12 +51,12 @@ func TestCluster_IncrementalState(t *testing.T) {
 			default: // a slice of a node goes and comes back
 				of := published[names[random.IntN(len(names))]]
 				s := of[random.IntN(len(of))]
-				b.plugin.cluster.replaceSlice(s, s)
+				b.publish(s.DeepCopy())
 				if random.IntN(2) == 0 {
-					b.plugin.cluster.replaceSlice(s, nil)
+					b.withdraw(s)
 					b.preFilter(b.pod("looker", "gpu"))
 					delete(b.claims, "looker")
-					b.plugin.cluster.replaceSlice(nil, s)
+					b.publish(s)
 				}
 			}
 		}
@@ -71,8 +71,8 @@ func checkStates(t *testing.T, b *bed, names []string) {
 		v := c.views[n][0]
 		c.refresh(v)
 		state := v.node.NewState()
-		for _, uid := range slices.Sorted(maps.Keys(c.claims)) {
-			state.Allocate(v.node.Uses(c.claims[uid].current())...)
+		for _, uid := range slices.Sorted(maps.Keys(c.allocated)) {
+			state.Allocate(v.node.Uses(c.allocated[uid].current())...)
 		}
 		if !state.Equal(v.state) {
 			t.Errorf("node %s: its state is not what its claims are", n)

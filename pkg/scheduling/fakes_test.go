@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -14,7 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/kube-scheduler/framework"
@@ -30,7 +33,9 @@ const driver = "gpu.cleave.dev"
 type bed struct {
 	framework.Handle
 	t         testing.TB
+	now       time.Time
 	plugin    *Plugin
+	client    *fake.Clientset
 	informers informers.SharedInformerFactory
 	recorder  *events.FakeRecorder
 	activated []string
@@ -42,22 +47,32 @@ type bed struct {
 func newBed(t testing.TB, args string, objects ...runtime.Object) *bed {
 	t.Helper()
 	client := fake.NewClientset(objects...)
+	client.Resources = []*metav1.APIResourceList{{
+		GroupVersion: resourceapi.SchemeGroupVersion.String(), APIResources: []metav1.APIResource{{Name: "devicetaintrules"}},
+	}}
 	b := &bed{
-		t: t, informers: informers.NewSharedInformerFactory(client, 0), recorder: events.NewFakeRecorder(10),
+		t: t, client: client, informers: newInformers(client), recorder: events.NewFakeRecorder(10),
 		claims: map[string]*resourceapi.ResourceClaim{}, pending: map[types.UID]*resourceapi.AllocationResult{},
 	}
-	p, err := New(t.Context(), &runtime.Unknown{Raw: []byte(args)}, b)
+	p, err := Factory()(t.Context(), &runtime.Unknown{Raw: []byte(args)}, b)
 	if err != nil {
 		t.Fatal(err)
 	}
 	b.plugin = p.(*Plugin)
+	b.plugin.checks.now = func() time.Time { return b.now }
+	b.plugin.checks.last = b.now // none is due yet
 	b.informers.Start(t.Context().Done())
 	b.informers.WaitForCacheSync(t.Context().Done())
 	t.Cleanup(b.informers.Shutdown)
 	return b
 }
 
+func newInformers(client kubernetes.Interface) informers.SharedInformerFactory {
+	return informers.NewSharedInformerFactory(client, 0)
+}
+
 func (b *bed) SharedInformerFactory() informers.SharedInformerFactory { return b.informers }
+func (b *bed) ClientSet() kubernetes.Interface                        { return b.client }
 func (b *bed) SharedDRAManager() framework.SharedDRAManager           { return fakeDRA{b} }
 func (b *bed) EventRecorder() events.EventRecorderLogger              { return b.recorder }
 func (b *bed) Activate(_ klog.Logger, pods map[string]*corev1.Pod) {
@@ -68,10 +83,46 @@ func (b *bed) Activate(_ klog.Logger, pods map[string]*corev1.Pod) {
 func (b *bed) addNode(name string, published ...*resourceapi.ResourceSlice) *fakeNode {
 	n := &fakeNode{node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name}}}}
 	b.nodes = append(b.nodes, n)
-	for _, s := range published {
-		b.plugin.cluster.replaceSlice(nil, s)
-	}
+	b.publish(published...)
 	return n
+}
+
+// publish stores slices, and tells of it.
+func (b *bed) publish(published ...*resourceapi.ResourceSlice) {
+	b.t.Helper()
+	for _, s := range published {
+		if err := b.informers.Resource().V1().ResourceSlices().Informer().GetIndexer().Add(s); err != nil {
+			b.t.Fatal(err)
+		}
+		b.plugin.cluster.follow(s)
+	}
+}
+
+func (b *bed) addRule(rule *resourceapi.DeviceTaintRule) {
+	b.t.Helper()
+	if err := b.informers.Resource().V1().DeviceTaintRules().Informer().GetIndexer().Add(rule); err != nil {
+		b.t.Fatal(err)
+	}
+	b.plugin.cluster.followAll()
+}
+
+func (b *bed) removeRule(rule *resourceapi.DeviceTaintRule) {
+	b.t.Helper()
+	if err := b.informers.Resource().V1().DeviceTaintRules().Informer().GetIndexer().Delete(rule); err != nil {
+		b.t.Fatal(err)
+	}
+	b.plugin.cluster.followAll()
+}
+
+// withdraw undoes publish.
+func (b *bed) withdraw(published ...*resourceapi.ResourceSlice) {
+	b.t.Helper()
+	for _, s := range published {
+		if err := b.informers.Resource().V1().ResourceSlices().Informer().GetIndexer().Delete(s); err != nil {
+			b.t.Fatal(err)
+		}
+		b.plugin.cluster.follow(s)
+	}
 }
 
 // addNodes adds nodes of a model.
@@ -140,8 +191,10 @@ func (b *bed) preFilter(pod *corev1.Pod) (*fakeState, string) {
 	return state, strings.Join(sortedKeys(result.NodeNames), " ")
 }
 
-// best is the node of a cycle with the highest score.
+// best is the node of a cycle with the highest score, of equal ones the first.
 func (b *bed) best(state *fakeState, pod *corev1.Pod) string {
+	b.t.Helper()
+	b.plugin.PreScore(b.t.Context(), state, pod, b.nodes)
 	best, most := "", int64(-1)
 	for _, n := range b.nodes {
 		if score, _ := b.plugin.Score(b.t.Context(), state, pod, n); score > most {
@@ -199,16 +252,35 @@ func (b *bed) allocate(node string, claim *resourceapi.ResourceClaim) *resourcea
 
 // store is the API server's event for a claim, as for one that is allocated now, or gone.
 func (b *bed) store(name string) {
+	b.t.Helper()
 	claim := b.claims[name].DeepCopy()
 	claim.Status.Allocation = b.pending[claim.UID]
-	b.plugin.cluster.claimChanged(b.claims[name], claim)
+	b.storeClaim(claim)
 	b.claims[name] = claim
 	delete(b.pending, claim.UID)
+	b.plugin.cluster.follow(claim)
+}
+
+// storeClaim is what the informer does before it tells of it.
+func (b *bed) storeClaim(claim *resourceapi.ResourceClaim) {
+	b.t.Helper()
+	if err := b.claimStore().Add(claim); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bed) claimStore() cache.Indexer {
+	return b.informers.Resource().V1().ResourceClaims().Informer().GetIndexer()
 }
 
 func (b *bed) remove(name string) {
-	b.plugin.cluster.claimChanged(b.claims[name], nil)
+	b.t.Helper()
+	claim := b.claims[name]
+	if err := b.claimStore().Delete(claim); err != nil {
+		b.t.Fatal(err)
+	}
 	delete(b.claims, name)
+	b.plugin.cluster.follow(claim)
 }
 
 // fakeDRA is the scheduler's view of claims and classes.

@@ -3,74 +3,129 @@
 package scheduling
 
 import (
+	"context"
 	"fmt"
+	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/pools"
 )
 
-// watch keeps a cluster up to date, and makes the slices that all of the scheduler looks at share what is equal in them. The
-// informers must not have been started. It returns what reports that all there was is known.
-func watch(c *cluster, all informers.SharedInformerFactory) ([]cache.InformerSynced, error) {
+// newCluster makes a cluster that is kept up to date by informers, which must not have been started. All slices that the
+// scheduler looks at share what is equal in them from then on.
+func newCluster(ctx context.Context, all informers.SharedInformerFactory, api discovery.DiscoveryInterface) (*cluster, error) {
 	published := all.Resource().V1().ResourceSlices().Informer()
-	shared := newSharing()
-	if err := published.SetTransform(shared.transform); err != nil {
+	claims := all.Resource().V1().ResourceClaims().Informer()
+	if err := published.SetTransform(newSharing().transform); err != nil {
 		return nil, fmt.Errorf("share what is equal in ResourceSlices: %w", err)
 	}
-	var synced []cache.InformerSynced
-	for _, w := range []struct {
-		informer cache.SharedIndexInformer
-		changed  func(before, after any)
-	}{
-		{published, c.sliceChanged},
-		{all.Resource().V1().ResourceClaims().Informer(), c.claimChanged},
-		{all.Resource().V1().DeviceTaintRules().Informer(), c.ruleChanged},
-	} {
-		registered, err := w.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(object any) { w.changed(nil, object) },
-			UpdateFunc: w.changed,
-			DeleteFunc: func(object any) {
-				if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
-					object = last.Obj
-				}
-				w.changed(object, nil)
-			},
-		})
-		if err != nil {
-			return nil, fmt.Errorf("watch: %w", err)
+	c := &cluster{
+		cache: pools.NewCache(), views: map[string][]*view{}, elsewhere: map[string]int{},
+		allocated: map[types.UID]*claimState{}, owners: map[poolKey][]*view{}, users: map[poolKey]map[types.UID]bool{},
+	}
+	c.slices = newMirror(published.GetIndexer(), c.sliceChanged)
+	c.claims = newMirror(claims.GetIndexer(), c.claimChanged)
+	if err := c.watch(published, c.slices.follow); err != nil {
+		return nil, err
+	}
+	if err := c.watch(claims, c.claims.follow); err != nil {
+		return nil, err
+	}
+	if !servesRules(ctx, api) {
+		c.rules = newMirror(cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil), c.ruleChanged)
+		return c, nil
+	}
+	rules := all.Resource().V1().DeviceTaintRules().Informer()
+	c.rules = newMirror(rules.GetIndexer(), c.ruleChanged)
+	return c, c.watch(rules, c.rules.follow)
+}
+
+// servesRules reports whether the API server has DeviceTaintRules. Without them, an informer of theirs would keep the
+// scheduler from starting, as it waits for all of them. Kubernetes 1.37 has them unless its gate DRADeviceTaintRules is off.
+func servesRules(ctx context.Context, api discovery.DiscoveryInterface) bool {
+	list, err := api.ServerResourcesForGroupVersion(resourceapi.SchemeGroupVersion.String())
+	if err != nil {
+		// The informers say it if the API server stays out of reach.
+		klog.FromContext(ctx).Error(err, "Discover whether there are DeviceTaintRules", "assumed", !apierrors.IsNotFound(err))
+		return !apierrors.IsNotFound(err)
+	}
+	for i := range list.APIResources {
+		if list.APIResources[i].Name == "devicetaintrules" {
+			return true
 		}
-		synced = append(synced, registered.HasSynced)
 	}
-	return synced[:2], nil // rules may not be readable; they are not worth waiting for
+	return false
 }
 
-func (c *cluster) sliceChanged(before, after any) {
-	b, _ := before.(*resourceapi.ResourceSlice)
-	a, _ := after.(*resourceapi.ResourceSlice)
-	c.replaceSlice(b, a)
+// watch lets a mirror follow an informer.
+func (c *cluster) watch(informer cache.SharedIndexInformer, follow func(key string) bool) error {
+	look := func(object any) {
+		key, err := cache.DeletionHandlingMetaNamespaceKeyFunc(object)
+		if err != nil {
+			return // objects of informers have names
+		}
+		c.mutex.Lock()
+		defer c.mutex.Unlock()
+		follow(key)
+	}
+	registered, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: look, UpdateFunc: func(_, object any) { look(object) }, DeleteFunc: look,
+	})
+	if err != nil {
+		return fmt.Errorf("watch: %w", err)
+	}
+	c.synced = append(c.synced, registered.HasSynced)
+	return nil
 }
 
-func (c *cluster) claimChanged(before, after any) {
-	b, _ := before.(*resourceapi.ResourceClaim)
-	a, _ := after.(*resourceapi.ResourceClaim)
-	if b != nil && (a == nil || a.UID != b.UID) {
-		c.store(b.UID, nil, true)
-	}
-	if a == nil {
-		return
-	}
-	if a.Status.Allocation == nil {
-		c.store(a.UID, nil, false)
-	} else {
-		c.store(a.UID, a.Status.Allocation.Devices.Results, false)
+// follow applies what changed of an object of an event. With a slice go the rules, which few clusters have: the event may be
+// about those.
+func (c *cluster) follow(object metav1.Object) {
+	key := cache.MetaObjectToName(object).String()
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	switch object.(type) {
+	case *resourceapi.ResourceClaim:
+		c.claims.follow(key)
+	case *resourceapi.ResourceSlice:
+		c.slices.follow(key)
+		c.rules.followAll()
 	}
 }
 
-func (c *cluster) ruleChanged(before, after any) {
-	if rule, ok := after.(*resourceapi.DeviceTaintRule); ok && rule != nil {
-		c.replaceRule(rule.Name, rule)
-	} else if rule, ok := before.(*resourceapi.DeviceTaintRule); ok && rule != nil {
-		c.replaceRule(rule.Name, nil)
+// followAll applies what the informers have and their handlers have not got to yet. It reports whether there was anything.
+func (c *cluster) followAll() bool {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	slices, rules, claims := c.slices.followAll(), c.rules.followAll(), c.claims.followAll()
+	return slices || rules || claims
+}
+
+// clusters makes one cluster for all profiles of a scheduler.
+type clusters struct {
+	mutex sync.Mutex
+	of    informers.SharedInformerFactory
+	last  *cluster
+}
+
+func (c *clusters) get(ctx context.Context, all informers.SharedInformerFactory, api discovery.DiscoveryInterface) (*cluster, error) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	if c.last != nil && c.of == all {
+		return c.last, nil
 	}
+	made, err := newCluster(ctx, all, api)
+	if err != nil {
+		return nil, err
+	}
+	c.of, c.last = all, made
+	return made, nil
 }

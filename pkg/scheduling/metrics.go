@@ -13,7 +13,9 @@ import (
 const (
 	outcomeNarrowed = "narrowed" // to the best nodes
 	outcomeFallback = "fallback" // to all nodes, after none of the best would do
+	outcomeBusy     = "busy"     // only nodes without CPU, memory or pod slots have room on their GPUs
 	outcomeFull     = "full"     // no node has room
+	outcomeChecked  = "checked"  // no node seems to have room; the allocator was asked on all of them
 )
 
 var (

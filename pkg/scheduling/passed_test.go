@@ -67,8 +67,8 @@ func TestPreFilter_PassesThrough(t *testing.T) {
 			return p
 		}},
 		"devices of no node": {func(b *bed) *corev1.Pod {
-			b.plugin.cluster.replaceSlice(nic(&n1), nil)
-			b.plugin.cluster.replaceSlice(nil, nic(nil))
+			b.withdraw(nic(&n1))
+			b.publish(nic(nil))
 			return b.pod("x", "gpu", second("nic"))
 		}},
 		"init container": {func(b *bed) *corev1.Pod {
@@ -84,7 +84,7 @@ func TestPreFilter_PassesThrough(t *testing.T) {
 	for _, name := range sortedKeys(tests) {
 		b := newBed(t, "")
 		b.addNodes("hgx-h100", "n1", "n2")
-		b.plugin.cluster.replaceSlice(nil, nic(&n1))
+		b.publish(nic(&n1))
 		pod := tests[name].pod(b)
 		state, got := b.preFilter(pod)
 		if got != "Skip" {

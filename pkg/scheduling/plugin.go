@@ -29,55 +29,57 @@ type Plugin struct {
 	dra     framework.SharedDRAManager
 	args    Args
 	cluster *cluster
-	synced  []cache.InformerSynced
-	ready   atomic.Bool // all of synced
-	// unnarrowed are pods whose next attempt sees all nodes, full those that had no room, warned those whose annotation was
-	// reported.
-	unnarrowed, full, warned remembered
+	ready   atomic.Bool // the cluster has all there was at the start
+	checks  checks
+	// unnarrowed are pods whose next attempt sees all nodes, waiting what pods without room look for, released those that did
+	// not get their devices in the end, warned those whose annotation was reported.
+	unnarrowed, released, warned remembered[struct{}]
+	waiting                      remembered[query]
 }
 
 var (
 	_ framework.PreFilterPlugin   = (*Plugin)(nil)
 	_ framework.PostFilterPlugin  = (*Plugin)(nil)
+	_ framework.PreScorePlugin    = (*Plugin)(nil)
 	_ framework.ScorePlugin       = (*Plugin)(nil)
 	_ framework.ReservePlugin     = (*Plugin)(nil)
+	_ framework.PostBindPlugin    = (*Plugin)(nil)
 	_ framework.SignPlugin        = (*Plugin)(nil)
 	_ framework.EnqueueExtensions = (*Plugin)(nil)
 )
 
-// New creates the plugin. Unknown arguments are an error.
-func New(_ context.Context, arguments runtime.Object, handle framework.Handle) (framework.Plugin, error) {
-	args, err := parseArgs(arguments)
-	if err != nil {
-		return nil, err
+// Factory makes the plugin of each profile of a scheduler. Unknown arguments are an error. The profiles have one view of the
+// cluster, so that each knows what the others reserve.
+func Factory() func(context.Context, runtime.Object, framework.Handle) (framework.Plugin, error) {
+	shared := &clusters{}
+	return func(ctx context.Context, arguments runtime.Object, handle framework.Handle) (framework.Plugin, error) {
+		args, err := parseArgs(arguments)
+		if err != nil {
+			return nil, err
+		}
+		if handle.SharedDRAManager() == nil {
+			return nil, fmt.Errorf("start %s: dynamic resource allocation is off", Name)
+		}
+		p := &Plugin{handle: handle, dra: handle.SharedDRAManager(), args: args, checks: checks{now: time.Now}}
+		if p.cluster, err = shared.get(ctx, handle.SharedInformerFactory(), handle.ClientSet().Discovery()); err != nil {
+			return nil, fmt.Errorf("start %s: %w", Name, err)
+		}
+		register()
+		return p, nil
 	}
-	if handle.SharedDRAManager() == nil {
-		return nil, fmt.Errorf("start %s: dynamic resource allocation is off", Name)
-	}
-	p := &Plugin{handle: handle, dra: handle.SharedDRAManager(), args: args, cluster: newCluster()}
-	if p.synced, err = watch(p.cluster, handle.SharedInformerFactory()); err != nil {
-		return nil, fmt.Errorf("start %s: %w", Name, err)
-	}
-	register()
-	return p, nil
 }
 
 // Name is that of the plugin.
 func (p *Plugin) Name() string { return Name }
-
-// fullAttempts is after how many attempts that found no room the allocator is asked on all nodes. The measure and the
-// allocator agree; should they ever not, no pod waits for ever.
-const fullAttempts = 10
 
 // stateKey is that of a decision in the state of a scheduling cycle.
 const stateKey framework.StateKey = Name
 
 // decision is what was decided for a pod in a cycle.
 type decision struct {
-	strategy packing.Strategy
-	narrowed bool
-	ranks    map[string]int // by node, the best is 0
-	costs    map[string]packing.Cost
+	query   query
+	outcome string
+	costs   map[string]packing.Cost // of the nodes where it fits
 }
 
 // Clone returns the decision itself: it does not change.
@@ -98,7 +100,7 @@ func (p *Plugin) PreFilter(ctx context.Context, state framework.CycleState, pod 
 	nodes []framework.NodeInfo) (*framework.PreFilterResult, *framework.Status) {
 	skip := framework.NewStatus(framework.Skip)
 	if !p.ready.Load() {
-		if !cache.WaitForCacheSync(ctx.Done(), p.synced...) {
+		if !cache.WaitForCacheSync(ctx.Done(), p.cluster.synced...) {
 			return nil, framework.AsStatus(context.Cause(ctx))
 		}
 		p.ready.Store(true)
@@ -124,51 +126,94 @@ func (p *Plugin) PreFilter(ctx context.Context, state framework.CycleState, pod 
 		attempts.WithLabelValues(string(strategy), passed).Inc()
 		return nil, skip
 	}
-	return p.narrow(ctx, state, pod, nodes, demand, strategy)
+	return p.narrow(ctx, state, pod, nodes, query{demand: demand, strategy: strategy, most: p.args.Candidates, drivers: p.args.Drivers})
 }
 
 func (p *Plugin) narrow(ctx context.Context, state framework.CycleState, pod *corev1.Pod, nodes []framework.NodeInfo,
-	demand pools.Demand, strategy packing.Strategy) (*framework.PreFilterResult, *framework.Status) {
+	q query) (*framework.PreFilterResult, *framework.Status) {
 	logger, start := klog.FromContext(ctx), time.Now()
-	names := eligible(logger, pod, nodes)
-	most := p.args.Candidates
-	fallback := p.unnarrowed.remove(pod.UID)
-	if fallback {
-		most = len(nodes)
-	}
-	found := p.cluster.choose(ctx, demand, names, strategy, max(1, most), p.args.Drivers)
-	nodesConsidered.Observe(float64(len(names)))
+	among := eligibleNodes(logger, pod, nodes)
+	best, outcome := p.decide(ctx, pod, among, q)
+	nodesConsidered.Observe(float64(len(among.free)))
 	choiceSeconds.Observe(time.Since(start).Seconds())
-	d := &decision{strategy: strategy, ranks: map[string]int{}, costs: map[string]packing.Cost{}}
-	for i, c := range found.best {
-		d.ranks[c.node], d.costs[c.node] = i, c.cost
+	d := &decision{query: q, outcome: outcome, costs: map[string]packing.Cost{}}
+	names := make([]string, 0, len(best))
+	for _, c := range best {
+		d.costs[c.node] = c.cost
+		names = append(names, c.node)
 	}
 	state.Write(stateKey, d)
-	outcome := outcomeNarrowed
-	switch {
-	case found.passed != "":
-		outcome = found.passed
-	case fallback:
-		outcome = outcomeFallback
-	case len(found.best) == 0:
-		outcome = outcomeFull
-		if p.full.add(pod.UID)%fullAttempts == 0 {
-			p.unnarrowed.add(pod.UID)
-		}
-	}
-	attempts.WithLabelValues(string(strategy), outcome).Inc()
-	logger.V(4).Info("Compared nodes by their GPUs", "pod", klog.KObj(pod), "strategy", strategy, "outcome", outcome,
-		"nodes", len(names), "best", sortedKeys(d.ranks))
+	attempts.WithLabelValues(string(q.strategy), outcome).Inc()
+	logger.V(4).Info("Compared nodes by their GPUs", "pod", klog.KObj(pod), "strategy", q.strategy, "outcome", outcome,
+		"nodes", len(among.free), "busy", len(among.busy), "best", names[:min(len(names), p.args.Candidates)])
 	switch outcome {
-	case outcomeNarrowed:
-		d.narrowed = true
-		return &framework.PreFilterResult{NodeNames: sets.KeySet(d.ranks)}, nil
+	case outcomeNarrowed, outcomeBusy:
+		return &framework.PreFilterResult{NodeNames: sets.New(names...)}, nil
 	case outcomeFull:
-		return nil, framework.NewStatus(framework.UnschedulableAndUnresolvable,
-			fmt.Sprintf("none of %d nodes has room on its GPUs for the pod's claims", len(names)))
+		return nil, framework.NewStatus(framework.UnschedulableAndUnresolvable, full(among))
 	default:
 		return nil, framework.NewStatus(framework.Skip)
 	}
+}
+
+// full says why a pod has to wait.
+func full(among eligible) string {
+	text := fmt.Sprintf("none of %d nodes has room on its GPUs for the pod's claims", len(among.free)+len(among.busy))
+	if among.refused > 0 {
+		text += fmt.Sprintf(", and %d are cordoned, tainted or not selected by the pod", among.refused)
+	}
+	return text
+}
+
+// decide finds the nodes that are left to the allocator, and why it is these.
+func (p *Plugin) decide(ctx context.Context, pod *corev1.Pod, among eligible, q query) ([]candidate, string) {
+	p.waiting.remove(pod.UID)
+	fallback := p.unnarrowed.remove(pod.UID)
+	if fallback {
+		q.most = max(1, len(among.free))
+	}
+	best, outcome := p.look(ctx, among, q)
+	if outcome != outcomeNarrowed && outcome != outcomeBusy && outcome != outcomeFull {
+		return best, outcome
+	}
+	if fallback {
+		return best, outcomeFallback
+	}
+	if outcome != outcomeNarrowed && p.cluster.followAll() {
+		// The pod may have been queued by an event that the informer's handler has not got to. It comes only once.
+		best, outcome = p.look(ctx, among, q)
+	}
+	if outcome != outcomeBusy && outcome != outcomeFull {
+		return best, outcome
+	}
+	if p.checks.due(q.demand.Key) {
+		return nil, outcomeChecked
+	}
+	p.waiting.put(pod.UID, q)
+	return best, outcome
+}
+
+// look compares nodes. Where none that has CPU, memory and pod slots for the pod has room on its GPUs, it is those that lack
+// them: other plugins may evict pods there.
+func (p *Plugin) look(ctx context.Context, among eligible, q query) ([]candidate, string) {
+	free := p.cluster.choose(ctx, q, among.free)
+	if len(free.best) > 0 {
+		return free.best, outcomeNarrowed
+	}
+	if free.passed != "" && free.passed != passedNone {
+		return nil, free.passed
+	}
+	q.most = max(1, len(among.busy))
+	busy := p.cluster.choose(ctx, q, among.busy)
+	switch {
+	case len(busy.best) > 0:
+		return busy.best, outcomeBusy
+	case busy.passed != "" && busy.passed != passedNone:
+		return nil, busy.passed
+	case free.full || busy.full:
+		return nil, outcomeFull
+	}
+	return nil, passedNone
 }
 
 // PreFilterExtensions are none: what other pods do to a node does not change its devices.
@@ -179,59 +224,14 @@ func (p *Plugin) PreFilterExtensions() framework.PreFilterExtensions { return ni
 func (p *Plugin) PostFilter(ctx context.Context, state framework.CycleState, pod *corev1.Pod,
 	_ framework.NodeToStatusReader) (*framework.PostFilterResult, *framework.Status) {
 	d := read(state)
-	if d == nil || !d.narrowed {
+	if d == nil || d.outcome != outcomeNarrowed {
 		return nil, framework.NewStatus(framework.Unschedulable)
 	}
-	p.unnarrowed.add(pod.UID)
+	p.unnarrowed.put(pod.UID, struct{}{})
 	logger := klog.FromContext(ctx)
 	p.handle.Activate(logger, map[string]*corev1.Pod{pod.Namespace + "/" + pod.Name: pod})
-	logger.V(3).Info("None of the best nodes will do, the next attempt sees all", "pod", klog.KObj(pod), "nodes", sortedKeys(d.ranks))
+	logger.V(3).Info("None of the best nodes will do, the next attempt sees all", "pod", klog.KObj(pod), "nodes", sortedKeys(d.costs))
 	return nil, framework.NewStatus(framework.Success)
-}
-
-// Score is higher the better the node.
-func (p *Plugin) Score(_ context.Context, state framework.CycleState, _ *corev1.Pod, node framework.NodeInfo) (int64, *framework.Status) {
-	d := read(state)
-	if d == nil || node.Node() == nil {
-		return 0, nil
-	}
-	rank, ok := d.ranks[node.Node().Name]
-	if !ok {
-		return 0, nil
-	}
-	steps := min(int64(len(d.ranks)), framework.MaxScore)
-	return max(0, framework.MaxScore-int64(rank)*(framework.MaxScore/steps)), nil
-}
-
-// ScoreExtensions are none.
-func (p *Plugin) ScoreExtensions() framework.ScoreExtensions { return nil }
-
-// Reserve counts the devices that DynamicResources chose until the API server has them.
-func (p *Plugin) Reserve(_ context.Context, state framework.CycleState, pod *corev1.Pod, node string) *framework.Status {
-	for i := range pod.Spec.ResourceClaims {
-		claim, err := p.claim(pod, &pod.Spec.ResourceClaims[i])
-		if err != nil || claim == nil || claim.Status.Allocation != nil {
-			continue
-		}
-		if pending := p.dra.ResourceClaims().GetPendingAllocation(claim.UID); pending != nil {
-			p.cluster.assume(claim.UID, pending.Devices.Results)
-		}
-	}
-	if d := read(state); d != nil {
-		if cost, ok := d.costs[node]; ok {
-			placementLost.WithLabelValues(string(d.strategy)).Observe(float64(cost.Lost))
-		}
-	}
-	return nil
-}
-
-// Unreserve undoes Reserve.
-func (p *Plugin) Unreserve(_ context.Context, _ framework.CycleState, pod *corev1.Pod, _ string) {
-	for i := range pod.Spec.ResourceClaims {
-		if claim, err := p.claim(pod, &pod.Spec.ResourceClaims[i]); err == nil && claim != nil {
-			p.cluster.assume(claim.UID, nil)
-		}
-	}
 }
 
 // SignPod leaves pods that ask for no devices to be scheduled in batches.
@@ -240,21 +240,4 @@ func (p *Plugin) SignPod(_ context.Context, pod *corev1.Pod) ([]framework.SignFr
 		return nil, framework.NewStatus(framework.Unschedulable, "pods with resource claims are not signable")
 	}
 	return nil, nil
-}
-
-// EventsToRegister are those that may give a pod room that had none.
-func (p *Plugin) EventsToRegister(context.Context) ([]framework.ClusterEventWithHint, error) {
-	var all []framework.ClusterEventWithHint
-	for _, e := range []framework.ClusterEvent{
-		{Resource: framework.Node,
-			ActionType: framework.Add | framework.UpdateNodeLabel | framework.UpdateNodeTaint | framework.UpdateNodeAllocatable},
-		{Resource: framework.AssignedPod, ActionType: framework.Delete},
-		{Resource: framework.ResourceClaim, ActionType: framework.Add | framework.Update | framework.Delete},
-		{Resource: framework.ResourceSlice, ActionType: framework.Add | framework.Update},
-		{Resource: framework.DeviceClass, ActionType: framework.Add | framework.Update},
-		{Resource: framework.TargetPod, ActionType: framework.UpdatePodGeneratedResourceClaim},
-	} {
-		all = append(all, framework.ClusterEventWithHint{Event: e})
-	}
-	return all, nil
 }

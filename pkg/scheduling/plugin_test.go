@@ -214,8 +214,8 @@ func TestPlugin_FallsBack(t *testing.T) {
 		t.Errorf("activated (-want +got):\n%s", diff)
 	}
 	state, got = b.preFilter(pod)
-	if got != "Skip" || len(read(state).ranks) != 8 {
-		t.Errorf("second attempt: %s with %v, want all nodes, with scores", got, read(state).ranks)
+	if got != "Skip" || len(read(state).costs) != 8 {
+		t.Errorf("second attempt: %s with %v, want all nodes, with scores", got, read(state).costs)
 	}
 	if _, status := b.plugin.PostFilter(t.Context(), state, pod, nil); status.Code() != framework.Unschedulable {
 		t.Errorf("PostFilter of the second attempt: %v", status)
@@ -225,18 +225,30 @@ func TestPlugin_FallsBack(t *testing.T) {
 	}
 }
 
-// TestPlugin_FullIsChecked: a pod for which the measure finds no room asks the allocator now and then.
+// TestPlugin_FullIsChecked: for pods that find no room by the measure, the allocator is asked now and then, once for all that
+// ask for the same.
 func TestPlugin_FullIsChecked(t *testing.T) {
 	b := newBed(t, "")
 	b.addNodes("t4", "n1")
 	b.place(b.pod("first", "gpu"))
-	pod, got := b.pod("second", "gpu"), map[string]int{}
-	for range 2 * (fullAttempts + 1) {
-		_, s := b.preFilter(pod)
-		got[s]++
+	var got []string
+	for i := range 12 { // two pods that ask for the same, one for something else; another minute
+		b.now = b.now.Add(checkGap)
+		for _, pod := range []*corev1.Pod{b.pod("a", "gpu"), b.pod("b", "gpu"), b.pod("c", "gpu", count(2))} {
+			if _, s := b.preFilter(pod); s == "Skip" {
+				got = append(got, fmt.Sprint(i, " ", pod.Name))
+			}
+		}
 	}
-	if diff := cmp.Diff(map[string]int{"UnschedulableAndUnresolvable": 2 * fullAttempts, "Skip": 2}, got); diff != "" {
-		t.Errorf("attempts (-want +got):\n%s", diff)
+	b.now = b.now.Add(checkGap)
+	state, s := b.preFilter(b.pod("a", "gpu"))
+	if diff := cmp.Diff([]string{"0 a", "1 c"}, got); diff != "" || s != "Skip" {
+		t.Errorf("checks (-want +got):\n%s; after a minute: %s", diff, s)
+	}
+	b.plugin.Reserve(t.Context(), state, b.pod("a", "gpu"), "n1") // there was room
+	b.now = b.now.Add(checkGap)
+	if _, s := b.preFilter(b.pod("b", "gpu")); s != "Skip" {
+		t.Errorf("the allocator found room that the measure did not see, and the next pod is %s", s)
 	}
 }
 
@@ -272,11 +284,11 @@ func TestPlugin_PoolsChange(t *testing.T) {
 	b.addNodes("hgx-h100", "n1", "n2")
 	published := slicesOf(t, "hgx-h100", "n1")
 	pod := b.pod("pod", "gpu")
-	b.plugin.cluster.replaceSlice(published[1], nil)
+	b.withdraw(published[1])
 	if _, got := b.preFilter(pod); got != "n2" {
 		t.Errorf("n1's pool is not whole: %s", got)
 	}
-	b.plugin.cluster.replaceSlice(nil, published[1])
+	b.publish(published[1])
 	for i := range 2 {
 		b.addNode(fmt.Sprint("plain-", i))
 	}
@@ -288,17 +300,17 @@ func TestPlugin_PoolsChange(t *testing.T) {
 	pool := "n1"
 	rule.Spec.DeviceSelector = &resourceapi.DeviceTaintSelector{Pool: &pool}
 	rule.Spec.Taint = resourceapi.DeviceTaint{Key: "upkeep", Effect: resourceapi.DeviceTaintEffectNoSchedule}
-	b.plugin.cluster.ruleChanged(nil, rule)
+	b.addRule(rule)
 	if _, got := b.preFilter(pod); got != "n2" {
 		t.Errorf("n1 is tainted by a rule: %s", got)
 	}
-	b.plugin.cluster.ruleChanged(rule, nil)
+	b.removeRule(rule)
 	if _, got := b.preFilter(pod); got != "n1 n2" {
 		t.Errorf("the rule is gone: %s", got)
 	}
 	for _, name := range []string{"n1", "n2"} {
 		for _, s := range slicesOf(t, "hgx-h100", name) {
-			b.plugin.cluster.replaceSlice(s, nil)
+			b.withdraw(s)
 		}
 	}
 	if _, got := b.preFilter(pod); got != "Skip" {

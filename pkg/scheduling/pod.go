@@ -88,6 +88,18 @@ func (p *Plugin) extended(pod *corev1.Pod, nodes []framework.NodeInfo) (spec *re
 	return &resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: requests}}, ""
 }
 
+// asksExtended reports whether a pod asks for extended resources that are DeviceClasses.
+func (p *Plugin) asksExtended(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool {
+		for name := range c.Resources.Requests {
+			if p.classOf(name) != nil {
+				return true
+			}
+		}
+		return false
+	})
+}
+
 // classOf is the DeviceClass that an extended resource stands for; nil where it is none.
 func (p *Plugin) classOf(name corev1.ResourceName) *resourceapi.DeviceClass {
 	if !strings.Contains(string(name), "/") {
@@ -108,7 +120,7 @@ func (p *Plugin) strategyOf(pod *corev1.Pod, specs []*resourceapi.ResourceClaimS
 	if err == nil {
 		return own
 	}
-	if p.warned.add(pod.UID) == 1 {
+	if !p.warned.put(pod.UID, struct{}{}) {
 		p.handle.EventRecorder().Eventf(pod, nil, corev1.EventTypeWarning, "PlacementUnknown", "Scheduling",
 			"Annotation %s: %v. The pod is placed by %q.", v1alpha1.PlacementAnnotation, err, strategy)
 	}
@@ -131,34 +143,45 @@ func (p *Plugin) classStrategy(specs []*resourceapi.ResourceClaimSpec) packing.S
 
 // eligible are the names of the nodes that the cheap filters of the scheduler would not refuse. Nodes that it refuses
 // must not be among the best: the pod would fall back for nothing.
-func eligible(logger klog.Logger, pod *corev1.Pod, nodes []framework.NodeInfo) []string {
-	names := make([]string, 0, len(nodes))
+type eligible struct {
+	// free have the CPU, memory and pod slots that the pod asks for. Of busy nodes, pods may be evicted for it.
+	free, busy []string
+	// refused is how many others there are.
+	refused int
+}
+
+func eligibleNodes(logger klog.Logger, pod *corev1.Pod, nodes []framework.NodeInfo) eligible {
+	found := eligible{free: make([]string, 0, len(nodes))}
 	affinity := nodeaffinity.GetRequiredNodeAffinity(pod)
 	requests := resource.PodRequests(pod, resource.PodResourcesOptions{})
 	cpu, memory := requests.Cpu().MilliValue(), requests.Memory().Value()
 	for _, n := range nodes {
 		node := n.Node()
-		if node == nil || node.Spec.Unschedulable && !tolerates(logger, pod, &unschedulable) {
-			continue
-		}
-		_, refused := schedulinghelpers.FindMatchingUntoleratedTaint(logger, node.Spec.Taints, pod.Spec.Tolerations, keepsOff, false)
-		if refused {
-			continue
-		}
-		if ok, err := affinity.Match(node); err != nil || !ok {
-			continue
-		}
-		if pod.Spec.NodeName != "" && pod.Spec.NodeName != node.Name {
+		if node == nil || !admits(logger, pod, node, affinity) {
+			found.refused++
 			continue
 		}
 		free, used := n.GetAllocatable(), n.GetRequested()
 		if cpu > 0 && cpu > free.GetMilliCPU()-used.GetMilliCPU() || memory > 0 && memory > free.GetMemory()-used.GetMemory() ||
 			len(n.GetPods()) >= free.GetAllowedPodNumber() {
+			found.busy = append(found.busy, node.Name)
 			continue
 		}
-		names = append(names, node.Name)
+		found.free = append(found.free, node.Name)
 	}
-	return names
+	return found
+}
+
+// admits reports whether taints, labels and names let a pod on a node.
+func admits(logger klog.Logger, pod *corev1.Pod, node *corev1.Node, affinity nodeaffinity.RequiredNodeAffinity) bool {
+	if node.Spec.Unschedulable && !tolerates(logger, pod, &unschedulable) || pod.Spec.NodeName != "" && pod.Spec.NodeName != node.Name {
+		return false
+	}
+	if _, refused := schedulinghelpers.FindMatchingUntoleratedTaint(logger, node.Spec.Taints, pod.Spec.Tolerations, keepsOff, false); refused {
+		return false
+	}
+	ok, err := affinity.Match(node)
+	return err == nil && ok
 }
 
 var unschedulable = corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}

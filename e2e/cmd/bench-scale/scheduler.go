@@ -43,7 +43,7 @@ func (b *bench) start(ctx context.Context, name string) (*scheduler, error) {
 		path = filepath.Join(b.source, "bin", cleaveScheduler)
 		plugins = `
     plugins:
-      multiPoint: {enabled: [{name: GPUPacking, weight: 10}]}
+      multiPoint: {enabled: [{name: GPUPacking, weight: 50}]}
       postFilter: {enabled: [{name: GPUPacking}]}`
 	}
 	config := fmt.Sprintf(`apiVersion: kubescheduler.config.k8s.io/v1
