@@ -3,12 +3,14 @@
 package chart
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -54,6 +56,14 @@ func TestScheduler_Configuration(t *testing.T) {
 			t.Fatal(err)
 		}
 		profile := config["profiles"].([]any)[0].(map[string]any)
+		// The plugin's PostFilter lets a pod see all nodes, so it is before those that evict.
+		plugins := map[string]any{
+			"multiPoint": map[string]any{"enabled": []any{map[string]any{"name": "GPUPacking", "weight": float64(50)}}},
+			"postFilter": map[string]any{"enabled": []any{map[string]any{"name": "GPUPacking"}}},
+		}
+		if diff := cmp.Diff(plugins, profile["plugins"]); diff != "" {
+			t.Errorf("%s: plugins (-want +got):\n%s", values, diff)
+		}
 		args := profile["pluginConfig"].([]any)[0].(map[string]any)["args"]
 		if diff := cmp.Diff(want, args); diff != "" {
 			t.Errorf("%s: arguments (-want +got):\n%s", values, diff)
@@ -81,6 +91,49 @@ func TestScheduler_Deployment(t *testing.T) {
 	other := typed[appsv1.Deployment](t, mustRender(t, "scheduler: {enabled: true, strategy: spread}"), "Deployment", schedulerName)
 	if cmp.Equal(d.Spec.Template.Annotations, other.Spec.Template.Annotations) {
 		t.Errorf("annotations are the same for two strategies: %v", other.Spec.Template.Annotations)
+	}
+}
+
+// TestScheduler_Replicas: the pods of a scheduler that is the only one must be able to schedule each other.
+func TestScheduler_Replicas(t *testing.T) {
+	for values, want := range map[string]struct{ budget, apart, surge bool }{
+		"scheduler: {enabled: true}":                                       {budget: true},
+		"scheduler: {enabled: true, replicas: 1}":                          {surge: true},
+		"scheduler: {enabled: true, name: default-scheduler}":              {budget: true, apart: true},
+		"scheduler: {enabled: true, name: default-scheduler, replicas: 1}": {surge: true},
+	} {
+		objects := mustRender(t, values)
+		d := typed[appsv1.Deployment](t, objects, "Deployment", schedulerName)
+		affinity := d.Spec.Template.Spec.Affinity.PodAntiAffinity
+		terms := affinity.RequiredDuringSchedulingIgnoredDuringExecution
+		for _, p := range affinity.PreferredDuringSchedulingIgnoredDuringExecution {
+			terms = append(terms, p.PodAffinityTerm)
+		}
+		if want.apart != (len(affinity.RequiredDuringSchedulingIgnoredDuringExecution) == 1) || len(terms) != 1 ||
+			!cmp.Equal(terms[0].LabelSelector, d.Spec.Selector) || terms[0].TopologyKey != corev1.LabelHostname {
+			t.Errorf("%s: anti-affinity %+v", values, affinity)
+		}
+		if r := d.Spec.Strategy.RollingUpdate; want.surge != (r == nil) || r != nil && (r.MaxSurge.IntValue() != 0 || r.MaxUnavailable.IntValue() != 1) {
+			t.Errorf("%s: rolling update %+v", values, r)
+		}
+		budget := slices.Contains(kindsAndNames(objects), "PodDisruptionBudget "+schedulerName)
+		if budget != want.budget {
+			t.Errorf("%s: a PodDisruptionBudget: %t", values, budget)
+		} else if budget {
+			b := typed[policyv1.PodDisruptionBudget](t, objects, "PodDisruptionBudget", schedulerName)
+			if b.Spec.MaxUnavailable.IntValue() != 1 || !cmp.Equal(b.Spec.Selector, d.Spec.Selector) {
+				t.Errorf("%s: PodDisruptionBudget %+v", values, b.Spec)
+			}
+		}
+	}
+}
+
+func TestScheduler_KubeVersion(t *testing.T) {
+	for release, ok := range map[string]bool{"1.36.9": false, "1.37.0": true, "1.38.1-eks-1": true} {
+		_, err := helm(t, "scheduler: {enabled: true}", "template", "cleave", chartDir, "--kube-version", release)
+		if ok != (err == nil) || err != nil && !strings.Contains(err.Error(), "scheduler.enabled needs Kubernetes 1.37") {
+			t.Errorf("%s: got %v, want it accepted: %t", release, err, ok)
+		}
 	}
 }
 
