@@ -77,7 +77,7 @@ func (k *kubelet) serve(
 		kubeletplugin.Serialize(false),
 		kubeletplugin.GRPCInterceptor(k.noteRegistration),
 	}
-	options = append(options, k.metadata.options(ctx, k.config, driver)...)
+	options = append(options, k.metadata.options(ctx, k.config, driver, p.metrics.metadataFailures.Inc)...)
 	if podUID != "" {
 		options = append(options, kubeletplugin.RollingUpdate(types.UID(podUID)))
 	}

@@ -66,19 +66,30 @@ func (m *metadataFiles) open(c *Config, driver string) error {
 }
 
 // options have the helper write device metadata, of one version: a file with several is no JSON document for a plain decoder.
-func (m *metadataFiles) options(ctx context.Context, c *Config, driver string) []kubeletplugin.Option {
+// failed is called for what could not be written: the helper only logs it.
+func (m *metadataFiles) options(ctx context.Context, c *Config, driver string, failed func()) []kubeletplugin.Option {
 	// What cannot be removed is left to sweep: the claim is unprepared, and its pod is not to wait for this.
 	report := func(err error) {
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Removing device metadata failed; it is tried again at the next reconcile", "driver", driver)
 		}
 	}
+	count := func(err error) error {
+		if err != nil {
+			failed()
+		}
+		return err
+	}
 	return []kubeletplugin.Option{
 		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion}),
 		kubeletplugin.CDIDirectory(c.CDIDir),
 		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{
-			WriteFile: func(path string, data []byte, mode os.FileMode) error { return m.write(c.CDIDir, path, data, mode) },
-			MkdirAll:  func(path string, mode os.FileMode) error { return m.mkdir(metadataTarget(c, driver), path, mode) },
+			WriteFile: func(path string, data []byte, mode os.FileMode) error {
+				return count(m.write(c.CDIDir, path, data, mode))
+			},
+			MkdirAll: func(path string, mode os.FileMode) error {
+				return count(m.mkdir(metadataTarget(c, driver), path, mode))
+			},
 			RemoveAll: func(path string) error { report(os.RemoveAll(path)); return nil },
 			Remove:    func(path string) error { report(ignoreMissing(os.Remove(path))); return nil },
 			Glob:      m.find,

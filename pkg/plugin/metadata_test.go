@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -221,6 +222,20 @@ func TestMetadata_DirectoryGone(t *testing.T) {
 	want("b")
 	if entries, err := os.ReadDir(metadataTarget(&other, other.DriverName)); err != nil || len(entries) != 1 {
 		t.Errorf("the link does not lead to the new directory: %v, %v", entries, err)
+	}
+}
+
+// A claim whose metadata cannot be written is prepared all the same, and counted.
+func TestMetadata_WriteFails(t *testing.T) {
+	b := newMetadataBed(t, "a")
+	if err := os.WriteFile(filepath.Join(b.config.pluginDir(), metadataDir, "ns_a"), nil, 0o600); err != nil { // no directory
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"d/c=x"}, b.prepare("a", "main")); diff != "" {
+		t.Errorf("CDI devices (-want +got):\n%s", diff)
+	}
+	if got := testutil.ToFloat64(b.metrics.metadataFailures); got != 1 {
+		t.Errorf("%v failures were counted, want 1", got)
 	}
 }
 

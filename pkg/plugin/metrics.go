@@ -46,6 +46,8 @@ type metrics struct {
 	// slicesDeleted counts ResourceSlices that another client deleted, classesMissing has the DeviceClasses that do not exist any more.
 	slicesDeleted  prometheus.Counter
 	classesMissing prometheus.Gauge
+	// metadataFailures counts claims that were prepared without device metadata.
+	metadataFailures prometheus.Counter
 	// usage is what is allocated and free.
 	usage *usageCollector
 }
@@ -75,10 +77,12 @@ func newMetrics() *metrics {
 		Name: "cleave_resourceslices_deleted_total", Help: "ResourceSlices of the node that another client deleted; they are published again."})
 	m.classesMissing = gauge("cleave_device_classes_missing",
 		"DeviceClasses that were installed with the plugin and do not exist; all nodes report the same.")
+	m.metadataFailures = prometheus.NewCounter(prometheus.CounterOpts{Name: "cleave_device_metadata_failures_total",
+		Help: "Files of device metadata that could not be written; the claim's containers start without them."})
 	m.conflict = gauge("cleave_conflict", "1 while another driver or device plugin offers GPUs of the node and nothing new is published.")
 	m.registry.MustRegister(m.build, m.claims, m.errors, m.failing, m.gpus, m.waiting, m.mpsEvents, m.healthy, m.xids, m.policy,
-		m.policyInvalid, m.policyFailures, m.conflict, m.slicesDeleted, m.classesMissing, m.usage, collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		m.policyInvalid, m.policyFailures, m.conflict, m.slicesDeleted, m.classesMissing, m.metadataFailures, m.usage,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.begin()
 	return m
 }
