@@ -39,6 +39,7 @@ type createFlags struct {
 	devRoot                            string
 	flat, noControlNodes, noModprobe   bool
 	libc                               bool
+	firstMinor                         int
 }
 
 func newCreate() *cobra.Command {
@@ -67,6 +68,7 @@ directory of this program. Device files need root; --no-device-nodes leaves them
 		"leave nvidia-uvm unloaded and /dev/nvidiactl and /dev/nvidia-uvm out until nvidia-modprobe runs")
 	c.Flags().BoolVar(&f.noModprobe, "no-modprobe", false, "leave nvidia-modprobe out")
 	c.Flags().BoolVar(&f.libc, "libc", false, "put the C library that nvidia-smi needs below the root, as driver containers have it")
+	c.Flags().IntVar(&f.firstMinor, "first-minor", 0, "add `N` to the minor numbers of GPUs, so that nodes on one machine differ in them")
 	c.Flags().StringVar(&f.library, "library", "", "`path` of libnvidia-ml.so.1 (default: next to this program)")
 	c.Flags().StringVar(&f.seed, "seed", "", "any `text`; nodes with different seeds have different UUIDs")
 	c.Flags().StringVar(&f.driver, "driver-version", "", "driver `version`, instead of the model's")
@@ -91,7 +93,8 @@ func create(c *cobra.Command, f *createFlags) error {
 	if _, err := os.Stat(library); errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("no library at %s: build it with \"make sim\", or name it with --library", library)
 	}
-	opts := []sim.Option{sim.WithLibrary(library), sim.WithExecutable(self), sim.WithSeed(f.seed), sim.WithDriverVersion(f.driver)}
+	opts := []sim.Option{sim.WithLibrary(library), sim.WithExecutable(self), sim.WithSeed(f.seed), sim.WithDriverVersion(f.driver),
+		sim.WithFirstMinor(f.firstMinor)}
 	more, err := f.layout(self)
 	if err != nil {
 		return err

@@ -59,13 +59,15 @@ func newFault() *cobra.Command {
   --fail CALL CODE     the NVML call returns that error, such as IN_USE or 19
   --quirk NAME         the driver differs from others: first-instance-in-use (clients are looked for when the first GPU
                        instance is created, not when the mode changes), mode-wipes-instances (leaving MIG mode destroys
-                       idle instances); with --clear, it does no more
+                       idle instances), reset-together (GPUs that NVLinks join are
+                       reset by one command); with --clear, it does no more
   --clear              ends everything but events, of the GPU or, without --gpu, of all
   --fail nvmlDeviceGetFieldValues NOT_SUPPORTED makes a driver that knows no recovery action
 
 CALL is an NVML function, "nvmlDeviceGetUUID" or "DeviceGetUUID", or "*" for all. Without --gpu it fails on every GPU.
 It may also be what a program of MPS does: mpsControlStart (the daemon starts; when slow, it does not answer yet),
-mpsControlCommand (it does a command of an administrator) or mpsServerStart (a server starts).
+mpsControlCommand (it does a command of an administrator) or mpsServerStart (a server starts); or gpuReset, the reset of a
+GPU, also for its MIG mode.
 --nth N lets N-1 calls of a process through first, --times N ends the fault after so many, --once after one.`,
 		Example: `  nvml-sim fault --root /tmp/h100 --gpu 3 --xid 79
   nvml-sim fault --root /tmp/h100 --slow 2s nvmlDeviceCreateGpuInstanceWithPlacement

@@ -3,8 +3,13 @@
 package main
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"io"
+	"os"
+	"os/signal"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -113,6 +118,30 @@ func session(n *sim.Node, do func() error) error {
 		return err
 	}
 	return errors.Join(do(), n.Shutdown())
+}
+
+// newHold is a monitoring agent.
+func newHold() *cobra.Command {
+	var gpu int
+	c := onRoot("hold --gpu N", "Keep a GPU open until a signal comes, as a monitoring agent does",
+		"It prints a line once it has the GPU open. No client shows, and the GPU cannot be reset.", func(n *sim.Node) error {
+			return session(n, func() error {
+				d := n.Device(gpu)
+				if d == nil {
+					return usagef("no GPU %d", gpu)
+				}
+				if _, err := d.UUID(); err != nil {
+					return err
+				}
+				ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+				defer stop()
+				fmt.Fprintln(stdout, "open")
+				<-ctx.Done()
+				return nil
+			})
+		})
+	c.Flags().IntVar(&gpu, "gpu", 0, "`index` of the GPU")
+	return c
 }
 
 func newClient() *cobra.Command {

@@ -108,7 +108,15 @@ func (s *smi) reset() error {
 	}
 	for _, i := range s.resets {
 		id := "0000" + strings.ToUpper(st.GPUs[i].PCI)
-		err := s.node.Hardware().Reset(i)
+		err := s.node.Hardware().Reset(i, s.resets...)
+		if missing := s.node.Hardware().ResetWith(i, s.resets...); len(missing) > 0 {
+			var peers []string
+			for _, peer := range missing {
+				peers = append(peers, "0000"+strings.ToUpper(st.GPUs[peer].PCI))
+			}
+			refused = append(refused, fmt.Sprintf("  GPU %s: these GPUs must be reset by the same command: %s", id, strings.Join(peers, ", ")))
+			continue
+		}
 		if err == nil {
 			fmt.Fprintf(stdout, "GPU %s was successfully reset.\n", id)
 			continue

@@ -63,8 +63,9 @@ func (c *Calls) Reset() {
 	}
 }
 
-// Calls that NVML does not have: what a fault of the MPS programs is named by.
+// Calls that NVML does not have: what a fault of the MPS programs, or of the reset of a GPU, is named by.
 const (
+	CallReset             = "gpuReset"
 	CallMPSControlStart   = "mpsControlStart"
 	CallMPSControlCommand = "mpsControlCommand"
 	CallMPSServerStart    = "mpsServerStart"
@@ -73,6 +74,7 @@ const (
 // callNames are the NVML functions that are simulated, and what else faults may name, sorted. All other functions
 // answer NOT_SUPPORTED.
 var callNames = []string{
+	CallReset,
 	CallMPSControlCommand,
 	CallMPSControlStart,
 	CallMPSServerStart,

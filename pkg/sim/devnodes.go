@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Where a driver on Container-Optimized OS keeps its files below /home/kubernetes/bin/nvidia
@@ -22,6 +24,10 @@ const (
 
 // WithFlatLayout puts libraries into lib64 and programs into bin, as GKE's driver has them.
 func WithFlatLayout() Option { return func(o *options) { o.flat = true } }
+
+// WithFirstMinor adds to the minor numbers of GPUs. Who looks for users of a GPU by the number of its device node takes those of
+// another simulated node on the same machine for its own else.
+func WithFirstMinor(n int) Option { return func(o *options) { o.firstMinor = n } }
 
 // WithDevRoot puts the device files below another root's dev, and leaves the driver's own root without one, as on GKE.
 func WithDevRoot(dir string) Option { return func(o *options) { o.devRoot = dir } }
@@ -130,6 +136,19 @@ func (s *spec) node(name string) (deviceNode, error) {
 		return deviceNode{}, fmt.Errorf("no device file is named %q", name)
 	}
 	return nodes[i], nil
+}
+
+// openDeviceNode opens the device file of a GPU by its path alone, as there is no driver behind it; nil where there is none.
+func (f *Files) openDeviceNode(index int) *os.File {
+	if !f.spec.DeviceNodes {
+		return nil
+	}
+	path := filepath.Join(f.spec.devRoot(f.root), fmt.Sprintf("dev/nvidia%d", f.spec.GPUs[index].Minor))
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	return os.NewFile(uintptr(fd), path)
 }
 
 // RemoveDeviceNodes takes device files away, by their names below /dev.

@@ -112,7 +112,7 @@ func (fs *Faults) HangCall(index int, call string) error {
 // virtualization to the node's model again; of one GPU, or of all and of none (-1). Confidential computing, which is the
 // whole node's, ends only with -1.
 func (fs *Faults) Clear(index int) error {
-	hardware := Hardware{fs.core}
+	hardware := Hardware{fs.core, fs}
 	for i := range fs.gpus {
 		if index >= 0 && index != i {
 			continue

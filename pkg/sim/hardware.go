@@ -8,7 +8,10 @@ import (
 )
 
 // Hardware is what happens to the GPUs of a node, by their indexes, whether or not a driver looks.
-type Hardware struct{ *core }
+type Hardware struct {
+	*core
+	faults *Faults
+}
 
 // Lose makes a GPU fall off the bus: its calls return GPU_IS_LOST, and so does, once, an event set that watches it.
 func (h Hardware) Lose(index int) error {

@@ -214,20 +214,24 @@ func (d MIG) setModeByReset(call string, enable bool) (activation, err error) {
 	case !errors.Is(aloneErr, errOpen):
 		return nil, fail(call, CodeUnknown, "%v", aloneErr)
 	}
+	st, err := d.node.gpus[d.index].load()
+	if err != nil {
+		return nil, fail(call, CodeUnknown, "%v", err)
+	}
+	var resetErr error
+	if st.MIG != enable && noReset(d, call, st, enable, aloneErr) == nil {
+		resetErr = d.node.faults.Apply(CallReset, d.index) // the driver resets the GPU now, which may take long
+	}
 	err = d.change(call, func(st *gpuState) error {
 		activation = nil
 		st.MIGPending = enable
-		busy := d.busyForMode(st, enable)
+		why := noReset(d, call, st, enable, aloneErr)
 		switch {
 		case st.MIG == enable:
-		case aloneErr != nil:
-			activation = fail(call, CodeInUse, "GPU %d is open in %s", d.index, d.node.open.who(d.index))
-		case busy != "":
-			activation = fail(call, CodeInUse, "GPU %d is in use by %s", d.index, busy)
-		case st.Persistence:
-			activation = fail(call, CodeInUse, "GPU %d is kept initialised by its persistence mode", d.index)
-		case d.node.spec.PassThrough:
-			activation = fail(call, CodeResetRequired, "the mode of GPU %d changes with the next reset", d.index)
+		case why != nil:
+			activation = why
+		case resetErr != nil:
+			activation = fail(call, CodeResetRequired, "the reset of GPU %d failed: %v", d.index, resetErr)
 		default:
 			st.reset()
 			st.addMIGEvent()
@@ -238,6 +242,25 @@ func (d MIG) setModeByReset(call string, enable bool) (activation, err error) {
 		return nil, err
 	}
 	return activation, nil
+}
+
+// noReset is why the driver cannot reset a GPU for its mode; nil if it can.
+func noReset(d MIG, call string, st *gpuState, enable bool, aloneErr error) error {
+	busy := d.busyForMode(st, enable)
+	switch {
+	case aloneErr != nil:
+		return fail(call, CodeInUse, "GPU %d is open in %s", d.index, d.node.open.who(d.index))
+	case busy != "":
+		return fail(call, CodeInUse, "GPU %d is in use by %s", d.index, busy)
+	case st.Persistence:
+		return fail(call, CodeInUse, "GPU %d is kept initialised by its persistence mode", d.index)
+	case d.node.spec.PassThrough:
+		return fail(call, CodeResetRequired, "the mode of GPU %d changes with the next reset", d.index)
+	case len(d.node.Hardware().ResetWith(d.index)) > 0:
+		return fail(call, CodeResetRequired, "GPU %d is reset with others or not at all", d.index)
+	default:
+		return nil
+	}
 }
 
 // busy words what keeps the mode of a GPU from changing; empty if nothing does.

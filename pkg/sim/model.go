@@ -158,6 +158,9 @@ func newSpec(name string, o *options) (*spec, error) {
 	s.Boards = []Board{*board}
 	s.DeviceNodes, s.DevRoot = !o.noDeviceNodes, o.devRoot
 	s.PassThrough = o.passThrough
+	for i := range s.GPUs {
+		s.GPUs[i].Minor += o.firstMinor
+	}
 	if o.driverVersion != "" {
 		s.DriverVersion = o.driverVersion
 	}

@@ -49,7 +49,7 @@ func (n *Node) Calls() *Calls { return n.calls }
 func (n *Node) Faults() *Faults { return n.faults }
 
 // Hardware is what happens to the GPUs themselves.
-func (n *Node) Hardware() Hardware { return Hardware{n.core} }
+func (n *Node) Hardware() Hardware { return Hardware{n.core, n.faults} }
 
 // Driver is the kernel driver.
 func (n *Node) Driver() Driver { return Driver{n.core} }
@@ -66,6 +66,7 @@ type options struct {
 	driverVersion  string
 	noDeviceNodes  bool
 	passThrough    bool
+	firstMinor     int
 	library        string
 	executable     string
 	programs       string

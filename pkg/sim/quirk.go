@@ -33,12 +33,16 @@ const (
 	// driver suspends the fabric probe while GPU instances exist (open-gpu-kernel-modules 595.45.04,
 	// kernel_mig_manager.c, gpuFabricProbeSuspend).
 	QuirkFabricAfterMIG Quirk = "fabric-after-mig"
+	// QuirkResetTogether: GPUs that NVLinks join are reset by one command or not at all, as on NVSwitch systems with A100 while
+	// no Fabric Manager runs: "All PEER connected GPUs must be reset in same command" (nvidia-smi's manual, --gpu-reset).
+	QuirkResetTogether Quirk = "reset-together"
 )
 
 // Quirks lists all there are.
 func Quirks() []Quirk {
 	return []Quirk{
-		QuirkFabricAfterMIG, QuirkFirstInstanceInUse, QuirkMinorChanges, QuirkModeWipesInstances, QuirkUUIDFromMemory, QuirkWrongCounts,
+		QuirkFabricAfterMIG, QuirkFirstInstanceInUse, QuirkMinorChanges, QuirkModeWipesInstances, QuirkResetTogether, QuirkUUIDFromMemory,
+		QuirkWrongCounts,
 	}
 }
 

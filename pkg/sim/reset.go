@@ -19,11 +19,14 @@ func (st *gpuState) reset() {
 // Reset does what "nvidia-smi --gpu-reset" does: partitions go, the pending MIG mode becomes the current one, and
 // nothing else about the node changes. It is refused while clients use the GPU or any session has it open, one of this
 // Node's too; in persistence mode, which counts as a client of its own (NVIDIA/NVSentinel#1690); and on a lost GPU, which
-// only a reboot brings back.
-func (h Hardware) Reset(index int) error {
+// only a reboot brings back. together are the GPUs that the same command resets.
+func (h Hardware) Reset(index int, together ...int) error {
 	const call = "reset"
 	if err := h.checkReset(index); err != nil {
 		return err
+	}
+	if missing := h.ResetWith(index, together...); len(missing) > 0 {
+		return fail(call, CodeNotSupported, "GPU %d can be reset only together with GPUs %v", index, missing)
 	}
 	if h.open.isOpen(index) {
 		return fail(call, CodeInUse, "GPU %d is open in this process", index)
@@ -36,13 +39,44 @@ func (h Hardware) Reset(index int) error {
 		return fmt.Errorf("reset GPU %d: %w", index, err)
 	}
 	defer release()
-	return h.gpus[index].update(func(st *gpuState) error {
+	inUse := func(st *gpuState) error {
 		if who := st.attached(); who != "" {
 			return fail(call, CodeInUse, "GPU %d is in use by %s", index, who)
+		}
+		return nil
+	}
+	st, err := h.gpus[index].load()
+	if err != nil {
+		return fmt.Errorf("reset GPU %d: %w", index, err)
+	}
+	if err := inUse(st); err != nil {
+		return err
+	}
+	if err := h.faults.Apply(CallReset, index); err != nil {
+		return err
+	}
+	return h.gpus[index].update(func(st *gpuState) error {
+		if err := inUse(st); err != nil {
+			return err
 		}
 		st.reset()
 		return nil
 	})
+}
+
+// ResetWith lists the GPUs that have to be reset by the same command as one, less those that are: the others of its NVLinks
+// where the driver resets no GPU by itself.
+func (h Hardware) ResetWith(index int, together ...int) (missing []int) {
+	if !h.has(QuirkResetTogether) || !h.devices[index].linked() {
+		return nil
+	}
+	for i, d := range h.devices {
+		switched := h.spec.Links.Kind == "switch" || h.spec.Links.Kind == "fabric"
+		if i != index && !slices.Contains(together, i) && (switched || slices.Contains(d.peers(), index)) {
+			missing = append(missing, i)
+		}
+	}
+	return missing
 }
 
 // checkReset refuses to reset a GPU that is not there.

@@ -31,6 +31,8 @@ type sessions struct {
 	mu    sync.Mutex
 	// locked are the files of slots that are open, locked, shared; nil for a node in memory.
 	locked [driverSlot + 1]*os.File
+	// nodes are the device nodes of the GPUs that are open: who looks for users of a GPU finds them in /proc.
+	nodes [driverSlot]*os.File
 }
 
 // end ends one session; with the last, the driver and the GPUs are open no more.
@@ -71,6 +73,9 @@ func (s *sessions) openSlot(slot int) error {
 			return errors.Join(err, f.Close())
 		}
 		s.locked[slot] = f
+		if slot < driverSlot {
+			s.nodes[slot] = s.files.openDeviceNode(slot)
+		}
 	}
 	s.mask.Or(1 << slot)
 	return nil
@@ -98,6 +103,12 @@ func (s *sessions) closeSlots() {
 		if f != nil {
 			_ = f.Close() // gives the lock back; nothing was written
 			s.locked[slot] = nil
+		}
+	}
+	for slot, f := range s.nodes {
+		if f != nil {
+			_ = f.Close()
+			s.nodes[slot] = nil
 		}
 	}
 }

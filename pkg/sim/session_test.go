@@ -197,3 +197,44 @@ func must(t *testing.T, err error) {
 		t.Fatal(err)
 	}
 }
+
+// Where the driver resets no GPU of a board by itself, neither a mode nor nvidia-smi changes one alone.
+func TestResetGPU_Together(t *testing.T) {
+	for model, want := range map[string]int{"dgx-a100": 7, "a100-pcie-nvlink-pairs": 1, "a30": 0} {
+		t.Run(model, func(t *testing.T) {
+			n := openNode(t, createNode(t, model))
+			must(t, n.Driver().SetQuirk(QuirkResetTogether, true))
+			missing := n.Hardware().ResetWith(0)
+			if len(missing) != want {
+				t.Fatalf("ResetWith = %v, want %d others", missing, want)
+			}
+			activation, err := n.Device(0).MIG().SetMIGMode(true)
+			if on, pending, _ := n.Device(0).MIG().MIGMode(); err != nil || (activation != nil) != (want > 0) || on != (want == 0) || !pending {
+				t.Errorf("SetMIGMode = %v, %v: %t, pending %t", activation, err, on, pending)
+			}
+			must(t, n.Shutdown())
+			if err := n.Hardware().Reset(0); (err != nil) != (want > 0) {
+				t.Errorf("Reset = %v", err)
+			}
+			must(t, n.Hardware().Reset(0, missing...))
+			st, err := n.Status()
+			if must(t, err); !st.GPUs[0].MIG {
+				t.Error("the mode is still pending")
+			}
+		})
+	}
+}
+
+// A reset that fails leaves the mode pending.
+func TestResetGPU_Fails(t *testing.T) {
+	n := openNode(t, createNode(t, "a30"))
+	if _, err := n.Faults().Inject(Fault{GPU: 0, Call: CallReset, Code: CodeUnknown, Times: 1}); err != nil {
+		t.Fatal(err)
+	}
+	activation, err := n.Device(0).MIG().SetMIGMode(true)
+	if on, pending, _ := n.Device(0).MIG().MIGMode(); err != nil || !errors.Is(activation, gpu.ErrResetRequired) || on || !pending {
+		t.Errorf("SetMIGMode = %v, %v: %t, pending %t", activation, err, on, pending)
+	}
+	must(t, n.Shutdown())
+	must(t, n.Hardware().Reset(0))
+}
