@@ -35,6 +35,10 @@ var (
 	ErrFabricPending = errors.New("the NVLink fabric is not ready")
 	// ErrMinorChanged: the GPU's device node is another one than was published.
 	ErrMinorChanged = errors.New("the minor number has changed")
+	// ErrReleased: Cleave has closed the GPU so that it can be reset.
+	ErrReleased = errors.New("the GPU is released for a change of its MIG mode")
+	// ErrModeChanged: the MIG mode of the GPU is another one than was published.
+	ErrModeChanged = errors.New("the MIG mode has changed")
 	// ErrDriverNotLoaded: the kernel driver is not there (NVML_ERROR_DRIVER_NOT_LOADED).
 	ErrDriverNotLoaded = errors.New("driver is not loaded")
 	// ErrLibraryNotFound: libnvidia-ml.so.1 is not there (NVML_ERROR_LIBRARY_NOT_FOUND).

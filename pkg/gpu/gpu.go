@@ -110,6 +110,9 @@ type MIG struct {
 	Slices int
 }
 
+// SameMode reports whether the mode is that of another read, where it changes only with a reset.
+func (m MIG) SameMode(n MIG) bool { return m.Enabled == n.Enabled || !m.NeedsReset || !n.NeedsReset }
+
 // ProfileName is the name of a profile for people, or its ID where it has none.
 func (m *MIG) ProfileName(id int) string {
 	for i := range m.Profiles {

@@ -47,12 +47,26 @@ func errorOnly(f func(Device) error) func(Device) (struct{}, error) {
 func on[T any](
 	ctx context.Context, c *calls, pci gpu.PCIAddress, call string, limit time.Duration, changes bool, f func(Device) (T, error),
 ) (T, error) {
-	var none T
-	h, err := c.inventory.handle(pci)
-	if err != nil {
-		return none, err
-	}
 	klog.FromContext(ctx).V(6).Info("Calling NVML", "function", call, "pci", pci)
+	for {
+		h, err := c.inventory.handle(pci)
+		if err != nil {
+			var none T
+			return none, err
+		}
+		value, err := once(ctx, c, h, pci, call, limit, changes, f)
+		if next, nextErr := c.inventory.handle(pci); errors.Is(err, errRestarted) && nextErr == nil && next.epoch != h.epoch {
+			continue // nothing was called, and there is a handle of the session as it is now
+		}
+		return value, err
+	}
+}
+
+// once is on with a handle.
+func once[T any](
+	ctx context.Context, c *calls, h handle, pci gpu.PCIAddress, call string, limit time.Duration, changes bool, f func(Device) (T, error),
+) (T, error) {
+	var none T
 	return bounded(ctx, h.dog, call+" on the GPU at "+pci.String(), limit, changes, func() (T, error) {
 		if c.epoch.Load() != int64(h.epoch) {
 			return none, fmt.Errorf("%s on the GPU at %s: %w", call, pci, errRestarted)

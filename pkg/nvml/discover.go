@@ -40,6 +40,9 @@ func (c *calls) discover(ctx context.Context) (*discovery, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, fmt.Errorf("read GPU %d of %d: %w", i, count, err)
 		}
+		if c.inventory.releasedAt(i) {
+			continue
+		}
 		dog := c.dogs.of(i)
 		f, err := bounded(ctx, dog, fmt.Sprintf("reading GPU %d", i), c.patience.Change, true, func() (found, error) {
 			dev, g, err := readGPU(c.lib, i, c.inventory.sysfs)

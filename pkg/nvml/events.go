@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -42,6 +43,8 @@ type Events struct {
 	epoch   int64
 	// hanging is set if a call may still use the set, which is then never freed.
 	hanging bool
+	// outdated is set once there is a GPU that the subscription lacks.
+	outdated atomic.Bool
 }
 
 // Events subscribes to all GPUs; earlier events are lost. GPUs that are lost or have no events are skipped. The error
@@ -78,7 +81,7 @@ func (s *Session) Events(ctx context.Context) (*Events, error) {
 }
 
 // noEvents are the errors of a GPU that is skipped.
-var noEvents = []error{gpu.ErrLost, gpu.ErrNotSupported, gpu.ErrNotFound, gpu.ErrHangs}
+var noEvents = []error{gpu.ErrLost, gpu.ErrNotSupported, gpu.ErrNotFound, gpu.ErrHangs, gpu.ErrReleased}
 
 // register subscribes to one GPU.
 func (e *Events) register(ctx context.Context, pci gpu.PCIAddress) error {
@@ -111,7 +114,7 @@ func (e *Events) Next(timeout time.Duration) (event gpu.Event, happened bool, er
 	}
 	a, err := bounded(context.Background(), e.calls.dogs.events, "nvmlEventSetWait_v2", timeout+e.calls.patience.Read,
 		true, func() (answer, error) {
-			if e.calls.epoch.Load() != e.epoch {
+			if e.calls.epoch.Load() != e.epoch || e.outdated.Load() {
 				return answer{}, errRestarted
 			}
 			data, happened, err := e.set.Wait(timeout)

@@ -41,10 +41,14 @@ type inventory struct {
 	listed map[gpu.PCIAddress]bool
 	// registered are the GPUs whose registration with the fabric completed at some time.
 	registered map[gpu.PCIAddress]bool
+	// released are the GPUs that were closed and are not to be opened, see Session.Release.
+	released map[gpu.PCIAddress]bool
 }
 
 func newInventory(sysfs fs.ReadLinkFS) *inventory {
-	return &inventory{sysfs: sysfs, listed: map[gpu.PCIAddress]bool{}, registered: map[gpu.PCIAddress]bool{}}
+	return &inventory{
+		sysfs: sysfs, listed: map[gpu.PCIAddress]bool{}, registered: map[gpu.PCIAddress]bool{}, released: map[gpu.PCIAddress]bool{},
+	}
 }
 
 // node is that of the last read. It is shared: do not modify it.
@@ -58,7 +62,11 @@ func (v *inventory) node() *gpu.Node {
 func (v *inventory) handle(pci gpu.PCIAddress) (handle, error) {
 	v.mu.RLock()
 	h, ok := v.last.handles[pci]
+	released := v.released[pci]
 	v.mu.RUnlock()
+	if released {
+		return handle{}, fmt.Errorf("use the GPU at %s: %w", pci, gpu.ErrReleased)
+	}
 	if ok {
 		return h, h.replaced
 	}
@@ -151,6 +159,9 @@ func (v *inventory) openNodes(root string) (closeNodes func(), err error) {
 	node := v.node()
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
+		if v.isReleased(g.PCI) {
+			continue
+		}
 		f, err := openNode(root, g.Minor)
 		switch {
 		case err == nil:

@@ -51,7 +51,7 @@ func setMIG(ctx context.Context, mig MIG, pci gpu.PCIAddress, enable bool) error
 // earlier steps are rolled back. If a step hangs, the outcome is unknown: the error wraps gpu.ErrLeftBehind.
 func (s *Session) CreatePartition(ctx context.Context, shape gpu.Shape) (gpu.Partition, error) {
 	part, err := alter(ctx, s.calls, shape.GPU.PCI, "nvmlDeviceCreateGpuInstanceWithPlacement", func(dev Device) (gpu.Partition, error) {
-		return s.instances(dev, shape.GPU.PCI).create(shape)
+		return s.profiles.instances(dev, shape.GPU.PCI).create(shape)
 	})
 	if errors.Is(err, gpu.ErrHangs) {
 		err = errors.Join(err, gpu.ErrLeftBehind)
@@ -67,8 +67,8 @@ type instances struct {
 	profiles *computeProfiles
 }
 
-func (s *Session) instances(dev Device, pci gpu.PCIAddress) instances {
-	return instances{mig: dev.MIG(), pci: pci, profiles: &s.profiles}
+func (c *computeProfiles) instances(dev Device, pci gpu.PCIAddress) instances {
+	return instances{mig: dev.MIG(), pci: pci, profiles: c}
 }
 
 func (in instances) create(shape gpu.Shape) (_ gpu.Partition, err error) {
@@ -151,7 +151,7 @@ func (c *computeProfiles) filling(gi GPUInstance, p *gpu.Profile) (int, error) {
 // profile or placement is unmanaged and stays. The error wraps gpu.ErrInUse while a process uses the partition.
 func (s *Session) DestroyPartition(ctx context.Context, pci gpu.PCIAddress, part gpu.Partition) error {
 	_, err := alter(ctx, s.calls, pci, "nvmlGpuInstanceDestroy", errorOnly(func(dev Device) error {
-		return s.instances(dev, pci).destroy(ctx, part)
+		return s.profiles.instances(dev, pci).destroy(ctx, part)
 	}))
 	return err
 }
@@ -225,7 +225,7 @@ func (s *Session) Partitions(ctx context.Context, g *gpu.GPU) ([]gpu.Partition, 
 	return ask(ctx, s.calls, g.PCI, "nvmlDeviceGetGpuInstances", func(dev Device) ([]gpu.Partition, error) {
 		var found []gpu.Partition
 		for i := range g.MIG.Profiles {
-			parts, err := s.instances(dev, g.PCI).ofProfile(g.MIG.Profiles[i].ID, nil)
+			parts, err := s.profiles.instances(dev, g.PCI).ofProfile(g.MIG.Profiles[i].ID, nil)
 			if err != nil {
 				return nil, err
 			}
@@ -240,7 +240,7 @@ func (s *Session) Partitions(ctx context.Context, g *gpu.GPU) ([]gpu.Partition, 
 // instances of that profile, which on an idle GPU is one call.
 func (s *Session) PartitionAt(ctx context.Context, pci gpu.PCIAddress, like gpu.Partition) (*gpu.Partition, error) {
 	return ask(ctx, s.calls, pci, "nvmlDeviceGetGpuInstances", func(dev Device) (*gpu.Partition, error) {
-		found, err := s.instances(dev, pci).ofProfile(like.ProfileID, &like.Placement)
+		found, err := s.profiles.instances(dev, pci).ofProfile(like.ProfileID, &like.Placement)
 		if err != nil || len(found) == 0 {
 			return nil, err
 		}

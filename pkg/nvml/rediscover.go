@@ -44,6 +44,8 @@ type scan struct {
 // NVML enumerates GPUs at initialisation: "all device handles are no longer guaranteed to be valid" after others were
 // discovered (nvml.h, nvmlDeviceDiscoverGpus). Rediscover therefore restarts the session if NVML does not list a GPU.
 func (s *Session) Rediscover(ctx context.Context, allocated func(pci gpu.PCIAddress) bool) (changed bool, err error) {
+	s.rereading.Lock()
+	defer s.rereading.Unlock()
 	missing, gone := s.scan.compare(s.inventory, allocated)
 	stale := s.stale.Swap(false)
 	if !slices.Equal(missing, s.scan.missing) {
@@ -58,7 +60,7 @@ func (s *Session) Rediscover(ctx context.Context, allocated func(pci gpu.PCIAddr
 		s.scan.backoff = min(max(minScanBackoff, 2*s.scan.backoff), maxScanBackoff)
 		s.scan.next = time.Now().Add(s.scan.backoff)
 	}
-	changed, err = s.reread(ctx, allocated)
+	changed, err = reread(ctx, s, allocated)
 	ended := errors.Is(err, gpu.ErrDriverNotLoaded) // an earlier attempt failed to initialise NVML
 	if err != nil && !ended || !due {
 		return changed, err
@@ -67,10 +69,10 @@ func (s *Session) Rediscover(ctx context.Context, allocated func(pci gpu.PCIAddr
 		return changed, nil
 	}
 	klog.FromContext(ctx).Info("Restarting the NVML session: sysfs lists GPUs that NVML does not", "gpus", missing)
-	if err := s.calls.restart(ctx, s.root); err != nil {
+	if err := s.calls.restart(ctx, s.root, func() {}); err != nil {
 		return changed, fmt.Errorf("find the GPUs at %v: %w", missing, err)
 	}
-	again, err := s.reread(ctx, allocated)
+	again, err := reread(ctx, s, allocated)
 	return changed || again, err
 }
 
@@ -104,7 +106,7 @@ func (c *scan) compare(known *inventory, allocated func(pci gpu.PCIAddress) bool
 }
 
 // reread reads all GPUs and merges them into the inventory.
-func (s *Session) reread(ctx context.Context, allocated func(pci gpu.PCIAddress) bool) (changed bool, err error) {
+func reread(ctx context.Context, s *Session, allocated func(pci gpu.PCIAddress) bool) (changed bool, err error) {
 	d, err := s.calls.discover(ctx)
 	if err != nil {
 		return false, err
@@ -112,7 +114,7 @@ func (s *Session) reread(ctx context.Context, allocated func(pci gpu.PCIAddress)
 	before := s.inventory.last
 	next := s.scan.merge(before, d, int(s.calls.epoch.Load()), allocated)
 	changed = !slices.EqualFunc(before.node.GPUs, next.node.GPUs, func(a, b gpu.GPU) bool {
-		return a.PCI == b.PCI && a.UUID == b.UUID && a.Minor == b.Minor
+		return a.PCI == b.PCI && a.UUID == b.UUID && a.Minor == b.Minor && a.MIG.SameMode(b.MIG)
 	}) || !slices.EqualFunc(before.node.Problems, next.node.Problems, func(a, b gpu.Problem) bool { return a.Err.Error() == b.Err.Error() })
 	s.inventory.adopt(next)
 	return changed, nil
@@ -131,6 +133,9 @@ func (c *scan) merge(before, now *discovery, epoch int, allocated func(pci gpu.P
 		case was.UUID == g.UUID:
 			kept := *was
 			kept.Index, kept.Minor = g.Index, g.Minor
+			if g.MIG.NeedsReset { // else the mode follows what is allocated
+				kept.MIG.Enabled, kept.MIG.Pending = g.MIG.Enabled, g.MIG.Pending
+			}
 			g = kept
 		case allocated(g.PCI):
 			h := now.handles[g.PCI]
@@ -154,9 +159,9 @@ func (c *scan) merge(before, now *discovery, epoch int, allocated func(pci gpu.P
 	return next
 }
 
-// restart shuts NVML down and initialises it again. Queued calls fail with errRestarted. It fails while a call is running,
-// which would use what nvmlShutdown frees.
-func (c *calls) restart(ctx context.Context, root string) (err error) {
+// restart shuts NVML down and initialises it again, and calls begun before any other call. Queued calls fail with errRestarted,
+// or go on with the handles that begun takes. It fails while a call is running, which would use what nvmlShutdown frees.
+func (c *calls) restart(ctx context.Context, root string, begun func()) (err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("restart the NVML session: %w", err)
@@ -186,7 +191,11 @@ func (c *calls) restart(ctx context.Context, root string) (err error) {
 		if err := c.lib.Shutdown(); err != nil && !errors.Is(err, gpu.ErrDriverNotLoaded) {
 			return struct{}{}, err
 		}
-		return struct{}{}, c.lib.Init()
+		if err := c.lib.Init(); err != nil {
+			return struct{}{}, err
+		}
+		begun()
+		return struct{}{}, nil
 	})
 	return err
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -45,6 +46,8 @@ type Session struct {
 	// stale is set if a GPU no longer matches the inventory.
 	stale atomic.Bool
 	scan  scan
+	// rereading is held while the inventory is made anew.
+	rereading sync.Mutex
 }
 
 // Option adjusts a session.
