@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The steps of docs/mig.md for boards that change their MIG mode with a reset: while the plugin has the GPU open, nvidia-smi
+// The steps of docs/troubleshooting.md for boards that change their MIG mode with a reset: while the plugin has the GPU open, nvidia-smi
 // can neither change the mode nor reset the GPU; once the node's label has made it release the driver, it can.
 func TestMIGMode_A30(t *testing.T) {
 	t.Parallel()

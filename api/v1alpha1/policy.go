@@ -98,6 +98,31 @@ type MIGPolicy struct {
 	// default false, which saves the next partition the switch. Only for mode onDemand, on boards that change the mode
 	// without a reset.
 	DisableWhenIdle bool `json:"disableWhenIdle,omitempty"`
+	// ModeChange says when the MIG mode of GPUs that need a reset for it is changed to what the tiers want; default never.
+	// Others change it as claims need it.
+	ModeChange ModeChange `json:"modeChange,omitempty"`
+}
+
+// ModeChange is when the MIG mode of GPUs that need a reset for it is changed.
+type ModeChange string
+
+// When it is changed.
+const (
+	// ModeChangeNever takes the mode as it is found.
+	ModeChangeNever ModeChange = "never"
+	// ModeChangeWhenIdle resets a GPU that no claim and no process uses.
+	ModeChangeWhenIdle ModeChange = "whenIdle"
+)
+
+// ModeChanges lists them.
+func ModeChanges() []ModeChange { return []ModeChange{ModeChangeNever, ModeChangeWhenIdle} }
+
+// ChangesMode reports whether the MIG mode is changed by a reset of an idle GPU.
+func (m *MIGPolicy) ChangesMode() bool { return m != nil && m.ModeChange == ModeChangeWhenIdle }
+
+// modeChangeOnly reports whether nothing but the change of modes is said, which GPUs without partitions have, too.
+func (m *MIGPolicy) modeChangeOnly() bool {
+	return m != nil && m.ModeChange != "" && m.Mode == "" && m.Profiles == nil && m.Layout == nil && !m.DisableWhenIdle
 }
 
 // ModeOfUse is the mode, or the one that holds where none is said.

@@ -70,6 +70,7 @@ var bounds = map[string]func(*Schema){
 var enums = map[reflect.Type][]string{
 	reflect.TypeFor[Tier]():               texts(Tiers()),
 	reflect.TypeFor[MIGMode]():            texts(MIGModes()),
+	reflect.TypeFor[ModeChange]():         texts(ModeChanges()),
 	reflect.TypeFor[HealthReaction]():     texts(HealthReactions()),
 	reflect.TypeFor[Interval]():           texts(Intervals()),
 	reflect.TypeFor[Priority]():           texts(Priorities()),

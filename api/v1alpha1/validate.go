@@ -144,6 +144,7 @@ func (r *Rule) validateParts(path *field.Path) field.ErrorList {
 	}{{TierMIG, r.MIG != nil}, {TierTimeSlice, r.TimeSlice != nil}, {TierMPS, r.MPS != nil}} {
 		switch at := path.Child(string(part.tier)); {
 		case !part.set || slices.Contains(r.OfferedTiers(), part.tier):
+		case part.tier == TierMIG && len(r.OfferedTiers()) > 0 && r.MIG.modeChangeOnly():
 		case r.Exclude:
 			errs = append(errs, field.Forbidden(at, "the rule excludes its GPUs: remove one of the two"))
 		case r.Tiers != nil:
@@ -152,7 +153,23 @@ func (r *Rule) validateParts(path *field.Path) field.ErrorList {
 			errs = append(errs, field.Forbidden(at, "a GPU with a layout is always partitioned and offers its partitions alone"))
 		}
 	}
-	return errs
+	return append(errs, r.validateModeChange(path.Child("mig", "modeChange"))...)
+}
+
+// validateModeChange refuses a change of the MIG mode by rules that do not say which mode they want.
+func (r *Rule) validateModeChange(path *field.Path) field.ErrorList {
+	tiers := r.OfferedTiers()
+	switch {
+	case !r.MIG.ChangesMode():
+		return nil
+	case r.MIG.ModeOfUse() == MIGExisting:
+		return field.ErrorList{field.Forbidden(path, "mode existing leaves MIG mode and partitions to others: remove one of the two")}
+	case slices.Contains(tiers, TierMIG) && len(tiers) > 1:
+		return field.ErrorList{field.Forbidden(path, fmt.Sprintf("the tiers %q want the GPUs in MIG mode and out of it, and the mode does not "+
+			"follow single claims: set tiers to [mig], or leave mig out of them", tiers))}
+	default:
+		return nil
+	}
 }
 
 // profileName is how profiles are named, offered or not: 1g.10gb, 1g.10gb+me, 1g.24gb+gfx, 1g.10gb-me. The driver rounds
@@ -195,6 +212,9 @@ func (m *MIGPolicy) validate(path *field.Path) field.ErrorList {
 		if n := m.Layout[name]; n < 1 {
 			errs = append(errs, field.Invalid(at.Key(name), n, "must be 1 or more"))
 		}
+	}
+	if m.ModeChange != "" {
+		errs = append(errs, oneOf(path.Child("modeChange"), m.ModeChange, ModeChanges())...)
 	}
 	if mode := m.ModeOfUse(); m.DisableWhenIdle && mode != MIGOnDemand {
 		errs = append(errs, field.Forbidden(path.Child("disableWhenIdle"),

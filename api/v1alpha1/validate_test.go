@@ -29,10 +29,11 @@ func problemsOf(t *testing.T, body string) []string {
 
 func TestValidate_Rules(t *testing.T) {
 	const (
-		profile = `must be the name of a MIG profile, such as 1g.10gb or 1g.10gb+me`
-		offered = `is not offered: Cleave offers plain profiles, and with media engines +me: use `
-		alone   = `a GPU with a layout is always partitioned and offers its partitions alone`
-		remove  = "the rule excludes its GPUs: remove one of the two"
+		profile   = `must be the name of a MIG profile, such as 1g.10gb or 1g.10gb+me`
+		offered   = `is not offered: Cleave offers plain profiles, and with media engines +me: use `
+		alone     = `a GPU with a layout is always partitioned and offers its partitions alone`
+		remove    = "the rule excludes its GPUs: remove one of the two"
+		bothModes = "want the GPUs in MIG mode and out of it, and the mode does not follow single claims: set tiers to [mig], or leave mig out of them"
 	)
 	tests := map[string][]string{ // by a rule, what is wrong with it
 		"mig: {}":                                                       nil,
@@ -73,6 +74,19 @@ func TestValidate_Rules(t *testing.T) {
 			`rules[0].mig.profiles[0]: Invalid value: "1g.24gb+gfx": ` + offered + "1g.24gb", `rules[0].mig.profiles[1]: Invalid value: "1g.24gb+me.all": ` + offered + "1g.24gb",
 			`rules[0].mig.profiles[2]: Invalid value: "1g.24gb-me": ` + offered + "1g.24gb",
 		},
+
+		"tiers: [mig], mig: {modeChange: whenIdle}":                            nil,
+		"mig: {layout: {1g.10gb: 7}, modeChange: whenIdle}":                    nil,
+		"tiers: [exclusive, timeSlice], mig: {modeChange: whenIdle}":           nil,
+		"tiers: [exclusive], mig: {modeChange: never}":                         nil,
+		"tiers: [exclusive, mig], mig: {modeChange: never, mode: existing}":    nil,
+		"mig: {modeChange: whenidle}":                                          {`rules[0].mig.modeChange: Unsupported value: "whenidle": supported values: "never", "whenIdle"`},
+		"mig: {mode: existing, modeChange: whenIdle}":                          {"rules[0].mig.modeChange: Forbidden: mode existing leaves MIG mode and partitions to others: remove one of the two"},
+		"tiers: [mig, mps], mig: {modeChange: whenIdle}":                       {`rules[0].mig.modeChange: Forbidden: the tiers ["mig" "mps"] ` + bothModes},
+		"mig: {modeChange: whenIdle}":                                          {`rules[0].mig.modeChange: Forbidden: the tiers ["exclusive" "mig" "timeSlice" "mps"] ` + bothModes},
+		"tiers: [exclusive], mig: {modeChange: whenIdle, profiles: [1g.10gb]}": {`rules[0].mig: Forbidden: tiers does not have "mig"`},
+		"tiers: [], mig: {modeChange: whenIdle}":                               {`rules[0].mig: Forbidden: tiers does not have "mig"`},
+		"exclude: true, mig: {modeChange: whenIdle}":                           {"rules[0].mig: Forbidden: " + remove},
 
 		"exclude: true":                                                      nil,
 		"exclude: true, match: {uuids: [GPU-1]}":                             nil,

@@ -92,18 +92,18 @@ func TestSMI_DetailsXML(t *testing.T) {
 	}
 }
 
-// The steps of docs/mig.md switch an A30, with a plugin that has the GPUs open until the node's label makes it release the
+// The steps of docs/troubleshooting.md switch an A30, with a plugin that has the GPUs open until the node's label makes it release the
 // driver. Those steps without the label do not.
 func TestSMI_DocumentedStepsForA30(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/mig.md")
+	doc, err := os.ReadFile("../../docs/troubleshooting.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, _ := strings.Cut(string(doc), "## A100 and A30")
+	_, section, _ := strings.Cut(string(doc), "### MIG mode by hand")
 	_, section, _ = strings.Cut(section, "```\n")
 	block, _, found := strings.Cut(section, "```")
 	if !found {
-		t.Fatal("docs/mig.md has no steps")
+		t.Fatal("docs/troubleshooting.md has no steps")
 	}
 	for name, skip := range map[string]string{"as documented": "", "without the label": "release-driver=true"} {
 		t.Run(name, func(t *testing.T) {

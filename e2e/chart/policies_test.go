@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -159,6 +160,28 @@ func TestPolicies_Valid(t *testing.T) {
 					t.Errorf("the plugin refuses what the chart makes of it: %v in\n%s", problems, data["p.yaml"])
 				}
 			})
+		}
+	}
+}
+
+func TestRender_InvalidPolicyLabels(t *testing.T) {
+	for _, values := range []string{"policyLabels: []", "policyLabels: [a b]", "policyLabels: gpu.cleave.dev/policy"} {
+		if _, err := render(t, values); err == nil || !strings.Contains(err.Error(), "/policyLabels") {
+			t.Errorf("%s: %v", values, err)
+		}
+	}
+}
+
+// The plugin is told of labels only where they are others than its own.
+func TestRender_PolicyLabels(t *testing.T) {
+	for values, want := range map[string]string{
+		"": "", "policyLabels: [gpu.cleave.dev/policy]": "",
+		"policyLabels: [gpu.cleave.dev/policy, nvidia.com/mig.config]": "--policy-labels=gpu.cleave.dev/policy,nvidia.com/mig.config",
+	} {
+		args := daemonSet(t, mustRender(t, values), "cleave-plugin").Spec.Template.Spec.Containers[0].Args
+		args = slices.DeleteFunc(args, func(a string) bool { return !strings.HasPrefix(a, "--policy-labels") })
+		if got := strings.Join(args, " "); got != want {
+			t.Errorf("%s: got %q, want %q", values, got, want)
 		}
 	}
 }

@@ -18,6 +18,9 @@ import (
 // already. What the claim had by an earlier allocation, or by a preparation that was cut short, is undone; the GPUs are left as
 // the devices need them, but for partitions and shares.
 func (a *preparation) admit(ctx context.Context) ([]records.Device, error) {
+	if err := usable(a.backend, a.devices); err != nil { // again: to wait for the lock may have taken as long as a change
+		return nil, err
+	}
 	if err := a.checkFree(); err != nil {
 		return nil, err
 	}

@@ -78,6 +78,12 @@ func (h *fakeHardware) Processes(_ context.Context, pci gpu.PCIAddress) ([]int, 
 // A fakeHardware has whole GPUs only; partitions are tested on simulated boards.
 func (h *fakeHardware) AwaitFabric(context.Context, *gpu.GPU) error { return nil }
 
+func (h *fakeHardware) Usable(*gpu.GPU) error { return nil }
+
+func (h *fakeHardware) Release(context.Context, gpu.PCIAddress) error { return nil }
+
+func (h *fakeHardware) Retake(context.Context, gpu.PCIAddress) error { return nil }
+
 func (h *fakeHardware) SetMIG(context.Context, gpu.PCIAddress, bool) error { return nil }
 
 func (h *fakeHardware) CreatePartition(context.Context, gpu.Shape) (gpu.Partition, error) {

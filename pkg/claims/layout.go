@@ -34,7 +34,7 @@ func (p *Partitions) KeepLayouts(ctx context.Context) []LayoutProblem {
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
 		name, offer := g.PCI.DeviceName(), node.Offer(g)
-		if offer.PartitionMode() != policy.Layout && p.ledger.layout(name) == nil {
+		if offer.PartitionMode() != policy.Layout && p.ledger.layout(name) == nil || p.isChanging(name) {
 			continue
 		}
 		if err := p.keepLayout(ctx, b, g, offer); err != nil {
@@ -51,6 +51,12 @@ func (p *Partitions) keepLayout(ctx context.Context, b *backend, g *gpu.GPU, off
 		return err
 	}
 	defer held.Release()
+	return p.layOut(ctx, b, g, offer)
+}
+
+// layOut is keepLayout; the caller holds the GPU's lock.
+func (p *Partitions) layOut(ctx context.Context, b *backend, g *gpu.GPU, offer *policy.Offer) error {
+	name := g.PCI.DeviceName()
 	have := p.ledger.layout(name)
 	if have != nil && (have.UUID != g.UUID || offer.PartitionMode() == policy.Existing) {
 		// Of another GPU that was here, or left to others by the policy: from now on it is unmanaged.
@@ -62,6 +68,9 @@ func (p *Partitions) keepLayout(ctx context.Context, b *backend, g *gpu.GPU, off
 	}
 	var wanted []gpu.Place
 	if offer.PartitionMode() == policy.Layout {
+		if g.MIG.NeedsReset && !g.MIG.Enabled && offer.WantsMIG != nil {
+			return nil // until its mode is changed
+		}
 		if g.MIG.NeedsReset && !g.MIG.Enabled {
 			return fmt.Errorf("GPU %s is out of MIG mode, which only a reset changes: %s", g.UUID, gpu.SwitchMIG(g.PCI.String(), true))
 		}

@@ -50,6 +50,9 @@ func (p *Preparer) Load(ctx context.Context, notify Notify) error {
 		p.Ledger.index.set(r)
 	}
 	p.Ledger.layouts.load(ctx, p.Ledger.bootID, notify)
+	if err := p.Modes.load(ctx); err != nil {
+		return err
+	}
 	logger.Info("Loaded claim records", "dir", p.Ledger.store.Dir(), "claims", len(p.Ledger.index.claims()))
 	return nil
 }

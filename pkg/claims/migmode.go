@@ -110,7 +110,7 @@ func (p *Partitions) LeaveMIGMode(ctx context.Context) {
 	node := b.hardware.Node()
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
-		if o := node.Offer(g); o.Partitions == nil || !o.Partitions.DisableWhenIdle || !p.idle(g) {
+		if o := node.Offer(g); o.Partitions == nil || !o.Partitions.DisableWhenIdle || !p.idle(g) || p.isChanging(g.PCI.DeviceName()) {
 			continue
 		}
 		switch err := p.leaveMIGMode(ctx, b, g); {

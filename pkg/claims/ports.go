@@ -23,6 +23,12 @@ type Hardware interface {
 	VerifyGPU(ctx context.Context, g *gpu.GPU) error
 	// Processes lists the ids of the processes that use a GPU.
 	Processes(ctx context.Context, pci gpu.PCIAddress) ([]int, error)
+	// Usable reports why a GPU as it was published cannot be used though it is there: gpu.ErrReleased while its MIG mode is being
+	// changed, gpu.ErrModeChanged after.
+	Usable(g *gpu.GPU) error
+	// Release closes a GPU, so that it can be reset, and Retake opens it again and reads it anew.
+	Release(ctx context.Context, pci gpu.PCIAddress) error
+	Retake(ctx context.Context, pci gpu.PCIAddress) error
 	// AwaitFabric waits, for a bounded time, until a whole GPU is registered with its NVLink fabric.
 	AwaitFabric(ctx context.Context, g *gpu.GPU) error
 	// ComputeMode is one of gpu.ComputeMode; gpu.ErrNotSupported where a GPU has none, as in MIG mode.

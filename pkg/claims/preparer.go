@@ -10,6 +10,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -23,6 +24,8 @@ type Options struct {
 	Specs  SpecRemover
 	// Layouts are kept there; nil where GPUs are not partitioned ahead of claims.
 	Layouts *records.LayoutStore
+	// Modes changes the MIG mode of GPUs that need a reset for it; nil where it is taken as found.
+	Modes *ModeOptions
 	// Sharing makes GPUs shared; nil where they are not.
 	Sharing Sharing
 	// Sessions has only what was created in the driver's present session count as Cleave's own. Without it, the boot alone
@@ -52,6 +55,7 @@ type Preparer struct {
 	*gate
 	Partitions *Partitions
 	Shares     *Shares
+	Modes      *Modes
 	specs      SpecRemover
 	processes  Processes // nil where the driver's list of processes is all there is
 	api        API       // nil to ask nobody which claims are leaving
@@ -72,6 +76,7 @@ func New(o Options) *Preparer {
 		Ledger: l, gate: g, Partitions: &Partitions{ledger: l, gate: g}, Shares: &Shares{ledger: l, sharing: o.Sharing},
 		specs: o.Specs, processes: o.Processes, api: o.API, onRelease: o.OnRelease,
 	}
+	p.Modes = &Modes{ModeOptions: o.Modes, ledger: l, gate: g, partitions: p.Partitions}
 	if p.onRelease == nil {
 		p.onRelease = func(records.Claim, error) {}
 	}
@@ -126,6 +131,20 @@ type preparation struct {
 	patience time.Time
 }
 
+// usable refuses devices of GPUs whose MIG mode is being changed, or has changed.
+func usable(b *backend, devices []device) error {
+	for i := range devices {
+		if err := b.hardware.Usable(devices[i].shape.GPU); err != nil {
+			why := ErrNoDriver
+			if errors.Is(err, gpu.ErrModeChanged) {
+				why = ErrInvalid
+			}
+			return &refusal{fmt.Errorf("request %q: %w", devices[i].request, err), why}
+		}
+	}
+	return nil
+}
+
 // prepare is Prepare without waiting; see preparation for adopt.
 func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, adopt bool) ([]records.Device, error) {
 	b := p.backend.Load()
@@ -138,6 +157,9 @@ func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 	}
 	if len(devices) == 0 {
 		return nil, nil
+	}
+	if err := usable(b, devices); err != nil {
+		return nil, err
 	}
 	gpus := gpuNames(devices)
 	held, err := p.Ledger.lockFor(ctx, claim.UID, gpus)

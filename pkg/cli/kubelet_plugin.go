@@ -80,6 +80,8 @@ func newKubeletPlugin() *cobra.Command {
 	flags.StringVar(&config.Sysfs, "sysfs", "/sys", "the node's sysfs")
 	flags.StringVar(&config.Procfs, "procfs", "/proc", "the node's procfs")
 	policies.addFile(flags)
+	flags.StringSliceVar(&config.PolicyLabels, "policy-labels", []string{v1alpha1.PolicyLabel},
+		"node labels, of which the first that the node has names its policy")
 	flags.StringVar(&config.MPSSocket, "mps-socket", mps.DefaultSocket, "socket of cleave mps-supervisor; empty to disable MPS")
 	flags.BoolVar(&config.ListAttributes, "list-attributes", false,
 		"publish numaNode as a list: the GPU's NUMA node and the others of its socket; "+

@@ -27,6 +27,8 @@ type State struct {
 type Node struct {
 	// Policy is the value of the label that selects a policy; empty where there is none.
 	Policy string
+	// PolicyLabel is that label; empty where it is v1alpha1.PolicyLabel.
+	PolicyLabel string
 	// ReleaseDriver is set while the label asks for the NVIDIA driver to be released.
 	ReleaseDriver bool
 	// PluginResources are the extended resources by which a device plugin offers GPUs, in order of their names.
@@ -46,13 +48,21 @@ type Device struct {
 	PCI          gpu.PCIAddress
 }
 
-// nodeOf keeps what is needed of a Node.
-func nodeOf(object any) (Node, bool) {
+// nodeOf keeps what is needed of a Node. The first of some labels that it has names its policy.
+func nodeOf(object any, policyLabels []string) (Node, bool) {
 	node, ok := object.(*corev1.Node)
 	if !ok {
 		return Node{}, false
 	}
-	kept := Node{Policy: node.Labels[v1alpha1.PolicyLabel], ReleaseDriver: v1alpha1.ReleasesDriver(node.Labels)}
+	kept := Node{ReleaseDriver: v1alpha1.ReleasesDriver(node.Labels)}
+	for _, label := range policyLabels {
+		if value := node.Labels[label]; value != "" {
+			if kept.Policy = value; label != v1alpha1.PolicyLabel {
+				kept.PolicyLabel = label
+			}
+			break
+		}
+	}
 	most := map[string]resource.Quantity{}
 	for _, list := range []corev1.ResourceList{node.Status.Capacity, node.Status.Allocatable} {
 		for name, q := range list {

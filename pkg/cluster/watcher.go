@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
 
@@ -43,12 +44,16 @@ type Watcher struct {
 }
 
 // NewWatcher makes a watcher of a node; changed is called, and must not block, when State may have changed. daemonSet is the
-// plugin's own, "namespace/name"; empty for none.
-func NewWatcher(client kubernetes.Interface, driver, node, daemonSet string, changed func()) *Watcher {
+// plugin's own, "namespace/name"; empty for none. The first of policyLabels that the node has names its policy; without any
+// it is v1alpha1.PolicyLabel.
+func NewWatcher(client kubernetes.Interface, driver, node, daemonSet string, changed func(), policyLabels ...string) *Watcher {
+	if len(policyLabels) == 0 {
+		policyLabels = []string{v1alpha1.PolicyLabel}
+	}
 	w := &Watcher{
 		client: client, driver: driver, node: node, daemonSet: daemonSet,
 		ownChanged: make(chan struct{}, 1), classesChanged: make(chan struct{}, 1),
-		object: newStore(1, changed, nodeOf),
+		object: newStore(1, changed, func(object any) (Node, bool) { return nodeOf(object, policyLabels) }),
 		others: newStore(0, changed, func(object any) ([]Device, bool) { return devicesOf(object, driver) }),
 	}
 	w.own = newStore(0, signals(w.ownChanged), func(object any) (publish.Seen, bool) { return publish.SeenOf(object, driver, node) })

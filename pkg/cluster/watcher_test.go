@@ -42,6 +42,27 @@ func nodeObject(label string, capacity ...string) *corev1.Node {
 	return node
 }
 
+// The first of the labels that a node has names its policy.
+func TestNodeOf_PolicyLabels(t *testing.T) {
+	const other = "nvidia.com/mig.config"
+	labels := []string{v1alpha1.PolicyLabel, other}
+	for name, tt := range map[string]struct {
+		has  map[string]string
+		want Node
+	}{
+		"none":   {nil, Node{}},
+		"first":  {map[string]string{v1alpha1.PolicyLabel: "a"}, Node{Policy: "a"}},
+		"second": {map[string]string{other: "all-balanced"}, Node{Policy: "all-balanced", PolicyLabel: other}},
+		"both":   {map[string]string{v1alpha1.PolicyLabel: "a", other: "b"}, Node{Policy: "a"}},
+		"empty":  {map[string]string{v1alpha1.PolicyLabel: "", other: "b"}, Node{Policy: "b", PolicyLabel: other}},
+	} {
+		got, ok := nodeOf(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: tt.has}}, labels)
+		if diff := cmp.Diff(tt.want, got); diff != "" || !ok {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
 // otherSlice is a slice of another driver, with devices by name and PCI address; one without an address has none.
 func otherSlice(name, driver string, devices ...[2]string) *resourceapi.ResourceSlice {
 	node := "node-1"

@@ -68,6 +68,17 @@ func (r Root) launch(program string, args []string) launch {
 	return l
 }
 
+// FindSMI is the first root that has nvidia-smi, and its path there; the usual path below the first root where none has: the
+// error of running it names it.
+func FindSMI(roots []Root) (root Root, path string) {
+	for _, root := range roots {
+		if path, found := root.Find("nvidia-smi"); found {
+			return root, path
+		}
+	}
+	return roots[0], "/usr/bin/nvidia-smi"
+}
+
 // maxOutput bounds the captured output of a program in bytes.
 const maxOutput = 4096
 

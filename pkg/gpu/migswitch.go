@@ -13,5 +13,5 @@ func SwitchMIG(gpu string, on bool) string {
 		mode = 1
 	}
 	return fmt.Sprintf("drain the node, label it gpu.cleave.dev/release-driver=true, run nvidia-smi -i %s -mig %d, remove the label "+
-		"(docs/mig.md, A100 and A30)", gpu, mode)
+		"(docs/troubleshooting.md, MIG mode by hand), or have the policy say mig.modeChange: whenIdle", gpu, mode)
 }

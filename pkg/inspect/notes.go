@@ -21,12 +21,15 @@ func notes(g *gpu.GPU, offer *policy.Offer) []string {
 		add("nothing offered", "the policy excludes it")
 	case offer.Partitions != nil && g.MIG.Capable && len(g.MIG.Profiles) == 0:
 		add("no partitions", "the driver reports no placements")
+	case offer.WantsMIG != nil && *offer.WantsMIG != g.MIG.Enabled:
+		add("MIG mode is "+map[bool]string{true: "on", false: "off"}[g.MIG.Enabled],
+			"it is changed, with a reset, once no claim and no process uses the GPU (docs/mig.md, A100 and A30)")
 	case offer.Partitions != nil && g.MIG.NeedsReset && g.MIG.Capable && !g.MIG.Enabled:
 		add("MIG mode is off", "for partitions, "+gpu.SwitchMIG("<GPU>", true))
 	case whole && g.MIG.NeedsReset && g.MIG.Enabled:
 		add("MIG mode is on", "for a whole or shared GPU, "+gpu.SwitchMIG("<GPU>", false))
 	}
-	if g.Virtualization == gpu.PassThrough && g.MIG.Capable {
+	if g.Virtualization == gpu.PassThrough && g.MIG.Capable && offer.WantsMIG == nil {
 		add("passed through to this virtual machine", "the MIG mode is taken as it is found, as a guest may be unable to reset the GPU")
 	}
 	if g.Virtualization == gpu.VGPU && offer.NoPartitions == "" && offer.Partitions == nil {

@@ -21,6 +21,7 @@ import (
 //
 //   - mig-enabled: false offers GPUs whole: tier exclusive.
 //   - mig-enabled: true with mig-devices keeps GPUs partitioned so: mig.mode layout.
+//   - With either, a GPU that needs a reset for its MIG mode is reset once it is idle: mig.modeChange whenIdle.
 //   - mig-enabled: true without keeps MIG mode to the admin and offers the partitions that are there: mig.mode existing.
 //   - GPUs that no entry is of are offered as they are, whole or by the partitions that are there.
 func MIGParted(data []byte, options Options) (*Import, error) {
@@ -211,7 +212,7 @@ func (e *partedEntry) rule(path *field.Path) (v1alpha1.Rule, error) {
 	}
 	switch {
 	case !*e.MIGEnabled:
-		r.Tiers = []v1alpha1.Tier{v1alpha1.TierExclusive}
+		r.Tiers, r.MIG = []v1alpha1.Tier{v1alpha1.TierExclusive}, &v1alpha1.MIGPolicy{ModeChange: v1alpha1.ModeChangeWhenIdle}
 		return r, nil
 	case len(e.MIGDevices) == 0:
 		r.Tiers, r.MIG = []v1alpha1.Tier{v1alpha1.TierMIG}, &v1alpha1.MIGPolicy{Mode: v1alpha1.MIGExisting}
@@ -229,7 +230,9 @@ func (e *partedEntry) rule(path *field.Path) (v1alpha1.Rule, error) {
 	if len(problems) > 0 {
 		return r, problems
 	}
-	r.Tiers, r.MIG = []v1alpha1.Tier{v1alpha1.TierMIG}, &v1alpha1.MIGPolicy{Mode: v1alpha1.MIGLayout, Layout: layout}
+	r.Tiers, r.MIG = []v1alpha1.Tier{v1alpha1.TierMIG}, &v1alpha1.MIGPolicy{
+		Mode: v1alpha1.MIGLayout, Layout: layout, ModeChange: v1alpha1.ModeChangeWhenIdle,
+	}
 	return r, nil
 }
 

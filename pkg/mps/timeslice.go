@@ -52,10 +52,5 @@ func (s *Sharing) smi() (root driverroot.Root, path string) {
 	if found := s.found.Load(); found != nil {
 		roots = []driverroot.Root{*found}
 	}
-	for _, root := range roots {
-		if path, found := root.Find("nvidia-smi"); found {
-			return root, path
-		}
-	}
-	return roots[0], "/usr/bin/nvidia-smi"
+	return driverroot.FindSMI(roots)
 }

@@ -26,7 +26,7 @@ func (p *Plan) compareInventory(o *Observed) {
 // cannot be read.
 func sameGPUs(a, b *gpu.Node) bool {
 	return a == b || slices.EqualFunc(a.GPUs, b.GPUs, func(a, b gpu.GPU) bool {
-		return a.PCI == b.PCI && a.UUID == b.UUID && a.Minor == b.Minor
+		return a.PCI == b.PCI && a.UUID == b.UUID && a.Minor == b.Minor && a.MIG.SameMode(b.MIG)
 	}) && slices.EqualFunc(a.Problems, b.Problems, func(a, b gpu.Problem) bool { return a.Err.Error() == b.Err.Error() })
 }
 
@@ -44,6 +44,8 @@ func reportAdded(p *Plan, before, now *gpu.Node) {
 				Log: "GPU replaced", Values: []any{"gpu", g.PCI.DeviceName(), "uuid", g.UUID, "before", was.UUID},
 				Reason: "GPUReplaced", Message: Describe(g) + " was found in the place of " + was.UUID,
 			})
+		case !was.MIG.SameMode(g.MIG):
+			modes{p}.reportChanged(g)
 		}
 	}
 }

@@ -53,6 +53,10 @@ type Claims interface {
 	Recover(ctx context.Context)
 	LeaveMIGMode(ctx context.Context)
 	ApplyLayouts(ctx context.Context) []LayoutProblem
+	// ChangeMode begins the change of a GPU's MIG mode, or finishes an earlier one; the function that is returned does it, which
+	// takes seconds. ModesLeft are as in Observed.
+	ChangeMode(order ModeOrder) (run func(ctx context.Context) error)
+	ModesLeft() map[string]bool
 	// Reconcile compares the records with the API server, for which it waits.
 	Reconcile(ctx context.Context)
 
@@ -133,6 +137,8 @@ type Loop struct {
 	lookAgain, poll, periodic time.Time
 	// keepErr is why the active policy could not be kept, as logged.
 	keepErr string
+	// modes runs the change of a GPU's MIG mode.
+	modes modeRunner
 }
 
 // New makes a loop that observes nothing yet. Options may be set until Begin.
@@ -159,6 +165,7 @@ func (l *Loop) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	defer l.modes.running.Wait()
 	defer stop()
 	l.observed.Ready = true
 	l.poll, l.periodic = time.Now().Add(pollEvery), time.Now().Add(l.ReconcileEvery)
@@ -277,6 +284,9 @@ func (l *Loop) observe(ctx context.Context, changed Aspect) {
 func (l *Loop) snapshot(changed Aspect, pass int) {
 	o := &l.observed
 	o.Now, o.Changed, o.Pass = time.Now(), changed, pass
+	// Before the inventory: a change that has ended shows there.
+	o.ModeRunning, o.ModeFailures = l.modes.state()
+	o.ModesLeft = l.Claims.ModesLeft()
 	// Other driver names first: what is allocated under them is among the allocations before they no longer hold.
 	o.Cluster, o.Names = l.Sources.Cluster(), l.Sources.Names()
 	o.Inventory, o.Lists = l.Hardware.Inventory(), l.Sources.Lists()
@@ -320,6 +330,9 @@ func (l *Loop) apply(ctx context.Context, p Plan) {
 	}
 	if p.Layouts {
 		l.observed.LayoutProblems = l.Claims.ApplyLayouts(ctx)
+	}
+	if p.Mode != nil {
+		l.modes.start(ctx, *p.Mode, l.Claims.ChangeMode(*p.Mode), func() { l.Mark(Inventory) })
 	}
 	l.lookAgain, l.observed.Memory = p.LookAgain, p.Memory
 }

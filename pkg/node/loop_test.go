@@ -5,6 +5,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -34,6 +35,7 @@ type fakeNode struct {
 	occupied  []string
 	records   []*records.Record
 	endErr    error
+	modeErr   error
 	slices    [][]string
 	status    Status
 	driver    error
@@ -95,6 +97,12 @@ func (f fakeClaims) LeaveMIGMode(context.Context)   { f.note("leaveMIG") }
 func (f fakeClaims) ApplyLayouts(context.Context) []LayoutProblem {
 	f.note("layouts")
 	return nil
+}
+
+func (f fakeClaims) ModesLeft() map[string]bool { return nil }
+func (f fakeClaims) ChangeMode(order ModeOrder) func(context.Context) error {
+	f.note(fmt.Sprintf("mode %s %t", order.GPU, order.Enable))
+	return func(context.Context) error { return read(f.fakeNode, &f.modeErr) }
 }
 
 // Reconcile waits for an API server that does not answer.

@@ -90,6 +90,12 @@ type Observed struct {
 	// LayoutProblems is why GPUs are not partitioned as the policy wants, by the last attempt.
 	LayoutProblems []LayoutProblem
 
+	// ModeRunning is the change of a MIG mode that runs now; of no GPU for none. ModesLeft are those with a change that
+	// was begun and has not ended, ModeFailures why the last attempts failed.
+	ModeRunning  ModeOrder
+	ModesLeft    map[string]bool
+	ModeFailures map[string]ModeFailure
+
 	// Conditions are what is wrong with GPUs, the worst first.
 	Conditions map[gpu.PCIAddress][]health.Condition
 	// Incomplete is why GPUs, by device name, cannot be given to containers.
@@ -147,6 +153,8 @@ type Memory struct {
 	Unreadable []string
 	// Inventory is the GPUs as last reported.
 	Inventory *gpu.Node
+	// Modes are the GPUs whose MIG mode is to be changed, by device.
+	Modes map[string]ModeMemory
 
 	// Recovered is when recovery ran last; Unfinished since when there is something to finish.
 	Recovered, Unfinished time.Time

@@ -30,6 +30,8 @@ type Plan struct {
 	// Recover has claims finished that were begun, LeaveMIGMode has MIG mode disabled where nothing needs it, Layouts has GPUs
 	// partitioned as the policy wants.
 	Recover, LeaveMIGMode, Layouts bool
+	// Mode is the GPU whose MIG mode is to be changed alongside the loop; nil for none.
+	Mode *ModeOrder
 	// ObserveAgain is set when what is applied changes what was observed.
 	ObserveAgain bool
 	// LookAgain is when to make a plan again at the latest; zero for never.
@@ -87,7 +89,9 @@ func Desired(o Observed) Plan {
 	p.considerLayoutProblems(&o)
 	p.considerRelease(&o)
 	p.scheduleWork(&o)
+	modes{&p}.consider(&o)
 	p.publish(&o)
+	modes{&p}.notePublished(&o)
 	p.scheduleLook(&o)
 	p.Status.Published = p.Memory.Published
 	return p
@@ -147,6 +151,7 @@ func (p *Plan) scheduleLook(o *Observed) {
 	if !p.Memory.Unfinished.IsZero() && o.Ready {
 		look(p.finishAt())
 	}
+	modes{p}.lookAgain(o, look)
 	if o.Ready && o.Pass >= maxPasses && (p.Recover || p.Layouts || p.offerChanged(o)) {
 		look(o.Now.Add(finishEvery))
 	}

@@ -3,6 +3,8 @@
 package node
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -36,6 +38,9 @@ func (p *Plan) choosePolicy(o *Observed) {
 	active, err := policy.SelectActive(m.Active, o.Policies, o.PolicyErr, o.Cluster.Node.Policy, func(candidate *v1alpha1.NodePolicy) error {
 		return policy.Check(candidate, o.Inventory)
 	})
+	if unknown := (*policy.UnknownError)(nil); errors.As(err, &unknown) {
+		err = fmt.Errorf("label %s: %w", cmp.Or(o.Cluster.Node.PolicyLabel, v1alpha1.PolicyLabel), err)
+	}
 	reportNotes(p, o.Policies)
 	was, wrong := m.Active, m.PolicyErr
 	if changed := !was.Equal(active); changed {

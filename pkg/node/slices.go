@@ -57,7 +57,8 @@ func (p *Plan) publishFirst(o *Observed) bool {
 // view is the inventory that is published, and what is published with it.
 func (p *Plan) view(o *Observed) (*policy.Node, publish.View) {
 	node := p.Offer
-	taints := slices.Concat(p.mpsTaints(node), p.releaseTaints(node), HealthTaints(node, o.Conditions), SpecTaints(node, o.Incomplete))
+	taints := slices.Concat(p.mpsTaints(node), p.releaseTaints(node), HealthTaints(node, o.Conditions), SpecTaints(node, o.Incomplete),
+		modes{p}.taints(node, o))
 	for _, device := range o.Occupied {
 		taints = append(taints, publish.Taint{Device: device, Key: publish.TaintOccupied})
 	}

@@ -61,6 +61,8 @@ type Config struct {
 	PolicyFile string
 	// PolicyFormat is what PolicyFile holds; the zero value for NodePolicies.
 	PolicyFormat policy.Format
+	// PolicyLabels are node labels of which the first that the node has names its policy; none for v1alpha1.PolicyLabel.
+	PolicyLabels []string
 	// MPSSocket is the supervisor's; empty to share no GPU by MPS.
 	MPSSocket string
 
@@ -80,6 +82,11 @@ type Config struct {
 func (c *Config) Validate() error {
 	var errs []error
 	errs = append(errs, CheckNodeName(c.NodeName), CheckDriverName(c.DriverName))
+	for _, label := range c.PolicyLabels {
+		if msgs := validation.IsQualifiedName(label); len(msgs) > 0 {
+			errs = append(errs, fmt.Errorf("--policy-labels: %q is no name of a label: %s", label, strings.Join(msgs, "; ")))
+		}
+	}
 	if namespace, name, ok := strings.Cut(c.DaemonSet, "/"); c.DaemonSet != "" &&
 		(!ok || namespace == "" || name == "" || strings.Contains(name, "/")) {
 		errs = append(errs, fmt.Errorf("--daemonset %q is not of the form namespace/name", c.DaemonSet))

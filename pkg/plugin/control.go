@@ -40,7 +40,7 @@ func (s *service) useHardware(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	hw := &hardware{Session: session, look: s.finder.now}
+	hw := &hardware{Session: session, look: s.finder.now, retaken: s.forget}
 	defer hw.end(ctx)
 	noShares, err := cluster.SharesUnsupported(ctx, s.client.Discovery().RESTClient(), s.config.DriverRetry)
 	if err != nil {
@@ -189,6 +189,7 @@ func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 	s.metrics.waiting.Set(0)
 	s.driver.used(session.DriverRoot())
 	s.sharing.Found(s.config.rootOf(session.DriverRoot()))
+	s.smi.Found(s.config.rootOf(session.DriverRoot()))
 	if err := s.sessions.Begin(deviceNames(session.Node())); err != nil {
 		return nil, errors.Join(err, session.Close())
 	}

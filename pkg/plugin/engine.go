@@ -33,6 +33,12 @@ func (e engine) EndSession(ctx context.Context) error { return e.Ledger.EndSessi
 func (e engine) Occupied() []string               { return e.Partitions.Occupied() }
 func (e engine) LeaveMIGMode(ctx context.Context) { e.Partitions.LeaveMIGMode(ctx) }
 
+func (e engine) ModesLeft() map[string]bool { return e.Modes.Left() }
+
+func (e engine) ChangeMode(order node.ModeOrder) (run func(ctx context.Context) error) {
+	return e.Modes.Begin(order.GPU, order.Enable)
+}
+
 func (e engine) Existing() []node.Existing {
 	var all []node.Existing
 	for _, x := range e.Partitions.Existing() {

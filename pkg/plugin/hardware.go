@@ -23,8 +23,10 @@ type hardware struct {
 	*nvml.Session
 	node atomic.Pointer[policy.Node]
 	// look takes a value when GPUs are to be looked for at once.
-	look  chan<- struct{}
-	ended sync.Once
+	look chan<- struct{}
+	// retaken is called after a GPU was reset and opened again; nil for nobody.
+	retaken func(pci gpu.PCIAddress)
+	ended   sync.Once
 }
 
 // Node is the inventory with what its GPUs offer; nil before that is decided.
@@ -44,6 +46,15 @@ func (h *hardware) VerifyGPU(ctx context.Context, g *gpu.GPU) error {
 	err := h.Session.VerifyGPU(ctx, g)
 	if h.look != nil && (errors.Is(err, gpu.ErrReplaced) || errors.Is(err, gpu.ErrMinorChanged)) {
 		signal(h.look)
+	}
+	return err
+}
+
+// Retake opens a GPU again. What was wrong with it before the reset is looked at anew.
+func (h *hardware) Retake(ctx context.Context, pci gpu.PCIAddress) error {
+	err := h.Session.Retake(ctx, pci)
+	if h.retaken != nil {
+		h.retaken(pci)
 	}
 	return err
 }

@@ -154,8 +154,17 @@ func (s *service) watchHealth(ctx context.Context, hw *hardware) (end func()) {
 // monitored is hardware as the health monitor uses it.
 type monitored struct{ *hardware }
 
-// Node is the inventory.
-func (m monitored) Node() *gpu.Node { return m.hardware.Node().Node }
+// Node is the inventory, less the GPUs that are closed to be reset.
+func (m monitored) Node() *gpu.Node {
+	node := m.hardware.Node().Node
+	closed := func(g gpu.GPU) bool { return errors.Is(m.Usable(&g), gpu.ErrReleased) }
+	if !slices.ContainsFunc(node.GPUs, closed) {
+		return node
+	}
+	open := *node
+	open.GPUs = slices.DeleteFunc(slices.Clone(node.GPUs), closed)
+	return &open
+}
 
 // IgnoredXIDs are those that the policy of a GPU ignores.
 func (m monitored) IgnoredXIDs(g *gpu.GPU) []int { return m.hardware.Node().Offer(g).Health.IgnoreXIDs }

@@ -63,14 +63,19 @@ func (s *service) open(ctx context.Context) error {
 		return err
 	}
 	s.openPolicy(ctx)
-	s.cluster = cluster.NewWatcher(s.client, s.config.DriverName, s.config.NodeName, s.config.DaemonSet, func() { s.loop.Mark(node.Cluster) })
+	s.cluster = cluster.NewWatcher(s.client, s.config.DriverName, s.config.NodeName, s.config.DaemonSet,
+		func() { s.loop.Mark(node.Cluster) }, s.config.PolicyLabels...)
 	if err := s.openSharing(); err != nil {
+		return err
+	}
+	modes, err := openModes(s)
+	if err != nil {
 		return err
 	}
 	s.engine = claims.New(claims.Options{
 		Identity: claims.Identity{Driver: s.config.DriverName, Pool: s.config.NodeName}, BootID: bootID,
 		Store: kept, Layouts: layouts, Locks: locks, Specs: cdi.Remover{Dir: s.config.CDIDir, Driver: s.config.DriverName},
-		Sharing: s.sharing, Sessions: s.sessions, Processes: processes.Host(), API: cluster.Claims{Client: s.client},
+		Sharing: s.sharing, Modes: modes, Sessions: s.sessions, Processes: processes.Host(), API: cluster.Claims{Client: s.client},
 		OnChange: func() { s.loop.Mark(node.Partitions) }, OnAllocate: func() { s.loop.Mark(node.Allocations) }, OnOtherProcess: s.names.find,
 		OnRelease: s.claimEvents.released,
 	})

@@ -258,7 +258,7 @@ func (n *otherNames) retire(ctx context.Context, o *otherName) {
 }
 
 // ownFiles are Cleave's in the directory of a name, which may be another driver's, too. Records are removed by themselves.
-var ownFiles = []string{names.Locks, "policy.json", "drained", "nvidia-cdi-hook", "cleave-memory-limit", sessionFile, statusDir}
+var ownFiles = []string{names.Locks, "policy.json", "drained", "nvidia-cdi-hook", "cleave-memory-limit", sessionFile, statusDir, modesDir}
 
 // removeName removes what Cleave keeps on the node under a name, and nothing else; not while a plugin of that name runs, or
 // where there is a record. Records that were set aside as corrupt stay.

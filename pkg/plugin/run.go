@@ -22,6 +22,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/mps"
 	"github.com/cleave-dra/cleave/pkg/node"
 	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/smi"
 )
 
 // ErrDriverAvailable ends Run after the driver was released and can be used again: the program is to re-execute itself.
@@ -102,6 +103,7 @@ type service struct {
 	engine           *claims.Preparer
 	sessions         *driversession.Sessions
 	sharing          *mps.Sharing
+	smi              *smi.Tool
 	mps              *mps.Client // nil without a socket
 	policies         *policy.ActiveStore
 	active           *policy.Active

@@ -28,6 +28,7 @@ import (
 const (
 	claimsDir  = "claims"
 	layoutsDir = "layouts"
+	modesDir   = "modes"
 )
 
 // uninstallTimeout bounds the question whether the plugin was uninstalled: a pod that ends has little time.

@@ -38,6 +38,9 @@ func check(r *v1alpha1.Rule, g *gpu.GPU) []error {
 	if r.MIG.ModeOfUse() == v1alpha1.MIGExisting {
 		return nil // it asks nothing of a board: one that has no partitions offers none
 	}
+	if r.MIG.ChangesMode() && !slices.Contains(r.OfferedTiers(), v1alpha1.TierMIG) {
+		return nil // a board without MIG mode is out of it, as the rule wants
+	}
 	if why := noPartitions(g, MIGMode(r.MIG.ModeOfUse())); why != "" {
 		// That the driver reports no placements may change with the driver: only what cannot be checked is refused for it.
 		tier := slices.Index(r.Tiers, v1alpha1.TierMIG)

@@ -153,12 +153,16 @@ func (s *Set) Select(label string) (string, *v1alpha1.NodePolicy, error) {
 	case label == "":
 		return BuiltIn, &v1alpha1.NodePolicy{}, nil
 	case len(s.policies) == 0:
-		return "", nil, fmt.Errorf("label %s: there is no policy %q, nor any other", v1alpha1.PolicyLabel, label)
+		return "", nil, &UnknownError{fmt.Sprintf("there is no policy %q, nor any other", label)}
 	default:
-		return "", nil, fmt.Errorf("label %s: there is no policy %q: choose one of %s", v1alpha1.PolicyLabel, label,
-			strings.Join(s.Names(), ", "))
+		return "", nil, &UnknownError{fmt.Sprintf("there is no policy %q: choose one of %s", label, strings.Join(s.Names(), ", "))}
 	}
 }
+
+// UnknownError is of a label that names no policy.
+type UnknownError struct{ text string }
+
+func (e *UnknownError) Error() string { return e.text }
 
 // NewSet is a set without policies.
 func NewSet() *Set {

@@ -71,6 +71,8 @@ type Offer struct {
 	NoPartitions, NoTimeSlice, NoMPS string
 	// Health is what is done when the GPU is unhealthy.
 	Health Health
+	// WantsMIG is the MIG mode for which an idle GPU is reset; nil where its mode is taken as found.
+	WantsMIG *bool
 	// Publish is what slices carry of the GPU.
 	Publish Publish
 }

@@ -37,6 +37,9 @@ func partitions(r *v1alpha1.Rule, g *gpu.GPU, means Means) (*PartitionOffer, str
 			return nil, why
 		}
 	}
+	if g.MIG.NeedsReset && !g.MIG.Enabled && r.MIG.ChangesMode() {
+		return offer, "MIG mode is off: it is changed, with a reset, once no claim and no process uses the GPU"
+	}
 	if asksForPartitions(r) && g.MIG.NeedsReset && !g.MIG.Enabled {
 		return offer, "MIG mode is off, and this board changes it only with a reset: " + gpu.SwitchMIG("<GPU>", true)
 	}
@@ -84,14 +87,28 @@ func omittedProfiles(r *v1alpha1.Rule) []string {
 	return r.Publish.OmitProfiles
 }
 
-// InMIGMode is a node as its admin has to make it for a policy: GPUs that offer partitions alone are in MIG mode where
-// changing that needs a reset. devices are the names of those that are not yet.
+// wantsMIG is the MIG mode for which an idle GPU is reset by a rule, nil where its mode is taken as found. The rule wants
+// partitions or whole GPUs: one that wants both is no valid rule.
+func wantsMIG(r *v1alpha1.Rule, g *gpu.GPU) *bool {
+	if !r.MIG.ChangesMode() || !g.MIG.Capable || !g.MIG.NeedsReset || g.MIG.Fixed || len(g.MIG.Profiles) == 0 {
+		return nil
+	}
+	wants := slices.Contains(r.OfferedTiers(), v1alpha1.TierMIG)
+	return &wants
+}
+
+// InMIGMode is a node as it has to be for a policy: GPUs that offer partitions alone are in MIG mode where changing that needs a
+// reset. devices are the names of those that are not yet, and that their admin has to change.
 func InMIGMode(p *v1alpha1.NodePolicy, node *gpu.Node) (made *gpu.Node, devices []string) {
 	c := *node
 	c.GPUs = slices.Clone(node.GPUs)
 	for i := range c.GPUs {
 		g := &c.GPUs[i]
 		_, rule := find(p, g)
+		if wants := wantsMIG(rule, g); wants != nil {
+			g.MIG.Enabled, g.MIG.Pending = *wants, *wants
+			continue
+		}
 		if g.MIG.NeedsReset && !g.MIG.Enabled && slices.Equal(rule.OfferedTiers(), []v1alpha1.Tier{v1alpha1.TierMIG}) {
 			g.MIG.Enabled, g.MIG.Pending = true, true
 			devices = append(devices, g.PCI.DeviceName())

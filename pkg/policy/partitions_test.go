@@ -100,9 +100,49 @@ func partitionedBy(n *Node, i int) partitioned {
 	return got
 }
 
+// The mode that an idle GPU is reset for is the one that the tiers want, on boards that need a reset.
+func TestApply_WantsMIG(t *testing.T) {
+	tests := map[string]struct{ model, rule, want string }{
+		"layout":            {"dgx-a100", "{mig: {layout: {1g.10gb: 7}, modeChange: whenIdle}}", "on"},
+		"on demand":         {"a30", "{tiers: [mig], mig: {modeChange: whenIdle}}", "on"},
+		"whole":             {"dgx-a100", "{tiers: [exclusive, mps], mig: {modeChange: whenIdle}}", "off"},
+		"never":             {"dgx-a100", "{tiers: [exclusive], mig: {modeChange: never}}", ""},
+		"nothing said":      {"dgx-a100", "{tiers: [mig]}", ""},
+		"no reset needed":   {"hgx-h100", "{tiers: [mig], mig: {modeChange: whenIdle}}", ""},
+		"no MIG, and whole": {"l40s", "{tiers: [exclusive], mig: {modeChange: whenIdle}}", ""},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			session, err := simulated.Open(t.Context(), tt.model)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := policyOf(t, tt.rule)
+			if err := Check(p, session.Node()); err != nil {
+				t.Error(err)
+			}
+			got := ""
+			if wants := Apply(p, session.Node(), Means{}).Offers[0].WantsMIG; wants != nil {
+				got = map[bool]string{true: "on", false: "off"}[*wants]
+			}
+			if got != tt.want {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+	session, err := simulated.Open(t.Context(), "l40s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = Check(policyOf(t, "{tiers: [mig], mig: {modeChange: whenIdle}}"), session.Node())
+	if err == nil || !strings.Contains(err.Error(), "rules[0].mig: NVIDIA L40S cannot be partitioned: match only GPUs that can be") {
+		t.Errorf("partitions of a board without MIG: %v", err)
+	}
+}
+
 func TestApply_Partitions(t *testing.T) {
 	const off = "MIG mode is off, and this board changes it only with a reset: drain the node, label it " + v1alpha1.ReleaseDriverLabel +
-		"=true, run nvidia-smi -i <GPU> -mig 1, remove the label (docs/mig.md, A100 and A30)"
+		"=true, run nvidia-smi -i <GPU> -mig 1, remove the label (docs/troubleshooting.md, MIG mode by hand), or have the policy say mig.modeChange: whenIdle"
 	tests := map[string]struct {
 		model, rule      string
 		there, allocated []string

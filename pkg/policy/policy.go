@@ -111,6 +111,7 @@ func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means) Offer {
 		Health:  health(r.Health),
 		Publish: publish(r.Publish),
 	}
+	offer.WantsMIG = wantsMIG(r, g)
 	if listed(v1alpha1.TierMIG) {
 		offer.Partitions, offer.NoPartitions = partitions(r, g, means)
 	}

@@ -7,13 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -58,7 +56,7 @@ func (t Table) OfPods(ctx context.Context, pods []types.UID) ([]int, error) {
 			return nil, err
 		}
 		cgroup, err := t.cgroup(pid)
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+		if gone(err) {
 			continue // it has ended
 		}
 		if err != nil {

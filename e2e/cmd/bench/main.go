@@ -28,6 +28,7 @@ type options struct {
 	samples int
 	rounds  int
 	claims  int
+	modes   bool
 }
 
 func main() {
@@ -37,6 +38,7 @@ func main() {
 	flag.IntVar(&o.samples, "samples", 300, "single operations to measure")
 	flag.IntVar(&o.rounds, "rounds", 200, "rounds of eight claims at once")
 	flag.IntVar(&o.claims, "claims", 200, "claims that are prepared already in the loaded case")
+	flag.BoolVar(&o.modes, "modes", false, "measure changes of the MIG mode alone")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, o)
@@ -88,8 +90,10 @@ func run(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return fmt.Errorf("%w\nthe plugin's log ends with:\n%s", err, n.LogTail(15))
 	}
-	if err := measurePacking(ctx, source, report); err != nil {
-		return err
+	if !o.modes {
+		if err := measurePacking(ctx, source, report); err != nil {
+			return err
+		}
 	}
 	if err := report.print(os.Stdout); err != nil {
 		return err

@@ -47,6 +47,9 @@ func (b *bench) measure(ctx context.Context) (r *report, err error) {
 	if err := makeNamespace(ctx, b.client); err != nil {
 		return nil, err
 	}
+	if b.modes {
+		return r, b.measureModes(ctx, r)
+	}
 	if err := b.measureStart(ctx, r); err != nil {
 		return nil, err
 	}
@@ -63,6 +66,9 @@ func (b *bench) measure(ctx context.Context) (r *report, err error) {
 		b.claims = append(b.claims, claim)
 	}
 	if err := b.measureClaims(ctx, r); err != nil {
+		return nil, err
+	}
+	if err := b.measureModes(ctx, r); err != nil {
 		return nil, err
 	}
 	// Last: pods leave work to kubelet and containerd, which claims would be measured together with.

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package processes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// Process is a process of the host.
+type Process struct {
+	PID int
+	// Name is what the kernel calls it, 15 bytes at most (proc(5), /proc/PID/comm).
+	Name string
+}
+
+// String is such as "4711 (nv-hostengine)".
+func (p Process) String() string { return fmt.Sprintf("%d (%s)", p.PID, p.Name) }
+
+// Holding lists the processes that have a device file open, except this one, in ascending order. With an error there may be
+// more: it cannot see or read all processes.
+func (t Table) Holding(ctx context.Context, path string) ([]Process, error) {
+	file, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("look for users of a device file: %w", err)
+	}
+	if t.self == 1 {
+		return nil, errHidden
+	}
+	entries, err := os.ReadDir(t.proc)
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	var found []Process
+	var unread error
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == t.self {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		open, err := t.hasOpen(pid, file)
+		if err != nil {
+			unread = fmt.Errorf("read the open files of process %d: %w", pid, err)
+		}
+		if open {
+			comm, _ := os.ReadFile(filepath.Join(t.proc, e.Name(), "comm")) // it may have just ended
+			found = append(found, Process{pid, strings.TrimSpace(string(comm))})
+		}
+	}
+	slices.SortFunc(found, func(a, b Process) int { return a.PID - b.PID })
+	return found, unread
+}
+
+// hasOpen reports whether a process has a file open, by whatever path: containers have device files of their own.
+func (t Table) hasOpen(pid int, file os.FileInfo) (bool, error) {
+	dir := filepath.Join(t.proc, strconv.Itoa(pid), "fd")
+	entries, err := os.ReadDir(dir)
+	if gone(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	for _, e := range entries {
+		open, err := os.Stat(filepath.Join(dir, e.Name()))
+		if err == nil && sameDevice(file, open) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// gone reports whether an error says that a process has ended.
+func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
+
+// sameDevice reports whether two files are of one device, or one file.
+func sameDevice(a, b os.FileInfo) bool {
+	x, okA := a.Sys().(*syscall.Stat_t)
+	y, okB := b.Sys().(*syscall.Stat_t)
+	if !okA || !okB || x.Mode&syscall.S_IFMT != y.Mode&syscall.S_IFMT {
+		return false
+	}
+	if x.Mode&syscall.S_IFMT == syscall.S_IFCHR {
+		return x.Rdev == y.Rdev
+	}
+	return x.Dev == y.Dev && x.Ino == y.Ino
+}

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package processes
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A process that has a file open is found by any of its paths, and until it ends.
+func TestTable_Holding(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "nvidia0")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	held, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("cat") // with the file as its descriptor 3
+	cmd.ExtraFiles = []*os.File{held}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = in.Close() }()
+	other := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(path, other); err != nil {
+		t.Fatal(err)
+	}
+	table := Table{proc: "/proc", self: os.Getpid()} // which has it open, too
+	for _, name := range []string{path, other} {
+		found, err := table.Holding(t.Context(), name)
+		if len(found) != 1 || found[0].PID != cmd.Process.Pid || !strings.HasSuffix(found[0].String(), "(cat)") {
+			t.Errorf("Holding(%s) = %v, %v, want process %d", name, found, err, cmd.Process.Pid)
+		}
+	}
+	_ = in.Close()
+	_ = cmd.Wait()
+	if found, err := table.Holding(t.Context(), path); len(found) != 0 {
+		t.Errorf("after its end: %v, %v", found, err)
+	}
+}
+
+func TestTable_HoldingHidden(t *testing.T) {
+	if _, err := (Table{proc: "/proc", self: 1}).Holding(t.Context(), "/dev/null"); err == nil {
+		t.Error("a container with its own process table lists processes")
+	}
+	if _, err := (Table{proc: "/proc", self: os.Getpid()}).Holding(t.Context(), "/dev/no-such-file"); err == nil {
+		t.Error("a missing device file has users")
+	}
+}
