@@ -1,18 +1,32 @@
 # syntax=docker/dockerfile:1
-# The image is the root file system that make image-root lays out, which tests use, too.
+# Two images, each the root file system that make lays out, which tests use, too:
+#   docker build .                      the driver
+#   docker build --target scheduler .   cleave-scheduler
 ARG GO_VERSION=1.26
 
 # cgo: NVML is loaded with dlopen, which needs glibc.
-FROM golang:${GO_VERSION}-bookworm AS build
+FROM golang:${GO_VERSION}-bookworm AS source
 WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
 ARG VERSION=unknown
+
+FROM source AS build
+ARG VERSION
 RUN make image-root VERSION=${VERSION}
 
-# Nothing to log in to: no shell, no package manager.
-FROM scratch
+FROM source AS build-scheduler
+RUN make scheduler-image-root
+
+# kube-scheduler with Cleave's plugin. It needs nothing of its node.
+FROM scratch AS scheduler
+COPY --from=build-scheduler /src/bin/scheduler-image/ /
+USER 65532:65532
+ENTRYPOINT ["/usr/bin/cleave-scheduler"]
+
+# The driver. Nothing to log in to: no shell, no package manager.
+FROM scratch AS cleave
 COPY --from=build /src/bin/image/ /
 # The kubelet's plugin sockets, device nodes and NVML need root; every other subcommand runs as anyone:
 # docker run --user 65532 IMAGE slices --node-model hgx-h100

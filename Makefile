@@ -62,7 +62,11 @@ hook:
 .PHONY: image-root
 # What is run is built with -trimpath, too, so that Go takes most of it from the cache of the build.
 image-root: build ## lay out the root file system of the image in bin/image
-	go run -trimpath ./hack/image-root -cleave $(BIN)/cleave -o $(BIN)/image
+	go run -trimpath ./hack/image-root -program $(BIN)/cleave -o $(BIN)/image
+
+.PHONY: scheduler-image-root
+scheduler-image-root: scheduler ## lay out the root file system of the scheduler's image in bin/scheduler-image
+	go run -trimpath ./hack/image-root -program $(BIN)/cleave-scheduler -o $(BIN)/scheduler-image
 
 .PHONY: demo
 demo: image-root $(HELM) ## run the main job on a simulated node and a real local Kubernetes
@@ -83,7 +87,7 @@ quick: ## unit tests alone, on a fresh checkout: no root, no Helm, nothing built
 	go test -short ./pkg/...
 
 .PHONY: e2e
-e2e: image-root scheduler $(HELM) ## tests on a real local Kubernetes node (K8S_VERSION=1.37.1 or 1.36.4)
+e2e: image-root scheduler-image-root $(HELM) ## tests on a real local Kubernetes node (K8S_VERSION=1.37.1 or 1.36.4)
 	@# -p 1: one cluster at a time; two that start at once may want the same port.
 	CLEAVE_E2E=1 go test -p 1 -count=1 -timeout 40m -v ./e2e/...
 

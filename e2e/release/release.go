@@ -26,7 +26,8 @@ const (
 	// NodeLabel is one by which the chart finds nodes with GPUs, with the value "true".
 	NodeLabel = "nvidia.com/gpu.present"
 
-	image = "cleave.local/cleave:e2e"
+	image          = "cleave.local/cleave:e2e"
+	schedulerImage = "cleave.local/cleave-scheduler:e2e"
 )
 
 // Chart is the chart's directory in the repository source.
@@ -91,6 +92,16 @@ func Import(ctx context.Context, c *cluster.Cluster, source string) (mpsDir stri
 	}
 	return mpsDir, c.ImportImage(ctx, cluster.Image{Ref: image, Files: files, Entrypoint: []string{"/usr/bin/cleave"},
 		Cmd: []string{"kubelet-plugin"}})
+}
+
+// ImportScheduler gives containerd the image of cleave-scheduler (bin/scheduler-image, which make scheduler-image-root lays
+// out), by the name that the chart gives it.
+func ImportScheduler(ctx context.Context, c *cluster.Cluster, source string) error {
+	files, err := cluster.FilesOf(os.DirFS(filepath.Join(source, "bin", "scheduler-image")))
+	if err != nil {
+		return fmt.Errorf("read the scheduler's image (make scheduler-image-root lays it out): %w", err)
+	}
+	return c.ImportImage(ctx, cluster.Image{Ref: schedulerImage, Files: files, Entrypoint: []string{"/usr/bin/cleave-scheduler"}})
 }
 
 // Settings are the values that differ between releases on a bed.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command image-root lays out the root file system of the image in a directory: the only list of the files of the image,
+// Command image-root lays out the root file system of an image in a directory: the only list of the files of the images,
 // for the Dockerfile and for tests alike.
 package main
 
@@ -11,13 +11,27 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 )
 
-// program is the path of cleave in the image.
-const program = "usr/bin/cleave"
+// programs is the directory of the program in its image.
+const programs = "usr/bin"
+
+// image is what is in an image in addition to its program, the libraries that this links, and the license.
+type image struct {
+	libraries []string
+	links     map[string]string
+}
+
+// images by their program. That of cleave-scheduler has one file and its license: a static program that serves a
+// certificate which it makes itself, and reads the API server's in its service account.
+var images = map[string]image{
+	"cleave":           {libraries: nvmlNeeds, links: hostLinks},
+	"cleave-scheduler": {},
+}
 
 // nvmlNeeds are the libraries that NVIDIA's libnvidia-ml.so.1 links in addition to the C library, which cleave loads with dlopen.
 // Since glibc 2.34 most are empty, but they have to be there.
@@ -32,60 +46,54 @@ var libraryDirs = []string{"/lib64", "/usr/lib64", "/lib/x86_64-linux-gnu", "/us
 	"/usr/lib/aarch64-linux-gnu"}
 
 func main() {
-	cleave := flag.String("cleave", "bin/cleave", "the program")
+	program := flag.String("program", "bin/cleave", "the program; its name says which image it is")
 	license := flag.String("license", "LICENSE", "its license")
 	output := flag.String("o", "bin/image", "directory to fill; what is in it is removed")
 	flag.Parse()
-	if err := layOut(*cleave, *license, *output); err != nil {
+	if err := layOut(*program, *license, *output); err != nil {
 		fmt.Fprintln(os.Stderr, "image-root:", err)
 		os.Exit(1)
 	}
 }
 
-// layOut fills a directory with the image's files.
-func layOut(cleave, license, dir string) error {
-	files, err := list(cleave, license)
+// layOut fills a directory with the files of a program's image.
+func layOut(program, license, dir string) error {
+	i, ok := images[filepath.Base(program)]
+	if !ok {
+		return fmt.Errorf("lay out the image of %s: there are those of %v", program, slices.Sorted(maps.Keys(images)))
+	}
+	files, err := i.list(program, license)
 	if err != nil {
 		return err
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		return fmt.Errorf("empty the directory: %w", err)
 	}
-	for _, to := range slices.Sorted(keys(files)) {
+	for _, to := range slices.Sorted(maps.Keys(files)) {
 		if err := copyFile(files[to], filepath.Join(dir, to)); err != nil {
 			return fmt.Errorf("lay out %s: %w", to, err)
 		}
 	}
-	for _, link := range slices.Sorted(keys(hostLinks)) {
+	for _, link := range slices.Sorted(maps.Keys(i.links)) {
 		path := filepath.Join(dir, link)
 		err := os.MkdirAll(filepath.Dir(path), 0o755) //nolint:gosec // world-readable
-		if err := errors.Join(err, os.Symlink(hostLinks[link], path)); err != nil {
+		if err := errors.Join(err, os.Symlink(i.links[link], path)); err != nil {
 			return fmt.Errorf("lay out %s: %w", link, err)
 		}
 	}
 	return nil
 }
 
-func keys(m map[string]string) func(yield func(string) bool) {
-	return func(yield func(string) bool) {
-		for k := range m {
-			if !yield(k) {
-				return
-			}
-		}
-	}
-}
-
 // list is the files of the image, from their path there to where they are now. There is no shell and no package manager.
-func list(cleave, license string) (map[string]string, error) {
-	files := map[string]string{program: cleave, "licenses/LICENSE": license}
-	loader, needed, err := linked(cleave)
+func (i image) list(program, license string) (map[string]string, error) {
+	files := map[string]string{filepath.Join(programs, filepath.Base(program)): program, "licenses/LICENSE": license}
+	loader, needed, err := linked(program)
 	if err != nil {
 		return nil, err
 	}
 	if loader != "" { // not of a static program
 		files[loader] = loader
-		needed = append(needed, nvmlNeeds...)
+		needed = append(needed, i.libraries...)
 	}
 	for len(needed) > 0 {
 		name := needed[0]

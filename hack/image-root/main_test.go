@@ -15,29 +15,33 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-// What make build makes.
+// What make build and make scheduler make.
 const (
-	builtCleave  = "../../bin/cleave"
-	builtLibrary = "../../bin/libnvidia-ml.so.1"
+	builtCleave    = "../../bin/cleave"
+	builtScheduler = "../../bin/cleave-scheduler"
+	builtLibrary   = "../../bin/libnvidia-ml.so.1"
 )
 
-// layout lays the image out in a directory of the test.
-func layout(t *testing.T) string {
+// program is the path of cleave in its image.
+const program = programs + "/cleave"
+
+// layout lays an image out in a directory of the test.
+func layout(t *testing.T, of string, others ...string) string {
 	t.Helper()
-	for _, built := range []string{builtCleave, builtLibrary} {
+	for _, built := range append(others, of) {
 		if _, err := os.Stat(built); err != nil {
-			t.Skipf("not built (make build): %v", err)
+			t.Skipf("not built (make build scheduler): %v", err)
 		}
 	}
 	dir := filepath.Join(t.TempDir(), "image")
-	if err := layOut(builtCleave, "../../LICENSE", dir); err != nil {
+	if err := layOut(of, "../../LICENSE", dir); err != nil {
 		t.Fatal(err)
 	}
 	return dir
 }
 
 func TestImageRoot_Contents(t *testing.T) {
-	dir := layout(t)
+	dir := layout(t, builtCleave)
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		name, _ := filepath.Rel(dir, path)
 		base := filepath.Base(name)
@@ -70,25 +74,49 @@ func TestImageRoot_LoadsNVML(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root may change the root directory")
 	}
-	dir := layout(t)
+	dir := layout(t, builtCleave, builtLibrary)
 	if _, err := sim.Create(filepath.Join(dir, "host/driver"), "t4", sim.WithLibrary(builtLibrary), sim.WithoutDeviceNodes()); err != nil {
 		t.Fatal(err)
 	}
-	run := func(args ...string) string {
-		command := exec.Command("/"+program, args...)
-		command.Dir, command.Env = "/", []string{}
-		command.SysProcAttr = &syscall.SysProcAttr{Chroot: dir}
-		output, err := command.CombinedOutput()
-		if err != nil {
-			t.Fatalf("cleave %v: %v: %s", args, err, output)
-		}
-		return string(output)
-	}
-	if got := run("--version"); !strings.Contains(got, "cleave version") {
+	if got := runIn(t, dir, program, "--version"); !strings.Contains(got, "cleave version") {
 		t.Errorf("--version says %q", got)
 	}
-	if got := run("slices", "--driver-root=/host/driver", "--sysfs=/host/driver/sys"); !strings.Contains(got, "Tesla T4") {
+	if got := runIn(t, dir, program, "slices", "--driver-root=/host/driver", "--sysfs=/host/driver/sys"); !strings.Contains(got, "Tesla T4") {
 		t.Errorf("slices says %q", got)
+	}
+}
+
+// runIn runs a program of an image as if that was all there is.
+func runIn(t *testing.T, dir, program string, args ...string) string {
+	t.Helper()
+	command := exec.Command("/"+program, args...)
+	command.Dir, command.Env = "/", []string{}
+	command.SysProcAttr = &syscall.SysProcAttr{Chroot: dir}
+	output, err := command.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %v: %v: %s", program, args, err, output)
+	}
+	return string(output)
+}
+
+func TestImageRoot_Scheduler(t *testing.T) {
+	dir := layout(t, builtScheduler)
+	var files []string
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			name, _ := filepath.Rel(dir, path)
+			files = append(files, name)
+		}
+		return err
+	})
+	if err != nil || !slices.Equal(files, []string{"licenses/LICENSE", "usr/bin/cleave-scheduler"}) {
+		t.Errorf("the image has %v: %v", files, err)
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("only root may change the root directory")
+	}
+	if got := runIn(t, dir, "usr/bin/cleave-scheduler", "--version"); !strings.HasPrefix(got, "Kubernetes v1.") {
+		t.Errorf("--version says %q", got)
 	}
 }
 
@@ -96,7 +124,9 @@ func TestImageRoot_MissingFiles(t *testing.T) {
 	if _, err := findLibrary("libnonesuch.so.9"); err == nil || !strings.Contains(err.Error(), "libnonesuch.so.9") {
 		t.Errorf("got %v", err)
 	}
-	if err := layOut("/nonexistent", "LICENSE", t.TempDir()); err == nil || !strings.Contains(err.Error(), "/nonexistent") {
-		t.Errorf("got %v", err)
+	for _, of := range []string{"/nonexistent/cleave", "/bin/nobody"} {
+		if err := layOut(of, "LICENSE", t.TempDir()); err == nil || !strings.Contains(err.Error(), of) {
+			t.Errorf("got %v, want an error that names %s", err, of)
+		}
 	}
 }
