@@ -150,7 +150,7 @@ func randomClaim(random *rand.Rand, name string, all allocator.Classes) *resourc
 		if random.IntN(8) == 0 {
 			r.Tolerations = []resourceapi.DeviceToleration{{Key: "example.com/even", Operator: resourceapi.DeviceTolerationOpExists}}
 		}
-		if c := r.DeviceClassName; (c == "mps" || c == "timeslice") && random.IntN(2) == 0 {
+		if c := r.DeviceClassName; (c == "mps" || c == "timeslice" || c == "gpu") && random.IntN(2) == 0 {
 			r.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{
 				"memory": *resource.NewQuantity(random.Int64N(40<<30), resource.BinarySI),
 			}}

@@ -4,6 +4,7 @@ package packing
 
 import (
 	"context"
+	"fmt"
 
 	resourceapi "k8s.io/api/resource/v1"
 
@@ -29,4 +30,16 @@ func PublishedByModel(ctx context.Context, model string) ([]*resourceapi.Resourc
 		return nil, err
 	}
 	return Cleave(policy.Apply(&v1alpha1.NodePolicy{}, node.Node, policy.Means{})), nil
+}
+
+// ForNode are slices as another node publishes them.
+func ForNode(published []*resourceapi.ResourceSlice, node string) []*resourceapi.ResourceSlice {
+	all := make([]*resourceapi.ResourceSlice, 0, len(published))
+	for i, s := range published {
+		s = s.DeepCopy()
+		s.Name = fmt.Sprintf("%05x-%s-%s", i, s.Spec.Driver, node)
+		s.Spec.NodeName, s.Spec.Pool.Name = &node, node
+		all = append(all, s)
+	}
+	return all
 }

@@ -42,10 +42,8 @@ func (b *builder) add(p *pool) {
 			})
 		}
 	}
-	for _, s := range p.slices {
-		for i := range s.Spec.Devices {
-			b.device(number, &s.Spec.Devices[i], at)
-		}
+	for d := range p.devices() {
+		b.device(number, d, at)
 	}
 }
 
@@ -70,14 +68,14 @@ func (b *builder) device(pool int, object *resourceapi.Device, counters map[stri
 	}
 	d.Size = b.size(d.Needs)
 	d.GPU = b.gpu(object)
-	b.node.Counted = b.node.Counted || d.Shared || len(d.Needs) > 0 || textOf(object, "parentUUID") != ""
+	b.node.Counted = b.node.Counted || d.Shared || len(d.Needs) > 0 || textOf(object, "parentUUID", b.node.Driver+"/parentUUID") != ""
 	b.node.index[deviceKey{b.node.pools[pool], d.Name}] = len(b.devices)
 	b.node.objects = append(b.node.objects, object)
 	b.devices = append(b.devices, d)
 }
 
 // gpu is the GPU of a device: that of its counter set, else of its PCI address, which partitions of Cleave have in their
-// name, else its own.
+// name, else of the UUID that partitions of others name, else its own.
 func (b *builder) gpu(object *resourceapi.Device) int {
 	name := "device " + object.Name
 	pci, err := gpu.ParseDeviceName(object.Name)
@@ -87,6 +85,8 @@ func (b *builder) gpu(object *resourceapi.Device) int {
 		name = "PCI " + address
 	} else if err == nil {
 		name = "PCI " + pci.String()
+	} else if uuid := textOf(object, "parentUUID", b.node.Driver+"/parentUUID", "uuid", b.node.Driver+"/uuid"); uuid != "" {
+		name = "UUID " + uuid
 	}
 	at, ok := b.byName[name]
 	if !ok {

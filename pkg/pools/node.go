@@ -36,11 +36,28 @@ type Node struct {
 
 type deviceKey struct{ pool, device string }
 
-// pool is a pool of the newest generation, all of it.
+// pool is a pool of the newest generation, all of it. Of slices with counters the allocator sees no devices: since Kubernetes
+// 1.35 a slice has one or the other (k8s.io/dynamic-resource-allocation/structured, buildPool).
 type pool struct {
 	name   string
 	slices []*resourceapi.ResourceSlice
 	sets   []resourceapi.CounterSet
+}
+
+// devices are those that the allocator sees, in its order once the slices are sorted.
+func (p *pool) devices() func(yield func(*resourceapi.Device) bool) {
+	return func(yield func(*resourceapi.Device) bool) {
+		for _, s := range p.slices {
+			if len(s.Spec.SharedCounters) > 0 {
+				continue
+			}
+			for i := range s.Spec.Devices {
+				if !yield(&s.Spec.Devices[i]) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // complete are the pools that the allocator uses, in the order in which it tries them
@@ -89,22 +106,19 @@ func (p *pool) valid() bool {
 		}
 	}
 	slices.SortFunc(p.sets, func(a, b resourceapi.CounterSet) int { return cmp.Compare(a.Name, b.Name) })
-	for _, s := range p.slices {
-		for i := range s.Spec.Devices {
-			d := &s.Spec.Devices[i]
-			if devices[d.Name] {
+	for d := range p.devices() {
+		if devices[d.Name] {
+			return false
+		}
+		devices[d.Name] = true
+		for _, c := range d.ConsumesCounters {
+			set, ok := sets[c.CounterSet]
+			if !ok || len(c.CompatibilityGroups) > 0 {
 				return false
 			}
-			devices[d.Name] = true
-			for _, c := range d.ConsumesCounters {
-				set, ok := sets[c.CounterSet]
-				if !ok || len(c.CompatibilityGroups) > 0 {
+			for name := range c.Counters {
+				if _, ok := set[name]; !ok {
 					return false
-				}
-				for name := range c.Counters {
-					if _, ok := set[name]; !ok {
-						return false
-					}
 				}
 			}
 		}
@@ -114,11 +128,9 @@ func (p *pool) valid() bool {
 
 // waits is 1 for a pool with binding conditions, which is tried last.
 func (p *pool) waits() int {
-	for _, s := range p.slices {
-		for i := range s.Spec.Devices {
-			if len(s.Spec.Devices[i].BindingConditions) > 0 {
-				return 1
-			}
+	for d := range p.devices() {
+		if len(d.BindingConditions) > 0 {
+			return 1
 		}
 	}
 	return 0

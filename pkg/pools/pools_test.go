@@ -153,6 +153,13 @@ func TestNode_PoolNotWhole(t *testing.T) {
 	if _, err := NewCache().Node(broken(func(all []*resourceapi.ResourceSlice) { all[1].Spec.NodeName = nil })); !errors.Is(err, ErrUnforeseen) {
 		t.Errorf("a slice of no node: got %v, want ErrUnforeseen", err)
 	}
+	// Of a slice with counters the allocator sees no devices.
+	combined := broken(func(all []*resourceapi.ResourceSlice) {
+		all[0].Spec.Devices = []resourceapi.Device{device("both", "gpu", "slice-0")}
+	})
+	if n := mustNode(t, NewCache(), combined); len(n.Model.Devices) != 3 {
+		t.Errorf("devices of a slice with counters are there: %v", n.Model.Devices)
+	}
 	if n := mustNode(t, NewCache(), append(oneGPU("a", 2), oneGPU("a", 1)...)); len(n.Model.Devices) != 3 {
 		t.Errorf("slices of an older generation count: %v", n.Model.Devices)
 	}

@@ -5,6 +5,7 @@ package scheduling
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -17,6 +18,11 @@ import (
 type candidate struct {
 	node string
 	cost packing.Cost
+}
+
+// MarshalText is what a log shows of it, in lists too (docs/packing.md explains the numbers).
+func (c candidate) MarshalText() ([]byte, error) {
+	return fmt.Appendf(nil, "%s%+v", c.node, c.cost), nil
 }
 
 // choice is what is known of a demand on some nodes.

@@ -8,10 +8,14 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/cleave-dra/cleave/pkg/packing"
 )
 
 // TestCluster_IncrementalState replays random events, some of them late or twice, and compares the state of each node with
@@ -110,5 +114,16 @@ func TestTransform_Equal(t *testing.T) {
 	}
 	if got, err := s.transform("another object"); err != nil || got != "another object" {
 		t.Errorf("another object: %v, %v", got, err)
+	}
+}
+
+// A log shows the nodes that were compared by name and cost, whatever its format.
+func TestCandidate_InLogs(t *testing.T) {
+	var out strings.Builder
+	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&out)))
+	logger.Info("Compared", "best", []candidate{{"n2", packing.Cost{Lost: 12, Left: 5}}, {"n1", packing.Cost{Lost: 14}}})
+	want := `best=["n2{Lost:12 Spans:0 Broken:0 Left:5 Joined:0 Load:0}","n1{Lost:14 Spans:0 Broken:0 Left:0 Joined:0 Load:0}"]`
+	if !strings.Contains(out.String(), want) {
+		t.Errorf("got %s, want %s", out.String(), want)
 	}
 }

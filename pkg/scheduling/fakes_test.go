@@ -22,6 +22,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/kube-scheduler/framework"
 
+	nvidia "github.com/cleave-dra/cleave/api/nvidia/v1beta1"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/publish"
@@ -237,7 +238,7 @@ func (b *bed) allocate(node string, claim *resourceapi.ResourceClaim) *resourcea
 	result := &resourceapi.AllocationResult{}
 	for i, u := range uses {
 		d := v.node.Model.Devices[u.Device]
-		r := resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: driver, Pool: v.node.Pool(u.Device), Device: d.Name}
+		r := resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: v.driver, Pool: v.node.Pool(u.Device), Device: d.Name}
 		if d.Shared {
 			share := types.UID(fmt.Sprint(claim.UID, i))
 			r.ShareID, r.ConsumedCapacity = &share, map[resourceapi.QualifiedName]resource.Quantity{}
@@ -310,16 +311,25 @@ func (f fakeClaims) GetPendingAllocation(uid types.UID) *resourceapi.AllocationR
 // fakeClasses has a class for each type and profile, and one for devices of another driver.
 type fakeClasses struct{}
 
+// nvidiaPrefix begins the names of classes for NVIDIA's own driver.
+const nvidiaPrefix = "nvidia-"
+
 func (fakeClasses) List() ([]*resourceapi.DeviceClass, error) { return nil, nil }
 
 func (fakeClasses) Get(name string) (*resourceapi.DeviceClass, error) {
 	c := &resourceapi.DeviceClass{}
 	c.Name = name
+	driver, kind := driver, name
+	if rest, ok := strings.CutPrefix(name, nvidiaPrefix); ok {
+		driver, kind = nvidia.DriverName, rest
+	}
 	expression := fmt.Sprintf(`device.driver == %q && (device.attributes[%q].type == %q || device.attributes[%q].?profile.orValue("") == %q)`,
-		driver, driver, name, driver, name)
+		driver, driver, kind, driver, kind)
 	switch name {
 	case "missing":
 		return nil, fmt.Errorf("class %s: %w", name, framework.ErrNotFound)
+	case "channel":
+		expression = `device.driver == "compute-domain.nvidia.com" && device.attributes["compute-domain.nvidia.com"].type == "channel"`
 	case "nic":
 		expression = `device.driver == "nic.example.com"`
 	case "any":

@@ -145,7 +145,7 @@ func (p *Plugin) narrow(ctx context.Context, state framework.CycleState, pod *co
 	state.Write(stateKey, d)
 	attempts.WithLabelValues(string(q.strategy), outcome).Inc()
 	logger.V(4).Info("Compared nodes by their GPUs", "pod", klog.KObj(pod), "strategy", q.strategy, "outcome", outcome,
-		"nodes", len(among.free), "busy", len(among.busy), "best", names[:min(len(names), p.args.Candidates)])
+		"nodes", len(among.free), "busy", len(among.busy), "best", best[:min(len(best), p.args.Candidates)])
 	switch outcome {
 	case outcomeNarrowed, outcomeBusy:
 		return &framework.PreFilterResult{NodeNames: sets.New(names...)}, nil

@@ -92,6 +92,37 @@ func TestPlugin_Packs(t *testing.T) {
 	}
 }
 
+// TestPlugin_FillsBeforeItOpens: partitions go where others are, on however many nodes, before an untouched GPU is opened. Ten
+// on each of eight nodes leave room for four on one GPU of each.
+func TestPlugin_FillsBeforeItOpens(t *testing.T) {
+	b := newBed(t, "")
+	b.addNodes("hgx-h100", eight...)
+	for _, node := range eight {
+		for i := range 10 {
+			name := fmt.Sprint(node, "-", i)
+			b.pod(name, "1g.10gb")
+			b.pending[b.claims[name].UID] = b.allocate(node, b.claims[name])
+			b.store(name)
+		}
+	}
+	got := map[string]int{}
+	for i := range 33 {
+		node, _ := b.place(b.pod(fmt.Sprint("pod-", i), "1g.10gb"))
+		got[node]++
+		untouched := 0
+		for _, n := range eight {
+			untouched += b.plugin.cluster.views[n][0].state.Untouched()
+		}
+		if want := 48 - i/32; untouched != want {
+			t.Fatalf("%d GPUs are untouched after pod %d, want %d: %v", untouched, i, want, got)
+		}
+	}
+	want := map[string]int{"n1": 5, "n2": 4, "n3": 4, "n4": 4, "n5": 4, "n6": 4, "n7": 4, "n8": 4}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("nodes of 33 (-want +got):\n%s", diff)
+	}
+}
+
 func TestPlugin_Spreads(t *testing.T) {
 	byClass := newBed(t, `{"strategies": {"1g.10gb": "spread"}}`)
 	byPod := newBed(t, "")
