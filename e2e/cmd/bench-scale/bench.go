@@ -17,6 +17,7 @@ import (
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/packing"
+	"github.com/cleave-dra/cleave/pkg/allocator"
 )
 
 // namespace of all that is placed.
@@ -34,8 +35,11 @@ type bench struct {
 	watch   *podWatch
 	// published are the slices of one node.
 	published []*resourceapi.ResourceSlice
+	classes   allocator.Classes
 	// serial numbers pods and claims.
 	serial int
+	// touched are the GPUs of which something is allocated before pods are placed.
+	touched map[string]bool
 }
 
 // newBench prepares a control plane for pods: nothing in it creates service accounts.
@@ -50,7 +54,7 @@ func newBench(ctx context.Context, o options, c *cluster.Cluster) (*bench, error
 	if err != nil {
 		return nil, fmt.Errorf("create a client: %w", err)
 	}
-	b := &bench{options: o, cluster: c, client: client}
+	b := &bench{options: o, cluster: c, client: client, touched: map[string]bool{}}
 	if b.dir, err = c.GuestDir("bench-scale"); err != nil {
 		return nil, err
 	}
@@ -62,6 +66,7 @@ func newBench(ctx context.Context, o options, c *cluster.Cluster) (*bench, error
 	if err != nil {
 		return nil, err
 	}
+	b.classes = classes
 	for _, class := range classes {
 		if _, err := client.ResourceV1().DeviceClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
 			return nil, fmt.Errorf("create DeviceClass %s: %w", class.Name, err)
@@ -103,10 +108,7 @@ func (b *bench) addNode(ctx context.Context, name string) error {
 	if _, err := b.client.CoreV1().Nodes().UpdateStatus(ctx, node, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("make node %s ready: %w", name, err)
 	}
-	for i, s := range b.published {
-		s = s.DeepCopy()
-		s.Name = fmt.Sprintf("%05x-%s-%s", i, s.Spec.Driver, name)
-		s.Spec.NodeName, s.Spec.Pool.Name = &name, name
+	for _, s := range packing.ForNode(b.published, name) {
 		if _, err := b.client.ResourceV1().ResourceSlices().Create(ctx, s, metav1.CreateOptions{}); err != nil {
 			return fmt.Errorf("publish slice %s: %w", s.Name, err)
 		}

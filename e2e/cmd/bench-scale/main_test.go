@@ -46,6 +46,42 @@ func TestReport_Ratio(t *testing.T) {
 	}
 }
 
+// TestFewest_Bounds: on 100 nodes with 10 claims each, as fill allocates them, 120 small partitions fit on the 100 GPUs that have
+// room for four. They are on 30 GPUs then; 18 untouched ones could hold them, which nobody wants.
+func TestFewest_Bounds(t *testing.T) {
+	published, err := packing.PublishedByModel(t.Context(), "hgx-h100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	classes, err := packing.Classes("../../../deployments/manifests")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bench{options: options{nodes: 100}, published: published, classes: classes}
+	for _, tt := range []struct {
+		kind            string
+		pods, allocated int
+		want            fewest
+	}{
+		{"1g.10gb", 60, 0, fewest{9, 9}}, {"share", 60, 0, fewest{15, 15}}, {"whole", 60, 0, fewest{60, 60}},
+		{"1g.10gb", 120, 1000, fewest{18, 0}}, {"1g.10gb", 401, 1000, fewest{58, 1}}, {"3g.40gb", 100, 1000, fewest{50, 0}},
+		{"whole", 240, 1000, fewest{240, 240}}, {"1g.10gb", 120, 1050, fewest{18, 0}}, {"1g.10gb", 360, 1050, fewest{52, 2}},
+	} {
+		k, err := findKind(tt.kind)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := b.fewest(t.Context(), k, tt.pods, tt.allocated)
+		if err != nil || got != tt.want {
+			t.Errorf("%d of %s with %d claims allocated: got %+v, %v, want %+v", tt.pods, tt.kind, tt.allocated, got, err, tt.want)
+		}
+	}
+	k, _ := findKind("whole")
+	if got, err := b.fewest(t.Context(), k, 601, 1000); err == nil {
+		t.Errorf("601 GPUs of 600: got %+v", got)
+	}
+}
+
 func TestLifetime_AfterFilling(t *testing.T) {
 	r := packing.Request{Arrive: 3, Leave: 5}
 	if got := lifetime(r, true, 10); got != 5 {

@@ -149,8 +149,9 @@ func (b *bench) removeClaim(ctx context.Context, name string) error {
 
 // landing is what pods landed on.
 type landing struct {
-	GPUs  int `json:"gpus"`
-	Nodes int `json:"nodes"`
+	gpus, nodes int
+	// opened are the GPUs of which nothing was allocated before.
+	opened int
 }
 
 // landed counts the GPUs and nodes of the devices that claims were allocated.
@@ -168,7 +169,13 @@ func (b *bench) landed(ctx context.Context, names []string) (landing, error) {
 			gpus[r.Pool+"/"+gpuOf(r.Device)], nodes[r.Pool] = true, true
 		}
 	}
-	return landing{GPUs: len(gpus), Nodes: len(nodes)}, nil
+	l := landing{gpus: len(gpus), nodes: len(nodes)}
+	for gpu := range gpus {
+		if !b.touched[gpu] {
+			l.opened++
+		}
+	}
+	return l, nil
 }
 
 // gpuOf is the GPU of a device: "gpu-" and the four parts of a PCI address.

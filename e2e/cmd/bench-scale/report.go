@@ -14,9 +14,12 @@ import (
 // Names of the numbers.
 const (
 	landedGPUs          = "GPUs of %d pods, %s"
+	fewestGPUs          = "GPUs of %d pods, %s, the fewest possible"
 	landedNodes         = "nodes of %d pods, %s"
 	podRate             = "%d pods, %s, in a second"
 	podRateLoaded       = "%d pods, %s, in a second, %d claims allocated"
+	openedGPUs          = "untouched GPUs that %d pods, %s, take, %d claims allocated"
+	fewestOpened        = "untouched GPUs that %d pods, %s, take, %d claims allocated, the fewest possible"
 	rejected            = "%d mixed pods on %d nodes, %d %% load: compute slices rejected, %%"
 	apiServerMemory     = "API server, MB per node"
 	schedulerMemoryIdle = "scheduler, MB per node, at its start"

@@ -72,8 +72,13 @@ func (b *bench) onEmpty(ctx context.Context, r *report, s *scheduler) error {
 			if err != nil {
 				return err
 			}
-			r.set(fmt.Sprintf(landedGPUs, b.landing, k.name), s.name, float64(landed.GPUs))
-			r.set(fmt.Sprintf(landedNodes, b.landing, k.name), s.name, float64(landed.Nodes))
+			least, err := b.fewest(ctx, k, b.landing, 0)
+			if err != nil {
+				return err
+			}
+			r.set(fmt.Sprintf(landedGPUs, b.landing, k.name), s.name, float64(landed.gpus))
+			r.set(fmt.Sprintf(fewestGPUs, b.landing, k.name), "", float64(least.gpus))
+			r.set(fmt.Sprintf(landedNodes, b.landing, k.name), s.name, float64(landed.nodes))
 		}
 		_, rate, err := b.place(ctx, s, k, b.pods)
 		if err != nil {
@@ -89,11 +94,17 @@ func (b *bench) onEmpty(ctx context.Context, r *report, s *scheduler) error {
 // onLoaded measures with claims that are allocated already.
 func (b *bench) onLoaded(ctx context.Context, r *report, s *scheduler) error {
 	for _, k := range b.kinds {
-		_, rate, err := b.place(ctx, s, k, b.pods)
+		landed, rate, err := b.place(ctx, s, k, b.pods)
+		if err != nil {
+			return err
+		}
+		least, err := b.fewest(ctx, k, b.pods, b.allocated)
 		if err != nil {
 			return err
 		}
 		r.set(fmt.Sprintf(podRateLoaded, b.pods, k.name, b.allocated), s.name, rate)
+		r.set(fmt.Sprintf(openedGPUs, b.pods, k.name, b.allocated), s.name, float64(landed.opened))
+		r.set(fmt.Sprintf(fewestOpened, b.pods, k.name, b.allocated), "", float64(least.opened))
 	}
 	return nil
 }
@@ -114,14 +125,43 @@ func (b *bench) place(ctx context.Context, s *scheduler, k kind, n int) (l landi
 	if l, err = b.landed(ctx, names); err != nil {
 		return l, 0, err
 	}
-	fmt.Fprintf(os.Stderr, "%s: %d pods of %s on %d GPUs of %d nodes, %.1f in a second\n", s.name, n, k.name, l.GPUs, l.Nodes, rate)
+	fmt.Fprintf(os.Stderr, "%s: %d pods of %s on %d GPUs of %d nodes, %d of them untouched before, %.1f in a second\n",
+		s.name, n, k.name, l.gpus, l.nodes, l.opened, rate)
 	return l, rate, b.remove(ctx, names)
 }
 
 // fill allocates claims, as many to each node, in the order in which the allocator takes devices of an empty node: the
-// smallest partitions of the first GPUs. No pods use them.
+// smallest partitions of the first GPUs. No pods use them. With 10 a node, one GPU of each is full and one has room for four
+// more: that is where pods of the smallest partitions go first, on as many nodes as it takes.
 func (b *bench) fill(ctx context.Context) error {
-	var devices []string
+	devices := b.smallest()
+	if each := (b.allocated + b.nodes - 1) / b.nodes; each > len(devices) {
+		return fmt.Errorf("allocate %d claims on %d nodes: a node has %d devices of profile %s", b.allocated, b.nodes, len(devices), smallest)
+	}
+	fmt.Fprintf(os.Stderr, "allocating %d claims\n", b.allocated)
+	for i := range b.allocated {
+		b.touched[nodeName(i%b.nodes)+"/"+gpuOf(devices[i/b.nodes])] = true
+	}
+	client := workload.Client{Kube: b.client}
+	return inParallel(ctx, b.allocated, func(ctx context.Context, i int) error {
+		_, err := client.Allocate(ctx, namespace, fmt.Sprintf("allocated-%06d", i),
+			workload.OneGPU(nodeName(i%b.nodes), devices[i/b.nodes], false))
+		return err
+	})
+}
+
+// fewest is what the best scheduler does with pods of a kind when so many claims are allocated by fill.
+func (b *bench) fewest(ctx context.Context, k kind, pods, allocated int) (fewest, error) {
+	each, more := allocated/b.nodes, allocated%b.nodes
+	used := map[int]int{each: b.nodes - more}
+	if more > 0 {
+		used[each+1] = more
+	}
+	return fewestOf(ctx, b.published, b.classes, k.class, b.smallest(), used, pods)
+}
+
+// smallest are the devices of the smallest profile, in their order.
+func (b *bench) smallest() (devices []string) {
 	for _, s := range b.published {
 		for _, d := range s.Spec.Devices {
 			if p := d.Attributes["profile"].StringValue; p != nil && *p == smallest {
@@ -129,16 +169,7 @@ func (b *bench) fill(ctx context.Context) error {
 			}
 		}
 	}
-	if each := (b.allocated + b.nodes - 1) / b.nodes; each > len(devices) {
-		return fmt.Errorf("allocate %d claims on %d nodes: a node has %d devices of profile %s", b.allocated, b.nodes, len(devices), smallest)
-	}
-	fmt.Fprintf(os.Stderr, "allocating %d claims\n", b.allocated)
-	client := workload.Client{Kube: b.client}
-	return inParallel(ctx, b.allocated, func(ctx context.Context, i int) error {
-		_, err := client.Allocate(ctx, namespace, fmt.Sprintf("allocated-%06d", i),
-			workload.OneGPU(nodeName(i%b.nodes), devices[i/b.nodes], false))
-		return err
-	})
+	return devices
 }
 
 // smallest is the profile of the claims that are allocated beforehand.
