@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chart
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/cleave-dra/cleave/e2e/cluster"
+	"github.com/cleave-dra/cleave/e2e/workload"
+)
+
+// firstLease is the lease of the cluster's own kube-scheduler, by its defaults.
+const firstLease = "kube-scheduler"
+
+// TestScheduler_InPlaceOfFirst lets cleave-scheduler take over from the cluster's own scheduler: it waits for that one's lease,
+// so that the two never schedule at once. The local cluster's runs without leader election, so that the test has the lease
+// for it.
+func TestScheduler_InPlaceOfFirst(t *testing.T) {
+	ctx := onCluster(t, schedulerPatience)
+	installScheduler(t, ctx)
+	leases := env.kube.CoordinationV1().Leases(metav1.NamespaceSystem)
+	first, hour, now := "first", int32(3600), metav1.NewMicroTime(time.Now())
+	lease, err := leases.Create(ctx, &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: firstLease},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &first, LeaseDurationSeconds: &hour, AcquireTime: &now, RenewTime: &now},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	t.Cleanup(func() { must(t, leases.Delete(context.Background(), firstLease, metav1.DeleteOptions{})) })
+	helmOn(t, schedulerValues("default-scheduler"), "upgrade", "cleave", chartDir, "--wait", "--timeout", "90s")
+	must(t, workload.Until(ctx, "both replicas to be ready", bothReady))
+
+	scheduler := env.cluster.Component(cluster.Scheduler)
+	must(t, scheduler.Stop(ctx, syscall.SIGTERM))
+	t.Cleanup(func() { must(t, scheduler.Start(context.Background())) })
+	// One pod without GPUs, and one as its example has it.
+	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{workload.Pod("plain", "")}))
+	_, err = env.client.Kubectl(ctx, "", "apply", "-f", filepath.Join(examplesDir, "one-gpu.yaml"))
+	must(t, err)
+	for _, p := range schedulerPods(t, ctx) {
+		log, err := env.cluster.PodLogs(ctx, namespace, p.Name, "scheduler")
+		must(t, err)
+		if strings.Contains(log, "successfully acquired lease") {
+			t.Errorf("%s leads while another has the lease", p.Name)
+		}
+	}
+	free := ""
+	lease.Spec.HolderIdentity = &free
+	_, err = leases.Update(ctx, lease, metav1.UpdateOptions{})
+	must(t, err)
+	leader(t, ctx, metav1.NamespaceSystem, firstLease)
+	for _, name := range []string{"plain", "one-gpu"} {
+		_, err := env.client.WaitRunning(ctx, demo, name)
+		must(t, err)
+	}
+	// It schedules its own pods.
+	_, err = env.client.Kubectl(ctx, "", "--namespace", namespace, "rollout", "restart", "deployment/"+schedulerName)
+	must(t, err)
+	_, err = env.client.Kubectl(ctx, "", "--namespace", namespace, "rollout", "status", "deployment/"+schedulerName, "--timeout=90s")
+	must(t, err)
+	leads := leader(t, ctx, metav1.NamespaceSystem, firstLease)
+	example(t, ctx, "shared-claim", nil)
+	if name, instance := scheduledBy(t, ctx, "shared-b"); name != "default-scheduler" || !strings.HasSuffix(instance, leads.Name) {
+		t.Errorf("the pod was scheduled by %s, %s, want default-scheduler and %s", name, instance, leads.Name)
+	}
+	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	must(t, env.client.WaitGone(ctx, demo, ""))
+	for _, name := range []string{"one-gpu", "shared-claim"} {
+		_, err := env.client.Kubectl(ctx, "", "delete", "--ignore-not-found", "-f", filepath.Join(examplesDir, name+".yaml"))
+		must(t, err)
+	}
+	schedulerLogs(t, ctx)
+}

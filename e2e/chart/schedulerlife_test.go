@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chart
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleave-dra/cleave/e2e/cluster"
+	"github.com/cleave-dra/cleave/e2e/release"
+	"github.com/cleave-dra/cleave/e2e/workload"
+)
+
+// schedulerPatience bounds the life of the schedulers: a lease runs out in it, and every example is run.
+const schedulerPatience = 8 * time.Minute
+
+// schedulerValues are those of a release with cleave-scheduler.
+func schedulerValues(name string) string {
+	return env.values(true) + fmt.Sprintf(`
+scheduler:
+  enabled: true
+  name: %s
+  logVerbosity: 4
+  tolerations: [{operator: Exists}]
+  env: [{name: KUBERNETES_SERVICE_HOST, value: "%s"}, {name: KUBERNETES_SERVICE_PORT, value: "%s"}]
+`, name, cluster.PodGateway, env.api.port)
+}
+
+// installScheduler installs a release with two replicas of cleave-scheduler, for a test.
+func installScheduler(t *testing.T, ctx context.Context) {
+	t.Helper()
+	must(t, release.ImportScheduler(ctx, env.cluster, source))
+	helmOn(t, schedulerValues(schedulerName), "install", "cleave", chartDir, "--create-namespace", "--wait", "--timeout", "90s")
+	t.Cleanup(func() { uninstall(t, context.Background()) })
+	must(t, env.client.WaitSlices(ctx, workload.Driver, nil))
+}
+
+// TestScheduler_OnCluster goes through the life of cleave-scheduler as a second scheduler, under the chart's ServiceAccount.
+func TestScheduler_OnCluster(t *testing.T) {
+	ctx := onCluster(t, schedulerPatience)
+	installScheduler(t, ctx)
+	for _, step := range []struct {
+		name string
+		run  func(*testing.T, context.Context)
+	}{
+		{"one of two replicas leads", func(t *testing.T, ctx context.Context) { leader(t, ctx, namespace, schedulerName) }},
+		{"it may do what it has to, and nothing else", schedulerRights},
+		{"examples", schedulerExamples},
+		{"an unknown strategy is an Event", unknownStrategy},
+		{"another goes on when the leader is killed", leaderKilled},
+		{"metrics", schedulerMetrics},
+		{"a typo in its arguments", argumentTypo},
+		{"its log", schedulerLogs},
+	} {
+		ok := t.Run(step.name, func(t *testing.T) {
+			step.run(t, ctx)
+			if t.Failed() {
+				t.Log(diagnosis())
+			}
+		})
+		if !ok {
+			t.Fatal("the steps after this one cannot run")
+		}
+	}
+}
+
+// schedulerPods are the pods of the scheduler that are not about to go.
+func schedulerPods(t *testing.T, ctx context.Context) []corev1.Pod {
+	t.Helper()
+	list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=scheduler"})
+	must(t, err)
+	var pods []corev1.Pod
+	for _, p := range list.Items {
+		if p.DeletionTimestamp == nil {
+			pods = append(pods, p)
+		}
+	}
+	return pods
+}
+
+// leader waits until a pod of the scheduler holds a lease, and returns it.
+func leader(t *testing.T, ctx context.Context, leaseNamespace, lease string) (found corev1.Pod) {
+	t.Helper()
+	must(t, workload.Until(ctx, "a leader", func(ctx context.Context) (bool, string, error) {
+		l, err := env.kube.CoordinationV1().Leases(leaseNamespace).Get(ctx, lease, metav1.GetOptions{})
+		if err != nil || l.Spec.HolderIdentity == nil {
+			return false, fmt.Sprint(err), nil
+		}
+		for _, p := range schedulerPods(t, ctx) {
+			if strings.HasPrefix(*l.Spec.HolderIdentity, p.Name+"_") {
+				found = p
+				return true, "", nil
+			}
+		}
+		return false, "held by " + *l.Spec.HolderIdentity, nil
+	}))
+	return found
+}
+
+// schedulerRights asks the API server what the account may do. That it may do enough, its log says in the end.
+func schedulerRights(t *testing.T, ctx context.Context) {
+	for _, bound := range []struct{ verb, group, resource, name, namespace string }{
+		{"get", "", "secrets", "", ""}, {"list", "", "secrets", "", namespace}, {"get", "", "configmaps", "", namespace},
+		{"create", "", "pods", "", ""}, {"update", "", "pods", "", ""}, {"create", "", "pods/exec", "", ""},
+		{"update", "", "nodes", "", ""}, {"patch", "", "nodes", "", ""}, {"delete", "", "nodes", "", ""},
+		{"create", "", "serviceaccounts/token", "", ""}, {"impersonate", "", "users", "", ""},
+		{"create", "resource.k8s.io", "resourceslices", "", ""}, {"update", "resource.k8s.io", "resourceslices", "", ""},
+		{"create", "resource.k8s.io", "deviceclasses", "", ""}, {"create", "resource.k8s.io", "devicetaintrules", "", ""},
+		{"create", "rbac.authorization.k8s.io", "clusterrolebindings", "", ""}, {"*", "*", "*", "", ""},
+		{"update", "coordination.k8s.io", "leases", "another", namespace}, {"update", "apps", "deployments", "", namespace},
+	} {
+		review, err := env.kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
+			Spec: authorizationv1.SubjectAccessReviewSpec{
+				User:   "system:serviceaccount:" + namespace + ":" + schedulerName,
+				Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
+				ResourceAttributes: &authorizationv1.ResourceAttributes{
+					Verb: bound.verb, Group: bound.group, Resource: bound.resource, Name: bound.name, Namespace: bound.namespace,
+				},
+			},
+		}, metav1.CreateOptions{})
+		must(t, err)
+		if review.Status.Allowed {
+			t.Errorf("it may %s %s of group %q in namespace %q", bound.verb, bound.resource, bound.group, bound.namespace)
+		}
+	}
+}
+
+// schedulerExamples runs every example with schedulerName set, as the documentation says.
+func schedulerExamples(t *testing.T, ctx context.Context) {
+	for _, names := range rounds {
+		var pods []*corev1.Pod
+		for _, name := range names {
+			if name == "quota" || slices.Contains(pending, name) {
+				continue // no pods, or none that can run here
+			}
+			pods = append(pods, example(t, ctx, name, func(p *corev1.Pod) { p.Spec.SchedulerName = schedulerName })...)
+		}
+		for _, p := range pods {
+			if by, _ := scheduledBy(t, ctx, p.Name); by != schedulerName {
+				t.Errorf("pod %s was scheduled by %s", p.Name, by)
+			}
+		}
+		files := []string{"delete", "--wait=true", "--ignore-not-found"}
+		for _, name := range names {
+			files = append(files, "-f", filepath.Join(examplesDir, name+".yaml"))
+		}
+		_, err := env.client.Kubectl(ctx, "", files...)
+		must(t, err)
+	}
+}
+
+// scheduledBy waits for the Event that says where a pod goes, and returns the scheduler's name and instance.
+func scheduledBy(t *testing.T, ctx context.Context, pod string) (name, instance string) {
+	t.Helper()
+	must(t, workload.Until(ctx, "the Event of pod "+pod, func(ctx context.Context) (bool, string, error) {
+		list, err := env.kube.CoreV1().Events(demo).List(ctx, metav1.ListOptions{FieldSelector: "reason=Scheduled,involvedObject.name=" + pod})
+		if err != nil || len(list.Items) == 0 {
+			return false, "none", err
+		}
+		last := list.Items[len(list.Items)-1] // a pod of an earlier test may have had the name
+		name, instance = last.ReportingController, last.ReportingInstance
+		return true, "", nil
+	}))
+	return name, instance
+}
+
+func unknownStrategy(t *testing.T, ctx context.Context) {
+	pods := example(t, ctx, "one-gpu", func(p *corev1.Pod) {
+		p.Spec.SchedulerName = schedulerName
+		p.Annotations = map[string]string{"gpu.cleave.dev/placement": "tight"}
+	})
+	must(t, env.client.WaitEvent(ctx, demo, pods[0].Name, "PlacementUnknown", "gpu.cleave.dev/placement", `"tight"`, "[pack spread]", `"pack"`))
+	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, pods[0].Name, metav1.DeleteOptions{}))
+	must(t, env.client.WaitGone(ctx, demo, pods[0].Name))
+}
+
+// schedulerMetrics reads the metrics as Prometheus does, with the token of an account that may.
+func schedulerMetrics(t *testing.T, ctx context.Context) {
+	account := metav1.ObjectMeta{Name: "scraper", Namespace: demo}
+	_, err := env.kube.CoreV1().ServiceAccounts(demo).Create(ctx, &corev1.ServiceAccount{ObjectMeta: account}, metav1.CreateOptions{})
+	must(t, err)
+	_, err = env.kube.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "scraper"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:monitoring"},
+		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Name: account.Name, Namespace: demo}},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	t.Cleanup(func() {
+		must(t, env.kube.RbacV1().ClusterRoleBindings().Delete(context.Background(), "scraper", metav1.DeleteOptions{}))
+		must(t, env.kube.CoreV1().ServiceAccounts(demo).Delete(context.Background(), "scraper", metav1.DeleteOptions{}))
+	})
+	answer, err := env.kube.CoreV1().ServiceAccounts(demo).CreateToken(ctx, "scraper", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	must(t, err)
+	leads := leader(t, ctx, namespace, schedulerName)
+	address := net.JoinHostPort(leads.Status.PodIP, "10259")
+	if status, _ := scrape(t, ctx, address, ""); status != http.StatusForbidden {
+		t.Errorf("metrics for nobody: status %d, want 403", status)
+	}
+	must(t, workload.Until(ctx, "metrics", func(ctx context.Context) (bool, string, error) {
+		status, text := scrape(t, ctx, address, answer.Status.Token)
+		for _, want := range []string{
+			`cleave_scheduler_attempts_total{outcome="narrowed",strategy="pack"}`, "cleave_scheduler_nodes_considered_count",
+			"cleave_scheduler_choice_duration_seconds_count", `cleave_scheduler_placement_lost_units_count{strategy="pack"}`,
+		} {
+			if !strings.Contains(text, want) {
+				return false, fmt.Sprintf("%d: no %s", status, want), nil
+			}
+		}
+		return true, "", nil
+	}))
+}
+
+func scrape(t *testing.T, ctx context.Context, address, token string) (status int, text string) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+address+"/metrics", nil)
+	must(t, err)
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
+	// It serves a certificate that it makes itself.
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	defer client.CloseIdleConnections()
+	response, err := client.Do(request)
+	must(t, err)
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	must(t, err)
+	return response.StatusCode, string(body)
+}
+
+// argumentTypo edits the configuration by hand, past the chart's schema: the replica that starts with it says what is wrong,
+// and the other goes on.
+func argumentTypo(t *testing.T, ctx context.Context) {
+	configs := env.kube.CoreV1().ConfigMaps(namespace)
+	config, err := configs.Get(ctx, schedulerName, metav1.GetOptions{})
+	must(t, err)
+	good := config.Data["config.yaml"]
+	config.Data["config.yaml"] = strings.Replace(good, "candidates:", "candidate:", 1)
+	config, err = configs.Update(ctx, config, metav1.UpdateOptions{})
+	must(t, err)
+	leads := leader(t, ctx, namespace, schedulerName)
+	replace := func() {
+		for _, p := range schedulerPods(t, ctx) {
+			if p.Name != leads.Name {
+				must(t, env.kube.CoreV1().Pods(namespace).Delete(ctx, p.Name, metav1.DeleteOptions{}))
+			}
+		}
+	}
+	replace()
+	must(t, workload.Until(ctx, "the new replica to say what is wrong", func(ctx context.Context) (bool, string, error) {
+		all := ""
+		for _, p := range schedulerPods(t, ctx) {
+			log, _ := env.cluster.PodLogs(ctx, namespace, p.Name, "scheduler") // which appears with the container
+			if p.Name != leads.Name {
+				all += log
+			}
+		}
+		ok := strings.Contains(all, "decode the arguments of GPUPacking") && strings.Contains(all, `unknown field \"candidate\"`)
+		return ok, all[max(0, len(all)-1000):], nil
+	}))
+	if now := leader(t, ctx, namespace, schedulerName); now.Name != leads.Name {
+		t.Errorf("%s leads, no longer %s", now.Name, leads.Name)
+	}
+	config.Data["config.yaml"] = good
+	_, err = configs.Update(ctx, config, metav1.UpdateOptions{})
+	must(t, err)
+	replace()
+	must(t, workload.Until(ctx, "both replicas to be ready", bothReady))
+}
+
+func bothReady(ctx context.Context) (bool, string, error) {
+	d, err := env.kube.AppsV1().Deployments(namespace).Get(ctx, schedulerName, metav1.GetOptions{})
+	if err != nil {
+		return false, "", err
+	}
+	return d.Status.ReadyReplicas == 2 && d.Status.UpdatedReplicas == 2 && d.Status.Replicas == 2, fmt.Sprintf("%+v", d.Status), nil
+}
+
+// schedulerLogs: it was never refused anything.
+func schedulerLogs(t *testing.T, ctx context.Context) {
+	for _, p := range schedulerPods(t, ctx) {
+		log, err := env.cluster.PodLogs(ctx, namespace, p.Name, "scheduler")
+		must(t, err)
+		for line := range strings.Lines(log) {
+			for _, bad := range []string{"forbidden", "Unauthorized", "cannot list", "read-only file system", "permission denied"} {
+				if strings.Contains(line, bad) {
+					t.Errorf("the log of %s says %s", p.Name, line)
+				}
+			}
+		}
+	}
+}
