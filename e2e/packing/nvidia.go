@@ -145,10 +145,12 @@ func number(n int) resourceapi.DeviceCapacity {
 	return resourceapi.DeviceCapacity{Value: *resource.NewQuantity(int64(n), resource.BinarySI)}
 }
 
+func bytes(n uint64) resourceapi.DeviceCapacity { return number(int(n)) } //nolint:gosec // no GPU has so much
+
 // amounts of a partition.
 func amounts(p gpu.Profile) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
 	return map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-		"memory": number(int(p.Memory)), "multiprocessors": number(p.Multiprocessors), "copyEngines": number(p.CopyEngines), //nolint:gosec // no GPU has so much
+		"memory": bytes(p.Memory), "multiprocessors": number(p.Multiprocessors), "copyEngines": number(p.CopyEngines),
 		"decoders": number(p.Decoders), "encoders": number(p.Encoders), "jpegEngines": number(p.JPEGEngines), "ofaEngines": number(p.OFAEngines),
 	}
 }
@@ -157,7 +159,7 @@ func amounts(p gpu.Profile) map[resourceapi.QualifiedName]resourceapi.DeviceCapa
 func amountsOf(g *gpu.GPU, dynamic bool) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
 	all := map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{}
 	if g.TotalMemory != nil {
-		all["memory"] = number(int(*g.TotalMemory)) //nolint:gosec // no GPU has so much
+		all["memory"] = bytes(*g.TotalMemory)
 	}
 	if !dynamic || len(g.MIG.Profiles) == 0 {
 		return all
@@ -180,7 +182,8 @@ func consumption(s gpu.Shape) resourceapi.DeviceCounterConsumption {
 		capacities, start, size = amounts(*s.Profile), s.Placement.Start, s.Placement.Size
 	}
 	kebab := strings.NewReplacer("copyEngines", "copy-engines", "jpegEngines", "jpeg-engines", "ofaEngines", "ofa-engines")
-	c := resourceapi.DeviceCounterConsumption{CounterSet: fmt.Sprintf("gpu-%d-counter-set", s.GPU.Minor), Counters: map[string]resourceapi.Counter{}}
+	c := resourceapi.DeviceCounterConsumption{Counters: map[string]resourceapi.Counter{}}
+	c.CounterSet = fmt.Sprintf("gpu-%d-counter-set", s.GPU.Minor)
 	for name, amount := range capacities {
 		c.Counters[kebab.Replace(string(name))] = resourceapi.Counter{Value: amount.Value}
 	}

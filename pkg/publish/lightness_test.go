@@ -53,6 +53,16 @@ func TestPublish_Attributes(t *testing.T) {
 	}
 }
 
+// Without the two attributes that docs/policy.md names, a partition has eight. One more, and each takes twice the memory in the
+// API server and in schedulers: a Go map has groups of eight (internal/abi, MapGroupSlots).
+func TestPublish_EightAttributes(t *testing.T) {
+	less := []v1alpha1.PartitionAttribute{"driverVersion", "resource.kubernetes.io/pcieRoot"}
+	d := partitionOf(t, v1alpha1.PublishPolicy{OmitAttributes: less})
+	if len(d.Attributes) > 8 || len(d.Capacity) > 8 {
+		t.Errorf("a partition has %d attributes and %d capacities: %v", len(d.Attributes), len(d.Capacity), d)
+	}
+}
+
 // A GPU has counters exactly where two of its devices exclude each other, or where a policy wants amounts.
 func TestPublish_Counters(t *testing.T) {
 	for name, tt := range map[string]struct {
