@@ -145,12 +145,12 @@ func number(n int) resourceapi.DeviceCapacity {
 	return resourceapi.DeviceCapacity{Value: *resource.NewQuantity(int64(n), resource.BinarySI)}
 }
 
-func bytes(n uint64) resourceapi.DeviceCapacity { return number(int(n)) } //nolint:gosec // no GPU has so much
+func bytesOf(n uint64) resourceapi.DeviceCapacity { return number(int(n)) } //nolint:gosec // no GPU has so much
 
 // amounts of a partition.
 func amounts(p gpu.Profile) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
 	return map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-		"memory": bytes(p.Memory), "multiprocessors": number(p.Multiprocessors), "copyEngines": number(p.CopyEngines),
+		"memory": bytesOf(p.Memory), "multiprocessors": number(p.Multiprocessors), "copyEngines": number(p.CopyEngines),
 		"decoders": number(p.Decoders), "encoders": number(p.Encoders), "jpegEngines": number(p.JPEGEngines), "ofaEngines": number(p.OFAEngines),
 	}
 }
@@ -159,7 +159,7 @@ func amounts(p gpu.Profile) map[resourceapi.QualifiedName]resourceapi.DeviceCapa
 func amountsOf(g *gpu.GPU, dynamic bool) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
 	all := map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{}
 	if g.TotalMemory != nil {
-		all["memory"] = bytes(*g.TotalMemory)
+		all["memory"] = bytesOf(*g.TotalMemory)
 	}
 	if !dynamic || len(g.MIG.Profiles) == 0 {
 		return all
