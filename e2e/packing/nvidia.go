@@ -145,7 +145,7 @@ func number(n int) resourceapi.DeviceCapacity {
 	return resourceapi.DeviceCapacity{Value: *resource.NewQuantity(int64(n), resource.BinarySI)}
 }
 
-func bytesOf(n uint64) resourceapi.DeviceCapacity { return number(int(n)) } //nolint:gosec // no GPU has so much
+func bytesOf(n uint64) resourceapi.DeviceCapacity { return number(int(n)) }
 
 // amounts of a partition.
 func amounts(p gpu.Profile) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
