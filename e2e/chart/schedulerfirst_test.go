@@ -35,8 +35,15 @@ func TestScheduler_InPlaceOfFirst(t *testing.T) {
 	}, metav1.CreateOptions{})
 	must(t, err)
 	t.Cleanup(func() { must(t, leases.Delete(context.Background(), firstLease, metav1.DeleteOptions{})) })
-	helmOn(t, schedulerValues("default-scheduler"), "upgrade", "cleave", chartDir, "--wait", "--timeout", "90s")
-	must(t, workload.Until(ctx, "both replicas to be ready", bothReady))
+	// One replica: two would have to be on two nodes.
+	helmOn(t, schedulerValues("default-scheduler"), "upgrade", "cleave", chartDir, "--set", "scheduler.replicas=1",
+		"--wait", "--timeout", "90s")
+	rolledOut := func() {
+		t.Helper()
+		_, err := env.client.Kubectl(ctx, "", "--namespace", namespace, "rollout", "status", "deployment/"+schedulerName, "--timeout=90s")
+		must(t, err)
+	}
+	rolledOut()
 
 	scheduler := env.cluster.Component(cluster.Scheduler)
 	must(t, scheduler.Stop(ctx, syscall.SIGTERM))
@@ -61,11 +68,10 @@ func TestScheduler_InPlaceOfFirst(t *testing.T) {
 		_, err := env.client.WaitRunning(ctx, demo, name)
 		must(t, err)
 	}
-	// It schedules its own pods.
+	// It schedules its own pod.
 	_, err = env.client.Kubectl(ctx, "", "--namespace", namespace, "rollout", "restart", "deployment/"+schedulerName)
 	must(t, err)
-	_, err = env.client.Kubectl(ctx, "", "--namespace", namespace, "rollout", "status", "deployment/"+schedulerName, "--timeout=90s")
-	must(t, err)
+	rolledOut()
 	leads := leader(t, ctx, metav1.NamespaceSystem, firstLease)
 	example(t, ctx, "shared-claim", nil)
 	if name, instance := scheduledBy(t, ctx, "shared-b"); name != "default-scheduler" || !strings.HasSuffix(instance, leads.Name) {
