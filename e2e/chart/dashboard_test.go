@@ -44,14 +44,19 @@ func TestDashboard_Privileges(t *testing.T) {
 			t.Errorf("there is a %s %s by default", o.GetKind(), o.GetName())
 		}
 	}
-	const on = "dashboard: {enabled: true}"
+	const on, withoutPods = "dashboard: {enabled: true}", "dashboard: {enabled: true, pods: false}"
+	for _, rule := range fromChart[rbacv1.ClusterRole](t, withoutPods, "ClusterRole", dashboardName).Rules {
+		if slices.Contains(rule.Resources, "pods") {
+			t.Errorf("it may %s pods", rule.Verbs)
+		}
+	}
 	for _, rule := range fromChart[rbacv1.ClusterRole](t, on, "ClusterRole", dashboardName).Rules {
 		for _, verb := range rule.Verbs {
 			if verb != "list" && verb != "watch" {
 				t.Errorf("it may %s %v", verb, rule.Resources)
 			}
 		}
-		if slices.Contains(rule.Resources, "*") || slices.Contains(rule.Resources, "secrets") || slices.Contains(rule.Resources, "pods") {
+		if slices.Contains(rule.Resources, "*") || slices.Contains(rule.Resources, "secrets") {
 			t.Errorf("it may read %v", rule.Resources)
 		}
 	}
@@ -133,7 +138,7 @@ func readOnly(ctx context.Context, t *testing.T) {
 				},
 			}, metav1.CreateOptions{})
 			must(t, err)
-			reads := (verb == "list" || verb == "watch") && (group != "" || name == "nodes")
+			reads := (verb == "list" || verb == "watch") && (group != "" || name == "nodes" || name == "pods")
 			if review.Status.Allowed != reads {
 				t.Errorf("it may %s %s: %v", verb, resource, review.Status.Allowed)
 			}

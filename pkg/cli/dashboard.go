@@ -23,6 +23,7 @@ import (
 type dashboardFlags struct {
 	clientFlags
 	address, driver string
+	pods            bool
 	served          dashboard.Config
 }
 
@@ -53,6 +54,7 @@ func newDashboard() *cobra.Command {
 		"host names that requests may name, apart from localhost and IP addresses; others are refused")
 	f.add(flags, "")
 	flags.StringVar(&f.driver, "driver-name", v1alpha1.Group, "name of the DRA driver")
+	flags.BoolVar(&f.pods, "pods", true, "show pending pods that request extended resources, for which it lists and watches pods")
 	service.addFlags(flags)
 	return cmd
 }
@@ -75,7 +77,7 @@ func (f *dashboardFlags) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("create a client for the API server at %s: %w", config.Host, err)
 	}
-	source, err := fleet.NewSource(ctx, fleet.Config{Client: client, Driver: f.driver, Ping: func(ctx context.Context) error {
+	source, err := fleet.NewSource(ctx, fleet.Config{Client: client, Driver: f.driver, Pods: f.pods, Ping: func(ctx context.Context) error {
 		return client.Discovery().RESTClient().Get().AbsPath("/version").Do(ctx).Error()
 	}})
 	if err != nil {

@@ -68,6 +68,9 @@ func claimText(c *fleet.Claim) string {
 	if !c.Allocated {
 		words = append(words, "is:pending")
 	}
+	if c.ExtendedResources {
+		words = append(words, "is:extended")
+	}
 	for _, request := range c.Requests {
 		words = append(words, request.Asks...)
 	}
@@ -138,6 +141,9 @@ func (r *renderer) claimHead(c *fleet.Claim) *html.Node {
 		el("span", class("badge", "state-"+state), state)))
 	facts := el("dl", class("facts"))
 	fact(facts, "pods", strings.Join(c.Pods, ", "))
+	if c.ExtendedResources {
+		fact(facts, "claim", "does not exist yet: the scheduler creates it for the pod's extended resources once they fit")
+	}
 	fact(facts, "created", c.Created.Format(time.DateTime)+" UTC")
 	fact(facts, "UID", c.UID)
 	head.AppendChild(facts)
@@ -153,7 +159,11 @@ func (r *renderer) claimHead(c *fleet.Claim) *html.Node {
 		devices = append(devices, el("tr", el("td", d.Request), el("td", el("a", attr{"href", "../../" + nodePath(d.Node)}, d.Node)),
 			el("td", d.Device), el("td", d.UUID), el("td", access)))
 	}
-	add(head, []any{el("h2", "Requests"), table([]string{"Request", "Class"}, requests)})
+	columns := []string{"Request", "Class"}
+	if c.ExtendedResources {
+		columns = []string{"Container", "Extended resource"}
+	}
+	add(head, []any{el("h2", "Requests"), table(columns, requests)})
 	if devices != nil {
 		add(head, []any{el("h2", "Devices"), table([]string{"Request", "Node", "Device", "UUID", ""}, devices)})
 	}

@@ -90,7 +90,7 @@ func busyNode(name string, version uint64) *fleet.Node {
 		{Name: "GPU2", Device: "gpu-2", Product: "NVIDIA H100", Units: 8, Use: fleet.Closed, Free: "nothing",
 			Bars:   []fleet.Bar{bar(8, inspect.SegmentTainted, "", "")},
 			Taints: []inspect.Taint{{Key: "gpu.cleave.dev/unhealthy", Value: "xid-79", Effect: "NoExecute", Meaning: "the GPU is unhealthy"}}},
-	}, Free: []inspect.Amount{{Type: "gpu", Count: 2}, {Type: "mig", Profile: "1g.10gb", Count: 3}}}
+	}, Free: []inspect.Amount{{Type: "gpu", Count: 2}, {Type: "mig", Profile: "1g.10gb", Count: 3}}, Fragmentation: 0.176}
 }
 
 // busyView is what a node's slices say, in short.
@@ -115,8 +115,10 @@ func busyShot(version uint64) *fleet.Snapshot {
 				Devices:  []fleet.Device{{Request: "gpu", Node: "gpu-a", Pool: "gpu-a", Device: "gpu-1-mig-19-0", UUID: "MIG-1"}}},
 			{Namespace: "ml-research", Name: "waits", UID: "2", Version: 1,
 				Requests: []fleet.Request{{Name: "gpu", Asks: []string{"2x gpu.cleave.dev", "mps.cleave.dev"}}}},
+			{Namespace: "ml-research", Name: "web-extended-resources", UID: "3", Version: 1, Pods: []string{"web"}, ExtendedResources: true,
+				Requests: []fleet.Request{{Name: "main", Asks: []string{"2x nvidia.com/gpu"}}}},
 		},
-		Totals:  fleet.Totals{Nodes: 1, GPUs: 3, Whole: 1, Partitioned: 1, Closed: 1, Tainted: 1, Allocated: 1, Pending: 1},
+		Totals:  fleet.Totals{Nodes: 1, GPUs: 3, Whole: 1, Partitioned: 1, Closed: 1, Tainted: 1, Allocated: 1, Pending: 2, Fragmentation: 0.176},
 		Notices: []string{"Taints of DeviceTaintRules are not shown: forbidden"},
 	}
 }

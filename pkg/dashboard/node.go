@@ -58,6 +58,9 @@ func nodeHead(n *fleet.Node, v *inspect.View) *html.Node {
 	}
 	fact(facts, "taints", strings.Join(n.Taints, ", "))
 	fact(facts, "free", freeOf(n, 20))
+	if n.Fragmentation > 0 {
+		fact(facts, "fragmentation", percent(n.Fragmentation))
+	}
 	head.AppendChild(facts)
 	for _, problem := range n.Problems {
 		head.AppendChild(el("p", class("notice"), problem))

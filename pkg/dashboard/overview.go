@@ -111,7 +111,7 @@ func (r *renderer) row(n *fleet.Node) row {
 	li := el("li", attr{"id", id}, class("row"),
 		el("span", class("name"), el("a", attr{"href", nodePath(n.Name)}, n.Name), el("small", products(n))),
 		maps,
-		el("span", class("free"), badges(n), "free: "+freeOf(n, 4)))
+		el("span", class("free"), badges(n), "free: "+freeOf(n, 4)+" ", fragmented(n)))
 	r.rows[n.Name] = row{fragment{id, markup(li), n.Version}, searchText(n)}
 	return r.rows[n.Name]
 }
@@ -144,6 +144,19 @@ func freeOf(n *fleet.Node, most int) string {
 	}
 	return cmp.Or(amounts(n.Free, most), "nothing")
 }
+
+// fragmented is the part of what is free that cannot be allocated as whole GPUs; nil for none.
+func fragmented(n *fleet.Node) *html.Node {
+	if n.Fragmentation == 0 {
+		return nil
+	}
+	return el("small", attr{"title", fragmentationMeans}, "fragmented "+percent(n.Fragmentation))
+}
+
+// fragmentationMeans explains the number.
+const fragmentationMeans = "the part of what is free that lies on GPUs in use, and cannot be allocated as whole GPUs"
+
+func percent(part float64) string { return strconv.FormatFloat(100*part, 'f', 0, 64) + " %" }
 
 // badges are the node's problems.
 func badges(n *fleet.Node) *html.Node {
@@ -231,7 +244,8 @@ func totals(t *fleet.Totals) *html.Node {
 		free = amounts(t.Free, 12)
 	}
 	return el("section", class("summary"), attr{"aria-label", "Totals"}, n,
-		el("p", class("shapes"), el("strong", "Free shapes "), free))
+		el("p", class("shapes"), el("strong", "Free shapes "), free),
+		el("p", class("shapes"), attr{"title", fragmentationMeans}, el("strong", "Fragmentation "), percent(t.Fragmentation)))
 }
 
 // legend explains bars and colours.

@@ -46,6 +46,7 @@ func TestPages_Golden(t *testing.T) {
 	s := newServer(t, source, Config{})
 	for file, path := range map[string]string{
 		"overview.html": "/", "node.html": "/nodes/gpu-a", "claims.html": "/claims", "claim.html": "/claims/dev/a",
+		"extended.html": "/claims/ml-research/web-extended-resources",
 	} {
 		w := get(s, path)
 		if w.Code != http.StatusOK {

@@ -42,7 +42,7 @@ func TestReasons_AnsweredApart(t *testing.T) {
 	if body := get(s, "/claims").Body.String(); !strings.Contains(body, "broken slice") {
 		t.Error("the list does not say why there is no reason")
 	}
-	if diff := cmp.Diff([][]string{{"ml-research/waits"}, {"ml-research/waits"}}, source.asked); diff != "" {
+	if diff := cmp.Diff([][]string{{"ml-research/waits", "ml-research/web-extended-resources"}, {"ml-research/waits", "ml-research/web-extended-resources"}}, source.asked); diff != "" {
 		t.Errorf("questions (-want +got):\n%s", diff)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -90,7 +91,11 @@ func (s *Source) nodes(ctx context.Context, old *Snapshot, changed dirty, versio
 
 // node reads a node; nil if it has no slices. While its pool is not complete, it shows the GPUs of before.
 func (s *Source) node(ctx context.Context, name string, before *Node) *Node {
-	view, err := s.View(name)
+	pool, err := s.pool(name)
+	var view *inspect.View
+	if err == nil {
+		view, err = inspect.OfPool(*pool)
+	}
 	var n *Node
 	switch {
 	case errors.Is(err, ErrUnknown):
@@ -103,6 +108,12 @@ func (s *Source) node(ctx context.Context, name string, before *Node) *Node {
 		}
 	default:
 		n = nodeOf(view)
+		if state, err := inspect.PackedState(s.packing, *pool); err != nil {
+			n.Problems = append(slices.Clip(n.Problems), fmt.Sprintf("its fragmentation is unknown: %v", err))
+		} else {
+			n.left = state.Free()
+			n.Fragmentation = n.left.Fragmentation()
+		}
 	}
 	if s.watches.nodes == nil {
 		return n
@@ -184,16 +195,18 @@ func (s *Source) claims(old *Snapshot, changed dirty, version uint64) []*Claim {
 	keys := slices.Sorted(maps.Keys(changed.claims))
 	if changed.all { // those that were there, too: they may have been deleted meanwhile
 		all := slices.Concat(s.watches.claims.GetStore().ListKeys(), slices.Collect(maps.Keys(have)), keys)
+		for _, p := range listed[corev1.Pod](s.watches.pods) {
+			all = append(all, extendedKey(p))
+		}
 		keys = slices.Compact(slices.Sorted(slices.Values(all)))
 	}
 	for _, key := range keys {
 		before := have[key]
 		delete(have, key)
-		object, err := s.Claim(key)
-		if err != nil || !s.watches.concerns(object) {
+		c := s.row(key)
+		if c == nil {
 			continue
 		}
-		c := s.claimOf(object)
 		if before != nil {
 			if c.Version = before.Version; reflect.DeepEqual(c, before) {
 				have[key] = before
@@ -206,6 +219,20 @@ func (s *Source) claims(old *Snapshot, changed dirty, version uint64) []*Claim {
 	return slices.SortedFunc(maps.Values(have), func(a, b *Claim) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})
+}
+
+// row is that of a claim, or of a pod that will get one; nil if there is none that concerns the driver.
+func (s *Source) row(key string) *Claim {
+	if object, err := s.Claim(key); err == nil {
+		if !s.watches.concerns(object) {
+			return nil
+		}
+		return s.claimOf(object)
+	}
+	if p := s.watches.extendedPod(key); p != nil {
+		return s.watches.extendedClaim(p)
+	}
+	return nil
 }
 
 // Claim is the object of a claim, "namespace/name". It must not be changed.

@@ -18,20 +18,28 @@ import (
 func (s *Source) Explain(ctx context.Context, keys []string) (map[string]*explain.Explanation, error) {
 	questions := map[string]*explain.Question{}
 	var asked []*explain.Question
+	objects := explain.Objects{
+		Driver: s.config.Driver, Nodes: s.watches.machines(), Claims: listed[resourceapi.ResourceClaim](s.watches.claims),
+		Classes: listed[resourceapi.DeviceClass](s.watches.classes), Rules: listed[resourceapi.DeviceTaintRule](s.watches.rules),
+	}
 	for _, key := range keys {
-		if c, err := s.Claim(key); err == nil && questions[key] == nil {
-			questions[key] = explain.AboutClaim(c)
-			asked = append(asked, questions[key])
+		if questions[key] != nil {
+			continue
 		}
+		if c, err := s.Claim(key); err == nil {
+			questions[key] = explain.AboutClaim(c)
+		} else if p := s.watches.extendedPod(key); p != nil {
+			questions[key] = explain.AboutPod(s.watches.withExtendedOnly(p), explain.Namespace{}, objects)
+		} else {
+			continue
+		}
+		asked = append(asked, questions[key])
 	}
 	answers := map[string]*explain.Explanation{}
 	if asked == nil {
 		return answers, nil
 	}
-	cluster := explain.NewCluster(explain.Objects{
-		Driver: s.config.Driver, Nodes: s.watches.machines(), Claims: listed[resourceapi.ResourceClaim](s.watches.claims),
-		Classes: listed[resourceapi.DeviceClass](s.watches.classes), Rules: listed[resourceapi.DeviceTaintRule](s.watches.rules),
-	}, asked...)
+	cluster := explain.NewCluster(objects, asked...)
 	for _, p := range listed[packedSlice](s.watches.slices) {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()

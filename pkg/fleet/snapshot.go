@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cleave-dra/cleave/pkg/inspect"
+	"github.com/cleave-dra/cleave/pkg/packing"
 )
 
 // Snapshot is the picture at one time. It does not change; what did not change since the snapshot before is the same pointer.
@@ -39,8 +40,12 @@ type Node struct {
 	GPUs     []GPU    `json:"gpus"`
 	// Free is what the next claims can get, over all GPUs; counts of partitions are per profile.
 	Free []inspect.Amount `json:"fits"`
+	// Fragmentation is the part of what is free that lies on GPUs in use.
+	Fragmentation float64 `json:"fragmentation"`
 	// Version is that of the snapshot in which the node last changed.
 	Version uint64 `json:"-"`
+
+	left packing.Free
 }
 
 // HasProblem reports whether something is wrong with the node, other than that it was cordoned.
@@ -50,7 +55,7 @@ func (n *Node) HasProblem() bool {
 
 // close leaves nothing free on a node that takes no pods.
 func (n *Node) close() {
-	n.Free = []inspect.Amount{}
+	n.Free, n.Fragmentation, n.left = []inspect.Amount{}, 0, packing.Free{}
 	for i := range n.GPUs {
 		if n.GPUs[i].Free = "nothing"; n.GPUs[i].Use == Unused {
 			n.GPUs[i].Use = Closed
@@ -116,6 +121,9 @@ type Claim struct {
 	Requests []Request `json:"requests"`
 	Devices  []Device  `json:"devices,omitempty"`
 	Pods     []string  `json:"pods,omitempty"`
+	// ExtendedResources is set for what a pod requests as extended resources: the scheduler creates the claim together with its
+	// allocation, so that this one does not exist. Its requests are named like the pod's containers.
+	ExtendedResources bool `json:"extendedResources,omitempty"`
 	// Version is that of the snapshot in which the claim last changed.
 	Version uint64 `json:"-"`
 }
@@ -158,6 +166,8 @@ type Totals struct {
 	Pending   int `json:"pendingClaims"`
 	// Free is what the next claims can get; counts of partitions are per profile.
 	Free []inspect.Amount `json:"fits"`
+	// Fragmentation is that of all nodes.
+	Fragmentation float64 `json:"fragmentation"`
 }
 
 // nodeOf is the row of a node's view.
@@ -280,10 +290,11 @@ func inOrder(all []inspect.Amount) {
 
 // totalsOf counts.
 func totalsOf(nodes []*Node, claims []*Claim) Totals {
-	t := Totals{Nodes: len(nodes), Free: []inspect.Amount{}}
+	t, left := Totals{Nodes: len(nodes), Free: []inspect.Amount{}}, packing.Free{}
 	for _, n := range nodes {
 		t.GPUs += len(n.GPUs)
 		t.Free = sum(t.Free, n.Free)
+		left = left.Plus(n.left)
 		if n.HasProblem() {
 			t.Problems++
 		}
@@ -292,6 +303,7 @@ func totalsOf(nodes []*Node, claims []*Claim) Totals {
 		}
 	}
 	inOrder(t.Free)
+	t.Fragmentation = left.Fragmentation()
 	for _, c := range claims {
 		if c.Allocated {
 			t.Allocated++

@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/inspect"
+	"github.com/cleave-dra/cleave/pkg/pools"
 )
 
 // Config of a Source.
@@ -21,6 +22,8 @@ type Config struct {
 	Client kubernetes.Interface
 	// Driver is the name of the DRA driver.
 	Driver string
+	// Pods are watched for those that request extended resources and wait.
+	Pods bool
 	// Ping asks the API server for a sign of life; nil for none.
 	Ping func(ctx context.Context) error
 	// Settle is how long changes are collected before a snapshot; zero for DefaultSettle.
@@ -41,6 +44,7 @@ type Source struct {
 	config  Config
 	watches watches
 	notices []string // of what cannot be watched
+	packing *pools.Cache
 
 	mu      sync.Mutex
 	dirty   dirty
@@ -64,7 +68,7 @@ func NewSource(ctx context.Context, config Config) (*Source, error) {
 		config.Settle = DefaultSettle
 	}
 	s := &Source{
-		config: config, watches: watches{driver: config.Driver}, dirty: newDirty(), next: make(chan struct{}), wake: make(chan struct{}, 1),
+		config: config, watches: watches{driver: config.Driver}, packing: pools.NewCache(), dirty: newDirty(), next: make(chan struct{}), wake: make(chan struct{}, 1),
 	}
 	if err := s.watch(ctx); err != nil {
 		return nil, err

@@ -20,12 +20,12 @@ import (
 type watches struct {
 	driver string
 
-	slices, claims, nodes, rules, classes cache.SharedIndexInformer
+	slices, claims, nodes, rules, classes, pods cache.SharedIndexInformer
 }
 
 func (w *watches) all() []cache.SharedIndexInformer {
 	var all []cache.SharedIndexInformer
-	for _, i := range []cache.SharedIndexInformer{w.slices, w.claims, w.nodes, w.rules, w.classes} {
+	for _, i := range []cache.SharedIndexInformer{w.slices, w.claims, w.nodes, w.rules, w.classes, w.pods} {
 		if i != nil {
 			all = append(all, i)
 		}
@@ -91,7 +91,7 @@ func (s *Source) resources() []resource {
 	r := s.config.Client.ResourceV1()
 	slices, claims := r.ResourceSlices(), r.ResourceClaims(metav1.NamespaceAll)
 	rules, classes, nodes := r.DeviceTaintRules(), r.DeviceClasses(), s.config.Client.CoreV1().Nodes()
-	return []resource{{
+	all := []resource{{
 		kind: "ResourceSlices", informer: &s.watches.slices, example: &resourceapi.ResourceSlice{}, transform: pack,
 		list: lister(slices), watch: slices.Watch,
 		indexers: cache.Indexers{
@@ -122,6 +122,10 @@ func (s *Source) resources() []resource {
 		handler: onChange(func(d *dirty, _ *resourceapi.DeviceClass) { d.all = true }, s.mark),
 		missing: "Pending claims of other drivers are listed, too",
 	}}
+	if s.config.Pods {
+		all = append(all, s.pendingPods())
+	}
+	return all
 }
 
 func bare(object any) (any, error) { return object, nil }

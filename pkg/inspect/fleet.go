@@ -134,7 +134,7 @@ func summarize(cache *pools.Cache, p Pool) (FleetNode, *packing.State) {
 		n.Product = cmp.Or(n.Product, g.Product)
 		n.count(g)
 	}
-	state, err := packedState(cache, p)
+	state, err := PackedState(cache, p)
 	if err != nil {
 		n.Problems = append(n.Problems, fmt.Sprintf("its fragmentation is unknown: %v", err))
 		return n, nil
@@ -182,8 +182,8 @@ func (s *Summary) count(g *GPU) {
 	}
 }
 
-// packedState is what is allocated of a node, for the measure of packing.
-func packedState(cache *pools.Cache, p Pool) (*packing.State, error) {
+// PackedState is what is allocated of a node, for the measure of packing.
+func PackedState(cache *pools.Cache, p Pool) (*packing.State, error) {
 	var published []*resourceapi.ResourceSlice
 	for i := range p.Slices {
 		published = append(published, &p.Slices[i])

@@ -51,20 +51,39 @@ func (s *State) load() int {
 // every GPU is either untouched or full; it nears 1 where no GPU is left untouched though much is free. A placement unit is
 // the smallest partition's part of a GPU; a GPU without partitions is one unit.
 func Fragmentation(states ...*State) float64 {
-	free, broken := 0, 0
+	var f Free
 	for _, s := range states {
-		for g := range s.model.GPUs {
-			left := s.freeUnits(g)
-			free += left
-			if s.Touched(g) {
-				broken += left
-			}
+		f = f.Plus(s.Free())
+	}
+	return f.Fragmentation()
+}
+
+// Free is what is free of nodes, and which part of it lies on GPUs of which something is allocated, both in thousandths of
+// placement units.
+type Free struct{ All, Broken int }
+
+// Free is that of the node.
+func (s *State) Free() Free {
+	var f Free
+	for g := range s.model.GPUs {
+		left := s.freeUnits(g)
+		f.All += left
+		if s.Touched(g) {
+			f.Broken += left
 		}
 	}
-	if free == 0 {
+	return f
+}
+
+// Plus adds what is free elsewhere.
+func (f Free) Plus(o Free) Free { return Free{f.All + o.All, f.Broken + o.Broken} }
+
+// Fragmentation is that of Fragmentation, of several nodes if they were added.
+func (f Free) Fragmentation() float64 {
+	if f.All == 0 {
 		return 0
 	}
-	return float64(broken) / float64(free)
+	return float64(f.Broken) / float64(f.All)
 }
 
 // Room is how many devices of a shape still fit.

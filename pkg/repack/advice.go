@@ -5,12 +5,12 @@ package repack
 // Advice is what to restart. Its JSON is an interface: fields and values may be added, never renamed.
 type Advice struct {
 	Driver string `json:"driver"`
-	// GPUs are those of all nodes, WholeNow those of which nothing is allocated and all can be, WholeThen the same after all
-	// steps.
+	// GPUs are those of all nodes, WholeNow those of which nothing is allocated and all can be, on nodes that take pods. WholeThen
+	// is the same after all steps.
 	GPUs      int `json:"gpus"`
 	WholeNow  int `json:"wholeGPUsFree"`
 	WholeThen int `json:"wholeGPUsFreeThen"`
-	// FragmentationNow and FragmentationThen are those of all nodes.
+	// FragmentationNow and FragmentationThen are those of the nodes that take pods.
 	FragmentationNow  float64 `json:"fragmentation"`
 	FragmentationThen float64 `json:"fragmentationThen"`
 	// Steps are worth taking in their order: each frees GPUs by itself, and those with the fewest pods come first.

@@ -31,7 +31,9 @@ func (c *Cluster) Advise(ctx context.Context) (*Advice, error) {
 func (s *search) fragmentation() float64 {
 	states := make([]*packing.State, 0, len(s.nodes))
 	for _, n := range s.nodes {
-		states = append(states, n.state)
+		if n.takesPods() {
+			states = append(states, n.state)
+		}
 	}
 	return packing.Fragmentation(states...)
 }

@@ -73,6 +73,9 @@ func (n *node) gpuOf(u packing.Use) *gpu { return n.gpus[n.state.Model().Devices
 // recount counts whole GPUs after a change.
 func (n *node) recount() {
 	n.whole = 0
+	if !n.takesPods() {
+		return
+	}
 	for g := range n.state.Model().GPUs {
 		if n.state.Whole(g) {
 			n.whole++

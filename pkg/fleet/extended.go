@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+)
+
+// extendedSuffix makes of a pod's name that of the claim for its extended resources, as the scheduler does, but for random
+// characters (pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go).
+const extendedSuffix = "-extended-resources"
+
+func extendedKey(p *corev1.Pod) string { return p.Namespace + "/" + p.Name + extendedSuffix }
+
+// pendingPods are the pods without a node.
+func (s *Source) pendingPods() resource {
+	pods := s.config.Client.CoreV1().Pods(metav1.NamespaceAll)
+	waiting := fields.OneTermEqualSelector("spec.nodeName", "").String()
+	return resource{
+		kind: "Pods", informer: &s.watches.pods, example: &corev1.Pod{}, transform: shrinkPod, indexers: cache.Indexers{},
+		list: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = waiting
+			return pods.List(ctx, o)
+		},
+		watch: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = waiting
+			return pods.Watch(ctx, o)
+		},
+		handler: onChange(func(d *dirty, p *corev1.Pod) { d.claims[extendedKey(p)] = true }, s.mark),
+		missing: "Pending pods with extended resources are not shown",
+	}
+}
+
+// shrinkPod is the transformation of pods: what decides where their extended resources may be.
+func shrinkPod(object any) (any, error) {
+	p, ok := object.(*corev1.Pod)
+	if !ok {
+		return object, nil
+	}
+	small := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion, CreationTimestamp: p.CreationTimestamp,
+		DeletionTimestamp: p.DeletionTimestamp,
+	}}
+	small.Spec.NodeName, small.Status.ExtendedResourceClaimStatus = p.Spec.NodeName, p.Status.ExtendedResourceClaimStatus
+	small.Spec.InitContainers, small.Spec.Containers = extendedOf(p.Spec.InitContainers), extendedOf(p.Spec.Containers)
+	if len(small.Spec.InitContainers)+len(small.Spec.Containers) == 0 {
+		return small, nil
+	}
+	small.Spec.NodeSelector, small.Spec.Tolerations, small.Spec.SchedulingGates = p.Spec.NodeSelector, p.Spec.Tolerations, p.Spec.SchedulingGates
+	if p.Spec.Affinity != nil {
+		small.Spec.Affinity = &corev1.Affinity{NodeAffinity: p.Spec.Affinity.NodeAffinity}
+	}
+	small.Status.Conditions = p.Status.Conditions
+	return small, nil
+}
+
+// extendedOf are the containers that request extended resources, with these alone.
+func extendedOf(all []corev1.Container) (some []corev1.Container) {
+	for i := range all {
+		requests := corev1.ResourceList{}
+		for name, amount := range all[i].Resources.Requests {
+			if strings.Contains(string(name), "/") && !amount.IsZero() {
+				requests[name] = amount
+			}
+		}
+		if len(requests) > 0 {
+			some = append(some, corev1.Container{
+				Name: all[i].Name, Resources: corev1.ResourceRequirements{Requests: requests}, RestartPolicy: all[i].RestartPolicy,
+			})
+		}
+	}
+	return some
+}
+
+// extendedPod is the pod that waits for a claim of this key, "namespace/name"; nil if there is none.
+func (w *watches) extendedPod(key string) *corev1.Pod {
+	name, ok := strings.CutSuffix(key, extendedSuffix)
+	if !ok || w.pods == nil {
+		return nil
+	}
+	o, found, err := w.pods.GetStore().GetByKey(name)
+	if err != nil || !found {
+		return nil
+	}
+	p := o.(*corev1.Pod)
+	if p.Spec.NodeName != "" || p.Status.ExtendedResourceClaimStatus != nil {
+		return nil
+	}
+	return p
+}
+
+// extendedClaim is the row of a pod that requests devices of the driver as extended resources; nil if it requests none.
+func (w *watches) extendedClaim(p *corev1.Pod) *Claim {
+	c := &Claim{
+		Namespace: p.Namespace, Name: p.Name + extendedSuffix, UID: string(p.UID), Created: p.CreationTimestamp.UTC(),
+		Deleting: p.DeletionTimestamp != nil, Requests: []Request{}, Pods: []string{p.Name}, ExtendedResources: true,
+	}
+	own := false
+	for _, container := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
+		for _, name := range sortedNames(container.Resources.Requests) {
+			class := w.classFor(name)
+			if class == nil {
+				continue
+			}
+			own = own || names(class, w.driver)
+			amount := container.Resources.Requests[name]
+			asked := ask{class: string(name), count: amount.Value()}
+			c.Requests = append(c.Requests, Request{Name: container.Name, Asks: []string{asked.String()}})
+		}
+	}
+	if !own {
+		return nil
+	}
+	return c
+}
+
+func sortedNames(all corev1.ResourceList) []corev1.ResourceName {
+	var names []corev1.ResourceName
+	for name := range all {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// classFor is a class that serves an extended resource; nil if there is none.
+func (w *watches) classFor(name corev1.ResourceName) *resourceapi.DeviceClass {
+	for _, class := range listed[resourceapi.DeviceClass](w.classes) {
+		if string(name) == resourceapi.ResourceDeviceClassPrefix+class.Name ||
+			class.Spec.ExtendedResourceName != nil && *class.Spec.ExtendedResourceName == string(name) {
+			return class
+		}
+	}
+	return nil
+}
+
+// withExtendedOnly is the pod with the extended resources that classes serve: what device plugins of nodes have is not known.
+func (w *watches) withExtendedOnly(p *corev1.Pod) *corev1.Pod {
+	only := p.DeepCopy()
+	for _, all := range [][]corev1.Container{only.Spec.InitContainers, only.Spec.Containers} {
+		for i := range all {
+			for name := range all[i].Resources.Requests {
+				if w.classFor(name) == nil {
+					delete(all[i].Resources.Requests, name)
+				}
+			}
+		}
+	}
+	return only
+}
