@@ -77,7 +77,7 @@ test: lint unit e2e ## everything that runs without a GPU: lint, unit with race 
 
 .PHONY: unit
 unit: build $(HELM) ## unit tests with the race detector, and the Helm chart rendered in many ways
-	go test -race -short ./api/... ./cmd/... ./pkg/... ./hack/gen-deviceclasses/... ./hack/gen-nodemodels/... ./hack/gen-policyschema/... ./hack/gen-reference/... ./hack/image-root/... ./e2e/cluster/...
+	go test -race -short ./api/... ./cmd/... ./pkg/... ./hack/gen-deviceclasses/... ./hack/gen-nodemodels/... ./hack/gen-policyschema/... ./hack/gen-reference/... ./hack/image-root/... ./e2e/cluster/... ./e2e/conformance/...
 	go test ./e2e/chart
 	@# A thousand plugins are started and killed: the race detector would make each start slow.
 	go test -run TestPreparer_Killed ./pkg/claims
@@ -90,6 +90,11 @@ quick: ## unit tests alone, on a fresh checkout: no root, no Helm, nothing built
 e2e: image-root scheduler-image-root $(HELM) ## tests on a real local Kubernetes node (K8S_VERSION=1.37.1 or 1.36.4)
 	@# -p 1: one cluster at a time; two that start at once may want the same port.
 	CLEAVE_E2E=1 go test -p 1 -count=1 -timeout 40m -v ./e2e/...
+
+.PHONY: conformance
+conformance: image-root ## run e2e/conformance, the behaviour suite for DRA drivers, against Cleave and Kubernetes' own test driver
+	go build -trimpath -ldflags '-s -w' -o $(BIN)/dra-conformance ./e2e/conformance
+	CLEAVE_E2E=1 go test -count=1 -timeout 20m -v -run '^TestConformance' ./e2e
 
 .PHONY: lint
 lint: $(LINT) ## gofmt, go vet and the rules of .golangci.yaml

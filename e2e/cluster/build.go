@@ -81,22 +81,39 @@ func Build(ctx context.Context, opts Options) error {
 // BuildPrometheus builds Prometheus and promtool if they are missing, and returns the directory that they are in. No cluster runs
 // them: they take some minutes to build.
 func BuildPrometheus(ctx context.Context, opts Options) (string, error) {
+	// Without the tag, the clients of all clouds in which targets can be discovered are compiled.
+	prometheus := program{pkg: "github.com/prometheus/prometheus/cmd/", tags: "remove_all_sd", flags: "-s -w"}
+	return buildTools(ctx, opts, "prometheus", prometheus, "promtool", "prometheus")
+}
+
+// BuildDRATestDriver builds the DRA driver with which Kubernetes tests itself, if it is missing, and returns its
+// path. It is of the newest Kubernetes, whichever the cluster runs.
+func BuildDRATestDriver(ctx context.Context, opts Options) (string, error) {
+	const name = "test-driver"
+	kubernetes := program{pkg: "k8s.io/kubernetes/test/e2e/dra/", flags: kubernetesFlags(DefaultVersion)}
+	dir, err := buildTools(ctx, opts, "dratestdriver", kubernetes, name)
+	return filepath.Join(dir, name), err
+}
+
+// buildTools builds programs of a module of e2e/tools that are missing, and returns the directory that they are in. kind has
+// what they have in common; its package is their directory.
+func buildTools(ctx context.Context, opts Options, module string, kind program, names ...string) (string, error) {
 	o, err := opts.withDefaults()
 	if err != nil {
 		return "", err
 	}
-	module, to := filepath.Join(o.Source, "e2e", "tools", "prometheus"), filepath.Join(o.BinDir, "tools")
+	kind.module, kind.dir = filepath.Join(o.Source, "e2e", "tools", module), filepath.Join(o.BinDir, "tools")
 	var todo []program
-	for _, name := range []string{"promtool", "prometheus"} {
-		// Without the tag, the clients of all clouds in which targets can be discovered are compiled.
-		p := program{name, "github.com/prometheus/prometheus/cmd/" + name, module, to, "-s -w", "remove_all_sd", false}
+	for _, name := range names {
+		p := kind
+		p.name, p.pkg = name, kind.pkg+name
 		if fresh, err := p.isFresh(); err != nil {
 			return "", err
 		} else if !fresh {
 			todo = append(todo, p)
 		}
 	}
-	return to, build(ctx, o, todo)
+	return kind.dir, build(ctx, o, todo)
 }
 
 // install installs and builds what is missing.
