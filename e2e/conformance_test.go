@@ -137,6 +137,7 @@ func TestConformance_KubernetesTestDriver(t *testing.T) {
 		running, err = process.Start(cmd, filepath.Join(t.TempDir(), "test-driver.log"))
 		return err
 	}
+	s.must(os.MkdirAll(filepath.Join(env.cluster.PluginsDir(), testDriver), 0o750)) // which it expects
 	s.must(start())
 	t.Cleanup(func() {
 		if t.Failed() {
