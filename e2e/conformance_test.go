@@ -131,7 +131,7 @@ func TestConformance_KubernetesTestDriver(t *testing.T) {
 		// Bound to no context, as it is ended by its own.
 		cmd := exec.Command(path, "kubelet-plugin", "--drivername", testDriver, "--node-name", env.cluster.NodeName(), //nolint:noctx // see above
 			"--kubeconfig", env.cluster.Kubeconfig(), "--datadir", env.cluster.PluginsDir(), "--plugin-registration-path", env.cluster.RegistryDir(),
-			"--cdi-dir", env.cluster.CDIDir(), "--num-devices", "10", "--enable-device-metadata")
+			"--cdi-dir", env.cluster.CDIDir(), "--num-devices", "10")
 		without := func(v string) bool { return strings.HasPrefix(v, "KUBECONFIG=") } // which it prefers to the flag
 		cmd.Env = append(slices.DeleteFunc(os.Environ(), without), env.cluster.Environment()...)
 		running, err = process.Start(cmd, filepath.Join(t.TempDir(), "test-driver.log"))
