@@ -94,7 +94,7 @@ e2e: image-root scheduler-image-root $(HELM) ## tests on a real local Kubernetes
 .PHONY: conformance
 conformance: image-root ## run e2e/conformance, the behaviour suite for DRA drivers, against Cleave and Kubernetes' own test driver
 	go build -trimpath -ldflags '-s -w' -o $(BIN)/dra-conformance ./e2e/conformance
-	CLEAVE_E2E=1 go test -count=1 -timeout 20m -v -run '^TestConformance' ./e2e
+	CLEAVE_E2E=1 CLEAVE_CONFORMANCE_TEST_DRIVER=1 go test -count=1 -timeout 20m -v -run '^TestConformance' ./e2e
 
 .PHONY: lint
 lint: $(LINT) ## gofmt, go vet and the rules of .golangci.yaml

@@ -120,6 +120,9 @@ func TestConformance_Compatible(t *testing.T) {
 }
 
 func TestConformance_KubernetesTestDriver(t *testing.T) {
+	if os.Getenv("CLEAVE_CONFORMANCE_TEST_DRIVER") != "1" {
+		t.Skip("CLEAVE_CONFORMANCE_TEST_DRIVER=1 runs the suite against Kubernetes' own test driver")
+	}
 	// Built once, for as long as that takes: newSpace begins the time of the test.
 	path, err := cluster.BuildDRATestDriver(t.Context(), cluster.Options{Source: env.source, Dir: clusterDir, Output: os.Stdout})
 	if err != nil {
