@@ -33,9 +33,12 @@ import (
 // testDriver is the name of the DRA driver with which Kubernetes tests itself.
 const testDriver = "test-driver.cdi.k8s.io"
 
-// conformance runs the behaviour suite against a driver on the cluster's node and compares its results with a column of the
+// suiteRun is a test that runs the behaviour suite of e2e/conformance.
+type suiteRun struct{ *space }
+
+// compare runs the behaviour suite against a driver on the cluster's node and compares its results with a column of the
 // table in e2e/conformance/README.md.
-func (s *space) conformance(ctx context.Context, column int, config conformance.Config) {
+func (s suiteRun) compare(ctx context.Context, column int, config conformance.Config) {
 	s.Helper()
 	config.Client, config.Node, config.Namespace = env.kube, env.cluster.NodeName(), s.name+"-suite"
 	config.RegistryDir, config.CDIDirs = env.cluster.RegistryDir(), []string{env.cluster.CDIDir()}
@@ -58,7 +61,7 @@ func (s *space) conformance(ctx context.Context, column int, config conformance.
 }
 
 // documented are the results in a column of README.md.
-func (s *space) documented(column int) map[string]string {
+func (s suiteRun) documented(column int) map[string]string {
 	s.Helper()
 	data, err := os.ReadFile(filepath.Join(env.source, "e2e", "conformance", "README.md"))
 	s.must(err)
@@ -74,7 +77,7 @@ func (s *space) documented(column int) map[string]string {
 }
 
 // ofNode are the parts of the suite that need Cleave's process or its hardware.
-func (s *space) ofNode(n *node.Node, driver string, classes ...string) conformance.Config {
+func (s suiteRun) ofNode(n *node.Node, driver string, classes ...string) conformance.Config {
 	return conformance.Config{
 		Driver: driver, Classes: classes,
 		Restart: func(ctx context.Context) error { return errors.Join(n.Kill(), n.Start(ctx), n.WaitReady(ctx)) },
@@ -90,7 +93,7 @@ func (s *space) ofNode(n *node.Node, driver string, classes ...string) conforman
 }
 
 // gpuIndex is the index of a GPU by its device.
-func (s *space) gpuIndex(ctx context.Context, driver, device string) string {
+func (s suiteRun) gpuIndex(ctx context.Context, driver, device string) string {
 	s.Helper()
 	list, err := env.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.driver=" + driver})
 	s.must(err)
@@ -108,14 +111,14 @@ func (s *space) gpuIndex(ctx context.Context, driver, device string) string {
 func TestConformance_Native(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.hardware.recoverAfter(ctx)
-	s.conformance(ctx, 3, s.ofNode(env.node, workload.Driver, workload.Driver, "timeslice.cleave.dev"))
+	suiteRun{s}.compare(ctx, 3, suiteRun{s}.ofNode(env.node, workload.Driver, workload.Driver, "timeslice.cleave.dev"))
 	s.plugin.waitRecords(ctx, env.node)
 }
 
 func TestConformance_Compatible(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	n := s.startCompatible(ctx)
-	s.conformance(ctx, 4, s.ofNode(n, nvidia.DriverName, "gpu.nvidia.com"))
+	suiteRun{s}.compare(ctx, 4, suiteRun{s}.ofNode(n, nvidia.DriverName, "gpu.nvidia.com"))
 	s.cleared(ctx, n)
 }
 
@@ -166,7 +169,7 @@ func TestConformance_KubernetesTestDriver(t *testing.T) {
 	}, metav1.CreateOptions{})
 	s.must(err)
 	s.must(env.client.WaitSlices(ctx, testDriver, nil))
-	s.conformance(ctx, 5, conformance.Config{
+	suiteRun{s}.compare(ctx, 5, conformance.Config{
 		Driver: testDriver, Classes: []string{testDriver},
 		Restart: func(context.Context) error { return errors.Join(running.End(syscall.SIGKILL), start()) },
 	})

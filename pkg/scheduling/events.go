@@ -38,7 +38,7 @@ func (p *Plugin) EventsToRegister(context.Context) ([]framework.ClusterEventWith
 // afterNode queues pods that may fit on the node. What a device plugin has there changes the meaning of extended resources.
 func (p *Plugin) afterNode(_ klog.Logger, pod *corev1.Pod, _, after any) (framework.QueueingHint, error) {
 	n, ok := after.(*corev1.Node)
-	return hint(!ok || p.asksExtended(pod) || p.mayFit(pod, n.Name)), nil
+	return hint(!ok || p.asks.anyExtended(pod) || p.mayFit(pod, n.Name)), nil
 }
 
 // afterPod queues pods after one that did not get its devices in the end. Devices of a pod that had them are free when its

@@ -82,7 +82,7 @@ func (r reserved) Clone() framework.StateData { return r }
 func (p *Plugin) Reserve(ctx context.Context, state framework.CycleState, pod *corev1.Pod, node string) *framework.Status {
 	var all reserved
 	for i := range pod.Spec.ResourceClaims {
-		claim, err := p.claim(pod, &pod.Spec.ResourceClaims[i])
+		claim, err := p.asks.claim(pod, &pod.Spec.ResourceClaims[i])
 		if err != nil || claim == nil || claim.Status.Allocation != nil {
 			continue
 		}

@@ -31,10 +31,11 @@ type Plugin struct {
 	cluster *cluster
 	ready   atomic.Bool // the cluster has all there was at the start
 	checks  checks
+	asks    asks
 	// unnarrowed are pods whose next attempt sees all nodes, waiting what pods without room look for, released those that did
-	// not get their devices in the end, warned those whose annotation was reported.
-	unnarrowed, released, warned remembered[struct{}]
-	waiting                      remembered[query]
+	// not get their devices in the end.
+	unnarrowed, released remembered[struct{}]
+	waiting              remembered[query]
 }
 
 var (
@@ -60,7 +61,8 @@ func Factory() func(context.Context, runtime.Object, framework.Handle) (framewor
 		if handle.SharedDRAManager() == nil {
 			return nil, fmt.Errorf("start %s: dynamic resource allocation is off", Name)
 		}
-		p := &Plugin{handle: handle, dra: handle.SharedDRAManager(), args: args, checks: checks{now: time.Now}}
+		p := &Plugin{handle: handle, dra: handle.SharedDRAManager(), args: args, checks: checks{now: time.Now},
+			asks: asks{handle: handle, dra: handle.SharedDRAManager(), args: args}}
 		if p.cluster, err = shared.get(ctx, handle.SharedInformerFactory(), handle.ClientSet().Discovery()); err != nil {
 			return nil, fmt.Errorf("start %s: %w", Name, err)
 		}
@@ -105,11 +107,11 @@ func (p *Plugin) PreFilter(ctx context.Context, state framework.CycleState, pod 
 		}
 		p.ready.Store(true)
 	}
-	specs, passed, err := p.demandOf(pod, nodes)
+	specs, passed, err := p.asks.demand(pod, nodes)
 	if err != nil || passed == "" && len(specs) == 0 {
 		return nil, skip // what is wrong with claims, DynamicResources reports
 	}
-	strategy := p.strategyOf(pod, specs)
+	strategy := p.asks.strategy(pod, specs)
 	if passed == "" && state.IsPodGroupSchedulingCycle() {
 		passed = passedGroup
 	}

@@ -20,23 +20,32 @@ import (
 	"github.com/cleave-dra/cleave/pkg/packing"
 )
 
-// demandOf is what the allocator will be asked for, in its order: the claims of the pod, then one for its extended resources.
+// asks reads what pods ask for: devices and a strategy.
+type asks struct {
+	handle framework.Handle // for Events
+	dra    framework.SharedDRAManager
+	args   Args
+	// warned are pods whose annotation was reported.
+	warned remembered[struct{}]
+}
+
+// demand is what the allocator will be asked for, in its order: the claims of the pod, then one for its extended resources.
 // There are no specs where nothing is asked for, and a reason where the measure has no say.
-func (p *Plugin) demandOf(pod *corev1.Pod, nodes []framework.NodeInfo) (specs []*resourceapi.ResourceClaimSpec, passed string, err error) {
+func (a *asks) demand(pod *corev1.Pod, nodes []framework.NodeInfo) (specs []*resourceapi.ResourceClaimSpec, passed string, err error) {
 	for i := range pod.Spec.ResourceClaims {
-		claim, err := p.claim(pod, &pod.Spec.ResourceClaims[i])
+		claim, err := a.claim(pod, &pod.Spec.ResourceClaims[i])
 		if err != nil {
 			return nil, "", err
 		}
 		if claim == nil {
 			continue
 		}
-		if claim.Status.Allocation != nil || p.dra.ResourceClaims().GetPendingAllocation(claim.UID) != nil {
+		if claim.Status.Allocation != nil || a.dra.ResourceClaims().GetPendingAllocation(claim.UID) != nil {
 			return nil, passedAllocated, nil
 		}
 		specs = append(specs, &claim.Spec)
 	}
-	extended, passed := p.extended(pod, nodes)
+	extended, passed := a.extended(pod, nodes)
 	if extended != nil {
 		specs = append(specs, extended)
 	}
@@ -44,21 +53,21 @@ func (p *Plugin) demandOf(pod *corev1.Pod, nodes []framework.NodeInfo) (specs []
 }
 
 // claim is the claim that a pod refers to; nil where it needs none.
-func (p *Plugin) claim(pod *corev1.Pod, reference *corev1.PodResourceClaim) (*resourceapi.ResourceClaim, error) {
+func (a *asks) claim(pod *corev1.Pod, reference *corev1.PodResourceClaim) (*resourceapi.ResourceClaim, error) {
 	name, _, err := resourceclaim.Name(pod, reference)
 	if err != nil || name == nil {
 		return nil, err
 	}
-	return p.dra.ResourceClaims().Get(pod.Namespace, *name)
+	return a.dra.ResourceClaims().Get(pod.Namespace, *name)
 }
 
 // extended is the claim that DynamicResources makes of extended resources that are DeviceClasses
 // (pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go, createRequestsAndMappings).
-func (p *Plugin) extended(pod *corev1.Pod, nodes []framework.NodeInfo) (spec *resourceapi.ResourceClaimSpec, passed string) {
+func (a *asks) extended(pod *corev1.Pod, nodes []framework.NodeInfo) (spec *resourceapi.ResourceClaimSpec, passed string) {
 	var requests []resourceapi.DeviceRequest
 	for i := range pod.Spec.InitContainers {
 		for name := range pod.Spec.InitContainers[i].Resources.Requests {
-			if p.classOf(name) != nil {
+			if a.classOf(name) != nil {
 				return nil, passedUnforeseen
 			}
 		}
@@ -66,7 +75,7 @@ func (p *Plugin) extended(pod *corev1.Pod, nodes []framework.NodeInfo) (spec *re
 	for i := range pod.Spec.Containers {
 		wanted := pod.Spec.Containers[i].Resources.Requests
 		for index, name := range sortedKeys(wanted) {
-			class, count := p.classOf(name), wanted[name]
+			class, count := a.classOf(name), wanted[name]
 			if class == nil || count.IsZero() {
 				continue
 			}
@@ -88,11 +97,11 @@ func (p *Plugin) extended(pod *corev1.Pod, nodes []framework.NodeInfo) (spec *re
 	return &resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: requests}}, ""
 }
 
-// asksExtended reports whether a pod asks for extended resources that are DeviceClasses.
-func (p *Plugin) asksExtended(pod *corev1.Pod) bool {
+// anyExtended reports whether a pod asks for extended resources that are DeviceClasses.
+func (a *asks) anyExtended(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool {
 		for name := range c.Resources.Requests {
-			if p.classOf(name) != nil {
+			if a.classOf(name) != nil {
 				return true
 			}
 		}
@@ -101,44 +110,44 @@ func (p *Plugin) asksExtended(pod *corev1.Pod) bool {
 }
 
 // classOf is the DeviceClass that an extended resource stands for; nil where it is none.
-func (p *Plugin) classOf(name corev1.ResourceName) *resourceapi.DeviceClass {
+func (a *asks) classOf(name corev1.ResourceName) *resourceapi.DeviceClass {
 	if !strings.Contains(string(name), "/") {
 		return nil
 	}
-	return p.dra.DeviceClassResolver().GetDeviceClass(name)
+	return a.dra.DeviceClassResolver().GetDeviceClass(name)
 }
 
-// strategyOf is a pod's strategy: its annotation's, else that of the first class that has one, else the default. An
+// strategy is a pod's strategy: its annotation's, else that of the first class that has one, else the default. An
 // unknown annotation is an Event on the pod.
-func (p *Plugin) strategyOf(pod *corev1.Pod, specs []*resourceapi.ResourceClaimSpec) packing.Strategy {
-	strategy := p.classStrategy(specs)
+func (a *asks) strategy(pod *corev1.Pod, specs []*resourceapi.ResourceClaimSpec) packing.Strategy {
+	byClass := a.classStrategy(specs)
 	name, ok := pod.Annotations[v1alpha1.PlacementAnnotation]
 	if !ok {
-		return strategy
+		return byClass
 	}
 	own, err := packing.ParseStrategy(name)
 	if err == nil {
 		return own
 	}
-	if !p.warned.put(pod.UID, struct{}{}) {
-		p.handle.EventRecorder().Eventf(pod, nil, corev1.EventTypeWarning, "PlacementUnknown", "Scheduling",
-			"Annotation %s: %v. The pod is placed by %q.", v1alpha1.PlacementAnnotation, err, strategy)
+	if !a.warned.put(pod.UID, struct{}{}) {
+		a.handle.EventRecorder().Eventf(pod, nil, corev1.EventTypeWarning, "PlacementUnknown", "Scheduling",
+			"Annotation %s: %v. The pod is placed by %q.", v1alpha1.PlacementAnnotation, err, byClass)
 	}
-	return strategy
+	return byClass
 }
 
-func (p *Plugin) classStrategy(specs []*resourceapi.ResourceClaimSpec) packing.Strategy {
+func (a *asks) classStrategy(specs []*resourceapi.ResourceClaimSpec) packing.Strategy {
 	for _, spec := range specs {
 		for _, r := range spec.Devices.Requests {
 			if r.Exactly == nil {
 				continue
 			}
-			if s, ok := p.args.Strategies[r.Exactly.DeviceClassName]; ok {
+			if s, ok := a.args.Strategies[r.Exactly.DeviceClassName]; ok {
 				return s
 			}
 		}
 	}
-	return p.args.Strategy
+	return a.args.Strategy
 }
 
 // eligible are the names of the nodes that the cheap filters of the scheduler would not refuse. Nodes that it refuses

@@ -73,7 +73,7 @@ func (d *Driver) CDIDir() string { return filepath.Join(d.dir, "cdi") }
 // Socket is its endpoint.
 func (d *Driver) Socket() string { return filepath.Join(d.dir, "dra.sock") }
 
-func (d *Driver) metadataDir() string { return filepath.Join(d.dir, "metadata") }
+func (d files) metadataDir() string { return filepath.Join(d.dir, "metadata") }
 func (d *Driver) recordsFile() string { return filepath.Join(d.dir, "records.json") }
 
 func (d *Driver) is(f Fault) bool    { return slices.Contains(d.faults, f) }
@@ -85,7 +85,7 @@ func (d *Driver) Start(ctx context.Context) error {
 	if d.starts > 1 && d.is(StaysAway) {
 		return nil
 	}
-	for _, dir := range []string{d.RegistryDir(), d.CDIDir(), d.metadataDir()} {
+	for _, dir := range []string{d.RegistryDir(), d.CDIDir(), files{d}.metadataDir()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("create a directory of the driver: %w", err)
 		}
@@ -96,7 +96,7 @@ func (d *Driver) Start(ctx context.Context) error {
 	if err := d.save(); err != nil {
 		return err
 	}
-	if err := d.publish(ctx); err != nil {
+	if err := (publisher{d}).publish(ctx); err != nil {
 		return err
 	}
 	plugin := grpc.NewServer()
@@ -165,7 +165,7 @@ func (d *Driver) change(ctx context.Context, do func()) error {
 	close(d.changed)
 	d.changed = make(chan struct{})
 	d.mu.Unlock()
-	return d.publish(ctx)
+	return publisher{d}.publish(ctx)
 }
 
 func (d *Driver) unhealthy(device string) bool {

@@ -22,8 +22,11 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
+// files are what the driver leaves for the runtime, the containers and the API server.
+type files struct{ *Driver }
+
 // cdiIDs are the CDI devices of a request.
-func (d *Driver) cdiIDs(claim *resourceapi.ResourceClaim, request string) []string {
+func (d files) cdiIDs(claim *resourceapi.ResourceClaim, request string) []string {
 	return []string{Name + "/device=" + deviceID(claim.UID, request)}
 }
 
@@ -31,19 +34,19 @@ func deviceID(uid types.UID, request string) string {
 	return string(uid) + "_" + strings.ReplaceAll(request, "/", "_")
 }
 
-func (d *Driver) specFile(uid string) string { return filepath.Join(d.CDIDir(), Name+"-"+uid+".json") }
+func (d files) specFile(uid string) string { return filepath.Join(d.CDIDir(), Name+"-"+uid+".json") }
 
-func (d *Driver) metadataFile(uid types.UID, request string) string {
+func (d files) metadataFile(uid types.UID, request string) string {
 	return filepath.Join(d.metadataDir(), deviceID(uid, request)+".json")
 }
 
 // writeFiles writes the CDI spec of a claim and what it mounts.
-func (d *Driver) writeFiles(claim *resourceapi.ResourceClaim, devices []*drapb.Device) error {
+func (d files) writeFiles(claim *resourceapi.ResourceClaim, devices []*drapb.Device) error {
 	if d.is(WritesNoSpec) || !d.has(CDI) || d.is(LosesSpecs) && d.starts > 1 {
 		return nil
 	}
 	spec := &specs.Spec{Kind: Name + "/device"}
-	for _, r := range d.results(claim) {
+	for _, r := range (preparer{d.Driver}).results(claim) {
 		edits := specs.ContainerEdits{Env: []string{"DEVICE=" + r.Device}}
 		if d.has(Metadata) {
 			if err := d.writeMetadata(claim, r); err != nil {
@@ -68,7 +71,7 @@ func (d *Driver) writeFiles(claim *resourceapi.ResourceClaim, devices []*drapb.D
 	return writeJSON(d.specFile(string(claim.UID)), spec)
 }
 
-func (d *Driver) writeMetadata(claim *resourceapi.ResourceClaim, r resourceapi.DeviceRequestAllocationResult) error {
+func (d files) writeMetadata(claim *resourceapi.ResourceClaim, r resourceapi.DeviceRequestAllocationResult) error {
 	file := d.metadataFile(claim.UID, r.Request)
 	if d.is(MetadataBroken) {
 		return os.WriteFile(file, []byte("{"), 0o600)
@@ -107,7 +110,7 @@ func writeJSON(file string, value any) error {
 }
 
 // removeFiles removes what was written for a claim.
-func (d *Driver) removeFiles(uid string) error {
+func (d files) removeFiles(uid string) error {
 	var failed []error
 	if !d.is(LeavesSpec) {
 		failed = append(failed, os.Remove(d.specFile(uid)))
@@ -128,13 +131,13 @@ func (d *Driver) removeFiles(uid string) error {
 }
 
 // writeStatus writes the status of a claim's devices.
-func (d *Driver) writeStatus(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+func (d files) writeStatus(ctx context.Context, claim *resourceapi.ResourceClaim) error {
 	if !d.has(Status) {
 		return nil
 	}
 	claim = claim.DeepCopy()
 	claim.Status.Devices = nil
-	for _, r := range d.results(claim) {
+	for _, r := range (preparer{d.Driver}).results(claim) {
 		one := resourceapi.AllocatedDeviceStatus{
 			Driver: r.Driver, Pool: r.Pool, Device: r.Device, ShareID: (*string)(r.ShareID),
 			Conditions: []metav1.Condition{{

@@ -48,7 +48,7 @@ func (h *health) NodeWatchResources(_ *healthpb.NodeWatchResourcesRequest,
 // report is the health of all devices.
 func (d *Driver) report() *healthpb.NodeWatchResourcesResponse {
 	report := &healthpb.NodeWatchResourcesResponse{}
-	for _, s := range d.slices() {
+	for _, s := range (publisher{d}).slices() {
 		for _, device := range s.Devices {
 			one := &healthpb.DeviceHealth{
 				Device:          &healthpb.DeviceIdentifier{PoolName: Node, DeviceName: device.Name},

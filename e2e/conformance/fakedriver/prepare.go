@@ -15,19 +15,22 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
+// preparer prepares and unprepares one claim.
+type preparer struct{ *Driver }
+
 // NodePrepareResources prepares claims.
 func (d *Driver) NodePrepareResources(ctx context.Context,
 	req *drapb.NodePrepareResourcesRequest) (*drapb.NodePrepareResourcesResponse, error) {
 	answer := &drapb.NodePrepareResourcesResponse{Claims: map[string]*drapb.NodePrepareResourceResponse{}}
 	if d.is(RefusesConcurrent) && len(req.Claims) > 0 {
-		done, err := d.enter(ctx)
+		done, err := preparer{d}.enter(ctx)
 		if err != nil {
 			return nil, err
 		}
 		defer done()
 	}
 	for _, c := range req.Claims {
-		devices, err := d.prepare(ctx, c)
+		devices, err := preparer{d}.prepare(ctx, c)
 		if err != nil && d.is(FailsWholeCall) && len(req.Claims) > 1 {
 			return nil, err
 		}
@@ -62,7 +65,7 @@ func spoil(answer map[string]*drapb.NodePrepareResourceResponse) {
 
 // enter lets one call in at a time and refuses others. The first waits for one to refuse, so that a caller that makes
 // several at once sees it each time, and a caller that makes one at a time is not kept for long.
-func (d *Driver) enter(ctx context.Context) (func(), error) {
+func (d preparer) enter(ctx context.Context) (func(), error) {
 	select {
 	case d.busy <- struct{}{}:
 	default:
@@ -81,7 +84,7 @@ func (d *Driver) enter(ctx context.Context) (func(), error) {
 	return func() { <-d.busy }, nil
 }
 
-func (d *Driver) prepare(ctx context.Context, c *drapb.Claim) ([]*drapb.Device, error) {
+func (d preparer) prepare(ctx context.Context, c *drapb.Claim) ([]*drapb.Device, error) {
 	claim, err := d.client.ResourceV1().ResourceClaims(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) && d.is(PreparesMissing) {
 		return nil, nil
@@ -108,16 +111,16 @@ func (d *Driver) prepare(ctx context.Context, c *drapb.Claim) ([]*drapb.Device, 
 		return nil, err
 	}
 	devices := d.answer(claim)
-	if err := errors.Join(d.writeFiles(claim, devices), d.writeStatus(ctx, claim)); err != nil {
+	if err := errors.Join((files{d.Driver}).writeFiles(claim, devices), (files{d.Driver}).writeStatus(ctx, claim)); err != nil {
 		return nil, err
 	}
 	if d.is(ShrinksCapacity) {
-		return devices, d.publish(ctx)
+		return devices, publisher{d.Driver}.publish(ctx)
 	}
 	return devices, nil
 }
 
-func (d *Driver) checkConfig(claim *resourceapi.ResourceClaim) error {
+func (d preparer) checkConfig(claim *resourceapi.ResourceClaim) error {
 	for _, config := range claim.Status.Allocation.Devices.Config {
 		if config.Opaque.Driver == Name && !d.is(AcceptsParameters) || d.is(ReadsOthersConfig) {
 			return errors.New("the parameters are of an unknown kind")
@@ -127,14 +130,14 @@ func (d *Driver) checkConfig(claim *resourceapi.ResourceClaim) error {
 }
 
 // results are the driver's in an allocation.
-func (d *Driver) results(claim *resourceapi.ResourceClaim) []resourceapi.DeviceRequestAllocationResult {
+func (d preparer) results(claim *resourceapi.ResourceClaim) []resourceapi.DeviceRequestAllocationResult {
 	return slices.DeleteFunc(slices.Clone(claim.Status.Allocation.Devices.Results), func(r resourceapi.DeviceRequestAllocationResult) bool {
 		return r.Driver != Name && !d.is(PreparesOthers)
 	})
 }
 
 // take records a claim, unless another one has its devices.
-func (d *Driver) take(claim *resourceapi.ResourceClaim) error {
+func (d preparer) take(claim *resourceapi.ResourceClaim) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if _, again := d.records[string(claim.UID)]; again {
@@ -165,7 +168,7 @@ func (d *Driver) take(claim *resourceapi.ResourceClaim) error {
 }
 
 // free is nil if a device can be taken. The caller has the lock.
-func (d *Driver) free(a allocated) error {
+func (d preparer) free(a allocated) error {
 	for uid, r := range d.records {
 		for _, other := range r.Devices {
 			if other.Device != a.Device || d.is(AllowsDoubleUse) {
@@ -178,7 +181,7 @@ func (d *Driver) free(a allocated) error {
 			}
 			if d.is(RefusedTakesOver) {
 				delete(d.records, uid)
-				return errors.Join(errors.New("the device was in use"), d.removeFiles(uid))
+				return errors.Join(errors.New("the device was in use"), files{d.Driver}.removeFiles(uid))
 			}
 			return fmt.Errorf("device %s is in use by claim %s/%s", a.Device, r.Namespace, r.Name)
 		}
@@ -187,7 +190,7 @@ func (d *Driver) free(a allocated) error {
 }
 
 // answer are the devices for the kubelet.
-func (d *Driver) answer(claim *resourceapi.ResourceClaim) []*drapb.Device {
+func (d preparer) answer(claim *resourceapi.ResourceClaim) []*drapb.Device {
 	var devices []*drapb.Device
 	for _, r := range d.results(claim) {
 		name, _, _ := strings.Cut(r.Request, "/")
@@ -200,7 +203,7 @@ func (d *Driver) answer(claim *resourceapi.ResourceClaim) []*drapb.Device {
 			one.ShareId = &share
 		}
 		if d.has(CDI) {
-			one.CdiDeviceIds = d.cdiIDs(claim, r.Request)
+			one.CdiDeviceIds = files{d.Driver}.cdiIDs(claim, r.Request)
 		}
 		devices = append(devices, d.spoilDevice(one))
 		if d.is(GivesDeviceTwice) {
@@ -213,7 +216,7 @@ func (d *Driver) answer(claim *resourceapi.ResourceClaim) []*drapb.Device {
 	return devices
 }
 
-func (d *Driver) spoilDevice(one *drapb.Device) *drapb.Device {
+func (d preparer) spoilDevice(one *drapb.Device) *drapb.Device {
 	other := "11111111-2222-4333-8444-666666666666"
 	switch {
 	case d.is(GivesOtherDevice):

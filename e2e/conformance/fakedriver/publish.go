@@ -14,11 +14,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
+// publisher writes the ResourceSlices.
+type publisher struct{ *Driver }
+
 // exclusiveDevices is how many devices without counters there are.
 const exclusiveDevices = 10
 
 // publish brings the slices into the API server, in place of those that are there.
-func (d *Driver) publish(ctx context.Context) error {
+func (d publisher) publish(ctx context.Context) error {
 	if err := d.deleteSlices(ctx); err != nil {
 		return err
 	}
@@ -49,7 +52,7 @@ func (d *Driver) publish(ctx context.Context) error {
 }
 
 // deleteSlices deletes them one by one: the clientset in memory does nothing for DeleteCollection.
-func (d *Driver) deleteSlices(ctx context.Context) error {
+func (d publisher) deleteSlices(ctx context.Context) error {
 	client := d.client.ResourceV1().ResourceSlices()
 	list, err := client.List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -63,7 +66,7 @@ func (d *Driver) deleteSlices(ctx context.Context) error {
 	return nil
 }
 
-func (d *Driver) createSlice(ctx context.Context, name string, spec resourceapi.ResourceSliceSpec) error {
+func (d publisher) createSlice(ctx context.Context, name string, spec resourceapi.ResourceSliceSpec) error {
 	_, err := d.client.ResourceV1().ResourceSlices().Create(ctx, &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec,
 	}, metav1.CreateOptions{})
@@ -74,7 +77,7 @@ func (d *Driver) createSlice(ctx context.Context, name string, spec resourceapi.
 }
 
 // slices are, in order: exclusive devices, a shared and a tainted one; counters; devices that consume them.
-func (d *Driver) slices() []resourceapi.ResourceSliceSpec {
+func (d publisher) slices() []resourceapi.ResourceSliceSpec {
 	var first resourceapi.ResourceSliceSpec
 	for i := range exclusiveDevices {
 		if device := d.device(fmt.Sprintf("device-%d", i)); device != nil {
@@ -102,7 +105,7 @@ func (d *Driver) slices() []resourceapi.ResourceSliceSpec {
 }
 
 // device is an exclusive one; nil if it is not published.
-func (d *Driver) device(name string) *resourceapi.Device {
+func (d publisher) device(name string) *resourceapi.Device {
 	device := &resourceapi.Device{Name: name}
 	if d.unhealthy(name) {
 		if d.is(Unpublishes) {
@@ -118,7 +121,7 @@ func (d *Driver) device(name string) *resourceapi.Device {
 	return device
 }
 
-func (d *Driver) sharedDevice() resourceapi.Device {
+func (d publisher) sharedDevice() resourceapi.Device {
 	multiple, value, one := true, resource.MustParse("100"), resource.MustParse("10")
 	if d.is(ShrinksCapacity) && d.inUse("shared") {
 		value = resource.MustParse("5")
@@ -133,7 +136,7 @@ func (d *Driver) sharedDevice() resourceapi.Device {
 	}
 }
 
-func (d *Driver) taint(key string) resourceapi.DeviceTaint {
+func (d publisher) taint(key string) resourceapi.DeviceTaint {
 	added := metav1.NewTime(time.Now())
 	if d.is(TaintsInFuture) {
 		added = metav1.NewTime(time.Now().Add(time.Hour))
@@ -142,7 +145,7 @@ func (d *Driver) taint(key string) resourceapi.DeviceTaint {
 }
 
 // counters are a slice of counter sets, and one of the devices that consume them: a whole and its halves.
-func (d *Driver) counters() []resourceapi.ResourceSliceSpec {
+func (d publisher) counters() []resourceapi.ResourceSliceSpec {
 	set, total := "board", "100"
 	if d.is(CountersBelowAllocated) {
 		total = "60"

@@ -21,7 +21,7 @@ func (d *Driver) NodeUnprepareResources(ctx context.Context,
 	req *drapb.NodeUnprepareResourcesRequest) (*drapb.NodeUnprepareResourcesResponse, error) {
 	answer := &drapb.NodeUnprepareResourcesResponse{Claims: map[string]*drapb.NodeUnprepareResourceResponse{}}
 	for _, c := range req.Claims {
-		known, err := d.unprepare(ctx, c)
+		known, err := preparer{d}.unprepare(ctx, c)
 		if !known && d.is(OmitsUnknown) {
 			continue
 		}
@@ -37,7 +37,7 @@ func (d *Driver) NodeUnprepareResources(ctx context.Context,
 	return answer, nil
 }
 
-func (d *Driver) unprepare(ctx context.Context, c *drapb.Claim) (known bool, err error) {
+func (d preparer) unprepare(ctx context.Context, c *drapb.Claim) (known bool, err error) {
 	if d.is(ReadsDeletedClaim) {
 		if _, err := d.client.ResourceV1().ResourceClaims(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{}); err != nil {
 			return true, fmt.Errorf("read the claim: %w", err)
@@ -63,15 +63,15 @@ func (d *Driver) unprepare(ctx context.Context, c *drapb.Claim) (known bool, err
 			}
 		}
 	}
-	return true, errors.Join(d.removeFiles(c.Uid), d.save())
+	return true, errors.Join(files{d.Driver}.removeFiles(c.Uid), d.save())
 }
 
 // releaseOthers is wrong: it releases a device for all claims. The caller has the lock.
-func (d *Driver) releaseOthers(device string) error {
+func (d preparer) releaseOthers(device string) error {
 	for uid, r := range d.records {
 		if slices.ContainsFunc(r.Devices, func(a allocated) bool { return a.Device == device }) {
 			delete(d.records, uid)
-			if err := d.removeFiles(uid); err != nil {
+			if err := (files{d.Driver}).removeFiles(uid); err != nil {
 				return err
 			}
 		}

@@ -35,8 +35,10 @@ type Cluster struct {
 func Until(ctx context.Context, what string, done func(context.Context) (ok bool, state string, err error)) error {
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
+	// Without the deadline: close to it, the rate limiter of a client fails calls with an error of its own.
+	calls := context.WithoutCancel(ctx)
 	for {
-		ok, state, err := done(ctx)
+		ok, state, err := done(calls)
 		if err != nil && ctx.Err() == nil {
 			return fmt.Errorf("wait for %s: %w", what, err)
 		}

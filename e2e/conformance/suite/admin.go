@@ -11,6 +11,9 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
+// admins are what cases with several claims for one device need.
+type admins struct{ *bench }
+
 var adminCases = []Case{
 	{
 		Name:   "admin/in-use",
@@ -27,7 +30,7 @@ var adminCases = []Case{
 }
 
 // admin makes a claim with admin access to the device of another.
-func (b *bench) admin(ctx context.Context, of *resourceapi.ResourceClaim) (*resourceapi.ResourceClaim, error) {
+func (b admins) admin(ctx context.Context, of *resourceapi.ResourceClaim) (*resourceapi.ResourceClaim, error) {
 	yes := true
 	return b.again(ctx, "admin", of, func(spec *resourceapi.ResourceClaimSpec, allocation *resourceapi.AllocationResult) {
 		spec.Devices.Requests[0].Exactly.AdminAccess = &yes
@@ -36,7 +39,7 @@ func (b *bench) admin(ctx context.Context, of *resourceapi.ResourceClaim) (*reso
 }
 
 // preparedRight prepares a claim and checks its devices.
-func (b *bench) preparedRight(ctx context.Context, claim *resourceapi.ResourceClaim) ([]*drapb.Device, error) {
+func (b admins) preparedRight(ctx context.Context, claim *resourceapi.ResourceClaim) ([]*drapb.Device, error) {
 	devices, err := b.prepared(ctx, claim)
 	if err != nil {
 		return nil, err
@@ -45,7 +48,7 @@ func (b *bench) preparedRight(ctx context.Context, claim *resourceapi.ResourceCl
 }
 
 // still checks that a claim has what it had.
-func (b *bench) still(ctx context.Context, claim *resourceapi.ResourceClaim, had []*drapb.Device, after string) error {
+func (b admins) still(ctx context.Context, claim *resourceapi.ResourceClaim, had []*drapb.Device, after string) error {
 	if err := b.resolve(had); err != nil {
 		return fmt.Errorf("claim %s, after %s: %w", claim.Name, after, err)
 	}
@@ -64,34 +67,34 @@ func adminInUse(ctx context.Context, b *bench) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	has, err := b.preparedRight(ctx, owner)
+	has, err := admins{b}.preparedRight(ctx, owner)
 	if err != nil {
 		return "", err
 	}
-	admin, err := b.admin(ctx, owner)
+	admin, err := admins{b}.admin(ctx, owner)
 	if err != nil {
 		return "", err
 	}
-	seen, err := b.preparedRight(ctx, admin)
+	seen, err := admins{b}.preparedRight(ctx, admin)
 	if err != nil {
 		return "", err
 	}
-	if err := b.still(ctx, owner, has, "a claim with admin access was prepared"); err != nil {
+	if err := (admins{b}).still(ctx, owner, has, "a claim with admin access was prepared"); err != nil {
 		return "", err
 	}
 	if err := b.unprepared(ctx, admin); err != nil {
 		return "", err
 	}
-	if err := b.still(ctx, owner, has, "a claim with admin access was unprepared"); err != nil {
+	if err := (admins{b}).still(ctx, owner, has, "a claim with admin access was unprepared"); err != nil {
 		return "", err
 	}
-	if _, err := b.preparedRight(ctx, admin); err != nil {
+	if _, err := (admins{b}).preparedRight(ctx, admin); err != nil {
 		return "", err
 	}
 	if err := b.unprepared(ctx, owner); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("both have %d devices", len(has)), b.still(ctx, admin, seen, "the owner was unprepared")
+	return fmt.Sprintf("both have %d devices", len(has)), admins{b}.still(ctx, admin, seen, "the owner was unprepared")
 }
 
 func adminFree(ctx context.Context, b *bench) (string, error) {
@@ -99,16 +102,16 @@ func adminFree(ctx context.Context, b *bench) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	admin, err := b.admin(ctx, owner)
+	admin, err := admins{b}.admin(ctx, owner)
 	if err != nil {
 		return "", err
 	}
-	seen, err := b.preparedRight(ctx, admin)
+	seen, err := admins{b}.preparedRight(ctx, admin)
 	if err != nil {
 		return "", err
 	}
-	if _, err := b.preparedRight(ctx, owner); err != nil {
+	if _, err := (admins{b}).preparedRight(ctx, owner); err != nil {
 		return "", fmt.Errorf("after a claim with admin access was prepared: %w", err)
 	}
-	return fmt.Sprintf("both have %d devices", len(seen)), b.still(ctx, admin, seen, "the owner was prepared")
+	return fmt.Sprintf("both have %d devices", len(seen)), admins{b}.still(ctx, admin, seen, "the owner was prepared")
 }

@@ -16,6 +16,9 @@ import (
 	"github.com/cleave-dra/cleave/e2e/conformance/kube"
 )
 
+// healths are what cases of the health stream need.
+type healths struct{ *bench }
+
 // maxMessage is the length at which the kubelet cuts (dra-health/v1/api.proto).
 const maxMessage = 1024
 
@@ -47,7 +50,7 @@ var healthCases = []Case{
 }
 
 // healthServices are those that the driver registered; none skips the case.
-func (b *bench) healthServices(ctx context.Context) (*driver.Conn, []string, error) {
+func (b healths) healthServices(ctx context.Context) (*driver.Conn, []string, error) {
 	conn, err := b.connect(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -60,7 +63,7 @@ func (b *bench) healthServices(ctx context.Context) (*driver.Conn, []string, err
 }
 
 // firstReport opens a stream, reads its first report and closes it.
-func (b *bench) firstReport(ctx context.Context, conn *driver.Conn, service string) ([]*healthpb.DeviceHealth, error) {
+func (b healths) firstReport(ctx context.Context, conn *driver.Conn, service string) ([]*healthpb.DeviceHealth, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.Patience)
 	defer cancel()
 	next, err := conn.Health(ctx, service)
@@ -71,11 +74,11 @@ func (b *bench) firstReport(ctx context.Context, conn *driver.Conn, service stri
 }
 
 func healthReport(ctx context.Context, b *bench) (string, error) {
-	conn, offered, err := b.healthServices(ctx)
+	conn, offered, err := healths{b}.healthServices(ctx)
 	if err != nil {
 		return "", err
 	}
-	report, err := b.firstReport(ctx, conn, offered[0])
+	report, err := healths{b}.firstReport(ctx, conn, offered[0])
 	if err != nil {
 		return "", err
 	}
@@ -126,11 +129,11 @@ func checkHealth(d *healthpb.DeviceHealth, published []string, now time.Time) er
 }
 
 func healthComplete(ctx context.Context, b *bench) (string, error) {
-	conn, offered, err := b.healthServices(ctx)
+	conn, offered, err := healths{b}.healthServices(ctx)
 	if err != nil {
 		return "", err
 	}
-	report, err := b.firstReport(ctx, conn, offered[0])
+	report, err := healths{b}.firstReport(ctx, conn, offered[0])
 	if err != nil {
 		return "", err
 	}
@@ -151,13 +154,13 @@ func healthComplete(ctx context.Context, b *bench) (string, error) {
 }
 
 func healthAgain(ctx context.Context, b *bench) (string, error) {
-	conn, offered, err := b.healthServices(ctx)
+	conn, offered, err := healths{b}.healthServices(ctx)
 	if err != nil {
 		return "", err
 	}
 	for range 2 {
 		for _, service := range offered {
-			if _, err := b.firstReport(ctx, conn, service); err != nil {
+			if _, err := (healths{b}).firstReport(ctx, conn, service); err != nil {
 				return "", err
 			}
 		}
@@ -166,29 +169,29 @@ func healthAgain(ctx context.Context, b *bench) (string, error) {
 }
 
 func healthDamaged(ctx context.Context, b *bench) (string, error) {
-	conn, offered, err := b.healthServices(ctx)
+	conn, offered, err := healths{b}.healthServices(ctx)
 	if err != nil {
 		return "", err
 	}
-	pool, device, repair, err := b.damage(ctx)
+	pool, device, repair, err := damages{b}.damage(ctx)
 	if err != nil {
 		return "", err
 	}
-	message, err := b.waitHealth(ctx, conn, offered[0], pool, device, healthpb.HealthStatus_UNHEALTHY)
+	message, err := healths{b}.waitHealth(ctx, conn, offered[0], pool, device, healthpb.HealthStatus_UNHEALTHY)
 	if err != nil {
 		return "", err
 	}
 	if err := repair(ctx); err != nil {
 		return "", err
 	}
-	if _, err := b.waitHealth(ctx, conn, offered[0], pool, device, healthpb.HealthStatus_HEALTHY); err != nil {
+	if _, err := (healths{b}).waitHealth(ctx, conn, offered[0], pool, device, healthpb.HealthStatus_HEALTHY); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("Unhealthy with %q, then Healthy", message), nil
 }
 
 // waitHealth reads a stream until a device has a health, and returns its message.
-func (b *bench) waitHealth(ctx context.Context, conn *driver.Conn, service, pool, device string,
+func (b healths) waitHealth(ctx context.Context, conn *driver.Conn, service, pool, device string,
 	want healthpb.HealthStatus) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.Patience)
 	defer cancel()

@@ -213,7 +213,7 @@ func prepareInUse(ctx context.Context, b *bench) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return note, b.still(ctx, owner, first, "another claim was refused")
+	return note, admins{b}.still(ctx, owner, first, "another claim was refused")
 }
 
 func prepareReplaced(ctx context.Context, b *bench) (string, error) {

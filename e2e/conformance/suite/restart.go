@@ -15,6 +15,9 @@ import (
 	"github.com/cleave-dra/cleave/e2e/conformance/kube"
 )
 
+// restarts are what cases of restarts need.
+type restarts struct{ *bench }
+
 var restartCases = []Case{
 	{
 		Name:   "restart/prepared",
@@ -43,7 +46,7 @@ var restartCases = []Case{
 }
 
 // restart restarts the driver and waits until it serves.
-func (b *bench) restart(ctx context.Context) error {
+func (b restarts) restart(ctx context.Context) error {
 	if err := b.disconnect(); err != nil {
 		return err
 	}
@@ -57,7 +60,7 @@ func (b *bench) restart(ctx context.Context) error {
 }
 
 // serves is nil if the driver answers a call.
-func (b *bench) serves(ctx context.Context) error {
+func (b restarts) serves(ctx context.Context) error {
 	conn, err := b.driver.Connect(ctx)
 	if err != nil {
 		return err
@@ -67,7 +70,7 @@ func (b *bench) serves(ctx context.Context) error {
 }
 
 // surviving prepares a claim and restarts the driver.
-func (b *bench) surviving(ctx context.Context, selectors ...string) (*resourceapi.ResourceClaim, []*drapb.Device, error) {
+func (b restarts) surviving(ctx context.Context, selectors ...string) (*resourceapi.ResourceClaim, []*drapb.Device, error) {
 	if b.Restart == nil {
 		return nil, nil, skipf("the suite was given no command that restarts the driver")
 	}
@@ -83,7 +86,7 @@ func (b *bench) surviving(ctx context.Context, selectors ...string) (*resourceap
 }
 
 func restartPrepared(ctx context.Context, b *bench) (string, error) {
-	claim, before, err := b.surviving(ctx)
+	claim, before, err := restarts{b}.surviving(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -98,7 +101,7 @@ func restartPrepared(ctx context.Context, b *bench) (string, error) {
 }
 
 func restartUnprepare(ctx context.Context, b *bench) (string, error) {
-	claim, devices, err := b.surviving(ctx)
+	claim, devices, err := restarts{b}.surviving(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -109,7 +112,7 @@ func restartUnprepare(ctx context.Context, b *bench) (string, error) {
 }
 
 func restartInUse(ctx context.Context, b *bench) (string, error) {
-	owner, _, err := b.surviving(ctx, exclusive)
+	owner, _, err := restarts{b}.surviving(ctx, exclusive)
 	if err != nil {
 		return "", err
 	}
@@ -128,14 +131,14 @@ func restartSlices(ctx context.Context, b *bench) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if _, _, err := b.surviving(ctx); err != nil {
+	if _, _, err := (restarts{b}).surviving(ctx); err != nil {
 		return "", err
 	}
-	return b.unchanged(ctx, before)
+	return restarts{b}.unchanged(ctx, before)
 }
 
 // unchanged waits until each device of before is published, consuming what it consumed.
-func (b *bench) unchanged(ctx context.Context, before []kube.Pool) (string, error) {
+func (b restarts) unchanged(ctx context.Context, before []kube.Pool) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.Patience)
 	defer cancel()
 	count := 0

@@ -16,6 +16,9 @@ import (
 	"github.com/cleave-dra/cleave/e2e/conformance/kube"
 )
 
+// sharers are what cases of shared devices need.
+type sharers struct{ *bench }
+
 var shareCases = []Case{
 	{
 		Name:   "shares/two-claims",
@@ -38,7 +41,7 @@ var shareCases = []Case{
 }
 
 // pair makes two claims with shares of one device.
-func (b *bench) pair(ctx context.Context) ([]*resourceapi.ResourceClaim, error) {
+func (b sharers) pair(ctx context.Context) ([]*resourceapi.ResourceClaim, error) {
 	for _, class := range b.Classes {
 		found, err := b.cluster.Fit(ctx, selected(exactly(class), []string{multiple}), selected(exactly(class), []string{multiple}))
 		if errors.Is(err, kube.ErrNoFit) {
@@ -68,26 +71,26 @@ func sameDevice(a, b resourceapi.DeviceRequestAllocationResult) bool {
 }
 
 func sharesTwoClaims(ctx context.Context, b *bench) (string, error) {
-	claims, err := b.pair(ctx)
+	claims, err := sharers{b}.pair(ctx)
 	if err != nil {
 		return "", err
 	}
-	first, err := b.preparedRight(ctx, claims[0])
+	first, err := admins{b}.preparedRight(ctx, claims[0])
 	if err != nil {
 		return "", err
 	}
-	second, err := b.preparedRight(ctx, claims[1])
+	second, err := admins{b}.preparedRight(ctx, claims[1])
 	if err != nil {
 		return "", err
 	}
-	if err := b.still(ctx, claims[0], first, "the other share was prepared"); err != nil {
+	if err := (admins{b}).still(ctx, claims[0], first, "the other share was prepared"); err != nil {
 		return "", err
 	}
 	if err := b.unprepared(ctx, claims[0]); err != nil {
 		return "", err
 	}
 	note := "two shares of " + b.resultsOf(claims[0])[0].Device
-	return note, b.still(ctx, claims[1], second, "the other share was unprepared")
+	return note, admins{b}.still(ctx, claims[1], second, "the other share was unprepared")
 }
 
 func sharesOneClaim(ctx context.Context, b *bench) (string, error) {
@@ -102,7 +105,7 @@ func sharesOneClaim(ctx context.Context, b *bench) (string, error) {
 	if !sameDevice(results[0], results[1]) {
 		return "", skipf("the scheduler allocates the two requests shares of two devices")
 	}
-	devices, err := b.preparedRight(ctx, claim)
+	devices, err := admins{b}.preparedRight(ctx, claim)
 	if err != nil {
 		return "", err
 	}
@@ -117,12 +120,12 @@ func sharesOneClaim(ctx context.Context, b *bench) (string, error) {
 }
 
 func sharesCapacity(ctx context.Context, b *bench) (string, error) {
-	claims, err := b.pair(ctx)
+	claims, err := sharers{b}.pair(ctx)
 	if err != nil {
 		return "", err
 	}
 	for _, c := range claims {
-		if _, err := b.preparedRight(ctx, c); err != nil {
+		if _, err := (admins{b}).preparedRight(ctx, c); err != nil {
 			return "", err
 		}
 	}
@@ -137,7 +140,7 @@ func sharesCapacity(ctx context.Context, b *bench) (string, error) {
 	checked := 0
 	for _, p := range pools {
 		for _, d := range p.Devices() {
-			consumed := b.consumed(p.Name, d.Name, allocations)
+			consumed := sharers{b}.consumed(p.Name, d.Name, allocations)
 			for _, name := range slices.Sorted(maps.Keys(consumed)) {
 				amount, there := consumed[name], d.Capacity[name].Value
 				if amount.Cmp(there) > 0 {
@@ -154,7 +157,7 @@ func sharesCapacity(ctx context.Context, b *bench) (string, error) {
 }
 
 // consumed sums what all claims consume of a device.
-func (b *bench) consumed(pool, device string,
+func (b sharers) consumed(pool, device string,
 	allocations []resourceapi.DeviceRequestAllocationResult) map[resourceapi.QualifiedName]resource.Quantity {
 	sums := map[resourceapi.QualifiedName]resource.Quantity{}
 	for _, r := range allocations {

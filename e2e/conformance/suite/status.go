@@ -34,7 +34,7 @@ func (b *bench) ownStatus(ctx context.Context) (*resourceapi.ResourceClaim, []re
 	if err != nil {
 		return nil, nil, err
 	}
-	if _, err := b.preparedRight(ctx, claim); err != nil {
+	if _, err := (admins{b}).preparedRight(ctx, claim); err != nil {
 		return nil, nil, err
 	}
 	waiting, cancel := context.WithTimeout(ctx, b.Patience)

@@ -14,6 +14,9 @@ import (
 	"github.com/cleave-dra/cleave/e2e/conformance/kube"
 )
 
+// damages are what cases of damaged devices need.
+type damages struct{ *bench }
+
 // skew is how far the clocks of node and suite may be apart.
 const skew = time.Minute
 
@@ -81,7 +84,7 @@ func taintsTolerated(ctx context.Context, b *bench) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	devices, err := b.preparedRight(ctx, claim)
+	devices, err := admins{b}.preparedRight(ctx, claim)
 	if err != nil {
 		return "", err
 	}
@@ -89,7 +92,7 @@ func taintsTolerated(ctx context.Context, b *bench) (string, error) {
 }
 
 // damage makes the device of a prepared claim unhealthy until the case ends, or repair is called.
-func (b *bench) damage(ctx context.Context) (pool, device string, repair func(context.Context) error, err error) {
+func (b damages) damage(ctx context.Context) (pool, device string, repair func(context.Context) error, err error) {
 	if b.Damage == nil || b.Repair == nil {
 		return "", "", nil, skipf("the suite was given no commands that damage and repair a device")
 	}
@@ -97,7 +100,7 @@ func (b *bench) damage(ctx context.Context) (pool, device string, repair func(co
 	if err != nil {
 		return "", "", nil, err
 	}
-	if _, err := b.preparedRight(ctx, claim); err != nil {
+	if _, err := (admins{b.bench}).preparedRight(ctx, claim); err != nil {
 		return "", "", nil, err
 	}
 	r := b.resultsOf(claim)[0]
@@ -114,25 +117,25 @@ func (b *bench) damage(ctx context.Context) (pool, device string, repair func(co
 }
 
 func taintsDamaged(ctx context.Context, b *bench) (string, error) {
-	pool, device, repair, err := b.damage(ctx)
+	pool, device, repair, err := damages{b}.damage(ctx)
 	if err != nil {
 		return "", err
 	}
-	taints, err := b.waitTaints(ctx, pool, device, true)
+	taints, err := damages{b}.waitTaints(ctx, pool, device, true)
 	if err != nil {
 		return "", err
 	}
 	if err := repair(ctx); err != nil {
 		return "", err
 	}
-	if _, err := b.waitTaints(ctx, pool, device, false); err != nil {
+	if _, err := (damages{b}).waitTaints(ctx, pool, device, false); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("tainted %s:%s, and no more after the repair", taints[0].Key, taints[0].Effect), nil
 }
 
 // waitTaints waits until a device has a taint, or none. Meanwhile it has to be published.
-func (b *bench) waitTaints(ctx context.Context, pool, device string, some bool) ([]resourceapi.DeviceTaint, error) {
+func (b damages) waitTaints(ctx context.Context, pool, device string, some bool) ([]resourceapi.DeviceTaint, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.Patience)
 	defer cancel()
 	var taints []resourceapi.DeviceTaint
