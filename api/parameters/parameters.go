@@ -84,7 +84,7 @@ func ofNVIDIA(c *nvidia.Config) *Parameters {
 	return p
 }
 
-// MemoryLimit of each client on a GPU, in bytes; 0 for none. A server has one GPU, whose number is 0.
+// MemoryLimit of each client on a GPU or a partition of it, in bytes; 0 for none. A server has one of them, whose number is 0.
 func (m *MPS) MemoryLimit(uuid string) (int64, error) {
 	var limit int64
 	if m.PinnedDeviceMemoryLimit != nil {

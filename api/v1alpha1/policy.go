@@ -94,6 +94,9 @@ type MIGPolicy struct {
 	Profiles []string `json:"profiles,omitempty"`
 	// Layout is how many partitions of each profile a GPU is kept partitioned into, 1 and up.
 	Layout map[string]int32 `json:"layout,omitempty"`
+	// Share are the profiles whose partitions many claims may have at once; in mode onDemand also such as Profiles does not
+	// have, which are then offered shared only.
+	Share []PartitionShare `json:"share,omitempty"`
 	// DisableWhenIdle switches MIG mode off once the last partition of a GPU is destroyed, as NVIDIA's DRA driver does;
 	// default false, which saves the next partition the switch. Only for mode onDemand, on boards that change the mode
 	// without a reset.
@@ -256,9 +259,9 @@ type MemoryCut struct {
 	Default *resource.Quantity `json:"default,omitempty"`
 }
 
-// CoreCut bounds the amounts of multiprocessors of one share, in percent of the GPU.
+// CoreCut bounds the amounts of multiprocessors of one share, in percent of the GPU, or of the partition that is shared.
 type CoreCut struct {
-	// Minimum, 1 to 100; default 1.
+	// Minimum, 1 to 100; default 1, of a partition what is one multiprocessor of it.
 	Minimum *int32 `json:"minimum,omitempty"`
 	// Step, 1 to 100; default 1.
 	Step *int32 `json:"step,omitempty"`

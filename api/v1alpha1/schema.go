@@ -48,6 +48,9 @@ var bounds = map[string]func(*Schema){
 		s.PropertyNames.like(offeredProfile, "a MIG profile that is offered, such as 1g.10gb or 1g.10gb+me")
 		s.AdditionalProperties.(*Schema).Minimum = num(1)
 	},
+	"PartitionShare.profile": func(s *Schema) {
+		s.like(offeredProfile, "a MIG profile that is offered, such as 1g.10gb or 1g.10gb+me")
+	},
 	"PublishPolicy.omitProfiles": func(s *Schema) {
 		s.Items.like(omittedProfile, "a MIG profile that is offered, such as 1g.10gb+me, or +me for all with media engines")
 	},

@@ -105,26 +105,36 @@ func (r *Rule) validate(path *field.Path) field.ErrorList {
 	errs = append(errs, eachOnce(path.Child("tiers"), r.Tiers, Tiers())...)
 	errs = append(errs, r.validateParts(path)...)
 	errs = append(errs, r.MIG.validate(path.Child("mig"))...)
-	if t := r.TimeSlice; t != nil {
-		at := path.Child("timeSlice")
-		errs = append(errs, between(at.Child("shares"), t.Shares, MaxTimeSliceShares)...)
-		errs = append(errs, t.Memory.validate(at.Child("memory"))...)
-		if t.Interval != "" {
-			errs = append(errs, oneOf(at.Child("interval"), t.Interval, Intervals())...)
-		}
-	}
-	if m := r.MPS; m != nil {
-		at := path.Child("mps")
-		errs = append(errs, between(at.Child("shares"), m.Shares, MaxMPSShares)...)
-		errs = append(errs, m.Memory.validate(at.Child("memory"))...)
-		errs = append(errs, m.Cores.validate(at.Child("cores"))...)
-		errs = append(errs, atLeast(at.Child("sharedMemory"), m.SharedMemory)...)
-		if m.Priority != "" {
-			errs = append(errs, oneOf(at.Child("priority"), m.Priority, Priorities())...)
-		}
-	}
+	errs = append(errs, r.TimeSlice.validate(path.Child("timeSlice"))...)
+	errs = append(errs, r.MPS.validate(path.Child("mps"))...)
 	errs = append(errs, r.Publish.validate(path.Child("publish"), r)...)
 	return append(errs, r.Health.validate(path.Child("health"))...)
+}
+
+func (t *TimeSlicePolicy) validate(path *field.Path) field.ErrorList {
+	if t == nil {
+		return nil
+	}
+	errs := between(path.Child("shares"), t.Shares, MaxTimeSliceShares)
+	errs = append(errs, t.Memory.validate(path.Child("memory"))...)
+	if t.Interval != "" {
+		errs = append(errs, oneOf(path.Child("interval"), t.Interval, Intervals())...)
+	}
+	return errs
+}
+
+func (m *MPSPolicy) validate(path *field.Path) field.ErrorList {
+	if m == nil {
+		return nil
+	}
+	errs := between(path.Child("shares"), m.Shares, MaxMPSShares)
+	errs = append(errs, m.Memory.validate(path.Child("memory"))...)
+	errs = append(errs, m.Cores.validate(path.Child("cores"))...)
+	errs = append(errs, atLeast(path.Child("sharedMemory"), m.SharedMemory)...)
+	if m.Priority != "" {
+		errs = append(errs, oneOf(path.Child("priority"), m.Priority, Priorities())...)
+	}
+	return errs
 }
 
 // validateParts refuses what the rule says of tiers that its GPUs do not offer.
@@ -236,7 +246,7 @@ func (m *MIGPolicy) validate(path *field.Path) field.ErrorList {
 			errs = append(errs, field.Duplicate(at.Index(i), name))
 		}
 	}
-	return errs
+	return append(errs, m.validateShares(path.Child("share"))...)
 }
 
 func (h *HealthPolicy) validate(path *field.Path) field.ErrorList {

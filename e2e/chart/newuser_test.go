@@ -23,11 +23,12 @@ var rounds = [][]string{
 	{"one-gpu", "four-gpus", "mig-extended-resource", "mig-first-available"},
 	{"timeslice-four-notebooks", "mps-two-services", "mig-or-mps"},
 	{"topology-four-nvlink", "shared-claim", "mig-pair-4g-3g"},
-	{"topology-two-numa", "extended-resource", "seven-small-pods", "mig-one-parent", "quota", "topology-gpu-and-nic"},
+	{"topology-two-numa", "extended-resource", "seven-small-pods", "mig-one-parent", "quota", "topology-gpu-and-nic", "mig-mps-services"},
 }
 
-// pending are the pods of examples that wait: for the class of a network driver, which is not here.
-var pending = []string{"topology-gpu-and-nic"}
+// pending are the pods of examples that wait: for the class of a network driver, which is not here, and for a policy that
+// shares partitions.
+var pending = []string{"topology-gpu-and-nic", "small-service-1", "small-service-2"}
 
 // examplesAsTheyAre applies every example as a user does, image, command and all, and deletes it again.
 func examplesAsTheyAre(t *testing.T, ctx context.Context) {

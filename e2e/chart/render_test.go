@@ -146,7 +146,7 @@ var matrix = map[string]string{
 	"webhook on the host":   "webhook: {enabled: true, hostNetwork: true, port: 9443}",
 	"dashboard":             "dashboard: {enabled: true}",
 	"dashboard for some":    "dashboard: {enabled: true, port: 9090, allowFrom: [{podSelector: {matchLabels: {app: ingress}}}], allowedHosts: [gpus.example.com], env: [{name: A, value: b}], tolerations: [{operator: Exists}]}\nnetworkPolicy: {apiServerPorts: [6443]}",
-	"no classes":            "deviceClasses: {gpu: {enabled: false}, mig: {enabled: false}, timeSlice: {enabled: false}, mps: {enabled: false}, migProfiles: {enabled: false}}",
+	"no classes":            "deviceClasses: {gpu: {enabled: false}, mig: {enabled: false}, timeSlice: {enabled: false}, mps: {enabled: false}, migTimeSlice: {enabled: false}, migMPS: {enabled: false}, migProfiles: {enabled: false}}",
 	"other resources":       "deviceClasses: {gpu: {extendedResourceName: example.com/gpu}, timeSlice: {extendedResourceName: ''}, migProfiles: {boards: [A30], disabled: [1g.6gb+me], extendedResourcePrefix: ''}}",
 	"policies": `
 policies:

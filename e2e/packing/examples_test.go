@@ -4,6 +4,7 @@ package packing
 
 import (
 	"cmp"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,6 +18,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -38,6 +40,7 @@ var wanted = map[string][]string{
 	"four-gpus":                {"7 gpu", "6 gpu", "5 gpu", "4 gpu"},
 	"mig-extended-resource":    {"0 1g.10gb", "0 1g.10gb"},
 	"mig-first-available":      {"0 2g.20gb"},
+	"mig-mps-services":         {"0 3g.40gb mig-mps", "0 3g.40gb mig-mps"}, // by a policy of its own
 	"mig-one-parent":           {"0 2g.20gb", "0 2g.20gb", "0 2g.20gb"},
 	"mig-or-mps":               {"0 1g.10gb"},
 	"mig-pair-4g-3g":           {"0 4g.40gb", "0 3g.40gb"},
@@ -52,6 +55,9 @@ var wanted = map[string][]string{
 	"topology-two-numa":        {"7 gpu", "6 gpu"},
 }
 
+// policies are those of the examples that the default policy is not enough for.
+var policies = map[string]string{"mig-mps-services": "shared-partitions.yaml"}
+
 func TestExamples_Allocations(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(examplesDir, "*.yaml"))
 	if err != nil || len(files) != len(wanted) {
@@ -62,6 +68,17 @@ func TestExamples_Allocations(t *testing.T) {
 		name := strings.TrimSuffix(filepath.Base(file), ".yaml")
 		t.Run(name, func(t *testing.T) {
 			c := newCluster(t, inventory)
+			if policyFile := policies[name]; policyFile != "" {
+				data, err := os.ReadFile(filepath.Join(examplesDir, "policies", policyFile))
+				if err != nil {
+					t.Fatal(err)
+				}
+				p, err := v1alpha1.DecodeNodePolicy(data)
+				if err != nil {
+					t.Fatal(err)
+				}
+				c = newCluster(t, offeredNode(t, "hgx-h100", p.Rules...))
+			}
 			c.addCards(0, 2)
 			pods, claims := podClaims(t, example(t, name), c.class)
 			var got []string
@@ -95,6 +112,9 @@ func describe(c *cluster, device string) string {
 		return "nic of " + i
 	}
 	shape := cmp.Or(c.text(device, "profile"), c.text(device, "type"))
+	if kind := c.text(device, "type"); strings.HasPrefix(kind, "mig-") {
+		shape += " " + kind
+	}
 	return string(rune('0'+c.parent(device))) + " " + shape
 }
 

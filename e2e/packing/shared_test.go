@@ -292,7 +292,7 @@ func TestShares_OpenGPUFirst(t *testing.T) {
 		want := "3 timeslice memory=20224Mi" // untouched again
 		if follows {
 			open := gpu.Shape{GPU: &node.GPUs[4], Share: gpu.TimeSlice}.Name()
-			order := (&publish.View{Used: func(s gpu.Shape) bool { return s.Name() == open }}).SharedGPUs(node)
+			order := (&publish.View{Used: func(s gpu.Shape) bool { return s.Name() == open }}).Shared(node)
 			c.reorder(order)
 			want = "4 timeslice memory=20224Mi"
 		}

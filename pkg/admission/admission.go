@@ -25,7 +25,7 @@ type Rules struct {
 
 // DefaultRules are those of a driver with the DeviceClasses that come with it.
 func DefaultRules() Rules {
-	return Rules{Driver: v1alpha1.Group, SingleShare: []string{"mps.cleave.dev"}}
+	return Rules{Driver: v1alpha1.Group, SingleShare: []string{"mps.cleave.dev", "mig-mps.cleave.dev"}}
 }
 
 // Check reports what is wrong with a ResourceClaim, ResourceClaimTemplate or DeviceClass, each error with its field; nothing

@@ -19,10 +19,12 @@ import (
 
 // Types of devices that classes of Cleave select (attribute type).
 const (
-	typeGPU       = "gpu"
-	typeMIG       = "mig"
-	typeTimeSlice = "timeslice"
-	typeMPS       = "mps"
+	typeGPU          = "gpu"
+	typeMIG          = "mig"
+	typeTimeSlice    = "timeslice"
+	typeMPS          = "mps"
+	typeMIGTimeSlice = "mig-timeslice"
+	typeMIGMPS       = "mig-mps"
 )
 
 // typeOf is the type of the devices of one of Cleave's classes, by its name; empty for other classes, whose selectors cannot
@@ -32,7 +34,7 @@ func typeOf(class string) string {
 	switch {
 	case !ours:
 		return ""
-	case name == typeGPU, name == typeMIG, name == typeTimeSlice, name == typeMPS:
+	case slices.Contains([]string{typeGPU, typeMIG, typeTimeSlice, typeMPS, typeMIGTimeSlice, typeMIGMPS}, name):
 		return name
 	case strings.HasPrefix(name, "mig-"):
 		return typeMIG
@@ -54,15 +56,15 @@ func mostOf(deviceType, capacity string) (most *resource.Quantity, known bool) {
 	case "memory":
 		return &mostMemory, true
 	case "cores":
-		if deviceType == typeMPS {
+		if deviceType == typeMPS || deviceType == typeMIGMPS {
 			return number(mostCores), true
 		}
 		return nil, true
 	case "shares":
 		switch deviceType {
-		case typeMPS:
+		case typeMPS, typeMIGMPS:
 			return number(v1alpha1.MaxMPSShares), true
-		case typeTimeSlice:
+		case typeTimeSlice, typeMIGTimeSlice:
 			return number(v1alpha1.MaxTimeSliceShares), true
 		}
 		return nil, true
@@ -193,11 +195,15 @@ func (r Rules) misfit(c *configuration, of *choice) *field.Error {
 		set  bool
 		of   string
 	}{{"timeSlice", c.params.TimeSlice != nil, typeTimeSlice}, {"mps", c.params.MPS != nil, typeMPS}} {
-		if part.set && deviceType != "" && part.of != deviceType {
+		if part.set && deviceType != "" && part.of != strings.TrimPrefix(deviceType, "mig-") {
 			return field.Invalid(c.path.Child(part.name), field.OmitValueType{}, fmt.Sprintf(
 				"request %q is of class %s, and %s is for class %s.cleave.dev: remove it, or name the requests that it is for",
 				of.ref, of.class, part.name, part.of))
 		}
+	}
+	if deviceType == typeMIGTimeSlice && c.params.TimeSlice != nil && c.params.TimeSlice.Interval != "" {
+		return field.Forbidden(c.path.Child("timeSlice", "interval"), fmt.Sprintf("request %q is of class %s, and a GPU has one interval "+
+			"for all of its partitions, so none can have its own: remove it", of.ref, of.class))
 	}
 	if c.params.MPS == nil {
 		return nil

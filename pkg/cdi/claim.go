@@ -87,13 +87,17 @@ type claimEditor struct {
 
 // edits are the container edits of one device in addition to those of its GPU.
 func (e claimEditor) edits(d *records.Device) (*specs.ContainerEdits, error) {
-	switch {
-	case d.Share != nil && d.HasEdits():
-		return e.share(d)
-	case d.Partition != nil:
-		return e.partition(d)
+	edits := &specs.ContainerEdits{}
+	if d.Partition != nil {
+		var err error
+		if edits, err = e.partition(d); err != nil {
+			return nil, err
+		}
 	}
-	return &specs.ContainerEdits{}, nil
+	if d.Share != nil && d.HasEdits() {
+		return edits, e.share(edits, d)
+	}
+	return edits, nil
 }
 
 // partition returns the capability nodes that give a container access to a GPU instance and its compute instance.

@@ -22,10 +22,9 @@ const (
 // mebibyte is the unit of memory in the environment of containers.
 const mebibyte = 1 << 20
 
-// share returns the container edits of one share: its amounts, and what enforces them.
-func (e claimEditor) share(d *records.Device) (*specs.ContainerEdits, error) {
+// share adds the container edits of one share: its amounts, and what enforces them.
+func (e claimEditor) share(edits *specs.ContainerEdits, d *records.Device) error {
 	share := d.Share
-	edits := &specs.ContainerEdits{}
 	set := func(name string, value int64) {
 		edits.Env = append(edits.Env, name+"="+strconv.FormatInt(value, 10))
 	}
@@ -41,13 +40,13 @@ func (e claimEditor) share(d *records.Device) (*specs.ContainerEdits, error) {
 	switch {
 	case share.Kind == gpu.MPS:
 		if share.MPS == nil || share.MPS.PipeDir == "" {
-			return nil, fmt.Errorf("share %s of %s has no MPS server", share.ID, d.Device)
+			return fmt.Errorf("share %s of %s has no MPS server", share.ID, d.Device)
 		}
 		if share.MPS.ThreadPercentage > 0 {
 			set("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", share.MPS.ThreadPercentage)
 		}
 		if share.MPS.Memory > 0 {
-			// Its server sees only this GPU, so the device ordinal is 0.
+			// Its server sees only this GPU or partition, so the device ordinal is 0.
 			edits.Env = append(edits.Env, fmt.Sprintf("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=%dM", share.MPS.Memory/mebibyte))
 		}
 		if share.MPS.BelowNormal {
@@ -63,7 +62,7 @@ func (e claimEditor) share(d *records.Device) (*specs.ContainerEdits, error) {
 	case share.CgroupMemory:
 		edits.Hooks = []*specs.Hook{e.memoryLimit(d.UUID, share.Memory)}
 	}
-	return edits, nil
+	return nil
 }
 
 // bind mounts a host directory "ro" or "rw".

@@ -54,6 +54,15 @@ func bareMPSShare() *records.Device {
 	return d
 }
 
+// ofPartition is a share of a partition of the first GPU.
+func ofPartition(d *records.Device, ci *int) *records.Device {
+	d.GPU, d.UUID = firstGPU, "GPU-6b1b0a7a-0001"
+	d.Partition = &gpu.Partition{ProfileID: 19, Placement: gpu.Placement{Start: 2, Size: 1}, GI: 9, CI: ci, UUID: "MIG-5a"}
+	d.Device = d.Server() + "-mps"
+	d.Share.MPS.PipeDir, d.Share.MPS.ShmDir = "/run/cleave/mps/"+d.Server()+"/pipe", "/run/cleave/mps/"+d.Server()+"/shm"
+	return d
+}
+
 // alone is a device whose GPU the claim has for itself, without what is counted of a share.
 func alone(d *records.Device) *records.Device {
 	d.Device, d.Share.ID, d.Share.Exclusive = d.GPU, records.ExclusiveID, true
@@ -98,6 +107,7 @@ func TestWriteClaim_Shares(t *testing.T) {
 		"share-two-of-one-mps.json":   {mpsShare(), secondOf(mpsShare())},
 		"share-alone.json":            {alone(mpsShare())},
 		"share-alone-bare.json":       {unlimited(alone(mpsShare()))},
+		"share-of-partition.json":     {ofPartition(mpsShare(), &ci)},
 		"share-mixed.json": {
 			mpsShare(),
 			{Device: firstGPU + "-mig-19-2", GPU: firstGPU,

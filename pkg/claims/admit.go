@@ -61,6 +61,11 @@ func (a *preparation) checkFree() error {
 			continue
 		}
 		want, g := d.extent(), d.shape.GPU
+		if others := a.view.others[want.gpu].unfinished(want); len(others) > 0 && !a.adopt {
+			return blockedBy(others, fmt.Errorf("request %q: partition %s of GPU %s is being created or destroyed for claim %s: it can be shared "+
+				"once that is finished",
+				d.request, d.name, g.UUID, others[0].Claim))
+		}
 		if others := a.view.others[want.gpu].taking(want); len(others) > 0 {
 			return blockedBy(others, fmt.Errorf("request %q: device %s of GPU %s is allocated to claim %s: it is exclusive, "+
 				"and free once that claim's pods have ended and it is unprepared",
@@ -145,7 +150,7 @@ func (a *preparation) checkCorrupt(ctx context.Context) error {
 func (a *preparation) place(ctx context.Context) error {
 	for i := range a.devices {
 		d := &a.devices[i]
-		if err := a.Partitions.place(ctx, a.backend, d, a.adopt); err != nil {
+		if err := a.Partitions.place(ctx, a.backend, d, a.view.others[d.gpu], a.adopt); err != nil {
 			return fmt.Errorf("request %q: %w", d.request, err)
 		}
 		if !a.adopt {

@@ -53,7 +53,7 @@ func completeShare(d *device, devices []device, v view) {
 		}
 		return
 	}
-	byPolicy := d.offer.Sharing(d.share.Kind).Interval
+	byPolicy := d.offer.Sharing(d.shape).Interval
 	if d.share.Kind != gpu.TimeSlice || d.share.Interval != "" || byPolicy == "" || byPolicy == string(v1alpha1.IntervalDefault) {
 		return
 	}
@@ -115,16 +115,16 @@ func checkInterval(d *device, devices []device, others gpuRecords) error {
 	return nil
 }
 
-// checkAmounts fails if the claim's shares of a GPU are more than those of other claims leave.
+// checkAmounts fails if the claim's shares of a device are more than those of other claims leave.
 func checkAmounts(d *device, devices []device, on gpuRecords) error {
-	sharing, others := d.offer.Sharing(d.share.Kind), on.shared()
+	sharing, others := d.offer.Sharing(d.shape), on.shared(d.name)
 	var used amounts
 	for _, o := range others {
 		used.memory += o.memory
 		used.cores += o.cores
 	}
 	for i := range devices {
-		if o := &devices[i]; o.share != nil && o.gpu == d.gpu {
+		if o := &devices[i]; o.share != nil && o.name == d.name {
 			used.add(o.share)
 		}
 	}

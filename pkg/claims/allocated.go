@@ -4,7 +4,6 @@ package claims
 
 import (
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -83,16 +82,25 @@ func deviceNamed(name string, node *gpu.Node) records.Device {
 		return d
 	}
 	d.GPU = match[1]
-	if kind := gpu.Share(match[2]); slices.Contains(gpu.Shares(), kind) {
-		d.Share = &records.Share{Kind: kind}
+	of := match[2]
+	for _, kind := range gpu.Shares() {
+		if rest, ok := strings.CutSuffix("-"+of, "-"+string(kind)); ok {
+			of, d.Share = strings.TrimPrefix(rest, "-"), &records.Share{Kind: kind}
+			break
+		}
+	}
+	if of == "" {
 		return d
 	}
 	var g *gpu.GPU
 	if node != nil {
 		g = node.Find(d.GPU)
 	}
-	if place, ok := strings.CutPrefix(match[2], "mig-"); ok && g != nil {
+	if place, ok := strings.CutPrefix(of, "mig-"); ok && g != nil {
 		d.Partition = partitionNamed(g, place)
+	}
+	if d.Partition == nil {
+		d.Share = nil // it counts as the whole GPU
 	}
 	return d
 }

@@ -6,6 +6,8 @@ import (
 	"context"
 	"fmt"
 	"slices"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
 // change is the fourth step: it does to the hardware what the devices need. Clients of a GPU are waited for until patience
@@ -15,6 +17,9 @@ func (a *preparation) change(ctx context.Context) error {
 	defer cancel()
 	for i := range a.devices {
 		d := &a.devices[i]
+		if d.partition == nil && d.shape.IsShare() {
+			d.partition = partitionOf(a.devices[:i], d.name) // a claim may have several shares of one partition
+		}
 		if err := a.Partitions.create(patience, a.backend, d, a.view.others[d.gpu]); err != nil {
 			return fmt.Errorf("request %q: %w", d.request, err)
 		}
@@ -23,4 +28,15 @@ func (a *preparation) change(ctx context.Context) error {
 		return nil
 	}
 	return a.Shares.start(ctx, a.backend, a.toRecord(), a.view.others)
+}
+
+// partitionOf is the partition of the first device of a name that has one, or nil.
+func partitionOf(devices []device, name string) *gpu.Partition {
+	for i := range devices {
+		if p := devices[i].partition; p != nil && devices[i].name == name {
+			copied := *p
+			return &copied
+		}
+	}
+	return nil
 }

@@ -15,7 +15,7 @@ type extent struct {
 	gpu string
 	// place of a partition; nil for all of the GPU.
 	place *gpu.Place
-	// share is how the GPU is shared with other claims; empty where it is not.
+	// share is how the GPU or partition is shared with other claims; empty where it is not.
 	share gpu.Share
 }
 
@@ -26,7 +26,7 @@ func extentOf(d *records.Device) extent {
 		at := d.Partition.Place()
 		e.place = &at
 	}
-	if d.Share != nil && !d.Share.Exclusive {
+	if d.IsShared() {
 		e.share = d.Share.Kind
 	}
 	return e
@@ -41,10 +41,14 @@ func extentOfShape(s gpu.Shape) extent {
 // extentAt is what a partition takes.
 func extentAt(gpuDevice string, at gpu.Place) extent { return extent{gpu: gpuDevice, place: &at} }
 
-// overlaps reports whether two devices of one driver name exclude each other: two partitions may not, two shares of a kind
-// do not.
-func (e extent) overlaps(o extent) bool {
-	return e.collides(o) && (e.share == "" || e.share != o.share) // those share by intent
+// overlaps reports whether two devices of one driver name exclude each other: two partitions may not, two shares of one
+// device do not.
+func (e extent) overlaps(o extent) bool { return e.collides(o) && !e.shares(o) }
+
+// shares reports whether both are of one device that is shared by intent: a GPU or partition, in one way.
+func (e extent) shares(o extent) bool {
+	return e.gpu == o.gpu && e.share != "" && e.share == o.share &&
+		(e.place == nil && o.place == nil || e.place != nil && o.place != nil && *e.place == *o.place)
 }
 
 // collides reports whether what is allocated under one driver name leaves no room for a device of another: only two partitions
@@ -67,9 +71,14 @@ func extentsOf(r *records.Record, gpuDevice string) []extent {
 	return all
 }
 
-// takes reports whether a record's claim has something of what a device needs.
+// takes reports whether a record's claim has something of what a device needs, hasShare whether it has a share of the same
+// device.
 func takes(r *records.Record, want extent) bool {
 	return slices.ContainsFunc(extentsOf(r, want.gpu), want.overlaps)
+}
+
+func hasShare(r *records.Record, want extent) bool {
+	return slices.ContainsFunc(extentsOf(r, want.gpu), want.shares)
 }
 
 func samePlace(a, b gpu.Partition) bool { return a.Place() == b.Place() }

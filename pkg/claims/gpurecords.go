@@ -32,9 +32,23 @@ func (o gpuRecords) where(test func(*records.Record) bool) []*records.Record {
 	return found
 }
 
+// unfinished lists the records of claims that share what a device is to be where that is a partition which is being created
+// or destroyed: none of them has it whole, so that nobody else can have a share of it yet.
+func (o gpuRecords) unfinished(want extent) []*records.Record {
+	if want.place == nil {
+		return nil
+	}
+	all := o.where(func(r *records.Record) bool { return hasShare(r, want) })
+	if slices.ContainsFunc(all, func(r *records.Record) bool { return r.State == records.Prepared }) {
+		return nil
+	}
+	return all
+}
+
 // releasing reports whether a claim whose release is not finished still has what a device needs.
 func (o gpuRecords) releasing(want extent) bool {
-	return slices.ContainsFunc(o.all, func(r *records.Record) bool { return r.State == records.Releasing && takes(r, want) })
+	isReleasing := func(r *records.Record) bool { return r.State == records.Releasing }
+	return slices.ContainsFunc(o.taking(want), isReleasing) || slices.ContainsFunc(o.unfinished(want), isReleasing)
 }
 
 // partition returns the partition that a claim has at a shape, and that is still its own or was there before it, or nil.
@@ -43,11 +57,20 @@ func (o gpuRecords) partition(s gpu.Shape, owned func(d *records.Device) bool) *
 		for _, d := range r.Partitions() {
 			if d.Device == s.Name() && r.State == records.Prepared && (d.Partition.Existing || owned(d)) {
 				p := *d.Partition
-				return &p // placements of claims do not overlap: there is one at most
+				return &p // placements of claims do not overlap, but for shares of one partition: there is one at most
 			}
 		}
 	}
 	return nil
+}
+
+// sharesPartition reports whether another claim has a share of the partition of a device, and has to destroy it.
+func (o gpuRecords) sharesPartition(d *records.Device, owned func(d *records.Device) bool) bool {
+	return slices.ContainsFunc(o.all, func(r *records.Record) bool {
+		return slices.ContainsFunc(r.Partitions(), func(other *records.Device) bool {
+			return other.Device == d.Device && samePlace(*other.Partition, *d.Partition) && (other.Partition.Existing || owned(other))
+		})
+	})
 }
 
 // partitions lists the partitions that records name as their own.
@@ -63,7 +86,7 @@ func (o gpuRecords) partitions(owned func(d *records.Device) bool) []gpu.Partiti
 	return all
 }
 
-// amounts are what shares of a GPU take together.
+// amounts are what shares of a device take together.
 type amounts struct {
 	memory, cores int64
 }
@@ -73,15 +96,15 @@ func (a *amounts) add(s *records.Share) {
 	a.cores += s.Cores
 }
 
-// sharedBy is what a claim has of a shared GPU.
+// sharedBy is what a claim has of a shared device.
 type sharedBy struct {
 	record *records.Record
 	amounts
 }
 
-// shared is what each claim has of the GPU's shares. The pods of a claim that is Releasing have ended: the scheduler has given
+// shared is what each claim has of a shared device. The pods of a claim that is Releasing have ended: the scheduler has given
 // its part to others.
-func (o gpuRecords) shared() []sharedBy {
+func (o gpuRecords) shared(device string) []sharedBy {
 	var all []sharedBy
 	for _, r := range o.all {
 		if r.State == records.Releasing {
@@ -89,7 +112,7 @@ func (o gpuRecords) shared() []sharedBy {
 		}
 		by := sharedBy{record: r}
 		for i := range r.Devices {
-			if d := &r.Devices[i]; d.GPU == o.gpu && d.Share != nil {
+			if d := &r.Devices[i]; d.Device == device && d.Share != nil {
 				by.add(d.Share)
 			}
 		}
@@ -118,11 +141,11 @@ func intervalOn(r *records.Record, gpuDevice string) string {
 	return ""
 }
 
-// served lists the claims that the GPU's MPS server serves.
-func (o gpuRecords) served() []types.UID {
+// served lists the claims that an MPS server serves, that of the GPU or of a partition.
+func (o gpuRecords) served(server string) []types.UID {
 	var uids []types.UID
 	for _, r := range o.all {
-		if r.State != records.Releasing && o.shares(r, gpu.MPS) {
+		if r.State != records.Releasing && slices.ContainsFunc(r.Shares(gpu.MPS), func(d *records.Device) bool { return d.Server() == server }) {
 			uids = append(uids, r.Claim.UID)
 		}
 	}

@@ -25,7 +25,7 @@ func (w *worker) allocate() []string {
 			used.take(s, d)
 			// One of the layout's may go with the layout when its claim does, and who looks at it is refused then.
 			if s.IsPartition() && c.Prepared && !c.Ending && s.GPU != &w.gpus.GPUs[layoutGPU] {
-				looked = append(looked, d)
+				looked = append(looked, baseName(d))
 			}
 		}
 	}
@@ -44,9 +44,12 @@ func (w *worker) allocate() []string {
 			continue
 		}
 		name := s.Name()
-		if s.Share == gpu.TimeSlice && w.random.IntN(2) == 0 {
+		if s.Share == gpu.TimeSlice && !s.IsPartition() && w.random.IntN(2) == 0 {
 			// One GPU has one interval; who asks for another than the first is refused, which is tested elsewhere.
 			name += "!" + cmp.Or(used.interval[s.GPU], []string{"Short", "Medium", "Long"}[w.random.IntN(3)])
+		}
+		if s.IsPartition() && !s.IsShare() && w.random.IntN(4) == 0 {
+			name += "!mps" // for the claim alone
 		}
 		if s.IsWhole() {
 			name += []string{"", "!mps", "!mps", "!Short", "!Long"}[w.random.IntN(5)] // for the claim alone
@@ -69,6 +72,9 @@ func (w *worker) pick(g *gpu.GPU) gpu.Shape {
 		return gpu.Shape{GPU: g, Share: gpu.TimeSlice}
 	case dice < 6:
 		return gpu.Shape{GPU: g, Share: gpu.MPS}
+	case dice < 8: // of partitions, so that claims meet on one
+		shared := slices.DeleteFunc(w.gpus.Shapes(g), func(s gpu.Shape) bool { return !s.IsPartition() || !s.IsShare() })
+		return shared[w.random.IntN(len(shared))]
 	default:
 		shapes := w.gpus.Shapes(g)
 		return shapes[w.random.IntN(len(shapes))]
@@ -96,7 +102,7 @@ func newCounting(node *policy.Node) *counting {
 // fits reports whether a shape can be had alongside what is taken. A shared device consumes its counters once.
 func (u *counting) fits(s gpu.Shape) bool {
 	if n := u.shares[s.Name()]; n > 0 {
-		return n < u.node.Offer(s.GPU).Sharing(s.Share).Shares
+		return n < u.node.Offer(s.GPU).Sharing(s).Shares
 	}
 	return !slices.ContainsFunc(s.Consumes(), func(c gpu.Counter) bool { return u.left[s.GPU.PCI.DeviceName()+c.Name] < c.Value })
 }

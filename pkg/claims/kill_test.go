@@ -216,10 +216,10 @@ func (w *worker) checkSharing(found []*records.Record, open map[types.UID]bool, 
 	known := map[string]bool{}
 	for _, r := range found {
 		for _, d := range r.Shares(gpu.MPS) {
-			name := fmt.Sprintf("mps %s %s", d.GPU, r.Claim.UID)
+			name := fmt.Sprintf("mps %s %s", d.Server(), r.Claim.UID)
 			known[name] = true
 			if !slices.Contains(w.sharing.files(), name) && !open[r.Claim.UID] {
-				complain("the server of %s does not serve claim %s, which has it on record", d.GPU, r.Claim)
+				complain("the server of %s does not serve claim %s, which has it on record", d.Server(), r.Claim)
 			}
 		}
 		for _, d := range withInterval(r) {

@@ -34,10 +34,12 @@ type worker struct {
 	// sheltered: no step is killed.
 	sheltered bool
 	*Preparer
-	dir     string
-	random  *rand.Rand
-	node    *sim.Node
-	gpus    *policy.Node
+	dir    string
+	random *rand.Rand
+	node   *sim.Node
+	gpus   *policy.Node
+	// shared are the partitions that may be shared, by policy.
+	shared  []policy.PartitionSharing
 	specs   *specDir
 	sharing *sharingDir
 	truth   clusterTruth
@@ -142,7 +144,10 @@ func (w *worker) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w.gpus = policy.Apply(&v1alpha1.NodePolicy{}, session.Node(), policy.Means{})
+	w.gpus = policy.Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{MIG: &v1alpha1.MIGPolicy{Share: []v1alpha1.PartitionShare{
+		{Profile: "3g.40gb", MPS: &v1alpha1.MPSPolicy{}, TimeSlice: &v1alpha1.TimeSlicePolicy{}}, {Profile: "1g.10gb", MPS: &v1alpha1.MPSPolicy{}},
+	}}}}}, session.Node(), policy.Means{})
+	w.shared = w.gpus.Offers[layoutGPU].Partitions.Shared
 	w.specs = &specDir{dir: filepath.Join(w.dir, "specs"), step: w.step}
 	w.sharing = &sharingDir{dir: filepath.Join(w.dir, "sharing"), owner: compatibleID.Driver, step: func(what string) {
 		action, _, _ := strings.Cut(what, " gpu-") // one kind of step for all GPUs and claims
@@ -279,10 +284,14 @@ func (w *worker) relayout(ctx context.Context) error {
 	offer.Whole, offer.TimeSlice, offer.MPS, offer.Partitions = false, nil, nil, policy.NoPlaces(nil)
 	if layout := killLayouts[w.truth.Layout]; layout != nil {
 		offer.Partitions = cutInto(layout.Places...)
+		offer.Partitions.Shared = slices.Clone(w.shared)
 	}
 	for _, r := range w.Ledger.Records() {
 		for _, d := range r.Partitions() {
-			if d.GPU == g.PCI.DeviceName() {
+			if d.GPU == g.PCI.DeviceName() && d.IsShared() {
+				at := gpu.SharedPlace{Place: d.Partition.Place(), Share: d.Share.Kind}
+				offer.Partitions.KeepShared(at, &policy.Sharing{Shares: 4})
+			} else if d.GPU == g.PCI.DeviceName() {
 				offer.Partitions.Kept = append(offer.Partitions.Kept, d.Partition.Place())
 			}
 		}

@@ -91,16 +91,7 @@ func checkTier(s gpu.Shape, c *config) error {
 }
 
 // typeOf is the type of a device as it is published.
-func typeOf(s gpu.Shape) string {
-	switch {
-	case s.IsPartition():
-		return "mig"
-	case s.IsShare():
-		return string(s.Share)
-	default:
-		return "gpu"
-	}
-}
+func typeOf(s gpu.Shape) string { return string(s.Type()) }
 
 // suits reports whether parameters that name no request are for a device. Those for exclusive devices are for devices of
 // their type and pass over others, as they do with NVIDIA's driver; those for shares are for all.

@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -32,10 +34,10 @@ func (p *Partitions) isChanging(device string) bool {
 	return changing
 }
 
-// place finds out what lies just where the partition of a device is to be, and gives the device what it gets as it is. Nothing
-// else may be there: what is found in a claim's place after a crash counts as its own. A claim whose record was lost takes
-// over what lies there.
-func (p *Partitions) place(ctx context.Context, b *backend, d *device, adopt bool) error {
+// place finds out what lies just where the partition of a device is to be, and gives the device what it gets as it is: a
+// partition that other claims share, or one that the policy has claims get. Nothing else may be there: what is found in a
+// claim's place after a crash counts as its own. A claim whose record was lost takes over what lies there.
+func (p *Partitions) place(ctx context.Context, b *backend, d *device, others gpuRecords, adopt bool) error {
 	if !d.shape.IsPartition() || d.admin {
 		return nil
 	}
@@ -45,7 +47,16 @@ func (p *Partitions) place(ctx context.Context, b *backend, d *device, adopt boo
 		return err
 	}
 	whole := found != nil && found.CI != nil
+	shared := (*gpu.Partition)(nil)
+	if d.shape.IsShare() {
+		shared = others.partition(d.shape, p.ledger.sessions.owns)
+	}
 	switch {
+	case shared != nil && whole && found.UUID == shared.UUID:
+		d.partition = shared
+	case shared != nil:
+		return fmt.Errorf("partition %s is gone though claims share it: it was destroyed outside of Cleave; "+
+			"delete their pods, and it is created again", d.name)
 	case offered && whole:
 		found.Existing = true
 		d.partition = found
@@ -93,7 +104,8 @@ func (p *Partitions) create(ctx context.Context, b *backend, d *device, others g
 	return nil
 }
 
-// destroy destroys the partitions of a record that Cleave created; the caller holds the locks of its GPUs.
+// destroy destroys the partitions of a record that Cleave created and no other claim shares; the caller holds the locks of its
+// GPUs.
 func (p *Partitions) destroy(ctx context.Context, b *backend, r *records.Record) error {
 	var errs []error
 	for _, d := range r.Partitions() {
@@ -108,6 +120,15 @@ func (p *Partitions) destroy(ctx context.Context, b *backend, r *records.Record)
 // before the plugin was killed: what lies exactly where one was to be is it. That cannot be unmanaged, as places that others
 // occupy are refused before.
 func (p *Partitions) destroyOne(ctx context.Context, b *backend, r *records.Record, d *records.Device) error {
+	if d.IsShared() {
+		if p.ledger.index.on(d.GPU, r.Claim.UID).sharesPartition(d, p.ledger.sessions.owns) {
+			return nil
+		}
+		if corrupt := p.ledger.names.corrupt(); slices.ContainsFunc(corrupt, func(uid types.UID) bool { return uid != r.Claim.UID }) {
+			return fmt.Errorf("partition %s of claim %s is not destroyed yet: claims %v, whose records are corrupt, may share it",
+				d.Device, r.Claim, corrupt)
+		}
+	}
 	if !p.ledger.sessions.owns(d) {
 		klog.FromContext(ctx).Info("Leaving what is in the place of a partition that was created in an earlier session of the driver",
 			"claim", r.Claim, "device", d.Device)

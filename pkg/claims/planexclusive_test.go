@@ -104,17 +104,17 @@ func TestPlan_NVIDIAParametersRefused(t *testing.T) {
 		id      Identity
 		want    []string
 	}{
-		"in normal mode":              {results{whole}, of("GpuConfig", slicing), testID, list("opaque configuration 0", "NVIDIA-compatible mode", "--driver-name=gpu.nvidia.com", "ShareConfig")},
-		"kind of partitions, named":   {results{whole}, of("MigDeviceConfig", slicing, "gpu"), compatibleID, list(`request "gpu"`, "is a MigDeviceConfig", "of type gpu", "use a GpuConfig")},
-		"kind of GPUs, named":         {results{part}, of("GpuConfig", slicing, "mig"), compatibleID, list(`request "mig"`, "is a GpuConfig", "of type mig", "use a MigDeviceConfig")},
-		"shared GPU, named":           {results{shared}, of("GpuConfig", plainMPS, "r"), compatibleID, list("is a GpuConfig", "of type mps", "ShareConfig of gpu.cleave.dev/v1alpha1")},
-		"MPS in a partition":          {results{part}, of("MigDeviceConfig", plainMPS), compatibleID, list("opaque configuration 0", "MPS inside a MIG partition")},
-		"interval of a partition":     {results{part}, of("MigDeviceConfig", slicingLong), compatibleID, list("one interval for all")},
-		"other kind":                  {results{whole}, of("VfioDeviceConfig", "null"), compatibleID, list("VfioDeviceConfig cannot be honoured")},
-		"MPS of another number":       {results{whole}, of("GpuConfig", `{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"1":"5Gi"}}}`), compatibleID, list(`request "gpu"`, `device "1"`, node.GPUs[0].UUID)},
-		"MPS of two GPUs":             {results{whole, deviceResult("gpu", second)}, of("GpuConfig", plainMPS), compatibleID, list(`request "gpu"`, "opaque configuration 0", "MPS on two GPUs", first, second, "in a request of its own")},
-		"MPS of two requests' GPUs":   {results{whole, deviceResult("second", second)}, of("GpuConfig", plainMPS), compatibleID, list(`request "second"`, "opaque configuration 0", "one MPS server for two GPUs", first, second, "of its own")},
-		"ours for a GPU that is ours": {results{whole}, opaque(testDriver, fromClaim, shareConfig(`"timeSlice":{}`)), compatibleID, list("sets timeSlice", "of type gpu")},
+		"in normal mode":               {results{whole}, of("GpuConfig", slicing), testID, list("opaque configuration 0", "NVIDIA-compatible mode", "--driver-name=gpu.nvidia.com", "ShareConfig")},
+		"kind of partitions, named":    {results{whole}, of("MigDeviceConfig", slicing, "gpu"), compatibleID, list(`request "gpu"`, "is a MigDeviceConfig", "of type gpu", "use a GpuConfig")},
+		"kind of GPUs, named":          {results{part}, of("GpuConfig", slicing, "mig"), compatibleID, list(`request "mig"`, "is a GpuConfig", "of type mig", "use a MigDeviceConfig")},
+		"shared GPU, named":            {results{shared}, of("GpuConfig", plainMPS, "r"), compatibleID, list("is a GpuConfig", "of type mps", "ShareConfig of gpu.cleave.dev/v1alpha1")},
+		"MPS on a partition and a GPU": {results{part, whole}, of("MigDeviceConfig", plainMPS, "mig", "gpu"), compatibleID, list(`request "gpu"`, "is a MigDeviceConfig", "of type gpu")},
+		"interval of a partition":      {results{part}, of("MigDeviceConfig", slicingLong), compatibleID, list("one interval for all")},
+		"other kind":                   {results{whole}, of("VfioDeviceConfig", "null"), compatibleID, list("VfioDeviceConfig cannot be honoured")},
+		"MPS of another number":        {results{whole}, of("GpuConfig", `{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"1":"5Gi"}}}`), compatibleID, list(`request "gpu"`, `device "1"`, node.GPUs[0].UUID)},
+		"MPS of two GPUs":              {results{whole, deviceResult("gpu", second)}, of("GpuConfig", plainMPS), compatibleID, list(`request "gpu"`, "opaque configuration 0", "MPS on two devices", first, second, "in a request of its own")},
+		"MPS of two requests' GPUs":    {results{whole, deviceResult("second", second)}, of("GpuConfig", plainMPS), compatibleID, list(`request "second"`, "opaque configuration 0", "one MPS server for two devices", first, second, "of its own")},
+		"ours for a GPU that is ours":  {results{whole}, opaque(testDriver, fromClaim, shareConfig(`"timeSlice":{}`)), compatibleID, list("sets timeSlice", "of type gpu")},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

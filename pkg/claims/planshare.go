@@ -14,13 +14,13 @@ import (
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
-// share works out what a device is of a shared GPU; nil for one that is none.
+// share works out what a device is of a shared GPU or partition; nil for one that is none.
 func share(d device, result resourceapi.DeviceRequestAllocationResult) (*records.Share, error) {
 	c := d.config
 	if err := checkTier(d.shape, c); err != nil {
 		return nil, err
 	}
-	if d.shape.IsWhole() && !d.admin && c != nil && c.params.Exclusive() {
+	if !d.shape.IsShare() && !d.admin && c != nil && c.params.Exclusive() {
 		return exclusive(d, c)
 	}
 	if !d.shape.IsShare() || d.admin {
@@ -30,7 +30,7 @@ func share(d device, result resourceapi.DeviceRequestAllocationResult) (*records
 		return nil, fmt.Errorf("device %s is shared, but the allocation has no shareID: turn on the feature gate DRAConsumableCapacity of the "+
 			"scheduler and the API server", result.Device)
 	}
-	sharing := d.offer.Sharing(d.shape.Share)
+	sharing := d.offer.Sharing(d.shape)
 	s := &records.Share{ID: string(*result.ShareID), Kind: d.shape.Share, CgroupMemory: sharing.Enforcement == policy.EnforcedPerCgroup}
 	for _, amount := range []struct {
 		of string
@@ -51,11 +51,17 @@ func share(d device, result resourceapi.DeviceRequestAllocationResult) (*records
 		if c != nil {
 			s.Interval = string(c.params.TimeSlice.Interval)
 		}
+		if s.Interval != "" && d.shape.IsPartition() {
+			return nil, fmt.Errorf("%s: timeSlice.interval: a GPU has one interval for all of its partitions, so none can have its own: remove it, "+
+				"or use a device of type %s", c.describe(), gpu.TypeTimeSlice)
+		}
 		return s, nil
 	}
 	var err error
-	s.MPS, err = mpsLimits(s, c, sharing)
-	return s, err
+	if s.MPS, err = mpsLimits(s, c, sharing); err != nil {
+		return nil, err
+	}
+	return s, checkThreads(d.shape, c, s.MPS.ThreadPercentage)
 }
 
 // manyClients is the number of MPS clients from which each may have only two connections (NVIDIA MPS documentation,
@@ -98,15 +104,28 @@ func mpsLimits(s *records.Share, c *config, sharing *policy.Sharing) (*records.M
 	return m, nil
 }
 
-// NVIDIA's driver shares a whole GPU among the containers of the one claim that has it, by parameters of that claim. Here
-// it is a share that is exclusive: the claim has the GPU as one without parameters does, and the GPU is in the state of
-// a shared one as long.
+// checkThreads refuses a percentage of a partition's multiprocessors that is less than one: MPS cannot divide it.
+func checkThreads(s gpu.Shape, c *config, percent int64) error {
+	if !s.IsPartition() || percent == 0 || percent >= s.Profile.LeastCores() {
+		return nil
+	}
+	by := "the allocation"
+	if c != nil {
+		by = c.describe()
+	}
+	return fmt.Errorf("%s: %d percent of partition %s (%s) are less than one of its %d multiprocessors: ask for %d percent or more",
+		by, percent, s.Unshared().Name(), s.Profile.Name, s.Profile.Multiprocessors, s.Profile.LeastCores())
+}
+
+// NVIDIA's driver shares a whole GPU or a partition among the containers of the one claim that has it, by parameters of that
+// claim. Here it is a share that is exclusive: the claim has the device as one without parameters does, and the device is in
+// the state of a shared one as long.
 
 // mpsMajor is the compute capability from which on MPS limits its clients: 7.0, Volta (NVIDIA MPS documentation, "Volta MPS
 // Execution Resource Provisioning").
 const mpsMajor = 7
 
-// exclusive works out how a claim's own processes share the whole GPU that it has; nil where nothing has to be done for
+// exclusive works out how a claim's own processes share the GPU or partition that it has; nil where nothing has to be done for
 // it. Each GPU has the default interval as long as nobody asks for another.
 func exclusive(d device, c *config) (*records.Share, error) {
 	params, g := c.params, d.shape.GPU
@@ -130,13 +149,17 @@ func exclusive(d device, c *config) (*records.Share, error) {
 	if s.MPS.Memory, err = params.MPS.MemoryLimit(g.UUID); err != nil {
 		return nil, fmt.Errorf("%s: %w", c.describe(), err)
 	}
-	if g.Memory != nil && uint64(s.MPS.Memory) >= *g.Memory {
+	memory := g.Memory
+	if d.shape.IsPartition() {
+		memory = &d.shape.Profile.Memory
+	}
+	if memory != nil && uint64(s.MPS.Memory) >= *memory {
 		s.MPS.Memory = 0 // no limit, as there is no more
 	}
-	return s, nil
+	return s, checkThreads(d.shape, c, s.MPS.ThreadPercentage)
 }
 
-// checkServers refuses a request for MPS shares of several GPUs: a container knows one server only, CUDA's by
+// checkServers refuses a request for MPS shares of several GPUs or partitions: a container knows one server only, CUDA's by
 // CUDA_MPS_PIPE_DIRECTORY. Several requests may each have one, for containers of their own.
 func checkServers(devices []device) error {
 	first, alone := map[string]device{}, map[int]device{}
@@ -144,23 +167,22 @@ func checkServers(devices []device) error {
 		if d.share == nil || d.share.Kind != gpu.MPS {
 			continue
 		}
-		if other, ok := first[d.request]; ok && other.shape.GPU != d.shape.GPU {
+		if other, ok := first[d.request]; ok && other.shape.Unshared().Name() != d.shape.Unshared().Name() {
 			if d.share.Exclusive {
-				return fmt.Errorf("request %q: %s asks for MPS on two GPUs, %s and %s: an MPS server serves one GPU, and a container can use one "+
+				return fmt.Errorf("request %q: %s asks for MPS on two devices, %s and %s: an MPS server serves one, and a container can use one "+
 					"server. "+
-					"Ask for each GPU in a request of its own, with an opaque configuration and a container of its own",
+					"Ask for each device in a request of its own, with an opaque configuration and a container of its own",
 					d.request, d.config.describe(), other.shape.Name(), d.shape.Name())
 			}
-			return fmt.Errorf("request %q: it has MPS shares of two GPUs, %s and %s, and a container can use those of one only: ask for them in "+
-				"two requests, "+
-				"for a container each, or for whole GPUs", d.request, other.shape.Name(), d.shape.Name())
+			return fmt.Errorf("request %q: it has MPS shares of two devices, %s and %s, and a container can use those of one only: ask for them in "+
+				"two requests, for a container each, or for whole GPUs", d.request, other.shape.Name(), d.shape.Name())
 		}
 		first[d.request] = d
 		if !d.share.Exclusive {
 			continue
 		}
 		if other, ok := alone[d.config.position]; ok {
-			return fmt.Errorf("request %q: %s asks for one MPS server for two GPUs, %s of request %q and %s, and a server has one: give each "+
+			return fmt.Errorf("request %q: %s asks for one MPS server for two devices, %s of request %q and %s, and a server has one: give each "+
 				"request an opaque configuration of its own, "+
 				"and each a container of its own", d.request, d.config.describe(), other.shape.Name(), other.request, d.shape.Name())
 		}

@@ -257,7 +257,7 @@ func TestPlan_MPSSharesOfTwoGPUs(t *testing.T) {
 		claim *resourceapi.ResourceClaim
 		says  string // empty: served
 	}{
-		"one request, two GPUs":      {claimFor("u", mpsOf(0, 10, 1<<30), mpsOf(1, 10, 1<<30)), "it has MPS shares of two GPUs"},
+		"one request, two GPUs":      {claimFor("u", mpsOf(0, 10, 1<<30), mpsOf(1, 10, 1<<30)), "it has MPS shares of two devices"},
 		"two requests, two GPUs":     {claimFor("u", mpsOf(0, 10, 1<<30).of("a"), mpsOf(1, 10, 1<<30).of("b")), ""},
 		"one request, one GPU twice": {claimFor("u", mpsOf(0, 10, 1<<30), mpsOf(0, 20, 1<<30)), ""},
 		"time slices of two GPUs":    {claimFor("u", sliceOf(0, 1<<30), sliceOf(1, 1<<30)), ""},

@@ -71,15 +71,17 @@ type SpecRemover interface {
 type Sharing interface {
 	// SetTimeSlice sets the interval of a GPU's time slices, one of v1alpha1.Intervals.
 	SetTimeSlice(ctx context.Context, g *gpu.GPU, interval string) error
-	// StartMPS makes a GPU's MPS server serve a claim and returns its directories on the host. It can be repeated. limits are
-	// those of the server where it is the claim's alone; nil where claims share it as the GPU offers it.
-	StartMPS(ctx context.Context, uid types.UID, g *gpu.GPU, offer *policy.Offer, limits *records.MPS) (pipeDir, shmDir string, err error)
-	// StopMPS takes a claim from a GPU's MPS server, which ends with the last one. A claim that it does not serve is no
-	// error. It needs no GPU driver.
-	StopMPS(ctx context.Context, uid types.UID, gpuDevice string) error
-	// RetainMPS takes all other claims of this driver name from a GPU's MPS server. It restores what the server lost by a
-	// reload of the driver.
-	RetainMPS(ctx context.Context, gpuDevice string, uids []types.UID) error
+	// StartMPS makes the MPS server of a GPU or partition, which has a UUID, serve a claim and returns its directories on the
+	// host. It can be repeated. limits are those of the server where it is the claim's alone; nil where claims share it as the
+	// GPU offers it.
+	StartMPS(ctx context.Context, uid types.UID, of gpu.Shape, uuid string, offer *policy.Offer, limits *records.MPS) (
+		pipeDir, shmDir string, err error)
+	// StopMPS takes a claim from an MPS server, named after the device of its GPU or partition, which ends with the last one. A
+	// claim that it does not serve is no error. It needs no GPU driver.
+	StopMPS(ctx context.Context, uid types.UID, server string) error
+	// RetainMPS takes all other claims of this driver name from an MPS server. It restores what the server lost by a reload of
+	// the driver.
+	RetainMPS(ctx context.Context, server string, uids []types.UID) error
 	// ServedMPS lists what the MPS servers of the node serve, of all driver names. It needs no GPU driver.
 	ServedMPS(ctx context.Context) ([]records.Served, error)
 }

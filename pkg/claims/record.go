@@ -25,11 +25,12 @@ func (a *preparation) record() error {
 	return a.Ledger.write(begun)
 }
 
-// needsIntent reports whether a claim's hardware must be on record before it is changed. A plain share changes none, and
-// what MPS servers serve without a record is taken from them at the next start (recoverMPS), where GPUs offer MPS; a
-// server that is one claim's alone may be anywhere.
+// needsIntent reports whether a claim's hardware must be on record before it is changed. Partitions that are there, which
+// other claims share or a layout has, are not changed; a plain share changes nothing, and what MPS servers serve without a
+// record is taken from them at the next start (recoverMPS), where GPUs offer MPS; a server that is one claim's alone may be
+// anywhere.
 func needsIntent(r *records.Record) bool {
-	return slices.ContainsFunc(r.InSpec(), func(d *records.Device) bool { return d.Partition != nil && !d.Partition.Existing }) ||
+	return slices.ContainsFunc(r.InSpec(), func(d *records.Device) bool { return d.Partition != nil && d.Partition.UUID == "" }) ||
 		slices.ContainsFunc(r.Shares(gpu.TimeSlice), func(d *records.Device) bool { return d.Share.Interval != "" }) ||
 		slices.ContainsFunc(r.Shares(gpu.MPS), func(d *records.Device) bool { return d.Share.Exclusive })
 }

@@ -69,27 +69,35 @@ func (s *Shares) recoverMPS(ctx context.Context) {
 		logger.Error(err, "Could not bring MPS servers in line with claims; it is tried again at the next reconcile")
 		return
 	}
-	for _, name := range servedGPUs(served, func(on records.Served) bool { return on.Owner == s.ledger.id.Driver }) {
+	for _, name := range servers(served, func(on records.Served) bool { return on.Owner == s.ledger.id.Driver }) {
 		if err := s.lockAndRetain(ctx, name); err != nil {
-			logger.Error(err, "Could not bring the MPS server of a GPU in line with claims; it is tried again at the next reconcile", "gpu", name)
+			logger.Error(err, "Could not bring an MPS server in line with claims; it is tried again at the next reconcile", "server", name)
 		}
 	}
 }
 
-// servedGPUs lists the GPUs of which a test holds for some claim, sorted.
-func servedGPUs(served []records.Served, test func(records.Served) bool) []string {
+// servers lists those of which a test holds for some claim, sorted.
+func servers(served []records.Served, test func(records.Served) bool) []string {
 	var names []string
 	for _, on := range served {
 		if test(on) {
-			names = append(names, on.GPU)
+			names = append(names, on.Server)
 		}
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
 }
 
+// gpuOfServer is the name of the GPU whose lock an MPS server needs.
+func gpuOfServer(name string) string {
+	if pci, err := gpu.ParseDeviceName(name); err == nil {
+		return pci.DeviceName()
+	}
+	return name
+}
+
 func (s *Shares) lockAndRetain(ctx context.Context, name string) error {
-	held, err := s.ledger.lockFor(ctx, "", []string{name})
+	held, err := s.ledger.lockFor(ctx, "", []string{gpuOfServer(name)})
 	if err != nil {
 		return err
 	}
@@ -97,18 +105,18 @@ func (s *Shares) lockAndRetain(ctx context.Context, name string) error {
 	return s.retain(ctx, name)
 }
 
-// retain takes from a GPU's MPS server the claims of ours that have nothing of it by their records. The caller holds the
-// GPU's lock: nobody registers a claim of ours meanwhile.
+// retain takes from an MPS server the claims of ours that have nothing of it by their records. The caller holds the lock of
+// its GPU: nobody registers a claim of ours meanwhile.
 func (s *Shares) retain(ctx context.Context, name string) error {
 	served, err := s.sharing.ServedMPS(ctx)
 	if err != nil {
 		return err
 	}
 	// Pods of claims with corrupt records may be among the server's clients: it must not end under them.
-	keep := slices.Concat(s.ledger.index.on(name, "").served(), s.ledger.corrupt.all())
+	keep := slices.Concat(s.ledger.index.on(gpuOfServer(name), "").served(name), s.ledger.corrupt.all())
 	for _, on := range served {
 		// A supervisor of an earlier release knows no owners, and would take these, too.
-		if on.GPU == name && on.Owner != s.ledger.id.Driver {
+		if on.Server == name && on.Owner != s.ledger.id.Driver {
 			keep = append(keep, on.Claim)
 		}
 	}
@@ -123,7 +131,7 @@ func (s *Shares) stopServed(ctx context.Context, uid types.UID) {
 		return
 	}
 	served, err := s.sharing.ServedMPS(ctx)
-	for _, name := range servedGPUs(served, func(on records.Served) bool { return on.Claim == uid }) {
+	for _, name := range servers(served, func(on records.Served) bool { return on.Claim == uid }) {
 		err = errors.Join(err, s.lockAndStop(ctx, uid, name, func() (bool, error) { return s.ledger.index.get(uid) == nil, nil }))
 	}
 	if err != nil {
@@ -139,9 +147,9 @@ func (s *Shares) stopUnrecorded(ctx context.Context, uid types.UID) {
 	}
 }
 
-// lockAndStop takes a claim from a GPU's MPS server if a test holds while the GPU is locked.
+// lockAndStop takes a claim from an MPS server if a test holds while its GPU is locked.
 func (s *Shares) lockAndStop(ctx context.Context, uid types.UID, name string, test func() (bool, error)) error {
-	held, err := s.ledger.lockFor(ctx, uid, []string{name})
+	held, err := s.ledger.lockFor(ctx, uid, []string{gpuOfServer(name)})
 	if err != nil {
 		return err
 	}
@@ -149,7 +157,7 @@ func (s *Shares) lockAndStop(ctx context.Context, uid types.UID, name string, te
 	if ok, err := test(); err != nil || !ok {
 		return err
 	}
-	klog.FromContext(ctx).Info("Taking a claim without a record from an MPS server", "gpu", name, "claimUID", uid)
+	klog.FromContext(ctx).Info("Taking a claim without a record from an MPS server", "server", name, "claimUID", uid)
 	return s.sharing.StopMPS(ctx, uid, name)
 }
 
@@ -178,10 +186,10 @@ func (s *Shares) reconcileServed(ctx context.Context, api API) {
 		}
 		ok, err := gone()
 		if err == nil && ok {
-			err = s.lockAndStop(ctx, on.Claim, on.GPU, gone)
+			err = s.lockAndStop(ctx, on.Claim, on.Server, gone)
 		}
 		if err != nil {
-			logger.Error(err, "Could not take a claim that is gone from an MPS server; it is tried again at the next reconcile", "gpu", on.GPU,
+			logger.Error(err, "Could not take a claim that is gone from an MPS server; it is tried again at the next reconcile", "server", on.Server,
 				"claimUID", on.Claim)
 		}
 	}

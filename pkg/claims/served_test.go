@@ -18,7 +18,7 @@ func (b *shareBed) serve(owner string, i int, uids ...types.UID) {
 	defer func(before string) { b.sharing.owner = before }(b.sharing.owner)
 	b.sharing.owner = owner
 	for _, uid := range uids {
-		if _, _, err := b.sharing.StartMPS(b.t.Context(), uid, &b.hardware.node.GPUs[i], &b.hardware.node.Offers[i], nil); err != nil {
+		if _, _, err := b.sharing.StartMPS(b.t.Context(), uid, b.hardware.node.GPUs[i].Whole(), b.hardware.node.GPUs[i].UUID, &b.hardware.node.Offers[i], nil); err != nil {
 			b.t.Fatal(err)
 		}
 	}

@@ -119,7 +119,7 @@ func TestShares_ServersAfterRestart(t *testing.T) {
 	b.prepare("c", sliceOf(2, 10))
 	whole := b.state()
 	for i, uid := range []types.UID{"gone", "gone", "gone", "gone"} { // killed before they were on record
-		if _, _, err := b.sharing.StartMPS(t.Context(), uid, &b.hardware.node.GPUs[i], &b.hardware.node.Offers[i], nil); err != nil {
+		if _, _, err := b.sharing.StartMPS(t.Context(), uid, b.hardware.node.GPUs[i].Whole(), b.hardware.node.GPUs[i].UUID, &b.hardware.node.Offers[i], nil); err != nil {
 			t.Fatal(err)
 		}
 	}

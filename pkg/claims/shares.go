@@ -9,12 +9,14 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
-// Shares makes GPUs shared as claims need it, in time or by MPS, and undoes it after the last of them.
+// Shares makes GPUs and partitions shared as claims need it, in time or by MPS, and undoes it after the last of them.
 type Shares struct {
 	ledger *Ledger
 	// sharing is nil where GPUs are not shared.
@@ -37,13 +39,12 @@ func (s *Shares) start(ctx context.Context, b *backend, r *records.Record, other
 		}
 	}
 	for _, d := range r.Shares(gpu.MPS) {
-		node := b.hardware.Node()
-		g := node.Find(d.GPU)
+		g := b.hardware.Node().Find(d.GPU)
 		if s.sharing == nil || g == nil {
 			return fmt.Errorf("request %q: %w", d.Request, errNoSharing)
 		}
 		var err error
-		if d.Share.MPS.PipeDir, d.Share.MPS.ShmDir, err = s.sharing.StartMPS(ctx, r.Claim.UID, g, node.Offer(g), d.Share.Limits()); err != nil {
+		if d.Share.MPS.PipeDir, d.Share.MPS.ShmDir, err = s.startServer(ctx, b, r, g, d); err != nil {
 			return fmt.Errorf("request %q: %w", d.Request, err)
 		}
 	}
@@ -57,11 +58,25 @@ func (s *Shares) restart(ctx context.Context, b *backend, r *records.Record) (bo
 		if err != nil || g == nil || s.sharing == nil {
 			return false, err
 		}
-		if _, _, err := s.sharing.StartMPS(ctx, r.Claim.UID, g, b.hardware.Node().Offer(g), d.Share.Limits()); err != nil {
+		if _, _, err := s.startServer(ctx, b, r, g, d); err != nil {
 			return false, err
 		}
 	}
 	return true, nil
+}
+
+// startServer has the MPS server of a device's GPU or partition serve a claim.
+func (s *Shares) startServer(ctx context.Context, b *backend, r *records.Record, g *gpu.GPU, d *records.Device) (
+	pipeDir, shmDir string, err error) {
+	served := g.Whole()
+	if d.Partition != nil {
+		partitions := shapesOf(g, []gpu.Partition{*d.Partition})
+		if len(partitions) == 0 {
+			return "", "", fmt.Errorf("GPU %s has no profile %d any more", g.UUID, d.Partition.ProfileID)
+		}
+		served = partitions[0]
+	}
+	return s.sharing.StartMPS(ctx, r.Claim.UID, served, d.OwnUUID(), b.hardware.Node().Offer(g), d.Share.Limits())
 }
 
 // stop gives back what start did for a claim, as far as no other claim needs it.
@@ -76,9 +91,19 @@ func (s *Shares) stop(ctx context.Context, b *backend, r *records.Record) error 
 		}
 	}
 	for _, d := range r.Shares(gpu.MPS) {
-		errs = append(errs, s.sharing.StopMPS(ctx, r.Claim.UID, d.GPU))
+		errs = append(errs, s.stopServer(ctx, r.Claim.UID, d))
 	}
 	return errors.Join(errs...)
+}
+
+// stopServer takes a claim from the MPS server of a device. After the last claim that shares a partition no server may run
+// there, not for a claim either that a plugin registered before it was killed: the partition is destroyed next.
+func (s *Shares) stopServer(ctx context.Context, uid types.UID, d *records.Device) error {
+	err := s.sharing.StopMPS(ctx, uid, d.Server())
+	if err != nil || d.Partition == nil || len(s.ledger.index.on(d.GPU, uid).served(d.Server())) > 0 {
+		return err
+	}
+	return s.retain(ctx, d.Server())
 }
 
 // withInterval lists a record's time slices that ask for an interval, one for each GPU: those of one GPU ask for the same.

@@ -75,8 +75,11 @@ func (s *sharingDir) SetTimeSlice(_ context.Context, g *gpu.GPU, interval string
 	})
 }
 
-func (s *sharingDir) StartMPS(_ context.Context, uid types.UID, g *gpu.GPU, _ *policy.Offer, limits *records.MPS) (pipeDir, shmDir string, err error) {
-	name := g.PCI.DeviceName()
+func (s *sharingDir) StartMPS(_ context.Context, uid types.UID, of gpu.Shape, uuid string, _ *policy.Offer, limits *records.MPS) (pipeDir, shmDir string, err error) {
+	name := of.Name()
+	if uuid == "" || of.IsShare() {
+		panic("StartMPS of " + name + " with UUID " + uuid)
+	}
 	call := fmt.Sprintf("StartMPS %s %s", name, uid)
 	if limits != nil {
 		call += fmt.Sprintf(" %d%% %dGi", limits.ThreadPercentage, limits.Memory/gi)
@@ -153,7 +156,7 @@ func (s *sharingDir) ServedMPS(context.Context) ([]records.Served, error) {
 	var served []records.Served
 	for _, name := range s.files() {
 		if words := strings.Fields(name); len(words) == 3 && words[0] == "mps" {
-			served = append(served, records.Served{GPU: words[1], Claim: types.UID(words[2]), Owner: s.ownerOf(words[1], types.UID(words[2]))})
+			served = append(served, records.Served{Server: words[1], Claim: types.UID(words[2]), Owner: s.ownerOf(words[1], types.UID(words[2]))})
 		}
 	}
 	return served, nil

@@ -111,6 +111,12 @@ func newSimBed(t testing.TB, model string, setUp ...func(node *sim.Node)) *simBe
 // openSimBed is one more plugin process on a node.
 func openSimBed(t testing.TB, dir, boot string, node *sim.Node, sessions ...DriverSessions) *simBed {
 	t.Helper()
+	return openSimBedAs(t, testID, dir, boot, node, sessions...)
+}
+
+// openSimBedAs is openSimBed for another driver name.
+func openSimBedAs(t testing.TB, id Identity, dir, boot string, node *sim.Node, sessions ...DriverSessions) *simBed {
+	t.Helper()
 	b := &simBed{t: t, dir: dir, boot: boot, node: node, disk: &faultyDisk{}, specs: &specDir{dir: filepath.Join(dir, "specs")}}
 	if err := os.MkdirAll(b.specs.dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -132,7 +138,7 @@ func openSimBed(t testing.TB, dir, boot string, node *sim.Node, sessions ...Driv
 	if err != nil {
 		t.Fatal(err)
 	}
-	options := Options{Identity: testID, BootID: boot, Store: store, Layouts: layouts, Locks: locks, Specs: b.specs}
+	options := Options{Identity: id, BootID: boot, Store: store, Layouts: layouts, Locks: locks, Specs: b.specs}
 	if len(sessions) > 0 {
 		options.Sessions = sessions[0]
 	}
@@ -196,7 +202,11 @@ func deviceClaim(uid types.UID, devices ...string) *resourceapi.ResourceClaim {
 			if wish != "mps" {
 				sharing = `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"` + wish + `"}}`
 			}
-			allocation.Config = append(allocation.Config, opaque(testDriver, fromClaim, nvidiaConfig("GpuConfig", sharing), r.Request))
+			kind := "GpuConfig"
+			if strings.Contains(name, "-mig-") {
+				kind = "MigDeviceConfig"
+			}
+			allocation.Config = append(allocation.Config, opaque(testDriver, fromClaim, nvidiaConfig(kind, sharing), r.Request))
 		}
 		allocation.Results = append(allocation.Results, r)
 	}

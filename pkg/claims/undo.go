@@ -5,6 +5,7 @@ package claims
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -71,7 +72,8 @@ func (p *Preparer) release(ctx context.Context, uid types.UID) error {
 		return p.markReleasing(have)
 	}
 	if err := p.undo(ctx, b, have); err != nil {
-		if len(have.Partitions()) > 0 && !errors.Is(err, gpu.ErrUnreadable) && !errors.Is(err, gpu.ErrLost) {
+		if len(have.Partitions()) > 0 && !errors.Is(err, gpu.ErrUnreadable) && !errors.Is(err, gpu.ErrLost) &&
+			!errors.As(err, new(*serverError)) {
 			return errors.Join(err, p.markReleasing(have))
 		}
 		// On a GPU that cannot be read, nothing of the pod's runs that could be waited for; what is there is destroyed once it
@@ -87,11 +89,22 @@ func (p *Preparer) release(ctx context.Context, uid types.UID) error {
 	return p.forget(uid)
 }
 
-// undo destroys the partitions of a record, gives back its shares and removes its spec; the record itself stays. The
-// caller holds the locks of its GPUs.
+// undo gives back the shares of a record, destroys its partitions and removes its spec; the record itself stays. The caller
+// holds the locks of its GPUs. An MPS server has its partition open, so a partition stays until its server has ended.
 func (p *Preparer) undo(ctx context.Context, b *backend, r *records.Record) error {
-	return errors.Join(p.Partitions.destroy(ctx, b, r), p.Shares.stop(ctx, b, r), p.specs.RemoveClaim(r.Claim.UID))
+	stopped := p.Shares.stop(ctx, b, r)
+	served := slices.ContainsFunc(r.Shares(gpu.MPS), func(d *records.Device) bool { return d.Partition != nil })
+	if stopped != nil && served {
+		return errors.Join(&serverError{stopped}, p.specs.RemoveClaim(r.Claim.UID))
+	}
+	return errors.Join(p.Partitions.destroy(ctx, b, r), stopped, p.specs.RemoveClaim(r.Claim.UID))
 }
+
+// serverError is why the MPS server of a partition may not have ended. It is tried again, and no pod has to wait for it.
+type serverError struct{ err error }
+
+func (e *serverError) Error() string { return e.err.Error() }
+func (e *serverError) Unwrap() error { return e.err }
 
 // forget removes a claim's spec and record; the caller holds the locks of its GPUs.
 func (p *Preparer) forget(uid types.UID) error {

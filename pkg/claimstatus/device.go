@@ -16,7 +16,7 @@ import (
 // Device is the data of a device in its claim's status. Names are those of the attributes of ResourceSlices where there is
 // one. Absent is what the device does not have, or what is not known while the driver is away.
 type Device struct {
-	// Type is gpu, mig, timeslice or mps.
+	// Type is that of ResourceSlices: gpu, mig, timeslice, mps, mig-timeslice or mig-mps.
 	Type string `json:"type"`
 	// UUID is what nvidia-smi -L and NVIDIA_VISIBLE_DEVICES call it: that of the partition or of the GPU.
 	UUID string `json:"uuid"`
@@ -36,7 +36,7 @@ type Device struct {
 	ComputeInstance *int `json:"computeInstanceID,omitempty"`
 	// Memory is the device's or, of a share, what the claim was granted.
 	Memory *resource.Quantity `json:"memory,omitempty"`
-	// Cores are the percentage of multiprocessors that a share was granted.
+	// Cores are the percentage of multiprocessors, of the GPU or partition, that a share was granted.
 	Cores int64 `json:"cores,omitempty"`
 	// Shares of a share that is counted by number.
 	Shares int64 `json:"shares,omitempty"`
@@ -46,7 +46,7 @@ type Device struct {
 
 // Describe returns the data of a device. inventory is nil while the driver is away.
 func Describe(d *records.Device, inventory *gpu.Node) Device {
-	data := Device{Type: "gpu", UUID: d.UUID, AdminAccess: d.AdminAccess}
+	data := Device{UUID: d.UUID, AdminAccess: d.AdminAccess}
 	if pci, err := gpu.ParseDeviceName(d.GPU); err == nil {
 		data.PCIBusID = pci.String()
 	}
@@ -61,15 +61,16 @@ func Describe(d *records.Device, inventory *gpu.Node) Device {
 		}
 	}
 	if p := d.Partition; p != nil {
-		data.Type, data.UUID, data.ParentUUID = "mig", p.UUID, d.UUID
+		data.UUID, data.ParentUUID = p.UUID, d.UUID
 		data.GPUInstance, data.ComputeInstance = &p.GI, p.CI
 		data.Memory = nil
 		if profile := profileOf(board, p.ProfileID); profile != nil {
 			data.Profile, data.Memory = profile.Name, quantity(profile.Memory)
 		}
 	}
+	by := gpu.Share("")
 	if s := d.Share; s != nil {
-		data.Type = string(s.Kind)
+		by = s.Kind
 		data.Shares = s.Shares
 		if !s.Exclusive {
 			data.Memory = nil
@@ -79,6 +80,7 @@ func Describe(d *records.Device, inventory *gpu.Node) Device {
 		}
 		data.Cores = granted(s, func(m *records.MPS) int64 { return m.ThreadPercentage }, s.Cores)
 	}
+	data.Type = string(gpu.TypeOf(d.Partition != nil, by))
 	return data
 }
 

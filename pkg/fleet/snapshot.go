@@ -186,6 +186,8 @@ func gpuOf(v *inspect.GPU) GPU {
 	for _, s := range v.Segments() {
 		g.Bars = append(g.Bars, barsOf(s, g.Units)...)
 		switch {
+		case s.Shape != nil && s.Shape.Placement != nil:
+			g.Use = Partitioned
 		case s.Shape != nil && s.Shape.Total != nil:
 			g.Use = Shared
 		case s.Shape != nil:
@@ -209,7 +211,7 @@ func gpuOf(v *inspect.GPU) GPU {
 	return g
 }
 
-// barsOf draws a segment. A shared GPU is divided by its shares, as far as it has units for them.
+// barsOf draws a segment. A shared GPU or partition is divided by its shares, as far as it has units for them.
 func barsOf(s inspect.Segment, units int) []Bar {
 	first := Bar{Units: max(1, s.Size), State: s.State, Means: s.State.String(), Label: s.Label}
 	if i := slices.IndexFunc(s.Claims, func(c inspect.Claim) bool { return !c.AdminAccess }); i >= 0 {
@@ -217,6 +219,9 @@ func barsOf(s inspect.Segment, units int) []Bar {
 	}
 	if s.Shape == nil {
 		return []Bar{first}
+	}
+	if s.Shape.Placement != nil {
+		units = first.Units
 	}
 	first.Units = units
 	if s.Shape.Total == nil {

@@ -3,50 +3,64 @@
 package gpu
 
 import (
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 )
 
-// Shape is one of the forms a GPU can be offered in: the whole GPU, a partition of a profile at a placement, or the
-// GPU shared by many claims.
+// Shape is one of the forms a GPU can be offered in: the whole GPU or a partition of a profile at a placement, and each of
+// them for one claim or shared by many.
 type Shape struct {
 	GPU *GPU
 	// Profile and Placement of a partition; nil and zero for others.
 	Profile   *Profile
 	Placement Placement
-	// Share of a shared GPU; empty for others.
+	// Share of a GPU or partition that many claims have; empty for others.
 	Share Share
 }
 
 // Whole is the shape of the whole GPU.
 func (g *GPU) Whole() Shape { return Shape{GPU: g} }
 
-// IsPartition distinguishes a partition from what takes the whole GPU.
+// IsPartition distinguishes a partition, shared or not, from what takes the whole GPU.
 func (s Shape) IsPartition() bool { return s.Profile != nil }
 
-// Name is the name of the shape's device: "gpu-0000-1b-00-0", for a shared GPU "gpu-0000-1b-00-0-timeslice", and for a
-// partition with the profile ID and the start of the placement "gpu-0000-1b-00-0-mig-19-6". Profile names are no part
-// of it: they change with the driver.
+// Name is the name of the shape's device: "gpu-0000-1b-00-0", for a partition with the profile ID and the start of the
+// placement "gpu-0000-1b-00-0-mig-19-6", and for what is shared with the way at the end: "gpu-0000-1b-00-0-timeslice",
+// "gpu-0000-1b-00-0-mig-9-4-mps". Profile names are no part of it: they change with the driver.
 func (s Shape) Name() string {
 	name := s.GPU.PCI.DeviceName()
-	switch {
-	case s.IsShare():
+	if s.IsPartition() {
+		name = s.Place().DeviceName(name)
+	}
+	if s.IsShare() {
 		name += "-" + string(s.Share)
-	case s.IsPartition():
-		name += fmt.Sprintf("-mig-%d-%d", s.Profile.ID, s.Placement.Start)
 	}
 	return name
 }
 
-// ParsePartitionName reads the profile ID and the start of the placement from the name of a partition's device, see
-// Shape.Name.
+// Unshared is the GPU or partition of a shape, for one claim.
+func (s Shape) Unshared() Shape {
+	s.Share = ""
+	return s
+}
+
+// Shared is the GPU or partition of a shape, shared by many claims.
+func (s Shape) Shared(by Share) Shape {
+	s.Share = by
+	return s
+}
+
+// ParsePartitionName reads the profile ID and the start of the placement from the name of the device of a partition, shared
+// or not, see Shape.Name.
 func ParsePartitionName(name string) (profileID, start int, ok bool) {
 	if _, err := ParseDeviceName(name); err != nil {
 		return 0, 0, false
 	}
 	parts := strings.Split(name, "-")
+	if len(parts) == 9 && slices.Contains(Shares(), Share(parts[8])) {
+		parts = parts[:8]
+	}
 	if len(parts) != 8 || parts[5] != "mig" {
 		return 0, 0, false
 	}
@@ -58,7 +72,7 @@ func ParsePartitionName(name string) (profileID, start int, ok bool) {
 // Overlaps reports whether the two shapes cannot be allocated at the same time because they share hardware, and not by
 // intent. It says nothing of engines, which the counters keep.
 func (s Shape) Overlaps(t Shape) bool {
-	if s.GPU.PCI != t.GPU.PCI || s.IsShare() && s.Share == t.Share {
+	if s.GPU.PCI != t.GPU.PCI || s.IsShare() && s.Name() == t.Name() {
 		return false
 	}
 	return !s.IsPartition() || !t.IsPartition() || s.Placement.Overlaps(t.Placement)

@@ -77,14 +77,15 @@ func (b *builder) shape(d *records.Device) *Shape {
 			return &b.view.Shapes[i]
 		}
 	}
-	s := Shape{Device: d.Device, Type: typeGPU}
-	switch {
-	case d.Partition != nil:
+	s, by := Shape{Device: d.Device}, gpu.Share("")
+	if d.Partition != nil {
 		at := d.Partition.Placement
-		s.Type, s.Profile, s.Placement = typeMIG, b.gpu.MIG.ProfileName(d.Partition.ProfileID), &at
-	case d.Share != nil && !d.Share.Exclusive:
-		s.Type, s.Total = string(d.Share.Kind), &Amounts{}
+		s.Profile, s.Placement = b.gpu.MIG.ProfileName(d.Partition.ProfileID), &at
 	}
+	if d.IsShared() {
+		by, s.Total = d.Share.Kind, &Amounts{}
+	}
+	s.Type = string(gpu.TypeOf(d.Partition != nil, by))
 	b.view.Shapes = append(b.view.Shapes, s)
 	return &b.view.Shapes[len(b.view.Shapes)-1]
 }
@@ -106,6 +107,13 @@ func (b *builder) partitions() {
 	b.own(func(r *records.Record, d *records.Device) {
 		if d.Partition == nil || d.AdminAccess ||
 			slices.ContainsFunc(exist, func(p gpu.Partition) bool { return p.Place() == d.Partition.Place() }) {
+			return
+		}
+		entered := func(p Partition) bool {
+			return p.ProfileID == d.Partition.ProfileID && p.Placement == d.Partition.Placement
+		}
+		if at := slices.IndexFunc(b.view.Partitions, entered); at >= 0 { // for another claim that shares it
+			b.view.Partitions[at].Claims = append(b.view.Partitions[at].Claims, claimOf(r, d))
 			return
 		}
 		switch r.State {
@@ -144,13 +152,14 @@ func (b *builder) claimsOn(place gpu.Place) (state PartitionState, by []Claim) {
 		if d.Partition == nil || d.AdminAccess || d.Partition.Place() != place {
 			return
 		}
-		switch r.State {
-		case records.Preparing:
-			state = PartitionPreparing
-		case records.Releasing:
-			state = PartitionReleasing
-		case records.Prepared:
+		switch {
+		case r.State == records.Prepared:
 			state = PartitionAllocated
+		case state == PartitionAllocated: // by another claim that shares it
+		case r.State == records.Preparing:
+			state = PartitionPreparing
+		default:
+			state = PartitionReleasing
 		}
 		by = append(by, claimOf(r, d))
 	})

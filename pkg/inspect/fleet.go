@@ -161,7 +161,7 @@ func (s *Summary) count(g *GPU) {
 		return slices.ContainsFunc(g.Shapes, func(s Shape) bool { return s.isAllocated() && kind(&s) })
 	}
 	switch {
-	case is(func(s *Shape) bool { return s.Type == typeMIG }):
+	case is((*Shape).isPartition):
 		s.Partitioned++
 	case is((*Shape).isShared):
 		s.Shared++
@@ -240,7 +240,7 @@ func (s *Summary) row(node, product string) []string {
 		row = append(row, strconv.Itoa(n))
 	}
 	var fits []string
-	kinds := []string{typeGPU, typeMIG, typeTimeSlice, typeMPS}
+	kinds := []string{typeGPU, typeMIG, typeTimeSlice, typeMPS, typeMIGTimeSlice, typeMIGMPS}
 	sorted := slices.SortedStableFunc(slices.Values(s.Fits), func(a, b Amount) int {
 		return cmp.Or(cmp.Compare(slices.Index(kinds, a.Type), slices.Index(kinds, b.Type)), cmp.Compare(b.Count, a.Count),
 			strings.Compare(a.Profile, b.Profile))

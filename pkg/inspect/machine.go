@@ -79,7 +79,7 @@ func (h *Hardware) orphans() []string {
 func inOrder(node *policy.Node) map[gpu.PCIAddress][]gpu.Shape {
 	order := packing.OrderShapes(node.GPUs, node.Shapes, nil) // within a GPU, allocations do not change the order
 	byGPU := map[gpu.PCIAddress][]gpu.Shape{}
-	for _, group := range slices.Concat([][]gpu.Shape{order.Whole, order.Shared}, order.Partitions, [][]gpu.Shape{order.Largest}) {
+	for _, group := range order.Groups() {
 		for _, s := range group {
 			byGPU[s.GPU.PCI] = append(byGPU[s.GPU.PCI], s)
 		}
@@ -144,14 +144,13 @@ func stockOf(counters []gpu.Counter) stock {
 }
 
 func shapeOf(s gpu.Shape, offer *policy.Offer) Shape {
-	v := Shape{Device: s.Name(), Type: typeGPU, needs: stockOf(s.Consumes())}
-	switch {
-	case s.IsPartition():
+	v := Shape{Device: s.Name(), Type: string(s.Type()), needs: stockOf(s.Consumes())}
+	if s.IsPartition() {
 		at := s.Placement
-		v.Type, v.Profile, v.Placement = typeMIG, s.GPU.MIG.ProfileName(s.Profile.ID), &at
-	case s.IsShare():
-		sharing := offer.Sharing(s.Share)
-		v.Type = string(s.Share)
+		v.Profile, v.Placement = s.GPU.MIG.ProfileName(s.Profile.ID), &at
+	}
+	if s.IsShare() {
+		sharing := offer.Sharing(s)
 		v.Total = &Amounts{Shares: sharing.Shares, MemoryBytes: sharing.Memory.Total, CoresPercent: sharing.Cores.Total}
 		v.usual = Amounts{Shares: 1, MemoryBytes: sharing.Memory.Default, CoresPercent: sharing.Cores.Default}
 		v.least = Amounts{Shares: 1, MemoryBytes: sharing.Memory.Minimum, CoresPercent: sharing.Cores.Minimum}
@@ -164,7 +163,8 @@ func shapeOf(s gpu.Shape, offer *policy.Offer) Shape {
 
 // Unclaimed are the places of a GPU's complete partitions without a claim, for policies that offer existing partitions.
 func (h *Hardware) Unclaimed(g *gpu.GPU) []gpu.Place {
-	allocated := records.AllocatedOf(h.Records)(g).Places
+	has := records.AllocatedOf(h.Records)(g)
+	allocated := has.AllPlaces()
 	var places []gpu.Place
 	for _, p := range h.Partitions[g.PCI] {
 		if p.CI != nil && !slices.Contains(allocated, p.Place()) {

@@ -38,5 +38,5 @@ func notes(g *gpu.GPU, offer *policy.Offer) []string {
 	add("no partitions", offer.NoPartitions)
 	add("not shared by time slices", offer.NoTimeSlice)
 	add("not shared by MPS", offer.NoMPS)
-	return notes
+	return append(notes, offer.NotShared...)
 }

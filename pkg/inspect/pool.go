@@ -169,7 +169,7 @@ func (d *decoder) add(g *decoded, dev published) {
 	}
 	if dev.isMany() {
 		total := dev.total()
-		shape.Total, shape.least, shape.usual, shape.Placement = &total, dev.least(), dev.usual(), nil
+		shape.Total, shape.least, shape.usual = &total, dev.least(), dev.usual()
 	}
 	for _, t := range dev.Taints {
 		shape.Taints = append(shape.Taints, taintOf(t.Key, t.Value, string(t.Effect)))
@@ -363,7 +363,7 @@ func (g *GPU) partitions(devices []published) {
 	for i := range g.Shapes {
 		s := &g.Shapes[i]
 		uuid := devices[i].text("uuid")
-		if !s.isPartition() || !s.isAllocated() && (uuid == "" || s.closed()) {
+		if !s.isPartition() || !s.isAllocated() && (uuid == "" || s.closed() || s.isShared() || g.allocatedAt(s)) {
 			continue
 		}
 		p := Partition{Profile: s.Profile, ProfileID: devices[i].profileID(), Placement: *s.Placement, State: PartitionReady, UUID: uuid}
@@ -372,4 +372,11 @@ func (g *GPU) partitions(devices []published) {
 		}
 		g.Partitions = append(g.Partitions, p)
 	}
+}
+
+// allocatedAt reports whether the partition of a shape is allocated as another shape, shared or not.
+func (g *GPU) allocatedAt(s *Shape) bool {
+	return slices.ContainsFunc(g.Shapes, func(other Shape) bool {
+		return other.isPartition() && other.isAllocated() && other.Profile == s.Profile && *other.Placement == *s.Placement
+	})
 }

@@ -12,7 +12,7 @@ type Segment struct {
 	Label  string
 	State  SegmentState
 	Claims []Claim
-	// Shape is the whole or shared GPU that covers all units; nil for a partition and for nothing.
+	// Shape is the whole or shared GPU that covers all units, or the shared partition; nil for another partition and for nothing.
 	Shape *Shape
 }
 
@@ -78,6 +78,7 @@ func (g *GPU) Segments() []Segment {
 		case at >= 0:
 			p := &g.Partitions[at]
 			next.Size, next.Label, next.State, next.Claims = min(p.Placement.Size, g.Slices-unit), p.Profile, segmentOf[p.State], p.Claims
+			next.Shape = g.sharedAt(p.Placement)
 		case g.isTainted(unit):
 			next.State = SegmentTainted
 		}

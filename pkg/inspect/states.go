@@ -12,10 +12,12 @@ import (
 
 // Values of the attribute "type".
 const (
-	typeGPU       = "gpu"
-	typeMIG       = "mig"
-	typeTimeSlice = string(gpu.TimeSlice)
-	typeMPS       = string(gpu.MPS)
+	typeGPU          = string(gpu.TypeGPU)
+	typeMIG          = string(gpu.TypeMIG)
+	typeTimeSlice    = string(gpu.TypeTimeSlice)
+	typeMPS          = string(gpu.TypeMPS)
+	typeMIGTimeSlice = string(gpu.TypeMIGTimeSlice)
+	typeMIGMPS       = string(gpu.TypeMIGMPS)
 )
 
 // stock is an amount of each counter.
@@ -58,7 +60,7 @@ func (s *Shape) isWithdrawn() bool {
 	return slices.ContainsFunc(s.Taints, func(t Taint) bool { return t.Withdrawn() })
 }
 
-// room is how many more claims fit on a shared GPU, each with the default amounts; 1 where only a smaller claim fits.
+// room is how many more claims fit on a shared GPU or partition, each with the default amounts; 1 where only a smaller claim fits.
 func (s *Shape) room() int64 {
 	if s.Used == nil {
 		return s.fit(*s.Total, s.usual)
@@ -124,20 +126,21 @@ func (g *GPU) count(from stock, now bool) []Amount {
 		if now && s.State != Free && s.State != Shared || s.isWithdrawn() {
 			continue
 		}
+		if kind := s.Type + s.Profile; s.isPartition() && (!now || !s.ready && !s.isAllocated()) {
+			if left[kind] == nil {
+				left[kind] = maps.Clone(from)
+			}
+			if !left[kind].fits(s.needs) {
+				continue
+			}
+			left[kind].take(s.needs)
+		}
 		n := int64(1)
 		switch {
 		case s.isShared() && now:
 			n = s.room()
 		case s.isShared():
 			n = s.fit(*s.Total, s.usual)
-		case s.isPartition() && (!now || !s.ready):
-			if left[s.Profile] == nil {
-				left[s.Profile] = maps.Clone(from)
-			}
-			if !left[s.Profile].fits(s.needs) {
-				continue
-			}
-			left[s.Profile].take(s.needs)
 		}
 		at := slices.IndexFunc(amounts, func(a Amount) bool { return a.Type == s.Type && a.Profile == s.Profile })
 		if at < 0 {

@@ -168,7 +168,7 @@ func (g *GPU) AllocatedText() string {
 	var parts []string
 	for i := range g.Shapes {
 		switch s := &g.Shapes[i]; {
-		case !s.isAllocated() || s.isPartition():
+		case !s.isAllocated() || s.isPartition() && !s.isShared():
 		case s.isShared():
 			parts = append(parts, s.usedText())
 		default:
@@ -177,6 +177,9 @@ func (g *GPU) AllocatedText() string {
 	}
 	var allocated, other []Amount
 	for _, part := range g.Partitions {
+		if part.State == PartitionAllocated && g.sharedAt(part.Placement) != nil {
+			continue // its shares say so
+		}
 		if part.State == PartitionAllocated {
 			allocated = increment(allocated, part.Profile)
 		} else {
@@ -192,6 +195,17 @@ func (g *GPU) AllocatedText() string {
 	return orDash(strings.Join(parts, ", "))
 }
 
+// sharedAt is the shape of the partition at a placement if claims share it, or nil.
+func (g *GPU) sharedAt(at gpu.Placement) *Shape {
+	i := slices.IndexFunc(g.Shapes, func(s Shape) bool {
+		return s.isPartition() && s.isShared() && s.isAllocated() && *s.Placement == at
+	})
+	if i < 0 {
+		return nil
+	}
+	return &g.Shapes[i]
+}
+
 // increment counts a name among partitions.
 func increment(amounts []Amount, name string) []Amount {
 	at := slices.IndexFunc(amounts, func(a Amount) bool { return a.Profile == name })
@@ -204,7 +218,7 @@ func increment(amounts []Amount, name string) []Amount {
 
 // usedText is how many shares of a shared GPU are allocated, and of how many if that is known.
 func (s *Shape) usedText() string {
-	all := Amount{Type: s.Type, Count: max(s.Total.Shares, s.Used.Shares)}.String()
+	all := Amount{Type: s.Type, Profile: s.Profile, Count: max(s.Total.Shares, s.Used.Shares)}.String()
 	if s.Used.Shares >= s.Total.Shares {
 		return all
 	}
@@ -238,6 +252,10 @@ func (a Amount) String() string {
 		return count(a.Count, "time slice", "time slices")
 	case typeMPS:
 		return count(a.Count, "MPS share", "MPS shares")
+	case typeMIGTimeSlice:
+		return count(a.Count, "time slice", "time slices") + " of " + a.Profile
+	case typeMIGMPS:
+		return count(a.Count, "MPS share", "MPS shares") + " of " + a.Profile
 	}
 	name := a.Profile
 	if name == "" {
@@ -271,7 +289,7 @@ func (p *printer) claims() {
 		for j := range g.Shapes {
 			s := &g.Shapes[j]
 			for _, h := range s.Claims {
-				if !s.isPartition() || h.AdminAccess {
+				if !s.isPartition() || s.isShared() || h.AdminAccess {
 					rows = append(rows, []string{g.Name, s.String(), stateOf(h), claimText(h), orDash(h.Details())})
 				}
 			}
@@ -282,6 +300,9 @@ func (p *printer) claims() {
 				if !h.AdminAccess {
 					by = claimText(h)
 				}
+			}
+			if g.sharedAt(part.Placement) != nil {
+				by = count(int64(len(part.Claims)), "claim", "claims")
 			}
 			rows = append(rows, []string{g.Name, partitionText(part.Profile, part.Placement), part.State.String(),
 				by, orDash(part.details())})
@@ -303,6 +324,8 @@ func stateOf(h Claim) string {
 // String names the shape: "1g.10gb at 3", "whole".
 func (s *Shape) String() string {
 	switch {
+	case s.isPartition() && s.isShared():
+		return fmt.Sprintf("%s (%s)", partitionText(s.Profile, *s.Placement), s.Type)
 	case s.isPartition():
 		return partitionText(s.Profile, *s.Placement)
 	case s.Type == typeGPU:
@@ -331,7 +354,7 @@ func claimText(h Claim) string {
 	}
 }
 
-// Details are the amounts of a claim on a shared GPU, in words.
+// Details are the amounts of a claim on a shared GPU or partition, in words.
 func (h *Claim) Details() string {
 	var parts []string
 	if a := h.Has; a != nil {

@@ -83,7 +83,7 @@ type GPU struct {
 
 // Amount is how many of a shape there are.
 type Amount struct {
-	// Type of the shape: "gpu", "timeslice", "mps" or "mig", as in the attribute.
+	// Type of the shape: "gpu", "timeslice", "mps", "mig", "mig-timeslice" or "mig-mps", as in the attribute.
 	Type    string `json:"type"`
 	Profile string `json:"profile,omitempty"`
 	Count   int64  `json:"count"`
@@ -109,13 +109,13 @@ const (
 // Shape is one form in which a GPU is offered: a whole GPU, a partition or a share. It is one device.
 type Shape struct {
 	Device string `json:"device"`
-	// Type is "gpu", "timeslice", "mps" or "mig".
+	// Type is "gpu", "timeslice", "mps", "mig", "mig-timeslice" or "mig-mps".
 	Type    string     `json:"type"`
 	Profile string     `json:"profile,omitempty"`
 	State   ShapeState `json:"state"`
 	// Placement of a partition.
 	Placement *gpu.Placement `json:"placement,omitempty"`
-	// Total and Used are the amounts of a shared GPU.
+	// Total and Used are the amounts of a shared GPU or partition.
 	Total  *Amounts `json:"total,omitempty"`
 	Used   *Amounts `json:"used,omitempty"`
 	Claims []Claim  `json:"heldBy,omitempty"`
@@ -129,7 +129,7 @@ type Shape struct {
 	ready bool
 }
 
-// Amounts are parts of a shared GPU; zero if not counted.
+// Amounts are parts of a shared GPU or partition; zero if not counted.
 type Amounts struct {
 	Shares       int64 `json:"shares,omitempty"`
 	MemoryBytes  int64 `json:"memoryBytes,omitempty"`
@@ -145,7 +145,7 @@ type Claim struct {
 	Pods []string `json:"pods,omitempty"`
 	// AdminAccess claims observe the shape and consume nothing.
 	AdminAccess bool `json:"adminAccess,omitempty"`
-	// Has are the claim's amounts of a shared GPU.
+	// Has are the claim's amounts of a shared GPU or partition.
 	Has *Amounts `json:"has,omitempty"`
 	// Interval is the time slice interval that the claim requested.
 	Interval string `json:"interval,omitempty"`

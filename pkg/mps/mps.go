@@ -19,17 +19,26 @@ const DefaultSocket = DefaultDir + "/" + SocketName
 // SocketName is the name of the supervisor's socket in its directory.
 const SocketName = "supervisor.sock"
 
-// Request asks that a claim may use the MPS server of a GPU.
+// Request asks that a claim may use the MPS server of a GPU or a partition.
 type Request struct {
 	Claim types.UID
-	// Device is the name of the whole GPU, "gpu-0000-1b-00-0" (gpu.PCIAddress.DeviceName), whatever the share's is.
+	// Device is the name of the whole GPU, "gpu-0000-1b-00-0" (gpu.PCIAddress.DeviceName), or of the partition,
+	// "gpu-0000-1b-00-0-mig-9-4" (gpu.Place.DeviceName), whatever the share's is.
 	Device string
-	UUID   string // of the GPU, "GPU-…"
-	PCI    gpu.PCIAddress
+	UUID   string         // of the GPU, "GPU-…", or of the partition, "MIG-…"
+	PCI    gpu.PCIAddress // of the GPU
 	// Settings count when they start a daemon. One that runs keeps its own until its last share is gone.
 	Settings Settings
 	// Owner is the DRA driver name of the plugin that prepared the claim: plugins of several names share one supervisor.
 	Owner string
+}
+
+// Subject is what a server is of, for people: "GPU gpu-0000-1b-00-0".
+func Subject(device string) string {
+	if _, _, ok := gpu.ParsePartitionName(device); ok {
+		return "partition " + device
+	}
+	return "GPU " + device
 }
 
 // Settings are what a GPU's daemon is started with.
@@ -49,7 +58,7 @@ type Endpoint struct {
 	PipeDir string
 	LogDir  string
 	ShmDir  string
-	// Generation grows with every daemon that is started for the GPU: clients of an earlier one have lost their server.
+	// Generation grows with every daemon that is started for the GPU or partition: clients of an earlier one have lost their server.
 	Generation uint64
 }
 
@@ -66,9 +75,9 @@ const (
 	DaemonFailed EventKind = "DaemonFailed"
 )
 
-// Event reports what happened to the daemon of a GPU while claims used it.
+// Event reports what happened to the daemon of a GPU or partition while claims used it.
 type Event struct {
-	Device string // "gpu-0000-1b-00-0"
+	Device string // as in Request
 	Kind   EventKind
 	// Claims that used the daemon, sorted.
 	Claims  []types.UID
@@ -91,13 +100,13 @@ const (
 	Failed State = "failed"
 )
 
-// Status is the state of all GPUs whose daemon runs, or should.
+// Status is the state of all GPUs and partitions whose daemon runs, or should.
 type Status struct {
 	Version string      `json:"version"`
 	GPUs    []GPUStatus `json:"gpus"` // in order of device name
 }
 
-// GPUStatus is one GPU whose daemon runs, or should.
+// GPUStatus is one GPU or partition whose daemon runs, or should.
 type GPUStatus struct {
 	Device     string      `json:"device"`
 	UUID       string      `json:"uuid"`

@@ -49,42 +49,42 @@ func (s *Sharing) As(owner string) *Sharing {
 // Found sets which of the roots has the driver that runs: another may have programs of a driver that does not.
 func (s *Sharing) Found(root driverroot.Root) { s.found.Store(&root) }
 
-// StartMPS has a GPU's MPS server serve a claim. The server's defaults are what a claim can have at most, since a
-// client can only go below them: its own part a container gets by its environment. A server that is the claim's alone
-// has the claim's limits, and needs no policy that offers MPS.
+// StartMPS has the MPS server of a GPU or partition, which has a UUID, serve a claim. The server's defaults are what a claim
+// can have at most, since a client can only go below them: its own part a container gets by its environment. A server that
+// is the claim's alone has the claim's limits, and needs no policy that offers MPS.
 func (s *Sharing) StartMPS(
-	ctx context.Context, uid types.UID, g *gpu.GPU, offer *policy.Offer, limits *records.MPS,
+	ctx context.Context, uid types.UID, of gpu.Shape, uuid string, offer *policy.Offer, limits *records.MPS,
 ) (pipeDir, shmDir string, err error) {
-	settings, err := settings(g, offer, limits)
+	settings, err := settings(of, offer, limits)
 	if err != nil {
 		return "", "", err
 	}
 	endpoint, err := s.supervisor.Ensure(ctx, Request{
-		Claim: uid, Device: g.PCI.DeviceName(), UUID: g.UUID, PCI: g.PCI, Settings: settings, Owner: s.owner,
+		Claim: uid, Device: of.Name(), UUID: uuid, PCI: of.GPU.PCI, Settings: settings, Owner: s.owner,
 	})
 	if err != nil {
-		return "", "", &StartError{g.PCI.DeviceName(), err}
+		return "", "", &StartError{of.Name(), err}
 	}
 	return endpoint.PipeDir, endpoint.ShmDir, nil
 }
 
-// StartError is why the MPS server of a GPU does not serve a claim.
+// StartError is why the MPS server of a GPU or partition does not serve a claim.
 type StartError struct {
-	// GPU is the device name of the whole GPU.
-	GPU string
-	err error
+	// Device is the name of the whole GPU or the partition.
+	Device string
+	err    error
 }
 
 func (e *StartError) Error() string {
-	return fmt.Sprintf("start the MPS server of GPU %s: %v", e.GPU, e.err)
+	return fmt.Sprintf("start the MPS server of %s: %v", Subject(e.Device), e.err)
 }
 func (e *StartError) Unwrap() error { return e.err }
 
-// settings of the server of a GPU.
-func settings(g *gpu.GPU, offer *policy.Offer, limits *records.MPS) (Settings, error) {
-	sharing := offer.Sharing(gpu.MPS)
+// settings of the server of a GPU or partition.
+func settings(of gpu.Shape, offer *policy.Offer, limits *records.MPS) (Settings, error) {
+	sharing := offer.Sharing(of.Shared(gpu.MPS))
 	if limits == nil && sharing == nil {
-		return Settings{}, fmt.Errorf("GPU %s is not shared by MPS: %s", g.PCI.DeviceName(), why(offer))
+		return Settings{}, fmt.Errorf("%s is not shared by MPS: %s", Subject(of.Name()), why(of, offer))
 	}
 	if limits == nil {
 		return Settings{
@@ -100,22 +100,22 @@ func settings(g *gpu.GPU, offer *policy.Offer, limits *records.MPS) (Settings, e
 	return own, nil
 }
 
-func why(offer *policy.Offer) string {
-	if offer.NoMPS != "" {
+func why(of gpu.Shape, offer *policy.Offer) string {
+	if offer.NoMPS != "" && !of.IsPartition() {
 		return offer.NoMPS
 	}
 	return "the node's policy does not offer it"
 }
 
-// StopMPS releases a claim from a GPU's MPS server.
-func (s *Sharing) StopMPS(ctx context.Context, uid types.UID, gpuDevice string) error {
-	if err := s.supervisor.Release(ctx, gpuDevice, uid); err != nil {
-		return fmt.Errorf("release the MPS share of claim %s on GPU %s: %w", uid, gpuDevice, err)
+// StopMPS releases a claim from an MPS server.
+func (s *Sharing) StopMPS(ctx context.Context, uid types.UID, server string) error {
+	if err := s.supervisor.Release(ctx, server, uid); err != nil {
+		return fmt.Errorf("release the MPS share of claim %s on %s: %w", uid, Subject(server), err)
 	}
 	return nil
 }
 
-// ServedMPS lists what the MPS servers of the node serve, in order of GPU and claim.
+// ServedMPS lists what the MPS servers of the node serve, in order of device and claim.
 func (s *Sharing) ServedMPS(ctx context.Context) ([]records.Served, error) {
 	status, err := s.supervisor.Status(ctx)
 	if err != nil {
@@ -124,16 +124,16 @@ func (s *Sharing) ServedMPS(ctx context.Context) ([]records.Served, error) {
 	var served []records.Served
 	for _, g := range status.GPUs {
 		for _, uid := range g.Claims {
-			served = append(served, records.Served{GPU: g.Device, Claim: uid, Owner: g.Owners[uid]})
+			served = append(served, records.Served{Server: g.Device, Claim: uid, Owner: g.Owners[uid]})
 		}
 	}
 	return served, nil
 }
 
-// RetainMPS releases all other claims of this plugin's name from a GPU's MPS server.
-func (s *Sharing) RetainMPS(ctx context.Context, gpuDevice string, uids []types.UID) error {
-	if err := s.supervisor.Retain(ctx, gpuDevice, s.owner, uids); err != nil {
-		return fmt.Errorf("reconcile the MPS server of GPU %s: %w", gpuDevice, err)
+// RetainMPS releases all other claims of this plugin's name from an MPS server.
+func (s *Sharing) RetainMPS(ctx context.Context, server string, uids []types.UID) error {
+	if err := s.supervisor.Retain(ctx, server, s.owner, uids); err != nil {
+		return fmt.Errorf("reconcile the MPS server of %s: %w", Subject(server), err)
 	}
 	return nil
 }

@@ -128,7 +128,7 @@ func TestSetTimeSlice_NvidiaSMIFails(t *testing.T) {
 
 func TestStartMPS(t *testing.T) {
 	f := &fakeSupervisor{}
-	pipe, shm, err := NewSharing(testOwner, f, roots("/"), nil).StartMPS(t.Context(), "claim-1", sharedGPU(), sharedOffer(), nil)
+	pipe, shm, err := NewSharing(testOwner, f, roots("/"), nil).StartMPS(t.Context(), "claim-1", sharedGPU().Whole(), sharedGPU().UUID, sharedOffer(), nil)
 	if err != nil || pipe != "/mps/pipe" || shm != "/mps/shm" {
 		t.Errorf("got %q, %q, %v", pipe, shm, err)
 	}
@@ -154,7 +154,7 @@ func TestStartMPS_ExclusiveClaim(t *testing.T) {
 	}
 	for name, tt := range tests {
 		f, g := &fakeSupervisor{}, sharedGPU()
-		if _, _, err := NewSharing(testOwner, f, roots("/"), nil).StartMPS(t.Context(), "claim-1", g, tt.offer, &tt.limits); err != nil || len(f.requests) != 1 {
+		if _, _, err := NewSharing(testOwner, f, roots("/"), nil).StartMPS(t.Context(), "claim-1", g.Whole(), g.UUID, tt.offer, &tt.limits); err != nil || len(f.requests) != 1 {
 			t.Errorf("%s: got requests %v, %v", name, f.requests, err)
 			continue
 		}
@@ -176,7 +176,7 @@ func TestStartMPS_NotOffered(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			f, g := &fakeSupervisor{}, sharedGPU()
-			_, _, err := NewSharing(testOwner, f, roots("/"), nil).StartMPS(t.Context(), "claim-1", g, tt.offer, nil)
+			_, _, err := NewSharing(testOwner, f, roots("/"), nil).StartMPS(t.Context(), "claim-1", g.Whole(), g.UUID, tt.offer, nil)
 			if err == nil || !strings.Contains(err.Error(), tt.want) || len(f.requests) > 0 {
 				t.Errorf("got %v and requests %v, want an error that says %q and none", err, f.requests, tt.want)
 			}
@@ -187,7 +187,7 @@ func TestStartMPS_NotOffered(t *testing.T) {
 func TestSharing_SupervisorErrors(t *testing.T) {
 	f := &fakeSupervisor{err: ErrUnavailable}
 	s := NewSharing(testOwner, f, roots("/"), nil)
-	_, _, start := s.StartMPS(t.Context(), "claim-1", sharedGPU(), sharedOffer(), nil)
+	_, _, start := s.StartMPS(t.Context(), "claim-1", sharedGPU().Whole(), sharedGPU().UUID, sharedOffer(), nil)
 	for what, err := range map[string]error{
 		"start": start, "stop": s.StopMPS(t.Context(), "claim-1", "gpu-0000-1b-00-0"), "retain": s.RetainMPS(t.Context(), "gpu-0000-1b-00-0", nil),
 	} {

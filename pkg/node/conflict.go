@@ -102,7 +102,7 @@ func publishedInConflict(node *policy.Node, allocated func(g *gpu.GPU) gpu.Alloc
 	var taints []publish.Taint
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
-		if has := allocated(g); has.Tiers == (gpu.Tiers{}) && len(has.Places) == 0 {
+		if has := allocated(g); has.IsEmpty() {
 			continue
 		}
 		left.GPUs, left.Offers = append(left.GPUs, *g), append(left.Offers, *node.Offer(g))

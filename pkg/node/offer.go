@@ -71,6 +71,11 @@ func addWithdrawn(node, before *policy.Node) {
 		now, then := &node.Offers[i], before.Offer(was)
 		for _, s := range before.Shapes(was) {
 			switch {
+			case s.IsPartition() && s.IsShare():
+				if now.Partitions == nil {
+					now.Partitions = policy.NoPlaces(nil)
+				}
+				now.Partitions.KeepShared(s.SharedPlace(), then.Sharing(s))
 			case s.Share == gpu.TimeSlice && now.TimeSlice == nil:
 				now.TimeSlice, now.Withdrawn.TimeSlice = then.TimeSlice, true
 			case s.Share == gpu.MPS && now.MPS == nil:

@@ -21,7 +21,7 @@ type View struct {
 	Taints   []publish.Taint
 	Existing []Existing
 	Lists    bool
-	// Order is the names of the whole and of the shared GPUs, as ordered by what is allocated.
+	// Order is the names of the whole GPUs and of shared devices, as ordered by what is allocated.
 	Order []string
 }
 
@@ -35,7 +35,7 @@ func (p *Plan) publish(o *Observed) {
 	}
 	node, view := p.view(o)
 	now := &View{Node: node, Taints: view.Taints, Existing: o.Existing, Lists: view.Lists,
-		Order: slices.Concat(view.WholeGPUs(node), view.SharedGPUs(node))}
+		Order: slices.Concat(view.WholeGPUs(node), view.Shared(node))}
 	if before := p.Memory.Published; before != nil && !before.differs(now) {
 		return
 	}
@@ -83,9 +83,14 @@ func taintAll(node *policy.Node, g *gpu.GPU, key string) []publish.Taint {
 // mpsTaints are those of devices that need the MPS supervisor while it is away.
 func (p *Plan) mpsTaints(node *policy.Node) []publish.Taint {
 	var taints []publish.Taint
+	if !p.Memory.MPSAway {
+		return nil
+	}
 	for i := range node.GPUs {
-		if g := &node.GPUs[i]; p.Memory.MPSAway && node.Offer(g).MPS != nil {
-			taints = append(taints, publish.Taint{Device: gpu.Shape{GPU: g, Share: gpu.MPS}.Name(), Key: publish.TaintNoMPS})
+		for _, s := range node.Shapes(&node.GPUs[i]) {
+			if s.Share == gpu.MPS {
+				taints = append(taints, publish.Taint{Device: s.Name(), Key: publish.TaintNoMPS})
+			}
 		}
 	}
 	return taints

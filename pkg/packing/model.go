@@ -74,7 +74,7 @@ type GPU struct {
 // Device is one that is published.
 type Device struct {
 	Name string
-	// Shape is what it is: "gpu", "timeslice", "mps", or the profile of a partition.
+	// Shape is what it is: "gpu", "timeslice", "mps", the profile of a partition, or "3g.40gb mig-mps" of one that is shared.
 	Shape string
 	// Pool is the place of its pool among those of the node, GPU that of its GPU among the model's.
 	Pool, GPU int

@@ -16,6 +16,8 @@ type Order struct {
 	Whole []gpu.Shape
 	// Shared GPUs, from the middle outward; see SharedFirst.
 	Shared []gpu.Shape
+	// SharedPartitions in the order of Partitions; see SharedFirst.
+	SharedPartitions []gpu.Shape
 	// Partitions has one group per GPU that offers any, the first GPU first; each by size, then from the top down.
 	Partitions [][]gpu.Shape
 	// Largest are the partitions that fill a GPU, the last GPU first. They come last, so that a request for any
@@ -36,36 +38,51 @@ func OrderShapes(gpus []gpu.GPU, offered func(*gpu.GPU) []gpu.Shape, free func(*
 	o := Order{Whole: OrderWhole(gpus, offered, free)}
 	for i := range slices.Backward(gpus) {
 		for _, s := range offered(&gpus[i]) {
-			if s.IsPartition() && s.FillsGPU() {
+			if s.IsPartition() && !s.IsShare() && s.FillsGPU() {
 				o.Largest = append(o.Largest, s)
 			}
 		}
 	}
 	for _, i := range middleOut(len(gpus)) {
 		for _, s := range offered(&gpus[i]) {
-			if s.IsShare() {
+			if s.IsShare() && !s.IsPartition() {
 				o.Shared = append(o.Shared, s)
 			}
 		}
 	}
 	for i := range gpus {
-		var group []gpu.Shape
+		var group, shared []gpu.Shape
 		for _, s := range offered(&gpus[i]) {
-			if !s.FillsGPU() {
+			switch {
+			case s.IsPartition() && s.IsShare():
+				shared = append(shared, s)
+			case !s.FillsGPU():
 				group = append(group, s)
 			}
 		}
-		slices.SortStableFunc(group, func(a, b gpu.Shape) int {
-			if a.Profile != b.Profile {
-				return 0 // Shapes has them by size already
-			}
-			return b.Placement.Start - a.Placement.Start
-		})
+		fromTop(group)
+		fromTop(shared)
+		o.SharedPartitions = append(o.SharedPartitions, shared...)
 		if len(group) > 0 {
 			o.Partitions = append(o.Partitions, group)
 		}
 	}
 	return o
+}
+
+// fromTop sorts the partitions of a GPU, which are in order of size, so that of each profile the topmost comes first.
+func fromTop(partitions []gpu.Shape) {
+	slices.SortStableFunc(partitions, func(a, b gpu.Shape) int {
+		if a.Profile != b.Profile {
+			return 0 // Shapes has them by size already
+		}
+		return b.Placement.Start - a.Placement.Start
+	})
+}
+
+// Groups are all groups in the order in which they are published.
+func (o *Order) Groups() [][]gpu.Shape {
+	return slices.Concat([][]gpu.Shape{o.Whole, o.Shared, o.SharedPartitions}, o.Partitions, [][]gpu.Shape{o.Largest})
 }
 
 // maxRanked is how many whole GPUs are ordered by what is free: those of one slice (the resource API has 64 devices in

@@ -8,11 +8,11 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// SharedFirst is shared GPUs in the order of OrderShapes, but those that claims share already stand before untouched ones:
-// the scheduler takes the first with room, so that no GPU is opened while an open one has room. Which of the open ones is
-// first does not change, so that the order changes only when a GPU gets its first share or loses its last.
+// SharedFirst is shared GPUs, or shared partitions, in the order of OrderShapes, but those that claims share already stand
+// before untouched ones: the scheduler takes the first with room, so that none is opened while an open one has room. Which of
+// the open ones is first does not change, so that the order changes only when one gets its first share or loses its last.
 //
-// used reports of a shared GPU whether a claim has a share of it; nil means that none has.
+// used reports of a shared GPU or partition whether a claim has a share of it; nil means that none has.
 func SharedFirst(shared []gpu.Shape, used func(gpu.Shape) bool) []gpu.Shape {
 	if used == nil || len(shared) > maxRanked {
 		return shared

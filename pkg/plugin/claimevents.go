@@ -81,7 +81,7 @@ func (c *claimEvents) prepared(claim records.Claim, err error) {
 	case err == nil:
 		c.settle(a, attempted{releaseOperation, claim.UID})
 	case errors.As(err, &start) && !errors.Is(err, context.Canceled):
-		cause := fmt.Sprint(start.GPU, errors.Is(start, mps.ErrUnavailable)) // the rest may change with each attempt
+		cause := fmt.Sprint(start.Device, errors.Is(start, mps.ErrUnavailable)) // the rest may change with each attempt
 		c.once(a, cause, func() bool {
 			return c.warn(warning{a, claim, reasonMPSNotStarted, fmt.Sprintf("The pod cannot start: %s. The kubelet tries again by itself; "+
 				"remove the cause if it stays.", oneLine(start))})

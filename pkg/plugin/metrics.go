@@ -9,8 +9,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/usage"
 )
 
 // Values of the labels operation, outcome and tier.
@@ -91,7 +91,7 @@ func newMetrics() *metrics {
 // Durations of failed attempts are left out, as their number is that of the errors.
 func (m *metrics) begin() {
 	for _, operation := range []string{prepareOperation, unprepareOperation} {
-		for _, tier := range v1alpha1.Tiers() {
+		for _, tier := range usage.Tiers() {
 			m.claims.WithLabelValues(operation, outcomeOK, string(tier))
 		}
 		for _, reason := range reasons() {

@@ -49,11 +49,11 @@ func (s *service) watchMPS(ctx context.Context) {
 			claim := s.engine.Ledger.Claim(uid)
 			names = append(names, claim.String())
 			if claim.Name != "" {
-				s.claimEvents.warn(warning{claim: claim, reason: reason, message: fmt.Sprintf("GPU %s: %s", e.Device, message)})
+				s.claimEvents.warn(warning{claim: claim, reason: reason, message: mps.Subject(e.Device) + ": " + message})
 			}
 		}
-		klog.FromContext(ctx).Error(errors.New(e.Message), "MPS server event", "event", e.Kind, "gpu", e.Device, "claims", names)
-		s.events.Warn(reason, fmt.Sprintf("GPU %s, claims %s: %s", e.Device, strings.Join(names, ", "), message))
+		klog.FromContext(ctx).Error(errors.New(e.Message), "MPS server event", "event", e.Kind, "device", e.Device, "claims", names)
+		s.events.Warn(reason, fmt.Sprintf("%s, claims %s: %s", mps.Subject(e.Device), strings.Join(names, ", "), message))
 		s.loop.Mark(node.Partitions)
 	})
 }

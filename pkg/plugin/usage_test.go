@@ -105,7 +105,7 @@ func TestUsage_Golden(t *testing.T) {
 func TestMetrics_ExistFromTheStart(t *testing.T) {
 	m := newMetrics()
 	for want, c := range map[int]prometheus.Collector{
-		2 * 4:              m.claims,
+		2 * 6:              m.claims,
 		2 * len(reasons()): m.errors,
 		3:                  m.mpsEvents,
 		1:                  m.policyFailures,

@@ -36,7 +36,10 @@ func Check(p *v1alpha1.NodePolicy, node *gpu.Node) error {
 // check holds a rule against a board that it matches. The errors start with the field.
 func check(r *v1alpha1.Rule, g *gpu.GPU) []error {
 	if r.MIG.ModeOfUse() == v1alpha1.MIGExisting {
-		return nil // it asks nothing of a board: one that has no partitions offers none
+		if len(g.MIG.Catalog()) == 0 {
+			return nil // it asks nothing of a board: one that has no partitions offers none
+		}
+		return checkShares(r, g)
 	}
 	if r.MIG.ChangesMode() && !slices.Contains(r.OfferedTiers(), v1alpha1.TierMIG) {
 		return nil // a board without MIG mode is out of it, as the rule wants
@@ -45,7 +48,7 @@ func check(r *v1alpha1.Rule, g *gpu.GPU) []error {
 		// That the driver reports no placements may change with the driver: only what cannot be checked is refused for it.
 		tier := slices.Index(r.Tiers, v1alpha1.TierMIG)
 		switch {
-		case r.MIG != nil && (!g.MIG.Capable || r.MIG.Layout != nil || r.MIG.Profiles != nil):
+		case r.MIG != nil && (!g.MIG.Capable || r.MIG.Layout != nil || r.MIG.Profiles != nil || r.MIG.Share != nil):
 			return []error{fmt.Errorf("mig: %s: match only GPUs that can be", why)}
 		case tier >= 0 && !g.MIG.Capable:
 			return []error{fmt.Errorf("tiers[%d]: %s: leave mig out, or match only GPUs that can be", tier, why)}
@@ -62,6 +65,7 @@ func check(r *v1alpha1.Rule, g *gpu.GPU) []error {
 	if _, why := profiles(r, g); why == allOmitted {
 		errs = append(errs, errors.New(allOmitted))
 	}
+	errs = append(errs, checkShares(r, g)...)
 	if r.MIG == nil {
 		return errs
 	}

@@ -92,6 +92,10 @@ func TestExamples_Load(t *testing.T) {
 		"mixed": func(shapes, partitions, _, whole int) bool {
 			return whole == 8 && shapes == whole+partitions && partitions == 6*6
 		},
+		// Two halves for one claim each and two that are shared; the smallest, by seven, likewise; and the rest of the catalog.
+		"shared-partitions": func(shapes, partitions, shares, _ int) bool {
+			return shapes == partitions+shares && shares == 8*(2+7) && partitions == 8*25
+		},
 		"existing":    func(shapes, _, _, _ int) bool { return shapes == 0 },
 		"maintenance": func(shapes, _, _, _ int) bool { return shapes == 0 },
 	}
@@ -115,10 +119,10 @@ func TestExamples_Load(t *testing.T) {
 			for _, shape := range n.Shapes(&n.GPUs[i]) {
 				all++
 				switch {
-				case shape.IsPartition():
-					partitions++
 				case shape.IsShare():
 					shares++
+				case shape.IsPartition():
+					partitions++
 				default:
 					whole++
 				}

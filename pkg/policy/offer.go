@@ -69,6 +69,8 @@ type Offer struct {
 	// NoPartitions, NoTimeSlice and NoMPS say why a tier of the policy is not offered; empty where it is, or where the
 	// policy has none.
 	NoPartitions, NoTimeSlice, NoMPS string
+	// NotShared says why partitions are not shared as the policy wants.
+	NotShared []string
 	// Health is what is done when the GPU is unhealthy.
 	Health Health
 	// WantsMIG is the MIG mode for which an idle GPU is reset; nil where its mode is taken as found.
@@ -117,6 +119,11 @@ type PartitionOffer struct {
 	DisableWhenIdle bool
 	// Kept are places that are allocated and that the policy has no more: offered, withdrawn.
 	Kept []gpu.Place
+	// Shared are the profiles and ways in which partitions are shared, in order of the policy. OnDemand they need not be among
+	// Profiles.
+	Shared []PartitionSharing
+	// KeptShared are places of shared partitions that are allocated and that the policy has no more: offered, withdrawn.
+	KeptShared []gpu.SharedPlace
 }
 
 // NoPlaces is an offer of nothing new: of partitions that are allocated and that go when they are released.
@@ -137,6 +144,11 @@ func (o *PartitionOffer) offers(at gpu.Place) bool {
 	return o.Has(at) || slices.Contains(o.Kept, at)
 }
 
+// offersShared reports whether there is a device for a shared partition.
+func (o *PartitionOffer) offersShared(at gpu.SharedPlace) bool {
+	return o.HasShared(at) || slices.Contains(o.KeptShared, at)
+}
+
 // PartitionMode is how the GPU's partitions come to be; empty where it has none to offer.
 func (o *Offer) PartitionMode() MIGMode {
 	if o.Partitions == nil {
@@ -145,12 +157,19 @@ func (o *Offer) PartitionMode() MIGMode {
 	return o.Partitions.Mode
 }
 
-// Sharing is how the GPU is shared in a way, or nil.
-func (o *Offer) Sharing(s gpu.Share) *Sharing {
-	switch s {
-	case gpu.TimeSlice:
+// Sharing is how a shape is shared, or nil.
+func (o *Offer) Sharing(s gpu.Shape) *Sharing {
+	switch {
+	case s.IsPartition() && s.IsShare() && o.Partitions != nil:
+		if sharing := o.Partitions.sharing(s.Profile.ID, s.Share); sharing != nil {
+			return &sharing.Sharing
+		}
+		return nil
+	case s.IsPartition():
+		return nil
+	case s.Share == gpu.TimeSlice:
 		return o.TimeSlice
-	case gpu.MPS:
+	case s.Share == gpu.MPS:
 		return o.MPS
 	default:
 		return nil
@@ -160,6 +179,8 @@ func (o *Offer) Sharing(s gpu.Share) *Sharing {
 // IsWithdrawn reports whether the policy has the shape no more, while it or something like it is still allocated.
 func (o *Offer) IsWithdrawn(s gpu.Shape) bool {
 	switch {
+	case s.IsPartition() && s.IsShare():
+		return o.Partitions != nil && !o.Partitions.HasShared(s.SharedPlace())
 	case s.IsPartition():
 		return o.Partitions != nil && !o.Partitions.Has(s.Place())
 	case s.Share == gpu.TimeSlice:
@@ -172,7 +193,7 @@ func (o *Offer) IsWithdrawn(s gpu.Shape) bool {
 }
 
 // Shapes are all that a GPU with this offer offers now: the whole GPU, then shared devices, then partitions in order of
-// size, profile ID and start.
+// size, profile ID and start, each followed by the ways in which it is shared.
 //
 // Where the MIG mode changes without a reset, a GPU offers everything and the mode follows what is allocated. Where it
 // needs a reset, which is the admin's to do, the mode that is found decides: partitions or the whole GPU.
@@ -183,8 +204,8 @@ func (o *Offer) Shapes(g *gpu.GPU) []gpu.Shape {
 			shapes = append(shapes, g.Whole())
 		}
 		for _, share := range gpu.Shares() {
-			if o.Sharing(share) != nil {
-				shapes = append(shapes, gpu.Shape{GPU: g, Share: share})
+			if s := g.Whole().Shared(share); o.Sharing(s) != nil {
+				shapes = append(shapes, s)
 			}
 		}
 	}
@@ -194,6 +215,11 @@ func (o *Offer) Shapes(g *gpu.GPU) []gpu.Shape {
 	for _, s := range g.PartitionShapes() {
 		if o.Partitions.offers(s.Place()) {
 			shapes = append(shapes, s)
+		}
+		for _, share := range gpu.Shares() {
+			if s = s.Shared(share); o.Partitions.offersShared(s.SharedPlace()) {
+				shapes = append(shapes, s)
+			}
 		}
 	}
 	return shapes

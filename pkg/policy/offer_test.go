@@ -178,7 +178,7 @@ func TestShape_OneKind(t *testing.T) {
 					if n != 1 {
 						t.Errorf("%s: %s is %d of whole, share and partition", model, s.Name(), n)
 					}
-					if s.IsShare() && node.Offer(s.GPU).Sharing(s.Share) == nil {
+					if s.IsShare() && node.Offer(s.GPU).Sharing(s) == nil {
 						t.Errorf("%s: %s is not shared", model, s.Name())
 					}
 				}
@@ -186,11 +186,11 @@ func TestShape_OneKind(t *testing.T) {
 		}
 	}
 	unrestricted := Unrestricted()
-	if unrestricted.Sharing(gpu.TimeSlice) != nil || unrestricted.Sharing(gpu.MPS) != nil {
+	if unrestricted.Sharing(gpu.Shape{Share: gpu.TimeSlice}) != nil || unrestricted.Sharing(gpu.Shape{Share: gpu.MPS}) != nil {
 		t.Error("a GPU without a policy is shared")
 	}
 	for _, offer := range []Offer{unrestricted, {}, everything()} {
-		if s := offer.Sharing("other"); s != nil {
+		if s := offer.Sharing(gpu.Shape{Share: "other"}); s != nil {
 			t.Errorf("a way to share that does not exist: got %v", s)
 		}
 	}

@@ -25,7 +25,7 @@ func partitions(r *v1alpha1.Rule, g *gpu.GPU, means Means) (*PartitionOffer, str
 	case Layout:
 		want, err := layout(r.MIG.Layout, g)
 		if err == nil {
-			offer.Places, err = g.Fit(want, slices.Concat(means.partitions(g), means.allocated(g).Places))
+			offer.Places, err = g.Fit(want, placesInUse(g, means))
 		}
 		if err != nil {
 			return nil, err.Error()
@@ -44,6 +44,12 @@ func partitions(r *v1alpha1.Rule, g *gpu.GPU, means Means) (*PartitionOffer, str
 		return offer, "MIG mode is off, and this board changes it only with a reset: " + gpu.SwitchMIG("<GPU>", true)
 	}
 	return offer, ""
+}
+
+// placesInUse are those of the partitions that exist, and of those that are allocated.
+func placesInUse(g *gpu.GPU, means Means) []gpu.Place {
+	allocated := means.allocated(g)
+	return append(means.partitions(g), allocated.AllPlaces()...)
 }
 
 // profiles are the IDs of those that a rule offers on demand, nil for the whole catalog, or why it offers none.

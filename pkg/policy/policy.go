@@ -115,7 +115,10 @@ func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means) Offer {
 	if listed(v1alpha1.TierMIG) {
 		offer.Partitions, offer.NoPartitions = partitions(r, g, means)
 	}
-	if offer.Partitions == nil && len(allocated.Places) > 0 {
+	if offer.Partitions != nil {
+		offer.Partitions.Shared, offer.NotShared = partitionSharing(r, node, g, means)
+	}
+	if offer.Partitions == nil && len(allocated.Places)+len(allocated.Shared) > 0 {
 		offer.Partitions = NoPlaces(nil)
 	}
 	for _, at := range allocated.Places {
@@ -123,17 +126,18 @@ func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means) Offer {
 			offer.Partitions.Kept = append(offer.Partitions.Kept, at)
 		}
 	}
+	offer.keepShared(allocated.Shared, node, g)
 	if listed(v1alpha1.TierTimeSlice) || allocated.TimeSlice {
-		offer.TimeSlice, offer.NoTimeSlice = timeSlice(r.TimeSlice, g, means)
+		offer.TimeSlice, offer.NoTimeSlice = timeSlice(r.TimeSlice, target{gpu: g}, means)
 		if offer.NoTimeSlice != "" && allocated.TimeSlice {
-			offer.TimeSlice, _ = timeSlice(nil, g, Means{CgroupMemory: means.CgroupMemory})
+			offer.TimeSlice, _ = timeSlice(nil, target{gpu: g}, Means{CgroupMemory: means.CgroupMemory})
 			offer.Withdrawn.TimeSlice = true
 		}
 	}
 	if listed(v1alpha1.TierMPS) || allocated.MPS {
-		offer.MPS, offer.NoMPS = mps(r.MPS, node, g, means)
+		offer.MPS, offer.NoMPS = mps(r.MPS, node, target{gpu: g}, means)
 		if offer.NoMPS != "" && allocated.MPS {
-			offer.MPS, _ = mps(nil, node, g, Means{})
+			offer.MPS, _ = mps(nil, node, target{gpu: g}, Means{})
 			offer.Withdrawn.MPS = true
 		}
 	}

@@ -2,10 +2,10 @@
 
 package policy
 
-// Sharing is what a shared GPU has of everything, and how it is cut. Nothing holds a claim to its part but what
+// Sharing is what a shared GPU or partition has of everything, and how it is cut. Nothing holds a claim to its part but what
 // Enforcement says.
 type Sharing struct {
-	// Shares is how many claims have the GPU at once.
+	// Shares is how many claims have it at once.
 	Shares int64
 	// Memory in bytes; Total is zero where the board does not report its memory.
 	Memory Cut

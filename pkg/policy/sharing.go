@@ -14,8 +14,42 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// timeSlice is how a GPU is shared in time, or why it is not.
-func timeSlice(p *v1alpha1.TimeSlicePolicy, g *gpu.GPU, means Means) (*Sharing, string) {
+// target is what is shared: a GPU, or a partition of it.
+type target struct {
+	gpu     *gpu.GPU
+	profile *gpu.Profile // of a partition; nil for the whole GPU
+}
+
+// String is "GPU" or "partition".
+func (t target) String() string {
+	if t.profile != nil {
+		return "partition"
+	}
+	return "GPU"
+}
+
+// memory in bytes; zero where the board does not report it.
+func (t target) memory() int64 {
+	switch {
+	case t.profile != nil:
+		return int64(min(t.profile.Memory, 1<<62))
+	case hasMemory(t.gpu):
+		return int64(*t.gpu.Memory)
+	default:
+		return 0
+	}
+}
+
+// leastCores is the least percentage of the multiprocessors that MPS can give.
+func (t target) leastCores() int64 {
+	if t.profile == nil {
+		return 1
+	}
+	return t.profile.LeastCores()
+}
+
+// timeSlice is how a GPU or partition is shared in time, or why it is not.
+func timeSlice(p *v1alpha1.TimeSlicePolicy, t target, means Means) (*Sharing, string) {
 	if p == nil {
 		p = &v1alpha1.TimeSlicePolicy{}
 	}
@@ -26,21 +60,22 @@ func timeSlice(p *v1alpha1.TimeSlicePolicy, g *gpu.GPU, means Means) (*Sharing, 
 		return nil, means.Shares.Error()
 	}
 	var why string
-	if s.Memory, why = memory(p.Memory, g, s.Shares); why != "" {
+	if s.Memory, why = memory(p.Memory, t, s.Shares); why != "" {
 		return nil, why
 	}
-	if s.Memory.Total > 0 && means.CgroupMemory != nil && means.CgroupMemory(g) {
+	// The driver limits containers on GPUs out of MIG mode only (NVIDIA MPS documentation, "Memory partitioning").
+	if s.Memory.Total > 0 && t.profile == nil && means.CgroupMemory != nil && means.CgroupMemory(t.gpu) {
 		s.Enforcement = EnforcedPerCgroup
 	}
 	return s, ""
 }
 
-// mps is how a GPU is shared by an MPS server, or why it is not.
-func mps(p *v1alpha1.MPSPolicy, node *gpu.Node, g *gpu.GPU, means Means) (*Sharing, string) {
+// mps is how a GPU or partition is shared by an MPS server, or why it is not.
+func mps(p *v1alpha1.MPSPolicy, node *gpu.Node, t target, means Means) (*Sharing, string) {
 	if p == nil {
 		p = &v1alpha1.MPSPolicy{}
 	}
-	clients, why := mpsClients(node, g)
+	clients, why := mpsClients(node, t)
 	if err := cmp.Or(means.MPS, means.Shares); why == "" && err != nil {
 		why = err.Error()
 	}
@@ -53,8 +88,8 @@ func mps(p *v1alpha1.MPSPolicy, node *gpu.Node, g *gpu.GPU, means Means) (*Shari
 		Enforcement:  NotEnforced,
 		Priority:     string(p.Priority),
 	}
-	s.Cores = cores(p.Cores, s.Shares)
-	if s.Memory, why = memory(p.Memory, g, s.Shares); why != "" {
+	s.Cores = cores(p.Cores, s.Shares, t)
+	if s.Memory, why = memory(p.Memory, t, s.Shares); why != "" {
 		return nil, why
 	}
 	if s.Memory.Total > 0 {
@@ -71,16 +106,26 @@ const (
 	mpsClientsRelease = 590
 )
 
-// mpsClients is how many clients MPS takes on a GPU, or why it cannot be used.
-func mpsClients(node *gpu.Node, g *gpu.GPU) (clients int64, why string) {
+// mpsClients is how many clients MPS takes on a GPU or partition, or why it cannot be used. On a partition they are fewer in
+// proportion to its compute slices (NVIDIA MIG user guide, "CUDA Concurrency Mechanisms").
+func mpsClients(node *gpu.Node, t target) (clients int64, why string) {
+	g := t.gpu
 	if g.ComputeCapability == nil || g.ComputeCapability.Major < voltaMajor {
 		return 0, "MPS limits its clients from compute capability 7.0 (Volta) on, and the GPU is older or does not say"
 	}
+	clients = mpsClientsBefore
 	major, _, _ := strings.Cut(node.DriverVersion, ".")
 	if n, err := strconv.Atoi(major); err == nil && n >= mpsClientsRelease {
-		return v1alpha1.MaxMPSShares, ""
+		clients = v1alpha1.MaxMPSShares
 	}
-	return mpsClientsBefore, ""
+	if t.profile == nil {
+		return clients, ""
+	}
+	most := 1
+	for i := range g.MIG.Profiles {
+		most = max(most, g.MIG.Profiles[i].ComputeSlices)
+	}
+	return max(1, clients*int64(t.profile.ComputeSlices)/int64(most)), ""
 }
 
 // hasMemory reports whether the board says how much memory it has.
@@ -89,36 +134,45 @@ func hasMemory(g *gpu.GPU) bool {
 	return g.Memory != nil && *g.Memory <= notAvailable
 }
 
-// memory cuts a GPU's memory, or says why that cannot be done as the policy wants: shares whose memory nobody counts would
-// be worse than none. It is empty where the board does not report its memory.
-func memory(c *v1alpha1.MemoryCut, g *gpu.GPU, shares int64) (Cut, string) {
-	if !hasMemory(g) {
+// memory cuts the memory of a GPU or partition, or says why that cannot be done as the policy wants: shares whose memory
+// nobody counts would be worse than none. It is empty where the board does not report its memory.
+func memory(c *v1alpha1.MemoryCut, t target, shares int64) (Cut, string) {
+	total := t.memory()
+	if total == 0 {
 		return Cut{}, ""
 	}
 	if c == nil {
 		c = &v1alpha1.MemoryCut{}
 	}
-	total := int64(*g.Memory)
 	cut := NewCut(total, shares, inBytes(c.Minimum, v1alpha1.DefaultMemoryMinimum), inBytes(c.Step, v1alpha1.DefaultMemoryStep))
 	if cut.Total == 0 {
-		return Cut{}, fmt.Sprintf("the policy's smallest share of memory is more than the %d MiB that the GPU has", total>>20)
+		return Cut{}, fmt.Sprintf("the policy's smallest share of memory is more than the %d MiB that the %s has", total>>20, t)
 	}
 	if cut.Default = inBytes(c.Default, cut.Default); cut.Default > total {
-		return Cut{}, fmt.Sprintf("the policy's default share of memory, %s, is more than the %d MiB that the GPU has", c.Default, total>>20)
+		return Cut{}, fmt.Sprintf("the policy's default share of memory, %s, is more than the %d MiB that the %s has", c.Default, total>>20, t)
 	}
 	return cut, ""
 }
 
-// cores cuts the multiprocessors.
-func cores(c *v1alpha1.CoreCut, shares int64) Cut {
-	const all = 100 // percent
+// cores cuts the multiprocessors. A percentage of a partition may be less than one multiprocessor, so without a minimum of
+// the policy's it is the least step that is one.
+func cores(c *v1alpha1.CoreCut, shares int64, t target) Cut {
 	if c == nil {
 		c = &v1alpha1.CoreCut{}
 	}
-	cut := NewCut(all, shares, or(c.Minimum, v1alpha1.DefaultCoreMinimum), or(c.Step, v1alpha1.DefaultCoreStep))
+	minimum, step := or(c.Minimum, v1alpha1.DefaultCoreMinimum), or(c.Step, v1alpha1.DefaultCoreStep)
+	if least := t.leastCores(); c.Minimum == nil && minimum < least {
+		if minimum += (least - minimum + step - 1) / step * step; minimum > allCores {
+			minimum = least
+		}
+	}
+	cut := NewCut(allCores, shares, minimum, step)
 	cut.Default = or(c.Default, cut.Default)
 	return cut
 }
+
+// allCores is all multiprocessors, in percent.
+const allCores = 100
 
 func or(value *int32, otherwise int64) int64 {
 	if value == nil {

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -49,7 +50,7 @@ func (b *builder) add(p *pool) {
 
 func (b *builder) device(pool int, object *resourceapi.Device, counters map[string]map[string]int) {
 	d := packing.Device{Name: object.Name, Pool: pool, Shape: shapeOf(b.node.Driver, object)}
-	d.Shared = object.AllowMultipleAllocations != nil && *object.AllowMultipleAllocations
+	d.Shared = isShared(object)
 	for _, c := range object.ConsumesCounters {
 		for _, name := range sorted(c.Counters) {
 			if at, ok := counters[c.CounterSet][name]; ok {
@@ -148,9 +149,18 @@ func (b *builder) size(needs []packing.Need) int {
 	return max(1, int(math.Ceil(part*units)))
 }
 
-// shapeOf is the profile of a partition, else its type, else the name of its driver.
+// shapeOf is the profile of a partition, else its type, else the name of its driver. A shared partition has both.
 func shapeOf(driver string, object *resourceapi.Device) string {
-	return cmp.Or(textOf(object, "profile", driver+"/profile"), textOf(object, "type", driver+"/type"), driver)
+	profile, kind := textOf(object, "profile", driver+"/profile"), textOf(object, "type", driver+"/type")
+	if profile != "" && isShared(object) {
+		return strings.TrimSpace(profile + " " + kind)
+	}
+	return cmp.Or(profile, kind, driver)
+}
+
+// isShared reports whether several claims can be allocated a device.
+func isShared(object *resourceapi.Device) bool {
+	return object.AllowMultipleAllocations != nil && *object.AllowMultipleAllocations
 }
 
 // textOf is the first attribute of some names that has a string.

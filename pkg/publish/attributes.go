@@ -14,13 +14,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
-// Values of the attribute "type" besides those of gpu.Share; DeviceClasses select by it, so that none gives a whole
-// GPU for a slice.
-const (
-	typeGPU = "gpu" // exclusive whole GPU
-	typeMIG = "mig" // MIG partition
-)
-
 // maxNearNodes bounds the NUMA nodes that are listed besides a GPU's own: the API takes 48 values a device.
 const maxNearNodes = 15
 
@@ -31,28 +24,28 @@ type attributeSet map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 func (ds *devices) attributes(s gpu.Shape) attributeSet {
 	node, g := ds.node, s.GPU
 	a := attributeSet{}
-	switch p := s.Profile; {
-	case s.IsShare():
-		a.share(s, ds.node.Offer(s.GPU).Sharing(s.Share))
-	case p != nil:
-		a.text("type", typeMIG)
+	a.text("type", string(s.Type()))
+	if p := s.Profile; p != nil {
 		a.text("parentUUID", g.UUID) // its own UUID it has only while it exists
 		a.text("profile", p.Name)
 		a.number("giProfileID", &p.ID)
 		a.number("placementStart", &s.Placement.Start)
 		a.number("placementSize", &s.Placement.Size)
-	default:
-		a.text("type", typeGPU)
+	} else {
 		a.text("uuid", g.UUID)
 	}
 	a.text("productName", g.ProductName)
 	a.text("brand", g.Brand)
 	a.text("architecture", g.Architecture)
 	a.text("addressingMode", g.AddressingMode)
-	if !s.IsShare() {
-		// A whole GPU or a partition belongs to one claim: nothing limits the memory below what the hardware has.
-		a.text("memoryEnforcement", string(policy.NotEnforced))
+	// A whole GPU or partition of one claim: nothing limits the memory below what the hardware has.
+	enforcement := policy.NotEnforced
+	if sharing := ds.node.Offer(g).Sharing(s); sharing != nil {
+		enforcement = sharing.Enforcement
+		shares := int(sharing.Shares)
+		a.number("shares", &shares)
 	}
+	a.text("memoryEnforcement", string(enforcement))
 	a.number("index", &g.Index)
 	a.number("minor", &g.Minor)
 	a.flag("eccEnabled", g.ECC)
@@ -67,7 +60,7 @@ func (ds *devices) attributes(s gpu.Shape) attributeSet {
 	a.text(deviceattribute.StandardDeviceAttributePCIBusID, g.PCI.String())
 	a.place(g, ds.view.Lists)
 	if s.IsPartition() {
-		ds.lighten(a, &ds.node.Offer(g).Publish)
+		ds.lighten(a, s, &ds.node.Offer(g).Publish)
 	} else {
 		a.links(g, ds.nvlinkGroups[g.PCI]) // partitions have neither NVLink nor peers (NVIDIA MIG user guide)
 	}
@@ -84,14 +77,17 @@ var (
 		"productName", "architecture", "cudaComputeCapability", "driverVersion",
 		deviceattribute.StandardDeviceAttributeNUMANode, deviceattribute.StandardDeviceAttributePCIeRoot,
 	}
+	// ofShares are those that shared devices have for selectors on top.
+	ofShares = []resourceapi.QualifiedName{"memoryEnforcement", "shares"}
 	// nvidias are the others of NVIDIA's driver, for compatible mode.
 	nvidias = []resourceapi.QualifiedName{"brand", "addressingMode", "cudaDriverVersion", deviceattribute.StandardDeviceAttributePCIBusID}
 )
 
-// lighten takes from a partition what it does not carry.
-func (ds *devices) lighten(a attributeSet, p *policy.Publish) {
+// lighten takes from a partition what it does not carry. Those that are shared are few.
+func (ds *devices) lighten(a attributeSet, s gpu.Shape, p *policy.Publish) {
 	for name := range a {
-		carried := slices.Contains(usual, name) || ds.view.Compatible && slices.Contains(nvidias, name) ||
+		carried := slices.Contains(usual, name) || s.IsShare() && slices.Contains(ofShares, name) ||
+			ds.view.Compatible && slices.Contains(nvidias, name) ||
 			slices.Contains(p.Attributes, string(name))
 		if !slices.Contains(always, name) && (!carried || slices.Contains(p.OmitAttributes, string(name))) {
 			delete(a, name)
@@ -131,15 +127,6 @@ func (a attributeSet) links(g *gpu.GPU, group string) {
 		a.text("fabricClusterUUID", f.ClusterUUID)
 		a.number("fabricCliqueID", &f.CliqueID)
 	}
-}
-
-// share sets what is a shared GPU's own.
-func (a attributeSet) share(s gpu.Shape, sharing *policy.Sharing) {
-	a.text("type", string(s.Share))
-	a.text("uuid", s.GPU.UUID)
-	a.text("memoryEnforcement", string(sharing.Enforcement))
-	shares := int(sharing.Shares)
-	a.number("shares", &shares)
 }
 
 // text sets a string. One too long for the API would have the whole slice refused, so it is left out.

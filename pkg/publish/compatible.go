@@ -20,7 +20,7 @@ type capacities = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity
 // compatible gives a device what manifests written for NVIDIA's driver go by.
 func compatible(d *resourceapi.Device, s gpu.Shape) {
 	switch {
-	case s.IsPartition():
+	case s.IsPartition() && !s.IsShare():
 		add(d, memorySlices(s.Placement), 1) // its UUID may come later
 	case s.IsWhole():
 		if total := s.GPU.TotalMemory; total != nil && *total <= math.MaxInt64 {

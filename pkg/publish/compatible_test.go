@@ -57,7 +57,7 @@ func compatibleDevices(t *testing.T, node *policy.Node, existing bool) []resourc
 	var all []resourceapi.Device
 	for _, s := range r.Pools["n"].Slices {
 		for _, d := range s.Devices {
-			if existing && *d.Attributes["type"].StringValue == typeMIG {
+			if existing && *d.Attributes["type"].StringValue == string(gpu.TypeMIG) {
 				NameExisting(r, "n", d.Name, "MIG-00000000-0000-0000-0000-000000000000")
 			}
 		}
@@ -100,12 +100,12 @@ func TestCompatible_Attributes(t *testing.T) {
 					want := []map[resourceapi.QualifiedName]string{nvidiaAttributes}
 					var amounts []resourceapi.QualifiedName
 					switch kind {
-					case typeGPU:
+					case string(gpu.TypeGPU):
 						want, amounts = append(want, nvidiaOfGPU), nvidiaCapacities[:1]
 						if len(g.MIG.Profiles) > 0 {
 							amounts = nvidiaCapacities
 						}
-					case typeMIG:
+					case string(gpu.TypeMIG):
 						want, amounts = append(want, nvidiaOfPartition), nvidiaCapacities
 						shape, _ := node.FindShape(d.Name)
 						slices := 0
@@ -131,8 +131,8 @@ func TestCompatible_Attributes(t *testing.T) {
 						}
 					}
 				}
-				if wholes := !g.MIG.Enabled || !g.MIG.NeedsReset; kinds[typeGPU] != wholes {
-					t.Errorf("whole GPUs are published: %t, want %t", kinds[typeGPU], wholes)
+				if wholes := !g.MIG.Enabled || !g.MIG.NeedsReset; kinds[string(gpu.TypeGPU)] != wholes {
+					t.Errorf("whole GPUs are published: %t, want %t", kinds[string(gpu.TypeGPU)], wholes)
 				}
 			})
 		}
@@ -201,7 +201,7 @@ func TestCompatible_DriverName(t *testing.T) {
 		var got []string
 		for _, s := range Objects(node, driver, "node-1").Items {
 			for _, d := range s.Spec.Devices {
-				if memory := d.Capacity["memory"]; *d.Attributes["type"].StringValue == typeGPU {
+				if memory := d.Capacity["memory"]; *d.Attributes["type"].StringValue == string(gpu.TypeGPU) {
 					got = append(got, memory.Value.String())
 				}
 			}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/google/go-cmp/cmp"
@@ -151,7 +152,7 @@ func TestResources_AmpereMIGMode(t *testing.T) {
 	for _, slice := range slicesOf(t, node) {
 		for _, d := range slice.Devices {
 			kind, inMIG := *d.Attributes["type"].StringValue, strings.HasPrefix(d.Name, node.GPUs[3].PCI.DeviceName())
-			if inMIG != (kind == typeMIG) {
+			if inMIG != (kind == string(gpu.TypeMIG)) {
 				t.Errorf("device %s of type %s: its GPU is in MIG mode: %t", d.Name, kind, inMIG)
 			}
 		}

@@ -74,7 +74,7 @@ type View struct {
 	Taints []Taint
 	// Free reports of a GPU whether nothing of it is allocated, which orders the whole GPUs; nil: all are free.
 	Free func(*gpu.GPU) bool
-	// Used reports of a shared GPU whether a claim has a share of it, which orders the shared GPUs; nil: none has.
+	// Used reports of a shared GPU or partition whether a claim has a share of it, which orders them; nil: none has.
 	Used func(gpu.Shape) bool
 	// Lists publishes as lists what may have several values; the API server must have DRAListTypeAttributes on.
 	Lists bool
@@ -101,18 +101,27 @@ func (v *View) WholeGPUs(node *policy.Node) []string {
 	return names
 }
 
-// SharedGPUs are the names of the devices that are shared GPUs, in their order in this view.
-func (v *View) SharedGPUs(node *policy.Node) []string {
+// Shared are the names of the devices that many claims may have, in their order in this view.
+func (v *View) Shared(node *policy.Node) []string {
+	order := v.order(node)
 	var names []string
-	for _, s := range packing.SharedFirst(packing.OrderShapes(node.GPUs, node.Shapes, nil).Shared, v.Used) {
+	for _, s := range slices.Concat(order.Shared, order.SharedPartitions) {
 		names = append(names, s.Name())
 	}
 	return names
 }
 
+// order is the order of a node's shapes in this view.
+func (v *View) order(node *policy.Node) packing.Order {
+	order := packing.OrderShapes(node.GPUs, node.Shapes, v.free(node))
+	order.Shared = packing.SharedFirst(order.Shared, v.Used)
+	order.SharedPartitions = packing.SharedFirst(order.SharedPartitions, v.Used)
+	return order
+}
+
 // Resources are the slices of a node, one pool named after it, in order of allocation: first the counter sets of GPUs
-// that have any, then whole GPUs, then shared GPUs, then one slice for the partitions of each GPU, then those
-// that fill a GPU, each in the order of packing.OrderShapes. A node that offers nothing has one empty slice, which
+// that have any, then whole GPUs, shared GPUs, shared partitions, one slice for the partitions of each GPU, and those that
+// fill a GPU, each in the order of packing.OrderShapes. A node that offers nothing has one empty slice, which
 // distinguishes "nothing here" from "not running". Devices that cannot be had are tainted, never left out: the
 // scheduler would forget what they consume.
 func Resources(node *policy.Node, pool string, view View) resourceslice.DriverResources {
@@ -129,9 +138,8 @@ func Resources(node *policy.Node, pool string, view View) resourceslice.DriverRe
 	for chunk := range slices.Chunk(counterSets, maxCounterSets) {
 		published = append(published, resourceslice.Slice{SharedCounters: chunk})
 	}
-	order := packing.OrderShapes(node.GPUs, node.Shapes, view.free(node))
-	order.Shared = packing.SharedFirst(order.Shared, view.Used)
-	for _, group := range slices.Concat([][]gpu.Shape{order.Whole, order.Shared}, order.Partitions, [][]gpu.Shape{order.Largest}) {
+	order := view.order(node)
+	for _, group := range order.Groups() {
 		var list []resourceapi.Device
 		for _, s := range group {
 			list = append(list, d.device(s))
@@ -258,7 +266,7 @@ func (ds *devices) device(s gpu.Shape) resourceapi.Device {
 // for NVIDIA's driver may compare them, and CEL fails on what is not there.
 func (ds *devices) capacity(s gpu.Shape, offer *policy.Offer) capacities {
 	if s.IsShare() {
-		return sharedCapacity(offer.Sharing(s.Share))
+		return sharedCapacity(offer.Sharing(s))
 	}
 	if !s.IsPartition() {
 		if s.GPU.Memory == nil || *s.GPU.Memory > math.MaxInt64 { // all ones is NVML's "not available"

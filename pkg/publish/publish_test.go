@@ -73,7 +73,7 @@ func TestResources_WholeCounters(t *testing.T) {
 				sets[set.Name] = set.Counters
 			}
 			for _, d := range s.Devices {
-				if *d.Attributes["type"].StringValue == typeGPU {
+				if *d.Attributes["type"].StringValue == string(gpu.TypeGPU) {
 					devices = append(devices, d)
 				}
 			}

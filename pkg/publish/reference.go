@@ -13,8 +13,15 @@ type Entry struct {
 	Text string
 }
 
-// byPolicy is on what attributes are that partitions carry where the policy adds them.
+// byPolicy is on what attributes are that partitions carry where the policy adds them. What is said of mig holds for shared
+// partitions, too.
 const byPolicy = "gpu, timeslice, mps; mig by policy"
+
+// Devices that are shared.
+const (
+	sharedAny = "timeslice, mps, mig-timeslice, mig-mps"
+	sharedMPS = "mps, mig-mps"
+)
 
 // Attributes documents every attribute of every device, sorted by name. Those without a domain are in the driver's:
 // device.attributes["gpu.cleave.dev"].uuid.
@@ -33,7 +40,8 @@ func Attributes() []Entry {
 		{"fabricClusterUUID", "string", "gpu, timeslice, mps", "NVLink domain of several nodes (nvmlDeviceGetGpuFabricInfoV)"},
 		{"giProfileID", "int", "mig by policy", "profile ID of the GPU instance; unlike profile it does not change with the driver"},
 		{"index", "int", byPolicy, "NVML index; it may change with a reboot"},
-		{"memoryEnforcement", "string", byPolicy, "what holds a claim to its memory: none, process (MPS) or cgroup"},
+		{"memoryEnforcement", "string", "gpu, " + sharedAny + "; mig by policy",
+			"what holds a claim to its memory: none, process (MPS) or cgroup"},
 		{"migCapable", "bool", byPolicy, "whether the board can be partitioned"},
 		{"minor", "int", byPolicy, "N of /dev/nvidiaN; it may change with a reboot"},
 		{"nvlinkBandwidthMBps", "int", "gpu, timeslice, mps",
@@ -51,8 +59,9 @@ func Attributes() []Entry {
 		{"resource.kubernetes.io/numaNode", "int", "all", "NUMA node near the GPU (sysfs numa_node)"},
 		{"resource.kubernetes.io/pciBusID", "string", byPolicy, "PCI address, such as 0000:1b:00.0"},
 		{"resource.kubernetes.io/pcieRoot", "string", "all", "PCIe root complex, such as pci0000:15"},
-		{"shares", "int", "timeslice, mps", "how many claims have the GPU at once"},
-		{"type", "string", "all", "gpu (whole, exclusive), mig (partition), timeslice or mps (shared)"},
+		{"shares", "int", sharedAny, "how many claims have the GPU or partition at once"},
+		{"type", "string", "all",
+			"gpu (whole, exclusive), mig (partition), timeslice or mps (shared), mig-timeslice or mig-mps (shared partition)"},
 		{"uuid", "string", "gpu, timeslice, mps; mig where the partition is there already", "of the GPU or MIG device"},
 	}
 }
@@ -61,13 +70,13 @@ func Attributes() []Entry {
 func Capacities() []Entry {
 	return []Entry{
 		{"copyEngines", "count", "mig", "copy engines of the partition"},
-		{"cores", "percent", "mps", "of the multiprocessors; claims take parts of it"},
+		{"cores", "percent", sharedMPS, "of the multiprocessors of the GPU or partition; claims take parts of it"},
 		{"decoders", "count", "mig", "NVDEC engines"},
 		{"encoders", "count", "mig", "NVENC engines"},
 		{"jpegEngines", "count", "mig", "NVJPG engines"},
 		{"memory", "bytes", "all", "what workloads can use: the total less what the driver reserves; of shared devices claims take parts"},
 		{"multiprocessors", "count", "mig", "SMs of the partition"},
 		{"ofaEngines", "count", "mig", "optical flow engines"},
-		{"shares", "count", "timeslice, mps", "claims take one each unless they ask for more"},
+		{"shares", "count", sharedAny, "claims take one each unless they ask for more"},
 	}
 }

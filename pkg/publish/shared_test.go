@@ -30,7 +30,7 @@ func sharedOf(t *testing.T, node *policy.Node) []resourceapi.Device {
 	var shared []resourceapi.Device
 	for _, s := range slicesOf(t, node) {
 		for _, d := range s.Devices {
-			if kind := *d.Attributes["type"].StringValue; kind != typeGPU && kind != typeMIG {
+			if kind := *d.Attributes["type"].StringValue; kind != string(gpu.TypeGPU) && kind != string(gpu.TypeMIG) {
 				shared = append(shared, d)
 			}
 		}
@@ -48,6 +48,16 @@ func TestShared_HGXH100(t *testing.T) {
 		t.Fatalf("got %d shared devices, want two of each of eight GPUs", len(shared))
 	}
 	golden(t, "hgx-h100-shared.yaml", shared[:2])
+}
+
+// Partitions that may be shared are devices alongside those for one claim, with amounts of their own.
+func TestShared_Partitions(t *testing.T) {
+	node := offeredNode(t, "hgx-h100", v1alpha1.Rule{Tiers: []v1alpha1.Tier{v1alpha1.TierMIG}, MIG: &v1alpha1.MIGPolicy{
+		Profiles: []string{"4g.40gb", "3g.40gb"},
+		Share:    []v1alpha1.PartitionShare{{Profile: "3g.40gb", MPS: &v1alpha1.MPSPolicy{}, TimeSlice: &v1alpha1.TimeSlicePolicy{}}},
+	}})
+	node.GPUs, node.Offers = node.GPUs[:1], node.Offers[:1]
+	golden(t, "hgx-h100-shared-partitions.yaml", Objects(node, "gpu.cleave.dev", "node-1"))
 }
 
 func TestShared_T4(t *testing.T) {
@@ -109,7 +119,7 @@ func TestShared_MultipleAllocations(t *testing.T) {
 				if _, ok := d.Attributes["shares"]; ok != shared {
 					t.Errorf("%s: %s of type %s has the attribute shares: %t", model, d.Name, kind, ok)
 				}
-				if kind != typeMIG && (d.Attributes["uuid"].StringValue == nil || d.Attributes["memoryEnforcement"].StringValue == nil) {
+				if kind != string(gpu.TypeMIG) && (d.Attributes["uuid"].StringValue == nil || d.Attributes["memoryEnforcement"].StringValue == nil) {
 					t.Errorf("%s: %s of type %s has no UUID or does not say what holds its memory", model, d.Name, kind)
 				}
 			}
@@ -253,6 +263,22 @@ func TestResources_Withdrawn(t *testing.T) {
 	}
 }
 
+// Of shared partitions, too, those in use come first.
+func TestResources_SharedPartitionsInUseFirst(t *testing.T) {
+	node := offeredNode(t, "hgx-h100", v1alpha1.Rule{Tiers: []v1alpha1.Tier{v1alpha1.TierMIG}, MIG: &v1alpha1.MIGPolicy{
+		Share: []v1alpha1.PartitionShare{{Profile: "3g.40gb", MPS: &v1alpha1.MPSPolicy{}}},
+	}})
+	before := (&View{}).Shared(node)
+	if len(before) != 16 || !strings.HasSuffix(before[0], "-mig-9-4-mps") || !strings.HasPrefix(before[0], node.GPUs[0].PCI.DeviceName()) {
+		t.Fatalf("got %v, want two of each GPU, the upper one of the first GPU first", before)
+	}
+	used := before[5]
+	after := (&View{Used: func(s gpu.Shape) bool { return s.Name() == used }}).Shared(node)
+	if after[0] != used || after[1] != before[0] {
+		t.Errorf("got %v, want %s first", after, used)
+	}
+}
+
 func TestResources_SharedGPUsInUseFirst(t *testing.T) {
 	node := offeredNode(t, "hgx-h100")
 	last := gpu.Shape{GPU: &node.GPUs[7], Share: gpu.MPS}.Name()
@@ -262,7 +288,7 @@ func TestResources_SharedGPUsInUseFirst(t *testing.T) {
 	for i := range before {
 		if encode(t, before[i]) != encode(t, after[i]) {
 			changed++
-			if diff := cmp.Diff(view.SharedGPUs(node), namesOf(after[i].Devices)); diff != "" || after[i].Devices[0].Name != last {
+			if diff := cmp.Diff(view.Shared(node), namesOf(after[i].Devices)); diff != "" || after[i].Devices[0].Name != last {
 				t.Errorf("shared GPUs (-want +got):\n%s", diff)
 			}
 		}

@@ -65,7 +65,7 @@ func TestTopology_EveryModel(t *testing.T) {
 				// All whole GPUs, and of the first GPU one device more of each type.
 				kind := *d.Attributes["type"].StringValue
 				first := strings.HasPrefix(d.Name, node.GPUs[0].PCI.DeviceName()) && !strings.Contains(d.Name, "-mig-")
-				if kind == typeGPU || first {
+				if kind == string(gpu.TypeGPU) || first {
 					places = append(places, placeOf(&d))
 				}
 			}
@@ -110,7 +110,7 @@ func TestLimits_Attributes(t *testing.T) {
 		}
 	}
 	// What is left for attributes to come.
-	want := map[string]int{typeGPU: 26, "timeslice": 28, "mps": 29, typeMIG: 31}
+	want := map[string]int{string(gpu.TypeGPU): 26, "timeslice": 28, "mps": 29, string(gpu.TypeMIG): 31}
 	if diff := cmp.Diff(want, most); diff != "" {
 		t.Errorf("attributes and capacities, of at most %d (-want +got):\n%s", resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice, diff)
 	}
@@ -121,7 +121,7 @@ func TestTopology_Partitions(t *testing.T) {
 	fullest(&node.GPUs[0])
 	seen := 0
 	for _, d := range devicesOf(node, View{}) {
-		if *d.Attributes["type"].StringValue != typeMIG {
+		if *d.Attributes["type"].StringValue != string(gpu.TypeMIG) {
 			continue
 		}
 		seen++

@@ -2,7 +2,11 @@
 
 package records
 
-import "github.com/cleave-dra/cleave/pkg/gpu"
+import (
+	"slices"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+)
 
 // AllocatedOf returns what is allocated of a GPU to the claims of records.
 func AllocatedOf(list []*Record) func(g *gpu.GPU) gpu.Allocated {
@@ -17,9 +21,13 @@ func AllocatedOf(list []*Record) func(g *gpu.GPU) gpu.Allocated {
 				byGPU[d.GPU] = &gpu.Allocated{}
 			}
 			switch has := byGPU[d.GPU]; {
+			case d.Partition != nil && d.IsShared():
+				if at := (gpu.SharedPlace{Place: d.Partition.Place(), Share: d.Share.Kind}); !slices.Contains(has.Shared, at) {
+					has.Shared = append(has.Shared, at)
+				}
 			case d.Partition != nil:
 				has.Places = append(has.Places, d.Partition.Place())
-			case d.Share == nil || d.Share.Exclusive:
+			case !d.IsShared():
 				has.Whole = true
 			case d.Share.Kind == gpu.MPS:
 				has.MPS = true

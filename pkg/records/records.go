@@ -85,7 +85,7 @@ type Device struct {
 	Session string `json:"driverSession,omitempty"`
 	// Witness of the partition, noted when the driver was released: while it is the same, so is the partition.
 	Witness string `json:"witness,omitempty"`
-	// Share is the claim's part of a shared GPU; nil for others, and for devices with admin access.
+	// Share is the claim's part of a shared GPU or partition; nil for others, and for devices with admin access.
 	Share *Share `json:"share,omitempty"`
 	// CDIDeviceIDs are the fully qualified names returned to the kubelet.
 	CDIDeviceIDs []string `json:"cdiDeviceIDs"`
@@ -146,7 +146,7 @@ func (r *Record) check() error {
 			return fmt.Errorf("devices[%d] lacks device, gpu or uuid", i)
 		}
 		s := d.Share
-		if s != nil && (!slices.Contains(gpu.Shares(), s.Kind) || s.ID == "" || s.Kind == gpu.MPS && s.MPS == nil || d.Partition != nil) {
+		if s != nil && (!slices.Contains(gpu.Shares(), s.Kind) || s.ID == "" || s.Kind == gpu.MPS && s.MPS == nil) {
 			return fmt.Errorf("devices[%d] is no whole share, of kind %q", i, s.Kind)
 		}
 	}

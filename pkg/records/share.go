@@ -8,13 +8,13 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// Share is what a claim has of a shared GPU.
+// Share is what a claim has of a shared GPU or partition.
 type Share struct {
 	// ID distinguishes the claim's shares of one device (shareID of the allocation).
 	ID   string    `json:"id"`
 	Kind gpu.Share `json:"kind"`
-	// Exclusive: the claim has the whole GPU for itself, and that its own processes share it so. The allocation
-	// has no share then, and nothing is counted.
+	// Exclusive: the claim has the GPU or partition for itself, and its own processes share it so. The allocation has no share
+	// then, and nothing is counted.
 	Exclusive bool `json:"exclusive,omitempty"`
 	// Shares, Memory in bytes and Cores in percent of the multiprocessors, as allocated; zero where the device does
 	// not count it.
@@ -46,9 +46,9 @@ type MPS struct {
 
 // Served is a claim on the list of the node's MPS supervisor.
 type Served struct {
-	// GPU is the device name of the whole GPU.
-	GPU   string
-	Claim types.UID
+	// Server is the device name of the whole GPU or partition.
+	Server string
+	Claim  types.UID
 	// Owner is the DRA driver name of the plugin that registered it; empty for one of a release that gave none.
 	Owner string
 }
@@ -73,6 +73,17 @@ func (r *Record) Shares(kind gpu.Share) []*Device {
 		}
 	}
 	return found
+}
+
+// IsShared reports whether other claims may have the device, too.
+func (d *Device) IsShared() bool { return d.Share != nil && !d.Share.Exclusive }
+
+// Server is the name of the MPS server that the device would have: the device name of its GPU or partition.
+func (d *Device) Server() string {
+	if d.Partition != nil {
+		return d.Partition.Place().DeviceName(d.GPU)
+	}
+	return d.GPU
 }
 
 func (s *Share) clone() *Share {

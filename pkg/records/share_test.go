@@ -128,7 +128,6 @@ func TestShare_Corrupt(t *testing.T) {
 		"unknown kind":         {`"kind":"timeslice"`, `"kind":"vgpu"`, `devices[0] is no whole share, of kind "vgpu"`},
 		"no kind":              {`"kind":"mps",`, ``, `devices[1] is no whole share, of kind ""`},
 		"kind in other case":   {`"kind":"mps"`, `"kind":"MPS"`, `devices[1]`},
-		"a partition, too":     {`"share":{"id":"5e1d0a7a-0003`, `"partition":{"profileID":19},"share":{"id":"5e1d0a7a-0003`, `devices[1]`},
 		"amounts as text":      {`"memory":21474836480`, `"memory":"20Gi"`, "decode"},
 		"a share that is none": {`"mps":{"threadPercentage":25`, `"mps":[25],"x":{"y":1`, "decode"},
 	}
@@ -147,6 +146,40 @@ func TestShare_Corrupt(t *testing.T) {
 				t.Errorf("got %v, %v, want a CorruptError that says %q", got, err, tt.want)
 			}
 		})
+	}
+}
+
+// A shared partition has both. Releases before 0.2 set such a record aside.
+func TestShare_OfPartition(t *testing.T) {
+	s := openStore(t)
+	r := sharing(uidA)
+	ci := 0
+	r.Devices[1].Partition = &gpu.Partition{ProfileID: 9, Placement: gpu.Placement{Start: 4, Size: 4}, GI: 2, CI: &ci, UUID: "MIG-1"}
+	if err := s.Write(r); err != nil {
+		t.Fatal(err)
+	}
+	got, err := s.Read(uidA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(r, got); diff != "" {
+		t.Errorf("record (-want +got):\n%s", diff)
+	}
+	d := &got.Devices[1]
+	if d.Server() != "gpu-0000-2a-00-0-mig-9-4" || got.Devices[0].Server() != got.Devices[0].GPU {
+		t.Errorf("MPS servers are %s and %s", d.Server(), got.Devices[0].Server())
+	}
+	pci, err := gpu.ParsePCIAddress("0000:2a:00.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := gpu.Allocated{Shared: []gpu.SharedPlace{{Place: d.Partition.Place(), Share: gpu.MPS}}}
+	if diff := cmp.Diff(want, AllocatedOf([]*Record{r, r})(&gpu.GPU{PCI: pci})); diff != "" {
+		t.Errorf("allocated (-want +got):\n%s", diff)
+	}
+	d.Share.Exclusive = true
+	if has := AllocatedOf([]*Record{got})(&gpu.GPU{PCI: pci}); len(has.Places) != 1 || len(has.Shared) != 0 {
+		t.Errorf("one claim has %+v, want a place", has)
 	}
 }
 

@@ -114,20 +114,25 @@ func (p *plan) sizeOf(device int) float64 {
 			switch {
 			case s.Name() != d.Name:
 			case s.IsPartition():
-				return float64(s.Profile.ComputeSlices)
+				return partOf(d) * float64(s.Profile.ComputeSlices)
 			default:
-				part := 1.0
-				if d.Shared {
-					part = 0
-				}
-				for _, c := range d.Capacities {
-					part = max(part, float64(c.Default)/float64(max(1, c.Total)))
-				}
-				return part * float64(computeSlices(p.pool.Node, i))
+				return partOf(d) * float64(computeSlices(p.pool.Node, i))
 			}
 		}
 	}
 	return 0
+}
+
+// partOf is the part of a device that one allocation takes: all of it, or the largest part that a share has of a capacity.
+func partOf(d *packing.Device) float64 {
+	if !d.Shared {
+		return 1
+	}
+	part := 0.0
+	for _, c := range d.Capacities {
+		part = max(part, float64(c.Default)/float64(max(1, c.Total)))
+	}
+	return part
 }
 
 // computeSlices are those of a GPU: the most that a partition of it may have, or 1 where it is not partitioned.

@@ -47,7 +47,7 @@ func packingDevice(s gpu.Shape, offer *policy.Offer, counters []gpu.Counter) pac
 	}
 	d.Size = max(d.Size, 1)
 	if s.IsShare() {
-		sharing := offer.Sharing(s.Share)
+		sharing := offer.Sharing(s)
 		for _, total := range []int64{sharing.Shares, sharing.Memory.Total, sharing.Cores.Total} {
 			d.Capacities = append(d.Capacities, packing.Capacity{Total: total})
 		}

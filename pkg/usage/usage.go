@@ -3,8 +3,10 @@
 package usage
 
 import (
+	"maps"
 	"regexp"
 	"slices"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 
@@ -25,7 +27,7 @@ type GPU struct {
 	// Memory in bytes and Cores in percent of the multiprocessors are what claims can have of the GPU. Memory is zero where the
 	// board does not report it; both are zero where nothing of the GPU is published.
 	Memory, Cores int64
-	// Tiers are those that the GPU is published in, and those that something is allocated of, in order of v1alpha1.Tiers.
+	// Tiers are those that the GPU is published in, and those that something is allocated of, in order of the function Tiers.
 	Tiers []Tier
 }
 
@@ -35,8 +37,9 @@ type Tier struct {
 	// Devices are published, Allocated have a claim, and Free can be allocated to a claim now, one of them at a time: partitions
 	// of a GPU overlap.
 	Devices, Allocated, Free int
-	// Shares can be allocated at once on an empty GPU; SharesFree are how many more can be now, each with the least amounts, and
-	// SharesFreeDefault for claims that ask for no amounts.
+	// Shares can be allocated at once on an empty GPU, of partitions those of the profile with the most; SharesFree are how many
+	// more can be now, each with the least amounts, as many of partitions as can be at once, and SharesFreeDefault for claims
+	// that ask for no amounts.
 	Shares, SharesAllocated, SharesFree, SharesFreeDefault int64
 	// Memory in bytes and Cores in percent of the GPU's multiprocessors are allocated to claims. Where shares do not count one of
 	// them, they have none of it.
@@ -44,8 +47,19 @@ type Tier struct {
 	Cores  float64
 }
 
+// The tiers of shared partitions, which policies have in tier mig.
+const (
+	TierMIGTimeSlice v1alpha1.Tier = "migTimeSlice"
+	TierMIGMPS       v1alpha1.Tier = "migMPS"
+)
+
+// Tiers lists all tiers.
+func Tiers() []v1alpha1.Tier { return append(v1alpha1.Tiers(), TierMIGTimeSlice, TierMIGMPS) }
+
 // IsShared reports whether the tier has shares.
-func (t *Tier) IsShared() bool { return t.Tier == v1alpha1.TierTimeSlice || t.Tier == v1alpha1.TierMPS }
+func (t *Tier) IsShared() bool {
+	return t.Tier != v1alpha1.TierExclusive && t.Tier != v1alpha1.TierMIG
+}
 
 // Of counts by what is published, in which taints name devices, and by the records of claims. Claims with admin access are
 // allocated nothing.
@@ -80,7 +94,9 @@ type count struct {
 	// counters are the GPU's, left what partitions that are allocated leave of them.
 	counters []gpu.Counter
 	left     map[string]int64
-	tiers    map[v1alpha1.Tier]*Tier
+	// total and free are what shares can be had of an empty GPU, and of this one.
+	total, free rooms
+	tiers       map[v1alpha1.Tier]*Tier
 }
 
 func newCount(g *gpu.GPU, offer *policy.Offer, devices []*records.Device, closed map[string]bool) *count {
@@ -89,8 +105,11 @@ func newCount(g *gpu.GPU, offer *policy.Offer, devices []*records.Device, closed
 	for _, counter := range c.counters {
 		c.left[counter.Name] = counter.Value
 	}
+	c.total, c.free = rooms{from: maps.Clone(c.left)}, rooms{from: c.left}
+	seen := map[string]bool{}
 	for _, d := range devices {
-		if s, ok := c.partition(d); ok {
+		if s, ok := c.partition(d); ok && !seen[d.Device] { // once, however many claims share it
+			seen[d.Device] = true
 			for _, taken := range s.ConsumesOf(c.counters) {
 				c.left[taken.Name] -= taken.Value
 			}
@@ -112,31 +131,90 @@ func (c *count) count(shapes []gpu.Shape) GPU {
 		c.add(t, d)
 	}
 	for _, s := range shapes {
-		t := c.tier(tierOfShape(s))
-		t.Devices++
-		if s.IsShare() {
-			t.Shares = c.offer.Sharing(s.Share).Shares
-		}
-		if c.offer.IsWithdrawn(s) || c.closed[s.Name()] {
-			continue
-		}
-		if s.IsShare() {
-			t.SharesFree = c.sharesFree(s, func(cut policy.Cut) int64 { return cut.Minimum })
-			t.SharesFreeDefault = c.sharesFree(s, func(cut policy.Cut) int64 { return cut.Default })
-		}
-		if s.IsShare() && t.SharesFree > 0 || !s.IsShare() && c.fits(s) {
-			t.Free++
-		}
+		c.shape(s, seen[s.Name()])
 	}
 	if len(shapes) > 0 {
 		counted.Memory, counted.Cores = memoryOf(c.gpu), allCores
 	}
-	for _, tier := range v1alpha1.Tiers() {
+	for _, tier := range Tiers() {
 		if t := c.tiers[tier]; t != nil {
 			counted.Tiers = append(counted.Tiers, *t)
 		}
 	}
 	return counted
+}
+
+// shape counts a published shape.
+func (c *count) shape(s gpu.Shape, allocated bool) {
+	t := c.tier(tierOfShape(s))
+	t.Devices++
+	open := !c.offer.IsWithdrawn(s) && !c.closed[s.Name()]
+	if !s.IsShare() {
+		if open && c.fits(s) {
+			t.Free++
+		}
+		return
+	}
+	needs := s.ConsumesOf(c.counters)
+	if r := c.total.of(s); r.take(needs) {
+		r.shares += c.offer.Sharing(s).Shares
+		t.Shares = max(t.Shares, r.shares)
+	}
+	free := c.sharesFree(s, func(cut policy.Cut) int64 { return cut.Minimum })
+	if !open || free == 0 || !allocated && s.IsPartition() && !c.fits(s) {
+		return
+	}
+	t.Free++
+	if r := c.free.of(s); allocated || r.take(needs) {
+		r.shares += free
+		r.byDefault += c.sharesFree(s, func(cut policy.Cut) int64 { return cut.Default })
+		t.SharesFree, t.SharesFreeDefault = max(t.SharesFree, r.shares), max(t.SharesFreeDefault, r.byDefault)
+	}
+}
+
+// rooms are, for each tier and profile, what the shares of its devices leave of a GPU's counters.
+type rooms struct {
+	from map[string]int64
+	all  map[roomKey]*room
+}
+
+type roomKey struct {
+	tier    v1alpha1.Tier
+	profile int
+}
+
+// room is what is left of the counters, and how many shares there are so far, with the least and with the default amounts.
+type room struct {
+	left              map[string]int64
+	shares, byDefault int64
+}
+
+// of is the room of a shape's tier and profile.
+func (r *rooms) of(s gpu.Shape) *room {
+	key := roomKey{tier: tierOfShape(s)}
+	if s.IsPartition() {
+		key.profile = s.Profile.ID
+	}
+	if r.all[key] == nil {
+		if r.all == nil {
+			r.all = map[roomKey]*room{}
+		}
+		r.all[key] = &room{left: maps.Clone(r.from)}
+	}
+	return r.all[key]
+}
+
+// take takes what a device needs, or nothing if it does not fit.
+func (r *room) take(needs []gpu.Counter) bool {
+	for _, n := range needs {
+		if r.left[n.Name] < n.Value {
+			return false
+		}
+	}
+	for _, n := range needs {
+		r.left[n.Name] -= n.Value
+	}
+	return true
 }
 
 func (c *count) tier(t v1alpha1.Tier) *Tier {
@@ -149,14 +227,16 @@ func (c *count) tier(t v1alpha1.Tier) *Tier {
 // add counts what a device has of the GPU.
 func (c *count) add(t *Tier, d *records.Device) {
 	switch {
-	case d.Partition != nil:
-		s, ok := c.partition(d)
-		if !ok {
-			return
+	case d.Partition != nil && !d.IsShared():
+		if s, ok := c.partition(d); ok {
+			t.Memory += int64(s.Profile.Memory)
+			t.Cores += c.cores(s)
 		}
-		t.Memory += int64(s.Profile.Memory)
-		if most := multiprocessors(c.gpu); most > 0 {
-			t.Cores += allCores * float64(s.Profile.Multiprocessors) / float64(most)
+	case d.Partition != nil:
+		t.SharesAllocated += d.Share.Shares
+		t.Memory += d.Share.Memory
+		if s, ok := c.partition(d); ok {
+			t.Cores += c.cores(s) * float64(d.Share.Cores) / allCores
 		}
 	case t.Tier == v1alpha1.TierExclusive:
 		t.Memory += memoryOf(c.gpu)
@@ -166,6 +246,15 @@ func (c *count) add(t *Tier, d *records.Device) {
 		t.Memory += d.Share.Memory
 		t.Cores += float64(d.Share.Cores)
 	}
+}
+
+// cores are the multiprocessors of a partition in percent of the GPU's; zero where they are not known.
+func (c *count) cores(s gpu.Shape) float64 {
+	most := multiprocessors(c.gpu)
+	if most == 0 {
+		return 0
+	}
+	return allCores * float64(s.Profile.Multiprocessors) / float64(most)
 }
 
 // fits reports whether a whole GPU or a partition can be allocated alongside what is.
@@ -183,12 +272,16 @@ func (c *count) fits(s gpu.Shape) bool {
 	})
 }
 
-// sharesFree is how many more claims of equal amounts a shared GPU can have; none where the GPU is allocated in another tier.
+// sharesFree is how many more claims of equal amounts a shared GPU or partition can have; none where what it is of is
+// allocated in another way.
 func (c *count) sharesFree(s gpu.Shape, each func(policy.Cut) int64) int64 {
-	offer := c.offer.Sharing(s.Share)
+	offer := c.offer.Sharing(s)
 	free, memory, cores := offer.Shares, offer.Memory.Total, offer.Cores.Total
 	for _, d := range c.devices {
-		if TierOf(d) != tierOfShape(s) {
+		if d.Device != s.Name() {
+			if s.IsPartition() && d.Partition != nil && !d.Partition.Placement.Overlaps(s.Placement) {
+				continue
+			}
 			return 0
 		}
 		free -= d.Share.Shares
@@ -220,15 +313,28 @@ func (c *count) partition(d *records.Device) (gpu.Shape, bool) {
 
 // TierOf is the tier of an allocated device. A claim that shares a GPU among its own processes has the whole GPU.
 func TierOf(d *records.Device) v1alpha1.Tier {
-	switch {
-	case d.Partition != nil:
+	by := gpu.Share("")
+	if d.IsShared() {
+		by = d.Share.Kind
+	}
+	return tierOfType(gpu.TypeOf(d.Partition != nil, by))
+}
+
+// tierOfType is the tier of a type of device.
+func tierOfType(t gpu.Type) v1alpha1.Tier {
+	switch t {
+	case gpu.TypeMIG:
 		return v1alpha1.TierMIG
-	case d.Share == nil || d.Share.Exclusive:
-		return v1alpha1.TierExclusive
-	case d.Share.Kind == gpu.MPS:
-		return v1alpha1.TierMPS
-	default:
+	case gpu.TypeTimeSlice:
 		return v1alpha1.TierTimeSlice
+	case gpu.TypeMPS:
+		return v1alpha1.TierMPS
+	case gpu.TypeMIGTimeSlice:
+		return TierMIGTimeSlice
+	case gpu.TypeMIGMPS:
+		return TierMIGMPS
+	default:
+		return v1alpha1.TierExclusive
 	}
 }
 
@@ -238,33 +344,13 @@ func TierOfName(device string) (v1alpha1.Tier, bool) {
 	if m == nil {
 		return "", false
 	}
-	switch {
-	case m[1] == "":
-		return v1alpha1.TierExclusive, true
-	case m[1] == "-"+string(gpu.TimeSlice):
-		return v1alpha1.TierTimeSlice, true
-	case m[1] == "-"+string(gpu.MPS):
-		return v1alpha1.TierMPS, true
-	default:
-		return v1alpha1.TierMIG, true
-	}
+	return tierOfType(gpu.TypeOf(m[1] != "", gpu.Share(strings.TrimPrefix(m[2], "-")))), true
 }
 
-// deviceName matches the names of Cleave's devices (gpu.Shape.Name), and in them what follows the name of the GPU.
-var deviceName = regexp.MustCompile(`^gpu-[0-9a-f]{4,8}-[0-9a-f]{2}-[0-9a-f]{2}-[0-7](-timeslice|-mps|-mig-[0-9]+-[0-9]+|)$`)
+// deviceName matches the names of Cleave's devices (gpu.Shape.Name), and in them the parts of a partition and of a share.
+var deviceName = regexp.MustCompile(`^gpu-[0-9a-f]{4,8}-[0-9a-f]{2}-[0-9a-f]{2}-[0-7](-mig-[0-9]+-[0-9]+)?(-timeslice|-mps)?$`)
 
-func tierOfShape(s gpu.Shape) v1alpha1.Tier {
-	switch {
-	case s.IsPartition():
-		return v1alpha1.TierMIG
-	case s.Share == gpu.MPS:
-		return v1alpha1.TierMPS
-	case s.IsShare():
-		return v1alpha1.TierTimeSlice
-	default:
-		return v1alpha1.TierExclusive
-	}
-}
+func tierOfShape(s gpu.Shape) v1alpha1.Tier { return tierOfType(s.Type()) }
 
 // memoryOf is the memory of a GPU in bytes; zero where it is unknown, for which NVML has all ones.
 func memoryOf(g *gpu.GPU) int64 {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -147,6 +148,53 @@ func shapeAt(g *gpu.GPU, d records.Device) gpu.Shape {
 		}
 	}
 	return gpu.Shape{}
+}
+
+func TestOf_SharedPartitions(t *testing.T) {
+	node, g := open(t)
+	node = policy.Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{{MIG: &v1alpha1.MIGPolicy{Share: []v1alpha1.PartitionShare{
+		{Profile: "3g.40gb", MPS: &v1alpha1.MPSPolicy{}}, {Profile: "1g.10gb", MPS: &v1alpha1.MPSPolicy{}},
+	}}}}}, node.Node, policy.Means{})
+	of := func(profile string, start int, shares, memory, cores int64) records.Device {
+		d := partition(t, g, profile, start, 1)
+		d.Device += "-mps"
+		d.Share = &records.Share{ID: "s", Kind: gpu.MPS, Shares: shares, Memory: memory, Cores: cores, MPS: &records.MPS{}}
+		return d
+	}
+	// 3g.40gb: ten shares each, two of a GPU; 1g.10gb: six, as many as MPS takes there, seven of a GPU.
+	empty := Tier{Tier: TierMIGMPS, Devices: 2 + 7, Free: 2 + 7, Shares: 42, SharesFree: 42, SharesFreeDefault: 42}
+	upper := empty
+	upper.Allocated, upper.SharesAllocated, upper.Memory, upper.Cores = 1, 2, 8*gib, 24*60/132.
+	upper.Free = 2 + 4                // the lower half and its four
+	upper.SharesFree = max(8+10, 6*4) // of the larger, or of the smaller below
+	upper.SharesFreeDefault = 6 * 4
+	full := upper
+	full.SharesAllocated, full.Memory, full.Cores = 2, 39*gib, 24*60/132.
+	full.Free, full.SharesFree = 1+4, 6*4
+	tests := map[string]struct {
+		all  []*records.Record
+		want Tier
+	}{
+		"nothing": {nil, empty},
+		"two claims of one partition": {[]*records.Record{
+			recordOf(g, "a", of("3g.40gb", 4, 1, 4*gib, 12)), recordOf(g, "b", of("3g.40gb", 4, 1, 4*gib, 12)),
+		}, upper},
+		"all of its memory": {[]*records.Record{
+			recordOf(g, "a", of("3g.40gb", 4, 1, 20*gib, 12)), recordOf(g, "b", of("3g.40gb", 4, 1, 19*gib, 12)),
+		}, full},
+		"the whole GPU": {[]*records.Record{recordOf(g, "a", whole(g))}, Tier{Tier: TierMIGMPS, Devices: 9, Shares: 42}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(tt.want, tiers(node, nil, tt.all...)[TierMIGMPS], cmpopts.EquateApprox(0, 1e-9)); diff != "" {
+				t.Errorf("shares of partitions (-want +got):\n%s", diff)
+			}
+		})
+	}
+	exclusive := tiers(node, nil, tests["two claims of one partition"].all...)[v1alpha1.TierMIG]
+	if exclusive.Allocated != 0 || exclusive.Memory != 0 || exclusive.Free != fitting(g, partition(t, g, "3g.40gb", 4, 1)) {
+		t.Errorf("partitions for one claim: %+v", exclusive)
+	}
 }
 
 func TestOf_Taints(t *testing.T) {

@@ -99,10 +99,14 @@ func (c *Config) validate() field.ErrorList {
 
 // validatePartition refuses what a partition cannot have.
 func (c *Config) validatePartition(path *field.Path) field.ErrorList {
-	if c.UsesMPS() {
-		return field.ErrorList{field.Forbidden(path.Child("strategy"),
-			"MPS inside a MIG partition is not served: use a whole GPU with MPS (kind GpuConfig), a device of type mps, or a smaller partition "+
-				"for each container")}
+	if c.UsesMPS() && c.Sharing.MPS != nil {
+		at := path.Child("mpsConfig", "defaultPerDevicePinnedMemoryLimit")
+		for _, key := range slices.Sorted(maps.Keys(c.Sharing.MPS.PerDevicePinnedMemoryLimit)) {
+			if key != "0" {
+				return field.ErrorList{field.Invalid(at, key, "must be 0: the MPS server of a partition has that partition alone, whose UUID is not "+
+					"known before it is created")}
+			}
+		}
 	}
 	if c.Interval() != v1alpha1.IntervalDefault {
 		return field.ErrorList{field.Forbidden(path.Child("timeSlicingConfig", "interval"),

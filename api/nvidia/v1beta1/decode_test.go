@@ -46,6 +46,7 @@ func TestDecodeParameters(t *testing.T) {
 		"partition":                  {MIGDeviceConfigKind, "", nil, "Default", false},
 		"partition, time slicing":    {MIGDeviceConfigKind, `{"strategy":"TimeSlicing"}`, slicing(nil), "Default", false},
 		"partition, default slicing": {MIGDeviceConfigKind, `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Default"}}`, slicing(&TimeSlicing{Interval: "Default"}), "Default", false},
+		"partition, MPS":             {MIGDeviceConfigKind, `{"strategy":"MPS"}`, mps(nil), "Default", true},
 		"all of MPS": {
 			GPUConfigKind, `{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi","defaultPerDevicePinnedMemoryLimit":{"0":"5Gi","GPU-1":1048576},"multiUser":true}}`,
 			mps(&MPS{
@@ -121,7 +122,10 @@ func TestDecodeParameters_Errors(t *testing.T) {
 		"partition's UUID":        {mps(`"defaultPerDevicePinnedMemoryLimit":{"MIG-1":"1Gi"}`), []string{`"MIG-1"`, "UUID of a GPU"}},
 		"list of devices":         {mps(`"defaultPerDevicePinnedMemoryLimit":["1Gi"]`), []string{"defaultPerDevicePinnedMemoryLimit"}},
 
-		"MPS in a partition":        {config(MIGDeviceConfigKind, `{"strategy":"MPS"}`), []string{"MPS inside a MIG partition is not served", "GpuConfig", "device of type mps"}},
+		"partition, memory by UUID": {
+			config(MIGDeviceConfigKind, `{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"0":"1Gi","GPU-1":"1Gi"}}}`),
+			[]string{"sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit", "GPU-1", "must be 0"},
+		},
 		"partition, own interval":   {config(MIGDeviceConfigKind, `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Short"}}`), []string{"sharing.timeSlicingConfig.interval", "one interval for all of its partitions"}},
 		"partition, unknown, first": {config(MIGDeviceConfigKind, `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"x"}}`), []string{`"x"`}},
 	}

@@ -163,6 +163,9 @@ func (b *bench) measureClaims(ctx context.Context, r *report) error {
 	if err := (shareBench{b}).measure(ctx, r); err != nil {
 		return err
 	}
+	if err := (partitionShareBench{b}).measure(ctx, r); err != nil {
+		return err
+	}
 	if err := b.load(ctx); err != nil {
 		return err
 	}

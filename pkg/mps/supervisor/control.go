@@ -29,16 +29,20 @@ func askPercentage(ctx context.Context, daemons Daemons, d Daemon) (float64, err
 }
 
 // setDefaults sets what clients get that do not say what they want, and reads it back: the daemon takes nonsense without
-// a word. It holds for the next server only, so it comes before the first client. Devices are named by UUID, as their
-// numbers follow CUDA_VISIBLE_DEVICES.
+// a word. It holds for the next server only, so it comes before the first client. GPUs are named by UUID, as their numbers
+// follow CUDA_VISIBLE_DEVICES. A partition is the only device that its server sees, so it is number 0: whether its UUID is
+// understood is documented nowhere, and that of a GPU once was not (NVIDIA/k8s-device-plugin#572).
 func setDefaults(ctx context.Context, daemons Daemons, d Daemon, s mps.Settings) error {
-	mebibytes := s.PinnedMemory >> 20
+	mebibytes, device := s.PinnedMemory>>20, d.UUID
+	if isPartition(d.GPU) {
+		device = "0"
+	}
 	var commands []string
 	if s.ActiveThreadPercentage > 0 {
 		commands = append(commands, fmt.Sprintf("set_default_active_thread_percentage %d", s.ActiveThreadPercentage))
 	}
 	if mebibytes > 0 {
-		commands = append(commands, fmt.Sprintf("set_default_device_pinned_mem_limit %s %dM", d.UUID, mebibytes))
+		commands = append(commands, fmt.Sprintf("set_default_device_pinned_mem_limit %s %dM", device, mebibytes))
 	}
 	if len(commands) == 0 {
 		return nil
@@ -58,7 +62,7 @@ func setDefaults(ctx context.Context, daemons Daemons, d Daemon, s mps.Settings)
 	if mebibytes == 0 {
 		return nil
 	}
-	answer, err := daemons.Ask(ctx, d, "get_default_device_pinned_mem_limit "+d.UUID)
+	answer, err := daemons.Ask(ctx, d, "get_default_device_pinned_mem_limit "+device)
 	if err != nil {
 		return fmt.Errorf("read the default memory limit back: %w", err)
 	}

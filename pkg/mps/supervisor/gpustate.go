@@ -16,7 +16,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/mps"
 )
 
-// gpuState is what the supervisor knows of one GPU.
+// gpuState is what the supervisor knows of one GPU or partition.
 type gpuState struct {
 	s      *Supervisor
 	device string

@@ -93,7 +93,7 @@ type Files interface {
 
 // Daemon identifies a daemon.
 type Daemon struct {
-	GPU   string // "gpu-0000-1b-00-0"
+	GPU   string // "gpu-0000-1b-00-0", or a partition's "gpu-0000-1b-00-0-mig-9-4"
 	UUID  string
 	paths paths
 }

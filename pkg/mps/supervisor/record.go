@@ -34,7 +34,7 @@ const (
 // last claim is gone.
 const ownMounts = 2
 
-// record is what is stored of a GPU, written before the node is changed.
+// record is what is stored of a GPU or partition, written before the node is changed.
 type record struct {
 	Version int `json:"version"`
 	// Boot identifies a boot of the node: nothing of MPS outlives a reboot.
@@ -74,11 +74,12 @@ var recordFormat = &store.Format[record]{
 // check checks all that is acted on.
 func (r *record) check() error {
 	pci, err := gpu.ParsePCIAddress(r.PCI)
+	named, errName := checkDevice(r.Device)
 	switch {
-	case err != nil || pci.DeviceName() != r.Device:
-		return fmt.Errorf("it is of GPU %q at %q", r.Device, r.PCI)
-	case checkUUID(r.UUID) != nil:
-		return checkUUID(r.UUID)
+	case err != nil || errName != nil || pci != named:
+		return fmt.Errorf("it is of device %q at %q", r.Device, r.PCI)
+	case checkUUID(r.UUID, r.Device) != nil:
+		return checkUUID(r.UUID, r.Device)
 	case r.Phase != starting && r.Phase != running && r.Phase != stopping:
 		return fmt.Errorf("unknown phase %q", r.Phase)
 	case r.Phase == running && (r.Daemon == nil || len(r.Claims) == 0):

@@ -93,7 +93,7 @@ func (g *gpuState) read(ctx context.Context) *record {
 	if err == nil {
 		return unknown // directories only: the record goes last
 	}
-	if g.s.config.ComputeMode == ExclusiveMode {
+	if g.s.config.ComputeMode == ExclusiveMode && !isPartition(g.device) {
 		mode := nvml.ComputeModeDefault // what it was is not known, but this is what nearly all GPUs have
 		unknown.PreviousMode = &mode
 	}

@@ -145,9 +145,10 @@ func (s *Supervisor) daemon(device string) daemon {
 	return daemon{Daemon: Daemon{GPU: device, paths: pathsOf(s.config.Dir, device)}, on: &s.on, config: &s.config}
 }
 
-// computeMode is that of a record's GPU.
+// computeMode is that of a record's GPU. Partitions have none: "Setting compute mode to EXCLUSIVE_PROCESS is not supported on a
+// MIG-enabled device" (nvidia-smi, NVIDIA/go-nvml#61), and a server sees nothing but its partition.
 func (s *Supervisor) computeMode(r *record) computeMode {
-	return computeMode{hardware: s.on.Hardware, keep: s.config.ComputeMode == KeepMode, record: r}
+	return computeMode{hardware: s.on.Hardware, keep: s.config.ComputeMode == KeepMode || isPartition(r.Device), record: r}
 }
 
 // all states in order of device name.
