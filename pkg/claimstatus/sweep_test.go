@@ -32,3 +32,19 @@ func TestWriter_RecordRemade(t *testing.T) {
 		t.Errorf("status %v after %d writes, want that of one device after one", got, patches(b.client))
 	}
 }
+
+// After a start, the first look may come before Restore: a status that is right is not written again, which would change its times.
+func TestWriter_SweepBeforeRestore(t *testing.T) {
+	b := newBed(t)
+	b.set(recordOf(records.Device{}))
+	if err := b.write(t.Context(), claim); err != nil {
+		t.Fatal(err)
+	}
+	b.client.ClearActions()
+	b.start(t)
+	b.Sweep(t.Context())
+	b.settle(t)
+	if n := patches(b.client); n != 0 {
+		t.Errorf("%d writes of a status that is right, want none", n)
+	}
+}

@@ -129,8 +129,12 @@ func (w *Writer) Sweep(ctx context.Context) {
 	for _, r := range w.Records() {
 		w.mu.Lock()
 		_, known := w.written[r.Claim.UID]
+		missing := prepared(r) && !known
+		if missing {
+			w.unread[r.Claim.UID] = true // after a start this may come before Restore
+		}
 		w.mu.Unlock()
-		if prepared(r) && !known {
+		if missing {
 			w.queue.Add(r.Claim)
 		}
 	}
