@@ -188,9 +188,28 @@ func TestCompatible_UnsupportedParameters(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.startCompatible(ctx)
 	spec := workload.WithParameters(workload.ClaimSpec("mig.nvidia.com", 1), nvidia.DriverName,
-		`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{"strategy":"MPS"}}`)
+		`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{"strategy":"TimeSlicing",
+		"timeSlicingConfig":{"interval":"Long"}}}`)
 	s.create(ctx, claimPod("hopeful", spec)...)
-	s.events.wait(ctx, s.name, "hopeful", prepareFailed, "MPS inside a MIG partition is not served: use a whole GPU")
+	s.events.wait(ctx, s.name, "hopeful", prepareFailed, "a GPU has one interval for all of its partitions")
+}
+
+// A partition that one claim has alone may have an MPS server of its own.
+func TestCompatible_MPSInPartition(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	n := s.startCompatible(ctx)
+	spec := workload.WithParameters(workload.ClaimSpec("mig.nvidia.com", 1), nvidia.DriverName,
+		`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{"strategy":"MPS",
+		"mpsConfig":{"defaultActiveThreadPercentage":50}}}`)
+	pod := s.pods.run(ctx, mpsPod("service", spec))
+	if device := s.pods.device(ctx, pod); !strings.Contains(device, "-mig-") {
+		t.Errorf("the pod has %s, want a partition", device)
+	}
+	if got := s.pods.served(ctx, pod); got.Threads != 50 {
+		t.Errorf("the pod's server grants %d %% of threads, want 50", got.Threads)
+	}
+	s.pods.delete(ctx, "service")
+	s.cleared(ctx, n)
 }
 
 // otherDriver answers the kubelet as NVIDIA's driver does.
