@@ -73,7 +73,7 @@ func (d *Driver) CDIDir() string { return filepath.Join(d.dir, "cdi") }
 // Socket is its endpoint.
 func (d *Driver) Socket() string { return filepath.Join(d.dir, "dra.sock") }
 
-func (d files) metadataDir() string { return filepath.Join(d.dir, "metadata") }
+func (d files) metadataDir() string   { return filepath.Join(d.dir, "metadata") }
 func (d *Driver) recordsFile() string { return filepath.Join(d.dir, "records.json") }
 
 func (d *Driver) is(f Fault) bool    { return slices.Contains(d.faults, f) }
