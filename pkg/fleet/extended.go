@@ -56,7 +56,8 @@ func shrinkPod(object any) (any, error) {
 	if len(small.Spec.InitContainers)+len(small.Spec.Containers) == 0 {
 		return small, nil
 	}
-	small.Spec.NodeSelector, small.Spec.Tolerations, small.Spec.SchedulingGates = p.Spec.NodeSelector, p.Spec.Tolerations, p.Spec.SchedulingGates
+	small.Spec.NodeSelector, small.Spec.Tolerations = p.Spec.NodeSelector, p.Spec.Tolerations
+	small.Spec.SchedulingGates = p.Spec.SchedulingGates
 	if p.Spec.Affinity != nil {
 		small.Spec.Affinity = &corev1.Affinity{NodeAffinity: p.Spec.Affinity.NodeAffinity}
 	}

@@ -68,7 +68,8 @@ func NewSource(ctx context.Context, config Config) (*Source, error) {
 		config.Settle = DefaultSettle
 	}
 	s := &Source{
-		config: config, watches: watches{driver: config.Driver}, packing: pools.NewCache(), dirty: newDirty(), next: make(chan struct{}), wake: make(chan struct{}, 1),
+		config: config, watches: watches{driver: config.Driver}, packing: pools.NewCache(), dirty: newDirty(), next: make(chan struct{}),
+		wake: make(chan struct{}, 1),
 	}
 	if err := s.watch(ctx); err != nil {
 		return nil, err

@@ -46,7 +46,7 @@ func (d files) writeFiles(claim *resourceapi.ResourceClaim, devices []*drapb.Dev
 		return nil
 	}
 	spec := &specs.Spec{Kind: Name + "/device"}
-	for _, r := range (preparer{d.Driver}).results(claim) {
+	for _, r := range preparer(d).results(claim) {
 		edits := specs.ContainerEdits{Env: []string{"DEVICE=" + r.Device}}
 		if d.has(Metadata) {
 			if err := d.writeMetadata(claim, r); err != nil {
@@ -137,7 +137,7 @@ func (d files) writeStatus(ctx context.Context, claim *resourceapi.ResourceClaim
 	}
 	claim = claim.DeepCopy()
 	claim.Status.Devices = nil
-	for _, r := range (preparer{d.Driver}).results(claim) {
+	for _, r := range preparer(d).results(claim) {
 		one := resourceapi.AllocatedDeviceStatus{
 			Driver: r.Driver, Pool: r.Pool, Device: r.Device, ShareID: (*string)(r.ShareID),
 			Conditions: []metav1.Condition{{

@@ -111,11 +111,11 @@ func (d preparer) prepare(ctx context.Context, c *drapb.Claim) ([]*drapb.Device,
 		return nil, err
 	}
 	devices := d.answer(claim)
-	if err := errors.Join((files{d.Driver}).writeFiles(claim, devices), (files{d.Driver}).writeStatus(ctx, claim)); err != nil {
+	if err := errors.Join(files(d).writeFiles(claim, devices), files(d).writeStatus(ctx, claim)); err != nil {
 		return nil, err
 	}
 	if d.is(ShrinksCapacity) {
-		return devices, publisher{d.Driver}.publish(ctx)
+		return devices, publisher(d).publish(ctx)
 	}
 	return devices, nil
 }
@@ -181,7 +181,7 @@ func (d preparer) free(a allocated) error {
 			}
 			if d.is(RefusedTakesOver) {
 				delete(d.records, uid)
-				return errors.Join(errors.New("the device was in use"), files{d.Driver}.removeFiles(uid))
+				return errors.Join(errors.New("the device was in use"), files(d).removeFiles(uid))
 			}
 			return fmt.Errorf("device %s is in use by claim %s/%s", a.Device, r.Namespace, r.Name)
 		}
@@ -203,7 +203,7 @@ func (d preparer) answer(claim *resourceapi.ResourceClaim) []*drapb.Device {
 			one.ShareId = &share
 		}
 		if d.has(CDI) {
-			one.CdiDeviceIds = files{d.Driver}.cdiIDs(claim, r.Request)
+			one.CdiDeviceIds = files(d).cdiIDs(claim, r.Request)
 		}
 		devices = append(devices, d.spoilDevice(one))
 		if d.is(GivesDeviceTwice) {

@@ -63,7 +63,7 @@ func (d preparer) unprepare(ctx context.Context, c *drapb.Claim) (known bool, er
 			}
 		}
 	}
-	return true, errors.Join(files{d.Driver}.removeFiles(c.Uid), d.save())
+	return true, errors.Join(files(d).removeFiles(c.Uid), d.save())
 }
 
 // releaseOthers is wrong: it releases a device for all claims. The caller has the lock.
@@ -71,7 +71,7 @@ func (d preparer) releaseOthers(device string) error {
 	for uid, r := range d.records {
 		if slices.ContainsFunc(r.Devices, func(a allocated) bool { return a.Device == device }) {
 			delete(d.records, uid)
-			if err := (files{d.Driver}).removeFiles(uid); err != nil {
+			if err := files(d).removeFiles(uid); err != nil {
 				return err
 			}
 		}

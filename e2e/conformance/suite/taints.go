@@ -100,7 +100,7 @@ func (b damages) damage(ctx context.Context) (pool, device string, repair func(c
 	if err != nil {
 		return "", "", nil, err
 	}
-	if _, err := (admins{b.bench}).preparedRight(ctx, claim); err != nil {
+	if _, err := admins(b).preparedRight(ctx, claim); err != nil {
 		return "", "", nil, err
 	}
 	r := b.resultsOf(claim)[0]
