@@ -172,7 +172,7 @@ func TestRender_InvalidPolicyLabels(t *testing.T) {
 	}
 }
 
-// The plugin is told of labels only where they are others than its own.
+// The chart passes labels only where they differ from the default.
 func TestRender_PolicyLabels(t *testing.T) {
 	for values, want := range map[string]string{
 		"": "", "policyLabels: [gpu.cleave.dev/policy]": "",

@@ -121,7 +121,7 @@ func (r *reasons) batch(ctx context.Context) {
 	r.next = make(chan struct{})
 }
 
-// ask finds answers. A claim for which that panics, which somebody else may have written, is not to end the dashboard.
+// ask finds answers. A claim for which that panics, which any user may have written, is not to end the dashboard.
 func (r *reasons) ask(ctx context.Context, keys []string) (answers map[string]*explain.Explanation, err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -91,7 +91,7 @@ func TestEvents_Claims(t *testing.T) {
 	expect("their own claim changes", []string{"Queue", "QueueSkip"}, framework.Update, b.claims["two"], b.claims["two"])
 	expect("nobody knows what it was", []string{"Queue", "Queue"}, framework.Delete, cache.DeletedFinalStateUnknown{Key: "default/x"}, nil)
 
-	b.storeClaim(fresh) // not told of
+	b.storeClaim(fresh) // no event
 	expect("one GPU is free", []string{"QueueSkip", "Queue"}, framework.Update, taken, fresh)
 	last := claim("pod-8", true) // on the other node
 	if err := b.claimStore().Delete(last); err != nil {

@@ -10,7 +10,7 @@ import "k8s.io/client-go/tools/cache"
 type mirror[T comparable] struct {
 	store   cache.Indexer
 	applied map[string]T // by key
-	// apply is told of each change; the zero value stands for an object that was not there before, or is not anymore.
+	// apply receives each change; the zero value stands for an object that was not there before, or is not anymore.
 	apply func(before, after T)
 	// scanned is the version of the store at the last look at all of it.
 	scanned string

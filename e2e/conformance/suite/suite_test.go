@@ -159,7 +159,7 @@ func TestRun_NothingFree(t *testing.T) {
 	}
 }
 
-// allocate makes a claim of somebody else.
+// allocate makes another client's claim.
 func allocate(t *testing.T, client kubernetes.Interface, devices ...string) {
 	t.Helper()
 	allocation := &resourceapi.AllocationResult{}

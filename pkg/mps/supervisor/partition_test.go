@@ -129,7 +129,7 @@ func TestPartition_RecordLost(t *testing.T) {
 	s, stop := startFake(t, config, h)
 	r := requestFor("a", 1)
 	r.Device, r.UUID = r.Device+"-mig-9-4", "MIG-1d74e1a5-d0e2-4b0a-bd49-95a3a9d3d7b2"
-	h.modes[r.PCI] = 3 // as somebody else has set it
+	h.modes[r.PCI] = 3 // as another process set it
 	ensure(t, s, r)
 	if h.opened != 0 || h.modes[r.PCI] != 3 {
 		t.Errorf("compute mode %d, want it left alone", h.modes[r.PCI])
