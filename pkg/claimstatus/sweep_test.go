@@ -5,6 +5,7 @@ package claimstatus
 import (
 	"testing"
 
+	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -42,6 +43,10 @@ func TestWriter_SweepBeforeRestore(t *testing.T) {
 	}
 	b.client.ClearActions()
 	b.start(t)
+	b.Inventory = func() *gpu.Node { return nil } // the driver is not found yet
+	b.Sweep(t.Context())
+	b.settle(t)
+	b.Inventory = inventory
 	b.Sweep(t.Context())
 	b.settle(t)
 	if n := patches(b.client); n != 0 {

@@ -126,6 +126,9 @@ func (w *Writer) Sweep(ctx context.Context) {
 			w.queue.Add(n.Claim)
 		}
 	}
+	if w.Inventory() == nil {
+		return // less is known of their devices than an earlier process wrote
+	}
 	for _, r := range w.Records() {
 		w.mu.Lock()
 		_, known := w.written[r.Claim.UID]
