@@ -281,6 +281,7 @@ var cannotRun = map[string]string{
 	"kubectl -n cleave-system port-forward service/cleave-dashboard 8080:80":                  "it runs until it is stopped",
 	"kubectl cleave explain pod trainer":                                                      "a pod of the reader's",
 	"kubectl cleave inspect":                                                                  "the plugin of kubectl is not installed",
+	"kubectl get pods -n cleave-system -l app.kubernetes.io/component=scheduler":              "the scheduler is off by default",
 	"kubectl describe pod":                                                                    "a name in a sentence; there may be no pod",
 	"cleave validate -f cleave/policies --policy-name all-balanced --node-model hgx-h100":     "cleave import writes it",
 	"cleave slices --policy cleave/policies --policy-name all-balanced --node-model hgx-h100": "cleave import writes it",

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -168,16 +169,25 @@ func TestWait_NotifiesOncePerReason(t *testing.T) {
 		path := filepath.Join(root, "usr/lib64", driverroot.LibraryName)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		var reasons []string
+		var mu sync.Mutex
+		var all []string
 		done := make(chan error, 1)
 		go func() {
 			_, err := Wait(ctx, Options{DriverRoot: root, Sysfs: noSysfs()}, time.Second, func(err error) {
-				reasons = append(reasons, err.Error())
+				mu.Lock()
+				defer mu.Unlock()
+				all = append(all, err.Error())
 			})
 			done <- err
 		}()
-		pass := func(d time.Duration) { <-time.After(d); synctest.Wait() }
-		pass(10 * time.Second)
+		pass := func(d time.Duration) []string {
+			<-time.After(d)
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.Clone(all)
+		}
+		reasons := pass(10 * time.Second)
 		if len(reasons) != 1 || !strings.Contains(reasons[0], root) {
 			t.Errorf("after ten attempts: got %q, want one reason that names %s", reasons, root)
 		}
@@ -187,7 +197,7 @@ func TestWait_NotifiesOncePerReason(t *testing.T) {
 		if err := os.WriteFile(path, []byte("not an ELF file"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		pass(10 * time.Second)
+		reasons = pass(10 * time.Second)
 		if len(reasons) != 2 || !strings.Contains(reasons[1], path) {
 			t.Errorf("after the library came, broken: got %q, want a second reason that names %s", reasons, path)
 		}
