@@ -2,22 +2,26 @@
 # Two images, each the root file system that make lays out, which tests use, too:
 #   docker build .                      the driver
 #   docker build --target scheduler .   cleave-scheduler
+# Both are cross-compiled for other platforms: docker build --platform linux/arm64 .
 ARG GO_VERSION=1.26
+# Debian with Go, gcc and make; make images builds one of Debian's packages.
+ARG BASE=golang:${GO_VERSION}-bookworm
 
 # cgo: NVML is loaded with dlopen, which needs glibc.
-FROM golang:${GO_VERSION}-bookworm AS source
+FROM --platform=$BUILDPLATFORM ${BASE} AS source
 WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
-ARG VERSION=unknown
 
 FROM source AS build
-ARG VERSION
-RUN make image-root VERSION=${VERSION}
+ARG VERSION=unknown
+ARG TARGETARCH
+RUN make image-root VERSION=${VERSION} GOARCH=${TARGETARCH}
 
 FROM source AS build-scheduler
-RUN make scheduler-image-root
+ARG TARGETARCH
+RUN make scheduler-image-root GOARCH=${TARGETARCH}
 
 # kube-scheduler with Cleave's plugin. It needs nothing of its node.
 FROM scratch AS scheduler

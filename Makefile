@@ -6,8 +6,19 @@ SHELL := /bin/bash
 BIN := $(CURDIR)/bin
 K8S_VERSION ?= 1.37.1
 export K8S_VERSION
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 
+# The checkout may belong to another user than the one who builds, where git would refuse to read it. Make before 4.4 exports
+# nothing to $(shell).
+export GIT_CONFIG_COUNT := 1
+export GIT_CONFIG_KEY_0 := safe.directory
+export GIT_CONFIG_VALUE_0 := *
+VERSION ?= $(shell git -c safe.directory='*' describe --tags --always --dirty 2>/dev/null || echo unknown)
+
+FUZZTIME ?= 10s
+export FUZZTIME
+
+# What is tested, linted and run comes from one build cache.
+export GOFLAGS := $(strip $(shell go env GOFLAGS) -trimpath)
 # go-nvml wraps functions that NVML deprecates; the same flags everywhere keep one build cache.
 export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations
 # NVML's functions are bound when they are first called, as a driver may lack some: linking with -z now, which some
@@ -26,16 +37,37 @@ CHART := deployments/helm/cleave
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
+# What is released is built with these, and depends on neither the directory nor on whether git is there.
+GO_BUILD := go build -trimpath -buildvcs=false
+
+# GOARCH=arm64 builds cleave, its hook programs and its image for another architecture than this machine's. They load the
+# driver's library with dlopen, so they need its compiler of C.
+GOHOSTARCH := $(shell go env GOHOSTARCH)
+# Empty where a builder of images does not know platforms.
+override GOARCH := $(or $(GOARCH),$(GOHOSTARCH))
+export GOARCH
+ifneq ($(GOARCH),$(GOHOSTARCH))
+export CGO_ENABLED := 1
+export CC := $(shell hack/cross-compiler name $(GOARCH))
+CROSS_COMPILER := cross-compiler
+endif
+.PHONY: cross-compiler
+cross-compiler:
+	hack/cross-compiler install $(GOARCH)
+
 .PHONY: build
-build: sim hook ## build cleave, nvml-sim and libnvidia-ml.so.1 into bin/
-	go build -trimpath -tags $(GO_TAGS) -ldflags "$(GO_LDFLAGS)" -o $(BIN)/cleave ./cmd/cleave
+build: sim cleave ## build cleave, nvml-sim and libnvidia-ml.so.1 into bin/
+
+.PHONY: cleave
+cleave: hook
+	$(GO_BUILD) -tags $(GO_TAGS) -ldflags "$(GO_LDFLAGS)" -o $(BIN)/cleave ./cmd/cleave
 
 # kube-scheduler with Cleave's plugin, as the cluster of e2e builds kube-scheduler: the same cache serves both. No other
 # target builds it, as it compiles Kubernetes, for ten minutes where nothing is cached.
 KUBERNETES := $(shell sed -n 's|^\tk8s.io/kubernetes v||p' cmd/cleave-scheduler/go.mod)
 .PHONY: scheduler
 scheduler: ## build bin/cleave-scheduler: kube-scheduler that packs GPUs
-	cd cmd/cleave-scheduler && CGO_ENABLED=0 go build -trimpath -ldflags "-s -w $(foreach pkg,k8s.io/component-base k8s.io/client-go/pkg, \
+	cd cmd/cleave-scheduler && CGO_ENABLED=0 $(GO_BUILD) -ldflags "-s -w $(foreach pkg,k8s.io/component-base k8s.io/client-go/pkg, \
 		-X $(pkg)/version.gitVersion=v$(KUBERNETES) -X $(pkg)/version.gitMajor=$(word 1,$(subst ., ,$(KUBERNETES))) \
 		-X $(pkg)/version.gitMinor=$(word 2,$(subst ., ,$(KUBERNETES))))" -o $(BIN)/cleave-scheduler .
 
@@ -51,50 +83,96 @@ sim: ## build the simulated node: nvml-sim and libnvidia-ml.so.1
 
 # The hook programs, which cleave carries and which run on the host. The first is static, as the host's C library may be
 # any. The second loads the driver's library, so it cannot be; it is installed only where the driver is new enough.
-HOOKS := pkg/cdi/hook/dist
+HOOKS := pkg/cdi/hook/dist/$(GOARCH)
 .PHONY: hook
-hook:
-	go build -trimpath -tags osusergo,netgo -ldflags '-s -w -linkmode=external "-extldflags=-static -Wl,-z,lazy -Wl,--no-warnings"' \
+hook: $(CROSS_COMPILER)
+	$(GO_BUILD) -tags osusergo,netgo -ldflags '-s -w -linkmode=external "-extldflags=-static -Wl,-z,lazy -Wl,--no-warnings"' \
 		-o $(HOOKS)/nvidia-cdi-hook ./cmd/nvidia-cdi-hook
-	go build -trimpath -tags osusergo,netgo -ldflags '-s -w -extldflags=-Wl,-z,lazy' -o $(HOOKS)/cleave-memory-limit ./cmd/cleave-memory-limit
+	$(GO_BUILD) -tags osusergo,netgo -ldflags '-s -w -extldflags=-Wl,-z,lazy' -o $(HOOKS)/cleave-memory-limit ./cmd/cleave-memory-limit
 	gzip -9 -n -f $(HOOKS)/nvidia-cdi-hook $(HOOKS)/cleave-memory-limit
 
+# What is run is built with -trimpath, too, so that Go takes most of it from the cache of the build; and for this machine.
+HERE := env -u GOARCH -u CC
+IMAGE_ROOT := $(HERE) go run -trimpath ./hack/image-root
+# The licenses of what a program links go with it, in a file by this name.
+LICENSES := $(HERE) go -C hack/release run -trimpath . licenses
+THIRD_PARTY := THIRD_PARTY_LICENSES
 .PHONY: image-root
-# What is run is built with -trimpath, too, so that Go takes most of it from the cache of the build.
-image-root: build ## lay out the root file system of the image in bin/image
-	go run -trimpath ./hack/image-root -program $(BIN)/cleave -o $(BIN)/image
+image-root: cleave ## lay out the root file system of the image in bin/image
+	$(LICENSES) -o $(BIN)/licenses/cleave/$(THIRD_PARTY) $(BIN)/cleave $(CURDIR)/$(HOOKS)/*.gz
+	$(IMAGE_ROOT) -program $(BIN)/cleave -licenses LICENSE,$(BIN)/licenses/cleave/$(THIRD_PARTY) -o $(BIN)/image
 
 .PHONY: scheduler-image-root
 scheduler-image-root: scheduler ## lay out the root file system of the scheduler's image in bin/scheduler-image
-	go run -trimpath ./hack/image-root -program $(BIN)/cleave-scheduler -o $(BIN)/scheduler-image
+	$(LICENSES) -o $(BIN)/licenses/scheduler/$(THIRD_PARTY) $(BIN)/cleave-scheduler
+	$(IMAGE_ROOT) -program $(BIN)/cleave-scheduler -licenses LICENSE,$(BIN)/licenses/scheduler/$(THIRD_PARTY) -o $(BIN)/scheduler-image
+
+# The images themselves, built as others build them. They take what this machine compiled from its cache.
+IMAGES := $(BIN)/images
+.PHONY: images
+images: cleave scheduler ## build the images of the Dockerfile with buildah, as OCI archives in bin/images
+	VERSION=$(VERSION) hack/build-images $(IMAGES) $(GOHOSTARCH)
+
+PREVIOUS := $(BIN)/previous
+.PHONY: previous
+previous: ## build the last release, which upgrades are tested from, in bin/previous
+	hack/build-previous $(PREVIOUS)
+
+.PHONY: release
+release: $(HELM) ## make release VERSION=v0.1.0: its files, verified, in bin/release/ (docs/release.md)
+	go -C hack/release run -trimpath . make -source $(CURDIR) -version "$(VERSION)" $(if $(DIRTY),-dirty)
 
 .PHONY: demo
-demo: image-root $(HELM) ## run the main job on a simulated node and a real local Kubernetes
+demo: build image-root $(HELM) ## run the main job on a simulated node and a real local Kubernetes
 	go run -trimpath ./e2e/cmd/demo
 
 .PHONY: test
-test: lint unit e2e ## everything that runs without a GPU: lint, unit with race detector, end to end
+test: lint unit fuzz ## everything that runs without a GPU: lint, unit with race detector, fuzzing, end to end
+	$(MAKE) --no-print-directory e2e BESIDE=long
 
 .PHONY: unit
 unit: build $(HELM) ## unit tests with the race detector, and the Helm chart rendered in many ways
-	go test -race -short ./api/... ./cmd/... ./pkg/... ./hack/gen-deviceclasses/... ./hack/gen-nodemodels/... ./hack/gen-policyschema/... ./hack/gen-reference/... ./hack/image-root/... ./e2e/cluster/... ./e2e/conformance/...
+	go test -race -short ./api/... ./cmd/... ./pkg/... ./hack/gen-deviceclasses/... ./hack/gen-nodemodels/... ./hack/gen-policyschema/... ./hack/gen-reference/... ./hack/image-root/... ./e2e/cluster/... ./e2e/cmd/... ./e2e/conformance/... ./e2e/history/... ./e2e/release/... ./e2e/soak/...
 	go test ./e2e/chart
-	@# A thousand plugins are started and killed: the race detector would make each start slow.
-	go test -run TestPreparer_Killed ./pkg/claims
+	go -C hack/release test ./...
+
+.PHONY: long
+long: ## tests that compute for minutes: pools of nodes on paper, plugins killed a thousand times, the library as others load it
+	go test -count=1 -timeout 60m ./e2e/packing/...
+	@# The race detector would make each start of a plugin slow.
+	go test -timeout 30m -run 'Test(Preparer|Modes)_Killed' ./pkg/claims
+	go test -timeout 30m ./cmd/nvml-sim
 
 .PHONY: quick
 quick: ## unit tests alone, on a fresh checkout: no root, no Helm, nothing built before
 	go test -short ./pkg/...
 
+.PHONY: fuzz
+fuzz: ## run each fuzz target for FUZZTIME (10s)
+	hack/fuzz
+
+# Targets that compute while clusters mostly wait, such as long. What they print comes last.
+BESIDE ?=
 .PHONY: e2e
-e2e: image-root scheduler-image-root $(HELM) ## tests on a real local Kubernetes node (K8S_VERSION=1.37.1 or 1.36.4)
+e2e: build images previous $(HELM) ## tests on a real local Kubernetes, of one node and of three (K8S_VERSION=1.37.1 or 1.36.4)
 	@# -p 1: one cluster at a time; two that start at once may want the same port.
-	CLEAVE_E2E=1 go test -p 1 -count=1 -timeout 40m -v ./e2e/...
+	status=0; beside=; \
+		if [ -n "$(BESIDE)" ]; then nice -n 19 make --no-print-directory $(BESIDE) > $(BIN)/beside.log 2>&1 & beside=$$!; fi; \
+		CLEAVE_E2E=1 CLEAVE_IMAGES=$(IMAGES) CLEAVE_PREVIOUS=$(PREVIOUS) go test -p 1 -count=1 -timeout 60m -v \
+			./e2e ./e2e/chart ./e2e/cluster ./e2e/dashboard ./e2e/gpulane ./e2e/nodes ./e2e/scheduling ./e2e/soak || status=1; \
+		if [ -n "$$beside" ]; then wait $$beside || status=1; cat $(BIN)/beside.log; fi; exit $$status
 
 .PHONY: conformance
-conformance: image-root ## run e2e/conformance, the behaviour suite for DRA drivers, against Cleave and Kubernetes' own test driver
+conformance: build image-root ## run e2e/conformance, the behaviour suite for DRA drivers, against Cleave and Kubernetes' own test driver
 	go build -trimpath -ldflags '-s -w' -o $(BIN)/dra-conformance ./e2e/conformance
-	CLEAVE_E2E=1 CLEAVE_CONFORMANCE_TEST_DRIVER=1 go test -count=1 -timeout 20m -v -run '^TestConformance' ./e2e
+	CLEAVE_E2E=1 go test -count=1 -timeout 20m -v -run '^TestConformance' ./e2e
+
+# A report names its seed, which repeats the order of faults and pods: make soak DURATION=10m SEED=7
+DURATION ?= 1h
+SEED ?= 1
+.PHONY: soak
+soak: build image-root $(HELM) ## keep a local cluster under fire for DURATION=1h with SEED=1; prints a report, writes bin/soak.json
+	go run -trimpath ./e2e/cmd/soak -duration $(DURATION) -seed $(SEED) -history $(BIN)/soak-history.jsonl -o $(BIN)/soak.json
 
 .PHONY: lint
 lint: $(LINT) ## gofmt, go vet and the rules of .golangci.yaml
@@ -112,7 +190,7 @@ bench: build ## measure against the floor of this machine; prints a table, write
 	go run -trimpath ./e2e/cmd/bench -o $(BIN)/bench.json
 
 .PHONY: bench-scale
-bench-scale: ## compare schedulers on 1,000 nodes without kubelets; prints a table, writes bin/bench-scale.json
+bench-scale: build scheduler ## compare schedulers on 1,000 nodes without kubelets; prints a table, writes bin/bench-scale.json
 	go run -trimpath ./e2e/cmd/bench-scale -o $(BIN)/bench-scale.json
 
 .PHONY: bench-dashboard
@@ -138,7 +216,7 @@ gpu-lane-dir:
 	@size=$$(du -s --apparent-size -B 1M $(GPU_LANE) | cut -f1); echo "$(GPU_LANE): $$size MiB"; test "$$size" -lt 60
 
 .PHONY: gpu-test
-gpu-test: image-root gpu-lane $(HELM) ## run pods on a local Kubernetes with this machine's real GPU (docs/hardware.md)
+gpu-test: build image-root gpu-lane $(HELM) ## run pods on a local Kubernetes with this machine's real GPU (docs/hardware.md)
 	CLEAVE_GPU=1 go test -count=1 -v ./e2e/realgpu
 
 .PHONY: helm
@@ -173,9 +251,10 @@ packing-pictures: build ## draw the pictures of docs/packing.md
 proto: ## write the Go code of the MPS supervisor's API
 	cd hack/tools/protogen && go run . $(CURDIR) pkg/mps/api/v1alpha1/supervisor.proto
 
+NODES ?= 1
 .PHONY: cluster-up
-cluster-up: ## start the local Kubernetes
-	go run -trimpath ./e2e/cmd/cluster up
+cluster-up: ## start the local Kubernetes; NODES=3 for several nodes
+	go run -trimpath ./e2e/cmd/cluster up --nodes $(NODES)
 
 .PHONY: cluster-down
 cluster-down: ## stop the local Kubernetes and remove all traces of it

@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cleave-dra/cleave/e2e/node"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -74,7 +75,8 @@ func TestRecord_DiskFull(t *testing.T) {
 	early := s.allocate(ctx, "early", workload.OneGPU(n.name, names[0], false))
 	n.prepared(ctx, early, 1)
 
-	filler := fill(s, n.Records())
+	filler, err := node.Fill(n.Records())
+	s.must(err)
 	late := s.allocate(ctx, "late", workload.OneGPU(n.name, names[1], false))
 	n.refused(ctx, late, "no space left on device", "free space on the file system of "+n.Records(), s.name+"/late")
 	entries, err := os.ReadDir(n.Records())
@@ -92,20 +94,4 @@ func TestRecord_DiskFull(t *testing.T) {
 	s.must(os.Remove(filler))
 	n.prepared(ctx, late, 1)
 	s.plugin.waitRecords(ctx, n.Node, "late")
-}
-
-// fill writes a file until the file system is full.
-func fill(s *space, dir string) string {
-	s.Helper()
-	path := filepath.Join(dir, "filler")
-	f, err := os.Create(path)
-	s.must(err)
-	defer f.Close()
-	for {
-		_, err := f.Write(make([]byte, 4096))
-		if errors.Is(err, syscall.ENOSPC) {
-			return path
-		}
-		s.must(err)
-	}
 }

@@ -13,7 +13,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/e2e/workload"
@@ -42,9 +41,7 @@ func (s *space) modeNode(ctx context.Context, firstMinor string) *plainNode {
 // label sets a label of the node.
 func (n *plainNode) label(ctx context.Context, key, value string) {
 	n.space.Helper()
-	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, key, value)
-	_, err := env.kube.CoreV1().Nodes().Patch(ctx, n.name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
-	n.space.must(err)
+	n.space.must(env.client.LabelNode(ctx, n.name, key, &value))
 }
 
 // hold keeps a GPU open, as a monitoring agent does, until end is called.

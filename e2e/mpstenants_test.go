@@ -23,6 +23,8 @@ head -c 40000000 /dev/zero > log 2>/dev/null &
 writer=$!
 sleep 2
 kill $writer 2>/dev/null
+mount -o remount,rw /tmp/nvidia-mps 2>/dev/null && echo "can mount"
+echo "host $(ls -d /run/cleave /var/run/cleave 2>/dev/null)$(grep -c nvidia-mps /proc/net/unix)"
 echo "sees $(echo *)"
 exec sleep infinity`
 
@@ -45,6 +47,9 @@ func TestMPS_TenantsIsolated(t *testing.T) {
 		}
 		return strings.Contains(log, "sees "), log, nil
 	}))
+	if !strings.Contains(log, "host 0\n") || strings.Contains(log, "can mount") {
+		t.Errorf("the container gets at directories of the host, at other servers' sockets, or at its own mounts:\n%s", log)
+	}
 	if !strings.Contains(log, "sees control log\n") {
 		t.Errorf("the container sees more than a client needs, or less:\n%s", log)
 	}

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -36,20 +37,7 @@ func TestPartitionShare_EightServices(t *testing.T) {
 	s.plugin.usePolicies(ctx, "shared", map[string]string{"shared": "[{tiers: [mig], mig: {share: [{profile: 3g.40gb, mps: {shares: 8}}]}}]"})
 	s.published.waitOffer(ctx, name, "mig-mps=16 mig=200")
 	alone := s.pods.run(ctx, partitionPod("alone", "mig-4g.40gb.cleave.dev"))
-	var pods []*corev1.Pod
-	var devices []string
-	var first workload.Served
-	for i := range 8 { // one after the other, see TestMPS_TwoServices
-		pod := s.pods.run(ctx, mpsPod(fmt.Sprintf("service-%d", i+1), sharedProfile(partitionMPSClass, "3g.40gb")))
-		pods, devices = append(pods, pod), append(devices, s.pods.device(ctx, pod))
-		got := s.pods.served(ctx, pod)
-		if i == 0 {
-			first = got
-		}
-		if want := (workload.Served{Server: first.Server, Threads: 12, Memory: 4864 << 20}); got != want {
-			t.Errorf("service %d: got %+v, want %+v", i+1, got, want)
-		}
-	}
+	pods, devices := eightServices(ctx, s, workload.Served{Threads: 12, Memory: 4864 << 20})
 	if len(slices.Compact(slices.Clone(devices))) != 1 || !strings.HasSuffix(devices[0], "-mig-9-4-mps") {
 		t.Errorf("the services have %v, want one shared partition", devices)
 	}
@@ -74,6 +62,52 @@ func TestPartitionShare_EightServices(t *testing.T) {
 	s.pods.checkUndisturbed(ctx, alone)
 	s.pods.delete(ctx, "alone")
 	s.hardware.waitPartitions(ctx)
+	s.plugin.checkRecords(ctx)
+}
+
+// eightServices starts eight pods, each with a share of a partition, and checks that one server serves them with these limits.
+func eightServices(ctx context.Context, s *space, want workload.Served) (pods []*corev1.Pod, devices []string) {
+	s.Helper()
+	for i := range 8 { // one after the other, see TestMPS_TwoServices
+		pod := s.pods.run(ctx, mpsPod(fmt.Sprintf("service-%d", i+1), sharedProfile(partitionMPSClass, "3g.40gb")))
+		pods, devices = append(pods, pod), append(devices, s.pods.device(ctx, pod))
+		got := s.pods.served(ctx, pod)
+		if i == 0 {
+			want.Server = got.Server
+		}
+		if got != want {
+			s.Errorf("service %d: got %+v, want %+v", i+1, got, want)
+		}
+	}
+	return pods, devices
+}
+
+// On a DGX A100 the policy changes the mode and cuts the GPUs, so that the services find their partition there.
+func TestPartitionShare_EightServicesOnA100(t *testing.T) {
+	ctx, s := newSpace(t, nil)
+	s.must(env.node.Stop())
+	s.Cleanup(s.hardware.resetDriver)
+	s.hardware.sim(ctx, "create", "--node", "dgx-a100", "--force")
+	s.plugin.usePolicies(ctx, "shared", map[string]string{"shared": "[{match: {indexes: [0]}, mig: {layout: {4g.40gb: 1, 3g.40gb: 1}, " +
+		"modeChange: whenIdle, share: [{profile: 3g.40gb, mps: {shares: 8}}]}}, {tiers: [exclusive]}]"})
+	name := env.cluster.NodeName()
+	s.published.waitOffer(ctx, name, "gpu=7 mig-mps=1 mig=2")
+	cut := []string{"0 4g.40gb 0:4", "0 3g.40gb 4:4"}
+	s.hardware.waitPartitions(ctx, cut...)
+	alone := s.pods.run(ctx, partitionPod("alone", "mig-4g.40gb.cleave.dev"))
+	pods, devices := eightServices(ctx, s, workload.Served{Threads: 12, Memory: 4864 << 20})
+	if len(slices.Compact(slices.Clone(devices))) != 1 {
+		t.Errorf("the services have %v, want one shared partition", devices)
+	}
+	for _, pod := range pods[1:] {
+		s.pods.delete(ctx, pod.Name)
+	}
+	s.pods.checkUndisturbed(ctx, pods[0])
+	s.pods.delete(ctx, pods[0].Name)
+	s.hardware.waitNoMPS(ctx)
+	s.hardware.waitPartitions(ctx, cut...)
+	s.pods.checkUndisturbed(ctx, alone)
+	s.pods.delete(ctx, "alone")
 	s.plugin.checkRecords(ctx)
 }
 

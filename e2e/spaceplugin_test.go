@@ -13,7 +13,6 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -30,13 +29,7 @@ type plugin struct{ *space }
 // labelNode sets a label of the cluster's node, or removes it.
 func (s plugin) labelNode(ctx context.Context, key string, value *string) {
 	s.Helper()
-	text := "null"
-	if value != nil {
-		text = fmt.Sprintf("%q", *value)
-	}
-	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%s}}}`, key, text)
-	_, err := env.kube.CoreV1().Nodes().Patch(ctx, env.cluster.NodeName(), types.MergePatchType, []byte(patch), metav1.PatchOptions{})
-	s.must(err)
+	s.must(env.client.LabelNode(ctx, env.cluster.NodeName(), key, value))
 }
 
 // waitReadiness waits until /readyz says something, or nothing where that is empty.

@@ -150,7 +150,7 @@ func FuzzDecode(f *testing.F) {
 		if p.TimeSlice == nil && p.MPS == nil || p.Exclusive() && p.TimeSlice != nil && p.MPS != nil {
 			t.Errorf("%q contradicts itself and is honoured as %+v", raw, p)
 		}
-		if p.ExclusiveOf == "mig" && (p.MPS != nil || p.TimeSlice.Interval != v1alpha1.IntervalDefault) {
+		if p.ExclusiveOf == "mig" && p.TimeSlice != nil && p.TimeSlice.Interval != v1alpha1.IntervalDefault { // which is the GPU's
 			t.Errorf("%q is honoured as %+v", raw, p)
 		}
 		if p.MPS == nil {

@@ -125,7 +125,8 @@ func (m *MIGPolicy) ChangesMode() bool { return m != nil && m.ModeChange == Mode
 
 // modeChangeOnly reports whether nothing but the change of modes is said, which GPUs without partitions have, too.
 func (m *MIGPolicy) modeChangeOnly() bool {
-	return m != nil && m.ModeChange != "" && m.Mode == "" && m.Profiles == nil && m.Layout == nil && !m.DisableWhenIdle
+	return m != nil && m.ModeChange != "" && m.Mode == "" && m.Profiles == nil && m.Layout == nil && m.Share == nil &&
+		!m.DisableWhenIdle
 }
 
 // ModeOfUse is the mode, or the one that holds where none is said.

@@ -125,9 +125,9 @@ func TestNode_Lifecycle(t *testing.T) {
 
 	g := status(t, root).GPUs[1]
 	want := []sim.InstanceStatus{
-		{ID: 2, Profile: "3g.40gb", ProfileID: 9, Start: 4, Size: 4, Compute: []sim.ComputeStatus{
+		{ID: 2, Profile: "3g.40gb", ProfileID: 9, Start: 4, Size: 4, Serial: 1, Compute: []sim.ComputeStatus{
 			{Profile: "3g.40gb", ProfileID: 2, Size: 3, UUID: g.Instances[0].Compute[0].UUID}}},
-		{ID: 7, Profile: "1g.10gb", ProfileID: 19, Size: 1},
+		{ID: 7, Profile: "1g.10gb", ProfileID: 19, Size: 1, Serial: 3},
 	}
 	if diff := cmp.Diff(want, g.Instances); diff != "" {
 		t.Errorf("instances (-want +got):\n%s", diff)

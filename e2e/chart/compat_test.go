@@ -19,16 +19,13 @@ import (
 // slices and MPS, and selection by what that driver publishes. The admission policies let them through.
 func TestRelease_Compatible(t *testing.T) {
 	ctx := onCluster(t, patience)
-	helmOn(t, env.values(true)+"nvidiaCompatible: true\n", "install", "cleave", chartDir, "--create-namespace")
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-		must(t, env.client.WaitGone(ctx, demo, ""))
-		must(t, env.kube.ResourceV1().ResourceClaims(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-		must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+		emptyDemo(ctx, t)
 		uninstall(t, ctx)
 	})
+	helmOn(t, env.values(true)+"nvidiaCompatible: true\n", "install", "cleave", chartDir, "--create-namespace")
 	must(t, env.client.WaitSlices(ctx, "gpu.nvidia.com", nil))
 	must(t, workload.Until(ctx, "the supervisor to be ready", func(ctx context.Context) (bool, string, error) {
 		pod := podOf(t, ctx, "mps")

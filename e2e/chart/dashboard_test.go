@@ -80,9 +80,9 @@ func TestDashboard_OnCluster(t *testing.T) {
 	ctx := onCluster(t, patience)
 	values := env.values(true) + fmt.Sprintf(`
 dashboard: {enabled: true, tolerations: [{operator: Exists}], env: [{name: KUBERNETES_SERVICE_HOST, value: "%s"}, {name: KUBERNETES_SERVICE_PORT, value: "%s"}]}
-`, cluster.PodGateway, env.api.port)
-	helmOn(t, values, "install", "cleave", chartDir, "--create-namespace")
+`, cluster.PodGateway, env.api.Port)
 	t.Cleanup(func() { uninstall(t, context.Background()) })
+	helmOn(t, values, "install", "cleave", chartDir, "--create-namespace")
 	var address string
 	must(t, workload.Until(ctx, "the dashboard to be ready", func(ctx context.Context) (bool, string, error) {
 		pod := podOf(t, ctx, "dashboard")
@@ -106,7 +106,34 @@ dashboard: {enabled: true, tolerations: [{operator: Exists}], env: [{name: KUBER
 		_ = env.kube.ResourceV1().ResourceClaims("default").Delete(context.Background(), "dashboard", metav1.DeleteOptions{})
 	})
 	shows("/claims?q=is:pending", "default/dashboard")
+	showsHolder(ctx, t, shows)
 	readOnly(ctx, t)
+}
+
+// showsHolder runs pods with a whole GPU, a partition and shares, and looks for each claim on the pages of its node and of itself,
+// there with its device and the pod.
+func showsHolder(ctx context.Context, t *testing.T, shows func(path, what string)) {
+	t.Helper()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		emptyDemo(ctx, t)
+	})
+	for _, name := range []string{"one-gpu", "mig-one-parent", "timeslice-four-notebooks"} {
+		for _, pod := range example(t, ctx, name, nil) {
+			for _, reference := range pod.Status.ResourceClaimStatuses {
+				claim, err := env.kube.ResourceV1().ResourceClaims(demo).Get(ctx, *reference.ResourceClaimName, metav1.GetOptions{})
+				must(t, err)
+				shows("/nodes/"+pod.Spec.NodeName, claim.Name)
+				shows("/claims?q=is:allocated", demo+"/"+claim.Name)
+				path := "/claims/" + demo + "/" + claim.Name
+				shows(path, pod.Name)
+				for _, result := range claim.Status.Allocation.Devices.Results {
+					shows(path, result.Device)
+				}
+			}
+		}
+	}
 }
 
 func read(ctx context.Context, url string) (string, error) {

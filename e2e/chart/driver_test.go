@@ -36,19 +36,19 @@ func TestRelease_DriverContainerLater(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	values := strings.NewReplacer("$kubelet", env.cluster.KubeletDir(), "$cdi", env.cluster.CDIDir(), "$host", cluster.PodGateway, "$port", env.api.port).Replace(`
+	values := strings.NewReplacer("$kubelet", env.cluster.KubeletDir(), "$cdi", env.cluster.CDIDir(), "$host", cluster.PodGateway, "$port", env.api.Port).Replace(`
 image: {repository: cleave.local/cleave, tag: e2e, pullPolicy: Never}
 kubelet: {dir: $kubelet}
 cdi: {dir: $cdi}
 plugin: {env: [{name: KUBERNETES_SERVICE_HOST, value: $host}, {name: KUBERNETES_SERVICE_PORT, value: "$port"}]}
 mps: {enabled: false}
 `)
-	helmOn(t, values, "install", "cleave", chartDir, "--create-namespace")
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		uninstall(t, ctx)
 	})
+	helmOn(t, values, "install", "cleave", chartDir, "--create-namespace")
 	pluginSays(t, ctx, "libnvidia-ml.so.1 not found under /host or /host/run/nvidia/driver")
 	if ready := podOf(t, ctx, "plugin").Status.ContainerStatuses[0].Ready; ready {
 		t.Error("the plugin is ready without a driver")

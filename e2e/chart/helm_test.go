@@ -75,10 +75,10 @@ func podOf(t *testing.T, ctx context.Context, component string) *corev1.Pod {
 	return &list.Items[0]
 }
 
-// uninstall ends a release and waits until its pods are gone.
+// uninstall ends a release and waits until its pods are gone. There may be none, so that a test can see to it before it installs.
 func uninstall(t *testing.T, ctx context.Context) {
 	t.Helper()
-	helmOn(t, "", "uninstall", "cleave", "--wait", "--timeout", "90s")
+	helmOn(t, "", "uninstall", "cleave", "--ignore-not-found", "--wait", "--timeout", "90s")
 	must(t, env.client.WaitGone(ctx, namespace, ""))
 }
 

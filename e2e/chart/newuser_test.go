@@ -11,7 +11,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
@@ -32,10 +31,7 @@ var pending = []string{"topology-gpu-and-nic", "small-service-1", "small-service
 
 // examplesAsTheyAre applies every example as a user does, image, command and all, and deletes it again.
 func examplesAsTheyAre(t *testing.T, ctx context.Context) {
-	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-	must(t, env.client.WaitGone(ctx, demo, ""))
-	must(t, env.kube.ResourceV1().ResourceClaims(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-	must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	emptyDemo(ctx, t)
 	for _, names := range rounds {
 		var files []string
 		for _, name := range names {

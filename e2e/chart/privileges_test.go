@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
@@ -192,6 +193,19 @@ func TestPrivileges_Roles(t *testing.T) {
 			if slices.Contains([]string{"secrets", "configmaps", "pods", "serviceaccounts"}, resource) || slices.Contains(rule.APIGroups, "rbac.authorization.k8s.io") {
 				t.Errorf("the plugin may %v %s", rule.Verbs, resource)
 			}
+		}
+	}
+}
+
+// Whoever reaches the metrics learns names of tenants: the peers are as the values say, and nothing else is let in.
+func TestRender_MetricsPeers(t *testing.T) {
+	for values, want := range map[string]string{
+		"": "[map[ports:[map[port:metrics protocol:TCP]]]]",
+		"metrics: {allowFrom: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]}": "[map[from:[map[namespaceSelector:map[matchLabels:map[kubernetes.io/metadata.name:monitoring]]]] ports:[map[port:metrics protocol:TCP]]]]",
+	} {
+		spec, _, err := unstructured.NestedMap(find(mustRender(t, values), "NetworkPolicy", "cleave-plugin").Object, "spec")
+		if got := fmt.Sprint(spec["ingress"]); got != want || err != nil {
+			t.Errorf("%q: got %s, %v, want %s", values, got, err, want)
 		}
 	}
 }

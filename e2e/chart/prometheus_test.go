@@ -38,7 +38,6 @@ func TestDashboard_Prometheus(t *testing.T) {
 	tools := monitoringTools(t, ctx)
 	ctx, cancel := context.WithTimeout(ctx, 2*patience)
 	defer cancel()
-	installed(t, ctx)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -47,6 +46,7 @@ func TestDashboard_Prometheus(t *testing.T) {
 		must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 		uninstall(t, ctx)
 	})
+	installed(t, ctx)
 	dcgm := &fakeExporter{}
 	exporter := httptest.NewServer(dcgm)
 	t.Cleanup(exporter.Close)

@@ -39,6 +39,7 @@ func TestRelease_Lifecycle(t *testing.T) {
 	if env == nil {
 		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
 	}
+	defer removeAfterFailure(t)
 	for _, step := range []struct {
 		name string
 		run  func(*testing.T, context.Context)
@@ -174,6 +175,15 @@ func example(t *testing.T, ctx context.Context, name string, change func(*corev1
 		}
 	}
 	return pods
+}
+
+// emptyDemo removes pods, claims and templates of the namespace demo.
+func emptyDemo(ctx context.Context, t *testing.T) {
+	t.Helper()
+	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	must(t, env.client.WaitGone(ctx, demo, ""))
+	must(t, env.kube.ResourceV1().ResourceClaims(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 }
 
 // hasStatus waits until the claims of a pod tell what their devices are, which the plugin writes with the rights of its

@@ -38,15 +38,15 @@ scheduler:
   logVerbosity: 4
   tolerations: [{operator: Exists}]
   env: [{name: KUBERNETES_SERVICE_HOST, value: "%s"}, {name: KUBERNETES_SERVICE_PORT, value: "%s"}]
-`, name, cluster.PodGateway, env.api.port)
+`, name, cluster.PodGateway, env.api.Port)
 }
 
 // installScheduler installs a release with two replicas of cleave-scheduler, for a test.
 func installScheduler(t *testing.T, ctx context.Context) {
 	t.Helper()
 	must(t, release.ImportScheduler(ctx, env.cluster, source))
-	helmOn(t, schedulerValues(schedulerName), "install", "cleave", chartDir, "--create-namespace", "--wait", "--timeout", "90s")
 	t.Cleanup(func() { uninstall(t, context.Background()) })
+	helmOn(t, schedulerValues(schedulerName), "install", "cleave", chartDir, "--create-namespace", "--wait", "--timeout", "90s")
 	must(t, env.client.WaitSlices(ctx, workload.Driver, nil))
 }
 

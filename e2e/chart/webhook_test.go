@@ -24,14 +24,14 @@ nodes: {match: [{key: no-plugin-here, operator: Exists}]}
 admission: {claims: {enabled: false}}
 webhook: {enabled: true, replicas: 1, failurePolicy: Fail, hostNetwork: true, port: 9443, tolerations: [{operator: Exists}]}
 `
-	helmOn(t, values, "install", "cleave", chartDir, "--create-namespace")
 	t.Cleanup(func() {
-		helmOn(t, "", "uninstall", "cleave", "--wait", "--timeout", "90s")
+		helmOn(t, "", "uninstall", "cleave", "--ignore-not-found", "--wait", "--timeout", "90s")
 		gone, err := env.kube.AdmissionregistrationV1().ValidatingWebhookConfigurations().Get(context.Background(), "cleave-webhook", metav1.GetOptions{})
 		if !apierrors.IsNotFound(err) {
 			t.Errorf("after removal there is still %v: %v", gone, err)
 		}
 	})
+	helmOn(t, values, "install", "cleave", chartDir, "--create-namespace")
 	must(t, workload.Until(ctx, "the webhook to be ready", func(ctx context.Context) (bool, string, error) {
 		pod := podOf(t, ctx, "webhook")
 		return len(pod.Status.ContainerStatuses) == 1 && pod.Status.ContainerStatuses[0].Ready, workload.Describe(pod), nil

@@ -122,7 +122,7 @@ func install(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	if err := installPackages(ctx, o.Output, len(todo) > 0); err != nil {
+	if err := installPackages(ctx, o, len(todo) > 0); err != nil {
 		return err
 	}
 	return build(ctx, o, todo)

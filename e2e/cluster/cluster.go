@@ -38,8 +38,9 @@ func Open(dir string) (*Cluster, error) {
 
 // Fits reports whether Up with these options would make a cluster like this one.
 func (c *Cluster) Fits(o Options) bool {
-	return o.Version == c.state.Version && o.NodeName == c.state.NodeName && o.ControlPlane == c.state.ControlPlane &&
-		maps.Equal(o.FeatureGates, c.state.FeatureGates) && slices.Equal(o.RuntimeConfig, c.state.Runtime) &&
+	return o.Version == c.state.Version && o.NodeName == c.state.NodeName && o.Nodes == c.state.Nodes &&
+		o.ControlPlane == c.state.ControlPlane && maps.Equal(o.FeatureGates, c.state.FeatureGates) &&
+		slices.Equal(o.RuntimeConfig, c.state.Runtime) &&
 		slices.Equal(o.Environment, c.state.Environment)
 }
 
@@ -52,13 +53,13 @@ func (c *Cluster) Version() string { return c.state.Version }
 // Dir is the directory of the cluster.
 func (c *Cluster) Dir() string { return c.layout.dir }
 
-// NodeName is the name of the one node.
-func (c *Cluster) NodeName() string { return c.state.NodeName }
+// NodeName is the name of the one node, or of the first of several.
+func (c *Cluster) NodeName() string { return c.state.machines()[0].name }
 
 // Kubeconfig is the path of the administrator's kubeconfig.
 func (c *Cluster) Kubeconfig() string { return c.layout.kubeconfig() }
 
-// APIServerPort is the port of the API server on 127.0.0.1: pods on the host's
+// APIServerPort is the port of the API server on 127.0.0.1; with several nodes, on their APIServerHost. Pods on the host's
 // network reach it there, because nothing forwards the service address.
 func (c *Cluster) APIServerPort() int { return c.state.Ports.APIServer }
 
@@ -70,7 +71,8 @@ func (c *Cluster) Scheduler() string {
 	return filepath.Join(c.state.kubernetesDir(), string(Scheduler))
 }
 
-// KubeletDir is the root directory of the kubelet.
+// KubeletDir is the root directory of the kubelet. It and the directories below have this path on every node; where a program
+// on this machine finds them, Node.HostPath says.
 func (c *Cluster) KubeletDir() string { return c.layout.kubeletDir() }
 
 // PluginsDir is where kubelet plugins keep their sockets.
@@ -82,8 +84,13 @@ func (c *Cluster) RegistryDir() string { return filepath.Join(c.KubeletDir(), "p
 // CDIDir is the one directory that containerd takes CDI specs from.
 func (c *Cluster) CDIDir() string { return c.layout.cdiDir() }
 
-// LogFile is the path of a component's log.
-func (c *Cluster) LogFile(component Component) string { return c.layout.logFile(component) }
+// ContainerRuntime is the socket at which containerd serves the CRI, on each node.
+func (c *Cluster) ContainerRuntime() string { return c.layout.containerdSocket() }
+
+// LogFile is the path of a component's log; with several nodes, that of the first.
+func (c *Cluster) LogFile(component Component) string {
+	return c.Component(component).files().logFile(component)
+}
 
 // RESTConfig is the administrator's access, without a client-side rate limit
 // that a test would notice.

@@ -92,7 +92,7 @@ func TestCluster(t *testing.T) {
 // testPods runs a pod on the host's network, one on its own, and leaves one.
 func testPods(ctx context.Context, t *testing.T, c *Cluster) {
 	for name, hostNetwork := range map[string]bool{"host": true, "plain": false} {
-		runPod(ctx, t, c, name, BusyboxImage, hostNetwork, corev1.PodSucceeded, "sh", "-c", "echo hello from $HOSTNAME; id -u")
+		runPod(ctx, t, c, name, onHostNetwork(hostNetwork), BusyboxImage, corev1.PodSucceeded, "sh", "-c", "echo hello from $HOSTNAME; id -u")
 		got, err := c.PodLogs(ctx, metav1.NamespaceDefault, name, "c")
 		if err != nil {
 			t.Fatal(err)
@@ -101,7 +101,7 @@ func testPods(ctx context.Context, t *testing.T, c *Cluster) {
 			t.Errorf("log of pod %s: %q", name, got)
 		}
 	}
-	runPod(ctx, t, c, "stays", BusyboxImage, false, corev1.PodRunning, "sleep", "3600")
+	runPod(ctx, t, c, "stays", nil, BusyboxImage, corev1.PodRunning, "sleep", "3600")
 	client, err := c.Client()
 	if err != nil {
 		t.Fatal(err)
@@ -125,7 +125,7 @@ func testKubelet(ctx context.Context, t *testing.T, c *Cluster, sig syscall.Sign
 	if err != nil || after.process == before.process || before.process.alive() {
 		t.Errorf("the kubelet was process %v and is %v, %v", before.process, after, err)
 	}
-	runPod(ctx, t, c, fmt.Sprintf("after-%d", sig), BusyboxImage, true, corev1.PodSucceeded, "true")
+	runPod(ctx, t, c, fmt.Sprintf("after-%d", sig), onHostNetwork(true), BusyboxImage, corev1.PodSucceeded, "true")
 	client, err := c.Client()
 	if err != nil {
 		t.Fatal(err)
@@ -143,28 +143,33 @@ func testImport(ctx context.Context, t *testing.T, c *Cluster) {
 	if err := c.ImportImage(ctx, image); err != nil {
 		t.Fatal(err)
 	}
-	runPod(ctx, t, c, "env", image.Ref, true, corev1.PodSucceeded)
+	runPod(ctx, t, c, "env", onHostNetwork(true), image.Ref, corev1.PodSucceeded)
 	got, err := c.PodLogs(ctx, metav1.NamespaceDefault, "env", "c")
 	if err != nil || !strings.Contains(got, "FROM_IMAGE=yes\n") {
 		t.Errorf("log %q, %v", got, err)
 	}
 }
 
-func runPod(ctx context.Context, t *testing.T, c *Cluster, name, image string, hostNetwork bool, want corev1.PodPhase, command ...string) {
+func onHostNetwork(is bool) func(*corev1.PodSpec) {
+	return func(spec *corev1.PodSpec) { spec.HostNetwork = is }
+}
+
+// runPod runs a pod, which something may be changed of, until it is in a phase.
+func runPod(ctx context.Context, t *testing.T, c *Cluster, name string, change func(*corev1.PodSpec), image string, want corev1.PodPhase, command ...string) {
 	t.Helper()
 	client, err := c.Client()
 	if err != nil {
 		t.Fatal(err)
 	}
+	spec := corev1.PodSpec{
+		RestartPolicy: corev1.RestartPolicyNever,
+		Containers:    []corev1.Container{{Name: "c", Image: image, ImagePullPolicy: corev1.PullNever, Command: command}},
+	}
+	if change != nil {
+		change(&spec)
+	}
 	pods := client.CoreV1().Pods(metav1.NamespaceDefault)
-	_, err = pods.Create(ctx, &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: corev1.PodSpec{
-			HostNetwork: hostNetwork, RestartPolicy: corev1.RestartPolicyNever,
-			Containers: []corev1.Container{{Name: "c", Image: image, ImagePullPolicy: corev1.PullNever, Command: command}},
-		},
-	}, metav1.CreateOptions{})
-	if err != nil {
+	if _, err = pods.Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
@@ -212,7 +217,7 @@ func TestDown_UpKilled(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		runPod(t.Context(), t, c, "stays", BusyboxImage, false, corev1.PodRunning, "sleep", "3600")
+		runPod(t.Context(), t, c, "stays", nil, BusyboxImage, corev1.PodRunning, "sleep", "3600")
 		if err := os.Remove(l.state()); err != nil {
 			t.Fatal(err)
 		}

@@ -29,8 +29,11 @@ func Components() []Component {
 	return []Component{Etcd, Containerd, APIServer, Scheduler, ControllerManager, Kubelet}
 }
 
-// command returns the program of a component and its arguments.
-func command(l layout, s state, c Component) (path string, args []string, err error) {
+// onNode reports whether every node has the component.
+func (c Component) onNode() bool { return c == nodeInit || slices.Contains(nodeComponents, c) }
+
+// command returns the program of a component and its arguments. What a node has of its own is of no matter to the others.
+func command(l layout, s state, m machine, c Component) (path string, args []string, err error) {
 	switch c {
 	case Etcd:
 		return filepath.Join(s.toolsDir(), string(c)), etcdArgs(l, s), nil
@@ -43,7 +46,7 @@ func command(l layout, s state, c Component) (path string, args []string, err er
 	case ControllerManager:
 		args = controllerManagerArgs(l, s)
 	case Kubelet:
-		args = kubeletArgs(l, s)
+		args = kubeletArgs(l, m)
 	default:
 		return "", nil, fmt.Errorf("find the program of %q: no such component; there are %s", c, joinComponents())
 	}
@@ -79,8 +82,8 @@ func etcdArgs(l layout, s state) []string {
 
 func apiServerArgs(l layout, s state) []string {
 	args := []string{
-		"--bind-address=" + loopback,
-		"--advertise-address=" + loopback,
+		"--bind-address=" + s.apiServerHost(),
+		"--advertise-address=" + s.apiServerHost(),
 		"--secure-port=" + strconv.Itoa(s.Ports.APIServer),
 		"--etcd-servers=https://" + hostPort(s.Ports.EtcdClient),
 		"--etcd-cafile=" + l.pki("etcd-ca.crt"),
@@ -129,6 +132,10 @@ func controllerManagerArgs(l layout, s state) []string {
 		// The default is a directory outside of ours, which would be made.
 		"--flex-volume-plugin-dir="+l.path("kubelet", "volume-plugins"),
 	)
+	if s.several() {
+		// That a node is lost is noticed after 20 seconds in place of 50.
+		args = append(args, "--node-monitor-grace-period=20s")
+	}
 	return append(args, gateArgs(s)...)
 }
 
@@ -154,15 +161,15 @@ func localArgs(l layout, c Component, port int) []string {
 	}
 }
 
-func kubeletArgs(l layout, s state) []string {
+func kubeletArgs(l layout, m machine) []string {
 	return []string{
 		"--config=" + l.kubeletConfig(),
 		"--kubeconfig=" + l.componentConfig(Kubelet),
 		"--root-dir=" + l.kubeletDir(),
 		"--cert-dir=" + l.path("kubelet", "pki"),
-		"--hostname-override=" + s.NodeName,
-		// The address of the node is what Up writes, the loopback address,
-		// which a kubelet would refuse to find out by itself.
+		"--hostname-override=" + m.name,
+		// The address of the node is what Up writes. The loopback address a
+		// kubelet would refuse to find out by itself.
 		"--cloud-provider=external",
 	}
 }

@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"os"
 	"path/filepath"
@@ -39,7 +40,7 @@ func TestConfiguration_Golden(t *testing.T) {
 	}
 	var commands strings.Builder
 	for _, c := range Components() {
-		path, args, err := command(l, s, c)
+		path, args, err := command(l, s, s.machines()[0], c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -48,8 +49,8 @@ func TestConfiguration_Golden(t *testing.T) {
 	for name, got := range map[string]string{
 		"commands.txt":    commands.String(),
 		"containerd.toml": containerdConfiguration(l, s),
-		"kubelet.json":    asJSON(kubeletConfiguration(l, s)),
-		"network.json":    asJSON(networkConfiguration(l)),
+		"kubelet.json":    asJSON(kubeletConfiguration(l, s, s.machines()[0])),
+		"network.json":    asJSON(networkConfiguration(l, s.machines()[0])),
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join("testdata", name)
@@ -69,8 +70,61 @@ func TestConfiguration_Golden(t *testing.T) {
 	}
 }
 
+// Nodes differ in name, addresses and where this program finds their files, and in nothing that the chart configures.
+func TestConfiguration_SeveralNodes(t *testing.T) {
+	l, s := layout{t.TempDir()}, testState()
+	s.Nodes = 3
+	var got []string
+	for _, m := range s.machines() {
+		files := l.layoutOf(m)
+		if err := makeDirectories(files.nodeDirectories()); err != nil {
+			t.Fatal(err)
+		}
+		if err := writeNodeConfiguration(l, s, m); err != nil {
+			t.Fatal(err)
+		}
+		kubelet := kubeletConfiguration(l, s, m)
+		network, err := json.Marshal(networkConfiguration(l, m)["plugins"])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(network), m.pods) || kubelet["address"] != m.address || kubelet["tlsCertFile"] != l.pki("kubelet.crt") {
+			t.Errorf("node %s: network %s, kubelet %v", m.name, network, kubelet)
+		}
+		for _, path := range []string{files.kubeletConfig(), files.containerdConfig()} {
+			data, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(string(data), files.dir) {
+				t.Errorf("%s has a path that the node does not have: %s", path, data)
+			}
+		}
+		got = append(got, m.name+" "+m.address+" "+m.pods)
+	}
+	want := []string{"node-a-1 10.87.0.2 10.86.1.0/24", "node-a-2 10.87.0.3 10.86.2.0/24", "node-a-3 10.87.0.4 10.86.3.0/24"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("nodes (-want +got):\n%s", diff)
+	}
+	if err := errors.Join(makeDirectories(l.directories()), writePKI(l, s)); err != nil {
+		t.Fatal(err)
+	}
+	config, err := clientcmd.LoadFromFile(l.layoutOf(s.machines()[1]).componentConfig(Kubelet))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if user, server := config.Contexts[config.CurrentContext].AuthInfo, config.Clusters["cleave"].Server; user != "system:node:node-a-2" ||
+		server != "https://10.87.0.1:6443" {
+		t.Errorf("the second kubelet is %s at %s", user, server)
+	}
+	// Names of network devices.
+	if link := l.links() + "9"; len(l.bridge()) > 15 || len(link) > 15 {
+		t.Errorf("%s or %s has more than 15 bytes", l.bridge(), link)
+	}
+}
+
 func TestCommand_UnknownComponent(t *testing.T) {
-	_, _, err := command(layout{"/x/y"}, testState(), "kube-proxy")
+	_, _, err := command(layout{"/x/y"}, testState(), machine{}, "kube-proxy")
 	if err == nil || !strings.Contains(err.Error(), "kube-controller-manager") {
 		t.Errorf("the error should list the components, got: %v", err)
 	}
@@ -80,7 +134,7 @@ func TestConfiguration_PathsBelowDir(t *testing.T) {
 	l, s := layout{"/var/lib/other"}, testState()
 	text := containerdConfiguration(l, s)
 	for _, c := range Components() {
-		_, args, err := command(l, s, c)
+		_, args, err := command(l, s, s.machines()[0], c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -92,7 +146,7 @@ func TestConfiguration_PathsBelowDir(t *testing.T) {
 	if longest := l.path("s"); len(strings.Repeat("d", maxDirLen)+strings.TrimPrefix(longest, l.dir)) > 38 {
 		t.Errorf("maxDirLen %d leaves no room for containerd's shim sockets", maxDirLen)
 	}
-	for _, directory := range l.directories() {
+	for _, directory := range slices.Concat(l.directories(), l.nodeDirectories()) {
 		top, _, _ := strings.Cut(strings.TrimPrefix(directory, l.dir+"/"), "/")
 		if !slices.Contains(entries, top) {
 			t.Errorf("Up makes %s, which Down would refuse to remove", directory)

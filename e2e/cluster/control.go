@@ -20,9 +20,12 @@ const stopGrace = 30 * time.Second
 // Status is how a component is.
 type Status struct {
 	Component Component
-	PID       int
+	// Name is that of the component, and where several nodes have it, of the node.
+	Name string
+	PID  int
 	// Problem is nil when the component runs and is ready.
 	Problem error
+	LogFile string
 }
 
 // Status asks every component how it is.
@@ -32,14 +35,27 @@ func (c *Cluster) Status(ctx context.Context) ([]Status, error) {
 		return nil, err
 	}
 	var list []Status
-	for _, component := range c.state.components() {
-		pid, problem := c.Component(component).status(ctx, client)
-		list = append(list, Status{component, pid, problem})
+	for _, control := range controls(c) {
+		pid, problem := control.status(ctx, client)
+		list = append(list, Status{control.component, control.String(), pid, problem, control.files().logFile(control.component)})
 	}
 	return list, nil
 }
 
-// Healthy reports whether all components run and the node, if it has one, is Ready.
+// controls are those of all processes, in the order in which they start.
+func controls(c *Cluster) []Control {
+	var list []Control
+	for _, component := range c.state.components() {
+		for _, n := range c.Nodes() {
+			if component.onNode() || n.machine.number <= 1 {
+				list = append(list, n.Component(component))
+			}
+		}
+	}
+	return list
+}
+
+// Healthy reports whether all components run and the nodes, if it has any, are Ready.
 func (c *Cluster) Healthy(ctx context.Context) error {
 	list, err := c.Status(ctx)
 	if err != nil {
@@ -47,7 +63,7 @@ func (c *Cluster) Healthy(ctx context.Context) error {
 	}
 	for _, s := range list {
 		if s.Problem != nil {
-			return fmt.Errorf("%s: %w", s.Component, s.Problem)
+			return fmt.Errorf("%s: %w", s.Name, s.Problem)
 		}
 	}
 	if c.state.ControlPlane {
@@ -57,25 +73,46 @@ func (c *Cluster) Healthy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	node, err := client.CoreV1().Nodes().Get(ctx, c.NodeName(), metav1.GetOptions{})
-	if err != nil {
-		return fmt.Errorf("get the node: %w", err)
+	for _, n := range c.Nodes() {
+		node, err := client.CoreV1().Nodes().Get(ctx, n.Name(), metav1.GetOptions{})
+		if err != nil {
+			return fmt.Errorf("get the node: %w", err)
+		}
+		if err := readyNode(node); err != nil {
+			return err
+		}
 	}
-	return readyNode(node)
+	return nil
 }
 
 // Control starts and stops one component of a cluster.
 type Control struct {
 	cluster   *Cluster
+	node      Node
 	component Component
 }
 
-// Component returns the control of a component.
-func (c *Cluster) Component(component Component) Control { return Control{c, component} }
+// Component returns the control of a component; of one that several nodes have, on the first.
+func (c *Cluster) Component(component Component) Control { return c.Nodes()[0].Component(component) }
+
+func (c Control) String() string {
+	if c.component.onNode() && c.cluster.state.several() {
+		return string(c.component) + " on " + c.node.Name()
+	}
+	return string(c.component)
+}
+
+// files is where the component's log is, and its process is written down.
+func (c Control) files() layout {
+	if c.component.onNode() {
+		return c.node.layout
+	}
+	return c.cluster.layout
+}
 
 // status is the component's process, if it runs, and why it is not ready.
 func (c Control) status(ctx context.Context, client *http.Client) (pid int, problem error) {
-	d, err := findDaemon(c.cluster.layout, c.component)
+	d, err := findDaemon(c.files(), c.component)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return 0, errors.New("was not started")
@@ -92,7 +129,28 @@ func (c Control) status(ctx context.Context, client *http.Client) (pid int, prob
 // not) and waits until it is gone. What the component has started, such as
 // containers, goes on. It is no error when the component does not run.
 func (c Control) Stop(ctx context.Context, sig syscall.Signal) error {
-	d, err := findDaemon(c.cluster.layout, c.component)
+	if err := c.Signal(sig); err != nil {
+		return err
+	}
+	d, err := findDaemon(c.files(), c.component)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, stopGrace)
+	defer cancel()
+	if left := waitGone(ctx, []identity{d.process}); len(left) > 0 {
+		return fmt.Errorf("stop %s: process %d does not end on %s: %w", c, d.process.pid, sig, ctx.Err())
+	}
+	return nil
+}
+
+// Signal sends a signal to the component, such as SIGSTOP and SIGCONT, and waits for nothing. It is no error when the
+// component does not run.
+func (c Control) Signal(sig syscall.Signal) error {
+	d, err := findDaemon(c.files(), c.component)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -100,12 +158,7 @@ func (c Control) Stop(ctx context.Context, sig syscall.Signal) error {
 		return err
 	}
 	if err := d.process.signal(sig); err != nil {
-		return fmt.Errorf("stop %s: %w", c.component, err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, stopGrace)
-	defer cancel()
-	if left := waitGone(ctx, []identity{d.process}); len(left) > 0 {
-		return fmt.Errorf("stop %s: process %d does not end on %s: %w", c.component, d.process.pid, sig, ctx.Err())
+		return fmt.Errorf("signal %s: %w", c, err)
 	}
 	return nil
 }
@@ -113,11 +166,11 @@ func (c Control) Stop(ctx context.Context, sig syscall.Signal) error {
 // Start starts the component, which must not run, and waits until it is ready; for
 // the kubelet, until its node is Ready too.
 func (c Control) Start(ctx context.Context) error {
-	if d, err := findDaemon(c.cluster.layout, c.component); err == nil && d.process.alive() {
-		return fmt.Errorf("start %s: it runs already, as process %d", c.component, d.process.pid)
+	if d, err := findDaemon(c.files(), c.component); err == nil && d.process.alive() {
+		return fmt.Errorf("start %s: it runs already, as process %d", c, d.process.pid)
 	}
 	began := time.Now()
-	d, err := startDaemon(c.cluster.layout, c.cluster.state, c.component)
+	d, err := c.startDaemon()
 	if err != nil {
 		return err
 	}

@@ -28,29 +28,44 @@ type daemon struct {
 	program *process.Program
 }
 
-// startDaemon starts a component in a session of its own, so that it outlives
+// startDaemon starts the component in a session of its own, so that it outlives
 // this program and no signal of its terminal reaches it.
-func startDaemon(l layout, s state, c Component) (*daemon, error) {
-	path, args, err := command(l, s, c)
+func (c Control) startDaemon() (*daemon, error) {
+	l, s := c.cluster.layout, c.cluster.state
+	path, args, err := command(l, s, c.node.machine, c.component)
 	if err != nil {
 		return nil, err
 	}
-	logFile := l.logFile(c)
 	cmd := exec.Command(path, args...)
 	cmd.Dir, cmd.Env = "/", daemonEnvironment(l, s)
-	program, err := process.Start(cmd, logFile)
+	var program *process.Program
+	start := func() (err error) {
+		program, err = process.Start(cmd, l.logFile(c.component)) // its path inside
+		return err
+	}
+	if c.component.onNode() {
+		err = c.node.Inside(start)
+	} else {
+		err = start()
+	}
 	if err != nil {
 		return nil, err
 	}
-	_, start, err := readStat(program.PID())
+	d, err := recordDaemon(c.files(), c.component, program.PID())
+	if err == nil {
+		d.program = program
+	}
+	return d, err
+}
+
+// recordDaemon writes down a process that was just started, for findDaemon.
+func recordDaemon(l layout, c Component, pid int) (*daemon, error) {
+	_, start, err := readStat(pid)
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", c, err)
 	}
-	d := &daemon{component: c, process: identity{program.PID(), start}, program: program, logFile: logFile}
-	if err := writeFile(l.pidFile(c), []byte(d.process.String()+"\n")); err != nil {
-		return nil, err
-	}
-	return d, nil
+	d := &daemon{component: c, process: identity{pid, start}, logFile: l.logFile(c)}
+	return d, writeFile(l.pidFile(c), []byte(d.process.String()+"\n"))
 }
 
 // daemonEnvironment is all that a component sees of the environment: nothing

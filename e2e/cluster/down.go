@@ -67,7 +67,7 @@ func wipe(ctx context.Context, l layout) error {
 			return err
 		}
 	}
-	if err := errors.Join(removeGroups(ctx, ids), removeOutside(l)); err != nil {
+	if err := errors.Join(removeGroups(ctx, ids), removeOutside(l), removeNetwork(ctx, l)); err != nil {
 		return err
 	}
 	for _, name := range entries {
@@ -104,8 +104,8 @@ func stopAll(ctx context.Context, l layout) error {
 
 // killOwned kills the processes of the cluster until two looks in a row find
 // none: one that was just being started shows in the second. Nothing of the
-// cluster is to be kept, so nothing is asked to end politely.
-func killOwned(ctx context.Context, l layout) error {
+// cluster is to be kept but what is named, so nothing is asked to end politely.
+func killOwned(ctx context.Context, l layout, kept ...identity) error {
 	ctx, cancel := context.WithTimeout(ctx, downTimeout)
 	defer cancel()
 	for clean := 0; clean < 2; {
@@ -113,6 +113,7 @@ func killOwned(ctx context.Context, l layout) error {
 		if err != nil {
 			return err
 		}
+		list = slices.DeleteFunc(list, func(p identity) bool { return slices.Contains(kept, p) })
 		if len(list) == 0 {
 			clean++
 			continue

@@ -35,11 +35,13 @@ type File struct {
 	Link string
 }
 
-// Image describes a container image of one layer.
+// Image describes a container image of one layer, or one that was built.
 type Image struct {
 	// Ref is the name that pods use, with a host and a tag, such as
 	// "cleave.local/driver:e2e".
-	Ref        string
+	Ref string
+	// Archive is an OCI archive with the image, whose other fields are in it.
+	Archive    string
 	Files      []File
 	Entrypoint []string
 	Cmd        []string

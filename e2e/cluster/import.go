@@ -3,8 +3,10 @@
 package cluster
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -31,24 +33,22 @@ const (
 	// managedLabel is what containerd puts on an image that the kubelet can
 	// see.
 	managedLabel = "io.cri-containerd.image=managed"
+	// refName is the annotation of the name of an image in an OCI archive (OCI image specification, "Annotations").
+	refName = "org.opencontainers.image.ref.name"
 )
 
-// ImportImage makes an image and hands it to containerd. Pods can use it when
-// this returns, with imagePullPolicy Never or IfNotPresent.
-func (c *Cluster) ImportImage(ctx context.Context, image Image) error {
-	return c.images().add(ctx, image)
-}
-
-// images are those that containerd has.
-type images struct {
-	layout layout
-	state  state
-}
-
-func (c *Cluster) images() images { return images{c.layout, c.state} }
-
-func (i images) add(ctx context.Context, image Image) (err error) {
-	f, err := os.CreateTemp(i.layout.images(), "image-*.tar")
+// ImportImage makes an image, unless it is in an archive already, and hands it to
+// the containerd of every node. Pods can use it when this returns, with
+// imagePullPolicy Never or IfNotPresent.
+func (c *Cluster) ImportImage(ctx context.Context, image Image) (err error) {
+	if image.Archive != "" {
+		own, err := nameIn(image.Archive)
+		if err != nil {
+			return fmt.Errorf("import image %s: %w", image.Ref, err)
+		}
+		return importArchive(ctx, c, image.Archive, own, image.Ref)
+	}
+	f, err := os.CreateTemp(c.layout.images(), "image-*.tar")
 	if err != nil {
 		return fmt.Errorf("import image %s: %w", image.Ref, err)
 	}
@@ -56,19 +56,63 @@ func (i images) add(ctx context.Context, image Image) (err error) {
 	if err := errors.Join(writeArchive(f, image), f.Close()); err != nil {
 		return err
 	}
-	if err := i.ctr(ctx, "images", "import", f.Name()); err != nil {
-		return fmt.Errorf("import image %s: %w", image.Ref, err)
-	}
-	return i.wait(ctx, image.Ref)
+	return importArchive(ctx, c, f.Name(), image.Ref, image.Ref)
 }
 
-// wait waits until the kubelet would find the image: containerd notifies its
+// importArchive imports the image of an OCI archive, which has its own name there, on every node.
+func importArchive(ctx context.Context, c *Cluster, archive, own, ref string) error {
+	var imports []func(context.Context) error
+	for _, n := range c.Nodes() {
+		imports = append(imports, func(ctx context.Context) error {
+			if err := n.ctr(ctx, "images", "import", archive); err != nil {
+				return fmt.Errorf("import image %s: %w", ref, err)
+			}
+			if own != ref {
+				if err := n.ctr(ctx, "images", "tag", "--force", own, ref); err != nil {
+					return fmt.Errorf("name image %s: %w", ref, err)
+				}
+			}
+			return n.waitImage(ctx, ref)
+		})
+	}
+	return inParallel(ctx, imports...)
+}
+
+// nameIn is the name of the only image in an OCI archive.
+func nameIn(archive string) (string, error) {
+	f, err := os.Open(archive)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = f.Close() }() // only read
+	for files := tar.NewReader(f); ; {
+		header, err := files.Next()
+		if err != nil {
+			return "", fmt.Errorf("find index.json in %s: %w", archive, err)
+		}
+		if clean(header.Name) != "index.json" {
+			continue
+		}
+		var index struct {
+			Manifests []descriptor `json:"manifests"`
+		}
+		if err := json.NewDecoder(files).Decode(&index); err != nil {
+			return "", fmt.Errorf("read index.json in %s: %w", archive, err)
+		}
+		if len(index.Manifests) != 1 || index.Manifests[0].Annotations[refName] == "" {
+			return "", fmt.Errorf("%s has %d images, want one with a name", archive, len(index.Manifests))
+		}
+		return index.Manifests[0].Annotations[refName], nil
+	}
+}
+
+// waitImage waits until the kubelet would find the image: containerd notifies its
 // CRI service of new images in passing.
-func (i images) wait(ctx context.Context, ref string) error {
+func (n Node) waitImage(ctx context.Context, ref string) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	err := poll(ctx, pollInterval, func(ctx context.Context) error {
-		output, err := i.runCtr(ctx, "images", "list", "name=="+ref)
+		output, err := n.runCtr(ctx, "images", "list", "name=="+ref)
 		if err != nil {
 			return err
 		}
@@ -83,14 +127,14 @@ func (i images) wait(ctx context.Context, ref string) error {
 	return nil
 }
 
-func (i images) ctr(ctx context.Context, args ...string) error {
-	_, err := i.runCtr(ctx, args...)
+func (n Node) ctr(ctx context.Context, args ...string) error {
+	_, err := n.runCtr(ctx, args...)
 	return err
 }
 
-func (i images) runCtr(ctx context.Context, args ...string) ([]byte, error) {
-	arguments := append([]string{"--address", i.layout.containerdSocket(), "--namespace", criNamespace}, args...)
-	cmd := exec.CommandContext(ctx, filepath.Join(i.state.toolsDir(), "ctr"), arguments...)
+func (n Node) runCtr(ctx context.Context, args ...string) ([]byte, error) {
+	arguments := append([]string{"--address", n.layout.containerdSocket(), "--namespace", criNamespace}, args...)
+	cmd := exec.CommandContext(ctx, filepath.Join(n.cluster.state.toolsDir(), "ctr"), arguments...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
@@ -99,29 +143,34 @@ func (i images) runCtr(ctx context.Context, args ...string) ([]byte, error) {
 	return stdout.Bytes(), nil
 }
 
-// addBasic imports the image that every pod needs and busybox.
-func (i images) addBasic(ctx context.Context) error {
-	busybox := File{Path: "bin/busybox", Mode: 0o755, Source: i.state.Host.Busybox}
+// importBasic imports the image that every pod needs and busybox.
+func (s startup) importBasic(ctx context.Context) error {
+	busybox := File{Path: "bin/busybox", Mode: 0o755, Source: s.state.Host.Busybox}
 	pause := Image{
 		Ref: pauseImage,
 		// The program looks at the name it is called by.
 		Files:      []File{busybox, {Path: "bin/sleep", Link: "busybox"}},
 		Entrypoint: []string{"/bin/sleep", "2147483647"},
 	}
-	if err := i.add(ctx, pause); err != nil {
+	if err := s.ImportImage(ctx, pause); err != nil {
 		return err
 	}
 	image, err := busyboxImage(ctx, busybox)
 	if err != nil {
 		return err
 	}
-	if err := i.add(ctx, image); err != nil {
+	if err := s.ImportImage(ctx, image); err != nil {
 		return err
 	}
-	if err := i.ctr(ctx, "images", "tag", "--force", BusyboxImage, libraryPrefix+ExampleImage); err != nil {
-		return fmt.Errorf("name an image for the examples: %w", err)
+	for _, n := range s.Nodes() {
+		if err := n.ctr(ctx, "images", "tag", "--force", BusyboxImage, libraryPrefix+ExampleImage); err != nil {
+			return fmt.Errorf("name an image for the examples: %w", err)
+		}
+		if err := n.waitImage(ctx, libraryPrefix+ExampleImage); err != nil {
+			return err
+		}
 	}
-	return i.wait(ctx, libraryPrefix+ExampleImage)
+	return nil
 }
 
 // busyboxImage has a link for every program that busybox can be.

@@ -22,21 +22,30 @@ func writeKubeconfigs(l layout, s state, ca authority) error {
 		{l.kubeconfig(), subject{name: "cleave-admin", organization: "system:masters"}},
 		{l.componentConfig(Scheduler), subject{name: "system:kube-scheduler"}},
 		{l.componentConfig(ControllerManager), subject{name: "system:kube-controller-manager"}},
-		{l.componentConfig(Kubelet), subject{name: "system:node:" + s.NodeName, organization: "system:nodes"}},
 	} {
-		issued, err := ca.issue(c.subject)
-		if err != nil {
+		if err := writeKubeconfig(c.path, s, ca, c.subject); err != nil {
 			return err
 		}
-		data, err := clientcmd.Write(kubeconfigFor(s, ca, c.subject.name, issued))
-		if err != nil {
-			return fmt.Errorf("encode the kubeconfig of %s: %w", c.subject.name, err)
-		}
-		if err := writeFile(c.path, data); err != nil {
+	}
+	for _, m := range s.machines() {
+		kubelet := subject{name: "system:node:" + m.name, organization: "system:nodes"}
+		if err := writeKubeconfig(l.layoutOf(m).componentConfig(Kubelet), s, ca, kubelet); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func writeKubeconfig(path string, s state, ca authority, who subject) error {
+	issued, err := ca.issue(who)
+	if err != nil {
+		return err
+	}
+	data, err := clientcmd.Write(kubeconfigFor(s, ca, who.name, issued))
+	if err != nil {
+		return fmt.Errorf("encode the kubeconfig of %s: %w", who.name, err)
+	}
+	return writeFile(path, data)
 }
 
 func kubeconfigFor(s state, ca authority, user string, p pair) clientcmdapi.Config {
@@ -44,7 +53,7 @@ func kubeconfigFor(s state, ca authority, user string, p pair) clientcmdapi.Conf
 	return clientcmdapi.Config{
 		CurrentContext: name,
 		Clusters: map[string]*clientcmdapi.Cluster{name: {
-			Server:                   "https://" + hostPort(s.Ports.APIServer),
+			Server:                   "https://" + s.apiServer(),
 			CertificateAuthorityData: ca.pem,
 		}},
 		AuthInfos: map[string]*clientcmdapi.AuthInfo{user: {

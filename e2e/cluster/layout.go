@@ -15,7 +15,7 @@ type layout struct{ dir string }
 // refuses a directory that holds anything else: it removes the whole directory.
 var entries = []string{
 	"cdi", "cni", "containerd", "etcd", "guests", "images", "kubeconfig", "kubelet",
-	"logs", "manifests", "pki", "pids", "run", "s", "state.json",
+	"logs", "manifests", "nodes", "pki", "pids", "run", "s", "state.json",
 }
 
 func (l layout) path(elem ...string) string {
@@ -48,9 +48,14 @@ func (l layout) networkName() string {
 
 // directories are made, in this order, before anything starts.
 func (l layout) directories() []string {
+	return []string{l.path("pki"), l.path("pids"), l.path("logs"), l.path("etcd"), l.images()}
+}
+
+// nodeDirectories are those of a node.
+func (l layout) nodeDirectories() []string {
 	return []string{
 		l.path("pki"), l.path("pids"), l.path("logs"), l.podLogs(), l.path("run"), l.path("s"),
-		l.path("etcd"), l.path("containerd"), l.path("cni"), l.cdiDir(), l.images(), l.path("manifests"),
+		l.path("containerd"), l.path("cni"), l.cdiDir(), l.path("manifests"),
 		l.kubeletDir(), l.path("kubelet", "plugins"), l.path("kubelet", "plugins_registry"),
 	}
 }

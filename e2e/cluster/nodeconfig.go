@@ -24,18 +24,18 @@ const (
 
 // kubeletConfiguration is the part of the kubelet's configuration that differs
 // from its defaults. It is written as JSON, which is YAML too.
-func kubeletConfiguration(l layout, s state) map[string]any {
+func kubeletConfiguration(l layout, s state, m machine) map[string]any {
 	config := map[string]any{
 		"apiVersion": "kubelet.config.k8s.io/v1beta1",
 		"kind":       "KubeletConfiguration",
 
-		"address":            loopback,
+		"address":            m.address,
 		"port":               s.Ports.Kubelet,
-		"healthzBindAddress": loopback,
+		"healthzBindAddress": m.address,
 		"healthzPort":        s.Ports.KubeletHealth,
 		"readOnlyPort":       0,
-		"tlsCertFile":        l.pki("local.crt"),
-		"tlsPrivateKeyFile":  l.pki("local.key"),
+		"tlsCertFile":        l.pki("kubelet.crt"),
+		"tlsPrivateKeyFile":  l.pki("kubelet.key"),
 		"authentication": map[string]any{
 			"anonymous": map[string]any{"enabled": false},
 			"webhook":   map[string]any{"enabled": true},
@@ -71,6 +71,12 @@ func kubeletConfiguration(l layout, s state) map[string]any {
 		// When the devices of a pod could not be prepared, the kubelet tries
 		// again after this time; by default after a minute to one and a half.
 		"syncFrequency": "5s",
+		// A program that is killed again and again is back after a second, not after up to five minutes.
+		"crashLoopBackOff": map[string]any{"maxContainerRestartPeriod": "1s"},
+	}
+	if s.several() {
+		// It is renewed every two seconds, so that a lost node is noticed early.
+		config["nodeLeaseDurationSeconds"] = 8
 	}
 	if len(s.FeatureGates) > 0 {
 		config["featureGates"] = s.FeatureGates
@@ -140,7 +146,7 @@ func quoteAll(list ...string) string {
 
 // networkConfiguration gives a pod a point-to-point link to the host: enough
 // to start and to be reached from here, and gone with the pod.
-func networkConfiguration(l layout) map[string]any {
+func networkConfiguration(l layout, m machine) map[string]any {
 	return map[string]any{
 		"cniVersion": "1.0.0",
 		"name":       l.networkName(),
@@ -148,7 +154,7 @@ func networkConfiguration(l layout) map[string]any {
 			"type": "ptp",
 			"ipam": map[string]any{
 				"type":    "host-local",
-				"ranges":  []any{[]any{map[string]any{"subnet": podRange}}},
+				"ranges":  []any{[]any{map[string]any{"subnet": m.pods}}},
 				"routes":  []any{map[string]any{"dst": "0.0.0.0/0"}},
 				"dataDir": l.path("cni", "leases"),
 			},
@@ -157,13 +163,14 @@ func networkConfiguration(l layout) map[string]any {
 }
 
 // writeNodeConfiguration writes the configuration of kubelet, containerd and
-// the pod network.
-func writeNodeConfiguration(l layout, s state) error {
-	if err := writeJSON(l.kubeletConfig(), kubeletConfiguration(l, s)); err != nil {
+// the pod network of a node. What it says has paths as the node sees them.
+func writeNodeConfiguration(l layout, s state, m machine) error {
+	files := l.layoutOf(m)
+	if err := writeJSON(files.kubeletConfig(), kubeletConfiguration(l, s, m)); err != nil {
 		return err
 	}
-	if err := writeFile(l.containerdConfig(), []byte(containerdConfiguration(l, s))); err != nil {
+	if err := writeFile(files.containerdConfig(), []byte(containerdConfiguration(l, s))); err != nil {
 		return err
 	}
-	return writeJSON(l.path("cni", "10-cleave.conflist"), networkConfiguration(l))
+	return writeJSON(files.path("cni", "10-cleave.conflist"), networkConfiguration(l, m))
 }

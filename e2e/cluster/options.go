@@ -33,9 +33,11 @@ type Options struct {
 	Version string
 	// Dir holds all that the cluster owns. Default: DefaultDir.
 	Dir string
-	// NodeName names the node. Default: DefaultNodeName.
+	// NodeName names the node; with more than one it is followed by -1, -2 and so on. Default: DefaultNodeName.
 	NodeName string
-	// NodeLabels are put on the node before its kubelet starts.
+	// Nodes is the number of nodes. Default: one, which is this machine itself. Each of several has namespaces of its own.
+	Nodes int
+	// NodeLabels are put on the nodes before their kubelets start.
 	NodeLabels map[string]string
 	// FeatureGates are set on every Kubernetes component, besides the
 	// defaults of the version.
@@ -73,6 +75,12 @@ func (o Options) Resolve() (Options, error) {
 	o.Version = version
 	if o.NodeName == "" {
 		o.NodeName = DefaultNodeName
+	}
+	if o.Nodes == 0 {
+		o.Nodes = 1
+	}
+	if o.Nodes < 0 || o.Nodes > maxNodes || o.Nodes > 1 && o.ControlPlane {
+		return o, fmt.Errorf("start %d nodes: there can be 1 to %d, and without kubelets there are none", o.Nodes, maxNodes)
 	}
 	o.Dir, err = checkDir(o.Dir)
 	return o, err

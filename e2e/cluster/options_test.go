@@ -34,6 +34,21 @@ func TestVersion(t *testing.T) {
 	}
 }
 
+func TestOptions_Nodes(t *testing.T) {
+	for _, tt := range []struct {
+		options Options
+		want    int // 0: refused
+	}{
+		{Options{}, 1}, {Options{Nodes: 3}, 3}, {Options{Nodes: -1}, 0}, {Options{Nodes: 10}, 0},
+		{Options{ControlPlane: true}, 1}, {Options{ControlPlane: true, Nodes: 2}, 0},
+	} {
+		got, err := tt.options.Resolve()
+		if (err == nil) != (tt.want != 0) || err == nil && got.Nodes != tt.want {
+			t.Errorf("%d nodes: %d, %v, want %d", tt.options.Nodes, got.Nodes, err, tt.want)
+		}
+	}
+}
+
 func TestVersion_Modules(t *testing.T) {
 	source, err := findSource()
 	if err != nil {

@@ -32,13 +32,17 @@ var cniDirs = []string{"/usr/lib/cni", "/opt/cni/bin"}
 // cniPlugins are the network plugins that the pod network uses.
 var cniPlugins = []string{"host-local", "loopback", "ptp"}
 
-func hostPackages() []hostPackage {
-	return []hostPackage{
+func hostPackages(o Options) []hostPackage {
+	list := []hostPackage{
 		{"libseccomp-dev", "the headers of libseccomp", func() bool { return isFile("/usr/include/seccomp.h") }, true},
 		{"pkg-config", "the program pkg-config", func() bool { _, err := exec.LookPath("pkg-config"); return err == nil }, true},
 		{"busybox-static", "a static busybox", func() bool { return busyboxPath() != "" }, false},
 		{"containernetworking-plugins", "the network plugins " + strings.Join(cniPlugins, ", "), func() bool { return cniDir() != "" }, false},
 	}
+	if o.Nodes > 1 {
+		list = append(list, hostPackage{"iproute2", "the program ip", func() bool { _, err := exec.LookPath("ip"); return err == nil }, false})
+	}
+	return list
 }
 
 // busyboxPath finds a busybox without an ELF interpreter: it must run in an
@@ -79,8 +83,8 @@ func isProgram(path string) bool {
 
 // installPackages installs the Debian packages whose programs are missing. Unless programs are to be built, those that
 // only a build needs are left out.
-func installPackages(ctx context.Context, out io.Writer, building bool) error {
-	return aptInstall(ctx, out, missingPackages(building))
+func installPackages(ctx context.Context, o Options, building bool) error {
+	return aptInstall(ctx, o.Output, missingPackages(o, building))
 }
 
 // Chromium returns the path of Debian's browser, which it installs if it is missing.
@@ -129,8 +133,8 @@ func aptInstall(ctx context.Context, out io.Writer, missing []hostPackage) error
 	return nil
 }
 
-func missingPackages(building bool) []hostPackage {
-	return slices.DeleteFunc(hostPackages(), func(p hostPackage) bool { return p.building && !building || p.found() })
+func missingPackages(o Options, building bool) []hostPackage {
+	return slices.DeleteFunc(hostPackages(o), func(p hostPackage) bool { return p.building && !building || p.found() })
 }
 
 func aptGet(ctx context.Context, args ...string) error {

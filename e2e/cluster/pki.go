@@ -158,9 +158,9 @@ func writePKI(l layout, s state) error {
 		{"etcd", etcdCA, subject{name: "etcd", addresses: local}},
 		{"etcd-client", etcdCA, subject{name: "kube-apiserver"}},
 		{"apiserver", ca, subject{name: "kube-apiserver", dnsNames: served,
-			addresses: append(slices.Clone(local), net.ParseIP(serviceAddress), net.ParseIP(PodGateway))}},
+			addresses: append(slices.Clone(local), net.ParseIP(serviceAddress), net.ParseIP(PodGateway), net.ParseIP(s.apiServerHost()))}},
 		{"apiserver-kubelet", ca, subject{name: "kube-apiserver", organization: "system:masters"}},
-		{"local", ca, subject{name: "localhost", dnsNames: []string{"localhost", s.NodeName}, addresses: local}},
+		{"local", ca, subject{name: "localhost", dnsNames: []string{"localhost"}, addresses: local}},
 	} {
 		issued, err := c.signer.issue(c.subject)
 		if err != nil {
@@ -173,10 +173,27 @@ func writePKI(l layout, s state) error {
 	if err := writeAuthorities(l, ca, etcdCA); err != nil {
 		return err
 	}
+	for _, m := range s.machines() {
+		if err := writeNodePKI(l.layoutOf(m), ca, m); err != nil {
+			return err
+		}
+	}
 	if err := writeServiceAccountKey(l); err != nil {
 		return err
 	}
 	return writeKubeconfigs(l, s, ca)
+}
+
+// writeNodePKI gives a kubelet the certificate by which it serves, and that of the authority.
+func writeNodePKI(l layout, ca authority, m machine) error {
+	issued, err := ca.issue(subject{name: m.name, dnsNames: []string{m.name}, addresses: []net.IP{net.ParseIP(m.address)}})
+	if err != nil {
+		return err
+	}
+	if err := writePair(l, "kubelet", issued); err != nil {
+		return err
+	}
+	return writeFile(l.pki("ca.crt"), ca.pem)
 }
 
 func writePair(l layout, name string, p pair) error {

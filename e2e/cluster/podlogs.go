@@ -27,7 +27,9 @@ func (c *Cluster) PodLogs(ctx context.Context, namespace, pod, container string)
 	if err != nil {
 		return "", fmt.Errorf("find the log of pod %s/%s: %w", namespace, pod, err)
 	}
-	directory := filepath.Join(c.layout.podLogs(), fmt.Sprintf("%s_%s_%s", namespace, pod, object.UID), container)
+	nodes := c.Nodes()
+	at := max(0, slices.IndexFunc(nodes, func(n Node) bool { return n.Name() == object.Spec.NodeName }))
+	directory := filepath.Join(nodes[at].layout.podLogs(), fmt.Sprintf("%s_%s_%s", namespace, pod, object.UID), container)
 	entries, err := os.ReadDir(directory)
 	if err != nil {
 		return "", fmt.Errorf("find the log of container %s of pod %s/%s (has it started?): %w", container, namespace, pod, err)

@@ -55,7 +55,9 @@ func readStat(pid int) (state byte, start uint64, err error) {
 }
 
 // parseStat reads /proc/PID/stat, where the second field is the name of the
-// program in parentheses and may hold anything, parentheses too.
+// program in parentheses and may hold anything, parentheses too. A process whose
+// first thread has ended while others still do is not at its end: it may have
+// files and ports yet.
 func parseStat(data []byte) (state byte, start uint64, err error) {
 	_, rest, ok := cutLast(data, []byte(") "))
 	fields := bytes.Fields(rest)
@@ -66,7 +68,11 @@ func parseStat(data []byte) (state byte, start uint64, err error) {
 	if err != nil {
 		return 0, 0, fmt.Errorf("parse the start time of a process: %w", err)
 	}
-	return fields[0][0], start, nil
+	state = fields[0][0]
+	if threads := string(fields[17]); state == 'Z' && threads != "0" && threads != "1" {
+		state = 'R'
+	}
+	return state, start, nil
 }
 
 func cutLast(data, sep []byte) (before, after []byte, found bool) {
@@ -152,15 +158,18 @@ func isContainer(pid int, dir string) bool {
 	return false
 }
 
-// containerIDs lists the containers that containerd knows of.
+// containerIDs lists the containers that containerd knows of, on all nodes.
 func containerIDs(l layout) []string {
-	found, err := os.ReadDir(filepath.Join(l.containerdState(), "io.containerd.runtime.v2.task", "k8s.io"))
-	if err != nil {
-		return nil // none was ever started
-	}
 	var ids []string
-	for _, entry := range found {
-		ids = append(ids, entry.Name())
+	// Which nodes there are is found without the state of the cluster, which may be missing.
+	for _, node := range []layout{l, {l.path("nodes", "*")}} {
+		found, err := filepath.Glob(filepath.Join(node.containerdState(), "io.containerd.runtime.v2.task", "k8s.io", "*"))
+		if err != nil {
+			return nil // the path is no pattern that Up could have made
+		}
+		for _, path := range found {
+			ids = append(ids, filepath.Base(path))
+		}
 	}
 	return ids
 }

@@ -37,6 +37,15 @@ func TestParseStat(t *testing.T) {
 	}
 }
 
+func TestParseStat_Zombie(t *testing.T) {
+	for threads, want := range map[string]byte{"0": 'Z', "1": 'Z', "7": 'R'} {
+		line := "12 (kube-apiserver) Z" + strings.Repeat(" 1", 16) + " " + threads + " 0 4711 1"
+		if state, _, err := parseStat([]byte(line)); err != nil || state != want {
+			t.Errorf("a zombie of %s threads is in state %c, %v; want %c", threads, state, err, want)
+		}
+	}
+}
+
 func TestParseProcess(t *testing.T) {
 	for text, want := range map[string]identity{
 		"12 345\n": {12, 345},

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"strconv"
@@ -78,16 +79,16 @@ func (c Control) health(ctx context.Context, client *http.Client) error {
 	case Etcd:
 		return get(ctx, client, "https://"+hostPort(ports.EtcdClient)+"/readyz")
 	case APIServer:
-		return get(ctx, client, "https://"+hostPort(ports.APIServer)+"/readyz")
+		return get(ctx, client, "https://"+c.cluster.state.apiServer()+"/readyz")
 	case Scheduler:
 		return get(ctx, client, "https://"+hostPort(ports.Scheduler)+"/healthz")
 	case ControllerManager:
 		return get(ctx, client, "https://"+hostPort(ports.ControllerManager)+"/healthz")
 	case Kubelet:
-		return get(ctx, client, "http://"+hostPort(ports.KubeletHealth)+"/healthz")
+		return get(ctx, client, "http://"+net.JoinHostPort(c.node.machine.address, strconv.Itoa(ports.KubeletHealth))+"/healthz")
 	case Containerd:
 		// Serving the runtime service is the last thing it begins.
-		return c.cluster.images().ctr(ctx, "version")
+		return c.node.ctr(ctx, "version")
 	default:
 		return finalError{fmt.Errorf("no such component; there are %s", joinComponents())}
 	}
@@ -145,14 +146,14 @@ func (c Control) waitNode(ctx context.Context, d *daemon, after time.Time) error
 		if !d.process.alive() {
 			return finalError{errors.New("it ended")}
 		}
-		lease, err := client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, c.cluster.NodeName(), metav1.GetOptions{})
+		lease, err := client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, c.node.Name(), metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
 		if lease.Spec.RenewTime == nil || lease.Spec.RenewTime.Time.Before(after) {
 			return errors.New("the kubelet has not renewed the lease of its node yet")
 		}
-		node, err := client.CoreV1().Nodes().Get(ctx, c.cluster.NodeName(), metav1.GetOptions{})
+		node, err := client.CoreV1().Nodes().Get(ctx, c.node.Name(), metav1.GetOptions{})
 		if err != nil {
 			return err
 		}

@@ -5,8 +5,10 @@ package cluster
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 )
 
 // state is what Open needs to know about a cluster that Up has made. It is
@@ -15,6 +17,7 @@ type state struct {
 	Version      string          `json:"version"`
 	BinDir       string          `json:"binDir"`
 	NodeName     string          `json:"nodeName"`
+	Nodes        int             `json:"nodes"`
 	FeatureGates map[string]bool `json:"featureGates,omitempty"`
 	Runtime      []string        `json:"runtimeConfig,omitempty"`
 	Environment  []string        `json:"environment,omitempty"`
@@ -32,6 +35,18 @@ func (s state) components() []Component {
 		return []Component{Etcd, APIServer}
 	}
 	return Components()
+}
+
+// apiServerHost is where the API server listens: several nodes cannot reach this machine's loopback address.
+func (s state) apiServerHost() string {
+	if s.several() {
+		return linkAddress(1)
+	}
+	return loopback
+}
+
+func (s state) apiServer() string {
+	return net.JoinHostPort(s.apiServerHost(), strconv.Itoa(s.Ports.APIServer))
 }
 
 func readState(l layout) (state, error) {

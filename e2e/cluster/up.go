@@ -78,7 +78,7 @@ func prepare(ctx context.Context, o Options) (*Cluster, error) {
 		return nil, err
 	}
 	s := state{
-		Version: o.Version, BinDir: o.BinDir, NodeName: o.NodeName,
+		Version: o.Version, BinDir: o.BinDir, NodeName: o.NodeName, Nodes: o.Nodes,
 		FeatureGates: o.FeatureGates, Runtime: o.RuntimeConfig, Environment: o.Environment, ControlPlane: o.ControlPlane,
 		Ports: p, Host: h,
 	}
@@ -86,24 +86,13 @@ func prepare(ctx context.Context, o Options) (*Cluster, error) {
 	if err := os.Chmod(l.dir, 0o711); err != nil {
 		return nil, fmt.Errorf("close the cluster directory to others: %w", err)
 	}
-	for _, directory := range l.directories() {
-		if err := os.MkdirAll(directory, 0o755); err != nil {
-			return nil, fmt.Errorf("create the directory %s: %w", directory, err)
-		}
-	}
-	// On nodes it lies below /run, in memory: what claims cost there is not to be what a disk costs.
-	if err := mountMemory(l.cdiDir()); err != nil {
+	if err := makeDirectories(l.directories(), l.path("pki"), l.path("etcd")); err != nil {
 		return nil, err
 	}
-	for _, directory := range []string{l.path("pki"), l.path("s"), l.path("etcd")} {
-		if err := os.Chmod(directory, 0o700); err != nil {
-			return nil, fmt.Errorf("close the directory %s to others: %w", directory, err)
+	for _, m := range s.machines() {
+		if err := prepareNode(l.layoutOf(m)); err != nil {
+			return nil, err
 		}
-	}
-	// A pod's root file system lies below; in a user namespace its init is a
-	// user who has to get there.
-	if err := os.Chmod(l.path("run"), 0o711); err != nil {
-		return nil, fmt.Errorf("close the directory %s to others: %w", l.path("run"), err)
 	}
 	if err := writeState(l, s); err != nil {
 		return nil, err
@@ -111,10 +100,48 @@ func prepare(ctx context.Context, o Options) (*Cluster, error) {
 	if err := writePKI(l, s); err != nil {
 		return nil, err
 	}
-	if err := writeNodeConfiguration(l, s); err != nil {
-		return nil, err
+	for _, m := range s.machines() {
+		if err := writeNodeConfiguration(l, s, m); err != nil {
+			return nil, err
+		}
+	}
+	if s.several() {
+		if err := createBridge(ctx, l); err != nil {
+			return nil, fmt.Errorf("create the network of the nodes: %w", err)
+		}
 	}
 	return &Cluster{l, s}, nil
+}
+
+// makeDirectories makes directories of which some are nobody else's business.
+func makeDirectories(list []string, private ...string) error {
+	for _, directory := range list {
+		if err := os.MkdirAll(directory, 0o755); err != nil {
+			return fmt.Errorf("create the directory %s: %w", directory, err)
+		}
+	}
+	for _, directory := range private {
+		if err := os.Chmod(directory, 0o700); err != nil {
+			return fmt.Errorf("close the directory %s to others: %w", directory, err)
+		}
+	}
+	return nil
+}
+
+// prepareNode makes the directories of a node.
+func prepareNode(l layout) error {
+	if err := makeDirectories(l.nodeDirectories(), l.path("pki"), l.path("s")); err != nil {
+		return err
+	}
+	// A pod's root file system lies below; in a user namespace its init is a
+	// user who has to get there.
+	for _, directory := range []string{l.dir, l.path("run")} {
+		if err := os.Chmod(directory, 0o711); err != nil {
+			return fmt.Errorf("close the directory %s to others: %w", directory, err)
+		}
+	}
+	// On nodes it lies below /run, in memory: what claims cost there is not to be what a disk costs.
+	return mountMemory(l.cdiDir())
 }
 
 // startup is the first start of a cluster.
@@ -136,19 +163,21 @@ func (s startup) run(ctx context.Context) error {
 	err := inParallel(ctx,
 		func(ctx context.Context) error { return s.startAll(ctx, Etcd, APIServer) },
 		func(ctx context.Context) error {
-			if err := s.startAll(ctx, Containerd); err != nil {
-				return err
+			for _, n := range s.Nodes() {
+				if err := n.Boot(ctx); err != nil {
+					return err
+				}
+				if err := n.Component(Containerd).Start(ctx); err != nil {
+					return err
+				}
 			}
-			return s.images().addBasic(ctx)
+			return s.importBasic(ctx)
 		})
 	if err != nil {
 		return err
 	}
 	step(s.opts.Output, began, "API server and container runtime are ready")
-	if err := s.createNode(ctx); err != nil {
-		return err
-	}
-	err = inParallel(ctx,
+	rest := []func(context.Context) error{
 		func(ctx context.Context) error {
 			if err := s.startAll(ctx, ControllerManager); err != nil {
 				return err
@@ -156,11 +185,19 @@ func (s startup) run(ctx context.Context) error {
 			return s.waitServiceAccount(ctx)
 		},
 		func(ctx context.Context) error { return s.startAll(ctx, Scheduler) },
-		func(ctx context.Context) error { return s.startAll(ctx, Kubelet) })
-	if err != nil {
+	}
+	for _, n := range s.Nodes() {
+		if err := s.createNode(ctx, n.machine); err != nil {
+			return err
+		}
+		rest = append(rest, n.Component(Kubelet).Start)
+	}
+	if err := inParallel(ctx, rest...); err != nil {
 		return err
 	}
-	step(s.opts.Output, began, "node "+s.NodeName()+" is Ready")
+	for _, n := range s.Nodes() {
+		step(s.opts.Output, began, "node "+n.Name()+" is Ready")
+	}
 	return nil
 }
 
@@ -203,22 +240,22 @@ func inParallel(ctx context.Context, functions ...func(context.Context) error) e
 	return first
 }
 
-// createNode creates the node before its kubelet does: with the loopback address,
-// so that nothing of the cluster is reachable from elsewhere, and without the
-// taint that waits for a cloud to fill in the address.
-func (s startup) createNode(ctx context.Context) error {
+// createNode creates a node before its kubelet does: with an address that only
+// this machine reaches, so that nothing of the cluster is reachable from elsewhere,
+// and without the taint that waits for a cloud to fill in the address.
+func (s startup) createNode(ctx context.Context, m machine) error {
 	client, err := s.Client()
 	if err != nil {
 		return err
 	}
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.NodeName(), Labels: s.opts.NodeLabels}}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: m.name, Labels: s.opts.NodeLabels}}
 	node, err = client.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
 	if err != nil {
 		return fmt.Errorf("create the node: %w", err)
 	}
 	node.Status.Addresses = []corev1.NodeAddress{
-		{Type: corev1.NodeInternalIP, Address: loopback},
-		{Type: corev1.NodeHostName, Address: s.NodeName()},
+		{Type: corev1.NodeInternalIP, Address: m.address},
+		{Type: corev1.NodeHostName, Address: m.name},
 	}
 	if _, err := client.CoreV1().Nodes().UpdateStatus(ctx, node, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("give the node its address: %w", err)

@@ -60,7 +60,7 @@ func TestScreenshots(t *testing.T) {
 		name, path string
 		dark       bool
 	}{
-		{"dashboard", "", false}, {"dashboard-dark", "", true}, {"node", "nodes/gpu-a1", false}, {"claim", "claims/ml-research/waits", false},
+		{"dashboard", "", false}, {"dashboard-dark", "", true}, {"dashboard-node", "nodes/gpu-a1", false}, {"dashboard-claim", "claims/ml-research/waits", false},
 	} {
 		p := b.open(ctx, t, chrome, shot.path)
 		must(t, p.Resize(ctx, 1280, 480))

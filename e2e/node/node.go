@@ -29,6 +29,11 @@ type Options struct {
 	Model string
 	// NodeName to publish for. Default: the node of the cluster's kubelet.
 	NodeName string
+	// On is the node that has the driver root, where there are several: Dir is a path there. The plugin does not run there as a
+	// process.
+	On cluster.Node
+	// Seed makes the UUIDs differ from those of nodes with another.
+	Seed string
 	// Dir keeps the driver root, and for a node without a kubelet its plugin directories.
 	Dir string
 	// Quiet keeps the plugin's log to what a production node logs, for measurements.
@@ -39,6 +44,8 @@ type Options struct {
 	Environment []string
 	// Flags are added to the plugin's command line.
 	Flags []string
+	// Registry is where the plugin registers, in place of the kubelet's directory.
+	Registry string
 }
 
 // Node is a simulated node with its plugin.
@@ -54,7 +61,7 @@ type Node struct {
 // Create creates the simulated driver root, in place of an earlier one, and starts nothing.
 func Create(ctx context.Context, opts Options) (*Node, error) {
 	n := Attach(opts)
-	if _, err := n.Sim(ctx, "create", "--node", opts.Model, "--force"); err != nil {
+	if _, err := n.Sim(ctx, "create", "--node", opts.Model, "--seed", opts.Seed, "--force"); err != nil {
 		return nil, err
 	}
 	return n, nil
@@ -118,6 +125,9 @@ func (n *Node) Readiness(ctx context.Context) error { return n.endpoint.ok(ctx, 
 // SetFlags gives the plugin other flags from its next start on, in place of Options.Flags.
 func (n *Node) SetFlags(flags ...string) { n.opts.Flags = flags }
 
+// SetRegistry has the plugin register in another directory from its next start on; empty for that of the kubelet.
+func (n *Node) SetRegistry(dir string) { n.opts.Registry = dir }
+
 // Metrics are what the plugin reports at /metrics, by name and labels as they are written there.
 func (n *Node) Metrics(ctx context.Context) (map[string]string, error) {
 	return n.endpoint.metrics(ctx)
@@ -128,7 +138,12 @@ func (n *Node) hasKubelet() bool { return n.opts.NodeName == n.opts.Cluster.Node
 // Sim runs nvml-sim on the node's driver root and returns what it prints.
 func (n *Node) Sim(ctx context.Context, args ...string) (string, error) {
 	args = append(args, "--root", n.Root())
-	out, err := exec.CommandContext(ctx, filepath.Join(n.opts.Bin, "nvml-sim"), args...).CombinedOutput()
+	cmd := exec.CommandContext(ctx, filepath.Join(n.opts.Bin, "nvml-sim"), args...)
+	var out []byte
+	err := n.opts.On.Inside(func() (err error) {
+		out, err = cmd.CombinedOutput()
+		return err
+	})
 	if err != nil {
 		return "", fmt.Errorf("run nvml-sim %s: %w: %s", strings.Join(args, " "), err, out)
 	}
@@ -166,8 +181,11 @@ func (n *Node) Upgrade(ctx context.Context, podUID string) error {
 	return errors.Join(n.WaitReady(ctx), old.End(syscall.SIGTERM))
 }
 
-// RegistryDir is where the kubelet looks for plugins.
+// RegistryDir is where the plugin registers: where the kubelet looks for plugins, unless Options say otherwise.
 func (n *Node) RegistryDir() string {
+	if n.opts.Registry != "" {
+		return n.opts.Registry
+	}
 	if n.hasKubelet() {
 		return n.opts.Cluster.RegistryDir()
 	}

@@ -132,7 +132,7 @@ var imports = map[string]struct {
 	}},
 	"strategy mixed, whole GPUs shared": {migrate.FormatDevicePlugin(), "version: v1\nflags: {migStrategy: mixed}\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 2}, {name: mig-1g.10gb, replicas: 2}]}}",
 		"", "hgx-h100", map[int][]string{5: {"1g.10gb"}}, []step{
-			several(2, shared, "3 timeslice"), one(small+".shared", "5 1g.10gb"), one(small+".shared", ""), one(small, "no class"), one(whole, "no class"),
+			several(2, shared, "3 timeslice"), several(2, small+".shared", "5 1g.10gb mig-timeslice"), one(small+".shared", ""), one(small, "no class"), one(whole, "no class"),
 		}},
 	"a configuration of many roles": {migrate.FormatMIGParted(), "@mig-parted-custom.yaml", "custom-config", "dgx-a100-roles", nil, []step{
 		{whole, 4, 1, "3 gpu, 2 gpu, 1 gpu, 0 gpu"}, one(whole, ""),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package release installs Cleave with its Helm chart, as pods, on the simulated node of a local cluster.
+// Package release installs Cleave with its Helm chart, as pods, on the simulated nodes of a local cluster.
 package release
 
 import (
@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 
@@ -26,7 +27,8 @@ const (
 	// NodeLabel is one by which the chart finds nodes with GPUs, with the value "true".
 	NodeLabel = "nvidia.com/gpu.present"
 
-	image          = "cleave.local/cleave:e2e"
+	repository     = "cleave.local/cleave"
+	image          = repository + ":e2e"
 	schedulerImage = "cleave.local/cleave-scheduler:e2e"
 )
 
@@ -49,59 +51,113 @@ func Helm(ctx context.Context, source, values string, args ...string) (string, e
 	return out.String(), nil
 }
 
-// Bed is a cluster ready for the chart: its node has simulated GPUs, and containerd has Cleave's image. Taking the
+// Bed is a cluster ready for the chart: its nodes have simulated GPUs, and containerd has Cleave's image. Taking the
 // cluster down removes all of it.
 type Bed struct {
 	cluster *cluster.Cluster
-	// Node is the simulated hardware; nothing is started on it.
+	// Node is the simulated hardware, of the first node if there are several; nothing is started on it.
 	Node *node.Node
-	// MPSDir is the directory of the MPS supervisor.
+	// Nodes are the simulated hardware of all nodes, as cluster.Nodes lists them.
+	Nodes []*node.Node
+	// MPSDir is the directory of the MPS supervisor, which has this path on every node.
 	MPSDir string
 }
 
-// Prepare creates a bed of a cluster. The repository source must have bin/nvml-sim, bin/libnvidia-ml.so.1 and bin/image
-// (make image-root); model is that of the simulated node, such as hgx-h100.
+// Images is the variable of the environment with the directory of the images to run, as OCI archives (make images). Without
+// it, what runs are root file systems without a build of images, which need no more than a compiler: bin/image (make
+// image-root) and bin/scheduler-image (make scheduler-image-root).
+const Images = "CLEAVE_IMAGES"
+
+// Previous is the variable of the environment with the source of the release before, built (make previous).
+const Previous = "CLEAVE_PREVIOUS"
+
+// PreviousTag is the tag of the image of the release before, once it is imported.
+const PreviousTag = "previous"
+
+// ImportPrevious gives containerd the image of the release before.
+func ImportPrevious(ctx context.Context, c *cluster.Cluster, source string) error {
+	return importRoot(ctx, c, filepath.Join(source, "bin", "image"),
+		cluster.Image{Ref: repository + ":" + PreviousTag, Entrypoint: []string{"/usr/bin/cleave"}, Cmd: []string{"kubelet-plugin"}})
+}
+
+// Prepare creates a bed of a cluster. The repository source must have bin/nvml-sim, bin/libnvidia-ml.so.1 (make sim) and an
+// image (see Images); model is that of the simulated nodes, such as hgx-h100.
 func Prepare(ctx context.Context, c *cluster.Cluster, source, model string) (*Bed, error) {
 	b := &Bed{cluster: c}
 	var err error
 	if b.MPSDir, err = Import(ctx, c, source); err != nil {
 		return nil, err
 	}
-	dir, err := c.GuestDir("node")
-	if err != nil {
-		return nil, err
+	for _, on := range c.Nodes() {
+		dir, err := on.GuestDir("node")
+		if err != nil {
+			return nil, err
+		}
+		opts := node.Options{Cluster: c, On: on, NodeName: on.Name(), Bin: filepath.Join(source, "bin"), Model: model, Dir: dir}
+		if len(c.Nodes()) > 1 {
+			opts.Seed = on.Name()
+		}
+		n, err := node.Create(ctx, opts)
+		if err != nil {
+			return nil, fmt.Errorf("simulate the hardware of node %s: %w", on.Name(), err)
+		}
+		b.Nodes = append(b.Nodes, n)
 	}
-	b.Node, err = node.Create(ctx, node.Options{Cluster: c, Bin: filepath.Join(source, "bin"), Model: model, Dir: dir})
-	return b, err
+	b.Node = b.Nodes[0]
+	return b, nil
 }
 
-// Import gives containerd Cleave's image (bin/image, which make image-root lays out) and returns a directory for the MPS
-// supervisor.
+// Import gives containerd Cleave's image (see Images) and returns a directory for the MPS supervisor.
 func Import(ctx context.Context, c *cluster.Cluster, source string) (mpsDir string, err error) {
-	if mpsDir, err = c.GuestDir("mps"); err != nil {
-		return "", err
+	for _, n := range c.Nodes() {
+		if mpsDir, err = n.GuestDir("mps"); err != nil {
+			return "", err
+		}
+		// What pods mount here is seen by the host, and the other way around, as below /run of a real node.
+		guests := filepath.Dir(mpsDir)
+		err := n.Inside(func() error {
+			return errors.Join(unix.Mount(guests, guests, "", unix.MS_BIND, ""), unix.Mount("", guests, "", unix.MS_SHARED, ""))
+		})
+		if err != nil {
+			return "", fmt.Errorf("share mounts below %s with pods: %w", guests, err)
+		}
 	}
-	// What pods mount here is seen by the host, and the other way around, as below /run of a real node.
-	guests := filepath.Dir(mpsDir)
-	if err := errors.Join(unix.Mount(guests, guests, "", unix.MS_BIND, ""), unix.Mount("", guests, "", unix.MS_SHARED, "")); err != nil {
-		return "", fmt.Errorf("share mounts below %s with pods: %w", guests, err)
-	}
-	files, err := cluster.FilesOf(os.DirFS(filepath.Join(source, "bin", "image")))
-	if err != nil {
-		return "", fmt.Errorf("read the image (make image-root lays it out): %w", err)
-	}
-	return mpsDir, c.ImportImage(ctx, cluster.Image{Ref: image, Files: files, Entrypoint: []string{"/usr/bin/cleave"},
-		Cmd: []string{"kubelet-plugin"}})
+	return mpsDir, importImage(ctx, c, "cleave", filepath.Join(source, "bin", "image"),
+		cluster.Image{Ref: image, Entrypoint: []string{"/usr/bin/cleave"}, Cmd: []string{"kubelet-plugin"}})
 }
 
-// ImportScheduler gives containerd the image of cleave-scheduler (bin/scheduler-image, which make scheduler-image-root lays
-// out), by the name that the chart gives it.
+// ImportScheduler gives containerd the image of cleave-scheduler (see Images), by the name that the chart gives it.
 func ImportScheduler(ctx context.Context, c *cluster.Cluster, source string) error {
-	files, err := cluster.FilesOf(os.DirFS(filepath.Join(source, "bin", "scheduler-image")))
-	if err != nil {
-		return fmt.Errorf("read the scheduler's image (make scheduler-image-root lays it out): %w", err)
+	return importImage(ctx, c, "cleave-scheduler", filepath.Join(source, "bin", "scheduler-image"),
+		cluster.Image{Ref: schedulerImage, Entrypoint: []string{"/usr/bin/cleave-scheduler"}})
+}
+
+// importImage imports the archive of an image, or makes one of a root file system.
+func importImage(ctx context.Context, c *cluster.Cluster, name, root string, of cluster.Image) error {
+	if dir := os.Getenv(Images); dir != "" {
+		return c.ImportImage(ctx, cluster.Image{Ref: of.Ref, Archive: filepath.Join(dir, name+"-linux-"+runtime.GOARCH+".tar")})
 	}
-	return c.ImportImage(ctx, cluster.Image{Ref: schedulerImage, Files: files, Entrypoint: []string{"/usr/bin/cleave-scheduler"}})
+	return importRoot(ctx, c, root, of)
+}
+
+// importRoot imports an image that is made of a root file system.
+func importRoot(ctx context.Context, c *cluster.Cluster, root string, of cluster.Image) error {
+	var err error
+	if of.Files, err = cluster.FilesOf(os.DirFS(root)); err != nil {
+		return fmt.Errorf("read the image (CONTRIBUTING.md says what lays it out): %w", err)
+	}
+	return c.ImportImage(ctx, of)
+}
+
+// Cgroups is where the cgroup v2 file system is mounted on this machine, empty if nowhere that can be written.
+func Cgroups() string {
+	for _, dir := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		var fs unix.Statfs_t
+		if unix.Statfs(dir, &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC && unix.Access(dir, unix.W_OK) == nil {
+			return dir
+		}
+	}
+	return ""
 }
 
 // Settings are the values that differ between releases on a bed.
@@ -111,6 +167,8 @@ type Settings struct {
 	// Cgroups is where cgroup v2 is mounted, in which MPS servers then get cgroups of their own that taking the cluster
 	// down does not remove. Empty to keep them in the supervisor's.
 	Cgroups string
+	// RegistryDir is where the plugin registers in place of the kubelet's directory, if it is not empty.
+	RegistryDir string
 	// Unprivileged gives the plugin a list of capabilities instead of all.
 	Unprivileged bool
 	// HostPort is the port of the plugin's metrics and health on the network of the host. 0 for a network of its own.
@@ -123,9 +181,16 @@ func (b *Bed) Values(s Settings) string {
 	if s.HostPort != 0 {
 		port = s.HostPort
 	}
+	args, volume, mount := "[]", "", ""
+	if s.RegistryDir != "" {
+		args = "[--kubelet-registry-dir=" + s.RegistryDir + "]"
+		volume = ", {name: other-registry, hostPath: {path: " + s.RegistryDir + ", type: DirectoryOrCreate}}"
+		mount = ", {name: other-registry, mountPath: " + s.RegistryDir + "}"
+	}
 	return strings.NewReplacer("$root", b.Node.Root(), "$mps", b.MPSDir, "$cgroups", s.Cgroups, "$kubelet", b.cluster.KubeletDir(),
-		"$cdi", b.cluster.CDIDir(), "$host", s.APIHost, "$port", s.APIPort, "$privileged", strconv.FormatBool(!s.Unprivileged),
-		"$network", strconv.FormatBool(s.HostPort != 0), "$metrics", strconv.Itoa(port)).Replace(`
+		"$args", args, "$volume", volume, "$mount", mount, "$cdi", b.cluster.CDIDir(), "$host", s.APIHost, "$port", s.APIPort,
+		"$privileged", strconv.FormatBool(!s.Unprivileged), "$network", strconv.FormatBool(s.HostPort != 0),
+		"$metrics", strconv.Itoa(port)).Replace(`
 image: {repository: cleave.local/cleave, tag: e2e, pullPolicy: Never}
 driver: {root: $root}
 kubelet: {dir: $kubelet}
@@ -134,14 +199,15 @@ plugin:
   privileged: $privileged
   hostNetwork: $network
   logVerbosity: 4
+  extraArgs: $args
   env:
     - {name: KUBERNETES_SERVICE_HOST, value: $host}
     - {name: KUBERNETES_SERVICE_PORT, value: "$port"}
     - {name: SYSFS, value: /host$root/sys}
     - {name: PROCFS, value: /host$root/proc}
   # Simulated hardware keeps its state in files below the driver's root, so that is mounted once more, to be written.
-  extraVolumes: [{name: hardware, hostPath: {path: $root}}]
-  extraVolumeMounts: [{name: hardware, mountPath: /host$root/}]
+  extraVolumes: [{name: hardware, hostPath: {path: $root}}$volume]
+  extraVolumeMounts: [{name: hardware, mountPath: /host$root/}$mount]
 mps: {dir: $mps, cgroup: "$cgroups", logVerbosity: 4}
 metrics: {port: $metrics}
 `)

@@ -192,7 +192,7 @@ func TestScheduler_FourNodes(t *testing.T) {
 	if got := b.scheduled(63); len(got) != 4 || slices.Max(slices.Collect(maps.Values(got))) != 56 {
 		t.Errorf("nodes with three that spread, after %v: %v, want them on the emptiest", placed, got)
 	}
-	// The two best nodes refuse a replica of their own pods: it falls back to all.
+	// The two best nodes refuse a replica of their own pods.
 	b.addPods("apart", "mig-1g.10gb.cleave.dev", 3, func(p *corev1.Pod) {
 		p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
 			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{

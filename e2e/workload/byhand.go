@@ -4,12 +4,14 @@ package workload
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
@@ -63,6 +65,18 @@ func (c Client) Allocate(ctx context.Context, namespace, name string, devices re
 		return nil, fmt.Errorf("allocate claim %s: %w", name, err)
 	}
 	return &drapb.Claim{Namespace: namespace, Name: name, Uid: string(claim.UID)}, nil
+}
+
+// LabelNode sets a label of a node, or removes it for nil.
+func (c Client) LabelNode(ctx context.Context, node, key string, value *string) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]*string{key: value}}})
+	if err != nil {
+		return fmt.Errorf("label node %s: %w", node, err)
+	}
+	if _, err := c.Kube.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		return fmt.Errorf("label node %s: %w", node, err)
+	}
+	return nil
 }
 
 // Plugin calls a plugin's socket as the kubelet does.

@@ -17,8 +17,13 @@ const cudaProgram = "ln -s /usr/bin/nvidia-cuda-mps-control /tmp/nvml-sim && exe
 // RunCUDA makes the containers of a pod run a stand-in for a CUDA program, with more flags for it.
 func RunCUDA(pod *corev1.Pod, flags ...string) {
 	for i := range pod.Spec.Containers {
-		pod.Spec.Containers[i].Command = []string{"/bin/sh", "-c", strings.Join(append([]string{cudaProgram}, flags...), " ")}
+		RunCUDAIn(&pod.Spec.Containers[i], flags...)
 	}
+}
+
+// RunCUDAIn is RunCUDA for one container.
+func RunCUDAIn(c *corev1.Container, flags ...string) {
+	c.Command = []string{"/bin/sh", "-c", strings.Join(append([]string{cudaProgram}, flags...), " ")}
 }
 
 // Served is what a CUDA program says of its MPS server.

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"debug/elf"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -34,7 +35,7 @@ func layout(t *testing.T, of string, others ...string) string {
 		}
 	}
 	dir := filepath.Join(t.TempDir(), "image")
-	if err := layOut(of, "../../LICENSE", dir); err != nil {
+	if err := layOut(of, []string{"../../LICENSE"}, dir); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -121,11 +122,12 @@ func TestImageRoot_Scheduler(t *testing.T) {
 }
 
 func TestImageRoot_MissingFiles(t *testing.T) {
-	if _, err := findLibrary("libnonesuch.so.9"); err == nil || !strings.Contains(err.Error(), "libnonesuch.so.9") {
+	b := &binary{machine: elf.EM_X86_64}
+	if _, _, err := b.findLibrary("libnonesuch.so.9"); err == nil || !strings.Contains(err.Error(), "libnonesuch.so.9") {
 		t.Errorf("got %v", err)
 	}
 	for _, of := range []string{"/nonexistent/cleave", "/bin/nobody"} {
-		if err := layOut(of, "LICENSE", t.TempDir()); err == nil || !strings.Contains(err.Error(), of) {
+		if err := layOut(of, []string{"LICENSE"}, t.TempDir()); err == nil || !strings.Contains(err.Error(), of) {
 			t.Errorf("got %v, want an error that names %s", err, of)
 		}
 	}

@@ -16,6 +16,13 @@ import (
 	"k8s.io/klog/v2"
 )
 
+// Times of a request. Whoever takes longer occupies a place of others: the API server is on the cluster's network and gives up
+// after webhook.timeoutSeconds.
+const (
+	readTimeout  = 5 * time.Second
+	writeTimeout = 10 * time.Second // from the end of its header on: with the wait for a place, and with the check
+)
+
 // Server is a webhook over TLS.
 type Server struct {
 	Rules Rules
@@ -36,10 +43,11 @@ func (s *Server) Run(ctx context.Context, started func(net.Addr)) error {
 		return fmt.Errorf("listen for admission reviews on --address %s: %w", s.Address, err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("/validate", s.Rules)
+	mux.Handle("/validate", newGate(s.Rules))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	server := &http.Server{
-		Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: readTimeout, WriteTimeout: writeTimeout,
+		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		TLSConfig:   &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: certificate.get},
 		BaseContext: func(net.Listener) context.Context { return ctx },
 	}

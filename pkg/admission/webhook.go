@@ -10,6 +10,8 @@ import (
 	"mime"
 	"net/http"
 	"regexp"
+	"strings"
+	"unicode"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -37,11 +39,21 @@ func (r Rules) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	klog.FromContext(req.Context()).V(2).Info("Reviewed", "kind", review.Request.Kind.Kind, "namespace", review.Request.Namespace,
-		"name", review.Request.Name,
-		"user", review.Request.UserInfo.Username, "allowed", answer.Response.Allowed)
+	asked := review.Request
+	klog.FromContext(req.Context()).V(2).Info("Reviewed", "kind", printable(asked.Kind.Kind), "namespace", printable(asked.Namespace),
+		"name", printable(asked.Name), "user", printable(asked.UserInfo.Username), "allowed", answer.Response.Allowed)
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write(data) // whoever asked is gone
+}
+
+// printable is a text for the log, without what a terminal would act on: who asks need not be the API server, which checks names.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, text)
 }
 
 func readReview(w http.ResponseWriter, req *http.Request) (*admissionv1.AdmissionReview, error) {

@@ -47,13 +47,18 @@ func post(data []byte, contentType string) *httptest.ResponseRecorder {
 	return w
 }
 
-func answerTo(t testing.TB, review *admissionv1.AdmissionReview) *admissionv1.AdmissionResponse {
+func mustJSON(t testing.TB, v any) []byte {
 	t.Helper()
-	data, err := json.Marshal(review)
+	data, err := json.Marshal(v)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := post(data, "application/json; charset=utf-8")
+	return data
+}
+
+func answerTo(t testing.TB, review *admissionv1.AdmissionReview) *admissionv1.AdmissionResponse {
+	t.Helper()
+	w := post(mustJSON(t, review), "application/json; charset=utf-8")
 	if w.Code != http.StatusOK {
 		t.Fatalf("got %d: %s", w.Code, w.Body)
 	}

@@ -46,6 +46,8 @@ type Options struct {
 	MemoryHookPath string
 	// CreateNodes creates missing device nodes; nil disables it.
 	CreateNodes func(ctx context.Context, nodes driverroot.Nodes) error
+	// Search is called before GPUs are opened to find their files, and done after; an error keeps the spec as it is. May be nil.
+	Search func() (done func(), err error)
 	// Changed is called from any goroutine after Problems has changed; may be nil.
 	Changed func()
 }
@@ -123,7 +125,15 @@ func (s *Static) Refresh(ctx context.Context, node *gpu.Node) error {
 
 // refresh is Refresh; the caller must hold generating.
 func (s *Static) refresh(ctx context.Context, node *gpu.Node) error {
-	s.node, s.tried = node, s.now()
+	s.node = node
+	if s.opts.Search != nil {
+		done, err := s.opts.Search()
+		if err != nil {
+			return err
+		}
+		defer done()
+	}
+	s.tried = s.now()
 	before := s.Problems()
 	next := generate(ctx, &s.opts, node)
 	minors := map[string]int{}

@@ -34,7 +34,7 @@ func (p *Partitions) KeepLayouts(ctx context.Context) []LayoutProblem {
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
 		name, offer := g.PCI.DeviceName(), node.Offer(g)
-		if offer.PartitionMode() != policy.Layout && p.ledger.layout(name) == nil || p.isChanging(name) {
+		if offer.PartitionMode() != policy.Layout && p.ledger.layout(name) == nil || p.ledger.names.isChanging(name) {
 			continue
 		}
 		if err := p.keepLayout(ctx, b, g, offer); err != nil {

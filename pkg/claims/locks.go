@@ -83,6 +83,9 @@ type Held struct {
 // Acquire takes the locks of the named GPUs, in the order of names so that two callers cannot wait for each other.
 // It waits until ctx ends.
 func (l *Locks) Acquire(ctx context.Context, names []string) (*Held, error) {
+	if withoutLocks {
+		return &Held{}, nil
+	}
 	names = slices.Clone(names)
 	slices.Sort(names)
 	held := &Held{doubts: l.doubts.Load()}

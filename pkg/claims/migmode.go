@@ -110,7 +110,8 @@ func (p *Partitions) LeaveMIGMode(ctx context.Context) {
 	node := b.hardware.Node()
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
-		if o := node.Offer(g); o.Partitions == nil || !o.Partitions.DisableWhenIdle || !p.idle(g) || p.isChanging(g.PCI.DeviceName()) {
+		o, changing := node.Offer(g), p.ledger.names.isChanging(g.PCI.DeviceName())
+		if o.Partitions == nil || !o.Partitions.DisableWhenIdle || !p.idle(g) || changing {
 			continue
 		}
 		switch err := p.leaveMIGMode(ctx, b, g); {

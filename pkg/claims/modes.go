@@ -14,7 +14,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/smi"
-	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // ModeTool is what sets and resets a GPU that this process has closed.
@@ -34,6 +33,9 @@ type ModeOptions struct {
 	Holders func(ctx context.Context, g *gpu.GPU) ([]Holder, error)
 	// Claims calls a function for the claims of all namespaces for as long as it returns true.
 	Claims func(ctx context.Context, visit func(claim *resourceapi.ResourceClaim) bool) error
+	// Overtaken is called after a change with the claims that were allocated something of the GPU too late to be seen before it:
+	// they cannot be prepared. Nil for nobody.
+	Overtaken func(g *gpu.GPU, claims []records.Claim)
 }
 
 // Holder is a process that has a GPU open.
@@ -69,73 +71,13 @@ func (m *Modes) Left() map[string]bool {
 	return left
 }
 
-// load reads which changes were begun.
-func (m *Modes) load(ctx context.Context) error {
-	if m.ModeOptions == nil {
-		return nil
-	}
-	devices, err := m.Store.Names()
-	if err != nil {
-		return err
-	}
-	for _, device := range devices {
-		change, err := m.Store.Read(device)
-		if corrupt := (*store.CorruptError)(nil); errors.As(err, &corrupt) {
-			klog.FromContext(ctx).Error(err, "The record of a change of the MIG mode is corrupt: setting it aside", "gpu", device)
-			if _, err := m.Store.SetAside(device); err != nil {
-				return err
-			}
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if change != nil && change.BootID != m.ledger.bootID { // a reboot ends what is pending, and the persistence mode
-			if err := m.Store.Remove(device); err != nil {
-				return err
-			}
-			continue
-		}
-		m.note(device, true)
-	}
-	return nil
-}
-
-func (m *Modes) note(device string, left bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.left == nil {
-		m.left = map[string]bool{}
-	}
-	if m.left[device] = left; !left {
-		delete(m.left, device)
-	}
-}
-
-// write puts a change on record.
-func (m *Modes) write(change *records.ModeChange) error {
-	if err := m.Store.Write(change); err != nil {
-		return explainWrite(m.Store.Dir(), err)
-	}
-	m.note(change.GPU, true)
-	return nil
-}
-
-// done removes a change from the record.
-func (m *Modes) done(device string) error {
-	if err := m.Store.Remove(device); err != nil {
-		return err
-	}
-	m.note(device, false)
-	return nil
-}
-
 // Begin begins the change of a GPU's mode, or finishes an earlier one where the GPU is in the mode already. From now on the GPU
 // is left out of what Partitions does for all GPUs, until the function returns that does it.
 func (m *Modes) Begin(device string, enable bool) (run func(ctx context.Context) error) {
-	m.partitions.changing.Store(device, true)
+	changing := &m.ledger.names.changing
+	changing.Store(device, true)
 	return func(ctx context.Context) error {
-		defer m.partitions.changing.Delete(device)
+		defer changing.Delete(device)
 		m.gate.calls.RLock()
 		defer m.gate.calls.RUnlock()
 		return m.change(ctx, device, enable)
@@ -143,62 +85,68 @@ func (m *Modes) Begin(device string, enable bool) (run func(ctx context.Context)
 }
 
 func (m *Modes) change(ctx context.Context, device string, enable bool) error {
+	changed, err := m.changeLocked(ctx, device, enable)
+	if changed {
+		m.reportOvertaken(ctx, device, enable)
+	}
+	return err
+}
+
+// changeLocked is change while nobody else uses the GPU. It reports whether the GPU has come to be in the mode.
+func (m *Modes) changeLocked(ctx context.Context, device string, enable bool) (changed bool, err error) {
 	b := m.gate.backend.Load()
 	if b.hardware == nil {
-		return fmt.Errorf("change the MIG mode of %s: %w", device, b.reason)
+		return false, fmt.Errorf("change the MIG mode of %s: %w", device, b.reason)
 	}
 	held, err := m.ledger.lockFor(ctx, "", []string{device})
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer held.Release()
 	g := b.hardware.Node().Find(device)
 	if g == nil {
-		return fmt.Errorf("change the MIG mode of %s: %w", device, gpu.ErrAbsent)
+		return false, fmt.Errorf("change the MIG mode of %s: %w", device, gpu.ErrAbsent)
 	}
 	if err := b.hardware.Usable(g); err != nil {
-		return err
+		return false, err
 	}
-	left, err := m.Store.Read(device)
+	left, err := m.leftOf(ctx, g)
 	if err != nil {
-		return err
-	}
-	if left != nil && left.UUID != g.UUID { // of another GPU that was here
-		left = nil
+		return false, err
 	}
 	if g.MIG.Enabled == enable {
-		return m.settle(ctx, g, left)
+		return false, m.settle(ctx, b, g, left)
 	}
 	if err := m.checkIdle(ctx, b, g); err != nil {
-		return err
+		return false, err
 	}
 	state, err := m.Tool.Query(ctx, g.PCI)
 	if err != nil {
-		return err
+		return false, err
 	}
 	change := &records.ModeChange{
 		Format: records.ModeChangeFormat, BootID: m.ledger.bootID, GPU: device, UUID: g.UUID, Enable: enable,
-		Persistence: state.Persistence || left != nil && left.Persistence,
+		Persistence: state.Persistence || left.Persistence,
 	}
 	if err := m.write(change); err != nil {
-		return err
+		return false, err
 	}
-	return m.perform(context.WithoutCancel(ctx), b, g, change) // from here on only a kill cuts it short
+	err = m.perform(context.WithoutCancel(ctx), b, g, change) // from here on only a kill cuts it short
+	now := b.hardware.Node().Find(device)
+	return now != nil && now.MIG.Enabled == enable, err
 }
 
-// settle finishes a change that was cut short, of a GPU that is in the mode it is to have.
-func (m *Modes) settle(ctx context.Context, g *gpu.GPU, left *records.ModeChange) error {
-	state, err := m.Tool.Query(ctx, g.PCI)
+// settle finishes a change that was cut short, of a GPU that is in the mode it is to have. Should it be in the other one by itself,
+// it is read again.
+func (m *Modes) settle(ctx context.Context, b *backend, g *gpu.GPU, left records.ModeChange) error {
+	state, err := m.takeBack(ctx, g, left.Persistence)
 	if err != nil {
 		return err
 	}
-	if state.Pending != g.MIG.Enabled {
-		if _, err := m.Tool.SetMode(ctx, g.PCI, g.MIG.Enabled); err != nil {
-			return err
-		}
-	}
-	if left != nil && left.Persistence && !state.Persistence {
-		if err := m.Tool.SetPersistence(ctx, g.PCI, true); err != nil {
+	if state.Current != g.MIG.Enabled {
+		klog.FromContext(ctx).Info("A GPU is in another MIG mode than it was read in: reading it again", "gpu", g.PCI.DeviceName(),
+			"enabled", state.Current)
+		if err := b.hardware.Retake(ctx, g.PCI); err != nil {
 			return err
 		}
 	}
@@ -212,8 +160,12 @@ func (m *Modes) perform(ctx context.Context, b *backend, g *gpu.GPU, change *rec
 	if err := b.hardware.Release(ctx, g.PCI); err != nil {
 		return errors.Join(err, m.done(change.GPU))
 	}
-	failed := m.reset(ctx, g, change)
-	restored := m.restore(ctx, g, change)
+	// Once more, as late as can be: a scheduler may have decided before it saw that the devices are withdrawn.
+	failed := m.checkUnprepared(ctx, change.GPU)
+	if failed == nil {
+		failed = m.reset(ctx, g, change)
+	}
+	_, restored := m.takeBack(ctx, g, change.Persistence)
 	restored = errors.Join(restored, b.hardware.Retake(ctx, g.PCI))
 	if restored == nil {
 		restored = m.done(change.GPU)
@@ -228,7 +180,7 @@ func (m *Modes) reset(ctx context.Context, g *gpu.GPU, change *records.ModeChang
 			return err
 		}
 	}
-	_, setErr := m.Tool.SetMode(ctx, g.PCI, change.Enable)
+	said, setErr := m.Tool.SetMode(ctx, g.PCI, change.Enable)
 	state, err := m.Tool.Query(ctx, g.PCI)
 	if err == nil && state.Current == change.Enable {
 		return nil
@@ -242,24 +194,49 @@ func (m *Modes) reset(ctx context.Context, g *gpu.GPU, change *records.ModeChang
 		return nil
 	}
 	if err := errors.Join(resetErr, err); err != nil {
-		return fmt.Errorf("%w%s", err, m.heldBy(ctx, g))
+		return fmt.Errorf("%w%s%s", err, printed(said), m.heldBy(ctx, g))
 	}
-	return fmt.Errorf("nvidia-smi reset the GPU, and its MIG mode is as it was: %w", gpu.ErrResetRequired)
+	return fmt.Errorf("nvidia-smi reset the GPU, and its MIG mode is as it was: %w%s", gpu.ErrResetRequired, printed(said))
 }
 
-// restore ends what is pending after a change that failed, and puts the persistence mode back.
-func (m *Modes) restore(ctx context.Context, g *gpu.GPU, change *records.ModeChange) error {
+// takeBack ends a mode that is pending, switches the persistence mode on where it is to be, and makes sure of both. It returns the
+// state that the GPU is in after that.
+func (m *Modes) takeBack(ctx context.Context, g *gpu.GPU, persistence bool) (smi.State, error) {
 	state, err := m.Tool.Query(ctx, g.PCI)
 	if err != nil {
-		return err
+		return state, err
 	}
-	if state.Pending != state.Current {
-		if _, err := m.Tool.SetMode(ctx, g.PCI, state.Current); err != nil {
-			return err
+	pending, off := state.Pending != state.Current, persistence && !state.Persistence
+	if !pending && !off {
+		return state, nil
+	}
+	said := ""
+	if pending {
+		if said, err = m.Tool.SetMode(ctx, g.PCI, state.Current); err != nil {
+			return state, err
 		}
 	}
-	if change.Persistence && !state.Persistence {
-		return m.Tool.SetPersistence(ctx, g.PCI, true)
+	if off {
+		if err := m.Tool.SetPersistence(ctx, g.PCI, true); err != nil {
+			return state, err
+		}
 	}
-	return nil
+	if state, err = m.Tool.Query(ctx, g.PCI); err != nil {
+		return state, err
+	}
+	if state.Pending != state.Current {
+		return state, fmt.Errorf("nvidia-smi set the MIG mode back, and it is pending still: %w%s", gpu.ErrResetRequired, printed(said))
+	}
+	if persistence && !state.Persistence {
+		return state, errors.New("nvidia-smi switched the persistence mode on, and it is off still")
+	}
+	return state, nil
+}
+
+// printed ends an error with what nvidia-smi said of a mode, such as why it is pending.
+func printed(said string) string {
+	if said == "" {
+		return ""
+	}
+	return fmt.Sprintf(" (nvidia-smi -mig printed %q)", said)
 }

@@ -87,6 +87,7 @@ type modeBed struct {
 	root    string
 	node    *sim.Node
 	session *nvml.Session
+	disk    *faultyDisk
 	holders []Holder
 	api     []*resourceapi.ResourceClaim
 	wants   []bool // MIG mode of each GPU
@@ -108,7 +109,8 @@ func newModeBed(t *testing.T, model string) *modeBed {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	disk := &faultyDisk{}
+	b.disk = &faultyDisk{}
+	disk := b.disk
 	store, err := records.OpenStore(disk, filepath.Join(dir, "claims"))
 	layouts, layoutsErr := records.OpenLayouts(disk, filepath.Join(dir, "layouts"))
 	modes, modesErr := records.OpenModes(disk, filepath.Join(dir, "modes"))
@@ -355,21 +357,4 @@ func TestModes_Left(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.want(0, gpuState{Persistence: true})
-}
-
-// Records of a boot before are dropped, and corrupt ones set aside.
-func TestModes_Load(t *testing.T) {
-	b := newModeBed(t, "dgx-a100")
-	if err := b.Modes.Store.Write(&records.ModeChange{Format: 1, BootID: "before", GPU: b.name(0), UUID: "GPU-1"}); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(b.Modes.Store.Dir(), b.name(1)+".json"), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.Modes.load(t.Context()); err != nil || len(b.Modes.Left()) > 0 {
-		t.Errorf("load: %v, left %v", err, b.Modes.Left())
-	}
-	if names, err := b.Modes.Store.Names(); err != nil || len(names) > 0 {
-		t.Errorf("records: %v, %v", names, err)
-	}
 }

@@ -22,8 +22,12 @@ import (
 // with A100 "Fabric Manager is required to facilitate reset" (nvidia-smi's manual, --gpu-reset).
 var yielding = []string{"nvidia-persiste", "nv-fabricmanage"}
 
-// listTimeout bounds the question which claims have a GPU.
-const listTimeout = 10 * time.Second
+const (
+	// listTimeout bounds the question which claims have a GPU.
+	listTimeout = 10 * time.Second
+	// mostOvertaken is how many claims are named that a change has overtaken: shares of a GPU are at most as many.
+	mostOvertaken = 100
+)
 
 // checkIdle fails unless no claim and no process has a GPU and nothing is on it; the caller holds its lock. What Cleave created
 // ahead of claims, and the policy no longer has, is destroyed.
@@ -68,24 +72,49 @@ func (m *Modes) checkIdle(ctx context.Context, b *backend, g *gpu.GPU) error {
 
 // checkUnprepared fails if a claim was allocated something of a GPU and is yet to be prepared: nobody else knows of it.
 func (m *Modes) checkUnprepared(ctx context.Context, device string) error {
-	ctx, cancel := context.WithTimeout(ctx, listTimeout)
-	defer cancel()
-	var found *records.Record
-	err := m.Claims(ctx, func(claim *resourceapi.ResourceClaim) bool {
-		for _, l := range m.ledger.names.ledgers() {
-			if r := allocation(claim, nil, l.id); r != nil && slices.Contains(r.GPUs(), device) {
-				found = r
-			}
-		}
-		return found == nil
-	})
+	found, err := m.unprepared(ctx, device, 1)
 	if err != nil {
 		return fmt.Errorf("list the claims that may have it: %w", err)
 	}
-	if found != nil {
-		return fmt.Errorf("it is allocated to claim %s, which is yet to be prepared: %w", found.Claim, gpu.ErrInUse)
+	if len(found) > 0 {
+		return fmt.Errorf("it is allocated to claim %s, which is yet to be prepared: %w", found[0], gpu.ErrInUse)
 	}
 	return nil
+}
+
+// unprepared are the first claims of the API server, up to a number, that were allocated something of a GPU and have no record.
+func (m *Modes) unprepared(ctx context.Context, device string, most int) (found []records.Claim, err error) {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	err = m.Claims(ctx, func(claim *resourceapi.ResourceClaim) bool {
+		for _, l := range m.ledger.names.ledgers() {
+			r := allocation(claim, nil, l.id)
+			if r != nil && slices.Contains(r.GPUs(), device) && l.index.get(claim.UID) == nil {
+				found = append(found, r.Claim)
+				break
+			}
+		}
+		return len(found) < most
+	})
+	return found, err
+}
+
+// reportOvertaken reports the claims whose device went with the mode: the scheduler decided on them so late that they were not to be
+// seen before.
+func (m *Modes) reportOvertaken(ctx context.Context, device string, enabled bool) {
+	claims, err := m.unprepared(ctx, device, mostOvertaken)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Whether claims were allocated a GPU while its MIG mode changed cannot be found out", "gpu", device)
+		return
+	}
+	if len(claims) == 0 {
+		return
+	}
+	klog.FromContext(ctx).Info("Claims were allocated a GPU while its MIG mode changed, and cannot be prepared", "gpu", device,
+		"enabled", enabled, "claims", claims)
+	if g := m.gate.backend.Load().hardware.Node().Find(device); g != nil && m.Overtaken != nil {
+		m.Overtaken(g, claims)
+	}
 }
 
 // checkPartitions fails if there are partitions on a GPU that Cleave did not create, or that are in use.
@@ -123,5 +152,5 @@ func describeHolders(holders []Holder) string {
 	if len(all) == 0 {
 		return ""
 	}
-	return ": open in " + strings.Join(all, ", ")
+	return ": open in " + strings.Join(all, ", ") + "; stop it, or keep it off the node with a label"
 }

@@ -23,6 +23,9 @@ import (
 type names struct {
 	mu  sync.Mutex
 	all []*Preparer // in order of names
+	// changing are the GPUs, by device, whose MIG mode is being changed: what is done for all GPUs leaves them out, as it would
+	// wait for their locks.
+	changing sync.Map
 	// find is called when another process may have begun to serve the node by another name, see Options.OnOtherProcess.
 	find func(ctx context.Context)
 }
@@ -43,6 +46,12 @@ func (p *Preparer) RemovePeer(other *Preparer) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.all = slices.DeleteFunc(slices.Clone(n.all), func(o *Preparer) bool { return o == other })
+}
+
+// isChanging reports whether the MIG mode of a GPU is being changed.
+func (n *names) isChanging(device string) bool {
+	_, changing := n.changing.Load(device)
+	return changing
 }
 
 // everyone are the Preparers of all names, in order of names; the list must not be changed.

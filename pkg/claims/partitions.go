@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -23,15 +22,6 @@ type Partitions struct {
 	ledger    *Ledger
 	gate      *gate
 	unclaimed unclaimed
-	// changing are the GPUs, by device, whose MIG mode is being changed: what is done for all GPUs leaves them out, as it would
-	// wait for their locks.
-	changing sync.Map
-}
-
-// isChanging reports whether the MIG mode of a GPU is being changed.
-func (p *Partitions) isChanging(device string) bool {
-	_, changing := p.changing.Load(device)
-	return changing
 }
 
 // place finds out what lies just where the partition of a device is to be, and gives the device what it gets as it is: a

@@ -14,7 +14,7 @@ import (
 
 // record is the third step: what hardware is about to change is on disk before it does.
 func (a *preparation) record() error {
-	if !a.creates {
+	if !a.creates || recordsLate {
 		return nil
 	}
 	begun := a.toRecord().Clone()

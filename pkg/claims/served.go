@@ -44,6 +44,9 @@ func (s *Shares) recover(ctx context.Context, b *backend) {
 // recoverInterval sets the interval of a GPU's time slices after a start.
 func (s *Shares) recoverInterval(ctx context.Context, g *gpu.GPU) error {
 	name := g.PCI.DeviceName()
+	if by, _ := s.ledger.index.on(name, "").paced(); len(by) == 0 {
+		return nil // its lock may be taken for long, as by a change of its MIG mode
+	}
 	held, err := s.ledger.lockFor(ctx, "", []string{name})
 	if err != nil {
 		s.restored.Store(nil)
@@ -70,6 +73,9 @@ func (s *Shares) recoverMPS(ctx context.Context) {
 		return
 	}
 	for _, name := range servers(served, func(on records.Served) bool { return on.Owner == s.ledger.id.Driver }) {
+		if s.ledger.names.isChanging(gpuOfServer(name)) {
+			continue // the next recover does it
+		}
 		if err := s.lockAndRetain(ctx, name); err != nil {
 			logger.Error(err, "Could not bring an MPS server in line with claims; it is tried again at the next reconcile", "server", name)
 		}

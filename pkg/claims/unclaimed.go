@@ -87,7 +87,7 @@ func (p *Partitions) FindUnmanaged(ctx context.Context) {
 
 // scan looks for partitions of a GPU that no record names.
 func (p *Partitions) scan(ctx context.Context, b *backend, g *gpu.GPU) error {
-	if len(g.MIG.Profiles) == 0 || p.isChanging(g.PCI.DeviceName()) {
+	if len(g.MIG.Profiles) == 0 || p.ledger.names.isChanging(g.PCI.DeviceName()) {
 		return nil
 	}
 	held, err := p.ledger.lockFor(ctx, "", []string{g.PCI.DeviceName()})

@@ -25,8 +25,12 @@ type installation struct {
 	Classes []string
 }
 
-// followDaemonSet follows the plugin's DaemonSet until ctx ends.
-func (w *Watcher) followDaemonSet(ctx context.Context) {
+// FollowDaemonSet follows the plugin's DaemonSet until ctx ends. It is not part of Run, as it is to outlive it: whether the plugin
+// was uninstalled is asked when it has ended.
+func (w *Watcher) FollowDaemonSet(ctx context.Context) {
+	if w.daemonSet == "" {
+		return
+	}
 	namespace, name, _ := strings.Cut(w.daemonSet, "/")
 	selector := fields.OneTermEqualSelector("metadata.name", name).String()
 	follow(ctx, w.installed, w.client, w.client.AppsV1().DaemonSets(namespace), &appsv1.DaemonSet{}, selector, func(err error) {
@@ -59,6 +63,22 @@ func (w *Watcher) isInstalled(object any) (installation, bool) {
 // existing.
 func (w *Watcher) DaemonSetGone() bool {
 	return w.seenInstalled.Load() && len(w.installed.all()) == 0
+}
+
+// AwaitDaemonSetGone waits until DaemonSetGone or the end of ctx, and reports which. A DaemonSet that never existed is not waited for.
+// It takes what ClassesChanged has.
+func (w *Watcher) AwaitDaemonSetGone(ctx context.Context) bool {
+	for w.seenInstalled.Load() {
+		if w.DaemonSetGone() {
+			return true
+		}
+		select {
+		case <-w.classesChanged:
+		case <-ctx.Done():
+			return w.DaemonSetGone()
+		}
+	}
+	return false
 }
 
 // MissingClasses are the DeviceClasses that were installed with the plugin's DaemonSet and do not exist, sorted; none while the

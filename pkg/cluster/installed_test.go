@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -23,7 +24,10 @@ func TestWatcher_MissingClasses(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
+			var wg sync.WaitGroup
+			wg.Go(func() { w.FollowDaemonSet(ctx) })
 			w.Run(ctx, func(error) {})
+			wg.Wait()
 		}()
 		defer func() { cancel(); <-done }()
 		sets, classes := client.AppsV1().DaemonSets("ns"), client.ResourceV1().DeviceClasses()

@@ -72,12 +72,11 @@ func signals(to chan<- struct{}) func() {
 	}
 }
 
-// Run follows the API server until ctx ends; failed is called with each error of a read.
+// Run follows the API server until ctx ends, except for the DaemonSet; failed is called with each error of a read.
 func (w *Watcher) Run(ctx context.Context, failed func(error)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if w.daemonSet != "" {
-		wg.Go(func() { w.followDaemonSet(ctx) })
 		wg.Go(func() { w.followClasses(ctx) })
 	}
 	wg.Go(func() {

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
@@ -266,7 +267,7 @@ func TestWatcher_DaemonSetGone(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
-		wg.Go(func() { s.followDaemonSet(ctx) })
+		wg.Go(func() { s.FollowDaemonSet(ctx) })
 		defer wg.Wait()
 		defer cancel()
 		sets := client.AppsV1().DaemonSets("cleave-system")
@@ -287,6 +288,34 @@ func TestWatcher_DaemonSetGone(t *testing.T) {
 			if got := s.DaemonSetGone(); got != step.want {
 				t.Errorf("%s: got gone %t, want %t", step.what, got, step.want)
 			}
+			short, end := context.WithTimeout(ctx, time.Second)
+			if got := s.AwaitDaemonSetGone(short); got != step.want {
+				t.Errorf("%s: waited: got gone %t, want %t", step.what, got, step.want)
+			}
+			end()
+		}
+	})
+}
+
+// The news of the end may come after the question.
+func TestWatcher_AwaitDaemonSetGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := fake.NewClientset(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "cleave-system", Name: "cleave-plugin"}})
+		s := NewWatcher(client, "gpu.cleave.dev", "node-1", "cleave-system/cleave-plugin", func() {})
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		defer cancel()
+		wg.Go(func() { s.FollowDaemonSet(ctx) })
+		synctest.Wait()
+		gone := make(chan bool, 1)
+		wg.Go(func() { gone <- s.AwaitDaemonSetGone(ctx) })
+		synctest.Wait()
+		if err := client.AppsV1().DaemonSets("cleave-system").Delete(ctx, "cleave-plugin", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if !<-gone {
+			t.Error("got not gone")
 		}
 	})
 }

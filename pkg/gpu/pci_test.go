@@ -96,6 +96,22 @@ func FuzzParsePCIAddress(f *testing.F) {
 	})
 }
 
+// Names of devices come from allocations and from requests to the MPS supervisor.
+func FuzzParseDeviceName(f *testing.F) {
+	for _, s := range []string{"gpu-0000-1b-00-0", "gpu-0000-1b-00-0-mig-19-6", "gpu-0000-1b-00-0-mig-9-4-mps", "gpu-../../x", "gpu-0000-1b-00-0-mig-+9-04", "gpu-0000-1b-00-0-mig-9-99999999999999999999"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		pci, err := ParseDeviceName(s)
+		if err == nil && !isDNSLabel(pci.DeviceName()) {
+			t.Errorf("%q is the GPU %q", s, pci.DeviceName())
+		}
+		if id, start, ok := ParsePartitionName(s); ok && (err != nil || id < 0 || start < 0) {
+			t.Errorf("%q is partition %d at %d: %v", s, id, start, err)
+		}
+	})
+}
+
 func TestPCIAddress_DeviceNameUnique(t *testing.T) {
 	seen := map[string]PCIAddress{}
 	for _, domain := range []uint32{0, 1, 0x10, 0x1000, 0x10000, 0x100000} {

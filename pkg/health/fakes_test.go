@@ -38,8 +38,10 @@ type fakeHardware struct {
 	reports chan gpu.Event
 	opened  int
 	closed  int
-	waits   int
-	asked   map[gpu.PCIAddress]int
+	// released are the GPUs that are closed for a reset.
+	released map[gpu.PCIAddress]bool
+	waits    int
+	asked    map[gpu.PCIAddress]int
 	// hang, where it is set, keeps those who ask GPU 0 until it is closed.
 	hang chan struct{}
 	// askedBlind is set if a GPU was polled before the subscription.
@@ -121,6 +123,19 @@ func (f *fakeHardware) Fabric(_ context.Context, g *gpu.GPU) (gpu.FabricState, e
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.answers[g.PCI].Fabric, nil
+}
+
+func (f *fakeHardware) Closed(g *gpu.GPU) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.released[g.PCI]
+}
+
+// release closes or opens a GPU.
+func (f *fakeHardware) release(i int, closed bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.released = map[gpu.PCIAddress]bool{f.pci(i): closed}
 }
 
 func (f *fakeHardware) RefusesWork(context.Context) (bool, error) {
@@ -216,6 +231,11 @@ func (d *diary) read() string {
 // watch runs a monitor for as long as a test's steps take. Time is the test's own.
 func watch(t *testing.T, f *fakeHardware, steps func(d *diary)) {
 	t.Helper()
+	watchWith(t, f, func(_ *Monitor, d *diary) { steps(d) })
+}
+
+func watchWith(t *testing.T, f *fakeHardware, steps func(m *Monitor, d *diary)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		f.reports = make(chan gpu.Event, 1000) // of the bubble, or time would stand still
 		if f.hang != nil {
@@ -230,7 +250,7 @@ func watch(t *testing.T, f *fakeHardware, steps func(d *diary)) {
 			defer close(done)
 			m.Run(ctx)
 		}()
-		steps(d)
+		steps(m, d)
 		cancel()
 		<-done
 		if f.opened != f.closed && f.openErr == nil {

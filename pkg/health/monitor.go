@@ -4,8 +4,8 @@ package health
 
 import (
 	"context"
+	"errors"
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -28,6 +28,8 @@ type Hardware interface {
 	Partitions(ctx context.Context, g *gpu.GPU) ([]gpu.Partition, error)
 	// Fabric is the state of the GPU's registration with its NVLink fabric; gpu.FabricUnsupported if it needs none now.
 	Fabric(ctx context.Context, g *gpu.GPU) (gpu.FabricState, error)
+	// Closed reports whether a GPU is closed for a reset: until it is open again, it is not polled, and what is known of it stays.
+	Closed(g *gpu.GPU) bool
 	// RefusesWork reports whether the GPUs are in confidential computing mode and do not accept work.
 	RefusesWork(ctx context.Context) (bool, error)
 }
@@ -96,6 +98,10 @@ type Monitor struct {
 	results chan result
 	// round numbers the calls of poll.
 	round int
+
+	mu sync.Mutex
+	// reset are the GPUs to forget.
+	reset []gpu.PCIAddress
 }
 
 // result is the result of polling a GPU.
@@ -103,18 +109,6 @@ type result struct {
 	gpu     *gpu.GPU
 	reading Reading
 	round   int
-}
-
-// watched is one GPU.
-type watched struct {
-	*State
-	// last is the time of the last poll; zero before the first.
-	last time.Time
-	// due requests a poll ahead of schedule, polling is set while one runs.
-	due, polling bool
-	// reported are the conditions that the observer knows, once introduced.
-	reported   []Condition
-	introduced bool
 }
 
 // NewMonitor returns a Monitor, which does nothing before Start.
@@ -137,6 +131,26 @@ func (m *Monitor) Run(ctx context.Context) {
 		m.wait(ctx)
 		m.poll(ctx, pollWait)
 	}
+}
+
+// Forget drops what is known of a GPU that was reset, once it is open again: its conditions end with the next poll, but for those
+// that it still has. Anybody may call it.
+func (m *Monitor) Forget(pci gpu.PCIAddress) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.reset = append(m.reset, pci)
+}
+
+// forgetReset drops what Forget was called for.
+func (m *Monitor) forgetReset() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, pci := range m.reset {
+		if w := m.gpus[pci]; w != nil {
+			w.forget()
+		}
+	}
+	m.reset = nil
 }
 
 // of returns the state of a GPU.
@@ -265,13 +279,14 @@ func (m *Monitor) part(ctx context.Context, g *gpu.GPU, e gpu.Event) *gpu.Placem
 func (m *Monitor) poll(ctx context.Context, limit time.Duration) {
 	node := m.hw.Node()
 	maps.DeleteFunc(m.gpus, func(pci gpu.PCIAddress, _ *watched) bool { return node.Find(pci.DeviceName()) == nil })
+	m.forgetReset()
 	m.collect(ctx, m.startPolls(ctx, node), limit)
 	reported := false
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
 		w := m.of(g.PCI)
-		if w.last.IsZero() {
-			continue // its first poll has not returned
+		if w.last.IsZero() || m.hw.Closed(g) {
+			continue // its first poll has not returned, or what is known of it is not so for sure
 		}
 		if change, changed := w.change(g); changed {
 			m.to.Changed(change)
@@ -290,7 +305,7 @@ func (m *Monitor) startPolls(ctx context.Context, node *gpu.Node) (started int) 
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
 		w := m.of(g.PCI)
-		if w.polling || !w.isDue(time.Now()) {
+		if w.polling || !w.isDue(time.Now()) || m.hw.Closed(g) {
 			continue
 		}
 		w.polling, w.due = true, false // later events trigger another poll
@@ -348,47 +363,25 @@ func (m *Monitor) collect(ctx context.Context, missing int, limit time.Duration)
 	}
 }
 
-// isDue reports whether it is time to poll a GPU.
-func (w *watched) isDue(now time.Time) bool {
-	since := now.Sub(w.last)
-	return w.last.IsZero() || w.due && since >= minPollGap || since >= unhealthyEvery && !w.Healthy() || since >= healthyEvery
-}
-
 // polled handles the result of polling a GPU.
 func (m *Monitor) polled(ctx context.Context, r result) {
 	w := m.gpus[r.gpu.PCI]
 	if w == nil || ctx.Err() != nil {
 		return // the GPU was removed, or the poll interrupted
 	}
+	w.polling = false
+	if errors.Is(r.reading.Err, gpu.ErrReleased) {
+		return // closed meanwhile
+	}
 	if r.reading.Err != nil && w.failing.IsZero() {
 		klog.FromContext(ctx).Error(r.reading.Err, "Polling a GPU failed", "pci", r.gpu.PCI, "uuid", r.gpu.UUID)
 	}
 	gone := w.gone
 	w.Poll(r.reading, m.hw.IgnoredXIDs(r.gpu), time.Now())
-	w.last, w.polling = time.Now(), false
+	w.last = time.Now()
 	if gone && !w.gone {
 		// NVML does not document whether an event set survives a GPU's absence. The next wait subscribes again.
 		m.close(ctx)
 		m.openAt = time.Now()
 	}
-}
-
-// change returns the conditions that began and ended since the last call.
-func (w *watched) change(g *gpu.GPU) (Change, bool) {
-	c := Change{GPU: g, Now: w.Conditions()}
-	c.Began = without(c.Now, w.reported)
-	c.Ended = without(w.reported, c.Now)
-	first := !w.introduced
-	w.reported, w.introduced = c.Now, true
-	return c, first || len(c.Began)+len(c.Ended) > 0
-}
-
-// without returns the conditions of one list that another lacks.
-func without(list, other []Condition) (left []Condition) {
-	for _, c := range list {
-		if !slices.ContainsFunc(other, c.same) {
-			left = append(left, c)
-		}
-	}
-	return left
 }

@@ -245,3 +245,38 @@ func TestMonitor_HangingGPU(t *testing.T) {
 		}
 	})
 }
+
+// A GPU that is closed for a reset is not asked, and what is known of it stays, until it is known to have been reset.
+func TestMonitor_ClosedGPU(t *testing.T) {
+	f := newFakeHardware()
+	f.answer(1, Reading{Action: gpu.RecoveryUnknown})
+	watchWith(t, f, func(m *Monitor, d *diary) {
+		pci := f.pci(1)
+		f.reports <- gpu.Event{Kind: gpu.XIDReported, PCI: &pci, XID: 95}
+		pass(5 * time.Second)
+		if got := d.read(); !strings.Contains(got, "GPU 1 +[xid-95]") {
+			t.Fatalf("got %q, want xid-95", got)
+		}
+		for _, window := range []time.Duration{time.Second / 2, 2 * time.Minute} {
+			f.release(1, true)
+			before := f.timesAsked(1)
+			pass(window)
+			if asked := f.timesAsked(1); asked != before {
+				t.Errorf("the GPU was asked %d times while it was closed for %s", asked-before, window)
+			}
+			f.release(1, false)
+			pass(2 * time.Minute)
+			check(t, "after a reset that failed", "", d.read())
+		}
+		f.release(1, true)
+		f.answer(1, Reading{Err: gpu.ErrReleased}) // a poll may come too late
+		pass(time.Minute)
+		f.answer(1, Reading{Action: gpu.RecoveryUnknown})
+		f.release(1, false)
+		m.Forget(pci)
+		pass(2 * time.Second)
+		if got := d.read(); !strings.Contains(got, "GPU 1 +[] -[xid-95] =[]") {
+			t.Errorf("after a reset: got %q, want the end of xid-95", got)
+		}
+	})
+}

@@ -34,6 +34,9 @@ const (
 	kindMIG       kind = "mig"
 	kindTimeSlice kind = "timeslice"
 	kindMPS       kind = "mps"
+	// Shares of partitions.
+	kindMIGTimeSlice kind = "mig-timeslice"
+	kindMIGMPS       kind = "mig-mps"
 )
 
 // class is a DeviceClass that serves an extended resource: a device is of it that one of the selectors selects.

@@ -6,8 +6,6 @@ import (
 	"cmp"
 	"fmt"
 
-	"k8s.io/apimachinery/pkg/api/resource"
-
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 )
 
@@ -47,6 +45,8 @@ type pluginImport struct {
 	file *pluginFile
 	// bases are what the plugin calls GPUs and partitions before sharing, the first that matches a device first.
 	bases []base
+	// shares are the profiles whose partitions are shared.
+	shares []v1alpha1.PartitionShare
 }
 
 // base is a resource before sharing.
@@ -68,24 +68,13 @@ func (b base) selector(k kind) selector {
 	return selector{kind: k, productLike: b.like}
 }
 
-// way is how the file has GPUs shared.
-type way struct {
-	field string
-	kind  kind
-	most  int64
-	*replicated
-}
-
-// way is nil where nothing is to be shared.
-func (f *pluginFile) way() *way {
-	switch {
-	case f.Sharing.TimeSlicing != nil:
-		return &way{"sharing.timeSlicing", kindTimeSlice, v1alpha1.MaxTimeSliceShares, f.Sharing.TimeSlicing}
-	case f.Sharing.MPS != nil:
-		return &way{"sharing.mps", kindMPS, v1alpha1.MaxMPSShares, f.Sharing.MPS}
-	default:
-		return nil
+// shares selects the shares of the base's devices.
+func (b base) shares(w *way, e *replicatedResource) selector {
+	s := b.selector(w.kind)
+	if e.sharesPartitions(b) {
+		s.kind = w.partitionKind
 	}
+	return s
 }
 
 // sharedWay is way, nil where every resource has one replica. It notes those.
@@ -158,6 +147,7 @@ func (p *pluginImport) share(policy *v1alpha1.NodePolicy) {
 	w := p.sharedWay()
 	if w != nil {
 		p.noteSharing(w)
+		p.sharePartitions(w)
 	}
 	for _, b := range p.bases {
 		var shared bool // all devices of the base
@@ -207,7 +197,7 @@ func (p *pluginImport) rule(match *v1alpha1.Match, tier v1alpha1.Tier) v1alpha1.
 	r := v1alpha1.Rule{Match: match, Tiers: []v1alpha1.Tier{tier}}
 	if p.file.Flags.strategy() != strategyNone {
 		r.Tiers = append(r.Tiers, v1alpha1.TierMIG)
-		r.MIG = &v1alpha1.MIGPolicy{Mode: v1alpha1.MIGExisting}
+		r.MIG = &v1alpha1.MIGPolicy{Mode: v1alpha1.MIGExisting, Share: p.shares}
 	}
 	return r
 }
@@ -218,12 +208,7 @@ func (p *pluginImport) shareBase(policy *v1alpha1.NodePolicy, w *way, i int, b b
 	field := fmt.Sprintf("%s.resources[%d]", w.field, i)
 	name := w.name(e)
 	if b.partitions {
-		if !e.refs.all && e.refs.count == 0 && len(e.refs.partitions) == 0 {
-			return // GPUs alone
-		}
-		p.serve(name, b.why(), b.selector(kindMIG))
-		p.note(field, short(e.Name), "no equivalent for partitions: each goes to one claim, so fewer pods fit. Use smaller partitions, or "+
-			"share whole GPUs")
+		p.servePartitions(w, field, e, b)
 		return
 	}
 	products, ok := b.products()
@@ -244,9 +229,9 @@ func (p *pluginImport) shareBase(policy *v1alpha1.NodePolicy, w *way, i int, b b
 	if !e.refs.all && len(s.indexes)+len(s.uuids) == 0 {
 		return // partitions alone
 	}
-	p.serve(name, w.why(e), s)
+	p.serve(name, w.whyOf(b, e), s)
 	if b.field != "" {
-		p.serve(wholeResource, w.why(e), s)
+		p.serve(wholeResource, w.whyOf(b, e), s)
 	}
 }
 
@@ -273,47 +258,6 @@ func (p *pluginImport) matches(field string, refs deviceRefs, products []string)
 		matches = append(matches, &v1alpha1.Match{ProductNames: products, UUIDs: refs.uuids})
 	}
 	return matches
-}
-
-// name of the shared resource: what the file says.
-func (w *way) name(e *replicatedResource) string {
-	return cmp.Or(e.Rename, w.plainName(e))
-}
-
-// plainName of the shared resource: what the plugin makes of it, as its releases ignore rename (cmd/nvidia-device-plugin,
-// DisableResourceNamingInConfig).
-func (w *way) plainName(e *replicatedResource) string {
-	if w.RenameByDefault {
-		return e.Name + sharedSuffix
-	}
-	return e.Name
-}
-
-func (w *way) why(e *replicatedResource) string {
-	how := "time slices"
-	if w.kind == kindMPS {
-		how = "MPS"
-	}
-	return fmt.Sprintf("GPUs shared by %s, %d shares each", how, w.shares(e))
-}
-
-// shares are the replicas, as far as Cleave takes them.
-func (w *way) shares(e *replicatedResource) int32 { return int32(min(*e.Replicas, w.most)) }
-
-// rule is one for GPUs that are shared. A share's part of memory is the GPU's over the number of shares, however many there
-// are: with the default minimum of 1 GiB fewer shares than there should be would fit on a small GPU.
-func (w *way) rule(p *pluginImport, match *v1alpha1.Match, e *replicatedResource) v1alpha1.Rule {
-	shares := w.shares(e)
-	step := resource.MustParse("1Mi")
-	memory := &v1alpha1.MemoryCut{Minimum: &step, Step: &step}
-	if w.kind == kindMPS {
-		r := p.rule(match, v1alpha1.TierMPS)
-		r.MPS = &v1alpha1.MPSPolicy{Shares: &shares, Memory: memory}
-		return r
-	}
-	r := p.rule(match, v1alpha1.TierTimeSlice)
-	r.TimeSlice = &v1alpha1.TimeSlicePolicy{Shares: &shares, Memory: memory}
-	return r
 }
 
 // noteSharing notes what shares are not, and what of the file the plugin itself ignores.
@@ -374,7 +318,7 @@ func (p *pluginImport) nameWhatIsAskedForToday() {
 		}
 		for _, b := range p.bases {
 			if b.resource == e.Name && b.field == "" {
-				p.serve(plain, w.why(e), b.selector(w.kind))
+				p.serve(plain, w.whyOf(b, e), b.shares(w, e))
 			}
 		}
 	}

@@ -5,12 +5,10 @@ package mps
 import (
 	"context"
 	"fmt"
-	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	"github.com/cleave-dra/cleave/pkg/driverroot"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
@@ -26,17 +24,19 @@ type Supervisor interface {
 
 // Sharing shares the GPUs of a node: time slices by the driver's nvidia-smi, MPS by the node's supervisor.
 type Sharing struct {
+	TimeSlices
 	owner      string
 	supervisor Supervisor
-	roots      []driverroot.Root
-	found      *atomic.Pointer[driverroot.Root]
-	run        Run
 }
 
-// NewSharing makes a Sharing of the plugin with a DRA driver name, as which it owns claims at the supervisor. roots are where the
-// driver's files may be, one at least.
-func NewSharing(owner string, supervisor Supervisor, roots []driverroot.Root, run Run) *Sharing {
-	return &Sharing{owner: owner, supervisor: supervisor, roots: roots, found: &atomic.Pointer[driverroot.Root]{}, run: run}
+// TimeSlices sets the intervals of GPUs' time slices.
+type TimeSlices interface {
+	SetTimeSlice(ctx context.Context, g *gpu.GPU, interval string) error
+}
+
+// NewSharing makes a Sharing of the plugin with a DRA driver name, as which it owns claims at the supervisor.
+func NewSharing(owner string, supervisor Supervisor, slices TimeSlices) *Sharing {
+	return &Sharing{TimeSlices: slices, owner: owner, supervisor: supervisor}
 }
 
 // As is the same for claims of another driver name, which owns them at the supervisor.
@@ -45,9 +45,6 @@ func (s *Sharing) As(owner string) *Sharing {
 	as.owner = owner
 	return &as
 }
-
-// Found sets which of the roots has the driver that runs: another may have programs of a driver that does not.
-func (s *Sharing) Found(root driverroot.Root) { s.found.Store(&root) }
 
 // StartMPS has the MPS server of a GPU or partition, which has a UUID, serve a claim. The server's defaults are what a claim
 // can have at most, since a client can only go below them: its own part a container gets by its environment. A server that

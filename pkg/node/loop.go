@@ -67,9 +67,10 @@ type Claims interface {
 	EndSession(ctx context.Context) error
 }
 
-// Publisher brings slices to the API server. Want does not wait.
+// Publisher brings slices to the API server. Want does not wait; Arrived reports whether what was wanted last is there.
 type Publisher interface {
 	Want(resources resourceslice.DriverResources)
+	Arrived() bool
 }
 
 // Events writes Events about the node. No method waits.
@@ -215,6 +216,9 @@ func (l *Loop) await(ctx context.Context) error {
 		l.periodic = now.Add(l.ReconcileEvery)
 		due |= Periodic
 	}
+	if len(l.observed.Memory.Modes) == 0 {
+		due &^= Publication // nothing waits for it
+	}
 	if due == 0 && (l.lookAgain.IsZero() || now.Before(l.lookAgain)) {
 		return nil
 	}
@@ -287,6 +291,7 @@ func (l *Loop) snapshot(changed Aspect, pass int) {
 	// Before the inventory: a change that has ended shows there.
 	o.ModeRunning, o.ModeFailures = l.modes.state()
 	o.ModesLeft = l.Claims.ModesLeft()
+	o.Arrived = o.Ready && l.Publisher.Arrived()
 	// Other driver names first: what is allocated under them is among the allocations before they no longer hold.
 	o.Cluster, o.Names = l.Sources.Cluster(), l.Sources.Names()
 	o.Inventory, o.Lists = l.Hardware.Inventory(), l.Sources.Lists()

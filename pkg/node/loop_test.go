@@ -135,6 +135,8 @@ func (f *fakeNode) Want(resources resourceslice.DriverResources) {
 	})
 }
 
+func (f *fakeNode) Arrived() bool { return true }
+
 func (f *fakeNode) Warn(reason, _ string) { f.set(func() { f.events = append(f.events, reason) }) }
 func (f *fakeNode) Note(reason, _ string) { f.set(func() { f.events = append(f.events, reason) }) }
 func (f *fakeNode) Report(s Status)       { f.set(func() { f.status = s }) }

@@ -18,9 +18,9 @@ import (
 // the policy that offered it; its claims end in their own time. Then each GPU goes through these states, and every plan begins
 // from what was observed, so that a restart may come at any time:
 //
-//	in the wrong mode -> its devices published as withdrawn, for modeSettle -> no claim has it -> changed -> in the right mode
-//	                                                                       ^                      |
-//	                                                                       +--- a longer pause ---+ failed
+//	in the wrong mode -> the API server has its devices as withdrawn, for modeSettle -> no claim has it -> changed -> in the right mode
+//	                                                                                ^                      |
+//	                                                                                +--- a longer pause ---+ failed
 //
 // A change that was begun and cut short is on record. It is finished first, also where the policy wants no change any more.
 
@@ -33,9 +33,9 @@ const (
 
 // Times of mode changes.
 const (
-	// modeSettle is how long devices must have been published as withdrawn before the claims that have them are counted: a
-	// scheduler that has not seen that yet allocates within less.
-	modeSettle = time.Second
+	// modeSettle is how long the API server must have had devices as withdrawn before the claims that have them are counted.
+	// Most schedulers that have not seen that yet have written what they allocate by then; that some have not is seen later.
+	modeSettle = 1500 * time.Millisecond
 	// modeRetry is the time before a change that failed is tried again, twice as long each time, and at most modeRetryAtMost.
 	modeRetry       = 5 * time.Second
 	modeRetryAtMost = 5 * time.Minute
@@ -58,8 +58,12 @@ type ModeFailure struct {
 // ModeMemory is what a plan hands to the next about a GPU whose mode is to be changed.
 type ModeMemory struct {
 	Enable bool
-	// Since is when its devices were first published as withdrawn; zero before.
-	Since time.Time
+	// Began is when the mode was first to be changed. Failures before are those of an earlier change.
+	Began time.Time
+	// Withdrawn is set once its devices are withdrawn from what is published, Since is when the API server first had that; zero
+	// before.
+	Withdrawn bool
+	Since     time.Time
 	// Failures counts the attempts, FailedAt is when the last one failed.
 	Failures int
 	FailedAt time.Time
@@ -69,14 +73,19 @@ type ModeMemory struct {
 
 // next is when the next attempt may be made.
 func (m ModeMemory) next() time.Time {
-	if m.Failures == 0 {
-		return m.Since.Add(modeSettle)
+	settled := m.Since.Add(modeSettle)
+	if retry := m.FailedAt.Add(m.pause()); m.Failures > 0 && retry.After(settled) {
+		return retry
 	}
-	pause := modeRetryAtMost
-	if m.Failures < 8 {
-		pause = min(pause, modeRetry<<(m.Failures-1))
+	return settled
+}
+
+// pause is the time between the last failure and the next attempt.
+func (m ModeMemory) pause() time.Duration {
+	if m.Failures == 0 || m.Failures >= 8 {
+		return modeRetryAtMost
 	}
-	return m.FailedAt.Add(pause)
+	return min(modeRetryAtMost, modeRetry<<(m.Failures-1))
 }
 
 // modes are the part of a plan that is about MIG modes.
@@ -97,11 +106,11 @@ func (p modes) consider(o *Observed) {
 		if target == g.MIG.Enabled && !o.ModesLeft[name] {
 			continue
 		}
-		m := before[name]
-		if m.Enable != target {
-			m = ModeMemory{Enable: target}
+		m, known := before[name]
+		if !known || m.Enable != target {
+			m = ModeMemory{Enable: target, Began: o.Now}
 		}
-		if f, failed := o.ModeFailures[name]; failed && f.Enable == target && f.At.After(m.FailedAt) {
+		if f, failed := o.ModeFailures[name]; failed && f.Enable == target && f.At.After(m.FailedAt) && f.At.After(m.Began) {
 			m.FailedAt, m.Failures = f.At, m.Failures+1
 			p.reportFailure(g, &m, f.Err)
 		}
@@ -110,7 +119,7 @@ func (p modes) consider(o *Observed) {
 		}
 		p.Memory.setMode(name, m)
 		left := target == g.MIG.Enabled // nothing of what is allocated changes
-		settled := !m.Since.IsZero() && len(allocated[name]) == 0
+		settled := !m.Since.IsZero() && allocated[name].waits() == ""
 		due := !o.Now.Before(m.next()) || left && m.Failures == 0
 		if p.mayChange(o) && (left || settled) && due {
 			p.Mode = &ModeOrder{name, target}
@@ -149,16 +158,17 @@ func (p modes) taints(node *policy.Node, o *Observed) []publish.Taint {
 	return taints
 }
 
-// notePublished notes since when what GPUs offered is published as withdrawn.
+// notePublished notes since when the API server has what GPUs offered as withdrawn. What this plan publishes is on its way.
 func (p modes) notePublished(o *Observed) {
 	if !o.Ready || p.ObserveAgain {
 		return
 	}
 	for name, m := range p.Memory.Modes { // each by itself
-		if m.Since.IsZero() {
+		if m.Since.IsZero() && o.Arrived && (m.Withdrawn || p.Slices == nil) {
 			m.Since = o.Now
-			p.Memory.Modes[name] = m
 		}
+		m.Withdrawn = true
+		p.Memory.Modes[name] = m
 	}
 }
 
@@ -168,35 +178,38 @@ func (p modes) lookAgain(o *Observed, look func(at time.Time)) {
 		return // its end marks the loop
 	}
 	for _, m := range p.Memory.Modes {
-		if at := m.next(); at.After(o.Now) && !m.Since.IsZero() {
+		if at := m.next(); at.After(o.Now) && (!m.Since.IsZero() || m.Failures > 0) {
 			look(at)
 		}
 	}
 }
 
-// reportClaims reports once which claims a change waits for.
-func (p modes) reportClaims(g *gpu.GPU, m *ModeMemory, claims []string) {
-	const said = "claims"
-	if len(claims) == 0 || m.Said == said {
+// reportClaims reports which claims a change waits for, again when they are others.
+func (p modes) reportClaims(g *gpu.GPU, m *ModeMemory, using claimsUsing) {
+	waits := using.waits()
+	if waits == "" || m.Said == waits {
 		return
 	}
-	m.Said = said
-	message := fmt.Sprintf("%s %s once these claims have ended: %s", Describe(g),
-		modeWords(m.Enable, "is to enter MIG mode", "is to leave MIG mode"), strings.Join(claims, ", "))
-	p.report(Report{Log: "The MIG mode of a GPU is to be changed once its claims have ended",
-		Values: []any{"gpu", g.PCI.DeviceName(), "enable", m.Enable, "claims", claims}, Reason: reasonModePending, Message: message})
+	m.Said = waits
+	p.report(Report{
+		Log: "The MIG mode of a GPU is to be changed once its claims have ended",
+		Values: []any{"gpu", g.PCI.DeviceName(), "enable", m.Enable, "claims", using.claims, "adminAccess", using.admin,
+			"releasing", using.releasing},
+		Reason:  reasonModePending,
+		Message: fmt.Sprintf("%s %s once %s", Describe(g), modeWords(m.Enable, "is to enter MIG mode", "is to leave MIG mode"), waits),
+	})
 }
 
 // reportFailure reports why a mode could not be changed, each reason once.
 func (p modes) reportFailure(g *gpu.GPU, m *ModeMemory, err error) {
-	again := m.next().Sub(m.FailedAt)
+	again := m.pause()
 	r := Report{Log: "The MIG mode of a GPU could not be changed", Err: err,
 		Values: []any{"gpu", g.PCI.DeviceName(), "enable", m.Enable, "attempts", m.Failures, "retryIn", again}}
 	if m.Said != err.Error() {
 		m.Said = err.Error()
 		r.Warning, r.Reason = true, reasonModeNotChanged
-		r.Message = fmt.Sprintf("%s %s: %s. It is tried again, at first in %s", Describe(g),
-			modeWords(m.Enable, "cannot enter MIG mode yet", "cannot leave MIG mode yet"), oneLine(err), again)
+		r.Message = fmt.Sprintf("%s %s: %s. Next attempt in %s, later ones after up to %s", Describe(g),
+			modeWords(m.Enable, "cannot enter MIG mode yet", "cannot leave MIG mode yet"), oneLine(err), again, modeRetryAtMost)
 	}
 	p.report(r)
 }
@@ -219,15 +232,45 @@ func modeWords(enable bool, on, off string) string {
 // oneLine is an error in one line.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", ", ") }
 
-// claimsOf are the claims that have something of GPUs, by device and in order of records.
-func claimsOf(all []*records.Record) map[string][]string {
-	claims := map[string][]string{}
-	for _, r := range all {
-		for _, name := range r.GPUs() {
-			if text := r.Claim.String(); !slices.Contains(claims[name], text) {
-				claims[name] = append(claims[name], text)
-			}
+// claimsUsing are the claims that have something of a GPU, in order of records.
+type claimsUsing struct {
+	claims, admin []string
+	// releasing have ended, and what they had is yet to be given back.
+	releasing []string
+}
+
+// waits says what has to happen before no claim has anything of the GPU; empty where none has.
+func (c claimsUsing) waits() string {
+	var all []string
+	add := func(claims []string, words string) {
+		if len(claims) > 0 {
+			all = append(all, fmt.Sprintf(words, strings.Join(claims, ", ")))
 		}
 	}
-	return claims
+	add(c.claims, "these claims have ended: %s")
+	add(c.admin, "these claims with admin access have ended: %s")
+	add(c.releasing, "what these claims had, which have ended, is given back: %s")
+	return strings.Join(all, "; and once ")
+}
+
+// claimsOf are the claims that have something of GPUs, by device.
+func claimsOf(all []*records.Record) map[string]claimsUsing {
+	using := map[string]claimsUsing{}
+	for _, r := range all {
+		for _, name := range r.GPUs() {
+			u := using[name]
+			list := &u.claims
+			switch {
+			case r.State == records.Releasing:
+				list = &u.releasing
+			case !slices.ContainsFunc(r.Devices, func(d records.Device) bool { return d.GPU == name && !d.AdminAccess }):
+				list = &u.admin
+			}
+			if text := r.Claim.String(); !slices.Contains(*list, text) {
+				*list = append(*list, text)
+			}
+			using[name] = u
+		}
+	}
+	return using
 }

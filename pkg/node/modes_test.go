@@ -29,7 +29,7 @@ func newModeBed(t *testing.T) *bed {
 	b := newBed(t, "dgx-a100")
 	b.write("training.yaml", trainingRules)
 	b.write("inference.yaml", inferenceRules)
-	b.Cluster.Node.Policy = "training"
+	b.Cluster.Node.Policy, b.Arrived = "training", true
 	b.step(Inventory | Policies | Cluster)
 	b.heard()
 	return b
@@ -40,6 +40,7 @@ func (b *bed) choose(name string) {
 	b.t.Helper()
 	b.Cluster.Node.Policy = name
 	b.step(Cluster)
+	b.step(Publication)
 }
 
 // changed is a GPU whose mode has changed.
@@ -50,6 +51,7 @@ func (b *bed) changed(i int, enabled bool) {
 	inventory.GPUs[i].MIG.Enabled, inventory.GPUs[i].MIG.Pending = enabled, enabled
 	b.Inventory, b.ModeRunning = &inventory, ModeOrder{}
 	b.step(Inventory)
+	b.step(Publication)
 }
 
 // after makes a plan some time later.
@@ -128,6 +130,21 @@ func TestDesired_ModeClaims(t *testing.T) {
 	}
 	b.changed(1, true)
 	b.wantOrder("still with the claim", "")
+	b.heard()
+	b.allocate(records.Device{GPU: b.device(0)}, records.Device{GPU: b.device(0), AdminAccess: true}, records.Device{GPU: b.device(0)})
+	b.Allocations[2].State = records.Releasing
+	b.step(Allocations)
+	b.after(time.Hour)
+	if events := b.heard(); len(events) != 1 || !strings.HasSuffix(events[0], "once these claims have ended: ns/c0 (); "+
+		"and once these claims with admin access have ended: ns/c1 (); and once what these claims had, which have ended, is given back: ns/c2 ()") {
+		t.Errorf("Events = %q, want one about all three", events)
+	}
+	b.Allocations = b.Allocations[2:]
+	b.step(Allocations)
+	b.wantOrder("with a claim that is being released", "")
+	if events := b.heard(); len(events) != 1 || strings.Contains(events[0], "ns/c0") || !strings.Contains(events[0], "is given back: ns/c2") {
+		t.Errorf("Events = %q, want one about what is being released", events)
+	}
 	b.allocate()
 	b.step(Allocations)
 	b.wantOrder("once the claim has ended", "0 on")
@@ -163,7 +180,7 @@ func TestDesired_ModeFails(t *testing.T) {
 	}
 	events := b.heard()
 	if len(events) != 2 || !strings.Contains(events[0], "Warning MIGModeNotChanged") ||
-		!strings.Contains(events[0], "cannot enter MIG mode yet: in use: open in nv-hostengine (process 71). It is tried again, at first in 5s") {
+		!strings.Contains(events[0], "cannot enter MIG mode yet: in use: open in nv-hostengine (process 71). Next attempt in 5s, later ones after up to 5m0s") {
 		t.Errorf("Events = %q, want one for each GPU", events)
 	}
 	fail("in use: open in dcgm-exporter (process 9)")
@@ -190,6 +207,70 @@ func TestDesired_ModeLeft(t *testing.T) {
 	b.ModesLeft = nil
 	b.step(0)
 	b.wantOrder("finished", "")
+}
+
+// Withdrawn devices settle from when the API server has them as such, which takes as long as it takes.
+func TestDesired_ModeNotArrived(t *testing.T) {
+	b := newModeBed(t)
+	b.Arrived = false
+	b.choose("inference")
+	b.after(time.Hour)
+	b.wantOrder("while the API server lacks it", "")
+	b.Arrived = true
+	b.step(Publication)
+	b.wantOrder("just arrived", "")
+	if look := b.plan.LookAgain.Sub(b.Now); look != modeSettle {
+		t.Errorf("looks again after %s, want %s", look, modeSettle)
+	}
+	b.Arrived = false // something else is on its way
+	b.after(modeSettle)
+	b.wantOrder("settled", "0 on")
+}
+
+// What arrives with the plan that withdraws devices is what was published before.
+func TestDesired_ModeArrivedBefore(t *testing.T) {
+	b := newModeBed(t)
+	b.Cluster.Node.Policy = "inference"
+	b.step(Cluster)
+	b.Arrived = false
+	b.after(time.Hour)
+	b.wantOrder("while the API server has what was before", "")
+}
+
+// A failure of an earlier change neither shortens the time to settle nor is reported again.
+func TestDesired_ModeStaleFailure(t *testing.T) {
+	b := newModeBed(t)
+	b.choose("inference")
+	b.after(modeSettle)
+	b.ModeFailures = map[string]ModeFailure{b.device(0): {true, errors.New("in use"), b.Now}, b.device(1): {true, errors.New("in use"), b.Now}}
+	b.step(0)
+	b.choose("training")
+	b.after(time.Hour)
+	b.heard()
+	b.choose("inference")
+	b.wantOrder("just withdrawn again", "")
+	b.after(modeSettle)
+	b.wantOrder("settled", "0 on")
+	if diff := cmp.Diff([]string{"Normal PolicyApplied"}, reasons(b.heard())); diff != "" {
+		t.Errorf("Events (-want +got):\n%s", diff)
+	}
+}
+
+// A failure just before the devices are withdrawn anew, as after a restart, does not end the time to settle.
+func TestModeMemory_Next(t *testing.T) {
+	for name, tt := range map[string]struct {
+		memory ModeMemory
+		want   time.Duration
+	}{
+		"settles":             {ModeMemory{Since: start}, modeSettle},
+		"failed":              {ModeMemory{Since: start, Failures: 1, FailedAt: start.Add(time.Minute)}, time.Minute + modeRetry},
+		"settles last":        {ModeMemory{Since: start, Failures: 1, FailedAt: start.Add(-modeRetry)}, modeSettle},
+		"failed, not settled": {ModeMemory{Failures: 2, FailedAt: start}, 2 * modeRetry},
+	} {
+		if got := tt.memory.next().Sub(start); got != tt.want {
+			t.Errorf("%s: next after %s, want %s", name, got, tt.want)
+		}
+	}
 }
 
 func TestDesired_ModeNotNow(t *testing.T) {

@@ -39,6 +39,8 @@ const (
 	Health
 	// Specs is the CDI spec of the GPUs.
 	Specs
+	// Publication is whether the API server has what was published.
+	Publication
 	// Periodic is everything, once every reconcile interval; what is still wrong then is reported again.
 	Periodic
 )
@@ -95,6 +97,9 @@ type Observed struct {
 	ModeRunning  ModeOrder
 	ModesLeft    map[string]bool
 	ModeFailures map[string]ModeFailure
+
+	// Arrived is set while the API server has had what was published last.
+	Arrived bool
 
 	// Conditions are what is wrong with GPUs, the worst first.
 	Conditions map[gpu.PCIAddress][]health.Condition

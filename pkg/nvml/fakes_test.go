@@ -108,6 +108,10 @@ func (l *fakeLibrary) DeviceByIndex(index int) (Device, error) {
 	return l.devices[index], nil
 }
 
+func (l *fakeLibrary) DeviceByPCI(pci gpu.PCIAddress) (Device, error) {
+	return nil, fmt.Errorf("the GPU at %s: %w", pci, gpu.ErrNotFound)
+}
+
 // fakeDevice is an H100 whose calls fail as a test says.
 type fakeDevice struct {
 	virtualization int

@@ -22,6 +22,8 @@ type Library interface {
 	AcceptsWork() (bool, error)
 	DeviceCount() (int, error)               // nvmlDeviceGetCount_v2
 	DeviceByIndex(index int) (Device, error) // nvmlDeviceGetHandleByIndex_v2
+	// DeviceByPCI opens the GPU at an address and no other (nvmlDeviceGetHandleByPciBusId_v2).
+	DeviceByPCI(pci gpu.PCIAddress) (Device, error)
 	// HasFunction reports whether the library exports a function; go-nvml aborts the process if a missing one is called.
 	HasFunction(name string) bool
 	EventSet() (EventSet, error) // nvmlEventSetCreate

@@ -110,6 +110,14 @@ func (l *realLibrary) DeviceByIndex(index int) (Device, error) {
 	return realDevice{dev: d, has: l.HasFunction}, nil
 }
 
+func (l *realLibrary) DeviceByPCI(pci gpu.PCIAddress) (Device, error) {
+	d, ret := l.lib.DeviceGetHandleByPciBusId(pci.String())
+	if err := check(fmt.Sprintf("nvmlDeviceGetHandleByPciBusId(%s)", pci), ret); err != nil {
+		return nil, err
+	}
+	return realDevice{dev: d, has: l.HasFunction}, nil
+}
+
 // HasFunction looks the symbol up.
 func (l *realLibrary) HasFunction(name string) bool {
 	return l.lib.Extensions().LookupSymbol(name) == nil

@@ -69,7 +69,7 @@ func (s *Session) Rediscover(ctx context.Context, allocated func(pci gpu.PCIAddr
 		return changed, nil
 	}
 	klog.FromContext(ctx).Info("Restarting the NVML session: sysfs lists GPUs that NVML does not", "gpus", missing)
-	if err := s.calls.restart(ctx, s.root, func() {}); err != nil {
+	if err := s.calls.restart(ctx, s.root, s.calls.patience.Change, func() {}); err != nil {
 		return changed, fmt.Errorf("find the GPUs at %v: %w", missing, err)
 	}
 	again, err := reread(ctx, s, allocated)
@@ -133,6 +133,9 @@ func (c *scan) merge(before, now *discovery, epoch int, allocated func(pci gpu.P
 		case was.UUID == g.UUID:
 			kept := *was
 			kept.Index, kept.Minor = g.Index, g.Minor
+			if len(was.MIG.Profiles) == 0 { // older drivers list none out of MIG mode
+				kept.MIG = g.MIG
+			}
 			if g.MIG.NeedsReset { // else the mode follows what is allocated
 				kept.MIG.Enabled, kept.MIG.Pending = g.MIG.Enabled, g.MIG.Pending
 			}
@@ -160,29 +163,31 @@ func (c *scan) merge(before, now *discovery, epoch int, allocated func(pci gpu.P
 }
 
 // restart shuts NVML down and initialises it again, and calls begun before any other call. Queued calls fail with errRestarted,
-// or go on with the handles that begun takes. It fails while a call is running, which would use what nvmlShutdown frees.
-func (c *calls) restart(ctx context.Context, root string, begun func()) (err error) {
+// or go on with the handles that begun takes. It fails where a running call does not return within wait: it would use what
+// nvmlShutdown frees. No call runs before the restart has ended, also where that is not waited for any more.
+func (c *calls) restart(ctx context.Context, root string, wait time.Duration, begun func()) (err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("restart the NVML session: %w", err)
 		}
 	}()
-	release, err := c.dogs.acquireAll(ctx, c.patience.Change)
+	release, err := c.dogs.acquireAll(ctx, wait, wait+c.patience.Change)
 	if err != nil {
 		return err
 	}
-	defer release()
 	closeNodes, err := c.inventory.openNodes(root)
 	if err != nil {
+		release()
 		return err
 	}
-	defer closeNodes()
 	c.mu.Lock()
 	c.epoch.Add(1)
 	open := slices.Collect(maps.Keys(c.events))
 	clear(c.events)
 	c.mu.Unlock()
 	_, err = bounded(ctx, newWatchdog(), "nvmlInit_v2", c.patience.Change, true, func() (struct{}, error) {
+		defer release()
+		defer closeNodes()
 		for _, e := range open {
 			if err := e.set.Free(); err != nil {
 				klog.FromContext(ctx).V(2).Info("Could not free an event set", "reason", err.Error())
@@ -210,8 +215,11 @@ func openNode(root string, minor int) (*os.File, error) {
 	return f, err
 }
 
-// acquireAll blocks all calls until release is called. It fails if a running call does not return within limit.
-func (w *watchdogs) acquireAll(ctx context.Context, limit time.Duration) (release func(), err error) {
+// acquireAll blocks all calls until release is called, which counts as hanging after limit. It fails if the running calls do
+// not return within wait.
+func (w *watchdogs) acquireAll(ctx context.Context, wait, limit time.Duration) (release func(), err error) {
+	waiting, cancel := context.WithTimeout(ctx, cmp.Or(wait, time.Second))
+	defer cancel()
 	w.mu.Lock()
 	all := w.all()
 	w.mu.Unlock()
@@ -222,7 +230,7 @@ func (w *watchdogs) acquireAll(ctx context.Context, limit time.Duration) (releas
 		}
 	}
 	for _, dog := range all {
-		if err := dog.begin(ctx, "restarting the NVML session", cmp.Or(limit, time.Second)); err != nil {
+		if err := dog.begin(waiting, "restarting the NVML session", cmp.Or(limit, time.Second)); err != nil {
 			release()
 			return nil, err
 		}

@@ -8,11 +8,15 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
+
+// releaseWait bounds the wait of Release for running calls, the wait for events among them: calls about other GPUs wait as long.
+const releaseWait = 3 * time.Second
 
 // Release closes a GPU, so that it can be reset: its calls fail with gpu.ErrReleased until Retake. The others stay open, and
 // calls about them wait for as long as a restart of NVML takes, which is the only way to close a GPU: nvmlInit_v2 works "without
@@ -25,7 +29,7 @@ func (s *Session) Release(ctx context.Context, pci gpu.PCIAddress) error {
 	}
 	s.inventory.setReleased(pci, true)
 	klog.FromContext(ctx).V(4).Info("Closing a GPU", "pci", pci)
-	err := s.calls.restart(ctx, s.root, func() { s.calls.reopen(ctx) })
+	err := s.calls.restart(ctx, s.root, releaseWait, func() { s.calls.reopen(ctx) })
 	if err != nil {
 		s.inventory.setReleased(pci, false)
 		s.stale.Store(true) // the next look takes new handles

@@ -61,15 +61,8 @@ func sharing(dogs *watchdogs) Option { return func(s *Session) { s.calls.dogs = 
 
 // Open finds the library, starts a session and reads the hardware once. Errors name the path of the library.
 func Open(ctx context.Context, opts Options) (*Session, error) {
-	found, err := find(opts)
+	chosen, err := locate(ctx, opts)
 	if err != nil {
-		return nil, err
-	}
-	chosen, err := choose(ctx, found, opts.Probe)
-	if err != nil {
-		return nil, err
-	}
-	if err := mayLoad(chosen.path); err != nil {
 		return nil, err
 	}
 	s, err := OpenLibrary(ctx, newRealLibrary(chosen.path), opts.Sysfs, sharing(watchdogsOf(chosen.path)))
@@ -79,6 +72,19 @@ func Open(ctx context.Context, opts Options) (*Session, error) {
 	}
 	s.root = chosen.root
 	return s, nil
+}
+
+// locate finds the library of the driver that runs, which this process can load.
+func locate(ctx context.Context, opts Options) (candidate, error) {
+	found, err := find(opts)
+	if err != nil {
+		return candidate{}, err
+	}
+	chosen, err := choose(ctx, found, opts.Probe)
+	if err != nil {
+		return candidate{}, err
+	}
+	return chosen, mayLoad(chosen.path)
 }
 
 // OpenLibrary starts a session with a given library and reads the hardware once.

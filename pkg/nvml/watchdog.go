@@ -95,27 +95,30 @@ func bounded[T any](ctx context.Context, w *watchdog, what string, limit time.Du
 	return none, fmt.Errorf("%s returned after %s, which is too late: %w", what, limit, gpu.ErrHangs)
 }
 
-// begin waits for the running call. It fails at once if that call hangs.
+// begin waits for the running call, and takes the place of it: whoever waits longest comes next, also before a caller that starts
+// one call after the other. It fails at once if that call hangs.
 func (w *watchdog) begin(ctx context.Context, what string, limit time.Duration) error {
-	for {
+	for begun := false; !begun; {
 		select {
 		case w.slot <- struct{}{}:
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			w.what, w.since, w.deadline, w.late = what, time.Now(), time.Now().Add(limit), false
-			return nil
+			begun = true
 		default:
-		}
-		if err := w.await(ctx); err != nil {
-			return fmt.Errorf("%s: %w", what, err)
+			var err error
+			if begun, err = w.await(ctx); err != nil {
+				return fmt.Errorf("%s: %w", what, err)
+			}
 		}
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.what, w.since, w.deadline, w.late = what, time.Now(), time.Now().Add(limit), false
+	return nil
 }
 
-// await returns when the running call may have ended, or an error if waiting is useless.
-func (w *watchdog) await(ctx context.Context) error {
+// await waits for the slot, which it takes, or for the deadline of the running call. An error says that waiting is useless.
+func (w *watchdog) await(ctx context.Context) (taken bool, err error) {
 	if err := w.hangs(); err != nil {
-		return err
+		return false, err
 	}
 	w.mu.Lock()
 	left := time.Until(w.deadline)
@@ -123,14 +126,13 @@ func (w *watchdog) await(ctx context.Context) error {
 	timer := time.NewTimer(max(left, time.Millisecond))
 	defer timer.Stop()
 	select {
-	case w.slot <- struct{}{}:
-		<-w.slot
-		return nil
+	case w.slot <- struct{}{}: // a channel serves those that wait in order
+		return true, nil
 	case <-ctx.Done():
-		return ctx.Err()
+		return false, ctx.Err()
 	case <-timer.C:
 		w.expire(ctx) // its caller may have stopped waiting before the deadline
-		return nil
+		return false, nil
 	}
 }
 
@@ -176,10 +178,24 @@ type watchdogs struct {
 
 	mu      sync.Mutex
 	byIndex map[int]*watchdog
+	// byAddress are those of sessions that know no indexes, see Direct.
+	byAddress map[gpu.PCIAddress]*watchdog
 }
 
 func newWatchdogs() *watchdogs {
-	return &watchdogs{library: newWatchdog(), events: newWatchdog(), byIndex: map[int]*watchdog{}}
+	return &watchdogs{
+		library: newWatchdog(), events: newWatchdog(), byIndex: map[int]*watchdog{}, byAddress: map[gpu.PCIAddress]*watchdog{},
+	}
+}
+
+// at returns the watchdog of the GPU at an address.
+func (w *watchdogs) at(pci gpu.PCIAddress) *watchdog {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.byAddress[pci] == nil {
+		w.byAddress[pci] = newWatchdog()
+	}
+	return w.byAddress[pci]
 }
 
 // of returns the watchdog of the GPU at an index.

@@ -244,7 +244,7 @@ func (s failingSupervisor) Ensure(context.Context, mps.Request) (mps.Endpoint, e
 func startError(t *testing.T, err error) error {
 	t.Helper()
 	g := &gpu.GPU{PCI: gpu.PCIAddress{Bus: 0x1b}}
-	_, _, err = mps.NewSharing("d", failingSupervisor{err: err}, nil, nil).StartMPS(t.Context(), "c-uid", g.Whole(), g.UUID, &policy.Offer{}, &records.MPS{})
+	_, _, err = mps.NewSharing("d", failingSupervisor{err: err}, nil).StartMPS(t.Context(), "c-uid", g.Whole(), g.UUID, &policy.Offer{}, &records.MPS{})
 	return err
 }
 

@@ -40,7 +40,7 @@ func (s *service) useHardware(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	hw := &hardware{Session: session, look: s.finder.now, retaken: s.forget}
+	hw := &hardware{Session: session, look: s.finder.now, closed: s.specs.closed}
 	defer hw.end(ctx)
 	noShares, err := cluster.SharesUnsupported(ctx, s.client.Discovery().RESTClient(), s.config.DriverRetry)
 	if err != nil {
@@ -162,6 +162,7 @@ func (s *service) newPublisher() *publish.Publisher {
 	return publish.NewPublisher(publish.Options{
 		Writer: s.helper, Pool: s.config.NodeName, Seen: s.cluster.OwnSlices, Wake: s.cluster.OwnSlicesChanged(),
 		Published:         s.ready.published,
+		Arrived:           func() { s.loop.Mark(node.Publication) },
 		KubeletRegistered: func() time.Time { return time.Unix(0, s.kubelet.registered.Load()) },
 		Deleted: func(missing, all int) {
 			s.metrics.slicesDeleted.Add(float64(missing))
@@ -188,7 +189,6 @@ func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 	}
 	s.metrics.waiting.Set(0)
 	s.driver.used(session.DriverRoot())
-	s.sharing.Found(s.config.rootOf(session.DriverRoot()))
 	s.smi.Found(s.config.rootOf(session.DriverRoot()))
 	if err := s.sessions.Begin(deviceNames(session.Node())); err != nil {
 		return nil, errors.Join(err, session.Close())
@@ -200,7 +200,7 @@ func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 // offerGPUs writes the CDI spec and lets claims be prepared. GPUs that lack something are published with a taint, and their
 // claims fail and report what is missing, until it is there.
 func (s *service) offerGPUs(ctx context.Context, hw *hardware) (err error) {
-	s.specs.Static, err = newStatic(&s.config, hw.DriverRoot(), s.config.DriverName, s.specs.hook, func() { s.loop.Mark(node.Specs) })
+	s.specs.Static, err = newStatic(s, hw.DriverRoot(), s.config.DriverName, s.specs.hook, func() { s.loop.Mark(node.Specs) })
 	if err != nil {
 		return err
 	}

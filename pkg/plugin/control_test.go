@@ -86,7 +86,7 @@ func (b *controlBed) start(ctx context.Context, model string) <-chan error {
 	go b.cluster.Run(ctx, func(error) {})
 	go b.names.run(ctx)
 	b.driver.used(b.config.DriverRoot)
-	hw := &hardware{Session: session, look: b.finder.now}
+	hw := &hardware{Session: session, look: b.finder.now, closed: b.specs.closed}
 	done := make(chan error, 1)
 	go func() { done <- b.control(ctx, hw, nil) }()
 	return done

@@ -24,8 +24,9 @@ type hardware struct {
 	node atomic.Pointer[policy.Node]
 	// look takes a value when GPUs are to be looked for at once.
 	look chan<- struct{}
-	// retaken is called after a GPU was reset and opened again; nil for nobody.
-	retaken func(pci gpu.PCIAddress)
+	// changed is called after a GPU was reset into another MIG mode and opened again; nil for nobody.
+	changed func(pci gpu.PCIAddress)
+	closed  *closedGPU
 	ended   sync.Once
 }
 
@@ -50,11 +51,26 @@ func (h *hardware) VerifyGPU(ctx context.Context, g *gpu.GPU) error {
 	return err
 }
 
-// Retake opens a GPU again. What was wrong with it before the reset is looked at anew.
+// Release closes a GPU, and keeps searches of the driver's files from opening it.
+func (h *hardware) Release(ctx context.Context, pci gpu.PCIAddress) error {
+	if err := h.closed.close(ctx); err != nil {
+		return err
+	}
+	err := h.Session.Release(ctx, pci)
+	if err != nil {
+		h.closed.open()
+	}
+	return err
+}
+
+// Retake opens a GPU again. What was wrong with it is over only if it was reset for certain, which another mode shows.
 func (h *hardware) Retake(ctx context.Context, pci gpu.PCIAddress) error {
+	defer h.closed.open()
+	before := h.Session.Node().Find(pci.DeviceName())
 	err := h.Session.Retake(ctx, pci)
-	if h.retaken != nil {
-		h.retaken(pci)
+	after := h.Session.Node().Find(pci.DeviceName())
+	if err == nil && h.changed != nil && before != nil && after != nil && !after.MIG.SameMode(before.MIG) {
+		h.changed(pci)
 	}
 	return err
 }

@@ -141,6 +141,7 @@ func (s *service) watchHealth(ctx context.Context, hw *hardware) (end func()) {
 		migChanged: func() { s.loop.Mark(node.Partitions) },
 		logger:     klog.FromContext(ctx),
 	})
+	hw.changed = m.Forget // no mode changes before the loop runs
 	ctx, cancel := context.WithCancel(ctx)
 	m.Start(ctx)
 	var wg sync.WaitGroup
@@ -154,17 +155,11 @@ func (s *service) watchHealth(ctx context.Context, hw *hardware) (end func()) {
 // monitored is hardware as the health monitor uses it.
 type monitored struct{ *hardware }
 
-// Node is the inventory, less the GPUs that are closed to be reset.
-func (m monitored) Node() *gpu.Node {
-	node := m.hardware.Node().Node
-	closed := func(g gpu.GPU) bool { return errors.Is(m.Usable(&g), gpu.ErrReleased) }
-	if !slices.ContainsFunc(node.GPUs, closed) {
-		return node
-	}
-	open := *node
-	open.GPUs = slices.DeleteFunc(slices.Clone(node.GPUs), closed)
-	return &open
-}
+// Node is the inventory.
+func (m monitored) Node() *gpu.Node { return m.hardware.Node().Node }
+
+// Closed reports whether a GPU is closed to be reset.
+func (m monitored) Closed(g *gpu.GPU) bool { return errors.Is(m.Usable(g), gpu.ErrReleased) }
 
 // IgnoredXIDs are those that the policy of a GPU ignores.
 func (m monitored) IgnoredXIDs(g *gpu.GPU) []int { return m.hardware.Node().Offer(g).Health.IgnoreXIDs }

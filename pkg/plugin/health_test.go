@@ -4,6 +4,7 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -43,8 +44,13 @@ type healthBed struct {
 // watchHealth runs a test on a node of eight H100s while their health is watched. Time is the test's own.
 func watchHealth(t *testing.T, reaction policy.Health, test func(b *healthBed)) {
 	t.Helper()
+	watchHealthOf(t, "hgx-h100", reaction, test)
+}
+
+func watchHealthOf(t *testing.T, model string, reaction policy.Health, test func(b *healthBed)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		n, err := sim.New("hgx-h100")
+		n, err := sim.New(model)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -71,7 +77,7 @@ func newHealthBed(t *testing.T, n *sim.Node, reaction policy.Health) *healthBed 
 		t.Fatal(err)
 	}
 	b := &healthBed{
-		t: t, sim: n, hw: &hardware{Session: session}, metrics: newMetrics(),
+		t: t, sim: n, hw: &hardware{Session: session, closed: newClosedGPU()}, metrics: newMetrics(),
 		events: record.NewFakeRecorder(100), mig: make(chan struct{}, 1), changed: make(chan struct{}, 1),
 	}
 	known := newGPUHealth("node-1", func() { signal(b.changed) })
@@ -89,6 +95,7 @@ func newHealthBed(t *testing.T, n *sim.Node, reaction policy.Health) *healthBed 
 		hw: b.hw, health: b.health, metrics: b.metrics, events: cluster.NewEventsWith(b.events, "n"),
 		records: func() []*records.Record { return b.allocated }, migChanged: func() { signal(b.mig) }, logger: klog.Background(), //nolint:forbidigo // no context is at hand
 	})
+	b.hw.changed = b.monitor.Forget
 	return b
 }
 
@@ -340,4 +347,35 @@ func TestHealth_Restart(t *testing.T) {
 	if diff := cmp.Diff(tainted(b.shapes(1, every), "needs-reset:NoExecute"), b.taints()); diff != "" {
 		t.Errorf("taints (-want +got):\n%s", diff)
 	}
+}
+
+// A GPU that is closed for a change of its MIG mode keeps its taint, unless it was reset into another mode.
+func TestHealth_Reset(t *testing.T) {
+	watchHealthOf(t, "dgx-a100", policy.Health{Effect: "NoSchedule"}, func(b *healthBed) {
+		ctx, pci := b.t.Context(), b.hw.Session.Node().GPUs[1].PCI
+		b.must(b.sim.Hardware().RaiseXID(1, 95))
+		b.pass(2 * time.Second)
+		want := tainted(b.shapes(1, every), "xid-95:NoSchedule")
+		b.must(b.hw.Release(ctx, pci))
+		b.pass(5 * time.Second)
+		if diff := cmp.Diff(want, b.taints()); diff != "" {
+			t.Errorf("taints while it is closed (-want +got):\n%s", diff)
+		}
+		b.must(b.hw.Retake(ctx, pci))
+		b.pass(12 * time.Second)
+		if diff := cmp.Diff(want, b.taints()); diff != "" {
+			t.Errorf("taints after a reset that failed (-want +got):\n%s", diff)
+		}
+		b.heard()
+		b.must(b.hw.Release(ctx, pci))
+		b.must(b.sim.Init())
+		_, err := b.sim.Device(1).MIG().SetMIGMode(true)
+		b.must(errors.Join(err, b.sim.Shutdown()))
+		b.must(b.hw.Retake(ctx, pci))
+		b.pass(2 * time.Second)
+		if got := b.taints(); got != nil {
+			t.Errorf("taints after the reset: %v", got)
+		}
+		checkEvents(t, b.heard(), "Normal GPURecovered Node")
+	})
 }

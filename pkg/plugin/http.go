@@ -107,6 +107,9 @@ func (r *readiness) err() error {
 	return nil
 }
 
+// maxScrapes bounds what whoever reaches the port can have the plugin work at a time. Health is not counted: the kubelet asks.
+const maxScrapes = 4
+
 // httpServer serves metrics and health.
 type httpServer struct {
 	address string // empty for none
@@ -130,10 +133,13 @@ func (s *httpServer) serve(ctx context.Context) (stop func(), err error) {
 		return nil, inUse
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", s.serveReady)
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, MaxHeaderBytes: 16 << 10}
+	server := &http.Server{
+		Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
+		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
+	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if listener == nil {

@@ -8,10 +8,12 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/cleave-dra/cleave/pkg/cluster"
@@ -154,6 +156,87 @@ func TestHealthz_AwaitingDriver(t *testing.T) {
 	for path, want := range map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 200, "/": 404} {
 		if got := status(t.Context(), t, "http://"+address+path); got != want {
 			t.Errorf("%s: got %d, want %d", path, got, want)
+		}
+	}
+}
+
+// scrape is a collector that takes as long as the test wants.
+type scrape struct{ begun, done chan struct{} }
+
+func (scrape) Describe(to chan<- *prometheus.Desc) { to <- scrapeDesc }
+
+func (s scrape) Collect(to chan<- prometheus.Metric) {
+	s.begun <- struct{}{}
+	<-s.done
+	to <- prometheus.MustNewConstMetric(scrapeDesc, prometheus.GaugeValue, 1)
+}
+
+var scrapeDesc = prometheus.NewDesc("test_scrape", "Of this test.", nil, nil)
+
+// Whoever reaches the port and asks for metrics without end keeps neither the plugin busy nor the kubelet from asking how it is.
+func TestServeHTTP_Flood(t *testing.T) {
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	_ = l.Close()
+	slow := scrape{make(chan struct{}), make(chan struct{})}
+	s := &httpServer{address: address, metrics: newMetrics(), ready: &readiness{}}
+	s.metrics.registry.MustRegister(slow)
+	stop, err := s.serve(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	answers := make(chan int, maxScrapes)
+	for range maxScrapes {
+		go func() { answers <- status(t.Context(), t, "http://"+address+"/metrics") }()
+		<-slow.begun
+	}
+	for path, want := range map[string]int{"/healthz": 200, "/metrics": 503} {
+		if got := status(t.Context(), t, "http://"+address+path); got != want {
+			t.Errorf("%s in a flood: got %d, want %d", path, got, want)
+		}
+	}
+	close(slow.done)
+	for range maxScrapes {
+		if got := <-answers; got != 200 {
+			t.Errorf("got %d, want 200", got)
+		}
+	}
+}
+
+// Whoever reaches the port learns names of claims, pods and namespaces from the one metric that is for them
+// (metrics.allowFrom), and nothing that a claim's author wrote.
+func TestMetrics_NamesOfTenants(t *testing.T) {
+	m := newMetrics()
+	descriptions := make(chan *prometheus.Desc, 100)
+	m.usage.Describe(descriptions)
+	close(descriptions)
+	for d := range descriptions {
+		for _, label := range []string{"namespace", "pod", "claim"} {
+			_, labels, _ := strings.Cut(d.String(), "variableLabels")
+			if !strings.Contains(d.String(), `"cleave_claim_info"`) && strings.Contains(labels, label) {
+				t.Errorf("a metric has a label of tenants: %s", d)
+			}
+		}
+	}
+	m.observe(prepareOperation, "gpu", "claim-uid", time.Second, errors.New("claim team-a/secret-project: no"))
+	m.healthy.WithLabelValues("gpu-0000-1b-00-0").Set(1)
+	m.policyIs("training", true)
+	families, err := m.registry.Gather()
+	if err != nil || len(families) < 10 {
+		t.Fatalf("got %d metrics, %v", len(families), err)
+	}
+	allowed := []string{"operation", "outcome", "tier", "reason", "kind", "gpu", "xid", "policy", "version", "goversion"}
+	for _, f := range families {
+		for _, metric := range f.GetMetric() {
+			for _, l := range metric.GetLabel() {
+				if !slices.Contains(allowed, l.GetName()) || strings.Contains(l.GetValue(), "claim-uid") || strings.Contains(l.GetValue(), "team-a") {
+					t.Errorf("%s has the label %s=%q", f.GetName(), l.GetName(), l.GetValue())
+				}
+			}
 		}
 	}
 }

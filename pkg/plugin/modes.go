@@ -6,11 +6,12 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"strings"
 
 	"github.com/cleave-dra/cleave/pkg/claims"
 	"github.com/cleave-dra/cleave/pkg/cluster"
 	"github.com/cleave-dra/cleave/pkg/gpu"
-	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/node"
 	"github.com/cleave-dra/cleave/pkg/processes"
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/smi"
@@ -23,8 +24,39 @@ func openModes(s *service) (*claims.ModeOptions, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.smi = smi.New(s.config.driverRoots(), mps.RunProgram)
-	return &claims.ModeOptions{Store: kept, Tool: s.smi, Holders: holders{s.smi}.of, Claims: cluster.Claims{Client: s.client}.Each}, nil
+	return &claims.ModeOptions{
+		Store: kept, Tool: s.smi, Holders: holders{s.smi}.of,
+		Claims: cluster.Claims{Client: s.client}.Each, Overtaken: overtaken{s.events}.report,
+	}, nil
+}
+
+// reasonOvertaken is of Events about claims whose device went while they were being allocated.
+const reasonOvertaken = "ClaimOvertaken"
+
+// overtaken reports claims that were allocated a GPU too late to be seen before its MIG mode changed.
+type overtaken struct{ events *cluster.Events }
+
+func (o overtaken) report(g *gpu.GPU, all []records.Claim) {
+	change := node.Describe(g) + " has left MIG mode"
+	if g.MIG.Enabled {
+		change = node.Describe(g) + " has entered MIG mode"
+	}
+	var names []string
+	for _, claim := range all {
+		names = append(names, claim.String())
+		o.events.WarnClaim(claim, reasonOvertaken, change+", and the device of this claim is gone. Delete its pods: they are scheduled again")
+	}
+	o.events.Warn(reasonOvertaken, change+" while it was being allocated to claims, whose devices are gone: "+strings.Join(names, ", ")+
+		". Delete their pods: they are scheduled again")
+}
+
+// adoptModes takes over the changes of MIG modes that were begun under another driver name.
+func adoptModes(ctx context.Context, to *claims.Modes, o *otherName) error {
+	kept, err := records.OpenModes(store.NewDisk(), filepath.Join(o.dir, modesDir))
+	if err != nil {
+		return err
+	}
+	return to.Adopt(ctx, o.driver, kept)
 }
 
 // holders finds the processes that have GPUs open.

@@ -22,6 +22,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/processes"
 	"github.com/cleave-dra/cleave/pkg/records"
+	"github.com/cleave-dra/cleave/pkg/smi"
 	"github.com/cleave-dra/cleave/pkg/store"
 )
 
@@ -119,6 +120,7 @@ func (s *service) openSharing() error {
 	if s.mps != nil {
 		supervisor = s.mps
 	}
-	s.sharing = mps.NewSharing(s.config.DriverName, supervisor, s.config.driverRoots(), mps.RunProgram)
+	s.smi = smi.New(s.config.driverRoots(), smi.RunProgram)
+	s.sharing = mps.NewSharing(s.config.DriverName, supervisor, s.smi)
 	return nil
 }

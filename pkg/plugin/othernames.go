@@ -361,7 +361,7 @@ func (n *otherNames) load(ctx context.Context, o *otherName) (runs bool) {
 	return runs || !o.loaded
 }
 
-// adopt finishes what a name's claims have begun, compares them with the API server, and takes over the name's layouts.
+// adopt finishes what a name's claims have begun, compares them with the API server, and takes over its layouts and mode changes.
 func (n *otherNames) adopt(ctx context.Context, o *otherName) {
 	n.mu.Lock()
 	hw := n.hardware
@@ -386,8 +386,8 @@ func (n *otherNames) adopt(ctx context.Context, o *otherName) {
 		o.restoreStatus()
 	}
 	if now := time.Now(); now.After(o.nextReconcile) {
-		if err := n.s.engine.Partitions.AdoptLayouts(ctx, o.engine.Ledger); err != nil {
-			logger.Error(err, "Could not take over the layouts of another driver name; it is tried again", "driver", o.driver)
+		if err := errors.Join(n.s.engine.Partitions.AdoptLayouts(ctx, o.engine.Ledger), adoptModes(ctx, n.s.engine.Modes, o)); err != nil {
+			logger.Error(err, "Could not take over the layouts or mode changes of another driver name; it is tried again", "driver", o.driver)
 		}
 		o.engine.Maintain(ctx, cluster.Claims{Client: n.s.client})
 		o.sweep(ctx, n.s)

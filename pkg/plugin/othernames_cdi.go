@@ -16,7 +16,7 @@ func (n *otherNames) staticOf(ctx context.Context, hw *hardware, o *otherName) (
 	if err != nil {
 		return nil, err
 	}
-	static, err := newStatic(&n.s.config, hw.DriverRoot(), o.driver, path, func() {})
+	static, err := newStatic(n.s, hw.DriverRoot(), o.driver, path, func() {})
 	if err != nil {
 		return nil, err
 	}

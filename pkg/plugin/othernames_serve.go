@@ -274,12 +274,14 @@ func removeName(c *Config, driver string) (gone bool, err error) {
 	}
 	claims, errClaims := records.OpenStore(store.NewDisk(), filepath.Join(dir, names.Claims))
 	layouts, errLayouts := records.OpenLayouts(store.NewDisk(), filepath.Join(dir, names.Layouts))
-	if err := errors.Join(errClaims, errLayouts); err != nil {
+	modes, errModes := records.OpenModes(store.NewDisk(), filepath.Join(dir, modesDir))
+	if err := errors.Join(errClaims, errLayouts, errModes); err != nil {
 		return false, err
 	}
 	uids, errClaims := claims.Names()
 	gpus, errLayouts := layouts.Names()
-	if err := errors.Join(errClaims, errLayouts); err != nil || len(uids) > 0 || len(gpus) > 0 {
+	changes, errModes := modes.Names()
+	if err := errors.Join(errClaims, errLayouts, errModes); err != nil || len(uids) > 0 || len(gpus) > 0 || len(changes) > 0 {
 		return false, err
 	}
 	errs := []error{

@@ -311,7 +311,7 @@ func TestOtherNames_SlicesOfOtherGPUs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	hw := &hardware{Session: session}
+	hw := &hardware{Session: session, closed: newClosedGPU()}
 	defer hw.end(t.Context())
 	b.names.useHardware(hw)
 	b.want("none is among them", "", false)
@@ -330,6 +330,16 @@ func TestRemoveName_KeepsWhatIsInUse(t *testing.T) {
 			store, err := records.OpenLayouts(store.Disk{}, b.dir(names.Layouts))
 			if err == nil {
 				err = store.Write(&records.Layout{Format: records.LayoutFormat, BootID: "boot", GPU: renamedGPU, UUID: "GPU-1", Places: []gpu.Place{{ProfileID: 19}}})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			return func() { _ = store.Remove(renamedGPU) }
+		},
+		"a change of a MIG mode": func(b *namesBed) func() {
+			store, err := records.OpenModes(store.Disk{}, b.dir(modesDir))
+			if err == nil {
+				err = store.Write(&records.ModeChange{Format: records.ModeChangeFormat, BootID: "boot", GPU: renamedGPU, UUID: "GPU-1"})
 			}
 			if err != nil {
 				t.Fatal(err)

@@ -52,6 +52,11 @@ func Run(ctx context.Context, config Config) error {
 	if err := s.persist(ctx, func() error { return s.open(ctx) }); err != nil {
 		return nil // ctx has ended
 	}
+	following, unfollow := context.WithCancel(context.WithoutCancel(ctx))
+	var follower sync.WaitGroup
+	follower.Go(func() { s.cluster.FollowDaemonSet(following) })
+	defer follower.Wait()
+	defer unfollow()
 	defer s.leave(ctx)
 	if !s.awaitName(ctx) {
 		return nil
@@ -135,6 +140,7 @@ func newService(config Config) *service {
 	}
 	s.pods = cluster.NewPods(func(uid types.UID) bool { return s.engine.Ledger.Record(uid) != nil })
 	s.metrics.build.WithLabelValues(config.Version, runtime.Version()).Set(1)
+	s.specs.closed = newClosedGPU()
 	s.driver.config, s.marker.config, s.kubelet.config = &s.config, &s.config, &s.config
 	return s
 }

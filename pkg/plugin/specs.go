@@ -4,6 +4,7 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"time"
@@ -25,10 +26,13 @@ type specs struct {
 	*cdi.Static
 	// hook is the path of NVIDIA's hook program.
 	hook string
+	// closed is the GPU that is closed for its reset, if any.
+	closed *closedGPU
 }
 
 // newStatic is the CDI spec for claims of a driver's name, with the files of the driver that was found in a root.
-func newStatic(config *Config, here, driver, hookPath string, changed func()) (*cdi.Static, error) {
+func newStatic(s *service, here, driver, hookPath string, changed func()) (*cdi.Static, error) {
+	config := &s.config
 	root := config.rootOf(here)
 	return cdi.NewStatic(cdi.Options{
 		Driver: driver, Dir: config.CDIDir,
@@ -39,6 +43,7 @@ func newStatic(config *Config, here, driver, hookPath string, changed func()) (*
 		CreateNodes: func(ctx context.Context, nodes driverroot.Nodes) error {
 			return root.CreateNodes(ctx, config.Procfs, nodes)
 		},
+		Search:  s.specs.closed.search,
 		Changed: changed,
 	})
 }
@@ -61,11 +66,15 @@ func (s *specs) keep(ctx context.Context, inventory func() *gpu.Node, driverRetr
 			continue
 		}
 		last = time.Now()
-		if err := s.Refresh(ctx, inventory()); err != nil {
+		err := s.Refresh(ctx, inventory())
+		if errors.Is(err, gpu.ErrReleased) {
+			last = time.Time{} // once the GPU is open again
+		}
+		if err != nil {
 			klog.FromContext(ctx).V(4).Info("The CDI spec is still incomplete", "reason", err.Error())
 		}
 		retry = driverRetry
-		if len(s.Problems()) > 0 {
+		if len(s.Problems()) > 0 && !last.IsZero() {
 			retry = min(max(time.Since(last), 2*retry), maxSpecRetry)
 		}
 	}

@@ -34,6 +34,15 @@ const (
 // uninstallTimeout bounds the question whether the plugin was uninstalled: a pod that ends has little time.
 const uninstallTimeout = 5 * time.Second
 
+// watchTimeout bounds the wait for the watch's word, where the plugin may no longer ask.
+const watchTimeout = 3 * time.Second
+
+// installationWatch is what follows the plugin's DaemonSet (cluster.Watcher).
+type installationWatch interface {
+	DaemonSetGone() bool
+	AwaitDaemonSetGone(ctx context.Context) bool
+}
+
 // leave is for a plugin that has ended. Where it was uninstalled, nothing is allocated and no other plugin runs, it removes its
 // files. In all other cases they stay for the next one.
 func (s *service) leave(ctx context.Context) {
@@ -45,7 +54,7 @@ func (s *service) leave(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), uninstallTimeout)
 	defer cancel()
 	logger := klog.FromContext(ctx)
-	gone, err := uninstalled(ctx, s.client, s.config.DaemonSet, s.cluster.DaemonSetGone())
+	gone, err := uninstalled(ctx, s.client, s.config.DaemonSet, s.cluster)
 	if err != nil {
 		logger.Error(err, "Keeping the plugin's files: it may only be restarted")
 	}
@@ -75,15 +84,22 @@ func (s *service) leave(ctx context.Context) {
 // uninstalled reports whether the DaemonSet of the plugin is gone. Only the API server's word that there is none, now or in
 // the watch that followed it, is taken for that: a plugin that may not ask may have lost its rights by a mistake. An
 // uninstalled one mostly has: Helm deletes the DaemonSet first (InstallOrder of helm.sh/helm/v3/pkg/releaseutil), and the
-// rights while its pods still end. seenGone is what the watch saw last.
-func uninstalled(ctx context.Context, client kubernetes.Interface, daemonSet string, seenGone bool) (bool, error) {
+// rights while its pods still end. Then the watch, which needed them only at its start, is waited for: its news may be later than
+// the signal to end.
+func uninstalled(ctx context.Context, client kubernetes.Interface, daemonSet string, watch installationWatch) (bool, error) {
 	namespace, name, _ := strings.Cut(daemonSet, "/")
 	found, err := client.AppsV1().DaemonSets(namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case err == nil:
 		return found.DeletionTimestamp != nil, nil
-	case apierrors.IsNotFound(err) || seenGone:
+	case apierrors.IsNotFound(err) || watch.DaemonSetGone():
 		return true, nil
+	case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err):
+		ctx, cancel := context.WithTimeout(ctx, watchTimeout)
+		defer cancel()
+		if watch.AwaitDaemonSetGone(ctx) {
+			return true, nil
+		}
 	}
 	return false, fmt.Errorf("ask for DaemonSet %s: %w", daemonSet, err)
 }

@@ -3,6 +3,7 @@
 package plugin
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"net/http/httptest"
@@ -26,20 +27,23 @@ func TestUninstalled(t *testing.T) {
 		status          int
 		body            string
 		seenGone        bool
+		seenLater       bool
 		want, wantError bool
 	}{
-		"there":                        {status: http.StatusOK, body: there},
-		"there again":                  {status: http.StatusOK, body: there, seenGone: true},
-		"being deleted":                {status: http.StatusOK, body: leaving, want: true},
-		"gone":                         {status: http.StatusNotFound, body: failure, want: true},
-		"may not ask":                  {status: http.StatusForbidden, body: failure, wantError: true},
-		"may not ask, seen to go":      {status: http.StatusForbidden, body: failure, seenGone: true, want: true},
-		"unknown to the API server":    {status: http.StatusUnauthorized, body: failure, wantError: true},
-		"unknown, seen to go":          {status: http.StatusUnauthorized, body: failure, seenGone: true, want: true},
-		"API server fails":             {status: http.StatusInternalServerError, body: failure, wantError: true},
-		"API server is away":           {status: http.StatusServiceUnavailable, body: failure, wantError: true},
-		"API server is busy":           {status: http.StatusTooManyRequests, body: failure, wantError: true},
-		"API server fails, seen to go": {status: http.StatusInternalServerError, body: failure, seenGone: true, want: true},
+		"there":                            {status: http.StatusOK, body: there},
+		"there again":                      {status: http.StatusOK, body: there, seenGone: true},
+		"being deleted":                    {status: http.StatusOK, body: leaving, want: true},
+		"gone":                             {status: http.StatusNotFound, body: failure, want: true},
+		"may not ask":                      {status: http.StatusForbidden, body: failure, wantError: true},
+		"may not ask, seen to go":          {status: http.StatusForbidden, body: failure, seenGone: true, want: true},
+		"may not ask, seen to go later":    {status: http.StatusForbidden, body: failure, seenLater: true, want: true},
+		"API server fails, not waited for": {status: http.StatusInternalServerError, body: failure, seenLater: true, wantError: true},
+		"unknown to the API server":        {status: http.StatusUnauthorized, body: failure, wantError: true},
+		"unknown, seen to go":              {status: http.StatusUnauthorized, body: failure, seenGone: true, want: true},
+		"API server fails":                 {status: http.StatusInternalServerError, body: failure, wantError: true},
+		"API server is away":               {status: http.StatusServiceUnavailable, body: failure, wantError: true},
+		"API server is busy":               {status: http.StatusTooManyRequests, body: failure, wantError: true},
+		"API server fails, seen to go":     {status: http.StatusInternalServerError, body: failure, seenGone: true, want: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -55,13 +59,19 @@ func TestUninstalled(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			gone, err := uninstalled(t.Context(), client, "cleave-system/cleave-plugin", tt.seenGone)
+			gone, err := uninstalled(t.Context(), client, "cleave-system/cleave-plugin", seenInstallation{tt.seenGone, tt.seenLater})
 			if gone != tt.want || (err != nil) != tt.wantError {
 				t.Errorf("got %t, %v, want %t, an error: %t", gone, err, tt.want, tt.wantError)
 			}
 		})
 	}
 }
+
+// seenInstallation is whether the watch has seen the DaemonSet go, and whether it will.
+type seenInstallation struct{ gone, later bool }
+
+func (s seenInstallation) DaemonSetGone() bool                     { return s.gone }
+func (s seenInstallation) AwaitDaemonSetGone(context.Context) bool { return s.later }
 
 // leavingConfig is a plugin with all the files that one has.
 func leavingConfig(t *testing.T) *Config {

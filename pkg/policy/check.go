@@ -44,12 +44,15 @@ func check(r *v1alpha1.Rule, g *gpu.GPU) []error {
 	if r.MIG.ChangesMode() && !slices.Contains(r.OfferedTiers(), v1alpha1.TierMIG) {
 		return nil // a board without MIG mode is out of it, as the rule wants
 	}
+	if wants := wantsMIG(r, g); wants != nil && *wants && unlisted(g) {
+		return nil // it is checked once the mode has changed
+	}
 	if why := noPartitions(g, MIGMode(r.MIG.ModeOfUse())); why != "" {
 		// That the driver reports no placements may change with the driver: only what cannot be checked is refused for it.
 		tier := slices.Index(r.Tiers, v1alpha1.TierMIG)
 		switch {
 		case r.MIG != nil && (!g.MIG.Capable || r.MIG.Layout != nil || r.MIG.Profiles != nil || r.MIG.Share != nil):
-			return []error{fmt.Errorf("mig: %s: match only GPUs that can be", why)}
+			return []error{fmt.Errorf("mig: %s: %s", why, remedy(g))}
 		case tier >= 0 && !g.MIG.Capable:
 			return []error{fmt.Errorf("tiers[%d]: %s: leave mig out, or match only GPUs that can be", tier, why)}
 		default:
@@ -89,4 +92,12 @@ func check(r *v1alpha1.Rule, g *gpu.GPU) []error {
 		}
 	}
 	return errs
+}
+
+// remedy is what to do about a rule that wants partitions of a board that has none.
+func remedy(g *gpu.GPU) string {
+	if !unlisted(g) {
+		return "match only GPUs that can be"
+	}
+	return "use a newer driver, or " + gpu.SwitchMIG("<GPU>", true)
 }

@@ -94,9 +94,9 @@ func omittedProfiles(r *v1alpha1.Rule) []string {
 }
 
 // wantsMIG is the MIG mode for which an idle GPU is reset by a rule, nil where its mode is taken as found. The rule wants
-// partitions or whole GPUs: one that wants both is no valid rule.
+// partitions or whole GPUs: one that wants both is no valid rule. A guest can often not reset a GPU that is passed through to it.
 func wantsMIG(r *v1alpha1.Rule, g *gpu.GPU) *bool {
-	if !r.MIG.ChangesMode() || !g.MIG.Capable || !g.MIG.NeedsReset || g.MIG.Fixed || len(g.MIG.Profiles) == 0 {
+	if !r.MIG.ChangesMode() || !g.MIG.Capable || !g.MIG.NeedsReset || g.MIG.Fixed || g.Virtualization == gpu.PassThrough {
 		return nil
 	}
 	wants := slices.Contains(r.OfferedTiers(), v1alpha1.TierMIG)
@@ -128,11 +128,18 @@ func asksForPartitions(r *v1alpha1.Rule) bool {
 	return slices.Contains(r.Tiers, v1alpha1.TierMIG) || r.MIG != nil
 }
 
+// unlisted reports whether a driver may list the partitions of a board once it is in MIG mode: older ones list none before.
+func unlisted(g *gpu.GPU) bool {
+	return g.MIG.Capable && g.MIG.NeedsReset && !g.MIG.Enabled && !g.MIG.Fixed && len(g.MIG.Catalog()) == 0
+}
+
 // noPartitions says why a board can have no partitions; empty where it can.
 func noPartitions(g *gpu.GPU, mode MIGMode) string {
 	switch {
 	case !g.MIG.Capable:
 		return g.ProductName + " cannot be partitioned"
+	case unlisted(g):
+		return "MIG mode of " + g.ProductName + " is off, and its driver lists partitions only in MIG mode"
 	case len(g.MIG.Catalog()) == 0:
 		return g.ProductName + " cannot be partitioned: its driver reports no placements of partitions"
 	case g.MIG.Fixed && mode != Existing:

@@ -116,8 +116,8 @@ func TestPartitionSharing_Amounts(t *testing.T) {
 				t.Fatalf("got %+v, want one", shared)
 			}
 			s := shared[0].Sharing
-			if s.Shares != tt.shares || s.Cores != tt.cores || s.Memory != tt.memory || s.Enforcement != EnforcedPerProcess {
-				t.Errorf("got %+v, want %d shares, %+v cores, %+v memory", s, tt.shares, tt.cores, tt.memory)
+			if s.Shares != tt.shares || s.Cores != tt.cores || s.Memory != tt.memory || s.Enforcement != NotEnforced {
+				t.Errorf("got %+v, want %d shares, %+v cores, %+v memory, not enforced", s, tt.shares, tt.cores, tt.memory)
 			}
 		})
 	}

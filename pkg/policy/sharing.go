@@ -92,7 +92,8 @@ func mps(p *v1alpha1.MPSPolicy, node *gpu.Node, t target, means Means) (*Sharing
 	if s.Memory, why = memory(p.Memory, t, s.Shares); why != "" {
 		return nil, why
 	}
-	if s.Memory.Total > 0 {
+	// A server of a partition has the same limits, but that it keeps its clients to them has not been seen on a real one.
+	if s.Memory.Total > 0 && t.profile == nil {
 		s.Enforcement = EnforcedPerProcess
 	}
 	return s, ""

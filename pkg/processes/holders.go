@@ -13,12 +13,14 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"unicode"
+	"unicode/utf8"
 )
 
 // Process is a process of the host.
 type Process struct {
 	PID int
-	// Name is what the kernel calls it, 15 bytes at most (proc(5), /proc/PID/comm).
+	// Name is what the kernel calls it, 15 bytes at most (proc(5), /proc/PID/comm), with ? for what cannot be printed.
 	Name string
 }
 
@@ -55,11 +57,21 @@ func (t Table) Holding(ctx context.Context, path string) ([]Process, error) {
 		}
 		if open {
 			comm, _ := os.ReadFile(filepath.Join(t.proc, e.Name(), "comm")) // it may have just ended
-			found = append(found, Process{pid, strings.TrimSpace(string(comm))})
+			found = append(found, Process{pid, printable(strings.TrimSpace(string(comm)))})
 		}
 	}
 	slices.SortFunc(found, func(a, b Process) int { return a.PID - b.PID })
 	return found, unread
+}
+
+// printable replaces what a terminal or a log would act on: a process chooses its name, also one of a tenant.
+func printable(name string) string {
+	return strings.Map(func(r rune) rune {
+		if r == utf8.RuneError || !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, name)
 }
 
 // hasOpen reports whether a process has a file open, by whatever path: containers have device files of their own.

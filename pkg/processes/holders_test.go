@@ -3,9 +3,11 @@
 package processes
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -45,6 +47,43 @@ func TestTable_Holding(t *testing.T) {
 	_ = cmd.Wait()
 	if found, err := table.Holding(t.Context(), path); len(found) != 0 {
 		t.Errorf("after its end: %v, %v", found, err)
+	}
+}
+
+// A process chooses its name, and Events and logs quote it.
+func TestTable_HoldingHostileName(t *testing.T) {
+	cat, err := exec.LookPath("cat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(cat)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	program, path := filepath.Join(dir, "a\nI0101\x1b[2J\xff"), filepath.Join(dir, "nvidia0")
+	if err := errors.Join(os.WriteFile(program, data, 0o700), os.WriteFile(path, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	held, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = held.Close() }()
+	cmd := exec.Command(program)
+	cmd.ExtraFiles = []*os.File{held}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	found, err := Table{proc: "/proc", self: os.Getpid()}.Holding(t.Context(), path)
+	_ = in.Close()
+	_ = cmd.Wait()
+	if want := []Process{{cmd.Process.Pid, "a?I0101?[2J?"}}; !slices.Equal(found, want) {
+		t.Errorf("got %+q, %v, want %+q", found, err, want)
 	}
 }
 

@@ -45,6 +45,8 @@ type step struct {
 	changed int
 	// missing is how many slices that were published are not there; zero where the slices are new ones.
 	missing int
+	// arrived says that the API server has all that is wanted.
+	arrived bool
 	// slow says that a slice was not waited for any longer.
 	slow bool
 	// again is after what time to ask again though nothing changes; zero for never.
@@ -90,7 +92,9 @@ func (p *publication) next(wanted []resourceslice.Slice, seen []Seen, now time.T
 	}
 	differs := p.firstChange(wanted)
 	if differs == 0 {
-		return p.restore(missing, exact, now)
+		s := p.restore(missing, exact, now)
+		s.arrived = missing == 0 && exact
+		return s
 	}
 	slow := false
 	if p.arriving > 0 && p.arriving != differs {

@@ -24,6 +24,8 @@ type Options struct {
 	// Seen are the node's slices as the API server has them. Wake has a value after they have changed.
 	Seen func() []Seen
 	Wake chan struct{}
+	// Arrived is called once the API server has what was wanted last; nil for nobody.
+	Arrived func()
 	// Published is called with the outcome of each publication.
 	Published func(error)
 	// Deleted is called after slices were deleted by something other than this plugin and are published again.
@@ -39,6 +41,8 @@ type Publisher struct {
 
 	mu     sync.Mutex
 	wanted []resourceslice.Slice
+	// wants counts the calls of Want; arrived is how many there had been when the API server was last seen to have it all.
+	wants, arrived int
 
 	publication // of Run alone
 }
@@ -59,10 +63,29 @@ const (
 func (p *Publisher) Want(resources resourceslice.DriverResources) {
 	p.mu.Lock()
 	p.wanted = append([]resourceslice.Slice{}, resources.Pools[p.options.Pool].Slices...) // none at all are wanted, too
+	p.wants++
 	p.mu.Unlock()
 	select {
 	case p.options.Wake <- struct{}{}:
 	default:
+	}
+}
+
+// Arrived reports whether the API server has had what was wanted last.
+func (p *Publisher) Arrived() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.wants > 0 && p.arrived == p.wants
+}
+
+// noteArrival notes that the API server has what was wanted by one of the calls of Want.
+func (p *Publisher) noteArrival(wants int) {
+	p.mu.Lock()
+	news := p.arrived != wants
+	p.arrived = wants
+	p.mu.Unlock()
+	if news && p.options.Arrived != nil {
+		p.options.Arrived()
 	}
 }
 
@@ -86,11 +109,14 @@ func (p *Publisher) Run(ctx context.Context) {
 func (p *Publisher) advance(ctx context.Context) (again time.Duration) {
 	for ctx.Err() == nil {
 		p.mu.Lock()
-		wanted := p.wanted
+		wanted, wants := p.wanted, p.wants
 		p.mu.Unlock()
 		s := p.next(wanted, p.options.Seen(), time.Now())
 		if s.slow {
 			klog.FromContext(ctx).Info("ResourceSlice has not reached the API server; changing the next one")
+		}
+		if s.arrived {
+			p.noteArrival(wants)
 		}
 		if s.slices == nil {
 			return p.reportLoss(s)

@@ -14,7 +14,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 )
 
@@ -250,6 +249,40 @@ func TestPublisher_OneSliceIsNotWaitedFor(t *testing.T) {
 	})
 }
 
+// What is wanted has arrived once the API server has all of it, and not while it has what was wanted before.
+func TestPublisher_Arrived(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, h, settle := runPublisher(t)
+		arrivals := 0
+		p.options.Arrived = func() { arrivals++ }
+		check := func(when string, want bool, times int) {
+			t.Helper()
+			if got := p.Arrived(); got != want || arrivals != times {
+				t.Errorf("%s: arrived %t, %d times, want %t, %d times", when, got, arrivals, want, times)
+			}
+		}
+		check("before anything is wanted", false, 0)
+		p.Want(resourcesOf([]string{"a"}, []string{"b"}))
+		check("just wanted", false, 0)
+		settle(time.Second)
+		check("published", true, 1)
+		h.lost = true
+		p.Want(resourcesOf([]string{"a!"}, []string{"b!"}))
+		check("just withdrawn", false, 1)
+		settle(time.Minute)
+		check("while the API server does not get it", false, 1)
+		h.set(h.want, 0)
+		settle(time.Second)
+		check("with half of it", false, 1)
+		h.set(h.want)
+		settle(time.Second)
+		check("with all of it", true, 2)
+		p.Want(resourcesOf([]string{"a!"}, []string{"b!"}))
+		settle(time.Second)
+		check("the same again", true, 3)
+	})
+}
+
 // Nobody waits for the API server who wants slices, and those that were overtaken meanwhile are not published.
 func TestPublisher_LatestWins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -313,77 +346,5 @@ func TestPublisher_DeletedSlices(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-// What the API server stores of slices counts as what was published.
-func TestOwnSliceOf(t *testing.T) {
-	taint := resourceapi.DeviceTaint{Key: "k", Effect: resourceapi.DeviceTaintEffectNoSchedule}
-	published := []resourceapi.Device{{Name: "a", Taints: []resourceapi.DeviceTaint{taint}}}
-	stored := published[0].DeepCopy()
-	stored.Taints[0].TimeAdded = &metav1.Time{Time: time.Unix(1, 0)}
-	node, elsewhere := "node-1", "node-2"
-	slice := func(name, driver string, node *string) *resourceapi.ResourceSlice {
-		return &resourceapi.ResourceSlice{
-			ObjectMeta: metav1.ObjectMeta{Name: name},
-			Spec: resourceapi.ResourceSliceSpec{
-				Driver: driver, NodeName: node, Devices: []resourceapi.Device{*stored}, Pool: resourceapi.ResourcePool{ResourceSliceCount: 3},
-			},
-		}
-	}
-	digest := contentOf(published, nil)
-	for name, tt := range map[string]struct {
-		slice *resourceapi.ResourceSlice
-		want  Seen
-		ours  bool
-	}{
-		"ours":           {slice("0001f-d-node-1-x", "d", &node), Seen{31, 3, digest}, true},
-		"another name":   {slice("node-1-x", "d", &node), Seen{-1, 3, digest}, true},
-		"another driver": {slice("00000-e-node-1-x", "e", &node), Seen{}, false},
-		"another node":   {slice("00000-d-node-2-x", "d", &elsewhere), Seen{}, false},
-		"no node":        {slice("00000-d-x", "d", nil), Seen{}, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got, ours := SeenOf(tt.slice, "d", "node-1")
-			if got != tt.want || ours != tt.ours {
-				t.Errorf("got %+v, %t, want %+v, %t", got, ours, tt.want, tt.ours)
-			}
-		})
-	}
-	if contentOf([]resourceapi.Device{{Name: "a"}}, nil) == digest || contentOf(published, []resourceapi.CounterSet{{Name: "x"}}) == digest {
-		t.Error("what differs has one digest")
-	}
-}
-
-func TestOneByOne(t *testing.T) {
-	devices := func(names ...string) resourceslice.Slice {
-		return resourcesOf(names).Pools["node-1"].Slices[0]
-	}
-	counters := func(names ...string) resourceslice.Slice {
-		var s resourceslice.Slice
-		for _, name := range names {
-			s.SharedCounters = append(s.SharedCounters, resourceapi.CounterSet{Name: name})
-		}
-		return s
-	}
-	tests := map[string]struct {
-		was, want []resourceslice.Slice
-		yes       bool
-	}{
-		"the first time":             {nil, []resourceslice.Slice{devices("a")}, false},
-		"a taint":                    {[]resourceslice.Slice{devices("a"), devices("b")}, []resourceslice.Slice{devices("a!"), devices("b")}, true},
-		"others in their place":      {[]resourceslice.Slice{devices("a"), devices("b")}, []resourceslice.Slice{devices("c"), devices("d")}, true},
-		"one more slice":             {[]resourceslice.Slice{devices("a")}, []resourceslice.Slice{devices("a"), devices("b")}, false},
-		"one less":                   {[]resourceslice.Slice{devices("a"), devices("b")}, []resourceslice.Slice{devices("a")}, false},
-		"a device comes to another":  {[]resourceslice.Slice{devices("a", "b"), devices("c")}, []resourceslice.Slice{devices("a"), devices("b", "c")}, false},
-		"a device comes to an empty": {[]resourceslice.Slice{devices("a"), devices("b")}, []resourceslice.Slice{devices(), devices("a")}, false},
-		"the same counters":          {[]resourceslice.Slice{counters("x"), devices("a")}, []resourceslice.Slice{counters("x"), devices("b")}, true},
-		"counters go":                {[]resourceslice.Slice{counters("x", "y"), devices("a")}, []resourceslice.Slice{counters("x"), devices("b")}, false},
-		"counters come":              {[]resourceslice.Slice{counters("x"), devices("a")}, []resourceslice.Slice{counters("x", "y"), devices("b")}, false},
-	}
-	for name, tt := range tests {
-		if got := oneByOne(tt.was, tt.want); got != tt.yes {
-			t.Errorf("%s: got %t, want %t", name, got, tt.yes)
-		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/client-go/tools/cache"
 )
 
 // claimState is a claim's devices: as stored at the API server, and as assumed until it is stored.
@@ -30,18 +31,34 @@ func (c *cluster) claimChanged(before, after *resourceapi.ResourceClaim) {
 	if before != nil && (after == nil || after.UID != before.UID) {
 		c.change(before.UID, func(s *claimState) { *s = claimState{} })
 	}
+	c.extendedChanged(before, after)
 	if after == nil {
 		return
 	}
 	c.change(after.UID, func(s *claimState) {
-		s.stored = nil
-		if after.Status.Allocation != nil {
-			s.stored = after.Status.Allocation.Devices.Results
-		}
-		if s.stored != nil || s.written != "" && !older(after.ResourceVersion, s.written) {
-			s.assumed = nil
-		}
+		s.stored = results(after)
+		s.superseded(after)
 	})
+}
+
+// superseded ends what is assumed where the API server has it, or what came after it.
+func (s *claimState) superseded(by *resourceapi.ResourceClaim) {
+	if by.Status.Allocation != nil || s.written != "" && !older(by.ResourceVersion, s.written) {
+		s.assumed = nil
+	}
+}
+
+// extendedChanged follows the claims for extended resources, whose devices are assumed under the UID of the pod.
+func (c *cluster) extendedChanged(before, after *resourceapi.ResourceClaim) {
+	was, is := extendedPod(before), extendedPod(after)
+	if was != "" && (is != was || after.UID != before.UID) {
+		delete(c.extended, was)
+		c.change(was, func(s *claimState) { s.assumed = nil })
+	}
+	if is != "" {
+		c.extended[is] = cache.MetaObjectToName(after).String()
+		c.change(is, func(s *claimState) { s.superseded(after) })
+	}
 }
 
 // older compares two versions of an object. Those that cannot be compared are taken to be in order.
@@ -66,13 +83,14 @@ func (c *cluster) forget(uid types.UID) bool {
 
 // confirm notes that the API server has what was assumed of a claim, from a version on; empty where the claim is gone. What
 // is assumed ends here, or as soon as the informer has that version.
-func (c *cluster) confirm(key string, uid types.UID, version string) {
+func (c *cluster) confirm(claim reservedClaim, version string) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
+	key := claim.namespace + "/" + claim.name
 	c.claims.follow(key)
 	known := c.claims.applied[key]
-	c.change(uid, func(s *claimState) {
-		if version == "" || known == nil || known.UID != uid || !older(known.ResourceVersion, version) {
+	c.change(claim.holder, func(s *claimState) {
+		if version == "" || known == nil || known.UID != claim.uid || !older(known.ResourceVersion, version) {
 			s.assumed = nil
 		} else {
 			s.written = version

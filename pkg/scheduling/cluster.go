@@ -33,8 +33,10 @@ type cluster struct {
 	views map[string][]*view
 	// elsewhere are the drivers of slices that are not of one node and of pools that are of several, with their number.
 	elsewhere map[string]int
-	// allocated are the claims that have devices.
+	// allocated are the claims that have devices, and the pods whose claim for extended resources is not known yet; extended
+	// are the names of those that are, by the UID of the pod.
 	allocated map[types.UID]*claimState
+	extended  map[types.UID]string
 	// owners are the views that a pool is of, users the claims that have devices of it.
 	owners map[poolKey][]*view
 	users  map[poolKey]map[types.UID]bool

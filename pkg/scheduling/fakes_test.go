@@ -43,6 +43,8 @@ type bed struct {
 	nodes     []framework.NodeInfo
 	claims    map[string]*resourceapi.ResourceClaim
 	pending   map[types.UID]*resourceapi.AllocationResult
+	// refuseGather is how often the scheduler will not say what is allocated.
+	refuseGather int
 }
 
 func newBed(t testing.TB, args string, objects ...runtime.Object) *bed {
@@ -368,11 +370,12 @@ type fakeNode struct {
 	framework.NodeInfo
 	node    *corev1.Node
 	usedCPU int64
+	pods    []framework.PodInfo
 	scalars map[corev1.ResourceName]int64
 }
 
 func (n *fakeNode) Node() *corev1.Node           { return n.node }
-func (n *fakeNode) GetPods() []framework.PodInfo { return nil }
+func (n *fakeNode) GetPods() []framework.PodInfo { return n.pods }
 func (n *fakeNode) GetAllocatable() framework.Resource {
 	return fakeResource{cpu: 8000, scalars: n.scalars}
 }

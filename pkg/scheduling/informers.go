@@ -29,7 +29,8 @@ func newCluster(ctx context.Context, all informers.SharedInformerFactory, api di
 	}
 	c := &cluster{
 		cache: pools.NewCache(), views: map[string][]*view{}, elsewhere: map[string]int{},
-		allocated: map[types.UID]*claimState{}, owners: map[poolKey][]*view{}, users: map[poolKey]map[types.UID]bool{},
+		allocated: map[types.UID]*claimState{}, extended: map[types.UID]string{},
+		owners: map[poolKey][]*view{}, users: map[poolKey]map[types.UID]bool{},
 	}
 	c.slices = newMirror(published.GetIndexer(), c.sliceChanged)
 	c.claims = newMirror(claims.GetIndexer(), c.claimChanged)

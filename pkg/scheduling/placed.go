@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	"k8s.io/kube-scheduler/framework"
@@ -73,6 +74,8 @@ type reserved []reservedClaim
 type reservedClaim struct {
 	namespace, name string
 	uid             types.UID
+	// holder is the UID under which the devices are assumed: the claim's, or for extended resources the pod's.
+	holder types.UID
 }
 
 // Clone returns the claims themselves: they do not change.
@@ -81,6 +84,7 @@ func (r reserved) Clone() framework.StateData { return r }
 // Reserve counts the devices that DynamicResources chose until the API server has them.
 func (p *Plugin) Reserve(ctx context.Context, state framework.CycleState, pod *corev1.Pod, node string) *framework.Status {
 	var all reserved
+	var own []resourceapi.DeviceRequestAllocationResult
 	for i := range pod.Spec.ResourceClaims {
 		claim, err := p.asks.claim(pod, &pod.Spec.ResourceClaims[i])
 		if err != nil || claim == nil || claim.Status.Allocation != nil {
@@ -88,8 +92,13 @@ func (p *Plugin) Reserve(ctx context.Context, state framework.CycleState, pod *c
 		}
 		if pending := p.dra.ResourceClaims().GetPendingAllocation(claim.UID); pending != nil {
 			p.cluster.assume(claim.UID, pending.Devices.Results)
-			all = append(all, reservedClaim{claim.Namespace, claim.Name, claim.UID})
+			own = append(own, pending.Devices.Results...)
+			all = append(all, reservedClaim{claim.Namespace, claim.Name, claim.UID, claim.UID})
 		}
+	}
+	if devices := p.reservedExtended(ctx, state, node, own); len(devices) > 0 {
+		p.cluster.assume(pod.UID, devices)
+		all = append(all, reservedClaim{holder: pod.UID})
 	}
 	state.Write(reservedKey, all)
 	d := read(state)
@@ -109,20 +118,25 @@ func (p *Plugin) Reserve(ctx context.Context, state framework.CycleState, pod *c
 // Unreserve undoes Reserve, whatever became of the claims meanwhile.
 func (p *Plugin) Unreserve(_ context.Context, state framework.CycleState, pod *corev1.Pod, _ string) {
 	for _, c := range readReserved(state) {
-		if p.cluster.forget(c.uid) {
+		if p.cluster.forget(c.holder) {
 			p.released.put(pod.UID, struct{}{})
 		}
 	}
 }
 
 // PostBind ends what Reserve assumed: DynamicResources wrote it before the pod was bound.
-func (p *Plugin) PostBind(_ context.Context, state framework.CycleState, _ *corev1.Pod, _ string) {
+func (p *Plugin) PostBind(_ context.Context, state framework.CycleState, pod *corev1.Pod, _ string) {
 	for _, c := range readReserved(state) {
+		if c.uid == "" {
+			if claim := p.cluster.extendedClaim(pod); claim != nil {
+				c.namespace, c.name, c.uid = claim.Namespace, claim.Name, claim.UID
+			}
+		}
 		version := ""
 		if claim, err := p.dra.ResourceClaims().Get(c.namespace, c.name); err == nil && claim.UID == c.uid {
 			version = claim.ResourceVersion
 		}
-		p.cluster.confirm(c.namespace+"/"+c.name, c.uid, version)
+		p.cluster.confirm(c, version)
 	}
 }
 

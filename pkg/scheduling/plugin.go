@@ -107,6 +107,7 @@ func (p *Plugin) PreFilter(ctx context.Context, state framework.CycleState, pod 
 		}
 		p.ready.Store(true)
 	}
+	p.beforeExtended(ctx, state, pod)
 	specs, passed, err := p.asks.demand(pod, nodes)
 	if err != nil || passed == "" && len(specs) == 0 {
 		return nil, skip // what is wrong with claims, DynamicResources reports
@@ -172,7 +173,7 @@ func (p *Plugin) decide(ctx context.Context, pod *corev1.Pod, among eligible, q 
 	p.waiting.remove(pod.UID)
 	fallback := p.unnarrowed.remove(pod.UID)
 	if fallback {
-		q.most = max(1, len(among.free))
+		q.most, among.groups = max(1, len(among.free)), nil
 	}
 	best, outcome := p.look(ctx, among, q)
 	if outcome != outcomeNarrowed && outcome != outcomeBusy && outcome != outcomeFull {
@@ -198,7 +199,14 @@ func (p *Plugin) decide(ctx context.Context, pod *corev1.Pod, among eligible, q 
 // look compares nodes. Where none that has CPU, memory and pod slots for the pod has room on its GPUs, it is those that lack
 // them: other plugins may evict pods there.
 func (p *Plugin) look(ctx context.Context, among eligible, q query) ([]candidate, string) {
+	most := q.most
+	if among.groups != nil {
+		q.most = max(1, len(among.free))
+	}
 	free := p.cluster.choose(ctx, q, among.free)
+	if len(free.best) > 0 && among.groups != nil {
+		return withGroups(free.best, among.groups, most), outcomeNarrowed
+	}
 	if len(free.best) > 0 {
 		return free.best, outcomeNarrowed
 	}

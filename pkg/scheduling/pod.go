@@ -99,14 +99,15 @@ func (a *asks) extended(pod *corev1.Pod, nodes []framework.NodeInfo) (spec *reso
 
 // anyExtended reports whether a pod asks for extended resources that are DeviceClasses.
 func (a *asks) anyExtended(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool {
+	asks := func(c corev1.Container) bool {
 		for name := range c.Resources.Requests {
 			if a.classOf(name) != nil {
 				return true
 			}
 		}
 		return false
-	})
+	}
+	return slices.ContainsFunc(pod.Spec.Containers, asks) || slices.ContainsFunc(pod.Spec.InitContainers, asks)
 }
 
 // classOf is the DeviceClass that an extended resource stands for; nil where it is none.
@@ -157,10 +158,12 @@ type eligible struct {
 	free, busy []string
 	// refused is how many others there are.
 	refused int
+	// groups are those of the nodes, for pods that other plugins may refuse a whole group for.
+	groups map[string]string
 }
 
 func eligibleNodes(logger klog.Logger, pod *corev1.Pod, nodes []framework.NodeInfo) eligible {
-	found := eligible{free: make([]string, 0, len(nodes))}
+	found := eligible{free: make([]string, 0, len(nodes)), groups: groupsOf(pod, nodes)}
 	affinity := nodeaffinity.GetRequiredNodeAffinity(pod)
 	requests := resource.PodRequests(pod, resource.PodResourcesOptions{})
 	cpu, memory := requests.Cpu().MilliValue(), requests.Memory().Value()

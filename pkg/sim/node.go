@@ -164,6 +164,7 @@ func Open(root string, opts ...Option) (*Node, error) {
 		c.stale, c.settle = n.clients.abandoned, n.clients.forget
 		n.gpus = append(n.gpus, c)
 	}
+	(&journal{path: JournalFile(root)}).keep(n)
 	return n, nil
 }
 

@@ -65,6 +65,8 @@ type InstanceStatus struct {
 	Start     int             `json:"start"`
 	Size      int             `json:"size"`
 	Compute   []ComputeStatus `json:"compute"`
+	// Serial distinguishes it from a later one in the same place.
+	Serial uint64 `json:"serial"`
 }
 
 // ComputeStatus is a compute instance.
@@ -171,7 +173,7 @@ func (d *Device) status(st *gpuState, node *nodeState) GPUStatus {
 	}
 	for _, gi := range st.Instances {
 		p := d.board.profileByID(gi.Profile)
-		i := InstanceStatus{ID: gi.ID, Profile: p.Name, ProfileID: p.ID, Start: gi.Start, Size: p.Size}
+		i := InstanceStatus{ID: gi.ID, Profile: p.Name, ProfileID: p.ID, Start: gi.Start, Size: p.Size, Serial: gi.Serial}
 		for _, ci := range gi.Compute {
 			c := p.computeByID(ci.Profile)
 			m := MIGDeviceOf(d.MIG().ComputeInstanceHandle(gi.ID, ci.ID, ci.Serial))

@@ -34,6 +34,9 @@ type chooser struct {
 	random   *rand.Rand
 }
 
+// errGivenUp means that the time for a request ended before the allocator had found a place, or that there is none.
+var errGivenUp = errors.New("the search for devices takes too long")
+
 // place finds a place for a pod, nil where there is none. The allocator is asked about the chosen node alone, and about the
 // next one only if it finds no place there, which the measure has ruled out.
 func (c *chooser) place(ctx context.Context, request int, name string) (*placement, error) {
@@ -41,12 +44,21 @@ func (c *chooser) place(ctx context.Context, request int, name string) (*placeme
 	if err != nil {
 		return nil, err
 	}
+	bounded, cancel := context.WithTimeout(ctx, c.limit)
+	defer cancel()
 	for _, at := range order {
-		placed, err := c.allocate(ctx, c.nodes, at, request, name)
+		placed, err := c.allocate(bounded, c.nodes, at, request, name)
 		if errors.Is(err, allocator.ErrNoFit) {
 			continue
 		}
+		if err != nil && ctx.Err() == nil && bounded.Err() != nil {
+			c.nodes[at].answers[request].givenUp = true
+			return nil, errGivenUp
+		}
 		return placed, err
+	}
+	if slices.ContainsFunc(c.nodes, func(n *node) bool { return n.answers[request].givenUp }) {
+		return nil, errGivenUp
 	}
 	return nil, nil //nolint:nilnil // no place is no error
 }
@@ -63,17 +75,24 @@ func (c *chooser) order(request int) ([]int, error) {
 	return c.measured(request, strategy)
 }
 
-// measured are the nodes that fit, by the measure, as cleave-scheduler looks at them.
+// measured are the nodes that fit, by the measure, as cleave-scheduler looks at them. Where there are none, it leaves those to
+// the allocator that have too many combinations of devices.
 func (c *chooser) measured(request int, strategy packing.Strategy) ([]int, error) {
-	var order []int
+	var order, unsure []int
 	for i, n := range c.nodes {
 		a, err := c.measure(n, request)
-		if err != nil {
+		switch {
+		case err != nil:
 			return nil, err
-		}
-		if a.fits && !a.refused {
+		case a.refused || a.givenUp:
+		case a.fits:
 			order = append(order, i)
+		case a.unsure:
+			unsure = append(unsure, i)
 		}
+	}
+	if len(order) == 0 {
+		return unsure, nil
 	}
 	slices.SortStableFunc(order, func(a, b int) int {
 		return strategy.Compare(c.nodes[a].answers[request].cost, c.nodes[b].answers[request].cost)
@@ -99,7 +118,7 @@ func (c *chooser) leastAllocated(request int) ([]int, error) {
 		if err != nil {
 			return nil, err
 		}
-		if (a.fits || a.unsure) && !a.refused {
+		if (a.fits || a.unsure) && !a.refused && !a.givenUp {
 			order = append(order, at)
 		}
 	}

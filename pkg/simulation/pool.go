@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 
@@ -51,11 +52,17 @@ type plan struct {
 	requests  []request
 	gpus      int // of a node
 	slices    int // compute slices of a node
+	// limit bounds the search for a pod's devices.
+	limit time.Duration
 }
+
+// SearchLimit is how long the search for a pod's devices may take. It is what kube-scheduler gives the allocator for a node
+// (filterTimeout of DynamicResourcesArgs).
+const SearchLimit = 10 * time.Second
 
 // newPlan resolves what a workload asks of a pool. A request that no device of an empty node fits is an error.
 func newPlan(ctx context.Context, pool Pool, w *Workload) (*plan, error) {
-	p := &plan{pool: pool, gpus: len(pool.Node.GPUs)}
+	p := &plan{pool: pool, gpus: len(pool.Node.GPUs), limit: SearchLimit}
 	list := publish.Objects(pool.Node, pool.Driver, "node")
 	for i := range list.Items {
 		p.published = append(p.published, &list.Items[i])
@@ -157,8 +164,8 @@ type node struct {
 // answer is what is known of a request on a node.
 type answer struct {
 	// foreseen means that uses and fits are known, measured that cost is, and refused that the allocator found no place. Where
-	// there are too many combinations to foresee, unsure is set, and the allocator decides.
-	foreseen, fits, unsure, measured, refused bool
+	// there are too many combinations to foresee, unsure is set, and the allocator decides; givenUp, if that takes too long.
+	foreseen, fits, unsure, measured, refused, givenUp bool
 
 	uses []packing.Use
 	cost packing.Cost

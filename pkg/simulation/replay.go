@@ -25,9 +25,11 @@ const warmUp = 4
 type Result struct {
 	Strategy string `json:"strategy"`
 	// Requests counts pods, and Slices the compute slices that they request; Rejected and RejectedSlices those without a
-	// place. The first quarter of the duration is not counted.
+	// place. GivenUp counts the pods, not among the rejected, for which the search took longer than SearchLimit. The first
+	// quarter of the duration is not counted.
 	Requests       int     `json:"requests"`
 	Rejected       int     `json:"rejected"`
+	GivenUp        int     `json:"givenUp"`
 	Slices         float64 `json:"slices"`
 	RejectedSlices float64 `json:"rejectedSlices"`
 	// WholeFree and LeastWholeFree are the untouched GPUs, on average and at least. Fragmentation is the average of the
@@ -47,6 +49,7 @@ type KindResult struct {
 	Name     string `json:"name"`
 	Requests int    `json:"requests"`
 	Rejected int    `json:"rejected"`
+	GivenUp  int    `json:"givenUp"`
 }
 
 // Sample is the pool at a time.
@@ -160,7 +163,8 @@ func (r *replay) counts(sample int) bool { return sample >= samples/warmUp }
 // arrive finds a place for a pod, or counts it as rejected.
 func (r *replay) arrive(ctx context.Context, a arrival, i int) error {
 	placed, err := r.place(ctx, a.kind, fmt.Sprintf("pod-%d", i))
-	if err != nil {
+	givenUp := errors.Is(err, errGivenUp)
+	if err != nil && !givenUp {
 		return err
 	}
 	request, kind := &r.requests[a.kind], &r.result.Kinds[a.kind]
@@ -174,6 +178,13 @@ func (r *replay) arrive(ctx context.Context, a arrival, i int) error {
 	if placed != nil {
 		at, _ := slices.BinarySearchFunc(r.running, a.until, func(l *leaving, t time.Duration) int { return cmp.Compare(l.until, t) })
 		r.running = slices.Insert(r.running, at, &leaving{placed, a.until})
+		return nil
+	}
+	if givenUp {
+		if counted {
+			r.result.GivenUp++
+			kind.GivenUp++
+		}
 		return nil
 	}
 	r.rejected += request.slices

@@ -150,6 +150,45 @@ func TestAllocate_AsMeasured(t *testing.T) {
 	}
 }
 
+// TestPlace_GivenUp: on a node with room for 21 of 24 partitions, the allocator would try every subset. Such a request is given
+// up, at once where nothing of the node has changed since, and not counted as rejected.
+func TestPlace_GivenUp(t *testing.T) {
+	for _, strategy := range Strategies() {
+		w := &Workload{Duration: metav1.Duration{Duration: time.Hour}, Pods: []Pods{
+			kindOf("whole", "gpu.cleave.dev", 1, 1), kindOf("large", "mig-2g.20gb.cleave.dev", 24, 1),
+		}}
+		p, err := newPlan(t.Context(), poolOf(t, "hgx-h100", 1), w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		nodes, err := p.newNodes()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := replay{
+			chooser: chooser{plan: p, nodes: nodes, strategy: strategy, random: rand.New(rand.NewPCG(1, 1))},
+			result:  Result{Kinds: make([]KindResult, 2), Samples: make([]Sample, samples)},
+		}
+		for i, kind := range []int{0, 1, 1} {
+			if i == 1 {
+				p.limit = time.Nanosecond
+			}
+			if err := r.arrive(t.Context(), arrival{kind: kind}, i); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want := []KindResult{{Requests: 1}, {Requests: 2, GivenUp: 2}}
+		if diff := cmp.Diff(want, r.result.Kinds); diff != "" || r.result.GivenUp != 2 || r.result.Rejected+int(r.result.RejectedSlices) > 0 {
+			t.Errorf("%s: kinds (-want +got):\n%s; in all %d given up, %d rejected", strategy, diff, r.result.GivenUp, r.result.Rejected)
+		}
+		p.release(nodes, r.running[0].placement)
+		p.limit = SearchLimit
+		if placed, err := r.place(t.Context(), 1, "again"); err != nil || placed == nil {
+			t.Errorf("%s: on an empty node: %v, %v", strategy, placed, err)
+		}
+	}
+}
+
 func TestRun_Strategies(t *testing.T) {
 	pool, w := poolOf(t, "hgx-h100", 4), mixOf(t)
 	r, err := Run(t.Context(), pool, w, Strategies(), 1)

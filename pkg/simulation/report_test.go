@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"testing"
 	"time"
 
@@ -25,7 +26,7 @@ func reportOf() *Report {
 		result := Result{
 			Strategy: name, Requests: 200, Rejected: 20 - 15*i, Slices: 400, RejectedSlices: float64(40 - 30*i), WholeFree: float64(3 + 9*i),
 			LeastWholeFree: 1 + i, Fragmentation: 0.5 - 0.4*float64(i), Allocated: 0.7,
-			Kinds: []KindResult{{"small", 150, 5}, {"<large> & wide", 0, 0}},
+			Kinds: []KindResult{{"small", 150, 5, 0}, {"<large> & wide", 0, 0, 0}},
 		}
 		for n := range samples {
 			result.Samples = append(result.Samples, Sample{
@@ -61,6 +62,24 @@ func TestReport_Golden(t *testing.T) {
 		if diff := cmp.Diff(string(want), got.String()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", file, diff)
 		}
+	}
+}
+
+// TestReport_GivenUp: requests that were given up have a line of their own.
+func TestReport_GivenUp(t *testing.T) {
+	r := reportOf()
+	r.Results[1].GivenUp = 3
+	var got bytes.Buffer
+	if err := r.Print(&got, true); err != nil {
+		t.Fatal(err)
+	}
+	want := regexp.MustCompile(`(?m)^given up after 10s, neither placed nor rejected +0\.0 % \(0 of 200\) +1\.5 % \(3 of 200\)$`)
+	if !want.Match(got.Bytes()) {
+		t.Errorf("want a line that matches %s in\n%s", want, got.String())
+	}
+	var picture bytes.Buffer
+	if err := r.SVG(&picture, "x"); err != nil || !bytes.Contains(picture.Bytes(), []byte("; pack gave up 3 of 200 requests<")) {
+		t.Errorf("the picture does not say so: %v", err)
 	}
 }
 

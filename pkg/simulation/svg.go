@@ -31,8 +31,13 @@ func (r *Report) SVG(w io.Writer, title string) error {
 		`font-family="sans-serif" font-size="13">`+"\n", svgWidth, height, svgWidth, height)
 	b.WriteString(`<rect width="100%" height="100%" fill="white"/>` + "\n")
 	svgText(&b, svgMargin, 24, "start", title)
-	svgText(&b, svgMargin, 44, "start",
-		fmt.Sprintf("%d nodes of %s, %d GPUs; load %.0f %%; seed %d", r.Nodes, r.Model, r.GPUs, 100*r.Load, r.Seed))
+	pool := fmt.Sprintf("%d nodes of %s, %d GPUs; load %.0f %%; seed %d", r.Nodes, r.Model, r.GPUs, 100*r.Load, r.Seed)
+	for i := range r.Results {
+		if n := r.Results[i].GivenUp; n > 0 {
+			pool += fmt.Sprintf("; %s gave up %d of %d requests", r.Results[i].Strategy, n, r.Results[i].Requests)
+		}
+	}
+	svgText(&b, svgMargin, 44, "start", pool)
 	x := svgMargin
 	for i := range r.Results {
 		look := looks[r.Results[i].Strategy]

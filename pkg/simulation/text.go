@@ -5,6 +5,7 @@ package simulation
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -56,6 +57,10 @@ func (r *Report) Print(w io.Writer, ascii bool) error {
 	row("requests rejected", func(r *Result) string { return share(r.Rejected, r.Requests) })
 	for k := range r.Results[0].Kinds {
 		row("  "+r.Results[0].Kinds[k].Name, func(r *Result) string { return share(r.Kinds[k].Rejected, r.Kinds[k].Requests) })
+	}
+	if slices.ContainsFunc(r.Results, func(r Result) bool { return r.GivenUp > 0 }) {
+		limit := fmt.Sprintf("given up after %s, neither placed nor rejected", hours(SearchLimit))
+		row(limit, func(r *Result) string { return share(r.GivenUp, r.Requests) })
 	}
 	row("compute slices rejected", func(r *Result) string { return percent(r.RejectedSlices, r.Slices) })
 	row("compute slices allocated", func(r *Result) string { return fmt.Sprintf("%.1f %%", 100*r.Allocated) })

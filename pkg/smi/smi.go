@@ -18,10 +18,17 @@ import (
 // Run runs a program of the driver, by its path below the driver's root, and returns what it prints.
 type Run func(ctx context.Context, root driverroot.Root, program string, args ...string) (output []byte, err error)
 
+// RunProgram is the Run that runs programs.
+func RunProgram(ctx context.Context, root driverroot.Root, program string, args ...string) ([]byte, error) {
+	return root.Run(ctx, program, args...)
+}
+
 // Time limits of a run. A GPU is initialised when nvidia-smi opens it, which takes seconds, and a reset takes some more.
 const (
-	shortRun = 20 * time.Second
+	shortRun = 20 * time.Second // the kubelet waits 45 s for a claim
 	longRun  = 60 * time.Second
+	// exitDelay is how long a run may take to end once it was killed. After that it hangs in the driver.
+	exitDelay = 3 * time.Second
 )
 
 // Tool runs nvidia-smi.
@@ -29,6 +36,7 @@ type Tool struct {
 	roots []driverroot.Root
 	found atomic.Pointer[driverroot.Root]
 	run   Run
+	queue queue
 }
 
 // New makes a Tool that looks for the program where the driver's files may be, in one root at least.
@@ -62,19 +70,29 @@ func (t *Tool) Query(ctx context.Context, pci gpu.PCIAddress) (State, error) {
 	if err != nil {
 		return State{}, err
 	}
-	var answers []bool
-	for _, word := range strings.Split(strings.TrimSpace(string(output)), ",") {
-		switch strings.TrimSpace(word) {
-		case "Enabled":
-			answers = append(answers, true)
-		case "Disabled":
-			answers = append(answers, false)
+	for line := range strings.Lines(string(output)) { // warnings may come before and after
+		if st, ok := parse(line); ok {
+			return st, nil
 		}
 	}
-	if len(answers) != 3 {
-		return State{}, fmt.Errorf("nvidia-smi --query-gpu=%s of the GPU at %s printed %q", queried, pci, driverroot.OneLine(output))
+	return State{}, fmt.Errorf("nvidia-smi --query-gpu=%s of the GPU at %s printed %q", queried, pci, driverroot.OneLine(output))
+}
+
+// parse reads a State from a line of output, if it is one.
+func parse(line string) (st State, ok bool) {
+	words := strings.Split(line, ",")
+	fields := []*bool{&st.Current, &st.Pending, &st.Persistence}
+	if len(words) != len(fields) {
+		return State{}, false
 	}
-	return State{Current: answers[0], Pending: answers[1], Persistence: answers[2]}, nil
+	for i, word := range words {
+		word = strings.TrimSpace(word)
+		if word != "Enabled" && word != "Disabled" {
+			return State{}, false
+		}
+		*fields[i] = word == "Enabled"
+	}
+	return st, true
 }
 
 // SetMode asks for a MIG mode. Where nothing has the GPU open the driver resets it for that; else the mode is pending, which is
@@ -103,20 +121,63 @@ func digit(on bool) string {
 	return "0"
 }
 
-// call runs nvidia-smi for one GPU.
+// call runs nvidia-smi for one GPU that this process may have closed, and no other meanwhile.
 func (t *Tool) call(ctx context.Context, limit time.Duration, pci gpu.PCIAddress, args ...string) ([]byte, error) {
+	return t.start(ctx, limit, &program{pci: pci, alone: true}, append([]string{"-i", pci.String()}, args...)...)
+}
+
+// start runs nvidia-smi. A run that does not end when it is killed is given up with gpu.ErrHangs. Until it has ended, none begins
+// that is about the same GPU or has to be alone.
+func (t *Tool) start(ctx context.Context, limit time.Duration, p *program, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	roots := t.roots
-	if found := t.found.Load(); found != nil {
-		roots = []driverroot.Root{*found}
+	p.what = "nvidia-smi " + strings.Join(args, " ")
+	if err := t.queue.begin(ctx, p); err != nil {
+		return nil, err
 	}
-	root, program := driverroot.FindSMI(roots)
-	args = append([]string{"-i", pci.String()}, args...)
 	klog.FromContext(ctx).V(6).Info("Running nvidia-smi", "args", args)
-	output, err := t.run(ctx, root, program, args...)
-	if err != nil {
-		return output, fmt.Errorf("nvidia-smi %s: %w: %s", strings.Join(args, " "), err, driverroot.OneLine(output))
+	answers := make(chan answer, 1)
+	root, path := driverroot.FindSMI(t.where())
+	go func() {
+		var a answer
+		a.output, a.err = t.run(ctx, root, path, args...)
+		t.queue.end(ctx, p)
+		answers <- a
+	}()
+	a, err := t.await(ctx, p, answers)
+	if err == nil && a.err != nil {
+		err = fmt.Errorf("%s: %w: %s", p.what, a.err, driverroot.OneLine(a.output))
 	}
-	return output, nil
+	return a.output, err
+}
+
+// answer is how a run ended.
+type answer struct {
+	output []byte
+	err    error
+}
+
+// await waits for the end of a run, which is killed when ctx ends.
+func (t *Tool) await(ctx context.Context, p *program, answers <-chan answer) (answer, error) {
+	select {
+	case a := <-answers:
+		return a, nil
+	case <-ctx.Done():
+	}
+	timer := time.NewTimer(exitDelay)
+	defer timer.Stop()
+	select {
+	case a := <-answers:
+		return a, nil
+	case <-timer.C:
+		return answer{}, t.queue.expire(ctx, p)
+	}
+}
+
+// where are the roots to look for the program in.
+func (t *Tool) where() []driverroot.Root {
+	if found := t.found.Load(); found != nil {
+		return []driverroot.Root{*found}
+	}
+	return t.roots
 }

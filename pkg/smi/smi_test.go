@@ -31,6 +31,8 @@ func TestTool_Query(t *testing.T) {
 		"Disabled, Disabled, Enabled\n": {Persistence: true},
 		"Disabled, Enabled, Disabled\n": {Pending: true},
 		"Enabled, Enabled, Enabled\n":   {Current: true, Pending: true, Persistence: true},
+		"WARNING: infoROM is corrupted at gpu 0000:07:00.0\nDisabled, Enabled, Disabled\n":       {Pending: true},
+		"Disabled, Enabled, Disabled\nWARNING: Enabled, persistence mode is a legacy feature.\n": {Pending: true},
 	} {
 		var args []string
 		got, err := tool(output, nil, &args).Query(t.Context(), pci)

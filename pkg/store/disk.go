@@ -10,20 +10,25 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
 )
 
-// ErrTooLong is a file longer than the limit of a read.
-var ErrTooLong = errors.New("file is too long")
+var (
+	// ErrTooLong is a file longer than the limit of a read.
+	ErrTooLong = errors.New("file is too long")
+	// ErrNotAFile is a link, a directory or something else in place of a file.
+	ErrNotAFile = errors.New("not a regular file")
+)
 
 // FileSystem is what documents need of a disk.
 type FileSystem interface {
 	MkdirAll(path string, mode fs.FileMode) error
 	// ReadDir lists the names of a directory's entries, sorted.
 	ReadDir(path string) ([]string, error)
-	// ReadFile reads at most limit bytes and fails if the file is longer.
+	// ReadFile reads at most limit bytes and fails if the file is longer, or is none. It follows no link.
 	ReadFile(path string, limit int64) ([]byte, error)
 	// WriteFile makes a file appear with its whole content, synced, or not at all.
 	WriteFile(path string, data []byte) error
@@ -32,7 +37,7 @@ type FileSystem interface {
 	Rename(from, to string) error
 	// Remove deletes a file; a missing one is no error.
 	Remove(path string) error
-	// Sweep deletes what interrupted writes have left in a directory.
+	// Sweep deletes what interrupted writes and other processes have left in a directory.
 	Sweep(dir string) error
 }
 
@@ -54,14 +59,27 @@ const maxSpares = 64
 
 // NewDisk makes a Disk that keeps some of the files it removes, under another name, and writes them again. Making a
 // file takes ext4 the longer the more files were deleted in the last minutes: it looks at each before it uses a number
-// again (recently_deleted in the kernel's fs/ext4/ialloc.c). What this process leaves behind, a later Sweep deletes.
+// again (recently_deleted in the kernel's fs/ext4/ialloc.c). What this process leaves behind, the next one's Sweep deletes.
 func NewDisk() Disk {
 	return Disk{&spares{paths: make(chan string, maxSpares), owner: rand.Text()}}
 }
 
+// sparePrefix begins the names of spare files, before their owner.
+const sparePrefix = ".spare."
+
 // name is a new one for a file next to another.
 func (s *spares) name(path string) string {
-	return filepath.Join(filepath.Dir(path), fmt.Sprintf(".spare.%s-%d", s.owner, s.made.Add(1)))
+	return filepath.Join(filepath.Dir(path), fmt.Sprintf("%s%s-%d", sparePrefix, s.owner, s.made.Add(1)))
+}
+
+// temporary is a new name for a temporary file next to another.
+func (s *spares) temporary(path string) string {
+	return filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%s-%d", filepath.Base(path), s.owner, s.made.Add(1)))
+}
+
+// owns reports whether a spare file is this process's.
+func (s *spares) owns(path string) bool {
+	return s != nil && strings.HasPrefix(filepath.Base(path), sparePrefix+s.owner+"-")
 }
 
 // MkdirAll as os.MkdirAll.
@@ -80,13 +98,21 @@ func (Disk) ReadDir(path string) ([]string, error) {
 	return names, nil
 }
 
-// ReadFile reads at most limit bytes.
+// ReadFile reads at most limit bytes. To open a pipe would wait for who writes it.
 func (Disk) ReadFile(path string, limit int64) ([]byte, error) {
-	f, err := os.Open(filepath.Clean(path))
+	f, err := os.OpenFile(filepath.Clean(path), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, syscall.ELOOP) {
+		return nil, fmt.Errorf("%w: %s is a link", ErrNotAFile, path)
+	}
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+	if info, err := f.Stat(); err != nil {
+		return nil, err
+	} else if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%w: %s is %s", ErrNotAFile, path, info.Mode())
+	}
 	data, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err != nil {
 		return nil, err
@@ -143,11 +169,13 @@ func (d Disk) open(path string) (*os.File, error) {
 	if d.spares != nil {
 		select {
 		case spare := <-d.spares.paths:
-			f, err := os.OpenFile(spare, os.O_WRONLY|syscall.O_NOFOLLOW, 0)
-			if !errors.Is(err, fs.ErrNotExist) {
-				return f, err
+			name := d.spares.temporary(path)
+			if err := os.Rename(spare, name); err == nil {
+				return os.OpenFile(name, os.O_WRONLY|syscall.O_NOFOLLOW, 0)
+			} else if !errors.Is(err, fs.ErrNotExist) {
+				return nil, err
 			}
-			// Another process has swept it.
+			// Another process has swept it. It sweeps none that is being written, which has another name.
 		default:
 		}
 	}
@@ -160,8 +188,9 @@ func temporary(name string) string { return "." + name + ".*" }
 // sweepAge keeps Sweep off the files that another process is writing right now.
 const sweepAge = 10 * time.Minute
 
-// Sweep deletes temporary files of WriteFile that are older than ten minutes.
-func (Disk) Sweep(dir string) error {
+// Sweep deletes temporary files of WriteFile that are older than ten minutes, and the spare files of other processes: one
+// that still runs does without.
+func (d Disk) Sweep(dir string) error {
 	left, err := filepath.Glob(filepath.Join(dir, temporary("*")))
 	if err != nil {
 		return err
@@ -174,7 +203,8 @@ func (Disk) Sweep(dir string) error {
 		if err != nil {
 			return err
 		}
-		if time.Since(info.ModTime()) < sweepAge {
+		isSpare := strings.HasPrefix(filepath.Base(path), sparePrefix)
+		if d.spares.owns(path) || !isSpare && time.Since(info.ModTime()) < sweepAge {
 			continue
 		}
 		if err := (Disk{}).Remove(path); err != nil {

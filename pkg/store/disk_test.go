@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -104,6 +103,29 @@ func TestDiskSyncDir(t *testing.T) {
 	}
 }
 
+// What lies in place of a document is not followed elsewhere, nor waited for.
+func TestDiskReadFile_NotAFile(t *testing.T) {
+	dir := t.TempDir()
+	secret, link, pipe := filepath.Join(dir, "secret"), filepath.Join(dir, "link.json"), filepath.Join(dir, "pipe.json")
+	if err := errors.Join(os.WriteFile(secret, []byte("{}"), 0o600), os.Symlink(secret, link), syscall.Mkfifo(pipe, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{link, pipe, dir} {
+		if got, err := (Disk{}).ReadFile(path, 10); !errors.Is(err, ErrNotAFile) {
+			t.Errorf("%s: got %q, %v, want %v", path, got, err, ErrNotAFile)
+		}
+	}
+	// It is written in place of a link, and not through it.
+	if err := (Disk{}).WriteFile(link, []byte("new")); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{secret: "{}", link: "new"} {
+		if got, err := (Disk{}).ReadFile(path, 10); string(got) != want || err != nil {
+			t.Errorf("%s: got %q, %v, want %q", path, got, err, want)
+		}
+	}
+}
+
 func TestDiskReadFile_Limit(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	if err := os.WriteFile(path, []byte("12345"), 0o600); err != nil {
@@ -174,22 +196,45 @@ func TestNewDisk_SpareFilesSwept(t *testing.T) {
 	if err := errors.Join(disk.WriteFile(path, []byte("first")), disk.Remove(path)); err != nil {
 		t.Fatal(err)
 	}
-	old := time.Now().Add(-time.Hour)
-	spare := listAll(t, dir)
-	if len(spare) != 1 {
-		t.Fatalf("files after Remove: got %q, want one", spare)
+	if err := disk.Sweep(dir); err != nil {
+		t.Fatal(err)
 	}
-	if err := errors.Join(os.Chtimes(filepath.Join(dir, spare[0]), old, old), Disk{}.Sweep(dir)); err != nil {
+	if spare := listAll(t, dir); len(spare) != 1 {
+		t.Fatalf("files after Remove, and a Sweep of the same process: got %q, want one", spare)
+	}
+	// The process may have been killed a moment ago: a plugin that is killed again and again must not fill the disk.
+	if err := NewDisk().Sweep(dir); err != nil {
 		t.Fatal(err)
 	}
 	if left := listAll(t, dir); len(left) != 0 {
-		t.Errorf("files after Sweep: got %q, want none", left)
+		t.Errorf("files after the Sweep of the next process: got %q, want none", left)
 	}
 	if err := disk.WriteFile(path, []byte("second")); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(path); err != nil || string(got) != "second" {
 		t.Errorf("content: got %q, %v, want %q", got, err, "second")
+	}
+}
+
+// Another process must not take away the file that a document is being written into.
+func TestNewDisk_SpareFileInUseNotSwept(t *testing.T) {
+	dir := t.TempDir()
+	disk := NewDisk()
+	path := filepath.Join(dir, "a.json")
+	if err := errors.Join(disk.WriteFile(path, []byte("first")), disk.Remove(path)); err != nil {
+		t.Fatal(err)
+	}
+	f, err := disk.open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := NewDisk().Sweep(dir); err != nil {
+		t.Fatal(err)
+	}
+	if left := listAll(t, dir); len(left) != 1 || left[0] != filepath.Base(f.Name()) {
+		t.Errorf("files after Sweep: got %q, want %s", left, filepath.Base(f.Name()))
 	}
 }
 

@@ -9,7 +9,8 @@ import (
 	"io/fs"
 	"path/filepath"
 	"strings"
-	"syscall"
+
+	kjson "sigs.k8s.io/json"
 )
 
 // Format describes the documents of one kind.
@@ -39,7 +40,8 @@ type Format[T any] struct {
 // Decode reads a document of this or an earlier version, or of a later one that this release can read.
 func (f *Format[T]) Decode(data []byte) (*T, error) {
 	doc := new(T)
-	if err := json.Unmarshal(data, doc); err != nil {
+	// By their exact names: a field of another spelling is of a later release, and kept as such.
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(data, doc); err != nil {
 		return nil, fmt.Errorf("decode: %w", err)
 	}
 	if f.Unknown != nil {
@@ -95,7 +97,7 @@ func (f *Format[T]) read(disk FileSystem, path, name string) (*T, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // no document is an ordinary answer, not a failure
 	}
-	if err != nil && !errors.Is(err, ErrTooLong) && !errors.Is(err, syscall.EISDIR) {
+	if err != nil && !errors.Is(err, ErrTooLong) && !errors.Is(err, ErrNotAFile) {
 		return nil, fmt.Errorf("read the %s %s: %w", f.Kind, path, err)
 	}
 	var doc *T

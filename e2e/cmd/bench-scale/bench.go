@@ -10,7 +10,6 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -29,12 +28,11 @@ const parallel = 16
 // bench is a control plane with nodes.
 type bench struct {
 	options
-	cluster *cluster.Cluster
-	client  kubernetes.Interface
-	dir     string
-	watch   *podWatch
-	// published are the slices of one node.
-	published []*resourceapi.ResourceSlice
+	cluster   *cluster.Cluster
+	client    kubernetes.Interface
+	dir       string
+	watch     *podWatch
+	published nodeSlices // of one node
 	classes   allocator.Classes
 	// serial numbers pods and claims.
 	serial int

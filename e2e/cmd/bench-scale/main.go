@@ -6,11 +6,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -27,6 +29,7 @@ type options struct {
 	mixedPods  int
 	landing    int
 	pods       int
+	waiting    int
 	schedulers []string
 	kinds      []kind
 	nodeModel  string
@@ -61,6 +64,7 @@ func parse(args []string) (options, error) {
 	flags.IntVar(&o.landing, "landing-pods", 60, "pods of a kind whose GPUs are counted")
 	flags.IntVar(&o.pods, "pods", 240, "pods of a kind whose rate is measured")
 	flags.IntVar(&o.allocated, "allocated", 10_000, "claims that are allocated already in the loaded case; 0 leaves it out")
+	flags.IntVar(&o.waiting, "waiting-pods", 0, "pods that wait while others come and go, in the loaded case, such as 500; 0 leaves it out")
 	flags.IntVar(&o.mixedNodes, "mixed-nodes", 100, "nodes for pods of many kinds that come and go")
 	flags.IntVar(&o.mixedPods, "mixed-pods", 2000, "pods of many kinds that come and go; 0 leaves it out")
 	if err := flags.Parse(args); err != nil {
@@ -85,22 +89,43 @@ func parse(args []string) (options, error) {
 }
 
 func run(ctx context.Context, o options) error {
+	for _, name := range o.programs() { // now, not after ten minutes
+		if _, err := os.Stat(filepath.Join(o.source, "bin", name)); err != nil {
+			return fmt.Errorf("look for bin/%s: %w (make build scheduler builds it)", name, err)
+		}
+	}
 	r := newReport(o)
+	err := measure(ctx, o, r)
+	if len(r.Numbers) > 0 { // also of a run that was ended early
+		err = errors.Join(err, r.print(os.Stdout))
+	}
+	if err != nil || o.output == "" {
+		return err
+	}
+	return r.write(o.output)
+}
+
+// measure fills the report.
+func measure(ctx context.Context, o options, r *report) error {
 	if err := withCluster(ctx, o, func(ctx context.Context, b *bench) error { return b.scale(ctx, r) }); err != nil {
 		return err
 	}
-	if o.mixedPods > 0 {
-		if err := withCluster(ctx, o, func(ctx context.Context, b *bench) error { return b.mixed(ctx, r) }); err != nil {
-			return err
-		}
-	}
-	if err := r.print(os.Stdout); err != nil {
-		return err
-	}
-	if o.output == "" {
+	if o.mixedPods == 0 {
 		return nil
 	}
-	return r.write(o.output)
+	return withCluster(ctx, o, func(ctx context.Context, b *bench) error { return b.mixed(ctx, r) })
+}
+
+// programs are those of bin that a run needs.
+func (o options) programs() []string {
+	var programs []string
+	if slices.Contains(o.schedulers, cleaveScheduler) {
+		programs = append(programs, cleaveScheduler)
+	}
+	if o.allocated > 0 {
+		programs = append(programs, cleaveProgram)
+	}
+	return programs
 }
 
 // withCluster runs a measurement in a control plane of its own.

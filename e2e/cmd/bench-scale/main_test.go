@@ -5,7 +5,6 @@ package main
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -89,20 +88,5 @@ func TestLifetime_AfterFilling(t *testing.T) {
 	}
 	if got := lifetime(r, false, 10); got != 12 {
 		t.Errorf("a pod of the filling leaves at %v, want 12", got)
-	}
-}
-
-func TestPodWatch_Until(t *testing.T) {
-	w := &podWatch{pods: map[string]placed{}, changed: make(chan struct{})}
-	done := make(chan error)
-	go func() {
-		done <- w.until(t.Context(), func(pods map[string]placed) bool { return pods["a"].node == "node-1" })
-	}()
-	w.mu.Lock()
-	w.pods["a"] = placed{node: "node-1", at: time.Now()}
-	w.notify()
-	w.mu.Unlock()
-	if err := <-done; err != nil {
-		t.Error(err)
 	}
 }

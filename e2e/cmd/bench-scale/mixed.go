@@ -49,7 +49,7 @@ type running struct {
 // the load with pods of the same trace, which do not count.
 func (b *bench) replay(ctx context.Context, s *scheduler) (packing.Tally, error) {
 	mix := packing.Mixes[1]
-	gpus := b.mixedNodes * b.gpusOfNode()
+	gpus := b.mixedNodes * b.published.gpus()
 	fill := mix.Running(mixedLoad, gpus)
 	trace := packing.NewTrace(mix, mixedLoad, gpus, fill+b.mixedPods, 1)
 	var tally packing.Tally
@@ -101,15 +101,6 @@ func lifetime(r packing.Request, counted bool, filled float64) float64 {
 		return r.Leave
 	}
 	return filled + r.Leave - r.Arrive
-}
-
-// gpusOfNode counts the counter sets of a node, which are one per GPU.
-func (b *bench) gpusOfNode() int {
-	n := 0
-	for _, s := range b.published {
-		n += len(s.Spec.SharedCounters)
-	}
-	return n
 }
 
 // tryPlace creates a pod and waits until it is bound or has no place, when it is removed.

@@ -18,12 +18,16 @@ const (
 	landedNodes         = "nodes of %d pods, %s"
 	podRate             = "%d pods, %s, in a second"
 	podRateLoaded       = "%d pods, %s, in a second, %d claims allocated"
+	podRateWaiting      = "%d pods, %s, in a second, while %d wait that do not fit"
 	openedGPUs          = "untouched GPUs that %d pods, %s, take, %d claims allocated"
 	fewestOpened        = "untouched GPUs that %d pods, %s, take, %d claims allocated, the fewest possible"
 	rejected            = "%d mixed pods on %d nodes, %d %% load: compute slices rejected, %%"
-	apiServerMemory     = "API server, MB per node"
+	apiServerPublished  = "API server, MB per node, right after all nodes were published at once"
+	apiServerMemory     = "API server, MB per node, after the first scheduler's pods"
 	schedulerMemoryIdle = "scheduler, MB per node, at its start"
 	schedulerMemory     = "scheduler, MB per node"
+	commandSeconds      = "cleave %s, %d claims allocated, seconds"
+	commandMemory       = "cleave %s, MB"
 )
 
 // number is one that was measured, by scheduler.

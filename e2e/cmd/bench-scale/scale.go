@@ -13,19 +13,24 @@ import (
 
 // scale measures memory, and the placement and rate of pods of one kind at a time.
 func (b *bench) scale(ctx context.Context, r *report) error {
-	before, err := b.apiServerMB(ctx)
+	before, err := apiServerMB(ctx, b.cluster)
 	if err != nil {
 		return err
 	}
 	if err := b.addNodes(ctx, b.nodes); err != nil {
 		return err
 	}
+	published, err := apiServerMB(ctx, b.cluster)
+	if err != nil {
+		return err
+	}
+	r.set(apiServerPublished, "", (published-before)/float64(b.nodes))
 	for _, name := range b.schedulers {
 		if err := b.with(ctx, name, func(s *scheduler) error { return b.onEmpty(ctx, r, s) }); err != nil {
 			return err
 		}
 		if name == b.schedulers[0] {
-			after, err := b.apiServerMB(ctx)
+			after, err := apiServerMB(ctx, b.cluster)
 			if err != nil {
 				return err
 			}
@@ -43,7 +48,7 @@ func (b *bench) scale(ctx context.Context, r *report) error {
 			return err
 		}
 	}
-	return nil
+	return b.commands(ctx, r)
 }
 
 // with runs a measurement with a scheduler that has just started.
@@ -106,7 +111,7 @@ func (b *bench) onLoaded(ctx context.Context, r *report, s *scheduler) error {
 		r.set(fmt.Sprintf(openedGPUs, b.pods, k.name, b.allocated), s.name, float64(landed.opened))
 		r.set(fmt.Sprintf(fewestOpened, b.pods, k.name, b.allocated), "", float64(least.opened))
 	}
-	return nil
+	return b.amongWaiting(ctx, r, s)
 }
 
 // place creates pods of a kind at once, and removes them when all are bound. It returns where they landed and how many
@@ -134,7 +139,7 @@ func (b *bench) place(ctx context.Context, s *scheduler, k kind, n int) (l landi
 // smallest partitions of the first GPUs. No pods use them. With 10 a node, one GPU of each is full and one has room for four
 // more: that is where pods of the smallest partitions go first, on as many nodes as it takes.
 func (b *bench) fill(ctx context.Context) error {
-	devices := b.smallest()
+	devices := b.published.smallest()
 	if each := (b.allocated + b.nodes - 1) / b.nodes; each > len(devices) {
 		return fmt.Errorf("allocate %d claims on %d nodes: a node has %d devices of profile %s", b.allocated, b.nodes, len(devices), smallest)
 	}
@@ -157,20 +162,5 @@ func (b *bench) fewest(ctx context.Context, k kind, pods, allocated int) (fewest
 	if more > 0 {
 		used[each+1] = more
 	}
-	return fewestOf(ctx, b.published, b.classes, k.class, b.smallest(), used, pods)
+	return fewestOf(ctx, b.published, b.classes, k.class, b.published.smallest(), used, pods)
 }
-
-// smallest are the devices of the smallest profile, in their order.
-func (b *bench) smallest() (devices []string) {
-	for _, s := range b.published {
-		for _, d := range s.Spec.Devices {
-			if p := d.Attributes["profile"].StringValue; p != nil && *p == smallest {
-				devices = append(devices, d.Name)
-			}
-		}
-	}
-	return devices
-}
-
-// smallest is the profile of the claims that are allocated beforehand.
-const smallest = "1g.10gb"

@@ -117,8 +117,8 @@ func residentMB(pid int) (float64, error) {
 }
 
 // apiServerMB is the memory of the API server.
-func (b *bench) apiServerMB(ctx context.Context) (float64, error) {
-	all, err := b.cluster.Status(ctx)
+func apiServerMB(ctx context.Context, c *cluster.Cluster) (float64, error) {
+	all, err := c.Status(ctx)
 	if err != nil {
 		return 0, err
 	}

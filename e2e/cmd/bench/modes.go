@@ -99,9 +99,8 @@ func (m *modeBench) start(ctx context.Context) error {
 		return fmt.Errorf("write policies: %w", err)
 	}
 	for name, rules := range modePolicies {
-		text := "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nrules: " + rules + "\n"
-		if err := os.WriteFile(filepath.Join(policies, name+".yaml"), []byte(text), 0o600); err != nil {
-			return fmt.Errorf("write policies: %w", err)
+		if err := writePolicy(policies, name, rules); err != nil {
+			return err
 		}
 	}
 	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: modeNode, Labels: map[string]string{v1alpha1.PolicyLabel: "training"}}}
@@ -203,6 +202,15 @@ func (m *modeBench) label(ctx context.Context, policy string) error {
 	_, err := m.client.CoreV1().Nodes().Patch(ctx, modeNode, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 	if err != nil {
 		return fmt.Errorf("label node %s: %w", modeNode, err)
+	}
+	return nil
+}
+
+// writePolicy writes a policy of a node, in YAML.
+func writePolicy(dir, name, rules string) error {
+	text := "apiVersion: gpu.cleave.dev/v1alpha1\nkind: NodePolicy\nrules: " + rules + "\n"
+	if err := os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o600); err != nil {
+		return fmt.Errorf("write policy %s: %w", name, err)
 	}
 	return nil
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"time"
 
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -20,7 +19,7 @@ import (
 type partitionShareBench struct{ *bench }
 
 const (
-	sharingPolicy = `{"rules": [{"mig": {"share": [{"profile": "3g.40gb", "mps": {"shares": 8}}]}}]}`
+	sharingPolicy = `[{mig: {share: [{profile: 3g.40gb, mps: {shares: 8}}]}}]`
 	// sharedPartition is the upper 3g.40gb of a GPU.
 	sharedPartition = "-mig-9-4"
 	// firstRounds is how often a first share is measured: each starts an MPS server.
@@ -34,11 +33,10 @@ func (b partitionShareBench) measure(ctx context.Context, r *report) (err error)
 		return fmt.Errorf("create a directory for the policy: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	path := filepath.Join(dir, "policy.json")
-	if err := os.WriteFile(path, []byte(sharingPolicy), 0o644); err != nil {
-		return fmt.Errorf("write the policy: %w", err)
+	if err := writePolicy(dir, "default", sharingPolicy); err != nil {
+		return err
 	}
-	if err := b.restart(ctx, "--policy", path); err != nil {
+	if err := b.restart(ctx, "--policy", dir); err != nil {
 		return err
 	}
 	if err := b.measureFirst(ctx, r); err != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command cluster starts and stops a real one-node Kubernetes on this machine,
-// made of nothing but processes that are built from Go modules.
+// Command cluster starts and stops a real Kubernetes on this machine, of one
+// node or several, made of nothing but processes that are built from Go modules.
 package main
 
 import (
@@ -18,9 +18,10 @@ import (
 	"github.com/cleave-dra/cleave/e2e/cluster"
 )
 
-const help = `cluster runs a real one-node Kubernetes on this machine: etcd, containerd,
-the control plane and a kubelet, as plain processes. It needs root, Go, and on
-a fresh machine Debian's package archive and Go's module sources.
+const help = `cluster runs a real Kubernetes on this machine: etcd, containerd, the control
+plane and a kubelet, as plain processes. It has one node, or several (up
+--nodes), each in namespaces of its own. It needs root, Go, and on a fresh
+machine Debian's package archive and Go's module sources.
 
 Usage: cluster COMMAND [flags]
 
@@ -119,7 +120,7 @@ func status(ctx context.Context, args []string, stdout io.Writer) error {
 		if s.Problem != nil {
 			state = s.Problem.Error()
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", s.Component, process, state, c.LogFile(s.Component))
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", s.Name, process, state, s.LogFile)
 	}
 	if err := table.Flush(); err != nil {
 		return err

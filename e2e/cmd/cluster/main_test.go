@@ -23,6 +23,7 @@ func TestUsage(t *testing.T) {
 		{[]string{"start"}, 2, "", `unknown command "start"`},
 		{[]string{"up", "-h"}, 0, "-kubernetes-version", ""},
 		{[]string{"up", "--speed"}, 2, "", "-speed"},
+		{[]string{"up", "--nodes", "20"}, 2, "", "there can be 1 to 9"},
 		{[]string{"up", "now"}, 2, "", `unexpected argument "now"`},
 		{[]string{"up", "--kubernetes-version", "1.30"}, 2, "", "valid versions are 1.37.1, 1.36.4"},
 		{[]string{"up", "--feature-gates", "A=yes"}, 2, "", `feature gate "A=yes"`},

@@ -4,12 +4,12 @@ package hook
 
 import (
 	"compress/gzip"
-	"embed"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 )
 
 // Names of the programs: NVIDIA's sets up driver files inside a container, Cleave's makes the driver limit a container's
@@ -22,15 +22,10 @@ const (
 // maxSize bounds an unpacked program in bytes; the larger one takes some 11 MB.
 const maxSize = 64 << 20
 
-// dist contains the compressed programs once the Makefile has built them. Compression saves the plugin memory.
-//
-//go:embed all:dist
-var dist embed.FS
-
 // Install installs a program in a directory of the host and returns its path. It replaces an earlier one atomically, so
 // that running hooks are not affected.
 func Install(dir, name string) (string, error) {
-	packed, err := dist.Open("dist/" + name + ".gz")
+	packed, err := dist.Open("dist/" + runtime.GOARCH + "/" + name + ".gz")
 	if err != nil {
 		return "", fmt.Errorf("install the CDI hook %s: this binary was built without it; build with make build: %w", name, err)
 	}

@@ -187,11 +187,11 @@ func (h simHardware) open(ctx context.Context) (*nvml.Session, error) {
 }
 
 func (h simHardware) Open(ctx context.Context) (GPUs, error) {
-	session, err := h.open(ctx)
+	node, err := sim.Open(h.root)
 	if err != nil {
 		return nil, err
 	}
-	return openNVML{session}, nil
+	return nvml.OpenDirectLibrary(ctx, simulated.Library(node))
 }
 
 // host is the real thing but for the hardware.

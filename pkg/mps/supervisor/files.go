@@ -27,6 +27,9 @@ func (Disk) MakeDirs(p paths) error {
 	}{{p.dir, 0o711}, {p.pipe, pipeMode}, {p.log, logMode}, {p.shm, 0o755}} {
 		err := os.Mkdir(d.path, d.mode)
 		if errors.Is(err, fs.ErrExist) {
+			if err := checkDir(d.path); err != nil {
+				return err
+			}
 			continue
 		}
 		if err == nil {
@@ -37,6 +40,16 @@ func (Disk) MakeDirs(p paths) error {
 		}
 	}
 	return nil
+}
+
+// checkDir refuses what lies in place of a directory, such as a link: what is created, emptied or mounted there would be so
+// elsewhere on the host.
+func checkDir(path string) error {
+	info, err := os.Lstat(path)
+	if err == nil && !info.IsDir() {
+		err = fmt.Errorf("%s is not a directory but %s: remove it", path, info.Mode())
+	}
+	return err
 }
 
 // RemoveDirs deletes the directories, and the empty ones that the daemon had them mounted on below the driver's root.

@@ -28,7 +28,8 @@ type watched struct {
 // watchProcess begins to watch a process, which has to be the one that was started at the given time.
 func watchProcess(id ProcessID, child *exec.Cmd) (*watched, error) {
 	fd, err := unix.PidfdOpen(id.PID, unix.PIDFD_NONBLOCK)
-	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
+	// Of the number of a thread that leads no process, kernels say EINVAL, and newer ones ENOENT (kernel/pid.c, pidfd_open).
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
 		return nil, fmt.Errorf("%w: there is no process %d", errGone, id.PID)
 	}
 	if err != nil {

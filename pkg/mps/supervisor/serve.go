@@ -165,6 +165,9 @@ func makeDir(dir string, mode fs.FileMode) error {
 	if err := os.MkdirAll(dir, mode); err != nil {
 		return err
 	}
+	if err := checkDir(dir); err != nil {
+		return err
+	}
 	return os.Chmod(dir, mode)
 }
 

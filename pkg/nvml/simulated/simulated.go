@@ -60,6 +60,14 @@ func (l library) DeviceByIndex(index int) (nvml.Device, error) {
 	return device{d, d.Memory(), d.Modes()}, nil
 }
 
+func (l library) DeviceByPCI(pci gpu.PCIAddress) (nvml.Device, error) {
+	d, err := l.DeviceByPCIBusID(pci.String())
+	if err != nil {
+		return nil, err
+	}
+	return device{d, d.Memory(), d.Modes()}, nil
+}
+
 // HasFunction is true: what the driver's release does not have says ErrNotSupported.
 func (l library) HasFunction(string) bool { return true }
 

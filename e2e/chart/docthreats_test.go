@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chart
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+var testFunction = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)[A-Z][A-Za-z0-9_]*)\(`)
+
+// testsOf maps the tests that make test runs to the texts of their packages' tests.
+func testsOf(t *testing.T) map[string]string {
+	t.Helper()
+	packages := map[string]string{} // directory -> text
+	names := map[string][]string{}  // directory -> tests
+	for _, root := range []string{"api", "cmd", "pkg", "e2e"} {
+		err := filepath.WalkDir(filepath.Join(source, root), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() && d.Name() == "realgpu" || !strings.HasSuffix(path, "_test.go") {
+				if err == nil && d.IsDir() && d.Name() == "realgpu" {
+					return fs.SkipDir // needs a GPU
+				}
+				return err
+			}
+			data, err := os.ReadFile(path)
+			dir := filepath.Dir(path)
+			packages[dir] += string(data)
+			for _, m := range testFunction.FindAllStringSubmatch(string(data), -1) {
+				names[dir] = append(names[dir], m[1])
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	tests := map[string]string{}
+	for dir, list := range names {
+		for _, name := range list {
+			tests[name] += packages[dir]
+		}
+	}
+	return tests
+}
+
+// TestDocs_ThreatsAreTested checks the threat model: each threat has tests, and each of them exists.
+func TestDocs_ThreatsAreTested(t *testing.T) {
+	data, err := os.ReadFile(filepath.Join(source, "SECURITY.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, model, found := strings.Cut(string(data), "\n## Threat model\n")
+	if !found {
+		t.Fatal("SECURITY.md has no threat model")
+	}
+	tests, threats := testsOf(t), 0
+	for line := range strings.Lines(model) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " | ")
+		if !strings.HasPrefix(line, "| ") || strings.HasPrefix(line, "| ---") || strings.HasPrefix(line, "| threat ") {
+			continue
+		}
+		threats++
+		if len(cells) != 4 {
+			t.Errorf("want threat, attacker, defence and tests: %s", line)
+			continue
+		}
+		spans := codeSpan.FindAllStringSubmatch(cells[3], -1)
+		if len(spans) == 0 {
+			t.Errorf("no test shows the defence: %s", line)
+		}
+		for _, span := range spans {
+			name, step, _ := strings.Cut(span[1], "/")
+			if text, ok := tests[name]; !ok {
+				t.Errorf("there is no test %s, which shows the defence in: %s", name, line)
+			} else if !strings.Contains(text, `"`+step+`"`) && step != "" {
+				t.Errorf("%s has no step %q", name, step)
+			}
+		}
+	}
+	if threats < 25 {
+		t.Errorf("only %d threats were found", threats)
+	}
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chart
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/cleave-dra/cleave/e2e/release"
+	"github.com/cleave-dra/cleave/e2e/workload"
+)
+
+// upgradePatience bounds an upgrade and its rollback.
+const upgradePatience = 8 * time.Minute
+
+// tiers are the classes of which a pod runs over upgrades, by the name of the pod.
+var tiers = []struct{ name, class string }{
+	{"whole", "gpu.cleave.dev"}, {"partition", "mig-1g.10gb.cleave.dev"}, {"slice", "timeslice.cleave.dev"}, {"mps", "mps.cleave.dev"},
+}
+
+// TestRelease_UpgradeAndRollback upgrades from the release before to this one and rolls back, while pods of each tier run:
+// none of them notices, each release reads the other's records, and all is given back at the end.
+func TestRelease_UpgradeAndRollback(t *testing.T) {
+	ctx := onCluster(t, upgradePatience)
+	previous := os.Getenv(release.Previous)
+	if _, err := os.Stat(previous); err != nil { // a shallow clone does not have it
+		t.Skipf("make previous builds the release that this upgrades, and make e2e names it in %s: %v", release.Previous, err)
+	}
+	must(t, release.ImportPrevious(ctx, env.cluster, previous))
+	t.Cleanup(func() { uninstall(t, context.Background()) })
+	helmOn(t, env.values(true), "install", "cleave", release.Chart(previous), "--set", "image.tag="+release.PreviousTag, "--wait", "--timeout", "90s")
+	t.Cleanup(func() {
+		must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{}))
+		must(t, env.client.WaitGone(context.Background(), demo, ""))
+	})
+	runsOnly(t, ctx, release.PreviousTag)
+	must(t, env.client.WaitSlices(ctx, workload.Driver, nil))
+	before := runTiers(t, ctx, "before")
+
+	helmOn(t, env.values(true), "upgrade", "cleave", chartDir, "--wait", "--timeout", "90s")
+	runsOnly(t, ctx, "e2e")
+	sameContainers(t, ctx, before)
+	end(t, ctx, before[0], before[1])
+	after := runTiers(t, ctx, "after")
+	writtenLater(t, after[2])
+
+	helmOn(t, "", "rollback", "cleave", "1", "--wait", "--timeout", "90s")
+	runsOnly(t, ctx, release.PreviousTag)
+	sameContainers(t, ctx, slices.Concat(before[2:], after))
+	end(t, ctx, slices.Concat(before[2:], after)...)
+	end(t, ctx, runTiers(t, ctx, "back")...)
+	must(t, workload.Until(ctx, "all records to go", func(context.Context) (bool, string, error) {
+		left, err := filepath.Glob(filepath.Join(claimsDir(), "*.json"))
+		return len(left) == 0, strings.Join(left, " "), err
+	}))
+	nothingCorrupt(t)
+}
+
+// runsOnly waits until one plugin runs, of an image with a tag.
+func runsOnly(t *testing.T, ctx context.Context, tag string) {
+	t.Helper()
+	must(t, workload.Until(ctx, "only the plugin of "+tag+" to run", func(ctx context.Context) (bool, string, error) {
+		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=plugin"})
+		if err != nil || len(list.Items) != 1 {
+			return false, "not one pod", err
+		}
+		pod := &list.Items[0]
+		ready := len(pod.Status.ContainerStatuses) == 1 && pod.Status.ContainerStatuses[0].Ready
+		return ready && strings.HasSuffix(pod.Spec.Containers[0].Image, ":"+tag), workload.Describe(pod), nil
+	}))
+	nothingCorrupt(t)
+}
+
+// runTiers runs a pod of each tier, in their order.
+func runTiers(t *testing.T, ctx context.Context, round string) []*corev1.Pod {
+	t.Helper()
+	var pods []*corev1.Pod
+	for _, tier := range tiers {
+		name := round + "-" + tier.name
+		pod := workload.Pod(name, name)
+		if tier.name == "mps" {
+			workload.RunCUDA(pod)
+		}
+		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{workload.Template(name, workload.ClaimSpec(tier.class, 1)), pod}))
+		running, err := env.client.WaitRunning(ctx, demo, name)
+		must(t, err)
+		if tier.name == "mps" {
+			_, err = env.client.Served(ctx, demo, name)
+			must(t, err)
+		} else if seen, err := env.client.Look(ctx, demo, name, "main"); err != nil || len(seen.GPUNodes()) != 1 {
+			t.Errorf("pod %s sees %v, want one GPU: %v", name, seen.DeviceNodes, err)
+		}
+		pods = append(pods, running)
+	}
+	return pods
+}
+
+// sameContainers checks that the containers of pods are those that they were.
+func sameContainers(t *testing.T, ctx context.Context, pods []*corev1.Pod) {
+	t.Helper()
+	for _, pod := range pods {
+		now, err := env.client.WaitRunning(ctx, demo, pod.Name)
+		must(t, err)
+		identity := func(p *corev1.Pod) string {
+			return fmt.Sprint(p.UID, p.Status.ContainerStatuses[0].ContainerID, p.Status.ContainerStatuses[0].RestartCount)
+		}
+		if diff := cmp.Diff(identity(pod), identity(now)); diff != "" {
+			t.Errorf("container of pod %s (-before +now):\n%s", pod.Name, diff)
+		}
+	}
+}
+
+// end deletes pods and waits until they are gone, which takes an Unprepare of their claims.
+func end(t *testing.T, ctx context.Context, pods ...*corev1.Pod) {
+	t.Helper()
+	for _, pod := range pods {
+		must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, pod.Name, metav1.DeleteOptions{}))
+	}
+	for _, pod := range pods {
+		must(t, env.client.WaitGone(ctx, demo, pod.Name))
+	}
+}
+
+func claimsDir() string { return filepath.Join(env.cluster.PluginsDir(), workload.Driver, "claims") }
+
+// nothingCorrupt checks that no release set aside what another wrote.
+func nothingCorrupt(t *testing.T) {
+	t.Helper()
+	for _, dir := range []string{"claims", "layouts", "modes", "status-notes"} {
+		corrupt, err := filepath.Glob(filepath.Join(claimsDir(), "..", dir, "corrupt", "*"))
+		must(t, err)
+		for _, path := range corrupt {
+			data, err := os.ReadFile(path)
+			t.Errorf("%s was set aside: %s: %v", path, data, err)
+		}
+	}
+}
+
+// writtenLater makes the record of a pod's claim one that a later release wrote, which says that this one can read it.
+func writtenLater(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	claim, err := env.kube.ResourceV1().ResourceClaims(demo).Get(t.Context(), *pod.Status.ResourceClaimStatuses[0].ResourceClaimName, metav1.GetOptions{})
+	must(t, err)
+	path := filepath.Join(claimsDir(), string(claim.UID)+".json")
+	data, err := os.ReadFile(path)
+	must(t, err)
+	var record map[string]any
+	must(t, json.Unmarshal(data, &record))
+	record["readableFrom"] = record["format"]
+	record["format"] = record["format"].(float64) + 1
+	record["writtenByALaterRelease"] = map[string]any{"of": []any{"what", "nobody", "knows"}}
+	data, err = json.Marshal(record)
+	must(t, err)
+	must(t, os.WriteFile(path+".new", data, 0o600))
+	must(t, os.Rename(path+".new", path))
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package broken shows that the checker of histories finds what it is there for: it checks histories of builds of Cleave that
+// lack one of the precautions on which its promises rest.
+package broken
+
+import (
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-dra/cleave/e2e/history"
+)
+
+var (
+	seed  = flag.Uint64("seed", 1, "seed of the first history")
+	seeds = flag.Uint64("seeds", 2, "how many histories of each build")
+)
+
+// build builds the plugin and names it as the product is.
+func build(t *testing.T, flags ...string) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "cleave")
+	args := append(append([]string{"build", "-trimpath", "-o", program}, flags...), "./plugin")
+	if out, err := exec.CommandContext(t.Context(), "go", args...).CombinedOutput(); err != nil {
+		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return program
+}
+
+func TestCheck_BrokenBuilds(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds two programs, and starts some hundred processes")
+	}
+	right, broken := build(t), build(t, "-tags", "broken")
+	for _, tc := range []struct {
+		name, program, lacks string
+		// rule that is broken in each history.
+		rule history.Rule
+	}{
+		{name: "right", program: right},
+		{name: "right, whatever the environment says", program: right, lacks: "record"},
+		{name: "nothing left out", program: broken},
+		{name: "locks off", program: broken, lacks: "locks", rule: history.RuleDevice},
+		{name: "record written after hardware", program: broken, lacks: "record", rule: history.RuleRelease},
+		{name: "boot id ignored", program: broken, lacks: "boot", rule: history.RuleUnmanaged},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			for s := *seed; s < *seed+*seeds; s++ {
+				found := violations(t, tc.program, tc.lacks, s)
+				t.Logf("seed %d: %d violations", s, len(found))
+				if tc.rule == "" {
+					for _, v := range found {
+						t.Errorf("seed %d: %s", s, v)
+					}
+					continue
+				}
+				if !slices.ContainsFunc(found, func(v history.Violation) bool { return v.Rule == tc.rule }) {
+					t.Errorf("seed %d: no violation of rule %s: %v", s, tc.rule, found)
+					continue
+				}
+				t.Logf("seed %d: %s", s, found[0])
+			}
+		})
+	}
+}
+
+// One seed is one history.
+func TestCheck_BrokenBuildsBySeed(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds a program")
+	}
+	broken := build(t, "-tags", "broken")
+	for _, lacks := range []string{"locks", "record", "boot"} {
+		first, again := violations(t, broken, lacks, *seed), violations(t, broken, lacks, *seed)
+		if diff := cmp.Diff(timeless(first), timeless(again)); diff != "" {
+			t.Errorf("violations without %s by seed %d (-once +again):\n%s", lacks, *seed, diff)
+		}
+	}
+}
+
+// timeless are violations without the times, which differ.
+func timeless(found []history.Violation) []string {
+	var texts []string
+	for _, v := range found {
+		texts = append(texts, regexp.MustCompile(`[0-9.]+[mµn]?s\b`).ReplaceAllString(v.String(), "T"))
+	}
+	return texts
+}
+
+// violations are those of one history.
+func violations(t *testing.T, program, lacks string, seed uint64) []history.Violation {
+	t.Helper()
+	h := run(t, program, lacks, seed)
+	// Whatever is released here is free once the plugin has said so: there is nobody to wait for.
+	return history.Check(h, history.Limits{Release: time.Nanosecond})
+}
+
+// keepHistory says where a history is that is to be looked at.
+func keepHistory(t *testing.T, file string) {
+	if dir := os.Getenv("CLEAVE_HISTORY_DIR"); dir != "" {
+		data, err := os.ReadFile(file)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, strings.ReplaceAll(t.Name(), "/", "-")+".jsonl"), data, 0o600)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package history
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// Limits are what a history is held to.
+type Limits struct {
+	// Release is how long what a claim had may take to be free once it was released; zero for DefaultRelease. The time
+	// that faults take, until all has recovered, does not count.
+	Release time.Duration
+	// Program is the plugin, as Hardware.By names it; empty for "cleave". What others created, it must not destroy.
+	Program string
+	// Kept are devices whose partitions may be there without a claim: the layouts of the policies that were active.
+	Kept []string
+	// APILag is how much earlier than recorded a change at the API server may have happened; zero for DefaultAPILag.
+	APILag time.Duration
+}
+
+// What Limits are where they are not given.
+const (
+	DefaultRelease = 30 * time.Second
+	DefaultAPILag  = time.Second
+)
+
+// Violation is something that must not have happened.
+type Violation struct {
+	// Rule that was broken.
+	Rule Rule
+	// Text says what happened, and why it must not, in two sentences.
+	Text string
+	// Events that show it, in the order of time.
+	Events []Event
+}
+
+// String is what a report has.
+func (v Violation) String() string { return string(v.Rule) + ": " + v.Text }
+
+// Rule is what holds in every history.
+type Rule string
+
+// The rules.
+const (
+	// RuleOwner: each unit has at most one owner at any time, or sharers within its amounts.
+	RuleOwner Rule = "owner"
+	// RuleDevice: what is prepared exists, and a running container has it until it ends.
+	RuleDevice Rule = "device"
+	// RuleUnmanaged: nothing that the plugin did not make was destroyed by it.
+	RuleUnmanaged Rule = "unmanaged"
+	// RuleRelease: whatever was released is free within a bound.
+	RuleRelease Rule = "release"
+	// RuleAnswer: Prepare returns what the claim was allocated, and the same each time.
+	RuleAnswer Rule = "answer"
+)
+
+// Check returns what in a history must not have happened, in the order of the first event that shows it.
+func Check(h History, limits Limits) []Violation {
+	limits.Release = cmp.Or(limits.Release, DefaultRelease)
+	limits.Program = cmp.Or(limits.Program, "cleave")
+	limits.APILag = cmp.Or(limits.APILag, DefaultAPILag)
+	c := newChecker(h, limits)
+	all := slices.Concat(c.checkOwners(), c.checkAnswers(), c.checkDevices(), c.checkUnmanaged(), c.checkReleases())
+	for i := range all {
+		slices.SortStableFunc(all[i].Events, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
+	}
+	slices.SortStableFunc(all, func(a, b Violation) int { return cmp.Compare(a.at(), b.at()) })
+	return all
+}
+
+func (v Violation) at() time.Duration { return v.Events[0].At }
+
+// checker is a history, sorted by what its events are about.
+type checker struct {
+	limits Limits
+	end    time.Duration
+	units
+	claims []*claim // in the order in which they first appear
+	byUID  map[string]*claim
+	// partitions in the order in which they were created.
+	partitions []*partition
+	containers []run
+	modes      []Event // of Hardware that changes a MIG mode or a compute mode
+	// hardware: changes of it were recorded.
+	hardware bool
+	disturbances
+	gaps map[SourceName][]span
+}
+
+// span is a time with both ends.
+type span struct{ from, to time.Duration }
+
+func newChecker(h History, limits Limits) *checker {
+	c := &checker{
+		limits: limits, end: h.End(), units: units{counters: map[string]Counters{}, devices: map[string]Device{}},
+		byUID: map[string]*claim{}, gaps: map[SourceName][]span{},
+	}
+	for _, e := range h.Events {
+		switch f := e.Fact.(type) {
+		case Counters:
+			c.counters[f.Set] = f
+		case Device:
+			c.devices[f.Name] = f
+		case Gap:
+			c.gaps[f.Source] = append(c.gaps[f.Source], span{f.From, e.At})
+		}
+	}
+	c.readClaims(h.Events)
+	c.readPartitions(h.Events)
+	c.readContainers(h.Events)
+	c.disturbances = readDisturbances(h, limits.Release)
+	return c
+}
+
+// earliest is when something that a source reported at a time may have happened: where the source could not be watched, at
+// any time since then.
+func (c *checker) earliest(source SourceName, at time.Duration) time.Duration {
+	for _, g := range c.gaps[source] {
+		if g.from < at && at <= g.to {
+			return g.from
+		}
+	}
+	return at
+}

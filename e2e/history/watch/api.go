@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package watch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/cleave-dra/cleave/e2e/history"
+)
+
+// API is the API server: the claims that are allocated devices of a driver on a node, and the devices that it publishes.
+type API struct {
+	Kube         kubernetes.Interface
+	Driver, Node string
+}
+
+// Run reports until ctx ends.
+func (a API) Run(ctx context.Context, r *history.Recorder, ready func()) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var published sync.WaitGroup
+	published.Add(1)
+	slicesReady := sync.OnceFunc(published.Done)
+	seen := map[string]history.Fact{}
+	ofSlices := follower{
+		recorder: r, list: a.slices, watch: a.watchSlices,
+		changed: func(o runtime.Object) { a.publish(r, seen, o.(*resourceapi.ResourceSlice)) },
+		deleted: func(runtime.Object) {}, // what an allocated device is does not change
+	}
+	claims := claimStates{recorder: r, api: a, known: map[string]history.Claim{}}
+	ofClaims := follower{
+		recorder: r, list: a.claims, watch: a.watchClaims, changed: claims.changed, deleted: claims.deleted,
+	}
+	var both sync.WaitGroup
+	errs := make([]error, 2)
+	both.Go(func() {
+		defer slicesReady()
+		defer cancel()
+		errs[0] = ofSlices.run(ctx, slicesReady)
+	})
+	both.Go(func() {
+		defer cancel()
+		published.Wait()
+		errs[1] = ofClaims.run(ctx, ready)
+	})
+	both.Wait()
+	return errors.Join(errs...)
+}
+
+// publish reports the counter sets and devices of a slice that are new or have changed.
+func (a API) publish(r *history.Recorder, seen map[string]history.Fact, s *resourceapi.ResourceSlice) {
+	if s.Spec.Driver != a.Driver || s.Spec.Pool.Name != a.Node {
+		return
+	}
+	report := func(name string, fact history.Fact) {
+		if !reflect.DeepEqual(seen[name], fact) {
+			seen[name] = fact
+			r.Add(fact)
+		}
+	}
+	for _, set := range s.Spec.SharedCounters {
+		report("set "+set.Name, history.Counters{Set: set.Name, Values: countersOf(set.Counters)})
+	}
+	for i := range s.Spec.Devices {
+		d := &s.Spec.Devices[i]
+		fact := history.Device{Name: d.Name, Shared: d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations}
+		for _, c := range d.ConsumesCounters {
+			fact.Set, fact.Consumes = c.CounterSet, countersOf(c.Counters)
+		}
+		for name, c := range d.Capacity {
+			if fact.Capacity == nil {
+				fact.Capacity = map[string]int64{}
+			}
+			fact.Capacity[unqualified(name)] = c.Value.Value()
+		}
+		report("device "+d.Name, fact)
+	}
+}
+
+// unqualified is the name of a capacity without its domain, which one side may have and the other not.
+func unqualified(name resourceapi.QualifiedName) string {
+	_, id, found := strings.Cut(string(name), "/")
+	if !found {
+		return string(name)
+	}
+	return id
+}
+
+func countersOf(counters map[string]resourceapi.Counter) map[string]int64 {
+	values := map[string]int64{}
+	for name, c := range counters {
+		values[name] = c.Value.Value()
+	}
+	return values
+}
+
+// claimStates reports claims whose state has changed.
+type claimStates struct {
+	recorder *history.Recorder
+	api      API
+	known    map[string]history.Claim
+}
+
+func (s claimStates) changed(o runtime.Object) {
+	fact := s.api.claim(o.(*resourceapi.ResourceClaim))
+	last, known := s.known[fact.UID]
+	if !known && fact.State != history.ClaimAllocated || reflect.DeepEqual(last, fact) {
+		return
+	}
+	s.known[fact.UID] = fact
+	s.recorder.Add(fact)
+}
+
+func (s claimStates) deleted(o runtime.Object) {
+	fact := s.api.claim(o.(*resourceapi.ResourceClaim))
+	if _, known := s.known[fact.UID]; !known {
+		return
+	}
+	delete(s.known, fact.UID)
+	fact.State = history.ClaimDeleted
+	s.recorder.Add(fact)
+}
+
+// claim is a claim as far as it concerns the driver on the node.
+func (a API) claim(c *resourceapi.ResourceClaim) history.Claim {
+	fact := history.Claim{UID: string(c.UID), Namespace: c.Namespace, Name: c.Name, State: history.ClaimFree}
+	if c.Status.Allocation != nil {
+		for _, d := range c.Status.Allocation.Devices.Results {
+			if d.Driver == a.Driver && d.Pool == a.Node {
+				fact.Devices = append(fact.Devices, allocatedOf(d))
+			}
+		}
+	}
+	if len(fact.Devices) > 0 {
+		fact.State = history.ClaimAllocated
+	}
+	for _, p := range c.Status.ReservedFor {
+		if p.Resource == "pods" {
+			fact.Pods = append(fact.Pods, string(p.UID))
+		}
+	}
+	slices.Sort(fact.Pods)
+	return fact
+}
+
+func allocatedOf(d resourceapi.DeviceRequestAllocationResult) history.Allocated {
+	a := history.Allocated{Request: d.Request, Device: d.Device, Admin: d.AdminAccess != nil && *d.AdminAccess}
+	for name, q := range d.ConsumedCapacity {
+		if a.Consumed == nil {
+			a.Consumed = map[string]int64{}
+		}
+		a.Consumed[unqualified(name)] = q.Value()
+	}
+	return a
+}
+
+func (a API) ofNode() string {
+	return fields.Set{"spec.driver": a.Driver, "spec.nodeName": a.Node}.String()
+}
+
+func describe(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("record %s: %w", what, err)
+}

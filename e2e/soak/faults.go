@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soak
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/cleave-dra/cleave/e2e/cluster"
+	"github.com/cleave-dra/cleave/e2e/history"
+)
+
+const (
+	// lateness of the API server while it is slow, in each direction.
+	lateness = 2500 * time.Millisecond
+	// healPatience bounds what ends a fault.
+	healPatience = 3 * time.Minute
+)
+
+// faults injects the faults of a plan, one after the other, and waits for recovery after each.
+type faults struct {
+	bed      *bed
+	plan     Plan
+	report   *tally
+	pods     *podList
+	recorder *history.Recorder
+	// want are the devices that the node publishes while nothing is wrong, and gpus those that are a whole GPU, by index.
+	want []string
+	gpus map[int]string
+	// killed are the processes that were killed last: none of them counts as recovered.
+	killed []int
+	probes int
+	ending sync.WaitGroup
+}
+
+// run injects faults until more ends. It returns false if the node did not recover from one.
+func (f *faults) run(ctx, more context.Context, only []Kind) bool {
+	defer f.ending.Wait()
+	for i := 0; more.Err() == nil; i++ {
+		fault := f.plan.Fault(i)
+		if len(only) > 0 && !slices.Contains(only, fault.Kind) {
+			continue
+		}
+		if !sleep(more, fault.After) {
+			break
+		}
+		if err := f.one(ctx, fault); err != nil && ctx.Err() == nil {
+			f.report.violation("recovery", "fault %d, %s: %v", fault.Index, fault.Kind, err)
+			return false
+		}
+	}
+	return true
+}
+
+// one injects a fault, ends it, and waits for recovery.
+func (f *faults) one(ctx context.Context, fault Fault) error {
+	if fault.Kind.EndsPods() {
+		f.report.pardonPods(true)
+		defer f.report.pardonPods(false)
+	}
+	f.killed = nil
+	f.note(fault, history.FaultBegan)
+	from, err := f.inject(ctx, fault)
+	f.note(fault, history.FaultEnded)
+	if err != nil {
+		return err
+	}
+	if err := f.recover(ctx); err != nil {
+		return err
+	}
+	f.note(fault, history.FaultRecovered)
+	f.report.recovered(fault, time.Since(from))
+	return nil
+}
+
+// inject injects a fault and ends it. It returns since when the node could recover.
+func (f *faults) inject(ctx context.Context, fault Fault) (time.Time, error) {
+	if inject, ok := f.injectors()[fault.Kind]; ok {
+		return inject(ctx, fault)
+	}
+	return time.Time{}, fmt.Errorf("there is no fault %q", fault.Kind)
+}
+
+type injector func(context.Context, Fault) (time.Time, error)
+
+func (f *faults) injectors() map[Kind]injector {
+	n, r := nodeFaults{f}, releaseFaults{f}
+	return map[Kind]injector{
+		PluginKilled:       f.killing(pluginProgram),
+		PluginStopped:      f.stopping(pluginProgram),
+		SupervisorKilled:   f.killing(supervisorProgram),
+		SupervisorStopped:  f.stopping(supervisorProgram),
+		MPSDaemonKilled:    f.killDaemon,
+		KubeletKilled:      f.restarting(cluster.Kubelet),
+		KubeletStopped:     f.pausing(cluster.Kubelet),
+		ContainerdKilled:   f.restarting(cluster.Containerd),
+		ContainerdStopped:  f.pausing(cluster.Containerd),
+		SchedulerKilled:    f.restarting(cluster.Scheduler),
+		SchedulerStopped:   f.pausing(cluster.Scheduler),
+		APIServerKilled:    f.restarting(cluster.APIServer),
+		APIServerStopped:   f.pausing(cluster.APIServer),
+		APIServerSlow:      f.slowAPIServer,
+		APIServerPartition: f.partitionAPIServer,
+		DriverReloaded:     n.reloadDriver,
+		NodeRebooted:       n.reboot,
+		GPULost:            n.loseGPU,
+		GPUNeedsReset:      n.reportXID,
+		DiskFull:           f.fillDisk,
+		ClockJumped:        f.jumpClock,
+		PolicySwitched:     r.switchPolicy,
+		ReleaseUpgraded:    r.upgrade,
+		ReleaseRolledBack:  r.rollBack,
+	}
+}
+
+// kill ends a program's processes, as a crash does.
+func (f *faults) kill(p program) error {
+	pids, err := f.bed.signal(p, syscall.SIGKILL)
+	f.killed = append(f.killed, pids...)
+	return err
+}
+
+// signal sends a signal to all processes of a program. One that ends meanwhile is as good.
+func (b *bed) signal(p program, sig syscall.Signal) (pids []int, err error) {
+	list, err := b.running(p)
+	for _, q := range list {
+		pids = append(pids, q.PID)
+		if e := syscall.Kill(q.PID, sig); e != nil && !errors.Is(e, syscall.ESRCH) {
+			err = errors.Join(err, fmt.Errorf("send %s to process %d: %w", sig, q.PID, e))
+		}
+	}
+	return pids, err
+}
+
+// last waits for as long as a fault lasts.
+func (f *faults) last(ctx context.Context, fault Fault) error {
+	if fault.KillsPlugin {
+		sleep(ctx, fault.For/2)
+		if err := f.kill(pluginProgram); err != nil {
+			return err
+		}
+		fault.For -= fault.For / 2
+	}
+	sleep(ctx, fault.For)
+	return ctx.Err()
+}
+
+func (f *faults) killing(p program) injector {
+	return func(context.Context, Fault) (time.Time, error) {
+		return time.Now(), f.kill(p)
+	}
+}
+
+func (f *faults) stopping(p program) injector {
+	return func(ctx context.Context, fault Fault) (time.Time, error) {
+		_, err := f.bed.signal(p, syscall.SIGSTOP)
+		err = errors.Join(err, f.last(ctx, fault))
+		_, again := f.bed.signal(p, syscall.SIGCONT)
+		return time.Now(), errors.Join(err, again)
+	}
+}
+
+func (f *faults) restarting(c cluster.Component) injector {
+	return func(ctx context.Context, _ Fault) (time.Time, error) {
+		from := time.Now()
+		return from, f.bed.cluster.Component(c).Restart(ctx, syscall.SIGKILL)
+	}
+}
+
+func (f *faults) pausing(c cluster.Component) injector {
+	return func(ctx context.Context, fault Fault) (time.Time, error) {
+		control := f.bed.cluster.Component(c)
+		err := errors.Join(control.Signal(syscall.SIGSTOP), f.last(ctx, fault), control.Signal(syscall.SIGCONT))
+		return time.Now(), err
+	}
+}
+
+// killDaemon ends the MPS daemons, of which there is one at least: that of a pod that is there for it.
+func (f *faults) killDaemon(ctx context.Context, fault Fault) (time.Time, error) {
+	name := fmt.Sprintf("victim-%05d", fault.Index)
+	if err := f.bed.runPod(ctx, f.pods, Shape{"victim", []Ask{AskMPS}}, name, podPatience); err != nil {
+		return time.Time{}, err
+	}
+	from := time.Now()
+	if err := f.kill(daemonProgram); err != nil {
+		return from, err
+	}
+	if len(f.killed) == 0 {
+		return from, errors.New("a pod with an MPS share runs, but no MPS daemon")
+	}
+	return from, f.bed.endPod(ctx, f.pods, name, false, podPatience)
+}
+
+func (f *faults) slowAPIServer(ctx context.Context, fault Fault) (time.Time, error) {
+	f.bed.api.Delay(lateness)
+	defer f.bed.api.Delay(0)
+	err := f.last(ctx, fault)
+	return time.Now(), err
+}
+
+func (f *faults) partitionAPIServer(ctx context.Context, fault Fault) (time.Time, error) {
+	f.bed.api.Cut()
+	defer f.bed.api.Mend()
+	err := f.last(ctx, fault)
+	return time.Now(), err
+}

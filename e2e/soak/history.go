@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soak
+
+import (
+	"context"
+	"errors"
+
+	"github.com/cleave-dra/cleave/e2e/history"
+	"github.com/cleave-dra/cleave/e2e/history/tap"
+	"github.com/cleave-dra/cleave/e2e/history/watch"
+	"github.com/cleave-dra/cleave/e2e/workload"
+)
+
+// startTap puts a tap between the kubelet and the plugin, which registers in a directory of its own.
+func (b *bed) startTap(ctx context.Context) error {
+	registry, err := b.cluster.GuestDir("registry")
+	if err != nil {
+		return err
+	}
+	sockets, err := b.cluster.GuestDir("tap")
+	if err != nil {
+		return err
+	}
+	b.registry = registry
+	b.tap, err = tap.Start(ctx, tap.Options{PluginRegistry: registry, KubeletRegistry: b.cluster.RegistryDir(), Dir: sockets})
+	return err
+}
+
+// record begins to record a history in a file.
+func (b *bed) record(ctx context.Context, file string) (*history.Recorder, error) {
+	return history.Record(ctx, history.Sources{File: file, Node: b.cluster.NodeName(), Driver: workload.Driver, Of: []history.Source{
+		b.tap,
+		watch.API{Kube: b.kube, Driver: workload.Driver, Node: b.cluster.NodeName()},
+		watch.Runtime{Socket: b.cluster.ContainerRuntime()},
+		watch.Simulator{Root: b.Node.Root(), Program: "cleave"},
+	}})
+}
+
+// check ends a recording and adds to the violations what must not have happened.
+func (t *tally) check(r *history.Recorder) error {
+	h, err := r.Stop()
+	if err != nil {
+		return err
+	}
+	for _, v := range history.Check(h, history.Limits{}) {
+		t.violation("history", "%s", v)
+	}
+	if len(h.Events) == 0 {
+		return errors.New("check the history: it is empty")
+	}
+	t.log("the history has %d events", len(h.Events))
+	return nil
+}
+
+// note notes in the history what became of a fault.
+func (f *faults) note(fault Fault, state history.FaultState) {
+	target := ""
+	if fault.Kind == GPULost || fault.Kind == GPUNeedsReset {
+		target = f.gpus[fault.GPU]
+	}
+	f.recorder.Add(history.Fault{ID: fault.Index, Name: string(fault.Kind), State: state, Target: target})
+}

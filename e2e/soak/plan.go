@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soak
+
+import (
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// Kind of a fault.
+type Kind string
+
+// The kinds of faults.
+const (
+	PluginKilled        Kind = "plugin killed"
+	PluginStopped       Kind = "plugin stopped"
+	SupervisorKilled    Kind = "MPS supervisor killed"
+	SupervisorStopped   Kind = "MPS supervisor stopped"
+	MPSDaemonKilled     Kind = "MPS daemon killed"
+	KubeletKilled       Kind = "kubelet killed"
+	KubeletStopped      Kind = "kubelet stopped"
+	ContainerdKilled    Kind = "containerd killed"
+	ContainerdStopped   Kind = "containerd stopped"
+	SchedulerKilled     Kind = "scheduler killed"
+	SchedulerStopped    Kind = "scheduler stopped"
+	APIServerKilled     Kind = "API server killed"
+	APIServerStopped    Kind = "API server stopped"
+	APIServerSlow       Kind = "API server slow"
+	APIServerPartition  Kind = "API server partitioned"
+	DriverReloaded      Kind = "driver reloaded"
+	NodeRebooted        Kind = "node rebooted"
+	GPULost             Kind = "GPU lost"
+	GPUNeedsReset       Kind = "GPU reports XID"
+	DiskFull            Kind = "disk full"
+	ClockJumped         Kind = "clock jumped"
+	PolicySwitched      Kind = "policy switched"
+	ReleaseUpgraded     Kind = "release upgraded"
+	ReleaseRolledBack   Kind = "release rolled back"
+	faultsWithoutPlugin      = 4 // of so many long faults, one has the plugin killed meanwhile
+)
+
+// round is what a round of faults consists of, in an order that the seed determines. The release is upgraded before it is
+// rolled back.
+var round = []Kind{
+	PluginKilled, PluginKilled, PluginKilled, PluginKilled, PluginStopped, PluginStopped, SupervisorKilled, SupervisorKilled,
+	SupervisorStopped, MPSDaemonKilled, KubeletKilled, KubeletStopped, ContainerdKilled, ContainerdStopped, SchedulerKilled,
+	SchedulerStopped, APIServerKilled, APIServerStopped, APIServerSlow, APIServerPartition, DriverReloaded, NodeRebooted, GPULost,
+	GPUNeedsReset, DiskFull, ClockJumped, PolicySwitched, ReleaseUpgraded, ReleaseRolledBack,
+}
+
+// Kinds are all kinds of faults, in the order in which a report lists them.
+func Kinds() []Kind { return slices.Compact(slices.Clone(round)) }
+
+// Own reports whether the fault is one of the plugin's own programs, of which recovery is Cleave's alone.
+func (k Kind) Own() bool {
+	return slices.Contains([]Kind{PluginKilled, PluginStopped, SupervisorKilled, SupervisorStopped, MPSDaemonKilled}, k)
+}
+
+// EndsPods reports whether containers may end by the fault. MPS daemons end with their supervisor where the node has cgroup
+// v1: the container runtime finds the processes of a container by it.
+func (k Kind) EndsPods() bool {
+	return slices.Contains([]Kind{SupervisorKilled, MPSDaemonKilled, KubeletKilled, ContainerdKilled, ContainerdStopped, NodeRebooted}, k)
+}
+
+// lasts is for how long a fault of a kind is there, at least and at most; zero for those that last as long as it takes.
+var lasts = map[Kind][2]time.Duration{
+	PluginStopped: {1 * time.Second, 6 * time.Second}, SupervisorStopped: {1 * time.Second, 6 * time.Second},
+	KubeletStopped: {1 * time.Second, 5 * time.Second}, ContainerdStopped: {1 * time.Second, 5 * time.Second},
+	SchedulerStopped: {1 * time.Second, 4 * time.Second}, APIServerStopped: {2 * time.Second, 5 * time.Second},
+	APIServerSlow: {6 * time.Second, 12 * time.Second}, APIServerPartition: {3 * time.Second, 10 * time.Second},
+	GPULost: {0, 3 * time.Second}, DiskFull: {2 * time.Second, 6 * time.Second}, ClockJumped: {2 * time.Second, 6 * time.Second},
+}
+
+// Fault is one fault of a plan.
+type Fault struct {
+	Index int
+	Kind  Kind
+	// After is how long the node is left alone before.
+	After time.Duration
+	// For is how long the fault lasts.
+	For time.Duration
+	// KillsPlugin says that the plugin is killed while the fault lasts.
+	KillsPlugin bool
+	// GPU is the index of a GPU, for faults of one.
+	GPU int
+	// Jump is how far the clock jumps, for faults of it.
+	Jump time.Duration
+}
+
+// Plan is what a seed determines.
+type Plan struct {
+	seed uint64
+	gpus int
+}
+
+// NewPlan makes the plan of a seed for a node with so many GPUs.
+func NewPlan(seed uint64, gpus int) Plan { return Plan{seed, gpus} }
+
+// The streams of random numbers of a plan: what is drawn for one does not change another.
+const (
+	streamRounds = iota + 1
+	streamFaults
+	streamPods
+)
+
+func (p Plan) random(stream, index int) *rand.Rand {
+	return rand.New(rand.NewPCG(p.seed, uint64(stream)<<32|uint64(index)))
+}
+
+// Fault is the fault of an index, from 0.
+func (p Plan) Fault(index int) Fault {
+	r := p.random(streamFaults, index)
+	f := Fault{Index: index, Kind: p.kinds(index / len(round))[index%len(round)]}
+	f.After = between(r, 500*time.Millisecond, 3*time.Second)
+	if limits, ok := lasts[f.Kind]; ok {
+		f.For = between(r, limits[0], limits[1])
+		f.KillsPlugin = !f.Kind.Own() && f.For > time.Second && r.IntN(faultsWithoutPlugin) == 0
+	}
+	if f.Kind == GPULost || f.Kind == GPUNeedsReset {
+		f.GPU = r.IntN(p.gpus)
+	}
+	if f.Kind == ClockJumped {
+		f.Jump = between(r, time.Minute, 2*time.Hour)
+		if r.IntN(2) == 0 {
+			f.Jump = -f.Jump
+		}
+	}
+	return f
+}
+
+// kinds are those of a round, in order.
+func (p Plan) kinds(number int) []Kind {
+	kinds := slices.Clone(round)
+	p.random(streamRounds, number).Shuffle(len(kinds), func(i, j int) { kinds[i], kinds[j] = kinds[j], kinds[i] })
+	up, back := slices.Index(kinds, ReleaseUpgraded), slices.Index(kinds, ReleaseRolledBack)
+	if back < up {
+		kinds[up], kinds[back] = ReleaseRolledBack, ReleaseUpgraded
+	}
+	return kinds
+}
+
+// between draws a time, in milliseconds.
+func between(r *rand.Rand, least, most time.Duration) time.Duration {
+	return least + time.Duration(r.Int64N((most-least).Milliseconds()+1))*time.Millisecond
+}
+
+// Pod is one pod of a plan.
+type Pod struct {
+	Index int
+	Shape Shape
+	// Hold is how long it keeps its devices.
+	Hold time.Duration
+	// Force removes it from the API server at once, while its containers still run.
+	Force bool
+}
+
+// Pod is the pod of an index, from 0.
+func (p Plan) Pod(index int) Pod {
+	r := p.random(streamPods, index)
+	shapes := Shapes()
+	return Pod{
+		Index: index, Shape: shapes[r.IntN(len(shapes))], Hold: between(r, 200*time.Millisecond, 4*time.Second), Force: r.IntN(8) == 0,
+	}
+}

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soak
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
+)
+
+const (
+	// podsAtATime is how many pods there are at most.
+	podsAtATime = 12
+	// podPatience bounds the time until a pod runs, and until it is gone: faults delay it, one after the other.
+	podPatience = 3 * time.Minute
+	// lookEvery is how often pods are looked at.
+	lookEvery = 250 * time.Millisecond
+)
+
+// churn lets the pods of a plan pass.
+type churn struct {
+	bed    *bed
+	plan   Plan
+	pods   *podList
+	report *tally
+
+	mu    sync.Mutex
+	free  map[resource]int
+	freed chan struct{} // closed and made anew when there is more
+}
+
+func newChurn(b *bed, plan Plan, pods *podList, report *tally) *churn {
+	return &churn{bed: b, plan: plan, pods: pods, report: report, free: room(), freed: make(chan struct{})}
+}
+
+// run creates pods until more ends, waits until all are gone, and returns. ctx bounds all of it.
+func (c *churn) run(ctx, more context.Context) {
+	next := make(chan Pod)
+	var workers sync.WaitGroup
+	for range podsAtATime {
+		workers.Go(func() {
+			for pod := range next {
+				c.pass(ctx, pod)
+				c.give(pod.Shape.takes())
+			}
+		})
+	}
+	for i := 0; more.Err() == nil; i++ {
+		pod := c.plan.Pod(i)
+		if !c.take(more, pod.Shape.takes()) {
+			break
+		}
+		select {
+		case next <- pod:
+		case <-more.Done():
+		}
+	}
+	close(next)
+	workers.Wait()
+}
+
+// take waits until there is room, and reports whether ctx goes on.
+func (c *churn) take(ctx context.Context, what map[resource]int) bool {
+	for {
+		c.mu.Lock()
+		fits := true
+		for r, n := range what {
+			fits = fits && c.free[r] >= n
+		}
+		if fits {
+			for r, n := range what {
+				c.free[r] -= n
+			}
+		}
+		freed := c.freed
+		c.mu.Unlock()
+		if fits {
+			return true
+		}
+		select {
+		case <-freed:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+func (c *churn) give(what map[resource]int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for r, n := range what {
+		c.free[r] += n
+	}
+	close(c.freed)
+	c.freed = make(chan struct{})
+}
+
+// pass is the life of a pod: it is created, runs, keeps its devices for a while, and goes.
+func (c *churn) pass(ctx context.Context, p Pod) {
+	name, created := fmt.Sprintf("pod-%05d-%s", p.Index, p.Shape.Name), time.Now()
+	c.report.podCreated()
+	err := c.bed.runPod(ctx, c.pods, p.Shape, name, podPatience)
+	switch {
+	case ctx.Err() != nil:
+		return
+	case errors.Is(err, errEnded):
+		c.report.podEnded(name, created, err.Error())
+	case err != nil:
+		c.report.violation("pod", "%s: %v", name, err)
+	default:
+		c.report.podRan(len(p.Shape.Claims))
+		if !sleep(ctx, p.Hold) {
+			return
+		}
+		if pod := c.pods.get(name); pod != nil && ended(pod) {
+			c.report.podEnded(name, created, describe(pod))
+		}
+	}
+	if err := c.bed.endPod(ctx, c.pods, name, p.Force, podPatience); err != nil && ctx.Err() == nil {
+		c.report.violation("pod", "%s: %v", name, err)
+	}
+}
+
+// errEnded is that a pod has ended before it was asked to.
+var errEnded = errors.New("it ended")
+
+// ended reports whether a pod has, or containers of it have ended and were started again.
+func ended(pod *corev1.Pod) bool {
+	over := func(s corev1.ContainerStatus) bool { return s.RestartCount > 0 || s.State.Terminated != nil }
+	return pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded ||
+		slices.ContainsFunc(pod.Status.ContainerStatuses, over)
+}
+
+// runPod creates a pod and waits until it runs. The error is errEnded if it cannot any more.
+func (b *bed) runPod(ctx context.Context, pods *podList, shape Shape, name string, patience time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	manifest := shape.manifest(name)
+	err := persist(ctx, "create the pod", func(ctx context.Context) error {
+		_, err := b.kube.CoreV1().Pods(namespace).Create(ctx, manifest, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) { // an earlier answer was lost
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	err = workload.Until(ctx, "it to run", func(context.Context) (bool, string, error) {
+		pod := pods.get(name)
+		if pod == nil {
+			return false, "not there", nil
+		}
+		if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
+			return false, "", fmt.Errorf("%w: %s", errEnded, describe(pod))
+		}
+		running := pod.Status.Phase == corev1.PodRunning && len(pod.Status.ContainerStatuses) == len(pod.Spec.Containers) &&
+			!slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running == nil })
+		return running, describe(pod), nil
+	})
+	if err != nil {
+		err = fmt.Errorf("%w; Events: %s", err, b.warnings(context.WithoutCancel(ctx), name))
+	}
+	return err
+}
+
+// endPod deletes a pod and waits until it is gone.
+func (b *bed) endPod(ctx context.Context, pods *podList, name string, force bool, patience time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	opts := metav1.DeleteOptions{}
+	if force {
+		now := int64(0)
+		opts.GracePeriodSeconds = &now
+	}
+	err := persist(ctx, "delete the pod", func(ctx context.Context) error {
+		err := b.kube.CoreV1().Pods(namespace).Delete(ctx, name, opts)
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	asked := pods.round()
+	return workload.Until(ctx, "it to go", func(context.Context) (bool, string, error) {
+		pod := pods.get(name)
+		return pod == nil && pods.round() > asked+1, describe(pod), nil
+	})
+}
+
+// persist tries until it works, as while the API server is away.
+func persist(ctx context.Context, what string, try func(context.Context) error) error {
+	return workload.Until(ctx, what, func(ctx context.Context) (bool, string, error) {
+		once, cancel := context.WithTimeout(ctx, 20*time.Second)
+		defer cancel()
+		err := try(once)
+		if apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) {
+			return false, "", err
+		}
+		return err == nil, fmt.Sprint(err), nil
+	})
+}
+
+func describe(pod *corev1.Pod) string {
+	if pod == nil {
+		return "not there"
+	}
+	text := workload.Describe(pod)
+	for _, s := range pod.Status.ContainerStatuses {
+		for _, t := range []*corev1.ContainerStateTerminated{s.State.Terminated, s.LastTerminationState.Terminated} {
+			if t != nil {
+				text += fmt.Sprintf("; container %s ended at %s: %s, exit code %d %s", s.Name, t.FinishedAt.UTC().Format(time.TimeOnly),
+					t.Reason, t.ExitCode, t.Message)
+			}
+		}
+	}
+	if pod.DeletionTimestamp != nil {
+		text += "; is being deleted"
+	}
+	return text + "; " + pod.Status.Reason + " " + pod.Status.Message
+}
+
+// warnings about a pod.
+func (b *bed) warnings(ctx context.Context, name string) string {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	list, err := b.kube.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "type=Warning,involvedObject.name=" + name})
+	if err != nil {
+		return err.Error()
+	}
+	var all []string
+	for _, e := range list.Items {
+		all = append(all, e.Reason+": "+e.Message)
+	}
+	return strings.Join(all, " | ")
+}
+
+// podList has the pods of the namespace at hand.
+type podList struct {
+	mu     sync.Mutex
+	byName map[string]*corev1.Pod
+	rounds int
+}
+
+// watch looks at the pods until ctx ends. While the API server is away the last look stands.
+func (l *podList) watch(ctx context.Context, b *bed) {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		if list, err := b.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{}); err == nil {
+			byName := map[string]*corev1.Pod{}
+			for i := range list.Items {
+				byName[list.Items[i].Name] = &list.Items[i]
+			}
+			l.mu.Lock()
+			l.byName = byName
+			l.rounds++
+			l.mu.Unlock()
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (l *podList) get(name string) *corev1.Pod {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.byName[name]
+}
+
+// round counts the looks.
+func (l *podList) round() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.rounds
+}
+
+func (l *podList) names() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Sorted(maps.Keys(l.byName))
+}
+
+// sleep waits, and reports whether ctx goes on.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soak
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+)
+
+// Report is what a soak ends in.
+type Report struct {
+	Seed uint64 `json:"seed"`
+	// Seconds that pods and faults came for.
+	Seconds float64 `json:"seconds"`
+	// Pods that were created, and claims of those that ran.
+	Pods   int `json:"pods"`
+	Claims int `json:"claims"`
+	// PodsEnded is how many pods had containers that ended by a fault that ends containers, such as a reboot.
+	PodsEnded int           `json:"podsEnded"`
+	Faults    []FaultReport `json:"faults"`
+	// Injected is their number.
+	Injected int `json:"injected"`
+	// Own is the recovery from faults of Cleave's own programs.
+	Own Recovery `json:"own"`
+	// Leaks are what is left once all pods are gone.
+	Leaks      []string `json:"leaks"`
+	Violations []string `json:"violations"`
+}
+
+// FaultReport is about the faults of one kind.
+type FaultReport struct {
+	Kind     Kind     `json:"kind"`
+	Count    int      `json:"count"`
+	Recovery Recovery `json:"recovery"`
+}
+
+// Recovery is how long recovery took, in seconds.
+type Recovery struct {
+	P50 float64 `json:"p50Seconds"`
+	P99 float64 `json:"p99Seconds"`
+}
+
+// OK reports whether the soak found nothing.
+func (r *Report) OK() bool { return len(r.Leaks) == 0 && len(r.Violations) == 0 }
+
+// Write writes the report for people.
+func (r *Report) Write(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(w, "FAULT\tCOUNT\tRECOVERY P50\tP99")
+	for _, f := range r.Faults {
+		fmt.Fprintf(w, "%s\t%d\t%.1f s\t%.1f s\n", f.Kind, f.Count, f.Recovery.P50, f.Recovery.P99)
+	}
+	fmt.Fprintf(w, "all\t%d\t\t\nof Cleave's own programs\t\t%.1f s\t%.1f s\n", r.Injected, r.Own.P50, r.Own.P99)
+	if err := w.Flush(); err != nil {
+		return fmt.Errorf("write the report: %w", err)
+	}
+	_, err := fmt.Fprintf(out, "\nseed %d, %.0f s: %d pods (%d disturbed by faults that end containers), %d claims, %d faults, "+
+		"%d violations, %d leaks\n", r.Seed, r.Seconds, r.Pods, r.PodsEnded, r.Claims, r.Injected, len(r.Violations), len(r.Leaks))
+	if err != nil {
+		return fmt.Errorf("write the report: %w", err)
+	}
+	for _, v := range r.Violations {
+		fmt.Fprintln(out, "violation:", v)
+	}
+	for _, l := range r.Leaks {
+		fmt.Fprintln(out, "leak:", l)
+	}
+	return nil
+}
+
+// recovered is one recovery.
+type recovered struct {
+	kind Kind
+	took time.Duration
+}
+
+// tally counts while a soak runs.
+type tally struct {
+	out  io.Writer
+	seed uint64
+
+	mu         sync.Mutex
+	start      time.Time
+	pods       int
+	claims     int
+	podsEnded  int
+	recoveries []recovered
+	violations []string
+	// pardoning is set while containers may end by a fault; pardoned is when that was said last.
+	pardoning bool
+	pardoned  time.Time
+}
+
+func newTally(out io.Writer, seed uint64) *tally {
+	return &tally{out: out, seed: seed, start: time.Now()}
+}
+
+func (t *tally) log(format string, args ...any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.print(format, args...)
+}
+
+// print is log for those who have the lock.
+func (t *tally) print(format string, args ...any) {
+	fmt.Fprintf(t.out, "%7.1f s  %s\n", time.Since(t.start).Seconds(), fmt.Sprintf(format, args...))
+}
+
+func (t *tally) violation(rule, format string, args ...any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	text := rule + ": " + strings.Join(strings.Fields(fmt.Sprintf(format, args...)), " ")
+	t.violations = append(t.violations, fmt.Sprintf("after %.1f s: %s", time.Since(t.start).Seconds(), text))
+	t.print("VIOLATION %s", text)
+}
+
+func (t *tally) podCreated() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.pods++
+}
+
+func (t *tally) podRan(claims int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.claims += claims
+}
+
+// pardonPods says that from now on, or no longer, containers may end by a fault.
+func (t *tally) pardonPods(begins bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.pardoning, t.pardoned = begins, time.Now()
+}
+
+// podEnded notes that containers of a pod, which was created at a time, ended before it was deleted.
+func (t *tally) podEnded(name string, created time.Time, how string) {
+	t.mu.Lock()
+	pardoned := t.pardoning || t.pardoned.After(created)
+	if pardoned {
+		t.podsEnded++
+	}
+	t.mu.Unlock()
+	if !pardoned {
+		t.violation("pod", "containers of %s ended, and there was no fault that ends them: %s", name, how)
+	}
+}
+
+func (t *tally) recovered(f Fault, took time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.recoveries = append(t.recoveries, recovered{f.Kind, took})
+	also := ""
+	if f.KillsPlugin {
+		also = ", plugin killed meanwhile"
+	}
+	t.print("fault %d: %s%s: recovered in %.1f s; %d claims so far", f.Index, f.Kind, also, took.Seconds(), t.claims)
+}
+
+// report makes the report.
+func (t *tally) report(took time.Duration, leaks []string) *Report {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := &Report{Seed: t.seed, Seconds: took.Seconds(), Pods: t.pods, Claims: t.claims, PodsEnded: t.podsEnded, Injected: len(t.recoveries),
+		Leaks: leaks, Violations: t.violations}
+	var own []time.Duration
+	for _, k := range Kinds() {
+		var of []time.Duration
+		for _, one := range t.recoveries {
+			if one.kind == k {
+				of = append(of, one.took)
+			}
+		}
+		if k.Own() {
+			own = append(own, of...)
+		}
+		if len(of) > 0 {
+			r.Faults = append(r.Faults, FaultReport{k, len(of), recoveryOf(of)})
+		}
+	}
+	r.Own = recoveryOf(own)
+	return r
+}
+
+func recoveryOf(times []time.Duration) Recovery {
+	slices.Sort(times)
+	return Recovery{P50: percentile(times, 50), P99: percentile(times, 99)}
+}
+
+// percentile of sorted times by the nearest rank, in seconds.
+func percentile(sorted []time.Duration, p int) float64 {
+	if len(sorted) == 0 {
+		return 0
+	}
+	rank := (len(sorted)*p + 99) / 100
+	return sorted[max(rank, 1)-1].Seconds()
+}

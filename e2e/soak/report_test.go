@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soak
+
+import (
+	"bytes"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestReport(t *testing.T) {
+	c := newTally(io.Discard, 3)
+	for i := range 100 {
+		c.recovered(Fault{Kind: PluginKilled}, time.Duration(100-i)*time.Second)
+	}
+	c.recovered(Fault{Kind: NodeRebooted}, time.Minute)
+	c.podCreated()
+	c.podRan(4)
+	c.pardonPods(true)
+	c.podEnded("there-meanwhile", time.Now(), "")
+	c.pardonPods(false)
+	c.podEnded("there-before", time.Now().Add(-time.Hour), "")
+	c.podEnded("pod-1", time.Now().Add(time.Second), "exit code 137")
+	got := c.report(time.Hour, []string{"+ partition"})
+	if len(got.Violations) != 1 || !strings.Contains(got.Violations[0], "pod-1 ended, and there was no fault that ends them: exit code 137") {
+		t.Errorf("violations: %q, want that of pod-1", got.Violations)
+	}
+	got.Violations = nil
+	want := &Report{Seed: 3, Seconds: 3600, Pods: 1, Claims: 4, PodsEnded: 2, Injected: 101, Own: Recovery{P50: 50, P99: 99},
+		Faults: []FaultReport{{PluginKilled, 100, Recovery{50, 99}}, {NodeRebooted, 1, Recovery{60, 60}}}, Leaks: []string{"+ partition"}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("report (-want +got):\n%s", diff)
+	}
+	if got.OK() || !(&Report{}).OK() {
+		t.Error("a report with a leak is good, or one without is not")
+	}
+	var text bytes.Buffer
+	if err := got.Write(&text); err != nil {
+		t.Fatal(err)
+	}
+	for _, says := range []string{"plugin killed", "100", "50.0 s", "99.0 s", "seed 3", "leak: + partition"} {
+		if !strings.Contains(text.String(), says) {
+			t.Errorf("the report does not say %q:\n%s", says, text.String())
+		}
+	}
+}
+
+func TestChanges(t *testing.T) {
+	before := []string{"a", "b", "b", "c"}
+	got := changes(before, []string{"a", "b", "c", "c", "d"})
+	if diff := cmp.Diff([]string{"+ c", "+ d", "- b"}, got); diff != "" {
+		t.Errorf("changes (-want +got):\n%s", diff)
+	}
+	if got := changes(before, before); len(got) > 0 {
+		t.Errorf("nothing changed, and %v is reported", got)
+	}
+}

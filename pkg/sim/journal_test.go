@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sim
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+func readJournal(t *testing.T, root string) []JournalEntry {
+	t.Helper()
+	data, err := os.ReadFile(JournalFile(root))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var entries []JournalEntry
+	for line := range bytes.Lines(data) {
+		var e JournalEntry
+		if err := json.Unmarshal(line, &e); err != nil {
+			t.Fatalf("%v: %s", err, line)
+		}
+		entries = append(entries, e)
+	}
+	return entries
+}
+
+func TestJournal(t *testing.T) {
+	root := t.TempDir()
+	node, err := Create(root, "hgx-h100", WithoutDeviceNodes(), WithForce())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := node.Init(); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(programVariable, "tester")
+	mig := node.Device(0).MIG()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(node.Device(2).Modes().SetComputeMode(ModeExclusiveProcess)) // before there is a journal
+	must(os.WriteFile(JournalFile(root), nil, 0o600))
+	_, err = mig.SetMIGMode(true)
+	must(err)
+	first, err := mig.CreateGPUInstance(19)
+	must(err)
+	_, err = mig.CreateGPUInstance(9)
+	must(err)
+	must(first.Destroy())
+	must(node.Clients().Add(1, Client{PID: 12, Name: "python", GPUInstance: -1, ComputeInstance: -1}))
+	must(node.Clients().Remove(1, 12))
+	must(node.Device(2).Modes().SetComputeMode(ModeDefault))
+	must(node.Hardware().Lose(3))
+	must(node.Shutdown())
+	must(node.Driver().Reboot())
+
+	got := readJournal(t, root)
+	if !slices.IsSortedFunc(got, func(a, b JournalEntry) int { return int(a.Monotonic - b.Monotonic) }) || got[0].Monotonic == 0 {
+		t.Errorf("times: %+v", got)
+	}
+	if got[0].Parent == "" {
+		t.Error("the entries do not name the program that started this one")
+	}
+	names := deviceNames(node.spec)
+	want := []JournalEntry{
+		{Change: JournalMIGMode, GPU: names[0], Value: "true"},
+		{Change: JournalCreated, GPU: names[0], Profile: 19, Start: got[1].Start, Serial: 1},
+		{Change: JournalCreated, GPU: names[0], Profile: 9, Start: got[2].Start, Serial: 2},
+		{Change: JournalDestroyed, GPU: names[0], Profile: 19, Start: got[1].Start, Serial: 1},
+		{Change: JournalClient, GPU: names[1], PID: 12, Name: "python"},
+		{Change: JournalClientEnded, GPU: names[1], PID: 12, Name: "python"},
+		{Change: JournalComputeMode, GPU: names[2], Value: "DEFAULT"},
+		{Change: JournalLost, GPU: names[3]},
+		{Change: JournalDestroyed, GPU: names[0], Profile: 9, Start: got[2].Start, Serial: 2},
+		{Change: JournalMIGMode, GPU: names[0], Value: "false"},
+		{Change: JournalBooted, Value: bootID(node.spec, 2)},
+		{Change: JournalBack, GPU: names[3]},
+	}
+	for i := range want {
+		want[i].By = "tester"
+	}
+	if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(JournalEntry{}, "Monotonic", "Parent"), cmpopts.IgnoreUnexported(JournalEntry{})); diff != "" {
+		t.Errorf("journal (-want +got):\n%s", diff)
+	}
+}
+
+// Nothing is changed that the journal does not get.
+func TestJournal_NotWritable(t *testing.T) {
+	root := t.TempDir()
+	node, err := Create(root, "hgx-h100", WithoutDeviceNodes(), WithForce())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(JournalFile(root), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := node.Hardware().Lose(0); err == nil {
+		t.Error("a GPU was lost, and the journal could not be written")
+	}
+	if st, err := node.Status(); err != nil || st.GPUs[0].Lost {
+		t.Errorf("status: %v, lost %t", err, st.GPUs[0].Lost)
+	}
+}
