@@ -46,11 +46,9 @@ func TestContention_NinthPod(t *testing.T) {
 	s.pods.checkSees(ctx, ninth, got)
 }
 
-// stubborn makes a pod's container ignore the request to end, and gives it time to do so. The container carries a mark
+// stubborn makes a pod's container ignore the request to end. The container carries a mark
 // in its environment.
 func stubborn(pod *corev1.Pod, mark string) {
-	grace := int64(8)
-	pod.Spec.TerminationGracePeriodSeconds = &grace
 	c := &pod.Spec.Containers[0]
 	c.Command = []string{"/bin/sh", "-c", "trap '' TERM; while true; do sleep 1; done"}
 	c.Env = []corev1.EnvVar{{Name: "E2E_MARK", Value: mark}}
@@ -67,14 +65,30 @@ func runsWithMark(mark string) bool {
 // the container.
 func TestContention_ForceDeletedPod(t *testing.T) {
 	ctx, s := newSpace(t, nil)
+	s.handOverForced(ctx, 8)
+}
+
+// The kubelet takes a pod that was deleted by force for inactive, and unprepares its claim within a minute, while the
+// containers have time left to end (reconcileLoop of k8s.io/kubernetes/pkg/kubelet/cm/dra).
+func TestContention_ForceDeletedPodUnprepared(t *testing.T) {
+	t.Parallel() // it takes longer than that minute
+	ctx, s := newSpace(t, nil)
+	s.handOverForced(ctx, 65)
+}
+
+// handOverForced deletes a pod by force whose container takes so many seconds to end, and fails if another pod runs on its GPU
+// before that.
+func (s *space) handOverForced(ctx context.Context, grace int64) {
+	s.Helper()
 	target := s.published.gpus(ctx)[0]
 	first, second := gpuPod("first", 1, thisGPU(&target)), gpuPod("second", 1, thisGPU(&target))
 	stubborn(podOf(first), s.name+"-first")
+	podOf(first).Spec.TerminationGracePeriodSeconds = &grace
 	podOf(second).Spec.Containers[0].Env = []corev1.EnvVar{{Name: "E2E_MARK", Value: s.name + "-second"}}
 	s.create(ctx, first...)
 	s.pods.running(ctx, "first")
 	if !runsWithMark(s.name + "-first") {
-		t.Fatal("the first pod runs, but no process carries its mark")
+		s.Fatal("the first pod runs, but no process carries its mark")
 	}
 	s.create(ctx, second...)
 	s.pods.unschedulable(ctx, "second")
@@ -98,7 +112,7 @@ func TestContention_ForceDeletedPod(t *testing.T) {
 		return pod.Status.Phase == corev1.PodRunning, string(pod.Status.Phase), nil
 	})
 	if !overlapped {
-		t.Error("the second pod was never scheduled while the first one's container ran: this test saw nothing of what it is for")
+		s.Error("the second pod was never scheduled while the first one's container ran: this test saw nothing of what it is for")
 	}
 	second1 := s.pods.running(ctx, "second")
 	s.pods.checkSees(ctx, second1, []string{target.Name})

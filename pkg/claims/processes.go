@@ -7,11 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/processes"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -62,12 +65,8 @@ func (p *Preparer) checkIdle(ctx context.Context, r *records.Record, ends bool) 
 	}
 	seen := false
 	if ends && p.processes != nil {
-		pids, err := p.processes.OfPods(ctx, r.Pods)
-		if err != nil {
-			return fmt.Errorf("cannot find out whether its pods still run: %w", err)
-		}
-		if len(pids) > 0 {
-			return fmt.Errorf("its pods still have processes %v: %w", pids, gpu.ErrInUse)
+		if err := p.checkEnded(ctx, r); err != nil {
+			return err
 		}
 		seen = len(r.Pods) > 0
 	}
@@ -77,6 +76,57 @@ func (p *Preparer) checkIdle(ctx context.Context, r *records.Record, ends bool) 
 		}
 	}
 	return nil
+}
+
+// checkEnded fails unless it is certain that no process of a claim's pods runs any more.
+func (p *Preparer) checkEnded(ctx context.Context, r *records.Record) error {
+	pids, err := p.processes.OfPods(ctx, r.Pods)
+	if err != nil {
+		return fmt.Errorf("cannot find out whether its pods still run: %w", err)
+	}
+	if len(pids) > 0 {
+		return fmt.Errorf("its pods still have processes %v: %w", pids, gpu.ErrInUse)
+	}
+	return nil
+}
+
+const (
+	// endPatience bounds the wait for processes that end while a claim is unprepared: the container runtime may have reported
+	// the end of a container before the last process of its cgroup is reaped.
+	endPatience = 2 * time.Second
+	// endRetry is the time between two looks. No event says that the processes of a pod have ended.
+	endRetry = 50 * time.Millisecond
+)
+
+// awaitEnded refuses to unprepare a claim whose pods still run. The kubelet asks for that: once a minute it unprepares the
+// claims of all pods that it takes for inactive, and a pod that was deleted by force is inactive at once, while its containers
+// may run on for their whole grace period (reconcileLoop of k8s.io/kubernetes/pkg/kubelet/cm/dra v1.37.1, whose activePods are
+// those of the pod manager). The kubelet unprepares it again when the containers have ended.
+//
+// Where no processes can be seen, the kubelet is believed: a claim must not stay for ever for want of hostPID.
+func (p *Preparer) awaitEnded(ctx context.Context, r *records.Record) error {
+	if p.processes == nil || len(r.Pods) == 0 {
+		return nil
+	}
+	patience, cancel := context.WithTimeout(ctx, endPatience)
+	defer cancel()
+	retry := time.NewTicker(endRetry)
+	defer retry.Stop()
+	for {
+		err := p.checkEnded(ctx, r)
+		if errors.Is(err, processes.ErrHidden) {
+			klog.FromContext(ctx).Error(err, "Unpreparing a claim on the kubelet's word alone", "claim", r.Claim)
+			return nil
+		}
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-patience.Done():
+			return fmt.Errorf("claim %s was to be unprepared, and keeps its GPUs %v: %w", r.Claim, r.GPUs(), err)
+		case <-retry.C:
+		}
+	}
 }
 
 // checkDeviceIdle is checkIdle for one device; seen says that no process of the claim's pods runs.

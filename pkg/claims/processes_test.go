@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/processes"
 )
 
 // podProcesses are the processes of a node's pods.
@@ -113,4 +114,71 @@ func TestReconcile_NotesPods(t *testing.T) {
 	if diff := cmp.Diff(list(line("a", 1)), onDisk(t, b.dir)); diff != "" {
 		t.Errorf("records while another pod runs (-want +got):\n%s", diff)
 	}
+}
+
+// The kubelet unprepares the claims of pods that it takes for inactive, also while their containers run.
+func TestUnprepare_ProcessesOfPods(t *testing.T) {
+	tests := map[string]struct {
+		processes Processes
+		kept      bool
+	}{
+		"running":          {processes: &podProcesses{pids: map[types.UID][]int{"pod-uid": {7}}}, kept: true},
+		"another's":        {processes: &podProcesses{pids: map[types.UID][]int{"another": {7}}}},
+		"ends meanwhile":   {processes: &endingProcesses{looks: 3}},
+		"unreadable":       {processes: &podProcesses{err: errors.New("no such luck")}, kept: true},
+		"not to be seen":   {processes: &podProcesses{err: processes.ErrHidden}},
+		"nobody who looks": {},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			b.processes = test.processes
+			claim := claimOn("a", 1)
+			mustPrepare(t, b.Preparer, claim)
+			err := b.Unprepare(t.Context(), refOf(claim))
+			if test.kept != (err != nil) {
+				t.Errorf("Unprepare: %v, want an error: %t", err, test.kept)
+			}
+			want := []string{}
+			if test.kept {
+				want = list(line("a", 1))
+			}
+			if diff := cmp.Diff(want, onDisk(t, b.dir)); diff != "" {
+				t.Errorf("records (-want +got):\n%s", diff)
+			}
+			if other := claimOn("b", 1); test.kept {
+				if _, err := b.prepare(t.Context(), other, false); err == nil {
+					t.Error("the GPU was given to another claim")
+				}
+			}
+		})
+	}
+}
+
+// A claim that was prepared for one pod and shared by another stays until both have ended.
+func TestUnprepare_ProcessesOfSecondPod(t *testing.T) {
+	b := newBed(t)
+	seen := &podProcesses{pids: map[types.UID][]int{"second": {7}}}
+	b.processes = seen
+	claim := claimOn("a", 1)
+	mustPrepare(t, b.Preparer, claim)
+	claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "second", UID: "second"})
+	b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claim)})
+	if err := b.Unprepare(t.Context(), refOf(claim)); !errors.Is(err, gpu.ErrInUse) {
+		t.Errorf("Unprepare while the second pod runs: %v, want %v", err, gpu.ErrInUse)
+	}
+	delete(seen.pids, "second")
+	if err := b.Unprepare(t.Context(), refOf(claim)); err != nil {
+		t.Error(err)
+	}
+}
+
+// endingProcesses are there for so many looks.
+type endingProcesses struct{ looks int }
+
+func (p *endingProcesses) OfPods(context.Context, []types.UID) ([]int, error) {
+	if p.looks--; p.looks < 0 {
+		return nil, nil
+	}
+	return []int{7}, nil
 }

@@ -33,7 +33,7 @@ func (a *preparation) undo(ctx context.Context, cause error) error {
 }
 
 // Unprepare gives back all that a claim has. It needs no GPU driver: without one, partitions are destroyed once it is
-// back. A claim that has nothing is no error.
+// back. A claim that has nothing is no error; one whose pods still have processes is, and keeps what it has.
 func (p *Preparer) Unprepare(ctx context.Context, claim records.Claim) error {
 	p.calls.RLock()
 	defer p.calls.RUnlock()
@@ -49,6 +49,9 @@ func (p *Preparer) Unprepare(ctx context.Context, claim records.Claim) error {
 	if have == nil {
 		p.Shares.stopServed(ctx, claim.UID)
 		return p.specs.RemoveClaim(claim.UID) // of a claim whose record was set aside
+	}
+	if err := p.awaitEnded(ctx, have); err != nil {
+		return err
 	}
 	held, err := p.Ledger.lockFor(ctx, claim.UID, have.GPUs())
 	if err != nil {

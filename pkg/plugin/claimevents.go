@@ -102,6 +102,11 @@ func (c *claimEvents) unprepared(claim records.Claim, err error) {
 	next := warning{a, claim, reasonUnprepareFailed,
 		fmt.Sprintf("The pod cannot end: %s. The kubelet tries again by itself; remove the cause if it stays.", oneLine(err))}
 	cause, inUse, besides := causeOf(err)
+	if inUse == nil && errors.Is(err, gpu.ErrInUse) { // by processes of the pod, which may change with each attempt
+		cause = gpu.ErrInUse.Error()
+		next.message = fmt.Sprintf("The pod cannot end: %s. The kubelet tries again by itself; end those processes on the node if they stay.",
+			oneLine(err))
+	}
 	if inUse != nil {
 		next.reason = reasonInUse
 		next.message = fmt.Sprintf("The pod cannot end: %s. End those processes on the node; the partition is then destroyed, and the "+

@@ -108,6 +108,8 @@ func TestClaimEvents(t *testing.T) {
 					{"in use again", inUse, tt.want},
 					{"another error", gpu.ErrLost, renamed(tt.want)},
 					{"the same error", gpu.ErrLost, nil},
+					{"processes of its pods", fmt.Errorf("processes [7 8]: %w", gpu.ErrInUse), renamed(tt.want)},
+					{"one of them ended", fmt.Errorf("processes [8]: %w", gpu.ErrInUse), nil},
 					{"the plugin ends", context.Canceled, nil},
 				} {
 					term.unprepared(claim, step.err)

@@ -35,7 +35,7 @@ func (t Table) Holding(ctx context.Context, path string) ([]Process, error) {
 		return nil, fmt.Errorf("look for users of a device file: %w", err)
 	}
 	if t.self == 1 {
-		return nil, errHidden
+		return nil, ErrHidden
 	}
 	entries, err := os.ReadDir(t.proc)
 	if err != nil {

@@ -29,8 +29,8 @@ type Table struct {
 // Host is the table of this process's PID namespace: the host's if the plugin's pod has hostPID.
 func Host() Table { return Table{proc: "/proc", self: os.Getpid()} }
 
-// errHidden means that this process cannot see the processes of other pods.
-var errHidden = errors.New("processes of other pods cannot be seen: the plugin's pod needs hostPID")
+// ErrHidden means that this process cannot see the processes of other pods.
+var ErrHidden = errors.New("processes of other pods cannot be seen: the plugin's pod needs hostPID")
 
 // OfPods lists the process IDs of pods in ascending order. It fails if it cannot see or read all processes, because then
 // their absence proves nothing. Reading /proc/PID/cgroup needs no privilege (proc(5)).
@@ -39,7 +39,7 @@ func (t Table) OfPods(ctx context.Context, pods []types.UID) ([]int, error) {
 		return nil, nil
 	}
 	if t.self == 1 { // the first process of a container with its own PID namespace
-		return nil, errHidden
+		return nil, ErrHidden
 	}
 	entries, err := os.ReadDir(t.proc)
 	if err != nil {

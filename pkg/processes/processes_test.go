@@ -63,8 +63,8 @@ func TestOfPods(t *testing.T) {
 func TestOfPods_Hidden(t *testing.T) {
 	table := write(t, nil)
 	table.self = 1
-	if _, err := table.OfPods(t.Context(), []types.UID{podA}); !errors.Is(err, errHidden) {
-		t.Errorf("got %v, want %v", err, errHidden)
+	if _, err := table.OfPods(t.Context(), []types.UID{podA}); !errors.Is(err, ErrHidden) {
+		t.Errorf("got %v, want %v", err, ErrHidden)
 	}
 	if _, err := (Table{proc: filepath.Join(t.TempDir(), "none"), self: 4}).OfPods(t.Context(), []types.UID{podA}); err == nil {
 		t.Error("no procfs: got no error")
