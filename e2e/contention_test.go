@@ -65,7 +65,7 @@ func runsWithMark(mark string) bool {
 // the container.
 func TestContention_ForceDeletedPod(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	s.handOverForced(ctx, 8)
+	handOverForced(ctx, s, 8)
 }
 
 // The kubelet takes a pod that was deleted by force for inactive, and unprepares its claim within a minute, while the
@@ -73,12 +73,12 @@ func TestContention_ForceDeletedPod(t *testing.T) {
 func TestContention_ForceDeletedPodUnprepared(t *testing.T) {
 	t.Parallel() // it takes longer than that minute
 	ctx, s := newSpace(t, nil)
-	s.handOverForced(ctx, 65)
+	handOverForced(ctx, s, 65)
 }
 
 // handOverForced deletes a pod by force whose container takes so many seconds to end, and fails if another pod runs on its GPU
 // before that.
-func (s *space) handOverForced(ctx context.Context, grace int64) {
+func handOverForced(ctx context.Context, s *space, grace int64) {
 	s.Helper()
 	target := s.published.gpus(ctx)[0]
 	first, second := gpuPod("first", 1, thisGPU(&target)), gpuPod("second", 1, thisGPU(&target))

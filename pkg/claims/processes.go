@@ -65,7 +65,7 @@ func (p *Preparer) checkIdle(ctx context.Context, r *records.Record, ends bool) 
 	}
 	seen := false
 	if ends && p.processes != nil {
-		if err := p.checkEnded(ctx, r); err != nil {
+		if err := checkEnded(ctx, p.processes, r); err != nil {
 			return err
 		}
 		seen = len(r.Pods) > 0
@@ -79,8 +79,8 @@ func (p *Preparer) checkIdle(ctx context.Context, r *records.Record, ends bool) 
 }
 
 // checkEnded fails unless it is certain that no process of a claim's pods runs any more.
-func (p *Preparer) checkEnded(ctx context.Context, r *records.Record) error {
-	pids, err := p.processes.OfPods(ctx, r.Pods)
+func checkEnded(ctx context.Context, table Processes, r *records.Record) error {
+	pids, err := table.OfPods(ctx, r.Pods)
 	if err != nil {
 		return fmt.Errorf("cannot find out whether its pods still run: %w", err)
 	}
@@ -104,8 +104,8 @@ const (
 // those of the pod manager). The kubelet unprepares it again when the containers have ended.
 //
 // Where no processes can be seen, the kubelet is believed: a claim must not stay for ever for want of hostPID.
-func (p *Preparer) awaitEnded(ctx context.Context, r *records.Record) error {
-	if p.processes == nil || len(r.Pods) == 0 {
+func awaitEnded(ctx context.Context, table Processes, r *records.Record) error {
+	if table == nil || len(r.Pods) == 0 {
 		return nil
 	}
 	patience, cancel := context.WithTimeout(ctx, endPatience)
@@ -113,7 +113,7 @@ func (p *Preparer) awaitEnded(ctx context.Context, r *records.Record) error {
 	retry := time.NewTicker(endRetry)
 	defer retry.Stop()
 	for {
-		err := p.checkEnded(ctx, r)
+		err := checkEnded(ctx, table, r)
 		if errors.Is(err, processes.ErrHidden) {
 			klog.FromContext(ctx).Error(err, "Unpreparing a claim on the kubelet's word alone", "claim", r.Claim)
 			return nil

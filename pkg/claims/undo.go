@@ -50,7 +50,7 @@ func (p *Preparer) Unprepare(ctx context.Context, claim records.Claim) error {
 		p.Shares.stopServed(ctx, claim.UID)
 		return p.specs.RemoveClaim(claim.UID) // of a claim whose record was set aside
 	}
-	if err := p.awaitEnded(ctx, have); err != nil {
+	if err := awaitEnded(ctx, p.processes, have); err != nil {
 		return err
 	}
 	held, err := p.Ledger.lockFor(ctx, claim.UID, have.GPUs())
