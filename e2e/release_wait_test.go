@@ -20,14 +20,11 @@ func TestForceDeletedPod_NextTier(t *testing.T) {
 	share.Devices.Requests[0].Exactly.Selectors = claimOf(1, thisGPU(&target)).Devices.Requests[0].Exactly.Selectors
 	first, second := claimPod("first", share), gpuPod("second", 1, thisGPU(&target))
 	stubborn(podOf(first), s.name+"-first")
-	grace := int64(3)
-	podOf(first).Spec.TerminationGracePeriodSeconds = &grace
 	s.create(ctx, first...)
 	s.pods.running(ctx, "first")
 	s.create(ctx, second...)
 	s.pods.unschedulable(ctx, "second")
-	now := int64(0)
-	s.must(env.kube.CoreV1().Pods(s.name).Delete(ctx, "first", metav1.DeleteOptions{GracePeriodSeconds: &now}))
+	deleteByForce(ctx, s, "first")
 	start := time.Now()
 	pod := s.pods.running(ctx, "second")
 	t.Logf("running %s after the deletion", time.Since(start).Round(time.Millisecond))

@@ -10,17 +10,81 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 )
 
 const cgroupRoot = "/sys/fs/cgroup"
 
+// podGroup is the control group above those of a node's pods.
+func (l layout) podGroup() string { return "/cleave" + strings.ReplaceAll(l.dir, "/", "-") }
+
+// makePodGroup makes a node's control group in each hierarchy. Then the kubelet
+// gives every pod one, by which the plugin knows the processes of a pod.
+func makePodGroup(l layout) error {
+	list, err := hierarchies()
+	if err != nil {
+		return err
+	}
+	for _, hierarchy := range list {
+		group := filepath.Join(hierarchy, l.podGroup())
+		if err := os.Mkdir(group, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+			return fmt.Errorf("make a control group for pods: %w", err)
+		}
+		// A new cpuset has no processors and takes no process (cpusets(7)).
+		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
+			data, err := os.ReadFile(filepath.Join(hierarchy, file))
+			if errors.Is(err, os.ErrNotExist) {
+				continue
+			}
+			if err == nil {
+				err = os.WriteFile(filepath.Join(group, file), data, 0)
+			}
+			if err != nil {
+				return fmt.Errorf("give a control group its processors: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// hierarchies are where control groups are: one with cgroup version 2, a
+// directory for each controller with version 1.
+func hierarchies() ([]string, error) {
+	if _, err := os.Stat(filepath.Join(cgroupRoot, "cgroup.controllers")); err == nil {
+		return []string{cgroupRoot}, nil
+	}
+	entries, err := os.ReadDir(cgroupRoot)
+	if err != nil {
+		return nil, fmt.Errorf("list the control groups: %w", err)
+	}
+	var list []string
+	for _, e := range entries {
+		if e.IsDir() {
+			list = append(list, filepath.Join(cgroupRoot, e.Name()))
+		}
+	}
+	return list, nil
+}
+
 // removeGroups removes the control groups of containers, whose processes are
-// gone, and the group above them when no other container is left in it.
-func removeGroups(ctx context.Context, ids []string) error {
+// gone, the group above them when no other container is left in it, and others
+// by name with all below them.
+func removeGroups(ctx context.Context, ids, others []string) error {
 	ctx, cancel := context.WithTimeout(ctx, downTimeout)
 	defer cancel()
+	all, err := hierarchies()
+	if err != nil {
+		return err
+	}
+	for _, hierarchy := range all {
+		for _, group := range others {
+			if err := removeGroup(ctx, filepath.Join(hierarchy, group)); err != nil {
+				return err
+			}
+		}
+	}
 	parents, err := containerGroups()
 	if err != nil {
 		return err

@@ -25,7 +25,7 @@ func testState() state {
 		FeatureGates: map[string]bool{"B": false, "A": true},
 		Runtime:      []string{"resource.k8s.io/v1beta2=true"},
 		Ports:        ports{6443, 1001, 1002, 1003, 1004, 1005, 1006},
-		Host:         host{CgroupV1: true, RestrictOOMScore: true, Busybox: "/bin/busybox", CNI: "/usr/lib/cni"},
+		Host:         host{CgroupV1: true, PodGroups: true, RestrictOOMScore: true, Busybox: "/bin/busybox", CNI: "/usr/lib/cni"},
 	}
 }
 

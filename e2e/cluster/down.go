@@ -59,6 +59,12 @@ func wipe(ctx context.Context, l layout) error {
 	}
 	s, stateErr := readState(l) // may be missing or half written
 	ids := containerIDs(l)
+	groups := []string{l.podGroup()}
+	if stateErr == nil {
+		for _, m := range s.machines() {
+			groups = append(groups, l.layoutOf(m).podGroup())
+		}
+	}
 	if err := stopAll(ctx, l); err != nil {
 		return err
 	}
@@ -67,7 +73,7 @@ func wipe(ctx context.Context, l layout) error {
 			return err
 		}
 	}
-	if err := errors.Join(removeGroups(ctx, ids), removeOutside(l), removeNetwork(ctx, l)); err != nil {
+	if err := errors.Join(removeGroups(ctx, ids, groups), removeOutside(l), removeNetwork(ctx, l)); err != nil {
 		return err
 	}
 	for _, name := range entries {

@@ -23,6 +23,8 @@ const (
 type host struct {
 	// CgroupV1 means that the kubelet must be configured to accept cgroup version 1.
 	CgroupV1 bool `json:"cgroupV1"`
+	// PodGroups says that each pod has a control group.
+	PodGroups bool `json:"podGroups"`
 	// RestrictOOMScore says that containers cannot get a lower OOM score
 	// than containerd has: the capability to lower it is missing.
 	RestrictOOMScore bool `json:"restrictOOMScore"`

@@ -56,7 +56,7 @@ func kubeletConfiguration(l layout, s state, m machine) map[string]any {
 		// groups, capabilities and room that a real node has.
 		"failCgroupV1":                  false,
 		"cgroupDriver":                  "cgroupfs",
-		"cgroupsPerQOS":                 false,
+		"cgroupsPerQOS":                 s.Host.PodGroups,
 		"enforceNodeAllocatable":        []string{},
 		"failSwapOn":                    false,
 		"localStorageCapacityIsolation": false,
@@ -73,6 +73,9 @@ func kubeletConfiguration(l layout, s state, m machine) map[string]any {
 		"syncFrequency": "5s",
 		// A program that is killed again and again is back after a second, not after up to five minutes.
 		"crashLoopBackOff": map[string]any{"maxContainerRestartPeriod": "1s"},
+	}
+	if s.Host.PodGroups {
+		config["cgroupRoot"] = l.layoutOf(m).podGroup()
 	}
 	if s.several() {
 		// It is renewed every two seconds, so that a lost node is noticed early.

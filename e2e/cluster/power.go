@@ -46,7 +46,7 @@ func PowerOff(ctx context.Context, c *Cluster, memory ...string) error {
 			return err
 		}
 	}
-	return removeGroups(ctx, ids)
+	return removeGroups(ctx, ids, []string{filepath.Join(l.podGroup(), "kubepods")})
 }
 
 // Boot starts the node after PowerOff.

@@ -82,6 +82,14 @@ func prepare(ctx context.Context, o Options) (*Cluster, error) {
 		FeatureGates: o.FeatureGates, Runtime: o.RuntimeConfig, Environment: o.Environment, ControlPlane: o.ControlPlane,
 		Ports: p, Host: h,
 	}
+	s.Host.PodGroups = true
+	for _, m := range s.machines() {
+		if err := makePodGroup(l.layoutOf(m)); err != nil {
+			fmt.Fprintf(os.Stderr, "pods have no control groups of their own on this machine: %s\n", err)
+			s.Host.PodGroups = false
+			break
+		}
+	}
 	// The sockets and keys below are nobody else's business.
 	if err := os.Chmod(l.dir, 0o711); err != nil {
 		return nil, fmt.Errorf("close the cluster directory to others: %w", err)

@@ -123,6 +123,8 @@ func (p *Program) End(sig syscall.Signal) error {
 // Process runs on this machine, in a container or not.
 type Process struct {
 	PID int
+	// Parent is the PID of its parent.
+	Parent int
 	// Name is the kernel's, of at most 15 bytes.
 	Name string
 	// Command and Environment have their parts separated: by blanks, and by NUL bytes.
@@ -144,13 +146,27 @@ func List() ([]Process, error) {
 		name, err1 := os.ReadFile(filepath.Join("/proc", e.Name(), "comm"))
 		command, err2 := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
 		environment, err3 := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
-		if err1 != nil || err2 != nil || err3 != nil || len(command) == 0 {
+		parent, err4 := parentOf(pid)
+		if err1 != nil || err2 != nil || err3 != nil || err4 != nil || len(command) == 0 {
 			continue
 		}
 		list = append(list, Process{
-			PID: pid, Name: strings.TrimSpace(string(name)), Environment: string(environment),
+			PID: pid, Parent: parent, Name: strings.TrimSpace(string(name)), Environment: string(environment),
 			Command: string(bytes.ReplaceAll(bytes.TrimRight(command, "\x00"), []byte{0}, []byte{' '})),
 		})
 	}
 	return list, nil
+}
+
+// parentOf is the second field after the name in /proc/PID/stat, and the name may contain anything (proc(5)).
+func parentOf(pid int) (int, error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(fields) < 2 {
+		return 0, fmt.Errorf("read the parent of process %d: /proc/%d/stat is too short", pid, pid)
+	}
+	return strconv.Atoi(string(fields[1]))
 }

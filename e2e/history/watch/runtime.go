@@ -54,6 +54,8 @@ type containers struct {
 	// running are those that are reported as started and not as ended.
 	running map[string]history.Container
 	seen    bool
+	// opened is when the stream of events was opened that is followed now.
+	opened time.Duration
 	// blind is since when nothing was seen.
 	blind *time.Duration
 }
@@ -62,6 +64,7 @@ type containers struct {
 func (w *containers) follow(ctx context.Context, ready func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	w.opened = w.recorder.Clock().Now()
 	stream, err := w.client.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
 	if err != nil {
 		return err
@@ -94,7 +97,9 @@ func (w *containers) follow(ctx context.Context, ready func()) error {
 		case err := <-failed:
 			return err
 		case e := <-events:
-			w.handle(e)
+			if err := w.handle(ctx, e); err != nil {
+				return err
+			}
 		}
 	}
 }
@@ -155,16 +160,16 @@ func (w *containers) ended(at time.Duration, id string) {
 }
 
 // handle reports an event, at the time that the runtime gives it: it may come after the kubelet has acted on it.
-func (w *containers) handle(e *runtimeapi.ContainerEventResponse) {
+func (w *containers) handle(ctx context.Context, e *runtimeapi.ContainerEventResponse) error {
 	now := w.recorder.Clock().Now()
 	at := w.recorder.Clock().AtWall(time.Unix(0, e.CreatedAt))
-	if at > now || now-at > time.Minute { // the wall clock was set
-		at = now
-	}
 	switch e.ContainerEventType {
 	case runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT:
 		if e.ContainerId == e.GetPodSandboxStatus().GetId() {
-			return
+			return nil
+		}
+		if at < w.opened || at > now { // containerd keeps up to 1,000 events for the first who asks, or the wall clock was set
+			return w.look(ctx)
 		}
 		fact := history.Container{ID: e.ContainerId, Pod: e.GetPodSandboxStatus().GetMetadata().GetUid()}
 		for _, s := range e.ContainersStatuses {
@@ -174,6 +179,10 @@ func (w *containers) handle(e *runtimeapi.ContainerEventResponse) {
 		}
 		w.started(at, fact)
 	case runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT:
+		if at > now || now-at > time.Minute { // the wall clock was set
+			at = now
+		}
 		w.ended(at, e.ContainerId)
 	}
+	return nil
 }

@@ -333,14 +333,19 @@ func TestRuntime(t *testing.T) {
 	first := make(chan *runtimeapi.ContainerEventResponse)
 	c.streams <- first
 	r := record(t, Runtime{Socket: socket})
+	ago := time.Duration(0)
 	send := func(kind runtimeapi.ContainerEventType, id string) {
 		first <- &runtimeapi.ContainerEventResponse{
-			ContainerId: id, ContainerEventType: kind, CreatedAt: time.Now().UnixNano(),
+			ContainerId: id, ContainerEventType: kind, CreatedAt: time.Now().Add(-ago).UnixNano(),
 			PodSandboxStatus:   &runtimeapi.PodSandboxStatus{Id: "sandbox", Metadata: &runtimeapi.PodSandboxMetadata{Uid: "pod-" + id}},
 			ContainersStatuses: []*runtimeapi.ContainerStatus{{Id: id, Metadata: &runtimeapi.ContainerMetadata{Name: "name-" + id}}},
 		}
 	}
 	const started, stopped = runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT
+	ago = time.Hour // what the runtime kept of before
+	send(started, "z")
+	send(stopped, "z")
+	ago = 0
 	send(started, "sandbox")
 	send(started, "b")
 	send(started, "a") // known
