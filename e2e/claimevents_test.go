@@ -130,9 +130,6 @@ func TestClaimEvents_GoneWhileInUse(t *testing.T) {
 	pod.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}
 	s.create(ctx, claim, pod)
 	s.pods.running(ctx, "runs")
-	client := []string{"--gpu", fmt.Sprint(*device.Attributes["index"].IntValue), "--pid", fmt.Sprint(os.Getpid())}
-	s.hardware.sim(ctx, append([]string{"client", "add"}, client...)...)
-	t.Cleanup(func() { s.hardware.sim(context.WithoutCancel(ctx), append([]string{"client", "remove"}, client...)...) })
 	claims := env.kube.ResourceV1().ResourceClaims(s.name)
 	s.eventually(ctx, "the pod to be known of the claim", func(ctx context.Context) (bool, string, error) {
 		c, err := claims.Get(ctx, "taken", metav1.GetOptions{})
@@ -141,10 +138,11 @@ func TestClaimEvents_GoneWhileInUse(t *testing.T) {
 	s.must(claims.Delete(ctx, "taken", metav1.DeleteOptions{}))
 	_, err := claims.Patch(ctx, "taken", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 	s.must(err)
+	says := []string{"Claim " + s.name + "/taken", "its pods still have processes", ". End those processes"}
 	for _, object := range []string{"taken", "runs"} {
-		s.events.wait(ctx, s.name, object, "ClaimNotReleased", "Claim "+s.name+"/taken", fmt.Sprintf("is used by processes [%d]", os.Getpid()), ". End those processes")
+		s.events.wait(ctx, s.name, object, "ClaimNotReleased", says...)
 	}
-	s.events.wait(ctx, "", env.cluster.NodeName(), "ClaimNotReleased", "Claim "+s.name+"/taken", fmt.Sprintf("is used by processes [%d]", os.Getpid()))
+	s.events.wait(ctx, "", env.cluster.NodeName(), "ClaimNotReleased", says...)
 	s.plugin.waitRecords(ctx, env.node, "taken")
 	s.pods.delete(ctx, "runs")
 	s.plugin.waitRecords(ctx, env.node)

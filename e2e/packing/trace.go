@@ -69,6 +69,16 @@ var WholeMixes = []Mix{
 	}},
 }
 
+// ClusterMix is for clusters whose nodes have eight GPUs each: that of deployments/examples/workloads/mixed.yaml without its
+// shares. What takes a whole node is what a scheduler that scatters partitions has no place for.
+var ClusterMix = Mix{Name: "MIG+whole+nodes", Kinds: []Kind{
+	{Class: "gpu.cleave.dev", Count: 8, Slices: 56, Weight: 6},
+	{Class: "gpu.cleave.dev", Count: 2, Slices: 14, Weight: 40},
+	{Class: "mig-1g.10gb.cleave.dev", Slices: 1, Weight: 300},
+	{Class: "mig-2g.20gb.cleave.dev", Slices: 2, Weight: 12},
+	{Class: "mig-3g.40gb.cleave.dev", Slices: 3, Weight: 140},
+}}
+
 // Loads are what is asked for in percent of the compute slices that there are.
 var Loads = []int{50, 70, 90}
 

@@ -48,7 +48,7 @@ type running struct {
 // replay runs a trace one pod after the other, so that a scheduler's speed does not matter. The cluster is first filled to
 // the load with pods of the same trace, which do not count.
 func (b *bench) replay(ctx context.Context, s *scheduler) (packing.Tally, error) {
-	mix := packing.Mixes[1]
+	mix := packing.ClusterMix
 	gpus := b.mixedNodes * b.published.gpus()
 	fill := mix.Running(mixedLoad, gpus)
 	trace := packing.NewTrace(mix, mixedLoad, gpus, fill+b.mixedPods, 1)

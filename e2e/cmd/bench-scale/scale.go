@@ -17,6 +17,10 @@ func (b *bench) scale(ctx context.Context, r *report) error {
 	if err != nil {
 		return err
 	}
+	heapBefore, err := apiServerHeapMB(ctx, b.client)
+	if err != nil {
+		return err
+	}
 	if err := b.addNodes(ctx, b.nodes); err != nil {
 		return err
 	}
@@ -25,6 +29,11 @@ func (b *bench) scale(ctx context.Context, r *report) error {
 		return err
 	}
 	r.set(apiServerPublished, "", (published-before)/float64(b.nodes))
+	heap, err := apiServerHeapMB(ctx, b.client)
+	if err != nil {
+		return err
+	}
+	r.set(apiServerHeap, "", (heap-heapBefore)/float64(b.nodes))
 	for _, name := range b.schedulers {
 		if err := b.with(ctx, name, func(s *scheduler) error { return b.onEmpty(ctx, r, s) }); err != nil {
 			return err
@@ -73,7 +82,7 @@ func (b *bench) onEmpty(ctx context.Context, r *report, s *scheduler) error {
 	r.set(schedulerMemoryIdle, s.name, idle/float64(b.nodes))
 	for _, k := range b.kinds {
 		if k.class != whole && b.landing > 0 {
-			landed, _, err := b.place(ctx, s, k, b.landing)
+			landed, _, _, err := b.place(ctx, s, k, b.landing)
 			if err != nil {
 				return err
 			}
@@ -85,11 +94,12 @@ func (b *bench) onEmpty(ctx context.Context, r *report, s *scheduler) error {
 			r.set(fmt.Sprintf(fewestGPUs, b.landing, k.name), "", float64(least.gpus))
 			r.set(fmt.Sprintf(landedNodes, b.landing, k.name), s.name, float64(landed.nodes))
 		}
-		_, rate, err := b.place(ctx, s, k, b.pods)
+		_, rate, used, err := b.place(ctx, s, k, b.pods)
 		if err != nil {
 			return err
 		}
 		r.set(fmt.Sprintf(podRate, b.pods, k.name), s.name, rate)
+		r.set(fmt.Sprintf(podProcessor, k.name), s.name, used)
 	}
 	busy, err := residentMB(s.program.PID())
 	r.set(schedulerMemory, s.name, busy/float64(b.nodes))
@@ -99,7 +109,7 @@ func (b *bench) onEmpty(ctx context.Context, r *report, s *scheduler) error {
 // onLoaded measures with claims that are allocated already.
 func (b *bench) onLoaded(ctx context.Context, r *report, s *scheduler) error {
 	for _, k := range b.kinds {
-		landed, rate, err := b.place(ctx, s, k, b.pods)
+		landed, rate, used, err := b.place(ctx, s, k, b.pods)
 		if err != nil {
 			return err
 		}
@@ -108,31 +118,41 @@ func (b *bench) onLoaded(ctx context.Context, r *report, s *scheduler) error {
 			return err
 		}
 		r.set(fmt.Sprintf(podRateLoaded, b.pods, k.name, b.allocated), s.name, rate)
+		r.set(fmt.Sprintf(podProcessorLoaded, k.name, b.allocated), s.name, used)
 		r.set(fmt.Sprintf(openedGPUs, b.pods, k.name, b.allocated), s.name, float64(landed.opened))
 		r.set(fmt.Sprintf(fewestOpened, b.pods, k.name, b.allocated), "", float64(least.opened))
 	}
 	return b.amongWaiting(ctx, r, s)
 }
 
-// place creates pods of a kind at once, and removes them when all are bound. It returns where they landed and how many
-// were bound in a second.
-func (b *bench) place(ctx context.Context, s *scheduler, k kind, n int) (l landing, rate float64, err error) {
+// place creates pods of a kind at once, and removes them when all are bound. It returns where they landed, how many were
+// bound in a second, and how many milliseconds of a processor the scheduler used for each.
+func (b *bench) place(ctx context.Context, s *scheduler, k kind, n int) (l landing, rate, used float64, err error) {
 	names := b.names(k.prefix(), n)
+	before, err := processorTime(s.program.PID())
+	if err != nil {
+		return l, 0, 0, err
+	}
 	began, err := b.create(ctx, s.name, k.class, 1, names)
 	if err != nil {
-		return l, 0, err
+		return l, 0, 0, err
 	}
 	last, err := b.bound(ctx, names)
 	if err != nil {
-		return l, 0, err
+		return l, 0, 0, err
+	}
+	after, err := processorTime(s.program.PID())
+	if err != nil {
+		return l, 0, 0, err
 	}
 	rate = float64(n) / last.Sub(began).Seconds()
+	used = float64((after - before).Milliseconds()) / float64(n)
 	if l, err = b.landed(ctx, names); err != nil {
-		return l, 0, err
+		return l, 0, 0, err
 	}
-	fmt.Fprintf(os.Stderr, "%s: %d pods of %s on %d GPUs of %d nodes, %d of them untouched before, %.1f in a second\n",
-		s.name, n, k.name, l.gpus, l.nodes, l.opened, rate)
-	return l, rate, b.remove(ctx, names)
+	fmt.Fprintf(os.Stderr, "%s: %d pods of %s on %d GPUs of %d nodes, %d of them untouched before, %.1f in a second, %.1f ms of a processor each\n",
+		s.name, n, k.name, l.gpus, l.nodes, l.opened, rate, used)
+	return l, rate, used, b.remove(ctx, names)
 }
 
 // fill allocates claims, as many to each node, in the order in which the allocator takes devices of an empty node: the

@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -97,35 +96,3 @@ func answersOK(ctx context.Context, client *http.Client, url string) error {
 }
 
 func (s *scheduler) stop() error { return s.program.End(syscall.SIGKILL) }
-
-// residentMB is the memory of a process that is resident, in MB.
-func residentMB(pid int) (float64, error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, fmt.Errorf("read the memory of process %d: %w", pid, err)
-	}
-	for line := range strings.Lines(string(data)) {
-		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			kib, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 64)
-			if err != nil {
-				return 0, fmt.Errorf("read the memory of process %d: %w", pid, err)
-			}
-			return kib * 1024 / 1e6, nil
-		}
-	}
-	return 0, fmt.Errorf("read the memory of process %d: it has ended", pid)
-}
-
-// apiServerMB is the memory of the API server.
-func apiServerMB(ctx context.Context, c *cluster.Cluster) (float64, error) {
-	all, err := c.Status(ctx)
-	if err != nil {
-		return 0, err
-	}
-	for _, s := range all {
-		if s.Component == cluster.APIServer {
-			return residentMB(s.PID)
-		}
-	}
-	return 0, errors.New("find the API server: it does not run")
-}
