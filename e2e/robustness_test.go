@@ -11,8 +11,10 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
+	processtable "github.com/cleave-dra/cleave/pkg/processes"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -90,7 +92,8 @@ func TestKubelet_Restarted(t *testing.T) {
 // The plugin compares its records with the API server when it starts, so a GPU comes free also where nobody asks for it.
 func TestPlugin_StartReleasesUnclaimed(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	claim := ownClaim(s.pods.run(ctx, gpuPod("gone", 1)))
+	pod := s.pods.run(ctx, gpuPod("gone", 1))
+	claim := ownClaim(pod)
 	s.must(env.node.Kill())
 	s.must(env.cluster.Component(cluster.Kubelet).Stop(ctx, syscall.SIGKILL))
 	published := s.published.slices(ctx, env.cluster.NodeName())
@@ -110,6 +113,11 @@ func TestPlugin_StartReleasesUnclaimed(t *testing.T) {
 		return false, "there", err
 	})
 	s.plugin.waitRecords(ctx, env.node, claim)
+	pids, err := processtable.Host().OfPods(ctx, []types.UID{pod.UID}) // as long as they run, the claim keeps its GPU
+	s.must(err)
+	for _, pid := range pids {
+		s.must(syscall.Kill(pid, syscall.SIGKILL))
+	}
 	s.must(env.node.Start(ctx))
 	// Sooner than the next comparison, which is minutes away.
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
