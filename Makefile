@@ -127,14 +127,18 @@ demo: build image-root $(HELM) ## run the main job on a simulated node and a rea
 	go run -trimpath ./e2e/cmd/demo
 
 .PHONY: test
-test: lint unit fuzz ## everything that runs without a GPU: lint, unit with race detector, fuzzing, end to end
-	$(MAKE) --no-print-directory e2e BESIDE=long
+test: lint unit ## everything that runs without a GPU: lint, unit with race detector, end to end, and fuzzing beside it
+	$(MAKE) --no-print-directory e2e BESIDE="tools fuzz long"
 
 .PHONY: unit
 unit: build $(HELM) ## unit tests with the race detector, and the Helm chart rendered in many ways
 	go test -race -short ./api/... ./cmd/... ./pkg/... ./hack/gen-deviceclasses/... ./hack/gen-nodemodels/... ./hack/gen-policyschema/... ./hack/gen-reference/... ./hack/image-root/... ./e2e/cluster/... ./e2e/cmd/... ./e2e/conformance/... ./e2e/history/... ./e2e/release/... ./e2e/soak/...
 	go test ./e2e/chart
 	go -C hack/release test ./...
+
+.PHONY: tools
+tools: ## programs of others that tests run besides a cluster, which they build themselves where they are missing
+	go run -trimpath ./e2e/cmd/cluster build -tools
 
 .PHONY: long
 long: ## tests that compute for minutes: pools of nodes on paper, plugins killed a thousand times, the library as others load it

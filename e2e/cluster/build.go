@@ -95,6 +95,16 @@ func BuildDRATestDriver(ctx context.Context, opts Options) (string, error) {
 	return filepath.Join(dir, name), err
 }
 
+// BuildTools builds what tests run besides a cluster, those first that are needed first. They build it themselves where it is
+// missing; this is for those who want it done meanwhile.
+func BuildTools(ctx context.Context, opts Options) error {
+	if _, err := BuildDRATestDriver(ctx, opts); err != nil {
+		return err
+	}
+	_, err := BuildPrometheus(ctx, opts)
+	return err
+}
+
 // buildTools builds programs of a module of e2e/tools that are missing, and returns the directory that they are in. kind has
 // what they have in common; its package is their directory.
 func buildTools(ctx context.Context, opts Options, module string, kind program, names ...string) (string, error) {

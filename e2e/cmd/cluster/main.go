@@ -141,11 +141,16 @@ func kubeconfig(args []string, stdout io.Writer) error {
 func build(ctx context.Context, args []string, stdout io.Writer) error {
 	f := newFlags("build", "Builds the programs of the cluster that are missing or out of date.", stdout)
 	f.buildFlags()
+	tools := f.Bool("tools", false, "build what tests run besides a cluster instead: Kubernetes' DRA driver, Prometheus and promtool")
 	if err := f.parse(args); err != nil {
 		return err
 	}
 	f.options.Output = stdout
-	if err := cluster.Build(ctx, f.options); err != nil {
+	programs := cluster.Build
+	if *tools {
+		programs = cluster.BuildTools
+	}
+	if err := programs(ctx, f.options); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintln(stdout, "all programs are built")
