@@ -159,6 +159,8 @@ fuzz: ## run each fuzz target for FUZZTIME (10s)
 BESIDE ?=
 .PHONY: e2e
 e2e: build images previous $(HELM) ## tests on a real local Kubernetes, of one node and of three (K8S_VERSION=1.37.1 or 1.36.4)
+	@# Before what runs beside, niced: it holds the lock of the built programs.
+	go run -trimpath ./e2e/cmd/cluster build
 	@# -p 1: one cluster at a time; two that start at once may want the same port.
 	status=0; beside=; \
 		if [ -n "$(BESIDE)" ]; then nice -n 19 make --no-print-directory $(BESIDE) > $(BIN)/beside.log 2>&1 & beside=$$!; fi; \

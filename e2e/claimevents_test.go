@@ -116,6 +116,7 @@ func TestClaimEvents_NotReleased(t *testing.T) {
 
 // A claim that is gone keeps its GPU while a process uses it.
 func TestClaimEvents_GoneWhileInUse(t *testing.T) {
+	needPodGroups(t)
 	ctx, s := newSpace(t, nil)
 	s.plugin.restart(ctx, "--reconcile-every", "500ms")
 	t.Cleanup(func() {

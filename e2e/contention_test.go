@@ -15,6 +15,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/process"
 )
 
@@ -89,6 +90,7 @@ func TestContention_ForceDeletedPod(t *testing.T) {
 // answer; with real GPUs it is the driver that takes its time to end a process.
 func TestContention_ForceDeletedPodUnprepared(t *testing.T) {
 	t.Parallel() // it takes that minute
+	needPodGroups(t)
 	ctx, s := newSpace(t, nil)
 	target := contend(ctx, s)
 	first, err := env.kube.CoreV1().Pods(s.name).Get(ctx, "first", metav1.GetOptions{})
@@ -104,6 +106,14 @@ func TestContention_ForceDeletedPodUnprepared(t *testing.T) {
 	}
 	resume()
 	handedOver(ctx, s, target)
+}
+
+// needPodGroups skips a test that needs pods to have control groups.
+func needPodGroups(t *testing.T) {
+	t.Helper()
+	if !cluster.PodGroups(env.cluster) {
+		t.Skip("the control groups of this machine cannot be written to")
+	}
 }
 
 // shimOf is the process ID of the shim of containerd that runs the container of a mark.

@@ -17,33 +17,69 @@ import (
 
 const cgroupRoot = "/sys/fs/cgroup"
 
-// podGroup is the control group above those of a node's pods.
+// PodGroups reports whether each pod of a cluster has a control group, as on a
+// real node.
+func PodGroups(c *Cluster) bool { return c.state.Host.PodGroups }
+
+// podGroup is the control group above those of the cluster's pods.
 func (l layout) podGroup() string { return "/cleave" + strings.ReplaceAll(l.dir, "/", "-") }
 
-// makePodGroup makes a node's control group in each hierarchy. Then the kubelet
-// gives every pod one, by which the plugin knows the processes of a pod.
-func makePodGroup(l layout) error {
+// podGroupOf is the control group above those of a node's pods.
+func (l layout) podGroupOf(m machine) string {
+	if m.number == 0 {
+		return l.podGroup()
+	}
+	return l.podGroup() + "/" + m.name
+}
+
+// makePodGroup makes a control group in each hierarchy, with all controllers
+// that the kubelet wants. With one for its pods, the kubelet gives each pod its
+// own, by which the plugin knows the processes of a pod.
+func makePodGroup(group string) error {
 	list, err := hierarchies()
 	if err != nil {
 		return err
 	}
 	for _, hierarchy := range list {
-		group := filepath.Join(hierarchy, l.podGroup())
-		if err := os.Mkdir(group, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
-			return fmt.Errorf("make a control group for pods: %w", err)
+		parent := hierarchy
+		for name := range strings.SplitSeq(strings.Trim(group, "/"), "/") {
+			if err := makeGroup(parent, filepath.Join(parent, name)); err != nil {
+				return fmt.Errorf("make a control group for pods: %w", err)
+			}
+			parent = filepath.Join(parent, name)
 		}
-		// A new cpuset has no processors and takes no process (cpusets(7)).
-		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
-			data, err := os.ReadFile(filepath.Join(hierarchy, file))
-			if errors.Is(err, os.ErrNotExist) {
-				continue
+	}
+	return nil
+}
+
+func makeGroup(parent, group string) error {
+	if err := os.Mkdir(group, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	// With version 2, the kubelet refuses a group that lacks a controller which
+	// the root has (Validate of pkg/kubelet/cm, cgroup_v2_manager_linux.go).
+	controllers, err := os.ReadFile(filepath.Join(parent, "cgroup.controllers"))
+	if err == nil {
+		for name := range strings.FieldsSeq(string(controllers)) {
+			if err := os.WriteFile(filepath.Join(parent, "cgroup.subtree_control"), []byte("+"+name), 0); err != nil &&
+				slices.Contains([]string{"cpu", "cpuset", "memory", "hugetlb", "pids"}, name) {
+				return err
 			}
-			if err == nil {
-				err = os.WriteFile(filepath.Join(group, file), data, 0)
-			}
-			if err != nil {
-				return fmt.Errorf("give a control group its processors: %w", err)
-			}
+		}
+		return nil
+	}
+	// With version 1, a new cpuset has no processors and takes no process
+	// (cpusets(7)).
+	for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
+		data, err := os.ReadFile(filepath.Join(parent, file))
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(group, file), data, 0)
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil

@@ -36,7 +36,7 @@ func Down(ctx context.Context, dir string) error {
 	l := layout{dir}
 	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
 		// The directory may have been removed by hand under a running cluster.
-		return stopAll(ctx, l)
+		return errors.Join(stopAll(ctx, l), removeGroups(ctx, nil, []string{l.podGroup()}))
 	}
 	unlock, err := lock(ctx, dir, io.Discard)
 	if err != nil {
@@ -59,12 +59,6 @@ func wipe(ctx context.Context, l layout) error {
 	}
 	s, stateErr := readState(l) // may be missing or half written
 	ids := containerIDs(l)
-	groups := []string{l.podGroup()}
-	if stateErr == nil {
-		for _, m := range s.machines() {
-			groups = append(groups, l.layoutOf(m).podGroup())
-		}
-	}
 	if err := stopAll(ctx, l); err != nil {
 		return err
 	}
@@ -73,7 +67,7 @@ func wipe(ctx context.Context, l layout) error {
 			return err
 		}
 	}
-	if err := errors.Join(removeGroups(ctx, ids, groups), removeOutside(l), removeNetwork(ctx, l)); err != nil {
+	if err := errors.Join(removeGroups(ctx, ids, []string{l.podGroup()}), removeOutside(l), removeNetwork(ctx, l)); err != nil {
 		return err
 	}
 	for _, name := range entries {

@@ -75,7 +75,7 @@ func kubeletConfiguration(l layout, s state, m machine) map[string]any {
 		"crashLoopBackOff": map[string]any{"maxContainerRestartPeriod": "1s"},
 	}
 	if s.Host.PodGroups {
-		config["cgroupRoot"] = l.layoutOf(m).podGroup()
+		config["cgroupRoot"] = l.podGroupOf(m)
 	}
 	if s.several() {
 		// It is renewed every two seconds, so that a lost node is noticed early.

@@ -84,8 +84,8 @@ func prepare(ctx context.Context, o Options) (*Cluster, error) {
 	}
 	s.Host.PodGroups = true
 	for _, m := range s.machines() {
-		if err := makePodGroup(l.layoutOf(m)); err != nil {
-			fmt.Fprintf(os.Stderr, "pods have no control groups of their own on this machine: %s\n", err)
+		if err := makePodGroup(l.podGroupOf(m)); err != nil {
+			fmt.Fprintf(o.Output, "pods get no control groups of their own, and tests of their processes are skipped: %s\n", err)
 			s.Host.PodGroups = false
 			break
 		}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"time"
 
@@ -91,20 +92,22 @@ func checkEnded(ctx context.Context, table Processes, r *records.Record) error {
 }
 
 const (
-	// endPatience bounds the wait for processes that end while a claim is unprepared: the container runtime may have reported
-	// the end of a container before the last process of its cgroup is reaped.
-	endPatience = 2 * time.Second
+	// endPatience bounds the wait for processes that end while a claim is unprepared. A container that is killed may take
+	// seconds, as the driver frees its memory.
+	endPatience = 10 * time.Second
 	// endRetry is the time between two looks. No event says that the processes of a pod have ended.
 	endRetry = 50 * time.Millisecond
 )
 
-// awaitEnded refuses to unprepare a claim whose pods still run. The kubelet asks for that: once a minute it unprepares the
-// claims of all pods that it takes for inactive, and a pod that was deleted by force is inactive at once, while its containers
-// may run on for their whole grace period (reconcileLoop of k8s.io/kubernetes/pkg/kubelet/cm/dra v1.37.1, whose activePods are
+// awaitEnded refuses to unprepare a claim whose pod is gone from the API server and still runs. The kubelet asks for that: once
+// a minute it unprepares the claims of all pods that it takes for inactive, and a pod that was deleted by force is inactive at
+// once, while its containers still end (reconcileLoop of k8s.io/kubernetes/pkg/kubelet/cm/dra v1.37.1, whose activePods are
 // those of the pod manager). The kubelet unprepares it again when the containers have ended.
 //
-// Where no processes can be seen, the kubelet is believed: a claim must not stay for ever for want of hostPID.
-func awaitEnded(ctx context.Context, table Processes, r *records.Record) error {
+// In these cases the kubelet is believed in the end, as a pod and its claim must not stay for ever: no processes can be seen,
+// or the API server has the claim reserved for the pod. Then nobody else is allocated what it has, and what is left of the pod
+// is killed by the kubelet once its claims are unprepared (SyncTerminatedPod, tryKillingCgroupProcesses).
+func awaitEnded(ctx context.Context, table Processes, api API, r *records.Record) error {
 	if table == nil || len(r.Pods) == 0 {
 		return nil
 	}
@@ -114,19 +117,38 @@ func awaitEnded(ctx context.Context, table Processes, r *records.Record) error {
 	defer retry.Stop()
 	for {
 		err := checkEnded(ctx, table, r)
-		if errors.Is(err, processes.ErrHidden) {
-			klog.FromContext(ctx).Error(err, "Unpreparing a claim on the kubelet's word alone", "claim", r.Claim)
+		if err == nil {
 			return nil
 		}
-		if err == nil {
+		if errors.Is(err, processes.ErrHidden) || errors.Is(err, fs.ErrPermission) {
+			klog.FromContext(ctx).Error(err, "Unpreparing a claim on the kubelet's word alone", "claim", r.Claim)
 			return nil
 		}
 		select {
 		case <-patience.Done():
+			if ctx.Err() == nil && errors.Is(err, gpu.ErrInUse) && reserved(ctx, api, r) {
+				klog.FromContext(ctx).Error(err, "Unpreparing a claim whose containers have ended, by the kubelet's word", "claim", r.Claim)
+				return nil
+			}
 			return fmt.Errorf("claim %s was to be unprepared, and keeps its GPUs %v: %w", r.Claim, r.GPUs(), err)
 		case <-retry.C:
 		}
 	}
+}
+
+// reserved reports whether the API server has a claim reserved for a pod of its record.
+func reserved(ctx context.Context, api API, r *records.Record) bool {
+	if api == nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	claim, err := api.Claim(ctx, r.Claim.Namespace, r.Claim.Name)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Could not read a claim that is to be unprepared from the API server", "claim", r.Claim)
+	}
+	return err == nil && claim != nil && claim.UID == r.Claim.UID &&
+		slices.ContainsFunc(podsOf(claim), func(uid types.UID) bool { return slices.Contains(r.Pods, uid) })
 }
 
 // checkDeviceIdle is checkIdle for one device; seen says that no process of the claim's pods runs.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"testing"
 
@@ -118,22 +119,37 @@ func TestReconcile_NotesPods(t *testing.T) {
 
 // The kubelet unprepares the claims of pods that it takes for inactive, also while their containers run.
 func TestUnprepare_ProcessesOfPods(t *testing.T) {
+	claim := claimOn("a", 1)
+	running := &podProcesses{pids: map[types.UID][]int{"pod-uid": {7}}}
+	other := claimOn("a", 1)
+	other.UID = "another"
+	free := claimOn("a", 1)
+	free.Status.ReservedFor = nil
 	tests := map[string]struct {
 		processes Processes
+		api       API // nil for one that does not have the claim
 		kept      bool
 	}{
-		"running":          {processes: &podProcesses{pids: map[types.UID][]int{"pod-uid": {7}}}, kept: true},
-		"another's":        {processes: &podProcesses{pids: map[types.UID][]int{"another": {7}}}},
-		"ends meanwhile":   {processes: &endingProcesses{looks: 3}},
-		"unreadable":       {processes: &podProcesses{err: errors.New("no such luck")}, kept: true},
-		"not to be seen":   {processes: &podProcesses{err: processes.ErrHidden}},
-		"nobody who looks": {},
+		"running":                              {processes: running, kept: true},
+		"running, another claim of its name":   {processes: running, api: &fakeAPI{claims: claimList(other)}, kept: true},
+		"running, claim of nobody any more":    {processes: running, api: &fakeAPI{claims: claimList(free)}, kept: true},
+		"running, API server does not answer":  {processes: running, api: &fakeAPI{err: errors.New("no answer")}, kept: true},
+		"left behind by a pod that is to end":  {processes: running, api: &fakeAPI{claims: claimList(claim)}},
+		"another's":                            {processes: &podProcesses{pids: map[types.UID][]int{"another": {7}}}},
+		"ends meanwhile":                       {processes: &endingProcesses{looks: 3}},
+		"unreadable, of a pod that is to end":  {processes: &podProcesses{err: errors.New("no such luck")}, api: &fakeAPI{claims: claimList(claim)}, kept: true},
+		"not to be seen":                       {processes: &podProcesses{err: processes.ErrHidden}},
+		"not to be read, as a profile says so": {processes: &podProcesses{err: &fs.PathError{Op: "open", Err: fs.ErrPermission}}},
+		"nobody who looks":                     {},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // some wait for ten seconds
 			b := newBed(t)
-			b.processes = test.processes
-			claim := claimOn("a", 1)
+			b.processes, b.api = test.processes, test.api
+			if test.api == nil {
+				b.api = &fakeAPI{}
+			}
 			mustPrepare(t, b.Preparer, claim)
 			err := b.Unprepare(t.Context(), refOf(claim))
 			if test.kept != (err != nil) {
@@ -146,8 +162,8 @@ func TestUnprepare_ProcessesOfPods(t *testing.T) {
 			if diff := cmp.Diff(want, onDisk(t, b.dir)); diff != "" {
 				t.Errorf("records (-want +got):\n%s", diff)
 			}
-			if other := claimOn("b", 1); test.kept {
-				if _, err := b.prepare(t.Context(), other, false); err == nil {
+			if test.kept {
+				if _, err := b.prepare(t.Context(), claimOn("b", 1), false); err == nil {
 					t.Error("the GPU was given to another claim")
 				}
 			}
@@ -157,6 +173,7 @@ func TestUnprepare_ProcessesOfPods(t *testing.T) {
 
 // A claim that was prepared for one pod and shared by another stays until both have ended.
 func TestUnprepare_ProcessesOfSecondPod(t *testing.T) {
+	t.Parallel()
 	b := newBed(t)
 	seen := &podProcesses{pids: map[types.UID][]int{"second": {7}}}
 	b.processes = seen

@@ -33,8 +33,14 @@ func (a *preparation) undo(ctx context.Context, cause error) error {
 }
 
 // Unprepare gives back all that a claim has. It needs no GPU driver: without one, partitions are destroyed once it is
-// back. A claim that has nothing is no error; one whose pods still have processes is, and keeps what it has.
+// back. A claim that has nothing is no error; one whose pods are gone and still have processes is, and keeps
+// what it has.
 func (p *Preparer) Unprepare(ctx context.Context, claim records.Claim) error {
+	if r, err := p.Ledger.find(claim.UID); err == nil && r != nil {
+		if err := awaitEnded(ctx, p.processes, p.api, r); err != nil { // Quiesce need not wait for that
+			return err
+		}
+	}
 	p.calls.RLock()
 	defer p.calls.RUnlock()
 	have, err := p.Ledger.find(claim.UID)
@@ -49,9 +55,6 @@ func (p *Preparer) Unprepare(ctx context.Context, claim records.Claim) error {
 	if have == nil {
 		p.Shares.stopServed(ctx, claim.UID)
 		return p.specs.RemoveClaim(claim.UID) // of a claim whose record was set aside
-	}
-	if err := awaitEnded(ctx, p.processes, have); err != nil {
-		return err
 	}
 	held, err := p.Ledger.lockFor(ctx, claim.UID, have.GPUs())
 	if err != nil {

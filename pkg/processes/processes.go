@@ -3,6 +3,7 @@
 package processes
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -62,7 +63,7 @@ func (t Table) OfPods(ctx context.Context, pods []types.UID) ([]int, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read the cgroup of process %d: %w", pid, err)
 		}
-		if slices.ContainsFunc(names, func(name string) bool { return strings.Contains(cgroup, name) }) {
+		if slices.ContainsFunc(names, func(name string) bool { return strings.Contains(cgroup, name) }) && !t.ended(pid) {
 			found = append(found, pid)
 		}
 	}
@@ -82,6 +83,22 @@ func cgroupNames(pods []types.UID) []string {
 		names = append(names, "pod"+string(uid), "pod"+strings.ReplaceAll(string(uid), "-", "_"))
 	}
 	return names
+}
+
+// ended reports whether a process has ended and only waits to be reaped: it is a zombie, which may be in its cgroup still (cgroups(7)),
+// and has no other thread. It has nothing open any more.
+func (t Table) ended(pid int) bool {
+	dir := filepath.Join(t.proc, strconv.Itoa(pid))
+	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
+	if err != nil {
+		return gone(err)
+	}
+	// The state comes after the name, which may contain anything (proc(5)).
+	if !bytes.HasPrefix(stat[bytes.LastIndexByte(stat, ')')+1:], []byte(" Z")) {
+		return false
+	}
+	threads, err := os.ReadDir(filepath.Join(dir, "task"))
+	return gone(err) || err == nil && len(threads) <= 1
 }
 
 // cgroup reads the cgroups of a process. A cgroup namespace does not hide the names of other pods' cgroups

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -18,7 +19,13 @@ const (
 	podB types.UID = "0f2a9c1e-0000-4000-8000-00000000000b"
 )
 
-// write makes processes with these cgroups.
+// Marks of processes that have ended and are not reaped, the second while another of its threads runs.
+const (
+	zombie       = "zombie"
+	zombieLeader = "zombie with threads"
+)
+
+// write makes processes with these cgroups, and one of the marks.
 func write(t *testing.T, cgroups map[string]string) Table {
 	t.Helper()
 	dir := t.TempDir()
@@ -29,8 +36,24 @@ func write(t *testing.T, cgroups map[string]string) Table {
 		if cgroup == "" {
 			continue // it has just ended
 		}
-		if err := os.WriteFile(filepath.Join(dir, pid, "cgroup"), []byte(cgroup), 0o600); err != nil {
-			t.Fatal(err)
+		state, threads := "S", []string{pid}
+		cgroup, zombie := strings.CutSuffix(cgroup, zombie)
+		cgroup, leader := strings.CutSuffix(cgroup, zombieLeader)
+		if zombie || leader {
+			state = "Z"
+		}
+		if leader {
+			threads = append(threads, pid+"1")
+		}
+		for _, thread := range threads {
+			if err := os.MkdirAll(filepath.Join(dir, pid, "task", thread), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for name, data := range map[string]string{"cgroup": cgroup, "stat": pid + " (a) S (b)) " + state + " 1 1\n"} {
+			if err := os.WriteFile(filepath.Join(dir, pid, name), []byte(data), 0o600); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	return Table{proc: dir, self: 4}
@@ -44,13 +67,15 @@ func TestOfPods(t *testing.T) {
 		"700":  "12:devices:/kubepods/pod0f2a9c1e-0000-4000-8000-00000000000a/2\n1:name=systemd:/kubepods/x\n",
 		"8":    "0::/kubepods/besteffort/pod0f2a9c1e-0000-4000-8000-00000000000b/3\n",
 		"9":    "",
+		"90":   "0::/kubepods/pod0f2a9c1e-0000-4000-8000-00000000000a/2 (deleted)\n" + zombie,
+		"91":   "0::/kubepods/pod0f2a9c1e-0000-4000-8000-00000000000a/2\n" + zombieLeader,
 		"self": "0::/kubepods/pod0f2a9c1e-0000-4000-8000-00000000000a/2\n",
 	})
 	for _, test := range []struct {
 		pods []types.UID
 		want []int
 	}{
-		{nil, nil}, {[]types.UID{""}, nil}, {[]types.UID{podA}, []int{71, 700}}, {[]types.UID{podB, podA}, []int{8, 71, 700}},
+		{nil, nil}, {[]types.UID{""}, nil}, {[]types.UID{podA}, []int{71, 91, 700}}, {[]types.UID{podB, podA}, []int{8, 71, 91, 700}},
 		{[]types.UID{"another"}, nil},
 	} {
 		got, err := table.OfPods(t.Context(), test.pods)

@@ -97,9 +97,7 @@ func (w *containers) follow(ctx context.Context, ready func()) error {
 		case err := <-failed:
 			return err
 		case e := <-events:
-			if err := w.handle(ctx, e); err != nil {
-				return err
-			}
+			w.handle(e)
 		}
 	}
 }
@@ -160,16 +158,19 @@ func (w *containers) ended(at time.Duration, id string) {
 }
 
 // handle reports an event, at the time that the runtime gives it: it may come after the kubelet has acted on it.
-func (w *containers) handle(ctx context.Context, e *runtimeapi.ContainerEventResponse) error {
+func (w *containers) handle(e *runtimeapi.ContainerEventResponse) {
 	now := w.recorder.Clock().Now()
 	at := w.recorder.Clock().AtWall(time.Unix(0, e.CreatedAt))
 	switch e.ContainerEventType {
 	case runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT:
 		if e.ContainerId == e.GetPodSandboxStatus().GetId() {
-			return nil
+			return
 		}
-		if at < w.opened || at > now { // containerd keeps up to 1,000 events for the first who asks, or the wall clock was set
-			return w.look(ctx)
+		if at < w.opened { // containerd keeps up to 1,000 events for the first who asks; look has found what still runs
+			return
+		}
+		if at > now { // the wall clock was set
+			at = now
 		}
 		fact := history.Container{ID: e.ContainerId, Pod: e.GetPodSandboxStatus().GetMetadata().GetUid()}
 		for _, s := range e.ContainersStatuses {
@@ -184,5 +185,4 @@ func (w *containers) handle(ctx context.Context, e *runtimeapi.ContainerEventRes
 		}
 		w.ended(at, e.ContainerId)
 	}
-	return nil
 }
