@@ -146,6 +146,7 @@ long: ## tests that compute for minutes: pools of nodes on paper, plugins killed
 	@# The race detector would make each start of a plugin slow.
 	go test -timeout 30m -run 'Test(Preparer|Modes)_Killed' ./pkg/claims
 	go test -timeout 30m ./cmd/nvml-sim
+	CGO_ENABLED=0 go -C cmd/cleave-scheduler test ./... # as the scheduler itself is compiled
 
 .PHONY: quick
 quick: ## unit tests alone, on a fresh checkout: no root, no Helm, nothing built before

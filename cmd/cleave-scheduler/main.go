@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// cleave-scheduler is kube-scheduler with one plugin more, GPUPacking (pkg/scheduling), which is off unless a profile of its
-// configuration turns it on.
+// cleave-scheduler is kube-scheduler with the plugin GPUPacking (pkg/scheduling), and with CandidateDynamicResources, which
+// takes the place of DynamicResources beside it. Both are off unless a profile of its configuration turns them on.
 //
 // It is a module of its own, because it is built of k8s.io/kubernetes, which cleave is free of.
 package main
@@ -19,7 +19,9 @@ import (
 )
 
 func main() {
-	command := app.NewSchedulerCommand(app.WithPlugin(scheduling.Name, scheduling.Factory()))
+	command := app.NewSchedulerCommand(
+		app.WithPlugin(scheduling.Name, scheduling.Factory()),
+		app.WithPlugin(candidateResources, newCandidatePlugin))
 	command.Use = "cleave-scheduler"
 	os.Exit(cli.Run(command))
 }

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -27,33 +26,7 @@ func must(t testing.TB, err error) {
 }
 
 // diagnosis is what a person wants to see of a test that failed.
-func diagnosis() string {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	var b strings.Builder
-	for _, ns := range []string{namespace, demo} {
-		pods, err := env.kube.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return err.Error()
-		}
-		for i := range pods.Items {
-			fmt.Fprintf(&b, "pod %s: %s\n", pods.Items[i].Name, workload.Describe(&pods.Items[i]))
-			if ns == namespace {
-				log, _ := env.cluster.PodLogs(ctx, ns, pods.Items[i].Name, pods.Items[i].Spec.Containers[0].Name)
-				lines := strings.Split(strings.TrimSpace(log), "\n")
-				b.WriteString(strings.Join(lines[max(0, len(lines)-25):], "\n") + "\n")
-			}
-		}
-		if events, err := env.kube.CoreV1().Events(ns).List(ctx, metav1.ListOptions{}); err == nil {
-			for _, e := range events.Items {
-				if e.Type == corev1.EventTypeWarning {
-					fmt.Fprintf(&b, "event on %s: %s: %s\n", e.InvolvedObject.Name, e.Reason, e.Message)
-				}
-			}
-		}
-	}
-	return b.String()
-}
+func diagnosis() string { return env.client.Diagnosis(namespace, demo) }
 
 // helmOn runs Helm against the cluster.
 func helmOn(t *testing.T, values string, args ...string) string {

@@ -34,22 +34,11 @@ func TestDriverName_SwitchedUnderPods(t *testing.T) {
 	for _, w := range []wish{{name: "whole", class: "gpu.cleave.dev"}, {name: "small", class: "mig.cleave.dev"}, {name: "share", class: "timeslice.cleave.dev"}, {name: "mps", class: "mps.cleave.dev"}} {
 		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{w.template()}))
 	}
-	for _, step := range []struct {
-		name string
-		run  func(*testing.T, context.Context)
-	}{
-		{"to NVIDIA's", func(t *testing.T, ctx context.Context) { switchName(t, ctx, "gpu.cleave.dev", "gpu.nvidia.com") }},
-		{"back", func(t *testing.T, ctx context.Context) { switchName(t, ctx, "gpu.nvidia.com", "gpu.cleave.dev") }},
-		{"to and fro", switchBackAtOnce},
-	} {
-		if !t.Run(step.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), renamePatience)
-			defer cancel()
-			step.run(t, ctx)
-		}) {
-			t.Fatal("the steps after this one cannot run")
-		}
-	}
+	workload.RunSteps(t, renamePatience, diagnosis, []workload.Step{
+		{Name: "to NVIDIA's", Run: func(t *testing.T, ctx context.Context) { switchName(t, ctx, "gpu.cleave.dev", "gpu.nvidia.com") }},
+		{Name: "back", Run: func(t *testing.T, ctx context.Context) { switchName(t, ctx, "gpu.nvidia.com", "gpu.cleave.dev") }},
+		{Name: "to and fro", Run: switchBackAtOnce},
+	})
 	ctx, cancel := context.WithTimeout(t.Context(), renamePatience)
 	defer cancel()
 	must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))

@@ -40,40 +40,25 @@ func TestRelease_Lifecycle(t *testing.T) {
 		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
 	}
 	defer removeAfterFailure(t)
-	for _, step := range []struct {
-		name string
-		run  func(*testing.T, context.Context)
-	}{
-		{"the API server takes all that the chart can be", dryRun},
-		{"install with a capability list", installed},
-		{"admission policies are understood", policiesAreTyped},
-		{"pods get what they ask for", podsRun},
-		{"MPS works with the supervisor's pod", mpsWorks},
-		{"helm test", helmTest},
-		{"inspect in the plugin's pod", inspectInThePod},
-		{"commands of the documentation", docsRun},
-		{"a policy with a typo", policyTypo},
-		{"a plugin writes of its own node alone", nodeRestriction},
-		{"a plugin cannot read what is not its business", secretsAreSafe},
-		{"claims that cannot work are refused", claimAdmission},
-		{"cleave validate refuses what the API server refuses", validateAsServer},
-		{"upgrade to a privileged plugin", upgraded},
-		{"examples as they are", examplesAsTheyAre},
-		{"policies of the release, picked by a node's label", policiesApply},
-		{"uninstall without allocations", uninstalled},
-	} {
-		ok := t.Run(step.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			defer cancel()
-			step.run(t, ctx)
-			if t.Failed() {
-				t.Log(diagnosis())
-			}
-		})
-		if !ok {
-			t.Fatal("the steps after this one cannot run")
-		}
-	}
+	workload.RunSteps(t, patience, diagnosis, []workload.Step{
+		{Name: "the API server takes all that the chart can be", Run: dryRun},
+		{Name: "install with a capability list", Run: installed},
+		{Name: "admission policies are understood", Run: policiesAreTyped},
+		{Name: "pods get what they ask for", Run: podsRun},
+		{Name: "MPS works with the supervisor's pod", Run: mpsWorks},
+		{Name: "helm test", Run: helmTest},
+		{Name: "inspect in the plugin's pod", Run: inspectInThePod},
+		{Name: "commands of the documentation", Run: docsRun},
+		{Name: "a policy with a typo", Run: policyTypo},
+		{Name: "a plugin writes of its own node alone", Run: nodeRestriction},
+		{Name: "a plugin cannot read what is not its business", Run: secretsAreSafe},
+		{Name: "claims that cannot work are refused", Run: claimAdmission},
+		{Name: "cleave validate refuses what the API server refuses", Run: validateAsServer},
+		{Name: "upgrade to a privileged plugin", Run: upgraded},
+		{Name: "examples as they are", Run: examplesAsTheyAre},
+		{Name: "policies of the release, picked by a node's label", Run: policiesApply},
+		{Name: "uninstall without allocations", Run: uninstalled},
+	})
 }
 
 func dryRun(t *testing.T, ctx context.Context) {
@@ -355,7 +340,7 @@ func uninstalled(t *testing.T, ctx context.Context) {
 	server := filepath.Join(env.cgroups, "cleave-mps")
 	uninstall(t, ctx)
 	// Of the directories that the kubelet made to mount them, nobody knows whether others use them.
-	for _, dir := range []string{filepath.Join(env.cluster.PluginsDir(), "gpu.cleave.dev"), filepath.Join(env.cluster.PluginsDir(), "gpu.nvidia.com"), filepath.Join(env.cluster.PluginsDir(), "_cleave"), env.cluster.RegistryDir(), env.cluster.CDIDir(), env.MPSDir} {
+	for _, dir := range []string{filepath.Join(env.cluster.PluginsDir(), "gpu.cleave.dev"), filepath.Join(env.cluster.PluginsDir(), "gpu.nvidia.com"), filepath.Join(env.cluster.PluginsDir(), "_cleave"), env.cluster.RegistryDir(), env.cluster.CDIDir(), env.MPSDir, env.HookDir()} {
 		left, err := os.ReadDir(dir)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			t.Error(err)

@@ -56,10 +56,17 @@ func TestScheduler_Configuration(t *testing.T) {
 			t.Fatal(err)
 		}
 		profile := config["profiles"].([]any)[0].(map[string]any)
-		// The plugin's PostFilter lets a pod see all nodes, so it is before those that evict.
+		// GPUPacking says which nodes are left before DynamicResources looks at devices, and reads what that reserved. Its
+		// PostFilter lets a pod see all nodes, and that of DynamicResources takes allocations back, before pods are evicted.
+		packing, resources := map[string]any{"name": "GPUPacking"}, map[string]any{"name": "CandidateDynamicResources"}
 		plugins := map[string]any{
-			"multiPoint": map[string]any{"enabled": []any{map[string]any{"name": "GPUPacking", "weight": float64(50)}}},
-			"postFilter": map[string]any{"enabled": []any{map[string]any{"name": "GPUPacking"}}},
+			"multiPoint": map[string]any{
+				"enabled":  []any{map[string]any{"name": "GPUPacking", "weight": float64(50)}, map[string]any{"name": "CandidateDynamicResources", "weight": float64(2)}},
+				"disabled": []any{map[string]any{"name": "DynamicResources"}},
+			},
+			"postFilter":         map[string]any{"enabled": []any{packing, resources}},
+			"podGroupPostFilter": map[string]any{"enabled": []any{resources}},
+			"reserve":            map[string]any{"enabled": []any{resources}},
 		}
 		if diff := cmp.Diff(plugins, profile["plugins"]); diff != "" {
 			t.Errorf("%s: plugins (-want +got):\n%s", values, diff)

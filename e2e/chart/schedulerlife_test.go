@@ -26,7 +26,7 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// schedulerPatience bounds the life of the schedulers: a lease runs out in it, and every example is run.
+// schedulerPatience bounds what schedulers need to start: a lease runs out in it.
 const schedulerPatience = 8 * time.Minute
 
 // schedulerValues are those of a release with cleave-scheduler.
@@ -54,29 +54,16 @@ func installScheduler(t *testing.T, ctx context.Context) {
 func TestScheduler_OnCluster(t *testing.T) {
 	ctx := onCluster(t, schedulerPatience)
 	installScheduler(t, ctx)
-	for _, step := range []struct {
-		name string
-		run  func(*testing.T, context.Context)
-	}{
-		{"one of two replicas leads", func(t *testing.T, ctx context.Context) { leader(t, ctx, namespace, schedulerName) }},
-		{"it may do what it has to, and nothing else", schedulerRights},
-		{"examples", schedulerExamples},
-		{"an unknown strategy is an Event", unknownStrategy},
-		{"another goes on when the leader is killed", leaderKilled},
-		{"metrics", schedulerMetrics},
-		{"a typo in its arguments", argumentTypo},
-		{"its log", schedulerLogs},
-	} {
-		ok := t.Run(step.name, func(t *testing.T) {
-			step.run(t, ctx)
-			if t.Failed() {
-				t.Log(diagnosis())
-			}
-		})
-		if !ok {
-			t.Fatal("the steps after this one cannot run")
-		}
-	}
+	workload.RunSteps(t, patience, diagnosis, []workload.Step{
+		{Name: "one of two replicas leads", Run: func(t *testing.T, ctx context.Context) { leader(t, ctx, namespace, schedulerName) }},
+		{Name: "it may do what it has to, and nothing else", Run: schedulerRights},
+		{Name: "examples", Run: schedulerExamples},
+		{Name: "an unknown strategy is an Event", Run: unknownStrategy},
+		{Name: "another goes on when the leader is killed", Run: leaderKilled},
+		{Name: "metrics", Run: schedulerMetrics},
+		{Name: "a typo in its arguments", Run: argumentTypo},
+		{Name: "its log", Run: schedulerLogs},
+	})
 }
 
 // schedulerPods are the pods of the scheduler that are not about to go.

@@ -106,7 +106,8 @@ func apiServerArgs(l layout, s state) []string {
 		// Endpoints on a loopback address are invalid, and nothing here
 		// forwards the service address.
 		"--endpoint-reconciler-type=none",
-		"--profiling=false",
+		// Who measures a control plane asks what its memory holds.
+		"--profiling=" + strconv.FormatBool(s.ControlPlane),
 	}
 	if len(s.Runtime) > 0 {
 		args = append(args, "--runtime-config="+strings.Join(s.Runtime, ","))

@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -58,6 +59,27 @@ func inspectHost() (host, error) {
 		CNI:              cniDir(),
 		Sysctls:          readSysctls(),
 	}, nil
+}
+
+// beforeKubelets corrects what of the machine a kubelet changes: another cluster, whose kubelet runs, knows how it was, and
+// the last cluster to go restores it.
+func (h *host) beforeKubelets() {
+	kubeletRuns(h.asFoundBy)
+}
+
+// asFoundBy takes over what the cluster of a kubelet with this environment found. It reports whether there is one.
+func (h *host) asFoundBy(environ []byte) bool {
+	for v := range bytes.SplitSeq(environ, []byte{0}) {
+		dir, ok := bytes.CutPrefix(v, []byte(ownerVariable+"="))
+		if !ok {
+			continue
+		}
+		if s, err := readState(layout{string(dir)}); err == nil {
+			h.OwnKubeletDir, h.Sysctls = s.Host.OwnKubeletDir, s.Host.Sysctls
+			return true
+		}
+	}
+	return false
 }
 
 // hasSysResource reads the effective capabilities from /proc/PID/status.

@@ -7,9 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 )
 
@@ -59,15 +59,20 @@ func (n Node) connect(ctx context.Context, pid int) error {
 
 // removeNetwork removes the bridge, the links that the kernel has not removed with their nodes, and thereby the routes.
 func removeNetwork(ctx context.Context, l layout) error {
-	links, err := filepath.Glob("/sys/class/net/" + l.links() + "*")
+	// Not from /sys, which shows the network that its mount was made in.
+	links, err := net.Interfaces()
 	if err != nil {
 		return fmt.Errorf("look for links of nodes: %w", err)
 	}
+	bridged := false
 	for _, link := range links {
-		_ = ip(ctx, "link del "+filepath.Base(link)) // it may just have gone
+		bridged = bridged || link.Name == l.bridge()
+		if strings.HasPrefix(link.Name, l.links()) {
+			_ = ip(ctx, "link del "+link.Name) // it may just have gone
+		}
 	}
-	if _, err := os.Stat(filepath.Join("/sys/class/net", l.bridge())); err != nil {
-		return nil //nolint:nilerr // there is none
+	if !bridged {
+		return nil
 	}
 	return ip(ctx, "link del "+l.bridge())
 }

@@ -228,6 +228,33 @@ func TestHasCapability(t *testing.T) {
 	}
 }
 
+// TestHost_AsFoundBy covers a cluster that starts while the kubelet of another one runs, which changed the machine.
+func TestHost_AsFoundBy(t *testing.T) {
+	first := testState()
+	first.Host.OwnKubeletDir, first.Host.Sysctls = true, []sysctl{{"/proc/sys/kernel/panic", "1"}}
+	dir := t.TempDir()
+	if err := writeState(layout{dir}, first); err != nil {
+		t.Fatal(err)
+	}
+	now := host{Busybox: "/bin/busybox", Sysctls: []sysctl{{"/proc/sys/kernel/panic", "10"}}}
+	for environ, found := range map[string]bool{
+		"A=b\x00" + ownerVariable + "=" + dir + "\x00": true,
+		ownerVariable + "=" + dir + "-gone\x00":        false,
+		"A=" + dir:                                     false,
+	} {
+		got, want := now, now
+		if found {
+			want.OwnKubeletDir, want.Sysctls = true, first.Host.Sysctls
+		}
+		if ok := got.asFoundBy([]byte(environ)); ok != found {
+			t.Errorf("asFoundBy(%q) = %t", environ, ok)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("asFoundBy(%q) (-want +got):\n%s", environ, diff)
+		}
+	}
+}
+
 func TestPortsDiffer(t *testing.T) {
 	p, err := choosePorts()
 	if err != nil {

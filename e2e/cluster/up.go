@@ -73,6 +73,7 @@ func prepare(ctx context.Context, o Options) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
+	h.beforeKubelets()
 	p, err := choosePorts()
 	if err != nil {
 		return nil, err

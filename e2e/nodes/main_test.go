@@ -122,63 +122,21 @@ func must(t *testing.T, err error) {
 }
 
 // diagnosis is what a person wants to see of a test that failed.
-func diagnosis() string {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	var b strings.Builder
-	for _, ns := range []string{namespace, demo} {
-		pods, err := env.kube.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return err.Error()
-		}
-		for i := range pods.Items {
-			p := &pods.Items[i]
-			fmt.Fprintf(&b, "pod %s on %s: %s\n", p.Name, p.Spec.NodeName, workload.Describe(p))
-			if ns == namespace {
-				log, _ := env.cluster.PodLogs(ctx, ns, p.Name, p.Spec.Containers[0].Name) // it may not have started
-				lines := strings.Split(strings.TrimSpace(log), "\n")
-				b.WriteString(strings.Join(lines[max(0, len(lines)-15):], "\n") + "\n")
-			}
-		}
-		events, err := env.kube.CoreV1().Events(ns).List(ctx, metav1.ListOptions{FieldSelector: "type=" + corev1.EventTypeWarning})
-		if err != nil {
-			return err.Error()
-		}
-		for _, e := range events.Items {
-			fmt.Fprintf(&b, "event on %s: %s: %s\n", e.InvolvedObject.Name, e.Reason, e.Message)
-		}
-	}
-	return b.String()
-}
+func diagnosis() string { return env.client.Diagnosis(namespace, demo) }
 
 // TestNodes goes through the life of a release on three nodes; each step needs those before.
 func TestNodes(t *testing.T) {
 	if env == nil {
 		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
 	}
-	for _, step := range []struct {
-		name string
-		run  func(*testing.T, context.Context)
-	}{
-		{"a plugin on every node", installed},
-		{"pods of every tier on every node", everyTier},
-		{"a plugin writes of its own node alone", nodeRestriction},
-		{"a rollout disturbs no node", rollout},
-		{"a node is lost", nodeLost},
-		{"the node comes back", nodeBack},
-		{"the scheduler packs and spreads", scheduled},
-		{"uninstall leaves nothing on any node", uninstalled},
-	} {
-		ok := t.Run(step.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			defer cancel()
-			step.run(t, ctx)
-			if t.Failed() {
-				t.Log(diagnosis())
-			}
-		})
-		if !ok {
-			t.Fatal("the steps after this one cannot run")
-		}
-	}
+	workload.RunSteps(t, patience, diagnosis, []workload.Step{
+		{Name: "a plugin on every node", Run: installed},
+		{Name: "pods of every tier on every node", Run: everyTier},
+		{Name: "a plugin writes of its own node alone", Run: nodeRestriction},
+		{Name: "a rollout disturbs no node", Run: rollout},
+		{Name: "a node is lost", Run: nodeLost},
+		{Name: "the node comes back", Run: nodeBack},
+		{Name: "the scheduler packs and spreads", Run: scheduled},
+		{Name: "uninstall leaves nothing on any node", Run: uninstalled},
+	})
 }

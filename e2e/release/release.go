@@ -121,6 +121,10 @@ func Import(ctx context.Context, c *cluster.Cluster, source string) (mpsDir stri
 		if err != nil {
 			return "", fmt.Errorf("share mounts below %s with pods: %w", guests, err)
 		}
+		// The hook programs are there, and users of user namespaces run them.
+		if err := os.Chmod(n.HostPath(guests), 0o711); err != nil {
+			return "", fmt.Errorf("open the directory of hook programs: %w", err)
+		}
 	}
 	return mpsDir, importImage(ctx, c, "cleave", filepath.Join(source, "bin", "image"),
 		cluster.Image{Ref: image, Entrypoint: []string{"/usr/bin/cleave"}, Cmd: []string{"kubelet-plugin"}})
@@ -175,6 +179,9 @@ type Settings struct {
 	HostPort int
 }
 
+// HookDir is the directory of the hook programs, which has this path on every node.
+func (b *Bed) HookDir() string { return filepath.Join(filepath.Dir(b.MPSDir), "hooks") }
+
 // Values of a release that works on the bed: the driver's root and all other directories are the cluster's.
 func (b *Bed) Values(s Settings) string {
 	port := 8080
@@ -188,13 +195,13 @@ func (b *Bed) Values(s Settings) string {
 		mount = ", {name: other-registry, mountPath: " + s.RegistryDir + "}"
 	}
 	return strings.NewReplacer("$root", b.Node.Root(), "$mps", b.MPSDir, "$cgroups", s.Cgroups, "$kubelet", b.cluster.KubeletDir(),
-		"$args", args, "$volume", volume, "$mount", mount, "$cdi", b.cluster.CDIDir(), "$host", s.APIHost, "$port", s.APIPort,
-		"$privileged", strconv.FormatBool(!s.Unprivileged), "$network", strconv.FormatBool(s.HostPort != 0),
-		"$metrics", strconv.Itoa(port)).Replace(`
+		"$args", args, "$volume", volume, "$mount", mount, "$cdi", b.cluster.CDIDir(), "$hooks", b.HookDir(),
+		"$host", s.APIHost, "$port", s.APIPort, "$privileged", strconv.FormatBool(!s.Unprivileged),
+		"$network", strconv.FormatBool(s.HostPort != 0), "$metrics", strconv.Itoa(port)).Replace(`
 image: {repository: cleave.local/cleave, tag: e2e, pullPolicy: Never}
 driver: {root: $root}
 kubelet: {dir: $kubelet}
-cdi: {dir: $cdi}
+cdi: {dir: $cdi, hookDir: $hooks}
 plugin:
   privileged: $privileged
   hostNetwork: $network

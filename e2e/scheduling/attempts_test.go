@@ -20,13 +20,16 @@ import (
 )
 
 // fallbacks is how many attempts failed on the best nodes, so that the next one saw all.
-func (b *bed) fallbacks() int {
+func (b *bed) fallbacks() int { return b.logged("None of the best nodes will do") }
+
+// logged is how often the scheduler's log says something.
+func (b *bed) logged(text string) int {
 	b.t.Helper()
 	log, err := os.ReadFile(filepath.Join(b.dir, "cleave-scheduler.log"))
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return strings.Count(string(log), "None of the best nodes will do")
+	return strings.Count(string(log), text)
 }
 
 // TestScheduler_ExtendedResource: pods that ask for GPUs by an extended resource have no claim until they are bound. What they

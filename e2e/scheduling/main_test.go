@@ -169,8 +169,12 @@ clientConnection: {kubeconfig: %q, qps: 1000, burst: 1000}
 profiles:
 - schedulerName: cleave-scheduler
   plugins:
-    multiPoint: {enabled: [{name: GPUPacking, weight: 50}]}
-    postFilter: {enabled: [{name: GPUPacking}]}
+    multiPoint:
+      enabled: [{name: GPUPacking, weight: 50}, {name: CandidateDynamicResources, weight: 2}]
+      disabled: [{name: DynamicResources}]
+    postFilter: {enabled: [{name: GPUPacking}, {name: CandidateDynamicResources}]}
+    podGroupPostFilter: {enabled: [{name: CandidateDynamicResources}]}
+    reserve: {enabled: [{name: CandidateDynamicResources}]}
   pluginConfig:
   - name: GPUPacking
     args: %s

@@ -188,6 +188,9 @@ func TestScheduler_FourNodes(t *testing.T) {
 	if got := b.gpus(); len(got) != 9 {
 		t.Errorf("60 partitions are on %d GPUs, want 9: %v", len(got), got)
 	}
+	if n := b.logged("Limited the allocator to the devices of candidates"); n < 60 {
+		t.Errorf("the allocator was limited to the devices of two nodes for %d of 60 pods", n)
+	}
 	b.addPods("spread", "mig-3g.40gb.cleave.dev", 3)
 	if got := b.scheduled(63); len(got) != 4 || slices.Max(slices.Collect(maps.Values(got))) != 56 {
 		t.Errorf("nodes with three that spread, after %v: %v, want them on the emptiest", placed, got)

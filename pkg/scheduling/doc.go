@@ -7,6 +7,6 @@
 // DynamicResources decides, and a pod for which none of them will do sees all nodes at its next attempt. What it cannot
 // foresee, and what is not for GPUs, passes through untouched.
 //
-// New is the factory for k8s.io/kubernetes/cmd/kube-scheduler/app.WithPlugin. The plugin must be the first of the PostFilter
-// plugins and come after DynamicResources everywhere else, which the multiPoint list does (docs/packing.md).
+// Factory is for k8s.io/kubernetes/cmd/kube-scheduler/app.WithPlugin. The plugin must be the first of the PostFilter plugins,
+// and its Reserve must come after that of DynamicResources, which the multiPoint list does (docs/packing.md).
 package scheduling

@@ -152,6 +152,22 @@ func TestReserve_ExtendedResource(t *testing.T) {
 	}
 }
 
+// TestPreFilter_OwnExtendedClaim: a pod whose own claim has the last GPU, as the scheduler ended before it was bound, is left to
+// DynamicResources, which deletes the claim.
+func TestPreFilter_OwnExtendedClaim(t *testing.T) {
+	b := extendedBed{newBed(t, "")}
+	b.addNodes("t4", "n1")
+	first, second := extendedPodOf("first", "gpu", 1), extendedPodOf("second", "gpu", 1)
+	b.reserveExtended(first, "n1")
+	b.allocated(first, "6")
+	if _, got := b.preFilter(second); got != "UnschedulableAndUnresolvable" {
+		t.Errorf("another pod sees %s, want that it has to wait", got)
+	}
+	if _, got := b.preFilter(first); got != "Skip" {
+		t.Errorf("the pod itself sees %s, want that it is left alone", got)
+	}
+}
+
 // allocated tells of the claim for a pod's extended resources with its devices.
 func (b extendedBed) allocated(pod *corev1.Pod, version string) {
 	b.t.Helper()

@@ -42,8 +42,12 @@ func (b *bench) start(ctx context.Context, name string) (*scheduler, error) {
 		path = filepath.Join(b.source, "bin", cleaveScheduler)
 		plugins = `
     plugins:
-      multiPoint: {enabled: [{name: GPUPacking, weight: 50}]}
-      postFilter: {enabled: [{name: GPUPacking}]}`
+      multiPoint:
+        enabled: [{name: GPUPacking, weight: 50}, {name: CandidateDynamicResources, weight: 2}]
+        disabled: [{name: DynamicResources}]
+      postFilter: {enabled: [{name: GPUPacking}, {name: CandidateDynamicResources}]}
+      podGroupPostFilter: {enabled: [{name: CandidateDynamicResources}]}
+      reserve: {enabled: [{name: CandidateDynamicResources}]}`
 	}
 	config := fmt.Sprintf(`apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration

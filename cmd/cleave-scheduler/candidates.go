@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/klog/v2"
+	configv1 "k8s.io/kube-scheduler/config/v1"
+	"k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config/scheme"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/dynamicresources"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/feature"
+	"sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+
+	"github.com/cleave-dra/cleave/pkg/scheduling"
+)
+
+// candidateResources is the name of kube-scheduler's plugin DynamicResources as it is here: where GPUPacking, whose PreFilter
+// comes first, has narrowed the search, its allocator is made of the candidates' devices instead of the cluster's. It takes
+// that plugin's place in a profile and its arguments, DynamicResourcesArgs. The name must differ: kube-scheduler refuses a
+// plugin with a name of its own.
+const candidateResources = "CandidateDynamicResources"
+
+// candidatePlugin is DynamicResources but for its name and for what its PreFilter sees.
+type candidatePlugin struct {
+	*dynamicresources.DynamicResources
+	slices *scheduling.CandidateSlices
+}
+
+// candidateHandle gives DynamicResources a view of devices that can be limited.
+type candidateHandle struct {
+	framework.Handle
+	slices *scheduling.CandidateSlices
+}
+
+func (h candidateHandle) SharedDRAManager() framework.SharedDRAManager { return h.slices }
+
+// newCandidatePlugin makes the plugin of a profile.
+func newCandidatePlugin(ctx context.Context, arguments runtime.Object, handle framework.Handle) (framework.Plugin, error) {
+	args, err := dynamicResourcesArgs(arguments)
+	if err != nil {
+		return nil, fmt.Errorf("decode the arguments of %s: %w", candidateResources, err)
+	}
+	slices := &scheduling.CandidateSlices{SharedDRAManager: handle.SharedDRAManager()}
+	inner, err := dynamicresources.New(ctx, args, candidateHandle{handle, slices},
+		feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate))
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", candidateResources, err)
+	}
+	plugin, ok := inner.(*dynamicresources.DynamicResources)
+	if !ok {
+		return nil, fmt.Errorf("start %s: kube-scheduler's plugin is a %T", candidateResources, inner)
+	}
+	return &candidatePlugin{plugin, slices}, nil
+}
+
+// dynamicResourcesArgs are arguments with kube-scheduler's defaults. An unknown field is an error that names it.
+func dynamicResourcesArgs(arguments runtime.Object) (*config.DynamicResourcesArgs, error) {
+	versioned := &configv1.DynamicResourcesArgs{}
+	raw, ok := arguments.(*runtime.Unknown)
+	if arguments != nil && !ok {
+		return nil, fmt.Errorf("got a %T, want an object with fields", arguments)
+	}
+	if raw != nil && len(raw.Raw) > 0 {
+		data, err := yaml.YAMLToJSON(raw.Raw)
+		if err != nil {
+			return nil, err
+		}
+		strict, err := json.UnmarshalStrict(data, versioned)
+		if err := errors.Join(append(strict, err)...); err != nil {
+			return nil, err
+		}
+	}
+	scheme.Scheme.Default(versioned)
+	args := &config.DynamicResourcesArgs{}
+	return args, scheme.Scheme.Convert(versioned, args, nil)
+}
+
+// Name is that of the plugin.
+func (p *candidatePlugin) Name() string { return candidateResources }
+
+// PostFilter is that of DynamicResources. It has nothing to take back where another plugin's PreFilter ended the attempt before
+// its own, and would fail.
+func (p *candidatePlugin) PostFilter(ctx context.Context, state framework.CycleState, pod *corev1.Pod,
+	statuses framework.NodeToStatusReader) (*framework.PostFilterResult, *framework.Status) {
+	if _, err := state.Read(dynamicresources.Name); err != nil {
+		return nil, framework.NewStatus(framework.Unschedulable)
+	}
+	return p.DynamicResources.PostFilter(ctx, state, pod, statuses)
+}
+
+// PreFilter is that of DynamicResources.
+func (p *candidatePlugin) PreFilter(ctx context.Context, state framework.CycleState, pod *corev1.Pod,
+	nodes []framework.NodeInfo) (result *framework.PreFilterResult, status *framework.Status) {
+	candidates := scheduling.Candidates(state)
+	if node := pod.Status.NominatedNodeName; candidates != nil && node != "" {
+		candidates.Insert(node) // it is tried first, whatever PreFilter says
+	}
+	if candidates != nil {
+		klog.FromContext(ctx).V(4).Info("Limited the allocator to the devices of candidates", "pod", klog.KObj(pod), "nodes", len(candidates))
+	}
+	p.slices.Limited(candidates, func() {
+		result, status = p.DynamicResources.PreFilter(ctx, state, pod, nodes)
+	})
+	return result, status
+}
