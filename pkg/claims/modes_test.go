@@ -249,6 +249,8 @@ func TestModes_InUse(t *testing.T) {
 			if err != nil {
 				b.t.Fatal(err)
 			}
+			// The session is open while its files are; the garbage collector closes those of a node nobody has.
+			b.t.Cleanup(func() { _ = n.Shutdown() })
 		}, "GPU 0 is open in"},
 		"others must be reset with it": {func(b *modeBed) { _ = b.node.Driver().SetQuirk(sim.QuirkResetTogether, true) }, "can be reset only together with GPUs [1 2 3 4 5 6 7]"},
 		"reset fails": {func(b *modeBed) {
