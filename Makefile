@@ -128,7 +128,7 @@ demo: build image-root $(HELM) ## run the main job on a simulated node and a rea
 
 .PHONY: test
 test: lint unit ## everything that runs without a GPU: lint, unit with race detector, end to end, and fuzzing beside it
-	$(MAKE) --no-print-directory e2e BESIDE="tools fuzz long"
+	$(MAKE) --no-print-directory e2e BESIDE="fuzz long"
 
 .PHONY: unit
 unit: build $(HELM) ## unit tests with the race detector, and the Helm chart rendered in many ways
@@ -160,12 +160,13 @@ fuzz: ## run each fuzz target for FUZZTIME (10s)
 BESIDE ?=
 .PHONY: e2e
 e2e: build images previous $(HELM) ## tests on a real local Kubernetes, of one node and of three (K8S_VERSION=1.37.1 or 1.36.4)
-	@# Before what runs beside, niced: it holds the lock of the built programs.
 	go run -trimpath ./e2e/cmd/cluster build
-	@# -p 1: one cluster at a time; two that start at once may want the same port.
+	@# The tests have no network, so what some of them would build themselves is built before.
+	$(MAKE) --no-print-directory tools
+	@echo "Two packages of tests run at a time, each with its cluster and apart from the other. What one prints comes when it ends."
 	status=0; beside=; \
 		if [ -n "$(BESIDE)" ]; then nice -n 19 make --no-print-directory $(BESIDE) > $(BIN)/beside.log 2>&1 & beside=$$!; fi; \
-		CLEAVE_E2E=1 CLEAVE_IMAGES=$(IMAGES) CLEAVE_PREVIOUS=$(PREVIOUS) go test -p 1 -count=1 -timeout 60m -v \
+		CLEAVE_E2E=1 CLEAVE_IMAGES=$(IMAGES) CLEAVE_PREVIOUS=$(PREVIOUS) go test -exec $(CURDIR)/hack/apart -p 2 -count=1 -timeout 60m -v \
 			./e2e ./e2e/chart ./e2e/cluster ./e2e/dashboard ./e2e/gpulane ./e2e/nodes ./e2e/scheduling ./e2e/soak || status=1; \
 		if [ -n "$$beside" ]; then wait $$beside || status=1; cat $(BIN)/beside.log; fi; exit $$status
 

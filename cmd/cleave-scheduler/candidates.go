@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,8 +16,6 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/scheme"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/dynamicresources"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/feature"
-	"sigs.k8s.io/json"
-	"sigs.k8s.io/yaml"
 
 	"github.com/cleave-dra/cleave/pkg/scheduling"
 )
@@ -62,22 +59,11 @@ func newCandidatePlugin(ctx context.Context, arguments runtime.Object, handle fr
 	return &candidatePlugin{plugin, slices}, nil
 }
 
-// dynamicResourcesArgs are arguments with kube-scheduler's defaults. An unknown field is an error that names it.
+// dynamicResourcesArgs are arguments with kube-scheduler's defaults.
 func dynamicResourcesArgs(arguments runtime.Object) (*config.DynamicResourcesArgs, error) {
 	versioned := &configv1.DynamicResourcesArgs{}
-	raw, ok := arguments.(*runtime.Unknown)
-	if arguments != nil && !ok {
-		return nil, fmt.Errorf("got a %T, want an object with fields", arguments)
-	}
-	if raw != nil && len(raw.Raw) > 0 {
-		data, err := yaml.YAMLToJSON(raw.Raw)
-		if err != nil {
-			return nil, err
-		}
-		strict, err := json.UnmarshalStrict(data, versioned)
-		if err := errors.Join(append(strict, err)...); err != nil {
-			return nil, err
-		}
+	if err := scheduling.DecodeArgs(arguments, versioned); err != nil {
+		return nil, err
 	}
 	scheme.Scheme.Default(versioned)
 	args := &config.DynamicResourcesArgs{}

@@ -34,19 +34,8 @@ const maxCandidates = 1000
 // parseArgs decodes arguments strictly: a field that does not exist is an error that names it.
 func parseArgs(object runtime.Object) (Args, error) {
 	args := Args{Candidates: 4, Strategy: packing.Pack, Drivers: []string{v1alpha1.Group}}
-	raw, ok := object.(*runtime.Unknown)
-	if object != nil && !ok {
-		return Args{}, fmt.Errorf("decode the arguments of %s: got a %T, want an object with fields", Name, object)
-	}
-	if raw != nil && len(raw.Raw) > 0 {
-		data, err := yaml.YAMLToJSON(raw.Raw)
-		if err != nil {
-			return Args{}, fmt.Errorf("decode the arguments of %s: %w", Name, err)
-		}
-		strict, err := json.UnmarshalStrict(data, &args)
-		if err := errors.Join(append(strict, err)...); err != nil {
-			return Args{}, fmt.Errorf("decode the arguments of %s: %w", Name, err)
-		}
+	if err := DecodeArgs(object, &args); err != nil {
+		return Args{}, fmt.Errorf("decode the arguments of %s: %w", Name, err)
 	}
 	if args.Candidates < 1 || args.Candidates > maxCandidates {
 		return Args{}, fmt.Errorf("check the arguments of %s: candidates is %d, want 1 to %d", Name, args.Candidates, maxCandidates)
@@ -60,6 +49,24 @@ func parseArgs(object runtime.Object) (Args, error) {
 		}
 	}
 	return args, nil
+}
+
+// DecodeArgs reads arguments of a plugin, as kube-scheduler hands them over, into a struct, whose fields they overwrite; none
+// leave it as it is. An unknown field is an error that names it.
+func DecodeArgs(arguments runtime.Object, into any) error {
+	raw, ok := arguments.(*runtime.Unknown)
+	if arguments != nil && !ok {
+		return fmt.Errorf("got a %T, want an object with fields", arguments)
+	}
+	if raw == nil || len(raw.Raw) == 0 {
+		return nil
+	}
+	data, err := yaml.YAMLToJSON(raw.Raw)
+	if err != nil {
+		return err
+	}
+	strict, err := json.UnmarshalStrict(data, into)
+	return errors.Join(append(strict, err)...)
 }
 
 func sortedKeys[K ~string, V any](m map[K]V) []K {
