@@ -141,11 +141,11 @@ tools: ## programs of others that tests run besides a cluster, which they build 
 	go run -trimpath ./e2e/cmd/cluster build -tools
 
 .PHONY: long
-long: ## tests that compute for minutes: pools of nodes on paper, plugins killed a thousand times, the library as others load it
+long: ## tests that compute for minutes: pools of nodes on paper, plugins killed a thousand times, the library as others load it, broken builds
 	go test -count=1 -timeout 60m ./e2e/packing/...
 	@# The race detector would make each start of a plugin slow.
 	go test -timeout 30m -run 'Test(Preparer|Modes)_Killed' ./pkg/claims
-	go test -timeout 30m ./cmd/nvml-sim
+	go test -timeout 30m ./cmd/nvml-sim ./e2e/history/broken ./pkg/mps/supervisor
 	CGO_ENABLED=0 go -C cmd/cleave-scheduler test ./... # as the scheduler itself is compiled
 
 .PHONY: quick

@@ -101,7 +101,10 @@ func BuildTools(ctx context.Context, opts Options) error {
 	if _, err := BuildDRATestDriver(ctx, opts); err != nil {
 		return err
 	}
-	_, err := BuildPrometheus(ctx, opts)
+	if _, err := BuildPrometheus(ctx, opts); err != nil {
+		return err
+	}
+	_, err := Chromium(ctx, opts.Output)
 	return err
 }
 

@@ -153,9 +153,6 @@ func (n Node) mount(ctx context.Context) error {
 	if output, err := mount.CombinedOutput(); err != nil {
 		return fmt.Errorf("mount /proc: %w: %s", err, output)
 	}
-	if err := copySysctls(); err != nil {
-		return err
-	}
 	// As on a node that systemd started, mounts pass between the node and its containers.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
 		return fmt.Errorf("share mounts with containers: %w", err)

@@ -5,10 +5,7 @@ package cluster
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // sysctl is a kernel setting and its value.
@@ -47,24 +44,6 @@ func restoreSysctls(list []sysctl) error {
 		}
 		if err := os.WriteFile(s.Path, []byte(s.Value), 0); err != nil {
 			return fmt.Errorf("restore the kernel setting %s: %w", s.Path, err)
-		}
-	}
-	return nil
-}
-
-// copySysctls has what a kubelet writes to these settings go to copies, in the mount namespace that it is called in: the kernel
-// has them once for all nodes.
-func copySysctls() error {
-	for _, s := range readSysctls() {
-		file := filepath.Join("/var/lib", "setting-"+filepath.Base(s.Path)) // a tmpfs
-		if err := os.WriteFile(file, []byte(s.Value), 0o600); err != nil {
-			return fmt.Errorf("copy the kernel setting %s: %w", s.Path, err)
-		}
-		if err := unix.Mount(file, s.Path, "", unix.MS_BIND, ""); err != nil {
-			return fmt.Errorf("mount a copy of the kernel setting %s: %w", s.Path, err)
-		}
-		if err := os.Remove(file); err != nil {
-			return fmt.Errorf("copy the kernel setting %s: %w", s.Path, err)
 		}
 	}
 	return nil

@@ -60,6 +60,31 @@ func (c *checker) containerHolds(cl *claim, t *tenure) []hold {
 	return holds
 }
 
+// eventLag is how much later than a container's end the runtime may date its event: when it sends it.
+const eventLag = 500 * time.Millisecond
+
+// outlives is the last end of a container that ran on with what a tenure of the claim gave it after that was released; nil where
+// none did. Nobody else is to have that until then. What the claim was prepared with once more is its own again.
+func (c *checker) outlives(cl *claim, t *tenure) *hold {
+	until := never
+	for _, next := range cl.tenures {
+		if next.acquire.from > t.release.from {
+			until = min(until, next.acquire.from)
+		}
+	}
+	var last *hold
+	for _, r := range c.containers {
+		ended := r.ended - eventLag
+		if !cl.has(r.Pod) || r.end == nil || r.started < t.acquire.to || r.started > t.release.to || ended <= t.release.to || ended >= until {
+			continue
+		}
+		if last == nil || ended > last.to {
+			last = &hold{span{ended, ended}, *r.end}
+		}
+	}
+	return last
+}
+
 // checkDevices checks that what claims were prepared with exists, and that running containers keep it.
 func (c *checker) checkDevices() []Violation {
 	var all []Violation

@@ -47,7 +47,9 @@ func readDisturbances(h History, bound time.Duration) disturbances {
 func (d *disturbances) lost(open map[string]time.Duration, f Hardware, at time.Duration) {
 	switch f.Change {
 	case GPULost, DriverUnloaded:
-		open["hardware"+f.GPU] = at
+		if _, ok := open["hardware"+f.GPU]; !ok {
+			open["hardware"+f.GPU] = at
+		}
 	case GPUBack, DriverLoaded:
 		if from, ok := open["hardware"+f.GPU]; ok {
 			d.spans = append(d.spans, span{from, at})

@@ -82,8 +82,13 @@ func (c *checker) addTenure(units map[string][]porcupine.Operation, cl *claim, t
 		for _, h := range c.containerHolds(cl, t) {
 			add(holding, h.span, h.event)
 		}
+		released := t.release
+		if h := c.outlives(cl, t); h != nil {
+			add(holding, h.span, h.event)
+			released.to = h.to
+		}
 		if t.ended != nil {
-			add(release, t.release, *t.ended)
+			add(release, released, *t.ended)
 		}
 	}
 }

@@ -83,6 +83,22 @@ func TestCheck_OwnersUnknownOutcome(t *testing.T) {
 		{name: "by force, when its container ended is not known", events: join(
 			allocated(1, "a", whole), prepare(1, 2, "a", whole), container(2.5, "a", ContainerStarted), deleted(3, "a"),
 			allocated(3, "b", whole), prepare(3, 4, "b", whole), container(5, "a", ContainerEnded), at(5, Gap{SourceRuntime, 2_700_000_000}))},
+		{name: "unprepared, before its container has ended", events: join(
+			allocated(1, "a", whole), prepare(1, 2, "a", whole), container(2.5, "a", ContainerStarted), unprepare(3, 4, "a"),
+			allocated(4, "b", whole), prepare(5, 6, "b", whole), container(7, "a", ContainerEnded)),
+			want: []string{
+				"owner: At 7s container main of pod pod-a ended while claim b had devices of set-0. " +
+					"No order of the calls makes that admissible: claim a does not have its devices then.",
+			}},
+		{name: "unprepared, before its container has ended, and nobody has it", events: join(
+			allocated(1, "a", whole), prepare(1, 2, "a", whole), container(2.5, "a", ContainerStarted), unprepare(3, 4, "a"),
+			container(7, "a", ContainerEnded), allocated(7, "b", whole), prepare(8, 9, "b", whole))},
+		{name: "unprepared, and its container ended just then", events: join(
+			allocated(1, "a", whole), prepare(1, 2, "a", whole), container(2.5, "a", ContainerStarted), unprepare(3, 4, "a"),
+			container(4.4, "a", ContainerEnded), allocated(4, "b", whole), prepare(4.1, 4.2, "b", whole))},
+		{name: "unprepared, and prepared again while its container runs", events: join(
+			allocated(1, "a", whole), prepare(1, 2, "a", whole), container(2.5, "a", ContainerStarted), unprepare(3, 4, "a"),
+			prepare(5, 6, "a", whole), container(7, "a", ContainerEnded), unprepare(8, 9, "a"), allocated(9, "b", whole), prepare(10, 11, "b", whole))},
 		{name: "the API server says later that it is gone", events: join(
 			allocated(1, "a", whole), prepare(1, 2, "a", whole), allocated(3, "b", whole), prepare(3, 4, "b", whole), deleted(4.5, "a"))},
 		{name: "the API server says much later, after a gap", events: join(

@@ -168,6 +168,10 @@ const (
 	daemonProgram
 )
 
+func (p program) String() string {
+	return [...]string{"the plugin", "the MPS supervisor", "MPS daemons"}[p]
+}
+
 // running are the processes of a program of this release, those in containers too.
 func (b *bed) running(p program) ([]process.Process, error) {
 	all, err := process.List()

@@ -34,8 +34,10 @@ type faults struct {
 	gpus map[int]string
 	// killed are the processes that were killed last: none of them counts as recovered.
 	killed []int
-	probes int
-	ending sync.WaitGroup
+	// upgraded: the release has a revision that can be rolled back.
+	upgraded bool
+	probes   int
+	ending   sync.WaitGroup
 }
 
 // run injects faults until more ends. It returns false if the node did not recover from one.
@@ -152,7 +154,14 @@ func (f *faults) last(ctx context.Context, fault Fault) error {
 
 func (f *faults) killing(p program) injector {
 	return func(context.Context, Fault) (time.Time, error) {
-		return time.Now(), f.kill(p)
+		from := time.Now()
+		if err := f.kill(p); err != nil {
+			return from, err
+		}
+		if len(f.killed) == 0 {
+			return from, fmt.Errorf("kill %s: no process runs", p) // nothing was broken
+		}
+		return from, nil
 	}
 }
 

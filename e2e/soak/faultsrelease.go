@@ -59,11 +59,18 @@ func (f releaseFaults) upgrade(ctx context.Context, _ Fault) (time.Time, error) 
 	if _, err := f.bed.helm(ctx, f.bed.values(), "upgrade", "cleave", release.Chart(f.bed.source), "--set", change); err != nil {
 		return from, err
 	}
+	f.upgraded = true
 	return from, f.waitPlugin(ctx, verbosityAfter)
 }
 
-// rollBack returns to the revision before.
-func (f releaseFaults) rollBack(ctx context.Context, _ Fault) (time.Time, error) {
+// rollBack returns to the revision before, where there is none after an upgrade.
+func (f releaseFaults) rollBack(ctx context.Context, fault Fault) (time.Time, error) {
+	if !f.upgraded { // only some kinds of faults are injected
+		if from, err := f.upgrade(ctx, fault); err != nil {
+			return from, err
+		}
+	}
+	f.upgraded = false
 	from := time.Now()
 	if _, err := f.bed.helm(ctx, "", "rollback", "cleave"); err != nil {
 		return from, err

@@ -123,7 +123,7 @@ func (c *churn) pass(ctx context.Context, p Pod) {
 		if !sleep(ctx, p.Hold) {
 			return
 		}
-		if pod := c.pods.get(name); pod != nil && ended(pod) {
+		if pod := c.pods.get(name); pod == nil || ended(pod) { // it was there while it ran, and nobody but pass deletes it
 			c.report.podEnded(name, created, describe(pod))
 		}
 	}

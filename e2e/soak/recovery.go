@@ -26,12 +26,9 @@ const (
 func (f *faults) recover(outer context.Context) error {
 	ctx, cancel := context.WithTimeout(outer, recoverPatience)
 	defer cancel()
-	for _, p := range []struct {
-		program
-		name string
-	}{{pluginProgram, "plugin"}, {supervisorProgram, "MPS supervisor"}} {
-		err := workload.Until(ctx, "one "+p.name, func(context.Context) (bool, string, error) {
-			list, err := f.bed.running(p.program)
+	for _, p := range []program{pluginProgram, supervisorProgram} {
+		err := workload.Until(ctx, "one process of "+p.String(), func(context.Context) (bool, string, error) {
+			list, err := f.bed.running(p)
 			old := slices.ContainsFunc(f.killed, func(pid int) bool { return len(list) == 1 && list[0].PID == pid })
 			return len(list) == 1 && !old, fmt.Sprintf("%d processes", len(list)), err
 		})

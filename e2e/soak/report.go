@@ -48,6 +48,32 @@ type Recovery struct {
 // OK reports whether the soak found nothing.
 func (r *Report) OK() bool { return len(r.Leaks) == 0 && len(r.Violations) == 0 }
 
+// What a soak of an hour or longer has, for each hour, and the longest recovery from faults of Cleave's own programs (p99).
+const (
+	claimsAnHour = 5000
+	faultsAnHour = 200
+	ownP99       = 30.0   // seconds
+	anHour       = 3600.0 // seconds
+)
+
+// Missed says what a soak has too little of, or what took too long; nothing for one of less than an hour.
+func (r *Report) Missed() []string {
+	if r.Seconds < anHour {
+		return nil
+	}
+	var missed []string
+	check := func(bad bool, format string, args ...any) {
+		if bad {
+			missed = append(missed, fmt.Sprintf(format, args...))
+		}
+	}
+	hours := r.Seconds / anHour
+	check(float64(r.Claims) < claimsAnHour*hours, "%d claims in %.1f hours, want %d an hour", r.Claims, hours, claimsAnHour)
+	check(float64(r.Injected) < faultsAnHour*hours, "%d faults in %.1f hours, want %d an hour", r.Injected, hours, faultsAnHour)
+	check(r.Own.P99 > ownP99, "recovery from faults of Cleave's own programs took %.1f s (p99), want %.0f s at most", r.Own.P99, ownP99)
+	return missed
+}
+
 // Write writes the report for people.
 func (r *Report) Write(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)

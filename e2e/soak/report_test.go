@@ -49,6 +49,29 @@ func TestReport(t *testing.T) {
 	}
 }
 
+func TestReport_Missed(t *testing.T) {
+	good := Report{Seconds: 3600, Claims: 5000, Injected: 200, Own: Recovery{P99: 30}}
+	tests := map[string]struct {
+		change func(*Report)
+		want   []string
+	}{
+		"all met":          {func(*Report) {}, nil},
+		"too few claims":   {func(r *Report) { r.Claims = 4999 }, []string{"4999 claims in 1.0 hours, want 5000 an hour"}},
+		"of three hours":   {func(r *Report) { r.Seconds, r.Claims = 3*3600, 15000 }, []string{"200 faults in 3.0 hours, want 200 an hour"}},
+		"slow recovery":    {func(r *Report) { r.Own.P99 = 30.1 }, []string{"recovery from faults of Cleave's own programs took 30.1 s (p99), want 30 s at most"}},
+		"minutes say less": {func(r *Report) { *r = Report{Seconds: 3599} }, nil},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			r := good
+			tt.change(&r)
+			if diff := cmp.Diff(tt.want, r.Missed()); diff != "" {
+				t.Errorf("missed (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestChanges(t *testing.T) {
 	before := []string{"a", "b", "b", "c"}
 	got := changes(before, []string{"a", "b", "c", "c", "d"})

@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"os"
 	"os/exec"
@@ -129,6 +130,7 @@ func (r *release) compare(context.Context) error {
 			if !bytes.Equal(inside, outside) {
 				return fmt.Errorf("compare %s for %s: two builds of it differ: see docs/release.md#reproduce", p.name, arch)
 			}
+			fmt.Printf("    sha256 of %s for %s, of both builds: %x\n", p.name, arch, sha256.Sum256(inside))
 		}
 	}
 	return nil

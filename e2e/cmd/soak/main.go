@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command soak keeps a local cluster with Cleave under fire and reports what it found (package e2e/soak). It ends with
-// exit status 1 if there was a violation or a leak.
+// exit status 1 if there was a violation or a leak, or if an hour of it missed a goal.
 package main
 
 import (
@@ -55,6 +55,9 @@ func run(ctx context.Context, opts soak.Options, only, out string) error {
 	err = errors.Join(err, report.Write(os.Stdout), write(report, out))
 	if err == nil && !report.OK() {
 		return fmt.Errorf("%d violations and %d leaks with seed %d", len(report.Violations), len(report.Leaks), opts.Seed)
+	}
+	if missed := report.Missed(); err == nil && len(missed) > 0 {
+		return fmt.Errorf("the goals of e2e/soak/README.md are missed with seed %d: %s", opts.Seed, strings.Join(missed, "; "))
 	}
 	return err
 }
