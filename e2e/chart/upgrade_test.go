@@ -61,6 +61,15 @@ func TestRelease_UpgradeAndRollback(t *testing.T) {
 	sameContainers(t, ctx, slices.Concat(before[2:], after))
 	end(t, ctx, slices.Concat(before[2:], after)...)
 	end(t, ctx, runTiers(t, ctx, "back")...)
+
+	// An upgrade leaves the supervisor of MPS alone until its pod is deleted, and so does the way back.
+	helmOn(t, env.values(true), "upgrade", "cleave", chartDir, "--wait", "--timeout", "90s")
+	runsOnly(t, ctx, "e2e")
+	renewSupervisor(t, ctx, "e2e")
+	end(t, ctx, runTiers(t, ctx, "renewed")...)
+	helmOn(t, "", "rollback", "cleave", "1", "--wait", "--timeout", "90s")
+	runsOnly(t, ctx, release.PreviousTag)
+	end(t, ctx, runTiers(t, ctx, "mixed")...)
 	must(t, workload.Until(ctx, "all records to go", func(context.Context) (bool, string, error) {
 		left, err := filepath.Glob(filepath.Join(claimsDir(), "*.json"))
 		return len(left) == 0, strings.Join(left, " "), err
@@ -81,6 +90,25 @@ func runsOnly(t *testing.T, ctx context.Context, tag string) {
 		return ready && strings.HasSuffix(pod.Spec.Containers[0].Image, ":"+tag), workload.Describe(pod), nil
 	}))
 	nothingCorrupt(t)
+}
+
+// renewSupervisor deletes the supervisor's pod, and waits until one of an image with a tag runs.
+func renewSupervisor(t *testing.T, ctx context.Context, tag string) {
+	t.Helper()
+	old := podOf(t, ctx, "mps")
+	if strings.HasSuffix(old.Spec.Containers[0].Image, ":"+tag) {
+		t.Errorf("the supervisor was replaced by itself: %s", workload.Describe(old))
+	}
+	must(t, env.kube.CoreV1().Pods(namespace).Delete(ctx, old.Name, metav1.DeleteOptions{}))
+	must(t, workload.Until(ctx, "the supervisor of "+tag+" to run", func(ctx context.Context) (bool, string, error) {
+		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=mps"})
+		if err != nil || len(list.Items) != 1 || list.Items[0].UID == old.UID {
+			return false, "not one new pod", err
+		}
+		pod := &list.Items[0]
+		ready := len(pod.Status.ContainerStatuses) == 1 && pod.Status.ContainerStatuses[0].Ready
+		return ready && strings.HasSuffix(pod.Spec.Containers[0].Image, ":"+tag), workload.Describe(pod), nil
+	}))
 }
 
 // runTiers runs a pod of each tier, in their order.
