@@ -4,6 +4,7 @@ package simulation
 
 import (
 	"errors"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -40,6 +41,21 @@ func TestArrivals_Running(t *testing.T) {
 	}
 	if atBeginning != 25 {
 		t.Errorf("%d arrive at the beginning, want 25", atBeginning)
+	}
+}
+
+// TestArrivals_LongLifetimes: what would leave after the last time that there is stays until then.
+func TestArrivals_LongLifetimes(t *testing.T) {
+	for _, lifetime := range []time.Duration{1_000_000 * time.Hour, math.MaxInt64} {
+		for _, duration := range []time.Duration{time.Hour, math.MaxInt64} {
+			kind := kindOf("a", "c", 1, 1000)
+			kind.Lifetime.Duration = lifetime
+			for i, a := range arrivals(&Workload{Duration: metav1.Duration{Duration: duration}, Pods: []Pods{kind}}, 1) {
+				if a.at < 0 || a.until < a.at {
+					t.Fatalf("lifetime %v in %v: pod %d arrives at %d and leaves at %d", lifetime, duration, i, a.at, a.until)
+				}
+			}
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ package simulation
 
 import (
 	"cmp"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -25,7 +26,7 @@ func arrivals(w *Workload, seed uint64) []arrival {
 		random := newRandom(seed, i)
 		mean := float64(p.Lifetime.Duration)
 		add := func(at float64) {
-			all = append(all, arrival{at: time.Duration(at), until: time.Duration(at + random.ExpFloat64()*mean), kind: i})
+			all = append(all, arrival{at: timeOf(at), until: timeOf(at + random.ExpFloat64()*mean), kind: i})
 		}
 		for range p.Running {
 			add(0)
@@ -40,6 +41,14 @@ func arrivals(w *Workload, seed uint64) []arrival {
 	random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	slices.SortStableFunc(all, func(a, b arrival) int { return cmp.Compare(a.at, b.at) })
 	return all
+}
+
+// timeOf is a time in nanoseconds, or the last one that there is: a conversion of later ones differs by architecture.
+func timeOf(nanoseconds float64) time.Duration {
+	if nanoseconds >= math.MaxInt64 {
+		return math.MaxInt64
+	}
+	return time.Duration(nanoseconds)
 }
 
 // newRandom is one of the sequences of a seed.

@@ -78,6 +78,7 @@ func TestDecode_Examples(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte("duration: 1h\npods: [{name: a, deviceClassName: c, running: 1, lifetime: 1h}]"))
 	f.Add([]byte("duration: 9999999h\npods: [{name: a, deviceClassName: c, running: 1, lifetime: 1ns}]"))
+	f.Add([]byte("duration: 30m\npods: [{name: a, deviceClassName: c, running: 90, lifetime: 1000000h}]"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		w, err := Decode(data)
 		if err != nil {
