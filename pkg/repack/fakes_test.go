@@ -87,6 +87,7 @@ func (b *bed) pod(name, node, class string, count int64, change ...func(*corev1.
 	p.Spec.NodeName = node
 	p.Spec.Containers = []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{
 		Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("2")}}}}
+	p.Spec.Tolerations = defaultTolerations()
 	p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: new("gpu")}}
 	p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "gpu", ResourceClaimName: &name}}
 	p.Status.Phase = corev1.PodRunning
@@ -100,6 +101,14 @@ func (b *bed) pod(name, node, class string, count int64, change ...func(*corev1.
 	}
 	b.pods, b.o.Claims = append(b.pods, p), append(b.o.Claims, claim)
 	return p
+}
+
+// defaultTolerations are those that the API server gives to pods by default, anew for each.
+func defaultTolerations() []corev1.Toleration {
+	return []corev1.Toleration{
+		{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: new(int64(300))},
+		{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: new(int64(300))},
+	}
 }
 
 // end ends a pod: its devices are free.

@@ -4,6 +4,7 @@ package repack
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -178,10 +179,7 @@ func (s *search) nodesFor(p *corev1.Pod, volumes map[string]*nodeaffinity.NodeSe
 			names, bound = append(names, name), append(bound, selector)
 		}
 	}
-	key := fmt.Sprint(p.Spec.NodeSelector, p.Spec.Tolerations, names)
-	if p.Spec.Affinity != nil {
-		key += p.Spec.Affinity.NodeAffinity.String()
-	}
+	key := placesKey(p, names)
 	if number, ok := s.sets[key]; ok {
 		return number
 	}
@@ -194,4 +192,14 @@ func (s *search) nodesFor(p *corev1.Pod, volumes map[string]*nodeaffinity.NodeSe
 	s.sets[key] = len(s.admitted)
 	s.admitted = append(s.admitted, set)
 	return s.sets[key]
+}
+
+// placesKey is what of a pod decides which nodes admit it, by value: equal pods have equal keys.
+func placesKey(p *corev1.Pod, volumes []string) string {
+	var required *corev1.NodeSelector
+	if a := p.Spec.Affinity; a != nil && a.NodeAffinity != nil {
+		required = a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	}
+	key, _ := json.Marshal([]any{p.Spec.NodeSelector, required, p.Spec.Tolerations, volumes}) // all of it can be encoded
+	return string(key)
 }
