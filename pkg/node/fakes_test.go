@@ -164,7 +164,9 @@ func (b *bed) work() string {
 func (b *bed) allocate(devices ...records.Device) {
 	b.Allocations = nil
 	for i, d := range devices {
-		d.Device = d.GPU
+		if d.Device == "" {
+			d.Device = d.GPU
+		}
 		b.Allocations = append(b.Allocations, &records.Record{
 			Claim: records.Claim{Namespace: "ns", Name: fmt.Sprintf("c%d", i)}, State: records.Prepared, Devices: []records.Device{d},
 		})
