@@ -12,18 +12,25 @@ import (
 // before untouched ones: the scheduler takes the first with room, so that none is opened while an open one has room. Which of
 // the open ones is first does not change, so that the order changes only when one gets its first share or loses its last.
 //
+// That holds within each slice, of maxRanked: one that changed places with another slice's would be in both, or in none, for a
+// moment.
+//
 // used reports of a shared GPU or partition whether a claim has a share of it; nil means that none has.
 func SharedFirst(shared []gpu.Shape, used func(gpu.Shape) bool) []gpu.Shape {
-	if used == nil || len(shared) > maxRanked {
+	if used == nil {
 		return shared
 	}
-	var open, untouched []gpu.Shape
-	for _, s := range shared {
-		if used(s) {
-			open = append(open, s)
-		} else {
-			untouched = append(untouched, s)
+	var all []gpu.Shape
+	for published := range slices.Chunk(shared, maxRanked) {
+		var untouched []gpu.Shape
+		for _, s := range published {
+			if used(s) {
+				all = append(all, s)
+			} else {
+				untouched = append(untouched, s)
+			}
 		}
+		all = append(all, untouched...)
 	}
-	return slices.Concat(open, untouched)
+	return all
 }
