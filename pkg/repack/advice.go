@@ -10,7 +10,8 @@ type Advice struct {
 	GPUs      int `json:"gpus"`
 	WholeNow  int `json:"wholeGPUsFree"`
 	WholeThen int `json:"wholeGPUsFreeThen"`
-	// FragmentationNow and FragmentationThen are those of the nodes that take pods.
+	// FragmentationNow and FragmentationThen are those of the nodes that take pods, the latter if of equally good nodes the first
+	// are chosen.
 	FragmentationNow  float64 `json:"fragmentation"`
 	FragmentationThen float64 `json:"fragmentationThen"`
 	// Steps are worth taking in their order: each frees GPUs by itself, and those with the fewest pods come first.
@@ -43,11 +44,13 @@ type Move struct {
 	Controller string `json:"controller"`
 	From       Place  `json:"from"`
 	To         Place  `json:"to"`
+	// Or are places on other nodes that may be as good: among these the scheduler chooses by CPU, memory and the like.
+	Or []Place `json:"or,omitempty"`
 	// Budget is the PodDisruptionBudget of the pod.
 	Budget string `json:"podDisruptionBudget,omitempty"`
 }
 
-// Place is devices of a node.
+// Place is devices of a node, or none where earlier replacements decide which.
 type Place struct {
 	Node    string   `json:"node"`
 	Devices []string `json:"devices"`

@@ -20,9 +20,15 @@ func (c *Cluster) Advise(ctx context.Context) (*Advice, error) {
 	if err := s.run(ctx, a); err != nil {
 		return nil, err
 	}
-	a.WholeThen, a.FragmentationThen = s.whole, s.fragmentation()
+	a.WholeThen = s.whole
+	s.settle(ctx)
+	a.FragmentationThen = s.fragmentation()
 	if c.waiting > 0 && len(a.Steps) > 0 {
 		a.Notes = append(a.Notes, "Pods with claims that wait for a node may take the room first: there are "+strconv.Itoa(c.waiting)+".")
+	}
+	if s.unsure > 0 {
+		a.Notes = append(a.Notes, "Among equally good nodes, CPU, memory and the like decide; no step depends on it.",
+			"More restarts may be of use once these are done: ask again.")
 	}
 	a.Problems = c.problems
 	return a, nil
@@ -38,12 +44,24 @@ func (s *search) fragmentation() float64 {
 	return packing.Fragmentation(states...)
 }
 
+// settle gives replacements whose node is not known to the first that has room: somewhere they are, and fill a hole.
+func (s *search) settle(ctx context.Context) {
+	for _, m := range s.moves {
+		for _, at := range m.to {
+			if found := s.plan(ctx, at.node, m.pod.demand); m.unsure && found.fits && !at.node.spends(found.uses, nil) {
+				s.apply(at.node, m.pod, found.uses, 1)
+				break
+			}
+		}
+	}
+}
+
 // run takes steps as long as there are any.
 func (s *search) run(ctx context.Context, a *Advice) error {
 	for more := true; more; {
 		more = false
 		for _, g := range s.candidates() {
-			if g.received || len(g.pods) == 0 {
+			if !g.movable() {
 				continue // since a step before
 			}
 			if err := ctx.Err(); err != nil {
@@ -61,23 +79,24 @@ func (s *search) run(ctx context.Context, a *Advice) error {
 // step empties a GPU, if that can be foreseen and costs no other one: if need be with its node cordoned.
 func (s *search) step(ctx context.Context, g *gpu) (Step, bool) {
 	var step Step
-	begin := len(s.journal)
-	pods, ok := s.empty(ctx, g, false)
-	if !ok {
+	begin := s.mark().moves
+	if !s.empty(ctx, g, false) {
 		step.Cordon = g.on.name
-		if pods, ok = s.empty(ctx, g, true); !ok {
+		if !s.empty(ctx, g, true) {
 			return Step{}, false
 		}
 	}
-	for i, p := range pods {
-		to := s.journal[begin+2*i+1]
+	for _, m := range s.moves[begin:] {
+		p, places := m.pod, m.places()
 		step.Pods = append(step.Pods, Move{
 			Namespace: p.object.Namespace, Pod: p.object.Name, Controller: controllerOf(p.object), Budget: p.budget,
-			From: p.on.place(p.uses), To: to.node.place(to.uses),
+			From: p.on.place(p.uses), To: places[0], Or: places[1:],
 		})
 		p.moved = true
-		for _, u := range to.uses {
-			to.node.gpuOf(u).received = true
+		for _, to := range m.to {
+			for _, u := range to.uses {
+				to.node.gpuOf(u).received = true
+			}
 		}
 		for _, u := range p.uses {
 			left := p.on.gpuOf(u)
@@ -89,6 +108,18 @@ func (s *search) step(ctx context.Context, g *gpu) (Step, bool) {
 		}
 	}
 	return step, true
+}
+
+// places are where the replacement would be, without devices where others may have taken them.
+func (m *move) places() (all []Place) {
+	for _, at := range m.to {
+		p := at.node.place(at.uses)
+		if m.unsure && !slices.Contains(m.spoiled, at.node) {
+			p.Devices = []string{}
+		}
+		all = append(all, p)
+	}
+	return all
 }
 
 // place names devices.

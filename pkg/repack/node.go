@@ -27,6 +27,10 @@ type node struct {
 	gpus      []*gpu // by the model's index
 	// whole is how many GPUs of the state are whole.
 	whole int
+	// unsure: a replacement may be here, or on another node.
+	unsure bool
+	// openings are what demands lose on an untouched GPU, by number.
+	openings map[int]int
 	// plans are what would become of demands, by number; dropped when the state changes.
 	plans []plan
 }

@@ -56,8 +56,8 @@ func (b *bed) whole() int {
 	return b.gpus - len(touched)
 }
 
-// TestAdvise_Replayed restarts the pods with the scheduler's own allocator, on the nodes that the advice names, once with the
-// old pod's devices still allocated and once without: the devices are those of the advice, and each step frees what it says.
+// TestAdvise_Replayed restarts the pods with the scheduler's own allocator, on any of the best nodes: these and the devices are
+// those of the advice, and each step frees what it says.
 func TestAdvise_Replayed(t *testing.T) {
 	steps, shared := 0, 0
 	for seed := range uint64(40) {
@@ -67,10 +67,12 @@ func TestAdvise_Replayed(t *testing.T) {
 		if got := b.whole(); got != a.WholeNow {
 			t.Fatalf("seed %d: %d GPUs are whole, the advice says %d", seed, got, a.WholeNow)
 		}
+		s, _ := b.cluster().load()
 		for _, step := range a.Steps {
 			before := b.whole()
 			for _, m := range step.Pods {
-				b.restart(m, step.Cordon != "")
+				to, _ := b.choose(s, m, step.Cordon != "", random)
+				b.restart(m, to)
 				if strings.Contains(strings.Join(m.From.Devices, " "), "-timeslice") || strings.Contains(strings.Join(m.From.Devices, " "), "-mps") {
 					shared++
 				}
@@ -90,32 +92,35 @@ func TestAdvise_Replayed(t *testing.T) {
 	t.Logf("%d steps, %d restarts of shares", steps, shared)
 }
 
-// restart replaces a pod as the advice has it.
-func (b *bed) restart(m Move, cordoned bool) {
+// restart replaces a pod, as the scheduler's allocator does once the old pod gave its devices back.
+func (b *bed) restart(m Move, place Place) {
 	b.Helper()
 	claim := b.claim(m.Pod)
 	if diff := cmp.Diff(devicesOf(claim.Status.Allocation), m.From.Devices); diff != "" {
 		b.Fatalf("%s has other devices (-claim +advice):\n%s", m.Pod, diff)
 	}
-	from, to := b.nodes[m.From.Node], b.nodes[m.To.Node]
+	from, to := b.nodes[m.From.Node], b.nodes[place.Node]
 	allocate := func() resourceapi.AllocationResult {
 		fresh := allocator.NewClaim(m.Pod+"-again", "", 1)
 		fresh.Spec = claim.Spec
 		results, err := to.Allocate(b.Context(), fresh)
 		if err != nil {
-			b.Fatalf("%s does not fit on %s: %v", m.Pod, m.To.Node, err)
-		}
-		if diff := cmp.Diff(m.To.Devices, devicesOf(&results[0])); diff != "" {
-			b.Fatalf("%s gets other devices (-advice +allocator):\n%s", m.Pod, diff)
+			b.Fatalf("%s does not fit on %s: %v", m.Pod, place.Node, err)
 		}
 		return results[0]
 	}
-	if m.From.Node == m.To.Node && cordoned {
-		b.Fatalf("%s goes to a cordoned node", m.Pod)
+	if len(m.Or) == 0 && len(m.To.Devices) > 0 { // the place is the same while the old pod has its devices
+		early := allocate()
+		if diff := cmp.Diff(m.To.Devices, devicesOf(&early)); diff != "" {
+			b.Fatalf("%s gets other devices early (-advice +allocator):\n%s", m.Pod, diff)
+		}
+		to.Release(early)
 	}
-	to.Release(allocate())
 	from.Release(*claim.Status.Allocation)
 	result := allocate()
+	if diff := cmp.Diff(place.Devices, devicesOf(&result)); diff != "" {
+		b.Fatalf("%s gets other devices (-replay +allocator):\n%s", m.Pod, diff)
+	}
 	claim.Status.Allocation = &result
 }
 
@@ -145,11 +150,15 @@ func TestAdvise_AnyOrderOfObjects(t *testing.T) {
 // best is what restarts of any pods in any order gain at most, and the fewest pods for it.
 func best(ctx context.Context, t *testing.T, s *search, left []*pod) (gain, pods int) {
 	t.Helper()
-	begin, whole := len(s.journal), s.whole
+	begin, whole := s.mark(), s.whole
 	for i, p := range left {
+		if p.on.unsure {
+			continue
+		}
 		for _, cordon := range []bool{false, true} {
-			if to, uses := s.foresee(ctx, p, cordon); to != nil {
-				s.apply(to, p, uses, 1)
+			opens := func(at spot) bool { return at.node.spends(at.uses, nil) }
+			if to := s.foresee(ctx, p, cordon); len(to) == 1 || len(to) > 1 && !slices.ContainsFunc(to, opens) {
+				s.replace(p, to)
 				g, n := best(ctx, t, s, slices.Concat(left[:i], left[i+1:]))
 				g, n = g+s.whole-whole, n+1
 				if g > gain || g == gain && g > 0 && n < pods {
@@ -164,7 +173,7 @@ func best(ctx context.Context, t *testing.T, s *search, left []*pod) (gain, pods
 
 // TestAdvise_NearExhaustive compares the advice with the best of all restarts in all orders.
 func TestAdvise_NearExhaustive(t *testing.T) {
-	advised, possible, equal, clusters, more := 0, 0, 0, 0, 0
+	advised, possible, equal, clusters, fewest, more := 0, 0, 0, 0, 0, 0
 	for seed := range uint64(120) {
 		random := rand.New(rand.NewPCG(seed, 3))
 		b := randomBed(t, "a30", 3, 3+random.IntN(3), random)
@@ -196,12 +205,16 @@ func TestAdvise_NearExhaustive(t *testing.T) {
 			}
 			if got == gain {
 				equal++
-				more += restarts - pods
+				fewest, more = fewest+pods, more+restarts-pods
 			}
 		}
 	}
-	t.Logf("%d of %d clusters as exhaustive search, %d of %d GPUs, %d restarts more than the fewest", equal, clusters, advised, possible, more)
+	t.Logf("%d of %d clusters as exhaustive search, %d of %d GPUs, %d restarts more than %d", equal, clusters, advised, possible, more, fewest)
 	if clusters < 20 || advised*10 < possible*9 {
 		t.Errorf("%d of %d GPUs are freed, in %d clusters", advised, possible, clusters)
+	}
+	// GPUs are emptied one by one, the one with the fewest pods first, and not in the best combination: rarely, that costs a pod.
+	if more*20 > fewest {
+		t.Errorf("%d pods are restarted more than the fewest, which are %d", more, fewest)
 	}
 }

@@ -14,7 +14,7 @@ import (
 // search is the replay of restarts.
 type search struct {
 	cache *pools.Cache
-	// nodes with GPUs, by name: where two are equally good, the scheduler takes the first.
+	// nodes with GPUs, by name.
 	nodes   []*node
 	demands []pools.Demand
 	// admitted are the nodes that pods may be on, by number of the set, and sets those numbers by what decides.
@@ -23,7 +23,32 @@ type search struct {
 	gpus     []*gpu
 	whole    int // GPUs
 	journal  []change
+	moves    []move
+	// unsure is how many moves went to a node that is not known.
+	unsure int
 }
+
+// spot is where a pod would get devices, and what that costs.
+type spot struct {
+	node *node
+	uses []packing.Use
+	cost packing.Cost
+}
+
+// move is a restart that was replayed.
+type move struct {
+	pod *pod
+	to  []spot
+	// unsure: other plugins of the scheduler choose among the spots, so that no node got the devices.
+	unsure bool
+	// spoiled are the nodes that are not known anymore since then.
+	spoiled []*node
+}
+
+// mark is how far the replay is.
+type mark struct{ changes, moves int }
+
+func (s *search) mark() mark { return mark{len(s.journal), len(s.moves)} }
 
 // gpu is one of a node, and who has parts of it.
 type gpu struct {
@@ -65,15 +90,23 @@ func (n *node) change(p *pod, uses []packing.Use, sign int64) {
 	n.reserve(p.needs, sign)
 }
 
-// undo goes back to an earlier length of the journal.
-func (s *search) undo(to int) {
-	for i := len(s.journal) - 1; i >= to; i-- {
+// undo goes back to what was before.
+func (s *search) undo(to mark) {
+	for i := len(s.journal) - 1; i >= to.changes; i-- {
 		c := s.journal[i]
 		s.whole += c.whole - c.node.whole
 		c.node.change(c.pod, c.uses, -c.sign)
 		c.node.plans, c.node.whole = c.plans, c.whole
 	}
-	s.journal = s.journal[:to]
+	for _, m := range s.moves[to.moves:] {
+		if m.unsure {
+			s.unsure--
+		}
+		for _, n := range m.spoiled {
+			n.unsure = false
+		}
+	}
+	s.journal, s.moves = s.journal[:to.changes], s.moves[:to.moves]
 }
 
 // plan is what would become of a demand on a node.
@@ -95,82 +128,156 @@ func (s *search) plan(ctx context.Context, n *node, demand int) *plan {
 }
 
 // place is where the scheduler would put a pod, as it is chosen by pkg/scheduling: of the nodes that admit it, but for one that
-// is cordoned, the one that loses least; of equal ones the first by name.
-func (s *search) place(ctx context.Context, p *pod, cordoned *node) (*node, []packing.Use) {
-	var best *node
-	var chosen *plan
+// is cordoned, those that lose least. Among equal ones, other plugins choose. It is nowhere where that cannot be said.
+func (s *search) place(ctx context.Context, p *pod, cordoned *node) []spot {
+	var known, unsure []spot
 	admitted := s.admitted[p.where]
 	for i, n := range s.nodes {
 		if !admitted.Has(i) || n == cordoned {
 			continue
 		}
 		found := s.plan(ctx, n, p.demand)
-		better := found.fits && (best == nil || packing.Pack.Compare(found.cost, chosen.cost) < 0)
-		if found.err == nil && !better || !n.hasRoom(p.needs) {
+		if found.err == nil && !found.fits || !n.hasRoom(p.needs) {
 			continue
 		}
 		if found.err != nil {
-			return nil, nil // the scheduler leaves the choice of a node to others
+			return nil // the scheduler leaves the choice of a node to others
 		}
-		best, chosen = n, found
+		at := spot{n, found.uses, found.cost}
+		if n.unsure {
+			unsure = append(unsure, at)
+		} else if len(known) == 0 || costs(at, known[0]) <= 0 {
+			known = append(slices.DeleteFunc(known, func(k spot) bool { return costs(at, k) < 0 }), at)
+		}
 	}
-	if best == nil {
-		return nil, nil
+	if len(unsure) == 0 {
+		return known
 	}
-	return best, chosen.uses
+	return s.among(ctx, p, known, unsure)
+}
+
+func costs(a, b spot) int { return packing.Pack.Compare(a.cost, b.cost) }
+
+// among is where a pod would be if some nodes are not known. Each unsure move changed one of them, so that of more nodes than
+// there were such moves, one is as it was: the pod costs no more than there, or on the best known node. So it opens no GPU, if
+// that costs more everywhere.
+func (s *search) among(ctx context.Context, p *pod, known, unsure []spot) []spot {
+	slices.SortStableFunc(unsure, costs)
+	var most spot
+	switch {
+	case len(unsure) > s.unsure && (len(known) == 0 || costs(unsure[s.unsure], known[0]) < 0):
+		most, known = unsure[s.unsure], nil
+	case len(known) > 0:
+		most = known[0]
+	default:
+		return nil
+	}
+	for _, at := range unsure {
+		if len(at.uses) > 1 || s.opening(ctx, at.node, p.demand) <= most.cost.Lost {
+			return nil
+		}
+	}
+	opens := func(at spot) bool { return at.node.spends(at.uses, nil) }
+	return slices.Concat(slices.DeleteFunc(unsure, opens), known)
+}
+
+// opening is what a demand loses on an untouched GPU of a node.
+func (s *search) opening(ctx context.Context, n *node, demand int) int {
+	if n.openings == nil {
+		n.openings = map[int]int{}
+	}
+	lost, known := n.openings[demand]
+	if !known {
+		empty := n.published.NewState()
+		if requests, err := s.cache.Requests(ctx, n.published, s.demands[demand]); err == nil {
+			if uses, fits, err := empty.Fit(requests...); fits && err == nil {
+				lost = empty.Cost(uses).Lost
+			}
+		}
+		n.openings[demand] = lost
+	}
+	return lost
 }
 
 // foresee is where the replacement of a pod would be, which is nowhere if it depends on the moment: a Deployment's replacement
 // is scheduled while the old pod has its devices, a StatefulSet's once it gave them back. While the pod's node is cordoned, that
 // is the same. The pod is gone afterwards.
-func (s *search) foresee(ctx context.Context, p *pod, cordon bool) (*node, []packing.Use) {
+func (s *search) foresee(ctx context.Context, p *pod, cordon bool) []spot {
 	if cordon {
 		s.apply(p.on, p, p.uses, -1)
 		if toleratesCordon(p.object) {
-			return nil, nil
+			return nil
 		}
 		return s.place(ctx, p, p.on)
 	}
-	before, usesBefore := s.place(ctx, p, nil)
+	before := s.place(ctx, p, nil)
 	s.apply(p.on, p, p.uses, -1)
-	after, uses := s.place(ctx, p, nil)
-	if after != before || !slices.EqualFunc(usesBefore, uses, sameUse) {
-		return nil, nil
+	after := s.place(ctx, p, nil)
+	if !slices.EqualFunc(before, after, sameSpot) {
+		return nil
 	}
-	return after, uses
+	return after
 }
+
+func sameSpot(a, b spot) bool { return a.node == b.node && slices.EqualFunc(a.uses, b.uses, sameUse) }
 
 func sameUse(a, b packing.Use) bool {
 	return a.Device == b.Device && slices.Equal(a.Amounts, b.Amounts)
 }
 
-// restart replays the restart of a pod that is to leave a GPU. It is false where the replacement finds room only there, or on a
-// GPU that is whole.
+// restart replays the restart of a pod that is to leave a GPU. It is false where the replacement may be there, or on a GPU
+// that is whole.
 func (s *search) restart(ctx context.Context, p *pod, leaves *gpu, cordon bool) bool {
-	to, uses := s.foresee(ctx, p, cordon)
-	if to == nil || slices.ContainsFunc(uses, func(u packing.Use) bool { return to.gpuOf(u) == leaves || to.state.Whole(to.gpuOf(u).index) }) {
+	to := s.foresee(ctx, p, cordon)
+	if len(to) == 0 || slices.ContainsFunc(to, func(at spot) bool { return at.node.spends(at.uses, leaves) }) {
 		return false
 	}
-	s.apply(to, p, uses, 1)
+	s.replace(p, to)
 	return true
+}
+
+// spends reports whether uses of a node are on a certain GPU, or on one that is whole.
+func (n *node) spends(uses []packing.Use, leaves *gpu) bool {
+	return slices.ContainsFunc(uses, func(u packing.Use) bool { return n.gpuOf(u) == leaves || n.state.Whole(n.gpuOf(u).index) })
+}
+
+// replace puts the replacement of a pod where it would be. If that is not known, no GPU of the nodes in question is emptied
+// anymore: the replacement may be there.
+func (s *search) replace(p *pod, to []spot) {
+	m := move{pod: p, to: to, unsure: len(to) > 1 || to[0].node.unsure}
+	if m.unsure {
+		s.unsure++
+		for _, at := range to {
+			if !at.node.unsure {
+				at.node.unsure = true
+				m.spoiled = append(m.spoiled, at.node)
+			}
+		}
+	} else {
+		s.apply(to[0].node, p, to[0].uses, 1)
+	}
+	s.moves = append(s.moves, m)
 }
 
 // empty replays the restart of all pods on a GPU. It is false, and all is as before, where that does not make the GPU whole,
 // or costs another one.
-func (s *search) empty(ctx context.Context, g *gpu, cordon bool) ([]*pod, bool) {
-	begin := len(s.journal)
+func (s *search) empty(ctx context.Context, g *gpu, cordon bool) bool {
+	begin := s.mark()
 	pods := slices.SortedStableFunc(slices.Values(g.pods), func(a, b *pod) int { return b.size() - a.size() })
 	stays := slices.ContainsFunc(pods, func(p *pod) bool { return !s.restart(ctx, p, g, cordon) })
 	if stays || !g.on.state.Whole(g.index) { // which a taint prevents, too
 		s.undo(begin)
-		return nil, false
+		return false
 	}
-	return pods, true
+	return true
 }
+
+// movable reports whether a GPU may be emptied.
+func (g *gpu) movable() bool { return !g.fixed && !g.received && !g.on.unsure && len(g.pods) > 0 }
 
 // candidates are the GPUs worth emptying: those with the fewest pods first, then those of which least is allocated.
 func (s *search) candidates() []*gpu {
-	found := slices.DeleteFunc(slices.Clone(s.gpus), func(g *gpu) bool { return g.fixed || g.received || len(g.pods) == 0 })
+	found := slices.DeleteFunc(slices.Clone(s.gpus), func(g *gpu) bool { return !g.movable() })
 	sizes := map[*gpu]int{}
 	for _, g := range found {
 		for _, p := range g.pods {

@@ -83,15 +83,28 @@ func (a *Advice) stepRows() [][]string {
 				controller += " (PodDisruptionBudget " + m.Budget + ")"
 			}
 			rows = append(rows, []string{
-				strconv.Itoa(i + 1), m.Namespace, m.Pod, controller, m.From.String(), m.To.String(), frees, cmp.Or(s.Cordon, "-"),
+				strconv.Itoa(i + 1), m.Namespace, m.Pod, controller, m.From.String(), m.places(), frees, cmp.Or(s.Cordon, "-"),
 			})
 		}
 	}
 	return rows
 }
 
+// places are where a replacement would be: on one node, one of two, or one of many.
+func (m *Move) places() string {
+	switch len(m.Or) {
+	case 0:
+		return m.To.String()
+	case 1:
+		return m.To.String() + " or " + m.Or[0].String()
+	}
+	return m.To.String() + " or " + strconv.Itoa(len(m.Or)) + " other nodes"
+}
+
 // String is "node device, device".
-func (p Place) String() string { return p.Node + " " + strings.Join(p.Devices, ", ") }
+func (p Place) String() string {
+	return strings.TrimSpace(p.Node + " " + strings.Join(p.Devices, ", "))
+}
 
 // keptRows count the pods that are not advised by reason, or name them.
 func (a *Advice) keptRows(wide bool) [][]string {
