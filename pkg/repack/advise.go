@@ -87,10 +87,11 @@ func (s *search) step(ctx context.Context, g *gpu) (Step, bool) {
 		}
 	}
 	for _, m := range s.moves[begin:] {
-		p, places := m.pod, m.places()
+		p := m.pod
+		to, others := m.places()
 		step.Pods = append(step.Pods, Move{
 			Namespace: p.object.Namespace, Pod: p.object.Name, Controller: controllerOf(p.object), Budget: p.budget,
-			From: p.on.place(p.uses), To: places[0], Or: places[1:],
+			From: p.on.place(p.uses), To: to, Or: others,
 		})
 		p.moved = true
 		for _, to := range m.to {
@@ -111,15 +112,19 @@ func (s *search) step(ctx context.Context, g *gpu) (Step, bool) {
 }
 
 // places are where the replacement would be, without devices where others may have taken them.
-func (m *move) places() (all []Place) {
-	for _, at := range m.to {
+func (m *move) places() (first Place, others []Place) {
+	for i, at := range m.to {
 		p := at.node.place(at.uses)
 		if m.unsure && !slices.Contains(m.spoiled, at.node) {
 			p.Devices = []string{}
 		}
-		all = append(all, p)
+		if i == 0 {
+			first = p
+		} else {
+			others = append(others, p)
+		}
 	}
-	return all
+	return first, others
 }
 
 // place names devices.
