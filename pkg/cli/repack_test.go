@@ -69,6 +69,7 @@ func TestRepack_Advice(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []repack.Step{{
+		Cordon: "node-2", // its GPU is as good for the replacement
 		Pods: []repack.Move{{Namespace: "ml", Pod: "stray", Controller: "StatefulSet/owner",
 			From: repack.Place{Node: "node-2", Devices: []string{"gpu-0000-1b-00-0-mig-19-6"}},
 			To:   repack.Place{Node: "node-1", Devices: []string{"gpu-0000-1b-00-0-mig-19-5"}}}},
