@@ -191,9 +191,15 @@ func TestScheduler_FourNodes(t *testing.T) {
 	if n := b.logged("Limited the allocator to the devices of candidates"); n < 60 {
 		t.Errorf("the allocator was limited to the devices of two nodes for %d of 60 pods", n)
 	}
-	b.addPods("spread", "mig-3g.40gb.cleave.dev", 3)
-	if got := b.scheduled(63); len(got) != 4 || slices.Max(slices.Collect(maps.Values(got))) != 56 {
-		t.Errorf("nodes with three that spread, after %v: %v, want them on the emptiest", placed, got)
+	b.addPods("spread", "mig-3g.40gb.cleave.dev", 3, func(p *corev1.Pod) {
+		p.OwnerReferences = []metav1.OwnerReference{
+			{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "spread", UID: "spread", Controller: new(true)},
+		}
+	})
+	b.scheduled(63)
+	replicas := b.nodesOf("spread") // one node is full
+	if diff := cmp.Diff([]int{1, 1, 1}, slices.Sorted(maps.Values(replicas))); diff != "" {
+		t.Errorf("three replicas that spread, after %v, are on %v (-want +got):\n%s", placed, replicas, diff)
 	}
 	// The two best nodes refuse a replica of their own pods.
 	b.addPods("apart", "mig-1g.10gb.cleave.dev", 3, func(p *corev1.Pod) {

@@ -14,7 +14,8 @@ type Strategy string
 const (
 	// Pack takes what later claims miss least.
 	Pack Strategy = "pack"
-	// Spread takes the emptiest GPU and node, for replicas that must not share one.
+	// Spread takes the node with the fewest replicas of the pod, then the emptiest GPU and node, for replicas that must not
+	// share one.
 	Spread Strategy = "spread"
 )
 
@@ -46,13 +47,15 @@ type Cost struct {
 	Joined int
 	// Load is what of the node is allocated before, in thousandths of its placement units.
 	Load int
+	// Replicas are pods of the same controller on the node. No state of devices has them: who knows of pods fills them in.
+	Replicas int
 }
 
 // Compare is negative if a is the better choice. Where it is zero, the name of the node decides.
 func (s Strategy) Compare(a, b Cost) int {
 	pack := cmp.Or(a.Lost-b.Lost, a.Spans-b.Spans, a.Broken-b.Broken, a.Left-b.Left)
 	if s == Spread {
-		return cmp.Or(a.Joined-b.Joined, a.Load-b.Load, pack)
+		return cmp.Or(a.Replicas-b.Replicas, a.Joined-b.Joined, a.Load-b.Load, pack)
 	}
 	return pack
 }

@@ -51,8 +51,9 @@ const (
 type query struct {
 	demand   pools.Demand
 	strategy packing.Strategy
-	most     int      // nodes to find
-	drivers  []string // that are packed even if they publish no counters
+	most     int            // nodes to find
+	drivers  []string       // that are packed even if they publish no counters
+	replicas map[string]int // by node, see eligible
 }
 
 // choose finds the best of some nodes. Nodes on which the search takes too long do not count if others are found.
@@ -79,6 +80,7 @@ func (c *cluster) choose(ctx context.Context, q query, names []string) choice {
 			continue
 		}
 		n := candidate{name, p.cost}
+		n.cost.Replicas = q.replicas[name]
 		if len(found.best) == q.most && better(n, found.best[q.most-1]) >= 0 {
 			continue
 		}

@@ -138,6 +138,32 @@ func (t *podTerm) matches(pod *corev1.Pod) bool {
 	return t.selector.Matches(labels.Set(pod.Labels))
 }
 
+// replicasOn is how many pods of a pod's controller are on each node that has any, those included that are about to be bound.
+// As with topology spread, those that end do not count.
+func replicasOn(nodes []framework.NodeInfo, pod *corev1.Pod) map[string]int {
+	controller := metav1.GetControllerOfNoCopy(pod)
+	if controller == nil {
+		return nil
+	}
+	found := map[string]int{}
+	for _, n := range nodes {
+		node := n.Node()
+		if node == nil {
+			continue
+		}
+		for _, info := range n.GetPods() {
+			other := info.GetPod()
+			if other.Namespace != pod.Namespace || other.DeletionTimestamp != nil {
+				continue
+			}
+			if c := metav1.GetControllerOfNoCopy(other); c != nil && c.UID == controller.UID {
+				found[node.Name]++
+			}
+		}
+	}
+	return found
+}
+
 func hasVolumes(pod *corev1.Pod) bool {
 	for i := range pod.Spec.Volumes {
 		if v := &pod.Spec.Volumes[i]; v.PersistentVolumeClaim != nil || v.Ephemeral != nil {

@@ -136,6 +136,9 @@ func (p *Plugin) narrow(ctx context.Context, state framework.CycleState, pod *co
 	q query) (*framework.PreFilterResult, *framework.Status) {
 	logger, start := klog.FromContext(ctx), time.Now()
 	among := eligibleNodes(logger, pod, nodes)
+	if q.strategy == packing.Spread {
+		among.replicas = replicasOn(nodes, pod)
+	}
 	best, outcome := p.decide(ctx, pod, among, q)
 	nodesConsidered.Observe(float64(len(among.free)))
 	choiceSeconds.Observe(time.Since(start).Seconds())
@@ -202,6 +205,7 @@ func (p *Plugin) decide(ctx context.Context, pod *corev1.Pod, among eligible, q 
 // them: other plugins may evict pods there.
 func (p *Plugin) look(ctx context.Context, among eligible, q query) ([]candidate, string) {
 	most := q.most
+	q.replicas = among.replicas
 	if among.groups != nil {
 		q.most = max(1, len(among.free))
 	}

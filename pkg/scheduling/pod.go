@@ -160,6 +160,8 @@ type eligible struct {
 	refused int
 	// groups are those of the nodes, for pods that other plugins may refuse a whole group for.
 	groups map[string]string
+	// replicas are how many pods of its controller a node has, for pods that are to be spread.
+	replicas map[string]int
 }
 
 func eligibleNodes(logger klog.Logger, pod *corev1.Pod, nodes []framework.NodeInfo) eligible {
