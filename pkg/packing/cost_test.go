@@ -47,3 +47,41 @@ func TestStrategy_Order(t *testing.T) {
 		}
 	}
 }
+
+// TestCost_Blocks: two nodes of eight GPUs, 0 to 3 of one NUMA node and 4 to 7 of the other, whose costs differ in one field.
+func TestCost_Blocks(t *testing.T) {
+	tests := map[string]struct {
+		first, second []int // whole GPUs that the nodes have allocated
+		count         int
+		clear         func(*packing.Cost) // the field that differs
+	}{
+		"a NUMA node stays whole": {[]int{0, 4}, []int{6, 7}, 1, func(c *packing.Cost) { c.Broken = 0 }},
+		"both of one NUMA node":   {[]int{2, 3, 4, 5, 6, 7}, []int{1, 2, 3, 5, 6, 7}, 2, func(c *packing.Cost) { c.Spans = 0 }},
+	}
+	for name, tt := range tests {
+		cost := func(allocated []int) packing.Cost {
+			s := emptyState(t, "hgx-h100")
+			whole := take(t, s, "gpu", 8) // in the order of the GPUs
+			s.Release(whole...)
+			for _, g := range allocated {
+				s.Allocate(whole[g])
+			}
+			uses, ok, err := s.Fit(request(s, "gpu", tt.count))
+			if !ok || err != nil {
+				t.Fatalf("%s: %d GPUs do not fit: %v", name, tt.count, err)
+			}
+			return s.Cost(uses)
+		}
+		first, second := cost(tt.first), cost(tt.second)
+		for _, strategy := range packing.Strategies() {
+			if got := sign(strategy.Compare(first, second)); got != -1 {
+				t.Errorf("%s, %s: %d, want the first; costs %+v and %+v", name, strategy, got, first, second)
+			}
+		}
+		tt.clear(&first)
+		tt.clear(&second)
+		if diff := cmp.Diff(first, second); diff != "" {
+			t.Errorf("%s: something else differs (-first +second):\n%s", name, diff)
+		}
+	}
+}
