@@ -119,25 +119,35 @@ func (b *bed) scheduled(n int) map[string]int {
 	return nodes
 }
 
-// gpus are the GPUs that have devices which are allocated. It checks that none is allocated twice.
+// gpus are the GPUs that have devices which are allocated. It checks that of no device or counter more is allocated than there is.
 func (b *bed) gpus() map[string]int {
 	b.t.Helper()
 	claims, err := b.kube.ResourceV1().ResourceClaims(namespace).List(b.t.Context(), metav1.ListOptions{})
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	devices, gpus := map[string]int{}, map[string]int{}
+	list, err := b.kube.ResourceV1().ResourceSlices().List(b.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	var published []*resourceapi.ResourceSlice
+	for i := range list.Items {
+		published = append(published, &list.Items[i])
+	}
+	var allocated []resourceapi.DeviceRequestAllocationResult
+	gpus := map[string]int{}
 	for i := range claims.Items {
 		a := claims.Items[i].Status.Allocation
 		if a == nil {
 			continue
 		}
+		allocated = append(allocated, a.Devices.Results...)
 		for _, r := range a.Devices.Results {
-			if devices[r.Pool+"/"+r.Device]++; devices[r.Pool+"/"+r.Device] > 1 && r.ShareID == nil {
-				b.t.Errorf("device %s of %s is allocated twice", r.Device, r.Pool)
-			}
 			gpus[r.Pool+"/"+strings.Join(strings.Split(r.Device, "-")[:5], "-")]++
 		}
+	}
+	if over := packing.OverAllocated(published, allocated); len(over) > 0 {
+		b.t.Errorf("more is allocated than there is of %v", over)
 	}
 	return gpus
 }

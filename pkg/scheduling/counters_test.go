@@ -10,7 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/cleave-dra/cleave/e2e/packing"
 )
 
 // results are what the claims of the API server have, and those that are about to.
@@ -25,46 +26,13 @@ func (b *bed) results() []resourceapi.DeviceRequestAllocationResult {
 	return all
 }
 
-// overAllocated are the counters of which more is allocated than is published, and the devices that are allocated twice.
+// overAllocated is what more is allocated of than is published.
 func (b *bed) overAllocated() []string {
-	totals, consumed, times := map[string]resource.Quantity{}, map[string]resource.Quantity{}, map[string]int{}
-	devices := map[string]*resourceapi.Device{}
+	var published []*resourceapi.ResourceSlice
 	for _, object := range b.informers.Resource().V1().ResourceSlices().Informer().GetIndexer().List() {
-		s := object.(*resourceapi.ResourceSlice)
-		for _, set := range s.Spec.SharedCounters {
-			for name, c := range set.Counters {
-				totals[s.Spec.Pool.Name+"/"+set.Name+"/"+name] = c.Value
-			}
-		}
-		for i := range s.Spec.Devices {
-			devices[s.Spec.Pool.Name+"/"+s.Spec.Devices[i].Name] = &s.Spec.Devices[i]
-		}
+		published = append(published, object.(*resourceapi.ResourceSlice))
 	}
-	var found []string
-	for _, r := range b.results() {
-		d := devices[r.Pool+"/"+r.Device]
-		if times[r.Pool+"/"+r.Device]++; times[r.Pool+"/"+r.Device] > 1 && r.ShareID == nil {
-			found = append(found, r.Pool+"/"+r.Device)
-		}
-		if d == nil || times[r.Pool+"/"+r.Device] > 1 {
-			continue
-		}
-		for _, set := range d.ConsumesCounters {
-			for name, c := range set.Counters {
-				key := r.Pool + "/" + set.CounterSet + "/" + name
-				sum := consumed[key]
-				sum.Add(c.Value)
-				consumed[key] = sum
-			}
-		}
-	}
-	for key, sum := range consumed {
-		if sum.Cmp(totals[key]) > 0 {
-			found = append(found, key)
-		}
-	}
-	slices.Sort(found)
-	return found
+	return packing.OverAllocated(published, b.results())
 }
 
 // generation is what a node publishes as a generation, changed; slices of which nothing is left are not published.
