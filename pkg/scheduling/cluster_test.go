@@ -19,7 +19,7 @@ import (
 )
 
 // TestCluster_IncrementalState replays random events, some of them late or twice, and compares the state of each node with
-// one that is read anew.
+// one that is made anew of the claims: those of the API server, and those that are about to have devices.
 func TestCluster_IncrementalState(t *testing.T) {
 	for seed := range uint64(5) {
 		random := rand.New(rand.NewPCG(seed, 1))
@@ -75,9 +75,7 @@ func checkStates(t *testing.T, b *bed, names []string) {
 		v := c.views[n][0]
 		c.refresh(v)
 		state := v.node.NewState()
-		for _, uid := range slices.Sorted(maps.Keys(c.allocated)) {
-			state.Allocate(v.node.Uses(c.allocated[uid].current())...)
-		}
+		state.Allocate(v.node.Uses(b.results())...)
 		if !state.Equal(v.state) {
 			t.Errorf("node %s: its state is not what its claims are", n)
 		}

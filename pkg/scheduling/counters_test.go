@@ -14,14 +14,14 @@ import (
 	"github.com/cleave-dra/cleave/e2e/packing"
 )
 
-// results are what the claims of the API server have, and those that are about to.
+// results are what the claims of the API server have, and those that are about to, though they may be deleted meanwhile.
 func (b *bed) results() []resourceapi.DeviceRequestAllocationResult {
 	var all []resourceapi.DeviceRequestAllocationResult
 	for _, name := range sortedKeys(b.claims) {
 		all = append(all, results(b.claims[name])...)
-		if pending := b.pending[b.claims[name].UID]; pending != nil {
-			all = append(all, pending.Devices.Results...)
-		}
+	}
+	for _, uid := range sortedKeys(b.pending) {
+		all = append(all, b.pending[uid].Devices.Results...)
 	}
 	return all
 }
