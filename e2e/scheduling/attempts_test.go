@@ -127,6 +127,31 @@ func TestScheduler_RestrictedPods(t *testing.T) {
 	}
 }
 
+// TestScheduler_FallsBack: all four candidates refuse a pod for its host port, which GPUPacking does not look at. The next attempt
+// sees the fifth node, and does not wait until kube-scheduler tries all pods again (5 min).
+func TestScheduler_FallsBack(t *testing.T) {
+	b := newBed(t)
+	b.addClasses()
+	b.addNodes("n1", "n2", "n3", "n4", "n5")
+	port := func(p *corev1.Pod) {
+		p.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 8080, HostPort: 8080}}
+	}
+	for _, node := range []string{"n1", "n2", "n3", "n4"} {
+		b.addPods("holder-"+node, "gpu.cleave.dev", 1, port, func(p *corev1.Pod) { // without GPUs, so that the nodes cost the same
+			p.Spec.NodeName, p.Spec.ResourceClaims, p.Spec.Containers[0].Resources.Claims = node, nil, nil
+		})
+	}
+	b.startScheduler("{}")
+	b.addPods("fifth", "gpu.cleave.dev", 1, port)
+	b.scheduled(5)
+	if diff := cmp.Diff(map[string]int{"n5": 1}, b.nodesOf("fifth")); diff != "" {
+		t.Errorf("node (-want +got):\n%s", diff)
+	}
+	if failed, all := b.fallbacks(), b.logged(`outcome="fallback"`); failed != 1 || all != 1 {
+		t.Errorf("%d attempts failed on the best nodes and %d saw all, want one each", failed, all)
+	}
+}
+
 // nodesOf is how many pods of an app each node has.
 func (b *bed) nodesOf(app string) map[string]int {
 	b.t.Helper()
