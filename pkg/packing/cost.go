@@ -51,7 +51,7 @@ type Cost struct {
 	Replicas int
 }
 
-// Compare is negative if a is the better choice. Where it is zero, the name of the node decides.
+// Compare is negative if a is the better choice. Where it is zero, neither is: other plugins of the scheduler choose.
 func (s Strategy) Compare(a, b Cost) int {
 	pack := cmp.Or(a.Lost-b.Lost, a.Spans-b.Spans, a.Broken-b.Broken, a.Left-b.Left)
 	if s == Spread {
