@@ -22,32 +22,37 @@ type endless struct{ closed chan struct{} }
 
 func (e endless) Read([]byte) (int, error) { <-e.closed; return 0, http.ErrBodyReadAfterClose }
 
-// asked is what a gate answers an address.
-func asked(t *testing.T, g *gate, from string, body io.Reader) *httptest.ResponseRecorder {
+// asked is what a webhook answers an address.
+func asked(t *testing.T, webhook http.Handler, from string, body io.Reader) *httptest.ResponseRecorder {
 	t.Helper()
 	req := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/validate", body)
 	req.RemoteAddr = from
 	req.Header.Set("Content-Type", "application/json")
 	w := httptest.NewRecorder()
-	g.ServeHTTP(w, req)
+	webhook.ServeHTTP(w, req)
 	return w
 }
 
 // Pods send requests without end. The API server's are answered, and there are never more at a time than memory was made for.
 func TestWebhook_Flood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newGate(DefaultRules())
+		webhook := (&Server{Rules: DefaultRules()}).handler()
+		route, _ := webhook.Handler(httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/validate", nil))
+		g, ok := route.(*gate)
+		if !ok {
+			t.Fatalf("reviews are served by a %T, want a gate before it", route)
+		}
 		closed := make(chan struct{})
 		answers := make(chan int, 200)
 		flood := func(from string, requests int) {
 			for i := range requests {
-				go func() { answers <- asked(t, g, fmt.Sprintf("%s:%d", from, 1000+i), endless{closed}).Code }()
+				go func() { answers <- asked(t, webhook, fmt.Sprintf("%s:%d", from, 1000+i), endless{closed}).Code }()
 			}
 			synctest.Wait()
 		}
 		review := func() *httptest.ResponseRecorder {
 			data := mustJSON(t, reviewOf(t, admissionv1.Create, claimYAML(t, `{}`), nil))
-			return asked(t, g, "192.0.2.1:443", bytes.NewReader(data))
+			return asked(t, webhook, "192.0.2.1:443", bytes.NewReader(data))
 		}
 		flood("198.51.100.1", 100)
 		if len(g.places) != maxReviewsFrom {

@@ -42,11 +42,8 @@ func (s *Server) Run(ctx context.Context, started func(net.Addr)) error {
 	if err != nil {
 		return fmt.Errorf("listen for admission reviews on --address %s: %w", s.Address, err)
 	}
-	mux := http.NewServeMux()
-	mux.Handle("/validate", newGate(s.Rules))
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	server := &http.Server{
-		Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: readTimeout, WriteTimeout: writeTimeout,
+		Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: readTimeout, WriteTimeout: writeTimeout,
 		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		TLSConfig:   &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: certificate.get},
 		BaseContext: func(net.Listener) context.Context { return ctx },
@@ -68,6 +65,14 @@ func (s *Server) Run(ctx context.Context, started func(net.Addr)) error {
 		return fmt.Errorf("end the webhook: %w", errors.Join(err, server.Close(), notClosed(<-done)))
 	}
 	return notClosed(<-done)
+}
+
+// handler is all that the webhook serves.
+func (s *Server) handler() *http.ServeMux {
+	mux := http.NewServeMux()
+	mux.Handle("/validate", newGate(s.Rules))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	return mux
 }
 
 // notClosed is what ended a server, unless it was asked to end.
