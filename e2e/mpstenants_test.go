@@ -55,6 +55,7 @@ func TestMPS_TenantsIsolated(t *testing.T) {
 	}
 	s.pods.checkUndisturbed(ctx, victim)
 	s.hardware.checkDaemon(daemon)
+	s.hardware.checkLogs(daemon)
 	if got := s.pods.served(ctx, s.pods.run(ctx, mpsPod("next", shareSpec(mpsClass)))); got.Server != before.Server {
 		t.Errorf("a new client has server %d, the first %d", got.Server, before.Server)
 	}

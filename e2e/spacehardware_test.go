@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -266,6 +267,18 @@ func (s hardware) daemon() process.Process {
 	}
 	s.Fatal("no MPS control daemon runs")
 	return process.Process{}
+}
+
+// checkLogs checks that the file system of an MPS daemon's logs ends what clients can have written there.
+func (s hardware) checkLogs(daemon process.Process) {
+	s.Helper()
+	const limit = 16 << 20
+	_, after, _ := strings.Cut("\x00"+daemon.Environment, "\x00CUDA_MPS_LOG_DIRECTORY=")
+	dir, _, _ := strings.Cut(after, "\x00")
+	var size syscall.Statfs_t
+	if err := syscall.Statfs(fmt.Sprintf("/proc/%d/root%s", daemon.PID, dir), &size); err != nil || int64(size.Blocks)*size.Bsize > limit {
+		s.Errorf("logs in %q can take %d bytes, %v, want %d at most", dir, int64(size.Blocks)*size.Bsize, err, limit)
+	}
 }
 
 // timeSlices are the intervals of the node's GPUs that are not the default, as nvidia-smi prints them.

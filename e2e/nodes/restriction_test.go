@@ -130,14 +130,19 @@ func claimRestriction(t *testing.T, ctx context.Context, here, there kubernetes.
 	if err := write(there, patch(map[string]any{"devices": []any{device}})); err != nil {
 		t.Errorf("status of a device by the plugin of its node: %v", err)
 	}
-	for what, status := range map[string]any{
-		"status of a device":   map[string]any{"devices": []any{device}},
-		"no status":            map[string]any{"devices": nil},
-		"nobody uses it":       map[string]any{"reservedFor": nil},
-		"nothing is allocated": map[string]any{"allocation": nil, "reservedFor": nil, "devices": nil},
+	// The API server checks these rights with the fields, before the policy, and calls the object invalid.
+	const driverRight, bindingRight = `requires resource="resourceclaims/driver"`, `requires resource="resourceclaims/binding"`
+	for what, attempt := range map[string]struct {
+		status map[string]any
+		says   string
+	}{
+		"status of a device":   {map[string]any{"devices": []any{device}}, driverRight},
+		"no status":            {map[string]any{"devices": nil}, driverRight},
+		"nobody uses it":       {map[string]any{"reservedFor": nil}, bindingRight},
+		"nothing is allocated": {map[string]any{"allocation": nil, "reservedFor": nil, "devices": nil}, bindingRight},
 	} {
-		if err := write(here, patch(status)); !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
-			t.Errorf("%s, of a claim on another node: got %v, want it refused", what, err)
+		if err := write(here, patch(attempt.status)); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), attempt.says) {
+			t.Errorf("%s, of a claim on another node: got %v, want it refused as it %s", what, err, attempt.says)
 		}
 	}
 	if err := here.ResourceV1().ResourceClaims(demo).Delete(ctx, claim.Name, metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}); !apierrors.IsForbidden(err) {

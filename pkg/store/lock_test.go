@@ -54,6 +54,31 @@ func TestLockFile(t *testing.T) {
 	}
 }
 
+// A link in place of the file would have another file locked, or one made wherever the link leads.
+func TestLockFile_Link(t *testing.T) {
+	dir := t.TempDir()
+	there, missing := filepath.Join(dir, "there"), filepath.Join(dir, "missing")
+	if err := os.WriteFile(there, []byte("data"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, target := range map[string]string{"to a file": there, "to nothing": missing} {
+		link := filepath.Join(dir, name)
+		if err := os.Symlink(target, link); err != nil {
+			t.Fatal(err)
+		}
+		if file, err := LockFile(link, syscall.LOCK_EX|syscall.LOCK_NB); !errors.Is(err, syscall.ELOOP) {
+			_ = file.Close()
+			t.Errorf("link %s: got %v, want ELOOP", name, err)
+		}
+	}
+	if data, err := os.ReadFile(there); string(data) != "data" {
+		t.Errorf("the link's target has %q, %v", data, err)
+	}
+	if _, err := os.Lstat(missing); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the link's target that was not there: got %v, want none", err)
+	}
+}
+
 func TestBootID(t *testing.T) {
 	procfs := t.TempDir()
 	path := filepath.Join(procfs, "sys/kernel/random/boot_id")

@@ -62,6 +62,17 @@ func watchEvents(t testing.TB, c *mps.Client) <-chan mps.Event {
 	return events
 }
 
+// wantSizes checks of what size in bytes the file systems are on which directories of a root lie.
+func wantSizes(t *testing.T, root string, sizes map[string]int64) {
+	t.Helper()
+	for dir, want := range sizes {
+		var got syscall.Statfs_t
+		if err := syscall.Statfs(root+dir, &got); err != nil || int64(got.Blocks)*got.Bsize != want {
+			t.Errorf("%s has %d bytes, %v, want %d", dir, int64(got.Blocks)*got.Bsize, err, want)
+		}
+	}
+}
+
 func TestDaemon_Sandbox(t *testing.T) {
 	b := newBed(t)
 	c, _ := b.serve(t)
@@ -83,10 +94,7 @@ func TestDaemon_Sandbox(t *testing.T) {
 	if entries, err := os.ReadDir(inside); err != nil || len(entries) > 12 {
 		t.Errorf("the daemon sees more than its root: %v, %v", entries, err)
 	}
-	var size syscall.Statfs_t
-	if err := syscall.Statfs(e.ShmDir, &size); err != nil || int64(size.Blocks)*size.Bsize != a.Settings.SharedMemory {
-		t.Errorf("shared memory of %d bytes, %v", int64(size.Blocks)*size.Bsize, err)
-	}
+	wantSizes(t, inside, map[string]int64{"/dev/shm": a.Settings.SharedMemory, b.paths(0).pipe: pipeSize, e.LogDir: logSize})
 	if info, err := os.Stat(e.ShmDir); err != nil || info.Mode() != os.ModeDir|os.ModeSticky|0o777 {
 		t.Errorf("shared memory: %v, %v", info.Mode(), err)
 	}
