@@ -201,3 +201,25 @@ func TestFreeGPUs(t *testing.T) {
 		}
 	}
 }
+
+// TestDesired_SharedFirst: the scheduler takes the first device with room, so that a GPU that is shared already is published first.
+func TestDesired_SharedFirst(t *testing.T) {
+	b := newBed(t, "hgx-h100")
+	b.step(Policies)
+	share := gpu.Shape{GPU: &b.Inventory.GPUs[5], Share: gpu.TimeSlice}.Name()
+	first := func() string {
+		i := slices.IndexFunc(b.slices, func(devices []string) bool { return slices.Contains(devices, share) })
+		if i < 0 {
+			t.Fatalf("%s is not published: %v", share, b.slices)
+		}
+		return b.slices[i][0]
+	}
+	if first() == share {
+		t.Fatalf("%s comes first though it is not in use", share)
+	}
+	b.allocate(records.Device{GPU: b.device(5), Device: share, Share: &records.Share{Kind: gpu.TimeSlice}})
+	b.step(Allocations)
+	if diff := cmp.Diff(share, first()); diff != "" {
+		t.Errorf("first shared GPU (-want +got):\n%s", diff)
+	}
+}

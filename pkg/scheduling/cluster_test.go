@@ -75,7 +75,7 @@ func checkStates(t *testing.T, b *bed, names []string) {
 		v := c.views[n][0]
 		c.refresh(v)
 		state := v.node.NewState()
-		state.Allocate(v.node.Uses(b.results())...)
+		state.Allocate(v.node.Uses(resultsIn(b))...)
 		if !state.Equal(v.state) {
 			t.Errorf("node %s: its state is not what its claims are", n)
 		}

@@ -15,7 +15,7 @@ import (
 )
 
 // results are what the claims of the API server have, and those that are about to, though they may be deleted meanwhile.
-func (b *bed) results() []resourceapi.DeviceRequestAllocationResult {
+func resultsIn(b *bed) []resourceapi.DeviceRequestAllocationResult {
 	var all []resourceapi.DeviceRequestAllocationResult
 	for _, name := range sortedKeys(b.claims) {
 		all = append(all, results(b.claims[name])...)
@@ -27,12 +27,12 @@ func (b *bed) results() []resourceapi.DeviceRequestAllocationResult {
 }
 
 // overAllocated is what more is allocated of than is published.
-func (b *bed) overAllocated() []string {
+func overAllocated(b *bed) []string {
 	var published []*resourceapi.ResourceSlice
 	for _, object := range b.informers.Resource().V1().ResourceSlices().Informer().GetIndexer().List() {
 		published = append(published, object.(*resourceapi.ResourceSlice))
 	}
-	return packing.OverAllocated(published, b.results())
+	return packing.OverAllocated(published, resultsIn(b))
 }
 
 // generation is what a node publishes as a generation, changed; slices of which nothing is left are not published.
@@ -96,7 +96,7 @@ func TestPlugin_CountersSmaller(t *testing.T) {
 	for i := range 5 {
 		b.place(b.pod(fmt.Sprint("meanwhile-", i), "1g.10gb"))
 	}
-	if diff := cmp.Diff(over, b.overAllocated()); diff != "" {
+	if diff := cmp.Diff(over, overAllocated(b)); diff != "" {
 		t.Errorf("over-allocated after five pods more (-want +got):\n%s", diff)
 	}
 	b.remove("before-0")
@@ -112,7 +112,7 @@ func TestPlugin_CountersSmaller(t *testing.T) {
 	if diff := cmp.Diff(map[string]int{"n1": 53, "n2": 51}, got); diff != "" {
 		t.Errorf("pods afterwards (-want +got):\n%s", diff)
 	}
-	if over := b.overAllocated(); len(over) > 0 {
+	if over := overAllocated(b); len(over) > 0 {
 		t.Errorf("over-allocated: %v", over)
 	}
 	on("UnschedulableAndUnresolvable", "all allocated")
@@ -146,7 +146,7 @@ func TestPlugin_CountersRemoved(t *testing.T) {
 	if diff := cmp.Diff(map[string]int{"n1": 7, "n2": 8}, b.placed(15, "gpu")); diff != "" {
 		t.Errorf("nodes of 15 GPUs (-want +got):\n%s", diff)
 	}
-	if over := b.overAllocated(); len(over) > 0 {
+	if over := overAllocated(b); len(over) > 0 {
 		t.Errorf("over-allocated: %v", over)
 	}
 	if _, got := b.preFilter(b.pod("pod", "gpu")); got != "UnschedulableAndUnresolvable" {

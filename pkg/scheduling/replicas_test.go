@@ -15,7 +15,7 @@ import (
 )
 
 // addLoaded adds an empty node n1, as one that has just come, and others with three partitions on one GPU each.
-func (b *bed) addLoaded(others ...string) {
+func addLoaded(b *bed, others ...string) {
 	b.t.Helper()
 	b.addNodes("hgx-h100", "n1")
 	b.addNodes("hgx-h100", others...)
@@ -30,7 +30,7 @@ func (b *bed) addLoaded(others ...string) {
 }
 
 // replica is a pod of a controller that is to be spread.
-func (b *bed) replica(name, controller string) *corev1.Pod {
+func replica(b *bed, name, controller string) *corev1.Pod {
 	pod := b.pod(name, "1g.10gb")
 	pod.Annotations[v1alpha1.PlacementAnnotation] = "spread"
 	pod.OwnerReferences = []metav1.OwnerReference{
@@ -40,7 +40,7 @@ func (b *bed) replica(name, controller string) *corev1.Pod {
 }
 
 // run adds a pod to those of a node, as the scheduler does when it assumes it.
-func (b *bed) run(node string, pod *corev1.Pod) {
+func runOn(b *bed, node string, pod *corev1.Pod) {
 	for _, n := range b.nodes {
 		if n.Node().Name == node {
 			f := n.(*fakeNode)
@@ -54,12 +54,12 @@ func (b *bed) run(node string, pod *corev1.Pod) {
 func TestPlugin_SpreadsReplicas(t *testing.T) {
 	for _, candidates := range []int{1, 2, 4} {
 		b := newBed(t, fmt.Sprintf(`{"candidates": %d}`, candidates))
-		b.addLoaded("n2", "n3")
+		addLoaded(b, "n2", "n3")
 		var got []string
 		for i := range 4 {
-			pod := b.replica(fmt.Sprint("replica-", i), "set")
+			pod := replica(b, fmt.Sprint("replica-", i), "set")
 			node, _ := b.place(pod)
-			b.run(node, pod)
+			runOn(b, node, pod)
 			got = append(got, node)
 		}
 		if diff := cmp.Diff([]string{"n1", "n2", "n3", "n1"}, got); diff != "" {
@@ -82,10 +82,10 @@ func TestPreFilter_Replicas(t *testing.T) {
 		"both without controller": {func(pod, other *corev1.Pod) { pod.OwnerReferences, other.OwnerReferences = nil, nil }, "n1"},
 	} {
 		b := newBed(t, `{"candidates": 1}`)
-		b.addLoaded("n2")
-		other, pod := b.replica("other", "set"), b.replica("pod", "set")
+		addLoaded(b, "n2")
+		other, pod := replica(b, "other", "set"), replica(b, "pod", "set")
 		tt.change(pod, other)
-		b.run("n1", other)
+		runOn(b, "n1", other)
 		if _, got := b.preFilter(pod); got != tt.want {
 			t.Errorf("%s: %s, want %s", name, got, tt.want)
 		}
