@@ -36,10 +36,11 @@ func TestRelease_DriverContainerLater(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	values := strings.NewReplacer("$kubelet", env.cluster.KubeletDir(), "$cdi", env.cluster.CDIDir(), "$host", cluster.PodGateway, "$port", env.api.Port).Replace(`
+	values := strings.NewReplacer("$kubelet", env.cluster.KubeletDir(), "$cdi", env.cluster.CDIDir(), "$hooks", env.HookDir(),
+		"$host", cluster.PodGateway, "$port", env.api.Port).Replace(`
 image: {repository: cleave.local/cleave, tag: e2e, pullPolicy: Never}
 kubelet: {dir: $kubelet}
-cdi: {dir: $cdi}
+cdi: {dir: $cdi, hookDir: $hooks}
 plugin: {env: [{name: KUBERNETES_SERVICE_HOST, value: $host}, {name: KUBERNETES_SERVICE_PORT, value: "$port"}]}
 mps: {enabled: false}
 `)
