@@ -32,17 +32,15 @@ var cniDirs = []string{"/usr/lib/cni", "/opt/cni/bin"}
 // cniPlugins are the network plugins that the pod network uses.
 var cniPlugins = []string{"host-local", "loopback", "ptp"}
 
-func hostPackages(o Options) []hostPackage {
-	list := []hostPackage{
+func hostPackages() []hostPackage {
+	return []hostPackage{
 		{"libseccomp-dev", "the headers of libseccomp", func() bool { return isFile("/usr/include/seccomp.h") }, true},
 		{"pkg-config", "the program pkg-config", func() bool { _, err := exec.LookPath("pkg-config"); return err == nil }, true},
 		{"busybox-static", "a static busybox", func() bool { return busyboxPath() != "" }, false},
 		{"containernetworking-plugins", "the network plugins " + strings.Join(cniPlugins, ", "), func() bool { return cniDir() != "" }, false},
+		// For several nodes, and for hack/apart, which has no network to install it.
+		{"iproute2", "the program ip", func() bool { _, err := exec.LookPath("ip"); return err == nil }, false},
 	}
-	if o.Nodes > 1 {
-		list = append(list, hostPackage{"iproute2", "the program ip", func() bool { _, err := exec.LookPath("ip"); return err == nil }, false})
-	}
-	return list
 }
 
 // busyboxPath finds a busybox without an ELF interpreter: it must run in an
@@ -84,7 +82,7 @@ func isProgram(path string) bool {
 // installPackages installs the Debian packages whose programs are missing. Unless programs are to be built, those that
 // only a build needs are left out.
 func installPackages(ctx context.Context, o Options, building bool) error {
-	return aptInstall(ctx, o.Output, missingPackages(o, building))
+	return aptInstall(ctx, o.Output, missingPackages(building))
 }
 
 // Chromium returns the path of Debian's browser, which it installs if it is missing.
@@ -133,8 +131,8 @@ func aptInstall(ctx context.Context, out io.Writer, missing []hostPackage) error
 	return nil
 }
 
-func missingPackages(o Options, building bool) []hostPackage {
-	return slices.DeleteFunc(hostPackages(o), func(p hostPackage) bool { return p.building && !building || p.found() })
+func missingPackages(building bool) []hostPackage {
+	return slices.DeleteFunc(hostPackages(), func(p hostPackage) bool { return p.building && !building || p.found() })
 }
 
 func aptGet(ctx context.Context, args ...string) error {

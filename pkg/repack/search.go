@@ -146,8 +146,13 @@ func (s *search) place(ctx context.Context, p *pod, cordoned *node) []spot {
 		at := spot{n, found.uses, found.cost}
 		if n.unsure {
 			unsure = append(unsure, at)
-		} else if len(known) == 0 || costs(at, known[0]) <= 0 {
-			known = append(slices.DeleteFunc(known, func(k spot) bool { return costs(at, k) < 0 }), at)
+			continue
+		}
+		if len(known) > 0 && costs(at, known[0]) < 0 {
+			known = known[:0]
+		}
+		if len(known) == 0 || costs(at, known[0]) == 0 {
+			known = append(known, at)
 		}
 	}
 	if len(unsure) == 0 {
@@ -228,6 +233,9 @@ func sameUse(a, b packing.Use) bool {
 // restart replays the restart of a pod that is to leave a GPU. It is false where the replacement may be there, or on a GPU
 // that is whole.
 func (s *search) restart(ctx context.Context, p *pod, leaves *gpu, cordon bool) bool {
+	if p.on.unsure { // an earlier replacement may be there, and what room is left beside it is not known
+		return false
+	}
 	to := s.foresee(ctx, p, cordon)
 	if len(to) == 0 || slices.ContainsFunc(to, func(at spot) bool { return at.node.spends(at.uses, leaves) }) {
 		return false

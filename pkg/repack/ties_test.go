@@ -3,8 +3,10 @@
 package repack
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -34,27 +36,59 @@ func TestAdvise_AnyChoice(t *testing.T) {
 		b := randomBed(t, "hgx-h100", 6, 20+random.IntN(30), random)
 		a := b.advise()
 		for range 2 {
-			s, _ := b.cluster().load()
-			for _, step := range a.Steps {
-				before := s.whole
-				for _, m := range step.Pods {
-					_, others := b.choose(s, m, step.Cordon != "", random)
-					ties += others
-				}
-				if got := s.whole - before; got != len(step.Frees) {
-					t.Fatalf("seed %d: a step frees %d GPUs, the advice says %d", seed, got, len(step.Frees))
-				}
-				steps++
-			}
-			if s.whole != a.WholeThen {
-				t.Fatalf("seed %d: %d GPUs are whole after all restarts, the advice says %d", seed, s.whole, a.WholeThen)
-			}
+			n := b.follow(a, random)
+			steps, ties = steps+len(a.Steps), ties+n
 		}
 	}
 	if steps < 300 || ties < 50 {
 		t.Errorf("only %d steps with %d ties were replayed", steps, ties)
 	}
 	t.Logf("%d steps, %d ties", steps, ties)
+}
+
+// follow replays the restarts of an advice, and counts the ties.
+func (b *bed) follow(a *Advice, random *rand.Rand) (ties int) {
+	b.Helper()
+	s, _ := b.cluster().load()
+	for i, step := range a.Steps {
+		before := s.whole
+		for _, m := range step.Pods {
+			_, others := b.choose(s, m, step.Cordon != "", random)
+			ties += others
+		}
+		if got := s.whole - before; got != len(step.Frees) {
+			b.Fatalf("step %d frees %d GPUs, the advice says %d: %+v", i+1, got, len(step.Frees), step)
+		}
+	}
+	if s.whole != a.WholeThen {
+		b.Fatalf("%d GPUs are whole after all restarts, the advice says %d", s.whole, a.WholeThen)
+	}
+	return ties
+}
+
+// TestAdvise_TieWithOwnNode: the first of two pods of a GPU may go to another GPU of its node, or to another node. In the first
+// case the second pod may find no better place than the GPU that is to be emptied, unless the node is cordoned.
+func TestAdvise_TieWithOwnNode(t *testing.T) {
+	b := newBed(t, "hgx-h100", nodeNames(2)...)
+	keep := map[string][]string{"gpu-1": {"0 1 2 3 4 5", "0 1 2"}, "gpu-2": {"0 1 2 3 4 5", "5 6"}}
+	for _, node := range nodeNames(2) {
+		for i := range 14 {
+			b.pod(fmt.Sprint(node, "-", i), node, small, 1)
+		}
+	}
+	for i := len(b.pods) - 1; i >= 0; i-- {
+		node, device := b.pods[i].Spec.NodeName, devicesOf(b.o.Claims[i].Status.Allocation)[0]
+		if gpu := i % 14 / 7; !strings.Contains(keep[node][gpu], device[len(device)-1:]) {
+			b.end(i)
+		}
+	}
+	a := b.advise()
+	if len(a.Steps) == 0 {
+		t.Fatalf("no step: %+v", a)
+	}
+	for seed := range uint64(50) {
+		b.follow(a, rand.New(rand.NewPCG(seed, 6)))
+	}
 }
 
 // choose replays a restart on any of the nodes that are equally good, before or after the old pod gave its devices back.

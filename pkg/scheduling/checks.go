@@ -3,6 +3,7 @@
 package scheduling
 
 import (
+	"maps"
 	"sync"
 	"time"
 )
@@ -18,8 +19,8 @@ type checks struct {
 	mutex sync.Mutex
 	last  time.Time
 	of    map[string]check // by the key of a demand
-	// putOff is since when demands are put off for others; zero where none is.
-	putOff time.Time
+	// putOff is since when demands are put off for others, zero where none is, and putOffLast when one was last.
+	putOff, putOffLast time.Time
 }
 
 // check is when a demand was checked, zero for never, and when it was last asked for.
@@ -40,8 +41,14 @@ func (c *checks) due(key string) bool {
 	defer c.mutex.Unlock()
 	now := c.now()
 	known, found := c.of[key]
-	if c.of == nil || !found && len(c.of) >= maxChecks {
+	if c.of == nil {
 		c.of = map[string]check{}
+	}
+	if !found && len(c.of) >= maxChecks {
+		maps.DeleteFunc(c.of, func(_ string, k check) bool { return now.Sub(k.asked) >= retryInterval })
+	}
+	if !found && len(c.of) >= maxChecks {
+		clear(c.of)
 	}
 	known.asked = now
 	c.of[key] = known
@@ -49,9 +56,10 @@ func (c *checks) due(key string) bool {
 		return false
 	}
 	if othersFirst(c.of, known, now) {
-		if c.putOff.IsZero() {
+		if c.putOff.IsZero() || now.Sub(c.putOffLast) >= checkInterval { // that of pods tried at another time says nothing of these
 			c.putOff = now
 		}
+		c.putOffLast = now
 		if now.Sub(c.putOff) < checkInterval {
 			return false
 		}

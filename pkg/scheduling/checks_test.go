@@ -55,3 +55,27 @@ func TestChecks_InTurn(t *testing.T) {
 		}
 	}
 }
+
+// TestChecks_SlowBursts: also where trying all waiting pods again takes longer than the gap between two checks.
+func TestChecks_SlowBursts(t *testing.T) {
+	now := time.Unix(0, 0)
+	c := checks{now: func() time.Time { return now }}
+	checked := map[string]int{}
+	for burst := range 20 {
+		for _, d := range []struct {
+			key   string
+			after time.Duration
+			since int
+		}{{"a", 700 * time.Millisecond, 2}, {"b", 5100 * time.Millisecond, 4}, {"c", 5900 * time.Millisecond, 3}} {
+			now = time.Unix(0, 0).Add(time.Duration(burst)*330*time.Second + d.after)
+			if burst >= d.since && c.due(d.key) {
+				checked[d.key]++
+			}
+		}
+	}
+	for _, key := range []string{"a", "b", "c"} {
+		if checked[key] < 4 {
+			t.Errorf("%s was checked %d times in 16 bursts, of three demands: %v", key, checked[key], checked)
+		}
+	}
+}

@@ -56,7 +56,7 @@ func run(ctx context.Context, opts soak.Options, only, out string) error {
 	if err == nil && !report.OK() {
 		return fmt.Errorf("%d violations and %d leaks with seed %d", len(report.Violations), len(report.Leaks), opts.Seed)
 	}
-	if missed := report.Missed(); err == nil && len(missed) > 0 {
+	if missed := report.Missed(); err == nil && len(missed) > 0 && len(opts.Only) == 0 {
 		return fmt.Errorf("the goals of e2e/soak/README.md are missed with seed %d: %s", opts.Seed, strings.Join(missed, "; "))
 	}
 	return err
