@@ -112,6 +112,7 @@ func (f *faults) injectors() map[Kind]injector {
 		NodeRebooted:       n.reboot,
 		GPULost:            n.loseGPU,
 		GPUNeedsReset:      n.reportXID,
+		PartitionByHand:    n.partitionByHand,
 		DiskFull:           f.fillDisk,
 		ClockJumped:        f.jumpClock,
 		PolicySwitched:     r.switchPolicy,

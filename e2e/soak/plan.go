@@ -32,6 +32,7 @@ const (
 	NodeRebooted        Kind = "node rebooted"
 	GPULost             Kind = "GPU lost"
 	GPUNeedsReset       Kind = "GPU reports XID"
+	PartitionByHand     Kind = "partition by hand"
 	DiskFull            Kind = "disk full"
 	ClockJumped         Kind = "clock jumped"
 	PolicySwitched      Kind = "policy switched"
@@ -46,7 +47,7 @@ var round = []Kind{
 	PluginKilled, PluginKilled, PluginKilled, PluginKilled, PluginStopped, PluginStopped, SupervisorKilled, SupervisorKilled,
 	SupervisorStopped, MPSDaemonKilled, KubeletKilled, KubeletStopped, ContainerdKilled, ContainerdStopped, SchedulerKilled,
 	SchedulerStopped, APIServerKilled, APIServerStopped, APIServerSlow, APIServerPartition, DriverReloaded, NodeRebooted, GPULost,
-	GPUNeedsReset, DiskFull, ClockJumped, PolicySwitched, ReleaseUpgraded, ReleaseRolledBack,
+	GPUNeedsReset, PartitionByHand, PartitionByHand, DiskFull, ClockJumped, PolicySwitched, ReleaseUpgraded, ReleaseRolledBack,
 }
 
 // Kinds are all kinds of faults, in the order in which a report lists them.
@@ -69,7 +70,8 @@ var lasts = map[Kind][2]time.Duration{
 	KubeletStopped: {1 * time.Second, 5 * time.Second}, ContainerdStopped: {1 * time.Second, 5 * time.Second},
 	SchedulerStopped: {1 * time.Second, 4 * time.Second}, APIServerStopped: {2 * time.Second, 5 * time.Second},
 	APIServerSlow: {6 * time.Second, 12 * time.Second}, APIServerPartition: {3 * time.Second, 10 * time.Second},
-	GPULost: {0, 3 * time.Second}, DiskFull: {2 * time.Second, 6 * time.Second}, ClockJumped: {2 * time.Second, 6 * time.Second},
+	GPULost: {0, 3 * time.Second}, PartitionByHand: {2 * time.Second, 8 * time.Second},
+	DiskFull: {2 * time.Second, 6 * time.Second}, ClockJumped: {2 * time.Second, 6 * time.Second},
 }
 
 // Fault is one fault of a plan.
@@ -115,7 +117,7 @@ func (p Plan) Fault(index int) Fault {
 	f.After = between(r, 500*time.Millisecond, 3*time.Second)
 	if limits, ok := lasts[f.Kind]; ok {
 		f.For = between(r, limits[0], limits[1])
-		f.KillsPlugin = !f.Kind.Own() && f.For > time.Second && r.IntN(faultsWithoutPlugin) == 0
+		f.KillsPlugin = !f.Kind.Own() && f.For > time.Second && r.IntN(faultsWithoutPlugin) == 0 || f.Kind == PartitionByHand
 	}
 	if f.Kind == GPULost || f.Kind == GPUNeedsReset {
 		f.GPU = r.IntN(p.gpus)

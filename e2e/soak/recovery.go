@@ -26,6 +26,17 @@ const (
 func (f *faults) recover(outer context.Context) error {
 	ctx, cancel := context.WithTimeout(outer, recoverPatience)
 	defer cancel()
+	if err := f.waitPrograms(ctx); err != nil {
+		return err
+	}
+	if err := f.waitDevices(ctx, f.want); err != nil {
+		return err
+	}
+	return f.probe(ctx, outer)
+}
+
+// waitPrograms waits until one process of each program runs, and none of those that were killed.
+func (f *faults) waitPrograms(ctx context.Context) error {
 	for _, p := range []program{pluginProgram, supervisorProgram} {
 		err := workload.Until(ctx, "one process of "+p.String(), func(context.Context) (bool, string, error) {
 			list, err := f.bed.running(p)
@@ -36,10 +47,7 @@ func (f *faults) recover(outer context.Context) error {
 			return err
 		}
 	}
-	if err := f.waitDevices(ctx, f.want); err != nil {
-		return err
-	}
-	return f.probe(ctx, outer)
+	return nil
 }
 
 // probe runs a pod with claims. It goes alongside what follows.

@@ -96,13 +96,20 @@ func run(ctx context.Context, o options) error {
 	}
 	r := newReport(o)
 	err := measure(ctx, o, r)
+	r.setGoals(o)
 	if len(r.Numbers) > 0 { // also of a run that was ended early
 		err = errors.Join(err, r.print(os.Stdout))
 	}
-	if err != nil || o.output == "" {
+	if err != nil {
 		return err
 	}
-	return r.write(o.output)
+	if o.output != "" {
+		err = r.write(o.output)
+	}
+	if missed := r.missed(); len(missed) > 0 {
+		err = errors.Join(err, fmt.Errorf("goals are missed:\n%s", strings.Join(missed, "\n")))
+	}
+	return err
 }
 
 // measure fills the report.

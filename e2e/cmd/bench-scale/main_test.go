@@ -26,22 +26,60 @@ func TestParse_Options(t *testing.T) {
 	}
 }
 
-func TestReport_Ratio(t *testing.T) {
-	r := &report{Nodes: 10, Model: "hgx-h100", Schedulers: []string{defaultScheduler, cleaveScheduler}}
-	r.set("GPUs", defaultScheduler, 60)
-	r.set("GPUs", cleaveScheduler, 9)
-	r.set("memory", "", 2.5)
+func TestReport_Goals(t *testing.T) {
+	o := options{nodes: 1000, pods: 240, landing: 60, allocated: 10_000, mixedNodes: 100, mixedPods: 2000, kinds: []kind{{"whole", whole}}}
+	o.schedulers = []string{defaultScheduler, cleaveScheduler}
+	r := newReport(o)
+	both := func(name string, first, last float64) {
+		r.set(name, defaultScheduler, first)
+		r.set(name, cleaveScheduler, last)
+	}
+	both("GPUs of 60 pods, whole", 60, 10)
+	r.set("GPUs of 60 pods, whole, the fewest possible", "", 9)
+	both("240 pods, whole, in a second", 6, 48)
+	both("240 pods, whole, in a second, 10000 claims allocated", 5, 48)
+	r.set(apiServerHeap, "", 2.5)
 	r.set("only one", cleaveScheduler, 1)
+	both("2000 mixed pods on 100 nodes, 80 % load: compute slices rejected, %", 0, 0)
+	r.setGoals(o)
 	var out strings.Builder
 	if err := r.print(&out); err != nil {
 		t.Fatal(err)
 	}
-	want := "10 nodes of hgx-h100  default-scheduler  cleave-scheduler  ratio  \n" +
-		"GPUs                  60.00              9.00              0.15   \n" +
-		"memory                2.50               \n" +
-		"only one              -                  1.00  \n"
-	if diff := cmp.Diff(want, out.String()); diff != "" {
+	lines := strings.Split(out.String(), "\n")
+	for i, line := range lines {
+		lines[i] = strings.Join(strings.Fields(line), " ")
+	}
+	want := []string{
+		"1000 nodes of default-scheduler cleave-scheduler ratio goal",
+		"GPUs of 60 pods, whole 60.00 10.00 0.17 <= 9 MISSED",
+		"GPUs of 60 pods, whole, the fewest possible 9.00 - - -",
+		"240 pods, whole, in a second 6.00 48.00 8.00 >= 8 x",
+		"240 pods, whole, in a second, 10000 claims allocated 5.00 48.00 9.60 >= 10 x MISSED",
+		"API server, MB per node, live heap 2.50 - - <= 3",
+		"only one - 1.00 - -",
+		"2000 mixed pods on 100 nodes, 80 % load: compute slices rejected, % 0.00 0.00 - -", // nothing to divide by
+		"",
+	}
+	if diff := cmp.Diff(want, lines); diff != "" {
 		t.Errorf("table (-want +got):\n%s", diff)
+	}
+	missed := []string{
+		"GPUs of 60 pods, whole: 10.00, want <= 9", "240 pods, whole, in a second, 10000 claims allocated: 9.60, want >= 10 x",
+	}
+	if diff := cmp.Diff(missed, r.missed()); diff != "" {
+		t.Errorf("missed (-want +got):\n%s", diff)
+	}
+}
+
+// TestReport_SmallRun: the goals are for 1,000 nodes.
+func TestReport_SmallRun(t *testing.T) {
+	o := options{nodes: 10, schedulers: []string{cleaveScheduler}}
+	r := newReport(o)
+	r.set(apiServerHeap, "", 100)
+	r.setGoals(o)
+	if missed := r.missed(); len(missed) > 0 {
+		t.Errorf("missed %q", missed)
 	}
 }
 

@@ -37,6 +37,7 @@ const (
 type number struct {
 	Name   string             `json:"name"`
 	Values map[string]float64 `json:"values"`
+	Goal   *goal              `json:"goal,omitempty"`
 }
 
 // report is a whole run.
@@ -52,49 +53,76 @@ func newReport(o options) *report {
 	return &report{Started: time.Now().UTC().Truncate(time.Second), Nodes: o.nodes, Model: o.nodeModel, Schedulers: o.schedulers}
 }
 
-// set adds a value of a scheduler, or with "" of all.
-func (r *report) set(name, scheduler string, value float64) {
+// find is the number of a name; nil where it was not measured.
+func (r *report) find(name string) *number {
 	for i := range r.Numbers {
 		if r.Numbers[i].Name == name {
-			r.Numbers[i].Values[scheduler] = value
-			return
+			return &r.Numbers[i]
 		}
 	}
-	r.Numbers = append(r.Numbers, number{name, map[string]float64{scheduler: value}})
+	return nil
 }
 
-// print writes a table with a column for each scheduler, and how the last compares with the first.
+// set adds a value of a scheduler, or with "" of all.
+func (r *report) set(name, scheduler string, value float64) {
+	if n := r.find(name); n != nil {
+		n.Values[scheduler] = value
+		return
+	}
+	r.Numbers = append(r.Numbers, number{Name: name, Values: map[string]float64{scheduler: value}})
+}
+
+// ratio is how the last scheduler compares with the first; not ok where one of them has no value, or the first has none to
+// divide by.
+func (r *report) ratio(n number) (ratio float64, ok bool) {
+	first, ok := n.Values[r.Schedulers[0]]
+	last, also := n.Values[r.Schedulers[len(r.Schedulers)-1]]
+	if !ok || !also || len(r.Schedulers) < 2 || first <= 0 {
+		return 0, false
+	}
+	return last / first, true
+}
+
+// print writes a table with a column for each scheduler, how the last compares with the first, and the goals.
 func (r *report) print(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "%d nodes of %s", r.Nodes, r.Model)
 	for _, s := range r.Schedulers {
 		fmt.Fprintf(t, "\t%s", s)
 	}
-	compared := len(r.Schedulers) > 1
-	if compared {
-		fmt.Fprint(t, "\tratio")
-	}
-	fmt.Fprintln(t, "\t")
+	fmt.Fprintln(t, "\tratio\tgoal\t")
 	for _, n := range r.Numbers {
 		fmt.Fprint(t, n.Name)
-		if all, ok := n.Values[""]; ok {
-			fmt.Fprintf(t, "\t%.2f\t\n", all)
-			continue
-		}
 		for _, s := range r.Schedulers {
-			if v, ok := n.Values[s]; ok {
+			if all, ok := n.Values[""]; ok && s == r.Schedulers[0] {
+				fmt.Fprintf(t, "\t%.2f", all)
+			} else if v, ok := n.Values[s]; ok {
 				fmt.Fprintf(t, "\t%.2f", v)
 			} else {
 				fmt.Fprint(t, "\t-")
 			}
 		}
-		first, last := n.Values[r.Schedulers[0]], n.Values[r.Schedulers[len(r.Schedulers)-1]]
-		if compared && first > 0 {
-			fmt.Fprintf(t, "\t%.2f", last/first)
+		if ratio, ok := r.ratio(n); ok {
+			fmt.Fprintf(t, "\t%.2f", ratio)
+		} else {
+			fmt.Fprint(t, "\t-")
 		}
-		fmt.Fprintln(t, "\t")
+		fmt.Fprintf(t, "\t%s\t\n", r.verdict(n))
 	}
 	return t.Flush()
+}
+
+// verdict is a number's goal, and whether it is missed.
+func (r *report) verdict(n number) string {
+	value, ok := r.compared(n)
+	switch {
+	case !ok:
+		return "-"
+	case n.Goal.met(value):
+		return n.Goal.String()
+	default:
+		return n.Goal.String() + " MISSED"
+	}
 }
 
 // write stores the numbers as JSON.
