@@ -145,7 +145,8 @@ long: ## tests that compute for minutes: pools of nodes on paper, plugins killed
 	go test -count=1 -timeout 60m ./e2e/packing/...
 	@# The race detector would make each start of a plugin slow.
 	go test -timeout 30m -run 'Test(Preparer|Modes)_Killed' ./pkg/claims
-	go test -timeout 30m ./cmd/nvml-sim ./e2e/history/broken ./pkg/mps/supervisor
+	@# They build programs of other packages, which the cache of test results does not see.
+	go test -count=1 -timeout 30m ./cmd/nvml-sim ./e2e/history/broken ./pkg/mps/supervisor
 	CGO_ENABLED=0 go -C cmd/cleave-scheduler test ./... # as the scheduler itself is compiled
 
 .PHONY: quick

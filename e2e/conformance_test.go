@@ -5,8 +5,10 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -112,6 +114,39 @@ func TestConformance_Native(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.hardware.recoverAfter(ctx)
 	suiteRun{s}.compare(ctx, 3, suiteRun{s}.ofNode(env.node, workload.Driver, workload.Driver, "timeslice.cleave.dev"))
+	s.plugin.waitRecords(ctx, env.node)
+}
+
+// TestConformance_Program runs the suite as others do: the program, with an administrator's access and flags alone.
+func TestConformance_Program(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "dra-conformance")
+	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", program, "./e2e/conformance")
+	build.Dir = env.source
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build e2e/conformance: %v: %s", err, out)
+	}
+	ctx, s := newSpace(t, nil)
+	subjects := "^(registration|prepare|unprepare|shares)/"
+	cmd := exec.CommandContext(ctx, program, "--kubeconfig", env.cluster.Kubeconfig(), "--driver", workload.Driver, "--node", env.cluster.NodeName(),
+		"--class", workload.Driver, "--class", "timeslice.cleave.dev", "--namespace", s.name+"-suite", "--registry-dir", env.cluster.RegistryDir(),
+		"--cdi-dir", env.cluster.CDIDir(), "--run", subjects, "--output", "json")
+	var log bytes.Buffer
+	cmd.Stderr = &log
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("the program: %v: %s%s", err, log.String(), out)
+	}
+	var report conformance.Report
+	s.must(json.Unmarshal(out, &report))
+	got := map[string]string{}
+	for _, c := range report.Cases {
+		got[c.Name] = string(c.Result)
+	}
+	want := suiteRun{s}.documented(3)
+	maps.DeleteFunc(want, func(name, _ string) bool { return !regexp.MustCompile(subjects).MatchString(name) })
+	if diff := cmp.Diff(want, got); diff != "" || len(got) == 0 {
+		t.Errorf("results (-README.md +now):\n%s", diff)
+	}
 	s.plugin.waitRecords(ctx, env.node)
 }
 

@@ -93,6 +93,9 @@ func checkHistory(s *space, h history.History, pods int) {
 		s.Errorf("recorded: %d claims prepared, %d unprepared, %d containers started, %d ended; want %d of each",
 			len(prepared), len(unprepared), started, ended, pods)
 	}
+	if lacks := history.Lacks(h, history.Limits{}); len(lacks) > 0 {
+		s.Errorf("the history has nothing of %q: the rules do not see them", lacks)
+	}
 	for _, v := range history.Check(h, history.Limits{}) {
 		s.Errorf("%s", v)
 		for _, e := range v.Events {

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -24,7 +26,8 @@ writer=$!
 sleep 2
 kill $writer 2>/dev/null
 mount -o remount,rw /tmp/nvidia-mps 2>/dev/null && echo "can mount"
-echo "host $(ls -d /run/cleave /var/run/cleave 2>/dev/null)$(grep -c nvidia-mps /proc/net/unix)"
+echo "host $(ls -d /run/cleave $SUPERVISOR 2>/dev/null)$(grep -c nvidia-mps /proc/net/unix)"
+echo "mounts $(while read -r _ _ _ root point _; do case "$root $point" in *mps*) echo "$root on $point";; esac; done </proc/self/mountinfo)"
 echo "sees $(echo *)"
 exec sleep infinity`
 
@@ -34,9 +37,11 @@ func TestMPS_TenantsIsolated(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	victim := s.pods.run(ctx, mpsPod("victim", shareSpec(mpsClass)))
 	before, daemon := s.pods.served(ctx, victim), s.hardware.daemon()
+	s.pods.served(ctx, s.pods.run(ctx, mpsPod("neighbour", shareSpec(mpsClass, "memory=75Gi")))) // by the server of another GPU
 	objects := claimPod("hostile", shareSpec(mpsClass))
 	pod := podOf(objects)
 	pod.Spec.Containers[0].Command = []string{"/bin/sh", "-c", hostile}
+	pod.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "SUPERVISOR", Value: env.node.Supervisor.Dir()}}
 	s.create(ctx, objects...)
 	s.pods.running(ctx, "hostile")
 	var log string
@@ -59,7 +64,7 @@ func TestMPS_TenantsIsolated(t *testing.T) {
 	if got := s.pods.served(ctx, s.pods.run(ctx, mpsPod("next", shareSpec(mpsClass)))); got.Server != before.Server {
 		t.Errorf("a new client has server %d, the first %d", got.Server, before.Server)
 	}
-	for _, name := range []string{"hostile", "next", "victim"} {
+	for _, name := range []string{"hostile", "neighbour", "next", "victim"} {
 		s.pods.delete(ctx, name)
 	}
 	s.hardware.waitNoMPS(ctx)

@@ -216,7 +216,7 @@ func waitNoClaims(t *testing.T, ctx context.Context) {
 	}))
 }
 
-// rollPlugin upgrades the release while pods pass and waits until one new plugin is all there is.
+// rollPlugin upgrades to this release while pods pass and waits until one new plugin is all there is.
 func rollPlugin(t *testing.T, ctx context.Context, verbosity string) {
 	t.Helper()
 	old := podOf(t, ctx, "plugin").Name
@@ -227,15 +227,19 @@ func rollPlugin(t *testing.T, ctx context.Context, verbosity string) {
 			return false, fmt.Sprintf("%d plugins", len(list.Items)), err
 		}
 		p := &list.Items[0]
-		return p.Name != old && slices.Contains(p.Spec.Containers[0].Args, "--v="+verbosity) && p.Status.ContainerStatuses[0].Ready, workload.Describe(p), nil
+		c := &p.Spec.Containers[0]
+		this := slices.Contains(c.Args, "--v="+verbosity) && strings.HasSuffix(c.Image, ":e2e")
+		return p.Name != old && this && len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].Ready, workload.Describe(p), nil
 	}))
 }
 
-// TestRelease_UpgradeDuringChurn lets many short pods of all tiers come and go while the plugin is replaced twice.
+// TestRelease_UpgradeDuringChurn lets many short pods of all tiers come and go while the plugin is replaced twice: that of the
+// release before by this one, and this one by itself.
 func TestRelease_UpgradeDuringChurn(t *testing.T) {
 	ctx, cancel := context.WithCancel(onCluster(t, churnPatience))
+	havePrevious(t)
 	defer removeAfterFailure(t)
-	installed(t, ctx)
+	installPrevious(t, ctx, env.values(false))
 	for _, w := range wishes {
 		if w.class != "" {
 			must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{w.template()}))

@@ -34,19 +34,13 @@ var tiers = []struct{ name, class string }{
 // none of them notices, each release reads the other's records, and all is given back at the end.
 func TestRelease_UpgradeAndRollback(t *testing.T) {
 	ctx := onCluster(t, upgradePatience)
-	previous := os.Getenv(release.Previous)
-	if _, err := os.Stat(previous); err != nil { // a shallow clone does not have it
-		t.Skipf("make previous builds the release that this upgrades, and make e2e names it in %s: %v", release.Previous, err)
-	}
-	must(t, release.ImportPrevious(ctx, env.cluster, previous))
+	havePrevious(t)
 	t.Cleanup(func() { uninstall(t, context.Background()) })
-	helmOn(t, env.values(true), "install", "cleave", release.Chart(previous), "--set", "image.tag="+release.PreviousTag, "--wait", "--timeout", "90s")
+	installPrevious(t, ctx, env.values(true))
 	t.Cleanup(func() {
 		must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{}))
 		must(t, env.client.WaitGone(context.Background(), demo, ""))
 	})
-	runsOnly(t, ctx, release.PreviousTag)
-	must(t, env.client.WaitSlices(ctx, workload.Driver, nil))
 	before := runTiers(t, ctx, "before")
 
 	helmOn(t, env.values(true), "upgrade", "cleave", chartDir, "--wait", "--timeout", "90s")
@@ -75,6 +69,25 @@ func TestRelease_UpgradeAndRollback(t *testing.T) {
 		return len(left) == 0, strings.Join(left, " "), err
 	}))
 	nothingCorrupt(t)
+}
+
+// havePrevious skips a test where the release before this one is not built.
+func havePrevious(t *testing.T) {
+	t.Helper()
+	if _, err := os.Stat(os.Getenv(release.Previous)); err != nil { // a shallow clone does not have it
+		t.Skipf("make previous builds the release that this upgrades, and make e2e names it in %s: %v", release.Previous, err)
+	}
+}
+
+// installPrevious installs the release before this one, and waits until it offers GPUs.
+func installPrevious(t *testing.T, ctx context.Context, values string) {
+	t.Helper()
+	previous := os.Getenv(release.Previous)
+	must(t, release.ImportPrevious(ctx, env.cluster, previous))
+	helmOn(t, values, "install", "cleave", release.Chart(previous), "--create-namespace", "--set", "image.tag="+release.PreviousTag,
+		"--wait", "--timeout", "90s")
+	runsOnly(t, ctx, release.PreviousTag)
+	must(t, env.client.WaitSlices(ctx, workload.Driver, nil))
 }
 
 // runsOnly waits until one plugin runs, of an image with a tag.

@@ -61,10 +61,8 @@ func (f *faults) run(ctx, more context.Context, only []Kind) bool {
 
 // one injects a fault, ends it, and waits for recovery.
 func (f *faults) one(ctx context.Context, fault Fault) error {
-	if fault.Kind.EndsPods() {
-		f.report.pardonPods(true)
-		defer f.report.pardonPods(false)
-	}
+	f.report.pardonPods(fault.Kind.ends(), true)
+	defer f.report.pardonPods(fault.Kind.ends(), false)
 	f.killed = nil
 	f.note(fault, history.FaultBegan)
 	from, err := f.inject(ctx, fault)

@@ -4,7 +4,8 @@ package soak
 
 import (
 	"context"
-	"errors"
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/cleave-dra/cleave/e2e/history"
@@ -48,11 +49,12 @@ func (t *tally) check(r *history.Recorder) error {
 	if err != nil {
 		return err
 	}
-	for _, v := range history.Check(h, history.Limits{Release: releaseLimit}) {
+	limits := history.Limits{Release: releaseLimit}
+	for _, v := range history.Check(h, limits) {
 		t.violation("history", "%s", v)
 	}
-	if len(h.Events) == 0 {
-		return errors.New("check the history: it is empty")
+	if lacks := history.Lacks(h, limits); len(lacks) > 0 {
+		return fmt.Errorf("check the history: it has nothing of %s", strings.Join(lacks, ", "))
 	}
 	t.log("the history has %d events", len(h.Events))
 	return nil

@@ -58,10 +58,27 @@ func (k Kind) Own() bool {
 	return slices.Contains([]Kind{PluginKilled, PluginStopped, SupervisorKilled, SupervisorStopped, MPSDaemonKilled}, k)
 }
 
-// EndsPods reports whether containers may end by the fault. MPS daemons end with their supervisor where the node has cgroup
-// v1: the container runtime finds the processes of a container by it.
-func (k Kind) EndsPods() bool {
-	return slices.Contains([]Kind{SupervisorKilled, MPSDaemonKilled, KubeletKilled, ContainerdKilled, ContainerdStopped, NodeRebooted}, k)
+// victims are the pods whose containers may end by a fault.
+type victims int
+
+const (
+	noPods victims = iota
+	// mpsPods have shares by MPS: their programs end with the server.
+	mpsPods
+	allPods
+)
+
+// ends are the pods whose containers may end by faults of a kind. MPS daemons end with their supervisor where the node has
+// cgroup v1: the container runtime finds the processes of a container by it.
+func (k Kind) ends() victims {
+	switch k {
+	case SupervisorKilled, MPSDaemonKilled:
+		return mpsPods
+	case ContainerdKilled, ContainerdStopped, NodeRebooted:
+		return allPods
+	default:
+		return noPods
+	}
 }
 
 // lasts is for how long a fault of a kind is there, at least and at most; zero for those that last as long as it takes.

@@ -115,7 +115,7 @@ func (c *churn) pass(ctx context.Context, p Pod) {
 	case ctx.Err() != nil:
 		return
 	case errors.Is(err, errEnded):
-		c.report.podEnded(name, created, err.Error())
+		c.report.podEnded(name, p.Shape, created, err.Error())
 	case err != nil:
 		c.report.violation("pod", "%s: %v", name, err)
 	default:
@@ -124,7 +124,7 @@ func (c *churn) pass(ctx context.Context, p Pod) {
 			return
 		}
 		if pod := c.pods.get(name); pod == nil || ended(pod) { // it was there while it ran, and nobody but pass deletes it
-			c.report.podEnded(name, created, describe(pod))
+			c.report.podEnded(name, p.Shape, created, describe(pod))
 		}
 	}
 	if err := c.bed.endPod(ctx, c.pods, name, p.Force, podPatience); err != nil && ctx.Err() == nil {

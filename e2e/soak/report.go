@@ -117,13 +117,20 @@ type tally struct {
 	podsEnded  int
 	recoveries []recovered
 	violations []string
-	// pardoning is set while containers may end by a fault; pardoned is when that was said last.
-	pardoning bool
-	pardoned  time.Time
+	pardons    map[victims]pardon
 }
 
+// pardon is whether containers of pods may end by a fault now, and when that was said last.
+type pardon struct {
+	now  bool
+	last time.Time
+}
+
+// covers reports whether containers of a pod that was created at a time may have ended by a fault.
+func (p pardon) covers(created time.Time) bool { return p.now || p.last.After(created) }
+
 func newTally(out io.Writer, seed uint64) *tally {
-	return &tally{out: out, seed: seed, start: time.Now()}
+	return &tally{out: out, seed: seed, start: time.Now(), pardons: map[victims]pardon{}}
 }
 
 func (t *tally) log(format string, args ...any) {
@@ -157,17 +164,19 @@ func (t *tally) podRan(claims int) {
 	t.claims += claims
 }
 
-// pardonPods says that from now on, or no longer, containers may end by a fault.
-func (t *tally) pardonPods(begins bool) {
+// pardonPods says that from now on, or no longer, containers of some pods may end by a fault.
+func (t *tally) pardonPods(of victims, begins bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.pardoning, t.pardoned = begins, time.Now()
+	if of != noPods {
+		t.pardons[of] = pardon{begins, time.Now()}
+	}
 }
 
 // podEnded notes that containers of a pod, which was created at a time, ended before it was deleted.
-func (t *tally) podEnded(name string, created time.Time, how string) {
+func (t *tally) podEnded(name string, shape Shape, created time.Time, how string) {
 	t.mu.Lock()
-	pardoned := t.pardoning || t.pardoned.After(created)
+	pardoned := t.pardons[allPods].covers(created) || shape.usesMPS() && t.pardons[mpsPods].covers(created)
 	if pardoned {
 		t.podsEnded++
 	}

@@ -20,17 +20,27 @@ func TestReport(t *testing.T) {
 	c.recovered(Fault{Kind: NodeRebooted}, time.Minute)
 	c.podCreated()
 	c.podRan(4)
-	c.pardonPods(true)
-	c.podEnded("there-meanwhile", time.Now(), "")
-	c.pardonPods(false)
-	c.podEnded("there-before", time.Now().Add(-time.Hour), "")
-	c.podEnded("pod-1", time.Now().Add(time.Second), "exit code 137")
+	slices, mps := Shape{"slices", []Ask{AskSlice}}, Shape{"mps", []Ask{AskSlice, AskMPS}}
+	c.pardonPods(NodeRebooted.ends(), true)
+	c.podEnded("there-meanwhile", slices, time.Now(), "")
+	c.pardonPods(NodeRebooted.ends(), false)
+	c.podEnded("there-before", mps, time.Now().Add(-time.Hour), "")
+	c.podEnded("pod-1", mps, time.Now().Add(time.Second), "exit code 137")
+	c.pardonPods(PluginKilled.ends(), true)
+	c.podEnded("pod-2", mps, time.Now().Add(time.Second), "exit code 1")
+	c.pardonPods(PluginKilled.ends(), false)
+	c.pardonPods(MPSDaemonKilled.ends(), true)
+	c.podEnded("client", mps, time.Now(), "")
+	c.podEnded("pod-3", slices, time.Now().Add(time.Second), "exit code 2")
+	c.pardonPods(MPSDaemonKilled.ends(), false)
 	got := c.report(time.Hour, []string{"+ partition"})
-	if len(got.Violations) != 1 || !strings.Contains(got.Violations[0], "pod-1 ended, and there was no fault that ends them: exit code 137") {
-		t.Errorf("violations: %q, want that of pod-1", got.Violations)
+	for i, want := range []string{"pod-1 ended, and there was no fault that ends them: exit code 137", "pod-2 ended", "pod-3 ended"} {
+		if len(got.Violations) != 3 || !strings.Contains(got.Violations[i], want) {
+			t.Errorf("violations: %q, want those of pod-1, pod-2 and pod-3", got.Violations)
+		}
 	}
 	got.Violations = nil
-	want := &Report{Seed: 3, Seconds: 3600, Pods: 1, Claims: 4, PodsEnded: 2, Injected: 101, Own: Recovery{P50: 50, P99: 99},
+	want := &Report{Seed: 3, Seconds: 3600, Pods: 1, Claims: 4, PodsEnded: 3, Injected: 101, Own: Recovery{P50: 50, P99: 99},
 		Faults: []FaultReport{{PluginKilled, 100, Recovery{50, 99}}, {NodeRebooted, 1, Recovery{60, 60}}}, Leaks: []string{"+ partition"}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("report (-want +got):\n%s", diff)

@@ -139,6 +139,11 @@ func Shapes() []Shape {
 	}
 }
 
+// usesMPS reports whether a pod has a share by MPS.
+func (s Shape) usesMPS() bool {
+	return slices.Contains(s.Claims, AskMPS) || slices.Contains(s.Claims, AskPartMPS)
+}
+
 // probe is the shape of the pod that shows that a node has recovered.
 func probe() Shape { return Shape{"probe", []Ask{AskSmall, AskSlice, AskMPS}} }
 
