@@ -61,19 +61,29 @@ func TestScheduler_Configuration(t *testing.T) {
 		packing, resources := map[string]any{"name": "GPUPacking"}, map[string]any{"name": "CandidateDynamicResources"}
 		plugins := map[string]any{
 			"multiPoint": map[string]any{
-				"enabled":  []any{map[string]any{"name": "GPUPacking", "weight": float64(50)}, map[string]any{"name": "CandidateDynamicResources", "weight": float64(2)}},
+				"enabled":  []any{map[string]any{"name": "GPUPacking", "weight": float64(60)}, map[string]any{"name": "CandidateDynamicResources", "weight": float64(2)}},
 				"disabled": []any{map[string]any{"name": "DynamicResources"}},
 			},
 			"postFilter":         map[string]any{"enabled": []any{packing, resources}},
 			"podGroupPostFilter": map[string]any{"enabled": []any{resources}},
 			"reserve":            map[string]any{"enabled": []any{resources}},
 		}
-		if diff := cmp.Diff(plugins, profile["plugins"]); diff != "" {
-			t.Errorf("%s: plugins (-want +got):\n%s", values, diff)
+		var names []any
+		for _, one := range config["profiles"].([]any) {
+			profile := one.(map[string]any)
+			names = append(names, profile["schedulerName"])
+			if diff := cmp.Diff(plugins, profile["plugins"]); diff != "" {
+				t.Errorf("%s: plugins (-want +got):\n%s", values, diff)
+			}
+			args := profile["pluginConfig"].([]any)[0].(map[string]any)["args"]
+			if diff := cmp.Diff(want, args); diff != "" {
+				t.Errorf("%s: arguments (-want +got):\n%s", values, diff)
+			}
 		}
-		args := profile["pluginConfig"].([]any)[0].(map[string]any)["args"]
-		if diff := cmp.Diff(want, args); diff != "" {
-			t.Errorf("%s: arguments (-want +got):\n%s", values, diff)
+		// In place of the first it has to schedule the pods that name the second, which nobody else does.
+		profiles := map[bool][]any{false: {schedulerName}, true: {"default-scheduler", schedulerName}}
+		if diff := cmp.Diff(profiles[profile["schedulerName"] == "default-scheduler"], names); diff != "" {
+			t.Errorf("%s: profiles (-want +got):\n%s", values, diff)
 		}
 		election := config["leaderElection"].(map[string]any)
 		if profile["schedulerName"] == "default-scheduler" {

@@ -48,8 +48,10 @@ func TestScheduler_InPlaceOfFirst(t *testing.T) {
 	scheduler := env.cluster.Component(cluster.Scheduler)
 	must(t, scheduler.Stop(ctx, syscall.SIGTERM))
 	t.Cleanup(func() { must(t, scheduler.Start(context.Background())) })
-	// One pod without GPUs, and one as its example has it.
-	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{workload.Pod("plain", "")}))
+	// One pod without GPUs, one that names the second scheduler, as before, and one as its example has it.
+	second := workload.Pod("second", "")
+	second.Spec.SchedulerName = schedulerName
+	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{workload.Pod("plain", ""), second}))
 	_, err = env.client.Kubectl(ctx, "", "apply", "-f", filepath.Join(examplesDir, "one-gpu.yaml"))
 	must(t, err)
 	for _, p := range schedulerPods(t, ctx) {
@@ -64,7 +66,7 @@ func TestScheduler_InPlaceOfFirst(t *testing.T) {
 	_, err = leases.Update(ctx, lease, metav1.UpdateOptions{})
 	must(t, err)
 	leader(t, ctx, metav1.NamespaceSystem, firstLease)
-	for _, name := range []string{"plain", "one-gpu"} {
+	for _, name := range []string{"plain", "second", "one-gpu"} {
 		_, err := env.client.WaitRunning(ctx, demo, name)
 		must(t, err)
 	}

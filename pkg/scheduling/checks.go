@@ -3,9 +3,12 @@
 package scheduling
 
 import (
+	"encoding/json"
 	"maps"
 	"sync"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
 )
 
 // checks say when the allocator is asked on all nodes although the measure finds no room. The two agree; should they ever not,
@@ -18,7 +21,7 @@ type checks struct {
 	now   func() time.Time
 	mutex sync.Mutex
 	last  time.Time
-	of    map[string]check // by the key of a demand
+	of    map[string]check // by checkKey
 	// putOff is since when demands are put off for others, zero where none is, and putOffLast when one was last.
 	putOff, putOffLast time.Time
 }
@@ -34,6 +37,16 @@ const (
 	retryInterval = 6 * time.Minute
 	maxChecks     = 1000
 )
+
+// checkKey is equal for pods that the allocator answers alike: they ask for the same devices, and may be on the same nodes.
+func checkKey(pod *corev1.Pod, q query) string {
+	s := &pod.Spec
+	nodes, err := json.Marshal([]any{s.NodeSelector, s.Affinity, s.Tolerations, s.TopologySpreadConstraints})
+	if err != nil {
+		return q.demand.Key
+	}
+	return q.demand.Key + string(nodes)
+}
 
 // due reports whether a demand is to be checked now, and notes that it is.
 func (c *checks) due(key string) bool {

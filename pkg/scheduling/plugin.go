@@ -194,7 +194,7 @@ func (p *Plugin) decide(ctx context.Context, pod *corev1.Pod, among eligible, q 
 	}
 	// A claim for the pod's own extended resources is left where the scheduler ended before it was bound: DynamicResources
 	// deletes it.
-	if p.checks.due(q.demand.Key) || p.cluster.extendedClaim(pod) != nil {
+	if p.checks.due(checkKey(pod, q)) || p.cluster.extendedClaim(pod) != nil {
 		return nil, outcomeChecked
 	}
 	p.waiting.put(pod.UID, q)

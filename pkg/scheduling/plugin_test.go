@@ -283,6 +283,32 @@ func TestPlugin_FullIsChecked(t *testing.T) {
 	}
 }
 
+// TestPlugin_FullIsCheckedByNodes: a check for a pod that may be on some nodes says nothing of one that may be on others. The first
+// comes first each time.
+func TestPlugin_FullIsCheckedByNodes(t *testing.T) {
+	b := newBed(t, "")
+	b.addNodes("t4", "n1", "n2")
+	b.place(b.pod("first", "gpu"))
+	b.place(b.pod("second", "gpu"))
+	on := func(name, node string) *corev1.Pod {
+		pod := b.pod(name, "gpu")
+		pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
+		return pod
+	}
+	var got []string
+	for i := range 4 {
+		b.now = b.now.Add(retryInterval / 2)
+		for _, pod := range []*corev1.Pod{on("a", "n1"), on("b", "n2")} {
+			if _, s := b.preFilter(pod); s == "Skip" {
+				got = append(got, fmt.Sprint(i, " ", pod.Name))
+			}
+		}
+	}
+	if diff := cmp.Diff([]string{"0 a", "1 b", "2 a", "3 b"}, got); diff != "" {
+		t.Errorf("checks (-want +got):\n%s", diff)
+	}
+}
+
 // TestPlugin_Unreserve: devices that a pod does not get after all are free again.
 func TestPlugin_Unreserve(t *testing.T) {
 	b := newBed(t, "")

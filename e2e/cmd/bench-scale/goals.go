@@ -2,7 +2,10 @@
 
 package main
 
-import "fmt"
+import (
+	"fmt"
+	"math"
+)
 
 // goalNodes is from how many nodes on the goals hold: with fewer, a scheduler that looks at all of them has less to do.
 const goalNodes = 1000
@@ -86,11 +89,28 @@ func (r *report) compared(n number) (value float64, ok bool) {
 		return 0, false
 	}
 	if n.Goal.Ratio {
-		return r.ratio(n)
+		return r.comparedRatio(n)
 	}
 	if value, ok = n.Values[""]; ok {
 		return value, true
 	}
 	value, ok = n.Values[r.Schedulers[len(r.Schedulers)-1]]
 	return value, ok
+}
+
+// comparedRatio is the ratio of a number. Where the first scheduler has 0, as of what it rejects, anything is more.
+func (r *report) comparedRatio(n number) (ratio float64, ok bool) {
+	if ratio, ok = r.ratio(n); ok {
+		return ratio, ok
+	}
+	first, ok := n.Values[r.Schedulers[0]]
+	last, also := n.Values[r.Schedulers[len(r.Schedulers)-1]]
+	switch {
+	case !ok || !also || first != 0 || len(r.Schedulers) < 2:
+		return 0, false
+	case last > 0:
+		return math.Inf(1), true
+	default:
+		return 0, !n.Goal.Least
+	}
 }

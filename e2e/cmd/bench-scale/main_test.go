@@ -58,7 +58,7 @@ func TestReport_Goals(t *testing.T) {
 		"240 pods, whole, in a second, 10000 claims allocated 5.00 48.00 9.60 >= 10 x MISSED",
 		"API server, MB per node, live heap 2.50 - - <= 3",
 		"only one - 1.00 - -",
-		"2000 mixed pods on 100 nodes, 80 % load: compute slices rejected, % 0.00 0.00 - -", // nothing to divide by
+		"2000 mixed pods on 100 nodes, 80 % load: compute slices rejected, % 0.00 0.00 - <= 0.6 x",
 		"",
 	}
 	if diff := cmp.Diff(want, lines); diff != "" {
@@ -68,6 +68,19 @@ func TestReport_Goals(t *testing.T) {
 		"GPUs of 60 pods, whole: 10.00, want <= 9", "240 pods, whole, in a second, 10000 claims allocated: 9.60, want >= 10 x",
 	}
 	if diff := cmp.Diff(missed, r.missed()); diff != "" {
+		t.Errorf("missed (-want +got):\n%s", diff)
+	}
+}
+
+// TestReport_MoreThanNothing: where the first scheduler rejects nothing, the last must not either.
+func TestReport_MoreThanNothing(t *testing.T) {
+	o := options{nodes: 1000, mixedNodes: 100, mixedPods: 2000, schedulers: []string{defaultScheduler, cleaveScheduler}}
+	r := newReport(o)
+	name := "2000 mixed pods on 100 nodes, 80 % load: compute slices rejected, %"
+	r.set(name, defaultScheduler, 0)
+	r.set(name, cleaveScheduler, 0.1)
+	r.setGoals(o)
+	if diff := cmp.Diff([]string{name + ": +Inf, want <= 0.6 x"}, r.missed()); diff != "" {
 		t.Errorf("missed (-want +got):\n%s", diff)
 	}
 }

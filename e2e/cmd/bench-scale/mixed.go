@@ -84,14 +84,21 @@ func (b *bench) replay(ctx context.Context, s *scheduler) (packing.Tally, error)
 			tally.Rejected += request.Kind.Slices
 		}
 		if i%500 == 499 {
+			if err := b.allocatedOnce(ctx, namesOf(live)); err != nil {
+				return tally, err
+			}
 			fmt.Fprintf(os.Stderr, "%s: %d of %d mixed pods, %d run\n", s.name, i+1, len(trace), len(live))
 		}
 	}
-	names := make([]string, 0, len(live))
-	for _, p := range live {
+	return tally, b.remove(ctx, namesOf(live))
+}
+
+func namesOf(pods []running) []string {
+	names := make([]string, 0, len(pods))
+	for _, p := range pods {
 		names = append(names, p.name)
 	}
-	return tally, b.remove(ctx, names)
+	return names
 }
 
 // lifetime is when a pod of a trace ends. Holding times have no memory, so that those of the first pods can all begin at

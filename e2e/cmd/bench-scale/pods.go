@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -16,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/cleave-dra/cleave/e2e/packing"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -176,6 +178,37 @@ func (b *bench) landed(ctx context.Context, names []string) (landing, error) {
 		}
 	}
 	return l, nil
+}
+
+// allocatedOnce checks that no GPU of the nodes that the claims of pods are on is allocated twice, by whomever.
+func (b *bench) allocatedOnce(ctx context.Context, names []string) error {
+	all, err := b.client.ResourceV1().ResourceClaims(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list the claims: %w", err)
+	}
+	of := map[string]bool{}
+	for _, name := range names {
+		of[name] = true
+	}
+	concerned, byNode := map[string]bool{}, map[string][]resourceapi.DeviceRequestAllocationResult{}
+	for i := range all.Items {
+		if all.Items[i].Status.Allocation == nil {
+			continue
+		}
+		for _, r := range all.Items[i].Status.Allocation.Devices.Results {
+			byNode[r.Pool] = append(byNode[r.Pool], r)
+			concerned[r.Pool] = concerned[r.Pool] || of[all.Items[i].Name]
+		}
+	}
+	for _, node := range slices.Sorted(maps.Keys(byNode)) {
+		if !concerned[node] {
+			continue
+		}
+		if over := packing.OverAllocated(packing.ForNode(b.published, node), byNode[node]); len(over) > 0 {
+			return fmt.Errorf("more is allocated of node %s than it has: %s", node, strings.Join(over, ", "))
+		}
+	}
+	return nil
 }
 
 // gpuOf is the GPU of a device: "gpu-" and the four parts of a PCI address.

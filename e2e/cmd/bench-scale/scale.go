@@ -155,6 +155,9 @@ func (b *bench) place(ctx context.Context, s *scheduler, k kind, n int) (l landi
 	if l, err = b.landed(ctx, names); err != nil {
 		return l, 0, 0, err
 	}
+	if err := b.allocatedOnce(ctx, names); err != nil {
+		return l, 0, 0, err
+	}
 	fmt.Fprintf(os.Stderr, "%s: %d pods of %s on %d GPUs of %d nodes, %d of them untouched before, %.1f in a second, "+
 		"%.1f ms of a processor each\n", s.name, n, k.name, l.gpus, l.nodes, l.opened, rate, used)
 	return l, rate, used, b.remove(ctx, names)

@@ -43,7 +43,7 @@ func (b *bench) start(ctx context.Context, name string) (*scheduler, error) {
 		plugins = `
     plugins:
       multiPoint:
-        enabled: [{name: GPUPacking, weight: 50}, {name: CandidateDynamicResources, weight: 2}]
+        enabled: [{name: GPUPacking, weight: 60}, {name: CandidateDynamicResources, weight: 2}]
         disabled: [{name: DynamicResources}]
       postFilter: {enabled: [{name: GPUPacking}, {name: CandidateDynamicResources}]}
       podGroupPostFilter: {enabled: [{name: CandidateDynamicResources}]}
