@@ -201,7 +201,7 @@ func (f *faults) killDaemon(ctx context.Context, fault Fault) (time.Time, error)
 	if len(f.killed) == 0 {
 		return from, errors.New("a pod with an MPS share runs, but no MPS daemon")
 	}
-	return from, f.bed.endPod(ctx, f.pods, name, false, podPatience)
+	return from, f.bed.endPod(ctx, f.pods, name, false)
 }
 
 func (f *faults) slowAPIServer(ctx context.Context, fault Fault) (time.Time, error) {

@@ -43,11 +43,11 @@ func (f nodeFaults) partitionByHand(ctx context.Context, fault Fault) (from time
 	}
 	made, err := f.createByHand(ctx)
 	if err != nil {
-		return from, errors.Join(err, f.bed.endPod(ctx, f.pods, name, false, podPatience))
+		return from, errors.Join(err, f.bed.endPod(ctx, f.pods, name, false))
 	}
 	err = f.waitOccupied(ctx, made, true)
 	if err == nil {
-		err = f.bed.endPod(ctx, f.pods, name, false, podPatience)
+		err = f.bed.endPod(ctx, f.pods, name, false)
 	}
 	if err == nil {
 		err = f.last(ctx, fault)

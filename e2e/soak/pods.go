@@ -127,7 +127,7 @@ func (c *churn) pass(ctx context.Context, p Pod) {
 			c.report.podEnded(name, p.Shape, created, describe(pod))
 		}
 	}
-	if err := c.bed.endPod(ctx, c.pods, name, p.Force, podPatience); err != nil && ctx.Err() == nil {
+	if err := c.bed.endPod(ctx, c.pods, name, p.Force); err != nil && ctx.Err() == nil {
 		c.report.violation("pod", "%s: %v", name, err)
 	}
 }
@@ -176,8 +176,8 @@ func (b *bed) runPod(ctx context.Context, pods *podList, shape Shape, name strin
 }
 
 // endPod deletes a pod and waits until it is gone.
-func (b *bed) endPod(ctx context.Context, pods *podList, name string, force bool, patience time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func (b *bed) endPod(ctx context.Context, pods *podList, name string, force bool) error {
+	ctx, cancel := context.WithTimeout(ctx, podPatience)
 	defer cancel()
 	opts := metav1.DeleteOptions{}
 	if force {

@@ -57,7 +57,7 @@ func (f *faults) probe(ctx, outer context.Context) error {
 	f.report.podCreated()
 	err := f.bed.runPod(ctx, f.pods, probe(), name, recoverPatience)
 	f.ending.Go(func() {
-		if err := f.bed.endPod(outer, f.pods, name, false, podPatience); err != nil && outer.Err() == nil {
+		if err := f.bed.endPod(outer, f.pods, name, false); err != nil && outer.Err() == nil {
 			f.report.violation("pod", "%s: %v", name, err)
 		}
 	})
