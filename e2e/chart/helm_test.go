@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -36,16 +37,27 @@ func helmOn(t *testing.T, values string, args ...string) string {
 	return out
 }
 
+// podAppears bounds the time until a controller has made a component's pod, which Helm does not wait for.
+const podAppears = 30 * time.Second
+
 // podOf is the one pod of a component that is not about to go.
 func podOf(t *testing.T, ctx context.Context, component string) *corev1.Pod {
 	t.Helper()
-	list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
-	must(t, err)
-	list.Items = slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
-	if len(list.Items) != 1 {
-		t.Fatalf("component %s has %d pods, want one", component, len(list.Items))
-	}
-	return &list.Items[0]
+	ctx, cancel := context.WithTimeout(ctx, podAppears)
+	defer cancel()
+	var pod *corev1.Pod
+	must(t, workload.Until(ctx, "component "+component+" to have one pod", func(ctx context.Context) (bool, string, error) {
+		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
+		if err != nil {
+			return false, "", err
+		}
+		list.Items = slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
+		if len(list.Items) == 1 {
+			pod = &list.Items[0]
+		}
+		return pod != nil, fmt.Sprintf("%d pods", len(list.Items)), nil
+	}))
+	return pod
 }
 
 // uninstall ends a release and waits until its pods are gone. There may be none, so that a test can see to it before it installs.

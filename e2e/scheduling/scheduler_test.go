@@ -223,6 +223,21 @@ func TestScheduler_FourNodes(t *testing.T) {
 	b.gpus()
 }
 
+// TestScheduler_NotebooksAtOnce: shares of four per GPU that are created at once are on one GPU of four nodes, or on two of one node:
+// kube-scheduler 1.37 counts a share twice for a moment (docs/sharing.md).
+func TestScheduler_NotebooksAtOnce(t *testing.T) {
+	b := newBed(t)
+	b.addClasses()
+	b.addNodes("n1", "n2", "n3", "n4")
+	b.startScheduler("{}")
+	b.addPods("notebook", "timeslice.cleave.dev", 4)
+	nodes, gpus := b.scheduled(4), b.gpus()
+	t.Logf("four notebooks are on %v", gpus)
+	if len(nodes) != 1 || len(gpus) > 2 {
+		t.Errorf("four notebooks are on %v, want one node, and one GPU of it or two", gpus)
+	}
+}
+
 // TestScheduler_Killed kills the scheduler while pods are under way. Another goes on: every pod gets its devices, and no
 // device is allocated twice.
 func TestScheduler_Killed(t *testing.T) {
