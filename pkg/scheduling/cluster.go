@@ -28,7 +28,9 @@ type cluster struct {
 	claims *mirror[*resourceapi.ResourceClaim]
 	rules  *mirror[*resourceapi.DeviceTaintRule]
 	// synced are what reports that all there was at the start is applied.
-	synced []cache.InformerSynced
+	synced []cache.DoneChecker
+	// ahead is closed when readAhead has ended.
+	ahead chan struct{}
 	// views by node, ordered by driver.
 	views map[string][]*view
 	// elsewhere are the drivers of slices that are not of one node and of pools that are of several, with their number.

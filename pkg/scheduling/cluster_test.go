@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/cleave-dra/cleave/pkg/packing"
@@ -124,5 +125,30 @@ func TestCandidate_InLogs(t *testing.T) {
 		`"n1{Lost:14 Spans:0 Broken:0 Left:0 Joined:0 Load:0 Replicas:0}"]`
 	if !strings.Contains(out.String(), want) {
 		t.Errorf("got %s, want %s", out.String(), want)
+	}
+}
+
+// TestReadAhead: what nodes publish when the scheduler starts is read before the first pod comes.
+func TestReadAhead(t *testing.T) {
+	client := fake.NewClientset()
+	for _, node := range []string{"n1", "n2"} {
+		for _, s := range slicesOf(t, "t4", node) {
+			if err := client.Tracker().Add(s); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	all := newInformers(client)
+	c, err := (&clusters{}).get(t.Context(), all, client.Discovery())
+	if err != nil {
+		t.Fatal(err)
+	}
+	all.Start(t.Context().Done())
+	t.Cleanup(all.Shutdown)
+	<-c.ahead
+	for _, node := range []string{"n1", "n2"} {
+		if views := c.views[node]; len(views) != 1 || views[0].stale || views[0].node == nil {
+			t.Errorf("node %s is not read: %+v", node, views)
+		}
 	}
 }

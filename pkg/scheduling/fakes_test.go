@@ -66,6 +66,7 @@ func newBed(t testing.TB, args string, objects ...runtime.Object) *bed {
 	b.plugin.checks.last = b.now // none is due yet
 	b.informers.Start(t.Context().Done())
 	b.informers.WaitForCacheSync(t.Context().Done())
+	<-b.plugin.cluster.ahead // tests look at views without the lock
 	t.Cleanup(b.informers.Shutdown)
 	return b
 }

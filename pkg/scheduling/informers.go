@@ -30,7 +30,7 @@ func newCluster(ctx context.Context, all informers.SharedInformerFactory, api di
 	c := &cluster{
 		cache: pools.NewCache(), views: map[string][]*view{}, elsewhere: map[string]int{},
 		allocated: map[types.UID]*claimState{}, extended: map[types.UID]string{},
-		owners: map[poolKey][]*view{}, users: map[poolKey]map[types.UID]bool{},
+		owners: map[poolKey][]*view{}, users: map[poolKey]map[types.UID]bool{}, ahead: make(chan struct{}),
 	}
 	c.slices = newMirror(published.GetIndexer(), c.sliceChanged)
 	c.claims = newMirror(claims.GetIndexer(), c.claimChanged)
@@ -83,8 +83,31 @@ func (c *cluster) watch(informer cache.SharedIndexInformer, follow func(key stri
 	if err != nil {
 		return fmt.Errorf("watch: %w", err)
 	}
-	c.synced = append(c.synced, registered.HasSynced)
+	c.synced = append(c.synced, registered.HasSyncedChecker())
 	return nil
+}
+
+// readAhead reads the views of all nodes once, until ctx ends: with a thousand nodes the first pod would wait for that for a second
+// and more. A replica that waits for the lease has done it before it leads.
+func (c *cluster) readAhead(ctx context.Context) {
+	defer close(c.ahead)
+	if !cache.WaitFor(ctx, "", c.synced...) {
+		return
+	}
+	c.mutex.Lock()
+	nodes := sortedKeys(c.views)
+	c.mutex.Unlock()
+	for _, node := range nodes {
+		if ctx.Err() != nil {
+			return
+		}
+		c.mutex.Lock() // for one node at a time, as pods are scheduled meanwhile
+		for _, v := range c.views[node] {
+			c.refresh(v)
+		}
+		c.mutex.Unlock()
+	}
+	klog.FromContext(ctx).V(2).Info("Read what all nodes publish", "nodes", len(nodes))
 }
 
 // follow applies what changed of an object of an event. With a slice go the rules, which few clusters have: the event may be
@@ -128,5 +151,6 @@ func (c *clusters) get(ctx context.Context, all informers.SharedInformerFactory,
 		return nil, err
 	}
 	c.of, c.last = all, made
+	go made.readAhead(ctx)
 	return made, nil
 }

@@ -102,7 +102,7 @@ func (p *Plugin) PreFilter(ctx context.Context, state framework.CycleState, pod 
 	nodes []framework.NodeInfo) (*framework.PreFilterResult, *framework.Status) {
 	skip := framework.NewStatus(framework.Skip)
 	if !p.ready.Load() {
-		if !cache.WaitForCacheSync(ctx.Done(), p.cluster.synced...) {
+		if !cache.WaitFor(ctx, "", p.cluster.synced...) {
 			return nil, framework.AsStatus(context.Cause(ctx))
 		}
 		p.ready.Store(true)
