@@ -16,8 +16,8 @@ import (
 // instructions have it, takes the sockets away, fills the directory, and writes what the log pipe takes. It then says
 // what it saw, and stays.
 const hostile = `cd /tmp/nvidia-mps || exit 9
-echo quit | nvidia-cuda-mps-control
-echo shutdown_server -f | nvidia-cuda-mps-control
+echo quit | /usr/bin/nvidia-cuda-mps-control
+echo shutdown_server -f | /usr/bin/nvidia-cuda-mps-control
 rm -f control control_privileged control_lock log nvidia-cuda-mps-control.pid 2>/dev/null
 mv control elsewhere 2>/dev/null
 echo x > filler 2>/dev/null
@@ -27,7 +27,10 @@ sleep 2
 kill $writer 2>/dev/null
 mount -o remount,rw /tmp/nvidia-mps 2>/dev/null && echo "can mount"
 echo "host $(ls -d /run/cleave $SUPERVISOR 2>/dev/null)$(grep -c nvidia-mps /proc/net/unix)"
-echo "mounts $(while read -r _ _ _ root point _; do case "$root $point" in *mps*) echo "$root on $point";; esac; done </proc/self/mountinfo)"
+while read -r _ _ _ root point _; do
+  case "$point" in /usr/bin/*|/var/run/kubernetes.io/*) continue ;; esac
+  case "$root $point" in *mps*) echo "mount $root on $point" ;; esac
+done </proc/self/mountinfo
 echo "sees $(echo *)"
 exec sleep infinity`
 
@@ -54,6 +57,14 @@ func TestMPS_TenantsIsolated(t *testing.T) {
 	}))
 	if !strings.Contains(log, "host 0\n") || strings.Contains(log, "can mount") {
 		t.Errorf("the container gets at directories of the host, at other servers' sockets, or at its own mounts:\n%s", log)
+	}
+	for _, command := range []string{"quit", "shutdown_server"} {
+		if !strings.Contains(log, command+": permission denied\n") {
+			t.Errorf("the daemon was not asked, or does not refuse, to %s:\n%s", command, log)
+		}
+	}
+	if got := strings.Count(log, "mount "); got != 1 || !strings.Contains(log, "mount /clients on /tmp/nvidia-mps\n") {
+		t.Errorf("the container has %d mounts of servers, want the one for clients:\n%s", got, log)
 	}
 	if !strings.Contains(log, "sees control log\n") {
 		t.Errorf("the container sees more than a client needs, or less:\n%s", log)

@@ -36,10 +36,12 @@ func TestApart(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	const groups = "/sys/fs/cgroup/unified"
 	file := filepath.Join(t.TempDir(), "file")
 	lines, code := apart(t, strings.Join([]string{
 		"cat /proc/1/comm", "grep -l 'cluster[.]test' /proc/[0-9]*/cmdline", "grep -c : /proc/net/dev",
 		"ls -A /var/lib/kubelet", "touch /var/lib/kubelet/x " + file, "echo 11 > /proc/sys/kernel/panic",
+		"[ ! -w " + groups + "/cgroup.procs ] || mkdir " + groups + "/of-apart-test || exit",
 		"sleep 600 & exit 3", // which ends with the first process there
 	}, "\n"))
 	if code != 3 {
@@ -53,6 +55,11 @@ func TestApart(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(deviceManagerRoot, "x")); err == nil {
 		t.Errorf("%s is not one of its own", deviceManagerRoot)
+	}
+	for _, pattern := range []string{"of-apart-test", "*/of-apart-test"} {
+		if left, err := filepath.Glob(filepath.Join(groups, pattern)); err != nil || len(left) > 0 {
+			t.Errorf("cgroups are left: %q, %v", left, err)
+		}
 	}
 	if diff := cmp.Diff(before, readSysctls()); diff != "" {
 		t.Errorf("settings of the kernel (-before +after):\n%s", diff)
