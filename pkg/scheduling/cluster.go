@@ -34,7 +34,7 @@ type cluster struct {
 	// views by node, ordered by driver.
 	views map[string][]*view
 	// elsewhere are the drivers of slices that are not of one node and of pools that are of several, with their number.
-	elsewhere map[string]int
+	elsewhere tally
 	// allocated are the claims that have devices, and the pods whose claim for extended resources is not known yet; extended
 	// are the names of those that are, by the UID of the pod.
 	allocated map[types.UID]*claimState
@@ -105,7 +105,7 @@ func (c *cluster) addSlice(s *resourceapi.ResourceSlice) {
 
 func (c *cluster) removeSlice(s *resourceapi.ResourceSlice) {
 	if s.Spec.NodeName == nil {
-		c.leaveElsewhere(s.Spec.Driver)
+		c.elsewhere.leave(s.Spec.Driver)
 		return
 	}
 	views := c.views[*s.Spec.NodeName]
@@ -141,14 +141,17 @@ func (c *cluster) disown(key poolKey, v *view) {
 	default:
 		c.owners[key] = owners
 		if len(owners) == 1 {
-			c.leaveElsewhere(key.driver)
+			c.elsewhere.leave(key.driver)
 		}
 	}
 }
 
-func (c *cluster) leaveElsewhere(driver string) {
-	if c.elsewhere[driver]--; c.elsewhere[driver] <= 0 {
-		delete(c.elsewhere, driver)
+// tally counts by driver.
+type tally map[string]int
+
+func (t tally) leave(driver string) {
+	if t[driver]--; t[driver] <= 0 {
+		delete(t, driver)
 	}
 }
 

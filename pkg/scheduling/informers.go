@@ -28,7 +28,7 @@ func newCluster(ctx context.Context, all informers.SharedInformerFactory, api di
 		return nil, fmt.Errorf("share what is equal in ResourceSlices: %w", err)
 	}
 	c := &cluster{
-		cache: pools.NewCache(), views: map[string][]*view{}, elsewhere: map[string]int{},
+		cache: pools.NewCache(), views: map[string][]*view{}, elsewhere: tally{},
 		allocated: map[types.UID]*claimState{}, extended: map[types.UID]string{},
 		owners: map[poolKey][]*view{}, users: map[poolKey]map[types.UID]bool{}, ahead: make(chan struct{}),
 	}
