@@ -34,7 +34,7 @@ func TestCompare(t *testing.T) {
 		{name: "another file", file: "usr/bin/scheduler", content: "program", err: "the image has no usr/bin/cleave-scheduler"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			r := &release{snapshot: snapshot{repository: t.TempDir()}}
+			r := &release{repository: t.TempDir()}
 			for _, dir := range []string{r.built("amd64", ""), r.built("arm64", ""), filepath.Dir(r.image("", ""))} {
 				if err := os.MkdirAll(dir, 0o750); err != nil {
 					t.Fatal(err)
