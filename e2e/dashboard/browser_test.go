@@ -91,6 +91,8 @@ func TestBrowser_Overview(t *testing.T) {
 	is("the cordoned node", "document.querySelector('#node-gpu-b1 .badge').textContent === 'cordoned'")
 	is("the pending claim", "document.querySelector('.tile.alarm a[href=\"claims?q=is:pending\"]').textContent === '1'")
 
+	is("the page's script", "document.readyState === 'complete'")
+
 	// A change: the row is replaced, the others stay, and so do the focus and the layout.
 	must(t, p.Press(ctx, "j", "j"))
 	is("focus on the second row", "document.activeElement.textContent === 'gpu-a2'")
@@ -117,6 +119,7 @@ func TestBrowser_Overview(t *testing.T) {
 	is("no help", "!document.getElementById('help').open")
 	must(t, p.Press(ctx, "ArrowDown", "ArrowUp", "Enter"))
 	is("the node's page", "location.pathname === '/nodes/gpu-a3' && document.querySelectorAll('.gpu-card').length === 4")
+	is("the page's script", "document.readyState === 'complete'") // which hears the next keys, and is deferred
 	must(t, p.Press(ctx, "g", "c"))
 	is("the claims, pending first", "location.pathname === '/claims' && document.querySelector('.claim-row .name').textContent.includes('ml-research/waits')")
 	must(t, p.Press(ctx, "u"))
