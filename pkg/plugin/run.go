@@ -28,7 +28,8 @@ import (
 // ErrDriverAvailable ends Run after the driver was released and can be used again: the program is to re-execute itself.
 var ErrDriverAvailable = node.ErrDriverAvailable
 
-// Run serves until ctx ends or something fails that no retry mends.
+// Run serves until ctx ends or something fails that no retry mends. When ctx ends, calls of the kubelet that are under way are
+// answered before, for up to 15 seconds.
 //
 // The kubelet is served before the driver answers: claims can be unprepared without it. Claims are prepared and
 // slices published once it does.
@@ -36,9 +37,9 @@ func Run(ctx context.Context, config Config) error {
 	if err := config.Validate(); err != nil {
 		return err
 	}
-	ctx, fatal := context.WithCancelCause(ctx)
-	defer fatal(nil)
 	s := newService(config)
+	ctx, fatal := s.kubelet.underWay.outlast(ctx, stopPatience)
+	defer fatal(nil)
 	if err := s.connect(ctx); err != nil {
 		return err
 	}
