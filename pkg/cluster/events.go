@@ -68,11 +68,12 @@ func (e *Events) WarnObject(object *corev1.ObjectReference, reason, message stri
 }
 
 // WarnOnce writes a warning about an object of the whole cluster, of which the plugins of all nodes know the same: under a name that
-// is made of reason and message, so that the first of them writes it. It waits for the API server.
+// is made of the object's UID, the reason and the message, so that the first of them writes it, and again of a new object of that
+// name. It waits for the API server.
 func WarnOnce(
 	ctx context.Context, client kubernetes.Interface, component string, object *corev1.ObjectReference, reason, message string,
 ) error {
-	sum := sha256.Sum256([]byte(reason + message))
+	sum := sha256.Sum256([]byte(string(object.UID) + reason + message))
 	now := metav1.Now()
 	_, err := client.CoreV1().Events(object.Namespace).Create(ctx, &corev1.Event{
 		ObjectMeta:     metav1.ObjectMeta{Namespace: object.Namespace, Name: fmt.Sprintf("%s.%x", object.Name, sum[:8])},

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 )
 
@@ -94,12 +95,15 @@ func TestWatcher_MissingClasses(t *testing.T) {
 	})
 }
 
-// Of the plugins of many nodes, one writes.
+// Of the plugins of many nodes, one writes; and again after the release was installed anew.
 func TestWarnOnce(t *testing.T) {
 	client := fake.NewClientset()
-	set := &corev1.ObjectReference{Kind: "DaemonSet", Namespace: "ns", Name: "plugin"}
-	for _, message := range []string{"a is missing", "a is missing", "b is missing"} {
-		if err := WarnOnce(t.Context(), client, "gpu.cleave.dev", set, "Missing", message); err != nil {
+	for _, w := range []struct {
+		uid     types.UID
+		message string
+	}{{"1", "a is missing"}, {"1", "a is missing"}, {"1", "b is missing"}, {"2", "a is missing"}} {
+		set := &corev1.ObjectReference{Kind: "DaemonSet", Namespace: "ns", Name: "plugin", UID: w.uid}
+		if err := WarnOnce(t.Context(), client, "gpu.cleave.dev", set, "Missing", w.message); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -109,9 +113,9 @@ func TestWarnOnce(t *testing.T) {
 	}
 	got := map[string]int32{}
 	for _, e := range list.Items {
-		got[e.InvolvedObject.Name+" "+e.Reason+": "+e.Message] += e.Count
+		got[string(e.InvolvedObject.UID)+" "+e.Reason+": "+e.Message] += e.Count
 	}
-	if diff := cmp.Diff(map[string]int32{"plugin Missing: a is missing": 1, "plugin Missing: b is missing": 1}, got); diff != "" {
+	if diff := cmp.Diff(map[string]int32{"1 Missing: a is missing": 1, "1 Missing: b is missing": 1, "2 Missing: a is missing": 1}, got); diff != "" {
 		t.Errorf("Events (-want +got):\n%s", diff)
 	}
 }
