@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -34,7 +35,7 @@ func TestHistory_OnCluster(t *testing.T) {
 		"whole":     func(name string) []runtime.Object { return gpuPod(name, 1) },
 		"mig":       func(name string) []runtime.Object { return claimPod(name, workload.ClaimSpec("mig.cleave.dev", 1)) },
 		"timeslice": func(name string) []runtime.Object { return claimPod(name, shareSpec(timeSliceClass)) },
-		"mps":       func(name string) []runtime.Object { return claimPod(name, shareSpec(mpsClass)) },
+		"mps":       func(name string) []runtime.Object { return mpsPod(name, shareSpec(mpsClass)) },
 	}
 	pods := 0
 	for i, disturb := range []func(context.Context){
@@ -49,7 +50,10 @@ func TestHistory_OnCluster(t *testing.T) {
 		}
 		disturb(ctx)
 		for _, name := range names {
-			s.pods.running(ctx, name)
+			pod := s.pods.running(ctx, name)
+			if strings.HasPrefix(name, "mps") { // else it may be deleted before its program has an MPS server
+				s.pods.served(ctx, pod)
+			}
 		}
 		disturb(ctx)
 		for _, name := range names {

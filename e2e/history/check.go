@@ -53,6 +53,8 @@ const (
 	RuleUnmanaged Rule = "unmanaged"
 	// RuleRelease: whatever was released is free within a bound.
 	RuleRelease Rule = "release"
+	// RuleClient: an MPS server serves programs of pods whose claims have a share of what it serves, and no others.
+	RuleClient Rule = "client"
 	// RuleAnswer: Prepare returns what the claim was allocated, and the same each time.
 	RuleAnswer Rule = "answer"
 )
@@ -63,7 +65,7 @@ func Check(h History, limits Limits) []Violation {
 	limits.Program = cmp.Or(limits.Program, "cleave")
 	limits.APILag = cmp.Or(limits.APILag, DefaultAPILag)
 	c := newChecker(h, limits)
-	all := slices.Concat(c.checkOwners(), c.checkAnswers(), c.checkDevices(), c.checkUnmanaged(), c.checkReleases())
+	all := slices.Concat(c.checkOwners(), c.checkAnswers(), c.checkDevices(), c.checkUnmanaged(), c.checkReleases(), c.checkClients())
 	for i := range all {
 		slices.SortStableFunc(all[i].Events, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
 	}
@@ -84,6 +86,7 @@ type checker struct {
 	partitions []*partition
 	containers []run
 	modes      []Event // of Hardware that changes a MIG mode or a compute mode
+	served     []Event // of Hardware that begins to serve a program of a pod by MPS
 	// hardware: changes of it were recorded.
 	hardware bool
 	disturbances

@@ -105,6 +105,11 @@ func mode(seconds float64, value string) Event {
 	return at(seconds, Hardware{Change: ComputeMode, GPU: whole, Value: value, By: "cleave"})
 }
 
+// served is a program of a claim's pod that an MPS server begins to serve: of the GPU, or of a partition of it.
+func served(seconds float64, uid string, p *Partition) Event {
+	return at(seconds, Hardware{Change: ServedStarted, GPU: whole, Partition: p, PID: 12, Program: "cuda", Pod: "pod-" + uid, By: "nvidia-cuda-mps-server"})
+}
+
 func container(seconds float64, uid string, state ContainerState) Event {
 	return at(seconds, Container{ID: "container-" + uid, Name: "main", Pod: "pod-" + uid, State: state})
 }

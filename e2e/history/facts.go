@@ -113,6 +113,10 @@ const (
 	// ClientStarted and ClientEnded are of a process that uses the GPU, whose PID and Program are named.
 	ClientStarted Change = "client-started"
 	ClientEnded   Change = "client-ended"
+	// ServedStarted and ServedEnded are of a program that uses the GPU, or the named partition of it, through an MPS server. One
+	// that ends together with its server has no end.
+	ServedStarted Change = "mps-client-started"
+	ServedEnded   Change = "mps-client-ended"
 	// GPULost and GPUBack are of a GPU that fell off the bus or was taken out, and is there again.
 	GPULost Change = "gpu-lost"
 	GPUBack Change = "gpu-back"
@@ -127,11 +131,12 @@ type Hardware struct {
 	Change Change `json:"change"`
 	// GPU is the name of the device that is the whole of it; empty for changes of the node.
 	GPU string `json:"gpu,omitempty"`
-	// Partition that was created or destroyed.
+	// Partition that was created or destroyed, or that an MPS client uses.
 	Partition *Partition `json:"partition,omitempty"`
-	// PID and Program of a client.
+	// PID and Program of a client, and the UID of the Pod of one of MPS that starts: empty where it is in none, or was gone at once.
 	PID     int    `json:"pid,omitempty"`
 	Program string `json:"program,omitempty"`
+	Pod     string `json:"pod,omitempty"`
 	Value   string `json:"value,omitempty"`
 	// By is the program that changed it: the plugin, an administrator's tool, or the simulator where nobody did.
 	By string `json:"by,omitempty"`

@@ -21,6 +21,10 @@ func Lacks(h History, limits Limits) []string {
 		f, ok := fact.(Hardware)
 		return f, ok && f.Change == change && f.By == program
 	}
+	client := func(fact Fact) bool {
+		f, ok := fact.(Hardware)
+		return ok && f.Change == ServedStarted && pods[f.Pod]
+	}
 	answers := func(fact Fact, method Method) bool {
 		f, ok := fact.(Return)
 		return ok && f.Method == method && f.Error == ""
@@ -30,6 +34,8 @@ func Lacks(h History, limits Limits) []string {
 		what string
 		is   func(Fact) bool
 	}{
+		{"a counter set", func(fact Fact) bool { _, ok := fact.(Counters); return ok }},
+		{"a device that consumes counters", func(fact Fact) bool { f, ok := fact.(Device); return ok && f.Set != "" && len(f.Consumes) > 0 }},
 		{"a claim with devices", func(fact Fact) bool { f, ok := fact.(Claim); return ok && len(f.Devices) > 0 }},
 		{"an answer to Prepare", func(fact Fact) bool { return answers(fact, Prepare) }},
 		{"an answer to Unprepare", func(fact Fact) bool { return answers(fact, Unprepare) }},
@@ -40,6 +46,7 @@ func Lacks(h History, limits Limits) []string {
 			f, ok := byProgram(fact, ComputeMode)
 			return ok && f.Value != defaultMode
 		}},
+		{"a program of a pod that has a claim, with an MPS server", client},
 	} {
 		found := false
 		for _, e := range h.Events {

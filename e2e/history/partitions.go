@@ -71,6 +71,9 @@ func (c *checker) readPartitions(events []Event) {
 		if ok && (f.Change == MIGMode || f.Change == ComputeMode) {
 			c.modes = append(c.modes, e)
 		}
+		if ok && f.Change == ServedStarted && f.Pod != "" {
+			c.served = append(c.served, e)
+		}
 		if !ok || f.Partition == nil {
 			continue
 		}

@@ -148,3 +148,35 @@ func TestCheck_Releases(t *testing.T) {
 			created(0.5, "cleave", 9, 0, 1), allocated(1, "a", left), prepare(1, 2, "a", left), unprepare(3, 4, "a"))},
 	})
 }
+
+func TestCheck_Clients(t *testing.T) {
+	const sharedLeft, slicedGPU = left + "-mps", whole + "-timeslice"
+	leftPartition := &Partition{Profile: 9, Start: 0, Serial: 1}
+	share := join(sharing(1, "a", 50), prepare(1, 2, "a", shared))
+	refused := func(second string, of string, uid string) []string {
+		return []string{"client: At " + second + " the MPS server of " + of + " began to serve process 12 (cuda) of pod pod-" + uid +
+			". No claim of that pod had a share of it."}
+	}
+	partition := join(allocated(1, "a", sharedLeft), prepare(1, 2, "a", sharedLeft), created(1.5, "cleave", 9, 0, 1))
+	runCases(t, []checkCase{
+		{name: "of a share", events: join(share, served(3, "a", nil))},
+		{name: "again, with another server", events: join(share, served(3, "a", nil), served(4, "a", nil))},
+		{name: "while the share is given back", events: join(share, served(6.5, "a", nil), unprepare(6, 7, "a"))},
+		{name: "of another pod", events: join(share, served(3, "b", nil)), want: refused("3s", whole, "b")},
+		{name: "before the share was prepared", events: join(served(1.5, "a", nil), share), want: refused("1.5s", whole, "a")},
+		{name: "before it, but the kubelet was not watched", events: join(served(1.5, "a", nil), share, at(2, Gap{SourceKubelet, 1_000_000_000}))},
+		{name: "after it was given back", events: join(share, unprepare(6, 7, "a"), served(8, "a", nil)), want: refused("8s", whole, "a")},
+		{name: "after it was given back, in a container that still ran", events: join(
+			share, container(3, "a", ContainerStarted), unprepare(6, 7, "a"), served(8, "a", nil), container(9, "a", ContainerEnded))},
+		{name: "with a share in time", events: join(
+			allocated(1, "a", slicedGPU), prepare(1, 2, "a", slicedGPU), served(3, "a", nil)), want: refused("3s", whole, "a")},
+		{name: "that only looks on", events: join(
+			at(1, Claim{UID: "a", State: ClaimAllocated, Pods: []string{"pod-a"}, Devices: []Allocated{{Device: shared, Admin: true}}}),
+			prepare(1, 2, "a", shared), served(3, "a", nil)), want: refused("3s", whole, "a")},
+		{name: "of a shared partition", events: join(partition, served(3, "a", leftPartition))},
+		{name: "of the GPU, with a share of a partition", events: join(partition, served(3, "a", nil)), want: refused("3s", whole, "a")},
+		{name: "of another partition", events: join(partition, served(3, "a", &Partition{Profile: 9, Start: 4, Serial: 2})),
+			want: refused("3s", right, "a")},
+		{name: "of a process in no pod", events: join(at(3, Hardware{Change: ServedStarted, GPU: whole, PID: 12, Program: "cuda"}))},
+	})
+}

@@ -28,6 +28,8 @@ const (
 	JournalComputeMode = "compute-mode"
 	JournalClient      = "client-started"
 	JournalClientEnded = "client-ended"
+	JournalServed      = "mps-client-started"
+	JournalServedEnded = "mps-client-ended"
 	JournalLost        = "gpu-lost"
 	JournalBack        = "gpu-back"
 	JournalUnloaded    = "driver-unloaded"
@@ -48,7 +50,7 @@ type JournalEntry struct {
 	Profile int    `json:"profile,omitempty"`
 	Start   int    `json:"start,omitempty"`
 	Serial  uint64 `json:"serial,omitempty"`
-	// PID and Name of a client.
+	// PID and Name of a client. The PID is as whoever wrote the entry sees it.
 	PID  int    `json:"pid,omitempty"`
 	Name string `json:"name,omitempty"`
 	// Value of a mode, or the boot id.
@@ -210,6 +212,7 @@ func deviceNames(s *spec) []string {
 
 // keep has the changes of a node's state written to its journal.
 func (j *journal) keep(n *Node) {
+	n.journal = j
 	devices := deviceNames(n.spec)
 	n.state.before = func(old, next *nodeState) error { return j.append(nodeChanges(devices, old, next)) }
 	for i, c := range n.gpus {

@@ -53,11 +53,18 @@ func TestJournal(t *testing.T) {
 	must(err)
 	first, err := mig.CreateGPUInstance(19)
 	must(err)
-	_, err = mig.CreateGPUInstance(9)
+	second, err := mig.CreateGPUInstance(9)
 	must(err)
 	must(first.Destroy())
 	must(node.Clients().Add(1, Client{PID: 12, Name: "python", GPUInstance: -1, ComputeInstance: -1}))
 	must(node.Clients().Remove(1, 12))
+	whole, part := Served{PID: 13, Name: "cuda", GPUInstance: -1}, Served{PID: 14, Name: "cuda", GPUInstance: second.ID()}
+	must(node.Clients().BeginServed(1, whole))
+	must(node.Clients().EndServed(1, whole))
+	must(node.Clients().BeginServed(0, part))
+	if err := node.Clients().BeginServed(0, Served{PID: 15, GPUInstance: second.ID() + 1}); err == nil {
+		t.Error("a server serves a program on a partition that does not exist")
+	}
 	must(node.Device(2).Modes().SetComputeMode(ModeDefault))
 	must(node.Hardware().Lose(3))
 	must(node.Shutdown())
@@ -78,6 +85,9 @@ func TestJournal(t *testing.T) {
 		{Change: JournalDestroyed, GPU: names[0], Profile: 19, Start: got[1].Start, Serial: 1},
 		{Change: JournalClient, GPU: names[1], PID: 12, Name: "python"},
 		{Change: JournalClientEnded, GPU: names[1], PID: 12, Name: "python"},
+		{Change: JournalServed, GPU: names[1], PID: 13, Name: "cuda"},
+		{Change: JournalServedEnded, GPU: names[1], PID: 13, Name: "cuda"},
+		{Change: JournalServed, GPU: names[0], PID: 14, Name: "cuda", Profile: 9, Start: got[2].Start, Serial: 2},
 		{Change: JournalComputeMode, GPU: names[2], Value: "DEFAULT"},
 		{Change: JournalLost, GPU: names[3]},
 		{Change: JournalDestroyed, GPU: names[0], Profile: 9, Start: got[2].Start, Serial: 2},

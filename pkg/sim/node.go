@@ -32,6 +32,8 @@ type core struct {
 	clients *Clients
 	open    *sessions
 	calls   *Calls
+	// journal is nil for a node in memory.
+	journal *journal
 }
 
 // checkIndex refuses indexes of no GPU.

@@ -6,6 +6,7 @@ package broken
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -88,13 +89,28 @@ func TestCheck_BrokenBuildsBySeed(t *testing.T) {
 	}
 }
 
+// duration is one as time.Duration prints it.
+var duration = regexp.MustCompile(`([0-9]+h)?([0-9]+m)?[0-9.]+[mµn]?s\b`)
+
 // timeless are violations without the times, which differ.
 func timeless(found []history.Violation) []string {
 	var texts []string
 	for _, v := range found {
-		texts = append(texts, regexp.MustCompile(`[0-9.]+[mµn]?s\b`).ReplaceAllString(v.String(), "T"))
+		texts = append(texts, duration.ReplaceAllString(v.String(), "T"))
 	}
 	return texts
+}
+
+func TestTimeless(t *testing.T) {
+	for _, at := range []time.Duration{
+		0, 7, 4 * time.Microsecond, 1500 * time.Microsecond, 3200 * time.Millisecond, time.Minute, 63200 * time.Millisecond,
+		time.Hour, time.Hour + 2*time.Minute + 3*time.Second,
+	} {
+		got := timeless([]history.Violation{{Rule: "r", Text: fmt.Sprintf("At %s claim c-0 was unprepared. At %s it ran.", at, at)}})
+		if diff := cmp.Diff([]string{"r: At T claim c-0 was unprepared. At T it ran."}, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", at, diff)
+		}
+	}
 }
 
 // violations are those of one history.

@@ -154,6 +154,9 @@ func (s Simulator) fact(e sim.JournalEntry) history.Hardware {
 	if s.Program != "" && e.Parent == s.Program {
 		fact.By = s.Program
 	}
+	if fact.Change == history.ServedStarted { // the server itself may not see /proc: it can run in the driver's root
+		fact.Pod = podOf("/proc", e.PID)
+	}
 	if e.Serial != 0 {
 		fact.Partition = &history.Partition{Profile: e.Profile, Start: e.Start, Serial: e.Serial}
 	}

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
 // program is a CUDA program that a server serves.
@@ -92,10 +94,19 @@ func (s *server) admit(a *ask) (*Admission, *program, *Error) {
 		return nil, nil, cudaError(ErrorRPCFailure, "%v", err)
 	}
 	p := &program{id: s.lastID, pid: a.ProgramPID, request: r, device: d}
+	if err := s.clients.BeginServed(d.index, p.served()); err != nil {
+		d.used -= r.Memory
+		return nil, nil, cudaError(ErrorRPCFailure, "%v", errors.Join(err, s.use(d)))
+	}
 	s.lastID++
 	return &Admission{
 		PID: r.PID, ServerPID: pid(), ID: p.id, Device: d.uuid, Threads: threads, MemoryLimit: limit, Memory: r.Memory,
 	}, p, nil
+}
+
+// served is what the node's journal has of a program.
+func (p *program) served() sim.Served {
+	return sim.Served{PID: p.pid, Name: p.request.Command, GPUInstance: p.device.gi}
 }
 
 // clientsOf counts the programs on a device; mu is held.
@@ -134,6 +145,9 @@ func (s *server) leave(p *program) {
 		if err := s.use(p.device); err != nil {
 			s.log.printf("Client %d leaves memory behind: %v", p.pid, err)
 		}
+	}
+	if err := s.clients.EndServed(p.device.index, p.served()); err != nil {
+		s.log.printf("Client %d: %v", p.pid, err)
 	}
 	s.log.printf("Client %d disconnected", p.pid)
 	if len(s.programs) == 0 && s.state == stateFault {

@@ -32,6 +32,7 @@ type server struct {
 	daemon  *net.UnixConn
 	log     *logFile
 	hold    *sim.Hold
+	clients *sim.Clients
 	devices []*device
 
 	mu        sync.Mutex
@@ -128,7 +129,8 @@ func (s *server) start(open func() (*sim.Node, error), first *ask) error {
 			d.limit = l.Bytes
 		}
 	}
-	if s.hold, err = node.Clients().Hold(ServerName); err != nil {
+	s.clients = node.Clients()
+	if s.hold, err = s.clients.Hold(ServerName); err != nil {
 		return err
 	}
 	for i, d := range s.devices {

@@ -167,7 +167,7 @@ func TestAdmit(t *testing.T) {
 		{"another device", settings{Threads: 100}, 0, Request{Device: 1}, 0, 0, ErrorInvalidDevice},
 	}
 	for _, tt := range tests {
-		s := &server{devices: devices, hold: hold, settings: tt.settings, state: stateActive, log: &logFile{&strings.Builder{}, "Server"}}
+		s := &server{devices: devices, hold: hold, clients: n.Clients(), settings: tt.settings, state: stateActive, log: &logFile{&strings.Builder{}, "Server"}}
 		devices[0].limit, devices[0].used = tt.limit, 0
 		granted, _, refusal := s.admit(&ask{Program: &tt.request})
 		if refusal != nil {
@@ -194,7 +194,7 @@ func TestAdmit_Counts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &server{devices: devices, hold: hold, settings: settings{Threads: 100}, state: stateActive, log: &logFile{&strings.Builder{}, "Server"}}
+	s := &server{devices: devices, hold: hold, clients: n.Clients(), settings: settings{Threads: 100}, state: stateActive, log: &logFile{&strings.Builder{}, "Server"}}
 	admit := func(r Request) string {
 		_, p, refusal := s.admit(&ask{Program: &r})
 		if refusal != nil {
