@@ -155,14 +155,14 @@ func (b *bed) hardware(ctx context.Context) ([]string, error) {
 	return all, nil
 }
 
-// objects are devices with their taints, and claims.
+// objects are devices with all their taints, also those of what somebody left on them, and claims.
 func (b *bed) objects(ctx context.Context) ([]string, error) {
-	devices, err := b.devices(ctx)
+	pool, err := b.pool(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var all []string
-	for _, d := range devices {
+	for _, d := range namesOf(pool) {
 		all = append(all, "device "+d)
 	}
 	claims, err := b.kube.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})

@@ -83,17 +83,17 @@ func (f *faults) waitDevices(ctx context.Context, want []string) error {
 // until it is cleared away, and is said so, is no fault.
 func (b *bed) devices(ctx context.Context) ([]string, error) {
 	pool, err := b.pool(ctx)
-	return namesOf(pool), err
+	return namesOf(pool, publish.TaintOccupied), err
 }
 
-// namesOf are the devices of slices, each with its taints, sorted.
-func namesOf(pool []resourceapi.ResourceSlice) []string {
+// namesOf are the devices of slices, each with its taints but those of some keys, sorted.
+func namesOf(pool []resourceapi.ResourceSlice, except ...string) []string {
 	var names []string
 	for _, s := range pool {
 		for _, d := range s.Spec.Devices {
 			name := d.Name
 			for _, t := range d.Taints {
-				if t.Key != publish.TaintOccupied {
+				if !slices.Contains(except, t.Key) {
 					name += " " + t.Key + "=" + t.Value
 				}
 			}
@@ -128,7 +128,7 @@ func (f *faults) learn(ctx context.Context) error {
 		if err != nil {
 			return false, err.Error(), nil //nolint:nilerr // nothing may be published yet
 		}
-		got := namesOf(pool)
+		got := namesOf(pool, publish.TaintOccupied)
 		f.want, f.gpus = got, map[int]string{}
 		mps := 0
 		for _, s := range pool {
