@@ -164,7 +164,7 @@ func TestConformance_KubernetesTestDriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, s := newSpace(t, nil)
-	ctx, cancel := context.WithTimeout(t.Context(), 3*patience) // cases wait for what this driver does not do
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience) // cases wait for what this driver does not do
 	t.Cleanup(cancel)
 	var running *process.Program
 	start := func() error {

@@ -78,7 +78,7 @@ func carriesMark(p process.Process, mark string) bool {
 // the container.
 func TestContention_ForceDeletedPod(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	target := contend(ctx, s)
+	target := contend(ctx, s, 10) // time for the second pod to be scheduled, and less than Prepare waits
 	deleteByForce(ctx, s, "first")
 	if !handedOver(ctx, s, target) {
 		t.Error("the second pod was never scheduled while the first one's container ran: this test saw nothing of what it is for")
@@ -92,7 +92,7 @@ func TestContention_ForceDeletedPodUnprepared(t *testing.T) {
 	t.Parallel() // it takes that minute
 	needPodGroups(t)
 	ctx, s := newSpace(t, nil)
-	target := contend(ctx, s)
+	target := contend(ctx, s, 2)
 	first, err := env.kube.CoreV1().Pods(s.name).Get(ctx, "first", metav1.GetOptions{})
 	s.must(err)
 	shim := shimOf(s, s.name+"-first")
@@ -133,12 +133,14 @@ func shimOf(s *space, mark string) int {
 	return 0
 }
 
-// contend has pod first run on a GPU, with a container that does not end when it is asked to, and pod second wait for that GPU.
-func contend(ctx context.Context, s *space) (target resourceapi.Device) {
+// contend has pod first run on a GPU, with a container that does not end when it is asked to, but so many seconds later, and pod
+// second wait for that GPU.
+func contend(ctx context.Context, s *space, grace int64) (target resourceapi.Device) {
 	s.Helper()
 	target = s.published.gpus(ctx)[0]
 	first, second := gpuPod("first", 1, thisGPU(&target)), gpuPod("second", 1, thisGPU(&target))
 	stubborn(podOf(first), s.name+"-first")
+	podOf(first).Spec.TerminationGracePeriodSeconds = &grace
 	podOf(second).Spec.Containers[0].Env = []corev1.EnvVar{{Name: "E2E_MARK", Value: s.name + "-second"}}
 	s.create(ctx, first...)
 	s.pods.running(ctx, "first")

@@ -179,13 +179,14 @@ func TestMPS_DaemonKilled(t *testing.T) {
 	s.pods.served(ctx, pod)
 	daemon := s.hardware.daemon()
 	s.must(syscall.Kill(daemon.PID, syscall.SIGKILL))
-	s.events.wait(ctx, s.name, ownClaim(pod), "MPSDaemonLost", "GPU")
-	s.events.wait(ctx, "", env.cluster.NodeName(), "MPSDaemonLost", ownClaim(pod))
+	// First of all, as it ends with the claim, and that with the client, which has lost its server.
 	s.eventually(ctx, "another daemon", func(context.Context) (bool, string, error) {
 		return slices.ContainsFunc(processes(), func(p process.Process) bool {
 			return isMPS(p, "nvidia-cuda-mps-control -f") && p.PID != daemon.PID
 		}), "", nil
 	})
+	s.events.wait(ctx, s.name, ownClaim(pod), "MPSDaemonLost", "GPU")
+	s.events.wait(ctx, "", env.cluster.NodeName(), "MPSDaemonLost", ownClaim(pod))
 	s.pods.served(ctx, s.pods.run(ctx, mpsPod("next", shareSpec(mpsClass))))
 	s.pods.delete(ctx, "client")
 	s.pods.delete(ctx, "next")

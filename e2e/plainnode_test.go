@@ -5,6 +5,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -147,12 +148,12 @@ func (n *plainNode) deviceNames(ctx context.Context) []string {
 func (n *plainNode) makeSchedulable(ctx context.Context) {
 	n.space.Helper()
 	nodes := env.kube.CoreV1().Nodes()
-	object, err := nodes.Get(ctx, n.name, metav1.GetOptions{})
-	n.space.must(err)
 	real, err := nodes.Get(ctx, env.cluster.NodeName(), metav1.GetOptions{})
 	n.space.must(err)
-	object.Status.Capacity, object.Status.Allocatable = real.Status.Capacity, real.Status.Allocatable
-	_, err = nodes.UpdateStatus(ctx, object, metav1.UpdateOptions{})
+	size := map[string]corev1.ResourceList{"capacity": real.Status.Capacity, "allocatable": real.Status.Allocatable}
+	patch, err := json.Marshal(map[string]any{"status": size}) // no conflict with the controllers that change nodes, too
+	n.space.must(err)
+	_, err = nodes.Patch(ctx, n.name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
 	n.space.must(err)
 }
 

@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"syscall"
 	"testing"
@@ -121,9 +122,13 @@ func TestPlugin_StartReleasesUnclaimed(t *testing.T) {
 			s.must(err)
 		}
 	}
+	s.eventually(ctx, "the pod's processes to end", func(ctx context.Context) (bool, string, error) {
+		left, err := processtable.Host().OfPods(ctx, []types.UID{pod.UID})
+		return err == nil && len(left) == 0, fmt.Sprint(left), err
+	})
 	s.must(env.node.Start(ctx))
 	// Sooner than the next comparison, which is minutes away.
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	s.plugin.waitRecords(ctx, env.node)
 }

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
@@ -61,10 +60,6 @@ func TestNodes_ThreeRoles(t *testing.T) {
 
 	// Development is over: what its pod has stays, tainted; the rest is for training now.
 	n := nodes["development"]
-	object, err := env.kube.CoreV1().Nodes().Get(ctx, n.name, metav1.GetOptions{})
-	s.must(err)
-	object.Labels[v1alpha1.PolicyLabel] = "training"
-	_, err = env.kube.CoreV1().Nodes().Update(ctx, object, metav1.UpdateOptions{})
-	s.must(err)
+	n.label(ctx, v1alpha1.PolicyLabel, "training")
 	s.published.waitOffer(ctx, n.name, "gpu=8 timeslice!=1")
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
 // prepareFailed is the reason of the kubelet's Event when a plugin does not prepare a claim.
@@ -44,14 +46,17 @@ func (s events) waitOnNode(ctx context.Context, nodeName, kind, reason, says str
 	})
 }
 
-// refusals are the Events that say that the kubelet could not prepare a pod's claims.
+// refusals are the Events that say that the kubelet could not prepare a pod's claims, but for those of a kubelet that was too early to
+// ask the plugin.
 func (s events) refusals(ctx context.Context, pod string) []string {
 	s.Helper()
 	list, err := env.kube.CoreV1().Events(s.name).List(ctx, metav1.ListOptions{FieldSelector: "reason=" + prepareFailed + ",involvedObject.name=" + pod})
 	s.must(err)
 	var all []string
 	for _, e := range list.Items {
-		all = append(all, e.Message)
+		if !workload.Early(e.Message) {
+			all = append(all, e.Message)
+		}
 	}
 	return all
 }

@@ -115,30 +115,35 @@ func (s plugin) waitMetric(ctx context.Context, n *node.Node, name, value string
 }
 
 // checkRecords checks that the plugin's records are those of all claims that are allocated and in use, device by
-// device.
+// device. It waits for that: kube-controller-manager takes its time to say that a claim is not in use any more.
 func (s plugin) checkRecords(ctx context.Context) {
 	s.Helper()
-	list, err := env.kube.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
-	s.must(err)
-	want, got := map[string][]string{}, map[string][]string{}
-	for _, c := range list.Items {
-		if c.Status.Allocation == nil || len(c.Status.ReservedFor) == 0 {
-			continue
+	s.eventually(ctx, "the records to be those of the claims in use", func(ctx context.Context) (bool, string, error) {
+		list, err := env.kube.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, "", err
 		}
-		for _, r := range c.Status.Allocation.Devices.Results {
-			want[string(c.UID)] = append(want[string(c.UID)], r.Device)
+		all, err := readRecords(env.node)
+		if err != nil {
+			return false, "", err
 		}
-	}
-	all, err := readRecords(env.node)
-	s.must(err)
-	for uid, r := range all {
-		for _, d := range r.Devices {
-			got[uid] = append(got[uid], d.Device)
+		want, got := map[string][]string{}, map[string][]string{}
+		for _, c := range list.Items {
+			if c.Status.Allocation == nil || len(c.Status.ReservedFor) == 0 {
+				continue
+			}
+			for _, r := range c.Status.Allocation.Devices.Results {
+				want[string(c.UID)] = append(want[string(c.UID)], r.Device)
+			}
 		}
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		s.Errorf("devices by claim (-API server +records):\n%s", diff)
-	}
+		for uid, r := range all {
+			for _, d := range r.Devices {
+				got[uid] = append(got[uid], d.Device)
+			}
+		}
+		diff := cmp.Diff(want, got)
+		return diff == "", "devices by claim (-API server +records):\n" + diff, nil
+	})
 }
 
 // waitRecords waits until the claims of the test's namespace that a node has records of are these.

@@ -12,14 +12,15 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// patience bounds every test, and its clean-up once more.
-const patience = 2 * time.Minute
+// patience bounds every test, and its clean-up once more. It is for a busy machine: a test that passes takes no longer for it.
+const patience = 5 * time.Minute
 
 // space is the namespace of one test. Its methods, and those of what it holds, end the test where something is not as it
 // has to be.
@@ -51,6 +52,14 @@ func createSpace(ctx context.Context, t *testing.T, name string, labels map[stri
 	_, err := env.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{})
 	s.must(err)
 	t.Cleanup(s.cleanUp)
+	// The API server lets in no pod before.
+	s.eventually(ctx, "ServiceAccount default of namespace "+name, func(ctx context.Context) (bool, string, error) {
+		_, err := env.kube.CoreV1().ServiceAccounts(name).Get(ctx, "default", metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return false, "not there", nil
+		}
+		return err == nil, "", err
+	})
 	return s
 }
 

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"sync"
+	"time"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
 )
@@ -87,7 +88,26 @@ func (b *Browser) Close() error {
 	b.read.Wait()
 	_ = b.cmd.Process.Kill() // where it does not
 	_ = b.cmd.Wait()         // its status says no more
-	return errors.Join(err, os.RemoveAll(b.home))
+	return errors.Join(err, removeProfile(b.home))
+}
+
+// removeProfile removes what a browser wrote. Its children may write a while longer than the browser itself lives.
+func removeProfile(home string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := os.RemoveAll(home)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-tick.C:
+		}
+	}
 }
 
 // receive passes on what the browser says until it ends.

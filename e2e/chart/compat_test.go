@@ -4,6 +4,7 @@ package chart
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -40,13 +41,22 @@ func TestRelease_Compatible(t *testing.T) {
 // compatibleRefusals creates claims with parameters that cannot be honoured.
 func compatibleRefusals(t *testing.T, ctx context.Context) {
 	t.Helper()
-	for kind, says := range map[string]string{"VfioDeviceConfig": "virtual machines", "ComputeDomainChannelConfig": "compute-domain.nvidia.com", "GPUConfig": "GpuConfig or MigDeviceConfig"} {
+	const policy = "cleave-claims"
+	create := func(ctx context.Context, kind string) error {
 		claim := &resourceapi.ResourceClaim{
 			ObjectMeta: metav1.ObjectMeta{GenerateName: "refused-"},
 			Spec:       workload.WithParameters(resourceapi.ResourceClaimSpec{}, "gpu.nvidia.com", `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"`+kind+`"}`),
 		}
 		_, err := env.kube.ResourceV1().ResourceClaims(demo).Create(ctx, claim, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-		wantRefused(t, kind, err, "cleave-claims", says)
+		return err
+	}
+	// The API server takes a moment to read a policy.
+	must(t, workload.Until(ctx, policy+" to be in force", func(ctx context.Context) (bool, string, error) {
+		err := create(ctx, "NoSuchConfig")
+		return err != nil && strings.Contains(err.Error(), policy), fmt.Sprint(err), nil
+	}))
+	for kind, says := range map[string]string{"VfioDeviceConfig": "virtual machines", "ComputeDomainChannelConfig": "compute-domain.nvidia.com", "GPUConfig": "GpuConfig or MigDeviceConfig"} {
+		wantRefused(t, kind, create(ctx, kind), policy, says)
 	}
 }
 

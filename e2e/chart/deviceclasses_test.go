@@ -61,11 +61,14 @@ func TestDeviceClasses_Deleted(t *testing.T) {
 		}))
 	}
 	missing("0")
+	// This installation's, as those before it may have left Events, too.
+	plugin, err := env.kube.AppsV1().DaemonSets(namespace).Get(ctx, "cleave-plugin", metav1.GetOptions{})
+	must(t, err)
 	classes := env.kube.ResourceV1().DeviceClasses()
 	list, err := classes.List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=cleave"})
 	must(t, err)
 	must(t, classes.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=cleave"}))
-	must(t, env.client.WaitEvent(ctx, namespace, "cleave-plugin", "DeviceClassesMissing", "do not exist", "gpu.cleave.dev", "helm upgrade"))
+	waitEvent(t, ctx, plugin, "DeviceClassesMissing", "do not exist", "gpu.cleave.dev", "helm upgrade")
 	missing(fmt.Sprint(len(list.Items)))
 	helmOn(t, "", "upgrade", "cleave", chartDir, "--reuse-values")
 	missing("0")
@@ -78,10 +81,10 @@ func TestDeviceClasses_Deleted(t *testing.T) {
 	must(t, classes.Delete(ctx, "mig.cleave.dev", metav1.DeleteOptions{}))
 	missing("1")
 	uninstalled(t, ctx)
-	events, err := env.kube.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=DeviceClassesMissing"})
+	events, err := eventsOf(ctx, plugin, "DeviceClassesMissing")
 	must(t, err)
 	var messages []string
-	for _, e := range events.Items {
+	for _, e := range events {
 		messages = append(messages, fmt.Sprintf("%dx %s", e.Count, e.Message))
 	}
 	if len(messages) != 2 || !strings.HasPrefix(messages[0], "1x ") || !strings.HasPrefix(messages[1], "1x ") ||

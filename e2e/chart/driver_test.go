@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
@@ -51,7 +52,7 @@ mps: {enabled: false}
 	})
 	helmOn(t, values, "install", "cleave", chartDir, "--create-namespace")
 	pluginSays(t, ctx, "libnvidia-ml.so.1 not found under /host or /host/run/nvidia/driver")
-	if ready := podOf(t, ctx, "plugin").Status.ContainerStatuses[0].Ready; ready {
+	if pluginContainer(t, ctx).Ready {
 		t.Error("the plugin is ready without a driver")
 	}
 	must(t, unix.Mount(env.Node.Root(), operatorRoot, "", unix.MS_BIND, ""))
@@ -73,9 +74,23 @@ mps: {enabled: false}
 	if text := string(spec); !strings.Contains(text, `"hostPath":"/run/nvidia/driver/dev/nvidiactl"`) || strings.Contains(text, `"/host`) {
 		t.Errorf("the CDI spec has other paths than the host's: %s", text)
 	}
-	if restarts := podOf(t, ctx, "plugin").Status.ContainerStatuses[0].RestartCount; restarts > 0 {
+	if restarts := pluginContainer(t, ctx).RestartCount; restarts > 0 {
 		t.Errorf("the plugin restarted %d times", restarts)
 	}
+}
+
+// pluginContainer is how the plugin's container is, once the API server knows, which may be after its log says something.
+func pluginContainer(t *testing.T, ctx context.Context) (status corev1.ContainerStatus) {
+	t.Helper()
+	must(t, workload.Until(ctx, "the status of the plugin's container", func(ctx context.Context) (bool, string, error) {
+		pod := podOf(t, ctx, "plugin")
+		if len(pod.Status.ContainerStatuses) == 0 {
+			return false, workload.Describe(pod), nil
+		}
+		status = pod.Status.ContainerStatuses[0]
+		return true, "", nil
+	}))
+	return status
 }
 
 // pluginSays waits until the plugin's log has a text.

@@ -60,10 +60,39 @@ func podOf(t *testing.T, ctx context.Context, component string) *corev1.Pod {
 	return pod
 }
 
+// eventsOf are the Events of a reason on an object. They live for an hour, so there may be some on an earlier object of its name,
+// which are not among them.
+func eventsOf(ctx context.Context, object metav1.Object, reason string) ([]corev1.Event, error) {
+	list, err := env.kube.CoreV1().Events(object.GetNamespace()).List(ctx, metav1.ListOptions{
+		FieldSelector: "reason=" + reason + ",involvedObject.uid=" + string(object.GetUID()),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// waitEvent waits for an Event of a reason on an object whose message has all parts.
+func waitEvent(t *testing.T, ctx context.Context, object metav1.Object, reason string, parts ...string) {
+	t.Helper()
+	what := fmt.Sprintf("Event %s on %s with %q", reason, object.GetName(), parts)
+	must(t, workload.Until(ctx, what, func(ctx context.Context) (bool, string, error) {
+		events, err := eventsOf(ctx, object, reason)
+		var messages []string
+		for _, e := range events {
+			messages = append(messages, e.Message)
+			if !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(e.Message, p) }) {
+				return true, "", nil
+			}
+		}
+		return false, strings.Join(messages, "\n"), err
+	}))
+}
+
 // uninstall ends a release and waits until its pods are gone. There may be none, so that a test can see to it before it installs.
 func uninstall(t *testing.T, ctx context.Context) {
 	t.Helper()
-	helmOn(t, "", "uninstall", "cleave", "--ignore-not-found", "--wait", "--timeout", "90s")
+	helmOn(t, "", "uninstall", "cleave", "--ignore-not-found", "--wait", "--timeout", helmPatience)
 	must(t, env.client.WaitGone(ctx, namespace, ""))
 }
 

@@ -4,6 +4,7 @@ package chart
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -71,25 +72,32 @@ func TestExamples_Complete(t *testing.T) {
 // inspectInThePod runs cleave inspect without flags where the plugin runs.
 func inspectInThePod(t *testing.T, ctx context.Context) {
 	example(t, ctx, "one-gpu", nil)
-	out, err := env.client.Kubectl(ctx, "", "--namespace", namespace, "exec", "daemonset/cleave-plugin", "--", "cleave", "inspect")
-	must(t, err)
-	for _, want := range []string{"This machine: 8 GPUs", "NVIDIA H100 80GB HBM3", demo + "/one-gpu", "built-in"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("%q is not in\n%s", want, out)
-		}
-	}
+	wanted := []string{"This machine: 8 GPUs", "NVIDIA H100 80GB HBM3", demo + "/one-gpu", "built-in"}
 	// What would be missing where the flags are not the plugin's: records, partitions by MPS, the API server's view.
-	for _, not := range []string{"--kubelet-plugins-dir", "no records", "unmanaged", "supervisor does not answer"} {
-		if strings.Contains(out, not) {
-			t.Errorf("%q is in\n%s", not, out)
+	unwanted := []string{"--kubelet-plugins-dir", "no records", "unmanaged", "supervisor does not answer"}
+	must(t, workload.Until(ctx, "cleave inspect to show all there is", func(ctx context.Context) (bool, string, error) {
+		out, err := env.client.Kubectl(ctx, "", "--namespace", namespace, "exec", "daemonset/cleave-plugin", "--", "cleave", "inspect")
+		if err != nil {
+			return false, err.Error(), nil //nolint:nilerr // it may be well a moment later
 		}
-	}
+		lacks := slices.DeleteFunc(slices.Clone(wanted), func(s string) bool { return strings.Contains(out, s) })
+		has := slices.DeleteFunc(slices.Clone(unwanted), func(s string) bool { return !strings.Contains(out, s) })
+		return len(lacks)+len(has) == 0, fmt.Sprintf("%q is not, and %q is in\n%s", lacks, has, out), nil
+	}))
+}
+
+// releaseState is what an upgrade changes: DaemonSets have a generation, and ConfigMaps have data.
+func releaseState(t *testing.T, ctx context.Context) string {
+	t.Helper()
+	state, err := env.client.Kubectl(ctx, "", "--namespace", namespace, "get", "daemonsets,configmaps", "-o",
+		`jsonpath={range .items[*]}{.metadata.name} {.metadata.uid} {.metadata.generation} {.data}{"\n"}{end}`)
+	must(t, err)
+	return state
 }
 
 // policyTypo tries to upgrade to a policy that has a mistake.
 func policyTypo(t *testing.T, ctx context.Context) {
-	before, err := env.client.Kubectl(ctx, "", "--namespace", namespace, "get", "daemonsets,configmaps", "-o", "jsonpath={.items[*].metadata.resourceVersion}")
-	must(t, err)
+	before := releaseState(t, ctx)
 	for _, policies := range []string{
 		"policies: {default: {rules: [{timeSlice: {share: 4}}]}}\n",
 		"policies: {default: \"apiVersion: gpu.cleave.dev/v1alpha1\\nkind: NodePolicy\\nrules: [{timeSlice: {share: 4}}]\\n\"}\n",
@@ -101,9 +109,7 @@ func policyTypo(t *testing.T, ctx context.Context) {
 			}
 		}
 	}
-	after, err := env.client.Kubectl(ctx, "", "--namespace", namespace, "get", "daemonsets,configmaps", "-o", "jsonpath={.items[*].metadata.resourceVersion}")
-	must(t, err)
-	if before != after {
-		t.Errorf("the release was changed: resource versions %s, then %s", before, after)
+	if diff := cmp.Diff(before, releaseState(t, ctx)); diff != "" {
+		t.Errorf("the release was changed (-before +after):\n%s", diff)
 	}
 }

@@ -23,7 +23,7 @@ import (
 
 // renamePatience bounds the switch of the driver's name in one direction: the kubelet keeps slices for half a minute, and
 // the plugin serves the name that it had for half a minute after the last claim.
-const renamePatience = 5 * time.Minute
+const renamePatience = 10 * time.Minute
 
 // TestDriverName_SwitchedUnderPods switches the driver's name under running pods of all tiers, back, and to and fro before
 // the first switch is over. Nothing is allocated twice, every pod can end, and new pods run.
@@ -49,7 +49,7 @@ func TestDriverName_SwitchedUnderPods(t *testing.T) {
 func upgradeName(t *testing.T, ctx context.Context, driver string) {
 	t.Helper()
 	before, compatible := podOf(t, ctx, "plugin").Name, strconv.FormatBool(driver == "gpu.nvidia.com")
-	helmOn(t, env.values(false), "upgrade", "cleave", chartDir, "--set", "nvidiaCompatible="+compatible, "--wait", "--timeout", "90s")
+	helmOn(t, env.values(false), "upgrade", "cleave", chartDir, "--set", "nvidiaCompatible="+compatible, "--wait", "--timeout", helmPatience)
 	must(t, workload.Until(ctx, "one plugin of the new name", func(ctx context.Context) (bool, string, error) {
 		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=plugin"})
 		if err != nil || len(list.Items) != 1 {

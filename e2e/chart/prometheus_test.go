@@ -36,7 +36,7 @@ import (
 func TestDashboard_Prometheus(t *testing.T) {
 	ctx := onCluster(t, toolsPatience)
 	tools := monitoringTools(t, ctx)
-	ctx, cancel := context.WithTimeout(ctx, 2*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -68,24 +68,17 @@ func TestDashboard_Prometheus(t *testing.T) {
 	}
 	const byPod = `cleave_claim_info * on (UUID, GPU_I_ID) group_left ()
 		max by (UUID, GPU_I_ID) (DCGM_FI_DEV_GPU_UTIL or DCGM_FI_PROF_GR_ENGINE_ACTIVE{GPU_I_ID!=""} * 100)`
-	must(t, workload.Until(ctx, "the utilisation of each pod", func(ctx context.Context) (bool, string, error) {
-		got, err := p.byPod(ctx, byPod)
-		diff := cmp.Diff(want, got)
-		return diff == "", diff, err
-	}))
+	p.waitByPod(t, ctx, byPod, want)
 	// The other way round, for whole GPUs and partitions: labels of the target, which ServiceMonitors add, give way.
 	delete(want, "slice-1")
 	delete(want, "slice-2")
 	delete(want, "mps")
-	got, err := p.byPod(ctx, `(DCGM_FI_DEV_GPU_UTIL or DCGM_FI_PROF_GR_ENGINE_ACTIVE{GPU_I_ID!=""} * 100)
-		* on (UUID, GPU_I_ID) group_left (namespace, pod) cleave_claim_info{tier=~"exclusive|mig"}`)
-	must(t, err)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("utilisation by DCGM's series (-want +got):\n%s", diff)
-	}
+	p.waitByPod(t, ctx, `(DCGM_FI_DEV_GPU_UTIL or DCGM_FI_PROF_GR_ENGINE_ACTIVE{GPU_I_ID!=""} * 100)
+		* on (UUID, GPU_I_ID) group_left (namespace, pod) cleave_claim_info{tier=~"exclusive|mig"}`, want)
 	queries := dashboardQueries(t)
+	const window = "1h" // all of the test, as what is counted may have happened at its start
 	for _, title := range slices.Sorted(maps.Keys(queries)) {
-		p.eventually(t, ctx, strings.NewReplacer("$__rate_interval", "2m", "$namespace", ".*").Replace(queries[title]))
+		p.eventually(t, ctx, strings.NewReplacer("$__rate_interval", window, "$namespace", ".*").Replace(queries[title]))
 		t.Logf("%s: has data", title)
 	}
 }
@@ -167,7 +160,7 @@ func waitDevice(t *testing.T, ctx context.Context, name string) *resourceapi.Res
 	return claim
 }
 
-// prometheus is a server that scrapes every second.
+// prometheus is a server that scrapes every few seconds.
 type prometheus struct{ address string }
 
 func startPrometheus(t *testing.T, ctx context.Context, tools, plugin, exporter string) prometheus {
@@ -179,7 +172,7 @@ func startPrometheus(t *testing.T, ctx context.Context, tools, plugin, exporter 
 	dir := t.TempDir()
 	// As the chart's PodMonitor and dcgm-exporter's ServiceMonitor have it.
 	config := fmt.Sprintf(`
-global: {scrape_interval: 1s, evaluation_interval: 1s}
+global: {scrape_interval: 5s}
 scrape_configs:
   - job_name: %[1]s/cleave-plugin
     honor_labels: true
@@ -257,12 +250,19 @@ func (p prometheus) eventually(t *testing.T, ctx context.Context, query string) 
 	}))
 }
 
-// byPod are the values of a query by the label pod.
-func (p prometheus) byPod(ctx context.Context, query string) (map[string]float64, error) {
-	samples, err := p.query(ctx, query)
-	values := map[string]float64{}
-	for _, s := range samples {
-		values[s.Metric["pod"]] = s.value()
-	}
-	return values, err
+// waitByPod waits until a query has these values by the label pod.
+func (p prometheus) waitByPod(t *testing.T, ctx context.Context, query string, want map[string]float64) {
+	t.Helper()
+	must(t, workload.Until(ctx, "the values by pod of "+query, func(ctx context.Context) (bool, string, error) {
+		samples, err := p.query(ctx, query)
+		if err != nil {
+			return false, err.Error(), nil //nolint:nilerr // series that no longer are may match twice for a while
+		}
+		got := map[string]float64{}
+		for _, s := range samples {
+			got[s.Metric["pod"]] = s.value()
+		}
+		diff := cmp.Diff(want, got)
+		return diff == "", diff, nil
+	}))
 }

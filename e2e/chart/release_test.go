@@ -26,7 +26,10 @@ import (
 )
 
 // patience bounds every step of a release's life.
-const patience = 4 * time.Minute
+const patience = 10 * time.Minute
+
+// helmPatience bounds the wait of one call of Helm. It is less than patience, so that Helm says what it waits for.
+const helmPatience = "5m"
 
 // toolsPatience is for tests that may have to build Prometheus first.
 const toolsPatience = 25 * time.Minute
@@ -88,7 +91,7 @@ func installed(t *testing.T, ctx context.Context) {
 	if notes := helmOn(t, nobody, "install", "cleave", chartDir, "--dry-run=server"); !strings.Contains(notes, "NO NODE HAS A LABEL") {
 		t.Errorf("the notes do not say that no node fits: %s", notes)
 	}
-	notes := helmOn(t, env.values(false), "install", "cleave", chartDir, "--create-namespace", "--wait", "--timeout", "90s")
+	notes := helmOn(t, env.values(false), "install", "cleave", chartDir, "--create-namespace", "--wait", "--timeout", helmPatience)
 	for _, says := range []string{"rollout status daemonset/cleave-plugin", "helm test cleave"} {
 		if !strings.Contains(notes, says) {
 			t.Errorf("the notes do not say %q: %s", says, notes)
@@ -272,14 +275,14 @@ func mpsWorks(t *testing.T, ctx context.Context) {
 }
 
 func helmTest(t *testing.T, _ context.Context) {
-	if out := helmOn(t, "", "test", "cleave", "--timeout", "90s"); !strings.Contains(out, "Phase:          Succeeded") {
+	if out := helmOn(t, "", "test", "cleave", "--timeout", helmPatience); !strings.Contains(out, "Phase:          Succeeded") {
 		t.Errorf("helm test says %s", out)
 	}
 }
 
 func upgraded(t *testing.T, ctx context.Context) {
 	server, plugin, supervisor := servers(t, ctx), podOf(t, ctx, "plugin").Name, podOf(t, ctx, "mps").Name
-	helmOn(t, env.values(true), "upgrade", "cleave", chartDir, "--wait", "--timeout", "90s")
+	helmOn(t, env.values(true), "upgrade", "cleave", chartDir, "--wait", "--timeout", helmPatience)
 	must(t, workload.Until(ctx, "one plugin", func(ctx context.Context) (bool, string, error) {
 		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=plugin"})
 		return err == nil && len(list.Items) == 1 && list.Items[0].Name != plugin, strconv.Itoa(len(list.Items)), err
@@ -301,7 +304,7 @@ func policiesApply(t *testing.T, ctx context.Context) {
 	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 	must(t, env.client.WaitGone(ctx, demo, ""))
 	helmOn(t, env.values(true)+"policies: {default: {rules: [{tiers: [exclusive, timeSlice]}]}, whole: {rules: [{tiers: [exclusive]}]}}\n",
-		"upgrade", "cleave", chartDir, "--wait", "--timeout", "90s")
+		"upgrade", "cleave", chartDir, "--wait", "--timeout", helmPatience)
 	offers := func(want ...string) {
 		t.Helper()
 		must(t, workload.Until(ctx, fmt.Sprintf("the node to offer %v", want), func(ctx context.Context) (bool, string, error) {

@@ -94,8 +94,10 @@ func undisturbed(t *testing.T, ctx context.Context, before *corev1.Pod, sees str
 // refused waits for an Event on a pod.
 func refused(t *testing.T, ctx context.Context, pod, reason, says string) {
 	t.Helper()
-	must(t, env.client.WaitEvent(ctx, demo, pod, reason, says))
 	p, err := env.kube.CoreV1().Pods(demo).Get(ctx, pod, metav1.GetOptions{})
+	must(t, err)
+	waitEvent(t, ctx, p, reason, says)
+	p, err = env.kube.CoreV1().Pods(demo).Get(ctx, pod, metav1.GetOptions{})
 	must(t, err)
 	if p.Status.Phase != corev1.PodPending {
 		t.Errorf("pod %s is %s without a plugin, want %s", pod, p.Status.Phase, corev1.PodPending)
@@ -114,6 +116,20 @@ func ownClass(t *testing.T, ctx context.Context) wish {
 	return w
 }
 
+// removePlugin ends a release and waits until its plugin is gone, and not for its other pods, which may take longer to end than
+// what is published stays.
+func removePlugin(t *testing.T, ctx context.Context) {
+	t.Helper()
+	helmOn(t, "", "uninstall", "cleave", "--timeout", helmPatience)
+	must(t, workload.Until(ctx, "the plugin to go", func(ctx context.Context) (bool, string, error) {
+		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=plugin"})
+		if err != nil {
+			return false, "", err
+		}
+		return len(list.Items) == 0, fmt.Sprintf("%d pods", len(list.Items)), nil
+	}))
+}
+
 // TestRelease_RemovedWhileAllocated removes the plugin below running pods, lets some of these end while there is
 // none, and installs it again.
 func TestRelease_RemovedWhileAllocated(t *testing.T) {
@@ -129,13 +145,14 @@ func TestRelease_RemovedWhileAllocated(t *testing.T) {
 	pods, sees := holding(t, ctx)
 	before, err := nodeState(ctx)
 	must(t, err)
-	uninstall(t, ctx)
+	removePlugin(t, ctx)
 
 	// What is published stays for half a minute, so the scheduler can still give it to who asks by a class that is there.
 	late, classless := own.pod("late"), wishes[0].pod("classless")
 	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{late, classless}))
 	refused(t, ctx, late.Name, "FailedPrepareDynamicResources", "gpu.cleave.dev")
 	refused(t, ctx, classless.Name, "FailedScheduling", "gpu.cleave.dev")
+	must(t, env.client.WaitGone(ctx, namespace, ""))
 	for _, w := range wishes[:3] {
 		undisturbed(t, ctx, pods[w.name], sees[w.name])
 	}

@@ -37,10 +37,11 @@ func TestScheduler_InPlaceOfFirst(t *testing.T) {
 	t.Cleanup(func() { must(t, leases.Delete(context.Background(), firstLease, metav1.DeleteOptions{})) })
 	// One replica: two would have to be on two nodes.
 	helmOn(t, schedulerValues("default-scheduler"), "upgrade", "cleave", chartDir, "--set", "scheduler.replicas=1",
-		"--wait", "--timeout", "90s")
+		"--wait", "--timeout", helmPatience)
 	rolledOut := func() {
 		t.Helper()
-		_, err := env.client.Kubectl(ctx, "", "--namespace", namespace, "rollout", "status", "deployment/"+schedulerName, "--timeout=90s")
+		_, err := env.client.Kubectl(ctx, "", "--namespace", namespace, "rollout", "status", "deployment/"+schedulerName,
+			"--timeout="+helmPatience)
 		must(t, err)
 	}
 	rolledOut()
@@ -75,8 +76,8 @@ func TestScheduler_InPlaceOfFirst(t *testing.T) {
 	must(t, err)
 	rolledOut()
 	leads := leader(t, ctx, metav1.NamespaceSystem, firstLease)
-	example(t, ctx, "shared-claim", nil)
-	if name, instance := scheduledBy(t, ctx, "shared-b"); name != "default-scheduler" || !strings.HasSuffix(instance, leads.Name) {
+	pods := example(t, ctx, "shared-claim", nil)
+	if name, instance := scheduledBy(t, ctx, pods[len(pods)-1]); name != "default-scheduler" || !strings.HasSuffix(instance, leads.Name) {
 		t.Errorf("the pod was scheduled by %s, %s, want default-scheduler and %s", name, instance, leads.Name)
 	}
 	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))

@@ -68,7 +68,7 @@ func leaderKilled(t *testing.T, ctx context.Context) {
 
 func addPaperNodes(t *testing.T, ctx context.Context) {
 	t.Helper()
-	published, err := packing.PublishedByModel(ctx, model)
+	published, err := packing.PublishedByModel(ctx, model, nil)
 	must(t, err)
 	real, err := env.kube.CoreV1().Nodes().Get(ctx, env.cluster.NodeName(), metav1.GetOptions{})
 	must(t, err)

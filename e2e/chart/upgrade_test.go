@@ -23,7 +23,7 @@ import (
 )
 
 // upgradePatience bounds an upgrade and its rollback.
-const upgradePatience = 8 * time.Minute
+const upgradePatience = 20 * time.Minute
 
 // tiers are the classes of which a pod runs over upgrades, by the name of the pod.
 var tiers = []struct{ name, class string }{
@@ -43,25 +43,25 @@ func TestRelease_UpgradeAndRollback(t *testing.T) {
 	})
 	before := runTiers(t, ctx, "before")
 
-	helmOn(t, env.values(true), "upgrade", "cleave", chartDir, "--wait", "--timeout", "90s")
+	helmOn(t, env.values(true), "upgrade", "cleave", chartDir, "--wait", "--timeout", helmPatience)
 	runsOnly(t, ctx, "e2e")
 	sameContainers(t, ctx, before)
 	end(t, ctx, before[0], before[1])
 	after := runTiers(t, ctx, "after")
 	writtenLater(t, after[2])
 
-	helmOn(t, "", "rollback", "cleave", "1", "--wait", "--timeout", "90s")
+	helmOn(t, "", "rollback", "cleave", "1", "--wait", "--timeout", helmPatience)
 	runsOnly(t, ctx, release.PreviousTag)
 	sameContainers(t, ctx, slices.Concat(before[2:], after))
 	end(t, ctx, slices.Concat(before[2:], after)...)
 	end(t, ctx, runTiers(t, ctx, "back")...)
 
 	// An upgrade leaves the supervisor of MPS alone until its pod is deleted, and so does the way back.
-	helmOn(t, env.values(true), "upgrade", "cleave", chartDir, "--wait", "--timeout", "90s")
+	helmOn(t, env.values(true), "upgrade", "cleave", chartDir, "--wait", "--timeout", helmPatience)
 	runsOnly(t, ctx, "e2e")
 	renewSupervisor(t, ctx, "e2e")
 	end(t, ctx, runTiers(t, ctx, "renewed")...)
-	helmOn(t, "", "rollback", "cleave", "1", "--wait", "--timeout", "90s")
+	helmOn(t, "", "rollback", "cleave", "1", "--wait", "--timeout", helmPatience)
 	runsOnly(t, ctx, release.PreviousTag)
 	end(t, ctx, runTiers(t, ctx, "mixed")...)
 	must(t, workload.Until(ctx, "all records to go", func(context.Context) (bool, string, error) {
@@ -85,7 +85,7 @@ func installPrevious(t *testing.T, ctx context.Context, values string) {
 	previous := os.Getenv(release.Previous)
 	must(t, release.ImportPrevious(ctx, env.cluster, previous))
 	helmOn(t, values, "install", "cleave", release.Chart(previous), "--create-namespace", "--set", "image.tag="+release.PreviousTag,
-		"--wait", "--timeout", "90s")
+		"--wait", "--timeout", helmPatience)
 	runsOnly(t, ctx, release.PreviousTag)
 	must(t, env.client.WaitSlices(ctx, workload.Driver, nil))
 }

@@ -22,10 +22,11 @@ func TestWebhook_SameErrorsAsPlugin(t *testing.T) {
 	values := env.values(true) + `
 nodes: {match: [{key: no-plugin-here, operator: Exists}]}
 admission: {claims: {enabled: false}}
-webhook: {enabled: true, replicas: 1, failurePolicy: Fail, hostNetwork: true, port: 9443, tolerations: [{operator: Exists}]}
+webhook: {enabled: true, replicas: 1, failurePolicy: Fail, timeoutSeconds: 30, tolerations: [{operator: Exists}], hostNetwork: true,
+  port: 9443}
 `
 	t.Cleanup(func() {
-		helmOn(t, "", "uninstall", "cleave", "--ignore-not-found", "--wait", "--timeout", "90s")
+		helmOn(t, "", "uninstall", "cleave", "--ignore-not-found", "--wait", "--timeout", helmPatience)
 		gone, err := env.kube.AdmissionregistrationV1().ValidatingWebhookConfigurations().Get(context.Background(), "cleave-webhook", metav1.GetOptions{})
 		if !apierrors.IsNotFound(err) {
 			t.Errorf("after removal there is still %v: %v", gone, err)

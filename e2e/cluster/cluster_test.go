@@ -240,7 +240,7 @@ func killedUp(t *testing.T, binary, dir, file string) {
 	if err := errors.Join(cmd.Start(), output.Close()); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	err = poll(ctx, pollInterval/10, func(context.Context) error {
 		_, err := os.Stat(file)

@@ -135,6 +135,7 @@ func (n Node) ctr(ctx context.Context, args ...string) error {
 func (n Node) runCtr(ctx context.Context, args ...string) ([]byte, error) {
 	arguments := append([]string{"--address", n.layout.containerdSocket(), "--namespace", criNamespace}, args...)
 	cmd := exec.CommandContext(ctx, filepath.Join(n.cluster.state.toolsDir(), "ctr"), arguments...)
+	cmd.Env = append(os.Environ(), n.cluster.Environment()...) // Down ends one that outlives this program
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {

@@ -25,7 +25,7 @@ func installed(t *testing.T, ctx context.Context) {
 	if env.hasScheduler() {
 		must(t, release.ImportScheduler(ctx, env.cluster, env.source))
 	}
-	env.helm(t, ctx, env.values(), "install", "cleave", release.Chart(env.source), "--wait", "--timeout", "120s")
+	env.helm(t, ctx, env.values(), "install", "cleave", release.Chart(env.source), "--wait", "--timeout", "300s")
 	waitPods(t, ctx, "plugin", nil)
 	waitPods(t, ctx, "mps", nil)
 	published := map[string]string{}
@@ -162,7 +162,7 @@ func waitTiers(t *testing.T, ctx context.Context, on []place) (pods []corev1.Pod
 
 // uninstalled has no allocations: those of the steps before are gone.
 func uninstalled(t *testing.T, ctx context.Context) {
-	env.helm(t, ctx, "", "uninstall", "cleave", "--wait", "--timeout", "90s")
+	env.helm(t, ctx, "", "uninstall", "cleave", "--wait", "--timeout", "300s")
 	must(t, env.client.WaitGone(ctx, namespace, ""))
 	plugins := env.cluster.PluginsDir()
 	for _, p := range env.places {

@@ -30,8 +30,8 @@ const (
 	namespace  = release.Namespace
 	// demo is the namespace of pods that use GPUs.
 	demo = metav1.NamespaceDefault
-	// patience bounds every step.
-	patience = 3 * time.Minute
+	// patience bounds every step, and is more than Helm gets in one.
+	patience = 8 * time.Minute
 )
 
 // place is a node with its GPUs.

@@ -10,6 +10,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -79,6 +80,26 @@ func TestScheduler_ReplicaSet(t *testing.T) {
 	}
 }
 
+// waitPriority waits until the API server lets pods have a PriorityClass: it looks for it in a cache.
+func (b *bed) waitPriority(class string) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.t.Context(), startTimeout)
+	defer cancel()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "dry-run"}, Spec: corev1.PodSpec{
+		PriorityClassName: class, Containers: []corev1.Container{{Name: "c", Image: "i"}},
+	}}
+	err := workload.Until(ctx, "PriorityClass "+class+" to be known", func(ctx context.Context) (bool, string, error) {
+		_, err := b.kube.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if apierrors.IsForbidden(err) {
+			return false, err.Error(), nil
+		}
+		return err == nil, "", err
+	})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
 // TestScheduler_Preempts: the node with free GPUs has no CPU left, and the one with CPU no GPUs. Pods of low priority have to
 // go, as with kube-scheduler.
 func TestScheduler_Preempts(t *testing.T) {
@@ -91,6 +112,7 @@ func TestScheduler_Preempts(t *testing.T) {
 		if _, err := b.kube.SchedulingV1().PriorityClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
+		b.waitPriority(name)
 	}
 	on := func(node string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"kubernetes.io/hostname": node} }

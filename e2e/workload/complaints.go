@@ -22,16 +22,36 @@ func (c Client) Complaints(ctx context.Context, namespace, prefix string) ([]str
 
 // complaints are the warnings among events that speak against a driver. Others are no business of its: the API server, for
 // one, now and then warns of its own Service "kubernetes" (ClusterIPNotAllocated: pkg/registry/core/service/ipallocator/controller
-// of k8s.io/kubernetes). A pod may wait until the scheduler sees what another released; and the kubelet now and then hears of
-// a pod before the node authorizer lets it read the pod's claim, and tries that again before it asks the plugin.
+// of k8s.io/kubernetes).
 func complaints(events []corev1.Event, prefix string) (lines []string) {
 	for i := range events {
 		e := &events[i]
 		about := e.InvolvedObject.Kind == "Pod" || e.InvolvedObject.Kind == "ResourceClaim"
-		early := strings.Contains(e.Message, "fetch ResourceClaim") && strings.Contains(e.Message, "no relationship found between node")
-		if e.Type == corev1.EventTypeWarning && about && strings.HasPrefix(e.InvolvedObject.Name, prefix) && e.Reason != "FailedScheduling" && !early {
-			lines = append(lines, fmt.Sprintf("%s %s: %s: %s (%d times)", e.InvolvedObject.Kind, e.InvolvedObject.Name, e.Reason, e.Message, e.Count))
+		if e.Type == corev1.EventTypeWarning && about && strings.HasPrefix(e.InvolvedObject.Name, prefix) && !passing(e) {
+			on := e.InvolvedObject
+			lines = append(lines, fmt.Sprintf("%s %s: %s: %s (%d times)", on.Kind, on.Name, e.Reason, e.Message, e.Count))
 		}
 	}
 	return lines
+}
+
+// passing reports whether a warning is what parts of Kubernetes say that have not yet seen what others have, or were slow, and that they
+// mend themselves.
+func passing(e *corev1.Event) bool {
+	switch e.Reason {
+	case "FailedScheduling": // a pod may wait until the scheduler sees what another released
+		return true
+	case "NodeNotReady": // the node lifecycle controller says so of each pod of a node whose kubelet was late
+		return true
+	case "FailedResourceClaimCreation": // the controller has seen the pod, and not yet its template
+		return strings.Contains(e.Message, "not found")
+	default: // the kubelet has heard of a pod before the node authorizer lets it read the pod's claim
+		return Early(e.Message)
+	}
+}
+
+// Early reports whether a message of the kubelet is that the API server's node authorizer does not yet let it read the claim of a pod.
+// The kubelet asks again, before it asks the plugin.
+func Early(message string) bool {
+	return strings.Contains(message, "fetch ResourceClaim") && strings.Contains(message, "no relationship found between node")
 }

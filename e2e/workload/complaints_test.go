@@ -31,6 +31,10 @@ func TestComplaints(t *testing.T) {
 		{"no warning", "", normal, nil},
 		{"a pod that waits for a device", "", event("Pod", "a-1", "FailedScheduling", "cannot allocate all claims"), nil},
 		{"a kubelet that is early", "", event("Pod", "a-1", "FailedPrepareDynamicResources", early), nil},
+		{"a controller that is early", "", event("Pod", "a-1", "FailedResourceClaimCreation", `PodResourceClaim gpu: resource claim template "a": not found`), nil},
+		{"a claim that is refused", "", event("Pod", "a-1", "FailedResourceClaimCreation", "admission policy denied request"),
+			[]string{"Pod a-1: FailedResourceClaimCreation: admission policy denied request (2 times)"}},
+		{"a pod of a late kubelet", "", event("Pod", "a-1", "NodeNotReady", "Node is not ready"), nil},
 		{"a node", "", event("Node", "n", "CgroupV1", "cgroup v1 detected"), nil},
 		{"a Service that the API server repairs", "", event("Service", "kubernetes", "ClusterIPNotAllocated", "Cluster IP [IPv4]: 10.96.0.1 is not allocated; repairing"), nil},
 	} {

@@ -139,8 +139,10 @@ func TestRun_BrokenDriver(t *testing.T) {
 			switch c.fault {
 			case fake.StaysAway:
 				b.config.Timeout = 2 * time.Second
-			case fake.PublishesNothing, fake.CountsSlicesWrong, fake.KeepsStaleSlice, fake.Withdraws, fake.NoTaint, fake.TaintStays, fake.HealthSilent, fake.HealthConstant, fake.HealthNeverBack:
+			case fake.PublishesNothing, fake.CountsSlicesWrong, fake.KeepsStaleSlice, fake.Withdraws, fake.NoTaint, fake.TaintStays, fake.HealthSilent:
 				b.config.Patience = 500 * time.Millisecond
+			case fake.HealthConstant, fake.HealthNeverBack: // a report has to come first, to be the last that was seen
+				b.config.Patience = 3 * time.Second
 			}
 			b.config.Only = regexp.MustCompile("^" + c.fails + "$")
 			report := b.run()

@@ -234,13 +234,15 @@ func TestEnsure_DaemonErrorsQuoteLogs(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t)
-			b.Config.StartTimeout = 3 * time.Second
 			if tt.fault == nil {
 				if err := os.Remove(filepath.Join(b.Root, "usr/bin", controlProgram)); err != nil {
 					t.Fatal(err)
 				}
 			} else {
 				b.inject(t, *tt.fault)
+				if tt.fault.Hang { // it runs into the timeout, the others must not
+					b.Config.StartTimeout = 10 * time.Second
+				}
 			}
 			c, _ := b.serve(t)
 			_, err := c.Ensure(t.Context(), b.request(t, "a", 0))
@@ -262,7 +264,7 @@ func TestEnsure_DaemonErrorsQuoteLogs(t *testing.T) {
 
 func TestRelease_StubbornDaemonIsKilled(t *testing.T) {
 	b := newBed(t)
-	b.Config.StopTimeout = 100 * time.Millisecond
+	b.Config.StopTimeout = 2 * time.Second // also for the end after SIGKILL, on a busy machine
 	c, _ := b.serve(t)
 	a := b.request(t, "a", 0)
 	mustEnsure(t, c, a)
