@@ -23,13 +23,16 @@ func Inventory(ctx context.Context, model string) (*policy.Node, error) {
 	return node, session.Close()
 }
 
-// PublishedByModel is what Cleave publishes on a fresh node of a model, under the built-in policy.
-func PublishedByModel(ctx context.Context, model string) ([]*resourceapi.ResourceSlice, error) {
+// PublishedByModel is what Cleave publishes on a fresh node of a model, under a policy; nil for the built-in one.
+func PublishedByModel(ctx context.Context, model string, p *v1alpha1.NodePolicy) ([]*resourceapi.ResourceSlice, error) {
 	node, err := Inventory(ctx, model)
 	if err != nil {
 		return nil, err
 	}
-	return Cleave(policy.Apply(&v1alpha1.NodePolicy{}, node.Node, policy.Means{})), nil
+	if p == nil {
+		p = &v1alpha1.NodePolicy{}
+	}
+	return Cleave(policy.Apply(p, node.Node, policy.Means{})), nil
 }
 
 // ForNode are slices as another node publishes them.

@@ -98,7 +98,7 @@ func newInspectCommand(f *inspectFlags) *cobra.Command {
 		"show this `node`, or without a name all nodes, from the API server instead of this machine")
 	flags.Lookup("from-cluster").NoOptDefVal = allNodes
 	flags.BoolVar(&f.repack, "repack", false,
-		"with --from-cluster: the fewest pods whose restart frees the most whole GPUs, and where they would fit; nothing is changed")
+		"with --from-cluster: pods whose restart frees whole GPUs, the fewest pods first, and where they would fit; nothing is changed")
 	f.clients.add(flags, " for --from-cluster")
 	f.addHardware(flags)
 	flags.StringVar(&f.pluginsDir, "kubelet-plugins-dir", kubeletplugin.KubeletPluginsDir,

@@ -70,7 +70,7 @@ func newBench(ctx context.Context, o options, c *cluster.Cluster) (*bench, error
 			return nil, fmt.Errorf("create DeviceClass %s: %w", class.Name, err)
 		}
 	}
-	if b.published, err = packing.PublishedByModel(ctx, o.nodeModel); err != nil {
+	if b.published, err = packing.PublishedByModel(ctx, o.nodeModel, o.policy); err != nil {
 		return nil, err
 	}
 	b.watch, err = watchPods(ctx, client)

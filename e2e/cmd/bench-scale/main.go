@@ -16,6 +16,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/e2e/cluster"
 )
 
@@ -33,6 +34,7 @@ type options struct {
 	schedulers []string
 	kinds      []kind
 	nodeModel  string
+	policy     *v1alpha1.NodePolicy // nil for the built-in one
 }
 
 func main() {
@@ -53,12 +55,13 @@ func main() {
 // parse reads the command line.
 func parse(args []string) (options, error) {
 	o := options{}
-	var names, kinds string
+	var names, kinds, policy string
 	flags := flag.NewFlagSet("bench-scale", flag.ExitOnError)
 	flags.StringVar(&o.source, "source", ".", "root of the Cleave repository")
 	flags.StringVar(&o.output, "o", "", "file for the numbers as JSON")
 	flags.IntVar(&o.nodes, "nodes", 1000, "nodes, none of which runs a kubelet")
 	flags.StringVar(&o.nodeModel, "node-model", "hgx-h100", "model of the nodes")
+	flags.StringVar(&policy, "policy", "", "file of a NodePolicy, by which the nodes publish; empty for the built-in one")
 	flags.StringVar(&names, "schedulers", defaultScheduler+","+cleaveScheduler, "schedulers to compare, the base first")
 	flags.StringVar(&kinds, "kinds", "1g.10gb,whole,share", "kinds of pods to place")
 	flags.IntVar(&o.landing, "landing-pods", 60, "pods of a kind whose GPUs are counted")
@@ -82,6 +85,15 @@ func parse(args []string) (options, error) {
 			return o, err
 		}
 		o.kinds = append(o.kinds, k)
+	}
+	if policy != "" {
+		data, err := os.ReadFile(policy)
+		if err != nil {
+			return o, fmt.Errorf("read the policy: %w", err)
+		}
+		if o.policy, err = v1alpha1.DecodeNodePolicy(data); err != nil {
+			return o, fmt.Errorf("read the policy %s: %w", policy, err)
+		}
 	}
 	source, err := filepath.Abs(o.source)
 	o.source = source
