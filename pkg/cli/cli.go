@@ -31,6 +31,7 @@ const (
 func Main(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // the second signal ends the program, whatever it still waits for
 	return run(ctx, args, os.Stdout, os.Stderr)
 }
 

@@ -51,10 +51,14 @@ func newKubeletPlugin() *cobra.Command {
 			}
 			config.PolicyFile, config.PolicyFormat = policies.file, policies.format
 			err := plugin.Run(cmd.Context(), config)
-			if errors.Is(err, plugin.ErrDriverAvailable) {
+			switch {
+			case !errors.Is(err, plugin.ErrDriverAvailable):
+				return err
+			case cmd.Context().Err() != nil: // it was told to end meanwhile, which the next program would not know
+				return nil //nolint:nilerr // see above
+			default:
 				return reexec(cmd.Context())
 			}
-			return err
 		},
 	}
 	flags := cmd.Flags()

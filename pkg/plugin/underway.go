@@ -5,6 +5,8 @@ package plugin
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -13,56 +15,73 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// stopPatience bounds how long a plugin that is to end goes on for calls that are under way: as long as Prepare waits for other
-// claims to end, and short enough for a pod's grace period of 30 seconds.
-const stopPatience = 15 * time.Second
+const (
+	// stopPatience bounds how long a plugin that is to end goes on for calls that are under way. It is what Prepare waits for other
+	// claims to end, and leaves the rest of a pod's grace period of 30 seconds for what else is done at the end. Longer calls are cut.
+	stopPatience = 15 * time.Second
+	// answerTime is how long an answer may take from its handler to the kubelet's connection: gRPC writes it later, and drops what is
+	// not yet written when its server is stopped (google.golang.org/grpc, internal/transport, http2Server.Close).
+	answerTime = 200 * time.Millisecond
+)
 
-// underWay counts the kubelet's calls about claims that have no answer yet. During a rolling update the kubelet sends calls to the
+// underWay knows the kubelet's calls about claims that have no answer yet. During a rolling update the kubelet sends calls to the
 // plugin that registered last, but does not repeat those that the one before it leaves unanswered until a pod's next
 // synchronisation, some seconds later, and reports them as failed.
 type underWay struct {
-	mu    sync.Mutex
-	calls int
-	// idle is closed when the last call is answered; nil while nobody waits for that.
-	idle chan struct{}
+	mu sync.Mutex
+	// calls are closed when their handlers return.
+	calls map[int]chan struct{}
+	last  int
+	// answered is when a handler returned last.
+	answered time.Time
 }
 
-// intercept counts a call until it is answered.
+// intercept notes a call until its handler returns.
 func (u *underWay) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	if strings.HasSuffix(info.FullMethod, "/NodePrepareResources") || strings.HasSuffix(info.FullMethod, "/NodeUnprepareResources") {
-		u.begin()
-		defer u.end()
+		defer u.begin()()
 	}
 	return handler(ctx, req)
 }
 
-func (u *underWay) begin() {
+func (u *underWay) begin() (end func()) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.calls++
-}
-
-func (u *underWay) end() {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.calls--; u.calls == 0 && u.idle != nil {
-		close(u.idle)
-		u.idle = nil
+	if u.calls == nil {
+		u.calls = map[int]chan struct{}{}
+	}
+	u.last++
+	id, done := u.last, make(chan struct{})
+	u.calls[id] = done
+	return func() {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		delete(u.calls, id)
+		u.answered = time.Now()
+		close(done)
 	}
 }
 
-// answered returns how many calls are under way, and a channel that is closed when none is.
-func (u *underWay) answered() (calls int, idle <-chan struct{}) {
+// now are the calls that are under way, the first of them first.
+func (u *underWay) now() []chan struct{} {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.calls > 0 && u.idle == nil {
-		u.idle = make(chan struct{})
+	calls := make([]chan struct{}, 0, len(u.calls))
+	for _, id := range slices.Sorted(maps.Keys(u.calls)) {
+		calls = append(calls, u.calls[id])
 	}
-	return u.calls, u.idle
+	return calls
 }
 
-// outlast returns a context that ends after its parent: once no call is under way, or patience is over. Its end function ends it
-// at once, with a cause.
+// settled is how long it takes until the last answer is certainly on its way.
+func (u *underWay) settled() time.Duration {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return answerTime - time.Since(u.answered)
+}
+
+// outlast returns a context that ends after its parent: once the calls that are under way then are answered, or patience is over. The
+// returned function ends it at once, with a cause.
 func (u *underWay) outlast(parent context.Context, patience time.Duration) (context.Context, context.CancelCauseFunc) {
 	ctx, end := context.WithCancelCause(context.WithoutCancel(parent))
 	stop := context.AfterFunc(parent, func() {
@@ -77,22 +96,30 @@ func (u *underWay) outlast(parent context.Context, patience time.Duration) (cont
 	}
 }
 
-// wait waits until no call is under way. It fails when ctx ends or patience is over.
+// wait waits until the calls that are under way are answered: not for later ones, which come without end where no other plugin
+// takes them. It fails when ctx ends or patience is over.
 func (u *underWay) wait(ctx context.Context, patience time.Duration) error {
-	calls, idle := u.answered()
-	if calls == 0 {
-		return nil
+	calls := u.now()
+	if len(calls) > 0 {
+		klog.FromContext(ctx).Info("Answering calls of the kubelet before stopping", "calls", len(calls))
 	}
-	klog.FromContext(ctx).Info("Answering calls of the kubelet before stopping", "calls", calls)
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
+	over := time.NewTimer(patience)
+	defer over.Stop()
+	for i, done := range calls {
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the kubelet's calls to be answered: %w", context.Cause(ctx))
+		case <-over.C:
+			return fmt.Errorf("wait for the kubelet's calls to be answered: up to %d of %d still are under way after %s",
+				len(calls)-i, len(calls), patience)
+		}
+	}
+	settle := time.NewTimer(max(u.settled(), 0))
+	defer settle.Stop()
 	select {
-	case <-idle:
-		return nil
+	case <-settle.C:
 	case <-ctx.Done():
-		return fmt.Errorf("wait for the kubelet's calls to be answered: %w", context.Cause(ctx))
-	case <-timer.C:
-		calls, _ = u.answered()
-		return fmt.Errorf("wait for the kubelet's calls to be answered: %d still are under way after %s", calls, patience)
 	}
+	return nil
 }

@@ -45,19 +45,26 @@ func TestUnderWay_Outlast(t *testing.T) {
 		cause error
 	}{
 		{"nothing under way", func(b *stopBed) { b.stop() }, 0, context.Canceled},
-		{"all answered before", func(b *stopBed) { b.call("NodePrepareResources")(); synctest.Wait(); b.stop() }, 0, context.Canceled},
+		{"all answered before", func(b *stopBed) { b.call("NodePrepareResources")(); <-time.After(time.Second); b.stop() }, time.Second, context.Canceled},
+		{"just answered", func(b *stopBed) { b.call("NodePrepareResources")(); synctest.Wait(); b.stop() }, answerTime, context.Canceled},
 		{"another kind of call", func(b *stopBed) { b.call("GetInfo"); b.stop() }, 0, context.Canceled},
 		{"a call that takes a while", func(b *stopBed) {
 			answer := b.call("NodePrepareResources")
 			time.AfterFunc(3*time.Second, answer)
 			b.stop()
-		}, 3 * time.Second, context.Canceled},
+		}, 3*time.Second + answerTime, context.Canceled},
 		{"the last of several", func(b *stopBed) {
 			first, second := b.call("NodePrepareResources"), b.call("NodeUnprepareResources")
 			b.stop()
 			first()
 			time.AfterFunc(2*time.Second, second)
-		}, 2 * time.Second, context.Canceled},
+		}, 2*time.Second + answerTime, context.Canceled},
+		{"calls that come later", func(b *stopBed) {
+			time.AfterFunc(time.Second, b.call("NodePrepareResources"))
+			b.stop()
+			synctest.Wait()
+			b.call("NodePrepareResources")
+		}, time.Second + answerTime, context.Canceled},
 		{"a call that hangs", func(b *stopBed) { b.call("NodePrepareResources"); b.stop() }, 10 * time.Second, context.Canceled},
 		{"something fails meanwhile", func(b *stopBed) { b.call("NodePrepareResources"); b.stop(); synctest.Wait(); b.end(errFatal) }, 0, errFatal},
 		{"something fails", func(b *stopBed) { b.call("NodePrepareResources"); b.end(errFatal) }, 0, errFatal},
