@@ -17,6 +17,8 @@ type Limits struct {
 	Program string
 	// Kept are devices whose partitions may be there without a claim: the layouts of the policies that were active.
 	Kept []string
+	// PodsUnseen: nobody can say of what pod a process is, as pods have no control groups.
+	PodsUnseen bool
 	// APILag is how much earlier than recorded a change at the API server may have happened; zero for DefaultAPILag.
 	APILag time.Duration
 }
@@ -65,7 +67,7 @@ func Check(h History, limits Limits) []Violation {
 	limits.Program = cmp.Or(limits.Program, "cleave")
 	limits.APILag = cmp.Or(limits.APILag, DefaultAPILag)
 	c := newChecker(h, limits)
-	all := slices.Concat(c.checkOwners(), c.checkAnswers(), c.checkDevices(), c.checkUnmanaged(), c.checkReleases(), c.checkClients())
+	all := slices.Concat(c.checkOwners(), c.checkAnswers(), c.checkDevices(), c.checkUnmanaged(), c.checkReleases(), checkClients(c))
 	for i := range all {
 		slices.SortStableFunc(all[i].Events, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
 	}

@@ -6,15 +6,17 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 )
 
 // checkClients checks that MPS servers serve programs of pods that have a share, from when it was prepared until their last
 // container ended. Only their start is looked at: nobody reports the end of one whose server was killed.
-func (c *checker) checkClients() []Violation {
+func checkClients(c *checker) []Violation {
 	var all []Violation
 	for _, e := range c.served {
 		f := e.Fact.(Hardware)
-		if slices.ContainsFunc(c.claims, func(cl *claim) bool { return c.serves(cl, e, f) }) {
+		owned := slices.ContainsFunc(c.claims, func(cl *claim) bool { return isServed(c, cl, e.At, f) })
+		if owned || isUnseen(c, e.At, f.Pod) {
 			continue
 		}
 		what := f.GPU
@@ -30,8 +32,8 @@ func (c *checker) checkClients() []Violation {
 	return all
 }
 
-// serves reports whether a claim is why a server serves a program.
-func (c *checker) serves(cl *claim, e Event, f Hardware) bool {
+// isServed reports whether a claim is why a server serves a program. One without calls was prepared before all that is known.
+func isServed(c *checker, cl *claim, at time.Duration, f Hardware) bool {
 	if !cl.has(f.Pod) {
 		return false
 	}
@@ -40,24 +42,30 @@ func (c *checker) serves(cl *claim, e Event, f Hardware) bool {
 		if h := c.outlives(cl, t); h != nil {
 			until = h.to + eventLag
 		}
-		if e.At < c.earliest(SourceKubelet, t.acquire.to) || e.At > until {
+		if at < c.earliest(SourceKubelet, t.acquire.to) || at > until {
 			continue
 		}
-		if slices.ContainsFunc(cl.owned(t), func(a Allocated) bool { return f.isShareOf(a.Device) }) {
+		if slices.ContainsFunc(cl.owned(t), func(a Allocated) bool { return f.isOf(a.Device) }) {
 			return true
 		}
 	}
-	return false
+	return len(cl.calls) == 0
 }
 
-// isShareOf reports whether a program with an MPS server uses what a device is.
-func (f Hardware) isShareOf(device string) bool {
-	if strings.HasSuffix(device, "-timeslice") {
-		return false
-	}
+// isUnseen reports whether a pod may have had a claim that nobody saw: it came and went while the API server was not watched.
+func isUnseen(c *checker, at time.Duration, pod string) bool {
+	return c.earliest(SourceAPI, at) < at && !slices.ContainsFunc(c.claims, func(cl *claim) bool { return cl.has(pod) })
+}
+
+// isOf reports whether a program that an MPS server serves uses what a device is a share of.
+func (f Hardware) isOf(device string) bool {
 	gpu, profile, start, isPartition := placeOf(device)
-	if f.Partition == nil {
-		return !isPartition && gpu == f.GPU
+	switch {
+	case !strings.HasSuffix(device, "-mps") || gpu != f.GPU:
+		return false
+	case f.Partition == nil:
+		return !isPartition
+	default:
+		return isPartition && profile == f.Partition.Profile && start == f.Partition.Start
 	}
-	return isPartition && gpu == f.GPU && profile == f.Partition.Profile && start == f.Partition.Start
 }

@@ -46,7 +46,7 @@ func Lacks(h History, limits Limits) []string {
 			f, ok := byProgram(fact, ComputeMode)
 			return ok && f.Value != defaultMode
 		}},
-		{"a program of a pod that has a claim, with an MPS server", client},
+		{"a program of a pod that has a claim, with an MPS server", func(fact Fact) bool { return limits.PodsUnseen || client(fact) }},
 	} {
 		found := false
 		for _, e := range h.Events {

@@ -41,6 +41,8 @@ func TestLacks(t *testing.T) {
 			want: []string{"a compute mode that cleave set"}},
 		{name: "programs of other pods alone", events: join(claims, answers, containers, partition, mode(1.5, "EXCLUSIVE_PROCESS"), served(3, "c", nil), released),
 			want: []string{"a program of a pod that has a claim, with an MPS server"}},
+		{name: "no programs of pods, which nobody can see", limits: Limits{PodsUnseen: true},
+			events: join(claims, answers, containers, partition, mode(1.5, "EXCLUSIVE_PROCESS"), released)},
 		{name: "another name", events: join(claims, answers, containers, partition, exclusive, released), limits: Limits{Program: "plugin"},
 			want: []string{"a partition that plugin created", "a partition that plugin destroyed", "a compute mode that plugin set"}},
 	} {

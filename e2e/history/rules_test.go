@@ -170,6 +170,10 @@ func TestCheck_Clients(t *testing.T) {
 			share, container(3, "a", ContainerStarted), unprepare(6, 7, "a"), served(8, "a", nil), container(9, "a", ContainerEnded))},
 		{name: "with a share in time", events: join(
 			allocated(1, "a", slicedGPU), prepare(1, 2, "a", slicedGPU), served(3, "a", nil)), want: refused("3s", whole, "a")},
+		{name: "with the whole GPU", events: join(
+			allocated(1, "a", whole), prepare(1, 2, "a", whole), served(3, "a", nil)), want: refused("3s", whole, "a")},
+		{name: "of a claim from before the recording", events: join(sharing(1, "a", 50), served(3, "a", nil))},
+		{name: "of a pod whose claim nobody can have seen", events: join(share, served(3, "b", nil), at(4, Gap{SourceAPI, 2_000_000_000}))},
 		{name: "that only looks on", events: join(
 			at(1, Claim{UID: "a", State: ClaimAllocated, Pods: []string{"pod-a"}, Devices: []Allocated{{Device: shared, Admin: true}}}),
 			prepare(1, 2, "a", shared), served(3, "a", nil)), want: refused("3s", whole, "a")},

@@ -8,6 +8,8 @@ import (
 	"io"
 	"sync"
 	"time"
+
+	"github.com/cleave-dra/cleave/e2e/cluster"
 )
 
 // Options of a soak.
@@ -57,7 +59,7 @@ func Run(ctx context.Context, opts Options) (report *Report, err error) {
 		return count.report(took, nil), errors.Join(ctx.Err(), err)
 	}
 	leaks, err := b.leaks(ctx, before)
-	if err = errors.Join(err, count.check(f.recorder)); err != nil {
+	if err = errors.Join(err, count.check(f.recorder, cluster.PodGroups(f.bed.cluster))); err != nil {
 		return count.report(took, nil), err
 	}
 	return count.report(took, leaks), nil

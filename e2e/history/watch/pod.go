@@ -29,9 +29,10 @@ func podOf(proc string, pid int) string {
 	if err != nil {
 		return ""
 	}
-	found := podCgroup.FindSubmatch(data)
+	found := podCgroup.FindAllSubmatch(data, -1)
 	if found == nil {
 		return ""
 	}
-	return strings.ReplaceAll(string(found[1]), "_", "-")
+	// The innermost: this machine may be in a pod itself.
+	return strings.ReplaceAll(string(found[len(found)-1][1]), "_", "-")
 }
