@@ -19,8 +19,9 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// patience bounds every test, and its clean-up once more. It is for a busy machine: a test that passes takes no longer for it.
-const patience = 5 * time.Minute
+// patience bounds every test, and its clean-up once more. It is for a busy machine: a test that passes takes no longer for it. It is
+// less than the plugin's interval for looking at all claims (--reconcile-every), which would mend what a test is to find.
+const patience = 4 * time.Minute
 
 // space is the namespace of one test. Its methods, and those of what it holds, end the test where something is not as it
 // has to be.

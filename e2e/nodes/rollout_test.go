@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -24,6 +25,9 @@ import (
 // passingPrefix begins the names of pods that come and go.
 const passingPrefix = "passing-"
 
+// passPatience is how long one of them may take to run, also while the plugin of its node is replaced.
+const passPatience = 2 * time.Minute
+
 // pass runs a pod of a tier on a node until it runs, and deletes it.
 func (p place) pass(ctx context.Context, name, tier string) error {
 	pod := workload.Pod(passingPrefix+name, tier)
@@ -34,7 +38,9 @@ func (p place) pass(ctx context.Context, name, tier string) error {
 	if err := workload.Create(ctx, env.kube, demo, []runtime.Object{pod}); err != nil {
 		return err
 	}
-	if _, err := env.client.WaitRunning(ctx, demo, pod.Name); err != nil {
+	soon, cancel := context.WithTimeout(ctx, passPatience)
+	defer cancel()
+	if _, err := env.client.WaitRunning(soon, demo, pod.Name); err != nil {
 		return err
 	}
 	if err := env.kube.CoreV1().Pods(demo).Delete(ctx, pod.Name, metav1.DeleteOptions{}); err != nil {
@@ -151,9 +157,9 @@ func uids(pods []corev1.Pod) []string {
 // noComplaints checks that no pod was the subject of a warning, nor its claim.
 func noComplaints(t *testing.T, ctx context.Context) {
 	t.Helper()
-	lines, err := env.client.Complaints(ctx, demo, "")
+	all, err := env.client.Complaints(ctx, demo, "")
 	must(t, err)
-	for _, line := range lines {
-		t.Error(line)
+	for _, c := range all {
+		t.Error(c.Text)
 	}
 }

@@ -81,7 +81,7 @@ func TestScheduler_ReplicaSet(t *testing.T) {
 }
 
 // waitPriority waits until the API server lets pods have a PriorityClass: it looks for it in a cache.
-func (b *bed) waitPriority(class string) {
+func waitPriority(b *bed, class string) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), startTimeout)
 	defer cancel()
@@ -112,7 +112,7 @@ func TestScheduler_Preempts(t *testing.T) {
 		if _, err := b.kube.SchedulingV1().PriorityClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		b.waitPriority(name)
+		waitPriority(b, name)
 	}
 	on := func(node string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"kubernetes.io/hostname": node} }

@@ -6,13 +6,21 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Complaints are the warnings of a namespace about pods and claims whose names have a prefix, a line each.
-func (c Client) Complaints(ctx context.Context, namespace, prefix string) ([]string, error) {
+// Complaint is a warning that speaks against a driver.
+type Complaint struct {
+	// At is when it was written last, to the second.
+	At   time.Time
+	Text string
+}
+
+// Complaints are the warnings of a namespace about pods and claims whose names have a prefix.
+func (c Client) Complaints(ctx context.Context, namespace, prefix string) ([]Complaint, error) {
 	list, err := c.Kube.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "type=" + corev1.EventTypeWarning})
 	if err != nil {
 		return nil, fmt.Errorf("list warnings of namespace %s: %w", namespace, err)
@@ -23,16 +31,17 @@ func (c Client) Complaints(ctx context.Context, namespace, prefix string) ([]str
 // complaints are the warnings among events that speak against a driver. Others are no business of its: the API server, for
 // one, now and then warns of its own Service "kubernetes" (ClusterIPNotAllocated: pkg/registry/core/service/ipallocator/controller
 // of k8s.io/kubernetes).
-func complaints(events []corev1.Event, prefix string) (lines []string) {
+func complaints(events []corev1.Event, prefix string) (all []Complaint) {
 	for i := range events {
 		e := &events[i]
 		about := e.InvolvedObject.Kind == "Pod" || e.InvolvedObject.Kind == "ResourceClaim"
 		if e.Type == corev1.EventTypeWarning && about && strings.HasPrefix(e.InvolvedObject.Name, prefix) && !passing(e) {
 			on := e.InvolvedObject
-			lines = append(lines, fmt.Sprintf("%s %s: %s: %s (%d times)", on.Kind, on.Name, e.Reason, e.Message, e.Count))
+			text := fmt.Sprintf("%s %s: %s: %s (%d times)", on.Kind, on.Name, e.Reason, e.Message, e.Count)
+			all = append(all, Complaint{At: e.LastTimestamp.Time, Text: text})
 		}
 	}
-	return lines
+	return all
 }
 
 // passing reports whether a warning is what parts of Kubernetes say that have not yet seen what others have, or were slow, and that they

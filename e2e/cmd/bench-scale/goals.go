@@ -36,8 +36,8 @@ func (g goal) met(value float64) bool {
 	return value <= g.Bound
 }
 
-// Goals that do not depend on the kind of pods. What the API server has of a node is two copies of its slices; 2.2 MB would be those with
-// eight attributes a partition (docs/decisions/partition-attributes.md).
+// Goals that do not depend on the kind of pods. What the API server has of a node is two copies of its slices; with eight attributes
+// a partition instead of ten it would be 1.9 MB (docs/decisions/partition-attributes.md).
 var fixedGoals = map[string]goal{
 	apiServerHeap:   {Bound: 2.6},
 	schedulerMemory: {Bound: 2},
