@@ -135,9 +135,13 @@ func (c *churn) pass(ctx context.Context, p Pod) {
 // errEnded is that a pod has ended before it was asked to.
 var errEnded = errors.New("it ended")
 
-// ended reports whether a pod has, or containers of it have ended and were started again.
+// ended reports whether a pod has, or containers of it have ended and were started again. The count of restarts does not say so: where
+// the kubelet was killed between creating a container and starting it, it counts the one that it starts in its place as a restart of
+// one that never ran (k8s.io/kubernetes, pkg/kubelet/kubelet_pods.go, convertToAPIContainerStatuses: ContainerStateCreated).
 func ended(pod *corev1.Pod) bool {
-	over := func(s corev1.ContainerStatus) bool { return s.RestartCount > 0 || s.State.Terminated != nil }
+	over := func(s corev1.ContainerStatus) bool {
+		return s.State.Terminated != nil || s.LastTerminationState.Terminated != nil
+	}
 	return pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded ||
 		slices.ContainsFunc(pod.Status.ContainerStatuses, over)
 }

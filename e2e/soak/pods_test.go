@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soak
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+func TestEnded(t *testing.T) {
+	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
+	over := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 137}}
+	waits := corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{}}
+	for _, tc := range []struct {
+		name   string
+		phase  corev1.PodPhase
+		status corev1.ContainerStatus
+		want   bool
+	}{
+		{"it runs", corev1.PodRunning, corev1.ContainerStatus{State: running}, false},
+		{"it has ended", corev1.PodRunning, corev1.ContainerStatus{State: over}, true},
+		{"it has ended, and runs again", corev1.PodRunning, corev1.ContainerStatus{State: running, LastTerminationState: over, RestartCount: 1}, true},
+		{"it has ended, and waits to run again", corev1.PodRunning, corev1.ContainerStatus{State: waits, LastTerminationState: over, RestartCount: 1}, true},
+		{"the first never ran", corev1.PodRunning, corev1.ContainerStatus{State: running, LastTerminationState: waits, RestartCount: 1}, false},
+		{"the pod failed", corev1.PodFailed, corev1.ContainerStatus{State: running}, true},
+	} {
+		pod := &corev1.Pod{Status: corev1.PodStatus{Phase: tc.phase, ContainerStatuses: []corev1.ContainerStatus{tc.status}}}
+		if got := ended(pod); got != tc.want {
+			t.Errorf("%s: ended %t, want %t", tc.name, got, tc.want)
+		}
+	}
+}
