@@ -140,10 +140,16 @@ var errEnded = errors.New("it ended")
 // one that never ran (k8s.io/kubernetes, pkg/kubelet/kubelet_pods.go, convertToAPIContainerStatuses: ContainerStateCreated).
 func ended(pod *corev1.Pod) bool {
 	over := func(s corev1.ContainerStatus) bool {
-		return s.State.Terminated != nil || s.LastTerminationState.Terminated != nil
+		return ran(s.State.Terminated) || ran(s.LastTerminationState.Terminated)
 	}
 	return pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded ||
 		slices.ContainsFunc(pod.Status.ContainerStatuses, over)
+}
+
+// ran reports whether a container ended that had run: one that was being started when the kubelet was killed had not, as containerd
+// gives up what nobody waits for.
+func ran(t *corev1.ContainerStateTerminated) bool {
+	return t != nil && (t.Reason != "StartError" || !strings.Contains(t.Message, "context canceled"))
 }
 
 // runPod creates a pod and waits until it runs. The error is errEnded if it cannot any more.

@@ -11,6 +11,10 @@ import (
 func TestEnded(t *testing.T) {
 	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
 	over := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 137}}
+	refused := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 128, Reason: "StartError", Message: "hook: no such file"}}
+	givenUp := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{
+		ExitCode: 128, Reason: "StartError", Message: "failed to create containerd task: failed to create shim task: context canceled",
+	}}
 	waits := corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{}}
 	for _, tc := range []struct {
 		name   string
@@ -23,6 +27,9 @@ func TestEnded(t *testing.T) {
 		{"it has ended, and runs again", corev1.PodRunning, corev1.ContainerStatus{State: running, LastTerminationState: over, RestartCount: 1}, true},
 		{"it has ended, and waits to run again", corev1.PodRunning, corev1.ContainerStatus{State: waits, LastTerminationState: over, RestartCount: 1}, true},
 		{"the first never ran", corev1.PodRunning, corev1.ContainerStatus{State: running, LastTerminationState: waits, RestartCount: 1}, false},
+		{"the first could not be started", corev1.PodRunning, corev1.ContainerStatus{State: waits, LastTerminationState: refused}, true},
+		{"the first was given up", corev1.PodRunning, corev1.ContainerStatus{State: running, LastTerminationState: givenUp, RestartCount: 1}, false},
+		{"it was given up", corev1.PodRunning, corev1.ContainerStatus{State: givenUp}, false},
 		{"the pod failed", corev1.PodFailed, corev1.ContainerStatus{State: running}, true},
 	} {
 		pod := &corev1.Pod{Status: corev1.PodStatus{Phase: tc.phase, ContainerStatuses: []corev1.ContainerStatus{tc.status}}}
