@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
+	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
 // Browser is a running Chromium.
@@ -95,19 +96,10 @@ func (b *Browser) Close() error {
 func removeProfile(home string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	return workload.Until(ctx, "the browser's profile to be removed", func(context.Context) (bool, string, error) {
 		err := os.RemoveAll(home)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return err
-		case <-tick.C:
-		}
-	}
+		return err == nil, fmt.Sprint(err), nil
+	})
 }
 
 // receive passes on what the browser says until it ends.

@@ -5,7 +5,6 @@ package plugin
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -29,9 +28,8 @@ const (
 // synchronisation, some seconds later, and reports them as failed.
 type underWay struct {
 	mu sync.Mutex
-	// calls are closed when their handlers return.
-	calls map[int]chan struct{}
-	last  int
+	// calls are closed when their handlers return, in the order in which they began.
+	calls []chan struct{}
 	// answered is when a handler returned last.
 	answered time.Time
 }
@@ -47,30 +45,22 @@ func (u *underWay) intercept(ctx context.Context, req any, info *grpc.UnaryServe
 func (u *underWay) begin() (end func()) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.calls == nil {
-		u.calls = map[int]chan struct{}{}
-	}
-	u.last++
-	id, done := u.last, make(chan struct{})
-	u.calls[id] = done
+	done := make(chan struct{})
+	u.calls = append(u.calls, done)
 	return func() {
 		u.mu.Lock()
 		defer u.mu.Unlock()
-		delete(u.calls, id)
+		u.calls = slices.DeleteFunc(u.calls, func(c chan struct{}) bool { return c == done })
 		u.answered = time.Now()
 		close(done)
 	}
 }
 
-// now are the calls that are under way, the first of them first.
+// now are the calls that are under way.
 func (u *underWay) now() []chan struct{} {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	calls := make([]chan struct{}, 0, len(u.calls))
-	for _, id := range slices.Sorted(maps.Keys(u.calls)) {
-		calls = append(calls, u.calls[id])
-	}
-	return calls
+	return slices.Clone(u.calls)
 }
 
 // settled is how long it takes until the last answer is certainly on its way.
