@@ -27,6 +27,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/workload"
 	"github.com/cleave-dra/cleave/pkg/claimstatus"
 )
@@ -165,10 +166,9 @@ type prometheus struct{ address string }
 
 func startPrometheus(t *testing.T, ctx context.Context, tools, plugin, exporter string) prometheus {
 	t.Helper()
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	port, err := cluster.FreePort(ctx, "127.0.0.1")
 	must(t, err)
-	p := prometheus{listener.Addr().String()}
-	must(t, listener.Close())
+	p := prometheus{net.JoinHostPort("127.0.0.1", strconv.Itoa(port))}
 	dir := t.TempDir()
 	// As the chart's PodMonitor and dcgm-exporter's ServiceMonitor have it.
 	config := fmt.Sprintf(`

@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -110,47 +109,14 @@ type ports struct {
 	KubeletHealth     int `json:"kubeletHealth"`
 }
 
-// choosePorts takes the port that people know for the API server where it is
-// free, and any free ones for the rest. All are held until all are chosen, so
-// that they differ.
-func choosePorts() (p ports, err error) {
-	var held []net.Listener
-	defer func() {
-		for _, l := range held {
-			err = errors.Join(err, l.Close())
-		}
-	}()
-	take := func(port int) (int, error) {
-		l, err := net.Listen("tcp", net.JoinHostPort(loopback, strconv.Itoa(port)))
-		if err != nil {
-			return 0, err
-		}
-		held = append(held, l)
-		return l.Addr().(*net.TCPAddr).Port, nil
-	}
-	if p.APIServer, err = take(6443); err != nil {
-		p.APIServer = 0
-	}
-	for _, port := range []*int{&p.APIServer, &p.EtcdClient, &p.EtcdPeer, &p.Scheduler, &p.ControllerManager, &p.Kubelet, &p.KubeletHealth} {
-		if *port != 0 {
-			continue
-		}
-		if *port, err = take(0); err != nil {
-			return p, fmt.Errorf("find a free port on %s: %w", loopback, err)
-		}
-	}
-	return p, nil
-}
-
-// FreePort is a TCP port of this machine that nobody listens at, on a host, "" for all addresses.
-func FreePort(ctx context.Context, host string) (int, error) {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(host, "0"))
+// choosePorts takes the port that people know for the API server where it is free, and any free ones for the rest.
+func choosePorts(ctx context.Context) (ports, error) {
+	free, err := FreePorts(ctx, loopback, 7, 6443)
 	if err != nil {
-		return 0, fmt.Errorf("find a free port: %w", err)
+		return ports{}, err
 	}
-	port := listener.Addr().(*net.TCPAddr).Port
-	if err := listener.Close(); err != nil {
-		return 0, fmt.Errorf("find a free port: %w", err)
-	}
-	return port, nil
+	return ports{
+		APIServer: free[0], EtcdClient: free[1], EtcdPeer: free[2], Scheduler: free[3], ControllerManager: free[4],
+		Kubelet: free[5], KubeletHealth: free[6],
+	}, nil
 }

@@ -256,7 +256,7 @@ func TestHost_AsFoundBy(t *testing.T) {
 }
 
 func TestPortsDiffer(t *testing.T) {
-	p, err := choosePorts()
+	p, err := choosePorts(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,6 +264,9 @@ func TestPortsDiffer(t *testing.T) {
 	for _, port := range []int{p.APIServer, p.EtcdClient, p.EtcdPeer, p.Scheduler, p.ControllerManager, p.Kubelet, p.KubeletHealth} {
 		if seen[port] {
 			t.Errorf("port %d twice or zero in %+v", port, p)
+		}
+		if port > lastPort {
+			t.Errorf("port %d, of those that any connection may get, in %+v", port, p)
 		}
 		seen[port] = true
 	}

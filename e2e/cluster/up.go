@@ -74,7 +74,7 @@ func prepare(ctx context.Context, o Options) (*Cluster, error) {
 		return nil, err
 	}
 	h.beforeKubelets()
-	p, err := choosePorts()
+	p, err := choosePorts(ctx)
 	if err != nil {
 		return nil, err
 	}

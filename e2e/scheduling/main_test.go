@@ -49,12 +49,13 @@ func newBed(t *testing.T) *bed {
 		t.Skip("set CLEAVE_E2E=1: it needs the programs of Kubernetes and bin/cleave-scheduler (make e2e)")
 	}
 	b := &bed{t: t, dir: t.TempDir()}
-	etcd := "http://" + b.address()
+	addresses := b.addresses(3)
+	etcd := "http://" + addresses[0]
 	b.start(bin("kubernetes", "tools", "etcd"), []string{
 		"--data-dir=" + filepath.Join(b.dir, "etcd"), "--listen-client-urls=" + etcd, "--advertise-client-urls=" + etcd,
-		"--listen-peer-urls=http://" + b.address(), "--unsafe-no-fsync",
+		"--listen-peer-urls=http://" + addresses[1], "--unsafe-no-fsync",
 	}, etcd+"/health")
-	server, key := b.address(), b.key()
+	server, key := addresses[2], b.key()
 	b.write("tokens.csv", fmt.Sprintf("%s,admin,admin,system:masters\n", token))
 	_, port, _ := strings.Cut(server, ":")
 	b.start(bin("kubernetes", "v1.37.1", "kube-apiserver"), []string{
@@ -88,13 +89,17 @@ func bin(parts ...string) string {
 	return path
 }
 
-func (b *bed) address() string {
+// addresses are n free ones that differ.
+func (b *bed) addresses(n int) (addresses []string) {
 	b.t.Helper()
-	port, err := cluster.FreePort(b.t.Context(), "127.0.0.1")
+	ports, err := cluster.FreePorts(b.t.Context(), "127.0.0.1", n)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return fmt.Sprintf("127.0.0.1:%d", port)
+	for _, port := range ports {
+		addresses = append(addresses, fmt.Sprintf("127.0.0.1:%d", port))
+	}
+	return addresses
 }
 
 func (b *bed) write(name, text string) string {
@@ -153,7 +158,7 @@ func (b *bed) start(path string, args []string, ready string) *process.Program {
 // startScheduler starts cleave-scheduler with arguments of the plugin, and waits until it has read the cluster.
 func (b *bed) startScheduler(args string) {
 	b.t.Helper()
-	address := b.address()
+	address := b.addresses(1)[0]
 	_, port, _ := strings.Cut(address, ":")
 	b.scheduler = b.start(bin("cleave-scheduler"), []string{
 		"--config=" + b.config(args), "--bind-address=127.0.0.1", "--secure-port=" + port, "-v=4",
