@@ -69,10 +69,11 @@ const (
 )
 
 // ends are the pods whose containers may end by faults of a kind. MPS daemons end with their supervisor where the node has
-// cgroup v1: the container runtime finds the processes of a container by it.
+// cgroup v1: the container runtime finds the processes of a container by it. A daemon without a server does not keep the driver
+// from being reloaded, and is restarted for the new one: a program that starts meanwhile fails (docs/upgrade.md).
 func (k Kind) ends() victims {
 	switch k {
-	case SupervisorKilled, MPSDaemonKilled:
+	case SupervisorKilled, MPSDaemonKilled, DriverReloaded:
 		return mpsPods
 	case ContainerdKilled, ContainerdStopped, NodeRebooted:
 		return allPods

@@ -33,14 +33,18 @@ func TestReport(t *testing.T) {
 	c.podEnded("client", mps, time.Now(), "")
 	c.podEnded("pod-3", slices, time.Now().Add(time.Second), "exit code 2")
 	c.pardonPods(MPSDaemonKilled.ends(), false)
+	c.pardonPods(DriverReloaded.ends(), true)
+	c.podEnded("starts-meanwhile", mps, time.Now(), "exit code 1")
+	c.podEnded("pod-4", slices, time.Now().Add(time.Second), "exit code 1")
+	c.pardonPods(DriverReloaded.ends(), false)
 	got := c.report(time.Hour, []string{"+ partition"})
-	for i, want := range []string{"pod-1 ended, and there was no fault that ends them: exit code 137", "pod-2 ended", "pod-3 ended"} {
-		if len(got.Violations) != 3 || !strings.Contains(got.Violations[i], want) {
-			t.Errorf("violations: %q, want those of pod-1, pod-2 and pod-3", got.Violations)
+	for i, want := range []string{"pod-1 ended, and there was no fault that ends them: exit code 137", "pod-2 ended", "pod-3 ended", "pod-4 ended"} {
+		if len(got.Violations) != 4 || !strings.Contains(got.Violations[i], want) {
+			t.Errorf("violations: %q, want those of pod-1 to pod-4", got.Violations)
 		}
 	}
 	got.Violations = nil
-	want := &Report{Seed: 3, Seconds: 3600, Pods: 1, Claims: 4, PodsEnded: 3, Injected: 101, Own: Recovery{P50: 50, P99: 99},
+	want := &Report{Seed: 3, Seconds: 3600, Pods: 1, Claims: 4, PodsEnded: 4, Injected: 101, Own: Recovery{P50: 50, P99: 99},
 		Faults: []FaultReport{{PluginKilled, 100, Recovery{50, 99}}, {NodeRebooted, 1, Recovery{60, 60}}}, Leaks: []string{"+ partition"}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("report (-want +got):\n%s", diff)
