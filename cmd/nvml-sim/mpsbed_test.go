@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -129,7 +130,7 @@ func until(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(20 * time.Second); !holds(); <-tick.C {
+	for deadline := time.Now().Add(time.Minute); !holds(); <-tick.C {
 		if time.Now().After(deadline) {
 			t.Fatalf("%s: not so", what)
 		}
@@ -169,7 +170,7 @@ func (b *bed) client(env []string, args ...string) (mps.Admission, string, int) 
 type holder struct {
 	mps.Admission
 	cmd    *exec.Cmd
-	stderr bytes.Buffer
+	stderr said
 	out    *bufio.Reader
 	b      *bed
 	over   bool
@@ -247,4 +248,22 @@ func (b *bed) logs(name string) string {
 		b.t.Fatal(err)
 	}
 	return string(data)
+}
+
+// said is what a program says, which may be read while it runs.
+type said struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (s *said) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(p)
+}
+
+func (s *said) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
 }

@@ -97,7 +97,29 @@ func running(t testing.TB, client *fake.Clientset, config Config) *Source {
 	go func() { defer close(done); s.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done })
 	until(t, s, func(s *Snapshot) bool { return s != nil })
+	watched(t, client, len(s.watches.all()))
 	return s
+}
+
+// watched waits until so many resources are watched: a fake client tells nobody of what is deleted between a list and its watch.
+func watched(t testing.TB, client *fake.Clientset, want int) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for limit := time.Now().Add(time.Minute); ; <-tick.C {
+		found := map[string]bool{}
+		for _, a := range client.Actions() {
+			if a.GetVerb() == "watch" {
+				found[a.GetResource().Resource] = true
+			}
+		}
+		if len(found) >= want {
+			return
+		}
+		if time.Now().After(limit) {
+			t.Fatalf("%d resources are watched, want %d", len(found), want)
+		}
+	}
 }
 
 // until waits for a snapshot with a property.

@@ -18,7 +18,12 @@ func watching(t *testing.T, path string) (seen func(what string)) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	changes, done := make(chan struct{}, 100), make(chan error, 1)
-	go func() { done <- Watch(ctx, path, func() { changes <- struct{}{} }) }()
+	go func() {
+		defer close(done)
+		if err := Watch(ctx, path, func() { changes <- struct{}{} }); err != nil {
+			done <- err
+		}
+	}()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -33,6 +38,8 @@ func watching(t *testing.T, path string) (seen func(what string)) {
 		select {
 		case <-changes:
 			begun = true
+		case err := <-done:
+			t.Fatalf("the watch ended: %v", err)
 		case <-probe.C:
 		}
 	}

@@ -36,6 +36,7 @@ func openNode(t *testing.T, root string) *Node {
 	if err := n.Init(); err != nil {
 		t.Fatal(err)
 	}
+	keep(t, n)
 	return n
 }
 

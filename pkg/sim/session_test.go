@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -174,7 +175,13 @@ func openOnly(t *testing.T, root string) *Node {
 	t.Helper()
 	n, err := Open(root)
 	must(t, err)
+	keep(t, n)
 	return n
+}
+
+// keep keeps a node until the test ends: the garbage collector closes the files of one that nobody has, and with them its sessions.
+func keep(t *testing.T, n *Node) {
+	t.Cleanup(func() { runtime.KeepAlive(n) })
 }
 
 // touch calls a function of a GPU.

@@ -87,7 +87,9 @@ func TestTool_TimeSlices(t *testing.T) {
 				<-end
 				return nil, nil
 			}
-			most.Store(max(most.Load(), running.Add(1)))
+			for now, before := running.Add(1), most.Load(); now > before && !most.CompareAndSwap(before, now); {
+				before = most.Load()
+			}
 			defer running.Add(-1)
 			<-time.After(time.Second)
 			return nil, nil

@@ -144,9 +144,10 @@ func TestLockDir_FileDeletedMeanwhile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	locked := make(chan error, 1)
+	locked, second := make(chan error, 1), func() {}
 	go func() {
-		_, err := lockDir(t.Context(), dir)
+		var err error
+		second, err = lockDir(t.Context(), dir)
 		locked <- err
 	}()
 	select {
@@ -161,6 +162,7 @@ func TestLockDir_FileDeletedMeanwhile(t *testing.T) {
 	if err := <-locked; err != nil {
 		t.Fatal(err)
 	}
+	defer second() // which also keeps the garbage collector from closing what is locked
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	if _, err := lockDir(ctx, dir); !errors.Is(err, context.DeadlineExceeded) {

@@ -68,14 +68,14 @@ func (c *Client) Wait(ctx context.Context) error {
 	var a answer
 	err := readLine(c.lines, &a)
 	switch {
+	case err == nil && a.Error != nil:
+		return a.Error // also where ctx has ended since
 	case ctx.Err() != nil:
 		return nil //nolint:nilerr // reading was ended
 	case err != nil:
 		return cudaError(ErrorRPCFailure, "the MPS server is gone")
-	case a.Error == nil:
-		return cudaError(ErrorRPCFailure, "the MPS server makes no sense")
 	default:
-		return a.Error
+		return cudaError(ErrorRPCFailure, "the MPS server makes no sense")
 	}
 }
 
