@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -140,7 +141,8 @@ func askPlugin(ctx context.Context, socket string) (name string, ours bool, err 
 func isListening(ctx context.Context, socket string) bool {
 	probe, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {
-		return false
+		// Time that is over, and a queue that is full (EAGAIN, connect(2)), are what a plugin that hangs gives.
+		return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, syscall.EAGAIN)
 	}
 	_ = probe.Close()
 	return true

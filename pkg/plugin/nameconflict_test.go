@@ -30,9 +30,13 @@ type registrar struct {
 	registerapi.UnimplementedRegistrationServer
 	name string
 	err  error
+	hang bool // it answers when nobody waits any more
 }
 
-func (r registrar) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+func (r registrar) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+	if r.hang {
+		<-ctx.Done()
+	}
 	return &registerapi.PluginInfo{Type: registerapi.DRAPlugin, Name: r.name, SupportedVersions: []string{"v1.DRAPlugin"}}, r.err
 }
 
@@ -165,6 +169,7 @@ func TestNameConflict_Plugin(t *testing.T) {
 		"its other plugin":   {"gpu.nvidia.com-domain-reg.sock", registrar{name: "compute-domain.nvidia.com"}, nil, nil},
 		"another driver's":   {"nic.example.com-reg.sock", registrar{name: "nic.example.com"}, nil, nil},
 		"silent":             {"gpu.nvidia.com-reg.sock", registrar{err: errors.New("not now")}, nil, []string{"does not answer", "not now"}},
+		"hanging":            {"gpu.nvidia.com-reg.sock", registrar{hang: true}, nil, []string{"does not answer"}},
 		"silent, by a hash":  {"dra-x7dk2-reg.sock", registrar{err: errors.New("not now")}, nil, nil},
 	}
 	for name, tt := range tests {
