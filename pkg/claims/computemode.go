@@ -13,7 +13,7 @@ import (
 )
 
 // checkComputeModes fails unless any number of processes may use the GPUs of a claim. A GPU that MPS servers had may be
-// EXCLUSIVE_PROCESS still: after a crash, or where its mode could not be given back. A container's second process would
+// EXCLUSIVE_PROCESS still, or PROHIBITED: after a crash, or where its mode could not be given back. A container's second process would
 // fail there with CUDA_ERROR_DEVICE_UNAVAILABLE, long after Prepare succeeded. Claims that share a GPU by MPS
 // need that very mode and are passed over; so is admin access, which takes a GPU as it is.
 //
@@ -40,9 +40,9 @@ func (s *Shares) checkComputeMode(ctx context.Context, b *backend, g *gpu.GPU) e
 		return err
 	}
 	var restore error
-	if mode == gpu.ComputeExclusive && s.sharing != nil {
+	if (mode == gpu.ComputeExclusive || mode == gpu.ComputeProhibited) && s.sharing != nil {
 		// If a server had the GPU that no claim needs any more, its supervisor has the mode to give back.
-		klog.FromContext(ctx).Info("A GPU is in a compute mode that MPS servers have; asking the MPS supervisor to give it back",
+		klog.FromContext(ctx).Info("A GPU is in a compute mode that it may have by MPS; asking the MPS supervisor to give it back",
 			"gpu", g.PCI.DeviceName())
 		if restore = s.retain(ctx, g.PCI.DeviceName()); restore == nil {
 			mode, err = computeMode(ctx, b, g)

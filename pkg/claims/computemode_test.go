@@ -26,6 +26,7 @@ func TestPrepare_ComputeMode(t *testing.T) {
 		"time slice, left exclusive":         {mode: gpu.ComputeExclusive, part: sliceOf(0, 10), restores: true},
 		"whole GPU, exclusive by others":     {mode: gpu.ComputeExclusive, part: wholeOf(0), want: []string{gpuUUID(0), "EXCLUSIVE_PROCESS", "nvidia-smi -i " + gpuUUID(0) + " -c DEFAULT"}},
 		"time slice, exclusive by others":    {mode: gpu.ComputeExclusive, part: sliceOf(0, 10), want: []string{"EXCLUSIVE_PROCESS"}},
+		"whole GPU, left prohibited":         {mode: gpu.ComputeProhibited, part: wholeOf(0), restores: true},
 		"whole GPU, prohibited":              {mode: gpu.ComputeProhibited, part: wholeOf(0), want: []string{"PROHIBITED", "-c DEFAULT"}},
 		"MPS share, whose server sets it":    {mode: gpu.ComputeExclusive, part: mpsOf(0, 10, 10)},
 		"another GPU's mode is no hindrance": {mode: gpu.ComputeExclusive, part: wholeOf(1)},

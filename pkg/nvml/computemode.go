@@ -14,6 +14,8 @@ import (
 const (
 	// ComputeModeDefault lets any number of processes use the GPU.
 	ComputeModeDefault = int(nvml.COMPUTEMODE_DEFAULT)
+	// ComputeModeProhibited lets no process use the GPU.
+	ComputeModeProhibited = int(nvml.COMPUTEMODE_PROHIBITED)
 	// ComputeModeExclusive lets one process use the GPU, such as an MPS server.
 	ComputeModeExclusive = int(nvml.COMPUTEMODE_EXCLUSIVE_PROCESS)
 )

@@ -51,8 +51,39 @@ func (c computeMode) take(ctx context.Context, save func() error) error {
 		if err := save(); err != nil {
 			return err
 		}
-		return c.set(ctx, gpus, nvml.ComputeModeExclusive)
+		if err := c.set(ctx, gpus, nvml.ComputeModeExclusive); err != nil {
+			return err
+		}
+		r.Closed = false // saved with what comes next
+		return nil
 	})
+}
+
+// close lets nobody use a GPU that has claims and no daemon, until take. CUDA goes on without MPS where no daemon listens (man
+// nvidia-cuda-mps-control: "the program continues to run as it normally would without MPS"): the first program to start would have
+// the GPU to itself, past the limits of its claim, and the server of the next daemon could not have it.
+func (c computeMode) close(ctx context.Context, save func() error) error {
+	r := c.record
+	if c.keep || r.PreviousMode == nil || r.Closed {
+		return nil
+	}
+	return c.with(ctx, "let nobody use the GPU", func(gpus GPUs) error {
+		mode, err := gpus.ComputeMode(ctx, r.pci(), r.UUID)
+		if err != nil || mode != nvml.ComputeModeExclusive { // others changed it
+			return err
+		}
+		r.Closed = true
+		if err := save(); err != nil {
+			r.Closed = false
+			return err
+		}
+		return c.set(ctx, gpus, nvml.ComputeModeProhibited)
+	})
+}
+
+// ours reports whether a mode is one that take or close has set.
+func (r *record) ours(mode int) bool {
+	return mode == nvml.ComputeModeExclusive || r.Closed && mode == nvml.ComputeModeProhibited
 }
 
 // set sets a mode and reads it back: success of the call is the driver's word, the mode is what other processes find.
@@ -72,7 +103,7 @@ func (c computeMode) set(ctx context.Context, gpus GPUs, mode int) error {
 }
 
 // giveBack gives the GPU the mode it had, unless it has been changed since. Until it has succeeded no
-// other tenant may have the GPU: in EXCLUSIVE_PROCESS all but the first of its processes fail
+// other tenant may have the GPU: in EXCLUSIVE_PROCESS all but the first of its processes fail, in PROHIBITED all
 // (nvml.h, nvmlComputeMode_t).
 func (c computeMode) giveBack(ctx context.Context) error {
 	r := c.record
@@ -87,7 +118,7 @@ func (c computeMode) giveBack(ctx context.Context) error {
 			klog.FromContext(ctx).Info("No compute mode to restore", "gpu", r.Device, "reason", err.Error())
 		case err != nil:
 			return err
-		case mode != nvml.ComputeModeExclusive:
+		case !r.ours(mode):
 			klog.FromContext(ctx).V(4).Info("Compute mode was changed by others", "gpu", r.Device, "mode", mode)
 		case mode != *r.PreviousMode:
 			return c.set(ctx, gpus, *r.PreviousMode)

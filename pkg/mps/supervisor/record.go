@@ -54,6 +54,8 @@ type record struct {
 	Layout int `json:"layout,omitempty"`
 	// PreviousMode is the compute mode to give back; nil if it was not changed.
 	PreviousMode *int `json:"previousComputeMode,omitempty"`
+	// Closed says that nobody may use the GPU, as it has claims and no daemon: its compute mode is PROHIBITED, or about to be.
+	Closed bool `json:"closed,omitempty"`
 	// Daemon is nil while no process was made.
 	Daemon *ProcessID `json:"daemon,omitempty"`
 	// Unknown are the fields of a later release; nil if there are none.

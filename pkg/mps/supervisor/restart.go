@@ -83,6 +83,7 @@ func (g *gpuState) report(ctx context.Context, kind mps.EventKind, claims []type
 // restartLater has a goroutine start the daemon again, unless one is at it.
 func (g *gpuState) restartLater(ctx context.Context) {
 	g.giveUp(ctx)
+	g.keepOff(ctx)
 	if g.restarting || ctx.Err() != nil {
 		return
 	}
@@ -131,7 +132,19 @@ func (g *gpuState) tryRestart(ctx context.Context) bool {
 	klog.FromContext(ctx).Error(err, "Restarting an MPS control daemon failed",
 		"gpu", g.device, "attempt", g.restarts, "next", delay(g.restarts))
 	g.giveUp(ctx)
+	g.keepOff(ctx)
 	return true
+}
+
+// keepOff keeps programs off a GPU without a daemon, unless the next one is started at once. Where that fails, the claims still wait
+// for their daemon.
+func (g *gpuState) keepOff(ctx context.Context) {
+	if delay(g.restarts) == 0 || ctx.Err() != nil {
+		return
+	}
+	if err := g.s.computeMode(g.record).close(ctx, g.save); err != nil {
+		klog.FromContext(ctx).Error(err, "CUDA programs of claims may start without MPS until its daemon runs", "gpu", g.device)
+	}
 }
 
 // giveUp reports, once, that a daemon has failed after too many restarts in a row.

@@ -4,6 +4,7 @@ package supervisor
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/nvml"
 )
 
 // next waits for the next event of a watch.
@@ -114,6 +116,72 @@ func TestRestart_GivenUp(t *testing.T) {
 			t.Errorf("status %+v", st)
 		}
 	})
+}
+
+// Without a daemon CUDA uses the GPU without MPS: while none can be started, no program may.
+func TestRestart_NobodyMeanwhile(t *testing.T) {
+	broken := func(what string) error {
+		if what == "before a daemon is started" {
+			return errors.New("broken")
+		}
+		return nil
+	}
+	tests := map[string]struct {
+		before int
+		// meanwhile is what happens while the GPU is closed.
+		meanwhile func(h *fakeHost, a mps.Request)
+		again     bool // a daemon starts after all
+		want      int  // the mode in the end
+	}{
+		"a daemon runs again":        {again: true},
+		"the claims go":              {},
+		"prohibited before":          {before: 2, want: 2},
+		"an admin takes the default": {meanwhile: func(h *fakeHost, a mps.Request) { delete(h.modes, a.PCI) }},
+		"the driver is reloaded":     {meanwhile: func(h *fakeHost, a mps.Request) { delete(h.modes, a.PCI) }, again: true},
+	}
+	for name, tt := range tests {
+		for _, restarted := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, supervisor restarted: %t", name, restarted), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					h, config := newFakeHost(), testConfig(t)
+					s, stop := startFake(t, config, h)
+					a := requestFor("a", 1)
+					mode := func() (mode int) {
+						h.locked(func() { mode = h.modes[a.PCI] })
+						return mode
+					}
+					h.modes[a.PCI] = tt.before
+					ensure(t, s, a)
+					h.onStep(broken)
+					h.kill(a.Device)
+					time.Sleep(500 * time.Millisecond) //nolint:forbidigo // in a bubble
+					if got := mode(); got != nvml.ComputeModeProhibited {
+						t.Errorf("mode %d without a daemon, want nobody to have the GPU", got)
+					}
+					if tt.meanwhile != nil {
+						h.locked(func() { tt.meanwhile(h, a) })
+					}
+					if restarted {
+						stop()
+						s, stop = startFake(t, config, h)
+					}
+					defer stop()
+					if tt.again {
+						h.onStep(nil)
+						time.Sleep(slowRestart + time.Second) //nolint:forbidigo // in a bubble
+						if got := mode(); got != nvml.ComputeModeExclusive {
+							t.Errorf("mode %d with a daemon, want that for MPS", got)
+						}
+					}
+					h.onStep(nil)
+					release(t, s, a)
+					if got := mode(); got != tt.want {
+						t.Errorf("mode %d without claims, want %d", got, tt.want)
+					}
+				})
+			})
+		}
+	}
 }
 
 // A daemon that starts well and dies soon does not make the supervisor spin.

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -151,5 +152,62 @@ func TestDriverReload_LiveClaim(t *testing.T) {
 	mustRelease(t, c, a)
 	if left := b.left(t); left != "" {
 		t.Errorf("left behind: %s", left)
+	}
+}
+
+// CUDA uses a GPU without MPS where it finds no daemon. While none starts, the GPU takes no program, and then its server has it.
+func TestRestart_ProgramWithoutMPS(t *testing.T) {
+	b := newBed(t)
+	c, _ := b.serve(t)
+	a := b.request(t, "a", 0)
+	e := mustEnsure(t, c, a)
+	node, err := sim.Open(b.Root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	events := watchEvents(t, c)
+	program := filepath.Join(b.Root, "usr/bin", controlProgram)
+	if err := os.Rename(program, program+".away"); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(statusOf(t, c)[0].PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if lost := <-events; lost.Kind != mps.DaemonLost {
+		t.Errorf("event %+v", lost)
+	}
+	without := sim.Client{PID: os.Getpid(), Name: "python", GPUInstance: -1, ComputeInstance: -1}
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for limit := time.Now().Add(time.Minute); ; <-tick.C {
+		err := node.Clients().Add(0, without)
+		if err != nil && strings.Contains(err.Error(), "PROHIBITED") {
+			break
+		}
+		if time.Now().After(limit) {
+			t.Fatalf("a program without MPS gets the GPU: %v", err)
+		}
+		if err == nil { // it came before the first restart had failed
+			err = node.Clients().Remove(0, without.PID)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Rename(program+".away", program); err != nil {
+		t.Fatal(err)
+	}
+	for event := range events {
+		if event.Kind == mps.DaemonRestarted {
+			break
+		}
+	}
+	_, client := b.client(t, e, "--memory", "1G")
+	if err := client.Wait(); err != nil {
+		t.Errorf("a client of the new daemon: %v", err)
+	}
+	mustRelease(t, c, a)
+	if err := errors.Join(node.Clients().Add(0, without), node.Clients().Remove(0, without.PID)); err != nil {
+		t.Errorf("after the last share: %v", err)
 	}
 }
