@@ -162,6 +162,7 @@ func statusRestriction(t *testing.T, ctx context.Context, here, there kubernetes
 	result := claim.Status.Allocation.Devices.Results[0]
 	write := func(client kubernetes.Interface, change func(*resourceapi.ResourceClaimStatus)) error {
 		next := claim.DeepCopy()
+		next.ResourceVersion = "" // whatever the plugin has written meanwhile
 		next.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: result.Driver, Pool: result.Pool, Device: result.Device}}
 		if change != nil {
 			change(&next.Status)

@@ -38,7 +38,7 @@ func helmOn(t *testing.T, values string, args ...string) string {
 }
 
 // podAppears bounds the time until a controller has made a component's pod, which Helm does not wait for.
-const podAppears = 30 * time.Second
+const podAppears = 3 * time.Minute
 
 // podOf is the one pod of a component that is not about to go.
 func podOf(t *testing.T, ctx context.Context, component string) *corev1.Pod {

@@ -54,7 +54,7 @@ func TestMain(m *testing.M) {
 		if env != nil && env.api != nil {
 			env.api.Stop()
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 		defer cancel()
 		return cluster.Down(ctx, clusterDir)
 	}))

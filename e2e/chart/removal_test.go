@@ -5,6 +5,7 @@ package chart
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -116,17 +117,14 @@ func ownClass(t *testing.T, ctx context.Context) wish {
 	return w
 }
 
-// removePlugin ends a release and waits until its plugin is gone, and not for its other pods, which may take longer to end than
-// what is published stays.
+// removePlugin ends a release and waits until its plugin serves no more. Its pods may take longer to end than what is published stays:
+// the kubelet may hear late of a container's end.
 func removePlugin(t *testing.T, ctx context.Context) {
 	t.Helper()
 	helmOn(t, "", "uninstall", "cleave", "--timeout", helmPatience)
-	must(t, workload.Until(ctx, "the plugin to go", func(ctx context.Context) (bool, string, error) {
-		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=plugin"})
-		if err != nil {
-			return false, "", err
-		}
-		return len(list.Items) == 0, fmt.Sprintf("%d pods", len(list.Items)), nil
+	must(t, workload.Until(ctx, "the plugin to go", func(context.Context) (bool, string, error) {
+		left, err := filepath.Glob(filepath.Join(env.cluster.RegistryDir(), workload.Driver+"-*"))
+		return len(left) == 0, strings.Join(left, " "), err
 	}))
 }
 

@@ -15,7 +15,7 @@ import (
 )
 
 // stopGrace is how long a component may take to end when asked to.
-const stopGrace = 30 * time.Second
+const stopGrace = 2 * time.Minute
 
 // Status is how a component is.
 type Status struct {

@@ -20,7 +20,7 @@ import (
 const deviceManagerRoot = "/var/lib/kubelet"
 
 // downTimeout bounds how long the end of killed processes is waited for.
-const downTimeout = 30 * time.Second
+const downTimeout = 90 * time.Second
 
 // Down stops the cluster in a directory and removes the directory. It needs nothing
 // of what is in there, so it works after any interruption, and it is no error

@@ -41,9 +41,7 @@ func TestCluster_SeveralNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Healthy(ctx); err != nil {
-		t.Fatal(err)
-	}
+	waitHealth(ctx, t, c, isNil)
 	client, err := c.Client()
 	if err != nil {
 		t.Fatal(err)
@@ -123,9 +121,7 @@ func testKill(ctx context.Context, t *testing.T, c *Cluster, n Node) {
 			t.Errorf("%s of %s runs, or was never started: %v", component, n.Name(), err)
 		}
 	}
-	if err := c.Healthy(ctx); err == nil || !strings.Contains(err.Error(), "containerd on "+n.Name()) {
-		t.Errorf("with %s killed the cluster says %v", n.Name(), err)
-	}
+	waitHealth(ctx, t, c, func(err error) bool { return err != nil && strings.Contains(err.Error(), "containerd on "+n.Name()) })
 	if err := n.Inside(func() error { return nil }); err == nil {
 		t.Error("a node that was killed can be entered")
 	}
@@ -137,11 +133,6 @@ func testKill(ctx context.Context, t *testing.T, c *Cluster, n Node) {
 			t.Fatal(err)
 		}
 	}
-	// All were ready once, and on a busy machine one may miss a single look.
-	healthy, cancel := context.WithTimeout(ctx, readyTimeout)
-	defer cancel()
-	if err := poll(healthy, pollInterval, c.Healthy); err != nil {
-		t.Error(err)
-	}
+	waitHealth(ctx, t, c, isNil)
 	runOn(ctx, t, c, n, "again", false, corev1.PodSucceeded, "true")
 }

@@ -31,7 +31,7 @@ const (
 	// demo is the namespace of pods that use GPUs.
 	demo = metav1.NamespaceDefault
 	// patience bounds every step, and is more than Helm gets in one.
-	patience = 8 * time.Minute
+	patience = 15 * time.Minute
 )
 
 // place is a node with its GPUs.
@@ -61,7 +61,7 @@ func TestMain(m *testing.M) {
 		env, err = setUp(ctx)
 		return err
 	}, func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 		defer cancel()
 		return cluster.Down(ctx, clusterDir)
 	}))

@@ -56,6 +56,7 @@ func nodeRestriction(t *testing.T, ctx context.Context) {
 	dry := []string{metav1.DryRunAll}
 
 	changed := theirs.DeepCopy()
+	changed.ResourceVersion = "" // whatever the plugin has written meanwhile
 	changed.Spec.Devices = changed.Spec.Devices[:1]
 	added := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}, Spec: *theirs.Spec.DeepCopy()}
 	inOurPool := added.DeepCopy()

@@ -26,7 +26,7 @@ import (
 const passingPrefix = "passing-"
 
 // passPatience is how long one of them may take to run, also while the plugin of its node is replaced.
-const passPatience = 2 * time.Minute
+const passPatience = 5 * time.Minute
 
 // pass runs a pod of a tier on a node until it runs, and deletes it.
 func (p place) pass(ctx context.Context, name, tier string) error {

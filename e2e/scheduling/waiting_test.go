@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
@@ -147,12 +148,16 @@ func TestScheduler_Wakes(t *testing.T) {
 		b.waits(name + "-0")
 	}
 	pods := b.kube.CoreV1().Pods(namespace)
-	pod, err := pods.Get(t.Context(), "tolerant-0", metav1.GetOptions{})
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error { // the scheduler writes conditions
+		pod, err := pods.Get(t.Context(), "tolerant-0", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{Key: "team", Operator: corev1.TolerationOpExists})
+		_, err = pods.Update(t.Context(), pod, metav1.UpdateOptions{})
+		return err
+	})
 	if err != nil {
-		t.Fatal(err)
-	}
-	pod.Spec.Tolerations = append(pod.Spec.Tolerations, corev1.Toleration{Key: "team", Operator: corev1.TolerationOpExists})
-	if _, err := pods.Update(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if got := b.scheduled(9); got["n2"] != 1 {

@@ -12,7 +12,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
@@ -21,16 +23,18 @@ import (
 // poll is how often a condition is looked at.
 const poll = 100 * time.Millisecond
 
-// Until waits until done says yes or fails, or ctx ends. what completes "wait for …", state says what was seen last.
+// Until waits until done says yes or fails, but for what may pass, or ctx ends. what completes "wait for …", state says what was seen last.
 func Until(ctx context.Context, what string, done func(context.Context) (ok bool, state string, err error)) error {
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
 	for {
 		ok, state, err := done(ctx)
-		if err != nil && ctx.Err() == nil {
+		if err != nil && ctx.Err() == nil && !mayPass(err) {
 			return fmt.Errorf("wait for %s: %w", what, err)
 		}
-		if ok {
+		if err != nil {
+			state = err.Error()
+		} else if ok {
 			return nil
 		}
 		select {
@@ -39,6 +43,13 @@ func Until(ctx context.Context, what string, done func(context.Context) (ok bool
 		case <-tick.C:
 		}
 	}
+}
+
+// mayPass reports whether an error says that the API server, or the way to it, was too slow: the next look may be answered.
+func mayPass(err error) bool {
+	return apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) || apierrors.IsTooManyRequests(err) ||
+		apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err) || utilnet.IsTimeout(err) || utilnet.IsProbableEOF(err) ||
+		utilnet.IsConnectionReset(err) || utilnet.IsConnectionRefused(err) || utilnet.IsHTTP2ConnectionLost(err)
 }
 
 // Client is what this package asks of a cluster.
