@@ -78,7 +78,7 @@ func carriesMark(p process.Process, mark string) bool {
 // the container.
 func TestContention_ForceDeletedPod(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	target := contend(ctx, s, 10) // time for the second pod to be scheduled, and less than Prepare waits
+	target := contend(ctx, s, 30) // time for the second pod to be scheduled on a busy machine
 	deleteByForce(ctx, s, "first")
 	if !handedOver(ctx, s, target) {
 		t.Error("the second pod was never scheduled while the first one's container ran: this test saw nothing of what it is for")

@@ -51,11 +51,17 @@ func TestHealth_TaintAndRecovery(t *testing.T) {
 		fmt.Sprintf(`cleave_gpu_healthy{gpu=%q}`, s.published.other(ctx, faulty, free)): "1",
 	})
 
+	again := func() { // an error that does not recur is over after a minute (health.Probation)
+		s.hardware.fault(ctx, faulty, "--xid", "79")
+		s.hardware.fault(ctx, free, "--xid", "74")
+	}
+	again()
 	if got := s.pods.devices(ctx, s.pods.run(ctx, gpuPod("others", gpus-2))); slices.Contains(got, faulty) || slices.Contains(got, free) {
 		t.Errorf("a pod got %v, and %s and %s are unhealthy", got, faulty, free)
 	}
 	s.create(ctx, gpuPod("waits", 1)...)
 	s.pods.unschedulable(ctx, "waits")
+	again()
 	if got := s.pods.device(ctx, s.pods.run(ctx, claimPod("tolerates", tolerating(claimOf(1), resourceapi.DeviceTaintEffectNoSchedule)))); got != free {
 		t.Errorf("a claim that tolerates the taint got %s, want %s", got, free)
 	}
@@ -97,6 +103,7 @@ func TestHealth_UnhealthyPartition(t *testing.T) {
 	s.published.waitUnhealthy(ctx, want)
 	s.pods.waitHealth(ctx, "sick", corev1.ResourceHealthStatusUnhealthy)
 	s.pods.waitHealth(ctx, "sound", corev1.ResourceHealthStatusHealthy)
+	s.hardware.fault(ctx, gpu, "--xid", "94", "--gi", gi) // again: one that does not recur is over after a minute
 	s.pods.delete(ctx, "sick")
 	if got := s.pods.device(ctx, s.pods.run(ctx, partitionPod("next", smallClass))); got == sick || !strings.HasPrefix(got, gpu+"-mig-19-") {
 		t.Errorf("the next partition is %s, want one of GPU %s that is not %s", got, gpu, sick)

@@ -68,7 +68,7 @@ func setUp(ctx context.Context) (*suite, error) {
 		return nil, err
 	}
 	s := &suite{source: source, cluster: client.Cluster, kube: client.Kube, client: client}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	dir, err := s.cluster.GuestDir("node")
 	if err != nil {

@@ -177,16 +177,17 @@ func TestMPS_DaemonKilled(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	pod := s.pods.run(ctx, mpsPod("client", shareSpec(mpsClass)))
 	s.pods.served(ctx, pod)
-	daemon := s.hardware.daemon()
-	s.must(syscall.Kill(daemon.PID, syscall.SIGKILL))
-	// First of all, as it ends with the claim, and that with the client, which has lost its server.
-	s.eventually(ctx, "another daemon", func(context.Context) (bool, string, error) {
-		return slices.ContainsFunc(processes(), func(p process.Process) bool {
-			return isMPS(p, "nvidia-cuda-mps-control -f") && p.PID != daemon.PID
-		}), "", nil
-	})
+	const restarts = `cleave_mps_server_events_total{kind="DaemonRestarted"}`
+	before, err := env.node.Metrics(ctx)
+	s.must(err)
+	s.must(syscall.Kill(s.hardware.daemon().PID, syscall.SIGKILL))
 	s.events.wait(ctx, s.name, ownClaim(pod), "MPSDaemonLost", "GPU")
 	s.events.wait(ctx, "", env.cluster.NodeName(), "MPSDaemonLost", ownClaim(pod))
+	// The other daemon may be gone: it ends with the claim, and that with the client, which has lost its server.
+	s.eventually(ctx, "another daemon to have started", func(ctx context.Context) (bool, string, error) {
+		all, err := env.node.Metrics(ctx)
+		return err == nil && all[restarts] != before[restarts], all[restarts], err
+	})
 	s.pods.served(ctx, s.pods.run(ctx, mpsPod("next", shareSpec(mpsClass))))
 	s.pods.delete(ctx, "client")
 	s.pods.delete(ctx, "next")

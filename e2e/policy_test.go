@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -92,14 +93,19 @@ func TestPolicy_Invalid(t *testing.T) {
 		}
 		s.must(env.node.Readiness(ctx))
 	}
-	published := s.published.slices(ctx, name) // in their order with a GPU allocated, by now
+	s.published.waitOrder(ctx, lastAllocated)
+	published := s.published.slices(ctx, name)
 	s.must(env.node.Kill())
 	s.plugin.start(ctx)
 	s.plugin.waitMetric(ctx, env.node, "cleave_policy_invalid", "1")
-	for i, now := range s.published.slices(ctx, name) {
-		if now.ResourceVersion != published[i].ResourceVersion {
-			t.Errorf("slice %s was written, though the active policy is the same", now.Name)
+	versions := func(all []resourceapi.ResourceSlice) (versions []string) {
+		for _, slice := range all {
+			versions = append(versions, slice.Name+" "+slice.ResourceVersion)
 		}
+		return versions
+	}
+	if diff := cmp.Diff(versions(published), versions(s.published.slices(ctx, name))); diff != "" {
+		t.Errorf("slices were written, though the active policy is the same (-before +after):\n%s", diff)
 	}
 	s.pods.run(ctx, gpuPod("meanwhile", 1))
 	s.pods.checkUndisturbed(ctx, before)

@@ -78,7 +78,10 @@ func TestKubelet_Restarted(t *testing.T) {
 			})
 			published := s.published.slices(ctx, env.cluster.NodeName())
 			s.must(env.cluster.Component(cluster.Kubelet).Restart(ctx, sig))
-			s.must(env.cluster.Healthy(ctx))
+			s.eventually(ctx, "the cluster to be healthy", func(ctx context.Context) (bool, string, error) {
+				err := env.cluster.Healthy(ctx)
+				return err == nil, fmt.Sprint(err), nil
+			})
 			s.published.waitReplaced(ctx, published)
 			after := s.pods.run(ctx, gpuPod("after", 1))
 			s.pods.checkSees(ctx, after, s.pods.devices(ctx, after))
@@ -128,7 +131,7 @@ func TestPlugin_StartReleasesUnclaimed(t *testing.T) {
 	})
 	s.must(env.node.Start(ctx))
 	// Sooner than the next comparison, which is minutes away.
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
 	s.plugin.waitRecords(ctx, env.node)
 }

@@ -119,7 +119,7 @@ func (s plugin) waitMetric(ctx context.Context, n *node.Node, name, value string
 // device. It waits for that: kube-controller-manager takes its time to say that a claim is not in use any more.
 func (s plugin) checkRecords(ctx context.Context) {
 	s.Helper()
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second) // well before the plugin's own look at all claims would mend what is wrong
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute) // well before the plugin's own look at all claims would mend what is wrong
 	defer cancel()
 	s.eventually(ctx, "the records to be those of the claims in use", func(ctx context.Context) (bool, string, error) {
 		list, err := env.kube.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})

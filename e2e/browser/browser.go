@@ -85,16 +85,18 @@ func (b *Browser) start(path string) error {
 
 // Close ends the browser.
 func (b *Browser) Close() error {
-	err := b.in.Close() // it ends by itself then
+	kill := time.AfterFunc(30*time.Second, func() { _ = b.cmd.Process.Kill() })
+	defer kill.Stop()
+	err := b.in.Close() // it ends by itself then, or is killed
 	b.read.Wait()
-	_ = b.cmd.Process.Kill() // where it does not
-	_ = b.cmd.Wait()         // its status says no more
+	_ = b.cmd.Process.Kill()
+	_ = b.cmd.Wait() // its status says no more
 	return errors.Join(err, removeProfile(b.home))
 }
 
 // removeProfile removes what a browser wrote. Its children may write a while longer than the browser itself lives.
 func removeProfile(home string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	return workload.Until(ctx, "the browser's profile to be removed", func(context.Context) (bool, string, error) {
 		err := os.RemoveAll(home)

@@ -113,10 +113,11 @@ func aptInstall(ctx context.Context, out io.Writer, missing []hostPackage) error
 			strings.Join(names, ", "), strings.Join(needs, "; "))
 	}
 	fmt.Fprintf(out, "installing Debian packages: %s\n", strings.Join(names, " "))
-	install := append([]string{"install", "--yes", "--no-install-recommends"}, names...)
+	// A mirror that fails once is asked again.
+	install := append([]string{"-o", "Acquire::Retries=3", "install", "--yes", "--no-install-recommends"}, names...)
 	if aptGet(ctx, install...) != nil {
 		// The package lists of a fresh machine are empty or old.
-		if err := aptGet(ctx, "update"); err != nil {
+		if err := aptGet(ctx, "-o", "Acquire::Retries=3", "update"); err != nil {
 			return fmt.Errorf("install %s: %w", strings.Join(names, ", "), err)
 		}
 		if err := aptGet(ctx, install...); err != nil {

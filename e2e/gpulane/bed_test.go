@@ -104,17 +104,23 @@ func nothingLeft(t *testing.T, root string) {
 	if slices.ContainsFunc(mounts, func(m string) bool { return strings.HasPrefix(m, "/tmp/gpu-lane-") }) {
 		t.Errorf("mounts are left: %v", mounts)
 	}
+	waitFor(t, noProcess) // one that was killed may not have ended yet
+}
+
+// noProcess is nil when no process of a run of the lane is there.
+func noProcess() error {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	for _, e := range entries {
 		line, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
 		environment, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "environ")) // not every process shows it
 		if err == nil && bytes.Contains(append(line, environment...), []byte("/tmp/gpu-lane-")) {
-			t.Errorf("process %s is left: %q", e.Name(), line)
+			return fmt.Errorf("process %s is left: %q", e.Name(), line)
 		}
 	}
+	return nil
 }
 
 // outcomes gives the status of every check by its name.
@@ -180,7 +186,7 @@ func daemonStarts() error {
 
 func waitFor(t *testing.T, what func() error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()

@@ -21,7 +21,7 @@ import (
 const maxSize = 60 << 20
 
 // laneTimeout bounds a run on a simulated node, which takes seconds.
-const laneTimeout = 2 * time.Minute
+const laneTimeout = 5 * time.Minute
 
 // TestLane builds the directory as make gpu-lane does and runs it on simulated nodes.
 func TestLane(t *testing.T) {

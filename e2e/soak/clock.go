@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -163,6 +164,9 @@ func allStopped(pid int) (bool, error) {
 	}
 	for _, path := range threads {
 		data, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+			continue // the thread has ended
+		}
 		if err != nil {
 			return false, err
 		}
@@ -181,6 +185,9 @@ func executes(pid int, at int64, size int) (bool, error) {
 	}
 	for _, path := range threads {
 		data, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+			continue // the thread has ended
+		}
 		if err != nil {
 			return false, err
 		}

@@ -105,7 +105,11 @@ func Remove(root string) error {
 		return fmt.Errorf("remove simulated node: %w", err)
 	}
 	for _, dir := range created {
-		if err := os.RemoveAll(filepath.Join(root, dir)); err != nil {
+		err := os.RemoveAll(filepath.Join(root, dir))
+		if errors.Is(err, syscall.ENOTEMPTY) { // who records what happens has made its file anew meanwhile
+			err = os.RemoveAll(filepath.Join(root, dir))
+		}
+		if err != nil {
 			return fmt.Errorf("remove simulated node: %w", err)
 		}
 		for parent := filepath.Dir(dir); parent != "."; parent = filepath.Dir(parent) {

@@ -138,7 +138,7 @@ func TestRun_BrokenDriver(t *testing.T) {
 			// No condition of these comes true, however long one waits.
 			switch c.fault {
 			case fake.StaysAway:
-				b.config.Timeout = 2 * time.Second
+				b.config.Timeout = 10 * time.Second
 			case fake.PublishesNothing, fake.CountsSlicesWrong, fake.KeepsStaleSlice, fake.Withdraws, fake.NoTaint, fake.TaintStays, fake.HealthSilent:
 				b.config.Patience = 500 * time.Millisecond
 			case fake.HealthConstant, fake.HealthNeverBack: // a report has to come first, to be the last that was seen
