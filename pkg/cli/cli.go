@@ -31,7 +31,8 @@ const (
 func Main(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	context.AfterFunc(ctx, stop) // the second signal ends the program, whatever it still waits for
+	// The second Ctrl-C ends the program, whatever it still waits for. A container runtime may send SIGTERM again, and has SIGKILL.
+	context.AfterFunc(ctx, func() { signal.Reset(os.Interrupt) })
 	return run(ctx, args, os.Stdout, os.Stderr)
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"syscall"
 	"time"
 
@@ -51,14 +52,14 @@ func newKubeletPlugin() *cobra.Command {
 			}
 			config.PolicyFile, config.PolicyFormat = policies.file, policies.format
 			err := plugin.Run(cmd.Context(), config)
-			switch {
-			case !errors.Is(err, plugin.ErrDriverAvailable):
+			if !errors.Is(err, plugin.ErrDriverAvailable) {
 				return err
-			case cmd.Context().Err() != nil: // it was told to end meanwhile, which the next program would not know
-				return nil //nolint:nilerr // see above
-			default:
-				return reexec(cmd.Context())
 			}
+			signal.Reset(os.Interrupt, syscall.SIGTERM) // from here on they end the program
+			if cmd.Context().Err() != nil {             // it was told to end before, which the next program would not know
+				return nil //nolint:nilerr // see above
+			}
+			return reexec(cmd.Context())
 		},
 	}
 	flags := cmd.Flags()

@@ -34,7 +34,7 @@ type Registration struct {
 func PluginConflict(driver string, r Registration) error {
 	switch {
 	case r.Err != nil && r.DriverSocket:
-		return fmt.Errorf("a plugin listens at %s, but does not answer: %w", r.Socket, r.Err)
+		return fmt.Errorf("a plugin listens at %s, but does not answer: restart or remove its pod: %w", r.Socket, r.Err)
 	case r.Err == nil && r.Name == driver && !r.Ours:
 		return fmt.Errorf("another driver named %s serves the kubelet (it answers at %s): take NVIDIA's DRA driver off this node, for "+
 			"instance by the node selector of its DaemonSet, or run Cleave by its own name, without --driver-name=%s", driver, r.Socket, driver)

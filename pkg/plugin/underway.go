@@ -63,7 +63,7 @@ func (u *underWay) now() []chan struct{} {
 	return slices.Clone(u.calls)
 }
 
-// settled is how long it takes until the last answer is certainly on its way.
+// settled is how long it takes until the last answer is most likely on its way.
 func (u *underWay) settled() time.Duration {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -64,7 +64,7 @@ func (c computeMode) take(ctx context.Context, save func() error) error {
 // the GPU to itself, past the limits of its claim, and the server of the next daemon could not have it.
 func (c computeMode) close(ctx context.Context, save func() error) error {
 	r := c.record
-	if c.keep || r.PreviousMode == nil || r.Closed {
+	if c.keep || r.PreviousMode == nil {
 		return nil
 	}
 	return c.with(ctx, "let nobody use the GPU", func(gpus GPUs) error {
@@ -72,9 +72,10 @@ func (c computeMode) close(ctx context.Context, save func() error) error {
 		if err != nil || mode != nvml.ComputeModeExclusive { // others changed it
 			return err
 		}
+		before := r.Closed
 		r.Closed = true
 		if err := save(); err != nil {
-			r.Closed = false
+			r.Closed = before
 			return err
 		}
 		return c.set(ctx, gpus, nvml.ComputeModeProhibited)

@@ -130,7 +130,7 @@ func (g *gpuState) renew(r mps.Request) {
 	if last := g.record; last != nil {
 		next.Generation, next.Daemon = last.Generation, last.Daemon
 		if last.UUID == r.UUID || last.UUID == "" {
-			next.PreviousMode = last.PreviousMode // of another GPU it means nothing
+			next.PreviousMode, next.Closed = last.PreviousMode, last.Closed // of another GPU they mean nothing
 		}
 	}
 	g.record, g.daemon.UUID = next, next.UUID

@@ -23,9 +23,10 @@ const programName = "nvidia-cuda-mps"
 const maxEnviron = 256 << 10
 
 // A program that has just been started has its name before its environment: execve(2) fills the new memory after that. MPS's programs
-// always have variables, so an empty environment is looked at again, up to maxLooks times.
+// always have variables, so those without any are looked at again, for maxLook in all: containers may have any number of programs
+// of that name.
 const (
-	maxLooks  = 100
+	maxLook   = time.Second
 	lookAgain = 10 * time.Millisecond
 )
 
@@ -36,7 +37,16 @@ func findProcesses(pipe string) ([]ProcessID, error) {
 	if err != nil {
 		return nil, err
 	}
-	var found []ProcessID
+	var found, unsure []ProcessID
+	look := func(id ProcessID) error {
+		has, known, err := hasVariable(id.PID, pipeVariable+pipe)
+		if has {
+			found = append(found, id)
+		} else if !known {
+			unsure = append(unsure, id)
+		}
+		return err
+	}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil || !isProgram(pid) {
@@ -46,12 +56,18 @@ func findProcesses(pipe string) ([]ProcessID, error) {
 		if err != nil {
 			continue // it has ended
 		}
-		has, err := hasVariable(pid, pipeVariable+pipe)
-		if err != nil {
+		if err := look(ProcessID{PID: pid, Start: start}); err != nil {
 			return nil, err
 		}
-		if has {
-			found = append(found, ProcessID{PID: pid, Start: start})
+	}
+	for until := time.Now().Add(maxLook); len(unsure) > 0 && time.Now().Before(until); {
+		<-time.After(lookAgain)
+		again := unsure
+		unsure = nil
+		for _, id := range again {
+			if err := look(id); err != nil {
+				return nil, err
+			}
 		}
 	}
 	slices.SortFunc(found, func(a, b ProcessID) int { return a.PID - b.PID })
@@ -65,25 +81,24 @@ func isProgram(pid int) bool {
 }
 
 // hasVariable reports whether a process was given an environment variable; not, if it has ended, or is one that this
-// process may not look into: ours are.
-func hasVariable(pid int, variable string) (bool, error) {
+// process may not look into: ours are. It is not known of a process that has no environment yet.
+func hasVariable(pid int, variable string) (has, known bool, err error) {
 	environ, err := environOf(pid)
-	for looks := 1; err == nil && len(environ) == 0 && looks < maxLooks && !isZombie(pid); looks++ {
-		<-time.After(lookAgain)
-		environ, err = environOf(pid)
-	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) || errors.Is(err, fs.ErrPermission) {
-		return false, nil // ESRCH also while its parent has not taken notice
+		return false, true, nil // ESRCH also while its parent has not taken notice
 	}
 	if err != nil {
-		return false, err
+		return false, true, err
+	}
+	if len(environ) == 0 {
+		return false, isZombie(pid), nil
 	}
 	for v := range bytes.SplitSeq(environ, []byte{0}) {
 		if string(v) == variable {
-			return true, nil
+			return true, true, nil
 		}
 	}
-	return false, nil
+	return false, true, nil
 }
 
 // isZombie reports whether a process has ended, and its parent has not noticed: such a one has no environment on older kernels.

@@ -5,8 +5,10 @@ package supervisor
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 )
 
 func TestProcessesRoot(t *testing.T) {
@@ -42,5 +44,44 @@ func TestDiskRemoveDirs(t *testing.T) {
 		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s is left (%v)", path, err)
 		}
+	}
+}
+
+// Containers may have any number of programs that look like MPS's and have no environment, as one has for a moment as it starts.
+func TestFindProcesses_Decoys(t *testing.T) {
+	sleep, err := exec.LookPath("sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(sleep)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	program := filepath.Join(dir, "nvidia-cuda-mps-server")
+	if err := os.WriteFile(program, data, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	start := func(environment ...string) int {
+		cmd := exec.Command(program, "1000")
+		cmd.Env = append([]string{}, environment...) // nil would be this process's
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
+		return cmd.Process.Pid
+	}
+	const decoys = 40
+	for range decoys {
+		start()
+	}
+	server := start(pipeVariable + dir)
+	began := time.Now()
+	found, err := findProcesses(dir)
+	if err != nil || len(found) != 1 || found[0].PID != server {
+		t.Errorf("got %v, %v, want process %d", found, err, server)
+	}
+	if took := time.Since(began); took > decoys*maxLook/2 {
+		t.Errorf("it took %s: it waited for each of them", took)
 	}
 }

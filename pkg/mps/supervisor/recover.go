@@ -94,8 +94,8 @@ func (g *gpuState) read(ctx context.Context) *record {
 		return unknown // directories only: the record goes last
 	}
 	if g.s.config.ComputeMode == ExclusiveMode && !isPartition(g.device) {
-		mode := nvml.ComputeModeDefault // what it was is not known, but this is what nearly all GPUs have
-		unknown.PreviousMode = &mode
+		mode := nvml.ComputeModeDefault                    // what it was is not known, but this is what nearly all GPUs have
+		unknown.PreviousMode, unknown.Closed = &mode, true // nor whether nobody was to use the GPU
 	}
 	aside, errAside := g.s.records.SetAside(g.device)
 	klog.FromContext(ctx).Error(errors.Join(err, errAside),

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/mps"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 )
@@ -182,6 +183,37 @@ func TestRestart_NobodyMeanwhile(t *testing.T) {
 			})
 		}
 	}
+}
+
+// What was closed is opened by whoever succeeds in the end, also where a claim came and failed in between.
+func TestRestart_ClosedAndReleasedWithoutDriver(t *testing.T) {
+	onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
+		a, b := requestFor("a", 1), requestFor("b", 1)
+		ensure(t, s, a)
+		h.onStep(func(what string) error {
+			if what == "before a daemon is started" {
+				return errors.New("broken")
+			}
+			return nil
+		})
+		h.kill(a.Device)
+		time.Sleep(500 * time.Millisecond) //nolint:forbidigo // in a bubble
+		h.locked(func() { h.noDriver = gpu.ErrDriverNotLoaded })
+		if err := s.Release(t.Context(), a.Device, a.Claim); !errors.Is(err, gpu.ErrDriverNotLoaded) {
+			t.Errorf("Release() = %v, want %v", err, gpu.ErrDriverNotLoaded)
+		}
+		if _, err := s.Ensure(t.Context(), b); !errors.Is(err, gpu.ErrDriverNotLoaded) {
+			t.Errorf("Ensure() = %v, want %v", err, gpu.ErrDriverNotLoaded)
+		}
+		h.onStep(nil)
+		h.locked(func() { h.noDriver = nil })
+		if err := s.Release(t.Context(), b.Device, b.Claim); err != nil {
+			t.Error(err)
+		}
+		go s.CleanUp()
+		time.Sleep(time.Minute) //nolint:forbidigo // in a bubble
+		h.wantNothingLeft(t, config)
+	})
 }
 
 // A daemon that starts well and dies soon does not make the supervisor spin.
