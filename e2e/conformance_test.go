@@ -44,7 +44,7 @@ func (s suiteRun) compare(ctx context.Context, column int, config conformance.Co
 	s.Helper()
 	config.Client, config.Node, config.Namespace = env.kube, env.cluster.NodeName(), s.name+"-suite"
 	config.RegistryDir, config.CDIDirs = env.cluster.RegistryDir(), []string{env.cluster.CDIDir()}
-	config.Timeout, config.Patience = time.Minute, time.Minute
+	config.Timeout, config.Patience = 2*time.Minute, 30*time.Second
 	report, err := conformance.Run(ctx, config)
 	s.must(err)
 	var table bytes.Buffer
