@@ -31,6 +31,14 @@ func next(t *testing.T, events <-chan report) report {
 	}
 }
 
+// noDaemonStarts fails each start of a daemon.
+func noDaemonStarts(what string) error {
+	if what == "before a daemon is started" {
+		return errors.New("broken")
+	}
+	return nil
+}
+
 func TestRestart_LostDaemon(t *testing.T) {
 	onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
 		a := requestFor("a", 1)
@@ -121,12 +129,6 @@ func TestRestart_GivenUp(t *testing.T) {
 
 // Without a daemon CUDA uses the GPU without MPS: while none can be started, no program may.
 func TestRestart_NobodyMeanwhile(t *testing.T) {
-	broken := func(what string) error {
-		if what == "before a daemon is started" {
-			return errors.New("broken")
-		}
-		return nil
-	}
 	tests := map[string]struct {
 		before int
 		// meanwhile is what happens while the GPU is closed.
@@ -153,7 +155,7 @@ func TestRestart_NobodyMeanwhile(t *testing.T) {
 					}
 					h.modes[a.PCI] = tt.before
 					ensure(t, s, a)
-					h.onStep(broken)
+					h.onStep(noDaemonStarts)
 					h.kill(a.Device)
 					time.Sleep(500 * time.Millisecond) //nolint:forbidigo // in a bubble
 					if got := mode(); got != nvml.ComputeModeProhibited {
@@ -190,12 +192,7 @@ func TestRestart_ClosedAndReleasedWithoutDriver(t *testing.T) {
 	onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
 		a, b := requestFor("a", 1), requestFor("b", 1)
 		ensure(t, s, a)
-		h.onStep(func(what string) error {
-			if what == "before a daemon is started" {
-				return errors.New("broken")
-			}
-			return nil
-		})
+		h.onStep(noDaemonStarts)
 		h.kill(a.Device)
 		time.Sleep(500 * time.Millisecond) //nolint:forbidigo // in a bubble
 		h.locked(func() { h.noDriver = gpu.ErrDriverNotLoaded })
@@ -240,12 +237,7 @@ func TestRelease_EndsRestarts(t *testing.T) {
 	onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
 		a := requestFor("a", 1)
 		ensure(t, s, a)
-		h.onStep(func(what string) error {
-			if what == "before a daemon is started" {
-				return errors.New("broken")
-			}
-			return nil
-		})
+		h.onStep(noDaemonStarts)
 		h.kill(a.Device)
 		time.Sleep(2 * time.Second) //nolint:forbidigo // in a bubble
 		release(t, s, a)
