@@ -126,28 +126,23 @@ release: $(HELM) ## make release VERSION=v0.1.0: its files, verified, in bin/rel
 demo: build image-root $(HELM) ## run the main job on a simulated node and a real local Kubernetes
 	go run -trimpath ./e2e/cmd/demo
 
+# The runner says what runs and how much is left, and runs again, alone, what failed: hack/testrun.
+TESTRUN := go run -trimpath ./hack/testrun $(if $(RUNS),-runs $(RUNS)) $(if $(TESTS),-tests '$(TESTS)')
 .PHONY: test
-test: lint unit ## everything that runs without a GPU: lint, unit with race detector, end to end, and fuzzing beside it
-	$(MAKE) --no-print-directory e2e BESIDE="fuzz long"
+test: ## what tells whether it works here: unit tests, and the most important ones on a real Kubernetes; 15 minutes
+	$(TESTRUN) core
 
-.PHONY: unit
-unit: build $(HELM) ## unit tests with the race detector, and the Helm chart rendered in many ways
-	go test -race -short ./api/... ./cmd/... ./pkg/... ./hack/gen-deviceclasses/... ./hack/gen-nodemodels/... ./hack/gen-policyschema/... ./hack/gen-reference/... ./hack/image-root/... ./e2e/cluster/... ./e2e/cmd/... ./e2e/conformance/... ./e2e/history/... ./e2e/release/... ./e2e/soak/... ./e2e/workload/...
-	go test ./e2e/chart
-	go -C hack/release test ./...
+.PHONY: test-all
+test-all: ## all tests there are. TESTS='^TestMPS' chooses; RUNS=10 TESTS='^TestMPS' repeats them under load and counts
+	$(TESTRUN) all
+
+.PHONY: test-rest
+test-rest: ## what make test leaves out of make test-all
+	$(TESTRUN) rest
 
 .PHONY: tools
 tools: ## programs of others that tests run besides a cluster, which they build themselves where they are missing
 	go run -trimpath ./e2e/cmd/cluster build -tools
-
-.PHONY: long
-long: ## tests that compute for minutes: pools of nodes on paper, plugins killed a thousand times, the library as others load it, broken builds
-	go test -count=1 -timeout 60m ./e2e/packing/...
-	@# The race detector would make each start of a plugin slow.
-	go test -timeout 30m -run 'Test(Preparer|Modes)_Killed' ./pkg/claims
-	@# They build programs of other packages, which the cache of test results does not see.
-	go test -count=1 -timeout 30m ./cmd/nvml-sim ./e2e/history/broken ./pkg/mps/supervisor
-	CGO_ENABLED=0 go -C cmd/cleave-scheduler test ./... # as the scheduler itself is compiled
 
 .PHONY: quick
 quick: ## unit tests alone, on a fresh checkout: no root, no Helm, nothing built before
@@ -156,20 +151,6 @@ quick: ## unit tests alone, on a fresh checkout: no root, no Helm, nothing built
 .PHONY: fuzz
 fuzz: ## run each fuzz target for FUZZTIME (10s)
 	hack/fuzz
-
-# Targets that compute while clusters mostly wait, such as long. What they print comes last.
-BESIDE ?=
-.PHONY: e2e
-e2e: build images previous $(HELM) ## tests on a real local Kubernetes, of one node and of three (K8S_VERSION=1.37.1 or 1.36.4)
-	go run -trimpath ./e2e/cmd/cluster build
-	@# The tests have no network, so what some of them would build themselves is built before.
-	$(MAKE) --no-print-directory tools
-	@echo "Two packages of tests run at a time, each with its cluster and apart from the other. What one prints comes when it ends."
-	status=0; beside=; \
-		if [ -n "$(BESIDE)" ]; then nice -n 19 make --no-print-directory $(BESIDE) > $(BIN)/beside.log 2>&1 & beside=$$!; fi; \
-		CLEAVE_E2E=1 CLEAVE_IMAGES=$(IMAGES) CLEAVE_PREVIOUS=$(PREVIOUS) go test -exec $(CURDIR)/hack/apart -p 2 -count=1 -timeout 60m -v \
-			./e2e ./e2e/chart ./e2e/cluster ./e2e/dashboard ./e2e/gpulane ./e2e/nodes ./e2e/scheduling ./e2e/soak || status=1; \
-		if [ -n "$$beside" ]; then wait $$beside || status=1; cat $(BIN)/beside.log; fi; exit $$status
 
 .PHONY: conformance
 conformance: build image-root ## run e2e/conformance, the behaviour suite for DRA drivers, against Cleave and Kubernetes' own test driver

@@ -46,7 +46,7 @@ type bed struct {
 func newBed(t *testing.T) *bed {
 	t.Helper()
 	if os.Getenv("CLEAVE_E2E") != "1" {
-		t.Skip("set CLEAVE_E2E=1: it needs the programs of Kubernetes and bin/cleave-scheduler (make e2e)")
+		t.Skip("set CLEAVE_E2E=1: it needs the programs of Kubernetes and bin/cleave-scheduler (make test-all)")
 	}
 	b := &bed{t: t, dir: t.TempDir()}
 	addresses := b.addresses(3)

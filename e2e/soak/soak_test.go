@@ -25,7 +25,7 @@ const (
 // TestSoak keeps a cluster under fire for five minutes.
 func TestSoak(t *testing.T) {
 	if os.Getenv("CLEAVE_E2E") != "1" {
-		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
+		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make test-all)")
 	}
 	source, err := filepath.Abs("../..")
 	if err != nil {
