@@ -57,6 +57,8 @@ type pkg struct {
 	result result
 	own    test
 	tests  []*test
+	// unbuilt is whether it does not compile.
+	unbuilt bool
 }
 
 // find is the test of a name, which may be a subtest's.

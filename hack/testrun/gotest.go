@@ -29,6 +29,8 @@ type failure struct {
 	log   string
 	// reason is why there is no single test to name.
 	reason string
+	// final is whether there is no point in running it again.
+	final bool
 }
 
 func (f failure) String() string {
@@ -148,6 +150,7 @@ func (r *runner) line(s stage, line string, log io.Writer, packages *packages) {
 	}
 	p := packages.find(e.Package)
 	if e.FailedBuild != "" {
+		p.unbuilt = true
 		p.own.output = append(p.own.output, packages.builds[e.FailedBuild]...)
 	}
 	switch ended := p.take(e); {

@@ -29,7 +29,7 @@ func (r *runner) again(ctx context.Context) (chance []flaky, lasting []failure) 
 	}
 	r.once = true
 	for i, f := range r.failures {
-		if len(f.stage.command) > 0 || f.pkg == "" {
+		if f.final {
 			lasting = append(lasting, f)
 			continue
 		}

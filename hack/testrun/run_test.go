@@ -3,6 +3,8 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -50,6 +52,7 @@ func TestRunner(t *testing.T) {
 		more   string
 		passes bool
 		says   []string
+		never  string
 	}{
 		"all pass": {passes: true, says: []string{"\n1 passed, 0 failed, 1 skipped\n", "\nPassed after", "chance: TestGood (slow"}},
 		"flaky": {
@@ -71,7 +74,7 @@ func TestD(t *testing.T) { once(t, "d") }`, says: []string{"Flaky:", "chance: Te
 			more: `func TestBad(t *testing.T) { t.Error("always") }`,
 			says: []string{"Failed:", "logs/chance/chance.TestBad.log", "alone: go test -count=1 -run '^(TestBad)$' ./chance", "\n1 passed, 1 failed, 1 skipped\n", "\nFAILED after"},
 		},
-		"does not compile": {more: `func TestBad(t *testing.T) { nothing() }`, says: []string{"did not run (3 tests)", "\nFAILED after"}},
+		"does not compile": {more: `func TestBad(t *testing.T) { nothing() }`, says: []string{"does not compile (3 tests)", "\nFAILED after"}, never: "once more"},
 		"fails after its tests": {
 			more: `func TestMain(m *testing.M) { m.Run(); os.Exit(1) }`, says: []string{"failed after its tests", "\nFAILED after"},
 		},
@@ -92,6 +95,9 @@ func TestD(t *testing.T) { once(t, "d") }`, says: []string{"Flaky:", "chance: Te
 				if !strings.Contains(out.String(), want) {
 					t.Errorf("no %q", want)
 				}
+			}
+			if tc.never != "" && strings.Contains(out.String(), tc.never) {
+				t.Errorf("has %q", tc.never)
 			}
 			if t.Failed() {
 				t.Log(out)
@@ -131,4 +137,29 @@ func TestRunner_Repeats(t *testing.T) {
 			t.Errorf("no %q in %s", want, out)
 		}
 	}
+}
+
+// TestRunner_Interrupted ends with the test that runs, and calls nothing a failure.
+func TestRunner_Interrupted(t *testing.T) {
+	r, phases, _ := moduleWith(t, `func TestSleeps(t *testing.T) {
+	if err := os.WriteFile("sleeps", nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Hour)
+}`)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		defer cancel()
+		for !exists(filepath.Join(r.root, "sleeps")) && t.Context().Err() == nil {
+			time.Sleep(10 * time.Millisecond)
+		}
+	}()
+	if err := r.run(ctx, phases); !errors.Is(err, context.Canceled) || len(r.failures) > 0 {
+		t.Errorf("error %v, failures %v", err, r.failures)
+	}
+}
+
+func exists(file string) bool {
+	_, err := os.Stat(file)
+	return err == nil
 }

@@ -109,7 +109,7 @@ func (r *runner) stage(ctx context.Context, s stage, selected []pkgTests, nice b
 		found, err := r.goTest(ctx, s, args, env, nice, logs)
 		failures = r.failed(s, selected, found, logs)
 		if err != nil {
-			failures = append(failures, failure{stage: s, log: filepath.Join(logs, "output.log"), reason: err.Error()})
+			failures = append(failures, failure{stage: s, log: filepath.Join(logs, "output.log"), reason: err.Error(), final: true})
 		}
 	}
 	if ctx.Err() != nil {
@@ -148,7 +148,11 @@ func (r *runner) failed(s stage, selected []pkgTests, found []*pkg, logs string)
 		if i := slices.IndexFunc(selected, func(of pkgTests) bool { return of.path == p.path }); i >= 0 {
 			left := slices.DeleteFunc(slices.Clone(selected[i].tests), func(name string) bool { return seen[name] })
 			if len(left) > 0 || len(seen) == 0 {
-				failures = append(failures, failure{stage: s, pkg: p.path, tests: left, log: keep(logs, p, &p.own), reason: "did not run"})
+				f := failure{stage: s, pkg: p.path, tests: left, log: keep(logs, p, &p.own), reason: "did not run"}
+				if p.unbuilt {
+					f.reason, f.final = "does not compile", true
+				}
+				failures = append(failures, f)
 				continue
 			}
 		}
@@ -180,7 +184,7 @@ func keep(logs string, p *pkg, t *test) string {
 // command runs a stage that is no go test, and shows what it prints.
 func (r *runner) command(ctx context.Context, s stage, nice bool, logs string) []failure {
 	fails := func(log string, err error) []failure {
-		return []failure{{stage: s, log: log, reason: fmt.Sprintf("%s: %v", strings.Join(s.command, " "), err)}}
+		return []failure{{stage: s, log: log, reason: fmt.Sprintf("%s: %v", strings.Join(s.command, " "), err), final: true}}
 	}
 	if err := os.MkdirAll(logs, 0o755); err != nil {
 		return fails("", err)
