@@ -34,7 +34,7 @@ func TestShares_IntervalOfPolicy(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			b := newShareBed(t)
+			b := newBed(t)
 			b.hardware.node.Offers[0].TimeSlice.Interval = tt.policy
 			if tt.before == "none" {
 				b.prepare("before", sliceOf(0, 10))
@@ -57,7 +57,7 @@ func TestShares_IntervalOfPolicy(t *testing.T) {
 }
 
 func TestShares_IntervalOfOneOfTwo(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	b.hardware.node.Offers[0].TimeSlice.Interval = "Long"
 	b.prepare("a", sliceOf(0, 10).of("x"), sliceOf(0, 10).at("Short").of("y"))
 	b.want("record a", "spec a", "interval 0 Short")
@@ -90,7 +90,7 @@ func TestShares_PriorityOfPolicy(t *testing.T) {
 // A kubelet that starts again prepares the claims of running pods again: a policy that has changed meanwhile must not take
 // their shares from them.
 func TestShares_PolicyChanged(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	parts := []part{sliceOf(0, 10), mpsOf(1, 10, 8), sliceOf(2, 10).at("Short").of("other")}
 	first := b.prepare("a", parts...)
 	b.sharing.took()

@@ -153,11 +153,12 @@ func killAfter(t *testing.T, actions []action, steps int) (died, ok bool) {
 	t.Helper()
 	dir := t.TempDir()
 	disk := &mortalDisk{left: steps}
-	victim := newEngine(t, dir, disk, bootNow)
-	victim.SetHardware(&fakeHardware{node: nodeOf(4)}, &fakeCDI{})
+	victim := openBed(t, dir)
+	victim.disk.FileSystem = disk
+	victim.start()
 	done := 0
 	for _, a := range actions {
-		err := a.run(t, victim)
+		err := a.run(t, victim.Preparer)
 		if errors.Is(err, errKilled) {
 			died = true
 			break
@@ -168,13 +169,8 @@ func killAfter(t *testing.T, actions []action, steps int) (died, ok bool) {
 		}
 		done++
 	}
-	// The kernel releases a dead process's locks.
-	for _, lock := range victim.Ledger.locks.byGPU {
-		lock.close()
-	}
-
-	again := openBed(t, dir)
-	again.load(t)
+	victim.die()
+	again := openBed(t, dir).start()
 	found := onDisk(t, dir)
 	before, after := expected(actions[:done]), expected(actions[:min(done+1, len(actions))])
 	if !slices.Equal(found, before) && !slices.Equal(found, after) {

@@ -15,19 +15,17 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/records"
-	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 func TestLoad_EarlierBoot(t *testing.T) {
 	dir := t.TempDir()
-	before := newEngine(t, dir, store.Disk{}, "boot-before")
-	before.SetHardware(&fakeHardware{node: nodeOf(4)}, &fakeCDI{})
-	mustPrepare(t, before, claimOn("old", 0))
+	before := openBed(t, dir, inBoot("boot-before")).start()
+	mustPrepare(t, before.Preparer, claimOn("old", 0))
 	now := openBed(t, dir)
+	now.SetHardware(now.hardware, now.specs)
 	mustPrepare(t, now.Preparer, claimOn("new", 1))
 
-	again := openBed(t, dir)
-	again.load(t)
+	again := openBed(t, dir).start()
 	if diff := cmp.Diff([]types.UID{"new"}, slices.Collect(allHolders(again))); diff != "" {
 		t.Errorf("claims in memory (-want +got):\n%s", diff)
 	}
@@ -74,8 +72,7 @@ func TestLoad_CorruptRecord(t *testing.T) {
 			mustPrepare(t, b.Preparer, claimOn("good", 1))
 			damage(t, recordPath(b.dir, "bad"))
 
-			again := openBed(t, b.dir)
-			again.load(t)
+			again := b.another().start()
 			wantDisk(t, again, line("good", 1))
 			if len(again.notes) != 1 || !strings.Contains(again.notes[0], "bad") || !strings.Contains(again.notes[0], "corrupt") {
 				t.Errorf("got notes %q, want one that names the claim and where its record went", again.notes)
@@ -107,20 +104,18 @@ func TestLoad_RecordCannotBeReadOrRemoved(t *testing.T) {
 			if op == "Remove" {
 				boot = "boot-before" // what Load removes
 			}
-			other := newEngine(t, b.dir, store.Disk{}, boot)
-			other.SetHardware(b.hardware, b.cdi)
-			mustPrepare(t, other, claimOn("bad", 0))
+			other := openBed(t, b.dir, inBoot(boot))
+			other.SetHardware(b.hardware, b.specs)
+			mustPrepare(t, other.Preparer, claimOn("bad", 0))
 
-			again := openBed(t, b.dir)
+			again := b.another()
 			again.disk.fail = func(got, path string) error {
 				if got == op && path == recordPath(b.dir, "bad") {
 					return syscall.EIO
 				}
 				return nil
 			}
-			if err := again.Load(t.Context(), nil); err != nil {
-				t.Fatalf("Load: %v", err)
-			}
+			again.start()
 			if diff := cmp.Diff([]string{gpuName(1)}, again.Ledger.index.get("good").GPUs()); diff != "" {
 				t.Errorf("GPUs of the good claim (-want +got):\n%s", diff)
 			}
@@ -137,14 +132,9 @@ func TestLoad_CorruptRecordCannotBeSetAside(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("good", 1))
 	spoil(t, b.dir, "bad")
-	again := openBed(t, b.dir)
-	again.disk.fail = func(op, _ string) error {
-		if op == "Rename" {
-			return syscall.EROFS
-		}
-		return nil
-	}
-	again.load(t)
+	again := b.another()
+	again.disk.fail = failOp("Rename", syscall.EROFS)
+	again.start()
 	mustPrepare(t, again.Preparer, claimOn("good", 1))
 	mustPrepare(t, again.Preparer, claimOn("next", 2))
 	again.disk.fail = nil
@@ -153,12 +143,7 @@ func TestLoad_CorruptRecordCannotBeSetAside(t *testing.T) {
 
 func TestLoad_DirectoryCannotBeListed(t *testing.T) {
 	b := openBed(t, t.TempDir())
-	b.disk.fail = func(op, _ string) error {
-		if op == "ReadDir" {
-			return syscall.EIO
-		}
-		return nil
-	}
+	b.disk.fail = failOp("ReadDir", syscall.EIO)
 	if err := b.Load(t.Context(), nil); !errors.Is(err, syscall.EIO) {
 		t.Errorf("got %v, want %v", err, syscall.EIO)
 	}

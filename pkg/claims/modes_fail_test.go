@@ -235,7 +235,7 @@ func TestModes_ChangingIsShared(t *testing.T) {
 
 // Nobody waits for the lock of a GPU to set time slices that no claim has.
 func TestRecover_LockedGPU(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	held, err := b.Ledger.lockFor(t.Context(), "", []string{gpuName(1)})
 	if err != nil {
 		t.Fatal(err)

@@ -109,7 +109,7 @@ func newModeBed(t *testing.T, model string) *modeBed {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	b.disk = &faultyDisk{}
+	b.disk = newDisk()
 	disk := b.disk
 	store, err := records.OpenStore(disk, filepath.Join(dir, "claims"))
 	layouts, layoutsErr := records.OpenLayouts(disk, filepath.Join(dir, "layouts"))

@@ -36,13 +36,13 @@ type process struct {
 	own    string
 	byName map[string]*Preparer
 	locks  *Locks
-	disk   faultyDisk
+	disk   *faultyDisk
 }
 
 // startProcess starts a plugin by a name. The state of a name is a directory, and what it finds there it loads.
 func startProcess(t testing.TB, root, own string, node *sim.Node) *process {
 	t.Helper()
-	p := &process{t: t, root: root, node: node, own: own, byName: map[string]*Preparer{}}
+	p := &process{t: t, root: root, node: node, own: own, byName: map[string]*Preparer{}, disk: newDisk()}
 	dirs := func() []string {
 		found, err := filepath.Glob(filepath.Join(root, "*", "locks"))
 		if err != nil {
@@ -109,11 +109,11 @@ func (p *process) find() []*Preparer {
 func (p *process) open(name string) *Preparer {
 	p.t.Helper()
 	dir := filepath.Join(p.root, name)
-	store, err := records.OpenStore(&p.disk, filepath.Join(dir, "claims"))
+	store, err := records.OpenStore(p.disk, filepath.Join(dir, "claims"))
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	layouts, err := records.OpenLayouts(&p.disk, filepath.Join(dir, "layouts"))
+	layouts, err := records.OpenLayouts(p.disk, filepath.Join(dir, "layouts"))
 	if err != nil {
 		p.t.Fatal(err)
 	}

@@ -213,8 +213,7 @@ func TestExclusive_NotGivenBack(t *testing.T) {
 
 func TestTwoProcesses_Exclusive(t *testing.T) {
 	older := newCompatibleBed(t)
-	newer := makeShareBed(t, older.dir, nil, older.id)
-	newer.start()
+	newer := older.another().start()
 	older.prepare("a", aloneMPS(0, ""))
 	for _, other := range []part{wholeOf(0), mpsOf(0, 10, 10), aloneMPS(0, "")} {
 		wantError(t, newer.tryPrepare("b", other), "ns/claim-a (a)")

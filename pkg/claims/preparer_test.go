@@ -20,7 +20,6 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
-	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // wantError fails unless an error says all of these.
@@ -91,8 +90,7 @@ func TestPrepare_RepeatedGPULost(t *testing.T) {
 func TestPrepare_RepeatedAfterRestart(t *testing.T) {
 	b := newBed(t)
 	first := mustPrepare(t, b.Preparer, claimOn("a", 1))
-	again := openBed(t, b.dir)
-	again.load(t)
+	again := b.another().start()
 	if diff := cmp.Diff(first, mustPrepare(t, again.Preparer, claimOn("a", 1))); diff != "" {
 		t.Errorf("answer after a restart (-first +second):\n%s", diff)
 	}
@@ -154,7 +152,7 @@ func TestPrepare_CheckFails(t *testing.T) {
 				return nil
 			}
 		}, gpu.ErrLost},
-		"CDI unresolved": {func(b *bed) { b.cdi.ensure = func([]string) error { return unresolved } }, unresolved},
+		"CDI unresolved": {func(b *bed) { b.specs.ensure = func([]string) error { return unresolved } }, unresolved},
 		"waiting":        {func(b *bed) { b.SetWaiting(gpu.ErrLibraryNotFound) }, gpu.ErrLibraryNotFound},
 	}
 	for name, tt := range tests {
@@ -166,8 +164,8 @@ func TestPrepare_CheckFails(t *testing.T) {
 				t.Fatalf("got %v, %v, want %v", got, err, tt.want)
 			}
 			wantDisk(t, b)
-			b.hardware.verify, b.cdi.ensure = nil, nil
-			b.SetHardware(b.hardware, b.cdi)
+			b.hardware.verify, b.specs.ensure = nil, nil
+			b.SetHardware(b.hardware, b.specs)
 			mustPrepare(t, b.Preparer, claimOn("b", 1, 2)) // the GPUs stayed free
 		})
 	}
@@ -176,7 +174,7 @@ func TestPrepare_CheckFails(t *testing.T) {
 func TestPrepare_EnsuresCDIDevices(t *testing.T) {
 	b := newBed(t)
 	var ensured []string
-	b.cdi.ensure = func(ids []string) error { ensured = append(ensured, ids...); return nil }
+	b.specs.ensure = func(ids []string) error { ensured = append(ensured, ids...); return nil }
 	var returned []string
 	for _, d := range mustPrepare(t, b.Preparer, claimOn("a", 3, 1)) {
 		returned = append(returned, d.CDIDeviceIDs[0]) // the claim's own spec is written after it
@@ -247,7 +245,7 @@ func TestPrepare_InvalidUID(t *testing.T) {
 }
 
 func TestPrepare_WithoutHardware(t *testing.T) {
-	e := newEngine(t, t.TempDir(), store.Disk{}, bootNow)
+	e := openBed(t, t.TempDir())
 	_, err := e.Prepare(t.Context(), claimOn("a", 1))
 	wantError(t, err, "cannot be used yet", "starting")
 	e.SetWaiting(errors.New("libnvidia-ml.so.1 not found under /run/nvidia"))

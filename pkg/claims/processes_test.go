@@ -163,7 +163,7 @@ func TestUnprepare_ProcessesOfPods(t *testing.T) {
 				t.Errorf("records (-want +got):\n%s", diff)
 			}
 			if test.kept {
-				if _, err := b.prepare(t.Context(), claimOn("b", 1), false); err == nil {
+				if _, err := b.Preparer.prepare(t.Context(), claimOn("b", 1), false); err == nil {
 					t.Error("the GPU was given to another claim")
 				}
 			}

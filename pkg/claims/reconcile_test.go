@@ -92,7 +92,7 @@ func TestReconcile_ClaimGoneAndIdle(t *testing.T) {
 				want = []string{line("a", 1, 2), line("bystander", 3)}
 			}
 			wantDisk(t, b, want...)
-			b.SetHardware(b.hardware, b.cdi)
+			b.SetHardware(b.hardware, b.specs)
 			_, err := b.Prepare(t.Context(), claimOn("next", 1))
 			if refused := err != nil; refused != tt.kept {
 				t.Errorf("Prepare of the next claim: got error %v, want it refused: %t", err, tt.kept)
@@ -190,8 +190,7 @@ func TestReconcile_CorruptRecord(t *testing.T) {
 			before := newBed(t)
 			mustPrepare(t, before.Preparer, prepared)
 			spoil(t, before.dir, "a")
-			b := openBed(t, before.dir)
-			b.load(t)
+			b := before.another().start()
 			api := &fakeAPI{claims: tt.claims, err: tt.err}
 			b.Reconcile(t.Context(), api)
 			wantDisk(t, b, tt.want...)
@@ -210,8 +209,7 @@ func TestPrepare_GPUInUseByCorruptRecord(t *testing.T) {
 	before := newBed(t)
 	mustPrepare(t, before.Preparer, claimOn("a", 1))
 	spoil(t, before.dir, "a")
-	b := openBed(t, before.dir)
-	b.load(t)
+	b := before.another().start()
 	b.hardware.pids[gpuName(1)] = []int{4711} // the pod of claim a
 	if _, err := b.Prepare(t.Context(), claimOn("b", 1)); err == nil {
 		t.Errorf("claim b got GPU %s, which claim a's containers use", gpuName(1))

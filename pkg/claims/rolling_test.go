@@ -19,8 +19,7 @@ import (
 func twoBeds(t *testing.T) (older, newer *bed) {
 	t.Helper()
 	older = newBed(t)
-	newer = openBed(t, older.dir)
-	newer.load(t)
+	newer = older.another().start()
 	return older, newer
 }
 
@@ -235,8 +234,7 @@ func TestTwoProcesses_RestartWhilePreparing(t *testing.T) {
 		slow <- err
 	}()
 	<-entered
-	newer := openBed(t, older.dir)
-	newer.load(t) // before the record is written
+	newer := older.another().start() // before the record is written
 	fast := make(chan error, 1)
 	go func() {
 		_, err := newer.Prepare(context.Background(), claimOn("fast", 0))

@@ -19,7 +19,7 @@ type shareAction struct {
 	parts []part
 }
 
-func (a shareAction) run(b *shareBed) error {
+func (a shareAction) run(b *bed) error {
 	if a.parts == nil {
 		return b.Unprepare(b.t.Context(), refOf(claimOf(a.uid)))
 	}
@@ -106,8 +106,8 @@ func killSharesAfter(t *testing.T, actions []shareAction, steps int) (died bool)
 	dir := t.TempDir()
 	disk := &mortalDisk{left: steps}
 	step := func(string) error { return disk.step() }
-	victim := makeShareBed(t, dir, disk, compatibleID)
-	victim.sharing.err, victim.specs.err = step, step
+	victim := openBed(t, dir, as(compatibleID))
+	victim.disk.FileSystem, victim.sharing.err, victim.specs.err = disk, step, step
 	victim.start()
 	done := 0
 	for ; done < len(actions) && !died; done++ {
@@ -119,9 +119,8 @@ func killSharesAfter(t *testing.T, actions []shareAction, steps int) (died bool)
 			t.Fatalf("action %d: %v", done, err)
 		}
 	}
-	victim.end()
-	again := makeShareBed(t, dir, nil, compatibleID)
-	again.start()
+	victim.die()
+	again := victim.another().start()
 	found, before, after := again.state(), stateAfter(actions[:done]), stateAfter(actions[:min(done+1, len(actions))])
 	gone := after
 	if done < len(actions) { // a claim that moves may have nothing for a moment
@@ -178,7 +177,7 @@ func TestCrash_SharesStepFailsOnce(t *testing.T) {
 			if t.Failed() {
 				t.Fatalf("step %d (%s) failed once: see above", failing, failed)
 			}
-			b.end()
+			b.die()
 			if failed == "" {
 				break
 			}
@@ -223,13 +222,13 @@ func TestCrash_SharesPrepareFailsAndUnprepared(t *testing.T) {
 
 // An interval that was reset is not what a later claim finds set already, though the record that asked for it is left.
 func TestCrash_IntervalReset(t *testing.T) {
-	tests := map[string]func(b *shareBed) error{
-		"Unprepare":      func(b *shareBed) error { return b.Unprepare(b.t.Context(), refOf(claimOf("a"))) },
-		"allocated anew": func(b *shareBed) error { return b.tryPrepare("a", sliceOf(1, 10).at("Long")) },
+	tests := map[string]func(b *bed) error{
+		"Unprepare":      func(b *bed) error { return b.Unprepare(b.t.Context(), refOf(claimOf("a"))) },
+		"allocated anew": func(b *bed) error { return b.tryPrepare("a", sliceOf(1, 10).at("Long")) },
 	}
 	for name, call := range tests {
 		t.Run(name, func(t *testing.T) {
-			b := newShareBed(t)
+			b := newBed(t)
 			b.prepare("a", sliceOf(0, 10).at("Long"))
 			b.disk.fail = func(string, string) error { return os.ErrPermission }
 			if err := call(b); !errors.Is(err, os.ErrPermission) {

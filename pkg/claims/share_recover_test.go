@@ -24,7 +24,7 @@ func others(i int, kind gpu.Share) []string {
 	return names
 }
 
-func (b *shareBed) wantOccupied(names ...string) {
+func (b *bed) wantOccupied(names ...string) {
 	b.t.Helper()
 	if diff := cmp.Diff(names, b.Partitions.Occupied()); diff != "" {
 		b.t.Errorf("occupied devices (-want +got):\n%s", diff)
@@ -33,7 +33,7 @@ func (b *shareBed) wantOccupied(names ...string) {
 
 func TestShares_ServerDoesNotStop(t *testing.T) {
 	for _, restart := range []bool{false, true} {
-		b := newShareBed(t)
+		b := newBed(t)
 		b.prepare("a", mpsOf(0, 60, 80))
 		changes := 0
 		b.Ledger.changed = func() { changes++ }
@@ -67,7 +67,7 @@ func TestShares_ServerDoesNotStop(t *testing.T) {
 }
 
 func TestShares_IntervalCannotBeReset(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	b.prepare("a", sliceOf(0, 80).at("Long"))
 	b.sharing.err = failing("before SetTimeSlice", errDown)
 	b.unprepare("a")
@@ -83,7 +83,7 @@ func TestShares_IntervalCannotBeReset(t *testing.T) {
 }
 
 func TestShares_ServerAndSpecLost(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	first := b.prepare("a", mpsOf(0, 10, 10))
 	whole := b.state()
 	lose := func() {
@@ -113,7 +113,7 @@ func TestShares_ServerAndSpecLost(t *testing.T) {
 }
 
 func TestShares_ServersAfterRestart(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	b.prepare("a", mpsOf(0, 10, 10), mpsOf(1, 10, 10).of("second"))
 	b.prepare("b", mpsOf(0, 10, 10))
 	b.prepare("c", sliceOf(2, 10))
@@ -174,11 +174,9 @@ func TestUnprepare_SharesWithoutHardware(t *testing.T) {
 	b.prepare("mps", mpsOf(2, 10, 10))
 	b.prepare("alone", aloneAt(3, "Short"))
 	// The plugin has just started and has not found the driver yet, which has the interval all the same.
-	b.end()
-	b = makeShareBed(t, b.dir, nil, b.id)
-	if err := b.Load(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
+	b.die()
+	b = b.another()
+	b.load()
 	for _, uid := range []types.UID{"plain", "long", "mps", "alone"} {
 		b.unprepare(uid)
 	}
@@ -238,7 +236,7 @@ func TestReconcile_SharesOfGoneClaim(t *testing.T) {
 // The containers of a claim that is gone by force may run on: as long as any process is there, the last share of the
 // GPU is not given back, or it would be allocated whole alongside them.
 func TestReconcile_LastShareInUse(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	b.prepare("a", sliceOf(0, 10))
 	b.prepare("b", sliceOf(0, 10))
 	b.hardware.pids[gpuName(0)] = []int{4711}
@@ -308,7 +306,7 @@ func TestReconcile_CorruptRecordOfShare(t *testing.T) {
 }
 
 func TestUnprepare_CorruptRecordOfShare(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	b.prepare("b", mpsOf(0, 10, 10))
 	left := b.state()
 	b.prepare("a", mpsOf(0, 10, 10))
@@ -320,9 +318,8 @@ func TestUnprepare_CorruptRecordOfShare(t *testing.T) {
 }
 
 func TestTwoProcesses_Shares(t *testing.T) {
-	older := newShareBed(t)
-	newer := makeShareBed(t, older.dir, nil, older.id)
-	newer.start()
+	older := newBed(t)
+	newer := older.another().start()
 	older.prepare("a", mpsOf(0, 60, 60))
 	older.prepare("long", sliceOf(1, 10).at("Long"))
 	wantError(t, newer.tryPrepare("b", mpsOf(0, 41, 10)), "cores")

@@ -117,7 +117,7 @@ func openSimBed(t testing.TB, dir, boot string, node *sim.Node, sessions ...Driv
 // openSimBedAs is openSimBed for another driver name.
 func openSimBedAs(t testing.TB, id Identity, dir, boot string, node *sim.Node, sessions ...DriverSessions) *simBed {
 	t.Helper()
-	b := &simBed{t: t, dir: dir, boot: boot, node: node, disk: &faultyDisk{}, specs: &specDir{dir: filepath.Join(dir, "specs")}}
+	b := &simBed{t: t, dir: dir, boot: boot, node: node, disk: newDisk(), specs: &specDir{dir: filepath.Join(dir, "specs")}}
 	if err := os.MkdirAll(b.specs.dir, 0o700); err != nil {
 		t.Fatal(err)
 	}

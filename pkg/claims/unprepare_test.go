@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/records"
-	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // allHolders are the claims that the engine's memory knows.
@@ -51,11 +50,9 @@ func TestUnprepare_InvalidUID(t *testing.T) {
 func TestUnprepare_WithoutHardware(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
-	again := newEngine(t, b.dir, store.Disk{}, bootNow) // no SetHardware
-	if err := again.Load(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
-	mustUnprepare(t, again, claimOn("a", 1))
+	again := b.another() // no SetHardware
+	again.load()
+	again.unprepare("a")
 	wantDisk(t, b)
 }
 
@@ -102,7 +99,7 @@ func TestReconcile_UnpreparedMeanwhile(t *testing.T) {
 		},
 		"found by Load": func(t *testing.T, b *bed) {
 			spoil(t, b.dir, "a")
-			b.load(t)
+			b.load()
 			mustUnprepare(t, b.Preparer, claimOn("a", 1))
 		},
 	}

@@ -4,6 +4,7 @@ package claims
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -82,9 +83,8 @@ func TestLostGPU_UnprepareDoesNotWait(t *testing.T) {
 
 // without is a node that lacks the i-th GPU.
 func (b *bed) without(i int) {
-	node := nodeOf(4)
-	node.GPUs = append(node.GPUs[:i:i], node.GPUs[i+1:]...)
-	b.hardware.node = node
+	node := b.hardware.node
+	node.GPUs, node.Offers = slices.Delete(node.GPUs, i, i+1), slices.Delete(node.Offers, i, i+1)
 }
 
 func TestReconcile_ClaimThatIsGone(t *testing.T) {
@@ -136,16 +136,7 @@ func TestReplacedGPU_PartitionsOfTheNewOneAreLeftAlone(t *testing.T) {
 	b.unprepare("a")
 	b.Recover(t.Context())
 	b.want(list("0 19@6"), nil, nil)
-	if !contains(b.Partitions.Occupied(), device) {
+	if !slices.Contains(b.Partitions.Occupied(), device) {
 		t.Errorf("device %s is not tainted, though a partition is in its place", device)
 	}
-}
-
-func contains(all []string, want string) bool {
-	for _, s := range all {
-		if s == want {
-			return true
-		}
-	}
-	return false
 }
