@@ -234,7 +234,7 @@ func TestLayout_Reboot(t *testing.T) {
 	if err := b.node.Hardware().ForceReset(0); err != nil {
 		t.Fatal(err)
 	}
-	b = b.restart("another-boot")
+	b = b.restart(inBoot("another-boot"))
 	b.offer(0, balanced)
 	b.kept()
 	b.want(list("0 14@4", "0 19@6", "0 9@0"), nil, nil)
@@ -275,22 +275,14 @@ func (b *simBed) dying(at int, do func(e *Preparer, session *nvml.Session)) (dea
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	disk := hookedDisk{Disk: store.NewDisk(), step: step}
-	store, storeErr := records.OpenStore(disk, filepath.Join(b.dir, "claims"))
-	layouts, layoutsErr := records.OpenLayouts(disk, filepath.Join(b.dir, "layouts"))
-	locks, locksErr := OpenLocks(filepath.Join(b.dir, "locks"))
-	if err := errors.Join(storeErr, layoutsErr, locksErr); err != nil {
-		b.t.Fatal(err)
-	}
-	e := New(Options{Identity: testID, BootID: b.boot, Store: store, Layouts: layouts, Locks: locks, Specs: b.specs})
-	if err := e.Load(b.t.Context(), nil); err != nil {
-		b.t.Fatal(err)
-	}
+	o, err := stateIn(b.dir, hookedDisk{Disk: store.NewDisk(), step: step})
+	must(b.t, err)
+	o.Specs = b.specs
+	e := New(o)
+	must(b.t, e.Load(b.t.Context(), nil))
 	e.SetHardware(offeredHardware{session, b.offers}, b.specs)
 	defer func() {
-		for _, lock := range e.Ledger.locks.byGPU { // the kernel releases a dead process's locks
-			lock.close()
-		}
+		e.die()
 		if r := recover(); r != nil {
 			if err, ok := r.(error); !ok || !errors.Is(err, errDead) {
 				panic(r)

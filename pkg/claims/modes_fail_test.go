@@ -34,7 +34,7 @@ func TestModes_AllocatedMeanwhile(t *testing.T) {
 		"afterwards":         {4, "", inMIG, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newModeBed(t, "dgx-a100")
+			b := newModeBed(t)
 			lists, overtaken := 0, []string(nil)
 			b.Modes.Claims = func(_ context.Context, visit func(*resourceapi.ResourceClaim) bool) error {
 				if lists++; lists >= tt.list {
@@ -55,7 +55,7 @@ func TestModes_AllocatedMeanwhile(t *testing.T) {
 			if tt.want == "" && err != nil || tt.want != "" && (!errors.Is(err, gpu.ErrInUse) || !strings.Contains(err.Error(), tt.want)) {
 				t.Errorf("got %v, want %q in it", err, tt.want)
 			}
-			b.want(0, tt.state)
+			b.wantMode(0, tt.state)
 			if diff := cmp.Diff(tt.overtaken, overtaken); diff != "" {
 				t.Errorf("overtaken (-want +got):\n%s", diff)
 			}
@@ -65,7 +65,7 @@ func TestModes_AllocatedMeanwhile(t *testing.T) {
 
 // Records of a boot before are dropped. One that cannot be read is no reason not to start, and its change is finished.
 func TestModes_Load(t *testing.T) {
-	b := newModeBed(t, "dgx-a100")
+	b := newModeBed(t)
 	if err := b.Modes.Store.Write(&records.ModeChange{Format: 1, BootID: "before", GPU: b.name(0), UUID: "GPU-1"}); err != nil {
 		t.Fatal(err)
 	}
@@ -94,16 +94,16 @@ func TestModes_Load(t *testing.T) {
 	if err := b.change(1); err != nil {
 		t.Fatal(err)
 	}
-	b.want(1, outOfMIG)
+	b.wantMode(1, outOfMIG)
 	if err := b.change(2); !errors.Is(err, syscall.EIO) {
 		t.Errorf("got %v while the record cannot be read, want %v", err, syscall.EIO)
 	}
-	b.want(2, gpuState{Pending: true, Left: true})
+	b.wantMode(2, gpuState{Pending: true, Left: true})
 	b.disk.fail = nil
 	if err := b.change(2); err != nil {
 		t.Fatal(err)
 	}
-	b.want(2, outOfMIG)
+	b.wantMode(2, outOfMIG)
 	if names, err := b.Modes.Store.Names(); err != nil || len(names) > 0 {
 		t.Errorf("records: %v, %v", names, err)
 	}
@@ -111,7 +111,7 @@ func TestModes_Load(t *testing.T) {
 
 // What another driver name began is finished under this one.
 func TestModes_Adopt(t *testing.T) {
-	b := newModeBed(t, "dgx-a100")
+	b := newModeBed(t)
 	theirs, err := records.OpenModes(store.NewDisk(), filepath.Join(t.TempDir(), "modes"))
 	if err != nil {
 		t.Fatal(err)
@@ -138,7 +138,7 @@ func TestModes_Adopt(t *testing.T) {
 	if err := b.change(0); err != nil {
 		t.Fatal(err)
 	}
-	b.want(0, gpuState{Persistence: true})
+	b.wantMode(0, gpuState{Persistence: true})
 }
 
 // brokenTool does nothing of what it is asked for, and says so of modes.
@@ -156,7 +156,7 @@ func (b brokenTool) Reset(context.Context, gpu.PCIAddress) error                
 // What nvidia-smi says of a mode that stays pending is passed on, and a change has not ended before the GPU shows it.
 func TestModes_NotTakenBack(t *testing.T) {
 	const says = "Warning: MIG mode is in pending enable state: In use by another client"
-	b := newModeBed(t, "dgx-a100")
+	b := newModeBed(t)
 	g := &b.session.Node().GPUs[0]
 	b.Modes.Tool = brokenTool{simTool{root: b.root}, says}
 	b.wants[0] = true
@@ -171,14 +171,14 @@ func TestModes_NotTakenBack(t *testing.T) {
 	if err := b.change(0); !errors.Is(err, gpu.ErrResetRequired) || !strings.Contains(err.Error(), "is pending still") {
 		t.Errorf("got %v, want that the mode is pending", err)
 	}
-	b.want(0, gpuState{Pending: true, Left: true})
+	b.wantMode(0, gpuState{Pending: true, Left: true})
 	if err := b.Modes.write(&records.ModeChange{Format: 1, BootID: bootNow, GPU: b.name(1), UUID: b.session.Node().GPUs[1].UUID, Persistence: true}); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.change(1); err == nil || !strings.Contains(err.Error(), "it is off still") {
 		t.Errorf("got %v, want that the persistence mode is off", err)
 	}
-	b.want(1, gpuState{Left: true})
+	b.wantMode(1, gpuState{Left: true})
 }
 
 // rereadHardware counts how often GPUs are read again.
@@ -203,7 +203,7 @@ func (o otherTool) Query(ctx context.Context, pci gpu.PCIAddress) (smi.State, er
 
 // A GPU that came to be in the other mode is read again, and its mode is not set to what was known of it.
 func TestModes_LeftInOtherMode(t *testing.T) {
-	b := newModeBed(t, "dgx-a100")
+	b := newModeBed(t)
 	reread := 0
 	b.SetHardware(rereadHardware{modeHardware{b.session, func() []bool { return b.wants }}, &reread}, b.backend.Load().cdi)
 	b.Modes.Tool = otherTool{simTool{root: b.root}}
@@ -214,12 +214,12 @@ func TestModes_LeftInOtherMode(t *testing.T) {
 	if reread != 1 {
 		t.Errorf("the GPU was read %d times, want once", reread)
 	}
-	b.want(0, outOfMIG)
+	b.wantMode(0, outOfMIG)
 }
 
 // All driver names leave a GPU alone whose mode is being changed.
 func TestModes_ChangingIsShared(t *testing.T) {
-	b, other := newModeBed(t, "dgx-a100"), newModeBed(t, "dgx-a100")
+	b, other := newModeBed(t), newModeBed(t)
 	b.AddPeer(other.Preparer)
 	run := b.Modes.Begin(b.name(0), false)
 	if !other.Ledger.names.isChanging(b.name(0)) || other.Ledger.names.isChanging(b.name(1)) {

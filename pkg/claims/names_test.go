@@ -108,27 +108,12 @@ func (p *process) find() []*Preparer {
 
 func (p *process) open(name string) *Preparer {
 	p.t.Helper()
-	dir := filepath.Join(p.root, name)
-	store, err := records.OpenStore(p.disk, filepath.Join(dir, "claims"))
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	layouts, err := records.OpenLayouts(p.disk, filepath.Join(dir, "layouts"))
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	e := New(Options{
-		Identity: Identity{Driver: name, Pool: testPool}, BootID: bootNow, Store: store, Layouts: layouts, Locks: p.locks, Specs: &specDir{dir: p.t.TempDir()},
-	})
+	o, err := stateIn(filepath.Join(p.root, name), p.disk)
+	must(p.t, err)
+	o.Identity, o.Locks, o.Specs = Identity{Driver: name, Pool: testPool}, p.locks, &specDir{dir: p.t.TempDir()}
+	e := New(o)
 	p.byName[name] = e
 	return e
-}
-
-// die is what the kernel does when a process is killed.
-func (p *process) die() {
-	for _, lock := range p.locks.byGPU {
-		lock.close()
-	}
 }
 
 // of gives a claim's devices to another driver name.
@@ -138,18 +123,6 @@ func of(driver string, claim *resourceapi.ResourceClaim) *resourceapi.ResourceCl
 		claim.Status.Allocation.Devices.Results[i].Driver = driver
 	}
 	return claim
-}
-
-func newSimNode(t testing.TB, model string) *sim.Node {
-	t.Helper()
-	node, err := sim.New(model)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := node.Init(); err != nil {
-		t.Fatal(err)
-	}
-	return node
 }
 
 // gpuOfNode is the device of the i-th GPU, or of its partition.

@@ -12,7 +12,6 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
-	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
 func TestPartitionShare_Limits(t *testing.T) {
@@ -68,14 +67,7 @@ func TestPartitionShare_Amounts(t *testing.T) {
 
 // By NVIDIA's parameters the claim has the partition, and an MPS server in it, alone.
 func TestPartitionShare_MigDeviceConfig(t *testing.T) {
-	node, err := sim.New("hgx-h100")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := node.Init(); err != nil {
-		t.Fatal(err)
-	}
-	b := &partBed{openSimBedAs(t, compatibleID, t.TempDir(), bootNow, node), &sharingDir{dir: t.TempDir(), owner: compatibleID.Driver}}
+	b := openSimBed(t, t.TempDir(), newSimNode(t, "hgx-h100"), as(compatibleID))
 	b.use(sharedPartitions())
 	mps := `{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":%s,"defaultPinnedDeviceMemoryLimit":"4Gi"}}`
 	claim := func(uid types.UID, threads string) []records.Device {
@@ -103,7 +95,7 @@ func TestPartitionShare_MigDeviceConfig(t *testing.T) {
 	if diff := cmp.Diff(list("StartMPS "+b.server()+" a 50% 4Gi"), b.sharing.took()); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
-	_, err = b.Prepare(t.Context(), forDriver(compatibleID.Driver, deviceClaim("b", b.mps())))
+	_, err := b.Prepare(t.Context(), forDriver(compatibleID.Driver, deviceClaim("b", b.mps())))
 	wantError(t, err, "ns/claim-a (a)")
 	b.unprepare("a")
 	b.want(nil, nil, nil)

@@ -14,15 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	"github.com/cleave-dra/cleave/pkg/policy"
-	"github.com/cleave-dra/cleave/pkg/records"
 )
-
-// partBed is a plugin on a simulated node whose partitions 3g.40gb are shared.
-type partBed struct {
-	*simBed
-	sharing *sharingDir
-}
 
 // sharedPartitions is a rule that shares them in both ways.
 func sharedPartitions() v1alpha1.Rule {
@@ -31,38 +23,21 @@ func sharedPartitions() v1alpha1.Rule {
 	}}}
 }
 
-func newPartBed(t *testing.T) *partBed {
+// newPartBed is a plugin on a simulated node whose partitions 3g.40gb are shared.
+func newPartBed(t *testing.T) *simBed {
 	t.Helper()
-	b := &partBed{newSimBed(t, "hgx-h100"), &sharingDir{dir: t.TempDir(), owner: testDriver}}
+	b := newSimBed(t, "hgx-h100")
 	b.use(sharedPartitions())
 	return b
 }
 
-// use has a rule hold, and the plugin know the MPS supervisor.
-func (b *partBed) use(rule v1alpha1.Rule) {
-	b.t.Helper()
-	means := policy.Means{Allocated: records.AllocatedOf(b.Ledger.Records()), Partitions: b.Partitions.Unclaimed}
-	b.offers = policy.Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{rule}}, b.session.Node(), means).Offers
-	b.Shares.sharing = b.sharing
-	b.SetHardware(offeredHardware{b.session, b.offers}, b.specs)
-}
-
-// restart ends the plugin and starts it again.
-func (b *partBed) restart() *partBed {
-	b.t.Helper()
-	again := &partBed{b.simBed.restart(), &sharingDir{dir: b.sharing.dir, owner: testDriver}}
-	again.use(sharedPartitions())
-	again.Recover(b.t.Context())
-	return again
-}
-
 // server is the name of the partition's MPS server, mps and slice those of the devices that share it: the upper half of the
 // first GPU.
-func (b *partBed) server() string { return b.name(0, 9, 4) }
-func (b *partBed) mps() string    { return b.server() + "-mps" }
-func (b *partBed) slice() string  { return b.server() + "-timeslice" }
+func (b *simBed) server() string { return b.name(0, 9, 4) }
+func (b *simBed) mps() string    { return b.server() + "-mps" }
+func (b *simBed) slice() string  { return b.server() + "-timeslice" }
 
-func (b *partBed) wantServed(uids ...types.UID) {
+func (b *simBed) wantServed(uids ...types.UID) {
 	b.t.Helper()
 	if diff := cmp.Diff(uids, b.sharing.served(b.server())); diff != "" {
 		b.t.Errorf("claims that the partition's MPS server serves (-want +got):\n%s", diff)

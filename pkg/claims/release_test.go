@@ -220,7 +220,7 @@ func TestLoad_PartitionsAfterReboot(t *testing.T) {
 	if err := b.node.Driver().Reboot(); err != nil {
 		t.Fatal(err)
 	}
-	b = b.restart("boot-next")
+	b = b.restart(inBoot("boot-next"))
 	b.want(nil, nil, nil)
 	b.prepare("a", b.name(0, 9, 4), b.name(1, 19, 2))
 	b.want(list("0 9@4", "1 19@2"), list("a"), list("a"))

@@ -22,19 +22,12 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-// shareAll makes GPUs of a bed offer every tier.
-func (b *simBed) shareAll() {
-	b.t.Helper()
-	b.Shares.sharing = &sharingDir{dir: b.t.TempDir()}
-	b.SetHardware(offeredHardware{b.session, policy.Apply(&v1alpha1.NodePolicy{}, b.session.Node(), policy.Means{}).Offers}, b.specs)
-}
-
 // A driver may wipe idle partitions when a GPU leaves MIG mode: whoever needs the whole GPU must look before.
 func TestPrepare_WholeGPUWithIdleUnmanagedPartition(t *testing.T) {
 	for _, tier := range []string{"", "-timeslice", "-mps"} {
 		t.Run("device"+tier, func(t *testing.T) {
 			b := newSimBed(t, "hgx-h100")
-			b.shareAll()
+			b.use(v1alpha1.Rule{})
 			if err := b.node.Driver().SetQuirk(sim.QuirkModeWipesInstances, true); err != nil {
 				t.Fatal(err)
 			}
@@ -137,12 +130,8 @@ func newSessionBed(t *testing.T) (*simBed, *sessionsOf) {
 	return b, s
 }
 
-// again restarts the plugin in the session.
-func (b *simBed) again(s *sessionsOf) *simBed {
-	b.t.Helper()
-	b.die()
-	return openSimBed(b.t, b.dir, b.boot, b.node, s)
-}
+// in has a plugin distinguish sessions of the driver.
+func in(s *sessionsOf) func(*Options) { return func(o *Options) { o.Sessions = s } }
 
 // release releases the driver, and uses it again after something happened.
 func (b *simBed) release(s *sessionsOf, meanwhile func()) *simBed {
@@ -153,7 +142,7 @@ func (b *simBed) release(s *sessionsOf, meanwhile func()) *simBed {
 		b.t.Fatal(err)
 	}
 	meanwhile()
-	return b.again(s)
+	return b.restart(in(s))
 }
 
 // A partition that someone else created anew, in the same place and with the same IDs, is never destroyed, and tainted.
@@ -233,7 +222,7 @@ func TestDriverSession_PartitionWithWitness(t *testing.T) {
 	})
 	b.want(list("0 19@5", "0 19@6"), list("other", "same"), list("other", "same"))
 	b.prepare("same", b.name(0, 19, 6))
-	b = b.again(s)
+	b = b.restart(in(s))
 	b.unprepare("same")
 	b.unprepare("other")
 	b.want(list("0 19@5"), nil, nil)
@@ -268,11 +257,11 @@ func TestDriverSession_RecordsOfEarlierReleases(t *testing.T) {
 	b.prepare("a", b.name(0, 19, 6))
 	b.prepare("b", b.name(0, 19, 5))
 	s := &sessionsOf{session: "1"}
-	b = b.again(s)
+	b = b.restart(in(s))
 	b.unprepare("a")
 	b.want(list("0 19@5"), list("b"), list("b"))
 	s.session = "2" // the driver is reloaded while the plugin is down
-	b = b.again(s)
+	b = b.restart(in(s))
 	b.unprepare("b")
 	b.want(list("0 19@5"), nil, nil)
 }
@@ -286,7 +275,7 @@ func TestDriverSession_CutShort(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.session, s.broken = "2", true
-	b = b.again(s)
+	b = b.restart(in(s))
 	b.want(list("0 19@6"), nil, nil)
 }
 
@@ -296,7 +285,7 @@ func TestDriverSession_CorruptRecord(t *testing.T) {
 		b.prepare("a", b.name(0, 19, 6))
 		spoil(t, b.dir, "a")
 		s.broken = broken
-		b = b.again(s)
+		b = b.restart(in(s))
 		b.Reconcile(t.Context(), &fakeAPI{claims: claimList(deviceClaim("a", b.name(0, 19, 6)))})
 		b.want(list("0 19@6"), list("a"), list("a"))
 		b.unprepare("a")

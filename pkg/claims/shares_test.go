@@ -124,8 +124,6 @@ func TestShares_KindsExclude(t *testing.T) {
 
 func TestShares_PartitionsExclude(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
-	shares := &sharingDir{dir: t.TempDir(), owner: testDriver}
-	b.Shares.sharing = shares
 	var offers []policy.Offer
 	for range b.session.Node().GPUs {
 		offer := sharedNode().Offers[0]
