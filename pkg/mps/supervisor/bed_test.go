@@ -23,6 +23,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 	"github.com/cleave-dra/cleave/pkg/sim"
+	"github.com/cleave-dra/cleave/pkg/sim/killtest"
 	"github.com/cleave-dra/cleave/pkg/store"
 )
 
@@ -30,8 +31,6 @@ import (
 type bed struct {
 	Config Config
 	Root   string
-	// KillAt is the step at which a worker kills itself; 0 for none.
-	KillAt int
 	// Library makes a worker load the simulated library of the driver root.
 	Library bool
 }
@@ -250,15 +249,17 @@ func (b *bed) dial(t testing.TB) *mps.Client {
 	}
 }
 
-// spawn runs a supervisor in a process of its own, a worker.
-func (b *bed) spawn(t *testing.T) *exec.Cmd {
+// spawn runs a supervisor in a process of its own, which is killed at a step; at none if that is 0.
+func (b *bed) spawn(t *testing.T, killAt int64) *exec.Cmd {
 	t.Helper()
 	what, err := json.Marshal(b)
 	if err != nil {
 		t.Fatal(err)
 	}
-	command := exec.Command(os.Args[0])
-	command.Env = append(os.Environ(), envWorker+"="+string(what))
+	command, err := (&killtest.Life{Worker: supervises, Args: string(what), KillAt: killAt}).Command()
+	if err != nil {
+		t.Fatal(err)
+	}
 	command.Stderr = os.Stderr
 	if err := command.Start(); err != nil {
 		t.Fatal(err)
@@ -271,35 +272,20 @@ func (b *bed) spawn(t *testing.T) *exec.Cmd {
 }
 
 // worker is the supervisor that spawn starts.
-func worker(what string) int {
+func worker(life *killtest.Life) error {
 	var b bed
-	if err := json.Unmarshal([]byte(what), &b); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+	if err := json.Unmarshal([]byte(life.Args), &b); err != nil {
+		return err
 	}
 	if b.Library {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 		defer stop()
-		if err := Run(ctx, b.Config, []string{"/proc/self/exe", runDaemon}); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		return 0
-	}
-	steps := 0
-	step := func(string) {
-		if steps++; steps == b.KillAt {
-			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-		}
+		return Run(ctx, b.Config, []string{"/proc/self/exe", runDaemon})
 	}
 	on := b.host()
 	on = Host{
-		Hardware: hookedHardware{on.Hardware, step}, Daemons: hookedDaemons{on.Daemons, step},
-		Mounts: hookedMounts{on.Mounts, step}, Files: hookedFiles{on.Files, step}, Disk: hookedDisk{on.Disk, step},
+		Hardware: hookedHardware{on.Hardware, life.Step}, Daemons: hookedDaemons{on.Daemons, life.Step},
+		Mounts: hookedMounts{on.Mounts, life.Step}, Files: hookedFiles{on.Files, life.Step}, Disk: hookedDisk{on.Disk, life.Step},
 	}
-	if err := serve(context.Background(), b.Config, on); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return 0
+	return serve(context.Background(), b.Config, on)
 }

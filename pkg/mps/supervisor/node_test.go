@@ -160,7 +160,7 @@ func TestDaemon_OutlivesSupervisor(t *testing.T) {
 	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
 		t.Run(signal.String(), func(t *testing.T) {
 			b := newBed(t)
-			first := b.spawn(t)
+			first := b.spawn(t, 0)
 			c := b.dial(t)
 			a, other := b.request(t, "a", 0), b.request(t, "other", 3)
 			e := mustEnsure(t, c, a)
@@ -198,7 +198,7 @@ func TestDaemon_OutlivesSupervisor(t *testing.T) {
 
 func TestDaemon_DiedWithSupervisor(t *testing.T) {
 	b := newBed(t)
-	first := b.spawn(t)
+	first := b.spawn(t, 0)
 	c := b.dial(t)
 	a := b.request(t, "a", 0)
 	mustEnsure(t, c, a)
@@ -281,15 +281,14 @@ func TestRelease_StubbornDaemonIsKilled(t *testing.T) {
 
 // A supervisor that is killed at any step and started again ends where each claim has its daemon or is gone.
 func TestProcess_KilledAtEachStep(t *testing.T) {
-	stride := 1
+	stride := int64(1)
 	if testing.Short() {
 		stride = 9
 	}
 	b := newBed(t)
-	kills := 0
-	for n := 1; ; n += stride {
-		b.KillAt = n
-		first := b.spawn(t)
+	kills := int64(0)
+	for n := int64(1); ; n += stride {
+		first := b.spawn(t, n)
 		c := b.dial(t)
 		survived := shortLife(t, b, c)
 		if survived {

@@ -55,7 +55,7 @@ func TestRun_SimulatedLibrary(t *testing.T) {
 	}
 	b := newBed(t, sim.WithLibrary(builtLibrary))
 	b.Library = true
-	supervisor := b.spawn(t)
+	supervisor := b.spawn(t, 0)
 	c := b.dial(t)
 	a, other := b.request(t, "a", 0), b.request(t, "b", 0)
 	e := mustEnsure(t, c, a)
