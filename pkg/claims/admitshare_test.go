@@ -7,8 +7,6 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
@@ -78,9 +76,7 @@ func TestShares_PriorityOfPolicy(t *testing.T) {
 			claim = claimFor("u", mpsOf(0, 10, 8))
 		}
 		got, err := plan(claim, node, testID)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if got[0].share.MPS.BelowNormal != tt.below {
 			t.Errorf("policy %q, claim %q: below normal %t, want %t", tt.policy, tt.wish, got[0].share.MPS.BelowNormal, tt.below)
 		}
@@ -99,9 +95,7 @@ func TestShares_PolicyChanged(t *testing.T) {
 		o.TimeSlice.Interval, o.TimeSlice.Enforcement = "Long", policy.EnforcedPerCgroup
 		o.MPS.Priority, o.MPS.Shares = "BelowNormal", 60
 	}
-	if diff := cmp.Diff(first, b.prepare("a", parts...)); diff != "" {
-		t.Errorf("devices (-first +second):\n%s", diff)
-	}
+	equal(t, "devices", first, b.prepare("a", parts...))
 	b.wantCalls("StartMPS " + gpuName(1) + " a") // which can be repeated
 	b.want("record a", "spec a", "mps 1 a", "interval 2 Short")
 	b.unprepare("a")
@@ -115,8 +109,6 @@ func TestShares_PolicyChanged(t *testing.T) {
 		b.hardware.node.Offers[i].TimeSlice.Interval = ""
 	}
 	b.sharing.took()
-	if diff := cmp.Diff(after, b.prepare("b", parts...)); diff != "" {
-		t.Errorf("devices after a restart and with another policy (-before +after):\n%s", diff)
-	}
+	equal(t, "devices after a restart and with another policy", after, b.prepare("b", parts...))
 	b.wantCalls("StartMPS " + gpuName(1) + " b")
 }

@@ -46,9 +46,7 @@ func TestPrepare_ComputeMode(t *testing.T) {
 				b.want()
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			// Prepared again it is the claim's, whatever the mode by now.
 			b.hardware.modes = map[string]gpu.ComputeMode{gpuName(0): gpu.ComputeProhibited}
 			b.prepare("a", tt.part)

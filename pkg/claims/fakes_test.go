@@ -280,13 +280,9 @@ func mustUnprepare(t testing.TB, e *Preparer, claim *resourceapi.ResourceClaim) 
 func onDisk(t testing.TB, dir string) []string {
 	t.Helper()
 	kept, err := records.OpenStore(store.Disk{}, filepath.Join(dir, "claims"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	uids, err := kept.Names()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	lines, owner := []string{}, map[string]types.UID{}
 	for _, uid := range uids {
 		r, err := kept.Read(uid)
@@ -294,9 +290,7 @@ func onDisk(t testing.TB, dir string) []string {
 			lines = append(lines, string(uid)+": corrupt")
 			continue
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		line := string(uid) + ":"
 		for _, d := range r.Devices {
 			line += " " + d.GPU
@@ -325,9 +319,7 @@ func line(uid types.UID, gpus ...int) string {
 // spoil puts bytes that are no record in place of a claim's record.
 func spoil(t testing.TB, dir string, uid types.UID) {
 	t.Helper()
-	if err := os.WriteFile(recordPath(dir, uid), []byte("not a record"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(recordPath(dir, uid), []byte("not a record"), 0o600))
 }
 
 func recordPath(dir string, uid types.UID) string {

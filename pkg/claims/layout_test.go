@@ -71,9 +71,7 @@ func (b *simBed) layoutFiles() []string {
 			b.t.Fatal(err)
 		}
 		l, err := records.DecodeLayout(data)
-		if err != nil {
-			b.t.Fatal(err)
-		}
+		must(b.t, err)
 		for _, p := range l.Places {
 			all = append(all, fmt.Sprintf("%s %d@%d", name, p.ProfileID, p.Placement.Start))
 		}
@@ -231,9 +229,7 @@ func TestLayout_Reboot(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.offer(0, balanced)
 	b.kept()
-	if err := b.node.Hardware().ForceReset(0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.node.Hardware().ForceReset(0))
 	b = b.restart(inBoot("another-boot"))
 	b.offer(0, balanced)
 	b.kept()
@@ -245,9 +241,7 @@ func TestLayout_Corrupt(t *testing.T) {
 	b.offer(0, balanced)
 	b.kept()
 	file := filepath.Join(b.dir, "layouts", b.name(0)+".json")
-	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte("{"), 0o600))
 	b = b.restart()
 	if len(b.notes) != 1 || !strings.Contains(b.notes[0], "CorruptLayout") {
 		t.Errorf("got notes %v, want one of the corrupt layout", b.notes)
@@ -272,9 +266,7 @@ func (b *simBed) dying(at int, do func(e *Preparer, session *nvml.Session)) (dea
 		}
 	}
 	session, err := nvml.OpenLibrary(b.t.Context(), hookedLibrary{simulated.Library(b.node), step}, b.node.Sysfs())
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	o, err := stateIn(b.dir, hookedDisk{Disk: store.NewDisk(), step: step})
 	must(b.t, err)
 	o.Specs = b.specs
@@ -346,9 +338,7 @@ func TestLayout_StepFails(t *testing.T) {
 				t.Fatal(err)
 			}
 			return func() {
-				if err := b.node.Faults().Clear(0); err != nil {
-					t.Fatal(err)
-				}
+				must(t, b.node.Faults().Clear(0))
 			}
 		},
 	} {

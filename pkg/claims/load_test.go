@@ -11,7 +11,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/records"
@@ -26,9 +25,7 @@ func TestLoad_EarlierBoot(t *testing.T) {
 	mustPrepare(t, now.Preparer, claimOn("new", 1))
 
 	again := openBed(t, dir).start()
-	if diff := cmp.Diff([]types.UID{"new"}, slices.Collect(allHolders(again))); diff != "" {
-		t.Errorf("claims in memory (-want +got):\n%s", diff)
-	}
+	equal(t, "claims in memory", []types.UID{"new"}, slices.Collect(allHolders(again)))
 	wantDisk(t, again, line("new", 1))
 	mustPrepare(t, again.Preparer, claimOn("next", 0))
 }
@@ -43,26 +40,18 @@ func TestLoad_CorruptRecord(t *testing.T) {
 			if err == nil {
 				err = os.WriteFile(path, other, 0o600)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 		},
 		"format 2": func(t *testing.T, path string) {
 			data, err := os.ReadFile(path)
 			if err == nil {
 				err = os.WriteFile(path, []byte(strings.Replace(string(data), `"format":1`, `"format":2`, 1)), 0o600)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 		},
 		"a directory": func(t *testing.T, path string) {
-			if err := os.Remove(path); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Mkdir(path, 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Remove(path))
+			must(t, os.Mkdir(path, 0o700))
 		},
 	}
 	for name, damage := range tests {
@@ -89,9 +78,7 @@ func TestLoad_CorruptRecord(t *testing.T) {
 
 func truncate(t *testing.T, path string, size int64) {
 	t.Helper()
-	if err := os.Truncate(path, size); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Truncate(path, size))
 }
 
 // One bad sector under one record must not take all GPUs of the node out of service.
@@ -116,9 +103,7 @@ func TestLoad_RecordCannotBeReadOrRemoved(t *testing.T) {
 				return nil
 			}
 			again.start()
-			if diff := cmp.Diff([]string{gpuName(1)}, again.Ledger.index.get("good").GPUs()); diff != "" {
-				t.Errorf("GPUs of the good claim (-want +got):\n%s", diff)
-			}
+			equal(t, "GPUs of the good claim", []string{gpuName(1)}, again.Ledger.index.get("good").GPUs())
 			mustUnprepare(t, again.Preparer, claimOn("good", 1))
 			mustPrepare(t, again.Preparer, claimOn("next", 2))
 			if op == "Remove" { // what had it has not outlived the reboot

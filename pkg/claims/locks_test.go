@@ -182,9 +182,7 @@ func TestLocks_FilesStayInDirectory(t *testing.T) {
 func TestLocks_FileIsLink(t *testing.T) {
 	dir := t.TempDir()
 	l := openLocks(t, dir)
-	if err := os.Symlink(filepath.Join(t.TempDir(), "elsewhere"), filepath.Join(dir, "a.lock")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(filepath.Join(t.TempDir(), "elsewhere"), filepath.Join(dir, "a.lock")))
 	_, err := l.Acquire(t.Context(), []string{"a"})
 	wantError(t, err, "lock GPU a")
 	mustAcquire(t, l, "b").Release()
@@ -192,9 +190,7 @@ func TestLocks_FileIsLink(t *testing.T) {
 
 func TestOpenLocks_DirectoryCannotBeCreated(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, nil, 0o600))
 	_, err := OpenLocks(filepath.Join(file, "locks"))
 	wantError(t, err, "create the directory for GPU locks")
 }
@@ -216,7 +212,5 @@ func TestPrepare_DiskTooFullForLock(t *testing.T) {
 		t.Fatalf("got %v, want ENOSPC", err)
 	}
 	wantError(t, err, "free space", b.dir)
-	if err := os.Remove(full); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(full))
 }

@@ -144,9 +144,7 @@ type gpuState struct{ Current, Pending, Persistence, Published, Left bool }
 func (b *modeBed) state(i int) gpuState {
 	b.t.Helper()
 	st, err := simTool{root: b.root}.Query(b.t.Context(), b.session.Node().GPUs[i].PCI)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	return gpuState{st.Current, st.Pending, st.Persistence, b.session.Node().GPUs[i].MIG.Enabled, b.Modes.Left()[b.name(i)]}
 }
 
@@ -166,20 +164,14 @@ var (
 func TestModes_Change(t *testing.T) {
 	b := newModeBed(t)
 	mustPrepare(t, b.Preparer, deviceClaim("other", b.name(3)))
-	if err := (simTool{root: b.root}).SetPersistence(t.Context(), b.session.Node().GPUs[0].PCI, true); err != nil {
-		t.Fatal(err)
-	}
+	must(t, (simTool{root: b.root}).SetPersistence(t.Context(), b.session.Node().GPUs[0].PCI, true))
 	b.wants[0] = true
-	if err := b.change(0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.change(0))
 	b.wantMode(0, gpuState{Current: true, Pending: true, Published: true, Persistence: true})
 	if problems := b.Partitions.KeepLayouts(t.Context()); len(problems) > 0 {
 		t.Fatal(problems)
 	}
-	if diff := cmp.Diff([]string{"0 5@0", "0 19@4", "0 19@5", "0 19@6"}, sortedText(instancesOf(t, b.other))); diff != "" {
-		t.Errorf("instances (-want +got):\n%s", diff)
-	}
+	equal(t, "instances", []string{"0 5@0", "0 19@4", "0 19@5", "0 19@6"}, sortedText(instancesOf(t, b.other)))
 	mustPrepare(t, b.Preparer, deviceClaim("part", b.name(0)+"-mig-5-0"))
 	b.wants[0] = false
 	if err := b.change(0); !errors.Is(err, gpu.ErrInUse) || !strings.Contains(err.Error(), "allocated to claims") {
@@ -187,9 +179,7 @@ func TestModes_Change(t *testing.T) {
 	}
 	b.wantMode(0, gpuState{Current: true, Pending: true, Published: true, Persistence: true})
 	mustUnprepare(t, b.Preparer, deviceClaim("part"))
-	if err := b.change(0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.change(0))
 	b.wantMode(0, gpuState{Persistence: true})
 	mustPrepare(t, b.Preparer, deviceClaim("whole", b.name(0)))
 	b.wantMode(3, outOfMIG)
@@ -220,9 +210,7 @@ func TestModes_InUse(t *testing.T) {
 			if err == nil {
 				_, err = n.Device(0).Name()
 			}
-			if err != nil {
-				b.t.Fatal(err)
-			}
+			must(b.t, err)
 			// The session is open while its files are; the garbage collector closes those of a node nobody has.
 			b.t.Cleanup(func() { _ = n.Shutdown() })
 		}, "GPU 0 is open in"},
@@ -250,16 +238,10 @@ func TestModes_InUse(t *testing.T) {
 func TestModes_UnmanagedPartition(t *testing.T) {
 	b := newModeBed(t)
 	b.wants[0] = true
-	if err := b.change(0); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.other.Init(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.change(0))
+	must(t, b.other.Init())
 	gi, err := b.other.Device(0).MIG().CreateGPUInstanceWithPlacement(19, gpu.Placement{Start: 0, Size: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	b.wants[0] = false
 	if err := b.change(0); !errors.Is(err, gpu.ErrPartitioned) || !strings.Contains(err.Error(), "a partition that Cleave did not create") {
 		t.Errorf("got %v", err)
@@ -306,12 +288,8 @@ func TestModes_PrepareMeanwhile(t *testing.T) {
 	if problems := b.Partitions.KeepLayouts(t.Context()); len(problems) > 0 {
 		t.Error(problems)
 	}
-	if err := b.other.Faults().Clear(0); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-ended; err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.other.Faults().Clear(0))
+	must(t, <-ended)
 	b.wantMode(0, inMIG)
 	if err := b.session.Usable(&published.GPUs[0]); !errors.Is(err, gpu.ErrModeChanged) {
 		t.Errorf("the GPU as it was published: %v", err)
@@ -322,15 +300,11 @@ func TestModes_PrepareMeanwhile(t *testing.T) {
 func TestModes_Left(t *testing.T) {
 	b := newModeBed(t)
 	g := &b.session.Node().GPUs[0]
-	if err := b.Modes.write(&records.ModeChange{Format: 1, BootID: bootNow, GPU: b.name(0), UUID: g.UUID, Enable: true, Persistence: true}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Modes.write(&records.ModeChange{Format: 1, BootID: bootNow, GPU: b.name(0), UUID: g.UUID, Enable: true, Persistence: true}))
 	if _, err := (simTool{root: b.root}).SetMode(t.Context(), g.PCI, true); err != nil { // pending, as the plugin has the GPU open
 		t.Fatal(err)
 	}
 	b.wantMode(0, gpuState{Pending: true, Left: true})
-	if err := b.change(0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.change(0))
 	b.wantMode(0, gpuState{Persistence: true})
 }

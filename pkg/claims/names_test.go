@@ -45,15 +45,11 @@ func startProcess(t testing.TB, root, own string, node *sim.Node) *process {
 	p := &process{t: t, root: root, node: node, own: own, byName: map[string]*Preparer{}, disk: newDisk()}
 	dirs := func() []string {
 		found, err := filepath.Glob(filepath.Join(root, "*", "locks"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return found
 	}
 	locks, err := OpenNodeLocks(filepath.Join(root, "_cleave"), dirs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := OpenLocks(filepath.Join(root, own, "locks")); err != nil {
 		t.Fatal(err)
 	}
@@ -61,9 +57,7 @@ func startProcess(t testing.TB, root, own string, node *sim.Node) *process {
 	p.Preparer = p.open(own)
 	p.Ledger.names.find = func(ctx context.Context) {
 		for _, e := range p.find() {
-			if err := e.Ledger.LoadReadOnly(ctx); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.Ledger.LoadReadOnly(ctx))
 			if b := p.backend.Load(); b.hardware != nil {
 				e.SetHardware(b.hardware, e.specs.(*specDir))
 			}
@@ -71,17 +65,13 @@ func startProcess(t testing.TB, root, own string, node *sim.Node) *process {
 	}
 	p.find()
 	session, err := simulated.OpenNode(t.Context(), node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, name := range []string{nameA, nameB} {
 		e := p.byName[name]
 		if e == nil {
 			continue
 		}
-		if err := e.Load(t.Context(), nil); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.Load(t.Context(), nil))
 		e.SetHardware(offeredHardware{session, nil}, e.specs.(*specDir))
 	}
 	for _, name := range []string{nameA, nameB} {
@@ -129,13 +119,9 @@ func of(driver string, claim *resourceapi.ResourceClaim) *resourceapi.ResourceCl
 func gpuOfNode(node *sim.Node, t testing.TB, i int, mig ...int) string {
 	t.Helper()
 	st, err := node.Status()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pci, err := gpu.ParsePCIAddress(st.GPUs[i].PCI)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	name := pci.DeviceName()
 	if len(mig) == 2 {
 		name += fmt.Sprintf("-mig-%d-%d", mig[0], mig[1])

@@ -25,14 +25,10 @@ func (g *gpuLock) close() {
 func openNodeLocks(t *testing.T, shared string, names ...string) *Locks {
 	t.Helper()
 	for _, dir := range names {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(dir, 0o700))
 	}
 	l, err := OpenNodeLocks(shared, func() []string { return names })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return l
 }
 
@@ -100,9 +96,7 @@ func TestNodeLocks_DirectoryRemovedAndMadeAgain(t *testing.T) {
 	shared, a := filepath.Join(dir, "shared"), filepath.Join(dir, "a")
 	l := openNodeLocks(t, shared, a)
 	mustAcquire(t, l, "g").Release()
-	if err := os.RemoveAll(a); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(a))
 	mustAcquire(t, l, "g").Release() // nobody of that name is left
 	earlier := openLocks(t, a)
 	blocker := mustAcquire(t, earlier, "g")
@@ -113,8 +107,6 @@ func TestNodeLocks_DirectoryRemovedAndMadeAgain(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	held, err := l.Acquire(ctx, []string{"g"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	held.Release()
 }

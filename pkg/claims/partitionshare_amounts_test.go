@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -55,9 +54,7 @@ func TestPartitionShare_Amounts(t *testing.T) {
 		_, err := b.Prepare(t.Context(), claimOf(uid, r))
 		return err
 	}
-	if err := errors.Join(share("a", b.mps(), "cores=60", "memory=20Gi"), share("b", b.name(0, 9, 0)+"-mps", "cores=60", "memory=20Gi")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(share("a", b.mps(), "cores=60", "memory=20Gi"), share("b", b.name(0, 9, 0)+"-mps", "cores=60", "memory=20Gi")))
 	wantError(t, share("c", b.mps(), "cores=50"), "would take cores 110 of 100 together")
 	wantError(t, share("c", b.mps(), "memory=30Gi"), "would take memory")
 	if err := share("c", b.mps(), "cores=40", "memory=10Gi"); err != nil {
@@ -80,9 +77,7 @@ func TestPartitionShare_MigDeviceConfig(t *testing.T) {
 			wantError(t, err, "less than one of its 60 multiprocessors")
 			return nil
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return devices
 	}
 	claim("a", "1")
@@ -92,9 +87,7 @@ func TestPartitionShare_MigDeviceConfig(t *testing.T) {
 		t.Errorf("got %+v with share %+v", d.Partition, d.Share)
 	}
 	b.want(list("0 9@4"), list("a"), list("a"))
-	if diff := cmp.Diff(list("StartMPS "+b.server()+" a 50% 4Gi"), b.sharing.took()); diff != "" {
-		t.Errorf("calls (-want +got):\n%s", diff)
-	}
+	equal(t, "calls", list("StartMPS "+b.server()+" a 50% 4Gi"), b.sharing.took())
 	_, err := b.Prepare(t.Context(), forDriver(compatibleID.Driver, deviceClaim("b", b.mps())))
 	wantError(t, err, "ns/claim-a (a)")
 	b.unprepare("a")

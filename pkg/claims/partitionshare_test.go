@@ -39,9 +39,7 @@ func (b *simBed) slice() string  { return b.server() + "-timeslice" }
 
 func (b *simBed) wantServed(uids ...types.UID) {
 	b.t.Helper()
-	if diff := cmp.Diff(uids, b.sharing.served(b.server())); diff != "" {
-		b.t.Errorf("claims that the partition's MPS server serves (-want +got):\n%s", diff)
-	}
+	equal(b.t, "claims that the partition's MPS server serves", uids, b.sharing.served(b.server()))
 }
 
 func TestPartitionShare_FirstAndLast(t *testing.T) {
@@ -73,9 +71,7 @@ func TestPartitionShare_FirstAndLast(t *testing.T) {
 	b.unprepare("a")
 	b.want(list("0 5@0"), list("before"), list("before"))
 	b.wantServed()
-	if diff := cmp.Diff(list("StopMPS "+b.server()+" a", "RetainMPS "+b.server()), b.sharing.took()); diff != "" {
-		t.Errorf("calls after the last claim (-want +got):\n%s", diff)
-	}
+	equal(t, "calls after the last claim", list("StopMPS "+b.server()+" a", "RetainMPS "+b.server()), b.sharing.took())
 }
 
 func TestPartitionShare_InTime(t *testing.T) {
@@ -137,9 +133,7 @@ func TestPartitionShare_Exclusion(t *testing.T) {
 func TestPartitionShare_ServedWithoutRecord(t *testing.T) {
 	b := newPartBed(t)
 	b.prepare("a", b.mps())
-	if err := os.WriteFile(filepath.Join(b.sharing.dir, "mps "+b.server()+" lost"), []byte(testDriver), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(b.sharing.dir, "mps "+b.server()+" lost"), []byte(testDriver), 0o600))
 	b.unprepare("a")
 	b.want(nil, nil, nil)
 	b.wantServed()
@@ -246,9 +240,7 @@ func TestPartitionShare_LayoutChanges(t *testing.T) {
 		slices.Sort(mine)
 		return mine
 	}
-	if diff := cmp.Diff(list("0 19@0", "0 19@1", "0 19@2", "0 19@3", "0 9@4"), keep()); diff != "" {
-		t.Errorf("partitions while claims share one (-want +got):\n%s", diff)
-	}
+	equal(t, "partitions while claims share one", list("0 19@0", "0 19@1", "0 19@2", "0 19@3", "0 9@4"), keep())
 	if shape, ok := b.backend.Load().hardware.Node().FindShape(b.mps()); !ok || !b.offers[0].IsWithdrawn(shape) {
 		t.Errorf("the shared device is offered: %t, want it withdrawn", ok)
 	}
@@ -265,9 +257,7 @@ func TestPartitionShare_CorruptRecord(t *testing.T) {
 	b := newPartBed(t)
 	b.prepare("a", b.mps())
 	b.prepare("b", b.mps())
-	if err := os.WriteFile(filepath.Join(b.dir, "claims", "b.json"), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(b.dir, "claims", "b.json"), []byte("{"), 0o600))
 	b = b.restart()
 	if err := b.Unprepare(t.Context(), refOf(claimOf("a"))); err == nil {
 		t.Error("the partition of a claim with a corrupt record was destroyed")
@@ -289,9 +279,7 @@ func TestPartitionShare_Gone(t *testing.T) {
 	b := newPartBed(t)
 	part := b.prepare("a", b.mps())[0].Partition
 	pci := b.session.Node().GPUs[0].PCI
-	if err := b.session.DestroyPartition(t.Context(), pci, *part); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.session.DestroyPartition(t.Context(), pci, *part))
 	wantError(t, b.tryPrepare("b", b.mps()), "is gone though claims share it")
 	b.prepare("a", b.mps()) // its pod starts again
 	b.prepare("b", b.mps())

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -80,9 +79,7 @@ func TestPlan_OrderOfAllocation(t *testing.T) {
 			if err != nil {
 				t.Fatalf("plan: %v", err)
 			}
-			if diff := cmp.Diff(tt.want, linesOf(got)); diff != "" {
-				t.Errorf("plan (-want +got):\n%s", diff)
-			}
+			equal(t, "plan", tt.want, linesOf(got))
 		})
 	}
 }
@@ -147,9 +144,7 @@ func TestPlan_NodeWithoutGPUs(t *testing.T) {
 func TestNewRecord(t *testing.T) {
 	claim := claimOf("u", result("main/sub", 2), adminResult("watch", 0))
 	devices, err := plan(claim, nodeOf(4), testID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	admin := deviceFor("watch", 0)
 	admin.AdminAccess = true
 	want := &records.Record{
@@ -157,9 +152,7 @@ func TestNewRecord(t *testing.T) {
 		Pods:    []types.UID{"pod-uid"},
 		Devices: []records.Device{deviceFor("main/sub", 2), admin},
 	}
-	if diff := cmp.Diff(want, newRecord(claim, devices, testID, bootNow, &fakeCDI{})); diff != "" {
-		t.Errorf("record (-want +got):\n%s", diff)
-	}
+	equal(t, "record", want, newRecord(claim, devices, testID, bootNow, &fakeCDI{}))
 }
 
 func FuzzPlan(f *testing.F) {

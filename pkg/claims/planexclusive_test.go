@@ -6,7 +6,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -145,9 +144,7 @@ func TestExclusive_MPS(t *testing.T) {
 		ThreadPercentage: 50, Memory: 10 * gi, PipeDir: "/run/mps/" + gpuName(0) + "/pipe", ShmDir: "/run/mps/" + gpuName(0) + "/shm",
 	}}
 	want.CDIDeviceIDs = append(want.CDIDeviceIDs, testDriver+"/claim=a-"+gpuName(0))
-	if diff := cmp.Diff([]records.Device{want}, got); diff != "" {
-		t.Errorf("devices (-want +got):\n%s", diff)
-	}
+	equal(t, "devices", []records.Device{want}, got)
 	start := "StartMPS " + gpuName(0) + " a 50% 10Gi"
 	b.wantCalls(start)
 	b.prepare("a", aloneMPS(0, `"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi"`)) // the kubelet asks again

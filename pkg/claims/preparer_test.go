@@ -40,17 +40,13 @@ func wantDisk(t *testing.T, b *bed, want ...string) {
 	if want == nil {
 		want = []string{}
 	}
-	if diff := cmp.Diff(want, onDisk(t, b.dir)); diff != "" {
-		t.Errorf("records on disk (-want +got):\n%s", diff)
-	}
+	equal(t, "records on disk", want, onDisk(t, b.dir))
 }
 
 func TestPrepare(t *testing.T) {
 	b := newBed(t)
 	got := mustPrepare(t, b.Preparer, claimOn("a", 2, 0))
-	if diff := cmp.Diff([]records.Device{deviceFor("gpu", 2), lastFor("gpu", "a", 0)}, got); diff != "" {
-		t.Errorf("devices (-want +got):\n%s", diff)
-	}
+	equal(t, "devices", []records.Device{deviceFor("gpu", 2), lastFor("gpu", "a", 0)}, got)
 	wantDisk(t, b, line("a", 2, 0))
 }
 
@@ -68,9 +64,7 @@ func TestPrepare_Repeated(t *testing.T) {
 	b.disk.fail = func(op, _ string) error { return fmt.Errorf("%s must not be called", op) }
 	checks := 0
 	b.hardware.verify = func(context.Context, *gpu.GPU) error { checks++; return nil }
-	if diff := cmp.Diff(first, mustPrepare(t, b.Preparer, claimOn("a", 1))); diff != "" {
-		t.Errorf("second answer (-first +second):\n%s", diff)
-	}
+	equal(t, "second answer", first, mustPrepare(t, b.Preparer, claimOn("a", 1)))
 	if checks != 1 {
 		t.Errorf("the GPU was verified %d times, want once: success means that the device is there now", checks)
 	}
@@ -91,9 +85,7 @@ func TestPrepare_RepeatedAfterRestart(t *testing.T) {
 	b := newBed(t)
 	first := mustPrepare(t, b.Preparer, claimOn("a", 1))
 	again := b.another().start()
-	if diff := cmp.Diff(first, mustPrepare(t, again.Preparer, claimOn("a", 1))); diff != "" {
-		t.Errorf("answer after a restart (-first +second):\n%s", diff)
-	}
+	equal(t, "answer after a restart", first, mustPrepare(t, again.Preparer, claimOn("a", 1)))
 }
 
 func TestPrepare_GPUAllocated(t *testing.T) {
@@ -209,9 +201,7 @@ func TestPrepare_DiskFull(t *testing.T) {
 func TestPrepare_AllocatedAnew(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 0, 1))
-	if diff := cmp.Diff([]records.Device{deviceFor("gpu", 1), lastFor("gpu", "a", 2)}, mustPrepare(t, b.Preparer, claimOn("a", 1, 2))); diff != "" {
-		t.Errorf("devices (-want +got):\n%s", diff)
-	}
+	equal(t, "devices", []records.Device{deviceFor("gpu", 1), lastFor("gpu", "a", 2)}, mustPrepare(t, b.Preparer, claimOn("a", 1, 2)))
 	mustPrepare(t, b.Preparer, claimOn("b", 0))
 	_, err := b.Prepare(t.Context(), claimOn("c", 2))
 	wantError(t, err, "ns/claim-a (a)")

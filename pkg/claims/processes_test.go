@@ -10,7 +10,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -62,9 +61,7 @@ func TestReconcile_ProcessesOfPods(t *testing.T) {
 			if test.kept {
 				want = list(line("a", 1))
 			}
-			if diff := cmp.Diff(want, onDisk(t, b.dir)); diff != "" {
-				t.Errorf("records (-want +got):\n%s", diff)
-			}
+			equal(t, "records", want, onDisk(t, b.dir))
 		})
 	}
 }
@@ -96,12 +93,8 @@ func TestReconcile_NotesPods(t *testing.T) {
 	claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{APIGroup: "x", Resource: "pods", UID: "no-pod"})
 	b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claim)})
 	r, err := b.Ledger.store.Read("a")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]types.UID{"pod-uid", "second"}, r.Pods); diff != "" {
-		t.Errorf("pods (-want +got):\n%s", diff)
-	}
+	must(t, err)
+	equal(t, "pods", []types.UID{"pod-uid", "second"}, r.Pods)
 	for i := range 2 * maxPods {
 		claim.Status.ReservedFor = nil
 		reserve(types.UID(fmt.Sprint(i)))
@@ -112,9 +105,7 @@ func TestReconcile_NotesPods(t *testing.T) {
 	}
 	seen.pids["1000"] = []int{7}
 	b.Reconcile(t.Context(), &fakeAPI{})
-	if diff := cmp.Diff(list(line("a", 1)), onDisk(t, b.dir)); diff != "" {
-		t.Errorf("records while another pod runs (-want +got):\n%s", diff)
-	}
+	equal(t, "records while another pod runs", list(line("a", 1)), onDisk(t, b.dir))
 }
 
 // The kubelet unprepares the claims of pods that it takes for inactive, also while their containers run.
@@ -159,9 +150,7 @@ func TestUnprepare_ProcessesOfPods(t *testing.T) {
 			if test.kept {
 				want = list(line("a", 1))
 			}
-			if diff := cmp.Diff(want, onDisk(t, b.dir)); diff != "" {
-				t.Errorf("records (-want +got):\n%s", diff)
-			}
+			equal(t, "records", want, onDisk(t, b.dir))
 			if test.kept {
 				if _, err := b.Preparer.prepare(t.Context(), claimOn("b", 1), false); err == nil {
 					t.Error("the GPU was given to another claim")

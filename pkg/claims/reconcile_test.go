@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -117,9 +116,7 @@ func TestReconcile_OneClaimFails(t *testing.T) {
 	b.Reconcile(t.Context(), &fakeAPI{})
 	wantDisk(t, b)
 	want := []string{"a-busy in use true, released false", "b-gone in use false, released true", "a-busy in use false, released true"}
-	if diff := cmp.Diff(want, reported); diff != "" {
-		t.Errorf("reported (-want +got):\n%s", diff)
-	}
+	equal(t, "reported", want, reported)
 }
 
 func TestReconcile_AdminAccessOnGPUInUse(t *testing.T) {

@@ -9,7 +9,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -68,9 +67,7 @@ func TestTwoProcesses_RecordsListed(t *testing.T) {
 		got = append(got, lists > before)
 		mustUnprepare(t, step.by.Preparer, claimOn("a", step.gpus...))
 	}
-	if diff := cmp.Diff([]bool{true, false, true, false, true, true, true, false, true}, got); diff != "" {
-		t.Errorf("records were listed (-want +got):\n%s", diff)
-	}
+	equal(t, "records were listed", []bool{true, false, true, false, true, true, true, false, true}, got)
 }
 
 func TestTwoProcesses_UnprepareUnseen(t *testing.T) {

@@ -93,9 +93,7 @@ func TestUnprepare_ServedWithoutRecord(t *testing.T) {
 			b.prepare("a", mpsOf(0, 10, 10))
 			b.prepare("b", mpsOf(0, 10, 10))
 			b.die()
-			if err := spoil(b, filepath.Join(b.dir, "claims", "a.json")); err != nil {
-				t.Fatal(err)
-			}
+			must(t, spoil(b, filepath.Join(b.dir, "claims", "a.json")))
 			again := b.another()
 			again.load()
 			again.unprepare("a") // no driver yet
@@ -109,9 +107,7 @@ func TestReconcile_CorruptRecordOfAnMPSShare(t *testing.T) {
 	b := newBed(t)
 	b.prepare("a", mpsOf(0, 10, 10))
 	b.die()
-	if err := os.WriteFile(filepath.Join(b.dir, "claims", "a.json"), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(b.dir, "claims", "a.json"), []byte("{"), 0o600))
 	b = b.another().start()
 	b.want("spec a", "mps 0 a")
 	b.Reconcile(t.Context(), &fakeAPI{})
@@ -124,9 +120,7 @@ func TestPrepare_AloneByMPSOfAnEarlierRelease(t *testing.T) {
 	b.prepare("a", aloneMPS(0, ""))
 	r := b.Ledger.index.get("a").Clone()
 	r.Devices[0].Share.MPS.ThreadPercentage = wholeGPU // as that release has it
-	if err := b.Ledger.write(r); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Ledger.write(r))
 	b.sharing.took()
 	b.prepare("a", aloneMPS(0, ""))
 	for _, call := range b.sharing.took() {

@@ -12,7 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
@@ -28,9 +27,7 @@ func TestPrepare_WholeGPUWithIdleUnmanagedPartition(t *testing.T) {
 		t.Run("device"+tier, func(t *testing.T) {
 			b := newSimBed(t, "hgx-h100")
 			b.use(v1alpha1.Rule{})
-			if err := b.node.Driver().SetQuirk(sim.QuirkModeWipesInstances, true); err != nil {
-				t.Fatal(err)
-			}
+			must(t, b.node.Driver().SetQuirk(sim.QuirkModeWipesInstances, true))
 			occupy(t, b.node, 0, 14, 2, 2) // since the plugin looked last
 			err := b.tryPrepare("a", b.name(0)+tier)
 			if err == nil || !strings.Contains(err.Error(), "partitions that Cleave did not create") {
@@ -45,19 +42,13 @@ func TestPrepare_WholeGPUWithIdleUnmanagedPartition(t *testing.T) {
 func TestPrepare_WholeGPUWithPartitionsThatCannotBeListed(t *testing.T) {
 	for _, call := range []string{"nvmlDeviceGetGpuInstances", "nvmlDeviceGetGpuInstanceById", "nvmlDeviceGetGpuInstanceProfileInfo", "nvmlGpuInstanceGetInfo"} {
 		b := newSimBed(t, "hgx-h100")
-		if err := b.node.Driver().SetQuirk(sim.QuirkModeWipesInstances, true); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Driver().SetQuirk(sim.QuirkModeWipesInstances, true))
 		occupy(t, b.node, 0, 14, 2, 2)
-		if err := b.node.Faults().FailCall(call, sim.CodeUnknown); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Faults().FailCall(call, sim.CodeUnknown))
 		if err := b.tryPrepare("a", b.name(0)); err == nil {
 			t.Errorf("%s fails: the whole GPU was given", call)
 		}
-		if err := b.node.Faults().Clear(-1); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Faults().Clear(-1))
 		b.want(list("0 14@2"), nil, nil)
 	}
 }
@@ -67,12 +58,8 @@ func TestPrepare_FirstPartitionInUse(t *testing.T) {
 	open := func(t *testing.T) *simBed {
 		t.Helper()
 		b := newSimBed(t, "hgx-h100")
-		if err := b.node.Driver().SetQuirk(sim.QuirkFirstInstanceInUse, true); err != nil {
-			t.Fatal(err)
-		}
-		if err := b.node.Clients().Add(0, monitor); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Driver().SetQuirk(sim.QuirkFirstInstanceInUse, true))
+		must(t, b.node.Clients().Add(0, monitor))
 		return b
 	}
 	t.Run("until the client ends", func(t *testing.T) {
@@ -138,9 +125,7 @@ func (b *simBed) release(s *sessionsOf, meanwhile func()) *simBed {
 	b.t.Helper()
 	b.SetWaiting(gpu.ErrDriverNotLoaded)
 	b.Quiesce()
-	if err := b.Ledger.EndSession(b.t.Context(), offeredHardware{b.session, b.offers}); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, b.Ledger.EndSession(b.t.Context(), offeredHardware{b.session, b.offers}))
 	meanwhile()
 	return b.restart(in(s))
 }
@@ -153,9 +138,7 @@ func TestDriverSession_PartitionCreatedAnewByOthers(t *testing.T) {
 	b.prepare("ended", b.name(0, 19, 5))
 	b = b.release(s, func() {
 		b.unprepare("ended") // without the driver
-		if err := b.node.Hardware().ForceRemake(0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Hardware().ForceRemake(0))
 	})
 	serials := b.serials()
 	err := b.tryPrepare("a", device)
@@ -166,9 +149,7 @@ func TestDriverSession_PartitionCreatedAnewByOthers(t *testing.T) {
 	b.unprepare("a")
 	b.Recover(t.Context())
 	b.want(list("0 19@5", "0 19@6"), nil, nil)
-	if diff := cmp.Diff(serials, b.serials()); diff != "" {
-		t.Errorf("GPU instances were destroyed (-before +after):\n%s", diff)
-	}
+	equal(t, "GPU instances were destroyed", serials, b.serials())
 	if got := b.Partitions.Occupied(); !slices.Contains(got, device) || !slices.Contains(got, b.name(0)) {
 		t.Errorf("occupied devices %v: want %s and the whole GPU", got, device)
 	}
@@ -178,16 +159,12 @@ func TestDriverSession_PartitionCreatedAnewByOthers(t *testing.T) {
 func (b *simBed) serials() []string {
 	b.t.Helper()
 	st, err := b.node.Status()
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	found := []string{}
 	for _, g := range st.GPUs {
 		for _, p := range g.Instances {
 			gi, err := b.node.Device(g.Index).MIG().GPUInstanceByID(p.ID)
-			if err != nil {
-				b.t.Fatal(err)
-			}
+			must(b.t, err)
 			found = append(found, fmt.Sprintf("%d/%d/%d", g.Index, p.ID, gi.Serial()))
 		}
 	}
@@ -199,9 +176,7 @@ func TestDriverSession_PartitionGone(t *testing.T) {
 	b, s := newSessionBed(t)
 	b.prepare("a", b.name(0, 19, 6))
 	b = b.release(s, func() {
-		if err := b.node.Hardware().ForceReset(0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Hardware().ForceReset(0))
 	})
 	b.prepare("a", b.name(0, 19, 6))
 	b.want(list("0 19@6"), list("a"), list("a"))
@@ -237,9 +212,7 @@ func TestDriverSession_LayoutCreatedAnewByOthers(t *testing.T) {
 		t.Fatal(p)
 	}
 	b = b.release(s, func() {
-		if err := b.node.Hardware().ForceRemake(0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Hardware().ForceRemake(0))
 	})
 	node.Offers[0].Partitions = cutInto(place(19, 6, 1)) // the other place is no longer in the policy
 	b.SetHardware(offeredHardware{b.session, node.Offers}, b.specs)
@@ -271,9 +244,7 @@ func TestDriverSession_CutShort(t *testing.T) {
 	b.prepare("a", b.name(0, 19, 6))
 	r := b.Ledger.index.get("a").Clone()
 	r.State, r.Devices[0].Partition.UUID, r.Devices[0].Partition.CI = records.Preparing, "", nil
-	if err := b.Ledger.store.Write(r); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Ledger.store.Write(r))
 	s.session, s.broken = "2", true
 	b = b.restart(in(s))
 	b.want(list("0 19@6"), nil, nil)

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -26,9 +25,7 @@ func others(i int, kind gpu.Share) []string {
 
 func (b *bed) wantOccupied(names ...string) {
 	b.t.Helper()
-	if diff := cmp.Diff(names, b.Partitions.Occupied()); diff != "" {
-		b.t.Errorf("occupied devices (-want +got):\n%s", diff)
-	}
+	equal(b.t, "occupied devices", names, b.Partitions.Occupied())
 }
 
 func TestShares_ServerDoesNotStop(t *testing.T) {
@@ -88,18 +85,12 @@ func TestShares_ServerAndSpecLost(t *testing.T) {
 	whole := b.state()
 	lose := func() {
 		t.Helper()
-		if err := b.sharing.StopMPS(t.Context(), "a", gpuName(0)); err != nil {
-			t.Fatal(err)
-		}
-		if err := b.specs.RemoveClaim("a"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.sharing.StopMPS(t.Context(), "a", gpuName(0)))
+		must(t, b.specs.RemoveClaim("a"))
 		b.want("record a")
 	}
 	lose()
-	if diff := cmp.Diff(first, b.prepare("a", mpsOf(0, 10, 10))); diff != "" {
-		t.Errorf("second answer (-first +second):\n%s", diff)
-	}
+	equal(t, "second answer", first, b.prepare("a", mpsOf(0, 10, 10)))
 	b.want(whole...)
 	lose()
 	b.Recover(t.Context())
@@ -126,9 +117,7 @@ func TestShares_ServersAfterRestart(t *testing.T) {
 	b = b.restart()
 	b.want(whole...)
 	want := map[string][]types.UID{gpuName(0): {"a", "b"}, gpuName(1): {"a"}, gpuName(2): nil, gpuName(3): nil}
-	if diff := cmp.Diff(want, b.sharing.retained); diff != "" {
-		t.Errorf("claims that servers keep (-want +got):\n%s", diff)
-	}
+	equal(t, "claims that servers keep", want, b.sharing.retained)
 }
 
 func TestShares_IntervalsRestored(t *testing.T) {
@@ -140,9 +129,7 @@ func TestShares_IntervalsRestored(t *testing.T) {
 	reload := func() { // the driver forgets
 		t.Helper()
 		for i := range 2 {
-			if err := b.sharing.SetTimeSlice(t.Context(), &b.hardware.node.GPUs[i], "Default"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, b.sharing.SetTimeSlice(t.Context(), &b.hardware.node.GPUs[i], "Default"))
 		}
 		b.SetHardware(b.hardware, b.specs)
 	}

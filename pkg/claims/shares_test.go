@@ -45,9 +45,7 @@ func TestShares_MPS(t *testing.T) {
 		MPS: &records.MPS{ThreadPercentage: 25, Memory: 20 * gi, PipeDir: "/run/mps/" + gpuName(1) + "/pipe", ShmDir: "/run/mps/" + gpuName(1) + "/shm"},
 	}
 	want.CDIDeviceIDs = append(want.CDIDeviceIDs, testDriver+"/claim=a-"+want.Device)
-	if diff := cmp.Diff([]records.Device{want}, got); diff != "" {
-		t.Errorf("devices (-want +got):\n%s", diff)
-	}
+	equal(t, "devices", []records.Device{want}, got)
 	b.prepare("b", mpsOf(1, 50, 40))
 	b.want("record a", "record b", "spec a", "spec b", "mps 1 a", "mps 1 b")
 	b.unprepare("a")
@@ -142,17 +140,13 @@ func TestShares_PartitionsExclude(t *testing.T) {
 		wantError(t, share("x", 0, kind), "ns/claim-part (part)")
 	}
 	for i, kind := range gpu.Shares() {
-		if err := share(types.UID(kind), i+1, kind); err != nil {
-			t.Fatal(err)
-		}
+		must(t, share(types.UID(kind), i+1, kind))
 		wantError(t, b.tryPrepare("x", b.name(i+1, 19, 0)), fmt.Sprintf("ns/claim-%s (%s)", kind, kind))
 		b.unprepare(types.UID(kind))
 		b.prepare("after"+types.UID(kind), b.name(i+1, 19, 0))
 	}
 	b.unprepare("part")
-	if err := share("back", 0, gpu.MPS); err != nil {
-		t.Fatal(err)
-	}
+	must(t, share("back", 0, gpu.MPS))
 	if diff := cmp.Diff([]int{1, 2}, b.modes()); diff != "" {
 		t.Errorf("GPUs in MIG mode (-want +got): a share needs the whole GPU\n%s", diff)
 	}

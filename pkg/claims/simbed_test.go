@@ -238,9 +238,7 @@ func (b *simBed) instances() []string {
 func instancesOf(t testing.TB, node *sim.Node) []string {
 	t.Helper()
 	st, err := node.Status()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	list := []string{}
 	for _, g := range st.GPUs {
 		for _, gi := range g.Instances {
@@ -258,9 +256,7 @@ func instancesOf(t testing.TB, node *sim.Node) []string {
 func (b *simBed) modes() []int {
 	b.t.Helper()
 	st, err := b.node.Status()
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	on := []int{}
 	for _, g := range st.GPUs {
 		if g.MIG {
@@ -274,9 +270,7 @@ func (b *simBed) modes() []int {
 func (b *simBed) files(dir string) []string {
 	b.t.Helper()
 	entries, err := os.ReadDir(filepath.Join(b.dir, dir))
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	list := []string{}
 	for _, e := range entries {
 		if !e.IsDir() {
@@ -313,13 +307,9 @@ func occupy(t testing.TB, node *sim.Node, i, profile, start, size int) *sim.GPUI
 		t.Fatal(err, activation)
 	}
 	gi, err := d.MIG().CreateGPUInstanceWithPlacement(profile, gpu.Placement{Start: start, Size: size})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	info, err := gi.ComputeInstanceProfileInfo(0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := gi.CreateComputeInstance(info.ID); err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/records"
@@ -122,7 +121,5 @@ func TestUnprepare_OtherClaims(t *testing.T) {
 		mustPrepare(t, b.Preparer, claimOn(uid, i))
 	}
 	mustUnprepare(t, b.Preparer, claimOn("b", 1))
-	if diff := cmp.Diff([]string{line("a", 0), line("c", 2), line("d", 3)}, onDisk(t, b.dir)); diff != "" {
-		t.Errorf("records (-want +got):\n%s", diff)
-	}
+	equal(t, "records", []string{line("a", 0), line("c", 2), line("d", 3)}, onDisk(t, b.dir))
 }

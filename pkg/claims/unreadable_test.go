@@ -30,9 +30,7 @@ func (b *simBed) unreadable() *simBed {
 // readable ends that, and has the hardware read again.
 func (b *simBed) readable() {
 	b.t.Helper()
-	if err := errors.Join(b.node.Faults().Clear(-1), b.session.Refresh(b.t.Context())); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, errors.Join(b.node.Faults().Clear(-1), b.session.Refresh(b.t.Context())))
 	b.Recover(b.t.Context())
 }
 
@@ -70,9 +68,7 @@ func TestUnreadableGPU_PartitionGivenBackDoesNotLeak(t *testing.T) {
 func TestLostGPU_UnprepareDoesNotWait(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.prepare("a", b.name(0, 19, 6))
-	if err := b.node.Hardware().Lose(0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.node.Hardware().Lose(0))
 	b.unprepare("a")
 	if got := b.files("claims"); !cmp.Equal(got, list("a")) {
 		t.Errorf("records %v, want that of the claim, until its partition is destroyed", got)
@@ -113,9 +109,7 @@ func TestReconcile_ClaimThatIsGone(t *testing.T) {
 			if test.kept {
 				want = list(line("a", 1))
 			}
-			if diff := cmp.Diff(want, onDisk(t, b.dir)); diff != "" {
-				t.Errorf("records (-want +got):\n%s", diff)
-			}
+			equal(t, "records", want, onDisk(t, b.dir))
 		})
 	}
 }
@@ -125,9 +119,7 @@ func TestReplacedGPU_PartitionsOfTheNewOneAreLeftAlone(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	device := b.name(0, 19, 6)
 	b.prepare("a", device)
-	if err := b.node.Hardware().Replace(0, "GPU-ffffffff-0000-0000-0000-000000000001"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.node.Hardware().Replace(0, "GPU-ffffffff-0000-0000-0000-000000000001"))
 	b = b.restart() // the simulated board keeps its instances: as if made on the new one by another tool
 	err := b.tryPrepare("a", device)
 	if err == nil || !strings.Contains(err.Error(), "did not create") {
