@@ -294,12 +294,13 @@ func onDisk(t testing.TB, dir string) []string {
 		line := string(uid) + ":"
 		for _, d := range r.Devices {
 			line += " " + d.GPU
-			if other, ok := owner[d.GPU]; ok && other != uid && !d.AdminAccess {
+			if d.AdminAccess || d.IsShared() {
+				continue
+			}
+			if other, ok := owner[d.GPU]; ok && other != uid {
 				t.Errorf("GPU %s is allocated to claims %s and %s", d.GPU, other, uid)
 			}
-			if !d.AdminAccess {
-				owner[d.GPU] = uid
-			}
+			owner[d.GPU] = uid
 		}
 		lines = append(lines, line)
 	}

@@ -136,9 +136,7 @@ func TestLayout_WaitsForAllocations(t *testing.T) {
 	b.want(list("0 19@4", "0 19@5", "0 19@6", "0 5@0"), nil, nil)
 	// Without a layout all that Cleave made goes, and its record.
 	b.offer(0, &policy.PartitionOffer{Mode: policy.OnDemand})
-	if err := b.tryPrepare("b", b.name(0, 19, 6)); err == nil || !strings.Contains(err.Error(), "of the node's layout") {
-		t.Errorf("got %v before the layout is gone, want what is in the way", err)
-	}
+	wantError(t, b.tryPrepare("b", b.name(0, 19, 6)), "of the node's layout")
 	b.kept()
 	b.prepare("b", b.name(0, 19, 6))
 	b.kept()
@@ -195,9 +193,7 @@ func TestPrepare_ModeExisting(t *testing.T) {
 	b.offer(0, &policy.PartitionOffer{Mode: policy.Existing, Places: []gpu.Place{place(19, 6, 1)}})
 	b.kept()
 	err := b.tryPrepare("a", b.name(0, 19, 6))
-	if err == nil || !strings.Contains(err.Error(), "has Cleave create none") {
-		t.Errorf("got %v, want that none is made", err)
-	}
+	wantError(t, err, "has Cleave create none")
 	b.want(nil, nil, nil)
 }
 
@@ -325,12 +321,7 @@ func TestLayout_StepFails(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	for name, fault := range map[string]func() (mend func()){
 		"disk": func() func() {
-			b.disk.fail = func(op, _ string) error {
-				if op == "WriteFile" {
-					return syscall.ENOSPC
-				}
-				return nil
-			}
+			b.disk.fail = failOp("WriteFile", syscall.ENOSPC)
 			return func() { b.disk.fail = nil }
 		},
 		"hardware": func() func() {

@@ -150,9 +150,7 @@ func TestModes_NotTakenBack(t *testing.T) {
 	}
 	b.wantMode(0, gpuState{Pending: true, Left: true})
 	must(t, b.Modes.write(&records.ModeChange{Format: 1, BootID: bootNow, GPU: b.name(1), UUID: b.session.Node().GPUs[1].UUID, Persistence: true}))
-	if err := b.change(1); err == nil || !strings.Contains(err.Error(), "it is off still") {
-		t.Errorf("got %v, want that the persistence mode is off", err)
-	}
+	wantError(t, b.change(1), "it is off still")
 	b.wantMode(1, gpuState{Left: true})
 }
 

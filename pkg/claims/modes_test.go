@@ -224,9 +224,7 @@ func TestModes_InUse(t *testing.T) {
 			b := newModeBed(t)
 			tt.use(b)
 			b.wants[0] = true
-			if err := b.change(0); err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("got %v, want %q in it", err, tt.want)
-			}
+			wantError(t, b.change(0), tt.want)
 			b.wantMode(0, outOfMIG)
 			b.wants[0] = false
 			mustPrepare(t, b.Preparer, deviceClaim("whole", b.name(0)))

@@ -136,9 +136,7 @@ func TestPlan_Refused(t *testing.T) {
 
 func TestPlan_NodeWithoutGPUs(t *testing.T) {
 	_, err := plan(claimOn("u", 0), &policy.Node{Node: &gpu.Node{}}, testID)
-	if err == nil || !strings.Contains(err.Error(), "no GPUs") {
-		t.Errorf("got %v, want an error that says %q", err, "no GPUs")
-	}
+	wantError(t, err, "no GPUs")
 }
 
 func TestNewRecord(t *testing.T) {

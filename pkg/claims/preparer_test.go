@@ -211,12 +211,7 @@ func TestPrepare_AllocatedAnew(t *testing.T) {
 func TestPrepare_AllocatedAnewWriteFails(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 0))
-	b.disk.fail = func(op, _ string) error {
-		if op == "WriteFile" {
-			return syscall.EIO
-		}
-		return nil
-	}
+	b.disk.fail = failOp("WriteFile", syscall.EIO)
 	if _, err := b.Prepare(t.Context(), claimOn("a", 1)); !errors.Is(err, syscall.EIO) {
 		t.Fatalf("got %v, want %v", err, syscall.EIO)
 	}

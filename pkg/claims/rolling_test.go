@@ -123,12 +123,7 @@ func TestTwoProcesses_ResyncFailed(t *testing.T) {
 		t.Run(op, func(t *testing.T) {
 			older, newer := twoBeds(t)
 			mustPrepare(t, newer.Preparer, claimOn("a", 0))
-			older.disk.fail = func(got, _ string) error {
-				if got == op {
-					return syscall.EIO
-				}
-				return nil
-			}
+			older.disk.fail = failOp(op, syscall.EIO)
 			if _, err := older.Prepare(t.Context(), claimOn("b", 0)); err == nil {
 				t.Errorf("claim b got GPU %s, which claim a has", gpuName(0))
 			}

@@ -58,12 +58,7 @@ func TestUnprepare_WithoutHardware(t *testing.T) {
 func TestUnprepare_RecordCannotBeRemoved(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
-	b.disk.fail = func(op, _ string) error {
-		if op == "Remove" {
-			return syscall.EROFS
-		}
-		return nil
-	}
+	b.disk.fail = failOp("Remove", syscall.EROFS)
 	if err := b.Unprepare(t.Context(), refOf(claimOn("a"))); !errors.Is(err, syscall.EROFS) {
 		t.Fatalf("got %v, want %v", err, syscall.EROFS)
 	}
