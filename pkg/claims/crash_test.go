@@ -78,6 +78,35 @@ func (d *mortalDisk) Rename(from, to string) error {
 	return d.step()
 }
 
+// failingSteps fails one step of a process that lives on, after so many others, or that one and all after it.
+type failingSteps struct {
+	left   int
+	all    bool
+	failed string // what failed last; empty if nothing did
+}
+
+func (f *failingSteps) step(what string) error {
+	if f.left--; f.left == -1 || f.all && f.left < 0 {
+		f.failed = what
+		return fmt.Errorf("%s: %w", what, os.ErrPermission)
+	}
+	return nil
+}
+
+// arm has all steps of a bed count.
+func (f *failingSteps) arm(b *bed) {
+	b.disk.fail = func(op, _ string) error { return f.step(op) }
+	b.sharing.err, b.specs.err = f.step, f.step
+}
+
+// writes counts the writes of a disk only.
+func (f *failingSteps) writes(op, _ string) error {
+	if op != "WriteFile" {
+		return nil
+	}
+	return f.step(op)
+}
+
 // action is one call of the kubelet; without parts it is an Unprepare.
 type action struct {
 	uid   types.UID
@@ -256,19 +285,8 @@ func TestCrash_StepFailsOnce(t *testing.T) {
 func failOnce(t *testing.T, actions []action, failing int, restart bool) bool {
 	t.Helper()
 	b := newCompatibleBed(t)
-	calls, failed := 0, ""
-	fail := func(what string) error {
-		if calls++; calls-1 == failing {
-			failed = what
-			return fmt.Errorf("%s: %w", what, os.ErrPermission)
-		}
-		return nil
-	}
-	arm := func() {
-		b.disk.fail = func(op, _ string) error { return fail(op) }
-		b.sharing.err, b.specs.err = fail, fail
-	}
-	arm()
+	steps := &failingSteps{left: failing}
+	steps.arm(b)
 	for i, a := range actions {
 		err := a.run(b)
 		if err == nil {
@@ -277,18 +295,18 @@ func failOnce(t *testing.T, actions []action, failing int, restart bool) bool {
 		_ = onDisk(t, b.dir) // fails if two claims have one GPU
 		if restart {
 			b = b.restart()
-			arm()
+			steps.arm(b)
 		} else {
 			b.Recover(t.Context()) // gives back what Unprepare had to leave
 		}
 		if repeated := a.run(b); repeated != nil {
-			t.Fatalf("step %d (%s) failed once; action %d repeated: %v, before it was %v", failing, failed, i, repeated, err)
+			t.Fatalf("step %d (%s) failed once; action %d repeated: %v, before it was %v", failing, steps.failed, i, repeated, err)
 		}
 	}
 	b.Recover(t.Context())
 	equal(t, "state", stateAfter(actions), wholeState(b))
 	b.die()
-	return failed != ""
+	return steps.failed != ""
 }
 
 // A claim whose Prepare fails at any step and that the kubelet then gives up leaves nothing.
@@ -297,30 +315,22 @@ func TestCrash_SharesPrepareFailsAndUnprepared(t *testing.T) {
 	for _, twice := range []bool{false, true} { // what is to undo it fails, too
 		for failing := 0; ; failing++ {
 			b := newCompatibleBed(t)
-			calls, failed := 0, ""
-			fail := func(what string) error {
-				if calls++; calls-1 == failing || twice && failed != "" {
-					failed = what
-					return fmt.Errorf("%s: %w", what, os.ErrPermission)
-				}
-				return nil
-			}
-			b.disk.fail = func(op, _ string) error { return fail(op) }
-			b.sharing.err, b.specs.err = fail, fail
+			steps := &failingSteps{left: failing, all: twice}
+			steps.arm(b)
 			err := b.tryPrepare("a", parts...)
 			b.disk.fail, b.sharing.err, b.specs.err = nil, nil, nil
-			if failed == "" {
+			if steps.failed == "" {
 				break
 			}
 			if !errors.Is(err, os.ErrPermission) {
-				t.Errorf("step %d (%s) failed: got %v", failing, failed, err)
+				t.Errorf("step %d (%s) failed: got %v", failing, steps.failed, err)
 			}
 			b.unprepare("a")
 			b.Recover(t.Context()) // takes from servers what was not on record
 			b.want()
 			b.prepare("other", wholeOf(0), wholeOf(1), wholeOf(2), wholeOf(3))
 			if t.Failed() {
-				t.Fatalf("step %d (%s) failed, all after it too: %t: see above", failing, failed, twice)
+				t.Fatalf("step %d (%s) failed, all after it too: %t: see above", failing, steps.failed, twice)
 			}
 		}
 	}

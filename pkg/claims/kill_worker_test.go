@@ -81,7 +81,7 @@ func runWorker(life *killtest.Life) error {
 		return err
 	}
 	w.Recover(ctx)
-	w.Reconcile(ctx, w)
+	w.Reconcile(ctx, w.cluster())
 	if err := w.relayout(ctx); err != nil {
 		return err
 	}
@@ -162,24 +162,15 @@ func (w *worker) save() {
 	}
 }
 
-// Claim is the API server's answer.
-func (w *worker) Claim(_ context.Context, _, name string) (*resourceapi.ResourceClaim, error) {
+// cluster is the API server.
+func (w *worker) cluster() *fakeAPI {
+	api := &fakeAPI{}
 	for _, c := range w.truth.Claims {
-		if claim := c.claim(); claim.Name == name && !c.Deleted {
-			return claim, nil
+		if !c.Deleted {
+			api.claims = append(api.claims, c.claim())
 		}
 	}
-	return nil, nil //nolint:nilnil // absence is an ordinary answer
-}
-
-// ClaimByUID is the API server's answer.
-func (w *worker) ClaimByUID(_ context.Context, uid types.UID) (*resourceapi.ResourceClaim, error) {
-	for _, c := range w.truth.Claims {
-		if c.UID == uid && !c.Deleted {
-			return c.claim(), nil
-		}
-	}
-	return nil, nil //nolint:nilnil // absence is an ordinary answer
+	return api
 }
 
 // claim is a claim as the API server has it.
@@ -289,7 +280,7 @@ func (w *worker) act(ctx context.Context) error {
 	case dice < 19: // deleted by force while the plugin was away
 		pick.Deleted = true
 		w.save()
-		w.Reconcile(ctx, w)
+		w.Reconcile(ctx, w.cluster())
 		w.truth.Claims = slices.DeleteFunc(w.truth.Claims, func(c *clusterClaim) bool { return c == pick })
 		w.save()
 		return nil

@@ -71,30 +71,36 @@ func TestLocks_Exclude(t *testing.T) {
 			for range processes {
 				all = append(all, openLocks(t, dir))
 			}
-			var inside, crowded atomic.Int32
-			var wg sync.WaitGroup
-			for i := range 6 {
-				wg.Go(func() {
-					for range 50 {
-						held, err := all[i%processes].Acquire(context.Background(), []string{"b", "a", "b"})
-						if err != nil {
-							t.Errorf("Acquire: %v", err)
-							return
-						}
-						if inside.Add(1) > 1 {
-							crowded.Add(1)
-						}
-						runtime.Gosched()
-						inside.Add(-1)
-						held.Release()
-					}
-				})
-			}
-			wg.Wait()
-			if n := crowded.Load(); n > 0 {
-				t.Errorf("%d times two held the locks at once", n)
+			wantExcluded(t, all...)
+		})
+	}
+}
+
+// wantExcluded fails if two of six hold the locks at once.
+func wantExcluded(t *testing.T, all ...*Locks) {
+	t.Helper()
+	var inside, crowded atomic.Int32
+	var wg sync.WaitGroup
+	for i := range 6 {
+		wg.Go(func() {
+			for range 50 {
+				held, err := all[i%len(all)].Acquire(context.Background(), []string{"b", "a", "b"})
+				if err != nil {
+					t.Errorf("Acquire: %v", err)
+					return
+				}
+				if inside.Add(1) > 1 {
+					crowded.Add(1)
+				}
+				runtime.Gosched()
+				inside.Add(-1)
+				held.Release()
 			}
 		})
+	}
+	wg.Wait()
+	if n := crowded.Load(); n > 0 {
+		t.Errorf("%d times two held the locks at once", n)
 	}
 }
 

@@ -8,8 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -43,30 +41,7 @@ func TestNodeLocks_ExcludeEveryNameAndRelease(t *testing.T) {
 		"only the shared one in common": {openNodeLocks(t, shared, a), openNodeLocks(t, shared, b)},
 	}
 	for name, pair := range pairs {
-		t.Run(name, func(t *testing.T) {
-			var inside, crowded atomic.Int32
-			var wg sync.WaitGroup
-			for _, l := range pair {
-				wg.Go(func() {
-					for range 50 {
-						held, err := l.Acquire(context.Background(), []string{"g2", "g1"})
-						if err != nil {
-							t.Errorf("Acquire: %v", err)
-							return
-						}
-						if inside.Add(1) > 1 {
-							crowded.Add(1)
-						}
-						inside.Add(-1)
-						held.Release()
-					}
-				})
-			}
-			wg.Wait()
-			if n := crowded.Load(); n > 0 {
-				t.Errorf("%d times two held the locks at once", n)
-			}
-		})
+		t.Run(name, func(t *testing.T) { wantExcluded(t, pair[:]...) })
 	}
 }
 

@@ -130,20 +130,10 @@ func TestPartition_AllOrNone(t *testing.T) {
 func TestPartition_WriteFails(t *testing.T) {
 	for failing := 0; ; failing++ {
 		b := newSimBed(t, "hgx-h100")
-		calls, failed := 0, false
-		b.disk.fail = func(op, _ string) error {
-			if op != "WriteFile" {
-				return nil
-			}
-			calls++
-			failed = failed || calls-1 == failing
-			if calls-1 == failing {
-				return os.ErrPermission
-			}
-			return nil
-		}
+		steps := &failingSteps{left: failing}
+		b.disk.fail = steps.writes
 		err := b.tryPrepare("a", b.name(0, 19, 6), b.name(1, 9, 4))
-		if !failed {
+		if steps.failed == "" {
 			must(t, err)
 			break
 		}

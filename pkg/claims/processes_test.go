@@ -31,42 +31,8 @@ func (p *podProcesses) OfPods(_ context.Context, pods []types.UID) ([]int, error
 	return found, p.err
 }
 
-// A pod that was deleted by force may run on without a context on its GPU: then the driver lists no process.
-func TestReconcile_ProcessesOfPods(t *testing.T) {
-	tests := map[string]struct {
-		processes    *podProcesses
-		pids         []int // that the driver lists
-		processesErr error
-		kept         bool
-	}{
-		"between two contexts":              {processes: &podProcesses{pids: map[types.UID][]int{"pod-uid": {7}}}, kept: true},
-		"ended":                             {processes: &podProcesses{pids: map[types.UID][]int{"another": {7}}}},
-		"not to be seen":                    {processes: &podProcesses{err: errors.New("hidden")}, kept: true},
-		"ended, driver lists one":           {processes: &podProcesses{}, pids: []int{9}, kept: true},
-		"ended, driver lists none":          {processes: &podProcesses{}, processesErr: gpu.ErrNotSupported},
-		"running, driver knows no list":     {processes: &podProcesses{pids: map[types.UID][]int{"pod-uid": {7}}}, processesErr: gpu.ErrNotSupported, kept: true},
-		"only the driver's list to go by":   {},
-		"a driver that fails, nobody there": {processes: &podProcesses{}, processesErr: gpu.ErrLost, kept: true},
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			b := newBed(t)
-			if test.processes != nil {
-				b.processes = test.processes
-			}
-			mustPrepare(t, b.Preparer, claimOn("a", 1))
-			b.hardware.pids[gpuName(1)], b.hardware.processesErr = test.pids, test.processesErr
-			b.Reconcile(t.Context(), &fakeAPI{})
-			want := []string{}
-			if test.kept {
-				want = list(line("a", 1))
-			}
-			equal(t, "records", want, onDisk(t, b.dir))
-		})
-	}
-}
-
-// The same for partitions and shares: what such a process may use is not taken from it.
+// A pod that was deleted by force may run on without a context on its GPU: then the driver lists no process. What such a process
+// may use of a partition is not taken from it either.
 func TestReconcile_ProcessesOfPodsWithPartition(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	seen := &podProcesses{pids: map[types.UID][]int{"pod-uid": {7}}}

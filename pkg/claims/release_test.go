@@ -20,9 +20,7 @@ import (
 // recordState is the state that a claim's record on disk is in.
 func (b *simBed) recordState(uid types.UID) records.State {
 	b.t.Helper()
-	data, err := os.ReadFile(recordPath(b.dir, uid))
-	must(b.t, err)
-	r, err := records.Decode(data)
+	r, err := b.Ledger.store.Read(uid)
 	must(b.t, err)
 	return r.State
 }
@@ -235,16 +233,7 @@ func TestReconcile_TakeoverFails(t *testing.T) {
 		spoil(t, b.dir, "a")
 		b = b.restart()
 		api := &fakeAPI{claims: claimList(claim)}
-		calls := 0
-		b.disk.fail = func(op, _ string) error {
-			if op != "WriteFile" {
-				return nil
-			}
-			if calls++; calls-1 >= failing {
-				return os.ErrPermission
-			}
-			return nil
-		}
+		b.disk.fail = (&failingSteps{left: failing, all: true}).writes
 		b.node.Calls().Reset()
 		b.Reconcile(t.Context(), api)
 		b.disk.fail = nil

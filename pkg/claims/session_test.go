@@ -5,7 +5,6 @@ package claims
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -152,18 +151,10 @@ func TestDriverSession_PartitionCreatedAnewByOthers(t *testing.T) {
 }
 
 // serials distinguish GPU instances from those that are created in their places.
-func (b *simBed) serials() []string {
+func (b *simBed) serials() []unmanaged {
 	b.t.Helper()
-	st, err := b.node.Status()
+	found, err := instancesNow(b.node)
 	must(b.t, err)
-	found := []string{}
-	for _, g := range st.GPUs {
-		for _, p := range g.Instances {
-			gi, err := b.node.Device(g.Index).MIG().GPUInstanceByID(p.ID)
-			must(b.t, err)
-			found = append(found, fmt.Sprintf("%d/%d/%d", g.Index, p.ID, gi.Serial()))
-		}
-	}
 	return found
 }
 

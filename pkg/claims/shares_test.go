@@ -287,14 +287,18 @@ func TestShares_ServerDoesNotStart(t *testing.T) {
 
 func TestShares_NotShared(t *testing.T) {
 	b := newBed(t)
+	b.prepare("before", mpsOf(1, 10, 10))
+	left := b.state()
 	b.Shares.sharing = nil
+	b.Recover(t.Context())
 	for _, p := range []part{mpsOf(0, 10, 10), sliceOf(0, 10).at("Long")} {
 		wantError(t, b.tryPrepare("a", p), "does not share GPUs")
 	}
-	b.want()
 	b.prepare("a", sliceOf(0, 10))
 	b.unprepare("a")
-	b.want()
+	b.unprepare("unknown")
+	b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claimFor("before", mpsOf(1, 10, 10)))})
+	b.want(left...)
 }
 
 // offeredHardware is a session whose GPUs offer what a test says.

@@ -83,37 +83,6 @@ func (b *bed) without(i int) {
 	node.GPUs, node.Offers = slices.Delete(node.GPUs, i, i+1), slices.Delete(node.Offers, i, i+1)
 }
 
-func TestReconcile_ClaimThatIsGone(t *testing.T) {
-	tests := map[string]struct {
-		spoil func(b *bed)
-		kept  bool
-	}{
-		"GPU in use":     {func(b *bed) { b.hardware.pids[gpuName(1)] = []int{7} }, true},
-		"GPU idle":       {func(*bed) {}, false},
-		"GPU unreadable": {func(b *bed) { b.without(1) }, true},
-		"GPU taken out":  {func(b *bed) { b.without(1); b.hardware.absent = list(gpuName(1)) }, false},
-		"GPU replaced":   {func(b *bed) { b.hardware.node.GPUs[1].UUID = "GPU-other"; b.hardware.pids[gpuName(1)] = []int{7} }, false},
-		"GPU in a new slot": {func(b *bed) {
-			b.without(1)
-			b.hardware.absent = list(gpuName(1))
-			b.hardware.node.GPUs = append(b.hardware.node.GPUs, gpu.GPU{PCI: gpu.PCIAddress{Bus: 0x80}, UUID: gpuUUID(1)})
-		}, false},
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			b := newBed(t)
-			mustPrepare(t, b.Preparer, claimOn("a", 1))
-			test.spoil(b)
-			b.Reconcile(t.Context(), &fakeAPI{})
-			want := []string{}
-			if test.kept {
-				want = list(line("a", 1))
-			}
-			equal(t, "records", want, onDisk(t, b.dir))
-		})
-	}
-}
-
 // A partition on record is not looked for on another GPU that came into its slot: that has the same places.
 func TestReplacedGPU_PartitionsOfTheNewOneAreLeftAlone(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
