@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -197,14 +198,10 @@ func forDriver(name string, claim *resourceapi.ResourceClaim) *resourceapi.Resou
 func (b *bed) state() []string {
 	b.t.Helper()
 	lines := []string{}
-	kept, err := records.OpenStore(store.Disk{}, filepath.Join(b.dir, "claims"))
-	must(b.t, err)
-	uids, err := kept.Names()
-	must(b.t, err)
-	for _, uid := range uids {
-		r, err := kept.Read(uid)
-		must(b.t, err)
-		lines = append(lines, strings.TrimSpace(fmt.Sprintf("record %s %s", uid, r.State)))
+	kept, corrupt, err := records.List(store.Disk{}, filepath.Join(b.dir, "claims"))
+	must(b.t, errors.Join(append(corrupt, err)...))
+	for _, r := range kept {
+		lines = append(lines, strings.TrimSpace(fmt.Sprintf("record %s %s", r.Claim.UID, r.State)))
 	}
 	specs, err := store.Disk{}.ReadDir(b.specs.dir)
 	must(b.t, err)
@@ -235,6 +232,11 @@ func (b *bed) want(lines ...string) {
 func (b *bed) wantCalls(want ...string) {
 	b.t.Helper()
 	equal(b.t, "calls", want, b.sharing.took())
+}
+
+func (b *bed) wantOccupied(names ...string) {
+	b.t.Helper()
+	equal(b.t, "occupied devices", names, b.Partitions.Occupied(), cmpopts.EquateEmpty())
 }
 
 // must ends the test if what it needs fails.

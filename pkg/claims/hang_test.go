@@ -16,11 +16,7 @@ func TestPrepare_HangingCreation(t *testing.T) {
 		b := newSimBed(t, "hgx-h100")
 		must(t, b.node.Faults().HangCall(0, "nvmlDeviceCreateGpuInstanceWithPlacement"))
 		start := time.Now()
-		done := make(chan error, 1)
-		go func() {
-			_, err := b.Prepare(t.Context(), deviceClaim("a", b.name(0, 19, 6)))
-			done <- err
-		}()
+		done := prepareLater(t.Context(), b.Preparer, deviceClaim("a", b.name(0, 19, 6)))
 		b.prepare("b", b.name(1, 19, 6))
 		if took := time.Since(start); took > time.Second {
 			t.Errorf("a claim on another GPU waited %s", took)

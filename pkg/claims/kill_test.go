@@ -19,6 +19,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/sim"
 	"github.com/cleave-dra/cleave/pkg/sim/killtest"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 var (
@@ -66,8 +67,8 @@ func (w *worker) check(when string, strict bool) error {
 	complain := func(format string, args ...any) {
 		wrong = append(wrong, fmt.Sprintf(format, args...))
 	}
-	found, err := recordsOnDisk(w.Ledger.store)
-	if err != nil {
+	found, corrupt, err := records.List(store.Disk{}, filepath.Join(w.dir, "claims"))
+	if err := errors.Join(append(corrupt, err)...); err != nil {
 		return err
 	}
 	have, open := map[types.UID]*records.Record{}, map[types.UID]bool{}
@@ -113,22 +114,6 @@ func (w *worker) check(when string, strict bool) error {
 		return fmt.Errorf("%s:\n\t%s", when, strings.Join(wrong, "\n\t"))
 	}
 	return nil
-}
-
-func recordsOnDisk(store *records.Store) ([]*records.Record, error) {
-	uids, err := store.Names()
-	if err != nil {
-		return nil, err
-	}
-	var found []*records.Record
-	for _, uid := range uids {
-		r, err := store.Read(uid)
-		if err != nil {
-			return nil, err
-		}
-		found = append(found, r)
-	}
-	return found, nil
 }
 
 func (w *worker) checkSpecs(found []*records.Record, complain func(string, ...any)) {

@@ -88,9 +88,7 @@ func TestLayout_CreatedAndKept(t *testing.T) {
 	}
 	b.kept()
 	b.want(all, nil, nil)
-	if got := b.Partitions.Occupied(); len(got) != 0 {
-		t.Errorf("got occupied devices %v, want none", got)
-	}
+	b.wantOccupied()
 	existing := b.Partitions.Existing()
 	if len(existing) != 3 || existing[0].UUID == "" {
 		t.Errorf("got %v, want the three partitions with their UUIDs", existing)

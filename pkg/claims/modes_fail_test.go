@@ -76,9 +76,7 @@ func TestModes_Load(t *testing.T) {
 	must(t, b.Modes.load(t.Context()))
 	equal(t, "left", map[string]bool{b.name(1): true, b.name(2): true}, b.Modes.Left())
 	for i := 1; i <= 2; i++ {
-		if _, err := (simTool{root: b.root}).SetMode(t.Context(), b.session.Node().GPUs[i].PCI, true); err != nil { // pending
-			t.Fatal(err)
-		}
+		b.setPending(i)
 	}
 	must(t, b.change(1))
 	b.wantMode(1, outOfMIG)
@@ -134,15 +132,12 @@ func (b brokenTool) Reset(context.Context, gpu.PCIAddress) error                
 func TestModes_NotTakenBack(t *testing.T) {
 	const says = "Warning: MIG mode is in pending enable state: In use by another client"
 	b := newModeBed(t)
-	g := &b.session.Node().GPUs[0]
 	b.Modes.Tool = brokenTool{simTool{root: b.root}, says}
 	b.wants[0] = true
 	if err := b.change(0); !errors.Is(err, gpu.ErrResetRequired) || !strings.Contains(err.Error(), says) {
 		t.Errorf("got %v, want what nvidia-smi said", err)
 	}
-	if _, err := (simTool{root: b.root}).SetMode(t.Context(), g.PCI, true); err != nil { // pending, as the plugin has the GPU open
-		t.Fatal(err)
-	}
+	b.setPending(0)
 	b.Modes.note(b.name(0), true)
 	b.wants[0] = false
 	if err := b.change(0); !errors.Is(err, gpu.ErrResetRequired) || !strings.Contains(err.Error(), "is pending still") {

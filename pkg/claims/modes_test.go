@@ -138,6 +138,13 @@ func (b *modeBed) change(i int) error {
 	return b.Modes.Begin(b.name(i), b.wants[i])(b.t.Context())
 }
 
+// setPending has MIG mode pending, as the plugin has the GPU open.
+func (b *modeBed) setPending(i int) {
+	b.t.Helper()
+	_, err := simTool{root: b.root}.SetMode(b.t.Context(), b.session.Node().GPUs[i].PCI, true)
+	must(b.t, err)
+}
+
 // gpuState is what a GPU is in the end.
 type gpuState struct{ Current, Pending, Persistence, Published, Left bool }
 
@@ -299,9 +306,7 @@ func TestModes_Left(t *testing.T) {
 	b := newModeBed(t)
 	g := &b.session.Node().GPUs[0]
 	must(t, b.Modes.write(&records.ModeChange{Format: 1, BootID: bootNow, GPU: b.name(0), UUID: g.UUID, Enable: true, Persistence: true}))
-	if _, err := (simTool{root: b.root}).SetMode(t.Context(), g.PCI, true); err != nil { // pending, as the plugin has the GPU open
-		t.Fatal(err)
-	}
+	b.setPending(0)
 	b.wantMode(0, gpuState{Pending: true, Left: true})
 	must(t, b.change(0))
 	b.wantMode(0, gpuState{Persistence: true})

@@ -238,6 +238,16 @@ func TestPrepare_WithoutHardware(t *testing.T) {
 	wantError(t, err, "libnvidia-ml.so.1 not found under /run/nvidia")
 }
 
+// prepareLater prepares a claim in another goroutine.
+func prepareLater(ctx context.Context, e *Preparer, claim *resourceapi.ResourceClaim) <-chan error {
+	ended := make(chan error, 1)
+	go func() {
+		_, err := e.Prepare(ctx, claim)
+		ended <- err
+	}()
+	return ended
+}
+
 // blockOn makes VerifyGPU of one GPU say that it was entered and then wait.
 func (b *bed) blockOn(i int) (entered, proceed chan struct{}) {
 	entered, proceed = make(chan struct{}), make(chan struct{})
@@ -254,11 +264,7 @@ func (b *bed) blockOn(i int) (entered, proceed chan struct{}) {
 func TestPrepare_DifferentGPUsConcurrently(t *testing.T) {
 	b := newBed(t)
 	entered, proceed := b.blockOn(0)
-	slow := make(chan error, 1)
-	go func() {
-		_, err := b.Prepare(context.Background(), claimOn("slow", 0))
-		slow <- err
-	}()
+	slow := prepareLater(t.Context(), b.Preparer, claimOn("slow", 0))
 	<-entered
 	mustPrepare(t, b.Preparer, claimOn("a", 1)) // would hang here
 	mustUnprepare(t, b.Preparer, claimOn("a", 1))
@@ -275,11 +281,7 @@ func TestPrepare_ContextEnds(t *testing.T) {
 		b := newBed(t)
 		mustPrepare(t, b.Preparer, claimOn("other", 1))
 		entered, proceed := b.blockOn(0)
-		slow := make(chan error, 1)
-		go func() {
-			_, err := b.Prepare(context.Background(), claimOn("slow", 0))
-			slow <- err
-		}()
+		slow := prepareLater(t.Context(), b.Preparer, claimOn("slow", 0))
 		<-entered
 		ctx, cancel := context.WithTimeout(t.Context(), 45*time.Second)
 		defer cancel()

@@ -124,9 +124,7 @@ func TestUnprepare_PartitionInUse(t *testing.T) {
 	must(t, b.node.Clients().Remove(0, 4711))
 	b.unprepare("a")
 	b.want(nil, nil, nil)
-	if got := b.Partitions.Occupied(); len(got) > 0 {
-		t.Errorf("got occupied devices %v, want none", got)
-	}
+	b.wantOccupied()
 	b.prepare("b", b.name(0, 19, 5))
 }
 
@@ -216,9 +214,7 @@ func TestReconcile_CorruptRecordOfPartition(t *testing.T) {
 	b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claim)})
 	b.want(list("0 9@4", "1 19@2"), list("a"), list("a"))
 	equal(t, "devices", before, mustPrepare(t, b.Preparer, claim))
-	if got := b.Partitions.Occupied(); len(got) > 0 {
-		t.Errorf("got occupied devices %v, want none", got)
-	}
+	b.wantOccupied()
 	must(t, b.node.Clients().Remove(0, 4711))
 	b.unprepare("a")
 	b.want(nil, nil, nil)

@@ -81,11 +81,7 @@ func TestTwoProcesses_UnprepareUnseen(t *testing.T) {
 func TestTwoProcesses_WaitForLock(t *testing.T) {
 	older, newer := twoBeds(t)
 	entered, proceed := older.blockOn(1)
-	slow := make(chan error, 1)
-	go func() {
-		_, err := older.Prepare(context.Background(), claimOn("slow", 1))
-		slow <- err
-	}()
+	slow := prepareLater(t.Context(), older.Preparer, claimOn("slow", 1))
 	<-entered
 	mustPrepare(t, newer.Preparer, claimOn("b", 2)) // another GPU: does not wait
 	if _, err := newer.Prepare(endsAfter(t.Context(), 1), claimOn("a", 1)); !errors.Is(err, context.Canceled) {
@@ -220,18 +216,10 @@ func TestTwoProcesses_KnownClaimCorrupt(t *testing.T) {
 func TestTwoProcesses_RestartWhilePreparing(t *testing.T) {
 	older := newBed(t)
 	entered, proceed := older.blockOn(0)
-	slow := make(chan error, 1)
-	go func() {
-		_, err := older.Prepare(context.Background(), claimOn("slow", 0))
-		slow <- err
-	}()
+	slow := prepareLater(t.Context(), older.Preparer, claimOn("slow", 0))
 	<-entered
 	newer := older.another().start() // before the record is written
-	fast := make(chan error, 1)
-	go func() {
-		_, err := newer.Prepare(context.Background(), claimOn("fast", 0))
-		fast <- err
-	}()
+	fast := prepareLater(t.Context(), newer.Preparer, claimOn("fast", 0))
 	proceed <- struct{}{}
 	errs := []error{<-slow, <-fast}
 	if errs[0] != nil || errs[1] == nil {

@@ -23,11 +23,6 @@ func others(i int, kind gpu.Share) []string {
 	return names
 }
 
-func (b *bed) wantOccupied(names ...string) {
-	b.t.Helper()
-	equal(b.t, "occupied devices", names, b.Partitions.Occupied())
-}
-
 func TestShares_ServerDoesNotStop(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		b := newBed(t)

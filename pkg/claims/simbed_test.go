@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -294,6 +295,11 @@ func (b *simBed) want(instances, claims, specs []string) {
 			b.t.Errorf("%s (-want +got):\n%s", what, diff)
 		}
 	}
+}
+
+func (b *simBed) wantOccupied(names ...string) {
+	b.t.Helper()
+	equal(b.t, "occupied devices", names, b.Partitions.Occupied(), cmpopts.EquateEmpty())
 }
 
 // list is a list of words.

@@ -69,9 +69,7 @@ func TestUnmanagedPartition_Gone(t *testing.T) {
 	must(t, err)
 	must(t, errors.Join(cis[0].Destroy(), gi.Destroy()))
 	b.Partitions.FindUnmanaged(t.Context())
-	if got := b.Partitions.Occupied(); len(got) != 0 {
-		t.Errorf("got occupied devices %v, want none", got)
-	}
+	b.wantOccupied()
 	b.prepare("a", b.name(0, 19, 0))
 }
 

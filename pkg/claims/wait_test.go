@@ -120,11 +120,7 @@ func TestPrepare_WaitsWithoutLocks(t *testing.T) {
 		b.api = &fakeAPI{}
 		mustPrepare(t, b.Preparer, claimOn("a", 1))
 		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() {
-			_, err := b.Prepare(ctx, claimOn("b", 1, 2))
-			done <- err
-		}()
+		done := prepareLater(ctx, b.Preparer, claimOn("b", 1, 2))
 		synctest.Wait()
 		start := time.Now()
 		mustPrepare(t, b.Preparer, claimOn("c", 2))
