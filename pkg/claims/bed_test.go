@@ -43,17 +43,50 @@ func inBoot(id string) func(*Options) { return func(o *Options) { o.BootID = id 
 // as gives a plugin another driver name.
 func as(id Identity) func(*Options) { return func(o *Options) { o.Identity = id } }
 
-// bed is one plugin process on a node of four GPUs of 80 GiB, which are shared four ways in time and ten by MPS.
-type bed struct {
+// plugin is one plugin process, whose state is in a directory.
+type plugin struct {
 	*Preparer
-	t        testing.TB
+	t       testing.TB
+	dir     string
+	specs   *specDir
+	sharing *sharingDir
+	disk    *faultyDisk
+	notes   []string // what Notify was called with
+}
+
+// openPlugin makes a plugin's state, and the options that New is to be called with.
+func openPlugin(t testing.TB, dir string, edits ...func(*Options)) (*plugin, Options) {
+	t.Helper()
+	p := &plugin{t: t, dir: dir, disk: newDisk()}
+	o, err := stateIn(dir, p.disk)
+	must(t, err)
+	for _, edit := range edits {
+		edit(&o)
+	}
+	p.specs, err = specsIn(dir)
+	must(t, err)
+	p.sharing = &sharingDir{dir: filepath.Join(dir, "sharing"), owner: o.Driver}
+	must(t, os.MkdirAll(p.sharing.dir, 0o700))
+	o.Specs, o.Sharing = p.specs, p.sharing
+	return p, o
+}
+
+// load reads the records.
+func (p *plugin) load() {
+	p.t.Helper()
+	must(p.t, p.Load(p.t.Context(), func(reason, message string) { p.notes = append(p.notes, reason+": "+message) }))
+}
+
+func (p *plugin) wantOccupied(names ...string) {
+	p.t.Helper()
+	equal(p.t, "occupied devices", names, p.Partitions.Occupied(), cmpopts.EquateEmpty())
+}
+
+// bed is a plugin on a node of four GPUs of 80 GiB, which are shared four ways in time and ten by MPS.
+type bed struct {
+	*plugin
 	id       Identity
-	dir      string
 	hardware *fakeHardware
-	specs    *specDir
-	disk     *faultyDisk
-	sharing  *sharingDir
-	notes    []string // what Notify was called with
 }
 
 // newBed is a plugin on a fresh node, loaded and with hardware.
@@ -74,29 +107,14 @@ func newCompatibleBed(t testing.TB) *bed {
 // openBed is one more plugin process on the node whose state is in dir, not started yet.
 func openBed(t testing.TB, dir string, edits ...func(*Options)) *bed {
 	t.Helper()
-	b := &bed{t: t, dir: dir, disk: newDisk(), hardware: &fakeHardware{node: sharedNode(), pids: map[string][]int{}}}
-	o, err := stateIn(dir, b.disk)
-	must(t, err)
-	for _, edit := range edits {
-		edit(&o)
-	}
-	b.id, b.disk.FileSystem, o.Layouts = o.Identity, store.NewDisk(), nil // it has no partitions
-	b.specs, err = specsIn(dir)
-	must(t, err)
-	b.sharing = &sharingDir{dir: filepath.Join(dir, "sharing"), owner: b.id.Driver}
-	must(t, os.MkdirAll(b.sharing.dir, 0o700))
+	p, o := openPlugin(t, dir, edits...)
+	b := &bed{plugin: p, id: o.Identity, hardware: &fakeHardware{node: sharedNode(), pids: map[string][]int{}}}
 	if b.id == compatibleID {
 		b.hardware.node.Offers[3].MPS = nil
 	}
-	o.Specs, o.Sharing = b.specs, b.sharing
+	b.disk.FileSystem, o.Layouts = store.NewDisk(), nil // it has no partitions
 	b.Preparer = New(o)
 	return b
-}
-
-// load reads the records.
-func (b *bed) load() {
-	b.t.Helper()
-	must(b.t, b.Load(b.t.Context(), func(reason, message string) { b.notes = append(b.notes, reason+": "+message) }))
 }
 
 // start does what the plugin does until it serves.
@@ -232,11 +250,6 @@ func (b *bed) want(lines ...string) {
 func (b *bed) wantCalls(want ...string) {
 	b.t.Helper()
 	equal(b.t, "calls", want, b.sharing.took())
-}
-
-func (b *bed) wantOccupied(names ...string) {
-	b.t.Helper()
-	equal(b.t, "occupied devices", names, b.Partitions.Occupied(), cmpopts.EquateEmpty())
 }
 
 // must ends the test if what it needs fails.

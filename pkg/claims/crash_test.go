@@ -46,36 +46,27 @@ func (d *mortalDisk) WriteFile(path string, data []byte) error {
 			return err
 		}
 	}
+	return d.around(func() error { // killed after the rename: the record is there, nobody knows
+		return errors.Join(os.WriteFile(temporary, data, 0o600), os.Rename(temporary, path))
+	})
+}
+
+func (d *mortalDisk) around(do func() error) error {
 	if err := d.step(); err != nil {
 		return err
 	}
-	if err := os.WriteFile(temporary, data, 0o600); err != nil {
+	if err := do(); err != nil {
 		return err
 	}
-	if err := os.Rename(temporary, path); err != nil {
-		return err
-	}
-	return d.step() // killed after the rename: the record is there, nobody knows
+	return d.step()
 }
 
 func (d *mortalDisk) Remove(path string) error {
-	if err := d.step(); err != nil {
-		return err
-	}
-	if err := d.Disk.Remove(path); err != nil {
-		return err
-	}
-	return d.step()
+	return d.around(func() error { return d.Disk.Remove(path) })
 }
 
 func (d *mortalDisk) Rename(from, to string) error {
-	if err := d.step(); err != nil {
-		return err
-	}
-	if err := d.Disk.Rename(from, to); err != nil {
-		return err
-	}
-	return d.step()
+	return d.around(func() error { return d.Disk.Rename(from, to) })
 }
 
 // failingSteps fails one step of a process that lives on, after so many others, or that one and all after it.

@@ -147,8 +147,7 @@ func TestPrepare_AllocatedUnderAnotherName(t *testing.T) {
 		"a partition that is partly elsewhere": {g(1, 9, 4), "claim ns/claim-part (part) of driver gpu.cleave.dev"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := now.Prepare(t.Context(), of(nameB, deviceClaim("new", test.device)))
-			wantError(t, err, test.says)
+			wantRefused(t, now.Preparer, of(nameB, deviceClaim("new", test.device)), test.says)
 			if !slices.Contains(now.Partitions.Occupied(), test.device) {
 				t.Errorf("device %s is not among those that are occupied", test.device)
 			}
@@ -184,8 +183,7 @@ func TestPrepare_AllocatedUnderAnotherNameAndNotPrepared(t *testing.T) {
 		t.Error("nothing changed")
 	}
 	for _, device := range []string{g(0), g(0, 19, 0), g(1), g(1, 19, 6), g(2), g(2, 19, 0)} {
-		_, err := now.Prepare(t.Context(), of(nameB, deviceClaim("new", device)))
-		wantError(t, err, "of driver gpu.cleave.dev")
+		wantRefused(t, now.Preparer, of(nameB, deviceClaim("new", device)), "of driver gpu.cleave.dev")
 		if !slices.Contains(now.Partitions.Occupied(), device) {
 			t.Errorf("device %s is not among those that are occupied", device)
 		}
@@ -196,8 +194,7 @@ func TestPrepare_AllocatedUnderAnotherNameAndNotPrepared(t *testing.T) {
 		t.Error("nothing changed")
 	}
 	mustPrepare(t, now.Preparer, of(nameB, deviceClaim("new", g(1, 19, 6), g(2))))
-	_, err := now.Prepare(t.Context(), of(nameB, deviceClaim("newer", g(0))))
-	wantError(t, err, "claim ns/claim-whole (whole) of driver gpu.cleave.dev")
+	wantRefused(t, now.Preparer, of(nameB, deviceClaim("newer", g(0))), "claim ns/claim-whole (whole) of driver gpu.cleave.dev")
 }
 
 // Plugins of two names run at once and are killed and started again by either name; claims of both come and go.

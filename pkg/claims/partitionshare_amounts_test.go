@@ -88,8 +88,7 @@ func TestPartitionShare_MigDeviceConfig(t *testing.T) {
 	}
 	b.want(list("0 9@4"), list("a"), list("a"))
 	equal(t, "calls", list("StartMPS "+b.server()+" a 50% 4Gi"), b.sharing.took())
-	_, err := b.Prepare(t.Context(), forDriver(compatibleID.Driver, deviceClaim("b", b.mps())))
-	wantError(t, err, "ns/claim-a (a)")
+	wantRefused(t, b.Preparer, forDriver(compatibleID.Driver, deviceClaim("b", b.mps())), "ns/claim-a (a)")
 	b.unprepare("a")
 	b.want(nil, nil, nil)
 	b.wantServed()

@@ -35,6 +35,13 @@ func wantError(t *testing.T, err error, says ...string) {
 	}
 }
 
+// wantRefused fails unless a claim is not prepared, with an error that says all of these.
+func wantRefused(t *testing.T, e *Preparer, claim *resourceapi.ResourceClaim, says ...string) {
+	t.Helper()
+	_, err := e.Prepare(t.Context(), claim)
+	wantError(t, err, says...)
+}
+
 func wantDisk(t *testing.T, b *bed, want ...string) {
 	t.Helper()
 	if want == nil {
@@ -91,16 +98,14 @@ func TestPrepare_RepeatedAfterRestart(t *testing.T) {
 func TestPrepare_GPUAllocated(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
-	_, err := b.Prepare(t.Context(), claimOf("b", result("main", 1)))
-	wantError(t, err, `request "main"`, gpuName(1), gpuUUID(1), "ns/claim-a (a)")
+	wantRefused(t, b.Preparer, claimOf("b", result("main", 1)), `request "main"`, gpuName(1), gpuUUID(1), "ns/claim-a (a)")
 	wantDisk(t, b, line("a", 1))
 }
 
 func TestPrepare_SeveralGPUs(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
-	_, err := b.Prepare(t.Context(), claimOn("b", 0, 1, 2))
-	wantError(t, err, "ns/claim-a (a)")
+	wantRefused(t, b.Preparer, claimOn("b", 0, 1, 2), "ns/claim-a (a)")
 	mustPrepare(t, b.Preparer, claimOn("c", 0))
 	mustPrepare(t, b.Preparer, claimOn("d", 2))
 	wantDisk(t, b, line("a", 1), line("c", 0), line("d", 2))
@@ -115,16 +120,14 @@ func TestPrepare_AdminAccess(t *testing.T) {
 	}
 	mustPrepare(t, b.Preparer, claimOn("b", 0))
 	mustUnprepare(t, b.Preparer, watch)
-	_, err := b.Prepare(t.Context(), claimOn("c", 1))
-	wantError(t, err, "ns/claim-a (a)")
+	wantRefused(t, b.Preparer, claimOn("c", 1), "ns/claim-a (a)")
 	wantDisk(t, b, line("a", 1), line("b", 0))
 }
 
 func TestPrepare_GPUAndAdminAccess(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOf("a", adminResult("watch", 1), result("gpu", 1)))
-	_, err := b.Prepare(t.Context(), claimOn("b", 1))
-	wantError(t, err, "ns/claim-a (a)")
+	wantRefused(t, b.Preparer, claimOn("b", 1), "ns/claim-a (a)")
 }
 
 func TestPrepare_CheckFails(t *testing.T) {
@@ -186,8 +189,7 @@ func TestPrepare_DiskFull(t *testing.T) {
 				}
 				return nil
 			}
-			_, err := b.Prepare(t.Context(), claimOn("a", 1))
-			wantError(t, err, "ns/claim-a (a)", "free space", b.dir)
+			wantRefused(t, b.Preparer, claimOn("a", 1), "ns/claim-a (a)", "free space", b.dir)
 			wantDisk(t, b)
 			b.disk.fail = nil
 			mustPrepare(t, b.Preparer, claimOn("b", 1))
@@ -203,8 +205,7 @@ func TestPrepare_AllocatedAnew(t *testing.T) {
 	mustPrepare(t, b.Preparer, claimOn("a", 0, 1))
 	equal(t, "devices", []records.Device{deviceFor("gpu", 1), lastFor("gpu", "a", 2)}, mustPrepare(t, b.Preparer, claimOn("a", 1, 2)))
 	mustPrepare(t, b.Preparer, claimOn("b", 0))
-	_, err := b.Prepare(t.Context(), claimOn("c", 2))
-	wantError(t, err, "ns/claim-a (a)")
+	wantRefused(t, b.Preparer, claimOn("c", 2), "ns/claim-a (a)")
 	wantDisk(t, b, line("a", 1, 2), line("b", 0))
 }
 
@@ -216,26 +217,22 @@ func TestPrepare_AllocatedAnewWriteFails(t *testing.T) {
 		t.Fatalf("got %v, want %v", err, syscall.EIO)
 	}
 	b.disk.fail = nil
-	_, err := b.Prepare(t.Context(), claimOn("b", 0))
-	wantError(t, err, "ns/claim-a (a)")
+	wantRefused(t, b.Preparer, claimOn("b", 0), "ns/claim-a (a)")
 	mustPrepare(t, b.Preparer, claimOn("c", 1))
 	wantDisk(t, b, line("a", 0), line("c", 1))
 }
 
 func TestPrepare_InvalidUID(t *testing.T) {
 	b := newBed(t)
-	_, err := b.Prepare(t.Context(), claimOn("../../x", 1))
-	wantError(t, err, "../../x")
+	wantRefused(t, b.Preparer, claimOn("../../x", 1), "../../x")
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
 }
 
 func TestPrepare_WithoutHardware(t *testing.T) {
 	e := openBed(t, t.TempDir())
-	_, err := e.Prepare(t.Context(), claimOn("a", 1))
-	wantError(t, err, "cannot be used yet", "starting")
+	wantRefused(t, e.Preparer, claimOn("a", 1), "cannot be used yet", "starting")
 	e.SetWaiting(errors.New("libnvidia-ml.so.1 not found under /run/nvidia"))
-	_, err = e.Prepare(t.Context(), claimOn("a", 1))
-	wantError(t, err, "libnvidia-ml.so.1 not found under /run/nvidia")
+	wantRefused(t, e.Preparer, claimOn("a", 1), "libnvidia-ml.so.1 not found under /run/nvidia")
 }
 
 // prepareLater prepares a claim in another goroutine.

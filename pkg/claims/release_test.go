@@ -18,10 +18,10 @@ import (
 )
 
 // recordState is the state that a claim's record on disk is in.
-func (b *simBed) recordState(uid types.UID) records.State {
-	b.t.Helper()
-	r, err := b.Ledger.store.Read(uid)
-	must(b.t, err)
+func (p *plugin) recordState(uid types.UID) records.State {
+	p.t.Helper()
+	r, err := p.Ledger.store.Read(uid)
+	must(p.t, err)
 	return r.State
 }
 

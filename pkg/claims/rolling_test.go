@@ -25,13 +25,11 @@ func twoBeds(t *testing.T) (older, newer *bed) {
 func TestTwoProcesses_ClaimOfOther(t *testing.T) {
 	older, newer := twoBeds(t)
 	mustPrepare(t, older.Preparer, claimOn("a", 1))
-	_, err := newer.Prepare(t.Context(), claimOn("b", 1))
-	wantError(t, err, "ns/claim-a (a)")
+	wantRefused(t, newer.Preparer, claimOn("b", 1), "ns/claim-a (a)")
 	mustPrepare(t, newer.Preparer, claimOn("a", 1)) // the kubelet asks the new one again
 	mustUnprepare(t, newer.Preparer, claimOn("a", 1))
 	mustPrepare(t, older.Preparer, claimOn("b", 1))
-	_, err = newer.Prepare(t.Context(), claimOn("a", 1))
-	wantError(t, err, "ns/claim-b (b)")
+	wantRefused(t, newer.Preparer, claimOn("a", 1), "ns/claim-b (b)")
 	wantDisk(t, newer, line("b", 1))
 }
 
@@ -91,8 +89,7 @@ func TestTwoProcesses_WaitForLock(t *testing.T) {
 	if err := <-slow; err != nil {
 		t.Fatalf("the slow claim: %v", err)
 	}
-	_, err := newer.Prepare(t.Context(), claimOn("a", 1))
-	wantError(t, err, "ns/claim-slow (slow)")
+	wantRefused(t, newer.Preparer, claimOn("a", 1), "ns/claim-slow (slow)")
 }
 
 // A process that gives up waiting for the second of two locks has marked the first as seen.
@@ -200,8 +197,7 @@ func TestTwoProcesses_CorruptRecord(t *testing.T) {
 	mustPrepare(t, newer.Preparer, claimOn("good", 1))
 	spoil(t, older.dir, "bad")
 	mustPrepare(t, older.Preparer, claimOn("b", 2))
-	_, err := older.Prepare(t.Context(), claimOn("c", 1))
-	wantError(t, err, "ns/claim-good (good)")
+	wantRefused(t, older.Preparer, claimOn("c", 1), "ns/claim-good (good)")
 }
 
 func TestTwoProcesses_KnownClaimCorrupt(t *testing.T) {
@@ -209,8 +205,7 @@ func TestTwoProcesses_KnownClaimCorrupt(t *testing.T) {
 	mustPrepare(t, older.Preparer, claimOn("a", 0))
 	mustPrepare(t, newer.Preparer, claimOf("watch", adminResult("all", 0))) // so that the lock was another's
 	spoil(t, older.dir, "a")
-	_, err := older.Prepare(t.Context(), claimOn("b", 0))
-	wantError(t, err, "ns/claim-a (a)")
+	wantRefused(t, older.Preparer, claimOn("b", 0), "ns/claim-a (a)")
 }
 
 func TestTwoProcesses_RestartWhilePreparing(t *testing.T) {

@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -80,20 +79,14 @@ func (s *specDir) RemoveClaim(uid types.UID) error {
 	return hook(s.step, s.err, "after RemoveClaim")
 }
 
-// simBed is one plugin process on a simulated node.
+// simBed is a plugin on a simulated node.
 type simBed struct {
-	*Preparer
-	t       testing.TB
-	dir     string
+	*plugin
 	edits   []func(*Options)
 	node    *sim.Node
 	session *nvml.Session
 	rule    *v1alpha1.Rule // of the node's policy, if any
 	offers  []policy.Offer // of its GPUs
-	specs   *specDir
-	sharing *sharingDir
-	disk    *faultyDisk
-	notes   []string
 }
 
 func newSimNode(t testing.TB, model string) *sim.Node {
@@ -117,21 +110,13 @@ func newSimBed(t testing.TB, model string, setUp ...func(node *sim.Node)) *simBe
 // openSimBed is one more plugin process on a node, whose GPUs offer everything that needs no policy.
 func openSimBed(t testing.TB, dir string, node *sim.Node, edits ...func(*Options)) *simBed {
 	t.Helper()
-	b := &simBed{t: t, dir: dir, edits: edits, node: node, disk: newDisk()}
-	o, err := stateIn(dir, b.disk)
-	must(t, err)
-	for _, edit := range edits {
-		edit(&o)
-	}
-	b.specs, err = specsIn(dir)
-	must(t, err)
-	b.sharing = &sharingDir{dir: filepath.Join(dir, "sharing"), owner: o.Driver}
-	must(t, os.MkdirAll(b.sharing.dir, 0o700))
-	o.Specs, o.Sharing = b.specs, b.sharing
+	p, o := openPlugin(t, dir, edits...)
+	b := &simBed{plugin: p, edits: edits, node: node}
+	var err error
 	b.session, err = simulated.OpenNode(t.Context(), node)
 	must(t, err)
 	b.Preparer = New(o)
-	must(t, b.Load(t.Context(), func(reason, message string) { b.notes = append(b.notes, reason+": "+message) }))
+	b.load()
 	for range b.session.Node().GPUs {
 		b.offers = append(b.offers, policy.Unrestricted())
 	}
@@ -268,10 +253,10 @@ func (b *simBed) modes() []int {
 }
 
 // files lists a directory of the plugin's state.
-func (b *simBed) files(dir string) []string {
-	b.t.Helper()
-	entries, err := os.ReadDir(filepath.Join(b.dir, dir))
-	must(b.t, err)
+func (p *plugin) files(dir string) []string {
+	p.t.Helper()
+	entries, err := os.ReadDir(filepath.Join(p.dir, dir))
+	must(p.t, err)
 	list := []string{}
 	for _, e := range entries {
 		if !e.IsDir() {
@@ -295,11 +280,6 @@ func (b *simBed) want(instances, claims, specs []string) {
 			b.t.Errorf("%s (-want +got):\n%s", what, diff)
 		}
 	}
-}
-
-func (b *simBed) wantOccupied(names ...string) {
-	b.t.Helper()
-	equal(b.t, "occupied devices", names, b.Partitions.Occupied(), cmpopts.EquateEmpty())
 }
 
 // list is a list of words.

@@ -62,8 +62,7 @@ func TestUnprepare_RecordCannotBeRemoved(t *testing.T) {
 	if err := b.Unprepare(t.Context(), refOf(claimOn("a"))); !errors.Is(err, syscall.EROFS) {
 		t.Fatalf("got %v, want %v", err, syscall.EROFS)
 	}
-	_, err := b.Prepare(t.Context(), claimOn("b", 1))
-	wantError(t, err, "ns/claim-a (a)")
+	wantRefused(t, b.Preparer, claimOn("b", 1), "ns/claim-a (a)")
 	b.disk.fail = nil
 	mustUnprepare(t, b.Preparer, claimOn("a", 1))
 	mustPrepare(t, b.Preparer, claimOn("b", 1))
