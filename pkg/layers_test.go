@@ -34,8 +34,8 @@ var layers = [][]string{
 	{"pkg/scheduling"}, // cmd/cleave-scheduler, a module of its own, contains it; cmd/cleave does not
 }
 
-// simulator are packages of simulated nodes, which no package of the program imports.
-var simulator = []string{"pkg/sim", "pkg/sim/mps", "pkg/nvml/simulated"}
+// simulator are packages of simulated nodes and of tests on them, which no package of the program imports.
+var simulator = []string{"pkg/sim", "pkg/sim/mps", "pkg/sim/killtest", "pkg/nvml/simulated"}
 
 // layerOf is the number of a package's layer; -1 where it has none.
 func layerOf(path string) int {

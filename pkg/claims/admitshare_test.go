@@ -7,8 +7,6 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
 
@@ -34,7 +32,7 @@ func TestShares_IntervalOfPolicy(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			b := newShareBed(t)
+			b := newBed(t)
 			b.hardware.node.Offers[0].TimeSlice.Interval = tt.policy
 			if tt.before == "none" {
 				b.prepare("before", sliceOf(0, 10))
@@ -57,7 +55,7 @@ func TestShares_IntervalOfPolicy(t *testing.T) {
 }
 
 func TestShares_IntervalOfOneOfTwo(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	b.hardware.node.Offers[0].TimeSlice.Interval = "Long"
 	b.prepare("a", sliceOf(0, 10).of("x"), sliceOf(0, 10).at("Short").of("y"))
 	b.want("record a", "spec a", "interval 0 Short")
@@ -78,9 +76,7 @@ func TestShares_PriorityOfPolicy(t *testing.T) {
 			claim = claimFor("u", mpsOf(0, 10, 8))
 		}
 		got, err := plan(claim, node, testID)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if got[0].share.MPS.BelowNormal != tt.below {
 			t.Errorf("policy %q, claim %q: below normal %t, want %t", tt.policy, tt.wish, got[0].share.MPS.BelowNormal, tt.below)
 		}
@@ -90,7 +86,7 @@ func TestShares_PriorityOfPolicy(t *testing.T) {
 // A kubelet that starts again prepares the claims of running pods again: a policy that has changed meanwhile must not take
 // their shares from them.
 func TestShares_PolicyChanged(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	parts := []part{sliceOf(0, 10), mpsOf(1, 10, 8), sliceOf(2, 10).at("Short").of("other")}
 	first := b.prepare("a", parts...)
 	b.sharing.took()
@@ -99,9 +95,7 @@ func TestShares_PolicyChanged(t *testing.T) {
 		o.TimeSlice.Interval, o.TimeSlice.Enforcement = "Long", policy.EnforcedPerCgroup
 		o.MPS.Priority, o.MPS.Shares = "BelowNormal", 60
 	}
-	if diff := cmp.Diff(first, b.prepare("a", parts...)); diff != "" {
-		t.Errorf("devices (-first +second):\n%s", diff)
-	}
+	equal(t, "devices", first, b.prepare("a", parts...))
 	b.wantCalls("StartMPS " + gpuName(1) + " a") // which can be repeated
 	b.want("record a", "spec a", "mps 1 a", "interval 2 Short")
 	b.unprepare("a")
@@ -115,8 +109,6 @@ func TestShares_PolicyChanged(t *testing.T) {
 		b.hardware.node.Offers[i].TimeSlice.Interval = ""
 	}
 	b.sharing.took()
-	if diff := cmp.Diff(after, b.prepare("b", parts...)); diff != "" {
-		t.Errorf("devices after a restart and with another policy (-before +after):\n%s", diff)
-	}
+	equal(t, "devices after a restart and with another policy", after, b.prepare("b", parts...))
 	b.wantCalls("StartMPS " + gpuName(1) + " b")
 }

@@ -8,8 +8,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/cleave-dra/cleave/e2e/packing"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/policy"
@@ -45,21 +43,15 @@ func entry(kind, sharing string, requests ...string) resourceapi.DeviceClaimConf
 func allocated(t *testing.T, node *policy.Node, spec resourceapi.DeviceClaim, classConfig ...resourceapi.DeviceClassConfiguration) *resourceapi.ResourceClaim {
 	t.Helper()
 	classes, err := packing.Classes("../../deployments/nvidia-compatible")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, c := range classes {
 		c.Spec.Config = classConfig
 	}
 	n, err := packing.NewNode(packing.Compatible(node), classes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "claim-u", UID: "u"}, Spec: resourceapi.ResourceClaimSpec{Devices: spec}}
 	results, err := n.Allocate(t.Context(), claim)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	claim.Status.Allocation = &results[0]
 	return claim
 }
@@ -109,9 +101,7 @@ func TestPlan_ParametersAsTheSchedulerPassesThem(t *testing.T) {
 			if err != nil {
 				t.Fatalf("plan: %v", err)
 			}
-			if diff := cmp.Diff(tt.want, sharesOf(got)); diff != "" {
-				t.Errorf("shares (-want +got):\n%s", diff)
-			}
+			equal(t, "shares", tt.want, sharesOf(got))
 		})
 	}
 }

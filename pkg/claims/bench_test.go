@@ -21,8 +21,7 @@ func prepareAndUnprepare(b *testing.B, e *Preparer, claim *resourceapi.ResourceC
 }
 
 func BenchmarkPrepare_WholeGPU(b *testing.B) {
-	bed := openBed(b, b.TempDir())
-	bed.load(b)
+	bed := newBed(b)
 	prepareAndUnprepare(b, bed.Preparer, claimOn("a", 0))
 }
 
@@ -35,11 +34,10 @@ func BenchmarkPrepare_Partition(b *testing.B) {
 func BenchmarkPrepare_Share(b *testing.B) {
 	for _, others := range []int{0, 99} {
 		b.Run(fmt.Sprintf("others=%d", others), func(b *testing.B) {
-			bed := makeShareBed(b, b.TempDir(), nil, testID)
+			bed := newBed(b)
 			for i := range bed.hardware.node.GPUs {
 				bed.hardware.node.Offers[i].TimeSlice.Memory.Total *= 100
 			}
-			bed.start()
 			for i := range others {
 				bed.prepare(types.UID(fmt.Sprintf("other-%d", i)), sliceOf(1, 1))
 			}

@@ -33,7 +33,7 @@ func TestPrepare_ComputeMode(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			b := newShareBed(t)
+			b := newBed(t)
 			b.hardware.modes, b.hardware.modeErr = map[string]gpu.ComputeMode{gpuName(0): tt.mode}, tt.err
 			b.sharing.onRetain = func(gpuDevice string) {
 				if tt.restores {
@@ -46,9 +46,7 @@ func TestPrepare_ComputeMode(t *testing.T) {
 				b.want()
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			// Prepared again it is the claim's, whatever the mode by now.
 			b.hardware.modes = map[string]gpu.ComputeMode{gpuName(0): gpu.ComputeProhibited}
 			b.prepare("a", tt.part)
@@ -57,7 +55,7 @@ func TestPrepare_ComputeMode(t *testing.T) {
 }
 
 func TestPrepare_ComputeModeCostsOneCall(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	b.prepare("a", wholeOf(0), wholeOf(1).of("second"))
 	if b.hardware.reads != 2 {
 		t.Errorf("%d reads of the compute mode for two GPUs, want one each", b.hardware.reads)
@@ -65,7 +63,7 @@ func TestPrepare_ComputeModeCostsOneCall(t *testing.T) {
 }
 
 func TestPrepare_ComputeModeSupervisorAway(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	b.hardware.modes = map[string]gpu.ComputeMode{gpuName(0): gpu.ComputeExclusive}
 	b.sharing.err = failing("before ServedMPS", errDown)
 	if err := b.tryPrepare("a", wholeOf(0)); !errors.Is(err, errDown) {

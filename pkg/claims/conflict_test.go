@@ -48,9 +48,7 @@ func TestExcludes(t *testing.T) {
 
 func TestDeviceNamed(t *testing.T) {
 	session, err := simulated.OpenNode(t.Context(), newSimNode(t, "hgx-h100"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	node := session.Node()
 	// Whatever a node can publish is found again by its name.
 	for i := range node.GPUs {
@@ -97,9 +95,7 @@ func TestAdoptLayouts(t *testing.T) {
 
 	now := startProcess(t, root, nameB, node)
 	for range 2 { // a kill may repeat it
-		if err := now.Partitions.AdoptLayouts(t.Context(), now.byName[nameA].Ledger); err != nil {
-			t.Fatal(err)
-		}
+		must(t, now.Partitions.AdoptLayouts(t.Context(), now.byName[nameA].Ledger))
 	}
 	if left, _, err := records.ListLayouts(store.Disk{}, filepath.Join(root, nameA, "layouts")); err != nil || len(left) > 0 {
 		t.Errorf("the other name keeps %v, %v", left, err)

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/policy"
 )
@@ -21,12 +19,8 @@ func TestPrepare_ExistingPartition(t *testing.T) {
 
 	// A GPU instance without a compute instance is of no use to anybody.
 	compute, err := gi.ComputeInstanceByID(0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := compute.Destroy(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, compute.Destroy())
 	b.Partitions.FindUnmanaged(t.Context())
 	if got := b.Partitions.Existing(); len(got) != 0 || !slices.Contains(b.Partitions.Occupied(), device) {
 		t.Errorf("half made: got %v offered, want none and %s occupied", got, device)
@@ -44,9 +38,7 @@ func TestPrepare_ExistingPartition(t *testing.T) {
 	}
 
 	got := b.prepare("a", device)
-	if diff := cmp.Diff(offered[0].UUID, got[0].Partition.UUID); diff != "" {
-		t.Errorf("UUID (-offered +given):\n%s", diff)
-	}
+	equal(t, "UUID", offered[0].UUID, got[0].Partition.UUID)
 	if b.tryPrepare("b", device) == nil {
 		t.Error("a second claim got the same partition")
 	}

@@ -12,9 +12,7 @@ import (
 func TestPrepare_WholeGPUAfterMIGAwaitsFabric(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newSimBed(t, "gb200-nvl72", func(n *sim.Node) {
-			if err := n.Driver().SetQuirk(sim.QuirkFabricAfterMIG, true); err != nil {
-				t.Fatal(err)
-			}
+			must(t, n.Driver().SetQuirk(sim.QuirkFabricAfterMIG, true))
 		})
 		b.prepare("a", b.name(0, 19, 6))
 		b.unprepare("a")

@@ -5,7 +5,6 @@ package claims
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -119,11 +118,6 @@ func (c *fakeCDI) WriteClaim(context.Context, *records.Record) error { return ni
 
 func (c *fakeCDI) HasClaim(types.UID) bool { return true }
 
-// noSpecs is a CDI directory without specs of claims.
-type noSpecs struct{}
-
-func (noSpecs) RemoveClaim(types.UID) error { return nil }
-
 func (c *fakeCDI) Ensure(_ context.Context, ids []string) error {
 	if c.ensure == nil {
 		return nil
@@ -159,8 +153,20 @@ func (a *fakeAPI) ClaimByUID(_ context.Context, uid types.UID) (*resourceapi.Res
 
 // faultyDisk is the real disk with errors where a test wants them.
 type faultyDisk struct {
-	store.Disk
+	store.FileSystem
 	fail func(op, path string) error
+}
+
+func newDisk() *faultyDisk { return &faultyDisk{FileSystem: store.Disk{}} }
+
+// failOp fails one operation of a disk.
+func failOp(name string, err error) func(op, path string) error {
+	return func(op, _ string) error {
+		if op == name {
+			return err
+		}
+		return nil
+	}
 }
 
 func (d *faultyDisk) err(op, path string) error {
@@ -174,96 +180,35 @@ func (d *faultyDisk) ReadDir(path string) ([]string, error) {
 	if err := d.err("ReadDir", path); err != nil {
 		return nil, err
 	}
-	return d.Disk.ReadDir(path)
+	return d.FileSystem.ReadDir(path)
 }
 
 func (d *faultyDisk) ReadFile(path string, limit int64) ([]byte, error) {
 	if err := d.err("ReadFile", path); err != nil {
 		return nil, err
 	}
-	return d.Disk.ReadFile(path, limit)
+	return d.FileSystem.ReadFile(path, limit)
 }
 
 func (d *faultyDisk) WriteFile(path string, data []byte) error {
 	if err := d.err("WriteFile", path); err != nil {
 		return err
 	}
-	return d.Disk.WriteFile(path, data)
+	return d.FileSystem.WriteFile(path, data)
 }
 
 func (d *faultyDisk) Rename(from, to string) error {
 	if err := d.err("Rename", from); err != nil {
 		return err
 	}
-	return d.Disk.Rename(from, to)
+	return d.FileSystem.Rename(from, to)
 }
 
 func (d *faultyDisk) Remove(path string) error {
 	if err := d.err("Remove", path); err != nil {
 		return err
 	}
-	return d.Disk.Remove(path)
-}
-
-// bed is one plugin process on a node of the test.
-type bed struct {
-	*Preparer
-	dir      string
-	hardware *fakeHardware
-	cdi      *fakeCDI
-	disk     *faultyDisk
-	notes    []string // what Notify was called with
-}
-
-// gpuName is the device name of the i-th GPU.
-func gpuName(i int) string { return gpu.PCIAddress{Bus: uint8(0x10 + i)}.DeviceName() }
-
-// gpuUUID is the UUID of the i-th GPU.
-func gpuUUID(i int) string { return fmt.Sprintf("GPU-%d", i) }
-
-func nodeOf(gpus int) *policy.Node {
-	node := &policy.Node{Node: &gpu.Node{DriverVersion: "580.95.05"}}
-	for i := range gpus {
-		node.GPUs = append(node.GPUs, gpu.GPU{PCI: gpu.PCIAddress{Bus: uint8(0x10 + i)}, UUID: gpuUUID(i), Index: i, Minor: i})
-	}
-	return node
-}
-
-// newBed is a plugin on a fresh node of four GPUs, loaded and with hardware.
-func newBed(t *testing.T) *bed {
-	t.Helper()
-	b := openBed(t, t.TempDir())
-	b.load(t)
-	return b
-}
-
-// openBed is one more plugin process on the node whose state is in dir, not loaded yet.
-func openBed(t testing.TB, dir string) *bed {
-	t.Helper()
-	b := &bed{dir: dir, hardware: &fakeHardware{node: nodeOf(4), pids: map[string][]int{}}, cdi: &fakeCDI{}, disk: &faultyDisk{Disk: store.NewDisk()}}
-	b.Preparer = newEngine(t, dir, b.disk, bootNow)
-	b.SetHardware(b.hardware, b.cdi)
-	return b
-}
-
-func newEngine(t testing.TB, dir string, disk store.FileSystem, boot string) *Preparer {
-	t.Helper()
-	store, err := records.OpenStore(disk, filepath.Join(dir, "claims"))
-	if err != nil {
-		t.Fatalf("open store: %v", err)
-	}
-	locks, err := OpenLocks(filepath.Join(dir, "locks"))
-	if err != nil {
-		t.Fatalf("open locks: %v", err)
-	}
-	return New(Options{Identity: testID, BootID: boot, Store: store, Locks: locks, Specs: noSpecs{}})
-}
-
-func (b *bed) load(t testing.TB) {
-	t.Helper()
-	if err := b.Load(t.Context(), func(reason, message string) { b.notes = append(b.notes, reason+": "+message) }); err != nil {
-		t.Fatalf("Load: %v", err)
-	}
+	return d.FileSystem.Remove(path)
 }
 
 // claimOn is an allocated and reserved claim that has the named GPUs for itself, for request "gpu".
@@ -335,13 +280,9 @@ func mustUnprepare(t testing.TB, e *Preparer, claim *resourceapi.ResourceClaim) 
 func onDisk(t testing.TB, dir string) []string {
 	t.Helper()
 	kept, err := records.OpenStore(store.Disk{}, filepath.Join(dir, "claims"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	uids, err := kept.Names()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	lines, owner := []string{}, map[string]types.UID{}
 	for _, uid := range uids {
 		r, err := kept.Read(uid)
@@ -349,18 +290,17 @@ func onDisk(t testing.TB, dir string) []string {
 			lines = append(lines, string(uid)+": corrupt")
 			continue
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		line := string(uid) + ":"
 		for _, d := range r.Devices {
 			line += " " + d.GPU
-			if other, ok := owner[d.GPU]; ok && other != uid && !d.AdminAccess {
+			if d.AdminAccess || d.IsShared() {
+				continue
+			}
+			if other, ok := owner[d.GPU]; ok && other != uid {
 				t.Errorf("GPU %s is allocated to claims %s and %s", d.GPU, other, uid)
 			}
-			if !d.AdminAccess {
-				owner[d.GPU] = uid
-			}
+			owner[d.GPU] = uid
 		}
 		lines = append(lines, line)
 	}
@@ -380,9 +320,7 @@ func line(uid types.UID, gpus ...int) string {
 // spoil puts bytes that are no record in place of a claim's record.
 func spoil(t testing.TB, dir string, uid types.UID) {
 	t.Helper()
-	if err := os.WriteFile(recordPath(dir, uid), []byte("not a record"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(recordPath(dir, uid), []byte("not a record"), 0o600))
 }
 
 func recordPath(dir string, uid types.UID) string {

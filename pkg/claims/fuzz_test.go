@@ -13,9 +13,7 @@ import (
 // An allocation names devices, also such as this node never had.
 func FuzzDeviceNamed(f *testing.F) {
 	session, err := simulated.Open(f.Context(), "hgx-h100")
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	node := session.Node()
 	if err := session.Close(); err != nil {
 		f.Fatal(err)

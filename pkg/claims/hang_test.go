@@ -14,15 +14,9 @@ import (
 func TestPrepare_HangingCreation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newSimBed(t, "hgx-h100")
-		if err := b.node.Faults().HangCall(0, "nvmlDeviceCreateGpuInstanceWithPlacement"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Faults().HangCall(0, "nvmlDeviceCreateGpuInstanceWithPlacement"))
 		start := time.Now()
-		done := make(chan error, 1)
-		go func() {
-			_, err := b.Prepare(t.Context(), deviceClaim("a", b.name(0, 19, 6)))
-			done <- err
-		}()
+		done := prepareLater(t.Context(), b.Preparer, deviceClaim("a", b.name(0, 19, 6)))
 		b.prepare("b", b.name(1, 19, 6))
 		if took := time.Since(start); took > time.Second {
 			t.Errorf("a claim on another GPU waited %s", took)
@@ -37,9 +31,7 @@ func TestPrepare_HangingCreation(t *testing.T) {
 		if !b.Unfinished() {
 			t.Fatal("the claim's record is gone while its partition may yet be created")
 		}
-		if err := b.node.Faults().Clear(-1); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Faults().Clear(-1))
 		<-time.After(time.Second)
 		b.Recover(t.Context())
 		b.want(list("1 19@6"), list("b"), list("b"))

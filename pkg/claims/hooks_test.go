@@ -11,6 +11,12 @@ import (
 	"github.com/cleave-dra/cleave/pkg/store"
 )
 
+// around reports a step before something happens, and has after report it afterwards.
+func around(step func(what string), what string) (after func()) {
+	step("before " + what)
+	return func() { step("after " + what) }
+}
+
 // hookedDisk is the real disk that reports each change of a record before and after it.
 type hookedDisk struct {
 	store.Disk
@@ -24,17 +30,13 @@ func (d hookedDisk) WriteFile(path string, data []byte) error {
 			state = string(s)
 		}
 	}
-	d.step("before the record is written: " + state)
-	err := d.Disk.WriteFile(path, data)
-	d.step("after the record is written: " + state)
-	return err
+	defer around(d.step, "the record is written: "+state)()
+	return d.Disk.WriteFile(path, data)
 }
 
 func (d hookedDisk) Remove(path string) error {
-	d.step("before the record is removed")
-	err := d.Disk.Remove(path)
-	d.step("after the record is removed")
-	return err
+	defer around(d.step, "the record is removed")()
+	return d.Disk.Remove(path)
 }
 
 // hookedLibrary is an NVML library that reports each change of the hardware before and after it.
@@ -61,16 +63,13 @@ type hookedMIG struct {
 }
 
 func (m hookedMIG) SetMIGMode(enable bool) (activation, err error) {
-	m.step("before SetMIGMode")
-	activation, err = m.MIG.SetMIGMode(enable)
-	m.step("after SetMIGMode")
-	return activation, err
+	defer around(m.step, "SetMIGMode")()
+	return m.MIG.SetMIGMode(enable)
 }
 
 func (m hookedMIG) CreateGPUInstanceWithPlacement(profileID int, at gpu.Placement) (nvml.GPUInstance, error) {
-	m.step("before the GPU instance is created")
+	defer around(m.step, "the GPU instance is created")()
 	gi, err := m.MIG.CreateGPUInstanceWithPlacement(profileID, at)
-	m.step("after the GPU instance is created")
 	return hookedGI{gi, m.step}, err
 }
 
@@ -93,9 +92,8 @@ type hookedGI struct {
 }
 
 func (g hookedGI) CreateComputeInstance(profileID int) (nvml.ComputeInstance, error) {
-	g.step("before the compute instance is created")
+	defer around(g.step, "the compute instance is created")()
 	ci, err := g.GPUInstance.CreateComputeInstance(profileID)
-	g.step("after the compute instance is created")
 	return hookedCI{ci, g.step}, err
 }
 
@@ -113,10 +111,8 @@ func (g hookedGI) ComputeInstanceByID(id int) (nvml.ComputeInstance, error) {
 }
 
 func (g hookedGI) Destroy() error {
-	g.step("before the GPU instance is destroyed")
-	err := g.GPUInstance.Destroy()
-	g.step("after the GPU instance is destroyed")
-	return err
+	defer around(g.step, "the GPU instance is destroyed")()
+	return g.GPUInstance.Destroy()
 }
 
 type hookedCI struct {
@@ -125,8 +121,6 @@ type hookedCI struct {
 }
 
 func (c hookedCI) Destroy() error {
-	c.step("before the compute instance is destroyed")
-	err := c.ComputeInstance.Destroy()
-	c.step("after the compute instance is destroyed")
-	return err
+	defer around(c.step, "the compute instance is destroyed")()
+	return c.ComputeInstance.Destroy()
 }

@@ -5,7 +5,6 @@ package claims
 import (
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
@@ -23,9 +22,7 @@ func TestLeaveMIGMode(t *testing.T) {
 	wantModes := func(t *testing.T, b *simBed, on ...int) {
 		t.Helper()
 		b.Partitions.LeaveMIGMode(t.Context())
-		if diff := cmp.Diff(on, b.modes(), cmpopts.EquateEmpty()); diff != "" {
-			t.Errorf("GPUs in MIG mode (-want +got):\n%s", diff)
-		}
+		equal(t, "GPUs in MIG mode", on, b.modes(), cmpopts.EquateEmpty())
 	}
 	t.Run("after the last partition", func(t *testing.T) {
 		b := open(t, true)
@@ -54,14 +51,10 @@ func TestLeaveMIGMode(t *testing.T) {
 	t.Run("once a client closes the GPU", func(t *testing.T) {
 		b := open(t, true)
 		b.prepare("a", b.name(0, 19, 6))
-		if err := b.node.Clients().Add(0, monitor); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Clients().Add(0, monitor))
 		b.unprepare("a")
 		wantModes(t, b, 0)
-		if err := b.node.Clients().Remove(0, monitor.PID); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Clients().Remove(0, monitor.PID))
 		wantModes(t, b)
 	})
 }

@@ -16,8 +16,7 @@ func TestOnAllocate(t *testing.T) {
 		{"prepare", func() { mustPrepare(t, b.Preparer, claimOn("a", 1)) }, true},
 		{"prepare again", func() { mustPrepare(t, b.Preparer, claimOn("a", 1)) }, false},
 		{"prepare what another claim has", func() {
-			_, err := b.Prepare(t.Context(), claimOn("b", 1))
-			wantError(t, err, "allocated to")
+			wantRefused(t, b.Preparer, claimOn("b", 1), "allocated to")
 		}, false},
 		{"unprepare", func() { mustUnprepare(t, b.Preparer, claimOn("a", 1)) }, true},
 		{"unprepare again", func() { mustUnprepare(t, b.Preparer, claimOn("a", 1)) }, false},

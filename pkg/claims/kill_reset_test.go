@@ -16,6 +16,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/sim"
+	"github.com/cleave-dra/cleave/pkg/sim/killtest"
 )
 
 // Unmanaged partitions, among the steps at which the plugin is killed: they are created before it starts, and in place of its
@@ -55,6 +56,10 @@ func disown(dir string, node *sim.Node) error {
 	if err != nil {
 		return err
 	}
+	return writeUnmanaged(dir, all)
+}
+
+func writeUnmanaged(dir string, all []unmanaged) error {
 	data, err := json.Marshal(all)
 	if err != nil {
 		return err
@@ -106,15 +111,12 @@ func (w *worker) anyUnmanaged(gpuIndex int) bool {
 // reload reloads the driver while no plugin runs. Now and then another tool then creates the partitions that were there, in
 // the same places.
 func reload(dir string, node *sim.Node, random *rand.Rand) error {
-	truth, err := readTruth(dir)
-	if err != nil {
-		return err
-	}
-	if err := node.Driver().ForceReload(random.IntN(3) > 0); err != nil {
+	var truth clusterTruth
+	if err := errors.Join(killtest.ReadTruth(dir, &truth), node.Driver().ForceReload(random.IntN(3) > 0)); err != nil {
 		return err
 	}
 	truth.lostPartitions(random)
-	return errors.Join(writeTruth(dir, truth), disown(dir, node))
+	return errors.Join(killtest.WriteTruth(dir, truth), disown(dir, node))
 }
 
 // release is the release of the driver by the node's label, with a reset of the GPUs meanwhile, or with nothing done to them.
@@ -167,11 +169,7 @@ func (w *worker) disownLayout() error {
 			all = append(all, u)
 		}
 	}
-	data, err := json.Marshal(all)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(unmanagedFile(w.dir), data, 0o600)
+	return writeUnmanaged(w.dir, all)
 }
 
 // createdForClaim reports whether a record names an instance of the layout's GPU as created for its claim.
@@ -197,21 +195,4 @@ func (c *clusterTruth) lostPartitions(random *rand.Rand) {
 			claim.Ending = true
 		}
 	}
-}
-
-func readTruth(dir string) (*clusterTruth, error) {
-	data, err := os.ReadFile(filepath.Join(dir, "truth.json"))
-	if err != nil {
-		return nil, err
-	}
-	truth := &clusterTruth{}
-	return truth, json.Unmarshal(data, truth)
-}
-
-func writeTruth(dir string, truth *clusterTruth) error {
-	data, err := json.Marshal(truth)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(dir, "truth.json"), data, 0o600)
 }

@@ -3,19 +3,14 @@
 package claims
 
 import (
-	"bytes"
 	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
-	"syscall"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -23,6 +18,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/sim"
+	"github.com/cleave-dra/cleave/pkg/sim/killtest"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 var (
@@ -30,60 +27,24 @@ var (
 	killSeed = flag.Uint64("kill-seed", 1, "seed of its first scenario")
 )
 
-// lives is how often the plugin is killed on one node.
-const lives = 25
-
 // No instance, interval or MPS registration without a claim, no claim without its own, whenever the plugin is killed.
 func TestPreparer_Killed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a thousand processes")
 	}
-	var next, killed atomic.Int64
-	var mu sync.Mutex
-	at := map[string]int{}
-	var wg sync.WaitGroup
-	for range 2 {
-		wg.Go(func() {
-			for killed.Load() < int64(*kills) && !t.Failed() {
-				seed := *killSeed + uint64(next.Add(1)) - 1
-				steps, err := scenario(t.TempDir(), seed)
-				if err != nil {
-					t.Errorf("seed %d (run with -kill-seed=%d -kills=1): %v", seed, seed, err)
-				}
-				killed.Add(int64(len(steps)))
-				mu.Lock()
-				for _, s := range steps {
-					at[s]++
-				}
-				mu.Unlock()
-			}
-		})
-	}
-	wg.Wait()
-	var names []string
-	for s := range at {
-		names = append(names, s)
-	}
-	slices.Sort(names)
-	for _, s := range names {
-		t.Logf("%4d killed %s", at[s], s)
-	}
-	if *kills >= 1000 && len(names) < 28 {
-		t.Errorf("the plugin was killed at %d kinds of steps only: do the hooks work?", len(names))
-	}
+	s := killtest.Scenario{Worker: "plugin", Lives: 25, Steps: 60, Kinds: 28, Begin: beginKills}
+	s.Run(t, *kills, *killSeed)
 }
 
-// scenario is one node with many lives of the plugin. It returns the steps at which it was killed.
-func scenario(dir string, seed uint64) (steps []string, err error) {
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+// beginKills sets up a node, on which the driver is reloaded now and then while no plugin runs.
+func beginKills(dir string, random *rand.Rand) (after func(killed bool) error, err error) {
 	node, err := sim.Create(filepath.Join(dir, "node"), "hgx-h100", sim.WithoutDeviceNodes())
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(os.Mkdir(filepath.Join(dir, "specs"), 0o700), os.Mkdir(filepath.Join(dir, "sharing"), 0o700), os.WriteFile(filepath.Join(dir, "truth.json"), []byte("{}"), 0o600), node.Init()); err != nil {
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, "sharing"), 0o700), killtest.WriteTruth(dir, clusterTruth{}), node.Init()); err != nil {
 		return nil, err
 	}
-	random := rand.New(rand.NewPCG(seed, 0))
 	if random.IntN(2) == 0 { // an unmanaged partition, created before the start
 		d := node.Device(unmanagedGPU)
 		_, modeErr := d.MIG().SetMIGMode(true)
@@ -91,38 +52,12 @@ func scenario(dir string, seed uint64) (steps []string, err error) {
 			return nil, errors.Join(modeErr, err)
 		}
 	}
-	if err := disown(dir, node); err != nil {
-		return nil, err
-	}
-	for life := range lives {
-		killAt := 1 + random.IntN(60)
-		if life == lives-1 {
-			killAt = 0
+	return func(killed bool) error {
+		if err := checkUnmanaged(dir, node); err != nil || !killed || random.IntN(4) > 0 {
+			return err
 		}
-		command := exec.Command(os.Args[0])
-		command.Env = append(os.Environ(), fmt.Sprintf("%s=%s,%d,%d", envWorker, dir, seed*1000+uint64(life), killAt))
-		var out bytes.Buffer
-		command.Stdout, command.Stderr = &out, &out
-		err := command.Run()
-		truth, _ := os.ReadFile(filepath.Join(dir, "truth.json"))
-		if err := checkUnmanaged(dir, node); err != nil {
-			return steps, fmt.Errorf("life %d, killed before %v: %w\n%s", life, steps, err, truth)
-		}
-		if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL {
-			_, last, _ := strings.Cut(string(truth), `"lastStep":"`)
-			steps = append(steps, strings.TrimSuffix(last, `"}`))
-			if random.IntN(4) == 0 {
-				if err := reload(dir, node, random); err != nil {
-					return steps, fmt.Errorf("reload the driver: %w", err)
-				}
-			}
-			continue
-		}
-		if err != nil {
-			return steps, fmt.Errorf("life %d, killed before %v: %w\n%s\n%s", life, steps, err, out.String(), truth)
-		}
-	}
-	return steps, nil
+		return reload(dir, node, random)
+	}, disown(dir, node)
 }
 
 // check compares boards, records, specs and what the cluster knows. It is strict once the kubelet has repeated what got
@@ -132,8 +67,8 @@ func (w *worker) check(when string, strict bool) error {
 	complain := func(format string, args ...any) {
 		wrong = append(wrong, fmt.Sprintf(format, args...))
 	}
-	found, err := recordsOnDisk(w.Ledger.store)
-	if err != nil {
+	found, corrupt, err := records.List(store.Disk{}, filepath.Join(w.dir, "claims"))
+	if err := errors.Join(append(corrupt, err)...); err != nil {
 		return err
 	}
 	have, open := map[types.UID]*records.Record{}, map[types.UID]bool{}
@@ -179,22 +114,6 @@ func (w *worker) check(when string, strict bool) error {
 		return fmt.Errorf("%s:\n\t%s", when, strings.Join(wrong, "\n\t"))
 	}
 	return nil
-}
-
-func recordsOnDisk(store *records.Store) ([]*records.Record, error) {
-	uids, err := store.Names()
-	if err != nil {
-		return nil, err
-	}
-	var found []*records.Record
-	for _, uid := range uids {
-		r, err := store.Read(uid)
-		if err != nil {
-			return nil, err
-		}
-		found = append(found, r)
-	}
-	return found, nil
 }
 
 func (w *worker) checkSpecs(found []*records.Record, complain func(string, ...any)) {

@@ -4,15 +4,12 @@ package claims
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
-	"syscall"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -23,12 +20,12 @@ import (
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 	"github.com/cleave-dra/cleave/pkg/policy"
-	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/sim"
+	"github.com/cleave-dra/cleave/pkg/sim/killtest"
 	"github.com/cleave-dra/cleave/pkg/store"
 )
 
-// A worker is one life of the plugin, with a kubelet and an API server that live on in a file. It starts, puts right
+// worker is one life of the plugin, with a kubelet and an API server that live on in a file. It starts, puts right
 // what the life before it has left, checks that, goes on, and is killed at a step.
 type worker struct {
 	// sheltered: no step is killed.
@@ -43,8 +40,7 @@ type worker struct {
 	specs   *specDir
 	sharing *sharingDir
 	truth   clusterTruth
-
-	killAt, steps int
+	life    *killtest.Life
 }
 
 // clusterTruth is what the API server and the kubelet know.
@@ -53,8 +49,6 @@ type clusterTruth struct {
 	Claims []*clusterClaim `json:"claims"`
 	// Layout of layoutGPU, one of killLayouts.
 	Layout int `json:"layout"`
-	// LastStep is the step at which a worker was killed, for people.
-	LastStep string `json:"lastStep"`
 }
 
 // clusterClaim is a claim that is allocated to the node.
@@ -79,27 +73,15 @@ var killLayouts = []*policy.PartitionOffer{nil, balanced, cutInto(place(5, 0, 4)
 // unmanagedGPU has an unmanaged partition.
 const unmanagedGPU = 2
 
-const (
-	envWorker = "CLEAVE_TEST_KILL_WORKER" // directory, seed, step to be killed at
-)
-
 // runWorker is the main function of a worker process. It returns what is wrong.
-func runWorker(args string) error {
-	fields := strings.Split(args, ",")
-	seed, err := strconv.ParseUint(fields[1], 10, 64)
-	if err != nil {
-		return err
-	}
-	w := &worker{dir: fields[0], random: rand.New(rand.NewPCG(seed, 1))}
-	if w.killAt, err = strconv.Atoi(fields[2]); err != nil {
-		return err
-	}
+func runWorker(life *killtest.Life) error {
+	w := &worker{dir: life.Args, random: rand.New(rand.NewPCG(life.Seed, 1)), life: life}
 	ctx := context.Background()
 	if err := w.open(ctx); err != nil {
 		return err
 	}
 	w.Recover(ctx)
-	w.Reconcile(ctx, w)
+	w.Reconcile(ctx, w.cluster())
 	if err := w.relayout(ctx); err != nil {
 		return err
 	}
@@ -125,14 +107,7 @@ func (w *worker) step(what string) {
 	if w.sheltered { // see release
 		return
 	}
-	w.steps++
-	if w.steps != w.killAt {
-		return
-	}
-	w.truth.LastStep = what
-	w.save()
-	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-	select {}
+	w.life.Step(what)
 }
 
 func (w *worker) open(ctx context.Context) error {
@@ -148,29 +123,20 @@ func (w *worker) open(ctx context.Context) error {
 		{Profile: "3g.40gb", MPS: &v1alpha1.MPSPolicy{}, TimeSlice: &v1alpha1.TimeSlicePolicy{}}, {Profile: "1g.10gb", MPS: &v1alpha1.MPSPolicy{}},
 	}}}}}, session.Node(), policy.Means{})
 	w.shared = w.gpus.Offers[layoutGPU].Partitions.Shared
-	w.specs = &specDir{dir: filepath.Join(w.dir, "specs"), step: w.step}
+	disk := hookedDisk{Disk: store.NewDisk(), step: w.step}
+	o, err := stateIn(w.dir, disk)
+	if err != nil {
+		return err
+	}
+	if w.specs, err = specsIn(w.dir); err != nil {
+		return err
+	}
+	w.specs.step = w.step
 	w.sharing = &sharingDir{dir: filepath.Join(w.dir, "sharing"), owner: compatibleID.Driver, step: func(what string) {
 		action, _, _ := strings.Cut(what, " gpu-") // one kind of step for all GPUs and claims
 		w.step(action)
 	}}
-	disk := hookedDisk{Disk: store.NewDisk(), step: w.step}
-	store, err := records.OpenStore(disk, filepath.Join(w.dir, "claims"))
-	if err != nil {
-		return err
-	}
-	layouts, err := records.OpenLayouts(disk, filepath.Join(w.dir, "layouts"))
-	if err != nil {
-		return err
-	}
-	locks, err := OpenLocks(filepath.Join(w.dir, "locks"))
-	if err != nil {
-		return err
-	}
-	data, err := os.ReadFile(filepath.Join(w.dir, truthFile))
-	if err != nil {
-		return err
-	}
-	if err := json.Unmarshal(data, &w.truth); err != nil {
+	if err := killtest.ReadTruth(w.dir, &w.truth); err != nil {
 		return err
 	}
 	sessions, err := driversession.Open(disk, filepath.Join(w.dir, "session.json"), bootNow, os.DirFS(filepath.Join(w.dir, "node/sys")), os.DirFS(filepath.Join(w.dir, "node/proc")))
@@ -180,9 +146,8 @@ func (w *worker) open(ctx context.Context) error {
 	if err := sessions.Begin(nil); err != nil {
 		return err
 	}
-	w.Preparer = New(Options{
-		Identity: compatibleID, BootID: bootNow, Store: store, Layouts: layouts, Locks: locks, Specs: w.specs, Sharing: w.sharing, Sessions: sessions,
-	})
+	o.Identity, o.Specs, o.Sharing, o.Sessions = compatibleID, w.specs, w.sharing, sessions
+	w.Preparer = New(o)
 	if err := w.Load(ctx, nil); err != nil {
 		return err
 	}
@@ -190,37 +155,22 @@ func (w *worker) open(ctx context.Context) error {
 	return nil
 }
 
-const truthFile = "truth.json"
-
-// save writes what API server and kubelet know; a kill never hits it.
+// save writes what API server and kubelet know.
 func (w *worker) save() {
-	data, err := json.Marshal(w.truth)
-	if err != nil {
-		panic(err)
-	}
-	if err := os.WriteFile(filepath.Join(w.dir, truthFile), data, 0o600); err != nil {
+	if err := killtest.WriteTruth(w.dir, w.truth); err != nil {
 		panic(err)
 	}
 }
 
-// Claim is the API server's answer.
-func (w *worker) Claim(_ context.Context, _, name string) (*resourceapi.ResourceClaim, error) {
+// cluster is the API server.
+func (w *worker) cluster() *fakeAPI {
+	api := &fakeAPI{}
 	for _, c := range w.truth.Claims {
-		if claim := c.claim(); claim.Name == name && !c.Deleted {
-			return claim, nil
+		if !c.Deleted {
+			api.claims = append(api.claims, c.claim())
 		}
 	}
-	return nil, nil //nolint:nilnil // absence is an ordinary answer
-}
-
-// ClaimByUID is the API server's answer.
-func (w *worker) ClaimByUID(_ context.Context, uid types.UID) (*resourceapi.ResourceClaim, error) {
-	for _, c := range w.truth.Claims {
-		if c.UID == uid && !c.Deleted {
-			return c.claim(), nil
-		}
-	}
-	return nil, nil //nolint:nilnil // absence is an ordinary answer
+	return api
 }
 
 // claim is a claim as the API server has it.
@@ -330,7 +280,7 @@ func (w *worker) act(ctx context.Context) error {
 	case dice < 19: // deleted by force while the plugin was away
 		pick.Deleted = true
 		w.save()
-		w.Reconcile(ctx, w)
+		w.Reconcile(ctx, w.cluster())
 		w.truth.Claims = slices.DeleteFunc(w.truth.Claims, func(c *clusterClaim) bool { return c == pick })
 		w.save()
 		return nil

@@ -41,41 +41,46 @@ func place(profile, start, size int) gpu.Place {
 var balanced = cutInto(place(19, 6, 1), place(14, 4, 2), place(9, 0, 4))
 
 // keep keeps layouts and returns what is wrong, in words.
-func (b *simBed) keep() string {
-	b.t.Helper()
+func (p *plugin) keep() string {
+	p.t.Helper()
 	var words []string
-	for _, p := range b.Partitions.KeepLayouts(b.t.Context()) {
-		words = append(words, p.GPU+": "+p.Err.Error())
+	for _, problem := range p.Partitions.KeepLayouts(p.t.Context()) {
+		words = append(words, problem.GPU+": "+problem.Err.Error())
 	}
 	return strings.Join(words, "; ")
 }
 
 // kept keeps layouts without trouble.
-func (b *simBed) kept() {
-	b.t.Helper()
-	if got := b.keep(); got != "" {
-		b.t.Fatal(got)
+func (p *plugin) kept() {
+	p.t.Helper()
+	if got := p.keep(); got != "" {
+		p.t.Fatal(got)
 	}
 }
 
-// layoutFiles are the places that are on record, by file.
-func (b *simBed) layoutFiles() []string {
+// lay has the first GPU offer partitions, and keeps layouts.
+func (b *simBed) lay(partitions *policy.PartitionOffer) {
 	b.t.Helper()
+	b.offer(0, partitions)
+	b.kept()
+}
+
+// layoutFiles are the places that are on record, by file.
+func (p *plugin) layoutFiles() []string {
+	p.t.Helper()
 	var all []string
-	for _, name := range b.files("layouts") {
-		data, err := os.ReadFile(filepath.Join(b.dir, "layouts", name+".json"))
+	for _, name := range p.files("layouts") {
+		data, err := os.ReadFile(filepath.Join(p.dir, "layouts", name+".json"))
 		if err != nil {
 			if strings.HasPrefix(name, ".") {
 				continue
 			}
-			b.t.Fatal(err)
+			p.t.Fatal(err)
 		}
 		l, err := records.DecodeLayout(data)
-		if err != nil {
-			b.t.Fatal(err)
-		}
-		for _, p := range l.Places {
-			all = append(all, fmt.Sprintf("%s %d@%d", name, p.ProfileID, p.Placement.Start))
+		must(p.t, err)
+		for _, at := range l.Places {
+			all = append(all, fmt.Sprintf("%s %d@%d", name, at.ProfileID, at.Placement.Start))
 		}
 	}
 	return all
@@ -90,9 +95,7 @@ func TestLayout_CreatedAndKept(t *testing.T) {
 	}
 	b.kept()
 	b.want(all, nil, nil)
-	if got := b.Partitions.Occupied(); len(got) != 0 {
-		t.Errorf("got occupied devices %v, want none", got)
-	}
+	b.wantOccupied()
 	existing := b.Partitions.Existing()
 	if len(existing) != 3 || existing[0].UUID == "" {
 		t.Errorf("got %v, want the three partitions with their UUIDs", existing)
@@ -108,8 +111,7 @@ func TestLayout_CreatedAndKept(t *testing.T) {
 	b.kept()
 	b.want(all, list("a"), list("a"))
 	b = b.restart()
-	b.offer(0, balanced)
-	b.kept()
+	b.lay(balanced)
 	b.want(all, list("a"), list("a"))
 	b.unprepare("a")
 	b.want(all, nil, nil)
@@ -120,27 +122,22 @@ func TestLayout_CreatedAndKept(t *testing.T) {
 // What is free changes at once, what is allocated when it is given back.
 func TestLayout_WaitsForAllocations(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
-	b.offer(0, balanced)
-	b.kept()
+	b.lay(balanced)
 	b.prepare("a", b.name(0, 14, 4))
 	next := cutInto(place(5, 0, 4), place(19, 4, 1), place(19, 5, 1), place(19, 6, 1))
 	next.Kept = []gpu.Place{place(14, 4, 2)}
-	b.offer(0, next)
-	b.kept()
+	b.lay(next)
 	b.prepare("a", b.name(0, 14, 4)) // the kubelet asks again
 	b.want(list("0 14@4", "0 19@6", "0 5@0"), list("a"), list("a"))
 	if got := b.Partitions.Occupied(); !slices.Contains(got, b.name(0, 19, 4)) || slices.Contains(got, b.name(0, 5, 0)) {
 		t.Errorf("got occupied devices %v, want those that wait, and not what is ready", got)
 	}
 	b.unprepare("a")
-	b.offer(0, cutInto(next.Places...))
-	b.kept()
+	b.lay(cutInto(next.Places...))
 	b.want(list("0 19@4", "0 19@5", "0 19@6", "0 5@0"), nil, nil)
 	// Without a layout all that Cleave made goes, and its record.
 	b.offer(0, &policy.PartitionOffer{Mode: policy.OnDemand})
-	if err := b.tryPrepare("b", b.name(0, 19, 6)); err == nil || !strings.Contains(err.Error(), "of the node's layout") {
-		t.Errorf("got %v before the layout is gone, want what is in the way", err)
-	}
+	wantError(t, b.tryPrepare("b", b.name(0, 19, 6)), "of the node's layout")
 	b.kept()
 	b.prepare("b", b.name(0, 19, 6))
 	b.kept()
@@ -156,13 +153,11 @@ func TestLayout_WaitsForAllocations(t *testing.T) {
 
 func TestLayout_UnmanagedPartition(t *testing.T) {
 	b := newSimBed(t, "hgx-h100", func(node *sim.Node) { occupy(t, node, 0, 19, 6, 1) })
-	b.offer(0, balanced)
-	b.kept()
+	b.lay(balanced)
 	b.want(list("0 14@4", "0 19@6", "0 9@0"), nil, nil)
 	b.prepare("a", b.name(0, 19, 6))
 	b.unprepare("a")
-	b.offer(0, nil)
-	b.kept()
+	b.lay(nil)
 	b.want(list("0 19@6"), nil, nil)
 	// In its way, it is named.
 	b.offer(0, cutInto(place(9, 4, 4), place(9, 0, 4)))
@@ -178,28 +173,22 @@ func TestLayout_UnmanagedPartition(t *testing.T) {
 // Mode existing takes a layout over as it is: nothing of it is touched any more.
 func TestLayout_ModeExisting(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
-	b.offer(0, balanced)
-	b.kept()
-	b.offer(0, &policy.PartitionOffer{Mode: policy.Existing, Places: b.Partitions.Unclaimed(&b.session.Node().GPUs[0])})
-	b.kept()
+	b.lay(balanced)
+	b.lay(&policy.PartitionOffer{Mode: policy.Existing, Places: b.Partitions.Unclaimed(&b.session.Node().GPUs[0])})
 	if got := b.layoutFiles(); len(got) != 0 {
 		t.Errorf("got layouts on record %v, want none", got)
 	}
 	b.prepare("a", b.name(0, 9, 0))
 	b.unprepare("a")
-	b.offer(0, nil)
-	b.kept()
+	b.lay(nil)
 	b.want(list("0 14@4", "0 19@6", "0 9@0"), nil, nil)
 }
 
 func TestPrepare_ModeExisting(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
-	b.offer(0, &policy.PartitionOffer{Mode: policy.Existing, Places: []gpu.Place{place(19, 6, 1)}})
-	b.kept()
+	b.lay(&policy.PartitionOffer{Mode: policy.Existing, Places: []gpu.Place{place(19, 6, 1)}})
 	err := b.tryPrepare("a", b.name(0, 19, 6))
-	if err == nil || !strings.Contains(err.Error(), "has Cleave create none") {
-		t.Errorf("got %v, want that none is made", err)
-	}
+	wantError(t, err, "has Cleave create none")
 	b.want(nil, nil, nil)
 }
 
@@ -207,8 +196,7 @@ func TestPrepare_ModeExisting(t *testing.T) {
 func TestLayout_GPUInUse(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.prepare("a", b.name(0))
-	b.offer(0, balanced)
-	b.kept()
+	b.lay(balanced)
 	b.want(nil, list("a"), nil)
 	b.unprepare("a")
 	b.kept()
@@ -229,31 +217,23 @@ func TestLayout_GPUInUse(t *testing.T) {
 // Partitions do not outlive a reboot, and a layout of another boot names nothing.
 func TestLayout_Reboot(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
-	b.offer(0, balanced)
-	b.kept()
-	if err := b.node.Hardware().ForceReset(0); err != nil {
-		t.Fatal(err)
-	}
-	b = b.restart("another-boot")
-	b.offer(0, balanced)
-	b.kept()
+	b.lay(balanced)
+	must(t, b.node.Hardware().ForceReset(0))
+	b = b.restart(inBoot("another-boot"))
+	b.lay(balanced)
 	b.want(list("0 14@4", "0 19@6", "0 9@0"), nil, nil)
 }
 
 func TestLayout_Corrupt(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
-	b.offer(0, balanced)
-	b.kept()
+	b.lay(balanced)
 	file := filepath.Join(b.dir, "layouts", b.name(0)+".json")
-	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte("{"), 0o600))
 	b = b.restart()
 	if len(b.notes) != 1 || !strings.Contains(b.notes[0], "CorruptLayout") {
 		t.Errorf("got notes %v, want one of the corrupt layout", b.notes)
 	}
-	b.offer(0, nil)
-	b.kept()
+	b.lay(nil)
 	b.want(list("0 14@4", "0 19@6", "0 9@0"), nil, nil)
 	b.offer(0, balanced)
 	b.prepare("a", b.name(0, 9, 0))
@@ -272,25 +252,15 @@ func (b *simBed) dying(at int, do func(e *Preparer, session *nvml.Session)) (dea
 		}
 	}
 	session, err := nvml.OpenLibrary(b.t.Context(), hookedLibrary{simulated.Library(b.node), step}, b.node.Sysfs())
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	disk := hookedDisk{Disk: store.NewDisk(), step: step}
-	store, storeErr := records.OpenStore(disk, filepath.Join(b.dir, "claims"))
-	layouts, layoutsErr := records.OpenLayouts(disk, filepath.Join(b.dir, "layouts"))
-	locks, locksErr := OpenLocks(filepath.Join(b.dir, "locks"))
-	if err := errors.Join(storeErr, layoutsErr, locksErr); err != nil {
-		b.t.Fatal(err)
-	}
-	e := New(Options{Identity: testID, BootID: b.boot, Store: store, Layouts: layouts, Locks: locks, Specs: b.specs})
-	if err := e.Load(b.t.Context(), nil); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
+	o, err := stateIn(b.dir, hookedDisk{Disk: store.NewDisk(), step: step})
+	must(b.t, err)
+	o.Specs = b.specs
+	e := New(o)
+	must(b.t, e.Load(b.t.Context(), nil))
 	e.SetHardware(offeredHardware{session, b.offers}, b.specs)
 	defer func() {
-		for _, lock := range e.Ledger.locks.byGPU { // the kernel releases a dead process's locks
-			lock.close()
-		}
+		e.die()
 		if r := recover(); r != nil {
 			if err, ok := r.(error); !ok || !errors.Is(err, errDead) {
 				panic(r)
@@ -309,22 +279,19 @@ func TestLayout_KilledAtAnyStep(t *testing.T) {
 	kills := 0
 	for at := range 200 {
 		b := newSimBed(t, "hgx-h100", func(node *sim.Node) { occupy(t, node, 0, 19, 6, 1) })
-		b.offer(0, balanced)
-		b.kept()
+		b.lay(balanced)
 		dead := b.dying(at, func(e *Preparer, session *nvml.Session) {
 			b.offers[0] = policy.Offer{Partitions: two}
 			e.Partitions.FindUnmanaged(t.Context())
 			e.Partitions.KeepLayouts(t.Context())
 		})
 		b = b.restart()
-		b.offer(0, two)
-		b.kept()
+		b.lay(two)
 		b.want(list("0 19@4", "0 19@6", "0 5@0"), nil, nil)
 		if diff := cmp.Diff(list(b.name(0)+" 5@0", b.name(0)+" 19@4"), b.layoutFiles()); diff != "" {
 			t.Errorf("killed at step %d: layouts on record (-want +got):\n%s", at, diff)
 		}
-		b.offer(0, nil)
-		b.kept()
+		b.lay(nil)
 		b.want(list("0 19@6"), nil, nil)
 		if !dead {
 			break
@@ -341,12 +308,7 @@ func TestLayout_StepFails(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	for name, fault := range map[string]func() (mend func()){
 		"disk": func() func() {
-			b.disk.fail = func(op, _ string) error {
-				if op == "WriteFile" {
-					return syscall.ENOSPC
-				}
-				return nil
-			}
+			b.disk.fail = failOp("WriteFile", syscall.ENOSPC)
 			return func() { b.disk.fail = nil }
 		},
 		"hardware": func() func() {
@@ -354,9 +316,7 @@ func TestLayout_StepFails(t *testing.T) {
 				t.Fatal(err)
 			}
 			return func() {
-				if err := b.node.Faults().Clear(0); err != nil {
-					t.Fatal(err)
-				}
+				must(t, b.node.Faults().Clear(0))
 			}
 		},
 	} {
@@ -369,8 +329,7 @@ func TestLayout_StepFails(t *testing.T) {
 		mend()
 		b.kept()
 		b.want(list("0 14@4", "0 19@6", "0 9@0"), nil, nil)
-		b.offer(0, nil)
-		b.kept()
+		b.lay(nil)
 		b.want(nil, nil, nil)
 	}
 }

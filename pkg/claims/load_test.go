@@ -11,26 +11,21 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/records"
-	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 func TestLoad_EarlierBoot(t *testing.T) {
 	dir := t.TempDir()
-	before := newEngine(t, dir, store.Disk{}, "boot-before")
-	before.SetHardware(&fakeHardware{node: nodeOf(4)}, &fakeCDI{})
-	mustPrepare(t, before, claimOn("old", 0))
+	before := openBed(t, dir, inBoot("boot-before")).start()
+	mustPrepare(t, before.Preparer, claimOn("old", 0))
 	now := openBed(t, dir)
+	now.SetHardware(now.hardware, now.specs)
 	mustPrepare(t, now.Preparer, claimOn("new", 1))
 
-	again := openBed(t, dir)
-	again.load(t)
-	if diff := cmp.Diff([]types.UID{"new"}, slices.Collect(allHolders(again))); diff != "" {
-		t.Errorf("claims in memory (-want +got):\n%s", diff)
-	}
+	again := openBed(t, dir).start()
+	equal(t, "claims in memory", []types.UID{"new"}, slices.Collect(allHolders(again)))
 	wantDisk(t, again, line("new", 1))
 	mustPrepare(t, again.Preparer, claimOn("next", 0))
 }
@@ -45,26 +40,18 @@ func TestLoad_CorruptRecord(t *testing.T) {
 			if err == nil {
 				err = os.WriteFile(path, other, 0o600)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 		},
 		"format 2": func(t *testing.T, path string) {
 			data, err := os.ReadFile(path)
 			if err == nil {
 				err = os.WriteFile(path, []byte(strings.Replace(string(data), `"format":1`, `"format":2`, 1)), 0o600)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 		},
 		"a directory": func(t *testing.T, path string) {
-			if err := os.Remove(path); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Mkdir(path, 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Remove(path))
+			must(t, os.Mkdir(path, 0o700))
 		},
 	}
 	for name, damage := range tests {
@@ -74,8 +61,7 @@ func TestLoad_CorruptRecord(t *testing.T) {
 			mustPrepare(t, b.Preparer, claimOn("good", 1))
 			damage(t, recordPath(b.dir, "bad"))
 
-			again := openBed(t, b.dir)
-			again.load(t)
+			again := b.another().start()
 			wantDisk(t, again, line("good", 1))
 			if len(again.notes) != 1 || !strings.Contains(again.notes[0], "bad") || !strings.Contains(again.notes[0], "corrupt") {
 				t.Errorf("got notes %q, want one that names the claim and where its record went", again.notes)
@@ -92,9 +78,7 @@ func TestLoad_CorruptRecord(t *testing.T) {
 
 func truncate(t *testing.T, path string, size int64) {
 	t.Helper()
-	if err := os.Truncate(path, size); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Truncate(path, size))
 }
 
 // One bad sector under one record must not take all GPUs of the node out of service.
@@ -107,23 +91,19 @@ func TestLoad_RecordCannotBeReadOrRemoved(t *testing.T) {
 			if op == "Remove" {
 				boot = "boot-before" // what Load removes
 			}
-			other := newEngine(t, b.dir, store.Disk{}, boot)
-			other.SetHardware(b.hardware, b.cdi)
-			mustPrepare(t, other, claimOn("bad", 0))
+			other := openBed(t, b.dir, inBoot(boot))
+			other.SetHardware(b.hardware, b.specs)
+			mustPrepare(t, other.Preparer, claimOn("bad", 0))
 
-			again := openBed(t, b.dir)
+			again := b.another()
 			again.disk.fail = func(got, path string) error {
 				if got == op && path == recordPath(b.dir, "bad") {
 					return syscall.EIO
 				}
 				return nil
 			}
-			if err := again.Load(t.Context(), nil); err != nil {
-				t.Fatalf("Load: %v", err)
-			}
-			if diff := cmp.Diff([]string{gpuName(1)}, again.Ledger.index.get("good").GPUs()); diff != "" {
-				t.Errorf("GPUs of the good claim (-want +got):\n%s", diff)
-			}
+			again.start()
+			equal(t, "GPUs of the good claim", []string{gpuName(1)}, again.Ledger.index.get("good").GPUs())
 			mustUnprepare(t, again.Preparer, claimOn("good", 1))
 			mustPrepare(t, again.Preparer, claimOn("next", 2))
 			if op == "Remove" { // what had it has not outlived the reboot
@@ -137,14 +117,9 @@ func TestLoad_CorruptRecordCannotBeSetAside(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("good", 1))
 	spoil(t, b.dir, "bad")
-	again := openBed(t, b.dir)
-	again.disk.fail = func(op, _ string) error {
-		if op == "Rename" {
-			return syscall.EROFS
-		}
-		return nil
-	}
-	again.load(t)
+	again := b.another()
+	again.disk.fail = failOp("Rename", syscall.EROFS)
+	again.start()
 	mustPrepare(t, again.Preparer, claimOn("good", 1))
 	mustPrepare(t, again.Preparer, claimOn("next", 2))
 	again.disk.fail = nil
@@ -153,12 +128,7 @@ func TestLoad_CorruptRecordCannotBeSetAside(t *testing.T) {
 
 func TestLoad_DirectoryCannotBeListed(t *testing.T) {
 	b := openBed(t, t.TempDir())
-	b.disk.fail = func(op, _ string) error {
-		if op == "ReadDir" {
-			return syscall.EIO
-		}
-		return nil
-	}
+	b.disk.fail = failOp("ReadDir", syscall.EIO)
 	if err := b.Load(t.Context(), nil); !errors.Is(err, syscall.EIO) {
 		t.Errorf("got %v, want %v", err, syscall.EIO)
 	}

@@ -71,30 +71,36 @@ func TestLocks_Exclude(t *testing.T) {
 			for range processes {
 				all = append(all, openLocks(t, dir))
 			}
-			var inside, crowded atomic.Int32
-			var wg sync.WaitGroup
-			for i := range 6 {
-				wg.Go(func() {
-					for range 50 {
-						held, err := all[i%processes].Acquire(context.Background(), []string{"b", "a", "b"})
-						if err != nil {
-							t.Errorf("Acquire: %v", err)
-							return
-						}
-						if inside.Add(1) > 1 {
-							crowded.Add(1)
-						}
-						runtime.Gosched()
-						inside.Add(-1)
-						held.Release()
-					}
-				})
-			}
-			wg.Wait()
-			if n := crowded.Load(); n > 0 {
-				t.Errorf("%d times two held the locks at once", n)
+			wantExcluded(t, all...)
+		})
+	}
+}
+
+// wantExcluded fails if two of six hold the locks at once.
+func wantExcluded(t *testing.T, all ...*Locks) {
+	t.Helper()
+	var inside, crowded atomic.Int32
+	var wg sync.WaitGroup
+	for i := range 6 {
+		wg.Go(func() {
+			for range 50 {
+				held, err := all[i%len(all)].Acquire(context.Background(), []string{"b", "a", "b"})
+				if err != nil {
+					t.Errorf("Acquire: %v", err)
+					return
+				}
+				if inside.Add(1) > 1 {
+					crowded.Add(1)
+				}
+				runtime.Gosched()
+				inside.Add(-1)
+				held.Release()
 			}
 		})
+	}
+	wg.Wait()
+	if n := crowded.Load(); n > 0 {
+		t.Errorf("%d times two held the locks at once", n)
 	}
 }
 
@@ -182,9 +188,7 @@ func TestLocks_FilesStayInDirectory(t *testing.T) {
 func TestLocks_FileIsLink(t *testing.T) {
 	dir := t.TempDir()
 	l := openLocks(t, dir)
-	if err := os.Symlink(filepath.Join(t.TempDir(), "elsewhere"), filepath.Join(dir, "a.lock")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(filepath.Join(t.TempDir(), "elsewhere"), filepath.Join(dir, "a.lock")))
 	_, err := l.Acquire(t.Context(), []string{"a"})
 	wantError(t, err, "lock GPU a")
 	mustAcquire(t, l, "b").Release()
@@ -192,9 +196,7 @@ func TestLocks_FileIsLink(t *testing.T) {
 
 func TestOpenLocks_DirectoryCannotBeCreated(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, nil, 0o600))
 	_, err := OpenLocks(filepath.Join(file, "locks"))
 	wantError(t, err, "create the directory for GPU locks")
 }
@@ -216,7 +218,5 @@ func TestPrepare_DiskTooFullForLock(t *testing.T) {
 		t.Fatalf("got %v, want ENOSPC", err)
 	}
 	wantError(t, err, "free space", b.dir)
-	if err := os.Remove(full); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(full))
 }

@@ -9,8 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
@@ -20,9 +18,7 @@ var monitor = sim.Client{PID: 4711, Name: "dcgm", GPUInstance: -1, ComputeInstan
 func TestMIGMode_WaitsForClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newSimBed(t, "hgx-h100")
-		if err := b.node.Clients().Add(0, monitor); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Clients().Add(0, monitor))
 		go func() {
 			<-time.After(20 * time.Second)
 			if err := b.node.Clients().Remove(0, monitor.PID); err != nil {
@@ -37,9 +33,7 @@ func TestMIGMode_WaitsForClient(t *testing.T) {
 func TestMIGMode_GivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newSimBed(t, "hgx-h100")
-		if err := b.node.Clients().Add(0, monitor); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Clients().Add(0, monitor))
 		ctx, cancel := context.WithTimeout(t.Context(), 45*time.Second)
 		defer cancel()
 		_, err := b.Prepare(ctx, deviceClaim("a", b.name(1, 9, 4), b.name(0, 19, 6)))
@@ -47,18 +41,14 @@ func TestMIGMode_GivesUp(t *testing.T) {
 			t.Errorf("got %v (the kubelet's patience: %v), want an error in time that names process 4711", err, ctx.Err())
 		}
 		b.want(nil, nil, nil)
-		if diff := cmp.Diff([]int{1}, b.modes()); diff != "" {
-			t.Errorf("GPUs in MIG mode (-want +got):\n%s", diff)
-		}
+		equal(t, "GPUs in MIG mode", []int{1}, b.modes())
 	})
 }
 
 func TestMIGMode_PrepareGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newSimBed(t, "hgx-h100")
-		if err := b.node.Clients().Add(0, monitor); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Clients().Add(0, monitor))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if _, err := b.Prepare(ctx, deviceClaim("a", b.name(0, 19, 6))); err == nil {
@@ -66,13 +56,9 @@ func TestMIGMode_PrepareGivenUp(t *testing.T) {
 		}
 		b.want(nil, nil, nil)
 		// A partition that exists spares other claims the wait: the mode is on already.
-		if err := b.node.Clients().Remove(0, monitor.PID); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Clients().Remove(0, monitor.PID))
 		b.prepare("a", b.name(0, 19, 6))
-		if err := b.node.Clients().Add(0, monitor); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Clients().Add(0, monitor))
 		b.prepare("b", b.name(0, 19, 5))
 	})
 }
@@ -82,9 +68,7 @@ func TestMIGMode_UnmanagedPartition(t *testing.T) {
 		b := newSimBed(t, "hgx-h100")
 		occupy(t, b.node, 0, 19, 6, 1)
 		err := b.tryPrepare("a", b.name(0))
-		if err == nil || !strings.Contains(err.Error(), "did not create") {
-			t.Errorf("got %v, want an error about the unmanaged partition", err)
-		}
+		wantError(t, err, "did not create")
 		b.want(list("0 19@6"), nil, nil)
 	})
 }

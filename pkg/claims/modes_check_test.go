@@ -10,6 +10,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/sim"
+	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // published fails if what is known of a GPU is not what it is.
@@ -55,8 +56,8 @@ func (w *modeWorker) check(ctx context.Context) error {
 			wrong = append(wrong, fmt.Errorf("GPU %d has %d partitions, want %d", i, len(g.Instances), want))
 		}
 	}
-	found, err := recordsOnDisk(w.Ledger.store)
-	if err != nil {
+	found, corrupt, err := records.List(store.Disk{}, filepath.Join(w.dir, "claims"))
+	if err := errors.Join(append(corrupt, err)...); err != nil {
 		return err
 	}
 	if len(found) != len(w.truth.Claims) {

@@ -11,7 +11,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -34,7 +33,7 @@ func TestModes_AllocatedMeanwhile(t *testing.T) {
 		"afterwards":         {4, "", inMIG, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newModeBed(t, "dgx-a100")
+			b := newModeBed(t)
 			lists, overtaken := 0, []string(nil)
 			b.Modes.Claims = func(_ context.Context, visit func(*resourceapi.ResourceClaim) bool) error {
 				if lists++; lists >= tt.list {
@@ -55,24 +54,18 @@ func TestModes_AllocatedMeanwhile(t *testing.T) {
 			if tt.want == "" && err != nil || tt.want != "" && (!errors.Is(err, gpu.ErrInUse) || !strings.Contains(err.Error(), tt.want)) {
 				t.Errorf("got %v, want %q in it", err, tt.want)
 			}
-			b.want(0, tt.state)
-			if diff := cmp.Diff(tt.overtaken, overtaken); diff != "" {
-				t.Errorf("overtaken (-want +got):\n%s", diff)
-			}
+			b.wantMode(0, tt.state)
+			equal(t, "overtaken", tt.overtaken, overtaken)
 		})
 	}
 }
 
 // Records of a boot before are dropped. One that cannot be read is no reason not to start, and its change is finished.
 func TestModes_Load(t *testing.T) {
-	b := newModeBed(t, "dgx-a100")
-	if err := b.Modes.Store.Write(&records.ModeChange{Format: 1, BootID: "before", GPU: b.name(0), UUID: "GPU-1"}); err != nil {
-		t.Fatal(err)
-	}
+	b := newModeBed(t)
+	must(t, b.Modes.Store.Write(&records.ModeChange{Format: 1, BootID: "before", GPU: b.name(0), UUID: "GPU-1"}))
 	for i := 1; i <= 2; i++ {
-		if err := os.WriteFile(filepath.Join(b.Modes.Store.Dir(), b.name(i)+".json"), []byte("{"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(b.Modes.Store.Dir(), b.name(i)+".json"), []byte("{"), 0o600))
 	}
 	b.disk.fail = func(op, path string) error {
 		if op == "ReadFile" && filepath.Base(path) == b.name(2)+".json" {
@@ -80,30 +73,20 @@ func TestModes_Load(t *testing.T) {
 		}
 		return nil
 	}
-	if err := b.Modes.load(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(map[string]bool{b.name(1): true, b.name(2): true}, b.Modes.Left()); diff != "" {
-		t.Errorf("left (-want +got):\n%s", diff)
-	}
+	must(t, b.Modes.load(t.Context()))
+	equal(t, "left", map[string]bool{b.name(1): true, b.name(2): true}, b.Modes.Left())
 	for i := 1; i <= 2; i++ {
-		if _, err := (simTool{root: b.root}).SetMode(t.Context(), b.session.Node().GPUs[i].PCI, true); err != nil { // pending
-			t.Fatal(err)
-		}
+		b.setPending(i)
 	}
-	if err := b.change(1); err != nil {
-		t.Fatal(err)
-	}
-	b.want(1, outOfMIG)
+	must(t, b.change(1))
+	b.wantMode(1, outOfMIG)
 	if err := b.change(2); !errors.Is(err, syscall.EIO) {
 		t.Errorf("got %v while the record cannot be read, want %v", err, syscall.EIO)
 	}
-	b.want(2, gpuState{Pending: true, Left: true})
+	b.wantMode(2, gpuState{Pending: true, Left: true})
 	b.disk.fail = nil
-	if err := b.change(2); err != nil {
-		t.Fatal(err)
-	}
-	b.want(2, outOfMIG)
+	must(t, b.change(2))
+	b.wantMode(2, outOfMIG)
 	if names, err := b.Modes.Store.Names(); err != nil || len(names) > 0 {
 		t.Errorf("records: %v, %v", names, err)
 	}
@@ -111,11 +94,9 @@ func TestModes_Load(t *testing.T) {
 
 // What another driver name began is finished under this one.
 func TestModes_Adopt(t *testing.T) {
-	b := newModeBed(t, "dgx-a100")
+	b := newModeBed(t)
 	theirs, err := records.OpenModes(store.NewDisk(), filepath.Join(t.TempDir(), "modes"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	g := &b.session.Node().GPUs[0]
 	if err := errors.Join(
 		theirs.Write(&records.ModeChange{Format: 1, BootID: bootNow, GPU: b.name(0), UUID: g.UUID, Enable: true, Persistence: true}),
@@ -125,20 +106,14 @@ func TestModes_Adopt(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // a kill may repeat it
-		if err := b.Modes.Adopt(t.Context(), "gpu.example.com", theirs); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.Modes.Adopt(t.Context(), "gpu.example.com", theirs))
 	}
-	if diff := cmp.Diff(map[string]bool{b.name(0): true, b.name(2): true}, b.Modes.Left()); diff != "" {
-		t.Errorf("left (-want +got):\n%s", diff)
-	}
+	equal(t, "left", map[string]bool{b.name(0): true, b.name(2): true}, b.Modes.Left())
 	if names, err := theirs.Names(); err != nil || len(names) > 0 {
 		t.Errorf("the other name keeps %v, %v", names, err)
 	}
-	if err := b.change(0); err != nil {
-		t.Fatal(err)
-	}
-	b.want(0, gpuState{Persistence: true})
+	must(t, b.change(0))
+	b.wantMode(0, gpuState{Persistence: true})
 }
 
 // brokenTool does nothing of what it is asked for, and says so of modes.
@@ -156,29 +131,22 @@ func (b brokenTool) Reset(context.Context, gpu.PCIAddress) error                
 // What nvidia-smi says of a mode that stays pending is passed on, and a change has not ended before the GPU shows it.
 func TestModes_NotTakenBack(t *testing.T) {
 	const says = "Warning: MIG mode is in pending enable state: In use by another client"
-	b := newModeBed(t, "dgx-a100")
-	g := &b.session.Node().GPUs[0]
+	b := newModeBed(t)
 	b.Modes.Tool = brokenTool{simTool{root: b.root}, says}
 	b.wants[0] = true
 	if err := b.change(0); !errors.Is(err, gpu.ErrResetRequired) || !strings.Contains(err.Error(), says) {
 		t.Errorf("got %v, want what nvidia-smi said", err)
 	}
-	if _, err := (simTool{root: b.root}).SetMode(t.Context(), g.PCI, true); err != nil { // pending, as the plugin has the GPU open
-		t.Fatal(err)
-	}
+	b.setPending(0)
 	b.Modes.note(b.name(0), true)
 	b.wants[0] = false
 	if err := b.change(0); !errors.Is(err, gpu.ErrResetRequired) || !strings.Contains(err.Error(), "is pending still") {
 		t.Errorf("got %v, want that the mode is pending", err)
 	}
-	b.want(0, gpuState{Pending: true, Left: true})
-	if err := b.Modes.write(&records.ModeChange{Format: 1, BootID: bootNow, GPU: b.name(1), UUID: b.session.Node().GPUs[1].UUID, Persistence: true}); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.change(1); err == nil || !strings.Contains(err.Error(), "it is off still") {
-		t.Errorf("got %v, want that the persistence mode is off", err)
-	}
-	b.want(1, gpuState{Left: true})
+	b.wantMode(0, gpuState{Pending: true, Left: true})
+	must(t, b.Modes.write(&records.ModeChange{Format: 1, BootID: bootNow, GPU: b.name(1), UUID: b.session.Node().GPUs[1].UUID, Persistence: true}))
+	wantError(t, b.change(1), "it is off still")
+	b.wantMode(1, gpuState{Left: true})
 }
 
 // rereadHardware counts how often GPUs are read again.
@@ -203,31 +171,27 @@ func (o otherTool) Query(ctx context.Context, pci gpu.PCIAddress) (smi.State, er
 
 // A GPU that came to be in the other mode is read again, and its mode is not set to what was known of it.
 func TestModes_LeftInOtherMode(t *testing.T) {
-	b := newModeBed(t, "dgx-a100")
+	b := newModeBed(t)
 	reread := 0
 	b.SetHardware(rereadHardware{modeHardware{b.session, func() []bool { return b.wants }}, &reread}, b.backend.Load().cdi)
 	b.Modes.Tool = otherTool{simTool{root: b.root}}
 	b.Modes.note(b.name(0), true)
-	if err := b.change(0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.change(0))
 	if reread != 1 {
 		t.Errorf("the GPU was read %d times, want once", reread)
 	}
-	b.want(0, outOfMIG)
+	b.wantMode(0, outOfMIG)
 }
 
 // All driver names leave a GPU alone whose mode is being changed.
 func TestModes_ChangingIsShared(t *testing.T) {
-	b, other := newModeBed(t, "dgx-a100"), newModeBed(t, "dgx-a100")
+	b, other := newModeBed(t), newModeBed(t)
 	b.AddPeer(other.Preparer)
 	run := b.Modes.Begin(b.name(0), false)
 	if !other.Ledger.names.isChanging(b.name(0)) || other.Ledger.names.isChanging(b.name(1)) {
 		t.Error("another driver name does not know which GPU is being changed")
 	}
-	if err := run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, run(t.Context()))
 	if other.Ledger.names.isChanging(b.name(0)) {
 		t.Error("it counts as being changed after that")
 	}
@@ -235,11 +199,9 @@ func TestModes_ChangingIsShared(t *testing.T) {
 
 // Nobody waits for the lock of a GPU to set time slices that no claim has.
 func TestRecover_LockedGPU(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	held, err := b.Ledger.lockFor(t.Context(), "", []string{gpuName(1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer held.Release()
 	b.serve(testDriver, 1, "stray")
 	b.Ledger.names.changing.Store(gpuName(1), true)

@@ -3,21 +3,13 @@
 package claims
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
-	"syscall"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -28,17 +20,12 @@ import (
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/sim"
+	"github.com/cleave-dra/cleave/pkg/sim/killtest"
 	"github.com/cleave-dra/cleave/pkg/store"
 )
 
-// envModeWorker is set in a process that is one life of a plugin which changes MIG modes: directory, seed, step to be killed at.
-const envModeWorker = "CLEAVE_TEST_MODE_WORKER"
-
-// modeLives is how often the plugin is killed on one node, modeGPUs how many GPUs change their mode.
-const (
-	modeLives = 10
-	modeGPUs  = 2
-)
+// modeGPUs is how many GPUs change their mode.
+const modeGPUs = 2
 
 // However a change of a MIG mode is cut short, the GPU is in one of the two modes and known to be, nothing is pending, its
 // persistence mode is what it was, its layout is there or nothing, and other GPUs keep their claims.
@@ -46,51 +33,17 @@ func TestModes_Killed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a thousand processes")
 	}
-	var next, killed atomic.Int64
-	var mu sync.Mutex
-	at := map[string]int{}
-	var wg sync.WaitGroup
-	for range 2 {
-		wg.Go(func() {
-			for killed.Load() < int64(*kills) && !t.Failed() {
-				seed := *killSeed + uint64(next.Add(1)) - 1
-				steps, err := modeScenario(t.TempDir(), seed)
-				if err != nil {
-					t.Errorf("seed %d (run with -kill-seed=%d -kills=1): %v", seed, seed, err)
-				}
-				killed.Add(int64(len(steps)))
-				mu.Lock()
-				for _, s := range steps {
-					at[s]++
-				}
-				mu.Unlock()
-			}
-		})
-	}
-	wg.Wait()
-	var names []string
-	for s := range at {
-		names = append(names, s)
-	}
-	slices.Sort(names)
-	for _, s := range names {
-		t.Logf("%4d killed %s", at[s], s)
-	}
-	if *kills >= 1000 && len(names) < 16 {
-		t.Errorf("the plugin was killed at %d kinds of steps only: do the hooks work?", len(names))
-	}
+	s := killtest.Scenario{Worker: "modes", Lives: 10, Steps: 70, Kinds: 16, Begin: beginModeKills}
+	s.Run(t, *kills, *killSeed)
 }
 
-// modeScenario is one node with many lives of the plugin. It returns the steps at which it was killed.
-func modeScenario(dir string, seed uint64) (steps []string, err error) {
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	random := rand.New(rand.NewPCG(seed, 0))
+func beginModeKills(dir string, random *rand.Rand) (after func(bool) error, err error) {
 	node, err := sim.Create(filepath.Join(dir, "node"), "a100-pcie-nvlink-pairs", sim.WithoutDeviceNodes())
 	if err != nil {
 		return nil, err
 	}
 	truth := modeTruth{Wants: make([]bool, 4), Persistence: []bool{random.IntN(2) == 0, random.IntN(2) == 0, false, false}}
-	if err := errors.Join(os.Mkdir(filepath.Join(dir, "specs"), 0o700), truth.save(dir), node.Init()); err != nil {
+	if err := errors.Join(killtest.WriteTruth(dir, truth), node.Init()); err != nil {
 		return nil, err
 	}
 	for i, on := range truth.Persistence {
@@ -98,29 +51,7 @@ func modeScenario(dir string, seed uint64) (steps []string, err error) {
 			return nil, err
 		}
 	}
-	if err := node.Shutdown(); err != nil {
-		return nil, err
-	}
-	for life := range modeLives {
-		killAt := 1 + random.IntN(70)
-		if life == modeLives-1 {
-			killAt = 0
-		}
-		command := exec.Command(os.Args[0])
-		command.Env = append(os.Environ(), fmt.Sprintf("%s=%s,%d,%d", envModeWorker, dir, seed*1000+uint64(life), killAt))
-		var out bytes.Buffer
-		command.Stdout, command.Stderr = &out, &out
-		err := command.Run()
-		if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL {
-			last, _ := readModeTruth(dir)
-			steps = append(steps, last.LastStep)
-			continue
-		}
-		if err != nil {
-			return steps, fmt.Errorf("life %d, killed before %v: %w\n%s", life, steps, err, out.String())
-		}
-	}
-	return steps, nil
+	return nil, node.Shutdown()
 }
 
 // modeTruth is what outlives the plugin: what the policy wants, how the GPUs were set up, and which claims are prepared.
@@ -130,48 +61,23 @@ type modeTruth struct {
 	Claims   map[types.UID]string
 	Prepared map[types.UID]bool
 	// Ending is the claim that is being unprepared.
-	Ending   types.UID
-	Next     int
-	LastStep string
-}
-
-func readModeTruth(dir string) (truth modeTruth, err error) {
-	data, err := os.ReadFile(filepath.Join(dir, truthFile))
-	if err != nil {
-		return truth, err
-	}
-	return truth, json.Unmarshal(data, &truth)
-}
-
-func (m *modeTruth) save(dir string) error {
-	data, err := json.Marshal(m)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(dir, truthFile), data, 0o600)
+	Ending types.UID
+	Next   int
 }
 
 // modeWorker is one life.
 type modeWorker struct {
 	*Preparer
-	dir           string
-	random        *rand.Rand
-	session       *nvml.Session
-	truth         modeTruth
-	killAt, steps int
+	dir     string
+	random  *rand.Rand
+	session *nvml.Session
+	truth   modeTruth
+	life    *killtest.Life
 }
 
-func runModeWorker(args string) error {
-	fields := strings.Split(args, ",")
-	seed, err := strconv.ParseUint(fields[1], 10, 64)
-	if err != nil {
-		return err
-	}
-	w := &modeWorker{dir: fields[0], random: rand.New(rand.NewPCG(seed, 1))}
-	if w.killAt, err = strconv.Atoi(fields[2]); err != nil {
-		return err
-	}
-	if w.truth, err = readModeTruth(w.dir); err != nil {
+func runModeWorker(life *killtest.Life) error {
+	w := &modeWorker{dir: life.Args, random: rand.New(rand.NewPCG(life.Seed, 1)), life: life}
+	if err := killtest.ReadTruth(w.dir, &w.truth); err != nil {
 		return err
 	}
 	ctx := context.Background()
@@ -191,39 +97,26 @@ func runModeWorker(args string) error {
 	return w.settle(ctx)
 }
 
-func (w *modeWorker) step(what string) {
-	if w.steps++; w.steps != w.killAt {
-		return
-	}
-	w.truth.LastStep = what
-	_ = w.truth.save(w.dir)
-	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-	select {}
-}
-
 func (w *modeWorker) open(ctx context.Context) error {
 	root := filepath.Join(w.dir, "node")
 	node, err := sim.Open(root)
 	if err != nil {
 		return err
 	}
-	if w.session, err = nvml.OpenLibrary(ctx, hookedLibrary{simulated.Library(node), w.step}, node.Sysfs()); err != nil {
+	if w.session, err = nvml.OpenLibrary(ctx, hookedLibrary{simulated.Library(node), w.life.Step}, node.Sysfs()); err != nil {
 		return err
 	}
-	disk := hookedDisk{Disk: store.NewDisk(), step: w.step}
-	kept, err := records.OpenStore(disk, filepath.Join(w.dir, "claims"))
-	layouts, layoutsErr := records.OpenLayouts(disk, filepath.Join(w.dir, "layouts"))
+	disk := hookedDisk{Disk: store.NewDisk(), step: w.life.Step}
+	o, err := stateIn(w.dir, disk)
 	modes, modesErr := records.OpenModes(disk, filepath.Join(w.dir, "modes"))
-	locks, locksErr := OpenLocks(filepath.Join(w.dir, "locks"))
-	if err := errors.Join(err, layoutsErr, modesErr, locksErr); err != nil {
+	specs, specsErr := specsIn(w.dir)
+	if err := errors.Join(err, modesErr, specsErr); err != nil {
 		return err
 	}
-	specs := &specDir{dir: filepath.Join(w.dir, "specs")}
-	w.Preparer = New(Options{
-		Identity: testID, BootID: bootNow, Store: kept, Layouts: layouts, Locks: locks, Specs: specs,
-		Modes: &ModeOptions{Store: modes, Tool: simTool{root, w.step}, Claims: w.claims,
-			Holders: func(context.Context, *gpu.GPU) ([]Holder, error) { return nil, nil }},
-	})
+	o.Specs = specs
+	o.Modes = &ModeOptions{Store: modes, Tool: simTool{root, w.life.Step}, Claims: w.claims,
+		Holders: func(context.Context, *gpu.GPU) ([]Holder, error) { return nil, nil }}
+	w.Preparer = New(o)
 	if err := w.Load(ctx, nil); err != nil {
 		return err
 	}
@@ -295,7 +188,7 @@ func (w *modeWorker) note(uid types.UID, device string, prepared bool) {
 		delete(w.truth.Claims, uid)
 		delete(w.truth.Prepared, uid)
 	}
-	_ = w.truth.save(w.dir)
+	_ = killtest.WriteTruth(w.dir, w.truth)
 }
 
 // act lets the label change, or a claim come or go.
@@ -304,7 +197,7 @@ func (w *modeWorker) act(ctx context.Context) {
 	case dice < 6:
 		i := w.random.IntN(modeGPUs)
 		w.truth.Wants[i] = !w.truth.Wants[i]
-		_ = w.truth.save(w.dir)
+		_ = killtest.WriteTruth(w.dir, w.truth)
 		if w.random.IntN(2) == 0 { // the driver cannot reset the GPU when its mode is set, and nvidia-smi can
 			w.failReset(i)
 		}
@@ -315,7 +208,7 @@ func (w *modeWorker) act(ctx context.Context) {
 		}
 		slices.Sort(uids)
 		w.truth.Ending = uids[w.random.IntN(len(uids))]
-		_ = w.truth.save(w.dir)
+		_ = killtest.WriteTruth(w.dir, w.truth)
 		_ = w.end(ctx, w.truth.Ending)
 	default:
 		i := w.random.IntN(len(w.session.Node().GPUs))

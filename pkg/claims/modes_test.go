@@ -5,7 +5,6 @@ package claims
 import (
 	"context"
 	"errors"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,7 +17,6 @@ import (
 	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml"
-	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/sim"
@@ -82,57 +80,35 @@ func (s simTool) Reset(_ context.Context, pci gpu.PCIAddress) error {
 
 // modeBed is a plugin on a node with A100s, as its policy has changed.
 type modeBed struct {
-	*Preparer
-	t       *testing.T
+	*simBed
 	root    string
-	node    *sim.Node
-	session *nvml.Session
-	disk    *faultyDisk
+	other   *sim.Node // as another process has it
 	holders []Holder
 	api     []*resourceapi.ResourceClaim
 	wants   []bool // MIG mode of each GPU
 }
 
-func newModeBed(t *testing.T, model string) *modeBed {
+func newModeBed(t *testing.T) *modeBed {
 	t.Helper()
-	b := &modeBed{t: t, root: filepath.Join(t.TempDir(), "node"), wants: make([]bool, 8)}
-	node, err := sim.Create(b.root, model, sim.WithoutDeviceNodes())
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.node = node
+	b := &modeBed{root: filepath.Join(t.TempDir(), "node"), wants: make([]bool, 8)}
+	var err error
+	b.other, err = sim.Create(b.root, "dgx-a100", sim.WithoutDeviceNodes())
+	must(t, err)
 	opened, err := sim.Open(b.root)
-	if err != nil {
-		t.Fatal(err)
+	must(t, err)
+	b.simBed = openSimBed(t, t.TempDir(), opened)
+	modes, err := records.OpenModes(b.disk, filepath.Join(b.dir, "modes"))
+	must(t, err)
+	b.Modes.ModeOptions = &ModeOptions{
+		Store: modes, Tool: simTool{root: b.root}, Holders: func(context.Context, *gpu.GPU) ([]Holder, error) { return b.holders, nil },
+		Claims: func(_ context.Context, visit func(*resourceapi.ResourceClaim) bool) error {
+			for _, c := range b.api {
+				visit(c)
+			}
+			return nil
+		},
 	}
-	if b.session, err = simulated.OpenNode(t.Context(), opened); err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	b.disk = &faultyDisk{}
-	disk := b.disk
-	store, err := records.OpenStore(disk, filepath.Join(dir, "claims"))
-	layouts, layoutsErr := records.OpenLayouts(disk, filepath.Join(dir, "layouts"))
-	modes, modesErr := records.OpenModes(disk, filepath.Join(dir, "modes"))
-	locks, locksErr := OpenLocks(filepath.Join(dir, "locks"))
-	specs := &specDir{dir: filepath.Join(dir, "specs")}
-	if err := errors.Join(err, layoutsErr, modesErr, locksErr, os.Mkdir(specs.dir, 0o700)); err != nil {
-		t.Fatal(err)
-	}
-	b.Preparer = New(Options{
-		Identity: testID, BootID: bootNow, Store: store, Layouts: layouts, Locks: locks, Specs: specs,
-		Modes: &ModeOptions{Store: modes, Tool: simTool{root: b.root}, Holders: func(context.Context, *gpu.GPU) ([]Holder, error) { return b.holders, nil },
-			Claims: func(_ context.Context, visit func(*resourceapi.ResourceClaim) bool) error {
-				for _, c := range b.api {
-					visit(c)
-				}
-				return nil
-			}},
-	})
-	if err := b.Load(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
-	b.SetHardware(modeHardware{b.session, func() []bool { return b.wants }}, specs)
+	b.SetHardware(modeHardware{b.session, func() []bool { return b.wants }}, b.specs)
 	b.Recover(t.Context())
 	return b
 }
@@ -162,7 +138,12 @@ func (b *modeBed) change(i int) error {
 	return b.Modes.Begin(b.name(i), b.wants[i])(b.t.Context())
 }
 
-func (b *modeBed) name(i int) string { return b.session.Node().GPUs[i].PCI.DeviceName() }
+// setPending has MIG mode pending, as the plugin has the GPU open.
+func (b *modeBed) setPending(i int) {
+	b.t.Helper()
+	_, err := simTool{root: b.root}.SetMode(b.t.Context(), b.session.Node().GPUs[i].PCI, true)
+	must(b.t, err)
+}
 
 // gpuState is what a GPU is in the end.
 type gpuState struct{ Current, Pending, Persistence, Published, Left bool }
@@ -170,13 +151,11 @@ type gpuState struct{ Current, Pending, Persistence, Published, Left bool }
 func (b *modeBed) state(i int) gpuState {
 	b.t.Helper()
 	st, err := simTool{root: b.root}.Query(b.t.Context(), b.session.Node().GPUs[i].PCI)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	return gpuState{st.Current, st.Pending, st.Persistence, b.session.Node().GPUs[i].MIG.Enabled, b.Modes.Left()[b.name(i)]}
 }
 
-func (b *modeBed) want(i int, want gpuState) {
+func (b *modeBed) wantMode(i int, want gpuState) {
 	b.t.Helper()
 	if diff := cmp.Diff(want, b.state(i)); diff != "" {
 		b.t.Errorf("GPU %d (-want +got):\n%s", i, diff)
@@ -190,35 +169,27 @@ var (
 
 // A GPU enters MIG mode, gets its layout, and leaves the mode again, while others are used.
 func TestModes_Change(t *testing.T) {
-	b := newModeBed(t, "dgx-a100")
+	b := newModeBed(t)
 	mustPrepare(t, b.Preparer, deviceClaim("other", b.name(3)))
-	if err := (simTool{root: b.root}).SetPersistence(t.Context(), b.session.Node().GPUs[0].PCI, true); err != nil {
-		t.Fatal(err)
-	}
+	must(t, (simTool{root: b.root}).SetPersistence(t.Context(), b.session.Node().GPUs[0].PCI, true))
 	b.wants[0] = true
-	if err := b.change(0); err != nil {
-		t.Fatal(err)
-	}
-	b.want(0, gpuState{Current: true, Pending: true, Published: true, Persistence: true})
+	must(t, b.change(0))
+	b.wantMode(0, gpuState{Current: true, Pending: true, Published: true, Persistence: true})
 	if problems := b.Partitions.KeepLayouts(t.Context()); len(problems) > 0 {
 		t.Fatal(problems)
 	}
-	if diff := cmp.Diff([]string{"0 5@0", "0 19@4", "0 19@5", "0 19@6"}, sortedText(instancesOf(t, b.node))); diff != "" {
-		t.Errorf("instances (-want +got):\n%s", diff)
-	}
+	equal(t, "instances", []string{"0 5@0", "0 19@4", "0 19@5", "0 19@6"}, sortedText(instancesOf(t, b.other)))
 	mustPrepare(t, b.Preparer, deviceClaim("part", b.name(0)+"-mig-5-0"))
 	b.wants[0] = false
 	if err := b.change(0); !errors.Is(err, gpu.ErrInUse) || !strings.Contains(err.Error(), "allocated to claims") {
 		t.Errorf("with a claim: %v", err)
 	}
-	b.want(0, gpuState{Current: true, Pending: true, Published: true, Persistence: true})
+	b.wantMode(0, gpuState{Current: true, Pending: true, Published: true, Persistence: true})
 	mustUnprepare(t, b.Preparer, deviceClaim("part"))
-	if err := b.change(0); err != nil {
-		t.Fatal(err)
-	}
-	b.want(0, gpuState{Persistence: true})
+	must(t, b.change(0))
+	b.wantMode(0, gpuState{Persistence: true})
 	mustPrepare(t, b.Preparer, deviceClaim("whole", b.name(0)))
-	b.want(3, outOfMIG)
+	b.wantMode(3, outOfMIG)
 }
 
 func sortedText(lines []string) []string {
@@ -236,7 +207,7 @@ func TestModes_InUse(t *testing.T) {
 		"claim not prepared": {func(b *modeBed) { b.api = []*resourceapi.ResourceClaim{deviceClaim("c", b.name(0))} }, "which is yet to be prepared"},
 		"agent":              {func(b *modeBed) { b.holders = []Holder{{4711, "nv-hostengine"}} }, "in use: open in nv-hostengine (process 4711)"},
 		"process": {func(b *modeBed) {
-			_ = b.node.Clients().Add(0, sim.Client{PID: 71, Name: "python", GPUInstance: -1, ComputeInstance: -1})
+			_ = b.other.Clients().Add(0, sim.Client{PID: 71, Name: "python", GPUInstance: -1, ComputeInstance: -1})
 		}, "processes [71]"},
 		"session that /proc does not show": {func(b *modeBed) {
 			n, err := sim.Open(b.root)
@@ -246,26 +217,22 @@ func TestModes_InUse(t *testing.T) {
 			if err == nil {
 				_, err = n.Device(0).Name()
 			}
-			if err != nil {
-				b.t.Fatal(err)
-			}
+			must(b.t, err)
 			// The session is open while its files are; the garbage collector closes those of a node nobody has.
 			b.t.Cleanup(func() { _ = n.Shutdown() })
 		}, "GPU 0 is open in"},
-		"others must be reset with it": {func(b *modeBed) { _ = b.node.Driver().SetQuirk(sim.QuirkResetTogether, true) }, "can be reset only together with GPUs [1 2 3 4 5 6 7]"},
+		"others must be reset with it": {func(b *modeBed) { _ = b.other.Driver().SetQuirk(sim.QuirkResetTogether, true) }, "can be reset only together with GPUs [1 2 3 4 5 6 7]"},
 		"reset fails": {func(b *modeBed) {
-			_, _ = b.node.Faults().Inject(sim.Fault{GPU: 0, Call: sim.CallReset, Code: sim.CodeUnknown})
+			_, _ = b.other.Faults().Inject(sim.Fault{GPU: 0, Call: sim.CallReset, Code: sim.CodeUnknown})
 		}, "gpuReset"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			b := newModeBed(t, "dgx-a100")
+			b := newModeBed(t)
 			tt.use(b)
 			b.wants[0] = true
-			if err := b.change(0); err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("got %v, want %q in it", err, tt.want)
-			}
-			b.want(0, outOfMIG)
+			wantError(t, b.change(0), tt.want)
+			b.wantMode(0, outOfMIG)
 			b.wants[0] = false
 			mustPrepare(t, b.Preparer, deviceClaim("whole", b.name(0)))
 		})
@@ -274,18 +241,12 @@ func TestModes_InUse(t *testing.T) {
 
 // What Cleave did not create is never destroyed.
 func TestModes_UnmanagedPartition(t *testing.T) {
-	b := newModeBed(t, "dgx-a100")
+	b := newModeBed(t)
 	b.wants[0] = true
-	if err := b.change(0); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.node.Init(); err != nil {
-		t.Fatal(err)
-	}
-	gi, err := b.node.Device(0).MIG().CreateGPUInstanceWithPlacement(19, gpu.Placement{Start: 0, Size: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.change(0))
+	must(t, b.other.Init())
+	gi, err := b.other.Device(0).MIG().CreateGPUInstanceWithPlacement(19, gpu.Placement{Start: 0, Size: 1})
+	must(t, err)
 	b.wants[0] = false
 	if err := b.change(0); !errors.Is(err, gpu.ErrPartitioned) || !strings.Contains(err.Error(), "a partition that Cleave did not create") {
 		t.Errorf("got %v", err)
@@ -293,24 +254,24 @@ func TestModes_UnmanagedPartition(t *testing.T) {
 	if _, err := gi.Info(); err != nil {
 		t.Errorf("the partition is gone: %v", err)
 	}
-	b.want(0, inMIG)
+	b.wantMode(0, inMIG)
 }
 
 // Programs that give a GPU up for a reset, or that it needs, are no reason to wait.
 func TestModes_Yielding(t *testing.T) {
-	b := newModeBed(t, "dgx-a100")
+	b := newModeBed(t)
 	b.holders = []Holder{{1, "nvidia-persiste"}, {2, "nv-fabricmanage"}}
 	b.wants[0] = true
 	if err := b.change(0); err != nil {
 		t.Error(err)
 	}
-	b.want(0, inMIG)
+	b.wantMode(0, inMIG)
 }
 
 // While a mode is changed, claims of the GPU are refused at once and say why; those of others are prepared.
 func TestModes_PrepareMeanwhile(t *testing.T) {
-	b := newModeBed(t, "dgx-a100")
-	if _, err := b.node.Faults().Inject(sim.Fault{GPU: 0, Call: sim.CallReset, Hang: true}); err != nil {
+	b := newModeBed(t)
+	if _, err := b.other.Faults().Inject(sim.Fault{GPU: 0, Call: sim.CallReset, Hang: true}); err != nil {
 		t.Fatal(err)
 	}
 	published := b.backend.Load().hardware.Node()
@@ -332,13 +293,9 @@ func TestModes_PrepareMeanwhile(t *testing.T) {
 	if problems := b.Partitions.KeepLayouts(t.Context()); len(problems) > 0 {
 		t.Error(problems)
 	}
-	if err := b.node.Faults().Clear(0); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-ended; err != nil {
-		t.Fatal(err)
-	}
-	b.want(0, inMIG)
+	must(t, b.other.Faults().Clear(0))
+	must(t, <-ended)
+	b.wantMode(0, inMIG)
 	if err := b.session.Usable(&published.GPUs[0]); !errors.Is(err, gpu.ErrModeChanged) {
 		t.Errorf("the GPU as it was published: %v", err)
 	}
@@ -346,17 +303,11 @@ func TestModes_PrepareMeanwhile(t *testing.T) {
 
 // A change that an earlier life began is finished: what is pending ends, and the persistence mode is on again.
 func TestModes_Left(t *testing.T) {
-	b := newModeBed(t, "dgx-a100")
+	b := newModeBed(t)
 	g := &b.session.Node().GPUs[0]
-	if err := b.Modes.write(&records.ModeChange{Format: 1, BootID: bootNow, GPU: b.name(0), UUID: g.UUID, Enable: true, Persistence: true}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := (simTool{root: b.root}).SetMode(t.Context(), g.PCI, true); err != nil { // pending, as the plugin has the GPU open
-		t.Fatal(err)
-	}
-	b.want(0, gpuState{Pending: true, Left: true})
-	if err := b.change(0); err != nil {
-		t.Fatal(err)
-	}
-	b.want(0, gpuState{Persistence: true})
+	must(t, b.Modes.write(&records.ModeChange{Format: 1, BootID: bootNow, GPU: b.name(0), UUID: g.UUID, Enable: true, Persistence: true}))
+	b.setPending(0)
+	b.wantMode(0, gpuState{Pending: true, Left: true})
+	must(t, b.change(0))
+	b.wantMode(0, gpuState{Persistence: true})
 }

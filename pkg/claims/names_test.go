@@ -36,24 +36,20 @@ type process struct {
 	own    string
 	byName map[string]*Preparer
 	locks  *Locks
-	disk   faultyDisk
+	disk   *faultyDisk
 }
 
 // startProcess starts a plugin by a name. The state of a name is a directory, and what it finds there it loads.
 func startProcess(t testing.TB, root, own string, node *sim.Node) *process {
 	t.Helper()
-	p := &process{t: t, root: root, node: node, own: own, byName: map[string]*Preparer{}}
+	p := &process{t: t, root: root, node: node, own: own, byName: map[string]*Preparer{}, disk: newDisk()}
 	dirs := func() []string {
 		found, err := filepath.Glob(filepath.Join(root, "*", "locks"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return found
 	}
 	locks, err := OpenNodeLocks(filepath.Join(root, "_cleave"), dirs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := OpenLocks(filepath.Join(root, own, "locks")); err != nil {
 		t.Fatal(err)
 	}
@@ -61,9 +57,7 @@ func startProcess(t testing.TB, root, own string, node *sim.Node) *process {
 	p.Preparer = p.open(own)
 	p.Ledger.names.find = func(ctx context.Context) {
 		for _, e := range p.find() {
-			if err := e.Ledger.LoadReadOnly(ctx); err != nil {
-				t.Fatal(err)
-			}
+			must(t, e.Ledger.LoadReadOnly(ctx))
 			if b := p.backend.Load(); b.hardware != nil {
 				e.SetHardware(b.hardware, e.specs.(*specDir))
 			}
@@ -71,17 +65,13 @@ func startProcess(t testing.TB, root, own string, node *sim.Node) *process {
 	}
 	p.find()
 	session, err := simulated.OpenNode(t.Context(), node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, name := range []string{nameA, nameB} {
 		e := p.byName[name]
 		if e == nil {
 			continue
 		}
-		if err := e.Load(t.Context(), nil); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.Load(t.Context(), nil))
 		e.SetHardware(offeredHardware{session, nil}, e.specs.(*specDir))
 	}
 	for _, name := range []string{nameA, nameB} {
@@ -108,27 +98,12 @@ func (p *process) find() []*Preparer {
 
 func (p *process) open(name string) *Preparer {
 	p.t.Helper()
-	dir := filepath.Join(p.root, name)
-	store, err := records.OpenStore(&p.disk, filepath.Join(dir, "claims"))
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	layouts, err := records.OpenLayouts(&p.disk, filepath.Join(dir, "layouts"))
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	e := New(Options{
-		Identity: Identity{Driver: name, Pool: testPool}, BootID: bootNow, Store: store, Layouts: layouts, Locks: p.locks, Specs: &specDir{dir: p.t.TempDir()},
-	})
+	o, err := stateIn(filepath.Join(p.root, name), p.disk)
+	must(p.t, err)
+	o.Identity, o.Locks, o.Specs = Identity{Driver: name, Pool: testPool}, p.locks, &specDir{dir: p.t.TempDir()}
+	e := New(o)
 	p.byName[name] = e
 	return e
-}
-
-// die is what the kernel does when a process is killed.
-func (p *process) die() {
-	for _, lock := range p.locks.byGPU {
-		lock.close()
-	}
 }
 
 // of gives a claim's devices to another driver name.
@@ -140,29 +115,13 @@ func of(driver string, claim *resourceapi.ResourceClaim) *resourceapi.ResourceCl
 	return claim
 }
 
-func newSimNode(t testing.TB, model string) *sim.Node {
-	t.Helper()
-	node, err := sim.New(model)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := node.Init(); err != nil {
-		t.Fatal(err)
-	}
-	return node
-}
-
 // gpuOfNode is the device of the i-th GPU, or of its partition.
 func gpuOfNode(node *sim.Node, t testing.TB, i int, mig ...int) string {
 	t.Helper()
 	st, err := node.Status()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pci, err := gpu.ParsePCIAddress(st.GPUs[i].PCI)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	name := pci.DeviceName()
 	if len(mig) == 2 {
 		name += fmt.Sprintf("-mig-%d-%d", mig[0], mig[1])
@@ -188,8 +147,7 @@ func TestPrepare_AllocatedUnderAnotherName(t *testing.T) {
 		"a partition that is partly elsewhere": {g(1, 9, 4), "claim ns/claim-part (part) of driver gpu.cleave.dev"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := now.Prepare(t.Context(), of(nameB, deviceClaim("new", test.device)))
-			wantError(t, err, test.says)
+			wantRefused(t, now.Preparer, of(nameB, deviceClaim("new", test.device)), test.says)
 			if !slices.Contains(now.Partitions.Occupied(), test.device) {
 				t.Errorf("device %s is not among those that are occupied", test.device)
 			}
@@ -225,8 +183,7 @@ func TestPrepare_AllocatedUnderAnotherNameAndNotPrepared(t *testing.T) {
 		t.Error("nothing changed")
 	}
 	for _, device := range []string{g(0), g(0, 19, 0), g(1), g(1, 19, 6), g(2), g(2, 19, 0)} {
-		_, err := now.Prepare(t.Context(), of(nameB, deviceClaim("new", device)))
-		wantError(t, err, "of driver gpu.cleave.dev")
+		wantRefused(t, now.Preparer, of(nameB, deviceClaim("new", device)), "of driver gpu.cleave.dev")
 		if !slices.Contains(now.Partitions.Occupied(), device) {
 			t.Errorf("device %s is not among those that are occupied", device)
 		}
@@ -237,8 +194,7 @@ func TestPrepare_AllocatedUnderAnotherNameAndNotPrepared(t *testing.T) {
 		t.Error("nothing changed")
 	}
 	mustPrepare(t, now.Preparer, of(nameB, deviceClaim("new", g(1, 19, 6), g(2))))
-	_, err := now.Prepare(t.Context(), of(nameB, deviceClaim("newer", g(0))))
-	wantError(t, err, "claim ns/claim-whole (whole) of driver gpu.cleave.dev")
+	wantRefused(t, now.Preparer, of(nameB, deviceClaim("newer", g(0))), "claim ns/claim-whole (whole) of driver gpu.cleave.dev")
 }
 
 // Plugins of two names run at once and are killed and started again by either name; claims of both come and go.

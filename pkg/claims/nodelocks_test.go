@@ -8,8 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -25,14 +23,10 @@ func (g *gpuLock) close() {
 func openNodeLocks(t *testing.T, shared string, names ...string) *Locks {
 	t.Helper()
 	for _, dir := range names {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(dir, 0o700))
 	}
 	l, err := OpenNodeLocks(shared, func() []string { return names })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return l
 }
 
@@ -47,30 +41,7 @@ func TestNodeLocks_ExcludeEveryNameAndRelease(t *testing.T) {
 		"only the shared one in common": {openNodeLocks(t, shared, a), openNodeLocks(t, shared, b)},
 	}
 	for name, pair := range pairs {
-		t.Run(name, func(t *testing.T) {
-			var inside, crowded atomic.Int32
-			var wg sync.WaitGroup
-			for _, l := range pair {
-				wg.Go(func() {
-					for range 50 {
-						held, err := l.Acquire(context.Background(), []string{"g2", "g1"})
-						if err != nil {
-							t.Errorf("Acquire: %v", err)
-							return
-						}
-						if inside.Add(1) > 1 {
-							crowded.Add(1)
-						}
-						inside.Add(-1)
-						held.Release()
-					}
-				})
-			}
-			wg.Wait()
-			if n := crowded.Load(); n > 0 {
-				t.Errorf("%d times two held the locks at once", n)
-			}
-		})
+		t.Run(name, func(t *testing.T) { wantExcluded(t, pair[:]...) })
 	}
 }
 
@@ -100,9 +71,7 @@ func TestNodeLocks_DirectoryRemovedAndMadeAgain(t *testing.T) {
 	shared, a := filepath.Join(dir, "shared"), filepath.Join(dir, "a")
 	l := openNodeLocks(t, shared, a)
 	mustAcquire(t, l, "g").Release()
-	if err := os.RemoveAll(a); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(a))
 	mustAcquire(t, l, "g").Release() // nobody of that name is left
 	earlier := openLocks(t, a)
 	blocker := mustAcquire(t, earlier, "g")
@@ -113,8 +82,6 @@ func TestNodeLocks_DirectoryRemovedAndMadeAgain(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	held, err := l.Acquire(ctx, []string{"g"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	held.Release()
 }

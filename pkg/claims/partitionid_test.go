@@ -5,8 +5,6 @@ package claims
 import (
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
@@ -19,14 +17,10 @@ func TestPrepare_PartitionOfAnEarlierRelease(t *testing.T) {
 	old := []string{testDriver + "/gpu=" + b.name(0), testDriver + "/claim=a-" + device}
 	r := b.Preparer.Ledger.index.get("a").Clone()
 	r.Devices[0].CDIDeviceIDs = old
-	if err := b.Ledger.write(r); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Ledger.write(r))
 	b = b.restart()
 	got := b.prepare("a", device)
-	if diff := cmp.Diff(old, got[0].CDIDeviceIDs); diff != "" {
-		t.Errorf("CDI devices (-want +got):\n%s", diff)
-	}
+	equal(t, "CDI devices", old, got[0].CDIDeviceIDs)
 	if got[0].Partition.UUID != was[0].Partition.UUID {
 		t.Errorf("partition %s is now %s: it was destroyed under its pods", was[0].Partition.UUID, got[0].Partition.UUID)
 	}

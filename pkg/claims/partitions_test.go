@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -34,19 +33,13 @@ func TestPartition_CreatedAndDestroyed(t *testing.T) {
 		Partition:    &gpu.Partition{ProfileID: 19, Placement: gpu.Placement{Start: 6, Size: 1}, GI: parts[0].GI, CI: &ci, UUID: parts[0].UUID},
 		CDIDeviceIDs: []string{testDriver + "/gpu=" + b.name(0) + "-mig", testDriver + "/claim=a-" + device},
 	}}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("devices (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(want, b.prepare("a", device)); diff != "" {
-		t.Errorf("devices of the same Prepare again (-want +got):\n%s", diff)
-	}
+	equal(t, "devices", want, got)
+	equal(t, "devices of the same Prepare again", want, b.prepare("a", device))
 	b.unprepare("a")
 	b.want(nil, nil, nil)
 	b.unprepare("a")
 	b.want(nil, nil, nil)
-	if diff := cmp.Diff([]int{0}, b.modes()); diff != "" {
-		t.Errorf("GPUs in MIG mode after the last partition (-want +got):\n%s", diff)
-	}
+	equal(t, "GPUs in MIG mode after the last partition", []int{0}, b.modes())
 }
 
 func TestPartition_SeveralClaims(t *testing.T) {
@@ -71,15 +64,11 @@ func TestPartition_MIGModeFollows(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.prepare("part", b.name(0, 9, 4))
 	b.prepare("whole", b.name(1))
-	if diff := cmp.Diff([]int{0}, b.modes()); diff != "" {
-		t.Errorf("GPUs in MIG mode (-want +got):\n%s", diff)
-	}
+	equal(t, "GPUs in MIG mode", []int{0}, b.modes())
 	if err := b.tryPrepare("other", b.name(0)); err == nil {
 		t.Error("the whole GPU was given alongside a partition of it")
 	}
-	if diff := cmp.Diff([]int{0}, b.modes()); diff != "" {
-		t.Errorf("GPUs in MIG mode after the refusal (-want +got):\n%s", diff)
-	}
+	equal(t, "GPUs in MIG mode after the refusal", []int{0}, b.modes())
 	if err := b.tryPrepare("other", b.name(1, 9, 4)); err == nil {
 		t.Error("a partition of a GPU that is allocated whole was given")
 	}
@@ -87,9 +76,7 @@ func TestPartition_MIGModeFollows(t *testing.T) {
 	b.unprepare("whole")
 	b.prepare("whole", b.name(0))
 	b.prepare("part", b.name(1, 0, 0))
-	if diff := cmp.Diff([]int{1}, b.modes()); diff != "" {
-		t.Errorf("GPUs in MIG mode after all changed (-want +got):\n%s", diff)
-	}
+	equal(t, "GPUs in MIG mode after all changed", []int{1}, b.modes())
 	b.want(list("1 0@0"), list("part", "whole"), list("part"))
 }
 
@@ -121,9 +108,7 @@ func TestPartition_AllOrNone(t *testing.T) {
 				b := newSimBed(t, "hgx-h100")
 				b.prepare("bystander", b.name(0, 19, 3))
 				devices := layout(b)
-				if err := b.node.Faults().FailNth(call, nth, sim.CodeUnknown); err != nil {
-					t.Fatal(err)
-				}
+				must(t, b.node.Faults().FailNth(call, nth, sim.CodeUnknown))
 				err := b.tryPrepare("a", devices...)
 				if err == nil { // fewer calls than that
 					break
@@ -145,23 +130,11 @@ func TestPartition_AllOrNone(t *testing.T) {
 func TestPartition_WriteFails(t *testing.T) {
 	for failing := 0; ; failing++ {
 		b := newSimBed(t, "hgx-h100")
-		calls, failed := 0, false
-		b.disk.fail = func(op, _ string) error {
-			if op != "WriteFile" {
-				return nil
-			}
-			calls++
-			failed = failed || calls-1 == failing
-			if calls-1 == failing {
-				return os.ErrPermission
-			}
-			return nil
-		}
+		steps := &failingSteps{left: failing}
+		b.disk.fail = steps.writes
 		err := b.tryPrepare("a", b.name(0, 19, 6), b.name(1, 9, 4))
-		if !failed {
-			if err != nil {
-				t.Fatal(err)
-			}
+		if steps.failed == "" {
+			must(t, err)
 			break
 		}
 		if err == nil {
@@ -189,9 +162,7 @@ func TestPartition_UndoFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newSimBed(t, "hgx-h100")
 			for _, call := range calls {
-				if err := b.node.Faults().FailCall(call, sim.CodeUnknown); err != nil {
-					t.Fatal(err)
-				}
+				must(t, b.node.Faults().FailCall(call, sim.CodeUnknown))
 			}
 			if err := b.tryPrepare("a", b.name(0, 19, 6)); err == nil {
 				t.Fatal("Prepare said success")
@@ -199,9 +170,7 @@ func TestPartition_UndoFails(t *testing.T) {
 			if got := b.files("claims"); len(got) != 1 {
 				t.Errorf("got records %v, want that of claim a: a GPU instance is left", got)
 			}
-			if err := b.node.Faults().Clear(-1); err != nil {
-				t.Fatal(err)
-			}
+			must(t, b.node.Faults().Clear(-1))
 			b = b.restart()
 			b.want(nil, nil, nil)
 		})

@@ -7,12 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
-	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
 func TestPartitionShare_Limits(t *testing.T) {
@@ -56,9 +54,7 @@ func TestPartitionShare_Amounts(t *testing.T) {
 		_, err := b.Prepare(t.Context(), claimOf(uid, r))
 		return err
 	}
-	if err := errors.Join(share("a", b.mps(), "cores=60", "memory=20Gi"), share("b", b.name(0, 9, 0)+"-mps", "cores=60", "memory=20Gi")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(share("a", b.mps(), "cores=60", "memory=20Gi"), share("b", b.name(0, 9, 0)+"-mps", "cores=60", "memory=20Gi")))
 	wantError(t, share("c", b.mps(), "cores=50"), "would take cores 110 of 100 together")
 	wantError(t, share("c", b.mps(), "memory=30Gi"), "would take memory")
 	if err := share("c", b.mps(), "cores=40", "memory=10Gi"); err != nil {
@@ -68,14 +64,7 @@ func TestPartitionShare_Amounts(t *testing.T) {
 
 // By NVIDIA's parameters the claim has the partition, and an MPS server in it, alone.
 func TestPartitionShare_MigDeviceConfig(t *testing.T) {
-	node, err := sim.New("hgx-h100")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := node.Init(); err != nil {
-		t.Fatal(err)
-	}
-	b := &partBed{openSimBedAs(t, compatibleID, t.TempDir(), bootNow, node), &sharingDir{dir: t.TempDir(), owner: compatibleID.Driver}}
+	b := openSimBed(t, t.TempDir(), newSimNode(t, "hgx-h100"), as(compatibleID))
 	b.use(sharedPartitions())
 	mps := `{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":%s,"defaultPinnedDeviceMemoryLimit":"4Gi"}}`
 	claim := func(uid types.UID, threads string) []records.Device {
@@ -88,9 +77,7 @@ func TestPartitionShare_MigDeviceConfig(t *testing.T) {
 			wantError(t, err, "less than one of its 60 multiprocessors")
 			return nil
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return devices
 	}
 	claim("a", "1")
@@ -100,11 +87,8 @@ func TestPartitionShare_MigDeviceConfig(t *testing.T) {
 		t.Errorf("got %+v with share %+v", d.Partition, d.Share)
 	}
 	b.want(list("0 9@4"), list("a"), list("a"))
-	if diff := cmp.Diff(list("StartMPS "+b.server()+" a 50% 4Gi"), b.sharing.took()); diff != "" {
-		t.Errorf("calls (-want +got):\n%s", diff)
-	}
-	_, err = b.Prepare(t.Context(), forDriver(compatibleID.Driver, deviceClaim("b", b.mps())))
-	wantError(t, err, "ns/claim-a (a)")
+	equal(t, "calls", list("StartMPS "+b.server()+" a 50% 4Gi"), b.sharing.took())
+	wantRefused(t, b.Preparer, forDriver(compatibleID.Driver, deviceClaim("b", b.mps())), "ns/claim-a (a)")
 	b.unprepare("a")
 	b.want(nil, nil, nil)
 	b.wantServed()

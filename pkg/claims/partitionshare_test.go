@@ -14,15 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
-	"github.com/cleave-dra/cleave/pkg/policy"
-	"github.com/cleave-dra/cleave/pkg/records"
 )
-
-// partBed is a plugin on a simulated node whose partitions 3g.40gb are shared.
-type partBed struct {
-	*simBed
-	sharing *sharingDir
-}
 
 // sharedPartitions is a rule that shares them in both ways.
 func sharedPartitions() v1alpha1.Rule {
@@ -31,42 +23,23 @@ func sharedPartitions() v1alpha1.Rule {
 	}}}
 }
 
-func newPartBed(t *testing.T) *partBed {
+// newPartBed is a plugin on a simulated node whose partitions 3g.40gb are shared.
+func newPartBed(t *testing.T) *simBed {
 	t.Helper()
-	b := &partBed{newSimBed(t, "hgx-h100"), &sharingDir{dir: t.TempDir(), owner: testDriver}}
+	b := newSimBed(t, "hgx-h100")
 	b.use(sharedPartitions())
 	return b
 }
 
-// use has a rule hold, and the plugin know the MPS supervisor.
-func (b *partBed) use(rule v1alpha1.Rule) {
-	b.t.Helper()
-	means := policy.Means{Allocated: records.AllocatedOf(b.Ledger.Records()), Partitions: b.Partitions.Unclaimed}
-	b.offers = policy.Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{rule}}, b.session.Node(), means).Offers
-	b.Shares.sharing = b.sharing
-	b.SetHardware(offeredHardware{b.session, b.offers}, b.specs)
-}
-
-// restart ends the plugin and starts it again.
-func (b *partBed) restart() *partBed {
-	b.t.Helper()
-	again := &partBed{b.simBed.restart(), &sharingDir{dir: b.sharing.dir, owner: testDriver}}
-	again.use(sharedPartitions())
-	again.Recover(b.t.Context())
-	return again
-}
-
 // server is the name of the partition's MPS server, mps and slice those of the devices that share it: the upper half of the
 // first GPU.
-func (b *partBed) server() string { return b.name(0, 9, 4) }
-func (b *partBed) mps() string    { return b.server() + "-mps" }
-func (b *partBed) slice() string  { return b.server() + "-timeslice" }
+func (b *simBed) server() string { return b.name(0, 9, 4) }
+func (b *simBed) mps() string    { return b.server() + "-mps" }
+func (b *simBed) slice() string  { return b.server() + "-timeslice" }
 
-func (b *partBed) wantServed(uids ...types.UID) {
+func (b *simBed) wantServed(uids ...types.UID) {
 	b.t.Helper()
-	if diff := cmp.Diff(uids, b.sharing.served(b.server())); diff != "" {
-		b.t.Errorf("claims that the partition's MPS server serves (-want +got):\n%s", diff)
-	}
+	equal(b.t, "claims that the partition's MPS server serves", uids, b.sharing.served(b.server()))
 }
 
 func TestPartitionShare_FirstAndLast(t *testing.T) {
@@ -98,9 +71,7 @@ func TestPartitionShare_FirstAndLast(t *testing.T) {
 	b.unprepare("a")
 	b.want(list("0 5@0"), list("before"), list("before"))
 	b.wantServed()
-	if diff := cmp.Diff(list("StopMPS "+b.server()+" a", "RetainMPS "+b.server()), b.sharing.took()); diff != "" {
-		t.Errorf("calls after the last claim (-want +got):\n%s", diff)
-	}
+	equal(t, "calls after the last claim", list("StopMPS "+b.server()+" a", "RetainMPS "+b.server()), b.sharing.took())
 }
 
 func TestPartitionShare_InTime(t *testing.T) {
@@ -162,9 +133,7 @@ func TestPartitionShare_Exclusion(t *testing.T) {
 func TestPartitionShare_ServedWithoutRecord(t *testing.T) {
 	b := newPartBed(t)
 	b.prepare("a", b.mps())
-	if err := os.WriteFile(filepath.Join(b.sharing.dir, "mps "+b.server()+" lost"), []byte(testDriver), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(b.sharing.dir, "mps "+b.server()+" lost"), []byte(testDriver), 0o600))
 	b.unprepare("a")
 	b.want(nil, nil, nil)
 	b.wantServed()
@@ -271,9 +240,7 @@ func TestPartitionShare_LayoutChanges(t *testing.T) {
 		slices.Sort(mine)
 		return mine
 	}
-	if diff := cmp.Diff(list("0 19@0", "0 19@1", "0 19@2", "0 19@3", "0 9@4"), keep()); diff != "" {
-		t.Errorf("partitions while claims share one (-want +got):\n%s", diff)
-	}
+	equal(t, "partitions while claims share one", list("0 19@0", "0 19@1", "0 19@2", "0 19@3", "0 9@4"), keep())
 	if shape, ok := b.backend.Load().hardware.Node().FindShape(b.mps()); !ok || !b.offers[0].IsWithdrawn(shape) {
 		t.Errorf("the shared device is offered: %t, want it withdrawn", ok)
 	}
@@ -290,9 +257,7 @@ func TestPartitionShare_CorruptRecord(t *testing.T) {
 	b := newPartBed(t)
 	b.prepare("a", b.mps())
 	b.prepare("b", b.mps())
-	if err := os.WriteFile(filepath.Join(b.dir, "claims", "b.json"), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(b.dir, "claims", "b.json"), []byte("{"), 0o600))
 	b = b.restart()
 	if err := b.Unprepare(t.Context(), refOf(claimOf("a"))); err == nil {
 		t.Error("the partition of a claim with a corrupt record was destroyed")
@@ -314,9 +279,7 @@ func TestPartitionShare_Gone(t *testing.T) {
 	b := newPartBed(t)
 	part := b.prepare("a", b.mps())[0].Partition
 	pci := b.session.Node().GPUs[0].PCI
-	if err := b.session.DestroyPartition(t.Context(), pci, *part); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.session.DestroyPartition(t.Context(), pci, *part))
 	wantError(t, b.tryPrepare("b", b.mps()), "is gone though claims share it")
 	b.prepare("a", b.mps()) // its pod starts again
 	b.prepare("b", b.mps())

@@ -3,10 +3,8 @@
 package claims
 
 import (
-	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -80,9 +78,7 @@ func TestPlan_OrderOfAllocation(t *testing.T) {
 			if err != nil {
 				t.Fatalf("plan: %v", err)
 			}
-			if diff := cmp.Diff(tt.want, linesOf(got)); diff != "" {
-				t.Errorf("plan (-want +got):\n%s", diff)
-			}
+			equal(t, "plan", tt.want, linesOf(got))
 		})
 	}
 }
@@ -124,32 +120,21 @@ func TestPlan_Refused(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, err := plan(tt.claim, nodeOf(4), testID)
-			if err == nil {
-				t.Fatalf("got %v, want an error", linesOf(got))
-			}
-			for _, want := range tt.want {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("error %q does not say %q", err, want)
-				}
-			}
+			_, err := plan(tt.claim, nodeOf(4), testID)
+			wantError(t, err, tt.want...)
 		})
 	}
 }
 
 func TestPlan_NodeWithoutGPUs(t *testing.T) {
 	_, err := plan(claimOn("u", 0), &policy.Node{Node: &gpu.Node{}}, testID)
-	if err == nil || !strings.Contains(err.Error(), "no GPUs") {
-		t.Errorf("got %v, want an error that says %q", err, "no GPUs")
-	}
+	wantError(t, err, "no GPUs")
 }
 
 func TestNewRecord(t *testing.T) {
 	claim := claimOf("u", result("main/sub", 2), adminResult("watch", 0))
 	devices, err := plan(claim, nodeOf(4), testID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	admin := deviceFor("watch", 0)
 	admin.AdminAccess = true
 	want := &records.Record{
@@ -157,9 +142,7 @@ func TestNewRecord(t *testing.T) {
 		Pods:    []types.UID{"pod-uid"},
 		Devices: []records.Device{deviceFor("main/sub", 2), admin},
 	}
-	if diff := cmp.Diff(want, newRecord(claim, devices, testID, bootNow, &fakeCDI{})); diff != "" {
-		t.Errorf("record (-want +got):\n%s", diff)
-	}
+	equal(t, "record", want, newRecord(claim, devices, testID, bootNow, &fakeCDI{}))
 }
 
 func FuzzPlan(f *testing.F) {

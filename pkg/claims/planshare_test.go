@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
@@ -52,9 +51,7 @@ func checkShareCases(t *testing.T, id Identity, node *policy.Node, tests map[str
 			if err != nil {
 				t.Fatalf("plan: %v", err)
 			}
-			if diff := cmp.Diff(tt.want, sharesOf(got)); diff != "" {
-				t.Errorf("shares (-want +got):\n%s", diff)
-			}
+			equal(t, "shares", tt.want, sharesOf(got))
 		})
 	}
 }
@@ -163,9 +160,7 @@ func TestPlan_SharePolicy(t *testing.T) {
 	node.Offers[0].TimeSlice.Enforcement = policy.EnforcedPerCgroup
 	node.Offers[1].MPS.Shares = 49
 	got, err := plan(claimFor("u", sliceOf(0, 20), sliceOf(1, 20), mpsOf(1, 10, 8), mpsOf(2, 10, 8).of("second")), node, testID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	shares := sharesOf(got)
 	if !shares[0].CgroupMemory || shares[1].CgroupMemory || shares[2].CgroupMemory {
 		t.Errorf("memory is held per cgroup: %t, %t, %t, want it only where the driver does", shares[0].CgroupMemory, shares[1].CgroupMemory, shares[2].CgroupMemory)
@@ -216,10 +211,7 @@ func TestPlan_ShareRefused(t *testing.T) {
 			if tt.fields != "" {
 				claim = withConfigs(claim, opaque(testDriver, fromClaim, shareConfig(tt.fields)))
 			}
-			got, err := plan(claim, sharedNode(), testID)
-			if err == nil {
-				t.Fatalf("got %+v, want an error", sharesOf(got))
-			}
+			_, err := plan(claim, sharedNode(), testID)
 			wantError(t, err, tt.want...)
 		})
 	}
@@ -235,9 +227,7 @@ func TestPlan_TierNotOffered(t *testing.T) {
 func TestNewRecord_Share(t *testing.T) {
 	claim := claimFor("u", sliceOf(1, 20), part{result: adminShare(1, gpu.TimeSlice)})
 	devices, err := plan(claim, sharedNode(), testID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	share := deviceFor("slice", 1)
 	share.Device += "-timeslice"
 	share.Share = &records.Share{ID: "u-0", Kind: gpu.TimeSlice, Shares: 1, Memory: 20 * gi}
@@ -246,9 +236,7 @@ func TestNewRecord_Share(t *testing.T) {
 	admin.Device += "-timeslice"
 	admin.AdminAccess = true
 	want := []records.Device{share, admin}
-	if diff := cmp.Diff(want, newRecord(claim, devices, testID, bootNow, &fakeCDI{}).Devices); diff != "" {
-		t.Errorf("devices (-want +got):\n%s", diff)
-	}
+	equal(t, "devices", want, newRecord(claim, devices, testID, bootNow, &fakeCDI{}).Devices)
 }
 
 // A container knows one MPS server only, so a request, which a container has as a whole, must not have shares of two.

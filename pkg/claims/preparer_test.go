@@ -20,7 +20,6 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
-	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // wantError fails unless an error says all of these.
@@ -36,22 +35,25 @@ func wantError(t *testing.T, err error, says ...string) {
 	}
 }
 
+// wantRefused fails unless a claim is not prepared, with an error that says all of these.
+func wantRefused(t *testing.T, e *Preparer, claim *resourceapi.ResourceClaim, says ...string) {
+	t.Helper()
+	_, err := e.Prepare(t.Context(), claim)
+	wantError(t, err, says...)
+}
+
 func wantDisk(t *testing.T, b *bed, want ...string) {
 	t.Helper()
 	if want == nil {
 		want = []string{}
 	}
-	if diff := cmp.Diff(want, onDisk(t, b.dir)); diff != "" {
-		t.Errorf("records on disk (-want +got):\n%s", diff)
-	}
+	equal(t, "records on disk", want, onDisk(t, b.dir))
 }
 
 func TestPrepare(t *testing.T) {
 	b := newBed(t)
 	got := mustPrepare(t, b.Preparer, claimOn("a", 2, 0))
-	if diff := cmp.Diff([]records.Device{deviceFor("gpu", 2), lastFor("gpu", "a", 0)}, got); diff != "" {
-		t.Errorf("devices (-want +got):\n%s", diff)
-	}
+	equal(t, "devices", []records.Device{deviceFor("gpu", 2), lastFor("gpu", "a", 0)}, got)
 	wantDisk(t, b, line("a", 2, 0))
 }
 
@@ -69,9 +71,7 @@ func TestPrepare_Repeated(t *testing.T) {
 	b.disk.fail = func(op, _ string) error { return fmt.Errorf("%s must not be called", op) }
 	checks := 0
 	b.hardware.verify = func(context.Context, *gpu.GPU) error { checks++; return nil }
-	if diff := cmp.Diff(first, mustPrepare(t, b.Preparer, claimOn("a", 1))); diff != "" {
-		t.Errorf("second answer (-first +second):\n%s", diff)
-	}
+	equal(t, "second answer", first, mustPrepare(t, b.Preparer, claimOn("a", 1)))
 	if checks != 1 {
 		t.Errorf("the GPU was verified %d times, want once: success means that the device is there now", checks)
 	}
@@ -91,26 +91,21 @@ func TestPrepare_RepeatedGPULost(t *testing.T) {
 func TestPrepare_RepeatedAfterRestart(t *testing.T) {
 	b := newBed(t)
 	first := mustPrepare(t, b.Preparer, claimOn("a", 1))
-	again := openBed(t, b.dir)
-	again.load(t)
-	if diff := cmp.Diff(first, mustPrepare(t, again.Preparer, claimOn("a", 1))); diff != "" {
-		t.Errorf("answer after a restart (-first +second):\n%s", diff)
-	}
+	again := b.another().start()
+	equal(t, "answer after a restart", first, mustPrepare(t, again.Preparer, claimOn("a", 1)))
 }
 
 func TestPrepare_GPUAllocated(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
-	_, err := b.Prepare(t.Context(), claimOf("b", result("main", 1)))
-	wantError(t, err, `request "main"`, gpuName(1), gpuUUID(1), "ns/claim-a (a)")
+	wantRefused(t, b.Preparer, claimOf("b", result("main", 1)), `request "main"`, gpuName(1), gpuUUID(1), "ns/claim-a (a)")
 	wantDisk(t, b, line("a", 1))
 }
 
 func TestPrepare_SeveralGPUs(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
-	_, err := b.Prepare(t.Context(), claimOn("b", 0, 1, 2))
-	wantError(t, err, "ns/claim-a (a)")
+	wantRefused(t, b.Preparer, claimOn("b", 0, 1, 2), "ns/claim-a (a)")
 	mustPrepare(t, b.Preparer, claimOn("c", 0))
 	mustPrepare(t, b.Preparer, claimOn("d", 2))
 	wantDisk(t, b, line("a", 1), line("c", 0), line("d", 2))
@@ -125,16 +120,14 @@ func TestPrepare_AdminAccess(t *testing.T) {
 	}
 	mustPrepare(t, b.Preparer, claimOn("b", 0))
 	mustUnprepare(t, b.Preparer, watch)
-	_, err := b.Prepare(t.Context(), claimOn("c", 1))
-	wantError(t, err, "ns/claim-a (a)")
+	wantRefused(t, b.Preparer, claimOn("c", 1), "ns/claim-a (a)")
 	wantDisk(t, b, line("a", 1), line("b", 0))
 }
 
 func TestPrepare_GPUAndAdminAccess(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOf("a", adminResult("watch", 1), result("gpu", 1)))
-	_, err := b.Prepare(t.Context(), claimOn("b", 1))
-	wantError(t, err, "ns/claim-a (a)")
+	wantRefused(t, b.Preparer, claimOn("b", 1), "ns/claim-a (a)")
 }
 
 func TestPrepare_CheckFails(t *testing.T) {
@@ -154,7 +147,7 @@ func TestPrepare_CheckFails(t *testing.T) {
 				return nil
 			}
 		}, gpu.ErrLost},
-		"CDI unresolved": {func(b *bed) { b.cdi.ensure = func([]string) error { return unresolved } }, unresolved},
+		"CDI unresolved": {func(b *bed) { b.specs.ensure = func([]string) error { return unresolved } }, unresolved},
 		"waiting":        {func(b *bed) { b.SetWaiting(gpu.ErrLibraryNotFound) }, gpu.ErrLibraryNotFound},
 	}
 	for name, tt := range tests {
@@ -166,8 +159,8 @@ func TestPrepare_CheckFails(t *testing.T) {
 				t.Fatalf("got %v, %v, want %v", got, err, tt.want)
 			}
 			wantDisk(t, b)
-			b.hardware.verify, b.cdi.ensure = nil, nil
-			b.SetHardware(b.hardware, b.cdi)
+			b.hardware.verify, b.specs.ensure = nil, nil
+			b.SetHardware(b.hardware, b.specs)
 			mustPrepare(t, b.Preparer, claimOn("b", 1, 2)) // the GPUs stayed free
 		})
 	}
@@ -176,7 +169,7 @@ func TestPrepare_CheckFails(t *testing.T) {
 func TestPrepare_EnsuresCDIDevices(t *testing.T) {
 	b := newBed(t)
 	var ensured []string
-	b.cdi.ensure = func(ids []string) error { ensured = append(ensured, ids...); return nil }
+	b.specs.ensure = func(ids []string) error { ensured = append(ensured, ids...); return nil }
 	var returned []string
 	for _, d := range mustPrepare(t, b.Preparer, claimOn("a", 3, 1)) {
 		returned = append(returned, d.CDIDeviceIDs[0]) // the claim's own spec is written after it
@@ -196,8 +189,7 @@ func TestPrepare_DiskFull(t *testing.T) {
 				}
 				return nil
 			}
-			_, err := b.Prepare(t.Context(), claimOn("a", 1))
-			wantError(t, err, "ns/claim-a (a)", "free space", b.dir)
+			wantRefused(t, b.Preparer, claimOn("a", 1), "ns/claim-a (a)", "free space", b.dir)
 			wantDisk(t, b)
 			b.disk.fail = nil
 			mustPrepare(t, b.Preparer, claimOn("b", 1))
@@ -211,48 +203,46 @@ func TestPrepare_DiskFull(t *testing.T) {
 func TestPrepare_AllocatedAnew(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 0, 1))
-	if diff := cmp.Diff([]records.Device{deviceFor("gpu", 1), lastFor("gpu", "a", 2)}, mustPrepare(t, b.Preparer, claimOn("a", 1, 2))); diff != "" {
-		t.Errorf("devices (-want +got):\n%s", diff)
-	}
+	equal(t, "devices", []records.Device{deviceFor("gpu", 1), lastFor("gpu", "a", 2)}, mustPrepare(t, b.Preparer, claimOn("a", 1, 2)))
 	mustPrepare(t, b.Preparer, claimOn("b", 0))
-	_, err := b.Prepare(t.Context(), claimOn("c", 2))
-	wantError(t, err, "ns/claim-a (a)")
+	wantRefused(t, b.Preparer, claimOn("c", 2), "ns/claim-a (a)")
 	wantDisk(t, b, line("a", 1, 2), line("b", 0))
 }
 
 func TestPrepare_AllocatedAnewWriteFails(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 0))
-	b.disk.fail = func(op, _ string) error {
-		if op == "WriteFile" {
-			return syscall.EIO
-		}
-		return nil
-	}
+	b.disk.fail = failOp("WriteFile", syscall.EIO)
 	if _, err := b.Prepare(t.Context(), claimOn("a", 1)); !errors.Is(err, syscall.EIO) {
 		t.Fatalf("got %v, want %v", err, syscall.EIO)
 	}
 	b.disk.fail = nil
-	_, err := b.Prepare(t.Context(), claimOn("b", 0))
-	wantError(t, err, "ns/claim-a (a)")
+	wantRefused(t, b.Preparer, claimOn("b", 0), "ns/claim-a (a)")
 	mustPrepare(t, b.Preparer, claimOn("c", 1))
 	wantDisk(t, b, line("a", 0), line("c", 1))
 }
 
 func TestPrepare_InvalidUID(t *testing.T) {
 	b := newBed(t)
-	_, err := b.Prepare(t.Context(), claimOn("../../x", 1))
-	wantError(t, err, "../../x")
+	wantRefused(t, b.Preparer, claimOn("../../x", 1), "../../x")
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
 }
 
 func TestPrepare_WithoutHardware(t *testing.T) {
-	e := newEngine(t, t.TempDir(), store.Disk{}, bootNow)
-	_, err := e.Prepare(t.Context(), claimOn("a", 1))
-	wantError(t, err, "cannot be used yet", "starting")
+	e := openBed(t, t.TempDir())
+	wantRefused(t, e.Preparer, claimOn("a", 1), "cannot be used yet", "starting")
 	e.SetWaiting(errors.New("libnvidia-ml.so.1 not found under /run/nvidia"))
-	_, err = e.Prepare(t.Context(), claimOn("a", 1))
-	wantError(t, err, "libnvidia-ml.so.1 not found under /run/nvidia")
+	wantRefused(t, e.Preparer, claimOn("a", 1), "libnvidia-ml.so.1 not found under /run/nvidia")
+}
+
+// prepareLater prepares a claim in another goroutine.
+func prepareLater(ctx context.Context, e *Preparer, claim *resourceapi.ResourceClaim) <-chan error {
+	ended := make(chan error, 1)
+	go func() {
+		_, err := e.Prepare(ctx, claim)
+		ended <- err
+	}()
+	return ended
 }
 
 // blockOn makes VerifyGPU of one GPU say that it was entered and then wait.
@@ -271,11 +261,7 @@ func (b *bed) blockOn(i int) (entered, proceed chan struct{}) {
 func TestPrepare_DifferentGPUsConcurrently(t *testing.T) {
 	b := newBed(t)
 	entered, proceed := b.blockOn(0)
-	slow := make(chan error, 1)
-	go func() {
-		_, err := b.Prepare(context.Background(), claimOn("slow", 0))
-		slow <- err
-	}()
+	slow := prepareLater(t.Context(), b.Preparer, claimOn("slow", 0))
 	<-entered
 	mustPrepare(t, b.Preparer, claimOn("a", 1)) // would hang here
 	mustUnprepare(t, b.Preparer, claimOn("a", 1))
@@ -292,11 +278,7 @@ func TestPrepare_ContextEnds(t *testing.T) {
 		b := newBed(t)
 		mustPrepare(t, b.Preparer, claimOn("other", 1))
 		entered, proceed := b.blockOn(0)
-		slow := make(chan error, 1)
-		go func() {
-			_, err := b.Prepare(context.Background(), claimOn("slow", 0))
-			slow <- err
-		}()
+		slow := prepareLater(t.Context(), b.Preparer, claimOn("slow", 0))
 		<-entered
 		ctx, cancel := context.WithTimeout(t.Context(), 45*time.Second)
 		defer cancel()

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -32,44 +31,8 @@ func (p *podProcesses) OfPods(_ context.Context, pods []types.UID) ([]int, error
 	return found, p.err
 }
 
-// A pod that was deleted by force may run on without a context on its GPU: then the driver lists no process.
-func TestReconcile_ProcessesOfPods(t *testing.T) {
-	tests := map[string]struct {
-		processes    *podProcesses
-		pids         []int // that the driver lists
-		processesErr error
-		kept         bool
-	}{
-		"between two contexts":              {processes: &podProcesses{pids: map[types.UID][]int{"pod-uid": {7}}}, kept: true},
-		"ended":                             {processes: &podProcesses{pids: map[types.UID][]int{"another": {7}}}},
-		"not to be seen":                    {processes: &podProcesses{err: errors.New("hidden")}, kept: true},
-		"ended, driver lists one":           {processes: &podProcesses{}, pids: []int{9}, kept: true},
-		"ended, driver lists none":          {processes: &podProcesses{}, processesErr: gpu.ErrNotSupported},
-		"running, driver knows no list":     {processes: &podProcesses{pids: map[types.UID][]int{"pod-uid": {7}}}, processesErr: gpu.ErrNotSupported, kept: true},
-		"only the driver's list to go by":   {},
-		"a driver that fails, nobody there": {processes: &podProcesses{}, processesErr: gpu.ErrLost, kept: true},
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			b := newBed(t)
-			if test.processes != nil {
-				b.processes = test.processes
-			}
-			mustPrepare(t, b.Preparer, claimOn("a", 1))
-			b.hardware.pids[gpuName(1)], b.hardware.processesErr = test.pids, test.processesErr
-			b.Reconcile(t.Context(), &fakeAPI{})
-			want := []string{}
-			if test.kept {
-				want = list(line("a", 1))
-			}
-			if diff := cmp.Diff(want, onDisk(t, b.dir)); diff != "" {
-				t.Errorf("records (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
-// The same for partitions and shares: what such a process may use is not taken from it.
+// A pod that was deleted by force may run on without a context on its GPU: then the driver lists no process. What such a process
+// may use of a partition is not taken from it either.
 func TestReconcile_ProcessesOfPodsWithPartition(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	seen := &podProcesses{pids: map[types.UID][]int{"pod-uid": {7}}}
@@ -96,12 +59,8 @@ func TestReconcile_NotesPods(t *testing.T) {
 	claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{APIGroup: "x", Resource: "pods", UID: "no-pod"})
 	b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claim)})
 	r, err := b.Ledger.store.Read("a")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]types.UID{"pod-uid", "second"}, r.Pods); diff != "" {
-		t.Errorf("pods (-want +got):\n%s", diff)
-	}
+	must(t, err)
+	equal(t, "pods", []types.UID{"pod-uid", "second"}, r.Pods)
 	for i := range 2 * maxPods {
 		claim.Status.ReservedFor = nil
 		reserve(types.UID(fmt.Sprint(i)))
@@ -112,9 +71,7 @@ func TestReconcile_NotesPods(t *testing.T) {
 	}
 	seen.pids["1000"] = []int{7}
 	b.Reconcile(t.Context(), &fakeAPI{})
-	if diff := cmp.Diff(list(line("a", 1)), onDisk(t, b.dir)); diff != "" {
-		t.Errorf("records while another pod runs (-want +got):\n%s", diff)
-	}
+	equal(t, "records while another pod runs", list(line("a", 1)), onDisk(t, b.dir))
 }
 
 // The kubelet unprepares the claims of pods that it takes for inactive, also while their containers run.
@@ -159,11 +116,9 @@ func TestUnprepare_ProcessesOfPods(t *testing.T) {
 			if test.kept {
 				want = list(line("a", 1))
 			}
-			if diff := cmp.Diff(want, onDisk(t, b.dir)); diff != "" {
-				t.Errorf("records (-want +got):\n%s", diff)
-			}
+			equal(t, "records", want, onDisk(t, b.dir))
 			if test.kept {
-				if _, err := b.prepare(t.Context(), claimOn("b", 1), false); err == nil {
+				if _, err := b.Preparer.prepare(t.Context(), claimOn("b", 1), false); err == nil {
 					t.Error("the GPU was given to another claim")
 				}
 			}

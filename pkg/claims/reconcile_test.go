@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
@@ -47,6 +47,15 @@ func unreserved(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 func TestReconcile_ClaimGoneAndIdle(t *testing.T) {
 	prepared := claimOn("a", 1, 2)
 	api := errors.New("connection refused")
+	running := func(pod types.UID) func(b *bed) {
+		return func(b *bed) { b.processes = &podProcesses{pids: map[types.UID][]int{pod: {7}}} }
+	}
+	driverSays := func(err error, pids ...int) func(b *bed) {
+		return func(b *bed) {
+			b.processes = &podProcesses{}
+			b.hardware.pids[gpuName(1)], b.hardware.processesErr = pids, err
+		}
+	}
 	tests := map[string]struct {
 		claims []*resourceapi.ResourceClaim
 		err    error
@@ -68,6 +77,26 @@ func TestReconcile_ClaimGoneAndIdle(t *testing.T) {
 		"another, in use": {
 			claims: claimList(otherUID(prepared)), spoil: func(b *bed) { b.hardware.pids[gpuName(1)] = []int{1} }, kept: true,
 		},
+		"gone, pods between contexts":       {spoil: running("pod-uid"), kept: true},
+		"gone, pods ended":                  {spoil: running("another")},
+		"gone, pods not to be seen":         {spoil: func(b *bed) { b.processes = &podProcesses{err: errors.New("hidden")} }, kept: true},
+		"gone, pods ended, driver lists 1":  {spoil: driverSays(nil, 9), kept: true},
+		"gone, pods ended, driver has none": {spoil: driverSays(gpu.ErrNotSupported)},
+		"gone, pods ended, driver fails":    {spoil: driverSays(gpu.ErrLost), kept: true},
+		"gone, pods run, driver has none": {
+			spoil: func(b *bed) { running("pod-uid")(b); b.hardware.processesErr = gpu.ErrNotSupported }, kept: true,
+		},
+		"gone, GPU unreadable": {spoil: func(b *bed) { b.without(1) }, kept: true},
+		"gone, GPU taken out":  {spoil: func(b *bed) { b.without(1); b.hardware.absent = list(gpuName(1)) }},
+		"gone, GPU replaced": {
+			spoil: func(b *bed) { b.hardware.node.GPUs[1].UUID = "GPU-other"; b.hardware.pids[gpuName(1)] = []int{7} },
+		},
+		"gone, GPU in a new slot": {spoil: func(b *bed) {
+			b.without(1)
+			b.hardware.absent = list(gpuName(1))
+			b.hardware.node.GPUs = append(b.hardware.node.GPUs, gpu.GPU{PCI: gpu.PCIAddress{Bus: 0x80}, UUID: gpuUUID(1)})
+			b.hardware.node.Offers = append(b.hardware.node.Offers, b.hardware.node.Offers[0])
+		}},
 		"deallocated":               {claims: claimList(deallocated(prepared))},
 		"allocated to other GPUs":   {claims: claimList(claimOn("a", 1, 3))},
 		"allocated to another node": {claims: claimList(inPool(prepared, "node-2"))},
@@ -92,7 +121,10 @@ func TestReconcile_ClaimGoneAndIdle(t *testing.T) {
 				want = []string{line("a", 1, 2), line("bystander", 3)}
 			}
 			wantDisk(t, b, want...)
-			b.SetHardware(b.hardware, b.cdi)
+			if b.hardware.node.Find(gpuName(1)) == nil {
+				return
+			}
+			b.SetHardware(b.hardware, b.specs)
 			_, err := b.Prepare(t.Context(), claimOn("next", 1))
 			if refused := err != nil; refused != tt.kept {
 				t.Errorf("Prepare of the next claim: got error %v, want it refused: %t", err, tt.kept)
@@ -117,9 +149,7 @@ func TestReconcile_OneClaimFails(t *testing.T) {
 	b.Reconcile(t.Context(), &fakeAPI{})
 	wantDisk(t, b)
 	want := []string{"a-busy in use true, released false", "b-gone in use false, released true", "a-busy in use false, released true"}
-	if diff := cmp.Diff(want, reported); diff != "" {
-		t.Errorf("reported (-want +got):\n%s", diff)
-	}
+	equal(t, "reported", want, reported)
 }
 
 func TestReconcile_AdminAccessOnGPUInUse(t *testing.T) {
@@ -190,8 +220,7 @@ func TestReconcile_CorruptRecord(t *testing.T) {
 			before := newBed(t)
 			mustPrepare(t, before.Preparer, prepared)
 			spoil(t, before.dir, "a")
-			b := openBed(t, before.dir)
-			b.load(t)
+			b := before.another().start()
 			api := &fakeAPI{claims: tt.claims, err: tt.err}
 			b.Reconcile(t.Context(), api)
 			wantDisk(t, b, tt.want...)
@@ -210,8 +239,7 @@ func TestPrepare_GPUInUseByCorruptRecord(t *testing.T) {
 	before := newBed(t)
 	mustPrepare(t, before.Preparer, claimOn("a", 1))
 	spoil(t, before.dir, "a")
-	b := openBed(t, before.dir)
-	b.load(t)
+	b := before.another().start()
 	b.hardware.pids[gpuName(1)] = []int{4711} // the pod of claim a
 	if _, err := b.Prepare(t.Context(), claimOn("b", 1)); err == nil {
 		t.Errorf("claim b got GPU %s, which claim a's containers use", gpuName(1))

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -19,25 +18,17 @@ import (
 )
 
 // recordState is the state that a claim's record on disk is in.
-func (b *simBed) recordState(uid types.UID) records.State {
-	b.t.Helper()
-	data, err := os.ReadFile(recordPath(b.dir, uid))
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	r, err := records.Decode(data)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+func (p *plugin) recordState(uid types.UID) records.State {
+	p.t.Helper()
+	r, err := p.Ledger.store.Read(uid)
+	must(p.t, err)
 	return r.State
 }
 
 // hold puts a process into the partition of a claim.
 func (b *simBed) hold(device records.Device, pid int) {
 	b.t.Helper()
-	if err := b.node.Clients().Add(0, sim.Client{PID: pid, Name: "train", GPUInstance: device.Partition.GI, ComputeInstance: *device.Partition.CI}); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, b.node.Clients().Add(0, sim.Client{PID: pid, Name: "train", GPUInstance: device.Partition.GI, ComputeInstance: *device.Partition.CI}))
 }
 
 func TestUnprepare_PartitionWithoutHardware(t *testing.T) {
@@ -79,14 +70,10 @@ func TestRecover_ReportsWhatIsLeft(t *testing.T) {
 	b.unprepare("a")
 	b.SetHardware(offeredHardware{b.session, b.offers}, b.specs)
 	b.Recover(t.Context())
-	if err := b.node.Clients().Remove(0, 4711); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.node.Clients().Remove(0, 4711))
 	b.Recover(t.Context())
 	b.Recover(t.Context())
-	if diff := cmp.Diff([]string{"a in use true, removed false", "a in use false, removed true"}, reported); diff != "" {
-		t.Errorf("reported (-want +got):\n%s", diff)
-	}
+	equal(t, "reported", []string{"a in use true, removed false", "a in use false, removed true"}, reported)
 }
 
 func TestUnprepare_PartitionInUse(t *testing.T) {
@@ -134,14 +121,10 @@ func TestUnprepare_PartitionInUse(t *testing.T) {
 	check("after Reconcile")
 	b = b.restart()
 	check("after a restart")
-	if err := b.node.Clients().Remove(0, 4711); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.node.Clients().Remove(0, 4711))
 	b.unprepare("a")
 	b.want(nil, nil, nil)
-	if got := b.Partitions.Occupied(); len(got) > 0 {
-		t.Errorf("got occupied devices %v, want none", got)
-	}
+	b.wantOccupied()
 	b.prepare("b", b.name(0, 19, 5))
 }
 
@@ -153,25 +136,17 @@ func TestPrepare_PartitionDestroyedByOthers(t *testing.T) {
 		part := *device.Partition
 		if half {
 			gi, err := b.node.Device(0).MIG().GPUInstanceByID(part.GI)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			ci, err := gi.ComputeInstanceByID(*part.CI)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := ci.Destroy(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
+			must(t, ci.Destroy())
 		} else if err := b.session.DestroyPartition(t.Context(), g.PCI, part); err != nil {
 			t.Fatal(err)
 		}
 		b.Recover(t.Context())
 		b.prepare("a", b.name(0, 9, 4))
 		b.want(list("0 9@4"), list("a"), list("a"))
-		if err := b.session.DestroyPartition(t.Context(), g.PCI, part); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.session.DestroyPartition(t.Context(), g.PCI, part))
 		b.unprepare("a")
 		b.want(nil, nil, nil)
 	}
@@ -187,9 +162,7 @@ func TestPrepare_RepeatedAndFails(t *testing.T) {
 		for nth := 1; nth <= 12; nth++ {
 			b := newSimBed(t, "hgx-h100")
 			b.prepare("a", b.name(0, 9, 4))
-			if err := b.node.Faults().FailNth(call, nth, sim.CodeUnknown); err != nil {
-				t.Fatal(err)
-			}
+			must(t, b.node.Faults().FailNth(call, nth, sim.CodeUnknown))
 			b.node.Calls().Reset()
 			err := b.tryPrepare("a", b.name(0, 9, 4))
 			if n := b.node.Calls().Of("nvmlGpuInstanceDestroy") + b.node.Calls().Of("nvmlComputeInstanceDestroy"); n > 0 {
@@ -200,9 +173,7 @@ func TestPrepare_RepeatedAndFails(t *testing.T) {
 	}
 	b := newSimBed(t, "hgx-h100")
 	b.prepare("a", b.name(0, 9, 4))
-	if err := b.specs.RemoveClaim("a"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.specs.RemoveClaim("a"))
 	b.specs.fail = os.ErrPermission
 	b.node.Calls().Reset()
 	if err := b.tryPrepare("a", b.name(0, 9, 4)); err == nil {
@@ -217,10 +188,8 @@ func TestLoad_PartitionsAfterReboot(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.prepare("a", b.name(0, 9, 4), b.name(1, 19, 2))
 	b.prepare("b", b.name(2))
-	if err := b.node.Driver().Reboot(); err != nil {
-		t.Fatal(err)
-	}
-	b = b.restart("boot-next")
+	must(t, b.node.Driver().Reboot())
+	b = b.restart(inBoot("boot-next"))
 	b.want(nil, nil, nil)
 	b.prepare("a", b.name(0, 9, 4), b.name(1, 19, 2))
 	b.want(list("0 9@4", "1 19@2"), list("a"), list("a"))
@@ -244,15 +213,9 @@ func TestReconcile_CorruptRecordOfPartition(t *testing.T) {
 	}
 	b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claim)})
 	b.want(list("0 9@4", "1 19@2"), list("a"), list("a"))
-	if diff := cmp.Diff(before, mustPrepare(t, b.Preparer, claim)); diff != "" {
-		t.Errorf("devices (-before +after):\n%s", diff)
-	}
-	if got := b.Partitions.Occupied(); len(got) > 0 {
-		t.Errorf("got occupied devices %v, want none", got)
-	}
-	if err := b.node.Clients().Remove(0, 4711); err != nil {
-		t.Fatal(err)
-	}
+	equal(t, "devices", before, mustPrepare(t, b.Preparer, claim))
+	b.wantOccupied()
+	must(t, b.node.Clients().Remove(0, 4711))
 	b.unprepare("a")
 	b.want(nil, nil, nil)
 }
@@ -266,16 +229,7 @@ func TestReconcile_TakeoverFails(t *testing.T) {
 		spoil(t, b.dir, "a")
 		b = b.restart()
 		api := &fakeAPI{claims: claimList(claim)}
-		calls := 0
-		b.disk.fail = func(op, _ string) error {
-			if op != "WriteFile" {
-				return nil
-			}
-			if calls++; calls-1 >= failing {
-				return os.ErrPermission
-			}
-			return nil
-		}
+		b.disk.fail = (&failingSteps{left: failing, all: true}).writes
 		b.node.Calls().Reset()
 		b.Reconcile(t.Context(), api)
 		b.disk.fail = nil

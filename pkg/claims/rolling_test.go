@@ -9,7 +9,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -19,21 +18,18 @@ import (
 func twoBeds(t *testing.T) (older, newer *bed) {
 	t.Helper()
 	older = newBed(t)
-	newer = openBed(t, older.dir)
-	newer.load(t)
+	newer = older.another().start()
 	return older, newer
 }
 
 func TestTwoProcesses_ClaimOfOther(t *testing.T) {
 	older, newer := twoBeds(t)
 	mustPrepare(t, older.Preparer, claimOn("a", 1))
-	_, err := newer.Prepare(t.Context(), claimOn("b", 1))
-	wantError(t, err, "ns/claim-a (a)")
+	wantRefused(t, newer.Preparer, claimOn("b", 1), "ns/claim-a (a)")
 	mustPrepare(t, newer.Preparer, claimOn("a", 1)) // the kubelet asks the new one again
 	mustUnprepare(t, newer.Preparer, claimOn("a", 1))
 	mustPrepare(t, older.Preparer, claimOn("b", 1))
-	_, err = newer.Prepare(t.Context(), claimOn("a", 1))
-	wantError(t, err, "ns/claim-b (b)")
+	wantRefused(t, newer.Preparer, claimOn("a", 1), "ns/claim-b (b)")
 	wantDisk(t, newer, line("b", 1))
 }
 
@@ -69,9 +65,7 @@ func TestTwoProcesses_RecordsListed(t *testing.T) {
 		got = append(got, lists > before)
 		mustUnprepare(t, step.by.Preparer, claimOn("a", step.gpus...))
 	}
-	if diff := cmp.Diff([]bool{true, false, true, false, true, true, true, false, true}, got); diff != "" {
-		t.Errorf("records were listed (-want +got):\n%s", diff)
-	}
+	equal(t, "records were listed", []bool{true, false, true, false, true, true, true, false, true}, got)
 }
 
 func TestTwoProcesses_UnprepareUnseen(t *testing.T) {
@@ -85,11 +79,7 @@ func TestTwoProcesses_UnprepareUnseen(t *testing.T) {
 func TestTwoProcesses_WaitForLock(t *testing.T) {
 	older, newer := twoBeds(t)
 	entered, proceed := older.blockOn(1)
-	slow := make(chan error, 1)
-	go func() {
-		_, err := older.Prepare(context.Background(), claimOn("slow", 1))
-		slow <- err
-	}()
+	slow := prepareLater(t.Context(), older.Preparer, claimOn("slow", 1))
 	<-entered
 	mustPrepare(t, newer.Preparer, claimOn("b", 2)) // another GPU: does not wait
 	if _, err := newer.Prepare(endsAfter(t.Context(), 1), claimOn("a", 1)); !errors.Is(err, context.Canceled) {
@@ -99,8 +89,7 @@ func TestTwoProcesses_WaitForLock(t *testing.T) {
 	if err := <-slow; err != nil {
 		t.Fatalf("the slow claim: %v", err)
 	}
-	_, err := newer.Prepare(t.Context(), claimOn("a", 1))
-	wantError(t, err, "ns/claim-slow (slow)")
+	wantRefused(t, newer.Preparer, claimOn("a", 1), "ns/claim-slow (slow)")
 }
 
 // A process that gives up waiting for the second of two locks has marked the first as seen.
@@ -127,12 +116,7 @@ func TestTwoProcesses_ResyncFailed(t *testing.T) {
 		t.Run(op, func(t *testing.T) {
 			older, newer := twoBeds(t)
 			mustPrepare(t, newer.Preparer, claimOn("a", 0))
-			older.disk.fail = func(got, _ string) error {
-				if got == op {
-					return syscall.EIO
-				}
-				return nil
-			}
+			older.disk.fail = failOp(op, syscall.EIO)
 			if _, err := older.Prepare(t.Context(), claimOn("b", 0)); err == nil {
 				t.Errorf("claim b got GPU %s, which claim a has", gpuName(0))
 			}
@@ -213,8 +197,7 @@ func TestTwoProcesses_CorruptRecord(t *testing.T) {
 	mustPrepare(t, newer.Preparer, claimOn("good", 1))
 	spoil(t, older.dir, "bad")
 	mustPrepare(t, older.Preparer, claimOn("b", 2))
-	_, err := older.Prepare(t.Context(), claimOn("c", 1))
-	wantError(t, err, "ns/claim-good (good)")
+	wantRefused(t, older.Preparer, claimOn("c", 1), "ns/claim-good (good)")
 }
 
 func TestTwoProcesses_KnownClaimCorrupt(t *testing.T) {
@@ -222,26 +205,16 @@ func TestTwoProcesses_KnownClaimCorrupt(t *testing.T) {
 	mustPrepare(t, older.Preparer, claimOn("a", 0))
 	mustPrepare(t, newer.Preparer, claimOf("watch", adminResult("all", 0))) // so that the lock was another's
 	spoil(t, older.dir, "a")
-	_, err := older.Prepare(t.Context(), claimOn("b", 0))
-	wantError(t, err, "ns/claim-a (a)")
+	wantRefused(t, older.Preparer, claimOn("b", 0), "ns/claim-a (a)")
 }
 
 func TestTwoProcesses_RestartWhilePreparing(t *testing.T) {
 	older := newBed(t)
 	entered, proceed := older.blockOn(0)
-	slow := make(chan error, 1)
-	go func() {
-		_, err := older.Prepare(context.Background(), claimOn("slow", 0))
-		slow <- err
-	}()
+	slow := prepareLater(t.Context(), older.Preparer, claimOn("slow", 0))
 	<-entered
-	newer := openBed(t, older.dir)
-	newer.load(t) // before the record is written
-	fast := make(chan error, 1)
-	go func() {
-		_, err := newer.Prepare(context.Background(), claimOn("fast", 0))
-		fast <- err
-	}()
+	newer := older.another().start() // before the record is written
+	fast := prepareLater(t.Context(), newer.Preparer, claimOn("fast", 0))
 	proceed <- struct{}{}
 	errs := []error{<-slow, <-fast}
 	if errs[0] != nil || errs[1] == nil {

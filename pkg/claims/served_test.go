@@ -13,7 +13,7 @@ import (
 )
 
 // serve registers claims at the MPS server of a GPU as a plugin of another name, or of none, does.
-func (b *shareBed) serve(owner string, i int, uids ...types.UID) {
+func (b *bed) serve(owner string, i int, uids ...types.UID) {
 	b.t.Helper()
 	defer func(before string) { b.sharing.owner = before }(b.sharing.owner)
 	b.sharing.owner = owner
@@ -26,7 +26,7 @@ func (b *shareBed) serve(owner string, i int, uids ...types.UID) {
 
 // What the supervisor has of claims that no record knows goes, wherever it is, and never what is another driver name's.
 func TestRecover_ServedWithoutRecord(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	b.prepare("a", mpsOf(0, 10, 10))
 	b.serve(testDriver, 0, "stray")
 	b.serve(testDriver, 1, "stray")
@@ -51,7 +51,7 @@ func TestRecover_ServedWithoutRecord(t *testing.T) {
 
 // A supervisor of an earlier release takes all claims from a GPU that Retain does not name: so the other claims are named.
 func TestRecover_SupervisorWithoutOwners(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	b.prepare("a", mpsOf(0, 10, 10))
 	b.serve("gpu.nvidia.com", 0, "theirs")
 	b.serve("", 0, "earlier")
@@ -64,7 +64,7 @@ func TestRecover_SupervisorWithoutOwners(t *testing.T) {
 
 // Claims of a name that has no plugin here any more go with their object in the API server, and not before.
 func TestReconcile_ServedByNobody(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	b.prepare("a", mpsOf(0, 10, 10))
 	b.serve("gpu.nvidia.com", 0, "alive", "gone", "deallocated")
 	b.serve("", 1, "earlier-alive", "earlier-gone")
@@ -83,23 +83,19 @@ func TestReconcile_ServedByNobody(t *testing.T) {
 
 // Unprepare of a claim whose record is gone or corrupt takes it from its server at once: no later step knows of it.
 func TestUnprepare_ServedWithoutRecord(t *testing.T) {
-	tests := map[string]func(b *shareBed, path string) error{
-		"record removed": func(_ *shareBed, path string) error { return os.Remove(path) },
-		"record corrupt": func(_ *shareBed, path string) error { return os.WriteFile(path, []byte("{"), 0o600) },
+	tests := map[string]func(b *bed, path string) error{
+		"record removed": func(_ *bed, path string) error { return os.Remove(path) },
+		"record corrupt": func(_ *bed, path string) error { return os.WriteFile(path, []byte("{"), 0o600) },
 	}
 	for name, spoil := range tests {
 		t.Run(name, func(t *testing.T) {
-			b := newShareBed(t)
+			b := newBed(t)
 			b.prepare("a", mpsOf(0, 10, 10))
 			b.prepare("b", mpsOf(0, 10, 10))
-			b.end()
-			if err := spoil(b, filepath.Join(b.dir, "claims", "a.json")); err != nil {
-				t.Fatal(err)
-			}
-			again := makeShareBed(t, b.dir, nil, b.id)
-			if err := again.Load(t.Context(), nil); err != nil {
-				t.Fatal(err)
-			}
+			b.die()
+			must(t, spoil(b, filepath.Join(b.dir, "claims", "a.json")))
+			again := b.another()
+			again.load()
 			again.unprepare("a") // no driver yet
 			again.want("record b", "spec b", "mps 0 b")
 		})
@@ -108,14 +104,11 @@ func TestUnprepare_ServedWithoutRecord(t *testing.T) {
 
 // A claim with a corrupt record keeps its server as long as it may have pods, and loses it when it has none.
 func TestReconcile_CorruptRecordOfAnMPSShare(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	b.prepare("a", mpsOf(0, 10, 10))
-	b.end()
-	if err := os.WriteFile(filepath.Join(b.dir, "claims", "a.json"), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	b = makeShareBed(t, b.dir, nil, b.id)
-	b.start()
+	b.die()
+	must(t, os.WriteFile(filepath.Join(b.dir, "claims", "a.json"), []byte("{"), 0o600))
+	b = b.another().start()
 	b.want("spec a", "mps 0 a")
 	b.Reconcile(t.Context(), &fakeAPI{})
 	b.want()
@@ -127,9 +120,7 @@ func TestPrepare_AloneByMPSOfAnEarlierRelease(t *testing.T) {
 	b.prepare("a", aloneMPS(0, ""))
 	r := b.Ledger.index.get("a").Clone()
 	r.Devices[0].Share.MPS.ThreadPercentage = wholeGPU // as that release has it
-	if err := b.Ledger.write(r); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Ledger.write(r))
 	b.sharing.took()
 	b.prepare("a", aloneMPS(0, ""))
 	for _, call := range b.sharing.took() {

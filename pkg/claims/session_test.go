@@ -5,14 +5,12 @@ package claims
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
@@ -22,27 +20,16 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
-// shareAll makes GPUs of a bed offer every tier.
-func (b *simBed) shareAll() {
-	b.t.Helper()
-	b.Shares.sharing = &sharingDir{dir: b.t.TempDir()}
-	b.SetHardware(offeredHardware{b.session, policy.Apply(&v1alpha1.NodePolicy{}, b.session.Node(), policy.Means{}).Offers}, b.specs)
-}
-
 // A driver may wipe idle partitions when a GPU leaves MIG mode: whoever needs the whole GPU must look before.
 func TestPrepare_WholeGPUWithIdleUnmanagedPartition(t *testing.T) {
 	for _, tier := range []string{"", "-timeslice", "-mps"} {
 		t.Run("device"+tier, func(t *testing.T) {
 			b := newSimBed(t, "hgx-h100")
-			b.shareAll()
-			if err := b.node.Driver().SetQuirk(sim.QuirkModeWipesInstances, true); err != nil {
-				t.Fatal(err)
-			}
+			b.use(v1alpha1.Rule{})
+			must(t, b.node.Driver().SetQuirk(sim.QuirkModeWipesInstances, true))
 			occupy(t, b.node, 0, 14, 2, 2) // since the plugin looked last
 			err := b.tryPrepare("a", b.name(0)+tier)
-			if err == nil || !strings.Contains(err.Error(), "partitions that Cleave did not create") {
-				t.Errorf("Prepare = %v, want a refusal that names the partitions", err)
-			}
+			wantError(t, err, "partitions that Cleave did not create")
 			b.want(list("0 14@2"), nil, nil)
 		})
 	}
@@ -52,19 +39,13 @@ func TestPrepare_WholeGPUWithIdleUnmanagedPartition(t *testing.T) {
 func TestPrepare_WholeGPUWithPartitionsThatCannotBeListed(t *testing.T) {
 	for _, call := range []string{"nvmlDeviceGetGpuInstances", "nvmlDeviceGetGpuInstanceById", "nvmlDeviceGetGpuInstanceProfileInfo", "nvmlGpuInstanceGetInfo"} {
 		b := newSimBed(t, "hgx-h100")
-		if err := b.node.Driver().SetQuirk(sim.QuirkModeWipesInstances, true); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Driver().SetQuirk(sim.QuirkModeWipesInstances, true))
 		occupy(t, b.node, 0, 14, 2, 2)
-		if err := b.node.Faults().FailCall(call, sim.CodeUnknown); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Faults().FailCall(call, sim.CodeUnknown))
 		if err := b.tryPrepare("a", b.name(0)); err == nil {
 			t.Errorf("%s fails: the whole GPU was given", call)
 		}
-		if err := b.node.Faults().Clear(-1); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Faults().Clear(-1))
 		b.want(list("0 14@2"), nil, nil)
 	}
 }
@@ -74,12 +55,8 @@ func TestPrepare_FirstPartitionInUse(t *testing.T) {
 	open := func(t *testing.T) *simBed {
 		t.Helper()
 		b := newSimBed(t, "hgx-h100")
-		if err := b.node.Driver().SetQuirk(sim.QuirkFirstInstanceInUse, true); err != nil {
-			t.Fatal(err)
-		}
-		if err := b.node.Clients().Add(0, monitor); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Driver().SetQuirk(sim.QuirkFirstInstanceInUse, true))
+		must(t, b.node.Clients().Add(0, monitor))
 		return b
 	}
 	t.Run("until the client ends", func(t *testing.T) {
@@ -137,23 +114,17 @@ func newSessionBed(t *testing.T) (*simBed, *sessionsOf) {
 	return b, s
 }
 
-// again restarts the plugin in the session.
-func (b *simBed) again(s *sessionsOf) *simBed {
-	b.t.Helper()
-	b.die()
-	return openSimBed(b.t, b.dir, b.boot, b.node, s)
-}
+// in has a plugin distinguish sessions of the driver.
+func in(s *sessionsOf) func(*Options) { return func(o *Options) { o.Sessions = s } }
 
 // release releases the driver, and uses it again after something happened.
 func (b *simBed) release(s *sessionsOf, meanwhile func()) *simBed {
 	b.t.Helper()
 	b.SetWaiting(gpu.ErrDriverNotLoaded)
 	b.Quiesce()
-	if err := b.Ledger.EndSession(b.t.Context(), offeredHardware{b.session, b.offers}); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, b.Ledger.EndSession(b.t.Context(), offeredHardware{b.session, b.offers}))
 	meanwhile()
-	return b.again(s)
+	return b.restart(in(s))
 }
 
 // A partition that someone else created anew, in the same place and with the same IDs, is never destroyed, and tainted.
@@ -164,44 +135,26 @@ func TestDriverSession_PartitionCreatedAnewByOthers(t *testing.T) {
 	b.prepare("ended", b.name(0, 19, 5))
 	b = b.release(s, func() {
 		b.unprepare("ended") // without the driver
-		if err := b.node.Hardware().ForceRemake(0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Hardware().ForceRemake(0))
 	})
 	serials := b.serials()
 	err := b.tryPrepare("a", device)
-	if err == nil || !strings.Contains(err.Error(), "released or reloaded") {
-		t.Errorf("Prepare = %v, want that what is there need not be the claim's", err)
-	}
+	wantError(t, err, "released or reloaded")
 	b.want(list("0 19@5", "0 19@6"), list("a"), list("a"))
 	b.unprepare("a")
 	b.Recover(t.Context())
 	b.want(list("0 19@5", "0 19@6"), nil, nil)
-	if diff := cmp.Diff(serials, b.serials()); diff != "" {
-		t.Errorf("GPU instances were destroyed (-before +after):\n%s", diff)
-	}
+	equal(t, "GPU instances were destroyed", serials, b.serials())
 	if got := b.Partitions.Occupied(); !slices.Contains(got, device) || !slices.Contains(got, b.name(0)) {
 		t.Errorf("occupied devices %v: want %s and the whole GPU", got, device)
 	}
 }
 
 // serials distinguish GPU instances from those that are created in their places.
-func (b *simBed) serials() []string {
+func (b *simBed) serials() []unmanaged {
 	b.t.Helper()
-	st, err := b.node.Status()
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	found := []string{}
-	for _, g := range st.GPUs {
-		for _, p := range g.Instances {
-			gi, err := b.node.Device(g.Index).MIG().GPUInstanceByID(p.ID)
-			if err != nil {
-				b.t.Fatal(err)
-			}
-			found = append(found, fmt.Sprintf("%d/%d/%d", g.Index, p.ID, gi.Serial()))
-		}
-	}
+	found, err := instancesNow(b.node)
+	must(b.t, err)
 	return found
 }
 
@@ -210,9 +163,7 @@ func TestDriverSession_PartitionGone(t *testing.T) {
 	b, s := newSessionBed(t)
 	b.prepare("a", b.name(0, 19, 6))
 	b = b.release(s, func() {
-		if err := b.node.Hardware().ForceReset(0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Hardware().ForceReset(0))
 	})
 	b.prepare("a", b.name(0, 19, 6))
 	b.want(list("0 19@6"), list("a"), list("a"))
@@ -233,7 +184,7 @@ func TestDriverSession_PartitionWithWitness(t *testing.T) {
 	})
 	b.want(list("0 19@5", "0 19@6"), list("other", "same"), list("other", "same"))
 	b.prepare("same", b.name(0, 19, 6))
-	b = b.again(s)
+	b = b.restart(in(s))
 	b.unprepare("same")
 	b.unprepare("other")
 	b.want(list("0 19@5"), nil, nil)
@@ -248,9 +199,7 @@ func TestDriverSession_LayoutCreatedAnewByOthers(t *testing.T) {
 		t.Fatal(p)
 	}
 	b = b.release(s, func() {
-		if err := b.node.Hardware().ForceRemake(0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.node.Hardware().ForceRemake(0))
 	})
 	node.Offers[0].Partitions = cutInto(place(19, 6, 1)) // the other place is no longer in the policy
 	b.SetHardware(offeredHardware{b.session, node.Offers}, b.specs)
@@ -268,11 +217,11 @@ func TestDriverSession_RecordsOfEarlierReleases(t *testing.T) {
 	b.prepare("a", b.name(0, 19, 6))
 	b.prepare("b", b.name(0, 19, 5))
 	s := &sessionsOf{session: "1"}
-	b = b.again(s)
+	b = b.restart(in(s))
 	b.unprepare("a")
 	b.want(list("0 19@5"), list("b"), list("b"))
 	s.session = "2" // the driver is reloaded while the plugin is down
-	b = b.again(s)
+	b = b.restart(in(s))
 	b.unprepare("b")
 	b.want(list("0 19@5"), nil, nil)
 }
@@ -282,11 +231,9 @@ func TestDriverSession_CutShort(t *testing.T) {
 	b.prepare("a", b.name(0, 19, 6))
 	r := b.Ledger.index.get("a").Clone()
 	r.State, r.Devices[0].Partition.UUID, r.Devices[0].Partition.CI = records.Preparing, "", nil
-	if err := b.Ledger.store.Write(r); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Ledger.store.Write(r))
 	s.session, s.broken = "2", true
-	b = b.again(s)
+	b = b.restart(in(s))
 	b.want(list("0 19@6"), nil, nil)
 }
 
@@ -296,7 +243,7 @@ func TestDriverSession_CorruptRecord(t *testing.T) {
 		b.prepare("a", b.name(0, 19, 6))
 		spoil(t, b.dir, "a")
 		s.broken = broken
-		b = b.again(s)
+		b = b.restart(in(s))
 		b.Reconcile(t.Context(), &fakeAPI{claims: claimList(deviceClaim("a", b.name(0, 19, 6)))})
 		b.want(list("0 19@6"), list("a"), list("a"))
 		b.unprepare("a")

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -24,16 +23,9 @@ func others(i int, kind gpu.Share) []string {
 	return names
 }
 
-func (b *shareBed) wantOccupied(names ...string) {
-	b.t.Helper()
-	if diff := cmp.Diff(names, b.Partitions.Occupied()); diff != "" {
-		b.t.Errorf("occupied devices (-want +got):\n%s", diff)
-	}
-}
-
 func TestShares_ServerDoesNotStop(t *testing.T) {
 	for _, restart := range []bool{false, true} {
-		b := newShareBed(t)
+		b := newBed(t)
 		b.prepare("a", mpsOf(0, 60, 80))
 		changes := 0
 		b.Ledger.changed = func() { changes++ }
@@ -67,7 +59,7 @@ func TestShares_ServerDoesNotStop(t *testing.T) {
 }
 
 func TestShares_IntervalCannotBeReset(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	b.prepare("a", sliceOf(0, 80).at("Long"))
 	b.sharing.err = failing("before SetTimeSlice", errDown)
 	b.unprepare("a")
@@ -83,23 +75,17 @@ func TestShares_IntervalCannotBeReset(t *testing.T) {
 }
 
 func TestShares_ServerAndSpecLost(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	first := b.prepare("a", mpsOf(0, 10, 10))
 	whole := b.state()
 	lose := func() {
 		t.Helper()
-		if err := b.sharing.StopMPS(t.Context(), "a", gpuName(0)); err != nil {
-			t.Fatal(err)
-		}
-		if err := b.specs.RemoveClaim("a"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.sharing.StopMPS(t.Context(), "a", gpuName(0)))
+		must(t, b.specs.RemoveClaim("a"))
 		b.want("record a")
 	}
 	lose()
-	if diff := cmp.Diff(first, b.prepare("a", mpsOf(0, 10, 10))); diff != "" {
-		t.Errorf("second answer (-first +second):\n%s", diff)
-	}
+	equal(t, "second answer", first, b.prepare("a", mpsOf(0, 10, 10)))
 	b.want(whole...)
 	lose()
 	b.Recover(t.Context())
@@ -113,7 +99,7 @@ func TestShares_ServerAndSpecLost(t *testing.T) {
 }
 
 func TestShares_ServersAfterRestart(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	b.prepare("a", mpsOf(0, 10, 10), mpsOf(1, 10, 10).of("second"))
 	b.prepare("b", mpsOf(0, 10, 10))
 	b.prepare("c", sliceOf(2, 10))
@@ -126,9 +112,7 @@ func TestShares_ServersAfterRestart(t *testing.T) {
 	b = b.restart()
 	b.want(whole...)
 	want := map[string][]types.UID{gpuName(0): {"a", "b"}, gpuName(1): {"a"}, gpuName(2): nil, gpuName(3): nil}
-	if diff := cmp.Diff(want, b.sharing.retained); diff != "" {
-		t.Errorf("claims that servers keep (-want +got):\n%s", diff)
-	}
+	equal(t, "claims that servers keep", want, b.sharing.retained)
 }
 
 func TestShares_IntervalsRestored(t *testing.T) {
@@ -140,9 +124,7 @@ func TestShares_IntervalsRestored(t *testing.T) {
 	reload := func() { // the driver forgets
 		t.Helper()
 		for i := range 2 {
-			if err := b.sharing.SetTimeSlice(t.Context(), &b.hardware.node.GPUs[i], "Default"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, b.sharing.SetTimeSlice(t.Context(), &b.hardware.node.GPUs[i], "Default"))
 		}
 		b.SetHardware(b.hardware, b.specs)
 	}
@@ -174,11 +156,9 @@ func TestUnprepare_SharesWithoutHardware(t *testing.T) {
 	b.prepare("mps", mpsOf(2, 10, 10))
 	b.prepare("alone", aloneAt(3, "Short"))
 	// The plugin has just started and has not found the driver yet, which has the interval all the same.
-	b.end()
-	b = makeShareBed(t, b.dir, nil, b.id)
-	if err := b.Load(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
+	b.die()
+	b = b.another()
+	b.load()
 	for _, uid := range []types.UID{"plain", "long", "mps", "alone"} {
 		b.unprepare(uid)
 	}
@@ -238,7 +218,7 @@ func TestReconcile_SharesOfGoneClaim(t *testing.T) {
 // The containers of a claim that is gone by force may run on: as long as any process is there, the last share of the
 // GPU is not given back, or it would be allocated whole alongside them.
 func TestReconcile_LastShareInUse(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	b.prepare("a", sliceOf(0, 10))
 	b.prepare("b", sliceOf(0, 10))
 	b.hardware.pids[gpuName(0)] = []int{4711}
@@ -308,7 +288,7 @@ func TestReconcile_CorruptRecordOfShare(t *testing.T) {
 }
 
 func TestUnprepare_CorruptRecordOfShare(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	b.prepare("b", mpsOf(0, 10, 10))
 	left := b.state()
 	b.prepare("a", mpsOf(0, 10, 10))
@@ -320,9 +300,8 @@ func TestUnprepare_CorruptRecordOfShare(t *testing.T) {
 }
 
 func TestTwoProcesses_Shares(t *testing.T) {
-	older := newShareBed(t)
-	newer := makeShareBed(t, older.dir, nil, older.id)
-	newer.start()
+	older := newBed(t)
+	newer := older.another().start()
 	older.prepare("a", mpsOf(0, 60, 60))
 	older.prepare("long", sliceOf(1, 10).at("Long"))
 	wantError(t, newer.tryPrepare("b", mpsOf(0, 41, 10)), "cores")

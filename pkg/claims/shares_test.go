@@ -20,7 +20,7 @@ import (
 var errDown = errors.New("the supervisor is down")
 
 func TestShares_TimeSlices(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	b.sharing.took()
 	for _, uid := range []types.UID{"a", "b", "c", "d"} {
 		b.prepare(uid, sliceOf(0, 20))
@@ -36,7 +36,7 @@ func TestShares_TimeSlices(t *testing.T) {
 }
 
 func TestShares_MPS(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	got := b.prepare("a", mpsOf(1, 25, 20))
 	want := deviceFor("mps", 1)
 	want.Device += "-mps"
@@ -45,9 +45,7 @@ func TestShares_MPS(t *testing.T) {
 		MPS: &records.MPS{ThreadPercentage: 25, Memory: 20 * gi, PipeDir: "/run/mps/" + gpuName(1) + "/pipe", ShmDir: "/run/mps/" + gpuName(1) + "/shm"},
 	}
 	want.CDIDeviceIDs = append(want.CDIDeviceIDs, testDriver+"/claim=a-"+want.Device)
-	if diff := cmp.Diff([]records.Device{want}, got); diff != "" {
-		t.Errorf("devices (-want +got):\n%s", diff)
-	}
+	equal(t, "devices", []records.Device{want}, got)
 	b.prepare("b", mpsOf(1, 50, 40))
 	b.want("record a", "record b", "spec a", "spec b", "mps 1 a", "mps 1 b")
 	b.unprepare("a")
@@ -74,7 +72,7 @@ func TestShares_TwoOfOneClaim(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			b := newShareBed(t)
+			b := newBed(t)
 			var ids []string
 			for _, d := range b.prepare("a", tt.parts...) {
 				if d.Share != nil {
@@ -124,8 +122,6 @@ func TestShares_KindsExclude(t *testing.T) {
 
 func TestShares_PartitionsExclude(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
-	shares := &sharingDir{dir: t.TempDir(), owner: testDriver}
-	b.Shares.sharing = shares
 	var offers []policy.Offer
 	for range b.session.Node().GPUs {
 		offer := sharedNode().Offers[0]
@@ -144,24 +140,20 @@ func TestShares_PartitionsExclude(t *testing.T) {
 		wantError(t, share("x", 0, kind), "ns/claim-part (part)")
 	}
 	for i, kind := range gpu.Shares() {
-		if err := share(types.UID(kind), i+1, kind); err != nil {
-			t.Fatal(err)
-		}
+		must(t, share(types.UID(kind), i+1, kind))
 		wantError(t, b.tryPrepare("x", b.name(i+1, 19, 0)), fmt.Sprintf("ns/claim-%s (%s)", kind, kind))
 		b.unprepare(types.UID(kind))
 		b.prepare("after"+types.UID(kind), b.name(i+1, 19, 0))
 	}
 	b.unprepare("part")
-	if err := share("back", 0, gpu.MPS); err != nil {
-		t.Fatal(err)
-	}
+	must(t, share("back", 0, gpu.MPS))
 	if diff := cmp.Diff([]int{1, 2}, b.modes()); diff != "" {
 		t.Errorf("GPUs in MIG mode (-want +got): a share needs the whole GPU\n%s", diff)
 	}
 }
 
 func TestShares_AdminAccess(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	b.prepare("watch", part{result: adminShare(0, gpu.MPS)})
 	b.want("record watch")
 	b.prepare("a", sliceOf(0, 80))
@@ -187,7 +179,7 @@ func TestShares_TooMuch(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			b := newShareBed(t)
+			b := newBed(t)
 			if tt.held != nil {
 				b.prepare("a", tt.held...)
 			}
@@ -199,7 +191,7 @@ func TestShares_TooMuch(t *testing.T) {
 }
 
 func TestShares_AllOfGPU(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	b.prepare("a", mpsOf(0, 60, 60))
 	b.prepare("b", mpsOf(0, 40, 20))
 	b.prepare("c", mpsOf(1, 100, 80))
@@ -210,7 +202,7 @@ func TestShares_AllOfGPU(t *testing.T) {
 }
 
 func TestShares_FirstInterval(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	b.sharing.took()
 	set := func(interval string) string { return "SetTimeSlice " + gpuName(0) + " " + interval }
 	b.prepare("none", sliceOf(0, 10))
@@ -239,7 +231,7 @@ func TestShares_FirstInterval(t *testing.T) {
 }
 
 func TestShares_TwoIntervals(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	b.sharing.took()
 	err := b.tryPrepare("a", sliceOf(0, 10).at("Long").of("x"), sliceOf(0, 10).at("Short").of("y"))
 	wantError(t, err, `request "x"`, "Long", "Short", "one interval")
@@ -248,7 +240,7 @@ func TestShares_TwoIntervals(t *testing.T) {
 }
 
 func TestShares_IntervalSetOnce(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	b.sharing.took()
 	b.prepare("a", sliceOf(0, 10).at("Long").of("x"), sliceOf(0, 10).at("Long").of("y"))
 	b.unprepare("a")
@@ -256,7 +248,7 @@ func TestShares_IntervalSetOnce(t *testing.T) {
 }
 
 func TestShares_AllocatedAnew(t *testing.T) {
-	b := newShareBed(t)
+	b := newBed(t)
 	b.prepare("a", sliceOf(0, 10).at("Long"))
 	b.prepare("a", sliceOf(1, 10).at("Short"))
 	b.want("record a", "spec a", "interval 1 Short")
@@ -275,7 +267,7 @@ func TestShares_AllocatedAnew(t *testing.T) {
 func TestShares_ServerDoesNotStart(t *testing.T) {
 	for _, at := range []string{"before StartMPS", "after StartMPS"} { // after: it runs, but the answer is lost
 		t.Run(at, func(t *testing.T) {
-			b := newShareBed(t)
+			b := newBed(t)
 			b.prepare("other", mpsOf(1, 10, 10))
 			b.sharing.took()
 			b.sharing.err = failing(at+" "+gpuName(1), errDown)
@@ -294,26 +286,19 @@ func TestShares_ServerDoesNotStart(t *testing.T) {
 }
 
 func TestShares_NotShared(t *testing.T) {
-	b := makeShareBed(t, t.TempDir(), nil, testID)
+	b := newBed(t)
+	b.prepare("before", mpsOf(1, 10, 10))
+	left := b.state()
 	b.Shares.sharing = nil
-	b.start()
+	b.Recover(t.Context())
 	for _, p := range []part{mpsOf(0, 10, 10), sliceOf(0, 10).at("Long")} {
 		wantError(t, b.tryPrepare("a", p), "does not share GPUs")
 	}
-	b.want()
 	b.prepare("a", sliceOf(0, 10))
 	b.unprepare("a")
-	b.want()
-}
-
-// failing fails every step that begins so.
-func failing(prefix string, err error) func(string) error {
-	return func(what string) error {
-		if len(what) >= len(prefix) && what[:len(prefix)] == prefix {
-			return err
-		}
-		return nil
-	}
+	b.unprepare("unknown")
+	b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claimFor("before", mpsOf(1, 10, 10)))})
+	b.want(left...)
 }
 
 // offeredHardware is a session whose GPUs offer what a test says.

@@ -15,6 +15,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
@@ -78,94 +79,71 @@ func (s *specDir) RemoveClaim(uid types.UID) error {
 	return hook(s.step, s.err, "after RemoveClaim")
 }
 
-// simBed is one plugin process on a simulated node.
+// simBed is a plugin on a simulated node.
 type simBed struct {
-	*Preparer
-	t       testing.TB
-	dir     string
-	boot    string
+	*plugin
+	edits   []func(*Options)
 	node    *sim.Node
 	session *nvml.Session
+	rule    *v1alpha1.Rule // of the node's policy, if any
 	offers  []policy.Offer // of its GPUs
-	specs   *specDir
-	disk    *faultyDisk
-	notes   []string
+}
+
+func newSimNode(t testing.TB, model string) *sim.Node {
+	t.Helper()
+	node, err := sim.New(model)
+	must(t, err)
+	must(t, node.Init())
+	return node
 }
 
 // newSimBed is a plugin on a fresh node of a model, loaded and with hardware.
 func newSimBed(t testing.TB, model string, setUp ...func(node *sim.Node)) *simBed {
 	t.Helper()
-	node, err := sim.New(model)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := node.Init(); err != nil {
-		t.Fatal(err)
-	}
+	node := newSimNode(t, model)
 	for _, f := range setUp {
 		f(node)
 	}
-	return openSimBed(t, t.TempDir(), bootNow, node)
+	return openSimBed(t, t.TempDir(), node)
 }
 
-// openSimBed is one more plugin process on a node.
-func openSimBed(t testing.TB, dir, boot string, node *sim.Node, sessions ...DriverSessions) *simBed {
+// openSimBed is one more plugin process on a node, whose GPUs offer everything that needs no policy.
+func openSimBed(t testing.TB, dir string, node *sim.Node, edits ...func(*Options)) *simBed {
 	t.Helper()
-	return openSimBedAs(t, testID, dir, boot, node, sessions...)
-}
-
-// openSimBedAs is openSimBed for another driver name.
-func openSimBedAs(t testing.TB, id Identity, dir, boot string, node *sim.Node, sessions ...DriverSessions) *simBed {
-	t.Helper()
-	b := &simBed{t: t, dir: dir, boot: boot, node: node, disk: &faultyDisk{}, specs: &specDir{dir: filepath.Join(dir, "specs")}}
-	if err := os.MkdirAll(b.specs.dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	session, err := simulated.OpenNode(t.Context(), node)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.session = session
-	store, err := records.OpenStore(b.disk, filepath.Join(dir, "claims"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	locks, err := OpenLocks(filepath.Join(dir, "locks"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	layouts, err := records.OpenLayouts(b.disk, filepath.Join(dir, "layouts"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	options := Options{Identity: id, BootID: boot, Store: store, Layouts: layouts, Locks: locks, Specs: b.specs}
-	if len(sessions) > 0 {
-		options.Sessions = sessions[0]
-	}
-	b.Preparer = New(options)
-	if err := b.Load(t.Context(), func(reason, message string) { b.notes = append(b.notes, reason+": "+message) }); err != nil {
-		t.Fatal(err)
-	}
-	for range session.Node().GPUs {
+	p, o := openPlugin(t, dir, edits...)
+	b := &simBed{plugin: p, edits: edits, node: node}
+	var err error
+	b.session, err = simulated.OpenNode(t.Context(), node)
+	must(t, err)
+	b.Preparer = New(o)
+	b.load()
+	for range b.session.Node().GPUs {
 		b.offers = append(b.offers, policy.Unrestricted())
 	}
-	b.SetHardware(offeredHardware{session, b.offers}, b.specs)
+	b.SetHardware(offeredHardware{b.session, b.offers}, b.specs)
 	b.Recover(t.Context())
 	return b
 }
 
-// restart ends the plugin and starts it again, in another boot if one is named.
-func (b *simBed) restart(boot ...string) *simBed {
+// use has a rule of a policy hold.
+func (b *simBed) use(rule v1alpha1.Rule) {
 	b.t.Helper()
-	b.die()
-	return openSimBed(b.t, b.dir, append(boot, b.boot)[0], b.node)
+	b.rule = &rule
+	means := policy.Means{Allocated: records.AllocatedOf(b.Ledger.Records()), Partitions: b.Partitions.Unclaimed}
+	b.offers = policy.Apply(&v1alpha1.NodePolicy{Rules: []v1alpha1.Rule{rule}}, b.session.Node(), means).Offers
+	b.SetHardware(offeredHardware{b.session, b.offers}, b.specs)
 }
 
-// die releases what the kernel takes from a process that ends.
-func (b *simBed) die() {
-	for _, lock := range b.Ledger.locks.byGPU { // the kernel releases a dead process's locks
-		lock.close()
+// restart ends the plugin and starts it again, in another boot or session if one is named.
+func (b *simBed) restart(edits ...func(*Options)) *simBed {
+	b.t.Helper()
+	b.die()
+	again := openSimBed(b.t, b.dir, b.node, append(slices.Clone(b.edits), edits...)...)
+	if b.rule != nil {
+		again.use(*b.rule)
+		again.Recover(b.t.Context())
 	}
+	return again
 }
 
 // name is the device of a partition of the i-th GPU, by profile ID and start; or of the whole GPU.
@@ -246,9 +224,7 @@ func (b *simBed) instances() []string {
 func instancesOf(t testing.TB, node *sim.Node) []string {
 	t.Helper()
 	st, err := node.Status()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	list := []string{}
 	for _, g := range st.GPUs {
 		for _, gi := range g.Instances {
@@ -266,9 +242,7 @@ func instancesOf(t testing.TB, node *sim.Node) []string {
 func (b *simBed) modes() []int {
 	b.t.Helper()
 	st, err := b.node.Status()
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	on := []int{}
 	for _, g := range st.GPUs {
 		if g.MIG {
@@ -279,12 +253,10 @@ func (b *simBed) modes() []int {
 }
 
 // files lists a directory of the plugin's state.
-func (b *simBed) files(dir string) []string {
-	b.t.Helper()
-	entries, err := os.ReadDir(filepath.Join(b.dir, dir))
-	if err != nil {
-		b.t.Fatal(err)
-	}
+func (p *plugin) files(dir string) []string {
+	p.t.Helper()
+	entries, err := os.ReadDir(filepath.Join(p.dir, dir))
+	must(p.t, err)
 	list := []string{}
 	for _, e := range entries {
 		if !e.IsDir() {
@@ -321,13 +293,9 @@ func occupy(t testing.TB, node *sim.Node, i, profile, start, size int) *sim.GPUI
 		t.Fatal(err, activation)
 	}
 	gi, err := d.MIG().CreateGPUInstanceWithPlacement(profile, gpu.Placement{Start: start, Size: size})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	info, err := gi.ComputeInstanceProfileInfo(0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := gi.CreateComputeInstance(info.ID); err != nil {
 		t.Fatal(err)
 	}

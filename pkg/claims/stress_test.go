@@ -97,9 +97,7 @@ func TestPrepare_Churn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			engines := []*bed{newBed(t)}
 			for len(engines) < processes {
-				e := openBed(t, engines[0].dir)
-				e.load(t)
-				engines = append(engines, e)
+				engines = append(engines, engines[0].another().start())
 			}
 			if prepared := churn(t, engines, 60); prepared == 0 {
 				t.Error("no claim was prepared: nothing was tested")

@@ -66,16 +66,10 @@ func TestUnmanagedPartition_Gone(t *testing.T) {
 		t.Fatal("an unmanaged partition created while running occupies nothing")
 	}
 	cis, err := gi.ComputeInstances(0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(cis[0].Destroy(), gi.Destroy()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, errors.Join(cis[0].Destroy(), gi.Destroy()))
 	b.Partitions.FindUnmanaged(t.Context())
-	if got := b.Partitions.Occupied(); len(got) != 0 {
-		t.Errorf("got occupied devices %v, want none", got)
-	}
+	b.wantOccupied()
 	b.prepare("a", b.name(0, 19, 0))
 }
 
@@ -115,15 +109,11 @@ func TestUnmanagedPartition_NotSeenYet(t *testing.T) {
 func TestAdminAccess_Partition(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	device := b.name(0, 9, 4)
-	if err := b.tryPrepare("watch", admin(device)); err == nil || !strings.Contains(err.Error(), device) {
-		t.Errorf("nobody holds the partition: got %v, want an error that names it", err)
-	}
+	wantError(t, b.tryPrepare("watch", admin(device)), device)
 	b.want(nil, nil, nil)
 	owner := b.prepare("a", device)
 	got := b.prepare("watch", admin(device))
-	if diff := cmp.Diff(owner[0].Partition, got[0].Partition); diff != "" {
-		t.Errorf("partition (-claim +admin):\n%s", diff)
-	}
+	equal(t, "partition", owner[0].Partition, got[0].Partition)
 	b.want(list("0 9@4"), list("a", "watch"), list("a", "watch"))
 	b.unprepare("watch")
 	b.want(list("0 9@4"), list("a"), list("a"))
@@ -138,12 +128,7 @@ func TestAdminAccess_Partition(t *testing.T) {
 func TestAdminAccess_RecordNotWritten(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.prepare("a", b.name(0, 9, 4))
-	b.disk.fail = func(op, _ string) error {
-		if op == "WriteFile" {
-			return os.ErrPermission
-		}
-		return nil
-	}
+	b.disk.fail = failOp("WriteFile", os.ErrPermission)
 	if err := b.tryPrepare("watch", admin(b.name(0, 9, 4))); err == nil {
 		t.Fatal("Prepare said success")
 	}
@@ -173,13 +158,9 @@ func TestPrepare_SpecMissing(t *testing.T) {
 			for _, uid := range []string{"a", "watch"} {
 				path := filepath.Join(b.specs.dir, uid)
 				data, err := os.ReadFile(path)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				want[uid] = string(data)
-				if err := os.Remove(path); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.Remove(path))
 			}
 			b = step(b, claims)
 			for _, uid := range []string{"a", "watch"} {

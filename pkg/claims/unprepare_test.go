@@ -8,11 +8,9 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/records"
-	"github.com/cleave-dra/cleave/pkg/store"
 )
 
 // allHolders are the claims that the engine's memory knows.
@@ -51,28 +49,20 @@ func TestUnprepare_InvalidUID(t *testing.T) {
 func TestUnprepare_WithoutHardware(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
-	again := newEngine(t, b.dir, store.Disk{}, bootNow) // no SetHardware
-	if err := again.Load(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
-	mustUnprepare(t, again, claimOn("a", 1))
+	again := b.another() // no SetHardware
+	again.load()
+	again.unprepare("a")
 	wantDisk(t, b)
 }
 
 func TestUnprepare_RecordCannotBeRemoved(t *testing.T) {
 	b := newBed(t)
 	mustPrepare(t, b.Preparer, claimOn("a", 1))
-	b.disk.fail = func(op, _ string) error {
-		if op == "Remove" {
-			return syscall.EROFS
-		}
-		return nil
-	}
+	b.disk.fail = failOp("Remove", syscall.EROFS)
 	if err := b.Unprepare(t.Context(), refOf(claimOn("a"))); !errors.Is(err, syscall.EROFS) {
 		t.Fatalf("got %v, want %v", err, syscall.EROFS)
 	}
-	_, err := b.Prepare(t.Context(), claimOn("b", 1))
-	wantError(t, err, "ns/claim-a (a)")
+	wantRefused(t, b.Preparer, claimOn("b", 1), "ns/claim-a (a)")
 	b.disk.fail = nil
 	mustUnprepare(t, b.Preparer, claimOn("a", 1))
 	mustPrepare(t, b.Preparer, claimOn("b", 1))
@@ -102,7 +92,7 @@ func TestReconcile_UnpreparedMeanwhile(t *testing.T) {
 		},
 		"found by Load": func(t *testing.T, b *bed) {
 			spoil(t, b.dir, "a")
-			b.load(t)
+			b.load()
 			mustUnprepare(t, b.Preparer, claimOn("a", 1))
 		},
 	}
@@ -125,7 +115,5 @@ func TestUnprepare_OtherClaims(t *testing.T) {
 		mustPrepare(t, b.Preparer, claimOn(uid, i))
 	}
 	mustUnprepare(t, b.Preparer, claimOn("b", 1))
-	if diff := cmp.Diff([]string{line("a", 0), line("c", 2), line("d", 3)}, onDisk(t, b.dir)); diff != "" {
-		t.Errorf("records (-want +got):\n%s", diff)
-	}
+	equal(t, "records", []string{line("a", 0), line("c", 2), line("d", 3)}, onDisk(t, b.dir))
 }

@@ -4,6 +4,7 @@ package claims
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -29,9 +30,7 @@ func (b *simBed) unreadable() *simBed {
 // readable ends that, and has the hardware read again.
 func (b *simBed) readable() {
 	b.t.Helper()
-	if err := errors.Join(b.node.Faults().Clear(-1), b.session.Refresh(b.t.Context())); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, errors.Join(b.node.Faults().Clear(-1), b.session.Refresh(b.t.Context())))
 	b.Recover(b.t.Context())
 }
 
@@ -69,9 +68,7 @@ func TestUnreadableGPU_PartitionGivenBackDoesNotLeak(t *testing.T) {
 func TestLostGPU_UnprepareDoesNotWait(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	b.prepare("a", b.name(0, 19, 6))
-	if err := b.node.Hardware().Lose(0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.node.Hardware().Lose(0))
 	b.unprepare("a")
 	if got := b.files("claims"); !cmp.Equal(got, list("a")) {
 		t.Errorf("records %v, want that of the claim, until its partition is destroyed", got)
@@ -82,42 +79,8 @@ func TestLostGPU_UnprepareDoesNotWait(t *testing.T) {
 
 // without is a node that lacks the i-th GPU.
 func (b *bed) without(i int) {
-	node := nodeOf(4)
-	node.GPUs = append(node.GPUs[:i:i], node.GPUs[i+1:]...)
-	b.hardware.node = node
-}
-
-func TestReconcile_ClaimThatIsGone(t *testing.T) {
-	tests := map[string]struct {
-		spoil func(b *bed)
-		kept  bool
-	}{
-		"GPU in use":     {func(b *bed) { b.hardware.pids[gpuName(1)] = []int{7} }, true},
-		"GPU idle":       {func(*bed) {}, false},
-		"GPU unreadable": {func(b *bed) { b.without(1) }, true},
-		"GPU taken out":  {func(b *bed) { b.without(1); b.hardware.absent = list(gpuName(1)) }, false},
-		"GPU replaced":   {func(b *bed) { b.hardware.node.GPUs[1].UUID = "GPU-other"; b.hardware.pids[gpuName(1)] = []int{7} }, false},
-		"GPU in a new slot": {func(b *bed) {
-			b.without(1)
-			b.hardware.absent = list(gpuName(1))
-			b.hardware.node.GPUs = append(b.hardware.node.GPUs, gpu.GPU{PCI: gpu.PCIAddress{Bus: 0x80}, UUID: gpuUUID(1)})
-		}, false},
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			b := newBed(t)
-			mustPrepare(t, b.Preparer, claimOn("a", 1))
-			test.spoil(b)
-			b.Reconcile(t.Context(), &fakeAPI{})
-			want := []string{}
-			if test.kept {
-				want = list(line("a", 1))
-			}
-			if diff := cmp.Diff(want, onDisk(t, b.dir)); diff != "" {
-				t.Errorf("records (-want +got):\n%s", diff)
-			}
-		})
-	}
+	node := b.hardware.node
+	node.GPUs, node.Offers = slices.Delete(node.GPUs, i, i+1), slices.Delete(node.Offers, i, i+1)
 }
 
 // A partition on record is not looked for on another GPU that came into its slot: that has the same places.
@@ -125,27 +88,14 @@ func TestReplacedGPU_PartitionsOfTheNewOneAreLeftAlone(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	device := b.name(0, 19, 6)
 	b.prepare("a", device)
-	if err := b.node.Hardware().Replace(0, "GPU-ffffffff-0000-0000-0000-000000000001"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.node.Hardware().Replace(0, "GPU-ffffffff-0000-0000-0000-000000000001"))
 	b = b.restart() // the simulated board keeps its instances: as if made on the new one by another tool
 	err := b.tryPrepare("a", device)
-	if err == nil || !strings.Contains(err.Error(), "did not create") {
-		t.Errorf("Prepare = %v, want that a partition is in the place that Cleave did not create", err)
-	}
+	wantError(t, err, "did not create")
 	b.unprepare("a")
 	b.Recover(t.Context())
 	b.want(list("0 19@6"), nil, nil)
-	if !contains(b.Partitions.Occupied(), device) {
+	if !slices.Contains(b.Partitions.Occupied(), device) {
 		t.Errorf("device %s is not tainted, though a partition is in its place", device)
 	}
-}
-
-func contains(all []string, want string) bool {
-	for _, s := range all {
-		if s == want {
-			return true
-		}
-	}
-	return false
 }

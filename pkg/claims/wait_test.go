@@ -120,11 +120,7 @@ func TestPrepare_WaitsWithoutLocks(t *testing.T) {
 		b.api = &fakeAPI{}
 		mustPrepare(t, b.Preparer, claimOn("a", 1))
 		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() {
-			_, err := b.Prepare(ctx, claimOn("b", 1, 2))
-			done <- err
-		}()
+		done := prepareLater(ctx, b.Preparer, claimOn("b", 1, 2))
 		synctest.Wait()
 		start := time.Now()
 		mustPrepare(t, b.Preparer, claimOn("c", 2))
@@ -240,7 +236,7 @@ func TestPrepare_SharesLeave(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newShareBed(t)
+				b := newBed(t)
 				b.api = &fakeAPI{claims: append(claimList(next), tt.left...)}
 				mustPrepare(t, b.Preparer, share("a", "40Gi"))
 				mustPrepare(t, b.Preparer, share("b", "20Gi"))
@@ -260,8 +256,7 @@ func TestPrepare_ReleasedByAnotherProcess(t *testing.T) {
 		old := newBed(t)
 		held, next := claimOn("a", 1), claimOn("b", 1)
 		mustPrepare(t, old.Preparer, held)
-		b := openBed(t, old.dir)
-		b.load(t)
+		b := old.another().start()
 		b.api = &fakeAPI{claims: claimList(next)}
 		defer after(2500*time.Millisecond, func() { mustUnprepare(t, old.Preparer, held) })()
 		if took, err := prepareIn(t, b.Preparer, next); err != nil || took != 3*time.Second {

@@ -23,6 +23,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 	"github.com/cleave-dra/cleave/pkg/sim"
+	"github.com/cleave-dra/cleave/pkg/sim/killtest"
 	"github.com/cleave-dra/cleave/pkg/store"
 )
 
@@ -30,8 +31,6 @@ import (
 type bed struct {
 	Config Config
 	Root   string
-	// KillAt is the step at which a worker kills itself; 0 for none.
-	KillAt int
 	// Library makes a worker load the simulated library of the driver root.
 	Library bool
 }
@@ -43,9 +42,7 @@ func newBed(t testing.TB, opts ...sim.Option) *bed {
 		t.Skip("needs root: it mounts and makes namespaces")
 	}
 	dir, err := os.MkdirTemp("/tmp", "mps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	b := &bed{Root: filepath.Join(dir, "root"), Config: Config{
 		Version: "test", Dir: filepath.Join(dir, "run"), DriverRoot: filepath.Join(dir, "root"), ComputeMode: ExclusiveMode,
 		StartTimeout: 20 * time.Second, StopTimeout: 5 * time.Second,
@@ -54,25 +51,26 @@ func newBed(t testing.TB, opts ...sim.Option) *bed {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { b.clean(t, dir) })
-	if err := os.MkdirAll(filepath.Join(b.Root, "dev"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Join(b.Root, "dev"), 0o755))
 	if err := syscall.Mknod(filepath.Join(b.Root, "dev/null"), syscall.S_IFCHR|0o666, 1<<8|3); err != nil && !errors.Is(err, os.ErrExist) { // (1, 3)
 		t.Fatal(err)
 	}
 	return b
 }
 
+// node is the simulated node, as another process has it.
+func (b *bed) node(t testing.TB) *sim.Node {
+	t.Helper()
+	node, err := sim.Open(b.Root)
+	must(t, err)
+	return node
+}
+
 // inject makes the simulated driver fail.
 func (b *bed) inject(t testing.TB, f sim.Fault) {
 	t.Helper()
-	node, err := sim.Open(b.Root)
-	if err == nil {
-		_, err = node.Faults().Inject(f)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, err := b.node(t).Faults().Inject(f)
+	must(t, err)
 }
 
 // startServer starts the MPS server of a GPU, as its first client does.
@@ -113,9 +111,7 @@ func (b *bed) clean(t testing.TB, dir string) {
 func (b *bed) request(t testing.TB, claim string, index int) mps.Request {
 	t.Helper()
 	node, err := b.hardware().open(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = node.Close() }()
 	g := node.Node().GPUs[index]
 	return mps.Request{
@@ -143,9 +139,7 @@ func (b *bed) left(t testing.TB) string {
 	t.Helper()
 	var left []string
 	session, err := b.hardware().open(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = session.Close() }()
 	for _, g := range session.Node().GPUs {
 		p := pathsOf(b.Config.Dir, g.PCI.DeviceName())
@@ -162,15 +156,32 @@ func (b *bed) left(t testing.TB) string {
 		}
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, dir := range sharedMounts(string(mounts)) {
 		if strings.HasPrefix(dir, b.Config.Dir) {
 			left = append(left, "mount on "+dir)
 		}
 	}
 	return strings.Join(left, ", ")
+}
+
+// wantNothingLeft fails the test if anything of MPS is left.
+func (b *bed) wantNothingLeft(t testing.TB) {
+	t.Helper()
+	if left := b.left(t); left != "" {
+		t.Errorf("left behind: %s", left)
+	}
+}
+
+// wantComputeMode fails the test unless a GPU is in a mode.
+func (b *bed) wantComputeMode(t testing.TB, pci gpu.PCIAddress, want int) {
+	t.Helper()
+	session, err := b.hardware().open(t.Context())
+	must(t, err)
+	defer func() { _ = session.Close() }()
+	if mode, err := session.ComputeMode(t.Context(), pci); mode != want || err != nil {
+		t.Errorf("compute mode %d, %v, want %d", mode, err, want)
+	}
 }
 
 // simHardware is a simulated node on disk.
@@ -231,9 +242,7 @@ func (b *bed) serve(t testing.TB) (client *mps.Client, stop func()) {
 func (b *bed) dial(t testing.TB) *mps.Client {
 	t.Helper()
 	client, err := mps.Dial(filepath.Join(b.Config.Dir, mps.SocketName))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -250,19 +259,15 @@ func (b *bed) dial(t testing.TB) *mps.Client {
 	}
 }
 
-// spawn runs a supervisor in a process of its own, a worker.
-func (b *bed) spawn(t *testing.T) *exec.Cmd {
+// spawn runs a supervisor in a process of its own, which is killed at a step; at none if that is 0.
+func (b *bed) spawn(t *testing.T, killAt int64) *exec.Cmd {
 	t.Helper()
 	what, err := json.Marshal(b)
-	if err != nil {
-		t.Fatal(err)
-	}
-	command := exec.Command(os.Args[0])
-	command.Env = append(os.Environ(), envWorker+"="+string(what))
+	must(t, err)
+	command, err := (&killtest.Life{Worker: supervises, Args: string(what), KillAt: killAt}).Command()
+	must(t, err)
 	command.Stderr = os.Stderr
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, command.Start())
 	t.Cleanup(func() {
 		_ = command.Process.Kill()
 		_ = command.Wait()
@@ -271,35 +276,20 @@ func (b *bed) spawn(t *testing.T) *exec.Cmd {
 }
 
 // worker is the supervisor that spawn starts.
-func worker(what string) int {
+func worker(life *killtest.Life) error {
 	var b bed
-	if err := json.Unmarshal([]byte(what), &b); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+	if err := json.Unmarshal([]byte(life.Args), &b); err != nil {
+		return err
 	}
 	if b.Library {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 		defer stop()
-		if err := Run(ctx, b.Config, []string{"/proc/self/exe", runDaemon}); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		return 0
-	}
-	steps := 0
-	step := func(string) {
-		if steps++; steps == b.KillAt {
-			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-		}
+		return Run(ctx, b.Config, []string{"/proc/self/exe", runDaemon})
 	}
 	on := b.host()
 	on = Host{
-		Hardware: hookedHardware{on.Hardware, step}, Daemons: hookedDaemons{on.Daemons, step},
-		Mounts: hookedMounts{on.Mounts, step}, Files: hookedFiles{on.Files, step}, Disk: hookedDisk{on.Disk, step},
+		Hardware: hookedHardware{on.Hardware, life.Step}, Daemons: hookedDaemons{on.Daemons, life.Step},
+		Mounts: hookedMounts{on.Mounts, life.Step}, Files: hookedFiles{on.Files, life.Step}, Disk: hookedDisk{on.Disk, life.Step},
 	}
-	if err := serve(context.Background(), b.Config, on); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return 0
+	return serve(context.Background(), b.Config, on)
 }

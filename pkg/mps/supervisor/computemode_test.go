@@ -64,9 +64,7 @@ func TestComputeMode_RestoredWithDriver(t *testing.T) {
 					h.noDriver = nil
 				})
 				time.Sleep(time.Minute) //nolint:forbidigo // in a bubble
-				mode := 0
-				h.locked(func() { mode = h.modes[a.PCI] })
-				if mode != tt.want {
+				if mode := h.modeOf(a.PCI); mode != tt.want {
 					t.Errorf("mode %d, want %d", mode, tt.want)
 				}
 				if len(s.Status().GPUs) != 0 || len(dirsLeft(t, config)) != 0 {
@@ -127,9 +125,7 @@ func TestRelease_ComputeModeDoesNotComeBack(t *testing.T) {
 				ensure(t, s, a)
 				tt.trouble(h)
 				for range 3 {
-					if err := s.Release(t.Context(), a.Device, a.Claim); err == nil || !strings.Contains(err.Error(), tt.want) {
-						t.Errorf("Release() = %v, want an error with %q", err, tt.want)
-					}
+					wantError(t, s.Release(t.Context(), a.Device, a.Claim), tt.want)
 					if st := s.Status().GPUs; len(st) != 1 || st[0].State != mps.Stopping || st[0].Message == "" {
 						t.Errorf("Status() = %+v, want a GPU that is stopping, and why", st)
 					}
@@ -188,9 +184,7 @@ func TestRetain_DriverReloaded(t *testing.T) {
 				a := requestFor("a", 1)
 				ensure(t, s, a)
 				h.locked(func() { tt.reload(h, a) })
-				if err := s.Retain(t.Context(), a.Device, testOwner, []types.UID{"a"}); err != nil {
-					t.Fatal(err)
-				}
+				must(t, s.Retain(t.Context(), a.Device, testOwner, []types.UID{"a"}))
 				if h.modes[a.PCI] != tt.wantMode || h.starts != tt.wantStarts {
 					t.Errorf("mode %d after %d starts, want %d after %d", h.modes[a.PCI], h.starts, tt.wantMode, tt.wantStarts)
 				}

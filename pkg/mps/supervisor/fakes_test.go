@@ -123,8 +123,7 @@ func (g fakeGPUs) ComputeMode(_ context.Context, pci gpu.PCIAddress, _ string) (
 	if err := g.h.step("read the compute mode"); err != nil {
 		return 0, err
 	}
-	g.h.locked(func() { mode = g.h.modes[pci] })
-	return mode, nil
+	return g.h.modeOf(pci), nil
 }
 
 func (g fakeGPUs) SetComputeMode(_ context.Context, pci gpu.PCIAddress, _ string, mode int) error {
@@ -320,6 +319,12 @@ func (h *fakeHost) kill(device string) {
 	})
 }
 
+// modeOf is the compute mode of a GPU.
+func (h *fakeHost) modeOf(pci gpu.PCIAddress) (mode int) {
+	h.locked(func() { mode = h.modes[pci] })
+	return mode
+}
+
 // recordOf is the path of the record of a GPU.
 func recordOf(dir, device string) string { return filepath.Join(dir, stateDir, device+".json") }
 
@@ -330,9 +335,7 @@ func testConfig(t *testing.T) Config {
 		Version: "test", Dir: t.TempDir(), DriverRoot: "/", ComputeMode: ExclusiveMode,
 		StartTimeout: 20 * time.Second, StopTimeout: 5 * time.Second,
 	}
-	if err := makeDir(filepath.Join(c.Dir, stateDir), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, makeDir(filepath.Join(c.Dir, stateDir), 0o700))
 	return c
 }
 
@@ -341,9 +344,7 @@ func startFake(t *testing.T, config Config, h *fakeHost) (s *Supervisor, stop fu
 	t.Helper()
 	life, cancel := context.WithCancel(t.Context())
 	s = New(life, config, h.host(), "boot-1")
-	if err := s.Recover(life); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Recover(life))
 	return s, func() {
 		cancel()
 		s.Wait()

@@ -23,9 +23,7 @@ func FuzzTail(f *testing.F) {
 	f.Add([]byte(strings.Repeat("é", tailBytes)))
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if err := os.WriteFile(filepath.Join(dir, "control.log"), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, "control.log"), data, 0o600))
 		text := tailOf(t.Context(), "gpu-0000-1b-00-0", dir)
 		if !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) ||
 			utf8.RuneCountInString(text) > quoteRunes+len("; control.log ends: ") {

@@ -26,9 +26,7 @@ func TestTailOf(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			for file, text := range tt.logs {
-				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
 			}
 			if got := tailOf(t.Context(), "gpu-0", dir); got != tt.want {
 				t.Errorf("got %q, want %q", got, tt.want)

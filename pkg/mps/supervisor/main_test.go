@@ -10,12 +10,14 @@ import (
 	"testing"
 
 	"k8s.io/klog/v2"
+
+	"github.com/cleave-dra/cleave/pkg/sim/killtest"
 )
 
 // What the test binary is when it starts itself.
 const (
-	runDaemon = "run-daemon" // first argument: call Enter
-	envWorker = "CLEAVE_MPS_TEST_WORKER"
+	runDaemon  = "run-daemon" // first argument: call Enter
+	supervises = "supervisor" // a worker
 )
 
 // simulator is the simulated driver's program, built once; empty if the test does not run as root.
@@ -30,9 +32,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv("CLEAVE_MPS_TEST_LOG") == "" {
 		klog.SetLogger(klog.Logger{})
 	}
-	if what := os.Getenv(envWorker); what != "" {
-		os.Exit(worker(what))
-	}
+	killtest.Main(map[string]func(*killtest.Life) error{supervises: worker})
 	os.Exit(runTests(m))
 }
 

@@ -23,25 +23,19 @@ import (
 func mustEnsure(t testing.TB, c *mps.Client, r mps.Request) mps.Endpoint {
 	t.Helper()
 	e, err := c.Ensure(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return e
 }
 
 func mustRelease(t testing.TB, c *mps.Client, r mps.Request) {
 	t.Helper()
-	if err := c.Release(t.Context(), r.Device, r.Claim); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Release(t.Context(), r.Device, r.Claim))
 }
 
 func statusOf(t testing.TB, c *mps.Client) []mps.GPUStatus {
 	t.Helper()
 	s, err := c.Status(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s.GPUs
 }
 
@@ -127,9 +121,7 @@ func TestDaemon_Sandbox(t *testing.T) {
 	}
 	mustRelease(t, c, a)
 	mustRelease(t, c, other)
-	if left := b.left(t); left != "" {
-		t.Errorf("left behind: %s", left)
-	}
+	b.wantNothingLeft(t)
 }
 
 func TestDaemon_HostsOwnRoot(t *testing.T) {
@@ -139,12 +131,8 @@ func TestDaemon_HostsOwnRoot(t *testing.T) {
 	if err := os.Symlink(".", filepath.Join(b.Root, strings.Split(b.Root, "/")[1])); err != nil { // /tmp -> /
 		t.Fatal(err)
 	}
-	if err := os.Symlink(".", filepath.Join(b.Root, filepath.Base(filepath.Dir(b.Root)))); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(".", filepath.Join(b.Root, "root")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(".", filepath.Join(b.Root, filepath.Base(filepath.Dir(b.Root)))))
+	must(t, os.Symlink(".", filepath.Join(b.Root, "root")))
 	c, _ := b.serve(t)
 	a := b.request(t, "a", 0)
 	mustEnsure(t, c, a)
@@ -160,23 +148,19 @@ func TestDaemon_OutlivesSupervisor(t *testing.T) {
 	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
 		t.Run(signal.String(), func(t *testing.T) {
 			b := newBed(t)
-			first := b.spawn(t)
+			first := b.spawn(t, 0)
 			c := b.dial(t)
 			a, other := b.request(t, "a", 0), b.request(t, "other", 3)
 			e := mustEnsure(t, c, a)
 			mustEnsure(t, c, other)
 			before := statusOf(t, c)
-			if err := first.Process.Signal(signal); err != nil {
-				t.Fatal(err)
-			}
+			must(t, first.Process.Signal(signal))
 			_ = first.Wait()
 			c, _ = b.serve(t)
 			if again := mustEnsure(t, c, a); again != e {
 				t.Errorf("endpoint %+v, want %+v", again, e)
 			}
-			if diff := cmp.Diff(before[:1], statusOf(t, c)[:1]); diff != "" {
-				t.Errorf("status (-before +after):\n%s", diff)
-			}
+			equal(t, "status", before[:1], statusOf(t, c)[:1])
 			events := watchEvents(t, c)
 			began := time.Now()
 			if err := syscall.Kill(before[0].PID, syscall.SIGKILL); err != nil { // no child of this one
@@ -198,14 +182,12 @@ func TestDaemon_OutlivesSupervisor(t *testing.T) {
 
 func TestDaemon_DiedWithSupervisor(t *testing.T) {
 	b := newBed(t)
-	first := b.spawn(t)
+	first := b.spawn(t, 0)
 	c := b.dial(t)
 	a := b.request(t, "a", 0)
 	mustEnsure(t, c, a)
 	pid := statusOf(t, c)[0].PID
-	if err := errors.Join(first.Process.Kill(), syscall.Kill(pid, syscall.SIGKILL)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(first.Process.Kill(), syscall.Kill(pid, syscall.SIGKILL)))
 	_ = first.Wait()
 	c, stop := b.serve(t)
 	if e := mustEnsure(t, c, a); e.Generation != 2 {
@@ -235,9 +217,7 @@ func TestEnsure_DaemonErrorsQuoteLogs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t)
 			if tt.fault == nil {
-				if err := os.Remove(filepath.Join(b.Root, "usr/bin", controlProgram)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.Remove(filepath.Join(b.Root, "usr/bin", controlProgram)))
 			} else {
 				b.inject(t, *tt.fault)
 				if tt.fault.Hang { // it runs into the timeout, the others must not
@@ -246,18 +226,9 @@ func TestEnsure_DaemonErrorsQuoteLogs(t *testing.T) {
 			}
 			c, _ := b.serve(t)
 			_, err := c.Ensure(t.Context(), b.request(t, "a", 0))
-			if err == nil {
-				t.Fatal("no error")
-			}
 			t.Log(err)
-			for _, want := range append(tt.want, "share gpu-") {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("the error does not say %q: %v", want, err)
-				}
-			}
-			if left := b.left(t); left != "" {
-				t.Errorf("left behind: %s", left)
-			}
+			wantError(t, err, append(tt.want, "share gpu-")...)
+			b.wantNothingLeft(t)
 		})
 	}
 }
@@ -270,26 +241,21 @@ func TestRelease_StubbornDaemonIsKilled(t *testing.T) {
 	mustEnsure(t, c, a)
 	b.startServer(t, a)
 	// One that is stopped neither answers nor takes SIGTERM.
-	if err := syscall.Kill(statusOf(t, c)[0].PID, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Kill(statusOf(t, c)[0].PID, syscall.SIGSTOP))
 	mustRelease(t, c, a)
-	if left := b.left(t); left != "" {
-		t.Errorf("left behind: %s", left)
-	}
+	b.wantNothingLeft(t)
 }
 
 // A supervisor that is killed at any step and started again ends where each claim has its daemon or is gone.
 func TestProcess_KilledAtEachStep(t *testing.T) {
-	stride := 1
+	stride := int64(1)
 	if testing.Short() {
 		stride = 9
 	}
 	b := newBed(t)
-	kills := 0
-	for n := 1; ; n += stride {
-		b.KillAt = n
-		first := b.spawn(t)
+	kills := int64(0)
+	for n := int64(1); ; n += stride {
+		first := b.spawn(t, n)
 		c := b.dial(t)
 		survived := shortLife(t, b, c)
 		if survived {
@@ -358,9 +324,7 @@ func shortLife(t *testing.T, b *bed, c *mps.Client) bool {
 		if errors.Is(err, mps.ErrUnavailable) {
 			return false
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	return true
 }

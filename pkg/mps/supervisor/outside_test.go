@@ -11,7 +11,6 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml"
-	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
 // GKE's driver lies in a root without a dev and a C library: nothing can run with it as its root.
@@ -24,12 +23,8 @@ func TestSandbox_RootWithoutDev(t *testing.T) {
 		}
 		for _, f := range files {
 			path := filepath.Join(root, f)
-			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(path, nil, 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.MkdirAll(filepath.Dir(path), 0o700))
+			must(t, os.WriteFile(path, nil, 0o700))
 		}
 		s := Processes{DriverRoots: []string{root}}.sandbox(Daemon{UUID: "GPU-1"}, "-f")
 		env := strings.Join(s.Env, "\n")
@@ -51,15 +46,10 @@ func TestSandbox_RootWithoutDev(t *testing.T) {
 // While the supervisor uses a GPU, others can be reset: the supervisor opens none of them.
 func TestHardware_OpensOneGPU(t *testing.T) {
 	b := newBed(t)
-	node, err := sim.Open(b.Root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := b.node(t)
 	a := b.request(t, "a", 1)
 	gpus, err := b.hardware().Open(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if mode, err := gpus.ComputeMode(t.Context(), a.PCI, a.UUID); mode != nvml.ComputeModeDefault || err != nil {
 		t.Fatal(mode, err)
 	}

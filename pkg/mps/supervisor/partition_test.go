@@ -5,25 +5,18 @@ package supervisor
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/mps"
-	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
 // partition creates a 3g.40gb of an HGX H100's first GPU and asks for its MPS server.
 func (b *bed) partition(t testing.TB, claim string, start int) mps.Request {
 	t.Helper()
-	node, err := sim.Open(b.Root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := node.Init(); err != nil {
-		t.Fatal(err)
-	}
+	node := b.node(t)
+	must(t, node.Init())
 	r := b.request(t, claim, 0)
 	mig := node.Device(0).MIG()
 	_, errMode := mig.SetMIGMode(true)
@@ -32,16 +25,12 @@ func (b *bed) partition(t testing.TB, claim string, start int) mps.Request {
 		t.Fatal(errMode, err)
 	}
 	info, err := gi.ComputeInstanceProfileInfo(2, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := gi.CreateComputeInstance(info.ID); err != nil {
 		t.Fatal(err)
 	}
 	st, err := node.Status()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, instance := range st.GPUs[0].Instances {
 		if instance.ID == gi.ID() {
 			r.UUID = instance.Compute[0].UUID
@@ -54,34 +43,21 @@ func (b *bed) partition(t testing.TB, claim string, start int) mps.Request {
 // leaveMIGMode destroys the partitions of the first GPU. It fails while a server is in one.
 func (b *bed) leaveMIGMode(t testing.TB) {
 	t.Helper()
-	node, err := sim.Open(b.Root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := node.Init(); err != nil {
-		t.Fatal(err)
-	}
+	node := b.node(t)
+	must(t, node.Init())
 	st, err := node.Status()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, instance := range st.GPUs[0].Instances {
 		gi, err := node.Device(0).MIG().GPUInstanceByID(instance.ID)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, compute := range instance.Compute {
 			ci, err := gi.ComputeInstanceByID(compute.ID)
 			if err == nil {
 				err = ci.Destroy()
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 		}
-		if err := gi.Destroy(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, gi.Destroy())
 	}
 	if _, err := node.Device(0).MIG().SetMIGMode(false); err != nil {
 		t.Fatal(err)
@@ -104,10 +80,7 @@ func TestPartition_DaemonEach(t *testing.T) {
 			t.Errorf("a program of %s was given %v, want %s", r.Device, given, r.UUID)
 		}
 		defer func() { _ = held.Process.Kill() }()
-		_, greedy := b.client(t, e, "--memory", "5G") // the default is 4 GiB
-		if exit := (*exec.ExitError)(nil); !errors.As(greedy.Wait(), &exit) || exit.ExitCode() != 2 {
-			t.Errorf("a client over the default limit ended with %v, want out of memory (2)", exit)
-		}
+		b.wantOutOfMemory(t, e)
 	}
 	if st := statusOf(t, c); len(st) != 2 || st[0].PID == st[1].PID {
 		t.Errorf("status %+v, want two daemons", st)
@@ -135,14 +108,10 @@ func TestPartition_RecordLost(t *testing.T) {
 		t.Errorf("compute mode %d, want it left alone", h.modes[r.PCI])
 	}
 	stop()
-	if err := os.WriteFile(recordOf(config.Dir, r.Device), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(recordOf(config.Dir, r.Device), []byte("{"), 0o600))
 	s, stop = startFake(t, config, h)
 	defer stop()
-	if err := s.Retain(t.Context(), r.Device, testOwner, nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Retain(t.Context(), r.Device, testOwner, nil))
 	if h.modes[r.PCI] != 3 || len(h.processes) > 0 {
 		t.Errorf("compute mode %d and processes %v are left", h.modes[r.PCI], h.processes)
 	}

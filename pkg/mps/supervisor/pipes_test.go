@@ -10,23 +10,17 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // listing maps the names in a directory to their modes.
 func listing(t *testing.T, dir string) map[string]fs.FileMode {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	modes := map[string]fs.FileMode{}
 	for _, e := range entries {
 		info, err := e.Info()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		modes[e.Name()] = info.Mode()
 	}
 	return modes
@@ -37,14 +31,10 @@ func pipesOf(t *testing.T, p paths) net.Listener {
 	t.Helper()
 	defer syscall.Umask(syscall.Umask(0))
 	listener, err := net.Listen("unix", filepath.Join(p.pipe, controlSocket))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 	privileged, err := net.Listen("unix", filepath.Join(p.pipe, privilegedSocket))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = privileged.Close() })
 	if err := errors.Join(syscall.Mkfifo(filepath.Join(p.pipe, logPipe), 0o777),
 		os.WriteFile(filepath.Join(p.pipe, "control_lock"), nil, 0o666),
@@ -58,14 +48,10 @@ func pipesOf(t *testing.T, p paths) net.Listener {
 func shortPaths(t *testing.T) paths {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "mps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	p := pathsOf(dir, "gpu-0000-1b-00-0")
-	if err := (Disk{}).MakeDirs(p); err != nil {
-		t.Fatal(err)
-	}
+	must(t, (Disk{}).MakeDirs(p))
 	return p
 }
 
@@ -75,22 +61,14 @@ func TestShowClients(t *testing.T) {
 	p := shortPaths(t)
 	var mounted fs.FileInfo
 	for range 2 {
-		if err := (Disk{}).Clear(p); err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(map[string]fs.FileMode{"clients": fs.ModeDir | 0o755}, listing(t, p.pipe)); diff != "" {
-			t.Errorf("before a daemon starts (-want +got):\n%s", diff)
-		}
+		must(t, (Disk{}).Clear(p))
+		equal(t, "before a daemon starts", map[string]fs.FileMode{"clients": fs.ModeDir | 0o755}, listing(t, p.pipe))
 		listener := pipesOf(t, p)
 		for range 2 { // it can be repeated
-			if err := (Disk{}).ShowClients(p); err != nil {
-				t.Fatal(err)
-			}
+			must(t, (Disk{}).ShowClients(p))
 		}
 		want := map[string]fs.FileMode{controlSocket: fs.ModeSocket | 0o666, logPipe: fs.ModeNamedPipe | 0o666}
-		if diff := cmp.Diff(want, listing(t, p.clients)); diff != "" {
-			t.Errorf("what clients see (-want +got):\n%s", diff)
-		}
+		equal(t, "what clients see", want, listing(t, p.clients))
 		if mode := listing(t, p.pipe)[privilegedSocket]; mode != fs.ModeSocket|0o600 {
 			t.Errorf("%s has mode %v, want it to be root's", privilegedSocket, mode)
 		}
@@ -104,9 +82,7 @@ func TestShowClients(t *testing.T) {
 			t.Fatalf("connect as a client does: %v", err)
 		}
 		accepted, err := listener.Accept()
-		if err := errors.Join(err, connection.Close()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(err, connection.Close()))
 		_ = accepted.Close()
 		_ = listener.Close()
 	}
@@ -114,9 +90,7 @@ func TestShowClients(t *testing.T) {
 
 func TestShowClients_NoSocket(t *testing.T) {
 	p := shortPaths(t)
-	if err := (Disk{}).Clear(p); err != nil {
-		t.Fatal(err)
-	}
+	must(t, (Disk{}).Clear(p))
 	if err := (Disk{}).ShowClients(p); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("ShowClients() = %v, want an error: no client could connect", err)
 	}
@@ -125,16 +99,10 @@ func TestShowClients_NoSocket(t *testing.T) {
 func TestClear_LargeLogs(t *testing.T) {
 	p := shortPaths(t)
 	for name, size := range map[string]int64{"control.log": maxLog, "server.log": maxLog + 1} {
-		if err := errors.Join(os.WriteFile(filepath.Join(p.log, name), nil, 0o600), os.Truncate(filepath.Join(p.log, name), size)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(os.WriteFile(filepath.Join(p.log, name), nil, 0o600), os.Truncate(filepath.Join(p.log, name), size)))
 	}
-	if err := (Disk{}).Clear(p); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(map[string]fs.FileMode{"control.log": 0o600}, listing(t, p.log)); diff != "" {
-		t.Errorf("logs (-want +got):\n%s", diff)
-	}
+	must(t, (Disk{}).Clear(p))
+	equal(t, "logs", map[string]fs.FileMode{"control.log": 0o600}, listing(t, p.log))
 }
 
 // Containers of a release before this one have the pipe directory itself mounted: nothing is mounted over it while
@@ -145,9 +113,7 @@ func TestStart_EarlierLayout(t *testing.T) {
 	for layout, want := range map[int]int{0: 1, ownMounts: 3} {
 		h.mounts = map[string]int64{}
 		g.record = &record{Layout: layout, Settings: requestFor("a", 1).Settings}
-		if err := g.daemon.makePlace(g.record); err != nil {
-			t.Fatal(err)
-		}
+		must(t, g.daemon.makePlace(g.record))
 		if len(h.mounts) != want {
 			t.Errorf("layout %d: mounts %v, want %d", layout, h.mounts, want)
 		}

@@ -12,13 +12,9 @@ import (
 // A process is gone whatever has its number since: nothing, another process or a thread of one.
 func TestWatchProcess_NumberTaken(t *testing.T) {
 	self, err := startTime(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	threads, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	thread := 0
 	for _, e := range threads {
 		if id, err := strconv.Atoi(e.Name()); err == nil && id != os.Getpid() {

@@ -15,9 +15,7 @@ func TestProcessesRoot(t *testing.T) {
 	empty, linked, other := t.TempDir(), t.TempDir(), t.TempDir()
 	for root, target := range map[string]string{linked: "/etc/alternatives/nowhere", other: "/bin/true"} {
 		program := filepath.Join(root, "usr/bin", controlProgram)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(program), 0o700), os.Symlink(target, program)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(program), 0o700), os.Symlink(target, program)))
 	}
 	if got := (Processes{DriverRoots: []string{empty, linked, other}}).root(); got != linked {
 		t.Errorf("got %s, want %s", got, linked)
@@ -32,14 +30,10 @@ func TestDiskRemoveDirs(t *testing.T) {
 	p := pathsOf(filepath.Join(base, "mps"), "gpu-0000-1b-00-0")
 	for _, root := range []string{"", one, two} {
 		for _, dir := range []string{p.pipe, p.log} {
-			if err := os.MkdirAll(filepath.Join("/", root, dir), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.MkdirAll(filepath.Join("/", root, dir), 0o700))
 		}
 	}
-	if err := (Disk{DriverRoots: []string{"/", one, two}}).RemoveDirs(p); err != nil {
-		t.Fatal(err)
-	}
+	must(t, (Disk{DriverRoots: []string{"/", one, two}}).RemoveDirs(p))
 	for _, path := range []string{p.dir, filepath.Join(one, base, "mps"), filepath.Join(two, base, "mps")} {
 		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s is left (%v)", path, err)
@@ -50,24 +44,16 @@ func TestDiskRemoveDirs(t *testing.T) {
 // Containers may have any number of programs that look like MPS's and have no environment, as one has for a moment as it starts.
 func TestFindProcesses_Decoys(t *testing.T) {
 	sleep, err := exec.LookPath("sleep")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	data, err := os.ReadFile(sleep)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	dir := t.TempDir()
 	program := filepath.Join(dir, "nvidia-cuda-mps-server")
-	if err := os.WriteFile(program, data, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(program, data, 0o700))
 	start := func(environment ...string) int {
 		cmd := exec.Command(program, "1000")
 		cmd.Env = append([]string{}, environment...) // nil would be this process's
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, cmd.Start())
 		t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
 		return cmd.Process.Pid
 	}

@@ -25,20 +25,14 @@ import (
 func rewrite(t *testing.T, path string, change func(*record)) {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var r record
-	if err := json.Unmarshal(data, &r); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(data, &r))
 	change(&r)
 	if data, err = json.Marshal(r); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, data, 0o600))
 }
 
 // A life ends with claim a on GPU 1 and claim other on GPU 2; something happens to the record of GPU 1, or to its daemon.
@@ -76,9 +70,7 @@ func TestRecover_Records(t *testing.T) {
 			rewrite(t, path, func(r *record) { r.Phase, r.Claims = stopping, nil })
 		}, nil, nil, false},
 		"the record is truncated": {func(t *testing.T, _ *fakeHost, path string) {
-			if err := os.Truncate(path, 20); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Truncate(path, 20))
 		}, nil, nil, true},
 		"a newer release wrote it": {func(t *testing.T, _ *fakeHost, path string) {
 			rewrite(t, path, func(r *record) { r.Version++ })
@@ -87,24 +79,18 @@ func TestRecover_Records(t *testing.T) {
 			rewrite(t, path, func(r *record) { r.Device, r.PCI = "gpu-0000-02-00-0", "0000:02:00.0" })
 		}, nil, nil, true},
 		"the record is a directory": {func(t *testing.T, _ *fakeHost, path string) {
-			if err := errors.Join(os.Remove(path), os.Mkdir(path, 0o700)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(os.Remove(path), os.Mkdir(path, 0o700)))
 		}, nil, nil, true},
 		"a later release added a field": {func(t *testing.T, _ *fakeHost, path string) {
 			data, err := os.ReadFile(path)
 			if err == nil {
 				err = os.WriteFile(path, bytes.Replace(data, []byte(`{"version"`), []byte(`{"later":{"x":1},"version"`), 1), 0o600)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 		}, []types.UID{"a"}, nil, false},
 		"the record is gone": {func(t *testing.T, h *fakeHost, path string) {
 			delete(h.modes, requestFor("", 1).PCI) // of it nothing can be known
-			if err := os.Remove(path); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Remove(path))
 		}, nil, nil, false},
 	}
 	for name, tt := range tests {
@@ -128,9 +114,7 @@ func TestRecover_Records(t *testing.T) {
 				for range len(events) {
 					kinds = append(kinds, (<-events).Kind)
 				}
-				if diff := cmp.Diff(tt.events, kinds); diff != "" {
-					t.Errorf("events (-want +got):\n%s", diff)
-				}
+				equal(t, "events", tt.events, kinds)
 				if _, err := os.Lstat(filepath.Join(config.Dir, stateDir, "corrupt", filepath.Base(path))); (err == nil) != tt.aside {
 					t.Errorf("set aside: %v, want %t", err, tt.aside)
 				}
@@ -179,9 +163,7 @@ func TestReports(t *testing.T) {
 	}
 	for boot, content := range map[string]string{"boot-2": "", "boot-1": "{"} {
 		if content != "" {
-			if err := os.WriteFile(filepath.Join(config.Dir, reportsFile), []byte(content), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(filepath.Join(config.Dir, reportsFile), []byte(content), 0o600))
 		}
 		r = newReports(store.Disk{}, config.Dir, boot)
 		if r.load(t.Context()); len(r.pending) > 0 {
@@ -198,9 +180,7 @@ func TestRecover_FirstFormat(t *testing.T) {
 				`","phase":"running","generation":3,"settings":{"sharedMemory":67108864},"claims":["a"],"previousComputeMode":0,"daemon":{"pid":7,"start":70}}`,
 			filepath.Join(config.Dir, reportsFile): `{"boot":"boot-1","pending":[{"id":"X","Device":"gpu-0000-01-00-0","Kind":"DaemonLost","Claims":["a"],"Message":"m","Time":"2026-01-02T03:04:05Z"}]}`,
 		} {
-			if err := os.WriteFile(path, []byte(data), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(path, []byte(data), 0o600))
 		}
 		r, err := s.records.Read("gpu-0000-01-00-0")
 		mode := 0
@@ -224,9 +204,7 @@ func FuzzDecodeRecord(f *testing.F) {
 		Settings: mps.Settings{SharedMemory: 1}, Claims: []types.UID{"a", "b"}, Daemon: &ProcessID{PID: 7, Start: 1},
 	}
 	data, err := json.Marshal(good)
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	if r, err := recordFormat.Decode(data); err != nil || !cmp.Equal(*r, good) {
 		f.Fatalf("got %+v, %v", r, err)
 	}
@@ -269,9 +247,7 @@ func TestParse(t *testing.T) {
 	if start, err := parseStart([]byte("12 (a) b) S 1 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 77 1 1")); start != 77 || err != nil {
 		t.Errorf("got %d, %v, want 77", start, err)
 	}
-	if diff := cmp.Diff([]string{"/m 2"}, sharedMounts("36 35 98:0 /m1 /m\\0402 rw - tmpfs cleave-mps rw\n37 35 98:0 / /x rw - tmpfs tmpfs rw\n")); diff != "" {
-		t.Errorf("mounts (-want +got):\n%s", diff)
-	}
+	equal(t, "mounts", []string{"/m 2"}, sharedMounts("36 35 98:0 /m1 /m\\0402 rw - tmpfs cleave-mps rw\n37 35 98:0 / /x rw - tmpfs tmpfs rw\n"))
 	for answer, want := range map[string]int64{"4G": 4096, "4096M": 4096, "4096 MB\n": 4096, "10MiB": 10, "": -1, "4": -1, "4T": -1, "-4G": -1} {
 		got, _, ok := parseMemory(answer)
 		if ok != (want >= 0) || ok && got != want {

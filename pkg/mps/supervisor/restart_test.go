@@ -57,15 +57,11 @@ func TestRestart_LostDaemon(t *testing.T) {
 			{Device: a.Device, Kind: mps.DaemonRestarted, Claims: []types.UID{"a", "b"}, Time: began},
 		}
 		got := []mps.Event{lost.Event, restarted.Event}
-		if diff := cmp.Diff(want, got, cmp.FilterPath(func(p cmp.Path) bool { return p.String() == "Message" }, cmp.Ignore())); diff != "" {
-			t.Errorf("events (-want +got):\n%s", diff)
-		}
+		equal(t, "events", want, got, cmp.FilterPath(func(p cmp.Path) bool { return p.String() == "Message" }, cmp.Ignore()))
 		synctest.Wait()
 		again := ensure(t, s, a)
 		first.Generation = 2
-		if diff := cmp.Diff(first, again); diff != "" {
-			t.Errorf("endpoint (-want +got):\n%s", diff)
-		}
+		equal(t, "endpoint", first, again)
 		release(t, s, a)
 		release(t, s, requestFor("b", 1))
 		h.wantNothingLeft(t, config)
@@ -94,9 +90,7 @@ func TestRestart_GivenUp(t *testing.T) {
 		kinds := []mps.EventKind{next(t, events).Kind}
 		failed := next(t, events)
 		kinds = append(kinds, failed.Kind)
-		if diff := cmp.Diff([]mps.EventKind{mps.DaemonLost, mps.DaemonFailed}, kinds); diff != "" {
-			t.Errorf("events (-want +got):\n%s", diff)
-		}
+		equal(t, "events", []mps.EventKind{mps.DaemonLost, mps.DaemonFailed}, kinds)
 		if !strings.Contains(failed.Message, "broken") {
 			t.Errorf("message %q does not name the cause", failed.Message)
 		}
@@ -104,9 +98,7 @@ func TestRestart_GivenUp(t *testing.T) {
 		seconds := func(n time.Duration) time.Duration { return n * time.Second }
 		var got []time.Duration
 		h.locked(func() { got = slices.Clone(tries) })
-		if diff := cmp.Diff([]time.Duration{0, seconds(1), seconds(3), seconds(7), seconds(15), seconds(75), seconds(135)}, got); diff != "" {
-			t.Errorf("tries (-want +got):\n%s", diff)
-		}
+		equal(t, "tries", []time.Duration{0, seconds(1), seconds(3), seconds(7), seconds(15), seconds(75), seconds(135)}, got)
 		if st := s.Status().GPUs[0]; st.State != mps.Failed || !strings.Contains(st.Message, "broken") {
 			t.Errorf("status %+v", st)
 		}
@@ -149,16 +141,12 @@ func TestRestart_NobodyMeanwhile(t *testing.T) {
 					h, config := newFakeHost(), testConfig(t)
 					s, stop := startFake(t, config, h)
 					a := requestFor("a", 1)
-					mode := func() (mode int) {
-						h.locked(func() { mode = h.modes[a.PCI] })
-						return mode
-					}
 					h.modes[a.PCI] = tt.before
 					ensure(t, s, a)
 					h.onStep(noDaemonStarts)
 					h.kill(a.Device)
 					time.Sleep(500 * time.Millisecond) //nolint:forbidigo // in a bubble
-					if got := mode(); got != nvml.ComputeModeProhibited {
+					if got := h.modeOf(a.PCI); got != nvml.ComputeModeProhibited {
 						t.Errorf("mode %d without a daemon, want nobody to have the GPU", got)
 					}
 					if tt.meanwhile != nil {
@@ -172,13 +160,13 @@ func TestRestart_NobodyMeanwhile(t *testing.T) {
 					if tt.again {
 						h.onStep(nil)
 						time.Sleep(slowRestart + time.Second) //nolint:forbidigo // in a bubble
-						if got := mode(); got != nvml.ComputeModeExclusive {
+						if got := h.modeOf(a.PCI); got != nvml.ComputeModeExclusive {
 							t.Errorf("mode %d with a daemon, want that for MPS", got)
 						}
 					}
 					h.onStep(nil)
 					release(t, s, a)
-					if got := mode(); got != tt.want {
+					if got := h.modeOf(a.PCI); got != tt.want {
 						t.Errorf("mode %d without claims, want %d", got, tt.want)
 					}
 				})

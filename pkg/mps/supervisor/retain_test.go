@@ -18,13 +18,9 @@ func TestRetain_DropsOtherClaims(t *testing.T) {
 			ensure(t, s, requestFor(c, 1))
 		}
 		device := requestFor("", 1).Device
-		if err := s.Retain(t.Context(), device, testOwner, []types.UID{"c", "unknown", "a"}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Retain(t.Context(), device, testOwner, []types.UID{"c", "unknown", "a"}))
 		wantClaims(t, s, "a", "c")
-		if err := s.Retain(t.Context(), device, testOwner, nil); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Retain(t.Context(), device, testOwner, nil))
 		h.wantNothingLeft(t, config)
 	})
 }
@@ -52,9 +48,7 @@ func TestRetain_OtherOwnersStay(t *testing.T) {
 			owner string
 			want  []types.UID
 		}{{"gpu.other.example", []types.UID{"a", "b", "c"}}, {testOwner, []types.UID{"b", "c"}}, {"", []types.UID{"b"}}, {"gpu.nvidia.com", nil}} {
-			if err := s.Retain(t.Context(), ours.Device, step.owner, nil); err != nil {
-				t.Fatal(err)
-			}
+			must(t, s.Retain(t.Context(), ours.Device, step.owner, nil))
 			if diff := cmp.Diff(step.want, claims()); diff != "" {
 				t.Errorf("after Retain of %q (-want +got):\n%s", step.owner, diff)
 			}

@@ -23,9 +23,7 @@ import (
 
 func TestConfigValidate(t *testing.T) {
 	good := Config{Dir: mps.DefaultDir, DriverRoot: "/", ComputeMode: KeepMode, StartTimeout: 1, StopTimeout: 1}
-	if err := good.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, good.Validate())
 	for flag, change := range map[string]func(*Config){
 		"--dir":                   func(c *Config) { c.Dir = "run" },
 		"--dir /":                 func(c *Config) { c.Dir = "/x/.." },
@@ -40,9 +38,7 @@ func TestConfigValidate(t *testing.T) {
 	} {
 		c := good
 		change(&c)
-		if err := c.Validate(); err == nil || !strings.Contains(err.Error(), flag) {
-			t.Errorf("got %v, want an error with %s", err, flag)
-		}
+		wantError(t, c.Validate(), flag)
 	}
 }
 
@@ -51,15 +47,11 @@ func TestRootsOnly(t *testing.T) {
 		t.Skip("needs root to be another user")
 	}
 	dir, err := os.MkdirTemp("/tmp", "mps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = os.RemoveAll(dir) }()
 	socket := filepath.Join(dir, "socket")
 	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = listener.Close() }()
 	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(socket, 0o666)); err != nil { // as if by mistake
 		t.Fatal(err)
@@ -83,13 +75,9 @@ func TestRootsOnly(t *testing.T) {
 		runtime.LockOSThread() // for good: the thread is another user's, and ends with this goroutine
 		other <- connectAs(socket, 65534)
 	}()
-	if err := <-other; err != nil {
-		t.Fatal(err)
-	}
+	must(t, <-other)
 	c, err := net.Dial("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = c.Close() }()
 	if uid := <-served; uid != 0 {
 		t.Errorf("served user %d", uid)
@@ -122,9 +110,7 @@ func connectAs(socket string, uid uintptr) error {
 func TestLockDir(t *testing.T) {
 	dir := t.TempDir()
 	unlock, err := lockDir(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	if _, err := lockDir(ctx, dir); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), lockName) {
@@ -141,9 +127,7 @@ func TestLockDir_FileDeletedMeanwhile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, lockName)
 	unlock, err := lockDir(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	locked, second := make(chan error, 1), func() {}
 	go func() {
 		var err error
@@ -155,13 +139,9 @@ func TestLockDir_FileDeletedMeanwhile(t *testing.T) {
 		t.Fatalf("did not wait: %v", err)
 	case <-time.After(20 * time.Millisecond):
 	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(path))
 	unlock()
-	if err := <-locked; err != nil {
-		t.Fatal(err)
-	}
+	must(t, <-locked)
 	defer second() // which also keeps the garbage collector from closing what is locked
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
@@ -174,9 +154,7 @@ func TestServe_LeavesNothing(t *testing.T) {
 	b := newBed(t)
 	names := func() (found []string) {
 		entries, err := os.ReadDir(b.Config.Dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, e := range entries {
 			found = append(found, e.Name())
 		}
@@ -199,9 +177,7 @@ func TestServe_LeavesNothing(t *testing.T) {
 
 func TestClient_NoSupervisor(t *testing.T) {
 	c, err := mps.Dial("/nonexistent/supervisor.sock")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = c.Close() }()
 	for name, err := range map[string]error{
 		"Available": c.Available(t.Context()),

@@ -32,12 +32,8 @@ func (b *bed) client(t *testing.T, e mps.Endpoint, args ...string) (map[string]a
 	command.Env = []string{"CUDA_MPS_PIPE_DIRECTORY=" + e.PipeDir}
 	command.Stderr = os.Stderr
 	out, err := command.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, command.Start())
 	t.Cleanup(func() { _ = command.Process.Kill() })
 	line, _ := bufio.NewReader(out).ReadString('\n')
 	given := map[string]any{}
@@ -49,13 +45,22 @@ func (b *bed) client(t *testing.T, e mps.Endpoint, args ...string) (map[string]a
 	return given, command
 }
 
+// wantOutOfMemory fails the test unless a client over the default limit of 4 GiB ends.
+func (b *bed) wantOutOfMemory(t *testing.T, e mps.Endpoint) {
+	t.Helper()
+	_, greedy := b.client(t, e, "--memory", "5G")
+	if exit := (*exec.ExitError)(nil); !errors.As(greedy.Wait(), &exit) || exit.ExitCode() != 2 {
+		t.Errorf("a client over the default limit ended with %v, want out of memory (2)", exit)
+	}
+}
+
 func TestRun_SimulatedLibrary(t *testing.T) {
 	if _, err := os.Stat(builtLibrary); err != nil {
 		t.Skipf("the simulated library is not built (make build): %v", err)
 	}
 	b := newBed(t, sim.WithLibrary(builtLibrary))
 	b.Library = true
-	supervisor := b.spawn(t)
+	supervisor := b.spawn(t, 0)
 	c := b.dial(t)
 	a, other := b.request(t, "a", 0), b.request(t, "b", 0)
 	e := mustEnsure(t, c, a)
@@ -63,24 +68,12 @@ func TestRun_SimulatedLibrary(t *testing.T) {
 
 	given, held := b.client(t, e, "--memory", "2G", "--hold")
 	t.Logf("given: %v", given)
-	_, greedy := b.client(t, e, "--memory", "5G") // the default is 4 GiB
-	if exit := (*exec.ExitError)(nil); !errors.As(greedy.Wait(), &exit) || exit.ExitCode() != 2 {
-		t.Errorf("a client over the default limit ended with %v, want out of memory (2)", exit)
-	}
-	session, err := b.hardware().open(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = session.Close() }()
-	if mode, err := session.ComputeMode(t.Context(), a.PCI); mode != nvml.ComputeModeExclusive || err != nil {
-		t.Errorf("compute mode %d, %v, want exclusive", mode, err)
-	}
+	b.wantOutOfMemory(t, e)
+	b.wantComputeMode(t, a.PCI, nvml.ComputeModeExclusive)
 
 	// The daemon dies, and its server's client with it; the next one serves the same directories.
 	events := watchEvents(t, c)
-	if err := syscall.Kill(statusOf(t, c)[0].PID, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Kill(statusOf(t, c)[0].PID, syscall.SIGKILL))
 	if lost := <-events; lost.Kind != mps.DaemonLost || len(lost.Claims) != 2 || !strings.Contains(lost.Message, "signal: killed") {
 		t.Errorf("event %+v", lost)
 	}
@@ -97,9 +90,7 @@ func TestRun_SimulatedLibrary(t *testing.T) {
 	_, held = b.client(t, e, "--memory", "1G", "--hold")
 	mustRelease(t, c, a)
 	mustRelease(t, c, other) // though a program still uses it
-	if left := b.left(t); left != "" {
-		t.Errorf("left behind: %s", left)
-	}
+	b.wantNothingLeft(t)
 	_ = held.Wait()
 	if err := errors.Join(supervisor.Process.Signal(syscall.SIGTERM), supervisor.Wait()); err != nil {
 		t.Errorf("the supervisor ended: %v", err)
@@ -113,34 +104,11 @@ func TestDriverReload_LiveClaim(t *testing.T) {
 	a := b.request(t, "a", 0)
 	e := mustEnsure(t, c, a)
 	before := statusOf(t, c)[0].PID
-	node, err := sim.Open(b.Root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(node.Driver().Unload(), node.Driver().Load()); err != nil {
-		t.Fatal(err)
-	}
-	mode := func() int {
-		session, err := b.hardware().open(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = session.Close() }()
-		mode, err := session.ComputeMode(t.Context(), a.PCI)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return mode
-	}
-	if got := mode(); got != nvml.ComputeModeDefault {
-		t.Fatalf("compute mode %d after a reload, want the default: the simulated GPU is too kind", got)
-	}
-	if err := c.Retain(t.Context(), a.Device, testOwner, []types.UID{a.Claim}); err != nil {
-		t.Fatal(err)
-	}
-	if got := mode(); got != nvml.ComputeModeExclusive {
-		t.Errorf("compute mode %d, want exclusive", got)
-	}
+	node := b.node(t)
+	must(t, errors.Join(node.Driver().Unload(), node.Driver().Load()))
+	b.wantComputeMode(t, a.PCI, nvml.ComputeModeDefault) // or the simulated GPU is too kind
+	must(t, c.Retain(t.Context(), a.Device, testOwner, []types.UID{a.Claim}))
+	b.wantComputeMode(t, a.PCI, nvml.ComputeModeExclusive)
 	if after := statusOf(t, c)[0]; after.State != mps.Running || after.PID == before {
 		t.Errorf("%+v, want a daemon that was started after the reload, not process %d", after, before)
 	}
@@ -150,9 +118,7 @@ func TestDriverReload_LiveClaim(t *testing.T) {
 		t.Errorf("a client after the reload: %v", err)
 	}
 	mustRelease(t, c, a)
-	if left := b.left(t); left != "" {
-		t.Errorf("left behind: %s", left)
-	}
+	b.wantNothingLeft(t)
 }
 
 // CUDA uses a GPU without MPS where it finds no daemon. While none starts, the GPU takes no program, and then its server has it.
@@ -161,18 +127,11 @@ func TestRestart_ProgramWithoutMPS(t *testing.T) {
 	c, _ := b.serve(t)
 	a := b.request(t, "a", 0)
 	e := mustEnsure(t, c, a)
-	node, err := sim.Open(b.Root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := b.node(t)
 	events := watchEvents(t, c)
 	program := filepath.Join(b.Root, "usr/bin", controlProgram)
-	if err := os.Rename(program, program+".away"); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Kill(statusOf(t, c)[0].PID, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Rename(program, program+".away"))
+	must(t, syscall.Kill(statusOf(t, c)[0].PID, syscall.SIGKILL))
 	if lost := <-events; lost.Kind != mps.DaemonLost {
 		t.Errorf("event %+v", lost)
 	}
@@ -190,13 +149,9 @@ func TestRestart_ProgramWithoutMPS(t *testing.T) {
 		if err == nil { // it came before the first restart had failed
 			err = node.Clients().Remove(0, without.PID)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
-	if err := os.Rename(program+".away", program); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Rename(program+".away", program))
 	for event := range events {
 		if event.Kind == mps.DaemonRestarted {
 			break

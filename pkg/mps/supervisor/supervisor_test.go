@@ -27,28 +27,51 @@ func dirsLeft(t *testing.T, config Config) []string {
 	var left []string
 	for _, pattern := range []string{"gpu-*", filepath.Join(stateDir, "*"), filepath.Join(stateDir, ".gpu*")} {
 		found, err := filepath.Glob(filepath.Join(config.Dir, pattern))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		left = append(left, found...)
 	}
 	return slices.DeleteFunc(left, func(name string) bool { return filepath.Base(name) == "corrupt" })
 }
 
-func ensure(t *testing.T, s *Supervisor, r mps.Request) mps.Endpoint {
+// must ends the test if what it needs fails.
+func must(t testing.TB, err error) {
 	t.Helper()
-	e, err := s.Ensure(t.Context(), r)
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// equal fails unless the two are equal.
+func equal(t testing.TB, what string, want, got any, options ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, options...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// wantError fails unless an error says all of these.
+func wantError(t testing.TB, err error, says ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatalf("got no error, want one that says %q", says)
+	}
+	for _, s := range says {
+		if !strings.Contains(err.Error(), s) {
+			t.Errorf("error %q does not say %q", err, s)
+		}
+	}
+}
+
+func ensure(t *testing.T, s *Supervisor, r mps.Request) mps.Endpoint {
+	t.Helper()
+	e, err := s.Ensure(t.Context(), r)
+	must(t, err)
 	return e
 }
 
 func release(t *testing.T, s *Supervisor, r mps.Request) {
 	t.Helper()
-	if err := s.Release(t.Context(), r.Device, r.Claim); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Release(t.Context(), r.Device, r.Claim))
 }
 
 func wantClaims(t *testing.T, s *Supervisor, want ...types.UID) {
@@ -57,9 +80,7 @@ func wantClaims(t *testing.T, s *Supervisor, want ...types.UID) {
 	for _, g := range s.Status().GPUs {
 		got = append(got, g.Claims...)
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("claims (-want +got):\n%s", diff)
-	}
+	equal(t, "claims", want, got)
 }
 
 func TestEnsure_FirstClaimRelease_LastClaim(t *testing.T) {
@@ -68,19 +89,11 @@ func TestEnsure_FirstClaimRelease_LastClaim(t *testing.T) {
 		first := ensure(t, s, a)
 		dir := filepath.Join(config.Dir, "gpu-0000-01-00-0")
 		want := mps.Endpoint{PipeDir: dir + "/pipe/clients", LogDir: dir + "/log", ShmDir: dir + "/shm", Generation: 1}
-		if diff := cmp.Diff(want, first); diff != "" {
-			t.Errorf("endpoint (-want +got):\n%s", diff)
-		}
-		if diff := cmp.Diff(map[gpu.PCIAddress]int{a.PCI: 3}, h.modes); diff != "" {
-			t.Errorf("compute modes (-want +got):\n%s", diff)
-		}
-		if diff := cmp.Diff(map[string]int64{dir + "/shm": 64 << 20, dir + "/pipe": pipeSize, dir + "/log": logSize}, h.mounts); diff != "" {
-			t.Errorf("mounts (-want +got):\n%s", diff)
-		}
+		equal(t, "endpoint", want, first)
+		equal(t, "compute modes", map[gpu.PCIAddress]int{a.PCI: 3}, h.modes)
+		equal(t, "mounts", map[string]int64{dir + "/shm": 64 << 20, dir + "/pipe": pipeSize, dir + "/log": logSize}, h.mounts)
 		defaults := []string{"set_default_active_thread_percentage 50", "set_default_device_pinned_mem_limit " + testUUID + " 4096M"}
-		if diff := cmp.Diff(defaults, h.defaults[a.Device]); diff != "" {
-			t.Errorf("defaults (-want +got):\n%s", diff)
-		}
+		equal(t, "defaults", defaults, h.defaults[a.Device])
 		if again := ensure(t, s, b); again != first || h.starts != 1 {
 			t.Errorf("the second claim got %v after %d starts", again, h.starts)
 		}
@@ -108,9 +121,7 @@ func TestEnsure_RunningDaemonCostsOneWrite(t *testing.T) {
 		h.onStep(func(what string) error { steps = append(steps, what); return nil })
 		ensure(t, s, requestFor("b", 1))
 		ensure(t, s, requestFor("b", 1))
-		if diff := cmp.Diff([]string{"before write", "after write"}, steps); diff != "" {
-			t.Errorf("steps (-want +got):\n%s", diff)
-		}
+		equal(t, "steps", []string{"before write", "after write"}, steps)
 	})
 }
 
@@ -135,9 +146,7 @@ func TestEnsure_GPUsDoNotWaitForEachOther(t *testing.T) {
 		if waited := time.Since(began); waited != time.Second {
 			t.Errorf("waited %s, want 1s", waited)
 		}
-		if err := <-failed; err == nil || !strings.Contains(err.Error(), "--start-timeout") {
-			t.Errorf("got %v, want a start that timed out", err)
-		}
+		wantError(t, <-failed, "--start-timeout")
 		wantClaims(t, s, "a", "c")
 	})
 }
@@ -175,9 +184,7 @@ func TestRelease_StubbornDaemon(t *testing.T) {
 					t.Errorf("took %s, want %s", took, want)
 				}
 				if withstands == 3 {
-					if err == nil || !strings.Contains(err.Error(), "does not end") {
-						t.Errorf("got %v, want an error", err)
-					}
+					wantError(t, err, "does not end")
 					if st := s.Status().GPUs; len(st) != 1 || st[0].State != mps.Stopping || st[0].Message == "" {
 						t.Errorf("status %+v", st)
 					}
