@@ -126,6 +126,9 @@ func (a *preparation) again(ctx context.Context, have *records.Record) ([]record
 			return have.Devices, nil
 		}
 	}
+	if err := a.checkLeft(ctx, have); err != nil {
+		return nil, err
+	}
 	if err := a.Preparer.undo(ctx, a.backend, have); err != nil {
 		return nil, err
 	}
