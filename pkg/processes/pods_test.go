@@ -135,7 +135,7 @@ func TestPods_Unlisted(t *testing.T) {
 	for threads, want := range map[string]int{"": 0, "0\n": 0, "74\n": 74} {
 		dir := tree(t, map[string]string{"cgroup.controllers": "", group + "/cgroup.events": "populated 1\n",
 			group + "/a/cgroup.procs": "", group + "/a/cgroup.threads": threads})
-		got, err := newPods(Table{self: 1}, dir, "").OfPods(t.Context(), []types.UID{podA})
+		got, err := newPods(Table{self: 1}, dir, "").OfPods(t.Context(), []types.UID{podB, podA})
 		if diff := cmp.Diff([]int{want}, got); diff != "" || err != nil {
 			t.Errorf("threads %q: %v (-want +got):\n%s", threads, err, diff)
 		}
