@@ -142,7 +142,7 @@ func (a *preparation) checkCorrupt(ctx context.Context) error {
 	if len(corrupt) == 0 || a.Ledger.corrupt.has(a.claim.UID) {
 		return nil
 	}
-	if err := a.checkIdle(ctx, a.toRecord(), false); err != nil {
+	if err := a.users().checkIdle(ctx, a.toRecord(), false); err != nil {
 		return fmt.Errorf("the records of claims %v are corrupt: %w", corrupt, err)
 	}
 	return nil

@@ -55,6 +55,16 @@ func (p *Preparer) notePods(ctx context.Context, r *records.Record, claim *resou
 	})
 }
 
+// users are who uses what claims have: the processes of their pods, and those that the driver lists.
+type users struct {
+	processes Processes // nil where the driver's list is all there is
+	api       API
+	gate      *gate
+	ledger    *Ledger
+}
+
+func (p *Preparer) users() users { return users{p.processes, p.api, p.gate, p.Ledger} }
+
 // checkIdle fails unless it is certain that a claim's GPUs are not in use. What ends is a claim that is gone from the API server:
 // as long as a process of its pods runs, also one that has no context on a GPU now, the claim keeps what it has.
 //
@@ -62,20 +72,20 @@ func (p *Preparer) notePods(ctx context.Context, r *records.Record, claim *resou
 // destroyed. Nor do GPUs that others share in the same way, whose processes they may be, or an MPS server that is to end, and
 // its clients with it. Processes of other pods, such as monitoring agents, count only if the driver lists them: agents have
 // all GPUs open all the time.
-func (p *Preparer) checkIdle(ctx context.Context, r *records.Record, ends bool) error {
-	b := p.backend.Load()
+func (u users) checkIdle(ctx context.Context, r *records.Record, ends bool) error {
+	b := u.gate.backend.Load()
 	if b.hardware == nil {
 		return fmt.Errorf("cannot find out whether they are in use: %w", b.reason)
 	}
 	seen := false
-	if ends && p.processes != nil {
-		if err := p.checkEnded(ctx, r); err != nil {
+	if ends && u.processes != nil {
+		if err := u.checkEnded(ctx, r); err != nil {
 			return err
 		}
 		seen = len(r.Pods) > 0
 	}
 	for i := range r.Devices {
-		if err := p.checkDeviceIdle(ctx, b, r, &r.Devices[i], ends, seen); err != nil {
+		if err := u.checkDeviceIdle(ctx, b, r, &r.Devices[i], ends, seen); err != nil {
 			return err
 		}
 	}
@@ -84,13 +94,13 @@ func (p *Preparer) checkIdle(ctx context.Context, r *records.Record, ends bool) 
 
 // checkEnded fails unless it is certain that no process of a claim's pods runs any more. Where they are not all known, no process
 // may have been given the claim, and the driver may list none on its GPUs.
-func (p *Preparer) checkEnded(ctx context.Context, r *records.Record) error {
-	if p.processes == nil {
+func (u users) checkEnded(ctx context.Context, r *records.Record) error {
+	if u.processes == nil {
 		return nil
 	}
-	pids, err := p.processes.OfPods(ctx, r.Pods)
+	pids, err := u.processes.OfPods(ctx, r.Pods)
 	if err == nil && len(pids) == 0 && r.OtherConsumers {
-		pids, err = p.processes.OfClaim(ctx, r.Claim.Namespace, r.Claim.Name)
+		pids, err = u.processes.OfClaim(ctx, r.Claim.Namespace, r.Claim.Name)
 	}
 	if err != nil {
 		return fmt.Errorf("cannot find out whether its pods still run: %w", err)
@@ -99,19 +109,19 @@ func (p *Preparer) checkEnded(ctx context.Context, r *records.Record) error {
 		return fmt.Errorf("its pods still have processes %v: %w", pids, gpu.ErrInUse)
 	}
 	if r.OtherConsumers {
-		return p.checkUnused(ctx, r)
+		return u.checkUnused(ctx, r)
 	}
 	return nil
 }
 
 // checkUnused fails if the driver lists processes on a claim's GPUs, or does not answer.
-func (p *Preparer) checkUnused(ctx context.Context, r *records.Record) error {
-	b := p.backend.Load()
+func (u users) checkUnused(ctx context.Context, r *records.Record) error {
+	b := u.gate.backend.Load()
 	if b.hardware == nil {
 		return fmt.Errorf("cannot find out whether its GPUs are in use: %w", b.reason)
 	}
 	for i := range r.Devices {
-		if err := p.checkDeviceIdle(ctx, b, r, &r.Devices[i], true, true); err != nil {
+		if err := u.checkDeviceIdle(ctx, b, r, &r.Devices[i], true, true); err != nil {
 			return err
 		}
 	}
@@ -148,15 +158,15 @@ const (
 // claim is released though its pods have left processes, and what it had is not allocated again before those have ended. What is
 // left of a pod is killed by the kubelet only after that (SyncTerminatedPod, tryKillingCgroupProcesses), and a kill does not end a
 // process that hangs in the driver. Where processes cannot be seen, the kubelet is believed.
-func (p *Preparer) awaitEnded(ctx context.Context, r *records.Record) (podsState, error) {
-	if p.processes == nil || len(r.Pods) == 0 && !r.OtherConsumers {
+func (u users) awaitEnded(ctx context.Context, r *records.Record) (podsState, error) {
+	if u.processes == nil || len(r.Pods) == 0 && !r.OtherConsumers {
 		return podsUnseen, nil
 	}
 	patience, cancel := context.WithTimeout(ctx, endPatience)
 	defer cancel()
 	logger := klog.FromContext(ctx)
 	for wait := endRetry; ; wait = min(wait*3/2, maxEndRetry) {
-		err := p.checkEnded(ctx, r)
+		err := u.checkEnded(ctx, r)
 		switch {
 		case err == nil:
 			return podsEnded, nil
@@ -173,7 +183,7 @@ func (p *Preparer) awaitEnded(ctx context.Context, r *records.Record) (podsState
 		case <-patience.Done():
 			retry.Stop()
 		}
-		if ctx.Err() == nil && reserved(ctx, p.api, r) {
+		if ctx.Err() == nil && reserved(ctx, u.api, r) {
 			logger.Error(err, "Processes are left of a claim that is unprepared: what it had is not allocated again before they have ended",
 				"claim", r.Claim, "gpus", r.GPUs())
 			return podsLeft, nil
@@ -208,14 +218,14 @@ func (a *preparation) checkLeft(ctx context.Context, have *records.Record) error
 	if have.State != records.Releasing && !moved {
 		return nil
 	}
-	if err := a.checkEnded(ctx, have); err != nil && !isUnseen(err) {
+	if err := a.users().checkEnded(ctx, have); err != nil && !isUnseen(err) {
 		return fmt.Errorf("the claim was released from GPUs %v, and cannot be prepared again yet: %w", have.GPUs(), err)
 	}
 	return nil
 }
 
 // checkDeviceIdle is checkIdle for one device; seen says that no process of the claim's pods runs.
-func (p *Preparer) checkDeviceIdle(ctx context.Context, b *backend, r *records.Record, d *records.Device, ends, seen bool) error {
+func (u users) checkDeviceIdle(ctx context.Context, b *backend, r *records.Record, d *records.Device, ends, seen bool) error {
 	if d.AdminAccess || d.Partition != nil {
 		return nil
 	}
@@ -226,14 +236,14 @@ func (p *Preparer) checkDeviceIdle(ctx context.Context, b *backend, r *records.R
 	if g == nil {
 		return nil // a GPU that is gone is used by nobody
 	}
-	if d.Share != nil && (ends && d.Share.Kind == gpu.MPS || p.Ledger.index.on(d.GPU, r.Claim.UID).sharing(d.Share.Kind)) {
+	if d.Share != nil && (ends && d.Share.Kind == gpu.MPS || u.ledger.index.on(d.GPU, r.Claim.UID).sharing(d.Share.Kind)) {
 		return nil
 	}
 	pids, err := b.hardware.Processes(ctx, g.PCI)
 	switch {
 	case takenOut(err):
 		return nil
-	case errors.Is(err, gpu.ErrNotSupported) && (seen || p.processes == nil):
+	case errors.Is(err, gpu.ErrNotSupported) && (seen || u.processes == nil):
 		return nil
 	case errors.Is(err, gpu.ErrNotSupported):
 		return fmt.Errorf("cannot find out whether GPU %s is in use: its driver lists no processes, and the claim's pods are not known: %w",

@@ -62,7 +62,7 @@ func (p *Preparer) recoverClaim(ctx context.Context, b *backend, r *records.Reco
 // removeLeft removes what is left of a claim that was cut short, or that was given back while processes of its pods were left.
 func (p *Preparer) removeLeft(ctx context.Context, b *backend, r *records.Record) error {
 	if r.State == records.Releasing {
-		if err := p.checkEnded(ctx, r); err != nil && !isUnseen(err) {
+		if err := p.users().checkEnded(ctx, r); err != nil && !isUnseen(err) {
 			return err
 		}
 	}

@@ -37,7 +37,7 @@ func (a *preparation) undo(ctx context.Context, cause error) error {
 func (p *Preparer) Unprepare(ctx context.Context, claim records.Claim) error {
 	pods := podsUnseen
 	if r, err := p.Ledger.find(claim.UID); err == nil && r != nil {
-		if pods, err = p.awaitEnded(ctx, r); err != nil { // Quiesce need not wait for that
+		if pods, err = p.users().awaitEnded(ctx, r); err != nil { // Quiesce need not wait for that
 			return err
 		}
 	}
@@ -71,6 +71,9 @@ func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState) e
 	if have == nil {
 		return nil
 	}
+	if have.State != records.Prepared {
+		defer p.Ledger.changed() // its devices were occupied
+	}
 	b := p.backend.Load()
 	if pods == podsLeft {
 		if err := p.Shares.stop(ctx, b, have); err != nil { // the end of an MPS server is that of its clients
@@ -97,9 +100,6 @@ func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState) e
 		return p.markReleasing(have)
 	}
 	p.Ledger.index.undone(have)
-	if have.State != records.Prepared {
-		defer p.Ledger.changed() // its devices were occupied
-	}
 	return p.forget(uid)
 }
 

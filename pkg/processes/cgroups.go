@@ -43,15 +43,17 @@ const (
 
 // cgroups are those of the node's pods.
 type cgroups struct {
-	// mount is where the file system of version 2 is mounted, or those of version 1 in directories of it.
+	// mount is where the file system of version 2 is mounted, or in directories of it those of version 1.
 	mount string
 	// own is the UID of this process's pod, empty where it is in none.
 	own types.UID
-	// hidden is set where processes outside of this PID namespace are not listed.
-	hidden bool
+	// self is this process. As the first of a PID namespace it sees no others.
+	self int
 
 	mu    sync.Mutex
 	roots []root
+	// proven: the container runtime has the processes of pods below the roots.
+	proven bool
 }
 
 // root is the cgroup above those of all pods in one hierarchy.
@@ -71,34 +73,50 @@ type group struct {
 
 // ofPods lists processes of pods: some, if any are left. It cannot say anything of the pods that it returns as unknown.
 //
-// A pod without a cgroup has no process: the kubelet makes it before it prepares the pod's claims (kubelet.go, SyncPod,
-// EnsureExists), and it cannot be removed while a process is in it (cgroups(7)). That counts only if the cgroup of this process's own
-// pod is found: then what was looked through is where the kubelet has its pods.
+// What it says is believed if this process is in the cgroup of its own pod: else the container runtime has other cgroups than the
+// kubelet, as with unequal drivers. A pod without a cgroup has no process: the kubelet makes it before it prepares the pod's claims
+// (kubelet.go, SyncPod, EnsureExists), and it cannot be removed while a process is in it (cgroups(7)). That counts only where the
+// kubelet has its pods now: the cgroup of this process's pod is there.
 func (c *cgroups) ofPods(pods []types.UID) (found []int, unknown []types.UID) {
 	c.mu.Lock()
-	roots := c.roots
+	roots, proven := c.roots, c.proven
 	c.mu.Unlock()
 	found, missing := c.read(roots, pods)
-	if len(found) > 0 || len(missing) == 0 {
+	if len(found) > 0 || len(missing) == 0 && proven {
 		return found, nil
 	}
-	if !c.complete(roots) {
+	if !proven || len(c.ownIn(roots)) == 0 {
 		roots = c.search()
+		proven = c.own == "" || slices.ContainsFunc(c.ownIn(roots), c.hasSelf)
 		c.mu.Lock()
-		c.roots = roots
+		c.roots, c.proven = roots, proven
 		c.mu.Unlock()
-		found, missing = c.read(roots, missing)
+		found, missing = c.read(roots, pods)
 	}
-	if c.complete(roots) {
+	switch {
+	case len(found) > 0:
+		return found, nil
+	case !proven:
+		return nil, pods
+	case len(c.ownIn(roots)) > 0:
 		missing = slices.DeleteFunc(missing, func(uid types.UID) bool { return isAbsent(roots, uid) })
 	}
-	return found, missing
+	return nil, missing
 }
 
-// complete reports whether the kubelet's pods are below the roots: this process's is.
-func (c *cgroups) complete(roots []root) bool {
+// ownIn are the cgroups of this process's pod.
+func (c *cgroups) ownIn(roots []root) []group {
 	groups, err := groupsOf(roots, c.own)
-	return err == nil && len(groups) > 0
+	if err != nil {
+		return nil
+	}
+	return groups
+}
+
+// hasSelf reports whether this process is in a cgroup, or below it.
+func (c *cgroups) hasSelf(g group) bool {
+	pids, err := g.list(processesFile)
+	return err == nil && slices.Contains(pids, c.self)
 }
 
 func isAbsent(roots []root, uid types.UID) bool {
@@ -115,7 +133,7 @@ func (c *cgroups) read(roots []root, pods []types.UID) (found []int, missing []t
 				break
 			}
 			var pids []int
-			if g.unified || !c.hidden {
+			if g.unified || c.self != 1 {
 				pids, err = g.processes()
 			} else {
 				err = ErrHidden // version 1 leaves out what is in no PID namespace of this process
@@ -173,17 +191,21 @@ func (c *cgroups) search() []root {
 	return found
 }
 
-// hierarchies are the top cgroups: one with version 2, one for each mount with version 1, and with both.
+// controllers are those of version 1 in whose hierarchies pods are looked for: the kubelet requires them (container_manager_linux.go,
+// validateSystemRequirements), and container runtimes put every container there, for its limits.
+var controllers = []string{"cpu", "memory"}
+
+// hierarchies are the top cgroups: one with version 2, one for each controller with version 1.
 func (c *cgroups) hierarchies() []group {
 	if exists(filepath.Join(c.mount, controllersFile)) {
 		return []group{{c.mount, true}}
 	}
 	entries, _ := os.ReadDir(c.mount)
 	var all []group
-	for _, e := range entries {
-		dir := filepath.Join(c.mount, e.Name())
-		if e.IsDir() && exists(filepath.Join(dir, processesFile)) { // no link, such as cpu to cpu,cpuacct
-			all = append(all, group{dir, exists(filepath.Join(dir, controllersFile))})
+	for _, e := range entries { // no links, such as cpu to cpu,cpuacct
+		isController := func(name string) bool { return slices.Contains(controllers, name) }
+		if e.IsDir() && slices.ContainsFunc(strings.Split(e.Name(), ","), isController) {
+			all = append(all, group{filepath.Join(c.mount, e.Name()), false})
 		}
 	}
 	return all

@@ -32,7 +32,7 @@ func NewPods(mount string, own types.UID) *Pods { return newPods(Host(), mount, 
 
 func newPods(table Table, mount string, own types.UID) *Pods {
 	return &Pods{
-		table: table, cgroups: cgroups{mount: mount, own: own, hidden: table.self == 1}, scans: scans{turn: make(chan struct{}, 1)},
+		table: table, cgroups: cgroups{mount: mount, own: own, self: table.self}, scans: scans{turn: make(chan struct{}, 1)},
 		left: map[types.UID][]int{},
 	}
 }

@@ -20,7 +20,7 @@ func BenchmarkPods(b *testing.B) {
 	}
 	table := Table{proc: tree(b, procs), self: 4}
 	dir := tree(b, map[string]string{"cgroup.controllers": "", group + "/cgroup.events": "populated 0\nfrozen 0\n",
-		"kubepods/pod" + string(ownPod) + "/x": ""})
+		"kubepods/pod" + string(ownPod) + "/cgroup.procs": "4\n"})
 	for _, look := range []struct {
 		name   string
 		finder interface {

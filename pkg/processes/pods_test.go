@@ -63,12 +63,12 @@ func TestPods_InCgroups(t *testing.T) {
 				}
 				add(l.above+"/"+l.a, "1", "71\n700\n", "8\n71\n")
 				add(l.above+"/"+l.b, "0", "")
-				add(l.above+"/"+l.own, "1", "1\n")
+				add(l.above+"/"+l.own, "1", "1\n4\n")
 				if !unified {
-					v1 := map[string]string{"cpu/cgroup.procs": "1\n", "memory/cgroup.procs": "1\n", "unified/no-kubepods/cgroup.procs": "1\n"}
+					v1 := map[string]string{"pids/x/cgroup.procs": "1\n", "unified/x/cgroup.procs": "1\n"}
 					for path, data := range files {
 						if filepath.Base(path) == processesFile {
-							v1["memory/"+path], v1["cpu/"+path] = data, ""
+							v1["memory/"+path], v1["cpu,cpuacct/"+path] = data, ""
 						}
 					}
 					files = v1
@@ -94,7 +94,7 @@ func TestPods_InCgroups(t *testing.T) {
 // What the cgroups do not say for certain, the process table does.
 func TestPods_InTable(t *testing.T) {
 	table := map[string]string{"7": "0::/kubepods/pod" + string(podA) + "\n", "9": "0::/\n"}
-	group, own := "kubepods/pod"+string(podA), "kubepods/pod"+string(ownPod)+"/x"
+	group, own := "kubepods/pod"+string(podA), "kubepods/pod"+string(ownPod)+"/a/cgroup.procs"
 	for name, test := range map[string]struct {
 		files   map[string]string
 		own     types.UID
@@ -103,15 +103,17 @@ func TestPods_InTable(t *testing.T) {
 		want    []int
 		wantErr error
 	}{
-		"no cgroups":                      {own: ownPod, want: []int{7}},
-		"of another PID namespace, v1":    {map[string]string{"cpu/cgroup.procs": "", "cpu/" + group + "/x": ""}, ownPod, podA, true, nil, ErrHidden},
-		"this process in no pod":          {map[string]string{"cgroup.controllers": "", own: ""}, "", podA, false, []int{7}, nil},
+		"no cgroups":                   {own: ownPod, want: []int{7}},
+		"of another PID namespace, v1": {map[string]string{"cpu/" + group + "/x": ""}, ownPod, podA, true, nil, ErrHidden},
+		"this process in no pod":       {map[string]string{"cgroup.controllers": "", own: "4\n"}, "", podA, false, []int{7}, nil},
+		"runtime with cgroups of its own": {map[string]string{"cgroup.controllers": "", own: "5\n", group + "/cgroup.events": "populated 0\n"},
+			ownPod, podA, false, []int{7}, nil},
 		"another kubelet's":               {map[string]string{"cgroup.controllers": "", "kubepods/x": ""}, ownPod, podA, false, []int{7}, nil},
-		"no cgroup":                       {map[string]string{"cgroup.controllers": "", group + "/x": "", own: ""}, ownPod, podA, false, []int{7}, nil},
-		"no number":                       {map[string]string{"cpu/cgroup.procs": "", "cpu/" + group + "/cgroup.procs": "x"}, ownPod, podA, false, []int{7}, nil},
-		"unreadable events":               {map[string]string{"cgroup.controllers": "", group + "/cgroup.events": "frozen 0", own: ""}, ownPod, podA, false, []int{7}, nil},
-		"a UID that leads elsewhere":      {map[string]string{"cgroup.controllers": "", own: ""}, ownPod, "/../pod" + podA, false, nil, nil},
-		"gone from the kubelet's cgroups": {map[string]string{"cgroup.controllers": "", own: ""}, ownPod, podA, false, nil, nil},
+		"no cgroup":                       {map[string]string{"cgroup.controllers": "", group + "/x": "", own: "4\n"}, ownPod, podA, false, []int{7}, nil},
+		"no number":                       {map[string]string{"cpu/" + group + "/cgroup.procs": "x"}, ownPod, podA, false, []int{7}, nil},
+		"unreadable events":               {map[string]string{"cgroup.controllers": "", group + "/cgroup.events": "frozen 0", own: "4\n"}, ownPod, podA, false, []int{7}, nil},
+		"a UID that leads elsewhere":      {map[string]string{"cgroup.controllers": "", own: "4\n"}, ownPod, "/../pod" + podA, false, nil, nil},
+		"gone from the kubelet's cgroups": {map[string]string{"cgroup.controllers": "", own: "4\n"}, ownPod, podA, false, nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			table := write(t, table)
@@ -121,9 +123,12 @@ func TestPods_InTable(t *testing.T) {
 			if test.pod == "" {
 				test.pod = podA
 			}
-			got, err := newPods(table, tree(t, test.files), test.own).OfPods(t.Context(), []types.UID{test.pod})
-			if diff := cmp.Diff(test.want, got); diff != "" || !errors.Is(err, test.wantErr) {
-				t.Errorf("got %v, want %v (-want +got):\n%s", err, test.wantErr, diff)
+			p := newPods(table, tree(t, test.files), test.own)
+			for range 2 { // the second time it knows where to look
+				got, err := p.OfPods(t.Context(), []types.UID{test.pod})
+				if diff := cmp.Diff(test.want, got); diff != "" || !errors.Is(err, test.wantErr) {
+					t.Errorf("got %v, want %v (-want +got):\n%s", err, test.wantErr, diff)
+				}
 			}
 		})
 	}
@@ -145,7 +150,7 @@ func TestPods_Unlisted(t *testing.T) {
 // The kubelet's cgroups are looked for again where it was configured anew.
 func TestPods_NewRoot(t *testing.T) {
 	own := func(above string) string { return above + "/pod" + string(ownPod) + "/cgroup.procs" }
-	dir := tree(t, map[string]string{"cgroup.controllers": "", own("kubepods"): ""})
+	dir := tree(t, map[string]string{"cgroup.controllers": "", own("kubepods"): "4\n"})
 	p := newPods(Table{proc: "/no-proc", self: 4}, dir, ownPod)
 	if got, err := p.OfPods(t.Context(), []types.UID{podA}); len(got) != 0 || err != nil {
 		t.Fatalf("got %v, %v, want none", got, err)
@@ -245,7 +250,7 @@ func TestPods_OfClaim(t *testing.T) {
 
 // The kernel says of a cgroup what the fakes do.
 func TestPods_Kernel(t *testing.T) {
-	for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/pids"} {
+	for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/memory"} {
 		above := filepath.Join(mount, "cleave-test-"+strconv.Itoa(os.Getpid()))
 		pod := filepath.Join(above, "kubepods", "burstable", "pod"+string(podA))
 		container := filepath.Join(pod, "container")
