@@ -82,7 +82,7 @@ func (u users) checkIdle(ctx context.Context, r *records.Record, ends bool) erro
 		if err := u.checkEnded(ctx, r); err != nil {
 			return err
 		}
-		seen = len(r.Pods) > 0
+		seen = len(r.Pods) > 0 || r.OtherConsumers
 	}
 	for i := range r.Devices {
 		if err := u.checkDeviceIdle(ctx, b, r, &r.Devices[i], ends, seen); err != nil {
