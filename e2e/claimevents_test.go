@@ -20,7 +20,7 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// A pod whose partition is in use says so, and ends once it is not.
+// A pod whose partition others use ends, and the partition is destroyed once they do not.
 func TestClaimEvents_PartitionInUse(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	pod := s.pods.run(ctx, partitionPod("stuck", smallClass))
@@ -46,9 +46,10 @@ func TestClaimEvents_PartitionInUse(t *testing.T) {
 	}
 	defer func() { leave(context.WithoutCancel(ctx)) }()
 	s.must(env.kube.CoreV1().Pods(s.name).Delete(ctx, "stuck", metav1.DeleteOptions{}))
-	s.events.waitOnce(ctx, pod, "unprepare", "in-use", "PartitionInUse", device, fmt.Sprint(os.Getpid()), ". End those processes")
-	leave(ctx)
 	s.pods.gone(ctx, "stuck")
+	s.events.wait(ctx, "", env.cluster.NodeName(), "ClaimNotReleased", device, fmt.Sprint(os.Getpid()), ". End those processes")
+	leave(ctx)
+	s.hardware.waitPartitions(ctx)
 }
 
 // So does a pod whose partition the driver does not destroy.

@@ -47,6 +47,7 @@ func TestPrivileges_HostPaths(t *testing.T) {
 		"/var/run/cdi":                            "written",
 		"/run/cleave/mps":                         "read",
 		"/dev":                                    "read", // for a driver's root without a dev, too
+		"/sys/fs/cgroup":                          "read",
 	}
 	supervisor := map[string]string{"/run/cleave/mps": "written Bidirectional", "/sys/fs/cgroup": "written"}
 	with := func(base map[string]string, more map[string]string) map[string]string {

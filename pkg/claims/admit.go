@@ -126,6 +126,9 @@ func (a *preparation) again(ctx context.Context, have *records.Record) ([]record
 			return have.Devices, nil
 		}
 	}
+	if err := a.checkLeft(ctx, have); err != nil {
+		return nil, err
+	}
 	if err := a.Preparer.undo(ctx, a.backend, have); err != nil {
 		return nil, err
 	}
@@ -139,7 +142,7 @@ func (a *preparation) checkCorrupt(ctx context.Context) error {
 	if len(corrupt) == 0 || a.Ledger.corrupt.has(a.claim.UID) {
 		return nil
 	}
-	if err := a.checkIdle(ctx, a.toRecord(), false); err != nil {
+	if err := a.users().checkIdle(ctx, a.toRecord(), false); err != nil {
 		return fmt.Errorf("the records of claims %v are corrupt: %w", corrupt, err)
 	}
 	return nil

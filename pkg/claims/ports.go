@@ -94,10 +94,12 @@ type API interface {
 	ClaimByUID(ctx context.Context, uid types.UID) (*resourceapi.ResourceClaim, error)
 }
 
-// Processes is what the package asks of the host's process table.
+// Processes finds processes of the host. An error means that there may be more.
 type Processes interface {
-	// OfPods lists the processes of pods. An error means that there may be more.
+	// OfPods lists processes of pods: some, if any are left.
 	OfPods(ctx context.Context, pods []types.UID) ([]int, error)
+	// OfClaim lists the processes of containers that have been given a claim, whose pods are not known.
+	OfClaim(ctx context.Context, namespace, name string) ([]int, error)
 }
 
 // DriverSessions distinguishes the driver's sessions: a partition that was created in an earlier one is gone, or was created

@@ -23,22 +23,24 @@ import (
 // (resource/v1, ResourceClaimReservedForMaxSize).
 const maxPods = 2 * resourceapi.ResourceClaimReservedForMaxSize
 
-// podsOf are the pods that have reserved a claim.
-func podsOf(claim *resourceapi.ResourceClaim) []types.UID {
-	var pods []types.UID
+// consumersOf are the pods that have reserved a claim, and whether something else has, too: such as a PodGroup of scheduling.k8s.io
+// (feature DRAWorkloadResourceClaims), which does not say which its pods are.
+func consumersOf(claim *resourceapi.ResourceClaim) (pods []types.UID, others bool) {
 	for _, c := range claim.Status.ReservedFor {
 		if c.APIGroup == "" && c.Resource == "pods" {
 			pods = append(pods, c.UID)
+		} else {
+			others = true
 		}
 	}
-	return pods
+	return pods, others
 }
 
-// notePods puts on record which pods have reserved a claim since it was prepared: the kubelet prepares a claim for its first
-// pod alone.
+// notePods puts on record what has reserved a claim since it was prepared: the kubelet prepares a claim for its first pod alone.
 func (p *Preparer) notePods(ctx context.Context, r *records.Record, claim *resourceapi.ResourceClaim) error {
-	missing := slices.DeleteFunc(podsOf(claim), func(uid types.UID) bool { return slices.Contains(r.Pods, uid) })
-	if len(missing) == 0 {
+	pods, others := consumersOf(claim)
+	missing := slices.DeleteFunc(pods, func(uid types.UID) bool { return slices.Contains(r.Pods, uid) })
+	if len(missing) == 0 && (r.OtherConsumers || !others) {
 		return nil
 	}
 	return p.Ledger.locked(ctx, r, func(now *records.Record) error {
@@ -46,11 +48,22 @@ func (p *Preparer) notePods(ctx context.Context, r *records.Record, claim *resou
 			return nil // prepared anew or unprepared since
 		}
 		noted := now.Clone()
+		noted.OtherConsumers = now.OtherConsumers || others
 		noted.Pods = append(noted.Pods, slices.DeleteFunc(missing, func(uid types.UID) bool { return slices.Contains(noted.Pods, uid) })...)
 		noted.Pods = noted.Pods[max(0, len(noted.Pods)-maxPods):]
 		return p.Ledger.write(noted)
 	})
 }
+
+// users are who uses what claims have: the processes of their pods, and those that the driver lists.
+type users struct {
+	processes Processes // nil where the driver's list is all there is
+	api       API
+	gate      *gate
+	ledger    *Ledger
+}
+
+func (p *Preparer) users() users { return users{p.processes, p.api, p.gate, p.Ledger} }
 
 // checkIdle fails unless it is certain that a claim's GPUs are not in use. What ends is a claim that is gone from the API server:
 // as long as a process of its pods runs, also one that has no context on a GPU now, the claim keeps what it has.
@@ -59,84 +72,132 @@ func (p *Preparer) notePods(ctx context.Context, r *records.Record, claim *resou
 // destroyed. Nor do GPUs that others share in the same way, whose processes they may be, or an MPS server that is to end, and
 // its clients with it. Processes of other pods, such as monitoring agents, count only if the driver lists them: agents have
 // all GPUs open all the time.
-func (p *Preparer) checkIdle(ctx context.Context, r *records.Record, ends bool) error {
-	b := p.backend.Load()
+func (u users) checkIdle(ctx context.Context, r *records.Record, ends bool) error {
+	b := u.gate.backend.Load()
 	if b.hardware == nil {
 		return fmt.Errorf("cannot find out whether they are in use: %w", b.reason)
 	}
 	seen := false
-	if ends && p.processes != nil {
-		if err := checkEnded(ctx, p.processes, r); err != nil {
+	if ends && u.processes != nil {
+		if err := u.checkEnded(ctx, r); err != nil {
 			return err
 		}
-		seen = len(r.Pods) > 0
+		seen = len(r.Pods) > 0 || r.OtherConsumers
 	}
 	for i := range r.Devices {
-		if err := p.checkDeviceIdle(ctx, b, r, &r.Devices[i], ends, seen); err != nil {
+		if err := u.checkDeviceIdle(ctx, b, r, &r.Devices[i], ends, seen); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// checkEnded fails unless it is certain that no process of a claim's pods runs any more.
-func checkEnded(ctx context.Context, table Processes, r *records.Record) error {
-	pids, err := table.OfPods(ctx, r.Pods)
+// checkEnded fails unless it is certain that no process of a claim's pods runs any more. Where they are not all known, no process
+// may have been given the claim, and the driver may list none on its GPUs.
+func (u users) checkEnded(ctx context.Context, r *records.Record) error {
+	if u.processes == nil {
+		return nil
+	}
+	pids, err := u.processes.OfPods(ctx, r.Pods)
+	if err == nil && len(pids) == 0 && r.OtherConsumers {
+		pids, err = u.processes.OfClaim(ctx, r.Claim.Namespace, r.Claim.Name)
+	}
 	if err != nil {
 		return fmt.Errorf("cannot find out whether its pods still run: %w", err)
 	}
 	if len(pids) > 0 {
 		return fmt.Errorf("its pods still have processes %v: %w", pids, gpu.ErrInUse)
 	}
+	if r.OtherConsumers {
+		return u.checkUnused(ctx, r)
+	}
 	return nil
 }
+
+// checkUnused fails if the driver lists processes on a claim's GPUs, or does not answer.
+func (u users) checkUnused(ctx context.Context, r *records.Record) error {
+	b := u.gate.backend.Load()
+	if b.hardware == nil {
+		return fmt.Errorf("cannot find out whether its GPUs are in use: %w", b.reason)
+	}
+	for i := range r.Devices {
+		if err := u.checkDeviceIdle(ctx, b, r, &r.Devices[i], true, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// podsState is what is known of the processes of a claim's pods.
+type podsState int
+
+const (
+	// podsUnseen: the kubelet is believed that they have ended.
+	podsUnseen podsState = iota
+	podsEnded
+	// podsLeft: there are some, or there may be.
+	podsLeft
+)
 
 const (
 	// endPatience bounds the wait for processes that end while a claim is unprepared. A container that is killed may take
 	// seconds, as the driver frees its memory.
 	endPatience = 10 * time.Second
-	// endRetry is the time between two looks. No event says that the processes of a pod have ended.
-	endRetry = 50 * time.Millisecond
+	// endRetry is the time between the first two looks, maxEndRetry between two later ones. No event says that the processes of a pod
+	// have ended.
+	endRetry, maxEndRetry = 50 * time.Millisecond, time.Second
 )
 
-// awaitEnded refuses to unprepare a claim whose pod is gone from the API server and still runs. The kubelet asks for that: once
-// a minute it unprepares the claims of all pods that it takes for inactive, and a pod that was deleted by force is inactive at
-// once, while its containers still end (reconcileLoop of k8s.io/kubernetes/pkg/kubelet/cm/dra v1.37.1, whose activePods are
-// those of the pod manager). The kubelet unprepares it again when the containers have ended.
+// awaitEnded waits for the end of the processes of a claim's pods. The kubelet does so, too, before it has a claim unprepared, but
+// for those that the container runtime calls stopped all the same, and for pods that are gone from the API server: once a minute it
+// unprepares the claims of all pods that it takes for inactive, and a pod that was deleted by force is inactive at once, while its
+// containers still end (reconcileLoop of k8s.io/kubernetes/pkg/kubelet/cm/dra v1.37.1, whose activePods are those of the pod
+// manager).
 //
-// In these cases the kubelet is believed in the end, as a pod and its claim must not stay for ever: no processes can be seen,
-// or the API server has the claim reserved for the pod. Then nobody else is allocated what it has, and what is left of the pod
-// is killed by the kubelet once its claims are unprepared (SyncTerminatedPod, tryKillingCgroupProcesses).
-func awaitEnded(ctx context.Context, table Processes, api API, r *records.Record) error {
-	if table == nil || len(r.Pods) == 0 {
-		return nil
+// It fails where the claim is reserved for nobody any more: the kubelet tries again. Else the pod must not stay for ever, so the
+// claim is released though its pods have left processes, and what it had is not allocated again before those have ended. What is
+// left of a pod is killed by the kubelet only after that (SyncTerminatedPod, tryKillingCgroupProcesses), and a kill does not end a
+// process that hangs in the driver. Where processes cannot be seen, the kubelet is believed.
+func (u users) awaitEnded(ctx context.Context, r *records.Record) (podsState, error) {
+	if u.processes == nil || len(r.Pods) == 0 && !r.OtherConsumers {
+		return podsUnseen, nil
 	}
 	patience, cancel := context.WithTimeout(ctx, endPatience)
 	defer cancel()
-	retry := time.NewTicker(endRetry)
-	defer retry.Stop()
-	for {
-		err := checkEnded(ctx, table, r)
-		if err == nil {
-			return nil
+	logger := klog.FromContext(ctx)
+	for wait := endRetry; ; wait = min(wait*3/2, maxEndRetry) {
+		err := u.checkEnded(ctx, r)
+		switch {
+		case err == nil:
+			return podsEnded, nil
+		case isUnseen(err):
+			logger.Error(err, "Unpreparing a claim on the kubelet's word alone", "claim", r.Claim)
+			return podsUnseen, nil
+		case r.State == records.Releasing: // the kubelet asks again
+			return podsLeft, nil
 		}
-		if errors.Is(err, processes.ErrHidden) || errors.Is(err, fs.ErrPermission) {
-			klog.FromContext(ctx).Error(err, "Unpreparing a claim on the kubelet's word alone", "claim", r.Claim)
-			return nil
-		}
+		retry := time.NewTimer(wait)
 		select {
-		case <-patience.Done():
-			if ctx.Err() == nil && errors.Is(err, gpu.ErrInUse) && reserved(ctx, api, r) {
-				klog.FromContext(ctx).Error(err, "Unpreparing a claim whose containers have ended, by the kubelet's word", "claim", r.Claim)
-				return nil
-			}
-			return fmt.Errorf("claim %s was to be unprepared, and keeps its GPUs %v: %w", r.Claim, r.GPUs(), err)
 		case <-retry.C:
+			continue
+		case <-patience.Done():
+			retry.Stop()
 		}
+		if ctx.Err() == nil && reserved(ctx, u.api, r) {
+			logger.Error(err, "Processes are left of a claim that is unprepared: what it had is not allocated again before they have ended",
+				"claim", r.Claim, "gpus", r.GPUs())
+			return podsLeft, nil
+		}
+		return podsLeft, fmt.Errorf("claim %s was to be unprepared, and keeps its GPUs %v: %w", r.Claim, r.GPUs(), err)
 	}
 }
 
-// reserved reports whether the API server has a claim reserved for a pod of its record.
+// isUnseen reports whether the processes of pods cannot be seen at all, by how the plugin was installed.
+func isUnseen(err error) bool {
+	return errors.Is(err, processes.ErrHidden) || errors.Is(err, fs.ErrPermission)
+}
+
+// reserved reports whether the API server has a claim reserved.
 func reserved(ctx context.Context, api API, r *records.Record) bool {
 	if api == nil {
 		return false
@@ -147,12 +208,24 @@ func reserved(ctx context.Context, api API, r *records.Record) bool {
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Could not read a claim that is to be unprepared from the API server", "claim", r.Claim)
 	}
-	return err == nil && claim != nil && claim.UID == r.Claim.UID &&
-		slices.ContainsFunc(podsOf(claim), func(uid types.UID) bool { return slices.Contains(r.Pods, uid) })
+	return err == nil && claim != nil && claim.UID == r.Claim.UID && len(claim.Status.ReservedFor) > 0
+}
+
+// checkLeft fails if pods that had the claim before have left processes, and what its record lists would be freed or be given to
+// its next pods.
+func (a *preparation) checkLeft(ctx context.Context, have *records.Record) error {
+	moved := have.State == records.Prepared && !covers(gpuNames(a.devices), have.GPUs())
+	if have.State != records.Releasing && !moved {
+		return nil
+	}
+	if err := a.users().checkEnded(ctx, have); err != nil && !isUnseen(err) {
+		return fmt.Errorf("the claim was released from GPUs %v, and cannot be prepared again yet: %w", have.GPUs(), err)
+	}
+	return nil
 }
 
 // checkDeviceIdle is checkIdle for one device; seen says that no process of the claim's pods runs.
-func (p *Preparer) checkDeviceIdle(ctx context.Context, b *backend, r *records.Record, d *records.Device, ends, seen bool) error {
+func (u users) checkDeviceIdle(ctx context.Context, b *backend, r *records.Record, d *records.Device, ends, seen bool) error {
 	if d.AdminAccess || d.Partition != nil {
 		return nil
 	}
@@ -163,14 +236,14 @@ func (p *Preparer) checkDeviceIdle(ctx context.Context, b *backend, r *records.R
 	if g == nil {
 		return nil // a GPU that is gone is used by nobody
 	}
-	if d.Share != nil && (ends && d.Share.Kind == gpu.MPS || p.Ledger.index.on(d.GPU, r.Claim.UID).sharing(d.Share.Kind)) {
+	if d.Share != nil && (ends && d.Share.Kind == gpu.MPS || u.ledger.index.on(d.GPU, r.Claim.UID).sharing(d.Share.Kind)) {
 		return nil
 	}
 	pids, err := b.hardware.Processes(ctx, g.PCI)
 	switch {
 	case takenOut(err):
 		return nil
-	case errors.Is(err, gpu.ErrNotSupported) && (seen || p.processes == nil):
+	case errors.Is(err, gpu.ErrNotSupported) && (seen || u.processes == nil):
 		return nil
 	case errors.Is(err, gpu.ErrNotSupported):
 		return fmt.Errorf("cannot find out whether GPU %s is in use: its driver lists no processes, and the claim's pods are not known: %w",

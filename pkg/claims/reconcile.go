@@ -64,12 +64,12 @@ func (p *Preparer) reconcileClaim(ctx context.Context, api API, r *records.Recor
 		if _, gone, err = isGone(ctx, api, now, p.Ledger.id); err != nil || !gone {
 			return err
 		}
-		if err := p.checkIdle(ctx, now, true); err != nil {
+		if err := p.users().checkIdle(ctx, now, true); err != nil {
 			p.onRelease(now.Claim, err)
 			return fmt.Errorf("the claim is gone from the API server, but its GPUs cannot be allocated again yet: %w", err)
 		}
 		klog.FromContext(ctx).Info("Releasing what was allocated to a claim that is gone", "claim", now.Claim, "gpus", now.GPUs())
-		err = p.release(ctx, now.Claim.UID)
+		err = p.release(ctx, now.Claim.UID, podsEnded)
 		if err != nil || p.Ledger.index.get(now.Claim.UID) == nil { // else Recover goes on with it
 			p.onRelease(now.Claim, err)
 		}

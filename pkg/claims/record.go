@@ -51,9 +51,9 @@ func newRecord(claim *resourceapi.ResourceClaim, devices []device, id Identity, 
 		Format:  records.Format,
 		BootID:  bootID,
 		Claim:   records.Claim{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
-		Pods:    podsOf(claim),
 		Devices: make([]records.Device, 0, len(devices)),
 	}
+	r.Pods, r.OtherConsumers = consumersOf(claim)
 	for i := range devices {
 		d := &devices[i]
 		device := records.Device{

@@ -24,7 +24,7 @@ func (p *Preparer) Recover(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if len(r.InSpec()) == 0 && len(r.WithEdits()) == 0 {
+		if r.State == records.Prepared && len(r.InSpec()) == 0 && len(r.WithEdits()) == 0 {
 			continue
 		}
 		if err := p.recoverClaim(ctx, b, r); err != nil {
@@ -50,16 +50,26 @@ func (p *Preparer) recoverClaim(ctx context.Context, b *backend, r *records.Reco
 		}
 		if now.State != records.Prepared {
 			klog.FromContext(ctx).Info("Removing what is left of a claim", "claim", now.Claim, "state", now.State)
-			err := p.undo(ctx, b, now)
-			if err == nil {
-				err = p.forget(now.Claim.UID)
-			}
+			err := p.removeLeft(ctx, b, now)
 			p.onRelease(now.Claim, err)
 			return err
 		}
 		_, err = p.intact(ctx, b, now)
 		return err
 	})
+}
+
+// removeLeft removes what is left of a claim that was cut short, or that was given back while processes of its pods were left.
+func (p *Preparer) removeLeft(ctx context.Context, b *backend, r *records.Record) error {
+	if r.State == records.Releasing {
+		if err := p.users().checkEnded(ctx, r); err != nil && !isUnseen(err) {
+			return err
+		}
+	}
+	if err := p.undo(ctx, b, r); err != nil {
+		return err
+	}
+	return p.forget(r.Claim.UID)
 }
 
 // intact reports whether a prepared claim's partitions are still there, and puts back a server or spec that is missing. An

@@ -32,12 +32,12 @@ func (a *preparation) undo(ctx context.Context, cause error) error {
 	return errors.Join(cause, a.forget(a.claim.UID))
 }
 
-// Unprepare gives back all that a claim has. It needs no GPU driver: without one, partitions are destroyed once it is
-// back. A claim that has nothing is no error; one whose pods are gone and still have processes is, and keeps
-// what it has.
+// Unprepare gives back all that a claim has. It needs no GPU driver: without one, partitions are destroyed once it is back. A claim
+// that has nothing is no error. One whose pods still have processes keeps what it has, see awaitEnded.
 func (p *Preparer) Unprepare(ctx context.Context, claim records.Claim) error {
+	pods := podsUnseen
 	if r, err := p.Ledger.find(claim.UID); err == nil && r != nil {
-		if err := awaitEnded(ctx, p.processes, p.api, r); err != nil { // Quiesce need not wait for that
+		if pods, err = p.users().awaitEnded(ctx, r); err != nil { // Quiesce need not wait for that
 			return err
 		}
 	}
@@ -61,16 +61,26 @@ func (p *Preparer) Unprepare(ctx context.Context, claim records.Claim) error {
 		return err
 	}
 	defer held.Release()
-	return p.release(ctx, claim.UID)
+	return p.release(ctx, claim.UID, pods)
 }
 
-// release undoes what a claim's record lists and removes it; the caller holds the locks of its GPUs.
-func (p *Preparer) release(ctx context.Context, uid types.UID) error {
+// release undoes what a claim's record lists and removes it, or notes that its pods have left processes; the caller holds the
+// locks of its GPUs.
+func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState) error {
 	have := p.Ledger.index.get(uid)
 	if have == nil {
 		return nil
 	}
+	if have.State != records.Prepared {
+		defer p.Ledger.changed() // its devices were occupied
+	}
 	b := p.backend.Load()
+	if pods == podsLeft {
+		if err := p.Shares.stop(ctx, b, have); err != nil { // the end of an MPS server is that of its clients
+			klog.FromContext(ctx).Error(err, "Could not give back a share yet; it is tried again soon", "claim", have.Claim)
+		}
+		return p.markReleasing(have)
+	}
 	if len(have.InSpec()) == 0 {
 		return p.forget(uid)
 	}
@@ -78,20 +88,18 @@ func (p *Preparer) release(ctx context.Context, uid types.UID) error {
 		return p.markReleasing(have)
 	}
 	if err := p.undo(ctx, b, have); err != nil {
-		if len(have.Partitions()) > 0 && !errors.Is(err, gpu.ErrUnreadable) && !errors.Is(err, gpu.ErrLost) &&
+		others := pods == podsEnded && errors.As(err, new(*InUseError)) // processes that are not the pod's
+		if !others && len(have.Partitions()) > 0 && !errors.Is(err, gpu.ErrUnreadable) && !errors.Is(err, gpu.ErrLost) &&
 			!errors.As(err, new(*serverError)) {
 			return errors.Join(err, p.markReleasing(have))
 		}
-		// On a GPU that cannot be read, nothing of the pod's runs that could be waited for; what is there is destroyed once it
-		// can be. And the pod need not wait: its shares are given back once those who share the GPU answer, and until then nothing
-		// but shares of the same kind can be had of it.
-		klog.FromContext(ctx).Error(err, "Could not give back a share yet; it is tried again soon", "claim", have.Claim)
+		// On a GPU that cannot be read, or in a partition that others use, nothing of the pod's runs that could be waited for; what is
+		// there is destroyed once it can be. And the pod need not wait: its shares are given back once those who share the GPU answer,
+		// and until then nothing but shares of the same kind can be had of it.
+		klog.FromContext(ctx).Error(err, "Could not give back everything of a claim yet; it is tried again soon", "claim", have.Claim)
 		return p.markReleasing(have)
 	}
 	p.Ledger.index.undone(have)
-	if have.State != records.Prepared {
-		defer p.Ledger.changed() // its devices were occupied
-	}
 	return p.forget(uid)
 }
 
@@ -120,7 +128,7 @@ func (p *Preparer) forget(uid types.UID) error {
 	return p.Ledger.remove(uid)
 }
 
-// markReleasing records that nothing is allocated to a claim any more while its partitions or servers still exist.
+// markReleasing records that nothing is allocated to a claim any more while its partitions, servers or processes still exist.
 func (p *Preparer) markReleasing(r *records.Record) error {
 	if err := p.specs.RemoveClaim(r.Claim.UID); err != nil {
 		return err

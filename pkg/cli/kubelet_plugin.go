@@ -81,7 +81,7 @@ func newKubeletPlugin() *cobra.Command {
 		"for pods with user namespaces; empty for the plugin's own, which only root can access")
 	addDriver(flags, &config.DriverRoot, &config.ContainerDriverRoot, &config.NVMLLibrary, "/")
 	flags.StringVar(&config.CgroupRoot, "cgroup-root", "/sys/fs/cgroup",
-		"root of the host's cgroup v2 hierarchy, for drivers that limit memory")
+		"where the host's cgroups are mounted: those of pods, and with version 2 those whose memory drivers limit")
 	flags.StringVar(&config.Sysfs, "sysfs", "/sys", "the node's sysfs")
 	flags.StringVar(&config.Procfs, "procfs", "/proc", "the node's procfs")
 	policies.addFile(flags)

@@ -23,10 +23,11 @@ type Claims struct {
 	Pods *Pods
 }
 
-// Claim returns nil for a claim that does not exist.
+// Claim returns nil for a claim that does not exist. That an API server, or a proxy before it, does not serve the resource is an
+// error: client-go marks an answer that is no Status of the API (rest.Request, transformResponse).
 func (c Claims) Claim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
 	claim, err := c.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
+	if apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) {
 		return nil, nil //nolint:nilnil // absence is an ordinary answer
 	}
 	if err != nil {

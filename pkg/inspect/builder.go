@@ -41,10 +41,16 @@ func (b *builder) own(f func(r *records.Record, d *records.Device)) {
 	}
 }
 
-// claims adds the allocations of the GPU, except those that are being released.
+// claims adds the allocations of the GPU, except those that are being released. A whole GPU that is released is used by processes
+// that its claim has left.
 func (b *builder) claims() {
 	b.own(func(r *records.Record, d *records.Device) {
 		if r.State == records.Releasing {
+			if d.Partition == nil && d.Share == nil && !d.AdminAccess {
+				b.left = stock{}
+				b.view.Notes = append(b.view.Notes, fmt.Sprintf("claim %s/%s has ended, and its pods have left processes: the GPU is "+
+					"allocated again once they end", r.Claim.Namespace, r.Claim.Name))
+			}
 			return
 		}
 		s := b.shape(d)

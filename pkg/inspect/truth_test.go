@@ -149,9 +149,10 @@ func TestOfMachine_LayoutPending(t *testing.T) {
 func TestOfMachine_ReleasingRecord(t *testing.T) {
 	m := newMachine(t, "l40s")
 	m.claim("dev/a", m.whole(0), m.share(1, records.Share{ID: "i", Kind: gpu.TimeSlice, Shares: 1})).State = records.Releasing
-	for _, g := range m.view().GPUs[:2] {
-		if got := g.AllocatedText() + ", " + g.FreeText(); got != "-, all" {
-			t.Errorf("%s: got %s, want nothing allocated", g.Name, got)
+	for i, want := range []string{"-, nothing", "-, all"} { // processes are left on the first
+		g := &m.view().GPUs[i]
+		if got := g.AllocatedText() + ", " + g.FreeText(); got != want || (len(g.Notes) == 1) != (i == 0) {
+			t.Errorf("%s: got %s with notes %q, want %s", g.Name, got, g.Notes, want)
 		}
 	}
 }

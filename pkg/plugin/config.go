@@ -51,7 +51,7 @@ type Config struct {
 	// NVMLLibrary is libnvidia-ml.so.1; empty to look for it under the driver root.
 	NVMLLibrary string
 
-	// CgroupRoot is the root of the host's cgroup v2 hierarchy.
+	// CgroupRoot is the root of the host's cgroup v2 hierarchy, or has those of version 1 in directories.
 	CgroupRoot string
 
 	Sysfs  string

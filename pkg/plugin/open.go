@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/cdi"
@@ -76,7 +77,7 @@ func (s *service) open(ctx context.Context) error {
 	s.engine = claims.New(claims.Options{
 		Identity: claims.Identity{Driver: s.config.DriverName, Pool: s.config.NodeName}, BootID: bootID,
 		Store: kept, Layouts: layouts, Locks: locks, Specs: cdi.Remover{Dir: s.config.CDIDir, Driver: s.config.DriverName},
-		Sharing: s.sharing, Modes: modes, Sessions: s.sessions, Processes: processes.Host(), API: cluster.Claims{Client: s.client},
+		Sharing: s.sharing, Modes: modes, Sessions: s.sessions, Processes: podProcesses(&s.config), API: cluster.Claims{Client: s.client},
 		OnChange: func() { s.loop.Mark(node.Partitions) }, OnAllocate: func() { s.loop.Mark(node.Allocations) }, OnOtherProcess: s.names.find,
 		OnRelease: s.claimEvents.released,
 	})
@@ -86,6 +87,11 @@ func (s *service) open(ctx context.Context) error {
 	}
 	s.metrics.usage.source.Store(&usageSource{records: s.engine.Ledger.AllRecords, pods: s.pods.Of, inventory: s.names.inventory})
 	return nil
+}
+
+// podProcesses finds the processes of the node's pods.
+func podProcesses(c *Config) *processes.Pods {
+	return processes.NewPods(c.CgroupRoot, types.UID(c.PodUID))
 }
 
 // openPolicy reads the policy that was active when the plugin ended.

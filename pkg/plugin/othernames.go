@@ -24,7 +24,6 @@ import (
 	"github.com/cleave-dra/cleave/pkg/cluster"
 	"github.com/cleave-dra/cleave/pkg/names"
 	"github.com/cleave-dra/cleave/pkg/node"
-	"github.com/cleave-dra/cleave/pkg/processes"
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/store"
 )
@@ -179,7 +178,7 @@ func (n *otherNames) engineOf(o *otherName) (*claims.Preparer, error) {
 	options := claims.Options{
 		Identity: claims.Identity{Driver: o.driver, Pool: config.NodeName}, BootID: n.boot,
 		Store: store, Layouts: layouts, Locks: n.locks, Specs: cdi.Remover{Dir: config.CDIDir, Driver: o.driver},
-		Processes: processes.Host(), OnChange: func() { n.s.loop.Mark(node.Partitions) },
+		Processes: podProcesses(&config), OnChange: func() { n.s.loop.Mark(node.Partitions) },
 		OnAllocate: func() { n.s.loop.Mark(node.Partitions); signal(n.wake) }, OnRelease: n.s.claimEvents.released,
 	}
 	if n.s.sharing != nil {

@@ -36,53 +36,97 @@ var ErrHidden = errors.New("processes of other pods cannot be seen: the plugin's
 // OfPods lists the process IDs of pods in ascending order. It fails if it cannot see or read all processes, because then
 // their absence proves nothing. Reading /proc/PID/cgroup needs no privilege (proc(5)).
 func (t Table) OfPods(ctx context.Context, pods []types.UID) ([]int, error) {
+	found, err := t.byPod(ctx, pods)
+	return flatten(found), err
+}
+
+// byPod is OfPods, by pod.
+func (t Table) byPod(ctx context.Context, pods []types.UID) (map[types.UID][]int, error) {
 	if len(pods) == 0 {
 		return nil, nil
 	}
+	wanted := map[types.UID]bool{}
+	for _, uid := range pods {
+		wanted[uid] = uid != ""
+	}
+	found := map[types.UID][]int{}
+	err := t.each(ctx, func(pid int, cgroup string) error {
+		for _, uid := range podsIn(cgroup) {
+			if wanted[uid] && !slices.Contains(found[uid], pid) && !t.ended(pid) {
+				found[uid] = append(found[uid], pid)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return found, nil
+}
+
+// each visits the processes with their cgroups.
+func (t Table) each(ctx context.Context, visit func(pid int, cgroup string) error) error {
 	if t.self == 1 { // the first process of a container with its own PID namespace
-		return nil, ErrHidden
+		return ErrHidden
 	}
 	entries, err := os.ReadDir(t.proc)
 	if err != nil {
-		return nil, fmt.Errorf("list processes: %w", err)
+		return fmt.Errorf("list processes: %w", err)
 	}
-	names := cgroupNames(pods)
-	var found []int
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
 			continue
 		}
 		if err := ctx.Err(); err != nil {
-			return nil, err
+			return err
 		}
 		cgroup, err := t.cgroup(pid)
 		if gone(err) {
 			continue // it has ended
 		}
-		if err != nil {
-			return nil, fmt.Errorf("read the cgroup of process %d: %w", pid, err)
+		if err == nil {
+			err = visit(pid, cgroup)
+		} else {
+			err = fmt.Errorf("read the cgroup of process %d: %w", pid, err)
 		}
-		if slices.ContainsFunc(names, func(name string) bool { return strings.Contains(cgroup, name) }) && !t.ended(pid) {
-			found = append(found, pid)
+		if err != nil {
+			return err
 		}
 	}
-	slices.Sort(found)
-	return found, nil
+	return nil
 }
 
-// cgroupNames are the kubelet's names for the cgroups of pods: "pod<UID>" with the cgroupfs driver, and with underscores
-// for dashes, which separate levels, with the systemd driver (pkg/kubelet/cm/cgroup_manager_linux.go,
-// escapeSystemdCgroupName).
-func cgroupNames(pods []types.UID) []string {
-	var names []string
-	for _, uid := range pods {
-		if len(uid) == 0 {
-			continue
+// podPrefix begins the kubelet's name for the cgroup of a pod: "pod<UID>" with the cgroupfs driver, and with underscores for
+// dashes, which separate levels, in the last part of a slice's name with the systemd driver (podCgroupNamePrefix and
+// escapeSystemdCgroupName of k8s.io/kubernetes/pkg/kubelet/cm v1.37.1, pod_container_manager_linux.go and cgroup_manager_linux.go).
+const podPrefix = "pod"
+
+// podsIn are what may be the UIDs of the pods that a cgroup file names.
+func podsIn(cgroup string) []types.UID {
+	var found []types.UID
+	for {
+		_, rest, ok := strings.Cut(cgroup, podPrefix)
+		if !ok {
+			return found
 		}
-		names = append(names, "pod"+string(uid), "pod"+strings.ReplaceAll(string(uid), "-", "_"))
+		name := rest
+		if end := strings.IndexAny(rest, "/.\n "); end >= 0 {
+			name = rest[:end]
+		}
+		found = append(found, types.UID(strings.ReplaceAll(name, "_", "-")))
+		cgroup = rest
 	}
-	return names
+}
+
+// flatten lists each process once, in ascending order.
+func flatten(byPod map[types.UID][]int) []int {
+	var all []int
+	for _, pids := range byPod {
+		all = append(all, pids...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // ended reports whether a process has ended and only waits to be reaped: it is a zombie, which may be in its cgroup still (cgroups(7)),

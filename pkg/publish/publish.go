@@ -26,7 +26,7 @@ const (
 )
 
 // TaintOccupied marks a device that cannot be allocated though no claim has it, since an unmanaged partition is in
-// its place or one that was given back is still in use.
+// its place or one that was given back is still in use, or since processes are left of a claim that has ended.
 const TaintOccupied = "gpu.cleave.dev/occupied"
 
 // TaintNoMPS marks a GPU shared by MPS while no supervisor answers that could start a server for another claim.

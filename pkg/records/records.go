@@ -34,6 +34,8 @@ type Record struct {
 	Claim Claim `json:"claim"`
 	// Pods that reserved the claim, as far as they are known.
 	Pods []types.UID `json:"pods,omitempty"`
+	// OtherConsumers is set where something else has reserved the claim, too, whose pods are not known.
+	OtherConsumers bool `json:"otherConsumers,omitempty"`
 	// Devices in the order of the claim's allocation.
 	Devices []Device `json:"devices"`
 	// Unknown are the fields of a later release; nil if there are none.
@@ -49,7 +51,8 @@ const (
 	Prepared State = ""
 	// Preparing: the hardware is being changed, or a change was interrupted. Any of the record's partitions may exist.
 	Preparing State = "preparing"
-	// Releasing: nothing is allocated to the claim any more, and its partitions are still to be destroyed.
+	// Releasing: nothing is allocated to the claim any more, and processes of its pods are still to end or its partitions to be
+	// destroyed.
 	Releasing State = "releasing"
 )
 

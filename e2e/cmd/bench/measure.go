@@ -157,6 +157,9 @@ func (b *bench) measureClaims(ctx context.Context, r *report) error {
 	r.add(result{Name: "8 claims at once: unprepare p99", Value: millis(together.unprepare.percentile(99)), Limit: 5 * alone, Unit: "ms",
 		Rule: "5 x floor between rounds"})
 
+	if err := (&processBench{bench: b}).measure(ctx, r); err != nil {
+		return err
+	}
 	if err := (partitionBench{b}).measure(ctx, r, floor); err != nil {
 		return err
 	}

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/processes"
+	"github.com/cleave-dra/cleave/pkg/records"
+)
+
+// OfClaim is by "namespace/name" of the claim.
+func (p *podProcesses) OfClaim(_ context.Context, namespace, name string) ([]int, error) {
+	return p.pids[types.UID(namespace+"/"+name)], p.err
+}
+
+func (p *endingProcesses) OfClaim(context.Context, string, string) ([]int, error) { return nil, nil }
+
+// leftBed is a node where a claim of the first GPU was unprepared while a process of its pod was left.
+type leftBed struct {
+	*bed
+	seen  *podProcesses
+	claim *resourceapi.ResourceClaim
+}
+
+func newLeftBed(t *testing.T, claim *resourceapi.ResourceClaim) *leftBed {
+	t.Helper()
+	b := &leftBed{newBed(t), &podProcesses{pids: map[types.UID][]int{"pod-uid": {4711}}}, claim}
+	b.processes = b.seen
+	b.api = &fakeAPI{claims: claimList(claim)}
+	mustPrepare(t, b.Preparer, claim)
+	mustUnprepare(t, b.Preparer, claim)
+	return b
+}
+
+// die is a plugin that was killed, and started in a boot.
+func (b *leftBed) die(t *testing.T, boot string) {
+	t.Helper()
+	b.bed = openBed(t, b.dir)
+	b.Ledger.bootID = boot
+	b.load(t)
+	b.processes = b.seen
+}
+
+func (b *leftBed) want(t *testing.T, step string, kept bool) {
+	t.Helper()
+	if got := slices.Contains(b.Partitions.Occupied(), gpuName(1)); got != kept {
+		t.Errorf("%s: the GPU is occupied: %t, want %t", step, got, kept)
+	}
+	if _, err := b.prepare(t.Context(), claimOn("next", 1), false); kept != errors.Is(err, ErrAllocated) || !kept && err != nil {
+		t.Errorf("%s: Prepare of the next claim: %v, want a refusal: %t", step, err, kept)
+	}
+}
+
+// A process that hangs keeps its GPU from the next claim, whatever ends: the pod, its reservation, the plugin. A reboot ends it.
+func TestUnprepare_ProcessLeft(t *testing.T) {
+	for _, reboot := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newLeftBed(t, claimOn("a", 1))
+			b.want(t, "after Unprepare", true)
+			b.api = &fakeAPI{}
+			mustUnprepare(t, b.Preparer, b.claim)
+			b.want(t, "unprepared again, reserved for nobody", true)
+			var reported error
+			b.onRelease = func(_ records.Claim, err error) { reported = err }
+			b.Recover(t.Context())
+			b.want(t, "after Recover", true)
+			if !errors.Is(reported, gpu.ErrInUse) || !b.Unfinished() {
+				t.Errorf("reported %v, want that processes are left", reported)
+			}
+			b.Reconcile(t.Context(), b.api)
+			if reboot {
+				b.die(t, "boot-next")
+			} else {
+				b.die(t, bootNow)
+				b.Recover(t.Context())
+				b.want(t, "after kill -9", true)
+				delete(b.seen.pids, "pod-uid")
+				b.Recover(t.Context())
+			}
+			b.want(t, "once it has ended", false)
+		})
+	}
+}
+
+// The same where the processes cannot be found out; where they cannot be seen by design, the kubelet is believed.
+func TestUnprepare_ProcessesUnknown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		b.processes, b.api = &podProcesses{err: errors.New("no such luck")}, &fakeAPI{claims: claimList(claimOn("a", 1))}
+		mustPrepare(t, b.Preparer, claimOn("a", 1))
+		mustUnprepare(t, b.Preparer, claimOn("a", 1))
+		wantDisk(t, b, line("a", 1))
+		b.processes = &podProcesses{err: processes.ErrHidden}
+		b.Recover(t.Context())
+		wantDisk(t, b)
+	})
+}
+
+// Who reserved the claim does not matter: of what is no pod, the containers that were given the claim are looked for.
+func TestUnprepare_OtherConsumers(t *testing.T) {
+	group := resourceapi.ResourceClaimConsumerReference{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "g", UID: "g-uid"}
+	pod := resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "pod", UID: "pod-uid"}
+	for name, test := range map[string]struct {
+		first, later []resourceapi.ResourceClaimConsumerReference
+		pids         map[types.UID][]int
+		onGPU        []int
+		away, kept   bool
+	}{
+		"container runs":                {first: consumers(group), pids: map[types.UID][]int{"ns/claim-a": {7}}, kept: true},
+		"container runs, reserved late": {first: consumers(pod), later: consumers(group), pids: map[types.UID][]int{"ns/claim-a": {7}}, kept: true},
+		"pod runs, group alongside":     {first: consumers(group, pod), pids: map[types.UID][]int{"pod-uid": {7}}, kept: true},
+		"driver lists a process":        {first: consumers(group), onGPU: []int{7}, kept: true},
+		"driver is away":                {first: consumers(group), away: true, kept: true},
+		"ended":                         {first: consumers(group), pids: map[types.UID][]int{"ns/another": {7}}},
+		"of pods alone":                 {first: consumers(pod), pids: map[types.UID][]int{"ns/claim-a": {7}}, onGPU: []int{7}},
+	} {
+		for _, reserved := range []bool{true, false} {
+			t.Run(fmt.Sprint(name, ", reserved ", reserved), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					b := newBed(t)
+					claim := claimOn("a", 1)
+					claim.Status.ReservedFor = test.first
+					mustPrepare(t, b.Preparer, claim)
+					claim.Status.ReservedFor = append(test.first, test.later...)
+					b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claim)})
+					b.processes, b.hardware.pids[gpuName(1)] = &podProcesses{pids: test.pids}, test.onGPU
+					if b.api = (&fakeAPI{}); reserved {
+						b.api = &fakeAPI{claims: claimList(claim)}
+					}
+					if test.away {
+						b.SetWaiting(gpu.ErrDriverNotLoaded)
+					}
+					if err := b.Unprepare(t.Context(), refOf(claim)); (err != nil) != (test.kept && !reserved) {
+						t.Errorf("Unprepare: %v", err)
+					}
+					if b.SetHardware(b.hardware, b.cdi); test.kept {
+						wantDisk(t, b, line("a", 1))
+					} else {
+						wantDisk(t, b)
+					}
+				})
+			})
+		}
+	}
+}
+
+func consumers(all ...resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference {
+	return all
+}
+
+// A claim that comes back is not prepared while its earlier pods have processes, neither there nor elsewhere.
+func TestPrepare_ProcessLeftOfClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newLeftBed(t, claimOn("a", 1))
+		for _, i := range []int{1, 2} {
+			_, err := b.prepare(t.Context(), claimOn("a", i), false)
+			wantError(t, err, "4711")
+		}
+		b.want(t, "after that", true)
+		delete(b.seen.pids, "pod-uid")
+		mustPrepare(t, b.Preparer, claimOn("a", 2))
+		b.want(t, "once it has ended", false)
+	})
+}
+
+// A pod whose processes have ended does not wait for those of others in its partition.
+func TestUnprepare_PartitionInUseByOthers(t *testing.T) {
+	b := newSimBed(t, "hgx-h100")
+	b.processes = &podProcesses{}
+	b.hold(b.prepare("a", b.name(0, 9, 4))[0], 4711)
+	b.unprepare("a")
+	if got := b.recordState("a"); got != records.Releasing || !slices.Contains(b.Partitions.Occupied(), b.name(0, 9, 4)) {
+		t.Errorf("the record is %q, want %q, and the device occupied", got, records.Releasing)
+	}
+	if err := b.node.Clients().Remove(0, 4711); err != nil {
+		t.Fatal(err)
+	}
+	b.Recover(t.Context())
+	b.want(nil, nil, nil)
+}
+
+// An MPS server ends at once, and its clients with it, though they may hang.
+func TestUnprepare_ProcessLeftOfMPS(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newShareBed(t)
+		claim := b.claim("a", mpsOf(0, 10, 8))
+		seen := &podProcesses{pids: map[types.UID][]int{"pod-uid": {7}}}
+		b.processes, b.api = seen, &fakeAPI{claims: claimList(claim)}
+		mustPrepare(t, b.Preparer, claim)
+		mustUnprepare(t, b.Preparer, claim)
+		if got := b.sharing.files(); len(got) != 0 || !b.Unfinished() {
+			t.Errorf("served: %v, unfinished: %t", got, b.Unfinished())
+		}
+		delete(seen.pids, "pod-uid")
+		b.Recover(t.Context())
+		if b.Unfinished() {
+			t.Error("the claim is not released")
+		}
+	})
+}
+
+// Who waits looks less and less often.
+func TestUnprepare_LooksRarely(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		seen := &endingProcesses{looks: 1000}
+		b.processes, b.api = seen, &fakeAPI{}
+		mustPrepare(t, b.Preparer, claimOn("a", 1))
+		wantError(t, b.Unprepare(t.Context(), refOf(claimOn("a", 1))), "processes")
+		if looks := 1000 - seen.looks; looks > 20 {
+			t.Errorf("%d looks in ten seconds, want fewer than 20", looks)
+		}
+	})
+}
