@@ -116,7 +116,7 @@ func (p *Partitions) createMissing(ctx context.Context, b *backend, g *gpu.GPU, 
 	for _, s := range missing {
 		places = append(places, s.Place())
 	}
-	if err := p.writeLayout(g, places); err != nil {
+	if err := p.writeLayout(g, places, wanted); err != nil {
 		return nil, err
 	}
 	if len(missing) == 0 {
@@ -139,7 +139,7 @@ func (p *Partitions) createMissing(ctx context.Context, b *backend, g *gpu.GPU, 
 			own = append(own, part) // on record, so that the next attempt finds it
 		}
 	}
-	errs = append(errs, p.writeLayout(g, placesOf(append(own, created...))))
+	errs = append(errs, p.writeLayout(g, placesOf(append(own, created...)), wanted))
 	return created, errors.Join(errs...)
 }
 
@@ -158,7 +158,7 @@ func (p *Partitions) missing(g *gpu.GPU, wanted []gpu.Place, left []gpu.Partitio
 	var errs []error
 	there := shapesOf(g, left)
 	for _, s := range shapesOf(g, all) {
-		if p.ledger.allocatedAt(name, s.Place()) {
+		if p.ledger.allocatedInTheWay(name, s.Place()) {
 			continue
 		}
 		for _, part := range left {
@@ -182,12 +182,12 @@ func (p *Partitions) describe(gpuDevice string, part *gpu.Partition) string {
 	return fmt.Sprintf("a partition that Cleave did not create (%s): destroy it, for instance with nvidia-smi mig -dgi", what)
 }
 
-// writeLayout makes it durable that what lies at places of a GPU was created by Cleave.
-func (p *Partitions) writeLayout(g *gpu.GPU, places []gpu.Place) error {
+// writeLayout makes it durable that what lies at places of a GPU was created by Cleave, and where its layout is.
+func (p *Partitions) writeLayout(g *gpu.GPU, places, offered []gpu.Place) error {
 	name := g.PCI.DeviceName()
 	err := p.ledger.layouts.write(&records.Layout{
 		Format: records.LayoutFormat, BootID: p.ledger.bootID, Session: p.ledger.sessions.of(name), GPU: name, UUID: g.UUID,
-		Places: sortedPlaces(places),
+		Places: sortedPlaces(places), Offered: offered,
 	})
 	return explainWrite(p.ledger.store.Dir(), err)
 }

@@ -147,7 +147,7 @@ func (l *Ledger) LoadReadOnly(ctx context.Context) error {
 		delete(known, uid)
 	}
 	for _, r := range known {
-		l.index.removeIf(r)
+		l.forgetRecord(r)
 	}
 	devices, err := l.layouts.gpus()
 	if err != nil {

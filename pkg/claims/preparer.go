@@ -71,11 +71,13 @@ func New(o Options) *Preparer {
 	}
 	l.layouts.store = o.Layouts
 	l.index.changed = orNothing(o.OnAllocate)
+	l.allocated.changed = l.index.changed
 	g := newGate(n)
 	p := &Preparer{
 		Ledger: l, gate: g, Partitions: &Partitions{ledger: l, gate: g}, Shares: &Shares{ledger: l, sharing: o.Sharing},
 		specs: o.Specs, processes: o.Processes, api: o.API, onRelease: o.OnRelease,
 	}
+	l.outlasts = p.isWithdrawn
 	p.Modes = &Modes{ModeOptions: o.Modes, ledger: l, gate: g, partitions: p.Partitions}
 	if p.onRelease == nil {
 		p.onRelease = func(records.Claim, error) {}
@@ -153,6 +155,7 @@ func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 	}
 	devices, err := plan(claim, b.hardware.Node(), p.Ledger.id)
 	if err != nil {
+		p.Ledger.noteUnoffered(claim, b.hardware.Node())
 		return nil, explainMissing(&refusal{err, ErrInvalid}, claim, b, p.Ledger.id)
 	}
 	if len(devices) == 0 {
