@@ -15,9 +15,17 @@ import (
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
-// Allocated reports whether a claim has been allocated a device of this node under the driver name.
-func (l *Ledger) Allocated(claim *resourceapi.ResourceClaim) bool {
-	return allocation(claim, nil, l.id) != nil
+// allocations are what claims have been allocated of this node under one driver name, prepared or not, as far as it is known; see
+// Follower.
+type allocations struct {
+	*index
+	// records are those of the driver name.
+	records *index
+	// followed is set once a Follower finds out when something is not allocated any more: nothing is noted before.
+	followed bool
+	// outlasts reports of a claim whose record goes whether what it was allocated has to be known until the API server says that it is
+	// not allocated any more.
+	outlasts func(r *records.Record) bool
 }
 
 // allocation is what a claim was allocated of a node under a driver's name, as a record of it would say; nil if nothing. It
@@ -140,45 +148,42 @@ func sameAllocation(a, b *records.Record) bool {
 	})
 }
 
-// Unrecorded are the claims that are known to have been allocated something and have no record, in order of claim UID.
-func (l *Ledger) Unrecorded() []*records.Record {
-	return slices.DeleteFunc(l.allocated.claims(), func(r *records.Record) bool { return l.index.get(r.Claim.UID) != nil })
+// without are those of some claims that have no record.
+func (a *allocations) without(all []*records.Record) []*records.Record {
+	return slices.DeleteFunc(all, func(r *records.Record) bool { return a.records.get(r.Claim.UID) != nil })
 }
 
-// unrecordedOn is Unrecorded of one GPU.
-func (l *Ledger) unrecordedOn(gpuDevice string) gpuRecords {
-	on := l.allocated.on(gpuDevice, "")
-	on.all = slices.DeleteFunc(on.all, func(r *records.Record) bool { return l.index.get(r.Claim.UID) != nil })
+// unrecordedOn are the claims that were allocated something of a GPU and have no record.
+func (a *allocations) unrecordedOn(gpuDevice string) gpuRecords {
+	on := a.on(gpuDevice, "")
+	on.all = a.without(on.all)
 	return on
 }
 
-// enterAllocated notes what a claim has been allocated.
-func (l *Ledger) enterAllocated(r *records.Record) {
-	if !l.followed {
-		return
-	}
-	if was := l.allocated.get(r.Claim.UID); was == nil || !sameAllocation(was, r) {
-		l.allocated.set(r)
+// enter notes what a claim has been allocated.
+func (a *allocations) enter(r *records.Record) {
+	if was := a.get(r.Claim.UID); a.followed && (was == nil || !sameAllocation(was, r)) {
+		a.set(r)
 	}
 }
 
-// keepAllocated notes what a claim has been allocated whose record is about to go, where it matters.
-func (l *Ledger) keepAllocated(r *records.Record) {
-	if l.outlasts(r) {
-		l.enterAllocated(allocationOf(r))
+// keep notes what a claim has been allocated whose record is about to go, where it matters.
+func (a *allocations) keep(r *records.Record) {
+	if a.outlasts(r) {
+		a.enter(allocationOf(r))
 	}
 }
 
 // noteUnoffered notes that a claim has been allocated what the node does not offer and could: the scheduler decided before it saw
 // that the policy has it no more. From then on it is offered for the claim, which is prepared at the kubelet's next attempt.
-func (l *Ledger) noteUnoffered(claim *resourceapi.ResourceClaim, node *policy.Node) {
-	r := allocation(claim, node.Node, l.id)
+func (a *allocations) noteUnoffered(claim *resourceapi.ResourceClaim, node *policy.Node, id Identity) {
+	r := allocation(claim, node.Node, id)
 	if r != nil && slices.ContainsFunc(r.Devices, func(d records.Device) bool {
 		_, offered := node.FindShape(d.Device)
 		g := node.Find(d.GPU)
 		return !d.AdminAccess && !offered && g != nil && g.CanBe(d.Device)
 	}) {
-		l.enterAllocated(r)
+		a.enter(r)
 	}
 }
 

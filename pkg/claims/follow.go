@@ -46,14 +46,14 @@ type Follower struct {
 
 // NewFollower makes a follower of the claims of the name by which the node publishes. It is made before the records are loaded.
 func NewFollower(l *Ledger, api ClaimLister, node func() *gpu.Node) *Follower {
-	l.followed = true
+	l.allocated.followed = true
 	return &Follower{ledger: l, api: api, node: node, most: followMost}
 }
 
 // NewUnpublishedFollower makes a follower of the claims of a name by which the node publishes nothing: it has to know of all, and asks
 // at each Follow.
 func NewUnpublishedFollower(l *Ledger, api ClaimLister, node func() *gpu.Node) *Follower {
-	l.followed, l.outlasts = true, func(*records.Record) bool { return true }
+	l.allocated.followed, l.allocated.outlasts = true, func(*records.Record) bool { return true }
 	return &Follower{ledger: l, api: api, node: node}
 }
 
@@ -83,7 +83,7 @@ func (f *Follower) List(ctx context.Context) error {
 		}
 	}
 	for _, r := range found {
-		l.enterAllocated(r)
+		l.allocated.enter(r)
 	}
 	return nil
 }
@@ -92,7 +92,7 @@ func (f *Follower) List(ctx context.Context) error {
 // before a record goes.
 func (f *Follower) Follow(ctx context.Context, now time.Time) (again time.Time, err error) {
 	for _, r := range f.ledger.Unrecorded() {
-		f.ledger.enterAllocated(placed(r, f.node())) // a GPU may have become known, or have changed its MIG mode
+		f.ledger.allocated.enter(placed(r, f.node())) // a GPU may have become known, or have changed its MIG mode
 	}
 	asked := map[types.UID]pace{}
 	for _, r := range f.ledger.Unrecorded() {
@@ -137,6 +137,6 @@ func (f *Follower) ask(ctx context.Context, r *records.Record) (allocated bool, 
 		f.ledger.allocated.removeIf(r)
 		return false, nil
 	}
-	f.ledger.enterAllocated(now)
+	f.ledger.allocated.enter(now)
 	return true, nil
 }

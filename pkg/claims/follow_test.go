@@ -160,7 +160,7 @@ func TestKeepLayouts_Allocated(t *testing.T) {
 	}
 	b.boot = "the next"
 	b = b.restart()
-	if got := b.Ledger.LayoutPlaces(g); !slices.Equal(got, []gpu.Place{at(2), at(3), at(4)}) || b.Ledger.layout(b.name(0)) != nil {
+	if got := b.Partitions.LayoutPlaces(g); !slices.Equal(got, []gpu.Place{at(2), at(3), at(4)}) || b.Ledger.layout(b.name(0)) != nil {
 		t.Errorf("after a reboot the layout was at %v, and exists %v; want all three, and none", got, b.Ledger.layout(b.name(0)))
 	}
 }
@@ -177,7 +177,7 @@ func TestPrepare_ShareOfAnEarlierPolicy(t *testing.T) {
 	wantError(t, b.tryPrepare("c", sliceOf(1, 10)), "would take memory")
 	b.end()
 	again := makeShareBed(t, b.dir, nil, b.id)
-	again.Ledger.bootID, again.Ledger.followed, again.hardware.node = "the next", true, b.hardware.node
+	again.Ledger.bootID, again.Ledger.allocated.followed, again.hardware.node = "the next", true, b.hardware.node
 	again.start()
 	for _, uid := range []types.UID{"b", "a"} {
 		if err := again.tryPrepare(uid, sliceOf(1, 40)); err != nil {

@@ -86,12 +86,12 @@ func (p *Partitions) layOut(ctx context.Context, b *backend, g *gpu.GPU, offer *
 // is allocated, and returns the partitions that are left.
 func (p *Partitions) destroyExtra(ctx context.Context, b *backend, g *gpu.GPU, have *records.Layout, wanted []gpu.Place,
 	all []gpu.Partition) ([]gpu.Partition, error) {
-	name := g.PCI.DeviceName()
+	name, taken := g.PCI.DeviceName(), takenPlaces{p.ledger}
 	var left []gpu.Partition
 	var errs []error
 	for _, part := range all {
 		keep := slices.Contains(wanted, part.Place()) && part.CI != nil
-		if keep || !have.Has(part.Place()) || p.ledger.allocatedAt(name, part.Place()) {
+		if keep || !have.Has(part.Place()) || taken.allocatedAt(name, part.Place()) {
 			left = append(left, part)
 			continue
 		}
@@ -156,9 +156,10 @@ func (p *Partitions) missing(g *gpu.GPU, wanted []gpu.Place, left []gpu.Partitio
 	}
 	var missing []gpu.Shape
 	var errs []error
+	taken := takenPlaces{p.ledger}
 	there := shapesOf(g, left)
 	for _, s := range shapesOf(g, all) {
-		if p.ledger.allocatedInTheWay(name, s.Place()) {
+		if taken.allocatedInTheWay(name, s.Place()) {
 			continue
 		}
 		for _, part := range left {

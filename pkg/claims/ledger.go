@@ -11,7 +11,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -23,17 +22,12 @@ type Ledger struct {
 	store  *records.Store
 	locks  *Locks
 	index  *index
-	// allocated is what claims have been allocated, recorded or not, as far as it is known, see Follower.
-	allocated *index
-	// followed is set once a Follower finds out when what is noted in allocated is not allocated any more: nothing is before.
-	followed bool
-	// outlasts reports of a claim whose record goes whether what it was allocated has to be known until the API server says that it is
-	// not allocated any more.
-	outlasts func(r *records.Record) bool
-	corrupt  corruptRecords
-	layouts  layouts
-	sessions sessions
-	names    *names
+	// allocated is what claims have been allocated, recorded or not, as far as it is known.
+	allocated *allocations
+	corrupt   corruptRecords
+	layouts   layouts
+	sessions  sessions
+	names     *names
 	// changed is called when what Occupied returns may have changed, see Options.
 	changed func()
 }
@@ -68,6 +62,9 @@ func (l *Ledger) AllRecords() []*records.Record {
 // OwnRecords are AllRecords of this driver name alone.
 func (l *Ledger) OwnRecords() []*records.Record { return append(l.index.claims(), l.Unrecorded()...) }
 
+// Unrecorded are the claims that are known to have been allocated something and have no record, in order of claim UID.
+func (l *Ledger) Unrecorded() []*records.Record { return l.allocated.without(l.allocated.claims()) }
+
 // view is what has been allocated of the GPUs of a claim at one moment. It stays true while their locks are held.
 type view struct {
 	// have is the claim's own record, others are those of other claims, by GPU.
@@ -91,32 +88,6 @@ func (l *Ledger) look(uid types.UID, gpus []string) view {
 	return v
 }
 
-// allocatedAt reports whether a claim of any driver name has anything of a GPU where a partition lies or is to be.
-func (l *Ledger) allocatedAt(gpuDevice string, at gpu.Place) bool {
-	want := extentAt(gpuDevice, at)
-	return l.recordedAt(gpuDevice, at) || len(l.unrecordedOn(gpuDevice).taking(want)) > 0
-}
-
-// allocatedInTheWay is allocatedAt for a partition that is to be created ahead of claims: one that was allocated just that
-// partition, and is yet to be prepared, gets it.
-func (l *Ledger) allocatedInTheWay(gpuDevice string, at gpu.Place) bool {
-	want := extentAt(gpuDevice, at)
-	return l.recordedAt(gpuDevice, at) || slices.ContainsFunc(l.unrecordedOn(gpuDevice).all, func(r *records.Record) bool {
-		return slices.ContainsFunc(extentsOf(r, gpuDevice), func(e extent) bool {
-			return e.collides(want) && (e.place == nil || *e.place != at)
-		})
-	})
-}
-
-// recordedAt reports whether a claim with a record, or one of another driver name, has anything of a GPU where a partition is to be.
-func (l *Ledger) recordedAt(gpuDevice string, at gpu.Place) bool {
-	want := extentAt(gpuDevice, at)
-	return len(l.index.on(gpuDevice, "").taking(want)) > 0 || conflictWith(l.conflicts(gpuDevice), want) != nil
-}
-
-// LayoutPlaces are those in which the layout of a GPU was offered last, in whatever boot.
-func (l *Ledger) LayoutPlaces(g *gpu.GPU) []gpu.Place { return l.layouts.offered(g) }
-
 // write makes a record durable and enters it into the index.
 func (l *Ledger) write(r *records.Record) error {
 	if err := l.store.Write(r); err != nil {
@@ -132,16 +103,10 @@ func (l *Ledger) remove(uid types.UID) error {
 		return err
 	}
 	if r := l.index.get(uid); r != nil {
-		l.keepAllocated(r)
+		l.allocated.keep(r)
 	}
 	l.index.remove(uid)
 	return nil
-}
-
-// forgetRecord drops a record from memory that another process has removed.
-func (l *Ledger) forgetRecord(r *records.Record) {
-	l.keepAllocated(r)
-	l.index.removeIf(r)
 }
 
 // layout returns the partitions of a GPU that were created ahead of claims in the driver's present session, or nil; it must

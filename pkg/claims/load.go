@@ -43,7 +43,7 @@ func (p *Preparer) Load(ctx context.Context, notify Notify) error {
 		}
 		if r.BootID != p.Ledger.bootID {
 			logger.Info("Dropping a claim record of an earlier boot", "claim", r.Claim, "recordBootID", r.BootID, "bootID", p.Ledger.bootID)
-			p.Ledger.enterAllocated(allocationOf(r))
+			p.Ledger.allocated.enter(allocationOf(r))
 			if err := p.forget(uid); err != nil {
 				logger.Error(err, "Leaving a claim record of an earlier boot where it is")
 			}

@@ -115,7 +115,8 @@ func (l *Ledger) resync(ctx context.Context, self types.UID, names []string) err
 		}
 	}
 	for _, r := range known { // unprepared by another process, or moved to other GPUs, whose locks another process held too
-		l.forgetRecord(r)
+		l.allocated.keep(r)
+		l.index.removeIf(r)
 	}
 	return nil
 }

@@ -35,7 +35,7 @@ func (p *Plan) considerConflicts(o *Observed) {
 	}
 	was := p.Memory.Conflict
 	p.Memory.Conflict = text(conflict)
-	p.hide(o)
+	withdrawals{p}.hide(o)
 	if conflict == nil {
 		if was != "" {
 			const message = "No other driver or device plugin offers the node's GPUs any more: they are published"
@@ -50,19 +50,6 @@ func (p *Plan) considerConflicts(o *Observed) {
 	}
 	if news || o.Changed.Has(Periodic) {
 		p.report(r)
-	}
-}
-
-// hide decides whether what is not allocated is not published at all because of a conflict. What was published before is
-// tainted first, as it may have been allocated.
-func (p *Plan) hide(o *Observed) {
-	m := &p.Memory
-	if m.Conflict == "" {
-		m.Hidden, m.Hiding = false, withdrawal{}
-		return
-	}
-	if m.Published == nil || m.Hiding.over(o) {
-		m.Hidden, m.Hiding = true, withdrawal{}
 	}
 }
 

@@ -32,7 +32,7 @@ func (p *Plan) startWithdrawal(o *Observed, was *Policy) {
 // offer decides what each GPU offers.
 func (p *Plan) offer(o *Observed) {
 	node := policy.Apply(rulesOf(p.Memory.Active), o.Inventory, p.means(o))
-	p.withdraw(o, node)
+	withdrawals{p}.withdraw(o, node)
 	p.Offer, p.Memory.Offered = node, node
 	if p.Memory.Previous == nil { // else a restart is to begin with the withdrawal, too
 		p.Keep = p.Memory.Active

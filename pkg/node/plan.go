@@ -94,7 +94,7 @@ func Desired(o Observed) Plan {
 	modes{&p}.consider(&o)
 	p.publish(&o)
 	modes{&p}.notePublished(&o)
-	p.noteWithdrawals(&o)
+	withdrawals{&p}.note(&o)
 	p.scheduleLook(&o)
 	p.Status.Published = p.Memory.Published
 	return p

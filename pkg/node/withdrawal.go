@@ -79,8 +79,11 @@ func (w withdrawal) look(o *Observed) (again, list time.Time) {
 	}
 }
 
+// withdrawals are the part of a plan that is about devices that go.
+type withdrawals struct{ *Plan }
+
 // withdraw has a node offer, withdrawn, what it offered before and does no longer.
-func (p *Plan) withdraw(o *Observed, node *policy.Node) {
+func (p withdrawals) withdraw(o *Observed, node *policy.Node) {
 	m := &p.Memory
 	if m.Previous != nil && m.Withdrawal.over(o) {
 		m.Previous, m.Withdrawal = nil, withdrawal{}
@@ -121,8 +124,8 @@ func lacks(node, before *policy.Node) bool {
 	return false
 }
 
-// noteWithdrawals notes how far withdrawals are after what this plan publishes, and has claims listed where that is due.
-func (p *Plan) noteWithdrawals(o *Observed) {
+// note notes how far withdrawals are after what this plan publishes, and has claims listed where that is due.
+func (p withdrawals) note(o *Observed) {
 	m := &p.Memory
 	if o.Ready && (!p.ObserveAgain || p.Slices != nil) {
 		if m.Previous != nil {
@@ -142,4 +145,17 @@ func (p *Plan) noteWithdrawals(o *Observed) {
 // arrived reports whether the API server has what is published by this plan, or by one before.
 func (p *Plan) arrived(o *Observed, before bool) bool {
 	return o.Arrived && (before || p.Slices == nil)
+}
+
+// hide decides whether what is not allocated is not published at all because of a conflict. What was published before is
+// tainted first, as it may have been allocated.
+func (p withdrawals) hide(o *Observed) {
+	m := &p.Memory
+	if m.Conflict == "" {
+		m.Hidden, m.Hiding = false, withdrawal{}
+		return
+	}
+	if m.Published == nil || m.Hiding.over(o) {
+		m.Hidden, m.Hiding = true, withdrawal{}
+	}
 }

@@ -36,7 +36,7 @@ type allocations struct {
 }
 
 // newAllocations are those of the plugin's own name, whose claims are to be listed at once.
-func (s *service) newAllocations() *allocations {
+func newAllocations(s *service) *allocations {
 	return &allocations{
 		follower: claims.NewFollower(s.engine.Ledger, cluster.Claims{Client: s.client}, s.names.inventory),
 		listed: func(err error) {

@@ -29,7 +29,7 @@ type engine struct {
 func (e engine) Allocations() []*records.Record       { return e.Ledger.AllRecords() }
 func (e engine) Records() []*records.Record           { return e.Ledger.OwnRecords() }
 func (e engine) Unclaimed(g *gpu.GPU) []gpu.Place     { return e.Partitions.Unclaimed(g) }
-func (e engine) Layout(g *gpu.GPU) []gpu.Place        { return e.Ledger.LayoutPlaces(g) }
+func (e engine) Layout(g *gpu.GPU) []gpu.Place        { return e.Partitions.LayoutPlaces(g) }
 func (e engine) Listing() (began, failed time.Time)   { return e.allocations.state() }
 func (e engine) List(after time.Time)                 { e.allocations.want(after) }
 func (e engine) Scan(ctx context.Context)             { e.Partitions.FindUnmanaged(ctx) }

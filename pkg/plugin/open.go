@@ -80,7 +80,7 @@ func (s *service) open(ctx context.Context) error {
 		OnChange: func() { s.loop.Mark(node.Partitions) }, OnAllocate: func() { s.loop.Mark(node.Allocations); signal(s.allocated) }, OnOtherProcess: s.names.find,
 		OnRelease: s.claimEvents.released,
 	})
-	s.allocations = s.newAllocations()
+	s.allocations = newAllocations(s)
 	s.names.find(ctx)
 	if err := s.engine.Load(ctx, s.events.Warn); err != nil {
 		return err

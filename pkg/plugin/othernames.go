@@ -150,7 +150,7 @@ func (n *otherNames) open(ctx context.Context, driver string) {
 		logger.Error(err, "Could not open the state of another driver name", "driver", driver)
 		return
 	}
-	o.allocated = claims.NewUnpublishedFollower(o.engine.Ledger, n, n.inventory)
+	o.allocated = claims.NewUnpublishedFollower(o.engine.Ledger, presentClaims{n.s}, n.inventory)
 	if err := o.engine.Ledger.LoadReadOnly(ctx); err != nil {
 		logger.Error(err, "Could not read what is allocated under another driver name; it is tried again", "driver", driver)
 	}

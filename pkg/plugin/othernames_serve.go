@@ -28,14 +28,15 @@ import (
 	"github.com/cleave-dra/cleave/pkg/store"
 )
 
-// Claim and Each ask the API server with the client of the moment.
-func (n *otherNames) Claim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
-	return cluster.Claims{Client: n.s.client}.Claim(ctx, namespace, name)
+// presentClaims asks the API server for claims with the client of the moment.
+type presentClaims struct{ s *service }
+
+func (p presentClaims) Claim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
+	return cluster.Claims{Client: p.s.client}.Claim(ctx, namespace, name)
 }
 
-// Each is Claim for all claims.
-func (n *otherNames) Each(ctx context.Context, visit func(*resourceapi.ResourceClaim) bool) error {
-	return cluster.Claims{Client: n.s.client}.Each(ctx, visit)
+func (p presentClaims) Each(ctx context.Context, visit func(*resourceapi.ResourceClaim) bool) error {
+	return cluster.Claims{Client: p.s.client}.Each(ctx, visit)
 }
 
 // list has the claims listed: once the name's slices have gone, soon after, for what was being allocated just then, and with each
