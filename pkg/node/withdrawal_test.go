@@ -3,6 +3,7 @@
 package node
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -179,4 +180,46 @@ func TestDesired_ConflictHidesAfterListing(t *testing.T) {
 	b.Names = nil
 	b.step(Names)
 	b.wantPublished("resolved", b.device(1), true, true)
+}
+
+// For any sequence of observations no allocated device ever leaves what is published, also where a part of the claims is yet to be
+// prepared, and is known only by a listing.
+func TestDesired_UnpreparedStay(t *testing.T) {
+	for seed := range uint64(4) {
+		b := newRandomBed(t, seed)
+		hidden, published := map[string]bool{}, 0
+		for step := range 60 {
+			b.change()
+			b.Listed = time.Time{}
+			if !b.plan.List.IsZero() {
+				b.Listed = b.Now
+				clear(hidden)
+			}
+			b.Allocations = slices.DeleteFunc(b.Allocations, func(r *records.Record) bool { return hidden[r.Devices[0].Device] })
+			b.Records = b.Allocations
+			for b.Pass = 0; ; b.Pass++ {
+				b.Changed = b.aspects
+				b.plan = Desired(b.Observed)
+				b.Memory, b.aspects = b.plan.Memory, 0
+				if b.plan.Slices != nil {
+					published++
+					b.checkAllocated(step, b.plan.Slices)
+					b.published = b.plan.Slices
+				}
+				if !b.plan.ObserveAgain {
+					break
+				}
+			}
+			before := slices.Clone(b.allocated)
+			b.claim()
+			for _, s := range b.allocated {
+				if !slices.Contains(before, s) && b.chance(2) {
+					hidden[s.Name()] = true
+				}
+			}
+		}
+		if published < 20 {
+			t.Errorf("seed %d: published %d times, which shows little", seed, published)
+		}
+	}
 }
