@@ -133,6 +133,10 @@ type Options struct {
 // pollEvery is the time between two looks at what sends no events: the MPS supervisor and the NVIDIA driver.
 const pollEvery = 2 * time.Second
 
+// reconcileSoon is the time from the first comparison with the API server to the second: a plugin that ends in a rolling update has
+// ended by then.
+const reconcileSoon = time.Minute
+
 // Loop keeps a node as Desired wants it. Mark may be called by anybody, all else by one goroutine.
 type Loop struct {
 	Options
@@ -187,16 +191,18 @@ func (l *Loop) Run(ctx context.Context) error {
 	}
 }
 
-// reconcile compares the records with the API server now and every so often, alongside the loop. What it changes marks itself.
+// reconcile compares the records with the API server now, soon, for what a plugin that this one replaces has prepared meanwhile, and
+// every so often, alongside the loop. What it changes marks itself.
 func (l *Loop) reconcile(ctx context.Context) {
-	tick := time.NewTicker(l.ReconcileEvery)
-	defer tick.Stop()
+	timer := time.NewTimer(min(l.ReconcileEvery, reconcileSoon))
+	defer timer.Stop()
 	for {
 		l.Claims.Reconcile(ctx)
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-timer.C:
+			timer.Reset(l.ReconcileEvery)
 		}
 	}
 }

@@ -278,6 +278,9 @@ func (s *service) leaveNode(ctx context.Context) {
 	entries, err := os.ReadDir(s.config.nodeDir())
 	errs := []error{err}
 	for _, e := range entries {
+		if e.Name() == sessionFile && keepsLayouts(&s.config) {
+			continue // by it the next plugin knows the partitions of layouts for its own
+		}
 		errs = append(errs, os.RemoveAll(filepath.Join(s.config.nodeDir(), e.Name())))
 	}
 	_ = os.Remove(s.config.nodeDir()) // stays where it is a mount
