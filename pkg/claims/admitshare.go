@@ -28,6 +28,9 @@ func admitShares(devices []device, v view) error {
 		if err := checkInterval(d, devices, others); err != nil {
 			return fmt.Errorf("request %q: %w", d.request, err)
 		}
+		if v.had(d) {
+			continue // the scheduler counted it by the policy of that time
+		}
 		if err := checkAmounts(d, devices, others); err != nil {
 			return fmt.Errorf("request %q: %w", d.request, err)
 		}
@@ -64,6 +67,12 @@ func completeShare(d *device, devices []device, v view) {
 	if by, interval := v.others[d.gpu].paced(); len(by) == 0 || interval == byPolicy {
 		d.share.Interval = byPolicy
 	}
+}
+
+// had reports whether a claim had its share of a device before it is prepared now: by its record, or, where that has not outlived
+// a reboot, by what the API server said.
+func (v *view) had(d *device) bool {
+	return shareBefore(v.have, d) != nil || shareBefore(v.known, d) != nil
 }
 
 // shareBefore is the share that a claim's record has by the same allocation, or nil.

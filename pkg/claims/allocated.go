@@ -4,44 +4,28 @@ package claims
 
 import (
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
-// SetAllocated says which claims have been allocated devices of this node under the driver name, prepared or not: for other
-// names, those devices are taken. Claims without such a device are passed over.
-func (l *Ledger) SetAllocated(node *gpu.Node, claims []*resourceapi.ResourceClaim) (changed bool) {
-	before := map[string]*records.Record{}
-	for _, r := range l.allocated.claims() {
-		before[string(r.Claim.UID)] = r
-	}
-	for _, c := range claims {
-		r := allocation(c, node, l.id)
-		if r == nil {
-			continue
-		}
-		was := before[string(r.Claim.UID)]
-		delete(before, string(r.Claim.UID))
-		if was == nil || !sameDevices(was, r) {
-			l.allocated.set(r)
-			changed = true
-		}
-	}
-	for _, r := range before {
-		l.allocated.removeIf(r)
-		changed = true
-	}
-	return changed
-}
-
-// Allocated reports whether a claim has been allocated a device of this node under the driver name.
-func (l *Ledger) Allocated(claim *resourceapi.ResourceClaim) bool {
-	return allocation(claim, nil, l.id) != nil
+// allocations are what claims have been allocated of this node under one driver name, prepared or not, as far as it is known; see
+// Follower.
+type allocations struct {
+	*index
+	// records are those of the driver name.
+	records *index
+	// followed is set once a Follower finds out when something is not allocated any more: nothing is noted before.
+	followed bool
+	// outlasts reports of a claim whose record goes whether what it was allocated has to be known until the API server says that it is
+	// not allocated any more.
+	outlasts func(r *records.Record) bool
 }
 
 // allocation is what a claim was allocated of a node under a driver's name, as a record of it would say; nil if nothing. It
@@ -124,5 +108,93 @@ func partitionNamed(g *gpu.GPU, place string) *gpu.Partition {
 	return nil
 }
 
-// AllocatedRecords are what SetAllocated said, in order of claim UID.
-func (l *Ledger) AllocatedRecords() []*records.Record { return l.allocated.claims() }
+// allocationOf is what allocation returns of a claim with a record.
+func allocationOf(r *records.Record) *records.Record {
+	of := &records.Record{Format: records.Format, Claim: r.Claim}
+	for _, d := range r.Devices {
+		device := records.Device{Request: d.Request, Pool: d.Pool, Device: d.Device, AdminAccess: d.AdminAccess, GPU: d.GPU}
+		if d.Partition != nil {
+			device.Partition = &gpu.Partition{ProfileID: d.Partition.ProfileID, Placement: d.Partition.Placement}
+		}
+		if d.IsShared() {
+			device.Share = &records.Share{Kind: d.Share.Kind, ID: d.Share.ID}
+		}
+		of.Devices = append(of.Devices, device)
+	}
+	return of
+}
+
+// placed is an allocation with its devices as the node has them now.
+func placed(r *records.Record, node *gpu.Node) *records.Record {
+	if node == nil {
+		return r
+	}
+	now := allocationOf(r)
+	for i := range now.Devices {
+		d := &now.Devices[i]
+		named := deviceNamed(d.Device, node)
+		if named.Share != nil && r.Devices[i].Share != nil {
+			named.Share.ID = r.Devices[i].Share.ID
+		}
+		d.Partition, d.Share = named.Partition, named.Share
+	}
+	return now
+}
+
+// sameAllocation reports whether two allocations are the same.
+func sameAllocation(a, b *records.Record) bool {
+	return sameDevices(a, b) && slices.EqualFunc(a.Devices, b.Devices, func(x, y records.Device) bool {
+		return (x.Partition == nil) == (y.Partition == nil)
+	})
+}
+
+// without are those of some claims that have no record.
+func (a *allocations) without(all []*records.Record) []*records.Record {
+	return slices.DeleteFunc(all, func(r *records.Record) bool { return a.records.get(r.Claim.UID) != nil })
+}
+
+// unrecordedOn are the claims that were allocated something of a GPU and have no record.
+func (a *allocations) unrecordedOn(gpuDevice string) gpuRecords {
+	on := a.on(gpuDevice, "")
+	on.all = a.without(on.all)
+	return on
+}
+
+// enter notes what a claim has been allocated.
+func (a *allocations) enter(r *records.Record) {
+	if was := a.get(r.Claim.UID); a.followed && (was == nil || !sameAllocation(was, r)) {
+		a.set(r)
+	}
+}
+
+// keep notes what a claim has been allocated whose record is about to go, where it matters.
+func (a *allocations) keep(r *records.Record) {
+	if a.outlasts(r) {
+		a.enter(allocationOf(r))
+	}
+}
+
+// noteUnoffered notes that a claim has been allocated what the node does not offer and could: the scheduler decided before it saw
+// that the policy has it no more. From then on it is offered for the claim, which is prepared at the kubelet's next attempt.
+func (a *allocations) noteUnoffered(claim *resourceapi.ResourceClaim, node *policy.Node, id Identity) {
+	r := allocation(claim, node.Node, id)
+	if r != nil && slices.ContainsFunc(r.Devices, func(d records.Device) bool {
+		_, offered := node.FindShape(d.Device)
+		g := node.Find(d.GPU)
+		return !d.AdminAccess && !offered && g != nil && g.CanBe(d.Device)
+	}) {
+		a.enter(r)
+	}
+}
+
+// isWithdrawn reports whether a claim has a device that is offered for that alone, as far as it is known.
+func (b *backend) isWithdrawn(r *records.Record) bool {
+	if b.hardware == nil {
+		return true
+	}
+	node := b.hardware.Node()
+	return slices.ContainsFunc(r.Devices, func(d records.Device) bool {
+		s, offered := node.FindShape(d.Device)
+		return !d.AdminAccess && (!offered || node.Offer(s.GPU).IsWithdrawn(s))
+	})
+}

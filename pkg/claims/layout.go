@@ -86,12 +86,12 @@ func (p *Partitions) layOut(ctx context.Context, b *backend, g *gpu.GPU, offer *
 // is allocated, and returns the partitions that are left.
 func (p *Partitions) destroyExtra(ctx context.Context, b *backend, g *gpu.GPU, have *records.Layout, wanted []gpu.Place,
 	all []gpu.Partition) ([]gpu.Partition, error) {
-	name := g.PCI.DeviceName()
+	name, taken := g.PCI.DeviceName(), takenPlaces{p.ledger}
 	var left []gpu.Partition
 	var errs []error
 	for _, part := range all {
 		keep := slices.Contains(wanted, part.Place()) && part.CI != nil
-		if keep || !have.Has(part.Place()) || p.ledger.allocatedAt(name, part.Place()) {
+		if keep || !have.Has(part.Place()) || taken.allocatedAt(name, part.Place()) {
 			left = append(left, part)
 			continue
 		}
@@ -116,7 +116,7 @@ func (p *Partitions) createMissing(ctx context.Context, b *backend, g *gpu.GPU, 
 	for _, s := range missing {
 		places = append(places, s.Place())
 	}
-	if err := p.writeLayout(g, places); err != nil {
+	if err := p.writeLayout(g, places, wanted); err != nil {
 		return nil, err
 	}
 	if len(missing) == 0 {
@@ -139,7 +139,7 @@ func (p *Partitions) createMissing(ctx context.Context, b *backend, g *gpu.GPU, 
 			own = append(own, part) // on record, so that the next attempt finds it
 		}
 	}
-	errs = append(errs, p.writeLayout(g, placesOf(append(own, created...))))
+	errs = append(errs, p.writeLayout(g, placesOf(append(own, created...)), wanted))
 	return created, errors.Join(errs...)
 }
 
@@ -156,9 +156,10 @@ func (p *Partitions) missing(g *gpu.GPU, wanted []gpu.Place, left []gpu.Partitio
 	}
 	var missing []gpu.Shape
 	var errs []error
+	taken := takenPlaces{p.ledger}
 	there := shapesOf(g, left)
 	for _, s := range shapesOf(g, all) {
-		if p.ledger.allocatedAt(name, s.Place()) {
+		if taken.allocatedInTheWay(name, s.Place()) {
 			continue
 		}
 		for _, part := range left {
@@ -182,12 +183,12 @@ func (p *Partitions) describe(gpuDevice string, part *gpu.Partition) string {
 	return fmt.Sprintf("a partition that Cleave did not create (%s): destroy it, for instance with nvidia-smi mig -dgi", what)
 }
 
-// writeLayout makes it durable that what lies at places of a GPU was created by Cleave.
-func (p *Partitions) writeLayout(g *gpu.GPU, places []gpu.Place) error {
+// writeLayout makes it durable that what lies at places of a GPU was created by Cleave, and where its layout is.
+func (p *Partitions) writeLayout(g *gpu.GPU, places, offered []gpu.Place) error {
 	name := g.PCI.DeviceName()
 	err := p.ledger.layouts.write(&records.Layout{
 		Format: records.LayoutFormat, BootID: p.ledger.bootID, Session: p.ledger.sessions.of(name), GPU: name, UUID: g.UUID,
-		Places: sortedPlaces(places),
+		Places: sortedPlaces(places), Offered: offered,
 	})
 	return explainWrite(p.ledger.store.Dir(), err)
 }

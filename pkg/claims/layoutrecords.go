@@ -23,6 +23,23 @@ type layouts struct {
 	store *records.LayoutStore // nil where no layouts are kept
 	mu    sync.Mutex
 	byGPU map[string]*records.Layout
+	// latest are the layouts on record, of whatever boot.
+	latest map[string]*records.Layout
+}
+
+// offered are the places in which a GPU's layout was offered last.
+func (l *layouts) offered(g *gpu.GPU) []gpu.Place {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	latest := l.latest[g.PCI.DeviceName()]
+	switch {
+	case latest == nil || latest.UUID != g.UUID:
+		return nil
+	case latest.Offered == nil: // of a release that noted none
+		return latest.Places
+	default:
+		return latest.Offered
+	}
 }
 
 // get returns the layout of a GPU, or nil; it must not be changed.
@@ -36,30 +53,42 @@ func (l *layouts) get(gpuDevice string) *records.Layout {
 func (l *layouts) put(gpuDevice string, layout *records.Layout) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if layout == nil {
-		delete(l.byGPU, gpuDevice)
-		return
-	}
-	if l.byGPU == nil {
-		l.byGPU = map[string]*records.Layout{}
-	}
-	l.byGPU[gpuDevice] = layout
+	setOrDelete(&l.byGPU, gpuDevice, layout)
 }
 
-// write makes a layout durable unless it is so already; one without places is removed. The caller holds the GPU's lock.
+// putLatest enters the layout on record, of whatever boot, or removes it if it is nil.
+func (l *layouts) putLatest(gpuDevice string, layout *records.Layout) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	setOrDelete(&l.latest, gpuDevice, layout)
+}
+
+func setOrDelete(in *map[string]*records.Layout, gpuDevice string, layout *records.Layout) {
+	if layout == nil {
+		delete(*in, gpuDevice)
+		return
+	}
+	if *in == nil {
+		*in = map[string]*records.Layout{}
+	}
+	(*in)[gpuDevice] = layout
+}
+
+// write makes a layout durable unless it is so already; one of nothing is removed. The caller holds the GPU's lock.
 func (l *layouts) write(layout *records.Layout) error {
-	have := l.get(layout.GPU)
-	if have != nil && have.UUID == layout.UUID && have.Session == layout.Session && slices.Equal(have.Places, layout.Places) ||
-		have == nil && len(layout.Places) == 0 {
+	have, empty := l.get(layout.GPU), len(layout.Places)+len(layout.Offered) == 0
+	if have != nil && have.UUID == layout.UUID && have.Session == layout.Session && slices.Equal(have.Places, layout.Places) &&
+		slices.Equal(have.Offered, layout.Offered) || have == nil && empty {
 		return nil
 	}
-	if len(layout.Places) == 0 {
+	if empty {
 		return l.remove(layout.GPU)
 	}
 	if err := l.store.Write(layout); err != nil {
 		return err
 	}
 	l.put(layout.GPU, layout)
+	l.putLatest(layout.GPU, layout)
 	return nil
 }
 
@@ -69,6 +98,7 @@ func (l *layouts) remove(gpuDevice string) error {
 		return err
 	}
 	l.put(gpuDevice, nil)
+	l.putLatest(gpuDevice, nil)
 	return nil
 }
 
@@ -106,7 +136,7 @@ func (l *layouts) load(ctx context.Context, bootID string, notify Notify) {
 }
 
 // reload reads the layouts of some GPUs again: another process may have changed them. One of an earlier boot names nothing
-// that is there.
+// that is there, but where the layout was.
 func (l *layouts) reload(ctx context.Context, bootID string, devices []string) {
 	if l.store == nil {
 		return
@@ -117,6 +147,7 @@ func (l *layouts) reload(ctx context.Context, bootID string, devices []string) {
 			klog.FromContext(ctx).Error(err, "Could not read the layout of a GPU")
 			continue // what memory knows of it is all there is
 		}
+		l.putLatest(device, layout)
 		if layout != nil && layout.BootID != bootID {
 			layout = nil
 		}

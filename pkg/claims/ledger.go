@@ -11,7 +11,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -23,8 +22,8 @@ type Ledger struct {
 	store  *records.Store
 	locks  *Locks
 	index  *index
-	// allocated is what claims have been allocated, recorded or not, as far as the API server was asked.
-	allocated *index
+	// allocated is what claims have been allocated, recorded or not, as far as it is known.
+	allocated *allocations
 	corrupt   corruptRecords
 	layouts   layouts
 	sessions  sessions
@@ -55,28 +54,31 @@ func (l *Ledger) Claim(uid types.UID) records.Claim {
 func (l *Ledger) AllRecords() []*records.Record {
 	var all []*records.Record
 	for _, o := range l.names.ledgers() {
-		all = append(all, o.index.claims()...)
-		for _, r := range o.allocated.claims() {
-			if o.index.get(r.Claim.UID) == nil {
-				all = append(all, r)
-			}
-		}
+		all = append(all, o.OwnRecords()...)
 	}
 	return all
 }
+
+// OwnRecords are AllRecords of this driver name alone.
+func (l *Ledger) OwnRecords() []*records.Record { return append(l.index.claims(), l.Unrecorded()...) }
+
+// Unrecorded are the claims that are known to have been allocated something and have no record, in order of claim UID.
+func (l *Ledger) Unrecorded() []*records.Record { return l.allocated.without(l.allocated.claims()) }
 
 // view is what has been allocated of the GPUs of a claim at one moment. It stays true while their locks are held.
 type view struct {
 	// have is the claim's own record, others are those of other claims, by GPU.
 	have   *records.Record
 	others map[string]gpuRecords
+	// known is what the claim was known to have been allocated before it was prepared; nil for nothing.
+	known *records.Record
 	// conflicts are allocations under other driver names, by GPU.
 	conflicts map[string][]conflict
 }
 
 // look takes the one look into the index that a Prepare needs; the caller holds the GPUs' locks.
 func (l *Ledger) look(uid types.UID, gpus []string) view {
-	v := view{conflicts: map[string][]conflict{}}
+	v := view{conflicts: map[string][]conflict{}, known: l.allocated.get(uid)}
 	v.have, v.others = l.index.look(uid, gpus)
 	for _, name := range gpus {
 		if conflicts := l.conflicts(name); len(conflicts) > 0 {
@@ -84,12 +86,6 @@ func (l *Ledger) look(uid types.UID, gpus []string) view {
 		}
 	}
 	return v
-}
-
-// allocatedAt reports whether a claim of any driver name has anything of a GPU where a partition lies or is to be.
-func (l *Ledger) allocatedAt(gpuDevice string, at gpu.Place) bool {
-	want := extentAt(gpuDevice, at)
-	return len(l.index.on(gpuDevice, "").taking(want)) > 0 || conflictWith(l.conflicts(gpuDevice), want) != nil
 }
 
 // write makes a record durable and enters it into the index.
@@ -105,6 +101,9 @@ func (l *Ledger) write(r *records.Record) error {
 func (l *Ledger) remove(uid types.UID) error {
 	if err := l.store.Remove(uid); err != nil {
 		return err
+	}
+	if r := l.index.get(uid); r != nil {
+		l.allocated.keep(r)
 	}
 	l.index.remove(uid)
 	return nil

@@ -45,9 +45,9 @@ func newLeftBed(t *testing.T, claim *resourceapi.ResourceClaim) *leftBed {
 // die is a plugin that was killed, and started in a boot.
 func (b *leftBed) die(t *testing.T, boot string) {
 	t.Helper()
-	b.bed = openBed(t, b.dir)
-	b.Ledger.bootID = boot
-	b.load(t)
+	b.bed = openBed(t, b.dir, inBoot(boot))
+	b.load()
+	b.SetHardware(b.hardware, b.specs)
 	b.processes = b.seen
 }
 
@@ -56,7 +56,7 @@ func (b *leftBed) want(t *testing.T, step string, kept bool) {
 	if got := slices.Contains(b.Partitions.Occupied(), gpuName(1)); got != kept {
 		t.Errorf("%s: the GPU is occupied: %t, want %t", step, got, kept)
 	}
-	if _, err := b.prepare(t.Context(), claimOn("next", 1), false); kept != errors.Is(err, ErrAllocated) || !kept && err != nil {
+	if _, err := b.Preparer.prepare(t.Context(), claimOn("next", 1), false); kept != errors.Is(err, ErrAllocated) || !kept && err != nil {
 		t.Errorf("%s: Prepare of the next claim: %v, want a refusal: %t", step, err, kept)
 	}
 }
@@ -143,7 +143,7 @@ func TestUnprepare_OtherConsumers(t *testing.T) {
 					if err := b.Unprepare(t.Context(), refOf(claim)); (err != nil) != (test.kept && !reserved) {
 						t.Errorf("Unprepare: %v", err)
 					}
-					if b.SetHardware(b.hardware, b.cdi); test.kept {
+					if b.SetHardware(b.hardware, b.specs); test.kept {
 						wantDisk(t, b, line("a", 1))
 					} else {
 						wantDisk(t, b)
@@ -163,7 +163,7 @@ func TestPrepare_ProcessLeftOfClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newLeftBed(t, claimOn("a", 1))
 		for _, i := range []int{1, 2} {
-			_, err := b.prepare(t.Context(), claimOn("a", i), false)
+			_, err := b.Preparer.prepare(t.Context(), claimOn("a", i), false)
 			wantError(t, err, "4711")
 		}
 		b.want(t, "after that", true)
@@ -192,7 +192,7 @@ func TestUnprepare_PartitionInUseByOthers(t *testing.T) {
 // An MPS server ends at once, and its clients with it, though they may hang.
 func TestUnprepare_ProcessLeftOfMPS(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newShareBed(t)
+		b := newBed(t)
 		claim := b.claim("a", mpsOf(0, 10, 8))
 		seen := &podProcesses{pids: map[types.UID][]int{"pod-uid": {7}}}
 		b.processes, b.api = seen, &fakeAPI{claims: claimList(claim)}

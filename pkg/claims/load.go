@@ -14,7 +14,8 @@ import (
 )
 
 // Load reads all records into memory: call it once, before the first Prepare. Records of an earlier boot are dropped,
-// since no container outlives a reboot and the kubelet prepares again what it restarts. Corrupt ones are set aside.
+// since no container outlives a reboot and the kubelet prepares again what it restarts; that their claims are allocated what they
+// list holds until the API server was asked. Corrupt ones are set aside.
 func (p *Preparer) Load(ctx context.Context, notify Notify) error {
 	p.Ledger.corrupt.notify = notify
 	uids, err := p.Ledger.store.Names()
@@ -42,6 +43,7 @@ func (p *Preparer) Load(ctx context.Context, notify Notify) error {
 		}
 		if r.BootID != p.Ledger.bootID {
 			logger.Info("Dropping a claim record of an earlier boot", "claim", r.Claim, "recordBootID", r.BootID, "bootID", p.Ledger.bootID)
+			p.Ledger.allocated.enter(allocationOf(r))
 			if err := p.forget(uid); err != nil {
 				logger.Error(err, "Leaving a claim record of an earlier boot where it is")
 			}

@@ -102,7 +102,7 @@ func (c *conflict) String() string { return fmt.Sprintf("claim %s of driver %s",
 func (l *Ledger) conflicts(gpuDevice string) []conflict {
 	var all []conflict
 	for _, o := range l.names.others(l) {
-		for _, x := range []*index{o.index, o.allocated} {
+		for _, x := range []*index{o.index, o.allocated.index} {
 			for _, r := range x.on(gpuDevice, "").all {
 				for _, e := range extentsOf(r, gpuDevice) {
 					all = append(all, conflict{e, o.id.Driver, r.Claim})
@@ -147,6 +147,7 @@ func (l *Ledger) LoadReadOnly(ctx context.Context) error {
 		delete(known, uid)
 	}
 	for _, r := range known {
+		l.allocated.keep(r)
 		l.index.removeIf(r)
 	}
 	devices, err := l.layouts.gpus()

@@ -179,8 +179,10 @@ func TestPrepare_AllocatedUnderAnotherNameAndNotPrepared(t *testing.T) {
 	now := startProcess(t, root, nameB, node)
 	other := now.byName[nameA]
 	waiting := []*resourceapi.ResourceClaim{deviceClaim("whole", g(0)), deviceClaim("part", g(1, 19, 6)), deviceClaim("unknown", g(2)+"-mig-99-0")}
-	if !other.Ledger.SetAllocated(now.backend.Load().hardware.Node().Node, waiting) {
-		t.Error("nothing changed")
+	api := &fakeAPI{claims: waiting}
+	allocated := NewUnpublishedFollower(other.Ledger, api, func() *gpu.Node { return now.backend.Load().hardware.Node().Node })
+	if err := allocated.List(t.Context()); err != nil {
+		t.Fatal(err)
 	}
 	for _, device := range []string{g(0), g(0, 19, 0), g(1), g(1, 19, 6), g(2), g(2, 19, 0)} {
 		wantRefused(t, now.Preparer, of(nameB, deviceClaim("new", device)), "of driver gpu.cleave.dev")
@@ -190,8 +192,9 @@ func TestPrepare_AllocatedUnderAnotherNameAndNotPrepared(t *testing.T) {
 	}
 	mustPrepare(t, now.Preparer, of(nameB, deviceClaim("alongside", g(1, 19, 0))))
 	mustPrepare(t, other, waiting[0]) // what was allocated is prepared
-	if !other.Ledger.SetAllocated(now.backend.Load().hardware.Node().Node, nil) {
-		t.Error("nothing changed")
+	api.claims = nil
+	if err := allocated.List(t.Context()); err != nil {
+		t.Fatal(err)
 	}
 	mustPrepare(t, now.Preparer, of(nameB, deviceClaim("new", g(1, 19, 6), g(2))))
 	wantRefused(t, now.Preparer, of(nameB, deviceClaim("newer", g(0))), "claim ns/claim-whole (whole) of driver gpu.cleave.dev")

@@ -66,16 +66,19 @@ type Preparer struct {
 func New(o Options) *Preparer {
 	n := &names{find: o.OnOtherProcess}
 	l := &Ledger{
-		id: o.Identity, bootID: o.BootID, store: o.Store, locks: o.Locks, index: newIndex(), allocated: newIndex(),
+		id: o.Identity, bootID: o.BootID, store: o.Store, locks: o.Locks, index: newIndex(),
 		sessions: sessions{o.Sessions}, names: n, changed: orNothing(o.OnChange),
 	}
 	l.layouts.store = o.Layouts
+	l.allocated = &allocations{index: newIndex(), records: l.index}
 	l.index.changed = orNothing(o.OnAllocate)
+	l.allocated.changed = l.index.changed
 	g := newGate(n)
 	p := &Preparer{
 		Ledger: l, gate: g, Partitions: &Partitions{ledger: l, gate: g}, Shares: &Shares{ledger: l, sharing: o.Sharing},
 		specs: o.Specs, processes: o.Processes, api: o.API, onRelease: o.OnRelease,
 	}
+	l.allocated.outlasts = func(r *records.Record) bool { return p.backend.Load().isWithdrawn(r) }
 	p.Modes = &Modes{ModeOptions: o.Modes, ledger: l, gate: g, partitions: p.Partitions}
 	if p.onRelease == nil {
 		p.onRelease = func(records.Claim, error) {}
@@ -153,6 +156,7 @@ func (p *Preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 	}
 	devices, err := plan(claim, b.hardware.Node(), p.Ledger.id)
 	if err != nil {
+		p.Ledger.allocated.noteUnoffered(claim, b.hardware.Node(), p.Ledger.id)
 		return nil, explainMissing(&refusal{err, ErrInvalid}, claim, b, p.Ledger.id)
 	}
 	if len(devices) == 0 {

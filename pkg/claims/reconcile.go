@@ -18,6 +18,9 @@ import (
 // back, and claims whose records were corrupt get new ones. The failure of one claim is logged and does not stop the others.
 func (p *Preparer) Reconcile(ctx context.Context, api API) {
 	logger := klog.FromContext(ctx)
+	if err := p.Ledger.learn(ctx); err != nil {
+		logger.Error(err, "Could not look for records that another plugin has written or removed; it is tried again at the next reconcile")
+	}
 	for _, r := range p.Ledger.index.claims() {
 		if ctx.Err() != nil {
 			return

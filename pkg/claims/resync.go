@@ -115,7 +115,45 @@ func (l *Ledger) resync(ctx context.Context, self types.UID, names []string) err
 		}
 	}
 	for _, r := range known { // unprepared by another process, or moved to other GPUs, whose locks another process held too
+		l.allocated.keep(r)
 		l.index.removeIf(r)
+	}
+	return nil
+}
+
+// learn brings memory up to date with what another process has written or removed, such as a plugin that a newer one replaces and
+// that prepared claims after the newer one had read the records. Else that is seen once a GPU's lock is taken.
+func (l *Ledger) learn(ctx context.Context) error {
+	uids, err := l.store.Names()
+	if err != nil {
+		return err
+	}
+	unknown := map[types.UID]bool{}
+	for _, uid := range uids {
+		unknown[uid] = true
+	}
+	var gpus []string
+	for _, r := range l.index.claims() {
+		if !unknown[r.Claim.UID] {
+			gpus = append(gpus, r.GPUs()...)
+		}
+		delete(unknown, r.Claim.UID)
+	}
+	for _, uid := range uids {
+		if !unknown[uid] {
+			continue
+		}
+		if r, err := l.store.Read(uid); err == nil && r != nil && r.BootID == l.bootID { // else it is set aside at the next start
+			gpus = append(gpus, r.GPUs()...)
+		}
+	}
+	slices.Sort(gpus)
+	for _, name := range slices.Compact(gpus) {
+		held, err := l.lockFor(ctx, "", []string{name})
+		if err != nil {
+			return err
+		}
+		held.Release()
 	}
 	return nil
 }

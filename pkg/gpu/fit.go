@@ -3,6 +3,7 @@
 package gpu
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -17,16 +18,17 @@ type ProfileCount struct {
 
 // Fit finds places for partitions on the board, in order of start; whatever else is there is not looked at. It keeps as
 // many of the preferred places as can be, which are those of partitions that are there already; then it overlaps as few
-// of the others as can be, as those must go first; then it fills the board from the top, large partitions first, as
-// OrderShapes does. The same input gives the same places.
+// of the others as can be, as those must go first; then it has as many of the earlier places as can be, so that partitions
+// are not moved without a reason; then it fills the board from the top, large partitions first, as OrderShapes does. The
+// same input gives the same places.
 //
 // Where they do not fit, the error says what would.
-func (g *GPU) Fit(want []ProfileCount, prefer []Place) ([]Place, error) {
+func (g *GPU) Fit(want []ProfileCount, prefer []Place, earlier ...Place) ([]Place, error) {
 	groups, err := g.groups(want)
 	if err != nil {
 		return nil, err
 	}
-	f := newFitter(g, prefer)
+	f := newFitter(g, prefer, earlier)
 	if places, ok := f.fit(groups); ok {
 		return places, nil
 	}
@@ -91,11 +93,11 @@ type candidate struct {
 	place Place
 	// takes are the counters it takes of, by index.
 	takes []int64
-	// preferred places are to be kept; blocked ones overlap some that are not.
-	preferred, blocked bool
+	// preferred places are to be kept; blocked ones overlap some that are not. In earlier ones partitions were before.
+	preferred, blocked, earlier bool
 }
 
-func newFitter(g *GPU, prefer []Place) *fitter {
+func newFitter(g *GPU, prefer, earlier []Place) *fitter {
 	f := &fitter{g: g, candidates: map[int][]candidate{}}
 	index := map[string]int{}
 	counters := g.Counters()
@@ -109,7 +111,7 @@ func newFitter(g *GPU, prefer []Place) *fitter {
 			for _, taken := range (Shape{GPU: g, Profile: p, Placement: at}).ConsumesOf(counters) {
 				c.takes[index[taken.Name]] += taken.Value
 			}
-			c.preferred = slices.Contains(prefer, c.place)
+			c.preferred, c.earlier = slices.Contains(prefer, c.place), slices.Contains(earlier, c.place)
 			c.blocked = slices.ContainsFunc(prefer, func(q Place) bool { return q != c.place && q.Placement.Overlaps(at) })
 			f.candidates[p.ID] = append(f.candidates[p.ID], c)
 		}
@@ -129,8 +131,14 @@ func (f *fitter) take(c *candidate, times int64) bool {
 
 // attempt is a choice of places.
 type attempt struct {
-	places        []Place
-	kept, blocked int
+	places                 []Place
+	kept, blocked, earlier int
+}
+
+// worse reports whether a choice is no better than another, of which more of the places to be kept and of the earlier ones may come.
+func (a attempt) worse(than *attempt, preferred, earlier int) bool {
+	return cmp.Or(cmp.Compare(a.kept+preferred, than.kept), cmp.Compare(than.blocked, a.blocked),
+		cmp.Compare(a.earlier+earlier, than.earlier)) <= 0
 }
 
 // fit finds the best choice of places for all groups.
@@ -152,11 +160,12 @@ func (f *fitter) fit(groups []ProfileCount) ([]Place, bool) {
 // search tries all choices for the groups that are left; those of the first group from a candidate on.
 func (f *fitter) search(groups []ProfileCount, from int, now attempt, best **attempt) {
 	if *best != nil {
-		could := now.kept
+		preferred, earlier := 0, 0
 		for _, w := range groups {
-			could += min(w.Count, f.preferred(w.ProfileID))
+			preferred += min(w.Count, f.number(w.ProfileID, func(c *candidate) bool { return c.preferred }))
+			earlier += min(w.Count, f.number(w.ProfileID, func(c *candidate) bool { return c.earlier }))
 		}
-		if could < (*best).kept || could == (*best).kept && now.blocked >= (*best).blocked {
+		if now.worse(*best, preferred, earlier) {
 			return
 		}
 	}
@@ -170,7 +179,8 @@ func (f *fitter) search(groups []ProfileCount, from int, now attempt, best **att
 	for i := from; i <= len(candidates)-w.Count; i++ {
 		c := &candidates[i]
 		if f.take(c, 1) {
-			next := attempt{append(now.places, c.place), now.kept + number(c.preferred), now.blocked + number(c.blocked)}
+			next := attempt{append(now.places, c.place), now.kept + number(c.preferred), now.blocked + number(c.blocked),
+				now.earlier + number(c.earlier)}
 			if w.Count == 1 {
 				f.search(rest, 0, next, best)
 			} else {
@@ -181,11 +191,11 @@ func (f *fitter) search(groups []ProfileCount, from int, now attempt, best **att
 	}
 }
 
-// preferred is how many places of a profile are to be kept.
-func (f *fitter) preferred(profile int) int {
+// number is how many places of a profile are of a kind.
+func (f *fitter) number(profile int, is func(c *candidate) bool) int {
 	n := 0
 	for i := range f.candidates[profile] {
-		n += number(f.candidates[profile][i].preferred)
+		n += number(is(&f.candidates[profile][i]))
 	}
 	return n
 }

@@ -96,6 +96,17 @@ func (g *GPU) CanBeWhole() bool {
 	return g.MIG.Fixed || !g.MIG.NeedsReset || !g.MIG.Enabled
 }
 
+// CanBe reports whether the GPU can be offered as a device of a name, by some policy.
+func (g *GPU) CanBe(device string) bool {
+	shapes := g.PartitionShapes()
+	if g.CanBeWhole() {
+		shapes = append(shapes, g.Whole())
+	}
+	return slices.ContainsFunc(shapes, func(s Shape) bool {
+		return s.Name() == device || slices.ContainsFunc(Shares(), func(by Share) bool { return s.Shared(by).Name() == device })
+	})
+}
+
 // PartitionShapes are the partitions of the catalog, in order of size, profile ID and start; none where they need a reset.
 func (g *GPU) PartitionShapes() []Shape {
 	if g.MIG.NeedsReset && !g.MIG.Enabled {

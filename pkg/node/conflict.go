@@ -35,6 +35,7 @@ func (p *Plan) considerConflicts(o *Observed) {
 	}
 	was := p.Memory.Conflict
 	p.Memory.Conflict = text(conflict)
+	withdrawals{p}.hide(o)
 	if conflict == nil {
 		if was != "" {
 			const message = "No other driver or device plugin offers the node's GPUs any more: they are published"
@@ -93,16 +94,16 @@ func conflictOf(node *policy.Node, resources []cluster.PluginResource, others []
 		"with exclude: true", strings.Join(named, ", "))
 }
 
-// publishedInConflict is what is published of a node during a conflict: only the GPUs of which something is allocated, tainted,
-// as the scheduler forgets what devices consume that are gone.
-func publishedInConflict(node *policy.Node, allocated func(g *gpu.GPU) gpu.Allocated) (*policy.Node, []publish.Taint) {
+// publishedInConflict is what is published of a node during a conflict: only the GPUs of which something is allocated, or may be,
+// tainted, as the scheduler forgets what devices consume that are gone.
+func publishedInConflict(node *policy.Node, allocated func(g *gpu.GPU) bool) (*policy.Node, []publish.Taint) {
 	inventory := *node.Node
 	inventory.GPUs = nil
 	left := &policy.Node{Node: &inventory, Offers: []policy.Offer{}}
 	var taints []publish.Taint
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
-		if has := allocated(g); has.IsEmpty() {
+		if !allocated(g) {
 			continue
 		}
 		left.GPUs, left.Offers = append(left.GPUs, *g), append(left.Offers, *node.Offer(g))

@@ -78,24 +78,15 @@ func TestConflictOf(t *testing.T) {
 func TestPublishedInConflict(t *testing.T) {
 	node := twoGPUs(t)
 	node.Offers[1].TimeSlice = &policy.Sharing{Shares: 4}
-	nothing := func(*gpu.GPU) gpu.Allocated { return gpu.Allocated{} }
+	nothing := func(*gpu.GPU) bool { return false }
 	left, taints := publishedInConflict(node, nothing)
 	if len(left.GPUs) != 0 || taints != nil || len(node.GPUs) != 2 {
 		t.Errorf("got %v with taints %v where nothing is allocated, want nothing", left.GPUs, taints)
 	}
-	for name, allocated := range map[string]gpu.Allocated{
-		"whole": {Tiers: gpu.Tiers{Whole: true}}, "time slice": {Tiers: gpu.Tiers{TimeSlice: true}}, "partition": {Places: []gpu.Place{{ProfileID: 19}}},
-	} {
-		left, taints = publishedInConflict(node, func(g *gpu.GPU) gpu.Allocated {
-			if g.PCI == node.GPUs[1].PCI {
-				return allocated
-			}
-			return gpu.Allocated{}
-		})
-		want := []publish.Taint{{Device: "gpu-0000-1c-00-0", Key: publish.TaintConflict}, {Device: "gpu-0000-1c-00-0-timeslice", Key: publish.TaintConflict}}
-		if diff := cmp.Diff(want, taints); diff != "" || len(left.GPUs) != 1 {
-			t.Errorf("%s allocated: %d GPUs are left; taints (-want +got):\n%s", name, len(left.GPUs), diff)
-		}
+	left, taints = publishedInConflict(node, func(g *gpu.GPU) bool { return g.PCI == node.GPUs[1].PCI })
+	want := []publish.Taint{{Device: "gpu-0000-1c-00-0", Key: publish.TaintConflict}, {Device: "gpu-0000-1c-00-0-timeslice", Key: publish.TaintConflict}}
+	if diff := cmp.Diff(want, taints); diff != "" || len(left.GPUs) != 1 {
+		t.Errorf("one GPU allocated: %d GPUs are left; taints (-want +got):\n%s", len(left.GPUs), diff)
 	}
 }
 
@@ -134,9 +125,7 @@ func TestDesired_Conflict(t *testing.T) {
 		if (p.Status.Conflict != nil) != step.conflict || (b.Memory.Conflict != "") != step.conflict {
 			t.Errorf("%s: status %v, conflict %q, want one: %t", step.name, p.Status.Conflict, b.Memory.Conflict, step.conflict)
 		}
-		if empty := len(b.slices) == 1 && len(b.slices[0]) == 0; empty != step.conflict {
-			t.Errorf("%s: published %q, want nothing: %t", step.name, b.slices, step.conflict)
-		}
+		b.wantPublished(step.name, b.device(0), true, !step.conflict)
 	}
 }
 
@@ -147,6 +136,7 @@ func TestDesired_ConflictWhileAllocated(t *testing.T) {
 	b.step(Allocations)
 	b.Cluster.Others = []cluster.Device{{Driver: "gpu.nvidia.com", Name: "gpu-0", PCI: b.Inventory.GPUs[0].PCI}}
 	b.step(Cluster)
+	b.listed()
 	if diff := cmp.Diff(b.every(1), b.tainted(publish.TaintConflict)); diff != "" {
 		t.Errorf("tainted (-want +got):\n%s", diff)
 	}

@@ -77,6 +77,7 @@ func (b *randomBed) change() {
 		}
 	}
 	b.Unfinished, b.Lists = b.chance(3), b.chance(2)
+	b.Arrived, b.Listed = !b.chance(3), b.Now
 	if b.chance(3) {
 		b.Names = nil
 	} else if b.chance(4) {

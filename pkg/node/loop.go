@@ -40,10 +40,16 @@ type Claims interface {
 	// Allocations are the records of all driver names and claims without one, Records those of this name.
 	Allocations() []*records.Record
 	Records() []*records.Record
+	// Listing is when the last listing of the API server's claims began that has succeeded, and when one failed last. List has them
+	// listed again, alongside the loop, unless that was begun after a time already; it marks the loop.
+	Listing() (began, failed time.Time)
+	List(after time.Time)
 	// Unfinished reports whether Recover has something to finish.
 	Unfinished() bool
 	// Unclaimed are the complete partitions of a GPU that were created for no claim.
 	Unclaimed(g *gpu.GPU) []gpu.Place
+	// Layout are the places in which the layout of a GPU was offered last.
+	Layout(g *gpu.GPU) []gpu.Place
 	// Occupied and Existing are as in Observed.
 	Occupied() []string
 	Existing() []Existing
@@ -127,6 +133,10 @@ type Options struct {
 // pollEvery is the time between two looks at what sends no events: the MPS supervisor and the NVIDIA driver.
 const pollEvery = 2 * time.Second
 
+// reconcileSoon is the time from the first comparison with the API server to the second: a plugin that ends in a rolling update has
+// ended by then.
+const reconcileSoon = time.Minute
+
 // Loop keeps a node as Desired wants it. Mark may be called by anybody, all else by one goroutine.
 type Loop struct {
 	Options
@@ -181,16 +191,18 @@ func (l *Loop) Run(ctx context.Context) error {
 	}
 }
 
-// reconcile compares the records with the API server now and every so often, alongside the loop. What it changes marks itself.
+// reconcile compares the records with the API server now, soon, for what a plugin that this one replaces has prepared meanwhile, and
+// every so often, alongside the loop. What it changes marks itself.
 func (l *Loop) reconcile(ctx context.Context) {
-	tick := time.NewTicker(l.ReconcileEvery)
-	defer tick.Stop()
+	timer := time.NewTimer(min(l.ReconcileEvery, reconcileSoon))
+	defer timer.Stop()
 	for {
 		l.Claims.Reconcile(ctx)
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-timer.C:
+			timer.Reset(l.ReconcileEvery)
 		}
 	}
 }
@@ -216,7 +228,7 @@ func (l *Loop) await(ctx context.Context) error {
 		l.periodic = now.Add(l.ReconcileEvery)
 		due |= Periodic
 	}
-	if len(l.observed.Memory.Modes) == 0 {
+	if m := &l.observed.Memory; len(m.Modes) == 0 && m.Withdrawal.Planned.IsZero() && m.Hiding.Planned.IsZero() {
 		due &^= Publication // nothing waits for it
 	}
 	if due == 0 && (l.lookAgain.IsZero() || now.Before(l.lookAgain)) {
@@ -292,16 +304,21 @@ func (l *Loop) snapshot(changed Aspect, pass int) {
 	o.ModeRunning, o.ModeFailures = l.modes.state()
 	o.ModesLeft = l.Claims.ModesLeft()
 	o.Arrived = o.Ready && l.Publisher.Arrived()
+	o.Listed, o.ListFailed = l.Claims.Listing() // before the allocations, which are by it
+	o.Unlisted = o.Listed.IsZero()
 	// Other driver names first: what is allocated under them is among the allocations before they no longer hold.
 	o.Cluster, o.Names = l.Sources.Cluster(), l.Sources.Names()
 	o.Inventory, o.Lists = l.Hardware.Inventory(), l.Sources.Lists()
 	o.Allocations, o.Records, o.Unfinished = l.Claims.Allocations(), l.Claims.Records(), l.Claims.Unfinished()
 	o.Occupied, o.Existing = l.Claims.Occupied(), l.Claims.Existing()
-	o.Unclaimed = map[gpu.PCIAddress][]gpu.Place{}
+	o.Unclaimed, o.Layouts = map[gpu.PCIAddress][]gpu.Place{}, map[gpu.PCIAddress][]gpu.Place{}
 	for i := range o.Inventory.GPUs {
 		g := &o.Inventory.GPUs[i]
 		if places := l.Claims.Unclaimed(g); len(places) > 0 {
 			o.Unclaimed[g.PCI] = places
+		}
+		if places := l.Claims.Layout(g); len(places) > 0 {
+			o.Layouts[g.PCI] = places
 		}
 	}
 	o.Conditions, o.Incomplete = l.Sources.Conditions(), l.Sources.Incomplete()
@@ -338,6 +355,9 @@ func (l *Loop) apply(ctx context.Context, p Plan) {
 	}
 	if p.Mode != nil {
 		l.modes.start(ctx, *p.Mode, l.Claims.ChangeMode(*p.Mode), func() { l.Mark(Inventory) })
+	}
+	if !p.List.IsZero() {
+		l.Claims.List(p.List)
 	}
 	l.lookAgain, l.observed.Memory = p.LookAgain, p.Memory
 }

@@ -85,15 +85,18 @@ func (f fakeHardware) Close(context.Context)             { f.set(func() { f.clos
 
 type fakeClaims struct{ *fakeNode }
 
-func (f fakeClaims) Allocations() []*records.Record { return read(f.fakeNode, &f.records) }
-func (f fakeClaims) Records() []*records.Record     { return read(f.fakeNode, &f.records) }
-func (f fakeClaims) Unfinished() bool               { return false }
-func (f fakeClaims) Unclaimed(*gpu.GPU) []gpu.Place { return nil }
-func (f fakeClaims) Occupied() []string             { return read(f.fakeNode, &f.occupied) }
-func (f fakeClaims) Existing() []Existing           { return nil }
-func (f fakeClaims) Scan(context.Context)           { f.note("scan") }
-func (f fakeClaims) Recover(context.Context)        { f.note("recover") }
-func (f fakeClaims) LeaveMIGMode(context.Context)   { f.note("leaveMIG") }
+func (f fakeClaims) Allocations() []*records.Record     { return read(f.fakeNode, &f.records) }
+func (f fakeClaims) Records() []*records.Record         { return read(f.fakeNode, &f.records) }
+func (f fakeClaims) Layout(*gpu.GPU) []gpu.Place        { return nil }
+func (f fakeClaims) Listing() (began, failed time.Time) { return time.Now(), time.Time{} }
+func (f fakeClaims) List(time.Time)                     { f.note("list") }
+func (f fakeClaims) Unfinished() bool                   { return false }
+func (f fakeClaims) Unclaimed(*gpu.GPU) []gpu.Place     { return nil }
+func (f fakeClaims) Occupied() []string                 { return read(f.fakeNode, &f.occupied) }
+func (f fakeClaims) Existing() []Existing               { return nil }
+func (f fakeClaims) Scan(context.Context)               { f.note("scan") }
+func (f fakeClaims) Recover(context.Context)            { f.note("recover") }
+func (f fakeClaims) LeaveMIGMode(context.Context)       { f.note("leaveMIG") }
 func (f fakeClaims) ApplyLayouts(context.Context) []LayoutProblem {
 	f.note("layouts")
 	return nil

@@ -164,7 +164,7 @@ func (p modes) notePublished(o *Observed) {
 		return
 	}
 	for name, m := range p.Memory.Modes { // each by itself
-		if m.Since.IsZero() && o.Arrived && (m.Withdrawn || p.Slices == nil) {
+		if m.Since.IsZero() && p.arrived(o, m.Withdrawn) {
 			m.Since = o.Now
 		}
 		m.Withdrawn = true

@@ -156,7 +156,7 @@ func TestDesired_ModeFails(t *testing.T) {
 	b := newModeBed(t)
 	b.choose("inference")
 	b.after(modeSettle)
-	b.after(withdrawAfter)
+	b.listed()
 	b.heard()
 	fail := func(why string) {
 		b.ModeFailures = map[string]ModeFailure{b.device(0): {true, errors.New(why), b.Now}, b.device(1): {true, errors.New("x"), b.Now}}

@@ -39,6 +39,8 @@ const (
 	Health
 	// Specs is the CDI spec of the GPUs.
 	Specs
+	// Listing is the claims of the API server, as listed.
+	Listing
 	// Publication is whether the API server has what was published.
 	Publication
 	// Periodic is everything, once every reconcile interval; what is still wrong then is reported again.
@@ -81,10 +83,16 @@ type Observed struct {
 	// Allocations are the records of claims of all driver names, and claims without a record; Records are those of this
 	// driver name alone.
 	Allocations, Records []*records.Record
+	// Unlisted is set until the claims of the API server were listed: what is allocated and has no record is not known before.
+	// Listed is when the last listing began by which Allocations are, ListFailed when one failed last; zero for never.
+	Unlisted           bool
+	Listed, ListFailed time.Time
 	// Unfinished is set while a record has something that is yet to be removed or completed.
 	Unfinished bool
 	// Unclaimed are the partitions of GPUs that were created for no claim and are complete.
 	Unclaimed map[gpu.PCIAddress][]gpu.Place
+	// Layouts are the places in which the layouts of GPUs were offered last, by what is on record of whatever boot.
+	Layouts map[gpu.PCIAddress][]gpu.Place
 	// Occupied are devices that cannot be allocated though no claim has them, Existing those that are partitions which exist
 	// already. Both were observed under what Memory.Offered offers.
 	Occupied []string
@@ -140,15 +148,19 @@ type Memory struct {
 	PolicyErr, PolicyAside string
 	PolicyNotes            []string
 
-	// Offered is what the GPUs offer; nil before the first plan. Previous is what they offered by the policy before the active
-	// one: devices of it stay published, tainted, until PreviousUntil.
-	Offered       *policy.Node
-	Previous      *policy.Node
-	PreviousUntil time.Time
+	// Offered is what the GPUs offer; nil before the first plan. Previous is what they offered before something of it went:
+	// its devices stay published, tainted, until Withdrawal is over; nil for none.
+	Offered    *policy.Node
+	Previous   *policy.Node
+	Withdrawal withdrawal
 
 	// MPSOffered is set once devices of type mps were published; they stay, tainted, when the supervisor goes away. MPSKnown is
 	// set once the supervisor was asked, MPSAway while it does not answer.
 	MPSOffered, MPSKnown, MPSAway bool
+
+	// Hiding is how far the withdrawal of all devices for a conflict is, Hidden is set once only what is allocated is published.
+	Hiding withdrawal
+	Hidden bool
 
 	// Conflict is why nothing new is published, Layouts the layout problems, Incomplete the problems of the CDI spec by device
 	// and Unreadable the GPUs that cannot be read: each as last reported.

@@ -5,30 +5,25 @@ package node
 import (
 	"reflect"
 	"slices"
-	"time"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/policy"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
-// withdrawAfter is how long devices that a new policy no longer offers stay published, tainted, though no record has them. A
-// claim may have been allocated one and not have been prepared: were the device gone at once, that claim could not be prepared,
-// and the scheduler would allocate again what it consumes.
-const withdrawAfter = 5 * time.Second
-
-// startWithdrawal remembers what the GPUs offer by the policy that is being replaced.
+// startWithdrawal remembers what the GPUs offered by the policy that was active when the plugin ended, if another one replaces it.
+// Later changes show in what is published.
 func (p *Plan) startWithdrawal(o *Observed, was *Policy) {
+	if was == nil || o.Memory.Published != nil {
+		return
+	}
 	before := o.Memory.Offered
-	if before == nil { // the policy that was active when the plugin ended
-		if was == nil {
-			return
-		}
+	if before == nil {
 		before = policy.Apply(rulesOf(was), o.Inventory, p.means(o))
 	}
 	for i := range before.GPUs {
 		if len(before.Shapes(&before.GPUs[i])) > 0 {
-			p.Memory.Previous, p.Memory.PreviousUntil = before, time.Time{}
+			p.Memory.Previous, p.Memory.Withdrawal = before, withdrawal{}
 			return
 		}
 	}
@@ -36,15 +31,12 @@ func (p *Plan) startWithdrawal(o *Observed, was *Policy) {
 
 // offer decides what each GPU offers.
 func (p *Plan) offer(o *Observed) {
-	m := &p.Memory
-	if m.Previous != nil && !m.PreviousUntil.IsZero() && !o.Now.Before(m.PreviousUntil) {
-		m.Previous, m.PreviousUntil = nil, time.Time{}
+	node := policy.Apply(rulesOf(p.Memory.Active), o.Inventory, p.means(o))
+	withdrawals{p}.withdraw(o, node)
+	p.Offer, p.Memory.Offered = node, node
+	if p.Memory.Previous == nil { // else a restart is to begin with the withdrawal, too
+		p.Keep = p.Memory.Active
 	}
-	node := policy.Apply(rulesOf(m.Active), o.Inventory, p.means(o))
-	if m.Previous != nil {
-		addWithdrawn(node, m.Previous)
-	}
-	p.Offer, m.Offered = node, node
 }
 
 // means is what the node can do besides what its boards can.
@@ -54,11 +46,24 @@ func (p *Plan) means(o *Observed) policy.Means {
 		CgroupMemory: func(g *gpu.GPU) bool { return o.MemoryLimits[g.PCI] },
 		Allocated:    records.AllocatedOf(o.Allocations),
 		Partitions:   func(g *gpu.GPU) []gpu.Place { return o.Unclaimed[g.PCI] },
+		Layout:       p.layoutBefore(o),
 	}
 	if !p.offersMPS(o) {
 		means.MPS = o.MPS
 	}
 	return means
+}
+
+// layoutBefore are the places in which the layout of a GPU was published last, or is on record, of whatever boot.
+func (p *Plan) layoutBefore(o *Observed) func(g *gpu.GPU) []gpu.Place {
+	return func(g *gpu.GPU) []gpu.Place {
+		if published := p.Memory.Published; published != nil {
+			if offer := published.Node.Offer(g); offer.PartitionMode() == policy.Layout {
+				return offer.Partitions.Places
+			}
+		}
+		return o.Layouts[g.PCI]
+	}
 }
 
 // addWithdrawn adds to what a node offers, withdrawn, what it offered before and no longer does.

@@ -103,8 +103,7 @@ func TestDesired_MemoryLimits(t *testing.T) {
 	b := newBed(t, "a30")
 	b.MemoryLimits = map[gpu.PCIAddress]bool{b.Inventory.GPUs[1].PCI: true}
 	before := b.step(Policies).Offer
-	b.Memory.MPSOffered = false
-	b.MPS = errors.New("no supervisor")
+	b.Memory, b.MPS = Memory{}, errors.New("no supervisor")
 	after := b.step(Supervisor).Offer
 	if len(ofKind(before, gpu.MPS)) != 2 || len(ofKind(after, gpu.MPS)) != 0 {
 		t.Errorf("got %v before and %v after, want the earlier plan to keep its offer", ofKind(before, gpu.MPS), ofKind(after, gpu.MPS))

@@ -32,6 +32,8 @@ type Plan struct {
 	Recover, LeaveMIGMode, Layouts bool
 	// Mode is the GPU whose MIG mode is to be changed alongside the loop; nil for none.
 	Mode *ModeOrder
+	// List is the time after which the claims of the API server are to be listed; zero where they need not be.
+	List time.Time
 	// ObserveAgain is set when what is applied changes what was observed.
 	ObserveAgain bool
 	// LookAgain is when to make a plan again at the latest; zero for never.
@@ -92,6 +94,7 @@ func Desired(o Observed) Plan {
 	modes{&p}.consider(&o)
 	p.publish(&o)
 	modes{&p}.notePublished(&o)
+	withdrawals{&p}.note(&o)
 	p.scheduleLook(&o)
 	p.Status.Published = p.Memory.Published
 	return p
@@ -145,8 +148,10 @@ func (p *Plan) scheduleLook(o *Observed) {
 			p.LookAgain = at
 		}
 	}
-	if !p.Memory.PreviousUntil.IsZero() {
-		look(p.Memory.PreviousUntil)
+	for _, w := range []withdrawal{p.Memory.Withdrawal, p.Memory.Hiding} {
+		if again, _ := w.look(o); !again.IsZero() {
+			look(again)
+		}
 	}
 	if !p.Memory.Unfinished.IsZero() && o.Ready {
 		look(p.finishAt())

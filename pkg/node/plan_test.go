@@ -61,7 +61,7 @@ func TestDesired(t *testing.T) {
 		"layout incomplete, claim released": {policy: layout, before: func(b *bed) { b.allocate(records.Device{GPU: b.device(0)}) },
 			change: func(b *bed) { b.allocate() }, changed: Allocations, work: "leave MIG mode, layouts", published: true},
 		"policy removes a layout": {policy: layout, change: func(b *bed) { b.write("default.yaml", "rules: [{tiers: [mig]}]") }, changed: Policies,
-			work: "", events: []string{"Normal PolicyApplied"}, published: true, look: withdrawAfter},
+			work: "layouts", events: []string{"Normal PolicyApplied"}, published: true},
 		"supervisor away": {change: func(b *bed) { b.MPS = away }, changed: Supervisor, work: "recover, leave MIG mode, layouts", published: true},
 		"supervisor away, MPS in use": {before: func(b *bed) { b.allocate(records.Device{GPU: b.device(0), Share: &records.Share{Kind: gpu.MPS}}) },
 			change: func(b *bed) { b.MPS = away }, changed: Supervisor, work: "recover, leave MIG mode, layouts", events: []string{"Warning MPSSupervisorAway"}, published: true},
@@ -230,12 +230,12 @@ func TestDesired_WithdrawnUntilPublished(t *testing.T) {
 	if !p.ObserveAgain || p.Slices != nil || p.Memory.Previous == nil {
 		t.Fatalf("first pass: observe again %t, slices %t, previous %t; want true, false, true", p.ObserveAgain, p.Slices != nil, p.Memory.Previous != nil)
 	}
-	b.Memory, b.Changed, b.Now = p.Memory, 0, b.Now.Add(2*withdrawAfter)
+	b.Memory, b.Changed, b.Now = p.Memory, 0, b.Now.Add(2*arriveAtMost)
 	for b.Pass = 1; p.ObserveAgain; b.Pass++ {
 		p = Desired(b.Observed)
 		b.Memory = p.Memory
 	}
-	if want := b.Now.Add(withdrawAfter); p.Slices == nil || p.Memory.Previous == nil || !p.LookAgain.Equal(want) {
+	if want := b.Now.Add(arriveAtMost); p.Slices == nil || p.Memory.Previous == nil || !p.LookAgain.Equal(want) {
 		t.Errorf("publication: slices %t, previous %t, look again %s; want true, true, %s", p.Slices != nil, p.Memory.Previous != nil, p.LookAgain, want)
 	}
 }

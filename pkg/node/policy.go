@@ -48,7 +48,6 @@ func (p *Plan) choosePolicy(o *Observed) {
 		m.Active = active
 	}
 	m.PolicyErr = text(err)
-	p.Keep = m.Active
 	if err != nil {
 		reportInvalid(p, err, m.PolicyErr != wrong, o.Changed.Has(Periodic))
 		return

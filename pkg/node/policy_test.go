@@ -65,14 +65,14 @@ func TestDesired_InvalidPolicy(t *testing.T) {
 		{"unchanged", func() {}, false, applied{"training", true, nil, "", "training"}},
 		{"unchanged, periodic", func() {}, true, applied{"training", true, []string{unknown}, "", "training"}},
 		{"corrected", func() { label("training") }, false, applied{"training", false, []string{fmt.Sprintf(active, "training")}, "", "training"}},
-		{"another", func() { label("inference") }, false, applied{"inference", false, []string{fmt.Sprintf(active, "inference")}, "", "inference"}},
-		{"file changes", func() { b.write("inference.yaml", "rules: [{tiers: [mig]}]") }, false, applied{"inference", false, []string{fmt.Sprintf(active, "inference")}, "", "inference"}},
+		{"another", func() { label("inference") }, false, applied{"inference", false, []string{fmt.Sprintf(active, "inference")}, "", ""}},
+		{"file changes", func() { b.write("inference.yaml", "rules: [{tiers: [mig]}]") }, false, applied{"inference", false, []string{fmt.Sprintf(active, "inference")}, "", ""}},
 		{"does not fit", func() {
 			b.write("misfit.yaml", "rules: [{tiers: [mig], mig: {layout: {1g.6gb: 5}}}]")
 			label("misfit")
-		}, false, applied{"inference", true, []string{misfit}, "", "inference"}},
-		{"corrected again", func() { label("inference") }, false, applied{"inference", false, []string{fmt.Sprintf(active, "inference")}, "", "inference"}},
-		{"file of another is invalid", func() { b.write("training.yaml", "rules: [{tires: []}]") }, false, applied{"inference", false, nil, "", "inference"}},
+		}, false, applied{"inference", true, []string{misfit}, "", ""}},
+		{"corrected again", func() { label("inference") }, false, applied{"inference", false, []string{fmt.Sprintf(active, "inference")}, "", ""}},
+		{"file of another is invalid", func() { b.write("training.yaml", "rules: [{tires: []}]") }, false, applied{"inference", false, nil, "", ""}},
 	}
 	for _, step := range steps {
 		step.do()
@@ -152,12 +152,8 @@ func TestDesired_PreviousPolicy(t *testing.T) {
 	if got, want := b.offered(), "0:gpu! 0:timeslice 1:gpu! 1:timeslice"; got != want {
 		t.Errorf("just after the change the GPUs offer %q, want %q", got, want)
 	}
-	if got, want := b.plan.LookAgain, start.Add(withdrawAfter); !got.Equal(want) {
-		t.Errorf("look again at %s, want %s", got, want)
-	}
 	b.allocate(records.Device{GPU: b.device(0)})
-	b.Now = b.plan.LookAgain
-	b.step(0)
+	b.listed()
 	if got, want := b.offered(), "0:gpu! 0:timeslice 1:timeslice"; got != want {
 		t.Errorf("later the GPUs offer %q, want %q", got, want)
 	}

@@ -27,11 +27,8 @@ type View struct {
 
 // publish decides which slices there are to be.
 func (p *Plan) publish(o *Observed) {
-	if !o.Ready || p.ObserveAgain && !p.publishFirst(o) {
+	if !o.Ready || o.Unlisted || p.ObserveAgain && !p.publishFirst(o) {
 		return
-	}
-	if m := &p.Memory; m.Previous != nil && m.PreviousUntil.IsZero() {
-		m.PreviousUntil = o.Now.Add(withdrawAfter)
 	}
 	node, view := p.view(o)
 	now := &View{Node: node, Taints: view.Taints, Existing: o.Existing, Lists: view.Lists,
@@ -63,7 +60,11 @@ func (p *Plan) view(o *Observed) (*policy.Node, publish.View) {
 		taints = append(taints, publish.Taint{Device: device, Key: publish.TaintOccupied})
 	}
 	if p.Memory.Conflict != "" {
-		left, conflicts := publishedInConflict(node, records.AllocatedOf(o.Records))
+		allocated := records.AllocatedOf(o.Records)
+		left, conflicts := publishedInConflict(node, func(g *gpu.GPU) bool {
+			has := allocated(g)
+			return !p.Memory.Hidden || !has.IsEmpty()
+		})
 		node, taints = left, append(taints, conflicts...)
 	}
 	return node, publish.View{

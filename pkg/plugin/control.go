@@ -60,6 +60,8 @@ func (s *service) control(ctx context.Context, hw *hardware, noShares error) err
 	if err := s.setUpLoop(ctx, hw, noShares); err != nil {
 		return err
 	}
+	endFollowing := s.allocations.start(ctx)
+	defer endFollowing()
 	s.loop.Begin(ctx)
 	endHealth := s.watchHealth(ctx, hw) // before the first publication, so that a restart does not remove taints
 	defer endHealth()
@@ -92,7 +94,7 @@ func (s *service) setUpLoop(ctx context.Context, hw *hardware, noShares error) e
 	}
 	s.loop.Options = node.Options{
 		Hardware: controlled{s, hw},
-		Claims: engine{Preparer: s.engine, hw: hw, api: cluster.Claims{Client: s.client, Pods: s.pods}, lists: lists,
+		Claims: engine{Preparer: s.engine, allocations: s.allocations, hw: hw, api: cluster.Claims{Client: s.client, Pods: s.pods}, lists: lists,
 			listed: func() { s.loop.Mark(node.Cluster) },
 			sweep: func(ctx context.Context) {
 				s.status.Sweep(ctx)
@@ -143,7 +145,7 @@ func (s *service) watch(ctx context.Context, wg *sync.WaitGroup, hw *hardware) {
 	})
 	wg.Go(func() { s.specs.keep(ctx, hw.Session.Node, s.config.DriverRetry, s.config.ReconcileEvery) })
 	wg.Go(func() {
-		s.finder.run(ctx, hw.Session, func(pci gpu.PCIAddress) bool { return isAllocated(s.engine.Ledger.Records(), pci) })
+		s.finder.run(ctx, hw.Session, func(pci gpu.PCIAddress) bool { return isAllocated(s.engine.Ledger.AllRecords(), pci) })
 	})
 	if s.mps != nil {
 		wg.Go(func() { s.watchMPS(ctx) })

@@ -4,6 +4,7 @@ package plugin
 
 import (
 	"context"
+	"time"
 
 	"github.com/cleave-dra/cleave/pkg/claims"
 	"github.com/cleave-dra/cleave/pkg/cluster"
@@ -15,8 +16,9 @@ import (
 // engine is the claims engine as the control loop uses it.
 type engine struct {
 	*claims.Preparer
-	hw  *hardware
-	api cluster.Claims
+	allocations *allocations
+	hw          *hardware
+	api         cluster.Claims
 	// lists is asked again, alongside the loop, until the API server has answered. listed is called when the answer is new.
 	lists  *cluster.Lists
 	listed func()
@@ -25,8 +27,11 @@ type engine struct {
 }
 
 func (e engine) Allocations() []*records.Record       { return e.Ledger.AllRecords() }
-func (e engine) Records() []*records.Record           { return e.Ledger.Records() }
+func (e engine) Records() []*records.Record           { return e.Ledger.OwnRecords() }
 func (e engine) Unclaimed(g *gpu.GPU) []gpu.Place     { return e.Partitions.Unclaimed(g) }
+func (e engine) Layout(g *gpu.GPU) []gpu.Place        { return e.Partitions.LayoutPlaces(g) }
+func (e engine) Listing() (began, failed time.Time)   { return e.allocations.state() }
+func (e engine) List(after time.Time)                 { e.allocations.want(after) }
 func (e engine) Scan(ctx context.Context)             { e.Partitions.FindUnmanaged(ctx) }
 func (e engine) EndSession(ctx context.Context) error { return e.Ledger.EndSession(ctx, e.hw) }
 

@@ -27,6 +27,7 @@ type readiness struct {
 	driverErr   error
 	driverOK    bool
 	clusterErr  error
+	listErr     error
 	policyErr   error
 	conflictErr error
 	publishErr  error
@@ -58,6 +59,13 @@ func (r *readiness) cluster(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.clusterErr = err
+}
+
+// listed sets why it is not known what is allocated.
+func (r *readiness) listed(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.listErr = err
 }
 
 // policy sets why no policy is active.
@@ -93,6 +101,8 @@ func (r *readiness) err() error {
 		return fmt.Errorf("waiting for the NVIDIA driver: %w", r.driverErr)
 	case r.clusterErr != nil:
 		return fmt.Errorf("waiting for the API server: %w", r.clusterErr)
+	case r.listErr != nil && !r.publishOK:
+		return fmt.Errorf("waiting for the API server: what is allocated on the node is not known: %w", r.listErr)
 	case r.policyErr != nil:
 		return fmt.Errorf("waiting for a node policy that can be used: %w", r.policyErr)
 	case r.conflictErr != nil:

@@ -11,8 +11,6 @@ import (
 	"sync"
 	"time"
 
-	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
@@ -73,13 +71,13 @@ type otherName struct {
 	engine      *claims.Preparer
 	// loaded: the engine has the name's records, and no plugin of the name has run since.
 	loaded bool
+	// allocated knows which claims have been allocated a device of the node under the name.
+	allocated *claims.Follower
 	// listed: claims are known since the name's slices went. The times are when to look again.
 	listed                              bool
 	nextList, nextFinish, nextReconcile time.Time
-	// claims have been allocated a device of the node under the name.
-	claims    map[types.UID]*resourceapi.ResourceClaim
-	idleSince time.Time
-	helper    *kubeletplugin.Helper
+	idleSince                           time.Time
+	helper                              *kubeletplugin.Helper
 	// status tells the name's claims what their devices are, until endStatus; nil while the kubelet is not served.
 	status    *claimstatus.Writer
 	endStatus func()
@@ -143,7 +141,7 @@ func (n *otherNames) open(ctx context.Context, driver string) {
 	}
 	o := &otherName{
 		driver: driver, dir: filepath.Join(n.s.config.PluginsDir, driver),
-		claims: map[types.UID]*resourceapi.ResourceClaim{}, broken: make(chan error, 1), reported: map[string]string{},
+		broken: make(chan error, 1), reported: map[string]string{},
 	}
 	logger := klog.FromContext(ctx)
 	var err error
@@ -151,6 +149,7 @@ func (n *otherNames) open(ctx context.Context, driver string) {
 		logger.Error(err, "Could not open the state of another driver name", "driver", driver)
 		return
 	}
+	o.allocated = claims.NewUnpublishedFollower(o.engine.Ledger, presentClaims{n.s}, n.inventory)
 	if err := o.engine.Ledger.LoadReadOnly(ctx); err != nil {
 		logger.Error(err, "Could not read what is allocated under another driver name; it is tried again", "driver", driver)
 	}
@@ -321,12 +320,7 @@ func (n *otherNames) lookAt(ctx context.Context, o *otherName, published bool) n
 // observe fills in what is left of a name's claims.
 func (n *otherNames) observe(o *otherName, seen names.Observed) names.Observed {
 	recorded := o.engine.Ledger.Records()
-	seen.Listed, seen.Records, seen.Allocated = o.listed, len(recorded), 0
-	for uid := range o.claims {
-		if o.engine.Ledger.Claim(uid).Name == "" {
-			seen.Allocated++
-		}
-	}
+	seen.Listed, seen.Records, seen.Allocated = o.listed, len(recorded), len(o.engine.Ledger.Unrecorded())
 	switch {
 	case seen.Records+seen.Allocated > 0 || seen.Published || seen.Runs:
 		o.idleSince = time.Time{}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,7 +14,6 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
@@ -26,62 +24,41 @@ import (
 	"github.com/cleave-dra/cleave/pkg/cluster"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/names"
-	"github.com/cleave-dra/cleave/pkg/node"
 	"github.com/cleave-dra/cleave/pkg/records"
 	"github.com/cleave-dra/cleave/pkg/store"
 )
 
-// list asks the API server which claims have been allocated a device of the node under a name. It is a list of all claims,
-// in pages: it is made once the name's slices have gone, soon after, for what was being allocated just then, and with each
-// reconcile. In between, follow asks for single claims.
+// presentClaims asks the API server for claims with the client of the moment.
+type presentClaims struct{ s *service }
+
+func (p presentClaims) Claim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
+	return cluster.Claims{Client: p.s.client}.Claim(ctx, namespace, name)
+}
+
+func (p presentClaims) Each(ctx context.Context, visit func(*resourceapi.ResourceClaim) bool) error {
+	return cluster.Claims{Client: p.s.client}.Each(ctx, visit)
+}
+
+// list has the claims listed: once the name's slices have gone, soon after, for what was being allocated just then, and with each
+// reconcile.
 func (n *otherNames) list(ctx context.Context, o *otherName) bool {
-	found := map[types.UID]*resourceapi.ResourceClaim{}
-	err := cluster.Claims{Client: n.s.client}.Each(ctx, func(claim *resourceapi.ResourceClaim) bool {
-		if o.engine.Ledger.Allocated(claim) {
-			found[claim.UID] = claim.DeepCopy() // so that the page goes
-		}
-		return true
-	})
+	err := o.allocated.List(ctx)
+	n.log(ctx, o, "list", err)
 	if err != nil {
-		n.log(ctx, o, "list", fmt.Errorf("list the claims of driver %s: %w", o.driver, err))
 		return false
 	}
-	n.log(ctx, o, "list", nil)
 	o.nextList = time.Now().Add(n.s.config.ReconcileEvery)
 	if !o.listed {
 		o.nextList = time.Now().Add(min(otherListAgain, n.s.config.ReconcileEvery))
 	}
-	o.claims, o.listed = found, true
-	n.setAllocated(o)
+	o.listed = true
 	return true
 }
 
-// follow asks for the claims of a name that have no record, until they are not allocated any more: nothing on the node says
-// when that is. Claims with a record are unprepared first.
+// follow asks for the claims of a name that have no record. Claims with a record are unprepared first.
 func (n *otherNames) follow(ctx context.Context, o *otherName) {
-	for _, r := range o.engine.Ledger.Records() {
-		if c := r.Claim; o.claims[c.UID] == nil {
-			o.claims[c.UID] = &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: c.Name, UID: c.UID}}
-		}
-	}
-	for _, uid := range slices.Sorted(maps.Keys(o.claims)) {
-		if o.engine.Ledger.Claim(uid).Name != "" {
-			continue
-		}
-		known := o.claims[uid]
-		claim, err := cluster.Claims{Client: n.s.client}.Claim(ctx, known.Namespace, known.Name)
-		switch {
-		case err != nil:
-			n.log(ctx, o, "follow", fmt.Errorf("read claim %s/%s of driver %s: %w", known.Namespace, known.Name, o.driver, err))
-			return
-		case claim == nil || claim.UID != uid || !o.engine.Ledger.Allocated(claim):
-			delete(o.claims, uid)
-		default:
-			o.claims[uid] = claim
-		}
-	}
-	n.log(ctx, o, "follow", nil)
-	n.setAllocated(o)
+	_, err := o.allocated.Follow(ctx, time.Now())
+	n.log(ctx, o, "follow", err)
 }
 
 // inventory are the node's GPUs; nil while the driver is away.
@@ -92,17 +69,6 @@ func (n *otherNames) inventory() *gpu.Node {
 		return nil
 	}
 	return n.hardware.Session.Node()
-}
-
-// setAllocated has the engines know what claims of a name have been allocated.
-func (n *otherNames) setAllocated(o *otherName) {
-	var all []*resourceapi.ResourceClaim
-	for _, uid := range slices.Sorted(maps.Keys(o.claims)) {
-		all = append(all, o.claims[uid])
-	}
-	if o.engine.Ledger.SetAllocated(n.inventory(), all) {
-		n.s.loop.Mark(node.Partitions)
-	}
 }
 
 // taken reports whether another driver of a name that is not Cleave's alone serves the kubelet.
@@ -202,7 +168,7 @@ func (n *otherNames) report(ctx context.Context, o *otherName, seen names.Observ
 		return
 	}
 	var what []string
-	for _, r := range o.allocatedNow() {
+	for _, r := range o.engine.Ledger.OwnRecords() {
 		var devices []string
 		for i := range r.Devices {
 			devices = append(devices, r.Devices[i].Device)
@@ -228,17 +194,6 @@ func (n *otherNames) report(ctx context.Context, o *otherName, seen names.Observ
 		n.s.events.Note(reasonOtherName, fmt.Sprintf("Claims of driver %s, by which name Cleave ran on this node, have GPUs: %s. "+
 			"Those devices are tainted until the claims' pods have ended", o.driver, now))
 	}
-}
-
-// allocatedNow are the name's claims, in order: records, and claims that have none.
-func (o *otherName) allocatedNow() []*records.Record {
-	all := o.engine.Ledger.Records()
-	for _, r := range o.engine.Ledger.AllocatedRecords() {
-		if o.engine.Ledger.Claim(r.Claim.UID).Name == "" {
-			all = append(all, r)
-		}
-	}
-	return all
 }
 
 // retire takes away the files of a name of which nothing is left, unless a plugin of that name starts just now. Where the
@@ -323,6 +278,9 @@ func (s *service) leaveNode(ctx context.Context) {
 	entries, err := os.ReadDir(s.config.nodeDir())
 	errs := []error{err}
 	for _, e := range entries {
+		if e.Name() == sessionFile && keepsLayouts(&s.config) {
+			continue // by it the next plugin knows the partitions of layouts for its own
+		}
 		errs = append(errs, os.RemoveAll(filepath.Join(s.config.nodeDir(), e.Name())))
 	}
 	_ = os.Remove(s.config.nodeDir()) // stays where it is a mount

@@ -114,6 +114,9 @@ type service struct {
 	policies         *policy.ActiveStore
 	active           *policy.Active
 	names            *otherNames
+	// allocations are what is allocated under the plugin's own name. allocated has a value after that may have changed.
+	allocations *allocations
+	allocated   chan struct{}
 	// claimEvents reports what is wrong with claims.
 	claimEvents *claimEvents
 	// status tells claims what their devices are.
@@ -135,7 +138,7 @@ type service struct {
 func newService(config Config) *service {
 	loop := node.New()
 	s := &service{
-		config: config, metrics: newMetrics(), loop: loop,
+		config: config, metrics: newMetrics(), loop: loop, allocated: make(chan struct{}, 1),
 		health: newGPUHealth(config.NodeName, func() { loop.Mark(node.Health) }),
 		finder: newFinder(func() { loop.Mark(node.Inventory) }),
 	}

@@ -130,6 +130,9 @@ func removeFiles(c *Config) (allocated int, err error) {
 		path := filepath.Join(c.pluginDir(), e.Name())
 		switch {
 		case e.Name() == claimsDir, e.Name() == layoutsDir:
+			if e.Name() == layoutsDir {
+				errs = append(errs, removeEmptyLayouts(path))
+			}
 			errs = append(errs, removeRecords(path))
 			continue
 		case strings.HasPrefix(e.Name(), "dra-") && strings.HasSuffix(e.Name(), ".sock"):
@@ -151,6 +154,27 @@ func removeFiles(c *Config) (allocated int, err error) {
 	// Where the directory is a mount, it stays, empty.
 	_ = os.Remove(c.pluginDir())
 	return 0, nil
+}
+
+// removeEmptyLayouts removes the records of layouts of which no partition exists.
+func removeEmptyLayouts(dir string) error {
+	layouts, err := records.OpenLayouts(store.NewDisk(), dir)
+	if err != nil {
+		return err
+	}
+	all, _, err := records.ListLayouts(store.NewDisk(), dir)
+	for _, l := range all {
+		if len(l.Places) == 0 {
+			err = errors.Join(err, layouts.Remove(l.GPU))
+		}
+	}
+	return err
+}
+
+// keepsLayouts reports whether records of layouts are left, as partitions of theirs may be.
+func keepsLayouts(c *Config) bool {
+	all, corrupt, err := records.ListLayouts(store.NewDisk(), filepath.Join(c.pluginDir(), layoutsDir))
+	return len(all) > 0 || len(corrupt) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist)
 }
 
 // removeRecords removes a directory of records with its spare files, but no records, of which the corrupt ones are in a directory

@@ -25,7 +25,7 @@ func partitions(r *v1alpha1.Rule, g *gpu.GPU, means Means) (*PartitionOffer, str
 	case Layout:
 		want, err := layout(r.MIG.Layout, g)
 		if err == nil {
-			offer.Places, err = g.Fit(want, placesInUse(g, means))
+			offer.Places, err = g.Fit(want, placesInUse(g, means), means.layout(g)...)
 		}
 		if err != nil {
 			return nil, err.Error()

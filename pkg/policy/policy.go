@@ -22,6 +22,9 @@ type Means struct {
 	// Partitions are the places of those that exist and can be offered: a GPU in mode existing offers just them, and a
 	// layout is laid over them where it can be. nil: none.
 	Partitions func(g *gpu.GPU) []gpu.Place
+	// Layout are the places in which the layout of a GPU was offered before, over boots: it stays there where nothing that exists
+	// or is allocated is in the way. nil: none.
+	Layout func(g *gpu.GPU) []gpu.Place
 	// CgroupMemory reports of a GPU whether the driver can hold a container to an amount of its memory.
 	CgroupMemory func(g *gpu.GPU) bool
 }
@@ -42,6 +45,14 @@ func (m Means) partitions(g *gpu.GPU) []gpu.Place {
 	places := slices.Clone(m.Partitions(g))
 	slices.SortFunc(places, func(a, b gpu.Place) int { return a.Placement.Start - b.Placement.Start })
 	return places
+}
+
+// layout are the places in which the layout of a GPU was offered before.
+func (m Means) layout(g *gpu.GPU) []gpu.Place {
+	if m.Layout == nil {
+		return nil
+	}
+	return m.Layout(g)
 }
 
 // Apply returns what the GPUs of a node offer by a policy, as far as the means allow. What cannot be offered is left out and

@@ -30,6 +30,9 @@ type Layout struct {
 	UUID string `json:"uuid"`
 	// Places in order of start.
 	Places []gpu.Place `json:"places"`
+	// Offered are the places that the layout has by the policy, in order of start: those that exist, those that claims have, and those
+	// that are yet to be created. A layout stays in them, also over boots, as claims may have been allocated them.
+	Offered []gpu.Place `json:"offered,omitempty"`
 	// Unknown are the fields of a later release; nil if there are none.
 	Unknown any `json:"-"`
 }
