@@ -38,7 +38,7 @@ type createFlags struct {
 	force, noDeviceNodes               bool
 	devRoot                            string
 	flat, noControlNodes, noModprobe   bool
-	libc                               bool
+	libc, passThrough                  bool
 	firstMinor                         int
 }
 
@@ -68,6 +68,7 @@ directory of this program. Device files need root; --no-device-nodes leaves them
 		"leave nvidia-uvm unloaded and /dev/nvidiactl and /dev/nvidia-uvm out until nvidia-modprobe runs")
 	c.Flags().BoolVar(&f.noModprobe, "no-modprobe", false, "leave nvidia-modprobe out")
 	c.Flags().BoolVar(&f.libc, "libc", false, "put the C library that nvidia-smi needs below the root, as driver containers have it")
+	c.Flags().BoolVar(&f.passThrough, "passthrough", false, "make it a virtual machine that GPUs are passed through to")
 	c.Flags().IntVar(&f.firstMinor, "first-minor", 0, "add `N` to the minor numbers of GPUs, so that nodes on one machine differ in them")
 	c.Flags().StringVar(&f.library, "library", "", "`path` of libnvidia-ml.so.1 (default: next to this program)")
 	c.Flags().StringVar(&f.seed, "seed", "", "any `text`; nodes with different seeds have different UUIDs")

@@ -93,6 +93,9 @@ func (f *createFlags) layout(self string) ([]sim.Option, error) {
 	if f.noControlNodes {
 		opts = append(opts, sim.WithoutControlNodes())
 	}
+	if f.passThrough {
+		opts = append(opts, sim.WithPassThrough())
+	}
 	if f.noModprobe {
 		opts = append(opts, sim.WithoutModprobe())
 	}

@@ -72,7 +72,7 @@ func (p *Partitions) layOut(ctx context.Context, b *backend, g *gpu.GPU, offer *
 			return nil // until its mode is changed
 		}
 		if g.MIG.NeedsReset && !g.MIG.Enabled {
-			return fmt.Errorf("GPU %s is out of MIG mode, which only a reset changes: %s", g.UUID, gpu.SwitchMIG(g.PCI.String(), true))
+			return fmt.Errorf("GPU %s is out of MIG mode, which only a reset changes: %s", g.UUID, gpu.SwitchMIG(g, g.PCI.String(), true))
 		}
 		wanted = offer.Partitions.Places
 	}

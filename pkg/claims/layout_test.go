@@ -203,7 +203,7 @@ func TestLayout_GPUInUse(t *testing.T) {
 	b.want(list("0 14@4", "0 19@6", "0 9@0"), nil, nil)
 	if got := newSimBed(t, "dgx-a100"); got != nil {
 		got.offer(0, balanced)
-		want := "only a reset changes: " + gpu.SwitchMIG(got.session.Node().GPUs[0].PCI.String(), true)
+		want := "only a reset changes: " + gpu.SwitchMIG(&got.session.Node().GPUs[0], got.session.Node().GPUs[0].PCI.String(), true)
 		if words := got.keep(); !strings.Contains(words, want) {
 			t.Errorf("got %q of an Ampere GPU out of MIG mode, want %q", words, want)
 		}

@@ -58,6 +58,9 @@ func setMode(ctx context.Context, b *backend, s gpu.Shape, offer *policy.Offer) 
 		// No claim has them: that was checked before.
 		return fmt.Errorf("%w: there are partitions that Cleave did not create: destroy them, for instance with nvidia-smi mig -dgi", err)
 	}
+	if errors.Is(err, gpu.ErrResetRequired) {
+		return fmt.Errorf("%w: what needs the other mode is no longer offered: delete the pod so that it is scheduled again", err)
+	}
 	return err
 }
 

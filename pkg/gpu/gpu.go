@@ -96,9 +96,8 @@ const (
 // MIG is what a GPU can be partitioned into.
 type MIG struct {
 	Capable bool
-	// NeedsReset reports that the mode changes only with a reset of the GPU, as on Ampere and in guests that a GPU is passed
-	// through to; else, from Hopper on, it changes at once (NVIDIA MIG user guide, "Enable MIG Mode"; nvml.h,
-	// nvmlDeviceSetMigMode).
+	// NeedsReset reports that the mode changes only with a reset of the GPU, as on Ampere; else, from Hopper on, it changes at once
+	// (NVIDIA MIG user guide, "Enable MIG Mode").
 	NeedsReset bool
 	// Fixed reports that mode and partitions are taken as they are found: in the guest of a vGPU they are the host's.
 	Fixed bool
@@ -110,8 +109,10 @@ type MIG struct {
 	Slices int
 }
 
-// SameMode reports whether the mode is that of another read, where it changes only with a reset.
-func (m MIG) SameMode(n MIG) bool { return m.Enabled == n.Enabled || !m.NeedsReset || !n.NeedsReset }
+// SameMode reports whether the mode is that of another read, where it changes only with a reset, and whether it does.
+func (m MIG) SameMode(n MIG) bool {
+	return m.NeedsReset == n.NeedsReset && (m.Enabled == n.Enabled || !m.NeedsReset)
+}
 
 // ProfileName is the name of a profile for people, or its ID where it has none.
 func (m *MIG) ProfileName(id int) string {

@@ -25,12 +25,13 @@ func notes(g *gpu.GPU, offer *policy.Offer) []string {
 		add("MIG mode is "+map[bool]string{true: "on", false: "off"}[g.MIG.Enabled],
 			"it is changed, with a reset, once no claim and no process uses the GPU (docs/mig.md, A100 and A30)")
 	case offer.Partitions != nil && g.MIG.NeedsReset && g.MIG.Capable && !g.MIG.Enabled:
-		add("MIG mode is off", "for partitions, "+gpu.SwitchMIG("<GPU>", true))
+		add("MIG mode is off", "for partitions, "+gpu.SwitchMIG(g, "<GPU>", true))
 	case whole && g.MIG.NeedsReset && g.MIG.Enabled:
-		add("MIG mode is on", "for a whole or shared GPU, "+gpu.SwitchMIG("<GPU>", false))
+		add("MIG mode is on", "for a whole or shared GPU, "+gpu.SwitchMIG(g, "<GPU>", false))
 	}
-	if g.Virtualization == gpu.PassThrough && g.MIG.Capable && offer.WantsMIG == nil {
-		add("passed through to this virtual machine", "the MIG mode is taken as it is found, as a guest may be unable to reset the GPU")
+	if g.Virtualization == gpu.PassThrough && g.MIG.Capable && g.MIG.NeedsReset && offer.WantsMIG == nil {
+		add("passed through to this virtual machine", "the MIG mode, which changes only with a reset, is taken as it is found, as a guest "+
+			"may be unable to reset the GPU")
 	}
 	if g.Virtualization == gpu.VGPU && offer.NoPartitions == "" && offer.Partitions == nil {
 		add("a vGPU", "MIG mode and partitions are its host's; partitions that are there can be offered by mode existing")

@@ -44,6 +44,14 @@ func reportAdded(p *Plan, before, now *gpu.Node) {
 				Log: "GPU replaced", Values: []any{"gpu", g.PCI.DeviceName(), "uuid", g.UUID, "before", was.UUID},
 				Reason: "GPUReplaced", Message: Describe(g) + " was found in the place of " + was.UUID,
 			})
+		case g.MIG.NeedsReset && !was.MIG.NeedsReset:
+			p.report(Report{
+				Log: "The driver changes the MIG mode of a GPU only with a reset", Values: []any{"gpu", g.PCI.DeviceName(), "uuid", g.UUID,
+					"enabled", g.MIG.Enabled},
+				Warning: true, Reason: "MIGModeNeedsReset", Message: fmt.Sprintf("%s: the driver changes its MIG mode only with a reset, "+
+					"which its model needs nowhere else. The mode stays %s. To change it: %s", Describe(g),
+					modeWords(g.MIG.Enabled, "on", "off"), gpu.SwitchMIG(g, g.PCI.String(), !g.MIG.Enabled)),
+			})
 		case !was.MIG.SameMode(g.MIG):
 			modes{p}.reportChanged(g)
 		}

@@ -46,6 +46,7 @@ func (c *calls) discover(ctx context.Context) (*discovery, error) {
 		dog := c.dogs.of(i)
 		f, err := bounded(ctx, dog, fmt.Sprintf("reading GPU %d", i), c.patience.Change, true, func() (found, error) {
 			dev, g, err := readGPU(c.lib, i, c.inventory.sysfs)
+			g.MIG.NeedsReset = g.MIG.NeedsReset || c.inventory.requiresReset(&g)
 			return found{dev, g}, err
 		})
 		if _, twice := d.handles[f.gpu.PCI]; err == nil && twice {
@@ -207,13 +208,10 @@ func readMIG(dev Device, g *gpu.GPU, totalMemory uint64, e *errs) {
 	g.MIG = gpu.MIG{Capable: true, Enabled: current, Pending: pending}
 	// NVML does not report this. The compute capability of Ampere is 8.x, that of Hopper 9.0.
 	g.MIG.NeedsReset = g.ComputeCapability == nil || g.ComputeCapability.Major < 9
-	switch g.Virtualization {
-	case gpu.NoVirtualization:
-	case gpu.PassThrough:
-		// "On certain platforms like pass-through virtualization, where reset functionality may not be exposed directly, VM
-		// reboot is required" (nvml.h, nvmlDeviceSetMigMode).
-		g.MIG.NeedsReset = true
-	case gpu.VGPU:
+	// It is the same where the GPU is passed through to a guest: that "VM reboot is required" (nvml.h, nvmlDeviceSetMigMode) is
+	// about "reset functionality", and what needs no reset is a property of the chip (open-gpu-kernel-modules 595.45.04,
+	// g_gpu_nvoc.c, PDB_PROP_GPU_RESETLESS_MIG_SUPPORTED). See inventory.noteResetRequired for a guest that differs.
+	if g.Virtualization == gpu.VGPU {
 		g.MIG.NeedsReset, g.MIG.Fixed = false, true
 	}
 	for enum := range nvml.GPU_INSTANCE_PROFILE_COUNT {

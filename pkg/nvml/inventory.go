@@ -43,12 +43,31 @@ type inventory struct {
 	registered map[gpu.PCIAddress]bool
 	// released are the GPUs that were closed and are not to be opened, see Session.Release.
 	released map[gpu.PCIAddress]bool
+	// resetRequired are the UUIDs of GPUs whose driver answered that their MIG mode needs a reset, though their chip needs none.
+	resetRequired map[string]bool
 }
 
 func newInventory(sysfs fs.ReadLinkFS) *inventory {
 	return &inventory{
 		sysfs: sysfs, listed: map[gpu.PCIAddress]bool{}, registered: map[gpu.PCIAddress]bool{}, released: map[gpu.PCIAddress]bool{},
+		resetRequired: map[string]bool{},
 	}
+}
+
+// noteResetRequired records that the MIG mode of the GPU at an address needs a reset, for as long as the session lasts: a guest that
+// was rebooted begins another.
+func (v *inventory) noteResetRequired(pci gpu.PCIAddress) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if g := v.last.node.Find(pci.DeviceName()); g != nil {
+		v.resetRequired[g.UUID] = true
+	}
+}
+
+func (v *inventory) requiresReset(g *gpu.GPU) bool {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.resetRequired[g.UUID]
 }
 
 // node is that of the last read. It is shared: do not modify it.

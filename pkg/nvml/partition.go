@@ -17,11 +17,16 @@ import (
 
 // SetMIG enables or disables the MIG mode of a GPU and fails unless the mode takes effect at once. The error wraps
 // gpu.ErrInUse if a client uses the GPU, gpu.ErrPartitioned if disabling would destroy GPU instances, and
-// gpu.ErrResetRequired if only a reset changes the mode; a pending mode is reverted.
+// gpu.ErrResetRequired if only a reset changes the mode; a pending mode is reverted, and Rediscover has the GPU as one whose
+// mode needs a reset.
 func (s *Session) SetMIG(ctx context.Context, pci gpu.PCIAddress, enable bool) error {
 	_, err := alter(ctx, s.calls, pci, "nvmlDeviceSetMigMode", errorOnly(func(dev Device) error {
 		return setMIG(ctx, dev.MIG(), pci, enable)
 	}))
+	if errors.Is(err, gpu.ErrResetRequired) {
+		s.inventory.noteResetRequired(pci)
+		s.stale.Store(true)
+	}
 	return err
 }
 

@@ -136,6 +136,7 @@ func (c *scan) merge(before, now *discovery, epoch int, allocated func(pci gpu.P
 			if len(was.MIG.Profiles) == 0 { // older drivers list none out of MIG mode
 				kept.MIG = g.MIG
 			}
+			kept.MIG.NeedsReset = g.MIG.NeedsReset
 			if g.MIG.NeedsReset { // else the mode follows what is allocated
 				kept.MIG.Enabled, kept.MIG.Pending = g.MIG.Enabled, g.MIG.Pending
 			}

@@ -239,11 +239,6 @@ func TestDiscover_Virtualization(t *testing.T) {
 			t.Errorf("vGPU: fixed %t, %d shapes; want the whole GPU alone, as it is found", g.MIG.Fixed, len(g.Shapes()))
 		}
 	})
-	search(t, "hgx-h100", mode(sim.VirtualizationPassThrough), func(t *testing.T, s *searched) {
-		if g := &s.Node().GPUs[0]; !g.MIG.NeedsReset || g.MIG.Fixed {
-			t.Errorf("passed through: needs a reset %t, fixed %t; want a mode that changes only with a reset", g.MIG.NeedsReset, g.MIG.Fixed)
-		}
-	})
 	search(t, "hgx-h100", mode(sim.VirtualizationHostVGPU), func(t *testing.T, s *searched) {
 		if len(s.Node().GPUs) != 7 || len(s.Node().Problems) != 1 {
 			t.Errorf("host of vGPUs: got %d GPUs and problems %v, want it left out with a reason", len(s.Node().GPUs), s.Node().Problems)

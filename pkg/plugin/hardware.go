@@ -51,6 +51,15 @@ func (h *hardware) VerifyGPU(ctx context.Context, g *gpu.GPU) error {
 	return err
 }
 
+// SetMIG has the inventory read again at once where the mode turns out to need a reset.
+func (h *hardware) SetMIG(ctx context.Context, pci gpu.PCIAddress, enable bool) error {
+	err := h.Session.SetMIG(ctx, pci, enable)
+	if h.look != nil && errors.Is(err, gpu.ErrResetRequired) {
+		signal(h.look)
+	}
+	return err
+}
+
 // Release closes a GPU, and keeps searches of the driver's files from opening it.
 func (h *hardware) Release(ctx context.Context, pci gpu.PCIAddress) error {
 	if err := h.closed.close(ctx); err != nil {

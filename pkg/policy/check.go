@@ -99,5 +99,5 @@ func remedy(g *gpu.GPU) string {
 	if !unlisted(g) {
 		return "match only GPUs that can be"
 	}
-	return "use a newer driver, or " + gpu.SwitchMIG("<GPU>", true)
+	return "use a newer driver, or " + gpu.SwitchMIG(g, "<GPU>", true)
 }

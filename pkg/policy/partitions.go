@@ -37,11 +37,11 @@ func partitions(r *v1alpha1.Rule, g *gpu.GPU, means Means) (*PartitionOffer, str
 			return nil, why
 		}
 	}
-	if g.MIG.NeedsReset && !g.MIG.Enabled && r.MIG.ChangesMode() {
+	if wants := wantsMIG(r, g); wants != nil && *wants && !g.MIG.Enabled {
 		return offer, "MIG mode is off: it is changed, with a reset, once no claim and no process uses the GPU"
 	}
 	if asksForPartitions(r) && g.MIG.NeedsReset && !g.MIG.Enabled {
-		return offer, "MIG mode is off, and this board changes it only with a reset: " + gpu.SwitchMIG("<GPU>", true)
+		return offer, "MIG mode is off, and this board changes it only with a reset: " + gpu.SwitchMIG(g, "<GPU>", true)
 	}
 	return offer, ""
 }
@@ -94,7 +94,8 @@ func omittedProfiles(r *v1alpha1.Rule) []string {
 }
 
 // wantsMIG is the MIG mode for which an idle GPU is reset by a rule, nil where its mode is taken as found. The rule wants
-// partitions or whole GPUs: one that wants both is no valid rule. A guest can often not reset a GPU that is passed through to it.
+// partitions or whole GPUs: one that wants both is no valid rule. A guest can often not reset a GPU that is passed through to it
+// ("reset not supported": NVIDIA/gpu-operator#1606); from Hopper on it has no need to.
 func wantsMIG(r *v1alpha1.Rule, g *gpu.GPU) *bool {
 	if !r.MIG.ChangesMode() || !g.MIG.Capable || !g.MIG.NeedsReset || g.MIG.Fixed || g.Virtualization == gpu.PassThrough {
 		return nil

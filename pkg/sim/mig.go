@@ -158,9 +158,10 @@ func (d *access) needMIG(call string, st *gpuState) error {
 
 // SetMIGMode asks for a MIG mode (nvmlDeviceSetMigMode). As with NVML there are two answers: err reports whether the
 // request was taken, activation whether the mode is active. From Hopper on the mode changes at once, unless
-// something uses the GPU: then activation is ErrInUse and nothing has changed. Before, the driver resets the GPU for it
-// (MIG user guide, "Enable MIG Mode"): if others have the GPU open that fails, activation is ErrInUse and the mode is
-// pending. A guest cannot reset the GPU it is given: there activation is ErrResetRequired (nvml.h).
+// something uses the GPU: then activation is ErrInUse and nothing has changed; that holds in guests, too, as no reset is
+// needed. Before, the driver resets the GPU for it (MIG user guide, "Enable MIG Mode"): if others have the GPU open that
+// fails, activation is ErrInUse and the mode is pending. A guest cannot reset the GPU it is given: there activation is
+// ErrResetRequired (nvml.h).
 func (d MIG) SetMIGMode(enable bool) (activation, err error) {
 	const call = "nvmlDeviceSetMigMode"
 	if err := d.node.enter(call, d.index); err != nil {
@@ -183,6 +184,11 @@ func (d MIG) SetMIGMode(enable bool) (activation, err error) {
 		}
 		if busy := d.busyForMode(st, enable); busy != "" {
 			activation = fail(call, CodeInUse, "GPU %d is in use by %s", d.index, busy)
+			return nil
+		}
+		if d.passedThrough(st) && d.node.has(QuirkVMNeedsReset) {
+			st.MIGPending = enable
+			activation = fail(call, CodeResetRequired, "the mode of GPU %d changes when the virtual machine reboots", d.index)
 			return nil
 		}
 		st.MIG, st.MIGPending, st.Instances = enable, enable, nil
@@ -254,7 +260,7 @@ func noReset(d MIG, call string, st *gpuState, enable bool, aloneErr error) erro
 		return fail(call, CodeInUse, "GPU %d is in use by %s", d.index, busy)
 	case st.Persistence:
 		return fail(call, CodeInUse, "GPU %d is kept initialised by its persistence mode", d.index)
-	case d.node.spec.PassThrough:
+	case d.passedThrough(st):
 		return fail(call, CodeResetRequired, "the mode of GPU %d changes with the next reset", d.index)
 	case len(d.node.Hardware().ResetWith(d.index)) > 0:
 		return fail(call, CodeResetRequired, "GPU %d is reset with others or not at all", d.index)

@@ -110,6 +110,11 @@ func (d Modes) AddressingMode() (int, error) {
 	return d.board.AddressingMode, d.node.enter("nvmlDeviceGetAddressingMode", d.index)
 }
 
+// passedThrough reports whether the GPU is passed through to a guest.
+func (d *access) passedThrough(st *gpuState) bool {
+	return st.Virtualization == VirtualizationPassThrough || st.Virtualization == 0 && d.node.spec.PassThrough
+}
+
 // VirtualizationMode is one of NVML_GPU_VIRTUALIZATION_MODE_*: 0, bare metal, or 1, passed through to a guest
 // (nvmlDeviceGetVirtualizationMode).
 func (d Modes) VirtualizationMode() (int, error) {
@@ -117,7 +122,7 @@ func (d Modes) VirtualizationMode() (int, error) {
 	switch {
 	case err != nil:
 		return 0, err
-	case st.Virtualization == 0 && d.node.spec.PassThrough:
+	case d.passedThrough(st):
 		return VirtualizationPassThrough, nil
 	default:
 		return st.Virtualization, nil

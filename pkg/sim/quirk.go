@@ -36,13 +36,16 @@ const (
 	// QuirkResetTogether: GPUs that NVLinks join are reset by one command or not at all, as on NVSwitch systems with A100 while
 	// no Fabric Manager runs: "All PEER connected GPUs must be reset in same command" (nvidia-smi's manual, --gpu-reset).
 	QuirkResetTogether Quirk = "reset-together"
+	// QuirkVMNeedsReset: in a guest that a GPU is passed through to, boards that need no reset for their MIG mode elsewhere need one:
+	// "VM reboot is required" (nvml.h, nvmlDeviceSetMigMode, which says so of no board in particular).
+	QuirkVMNeedsReset Quirk = "vm-needs-reset"
 )
 
 // Quirks lists all there are.
 func Quirks() []Quirk {
 	return []Quirk{
 		QuirkFabricAfterMIG, QuirkFirstInstanceInUse, QuirkMinorChanges, QuirkModeWipesInstances, QuirkResetTogether, QuirkUUIDFromMemory,
-		QuirkWrongCounts,
+		QuirkVMNeedsReset, QuirkWrongCounts,
 	}
 }
 
