@@ -35,8 +35,14 @@ func (e *expression) GetName() string            { return e.name }
 func (e *expression) GetExpression() string      { return e.text }
 func (e *expression) ReturnTypes() []*celgo.Type { return []*celgo.Type{e.returns} }
 
-// policyOf compiles the policy cleave-claims of the manifests as the API server does.
-func policyOf(t *testing.T) plugincel.ConditionEvaluator {
+// claimPolicy is the policy cleave-claims, compiled as the API server does.
+type claimPolicy struct {
+	// matches says whether a request is one that the policy is for, validates whether the object is right.
+	matches, validates plugincel.ConditionEvaluator
+}
+
+// policyOf reads it from the manifests.
+func policyOf(t *testing.T) claimPolicy {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("..", "..", "deployments", "manifests", "install.yaml"))
 	if err != nil {
@@ -67,11 +73,18 @@ func policyOf(t *testing.T) plugincel.ConditionEvaluator {
 	if len(conditions) < 10 {
 		t.Fatalf("got %d validations", len(conditions))
 	}
-	return compiler.CompileCondition(conditions, options, environment.NewExpressions)
+	var matches []plugincel.ExpressionAccessor
+	for _, m := range policy.Spec.MatchConditions {
+		matches = append(matches, &expression{m.Name, m.Expression, celgo.BoolType})
+	}
+	return claimPolicy{
+		matches: compiler.CompileCondition(matches, options, environment.NewExpressions), validates: compiler.CompileCondition(conditions, options, environment.NewExpressions),
+	}
 }
 
-// refuses evaluates the policy for an object that is created; the first words are why it is refused, if it is.
-func refuses(t *testing.T, policy plugincel.ConditionEvaluator, kind string, object runtime.Object) string {
+// refuses evaluates the policy for an object that is created, or updated if it was another before; the first words are why it is
+// refused, if it is.
+func refuses(t *testing.T, policy claimPolicy, kind string, object, before runtime.Object) string {
 	t.Helper()
 	of, err := meta.Accessor(object)
 	if err != nil {
@@ -79,28 +92,36 @@ func refuses(t *testing.T, policy plugincel.ConditionEvaluator, kind string, obj
 	}
 	gvk := resourceapi.SchemeGroupVersion.WithKind(kind)
 	gvr, _ := meta.UnsafeGuessKindToResource(gvk)
-	attributes := &admission.VersionedAttributes{
-		Attributes:      admission.NewAttributesRecord(object, nil, gvk, "team", of.GetName(), gvr, "", admission.Create, nil, false, nil),
-		VersionedObject: admission.NewLazyObject(object), VersionedKind: gvk,
+	operation := admission.Create
+	attributes := &admission.VersionedAttributes{VersionedObject: admission.NewLazyObject(object), VersionedKind: gvk}
+	if before != nil {
+		operation, attributes.VersionedOldObject = admission.Update, admission.NewLazyObject(before)
 	}
+	attributes.Attributes = admission.NewAttributesRecord(object, before, gvk, "team", of.GetName(), gvr, "", operation, nil, false, nil)
 	request := plugincel.CreateAdmissionRequest(attributes, metav1.GroupVersionResource(gvr), metav1.GroupVersionKind(gvk))
-	results, _, err := policy.ForInput(t.Context(), attributes, request, plugincel.OptionalVariableBindings{}, nil, cel.RuntimeCELCostBudget)
-	if err != nil {
-		t.Fatal(err)
+	evaluate := func(all plugincel.ConditionEvaluator) string {
+		results, _, err := all.ForInput(t.Context(), attributes, request, plugincel.OptionalVariableBindings{}, nil, cel.RuntimeCELCostBudget)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range results {
+			e, ok := r.ExpressionAccessor.(*expression)
+			if !ok {
+				t.Fatalf("%T", r.ExpressionAccessor)
+			}
+			if r.Error != nil {
+				return r.Error.Error()
+			}
+			if r.EvalResult != types.True {
+				return "refused: " + e.name
+			}
+		}
+		return ""
 	}
-	for _, r := range results {
-		e, ok := r.ExpressionAccessor.(*expression)
-		if !ok {
-			t.Fatalf("%T", r.ExpressionAccessor)
-		}
-		if r.Error != nil {
-			return r.Error.Error()
-		}
-		if r.EvalResult != types.True {
-			return "refused: " + e.name
-		}
+	if evaluate(policy.matches) == "refused: spec-changes" {
+		return ""
 	}
-	return ""
+	return evaluate(policy.validates)
 }
 
 // The ValidatingAdmissionPolicy of the chart and the webhook refuse the same objects; an expression that fails is no answer.
@@ -120,12 +141,26 @@ func TestPolicy_AsWebhook(t *testing.T) {
 		if err := yaml.Unmarshal([]byte(document), object); err != nil {
 			continue // the API server refuses it before
 		}
-		want, got := DefaultRules().Check(object).ToAggregate(), refuses(t, policy, kind.Kind, object)
+		want, got := DefaultRules().Check(object).ToAggregate(), refuses(t, policy, kind.Kind, object, nil)
 		if (want == nil) != (got == "") || got != "" && !strings.HasPrefix(got, "refused: ") {
 			t.Errorf("the webhook says %v, the policy %q of\n%s", want, got, document)
 		}
-		if want != nil {
-			refused++
+		if want == nil {
+			continue
+		}
+		refused++
+		// What is older than a rule must go: its finalizers are removed by an update.
+		held := object.DeepCopyObject()
+		of, err := meta.Accessor(held)
+		if err != nil {
+			t.Fatal(err)
+		}
+		of.SetFinalizers([]string{"test.example.com/held"})
+		if got := refuses(t, policy, kind.Kind, object, held); got != "" {
+			t.Errorf("the removal of a finalizer: %s, of\n%s", got, document)
+		}
+		if got := refuses(t, policy, kind.Kind, object, NewObject(kind.Kind)); got == "" {
+			t.Errorf("an update of the spec is let through:\n%s", document)
 		}
 	}
 	if refused < 15 {
@@ -158,7 +193,7 @@ func TestPolicy_LargestClaim(t *testing.T) {
 	for _, configs := range []int{1, 4, 8, 9, 32} {
 		of := claim.DeepCopy()
 		of.Spec.Devices.Config = of.Spec.Devices.Config[:configs]
-		if got := refuses(t, policy, "ResourceClaim", of); got != "" {
+		if got := refuses(t, policy, "ResourceClaim", of, nil); got != "" {
 			t.Errorf("%d configurations: %s", configs, got)
 		}
 	}

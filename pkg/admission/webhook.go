@@ -15,6 +15,7 @@ import (
 
 	admissionv1 "k8s.io/api/admission/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/klog/v2"
@@ -80,8 +81,8 @@ func readReview(w http.ResponseWriter, req *http.Request) (*admissionv1.Admissio
 	return review, nil
 }
 
-// review decides. An object that a controller only updates the rest of, such as its finalizers, is let through if it was as
-// wrong before: nobody could remove it else.
+// review decides. An object of which a controller only updates the rest, such as its finalizers, is let through: nobody could
+// remove it else.
 func (r Rules) review(req *admissionv1.AdmissionRequest) *admissionv1.AdmissionResponse {
 	answer := &admissionv1.AdmissionResponse{UID: req.UID, Allowed: true}
 	object, err := decodeObject(req, req.Object.Raw)
@@ -96,12 +97,28 @@ func (r Rules) review(req *admissionv1.AdmissionRequest) *admissionv1.AdmissionR
 		return answer
 	}
 	if req.Operation == admissionv1.Update {
-		if before, err := decodeObject(req, req.OldObject.Raw); err == nil && before != nil && r.Check(before).ToAggregate() != nil &&
-			r.Check(before).ToAggregate().Error() == errs.ToAggregate().Error() {
+		if before, err := decodeObject(req, req.OldObject.Raw); err == nil && before != nil && sameSpec(before, object) {
 			return answer
 		}
 	}
 	return refuse(answer, metav1.StatusReasonInvalid, http.StatusUnprocessableEntity, errs.ToAggregate().Error())
+}
+
+// sameSpec reports whether an update of an object that is checked leaves its spec as it is.
+func sameSpec(before, after runtime.Object) bool {
+	switch b := before.(type) {
+	case *resourceapi.ResourceClaim:
+		a, ok := after.(*resourceapi.ResourceClaim)
+		return ok && apiequality.Semantic.DeepEqual(b.Spec, a.Spec)
+	case *resourceapi.ResourceClaimTemplate:
+		a, ok := after.(*resourceapi.ResourceClaimTemplate)
+		return ok && apiequality.Semantic.DeepEqual(b.Spec, a.Spec)
+	case *resourceapi.DeviceClass:
+		a, ok := after.(*resourceapi.DeviceClass)
+		return ok && apiequality.Semantic.DeepEqual(b.Spec, a.Spec)
+	default:
+		return false
+	}
 }
 
 func refuse(answer *admissionv1.AdmissionResponse, reason metav1.StatusReason, code int32, message string) *admissionv1.AdmissionResponse {
