@@ -21,7 +21,8 @@ import (
 type Hardware interface {
 	// Inventory is the GPUs as the driver reports them.
 	Inventory() *gpu.Node
-	// MemoryLimits are the GPUs on which the driver can hold a container to an amount of memory.
+	// MemoryLimits are the GPUs on which the driver can hold a container to an amount of memory. It tries once to install what
+	// that takes: after an error, such as of a full disk, it is called again with the next Periodic.
 	MemoryLimits(ctx context.Context) (map[gpu.PCIAddress]bool, error)
 	// Missing is what of the driver is missing; nil if nothing is.
 	Missing() error
@@ -148,6 +149,8 @@ type Loop struct {
 	lookAgain, poll, periodic time.Time
 	// keepErr is why the active policy could not be kept, as logged.
 	keepErr string
+	// limitsFailed: the memory limits of GPUs could not be observed.
+	limitsFailed bool
 	// modes runs the change of a GPU's MIG mode.
 	modes modeRunner
 }
@@ -227,6 +230,9 @@ func (l *Loop) await(ctx context.Context) error {
 	if !now.Before(l.periodic) {
 		l.periodic = now.Add(l.ReconcileEvery)
 		due |= Periodic
+		if l.limitsFailed {
+			due |= Inventory
+		}
 	}
 	if m := &l.observed.Memory; len(m.Modes) == 0 && m.Withdrawal.Planned.IsZero() && m.Hiding.Planned.IsZero() {
 		due &^= Publication // nothing waits for it
@@ -270,8 +276,8 @@ func (l *Loop) observe(ctx context.Context, changed Aspect) {
 	o := &l.observed
 	if changed.Has(Inventory) {
 		limits, err := l.Hardware.MemoryLimits(ctx)
-		if err != nil {
-			klog.FromContext(ctx).Error(err, "Memory of time slices on added GPUs is not limited")
+		if l.limitsFailed = err != nil; l.limitsFailed {
+			klog.FromContext(ctx).Error(err, "Memory of time slices on added GPUs is not limited", "retryAfter", l.ReconcileEvery)
 		} else {
 			o.MemoryLimits = limits
 		}

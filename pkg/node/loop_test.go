@@ -36,6 +36,7 @@ type fakeNode struct {
 	records   []*records.Record
 	endErr    error
 	modeErr   error
+	limitErr  error
 	slices    [][]string
 	status    Status
 	driver    error
@@ -75,7 +76,11 @@ type fakeHardware struct{ *fakeNode }
 
 func (f fakeHardware) Inventory() *gpu.Node { return read(f.fakeNode, &f.inventory) }
 func (f fakeHardware) MemoryLimits(context.Context) (map[gpu.PCIAddress]bool, error) {
-	return nil, nil //nolint:nilnil // none are limited
+	err := read(f.fakeNode, &f.limitErr)
+	if err != nil {
+		f.note("limits")
+	}
+	return nil, err
 }
 func (f fakeHardware) Missing() error                    { return read(f.fakeNode, &f.missing) }
 func (f fakeHardware) Offer(*policy.Node)                {}
@@ -207,7 +212,9 @@ func TestLoop_Run(t *testing.T) {
 				f.inventory = &n
 			}, Inventory, 0, "removed takeIn recover leaveMIG layouts publish"},
 			// Reconcile waits for the API server all the time, which keeps nobody waiting.
-			{"periodic", func() {}, 0, time.Minute - 15*time.Second, "links recover leaveMIG layouts"},
+			{"GPU added, disk full", func() { f.limitErr = errors.New("no space left") }, Inventory, 0, "limits"},
+			{"periodic, disk full", func() {}, 0, time.Minute - 15*time.Second, "limits links recover leaveMIG layouts"},
+			{"periodic", func() { f.limitErr = nil }, 0, time.Minute, "links recover leaveMIG layouts"},
 		} {
 			f.set(step.change)
 			if step.mark != 0 {

@@ -130,10 +130,7 @@ func (c controlled) MemoryLimits(ctx context.Context) (map[gpu.PCIAddress]bool, 
 		}
 	}
 	if len(limited) > 0 {
-		if err := c.persist(ctx, func() error {
-			_, err := hook.Install(c.config.pluginDir(), hook.MemoryLimit)
-			return err
-		}); err != nil {
+		if _, err := hook.Install(c.config.pluginDir(), hook.MemoryLimit); err != nil {
 			return nil, err
 		}
 	}
