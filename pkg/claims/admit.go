@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -138,7 +139,10 @@ func (a *preparation) again(ctx context.Context, have *records.Record) ([]record
 
 // checkCorrupt fails if one of the GPUs may be in use by a claim whose record is corrupt: nothing but the driver knows.
 func (a *preparation) checkCorrupt(ctx context.Context) error {
-	corrupt := a.Ledger.names.corrupt()
+	var corrupt []types.UID
+	for _, name := range gpuNames(a.devices) {
+		corrupt = append(corrupt, a.Ledger.names.corruptOn(name)...)
+	}
 	if len(corrupt) == 0 || a.Ledger.corrupt.has(a.claim.UID) {
 		return nil
 	}

@@ -26,14 +26,14 @@ func (p *Preparer) Load(ctx context.Context, notify Notify) error {
 	for _, uid := range uids {
 		r, err := p.Ledger.store.Read(uid)
 		if corrupt := (*store.CorruptError)(nil); errors.As(err, &corrupt) {
-			if err := p.setAside(ctx, uid, corrupt.Err); err != nil {
+			if err := p.Ledger.setAside(ctx, uid, corrupt.Err); err != nil {
 				logger.Error(err, "Leaving a corrupt claim record where it is")
 			}
 			continue
 		}
 		if err != nil {
 			logger.Error(err, "Setting aside a claim record that cannot be read", "claimUID", uid)
-			if err := p.setAside(ctx, uid, err); err != nil {
+			if err := p.Ledger.setAside(ctx, uid, err); err != nil {
 				logger.Error(err, "Leaving an unreadable claim record where it is")
 			}
 			continue
@@ -60,15 +60,15 @@ func (p *Preparer) Load(ctx context.Context, notify Notify) error {
 }
 
 // setAside takes a corrupt record out of service, says so, and remembers the claim for the next Reconcile.
-func (p *Preparer) setAside(ctx context.Context, uid types.UID, cause error) error {
-	aside, err := p.Ledger.store.SetAside(uid)
+func (l *Ledger) setAside(ctx context.Context, uid types.UID, cause error) error {
+	aside, err := l.store.SetAside(uid)
 	if err != nil {
 		return err
 	}
 	klog.FromContext(ctx).Error(cause, "Set aside a corrupt claim record", "claimUID", uid, "movedTo", aside)
-	p.Ledger.corrupt.add(uid)
-	if p.Ledger.corrupt.notify != nil {
-		p.Ledger.corrupt.notify("CorruptClaimRecord", fmt.Sprintf("The record of claim %s could not be read and was moved to %s: %v. "+
+	l.corrupt.add(uid)
+	if l.corrupt.notify != nil {
+		l.corrupt.notify("CorruptClaimRecord", fmt.Sprintf("The record of claim %s could not be read and was moved to %s: %v. "+
 			"If the claim still has pods here, its record is created again from the API server.", uid, aside, cause))
 	}
 	return nil

@@ -75,11 +75,17 @@ func (n *names) others(l *Ledger) []*Ledger {
 	return slices.DeleteFunc(n.ledgers(), func(o *Ledger) bool { return o == l })
 }
 
-// corrupt are the claims of all names whose records were set aside.
-func (n *names) corrupt() []types.UID {
+// corruptOn are the claims of all names whose records were set aside and that may
+// have something of a GPU: those that have been allocated something of it, and those of which
+// that is not known.
+func (n *names) corruptOn(gpuDevice string) []types.UID {
 	var all []types.UID
 	for _, l := range n.ledgers() {
-		all = append(all, l.corrupt.all()...)
+		for _, uid := range l.corrupt.all() {
+			if r := l.allocated.get(uid); r == nil || slices.Contains(r.GPUs(), gpuDevice) {
+				all = append(all, uid)
+			}
+		}
 	}
 	return all
 }

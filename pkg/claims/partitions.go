@@ -114,9 +114,10 @@ func (p *Partitions) destroyOne(ctx context.Context, b *backend, r *records.Reco
 		if p.ledger.index.on(d.GPU, r.Claim.UID).sharesPartition(d, p.ledger.sessions.owns) {
 			return nil
 		}
-		if corrupt := p.ledger.names.corrupt(); slices.ContainsFunc(corrupt, func(uid types.UID) bool { return uid != r.Claim.UID }) {
-			return fmt.Errorf("partition %s of claim %s is not destroyed yet: claims %v, whose records are corrupt, may share it",
-				d.Device, r.Claim, corrupt)
+		corrupt := slices.DeleteFunc(p.ledger.names.corruptOn(d.GPU), func(uid types.UID) bool { return uid == r.Claim.UID })
+		if len(corrupt) > 0 {
+			return &othersError{fmt.Errorf("partition %s of claim %s is not destroyed yet: claims %v, whose records are corrupt, may share it",
+				d.Device, r.Claim, corrupt)}
 		}
 	}
 	if !p.ledger.sessions.owns(d) {

@@ -11,9 +11,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
 // sharedPartitions is a rule that shares them in both ways.
@@ -259,9 +261,7 @@ func TestPartitionShare_CorruptRecord(t *testing.T) {
 	b.prepare("b", b.mps())
 	must(t, os.WriteFile(filepath.Join(b.dir, "claims", "b.json"), []byte("{"), 0o600))
 	b = b.restart()
-	if err := b.Unprepare(t.Context(), refOf(claimOf("a"))); err == nil {
-		t.Error("the partition of a claim with a corrupt record was destroyed")
-	}
+	b.unprepare("a") // its pod does not wait
 	if got := b.instances(); !slices.Contains(got, "0 9@4") {
 		t.Errorf("partitions %v, want the shared one", got)
 	}
@@ -271,6 +271,46 @@ func TestPartitionShare_CorruptRecord(t *testing.T) {
 	b.want(list("0 9@4"), list("b"), list("b"))
 	b.wantServed("b")
 	b.unprepare("b")
+	b.want(nil, nil, nil)
+}
+
+// A corrupt record keeps what its claim was allocated, and nothing else: neither shared partitions of other GPUs nor their MIG mode.
+func TestPartitionShare_CorruptRecordElsewhere(t *testing.T) {
+	for name, known := range map[string]bool{"listed": true, "not listed": false} {
+		t.Run(name, func(t *testing.T) {
+			b := newPartBed(t)
+			b.prepare("a", b.mps())
+			b.prepare("b", b.name(1, 19, 0))
+			spoil(t, b.dir, "b")
+			b = b.restart()
+			if known {
+				api := &fakeAPI{claims: []*resourceapi.ResourceClaim{deviceClaim("b", b.name(1, 19, 0))}}
+				must(t, NewFollower(b.Ledger, api, func() *gpu.Node { return b.session.Node() }).List(t.Context()))
+			}
+			b.unprepare("a")
+			if got := slices.Contains(b.instances(), "0 9@4"); got == known {
+				t.Errorf("the shared partition of another GPU is there: %t", got)
+			}
+			for i, may := range []bool{!known, true, !known} { // modes are changed where none may have the GPU
+				if got := b.names.corruptOn(b.name(i)); (len(got) > 0) != may {
+					t.Errorf("claims that may have GPU %d: %v, want any: %t", i, got, may)
+				}
+			}
+		})
+	}
+}
+
+// What a claim has whose record is corrupt is found once more when it is unprepared, and given back.
+func TestUnprepare_CorruptRecordOfPartition(t *testing.T) {
+	b := newSimBed(t, "hgx-h100")
+	b.prepare("a", b.name(0, 9, 4))
+	spoil(t, b.dir, "a")
+	b = b.restart()
+	b.api = &fakeAPI{err: errors.New("away")}
+	wantError(t, b.Unprepare(t.Context(), refOf(claimOf("a"))), "away")
+	b.want(list("0 9@4"), nil, list("a"))
+	b.api = &fakeAPI{claims: claimList(deviceClaim("a", b.name(0, 9, 4)))}
+	b.unprepare("a")
 	b.want(nil, nil, nil)
 }
 

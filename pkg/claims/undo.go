@@ -5,6 +5,7 @@ package claims
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -35,6 +36,9 @@ func (a *preparation) undo(ctx context.Context, cause error) error {
 // Unprepare gives back all that a claim has. It needs no GPU driver: without one, partitions are destroyed once it is back. A claim
 // that has nothing is no error. One whose pods still have processes keeps what it has, see awaitEnded.
 func (p *Preparer) Unprepare(ctx context.Context, claim records.Claim) error {
+	if err := p.recallCorrupt(ctx, claim); err != nil {
+		return err
+	}
 	pods := podsUnseen
 	if r, err := p.Ledger.find(claim.UID); err == nil && r != nil {
 		if pods, err = p.users().awaitEnded(ctx, r); err != nil { // Quiesce need not wait for that
@@ -45,10 +49,6 @@ func (p *Preparer) Unprepare(ctx context.Context, claim records.Claim) error {
 	defer p.calls.RUnlock()
 	have, err := p.Ledger.find(claim.UID)
 	defer p.Ledger.corrupt.drop(claim.UID) // not to be created again
-	if corrupt := (*store.CorruptError)(nil); errors.As(err, &corrupt) {
-		defer p.Shares.stopServed(ctx, claim.UID)
-		return errors.Join(p.setAside(ctx, claim.UID, corrupt.Err), p.specs.RemoveClaim(claim.UID))
-	}
 	if err != nil {
 		return err
 	}
@@ -62,6 +62,34 @@ func (p *Preparer) Unprepare(ctx context.Context, claim records.Claim) error {
 	}
 	defer held.Release()
 	return p.release(ctx, claim.UID, pods)
+}
+
+// recallCorrupt creates the record of a claim that is to be unprepared again, if that is corrupt, so that what it has is not left
+// behind. The API server knows the claim still, as a rule; what it does not know cannot be found.
+func (p *Preparer) recallCorrupt(ctx context.Context, of records.Claim) error {
+	_, err := p.Ledger.find(of.UID)
+	corrupt := (*store.CorruptError)(nil)
+	if errors.As(err, &corrupt) {
+		if err := p.Ledger.setAside(ctx, of.UID, corrupt.Err); err != nil {
+			return err
+		}
+	}
+	if p.api == nil || !p.Ledger.corrupt.has(of.UID) {
+		return nil
+	}
+	claim, err := p.api.Claim(ctx, of.Namespace, of.Name)
+	if err != nil {
+		return fmt.Errorf("read claim %s, whose record is corrupt, from the API server: %w", of, err)
+	}
+	if claim == nil || claim.UID != of.UID || !allocatedHere(claim, p.Ledger.id) {
+		return nil
+	}
+	p.calls.RLock()
+	defer p.calls.RUnlock()
+	if _, err := p.prepare(ctx, claim, true); err != nil {
+		klog.FromContext(ctx).Error(err, "Could not find what a claim with a corrupt record has; what is left of it counts as unmanaged", "claim", of)
+	}
+	return nil
 }
 
 // release undoes what a claim's record lists and removes it, or notes that its pods have left processes; the caller holds the
@@ -90,7 +118,7 @@ func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState) e
 	if err := p.undo(ctx, b, have); err != nil {
 		others := pods == podsEnded && errors.As(err, new(*InUseError)) // processes that are not the pod's
 		if !others && len(have.Partitions()) > 0 && !errors.Is(err, gpu.ErrUnreadable) && !errors.Is(err, gpu.ErrLost) &&
-			!errors.As(err, new(*serverError)) {
+			!errors.As(err, new(*serverError)) && !errors.As(err, new(*othersError)) {
 			return errors.Join(err, p.markReleasing(have))
 		}
 		// On a GPU that cannot be read, or in a partition that others use, nothing of the pod's runs that could be waited for; what is
@@ -119,6 +147,13 @@ type serverError struct{ err error }
 
 func (e *serverError) Error() string { return e.err.Error() }
 func (e *serverError) Unwrap() error { return e.err }
+
+// othersError is that a partition may be in use by claims whose records are corrupt. It is destroyed once that is known, and no pod
+// has to wait for it.
+type othersError struct{ err error }
+
+func (e *othersError) Error() string { return e.err.Error() }
+func (e *othersError) Unwrap() error { return e.err }
 
 // forget removes a claim's spec and record; the caller holds the locks of its GPUs.
 func (p *Preparer) forget(uid types.UID) error {
