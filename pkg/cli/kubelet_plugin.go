@@ -4,7 +4,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -25,9 +24,10 @@ import (
 // gcPercent trades CPU for memory: an idle node daemon produces little garbage.
 const gcPercent = 50
 
-// reexec replaces this process with the same program and command line, because a loaded libnvidia-ml cannot be replaced.
-func reexec(ctx context.Context) error {
-	klog.FromContext(ctx).Info("Re-executing the plugin to load the current driver")
+// reexec replaces this process with the same program and command line: a loaded libnvidia-ml cannot be replaced, nor can the owner
+// of ResourceSlices.
+func reexec(ctx context.Context, why error) error {
+	klog.FromContext(ctx).Info("Re-executing the plugin", "reason", why.Error())
 	klog.Flush()
 	if err := syscall.Exec(selfProgram, os.Args, os.Environ()); err != nil { //nolint:gosec // itself, as it was started
 		return fmt.Errorf("re-execute %s: %w", os.Args[0], err)
@@ -52,14 +52,14 @@ func newKubeletPlugin() *cobra.Command {
 			}
 			config.PolicyFile, config.PolicyFormat = policies.file, policies.format
 			err := plugin.Run(cmd.Context(), config)
-			if !errors.Is(err, plugin.ErrDriverAvailable) {
+			if !plugin.IsRestart(err) {
 				return err
 			}
 			signal.Reset(os.Interrupt, syscall.SIGTERM) // from here on they end the program
 			if cmd.Context().Err() != nil {             // it was told to end before, which the next program would not know
 				return nil //nolint:nilerr // see above
 			}
-			return reexec(cmd.Context())
+			return reexec(cmd.Context(), err)
 		},
 	}
 	flags := cmd.Flags()

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
@@ -38,7 +39,12 @@ type Watcher struct {
 	classes        *store[struct{}]
 	classesChanged chan struct{}
 
+	// recreated is closed once the Node object is another than the one that was read first.
+	recreated chan struct{}
+
 	mu sync.Mutex
+	// uid is that of the first Node object.
+	uid types.UID
 	// last is what the Node object said last: it holds while the object is gone for a moment.
 	last Node
 }
@@ -52,10 +58,13 @@ func NewWatcher(client kubernetes.Interface, driver, node, daemonSet string, cha
 	}
 	w := &Watcher{
 		client: client, driver: driver, node: node, daemonSet: daemonSet,
-		ownChanged: make(chan struct{}, 1), classesChanged: make(chan struct{}, 1),
-		object: newStore(1, changed, func(object any) (Node, bool) { return nodeOf(object, policyLabels) }),
+		ownChanged: make(chan struct{}, 1), classesChanged: make(chan struct{}, 1), recreated: make(chan struct{}),
 		others: newStore(0, changed, func(object any) ([]Device, bool) { return devicesOf(object, driver) }),
 	}
+	w.object = newStore(1, changed, func(object any) (Node, bool) {
+		w.noteUID(object)
+		return nodeOf(object, policyLabels)
+	})
 	w.own = newStore(0, signals(w.ownChanged), func(object any) (publish.Seen, bool) { return publish.SeenOf(object, driver, node) })
 	w.installed = newStore(0, signals(w.classesChanged), w.isInstalled)
 	w.classes = newStore(0, signals(w.classesChanged), func(any) (struct{}, bool) { return struct{}{}, true })
@@ -126,6 +135,31 @@ func (w *Watcher) State() State {
 		w.last = now[0]
 	}
 	return State{Node: w.last, Others: slices.Concat(w.others.all()...)}
+}
+
+// Recreated is closed once the Node object was deleted and made anew. The garbage collector then deletes the ResourceSlices, which
+// the first one owns, and the helper writes them again for as long as it lives in the name of that one
+// (k8s.io/dynamic-resource-allocation/resourceslice, Controller.syncPool: the UID of the owner is cached and expected not to change).
+func (w *Watcher) Recreated() <-chan struct{} { return w.recreated }
+
+// noteUID compares a Node object with the first one.
+func (w *Watcher) noteUID(object any) {
+	node, ok := object.(*corev1.Node)
+	if !ok || node.UID == "" {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.uid == "":
+		w.uid = node.UID
+	case w.uid != node.UID:
+		select {
+		case <-w.recreated:
+		default:
+			close(w.recreated)
+		}
+	}
 }
 
 // OwnSlices are the ResourceSlices of this driver and node.

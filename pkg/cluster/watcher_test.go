@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -330,4 +331,56 @@ func TestIsGPUResource(t *testing.T) {
 			t.Errorf("%s: got %t, want %t", name, got, want)
 		}
 	}
+}
+
+func TestWatcher_NodeRecreated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		node := nodeObject("")
+		node.UID = "first"
+		client := fake.NewClientset(node)
+		w := NewWatcher(client, "gpu.cleave.dev", "node-1", "", func() {})
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { w.Run(ctx, func(error) {}) })
+		defer running.Wait()
+		defer cancel()
+		nodes := client.CoreV1().Nodes()
+		want := func(step string, want bool) {
+			t.Helper()
+			synctest.Wait()
+			select {
+			case <-w.Recreated():
+				if !want {
+					t.Errorf("%s: the node counts as made anew", step)
+				}
+			default:
+				if want {
+					t.Errorf("%s: the node counts as the same", step)
+				}
+			}
+		}
+		if err := w.Wait(ctx); err != nil {
+			t.Fatal(err)
+		}
+		node = node.DeepCopy()
+		node.Labels = map[string]string{"changed": "true"}
+		if _, err := nodes.Update(ctx, node, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		want("updated", false)
+		if err := nodes.Delete(ctx, node.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		want("deleted", false)
+		for _, uid := range []types.UID{"second", "third"} {
+			node.UID = uid
+			if _, err := nodes.Create(ctx, node, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			want("created", true)
+			if err := nodes.Delete(ctx, node.Name, metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
 }

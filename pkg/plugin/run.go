@@ -28,6 +28,14 @@ import (
 // ErrDriverAvailable ends Run after the driver was released and can be used again: the program is to re-execute itself.
 var ErrDriverAvailable = node.ErrDriverAvailable
 
+// ErrNodeRecreated ends Run when the Node object was made anew: the program is to re-execute itself, see cluster.Watcher.Recreated.
+var ErrNodeRecreated = errors.New("the Node object was deleted and made anew")
+
+// IsRestart reports whether an error of Run says that the program is to re-execute itself.
+func IsRestart(err error) bool {
+	return errors.Is(err, ErrDriverAvailable) || errors.Is(err, ErrNodeRecreated)
+}
+
 // Run serves until ctx ends or something fails that no retry mends. When ctx ends, calls of the kubelet that are under way are
 // answered before, for up to 15 seconds.
 //
@@ -79,6 +87,13 @@ func Run(ctx context.Context, config Config) error {
 				s.ready.cluster(err)
 			}
 		})
+	})
+	wg.Go(func() {
+		select {
+		case <-s.cluster.Recreated():
+			fatal(ErrNodeRecreated)
+		case <-ctx.Done():
+		}
 	})
 	wg.Go(func() { newMissingClasses(s).run(ctx) })
 	wg.Go(func() { s.names.run(ctx) })
