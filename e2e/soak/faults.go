@@ -89,7 +89,7 @@ func (f *faults) inject(ctx context.Context, fault Fault) (time.Time, error) {
 type injector func(context.Context, Fault) (time.Time, error)
 
 func (f *faults) injectors() map[Kind]injector {
-	n, r := nodeFaults{f}, releaseFaults{f}
+	n, r, o := nodeFaults{f}, releaseFaults{f}, objectFaults{f}
 	return map[Kind]injector{
 		PluginKilled:       f.killing(pluginProgram),
 		PluginStopped:      f.stopping(pluginProgram),
@@ -114,6 +114,8 @@ func (f *faults) injectors() map[Kind]injector {
 		DiskFull:           f.fillDisk,
 		ClockJumped:        f.jumpClock,
 		PolicySwitched:     r.switchPolicy,
+		NodeRecreated:      o.recreateNode,
+		ClaimsHeld:         o.holdClaims,
 		ReleaseUpgraded:    r.upgrade,
 		ReleaseRolledBack:  r.rollBack,
 	}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package soak
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/cleave-dra/cleave/e2e/workload"
+)
+
+// heldBy is the finalizer of another controller, which holds claims for a while.
+const heldBy = "soak.cleave.dev/held"
+
+// objectFaults are what others do to objects of the API server that Cleave goes by.
+type objectFaults struct{ *faults }
+
+// recreateNode deletes the Node object and makes it anew, as a kubelet does that registers again. The garbage collector then
+// deletes what the first one owned, which are the ResourceSlices: the fault ends once the new one owns all of them.
+func (f objectFaults) recreateNode(ctx context.Context, _ Fault) (time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, healPatience)
+	defer cancel()
+	nodes, name := f.bed.kube.CoreV1().Nodes(), f.bed.cluster.NodeName()
+	old, err := nodes.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return time.Time{}, fmt.Errorf("read the node: %w", err)
+	}
+	fresh := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: old.Labels, Annotations: old.Annotations}, Spec: old.Spec}
+	if err := nodes.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+		return time.Time{}, fmt.Errorf("delete the node: %w", err)
+	}
+	from := time.Now()
+	if fresh, err = nodes.Create(ctx, fresh, metav1.CreateOptions{}); err != nil {
+		return from, fmt.Errorf("create the node again: %w", err)
+	}
+	// Pods go nowhere without what the node has room for, which the kubelet reports every ten seconds at most.
+	fresh.Status = old.Status
+	if _, err := nodes.UpdateStatus(ctx, fresh, metav1.UpdateOptions{}); err != nil && !apierrors.IsConflict(err) {
+		return from, fmt.Errorf("report the state of the node created again: %w", err)
+	}
+	return from, workload.Until(ctx, "the ResourceSlices to be those of the node created again", func(ctx context.Context) (bool, string, error) {
+		pool, err := f.bed.pool(ctx)
+		if err != nil {
+			return false, err.Error(), nil //nolint:nilerr // they are being written
+		}
+		of := func(s resourceapi.ResourceSlice) bool {
+			return len(s.OwnerReferences) == 1 && s.OwnerReferences[0].UID == fresh.UID
+		}
+		others := slices.DeleteFunc(pool, of)
+		return len(pool) > 0 && len(others) == 0, fmt.Sprintf("%d of %d slices are not", len(others), len(pool)), nil
+	})
+}
+
+// holdClaims puts a finalizer on all claims for a while. Pods that end meanwhile leave claims that are being deleted, which
+// are to be unprepared all the same, and go once the finalizer is taken away.
+func (f objectFaults) holdClaims(ctx context.Context, fault Fault) (time.Time, error) {
+	hold, err := f.editClaims(ctx, func(c *resourceapi.ResourceClaim) bool {
+		if c.DeletionTimestamp != nil || slices.Contains(c.Finalizers, heldBy) {
+			return false
+		}
+		c.Finalizers = append(c.Finalizers, heldBy)
+		return true
+	})
+	if err == nil && hold == 0 {
+		err = errors.New("there is no claim to hold")
+	}
+	if err == nil {
+		err = f.last(ctx, fault)
+	}
+	from := time.Now()
+	_, letGo := f.editClaims(context.WithoutCancel(ctx), func(c *resourceapi.ResourceClaim) bool {
+		n := len(c.Finalizers)
+		c.Finalizers = slices.DeleteFunc(c.Finalizers, func(s string) bool { return s == heldBy })
+		return len(c.Finalizers) < n
+	})
+	return from, errors.Join(err, letGo)
+}
+
+// editClaims edits the claims of the pods, by an update of the whole object as controllers do, and counts those that it changed.
+func (f objectFaults) editClaims(ctx context.Context, edit func(*resourceapi.ResourceClaim) bool) (edited int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, healPatience)
+	defer cancel()
+	claims := f.bed.kube.ResourceV1().ResourceClaims(namespace)
+	err = workload.Until(ctx, "the finalizers of claims to be changed", func(ctx context.Context) (bool, string, error) {
+		list, err := claims.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err.Error(), nil //nolint:nilerr // the API server may be away
+		}
+		var again []error
+		for i := range list.Items {
+			if !edit(&list.Items[i]) {
+				continue
+			}
+			_, err := claims.Update(ctx, &list.Items[i], metav1.UpdateOptions{})
+			switch {
+			case err == nil:
+				edited++
+			case !apierrors.IsNotFound(err):
+				again = append(again, err)
+			}
+		}
+		return len(again) == 0, fmt.Sprint(errors.Join(again...)), nil
+	})
+	return edited, err
+}
