@@ -107,6 +107,9 @@ func (f *Follower) Follow(ctx context.Context, now time.Time) (again time.Time, 
 			p = p.later(now, f.most)
 			asked[r.Claim.UID] = p
 		}
+		if !now.Before(p.next) { // not asked, as an earlier question failed
+			p.next = now.Add(followFirst)
+		}
 		if again.IsZero() || p.next.Before(again) {
 			again = p.next
 		}

@@ -83,6 +83,31 @@ func TestFollower(t *testing.T) {
 	wantAllocated(t, "deleted", b.Ledger)
 }
 
+// busyAPI answers no first question.
+type busyAPI struct {
+	fakeAPI
+	asked int
+}
+
+func (a *busyAPI) Claim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
+	if a.asked++; a.asked == 1 {
+		return nil, errors.New("too many requests")
+	}
+	return a.fakeAPI.Claim(ctx, namespace, name)
+}
+
+// One question fails, and the claims that were not asked for then are soon.
+func TestFollower_QuestionFails(t *testing.T) {
+	b := newPartBed(t)
+	api := &busyAPI{fakeAPI: fakeAPI{claims: claimList(deviceClaim("a", b.name(0)), deviceClaim("b", b.name(1)))}}
+	f := NewFollower(b.Ledger, api, func() *gpu.Node { return b.session.Node() })
+	must(t, f.List(t.Context()))
+	now := time.Now()
+	if again, err := f.Follow(t.Context(), now); err == nil || !again.Equal(now.Add(followFirst)) {
+		t.Errorf("asks again after %s (%v), want %s", again.Sub(now), err, followFirst)
+	}
+}
+
 // A claim's device is withdrawn, its pod ends, and the claim is still allocated: until it is not, the device is taken.
 func TestUnprepare_StillAllocated(t *testing.T) {
 	b := newPartBed(t)

@@ -54,14 +54,17 @@ func newInventory(sysfs fs.ReadLinkFS) *inventory {
 	}
 }
 
-// noteResetRequired records that the MIG mode of the GPU at an address needs a reset, for as long as the session lasts: a guest that
-// was rebooted begins another.
-func (v *inventory) noteResetRequired(pci gpu.PCIAddress) {
+// noteResetRequired records that the MIG mode of the GPU at an address needs a reset, if that is one of a guest, for as long as the
+// session lasts: a guest that was rebooted begins another. On bare metal the generation of the board says whether it does.
+func (v *inventory) noteResetRequired(pci gpu.PCIAddress) (noted bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if g := v.last.node.Find(pci.DeviceName()); g != nil {
-		v.resetRequired[g.UUID] = true
+	g := v.last.node.Find(pci.DeviceName())
+	if g == nil || g.Virtualization != gpu.PassThrough {
+		return false
 	}
+	v.resetRequired[g.UUID] = true
+	return true
 }
 
 func (v *inventory) requiresReset(g *gpu.GPU) bool {

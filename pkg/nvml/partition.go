@@ -20,36 +20,37 @@ import (
 // gpu.ErrResetRequired if only a reset changes the mode; a pending mode is reverted, and Rediscover has the GPU as one whose
 // mode needs a reset.
 func (s *Session) SetMIG(ctx context.Context, pci gpu.PCIAddress, enable bool) error {
-	_, err := alter(ctx, s.calls, pci, "nvmlDeviceSetMigMode", errorOnly(func(dev Device) error {
+	activation, err := alter(ctx, s.calls, pci, "nvmlDeviceSetMigMode", func(dev Device) (activation error, err error) {
 		return setMIG(ctx, dev.MIG(), pci, enable)
-	}))
-	if errors.Is(err, gpu.ErrResetRequired) {
-		s.inventory.noteResetRequired(pci)
+	})
+	if errors.Is(activation, gpu.ErrResetRequired) && s.inventory.noteResetRequired(pci) {
 		s.stale.Store(true)
 	}
 	return err
 }
 
-func setMIG(ctx context.Context, mig MIG, pci gpu.PCIAddress, enable bool) error {
+// setMIG is SetMIG for the GPU at an address. activation is what kept the mode from taking effect: the second result of
+// nvmlDeviceSetMigMode, which says RESET_REQUIRED of the mode, where that of any call may say it of a GPU that has failed.
+func setMIG(ctx context.Context, mig MIG, pci gpu.PCIAddress, enable bool) (activation, err error) {
 	current, pending, err := mig.MIGMode()
 	if err != nil {
-		return fmt.Errorf("read the MIG mode of the GPU at %s: %w", pci, err)
+		return nil, fmt.Errorf("read the MIG mode of the GPU at %s: %w", pci, err)
 	}
 	if current == enable && pending == enable {
-		return nil
+		return nil, nil
 	}
 	if !enable {
 		if err := noInstances(mig); err != nil {
-			return fmt.Errorf("disable the MIG mode of the GPU at %s: %w", pci, err)
+			return nil, fmt.Errorf("disable the MIG mode of the GPU at %s: %w", pci, err)
 		}
 	}
 	klog.FromContext(ctx).V(4).Info("Changing the MIG mode", "pci", pci, "enable", enable)
-	activation, err := mig.SetMIGMode(enable)
+	activation, err = mig.SetMIGMode(enable)
 	if err := errors.Join(err, activation); err != nil {
 		_, undo := mig.SetMIGMode(current)
-		return errors.Join(fmt.Errorf("set the MIG mode of the GPU at %s to %t: %w", pci, enable, err), undo)
+		return activation, errors.Join(fmt.Errorf("set the MIG mode of the GPU at %s to %t: %w", pci, enable, err), undo)
 	}
-	return nil
+	return nil, nil
 }
 
 // CreatePartition creates a GPU instance at a placement and a compute instance that fills it. If a step fails, the

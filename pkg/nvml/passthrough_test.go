@@ -52,3 +52,24 @@ func TestSetMIG_GuestNeedsResetAfterAll(t *testing.T) {
 		t.Error("another GPU is marked, too")
 	}
 }
+
+// A board on bare metal that has failed ("The GPU requires a reset before it can be used again", nvml.h), and was reset since,
+// changes its MIG mode without a reset as before.
+func TestSetMIG_ResetRequiredOnBareMetal(t *testing.T) {
+	for _, call := range []string{"nvmlDeviceGetMigMode", "nvmlDeviceSetMigMode"} {
+		b := newBed(t, "hgx-h100")
+		if err := b.node.Faults().FailNth(call, 1, sim.CodeResetRequired); err != nil {
+			t.Fatal(err)
+		}
+		mustFail(t, b.SetMIG(t.Context(), b.gpu0().PCI, true), gpu.ErrResetRequired)
+		if err := b.node.Faults().Clear(-1); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Rediscover(t.Context(), func(gpu.PCIAddress) bool { return false }); err != nil {
+			t.Fatal(err)
+		}
+		if g := b.gpu0(); g.MIG.NeedsReset || len(g.PartitionShapes()) == 0 {
+			t.Errorf("%s: needs a reset %t, %d partitions", call, g.MIG.NeedsReset, len(g.PartitionShapes()))
+		}
+	}
+}

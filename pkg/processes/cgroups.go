@@ -33,6 +33,8 @@ const (
 	eventsFile      = "cgroup.events"
 	processesFile   = "cgroup.procs"
 	threadsFile     = "cgroup.threads"
+	// tasksFile are the threads with version 1.
+	tasksFile = "tasks"
 )
 
 // Bounds of the search for the cgroups above those of pods: the kubelet's cgroupRoot is rarely deeper than two levels.
@@ -236,7 +238,11 @@ func (g group) search(found []root, depth int, left *int) []root {
 // processes lists the processes in a cgroup and those below it.
 func (g group) processes() ([]int, error) {
 	if !g.unified {
-		return g.list(processesFile)
+		// A process whose first thread has ended while another one hangs in the driver is listed by its threads alone.
+		if pids, err := g.list(processesFile); err != nil || len(pids) > 0 {
+			return pids, err
+		}
+		return g.list(tasksFile)
 	}
 	// One read says whether there is any, also of those that other PID namespaces hide, or whose first thread has ended while another
 	// one hangs in the driver: cgroup.procs leaves them out (css_task_iter_advance of the kernel). Zombies do not count.

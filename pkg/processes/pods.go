@@ -150,10 +150,10 @@ func (p *Pods) OfClaim(ctx context.Context, namespace, name string) ([]int, erro
 			return nil
 		}
 		given, err := p.table.mounts(pid, mark)
-		if gone(err) {
+		if gone(err) || (given || err != nil) && p.table.ended(pid) { // a zombie's mounts cannot be read
 			return nil
 		}
-		if given && !p.table.ended(pid) {
+		if given {
 			found = append(found, pid)
 		}
 		return err
