@@ -100,7 +100,7 @@ func TestContention_ForceDeletedPodUnprepared(t *testing.T) {
 	resume := sync.OnceFunc(func() { s.must(syscall.Kill(shim, syscall.SIGCONT)) })
 	defer resume()
 	deleteByForce(ctx, s, "first")
-	s.events.wait(ctx, s.name, ownClaim(first), "UnprepareFailed", "its pods still have processes")
+	s.events.wait(ctx, s.name, ownClaim(first), "ClaimNotReleased", "its pods still have processes")
 	if runsWithMark(s.name + "-second") {
 		t.Errorf("both pods run on GPU %s", target.Name)
 	}

@@ -58,12 +58,11 @@ func (p *Preparer) notePods(ctx context.Context, r *records.Record, claim *resou
 // users are who uses what claims have: the processes of their pods, and those that the driver lists.
 type users struct {
 	processes Processes // nil where the driver's list is all there is
-	api       API
 	gate      *gate
 	ledger    *Ledger
 }
 
-func (p *Preparer) users() users { return users{p.processes, p.api, p.gate, p.Ledger} }
+func (p *Preparer) users() users { return users{p.processes, p.gate, p.Ledger} }
 
 // checkIdle fails unless it is certain that a claim's GPUs are not in use. What ends is a claim that is gone from the API server:
 // as long as a process of its pods runs, also one that has no context on a GPU now, the claim keeps what it has.
@@ -154,10 +153,10 @@ const (
 // containers still end (reconcileLoop of k8s.io/kubernetes/pkg/kubelet/cm/dra v1.37.1, whose activePods are those of the pod
 // manager).
 //
-// It fails where the claim is reserved for nobody any more: the kubelet tries again. Else the pod must not stay for ever, so the
-// claim is released though its pods have left processes, and what it had is not allocated again before those have ended. What is
-// left of a pod is killed by the kubelet only after that (SyncTerminatedPod, tryKillingCgroupProcesses), and a kill does not end a
-// process that hangs in the driver. Where processes cannot be seen, the kubelet is believed.
+// A pod must not stay for ever, and one that was deleted by force is not there to wait for: the claim is released though its pods have
+// left processes, and what it had is not allocated again before those have ended. What is left of a pod is killed by the kubelet only
+// after that (SyncTerminatedPod, tryKillingCgroupProcesses), and a kill does not end a process that hangs in the driver. Where
+// processes cannot be seen, the kubelet is believed.
 func (u users) awaitEnded(ctx context.Context, r *records.Record) (podsState, error) {
 	if u.processes == nil || len(r.Pods) == 0 && !r.OtherConsumers {
 		return podsUnseen, nil
@@ -183,32 +182,18 @@ func (u users) awaitEnded(ctx context.Context, r *records.Record) (podsState, er
 		case <-patience.Done():
 			retry.Stop()
 		}
-		if ctx.Err() == nil && reserved(ctx, u.api, r) {
-			logger.Error(err, "Processes are left of a claim that is unprepared: what it had is not allocated again before they have ended",
-				"claim", r.Claim, "gpus", r.GPUs())
-			return podsLeft, nil
+		if ctx.Err() != nil {
+			return podsLeft, fmt.Errorf("claim %s was to be unprepared, and keeps its GPUs %v: %w", r.Claim, r.GPUs(), err)
 		}
-		return podsLeft, fmt.Errorf("claim %s was to be unprepared, and keeps its GPUs %v: %w", r.Claim, r.GPUs(), err)
+		logger.Error(err, "Processes are left of a claim that is unprepared: what it had is not allocated again before they have ended",
+			"claim", r.Claim, "gpus", r.GPUs())
+		return podsLeft, nil
 	}
 }
 
 // isUnseen reports whether the processes of pods cannot be seen at all, by how the plugin was installed.
 func isUnseen(err error) bool {
 	return errors.Is(err, processes.ErrHidden) || errors.Is(err, fs.ErrPermission)
-}
-
-// reserved reports whether the API server has a claim reserved.
-func reserved(ctx context.Context, api API, r *records.Record) bool {
-	if api == nil {
-		return false
-	}
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	claim, err := api.Claim(ctx, r.Claim.Namespace, r.Claim.Name)
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Could not read a claim that is to be unprepared from the API server", "claim", r.Claim)
-	}
-	return err == nil && claim != nil && claim.UID == r.Claim.UID && len(claim.Status.ReservedFor) > 0
 }
 
 // checkLeft fails if pods that had the claim before have left processes, and what its record lists would be freed or be given to

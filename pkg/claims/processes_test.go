@@ -4,7 +4,6 @@ package claims
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"slices"
@@ -13,7 +12,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/processes"
 )
 
@@ -39,9 +37,12 @@ func TestReconcile_ProcessesOfPodsWithPartition(t *testing.T) {
 	b.processes = seen
 	b.prepare("a", b.name(0, 19, 6))
 	b.Reconcile(t.Context(), &fakeAPI{})
-	b.want(list("0 19@6"), list("a"), list("a"))
+	b.want(list("0 19@6"), list("a"), nil)
+	if !slices.Contains(b.Partitions.Occupied(), b.name(0, 19, 6)) {
+		t.Error("the partition is not tainted")
+	}
 	delete(seen.pids, "pod-uid")
-	b.Reconcile(t.Context(), &fakeAPI{})
+	b.Recover(t.Context())
 	b.want(nil, nil, nil)
 }
 
@@ -78,19 +79,11 @@ func TestReconcile_NotesPods(t *testing.T) {
 func TestUnprepare_ProcessesOfPods(t *testing.T) {
 	claim := claimOn("a", 1)
 	running := &podProcesses{pids: map[types.UID][]int{"pod-uid": {7}}}
-	other := claimOn("a", 1)
-	other.UID = "another"
-	free := claimOn("a", 1)
-	free.Status.ReservedFor = nil
 	tests := map[string]struct {
 		processes Processes
-		api       API // nil for one that does not have the claim
 		kept      bool
 	}{
 		"running":                              {processes: running, kept: true},
-		"running, another claim of its name":   {processes: running, api: &fakeAPI{claims: claimList(other)}, kept: true},
-		"running, claim of nobody any more":    {processes: running, api: &fakeAPI{claims: claimList(free)}, kept: true},
-		"running, API server does not answer":  {processes: running, api: &fakeAPI{err: errors.New("no answer")}, kept: true},
 		"another's":                            {processes: &podProcesses{pids: map[types.UID][]int{"another": {7}}}},
 		"ends meanwhile":                       {processes: &endingProcesses{looks: 3}},
 		"not to be seen":                       {processes: &podProcesses{err: processes.ErrHidden}},
@@ -101,15 +94,9 @@ func TestUnprepare_ProcessesOfPods(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // some wait for ten seconds
 			b := newBed(t)
-			b.processes, b.api = test.processes, test.api
-			if test.api == nil {
-				b.api = &fakeAPI{}
-			}
+			b.processes, b.api = test.processes, &fakeAPI{}
 			mustPrepare(t, b.Preparer, claim)
-			err := b.Unprepare(t.Context(), refOf(claim))
-			if test.kept != (err != nil) {
-				t.Errorf("Unprepare: %v, want an error: %t", err, test.kept)
-			}
+			mustUnprepare(t, b.Preparer, claim)
 			want := []string{}
 			if test.kept {
 				want = list(line("a", 1))
@@ -134,13 +121,13 @@ func TestUnprepare_ProcessesOfSecondPod(t *testing.T) {
 	mustPrepare(t, b.Preparer, claim)
 	claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "second", UID: "second"})
 	b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claim)})
-	if err := b.Unprepare(t.Context(), refOf(claim)); !errors.Is(err, gpu.ErrInUse) {
-		t.Errorf("Unprepare while the second pod runs: %v, want %v", err, gpu.ErrInUse)
+	mustUnprepare(t, b.Preparer, claim)
+	if !slices.Contains(b.Partitions.Occupied(), gpuName(1)) {
+		t.Error("the GPU is not tainted while the second pod runs")
 	}
 	delete(seen.pids, "second")
-	if err := b.Unprepare(t.Context(), refOf(claim)); err != nil {
-		t.Error(err)
-	}
+	b.Recover(t.Context())
+	b.wantOccupied()
 }
 
 // endingProcesses are there for so many looks.

@@ -4,6 +4,7 @@ package claims
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -11,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
@@ -69,6 +71,9 @@ func (p *Preparer) reconcileClaim(ctx context.Context, api API, r *records.Recor
 		}
 		if err := p.users().checkIdle(ctx, now, true); err != nil {
 			p.onRelease(now.Claim, err)
+			if left := p.users().checkEnded(ctx, now); errors.Is(left, gpu.ErrInUse) {
+				err = errors.Join(err, p.release(ctx, now.Claim.UID, podsLeft)) // so that its devices are tainted
+			}
 			return fmt.Errorf("the claim is gone from the API server, but its GPUs cannot be allocated again yet: %w", err)
 		}
 		klog.FromContext(ctx).Info("Releasing what was allocated to a claim that is gone", "claim", now.Claim, "gpus", now.GPUs())

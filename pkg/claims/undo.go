@@ -34,7 +34,8 @@ func (a *preparation) undo(ctx context.Context, cause error) error {
 }
 
 // Unprepare gives back all that a claim has. It needs no GPU driver: without one, partitions are destroyed once it is back. A claim
-// that has nothing is no error. One whose pods still have processes keeps what it has, see awaitEnded.
+// that has nothing is no error. What pods have that left processes is not allocated again
+// before those have ended, see awaitEnded.
 func (p *Preparer) Unprepare(ctx context.Context, claim records.Claim) error {
 	if err := p.recallCorrupt(ctx, claim); err != nil {
 		return err
