@@ -192,8 +192,8 @@ func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 	s.metrics.waiting.Set(0)
 	s.driver.used(session.DriverRoot())
 	s.smi.Found(s.config.rootOf(session.DriverRoot()))
-	if err := s.sessions.Begin(deviceNames(session.Node())); err != nil {
-		return nil, errors.Join(err, session.Close())
+	if err := s.persist(ctx, func() error { return s.sessions.Begin(deviceNames(session.Node())) }); err != nil {
+		return nil, errors.Join(err, session.Close()) // ctx has ended
 	}
 	s.metrics.gpus.Set(float64(len(session.Node().GPUs)))
 	return session, nil
