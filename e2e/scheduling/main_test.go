@@ -42,8 +42,8 @@ type bed struct {
 	scheduler  *process.Program
 }
 
-// newBed starts etcd and an API server, which end with the test.
-func newBed(t *testing.T) *bed {
+// newBed starts etcd and an API server with more flags, which end with the test.
+func newBed(t *testing.T, flags ...string) *bed {
 	t.Helper()
 	if os.Getenv("CLEAVE_E2E") != "1" {
 		t.Skip("set CLEAVE_E2E=1: it needs the programs of Kubernetes and bin/cleave-scheduler (make test-all)")
@@ -58,14 +58,14 @@ func newBed(t *testing.T) *bed {
 	server, key := addresses[2], b.key()
 	b.write("tokens.csv", fmt.Sprintf("%s,admin,admin,system:masters\n", token))
 	_, port, _ := strings.Cut(server, ":")
-	b.start(bin("kubernetes", "v1.37.1", "kube-apiserver"), []string{
+	b.start(bin("kubernetes", "v1.37.1", "kube-apiserver"), append([]string{
 		"--etcd-servers=" + etcd, "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--secure-port=" + port,
 		"--cert-dir=" + filepath.Join(b.dir, "certificates"), "--token-auth-file=" + filepath.Join(b.dir, "tokens.csv"),
 		"--authorization-mode=AlwaysAllow", "--endpoint-reconciler-type=none",
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + key, "--service-account-signing-key-file=" + key,
 		// There are no controllers, which would make accounts and take taints off.
 		"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
-	}, "https://"+server+"/readyz")
+	}, flags...), "https://"+server+"/readyz")
 	b.kubeconfig = b.write("kubeconfig", fmt.Sprintf(`apiVersion: v1
 kind: Config
 clusters: [{name: c, cluster: {server: "https://%s", insecure-skip-tls-verify: true}}]

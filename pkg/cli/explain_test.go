@@ -10,8 +10,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	apiversion "k8s.io/apimachinery/pkg/version"
+	"k8s.io/client-go/discovery/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -55,6 +59,10 @@ func TestExplain_Objects(t *testing.T) {
 			OwnerReferences: []metav1.OwnerReference{{Kind: "Pod", APIVersion: "v1", Name: "trainer", UID: "pod", Controller: &own}}},
 			Spec: wants("gpu.cleave.dev", 9)})
 	client := cluster(t, more...)
+	client.Discovery().(*fake.FakeDiscovery).FakedServerVersion = &apiversion.Info{GitVersion: "v1.36.1"}
+	client.PrependReactor("create", "resourceslices", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(resourceapi.Resource("resourceslices"), "", nil)
+	})
 	tests := map[string]struct {
 		kind, name string
 		file       string
@@ -64,6 +72,8 @@ func TestExplain_Objects(t *testing.T) {
 		"a pod": {kind: "pod", name: "trainer", want: "9 devices are asked for, and 3 fit\n  - 1 device is allocated to ml/train", state: explain.Refused},
 		"a pod whose claim is not created": {kind: "pod", name: "waiting", state: explain.Refused,
 			want: "the claim was not created from ResourceClaimTemplate trainer"},
+		"in a cluster that does not count shares": {kind: "claim", name: created, state: explain.Refused,
+			want: "GPUs are not shared on Kubernetes 1.36.1: its scheduler could allocate a GPU as shares and as partitions at once; use 1.36.2"},
 		"a claim":    {kind: "claim", name: created, want: "request gpu: 9 of class gpu.cleave.dev", state: explain.Refused},
 		"a template": {kind: "template", name: template, want: "Node node-1: enough devices are free", state: explain.Fits},
 		"a file": {state: explain.Refused, want: "ResourceClaim ml/c fits no node now",

@@ -100,6 +100,7 @@ type Sources struct {
 	Conditions func() map[gpu.PCIAddress][]health.Condition
 	Incomplete func() map[string]error
 	Lists      func() bool
+	Counted    func() cluster.Counted
 	Policies   func() (*policy.Set, error)
 	// MPS asks the supervisor on its socket.
 	MPS func(ctx context.Context) error
@@ -122,7 +123,6 @@ type Options struct {
 
 	Pool       string
 	Compatible bool
-	NoShares   error
 	// Active is the policy that was active when the plugin ended; nil for none.
 	Active *Policy
 
@@ -170,7 +170,7 @@ func (l *Loop) Mark(a Aspect) {
 
 // Begin observes the node and decides what its GPUs offer. Nothing is published and no hardware is changed before Run.
 func (l *Loop) Begin(ctx context.Context) {
-	l.observed = Observed{Pool: l.Pool, Compatible: l.Compatible, NoShares: l.NoShares, Memory: Memory{Active: l.Active}}
+	l.observed = Observed{Pool: l.Pool, Compatible: l.Compatible, Memory: Memory{Active: l.Active}}
 	_ = l.step(ctx, Inventory|Supervisor|Policies)
 }
 
@@ -322,6 +322,7 @@ func (l *Loop) snapshot(changed Aspect, pass int) {
 	o.Unlisted = o.Listed.IsZero()
 	// Other driver names first: what is allocated under them is among the allocations before they no longer hold.
 	o.Cluster, o.Names = l.Sources.Cluster(), l.Sources.Names()
+	o.Counted = l.Sources.Counted()
 	o.Inventory, o.Lists = l.Hardware.Inventory(), l.Sources.Lists()
 	o.Allocations, o.Records, o.Unfinished = l.Claims.Allocations(), l.Claims.Records(), l.Claims.Unfinished()
 	o.Occupied, o.Existing = l.Claims.Occupied(), l.Claims.Existing()

@@ -170,7 +170,7 @@ func newFakeLoop(t *testing.T, model string) (*Loop, *fakeNode) {
 		Sources: Sources{
 			Cluster: func() cluster.State { return read(f, &f.state) }, Names: func() []DriverName { return nil },
 			Conditions: func() map[gpu.PCIAddress][]health.Condition { return nil }, Incomplete: func() map[string]error { return nil },
-			Lists: func() bool { return false }, Policies: func() (*policy.Set, error) { return policy.Load("", policy.Format{}) },
+			Lists: func() bool { return false }, Counted: func() cluster.Counted { return cluster.Counted{} }, Policies: func() (*policy.Set, error) { return policy.Load("", policy.Format{}) },
 			MPS: func(context.Context) error { return read(f, &f.mps) },
 		},
 		KeepPolicy: func(*Policy) error { return nil }, Removed: func(gpu.PCIAddress) { f.note("removed") },

@@ -77,8 +77,8 @@ type Observed struct {
 	PolicyErr error
 	// MPS is why no MPS server can be started now; nil if one can.
 	MPS error
-	// NoShares is why the cluster's scheduler cannot count shares of GPUs; nil if it can.
-	NoShares error
+	// Counted is what the cluster counts of GPUs.
+	Counted cluster.Counted
 	// Lists is set where the API server accepts attributes that are lists.
 	Lists bool
 

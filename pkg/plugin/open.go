@@ -67,6 +67,10 @@ func (s *service) open(ctx context.Context) error {
 	s.openPolicy(ctx)
 	s.cluster = cluster.NewWatcher(s.client, s.config.DriverName, s.config.NodeName, s.config.DaemonSet,
 		func() { s.loop.Mark(node.Cluster) }, s.config.PolicyLabels...)
+	s.counting = &counting{
+		Counting: cluster.NewCounting(s.client, s.config.DriverName, s.config.NodeName), metrics: s.metrics, events: s.events,
+		changed: func() { s.loop.Mark(node.Cluster) },
+	}
 	if err := s.openSharing(); err != nil {
 		return err
 	}
