@@ -35,6 +35,9 @@ const (
 	FabricNotStarted
 	FabricInProgress
 	FabricCompleted
+	// FabricFailed is no state of NVML's: the registration has completed with an error, or the GPU's way to the others is
+	// unhealthy. Links stay trained then, but GPUs cannot reach each other over them.
+	FabricFailed
 )
 
 // Pending reports whether the registration is still to come.
@@ -49,6 +52,8 @@ func (s FabricState) String() string {
 		return "in progress"
 	case FabricCompleted:
 		return "completed"
+	case FabricFailed:
+		return "failed"
 	default:
 		return "not supported"
 	}

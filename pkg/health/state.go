@@ -18,9 +18,6 @@ const (
 	Probation = time.Minute
 	// Patience is how long polls may fail before a GPU counts as unreachable. Lost GPUs get none.
 	Patience = 30 * time.Second
-	// FabricPatience is how long an unstarted registration with the NVLink fabric makes a GPU unhealthy. After it, no Fabric
-	// Manager is expected: virtual machines with one GPU of such a board run without.
-	FabricPatience = 5 * time.Minute
 )
 
 // Reasons of conditions, in addition to those of XIDs, such as "xid-79". They are the values of taints.
@@ -30,6 +27,7 @@ const (
 	ReasonAbsent         = "gpu-absent"
 	ReasonHangs          = "gpu-hangs"
 	ReasonFabric         = "fabric-not-ready"
+	ReasonFabricFailed   = "fabric-failed"
 	ReasonRefusing       = "work-not-accepted"
 	ReasonUnreachable    = "gpu-unreachable"
 	ReasonUnavailable    = "gpu-unavailable"
@@ -117,8 +115,6 @@ type State struct {
 	failing time.Time
 	// gone is set while the GPU is lost, its driver is unloaded, or it answers only that it needs a reset.
 	gone bool
-	// unregistered is when the GPU's registration with the fabric became pending; zero while it is not.
-	unregistered time.Time
 }
 
 // NewState is the state of a GPU before its first poll.
@@ -277,23 +273,30 @@ func (s *State) act(action gpu.RecoveryAction, now time.Time) (done bool) {
 	return action == gpu.RecoveryNone && before != gpu.RecoveryNone && before != gpu.RecoveryUnknown
 }
 
-// fabric handles the state of the registration with the NVLink fabric. While it is pending, CUDA returns
-// cudaErrorSystemNotReady on the whole GPU; partitions have no NVLinks and need no registration.
+// fabric handles the state of the registration with the NVLink fabric. While it is pending, in progress or not started, CUDA returns
+// cudaErrorSystemNotReady on the whole GPU, however long that takes: boards that need no registration report that they support none
+// (open-gpu-kernel-modules 595.45.04, nv_gpu_ops.c, _gpuGetFabricStatus, and gpu_fabric_probe.c). Once it has failed, NVLink does not
+// work though all links are up. Partitions have no NVLinks and need no registration.
 func (s *State) fabric(state gpu.FabricState, now time.Time) {
+	reason := ""
 	switch {
-	case !state.Pending():
-		s.unregistered = time.Time{}
-	case s.unregistered.IsZero():
-		s.unregistered = now
-	}
-	if state.Pending() && (state == gpu.FabricInProgress || now.Sub(s.unregistered) < FabricPatience) {
+	case state.Pending():
+		reason = ReasonFabric
 		s.add(Condition{
-			Reason: ReasonFabric, Message: "the GPU is not registered with its NVLink fabric yet, which Fabric Manager does",
+			Reason: reason, Message: "the GPU is not registered with its NVLink fabric yet, which Fabric Manager does",
 			SparesPartitions: true, rank: rankFabric,
 		}, now)
-		return
+	case state == gpu.FabricFailed:
+		reason = ReasonFabricFailed
+		s.add(Condition{
+			Reason: reason, Message: "the registration with the NVLink fabric has failed, and the GPU cannot reach others over NVLink: " +
+				"see nvidia-smi -q, Fabric, and the log of Fabric Manager",
+			SparesPartitions: true, rank: rankFabric,
+		}, now)
 	}
-	s.end(func(c Condition) bool { return c.Reason == ReasonFabric })
+	s.end(func(c Condition) bool {
+		return (c.Reason == ReasonFabric || c.Reason == ReasonFabricFailed) && c.Reason != reason
+	})
 }
 
 // confidential handles whether a GPU in confidential computing mode refuses work, as it does until it is set ready.

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
@@ -24,7 +26,7 @@ func (s *Session) Fabric(ctx context.Context, g *gpu.GPU) (gpu.FabricState, erro
 	if g.FabricState == gpu.FabricUnsupported {
 		return gpu.FabricUnsupported, nil
 	}
-	state, err := ask(ctx, s.calls, g.PCI, "nvmlDeviceGetGpuFabricInfoV", func(dev Device) (gpu.FabricState, error) {
+	return ask(ctx, s.calls, g.PCI, "nvmlDeviceGetGpuFabricInfoV", func(dev Device) (gpu.FabricState, error) {
 		if enabled, _, err := dev.MIG().MIGMode(); err == nil && enabled {
 			return gpu.FabricUnsupported, nil
 		}
@@ -35,12 +37,31 @@ func (s *Session) Fabric(ctx context.Context, g *gpu.GPU) (gpu.FabricState, erro
 		if err != nil {
 			return gpu.FabricUnsupported, fmt.Errorf("read the fabric state of the GPU at %s: %w", g.PCI, err)
 		}
-		return gpu.FabricState(info.State), nil
+		return info.registration(), nil
 	})
-	if err == nil && state == gpu.FabricCompleted {
-		s.inventory.noteRegistered(g.PCI)
+}
+
+// registration is the state of a registration. The driver also reports it as completed where Fabric Manager has failed, and where
+// the GPU is degraded: with a status that is no success (nvml.h: "must be checked only if Probe state returns complete";
+// open-gpu-kernel-modules 595.45.04, subdevice_ctrl_gpu_kernel.c, GPU_GET_NVLINK_FABRIC probe).
+func (i FabricInfo) registration() gpu.FabricState {
+	state := gpu.FabricState(i.State)
+	if state == gpu.FabricCompleted && (i.Status != nil || i.isUnhealthy()) {
+		return gpu.FabricFailed
 	}
-	return state, err
+	return state
+}
+
+// isUnhealthy reports whether the health mask says that the GPU cannot reach others (nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*). A lower
+// bandwidth and recoveries under way leave it working.
+func (i FabricInfo) isUnhealthy() bool {
+	of := func(shift, width uint32) uint32 { return i.Health >> shift & width }
+	return of(nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ROUTE_UNHEALTHY) ==
+		nvml.GPU_FABRIC_HEALTH_MASK_ROUTE_UNHEALTHY_TRUE ||
+		of(nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_INCORRECT_CONFIGURATION) >
+			nvml.GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_NONE ||
+		of(nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_PARTITION_ASSIGNED, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_PARTITION_ASSIGNED) ==
+			nvml.GPU_FABRIC_HEALTH_MASK_PARTITION_ASSIGNED_FALSE
 }
 
 // RefusesWork reports whether the GPUs are in confidential computing mode and do not accept work: until an administrator or
@@ -64,8 +85,7 @@ func (s *Session) RefusesWork(ctx context.Context) (refuses bool, err error) {
 
 // AwaitFabric waits until a whole GPU is registered with its NVLink fabric. Until then CUDA returns
 // cudaErrorSystemNotReady, whether the registration is not started or in progress (open-gpu-kernel-modules 595.45.04,
-// nv_gpu_ops.c, _convertGpuFabricProbeStateToErrorCode). AwaitFabric does not wait for a registration that never
-// started: the node may run without a Fabric Manager.
+// nv_gpu_ops.c, _convertGpuFabricProbeStateToErrorCode).
 func (s *Session) AwaitFabric(ctx context.Context, g *gpu.GPU) error {
 	patience := time.NewTimer(fabricPatience)
 	defer patience.Stop()
@@ -76,7 +96,7 @@ func (s *Session) AwaitFabric(ctx context.Context, g *gpu.GPU) error {
 		if err != nil {
 			return err
 		}
-		if !state.Pending() || state == gpu.FabricNotStarted && !s.inventory.wasRegistered(g.PCI) {
+		if !state.Pending() {
 			return nil
 		}
 		select {

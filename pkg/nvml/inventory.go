@@ -39,8 +39,6 @@ type inventory struct {
 	last *discovery
 	// listed are the GPUs whose PCI function sysfs listed at some read.
 	listed map[gpu.PCIAddress]bool
-	// registered are the GPUs whose registration with the fabric completed at some time.
-	registered map[gpu.PCIAddress]bool
 	// released are the GPUs that were closed and are not to be opened, see Session.Release.
 	released map[gpu.PCIAddress]bool
 	// resetRequired are the UUIDs of GPUs whose driver answered that their MIG mode needs a reset, though their chip needs none.
@@ -49,7 +47,7 @@ type inventory struct {
 
 func newInventory(sysfs fs.ReadLinkFS) *inventory {
 	return &inventory{
-		sysfs: sysfs, listed: map[gpu.PCIAddress]bool{}, registered: map[gpu.PCIAddress]bool{}, released: map[gpu.PCIAddress]bool{},
+		sysfs: sysfs, listed: map[gpu.PCIAddress]bool{}, released: map[gpu.PCIAddress]bool{},
 		resetRequired: map[string]bool{},
 	}
 }
@@ -106,7 +104,6 @@ func (v *inventory) adopt(d *discovery) {
 	for i := range d.node.GPUs {
 		g := &d.node.GPUs[i]
 		v.listed[g.PCI] = v.listed[g.PCI] || len(g.PCIePath) > 0
-		v.registered[g.PCI] = v.registered[g.PCI] || g.FabricState == gpu.FabricCompleted
 	}
 }
 
@@ -128,7 +125,6 @@ func (v *inventory) updateLinks(fresh []gpu.GPU) (changed bool) {
 		}
 		changed = true
 		g.NVLinks, g.Fabric, g.FabricState = f.NVLinks, f.Fabric, f.FabricState
-		v.registered[g.PCI] = v.registered[g.PCI] || g.FabricState == gpu.FabricCompleted
 	}
 	if changed {
 		v.last = &next
@@ -150,19 +146,6 @@ func (v *inventory) wasListed(pci gpu.PCIAddress) bool {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	return v.listed[pci]
-}
-
-func (v *inventory) wasRegistered(pci gpu.PCIAddress) bool {
-	v.mu.RLock()
-	defer v.mu.RUnlock()
-	return v.registered[pci]
-}
-
-// noteRegistered records that the registration of a GPU has completed.
-func (v *inventory) noteRegistered(pci gpu.PCIAddress) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.registered[pci] = true
 }
 
 // openNodes keeps the device nodes of all GPUs open until closeNodes is called. Without persistence mode the driver tears

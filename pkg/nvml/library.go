@@ -121,8 +121,9 @@ type FieldValue struct {
 type FabricInfo struct {
 	ClusterUUID [16]byte
 	CliqueID    int
-	State       int   // NVML_GPU_FABRIC_STATE_*
-	Status      error // of a completed registration; nil if it succeeded
+	State       int    // NVML_GPU_FABRIC_STATE_*
+	Status      error  // of a completed registration; nil if it succeeded
+	Health      uint32 // NVML_GPU_FABRIC_HEALTH_MASK_*
 }
 
 // GPUInstance is a handle to a GPU instance.

@@ -102,8 +102,11 @@ func readFabric(nvlinks Links, g *gpu.GPU, e *errs) {
 	if !e.hint(err) {
 		return
 	}
-	g.FabricState = gpu.FabricState(info.State)
-	if g.NVLinks.Active == 0 || info.State != nvml.GPU_FABRIC_STATE_COMPLETED || info.Status != nil || info.ClusterUUID == [16]byte{} {
+	g.FabricState = info.registration()
+	if g.FabricState == gpu.FabricFailed {
+		g.NVLinks.Active, g.NVLinks.Peers = 0, nil // trained, and of no use
+	}
+	if g.NVLinks.Active == 0 || g.FabricState != gpu.FabricCompleted || info.ClusterUUID == [16]byte{} {
 		return
 	}
 	u := info.ClusterUUID

@@ -47,7 +47,7 @@ func (l realLinks) FabricInfo() (FabricInfo, error) {
 	info, ret := l.dev.GetGpuFabricInfoV().V2()
 	return FabricInfo{
 		ClusterUUID: info.ClusterUuid, CliqueID: int(info.CliqueId), State: int(info.State),
-		Status: check("registration with the fabric", nvml.Return(info.Status)),
+		Status: check("registration with the fabric", nvml.Return(info.Status)), Health: info.HealthMask,
 	}, check(function, ret)
 }
 

@@ -301,17 +301,23 @@ func TestAwaitFabric(t *testing.T) {
 		if took := time.Since(start); took < time.Second {
 			t.Errorf("it took %s, want it to wait for the registration", took)
 		}
-		s.must(s.node.Hardware().SetFabricState(0, sim.FabricInProgress, 0))
-		start = time.Now()
-		if err := s.AwaitFabric(t.Context(), g); !errors.Is(err, gpu.ErrFabricPending) || time.Since(start) > 25*time.Second {
-			t.Errorf("got %v after %s, want %v within 25 s", err, time.Since(start), gpu.ErrFabricPending)
+		for _, state := range []int{sim.FabricInProgress, sim.FabricNotStarted} { // CUDA fails in either
+			s.must(s.node.Hardware().SetFabricState(0, state, 0))
+			start = time.Now()
+			if err := s.AwaitFabric(t.Context(), g); !errors.Is(err, gpu.ErrFabricPending) || time.Since(start) > 25*time.Second {
+				t.Errorf("state %d: got %v after %s, want %v within 25 s", state, err, time.Since(start), gpu.ErrFabricPending)
+			}
 		}
 	})
-	search(t, "gb200-nvl72", func(n *sim.Node) error { return n.Hardware().SetFabricState(0, sim.FabricNotStarted, 0) }, func(t *testing.T, s *searched) {
-		start := time.Now()
-		s.must(s.AwaitFabric(t.Context(), &s.Node().GPUs[0]))
-		if took := time.Since(start); took != 0 {
-			t.Errorf("a registration that never started: it took %s, want no wait", took)
+	search(t, "gb200-nvl72", func(n *sim.Node) error { return n.Hardware().SetFabricState(0, sim.FabricFailed, 0) }, func(t *testing.T, s *searched) {
+		s.must(s.node.Hardware().SetFabricState(1, sim.FabricRouteUnhealthy, 0))
+		s.RereadLinks(t.Context())
+		for i := range 2 {
+			g := &s.Node().GPUs[i]
+			if state, err := s.Fabric(t.Context(), g); err != nil || state != gpu.FabricFailed || g.NVLinks.Active > 0 || g.Fabric != nil {
+				t.Errorf("GPU %d: got %s, %v, %d links and fabric %v; want a failed registration and none", i, state, err, g.NVLinks.Active, g.Fabric)
+			}
+			s.must(s.AwaitFabric(t.Context(), g)) // programs run without NVLink
 		}
 	})
 }

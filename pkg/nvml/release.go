@@ -161,5 +161,4 @@ func (v *inventory) retake(g gpu.GPU, h handle) {
 	next.handles = maps.Clone(v.last.handles)
 	next.handles[g.PCI] = h
 	v.last = &next
-	v.registered[g.PCI] = g.FabricState == gpu.FabricCompleted
 }

@@ -73,8 +73,8 @@ func (h Hardware) restore(index int) error {
 // SetFabricState says how far the registration of a GPU with its NVLink fabric is, one of Fabric*: for so many calls, or
 // for ever if looks is zero. A state of zero is what the node's model says.
 func (h Hardware) SetFabricState(index, state, looks int) error {
-	if state < 0 || state > FabricCompleted || looks < 0 {
-		return fmt.Errorf("no fabric state %d for %d calls: they are 0 to %d", state, looks, FabricCompleted)
+	if state < 0 || state > FabricRouteUnhealthy || looks < 0 {
+		return fmt.Errorf("no fabric state %d for %d calls: they are 0 to %d", state, looks, FabricRouteUnhealthy)
 	}
 	if err := h.checkIndex(index); err != nil {
 		return err

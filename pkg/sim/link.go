@@ -219,12 +219,15 @@ const (
 	FabricNotStarted = 1
 	FabricInProgress = 2
 	FabricCompleted  = 3
+	// Not NVML's: completed with an error, and with a health mask that says that routes are unhealthy.
+	FabricFailed         = 4
+	FabricRouteUnhealthy = 5
 )
 
 // FabricStates lists the names of Fabric*, the first for what the node's model says.
 func FabricStates() []string { return fabricStates }
 
-var fabricStates = []string{"model", "not-started", "in-progress", "completed"}
+var fabricStates = []string{"model", "not-started", "in-progress", "completed", "failed", "route-unhealthy"}
 
 // FabricStateName names one of Fabric*.
 func FabricStateName(state int) string { return nameOf(fabricStates, state) }
@@ -235,7 +238,13 @@ type FabricInfo struct {
 	State       int
 	ClusterUUID [16]byte
 	Clique      uint32
+	// Status is an NVML return code, HealthMask is NVML_GPU_FABRIC_HEALTH_MASK_*.
+	Status     int
+	HealthMask uint32
 }
+
+// routeUnhealthy is NVML_GPU_FABRIC_HEALTH_MASK_ROUTE_UNHEALTHY_TRUE at its place.
+const routeUnhealthy = 1 << 4
 
 // Fabric is the NVLink domain (nvmlDeviceGetGpuFabricInfoV); ErrNotSupported where there is none.
 func (d Links) Fabric() (FabricInfo, error) {
@@ -245,7 +254,13 @@ func (d Links) Fabric() (FabricInfo, error) {
 		return FabricInfo{}, err
 	}
 	f := d.node.spec.Fabric
-	if st.FabricState != 0 {
+	switch st.FabricState {
+	case 0:
+	case FabricFailed:
+		return FabricInfo{State: FabricCompleted, Status: int(CodeUnknown)}, d.fabricLook(call, st)
+	case FabricRouteUnhealthy:
+		return FabricInfo{State: FabricCompleted, HealthMask: routeUnhealthy}, d.fabricLook(call, st)
+	default:
 		return FabricInfo{State: st.FabricState}, d.fabricLook(call, st)
 	}
 	if f == nil {

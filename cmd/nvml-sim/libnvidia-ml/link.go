@@ -62,7 +62,8 @@ func nvmlDeviceGetP2PStatus(h, other C.nvmlDevice_t, capability C.nvmlGpuP2PCaps
 }
 
 // fabricInfo stores what a GPU reports of its NVLink domain in the fields that all versions of the struct have.
-func fabricInfo(h C.nvmlDevice_t, clusterUUID []C.uchar, clique *C.uint, state *C.nvmlGpuFabricState_t) C.nvmlReturn_t {
+func fabricInfo(h C.nvmlDevice_t, clusterUUID []C.uchar, clique *C.uint, state *C.nvmlGpuFabricState_t, status *C.nvmlReturn_t,
+	health *C.uint) C.nvmlReturn_t {
 	return on(device(h), func(d *sim.Device) error {
 		info, err := d.Links().Fabric()
 		if err != nil {
@@ -71,7 +72,10 @@ func fabricInfo(h C.nvmlDevice_t, clusterUUID []C.uchar, clique *C.uint, state *
 		for i, b := range info.ClusterUUID {
 			clusterUUID[i] = C.uchar(b)
 		}
-		*clique, *state = C.uint(info.Clique), C.nvmlGpuFabricState_t(info.State)
+		*clique, *state, *status = C.uint(info.Clique), C.nvmlGpuFabricState_t(info.State), C.nvmlReturn_t(info.Status)
+		if health != nil {
+			*health = C.uint(info.HealthMask)
+		}
 		return nil
 	})
 }
@@ -82,7 +86,7 @@ func nvmlDeviceGetGpuFabricInfo(h C.nvmlDevice_t, to *C.nvmlGpuFabricInfo_t) C.n
 		return C.NVML_ERROR_INVALID_ARGUMENT
 	}
 	to.status, to.state = C.NVML_SUCCESS, C.NVML_GPU_FABRIC_STATE_COMPLETED
-	return fabricInfo(h, to.clusterUuid[:], &to.cliqueId, &to.state)
+	return fabricInfo(h, to.clusterUuid[:], &to.cliqueId, &to.state, &to.status, nil)
 }
 
 //export nvmlDeviceGetGpuFabricInfoV
@@ -96,7 +100,7 @@ func nvmlDeviceGetGpuFabricInfoV(h C.nvmlDevice_t, to *C.nvmlGpuFabricInfoV_t) C
 		return C.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
 	}
 	to.status, to.state, to.healthMask = C.NVML_SUCCESS, C.NVML_GPU_FABRIC_STATE_COMPLETED, 0
-	return fabricInfo(h, to.clusterUuid[:], &to.cliqueId, &to.state)
+	return fabricInfo(h, to.clusterUuid[:], &to.cliqueId, &to.state, &to.status, &to.healthMask)
 }
 
 //export nvmlDeviceGetCpuAffinityWithinScope

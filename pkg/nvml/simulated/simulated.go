@@ -165,7 +165,11 @@ func (l links) NVLinkRemotePCIInfo(link int) (nvml.PCIInfo, error) {
 
 func (l links) FabricInfo() (nvml.FabricInfo, error) {
 	info, err := l.Fabric()
-	return nvml.FabricInfo{ClusterUUID: info.ClusterUUID, CliqueID: int(info.Clique), State: info.State}, err
+	now := nvml.FabricInfo{ClusterUUID: info.ClusterUUID, CliqueID: int(info.Clique), State: info.State, Health: info.HealthMask}
+	if info.Status != 0 {
+		now.Status = fmt.Errorf("the registration with the fabric has failed with code %d", info.Status)
+	}
+	return now, err
 }
 
 // mig is the MIG mode of a simulated GPU and its partitions as nvml.MIG.
