@@ -19,6 +19,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 )
 
@@ -26,16 +27,19 @@ import (
 const maxState = 1 << 20
 
 func main() {
-	if err := run(os.Args[1:], os.Stdin, "/", nvml.LimitMemory); err != nil {
+	if err := run(os.Args[1:], os.Getenv(pciVariable), os.Stdin, "/", nvml.LimitMemory); err != nil {
 		fmt.Fprintf(os.Stderr, "cleave-memory-limit: %v\n", err)
 		os.Exit(1)
 	}
 }
 
-// limiter is nvml.LimitMemory.
-type limiter func(opts nvml.Options, uuid, cgroup string, limit uint64) error
+// pciVariable has the PCI address of the GPU, such as 0000:1b:00.0.
+const pciVariable = "CLEAVE_GPU_PCI"
 
-func run(args []string, stdin io.Reader, root string, limit limiter) error {
+// limiter is nvml.LimitMemory.
+type limiter func(opts nvml.Options, of nvml.LimitedGPU, cgroup string, limit uint64) error
+
+func run(args []string, address string, stdin io.Reader, root string, limit limiter) error {
 	flags := flag.NewFlagSet("cleave-memory-limit", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	driverRoot := flags.String("driver-root", "/", "root of the driver's files on the host")
@@ -55,7 +59,15 @@ func run(args []string, stdin io.Reader, root string, limit limiter) error {
 	if err != nil {
 		return fmt.Errorf("find the container's cgroup: %w", err)
 	}
-	return limit(nvml.Options{DriverRoot: filepath.Clean(*driverRoot)}, *uuid, cgroup, *amount)
+	of := nvml.LimitedGPU{UUID: *uuid}
+	if address != "" {
+		pci, err := gpu.ParsePCIAddress(address)
+		if err != nil {
+			return fmt.Errorf("read %s: %w", pciVariable, err)
+		}
+		of.PCI = &pci
+	}
+	return limit(nvml.Options{DriverRoot: filepath.Clean(*driverRoot)}, of, cgroup, *amount)
 }
 
 // containerPID reads the process ID from the state of a container (OCI runtime specification, "State").

@@ -34,16 +34,16 @@ func procOf(t *testing.T, cgroup string) string {
 
 func TestRun_CgroupLimit(t *testing.T) {
 	var got []string
-	limit := func(opts nvml.Options, uuid, cgroup string, limit uint64) error {
-		got = append(got, fmt.Sprint(opts.DriverRoot, " ", uuid, " ", cgroup, " ", limit))
+	limit := func(opts nvml.Options, of nvml.LimitedGPU, cgroup string, limit uint64) error {
+		got = append(got, fmt.Sprint(opts.DriverRoot, " ", of.PCI, " ", of.UUID, " ", cgroup, " ", limit))
 		return nil
 	}
 	root := procOf(t, "12:devices:/elsewhere\n0::/kubepods.slice/pod1/c1\n")
 	args := []string{"--driver-root=/run/nvidia/driver/", "--gpu=GPU-1", "--limit=1024"}
-	if err := run(args, strings.NewReader(`{"ociVersion":"1.0.2","id":"x","pid":42,"bundle":"/b"}`), root, limit); err != nil {
+	if err := run(args, "0000:1b:00.0", strings.NewReader(`{"ociVersion":"1.0.2","id":"x","pid":42,"bundle":"/b"}`), root, limit); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{"/run/nvidia/driver GPU-1 /sys/fs/cgroup/kubepods.slice/pod1/c1 1024"}, got); diff != "" {
+	if diff := cmp.Diff([]string{"/run/nvidia/driver 0000:1b:00.0 GPU-1 /sys/fs/cgroup/kubepods.slice/pod1/c1 1024"}, got); diff != "" {
 		t.Errorf("limits (-want +got):\n%s", diff)
 	}
 }
@@ -73,12 +73,19 @@ func TestRun_Errors(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			err := run(tt.args, strings.NewReader(tt.state), procOf(t, tt.proc),
-				func(nvml.Options, string, string, uint64) error { return tt.limit })
+			err := run(tt.args, "", strings.NewReader(tt.state), procOf(t, tt.proc),
+				func(nvml.Options, nvml.LimitedGPU, string, uint64) error { return tt.limit })
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want an error that says %q", err, tt.want)
 			}
 		})
+	}
+}
+
+func TestRun_NoAddress(t *testing.T) {
+	err := run([]string{"--gpu=GPU-1", "--limit=1024"}, "1b", strings.NewReader(`{"pid":42}`), procOf(t, "0::/a\n"), nil)
+	if err == nil || !strings.Contains(err.Error(), "read CLEAVE_GPU_PCI") {
+		t.Errorf("got %v of a variable that has no address", err)
 	}
 }
 

@@ -60,7 +60,7 @@ func (e claimEditor) share(edits *specs.ContainerEdits, d *records.Device) error
 		// directories (path_resolution(7), mount(2) MS_RDONLY): no container can replace the socket or fill the directory.
 		edits.Mounts = []*specs.Mount{bind(share.MPS.PipeDir, containerPipes, "ro"), bind(share.MPS.ShmDir, containerSharedMemory, "rw")}
 	case share.CgroupMemory:
-		edits.Hooks = []*specs.Hook{e.memoryLimit(d.UUID, share.Memory)}
+		edits.Hooks = []*specs.Hook{e.memoryLimit(d, share.Memory)}
 	}
 	return nil
 }
@@ -72,11 +72,16 @@ func bind(from, to, access string) *specs.Mount {
 }
 
 // memoryLimit is the hook that makes the driver limit the GPU memory of a container's cgroup.
-func (e claimEditor) memoryLimit(uuid string, memory int64) *specs.Hook {
-	return &specs.Hook{
+func (e claimEditor) memoryLimit(d *records.Device, memory int64) *specs.Hook {
+	hook := &specs.Hook{
 		HookName: "createRuntime",
 		Path:     e.MemoryHookPath,
-		Args: []string{"cleave-memory-limit", "--driver-root=" + e.DriverRoot, "--gpu=" + uuid,
+		Args: []string{"cleave-memory-limit", "--driver-root=" + e.DriverRoot, "--gpu=" + d.UUID,
 			"--limit=" + strconv.FormatInt(memory, 10)},
 	}
+	// In the environment, as the program of an earlier release, to which the plugin may be rolled back, refuses a flag.
+	if pci, err := gpu.ParseDeviceName(d.GPU); err == nil { // else all GPUs are opened
+		hook.Env = []string{"CLEAVE_GPU_PCI=" + pci.String()}
+	}
+	return hook
 }

@@ -3,10 +3,14 @@
 package nvml
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math"
+	"os"
+	"path/filepath"
+	"slices"
 
 	"k8s.io/klog/v2"
 
@@ -28,25 +32,66 @@ func (d realDevice) SetMemoryLimits(cgroup string, soft, hard uint64) error {
 	return check(setMemoryLimits, d.dev.SetMemoryLimits_v1(cgroup, soft, hard))
 }
 
-// LimitsMemory reports whether the driver can limit the GPU memory of a cgroup's processes. It reads the limits of the
-// root cgroup of the unified hierarchy, such as /sys/fs/cgroup.
+// LimitsMemory reports whether the driver can limit the GPU memory of a cgroup's processes, given the root of the unified hierarchy,
+// such as /sys/fs/cgroup. It is a capability of driver and node: a GPU in MIG mode, which answers that it is not supported, has it
+// once it leaves the mode if the others have it.
 func (s *Session) LimitsMemory(ctx context.Context, pci gpu.PCIAddress, root string) bool {
 	if !s.calls.lib.HasFunction(getMemoryLimits) || !s.calls.lib.HasFunction(setMemoryLimits) {
 		return false
 	}
-	_, err := ask(ctx, s.calls, pci, getMemoryLimits, errorOnly(func(dev Device) error {
-		_, _, _, err := dev.MemoryLimits(root)
-		return err
-	}))
-	if err != nil && !errors.Is(err, gpu.ErrNotFound) {
-		klog.FromContext(ctx).V(2).Info("The driver does not limit GPU memory by cgroup", "pci", pci, "reason", err.Error())
-		return false
+	node := s.Node()
+	asked := []gpu.PCIAddress{pci}
+	if g := node.Find(pci.DeviceName()); g != nil && g.MIG.Enabled {
+		asked = nil
+		for i := range node.GPUs {
+			if !node.GPUs[i].MIG.Enabled {
+				asked = append(asked, node.GPUs[i].PCI)
+			}
+		}
+		if asked == nil {
+			return regionsIn(root) // nobody can be asked now
+		}
 	}
-	return true
+	cgroup := limitedCgroup(root)
+	return slices.ContainsFunc(asked, func(pci gpu.PCIAddress) bool {
+		_, err := ask(ctx, s.calls, pci, getMemoryLimits, errorOnly(func(dev Device) error {
+			_, _, _, err := dev.MemoryLimits(cgroup)
+			return err
+		}))
+		if err != nil && !errors.Is(err, gpu.ErrNotFound) {
+			klog.FromContext(ctx).V(2).Info("The driver does not limit GPU memory by cgroup", "pci", pci, "reason", err.Error())
+			return false
+		}
+		return true
+	})
+}
+
+// limitedCgroup is a cgroup to ask about. Where the kernel limits the memory of devices (dmem, Linux 6.14 and later), the driver
+// answers "not supported" of a cgroup without the controller's files, such as the root (NVIDIA MPS documentation, "Memory
+// partitioning"; kernel documentation, cgroup-v2, "DMEM"): a child of it that has them is asked about then. Else the root is.
+func limitedCgroup(root string) string {
+	limited, _ := filepath.Glob(filepath.Join(root, "*", "dmem.max")) // in order
+	if len(limited) > 0 {
+		return filepath.Dir(limited[0])
+	}
+	return root
+}
+
+// regionsIn reports whether the kernel knows memory of NVIDIA GPUs that it can limit. The file is in the root alone.
+func regionsIn(root string) bool {
+	data, err := os.ReadFile(filepath.Join(root, "dmem.capacity"))
+	return err == nil && bytes.Contains(data, []byte("nvidia"))
+}
+
+// LimitedGPU is the GPU whose memory is limited. Without an address, which specs of earlier releases do not have, all GPUs are opened
+// until the one with the UUID is found.
+type LimitedGPU struct {
+	PCI  *gpu.PCIAddress
+	UUID string
 }
 
 // LimitMemory limits the GPU memory of a cgroup's processes. It opens an NVML session of its own.
-func LimitMemory(opts Options, uuid, cgroup string, limit uint64) (err error) {
+func LimitMemory(opts Options, of LimitedGPU, cgroup string, limit uint64) (err error) {
 	path, err := FindLibrary(opts)
 	if err != nil {
 		return err
@@ -60,38 +105,53 @@ func LimitMemory(opts Options, uuid, cgroup string, limit uint64) (err error) {
 			func() (struct{}, error) { return struct{}{}, lib.Shutdown() })
 		err = errors.Join(err, shutdown)
 	}()
-	return limitMemory(lib, uuid, cgroup, limit)
+	return limitMemory(lib, of, cgroup, limit)
 }
 
-func limitMemory(lib Library, uuid, cgroup string, limit uint64) error {
+func limitMemory(lib Library, of LimitedGPU, cgroup string, limit uint64) error {
 	if limit == 0 || limit == math.MaxUint64 {
 		return fmt.Errorf("limit the memory of cgroup %s to %d bytes: %w", cgroup, limit, gpu.ErrInvalidArgument)
 	}
 	if !lib.HasFunction(setMemoryLimits) {
 		return fmt.Errorf("limit the memory of cgroup %s: the driver's library has no %s: %w", cgroup, setMemoryLimits, gpu.ErrNotSupported)
 	}
-	count, err := lib.DeviceCount()
+	dev, err := findLimited(lib, of)
 	if err != nil {
-		return err
+		return fmt.Errorf("limit the memory of cgroup %s: GPU %s: %w", cgroup, of.UUID, err)
 	}
-	for i := range count {
-		dev, err := bounded(context.Background(), newWatchdog(), "nvmlDeviceGetUUID", defaultPatience.Read, false, func() (Device, error) {
-			return deviceOf(lib, i, uuid)
-		})
-		if err != nil {
-			continue // it is about another GPU
-		}
-		if err := dev.SetMemoryLimits(cgroup, limit, limit); err != nil {
-			return fmt.Errorf("limit the memory of cgroup %s on GPU %s to %d bytes: %w", cgroup, uuid, limit, err)
-		}
-		return nil
+	// No soft limit: it is a reservation, which the kernel adds to all cgroups above, where it stays after the container's is gone
+	// (NVIDIA MPS documentation, "Ancestor reservation propagation").
+	if err := dev.SetMemoryLimits(cgroup, 0, limit); err != nil {
+		return fmt.Errorf("limit the memory of cgroup %s on GPU %s to %d bytes: %w", cgroup, of.UUID, limit, err)
 	}
-	return fmt.Errorf("limit the memory of cgroup %s: GPU %s: %w", cgroup, uuid, gpu.ErrNotFound)
+	return nil
 }
 
-// deviceOf returns the GPU at an index if its UUID matches.
-func deviceOf(lib Library, index int, uuid string) (Device, error) {
-	dev, err := lib.DeviceByIndex(index)
+// findLimited opens a GPU. The driver initialises each GPU that is opened, which takes seconds, and may hang for one that is not meant.
+func findLimited(lib Library, of LimitedGPU) (Device, error) {
+	open := func(device func() (Device, error)) (Device, error) {
+		return bounded(context.Background(), newWatchdog(), "nvmlDeviceGetUUID", defaultPatience.Change, false, func() (Device, error) {
+			return withUUID(device, of.UUID)
+		})
+	}
+	if of.PCI != nil {
+		return open(func() (Device, error) { return lib.DeviceByPCI(*of.PCI) })
+	}
+	count, err := lib.DeviceCount()
+	if err != nil {
+		return nil, err
+	}
+	for i := range count {
+		if dev, err := open(func() (Device, error) { return lib.DeviceByIndex(i) }); err == nil {
+			return dev, nil // else it is about another GPU
+		}
+	}
+	return nil, gpu.ErrNotFound
+}
+
+// withUUID opens a GPU if it is the one with a UUID.
+func withUUID(device func() (Device, error), uuid string) (Device, error) {
+	dev, err := device()
 	if err != nil {
 		return nil, err
 	}

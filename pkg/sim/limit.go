@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -101,6 +102,20 @@ func (d DeviceMemory) limitable(call string, st *gpuState, cgroup string) (inode
 	return inode, nil
 }
 
+// hasDmem reports whether a cgroup has the files of the kernel's controller; true, too, where the kernel has none.
+func hasDmem(cgroup string) bool {
+	_, err := os.Stat(filepath.Join(cgroup, "dmem.max"))
+	if err == nil {
+		return true
+	}
+	for dir := cgroup; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "dmem.capacity")); err == nil {
+			return false
+		}
+	}
+	return true
+}
+
 // SetMemoryLimits limits the memory of the processes in a cgroup, in bytes (nvmlDeviceSetMemoryLimits_v1). Soft 0 and
 // hard NoMemoryLimit end it.
 func (d DeviceMemory) SetMemoryLimits(cgroup string, soft, hard uint64) error {
@@ -109,6 +124,9 @@ func (d DeviceMemory) SetMemoryLimits(cgroup string, soft, hard uint64) error {
 		inode, err := d.limitable(call, st, cgroup)
 		if err != nil {
 			return err
+		}
+		if !hasDmem(cgroup) { // "Setting on a cgroup with no dmem files returns 'not found'" (NVIDIA MPS documentation)
+			return fail(call, CodeNotFound, "cgroup %s has no dmem files", cgroup)
 		}
 		total := d.board.MemoryMiB << 20
 		if soft > hard || soft > total || hard > total && hard != NoMemoryLimit {
@@ -135,6 +153,9 @@ func (d DeviceMemory) MemoryLimits(cgroup string) (soft, hard, used uint64, err 
 	inode, err := d.limitable(call, st, cgroup)
 	if err != nil {
 		return 0, 0, 0, err
+	}
+	if !hasDmem(cgroup) {
+		return 0, 0, 0, fail(call, CodeNotSupported, "cgroup %s has no dmem files, such as the root", cgroup)
 	}
 	i, ok := st.findLimit(cgroup)
 	if !ok || st.Limits[i].Inode != inode {

@@ -55,6 +55,18 @@ func TestMemoryLimits(t *testing.T) {
 	if err := d.Memory().SetMemoryLimits(cgroup, 0, NoMemoryLimit); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.WriteFile(filepath.Join(cgroup, "dmem.capacity"), nil, 0o600); err != nil { // the root of a kernel with dmem
+		t.Fatal(err)
+	}
+	if _, _, _, err := d.Memory().MemoryLimits(cgroup); !isCode(err, CodeNotSupported) {
+		t.Errorf("limits of the root = %v", err)
+	}
+	if err := d.Memory().SetMemoryLimits(cgroup, 0, total); !isCode(err, CodeNotFound) {
+		t.Errorf("the root is limited: %v", err)
+	}
+	if err := os.Remove(filepath.Join(cgroup, "dmem.capacity")); err != nil {
+		t.Fatal(err)
+	}
 	if _, _, _, err := d.Memory().MemoryLimits(cgroup); !isCode(err, CodeNotFound) {
 		t.Errorf("limits after they were ended = %v", err)
 	}
