@@ -19,12 +19,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/deployments/manifests"
 	"github.com/cleave-dra/cleave/pkg/explain"
-	"github.com/cleave-dra/cleave/pkg/inspect/models"
-	"github.com/cleave-dra/cleave/pkg/policy"
-	"github.com/cleave-dra/cleave/pkg/publish"
 	"github.com/cleave-dra/cleave/pkg/validation"
 )
 
@@ -156,50 +152,4 @@ func TestRun_KubectlPlugin(t *testing.T) {
 	if code != exitUsage || !strings.HasSuffix(stderr.String(), "Run 'kubectl cleave explain --help' for usage.\n") || !strings.HasPrefix(stderr.String(), "kubectl cleave: ") {
 		t.Errorf("a usage error: got %d, %s", code, &stderr)
 	}
-}
-
-// Whatever is in a file, there is an answer: the allocator sees only what the API server admits.
-func FuzzExplain_File(f *testing.F) {
-	const claim = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c}\nspec: {devices: {"
-	const request = `requests: [{name: gpu, exactly: {deviceClassName: gpu.cleave.dev`
-	for _, devices := range []string{
-		request + `}}]`, request + `, count: -1}}]`, request + `, count: 4611686018427387904}}]`, request + `, allocationMode: Some}}]`,
-		`requests: [{name: gpu}]`, `requests: [{}]`, `requests: [{name: gpu, firstAvailable: [{}]}]`, `constraints: [{}]`,
-		request + `}}], constraints: [{matchAttribute: x}]`, request + `}}], constraints: [{requests: [other], matchAttribute: gpu.cleave.dev/x}]`,
-		request + `}}, {name: gpu, exactly: {deviceClassName: gpu.cleave.dev}}]`, request + `, selectors: [{}]}}]`,
-		request + `, selectors: [{cel: {expression: "device.attributes['a'].b"}}]}}]`, request + `, capacity: {requests: {memory: -1}}}}]`,
-		request + `, capacity: {requests: {"": 1Gi}}}}]`, request + `, tolerations: [{operator: Some}]}}]`, request + `, adminAccess: true}}]`,
-		request + `}, firstAvailable: [{name: a, deviceClassName: mps.cleave.dev}]}]`, request + `}}], config: [{}]`,
-	} {
-		f.Add([]byte(claim + devices + "}}\n"))
-	}
-	f.Add([]byte("apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: mine}\nspec: {selectors: [{}]}\n---\n" + claim + "}}"))
-	objects := explain.Objects{Driver: "gpu.cleave.dev", Nodes: []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}}}
-	inventory, err := models.Load("hgx-h100")
-	if err != nil {
-		f.Fatal(err)
-	}
-	list := publish.Objects(policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Means{}), objects.Driver, "node-1")
-	if objects.Classes, err = manifests.Classes(); err != nil {
-		f.Fatal(err)
-	}
-	f.Fuzz(func(t *testing.T, data []byte) {
-		a := &asker{namespace: "ml", driver: objects.Driver}
-		if a.inFile("-", bytes.NewReader(data)) != nil {
-			return
-		}
-		questions, err := a.questions(t.Context(), objects)
-		if err != nil {
-			t.Fatal(err)
-		}
-		cluster := explain.NewCluster(objects, questions...)
-		for i := range list.Items {
-			cluster.AddSlice(&list.Items[i])
-		}
-		for _, q := range questions {
-			if e, err := cluster.Explain(t.Context(), q); err != nil || e.State == "" {
-				t.Errorf("got %v, %v", e, err)
-			}
-		}
-	})
 }

@@ -15,7 +15,8 @@ import (
 
 // Patience sets how long NVML calls may take before they count as hanging.
 type Patience struct {
-	// Read bounds queries, which take milliseconds on healthy GPUs.
+	// Read bounds queries. They take milliseconds on an idle node, and O(10 s) where partitions of all GPUs are created at once:
+	// calls of all GPUs wait for one lock of the driver's (dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin/nvlib.go).
 	Read time.Duration
 	// Change bounds calls that change or initialise a GPU. The driver initialises a GPU at its first handle
 	// (nvmlDeviceGetHandleByIndex_v2), which takes seconds. It is below the kubelet's timeout of 45 s.
@@ -23,7 +24,7 @@ type Patience struct {
 }
 
 // defaultPatience applies without WithPatience.
-var defaultPatience = Patience{Read: 10 * time.Second, Change: 30 * time.Second}
+var defaultPatience = Patience{Read: 30 * time.Second, Change: 30 * time.Second}
 
 // watchdog bounds the calls about one GPU. NVML calls cannot be cancelled, so each runs in its own goroutine, one at a
 // time: a hanging GPU blocks one goroutine, however often it is queried.

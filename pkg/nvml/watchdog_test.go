@@ -56,8 +56,8 @@ func TestSession_HangingCall(t *testing.T) {
 		if err := s.VerifyGPU(t.Context(), sick); !errors.Is(err, gpu.ErrHangs) {
 			t.Fatalf("got %v, want %v", err, gpu.ErrHangs)
 		}
-		if took := time.Since(start); took < 9*time.Second || took > 11*time.Second {
-			t.Errorf("it took %s, want about 10 s", took)
+		if took := time.Since(start); took < 29*time.Second || took > 31*time.Second {
+			t.Errorf("it took %s, want about 30 s", took)
 		}
 		start = time.Now()
 		goroutines := runtime.NumGoroutine()
