@@ -46,7 +46,7 @@ var env *suite
 
 func TestMain(m *testing.M) {
 	if os.Getenv("CLEAVE_E2E") != "1" {
-		fmt.Println("e2e: skipped; CLEAVE_E2E=1 runs these tests, as root, on a local Kubernetes of their own (make e2e)")
+		fmt.Println("e2e: skipped; CLEAVE_E2E=1 runs these tests, as root, on a local Kubernetes of their own (make test-all)")
 		return
 	}
 	os.Exit(cluster.RunTests(m, func(ctx context.Context) (err error) {

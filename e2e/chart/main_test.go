@@ -88,7 +88,7 @@ func setUp(ctx context.Context) (*bed, error) {
 func onCluster(t *testing.T, limit time.Duration) context.Context {
 	t.Helper()
 	if env == nil {
-		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
+		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make test-all)")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	t.Cleanup(cancel)

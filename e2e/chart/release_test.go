@@ -40,7 +40,7 @@ const demo = "default"
 // TestRelease_Lifecycle goes through the life of a release; each step needs those before.
 func TestRelease_Lifecycle(t *testing.T) {
 	if env == nil {
-		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
+		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make test-all)")
 	}
 	defer removeAfterFailure(t)
 	workload.RunSteps(t, patience, diagnosis, []workload.Step{

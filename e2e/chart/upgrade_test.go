@@ -75,7 +75,7 @@ func TestRelease_UpgradeAndRollback(t *testing.T) {
 func havePrevious(t *testing.T) {
 	t.Helper()
 	if _, err := os.Stat(os.Getenv(release.Previous)); err != nil { // a shallow clone does not have it
-		t.Skipf("make previous builds the release that this upgrades, and make e2e names it in %s: %v", release.Previous, err)
+		t.Skipf("make previous builds the release that this upgrades, and make test-all names it in %s: %v", release.Previous, err)
 	}
 }
 

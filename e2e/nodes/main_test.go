@@ -127,7 +127,7 @@ func diagnosis() string { return env.client.Diagnosis(namespace, demo) }
 // TestNodes goes through the life of a release on three nodes; each step needs those before.
 func TestNodes(t *testing.T) {
 	if env == nil {
-		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
+		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make test-all)")
 	}
 	workload.RunSteps(t, patience, diagnosis, []workload.Step{
 		{Name: "a plugin on every node", Run: installed},
