@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -24,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -195,15 +195,13 @@ func nodeState(ctx context.Context) (map[string][]string, error) {
 			kinds["compute modes"] = append(kinds["compute modes"], strings.TrimSpace(line))
 		}
 	}
-	processes, err := filepath.Glob("/proc/[0-9]*")
+	processes, err := process.List()
 	if err != nil {
 		return nil, err
 	}
-	for _, dir := range processes {
-		command, _ := os.ReadFile(filepath.Join(dir, "cmdline")) // it may have ended
-		environment, _ := os.ReadFile(filepath.Join(dir, "environ"))
-		if strings.Contains(string(command), "nvidia-cuda-mps") && strings.Contains(string(environment), "="+env.MPSDir) {
-			kinds["MPS processes"] = append(kinds["MPS processes"], filepath.Base(dir)+": "+strings.ReplaceAll(string(command), "\x00", " "))
+	for _, p := range processes {
+		if strings.Contains(p.Command, "nvidia-cuda-mps") && strings.Contains(p.Environment, "="+env.MPSDir) {
+			kinds["MPS processes"] = append(kinds["MPS processes"], fmt.Sprintf("%d: %s", p.PID, p.Command))
 		}
 	}
 	return kinds, nil
@@ -232,18 +230,11 @@ func waitNoClaims(t *testing.T, ctx context.Context) {
 // rollPlugin upgrades to this release while pods pass and waits until one new plugin is all there is.
 func rollPlugin(t *testing.T, ctx context.Context, verbosity string) {
 	t.Helper()
-	old := podOf(t, ctx, "plugin").Name
+	old := podOf(t, ctx, "plugin")
 	helmOn(t, env.values(false), "upgrade", "cleave", chartDir, "--set", "plugin.logVerbosity="+verbosity, "--wait", "--timeout", helmPatience)
-	must(t, workload.Until(ctx, "one plugin, a new one", func(ctx context.Context) (bool, string, error) {
-		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=plugin"})
-		if err != nil || len(list.Items) != 1 {
-			return false, fmt.Sprintf("%d plugins", len(list.Items)), err
-		}
-		p := &list.Items[0]
-		c := &p.Spec.Containers[0]
-		this := slices.Contains(c.Args, "--v="+verbosity) && strings.HasSuffix(c.Image, ":e2e")
-		return p.Name != old && this && len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].Ready, workload.Describe(p), nil
-	}))
+	onlyPod(t, ctx, "plugin", otherThan(old), ready, ofTag("e2e"), func(p *corev1.Pod) bool {
+		return slices.Contains(p.Spec.Containers[0].Args, "--v="+verbosity)
+	})
 }
 
 // TestRelease_UpgradeDuringChurn lets many short pods of all tiers come and go while the plugin is replaced twice: that of the

@@ -16,22 +16,9 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// Manifests written for NVIDIA's DRA driver run unchanged with nvidiaCompatible: both classes, the parameters for time
-// slices and MPS, and selection by what that driver publishes. The admission policies let them through.
-func TestRelease_Compatible(t *testing.T) {
-	ctx := onCluster(t, patience)
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		emptyDemo(ctx, t)
-		uninstall(t, ctx)
-	})
-	helmOn(t, env.values(true)+"nvidiaCompatible: true\n", "install", "cleave", chartDir, "--create-namespace")
-	must(t, env.client.WaitSlices(ctx, "gpu.nvidia.com", nil))
-	must(t, workload.Until(ctx, "the supervisor to be ready", func(ctx context.Context) (bool, string, error) {
-		pod := podOf(t, ctx, "mps")
-		return len(pod.Status.ContainerStatuses) == 1 && pod.Status.ContainerStatuses[0].Ready, workload.Describe(pod), nil
-	}))
+// compatible runs manifests that were written for NVIDIA's DRA driver, unchanged, with nvidiaCompatible: both classes, the parameters
+// for time slices and MPS, and selection by what that driver publishes. The admission policies let them through.
+func compatible(t *testing.T, ctx context.Context) {
 	compatibleRefusals(t, ctx)
 	for _, name := range []string{"gpus", "mig", "sharing"} {
 		compatiblePods(t, ctx, name)
@@ -95,6 +82,5 @@ func compatiblePods(t *testing.T, ctx context.Context, name string) {
 		}
 	}
 	// Eight GPUs are enough for one file at a time.
-	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-	must(t, env.client.WaitGone(ctx, demo, ""))
+	emptyDemo(t, ctx)
 }

@@ -32,7 +32,7 @@ var pending = []string{"topology-gpu-and-nic", "small-service-1", "small-service
 
 // examplesAsTheyAre applies every example as a user does, image, command and all, and deletes it again.
 func examplesAsTheyAre(t *testing.T, ctx context.Context) {
-	emptyDemo(ctx, t)
+	emptyDemo(t, ctx)
 	for _, names := range rounds {
 		var files []string
 		for _, name := range names {

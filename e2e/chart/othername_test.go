@@ -5,6 +5,7 @@ package chart
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,32 +32,33 @@ func TestDriverName_SwitchedUnderPods(t *testing.T) {
 	ctx := onCluster(t, patience)
 	defer removeAfterFailure(t)
 	installed(t, ctx)
-	for _, w := range []wish{{name: "whole", class: "gpu.cleave.dev"}, {name: "small", class: "mig.cleave.dev"}, {name: "share", class: "timeslice.cleave.dev"}, {name: "mps", class: "mps.cleave.dev"}} {
-		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{w.template()}))
-	}
 	workload.RunSteps(t, renamePatience, diagnosis, []workload.Step{
 		{Name: "to NVIDIA's", Run: func(t *testing.T, ctx context.Context) { switchName(t, ctx, "gpu.cleave.dev", "gpu.nvidia.com") }},
-		{Name: "back", Run: func(t *testing.T, ctx context.Context) { switchName(t, ctx, "gpu.nvidia.com", "gpu.cleave.dev") }},
-		{Name: "to and fro", Run: switchBackAtOnce},
+		// While the plugin still serves the name before.
+		{Name: "manifests written for NVIDIA's driver", Run: compatible},
+		{Name: "nothing of the name before", Run: func(t *testing.T, ctx context.Context) { nothingOf(t, ctx, "gpu.cleave.dev") }},
+		{Name: "back", Run: func(t *testing.T, ctx context.Context) {
+			switchName(t, ctx, "gpu.nvidia.com", "gpu.cleave.dev")
+			nothingOf(t, ctx, "gpu.nvidia.com")
+		}},
+		// Back to the name before while the new plugin still waits for the slices of the old one to go.
+		{Name: "to and fro", Run: func(t *testing.T, ctx context.Context) {
+			switchName(t, ctx, "gpu.cleave.dev", "gpu.nvidia.com", "gpu.cleave.dev")
+			nothingOf(t, ctx, "gpu.nvidia.com")
+		}},
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), renamePatience)
 	defer cancel()
-	must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	emptyDemo(t, ctx)
 	uninstalled(t, ctx)
 }
 
 // upgradeName has the driver go by a name, and waits until one plugin of that name is all there is.
 func upgradeName(t *testing.T, ctx context.Context, driver string) {
 	t.Helper()
-	before, compatible := podOf(t, ctx, "plugin").Name, strconv.FormatBool(driver == "gpu.nvidia.com")
+	before, compatible := podOf(t, ctx, "plugin"), strconv.FormatBool(driver == "gpu.nvidia.com")
 	helmOn(t, env.values(false), "upgrade", "cleave", chartDir, "--set", "nvidiaCompatible="+compatible, "--wait", "--timeout", helmPatience)
-	must(t, workload.Until(ctx, "one plugin of the new name", func(ctx context.Context) (bool, string, error) {
-		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=plugin"})
-		if err != nil || len(list.Items) != 1 {
-			return false, fmt.Sprintf("%d plugins", len(list.Items)), err
-		}
-		return list.Items[0].Name != before, workload.Describe(&list.Items[0]), nil
-	}))
+	onlyPod(t, ctx, "plugin", otherThan(before))
 }
 
 // publishedBy waits until a driver, and no other, publishes the node's GPUs.
@@ -82,19 +84,8 @@ func publishedBy(t *testing.T, ctx context.Context, driver string) {
 // cannot be prepared.
 func ofEachTier(t *testing.T, ctx context.Context, driver string) (pods map[string]*corev1.Pod, sees map[string]string) {
 	t.Helper()
-	pods, sees = map[string]*corev1.Pod{}, map[string]string{}
-	for _, name := range []string{"whole", "small", "share", "mps"} {
-		pod := wish{name: name}.pod(name)
-		if pod.Spec.Containers[0].Command = []string{"/bin/sh", "-c", lookAgain}; name == "mps" {
-			workload.RunCUDA(pod)
-		}
-		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{pod}))
-		running, err := env.client.WaitRunning(ctx, demo, pod.Name)
-		must(t, err)
-		if pods[name] = running; name != "mps" {
-			sees[name] = seesNow(t, ctx, pod.Name)
-		}
-	}
+	pods, sees = holding(t, ctx, []wish{{name: "whole", class: "gpu.cleave.dev"}, {name: "small", class: "mig.cleave.dev"},
+		{name: "share", class: "timeslice.cleave.dev"}, {name: "mps", class: "mps.cleave.dev"}})
 	// Of Cleave's own classes it is known what their parameters may be, and the API server refuses the claim.
 	own := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: churnPrefix + "own-class"}, Spec: resourceapi.DeviceClassSpec{
 		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
@@ -112,6 +103,7 @@ func ofEachTier(t *testing.T, ctx context.Context, driver string) (pods map[stri
 	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{template, pod}))
 	refused(t, ctx, pod.Name, "FailedPrepareDynamicResources", "timeSlice")
 	must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).Delete(ctx, template.Name, metav1.DeleteOptions{}))
+	pods["waiting"] = pod
 	return pods, sees
 }
 
@@ -132,11 +124,14 @@ func gpusOf(sees string) []string {
 	return slices.DeleteFunc(strings.Fields(sees), func(path string) bool { return strings.Contains(path, "caps") })
 }
 
-// switchName switches the driver's name under pods of all tiers.
-func switchName(t *testing.T, ctx context.Context, from, to string) {
+// switchName switches the driver's name under pods of all tiers, to the last of some names by way of the others.
+func switchName(t *testing.T, ctx context.Context, from string, to ...string) {
+	t.Helper()
 	pods, sees := ofEachTier(t, ctx, from)
-	upgradeName(t, ctx, to)
-	publishedBy(t, ctx, to)
+	for _, driver := range to {
+		upgradeName(t, ctx, driver)
+	}
+	publishedBy(t, ctx, to[len(to)-1])
 
 	// Of eight GPUs five are allocated under the name before.
 	all := wholeGPUs(t, ctx, 8)
@@ -161,27 +156,16 @@ func switchName(t *testing.T, ctx context.Context, from, to string) {
 	}
 	refused(t, ctx, all.Name, "FailedScheduling", "cannot allocate all claims")
 
-	for name := range pods {
-		must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, pods[name].Name, metav1.DeleteOptions{}))
-	}
-	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, churnPrefix+"waiting", metav1.DeleteOptions{}))
-	for name := range pods {
-		must(t, env.client.WaitGone(ctx, demo, pods[name].Name))
-	}
-	must(t, env.client.WaitGone(ctx, demo, churnPrefix+"waiting"))
-	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, free.Name, metav1.DeleteOptions{}))
+	endPods(t, ctx, slices.Collect(maps.Values(pods))...)
+	endPods(t, ctx, free)
 	_, err = env.client.WaitRunning(ctx, demo, all.Name)
 	must(t, err)
 	if got := gpusOf(seesNow(t, ctx, all.Name)); len(got) != 8 {
 		t.Errorf("a pod with all GPUs sees %v", got)
 	}
-	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, all.Name, metav1.DeleteOptions{}))
-	must(t, env.client.WaitGone(ctx, demo, ""))
-	for _, n := range []int{3, 8} {
-		must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).Delete(ctx, fmt.Sprintf("%sgpus-%d", churnPrefix, n), metav1.DeleteOptions{}))
-	}
+	endPods(t, ctx, all)
+	emptyDemo(t, ctx)
 	waitNoClaims(t, ctx)
-	nothingOf(t, ctx, from)
 }
 
 // nothingOf waits until the state of a driver's name is gone from the node.
@@ -201,30 +185,4 @@ func nothingOf(t *testing.T, ctx context.Context, driver string) {
 		}
 		return len(left)+len(sockets)+len(specs) == 0, fmt.Sprint(left, sockets, specs), nil
 	}))
-}
-
-// switchBackAtOnce goes back to the name before while the new plugin still waits for the slices of the old one to go.
-func switchBackAtOnce(t *testing.T, ctx context.Context) {
-	pods, sees := ofEachTier(t, ctx, "gpu.cleave.dev")
-	upgradeName(t, ctx, "gpu.nvidia.com")
-	upgradeName(t, ctx, "gpu.cleave.dev")
-	publishedBy(t, ctx, "gpu.cleave.dev")
-	all := wholeGPUs(t, ctx, 8)
-	refused(t, ctx, all.Name, "FailedScheduling", "cannot allocate all claims")
-	for name, before := range sees {
-		undisturbed(t, ctx, pods[name], before)
-	}
-	for name := range pods {
-		must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, pods[name].Name, metav1.DeleteOptions{}))
-	}
-	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, churnPrefix+"waiting", metav1.DeleteOptions{}))
-	for name := range pods {
-		must(t, env.client.WaitGone(ctx, demo, pods[name].Name))
-	}
-	_, err := env.client.WaitRunning(ctx, demo, all.Name)
-	must(t, err)
-	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, all.Name, metav1.DeleteOptions{}))
-	must(t, env.client.WaitGone(ctx, demo, ""))
-	waitNoClaims(t, ctx)
-	nothingOf(t, ctx, "gpu.nvidia.com")
 }

@@ -23,7 +23,7 @@ import (
 
 // lookAgain prints the device nodes of GPUs and partitions over and over, each time with a number.
 const lookAgain = `trap 'exit 0' TERM; i=0; while :; do i=$((i+1)); ` +
-	`echo look $i $(ls -d /dev/nvidia[0-9]* /dev/nvidia-caps/* 2>/dev/null); sleep 1 & wait; done`
+	`echo look $i $(ls -d /dev/nvidia[0-9]* /dev/nvidia-caps/* 2>/dev/null); sleep 0.2 & wait; done`
 
 // looked is what a pod with lookAgain printed last.
 func looked(ctx context.Context, pod string) (n int, nodes string, err error) {
@@ -62,17 +62,21 @@ func seesNow(t *testing.T, ctx context.Context, pod string) string {
 	return nodes
 }
 
-// holding makes pods that hold a whole GPU, a partition and a share of a GPU, and says what each sees.
-func holding(t *testing.T, ctx context.Context) (pods map[string]*corev1.Pod, sees map[string]string) {
+// holding makes pods of wishes, and returns what those see that do not use MPS.
+func holding(t *testing.T, ctx context.Context, list []wish) (pods map[string]*corev1.Pod, sees map[string]string) {
 	t.Helper()
 	pods, sees = map[string]*corev1.Pod{}, map[string]string{}
-	for _, w := range wishes[:3] {
+	for _, w := range list {
 		pod := w.pod(w.name)
-		pod.Spec.Containers[0].Command = []string{"/bin/sh", "-c", lookAgain}
+		if pod.Spec.Containers[0].Command = []string{"/bin/sh", "-c", lookAgain}; w.class == "mps.cleave.dev" {
+			workload.RunCUDA(pod)
+		}
 		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{w.template(), pod}))
 		running, err := env.client.WaitRunning(ctx, demo, pod.Name)
 		must(t, err)
-		pods[w.name], sees[w.name] = running, seesNow(t, ctx, pod.Name)
+		if pods[w.name] = running; w.class != "mps.cleave.dev" {
+			sees[w.name] = seesNow(t, ctx, pod.Name)
+		}
 	}
 	return pods, sees
 }
@@ -140,7 +144,7 @@ func TestRelease_RemovedWhileAllocated(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	pods, sees := holding(t, ctx)
+	pods, sees := holding(t, ctx, wishes[:3])
 	before, err := nodeState(ctx)
 	must(t, err)
 	removePlugin(t, ctx)
@@ -176,8 +180,7 @@ func TestRelease_RemovedWhileAllocated(t *testing.T) {
 		_, err := env.client.WaitRunning(ctx, demo, pod.Name)
 		must(t, err)
 	}
-	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-	must(t, env.client.WaitGone(ctx, demo, ""))
+	emptyDemo(t, ctx)
 	waitNoClaims(t, ctx)
 	uninstalled(t, ctx)
 }

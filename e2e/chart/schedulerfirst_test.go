@@ -21,12 +21,10 @@ import (
 // firstLease is the lease of the cluster's own kube-scheduler, by its defaults.
 const firstLease = "kube-scheduler"
 
-// TestScheduler_InPlaceOfFirst lets cleave-scheduler take over from the cluster's own scheduler: it waits for that one's lease,
+// inPlaceOfFirst lets cleave-scheduler take over from the cluster's own scheduler: it waits for that one's lease,
 // so that the two never schedule at once. The local cluster's runs without leader election, so that the test has the lease
 // for it.
-func TestScheduler_InPlaceOfFirst(t *testing.T) {
-	ctx := onCluster(t, schedulerPatience)
-	installScheduler(t, ctx)
+func inPlaceOfFirst(t *testing.T, ctx context.Context) {
 	leases := env.kube.CoordinationV1().Leases(metav1.NamespaceSystem)
 	first, hour, now := "first", int32(3600), metav1.NewMicroTime(time.Now())
 	lease, err := leases.Create(ctx, &coordinationv1.Lease{
@@ -80,11 +78,6 @@ func TestScheduler_InPlaceOfFirst(t *testing.T) {
 	if name, instance := scheduledBy(t, ctx, pods[len(pods)-1]); name != "default-scheduler" || !strings.HasSuffix(instance, leads.Name) {
 		t.Errorf("the pod was scheduled by %s, %s, want default-scheduler and %s", name, instance, leads.Name)
 	}
-	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-	must(t, env.client.WaitGone(ctx, demo, ""))
-	for _, name := range []string{"one-gpu", "shared-claim"} {
-		_, err := env.client.Kubectl(ctx, "", "delete", "--ignore-not-found", "-f", filepath.Join(examplesDir, name+".yaml"))
-		must(t, err)
-	}
+	emptyDemo(t, ctx)
 	schedulerLogs(t, ctx)
 }

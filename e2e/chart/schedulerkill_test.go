@@ -3,12 +3,8 @@
 package chart
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,6 +15,7 @@ import (
 	"k8s.io/client-go/util/retry"
 
 	"github.com/cleave-dra/cleave/e2e/packing"
+	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -134,18 +131,11 @@ func removePaperNodes(t *testing.T, ctx context.Context) {
 // kill ends a scheduler's process as a crash does.
 func kill(t *testing.T, pod string) {
 	t.Helper()
-	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	all, err := process.List()
 	must(t, err)
-	for _, path := range all {
-		command, _ := os.ReadFile(path)
-		if !bytes.HasPrefix(command, []byte("/usr/bin/cleave-scheduler\x00")) {
-			continue
-		}
-		environment, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "environ"))
-		if bytes.Contains(append([]byte{0}, environment...), []byte("\x00HOSTNAME="+pod+"\x00")) {
-			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-			must(t, err)
-			must(t, syscall.Kill(pid, syscall.SIGKILL))
+	for _, p := range all {
+		if strings.HasPrefix(p.Command+" ", "/usr/bin/cleave-scheduler ") && strings.Contains("\x00"+p.Environment, "\x00HOSTNAME="+pod+"\x00") {
+			must(t, syscall.Kill(p.PID, syscall.SIGKILL))
 			return
 		}
 	}

@@ -35,35 +35,31 @@ var tiers = []struct{ name, class string }{
 func TestRelease_UpgradeAndRollback(t *testing.T) {
 	ctx := onCluster(t, upgradePatience)
 	havePrevious(t)
-	t.Cleanup(func() { uninstall(t, context.Background()) })
+	atEnd(t, emptyDemo, uninstall)
 	installPrevious(t, ctx, env.values(true))
-	t.Cleanup(func() {
-		must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{}))
-		must(t, env.client.WaitGone(context.Background(), demo, ""))
-	})
 	before := runTiers(t, ctx, "before")
 
 	helmOn(t, env.values(true), "upgrade", "cleave", chartDir, "--wait", "--timeout", helmPatience)
 	runsOnly(t, ctx, "e2e")
 	sameContainers(t, ctx, before)
-	end(t, ctx, before[0], before[1])
+	endPods(t, ctx, before[0], before[1])
 	after := runTiers(t, ctx, "after")
 	writtenLater(t, after[2])
 
 	helmOn(t, "", "rollback", "cleave", "1", "--wait", "--timeout", helmPatience)
 	runsOnly(t, ctx, release.PreviousTag)
 	sameContainers(t, ctx, slices.Concat(before[2:], after))
-	end(t, ctx, slices.Concat(before[2:], after)...)
-	end(t, ctx, runTiers(t, ctx, "back")...)
+	endPods(t, ctx, slices.Concat(before[2:], after)...)
+	endPods(t, ctx, runTiers(t, ctx, "back")...)
 
 	// An upgrade leaves the supervisor of MPS alone until its pod is deleted, and so does the way back.
 	helmOn(t, env.values(true), "upgrade", "cleave", chartDir, "--wait", "--timeout", helmPatience)
 	runsOnly(t, ctx, "e2e")
 	renewSupervisor(t, ctx, "e2e")
-	end(t, ctx, runTiers(t, ctx, "renewed")...)
+	endPods(t, ctx, runTiers(t, ctx, "renewed")...)
 	helmOn(t, "", "rollback", "cleave", "1", "--wait", "--timeout", helmPatience)
 	runsOnly(t, ctx, release.PreviousTag)
-	end(t, ctx, runTiers(t, ctx, "mixed")...)
+	endPods(t, ctx, runTiers(t, ctx, "mixed")...)
 	must(t, workload.Until(ctx, "all records to go", func(context.Context) (bool, string, error) {
 		left, err := filepath.Glob(filepath.Join(claimsDir(), "*.json"))
 		return len(left) == 0, strings.Join(left, " "), err
@@ -93,15 +89,7 @@ func installPrevious(t *testing.T, ctx context.Context, values string) {
 // runsOnly waits until one plugin runs, of an image with a tag.
 func runsOnly(t *testing.T, ctx context.Context, tag string) {
 	t.Helper()
-	must(t, workload.Until(ctx, "only the plugin of "+tag+" to run", func(ctx context.Context) (bool, string, error) {
-		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=plugin"})
-		if err != nil || len(list.Items) != 1 {
-			return false, "not one pod", err
-		}
-		pod := &list.Items[0]
-		ready := len(pod.Status.ContainerStatuses) == 1 && pod.Status.ContainerStatuses[0].Ready
-		return ready && strings.HasSuffix(pod.Spec.Containers[0].Image, ":"+tag), workload.Describe(pod), nil
-	}))
+	onlyPod(t, ctx, "plugin", ready, ofTag(tag))
 	nothingCorrupt(t)
 }
 
@@ -113,15 +101,7 @@ func renewSupervisor(t *testing.T, ctx context.Context, tag string) {
 		t.Errorf("the supervisor was replaced by itself: %s", workload.Describe(old))
 	}
 	must(t, env.kube.CoreV1().Pods(namespace).Delete(ctx, old.Name, metav1.DeleteOptions{}))
-	must(t, workload.Until(ctx, "the supervisor of "+tag+" to run", func(ctx context.Context) (bool, string, error) {
-		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=mps"})
-		if err != nil || len(list.Items) != 1 || list.Items[0].UID == old.UID {
-			return false, "not one new pod", err
-		}
-		pod := &list.Items[0]
-		ready := len(pod.Status.ContainerStatuses) == 1 && pod.Status.ContainerStatuses[0].Ready
-		return ready && strings.HasSuffix(pod.Spec.Containers[0].Image, ":"+tag), workload.Describe(pod), nil
-	}))
+	onlyPod(t, ctx, "mps", otherThan(old), ready, ofTag(tag))
 }
 
 // runTiers runs a pod of each tier, in their order.
@@ -160,17 +140,6 @@ func sameContainers(t *testing.T, ctx context.Context, pods []*corev1.Pod) {
 		if diff := cmp.Diff(identity(pod), identity(now)); diff != "" {
 			t.Errorf("container of pod %s (-before +now):\n%s", pod.Name, diff)
 		}
-	}
-}
-
-// end deletes pods and waits until they are gone, which takes an Unprepare of their claims.
-func end(t *testing.T, ctx context.Context, pods ...*corev1.Pod) {
-	t.Helper()
-	for _, pod := range pods {
-		must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, pod.Name, metav1.DeleteOptions{}))
-	}
-	for _, pod := range pods {
-		must(t, env.client.WaitGone(ctx, demo, pod.Name))
 	}
 }
 

@@ -33,10 +33,7 @@ webhook: {enabled: true, replicas: 1, failurePolicy: Fail, timeoutSeconds: 30, t
 		}
 	})
 	helmOn(t, values, "install", "cleave", chartDir, "--create-namespace")
-	must(t, workload.Until(ctx, "the webhook to be ready", func(ctx context.Context) (bool, string, error) {
-		pod := podOf(t, ctx, "webhook")
-		return len(pod.Status.ContainerStatuses) == 1 && pod.Status.ContainerStatuses[0].Ready, workload.Describe(pod), nil
-	}))
+	onlyPod(t, ctx, "webhook", ready)
 	for _, text := range parameters {
 		raw := withType(t, text)
 		spec := ask("mine.example.com", nil) // parameters of either tier may fit it
