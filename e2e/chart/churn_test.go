@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -23,7 +22,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -163,50 +161,6 @@ func churn(ctx context.Context, through *atomic.Int64, rolled *atomic.Bool) erro
 	return errors.Join(failed...)
 }
 
-// nodeState is what the node holds for claims, by kind: the plugin's records, the specs for the container runtime, partitions
-// and what MPS runs.
-func nodeState(ctx context.Context) (map[string][]string, error) {
-	kinds := map[string][]string{}
-	for kind, pattern := range map[string]string{
-		"records":   filepath.Join(env.cluster.PluginsDir(), "gpu.cleave.dev", "claims", "[^.]*.json"),
-		"CDI specs": filepath.Join(env.cluster.CDIDir(), "gpu.cleave.dev-claim_*"),
-	} {
-		found, err := filepath.Glob(pattern)
-		if err != nil {
-			return nil, err
-		}
-		kinds[kind] = found
-	}
-	partitions, err := env.Node.Sim(ctx, "mig", "list")
-	if err != nil {
-		return nil, err
-	}
-	for line := range strings.Lines(partitions) {
-		if fields := strings.Fields(line); len(fields) == 6 && strings.HasPrefix(fields[5], "MIG-") { // GPU GI CI PROFILE PLACEMENT UUID
-			kinds["partitions"] = append(kinds["partitions"], strings.TrimSpace(line))
-		}
-	}
-	shown, err := env.Node.Sim(ctx, "show")
-	if err != nil {
-		return nil, err
-	}
-	for line := range strings.Lines(shown) {
-		if strings.Contains(line, "EXCLUSIVE") {
-			kinds["compute modes"] = append(kinds["compute modes"], strings.TrimSpace(line))
-		}
-	}
-	processes, err := process.List()
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range processes {
-		if strings.Contains(p.Command, "nvidia-cuda-mps") && strings.Contains(p.Environment, "="+env.MPSDir) {
-			kinds["MPS processes"] = append(kinds["MPS processes"], fmt.Sprintf("%d: %s", p.PID, p.Command))
-		}
-	}
-	return kinds, nil
-}
-
 // waitNoClaims waits until neither the API server nor the node knows of a claim in use.
 func waitNoClaims(t *testing.T, ctx context.Context) {
 	t.Helper()
@@ -215,7 +169,7 @@ func waitNoClaims(t *testing.T, ctx context.Context) {
 		if err != nil {
 			return false, "", err
 		}
-		kinds, err := nodeState(ctx)
+		kinds, err := env.Holdings(ctx, 0)
 		if err != nil {
 			return false, "", err
 		}
@@ -240,7 +194,7 @@ func rollPlugin(t *testing.T, ctx context.Context, verbosity string) {
 // TestRelease_UpgradeDuringChurn lets many short pods of all tiers come and go while the plugin is replaced twice: that of the
 // release before by this one, and this one by itself.
 func TestRelease_UpgradeDuringChurn(t *testing.T) {
-	ctx, cancel := context.WithCancel(onCluster(t, churnPatience))
+	ctx, cancel := context.WithCancel(tests.Bound(t, churnPatience))
 	havePrevious(t)
 	defer removeAfterFailure(t)
 	installPrevious(t, ctx, env.values(false))
@@ -261,7 +215,7 @@ func TestRelease_UpgradeDuringChurn(t *testing.T) {
 	for i, verbosity := range []string{"5", "6"} {
 		from := int64(20 + i*60)
 		must(t, workload.Until(ctx, fmt.Sprintf("%d pods to be through", from), func(ctx context.Context) (bool, string, error) {
-			kinds, err := nodeState(ctx)
+			kinds, err := env.Holdings(ctx, 0)
 			for kind, of := range kinds {
 				seen[kind] = seen[kind] || len(of) > 0
 			}
@@ -314,6 +268,5 @@ func removeAfterFailure(t *testing.T) {
 	now := int64(0)
 	_ = env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{})
 	_ = env.client.WaitGone(ctx, demo, "")
-	_, _ = helm(t, "", "uninstall", "cleave", "--kubeconfig", env.cluster.Kubeconfig(), "--namespace", namespace,
-		"--wait", "--timeout", helmPatience)
+	_, _ = env.Helm(ctx, "", "uninstall", "cleave", "--wait", "--timeout", helmPatience)
 }

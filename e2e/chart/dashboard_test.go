@@ -58,8 +58,8 @@ func TestDashboard_Privileges(t *testing.T) {
 
 // TestDashboard_OnCluster goes over what a release reports: to people, to Prometheus, and of itself.
 func TestDashboard_OnCluster(t *testing.T) {
-	tools := monitoringTools(t, onCluster(t, toolsPatience))
-	ctx := onCluster(t, patience)
+	tools := monitoringTools(t, tests.Bound(t, toolsPatience))
+	ctx := tests.Bound(t, patience)
 	defer removeAfterFailure(t)
 	installedWith(t, ctx, env.values(false)+fmt.Sprintf(`
 dashboard: {enabled: true, tolerations: [{operator: Exists}], env: [{name: KUBERNETES_SERVICE_HOST, value: "%s"}, {name: KUBERNETES_SERVICE_PORT, value: "%s"}]}

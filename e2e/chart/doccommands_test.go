@@ -298,9 +298,7 @@ func docsRun(t *testing.T, ctx context.Context) {
 	example(t, ctx, "one-gpu", nil)
 	used := map[string]bool{}
 	commands := docCommands(t)
-	notes, err := helm(t, "", "get", "notes", "cleave", "--kubeconfig", env.cluster.Kubeconfig(), "--namespace", namespace)
-	must(t, err)
-	commands = append(commands, commandsOf("NOTES.txt", "```\n"+notes+"```\n")...)
+	commands = append(commands, commandsOf("NOTES.txt", "```\n"+helmOn(t, "", "get", "notes", "cleave")+"```\n")...)
 	for _, c := range commands {
 		words := c.stages[0]
 		if cannotRun[strings.Join(words, " ")] != "" {

@@ -15,7 +15,6 @@ import (
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
@@ -36,7 +35,9 @@ func diagnosis() string { return env.client.Diagnosis(namespace, demo) }
 // helmOn runs Helm against the cluster.
 func helmOn(t *testing.T, values string, args ...string) string {
 	t.Helper()
-	out, err := helm(t, values, append(args, "--kubeconfig", env.cluster.Kubeconfig(), "--namespace", namespace)...)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience) // clean-up needs it, too
+	defer cancel()
+	out, err := env.Helm(ctx, values, args...)
 	must(t, err)
 	return out
 }
@@ -208,7 +209,7 @@ func uninstall(t *testing.T, ctx context.Context) {
 func nothingInTheCluster(t *testing.T, ctx context.Context) {
 	// The kubelet deletes slices half a minute after the plugin went.
 	must(t, workload.Until(ctx, "the slices to go", func(ctx context.Context) (bool, string, error) {
-		list, err := env.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + workload.Driver})
+		list, err := env.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
 		return err == nil && len(list.Items) == 0, fmt.Sprintf("%d slices", len(list.Items)), err
 	}))
 	kinds, err := env.client.Kubectl(ctx, "", "api-resources", "--verbs=list", "-o", "name")

@@ -103,7 +103,7 @@ func policyTypo(t *testing.T, ctx context.Context) {
 		"policies: {default: \"apiVersion: gpu.cleave.dev/v1alpha1\\nkind: NodePolicy\\nrules: [{timeSlice: {share: 4}}]\\n\"}\n",
 	} {
 		for _, args := range [][]string{{"upgrade", "cleave", chartDir}, {"install", "another", chartDir}} {
-			_, err := helm(t, env.values(true)+policies, append(args, "--kubeconfig", env.cluster.Kubeconfig(), "--namespace", namespace)...)
+			_, err := env.Helm(ctx, env.values(true)+policies, args...)
 			if err == nil || !strings.Contains(err.Error(), "policies.default: rules[0].timeSlice.share: unknown field") {
 				t.Errorf("helm %s: got %v, want an error that names the field", args[0], err)
 			}

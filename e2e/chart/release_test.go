@@ -38,7 +38,7 @@ const demo = "default"
 
 // TestRelease_Lifecycle goes through the life of a release; each step needs those before.
 func TestRelease_Lifecycle(t *testing.T) {
-	onCluster(t, patience)
+	tests.Bound(t, patience)
 	defer removeAfterFailure(t)
 	workload.RunSteps(t, patience, diagnosis, []workload.Step{
 		{Name: "install with a capability list", Run: installed},
@@ -63,7 +63,7 @@ func TestRelease_Lifecycle(t *testing.T) {
 
 // The API server takes all that the chart can be.
 func TestChart_Admitted(t *testing.T) {
-	ctx := onCluster(t, patience)
+	ctx := tests.Bound(t, patience)
 	for name, values := range matrix {
 		var manifest strings.Builder
 		for _, o := range mustRender(t, values) {

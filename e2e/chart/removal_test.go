@@ -135,7 +135,7 @@ func removePlugin(t *testing.T, ctx context.Context) {
 // TestRelease_RemovedWhileAllocated removes the plugin below running pods, lets some of these end while there is
 // none, and installs it again.
 func TestRelease_RemovedWhileAllocated(t *testing.T) {
-	ctx := onCluster(t, 2*patience)
+	ctx := tests.Bound(t, 2*patience)
 	defer removeAfterFailure(t)
 	installed(t, ctx)
 	own := ownClass(t, ctx)
@@ -145,7 +145,7 @@ func TestRelease_RemovedWhileAllocated(t *testing.T) {
 		}
 	}()
 	pods, sees := holding(t, ctx, wishes[:3])
-	before, err := nodeState(ctx)
+	before, err := env.Holdings(ctx, 0)
 	must(t, err)
 	removePlugin(t, ctx)
 
@@ -165,7 +165,7 @@ func TestRelease_RemovedWhileAllocated(t *testing.T) {
 		_, err := env.kube.CoreV1().Pods(demo).Get(ctx, pods[w.name].Name, metav1.GetOptions{})
 		must(t, err)
 	}
-	after, err := nodeState(ctx)
+	after, err := env.Holdings(ctx, 0)
 	must(t, err)
 	if diff := cmp.Diff(before, after); diff != "" {
 		t.Errorf("what the node holds without a plugin (-before +after):\n%s", diff)

@@ -44,7 +44,7 @@ scheduler:
 // TestScheduler_OnCluster goes through the life of cleave-scheduler as a second scheduler, under the chart's ServiceAccount, and has
 // it take the place of the first.
 func TestScheduler_OnCluster(t *testing.T) {
-	ctx := onCluster(t, schedulerPatience)
+	ctx := tests.Bound(t, schedulerPatience)
 	must(t, release.ImportScheduler(ctx, env.cluster, source))
 	atEnd(t, uninstall)
 	helmOn(t, schedulerValues(schedulerName), "install", "cleave", chartDir, "--create-namespace", "--wait", "--timeout", helmPatience)

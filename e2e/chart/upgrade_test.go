@@ -33,7 +33,7 @@ var tiers = []struct{ name, class string }{
 // TestRelease_UpgradeAndRollback upgrades from the release before to this one and rolls back, while pods of each tier run:
 // none of them notices, each release reads the other's records, and all is given back at the end.
 func TestRelease_UpgradeAndRollback(t *testing.T) {
-	ctx := onCluster(t, upgradePatience)
+	ctx := tests.Bound(t, upgradePatience)
 	havePrevious(t)
 	atEnd(t, emptyDemo, uninstall)
 	installPrevious(t, ctx, env.values(true))

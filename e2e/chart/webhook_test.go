@@ -18,7 +18,7 @@ import (
 // The webhook, by itself, says of parameters what the plugin says. It is on the network of the host, as nothing in this
 // cluster makes Services work.
 func TestWebhook_SameErrorsAsPlugin(t *testing.T) {
-	ctx := onCluster(t, patience)
+	ctx := tests.Bound(t, patience)
 	values := env.values(true) + `
 nodes: {match: [{key: no-plugin-here, operator: Exists}]}
 admission: {claims: {enabled: false}}

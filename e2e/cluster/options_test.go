@@ -50,7 +50,7 @@ func TestOptions_Nodes(t *testing.T) {
 }
 
 func TestVersion_Modules(t *testing.T) {
-	source, err := findSource()
+	source, err := FindSource()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,9 +23,9 @@ import (
 
 func installed(t *testing.T, ctx context.Context) {
 	if env.hasScheduler() {
-		must(t, release.ImportScheduler(ctx, env.cluster, env.source))
+		must(t, release.ImportScheduler(ctx, env.cluster, env.release.Source))
 	}
-	env.helm(t, ctx, env.values(), "install", "cleave", release.Chart(env.source), "--wait", "--timeout", "300s")
+	env.helm(t, ctx, env.values(), "install", "cleave", release.Chart(env.release.Source), "--wait", "--timeout", "300s")
 	waitPods(t, ctx, "plugin", nil)
 	waitPods(t, ctx, "mps", nil)
 	published := map[string]string{}

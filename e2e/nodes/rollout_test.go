@@ -122,7 +122,7 @@ func rollout(t *testing.T, ctx context.Context) {
 	passing := startPassers(ctx)
 	defer func() { _ = passing.end() }() // where this ends early
 	first := passing.waitMore(t, ctx, make([]int64, len(env.places)), 1)
-	env.helm(t, ctx, env.values(), "upgrade", "cleave", release.Chart(env.source), "--set", "plugin.logVerbosity=5",
+	env.helm(t, ctx, env.values(), "upgrade", "cleave", release.Chart(env.release.Source), "--set", "plugin.logVerbosity=5",
 		"--wait", "--timeout", "300s")
 	waitPods(t, ctx, "plugin", plugins)
 	during := passing.counts()

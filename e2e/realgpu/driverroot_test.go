@@ -25,7 +25,7 @@ func TestDriverRoot_NvidiaSMI(t *testing.T) {
 	root := driverroot.Root{Host: host, Here: host}
 	if host == "/" {
 		root.Here = t.TempDir()
-		if err := os.CopyFS(root.Here, os.DirFS(filepath.Join(b.source, "bin", "image", "host"))); err != nil {
+		if err := os.CopyFS(root.Here, os.DirFS(filepath.Join(b.Source, "bin", "image", "host"))); err != nil {
 			t.Fatal(err)
 		}
 		for _, dir := range []string{"usr", "etc/alternatives"} {
