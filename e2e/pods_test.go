@@ -113,15 +113,12 @@ func TestPods_Completed(t *testing.T) {
 	objects := gpuPod("job", 1)
 	podOf(objects).Spec.Containers[0].Command = []string{"/bin/sh", "-c", "ls /dev/nvidia[0-9]*"}
 	s.create(ctx, objects...)
-	s.eventually(ctx, "the pod to end", func(ctx context.Context) (bool, string, error) {
-		pod, err := env.kube.CoreV1().Pods(s.name).Get(ctx, "job", metav1.GetOptions{})
-		if err != nil {
-			return false, "", err
-		}
+	_, err := env.client.WaitPod(ctx, s.name, "job", "to end", func(pod *corev1.Pod) (bool, error) {
 		if pod.Status.Phase == corev1.PodFailed {
-			return false, "", errors.New("it failed: it saw no GPU")
+			return false, errors.New("it failed: it saw no GPU")
 		}
-		return pod.Status.Phase == corev1.PodSucceeded, workload.Describe(pod), nil
+		return pod.Status.Phase == corev1.PodSucceeded, nil
 	})
+	s.must(err)
 	s.plugin.waitRecords(ctx, env.node)
 }

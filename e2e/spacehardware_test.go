@@ -208,6 +208,16 @@ func (s hardware) waitPartitions(ctx context.Context, want ...string) {
 	})
 }
 
+// waitPartitionCount waits until there are so many partitions, and returns them.
+func (s hardware) waitPartitionCount(ctx context.Context, want int) (found []string) {
+	s.Helper()
+	s.eventually(ctx, fmt.Sprintf("%d partitions", want), func(ctx context.Context) (bool, string, error) {
+		found = s.partitions(ctx)
+		return len(found) == want, fmt.Sprintf("%q", found), nil
+	})
+	return found
+}
+
 // waitNoMPS waits until no process, mount, directory or compute mode of MPS is left.
 func (s hardware) waitNoMPS(ctx context.Context) {
 	s.Helper()

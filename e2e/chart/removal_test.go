@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
@@ -87,13 +86,7 @@ func undisturbed(t *testing.T, ctx context.Context, before *corev1.Pod, sees str
 	if diff := cmp.Diff(sees, seesNow(t, ctx, before.Name)); diff != "" {
 		t.Errorf("what pod %s sees (-before +after):\n%s", before.Name, diff)
 	}
-	after, err := env.client.WaitRunning(ctx, demo, before.Name)
-	must(t, err)
-	// What the kubelet knows of their devices' health comes and goes with the plugin.
-	ignored := cmpopts.IgnoreFields(corev1.ContainerStatus{}, "AllocatedResourcesStatus")
-	if diff := cmp.Diff(before.Status.ContainerStatuses, after.Status.ContainerStatuses, ignored); diff != "" {
-		t.Errorf("containers of pod %s (-before +after):\n%s", before.Name, diff)
-	}
+	sameContainers(t, ctx, before)
 }
 
 // refused waits for an Event on a pod.
@@ -189,11 +182,5 @@ func TestRelease_RemovedWhileAllocated(t *testing.T) {
 func endsButStays(t *testing.T, ctx context.Context, name string) {
 	t.Helper()
 	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, name, metav1.DeleteOptions{}))
-	must(t, workload.Until(ctx, "the container of pod "+name+" to end", func(ctx context.Context) (bool, string, error) {
-		pod, err := env.kube.CoreV1().Pods(demo).Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return false, "", fmt.Errorf("the pod went though nobody took its devices back: %w", err)
-		}
-		return pod.Status.ContainerStatuses[0].State.Terminated != nil, workload.Describe(pod), nil
-	}))
+	must(t, env.client.WaitEnded(ctx, demo, name))
 }
