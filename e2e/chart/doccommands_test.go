@@ -53,9 +53,7 @@ func docCommands(t *testing.T) []docCommand {
 	var all []docCommand
 	for _, file := range files {
 		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		all = append(all, commandsOf(filepath.Base(file), string(data))...)
 	}
 	if len(all) < 80 {
@@ -210,9 +208,7 @@ func exists(t *testing.T, words []string, inline bool) error {
 		return programTakes(filepath.Join(source, "bin", "helm"), args)
 	case program == "make":
 		data, err := os.ReadFile(filepath.Join(source, "Makefile"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, target := range args {
 			if strings.Contains(target, "=") {
 				continue // a variable

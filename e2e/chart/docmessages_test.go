@@ -22,9 +22,7 @@ var notOurs = []string{"cannot allocate all claims", "fetch ResourceClaim", "no 
 func documentedMessages(t *testing.T, file string) []string {
 	t.Helper()
 	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var all []string
 	isSymptom := false
 	for line := range strings.Lines(string(data)) {
@@ -63,9 +61,7 @@ func sources(t *testing.T) string {
 			b.Write(data)
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	return b.String()
 }

@@ -24,10 +24,15 @@ import (
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
-		t.Log(diagnosis())
+		if env != nil {
+			t.Log(diagnosis())
+		}
 		t.Fatal(err)
 	}
 }
+
+// errOf is the error of a call that returns something besides.
+func errOf[T any](_ T, err error) error { return err }
 
 // diagnosis is what a person wants to see of a test that failed.
 func diagnosis() string { return env.client.Diagnosis(namespace, demo) }

@@ -57,9 +57,7 @@ func examplesAsTheyAre(t *testing.T, ctx context.Context) {
 
 func TestExamples_Complete(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(examplesDir, "*.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var there []string
 	for _, file := range files {
 		there = append(there, strings.TrimSuffix(filepath.Base(file), ".yaml"))

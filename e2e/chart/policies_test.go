@@ -25,15 +25,11 @@ func policyValues(t *testing.T, body string, asText bool) string {
 	p := any(policyHead + body)
 	if !asText {
 		var object map[string]any
-		if err := yaml.Unmarshal([]byte(body), &object); err != nil {
-			t.Fatal(err)
-		}
+		must(t, yaml.Unmarshal([]byte(body), &object))
 		p = object
 	}
 	data, err := yaml.Marshal(map[string]any{"policies": map[string]any{"p": p}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(data)
 }
 
@@ -93,9 +89,7 @@ func TestPolicies_NotAPolicy(t *testing.T) {
 		policyHead + "---\n" + policyHead + "metadata: {name: b}\nfoo: 1\n": "foo: unknown field",
 	} {
 		values, err := yaml.Marshal(map[string]any{"policies": map[string]any{"p": text}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if _, err := render(t, string(values)); err == nil || !strings.Contains(err.Error(), "policies.p: ") || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got %v, want an error that says %q", text, err, want)
 		}
@@ -133,9 +127,7 @@ func TestPolicies_Valid(t *testing.T) {
 	}
 	for _, file := range files {
 		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		bodies[file] = string(data)
 	}
 	for name, body := range bodies {
@@ -151,9 +143,7 @@ func TestPolicies_Valid(t *testing.T) {
 				}
 				body = strings.NewReplacer("apiVersion: gpu.cleave.dev/v1alpha1\n", "", "kind: NodePolicy\n", "").Replace(body)
 				objects, err := render(t, policyValues(t, body, asText))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				data := typed[corev1.ConfigMap](t, objects, "ConfigMap", "cleave-policies").Data
 				set := policy.NewSet()
 				if problems := set.AddFile("p.yaml", []byte(data["p.yaml"]), policy.Format{}, "p"); len(problems) > 0 {

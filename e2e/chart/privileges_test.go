@@ -138,9 +138,7 @@ func rules(t *testing.T) []rbacv1.PolicyRule {
 			continue
 		}
 		role := &rbacv1.ClusterRole{}
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, role); err != nil {
-			t.Fatal(err)
-		}
+		must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, role))
 		all = append(all, role.Rules...)
 	}
 	return all
@@ -148,9 +146,7 @@ func rules(t *testing.T) []rbacv1.PolicyRule {
 
 func TestPrivileges_Documented(t *testing.T) {
 	data, err := os.ReadFile(securityDoc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	rows := map[string]string{} // first cell -> row
 	for line := range strings.Lines(string(data)) {
 		if cells := strings.Split(line, "|"); len(cells) > 2 {

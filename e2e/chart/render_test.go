@@ -61,9 +61,7 @@ func render(t testing.TB, values string) ([]*unstructured.Unstructured, error) {
 func mustRender(t testing.TB, values string) []*unstructured.Unstructured {
 	t.Helper()
 	objects, err := render(t, values)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return objects
 }
 
@@ -106,9 +104,7 @@ func typed[T any](t testing.TB, objects []*unstructured.Unstructured, kind, name
 		t.Fatalf("there is no %s %s", kind, name)
 	}
 	converted := new(T)
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(o.Object, converted, true); err != nil {
-		t.Fatal(err)
-	}
+	must(t, runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(o.Object, converted, true))
 	return converted
 }
 
@@ -384,21 +380,13 @@ func TestManifests_UpToDate(t *testing.T) {
 		"install.yaml": {"--no-hooks"}, "deviceclasses.yaml": {"--show-only", "templates/deviceclasses.yaml"},
 	} {
 		text, err := helm(t, "", append([]string{"template", "cleave", chartDir, "--namespace", namespace}, args...)...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		want, err := decode(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		data, err := os.ReadFile(filepath.Join(manifestDir, file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		got, err := decode(string(data))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if len(got) > 0 && got[0].GetKind() == "Namespace" {
 			got = got[1:]
 		}

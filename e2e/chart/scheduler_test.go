@@ -37,9 +37,7 @@ func TestScheduler_Configuration(t *testing.T) {
 	} {
 		objects := mustRender(t, values)
 		var config map[string]any
-		if err := yaml.UnmarshalStrict([]byte(typed[corev1.ConfigMap](t, objects, "ConfigMap", schedulerName).Data["config.yaml"]), &config); err != nil {
-			t.Fatal(err)
-		}
+		must(t, yaml.UnmarshalStrict([]byte(typed[corev1.ConfigMap](t, objects, "ConfigMap", schedulerName).Data["config.yaml"]), &config))
 		profile := config["profiles"].([]any)[0].(map[string]any)
 		// GPUPacking says which nodes are left before DynamicResources looks at devices, and reads what that reserved. Its
 		// PostFilter lets a pod see all nodes, and that of DynamicResources takes allocations back, before pods are evicted.

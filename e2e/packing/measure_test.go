@@ -65,9 +65,7 @@ func newMeasured(t *testing.T, published []*resourceapi.ResourceSlice, rules ...
 	t.Helper()
 	classes := shapeClasses(published)
 	node, err := NewNode(published, classes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	m := &measured{Node: node, class: classes, cache: pools.NewCache()}
 	shuffled := slices.Clone(published)
 	rand.New(rand.NewPCG(1, 1)).Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
@@ -86,13 +84,9 @@ func (m *measured) allocate(t *testing.T, claims ...*resourceapi.ResourceClaim) 
 		specs = append(specs, &c.Spec)
 	}
 	demand, err := pools.NewDemand(m.class.Get, specs...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	requests, err := m.cache.Requests(t.Context(), m.pools, demand)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	before := m.state.Clone()
 	uses, fits, err := m.state.Fit(requests...)
 	if err != nil {

@@ -83,9 +83,7 @@ func buildDecoder(t *testing.T) func(t *testing.T, name string) []kueueObject {
 	return func(t *testing.T, name string) []kueueObject {
 		t.Helper()
 		data, err := os.ReadFile(filepath.Join(examplesDir, "kueue", name+".yaml"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var objects []kueueObject
 		for document := range bytes.SplitSeq(data, []byte("\n---\n")) {
 			run := exec.CommandContext(t.Context(), program)
@@ -95,9 +93,7 @@ func buildDecoder(t *testing.T) func(t *testing.T, name string) []kueueObject {
 				t.Fatalf("%s: %v: %s\n%s", name, err, problem, document)
 			}
 			var o kueueObject
-			if err := json.Unmarshal(output.Bytes(), &o); err != nil {
-				t.Fatal(err)
-			}
+			must(t, json.Unmarshal(output.Bytes(), &o))
 			objects = append(objects, o)
 		}
 		return objects
@@ -143,9 +139,7 @@ func charges(t *testing.T, driver string, d *resourceapi.Device, counter, capaci
 		t.Fatal(compiled.Error)
 	}
 	ok, _, err := compiled.DeviceMatches(t.Context(), cel.Device{Driver: driver, Attributes: d.Attributes, Capacity: d.Capacity})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if source.Driver != driver || !ok {
 		return false
 	}

@@ -42,8 +42,8 @@ type bed struct {
 	scheduler  *process.Program
 }
 
-// newBed starts etcd and an API server, which end with the test.
-func newBed(t *testing.T) *bed {
+// newBed starts etcd and an API server, which end with the test. There are the DeviceClasses of the manifests, and nodes.
+func newBed(t *testing.T, nodes ...string) *bed {
 	t.Helper()
 	if os.Getenv("CLEAVE_E2E") != "1" {
 		t.Skip("set CLEAVE_E2E=1: it needs the programs of Kubernetes and bin/cleave-scheduler (make test-all)")
@@ -77,10 +77,18 @@ current-context: x
 	b.kube, err = kubernetes.NewForConfig(&rest.Config{
 		Host: "https://" + server, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, QPS: 1000, Burst: 1000,
 	})
+	must(t, err)
+	b.addClasses()
+	b.addNodes(nodes...)
+	return b
+}
+
+// must ends a test if there is an error.
+func must(t testing.TB, err error) {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return b
 }
 
 // bin is the path of a program below bin/.
@@ -93,9 +101,7 @@ func bin(parts ...string) string {
 func (b *bed) addresses(n int) (addresses []string) {
 	b.t.Helper()
 	ports, err := cluster.FreePorts(b.t.Context(), "127.0.0.1", n)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	for _, port := range ports {
 		addresses = append(addresses, fmt.Sprintf("127.0.0.1:%d", port))
 	}
@@ -105,9 +111,7 @@ func (b *bed) addresses(n int) (addresses []string) {
 func (b *bed) write(name, text string) string {
 	b.t.Helper()
 	path := filepath.Join(b.dir, name)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
@@ -115,9 +119,7 @@ func (b *bed) write(name, text string) string {
 func (b *bed) key() string {
 	b.t.Helper()
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	return b.write("key.pem", string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})))
 }
 
@@ -125,9 +127,7 @@ func (b *bed) key() string {
 func (b *bed) start(path string, args []string, ready string) *process.Program {
 	b.t.Helper()
 	p, err := process.Start(exec.Command(path, args...), filepath.Join(b.dir, filepath.Base(path)+".log"))
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	b.t.Cleanup(func() { _ = p.End(syscall.SIGKILL) })
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	defer client.CloseIdleConnections()
@@ -149,9 +149,7 @@ func (b *bed) start(path string, args []string, ready string) *process.Program {
 		}
 		return nil
 	})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	return p
 }
 
