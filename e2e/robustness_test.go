@@ -99,9 +99,7 @@ func TestPlugin_StartReleasesUnclaimed(t *testing.T) {
 	s.must(env.node.Kill())
 	s.must(env.cluster.Component(cluster.Kubelet).Stop(ctx, syscall.SIGKILL))
 	published := s.published.slices(ctx, env.cluster.NodeName())
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
+	s.atEnd(func(ctx context.Context) {
 		s.must(env.cluster.Component(cluster.Kubelet).Start(ctx))
 		s.published.waitReplaced(ctx, published)
 	})

@@ -26,14 +26,12 @@ func (b *Bed) Holdings(ctx context.Context, node int) (map[string][]string, erro
 		}
 		kinds[kind] = found
 	}
-	partitions, err := gpus.Sim(ctx, "mig", "list")
+	partitions, err := gpus.Partitions(ctx)
 	if err != nil {
 		return nil, err
 	}
-	for line := range strings.Lines(partitions) {
-		if fields := strings.Fields(line); len(fields) == 6 && strings.HasPrefix(fields[5], "MIG-") { // GPU GI CI PROFILE PLACEMENT UUID
-			kinds["partitions"] = append(kinds["partitions"], strings.TrimSpace(line))
-		}
+	for _, p := range partitions {
+		kinds["partitions"] = append(kinds["partitions"], fmt.Sprint(p))
 	}
 	shown, err := gpus.Sim(ctx, "show")
 	if err != nil {
