@@ -200,7 +200,7 @@ func TestRelease_UpgradeDuringChurn(t *testing.T) {
 	installPrevious(t, ctx, env.values(false))
 	for _, w := range wishes {
 		if w.class != "" {
-			must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{w.template()}))
+			create(t, ctx, w.template())
 		}
 	}
 	var through atomic.Int64

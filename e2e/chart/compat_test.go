@@ -65,8 +65,7 @@ func compatiblePods(t *testing.T, ctx context.Context, name string) {
 	}
 	must(t, workload.Create(ctx, env.kube, demo, objects))
 	for _, pod := range pods {
-		running, err := env.client.WaitRunning(ctx, demo, pod)
-		must(t, err)
+		running := runs(t, ctx, pod)
 		if strings.HasPrefix(pod, "mps-") { // the program prints what MPS serves it, and nothing else
 			served, err := env.client.Served(ctx, demo, pod)
 			must(t, err)

@@ -16,6 +16,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
@@ -144,6 +145,20 @@ func waitEvent(t *testing.T, ctx context.Context, object metav1.Object, reason s
 		}
 		return false, strings.Join(messages, "\n"), err
 	}))
+}
+
+// create makes objects in the namespace demo.
+func create(t *testing.T, ctx context.Context, objects ...runtime.Object) {
+	t.Helper()
+	must(t, workload.Create(ctx, env.kube, demo, objects))
+}
+
+// runs waits until a pod of the namespace demo runs.
+func runs(t *testing.T, ctx context.Context, name string) *corev1.Pod {
+	t.Helper()
+	pod, err := env.client.WaitRunning(ctx, demo, name)
+	must(t, err)
+	return pod
 }
 
 // endPods deletes pods of the namespace demo, and waits until they are gone, which takes an Unprepare of their claims.

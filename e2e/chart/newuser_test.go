@@ -45,8 +45,7 @@ func examplesAsTheyAre(t *testing.T, ctx context.Context) {
 			must(t, err)
 			for _, o := range objects {
 				if pod, ok := o.(*corev1.Pod); ok && !slices.Contains(pending, pod.Name) {
-					_, err := env.client.WaitRunning(ctx, demo, pod.Name)
-					must(t, err)
+					runs(t, ctx, pod.Name)
 				}
 			}
 		}

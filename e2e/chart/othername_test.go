@@ -17,7 +17,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
@@ -91,7 +90,7 @@ func ofEachTier(t *testing.T, ctx context.Context, driver string) (pods map[stri
 			Expression: fmt.Sprintf("device.driver == %q && device.attributes[%q].type == 'gpu'", driver, driver),
 		}}},
 	}}
-	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{own}))
+	create(t, ctx, own)
 	t.Cleanup(func() {
 		must(t, env.kube.ResourceV1().DeviceClasses().Delete(context.Background(), own.Name, metav1.DeleteOptions{}))
 	})
@@ -99,7 +98,7 @@ func ofEachTier(t *testing.T, ctx context.Context, driver string) (pods map[stri
 	template := waiting.template()
 	template.Spec.Spec = workload.WithParameters(template.Spec.Spec, driver, `{"apiVersion":"gpu.cleave.dev/v1alpha1","kind":"ShareConfig","timeSlice":{"interval":"Long"}}`)
 	pod := waiting.pod("waiting")
-	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{template, pod}))
+	create(t, ctx, template, pod)
 	refused(t, ctx, pod.Name, "FailedPrepareDynamicResources", "timeSlice")
 	must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).Delete(ctx, template.Name, metav1.DeleteOptions{}))
 	pods["waiting"] = pod
@@ -114,7 +113,7 @@ func wholeGPUs(t *testing.T, ctx context.Context, n int) *corev1.Pod {
 	template.Spec.Spec.Devices.Requests[0].Exactly.Count = int64(n)
 	pod := w.pod(w.name)
 	pod.Spec.Containers[0].Command = []string{"/bin/sh", "-c", lookAgain}
-	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{template, pod}))
+	create(t, ctx, template, pod)
 	return pod
 }
 
@@ -136,8 +135,7 @@ func switchName(t *testing.T, ctx context.Context, from string, to ...string) {
 	all := wholeGPUs(t, ctx, 8)
 	refused(t, ctx, all.Name, "FailedScheduling", "cannot allocate all claims")
 	free := wholeGPUs(t, ctx, 3)
-	_, err := env.client.WaitRunning(ctx, demo, free.Name)
-	must(t, err)
+	runs(t, ctx, free.Name)
 	new := gpusOf(seesNow(t, ctx, free.Name))
 	if len(new) != 3 {
 		t.Errorf("a pod with three GPUs sees %v", new)
@@ -157,8 +155,7 @@ func switchName(t *testing.T, ctx context.Context, from string, to ...string) {
 
 	endPods(t, ctx, slices.Collect(maps.Values(pods))...)
 	endPods(t, ctx, free)
-	_, err = env.client.WaitRunning(ctx, demo, all.Name)
-	must(t, err)
+	runs(t, ctx, all.Name)
 	if got := gpusOf(seesNow(t, ctx, all.Name)); len(got) != 8 {
 		t.Errorf("a pod with all GPUs sees %v", got)
 	}

@@ -48,8 +48,7 @@ func panelsHaveData(t *testing.T, ctx context.Context, tools string) {
 	for _, name := range []string{"whole", "part", "slice-1", "slice-2", "mps"} {
 		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{
 			workload.Template(name, workload.ClaimSpec(names[name], 1)), workload.Pod(name, name)}))
-		_, err := env.client.WaitRunning(ctx, demo, name)
-		must(t, err)
+		runs(t, ctx, name)
 	}
 	want := dcgm.utilise(t, ctx)
 	if len(want) != len(names) {

@@ -17,7 +17,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
 	"github.com/cleave-dra/cleave/e2e/process"
@@ -147,10 +146,9 @@ func example(t *testing.T, ctx context.Context, name string, change func(*corev1
 		if isPod && change != nil {
 			change(pod)
 		}
-		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{o}))
+		create(t, ctx, o)
 		if isPod { // one after the other, so that shares gather on one GPU
-			running, err := env.client.WaitRunning(ctx, demo, pod.Name)
-			must(t, err)
+			running := runs(t, ctx, pod.Name)
 			pods = append(pods, running)
 		}
 	}
@@ -207,8 +205,7 @@ func podsRun(t *testing.T, ctx context.Context) {
 	objects, err := workload.Decode([]byte(intervalPod))
 	must(t, err)
 	must(t, workload.Create(ctx, env.kube, demo, objects))
-	_, err = env.client.WaitRunning(ctx, demo, "interval")
-	must(t, err)
+	runs(t, ctx, "interval")
 }
 
 // intervalPod asks for long time slices.

@@ -70,9 +70,8 @@ func holding(t *testing.T, ctx context.Context, list []wish) (pods map[string]*c
 		if pod.Spec.Containers[0].Command = []string{"/bin/sh", "-c", lookAgain}; w.class == "mps.cleave.dev" {
 			workload.RunCUDA(pod)
 		}
-		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{w.template(), pod}))
-		running, err := env.client.WaitRunning(ctx, demo, pod.Name)
-		must(t, err)
+		create(t, ctx, w.template(), pod)
+		running := runs(t, ctx, pod.Name)
 		if pods[w.name] = running; w.class != "mps.cleave.dev" {
 			sees[w.name] = seesNow(t, ctx, pod.Name)
 		}
@@ -110,7 +109,7 @@ func ownClass(t *testing.T, ctx context.Context) wish {
 		CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == "gpu.cleave.dev" && device.attributes["gpu.cleave.dev"].type == "gpu"`},
 	}}}}
 	must(t, workload.Create(ctx, env.kube, "", []runtime.Object{class}))
-	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{w.template()}))
+	create(t, ctx, w.template())
 	return w
 }
 
@@ -144,7 +143,7 @@ func TestRelease_RemovedWhileAllocated(t *testing.T) {
 
 	// What is published stays for half a minute, so the scheduler can still give it to who asks by a class that is there.
 	late, classless := own.pod("late"), wishes[0].pod("classless")
-	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{late, classless}))
+	create(t, ctx, late, classless)
 	refused(t, ctx, late.Name, "FailedPrepareDynamicResources", "gpu.cleave.dev")
 	refused(t, ctx, classless.Name, "FailedScheduling", "gpu.cleave.dev")
 	must(t, env.client.WaitGone(ctx, namespace, ""))
@@ -170,8 +169,7 @@ func TestRelease_RemovedWhileAllocated(t *testing.T) {
 	}
 	undisturbed(t, ctx, pods["share"], sees["share"])
 	for _, pod := range []*corev1.Pod{late, classless} {
-		_, err := env.client.WaitRunning(ctx, demo, pod.Name)
-		must(t, err)
+		runs(t, ctx, pod.Name)
 	}
 	emptyDemo(t, ctx)
 	waitNoClaims(t, ctx)

@@ -12,7 +12,6 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/workload"
@@ -50,7 +49,7 @@ func inPlaceOfFirst(t *testing.T, ctx context.Context) {
 	// One pod without GPUs, one that names the second scheduler, as before, and one as its example has it.
 	second := workload.Pod("second", "")
 	second.Spec.SchedulerName = schedulerName
-	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{workload.Pod("plain", ""), second}))
+	create(t, ctx, workload.Pod("plain", ""), second)
 	_, err = env.client.Kubectl(ctx, "", "apply", "-f", filepath.Join(examplesDir, "one-gpu.yaml"))
 	must(t, err)
 	for _, p := range schedulerPods(t, ctx) {
@@ -66,8 +65,7 @@ func inPlaceOfFirst(t *testing.T, ctx context.Context) {
 	must(t, err)
 	leader(t, ctx, metav1.NamespaceSystem, firstLease)
 	for _, name := range []string{"plain", "second", "one-gpu"} {
-		_, err := env.client.WaitRunning(ctx, demo, name)
-		must(t, err)
+		runs(t, ctx, name)
 	}
 	// It schedules its own pod.
 	_, err = env.client.Kubectl(ctx, "", "--namespace", namespace, "rollout", "restart", "deployment/"+schedulerName)

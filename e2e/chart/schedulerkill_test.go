@@ -11,7 +11,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/util/retry"
 
 	"github.com/cleave-dra/cleave/e2e/packing"
@@ -26,7 +25,7 @@ var paper = []string{"paper-1", "paper-2", "paper-3"}
 // device is allocated twice, and they are as tight as if nothing had happened.
 func leaderKilled(t *testing.T, ctx context.Context) {
 	addPaperNodes(t, ctx)
-	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{workload.Template("paper", workload.ClaimSpec("mig-1g.10gb.cleave.dev", 1))}))
+	create(t, ctx, workload.Template("paper", workload.ClaimSpec("mig-1g.10gb.cleave.dev", 1)))
 	before := leader(t, ctx, namespace, schedulerName)
 	createPaperPods(t, ctx, 0, 24)
 	must(t, workload.Until(ctx, "the first pods to be placed", func(ctx context.Context) (bool, string, error) {
@@ -96,7 +95,7 @@ func createPaperPods(t *testing.T, ctx context.Context, from, to int) {
 		pod.Spec.SchedulerName = schedulerName
 		pod.Spec.NodeSelector = map[string]string{"paper": "yes"}
 		pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}} // nobody says that the nodes are ready
-		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{pod}))
+		create(t, ctx, pod)
 	}
 }
 

@@ -14,7 +14,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/cleave-dra/cleave/e2e/release"
 	"github.com/cleave-dra/cleave/e2e/workload"
@@ -112,11 +111,10 @@ func runTiers(t *testing.T, ctx context.Context, round string) []*corev1.Pod {
 		if tier.name == "mps" {
 			workload.RunCUDA(pod)
 		}
-		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{workload.Template(name, workload.ClaimSpec(tier.class, 1)), pod}))
-		running, err := env.client.WaitRunning(ctx, demo, name)
-		must(t, err)
+		create(t, ctx, workload.Template(name, workload.ClaimSpec(tier.class, 1)), pod)
+		running := runs(t, ctx, name)
 		if tier.name == "mps" {
-			_, err = env.client.Served(ctx, demo, name)
+			_, err := env.client.Served(ctx, demo, name)
 			must(t, err)
 		} else if seen, err := env.client.Look(ctx, demo, name, "main"); err != nil || len(seen.GPUNodes()) != 1 {
 			t.Errorf("pod %s sees %v, want one GPU: %v", name, seen.DeviceNodes, err)
