@@ -5,7 +5,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -24,41 +23,6 @@ func deviceNames(devices []resourceapi.Device) []string {
 		names = append(names, d.Name)
 	}
 	return names
-}
-
-// The node has two NUMA nodes of four GPUs. Whoever asks for four gets those of one while it has them.
-func TestPods_Examples(t *testing.T) {
-	ctx, s := newSpace(t, nil)
-	all := deviceNames(s.published.waitOrder(ctx, lastFirst))
-	if len(all) != gpus {
-		t.Fatalf("the node publishes %v, want %d GPUs", all, gpus)
-	}
-	var claims []string
-	for _, example := range []struct {
-		name  string
-		want  []string
-		order string // once the pod runs
-	}{
-		{"one-gpu", all[:1], lastAllocated},
-		{"four-gpus", all[4:], lastFirst},
-		{"extended-resource", all[1:2], lastFirst},
-	} {
-		s.createExample(ctx, example.name)
-		pod := s.pods.running(ctx, example.name)
-		want := slices.Sorted(slices.Values(example.want))
-		got := s.pods.devices(ctx, pod)
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("devices of pod %s (-want +got):\n%s", example.name, diff)
-		}
-		s.pods.checkSees(ctx, pod, got)
-		if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
-			claims = append(claims, extended.ResourceClaimName)
-		} else {
-			claims = append(claims, ownClaim(pod))
-		}
-		s.published.waitOrder(ctx, example.order)
-	}
-	s.plugin.waitRecords(ctx, env.node, claims...)
 }
 
 func TestPods_SharedClaim(t *testing.T) {
