@@ -32,8 +32,7 @@ func TestMIG_SevenPods(t *testing.T) {
 	for i := range 7 {
 		pod := s.pods.running(ctx, fmt.Sprintf("seven-small-%d", i+1))
 		s.pods.checkSees(ctx, pod, s.pods.devices(ctx, pod))
-		seen, err := env.client.Look(ctx, s.name, pod.Name, "main")
-		s.must(err)
+		seen := s.pods.look(ctx, pod.Name, "main")
 		if len(seen.Capabilities()) != 2 {
 			t.Errorf("pod %s sees %v, want the nodes of its GPU instance and its compute instance", pod.Name, seen.Capabilities())
 		}
@@ -57,8 +56,7 @@ func TestMIG_4gAnd3g(t *testing.T) {
 	s.hardware.waitPartitions(ctx, "0 4g.40gb 0:4", "0 3g.40gb 4:4")
 	var seen []string
 	for _, c := range []string{"trainer", "evaluator"} {
-		look, err := env.client.Look(ctx, s.name, pod.Name, c)
-		s.must(err)
+		look := s.pods.look(ctx, pod.Name, c)
 		seen = append(seen, look.Capabilities()...)
 	}
 	if len(seen) != 4 || len(slices.Compact(slices.Sorted(slices.Values(seen)))) != 4 {

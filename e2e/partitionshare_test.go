@@ -128,8 +128,7 @@ func TestPartitionShare_InTime(t *testing.T) {
 		t.Errorf("the pods have %s and %s, want one partition", x, y)
 	}
 	for _, pod := range []*corev1.Pod{a, b} {
-		seen, err := env.client.Look(ctx, s.name, pod.Name, "main")
-		s.must(err)
+		seen := s.pods.look(ctx, pod.Name, "main")
 		if len(seen.Capabilities()) != 2 {
 			t.Errorf("pod %s sees %v, want the nodes of the partition", pod.Name, seen.Capabilities())
 		}

@@ -62,13 +62,12 @@ func TestPods_ContainerWithoutClaim(t *testing.T) {
 	pod.Spec.Containers = append(pod.Spec.Containers, without)
 	s.create(ctx, objects...)
 	s.pods.running(ctx, "pod")
-	seen, err := env.client.Look(ctx, s.name, "pod", "without")
-	s.must(err)
+	seen := s.pods.look(ctx, "pod", "without")
 	if diff := cmp.Diff(workload.Seen{}, seen); diff != "" {
 		t.Errorf("what the container without a claim sees (-want +got):\n%s", diff)
 	}
-	if seen, err = env.client.Look(ctx, s.name, "pod", "main"); err != nil || len(seen.GPUNodes()) != 1 {
-		t.Errorf("the container with the claim sees %v, %v; want one GPU", seen, err)
+	if seen = s.pods.look(ctx, "pod", "main"); len(seen.GPUNodes()) != 1 {
+		t.Errorf("the container with the claim sees %v, want one GPU", seen)
 	}
 }
 

@@ -56,6 +56,14 @@ func (s pods) waitHealth(ctx context.Context, name string, want corev1.ResourceH
 	return message
 }
 
+// look is what a container of a pod sees.
+func (s pods) look(ctx context.Context, pod, container string) workload.Seen {
+	s.Helper()
+	seen, err := env.client.Look(ctx, s.name, pod, container)
+	s.must(err)
+	return seen
+}
+
 // served waits until a pod's program has an MPS server.
 func (s pods) served(ctx context.Context, pod *corev1.Pod) workload.Served {
 	s.Helper()
@@ -178,8 +186,7 @@ func (s pods) checkSees(ctx context.Context, pod *corev1.Pod, devices []string) 
 	s.Helper()
 	s.checkDevices(ctx, pod, devices)
 	for _, c := range pod.Spec.Containers {
-		seen, err := env.client.Look(ctx, s.name, pod.Name, c.Name)
-		s.must(err)
+		seen := s.pods.look(ctx, pod.Name, c.Name)
 		if diff := cmp.Diff([]string{"/usr/lib/x86_64-linux-gnu/libcuda.so.1"}, seen.Libraries); diff != "" {
 			s.Errorf("libraries that container %s of pod %s finds (-want +got):\n%s", c.Name, pod.Name, diff)
 		}
@@ -202,8 +209,7 @@ func (s pods) checkDevices(ctx context.Context, pod *corev1.Pod, devices []strin
 	slices.Sort(want)
 	want = slices.Compact(want) // partitions of one GPU share its node
 	for _, c := range pod.Spec.Containers {
-		seen, err := env.client.Look(ctx, s.name, pod.Name, c.Name)
-		s.must(err)
+		seen := s.pods.look(ctx, pod.Name, c.Name)
 		if diff := cmp.Diff(want, seen.GPUNodes()); diff != "" {
 			s.Errorf("GPUs that container %s of pod %s sees (-want +got):\n%s", c.Name, pod.Name, diff)
 		}
@@ -221,8 +227,7 @@ func (s pods) checkDevices(ctx context.Context, pod *corev1.Pod, devices []strin
 // environment is what a pod's container has of the variables with some prefixes, sorted.
 func (s pods) environment(ctx context.Context, pod *corev1.Pod, prefixes ...string) []string {
 	s.Helper()
-	seen, err := env.client.Look(ctx, s.name, pod.Name, "main")
-	s.must(err)
+	seen := s.pods.look(ctx, pod.Name, "main")
 	var found []string
 	for _, v := range seen.Environment {
 		if slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(v, p) }) {

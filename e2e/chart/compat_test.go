@@ -67,8 +67,7 @@ func compatiblePods(t *testing.T, ctx context.Context, name string) {
 	for _, pod := range pods {
 		running := runs(t, ctx, pod)
 		if strings.HasPrefix(pod, "mps-") { // the program prints what MPS serves it, and nothing else
-			served, err := env.client.Served(ctx, demo, pod)
-			must(t, err)
+			served := served(t, ctx, pod)
 			if served.Threads != 50 {
 				t.Errorf("pod %s has %+v of MPS, want half of the threads", pod, served)
 			}

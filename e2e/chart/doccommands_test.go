@@ -52,8 +52,7 @@ func docCommands(t *testing.T) []docCommand {
 	files = slices.DeleteFunc(files, func(file string) bool { return filepath.Base(file) == "reference.md" })
 	var all []docCommand
 	for _, file := range files {
-		data, err := os.ReadFile(file)
-		must(t, err)
+		data := readFile(t, file)
 		all = append(all, commandsOf(filepath.Base(file), string(data))...)
 	}
 	if len(all) < 80 {
@@ -207,8 +206,7 @@ func exists(t *testing.T, words []string, inline bool) error {
 	case program == "helm":
 		return programTakes(filepath.Join(source, "bin", "helm"), args)
 	case program == "make":
-		data, err := os.ReadFile(filepath.Join(source, "Makefile"))
-		must(t, err)
+		data := readFile(t, filepath.Join(source, "Makefile"))
 		for _, target := range args {
 			if strings.Contains(target, "=") {
 				continue // a variable

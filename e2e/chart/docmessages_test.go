@@ -21,8 +21,7 @@ var notOurs = []string{"cannot allocate all claims", "fetch ResourceClaim", "no 
 // documentedMessages are the words in code of the first column of tables about symptoms, without placeholders.
 func documentedMessages(t *testing.T, file string) []string {
 	t.Helper()
-	data, err := os.ReadFile(file)
-	must(t, err)
+	data := readFile(t, file)
 	var all []string
 	isSymptom := false
 	for line := range strings.Lines(string(data)) {

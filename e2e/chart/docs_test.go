@@ -29,8 +29,7 @@ type value struct {
 // shown as such.
 func documentedValues(t *testing.T) []value {
 	t.Helper()
-	data, err := os.ReadFile(chartDir + "/values.yaml")
-	must(t, err)
+	data := readFile(t, chartDir+"/values.yaml")
 	var values []value
 	var comment, path []string
 	for line := range strings.Lines(string(data)) {
@@ -56,8 +55,7 @@ func documentedValues(t *testing.T) []value {
 }
 
 func TestValues_DocumentedInSchema(t *testing.T) {
-	data, err := os.ReadFile(chartDir + "/values.schema.json")
-	must(t, err)
+	data := readFile(t, chartDir+"/values.schema.json")
 	type schema struct {
 		Properties           map[string]schema `json:"properties"`
 		AdditionalProperties any               `json:"additionalProperties"`
@@ -98,8 +96,7 @@ func TestValues_ListedInDocs(t *testing.T) {
 		must(t, os.WriteFile(valuesDoc, []byte(table.String()), 0o644))
 		return
 	}
-	got, err := os.ReadFile(valuesDoc)
-	must(t, err)
+	got := readFile(t, valuesDoc)
 	if diff := cmp.Diff(table.String(), string(got)); diff != "" {
 		t.Errorf("%s is out of date: run \"make manifests\" (-chart +file):\n%s", valuesDoc, diff)
 	}

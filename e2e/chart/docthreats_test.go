@@ -47,8 +47,7 @@ func testsOf(t *testing.T) map[string]string {
 
 // TestDocs_ThreatsAreTested checks the threat model: each threat has tests, and each of them exists.
 func TestDocs_ThreatsAreTested(t *testing.T) {
-	data, err := os.ReadFile(filepath.Join(source, "SECURITY.md"))
-	must(t, err)
+	data := readFile(t, filepath.Join(source, "SECURITY.md"))
 	_, model, found := strings.Cut(string(data), "\n## Threat model\n")
 	if !found {
 		t.Fatal("SECURITY.md has no threat model")

@@ -58,8 +58,7 @@ mps: {enabled: false}
 	if len(seen.GPUNodes()) != 1 || len(seen.Libraries) != 1 {
 		t.Errorf("the pod sees %+v", seen)
 	}
-	spec, err := os.ReadFile(filepath.Join(env.cluster.CDIDir(), "gpu.cleave.dev-gpu.json"))
-	must(t, err)
+	spec := readFile(t, filepath.Join(env.cluster.CDIDir(), "gpu.cleave.dev-gpu.json"))
 	if text := string(spec); !strings.Contains(text, `"hostPath":"/run/nvidia/driver/dev/nvidiactl"`) || strings.Contains(text, `"/host`) {
 		t.Errorf("the CDI spec has other paths than the host's: %s", text)
 	}

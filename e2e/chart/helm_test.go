@@ -147,6 +147,22 @@ func waitEvent(t *testing.T, ctx context.Context, object metav1.Object, reason s
 	}))
 }
 
+// kubectl runs kubectl and returns what it prints.
+func kubectl(t *testing.T, ctx context.Context, args ...string) string {
+	t.Helper()
+	out, err := env.client.Kubectl(ctx, "", args...)
+	must(t, err)
+	return out
+}
+
+// served waits until the program of a pod in the namespace demo has an MPS server.
+func served(t *testing.T, ctx context.Context, pod string) workload.Served {
+	t.Helper()
+	got, err := env.client.Served(ctx, demo, pod)
+	must(t, err)
+	return got
+}
+
 // create makes objects in the namespace demo.
 func create(t *testing.T, ctx context.Context, objects ...runtime.Object) {
 	t.Helper()
@@ -232,11 +248,9 @@ func nothingInTheCluster(t *testing.T, ctx context.Context) {
 		list, err := env.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
 		return err == nil && len(list.Items) == 0, fmt.Sprintf("%d slices", len(list.Items)), err
 	}))
-	kinds, err := env.client.Kubectl(ctx, "", "api-resources", "--verbs=list", "-o", "name")
-	must(t, err)
+	kinds := kubectl(t, ctx, "api-resources", "--verbs=list", "-o", "name")
 	list := slices.DeleteFunc(strings.Fields(kinds), func(kind string) bool { return strings.HasPrefix(kind, "events") })
-	out, err := env.client.Kubectl(ctx, "", "get", strings.Join(list, ","), "-A", "-o", "name", "-l", "app.kubernetes.io/instance=cleave", "--ignore-not-found")
-	must(t, err)
+	out := kubectl(t, ctx, "get", strings.Join(list, ","), "-A", "-o", "name", "-l", "app.kubernetes.io/instance=cleave", "--ignore-not-found")
 	for line := range strings.Lines(out) {
 		if !strings.HasPrefix(line, "Warning: ") { // of kinds that are deprecated
 			t.Errorf("%s is left", strings.TrimSpace(line))

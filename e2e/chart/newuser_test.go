@@ -38,8 +38,7 @@ func examplesAsTheyAre(t *testing.T, ctx context.Context) {
 		for _, name := range names {
 			files = append(files, "-f", filepath.Join(examplesDir, name+".yaml"))
 		}
-		_, err := env.client.Kubectl(ctx, "", append([]string{"apply"}, files...)...)
-		must(t, err)
+		kubectl(t, ctx, append([]string{"apply"}, files...)...)
 		for _, name := range names {
 			objects, err := workload.Load(filepath.Join(examplesDir, name+".yaml"))
 			must(t, err)
@@ -49,8 +48,7 @@ func examplesAsTheyAre(t *testing.T, ctx context.Context) {
 				}
 			}
 		}
-		_, err = env.client.Kubectl(ctx, "", append([]string{"delete", "--wait=true"}, files...)...)
-		must(t, err)
+		kubectl(t, ctx, append([]string{"delete", "--wait=true"}, files...)...)
 	}
 }
 

@@ -4,7 +4,6 @@ package chart
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -126,8 +125,7 @@ func TestPolicies_Valid(t *testing.T) {
 		t.Fatalf("no examples: %v", err)
 	}
 	for _, file := range files {
-		data, err := os.ReadFile(file)
-		must(t, err)
+		data := readFile(t, file)
 		bodies[file] = string(data)
 	}
 	for name, body := range bodies {

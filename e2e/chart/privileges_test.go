@@ -5,7 +5,6 @@ package chart
 import (
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -145,8 +144,7 @@ func rules(t *testing.T) []rbacv1.PolicyRule {
 }
 
 func TestPrivileges_Documented(t *testing.T) {
-	data, err := os.ReadFile(securityDoc)
-	must(t, err)
+	data := readFile(t, securityDoc)
 	rows := map[string]string{} // first cell -> row
 	for line := range strings.Lines(string(data)) {
 		if cells := strings.Split(line, "|"); len(cells) > 2 {

@@ -74,8 +74,7 @@ func panelsHaveData(t *testing.T, ctx context.Context, tools string) {
 // dashboardQueries are the queries of the dashboard by the panel's title and their place in it.
 func dashboardQueries(t *testing.T) map[string]string {
 	t.Helper()
-	data, err := os.ReadFile(chartDir + "/files/dashboard.json")
-	must(t, err)
+	data := readFile(t, chartDir+"/files/dashboard.json")
 	var dashboard struct {
 		Panels []struct {
 			Title   string                  `json:"title"`

@@ -234,10 +234,8 @@ spec:
 // servers are the MPS servers of the two services, which are one.
 func servers(t *testing.T, ctx context.Context) int {
 	t.Helper()
-	a, err := env.client.Served(ctx, demo, "embeddings")
-	must(t, err)
-	b, err := env.client.Served(ctx, demo, "chat")
-	must(t, err)
+	a := served(t, ctx, "embeddings")
+	b := served(t, ctx, "chat")
 	if a.Server != b.Server || a.Threads != 25 || b.Memory != 36<<30 {
 		t.Errorf("the services are served as %+v and %+v", a, b)
 	}
@@ -247,8 +245,7 @@ func servers(t *testing.T, ctx context.Context) int {
 func mpsWorks(t *testing.T, ctx context.Context) {
 	example(t, ctx, "mps-two-services", func(pod *corev1.Pod) { workload.RunCUDA(pod) })
 	server := servers(t, ctx)
-	group, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", server))
-	must(t, err)
+	group := readFile(t, fmt.Sprintf("/proc/%d/cgroup", server))
 	if env.cgroups != "" && !strings.Contains(string(group), "/cleave-mps/") {
 		t.Errorf("the MPS server has the cgroups %s, want one of its own", group)
 	}
@@ -300,8 +297,7 @@ func policiesApply(t *testing.T, ctx context.Context) {
 		}))
 	}
 	offers("gpu", "timeslice")
-	_, err := env.client.Kubectl(ctx, "", "label", "node", env.cluster.NodeName(), "gpu.cleave.dev/policy=whole")
-	must(t, err)
+	kubectl(t, ctx, "label", "node", env.cluster.NodeName(), "gpu.cleave.dev/policy=whole")
 	// A release that has no policy of this name would offer nothing.
 	defer func() {
 		_, err := env.client.Kubectl(context.WithoutCancel(ctx), "", "label", "node", env.cluster.NodeName(), "gpu.cleave.dev/policy-")

@@ -47,6 +47,14 @@ func helm(t testing.TB, values string, args ...string) (string, error) {
 	return release.Helm(ctx, source, values, args...)
 }
 
+// readFile is the content of a file.
+func readFile(t testing.TB, path string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	must(t, err)
+	return data
+}
+
 // render gives the objects of the chart, tests included.
 func render(t testing.TB, values string) ([]*unstructured.Unstructured, error) {
 	t.Helper()
@@ -383,8 +391,7 @@ func TestManifests_UpToDate(t *testing.T) {
 		must(t, err)
 		want, err := decode(text)
 		must(t, err)
-		data, err := os.ReadFile(filepath.Join(manifestDir, file))
-		must(t, err)
+		data := readFile(t, filepath.Join(manifestDir, file))
 		got, err := decode(string(data))
 		must(t, err)
 		if len(got) > 0 && got[0].GetKind() == "Namespace" {

@@ -50,8 +50,7 @@ func inPlaceOfFirst(t *testing.T, ctx context.Context) {
 	second := workload.Pod("second", "")
 	second.Spec.SchedulerName = schedulerName
 	create(t, ctx, workload.Pod("plain", ""), second)
-	_, err = env.client.Kubectl(ctx, "", "apply", "-f", filepath.Join(examplesDir, "one-gpu.yaml"))
-	must(t, err)
+	kubectl(t, ctx, "apply", "-f", filepath.Join(examplesDir, "one-gpu.yaml"))
 	for _, p := range schedulerPods(t, ctx) {
 		log, err := env.cluster.PodLogs(ctx, namespace, p.Name, "scheduler")
 		must(t, err)
@@ -68,8 +67,7 @@ func inPlaceOfFirst(t *testing.T, ctx context.Context) {
 		runs(t, ctx, name)
 	}
 	// It schedules its own pod.
-	_, err = env.client.Kubectl(ctx, "", "--namespace", namespace, "rollout", "restart", "deployment/"+schedulerName)
-	must(t, err)
+	kubectl(t, ctx, "--namespace", namespace, "rollout", "restart", "deployment/"+schedulerName)
 	rolledOut()
 	leads := leader(t, ctx, metav1.NamespaceSystem, firstLease)
 	pods := example(t, ctx, "shared-claim", nil)

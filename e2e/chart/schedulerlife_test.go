@@ -128,8 +128,7 @@ func schedulerExamples(t *testing.T, ctx context.Context) {
 		for _, name := range names {
 			files = append(files, "-f", filepath.Join(examplesDir, name+".yaml"))
 		}
-		_, err := env.client.Kubectl(ctx, "", files...)
-		must(t, err)
+		kubectl(t, ctx, files...)
 	}
 }
 

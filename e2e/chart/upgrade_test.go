@@ -114,8 +114,7 @@ func runTiers(t *testing.T, ctx context.Context, round string) []*corev1.Pod {
 		create(t, ctx, workload.Template(name, workload.ClaimSpec(tier.class, 1)), pod)
 		running := runs(t, ctx, name)
 		if tier.name == "mps" {
-			_, err := env.client.Served(ctx, demo, name)
-			must(t, err)
+			served(t, ctx, name)
 		} else if seen, err := env.client.Look(ctx, demo, name, "main"); err != nil || len(seen.GPUNodes()) != 1 {
 			t.Errorf("pod %s sees %v, want one GPU: %v", name, seen.DeviceNodes, err)
 		}
@@ -157,8 +156,7 @@ func writtenLater(t *testing.T, pod *corev1.Pod) {
 	claim, err := env.kube.ResourceV1().ResourceClaims(demo).Get(t.Context(), *pod.Status.ResourceClaimStatuses[0].ResourceClaimName, metav1.GetOptions{})
 	must(t, err)
 	path := filepath.Join(claimsDir(), string(claim.UID)+".json")
-	data, err := os.ReadFile(path)
-	must(t, err)
+	data := readFile(t, path)
 	var record map[string]any
 	must(t, json.Unmarshal(data, &record))
 	record["readableFrom"] = record["format"]

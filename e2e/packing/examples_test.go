@@ -4,7 +4,6 @@ package packing
 
 import (
 	"cmp"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -67,8 +66,7 @@ func TestExamples_Allocations(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster(t, inventory)
 			if policyFile := policies[name]; policyFile != "" {
-				data, err := os.ReadFile(filepath.Join(examplesDir, "policies", policyFile))
-				must(t, err)
+				data := readFile(t, filepath.Join(examplesDir, "policies", policyFile))
 				p, err := v1alpha1.DecodeNodePolicy(data)
 				must(t, err)
 				c = newCluster(t, offeredNode(t, "hgx-h100", p.Rules...))

@@ -153,8 +153,7 @@ func TestImport_ExtendedResources(t *testing.T) {
 			}
 			text := tt.text
 			if file, ok := strings.CutPrefix(text, "@"); ok {
-				data, err := os.ReadFile(filepath.Join("../../pkg/migrate/testdata", file))
-				must(t, err)
+				data := readFile(t, filepath.Join("../../pkg/migrate/testdata", file))
 				text = string(data)
 			}
 			c := imported(t, tt.format, text, tt.policy, inventory, existing(tt.partitions))

@@ -115,8 +115,7 @@ func examplePolicies(t *testing.T) (names []string, published [][]*resourceapi.R
 		t.Fatal("no example policies", err)
 	}
 	for _, file := range files {
-		data, err := os.ReadFile(file)
-		must(t, err)
+		data := readFile(t, file)
 		p, err := v1alpha1.DecodeNodePolicy(data)
 		must(t, err)
 		names = append(names, strings.TrimSuffix(filepath.Base(file), ".yaml"))
@@ -181,8 +180,7 @@ func checkGolden(t *testing.T, file, got string) {
 	if *update {
 		must(t, os.WriteFile(file, []byte(got), 0o600))
 	}
-	want, err := os.ReadFile(file)
-	must(t, err)
+	want := readFile(t, file)
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("%s (-want +got; -update writes it):\n%s", file, diff)
 	}

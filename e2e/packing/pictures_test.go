@@ -4,7 +4,6 @@ package packing
 
 import (
 	"bytes"
-	"os"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -26,16 +25,14 @@ func TestPictures_UpToDate(t *testing.T) {
 		Model: "hgx-h100", Nodes: 50, Node: policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Means{}), Driver: v1alpha1.Group, Classes: classes,
 	}
 	for _, name := range []string{"inference", "training", "mixed"} {
-		data, err := os.ReadFile(examplesDir + "/workloads/" + name + ".yaml")
-		must(t, err)
+		data := readFile(t, examplesDir+"/workloads/"+name+".yaml")
 		w, err := simulation.Decode(data)
 		must(t, err)
 		report, err := simulation.Run(t.Context(), pool, w, simulation.Strategies(), 1)
 		must(t, err)
 		var got bytes.Buffer
 		must(t, report.SVG(&got, name))
-		want, err := os.ReadFile("../../docs/images/packing-" + name + ".svg")
-		must(t, err)
+		want := readFile(t, "../../docs/images/packing-"+name+".svg")
 		if diff := cmp.Diff(string(want), got.String()); diff != "" {
 			t.Errorf("%s: make packing-pictures draws another picture (-docs +drawn):\n%.2000s", name, diff)
 		}

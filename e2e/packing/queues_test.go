@@ -5,7 +5,6 @@ package packing
 import (
 	"bytes"
 	"encoding/json"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -82,8 +81,7 @@ func buildDecoder(t *testing.T) func(t *testing.T, name string) []kueueObject {
 	program := build(t, "kueue")
 	return func(t *testing.T, name string) []kueueObject {
 		t.Helper()
-		data, err := os.ReadFile(filepath.Join(examplesDir, "kueue", name+".yaml"))
-		must(t, err)
+		data := readFile(t, filepath.Join(examplesDir, "kueue", name+".yaml"))
 		var objects []kueueObject
 		for document := range bytes.SplitSeq(data, []byte("\n---\n")) {
 			run := exec.CommandContext(t.Context(), program)
