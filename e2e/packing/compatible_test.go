@@ -103,8 +103,7 @@ func TestCompatible_Attributes(t *testing.T) {
 				continue
 			}
 			c := compatibleCluster(t, inventory)
-			claim := allocator.NewClaim("c", class, 1)
-			claim.Spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
+			claim := newClaimOf("c", workload.ClaimSpec(class, 1, expression))
 			checkExpressions(t, claim)
 			devices, _, err := c.try(claim)
 			if err != nil || len(devices) != 1 {
@@ -121,16 +120,12 @@ func TestCompatible_Classes(t *testing.T) {
 		t.Errorf("mig.nvidia.com gives a %s", got)
 	}
 	for range 7 {
-		if got := c.text(mustGet(c), "type"); got != "gpu" {
+		whole, _ := c.get("gpu.nvidia.com")
+		if got := c.text(whole, "type"); got != "gpu" {
 			t.Errorf("gpu.nvidia.com gives a %s", got)
 		}
 	}
 	if devices, _, err := c.try(allocator.NewClaim("eighth", "gpu.nvidia.com", 1)); !errors.Is(err, allocator.ErrNoFit) {
 		t.Errorf("alongside a partition the eighth GPU is given whole: %v, %v", devices, err)
 	}
-}
-
-func mustGet(c *cluster) string {
-	device, _ := c.get("gpu.nvidia.com")
-	return device
 }

@@ -181,20 +181,24 @@ func checkTrace(t *testing.T, m *measured, seed uint64, steps int) {
 	}
 }
 
+// checkTraces replays traces on a node that publishes in an order, without taints and with some.
+func checkTraces(t *testing.T, publish Order, node *policy.Node) {
+	t.Helper()
+	for seed := range uint64(2) {
+		published := publish(node)
+		if seed > 0 {
+			taint(published)
+		}
+		checkTrace(t, newMeasured(t, published), seed, 60)
+	}
+}
+
 // TestMeasure_AgreesWithAllocator replays random claims on all node models, in three orders of devices.
 func TestMeasure_AgreesWithAllocator(t *testing.T) {
 	orders := map[string]Order{"cleave": Cleave, "compatible": Compatible, "peer": Peer}
 	for _, name := range simulated.NodeModels() {
 		for order, publish := range orders {
-			t.Run(name+"/"+order, func(t *testing.T) {
-				for seed := range uint64(2) {
-					published := publish(measuredNode(t, name))
-					if seed > 0 {
-						taint(published)
-					}
-					checkTrace(t, newMeasured(t, published), seed, 60)
-				}
-			})
+			t.Run(name+"/"+order, func(t *testing.T) { checkTraces(t, publish, measuredNode(t, name)) })
 		}
 	}
 }
