@@ -22,11 +22,6 @@ import (
 // upgradePatience bounds an upgrade and its rollback.
 const upgradePatience = 20 * time.Minute
 
-// tiers are the classes of which a pod runs over upgrades, by the name of the pod.
-var tiers = []struct{ name, class string }{
-	{"whole", "gpu.cleave.dev"}, {"partition", "mig-1g.10gb.cleave.dev"}, {"slice", "timeslice.cleave.dev"}, {"mps", "mps.cleave.dev"},
-}
-
 // TestRelease_UpgradeAndRollback upgrades from the release before to this one and rolls back, while pods of each tier run:
 // none of them notices, each release reads the other's records, and all is given back at the end.
 func TestRelease_UpgradeAndRollback(t *testing.T) {
@@ -105,15 +100,11 @@ func renewSupervisor(t *testing.T, ctx context.Context, tag string) {
 func runTiers(t *testing.T, ctx context.Context, round string) []*corev1.Pod {
 	t.Helper()
 	var pods []*corev1.Pod
-	for _, tier := range tiers {
-		name := round + "-" + tier.name
-		pod := workload.Pod(name, name)
-		if tier.name == "mps" {
-			workload.RunCUDA(pod)
-		}
-		create(t, ctx, workload.Template(name, workload.ClaimSpec(tier.class, 1)), pod)
+	for _, tier := range workload.Tiers {
+		name := round + "-" + tier.Type
+		create(t, ctx, tier.Template(name), tier.Pod(name, name))
 		running := runs(t, ctx, name)
-		if tier.name == "mps" {
+		if tier.Type == "mps" {
 			served(t, ctx, name)
 		} else if seen, err := env.client.Look(ctx, demo, name, "main"); err != nil || len(seen.GPUNodes()) != 1 {
 			t.Errorf("pod %s sees %v, want one GPU: %v", name, seen.DeviceNodes, err)
