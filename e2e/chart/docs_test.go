@@ -20,6 +20,14 @@ const (
 	valuesHead = "# Chart values\n\nFor admins. Written by `make manifests` from `deployments/helm/cleave/values.yaml`. Misspelled values are rejected.\n\n"
 )
 
+// readFile is the content of a file.
+func readFile(t testing.TB, path string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	must(t, err)
+	return data
+}
+
 // value is one of values.yaml.
 type value struct {
 	path, fallback, text string

@@ -47,14 +47,6 @@ func helm(t testing.TB, values string, args ...string) (string, error) {
 	return release.Helm(ctx, source, values, args...)
 }
 
-// readFile is the content of a file.
-func readFile(t testing.TB, path string) []byte {
-	t.Helper()
-	data, err := os.ReadFile(path)
-	must(t, err)
-	return data
-}
-
 // render gives the objects of the chart, tests included.
 func render(t testing.TB, values string) ([]*unstructured.Unstructured, error) {
 	t.Helper()
