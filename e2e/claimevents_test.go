@@ -116,7 +116,7 @@ func TestClaimEvents_GoneWhileInUse(t *testing.T) {
 	needPodGroups(t)
 	ctx, s := newSpace(t, nil)
 	s.plugin.restart(ctx, "--reconcile-every", "500ms")
-	s.atEnd(func(ctx context.Context) { s.plugin.restart(ctx) })
+	atEnd(s.T, func(ctx context.Context) { s.plugin.restart(ctx) })
 	device := s.published.gpus(ctx)[0]
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "taken"}, Spec: claimOf(1, thisGPU(&device))}
 	pod := workload.Pod("runs", "")

@@ -40,7 +40,7 @@ func (s *space) startCompatible(ctx context.Context) *node.Node {
 	s.must(env.client.CreateFile(ctx, "", filepath.Join(env.source, "deployments", "nvidia-compatible", "deviceclasses.yaml")))
 	n, err := node.Run(ctx, node.Options{Cluster: env.cluster, Bin: programsDir, Model: compatibleModel, Dir: dir, Driver: nvidia.DriverName})
 	s.must(err)
-	s.atEnd(func(ctx context.Context) {
+	atEnd(s.T, func(ctx context.Context) {
 		if s.Failed() {
 			s.Logf("the log of the compatible plugin ends with:\n%s", n.LogTail(40))
 		}

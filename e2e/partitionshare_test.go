@@ -86,7 +86,7 @@ func eightServices(ctx context.Context, s *space, want workload.Served) (pods []
 func TestPartitionShare_EightServicesOnA100(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.must(env.node.Stop())
-	s.atEnd(s.hardware.resetDriver)
+	atEnd(s.T, s.hardware.resetDriver)
 	s.hardware.sim(ctx, "create", "--node", "dgx-a100", "--force")
 	s.plugin.usePolicies(ctx, "shared", map[string]string{"shared": "[{match: {indexes: [0]}, mig: {layout: {4g.40gb: 1, 3g.40gb: 1}, " +
 		"modeChange: whenIdle, share: [{profile: 3g.40gb, mps: {shares: 8}}]}}, {tiers: [exclusive]}]"})

@@ -61,7 +61,7 @@ func (s *space) newPlainNodeOf(ctx context.Context, change func(*corev1.Node), o
 	n := node.Attach(opts)
 	plugin, err := workload.Dial(n.Socket())
 	s.must(err)
-	s.atEnd(func(ctx context.Context) {
+	atEnd(s.T, func(ctx context.Context) {
 		if s.Failed() {
 			s.Logf("the log of the plugin of %s ends with:\n%s", name, n.LogTail(25))
 		}

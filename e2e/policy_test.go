@@ -128,7 +128,7 @@ func TestPolicy_DevicePluginConflict(t *testing.T) {
 		_, err = env.kube.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
 		s.must(err)
 	}
-	s.atEnd(func(ctx context.Context) {
+	atEnd(s.T, func(ctx context.Context) {
 		advertise(ctx, nil)
 		s.published.waitOffer(ctx, name, alone)
 	})

@@ -99,7 +99,7 @@ func TestPlugin_StartReleasesUnclaimed(t *testing.T) {
 	s.must(env.node.Kill())
 	s.must(env.cluster.Component(cluster.Kubelet).Stop(ctx, syscall.SIGKILL))
 	published := s.published.slices(ctx, env.cluster.NodeName())
-	s.atEnd(func(ctx context.Context) {
+	atEnd(s.T, func(ctx context.Context) {
 		s.must(env.cluster.Component(cluster.Kubelet).Start(ctx))
 		s.published.waitReplaced(ctx, published)
 	})

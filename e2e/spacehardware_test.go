@@ -30,7 +30,7 @@ type hardware struct{ *space }
 func (s hardware) remakeDriver(ctx context.Context, flags ...string) {
 	s.Helper()
 	s.must(env.node.Stop())
-	s.atEnd(s.resetDriver)
+	atEnd(s.T, s.resetDriver)
 	s.sim(ctx, append([]string{"create", "--node", model, "--force"}, flags...)...)
 }
 

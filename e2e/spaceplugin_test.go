@@ -81,7 +81,7 @@ func (s plugin) usePolicies(ctx context.Context, label string, policies map[stri
 		s.writePolicy(dir, name, rules)
 	}
 	s.restart(ctx, "--policy", dir)
-	s.atEnd(func(ctx context.Context) {
+	atEnd(s.T, func(ctx context.Context) {
 		s.labelNode(ctx, v1alpha1.PolicyLabel, nil)
 		s.restart(ctx)
 	})

@@ -184,7 +184,7 @@ func (b *bench) prepared(ctx context.Context, claim *resourceapi.ResourceClaim) 
 }
 
 // claimPrepared creates a claim for a device, as claim does, and prepares it.
-func (b *bench) claimPrepared(ctx context.Context, name string, selectors ...string) (*resourceapi.ResourceClaim, []*drapb.Device, error) {
+func claimPrepared(ctx context.Context, b *bench, name string, selectors ...string) (*resourceapi.ResourceClaim, []*drapb.Device, error) {
 	claim, err := b.claim(ctx, name, selectors...)
 	if err != nil {
 		return nil, nil, err

@@ -67,7 +67,7 @@ var prepareCases = []Case{
 }
 
 func prepareDevices(ctx context.Context, b *bench) (string, error) {
-	claim, devices, err := b.claimPrepared(ctx, "devices")
+	claim, devices, err := claimPrepared(ctx, b, "devices")
 	if err != nil {
 		return "", err
 	}
@@ -81,7 +81,7 @@ func prepareCDI(ctx context.Context, b *bench) (string, error) {
 	if len(b.CDIDirs) == 0 {
 		return "", skipf("the suite was given no directory of CDI specs")
 	}
-	_, devices, err := b.claimPrepared(ctx, "cdi")
+	_, devices, err := claimPrepared(ctx, b, "cdi")
 	if err != nil {
 		return "", err
 	}
@@ -96,7 +96,7 @@ func prepareCDI(ctx context.Context, b *bench) (string, error) {
 }
 
 func prepareIdempotent(ctx context.Context, b *bench) (string, error) {
-	claim, first, err := b.claimPrepared(ctx, "idempotent")
+	claim, first, err := claimPrepared(ctx, b, "idempotent")
 	if err != nil {
 		return "", err
 	}
@@ -185,7 +185,7 @@ func (b *bench) refused(ctx context.Context, claim *drapb.Claim) (string, error)
 }
 
 func prepareInUse(ctx context.Context, b *bench) (string, error) {
-	owner, first, err := b.claimPrepared(ctx, "owner", exclusive)
+	owner, first, err := claimPrepared(ctx, b, "owner", exclusive)
 	if err != nil {
 		return "", err
 	}

@@ -74,7 +74,7 @@ func unprepareUnknown(ctx context.Context, b *bench) (string, error) {
 }
 
 func unprepareDeleted(ctx context.Context, b *bench) (string, error) {
-	claim, devices, err := b.claimPrepared(ctx, "deleted")
+	claim, devices, err := claimPrepared(ctx, b, "deleted")
 	if err != nil {
 		return "", err
 	}
@@ -108,7 +108,7 @@ func unprepareUndone(ctx context.Context, b *bench) (string, error) {
 	if len(b.CDIDirs) == 0 {
 		return "", skipf("the suite was given no directory of CDI specs")
 	}
-	claim, devices, err := b.claimPrepared(ctx, "undone")
+	claim, devices, err := claimPrepared(ctx, b, "undone")
 	if err != nil {
 		return "", err
 	}
@@ -130,7 +130,7 @@ func unprepareUndone(ctx context.Context, b *bench) (string, error) {
 }
 
 func unprepareReused(ctx context.Context, b *bench) (string, error) {
-	first, before, err := b.claimPrepared(ctx, "first", exclusive)
+	first, before, err := claimPrepared(ctx, b, "first", exclusive)
 	if err != nil {
 		return "", err
 	}
