@@ -36,13 +36,19 @@ type bed struct {
 // newBed starts a control plane, which ends with the test. There are the DeviceClasses of the manifests, and nodes.
 func newBed(t *testing.T, nodes ...string) *bed {
 	t.Helper()
+	return newBedOf(t, nil, nodes...)
+}
+
+// newBedOf is newBed with feature gates.
+func newBedOf(t *testing.T, gates map[string]bool, nodes ...string) *bed {
+	t.Helper()
 	if os.Getenv("CLEAVE_E2E") != "1" {
 		t.Skip("set CLEAVE_E2E=1: it needs root, the programs of Kubernetes and bin/cleave-scheduler (make test-all)")
 	}
 	dir, err := os.MkdirTemp("/tmp", "cleave-") // t.TempDir is too long for sockets
 	must(t, err)
 	t.Cleanup(func() { must(t, cluster.Down(context.Background(), dir)) })
-	control, err := cluster.Up(t.Context(), cluster.Options{Dir: dir, ControlPlane: true})
+	control, err := cluster.Up(t.Context(), cluster.Options{Dir: dir, ControlPlane: true, FeatureGates: gates})
 	must(t, err)
 	b := &bed{t: t, dir: t.TempDir(), kubeconfig: control.Kubeconfig()}
 	b.kube, err = control.Client()
