@@ -46,7 +46,7 @@ func (f objectFaults) recreateNode(ctx context.Context, _ Fault) (time.Time, err
 	if _, err := nodes.UpdateStatus(ctx, fresh, metav1.UpdateOptions{}); err != nil && !apierrors.IsConflict(err) {
 		return from, fmt.Errorf("report the state of the node created again: %w", err)
 	}
-	return from, workload.Until(ctx, "the ResourceSlices to be those of the node created again", func(ctx context.Context) (bool, string, error) {
+	return from, workload.Until(ctx, "the ResourceSlices to be those of the new node", func(ctx context.Context) (bool, string, error) {
 		pool, err := f.bed.pool(ctx)
 		if err != nil {
 			return false, err.Error(), nil //nolint:nilerr // they are being written

@@ -64,7 +64,7 @@ func process(ctx context.Context, root string, s stage, args, env []string, nice
 // goTest runs go test with its events, and returns what it says of each package.
 func (r *runner) goTest(ctx context.Context, s stage, args, env []string, nice bool, logs string) (found []*pkg, err error) {
 	args = append([]string{args[0], args[1], "-json"}, args[2:]...)
-	if err := os.MkdirAll(logs, 0o755); err != nil {
+	if err := os.MkdirAll(logs, 0o750); err != nil {
 		return nil, err
 	}
 	log, err := os.Create(filepath.Join(logs, "output.log"))

@@ -97,7 +97,7 @@ func start(ctx context.Context, phases []phase, runs int, logs string, out io.Wr
 	if logs, err = filepath.Abs(logs); err != nil {
 		return false, err
 	}
-	if err := errors.Join(os.RemoveAll(logs), os.MkdirAll(logs, 0o755)); err != nil {
+	if err := errors.Join(os.RemoveAll(logs), os.MkdirAll(logs, 0o750)); err != nil {
 		return false, fmt.Errorf("empty the directory for logs: %w", err)
 	}
 	r := &runner{root: root, logs: logs, out: out, began: time.Now()}

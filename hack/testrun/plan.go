@@ -77,7 +77,9 @@ var units = []string{"./api/...", "./cmd/...", "./pkg/...", "./hack/...", "./e2e
 	"./e2e/history/...", "./e2e/release/...", "./e2e/soak/...", "./e2e/workload/..."}
 
 // clusters are the packages of end-to-end tests.
-var clusters = []string{"./e2e/chart", "./e2e", "./e2e/nodes", "./e2e/scheduling", "./e2e/soak", "./e2e/dashboard", "./e2e/cluster", "./e2e/gpulane"}
+var clusters = []string{
+	"./e2e/chart", "./e2e", "./e2e/nodes", "./e2e/scheduling", "./e2e/soak", "./e2e/dashboard", "./e2e/cluster", "./e2e/gpulane",
+}
 
 func command(name string, args ...string) stage { return stage{name: name, command: args} }
 
@@ -152,7 +154,10 @@ func rest(withoutCore bool) phase {
 			// The race detector would make each start of a plugin slow.
 			{name: "kills", packages: []string{"./pkg/claims"}, run: "^Test(Preparer|Modes)_Killed", timeout: 30 * time.Minute},
 			// They build programs of other packages, which the cache of test results does not see.
-			{name: "programs", packages: []string{"./cmd/nvml-sim", "./e2e/history/broken", "./pkg/mps/supervisor"}, fresh: true, timeout: 30 * time.Minute},
+			{
+				name: "programs", packages: []string{"./cmd/nvml-sim", "./e2e/history/broken", "./pkg/mps/supervisor"},
+				fresh: true, timeout: 30 * time.Minute,
+			},
 			// As the scheduler itself is compiled.
 			{name: "scheduler", dir: "cmd/cleave-scheduler", packages: []string{"./..."}, env: []string{"CGO_ENABLED=0"}, timeout: 20 * time.Minute},
 			{name: "release", dir: "hack/release", packages: []string{"./..."}, timeout: 20 * time.Minute},

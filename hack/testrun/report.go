@@ -27,7 +27,8 @@ func (r *runner) report(chance []flaky, lasting []failure) (bool, error) {
 		b.WriteString("\n")
 	}
 	if len(chance) > 0 {
-		fmt.Fprintf(&b, "\nFlaky: failed, and passed when run alone (at most %d may be). Each is a fault to mend; make test-all RUNS=10 TESTS=NAME repeats it under load:\n", maxFlaky)
+		fmt.Fprintf(&b, "\nFlaky: failed, and passed when run alone (at most %d may be). Each is a fault to mend;\n"+
+			"make test-all RUNS=10 TESTS=NAME repeats it under load:\n", maxFlaky)
 		for _, f := range chance {
 			fmt.Fprintf(&b, "  %s\n    failed: %s\n    passed: %s\n", f, f.log, f.passed)
 		}
@@ -35,7 +36,7 @@ func (r *runner) report(chance []flaky, lasting []failure) (bool, error) {
 	if len(lasting) > 0 {
 		b.WriteString("\nFailed:\n")
 		for _, f := range lasting {
-			fmt.Fprintf(&b, "  %s\n    log:   %s\n    alone: %s\n", f, f.log, f.stage.again(r.root, f.pkg, f.tests))
+			fmt.Fprintf(&b, "  %s\n    log:   %s\n    alone: %s\n", f, f.log, f.stage.again(f.pkg, f.tests))
 		}
 		if len(lasting) > maxAgain {
 			fmt.Fprintf(&b, "  None was run again: more than %d are no chance.\n", maxAgain)

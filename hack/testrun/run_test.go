@@ -148,10 +148,12 @@ func TestRunner_Interrupted(t *testing.T) {
 	time.Sleep(time.Hour)
 }`)
 	ctx, cancel := context.WithCancel(t.Context())
+	look := time.NewTicker(10 * time.Millisecond)
+	defer look.Stop()
 	go func() {
 		defer cancel()
 		for !exists(filepath.Join(r.root, "sleeps")) && t.Context().Err() == nil {
-			time.Sleep(10 * time.Millisecond)
+			<-look.C
 		}
 	}()
 	if err := r.run(ctx, phases); !errors.Is(err, context.Canceled) || len(r.failures) > 0 {

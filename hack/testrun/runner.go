@@ -186,7 +186,7 @@ func (r *runner) command(ctx context.Context, s stage, nice bool, logs string) [
 	fails := func(log string, err error) []failure {
 		return []failure{{stage: s, log: log, reason: fmt.Sprintf("%s: %v", strings.Join(s.command, " "), err), final: true}}
 	}
-	if err := os.MkdirAll(logs, 0o755); err != nil {
+	if err := os.MkdirAll(logs, 0o750); err != nil {
 		return fails("", err)
 	}
 	path := filepath.Join(logs, "output.log")
@@ -194,7 +194,7 @@ func (r *runner) command(ctx context.Context, s stage, nice bool, logs string) [
 	if err != nil {
 		return fails("", err)
 	}
-	defer log.Close() //nolint:errcheck // a log
+	defer log.Close()
 	a := &activity{stage: s.name, began: time.Now()}
 	r.mu.Lock()
 	r.say("%s", s.name)

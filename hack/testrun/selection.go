@@ -116,7 +116,7 @@ func (s stage) goTest(root string, packages, tests []string) (args, env []string
 }
 
 // again is the command that runs tests of the stage alone, for a shell in the repository's root.
-func (s stage) again(root, pkg string, tests []string) string {
+func (s stage) again(pkg string, tests []string) string {
 	if len(s.command) > 0 {
 		return strings.Join(s.command, " ")
 	}

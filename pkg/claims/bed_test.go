@@ -135,7 +135,7 @@ func (b *bed) another() *bed {
 // restart ends the plugin and starts it again.
 func (b *bed) restart() *bed {
 	b.t.Helper()
-	b.Preparer.die()
+	b.die()
 	return b.another().start()
 }
 

@@ -199,7 +199,7 @@ func TestPrepare_ShareOfAnEarlierPolicy(t *testing.T) {
 		t.Errorf("with its record: %v", err)
 	}
 	wantError(t, b.tryPrepare("c", sliceOf(1, 10)), "would take memory")
-	b.Preparer.die()
+	b.die()
 	again := openBed(t, b.dir, inBoot("the next"))
 	again.Ledger.allocated.followed, again.hardware.node = true, b.hardware.node
 	again.start()

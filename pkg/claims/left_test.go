@@ -150,7 +150,7 @@ func TestUnprepare_OtherConsumers(t *testing.T) {
 					claim := claimOn("a", 1)
 					claim.Status.ReservedFor = test.first
 					mustPrepare(t, b.Preparer, claim)
-					claim.Status.ReservedFor = append(test.first, test.later...)
+					claim.Status.ReservedFor = slices.Concat(test.first, test.later)
 					b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claim)})
 					b.processes, b.hardware.pids[gpuName(1)] = &podProcesses{pids: test.pids}, test.onGPU
 					if b.api = (&fakeAPI{}); reserved {

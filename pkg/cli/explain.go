@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	kube "github.com/cleave-dra/cleave/pkg/cluster"
 	"github.com/cleave-dra/cleave/pkg/explain"
 	"github.com/cleave-dra/cleave/pkg/plugin"
 	"github.com/cleave-dra/cleave/pkg/validation"
@@ -238,6 +239,15 @@ func (a *asker) read(ctx context.Context) (o explain.Objects, notes []string, er
 	}, func(r *resourceapi.DeviceTaintRule) { o.Rules = append(o.Rules, r) })
 	if rulesErr != nil && !apierrors.IsNotFound(rulesErr) {
 		notes = append(notes, fmt.Sprintf("Taints of DeviceTaintRules are not considered: %v", rulesErr))
+	}
+	if counted, err := kube.AskCounted(ctx, a.client, a.driver); err != nil {
+		notes = append(notes, fmt.Sprintf("Whether the cluster counts all tiers is not known: %v", err))
+	} else {
+		for _, why := range []error{counted.Counters, counted.Shares} {
+			if why != nil {
+				notes = append(notes, strings.ToUpper(why.Error()[:1])+why.Error()[1:]+".")
+			}
+		}
 	}
 	for _, object := range a.objects {
 		if class, ok := object.(*resourceapi.DeviceClass); ok {

@@ -10,13 +10,21 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	apiversion "k8s.io/apimachinery/pkg/version"
+	"k8s.io/client-go/discovery/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/deployments/manifests"
 	"github.com/cleave-dra/cleave/pkg/explain"
+	"github.com/cleave-dra/cleave/pkg/inspect/models"
+	"github.com/cleave-dra/cleave/pkg/policy"
+	"github.com/cleave-dra/cleave/pkg/publish"
 	"github.com/cleave-dra/cleave/pkg/validation"
 )
 
@@ -55,6 +63,10 @@ func TestExplain_Objects(t *testing.T) {
 			OwnerReferences: []metav1.OwnerReference{{Kind: "Pod", APIVersion: "v1", Name: "trainer", UID: "pod", Controller: &own}}},
 			Spec: wants("gpu.cleave.dev", 9)})
 	client := cluster(t, more...)
+	client.Discovery().(*fake.FakeDiscovery).FakedServerVersion = &apiversion.Info{GitVersion: "v1.36.1"}
+	client.PrependReactor("create", "resourceslices", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(resourceapi.Resource("resourceslices"), "", nil)
+	})
 	tests := map[string]struct {
 		kind, name string
 		file       string
@@ -64,6 +76,8 @@ func TestExplain_Objects(t *testing.T) {
 		"a pod": {kind: "pod", name: "trainer", want: "9 devices are asked for, and 3 fit\n  - 1 device is allocated to ml/train", state: explain.Refused},
 		"a pod whose claim is not created": {kind: "pod", name: "waiting", state: explain.Refused,
 			want: "the claim was not created from ResourceClaimTemplate trainer"},
+		"in a cluster that does not count shares": {kind: "claim", name: created, state: explain.Refused,
+			want: "GPUs are not shared on Kubernetes 1.36.1: its scheduler could allocate a GPU as shares and as partitions at once; use 1.36.2"},
 		"a claim":    {kind: "claim", name: created, want: "request gpu: 9 of class gpu.cleave.dev", state: explain.Refused},
 		"a template": {kind: "template", name: template, want: "Node node-1: enough devices are free", state: explain.Fits},
 		"a file": {state: explain.Refused, want: "ResourceClaim ml/c fits no node now",
@@ -142,4 +156,50 @@ func TestRun_KubectlPlugin(t *testing.T) {
 	if code != exitUsage || !strings.HasSuffix(stderr.String(), "Run 'kubectl cleave explain --help' for usage.\n") || !strings.HasPrefix(stderr.String(), "kubectl cleave: ") {
 		t.Errorf("a usage error: got %d, %s", code, &stderr)
 	}
+}
+
+// Whatever is in a file, there is an answer: the allocator sees only what the API server admits.
+func FuzzExplain_File(f *testing.F) {
+	const claim = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c}\nspec: {devices: {"
+	const request = `requests: [{name: gpu, exactly: {deviceClassName: gpu.cleave.dev`
+	for _, devices := range []string{
+		request + `}}]`, request + `, count: -1}}]`, request + `, count: 4611686018427387904}}]`, request + `, allocationMode: Some}}]`,
+		`requests: [{name: gpu}]`, `requests: [{}]`, `requests: [{name: gpu, firstAvailable: [{}]}]`, `constraints: [{}]`,
+		request + `}}], constraints: [{matchAttribute: x}]`, request + `}}], constraints: [{requests: [other], matchAttribute: gpu.cleave.dev/x}]`,
+		request + `}}, {name: gpu, exactly: {deviceClassName: gpu.cleave.dev}}]`, request + `, selectors: [{}]}}]`,
+		request + `, selectors: [{cel: {expression: "device.attributes['a'].b"}}]}}]`, request + `, capacity: {requests: {memory: -1}}}}]`,
+		request + `, capacity: {requests: {"": 1Gi}}}}]`, request + `, tolerations: [{operator: Some}]}}]`, request + `, adminAccess: true}}]`,
+		request + `}, firstAvailable: [{name: a, deviceClassName: mps.cleave.dev}]}]`, request + `}}], config: [{}]`,
+	} {
+		f.Add([]byte(claim + devices + "}}\n"))
+	}
+	f.Add([]byte("apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: mine}\nspec: {selectors: [{}]}\n---\n" + claim + "}}"))
+	objects := explain.Objects{Driver: "gpu.cleave.dev", Nodes: []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}}}
+	inventory, err := models.Load("hgx-h100")
+	if err != nil {
+		f.Fatal(err)
+	}
+	list := publish.Objects(policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Means{}), objects.Driver, "node-1")
+	if objects.Classes, err = manifests.Classes(); err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		a := &asker{namespace: "ml", driver: objects.Driver}
+		if a.inFile("-", bytes.NewReader(data)) != nil {
+			return
+		}
+		questions, err := a.questions(t.Context(), objects)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cluster := explain.NewCluster(objects, questions...)
+		for i := range list.Items {
+			cluster.AddSlice(&list.Items[i])
+		}
+		for _, q := range questions {
+			if e, err := cluster.Explain(t.Context(), q); err != nil || e.State == "" {
+				t.Errorf("got %v, %v", e, err)
+			}
+		}
+	})
 }

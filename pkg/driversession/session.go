@@ -39,6 +39,8 @@ type Sessions struct {
 
 	mu   sync.Mutex
 	file file
+	// unsaved: the disk lacks what memory has.
+	unsaved bool
 }
 
 // Open reads the file, or begins with the first session of this boot. A file that cannot be read as one begins a session
@@ -57,13 +59,17 @@ func Open(disk store.FileSystem, path, bootID string, sysfs, procfs fs.FS) (*Ses
 	return s, s.write()
 }
 
-func (s *Sessions) write() error { return s.stored.Write(&s.file) }
+func (s *Sessions) write() error {
+	err := s.stored.Write(&s.file)
+	s.unsaved = err != nil
+	return err
+}
 
 // Begin notes the GPUs of a driver that has just been opened, and so cannot be unloaded.
 func (s *Sessions) Begin(devices []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	changed := false
+	changed := s.unsaved
 	for _, d := range devices {
 		if s.file.First[d] != "" {
 			continue

@@ -128,13 +128,37 @@ func TestEnd_FullDisk(t *testing.T) {
 	}
 }
 
-// fullDisk cannot be written.
-type fullDisk struct {
-	store.Disk
-	stuck bool
+// A full disk is tried again, and what it lacks is written then.
+func TestBegin_FullDisk(t *testing.T) {
+	b := newBed(t)
+	b.open("boot")
+	disk := &fullDisk{Disk: store.NewDisk()}
+	s, err := Open(disk, b.path(), "boot", os.DirFS(filepath.Join(b.node.Root(), "sys")), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const added = "gpu-0000-99-00-0"
+	if err := s.Begin([]string{added}); err == nil {
+		t.Fatal("Begin said success, and nothing of it is durable")
+	}
+	disk.free = true
+	if err := s.Begin([]string{added}); err != nil || !b.open("boot").Unbroken(added) {
+		t.Errorf("got %v, and the disk knows the session: %t; want it known", err, b.open("boot").Unbroken(added))
+	}
 }
 
-func (*fullDisk) WriteFile(string, []byte) error { return errors.New("no space") }
+// fullDisk cannot be written until it is free.
+type fullDisk struct {
+	store.Disk
+	stuck, free bool
+}
+
+func (d *fullDisk) WriteFile(path string, data []byte) error {
+	if d.free {
+		return d.Disk.WriteFile(path, data)
+	}
+	return errors.New("no space")
+}
 
 func (d *fullDisk) Remove(path string) error {
 	if d.stuck {

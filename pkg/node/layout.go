@@ -20,13 +20,13 @@ const (
 // mustApplyLayouts reports whether GPUs are to be partitioned as the policy wants: when something has changed that layouts
 // depend on. They wait while devices of the previous policy, or of other driver names, may still be allocated: a claim may
 // have been allocated, by whatever name, what the layout would partition. They also wait for the pass after a recovery, which
-// is the first to know what lies on the GPUs: fitted without that, a layout would move.
+// is the first to know what lies on the GPUs, and for that recovery to end: fitted without that, a layout would move.
 func (p *Plan) mustApplyLayouts(o *Observed) bool {
 	m := &p.Memory
 	// Whatever is as it is only because something is allocated may change with each claim.
 	waiting := m.Conflict != "" || hasWithdrawn(p.Offer) || lacksPartitions(p.Offer, o.Unclaimed)
 	due := m.LayoutsDue || p.Recover || o.Changed.Has(Partitions) || p.offerChanged(o) || o.Changed.Has(Allocations) && waiting
-	m.LayoutsDue = due && (p.Recover || m.Previous != nil || o.hold() != "")
+	m.LayoutsDue = due && (p.Recover || m.Previous != nil || o.hold() != "" || o.Working)
 	return due && !m.LayoutsDue
 }
 

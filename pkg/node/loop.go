@@ -100,6 +100,7 @@ type Sources struct {
 	Conditions func() map[gpu.PCIAddress][]health.Condition
 	Incomplete func() map[string]error
 	Lists      func() bool
+	Counted    func() cluster.Counted
 	Policies   func() (*policy.Set, error)
 	// MPS asks the supervisor on its socket.
 	MPS func(ctx context.Context) error
@@ -122,7 +123,6 @@ type Options struct {
 
 	Pool       string
 	Compatible bool
-	NoShares   error
 	// Active is the policy that was active when the plugin ended; nil for none.
 	Active *Policy
 
@@ -153,6 +153,7 @@ type Loop struct {
 	limitsFailed bool
 	// modes runs the change of a GPU's MIG mode.
 	modes modeRunner
+	work  workRunner
 }
 
 // New makes a loop that observes nothing yet. Options may be set until Begin.
@@ -169,7 +170,7 @@ func (l *Loop) Mark(a Aspect) {
 
 // Begin observes the node and decides what its GPUs offer. Nothing is published and no hardware is changed before Run.
 func (l *Loop) Begin(ctx context.Context) {
-	l.observed = Observed{Pool: l.Pool, Compatible: l.Compatible, NoShares: l.NoShares, Memory: Memory{Active: l.Active}}
+	l.observed = Observed{Pool: l.Pool, Compatible: l.Compatible, Memory: Memory{Active: l.Active}}
 	_ = l.step(ctx, Inventory|Supervisor|Policies)
 }
 
@@ -179,6 +180,7 @@ func (l *Loop) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	defer l.work.running.Wait()
 	defer l.modes.running.Wait()
 	defer stop()
 	l.observed.Ready = true
@@ -259,6 +261,11 @@ func (l *Loop) pollSources(ctx context.Context) (changed Aspect) {
 // step observes the node, makes a plan and applies it, again where that changes what was observed. It returns why the driver is
 // to be released; nil if it is not.
 func (l *Loop) step(ctx context.Context, changed Aspect) error {
+	// Before the first recovery nobody knows what lies on the GPUs: nothing can be published without it.
+	l.work.until = time.Time{}
+	if !l.observed.Memory.Recovered.IsZero() {
+		l.work.until = time.Now().Add(workTime)
+	}
 	l.observe(ctx, changed)
 	for pass := 0; ; pass++ {
 		l.snapshot(changed, pass)
@@ -298,7 +305,7 @@ func (l *Loop) observe(ctx context.Context, changed Aspect) {
 		l.Hardware.RereadLinks() // partitions take a GPU's links down
 	}
 	if changed.Has(Partitions) && o.Ready {
-		l.Claims.Scan(ctx)
+		l.do(ctx, scanWork)
 	}
 }
 
@@ -308,12 +315,14 @@ func (l *Loop) snapshot(changed Aspect, pass int) {
 	o.Now, o.Changed, o.Pass = time.Now(), changed, pass
 	// Before the inventory: a change that has ended shows there.
 	o.ModeRunning, o.ModeFailures = l.modes.state()
+	o.Working, o.LayoutProblems = l.work.state()
 	o.ModesLeft = l.Claims.ModesLeft()
 	o.Arrived = o.Ready && l.Publisher.Arrived()
 	o.Listed, o.ListFailed = l.Claims.Listing() // before the allocations, which are by it
 	o.Unlisted = o.Listed.IsZero()
 	// Other driver names first: what is allocated under them is among the allocations before they no longer hold.
 	o.Cluster, o.Names = l.Sources.Cluster(), l.Sources.Names()
+	o.Counted = l.Sources.Counted()
 	o.Inventory, o.Lists = l.Hardware.Inventory(), l.Sources.Lists()
 	o.Allocations, o.Records, o.Unfinished = l.Claims.Allocations(), l.Claims.Records(), l.Claims.Unfinished()
 	o.Occupied, o.Existing = l.Claims.Occupied(), l.Claims.Existing()
@@ -350,15 +359,7 @@ func (l *Loop) apply(ctx context.Context, p Plan) {
 		klog.FromContext(ctx).V(4).Info("Publishing ResourceSlices", "slices", len(p.Slices), "order", p.Memory.Published.Order)
 		l.Publisher.Want(resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{l.Pool: {Slices: p.Slices}}})
 	}
-	if p.Recover {
-		l.Claims.Recover(ctx)
-	}
-	if p.LeaveMIGMode {
-		l.Claims.LeaveMIGMode(ctx)
-	}
-	if p.Layouts {
-		l.observed.LayoutProblems = l.Claims.ApplyLayouts(ctx)
-	}
+	l.do(ctx, workOf(&p))
 	if p.Mode != nil {
 		l.modes.start(ctx, *p.Mode, l.Claims.ChangeMode(*p.Mode), func() { l.Mark(Inventory) })
 	}

@@ -37,6 +37,7 @@ type fakeNode struct {
 	endErr    error
 	modeErr   error
 	limitErr  error
+	locked    chan struct{} // closed when the lock of a GPU is free; nil while it is
 	slices    [][]string
 	status    Status
 	driver    error
@@ -99,9 +100,14 @@ func (f fakeClaims) Unfinished() bool                   { return false }
 func (f fakeClaims) Unclaimed(*gpu.GPU) []gpu.Place     { return nil }
 func (f fakeClaims) Occupied() []string                 { return read(f.fakeNode, &f.occupied) }
 func (f fakeClaims) Existing() []Existing               { return nil }
-func (f fakeClaims) Scan(context.Context)               { f.note("scan") }
-func (f fakeClaims) Recover(context.Context)            { f.note("recover") }
-func (f fakeClaims) LeaveMIGMode(context.Context)       { f.note("leaveMIG") }
+func (f fakeClaims) Scan(ctx context.Context) {
+	f.note("scan")
+	if locked := read(f.fakeNode, &f.locked); locked != nil {
+		<-locked
+	}
+}
+func (f fakeClaims) Recover(context.Context)      { f.note("recover") }
+func (f fakeClaims) LeaveMIGMode(context.Context) { f.note("leaveMIG") }
 func (f fakeClaims) ApplyLayouts(context.Context) []LayoutProblem {
 	f.note("layouts")
 	return nil
@@ -164,7 +170,7 @@ func newFakeLoop(t *testing.T, model string) (*Loop, *fakeNode) {
 		Sources: Sources{
 			Cluster: func() cluster.State { return read(f, &f.state) }, Names: func() []DriverName { return nil },
 			Conditions: func() map[gpu.PCIAddress][]health.Condition { return nil }, Incomplete: func() map[string]error { return nil },
-			Lists: func() bool { return false }, Policies: func() (*policy.Set, error) { return policy.Load("", policy.Format{}) },
+			Lists: func() bool { return false }, Counted: func() cluster.Counted { return cluster.Counted{} }, Policies: func() (*policy.Set, error) { return policy.Load("", policy.Format{}) },
 			MPS: func(context.Context) error { return read(f, &f.mps) },
 		},
 		KeepPolicy: func(*Policy) error { return nil }, Removed: func(gpu.PCIAddress) { f.note("removed") },
@@ -230,6 +236,42 @@ func TestLoop_Run(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Errorf("got %v, want an ordinary end", err)
 		}
+	})
+}
+
+// A call of the kubelet that waits for an agent has a GPU's lock for half a minute. Health, policies and slices of all GPUs do not
+// wait for that; what waits is done once, and what depends on it after it.
+func TestLoop_GPULocked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, f := newFakeLoop(t, "hgx-h100")
+		f.occupied = []string{read(f, &f.inventory).GPUs[0].PCI.DeviceName()}
+		l.Begin(t.Context())
+		go func() { _ = l.Run(t.Context()) }()
+		synctest.Wait()
+		f.took()
+		check := func(when, want string) {
+			t.Helper()
+			synctest.Wait()
+			if got := f.took(); got != want {
+				t.Errorf("%s: got %q, want %q", when, got, want)
+			}
+		}
+		locked := make(chan struct{})
+		f.set(func() { f.locked = locked })
+		l.Mark(Partitions)
+		<-time.After(partitionsSettle + time.Second)
+		check("locked", "links scan")
+		f.set(func() { f.occupied = nil })
+		l.Mark(Health)
+		check("the state of the node changes", "publish")
+		for range 10 {
+			l.Mark(Partitions)
+			<-time.After(2 * time.Second)
+		}
+		check("partitions change ten times", strings.TrimSuffix(strings.Repeat("links ", 10), " "))
+		f.set(func() { f.locked = nil })
+		close(locked)
+		check("unlocked", "scan layouts")
 	})
 }
 

@@ -129,8 +129,8 @@ func (p modes) consider(o *Observed) {
 
 // mayChange reports whether a change can begin now.
 func (p modes) mayChange(o *Observed) bool {
-	return o.Ready && p.Mode == nil && o.ModeRunning.GPU == "" && p.Release == nil && !p.Memory.Recovered.IsZero() && !p.Recover &&
-		!p.ObserveAgain && p.Memory.Conflict == ""
+	return o.Ready && !o.Working && p.Mode == nil && o.ModeRunning.GPU == "" && p.Release == nil && !p.Memory.Recovered.IsZero() &&
+		!p.Recover && !p.ObserveAgain && p.Memory.Conflict == ""
 }
 
 // setMode notes a GPU; what other memories refer to stays as it is.

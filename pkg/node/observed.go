@@ -43,6 +43,8 @@ const (
 	Listing
 	// Publication is whether the API server has what was published.
 	Publication
+	// Work is the end of work that a step did not wait for.
+	Work
 	// Periodic is everything, once every reconcile interval; what is still wrong then is reported again.
 	Periodic
 )
@@ -75,8 +77,8 @@ type Observed struct {
 	PolicyErr error
 	// MPS is why no MPS server can be started now; nil if one can.
 	MPS error
-	// NoShares is why the cluster's scheduler cannot count shares of GPUs; nil if it can.
-	NoShares error
+	// Counted is what the cluster counts of GPUs.
+	Counted cluster.Counted
 	// Lists is set where the API server accepts attributes that are lists.
 	Lists bool
 
@@ -97,6 +99,8 @@ type Observed struct {
 	// already. Both were observed under what Memory.Offered offers.
 	Occupied []string
 	Existing []Existing
+	// Working: work of an earlier step is still being done. It is marked when it ends.
+	Working bool
 	// LayoutProblems is why GPUs are not partitioned as the policy wants, by the last attempt.
 	LayoutProblems []LayoutProblem
 

@@ -92,7 +92,7 @@ func TestDesired_MPSOff(t *testing.T) {
 
 func TestDesired_SharesUnsupported(t *testing.T) {
 	b := newBed(t, "a30")
-	b.NoShares = errors.New("GPUs are not shared on Kubernetes 1.35")
+	b.Counted.Shares = errors.New("GPUs are not shared on Kubernetes 1.35")
 	b.step(Policies)
 	if got := append(ofKind(b.plan.Offer, gpu.MPS), ofKind(b.plan.Offer, gpu.TimeSlice)...); got != nil {
 		t.Errorf("got %v, want no shares", got)

@@ -19,7 +19,7 @@ import (
 
 // countingAPI counts listings and questions, and refuses them while it is away.
 type countingAPI struct {
-	claim       *resourceapi.ResourceClaim
+	claim       atomic.Pointer[resourceapi.ResourceClaim]
 	lists, gets atomic.Int64
 	away        atomic.Bool
 }
@@ -33,7 +33,7 @@ func (a *countingAPI) answer() error {
 
 func (a *countingAPI) Claim(context.Context, string, string) (*resourceapi.ResourceClaim, error) {
 	a.gets.Add(1)
-	return a.claim, a.answer()
+	return a.claim.Load(), a.answer()
 }
 
 func (a *countingAPI) Each(_ context.Context, visit func(*resourceapi.ResourceClaim) bool) error {
@@ -41,7 +41,7 @@ func (a *countingAPI) Each(_ context.Context, visit func(*resourceapi.ResourceCl
 	if err := a.answer(); err != nil {
 		return err
 	}
-	visit(a.claim)
+	visit(a.claim.Load())
 	return nil
 }
 
@@ -53,8 +53,9 @@ func TestAllocations(t *testing.T) {
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		api := &countingAPI{claim: renamedClaim("x", "gpu.cleave.dev")}
-		api.claim.ObjectMeta = metav1.ObjectMeta{Namespace: "ns", Name: "x", UID: "uid-x"}
+		api, claim := &countingAPI{}, renamedClaim("x", "gpu.cleave.dev")
+		claim.ObjectMeta = metav1.ObjectMeta{Namespace: "ns", Name: "x", UID: "uid-x"}
+		api.claim.Store(claim)
 		api.away.Store(true)
 		engine := claims.New(claims.Options{Identity: claims.Identity{Driver: "gpu.cleave.dev", Pool: "node-1"}, Locks: locks})
 		var listed atomic.Int64
@@ -90,7 +91,7 @@ func TestAllocations(t *testing.T) {
 		if listed.Load() != 5 || len(engine.Ledger.OwnRecords()) != 1 {
 			t.Errorf("%d listings are reported, and %d claims known; want 5, and 1", listed.Load(), len(engine.Ledger.OwnRecords()))
 		}
-		api.claim = nil
+		api.claim.Store(nil)
 		count("the claim is deleted", time.Minute, 0, 1, 2)
 		count("nobody is asked for", time.Hour, 0, 0, 0)
 	})

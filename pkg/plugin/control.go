@@ -42,22 +42,19 @@ func (s *service) useHardware(ctx context.Context) error {
 	}
 	hw := &hardware{Session: session, look: s.finder.now, closed: s.specs.closed}
 	defer hw.end(ctx)
-	noShares, err := cluster.SharesUnsupported(ctx, s.client.Discovery().RESTClient(), s.config.DriverRetry)
-	if err != nil {
+	if err := s.counting.Wait(ctx, s.config.DriverRetry); err != nil {
 		return err
 	}
-	if noShares != nil {
-		klog.FromContext(ctx).Info("Time slices and MPS are disabled", "reason", noShares.Error())
-	}
+	s.counting.report(ctx)
 	if err := <-installed; err != nil {
 		return err
 	}
-	return s.control(ctx, hw, noShares)
+	return s.control(ctx, hw)
 }
 
 // control lets claims be prepared and runs the control loop.
-func (s *service) control(ctx context.Context, hw *hardware, noShares error) error {
-	if err := s.setUpLoop(ctx, hw, noShares); err != nil {
+func (s *service) control(ctx context.Context, hw *hardware) error {
+	if err := s.setUpLoop(ctx, hw); err != nil {
 		return err
 	}
 	endFollowing := s.allocations.start(ctx)
@@ -78,7 +75,7 @@ func (s *service) control(ctx context.Context, hw *hardware, noShares error) err
 }
 
 // setUpLoop waits for what the control loop needs to know of the cluster, and gives the loop its options.
-func (s *service) setUpLoop(ctx context.Context, hw *hardware, noShares error) error {
+func (s *service) setUpLoop(ctx context.Context, hw *hardware) error {
 	if err := s.cluster.Wait(ctx); err != nil {
 		return err
 	}
@@ -102,12 +99,13 @@ func (s *service) setUpLoop(ctx context.Context, hw *hardware, noShares error) e
 			}},
 		Sources: node.Sources{
 			Cluster: s.cluster.State, Names: s.names.states, Conditions: s.health.all, Incomplete: s.specs.incomplete, Lists: lists.Accepted,
+			Counted:  s.counting.Counted,
 			Policies: func() (*policy.Set, error) { return policy.Load(s.config.PolicyFile, s.config.PolicyFormat) },
 			MPS:      func(ctx context.Context) error { return available(ctx, s.mps) },
 		},
 		Events: s.events, Reporter: reporter{s.metrics, &s.ready},
 		KeepPolicy: s.policies.Keep, Removed: s.forget, Released: s.marker.set,
-		Pool: s.config.NodeName, Compatible: s.config.compatible(), NoShares: noShares, Active: s.active,
+		Pool: s.config.NodeName, Compatible: s.config.compatible(), Active: s.active,
 		ReconcileEvery: s.config.ReconcileEvery, DriverRetry: s.config.DriverRetry,
 	}
 	return nil
@@ -147,6 +145,7 @@ func (s *service) watch(ctx context.Context, wg *sync.WaitGroup, hw *hardware) {
 	wg.Go(func() {
 		s.finder.run(ctx, hw.Session, func(pci gpu.PCIAddress) bool { return isAllocated(s.engine.Ledger.AllRecords(), pci) })
 	})
+	wg.Go(func() { s.counting.follow(ctx, s.config.ReconcileEvery) })
 	if s.mps != nil {
 		wg.Go(func() { s.watchMPS(ctx) })
 	}
@@ -192,8 +191,8 @@ func (s *service) openSession(ctx context.Context) (*nvml.Session, error) {
 	s.metrics.waiting.Set(0)
 	s.driver.used(session.DriverRoot())
 	s.smi.Found(s.config.rootOf(session.DriverRoot()))
-	if err := s.sessions.Begin(deviceNames(session.Node())); err != nil {
-		return nil, errors.Join(err, session.Close())
+	if err := s.persist(ctx, func() error { return s.sessions.Begin(deviceNames(session.Node())) }); err != nil {
+		return nil, errors.Join(err, session.Close()) // ctx has ended
 	}
 	s.metrics.gpus.Set(float64(len(session.Node().GPUs)))
 	return session, nil

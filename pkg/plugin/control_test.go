@@ -88,7 +88,7 @@ func (b *controlBed) start(ctx context.Context, model string) <-chan error {
 	b.driver.used(b.config.DriverRoot)
 	hw := &hardware{Session: session, look: b.finder.now, closed: b.specs.closed}
 	done := make(chan error, 1)
-	go func() { done <- b.control(ctx, hw, nil) }()
+	go func() { done <- b.control(ctx, hw) }()
 	return done
 }
 

@@ -33,6 +33,8 @@ type metrics struct {
 	failing *failing
 	gpus    prometheus.Gauge
 	waiting prometheus.Gauge
+	// notCounted is 1 for what the cluster does not count.
+	notCounted *prometheus.GaugeVec
 	// mpsEvents counts what happened to MPS servers while claims used them, by kind.
 	mpsEvents *prometheus.CounterVec
 	// healthy is 1 for a healthy GPU, by device name; xids counts what drivers report.
@@ -65,6 +67,8 @@ func newMetrics() *metrics {
 		"Attempts to prepare or unprepare a claim that failed, by reason.", "operation", "reason")
 	m.gpus = gauge("cleave_gpus", "GPUs that were found.")
 	m.waiting = gauge("cleave_waiting_for_driver", "1 while the NVIDIA driver does not answer and no claim can be prepared.")
+	m.notCounted = gaugeVec("cleave_not_counted",
+		"1 while the cluster does not count what tiers need (counters or shares), and GPUs offer fewer than their policy has.", "what")
 	m.mpsEvents = counterVec("cleave_mps_server_events_total",
 		"MPS servers that were lost, restarted or failed while claims used them.", "kind")
 	m.healthy = gaugeVec("cleave_gpu_healthy", "1 while a GPU is healthy, 0 while it or a part of it is unhealthy.", "gpu")
@@ -80,7 +84,7 @@ func newMetrics() *metrics {
 	m.metadataFailures = prometheus.NewCounter(prometheus.CounterOpts{Name: "cleave_device_metadata_failures_total",
 		Help: "Files of device metadata that could not be written; the claim's containers start without them."})
 	m.conflict = gauge("cleave_conflict", "1 while another driver or device plugin offers GPUs of the node and nothing new is published.")
-	m.registry.MustRegister(m.build, m.claims, m.errors, m.failing, m.gpus, m.waiting, m.mpsEvents, m.healthy, m.xids, m.policy,
+	m.registry.MustRegister(m.build, m.claims, m.errors, m.failing, m.gpus, m.waiting, m.notCounted, m.mpsEvents, m.healthy, m.xids, m.policy,
 		m.policyInvalid, m.policyFailures, m.conflict, m.slicesDeleted, m.classesMissing, m.metadataFailures, m.usage,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.begin()

@@ -20,6 +20,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -41,11 +43,13 @@ const registrationTimeout = 2 * time.Second
 type nameConflict struct {
 	driver, node, registryDir string
 	client                    kubernetes.Interface
+	// claims are those of the other driver that the last listing found, and that are there.
+	claims []types.NamespacedName
 }
 
 // nameConflict is for the plugin's driver name.
-func (s *service) nameConflict() nameConflict {
-	return nameConflict{driver: s.config.DriverName, node: s.config.NodeName, registryDir: s.config.RegistryDir, client: s.client}
+func (s *service) nameConflict() *nameConflict {
+	return &nameConflict{driver: s.config.DriverName, node: s.config.NodeName, registryDir: s.config.RegistryDir, client: s.client}
 }
 
 // awaitName returns once no other driver of the same name is on the node; false if ctx ends before.
@@ -53,11 +57,9 @@ func (s *service) awaitName(ctx context.Context) bool {
 	if !s.config.compatible() {
 		return true
 	}
-	tick := time.NewTicker(s.config.DriverRetry)
-	defer tick.Stop()
-	reported := ""
+	conflict, backoff, reported := s.nameConflict(), wait.Backoff{}, ""
 	for {
-		err := s.nameConflict().find(ctx)
+		err := conflict.find(ctx)
 		if ctx.Err() != nil {
 			return false
 		}
@@ -67,20 +69,22 @@ func (s *service) awaitName(ctx context.Context) bool {
 		}
 		if text := err.Error(); text != reported {
 			reported = text
+			// What changes may end soon; what stays may stay for hours, on every node of the cluster.
+			backoff = wait.Backoff{Duration: s.config.DriverRetry, Factor: 1.5, Jitter: 0.5, Steps: 6} // 23 s with the default
 			klog.FromContext(ctx).Error(err, "Nothing is served yet", "driver", s.config.DriverName)
 			s.events.Warn(reasonNameConflict, "Cleave serves nothing on this node: "+text)
 		}
 		select {
 		case <-ctx.Done():
 			return false
-		case <-tick.C:
+		case <-time.After(backoff.Step()):
 		}
 	}
 }
 
 // find returns by what another driver of the same name is known to be on the node, or to have been a moment ago; nil if by
 // nothing.
-func (c nameConflict) find(ctx context.Context) error {
+func (c *nameConflict) find(ctx context.Context) error {
 	for _, look := range []func(context.Context) error{c.findPlugin, c.findSlice, c.findClaims} {
 		if err := look(ctx); err != nil {
 			return err
@@ -91,7 +95,7 @@ func (c nameConflict) find(ctx context.Context) error {
 
 // findPlugin looks for a plugin of the same name that is not Cleave's and answers the kubelet. Rolling updates run two of
 // Cleave's at once, and sockets of dead plugins may be left.
-func (c nameConflict) findPlugin(ctx context.Context) error {
+func (c *nameConflict) findPlugin(ctx context.Context) error {
 	entries, err := os.ReadDir(c.registryDir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // the kubelet creates it
@@ -149,7 +153,7 @@ func isListening(ctx context.Context, socket string) bool {
 }
 
 // findSlice looks for slices of the same driver and node that Cleave did not write.
-func (c nameConflict) findSlice(ctx context.Context) error {
+func (c *nameConflict) findSlice(ctx context.Context) error {
 	selector := fields.Set{resourceapi.ResourceSliceSelectorNodeName: c.node, resourceapi.ResourceSliceSelectorDriver: c.driver}
 	list, err := c.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: selector.String()})
 	if err != nil {
@@ -163,17 +167,51 @@ func (c nameConflict) findSlice(ctx context.Context) error {
 	return nil
 }
 
-// findClaims looks for claims whose pods have devices of this node from another driver of the same name.
-func (c nameConflict) findClaims(ctx context.Context) error {
-	var found []string
-	err := cluster.Claims{Client: c.client}.Each(ctx, func(claim *resourceapi.ResourceClaim) bool {
-		if device := node.UnmanagedDevice(c.driver, c.node, claim); device != "" {
-			found = append(found, fmt.Sprintf("%s/%s (device %s)", claim.Namespace, claim.Name, device))
-		}
-		return true
-	})
+// findClaims looks for claims whose pods have devices of this node from another driver of the same name. The claims of the cluster
+// are listed only while none of this node is known: a thousand nodes may wait for the pods of a migration to end.
+func (c *nameConflict) findClaims(ctx context.Context) error {
+	found, err := c.followClaims(ctx)
+	if err == nil && len(found) == 0 {
+		found, err = c.listClaims(ctx)
+	}
 	if err != nil {
 		return fmt.Errorf("look for claims of another driver named %s: %w", c.driver, err)
 	}
 	return node.ClaimConflict(c.driver, found)
+}
+
+// followClaims reads the claims that are known.
+func (c *nameConflict) followClaims(ctx context.Context) (found []string, err error) {
+	known := c.claims
+	c.claims = nil
+	for _, name := range known {
+		claim, err := cluster.Claims{Client: c.client}.Claim(ctx, name.Namespace, name.Name)
+		if err != nil {
+			c.claims = known
+			return nil, err
+		}
+		if claim != nil {
+			found = c.note(found, claim)
+		}
+	}
+	return found, nil
+}
+
+func (c *nameConflict) listClaims(ctx context.Context) (found []string, err error) {
+	c.claims = nil
+	err = cluster.Claims{Client: c.client}.Each(ctx, func(claim *resourceapi.ResourceClaim) bool {
+		found = c.note(found, claim)
+		return true
+	})
+	return found, err
+}
+
+// note adds a claim if it has a device of another driver.
+func (c *nameConflict) note(found []string, claim *resourceapi.ResourceClaim) []string {
+	device := node.UnmanagedDevice(c.driver, c.node, claim)
+	if device == "" {
+		return found
+	}
+	c.claims = append(c.claims, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name})
+	return append(found, fmt.Sprintf("%s/%s (device %s)", claim.Namespace, claim.Name, device))
 }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -239,6 +240,31 @@ func TestAwaitName(t *testing.T) {
 	if len(recorder.Events) > 0 {
 		t.Errorf("reported more than once: %s", <-recorder.Events)
 	}
+}
+
+// For as long as a pod of the node has a claim of the other driver, that claim is read, less and less often, and not all others.
+func TestAwaitName_Claims(t *testing.T) {
+	s, recorder := compatibleService(t, allocatedClaim("c", "gpu.nvidia.com", "node-1", "gpu-3"))
+	s.config.DriverRetry = 2 * time.Second
+	synctest.Test(t, func(t *testing.T) {
+		client := s.client.(*fake.Clientset)
+		alone := make(chan bool)
+		go func() { alone <- s.awaitName(t.Context()) }()
+		<-time.After(time.Hour)
+		questions := map[string]int{}
+		for _, a := range client.Actions() {
+			questions[a.GetVerb()+" "+a.GetResource().Resource]++
+		}
+		if lists, gets := questions["list resourceclaims"], questions["get resourceclaims"]; lists != 1 || gets < 90 || gets > 190 {
+			t.Errorf("in an hour all claims are listed %d times, and that of the node is read %d times; want 1, and about 130", lists, gets)
+		}
+		if err := client.Tracker().Delete(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), "ns", "c"); err != nil {
+			t.Fatal(err)
+		}
+		if !<-alone || len(recorder.Events) != 1 {
+			t.Errorf("waited in vain, or %d Events, want 1", len(recorder.Events))
+		}
+	})
 }
 
 func TestAwaitName_ContextCanceled(t *testing.T) {

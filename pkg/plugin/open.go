@@ -67,6 +67,10 @@ func (s *service) open(ctx context.Context) error {
 	s.openPolicy(ctx)
 	s.cluster = cluster.NewWatcher(s.client, s.config.DriverName, s.config.NodeName, s.config.DaemonSet,
 		func() { s.loop.Mark(node.Cluster) }, s.config.PolicyLabels...)
+	s.counting = &counting{
+		Counting: cluster.NewCounting(s.client, s.config.DriverName, s.config.NodeName), metrics: s.metrics, events: s.events,
+		changed: func() { s.loop.Mark(node.Cluster) },
+	}
 	if err := s.openSharing(); err != nil {
 		return err
 	}
@@ -78,8 +82,9 @@ func (s *service) open(ctx context.Context) error {
 		Identity: claims.Identity{Driver: s.config.DriverName, Pool: s.config.NodeName}, BootID: bootID,
 		Store: kept, Layouts: layouts, Locks: locks, Specs: cdi.Remover{Dir: s.config.CDIDir, Driver: s.config.DriverName},
 		Sharing: s.sharing, Modes: modes, Sessions: s.sessions, Processes: podProcesses(&s.config), API: cluster.Claims{Client: s.client},
-		OnChange: func() { s.loop.Mark(node.Partitions) }, OnAllocate: func() { s.loop.Mark(node.Allocations); signal(s.allocated) }, OnOtherProcess: s.names.find,
-		OnRelease: s.claimEvents.released,
+		OnChange:       func() { s.loop.Mark(node.Partitions) },
+		OnAllocate:     func() { s.loop.Mark(node.Allocations); signal(s.allocated) },
+		OnOtherProcess: s.names.find, OnRelease: s.claimEvents.released,
 	})
 	s.allocations = newAllocations(s)
 	s.names.find(ctx)

@@ -41,6 +41,8 @@ type plugin struct {
 	inventory func() *gpu.Node
 	// fatal ends the plugin after an error that no retry mends.
 	fatal context.CancelCauseFunc
+	// fieldsDropped is called when the API server has dropped fields of a slice; nil for nobody.
+	fieldsDropped func()
 }
 
 // plugin implements the helper's interface.
@@ -160,6 +162,7 @@ func toKubelet(devices []records.Device, inventory *gpu.Node) []kubeletplugin.De
 // HandleError logs what went wrong in the background, and ends the plugin if no retry can mend it.
 func (p *plugin) HandleError(ctx context.Context, err error, msg string) {
 	utilruntime.HandleErrorWithContext(ctx, err, msg)
+	p.doubtCounted(err)
 	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
 		p.fatal(err)
 	}

@@ -137,7 +137,8 @@ type service struct {
 	// status tells claims what their devices are.
 	status *claimstatus.Writer
 	// pods are those of the claims with a record.
-	pods *cluster.Pods
+	pods     *cluster.Pods
+	counting *counting
 
 	loop   *node.Loop
 	driver driverFiles

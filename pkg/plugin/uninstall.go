@@ -106,7 +106,8 @@ func uninstalled(ctx context.Context, client kubernetes.Interface, daemonSet str
 
 // removeFiles removes what the plugin keeps on the node, unless claims are allocated, which it counts. Records that were set
 // aside as corrupt stay: somebody may want to look at them. Records of layouts stay as long as partitions do: without them
-// the next plugin would take those for unmanaged ones.
+// the next plugin would take those for unmanaged ones. So do those of changes of MIG modes that were interrupted: the next plugin
+// finishes them, and puts back the GPU's persistence mode.
 func removeFiles(c *Config) (allocated int, err error) {
 	store, err := records.OpenStore(store.NewDisk(), filepath.Join(c.pluginDir(), claimsDir))
 	if err != nil {
@@ -129,7 +130,7 @@ func removeFiles(c *Config) (allocated int, err error) {
 	for _, e := range entries {
 		path := filepath.Join(c.pluginDir(), e.Name())
 		switch {
-		case e.Name() == claimsDir, e.Name() == layoutsDir:
+		case e.Name() == claimsDir, e.Name() == layoutsDir, e.Name() == modesDir:
 			if e.Name() == layoutsDir {
 				errs = append(errs, removeEmptyLayouts(path))
 			}

@@ -140,29 +140,34 @@ func TestRemoveFiles_Claims(t *testing.T) {
 	}
 }
 
-func TestRemoveFiles_Layouts(t *testing.T) {
-	c := leavingConfig(t)
-	layouts := filepath.Join(c.pluginDir(), "layouts")
-	for _, file := range []string{"gpu-0000-1b-00-0.json", ".spare"} {
-		if err := errors.Join(os.MkdirAll(filepath.Join(layouts, "corrupt"), 0o700), os.WriteFile(filepath.Join(layouts, file), nil, 0o600)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if left, err := removeFiles(c); left != 0 || err != nil {
-		t.Fatalf("got %d, %v", left, err)
-	}
-	entries, err := os.ReadDir(layouts)
-	if err != nil || len(entries) != 1 || entries[0].Name() != "gpu-0000-1b-00-0.json" {
-		t.Errorf("left of the layouts: %v, %v, want the record: its partitions are there", entries, err)
-	}
-	if err := os.Remove(filepath.Join(layouts, "gpu-0000-1b-00-0.json")); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := removeFiles(c); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(c.pluginDir()); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the plugin's directory is left: %v", err)
+// Records of layouts, whose partitions are there, and of changes of MIG modes that were interrupted stay for the next plugin.
+func TestRemoveFiles_RecordsOfGPUs(t *testing.T) {
+	for _, dir := range []string{layoutsDir, modesDir} {
+		t.Run(dir, func(t *testing.T) {
+			c := leavingConfig(t)
+			records := filepath.Join(c.pluginDir(), dir)
+			for _, file := range []string{"gpu-0000-1b-00-0.json", ".spare"} {
+				if err := errors.Join(os.MkdirAll(filepath.Join(records, "corrupt"), 0o700), os.WriteFile(filepath.Join(records, file), nil, 0o600)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if left, err := removeFiles(c); left != 0 || err != nil {
+				t.Fatalf("got %d, %v", left, err)
+			}
+			entries, err := os.ReadDir(records)
+			if err != nil || len(entries) != 1 || entries[0].Name() != "gpu-0000-1b-00-0.json" {
+				t.Errorf("left of the records: %v, %v, want the record", entries, err)
+			}
+			if err := os.Remove(filepath.Join(records, "gpu-0000-1b-00-0.json")); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := removeFiles(c); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := os.Stat(c.pluginDir()); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the plugin's directory is left: %v", err)
+			}
+		})
 	}
 }
 

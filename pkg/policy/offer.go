@@ -69,6 +69,8 @@ type Offer struct {
 	// NoPartitions, NoTimeSlice and NoMPS say why a tier of the policy is not offered; empty where it is, or where the
 	// policy has none.
 	NoPartitions, NoTimeSlice, NoMPS string
+	// Uncounted reports that the cluster drops the counters of the GPU.
+	Uncounted bool
 	// NotShared says why partitions are not shared as the policy wants.
 	NotShared []string
 	// Health is what is done when the GPU is unhealthy.

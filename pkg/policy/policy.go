@@ -16,6 +16,9 @@ type Means struct {
 	MPS error
 	// Shares is nil where the cluster can count shares of GPUs, else it says why it cannot.
 	Shares error
+	// Counters is nil where the cluster keeps the counters by which devices of a GPU exclude each other, else it says why it
+	// does not: each GPU then offers one tier, of devices that can all be allocated at once.
+	Counters error
 	// Allocated reports what is allocated of a GPU now: what the policy has no more stays published until they are gone, as the
 	// scheduler forgets what devices consume that are gone. nil: nothing.
 	Allocated func(g *gpu.GPU) gpu.Allocated
@@ -106,10 +109,19 @@ func inRange(r *v1alpha1.MemoryRange, g *gpu.GPU) bool {
 }
 
 func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means) Offer {
-	tiers, allocated := r.OfferedTiers(), means.allocated(g)
+	tiers := r.OfferedTiers()
 	if isPartitioned(r, g, means) {
 		tiers = []v1alpha1.Tier{v1alpha1.TierMIG}
 	}
+	if means.Counters != nil {
+		return uncounted(r, node, g, means, tiers)
+	}
+	return offerTiers(r, node, g, means, tiers)
+}
+
+// offerTiers is what a GPU offers of some tiers, and what is allocated of it.
+func offerTiers(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means, tiers []v1alpha1.Tier) Offer {
+	allocated := means.allocated(g)
 	listed := func(t v1alpha1.Tier) bool { return slices.Contains(tiers, t) }
 	offer := Offer{
 		Excluded: r.Exclude,

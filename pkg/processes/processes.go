@@ -42,14 +42,14 @@ func (t Table) OfPods(ctx context.Context, pods []types.UID) ([]int, error) {
 
 // byPod is OfPods, by pod.
 func (t Table) byPod(ctx context.Context, pods []types.UID) (map[types.UID][]int, error) {
+	found := map[types.UID][]int{}
 	if len(pods) == 0 {
-		return nil, nil
+		return found, nil
 	}
 	wanted := map[types.UID]bool{}
 	for _, uid := range pods {
 		wanted[uid] = uid != ""
 	}
-	found := map[types.UID][]int{}
 	err := t.each(ctx, func(pid int, cgroup string) error {
 		for _, uid := range podsIn(cgroup) {
 			if wanted[uid] && !slices.Contains(found[uid], pid) && !t.ended(pid) {

@@ -191,11 +191,13 @@ func Objects(node *policy.Node, driver, nodeName string) *resourceapi.ResourceSl
 // that exclude nothing cost the scheduler time, and schedulers before Kubernetes 1.36 without PartitionableDevices, as in
 // KAI up to 0.17, allocate no device that has any (KAI-Scheduler#2100).
 //
+// A cluster that drops them never has what was published, where they are not left out.
+//
 // What is allocated is offered, and devices that come to a GPU bring its counters with them, for those that are allocated,
 // too: each publication by itself excludes all that cannot be allocated together.
 func countersOf(g *gpu.GPU, offer *policy.Offer) []gpu.Counter {
 	shapes := offer.Shapes(g)
-	if len(shapes) == 0 {
+	if len(shapes) == 0 || offer.Uncounted {
 		return nil
 	}
 	all := g.Counters()

@@ -251,7 +251,8 @@ func checkQualifiedName(name string, at *field.Path) field.ErrorList {
 }
 
 // warnings are what may be meant for Cleave and is not.
-func (v *validation) warnings(o *object, configs []resourceapi.DeviceConfiguration, path *field.Path) {
+func (v *validation) warnings(o *object) {
+	configs, path := configsOf(o.Object)
 	for i, c := range configs {
 		if c.Opaque == nil || c.Opaque.Driver == v.Rules.Driver {
 			continue

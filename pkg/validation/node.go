@@ -93,6 +93,8 @@ func (v *validation) checkPolicies() (*v1alpha1.NodePolicy, error) {
 		return mine, nil
 	case v.PolicyName == "":
 		return &v1alpha1.NodePolicy{}, nil
+	case slices.ContainsFunc(v.files, func(f *File) bool { return len(f.Problems) > 0 }):
+		return nil, nil //nolint:nilnil // the policy may be in what could not be read, which was said
 	default:
 		slices.Sort(known)
 		return nil, fmt.Errorf("there is no policy %q: choose one of %s", v.PolicyName, strings.Join(slices.Compact(known), ", "))

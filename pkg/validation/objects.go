@@ -55,7 +55,8 @@ func decodeStrictly(kind string, raw []byte) (runtime.Object, error) {
 	return decoded, utilerrors.NewAggregate(strict)
 }
 
-// Decode reads the claims, templates and classes of a file strictly; other objects are an error.
+// Decode reads the claims, templates and classes of a file strictly. Other objects are an error, and so is what the API server
+// refuses: the allocator is made for objects that it has admitted.
 func Decode(data []byte) ([]runtime.Object, error) {
 	documents, err := v1alpha1.Documents(data)
 	if err != nil {
@@ -72,6 +73,9 @@ func Decode(data []byte) ([]runtime.Object, error) {
 		if err == nil {
 			decoded, err = decodeStrictly(h.Kind, d.JSON)
 		}
+		if err == nil {
+			err = wrap(h.name(), checkAPI(decoded))
+		}
 		if err != nil {
 			return nil, fmt.Errorf("document at line %d: %w", d.Line, err)
 		}
@@ -80,10 +84,36 @@ func Decode(data []byte) ([]runtime.Object, error) {
 	return objects, nil
 }
 
+// wrap makes one error of those of an object.
+func wrap(name string, errs field.ErrorList) error {
+	if err := errs.ToAggregate(); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
 // isClaimOrClass reports whether an object is a claim, a template or a class in a version of one form.
 func isClaimOrClass(h *header) bool {
 	group, version, _ := strings.Cut(h.APIVersion, "/")
 	return group == "resource.k8s.io" && admission.NewObject(h.Kind) != nil && (version == "v1" || version == "v1beta2")
+}
+
+// isNearly says what is wrong with an object that was meant for a claim, a template or a class; empty where it is another one.
+func isNearly(h *header) string {
+	const group, read = "resource.k8s.io", "resource.k8s.io/v1"
+	of, _, _ := strings.Cut(h.APIVersion, "/")
+	for _, kind := range []string{"ResourceClaim", "ResourceClaimTemplate", "DeviceClass"} {
+		switch far := distance(strings.ToLower(h.Kind), strings.ToLower(kind)); {
+		case far > 2 || distance(of, group) > 2:
+		case of != group:
+			return fmt.Sprintf("apiVersion %q is not known: did you mean %s?", h.APIVersion, read)
+		case h.Kind != kind:
+			return fmt.Sprintf("kind %q is not known: did you mean %s?", h.Kind, kind)
+		default:
+			return fmt.Sprintf("apiVersion %q is not read: write %s, whose requests have exactly or firstAvailable", h.APIVersion, read)
+		}
+	}
+	return ""
 }
 
 // addClasses lets claims name the classes of the files and those that come with Cleave.
@@ -130,30 +160,40 @@ func (v *validation) addClass(c *resourceapi.DeviceClass) {
 
 // checkObject finds what is wrong with an object by itself.
 func (v *validation) checkObject(o *object) {
-	errs := v.Rules.Check(o.Object)
-	var configs []resourceapi.DeviceConfiguration
-	path := field.NewPath("spec")
-	switch decoded := o.Object.(type) {
+	o.problems(append(v.Rules.Check(o.Object), checkAPI(o.Object)...))
+	v.warnings(o)
+}
+
+// checkAPI finds what the API server refuses of an object.
+func checkAPI(object runtime.Object) field.ErrorList {
+	switch decoded := object.(type) {
 	case *resourceapi.DeviceClass:
-		errs = append(errs, checkClass(decoded)...)
-		errs = append(errs, checkSelectors(decoded.Spec.Selectors, path.Child("selectors"))...)
-		for i := range decoded.Spec.Config {
-			configs = append(configs, decoded.Spec.Config[i].DeviceConfiguration)
-		}
+		return append(checkClass(decoded), checkSelectors(decoded.Spec.Selectors, field.NewPath("spec", "selectors"))...)
 	case metav1.Object:
-		errs = append(errs, checkMeta(decoded, true)...)
-		if template, ok := o.Object.(*resourceapi.ResourceClaimTemplate); ok {
+		errs := checkMeta(decoded, true)
+		if template, ok := object.(*resourceapi.ResourceClaimTemplate); ok {
 			errs = append(errs, checkTemplateMeta(&template.Spec.ObjectMeta)...)
 		}
-		var spec *resourceapi.ResourceClaimSpec
-		spec, path = specOf(o.Object)
-		errs = append(errs, checkSpec(spec, path)...)
-		for i := range spec.Devices.Config {
-			configs = append(configs, spec.Devices.Config[i].DeviceConfiguration)
-		}
+		spec, path := specOf(object)
+		return append(errs, checkSpec(spec, path)...)
+	default:
+		return nil
 	}
-	o.problems(errs)
-	v.warnings(o, configs, path.Child("config"))
+}
+
+// configsOf are the parameters in an object.
+func configsOf(object runtime.Object) (configs []resourceapi.DeviceConfiguration, path *field.Path) {
+	if class, ok := object.(*resourceapi.DeviceClass); ok {
+		for i := range class.Spec.Config {
+			configs = append(configs, class.Spec.Config[i].DeviceConfiguration)
+		}
+		return configs, field.NewPath("spec", "config")
+	}
+	spec, path := specOf(object)
+	for i := range spec.Devices.Config {
+		configs = append(configs, spec.Devices.Config[i].DeviceConfiguration)
+	}
+	return configs, path.Child("config")
 }
 
 // problems reports errors of an object.

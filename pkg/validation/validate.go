@@ -305,6 +305,8 @@ func (v *validation) otherKind(f *File, where string, d v1alpha1.Document, h *he
 	case h.APIVersion == "v1" && h.Kind == "ConfigMap" && v.configMap(f, where, h):
 	case isClaimOrClass(h):
 		v.decode(f, d, h)
+	case isNearly(h) != "":
+		f.problem(fmt.Errorf("%s: %s", h.name(), isNearly(h)))
 	default:
 		f.PassedOver = append(f.PassedOver, h.name())
 	}

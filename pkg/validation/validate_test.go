@@ -142,6 +142,15 @@ func TestFiles_Problems(t *testing.T) {
 		"a claim before v1": {strings.Replace(claim("deviceClasName: x"), "/v1", "/v1beta2", 1), []string{
 			`f.yaml: ResourceClaim team/c: unknown field "spec.devices.requests[0].exactly.deviceClasName"`, "f.yaml: ResourceClaim team/c: spec.devices.requests[0].exactly.deviceClassName: Required value: name a DeviceClass, such as gpu.cleave.dev",
 		}},
+		"a version that is not read": {strings.Replace(claim("deviceClassName: x"), "/v1", "/v1beta1", 1), []string{
+			`f.yaml: ResourceClaim team/c: apiVersion "resource.k8s.io/v1beta1" is not read: write resource.k8s.io/v1, whose requests have exactly or firstAvailable`,
+		}},
+		"a group that is none": {strings.Replace(claim("deviceClassName: x"), "resource.", "resources.", 1), []string{
+			`f.yaml: ResourceClaim team/c: apiVersion "resources.k8s.io/v1" is not known: did you mean resource.k8s.io/v1?`,
+		}},
+		"a kind that is none": {strings.Replace(claim("deviceClassName: x"), "kind: ResourceClaim", "kind: ResourceClaims", 1), []string{
+			`f.yaml: ResourceClaims team/c: kind "ResourceClaims" is not known: did you mean ResourceClaim?`,
+		}},
 		"in a list": {"apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Pod}\n- {apiVersion: resource.k8s.io/v1, kind: DeviceClass, metadata: {name: d}, spec: {selectors: [{}]}}\n", []string{
 			"f.yaml: DeviceClass d: spec.selectors[0].cel.expression: Required value: write a CEL expression",
 		}},
@@ -162,13 +171,13 @@ func TestFiles_Problems(t *testing.T) {
 func TestFiles_Summary(t *testing.T) {
 	dir := directory(t, map[string]string{
 		"a.yaml": policyHead + "---\n" + policyHead + "metadata: {name: b}\n---\napiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: ns}\n---\n" + claim("deviceClassName: x"),
-		"b.json": `{"apiVersion":"resource.k8s.io/v1beta1","kind":"ResourceClaim","metadata":{"name":"old"}}`,
+		"b.json": `{"apiVersion":"resource.k8s.io/v1","kind":"ResourceSlice","metadata":{"name":"old"}}`,
 		"c.txt":  "not looked at",
 		"d.yml":  "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: m}\ndata: {a.yaml: 'x: y'}",
 	})
 	want := checked{
 		Checked:    []string{"ResourceClaim team/c", "NodePolicy a", "NodePolicy b"},
-		PassedOver: []string{"Pod ns/p", "ResourceClaim old", "ConfigMap m"},
+		PassedOver: []string{"Pod ns/p", "ResourceSlice old", "ConfigMap m"},
 	}
 	if diff := cmp.Diff(want, check(t, dir, Options{})); diff != "" {
 		t.Errorf("a directory (-want +got):\n%s", diff)
@@ -197,6 +206,10 @@ func TestFiles_PolicyOnNode(t *testing.T) {
 	_, err := Files(t.Context(), []string{dir}, Options{Rules: admission.DefaultRules(), Node: node(t, "t4"), PolicyName: "ayn"})
 	if err == nil || err.Error() != `there is no policy "ayn": choose one of a100, a30, any` {
 		t.Errorf("a policy that is not there: got %v", err)
+	}
+	got := check(t, directory(t, map[string]string{"broken.yaml": "a: ["}), Options{Node: node(t, "t4"), PolicyName: "x"})
+	if len(got.Problems) != 1 || !strings.Contains(got.Problems[0], "read YAML") {
+		t.Errorf("a policy in a file that cannot be read: got %q", got.Problems)
 	}
 }
 

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+)
+
+// sharesSince is the first release of Kubernetes whose allocator counts what shares of a GPU consume: before, it forgot the counters
+// of a device that several claims may have as soon as one had it, and allocated the GPU whole or as partitions besides
+// (kubernetes#139034, backported to 1.36.2).
+var sharesSince = version.MustParseGeneric("1.36.2")
+
+// countingTimeout bounds the questions about counting.
+const countingTimeout = 5 * time.Second
+
+// Counted is what a cluster counts: why it does not count the shares of a GPU, and why it keeps no counters, by which the devices
+// of a GPU exclude each other. nil where it does.
+type Counted struct {
+	Shares, Counters error
+}
+
+// same reports whether two answers are.
+func (c Counted) same(o Counted) bool {
+	return text(c.Shares) == text(o.Shares) && text(c.Counters) == text(o.Counters)
+}
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// Counting finds out what the cluster counts, and follows it: API servers are upgraded, and their feature gates are changed. The
+// release of the scheduler cannot be asked; the API server's stands for it.
+type Counting struct {
+	client       kubernetes.Interface
+	driver, node string
+	// wake has the API server asked at once: a slice came back without a field.
+	wake    chan struct{}
+	counted atomic.Pointer[Counted]
+}
+
+// NewCounting asks on behalf of a driver on a node.
+func NewCounting(client kubernetes.Interface, driver, node string) *Counting {
+	c := &Counting{client: client, driver: driver, node: node, wake: make(chan struct{}, 1)}
+	c.counted.Store(&Counted{})
+	return c
+}
+
+// AskCounted asks once, on behalf of people. Who may not create slices learns what the release says alone.
+func AskCounted(ctx context.Context, client kubernetes.Interface, driver string) (Counted, error) {
+	c := NewCounting(client, driver, "cleave")
+	_, err := c.ask(ctx)
+	return c.Counted(), err
+}
+
+// Counted is the last answer.
+func (c *Counting) Counted() Counted { return *c.counted.Load() }
+
+// Doubt has the API server asked at once. It does not wait.
+func (c *Counting) Doubt() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Wait asks until the API server has answered, or ctx ends.
+func (c *Counting) Wait(ctx context.Context, retry time.Duration) error {
+	tick := time.NewTicker(retry)
+	defer tick.Stop()
+	for reported := false; ; reported = true {
+		_, err := c.ask(ctx)
+		if err == nil {
+			return nil
+		}
+		if !reported {
+			klog.FromContext(ctx).Error(err, "Waiting for the API server", "retryEvery", retry)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the API server: %w (last attempt: %w)", ctx.Err(), err)
+		case <-tick.C:
+		}
+	}
+}
+
+// Follow asks every so often, and calls changed when the answer is another, until ctx ends.
+func (c *Counting) Follow(ctx context.Context, every time.Duration, changed func()) {
+	for {
+		timer := time.NewTimer(wait.Jitter(every, 0.2)) // a thousand nodes started at once
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-c.wake:
+			timer.Stop()
+		case <-timer.C:
+		}
+		switch news, err := c.ask(ctx); {
+		case err != nil:
+			klog.FromContext(ctx).V(2).Info("Could not ask the API server what it counts; the last answer holds", "reason", err.Error())
+		case news:
+			changed()
+		}
+	}
+}
+
+// ask asks once, and reports whether the answer is another than before.
+func (c *Counting) ask(ctx context.Context) (news bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, countingTimeout)
+	defer cancel()
+	release, err := c.release(ctx)
+	if err != nil {
+		return false, err
+	}
+	kept, err := c.keeps(ctx)
+	if err != nil && !apierrors.IsForbidden(err) {
+		return false, err
+	}
+	now := counts(release, kept)
+	return !c.counted.Swap(&now).same(now), nil
+}
+
+// counts is what a cluster counts, by its release and by what its API server keeps of a device.
+func counts(release *version.Version, kept *resourceapi.Device) (now Counted) {
+	if len(kept.ConsumesCounters) == 0 {
+		now.Counters = fmt.Errorf("GPUs are offered in one tier each, as the API server (Kubernetes %s) drops counters and a GPU could be "+
+			"allocated twice: turn on the feature gate DRAPartitionableDevices of API server and scheduler", release)
+	}
+	switch policy := kept.Capacity[probe].RequestPolicy; {
+	case !release.AtLeast(sharesSince):
+		now.Shares = fmt.Errorf("GPUs are not shared on Kubernetes %s: its scheduler could allocate a GPU as shares and as partitions at "+
+			"once; use %s or later", release, sharesSince)
+	case kept.AllowMultipleAllocations == nil || policy == nil:
+		now.Shares = fmt.Errorf("GPUs are not shared, as the API server (Kubernetes %s) drops what shares need: turn on the feature gate "+
+			"DRAConsumableCapacity of API server and scheduler", release)
+	}
+	return now
+}
+
+// release asks the API server which release it is.
+func (c *Counting) release(ctx context.Context) (*version.Version, error) {
+	info, err := c.client.Discovery().ServerVersionWithContext(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("ask the API server for its release: %w", err)
+	}
+	release, err := version.ParseGeneric(info.GitVersion) // vendors append to it: v1.35.2-eks-1
+	if err != nil {
+		return nil, fmt.Errorf("read the release of the API server: %w", err)
+	}
+	return release, nil
+}
+
+// probe names what the API server is asked about.
+const probe = "counting"
+
+// keeps has the API server show what it would store of a device that is counted in all ways; nothing is stored. With a feature
+// gate off, it drops the fields (kubernetes pkg/registry/resource/resourceslice/strategy.go, dropDisabledFields). Before 1.35
+// counters were in the slice of the devices: such an API server refuses this one, and would refuse those of GPUs.
+func (c *Counting) keeps(ctx context.Context) (kept *resourceapi.Device, err error) {
+	shared, one := true, resource.MustParse("1")
+	device := &resourceapi.Device{
+		Name: probe, AllowMultipleAllocations: &shared,
+		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+			probe: {Value: one, RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &one, ValidValues: []resource.Quantity{one}}},
+		},
+		ConsumesCounters: []resourceapi.DeviceCounterConsumption{{
+			CounterSet: probe, Counters: map[string]resourceapi.Counter{probe: {Value: one}},
+		}},
+	}
+	slice := &resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: c.node + "-" + probe + "-"},
+		Spec: resourceapi.ResourceSliceSpec{
+			Driver: c.driver, NodeName: &c.node, Devices: []resourceapi.Device{*device},
+			Pool: resourceapi.ResourcePool{Name: c.node, Generation: 1, ResourceSliceCount: 1},
+		},
+	}
+	would, err := c.client.ResourceV1().ResourceSlices().Create(ctx, slice, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	switch {
+	case apierrors.IsInvalid(err):
+		klog.FromContext(ctx).V(2).Info("The API server refuses counters", "reason", err.Error())
+		return &resourceapi.Device{}, nil
+	case err != nil: // unknown: what is asked for is taken for kept
+		return device, fmt.Errorf("ask the API server what it counts: %w", err)
+	case len(would.Spec.Devices) != 1:
+		return device, fmt.Errorf("ask the API server what it counts: it answers with %d devices, not 1", len(would.Spec.Devices))
+	}
+	return &would.Spec.Devices[0], nil
+}

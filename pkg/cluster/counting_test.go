@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	apiversion "k8s.io/apimachinery/pkg/version"
+	"k8s.io/client-go/discovery/fake"
+	kubefake "k8s.io/client-go/kubernetes/fake"
+)
+
+// What API servers make of a device with their feature gates off.
+func dropCounters(s *resourceapi.ResourceSlice) error {
+	s.Spec.Devices[0].ConsumesCounters = nil
+	return nil
+}
+
+func dropShares(s *resourceapi.ResourceSlice) error {
+	s.Spec.Devices[0].AllowMultipleAllocations = nil
+	c := s.Spec.Devices[0].Capacity[probe]
+	c.RequestPolicy = nil
+	s.Spec.Devices[0].Capacity[probe] = c
+	return nil
+}
+
+func dropAll(s *resourceapi.ResourceSlice) error { return errors.Join(dropCounters(s), dropShares(s)) }
+
+func refuse(*resourceapi.ResourceSlice) error {
+	return apierrors.NewInvalid(schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceSlice"}, "x", nil)
+}
+
+func forbid(*resourceapi.ResourceSlice) error {
+	return apierrors.NewForbidden(schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceslices"}, "", errors.New("no"))
+}
+
+// counting asks an API server of a release.
+func counting(t *testing.T, release string, answer func(*resourceapi.ResourceSlice) error) (*Counting, *kubefake.Clientset) {
+	t.Helper()
+	client, _ := answering(t, answer)
+	setRelease(client, release)
+	return NewCounting(client, "gpu.cleave.dev", "node-1"), client
+}
+
+func setRelease(client *kubefake.Clientset, release string) {
+	client.Discovery().(*fake.FakeDiscovery).FakedServerVersion = &apiversion.Info{GitVersion: release}
+}
+
+func TestCounting(t *testing.T) {
+	for name, test := range map[string]struct {
+		release          string
+		answer           func(*resourceapi.ResourceSlice) error
+		shares, counters string // part of the reason; empty for none
+	}{
+		"today":                   {release: "v1.37.1", answer: keep},
+		"vendor":                  {release: "v1.36.3+k3s1", answer: keep},
+		"first of all":            {release: "v1.36.2", answer: keep},
+		"shares forgotten":        {release: "v1.36.1-eks-1234", answer: keep, shares: "1.36.2 or later"},
+		"gates off by default":    {release: "v1.35.4-gke.1", answer: dropAll, shares: "1.35.4", counters: "DRAPartitionableDevices"},
+		"partitions by hand":      {release: "v1.35.4", answer: dropShares, shares: "1.35.4"},
+		"other API of counters":   {release: "v1.34.4", answer: refuse, shares: "1.34.4", counters: "1.34.4"},
+		"gate of counters is off": {release: "v1.37.1", answer: dropCounters, counters: "DRAPartitionableDevices"},
+		"nobody may ask":          {release: "v1.36.1", answer: forbid, shares: "1.36.2 or later"},
+		"gate of shares is off":   {release: "v1.37.1", answer: dropShares, shares: "DRAConsumableCapacity"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, _ := counting(t, test.release, test.answer)
+			if err := c.Wait(t.Context(), time.Second); err != nil {
+				t.Fatal(err)
+			}
+			says := func(what string, got error, want string) {
+				if (got == nil) != (want == "") || got != nil && !strings.Contains(got.Error(), want) {
+					t.Errorf("%s: got %v, want %q in it", what, got, want)
+				}
+			}
+			says("shares", c.Counted().Shares, test.shares)
+			says("counters", c.Counted().Counters, test.counters)
+		})
+	}
+}
+
+// It waits for an API server that does not answer, follows upgrades and gates, and keeps the last answer while it is away.
+func TestCounting_Follow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answer := func(*resourceapi.ResourceSlice) error { return errors.New("starting") }
+		c, client := counting(t, "v1.36.1", func(s *resourceapi.ResourceSlice) error { return answer(s) })
+		go func() {
+			<-time.After(5 * time.Second)
+			answer = dropCounters
+		}()
+		began := time.Now()
+		if err := c.Wait(t.Context(), 2*time.Second); err != nil || time.Since(began) < 5*time.Second {
+			t.Fatalf("%v after %s", err, time.Since(began))
+		}
+		changes := 0
+		go c.Follow(t.Context(), 5*time.Minute, func() { changes++ })
+		for _, step := range []struct {
+			name    string
+			change  func()
+			after   time.Duration
+			changes int
+			want    [2]bool // shares and counters are there
+		}{
+			{"nothing", func() {}, time.Hour, 0, [2]bool{}},
+			{"upgraded", func() { setRelease(client, "v1.36.2") }, 6 * time.Minute, 1, [2]bool{true}},
+			{"away", func() { answer = func(*resourceapi.ResourceSlice) error { return errors.New("away") } }, time.Hour, 0, [2]bool{true}},
+			{"gate on", func() { answer = keep }, 6 * time.Minute, 1, [2]bool{true, true}},
+			{"gate off, slice came back without", func() { answer = dropCounters; c.Doubt(); c.Doubt() }, 0, 1, [2]bool{true}},
+		} {
+			changes = 0
+			step.change()
+			<-time.After(step.after)
+			synctest.Wait()
+			if got := c.Counted(); changes != step.changes || (got.Shares == nil) != step.want[0] || (got.Counters == nil) != step.want[1] {
+				t.Errorf("%s: %d changes, %v; want %d, and shares and counters %v", step.name, changes, got, step.changes, step.want)
+			}
+		}
+	})
+}
+
+func TestCounting_ContextCanceled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	c, _ := counting(t, "v1.37.1", func(*resourceapi.ResourceSlice) error {
+		cancel()
+		return errors.New("away")
+	})
+	if err := c.Wait(ctx, time.Hour); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want %v", err, context.Canceled)
+	}
+}
