@@ -25,18 +25,14 @@ func TestClaimEvents_PartitionInUse(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	pod := s.pods.run(ctx, partitionPod("stuck", smallClass))
 	device := s.pods.device(ctx, pod)
-	out := s.hardware.sim(ctx, "mig", "list")
-	var fields []string // GPU GI CI PROFILE PLACEMENT UUID
-	for line := range strings.Lines(out) {
-		if f := strings.Fields(line); len(f) == 6 && strings.HasPrefix(f[5], "MIG-") {
-			fields = f
-		}
+	partitions, err := env.node.Partitions(ctx)
+	s.must(err)
+	if len(partitions) != 1 {
+		t.Fatalf("there are partitions %v, want one", partitions)
 	}
-	if len(fields) == 0 {
-		t.Fatalf("no partition in %q", out)
-	}
-	client := []string{"--gpu", fields[0], "--pid", fmt.Sprint(os.Getpid())}
-	s.hardware.sim(ctx, append([]string{"client", "add", "--gi", fields[1], "--ci", fields[2]}, client...)...)
+	p := partitions[0]
+	client := []string{"--gpu", p.GPU, "--pid", fmt.Sprint(os.Getpid())}
+	s.hardware.sim(ctx, append([]string{"client", "add", "--gi", p.GPUInstance, "--ci", p.ComputeInstance}, client...)...)
 	inUse := true
 	leave := func(ctx context.Context) {
 		if inUse {
@@ -120,11 +116,7 @@ func TestClaimEvents_GoneWhileInUse(t *testing.T) {
 	needPodGroups(t)
 	ctx, s := newSpace(t, nil)
 	s.plugin.restart(ctx, "--reconcile-every", "500ms")
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		s.plugin.restart(ctx)
-	})
+	atEnd(s.T, func(ctx context.Context) { s.plugin.restart(ctx) })
 	device := s.published.gpus(ctx)[0]
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "taken"}, Spec: claimOf(1, thisGPU(&device))}
 	pod := workload.Pod("runs", "")

@@ -21,19 +21,14 @@ import (
 	"github.com/cleave-dra/cleave/pkg/claimstatus"
 )
 
-// statusTiers are a class of each tier, by the type of its devices.
-var statusTiers = []struct{ kind, class string }{
-	{"gpu", "gpu.cleave.dev"}, {"mig", "mig-1g.10gb.cleave.dev"}, {"timeslice", "timeslice.cleave.dev"}, {"mps", "mps.cleave.dev"},
-}
-
 // A claim shows what its device is, in each tier, also after its status was lost while no plugin ran, and its container sees the same
 // in a variable and in a file.
 func TestClaimStatus(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	claims := map[string]string{}
-	for _, tier := range statusTiers {
-		s.create(ctx, claimPod(tier.kind, workload.ClaimSpec(tier.class, 1))...)
-		claims[tier.kind] = ownClaim(s.pods.running(ctx, tier.kind))
+	for _, tier := range workload.Tiers {
+		s.create(ctx, tier.Template(tier.Type), workload.Pod(tier.Type, tier.Type))
+		claims[tier.Type] = ownClaim(s.pods.running(ctx, tier.Type))
 	}
 	first := map[string]resourceapi.AllocatedDeviceStatus{}
 	for kind, claim := range claims {
@@ -56,8 +51,8 @@ func TestClaimStatus(t *testing.T) {
 			t.Errorf("status of the claim for %s after a start (-before +after):\n%s", kind, diff)
 		}
 	}
-	for _, tier := range statusTiers {
-		s.pods.delete(ctx, tier.kind)
+	for _, tier := range workload.Tiers {
+		s.pods.delete(ctx, tier.Type)
 	}
 	s.plugin.waitRecords(ctx, env.node)
 	left, err := filepath.Glob(filepath.Join(env.cluster.CDIDir(), "*_metadata_*"))
@@ -70,18 +65,18 @@ func TestClaimStatus(t *testing.T) {
 // A plugin that is killed between Prepare and the status writes that after its start.
 func TestClaimStatus_KilledAfterPrepare(t *testing.T) {
 	ctx, s := newSpace(t, nil)
-	for _, tier := range statusTiers {
+	for _, tier := range workload.Tiers {
 		before, err := readRecords(env.node)
 		s.must(err)
-		s.create(ctx, claimPod(tier.kind, workload.ClaimSpec(tier.class, 1))...)
-		s.eventually(ctx, "the claim of pod "+tier.kind+" to be prepared", func(context.Context) (bool, string, error) {
+		s.create(ctx, tier.Template(tier.Type), workload.Pod(tier.Type, tier.Type))
+		s.eventually(ctx, "the claim of pod "+tier.Type+" to be prepared", func(context.Context) (bool, string, error) {
 			now, err := readRecords(env.node)
 			return err == nil && len(now) > len(before), "", err
 		})
 		s.must(env.node.Kill())
 		s.plugin.start(ctx)
-		pod := s.pods.running(ctx, tier.kind)
-		s.checkKnown(ctx, pod, s.waitClaimStatus(ctx, ownClaim(pod), tier.kind))
+		pod := s.pods.running(ctx, tier.Type)
+		s.checkKnown(ctx, pod, s.waitClaimStatus(ctx, ownClaim(pod), tier.Type))
 	}
 }
 

@@ -40,9 +40,7 @@ func (s *space) startCompatible(ctx context.Context) *node.Node {
 	s.must(env.client.CreateFile(ctx, "", filepath.Join(env.source, "deployments", "nvidia-compatible", "deviceclasses.yaml")))
 	n, err := node.Run(ctx, node.Options{Cluster: env.cluster, Bin: programsDir, Model: compatibleModel, Dir: dir, Driver: nvidia.DriverName})
 	s.must(err)
-	s.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
+	atEnd(s.T, func(ctx context.Context) {
 		if s.Failed() {
 			s.Logf("the log of the compatible plugin ends with:\n%s", n.LogTail(40))
 		}
@@ -108,8 +106,7 @@ func TestCompatible_SharedClaim(t *testing.T) {
 
 	sliced := s.pods.running(ctx, "time-sliced")
 	for _, c := range []string{"first", "second"} {
-		seen, err := env.client.Look(ctx, s.name, sliced.Name, c)
-		s.must(err)
+		seen := s.pods.look(ctx, sliced.Name, c)
 		own := func(v string) bool {
 			return strings.HasPrefix(v, "CLEAVE_") && !strings.HasPrefix(v, "CLEAVE_GPU_UUID=")
 		}
@@ -166,8 +163,7 @@ func TestCompatible_GPUsAndPartitions(t *testing.T) {
 	})
 	s.create(ctx, append(objects, s.compatibleManifest("mig")...)...)
 	for pod, want := range map[string]int{"one": 1, "two": 2} {
-		seen, err := env.client.Look(ctx, s.name, s.pods.running(ctx, pod).Name, "main")
-		s.must(err)
+		seen := s.pods.look(ctx, s.pods.running(ctx, pod).Name, "main")
 		if got := seen.GPUNodes(); len(got) != want {
 			t.Errorf("pod %s sees %v, want %d GPUs", pod, got, want)
 		}

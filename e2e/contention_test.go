@@ -19,37 +19,6 @@ import (
 	"github.com/cleave-dra/cleave/e2e/process"
 )
 
-func TestContention_NinthPod(t *testing.T) {
-	ctx, s := newSpace(t, nil)
-	allocated := map[string]string{} // device by pod
-	for i := range gpus {
-		s.create(ctx, gpuPod(fmt.Sprintf("pod-%d", i), 1)...)
-	}
-	for i := range gpus {
-		pod := s.pods.running(ctx, fmt.Sprintf("pod-%d", i))
-		for _, device := range s.pods.devices(ctx, pod) {
-			for other, taken := range allocated {
-				if taken == device {
-					t.Errorf("pods %s and %s both have %s", other, pod.Name, device)
-				}
-			}
-			allocated[pod.Name] = device
-		}
-		s.pods.checkSees(ctx, pod, []string{allocated[pod.Name]})
-	}
-	s.create(ctx, gpuPod("ninth", 1)...)
-	if message := s.pods.unschedulable(ctx, "ninth"); !strings.Contains(message, "cannot allocate all claims") {
-		t.Errorf("the scheduler says %q of the ninth pod, want that it cannot allocate all claims", message)
-	}
-	s.pods.delete(ctx, "pod-3")
-	ninth := s.pods.running(ctx, "ninth")
-	got := s.pods.devices(ctx, ninth)
-	if !slices.Equal(got, []string{allocated["pod-3"]}) {
-		t.Errorf("the ninth pod has %v, want %s, which pod-3 gave back", got, allocated["pod-3"])
-	}
-	s.pods.checkSees(ctx, ninth, got)
-}
-
 // deleteByForce has a pod leave the API server at once.
 func deleteByForce(ctx context.Context, s *space, pod string) {
 	s.Helper()

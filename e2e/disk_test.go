@@ -8,12 +8,10 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -24,11 +22,10 @@ import (
 func TestRecord_Corrupt(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	pod := s.pods.run(ctx, gpuPod("user", 2))
-	claim, err := env.kube.ResourceV1().ResourceClaims(s.name).Get(ctx, ownClaim(pod), metav1.GetOptions{})
-	s.must(err)
+	claim, _ := s.pods.ownClaim(ctx, pod)
 	before, err := readRecords(env.node)
 	s.must(err)
-	uid := string(claim.UID)
+	uid := claim.Uid
 	record, aside := filepath.Join(env.node.Records(), uid+".json"), filepath.Join(env.node.Records(), "corrupt", uid+".json")
 	t.Cleanup(func() { _ = os.Remove(aside) }) // it is there if the test passed
 
@@ -43,18 +40,7 @@ func TestRecord_Corrupt(t *testing.T) {
 	if found, err := os.ReadFile(aside); err != nil || !bytes.Equal(found, garbage) {
 		t.Errorf("the corrupt record is not kept aside as it was: %q, %v", found, err)
 	}
-	s.eventually(ctx, "an Event about the corrupt record on the node", func(ctx context.Context) (bool, string, error) {
-		list, err := env.kube.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=Node,reason=CorruptClaimRecord"})
-		if err != nil {
-			return false, "", err
-		}
-		for _, e := range list.Items {
-			if e.InvolvedObject.Name == env.cluster.NodeName() && e.Type == corev1.EventTypeWarning && strings.Contains(e.Message, uid) && strings.Contains(e.Message, aside) {
-				return true, "", nil
-			}
-		}
-		return false, "none", nil
-	})
+	s.events.waitOnNode(ctx, env.cluster.NodeName(), corev1.EventTypeWarning, "CorruptClaimRecord", aside)
 	other := s.pods.run(ctx, gpuPod("other", 1))
 	s.pods.checkUndisturbed(ctx, pod)
 	s.pods.delete(ctx, "user")

@@ -37,7 +37,7 @@ func TestDriver_Replaced(t *testing.T) {
 	s.plugin.waitReadiness(ctx, "release-driver=true")
 
 	s.hardware.sim(ctx, "create", "--node", model, "--force", "--driver-version", "590.44.01")
-	t.Cleanup(s.hardware.resetDriver)
+	atEnd(s.T, s.hardware.resetDriver)
 	drained()
 	s.plugin.waitReadiness(ctx, "")
 	pod := s.pods.running(ctx, "waiting")

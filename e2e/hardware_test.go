@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
@@ -86,10 +87,7 @@ func TestHardware_DriverMissing(t *testing.T) {
 	if log := n.LogTail(30); !strings.Contains(log, missing) {
 		t.Errorf("the log does not say %q:\n%s", missing, log)
 	}
-	s.eventually(ctx, "an Event about the missing driver on the node", func(ctx context.Context) (bool, string, error) {
-		list, err := env.kube.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "reason=WaitingForDriver,involvedObject.name=" + n.name})
-		return err == nil && len(list.Items) > 0 && strings.Contains(list.Items[0].Message, missing), "none", err
-	})
+	s.events.waitOnNode(ctx, n.name, corev1.EventTypeWarning, "WaitingForDriver", missing)
 	n.refused(ctx, claim, "cannot be used yet", missing)
 	s.must(n.Unprepare(ctx, claim))
 	s.plugin.waitRecords(ctx, n.Node)

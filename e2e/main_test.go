@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// clusterDir is the cluster's directory: not the default one, which a person's demo may use.
+	// clusterDir is not the default one, which a person's demo may use.
 	clusterDir = "/var/lib/cleave-e2e"
 	// programsDir keeps copies of the programs under test, so that a build during a run does not disturb it.
 	programsDir = "/var/lib/cleave-e2e-programs"
@@ -32,7 +32,6 @@ const (
 
 // suite is what all tests share.
 type suite struct {
-	// source is the root of the repository.
 	source  string
 	cluster *cluster.Cluster
 	kube    kubernetes.Interface
@@ -44,43 +43,39 @@ type suite struct {
 // env is set before the first test runs.
 var env *suite
 
+var tests = workload.Suite{Variable: "CLEAVE_E2E", Options: cluster.Options{Dir: clusterDir}}
+
 func TestMain(m *testing.M) {
-	if os.Getenv("CLEAVE_E2E") != "1" {
-		fmt.Println("e2e: skipped; CLEAVE_E2E=1 runs these tests, as root, on a local Kubernetes of their own (make e2e)")
+	if !tests.Enabled() {
+		fmt.Println("e2e: skipped; CLEAVE_E2E=1 runs these tests, as root, on a local Kubernetes of their own (make test-all)")
 		return
 	}
-	os.Exit(cluster.RunTests(m, func(ctx context.Context) (err error) {
-		env, err = setUp(ctx)
-		return err
-	}, tearDown))
+	code := tests.Run(m, setUp, tearDown)
+	if err := nothingLeft(); err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		code = 1
+	}
+	os.Exit(code)
 }
 
-func setUp(ctx context.Context) (*suite, error) {
-	source, err := filepath.Abs("..")
-	if err != nil {
-		return nil, err
+func setUp(ctx context.Context, client workload.Client) (err error) {
+	env = &suite{source: tests.Options.Source, cluster: client.Cluster, kube: client.Kube, client: client}
+	if err := copyPrograms(filepath.Join(env.source, "bin")); err != nil {
+		return err
 	}
-	if err := copyPrograms(filepath.Join(source, "bin")); err != nil {
-		return nil, err
-	}
-	client, err := workload.Up(ctx, cluster.Options{Source: source, Dir: clusterDir, Output: os.Stdout})
-	if err != nil {
-		return nil, err
-	}
-	s := &suite{source: source, cluster: client.Cluster, kube: client.Kube, client: client}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
-	dir, err := s.cluster.GuestDir("node")
+	dir, err := env.cluster.GuestDir("node")
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if s.node, err = node.Run(ctx, node.Options{Cluster: s.cluster, Bin: programsDir, Model: model, Dir: dir}); err != nil {
-		return nil, err
+	if env.node, err = node.Run(ctx, node.Options{Cluster: env.cluster, Bin: programsDir, Model: model, Dir: dir}); err != nil {
+		return err
 	}
 	if err := client.WaitSlices(ctx, workload.Driver, nil); err != nil {
-		return nil, err
+		return err
 	}
-	return s, client.CreateFile(ctx, "", filepath.Join(source, "deployments", "manifests", "deviceclasses.yaml"))
+	return client.CreateFile(ctx, "", filepath.Join(env.source, "deployments", "manifests", "deviceclasses.yaml"))
 }
 
 // copyPrograms puts what make build made where nobody builds.
@@ -100,16 +95,18 @@ func copyPrograms(from string) error {
 	return nil
 }
 
-// tearDown takes everything down and looks for what is left by other means than the clean-up uses.
-func tearDown() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
-	if hostNodes.Load() { // a test was interrupted
-		if _, err := env.node.Sim(ctx, "remove"); err != nil {
-			fmt.Fprintln(os.Stderr, "e2e:", err)
-		}
+// tearDown removes device nodes of the machine that a test made and, as it was interrupted, has not removed.
+func tearDown(ctx context.Context) error {
+	if !hostNodes.Load() {
+		return nil
 	}
-	if err := errors.Join(cluster.Down(ctx, clusterDir), os.RemoveAll(programsDir)); err != nil {
+	_, err := env.node.Sim(ctx, "remove")
+	return err
+}
+
+// nothingLeft removes the programs and looks for what is left of the cluster by other means than its clean-up uses.
+func nothingLeft() error {
+	if err := os.RemoveAll(programsDir); err != nil {
 		return err
 	}
 	var left []error

@@ -102,11 +102,7 @@ func TestImport_DevicePluginPods(t *testing.T) {
 
 	// As the MIG manager would have it: the partitions are there before anybody asks.
 	s.published.waitOffer(ctx, name, "gpu=4 mig=16")
-	s.eventually(ctx, "the layouts to be cut", func(ctx context.Context) (bool, string, error) {
-		found := s.hardware.partitions(ctx)
-		return len(found) == 16, strings.Join(found, ", "), nil
-	})
-	before := s.hardware.partitions(ctx)
+	before := s.hardware.waitPartitionCount(ctx, 16)
 	gets("gpu", is("gpu", ""))
 	gets("mig-1g.10gb", is("mig", "1g.10gb"))
 	gets("mig-2g.20gb", is("mig", "2g.20gb"))
@@ -126,8 +122,5 @@ func TestImport_DevicePluginPods(t *testing.T) {
 	s.published.waitOffer(ctx, name, "timeslice=8")
 	gets("gpu.shared", is("timeslice", ""))
 	s.pods.delete(ctx, "wants-gpu-shared")
-	s.eventually(ctx, "the partitions of the layout to go", func(ctx context.Context) (bool, string, error) {
-		found := s.hardware.partitions(ctx)
-		return len(found) == 0, strings.Join(found, ", "), nil
-	})
+	s.hardware.waitPartitions(ctx)
 }

@@ -9,9 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -34,8 +32,7 @@ func TestMIG_SevenPods(t *testing.T) {
 	for i := range 7 {
 		pod := s.pods.running(ctx, fmt.Sprintf("seven-small-%d", i+1))
 		s.pods.checkSees(ctx, pod, s.pods.devices(ctx, pod))
-		seen, err := env.client.Look(ctx, s.name, pod.Name, "main")
-		s.must(err)
+		seen := s.pods.look(ctx, pod.Name, "main")
 		if len(seen.Capabilities()) != 2 {
 			t.Errorf("pod %s sees %v, want the nodes of its GPU instance and its compute instance", pod.Name, seen.Capabilities())
 		}
@@ -49,10 +46,7 @@ func TestMIG_SevenPods(t *testing.T) {
 	}
 	s.hardware.waitPartitions(ctx, want...)
 	s.pods.delete(ctx, "seven-small-3")
-	s.eventually(ctx, "one partition less", func(ctx context.Context) (bool, string, error) {
-		got := s.hardware.partitions(ctx)
-		return len(got) == 6, fmt.Sprintf("%q", got), nil
-	})
+	s.hardware.waitPartitionCount(ctx, 6)
 }
 
 func TestMIG_4gAnd3g(t *testing.T) {
@@ -62,8 +56,7 @@ func TestMIG_4gAnd3g(t *testing.T) {
 	s.hardware.waitPartitions(ctx, "0 4g.40gb 0:4", "0 3g.40gb 4:4")
 	var seen []string
 	for _, c := range []string{"trainer", "evaluator"} {
-		look, err := env.client.Look(ctx, s.name, pod.Name, c)
-		s.must(err)
+		look := s.pods.look(ctx, pod.Name, c)
 		seen = append(seen, look.Capabilities()...)
 	}
 	if len(seen) != 4 || len(slices.Compact(slices.Sorted(slices.Values(seen)))) != 4 {
@@ -131,29 +124,6 @@ func onGPU(uuid string) string {
 	return fmt.Sprintf(`device.attributes["gpu.cleave.dev"].parentUUID == %q`, uuid)
 }
 
-func TestMIG_PluginKilled(t *testing.T) {
-	ctx, s := newSpace(t, nil)
-	for _, name := range []string{"stays", "goes"} {
-		s.create(ctx, partitionPod(name, smallClass)...)
-	}
-	stays := s.pods.running(ctx, "stays")
-	s.pods.running(ctx, "goes")
-	before := s.hardware.partitions(ctx)
-	if len(before) != 2 {
-		t.Fatalf("there are partitions %q, want two", before)
-	}
-	s.must(env.node.Kill())
-	s.must(env.kube.CoreV1().Pods(s.name).Delete(ctx, "goes", metav1.DeleteOptions{}))
-	s.plugin.start(ctx)
-	s.pods.gone(ctx, "goes")
-	s.eventually(ctx, "the partition of the pod that is gone to go", func(ctx context.Context) (bool, string, error) {
-		got := s.hardware.partitions(ctx)
-		return len(got) == 1, fmt.Sprintf("%q", got), nil
-	})
-	s.pods.checkUndisturbed(ctx, stays)
-	s.plugin.waitRecords(ctx, env.node, ownClaim(stays))
-}
-
 func TestMIG_Reboot(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	pod := s.pods.run(ctx, partitionPod("holds", smallClass))
@@ -165,12 +135,11 @@ func TestMIG_Reboot(t *testing.T) {
 	s.plugin.waitRecords(ctx, env.node)
 
 	// After a reboot the kubelet prepares the claims of the pods whose containers it starts again.
-	claim, err := env.kube.ResourceV1().ResourceClaims(s.name).Get(ctx, ownClaim(pod), metav1.GetOptions{})
-	s.must(err)
+	claim, _ := s.pods.ownClaim(ctx, pod)
 	plugin, err := workload.Dial(env.node.Socket())
 	s.must(err)
 	defer func() { s.must(plugin.Close()) }()
-	_, err = plugin.Prepare(ctx, &drapb.Claim{Namespace: s.name, Name: claim.Name, Uid: string(claim.UID)})
+	_, err = plugin.Prepare(ctx, claim)
 	s.must(err)
 	s.hardware.waitPartitions(ctx, before...)
 	s.plugin.waitRecords(ctx, env.node, claim.Name)

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/cleave-dra/cleave/api/v1alpha1"
 )
 
 // The steps of docs/troubleshooting.md for boards that change their MIG mode with a reset: while the plugin has the GPU open, nvidia-smi
@@ -26,7 +28,7 @@ func TestMIGMode_A30(t *testing.T) {
 		t.Fatalf("nvidia-smi --gpu-reset with the plugin running: exit code %d\n%s", code, out)
 	}
 
-	n.labelRelease(ctx, `"true"`)
+	n.label(ctx, v1alpha1.ReleaseDriverLabel, "true")
 	s.eventually(ctx, "the plugin to release the driver", func(ctx context.Context) (bool, string, error) {
 		state := fmt.Sprint(n.Readiness(ctx))
 		return strings.Contains(state, "release-driver=true"), state, nil
@@ -36,7 +38,7 @@ func TestMIGMode_A30(t *testing.T) {
 		out, code := n.smi(ctx, "-i", "0", "-mig", "1")
 		return code == 0 && strings.Contains(out, "Enabled MIG Mode for GPU"), out, nil
 	})
-	n.labelRelease(ctx, "null")
+	s.must(env.client.LabelNode(ctx, n.name, v1alpha1.ReleaseDriverLabel, nil))
 	n.waitOffered(ctx, 1)
 	s.eventually(ctx, "partitions of the GPU in MIG mode", func(ctx context.Context) (bool, string, error) {
 		for _, d := range s.published.devices(ctx, n.name) {

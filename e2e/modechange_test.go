@@ -132,7 +132,7 @@ func TestMIGMode_ImportedCourse(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.noOtherClasses(ctx)
 	s.must(env.node.Stop())
-	s.Cleanup(s.hardware.resetDriver)
+	atEnd(s.T, s.hardware.resetDriver)
 	s.hardware.sim(ctx, "create", "--node", "a100-pcie-nvlink-pairs", "--force")
 	dir := s.TempDir()
 	s.imports(ctx, "mig-parted", "course-mig-parted.yaml", dir)
@@ -144,10 +144,8 @@ func TestMIGMode_ImportedCourse(t *testing.T) {
 	label := "all-1g.10gb"
 	s.plugin.labelNode(ctx, migConfigLabel, &label)
 	env.node.SetFlags("--policy", dir, "--policy-labels", v1alpha1.PolicyLabel+","+migConfigLabel)
-	s.Cleanup(func() {
+	atEnd(s.T, func(ctx context.Context) {
 		env.node.SetFlags()
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
 		s.plugin.labelNode(ctx, migConfigLabel, nil)
 	})
 	s.plugin.start(ctx)

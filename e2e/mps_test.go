@@ -71,13 +71,7 @@ func TestMPS_MemoryLimit(t *testing.T) {
 	good := s.pods.run(ctx, mpsPod("good", shareSpec(mpsClass, "memory=10Gi")))
 	s.pods.served(ctx, good)
 	s.create(ctx, mpsPod("greedy", shareSpec(mpsClass, "memory=4Gi"), "--memory 5G")...)
-	s.eventually(ctx, "the greedy program to fail", func(ctx context.Context) (bool, string, error) {
-		pod, err := env.kube.CoreV1().Pods(s.name).Get(ctx, "greedy", metav1.GetOptions{})
-		if err != nil {
-			return false, "", err
-		}
-		return pod.Status.Phase == corev1.PodFailed, workload.Describe(pod), nil
-	})
+	s.pods.until(ctx, "greedy", "to fail", func(pod *corev1.Pod) bool { return pod.Status.Phase == corev1.PodFailed })
 	s.pods.checkUndisturbed(ctx, good)
 	shared := strings.TrimSuffix(s.pods.device(ctx, good), "-mps")
 	s.pods.run(ctx, gpuPod("seven", gpus-1))

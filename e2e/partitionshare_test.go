@@ -86,7 +86,7 @@ func eightServices(ctx context.Context, s *space, want workload.Served) (pods []
 func TestPartitionShare_EightServicesOnA100(t *testing.T) {
 	ctx, s := newSpace(t, nil)
 	s.must(env.node.Stop())
-	s.Cleanup(s.hardware.resetDriver)
+	atEnd(s.T, s.hardware.resetDriver)
 	s.hardware.sim(ctx, "create", "--node", "dgx-a100", "--force")
 	s.plugin.usePolicies(ctx, "shared", map[string]string{"shared": "[{match: {indexes: [0]}, mig: {layout: {4g.40gb: 1, 3g.40gb: 1}, " +
 		"modeChange: whenIdle, share: [{profile: 3g.40gb, mps: {shares: 8}}]}}, {tiers: [exclusive]}]"})
@@ -128,8 +128,7 @@ func TestPartitionShare_InTime(t *testing.T) {
 		t.Errorf("the pods have %s and %s, want one partition", x, y)
 	}
 	for _, pod := range []*corev1.Pod{a, b} {
-		seen, err := env.client.Look(ctx, s.name, pod.Name, "main")
-		s.must(err)
+		seen := s.pods.look(ctx, pod.Name, "main")
 		if len(seen.Capabilities()) != 2 {
 			t.Errorf("pod %s sees %v, want the nodes of the partition", pod.Name, seen.Capabilities())
 		}

@@ -20,7 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
-	"github.com/cleave-dra/cleave/api/v1alpha1"
 	"github.com/cleave-dra/cleave/e2e/node"
 	"github.com/cleave-dra/cleave/e2e/workload"
 	"github.com/google/go-cmp/cmp"
@@ -62,12 +61,10 @@ func (s *space) newPlainNodeOf(ctx context.Context, change func(*corev1.Node), o
 	n := node.Attach(opts)
 	plugin, err := workload.Dial(n.Socket())
 	s.must(err)
-	s.Cleanup(func() {
+	atEnd(s.T, func(ctx context.Context) {
 		if s.Failed() {
 			s.Logf("the log of the plugin of %s ends with:\n%s", name, n.LogTail(25))
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
 		s.must(errors.Join(plugin.Close(), n.Kill()))
 		// The slices have the Node as their owner and go with it, but not at once.
 		s.must(env.kube.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{}))
@@ -92,14 +89,6 @@ func (n *plainNode) index(ctx context.Context, device string) string {
 	n.space.Helper()
 	device, _, _ = strings.Cut(device, "-mig-") // partitions do not publish it
 	return fmt.Sprint(*find(n.space.published.devices(ctx, n.name), device).Attributes["index"].IntValue)
-}
-
-// labelRelease sets the label that makes a node's plugin release the driver, to a value in JSON.
-func (n *plainNode) labelRelease(ctx context.Context, value string) {
-	n.space.Helper()
-	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%s}}}`, v1alpha1.ReleaseDriverLabel, value)
-	_, err := env.kube.CoreV1().Nodes().Patch(ctx, n.name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
-	n.space.must(err)
 }
 
 // smi runs nvidia-smi of a simulated node.

@@ -5,7 +5,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -24,41 +23,6 @@ func deviceNames(devices []resourceapi.Device) []string {
 		names = append(names, d.Name)
 	}
 	return names
-}
-
-// The node has two NUMA nodes of four GPUs. Whoever asks for four gets those of one while it has them.
-func TestPods_Examples(t *testing.T) {
-	ctx, s := newSpace(t, nil)
-	all := deviceNames(s.published.waitOrder(ctx, lastFirst))
-	if len(all) != gpus {
-		t.Fatalf("the node publishes %v, want %d GPUs", all, gpus)
-	}
-	var claims []string
-	for _, example := range []struct {
-		name  string
-		want  []string
-		order string // once the pod runs
-	}{
-		{"one-gpu", all[:1], lastAllocated},
-		{"four-gpus", all[4:], lastFirst},
-		{"extended-resource", all[1:2], lastFirst},
-	} {
-		s.createExample(ctx, example.name)
-		pod := s.pods.running(ctx, example.name)
-		want := slices.Sorted(slices.Values(example.want))
-		got := s.pods.devices(ctx, pod)
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("devices of pod %s (-want +got):\n%s", example.name, diff)
-		}
-		s.pods.checkSees(ctx, pod, got)
-		if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
-			claims = append(claims, extended.ResourceClaimName)
-		} else {
-			claims = append(claims, ownClaim(pod))
-		}
-		s.published.waitOrder(ctx, example.order)
-	}
-	s.plugin.waitRecords(ctx, env.node, claims...)
 }
 
 func TestPods_SharedClaim(t *testing.T) {
@@ -98,13 +62,12 @@ func TestPods_ContainerWithoutClaim(t *testing.T) {
 	pod.Spec.Containers = append(pod.Spec.Containers, without)
 	s.create(ctx, objects...)
 	s.pods.running(ctx, "pod")
-	seen, err := env.client.Look(ctx, s.name, "pod", "without")
-	s.must(err)
+	seen := s.pods.look(ctx, "pod", "without")
 	if diff := cmp.Diff(workload.Seen{}, seen); diff != "" {
 		t.Errorf("what the container without a claim sees (-want +got):\n%s", diff)
 	}
-	if seen, err = env.client.Look(ctx, s.name, "pod", "main"); err != nil || len(seen.GPUNodes()) != 1 {
-		t.Errorf("the container with the claim sees %v, %v; want one GPU", seen, err)
+	if seen = s.pods.look(ctx, "pod", "main"); len(seen.GPUNodes()) != 1 {
+		t.Errorf("the container with the claim sees %v, want one GPU", seen)
 	}
 }
 
@@ -113,15 +76,12 @@ func TestPods_Completed(t *testing.T) {
 	objects := gpuPod("job", 1)
 	podOf(objects).Spec.Containers[0].Command = []string{"/bin/sh", "-c", "ls /dev/nvidia[0-9]*"}
 	s.create(ctx, objects...)
-	s.eventually(ctx, "the pod to end", func(ctx context.Context) (bool, string, error) {
-		pod, err := env.kube.CoreV1().Pods(s.name).Get(ctx, "job", metav1.GetOptions{})
-		if err != nil {
-			return false, "", err
-		}
+	_, err := env.client.WaitPod(ctx, s.name, "job", "to end", func(pod *corev1.Pod) (bool, error) {
 		if pod.Status.Phase == corev1.PodFailed {
-			return false, "", errors.New("it failed: it saw no GPU")
+			return false, errors.New("it failed: it saw no GPU")
 		}
-		return pod.Status.Phase == corev1.PodSucceeded, workload.Describe(pod), nil
+		return pod.Status.Phase == corev1.PodSucceeded, nil
 	})
+	s.must(err)
 	s.plugin.waitRecords(ctx, env.node)
 }

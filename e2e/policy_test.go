@@ -128,9 +128,7 @@ func TestPolicy_DevicePluginConflict(t *testing.T) {
 		_, err = env.kube.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
 		s.must(err)
 	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
+	atEnd(s.T, func(ctx context.Context) {
 		advertise(ctx, nil)
 		s.published.waitOffer(ctx, name, alone)
 	})

@@ -30,10 +30,7 @@ func TestPlugin_Killed(t *testing.T) {
 	s.create(ctx, gpuPod("created-meanwhile", 2)...)
 	s.events.wait(ctx, s.name, "created-meanwhile", prepareFailed)
 	s.must(env.kube.CoreV1().Pods(s.name).Delete(ctx, deleted.Name, metav1.DeleteOptions{}))
-	s.eventually(ctx, "the container of pod deleted-meanwhile to end", func(ctx context.Context) (bool, string, error) {
-		pod, err := env.kube.CoreV1().Pods(s.name).Get(ctx, deleted.Name, metav1.GetOptions{})
-		return err == nil && pod.Status.ContainerStatuses[0].State.Terminated != nil, "running", err
-	})
+	s.must(env.client.WaitEnded(ctx, s.name, deleted.Name))
 	s.plugin.waitRecords(ctx, env.node, ownClaim(stays), ownClaim(deleted))
 
 	s.plugin.start(ctx)
@@ -102,9 +99,7 @@ func TestPlugin_StartReleasesUnclaimed(t *testing.T) {
 	s.must(env.node.Kill())
 	s.must(env.cluster.Component(cluster.Kubelet).Stop(ctx, syscall.SIGKILL))
 	published := s.published.slices(ctx, env.cluster.NodeName())
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
+	atEnd(s.T, func(ctx context.Context) {
 		s.must(env.cluster.Component(cluster.Kubelet).Start(ctx))
 		s.published.waitReplaced(ctx, published)
 	})

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/version"
 
+	"github.com/cleave-dra/cleave/e2e/node"
 	"github.com/cleave-dra/cleave/e2e/process"
 )
 
@@ -29,7 +30,7 @@ type hardware struct{ *space }
 func (s hardware) remakeDriver(ctx context.Context, flags ...string) {
 	s.Helper()
 	s.must(env.node.Stop())
-	s.Cleanup(s.resetDriver)
+	atEnd(s.T, s.resetDriver)
 	s.sim(ctx, append([]string{"create", "--node", model, "--force"}, flags...)...)
 }
 
@@ -114,9 +115,7 @@ func (s hardware) needMappedMounts(ctx context.Context) {
 }
 
 // resetDriver brings back the driver that the other tests expect.
-func (s hardware) resetDriver() {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
+func (s hardware) resetDriver(ctx context.Context) {
 	s.must(env.kube.CoreV1().Pods(s.name).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 	s.must(env.client.WaitGone(ctx, s.name, ""))
 	s.must(env.node.Stop())
@@ -173,26 +172,22 @@ func (s hardware) heal(ctx context.Context, devices ...string) {
 // instance is the ID of the GPU instance at a placement of GPU 0.
 func (s hardware) instance(ctx context.Context, placement string) string {
 	s.Helper()
-	out := s.sim(ctx, "mig", "list")
-	for line := range strings.Lines(out) {
-		if fields := strings.Fields(line); len(fields) == 6 && fields[0] == "0" && fields[4] == placement {
-			return fields[1]
-		}
+	all, err := env.node.Partitions(ctx)
+	s.must(err)
+	i := slices.IndexFunc(all, func(p node.Partition) bool { return p.GPU == "0" && p.Placement == placement })
+	if i < 0 {
+		s.Fatalf("there is no GPU instance at %s: %v", placement, all)
 	}
-	s.Fatalf("there is no GPU instance at %s:\n%s", placement, out)
-	return ""
+	return all[i].GPUInstance
 }
 
 // partitions are those that exist on the simulated node, as "GPU PROFILE PLACEMENT".
-func (s hardware) partitions(ctx context.Context) []string {
+func (s hardware) partitions(ctx context.Context) (found []string) {
 	s.Helper()
-	out := s.sim(ctx, "mig", "list")
-	var found []string
-	for line := range strings.Lines(out) {
-		// GPU GI CI PROFILE PLACEMENT UUID
-		if fields := strings.Fields(line); len(fields) == 6 && strings.HasPrefix(fields[5], "MIG-") {
-			found = append(found, strings.Join([]string{fields[0], fields[3], fields[4]}, " "))
-		}
+	all, err := env.node.Partitions(ctx)
+	s.must(err)
+	for _, p := range all {
+		found = append(found, strings.Join([]string{p.GPU, p.Profile, p.Placement}, " "))
 	}
 	slices.Sort(found)
 	return found
@@ -206,6 +201,16 @@ func (s hardware) waitPartitions(ctx context.Context, want ...string) {
 		got := s.partitions(ctx)
 		return slices.Equal(got, want), fmt.Sprintf("%q", got), nil
 	})
+}
+
+// waitPartitionCount waits until there are so many partitions, and returns them.
+func (s hardware) waitPartitionCount(ctx context.Context, want int) (found []string) {
+	s.Helper()
+	s.eventually(ctx, fmt.Sprintf("%d partitions", want), func(ctx context.Context) (bool, string, error) {
+		found = s.partitions(ctx)
+		return len(found) == want, fmt.Sprintf("%q", found), nil
+	})
+	return found
 }
 
 // waitNoMPS waits until no process, mount, directory or compute mode of MPS is left.

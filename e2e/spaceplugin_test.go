@@ -81,9 +81,7 @@ func (s plugin) usePolicies(ctx context.Context, label string, policies map[stri
 		s.writePolicy(dir, name, rules)
 	}
 	s.restart(ctx, "--policy", dir)
-	s.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
+	atEnd(s.T, func(ctx context.Context) {
 		s.labelNode(ctx, v1alpha1.PolicyLabel, nil)
 		s.restart(ctx)
 	})

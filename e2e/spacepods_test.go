@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -16,7 +15,6 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
@@ -38,11 +36,7 @@ func (s pods) checkLibrary(ctx context.Context, pod *corev1.Pod, path string) {
 func (s pods) waitHealth(ctx context.Context, name string, want corev1.ResourceHealthStatus) string {
 	s.Helper()
 	var message string
-	s.eventually(ctx, fmt.Sprintf("the status of pod %s to say %s", name, want), func(ctx context.Context) (bool, string, error) {
-		pod, err := env.kube.CoreV1().Pods(s.name).Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return false, "", err
-		}
+	s.until(ctx, name, "to say that its devices are "+string(want), func(pod *corev1.Pod) bool {
 		devices, other := 0, 0
 		for _, c := range pod.Status.ContainerStatuses {
 			for _, r := range c.AllocatedResourcesStatus {
@@ -57,9 +51,17 @@ func (s pods) waitHealth(ctx context.Context, name string, want corev1.ResourceH
 				}
 			}
 		}
-		return devices > 0 && other == 0, fmt.Sprintf("%+v", pod.Status.ContainerStatuses), nil
+		return devices > 0 && other == 0
 	})
 	return message
+}
+
+// look is what a container of a pod sees.
+func (s pods) look(ctx context.Context, pod, container string) workload.Seen {
+	s.Helper()
+	seen, err := env.client.Look(ctx, s.name, pod, container)
+	s.must(err)
+	return seen
 }
 
 // served waits until a pod's program has an MPS server.
@@ -86,15 +88,7 @@ func (s pods) createAnywhere(ctx context.Context, objects []runtime.Object, sele
 // scheduled waits until a pod has a node.
 func (s pods) scheduled(ctx context.Context, name string) *corev1.Pod {
 	s.Helper()
-	var pod *corev1.Pod
-	s.eventually(ctx, "pod "+name+" to be scheduled", func(ctx context.Context) (bool, string, error) {
-		var err error
-		if pod, err = env.kube.CoreV1().Pods(s.name).Get(ctx, name, metav1.GetOptions{}); err != nil {
-			return false, "", err
-		}
-		return pod.Spec.NodeName != "", workload.Describe(pod), nil
-	})
-	return pod
+	return s.until(ctx, name, "to be scheduled", func(pod *corev1.Pod) bool { return pod.Spec.NodeName != "" })
 }
 
 // ownClaim is the claim that a pod has of its own, as the kubelet names it to the plugin, and its allocation.
@@ -108,10 +102,9 @@ func (s pods) ownClaim(ctx context.Context, pod *corev1.Pod) (*drapb.Claim, *res
 // checkUndisturbed checks that the containers of a pod are the same as before.
 func (s pods) checkUndisturbed(ctx context.Context, before *corev1.Pod) {
 	s.Helper()
-	after := s.running(ctx, before.Name)
-	// What the kubelet knows of their devices' health comes and goes with the plugin.
-	ignored := cmpopts.IgnoreFields(corev1.ContainerStatus{}, "AllocatedResourcesStatus")
-	if diff := cmp.Diff(before.Status.ContainerStatuses, after.Status.ContainerStatuses, ignored); diff != "" {
+	diff, err := env.client.Undisturbed(ctx, before)
+	s.must(err)
+	if diff != "" {
 		s.Errorf("containers of pod %s (-before +after):\n%s", before.Name, diff)
 	}
 }
@@ -121,6 +114,16 @@ func (s pods) run(ctx context.Context, objects []runtime.Object) *corev1.Pod {
 	s.Helper()
 	s.create(ctx, objects...)
 	return s.running(ctx, podOf(objects).Name)
+}
+
+// until waits until a pod is as it has to be, and returns it.
+func (s pods) until(ctx context.Context, name, what string, done func(*corev1.Pod) bool) *corev1.Pod {
+	s.Helper()
+	start := time.Now()
+	pod, err := env.client.WaitPod(ctx, s.name, name, what, func(pod *corev1.Pod) (bool, error) { return done(pod), nil })
+	s.must(err)
+	s.logSlow("pod "+name+" "+what, start)
+	return pod
 }
 
 // running waits until a pod runs.
@@ -152,19 +155,15 @@ func (s pods) gone(ctx context.Context, name string) {
 func (s pods) unschedulable(ctx context.Context, name string) string {
 	s.Helper()
 	var message string
-	s.eventually(ctx, "the scheduler to turn pod "+name+" down", func(ctx context.Context) (bool, string, error) {
-		pod, err := env.kube.CoreV1().Pods(s.name).Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return false, "", err
-		}
+	s.until(ctx, name, "to be turned down by the scheduler", func(pod *corev1.Pod) bool {
 		for _, c := range pod.Status.Conditions {
 			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {
 				message = c.Message
 				// Before its claim exists a pod is unschedulable too.
-				return !strings.Contains(message, "waiting for dynamic resource controller"), message, nil
+				return !strings.Contains(message, "waiting for dynamic resource controller")
 			}
 		}
-		return false, workload.Describe(pod), nil
+		return false
 	})
 	return message
 }
@@ -187,8 +186,7 @@ func (s pods) checkSees(ctx context.Context, pod *corev1.Pod, devices []string) 
 	s.Helper()
 	s.checkDevices(ctx, pod, devices)
 	for _, c := range pod.Spec.Containers {
-		seen, err := env.client.Look(ctx, s.name, pod.Name, c.Name)
-		s.must(err)
+		seen := s.pods.look(ctx, pod.Name, c.Name)
 		if diff := cmp.Diff([]string{"/usr/lib/x86_64-linux-gnu/libcuda.so.1"}, seen.Libraries); diff != "" {
 			s.Errorf("libraries that container %s of pod %s finds (-want +got):\n%s", c.Name, pod.Name, diff)
 		}
@@ -211,8 +209,7 @@ func (s pods) checkDevices(ctx context.Context, pod *corev1.Pod, devices []strin
 	slices.Sort(want)
 	want = slices.Compact(want) // partitions of one GPU share its node
 	for _, c := range pod.Spec.Containers {
-		seen, err := env.client.Look(ctx, s.name, pod.Name, c.Name)
-		s.must(err)
+		seen := s.pods.look(ctx, pod.Name, c.Name)
 		if diff := cmp.Diff(want, seen.GPUNodes()); diff != "" {
 			s.Errorf("GPUs that container %s of pod %s sees (-want +got):\n%s", c.Name, pod.Name, diff)
 		}
@@ -230,8 +227,7 @@ func (s pods) checkDevices(ctx context.Context, pod *corev1.Pod, devices []strin
 // environment is what a pod's container has of the variables with some prefixes, sorted.
 func (s pods) environment(ctx context.Context, pod *corev1.Pod, prefixes ...string) []string {
 	s.Helper()
-	seen, err := env.client.Look(ctx, s.name, pod.Name, "main")
-	s.must(err)
+	seen := s.pods.look(ctx, pod.Name, "main")
 	var found []string
 	for _, v := range seen.Environment {
 		if slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(v, p) }) {

@@ -6,7 +6,7 @@ import (
 	"context"
 	"testing"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
@@ -17,14 +17,7 @@ func TestPlugin_StoppedWhilePreparing(t *testing.T) {
 	s.hardware.sim(ctx, "fault", "--slow", "3s", "nvmlDeviceCreateGpuInstanceWithPlacement")
 	t.Cleanup(func() { s.hardware.sim(context.WithoutCancel(ctx), "fault", "--clear") })
 	s.create(ctx, claimPod("partition", workload.ClaimSpec("mig-1g.10gb.cleave.dev", 1))...)
-	var claim string
-	s.eventually(ctx, "the pod's claim to be created", func(ctx context.Context) (bool, string, error) {
-		pod, err := env.kube.CoreV1().Pods(s.name).Get(ctx, "partition", metav1.GetOptions{})
-		if err == nil {
-			claim = ownClaim(pod)
-		}
-		return claim != "", "", err
-	})
+	claim := ownClaim(s.pods.until(ctx, "partition", "to have its claim", func(pod *corev1.Pod) bool { return ownClaim(pod) != "" }))
 	s.plugin.waitRecords(ctx, env.node, claim) // written before the partition is created
 	if err := env.node.Stop(); err != nil {
 		t.Errorf("the plugin ends with %v on SIGTERM, want exit status 0; its log ends with:\n%s", err, env.node.LogTail(15))

@@ -52,7 +52,7 @@ func createSpace(ctx context.Context, t *testing.T, name string, labels map[stri
 	s.pods, s.published, s.plugin, s.hardware, s.events = pods{s}, published{s}, plugin{s}, hardware{s}, events{s}
 	_, err := env.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{})
 	s.must(err)
-	t.Cleanup(s.cleanUp)
+	atEnd(s.T, s.cleanUp)
 	// The API server lets in no pod before.
 	s.eventually(ctx, "ServiceAccount default of namespace "+name, func(ctx context.Context) (bool, string, error) {
 		_, err := env.kube.CoreV1().ServiceAccounts(name).Get(ctx, "default", metav1.GetOptions{})
@@ -62,6 +62,16 @@ func createSpace(ctx context.Context, t *testing.T, name string, labels map[stri
 		return err == nil, "", err
 	})
 	return s
+}
+
+// atEnd cleans up after the test, with a time of its own.
+func atEnd(t *testing.T, do func(context.Context)) {
+	t.Helper()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		do(ctx)
+	})
 }
 
 // must ends the test if there is an error.
@@ -89,9 +99,7 @@ func (s *space) logSlow(what string, start time.Time) {
 }
 
 // cleanUp removes pods, then claims, and checks that nothing is allocated any more.
-func (s *space) cleanUp() {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
+func (s *space) cleanUp(ctx context.Context) {
 	if s.Failed() {
 		s.Log(s.diagnosis(ctx))
 	}

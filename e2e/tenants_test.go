@@ -65,8 +65,7 @@ func TestTenant_OtherDevices(t *testing.T) {
 	owner := s.pods.run(ctx, gpuPod("owner", 1))
 	owned := s.hardware.deviceNode(find(s.published.devices(ctx, env.cluster.NodeName()), s.pods.device(ctx, owner)))
 	partition := s.pods.run(ctx, partitionPod("partition", smallClass))
-	seen, err := env.client.Look(ctx, s.name, partition.Name, "main")
-	s.must(err)
+	seen := s.pods.look(ctx, partition.Name, "main")
 
 	objects := gpuPod("tenant", 1)
 	greedy(podOf(objects), s.pods.device(ctx, owner))
@@ -89,8 +88,7 @@ func TestTenant_OtherDevices(t *testing.T) {
 	greedy(without, s.pods.device(ctx, owner))
 	s.create(ctx, without)
 	s.pods.running(ctx, "without")
-	seen, err = env.client.Look(ctx, s.name, "without", "main")
-	s.must(err)
+	seen = s.pods.look(ctx, "without", "main")
 	if diff := cmp.Diff(workload.Seen{Environment: []string{"NVIDIA_VISIBLE_DEVICES=all"}}, seen); diff != "" {
 		t.Errorf("what a pod without a claim sees (-want +got):\n%s", diff)
 	}

@@ -68,29 +68,24 @@ func TestTimeSlice_FourNotebooks(t *testing.T) {
 	s.pods.running(ctx, "fifth")
 }
 
-func TestTimeSlice_OneRequest(t *testing.T) {
-	ctx, s := newSpace(t, nil)
-	spec := shareSpec(timeSliceClass)
-	spec.Devices.Requests[0].Exactly.Count = 2
-	pod := s.pods.run(ctx, claimPod("two", spec))
-	devices := s.pods.devices(ctx, pod)
-	s.pods.checkSees(ctx, pod, devices)
-	if len(slices.Compact(devices)) != 2 {
-		t.Errorf("the pod has %v, want shares of two GPUs", devices)
-	}
-}
-
-func TestTimeSlice_TwoRequests(t *testing.T) {
-	ctx, s := newSpace(t, nil)
-	spec := shareSpec(timeSliceClass)
-	second := spec.Devices.Requests[0]
-	second.Name = "second"
-	spec.Devices.Requests = append(spec.Devices.Requests, second)
-	pod := s.pods.run(ctx, claimPod("pair", spec))
-	devices := s.pods.devices(ctx, pod)
-	s.pods.checkSees(ctx, pod, devices)
-	if len(devices) != 2 || devices[0] != devices[1] {
-		t.Errorf("the pod has %v, want two shares of one GPU", devices)
+// Two shares of one request are of two GPUs, and those of two requests of one.
+func TestTimeSlice_Requests(t *testing.T) {
+	for name, want := range map[string]int{"one": 2, "two": 1} {
+		t.Run(name, func(t *testing.T) {
+			ctx, s := newSpace(t, nil)
+			spec := shareSpec(timeSliceClass)
+			if requests := &spec.Devices.Requests; name == "one" {
+				(*requests)[0].Exactly.Count = 2
+			} else {
+				*requests = append(*requests, workload.Request("second", timeSliceClass, 1))
+			}
+			pod := s.pods.run(ctx, claimPod("pair", spec))
+			devices := s.pods.devices(ctx, pod)
+			s.pods.checkSees(ctx, pod, devices)
+			if got := len(slices.Compact(slices.Clone(devices))); len(devices) != 2 || got != want {
+				t.Errorf("the pod has %v, want two shares of %d GPUs", devices, want)
+			}
+		})
 	}
 }
 

@@ -187,27 +187,13 @@ func secretsAreSafe(t *testing.T, ctx context.Context) {
 		t.Fatalf("the token is not the plugin's: %v", err)
 	}
 	for what, err := range map[string]error{
-		"read a Secret": func() error {
-			_, err := plugin.CoreV1().Secrets(namespace).Get(ctx, "password", metav1.GetOptions{})
-			return err
-		}(),
-		"list Secrets": func() error {
-			_, err := plugin.CoreV1().Secrets("").List(ctx, metav1.ListOptions{})
-			return err
-		}(),
-		"list pods": func() error {
-			_, err := plugin.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
-			return err
-		}(),
-		"label its node": func() error {
-			_, err := plugin.CoreV1().Nodes().UpdateStatus(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: env.cluster.NodeName()}}, metav1.UpdateOptions{})
-			return err
-		}(),
-		"read another DaemonSet": func() error {
-			_, err := plugin.AppsV1().DaemonSets(namespace).Get(ctx, "cleave-mps", metav1.GetOptions{})
-			return err
-		}(),
-		"delete a claim": plugin.ResourceV1().ResourceClaims(demo).Delete(ctx, "any", metav1.DeleteOptions{}),
+		"read a Secret": errOf(plugin.CoreV1().Secrets(namespace).Get(ctx, "password", metav1.GetOptions{})),
+		"list Secrets":  errOf(plugin.CoreV1().Secrets("").List(ctx, metav1.ListOptions{})),
+		"list pods":     errOf(plugin.CoreV1().Pods("").List(ctx, metav1.ListOptions{})),
+		"label its node": errOf(plugin.CoreV1().Nodes().UpdateStatus(ctx,
+			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: env.cluster.NodeName()}}, metav1.UpdateOptions{})),
+		"read another DaemonSet": errOf(plugin.AppsV1().DaemonSets(namespace).Get(ctx, "cleave-mps", metav1.GetOptions{})),
+		"delete a claim":         plugin.ResourceV1().ResourceClaims(demo).Delete(ctx, "any", metav1.DeleteOptions{}),
 	} {
 		if !apierrors.IsForbidden(err) {
 			t.Errorf("%s: got %v, want it forbidden", what, err)

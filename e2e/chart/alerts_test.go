@@ -4,7 +4,6 @@ package chart
 
 import (
 	"context"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -16,15 +15,13 @@ import (
 // monitoringTools builds Prometheus and promtool, or finds them built.
 func monitoringTools(t *testing.T, ctx context.Context) string {
 	t.Helper()
-	root, err := filepath.Abs(source)
-	must(t, err)
-	dir, err := cluster.BuildPrometheus(ctx, cluster.Options{Source: root, Dir: clusterDir, Output: os.Stdout})
+	dir, err := cluster.BuildPrometheus(ctx, tests.Options)
 	must(t, err)
 	return dir
 }
 
 func TestAlerts_Promtool(t *testing.T) {
-	ctx := onCluster(t, toolsPatience)
+	ctx := tests.Bound(t, toolsPatience)
 	promtool := filepath.Join(monitoringTools(t, ctx), "promtool")
 	for _, args := range [][]string{
 		{"check", "rules", "--lint=all", "--lint-fatal", chartDir + "/files/alerts.yaml"},

@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -163,52 +161,6 @@ func churn(ctx context.Context, through *atomic.Int64, rolled *atomic.Bool) erro
 	return errors.Join(failed...)
 }
 
-// nodeState is what the node holds for claims, by kind: the plugin's records, the specs for the container runtime, partitions
-// and what MPS runs.
-func nodeState(ctx context.Context) (map[string][]string, error) {
-	kinds := map[string][]string{}
-	for kind, pattern := range map[string]string{
-		"records":   filepath.Join(env.cluster.PluginsDir(), "gpu.cleave.dev", "claims", "[^.]*.json"),
-		"CDI specs": filepath.Join(env.cluster.CDIDir(), "gpu.cleave.dev-claim_*"),
-	} {
-		found, err := filepath.Glob(pattern)
-		if err != nil {
-			return nil, err
-		}
-		kinds[kind] = found
-	}
-	partitions, err := env.Node.Sim(ctx, "mig", "list")
-	if err != nil {
-		return nil, err
-	}
-	for line := range strings.Lines(partitions) {
-		if fields := strings.Fields(line); len(fields) == 6 && strings.HasPrefix(fields[5], "MIG-") { // GPU GI CI PROFILE PLACEMENT UUID
-			kinds["partitions"] = append(kinds["partitions"], strings.TrimSpace(line))
-		}
-	}
-	shown, err := env.Node.Sim(ctx, "show")
-	if err != nil {
-		return nil, err
-	}
-	for line := range strings.Lines(shown) {
-		if strings.Contains(line, "EXCLUSIVE") {
-			kinds["compute modes"] = append(kinds["compute modes"], strings.TrimSpace(line))
-		}
-	}
-	processes, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		return nil, err
-	}
-	for _, dir := range processes {
-		command, _ := os.ReadFile(filepath.Join(dir, "cmdline")) // it may have ended
-		environment, _ := os.ReadFile(filepath.Join(dir, "environ"))
-		if strings.Contains(string(command), "nvidia-cuda-mps") && strings.Contains(string(environment), "="+env.MPSDir) {
-			kinds["MPS processes"] = append(kinds["MPS processes"], filepath.Base(dir)+": "+strings.ReplaceAll(string(command), "\x00", " "))
-		}
-	}
-	return kinds, nil
-}
-
 // waitNoClaims waits until neither the API server nor the node knows of a claim in use.
 func waitNoClaims(t *testing.T, ctx context.Context) {
 	t.Helper()
@@ -217,7 +169,7 @@ func waitNoClaims(t *testing.T, ctx context.Context) {
 		if err != nil {
 			return false, "", err
 		}
-		kinds, err := nodeState(ctx)
+		kinds, err := env.Holdings(ctx, 0)
 		if err != nil {
 			return false, "", err
 		}
@@ -232,30 +184,23 @@ func waitNoClaims(t *testing.T, ctx context.Context) {
 // rollPlugin upgrades to this release while pods pass and waits until one new plugin is all there is.
 func rollPlugin(t *testing.T, ctx context.Context, verbosity string) {
 	t.Helper()
-	old := podOf(t, ctx, "plugin").Name
+	old := podOf(t, ctx, "plugin")
 	helmOn(t, env.values(false), "upgrade", "cleave", chartDir, "--set", "plugin.logVerbosity="+verbosity, "--wait", "--timeout", helmPatience)
-	must(t, workload.Until(ctx, "one plugin, a new one", func(ctx context.Context) (bool, string, error) {
-		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=plugin"})
-		if err != nil || len(list.Items) != 1 {
-			return false, fmt.Sprintf("%d plugins", len(list.Items)), err
-		}
-		p := &list.Items[0]
-		c := &p.Spec.Containers[0]
-		this := slices.Contains(c.Args, "--v="+verbosity) && strings.HasSuffix(c.Image, ":e2e")
-		return p.Name != old && this && len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].Ready, workload.Describe(p), nil
-	}))
+	onlyPod(t, ctx, "plugin", otherThan(old), ready, ofTag("e2e"), func(p *corev1.Pod) bool {
+		return slices.Contains(p.Spec.Containers[0].Args, "--v="+verbosity)
+	})
 }
 
 // TestRelease_UpgradeDuringChurn lets many short pods of all tiers come and go while the plugin is replaced twice: that of the
 // release before by this one, and this one by itself.
 func TestRelease_UpgradeDuringChurn(t *testing.T) {
-	ctx, cancel := context.WithCancel(onCluster(t, churnPatience))
+	ctx, cancel := context.WithCancel(tests.Bound(t, churnPatience))
 	havePrevious(t)
 	defer removeAfterFailure(t)
 	installPrevious(t, ctx, env.values(false))
 	for _, w := range wishes {
 		if w.class != "" {
-			must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{w.template()}))
+			create(t, ctx, w.template())
 		}
 	}
 	var through atomic.Int64
@@ -270,7 +215,7 @@ func TestRelease_UpgradeDuringChurn(t *testing.T) {
 	for i, verbosity := range []string{"5", "6"} {
 		from := int64(20 + i*60)
 		must(t, workload.Until(ctx, fmt.Sprintf("%d pods to be through", from), func(ctx context.Context) (bool, string, error) {
-			kinds, err := nodeState(ctx)
+			kinds, err := env.Holdings(ctx, 0)
 			for kind, of := range kinds {
 				seen[kind] = seen[kind] || len(of) > 0
 			}
@@ -323,6 +268,5 @@ func removeAfterFailure(t *testing.T) {
 	now := int64(0)
 	_ = env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{})
 	_ = env.client.WaitGone(ctx, demo, "")
-	_, _ = helm(t, "", "uninstall", "cleave", "--kubeconfig", env.cluster.Kubeconfig(), "--namespace", namespace,
-		"--wait", "--timeout", helmPatience)
+	_, _ = env.Helm(ctx, "", "uninstall", "cleave", "--wait", "--timeout", helmPatience)
 }

@@ -16,22 +16,9 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// Manifests written for NVIDIA's DRA driver run unchanged with nvidiaCompatible: both classes, the parameters for time
-// slices and MPS, and selection by what that driver publishes. The admission policies let them through.
-func TestRelease_Compatible(t *testing.T) {
-	ctx := onCluster(t, patience)
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		emptyDemo(ctx, t)
-		uninstall(t, ctx)
-	})
-	helmOn(t, env.values(true)+"nvidiaCompatible: true\n", "install", "cleave", chartDir, "--create-namespace")
-	must(t, env.client.WaitSlices(ctx, "gpu.nvidia.com", nil))
-	must(t, workload.Until(ctx, "the supervisor to be ready", func(ctx context.Context) (bool, string, error) {
-		pod := podOf(t, ctx, "mps")
-		return len(pod.Status.ContainerStatuses) == 1 && pod.Status.ContainerStatuses[0].Ready, workload.Describe(pod), nil
-	}))
+// compatible runs manifests that were written for NVIDIA's DRA driver, unchanged, with nvidiaCompatible: both classes, the parameters
+// for time slices and MPS, and selection by what that driver publishes. The admission policies let them through.
+func compatible(t *testing.T, ctx context.Context) {
 	compatibleRefusals(t, ctx)
 	for _, name := range []string{"gpus", "mig", "sharing"} {
 		compatiblePods(t, ctx, name)
@@ -78,11 +65,9 @@ func compatiblePods(t *testing.T, ctx context.Context, name string) {
 	}
 	must(t, workload.Create(ctx, env.kube, demo, objects))
 	for _, pod := range pods {
-		running, err := env.client.WaitRunning(ctx, demo, pod)
-		must(t, err)
+		running := runs(t, ctx, pod)
 		if strings.HasPrefix(pod, "mps-") { // the program prints what MPS serves it, and nothing else
-			served, err := env.client.Served(ctx, demo, pod)
-			must(t, err)
+			served := served(t, ctx, pod)
 			if served.Threads != 50 {
 				t.Errorf("pod %s has %+v of MPS, want half of the threads", pod, served)
 			}
@@ -95,6 +80,5 @@ func compatiblePods(t *testing.T, ctx context.Context, name string) {
 		}
 	}
 	// Eight GPUs are enough for one file at a time.
-	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-	must(t, env.client.WaitGone(ctx, demo, ""))
+	emptyDemo(t, ctx)
 }

@@ -5,13 +5,12 @@ package chart
 import (
 	"context"
 	"fmt"
-	"io"
-	"net/http"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -35,7 +34,7 @@ func TestChart_DeviceClassesAnnotation(t *testing.T) {
 				}
 			}
 			var got []string
-			if names := daemonSet(t, objects, "cleave-plugin").Annotations[cluster.ClassesAnnotation]; names != "" {
+			if names := typed[appsv1.DaemonSet](t, objects, "DaemonSet", "cleave-plugin").Annotations[cluster.ClassesAnnotation]; names != "" {
 				got = strings.Split(names, ",")
 			}
 			slices.Sort(want)
@@ -47,12 +46,9 @@ func TestChart_DeviceClassesAnnotation(t *testing.T) {
 	}
 }
 
-// DeviceClasses that somebody deletes are reported, once, until an upgrade has restored them. An upgrade that removes classes and
-// the end of a release are no news.
-func TestDeviceClasses_Deleted(t *testing.T) {
-	ctx := onCluster(t, 2*patience)
-	defer removeAfterFailure(t)
-	installed(t, ctx)
+// classesDeleted: DeviceClasses that somebody deletes are reported, once, until an upgrade has restored them. An upgrade that removes
+// classes and the end of a release are no news.
+func classesDeleted(t *testing.T, ctx context.Context) {
 	missing := func(want string) {
 		t.Helper()
 		must(t, workload.Until(ctx, want+" missing classes", func(ctx context.Context) (bool, string, error) {
@@ -95,20 +91,11 @@ func TestDeviceClasses_Deleted(t *testing.T) {
 
 // metric is the value of a series without labels that a plugin's pod serves.
 func metric(ctx context.Context, pod *corev1.Pod, name string) (string, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+pod.Status.PodIP+":8080/metrics", http.NoBody)
+	_, text, err := read(ctx, "http://"+pod.Status.PodIP+":8080/metrics", "")
 	if err != nil {
 		return "", err
 	}
-	answer, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return "", err
-	}
-	defer answer.Body.Close()
-	data, err := io.ReadAll(answer.Body)
-	if err != nil {
-		return "", err
-	}
-	for line := range strings.Lines(string(data)) {
+	for line := range strings.Lines(text) {
 		if value, ok := strings.CutPrefix(line, name+" "); ok {
 			return strings.TrimSpace(value), nil
 		}

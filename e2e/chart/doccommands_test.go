@@ -52,10 +52,7 @@ func docCommands(t *testing.T) []docCommand {
 	files = slices.DeleteFunc(files, func(file string) bool { return filepath.Base(file) == "reference.md" })
 	var all []docCommand
 	for _, file := range files {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := readFile(t, file)
 		all = append(all, commandsOf(filepath.Base(file), string(data))...)
 	}
 	if len(all) < 80 {
@@ -209,10 +206,7 @@ func exists(t *testing.T, words []string, inline bool) error {
 	case program == "helm":
 		return programTakes(filepath.Join(source, "bin", "helm"), args)
 	case program == "make":
-		data, err := os.ReadFile(filepath.Join(source, "Makefile"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := readFile(t, filepath.Join(source, "Makefile"))
 		for _, target := range args {
 			if strings.Contains(target, "=") {
 				continue // a variable
@@ -298,9 +292,7 @@ func docsRun(t *testing.T, ctx context.Context) {
 	example(t, ctx, "one-gpu", nil)
 	used := map[string]bool{}
 	commands := docCommands(t)
-	notes, err := helm(t, "", "get", "notes", "cleave", "--kubeconfig", env.cluster.Kubeconfig(), "--namespace", namespace)
-	must(t, err)
-	commands = append(commands, commandsOf("NOTES.txt", "```\n"+notes+"```\n")...)
+	commands = append(commands, commandsOf("NOTES.txt", "```\n"+helmOn(t, "", "get", "notes", "cleave")+"```\n")...)
 	for _, c := range commands {
 		words := c.stages[0]
 		if cannotRun[strings.Join(words, " ")] != "" {

@@ -35,10 +35,7 @@ func TestDocs_LinksExist(t *testing.T) {
 		files = append(files, found...)
 	}
 	for _, file := range files {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := readFile(t, file)
 		for _, m := range docLink.FindAllStringSubmatch(string(data), -1) {
 			if strings.Contains(m[1], "://") {
 				continue
@@ -63,18 +60,13 @@ func TestDocs_LinksExist(t *testing.T) {
 
 // TestDocs_ArchitectureNamesPackages compares the packages of the page with those that there are.
 func TestDocs_ArchitectureNamesPackages(t *testing.T) {
-	data, err := os.ReadFile(filepath.Join(source, "docs", "architecture.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := readFile(t, filepath.Join(source, "docs", "architecture.md"))
 	named := map[string]bool{}
 	for _, m := range regexp.MustCompile("`pkg/([a-z]+)[`/]").FindAllStringSubmatch(string(data), -1) {
 		named[m[1]] = true
 	}
 	entries, err := os.ReadDir(filepath.Join(source, "pkg"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, e := range entries {
 		if e.IsDir() && !named[e.Name()] {
 			t.Errorf("docs/architecture.md does not name pkg/%s", e.Name())

@@ -21,10 +21,7 @@ var notOurs = []string{"cannot allocate all claims", "fetch ResourceClaim", "no 
 // documentedMessages are the words in code of the first column of tables about symptoms, without placeholders.
 func documentedMessages(t *testing.T, file string) []string {
 	t.Helper()
-	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := readFile(t, file)
 	var all []string
 	isSymptom := false
 	for line := range strings.Lines(string(data)) {
@@ -63,9 +60,7 @@ func sources(t *testing.T) string {
 			b.Write(data)
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	return b.String()
 }

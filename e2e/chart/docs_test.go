@@ -20,6 +20,14 @@ const (
 	valuesHead = "# Chart values\n\nFor admins. Written by `make manifests` from `deployments/helm/cleave/values.yaml`. Misspelled values are rejected.\n\n"
 )
 
+// readFile is the content of a file.
+func readFile(t testing.TB, path string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	must(t, err)
+	return data
+}
+
 // value is one of values.yaml.
 type value struct {
 	path, fallback, text string
@@ -29,10 +37,7 @@ type value struct {
 // shown as such.
 func documentedValues(t *testing.T) []value {
 	t.Helper()
-	data, err := os.ReadFile(chartDir + "/values.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := readFile(t, chartDir+"/values.yaml")
 	var values []value
 	var comment, path []string
 	for line := range strings.Lines(string(data)) {
@@ -58,18 +63,13 @@ func documentedValues(t *testing.T) []value {
 }
 
 func TestValues_DocumentedInSchema(t *testing.T) {
-	data, err := os.ReadFile(chartDir + "/values.schema.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := readFile(t, chartDir+"/values.schema.json")
 	type schema struct {
 		Properties           map[string]schema `json:"properties"`
 		AdditionalProperties any               `json:"additionalProperties"`
 	}
 	var root schema
-	if err := yaml.Unmarshal(data, &root); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.Unmarshal(data, &root))
 	for _, v := range documentedValues(t) {
 		if v.text == "" {
 			t.Errorf("%s has no comment", v.path)
@@ -101,15 +101,10 @@ func TestValues_ListedInDocs(t *testing.T) {
 		fmt.Fprintf(&table, "| `%s` | %s | %s |\n", v.path, fallback, strings.ReplaceAll(v.text, "|", `\|`))
 	}
 	if os.Getenv("UPDATE_DOCS") == "1" {
-		if err := os.WriteFile(valuesDoc, []byte(table.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(valuesDoc, []byte(table.String()), 0o644))
 		return
 	}
-	got, err := os.ReadFile(valuesDoc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := readFile(t, valuesDoc)
 	if diff := cmp.Diff(table.String(), string(got)); diff != "" {
 		t.Errorf("%s is out of date: run \"make manifests\" (-chart +file):\n%s", valuesDoc, diff)
 	}

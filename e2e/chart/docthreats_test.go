@@ -34,9 +34,7 @@ func testsOf(t *testing.T) map[string]string {
 			}
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	tests := map[string]string{}
 	for dir, list := range names {
@@ -49,10 +47,7 @@ func testsOf(t *testing.T) map[string]string {
 
 // TestDocs_ThreatsAreTested checks the threat model: each threat has tests, and each of them exists.
 func TestDocs_ThreatsAreTested(t *testing.T) {
-	data, err := os.ReadFile(filepath.Join(source, "SECURITY.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := readFile(t, filepath.Join(source, "SECURITY.md"))
 	_, model, found := strings.Cut(string(data), "\n## Threat model\n")
 	if !found {
 		t.Fatal("SECURITY.md has no threat model")

@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/workload"
@@ -24,7 +23,7 @@ const operatorRoot = "/run/nvidia/driver"
 // TestRelease_DriverContainerLater installs with the chart's defaults for driver and plugin on a node without a
 // driver, and brings the driver after.
 func TestRelease_DriverContainerLater(t *testing.T) {
-	ctx := onCluster(t, patience)
+	ctx := tests.Bound(t, patience)
 	if _, err := os.Lstat(operatorRoot); err == nil {
 		t.Skipf("%s is in use here", operatorRoot)
 	}
@@ -45,11 +44,7 @@ cdi: {dir: $cdi, hookDir: $hooks}
 plugin: {env: [{name: KUBERNETES_SERVICE_HOST, value: $host}, {name: KUBERNETES_SERVICE_PORT, value: "$port"}]}
 mps: {enabled: false}
 `)
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		uninstall(t, ctx)
-	})
+	atEnd(t, emptyDemo, uninstall)
 	helmOn(t, values, "install", "cleave", chartDir, "--create-namespace")
 	pluginSays(t, ctx, "libnvidia-ml.so.1 not found under /host or /host/run/nvidia/driver")
 	if pluginContainer(t, ctx).Ready {
@@ -58,19 +53,12 @@ mps: {enabled: false}
 	must(t, unix.Mount(env.Node.Root(), operatorRoot, "", unix.MS_BIND, ""))
 	pluginSays(t, ctx, `driverRoot="/run/nvidia/driver"`)
 	pod := example(t, ctx, "one-gpu", nil)[0]
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, pod.Name, metav1.DeleteOptions{}))
-		must(t, env.client.WaitGone(ctx, demo, pod.Name))
-	})
 	seen, err := env.client.Look(ctx, demo, pod.Name, pod.Spec.Containers[0].Name)
 	must(t, err)
 	if len(seen.GPUNodes()) != 1 || len(seen.Libraries) != 1 {
 		t.Errorf("the pod sees %+v", seen)
 	}
-	spec, err := os.ReadFile(filepath.Join(env.cluster.CDIDir(), "gpu.cleave.dev-gpu.json"))
-	must(t, err)
+	spec := readFile(t, filepath.Join(env.cluster.CDIDir(), "gpu.cleave.dev-gpu.json"))
 	if text := string(spec); !strings.Contains(text, `"hostPath":"/run/nvidia/driver/dev/nvidiactl"`) || strings.Contains(text, `"/host`) {
 		t.Errorf("the CDI spec has other paths than the host's: %s", text)
 	}
@@ -97,11 +85,7 @@ func pluginContainer(t *testing.T, ctx context.Context) (status corev1.Container
 func pluginSays(t *testing.T, ctx context.Context, what string) {
 	t.Helper()
 	must(t, workload.Until(ctx, "the plugin to say "+what, func(ctx context.Context) (bool, string, error) {
-		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=plugin"})
-		if err != nil || len(list.Items) == 0 {
-			return false, "no pod", err
-		}
-		log, err := env.cluster.PodLogs(ctx, namespace, list.Items[0].Name, "plugin")
+		log, err := env.cluster.PodLogs(ctx, namespace, podOf(t, ctx, "plugin").Name, "plugin")
 		if err != nil {
 			return false, err.Error(), nil //nolint:nilerr // the log appears with the container
 		}

@@ -4,15 +4,19 @@ package chart
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
+	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
@@ -21,10 +25,15 @@ import (
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
-		t.Log(diagnosis())
+		if env != nil {
+			t.Log(diagnosis())
+		}
 		t.Fatal(err)
 	}
 }
+
+// errOf is the error of a call that returns something besides.
+func errOf[T any](_ T, err error) error { return err }
 
 // diagnosis is what a person wants to see of a test that failed.
 func diagnosis() string { return env.client.Diagnosis(namespace, demo) }
@@ -32,30 +41,79 @@ func diagnosis() string { return env.client.Diagnosis(namespace, demo) }
 // helmOn runs Helm against the cluster.
 func helmOn(t *testing.T, values string, args ...string) string {
 	t.Helper()
-	out, err := helm(t, values, append(args, "--kubeconfig", env.cluster.Kubeconfig(), "--namespace", namespace)...)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience) // clean-up needs it, too
+	defer cancel()
+	out, err := env.Helm(ctx, values, args...)
 	must(t, err)
 	return out
+}
+
+// atEnd cleans up at the end of a test, with a time of its own.
+func atEnd(t *testing.T, steps ...func(*testing.T, context.Context)) {
+	t.Helper()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		for _, step := range steps {
+			step(t, ctx)
+		}
+	})
+}
+
+// podsOf are the pods of a component, also those that are about to go.
+func podsOf(ctx context.Context, component string) ([]corev1.Pod, error) {
+	list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// onlyPod waits until a component has one pod, none that is about to go besides, and the pod fits.
+func onlyPod(t *testing.T, ctx context.Context, component string, fits ...func(*corev1.Pod) bool) (pod *corev1.Pod) {
+	t.Helper()
+	must(t, workload.Until(ctx, "the only pod of component "+component, func(ctx context.Context) (bool, string, error) {
+		pods, err := podsOf(ctx, component)
+		if err != nil || len(pods) != 1 {
+			return false, fmt.Sprintf("%d pods", len(pods)), err
+		}
+		pod = &pods[0]
+		return !slices.ContainsFunc(fits, func(fits func(*corev1.Pod) bool) bool { return !fits(pod) }), workload.Describe(pod), nil
+	}))
+	return pod
+}
+
+// What a pod has to be for onlyPod: ready, of an image with a tag, another than one before.
+func ready(p *corev1.Pod) bool {
+	return len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].Ready
+}
+
+func ofTag(tag string) func(*corev1.Pod) bool {
+	return func(p *corev1.Pod) bool { return strings.HasSuffix(p.Spec.Containers[0].Image, ":"+tag) }
+}
+
+func otherThan(old *corev1.Pod) func(*corev1.Pod) bool {
+	return func(p *corev1.Pod) bool { return p.UID != old.UID }
 }
 
 // podAppears bounds the time until a controller has made a component's pod, which Helm does not wait for.
 const podAppears = 3 * time.Minute
 
+// goes reports whether a pod is about to go.
+func goes(p corev1.Pod) bool { return p.DeletionTimestamp != nil }
+
 // podOf is the one pod of a component that is not about to go.
-func podOf(t *testing.T, ctx context.Context, component string) *corev1.Pod {
+func podOf(t *testing.T, ctx context.Context, component string) (pod *corev1.Pod) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, podAppears)
 	defer cancel()
-	var pod *corev1.Pod
 	must(t, workload.Until(ctx, "component "+component+" to have one pod", func(ctx context.Context) (bool, string, error) {
-		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
-		if err != nil {
-			return false, "", err
+		pods, err := podsOf(ctx, component)
+		pods = slices.DeleteFunc(pods, goes)
+		if len(pods) == 1 {
+			pod = &pods[0]
 		}
-		list.Items = slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
-		if len(list.Items) == 1 {
-			pod = &list.Items[0]
-		}
-		return pod != nil, fmt.Sprintf("%d pods", len(list.Items)), nil
+		return pod != nil, fmt.Sprintf("%d pods", len(pods)), err
 	}))
 	return pod
 }
@@ -89,6 +147,93 @@ func waitEvent(t *testing.T, ctx context.Context, object metav1.Object, reason s
 	}))
 }
 
+// kubectl runs kubectl and returns what it prints.
+func kubectl(t *testing.T, ctx context.Context, args ...string) string {
+	t.Helper()
+	out, err := env.client.Kubectl(ctx, "", args...)
+	must(t, err)
+	return out
+}
+
+// served waits until the program of a pod in the namespace demo has an MPS server.
+func served(t *testing.T, ctx context.Context, pod string) workload.Served {
+	t.Helper()
+	got, err := env.client.Served(ctx, demo, pod)
+	must(t, err)
+	return got
+}
+
+// create makes objects in the namespace demo.
+func create(t *testing.T, ctx context.Context, objects ...runtime.Object) {
+	t.Helper()
+	must(t, workload.Create(ctx, env.kube, demo, objects))
+}
+
+// runs waits until a pod of the namespace demo runs.
+func runs(t *testing.T, ctx context.Context, name string) *corev1.Pod {
+	t.Helper()
+	pod, err := env.client.WaitRunning(ctx, demo, name)
+	must(t, err)
+	return pod
+}
+
+// endPods deletes pods of the namespace demo, and waits until they are gone, which takes an Unprepare of their claims.
+func endPods(t *testing.T, ctx context.Context, pods ...*corev1.Pod) {
+	t.Helper()
+	for _, pod := range pods {
+		must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, pod.Name, metav1.DeleteOptions{}))
+	}
+	for _, pod := range pods {
+		must(t, env.client.WaitGone(ctx, demo, pod.Name))
+	}
+}
+
+// emptyDemo removes pods, claims and templates of the namespace demo.
+func emptyDemo(t *testing.T, ctx context.Context) {
+	t.Helper()
+	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	must(t, env.client.WaitGone(ctx, demo, ""))
+	must(t, env.kube.ResourceV1().ResourceClaims(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+}
+
+// mayDo asks the API server what a ServiceAccount of the release may do.
+func mayDo(t *testing.T, ctx context.Context, account string, what authorizationv1.ResourceAttributes) bool {
+	t.Helper()
+	review, err := env.kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
+		Spec: authorizationv1.SubjectAccessReviewSpec{
+			User:               "system:serviceaccount:" + namespace + ":" + account,
+			Groups:             []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
+			ResourceAttributes: &what,
+		},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	return review.Status.Allowed
+}
+
+// scrapeTimeout is for one attempt: nobody may answer at the address of a pod that is about to go.
+const scrapeTimeout = 10 * time.Second
+
+// read reads a page, with a token unless it is empty. Pods serve certificates that they make themselves.
+func read(ctx context.Context, url, token string) (status int, text string, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return 0, "", err
+	}
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
+	client := &http.Client{Timeout: scrapeTimeout, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	defer client.CloseIdleConnections()
+	response, err := client.Do(request)
+	if err != nil {
+		return 0, "", err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	return response.StatusCode, string(body), err
+}
+
 // uninstall ends a release and waits until its pods are gone. There may be none, so that a test can see to it before it installs.
 func uninstall(t *testing.T, ctx context.Context) {
 	t.Helper()
@@ -100,14 +245,12 @@ func uninstall(t *testing.T, ctx context.Context) {
 func nothingInTheCluster(t *testing.T, ctx context.Context) {
 	// The kubelet deletes slices half a minute after the plugin went.
 	must(t, workload.Until(ctx, "the slices to go", func(ctx context.Context) (bool, string, error) {
-		list, err := env.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + workload.Driver})
+		list, err := env.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
 		return err == nil && len(list.Items) == 0, fmt.Sprintf("%d slices", len(list.Items)), err
 	}))
-	kinds, err := env.client.Kubectl(ctx, "", "api-resources", "--verbs=list", "-o", "name")
-	must(t, err)
+	kinds := kubectl(t, ctx, "api-resources", "--verbs=list", "-o", "name")
 	list := slices.DeleteFunc(strings.Fields(kinds), func(kind string) bool { return strings.HasPrefix(kind, "events") })
-	out, err := env.client.Kubectl(ctx, "", "get", strings.Join(list, ","), "-A", "-o", "name", "-l", "app.kubernetes.io/instance=cleave", "--ignore-not-found")
-	must(t, err)
+	out := kubectl(t, ctx, "get", strings.Join(list, ","), "-A", "-o", "name", "-l", "app.kubernetes.io/instance=cleave", "--ignore-not-found")
 	for line := range strings.Lines(out) {
 		if !strings.HasPrefix(line, "Warning: ") { // of kinds that are deprecated
 			t.Errorf("%s is left", strings.TrimSpace(line))

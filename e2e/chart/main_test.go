@@ -6,10 +6,8 @@ import (
 	"context"
 	"net"
 	"os"
-	"path/filepath"
 	"strconv"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,11 +19,7 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-const (
-	// clusterDir is the cluster's directory, of these tests alone.
-	clusterDir = "/var/lib/cleave-chart"
-	model      = "hgx-h100"
-)
+const model = "hgx-h100"
 
 // bed is a cluster without Cleave, whose node has simulated GPUs.
 type bed struct {
@@ -43,56 +37,36 @@ type bed struct {
 // env is set before the first test runs; nil where tests run without a cluster.
 var env *bed
 
-func TestMain(m *testing.M) {
-	if os.Getenv("CLEAVE_E2E") != "1" {
-		os.Exit(m.Run())
-	}
-	os.Exit(cluster.RunTests(m, func(ctx context.Context) (err error) {
-		env, err = setUp(ctx)
-		return err
-	}, func() error {
-		if env != nil && env.api != nil {
-			env.api.Stop()
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-		defer cancel()
-		return cluster.Down(ctx, clusterDir)
-	}))
-}
-
-func setUp(ctx context.Context) (*bed, error) {
-	source, err := filepath.Abs("../..")
-	if err != nil {
-		return nil, err
-	}
-	client, err := workload.Up(ctx, cluster.Options{
-		Source: source, Dir: clusterDir, Output: os.Stdout, NodeLabels: map[string]string{release.NodeLabel: "true"},
+var tests = workload.Suite{
+	Variable: "CLEAVE_E2E", On: "a local Kubernetes of its own (make test-all)",
+	Options: cluster.Options{
+		Dir: "/var/lib/cleave-chart", NodeLabels: map[string]string{release.NodeLabel: "true"},
 		// Older versions of the API, which admission must not pass over.
 		RuntimeConfig: []string{"resource.k8s.io/v1beta1=true", "resource.k8s.io/v1beta2=true"},
-	})
-	if err != nil {
-		return nil, err
-	}
-	b := &bed{cluster: client.Cluster, kube: client.Kube, client: client, cgroups: release.Cgroups()}
-	if err := workload.Create(ctx, b.kube, "", []runtime.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}}); err != nil {
-		return nil, err
-	}
-	if b.Bed, err = release.Prepare(ctx, b.cluster, source, model); err != nil {
-		return nil, err
-	}
-	b.api, err = release.Forward(ctx, cluster.PodGateway, net.JoinHostPort("127.0.0.1", strconv.Itoa(b.cluster.APIServerPort())))
-	return b, err
+	},
 }
 
-// onCluster bounds a test that needs the cluster, and skips it where there is none.
-func onCluster(t *testing.T, limit time.Duration) context.Context {
-	t.Helper()
-	if env == nil {
-		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
+func TestMain(m *testing.M) { os.Exit(tests.Run(m, setUp, tearDown)) }
+
+func setUp(ctx context.Context, client workload.Client) error {
+	b := &bed{cluster: client.Cluster, kube: client.Kube, client: client, cgroups: release.Cgroups()}
+	env = b
+	if err := workload.Create(ctx, b.kube, "", []runtime.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}}); err != nil {
+		return err
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	t.Cleanup(cancel)
-	return ctx
+	var err error
+	if b.Bed, err = release.Prepare(ctx, b.cluster, tests.Options.Source, model); err != nil {
+		return err
+	}
+	b.api, err = release.Forward(ctx, cluster.PodGateway, net.JoinHostPort("127.0.0.1", strconv.Itoa(b.cluster.APIServerPort())))
+	return err
+}
+
+func tearDown(context.Context) error {
+	if env != nil && env.api != nil {
+		env.api.Stop()
+	}
+	return nil
 }
 
 // values of a release that works in the cluster. Pods reach the API server where it is forwarded.

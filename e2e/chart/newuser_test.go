@@ -32,34 +32,29 @@ var pending = []string{"topology-gpu-and-nic", "small-service-1", "small-service
 
 // examplesAsTheyAre applies every example as a user does, image, command and all, and deletes it again.
 func examplesAsTheyAre(t *testing.T, ctx context.Context) {
-	emptyDemo(ctx, t)
+	emptyDemo(t, ctx)
 	for _, names := range rounds {
 		var files []string
 		for _, name := range names {
 			files = append(files, "-f", filepath.Join(examplesDir, name+".yaml"))
 		}
-		_, err := env.client.Kubectl(ctx, "", append([]string{"apply"}, files...)...)
-		must(t, err)
+		kubectl(t, ctx, append([]string{"apply"}, files...)...)
 		for _, name := range names {
 			objects, err := workload.Load(filepath.Join(examplesDir, name+".yaml"))
 			must(t, err)
 			for _, o := range objects {
 				if pod, ok := o.(*corev1.Pod); ok && !slices.Contains(pending, pod.Name) {
-					_, err := env.client.WaitRunning(ctx, demo, pod.Name)
-					must(t, err)
+					runs(t, ctx, pod.Name)
 				}
 			}
 		}
-		_, err = env.client.Kubectl(ctx, "", append([]string{"delete", "--wait=true"}, files...)...)
-		must(t, err)
+		kubectl(t, ctx, append([]string{"delete", "--wait=true"}, files...)...)
 	}
 }
 
 func TestExamples_Complete(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(examplesDir, "*.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var there []string
 	for _, file := range files {
 		there = append(there, strings.TrimSuffix(filepath.Base(file), ".yaml"))
@@ -103,7 +98,7 @@ func policyTypo(t *testing.T, ctx context.Context) {
 		"policies: {default: \"apiVersion: gpu.cleave.dev/v1alpha1\\nkind: NodePolicy\\nrules: [{timeSlice: {share: 4}}]\\n\"}\n",
 	} {
 		for _, args := range [][]string{{"upgrade", "cleave", chartDir}, {"install", "another", chartDir}} {
-			_, err := helm(t, env.values(true)+policies, append(args, "--kubeconfig", env.cluster.Kubeconfig(), "--namespace", namespace)...)
+			_, err := env.Helm(ctx, env.values(true)+policies, args...)
 			if err == nil || !strings.Contains(err.Error(), "policies.default: rules[0].timeSlice.share: unknown field") {
 				t.Errorf("helm %s: got %v, want an error that names the field", args[0], err)
 			}

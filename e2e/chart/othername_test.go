@@ -5,6 +5,7 @@ package chart
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,7 +17,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
@@ -25,41 +25,39 @@ import (
 // the plugin serves the name that it had for half a minute after the last claim.
 const renamePatience = 10 * time.Minute
 
-// TestDriverName_SwitchedUnderPods switches the driver's name under running pods of all tiers, back, and to and fro before
-// the first switch is over. Nothing is allocated twice, every pod can end, and new pods run.
+// TestDriverName_SwitchedUnderPods runs manifests for NVIDIA's driver by its name. Then it switches the name under running pods of all
+// tiers, back, and to and fro before the first switch is over. Nothing is allocated twice, every pod can end, and new pods run.
+//
+// A release that is installed by NVIDIA's name has its extended resource. By an upgrade it may have none until kube-scheduler restarts:
+// its cache forgets what two classes had one after the other (updateResourceName2class in k8s.io/dynamic-resource-allocation,
+// deviceclass/extendedresourcecache).
 func TestDriverName_SwitchedUnderPods(t *testing.T) {
-	ctx := onCluster(t, patience)
+	ctx := tests.Bound(t, patience)
 	defer removeAfterFailure(t)
-	installed(t, ctx)
-	for _, w := range []wish{{name: "whole", class: "gpu.cleave.dev"}, {name: "small", class: "mig.cleave.dev"}, {name: "share", class: "timeslice.cleave.dev"}, {name: "mps", class: "mps.cleave.dev"}} {
-		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{w.template()}))
-	}
+	const own, nvidias = workload.Driver, "gpu.nvidia.com"
+	helmOn(t, env.values(false)+"nvidiaCompatible: true\n", "install", "cleave", chartDir, "--create-namespace")
+	must(t, env.client.WaitSlices(ctx, nvidias, nil))
+	onlyPod(t, ctx, "mps", ready)
 	workload.RunSteps(t, renamePatience, diagnosis, []workload.Step{
-		{Name: "to NVIDIA's", Run: func(t *testing.T, ctx context.Context) { switchName(t, ctx, "gpu.cleave.dev", "gpu.nvidia.com") }},
-		{Name: "back", Run: func(t *testing.T, ctx context.Context) { switchName(t, ctx, "gpu.nvidia.com", "gpu.cleave.dev") }},
-		{Name: "to and fro", Run: switchBackAtOnce},
+		{Name: "manifests written for NVIDIA's driver", Run: compatible},
+		{Name: "to Cleave's", Run: func(t *testing.T, ctx context.Context) { switchName(t, ctx, nvidias, own) }},
+		// Back to the name before while the new plugin still waits for the slices of the old one to go.
+		{Name: "to and fro", Run: func(t *testing.T, ctx context.Context) { switchName(t, ctx, own, nvidias, own) }},
+		{Name: "to NVIDIA's", Run: func(t *testing.T, ctx context.Context) { switchName(t, ctx, own, nvidias) }},
+		{Name: "uninstall", Run: uninstalled},
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), renamePatience)
-	defer cancel()
-	must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-	uninstalled(t, ctx)
 }
 
 // upgradeName has the driver go by a name, and waits until one plugin of that name is all there is.
 func upgradeName(t *testing.T, ctx context.Context, driver string) {
 	t.Helper()
-	before, compatible := podOf(t, ctx, "plugin").Name, strconv.FormatBool(driver == "gpu.nvidia.com")
+	before, compatible := podOf(t, ctx, "plugin"), strconv.FormatBool(driver == "gpu.nvidia.com")
 	helmOn(t, env.values(false), "upgrade", "cleave", chartDir, "--set", "nvidiaCompatible="+compatible, "--wait", "--timeout", helmPatience)
-	must(t, workload.Until(ctx, "one plugin of the new name", func(ctx context.Context) (bool, string, error) {
-		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=plugin"})
-		if err != nil || len(list.Items) != 1 {
-			return false, fmt.Sprintf("%d plugins", len(list.Items)), err
-		}
-		return list.Items[0].Name != before, workload.Describe(&list.Items[0]), nil
-	}))
+	onlyPod(t, ctx, "plugin", otherThan(before))
 }
 
-// publishedBy waits until a driver, and no other, publishes the node's GPUs.
+// publishedBy waits until a driver, and no other, publishes devices of the node. A slice without any may stay for as long as its
+// driver's name is served.
 func publishedBy(t *testing.T, ctx context.Context, driver string) {
 	t.Helper()
 	must(t, workload.Until(ctx, "ResourceSlices of "+driver+" alone", func(ctx context.Context) (bool, string, error) {
@@ -69,8 +67,10 @@ func publishedBy(t *testing.T, ctx context.Context, driver string) {
 		}
 		devices, drivers := 0, []string{}
 		for i := range list.Items {
-			drivers = append(drivers, list.Items[i].Spec.Driver)
-			devices += len(list.Items[i].Spec.Devices)
+			if n := len(list.Items[i].Spec.Devices); n > 0 || list.Items[i].Spec.SharedCounters != nil {
+				drivers = append(drivers, list.Items[i].Spec.Driver)
+				devices += n
+			}
 		}
 		slices.Sort(drivers)
 		drivers = slices.Compact(drivers)
@@ -82,26 +82,15 @@ func publishedBy(t *testing.T, ctx context.Context, driver string) {
 // cannot be prepared.
 func ofEachTier(t *testing.T, ctx context.Context, driver string) (pods map[string]*corev1.Pod, sees map[string]string) {
 	t.Helper()
-	pods, sees = map[string]*corev1.Pod{}, map[string]string{}
-	for _, name := range []string{"whole", "small", "share", "mps"} {
-		pod := wish{name: name}.pod(name)
-		if pod.Spec.Containers[0].Command = []string{"/bin/sh", "-c", lookAgain}; name == "mps" {
-			workload.RunCUDA(pod)
-		}
-		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{pod}))
-		running, err := env.client.WaitRunning(ctx, demo, pod.Name)
-		must(t, err)
-		if pods[name] = running; name != "mps" {
-			sees[name] = seesNow(t, ctx, pod.Name)
-		}
-	}
+	pods, sees = holding(t, ctx, []wish{{name: "whole", class: "gpu.cleave.dev"}, {name: "small", class: "mig.cleave.dev"},
+		{name: "share", class: "timeslice.cleave.dev"}, {name: "mps", class: "mps.cleave.dev"}})
 	// Of Cleave's own classes it is known what their parameters may be, and the API server refuses the claim.
 	own := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: churnPrefix + "own-class"}, Spec: resourceapi.DeviceClassSpec{
 		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
 			Expression: fmt.Sprintf("device.driver == %q && device.attributes[%q].type == 'gpu'", driver, driver),
 		}}},
 	}}
-	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{own}))
+	create(t, ctx, own)
 	t.Cleanup(func() {
 		must(t, env.kube.ResourceV1().DeviceClasses().Delete(context.Background(), own.Name, metav1.DeleteOptions{}))
 	})
@@ -109,9 +98,10 @@ func ofEachTier(t *testing.T, ctx context.Context, driver string) (pods map[stri
 	template := waiting.template()
 	template.Spec.Spec = workload.WithParameters(template.Spec.Spec, driver, `{"apiVersion":"gpu.cleave.dev/v1alpha1","kind":"ShareConfig","timeSlice":{"interval":"Long"}}`)
 	pod := waiting.pod("waiting")
-	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{template, pod}))
+	create(t, ctx, template, pod)
 	refused(t, ctx, pod.Name, "FailedPrepareDynamicResources", "timeSlice")
 	must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).Delete(ctx, template.Name, metav1.DeleteOptions{}))
+	pods["waiting"] = pod
 	return pods, sees
 }
 
@@ -123,7 +113,7 @@ func wholeGPUs(t *testing.T, ctx context.Context, n int) *corev1.Pod {
 	template.Spec.Spec.Devices.Requests[0].Exactly.Count = int64(n)
 	pod := w.pod(w.name)
 	pod.Spec.Containers[0].Command = []string{"/bin/sh", "-c", lookAgain}
-	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{template, pod}))
+	create(t, ctx, template, pod)
 	return pod
 }
 
@@ -132,18 +122,20 @@ func gpusOf(sees string) []string {
 	return slices.DeleteFunc(strings.Fields(sees), func(path string) bool { return strings.Contains(path, "caps") })
 }
 
-// switchName switches the driver's name under pods of all tiers.
-func switchName(t *testing.T, ctx context.Context, from, to string) {
+// switchName switches the driver's name under pods of all tiers, to the last of some names by way of the others.
+func switchName(t *testing.T, ctx context.Context, from string, to ...string) {
+	t.Helper()
 	pods, sees := ofEachTier(t, ctx, from)
-	upgradeName(t, ctx, to)
-	publishedBy(t, ctx, to)
+	for _, driver := range to {
+		upgradeName(t, ctx, driver)
+	}
+	publishedBy(t, ctx, to[len(to)-1])
 
 	// Of eight GPUs five are allocated under the name before.
 	all := wholeGPUs(t, ctx, 8)
 	refused(t, ctx, all.Name, "FailedScheduling", "cannot allocate all claims")
 	free := wholeGPUs(t, ctx, 3)
-	_, err := env.client.WaitRunning(ctx, demo, free.Name)
-	must(t, err)
+	runs(t, ctx, free.Name)
 	new := gpusOf(seesNow(t, ctx, free.Name))
 	if len(new) != 3 {
 		t.Errorf("a pod with three GPUs sees %v", new)
@@ -161,27 +153,20 @@ func switchName(t *testing.T, ctx context.Context, from, to string) {
 	}
 	refused(t, ctx, all.Name, "FailedScheduling", "cannot allocate all claims")
 
-	for name := range pods {
-		must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, pods[name].Name, metav1.DeleteOptions{}))
-	}
-	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, churnPrefix+"waiting", metav1.DeleteOptions{}))
-	for name := range pods {
-		must(t, env.client.WaitGone(ctx, demo, pods[name].Name))
-	}
-	must(t, env.client.WaitGone(ctx, demo, churnPrefix+"waiting"))
-	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, free.Name, metav1.DeleteOptions{}))
-	_, err = env.client.WaitRunning(ctx, demo, all.Name)
-	must(t, err)
+	endPods(t, ctx, slices.Collect(maps.Values(pods))...)
+	endPods(t, ctx, free)
+	runs(t, ctx, all.Name)
 	if got := gpusOf(seesNow(t, ctx, all.Name)); len(got) != 8 {
 		t.Errorf("a pod with all GPUs sees %v", got)
 	}
-	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, all.Name, metav1.DeleteOptions{}))
-	must(t, env.client.WaitGone(ctx, demo, ""))
-	for _, n := range []int{3, 8} {
-		must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).Delete(ctx, fmt.Sprintf("%sgpus-%d", churnPrefix, n), metav1.DeleteOptions{}))
-	}
+	endPods(t, ctx, all)
+	emptyDemo(t, ctx)
 	waitNoClaims(t, ctx)
-	nothingOf(t, ctx, from)
+	for _, driver := range append(to, from) {
+		if driver != to[len(to)-1] {
+			nothingOf(t, ctx, driver)
+		}
+	}
 }
 
 // nothingOf waits until the state of a driver's name is gone from the node.
@@ -201,30 +186,4 @@ func nothingOf(t *testing.T, ctx context.Context, driver string) {
 		}
 		return len(left)+len(sockets)+len(specs) == 0, fmt.Sprint(left, sockets, specs), nil
 	}))
-}
-
-// switchBackAtOnce goes back to the name before while the new plugin still waits for the slices of the old one to go.
-func switchBackAtOnce(t *testing.T, ctx context.Context) {
-	pods, sees := ofEachTier(t, ctx, "gpu.cleave.dev")
-	upgradeName(t, ctx, "gpu.nvidia.com")
-	upgradeName(t, ctx, "gpu.cleave.dev")
-	publishedBy(t, ctx, "gpu.cleave.dev")
-	all := wholeGPUs(t, ctx, 8)
-	refused(t, ctx, all.Name, "FailedScheduling", "cannot allocate all claims")
-	for name, before := range sees {
-		undisturbed(t, ctx, pods[name], before)
-	}
-	for name := range pods {
-		must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, pods[name].Name, metav1.DeleteOptions{}))
-	}
-	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, churnPrefix+"waiting", metav1.DeleteOptions{}))
-	for name := range pods {
-		must(t, env.client.WaitGone(ctx, demo, pods[name].Name))
-	}
-	_, err := env.client.WaitRunning(ctx, demo, all.Name)
-	must(t, err)
-	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, all.Name, metav1.DeleteOptions{}))
-	must(t, env.client.WaitGone(ctx, demo, ""))
-	waitNoClaims(t, ctx)
-	nothingOf(t, ctx, "gpu.nvidia.com")
 }

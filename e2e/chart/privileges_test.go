@@ -5,7 +5,6 @@ package chart
 import (
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -81,10 +80,10 @@ func TestPrivileges_HostPaths(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			objects := mustRender(t, tt.values)
-			if diff := cmp.Diff(tt.plugin, hostMounts(&daemonSet(t, objects, "cleave-plugin").Spec.Template.Spec)); diff != "" {
+			if diff := cmp.Diff(tt.plugin, hostMounts(podOfSet(t, objects, "cleave-plugin"))); diff != "" {
 				t.Errorf("the plugin's (-want +got):\n%s", diff)
 			}
-			if diff := cmp.Diff(tt.supervisor, hostMounts(&daemonSet(t, objects, "cleave-mps").Spec.Template.Spec)); diff != "" {
+			if diff := cmp.Diff(tt.supervisor, hostMounts(podOfSet(t, objects, "cleave-mps"))); diff != "" {
 				t.Errorf("the supervisor's (-want +got):\n%s", diff)
 			}
 		})
@@ -95,7 +94,7 @@ func TestPrivileges_Containers(t *testing.T) {
 	for values, privileged := range map[string]bool{"": true, matrix["capabilities"]: false} {
 		objects := mustRender(t, values)
 		for name, privileged := range map[string]bool{"cleave-plugin": privileged, "cleave-mps": true} {
-			pod := daemonSet(t, objects, name).Spec.Template.Spec
+			pod := podOfSet(t, objects, name)
 			c := pod.Containers[0].SecurityContext
 			if c.ReadOnlyRootFilesystem == nil || !*c.ReadOnlyRootFilesystem {
 				t.Errorf("%s can write its root file system", name)
@@ -117,7 +116,7 @@ func TestPrivileges_Containers(t *testing.T) {
 				t.Errorf("%s has the seccomp profile %v", name, pod.SecurityContext.SeccompProfile)
 			}
 		}
-		supervisor := daemonSet(t, objects, "cleave-mps").Spec.Template.Spec
+		supervisor := podOfSet(t, objects, "cleave-mps")
 		if supervisor.AutomountServiceAccountToken == nil || *supervisor.AutomountServiceAccountToken {
 			t.Error("the supervisor has a token")
 		}
@@ -138,19 +137,14 @@ func rules(t *testing.T) []rbacv1.PolicyRule {
 			continue
 		}
 		role := &rbacv1.ClusterRole{}
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, role); err != nil {
-			t.Fatal(err)
-		}
+		must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, role))
 		all = append(all, role.Rules...)
 	}
 	return all
 }
 
 func TestPrivileges_Documented(t *testing.T) {
-	data, err := os.ReadFile(securityDoc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := readFile(t, securityDoc)
 	rows := map[string]string{} // first cell -> row
 	for line := range strings.Lines(string(data)) {
 		if cells := strings.Split(line, "|"); len(cells) > 2 {
@@ -161,14 +155,14 @@ func TestPrivileges_Documented(t *testing.T) {
 	}
 	objects := mustRender(t, "")
 	for column, name := range map[int]string{2: "cleave-plugin", 3: "cleave-mps"} {
-		for path, how := range hostMounts(&daemonSet(t, objects, name).Spec.Template.Spec) {
+		for path, how := range hostMounts(podOfSet(t, objects, name)) {
 			cells := strings.Split(rows["`"+path+"`"], "|")
 			if len(cells) < 5 || strings.TrimSpace(cells[column]) != strings.Fields(how)[0] || strings.TrimSpace(cells[4]) == "" {
 				t.Errorf("%s of %s is %s, and the documentation says %q", path, name, how, rows["`"+path+"`"])
 			}
 		}
 	}
-	for _, capability := range daemonSet(t, mustRender(t, matrix["capabilities"]), "cleave-plugin").Spec.Template.Spec.Containers[0].SecurityContext.Capabilities.Add {
+	for _, capability := range podOfSet(t, mustRender(t, matrix["capabilities"]), "cleave-plugin").Containers[0].SecurityContext.Capabilities.Add {
 		if rows["`"+string(capability)+"`"] == "" {
 			t.Errorf("capability %s is not in the documentation", capability)
 		}

@@ -32,22 +32,10 @@ import (
 	"github.com/cleave-dra/cleave/pkg/claimstatus"
 )
 
-// TestDashboard_Prometheus scrapes the plugin and a stand-in for dcgm-exporter while pods of all tiers run: every panel of the
-// dashboard has data, and utilisation is that of each pod's device.
-func TestDashboard_Prometheus(t *testing.T) {
-	ctx := onCluster(t, toolsPatience)
-	tools := monitoringTools(t, ctx)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
-	defer cancel()
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-		must(t, env.client.WaitGone(ctx, demo, ""))
-		must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-		uninstall(t, ctx)
-	})
-	installed(t, ctx)
+// panelsHaveData scrapes the plugin and a stand-in for dcgm-exporter while pods of all tiers run: every panel of the dashboard for
+// Grafana has data, and utilisation is that of each pod's device.
+func panelsHaveData(t *testing.T, ctx context.Context, tools string) {
+	atEnd(t, emptyDemo)
 	dcgm := &fakeExporter{}
 	exporter := httptest.NewServer(dcgm)
 	t.Cleanup(exporter.Close)
@@ -60,8 +48,7 @@ func TestDashboard_Prometheus(t *testing.T) {
 	for _, name := range []string{"whole", "part", "slice-1", "slice-2", "mps"} {
 		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{
 			workload.Template(name, workload.ClaimSpec(names[name], 1)), workload.Pod(name, name)}))
-		_, err := env.client.WaitRunning(ctx, demo, name)
-		must(t, err)
+		runs(t, ctx, name)
 	}
 	want := dcgm.utilise(t, ctx)
 	if len(want) != len(names) {
@@ -87,8 +74,7 @@ func TestDashboard_Prometheus(t *testing.T) {
 // dashboardQueries are the queries of the dashboard by the panel's title and their place in it.
 func dashboardQueries(t *testing.T) map[string]string {
 	t.Helper()
-	data, err := os.ReadFile(chartDir + "/files/dashboard.json")
-	must(t, err)
+	data := readFile(t, chartDir+"/files/dashboard.json")
 	var dashboard struct {
 		Panels []struct {
 			Title   string                  `json:"title"`
@@ -214,23 +200,18 @@ func (s sample) value() float64 {
 
 // query makes an instant query.
 func (p prometheus) query(ctx context.Context, query string) ([]sample, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.address+"/api/v1/query?query="+url.QueryEscape(query), nil)
+	status, text, err := read(ctx, "http://"+p.address+"/api/v1/query?query="+url.QueryEscape(query), "")
 	if err != nil {
 		return nil, err
 	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
 	var answer struct {
 		Error string `json:"error"`
 		Data  struct {
 			Result []sample `json:"result"`
 		} `json:"data"`
 	}
-	if err := json.NewDecoder(response.Body).Decode(&answer); err != nil {
-		return nil, fmt.Errorf("decode the answer to %s (%s): %w", query, response.Status, err)
+	if err := json.Unmarshal([]byte(text), &answer); err != nil {
+		return nil, fmt.Errorf("decode the answer to %s (status %d): %w", query, status, err)
 	}
 	if answer.Error != "" {
 		return nil, fmt.Errorf("query %s: %s", query, answer.Error)

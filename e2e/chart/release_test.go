@@ -3,7 +3,6 @@
 package chart
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -19,9 +17,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
+	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -39,9 +37,7 @@ const demo = "default"
 
 // TestRelease_Lifecycle goes through the life of a release; each step needs those before.
 func TestRelease_Lifecycle(t *testing.T) {
-	if env == nil {
-		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
-	}
+	tests.Bound(t, patience)
 	defer removeAfterFailure(t)
 	workload.RunSteps(t, patience, diagnosis, []workload.Step{
 		{Name: "install with a capability list", Run: installed},
@@ -66,11 +62,7 @@ func TestRelease_Lifecycle(t *testing.T) {
 
 // The API server takes all that the chart can be.
 func TestChart_Admitted(t *testing.T) {
-	if env == nil {
-		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make test-all)")
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
+	ctx := tests.Bound(t, patience)
 	for name, values := range matrix {
 		var manifest strings.Builder
 		for _, o := range mustRender(t, values) {
@@ -92,12 +84,16 @@ func TestChart_Admitted(t *testing.T) {
 	}
 }
 
-func installed(t *testing.T, ctx context.Context) {
+func installed(t *testing.T, ctx context.Context) { installedWith(t, ctx, env.values(false)) }
+
+// installedWith installs a release, and waits until it offers GPUs.
+func installedWith(t *testing.T, ctx context.Context, values string) {
+	t.Helper()
 	const nobody = "nodes: {match: [{key: nobody.example.com/has, operator: Exists}]}"
 	if notes := helmOn(t, nobody, "install", "cleave", chartDir, "--dry-run=server"); !strings.Contains(notes, "NO NODE HAS A LABEL") {
 		t.Errorf("the notes do not say that no node fits: %s", notes)
 	}
-	notes := helmOn(t, env.values(false), "install", "cleave", chartDir, "--create-namespace", "--wait", "--timeout", helmPatience)
+	notes := helmOn(t, values, "install", "cleave", chartDir, "--create-namespace", "--wait", "--timeout", helmPatience)
 	for _, says := range []string{"rollout status daemonset/cleave-plugin", "helm test cleave"} {
 		if !strings.Contains(notes, says) {
 			t.Errorf("the notes do not say %q: %s", says, notes)
@@ -108,23 +104,12 @@ func installed(t *testing.T, ctx context.Context) {
 	}
 	for _, component := range []string{"plugin", "mps"} {
 		// Helm does not wait for DaemonSets that are updated on delete.
-		must(t, workload.Until(ctx, component+" to be ready", func(ctx context.Context) (bool, string, error) {
-			pod := podOf(t, ctx, component)
-			ready := len(pod.Status.ContainerStatuses) == 1 && pod.Status.ContainerStatuses[0].Ready
-			if ready && pod.Status.ContainerStatuses[0].RestartCount > 0 {
-				t.Errorf("pod %s has restarted %d times", pod.Name, pod.Status.ContainerStatuses[0].RestartCount)
-			}
-			return ready, workload.Describe(pod), nil
-		}))
-	}
-	must(t, workload.Until(ctx, "ResourceSlices", func(ctx context.Context) (bool, string, error) {
-		list, err := env.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return false, "", err
+		pod := onlyPod(t, ctx, component, ready)
+		if restarts := pod.Status.ContainerStatuses[0].RestartCount; restarts > 0 {
+			t.Errorf("pod %s has restarted %d times", pod.Name, restarts)
 		}
-		complete := len(list.Items) > 0 && int64(len(list.Items)) == list.Items[0].Spec.Pool.ResourceSliceCount
-		return complete, fmt.Sprintf("%d slices", len(list.Items)), nil
-	}))
+	}
+	must(t, env.client.WaitSlices(ctx, workload.Driver, nil))
 	log, err := env.cluster.PodLogs(ctx, namespace, podOf(t, ctx, "plugin").Name, "plugin")
 	must(t, err)
 	for _, bad := range []string{"forbidden", "read-only file system", "permission denied", "operation not permitted"} {
@@ -161,23 +146,13 @@ func example(t *testing.T, ctx context.Context, name string, change func(*corev1
 		if isPod && change != nil {
 			change(pod)
 		}
-		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{o}))
+		create(t, ctx, o)
 		if isPod { // one after the other, so that shares gather on one GPU
-			running, err := env.client.WaitRunning(ctx, demo, pod.Name)
-			must(t, err)
+			running := runs(t, ctx, pod.Name)
 			pods = append(pods, running)
 		}
 	}
 	return pods
-}
-
-// emptyDemo removes pods, claims and templates of the namespace demo.
-func emptyDemo(ctx context.Context, t *testing.T) {
-	t.Helper()
-	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-	must(t, env.client.WaitGone(ctx, demo, ""))
-	must(t, env.kube.ResourceV1().ResourceClaims(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-	must(t, env.kube.ResourceV1().ResourceClaimTemplates(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 }
 
 // hasStatus waits until the claims of a pod tell what their devices are, which the plugin writes with the rights of its
@@ -230,8 +205,7 @@ func podsRun(t *testing.T, ctx context.Context) {
 	objects, err := workload.Decode([]byte(intervalPod))
 	must(t, err)
 	must(t, workload.Create(ctx, env.kube, demo, objects))
-	_, err = env.client.WaitRunning(ctx, demo, "interval")
-	must(t, err)
+	runs(t, ctx, "interval")
 }
 
 // intervalPod asks for long time slices.
@@ -260,10 +234,8 @@ spec:
 // servers are the MPS servers of the two services, which are one.
 func servers(t *testing.T, ctx context.Context) int {
 	t.Helper()
-	a, err := env.client.Served(ctx, demo, "embeddings")
-	must(t, err)
-	b, err := env.client.Served(ctx, demo, "chat")
-	must(t, err)
+	a := served(t, ctx, "embeddings")
+	b := served(t, ctx, "chat")
 	if a.Server != b.Server || a.Threads != 25 || b.Memory != 36<<30 {
 		t.Errorf("the services are served as %+v and %+v", a, b)
 	}
@@ -273,8 +245,7 @@ func servers(t *testing.T, ctx context.Context) int {
 func mpsWorks(t *testing.T, ctx context.Context) {
 	example(t, ctx, "mps-two-services", func(pod *corev1.Pod) { workload.RunCUDA(pod) })
 	server := servers(t, ctx)
-	group, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", server))
-	must(t, err)
+	group := readFile(t, fmt.Sprintf("/proc/%d/cgroup", server))
 	if env.cgroups != "" && !strings.Contains(string(group), "/cleave-mps/") {
 		t.Errorf("the MPS server has the cgroups %s, want one of its own", group)
 	}
@@ -287,12 +258,9 @@ func helmTest(t *testing.T, _ context.Context) {
 }
 
 func upgraded(t *testing.T, ctx context.Context) {
-	server, plugin, supervisor := servers(t, ctx), podOf(t, ctx, "plugin").Name, podOf(t, ctx, "mps").Name
+	server, plugin, supervisor := servers(t, ctx), podOf(t, ctx, "plugin"), podOf(t, ctx, "mps").Name
 	helmOn(t, env.values(true), "upgrade", "cleave", chartDir, "--wait", "--timeout", helmPatience)
-	must(t, workload.Until(ctx, "one plugin", func(ctx context.Context) (bool, string, error) {
-		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=plugin"})
-		return err == nil && len(list.Items) == 1 && list.Items[0].Name != plugin, strconv.Itoa(len(list.Items)), err
-	}))
+	onlyPod(t, ctx, "plugin", otherThan(plugin))
 	if got := podOf(t, ctx, "mps").Name; got != supervisor {
 		t.Errorf("the supervisor's pod is %s after the upgrade, want still %s", got, supervisor)
 	}
@@ -307,8 +275,7 @@ func upgraded(t *testing.T, ctx context.Context) {
 
 // policiesApply has no allocations, so that what policies withdraw goes at once.
 func policiesApply(t *testing.T, ctx context.Context) {
-	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-	must(t, env.client.WaitGone(ctx, demo, ""))
+	emptyDemo(t, ctx)
 	helmOn(t, env.values(true)+"policies: {default: {rules: [{tiers: [exclusive, timeSlice]}]}, whole: {rules: [{tiers: [exclusive]}]}}\n",
 		"upgrade", "cleave", chartDir, "--wait", "--timeout", helmPatience)
 	offers := func(want ...string) {
@@ -330,8 +297,7 @@ func policiesApply(t *testing.T, ctx context.Context) {
 		}))
 	}
 	offers("gpu", "timeslice")
-	_, err := env.client.Kubectl(ctx, "", "label", "node", env.cluster.NodeName(), "gpu.cleave.dev/policy=whole")
-	must(t, err)
+	kubectl(t, ctx, "label", "node", env.cluster.NodeName(), "gpu.cleave.dev/policy=whole")
 	// A release that has no policy of this name would offer nothing.
 	defer func() {
 		_, err := env.client.Kubectl(context.WithoutCancel(ctx), "", "label", "node", env.cluster.NodeName(), "gpu.cleave.dev/policy-")
@@ -361,11 +327,11 @@ func uninstalled(t *testing.T, ctx context.Context) {
 	if _, err := os.Stat(server); env.cgroups != "" && err == nil {
 		t.Errorf("the cgroup %s is left", server)
 	}
-	processes, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	processes, err := process.List()
 	must(t, err)
-	for _, path := range processes {
-		if command, err := os.ReadFile(path); err == nil && (bytes.HasPrefix(command, []byte("/usr/bin/cleave\x00")) || bytes.Contains(command, []byte("nvidia-cuda-mps"))) {
-			t.Errorf("process %s is left: %q", path, command)
+	for _, p := range processes {
+		if strings.HasPrefix(p.Command, "/usr/bin/cleave ") || strings.Contains(p.Command, "nvidia-cuda-mps") {
+			t.Errorf("process %d is left: %q", p.PID, p.Command)
 		}
 	}
 	nothingInTheCluster(t, ctx)

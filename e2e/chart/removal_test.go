@@ -16,14 +16,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
 // lookAgain prints the device nodes of GPUs and partitions over and over, each time with a number.
 const lookAgain = `trap 'exit 0' TERM; i=0; while :; do i=$((i+1)); ` +
-	`echo look $i $(ls -d /dev/nvidia[0-9]* /dev/nvidia-caps/* 2>/dev/null); sleep 1 & wait; done`
+	`echo look $i $(ls -d /dev/nvidia[0-9]* /dev/nvidia-caps/* 2>/dev/null); sleep 0.2 & wait; done`
 
 // looked is what a pod with lookAgain printed last.
 func looked(ctx context.Context, pod string) (n int, nodes string, err error) {
@@ -62,17 +61,20 @@ func seesNow(t *testing.T, ctx context.Context, pod string) string {
 	return nodes
 }
 
-// holding makes pods that hold a whole GPU, a partition and a share of a GPU, and says what each sees.
-func holding(t *testing.T, ctx context.Context) (pods map[string]*corev1.Pod, sees map[string]string) {
+// holding makes pods of wishes, and returns what those see that do not use MPS.
+func holding(t *testing.T, ctx context.Context, list []wish) (pods map[string]*corev1.Pod, sees map[string]string) {
 	t.Helper()
 	pods, sees = map[string]*corev1.Pod{}, map[string]string{}
-	for _, w := range wishes[:3] {
+	for _, w := range list {
 		pod := w.pod(w.name)
-		pod.Spec.Containers[0].Command = []string{"/bin/sh", "-c", lookAgain}
-		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{w.template(), pod}))
-		running, err := env.client.WaitRunning(ctx, demo, pod.Name)
-		must(t, err)
-		pods[w.name], sees[w.name] = running, seesNow(t, ctx, pod.Name)
+		if pod.Spec.Containers[0].Command = []string{"/bin/sh", "-c", lookAgain}; w.class == "mps.cleave.dev" {
+			workload.RunCUDA(pod)
+		}
+		create(t, ctx, w.template(), pod)
+		running := runs(t, ctx, pod.Name)
+		if pods[w.name] = running; w.class != "mps.cleave.dev" {
+			sees[w.name] = seesNow(t, ctx, pod.Name)
+		}
 	}
 	return pods, sees
 }
@@ -83,13 +85,7 @@ func undisturbed(t *testing.T, ctx context.Context, before *corev1.Pod, sees str
 	if diff := cmp.Diff(sees, seesNow(t, ctx, before.Name)); diff != "" {
 		t.Errorf("what pod %s sees (-before +after):\n%s", before.Name, diff)
 	}
-	after, err := env.client.WaitRunning(ctx, demo, before.Name)
-	must(t, err)
-	// What the kubelet knows of their devices' health comes and goes with the plugin.
-	ignored := cmpopts.IgnoreFields(corev1.ContainerStatus{}, "AllocatedResourcesStatus")
-	if diff := cmp.Diff(before.Status.ContainerStatuses, after.Status.ContainerStatuses, ignored); diff != "" {
-		t.Errorf("containers of pod %s (-before +after):\n%s", before.Name, diff)
-	}
+	sameContainers(t, ctx, before)
 }
 
 // refused waits for an Event on a pod.
@@ -113,7 +109,7 @@ func ownClass(t *testing.T, ctx context.Context) wish {
 		CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == "gpu.cleave.dev" && device.attributes["gpu.cleave.dev"].type == "gpu"`},
 	}}}}
 	must(t, workload.Create(ctx, env.kube, "", []runtime.Object{class}))
-	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{w.template()}))
+	create(t, ctx, w.template())
 	return w
 }
 
@@ -131,7 +127,7 @@ func removePlugin(t *testing.T, ctx context.Context) {
 // TestRelease_RemovedWhileAllocated removes the plugin below running pods, lets some of these end while there is
 // none, and installs it again.
 func TestRelease_RemovedWhileAllocated(t *testing.T) {
-	ctx := onCluster(t, 2*patience)
+	ctx := tests.Bound(t, 2*patience)
 	defer removeAfterFailure(t)
 	installed(t, ctx)
 	own := ownClass(t, ctx)
@@ -140,14 +136,14 @@ func TestRelease_RemovedWhileAllocated(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	pods, sees := holding(t, ctx)
-	before, err := nodeState(ctx)
+	pods, sees := holding(t, ctx, wishes[:3])
+	before, err := env.Holdings(ctx, 0)
 	must(t, err)
 	removePlugin(t, ctx)
 
 	// What is published stays for half a minute, so the scheduler can still give it to who asks by a class that is there.
 	late, classless := own.pod("late"), wishes[0].pod("classless")
-	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{late, classless}))
+	create(t, ctx, late, classless)
 	refused(t, ctx, late.Name, "FailedPrepareDynamicResources", "gpu.cleave.dev")
 	refused(t, ctx, classless.Name, "FailedScheduling", "gpu.cleave.dev")
 	must(t, env.client.WaitGone(ctx, namespace, ""))
@@ -161,7 +157,7 @@ func TestRelease_RemovedWhileAllocated(t *testing.T) {
 		_, err := env.kube.CoreV1().Pods(demo).Get(ctx, pods[w.name].Name, metav1.GetOptions{})
 		must(t, err)
 	}
-	after, err := nodeState(ctx)
+	after, err := env.Holdings(ctx, 0)
 	must(t, err)
 	if diff := cmp.Diff(before, after); diff != "" {
 		t.Errorf("what the node holds without a plugin (-before +after):\n%s", diff)
@@ -173,11 +169,9 @@ func TestRelease_RemovedWhileAllocated(t *testing.T) {
 	}
 	undisturbed(t, ctx, pods["share"], sees["share"])
 	for _, pod := range []*corev1.Pod{late, classless} {
-		_, err := env.client.WaitRunning(ctx, demo, pod.Name)
-		must(t, err)
+		runs(t, ctx, pod.Name)
 	}
-	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-	must(t, env.client.WaitGone(ctx, demo, ""))
+	emptyDemo(t, ctx)
 	waitNoClaims(t, ctx)
 	uninstalled(t, ctx)
 }
@@ -186,11 +180,5 @@ func TestRelease_RemovedWhileAllocated(t *testing.T) {
 func endsButStays(t *testing.T, ctx context.Context, name string) {
 	t.Helper()
 	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, name, metav1.DeleteOptions{}))
-	must(t, workload.Until(ctx, "the container of pod "+name+" to end", func(ctx context.Context) (bool, string, error) {
-		pod, err := env.kube.CoreV1().Pods(demo).Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return false, "", fmt.Errorf("the pod went though nobody took its devices back: %w", err)
-		}
-		return pod.Status.ContainerStatuses[0].State.Terminated != nil, workload.Describe(pod), nil
-	}))
+	must(t, env.client.WaitEnded(ctx, demo, name))
 }

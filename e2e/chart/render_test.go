@@ -15,6 +15,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
@@ -59,9 +61,7 @@ func render(t testing.TB, values string) ([]*unstructured.Unstructured, error) {
 func mustRender(t testing.TB, values string) []*unstructured.Unstructured {
 	t.Helper()
 	objects, err := render(t, values)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return objects
 }
 
@@ -96,18 +96,22 @@ func find(objects []*unstructured.Unstructured, kind, name string) *unstructured
 	return nil
 }
 
-// daemonSet is the DaemonSet of a name.
-func daemonSet(t testing.TB, objects []*unstructured.Unstructured, name string) *appsv1.DaemonSet {
+// typed is the object of a kind and name, converted strictly.
+func typed[T any](t testing.TB, objects []*unstructured.Unstructured, kind, name string) *T {
 	t.Helper()
-	o := find(objects, "DaemonSet", name)
+	o := find(objects, kind, name)
 	if o == nil {
-		t.Fatalf("there is no DaemonSet %s", name)
+		t.Fatalf("there is no %s %s", kind, name)
 	}
-	ds := &appsv1.DaemonSet{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(o.Object, ds, true); err != nil {
-		t.Fatal(err)
-	}
-	return ds
+	converted := new(T)
+	must(t, runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(o.Object, converted, true))
+	return converted
+}
+
+// podOfSet is the pod of the DaemonSet of a name.
+func podOfSet(t testing.TB, objects []*unstructured.Unstructured, name string) *corev1.PodSpec {
+	t.Helper()
+	return &typed[appsv1.DaemonSet](t, objects, "DaemonSet", name).Spec.Template.Spec
 }
 
 // kindsAndNames lists objects as "Kind name".
@@ -217,8 +221,7 @@ func TestRender_Values(t *testing.T) {
 
 // checkPods checks that what the pods of a DaemonSet mount is there, once.
 func checkPods(t *testing.T, objects []*unstructured.Unstructured, name string) {
-	ds := daemonSet(t, objects, name)
-	pod := ds.Spec.Template.Spec
+	pod := podOfSet(t, objects, name)
 	if find(objects, "ServiceAccount", pod.ServiceAccountName) == nil {
 		t.Errorf("%s has the ServiceAccount %s, which is not there", name, pod.ServiceAccountName)
 	}
@@ -315,6 +318,13 @@ func TestRender_InvalidValues(t *testing.T) {
 		"policies: {default: [mig]}":                                    "/policies/default",
 		"admission: {claims: {oneDevicePerRequest: everything}}":        "/admission/claims/oneDevicePerRequest",
 		"nvidiaConsumableShares: true":                                  "with nvidiaCompatible=true only",
+		"policyLabels: []":                                              "/policyLabels",
+		"policyLabels: [a b]":                                           "/policyLabels",
+		"policyLabels: gpu.cleave.dev/policy":                           "/policyLabels",
+		"scheduler: {strategy: binpack}":                                "/scheduler/strategy",
+		"scheduler: {strategies: {a: most}}":                            "/scheduler/strategies/a",
+		"scheduler: {candidates: 0}":                                    "/scheduler/candidates",
+		"scheduler: {profiles: []}":                                     "/scheduler",
 	} {
 		t.Run(values, func(t *testing.T) {
 			t.Parallel()
@@ -327,29 +337,20 @@ func TestRender_InvalidValues(t *testing.T) {
 
 func TestDeviceClasses_ConsumableShares(t *testing.T) {
 	for values, want := range map[string]string{matrix["NVIDIA-compatible"]: `"gpu"`, matrix["consumable shares"]: `"timeslice"`} {
-		class := find(mustRender(t, values), "DeviceClass", "gpu.nvidia.com")
-		if class == nil {
-			t.Fatal("class gpu.nvidia.com is missing")
-		}
-		selectors, _, err := unstructured.NestedSlice(class.Object, "spec", "selectors")
-		if err != nil || len(selectors) != 1 {
-			t.Fatalf("selectors %v, %v", selectors, err)
-		}
-		expression, _, _ := unstructured.NestedString(selectors[0].(map[string]any), "cel", "expression")
-		if wanted := `device.driver == "gpu.nvidia.com" && device.attributes["gpu.nvidia.com"].type == ` + want; expression != wanted {
-			t.Errorf("%s: selector %s, want %s", values, expression, wanted)
+		class := typed[resourceapi.DeviceClass](t, mustRender(t, values), "DeviceClass", "gpu.nvidia.com")
+		wanted := []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+			Expression: `device.driver == "gpu.nvidia.com" && device.attributes["gpu.nvidia.com"].type == ` + want,
+		}}}
+		if diff := cmp.Diff(wanted, class.Spec.Selectors); diff != "" {
+			t.Errorf("%s: selectors (-want +got):\n%s", values, diff)
 		}
 	}
 }
 
 func TestRender_Policies(t *testing.T) {
-	config := find(mustRender(t, matrix["policies"]), "ConfigMap", "cleave-policies")
-	if config == nil {
-		t.Fatal("there is no ConfigMap")
-	}
-	data, _, err := unstructured.NestedStringMap(config.Object, "data")
-	if err != nil || len(data) != 3 {
-		t.Fatalf("data %v, %v", data, err)
+	data := typed[corev1.ConfigMap](t, mustRender(t, matrix["policies"]), "ConfigMap", "cleave-policies").Data
+	if len(data) != 3 {
+		t.Fatalf("data %v, want three policies", data)
 	}
 	for name, text := range data {
 		p, err := v1alpha1.DecodeNodePolicy([]byte(text))
@@ -362,10 +363,14 @@ func TestRender_Policies(t *testing.T) {
 }
 
 func TestChart_KubeVersion(t *testing.T) {
-	for release, ok := range map[string]bool{"1.33.9": false, "1.34.0": true, "1.35.4-eks-1": true, "1.37.1": true} {
-		_, err := helm(t, "", "template", "cleave", chartDir, "--kube-version", release)
-		if ok != (err == nil) {
-			t.Errorf("%s: got %v, want it accepted: %t", release, err, ok)
+	const chart, scheduler = "chart requires kubeVersion", "scheduler.enabled needs Kubernetes 1.37"
+	for _, tt := range []struct{ values, release, refused string }{
+		{"", "1.33.9", chart}, {"", "1.34.0", ""}, {"", "1.35.4-eks-1", ""}, {"", "1.37.1", ""},
+		{matrix["scheduler"], "1.36.9", scheduler}, {matrix["scheduler"], "1.37.0", ""}, {matrix["scheduler"], "1.38.1-eks-1", ""},
+	} {
+		_, err := helm(t, tt.values, "template", "cleave", chartDir, "--kube-version", tt.release)
+		if (tt.refused == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), tt.refused) {
+			t.Errorf("%s with %q: got %v, want the error %q", tt.release, tt.values, err, tt.refused)
 		}
 	}
 }
@@ -375,21 +380,12 @@ func TestManifests_UpToDate(t *testing.T) {
 		"install.yaml": {"--no-hooks"}, "deviceclasses.yaml": {"--show-only", "templates/deviceclasses.yaml"},
 	} {
 		text, err := helm(t, "", append([]string{"template", "cleave", chartDir, "--namespace", namespace}, args...)...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		want, err := decode(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		data, err := os.ReadFile(filepath.Join(manifestDir, file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		data := readFile(t, filepath.Join(manifestDir, file))
 		got, err := decode(string(data))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if len(got) > 0 && got[0].GetKind() == "Namespace" {
 			got = got[1:]
 		}

@@ -12,30 +12,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 )
 
-// typed converts a rendered object strictly.
-func typed[T any](t *testing.T, objects []*unstructured.Unstructured, kind, name string) *T {
-	t.Helper()
-	o := find(objects, kind, name)
-	if o == nil {
-		t.Fatalf("there is no %s %s", kind, name)
-	}
-	converted := new(T)
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(o.Object, converted, true); err != nil {
-		t.Fatal(err)
-	}
-	return converted
-}
-
 const schedulerName = "cleave-scheduler"
 
-func TestScheduler_Off(t *testing.T) {
+// TestRender_Off: what a cluster needs no more than once, or not at all, is off by default.
+func TestRender_Off(t *testing.T) {
 	for _, o := range kindsAndNames(mustRender(t, "")) {
-		if strings.Contains(o, "scheduler") {
+		if strings.Contains(o, "scheduler") || strings.Contains(o, "dashboard") {
 			t.Errorf("%s is installed by default", o)
 		}
 	}
@@ -52,9 +37,7 @@ func TestScheduler_Configuration(t *testing.T) {
 	} {
 		objects := mustRender(t, values)
 		var config map[string]any
-		if err := yaml.UnmarshalStrict([]byte(typed[corev1.ConfigMap](t, objects, "ConfigMap", schedulerName).Data["config.yaml"]), &config); err != nil {
-			t.Fatal(err)
-		}
+		must(t, yaml.UnmarshalStrict([]byte(typed[corev1.ConfigMap](t, objects, "ConfigMap", schedulerName).Data["config.yaml"]), &config))
 		profile := config["profiles"].([]any)[0].(map[string]any)
 		// GPUPacking says which nodes are left before DynamicResources looks at devices, and reads what that reserved. Its
 		// PostFilter lets a pod see all nodes, and that of DynamicResources takes allocations back, before pods are evicted.
@@ -149,28 +132,6 @@ func TestScheduler_Replicas(t *testing.T) {
 			if b.Spec.MaxUnavailable.IntValue() != 1 || !cmp.Equal(b.Spec.Selector, d.Spec.Selector) {
 				t.Errorf("%s: PodDisruptionBudget %+v", values, b.Spec)
 			}
-		}
-	}
-}
-
-func TestScheduler_KubeVersion(t *testing.T) {
-	for release, ok := range map[string]bool{"1.36.9": false, "1.37.0": true, "1.38.1-eks-1": true} {
-		_, err := helm(t, "scheduler: {enabled: true}", "template", "cleave", chartDir, "--kube-version", release)
-		if ok != (err == nil) || err != nil && !strings.Contains(err.Error(), "scheduler.enabled needs Kubernetes 1.37") {
-			t.Errorf("%s: got %v, want it accepted: %t", release, err, ok)
-		}
-	}
-}
-
-func TestScheduler_InvalidValues(t *testing.T) {
-	for values, want := range map[string]string{
-		"scheduler: {strategy: binpack}":     "/scheduler/strategy",
-		"scheduler: {strategies: {a: most}}": "/scheduler/strategies/a",
-		"scheduler: {candidates: 0}":         "/scheduler/candidates",
-		"scheduler: {profiles: []}":          "/scheduler",
-	} {
-		if _, err := render(t, values); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: got %v, want %q", values, err, want)
 		}
 	}
 }

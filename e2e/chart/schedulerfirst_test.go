@@ -12,7 +12,6 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/workload"
@@ -21,12 +20,10 @@ import (
 // firstLease is the lease of the cluster's own kube-scheduler, by its defaults.
 const firstLease = "kube-scheduler"
 
-// TestScheduler_InPlaceOfFirst lets cleave-scheduler take over from the cluster's own scheduler: it waits for that one's lease,
+// inPlaceOfFirst lets cleave-scheduler take over from the cluster's own scheduler: it waits for that one's lease,
 // so that the two never schedule at once. The local cluster's runs without leader election, so that the test has the lease
 // for it.
-func TestScheduler_InPlaceOfFirst(t *testing.T) {
-	ctx := onCluster(t, schedulerPatience)
-	installScheduler(t, ctx)
+func inPlaceOfFirst(t *testing.T, ctx context.Context) {
 	leases := env.kube.CoordinationV1().Leases(metav1.NamespaceSystem)
 	first, hour, now := "first", int32(3600), metav1.NewMicroTime(time.Now())
 	lease, err := leases.Create(ctx, &coordinationv1.Lease{
@@ -52,9 +49,8 @@ func TestScheduler_InPlaceOfFirst(t *testing.T) {
 	// One pod without GPUs, one that names the second scheduler, as before, and one as its example has it.
 	second := workload.Pod("second", "")
 	second.Spec.SchedulerName = schedulerName
-	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{workload.Pod("plain", ""), second}))
-	_, err = env.client.Kubectl(ctx, "", "apply", "-f", filepath.Join(examplesDir, "one-gpu.yaml"))
-	must(t, err)
+	create(t, ctx, workload.Pod("plain", ""), second)
+	kubectl(t, ctx, "apply", "-f", filepath.Join(examplesDir, "one-gpu.yaml"))
 	for _, p := range schedulerPods(t, ctx) {
 		log, err := env.cluster.PodLogs(ctx, namespace, p.Name, "scheduler")
 		must(t, err)
@@ -68,23 +64,16 @@ func TestScheduler_InPlaceOfFirst(t *testing.T) {
 	must(t, err)
 	leader(t, ctx, metav1.NamespaceSystem, firstLease)
 	for _, name := range []string{"plain", "second", "one-gpu"} {
-		_, err := env.client.WaitRunning(ctx, demo, name)
-		must(t, err)
+		runs(t, ctx, name)
 	}
 	// It schedules its own pod.
-	_, err = env.client.Kubectl(ctx, "", "--namespace", namespace, "rollout", "restart", "deployment/"+schedulerName)
-	must(t, err)
+	kubectl(t, ctx, "--namespace", namespace, "rollout", "restart", "deployment/"+schedulerName)
 	rolledOut()
 	leads := leader(t, ctx, metav1.NamespaceSystem, firstLease)
 	pods := example(t, ctx, "shared-claim", nil)
 	if name, instance := scheduledBy(t, ctx, pods[len(pods)-1]); name != "default-scheduler" || !strings.HasSuffix(instance, leads.Name) {
 		t.Errorf("the pod was scheduled by %s, %s, want default-scheduler and %s", name, instance, leads.Name)
 	}
-	must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
-	must(t, env.client.WaitGone(ctx, demo, ""))
-	for _, name := range []string{"one-gpu", "shared-claim"} {
-		_, err := env.client.Kubectl(ctx, "", "delete", "--ignore-not-found", "-f", filepath.Join(examplesDir, name+".yaml"))
-		must(t, err)
-	}
+	emptyDemo(t, ctx)
 	schedulerLogs(t, ctx)
 }

@@ -3,22 +3,18 @@
 package chart
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/util/retry"
 
 	"github.com/cleave-dra/cleave/e2e/packing"
+	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -29,7 +25,7 @@ var paper = []string{"paper-1", "paper-2", "paper-3"}
 // device is allocated twice, and they are as tight as if nothing had happened.
 func leaderKilled(t *testing.T, ctx context.Context) {
 	addPaperNodes(t, ctx)
-	must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{workload.Template("paper", workload.ClaimSpec("mig-1g.10gb.cleave.dev", 1))}))
+	create(t, ctx, workload.Template("paper", workload.ClaimSpec("mig-1g.10gb.cleave.dev", 1)))
 	before := leader(t, ctx, namespace, schedulerName)
 	createPaperPods(t, ctx, 0, 24)
 	must(t, workload.Until(ctx, "the first pods to be placed", func(ctx context.Context) (bool, string, error) {
@@ -99,7 +95,7 @@ func createPaperPods(t *testing.T, ctx context.Context, from, to int) {
 		pod.Spec.SchedulerName = schedulerName
 		pod.Spec.NodeSelector = map[string]string{"paper": "yes"}
 		pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}} // nobody says that the nodes are ready
-		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{pod}))
+		create(t, ctx, pod)
 	}
 }
 
@@ -134,18 +130,11 @@ func removePaperNodes(t *testing.T, ctx context.Context) {
 // kill ends a scheduler's process as a crash does.
 func kill(t *testing.T, pod string) {
 	t.Helper()
-	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	all, err := process.List()
 	must(t, err)
-	for _, path := range all {
-		command, _ := os.ReadFile(path)
-		if !bytes.HasPrefix(command, []byte("/usr/bin/cleave-scheduler\x00")) {
-			continue
-		}
-		environment, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "environ"))
-		if bytes.Contains(append([]byte{0}, environment...), []byte("\x00HOSTNAME="+pod+"\x00")) {
-			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-			must(t, err)
-			must(t, syscall.Kill(pid, syscall.SIGKILL))
+	for _, p := range all {
+		if strings.HasPrefix(p.Command+" ", "/usr/bin/cleave-scheduler ") && strings.Contains("\x00"+p.Environment, "\x00HOSTNAME="+pod+"\x00") {
+			must(t, syscall.Kill(p.PID, syscall.SIGKILL))
 			return
 		}
 	}

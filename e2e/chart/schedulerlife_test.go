@@ -4,10 +4,8 @@ package chart
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -20,6 +18,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
@@ -42,20 +41,15 @@ scheduler:
 `, name, cluster.PodGateway, env.api.Port)
 }
 
-// installScheduler installs a release with two replicas of cleave-scheduler, for a test.
-func installScheduler(t *testing.T, ctx context.Context) {
-	t.Helper()
+// TestScheduler_OnCluster goes through the life of cleave-scheduler as a second scheduler, under the chart's ServiceAccount, and has
+// it take the place of the first.
+func TestScheduler_OnCluster(t *testing.T) {
+	ctx := tests.Bound(t, schedulerPatience)
 	must(t, release.ImportScheduler(ctx, env.cluster, source))
-	t.Cleanup(func() { uninstall(t, context.Background()) })
+	atEnd(t, uninstall)
 	helmOn(t, schedulerValues(schedulerName), "install", "cleave", chartDir, "--create-namespace", "--wait", "--timeout", helmPatience)
 	must(t, env.client.WaitSlices(ctx, workload.Driver, nil))
-}
-
-// TestScheduler_OnCluster goes through the life of cleave-scheduler as a second scheduler, under the chart's ServiceAccount.
-func TestScheduler_OnCluster(t *testing.T) {
-	ctx := onCluster(t, schedulerPatience)
-	installScheduler(t, ctx)
-	workload.RunSteps(t, patience, diagnosis, []workload.Step{
+	workload.RunSteps(t, schedulerPatience, diagnosis, []workload.Step{
 		{Name: "one of two replicas leads", Run: func(t *testing.T, ctx context.Context) { leader(t, ctx, namespace, schedulerName) }},
 		{Name: "it may do what it has to, and nothing else", Run: schedulerRights},
 		{Name: "examples", Run: schedulerExamples},
@@ -64,21 +58,16 @@ func TestScheduler_OnCluster(t *testing.T) {
 		{Name: "metrics", Run: schedulerMetrics},
 		{Name: "a typo in its arguments", Run: argumentTypo},
 		{Name: "its log", Run: schedulerLogs},
+		{Name: "in place of the first scheduler", Run: inPlaceOfFirst},
 	})
 }
 
 // schedulerPods are the pods of the scheduler that are not about to go.
 func schedulerPods(t *testing.T, ctx context.Context) []corev1.Pod {
 	t.Helper()
-	list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=scheduler"})
+	pods, err := podsOf(ctx, "scheduler")
 	must(t, err)
-	var pods []corev1.Pod
-	for _, p := range list.Items {
-		if p.DeletionTimestamp == nil {
-			pods = append(pods, p)
-		}
-	}
-	return pods
+	return slices.DeleteFunc(pods, goes)
 }
 
 // leader waits until a pod of the scheduler holds a lease, and returns it.
@@ -102,28 +91,20 @@ func leader(t *testing.T, ctx context.Context, leaseNamespace, lease string) (fo
 
 // schedulerRights asks the API server what the account may do. That it may do enough, its log says in the end.
 func schedulerRights(t *testing.T, ctx context.Context) {
-	for _, bound := range []struct{ verb, group, resource, name, namespace string }{
-		{"get", "", "secrets", "", ""}, {"list", "", "secrets", "", namespace}, {"get", "", "configmaps", "", namespace},
-		{"create", "", "pods", "", ""}, {"update", "", "pods", "", ""}, {"create", "", "pods/exec", "", ""},
-		{"update", "", "nodes", "", ""}, {"patch", "", "nodes", "", ""}, {"delete", "", "nodes", "", ""},
-		{"create", "", "serviceaccounts/token", "", ""}, {"impersonate", "", "users", "", ""},
-		{"create", "resource.k8s.io", "resourceslices", "", ""}, {"update", "resource.k8s.io", "resourceslices", "", ""},
-		{"create", "resource.k8s.io", "deviceclasses", "", ""}, {"create", "resource.k8s.io", "devicetaintrules", "", ""},
-		{"create", "rbac.authorization.k8s.io", "clusterrolebindings", "", ""}, {"*", "*", "*", "", ""},
-		{"update", "coordination.k8s.io", "leases", "another", namespace}, {"update", "apps", "deployments", "", namespace},
+	for _, bound := range []authorizationv1.ResourceAttributes{
+		{Verb: "get", Resource: "secrets"}, {Verb: "list", Resource: "secrets", Namespace: namespace},
+		{Verb: "get", Resource: "configmaps", Namespace: namespace},
+		{Verb: "create", Resource: "pods"}, {Verb: "update", Resource: "pods"}, {Verb: "create", Resource: "pods", Subresource: "exec"},
+		{Verb: "update", Resource: "nodes"}, {Verb: "patch", Resource: "nodes"}, {Verb: "delete", Resource: "nodes"},
+		{Verb: "create", Resource: "serviceaccounts", Subresource: "token"}, {Verb: "impersonate", Resource: "users"},
+		{Verb: "create", Group: resourceapi.GroupName, Resource: "resourceslices"}, {Verb: "update", Group: resourceapi.GroupName, Resource: "resourceslices"},
+		{Verb: "create", Group: resourceapi.GroupName, Resource: "deviceclasses"}, {Verb: "create", Group: resourceapi.GroupName, Resource: "devicetaintrules"},
+		{Verb: "create", Group: rbacv1.GroupName, Resource: "clusterrolebindings"}, {Verb: "*", Group: "*", Resource: "*"},
+		{Verb: "update", Group: "coordination.k8s.io", Resource: "leases", Name: "another", Namespace: namespace},
+		{Verb: "update", Group: "apps", Resource: "deployments", Namespace: namespace},
 	} {
-		review, err := env.kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
-			Spec: authorizationv1.SubjectAccessReviewSpec{
-				User:   "system:serviceaccount:" + namespace + ":" + schedulerName,
-				Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
-				ResourceAttributes: &authorizationv1.ResourceAttributes{
-					Verb: bound.verb, Group: bound.group, Resource: bound.resource, Name: bound.name, Namespace: bound.namespace,
-				},
-			},
-		}, metav1.CreateOptions{})
-		must(t, err)
-		if review.Status.Allowed {
-			t.Errorf("it may %s %s of group %q in namespace %q", bound.verb, bound.resource, bound.group, bound.namespace)
+		if mayDo(t, ctx, schedulerName, bound) {
+			t.Errorf("it may %+v", bound)
 		}
 	}
 }
@@ -147,8 +128,7 @@ func schedulerExamples(t *testing.T, ctx context.Context) {
 		for _, name := range names {
 			files = append(files, "-f", filepath.Join(examplesDir, name+".yaml"))
 		}
-		_, err := env.client.Kubectl(ctx, "", files...)
-		must(t, err)
+		kubectl(t, ctx, files...)
 	}
 }
 
@@ -172,8 +152,7 @@ func unknownStrategy(t *testing.T, ctx context.Context) {
 		p.Annotations = map[string]string{"gpu.cleave.dev/placement": "tight"}
 	})
 	waitEvent(t, ctx, pods[0], "PlacementUnknown", "gpu.cleave.dev/placement", `"tight"`, "[pack spread]", `"pack"`)
-	must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, pods[0].Name, metav1.DeleteOptions{}))
-	must(t, env.client.WaitGone(ctx, demo, pods[0].Name))
+	endPods(t, ctx, pods...)
 }
 
 // schedulerMetrics reads the metrics as Prometheus does, with the token of an account that may.
@@ -220,29 +199,9 @@ func schedulerMetrics(t *testing.T, ctx context.Context) {
 	}))
 }
 
-// scrapeTimeout is for one attempt: nobody may answer at the address of a pod that is about to go.
-const scrapeTimeout = 10 * time.Second
-
 // scrape reads the metrics of a scheduler's pod.
 func scrape(ctx context.Context, pod *corev1.Pod, token string) (status int, text string, err error) {
-	address := net.JoinHostPort(pod.Status.PodIP, "10259")
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+address+"/metrics", nil)
-	if err != nil {
-		return 0, "", err
-	}
-	if token != "" {
-		request.Header.Set("Authorization", "Bearer "+token)
-	}
-	// It serves a certificate that it makes itself.
-	client := &http.Client{Timeout: scrapeTimeout, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
-	defer client.CloseIdleConnections()
-	response, err := client.Do(request)
-	if err != nil {
-		return 0, "", err
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	return response.StatusCode, string(body), err
+	return read(ctx, "https://"+net.JoinHostPort(pod.Status.PodIP, "10259")+"/metrics", token)
 }
 
 // argumentTypo edits the configuration by hand, past the chart's schema: the replica that starts with it says what is wrong,

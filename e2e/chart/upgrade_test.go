@@ -5,7 +5,6 @@ package chart
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,10 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/cleave-dra/cleave/e2e/release"
 	"github.com/cleave-dra/cleave/e2e/workload"
@@ -25,45 +22,36 @@ import (
 // upgradePatience bounds an upgrade and its rollback.
 const upgradePatience = 20 * time.Minute
 
-// tiers are the classes of which a pod runs over upgrades, by the name of the pod.
-var tiers = []struct{ name, class string }{
-	{"whole", "gpu.cleave.dev"}, {"partition", "mig-1g.10gb.cleave.dev"}, {"slice", "timeslice.cleave.dev"}, {"mps", "mps.cleave.dev"},
-}
-
 // TestRelease_UpgradeAndRollback upgrades from the release before to this one and rolls back, while pods of each tier run:
 // none of them notices, each release reads the other's records, and all is given back at the end.
 func TestRelease_UpgradeAndRollback(t *testing.T) {
-	ctx := onCluster(t, upgradePatience)
+	ctx := tests.Bound(t, upgradePatience)
 	havePrevious(t)
-	t.Cleanup(func() { uninstall(t, context.Background()) })
+	atEnd(t, emptyDemo, uninstall)
 	installPrevious(t, ctx, env.values(true))
-	t.Cleanup(func() {
-		must(t, env.kube.CoreV1().Pods(demo).DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{}))
-		must(t, env.client.WaitGone(context.Background(), demo, ""))
-	})
 	before := runTiers(t, ctx, "before")
 
 	helmOn(t, env.values(true), "upgrade", "cleave", chartDir, "--wait", "--timeout", helmPatience)
 	runsOnly(t, ctx, "e2e")
-	sameContainers(t, ctx, before)
-	end(t, ctx, before[0], before[1])
+	sameContainers(t, ctx, before...)
+	endPods(t, ctx, before[0], before[1])
 	after := runTiers(t, ctx, "after")
 	writtenLater(t, after[2])
 
 	helmOn(t, "", "rollback", "cleave", "1", "--wait", "--timeout", helmPatience)
 	runsOnly(t, ctx, release.PreviousTag)
-	sameContainers(t, ctx, slices.Concat(before[2:], after))
-	end(t, ctx, slices.Concat(before[2:], after)...)
-	end(t, ctx, runTiers(t, ctx, "back")...)
+	sameContainers(t, ctx, slices.Concat(before[2:], after)...)
+	endPods(t, ctx, slices.Concat(before[2:], after)...)
+	endPods(t, ctx, runTiers(t, ctx, "back")...)
 
 	// An upgrade leaves the supervisor of MPS alone until its pod is deleted, and so does the way back.
 	helmOn(t, env.values(true), "upgrade", "cleave", chartDir, "--wait", "--timeout", helmPatience)
 	runsOnly(t, ctx, "e2e")
 	renewSupervisor(t, ctx, "e2e")
-	end(t, ctx, runTiers(t, ctx, "renewed")...)
+	endPods(t, ctx, runTiers(t, ctx, "renewed")...)
 	helmOn(t, "", "rollback", "cleave", "1", "--wait", "--timeout", helmPatience)
 	runsOnly(t, ctx, release.PreviousTag)
-	end(t, ctx, runTiers(t, ctx, "mixed")...)
+	endPods(t, ctx, runTiers(t, ctx, "mixed")...)
 	must(t, workload.Until(ctx, "all records to go", func(context.Context) (bool, string, error) {
 		left, err := filepath.Glob(filepath.Join(claimsDir(), "*.json"))
 		return len(left) == 0, strings.Join(left, " "), err
@@ -75,7 +63,7 @@ func TestRelease_UpgradeAndRollback(t *testing.T) {
 func havePrevious(t *testing.T) {
 	t.Helper()
 	if _, err := os.Stat(os.Getenv(release.Previous)); err != nil { // a shallow clone does not have it
-		t.Skipf("make previous builds the release that this upgrades, and make e2e names it in %s: %v", release.Previous, err)
+		t.Skipf("make previous builds the release that this upgrades, and make test-all names it in %s: %v", release.Previous, err)
 	}
 }
 
@@ -93,15 +81,7 @@ func installPrevious(t *testing.T, ctx context.Context, values string) {
 // runsOnly waits until one plugin runs, of an image with a tag.
 func runsOnly(t *testing.T, ctx context.Context, tag string) {
 	t.Helper()
-	must(t, workload.Until(ctx, "only the plugin of "+tag+" to run", func(ctx context.Context) (bool, string, error) {
-		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=plugin"})
-		if err != nil || len(list.Items) != 1 {
-			return false, "not one pod", err
-		}
-		pod := &list.Items[0]
-		ready := len(pod.Status.ContainerStatuses) == 1 && pod.Status.ContainerStatuses[0].Ready
-		return ready && strings.HasSuffix(pod.Spec.Containers[0].Image, ":"+tag), workload.Describe(pod), nil
-	}))
+	onlyPod(t, ctx, "plugin", ready, ofTag(tag))
 	nothingCorrupt(t)
 }
 
@@ -113,33 +93,19 @@ func renewSupervisor(t *testing.T, ctx context.Context, tag string) {
 		t.Errorf("the supervisor was replaced by itself: %s", workload.Describe(old))
 	}
 	must(t, env.kube.CoreV1().Pods(namespace).Delete(ctx, old.Name, metav1.DeleteOptions{}))
-	must(t, workload.Until(ctx, "the supervisor of "+tag+" to run", func(ctx context.Context) (bool, string, error) {
-		list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=mps"})
-		if err != nil || len(list.Items) != 1 || list.Items[0].UID == old.UID {
-			return false, "not one new pod", err
-		}
-		pod := &list.Items[0]
-		ready := len(pod.Status.ContainerStatuses) == 1 && pod.Status.ContainerStatuses[0].Ready
-		return ready && strings.HasSuffix(pod.Spec.Containers[0].Image, ":"+tag), workload.Describe(pod), nil
-	}))
+	onlyPod(t, ctx, "mps", otherThan(old), ready, ofTag(tag))
 }
 
 // runTiers runs a pod of each tier, in their order.
 func runTiers(t *testing.T, ctx context.Context, round string) []*corev1.Pod {
 	t.Helper()
 	var pods []*corev1.Pod
-	for _, tier := range tiers {
-		name := round + "-" + tier.name
-		pod := workload.Pod(name, name)
-		if tier.name == "mps" {
-			workload.RunCUDA(pod)
-		}
-		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{workload.Template(name, workload.ClaimSpec(tier.class, 1)), pod}))
-		running, err := env.client.WaitRunning(ctx, demo, name)
-		must(t, err)
-		if tier.name == "mps" {
-			_, err = env.client.Served(ctx, demo, name)
-			must(t, err)
+	for _, tier := range workload.Tiers {
+		name := round + "-" + tier.Type
+		create(t, ctx, tier.Template(name), tier.Pod(name, name))
+		running := runs(t, ctx, name)
+		if tier.Type == "mps" {
+			served(t, ctx, name)
 		} else if seen, err := env.client.Look(ctx, demo, name, "main"); err != nil || len(seen.GPUNodes()) != 1 {
 			t.Errorf("pod %s sees %v, want one GPU: %v", name, seen.DeviceNodes, err)
 		}
@@ -148,29 +114,15 @@ func runTiers(t *testing.T, ctx context.Context, round string) []*corev1.Pod {
 	return pods
 }
 
-// sameContainers checks that the containers of pods are those that they were.
-func sameContainers(t *testing.T, ctx context.Context, pods []*corev1.Pod) {
+// sameContainers checks that the containers of pods are as they were.
+func sameContainers(t *testing.T, ctx context.Context, pods ...*corev1.Pod) {
 	t.Helper()
 	for _, pod := range pods {
-		now, err := env.client.WaitRunning(ctx, demo, pod.Name)
+		diff, err := env.client.Undisturbed(ctx, pod)
 		must(t, err)
-		identity := func(p *corev1.Pod) string {
-			return fmt.Sprint(p.UID, p.Status.ContainerStatuses[0].ContainerID, p.Status.ContainerStatuses[0].RestartCount)
+		if diff != "" {
+			t.Errorf("containers of pod %s (-before +now):\n%s", pod.Name, diff)
 		}
-		if diff := cmp.Diff(identity(pod), identity(now)); diff != "" {
-			t.Errorf("container of pod %s (-before +now):\n%s", pod.Name, diff)
-		}
-	}
-}
-
-// end deletes pods and waits until they are gone, which takes an Unprepare of their claims.
-func end(t *testing.T, ctx context.Context, pods ...*corev1.Pod) {
-	t.Helper()
-	for _, pod := range pods {
-		must(t, env.kube.CoreV1().Pods(demo).Delete(ctx, pod.Name, metav1.DeleteOptions{}))
-	}
-	for _, pod := range pods {
-		must(t, env.client.WaitGone(ctx, demo, pod.Name))
 	}
 }
 
@@ -195,8 +147,7 @@ func writtenLater(t *testing.T, pod *corev1.Pod) {
 	claim, err := env.kube.ResourceV1().ResourceClaims(demo).Get(t.Context(), *pod.Status.ResourceClaimStatuses[0].ResourceClaimName, metav1.GetOptions{})
 	must(t, err)
 	path := filepath.Join(claimsDir(), string(claim.UID)+".json")
-	data, err := os.ReadFile(path)
-	must(t, err)
+	data := readFile(t, path)
 	var record map[string]any
 	must(t, json.Unmarshal(data, &record))
 	record["readableFrom"] = record["format"]

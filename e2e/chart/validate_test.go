@@ -5,7 +5,6 @@ package chart
 import (
 	"bytes"
 	"context"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -20,8 +19,7 @@ import (
 // validateAsServer creates the objects that the tests of pkg/validation have, as kubectl does, and compares the answers of
 // the API server and of cleave validate.
 func validateAsServer(t *testing.T, ctx context.Context) {
-	data, err := os.ReadFile(filepath.Join(source, "pkg", "validation", "testdata", "objects.yaml"))
-	must(t, err)
+	data := readFile(t, filepath.Join(source, "pkg", "validation", "testdata", "objects.yaml"))
 	resources := map[string]string{"ResourceClaim": "resourceclaims", "ResourceClaimTemplate": "resourceclaimtemplates", "DeviceClass": "deviceclasses"}
 	for _, document := range strings.Split(string(data), "---\n")[1:] {
 		var meta metav1.PartialObjectMetadata

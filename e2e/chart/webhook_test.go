@@ -18,7 +18,7 @@ import (
 // The webhook, by itself, says of parameters what the plugin says. It is on the network of the host, as nothing in this
 // cluster makes Services work.
 func TestWebhook_SameErrorsAsPlugin(t *testing.T) {
-	ctx := onCluster(t, patience)
+	ctx := tests.Bound(t, patience)
 	values := env.values(true) + `
 nodes: {match: [{key: no-plugin-here, operator: Exists}]}
 admission: {claims: {enabled: false}}
@@ -33,10 +33,7 @@ webhook: {enabled: true, replicas: 1, failurePolicy: Fail, timeoutSeconds: 30, t
 		}
 	})
 	helmOn(t, values, "install", "cleave", chartDir, "--create-namespace")
-	must(t, workload.Until(ctx, "the webhook to be ready", func(ctx context.Context) (bool, string, error) {
-		pod := podOf(t, ctx, "webhook")
-		return len(pod.Status.ContainerStatuses) == 1 && pod.Status.ContainerStatuses[0].Ready, workload.Describe(pod), nil
-	}))
+	onlyPod(t, ctx, "webhook", ready)
 	for _, text := range parameters {
 		raw := withType(t, text)
 		spec := ask("mine.example.com", nil) // parameters of either tier may fit it

@@ -21,6 +21,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
+// must ends a test if there is an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // realCluster skips a test unless real clusters are asked for, and returns a
 // directory for one of its own.
 func realCluster(t *testing.T) string {
@@ -30,9 +38,7 @@ func realCluster(t *testing.T) string {
 	}
 	// The directory of t.TempDir is too long for sockets.
 	dir, err := os.MkdirTemp("/tmp", "cleave-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := Down(context.Background(), dir); err != nil {
 			t.Error(err)
@@ -60,9 +66,7 @@ func waitHealth(ctx context.Context, t *testing.T, c *Cluster, want func(error) 
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 func isNil(err error) bool { return err == nil }
@@ -72,23 +76,15 @@ func TestCluster(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 	defer cancel()
 	up, err := Up(ctx, Options{Dir: dir, NodeLabels: map[string]string{"test": "yes"}, Output: testWriter{t}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	// What follows is what another program would see.
 	c, err := Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	waitHealth(ctx, t, c, isNil)
 	client, err := c.Client()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	node, err := client.CoreV1().Nodes().Get(ctx, c.NodeName(), metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got := node.Status.NodeInfo.KubeletVersion; got != "v"+c.Version() || node.Labels["test"] != "yes" {
 		t.Errorf("the node runs %s, labels %v", got, node.Labels)
 	}
@@ -96,9 +92,7 @@ func TestCluster(t *testing.T) {
 	t.Run("kubelet killed", func(t *testing.T) { testKubelet(ctx, t, c, syscall.SIGKILL) })
 	t.Run("kubelet ended", func(t *testing.T) { testKubelet(ctx, t, c, syscall.SIGTERM) })
 	t.Run("image of a program", func(t *testing.T) { testImport(ctx, t, c) })
-	if err := up.Down(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, up.Down(ctx))
 	checkNothingLeft(t, dir)
 	if err := Down(ctx, dir); err != nil {
 		t.Errorf("a second Down: %v", err)
@@ -110,18 +104,14 @@ func testPods(ctx context.Context, t *testing.T, c *Cluster) {
 	for name, hostNetwork := range map[string]bool{"host": true, "plain": false} {
 		runPod(ctx, t, c, name, onHostNetwork(hostNetwork), BusyboxImage, corev1.PodSucceeded, "sh", "-c", "echo hello from $HOSTNAME; id -u")
 		got, err := c.PodLogs(ctx, metav1.NamespaceDefault, name, "c")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if !strings.HasPrefix(got, "hello from ") || !strings.HasSuffix(got, "\n0\n") {
 			t.Errorf("log of pod %s: %q", name, got)
 		}
 	}
 	runPod(ctx, t, c, "stays", nil, BusyboxImage, corev1.PodRunning, "sleep", "3600")
 	client, err := c.Client()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	data, err := client.CoreV1().Pods(metav1.NamespaceDefault).GetLogs("plain", &corev1.PodLogOptions{}).DoRaw(ctx)
 	if err != nil || !bytes.Contains(data, []byte("hello from plain")) {
 		t.Errorf("log of pod plain through the API server: %q, %v", data, err)
@@ -131,21 +121,15 @@ func testPods(ctx context.Context, t *testing.T, c *Cluster) {
 // testKubelet restarts the kubelet under a pod that goes on.
 func testKubelet(ctx context.Context, t *testing.T, c *Cluster, sig syscall.Signal) {
 	before, err := findDaemon(c.layout, Kubelet)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Component(Kubelet).Restart(ctx, sig); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, c.Component(Kubelet).Restart(ctx, sig))
 	after, err := findDaemon(c.layout, Kubelet)
 	if err != nil || after.process == before.process || before.process.alive() {
 		t.Errorf("the kubelet was process %v and is %v, %v", before.process, after, err)
 	}
 	runPod(ctx, t, c, fmt.Sprintf("after-%d", sig), onHostNetwork(true), BusyboxImage, corev1.PodSucceeded, "true")
 	client, err := c.Client()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pod, err := client.CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, "stays", metav1.GetOptions{})
 	if err != nil || pod.Status.Phase != corev1.PodRunning || pod.Status.ContainerStatuses[0].RestartCount != 0 {
 		t.Errorf("pod stays did not go on: %v, %+v", err, pod.Status)
@@ -156,9 +140,7 @@ func testKubelet(ctx context.Context, t *testing.T, c *Cluster, sig syscall.Sign
 func testImport(ctx context.Context, t *testing.T, c *Cluster) {
 	files := []File{{Path: "/env", Mode: 0o755, Source: busyboxPath()}} // which acts by its name
 	image := Image{Ref: "cleave.local/env:test", Files: files, Entrypoint: []string{"/env"}, Env: []string{"FROM_IMAGE=yes"}}
-	if err := c.ImportImage(ctx, image); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.ImportImage(ctx, image))
 	runPod(ctx, t, c, "env", onHostNetwork(true), image.Ref, corev1.PodSucceeded)
 	got, err := c.PodLogs(ctx, metav1.NamespaceDefault, "env", "c")
 	if err != nil || !strings.Contains(got, "FROM_IMAGE=yes\n") {
@@ -174,9 +156,7 @@ func onHostNetwork(is bool) func(*corev1.PodSpec) {
 func runPod(ctx context.Context, t *testing.T, c *Cluster, name string, change func(*corev1.PodSpec), image string, want corev1.PodPhase, command ...string) {
 	t.Helper()
 	client, err := c.Client()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	spec := corev1.PodSpec{
 		RestartPolicy: corev1.RestartPolicyNever,
 		Containers:    []corev1.Container{{Name: "c", Image: image, ImagePullPolicy: corev1.PullNever, Command: command}},
@@ -197,9 +177,7 @@ func runPod(ctx context.Context, t *testing.T, c *Cluster, name string, change f
 		}
 		return fmt.Errorf("pod %s is %s: %+v", name, pod.Status.Phase, pod.Status.ContainerStatuses)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 // TestDown_UpKilled kills the command in the middle of its work, at several
@@ -210,17 +188,13 @@ func TestDown_UpKilled(t *testing.T) {
 	if output, err := exec.Command("go", "build", "-o", binary, "../cmd/cluster").CombinedOutput(); err != nil {
 		t.Fatalf("build the command: %v\n%s", err, output)
 	}
-	if err := Build(t.Context(), Options{Output: testWriter{t}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, Build(t.Context(), Options{Output: testWriter{t}}))
 	l := layout{dir}
 	for _, at := range []string{l.state(), l.pidFile(Etcd), l.pidFile(Containerd), l.pidFile(APIServer), l.pidFile(Kubelet)} {
 		t.Run(filepath.Base(at), func(t *testing.T) {
 			killedUp(t, binary, dir, at)
 			// Half of the files are missing as well.
-			if err := errors.Join(os.RemoveAll(l.path("pids")), os.RemoveAll(l.state())); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(os.RemoveAll(l.path("pids")), os.RemoveAll(l.state())))
 			if output, err := exec.Command(binary, "down", "--dir", dir).CombinedOutput(); err != nil {
 				t.Fatalf("down: %v\n%s", err, output)
 			}
@@ -230,16 +204,10 @@ func TestDown_UpKilled(t *testing.T) {
 	t.Run("up over what a killed up left", func(t *testing.T) {
 		killedUp(t, binary, dir, l.pidFile(Scheduler))
 		c, err := Up(t.Context(), Options{Dir: dir, Output: testWriter{t}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		runPod(t.Context(), t, c, "stays", nil, BusyboxImage, corev1.PodRunning, "sleep", "3600")
-		if err := os.Remove(l.state()); err != nil {
-			t.Fatal(err)
-		}
-		if err := Down(t.Context(), dir); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Remove(l.state()))
+		must(t, Down(t.Context(), dir))
 		checkNothingLeft(t, dir)
 	})
 }
@@ -248,14 +216,10 @@ func TestDown_UpKilled(t *testing.T) {
 func killedUp(t *testing.T, binary, dir, file string) {
 	t.Helper()
 	output, err := os.Create(filepath.Join(t.TempDir(), "output"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cmd := exec.Command(binary, "up", "--dir", dir)
 	cmd.Stdout, cmd.Stderr = output, output
-	if err := errors.Join(cmd.Start(), output.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(cmd.Start(), output.Close()))
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	err = poll(ctx, pollInterval/10, func(context.Context) error {
@@ -277,18 +241,14 @@ func checkNothingLeft(t *testing.T, dir string) {
 		t.Errorf("%s is left: %v", dir, err)
 	}
 	data, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for lines := bufio.NewScanner(bytes.NewReader(data)); lines.Scan(); {
 		if strings.Contains(lines.Text(), dir) {
 			t.Errorf("a mount is left: %s", lines.Text())
 		}
 	}
 	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, entry := range entries {
 		pid, err := strconv.Atoi(entry.Name())
 		if err != nil || pid == os.Getpid() {

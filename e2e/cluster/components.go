@@ -109,6 +109,10 @@ func apiServerArgs(l layout, s state) []string {
 		// Who measures a control plane asks what its memory holds.
 		"--profiling=" + strconv.FormatBool(s.ControlPlane),
 	}
+	if s.ControlPlane {
+		// There are no controllers, which would create ServiceAccounts and remove taints.
+		args = append(args, "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition")
+	}
 	if len(s.Runtime) > 0 {
 		args = append(args, "--runtime-config="+strings.Join(s.Runtime, ","))
 	}

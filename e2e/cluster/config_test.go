@@ -33,17 +33,13 @@ func TestConfiguration_Golden(t *testing.T) {
 	l, s := layout{"/var/lib/cleave-cluster"}, testState()
 	asJSON := func(v any) string {
 		data, err := json.MarshalIndent(v, "", "  ")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return string(data) + "\n"
 	}
 	var commands strings.Builder
 	for _, c := range Components() {
 		path, args, err := command(l, s, s.machines()[0], c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		commands.WriteString(path + "\n  " + strings.Join(args, "\n  ") + "\n")
 	}
 	for name, got := range map[string]string{
@@ -55,14 +51,10 @@ func TestConfiguration_Golden(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join("testdata", name)
 			if *update {
-				if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.WriteFile(path, []byte(got), 0o644))
 			}
 			want, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if diff := cmp.Diff(string(want), got); diff != "" {
 				t.Errorf("differs from %s (-want +got); go test -update writes it anew:\n%s", path, diff)
 			}
@@ -77,25 +69,17 @@ func TestConfiguration_SeveralNodes(t *testing.T) {
 	var got []string
 	for _, m := range s.machines() {
 		files := l.layoutOf(m)
-		if err := makeDirectories(files.nodeDirectories()); err != nil {
-			t.Fatal(err)
-		}
-		if err := writeNodeConfiguration(l, s, m); err != nil {
-			t.Fatal(err)
-		}
+		must(t, makeDirectories(files.nodeDirectories()))
+		must(t, writeNodeConfiguration(l, s, m))
 		kubelet := kubeletConfiguration(l, s, m)
 		network, err := json.Marshal(networkConfiguration(l, m)["plugins"])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if !strings.Contains(string(network), m.pods) || kubelet["address"] != m.address || kubelet["tlsCertFile"] != l.pki("kubelet.crt") {
 			t.Errorf("node %s: network %s, kubelet %v", m.name, network, kubelet)
 		}
 		for _, path := range []string{files.kubeletConfig(), files.containerdConfig()} {
 			data, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if strings.Contains(string(data), files.dir) {
 				t.Errorf("%s has a path that the node does not have: %s", path, data)
 			}
@@ -106,13 +90,9 @@ func TestConfiguration_SeveralNodes(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("nodes (-want +got):\n%s", diff)
 	}
-	if err := errors.Join(makeDirectories(l.directories()), writePKI(l, s)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(makeDirectories(l.directories()), writePKI(l, s)))
 	config, err := clientcmd.LoadFromFile(l.layoutOf(s.machines()[1]).componentConfig(Kubelet))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if user, server := config.Contexts[config.CurrentContext].AuthInfo, config.Clusters["cleave"].Server; user != "system:node:node-a-2" ||
 		server != "https://10.87.0.1:6443" {
 		t.Errorf("the second kubelet is %s at %s", user, server)
@@ -135,9 +115,7 @@ func TestConfiguration_PathsBelowDir(t *testing.T) {
 	text := containerdConfiguration(l, s)
 	for _, c := range Components() {
 		_, args, err := command(l, s, s.machines()[0], c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		text += strings.Join(args, "\n")
 	}
 	if strings.Contains(text, "/var/lib/kubelet") || strings.Contains(text, DefaultDir) || strings.Contains(text, "0.0.0.0") {
@@ -156,13 +134,9 @@ func TestConfiguration_PathsBelowDir(t *testing.T) {
 
 func TestState_RoundTrip(t *testing.T) {
 	l := layout{t.TempDir()}
-	if err := writeState(l, testState()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, writeState(l, testState()))
 	got, err := readState(l)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if diff := cmp.Diff(testState(), got); diff != "" {
 		t.Errorf("state changed on the way (-want +got):\n%s", diff)
 	}
@@ -170,12 +144,8 @@ func TestState_RoundTrip(t *testing.T) {
 
 func TestPKI_KubeconfigsAndKeys(t *testing.T) {
 	l, s := layout{t.TempDir()}, testState()
-	if err := os.MkdirAll(l.path("pki"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := writePKI(l, s); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(l.path("pki"), 0o700))
+	must(t, writePKI(l, s))
 	users := map[string]string{
 		l.kubeconfig():                       "cleave-admin",
 		l.componentConfig(Kubelet):           "system:node:node-a",
@@ -184,9 +154,7 @@ func TestPKI_KubeconfigsAndKeys(t *testing.T) {
 	}
 	for path, want := range users {
 		config, err := clientcmd.LoadFromFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if got := config.Contexts[config.CurrentContext].AuthInfo; got != want {
 			t.Errorf("%s is for %s, want %s", path, got, want)
 		}
@@ -200,7 +168,5 @@ func TestPKI_KubeconfigsAndKeys(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }

@@ -28,18 +28,14 @@ func examplePods(t *testing.T) map[string][]*corev1.Pod {
 	pods := map[string][]*corev1.Pod{}
 	for _, file := range files {
 		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		reader := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data)))
 		for {
 			document, err := reader.Read()
 			if errors.Is(err, io.EOF) {
 				break
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			object, _, err := scheme.Codecs.UniversalDeserializer().Decode(document, nil, nil)
 			if err != nil {
 				t.Fatalf("%s: %v", file, err)

@@ -10,15 +10,11 @@ import (
 
 func TestFreePorts(t *testing.T) {
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 	taken := listener.Addr().(*net.TCPAddr).Port
 	ports, err := FreePorts(t.Context(), "127.0.0.1", 1000, taken)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	slices.Sort(ports)
 	if len(slices.Compact(slices.Clone(ports))) != 1000 {
 		t.Error("a port is there twice")

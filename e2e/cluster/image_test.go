@@ -28,13 +28,9 @@ func readArchive(t *testing.T, data []byte) (lines []string, contents map[string
 		if errors.Is(err, io.EOF) {
 			return lines, contents
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		content, err := io.ReadAll(archive)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		lines = append(lines, strings.TrimSpace(fmt.Sprintf("%c %04o %s %s", header.Typeflag, header.Mode, header.Name, header.Linkname)))
 		contents[header.Name] = content
 	}
@@ -48,9 +44,7 @@ func TestLayer(t *testing.T) {
 		{Path: "tmp", Mode: fs.ModeDir | fs.ModeSticky | 0o777},
 		{Path: "../../etc/passwd", Data: []byte("root")}, // stays inside
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	lines, contents := readArchive(t, b.Bytes())
 	want := []string{
 		"5 0755 bin/", "2 0644 bin/sh busybox", "5 0755 etc/", "0 0644 etc/passwd", "5 1777 tmp/",
@@ -70,9 +64,7 @@ func TestArchive_Image(t *testing.T) {
 		Files: []File{{Path: "bin/x", Mode: 0o755, Data: []byte("x")}},
 	}
 	var first, second bytes.Buffer
-	if err := errors.Join(writeArchive(&first, image), writeArchive(&second, image)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(writeArchive(&first, image), writeArchive(&second, image)))
 	if !bytes.Equal(first.Bytes(), second.Bytes()) {
 		t.Error("the same image gives different bytes")
 	}
@@ -85,15 +77,11 @@ func TestArchive_Image(t *testing.T) {
 			t.Fatalf("blob %s is missing or does not match", d.Digest)
 		}
 		if into != nil {
-			if err := json.Unmarshal(data, into); err != nil {
-				t.Fatal(err)
-			}
+			must(t, json.Unmarshal(data, into))
 		}
 	}
 	var index struct{ Manifests []descriptor }
-	if err := json.Unmarshal(files["index.json"], &index); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(files["index.json"], &index))
 	if got := index.Manifests[0].Annotations["io.containerd.image.name"]; got != image.Ref {
 		t.Errorf("the image is called %q", got)
 	}
@@ -131,9 +119,7 @@ func TestFilesOf(t *testing.T) {
 		"a/b":    {Data: []byte("b"), Mode: 0o600},
 		"a/link": {Data: []byte("b"), Mode: fs.ModeSymlink},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := []File{
 		{Path: "a", Mode: fs.ModeDir | 0o555},
 		{Path: "a/b", Mode: 0o600, Data: []byte("b")},

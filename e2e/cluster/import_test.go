@@ -25,13 +25,9 @@ func TestNameIn(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var archive bytes.Buffer
-			if err := writeLayer(&archive, test.files); err != nil {
-				t.Fatal(err)
-			}
+			must(t, writeLayer(&archive, test.files))
 			path := filepath.Join(t.TempDir(), "image.tar")
-			if err := os.WriteFile(path, archive.Bytes(), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(path, archive.Bytes(), 0o600))
 			got, err := nameIn(path)
 			if got != test.want || (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
 				t.Errorf("got %q and the error %v, want %q and %q", got, err, test.want, test.err)

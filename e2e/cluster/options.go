@@ -96,7 +96,7 @@ func (o Options) withDefaults() (Options, error) {
 		o.Output = io.Discard
 	}
 	if o.Source == "" {
-		if o.Source, err = findSource(); err != nil {
+		if o.Source, err = FindSource(); err != nil {
 			return o, err
 		}
 	}
@@ -137,8 +137,8 @@ func checkDir(dir string) (string, error) {
 	return abs, nil
 }
 
-// findSource walks up from the working directory to the root of the repository.
-func findSource() (string, error) {
+// FindSource walks up from the working directory to the root of the repository.
+func FindSource() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
 		return "", fmt.Errorf("find the Cleave repository: %w", err)

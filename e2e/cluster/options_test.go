@@ -50,10 +50,8 @@ func TestOptions_Nodes(t *testing.T) {
 }
 
 func TestVersion_Modules(t *testing.T) {
-	source, err := findSource()
-	if err != nil {
-		t.Fatal(err)
-	}
+	source, err := FindSource()
+	must(t, err)
 	for _, version := range Versions() {
 		path := filepath.Join(source, "e2e", "kubernetes", "v"+minorOf(version), "go.mod")
 		data, err := os.ReadFile(path)
@@ -103,9 +101,7 @@ func TestBuild_UpToDate(t *testing.T) {
 	module, dir := t.TempDir(), t.TempDir()
 	write := func(path, content string, mode os.FileMode) {
 		t.Helper()
-		if err := os.WriteFile(path, []byte(content), mode); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(content), mode))
 	}
 	write(filepath.Join(module, "go.mod"), "module m\n", 0o600)
 	write(filepath.Join(module, "go.sum"), "", 0o600)
@@ -118,9 +114,7 @@ func TestBuild_UpToDate(t *testing.T) {
 	}
 	check("nothing built", false)
 	source, err := p.source()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	write(p.stamp(), source, 0o600)
 	check("a stamp without a program", false)
 	write(p.path(), "", 0o700)

@@ -67,16 +67,12 @@ func startSleeper(t *testing.T, env ...string) identity {
 	t.Helper()
 	cmd := exec.Command("sleep", "600")
 	cmd.Env = append(os.Environ(), env...)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	done := make(chan struct{})
 	go func() { _ = cmd.Wait(); close(done) }()
 	t.Cleanup(func() { _ = cmd.Process.Kill(); <-done })
 	_, start, err := readStat(cmd.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return identity{cmd.Process.Pid, start}
 }
 
@@ -92,9 +88,7 @@ func TestSignal_PIDReused(t *testing.T) {
 	if !p.alive() {
 		t.Fatal("the signal reached a process that was not meant")
 	}
-	if err := p.signal(syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.signal(syscall.SIGKILL))
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	if left := waitGone(ctx, []identity{p}); len(left) > 0 {
@@ -108,9 +102,7 @@ func TestKillOwned(t *testing.T) {
 	neighbour := startSleeper(t, ownerVariable+"="+dir+"-2")
 	server := startSleeper(t, pipeVariable+"="+dir+"/guests/node/mps/gpu-0/pipe") // of MPS: it has no other mark
 	bystander := startSleeper(t, "LOOKING_AT="+dir)
-	if err := killOwned(t.Context(), layout{dir}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, killOwned(t.Context(), layout{dir}))
 	if mine.alive() || server.alive() {
 		t.Error("a process of the cluster is left")
 	}
@@ -144,9 +136,7 @@ nonsense
 func TestWipe_UnmanagedDirectory(t *testing.T) {
 	dir := t.TempDir()
 	precious := filepath.Join(dir, "precious")
-	if err := os.WriteFile(precious, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(precious, nil, 0o600))
 	err := wipe(t.Context(), layout{dir})
 	if err == nil || !strings.Contains(err.Error(), "precious") {
 		t.Errorf("the error should name what is in the way, got: %v", err)
@@ -159,9 +149,7 @@ func TestWipe_UnmanagedDirectory(t *testing.T) {
 func TestLock(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
 	unlock, err := lock(t.Context(), dir, os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*pollInterval)
 	defer cancel()
 	var said strings.Builder
@@ -172,14 +160,10 @@ func TestLock(t *testing.T) {
 		t.Errorf("the wait should be announced once, got %q", said.String())
 	}
 	// The directory goes with its cluster: who waited gets a new one.
-	if err := os.Remove(dir); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(dir))
 	unlock()
 	again, err := lock(t.Context(), dir, &said)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	again()
 }
 
@@ -195,13 +179,9 @@ func TestInParallel_FirstError(t *testing.T) {
 
 func TestFailure_ShowsLog(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "etcd.log")
-	if err := os.WriteFile(log, []byte("first\n"+strings.Repeat("line\n", 40)+"panic: no space\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(log, []byte("first\n"+strings.Repeat("line\n", 40)+"panic: no space\n"), 0o600))
 	program, err := process.Start(exec.Command("sh", "-c", "exit 2"), log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	<-program.Ended()
 	d := &daemon{component: Etcd, logFile: log, program: program}
 	got := d.failure(context.DeadlineExceeded).Error()
@@ -233,9 +213,7 @@ func TestHost_AsFoundBy(t *testing.T) {
 	first := testState()
 	first.Host.OwnKubeletDir, first.Host.Sysctls = true, []sysctl{{"/proc/sys/kernel/panic", "1"}}
 	dir := t.TempDir()
-	if err := writeState(layout{dir}, first); err != nil {
-		t.Fatal(err)
-	}
+	must(t, writeState(layout{dir}, first))
 	now := host{Busybox: "/bin/busybox", Sysctls: []sysctl{{"/proc/sys/kernel/panic", "10"}}}
 	for environ, found := range map[string]bool{
 		"A=b\x00" + ownerVariable + "=" + dir + "\x00": true,
@@ -257,9 +235,7 @@ func TestHost_AsFoundBy(t *testing.T) {
 
 func TestPortsDiffer(t *testing.T) {
 	p, err := choosePorts(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	seen := map[int]bool{0: true}
 	for _, port := range []int{p.APIServer, p.EtcdClient, p.EtcdPeer, p.Scheduler, p.ControllerManager, p.Kubelet, p.KubeletHealth} {
 		if seen[port] {

@@ -20,9 +20,7 @@ func namespacesOf(t *testing.T) string {
 	var all []string
 	for _, name := range []string{"mnt", "net", "pid_for_children", "uts", "ipc"} {
 		target, err := os.Readlink("/proc/self/ns/" + name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		all = append(all, target)
 	}
 	return strings.Join(all, " ")
@@ -38,20 +36,14 @@ func TestCluster_SeveralNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	c, err := Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	waitHealth(ctx, t, c, isNil)
 	client, err := c.Client()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	nodes := c.Nodes()
 	runOn(ctx, t, c, nodes[1], "server", false, corev1.PodRunning, "sleep 3600")
 	server, err := client.CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, "server", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	runOn(ctx, t, c, nodes[0], "client", false, corev1.PodSucceeded, "ping -c 1 -W 5 "+server.Status.PodIP)
 	for _, n := range nodes {
 		testNode(ctx, t, c, n)
@@ -64,9 +56,7 @@ func TestCluster_SeveralNodes(t *testing.T) {
 	if _, err := net.InterfaceByName(bridge); err != nil {
 		t.Errorf("the nodes are not connected by %s: %v", bridge, err)
 	}
-	if err := c.Down(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Down(ctx))
 	checkNothingLeft(t, dir)
 	if _, err := net.InterfaceByName(bridge); err == nil {
 		t.Errorf("%s is left", bridge)
@@ -88,12 +78,8 @@ func testNode(ctx context.Context, t *testing.T, c *Cluster, n Node) {
 		t.Errorf("a pod on the network of %s sees %q, %v", n.Name(), got, err)
 	}
 	guests, err := n.GuestDir("test")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(n.HostPath(guests)+"/name", []byte(n.Name()), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, os.WriteFile(n.HostPath(guests)+"/name", []byte(n.Name()), 0o600))
 	err = n.Inside(func() error {
 		hostname, err := os.Hostname()
 		if err != nil {
@@ -113,9 +99,7 @@ func testNode(ctx context.Context, t *testing.T, c *Cluster, n Node) {
 // testKill kills a node and boots it again.
 func testKill(ctx context.Context, t *testing.T, c *Cluster, n Node) {
 	t.Helper()
-	if err := n.Kill(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Kill(ctx))
 	for _, component := range []Component{Containerd, Kubelet} {
 		if d, err := findDaemon(n.layout, component); err != nil || d.process.alive() {
 			t.Errorf("%s of %s runs, or was never started: %v", component, n.Name(), err)
@@ -125,13 +109,9 @@ func testKill(ctx context.Context, t *testing.T, c *Cluster, n Node) {
 	if err := n.Inside(func() error { return nil }); err == nil {
 		t.Error("a node that was killed can be entered")
 	}
-	if err := n.Boot(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.Boot(ctx))
 	for _, component := range []Component{Containerd, Kubelet} {
-		if err := n.Component(component).Start(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.Component(component).Start(ctx))
 	}
 	waitHealth(ctx, t, c, isNil)
 	runOn(ctx, t, c, n, "again", false, corev1.PodSucceeded, "true")

@@ -25,6 +25,14 @@ type bed struct {
 	cuda map[string]string
 }
 
+// must ends a test if there is an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // command runs a program that has to go well.
 func command(t *testing.T, name string, args ...string) {
 	t.Helper()
@@ -44,9 +52,7 @@ func (b *bed) node(t *testing.T, library string) string {
 			t.Fatalf("the node's libcuda: %v, %v", found, err)
 		}
 		data, err := os.ReadFile(library)
-		if err := errors.Join(err, os.WriteFile(found[0], data, 0o755)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(err, os.WriteFile(found[0], data, 0o755)))
 	}
 	return root
 }
@@ -76,13 +82,9 @@ func (b *bed) run(t *testing.T, root string) (*Report, int) {
 func readReport(t *testing.T, out string) *Report {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(out, "report.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var r Report
-	if err := json.Unmarshal(data, &r); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(data, &r))
 	return &r
 }
 
@@ -98,9 +100,7 @@ func nothingLeft(t *testing.T, root string) {
 		t.Errorf("directories are left: %v, %v", left, err)
 	}
 	mounts, err := mountsUnder("/tmp")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if slices.ContainsFunc(mounts, func(m string) bool { return strings.HasPrefix(m, "/tmp/gpu-lane-") }) {
 		t.Errorf("mounts are left: %v", mounts)
 	}

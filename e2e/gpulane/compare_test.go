@@ -22,9 +22,7 @@ func TestParseSMI(t *testing.T) {
 	// As nvidia-smi 580 prints it; boards without MIG have [N/A].
 	gpus, err := parseSMI([]byte("GPU-54846a6f-10f1-50d9-8a21-36d8ba4bee80, 00000000:DB:00.0, 143771, 605, Default, Disabled\n" +
 		"GPU-2, 00000000:DC:00.0, 15360, [N/A], Exclusive_Process, [N/A]\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if g := gpus[0]; g.pci.String() != "0000:db:00.0" || g.total != 143771 || g.reserved != 605 || g.computeMode != "Default" || g.mig != "Disabled" {
 		t.Errorf("the first is %+v", g)
 	}
@@ -81,9 +79,7 @@ func TestCompareSlices(t *testing.T) {
 		{"no memory", "143166Mi", "much", "error"},
 	} {
 		devices, err := parseSlices([]byte(strings.ReplaceAll(published, c.old, c.changed)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		list, err := compareSlices(devices, []board{h200()})
 		got := strings.Join(list, "; ")
 		if err != nil {
@@ -100,9 +96,7 @@ func TestCompareSlices(t *testing.T) {
 
 func TestComparePlacements(t *testing.T) {
 	devices, err := parseSlices([]byte(published))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if n, list := comparePlacements(devices, []board{h200()}); n != 1 || len(list) > 0 {
 		t.Errorf("%d published, %v", n, list)
 	}
@@ -120,9 +114,7 @@ func TestComparePlacements(t *testing.T) {
 
 func TestCompareShapes(t *testing.T) {
 	devices, err := parseSlices([]byte(published))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	real := shapes(devices, h200().uuid)
 	if len(real) != 2 || real["profile 19 at 6:1"] != "1g.18gb     memory=16Gi" {
 		t.Fatalf("the shapes are %q", real)

@@ -30,17 +30,13 @@ const said = `{"gpu":-1,"call":"nvmlInit_v2","args":"","code":0,"meaning":"well"
 func mustParse(t *testing.T, text string) Facts {
 	t.Helper()
 	facts, err := parseFacts([]byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return facts
 }
 
 func TestBoards(t *testing.T) {
 	boards, err := mustParse(t, said).boards()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := []board{{
 		uuid: "GPU-1", name: "NVIDIA H200", pci: gpu.PCIAddress{Bus: 0x1b}, total: 1000, free: 800, reserved: 100, mig: true, capability: "9.0",
 		processes: []gpuProcess{{PID: 7, Memory: 1<<64 - 1}}, // a driver that does not know says so
@@ -54,9 +50,7 @@ func TestBoards(t *testing.T) {
 func TestBoards_OldDriver(t *testing.T) {
 	text := strings.ReplaceAll(said, `"nvmlDeviceGetMemoryInfo_v2","args":"","code":0`, `"nvmlDeviceGetMemoryInfo_v2","args":"","code":13`)
 	boards, err := mustParse(t, text).boards()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if b := boards[0]; b.total != 1000 || b.reserved != -1 || b.usable() != 1000 {
 		t.Errorf("without nvmlDeviceGetMemoryInfo_v2: total %d, reserved %d, usable %d", b.total, b.reserved, b.usable())
 	}

@@ -49,16 +49,12 @@ func TestLane(t *testing.T) {
 // and nothing else.
 func (b *bed) testDirectory(t *testing.T) {
 	entries, err := os.ReadDir(b.directory)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var names []string
 	size := int64(0)
 	for _, e := range entries {
 		info, err := e.Info()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		names = append(names, e.Name())
 		size += info.Size()
 	}
@@ -69,9 +65,7 @@ func (b *bed) testDirectory(t *testing.T) {
 		t.Errorf("the directory has %d MiB, which is too much to carry", size>>20)
 	}
 	cleave := filepath.Join(t.TempDir(), "cleave")
-	if err := unpack(filepath.Join(b.directory, "cleave.gz"), cleave); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unpack(filepath.Join(b.directory, "cleave.gz"), cleave))
 	for _, path := range []string{cleave, filepath.Join(b.directory, "gpu-lane"), filepath.Join(b.directory, "cuda-probe"), filepath.Join(b.directory, "nvml-probe")} {
 		needsOnlyC(t, path)
 	}
@@ -86,9 +80,7 @@ func needsOnlyC(t *testing.T, path string) {
 	}
 	defer func() { _ = program.Close() }()
 	libraries, err := program.ImportedLibraries()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, l := range libraries {
 		if !slices.Contains([]string{"libc.so.6", "libdl.so.2", "libpthread.so.0", "libresolv.so.2"}, l) {
 			t.Errorf("%s needs %s", filepath.Base(path), l)
@@ -167,9 +159,7 @@ func (b *bed) testChangedMode(t *testing.T) {
 func (b *bed) meanwhile(t *testing.T, c *exec.Cmd, root, line string, do func()) {
 	t.Helper()
 	stdout, err := c.StdoutPipe()
-	if err := errors.Join(err, c.Start()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, c.Start()))
 	lines := bufio.NewScanner(stdout)
 	did := false
 	for lines.Scan() {
@@ -211,8 +201,6 @@ func (b *bed) testInterrupted(t *testing.T) {
 	c := b.command(t, root, t.TempDir())
 	b.meanwhile(t, c, root, "mps        supervisor", func() {
 		waitFor(t, daemonStarts)
-		if err := c.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Process.Signal(syscall.SIGTERM))
 	})
 }

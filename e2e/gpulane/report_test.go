@@ -54,9 +54,7 @@ func TestFindLibrary(t *testing.T) {
 	root, stray := t.TempDir(), t.TempDir()
 	write := func(path string) {
 		t.Helper()
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o755)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o755)))
 	}
 	if path, _ := findLibrary(root, "libfoo.so.1"); path != "" {
 		t.Errorf("found %s in an empty root", path)
@@ -81,9 +79,7 @@ func TestCheckFiles(t *testing.T) {
 	root := t.TempDir()
 	at := func(name string) string {
 		path := filepath.Join(root, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o755)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o755)))
 		return path
 	}
 	spec := func() *specs.Spec {

@@ -150,6 +150,26 @@ func (n *Node) Sim(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
+// Partition is one of a simulated node, by the names that nvml-sim mig list gives it.
+type Partition struct {
+	GPU, GPUInstance, ComputeInstance, Profile, Placement, UUID string
+}
+
+// Partitions lists the partitions of the node's GPUs.
+func (n *Node) Partitions(ctx context.Context) ([]Partition, error) {
+	out, err := n.Sim(ctx, "mig", "list")
+	if err != nil {
+		return nil, err
+	}
+	var found []Partition
+	for line := range strings.Lines(out) {
+		if f := strings.Fields(line); len(f) == 6 && strings.HasPrefix(f[5], "MIG-") {
+			found = append(found, Partition{f[0], f[1], f[2], f[3], f[4], f[5]})
+		}
+	}
+	return found, nil
+}
+
 // Start starts the plugin. It outlives this program unless Stop or Kill ends it, or the cluster goes down.
 func (n *Node) Start(ctx context.Context) error {
 	if !n.hasKubelet() { // which makes this directory

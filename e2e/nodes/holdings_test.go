@@ -6,61 +6,18 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// holdings are what a node has for claims, by kind: the plugin's records, the specs for the container runtime, partitions,
-// GPUs that only an MPS server can use, and what MPS runs.
+// holdings are what a node has for claims.
 func (p place) holdings(ctx context.Context) (map[string][]string, error) {
-	kinds := map[string][]string{}
-	for kind, pattern := range map[string]string{
-		"records":   filepath.Join(env.cluster.PluginsDir(), workload.Driver, "claims", "[^.]*.json"),
-		"CDI specs": filepath.Join(env.cluster.CDIDir(), workload.Driver+"-claim_*"),
-	} {
-		found, err := filepath.Glob(p.HostPath(pattern))
-		if err != nil {
-			return nil, err
-		}
-		kinds[kind] = found
-	}
-	partitions, err := p.gpus.Sim(ctx, "mig", "list")
-	if err != nil {
-		return nil, err
-	}
-	for line := range strings.Lines(partitions) {
-		if fields := strings.Fields(line); len(fields) == 6 && strings.HasPrefix(fields[5], "MIG-") { // GPU GI CI PROFILE PLACEMENT UUID
-			kinds["partitions"] = append(kinds["partitions"], strings.TrimSpace(line))
-		}
-	}
-	shown, err := p.gpus.Sim(ctx, "show")
-	if err != nil {
-		return nil, err
-	}
-	for line := range strings.Lines(shown) {
-		if strings.Contains(line, "EXCLUSIVE") {
-			kinds["compute modes"] = append(kinds["compute modes"], strings.TrimSpace(line))
-		}
-	}
-	var running []process.Process
-	err = p.Inside(func() (err error) {
-		running, err = process.List() // of the node alone
-		return err
-	})
-	for _, r := range running {
-		if strings.Contains(r.Command, "nvidia-cuda-mps") {
-			kinds["MPS processes"] = append(kinds["MPS processes"], fmt.Sprintf("%d: %s", r.PID, r.Command))
-		}
-	}
-	return kinds, err
+	return env.release.Holdings(ctx, p.index)
 }
 
 // everyKind are those that pods of all tiers have.

@@ -5,7 +5,6 @@ package nodes
 import (
 	"context"
 	"fmt"
-	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -23,9 +22,9 @@ import (
 
 func installed(t *testing.T, ctx context.Context) {
 	if env.hasScheduler() {
-		must(t, release.ImportScheduler(ctx, env.cluster, env.source))
+		must(t, release.ImportScheduler(ctx, env.cluster, env.release.Source))
 	}
-	env.helm(t, ctx, env.values(), "install", "cleave", release.Chart(env.source), "--wait", "--timeout", "300s")
+	env.helm(t, ctx, env.values(), "install", "cleave", release.Chart(env.release.Source), "--wait", "--timeout", "300s")
 	waitPods(t, ctx, "plugin", nil)
 	waitPods(t, ctx, "mps", nil)
 	published := map[string]string{}
@@ -74,24 +73,16 @@ func waitPods(t *testing.T, ctx context.Context, component string, before map[st
 	}))
 }
 
-// tiers are the classes that pods ask for, by the name of their Deployment.
-var tiers = map[string]string{
-	"whole": "gpu.cleave.dev", "partition": "mig-1g.10gb.cleave.dev", "timeslice": "timeslice.cleave.dev", "mps": "mps.cleave.dev",
-}
-
 // deployment has a pod of a tier for each node that takes pods, as far as there are replicas.
-func deployment(tier string) *appsv1.Deployment {
-	labels, replicas, honor := map[string]string{"tier": tier}, int32(len(env.places)), corev1.NodeInclusionPolicyHonor
-	pod := workload.Pod("", tier)
-	if tier == "mps" {
-		workload.RunCUDA(pod)
-	}
+func deployment(tier workload.Tier) *appsv1.Deployment {
+	labels, replicas, honor := map[string]string{"tier": tier.Type}, int32(len(env.places)), corev1.NodeInclusionPolicyHonor
+	pod := tier.Pod("", tier.Type)
 	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
 	pod.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{
 		MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.DoNotSchedule, NodeTaintsPolicy: &honor,
 		LabelSelector: &metav1.LabelSelector{MatchLabels: labels},
 	}}
-	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: tier}, Spec: appsv1.DeploymentSpec{
+	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: tier.Type}, Spec: appsv1.DeploymentSpec{
 		Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
 		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod.Spec},
 	}}
@@ -99,8 +90,8 @@ func deployment(tier string) *appsv1.Deployment {
 
 // everyTier runs pods that stay until the node is lost and after.
 func everyTier(t *testing.T, ctx context.Context) {
-	for _, tier := range slices.Sorted(maps.Keys(tiers)) {
-		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{workload.Template(tier, workload.ClaimSpec(tiers[tier], 1))}))
+	for _, tier := range workload.Tiers {
+		must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{tier.Template(tier.Type)}))
 		_, err := env.kube.AppsV1().Deployments(demo).Create(ctx, deployment(tier), metav1.CreateOptions{})
 		must(t, err)
 	}
@@ -113,7 +104,7 @@ func everyTier(t *testing.T, ctx context.Context) {
 		}
 		seen, err := env.client.Look(ctx, demo, p.Name, "main")
 		must(t, err)
-		if len(seen.GPUNodes()) != 1 || len(seen.Libraries) != 1 || (p.Labels["tier"] == "partition") != (len(seen.Capabilities()) > 0) {
+		if len(seen.GPUNodes()) != 1 || len(seen.Libraries) != 1 || (p.Labels["tier"] == "mig") != (len(seen.Capabilities()) > 0) {
 			t.Errorf("pod %s on %s sees %+v", p.Name, p.Spec.NodeName, seen)
 		}
 	}
@@ -125,8 +116,8 @@ func everyTier(t *testing.T, ctx context.Context) {
 				t.Errorf("node %s has no %s", p.Name(), kind)
 			}
 		}
-		if got := len(kinds["records"]); got != len(tiers) {
-			t.Errorf("node %s has %d records, want one for each of its %d claims", p.Name(), got, len(tiers))
+		if got := len(kinds["records"]); got != len(workload.Tiers) {
+			t.Errorf("node %s has %d records, want one for each of its %d claims", p.Name(), got, len(workload.Tiers))
 		}
 	}
 }
@@ -149,7 +140,7 @@ func waitTiers(t *testing.T, ctx context.Context, on []place) (pods []corev1.Pod
 				others = append(others, p.Name+" on "+p.Spec.NodeName+": "+workload.Describe(p))
 			}
 		}
-		want := len(tiers) * len(env.places)
+		want := len(workload.Tiers) * len(env.places)
 		ok := len(pods) == want && len(others) == 0
 		for _, p := range on {
 			ok = ok && running[p.Name()] >= want/len(env.places)

@@ -5,7 +5,6 @@ package nodes
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"testing"
 
@@ -59,8 +58,8 @@ func nodeLost(t *testing.T, ctx context.Context) {
 		unreachable := slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeUnreachable })
 		return unreachable, fmt.Sprint(n.Spec.Taints), nil
 	}))
-	if got := allocated(t, ctx)[lost.Name()]; len(got) != len(tiers) {
-		t.Errorf("allocated on the lost node: %v, want still a device for each of its %d claims, whose pods may run", got, len(tiers))
+	if got := allocated(t, ctx)[lost.Name()]; len(got) != len(workload.Tiers) {
+		t.Errorf("allocated on the lost node: %v, want still a device for each of its %d claims, whose pods may run", got, len(workload.Tiers))
 	}
 	lost.setTaints(t, ctx, corev1.Taint{Key: corev1.TaintNodeOutOfService, Value: "nodeshutdown", Effect: corev1.TaintEffectNoExecute})
 	must(t, workload.Until(ctx, "the lost node's pods and claims to go", func(ctx context.Context) (bool, string, error) {
@@ -92,8 +91,8 @@ func nodeBack(t *testing.T, ctx context.Context) {
 	waitPods(t, ctx, "mps", nil)
 	lost.waitHoldsNothing(t, ctx)
 	lost.waitSlices(t, ctx)
-	for _, tier := range slices.Sorted(maps.Keys(tiers)) {
-		must(t, lost.pass(ctx, "back-"+tier, tier))
+	for _, tier := range workload.Tiers {
+		must(t, lost.pass(ctx, "back", tier))
 	}
 	lost.waitHoldsNothing(t, ctx)
 	for _, p := range waitTiers(t, ctx, others) {

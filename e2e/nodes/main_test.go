@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -24,10 +23,7 @@ import (
 )
 
 const (
-	// clusterDir is the cluster's directory, of these tests alone.
-	clusterDir = "/var/lib/cleave-nodes"
-	model      = "hgx-h100"
-	namespace  = release.Namespace
+	namespace = release.Namespace
 	// demo is the namespace of pods that use GPUs.
 	demo = metav1.NamespaceDefault
 	// patience bounds every step, and is more than Helm gets in one.
@@ -37,7 +33,8 @@ const (
 // place is a node with its GPUs.
 type place struct {
 	cluster.Node
-	gpus *node.Node
+	index int
+	gpus  *node.Node
 }
 
 // bed is a cluster of three nodes with simulated GPUs.
@@ -46,49 +43,31 @@ type bed struct {
 	kube    kubernetes.Interface
 	client  workload.Client
 	release *release.Bed
-	source  string
 	places  []place
 }
 
 // env is set before the first test runs; nil where tests run without a cluster.
 var env *bed
 
-func TestMain(m *testing.M) {
-	if os.Getenv("CLEAVE_E2E") != "1" {
-		os.Exit(m.Run())
-	}
-	os.Exit(cluster.RunTests(m, func(ctx context.Context) (err error) {
-		env, err = setUp(ctx)
-		return err
-	}, func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-		defer cancel()
-		return cluster.Down(ctx, clusterDir)
-	}))
+var tests = workload.Suite{
+	Variable: "CLEAVE_E2E", On: "a local Kubernetes of its own (make test-all)",
+	Options: cluster.Options{Dir: "/var/lib/cleave-nodes", Nodes: 3, NodeLabels: map[string]string{release.NodeLabel: "true"}},
 }
 
-func setUp(ctx context.Context) (*bed, error) {
-	source, err := filepath.Abs("../..")
-	if err != nil {
-		return nil, err
+func TestMain(m *testing.M) { os.Exit(tests.Run(m, setUp, nil)) }
+
+func setUp(ctx context.Context, client workload.Client) (err error) {
+	env = &bed{cluster: client.Cluster, kube: client.Kube, client: client}
+	if err := workload.Create(ctx, env.kube, "", []runtime.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}}); err != nil {
+		return err
 	}
-	client, err := workload.Up(ctx, cluster.Options{
-		Source: source, Dir: clusterDir, Output: os.Stdout, Nodes: 3, NodeLabels: map[string]string{release.NodeLabel: "true"},
-	})
-	if err != nil {
-		return nil, err
+	if env.release, err = release.Prepare(ctx, env.cluster, tests.Options.Source, "hgx-h100"); err != nil {
+		return err
 	}
-	b := &bed{cluster: client.Cluster, kube: client.Kube, client: client, source: source}
-	if err := workload.Create(ctx, b.kube, "", []runtime.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}}); err != nil {
-		return nil, err
+	for i, n := range env.cluster.Nodes() {
+		env.places = append(env.places, place{n, i, env.release.Nodes[i]})
 	}
-	if b.release, err = release.Prepare(ctx, b.cluster, source, model); err != nil {
-		return nil, err
-	}
-	for i, n := range b.cluster.Nodes() {
-		b.places = append(b.places, place{n, b.release.Nodes[i]})
-	}
-	return b, nil
+	return nil
 }
 
 // hasScheduler reports whether the cluster's version of Kubernetes can have cleave-scheduler.
@@ -108,7 +87,7 @@ scheduler:
 // helm runs Helm against the cluster.
 func (b *bed) helm(t *testing.T, ctx context.Context, values string, args ...string) {
 	t.Helper()
-	_, err := release.Helm(ctx, b.source, values, append(args, "--kubeconfig", b.cluster.Kubeconfig(), "--namespace", namespace)...)
+	_, err := b.release.Helm(ctx, values, args...)
 	must(t, err)
 }
 
@@ -126,9 +105,7 @@ func diagnosis() string { return env.client.Diagnosis(namespace, demo) }
 
 // TestNodes goes through the life of a release on three nodes; each step needs those before.
 func TestNodes(t *testing.T) {
-	if env == nil {
-		t.Skip("CLEAVE_E2E=1 runs this, as root, on a local Kubernetes of its own (make e2e)")
-	}
+	tests.Bound(t, patience)
 	workload.RunSteps(t, patience, diagnosis, []workload.Step{
 		{Name: "a plugin on every node", Run: installed},
 		{Name: "pods of every tier on every node", Run: everyTier},

@@ -29,11 +29,8 @@ const passingPrefix = "passing-"
 const passPatience = 5 * time.Minute
 
 // pass runs a pod of a tier on a node until it runs, and deletes it.
-func (p place) pass(ctx context.Context, name, tier string) error {
-	pod := workload.Pod(passingPrefix+name, tier)
-	if tier == "mps" {
-		workload.RunCUDA(pod)
-	}
+func (p place) pass(ctx context.Context, name string, tier workload.Tier) error {
+	pod := tier.Pod(passingPrefix+name+"-"+tier.Type, tier.Type)
 	pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: p.Name()}
 	if err := workload.Create(ctx, env.kube, demo, []runtime.Object{pod}); err != nil {
 		return err
@@ -59,12 +56,10 @@ type passers struct {
 
 func startPassers(ctx context.Context) *passers {
 	s := &passers{gone: make([]atomic.Int64, len(env.places)), failed: make(chan error, len(env.places))}
-	names := slices.Sorted(maps.Keys(tiers))
 	for i, p := range env.places {
 		s.running.Go(func() {
 			for n := 0; !s.done.Load(); n++ {
-				tier := names[n%len(names)]
-				if err := p.pass(ctx, fmt.Sprintf("%d-%d-%s", i, n, tier), tier); err != nil {
+				if err := p.pass(ctx, fmt.Sprintf("%d-%d", i, n), workload.Tiers[n%len(workload.Tiers)]); err != nil {
 					s.failed <- err
 					return
 				}
@@ -122,7 +117,7 @@ func rollout(t *testing.T, ctx context.Context) {
 	passing := startPassers(ctx)
 	defer func() { _ = passing.end() }() // where this ends early
 	first := passing.waitMore(t, ctx, make([]int64, len(env.places)), 1)
-	env.helm(t, ctx, env.values(), "upgrade", "cleave", release.Chart(env.source), "--set", "plugin.logVerbosity=5",
+	env.helm(t, ctx, env.values(), "upgrade", "cleave", release.Chart(env.release.Source), "--set", "plugin.logVerbosity=5",
 		"--wait", "--timeout", "300s")
 	waitPods(t, ctx, "plugin", plugins)
 	during := passing.counts()

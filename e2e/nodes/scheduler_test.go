@@ -37,7 +37,7 @@ func scheduled(t *testing.T, ctx context.Context) {
 		{"pack", 2, []int{9}}, {"spread", 0, []int{3, 3, 3}},
 	} {
 		for i := range partitions {
-			pod := workload.Pod(fmt.Sprintf("%s-%d", tt.placement, i), "partition")
+			pod := workload.Pod(fmt.Sprintf("%s-%d", tt.placement, i), "mig")
 			pod.Spec.SchedulerName = "cleave-scheduler"
 			pod.Annotations = map[string]string{"gpu.cleave.dev/placement": tt.placement}
 			must(t, workload.Create(ctx, env.kube, demo, []runtime.Object{pod}))

@@ -9,11 +9,11 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
-
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cleave-dra/cleave/e2e/workload"
 	"github.com/cleave-dra/cleave/pkg/allocator"
+	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
 func TestAllocate_SevenSmallPartitions(t *testing.T) {
@@ -79,9 +79,7 @@ func TestAllocate_PartitionClasses(t *testing.T) {
 				}
 				break
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if got := c.text(devices[0], "type"); got != "mig" {
 				t.Fatalf("%s: %s is a %s", class, devices[0], got)
 			}
@@ -92,14 +90,9 @@ func TestAllocate_PartitionClasses(t *testing.T) {
 func TestAllocate_AnyPartition(t *testing.T) {
 	for atLeast, want := range map[string]string{"1Gi": "1g.10gb", "12Gi": "1g.20gb", "24Gi": "3g.40gb", "64Gi": "7g.80gb"} {
 		c := newCluster(t, model(t, "hgx-h100"))
-		claim := allocator.NewClaim("any", "mig.cleave.dev", 1)
-		claim.Spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
-			Expression: fmt.Sprintf(`device.capacity["gpu.cleave.dev"].memory.compareTo(quantity("%s")) >= 0`, atLeast),
-		}}}
-		devices, _, err := c.try(claim)
-		if err != nil {
-			t.Fatal(err)
-		}
+		selector := fmt.Sprintf(`device.capacity["gpu.cleave.dev"].memory.compareTo(quantity("%s")) >= 0`, atLeast)
+		devices, _, err := c.try(newClaimOf("any", workload.ClaimSpec("mig.cleave.dev", 1, selector)))
+		must(t, err)
 		if got := c.text(devices[0], "profile"); got != want {
 			t.Errorf("any partition of %s or more: got a %s, want a %s", atLeast, got, want)
 		}
@@ -109,14 +102,11 @@ func TestAllocate_AnyPartition(t *testing.T) {
 func TestAllocate_PartitionsOfOneParent(t *testing.T) {
 	c := newCluster(t, model(t, "hgx-h100"))
 	c.get("mig-4g.40gb.cleave.dev")
-	claim := allocator.NewClaim("three", "mig-2g.20gb.cleave.dev", 1)
+	claim := newClaimOf("three", workload.ClaimSpec("mig-2g.20gb.cleave.dev", 3))
 	attribute := resourceapi.FullyQualifiedName("gpu.cleave.dev/parentUUID")
-	claim.Spec.Devices.Requests[0].Exactly.Count = 3
 	claim.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: &attribute}}
 	devices, _, err := c.try(claim)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, d := range devices {
 		if c.parent(d) != 1 {
 			t.Errorf("%s is not of the second GPU", d)

@@ -49,9 +49,7 @@ func TestClasses_Selection(t *testing.T) {
 		nodes["model "+name] = offeredNode(t, name)
 	}
 	boards, err := sim.Boards()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, b := range boards {
 		nodes["board "+b.Name] = offered(boardNode(t, b.Name))
 	}

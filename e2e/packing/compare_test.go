@@ -31,9 +31,7 @@ const bound = 0.95
 
 func TestCompare_Rejections(t *testing.T) {
 	node, err := Inventory(t.Context(), "hgx-h100")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	checkRatio(t, node, Mixes)
 }
 
@@ -46,9 +44,7 @@ func checkRatio(t *testing.T, node *policy.Node, mixes []Mix) {
 	result, err := Compare(t.Context(), Options{
 		Node: node, Mixes: mixes, Classes: manifestClasses(t), Seeds: *seeds, Requests: *requests, FirstSeed: *firstSeed,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := result.Print(t.Output()); err != nil {
 		t.Error(err)
 	}
@@ -94,9 +90,7 @@ func checkDecisions(t *testing.T, mix Mix, order Order) {
 	var nodes [2]*Node
 	for i := range nodes {
 		n, err := NewNode(order(inventory), manifestClasses(t))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		nodes[i] = n
 	}
 	type pair struct{ all, some resourceapi.AllocationResult }
@@ -145,8 +139,6 @@ func TestTrace_Deterministic(t *testing.T) {
 func manifestClasses(t *testing.T) []*resourceapi.DeviceClass {
 	t.Helper()
 	all, err := Classes("../../deployments/manifests")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return all
 }

@@ -24,18 +24,14 @@ import (
 func compatibleCluster(t *testing.T, inventory *policy.Node) *cluster {
 	t.Helper()
 	all, err := Classes("../../deployments/nvidia-compatible")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return clusterOf(t, inventory, Compatible(inventory), all)
 }
 
 func compatibleManifest(t *testing.T, name string) []runtime.Object {
 	t.Helper()
 	objects, err := workload.Load(filepath.Join("testdata", "nvidia-compatible", name+".yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return objects
 }
 
@@ -48,27 +44,7 @@ func TestCompatible_Manifests(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := compatibleCluster(t, offeredNode(t, "hgx-h100"))
-			pods, claims := podClaims(t, compatibleManifest(t, name), c.class)
-			got, done := map[string][]string{}, map[string]bool{}
-			for _, pod := range pods {
-				checkPod(t, pod, claims[pod.Name])
-				got[pod.Name] = nil
-				for _, claim := range claims[pod.Name] {
-					checkExpressions(t, claim)
-					checkParameters(t, claim)
-					if done[claim.Name] {
-						continue
-					}
-					done[claim.Name] = true
-					devices, _, err := c.try(claim)
-					if err != nil {
-						t.Fatalf("pod %s: %v", pod.Name, err)
-					}
-					for _, d := range devices {
-						got[pod.Name] = append(got[pod.Name], describe(c, d))
-					}
-				}
-			}
+			_, got := c.allocateAll(t, compatibleManifest(t, name), checkParameters)
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("devices (-want +got):\n%s", diff)
 			}
@@ -127,8 +103,7 @@ func TestCompatible_Attributes(t *testing.T) {
 				continue
 			}
 			c := compatibleCluster(t, inventory)
-			claim := allocator.NewClaim("c", class, 1)
-			claim.Spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
+			claim := newClaimOf("c", workload.ClaimSpec(class, 1, expression))
 			checkExpressions(t, claim)
 			devices, _, err := c.try(claim)
 			if err != nil || len(devices) != 1 {
@@ -145,16 +120,12 @@ func TestCompatible_Classes(t *testing.T) {
 		t.Errorf("mig.nvidia.com gives a %s", got)
 	}
 	for range 7 {
-		if got := c.text(mustGet(c), "type"); got != "gpu" {
+		whole, _ := c.get("gpu.nvidia.com")
+		if got := c.text(whole, "type"); got != "gpu" {
 			t.Errorf("gpu.nvidia.com gives a %s", got)
 		}
 	}
 	if devices, _, err := c.try(allocator.NewClaim("eighth", "gpu.nvidia.com", 1)); !errors.Is(err, allocator.ErrNoFit) {
 		t.Errorf("alongside a partition the eighth GPU is given whole: %v, %v", devices, err)
 	}
-}
-
-func mustGet(c *cluster) string {
-	device, _ := c.get("gpu.nvidia.com")
-	return device
 }

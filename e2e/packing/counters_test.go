@@ -19,16 +19,12 @@ import (
 // 1.37, with and without them.
 func BenchmarkCounters(b *testing.B) {
 	inventory, err := Inventory(b.Context(), "hgx-h100")
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	for i := range inventory.GPUs {
 		inventory.GPUs[i].MIG.Enabled = true
 	}
 	deviceClasses, err := Classes("../../deployments/manifests")
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	for _, class := range []string{"gpu.cleave.dev", "mig-1g.10gb.cleave.dev", timeSlice} {
 		for _, counters := range [][]v1alpha1.QuotaCounter{nil, v1alpha1.QuotaCounters()} {
 			rule := v1alpha1.Rule{Publish: &v1alpha1.PublishPolicy{Counters: counters}}
@@ -44,9 +40,7 @@ func BenchmarkCounters(b *testing.B) {
 func fill(b *testing.B, published []*resourceapi.ResourceSlice, deviceClasses allocator.Classes, class string) {
 	b.Helper()
 	node, err := allocator.NewNode(published, deviceClasses)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	var allocated []resourceapi.AllocationResult
 	started, count := processorTime(b), 0
 	for b.Loop() {
@@ -68,8 +62,6 @@ func fill(b *testing.B, published []*resourceapi.ResourceSlice, deviceClasses al
 func processorTime(b *testing.B) time.Duration {
 	b.Helper()
 	var used syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
-		b.Fatal(err)
-	}
+	must(b, syscall.Getrusage(syscall.RUSAGE_SELF, &used))
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }

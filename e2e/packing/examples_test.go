@@ -4,7 +4,6 @@ package packing
 
 import (
 	"cmp"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -27,9 +26,7 @@ const examplesDir = "../../deployments/examples"
 func example(t *testing.T, name string) []runtime.Object {
 	t.Helper()
 	objects, err := workload.Load(filepath.Join(examplesDir, name+".yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return objects
 }
 
@@ -69,36 +66,16 @@ func TestExamples_Allocations(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster(t, inventory)
 			if policyFile := policies[name]; policyFile != "" {
-				data, err := os.ReadFile(filepath.Join(examplesDir, "policies", policyFile))
-				if err != nil {
-					t.Fatal(err)
-				}
+				data := readFile(t, filepath.Join(examplesDir, "policies", policyFile))
 				p, err := v1alpha1.DecodeNodePolicy(data)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				c = newCluster(t, offeredNode(t, "hgx-h100", p.Rules...))
 			}
 			c.addCards(0, 2)
-			pods, claims := podClaims(t, example(t, name), c.class)
+			pods, byPod := c.allocateAll(t, example(t, name))
 			var got []string
-			done := map[string]bool{}
 			for _, pod := range pods {
-				checkPod(t, pod, claims[pod.Name])
-				for _, claim := range claims[pod.Name] {
-					checkExpressions(t, claim)
-					if done[claim.Name] {
-						continue // shared with a pod before
-					}
-					done[claim.Name] = true
-					devices, _, err := c.try(claim)
-					if err != nil {
-						t.Fatalf("pod %s: %v", pod.Name, err)
-					}
-					for _, d := range devices {
-						got = append(got, describe(c, d))
-					}
-				}
+				got = append(got, byPod[pod]...)
 			}
 			if diff := gocmp.Diff(wanted[name], got); diff != "" {
 				t.Errorf("devices (-want +got):\n%s", diff)

@@ -4,6 +4,7 @@ package packing
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -21,13 +22,27 @@ import (
 	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
+// must ends a test if there is an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// readFile is the content of a file.
+func readFile(t testing.TB, path string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	must(t, err)
+	return data
+}
+
 // model is the inventory of a node of a model, with the MIG mode of an admin who wants partitions.
 func model(t *testing.T, name string) *policy.Node {
 	t.Helper()
 	node, err := Inventory(t.Context(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for i := range node.GPUs {
 		node.GPUs[i].MIG.Enabled = node.GPUs[i].MIG.Capable
 	}
@@ -49,9 +64,7 @@ func offered(inventory *policy.Node, rules ...v1alpha1.Rule) *policy.Node {
 func boardNode(t *testing.T, name string) *policy.Node {
 	t.Helper()
 	board, err := sim.FindBoard(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	node := &policy.Node{Node: &gpu.Node{}}
 	for i := range 2 {
 		memory := board.MemoryMiB << 20
@@ -93,9 +106,7 @@ func newCluster(t *testing.T, inventory *policy.Node) *cluster {
 func clusterOf(t *testing.T, inventory *policy.Node, published []*resourceapi.ResourceSlice, classes allocator.Classes) *cluster {
 	t.Helper()
 	node, err := NewNode(published, classes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return &cluster{Node: node, t: t, slices: published, class: classes, inventory: inventory}
 }
 
@@ -201,6 +212,36 @@ func podClaims(t *testing.T, objects []runtime.Object, deviceClasses []*resource
 		}
 	}
 	return pods, claims
+}
+
+// allocateAll allocates the claims of the pods of a manifest and returns what each gets, in order of the pods. A claim that a pod before
+// has is looked at, and not allocated again.
+func (c *cluster) allocateAll(t *testing.T, objects []runtime.Object, looks ...func(*testing.T, *resourceapi.ResourceClaim)) (pods []string, got map[string][]string) {
+	t.Helper()
+	list, claims := podClaims(t, objects, c.class)
+	got, done := map[string][]string{}, map[string]bool{}
+	for _, pod := range list {
+		checkPod(t, pod, claims[pod.Name])
+		pods, got[pod.Name] = append(pods, pod.Name), nil
+		for _, claim := range claims[pod.Name] {
+			checkExpressions(t, claim)
+			for _, look := range looks {
+				look(t, claim)
+			}
+			if done[claim.Name] {
+				continue
+			}
+			done[claim.Name] = true
+			devices, _, err := c.try(claim)
+			if err != nil {
+				t.Fatalf("pod %s: %v", pod.Name, err)
+			}
+			for _, d := range devices {
+				got[pod.Name] = append(got[pod.Name], describe(c, d))
+			}
+		}
+	}
+	return pods, got
 }
 
 // newClaimOf creates a claim with the API's defaults.

@@ -39,28 +39,18 @@ func several(pods int, name, want string) step { return step{name, 1, pods, want
 func imported(t *testing.T, format policy.Format, text, name string, inventory *policy.Node, partitions func(*gpu.GPU) []gpu.Place) *cluster {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte(text), 0o600))
 	set, err := policy.Load(file, format)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, p, err := set.Select(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := policy.Check(p, inventory.Node); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, policy.Check(p, inventory.Node))
 	read := migrate.DevicePlugin
 	if format.Name == migrate.FormatMIGParted().Name {
 		read = migrate.MIGParted
 	}
 	i, err := read([]byte(text), migrate.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	inventory = policy.Apply(p, inventory.Node, policy.Means{Partitions: partitions})
 	return clusterOf(t, inventory, Cleave(inventory), i.Classes())
 }
@@ -163,10 +153,7 @@ func TestImport_ExtendedResources(t *testing.T) {
 			}
 			text := tt.text
 			if file, ok := strings.CutPrefix(text, "@"); ok {
-				data, err := os.ReadFile(filepath.Join("../../pkg/migrate/testdata", file))
-				if err != nil {
-					t.Fatal(err)
-				}
+				data := readFile(t, filepath.Join("../../pkg/migrate/testdata", file))
 				text = string(data)
 			}
 			c := imported(t, tt.format, text, tt.policy, inventory, existing(tt.partitions))
@@ -219,9 +206,7 @@ func TestImport_Classes(t *testing.T) {
 		"version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, rename: x, devices: [0, '7'], replicas: 4}]}}": {"gpu.device-plugin.cleave.dev": {"gpu"}, "x.device-plugin.cleave.dev": {"timeslice"}},
 	} {
 		i, err := migrate.DevicePlugin([]byte(text), migrate.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		got := map[string][]string{}
 		for _, s := range Cleave(offeredNode(t, "hgx-h100")) {
 			for n := range s.Spec.Devices {

@@ -115,14 +115,9 @@ func examplePolicies(t *testing.T) (names []string, published [][]*resourceapi.R
 		t.Fatal("no example policies", err)
 	}
 	for _, file := range files {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := readFile(t, file)
 		p, err := v1alpha1.DecodeNodePolicy(data)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		names = append(names, strings.TrimSuffix(filepath.Base(file), ".yaml"))
 		published = append(published, Cleave(offeredNode(t, "hgx-h100", p.Rules...)))
 	}
@@ -146,9 +141,7 @@ func ask(t *testing.T, module string, q query) []outcome {
 	t.Helper()
 	program := build(t, module)
 	input, err := json.Marshal(q)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	run := exec.CommandContext(t.Context(), program)
 	run.Stdin, run.Stderr = bytes.NewReader(input), os.Stderr
 	output, err := run.Output()
@@ -185,14 +178,9 @@ func word(t *testing.T, class string, o outcome) string {
 func checkGolden(t *testing.T, file, got string) {
 	t.Helper()
 	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, []byte(got), 0o600))
 	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := readFile(t, file)
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("%s (-want +got; -update writes it):\n%s", file, diff)
 	}

@@ -65,9 +65,7 @@ func newMeasured(t *testing.T, published []*resourceapi.ResourceSlice, rules ...
 	t.Helper()
 	classes := shapeClasses(published)
 	node, err := NewNode(published, classes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	m := &measured{Node: node, class: classes, cache: pools.NewCache()}
 	shuffled := slices.Clone(published)
 	rand.New(rand.NewPCG(1, 1)).Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
@@ -86,13 +84,9 @@ func (m *measured) allocate(t *testing.T, claims ...*resourceapi.ResourceClaim) 
 		specs = append(specs, &c.Spec)
 	}
 	demand, err := pools.NewDemand(m.class.Get, specs...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	requests, err := m.cache.Requests(t.Context(), m.pools, demand)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	before := m.state.Clone()
 	uses, fits, err := m.state.Fit(requests...)
 	if err != nil {
@@ -187,20 +181,24 @@ func checkTrace(t *testing.T, m *measured, seed uint64, steps int) {
 	}
 }
 
+// checkTraces replays traces on a node that publishes in an order, without taints and with some.
+func checkTraces(t *testing.T, publish Order, node *policy.Node) {
+	t.Helper()
+	for seed := range uint64(2) {
+		published := publish(node)
+		if seed > 0 {
+			taint(published)
+		}
+		checkTrace(t, newMeasured(t, published), seed, 60)
+	}
+}
+
 // TestMeasure_AgreesWithAllocator replays random claims on all node models, in three orders of devices.
 func TestMeasure_AgreesWithAllocator(t *testing.T) {
 	orders := map[string]Order{"cleave": Cleave, "compatible": Compatible, "peer": Peer}
 	for _, name := range simulated.NodeModels() {
 		for order, publish := range orders {
-			t.Run(name+"/"+order, func(t *testing.T) {
-				for seed := range uint64(2) {
-					published := publish(measuredNode(t, name))
-					if seed > 0 {
-						taint(published)
-					}
-					checkTrace(t, newMeasured(t, published), seed, 60)
-				}
-			})
+			t.Run(name+"/"+order, func(t *testing.T) { checkTraces(t, publish, measuredNode(t, name)) })
 		}
 	}
 }

@@ -4,7 +4,6 @@ package packing
 
 import (
 	"bytes"
-	"os"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -19,37 +18,21 @@ import (
 // The pictures of docs/packing.md are what make packing-pictures draws.
 func TestPictures_UpToDate(t *testing.T) {
 	inventory, err := models.Load("hgx-h100")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	classes, err := manifests.Classes()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pool := simulation.Pool{
 		Model: "hgx-h100", Nodes: 50, Node: policy.Apply(&v1alpha1.NodePolicy{}, inventory, policy.Means{}), Driver: v1alpha1.Group, Classes: classes,
 	}
 	for _, name := range []string{"inference", "training", "mixed"} {
-		data, err := os.ReadFile(examplesDir + "/workloads/" + name + ".yaml")
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := readFile(t, examplesDir+"/workloads/"+name+".yaml")
 		w, err := simulation.Decode(data)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		report, err := simulation.Run(t.Context(), pool, w, simulation.Strategies(), 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var got bytes.Buffer
-		if err := report.SVG(&got, name); err != nil {
-			t.Fatal(err)
-		}
-		want, err := os.ReadFile("../../docs/images/packing-" + name + ".svg")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, report.SVG(&got, name))
+		want := readFile(t, "../../docs/images/packing-"+name+".svg")
 		if diff := cmp.Diff(string(want), got.String()); diff != "" {
 			t.Errorf("%s: make packing-pictures draws another picture (-docs +drawn):\n%.2000s", name, diff)
 		}

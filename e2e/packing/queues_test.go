@@ -5,7 +5,6 @@ package packing
 import (
 	"bytes"
 	"encoding/json"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -82,10 +81,7 @@ func buildDecoder(t *testing.T) func(t *testing.T, name string) []kueueObject {
 	program := build(t, "kueue")
 	return func(t *testing.T, name string) []kueueObject {
 		t.Helper()
-		data, err := os.ReadFile(filepath.Join(examplesDir, "kueue", name+".yaml"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := readFile(t, filepath.Join(examplesDir, "kueue", name+".yaml"))
 		var objects []kueueObject
 		for document := range bytes.SplitSeq(data, []byte("\n---\n")) {
 			run := exec.CommandContext(t.Context(), program)
@@ -95,9 +91,7 @@ func buildDecoder(t *testing.T) func(t *testing.T, name string) []kueueObject {
 				t.Fatalf("%s: %v: %s\n%s", name, err, problem, document)
 			}
 			var o kueueObject
-			if err := json.Unmarshal(output.Bytes(), &o); err != nil {
-				t.Fatal(err)
-			}
+			must(t, json.Unmarshal(output.Bytes(), &o))
 			objects = append(objects, o)
 		}
 		return objects
@@ -143,9 +137,7 @@ func charges(t *testing.T, driver string, d *resourceapi.Device, counter, capaci
 		t.Fatal(compiled.Error)
 	}
 	ok, _, err := compiled.DeviceMatches(t.Context(), cel.Device{Driver: driver, Attributes: d.Attributes, Capacity: d.Capacity})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if source.Driver != driver || !ok {
 		return false
 	}

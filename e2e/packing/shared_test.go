@@ -325,9 +325,7 @@ func TestShares_CountedTwiceInFlight(t *testing.T) {
 			Requests: []resourceapi.DeviceRequest{workload.Request("gpu", mps, 1, "cores=25", "memory=20Gi")},
 		}})
 		results, err := c.Allocate(t.Context(), first)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		want := "3 mps cores=50 memory=40Gi"
 		if inFlight {
 			c.Take(results...)

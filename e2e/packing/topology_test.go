@@ -13,6 +13,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/cleave-dra/cleave/api/v1alpha1"
+	"github.com/cleave-dra/cleave/e2e/workload"
 	"github.com/cleave-dra/cleave/pkg/allocator"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
@@ -23,9 +24,7 @@ import (
 func wholeNode(t *testing.T, model string, tiers ...v1alpha1.Tier) *policy.Node {
 	t.Helper()
 	inventory, err := Inventory(t.Context(), model)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return offered(inventory, v1alpha1.Rule{Tiers: tiers})
 }
 
@@ -80,9 +79,7 @@ func (s state) possible(n int) bool {
 func (s state) torn() (torn int) {
 	s.t.Helper()
 	for n := 2; n <= bits.OnesCount(s.free); n++ {
-		claim := allocator.NewClaim(fmt.Sprintf("claim-%d", n), "gpu.cleave.dev", 1)
-		claim.Spec.Devices.Requests[0].Exactly.Count = int64(n)
-		devices, release, err := s.try(claim)
+		devices, release, err := s.try(newClaimOf(fmt.Sprintf("claim-%d", n), workload.ClaimSpec("gpu.cleave.dev", int64(n))))
 		if err != nil {
 			s.t.Fatalf("free %b: %d GPUs: %v", s.free, n, err)
 		}
@@ -164,9 +161,7 @@ func compareStatic(t *testing.T, node *policy.Node, mixes []Mix) (static, late, 
 	result, err := Compare(t.Context(), Options{
 		Node: node, Mixes: mixes, Classes: manifestClasses(t), Seeds: (*seeds + 1) / 2, Requests: *requests, FirstSeed: *firstSeed, Static: true,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := result.Print(t.Output()); err != nil {
 		t.Error(err)
 	}
@@ -222,11 +217,7 @@ func TestTopology_Examples(t *testing.T) {
 // TestTopology_Links has the expression of docs/topology.md.
 func TestTopology_Links(t *testing.T) {
 	fast := func(class string) *resourceapi.ResourceClaim {
-		claim := allocator.NewClaim("fast", class, 1)
-		claim.Spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
-			Expression: `device.attributes["gpu.cleave.dev"].?nvlinkBandwidthMBps.orValue(0) >= 400000`,
-		}}}
-		return claim
+		return newClaimOf("fast", workload.ClaimSpec(class, 1, `device.attributes["gpu.cleave.dev"].?nvlinkBandwidthMBps.orValue(0) >= 400000`))
 	}
 	for model, want := range map[string]bool{"hgx-h100": true, "gb200-nvl72": true, "dgx-a100": false, "l40s": false} {
 		claim := fast("gpu.cleave.dev")

@@ -25,18 +25,14 @@ func TestDriverRoot_NvidiaSMI(t *testing.T) {
 	root := driverroot.Root{Host: host, Here: host}
 	if host == "/" {
 		root.Here = t.TempDir()
-		if err := os.CopyFS(root.Here, os.DirFS(filepath.Join(b.source, "bin", "image", "host"))); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.CopyFS(root.Here, os.DirFS(filepath.Join(b.Source, "bin", "image", "host"))))
 		for _, dir := range []string{"usr", "etc/alternatives"} {
 			here := filepath.Join(root.Here, dir)
 			err := errors.Join(os.MkdirAll(here, 0o700), unix.Mount(filepath.Join("/", dir), here, "", unix.MS_BIND|unix.MS_REC, ""))
 			if dir != "usr" && errors.Is(err, fs.ErrNotExist) {
 				continue // not every distribution has it
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			t.Cleanup(func() {
 				if err := unix.Unmount(here, unix.MNT_DETACH); err != nil {
 					t.Error(err)

@@ -39,9 +39,7 @@ func TestTimes(t *testing.T) {
 		t.Fatalf("sockets of the plugin: %v, %v", sockets, err)
 	}
 	plugin, err := workload.Dial(sockets[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = plugin.Close() }() // nothing is on its way
 	for _, suffix := range []string{"", "-mps"} {
 		b.timePrepare(ctx, t, plugin, suffix)
@@ -52,9 +50,7 @@ func TestTimes(t *testing.T) {
 func (b *bed) timePrepare(ctx context.Context, t *testing.T, plugin *workload.Plugin, suffix string) {
 	t.Helper()
 	pool, device, err := b.device(ctx, suffix)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	devices := workload.OneGPU(pool, device, false)
 	if suffix != "" {
 		devices = workload.OneShare(pool, device, map[string]int64{"memory": 4 * gib, "cores": 25})
@@ -62,22 +58,16 @@ func (b *bed) timePrepare(ctx context.Context, t *testing.T, plugin *workload.Pl
 	var prepared, unprepared []time.Duration
 	for i := range 30 {
 		claim, err := b.Allocate(ctx, namespace, fmt.Sprintf("by-hand%s-%d", suffix, i), devices)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		began := time.Now()
 		if _, err := plugin.Prepare(ctx, claim); err != nil {
 			t.Fatal(err)
 		}
 		prepared = append(prepared, time.Since(began))
 		began = time.Now()
-		if err := plugin.Unprepare(ctx, claim); err != nil {
-			t.Fatal(err)
-		}
+		must(t, plugin.Unprepare(ctx, claim))
 		unprepared = append(unprepared, time.Since(began))
-		if err := b.Kube.ResourceV1().ResourceClaims(namespace).Delete(ctx, claim.Name, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.Kube.ResourceV1().ResourceClaims(namespace).Delete(ctx, claim.Name, metav1.DeleteOptions{}))
 	}
 	for what, took := range map[string][]time.Duration{"prepare": prepared, "unprepare": unprepared} {
 		t.Logf("%s of %s: first %s", what, device, took[0])
@@ -112,9 +102,7 @@ func isWhole(name string) bool { return len(name) == len("gpu-0000-00-06-0") }
 func pids(t *testing.T, program string) []int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var found []int
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())

@@ -35,48 +35,34 @@ var env *bed
 // bed is a cluster whose node has this machine's GPUs, with Cleave installed.
 type bed struct {
 	workload.Client
-	source string
+	*release.Bed
 	values string
 }
 
-func TestMain(m *testing.M) {
-	if os.Getenv("CLEAVE_GPU") != "1" {
-		os.Exit(m.Run())
-	}
-	os.Exit(cluster.RunTests(m, func(ctx context.Context) (err error) {
-		env, err = setUp(ctx)
-		return err
-	}, func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-		defer cancel()
-		return errors.Join(keepLogs(), cluster.Down(ctx, clusterDir))
-	}))
+var tests = workload.Suite{
+	Variable: "CLEAVE_GPU", On: "a machine with a GPU (docs/hardware.md)",
+	Options: cluster.Options{Dir: clusterDir, NodeLabels: map[string]string{release.NodeLabel: "true"}},
 }
 
-func setUp(ctx context.Context) (*bed, error) {
-	source, err := filepath.Abs("../..")
-	if err != nil {
-		return nil, err
+func TestMain(m *testing.M) {
+	os.Exit(tests.Run(m, setUp, func(context.Context) error { return keepLogs() }))
+}
+
+func setUp(ctx context.Context, client workload.Client) (err error) {
+	b := &bed{Client: client}
+	env = b
+	if b.Bed, err = release.Prepare(ctx, client.Cluster, tests.Options.Source, ""); err != nil {
+		return err
 	}
-	client, err := workload.Up(ctx, cluster.Options{Source: source, Dir: clusterDir, Output: os.Stdout,
-		NodeLabels: map[string]string{release.NodeLabel: "true"}})
-	if err != nil {
-		return nil, err
-	}
-	b := &bed{Client: client, source: source}
 	if err := b.importProbe(ctx); err != nil {
-		return nil, err
-	}
-	mps, err := release.Import(ctx, client.Cluster, source)
-	if err != nil {
-		return nil, err
+		return err
 	}
 	port, err := cluster.FreePort(ctx, "")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	b.values = strings.NewReplacer("$port", strconv.Itoa(client.Cluster.APIServerPort()), "$metrics", strconv.Itoa(port),
-		"$kubelet", client.Cluster.KubeletDir(), "$cdi", client.Cluster.CDIDir(), "$mps", mps, "$root", cmp.Or(os.Getenv("CLEAVE_GPU_DRIVER_ROOT"), "/")).Replace(`
+		"$kubelet", client.Cluster.KubeletDir(), "$cdi", client.Cluster.CDIDir(), "$mps", b.MPSDir, "$root", cmp.Or(os.Getenv("CLEAVE_GPU_DRIVER_ROOT"), "/")).Replace(`
 image: {repository: cleave.local/cleave, tag: e2e, pullPolicy: Never}
 driver: {root: $root}
 kubelet: {dir: $kubelet}
@@ -89,13 +75,12 @@ plugin:
 mps: {dir: $mps, computeMode: keep, logVerbosity: 4}
 metrics: {port: $metrics}
 `)
-	return b, b.install(ctx)
+	return b.install(ctx)
 }
 
 // install installs the chart and waits until the GPU is offered whole and by MPS.
 func (b *bed) install(ctx context.Context) error {
-	if _, err := release.Helm(ctx, b.source, b.values, "install", "cleave", release.Chart(b.source), "--namespace", release.Namespace,
-		"--create-namespace", "--kubeconfig", b.Cluster.Kubeconfig()); err != nil {
+	if _, err := b.Helm(ctx, b.values, "install", "cleave", release.Chart(b.Source), "--create-namespace"); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 90*time.Second)
@@ -122,7 +107,7 @@ func hasDevice(pool []resourceapi.ResourceSlice, suffix string) bool {
 // which is as new as the one that the driver's libraries were installed for.
 func (b *bed) importProbe(ctx context.Context) error {
 	files := []cluster.File{
-		{Path: "bin/cuda-probe", Mode: 0o755, Source: filepath.Join(b.source, "bin", "gpu-lane", "cuda-probe")},
+		{Path: "bin/cuda-probe", Mode: 0o755, Source: filepath.Join(b.Source, "bin", "gpu-lane", "cuda-probe")},
 		{Path: "lib64/ld-linux-x86-64.so.2", Mode: 0o755, Source: "/lib64/ld-linux-x86-64.so.2"},
 		{Path: "bin/busybox", Mode: 0o755, Source: "/bin/busybox"},
 		{Path: "bin/sh", Link: "busybox"},
@@ -139,12 +124,7 @@ func (b *bed) importProbe(ctx context.Context) error {
 // onGPU bounds a test and skips it where there is no GPU.
 func onGPU(t *testing.T, limit time.Duration) (context.Context, *bed) {
 	t.Helper()
-	if env == nil {
-		t.Skip("CLEAVE_GPU=1 runs this, as root, on a machine with a GPU (docs/hardware.md)")
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	t.Cleanup(cancel)
-	return ctx, env
+	return tests.Bound(t, limit), env
 }
 
 // keepLogs copies the logs of the cluster to CLEAVE_GPU_OUT, if that is set.

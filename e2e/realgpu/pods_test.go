@@ -31,14 +31,20 @@ type answer struct {
 
 const gib = int64(1) << 30
 
+// must ends a test if there is an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // start creates a pod with a claim for a device of a class, none for "", and waits until it runs.
 func (b *bed) start(ctx context.Context, t *testing.T, name, class string, amounts ...string) *corev1.Pod {
 	t.Helper()
 	b.create(ctx, t, name, class, "", amounts...)
 	pod, err := b.WaitRunning(ctx, namespace, name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return pod
 }
 
@@ -73,9 +79,7 @@ func (b *bed) createPod(ctx context.Context, t *testing.T, pod *corev1.Pod, clas
 		objects = []runtime.Object{workload.Template(name, resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
 			Requests: []resourceapi.DeviceRequest{workload.Request("gpu", class, 1, amounts...)}}}), pod}
 	}
-	if err := workload.Create(ctx, b.Kube, namespace, objects); err != nil {
-		t.Fatal(err)
-	}
+	must(t, workload.Create(ctx, b.Kube, namespace, objects))
 	t.Cleanup(func() { b.remove(t, name, false) })
 }
 
@@ -100,9 +104,7 @@ func (b *bed) remove(t *testing.T, name string, forced bool) {
 func (b *bed) probe(ctx context.Context, t *testing.T, pod string, commands ...string) []answer {
 	t.Helper()
 	out, err := b.Kubectl(ctx, strings.Join(commands, "\n")+"\n", "--namespace", namespace, "exec", "-i", pod, "--", "/bin/cuda-probe")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Logf("cuda-probe in %s: %s", pod, strings.ReplaceAll(strings.TrimSpace(out), "\n", " "))
 	var answers []answer
 	for line := range strings.Lines(out) {
@@ -145,9 +147,7 @@ func TestPod_UserNamespace(t *testing.T) {
 	pod.Spec.HostUsers = &own
 	b.createPod(ctx, t, pod, "gpu.cleave.dev")
 	pod, err := b.WaitRunning(ctx, namespace, pod.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if out := b.inPod(ctx, t, pod.Name, "/bin/busybox", "cat", "/proc/self/uid_map"); strings.Fields(out)[1] == "0" {
 		t.Errorf("the pod has no user namespace: %s", out)
 	}

@@ -9,15 +9,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cleave-dra/cleave/e2e/release"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
 // TestRelease_Uninstalled is the last test: nothing of Cleave is left.
 func TestRelease_Uninstalled(t *testing.T) {
 	ctx, b := onGPU(t, 2*time.Minute)
-	if _, err := release.Helm(ctx, b.source, "", "uninstall", "cleave", "--namespace", release.Namespace, "--wait", "--kubeconfig",
-		b.Cluster.Kubeconfig()); err != nil {
+	if _, err := b.Helm(ctx, "", "uninstall", "cleave", "--wait"); err != nil {
 		t.Fatal(err)
 	}
 	// Helm waits for the DaemonSets; their pods end after them.

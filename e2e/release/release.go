@@ -55,6 +55,8 @@ func Helm(ctx context.Context, source, values string, args ...string) (string, e
 // cluster down removes all of it.
 type Bed struct {
 	cluster *cluster.Cluster
+	// Source is the root of the repository.
+	Source string
 	// Node is the simulated hardware, of the first node if there are several; nothing is started on it.
 	Node *node.Node
 	// Nodes are the simulated hardware of all nodes, as cluster.Nodes lists them.
@@ -81,12 +83,13 @@ func ImportPrevious(ctx context.Context, c *cluster.Cluster, source string) erro
 }
 
 // Prepare creates a bed of a cluster. The repository source must have bin/nvml-sim, bin/libnvidia-ml.so.1 (make sim) and an
-// image (see Images); model is that of the simulated nodes, such as hgx-h100.
+// image (see Images); model is that of the simulated nodes, such as hgx-h100. Without one, nodes have the GPUs of this machine, and
+// only an image is needed.
 func Prepare(ctx context.Context, c *cluster.Cluster, source, model string) (*Bed, error) {
-	b := &Bed{cluster: c}
+	b := &Bed{cluster: c, Source: source}
 	var err error
-	if b.MPSDir, err = Import(ctx, c, source); err != nil {
-		return nil, err
+	if b.MPSDir, err = importCleave(ctx, c, source); err != nil || model == "" {
+		return b, err
 	}
 	for _, on := range c.Nodes() {
 		dir, err := on.GuestDir("node")
@@ -107,8 +110,13 @@ func Prepare(ctx context.Context, c *cluster.Cluster, source, model string) (*Be
 	return b, nil
 }
 
-// Import gives containerd Cleave's image (see Images) and returns a directory for the MPS supervisor.
-func Import(ctx context.Context, c *cluster.Cluster, source string) (mpsDir string, err error) {
+// Helm runs Helm on the cluster, in the namespace of the release. Tests name the chart, see Chart.
+func (b *Bed) Helm(ctx context.Context, values string, args ...string) (string, error) {
+	return Helm(ctx, b.Source, values, append(args, "--kubeconfig", b.cluster.Kubeconfig(), "--namespace", Namespace)...)
+}
+
+// importCleave gives containerd Cleave's image (see Images) and returns a directory for the MPS supervisor.
+func importCleave(ctx context.Context, c *cluster.Cluster, source string) (mpsDir string, err error) {
 	for _, n := range c.Nodes() {
 		if mpsDir, err = n.GuestDir("mps"); err != nil {
 			return "", err

@@ -26,27 +26,20 @@ func (b *bed) fallbacks() int { return b.logged("None of the best nodes will do"
 func (b *bed) logged(text string) int {
 	b.t.Helper()
 	log, err := os.ReadFile(filepath.Join(b.dir, "cleave-scheduler.log"))
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	return strings.Count(string(log), text)
 }
 
 // TestScheduler_ExtendedResource: pods that ask for GPUs by an extended resource have no claim until they are bound. What they
 // get counts before, so that the next are not sent to GPUs that are gone.
 func TestScheduler_ExtendedResource(t *testing.T) {
-	b := newBed(t)
-	b.addClasses()
-	b.addNodes("n1", "n2", "n3", "n4")
+	b := newBed(t, "n1", "n2", "n3", "n4")
 	b.startScheduler(`{"candidates": 1}`)
 	name := corev1.ResourceName(resourceapi.ResourceDeviceClassPrefix + "gpu.cleave.dev")
 	for i := range 32 {
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "extended-"}, Spec: corev1.PodSpec{
-			SchedulerName: "cleave-scheduler",
-			Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{
-				Limits: corev1.ResourceList{name: resource.MustParse("1")},
-			}}},
-		}}
+		pod := podWith()
+		pod.GenerateName = "extended-"
+		pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{name: resource.MustParse("1")}
 		if _, err := b.kube.CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
 			t.Fatalf("pod %d: %v", i, err)
 		}
@@ -66,7 +59,6 @@ func TestScheduler_ExtendedResource(t *testing.T) {
 // all in one zone. Three zones have two nodes each.
 func TestScheduler_RestrictedPods(t *testing.T) {
 	b := newBed(t)
-	b.addClasses()
 	zones := map[string]string{"n1": "a", "n2": "a", "n3": "b", "n4": "b", "n5": "c", "n6": "c"}
 	for _, name := range slices.Sorted(maps.Keys(zones)) {
 		b.addNodes(name)
@@ -130,9 +122,7 @@ func TestScheduler_RestrictedPods(t *testing.T) {
 // TestScheduler_FallsBack: all four candidates refuse a pod for its host port, which GPUPacking does not look at. The next attempt
 // sees the fifth node, and does not wait until kube-scheduler tries all pods again (5 min).
 func TestScheduler_FallsBack(t *testing.T) {
-	b := newBed(t)
-	b.addClasses()
-	b.addNodes("n1", "n2", "n3", "n4", "n5")
+	b := newBed(t, "n1", "n2", "n3", "n4", "n5")
 	port := func(p *corev1.Pod) {
 		p.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 8080, HostPort: 8080}}
 	}
@@ -156,9 +146,7 @@ func TestScheduler_FallsBack(t *testing.T) {
 func (b *bed) nodesOf(app string) map[string]int {
 	b.t.Helper()
 	pods, err := b.kube.CoreV1().Pods(namespace).List(b.t.Context(), metav1.ListOptions{LabelSelector: "app=" + app})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	found := map[string]int{}
 	for i := range pods.Items {
 		found[pods.Items[i].Spec.NodeName]++
@@ -169,9 +157,7 @@ func (b *bed) nodesOf(app string) map[string]int {
 func (b *bed) label(node, key, value string) {
 	b.t.Helper()
 	text := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, key, value)
-	if _, err := b.kube.CoreV1().Nodes().Patch(b.t.Context(), node, types.MergePatchType, []byte(text), metav1.PatchOptions{}); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, errOf(b.kube.CoreV1().Nodes().Patch(b.t.Context(), node, types.MergePatchType, []byte(text), metav1.PatchOptions{})))
 }
 
 // addVolume creates a volume of a zone and a claim that has it, as controllers bind them.
@@ -179,19 +165,13 @@ func (b *bed) addVolume(name, zone string) {
 	b.t.Helper()
 	ctx, size := b.t.Context(), corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
 	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
-	must := func(err error) {
-		b.t.Helper()
-		if err != nil {
-			b.t.Fatal(err)
-		}
-	}
 	claim, err := b.kube.CoreV1().PersistentVolumeClaims(namespace).Create(ctx, &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"pv.kubernetes.io/bind-completed": "yes"}},
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: modes, Resources: corev1.VolumeResourceRequirements{Requests: size}, VolumeName: name, StorageClassName: new(string),
 		},
 	}, metav1.CreateOptions{})
-	must(err)
+	must(b.t, err)
 	_, err = b.kube.CoreV1().PersistentVolumes().Create(ctx, &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PersistentVolumeSpec{
@@ -203,8 +183,8 @@ func (b *bed) addVolume(name, zone string) {
 			}}},
 		},
 	}, metav1.CreateOptions{})
-	must(err)
+	must(b.t, err)
 	claim.Status.Phase = corev1.ClaimBound
 	_, err = b.kube.CoreV1().PersistentVolumeClaims(namespace).UpdateStatus(ctx, claim, metav1.UpdateOptions{})
-	must(err)
+	must(b.t, err)
 }

@@ -15,19 +15,17 @@ import (
 // What an API server counts is what it keeps of a slice that it is asked about; the slice is not stored.
 func TestCounting(t *testing.T) {
 	for name, test := range map[string]struct {
-		gate             string
+		gates            map[string]bool
 		shares, counters string // part of the reason; empty for none
 	}{
-		"by default":  {gate: "DRAPartitionableDevices=true"},
-		"no counters": {gate: "DRAPartitionableDevices=false", counters: "drops counters"},
-		"no shares":   {gate: "DRAConsumableCapacity=false", shares: "drops what shares need"},
+		"by default":  {},
+		"no counters": {gates: map[string]bool{"DRAPartitionableDevices": false}, counters: "drops counters"},
+		"no shares":   {gates: map[string]bool{"DRAConsumableCapacity": false}, shares: "drops what shares need"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBed(t, "--feature-gates="+test.gate)
+			b := newBedOf(t, test.gates)
 			c := cluster.NewCounting(b.kube, "gpu.cleave.dev", "node-1")
-			if err := c.Wait(t.Context(), time.Second); err != nil {
-				t.Fatal(err)
-			}
+			must(t, c.Wait(t.Context(), time.Second))
 			for _, of := range []struct {
 				what string
 				got  error

@@ -23,32 +23,21 @@ func (b *bed) addReplica(name, class string) {
 	b.t.Helper()
 	ctx := b.t.Context()
 	pods, claims := b.kube.CoreV1().Pods(namespace), b.kube.ResourceV1().ResourceClaims(namespace)
-	must := func(err error) {
-		b.t.Helper()
-		if err != nil {
-			b.t.Fatal(err)
-		}
-	}
 	template := "template"
-	pod, err := pods.Create(ctx, &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: []metav1.OwnerReference{
-			{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", UID: "0", Controller: new(true)}}},
-		Spec: corev1.PodSpec{
-			SchedulerName:  "cleave-scheduler",
-			Containers:     []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}}}},
-			ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}},
-		},
-	}, metav1.CreateOptions{})
-	must(err)
+	pod := podWith(corev1.PodResourceClaim{Name: "gpu", ResourceClaimTemplateName: &template})
+	pod.Name = name
+	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", UID: "0", Controller: new(true)}}
+	pod, err := pods.Create(ctx, pod, metav1.CreateOptions{})
+	must(b.t, err)
 	_, err = claims.Create(ctx, &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: []metav1.OwnerReference{
 			{APIVersion: "v1", Kind: "Pod", Name: name, UID: pod.UID, Controller: new(true)}}},
 		Spec: workload.ClaimSpec(class, 1),
 	}, metav1.CreateOptions{})
-	must(err)
+	must(b.t, err)
 	pod.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "gpu", ResourceClaimName: &name}}
 	_, err = pods.UpdateStatus(ctx, pod, metav1.UpdateOptions{})
-	must(err)
+	must(b.t, err)
 }
 
 // end deletes a pod with its claim.
@@ -57,17 +46,16 @@ func (b *bed) end(name string) {
 	b.free(name)
 	claims := b.kube.ResourceV1().ResourceClaims(namespace)
 	for _, err := range []error{
-		patch(claims.Patch(b.t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})),
+		errOf(claims.Patch(b.t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})),
 		claims.Delete(b.t.Context(), name, metav1.DeleteOptions{}),
 		b.kube.CoreV1().Pods(namespace).Delete(b.t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}),
 	} {
-		if err != nil {
-			b.t.Fatal(err)
-		}
+		must(b.t, err)
 	}
 }
 
-func patch[T any](_ T, err error) error { return err }
+// errOf is the error of a call that returns something besides.
+func errOf[T any](_ T, err error) error { return err }
 
 // place is where a pod got its device.
 func (b *bed) place(name string) repack.Place {
@@ -96,17 +84,13 @@ func (b *bed) placedAsAdvised(m repack.Move) {
 func (b *bed) cordon(node string, on bool) {
 	b.t.Helper()
 	text := fmt.Sprintf(`{"spec":{"unschedulable":%t}}`, on)
-	if _, err := b.kube.CoreV1().Nodes().Patch(b.t.Context(), node, types.MergePatchType, []byte(text), metav1.PatchOptions{}); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, errOf(b.kube.CoreV1().Nodes().Patch(b.t.Context(), node, types.MergePatchType, []byte(text), metav1.PatchOptions{})))
 }
 
 // TestRepack_Followed follows the advice of the program, with cleave-scheduler: each replacement gets the place that was
 // advised, whether the old pod still has its devices or not, and the GPUs are free afterwards.
 func TestRepack_Followed(t *testing.T) {
-	b := newBed(t)
-	b.addClasses()
-	b.addNodes("n1", "n2", "n3")
+	b := newBed(t, "n1", "n2", "n3")
 	b.startScheduler("{}")
 	classes := []string{"mig-1g.10gb.cleave.dev", "mig-2g.20gb.cleave.dev", "mig-1g.10gb.cleave.dev", "timeslice.cleave.dev", "mig-3g.40gb.cleave.dev"}
 	const replicas = 60
@@ -122,13 +106,9 @@ func TestRepack_Followed(t *testing.T) {
 		}
 	}
 	out, err := exec.CommandContext(t.Context(), bin("cleave"), "inspect", "--from-cluster", "--repack", "-o", "json", "--kubeconfig", b.kubeconfig).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var advice repack.Advice
-	if err := json.Unmarshal(out, &advice); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(out, &advice))
 	if got := advice.GPUs - len(b.gpus()); got != advice.WholeNow || len(advice.Steps) < 2 || len(advice.Problems) > 0 {
 		t.Fatalf("%d GPUs are free; the advice is %s", got, out)
 	}
@@ -139,9 +119,7 @@ func TestRepack_Followed(t *testing.T) {
 		}
 		for _, m := range step.Pods {
 			var i int
-			if _, err := fmt.Sscanf(m.Pod, "web-%d", &i); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(fmt.Sscanf(m.Pod, "web-%d", &i)))
 			moves++
 			first := moves%2 == 0 || len(m.Or) > 0 || len(m.To.Devices) == 0 // as of a StatefulSet
 			if first {

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -32,13 +31,9 @@ const namespace = metav1.NamespaceDefault
 func (b *bed) addClasses() {
 	b.t.Helper()
 	classes, err := packing.Classes(filepath.Join("..", "..", "deployments", "manifests"))
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	for _, c := range classes {
-		if _, err := b.kube.ResourceV1().DeviceClasses().Create(b.t.Context(), c, metav1.CreateOptions{}); err != nil {
-			b.t.Fatal(err)
-		}
+		must(b.t, errOf(b.kube.ResourceV1().DeviceClasses().Create(b.t.Context(), c, metav1.CreateOptions{})))
 	}
 }
 
@@ -46,9 +41,7 @@ func (b *bed) addClasses() {
 func (b *bed) addNodes(names ...string) {
 	b.t.Helper()
 	inventory, err := packing.Inventory(b.t.Context(), "hgx-h100")
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	offered := policy.Apply(&v1alpha1.NodePolicy{}, inventory.Node, policy.Means{})
 	for _, name := range names {
 		room := corev1.ResourceList{
@@ -57,14 +50,10 @@ func (b *bed) addNodes(names ...string) {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name}}, Status: corev1.NodeStatus{
 			Capacity: room, Allocatable: room, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
 		}}
-		if _, err := b.kube.CoreV1().Nodes().Create(b.t.Context(), node, metav1.CreateOptions{}); err != nil {
-			b.t.Fatal(err)
-		}
+		must(b.t, errOf(b.kube.CoreV1().Nodes().Create(b.t.Context(), node, metav1.CreateOptions{})))
 		list := publish.Objects(offered, v1alpha1.Group, name)
 		for i := range list.Items {
-			if _, err := b.kube.ResourceV1().ResourceSlices().Create(b.t.Context(), &list.Items[i], metav1.CreateOptions{}); err != nil {
-				b.t.Fatal(err)
-			}
+			must(b.t, errOf(b.kube.ResourceV1().ResourceSlices().Create(b.t.Context(), &list.Items[i], metav1.CreateOptions{})))
 		}
 	}
 }
@@ -75,21 +64,25 @@ func (b *bed) addPods(prefix, class string, n int, change ...func(*corev1.Pod)) 
 	for i := range n {
 		name := fmt.Sprintf("%s-%d", prefix, i)
 		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: workload.ClaimSpec(class, 1)}
-		if _, err := b.kube.ResourceV1().ResourceClaims(namespace).Create(b.t.Context(), claim, metav1.CreateOptions{}); err != nil {
-			b.t.Fatal(err)
-		}
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": prefix}}, Spec: corev1.PodSpec{
-			SchedulerName:  "cleave-scheduler",
-			Containers:     []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}}}},
-			ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &name}},
-		}}
+		must(b.t, errOf(b.kube.ResourceV1().ResourceClaims(namespace).Create(b.t.Context(), claim, metav1.CreateOptions{})))
+		pod := podWith(corev1.PodResourceClaim{Name: "gpu", ResourceClaimName: &name})
+		pod.Name, pod.Labels = name, map[string]string{"app": prefix}
 		for _, c := range change {
 			c(pod)
 		}
-		if _, err := b.kube.CoreV1().Pods(namespace).Create(b.t.Context(), pod, metav1.CreateOptions{}); err != nil {
-			b.t.Fatal(err)
-		}
+		must(b.t, errOf(b.kube.CoreV1().Pods(namespace).Create(b.t.Context(), pod, metav1.CreateOptions{})))
 	}
+}
+
+// podWith is a pod for cleave-scheduler whose container has claims.
+func podWith(claims ...corev1.PodResourceClaim) *corev1.Pod {
+	pod := &corev1.Pod{Spec: corev1.PodSpec{
+		SchedulerName: "cleave-scheduler", Containers: []corev1.Container{{Name: "c", Image: "i"}}, ResourceClaims: claims,
+	}}
+	for _, c := range claims {
+		pod.Spec.Containers[0].Resources.Claims = append(pod.Spec.Containers[0].Resources.Claims, corev1.ResourceClaim{Name: c.Name})
+	}
+	return pod
 }
 
 // scheduled waits until so many pods have a node, and returns how many each has.
@@ -123,13 +116,9 @@ func (b *bed) scheduled(n int) map[string]int {
 func (b *bed) gpus() map[string]int {
 	b.t.Helper()
 	claims, err := b.kube.ResourceV1().ResourceClaims(namespace).List(b.t.Context(), metav1.ListOptions{})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	list, err := b.kube.ResourceV1().ResourceSlices().List(b.t.Context(), metav1.ListOptions{})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	var published []*resourceapi.ResourceSlice
 	for i := range list.Items {
 		published = append(published, &list.Items[i])
@@ -153,9 +142,7 @@ func (b *bed) gpus() map[string]int {
 }
 
 func TestScheduler_OneNode(t *testing.T) {
-	b := newBed(t)
-	b.addClasses()
-	b.addNodes("n1")
+	b := newBed(t, "n1")
 	b.startScheduler("{}")
 	b.addPods("small", "mig-1g.10gb.cleave.dev", 15)
 	b.addPods("whole", "gpu.cleave.dev", 5)
@@ -176,19 +163,13 @@ func (b *bed) free(name string) {
 	b.t.Helper()
 	claims := b.kube.ResourceV1().ResourceClaims(namespace)
 	claim, err := claims.Get(b.t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	claim.Status.Allocation, claim.Status.ReservedFor = nil, nil
-	if _, err := claims.UpdateStatus(b.t.Context(), claim, metav1.UpdateOptions{}); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, errOf(claims.UpdateStatus(b.t.Context(), claim, metav1.UpdateOptions{})))
 }
 
 func TestScheduler_FourNodes(t *testing.T) {
-	b := newBed(t)
-	b.addClasses()
-	b.addNodes("n1", "n2", "n3", "n4")
+	b := newBed(t, "n1", "n2", "n3", "n4")
 	b.startScheduler(`{"candidates": 2, "strategies": {"mig-3g.40gb.cleave.dev": "spread"}}`)
 	b.addPods("small", "mig-1g.10gb.cleave.dev", 60)
 	placed := b.scheduled(60)
@@ -226,9 +207,7 @@ func TestScheduler_FourNodes(t *testing.T) {
 // TestScheduler_NotebooksAtOnce: shares of four per GPU that are created at once are on one GPU of four nodes, or on two of one node:
 // kube-scheduler 1.37 counts a share twice for a moment (docs/sharing.md).
 func TestScheduler_NotebooksAtOnce(t *testing.T) {
-	b := newBed(t)
-	b.addClasses()
-	b.addNodes("n1", "n2", "n3", "n4")
+	b := newBed(t, "n1", "n2", "n3", "n4")
 	b.startScheduler("{}")
 	b.addPods("notebook", "timeslice.cleave.dev", 4)
 	nodes, gpus := b.scheduled(4), b.gpus()
@@ -241,44 +220,18 @@ func TestScheduler_NotebooksAtOnce(t *testing.T) {
 // TestScheduler_Killed kills the scheduler while pods are under way. Another goes on: every pod gets its devices, and no
 // device is allocated twice.
 func TestScheduler_Killed(t *testing.T) {
-	b := newBed(t)
-	b.addClasses()
-	b.addNodes("n1", "n2", "n3", "n4")
+	b := newBed(t, "n1", "n2", "n3", "n4")
 	for i := range 3 {
 		b.startScheduler("{}")
 		b.addPods(fmt.Sprint("small", i), "mig-1g.10gb.cleave.dev", 30)
 		b.addPods(fmt.Sprint("whole", i), "gpu.cleave.dev", 4)
 		b.scheduled(34*i + 5)
-		if err := b.scheduler.End(syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.scheduler.End(syscall.SIGKILL))
 	}
 	b.startScheduler("{}")
 	b.scheduled(102)
 	gpus := b.gpus()
 	if len(gpus) > 12+14 {
 		t.Errorf("90 partitions and 12 GPUs are on %d GPUs of 25 that are enough: %v", len(gpus), gpus)
-	}
-}
-
-// TestScheduler_UnknownPlacement: the pod is placed nevertheless, and says so.
-func TestScheduler_UnknownPlacement(t *testing.T) {
-	b := newBed(t)
-	b.addClasses()
-	b.addNodes("n1")
-	b.startScheduler("{}")
-	b.addPods("odd", "gpu.cleave.dev", 1, func(p *corev1.Pod) { p.Annotations = map[string]string{"gpu.cleave.dev/placement": "tight"} })
-	b.scheduled(1)
-	if err := (workload.Client{Kube: b.kube}).WaitEvent(t.Context(), namespace, "odd-0", "PlacementUnknown", `"tight"`, `"pack"`); err != nil {
-		t.Error(err)
-	}
-}
-
-// TestScheduler_UnknownArguments: it does not start, and names the field.
-func TestScheduler_UnknownArguments(t *testing.T) {
-	b := newBed(t)
-	out, err := exec.CommandContext(t.Context(), bin("cleave-scheduler"), "--config="+b.config(`{"candidate": 4}`)).CombinedOutput()
-	if err == nil || !strings.Contains(string(out), `unknown field \"candidate\"`) {
-		t.Errorf("got %v and\n%s", err, out)
 	}
 }

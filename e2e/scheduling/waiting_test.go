@@ -23,13 +23,8 @@ func (b *bed) until(what, name string, done func(*corev1.Pod) bool) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), startTimeout)
 	defer cancel()
-	err := workload.Until(ctx, what, func(ctx context.Context) (bool, string, error) {
-		pod, err := b.kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return false, "", err
-		}
-		return done(pod), "", nil
-	})
+	client := workload.Client{Kube: b.kube}
+	_, err := client.WaitPod(ctx, namespace, name, what, func(pod *corev1.Pod) (bool, error) { return done(pod), nil })
 	if err != nil {
 		b.t.Fatalf("%v; the scheduler's log ends with:\n%s", err, b.scheduler.LogTail(20))
 	}
@@ -38,7 +33,7 @@ func (b *bed) until(what, name string, done func(*corev1.Pod) bool) {
 // waits is until the scheduler has found no node for a pod.
 func (b *bed) waits(name string) {
 	b.t.Helper()
-	b.until("pod "+name+" to find no node", name, func(p *corev1.Pod) bool {
+	b.until("to find no node", name, func(p *corev1.Pod) bool {
 		for _, c := range p.Status.Conditions {
 			if c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable {
 				return true
@@ -58,9 +53,7 @@ func requests(cpu, memory string) func(*corev1.Pod) {
 
 // TestScheduler_ReplicaSet: that the replicas of a set should be apart, and that the node fills up, counts less than GPUs.
 func TestScheduler_ReplicaSet(t *testing.T) {
-	b := newBed(t)
-	b.addClasses()
-	b.addNodes("n1", "n2", "n3", "n4")
+	b := newBed(t, "n1", "n2", "n3", "n4")
 	b.startScheduler("{}")
 	app := map[string]string{"app": "small"}
 	set, err := b.kube.AppsV1().ReplicaSets(namespace).Create(t.Context(), &appsv1.ReplicaSet{
@@ -69,9 +62,7 @@ func TestScheduler_ReplicaSet(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Labels: app}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},
 		}},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	b.addPods("small", "mig-1g.10gb.cleave.dev", 50, requests("2", "16Gi"), func(p *corev1.Pod) {
 		p.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))}
 	})
@@ -96,23 +87,17 @@ func waitPriority(b *bed, class string) {
 		}
 		return err == nil, "", err
 	})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 }
 
 // TestScheduler_Preempts: the node with free GPUs has no CPU left, and the one with CPU no GPUs. Pods of low priority have to
 // go, as with kube-scheduler.
 func TestScheduler_Preempts(t *testing.T) {
-	b := newBed(t)
-	b.addClasses()
-	b.addNodes("n1", "n2")
+	b := newBed(t, "n1", "n2")
 	b.startScheduler("{}")
 	for name, value := range map[string]int32{"high": 1000, "low": -1000} {
 		class := &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: value}
-		if _, err := b.kube.SchedulingV1().PriorityClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(b.kube.SchedulingV1().PriorityClasses().Create(t.Context(), class, metav1.CreateOptions{})))
 		waitPriority(b, name)
 	}
 	on := func(node string) func(*corev1.Pod) {
@@ -122,11 +107,9 @@ func TestScheduler_Preempts(t *testing.T) {
 	b.addPods("cpu", "gpu.cleave.dev", 1, on("n2"), requests("120", "1Gi"), func(p *corev1.Pod) { p.Spec.PriorityClassName = "low" })
 	b.scheduled(9)
 	b.addPods("high", "gpu.cleave.dev", 1, requests("100", "1Gi"), func(p *corev1.Pod) { p.Spec.PriorityClassName = "high" })
-	b.until("eviction", "cpu-0", func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil })
+	b.until("to be evicted", "cpu-0", func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil })
 	now := int64(0) // there is no kubelet
-	if err := b.kube.CoreV1().Pods(namespace).Delete(t.Context(), "cpu-0", metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.kube.CoreV1().Pods(namespace).Delete(t.Context(), "cpu-0", metav1.DeleteOptions{GracePeriodSeconds: &now}))
 	if diff := cmp.Diff(map[string]int{"n1": 8, "n2": 1}, b.scheduled(9)); diff != "" {
 		t.Errorf("nodes (-want +got):\n%s", diff)
 	}
@@ -135,9 +118,7 @@ func TestScheduler_Preempts(t *testing.T) {
 // TestScheduler_Wakes: pods that wait get their node when a toleration, a taint or an ended claim gives them one, not when the
 // scheduler next tries all (5 min).
 func TestScheduler_Wakes(t *testing.T) {
-	b := newBed(t)
-	b.addClasses()
-	b.addNodes("n1", "n2", "n3")
+	b := newBed(t, "n1", "n2", "n3")
 	b.taint("n2", corev1.Taint{Key: "team", Value: "a", Effect: corev1.TaintEffectNoSchedule})
 	b.taint("n3", corev1.Taint{Key: "upkeep", Effect: corev1.TaintEffectNoSchedule})
 	b.startScheduler("{}")
@@ -157,9 +138,7 @@ func TestScheduler_Wakes(t *testing.T) {
 		_, err = pods.Update(t.Context(), pod, metav1.UpdateOptions{})
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got := b.scheduled(9); got["n2"] != 1 {
 		t.Errorf("with a toleration: %v", got)
 	}
@@ -169,7 +148,7 @@ func TestScheduler_Wakes(t *testing.T) {
 	}
 	b.addPods("more", "gpu.cleave.dev", 7)
 	b.scheduled(17)
-	b.until("a pod to wait", "more-6", func(p *corev1.Pod) bool { return len(p.Status.Conditions) > 0 })
+	b.until("to wait", "more-6", func(p *corev1.Pod) bool { return len(p.Status.Conditions) > 0 })
 	b.free("whole-3")
 	if got := b.scheduled(18); got["n1"] != 9 {
 		t.Errorf("with a GPU that is free again: %v", got)
@@ -181,11 +160,7 @@ func TestScheduler_Wakes(t *testing.T) {
 func (b *bed) taint(name string, taints ...corev1.Taint) {
 	b.t.Helper()
 	node, err := b.kube.CoreV1().Nodes().Get(b.t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	node.Spec.Taints = taints
-	if _, err := b.kube.CoreV1().Nodes().Update(b.t.Context(), node, metav1.UpdateOptions{}); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, errOf(b.kube.CoreV1().Nodes().Update(b.t.Context(), node, metav1.UpdateOptions{})))
 }

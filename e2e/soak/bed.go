@@ -76,7 +76,7 @@ func setUp(ctx context.Context, opts Options) (*bed, error) {
 	if err := b.startTap(ctx); err != nil {
 		return b, err
 	}
-	if _, err := b.helm(ctx, b.values(), "install", "cleave", release.Chart(b.source), "--create-namespace"); err != nil {
+	if _, err := b.Helm(ctx, b.values(), "install", "cleave", release.Chart(b.source), "--create-namespace"); err != nil {
 		return b, err
 	}
 	admin := map[string]string{"resource.kubernetes.io/admin-access": "true"}
@@ -101,10 +101,6 @@ func (b *bed) mountState() error {
 func (b *bed) values() string {
 	return b.Values(release.Settings{APIHost: cluster.PodGateway, APIPort: b.api.Port, Cgroups: b.cgroups, RegistryDir: b.registry}) +
 		fmt.Sprintf("policies:\n  default: {rules: %s}\n  other: {rules: %s}\n", policy, otherPolicy)
-}
-
-func (b *bed) helm(ctx context.Context, values string, args ...string) (string, error) {
-	return release.Helm(ctx, b.source, values, append(args, "--namespace", release.Namespace, "--kubeconfig", b.cluster.Kubeconfig())...)
 }
 
 // tearDown takes all down and reports what is left of it.

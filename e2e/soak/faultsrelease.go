@@ -56,7 +56,7 @@ const (
 func (f releaseFaults) upgrade(ctx context.Context, _ Fault) (time.Time, error) {
 	from := time.Now()
 	change := "plugin.logVerbosity=" + verbosityAfter
-	if _, err := f.bed.helm(ctx, f.bed.values(), "upgrade", "cleave", release.Chart(f.bed.source), "--set", change); err != nil {
+	if _, err := f.bed.Helm(ctx, f.bed.values(), "upgrade", "cleave", release.Chart(f.bed.source), "--set", change); err != nil {
 		return from, err
 	}
 	f.upgraded = true
@@ -72,7 +72,7 @@ func (f releaseFaults) rollBack(ctx context.Context, fault Fault) (time.Time, er
 	}
 	f.upgraded = false
 	from := time.Now()
-	if _, err := f.bed.helm(ctx, "", "rollback", "cleave"); err != nil {
+	if _, err := f.bed.Helm(ctx, "", "rollback", "cleave"); err != nil {
 		return from, err
 	}
 	return from, f.waitPlugin(ctx, verbosityBefore)

@@ -70,3 +70,23 @@ func Pod(name, template string) *corev1.Pod {
 	}
 	return pod
 }
+
+// Tier is a way in which Cleave offers GPUs: the type of its devices, and a DeviceClass of them.
+type Tier struct{ Type, Class string }
+
+// Tiers are all there are on an H100 by default, with the class of its smallest partitions.
+var Tiers = []Tier{{"gpu", Driver}, {"mig", "mig-1g.10gb.cleave.dev"}, {"timeslice", "timeslice.cleave.dev"}, {"mps", "mps.cleave.dev"}}
+
+// Template is of claims for one device of the tier.
+func (t Tier) Template(name string) *resourceapi.ResourceClaimTemplate {
+	return Template(name, ClaimSpec(t.Class, 1))
+}
+
+// Pod has a claim from a template of the tier. A client of MPS runs a program that uses its share.
+func (t Tier) Pod(name, template string) *corev1.Pod {
+	pod := Pod(name, template)
+	if t.Type == "mps" {
+		RunCUDA(pod)
+	}
+	return pod
+}

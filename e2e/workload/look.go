@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -127,25 +129,50 @@ func (c Client) WaitEvent(ctx context.Context, namespace, object, reason string,
 	})
 }
 
-// WaitRunning waits until all containers of a pod run and returns the pod.
-func (c Client) WaitRunning(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+// WaitPod waits until a pod is as it has to be, and returns it. what completes "wait for pod …".
+func (c Client) WaitPod(ctx context.Context, namespace, name, what string, done func(*corev1.Pod) (bool, error)) (*corev1.Pod, error) {
 	var pod *corev1.Pod
-	err := Until(ctx, "pod "+namespace+"/"+name+" to run", func(ctx context.Context) (bool, string, error) {
-		var err error
+	err := Until(ctx, "pod "+namespace+"/"+name+" "+what, func(ctx context.Context) (ok bool, _ string, err error) {
 		if pod, err = c.Kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{}); err != nil {
 			return false, "", err
 		}
-		if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
-			return false, "", fmt.Errorf("it ended: %s", Describe(pod))
-		}
-		running := pod.Status.Phase == corev1.PodRunning && len(pod.Status.ContainerStatuses) == len(pod.Spec.Containers) &&
-			!slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running == nil })
-		return running, Describe(pod), nil
+		ok, err = done(pod)
+		return ok, Describe(pod), err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%w%s", err, c.podEvents(context.WithoutCancel(ctx), namespace, name))
 	}
 	return pod, nil
+}
+
+// WaitRunning waits until all containers of a pod run and returns the pod.
+func (c Client) WaitRunning(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	return c.WaitPod(ctx, namespace, name, "to run", func(pod *corev1.Pod) (bool, error) {
+		if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
+			return false, fmt.Errorf("it ended: %s", Describe(pod))
+		}
+		return pod.Status.Phase == corev1.PodRunning && len(pod.Status.ContainerStatuses) == len(pod.Spec.Containers) &&
+			!slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running == nil }), nil
+	})
+}
+
+// WaitEnded waits until the first container of a pod has ended, and fails if the pod is gone.
+func (c Client) WaitEnded(ctx context.Context, namespace, name string) error {
+	_, err := c.WaitPod(ctx, namespace, name, "to have its container end", func(pod *corev1.Pod) (bool, error) {
+		return len(pod.Status.ContainerStatuses) > 0 && pod.Status.ContainerStatuses[0].State.Terminated != nil, nil
+	})
+	return err
+}
+
+// Undisturbed is what differs in the containers of a pod that runs from what they were before; empty if nothing does.
+func (c Client) Undisturbed(ctx context.Context, before *corev1.Pod) (diff string, err error) {
+	after, err := c.WaitRunning(ctx, before.Namespace, before.Name)
+	if err != nil {
+		return "", err
+	}
+	// What the kubelet knows of their devices' health comes and goes with the plugin.
+	return cmp.Diff(before.Status.ContainerStatuses, after.Status.ContainerStatuses,
+		cmpopts.IgnoreFields(corev1.ContainerStatus{}, "AllocatedResourcesStatus")), nil
 }
 
 // podEvents are the warnings about a pod, for an error message.

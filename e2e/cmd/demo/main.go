@@ -88,8 +88,7 @@ func install(ctx context.Context, client workload.Client, source string) (*node.
 	// On the network of the host the plugin reaches the API server by itself, also after this program ended. MPS servers
 	// stay in the supervisor's cgroup, which goes with the cluster.
 	values := bed.Values(release.Settings{APIHost: "127.0.0.1", APIPort: strconv.Itoa(client.Cluster.APIServerPort()), HostPort: port})
-	if _, err := release.Helm(ctx, source, values, "install", "cleave", release.Chart(source), "--namespace", release.Namespace,
-		"--create-namespace", "--kubeconfig", client.Cluster.Kubeconfig()); err != nil {
+	if _, err := bed.Helm(ctx, values, "install", "cleave", release.Chart(source), "--create-namespace"); err != nil {
 		return nil, err
 	}
 	return bed.Node, client.WaitSlices(ctx, workload.Driver, func(pool []resourceapi.ResourceSlice) bool {

@@ -183,6 +183,16 @@ func (b *bench) prepared(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	return devicesOf(answer, claim.Name, claim.UID)
 }
 
+// claimPrepared creates a claim for a device, as claim does, and prepares it.
+func claimPrepared(ctx context.Context, b *bench, name string, selectors ...string) (*resourceapi.ResourceClaim, []*drapb.Device, error) {
+	claim, err := b.claim(ctx, name, selectors...)
+	if err != nil {
+		return nil, nil, err
+	}
+	devices, err := b.prepared(ctx, claim)
+	return claim, devices, err
+}
+
 // devicesOf are the devices of one claim in an answer.
 func devicesOf(answer map[string]*drapb.NodePrepareResourceResponse, name string, uid types.UID) ([]*drapb.Device, error) {
 	one, ok := answer[string(uid)]

@@ -67,11 +67,7 @@ var prepareCases = []Case{
 }
 
 func prepareDevices(ctx context.Context, b *bench) (string, error) {
-	claim, err := b.claim(ctx, "devices")
-	if err != nil {
-		return "", err
-	}
-	devices, err := b.prepared(ctx, claim)
+	claim, devices, err := claimPrepared(ctx, b, "devices")
 	if err != nil {
 		return "", err
 	}
@@ -85,11 +81,7 @@ func prepareCDI(ctx context.Context, b *bench) (string, error) {
 	if len(b.CDIDirs) == 0 {
 		return "", skipf("the suite was given no directory of CDI specs")
 	}
-	claim, err := b.claim(ctx, "cdi")
-	if err != nil {
-		return "", err
-	}
-	devices, err := b.prepared(ctx, claim)
+	_, devices, err := claimPrepared(ctx, b, "cdi")
 	if err != nil {
 		return "", err
 	}
@@ -104,11 +96,7 @@ func prepareCDI(ctx context.Context, b *bench) (string, error) {
 }
 
 func prepareIdempotent(ctx context.Context, b *bench) (string, error) {
-	claim, err := b.claim(ctx, "idempotent")
-	if err != nil {
-		return "", err
-	}
-	first, err := b.prepared(ctx, claim)
+	claim, first, err := claimPrepared(ctx, b, "idempotent")
 	if err != nil {
 		return "", err
 	}
@@ -197,11 +185,7 @@ func (b *bench) refused(ctx context.Context, claim *drapb.Claim) (string, error)
 }
 
 func prepareInUse(ctx context.Context, b *bench) (string, error) {
-	owner, err := b.claim(ctx, "owner", exclusive)
-	if err != nil {
-		return "", err
-	}
-	first, err := b.prepared(ctx, owner)
+	owner, first, err := claimPrepared(ctx, b, "owner", exclusive)
 	if err != nil {
 		return "", err
 	}

@@ -74,11 +74,7 @@ func unprepareUnknown(ctx context.Context, b *bench) (string, error) {
 }
 
 func unprepareDeleted(ctx context.Context, b *bench) (string, error) {
-	claim, err := b.claim(ctx, "deleted")
-	if err != nil {
-		return "", err
-	}
-	devices, err := b.prepared(ctx, claim)
+	claim, devices, err := claimPrepared(ctx, b, "deleted")
 	if err != nil {
 		return "", err
 	}
@@ -112,11 +108,7 @@ func unprepareUndone(ctx context.Context, b *bench) (string, error) {
 	if len(b.CDIDirs) == 0 {
 		return "", skipf("the suite was given no directory of CDI specs")
 	}
-	claim, err := b.claim(ctx, "undone")
-	if err != nil {
-		return "", err
-	}
-	devices, err := b.prepared(ctx, claim)
+	claim, devices, err := claimPrepared(ctx, b, "undone")
 	if err != nil {
 		return "", err
 	}
@@ -138,11 +130,7 @@ func unprepareUndone(ctx context.Context, b *bench) (string, error) {
 }
 
 func unprepareReused(ctx context.Context, b *bench) (string, error) {
-	first, err := b.claim(ctx, "first", exclusive)
-	if err != nil {
-		return "", err
-	}
-	before, err := b.prepared(ctx, first)
+	first, before, err := claimPrepared(ctx, b, "first", exclusive)
 	if err != nil {
 		return "", err
 	}
