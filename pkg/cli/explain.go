@@ -243,7 +243,7 @@ func (a *asker) read(ctx context.Context) (o explain.Objects, notes []string, er
 	if counted, err := kube.AskCounted(ctx, a.client, a.driver); err != nil {
 		notes = append(notes, fmt.Sprintf("Whether the cluster counts all tiers is not known: %v", err))
 	} else {
-		for _, why := range []error{counted.Counters, counted.Shares} {
+		for _, why := range []error{counted.Counters, counted.Shares, counted.SharesBeside} {
 			if why != nil {
 				notes = append(notes, strings.ToUpper(why.Error()[:1])+why.Error()[1:]+".")
 			}

@@ -73,7 +73,7 @@ func TestExplain_Objects(t *testing.T) {
 		"a pod whose claim is not created": {kind: "pod", name: "waiting", state: explain.Refused,
 			want: "the claim was not created from ResourceClaimTemplate trainer"},
 		"in a cluster that does not count shares": {kind: "claim", name: created, state: explain.Refused,
-			want: "GPUs are not shared on Kubernetes 1.36.1: its scheduler could allocate a GPU as shares and as partitions at once; use 1.36.2"},
+			want: "GPUs are shared only where their policy has no other tier, as the scheduler of Kubernetes 1.36.1 could"},
 		"a claim":    {kind: "claim", name: created, want: "request gpu: 9 of class gpu.cleave.dev", state: explain.Refused},
 		"a template": {kind: "template", name: template, want: "Node node-1: enough devices are free", state: explain.Fits},
 		"a file": {state: explain.Refused, want: "ResourceClaim ml/c fits no node now",

@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -26,16 +27,20 @@ var sharesSince = version.MustParseGeneric("1.36.2")
 // countingTimeout bounds the questions about counting.
 const countingTimeout = 5 * time.Second
 
-// Counted is what a cluster counts: why it does not count the shares of a GPU, and why it keeps no counters, by which the devices
-// of a GPU exclude each other. nil where it does.
+// Counted is what a cluster counts; nil where it does.
 type Counted struct {
-	Shares, Counters error
+	// Counters is why it keeps no counters, by which the devices of a GPU exclude each other.
+	Counters error
+	// Shares is why it cannot have devices that several claims share, SharesBeside why it does not count them together with what
+	// else a GPU offers.
+	Shares, SharesBeside error
 }
 
+// Missing is what the cluster does not count.
+func (c Counted) Missing() error { return errors.Join(c.Counters, c.Shares, c.SharesBeside) }
+
 // same reports whether two answers are.
-func (c Counted) same(o Counted) bool {
-	return text(c.Shares) == text(o.Shares) && text(c.Counters) == text(o.Counters)
-}
+func (c Counted) same(o Counted) bool { return text(c.Missing()) == text(o.Missing()) }
 
 func text(err error) string {
 	if err == nil {
@@ -142,11 +147,11 @@ func counts(release *version.Version, kept *resourceapi.Device) (now Counted) {
 		now.Counters = fmt.Errorf("GPUs are offered in one tier each, as the API server (Kubernetes %s) drops counters and a GPU could be "+
 			"allocated twice: turn on the feature gate DRAPartitionableDevices of API server and scheduler", release)
 	}
-	switch policy := kept.Capacity[probe].RequestPolicy; {
-	case !release.AtLeast(sharesSince):
-		now.Shares = fmt.Errorf("GPUs are not shared on Kubernetes %s: its scheduler could allocate a GPU as shares and as partitions at "+
-			"once; use %s or later", release, sharesSince)
-	case kept.AllowMultipleAllocations == nil || policy == nil:
+	if !release.AtLeast(sharesSince) {
+		now.SharesBeside = fmt.Errorf("GPUs are shared only where their policy has no other tier, as the scheduler of Kubernetes %s could "+
+			"allocate a GPU as shares and whole at once: use %s or later", release, sharesSince)
+	}
+	if kept.AllowMultipleAllocations == nil || kept.Capacity[probe].RequestPolicy == nil {
 		now.Shares = fmt.Errorf("GPUs are not shared, as the API server (Kubernetes %s) drops what shares need: turn on the feature gate "+
 			"DRAConsumableCapacity of API server and scheduler", release)
 	}

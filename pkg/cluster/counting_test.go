@@ -56,19 +56,19 @@ func setRelease(client *kubefake.Clientset, release string) {
 
 func TestCounting(t *testing.T) {
 	for name, test := range map[string]struct {
-		release          string
-		answer           func(*resourceapi.ResourceSlice) error
-		shares, counters string // part of the reason; empty for none
+		release                  string
+		answer                   func(*resourceapi.ResourceSlice) error
+		shares, beside, counters string // part of the reason; empty for none
 	}{
 		"today":                   {release: "v1.37.1", answer: keep},
 		"vendor":                  {release: "v1.36.3+k3s1", answer: keep},
 		"first of all":            {release: "v1.36.2", answer: keep},
-		"shares forgotten":        {release: "v1.36.1-eks-1234", answer: keep, shares: "1.36.2 or later"},
-		"gates off by default":    {release: "v1.35.4-gke.1", answer: dropAll, shares: "1.35.4", counters: "DRAPartitionableDevices"},
-		"partitions by hand":      {release: "v1.35.4", answer: dropShares, shares: "1.35.4"},
-		"other API of counters":   {release: "v1.34.4", answer: refuse, shares: "1.34.4", counters: "1.34.4"},
+		"shares forgotten":        {release: "v1.36.1-eks-1234", answer: keep, beside: "1.36.2 or later"},
+		"gates off by default":    {release: "v1.35.4-gke.1", answer: dropAll, shares: "1.35.4", beside: "1.35.4", counters: "DRAPartitionableDevices"},
+		"partitions by hand":      {release: "v1.35.4", answer: dropShares, shares: "1.35.4", beside: "1.36.2"},
+		"other API of counters":   {release: "v1.34.4", answer: refuse, shares: "1.34.4", beside: "1.34.4", counters: "1.34.4"},
 		"gate of counters is off": {release: "v1.37.1", answer: dropCounters, counters: "DRAPartitionableDevices"},
-		"nobody may ask":          {release: "v1.36.1", answer: forbid, shares: "1.36.2 or later"},
+		"nobody may ask":          {release: "v1.36.1", answer: forbid, beside: "1.36.2 or later"},
 		"gate of shares is off":   {release: "v1.37.1", answer: dropShares, shares: "DRAConsumableCapacity"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -82,6 +82,7 @@ func TestCounting(t *testing.T) {
 				}
 			}
 			says("shares", c.Counted().Shares, test.shares)
+			says("shares beside other tiers", c.Counted().SharesBeside, test.beside)
 			says("counters", c.Counted().Counters, test.counters)
 		})
 	}
@@ -107,7 +108,7 @@ func TestCounting_Follow(t *testing.T) {
 			change  func()
 			after   time.Duration
 			changes int
-			want    [2]bool // shares and counters are there
+			want    [2]bool // shares beside other tiers, and counters
 		}{
 			{"nothing", func() {}, time.Hour, 0, [2]bool{}},
 			{"upgraded", func() { setRelease(client, "v1.36.2") }, 6 * time.Minute, 1, [2]bool{true}},
@@ -119,7 +120,7 @@ func TestCounting_Follow(t *testing.T) {
 			step.change()
 			<-time.After(step.after)
 			synctest.Wait()
-			if got := c.Counted(); changes != step.changes || (got.Shares == nil) != step.want[0] || (got.Counters == nil) != step.want[1] {
+			if got := c.Counted(); changes != step.changes || (got.SharesBeside == nil) != step.want[0] || (got.Counters == nil) != step.want[1] {
 				t.Errorf("%s: %d changes, %v; want %d, and shares and counters %v", step.name, changes, got, step.changes, step.want)
 			}
 		}

@@ -42,7 +42,7 @@ func (p *Plan) offer(o *Observed) {
 // means is what the node can do besides what its boards can.
 func (p *Plan) means(o *Observed) policy.Means {
 	means := policy.Means{
-		Shares: o.Counted.Shares, Counters: o.Counted.Counters,
+		Shares: o.Counted.Shares, SharesBeside: o.Counted.SharesBeside, Counters: o.Counted.Counters,
 		CgroupMemory: func(g *gpu.GPU) bool { return o.MemoryLimits[g.PCI] },
 		Allocated:    records.AllocatedOf(o.Allocations),
 		Partitions:   func(g *gpu.GPU) []gpu.Place { return o.Unclaimed[g.PCI] },

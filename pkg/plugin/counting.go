@@ -3,6 +3,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -44,7 +45,7 @@ func (c *counting) report(ctx context.Context) {
 		c.events.Warn(reasonNotCounted, why.Error())
 	}
 	report("counters", counted.Counters)
-	report("shares", counted.Shares)
+	report("shares", cmp.Or(counted.Shares, counted.SharesBeside))
 	if c.missing && all {
 		const message = "The cluster counts all tiers: GPUs offer what their policy has"
 		klog.FromContext(ctx).Info(message)

@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 
@@ -16,6 +17,9 @@ type Means struct {
 	MPS error
 	// Shares is nil where the cluster can count shares of GPUs, else it says why it cannot.
 	Shares error
+	// SharesBeside is nil where the cluster counts shares together with what else a GPU offers, else it says why it does not: GPUs
+	// are shared then only where they offer nothing else.
+	SharesBeside error
 	// Counters is nil where the cluster keeps the counters by which devices of a GPU exclude each other, else it says why it
 	// does not: each GPU then offers one tier, of devices that can all be allocated at once.
 	Counters error
@@ -113,11 +117,17 @@ func offerOf(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means) Offer {
 	if isPartitioned(r, g, means) {
 		tiers = []v1alpha1.Tier{v1alpha1.TierMIG}
 	}
+	if means.SharesBeside != nil && (len(tiers) != 1 || listsPartitions(tiers)) {
+		means.Shares = cmp.Or(means.Shares, means.SharesBeside)
+	}
 	if means.Counters != nil {
 		return uncounted(r, node, g, means, tiers)
 	}
 	return offerTiers(r, node, g, means, tiers)
 }
+
+// listsPartitions reports whether partitions are among some tiers.
+func listsPartitions(tiers []v1alpha1.Tier) bool { return slices.Contains(tiers, v1alpha1.TierMIG) }
 
 // offerTiers is what a GPU offers of some tiers, and what is allocated of it.
 func offerTiers(r *v1alpha1.Rule, node *gpu.Node, g *gpu.GPU, means Means, tiers []v1alpha1.Tier) Offer {

@@ -245,6 +245,17 @@ func TestApply_NoConsumableCapacity(t *testing.T) {
 			t.Errorf("got the reasons %q and %q", o.NoTimeSlice, o.NoMPS)
 		}
 	}
+	// Alone they need no counting with other devices.
+	beside := Means{SharesBeside: errors.New("Kubernetes forgets")}
+	for rule, shared := range map[string]bool{
+		"{}": false, "{tiers: [timeSlice]}": true, "{tiers: [mps]}": true, "{tiers: [mps, timeSlice]}": false, "{tiers: [exclusive, mps]}": false,
+		"{mig: {layout: {1g.40gb: 1}, share: [{profile: 1g.40gb, mps: {}}]}}": false,
+	} {
+		o := offers(Apply(policyOf(t, rule), node(), beside))[0]
+		if got := o.TimeSlice != nil || o.MPS != nil || o.Partitions != nil && o.Partitions.Shared != nil; got != shared {
+			t.Errorf("%s: shared %t, want %t: %+v", rule, got, shared, o)
+		}
+	}
 	// What is allocated stays published, or the scheduler would forget it.
 	means.Allocated = func(*gpu.GPU) gpu.Allocated { return gpu.Allocated{Tiers: gpu.Tiers{TimeSlice: true, MPS: true}} }
 	for _, o := range offers(Apply(&v1alpha1.NodePolicy{}, node(), means)) {
