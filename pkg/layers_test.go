@@ -21,7 +21,7 @@ const module = "github.com/cleave-dra/cleave/"
 // layers are the packages of the program from the bottom up. A package imports those of lower layers, and none of its own.
 // docs/architecture.md draws them.
 var layers = [][]string{
-	{"api/v1alpha1", "pkg/gpu", "pkg/store", "pkg/driverroot", "pkg/processes", "pkg/cdi/hook", "pkg/mps/api/v1alpha1", "deployments/manifests"},
+	{"api/v1alpha1", "pkg/gpu", "pkg/store", "pkg/filewatch", "pkg/driverroot", "pkg/processes", "pkg/cdi/hook", "pkg/mps/api/v1alpha1", "deployments/manifests"},
 	{"api/nvidia/v1beta1", "pkg/packing", "pkg/policy", "pkg/nvml", "pkg/records", "pkg/health", "pkg/names", "pkg/driversession", "pkg/smi", "pkg/inspect/models"},
 	{"api/parameters", "pkg/migrate", "pkg/cdi", "pkg/mps"},
 	{"pkg/publish", "pkg/claims", "pkg/pools", "pkg/mps/supervisor", "pkg/admission"},

@@ -44,6 +44,8 @@ type Options struct {
 	// OnRelease is called, and must not block, after each attempt of Recover and Reconcile to give back what a claim had that has
 	// ended.
 	OnRelease func(claim records.Claim, err error)
+	// OnSpecRestored is called, and must not block, after Recover has written the CDI spec of a prepared claim again.
+	OnSpecRestored func(ctx context.Context, claim records.Claim)
 	// OnOtherProcess is called, with locks of GPUs held, when another process may have begun to serve the node by another
 	// driver name; it may call AddPeer.
 	OnOtherProcess func(ctx context.Context)
@@ -60,6 +62,8 @@ type Preparer struct {
 	processes  Processes // nil where the driver's list of processes is all there is
 	api        API       // nil to ask nobody which claims are leaving
 	onRelease  func(records.Claim, error)
+
+	onSpecRestored func(context.Context, records.Claim)
 }
 
 // New makes a Preparer without hardware: it can unprepare, and refuses to prepare until SetHardware.
@@ -76,10 +80,13 @@ func New(o Options) *Preparer {
 	g := newGate(n)
 	p := &Preparer{
 		Ledger: l, gate: g, Partitions: &Partitions{ledger: l, gate: g}, Shares: &Shares{ledger: l, sharing: o.Sharing},
-		specs: o.Specs, processes: o.Processes, api: o.API, onRelease: o.OnRelease,
+		specs: o.Specs, processes: o.Processes, api: o.API, onRelease: o.OnRelease, onSpecRestored: o.OnSpecRestored,
 	}
 	l.allocated.outlasts = func(r *records.Record) bool { return p.backend.Load().isWithdrawn(r) }
 	p.Modes = &Modes{ModeOptions: o.Modes, ledger: l, gate: g, partitions: p.Partitions}
+	if p.onSpecRestored == nil {
+		p.onSpecRestored = func(context.Context, records.Claim) {}
+	}
 	if p.onRelease == nil {
 		p.onRelease = func(records.Claim, error) {}
 	}

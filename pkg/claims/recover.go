@@ -81,8 +81,25 @@ func (p *Preparer) intact(ctx context.Context, b *backend, r *records.Record) (b
 	if there, err := p.Shares.restart(ctx, b, r); err != nil || !there {
 		return false, err
 	}
-	if len(r.WithEdits()) > 0 && !b.cdi.HasClaim(r.Claim.UID) {
-		return true, b.cdi.WriteClaim(ctx, r)
+	if lacksSpec(b, r) {
+		err := b.cdi.WriteClaim(ctx, r)
+		if err == nil {
+			p.onSpecRestored(ctx, r.Claim)
+		}
+		return true, err
 	}
 	return true, nil
+}
+
+// lacksSpec reports whether the spec of a claim that needs one is not there.
+func lacksSpec(b *backend, r *records.Record) bool {
+	return len(r.WithEdits()) > 0 && !b.cdi.HasClaim(r.Claim.UID)
+}
+
+// LackSpecs reports whether the spec of a prepared claim is not there. Recover writes it.
+func LackSpecs(p *Preparer) bool {
+	b := p.backend.Load()
+	return b.hardware != nil && slices.ContainsFunc(p.Ledger.index.claims(), func(r *records.Record) bool {
+		return r.State == records.Prepared && lacksSpec(b, r)
+	})
 }

@@ -3,6 +3,7 @@
 package claims
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -239,5 +241,29 @@ func TestReconcile_TakeoverFails(t *testing.T) {
 		if n := b.node.Calls().Of("nvmlGpuInstanceDestroy"); n > 0 {
 			t.Errorf("write %d and all after it failed: the partition of a running pod was destroyed", failing)
 		}
+	}
+}
+
+func TestRecover_SpecDeleted(t *testing.T) {
+	var restored []string
+	b := openSimBed(t, t.TempDir(), newSimNode(t, "hgx-h100"), func(o *Options) {
+		o.OnSpecRestored = func(_ context.Context, claim records.Claim) { restored = append(restored, string(claim.UID)) }
+	})
+	b.prepare("a", b.name(0, 9, 4))
+	b.Recover(t.Context())
+	if LackSpecs(b.Preparer) || restored != nil {
+		t.Fatalf("a spec is missing, or was: %v", restored)
+	}
+	must(t, b.specs.RemoveClaim("a"))
+	if !LackSpecs(b.Preparer) {
+		t.Error("the spec is not missed")
+	}
+	b.Recover(t.Context())
+	if diff := cmp.Diff(list("a"), restored); diff != "" || LackSpecs(b.Preparer) {
+		t.Errorf("the spec is missing: %t; reported (-want +got):\n%s", LackSpecs(b.Preparer), diff)
+	}
+	b.unprepare("a")
+	if LackSpecs(b.Preparer) {
+		t.Error("the spec of a claim that has ended is missed")
 	}
 }

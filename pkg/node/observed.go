@@ -43,6 +43,8 @@ const (
 	Listing
 	// Publication is whether the API server has what was published.
 	Publication
+	// ClaimSpecs is the CDI specs of claims: some are missing.
+	ClaimSpecs
 	// Work is the end of work that a step did not wait for.
 	Work
 	// Periodic is everything, once every reconcile interval; what is still wrong then is reported again.

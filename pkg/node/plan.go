@@ -129,7 +129,8 @@ func (p *Plan) mustRecover(o *Observed) bool {
 		m.Unfinished = o.Now
 	}
 	mpsChanged := o.Memory.MPSKnown && o.Memory.MPSAway != m.MPSAway
-	return m.Recovered.IsZero() || mpsChanged || p.NewInventory || o.Changed.Has(Periodic) || unfinished && !o.Now.Before(p.finishAt())
+	return m.Recovered.IsZero() || mpsChanged || p.NewInventory || o.Changed.Has(Periodic|ClaimSpecs) ||
+		unfinished && !o.Now.Before(p.finishAt())
 }
 
 // finishAt is when the next attempt to finish is due.

@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/cluster"
+	"github.com/cleave-dra/cleave/pkg/filewatch"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/node"
 	"github.com/cleave-dra/cleave/pkg/nvml"
@@ -145,13 +146,14 @@ func (s *service) watch(ctx context.Context, wg *sync.WaitGroup, hw *hardware) {
 	wg.Go(func() {
 		s.finder.run(ctx, hw.Session, func(pci gpu.PCIAddress) bool { return isAllocated(s.engine.Ledger.AllRecords(), pci) })
 	})
+	wg.Go(func() { s.claimSpecs.watch(ctx) })
 	wg.Go(func() { s.counting.follow(ctx, s.config.ReconcileEvery) })
 	if s.mps != nil {
 		wg.Go(func() { s.watchMPS(ctx) })
 	}
 	if path := s.config.PolicyFile; path != "" {
 		wg.Go(func() {
-			if err := policy.Watch(ctx, path, func() { s.loop.Mark(node.Policies) }); err != nil {
+			if err := filewatch.Watch(ctx, path, func() { s.loop.Mark(node.Policies) }); err != nil {
 				klog.FromContext(ctx).Error(err, "Watching the policy files failed: changes are seen late", "every", s.config.ReconcileEvery)
 			}
 		})

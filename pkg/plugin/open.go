@@ -67,6 +67,10 @@ func (s *service) open(ctx context.Context) error {
 	s.openPolicy(ctx)
 	s.cluster = cluster.NewWatcher(s.client, s.config.DriverName, s.config.NodeName, s.config.DaemonSet,
 		func() { s.loop.Mark(node.Cluster) }, s.config.PolicyLabels...)
+	s.claimSpecs = &claimSpecs{
+		dir: s.config.CDIDir, events: s.events, lack: func() bool { return claims.LackSpecs(s.engine) },
+		mark: func() { s.loop.Mark(node.ClaimSpecs) },
+	}
 	s.counting = &counting{
 		Counting: cluster.NewCounting(s.client, s.config.DriverName, s.config.NodeName), metrics: s.metrics, events: s.events,
 		changed: func() { s.loop.Mark(node.Cluster) },
@@ -84,7 +88,7 @@ func (s *service) open(ctx context.Context) error {
 		Sharing: s.sharing, Modes: modes, Sessions: s.sessions, Processes: podProcesses(&s.config), API: cluster.Claims{Client: s.client},
 		OnChange:       func() { s.loop.Mark(node.Partitions) },
 		OnAllocate:     func() { s.loop.Mark(node.Allocations); signal(s.allocated) },
-		OnOtherProcess: s.names.find, OnRelease: s.claimEvents.released,
+		OnOtherProcess: s.names.find, OnRelease: s.claimEvents.released, OnSpecRestored: s.claimSpecs.restored,
 	})
 	s.allocations = newAllocations(s)
 	s.names.find(ctx)

@@ -137,8 +137,9 @@ type service struct {
 	// status tells claims what their devices are.
 	status *claimstatus.Writer
 	// pods are those of the claims with a record.
-	pods     *cluster.Pods
-	counting *counting
+	pods       *cluster.Pods
+	counting   *counting
+	claimSpecs *claimSpecs
 
 	loop   *node.Loop
 	driver driverFiles

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package policy
+package filewatch
 
 import (
 	"context"
@@ -20,7 +20,7 @@ const quietPeriod = 100 * time.Millisecond
 // mountLink is the link that the kubelet points to another directory when a mounted ConfigMap changes.
 const mountLink = "..data"
 
-// Watch calls changed after a policy file, or a directory of them, may have changed, until ctx ends. Events can be lost, and
+// Watch calls changed after a file, or one of a directory, may have changed, until ctx ends. Events can be lost, and
 // what a link elsewhere leads to is not watched: read the files at intervals, too.
 //
 // The directory that the path is in is watched, since a file that is replaced is another file, and a path that does not
@@ -28,12 +28,12 @@ const mountLink = "..data"
 func Watch(ctx context.Context, path string, changed func()) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		return fmt.Errorf("watch the node policy %s: %w", path, err)
+		return fmt.Errorf("watch %s: %w", path, err)
 	}
 	defer func() { _ = watcher.Close() }()
 	path = filepath.Clean(path)
 	if err := watch(watcher, path); err != nil {
-		return fmt.Errorf("watch the node policy %s: %w", path, err)
+		return fmt.Errorf("watch %s: %w", path, err)
 	}
 	var quiet <-chan time.Time
 	for {
@@ -42,21 +42,21 @@ func Watch(ctx context.Context, path string, changed func()) error {
 			return nil
 		case event, ok := <-watcher.Events:
 			if !ok {
-				return fmt.Errorf("watch the node policy %s: the events ended", path)
+				return fmt.Errorf("watch %s: the events ended", path)
 			}
 			if concerns(event.Name, path) {
 				quiet = time.After(quietPeriod)
 			}
 		case err, ok := <-watcher.Errors:
 			if !ok {
-				return fmt.Errorf("watch the node policy %s: the events ended", path)
+				return fmt.Errorf("watch %s: the events ended", path)
 			}
-			klog.FromContext(ctx).Error(err, "Watching the node policy failed; events may be lost", "path", path)
+			klog.FromContext(ctx).Error(err, "Watching failed; events may be lost", "path", path)
 			quiet = time.After(quietPeriod)
 		case <-quiet:
 			quiet = nil
 			if err := watch(watcher, path); err != nil { // it may be another directory now
-				klog.FromContext(ctx).Error(err, "Could not watch the node policy again; changes are seen late", "path", path)
+				klog.FromContext(ctx).Error(err, "Could not watch again; changes are seen late", "path", path)
 			}
 			changed()
 		}
@@ -74,7 +74,7 @@ func watch(watcher *fsnotify.Watcher, path string) error {
 	return nil
 }
 
-// concerns reports whether a change of one path may change the policies at another.
+// concerns reports whether a change of one path may change what is at another.
 func concerns(name, path string) bool {
 	name = filepath.Clean(name)
 	return name == path || filepath.Dir(name) == path || name == filepath.Join(filepath.Dir(path), mountLink)
