@@ -47,7 +47,8 @@ func (s *Sharing) As(owner string) *Sharing {
 }
 
 // StartMPS has the MPS server of a GPU or partition, which has a UUID, serve a claim. The server's defaults are what a claim
-// can have at most, since a client can only go below them: its own part a container gets by its environment. A server that
+// can have at most, since a client gets no more by asking for it: its own part a container gets by its environment. A client that
+// means to drop its limits can (docs/decisions/mps-defaults.md). A server that
 // is the claim's alone has the claim's limits, and needs no policy that offers MPS.
 func (s *Sharing) StartMPS(
 	ctx context.Context, uid types.UID, of gpu.Shape, uuid string, offer *policy.Offer, limits *records.MPS,
