@@ -39,7 +39,9 @@ type XIDs struct {
 // table contains the known XIDs in ascending order. XIDs for which NVIDIA recommends "restart the application" or "ignore"
 // are Counted, those for which it recommends a reset or more are Lasting (NVIDIA, "Analyzing Xid Errors with the Xid
 // Catalog"). 92 and 94 leave a GPU usable but may recur, so they are Passing. The catalog recommends a reset for 109, but
-// NVIDIA's device plugin treats it as an application fault, so it is Counted; if a reset is needed, the driver requests one.
+// NVIDIA's device plugin treats it as an application fault, so it is Counted; if a reset is needed, the driver requests one. Of 144
+// to 147 and 149 some subcodes, which events do not have, are to be ignored, such as corrected errors: those are Passing. 173 to
+// 176 are in the driver's list alone (open-gpu-kernel-modules 595.45.04, nverror.h).
 var table = []XIDs{
 	{8, 8, Counted, "channel timeout"},
 	{11, 11, Counted, "bad commands"},
@@ -79,6 +81,7 @@ var table = []XIDs{
 	{96, 98, Counted, "video decoder exception"},
 	{99, 105, Counted, "JPEG engine exception"},
 	{106, 107, Counted, "test message"},
+	{108, 108, Counted, "notice"},
 	{109, 109, Counted, "context switch timed out"},
 	{110, 110, Lasting, "security fault"},
 	{119, 120, Lasting, "GPU system processor error"},
@@ -90,18 +93,29 @@ var table = []XIDs{
 	{140, 140, Lasting, "unrecovered ECC error"},
 	{141, 141, Counted, "CUDA fast path error"},
 	{143, 143, Lasting, "GPU initialization error"},
-	{144, 150, Lasting, "NVLink error"},
+	{144, 147, Passing, "NVLink error"},
+	{148, 148, Lasting, "NVLink error"},
+	{149, 149, Passing, "NVLink error"},
+	{150, 150, Lasting, "NVLink error"},
 	{151, 151, Lasting, "key rotation error"},
+	{152, 153, Counted, "notice"},
 	{154, 154, Counted, "the recovery action changed"},
 	{155, 155, Lasting, "NVLink error"},
 	{156, 156, Lasting, "a resource was retired"},
+	{157, 157, Counted, "notice"},
 	{158, 158, Lasting, "fatal timeout"},
 	{160, 161, Counted, "a channel was retired"},
 	{162, 165, Counted, "notice about power smoothing"},
+	{166, 166, Lasting, "secure NVLink error"},
 	{167, 167, Lasting, "fatal PCIe timeout"},
 	{168, 168, Lasting, "reduced memory capacity"},
 	{169, 169, Lasting, "a microcontroller halted"},
+	{170, 170, Lasting, "secure NVLink error"},
 	{171, 172, Lasting, "uncorrectable memory error"},
+	{173, 173, Lasting, "fatal chip-to-chip link error"},
+	{174, 174, Counted, "an application's work was removed"},
+	{175, 175, Lasting, "memory subsystem error"},
+	{176, 176, Counted, "corrected PCIe error"},
 }
 
 // KnownXIDs lists the XIDs of the documentation, in ascending order.
