@@ -233,3 +233,10 @@ func TestDiscover_ContextCanceled(t *testing.T) {
 		t.Errorf("got %v, want %v", err, context.Canceled)
 	}
 }
+
+// A driver that answers success, and does nothing, is not believed.
+func TestSetMIG_NothingChanged(t *testing.T) {
+	if _, err := setMIG(t.Context(), fakeMIG{&fakeDevice{}}, gpu.PCIAddress{}, true); err == nil {
+		t.Error("the mode is set, by a driver that has not changed it")
+	}
+}

@@ -50,6 +50,13 @@ func setMIG(ctx context.Context, mig MIG, pci gpu.PCIAddress, enable bool) (acti
 		_, undo := mig.SetMIGMode(current)
 		return activation, errors.Join(fmt.Errorf("set the MIG mode of the GPU at %s to %t: %w", pci, enable, err), undo)
 	}
+	// A GPU that is taken for out of MIG mode, and is not, would be allocated whole.
+	switch current, _, err := mig.MIGMode(); {
+	case err != nil:
+		return nil, fmt.Errorf("read the MIG mode of the GPU at %s, which was set to %t: %w", pci, enable, err)
+	case current != enable:
+		return nil, fmt.Errorf("set the MIG mode of the GPU at %s to %t: the driver answers success, and the mode is still %t", pci, enable, current)
+	}
 	return nil, nil
 }
 
