@@ -65,6 +65,10 @@ func PolicyName(raw []byte) string {
 	return named.Metadata.Name
 }
 
+// PolicyNameOf is the name of the policy for a configuration of another format, or that a node's label means: the same, but for
+// what a policy's name cannot have.
+func PolicyNameOf(name string) string { return strings.ReplaceAll(strings.ToLower(name), "_", "-") }
+
 // CheckPolicyName refuses what cannot name a policy: it is the value of a node label, and lower case so that no two
 // differ by that alone.
 func CheckPolicyName(name string) error {

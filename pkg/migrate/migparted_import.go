@@ -172,15 +172,12 @@ func filterTexts(filter any) []string {
 	}
 }
 
-// labelOf is the name of the policy for a mig-config: the same, but for what a policy's name cannot have.
-func labelOf(config string) string { return strings.ReplaceAll(strings.ToLower(config), "_", "-") }
-
 // labels are the names of policies with the mig-config whose name each is, where several would have it: the one of just this
 // name, or the first by name.
 func (f *partedFile) labels() map[string]string {
 	owners := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(f.MIGConfigs)) {
-		label := labelOf(name)
+		label := v1alpha1.PolicyNameOf(name)
 		if _, taken := owners[label]; !taken || label == name {
 			owners[label] = name
 		}
@@ -190,7 +187,7 @@ func (f *partedFile) labels() map[string]string {
 
 // policyName is the name of the policy for a mig-config.
 func (i *Import) policyName(owners map[string]string, name string, path *field.Path) (string, error) {
-	label := labelOf(name)
+	label := v1alpha1.PolicyNameOf(name)
 	if err := v1alpha1.CheckPolicyName(label); err != nil {
 		return "", fmt.Errorf("%s: its name cannot be that of a policy: %w", path, err)
 	}
@@ -199,7 +196,7 @@ func (i *Import) policyName(owners map[string]string, name string, path *field.P
 	}
 	if label != name {
 		i.policy = label
-		i.note(path.String(), name, "the policy is named %s, as names have lower-case letters: label nodes with it", label)
+		i.note(path.String(), name, "the policy is named %s, as names have lower-case letters; nodes with either label have it", label)
 	}
 	return label, nil
 }

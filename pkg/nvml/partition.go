@@ -55,7 +55,7 @@ func setMIG(ctx context.Context, mig MIG, pci gpu.PCIAddress, enable bool) (acti
 	case err != nil:
 		return nil, fmt.Errorf("read the MIG mode of the GPU at %s, which was set to %t: %w", pci, enable, err)
 	case current != enable:
-		return nil, fmt.Errorf("set the MIG mode of the GPU at %s to %t: the driver answers success, and the mode is still %t", pci, enable, current)
+		return nil, fmt.Errorf("set the MIG mode of the GPU at %s to %t: the driver answers success, and does nothing", pci, enable)
 	}
 	return nil, nil
 }

@@ -138,10 +138,10 @@ func (s *Set) Names() []string {
 // File is where a policy was read, "" for one that the set has not.
 func (s *Set) File(name string) string { return s.from[name] }
 
-// Select picks the policy that a node's label names. Without a label it is the one named default, or where there is none
-// the built-in one.
+// Select picks the policy that a node's label names, also in the words of the format that the policy was imported from. Without a
+// label it is the one named default, or where there is none the built-in one.
 func (s *Set) Select(label string) (string, *v1alpha1.NodePolicy, error) {
-	name := label
+	name := v1alpha1.PolicyNameOf(label)
 	if name == "" {
 		name = v1alpha1.DefaultPolicy
 	}

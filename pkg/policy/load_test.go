@@ -142,6 +142,7 @@ func TestSet_Select(t *testing.T) {
 		err         string
 	}{
 		"label":                   {several, "b", "b", ""},
+		"label of an import":      {map[string]string{"p": named("all-1g.10gb", "mig")}, "All_1g.10gb", "all-1g.10gb", ""},
 		"no label, a default":     {withDefault, "", "default", ""},
 		"the default by name":     {withDefault, "default", "default", ""},
 		"no label, no default":    {several, "", "built-in", ""},

@@ -50,6 +50,7 @@ type File struct {
 
 // Files checks files, and all *.yaml, *.yml and *.json files of directories. The error is about a path that cannot be read.
 func Files(ctx context.Context, paths []string, o Options) ([]*File, error) {
+	o.PolicyName = v1alpha1.PolicyNameOf(o.PolicyName) // as nodes select it
 	v := &validation{Options: o, at: map[string]*File{}, classes: map[string]*resourceapi.DeviceClass{}}
 	for _, path := range paths {
 		found, directory, err := expand(path)
