@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/cleave-dra/cleave/e2e/node"
 	"github.com/cleave-dra/cleave/e2e/workload"
+	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
 func TestRecord_Corrupt(t *testing.T) {
@@ -80,4 +82,27 @@ func TestRecord_DiskFull(t *testing.T) {
 	s.must(os.Remove(filler))
 	n.prepared(ctx, late, 1)
 	s.plugin.waitRecords(ctx, n.Node, "late")
+}
+
+// A script that cleans up deletes the CDI spec of a claim that is prepared: a container of it could not restart.
+func TestRecover_SpecDeleted(t *testing.T) {
+	t.Parallel()
+	ctx, s := newSpace(t, nil)
+	n := s.newPlainNode(ctx, nil)
+	n.sim(ctx, "create", "--node", "l40s")
+	s.must(n.Start(ctx))
+	n.waitOffered(ctx, 4)
+	share := n.deviceNames(ctx)[0] + "-timeslice"
+	claim, err := env.client.Allocate(ctx, s.name, "share", workload.OneShare(n.name, share, map[string]int64{gpu.CapacityShares: 1}))
+	s.must(err)
+	_, err = n.Prepare(ctx, claim)
+	s.must(err)
+	spec := filepath.Join(filepath.Dir(n.Root()), "cdi", "gpu.cleave.dev-claim_"+claim.Uid+".json")
+	s.must(os.Remove(spec))
+	s.eventually(ctx, "the spec to be there again", func(context.Context) (bool, string, error) {
+		_, err := os.Stat(spec)
+		return err == nil, fmt.Sprint(err), nil
+	})
+	s.events.waitOnNode(ctx, n.name, corev1.EventTypeWarning, "CDISpecRestored", claim.Name)
+	s.must(n.Unprepare(ctx, claim))
 }
