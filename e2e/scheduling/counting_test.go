@@ -3,12 +3,16 @@
 package scheduling
 
 import (
+	"context"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/cleave-dra/cleave/e2e/node"
+	"github.com/cleave-dra/cleave/e2e/workload"
 	"github.com/cleave-dra/cleave/pkg/cluster"
 )
 
@@ -41,4 +45,32 @@ func TestCounting(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Where the API server drops counters, a GPU is one device, and the node says why.
+func TestCounting_Published(t *testing.T) {
+	b := newBedOf(t, map[string]bool{"DRAPartitionableDevices": false}, "node-1")
+	dir, err := os.MkdirTemp("/tmp", "n") // t.TempDir is too long for sockets
+	must(t, err)
+	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+	n, err := node.Create(t.Context(), node.Options{Cluster: b.control, Bin: bin(), Model: "hgx-h100", NodeName: "node-1", Dir: dir})
+	must(t, err)
+	must(t, n.Start(t.Context()))
+	t.Cleanup(func() { must(t, n.Kill()) })
+	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+	defer cancel()
+	must(t, workload.Until(ctx, "whole GPUs alone to be published", func(ctx context.Context) (bool, string, error) {
+		list, err := b.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+		var names []string
+		for _, s := range list.Items {
+			for _, d := range s.Spec.Devices {
+				names = append(names, d.Name)
+			}
+		}
+		return len(names) == 8 && !strings.Contains(strings.Join(names, " "), "-mig-"), strings.Join(names, " "), err
+	}))
+	must(t, workload.Until(ctx, "an Event on the node", func(ctx context.Context) (bool, string, error) {
+		list, err := b.kube.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "reason=TiersNotCounted,involvedObject.name=node-1"})
+		return len(list.Items) == 1 && strings.Contains(list.Items[0].Message, "DRAPartitionableDevices"), n.LogTail(5), err
+	}))
 }

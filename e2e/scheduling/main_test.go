@@ -28,6 +28,7 @@ const startTimeout = 3 * time.Minute
 type bed struct {
 	t          *testing.T
 	dir        string
+	control    *cluster.Cluster
 	kube       kubernetes.Interface
 	kubeconfig string
 	scheduler  *process.Program
@@ -50,7 +51,7 @@ func newBedOf(t *testing.T, gates map[string]bool, nodes ...string) *bed {
 	t.Cleanup(func() { must(t, cluster.Down(context.Background(), dir)) })
 	control, err := cluster.Up(t.Context(), cluster.Options{Dir: dir, ControlPlane: true, FeatureGates: gates})
 	must(t, err)
-	b := &bed{t: t, dir: t.TempDir(), kubeconfig: control.Kubeconfig()}
+	b := &bed{t: t, dir: t.TempDir(), control: control, kubeconfig: control.Kubeconfig()}
 	b.kube, err = control.Client()
 	must(t, err)
 	b.addClasses()
