@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apimachinery/pkg/util/wait"
+	apiversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 )
@@ -52,8 +53,9 @@ func text(err error) string {
 // Counting finds out what the cluster counts, and follows it: API servers are upgraded, and their feature gates are changed. The
 // release of the scheduler cannot be asked; the API server's stands for it.
 type Counting struct {
-	client       kubernetes.Interface
-	driver, node string
+	client        kubernetes.Interface
+	serverVersion func(context.Context) (*apiversion.Info, error)
+	driver, node  string
 	// wake has the API server asked at once: a slice came back without a field.
 	wake    chan struct{}
 	counted atomic.Pointer[Counted]
@@ -61,7 +63,9 @@ type Counting struct {
 
 // NewCounting asks on behalf of a driver on a node.
 func NewCounting(client kubernetes.Interface, driver, node string) *Counting {
-	c := &Counting{client: client, driver: driver, node: node, wake: make(chan struct{}, 1)}
+	c := &Counting{
+		client: client, serverVersion: client.Discovery().ServerVersionWithContext, driver: driver, node: node, wake: make(chan struct{}, 1),
+	}
 	c.counted.Store(&Counted{})
 	return c
 }
@@ -160,7 +164,7 @@ func counts(release *version.Version, kept *resourceapi.Device) (now Counted) {
 
 // release asks the API server which release it is.
 func (c *Counting) release(ctx context.Context) (*version.Version, error) {
-	info, err := c.client.Discovery().ServerVersionWithContext(ctx)
+	info, err := c.serverVersion(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("ask the API server for its release: %w", err)
 	}

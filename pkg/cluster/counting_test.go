@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,8 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apiversion "k8s.io/apimachinery/pkg/version"
-	"k8s.io/client-go/discovery/fake"
-	kubefake "k8s.io/client-go/kubernetes/fake"
 )
 
 // What API servers make of a device with their feature gates off.
@@ -43,15 +42,15 @@ func forbid(*resourceapi.ResourceSlice) error {
 }
 
 // counting asks an API server of a release.
-func counting(t *testing.T, release string, answer func(*resourceapi.ResourceSlice) error) (*Counting, *kubefake.Clientset) {
+func counting(t *testing.T, release string, answer func(*resourceapi.ResourceSlice) error) (c *Counting, upgrade func(release string)) {
 	t.Helper()
 	client, _ := answering(t, answer)
-	setRelease(client, release)
-	return NewCounting(client, "gpu.cleave.dev", "node-1"), client
-}
-
-func setRelease(client *kubefake.Clientset, release string) {
-	client.Discovery().(*fake.FakeDiscovery).FakedServerVersion = &apiversion.Info{GitVersion: release}
+	c = NewCounting(client, "gpu.cleave.dev", "node-1")
+	var now atomic.Pointer[apiversion.Info]
+	upgrade = func(release string) { now.Store(&apiversion.Info{GitVersion: release}) }
+	c.serverVersion = func(context.Context) (*apiversion.Info, error) { return now.Load(), nil }
+	upgrade(release)
+	return c, upgrade
 }
 
 func TestCounting(t *testing.T) {
@@ -91,37 +90,37 @@ func TestCounting(t *testing.T) {
 // It waits for an API server that does not answer, follows upgrades and gates, and keeps the last answer while it is away.
 func TestCounting_Follow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		answer := func(*resourceapi.ResourceSlice) error { return errors.New("starting") }
-		c, client := counting(t, "v1.36.1", func(s *resourceapi.ResourceSlice) error { return answer(s) })
-		go func() {
-			<-time.After(5 * time.Second)
-			answer = dropCounters
-		}()
+		away := func(*resourceapi.ResourceSlice) error { return errors.New("away") }
+		var answer atomic.Pointer[func(*resourceapi.ResourceSlice) error]
+		answers := func(as func(*resourceapi.ResourceSlice) error) { answer.Store(&as) }
+		answers(away)
+		c, upgrade := counting(t, "v1.36.1", func(s *resourceapi.ResourceSlice) error { return (*answer.Load())(s) })
+		time.AfterFunc(5*time.Second, func() { answers(dropCounters) })
 		began := time.Now()
 		if err := c.Wait(t.Context(), 2*time.Second); err != nil || time.Since(began) < 5*time.Second {
 			t.Fatalf("%v after %s", err, time.Since(began))
 		}
-		changes := 0
-		go c.Follow(t.Context(), 5*time.Minute, func() { changes++ })
+		var changes atomic.Int64
+		go c.Follow(t.Context(), 5*time.Minute, func() { changes.Add(1) })
 		for _, step := range []struct {
 			name    string
 			change  func()
 			after   time.Duration
-			changes int
+			changes int64
 			want    [2]bool // shares beside other tiers, and counters
 		}{
 			{"nothing", func() {}, time.Hour, 0, [2]bool{}},
-			{"upgraded", func() { setRelease(client, "v1.36.2") }, 6 * time.Minute, 1, [2]bool{true}},
-			{"away", func() { answer = func(*resourceapi.ResourceSlice) error { return errors.New("away") } }, time.Hour, 0, [2]bool{true}},
-			{"gate on", func() { answer = keep }, 6 * time.Minute, 1, [2]bool{true, true}},
-			{"gate off, slice came back without", func() { answer = dropCounters; c.Doubt(); c.Doubt() }, 0, 1, [2]bool{true}},
+			{"upgraded", func() { upgrade("v1.36.2") }, 6 * time.Minute, 1, [2]bool{true}},
+			{"away", func() { answers(away) }, time.Hour, 0, [2]bool{true}},
+			{"gate on", func() { answers(keep) }, 6 * time.Minute, 1, [2]bool{true, true}},
+			{"gate off, slice came back without", func() { answers(dropCounters); c.Doubt(); c.Doubt() }, 0, 1, [2]bool{true}},
 		} {
-			changes = 0
+			changes.Store(0)
 			step.change()
 			<-time.After(step.after)
 			synctest.Wait()
-			if got := c.Counted(); changes != step.changes || (got.SharesBeside == nil) != step.want[0] || (got.Counters == nil) != step.want[1] {
-				t.Errorf("%s: %d changes, %v; want %d, and shares and counters %v", step.name, changes, got, step.changes, step.want)
+			if got := c.Counted(); changes.Load() != step.changes || (got.SharesBeside == nil) != step.want[0] || (got.Counters == nil) != step.want[1] {
+				t.Errorf("%s: %d changes, %v; want %d, and shares and counters %v", step.name, changes.Load(), got, step.changes, step.want)
 			}
 		}
 	})
