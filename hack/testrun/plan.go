@@ -67,7 +67,8 @@ var core = map[string][]string{
 
 // concurrent are the packages whose product code or tests start goroutines: the race detector finds nothing in others.
 var concurrent = []string{
-	"./pkg/admission", "./pkg/claims", "./pkg/claimstatus", "./pkg/cluster", "./pkg/dashboard", "./pkg/driverroot", "./pkg/fleet",
+	"./pkg/admission", "./pkg/claims", "./pkg/claimstatus", "./pkg/cluster", "./pkg/dashboard", "./pkg/driverroot", "./pkg/filewatch",
+	"./pkg/fleet",
 	"./pkg/health", "./pkg/mps/...", "./pkg/node", "./pkg/nvml/...", "./pkg/plugin", "./pkg/pools", "./pkg/publish", "./pkg/scheduling",
 	"./pkg/sim/...", "./pkg/smi", "./pkg/store",
 }
