@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -24,6 +25,10 @@ import (
 // of a device that several claims may have as soon as one had it, and allocated the GPU whole or as partitions besides
 // (kubernetes#139034, backported to 1.36.2).
 var sharesSince = version.MustParseGeneric("1.36.2")
+
+// countsSince is the first release that keeps counters and shares by default (kube_features.go: DRAPartitionableDevices and
+// DRAConsumableCapacity are beta, and on).
+var countsSince = version.MustParseGeneric("1.36.0")
 
 // countingTimeout bounds the questions about counting.
 const countingTimeout = 5 * time.Second
@@ -137,8 +142,8 @@ func (c *Counting) ask(ctx context.Context) (news bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	kept, err := c.keeps(ctx)
-	if err != nil && !apierrors.IsForbidden(err) {
+	kept, err := c.keeps(ctx, release)
+	if err != nil {
 		return false, err
 	}
 	now := counts(release, kept)
@@ -180,8 +185,9 @@ const probe = "counting"
 
 // keeps has the API server show what it would store of a device that is counted in all ways; nothing is stored. With a feature
 // gate off, it drops the fields (kubernetes pkg/registry/resource/resourceslice/strategy.go, dropDisabledFields). Before 1.35
-// counters were in the slice of the devices: such an API server refuses this one, and would refuse those of GPUs.
-func (c *Counting) keeps(ctx context.Context) (kept *resourceapi.Device, err error) {
+// counters were in the slice of the devices: such an API server refuses this one, and would refuse those of GPUs. Where the question
+// itself is refused, as by a webhook that knows no dry runs, the gates are taken to be those of the release.
+func (c *Counting) keeps(ctx context.Context, release *version.Version) (kept *resourceapi.Device, err error) {
 	shared, one := true, resource.MustParse("1")
 	device := &resourceapi.Device{
 		Name: probe, AllowMultipleAllocations: &shared,
@@ -204,10 +210,27 @@ func (c *Counting) keeps(ctx context.Context) (kept *resourceapi.Device, err err
 	case apierrors.IsInvalid(err):
 		klog.FromContext(ctx).V(2).Info("The API server refuses counters", "reason", err.Error())
 		return &resourceapi.Device{}, nil
-	case err != nil: // unknown: what is asked for is taken for kept
-		return device, fmt.Errorf("ask the API server what it counts: %w", err)
+	case isRefusal(err):
+		klog.FromContext(ctx).Info("The API server does not answer what it counts; that of its release is taken", "reason", err.Error())
+		if !release.AtLeast(countsSince) {
+			return &resourceapi.Device{}, nil
+		}
+		return device, nil
+	case err != nil:
+		return nil, fmt.Errorf("ask the API server what it counts: %w", err)
 	case len(would.Spec.Devices) != 1:
-		return device, fmt.Errorf("ask the API server what it counts: it answers with %d devices, not 1", len(would.Spec.Devices))
+		return nil, fmt.Errorf("ask the API server what it counts: it answers with %d devices, not 1", len(would.Spec.Devices))
 	}
 	return &would.Spec.Devices[0], nil
+}
+
+// isRefusal reports whether an API server has answered that it does not do what it is asked, which it would again. An internal error is
+// that of a webhook which fails.
+func isRefusal(err error) bool {
+	status := apierrors.APIStatus(nil)
+	if !errors.As(err, &status) || apierrors.IsTooManyRequests(err) || apierrors.IsTimeout(err) {
+		return false
+	}
+	code := status.Status().Code
+	return code >= http.StatusBadRequest && code <= http.StatusInternalServerError
 }

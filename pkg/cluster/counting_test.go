@@ -41,6 +41,10 @@ func forbid(*resourceapi.ResourceSlice) error {
 	return apierrors.NewForbidden(schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceslices"}, "", errors.New("no"))
 }
 
+func noDryRun(*resourceapi.ResourceSlice) error {
+	return apierrors.NewBadRequest("admission webhook does not support dry run")
+}
+
 // counting asks an API server of a release.
 func counting(t *testing.T, release string, answer func(*resourceapi.ResourceSlice) error) (c *Counting, upgrade func(release string)) {
 	t.Helper()
@@ -59,16 +63,18 @@ func TestCounting(t *testing.T) {
 		answer                   func(*resourceapi.ResourceSlice) error
 		shares, beside, counters string // part of the reason; empty for none
 	}{
-		"today":                   {release: "v1.37.1", answer: keep},
-		"vendor":                  {release: "v1.36.3+k3s1", answer: keep},
-		"first of all":            {release: "v1.36.2", answer: keep},
-		"shares forgotten":        {release: "v1.36.1-eks-1234", answer: keep, beside: "1.36.2 or later"},
-		"gates off by default":    {release: "v1.35.4-gke.1", answer: dropAll, shares: "1.35.4", beside: "1.35.4", counters: "DRAPartitionableDevices"},
-		"partitions by hand":      {release: "v1.35.4", answer: dropShares, shares: "1.35.4", beside: "1.36.2"},
-		"other API of counters":   {release: "v1.34.4", answer: refuse, shares: "1.34.4", beside: "1.34.4", counters: "1.34.4"},
-		"gate of counters is off": {release: "v1.37.1", answer: dropCounters, counters: "DRAPartitionableDevices"},
-		"nobody may ask":          {release: "v1.36.1", answer: forbid, beside: "1.36.2 or later"},
-		"gate of shares is off":   {release: "v1.37.1", answer: dropShares, shares: "DRAConsumableCapacity"},
+		"today":                    {release: "v1.37.1", answer: keep},
+		"vendor":                   {release: "v1.36.3+k3s1", answer: keep},
+		"first of all":             {release: "v1.36.2", answer: keep},
+		"shares forgotten":         {release: "v1.36.1-eks-1234", answer: keep, beside: "1.36.2 or later"},
+		"gates off by default":     {release: "v1.35.4-gke.1", answer: dropAll, shares: "1.35.4", beside: "1.35.4", counters: "DRAPartitionableDevices"},
+		"partitions by hand":       {release: "v1.35.4", answer: dropShares, shares: "1.35.4", beside: "1.36.2"},
+		"other API of counters":    {release: "v1.34.4", answer: refuse, shares: "1.34.4", beside: "1.34.4", counters: "1.34.4"},
+		"gate of counters is off":  {release: "v1.37.1", answer: dropCounters, counters: "DRAPartitionableDevices"},
+		"nobody may ask":           {release: "v1.36.1", answer: forbid, beside: "1.36.2 or later"},
+		"webhook without dry runs": {release: "v1.37.1", answer: noDryRun},
+		"the same, older":          {release: "v1.35.4", answer: noDryRun, shares: "1.35.4", beside: "1.35.4", counters: "1.35.4"},
+		"gate of shares is off":    {release: "v1.37.1", answer: dropShares, shares: "DRAConsumableCapacity"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, _ := counting(t, test.release, test.answer)
