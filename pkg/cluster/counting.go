@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -207,7 +209,7 @@ func (c *Counting) keeps(ctx context.Context, release *version.Version) (kept *r
 	}
 	would, err := c.client.ResourceV1().ResourceSlices().Create(ctx, slice, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	switch {
-	case apierrors.IsInvalid(err):
+	case refusesFields(err):
 		klog.FromContext(ctx).V(2).Info("The API server refuses counters", "reason", err.Error())
 		return &resourceapi.Device{}, nil
 	case isRefusal(err):
@@ -222,6 +224,19 @@ func (c *Counting) keeps(ctx context.Context, release *version.Version) (kept *r
 		return nil, fmt.Errorf("ask the API server what it counts: it answers with %d devices, not 1", len(would.Spec.Devices))
 	}
 	return &would.Spec.Devices[0], nil
+}
+
+// refusesFields reports whether an API server has found the fields of counters invalid. Policies refuse slices as invalid, too, and name
+// no field (ValidatingAdmissionPolicy, reason Invalid by default): that of Cleave's chart does while the driver's name changes.
+func refusesFields(err error) bool {
+	status := apierrors.APIStatus(nil)
+	if !apierrors.IsInvalid(err) || !errors.As(err, &status) || status.Status().Details == nil {
+		return false
+	}
+	return slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool {
+		return strings.Contains(c.Field, "onsumesCounters") || strings.Contains(c.Field, "allowMultipleAllocations") ||
+			strings.Contains(c.Field, "requestPolicy")
+	})
 }
 
 // isRefusal reports whether an API server has answered that it does not do what it is asked, which it would again. An internal error is

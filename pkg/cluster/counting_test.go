@@ -14,6 +14,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	apiversion "k8s.io/apimachinery/pkg/version"
 )
 
@@ -34,6 +35,12 @@ func dropShares(s *resourceapi.ResourceSlice) error {
 func dropAll(s *resourceapi.ResourceSlice) error { return errors.Join(dropCounters(s), dropShares(s)) }
 
 func refuse(*resourceapi.ResourceSlice) error {
+	return apierrors.NewInvalid(schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceSlice"}, "x",
+		field.ErrorList{field.NotFound(field.NewPath("spec", "devices").Index(0).Child("consumesCounters").Index(0).Child("counterSet"), "counting")})
+}
+
+// denied is what a policy says.
+func denied(*resourceapi.ResourceSlice) error {
 	return apierrors.NewInvalid(schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceSlice"}, "x", nil)
 }
 
@@ -72,6 +79,7 @@ func TestCounting(t *testing.T) {
 		"other API of counters":    {release: "v1.34.4", answer: refuse, shares: "1.34.4", beside: "1.34.4", counters: "1.34.4"},
 		"gate of counters is off":  {release: "v1.37.1", answer: dropCounters, counters: "DRAPartitionableDevices"},
 		"nobody may ask":           {release: "v1.36.1", answer: forbid, beside: "1.36.2 or later"},
+		"denied by a policy":       {release: "v1.37.1", answer: denied},
 		"webhook without dry runs": {release: "v1.37.1", answer: noDryRun},
 		"the same, older":          {release: "v1.35.4", answer: noDryRun, shares: "1.35.4", beside: "1.35.4", counters: "1.35.4"},
 		"gate of shares is off":    {release: "v1.37.1", answer: dropShares, shares: "DRAConsumableCapacity"},
