@@ -7,9 +7,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/cleave-dra/cleave/pkg/publish"
 )
@@ -78,16 +81,22 @@ func TestPod_UserNamespace(t *testing.T) {
 	env.node.SetFlags("--cdi-hook-dir", filepath.Join(programsDir, "hooks"))
 	t.Cleanup(func() { env.node.SetFlags() }) // before the plugin starts with the old driver
 	s.plugin.start(ctx)
-	objects := gpuPod("nobody", 1)
 	no := false
-	podOf(objects).Spec.HostUsers = &no
-	s.create(ctx, objects...)
-	pod := s.pods.running(ctx, "nobody")
-	out, err := env.client.Kubectl(ctx, "", "--namespace", s.name, "exec", pod.Name, "--", "cat", "/proc/self/uid_map")
-	s.must(err)
-	if first := strings.Fields(out); len(first) < 3 || first[1] == "0" {
-		t.Fatalf("root of the pod is root of the node: %q", out)
+	objects := slices.Concat(gpuPod("nobody", 1), partitionPod("part", smallClass))
+	for _, o := range objects {
+		if pod, ok := o.(*corev1.Pod); ok {
+			pod.Spec.HostUsers = &no
+		}
 	}
-	// The library's name is a link that the hook makes.
-	s.pods.checkSees(ctx, pod, s.pods.devices(ctx, pod))
+	s.create(ctx, objects...)
+	for _, name := range []string{"nobody", "part"} {
+		pod := s.pods.running(ctx, name)
+		out, err := env.client.Kubectl(ctx, "", "--namespace", s.name, "exec", pod.Name, "--", "cat", "/proc/self/uid_map")
+		s.must(err)
+		if first := strings.Fields(out); len(first) < 3 || first[1] == "0" {
+			t.Fatalf("root of %s is root of the node: %q", name, out)
+		}
+		// The library's name is a link that the hook makes, and the node of a partition's capability is there only for such pods.
+		s.pods.checkSees(ctx, pod, s.pods.devices(ctx, pod))
+	}
 }

@@ -22,24 +22,31 @@ import (
 const modprobeUsage = `nvidia-modprobe of a simulated node. It knows:
   nvidia-modprobe [-c MINOR]...    make /dev/nvidia<MINOR>, or /dev/nvidiactl for 255
   nvidia-modprobe -u -c 0          load nvidia-uvm and make /dev/nvidia-uvm and /dev/nvidia-uvm-tools
-  nvidia-modprobe -m               make /dev/nvidia-modeset`
+  nvidia-modprobe -m               make /dev/nvidia-modeset
+  nvidia-modprobe [-f FILE]...     make the node in /dev/nvidia-caps of a file below /proc/driver/nvidia/capabilities`
 
 // runModprobe does what nvidia-modprobe does, as far as it is known here.
 func runModprobe(args []string) error {
 	var uvm bool
 	var minors []int
+	var capabilities []string
 	for i := 0; i < len(args); i++ {
+		value := func() string { // of an option: attached, or the next argument
+			if attached := args[i][2:]; attached != "" || i+1 == len(args) {
+				return attached
+			}
+			i++
+			return args[i]
+		}
 		switch arg := args[i]; {
 		case arg == "-u":
 			uvm = true
 		case arg == "-m":
 			minors = append(minors, 254)
+		case strings.HasPrefix(arg, "-f"):
+			capabilities = append(capabilities, value())
 		case strings.HasPrefix(arg, "-c"):
-			number := strings.TrimPrefix(arg, "-c")
-			if number == "" && i+1 < len(args) {
-				i++
-				number = args[i]
-			}
+			number := value()
 			minor, err := strconv.Atoi(number)
 			if err != nil {
 				return usagef("%q is no minor number\n%s", number, modprobeUsage)
@@ -53,7 +60,15 @@ func runModprobe(args []string) error {
 	if err != nil {
 		return err
 	}
-	return n.Files().Modprobe(uvm, minors...)
+	if err := n.Files().Modprobe(uvm, minors...); err != nil {
+		return err
+	}
+	for _, file := range capabilities {
+		if err := n.Files().ModprobeCapability(file); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // newNodes is the command that takes device files away or spoils them.

@@ -56,7 +56,7 @@ const uuidVariable = "CLEAVE_GPU_UUID"
 func (s *Static) WriteClaim(ctx context.Context, r *records.Record) error {
 	uid := r.Claim.UID
 	spec := &specs.Spec{Kind: s.opts.Driver + "/" + ClaimClass}
-	editor := claimEditor{Options: &s.opts, gpuMinor: s.gpuMinor}
+	editor := &claimEditor{Options: &s.opts, gpuMinor: s.gpuMinor}
 	for _, p := range r.WithEdits() {
 		edits, err := editor.edits(p)
 		if err != nil {
@@ -71,6 +71,7 @@ func (s *Static) WriteClaim(ctx context.Context, r *records.Record) error {
 		}
 		spec.Devices = append(spec.Devices, device)
 	}
+	s.createCapabilityNodes(ctx, editor.capabilities)
 	var err error
 	if spec.Version, err = specs.MinimumRequiredVersion(spec); err != nil {
 		return fmt.Errorf("determine the version of the CDI spec: %w", err)
@@ -83,10 +84,12 @@ func (s *Static) WriteClaim(ctx context.Context, r *records.Record) error {
 type claimEditor struct {
 	*Options
 	gpuMinor func(device string) (int, error) // of the static spec
+	// capabilities are those of the partitions so far.
+	capabilities []capability
 }
 
 // edits are the container edits of one device in addition to those of its GPU.
-func (e claimEditor) edits(d *records.Device) (*specs.ContainerEdits, error) {
+func (e *claimEditor) edits(d *records.Device) (*specs.ContainerEdits, error) {
 	edits := &specs.ContainerEdits{}
 	if d.Partition != nil {
 		var err error
@@ -101,7 +104,7 @@ func (e claimEditor) edits(d *records.Device) (*specs.ContainerEdits, error) {
 }
 
 // partition returns the capability nodes that give a container access to a GPU instance and its compute instance.
-func (e claimEditor) partition(p *records.Device) (*specs.ContainerEdits, error) {
+func (e *claimEditor) partition(p *records.Device) (*specs.ContainerEdits, error) {
 	if p.Partition.CI == nil {
 		return nil, fmt.Errorf("partition %s has no compute instance", p.Device)
 	}
@@ -120,13 +123,14 @@ func (e claimEditor) partition(p *records.Device) (*specs.ContainerEdits, error)
 	edits := &specs.ContainerEdits{}
 	gi := path.Join("driver/nvidia/capabilities", "gpu"+strconv.Itoa(minor), "mig", "gi"+strconv.Itoa(p.Partition.GI))
 	for _, file := range []string{path.Join(gi, "access"), path.Join(gi, "ci"+strconv.Itoa(*p.Partition.CI), "access")} {
-		capMinor, err := capabilityMinor(e.Procfs, file)
+		c, err := findCapability(e.Procfs, file, major)
 		if err != nil {
 			return nil, fmt.Errorf("find the capability node of partition %s: %w", p.Device, err)
 		}
+		e.capabilities = append(e.capabilities, c)
 		edits.DeviceNodes = append(edits.DeviceNodes, &specs.DeviceNode{
-			// With type and numbers given, the node need not exist on the host.
-			Path: "/dev/nvidia-caps/nvidia-cap" + strconv.FormatInt(capMinor, 10), Type: "c", Major: major, Minor: capMinor, Permissions: "rw",
+			// With type and numbers given, a runtime creates the node itself, except in pods with user namespaces.
+			Path: c.node.path, Type: "c", Major: c.node.major, Minor: c.node.minor, Permissions: "rw",
 		})
 	}
 	return edits, nil
@@ -166,18 +170,4 @@ func (s *Static) gpuMinor(device string) (int, error) {
 		return 0, fmt.Errorf("GPU %s is not in the CDI spec %s", device, s.Path())
 	}
 	return minor, nil
-}
-
-// capabilityMinor reads the minor number from a capability file.
-func capabilityMinor(procfs fs.FS, file string) (int64, error) {
-	data, err := fs.ReadFile(procfs, file)
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(data)) {
-		if value, ok := strings.CutPrefix(line, "DeviceFileMinor:"); ok {
-			return strconv.ParseInt(strings.TrimSpace(value), 10, 32)
-		}
-	}
-	return 0, fmt.Errorf("%s has no DeviceFileMinor", file)
 }

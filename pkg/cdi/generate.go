@@ -32,7 +32,7 @@ type builder struct {
 
 // generate finds the driver's device nodes and files and builds the spec in memory.
 func generate(ctx context.Context, opts *Options, node *gpu.Node) *generated {
-	root := driverroot.Root{Host: opts.DriverRoot, Here: opts.ContainerDriverRoot}
+	root := opts.root()
 	g := &generated{devices: root.Devices(), missing: map[string]error{}, nodes: map[string][]deviceNode{}}
 	b := &builder{Options: opts, root: root, node: node, result: g}
 	g.err = b.build(ctx)

@@ -107,6 +107,10 @@ func (s *Static) Path() string { return s.opts.path() }
 
 func (o *Options) path() string { return filepath.Join(o.Dir, staticFile(o.Driver)) }
 
+func (o *Options) root() driverroot.Root {
+	return driverroot.Root{Host: o.DriverRoot, Here: o.ContainerDriverRoot}
+}
+
 func staticFile(driver string) string { return cdi.GenerateSpecName(driver, Class) + ".json" }
 
 // DeviceID is the fully qualified CDI name of a whole GPU.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -27,11 +28,17 @@ const controlMinor = 255
 // maxMinors is how many nodes nvidia-modprobe creates in one run (nvidia-modprobe.c, main).
 const maxMinors = 64
 
+// maxCapabilities is how many capability nodes it creates in one run (nvidia-modprobe.c, main).
+const maxCapabilities = 256
+
 // Nodes are device nodes that nvidia-modprobe should create. Existing ones stay unchanged.
 type Nodes struct {
 	Control bool  // /dev/nvidiactl
 	UVM     bool  // /dev/nvidia-uvm and /dev/nvidia-uvm-tools
 	GPUs    []int // N of /dev/nvidiaN
+	// Capabilities are files below /proc such as "driver/nvidia/capabilities/gpu0/mig/gi1/access", whose nodes are those of
+	// /dev/nvidia-caps.
+	Capabilities []string
 }
 
 // commands are the arguments of each run of nvidia-modprobe: with -u it creates only the nodes of nvidia-uvm.
@@ -51,6 +58,13 @@ func (n Nodes) commands() [][]string {
 	}
 	if n.UVM {
 		all = append(all, []string{"-c", "0", "-u"})
+	}
+	if files := n.Capabilities[:min(len(n.Capabilities), maxCapabilities)]; len(files) > 0 {
+		var args []string
+		for _, file := range files {
+			args = append(args, "-f", path.Join("/proc", file))
+		}
+		all = append(all, args)
 	}
 	return all
 }

@@ -26,6 +26,12 @@ func TestCommands(t *testing.T) {
 		"control":      {Nodes{Control: true}, [][]string{{"-c", "255"}}},
 		"GPUs":         {Nodes{GPUs: []int{0, 3}}, [][]string{{"-c", "0", "-c", "3"}}},
 		"all":          {Nodes{Control: true, UVM: true, GPUs: []int{1}}, [][]string{{"-c", "255", "-c", "1"}, {"-c", "0", "-u"}}},
+		"capabilities": {
+			Nodes{UVM: true, Capabilities: []string{"driver/nvidia/capabilities/gpu0/mig/gi1/access", "driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access"}},
+			[][]string{{"-c", "0", "-u"}, {
+				"-f", "/proc/driver/nvidia/capabilities/gpu0/mig/gi1/access", "-f", "/proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access",
+			}},
+		},
 		"too many GPU": {Nodes{GPUs: make([]int, 100)}, [][]string{strings.Fields(strings.Repeat("-c 0 ", maxMinors))}},
 	}
 	for name, tt := range tests {

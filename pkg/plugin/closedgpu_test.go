@@ -5,6 +5,8 @@ package plugin
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 	"testing/fstest"
 
@@ -23,6 +25,10 @@ func TestHardware_ReleaseKeepsSearches(t *testing.T) {
 	hw := &hardware{Session: session, closed: newClosedGPU()}
 	searched := 0
 	root := t.TempDir()
+	// With a /dev of its own the root's device nodes are looked for there. This machine's may have some.
+	if err := errors.Join(os.Mkdir(filepath.Join(root, "dev"), 0o755), os.WriteFile(filepath.Join(root, "dev/null"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
 	static, err := cdi.NewStatic(cdi.Options{
 		Driver: "gpu.cleave.dev", Dir: t.TempDir(), DriverRoot: root, ContainerDriverRoot: root, Procfs: fstest.MapFS{}, Search: hw.closed.search,
 		CreateNodes: func(context.Context, driverroot.Nodes) error { searched++; return nil },

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -253,12 +254,12 @@ func TestPublisher_OneSliceIsNotWaitedFor(t *testing.T) {
 func TestPublisher_Arrived(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, h, settle := runPublisher(t)
-		arrivals := 0
-		p.options.Arrived = func() { arrivals++ }
-		check := func(when string, want bool, times int) {
+		var arrivals atomic.Int32
+		p.options.Arrived = func() { arrivals.Add(1) }
+		check := func(when string, want bool, times int32) {
 			t.Helper()
-			if got := p.Arrived(); got != want || arrivals != times {
-				t.Errorf("%s: arrived %t, %d times, want %t, %d times", when, got, arrivals, want, times)
+			if got, n := p.Arrived(), arrivals.Load(); got != want || n != times {
+				t.Errorf("%s: arrived %t, %d times, want %t, %d times", when, got, n, want, times)
 			}
 		}
 		check("before anything is wanted", false, 0)

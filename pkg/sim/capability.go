@@ -10,13 +10,12 @@ import (
 	"time"
 )
 
-// capabilities keeps the entries of a GPU's partitions under /proc/driver/nvidia/capabilities, and their device files,
-// in step with the partitions. An entry is there before the partition can be found and goes after it, so that whoever
+// capabilities keeps the entries of a GPU's partitions under /proc/driver/nvidia/capabilities in step with the partitions. Their
+// device files are made by nvidia-modprobe and stay for ever: the kernel module makes none (nv-caps.c has no device_create). An entry is there before the partition can be found and goes after it, so that whoever
 // finds a partition finds its entry.
 type capabilities struct {
-	root    string
-	minor   int  // of the GPU
-	devices bool // make device files too
+	root  string
+	minor int // of the GPU
 }
 
 // capability is an entry: its directory, relative to that of the GPU's partitions, and its minor.
@@ -59,10 +58,6 @@ func (c *capabilities) appear(old, next *gpuState) error {
 		if err := c.makeEntry(e); err != nil {
 			return fmt.Errorf("make capability: %w", err)
 		}
-		// nvidia-modprobe makes the device file on real nodes, where nobody may rely on it either.
-		if c.devices && os.Rename(c.aside(e)+".dev", c.device(e)) != nil {
-			_ = makeNode(c.device(e), majorCaps, e.minor)
-		}
 	}
 	return nil
 }
@@ -80,15 +75,12 @@ func (c *capabilities) makeEntry(e capability) error {
 	return os.WriteFile(filepath.Join(dir, "access"), []byte(capabilityFile(e.minor)), 0o444)
 }
 
-// vanish puts the entries and device files of partitions that are gone aside, compute instances first. What cannot be moved is in
+// vanish puts the entries of partitions that are gone aside, compute instances first. What cannot be moved is in
 // nobody's way.
 func (c *capabilities) vanish(old, next *gpuState) {
 	gone := missing(c.entries(old), c.entries(next))
 	for i := len(gone) - 1; i >= 0; i-- {
 		_ = os.Rename(c.dir(gone[i]), c.aside(gone[i]))
-		if c.devices && os.Rename(c.device(gone[i]), c.aside(gone[i])+".dev") != nil {
-			_ = os.Remove(c.device(gone[i]))
-		}
 	}
 }
 
@@ -102,9 +94,4 @@ const asideDir = stateDir + "/capabilities"
 
 func (c *capabilities) aside(e capability) string {
 	return filepath.Join(c.root, asideDir, strconv.Itoa(e.minor))
-}
-
-// device is the device file of an entry.
-func (c *capabilities) device(e capability) string {
-	return filepath.Join(c.root, fmt.Sprintf("dev/nvidia-caps/nvidia-cap%d", e.minor))
 }

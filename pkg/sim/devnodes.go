@@ -117,8 +117,17 @@ func removeDevRoot(root string) error {
 	if err != nil || n.spec.DevRoot == "" {
 		return nil //nolint:nilerr // what is no whole node, or has none elsewhere
 	}
+	var names []string
 	for _, d := range n.spec.deviceNodes() {
-		if err := os.Remove(filepath.Join(n.spec.DevRoot, d.name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		names = append(names, d.name)
+	}
+	for i := range n.spec.GPUs { // those that nvidia-modprobe made
+		for offset := range capPerGPU {
+			names = append(names, fmt.Sprintf("dev/nvidia-caps/nvidia-cap%d", capGPUInstance(n.spec.GPUs[i].Minor, 0)+offset))
+		}
+	}
+	for _, name := range names {
+		if err := os.Remove(filepath.Join(n.spec.DevRoot, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
@@ -216,6 +225,23 @@ func (f *Files) Modprobe(uvm bool, minors ...int) error {
 		}
 	}
 	return nil
+}
+
+// ModprobeCapability does what nvidia-modprobe -f does for a file such as /proc/driver/nvidia/capabilities/gpu0/mig/gi1/access
+// (nvidia-modprobe-utils.c, nvidia_cap_mknod).
+func (f *Files) ModprobeCapability(file string) error {
+	if !strings.HasPrefix(file, "/proc/driver/nvidia") || strings.Contains(file, "./") {
+		return fmt.Errorf("%q is no capability file", file)
+	}
+	data, err := os.ReadFile(filepath.Join(f.root, file))
+	if err != nil {
+		return fmt.Errorf("read capability file: %w", err)
+	}
+	var minor int
+	if _, err := fmt.Sscanf(string(data), "DeviceFileMinor: %d\n", &minor); err != nil {
+		return fmt.Errorf("read capability file %s: %w", file, err)
+	}
+	return f.remakeNode(deviceNode{fmt.Sprintf("dev/nvidia-caps/nvidia-cap%d", minor), majorCaps, minor})
 }
 
 func (f *Files) restoreNode(name string) error {

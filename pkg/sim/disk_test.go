@@ -383,13 +383,20 @@ func TestDeviceNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	node := filepath.Join(root, "dev/nvidia-caps/nvidia-cap66")
-	if _, err := os.Stat(node); err != nil {
-		t.Error(err)
+	if _, err := os.Stat(node); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s came by itself: %v", node, err)
 	}
-	if err := gi.Destroy(); err != nil {
+	files := openNode(t, root).Files()
+	access := "/proc/driver/nvidia/capabilities/gpu0/mig/gi7/access"
+	if err := errors.Join(files.ModprobeCapability(access), gi.Destroy()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(node); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%s is still there: %v", node, err)
+	if _, err := os.Stat(node); err != nil {
+		t.Errorf("the node went with the partition: %v", err)
+	}
+	for _, file := range []string{access, "/proc/driver/nvidia/capabilities/../gpus", "/etc/passwd"} {
+		if err := files.ModprobeCapability(file); err == nil {
+			t.Errorf("%s: a node was made", file)
+		}
 	}
 }

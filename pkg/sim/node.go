@@ -160,7 +160,7 @@ func Open(root string, opts ...Option) (*Node, error) {
 			return decodeGPUState(data, board)
 		})
 		if board.MIG != nil {
-			caps := &capabilities{root: root, minor: s.GPUs[i].Minor, devices: s.DeviceNodes && s.DevRoot == ""}
+			caps := &capabilities{root: root, minor: s.GPUs[i].Minor}
 			c.before, c.after = caps.appear, caps.vanish
 		}
 		c.stale, c.settle = n.clients.abandoned, n.clients.forget

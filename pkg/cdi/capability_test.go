@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cdi
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/cleave-dra/cleave/pkg/driverroot"
+)
+
+// In a pod with a user namespace the runtime mounts the host's capability nodes, which nothing has created for a new partition.
+func TestWriteClaim_CreatesCapabilityNodes(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root may make device nodes")
+	}
+	s := static(t, procfs())
+	root := t.TempDir()
+	caps := filepath.Join(root, "dev/nvidia-caps")
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	node := func(name string, major, minor uint32) {
+		t.Helper()
+		must(unix.Mknod(filepath.Join(caps, name), unix.S_IFCHR|0o444, int(unix.Mkdev(major, minor))))
+	}
+	must(os.MkdirAll(caps, 0o755))
+	node("nvidia-cap84", 238, 84)
+	node("nvidia-cap696", 237, 696) // of an earlier load of the module
+	s.opts.DriverRoot, s.opts.ContainerDriverRoot = "/run/driver", root
+	var asked [][]string
+	s.opts.CreateNodes = func(_ context.Context, nodes driverroot.Nodes) error {
+		asked = append(asked, nodes.Capabilities)
+		must(os.Remove(filepath.Join(caps, "nvidia-cap696")))
+		for _, minor := range []uint32{85, 696, 697} {
+			node(map[uint32]string{85: "nvidia-cap85", 696: "nvidia-cap696", 697: "nvidia-cap697"}[minor], 238, minor)
+		}
+		return nil
+	}
+	for range 2 {
+		must(s.WriteClaim(t.Context(), recordOf(testUID, partitions())))
+	}
+	const dir = "driver/nvidia/capabilities/"
+	want := [][]string{{dir + "gpu0/mig/gi9/ci0/access", dir + "gpu5/mig/gi2/access", dir + "gpu5/mig/gi2/ci0/access"}}
+	if diff := cmp.Diff(want, asked); diff != "" {
+		t.Errorf("asked for (-want +got):\n%s", diff)
+	}
+	// Other pods do not need them.
+	must(os.Remove(filepath.Join(caps, "nvidia-cap84")))
+	s.opts.CreateNodes = func(context.Context, driverroot.Nodes) error { return errors.New("no nvidia-modprobe") }
+	must(s.WriteClaim(t.Context(), recordOf(testUID, partitions())))
+}
