@@ -21,11 +21,11 @@ func TestCommands(t *testing.T) {
 		nodes Nodes
 		want  [][]string
 	}{
-		"nothing":      {Nodes{}, nil},
-		"uvm":          {Nodes{UVM: true}, [][]string{{"-c", "0", "-u"}}},
-		"control":      {Nodes{Control: true}, [][]string{{"-c", "255"}}},
-		"GPUs":         {Nodes{GPUs: []int{0, 3}}, [][]string{{"-c", "0", "-c", "3"}}},
-		"all":          {Nodes{Control: true, UVM: true, GPUs: []int{1}}, [][]string{{"-c", "255", "-c", "1"}, {"-c", "0", "-u"}}},
+		"nothing": {Nodes{}, nil},
+		"uvm":     {Nodes{UVM: true}, [][]string{{"-c", "0", "-u"}}},
+		"control": {Nodes{Control: true}, [][]string{{"-c", "255"}}},
+		"GPUs":    {Nodes{GPUs: []int{0, 3}}, [][]string{{"-c", "0", "-c", "3"}}},
+		"all":     {Nodes{Control: true, UVM: true, GPUs: []int{1}}, [][]string{{"-c", "255", "-c", "1"}, {"-c", "0", "-u"}}},
 		"capabilities": {
 			Nodes{UVM: true, Capabilities: []string{"driver/nvidia/capabilities/gpu0/mig/gi1/access", "driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access"}},
 			[][]string{{"-c", "0", "-u"}, {

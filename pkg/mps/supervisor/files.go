@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -78,19 +80,51 @@ func (d Disk) RemoveDirs(p paths) error {
 }
 
 // Tmpfs is the Mounts of the operating system.
-type Tmpfs struct{}
+type Tmpfs struct {
+	// SELinux labels what is mounted as containers' own files.
+	SELinux bool
+}
+
+// HasSELinux reports whether the kernel enforces SELinux policies or could, from /proc/filesystems: the kernel registers selinuxfs only
+// then (security/selinux/selinuxfs.c, init_sel_fs; libselinux, is_selinux_enabled). An unreadable file counts as none.
+func HasSELinux(procfs fs.FS) bool {
+	data, err := fs.ReadFile(procfs, "filesystems")
+	return err == nil && slices.Contains(strings.Fields(string(data)), "selinuxfs")
+}
+
+// containerLabel lets confined containers use files of a tmpfs, whichever categories they have. CDI mounts are not relabelled, so that
+// a client could not reach its server, and CUDA goes on without MPS where it finds none: past every limit, on a GPU that is then in use
+// for all others. NVIDIA's device plugin gives its pipes the same label (cmd/mps-control-daemon/mps, setSELinuxContext), which
+// Bottlerocket refuses after the mount (k8s-device-plugin#1105): an option of the mount itself needs no relabelling.
+const containerLabel = ",context=system_u:object_r:container_file_t:s0"
 
 // mountSource marks our mounts in mountinfo.
 const mountSource = "cleave-mps"
 
 // Mount puts a tmpfs on a directory, unless there is one: containers may have that one mounted. None of its files is to
 // run or to be a device. The directory can only be reached by who was given a mount of it.
-func (Tmpfs) Mount(t tmpfs) error {
+func (m Tmpfs) Mount(t tmpfs) error {
 	if isMounted(t.dir) {
 		return nil
 	}
-	return unix.Mount(mountSource, t.dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, fmt.Sprintf("size=%d,mode=%o", t.size, t.mode))
+	return m.try(t.options(), func(options string) error {
+		return unix.Mount(mountSource, t.dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options)
+	})
 }
+
+// try mounts with the label where there is SELinux, and without it where its policy does not know the label: then it confines no
+// containers (containers/container-selinux brings both).
+func (m Tmpfs) try(options string, mount func(options string) error) error {
+	if m.SELinux {
+		if err := mount(options + containerLabel); !errors.Is(err, unix.EINVAL) {
+			return err
+		}
+	}
+	return mount(options)
+}
+
+// options are those of the file system's mount, tmpfs(5).
+func (t tmpfs) options() string { return fmt.Sprintf("size=%d,mode=%o", t.size, t.mode) }
 
 // Unmount takes away every mount on a directory.
 func (Tmpfs) Unmount(dir string) error {

@@ -42,7 +42,7 @@ func Run(ctx context.Context, config Config, self []string) error {
 			Sysfs: os.DirFS("/sys").(fs.ReadLinkFS),
 		}},
 		Daemons: Processes{DriverRoots: roots, Self: self, Cgroup: config.DaemonCgroup},
-		Mounts:  Tmpfs{},
+		Mounts:  Tmpfs{SELinux: HasSELinux(os.DirFS("/proc"))},
 		Files:   Disk{DriverRoots: roots},
 		Disk:    store.Disk{},
 	})
