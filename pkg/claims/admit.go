@@ -39,7 +39,7 @@ func (a *preparation) admit(ctx context.Context) ([]records.Device, error) {
 		return nil, err
 	}
 	if !a.adopt { // else its pods may run, whatever the mode
-		if err := a.Shares.checkComputeModes(ctx, a.backend, a.devices); err != nil {
+		if err := a.Shares.checkComputeModes(ctx, a.backend, a.devices, true); err != nil {
 			return nil, err
 		}
 	}
@@ -50,6 +50,11 @@ func (a *preparation) admit(ctx context.Context) ([]records.Device, error) {
 	defer cancel()
 	if err := setModes(patience, a.backend, a.devices); err != nil {
 		return nil, err
+	}
+	if !a.adopt {
+		if err := a.Shares.checkComputeModes(ctx, a.backend, a.devices, false); err != nil {
+			return nil, err
+		}
 	}
 	return nil, a.place(ctx)
 }

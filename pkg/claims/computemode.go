@@ -17,13 +17,14 @@ import (
 // fail there with CUDA_ERROR_DEVICE_UNAVAILABLE, long after Prepare succeeded. Claims that share a GPU by MPS
 // need that very mode and are passed over; so is admin access, which takes a GPU as it is.
 //
-// It costs one NVML call a GPU. The caller holds the locks of the GPUs.
-func (s *Shares) checkComputeModes(ctx context.Context, b *backend, devices []device) error {
+// It costs one NVML call a GPU. The caller holds the locks of the GPUs. GPUs in MIG mode have no compute mode, and that from before when
+// they leave it: partitions are looked at before MIG mode is set for them, whole GPUs after.
+func (s *Shares) checkComputeModes(ctx context.Context, b *backend, devices []device, partitions bool) error {
 	done := map[gpu.PCIAddress]bool{}
 	for i := range devices {
 		d := &devices[i]
 		g := d.shape.GPU
-		if d.admin || done[g.PCI] || d.share != nil && d.share.Kind == gpu.MPS {
+		if d.admin || done[g.PCI] || d.shape.IsPartition() != partitions || d.share != nil && d.share.Kind == gpu.MPS {
 			continue
 		}
 		done[g.PCI] = true

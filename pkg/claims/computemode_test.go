@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
 // A GPU that MPS had is given on only when any number of processes may use it.
@@ -70,4 +71,22 @@ func TestPrepare_ComputeModeSupervisorAway(t *testing.T) {
 		t.Errorf("Prepare() = %v, want it to name why the supervisor could not help", err)
 	}
 	b.want()
+}
+
+// A GPU has the compute mode from before MIG mode again when it leaves MIG mode for a claim, whether or not the driver shows it meanwhile.
+func TestPrepare_ComputeModeOutlivesMIG(t *testing.T) {
+	for _, quirk := range []bool{false, true} {
+		b := newSimBed(t, "hgx-h100", func(node *sim.Node) {
+			must(t, node.Driver().SetQuirk(sim.QuirkModeInMIG, quirk))
+			must(t, node.Device(0).Modes().SetComputeMode(int(gpu.ComputeExclusive)))
+			_, err := node.Device(0).MIG().SetMIGMode(true)
+			must(t, err)
+		})
+		b.prepare("part", b.name(0, 19, 6))
+		b.unprepare("part")
+		_, err := b.Prepare(t.Context(), deviceClaim("whole", b.session.Node().GPUs[0].PCI.DeviceName()))
+		wantError(t, err, "EXCLUSIVE_PROCESS", "-c DEFAULT")
+		must(t, b.node.Device(0).Modes().SetComputeMode(int(gpu.ComputeDefault)))
+		b.prepare("whole", b.session.Node().GPUs[0].PCI.DeviceName())
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
+	"github.com/cleave-dra/cleave/pkg/sim"
 )
 
 func TestSetComputeMode(t *testing.T) {
@@ -36,5 +37,40 @@ func TestSetComputeMode(t *testing.T) {
 	mustFail(t, s.SetComputeMode(t.Context(), gpu.PCIAddress{Bus: 0xff}, 0), gpu.ErrNotFound)
 	if _, err := s.ComputeMode(t.Context(), gpu.PCIAddress{Bus: 0xff}); err == nil {
 		t.Error("read the compute mode of a GPU that is not there")
+	}
+}
+
+// A driver may answer with the compute mode that a GPU had before its MIG mode.
+func TestComputeMode_InMIGMode(t *testing.T) {
+	for _, quirk := range []bool{false, true} {
+		node, err := sim.New("hgx-h100")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := simulated.OpenNode(t.Context(), node)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := node.Driver().SetQuirk(sim.QuirkModeInMIG, quirk); err != nil {
+			t.Fatal(err)
+		}
+		pci := s.Node().GPUs[0].PCI
+		for _, set := range []func() error{
+			func() error { return s.SetComputeMode(t.Context(), pci, nvml.ComputeModeExclusive) },
+			func() error { return s.SetMIG(t.Context(), pci, true) },
+		} {
+			if err := set(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err = s.ComputeMode(t.Context(), pci)
+		mustFail(t, err, gpu.ErrNotSupported)
+		mustFail(t, s.SetComputeMode(t.Context(), pci, 0), gpu.ErrNotSupported)
+		if err := s.SetMIG(t.Context(), pci, false); err != nil {
+			t.Fatal(err)
+		}
+		if mode, err := s.ComputeMode(t.Context(), pci); err != nil || mode != nvml.ComputeModeExclusive {
+			t.Errorf("mode %d, %v after MIG mode, want that from before", mode, err)
+		}
 	}
 }

@@ -64,16 +64,17 @@ func (d *Direct) Close() error {
 	return d.lib.Shutdown()
 }
 
-// ComputeMode reads the compute mode of the GPU at an address, which must have the UUID unless that is empty.
+// ComputeMode reads the compute mode of the GPU at an address, which must have the UUID unless that is empty; gpu.ErrNotSupported in
+// MIG mode.
 func (d *Direct) ComputeMode(ctx context.Context, pci gpu.PCIAddress, uuid string) (int, error) {
-	mode, err := directly(ctx, d, pci, uuid, d.patience.Read, false, Device.ComputeMode)
+	mode, err := directly(ctx, d, pci, uuid, d.patience.Read, false, computeMode)
 	if err != nil {
 		return 0, fmt.Errorf("read the compute mode of the GPU at %s: %w", pci, err)
 	}
 	return mode, nil
 }
 
-// SetComputeMode sets it. It lasts until the GPU is reset or the driver is unloaded.
+// SetComputeMode sets it until the driver is unloaded, see Session.SetComputeMode.
 func (d *Direct) SetComputeMode(ctx context.Context, pci gpu.PCIAddress, uuid string, mode int) error {
 	_, err := directly(ctx, d, pci, uuid, d.patience.Change, true, errorOnly(func(dev Device) error { return dev.SetComputeMode(mode) }))
 	if err != nil {

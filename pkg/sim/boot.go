@@ -36,6 +36,7 @@ func (d Driver) Reboot() error {
 // restart is what a GPU forgets when it loses power or its driver.
 func (d *access) restart(st *gpuState) error {
 	st.reset()
+	st.ComputeMode, st.TimeSlice = 0, 0
 	if d.board.MIG == nil || !d.board.MIG.ModeNeedsReset {
 		st.MIG, st.MIGPending = false, false
 	}

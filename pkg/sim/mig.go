@@ -198,7 +198,6 @@ func (d MIG) SetMIGMode(enable bool) (activation, err error) {
 		if !enable && d.node.has(QuirkFabricAfterMIG) {
 			st.FabricState, st.FabricLooks = FabricInProgress, fabricLooks
 		}
-		st.ComputeMode = 0 // as with a reset
 		st.addMIGEvent()
 		return nil
 	})

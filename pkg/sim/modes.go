@@ -51,19 +51,20 @@ func (d Modes) noComputeMode(call string) error {
 	return fail(call, CodeNotSupported, "GPU %d is in MIG mode: its partitions have compute modes", d.index)
 }
 
-// ComputeMode is one of NVML_COMPUTEMODE_* (nvmlDeviceGetComputeMode); ErrNotSupported in MIG mode.
+// ComputeMode is one of NVML_COMPUTEMODE_* (nvmlDeviceGetComputeMode); ErrNotSupported in MIG mode, unless QuirkModeInMIG.
 func (d Modes) ComputeMode() (int, error) {
 	st, err := d.load(callGetComputeMode)
 	if err != nil {
 		return 0, err
 	}
-	if st.MIG {
+	if st.MIG && !d.node.has(QuirkModeInMIG) {
 		return 0, d.noComputeMode(callGetComputeMode)
 	}
 	return st.ComputeMode, nil
 }
 
-// SetComputeMode sets one of NVML_COMPUTEMODE_* (nvmlDeviceSetComputeMode). Lost at reboot, as on real boards.
+// SetComputeMode sets one of NVML_COMPUTEMODE_* (nvmlDeviceSetComputeMode). It is lost
+// with the driver, and kept in MIG mode and over resets.
 func (d Modes) SetComputeMode(mode int) error {
 	return d.update(callSetComputeMode, func(st *gpuState) error {
 		if err := checkComputeMode(mode); err != nil {

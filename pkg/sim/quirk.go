@@ -39,13 +39,16 @@ const (
 	// QuirkVMNeedsReset: in a guest that a GPU is passed through to, boards that need no reset for their MIG mode elsewhere need one:
 	// "VM reboot is required" (nvml.h, nvmlDeviceSetMigMode, which says so of no board in particular).
 	QuirkVMNeedsReset Quirk = "vm-needs-reset"
+	// QuirkModeInMIG: a GPU in MIG mode answers with the compute mode from before, as RM's query does (open-gpu-kernel-modules
+	// 595.45.04, subdevice_ctrl_gpu_kernel.c: QueryComputeModeRules does not look at MIG mode); what NVML makes of it is not known.
+	QuirkModeInMIG Quirk = "compute-mode-in-mig"
 )
 
 // Quirks lists all there are.
 func Quirks() []Quirk {
 	return []Quirk{
-		QuirkFabricAfterMIG, QuirkFirstInstanceInUse, QuirkMinorChanges, QuirkModeWipesInstances, QuirkResetTogether, QuirkUUIDFromMemory,
-		QuirkVMNeedsReset, QuirkWrongCounts,
+		QuirkModeInMIG, QuirkFabricAfterMIG, QuirkFirstInstanceInUse, QuirkMinorChanges, QuirkModeWipesInstances, QuirkResetTogether,
+		QuirkUUIDFromMemory, QuirkVMNeedsReset, QuirkWrongCounts,
 	}
 }
 

@@ -8,11 +8,12 @@ import (
 	"slices"
 )
 
-// reset is what a GPU forgets when it is reset. Events stay: they are what was reported, not what is.
+// reset is what a GPU forgets when it is reset. Events stay: they are what was reported, not what is. Compute mode and time slice stay,
+// too: the driver keeps them by UUID until it is unloaded (open-gpu-kernel-modules 595.45.04, gpu_registry.c, gpu_db.c).
 func (st *gpuState) reset() {
 	st.MIG = st.MIGPending
 	st.Instances, st.Clients, st.Limits = nil, nil, nil
-	st.ComputeMode, st.TimeSlice, st.Recovery = 0, 0, 0
+	st.Recovery = 0
 	st.Persistence = false
 }
 

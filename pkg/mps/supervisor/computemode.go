@@ -103,9 +103,13 @@ func (c computeMode) set(ctx context.Context, gpus GPUs, mode int) error {
 	return nil
 }
 
+// errLater is returned by giveBack while a GPU is in MIG mode, in which its compute mode cannot be set. The GPU has that mode again when
+// it leaves MIG mode.
+var errLater = errors.New("the GPU is in MIG mode, and gets its compute mode back after it")
+
 // giveBack gives the GPU the mode it had, unless it has been changed since. Until it has succeeded no
 // other tenant may have the GPU: in EXCLUSIVE_PROCESS all but the first of its processes fail, in PROHIBITED all
-// (nvml.h, nvmlComputeMode_t).
+// (nvml.h, nvmlComputeMode_t). Partitions can be given away meanwhile.
 func (c computeMode) giveBack(ctx context.Context) error {
 	r := c.record
 	if r.PreviousMode == nil {
@@ -114,8 +118,10 @@ func (c computeMode) giveBack(ctx context.Context) error {
 	return c.with(ctx, "restore the compute mode", func(gpus GPUs) error {
 		mode, err := gpus.ComputeMode(ctx, r.pci(), r.UUID)
 		switch {
-		case errors.Is(err, gpu.ErrNotFound), errors.Is(err, gpu.ErrNotSupported):
-			// The GPU was taken out or replaced, or is in MIG mode, which begins with the default.
+		case errors.Is(err, gpu.ErrNotSupported):
+			return errLater
+		case errors.Is(err, gpu.ErrNotFound):
+			// The GPU was taken out or replaced.
 			klog.FromContext(ctx).Info("No compute mode to restore", "gpu", r.Device, "reason", err.Error())
 		case err != nil:
 			return err
@@ -128,8 +134,8 @@ func (c computeMode) giveBack(ctx context.Context) error {
 	})
 }
 
-// retake sets the mode again where it was lost: a reload of the driver and a reset of the GPU bring back the default
-// (nvml.h, nvmlDeviceSetComputeMode: "may be reset … by driver unload").
+// retake sets the mode again where it was lost: a reload of the driver brings back the default (nvml.h, nvmlDeviceSetComputeMode:
+// "may be reset … by driver unload").
 func (c computeMode) retake(ctx context.Context) (lost bool, err error) {
 	r := c.record
 	if c.keep || r.PreviousMode == nil {

@@ -76,6 +76,35 @@ func TestComputeMode_RestoredWithDriver(t *testing.T) {
 	}
 }
 
+// An admin puts the GPU into MIG mode before its last share is gone: the claim can end, and the mode is given back after MIG mode.
+func TestComputeMode_InMIGMode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, config := newFakeHost(), testConfig(t)
+		s, stop := startFake(t, config, h)
+		a := requestFor("a", 1)
+		ensure(t, s, a)
+		h.locked(func() { h.inMIG = true })
+		release(t, s, a)
+		must(t, s.Retain(t.Context(), a.Device, testOwner, nil))
+		stop()
+		s, stop = startFake(t, config, h) // also over a restart
+		defer stop()
+		synctest.Wait()
+		if st := s.Status().GPUs; len(st) != 1 || st[0].State != mps.Stopping || !strings.Contains(st[0].Message, "in MIG mode") {
+			t.Errorf("status %+v, want a GPU that waits for the end of MIG mode", st)
+		}
+		go s.CleanUp()
+		time.Sleep(time.Minute) //nolint:forbidigo // in a bubble
+		h.locked(func() { h.inMIG = false })
+		if mode := h.modeOf(a.PCI); mode != 3 {
+			t.Fatalf("mode %d, want that of MPS still", mode)
+		}
+		must(t, s.Retain(t.Context(), a.Device, testOwner, nil)) // as Prepare of a claim for the whole GPU asks for
+		h.wantNothingLeft(t, config)
+		stop()
+	})
+}
+
 func TestComputeMode_ClaimWhileDriverIsAway(t *testing.T) {
 	onFakeHost(t, func(t *testing.T, s *Supervisor, h *fakeHost, config Config) {
 		a := requestFor("a", 1)

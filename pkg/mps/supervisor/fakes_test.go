@@ -51,6 +51,7 @@ type fakeHost struct {
 	stubborn  int                 // how many ways to end them daemons withstand
 	starts    int
 	serving   map[string]bool // GPUs whose daemons have a server
+	inMIG     bool            // GPUs are in MIG mode, in which compute modes are neither read nor set
 	deaf      int             // how many changes of the compute mode are answered with success and not made
 }
 
@@ -122,6 +123,9 @@ func (g fakeGPUs) Close() error {
 func (g fakeGPUs) ComputeMode(_ context.Context, pci gpu.PCIAddress, _ string) (mode int, err error) {
 	if err := g.h.step("read the compute mode"); err != nil {
 		return 0, err
+	}
+	if g.h.inMIG {
+		return 0, gpu.ErrNotSupported
 	}
 	return g.h.modeOf(pci), nil
 }

@@ -4,14 +4,15 @@ package supervisor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"k8s.io/klog/v2"
 )
 
-// dismantle removes MPS from a GPU, and reports success only when the GPU has its compute mode back. It can be
-// repeated, and is not given up when the supervisor stops.
+// dismantle removes MPS from a GPU, and reports success only when the GPU has its compute mode back, or is in MIG mode: then the record
+// stays, and CleanUp or whoever needs the whole GPU comes again. It can be repeated, and is not given up when the supervisor stops.
 func (g *gpuState) dismantle(ctx context.Context) error {
 	logger, began := klog.FromContext(ctx), time.Now()
 	ctx = context.WithoutCancel(ctx)
@@ -25,6 +26,14 @@ func (g *gpuState) dismantle(ctx context.Context) error {
 	}
 	if err == nil {
 		err = g.s.computeMode(g.record).giveBack(ctx)
+	}
+	if errors.Is(err, errLater) {
+		if g.message != err.Error() {
+			logger.Info("The GPU gets its compute mode back later", "gpu", g.device, "reason", err.Error())
+		}
+		g.message = err.Error()
+		g.show()
+		return nil
 	}
 	if err != nil {
 		g.message = err.Error()
