@@ -14,6 +14,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -67,7 +68,21 @@ func run(args []string, address string, stdin io.Reader, root string, limit limi
 		}
 		of.PCI = &pci
 	}
-	return limit(nvml.Options{DriverRoot: filepath.Clean(*driverRoot)}, of, cgroup, *amount)
+	if err := limit(nvml.Options{DriverRoot: filepath.Clean(*driverRoot)}, of, cgroup, *amount); err != nil {
+		return errors.Join(err, noController(root, cgroup))
+	}
+	return nil
+}
+
+// noController is the reason why the driver cannot limit a cgroup on a kernel that limits the memory of devices: runc enables every
+// controller for its containers (opencontainers/cgroups, fs2/create.go), other runtimes only those that they know. Nil if it is not.
+func noController(root, cgroup string) error {
+	_, kernel := os.Stat(filepath.Join(root, "sys/fs/cgroup/dmem.capacity"))
+	_, files := os.Stat(filepath.Join(root, cgroup, "dmem.max"))
+	if kernel != nil || !errors.Is(files, fs.ErrNotExist) {
+		return nil
+	}
+	return fmt.Errorf("cgroup %s has no dmem files: the container runtime does not enable the kernel's controller dmem for it, as runc does", cgroup)
 }
 
 // containerPID reads the process ID from the state of a container (OCI runtime specification, "State").

@@ -89,6 +89,35 @@ func TestRun_NoAddress(t *testing.T) {
 	}
 }
 
+// A runtime may leave the kernel's controller off for its containers.
+func TestRun_NoController(t *testing.T) {
+	root := procOf(t, "0::/pod/c1\n")
+	refused := errors.New("not found")
+	says := func() string {
+		return fmt.Sprint(run([]string{"--gpu=GPU-1", "--limit=1024"}, "", strings.NewReader(`{"pid":42}`), root,
+			func(nvml.Options, nvml.LimitedGPU, string, uint64) error { return refused }))
+	}
+	hierarchy := filepath.Join(root, "sys/fs/cgroup")
+	touch := func(name string) {
+		t.Helper()
+		path := filepath.Join(hierarchy, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := says(); got != "not found" {
+		t.Errorf("without the controller: %q", got)
+	}
+	touch("dmem.capacity")
+	if got := says(); !strings.Contains(got, "/sys/fs/cgroup/pod/c1 has no dmem files") || !strings.Contains(got, "not found") {
+		t.Errorf("with the controller, not for the container: %q", got)
+	}
+	touch("pod/c1/dmem.max")
+	if got := says(); got != "not found" {
+		t.Errorf("with the controller: %q", got)
+	}
+}
+
 // What a container's cgroup is called is the runtime's doing, but no name leads out of the hierarchy.
 func TestCgroupOf_PathTraversal(t *testing.T) {
 	got, err := cgroupOf(procOf(t, "0::/../../../etc\n"), 42)

@@ -148,9 +148,10 @@ func (v *inventory) wasListed(pci gpu.PCIAddress) bool {
 	return v.listed[pci]
 }
 
-// openNodes keeps the device nodes of all GPUs open until closeNodes is called. Without persistence mode the driver tears
-// down a GPU's state, its partitions included, when the last file of it is closed (open-gpu-kernel-modules 595.45.04,
-// kernel-open/nvidia/nv.c, nv_close_device).
+// openNodes keeps the device nodes of all GPUs open until closeNodes is called. Without persistence mode the driver tears down a GPU's
+// state when the last file of it is closed, and the next to open it waits until it is set up again (open-gpu-kernel-modules 595.45.04,
+// kernel-open/nvidia/nv.c, nv_close_device). Partitions come back by themselves (the same release,
+// kernel_mig_manager.c:2680-2830).
 func (v *inventory) openNodes(root string) (closeNodes func(), err error) {
 	var files []*os.File
 	closeNodes = func() {

@@ -142,7 +142,7 @@ func noPartitions(g *gpu.GPU, mode MIGMode) string {
 	case unlisted(g):
 		return "MIG mode of " + g.ProductName + " is off, and its driver lists partitions only in MIG mode"
 	case len(g.MIG.Catalog()) == 0:
-		return g.ProductName + " cannot be partitioned: its driver reports no placements of partitions"
+		return g.ProductName + " cannot be partitioned: its driver reports no placements of partitions; one too old for the board reports none"
 	case g.MIG.Fixed && mode != Existing:
 		return "the GPU is a vGPU, whose partitions are its host's: those that are there can be offered by mode existing"
 	default:

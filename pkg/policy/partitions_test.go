@@ -297,7 +297,7 @@ func TestCheck_NoPlacements(t *testing.T) {
 	for i := range n.GPUs {
 		n.GPUs[i].MIG = gpu.MIG{Capable: true}
 	}
-	const why = "NVIDIA H100 80GB HBM3 cannot be partitioned: its driver reports no placements of partitions"
+	const why = "NVIDIA H100 80GB HBM3 cannot be partitioned: its driver reports no placements of partitions; one too old for the board reports none"
 	for rules, want := range map[string]string{
 		"{tiers: [mig]}": "", "{mig: {mode: onDemand}}": "", "{mig: {mode: existing}}": "",
 		"{match: {uuids: [GPU-a]}, mig: {profiles: [1g.10gb]}}":  "rules[0].mig: " + why + ": match only GPUs that can be",
