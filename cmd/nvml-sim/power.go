@@ -122,9 +122,9 @@ func session(n *sim.Node, do func() error) error {
 
 // newHold is a monitoring agent.
 func newHold() *cobra.Command {
-	var gpu int
-	c := onRoot("hold --gpu N", "Keep a GPU open until a signal comes, as a monitoring agent does",
-		"It prints a line once it has the GPU open. No client shows, and the GPU cannot be reset.", func(n *sim.Node) error {
+	var gpu, gi int
+	c := onRoot("hold --gpu N [--gi ID]", "Keep a GPU, or a GPU instance, open until a signal comes, as a monitoring agent does",
+		"It prints a line once it has it open. No client shows, and the GPU cannot be reset, nor the GPU instance destroyed.", func(n *sim.Node) error {
 			return session(n, func() error {
 				d := n.Device(gpu)
 				if d == nil {
@@ -132,6 +132,16 @@ func newHold() *cobra.Command {
 				}
 				if _, err := d.UUID(); err != nil {
 					return err
+				}
+				if gi >= 0 {
+					h, err := n.Clients().Hold("nvml-sim")
+					if err != nil {
+						return err
+					}
+					defer func() { _ = h.Close() }()
+					if err := h.Leak(gpu, gi); err != nil {
+						return err
+					}
 				}
 				ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 				defer stop()
@@ -141,6 +151,7 @@ func newHold() *cobra.Command {
 			})
 		})
 	c.Flags().IntVar(&gpu, "gpu", 0, "`index` of the GPU")
+	c.Flags().IntVar(&gi, "gi", -1, "`ID` of the GPU instance")
 	return c
 }
 

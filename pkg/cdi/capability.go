@@ -4,15 +4,18 @@ package cdi
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"path"
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/driverroot"
+	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
 // capability is a file below /proc, "driver/nvidia/capabilities/gpu0/mig/gi1/access", and the device node of what it grants.
@@ -21,8 +24,34 @@ type capability struct {
 	node deviceNode
 }
 
-// findCapability returns the capability of a file, whose nodes have that major.
-func findCapability(procfs fs.FS, file string, major int64) (capability, error) {
+// capabilitiesOf are those of a partition on the GPU with a minor number: of its GPU instance and, where it has one, its compute instance.
+func capabilitiesOf(procfs fs.FS, gpuMinor int, p *gpu.Partition) ([]capability, error) {
+	majors := majors(procfs)
+	major, found := majors["nvidia-caps"]
+	if !found {
+		major, found = majors["nvidia/nvidia-caps"]
+	}
+	if !found {
+		return nil, errors.New("the major number of nvidia-caps is not in /proc/devices; is the nvidia module loaded?")
+	}
+	gi := path.Join("driver/nvidia/capabilities", "gpu"+strconv.Itoa(gpuMinor), "mig", "gi"+strconv.Itoa(p.GI))
+	files := []string{path.Join(gi, "access")}
+	if p.CI != nil {
+		files = append(files, path.Join(gi, "ci"+strconv.Itoa(*p.CI), "access"))
+	}
+	var all []capability
+	for _, file := range files {
+		c, err := readCapability(procfs, file, major)
+		if err != nil {
+			return all, err
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+// readCapability returns the capability of a file, whose nodes have that major.
+func readCapability(procfs fs.FS, file string, major int64) (capability, error) {
 	data, err := fs.ReadFile(procfs, file)
 	if err != nil {
 		return capability{}, err
@@ -34,6 +63,20 @@ func findCapability(procfs fs.FS, file string, major int64) (capability, error) 
 		}
 	}
 	return capability{}, fmt.Errorf("%s has no DeviceFileMinor", file)
+}
+
+// CapabilityDevices are the numbers (makedev(3)) of the device nodes that a process opens to use a partition of a GPU; those of its
+// compute instance are left out once that is gone. procfs is the node's /proc.
+func CapabilityDevices(procfs fs.FS, g *gpu.GPU, p *gpu.Partition) ([]uint64, error) {
+	all, err := capabilitiesOf(procfs, g.Minor, p)
+	if len(all) == 0 {
+		return nil, fmt.Errorf("find the capability nodes of a partition: %w", err)
+	}
+	var numbers []uint64
+	for _, c := range all {
+		numbers = append(numbers, unix.Mkdev(uint32(c.node.major), uint32(c.node.minor))) //nolint:gosec // both are of the kernel
+	}
+	return numbers, nil
 }
 
 // createCapabilityNodes creates the device nodes of partitions that are missing on the host. The kernel module creates none (nv-caps.c),

@@ -13,7 +13,32 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleave-dra/cleave/pkg/driverroot"
+	"github.com/cleave-dra/cleave/pkg/gpu"
 )
+
+func TestCapabilityDevices(t *testing.T) {
+	ci := 0
+	tests := map[string]struct {
+		minor int
+		part  gpu.Partition
+		want  []uint64
+	}{
+		"whole":                    {5, gpu.Partition{GI: 2, CI: &ci}, []uint64{unix.Mkdev(238, 696), unix.Mkdev(238, 697)}},
+		"without compute instance": {5, gpu.Partition{GI: 2}, []uint64{unix.Mkdev(238, 696)}},
+		"another GPU's":            {1, gpu.Partition{GI: 2, CI: &ci}, nil},
+	}
+	for name, tt := range tests {
+		got, err := CapabilityDevices(procfs(), &gpu.GPU{Minor: tt.minor}, &tt.part)
+		if diff := cmp.Diff(tt.want, got); diff != "" || (err != nil) != (tt.want == nil) {
+			t.Errorf("%s: %v (-want +got):\n%s", name, err, diff)
+		}
+	}
+	proc := procfs()
+	delete(proc, "driver/nvidia/capabilities/gpu5/mig/gi2/ci0/access") // the compute instance has been destroyed
+	if got, err := CapabilityDevices(proc, &gpu.GPU{Minor: 5}, &gpu.Partition{GI: 2, CI: &ci}); err != nil || len(got) != 1 {
+		t.Errorf("devices %v, %v, want that of the GPU instance", got, err)
+	}
+}
 
 // In a pod with a user namespace the runtime mounts the host's capability nodes, which nothing has created for a new partition.
 func TestWriteClaim_CreatesCapabilityNodes(t *testing.T) {

@@ -8,9 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path"
 	"path/filepath"
-	"strconv"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -108,26 +106,17 @@ func (e *claimEditor) partition(p *records.Device) (*specs.ContainerEdits, error
 	if p.Partition.CI == nil {
 		return nil, fmt.Errorf("partition %s has no compute instance", p.Device)
 	}
-	majors := majors(e.Procfs)
-	major, found := majors["nvidia-caps"]
-	if !found {
-		major, found = majors["nvidia/nvidia-caps"]
-	}
-	if !found {
-		return nil, errors.New("find the major number of nvidia-caps: it is not in /proc/devices; is the nvidia module loaded?")
-	}
 	minor, err := e.gpuMinor(p.GPU)
 	if err != nil {
 		return nil, err
 	}
 	edits := &specs.ContainerEdits{}
-	gi := path.Join("driver/nvidia/capabilities", "gpu"+strconv.Itoa(minor), "mig", "gi"+strconv.Itoa(p.Partition.GI))
-	for _, file := range []string{path.Join(gi, "access"), path.Join(gi, "ci"+strconv.Itoa(*p.Partition.CI), "access")} {
-		c, err := findCapability(e.Procfs, file, major)
-		if err != nil {
-			return nil, fmt.Errorf("find the capability node of partition %s: %w", p.Device, err)
-		}
-		e.capabilities = append(e.capabilities, c)
+	all, err := capabilitiesOf(e.Procfs, minor, p.Partition)
+	if err != nil {
+		return nil, fmt.Errorf("find the capability nodes of partition %s: %w", p.Device, err)
+	}
+	e.capabilities = append(e.capabilities, all...)
+	for _, c := range all {
 		edits.DeviceNodes = append(edits.DeviceNodes, &specs.DeviceNode{
 			// With type and numbers given, a runtime creates the node itself, except in pods with user namespaces.
 			Path: c.node.path, Type: "c", Major: c.node.major, Minor: c.node.minor, Permissions: "rw",

@@ -82,7 +82,7 @@ func TestAdoptLayouts(t *testing.T) {
 		o := e.backend.Load().hardware.(offeredHardware)
 		o.offers = make([]policy.Offer, len(o.Node().GPUs))
 		o.offers[0] = policy.Offer{Partitions: &policy.PartitionOffer{Mode: policy.Layout, Places: places}}
-		e.backend.Store(&backend{hardware: o, cdi: e.backend.Load().cdi})
+		e.backend.Store(&backend{hardware: o, cdi: e.backend.Load().cdi, holders: noHolders})
 		if problems := e.Partitions.KeepLayouts(t.Context()); len(problems) > 0 {
 			t.Fatal(problems)
 		}

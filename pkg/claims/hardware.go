@@ -24,27 +24,33 @@ type gate struct {
 	// calls are those that run now: each may use the hardware until it ends.
 	calls sync.RWMutex
 	names *names
+
+	holders FindHolders
 }
 
 // backend is what exists only once the driver has answered.
 type backend struct {
 	hardware Hardware
 	cdi      CDI
+	holders  FindHolders
 	reason   error // why there is none yet
 }
 
 // errStarting is the reason until SetWaiting gives a better one.
 var errStarting = errors.New("the plugin is starting")
 
-func newGate(n *names) *gate {
-	g := &gate{begun: make(chan struct{}), names: n}
+func newGate(n *names, holders FindHolders) *gate {
+	g := &gate{begun: make(chan struct{}), names: n, holders: holders}
+	if holders == nil {
+		g.holders = noHolders
+	}
 	g.backend.Store(&backend{reason: errStarting})
 	return g
 }
 
 // SetHardware lets Prepare work.
 func (g *gate) SetHardware(hw Hardware, cdi CDI) {
-	g.backend.Store(&backend{hardware: hw, cdi: cdi})
+	g.backend.Store(&backend{hardware: hw, cdi: cdi, holders: g.holders})
 	g.begin()
 }
 

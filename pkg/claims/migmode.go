@@ -87,19 +87,10 @@ func whileInUse(ctx context.Context, b *backend, g *gpu.GPU, change func() error
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w%s", err, usedBy(context.WithoutCancel(ctx), b, g))
+			return fmt.Errorf("%w%s", err, usedBy(context.WithoutCancel(ctx), b, g, nil))
 		case <-tick.C:
 		}
 	}
-}
-
-// usedBy names the processes on a GPU, for an error message.
-func usedBy(ctx context.Context, b *backend, g *gpu.GPU) string {
-	pids, err := b.hardware.Processes(ctx, g.PCI)
-	if err != nil || len(pids) == 0 {
-		return ": NVML names no process; monitoring agents such as DCGM have a GPU open without showing"
-	}
-	return fmt.Sprintf(": it is in use by processes %v", pids)
 }
 
 // LeaveMIGMode switches MIG mode off on GPUs that have no partition left, where the policy asks for it. A GPU that is in use

@@ -29,19 +29,11 @@ type ModeOptions struct {
 	// Store has the changes that were begun.
 	Store *records.ModeStore
 	Tool  ModeTool
-	// Holders lists the processes that have a GPU open, but for this one. An error means that there may be more.
-	Holders func(ctx context.Context, g *gpu.GPU) ([]Holder, error)
 	// Claims calls a function for the claims of all namespaces for as long as it returns true.
 	Claims func(ctx context.Context, visit func(claim *resourceapi.ResourceClaim) bool) error
 	// Overtaken is called after a change with the claims that were allocated something of the GPU too late to be seen before it:
 	// they cannot be prepared. Nil for nobody.
 	Overtaken func(g *gpu.GPU, claims []records.Claim)
-}
-
-// Holder is a process that has a GPU open.
-type Holder struct {
-	PID  int
-	Name string
 }
 
 // Modes changes the MIG mode of GPUs that need a reset for it.

@@ -15,7 +15,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/nvml"
 	"github.com/cleave-dra/cleave/pkg/nvml/simulated"
 	"github.com/cleave-dra/cleave/pkg/records"
@@ -114,8 +113,7 @@ func (w *modeWorker) open(ctx context.Context) error {
 		return err
 	}
 	o.Specs = specs
-	o.Modes = &ModeOptions{Store: modes, Tool: simTool{root, w.life.Step}, Claims: w.claims,
-		Holders: func(context.Context, *gpu.GPU) ([]Holder, error) { return nil, nil }}
+	o.Modes = &ModeOptions{Store: modes, Tool: simTool{root, w.life.Step}, Claims: w.claims}
 	w.Preparer = New(o)
 	if err := w.Load(ctx, nil); err != nil {
 		return err

@@ -56,7 +56,7 @@ func (m *Modes) checkIdle(ctx context.Context, b *backend, g *gpu.GPU) error {
 	if err != nil && !errors.Is(err, gpu.ErrNotSupported) {
 		return err
 	}
-	holders, err := m.Holders(ctx, g)
+	holders, err := m.gate.holders(ctx, g, nil)
 	if len(pids) > 0 {
 		return fmt.Errorf("%w by processes %v%s", gpu.ErrInUse, pids, describeHolders(holders))
 	}
@@ -133,24 +133,4 @@ func (m *Modes) checkPartitions(ctx context.Context, b *backend, g *gpu.GPU) err
 		return fmt.Errorf("%w: %s", gpu.ErrPartitioned, m.partitions.describe(device, &parts[0]))
 	}
 	return nil
-}
-
-// heldBy ends an error with the processes that have a GPU open.
-func (m *Modes) heldBy(ctx context.Context, g *gpu.GPU) string {
-	holders, err := m.Holders(ctx, g)
-	if len(holders) == 0 && err != nil {
-		return fmt.Sprintf(" (who has the GPU open cannot be found out: %v)", err)
-	}
-	return describeHolders(holders)
-}
-
-func describeHolders(holders []Holder) string {
-	var all []string
-	for _, h := range holders {
-		all = append(all, fmt.Sprintf("%s (process %d)", h.Name, h.PID))
-	}
-	if len(all) == 0 {
-		return ""
-	}
-	return ": open in " + strings.Join(all, ", ") + "; stop it, or keep it off the node with a label"
 }

@@ -149,7 +149,7 @@ func (p *Partitions) destroyOne(ctx context.Context, b *backend, r *records.Reco
 		return nil
 	}
 	if errors.Is(err, gpu.ErrInUse) {
-		return &InUseError{d.Device, fmt.Errorf("partition %s of claim %s cannot be destroyed: %w%s", d.Device, r.Claim, err, usedBy(ctx, b, g))}
+		return &InUseError{d.Device, fmt.Errorf("partition %s of claim %s cannot be destroyed: %w%s", d.Device, r.Claim, err, usedBy(ctx, b, g, &part))}
 	}
 	return err
 }

@@ -34,6 +34,8 @@ type Options struct {
 	// Processes are those of the host. Without it, a claim that is gone from the API server is released once the driver lists
 	// no process on its GPUs.
 	Processes Processes
+	// Holders finds who else has GPUs open, for messages and before a GPU is reset; nil for nobody.
+	Holders FindHolders
 	// API has Prepare wait, for a while, for devices of claims that the API server no longer has or has deallocated. Without it
 	// Prepare refuses them.
 	API API
@@ -77,7 +79,7 @@ func New(o Options) *Preparer {
 	l.allocated = &allocations{index: newIndex(), records: l.index}
 	l.index.changed = orNothing(o.OnAllocate)
 	l.allocated.changed = l.index.changed
-	g := newGate(n)
+	g := newGate(n, o.Holders)
 	p := &Preparer{
 		Ledger: l, gate: g, Partitions: &Partitions{ledger: l, gate: g}, Shares: &Shares{ledger: l, sharing: o.Sharing},
 		specs: o.Specs, processes: o.Processes, api: o.API, onRelease: o.OnRelease, onSpecRestored: o.OnSpecRestored,

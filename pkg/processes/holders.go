@@ -34,6 +34,18 @@ func (t Table) Holding(ctx context.Context, path string) ([]Process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look for users of a device file: %w", err)
 	}
+	return t.holding(ctx, func(open os.FileInfo) bool { return sameDevice(file, open) })
+}
+
+// HoldingDevices is Holding for character devices of any of these numbers (makedev(3)), whether or not the host has a file of them.
+func (t Table) HoldingDevices(ctx context.Context, numbers ...uint64) ([]Process, error) {
+	return t.holding(ctx, func(open os.FileInfo) bool {
+		stat, ok := open.Sys().(*syscall.Stat_t)
+		return ok && stat.Mode&syscall.S_IFMT == syscall.S_IFCHR && slices.Contains(numbers, stat.Rdev)
+	})
+}
+
+func (t Table) holding(ctx context.Context, match func(open os.FileInfo) bool) ([]Process, error) {
 	if t.self == 1 {
 		return nil, ErrHidden
 	}
@@ -51,7 +63,7 @@ func (t Table) Holding(ctx context.Context, path string) ([]Process, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		open, err := t.hasOpen(pid, file)
+		open, err := t.hasOpen(pid, match)
 		if err != nil {
 			unread = fmt.Errorf("read the open files of process %d: %w", pid, err)
 		}
@@ -74,8 +86,8 @@ func printable(name string) string {
 	}, name)
 }
 
-// hasOpen reports whether a process has a file open, by whatever path: containers have device files of their own.
-func (t Table) hasOpen(pid int, file os.FileInfo) (bool, error) {
+// hasOpen reports whether a process has a file open that matches, by whatever path: containers have device files of their own.
+func (t Table) hasOpen(pid int, match func(open os.FileInfo) bool) (bool, error) {
 	dir := filepath.Join(t.proc, strconv.Itoa(pid), "fd")
 	entries, err := os.ReadDir(dir)
 	if gone(err) {
@@ -86,7 +98,7 @@ func (t Table) hasOpen(pid int, file os.FileInfo) (bool, error) {
 	}
 	for _, e := range entries {
 		open, err := os.Stat(filepath.Join(dir, e.Name()))
-		if err == nil && sameDevice(file, open) {
+		if err == nil && match(open) {
 			return true, nil
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // A process that has a file open is found by any of its paths, and until it ends.
@@ -47,6 +49,27 @@ func TestTable_Holding(t *testing.T) {
 	_ = cmd.Wait()
 	if found, err := table.Holding(t.Context(), path); len(found) != 0 {
 		t.Errorf("after its end: %v, %v", found, err)
+	}
+}
+
+// A device node is found by its numbers, wherever the file lies.
+func TestTable_HoldingDevices(t *testing.T) {
+	cmd := exec.Command("sleep", "60")
+	null, err := os.Open("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.ExtraFiles = []*os.File{null}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _, _ = cmd.Process.Kill(), cmd.Wait() }()
+	for number, want := range map[uint64]bool{unix.Mkdev(1, 3): true, unix.Mkdev(1, 5): false} {
+		found, _ := Table{proc: "/proc", self: os.Getpid()}.HoldingDevices(t.Context(), unix.Mkdev(508, 1), number)
+		got := slices.ContainsFunc(found, func(p Process) bool { return p.PID == cmd.Process.Pid })
+		if got != want {
+			t.Errorf("device %#x: found %t, want %t", number, got, want)
+		}
 	}
 }
 

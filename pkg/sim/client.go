@@ -46,6 +46,9 @@ func (st *gpuState) checkClient(c Client) error {
 	if gi == nil {
 		return fmt.Errorf("no GPU instance %d", c.GPUInstance)
 	}
+	if c.Leaked {
+		return nil
+	}
 	if gi.findCompute(c.ComputeInstance) == nil {
 		return fmt.Errorf("no compute instance %d in GPU instance %d", c.ComputeInstance, c.GPUInstance)
 	}
@@ -55,6 +58,9 @@ func (st *gpuState) checkClient(c Client) error {
 // checkMode refuses a client that the compute mode keeps off the GPU or the partition.
 func (st *gpuState) checkMode(c Client) error {
 	mode := st.ComputeMode
+	if c.Leaked {
+		return nil
+	}
 	if c.GPUInstance >= 0 {
 		mode = st.findInstance(c.GPUInstance).findCompute(c.ComputeInstance).ComputeMode
 	}

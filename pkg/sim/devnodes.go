@@ -160,6 +160,20 @@ func (f *Files) openDeviceNode(index int) *os.File {
 	return os.NewFile(uintptr(fd), path)
 }
 
+// openCapability opens the capability node of a GPU instance, which nvidia-modprobe makes if it is not there.
+func (f *Files) openCapability(gpuMinor, gi int) (*os.File, error) {
+	file := fmt.Sprintf("/%s/gi%d/access", capabilityDir(gpuMinor), gi)
+	if err := f.ModprobeCapability(file); err != nil {
+		return nil, err
+	}
+	path := filepath.Join(f.spec.devRoot(f.root), fmt.Sprintf("dev/nvidia-caps/nvidia-cap%d", capGPUInstance(gpuMinor, gi)))
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", path, err)
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
 // RemoveDeviceNodes takes device files away, by their names below /dev.
 func (f *Files) RemoveDeviceNodes(names ...string) error {
 	for _, name := range names {

@@ -200,7 +200,7 @@ func (g *GPUInstance) Info() (GPUInstanceInfo, error) {
 	return GPUInstanceInfo{ID: gi.ID, ProfileID: gi.Profile, Placement: gpu.Placement{Start: gi.Start, Size: p.Size}}, nil
 }
 
-// Destroy destroys the instance (nvmlGpuInstanceDestroy); ErrInUse while it has compute instances.
+// Destroy destroys the instance (nvmlGpuInstanceDestroy); ErrInUse while it has compute instances, or a process has it open.
 func (g *GPUInstance) Destroy() error {
 	const call = "nvmlGpuInstanceDestroy"
 	return g.device.update(call, func(st *gpuState) error {
@@ -210,6 +210,9 @@ func (g *GPUInstance) Destroy() error {
 		}
 		if len(gi.Compute) > 0 {
 			return fail(call, CodeInUse, "GPU instance %d of GPU %d has compute instances", g.id, g.device.index)
+		}
+		if who := st.users(func(c Client) bool { return c.Leaked && c.GPUInstance == g.id }); who != "" {
+			return fail(call, CodeInUse, "GPU instance %d of GPU %d is open in %s", g.id, g.device.index, who)
 		}
 		st.Instances = slices.DeleteFunc(st.Instances, func(o gpuInstance) bool { return o.ID == g.id })
 		st.addMIGEvent()

@@ -18,6 +18,7 @@ type Hold struct {
 	name string
 	file *os.File // nil: the node is in memory
 	gpus []int
+	open []*os.File // capability nodes
 }
 
 // Hold begins to make this process a client, of no GPU yet.
@@ -40,7 +41,25 @@ func (cs *Clients) Hold(name string) (*Hold, error) {
 // Use makes the process a client of a GPU, or of a partition if gi is not negative, or changes how much memory it
 // uses there.
 func (h *Hold) Use(index, gi, ci int, memory uint64) error {
-	c := Client{PID: os.Getpid(), Name: h.name, Memory: memory, GPUInstance: gi, ComputeInstance: ci, Held: h.file != nil}
+	return h.add(index, Client{PID: os.Getpid(), Name: h.name, Memory: memory, GPUInstance: gi, ComputeInstance: ci, Held: h.file != nil})
+}
+
+// Leak has the process keep a GPU instance open, as DCGM does with those that it no longer watches. NVML does not list it.
+func (h *Hold) Leak(index, gi int) error {
+	if err := h.add(index, Client{PID: os.Getpid(), Name: h.name, GPUInstance: gi, ComputeInstance: -1, Leaked: true, Held: h.file != nil}); err != nil {
+		return err
+	}
+	if !h.node.spec.DeviceNodes {
+		return nil
+	}
+	file, err := h.node.files.openCapability(h.node.spec.GPUs[index].Minor, gi)
+	if err == nil {
+		h.open = append(h.open, file)
+	}
+	return err
+}
+
+func (h *Hold) add(index int, c Client) error {
 	if err := h.node.clients.Add(index, c); err != nil {
 		return err
 	}
@@ -80,7 +99,10 @@ func (h *Hold) Close() error {
 			errs = append(errs, err)
 		}
 	}
-	h.gpus = nil
+	for _, f := range h.open {
+		errs = append(errs, f.Close())
+	}
+	h.gpus, h.open = nil, nil
 	if h.file != nil {
 		errs = append(errs, os.Remove(h.file.Name()), h.file.Close())
 	}

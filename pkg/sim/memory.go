@@ -93,5 +93,5 @@ func (d DeviceMemory) Processes() ([]Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return slices.Clone(st.Clients), nil
+	return slices.DeleteFunc(slices.Clone(st.Clients), func(c Client) bool { return c.Leaked }), nil
 }

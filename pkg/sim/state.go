@@ -99,6 +99,9 @@ type Client struct {
 	// GPUInstance and ComputeInstance hold it inside a partition; both -1 on the whole GPU.
 	GPUInstance     int `json:"gpuInstance"`
 	ComputeInstance int `json:"computeInstance"`
+	// Leaked means that it has the GPU instance open and computes nothing there: NVML does not list it, compute instances can be
+	// destroyed, and the GPU instance not (DCGM#276; open-gpu-kernel-modules 595.45.04, kernel_mig_manager.c:6171-6177).
+	Leaked bool `json:"leaked,omitempty"`
 	// Held means that it is a process which says so itself (see Hold): when it ends, it is no client any more.
 	Held bool `json:"held,omitempty"`
 }
