@@ -30,6 +30,11 @@ func (m *Modes) heldBy(ctx context.Context, g *gpu.GPU) string {
 	if len(holders) == 0 && err != nil {
 		return fmt.Sprintf(" (who has the GPU open cannot be found out: %v)", err)
 	}
+	if len(holders) == 0 && m.HasDRM != nil && m.HasDRM(g) {
+		// No process shows, as the client is in the kernel: https://github.com/NVIDIA/mig-parted/issues/181, on A100.
+		return ": no process is seen that has it open; the kernel module nvidia_drm has, which keeps it in use on some systems: " +
+			"unload it (rmmod nvidia_drm), which takes a node that displays nothing"
+	}
 	return describeHolders(holders)
 }
 

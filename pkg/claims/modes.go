@@ -29,6 +29,8 @@ type ModeOptions struct {
 	// Store has the changes that were begun.
 	Store *records.ModeStore
 	Tool  ModeTool
+	// HasDRM reports whether the kernel module nvidia_drm has a GPU; nil for never.
+	HasDRM func(g *gpu.GPU) bool
 	// Claims calls a function for the claims of all namespaces for as long as it returns true.
 	Claims func(ctx context.Context, visit func(claim *resourceapi.ResourceClaim) bool) error
 	// Overtaken is called after a change with the claims that were allocated something of the GPU too late to be seen before it:

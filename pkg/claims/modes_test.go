@@ -222,6 +222,10 @@ func TestModes_InUse(t *testing.T) {
 			// The session is open while its files are; the garbage collector closes those of a node nobody has.
 			b.t.Cleanup(func() { _ = n.Shutdown() })
 		}, "GPU 0 is open in"},
+		"kernel client": {func(b *modeBed) {
+			_ = b.other.Driver().SetQuirk(sim.QuirkDRMHolds, true)
+			b.Modes.HasDRM = func(*gpu.GPU) bool { return true }
+		}, "nvidia_drm has"},
 		"others must be reset with it": {func(b *modeBed) { _ = b.other.Driver().SetQuirk(sim.QuirkResetTogether, true) }, "can be reset only together with GPUs [1 2 3 4 5 6 7]"},
 		"reset fails": {func(b *modeBed) {
 			_, _ = b.other.Faults().Inject(sim.Fault{GPU: 0, Call: sim.CallReset, Code: sim.CodeUnknown})

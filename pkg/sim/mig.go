@@ -257,6 +257,8 @@ func noReset(d MIG, call string, st *gpuState, enable bool, aloneErr error) erro
 		return fail(call, CodeInUse, "GPU %d is open in %s", d.index, d.node.open.who(d.index))
 	case busy != "":
 		return fail(call, CodeInUse, "GPU %d is in use by %s", d.index, busy)
+	case d.node.has(QuirkDRMHolds):
+		return fail(call, CodeInUse, "GPU %d is in use by another client", d.index)
 	case st.Persistence:
 		return fail(call, CodeInUse, "GPU %d is kept initialised by its persistence mode", d.index)
 	case d.passedThrough(st):

@@ -54,7 +54,8 @@ const (
 	modulesFile   = "proc/modules"
 	otherModules  = "overlay 212992 0 - Live 0x0000000000000000\n"
 	loadedModules = "nvidia_uvm 2228224 0 - Live 0x0000000000000000 (OE)\n" +
-		"nvidia_modeset 1724416 0 - Live 0x0000000000000000 (OE)\n" +
+		"nvidia_drm 135168 0 - Live 0x0000000000000000 (OE)\n" +
+		"nvidia_modeset 1724416 1 nvidia_drm, Live 0x0000000000000000 (OE)\n" +
 		"nvidia 14381056 2 nvidia_uvm,nvidia_modeset, Live 0x0000000000000000 (OE)\n" + otherModules
 )
 

@@ -42,13 +42,16 @@ const (
 	// QuirkModeInMIG: a GPU in MIG mode answers with the compute mode from before, as RM's query does (open-gpu-kernel-modules
 	// 595.45.04, subdevice_ctrl_gpu_kernel.c: QueryComputeModeRules does not look at MIG mode); what NVML makes of it is not known.
 	QuirkModeInMIG Quirk = "compute-mode-in-mig"
+	// QuirkDRMHolds: nvidia_drm, which no list of processes shows, keeps boards from being reset: "In use by another client"
+	// (https://github.com/NVIDIA/mig-parted/issues/181, on A100).
+	QuirkDRMHolds Quirk = "drm-holds"
 )
 
 // Quirks lists all there are.
 func Quirks() []Quirk {
 	return []Quirk{
-		QuirkModeInMIG, QuirkFabricAfterMIG, QuirkFirstInstanceInUse, QuirkMinorChanges, QuirkModeWipesInstances, QuirkResetTogether,
-		QuirkUUIDFromMemory, QuirkVMNeedsReset, QuirkWrongCounts,
+		QuirkModeInMIG, QuirkDRMHolds, QuirkFabricAfterMIG, QuirkFirstInstanceInUse, QuirkMinorChanges, QuirkModeWipesInstances,
+		QuirkResetTogether, QuirkUUIDFromMemory, QuirkVMNeedsReset, QuirkWrongCounts,
 	}
 }
 

@@ -29,6 +29,9 @@ func (h Hardware) Reset(index int, together ...int) error {
 	if missing := h.ResetWith(index, together...); len(missing) > 0 {
 		return fail(call, CodeNotSupported, "GPU %d can be reset only together with GPUs %v", index, missing)
 	}
+	if h.has(QuirkDRMHolds) {
+		return fail(call, CodeInUse, "GPU %d is in use by another client", index)
+	}
 	if h.open.isOpen(index) {
 		return fail(call, CodeInUse, "GPU %d is open in this process", index)
 	}
