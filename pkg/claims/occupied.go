@@ -16,12 +16,15 @@ type occupancy struct {
 	conflicts []conflict
 	// unclaimed are its partitions that were created for no claim, claimed those of claims.
 	unclaimed, claimed []gpu.Partition
+	// refused are places in which the driver creates none.
+	refused []gpu.Place
 	// others are the partitions that neither a claim of this driver name has nor its scheduler knows of.
 	others []gpu.Shape
 }
 
 // Occupied lists the devices, by name, that cannot be allocated though they are not: an unclaimed partition is in their place
-// or has their engines, one that a claim gave back cannot be destroyed yet, or one of a layout has not been created yet.
+// or has their engines, one that a claim gave back cannot be destroyed yet, one of a layout has not been created yet, or the driver
+// has refused to create one.
 func (p *Partitions) Occupied() []string {
 	b := p.gate.backend.Load()
 	if b.hardware == nil {
@@ -47,6 +50,7 @@ func (p *Partitions) occupancyOf(g *gpu.GPU, offer *policy.Offer) occupancy {
 		offer: offer, unclaimed: p.unclaimed.of(name), claimed: p.ledger.names.partitionsOf(name),
 		records: p.ledger.index.on(name, ""), conflicts: p.ledger.conflicts(name),
 	}
+	o.refused = p.refused.of(name, slices.Concat(o.unclaimed, o.claimed))
 	o.others = shapesOf(g, append(slices.Clone(o.unclaimed), placesOfConflicts(o.conflicts)...))
 	return o
 }
@@ -74,6 +78,9 @@ func (o *occupancy) occupied(s gpu.Shape) bool {
 	}
 	if lies.offered {
 		return false
+	}
+	if s.IsPartition() && slices.Contains(o.refused, gpu.Place{ProfileID: s.Profile.ID, Placement: s.Placement}) {
+		return true
 	}
 	missing := s.IsPartition() && o.offer.PartitionMode() == policy.Layout &&
 		!slices.ContainsFunc(o.claimed, want.is)

@@ -22,6 +22,7 @@ type Partitions struct {
 	ledger    *Ledger
 	gate      *gate
 	unclaimed unclaimed
+	refused   refused
 }
 
 // place finds out what lies just where the partition of a device is to be, and gives the device what it gets as it is: a
@@ -87,7 +88,7 @@ func (p *Partitions) create(ctx context.Context, b *backend, d *device, others g
 		return nil
 	}
 	part, err := createPatiently(ctx, b, d.shape)
-	if err != nil {
+	if err := p.noteOutcome(ctx, b, d, err); err != nil {
 		return err
 	}
 	d.partition = &part

@@ -26,7 +26,8 @@ const (
 )
 
 // TaintOccupied marks a device that cannot be allocated though no claim has it, since an unmanaged partition is in
-// its place or one that was given back is still in use, or since processes are left of a claim that has ended.
+// its place or one that was given back is still in use, since processes are left of a claim that has ended, or since the driver has
+// refused to create the partition.
 const TaintOccupied = "gpu.cleave.dev/occupied"
 
 // TaintNoMPS marks a GPU shared by MPS while no supervisor answers that could start a server for another claim.

@@ -97,6 +97,9 @@ func (d MIG) createGPUInstance(call string, profileID int, at *gpu.Placement) (*
 		if err != nil {
 			return err
 		}
+		if d.node.has(QuirkFewerInstances) && len(st.Instances) >= fewInstances {
+			return fail(call, CodeInsufficientResources, "GPU %d takes no more than %d GPU instances", d.index, fewInstances)
+		}
 		st.LastSerial++
 		made.id, made.serial = instanceID(d.board.MIG.Slices, start, p.Size), st.LastSerial
 		st.Instances = append(st.Instances, gpuInstance{ID: made.id, Profile: p.ID, Start: start, Serial: made.serial})
@@ -109,6 +112,9 @@ func (d MIG) createGPUInstance(call string, profileID int, at *gpu.Placement) (*
 	}
 	return made, nil
 }
+
+// fewInstances is how many GPU instances there can be with QuirkFewerInstances.
+const fewInstances = 3
 
 // place finds the start of a new instance: the one asked for, or the first that is free.
 func (d MIG) place(call string, st *gpuState, p *Profile, at *gpu.Placement) (int, error) {

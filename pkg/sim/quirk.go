@@ -42,6 +42,9 @@ const (
 	// QuirkModeInMIG: a GPU in MIG mode answers with the compute mode from before, as RM's query does (open-gpu-kernel-modules
 	// 595.45.04, subdevice_ctrl_gpu_kernel.c: QueryComputeModeRules does not look at MIG mode); what NVML makes of it is not known.
 	QuirkModeInMIG Quirk = "compute-mode-in-mig"
+	// QuirkFewerInstances: no more than three GPU instances are created, whatever placements and capacity say. "QA observed only 3
+	// creatable 1g instances on a 61x Station even though Free/Total reported 7" (NVIDIA dgx-spark-playbooks, mig-configure).
+	QuirkFewerInstances Quirk = "fewer-instances"
 	// QuirkDRMHolds: nvidia_drm, which no list of processes shows, keeps boards from being reset: "In use by another client"
 	// (https://github.com/NVIDIA/mig-parted/issues/181, on A100).
 	QuirkDRMHolds Quirk = "drm-holds"
@@ -50,8 +53,8 @@ const (
 // Quirks lists all there are.
 func Quirks() []Quirk {
 	return []Quirk{
-		QuirkModeInMIG, QuirkDRMHolds, QuirkFabricAfterMIG, QuirkFirstInstanceInUse, QuirkMinorChanges, QuirkModeWipesInstances,
-		QuirkResetTogether, QuirkUUIDFromMemory, QuirkVMNeedsReset, QuirkWrongCounts,
+		QuirkModeInMIG, QuirkDRMHolds, QuirkFabricAfterMIG, QuirkFewerInstances, QuirkFirstInstanceInUse, QuirkMinorChanges,
+		QuirkModeWipesInstances, QuirkResetTogether, QuirkUUIDFromMemory, QuirkVMNeedsReset, QuirkWrongCounts,
 	}
 }
 

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/pkg/sim"
+)
+
+// A driver may create fewer partitions than it says fit: a device whose place it refuses is set aside, until a partition is gone.
+func TestPrepare_PlaceRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newSimBed(t, "hgx-h100", func(node *sim.Node) { must(t, node.Driver().SetQuirk(sim.QuirkFewerInstances, true)) })
+		for i, uid := range []types.UID{"a", "b", "c"} {
+			b.prepare(uid, b.name(0, 19, i))
+		}
+		changes := 0
+		b.Ledger.changed = func() { changes++ }
+		refused := func() error {
+			_, err := b.Prepare(t.Context(), deviceClaim("d", b.name(0, 19, 5)))
+			return err
+		}
+		wantError(t, refused(), "INSUFFICIENT_RESOURCES", "though nothing is in its place", "delete the pod")
+		equal(t, "devices set aside", []string{b.name(0, 19, 5)}, b.Partitions.Occupied())
+		if changes == 0 {
+			t.Error("nobody is told of the device")
+		}
+		b.prepare("other", b.name(1, 19, 5)) // of another GPU
+		wantError(t, refused(), "though nothing is in its place")
+		b.unprepare("a")
+		equal(t, "devices set aside once a partition is gone", []string(nil), b.Partitions.Occupied())
+		must(t, refused())
+		b.unprepare("d")
+
+		b.prepare("a", b.name(0, 19, 0))
+		wantError(t, refused(), "though nothing is in its place")
+		time.Sleep(refusedFor) //nolint:forbidigo // in a bubble
+		equal(t, "devices set aside long after", []string(nil), b.Partitions.Occupied())
+		wantError(t, refused(), "though nothing is in its place")
+		must(t, b.node.Driver().SetQuirk(sim.QuirkFewerInstances, false))
+		must(t, refused())
+		b.unprepare("d")
+		equal(t, "devices set aside after a success", []string(nil), b.Partitions.Occupied())
+	})
+}
+
+// What lies in the place of a device explains the refusal.
+func TestPrepare_PlaceTaken(t *testing.T) {
+	b := newSimBed(t, "hgx-h100")
+	occupy(t, b.node, 0, 9, 4, 4)
+	_, err := b.Prepare(t.Context(), deviceClaim("a", b.name(0, 19, 5)))
+	wantError(t, err, "INSUFFICIENT_RESOURCES")
+	must(t, b.node.Driver().SetQuirk(sim.QuirkFewerInstances, true))
+	if got := b.Partitions.refused.of(b.name(0), nil); len(got) > 0 {
+		t.Errorf("refused places %v, want none", got)
+	}
+	b.Partitions.FindUnmanaged(t.Context())
+	if occupied := b.Partitions.Occupied(); slices.Contains(occupied, b.name(0, 19, 0)) {
+		t.Errorf("occupied %v, want those beside the partition left out", occupied)
+	}
+}
