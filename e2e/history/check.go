@@ -59,6 +59,8 @@ const (
 	RuleClient Rule = "client"
 	// RuleAnswer: Prepare returns what the claim was allocated, and the same each time.
 	RuleAnswer Rule = "answer"
+	// RulePublished: what a claim has allocated is published.
+	RulePublished Rule = "published"
 )
 
 // Check returns what in a history must not have happened, in the order of the first event that shows it.
@@ -67,7 +69,7 @@ func Check(h History, limits Limits) []Violation {
 	limits.Program = cmp.Or(limits.Program, "cleave")
 	limits.APILag = cmp.Or(limits.APILag, DefaultAPILag)
 	c := newChecker(h, limits)
-	all := slices.Concat(c.checkOwners(), c.checkAnswers(), c.checkDevices(), c.checkUnmanaged(), c.checkReleases(), checkClients(c))
+	all := slices.Concat(c.checkOwners(), c.checkAnswers(), c.checkDevices(), c.checkUnmanaged(), c.checkReleases(), checkClients(c), c.checkPublished())
 	for i := range all {
 		slices.SortStableFunc(all[i].Events, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
 	}
@@ -93,6 +95,8 @@ type checker struct {
 	hardware bool
 	disturbances
 	gaps map[SourceName][]span
+	// absences are by the names of devices.
+	absences map[string][]absence
 }
 
 // span is a time with both ends.
@@ -113,6 +117,7 @@ func newChecker(h History, limits Limits) *checker {
 			c.gaps[f.Source] = append(c.gaps[f.Source], span{f.From, e.At})
 		}
 	}
+	c.readAbsences(h.Events)
 	c.readClaims(h.Events)
 	c.readPartitions(h.Events)
 	c.readContainers(h.Events)

@@ -30,6 +30,7 @@ const (
 	KindStart     Kind = "start"
 	KindCounters  Kind = "counters"
 	KindDevice    Kind = "device"
+	KindWithdrawn Kind = "device-withdrawn"
 	KindClaim     Kind = "claim"
 	KindCall      Kind = "call"
 	KindReturn    Kind = "return"

@@ -33,6 +33,11 @@ type Device struct {
 	Capacity map[string]int64 `json:"capacity,omitempty"`
 }
 
+// Withdrawn is a device that is published no longer, by a pool that is complete. Published again, it is a Device.
+type Withdrawn struct {
+	Name string `json:"name"`
+}
+
 // ClaimState is how far a claim is at the API server.
 type ClaimState string
 
@@ -215,6 +220,9 @@ func (Counters) Kind() Kind { return KindCounters }
 
 // Kind is KindDevice.
 func (Device) Kind() Kind { return KindDevice }
+
+// Kind is KindWithdrawn.
+func (Withdrawn) Kind() Kind { return KindWithdrawn }
 
 // Kind is KindClaim.
 func (Claim) Kind() Kind { return KindClaim }

@@ -56,6 +56,7 @@ var decoders = map[Kind]func([]byte) (Fact, error){
 	KindStart:     decodeAs[Start],
 	KindCounters:  decodeAs[Counters],
 	KindDevice:    decodeAs[Device],
+	KindWithdrawn: decodeAs[Withdrawn],
 	KindClaim:     decodeAs[Claim],
 	KindCall:      decodeAs[Call],
 	KindReturn:    decodeAs[Return],

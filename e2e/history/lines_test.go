@@ -22,6 +22,7 @@ func oneOfEach() History {
 	for i, fact := range []Fact{
 		Start{Format: Format, Node: "n", Driver: "gpu.example.com"},
 		Counters{Set: "gpu-0", Values: map[string]int64{"memory-slices": 8}},
+		Withdrawn{Name: "gpu-0"},
 		Device{Name: "gpu-0-mps", Set: "gpu-0", Consumes: map[string]int64{"memory-slices": 8}, Shared: true, Capacity: map[string]int64{"shares": 4}},
 		Claim{
 			UID: "u", Namespace: "ns", Name: "c", State: ClaimAllocated, Pods: []string{"p"},

@@ -29,14 +29,14 @@ type API struct {
 func (a API) Run(ctx context.Context, r *history.Recorder, ready func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	var published sync.WaitGroup
-	published.Add(1)
-	slicesReady := sync.OnceFunc(published.Done)
-	seen := map[string]history.Fact{}
+	var listed sync.WaitGroup
+	listed.Add(1)
+	slicesReady := sync.OnceFunc(listed.Done)
+	devices := published{api: a, recorder: r, seen: map[string]history.Fact{}, slices: map[string]*resourceapi.ResourceSlice{}}
 	ofSlices := follower{
 		recorder: r, list: a.slices, watch: a.watchSlices,
-		changed: func(o runtime.Object) { a.publish(r, seen, o.(*resourceapi.ResourceSlice)) },
-		deleted: func(runtime.Object) {}, // what an allocated device is does not change
+		changed: func(o runtime.Object) { devices.changed(o.(*resourceapi.ResourceSlice)) },
+		deleted: func(o runtime.Object) { devices.deleted(o.(*resourceapi.ResourceSlice)) },
 	}
 	claims := claimStates{recorder: r, api: a, known: map[string]history.Claim{}}
 	ofClaims := follower{
@@ -51,41 +51,11 @@ func (a API) Run(ctx context.Context, r *history.Recorder, ready func()) error {
 	})
 	both.Go(func() {
 		defer cancel()
-		published.Wait()
+		listed.Wait()
 		errs[1] = ofClaims.run(ctx, ready)
 	})
 	both.Wait()
 	return errors.Join(errs...)
-}
-
-// publish reports the counter sets and devices of a slice that are new or have changed.
-func (a API) publish(r *history.Recorder, seen map[string]history.Fact, s *resourceapi.ResourceSlice) {
-	if s.Spec.Driver != a.Driver || s.Spec.Pool.Name != a.Node {
-		return
-	}
-	report := func(name string, fact history.Fact) {
-		if !reflect.DeepEqual(seen[name], fact) {
-			seen[name] = fact
-			r.Add(fact)
-		}
-	}
-	for _, set := range s.Spec.SharedCounters {
-		report("set "+set.Name, history.Counters{Set: set.Name, Values: countersOf(set.Counters)})
-	}
-	for i := range s.Spec.Devices {
-		d := &s.Spec.Devices[i]
-		fact := history.Device{Name: d.Name, Shared: d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations}
-		for _, c := range d.ConsumesCounters {
-			fact.Set, fact.Consumes = c.CounterSet, countersOf(c.Counters)
-		}
-		for name, c := range d.Capacity {
-			if fact.Capacity == nil {
-				fact.Capacity = map[string]int64{}
-			}
-			fact.Capacity[unqualified(name)] = c.Value.Value()
-		}
-		report("device "+d.Name, fact)
-	}
 }
 
 // unqualified is the name of a capacity without its domain, which one side may have and the other not.
@@ -95,14 +65,6 @@ func unqualified(name resourceapi.QualifiedName) string {
 		return string(name)
 	}
 	return id
-}
-
-func countersOf(counters map[string]resourceapi.Counter) map[string]int64 {
-	values := map[string]int64{}
-	for name, c := range counters {
-		values[name] = c.Value.Value()
-	}
-	return values
 }
 
 // claimStates reports claims whose state has changed.
