@@ -43,7 +43,7 @@ func TestClaimEvents_PartitionInUse(t *testing.T) {
 	defer func() { leave(context.WithoutCancel(ctx)) }()
 	s.must(env.kube.CoreV1().Pods(s.name).Delete(ctx, "stuck", metav1.DeleteOptions{}))
 	s.pods.gone(ctx, "stuck")
-	s.events.wait(ctx, "", env.cluster.NodeName(), "ClaimNotReleased", device, fmt.Sprint(os.Getpid()), ". End those processes")
+	s.events.wait(ctx, "", env.cluster.NodeName(), "ClaimNotReleased", device, fmt.Sprint(os.Getpid()), ". Once nothing uses the partition")
 	leave(ctx)
 	s.hardware.waitPartitions(ctx)
 }

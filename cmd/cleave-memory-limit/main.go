@@ -77,12 +77,15 @@ func run(args []string, address string, stdin io.Reader, root string, limit limi
 // noController is the reason why the driver cannot limit a cgroup on a kernel that limits the memory of devices: runc enables every
 // controller for its containers (opencontainers/cgroups, fs2/create.go), other runtimes only those that they know. Nil if it is not.
 func noController(root, cgroup string) error {
-	_, kernel := os.Stat(filepath.Join(root, "sys/fs/cgroup/dmem.capacity"))
-	_, files := os.Stat(filepath.Join(root, cgroup, "dmem.max"))
-	if kernel != nil || !errors.Is(files, fs.ErrNotExist) {
+	has := func(file string) bool {
+		_, err := os.Stat(filepath.Join(root, file))
+		return !errors.Is(err, fs.ErrNotExist)
+	}
+	if !has("sys/fs/cgroup/dmem.capacity") || has(filepath.Join(cgroup, "dmem.max")) {
 		return nil
 	}
-	return fmt.Errorf("cgroup %s has no dmem files: the container runtime does not enable the kernel's controller dmem for it, as runc does", cgroup)
+	return fmt.Errorf("cgroup %s has no dmem files: the container runtime does not enable the kernel's controller dmem for it, as runc does",
+		cgroup)
 }
 
 // containerPID reads the process ID from the state of a container (OCI runtime specification, "State").

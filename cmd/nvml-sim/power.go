@@ -124,7 +124,8 @@ func session(n *sim.Node, do func() error) error {
 func newHold() *cobra.Command {
 	var gpu, gi int
 	c := onRoot("hold --gpu N [--gi ID]", "Keep a GPU, or a GPU instance, open until a signal comes, as a monitoring agent does",
-		"It prints a line once it has it open. No client shows, and the GPU cannot be reset, nor the GPU instance destroyed.", func(n *sim.Node) error {
+		"It prints a line once it has it open. No client shows, and the GPU cannot be reset, nor the GPU instance destroyed.",
+		func(n *sim.Node) error {
 			return session(n, func() error {
 				d := n.Device(gpu)
 				if d == nil {

@@ -69,7 +69,8 @@ func Check(h History, limits Limits) []Violation {
 	limits.Program = cmp.Or(limits.Program, "cleave")
 	limits.APILag = cmp.Or(limits.APILag, DefaultAPILag)
 	c := newChecker(h, limits)
-	all := slices.Concat(c.checkOwners(), c.checkAnswers(), c.checkDevices(), c.checkUnmanaged(), c.checkReleases(), checkClients(c), c.checkPublished())
+	all := slices.Concat(c.checkOwners(), c.checkAnswers(), c.checkDevices(), c.checkUnmanaged(), c.checkReleases(),
+		checkClients(c), c.checkPublished())
 	for i := range all {
 		slices.SortStableFunc(all[i].Events, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
 	}

@@ -114,6 +114,8 @@ func (f *faults) injectors() map[Kind]injector {
 		DiskFull:           f.fillDisk,
 		ClockJumped:        f.jumpClock,
 		PolicySwitched:     r.switchPolicy,
+		PolicyAtPrepare:    r.switchPolicyAtPrepare,
+		RecordsCorrupted:   f.corruptRecords,
 		NodeRecreated:      o.recreateNode,
 		ClaimsHeld:         o.holdClaims,
 		ReleaseUpgraded:    r.upgrade,

@@ -6,14 +6,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/node"
 	"github.com/cleave-dra/cleave/e2e/release"
 	"github.com/cleave-dra/cleave/e2e/workload"
@@ -45,6 +49,39 @@ func (f releaseFaults) switchPolicy(ctx context.Context, _ Fault) (time.Time, er
 	err := f.waitDevices(wait, want)
 	from := time.Now()
 	return from, errors.Join(err, f.bed.label(context.WithoutCancel(ctx), policyLabel, ""))
+}
+
+// switchPolicyAtPrepare has pods scheduled while the kubelet does not answer, and switches the policy before it does: what the claims
+// were allocated is offered no longer when they are prepared.
+func (f releaseFaults) switchPolicyAtPrepare(ctx context.Context, fault Fault) (time.Time, error) {
+	kubelet := f.bed.cluster.Component(cluster.Kubelet)
+	err := errors.Join(kubelet.Signal(syscall.SIGSTOP), f.last(ctx, fault))
+	if err == nil {
+		err = f.bed.label(ctx, policyLabel, "other")
+	}
+	sleep(ctx, fault.For)
+	err = errors.Join(err, kubelet.Signal(syscall.SIGCONT))
+	sleep(ctx, fault.For)
+	return time.Now(), errors.Join(err, f.bed.label(context.WithoutCancel(ctx), policyLabel, ""))
+}
+
+// corruptRecords cuts off what the plugin has on disk of every other claim, and kills it. It sets the records aside, and finds out
+// from the API server what the claims have.
+func (f *faults) corruptRecords(context.Context, Fault) (time.Time, error) {
+	all, err := filepath.Glob(filepath.Join(f.bed.stateDir(), "claims", "*.json"))
+	if err != nil {
+		return time.Time{}, err
+	}
+	for i, path := range all {
+		if i%2 > 0 {
+			continue
+		}
+		if err := os.Truncate(path, 1); err != nil && !errors.Is(err, fs.ErrNotExist) { // the claim has just ended
+			return time.Time{}, fmt.Errorf("corrupt a record: %w", err)
+		}
+	}
+	from := time.Now()
+	return from, f.kill(pluginProgram)
 }
 
 // verbosities of the plugin's log tell revisions of the release apart.

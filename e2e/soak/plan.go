@@ -36,6 +36,8 @@ const (
 	DiskFull            Kind = "disk full"
 	ClockJumped         Kind = "clock jumped"
 	PolicySwitched      Kind = "policy switched"
+	PolicyAtPrepare     Kind = "policy switched before Prepare"
+	RecordsCorrupted    Kind = "claim records corrupted"
 	NodeRecreated       Kind = "node object recreated"
 	ClaimsHeld          Kind = "claims held by finalizers"
 	ReleaseUpgraded     Kind = "release upgraded"
@@ -49,8 +51,8 @@ var round = []Kind{
 	PluginKilled, PluginKilled, PluginKilled, PluginKilled, PluginStopped, PluginStopped, SupervisorKilled, SupervisorKilled,
 	SupervisorStopped, MPSDaemonKilled, KubeletKilled, KubeletStopped, ContainerdKilled, ContainerdStopped, SchedulerKilled,
 	SchedulerStopped, APIServerKilled, APIServerStopped, APIServerSlow, APIServerPartition, DriverReloaded, NodeRebooted, GPULost,
-	GPUNeedsReset, PartitionByHand, PartitionByHand, DiskFull, ClockJumped, PolicySwitched, NodeRecreated, ClaimsHeld, ReleaseUpgraded,
-	ReleaseRolledBack,
+	GPUNeedsReset, PartitionByHand, PartitionByHand, DiskFull, ClockJumped, PolicySwitched, PolicyAtPrepare, RecordsCorrupted, NodeRecreated,
+	ClaimsHeld, ReleaseUpgraded, ReleaseRolledBack,
 }
 
 // Kinds are all kinds of faults, in the order in which a report lists them.
@@ -93,7 +95,7 @@ var lasts = map[Kind][2]time.Duration{
 	APIServerSlow: {6 * time.Second, 12 * time.Second}, APIServerPartition: {3 * time.Second, 10 * time.Second},
 	GPULost: {0, 3 * time.Second}, PartitionByHand: {2 * time.Second, 8 * time.Second},
 	DiskFull: {2 * time.Second, 6 * time.Second}, ClockJumped: {2 * time.Second, 6 * time.Second},
-	ClaimsHeld: {2 * time.Second, 8 * time.Second},
+	PolicyAtPrepare: {2 * time.Second, 4 * time.Second}, ClaimsHeld: {2 * time.Second, 8 * time.Second},
 }
 
 // Fault is one fault of a plan.

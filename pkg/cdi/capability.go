@@ -8,14 +8,18 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/driverroot"
 	"github.com/cleave-dra/cleave/pkg/gpu"
+	"github.com/cleave-dra/cleave/pkg/records"
 )
 
 // capability is a file below /proc, "driver/nvidia/capabilities/gpu0/mig/gi1/access", and the device node of what it grants.
@@ -74,28 +78,63 @@ func CapabilityDevices(procfs fs.FS, g *gpu.GPU, p *gpu.Partition) ([]uint64, er
 	}
 	var numbers []uint64
 	for _, c := range all {
-		numbers = append(numbers, unix.Mkdev(uint32(c.node.major), uint32(c.node.minor))) //nolint:gosec // both are of the kernel
+		numbers = append(numbers, unix.Mkdev(uint32(c.node.major), uint32(c.node.minor)))
 	}
 	return numbers, nil
 }
+
+// EnsureNodes creates the device nodes that the partitions of a claim lack on the host, as after they were removed. What cannot be done
+// is only logged.
+func (s *Static) EnsureNodes(ctx context.Context, r *records.Record) {
+	var all []capability
+	for _, d := range r.Partitions() {
+		minor, err := s.gpuMinor(d.GPU)
+		if err != nil {
+			continue // the GPU is away
+		}
+		some, _ := capabilitiesOf(s.opts.Procfs, minor, d.Partition)
+		all = append(all, some...)
+	}
+	s.createCapabilityNodes(ctx, all)
+}
+
+const (
+	// createPatience bounds the wait for capability nodes: who waits has GPUs locked.
+	createPatience = 3 * time.Second
+	// createPause is the time after a failure in which none are created.
+	createPause = time.Minute
+)
 
 // createCapabilityNodes creates the device nodes of partitions that are missing on the host. The kernel module creates none (nv-caps.c),
 // and in a pod with a user namespace runc mounts the host's instead of creating its own (runc v1.5.1, libcontainer/rootfs_linux.go,
 // createDeviceNode). Other pods do not need them, so a failure is only logged. A partition that is created again has the same nodes.
 func (s *Static) createCapabilityNodes(ctx context.Context, all []capability) {
 	root := s.opts.root().Devices()
-	var missing []capability
-	var wanted driverroot.Nodes
-	for _, c := range all {
-		if c.node.check(root.Here) != nil {
-			missing = append(missing, c)
-			wanted.Capabilities = append(wanted.Capabilities, c.file)
-		}
-	}
+	missing := slices.DeleteFunc(slices.Clone(all), func(c capability) bool { return c.node.check(root.Here) == nil })
 	if s.opts.CreateNodes == nil || len(missing) == 0 {
 		return
 	}
-	err := s.opts.CreateNodes(ctx, wanted)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createPatience)
+	defer cancel()
+	if !s.creating.begin(ctx) {
+		return
+	}
+	var wanted driverroot.Nodes
+	for _, c := range missing {
+		wanted.Capabilities = append(wanted.Capabilities, c.file)
+	}
+	created := make(chan error, 1)
+	go func() {
+		defer s.creating.end()
+		created <- s.opts.CreateNodes(ctx, wanted) // a process that hangs in the kernel does not end with ctx
+	}()
+	var err error
+	select {
+	case err = <-created:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	s.creating.note(err)
 	for _, c := range missing {
 		if why := c.node.check(root.Here); why != nil {
 			klog.FromContext(ctx).Info("A partition cannot be used by pods with user namespaces (hostUsers: false)",
@@ -103,5 +142,43 @@ func (s *Static) createCapabilityNodes(ctx context.Context, all []capability) {
 			continue
 		}
 		klog.FromContext(ctx).V(2).Info("Created a capability node", "node", c.node.path, "devRoot", root.Host)
+	}
+}
+
+// attempts lets one attempt be made at a time, and none for a while after one that failed.
+type attempts struct {
+	turn chan struct{} // has a value while one is made
+
+	mu     sync.Mutex
+	failed time.Time
+}
+
+func newAttempts() attempts { return attempts{turn: make(chan struct{}, 1)} }
+
+// begin waits until an attempt may be made, and reports whether it may before ctx ends.
+func (a *attempts) begin(ctx context.Context) bool {
+	a.mu.Lock()
+	wait := !a.failed.IsZero() && time.Since(a.failed) < createPause
+	a.mu.Unlock()
+	if wait {
+		return false
+	}
+	select {
+	case a.turn <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (a *attempts) end() { <-a.turn }
+
+// note remembers how an attempt ended, or that it has not in time.
+func (a *attempts) note(err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.failed = time.Time{}
+	if err != nil {
+		a.failed = time.Now()
 	}
 }

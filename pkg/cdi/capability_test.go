@@ -7,7 +7,10 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -66,9 +69,9 @@ func TestWriteClaim_CreatesCapabilityNodes(t *testing.T) {
 	s.opts.CreateNodes = func(_ context.Context, nodes driverroot.Nodes) error {
 		asked = append(asked, nodes.Capabilities)
 		must(os.Remove(filepath.Join(caps, "nvidia-cap696")))
-		for _, minor := range []uint32{85, 696, 697} {
-			node(map[uint32]string{85: "nvidia-cap85", 696: "nvidia-cap696", 697: "nvidia-cap697"}[minor], 238, minor)
-		}
+		node("nvidia-cap85", 238, 85)
+		node("nvidia-cap696", 238, 696)
+		node("nvidia-cap697", 238, 697)
 		return nil
 	}
 	for range 2 {
@@ -79,8 +82,47 @@ func TestWriteClaim_CreatesCapabilityNodes(t *testing.T) {
 	if diff := cmp.Diff(want, asked); diff != "" {
 		t.Errorf("asked for (-want +got):\n%s", diff)
 	}
+	// Somebody removes them.
+	must(os.RemoveAll(caps))
+	must(os.MkdirAll(caps, 0o755))
+	node("nvidia-cap84", 238, 84)
+	node("nvidia-cap696", 238, 696)
+	s.EnsureNodes(t.Context(), recordOf(testUID, partitions()))
+	want = append(want, []string{dir + "gpu0/mig/gi9/ci0/access", dir + "gpu5/mig/gi2/ci0/access"})
+	if diff := cmp.Diff(want, asked); diff != "" {
+		t.Errorf("asked for after that (-want +got):\n%s", diff)
+	}
 	// Other pods do not need them.
 	must(os.Remove(filepath.Join(caps, "nvidia-cap84")))
 	s.opts.CreateNodes = func(context.Context, driverroot.Nodes) error { return errors.New("no nvidia-modprobe") }
 	must(s.WriteClaim(t.Context(), recordOf(testUID, partitions())))
+}
+
+// A program that hangs keeps a claim, which has GPUs locked, for seconds and the next ones not at all.
+func TestWriteClaim_NodesHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := static(t, procfs())
+		s.opts.DriverRoot, s.opts.ContainerDriverRoot = "/run/driver", t.TempDir()
+		hangs := make(chan struct{})
+		var calls atomic.Int32
+		s.opts.CreateNodes = func(context.Context, driverroot.Nodes) error {
+			calls.Add(1)
+			<-hangs
+			return nil
+		}
+		for i, want := range []time.Duration{createPatience, 0, 0} {
+			began := time.Now()
+			if err := s.WriteClaim(t.Context(), recordOf(testUID, partitions())); err != nil {
+				t.Fatal(err)
+			}
+			if got := time.Since(began); got != want {
+				t.Errorf("attempt %d took %s, want %s", i+1, got, want)
+			}
+		}
+		close(hangs)
+		time.Sleep(createPause) //nolint:forbidigo // in a bubble
+		if err := s.WriteClaim(t.Context(), recordOf(testUID, partitions())); err != nil || calls.Load() != 2 {
+			t.Errorf("%d attempts, %v, want another one after a minute", calls.Load(), err)
+		}
+	})
 }

@@ -64,6 +64,8 @@ type Static struct {
 	node       *gpu.Node
 	tried      time.Time
 
+	creating attempts // of capability nodes
+
 	mu        sync.RWMutex
 	generated *generated     // nil before the first attempt
 	minors    map[string]int // device name -> N of /dev/nvidiaN
@@ -99,7 +101,7 @@ func NewStatic(opts Options) (*Static, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Static{opts: opts, dir: dir, file: specFile{dir: dir, name: staticFile(opts.Driver)}, now: time.Now}, nil
+	return &Static{opts: opts, dir: dir, file: specFile{dir: dir, name: staticFile(opts.Driver)}, now: time.Now, creating: newAttempts()}, nil
 }
 
 // Path is the file of the spec.

@@ -20,7 +20,7 @@ func (a *preparation) change(ctx context.Context) error {
 		if d.partition == nil && d.shape.IsShare() {
 			d.partition = partitionOf(a.devices[:i], d.name) // a claim may have several shares of one partition
 		}
-		if err := a.Partitions.create(patience, a.backend, d, a.view.others[d.gpu]); err != nil {
+		if err := a.Partitions.create(patience, a.backend, d, a.devices[:i], a.view.others[d.gpu]); err != nil {
 			return fmt.Errorf("request %q: %w", d.request, err)
 		}
 	}

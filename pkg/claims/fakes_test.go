@@ -116,6 +116,8 @@ func (c *fakeCDI) ClaimID(uid types.UID, d *records.Device) string {
 
 func (c *fakeCDI) WriteClaim(context.Context, *records.Record) error { return nil }
 
+func (c *fakeCDI) EnsureNodes(context.Context, *records.Record) {}
+
 func (c *fakeCDI) HasClaim(types.UID) bool { return true }
 
 func (c *fakeCDI) Ensure(_ context.Context, ids []string) error {

@@ -24,18 +24,22 @@ type FindHolders func(ctx context.Context, g *gpu.GPU, part *gpu.Partition) ([]H
 // noHolders is the FindHolders that sees no process.
 func noHolders(context.Context, *gpu.GPU, *gpu.Partition) ([]Holder, error) { return nil, nil }
 
-// heldBy ends an error with the processes that have a GPU open.
-func (m *Modes) heldBy(ctx context.Context, g *gpu.GPU) string {
+// heldBy ends an error about a reset with the processes that have a GPU open and are in its way.
+func (m *Modes) heldBy(ctx context.Context, g *gpu.GPU, inUse bool) string {
 	holders, err := m.gate.holders(ctx, g, nil)
-	if len(holders) == 0 && err != nil {
-		return fmt.Sprintf(" (who has the GPU open cannot be found out: %v)", err)
-	}
-	if len(holders) == 0 && m.HasDRM != nil && m.HasDRM(g) {
+	holders = slices.DeleteFunc(holders, func(h Holder) bool { return slices.Contains(yielding, h.Name) })
+	switch {
+	case len(holders) > 0:
+		return describeHolders(holders)
+	case inUse && m.HasDRM != nil && m.HasDRM(g):
 		// No process shows, as the client is in the kernel: https://github.com/NVIDIA/mig-parted/issues/181, on A100.
 		return ": no process is seen that has it open; the kernel module nvidia_drm has, which keeps it in use on some systems: " +
 			"unload it (rmmod nvidia_drm), which takes a node that displays nothing"
+	case err != nil:
+		return fmt.Sprintf(" (who has the GPU open cannot be found out: %v)", err)
+	default:
+		return ""
 	}
-	return describeHolders(holders)
 }
 
 func describeHolders(holders []Holder) string {
@@ -53,28 +57,51 @@ func listHolders(holders []Holder) string {
 	return strings.Join(all, ", ")
 }
 
-// usedBy ends an error with the processes on a GPU, or in one of its partitions if that is not nil. The driver counts whoever has a
-// partition open (open-gpu-kernel-modules 595.45.04, kernel_mig_manager.c:5628-5634), and NVML lists only programs that compute.
-func usedBy(ctx context.Context, b *backend, g *gpu.GPU, part *gpu.Partition) string {
-	var holders []Holder
-	if part != nil {
-		holders, _ = b.holders(ctx, g, part)
+// isDCGM reports whether a process is one of DCGM, which "restarting … is the only way" to have it close partitions
+// (https://github.com/NVIDIA/DCGM/issues/276).
+func isDCGM(h Holder) bool {
+	return strings.HasPrefix(h.Name, "nv-hostengine") || strings.HasPrefix(h.Name, "dcgm")
+}
+
+const restartDCGM = ": DCGM may keep partitions that it no longer watches: restart it"
+
+// usedBy ends an error with the processes on a GPU.
+func usedBy(ctx context.Context, b *backend, g *gpu.GPU) string {
+	if pids, err := b.hardware.Processes(ctx, g.PCI); err == nil && len(pids) > 0 {
+		return fmt.Sprintf(": it is in use by processes %v", pids)
 	}
-	if len(holders) == 0 {
-		if pids, err := b.hardware.Processes(ctx, g.PCI); err == nil && len(pids) > 0 {
-			return fmt.Sprintf(": it is in use by processes %v", pids)
-		}
-		holders, _ = b.holders(ctx, g, nil)
-	}
-	if len(holders) == 0 {
+	holders, err := b.holders(ctx, g, nil)
+	switch {
+	case len(holders) > 0:
+		return ": NVML names no process; it is open in " + listHolders(holders)
+	case err != nil:
+		return fmt.Sprintf(": NVML names no process, and who has it open cannot be found out: %v", err)
+	default:
 		return ": NVML names no process, and none is seen that has it open: the kernel log (dmesg) may name it"
 	}
-	// https://github.com/NVIDIA/DCGM/issues/276: "restarting DCGM is the only way".
-	leaks := slices.ContainsFunc(holders, func(h Holder) bool {
-		return strings.HasPrefix(h.Name, "nv-hostengine") || strings.HasPrefix(h.Name, "dcgm")
-	})
-	if leaks {
-		return ": open in " + listHolders(holders) + ": DCGM may keep partitions that it no longer watches: restart it"
+}
+
+// partitionUsedBy ends an error with the processes that have a partition of a GPU open. The driver counts all of them
+// (open-gpu-kernel-modules 595.45.04, kernel_mig_manager.c:5628-5634), and NVML lists only programs that compute, in all partitions:
+// of these, nobody is named as if it were in this one.
+func partitionUsedBy(ctx context.Context, b *backend, g *gpu.GPU, part *gpu.Partition) string {
+	holders, err := b.holders(ctx, g, part)
+	if slices.ContainsFunc(holders, isDCGM) {
+		return ": it is open in " + listHolders(holders) + restartDCGM
 	}
-	return ": open in " + listHolders(holders)
+	if len(holders) > 0 {
+		return ": it is open in " + listHolders(holders)
+	}
+	text := ": no process is seen that has it open, and the kernel log (dmesg) may name it"
+	if err != nil {
+		text = fmt.Sprintf(": who has it open cannot be found out: %v", err)
+	}
+	if agents, _ := b.holders(ctx, g, nil); slices.ContainsFunc(agents, isDCGM) {
+		agents = slices.DeleteFunc(agents, func(h Holder) bool { return !isDCGM(h) })
+		return text + "; the GPU is open in " + listHolders(agents) + restartDCGM
+	}
+	if pids, err := b.hardware.Processes(ctx, g.PCI); err == nil && len(pids) > 0 {
+		text += fmt.Sprintf("; in all partitions of the GPU there are processes %v", pids)
+	}
+	return text
 }

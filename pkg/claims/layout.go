@@ -99,7 +99,7 @@ func (p *Partitions) destroyExtra(ctx context.Context, b *backend, g *gpu.GPU, h
 			g.MIG.ProfileName(part.ProfileID), "start", part.Placement.Start)
 		if err := b.hardware.DestroyPartition(ctx, g.PCI, part); err != nil {
 			if errors.Is(err, gpu.ErrInUse) {
-				err = fmt.Errorf("%w%s", err, usedBy(ctx, b, g, &part))
+				err = fmt.Errorf("%w%s", err, partitionUsedBy(ctx, b, g, &part))
 			}
 			left, errs = append(left, part), append(errs, err)
 		}
@@ -124,7 +124,7 @@ func (p *Partitions) createMissing(ctx context.Context, b *backend, g *gpu.GPU, 
 	}
 	errs := []error{problem}
 	if err := b.hardware.SetMIG(ctx, g.PCI, true); err != nil {
-		errs = append(errs, fmt.Errorf("%w%s", err, usedBy(ctx, b, g, nil)))
+		errs = append(errs, fmt.Errorf("%w%s", err, usedBy(ctx, b, g)))
 		missing = nil
 	}
 	for _, s := range missing {

@@ -87,7 +87,7 @@ func whileInUse(ctx context.Context, b *backend, g *gpu.GPU, change func() error
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w%s", err, usedBy(context.WithoutCancel(ctx), b, g, nil))
+			return fmt.Errorf("%w%s", err, usedBy(context.WithoutCancel(ctx), b, g))
 		case <-tick.C:
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -188,7 +189,8 @@ func (m *Modes) reset(ctx context.Context, g *gpu.GPU, change *records.ModeChang
 		return nil
 	}
 	if err := errors.Join(resetErr, err); err != nil {
-		return fmt.Errorf("%w%s%s", err, printed(said), m.heldBy(ctx, g))
+		inUse := strings.Contains(strings.ToLower(err.Error()+said), "in use by another client") // NVML_ERROR_IN_USE, as nvidia-smi has it
+		return fmt.Errorf("%w%s%s", err, printed(said), m.heldBy(ctx, g, inUse))
 	}
 	return fmt.Errorf("nvidia-smi reset the GPU, and its MIG mode is as it was: %w%s", gpu.ErrResetRequired, printed(said))
 }

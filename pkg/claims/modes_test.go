@@ -108,7 +108,7 @@ func newModeBed(t *testing.T) *modeBed {
 			return nil
 		},
 	}
-	b.gate.holders = func(context.Context, *gpu.GPU, *gpu.Partition) ([]Holder, error) { return b.holders, nil }
+	b.gate.holders = func(context.Context, *gpu.GPU, *gpu.Partition) ([]Holder, error) { return slices.Clone(b.holders), nil }
 	b.SetHardware(modeHardware{b.session, func() []bool { return b.wants }}, b.specs)
 	b.Recover(t.Context())
 	return b
@@ -225,6 +225,7 @@ func TestModes_InUse(t *testing.T) {
 		"kernel client": {func(b *modeBed) {
 			_ = b.other.Driver().SetQuirk(sim.QuirkDRMHolds, true)
 			b.Modes.HasDRM = func(*gpu.GPU) bool { return true }
+			b.holders = []Holder{{2, "nv-fabricmanage"}}
 		}, "nvidia_drm has"},
 		"others must be reset with it": {func(b *modeBed) { _ = b.other.Driver().SetQuirk(sim.QuirkResetTogether, true) }, "can be reset only together with GPUs [1 2 3 4 5 6 7]"},
 		"reset fails": {func(b *modeBed) {

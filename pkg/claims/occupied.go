@@ -16,8 +16,8 @@ type occupancy struct {
 	conflicts []conflict
 	// unclaimed are its partitions that were created for no claim, claimed those of claims.
 	unclaimed, claimed []gpu.Partition
-	// refused are places in which the driver creates none.
-	refused []gpu.Place
+	// refused are the IDs of profiles of which the driver creates no more.
+	refused []int
 	// others are the partitions that neither a claim of this driver name has nor its scheduler knows of.
 	others []gpu.Shape
 }
@@ -79,7 +79,7 @@ func (o *occupancy) occupied(s gpu.Shape) bool {
 	if lies.offered {
 		return false
 	}
-	if s.IsPartition() && slices.Contains(o.refused, gpu.Place{ProfileID: s.Profile.ID, Placement: s.Placement}) {
+	if s.IsPartition() && slices.Contains(o.refused, s.Profile.ID) && !slices.ContainsFunc(o.claimed, want.is) {
 		return true
 	}
 	missing := s.IsPartition() && o.offer.PartitionMode() == policy.Layout &&

@@ -76,8 +76,8 @@ func (p *Partitions) takeOver(ctx context.Context, d *device, found *gpu.Partiti
 }
 
 // create creates the partition of a device that has none yet. A device with admin access gets the partition that a claim has
-// there. Clients of the GPU are waited for until ctx ends.
-func (p *Partitions) create(ctx context.Context, b *backend, d *device, others gpuRecords) error {
+// there. before are the devices of the same preparation that have theirs. Clients of the GPU are waited for until ctx ends.
+func (p *Partitions) create(ctx context.Context, b *backend, d *device, before []device, others gpuRecords) error {
 	if !d.shape.IsPartition() || d.partition != nil {
 		return nil
 	}
@@ -88,7 +88,7 @@ func (p *Partitions) create(ctx context.Context, b *backend, d *device, others g
 		return nil
 	}
 	part, err := createPatiently(ctx, b, d.shape)
-	if err := p.noteOutcome(ctx, b, d, err); err != nil {
+	if err := p.noteOutcome(ctx, b, d, before, err); err != nil {
 		return err
 	}
 	d.partition = &part
@@ -150,7 +150,8 @@ func (p *Partitions) destroyOne(ctx context.Context, b *backend, r *records.Reco
 		return nil
 	}
 	if errors.Is(err, gpu.ErrInUse) {
-		return &InUseError{d.Device, fmt.Errorf("partition %s of claim %s cannot be destroyed: %w%s", d.Device, r.Claim, err, usedBy(ctx, b, g, &part))}
+		return &InUseError{d.Device, fmt.Errorf("partition %s of claim %s cannot be destroyed: %w%s",
+			d.Device, r.Claim, err, partitionUsedBy(ctx, b, g, &part))}
 	}
 	return err
 }

@@ -57,6 +57,8 @@ type CDI interface {
 	ClaimID(uid types.UID, d *records.Device) string
 	// Ensure fails unless a container runtime can resolve the ids of whole GPUs now.
 	Ensure(ctx context.Context, ids []string) error
+	// EnsureNodes creates what device nodes the partitions of a prepared claim lack on the host.
+	EnsureNodes(ctx context.Context, r *records.Record)
 	// WriteClaim writes the spec of a claim's devices that need more than their GPU, HasClaim reports whether it is there.
 	WriteClaim(ctx context.Context, r *records.Record) error
 	HasClaim(uid types.UID) bool

@@ -88,6 +88,9 @@ func (p *Preparer) intact(ctx context.Context, b *backend, r *records.Record) (b
 		}
 		return true, err
 	}
+	if len(r.Partitions()) > 0 {
+		b.cdi.EnsureNodes(ctx, r)
+	}
 	return true, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -15,69 +16,65 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
-// refusedFor is how long a place is believed to be refused without another attempt.
+// refusedFor is how long a profile is believed to be refused without another attempt.
 const refusedFor = 10 * time.Minute
 
-// refused are the places in which the driver creates no partition though nothing lies there, by the device name of their GPU: it
-// has reasons that neither possible placements nor remaining capacity show. "QA observed only 3 creatable 1g instances on a 61x
-// Station even though Free/Total reported 7" (NVIDIA dgx-spark-playbooks, mig-configure). They are not known after a restart.
+// refused are the profiles of which the driver creates no partition though nothing lies in its place, by the device name of their GPU:
+// it has reasons that neither possible placements nor remaining capacity show. "QA observed only 3 creatable 1g instances on a 61x
+// Station even though Free/Total reported 7" (NVIDIA dgx-spark-playbooks, mig-configure). All places of the profile are set aside, as
+// each would cost a pod that does not start. They are not known after a restart.
 type refused struct {
 	mu    sync.Mutex
-	byGPU map[string][]refusedPlace
+	byGPU map[string]map[int]refusedProfile
 }
 
-// refusedPlace is the answer for one place, while at least certain partitions were there.
-type refusedPlace struct {
-	place  gpu.Place
+// refusedProfile is the driver's answer, while at least certain partitions were there.
+type refusedProfile struct {
 	beside []gpu.Place
 	at     time.Time
 }
 
-func (r *refused) note(gpuDevice string, next refusedPlace) {
+func (r *refused) note(gpuDevice string, profileID int, answer refusedProfile) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.byGPU == nil {
-		r.byGPU = map[string][]refusedPlace{}
+		r.byGPU = map[string]map[int]refusedProfile{}
 	}
-	r.byGPU[gpuDevice] = append(r.without(gpuDevice, next.place), next)
+	if r.byGPU[gpuDevice] == nil {
+		r.byGPU[gpuDevice] = map[int]refusedProfile{}
+	}
+	r.byGPU[gpuDevice][profileID] = answer
 }
 
-// forget drops what is known of a place, in which a partition has been created.
-func (r *refused) forget(gpuDevice string, place gpu.Place) {
+// forget drops what is known of a profile, of which a partition has been created.
+func (r *refused) forget(gpuDevice string, profileID int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.byGPU[gpuDevice]) > 0 {
-		r.byGPU[gpuDevice] = r.without(gpuDevice, place)
-	}
+	delete(r.byGPU[gpuDevice], profileID)
 }
 
-func (r *refused) without(gpuDevice string, place gpu.Place) []refusedPlace {
-	return slices.DeleteFunc(slices.Clone(r.byGPU[gpuDevice]), func(o refusedPlace) bool { return o.place == place })
-}
-
-// of lists the places of a GPU that are refused while some partitions are there. With a partition gone, the driver may think again.
-func (r *refused) of(gpuDevice string, there []gpu.Partition) []gpu.Place {
+// of lists the profiles of a GPU that are refused while some partitions are there. With a partition gone, the driver may think again.
+func (r *refused) of(gpuDevice string, there []gpu.Partition) []int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var places []gpu.Place
-	for _, o := range r.byGPU[gpuDevice] {
-		isThere := func(p gpu.Place) bool {
-			return slices.ContainsFunc(there, func(part gpu.Partition) bool { return part.Place() == p })
+	var profiles []int
+	for _, id := range slices.Sorted(maps.Keys(r.byGPU[gpuDevice])) {
+		answer := r.byGPU[gpuDevice][id]
+		isGone := func(p gpu.Place) bool {
+			return !slices.ContainsFunc(there, func(part gpu.Partition) bool { return part.Place() == p })
 		}
-		lost := slices.ContainsFunc(o.beside, func(p gpu.Place) bool { return !isThere(p) })
-		if !lost && time.Since(o.at) < refusedFor {
-			places = append(places, o.place)
+		if !slices.ContainsFunc(answer.beside, isGone) && time.Since(answer.at) < refusedFor {
+			profiles = append(profiles, id)
 		}
 	}
-	return places
+	return profiles
 }
 
-// noteOutcome remembers whether the driver has created a partition, and explains its refusal where nothing lies in the way. The caller
-// holds the lock of the GPU.
-func (p *Partitions) noteOutcome(ctx context.Context, b *backend, d *device, err error) error {
-	place := gpu.Place{ProfileID: d.shape.Profile.ID, Placement: d.shape.Placement}
+// noteOutcome remembers whether the driver has created the partition of a device, and explains its refusal where nothing lies in the
+// way. before are the other devices of the preparation, whose partitions go with it. The caller holds the lock of the GPU.
+func (p *Partitions) noteOutcome(ctx context.Context, b *backend, d *device, before []device, err error) error {
 	if err == nil {
-		p.refused.forget(d.gpu, place)
+		p.refused.forget(d.gpu, d.shape.Profile.ID)
 		return nil
 	}
 	if !errors.Is(err, gpu.ErrInsufficientResources) {
@@ -89,12 +86,15 @@ func (p *Partitions) noteOutcome(ctx context.Context, b *backend, d *device, err
 	}
 	var beside []gpu.Place
 	for _, part := range all {
-		beside = append(beside, part.Place())
+		isOwn := func(o device) bool { return o.gpu == d.gpu && o.partition != nil && samePlace(*o.partition, part) }
+		if !slices.ContainsFunc(before, isOwn) {
+			beside = append(beside, part.Place())
+		}
 	}
-	p.refused.note(d.gpu, refusedPlace{place: place, beside: beside, at: time.Now()})
+	p.refused.note(d.gpu, d.shape.Profile.ID, refusedProfile{beside, time.Now()})
 	p.ledger.changed()
-	klog.FromContext(ctx).Info("The driver does not create a partition though nothing is in its place; its device is set aside",
-		"device", d.name, "partitions", len(all), "reason", err.Error())
-	return fmt.Errorf("%w: the driver does not create it though nothing is in its place, and others are allocated until a partition of the "+
-		"GPU is gone: delete the pod, so that it is scheduled again", err)
+	klog.FromContext(ctx).Info("The driver does not create a partition though nothing is in its place; its profile is set aside on the GPU",
+		"device", d.name, "profile", d.shape.Profile.Name, "partitions", len(all), "reason", err.Error())
+	return fmt.Errorf("%w: the driver does not create it though nothing is in its place, and no more of its profile are allocated on this "+
+		"GPU until one of its partitions is gone, or for %s: delete the pod, so that it is scheduled again", err, refusedFor)
 }

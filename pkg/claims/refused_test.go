@@ -27,7 +27,11 @@ func TestPrepare_PlaceRefused(t *testing.T) {
 			return err
 		}
 		wantError(t, refused(), "INSUFFICIENT_RESOURCES", "though nothing is in its place", "delete the pod")
-		equal(t, "devices set aside", []string{b.name(0, 19, 5)}, b.Partitions.Occupied())
+		var free []string
+		for i := 3; i < 7; i++ {
+			free = append(free, b.name(0, 19, i))
+		}
+		equal(t, "devices set aside", free, b.Partitions.Occupied())
 		if changes == 0 {
 			t.Error("nobody is told of the device")
 		}
@@ -48,6 +52,18 @@ func TestPrepare_PlaceRefused(t *testing.T) {
 		b.unprepare("d")
 		equal(t, "devices set aside after a success", []string(nil), b.Partitions.Occupied())
 	})
+}
+
+// So it is where the claim asks for several, whose partitions go when one is refused.
+func TestPrepare_PlaceRefusedOfSeveral(t *testing.T) {
+	b := newSimBed(t, "hgx-h100", func(node *sim.Node) { must(t, node.Driver().SetQuirk(sim.QuirkFewerInstances, true)) })
+	b.prepare("a", b.name(0, 19, 0))
+	b.prepare("b", b.name(0, 19, 1))
+	_, err := b.Prepare(t.Context(), deviceClaim("both", b.name(0, 19, 2), b.name(0, 19, 3)))
+	wantError(t, err, "though nothing is in its place")
+	if occupied := b.Partitions.Occupied(); !slices.Contains(occupied, b.name(0, 19, 2)) || !slices.Contains(occupied, b.name(0, 19, 3)) {
+		t.Errorf("set aside are %v, want the claim's devices among them", occupied)
+	}
 }
 
 // What lies in the place of a device explains the refusal.

@@ -272,7 +272,7 @@ func TestRecover_SpecDeleted(t *testing.T) {
 func TestUnprepare_PartitionHeldByAgent(t *testing.T) {
 	b := newSimBed(t, "hgx-h100")
 	var looked []string
-	b.gate.holders = func(_ context.Context, g *gpu.GPU, part *gpu.Partition) ([]Holder, error) {
+	b.holders = func(_ context.Context, g *gpu.GPU, part *gpu.Partition) ([]Holder, error) {
 		if part == nil {
 			return []Holder{{1, "dcgm-exporter"}}, nil
 		}

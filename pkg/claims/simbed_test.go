@@ -64,6 +64,8 @@ func (s *specDir) WriteClaim(_ context.Context, r *records.Record) error {
 	return hook(s.step, s.err, "after WriteClaim")
 }
 
+func (s *specDir) EnsureNodes(context.Context, *records.Record) {}
+
 func (s *specDir) HasClaim(uid types.UID) bool {
 	_, err := os.Lstat(s.path(uid))
 	return err == nil

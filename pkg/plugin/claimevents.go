@@ -109,7 +109,7 @@ func (c *claimEvents) unprepared(claim records.Claim, err error) {
 	}
 	if inUse != nil {
 		next.reason = reasonInUse
-		next.message = fmt.Sprintf("The pod cannot end: %s. End those processes on the node; the partition is then destroyed, and the "+
+		next.message = fmt.Sprintf("The pod cannot end: %s. Once nothing uses the partition it is destroyed, and the "+
 			"pod ends by itself.", oneLine(inUse))
 	}
 	if besides != nil {
@@ -141,7 +141,7 @@ func (c *claimEvents) released(claim records.Claim, err error) {
 	case besides != nil:
 		remedy = "End those processes on the node, and remove what else is wrong; Cleave tries again by itself."
 	case inUse != nil:
-		err, remedy = inUse, "End those processes on the node; the partition is then destroyed."
+		err, remedy = inUse, "Once nothing uses the partition it is destroyed."
 	case errors.Is(err, gpu.ErrInUse):
 		cause, remedy = gpu.ErrInUse.Error(), "End those processes on the node; Cleave looks again within minutes."
 	}

@@ -278,7 +278,7 @@ func TestClaimEvents_NotReleased(t *testing.T) {
 			{"fails", func() { c.released(claim, broken) }, begin + "a; b" + again},
 			{"again", func() { c.released(claim, broken) }, ""},
 			{"in use", func() { c.released(claim, inUse) },
-				begin + "partition gpu-0-mig-9-4 is in use. End those processes on the node; the partition is then destroyed."},
+				begin + "partition gpu-0-mig-9-4 is in use. Once nothing uses the partition it is destroyed."},
 			{"removed", func() { c.released(claim, nil) }, ""},
 			{"its pods run", func() { c.released(claim, processes(1)) },
 				begin + processes(1).Error() + ". End those processes on the node; Cleave looks again within minutes."},

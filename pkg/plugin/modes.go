@@ -4,20 +4,15 @@ package plugin
 
 import (
 	"context"
-	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 
-	"github.com/cleave-dra/cleave/pkg/cdi"
 	"github.com/cleave-dra/cleave/pkg/claims"
 	"github.com/cleave-dra/cleave/pkg/cluster"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/node"
-	"github.com/cleave-dra/cleave/pkg/processes"
 	"github.com/cleave-dra/cleave/pkg/records"
-	"github.com/cleave-dra/cleave/pkg/smi"
 	"github.com/cleave-dra/cleave/pkg/store"
 )
 
@@ -66,34 +61,4 @@ func adoptModes(ctx context.Context, to *claims.Modes, o *otherName) error {
 		return err
 	}
 	return to.Adopt(ctx, o.driver, kept)
-}
-
-// holders finds the processes that have GPUs or partitions open.
-type holders struct {
-	tool   *smi.Tool
-	procfs fs.FS
-}
-
-func (s *service) holders() holders { return holders{s.smi, os.DirFS(s.config.Procfs)} }
-
-// of is a claims.FindHolders.
-func (h holders) of(ctx context.Context, g *gpu.GPU, part *gpu.Partition) ([]claims.Holder, error) {
-	all, err := h.list(ctx, g, part)
-	var found []claims.Holder
-	for _, p := range all {
-		found = append(found, claims.Holder(p))
-	}
-	return found, err
-}
-
-func (h holders) list(ctx context.Context, g *gpu.GPU, part *gpu.Partition) ([]processes.Process, error) {
-	if part == nil {
-		root := h.tool.Root().Devices()
-		return processes.Host().Holding(ctx, filepath.Join(root.Here, fmt.Sprintf("dev/nvidia%d", g.Minor)))
-	}
-	numbers, err := cdi.CapabilityDevices(h.procfs, g, part)
-	if err != nil {
-		return nil, err
-	}
-	return processes.Host().HoldingDevices(ctx, numbers...)
 }

@@ -85,7 +85,8 @@ func (s *service) open(ctx context.Context) error {
 	s.engine = claims.New(claims.Options{
 		Identity: claims.Identity{Driver: s.config.DriverName, Pool: s.config.NodeName}, BootID: bootID,
 		Store: kept, Layouts: layouts, Locks: locks, Specs: cdi.Remover{Dir: s.config.CDIDir, Driver: s.config.DriverName},
-		Sharing: s.sharing, Modes: modes, Sessions: s.sessions, Processes: podProcesses(&s.config), API: cluster.Claims{Client: s.client}, Holders: s.holders().of,
+		Sharing: s.sharing, Modes: modes, Sessions: s.sessions, Processes: podProcesses(&s.config),
+		API: cluster.Claims{Client: s.client}, Holders: s.holders.of,
 		OnChange:       func() { s.loop.Mark(node.Partitions) },
 		OnAllocate:     func() { s.loop.Mark(node.Allocations); signal(s.allocated) },
 		OnOtherProcess: s.names.find, OnRelease: s.claimEvents.released, OnSpecRestored: s.claimSpecs.restored,
@@ -137,6 +138,7 @@ func (s *service) openSharing() error {
 		supervisor = s.mps
 	}
 	s.smi = smi.New(s.config.driverRoots(), smi.RunProgram)
+	s.holders = newHolders(s.listHolders)
 	s.sharing = mps.NewSharing(s.config.DriverName, supervisor, s.smi)
 	return nil
 }

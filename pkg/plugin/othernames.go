@@ -177,7 +177,7 @@ func (n *otherNames) engineOf(o *otherName) (*claims.Preparer, error) {
 	options := claims.Options{
 		Identity: claims.Identity{Driver: o.driver, Pool: config.NodeName}, BootID: n.boot,
 		Store: store, Layouts: layouts, Locks: n.locks, Specs: cdi.Remover{Dir: config.CDIDir, Driver: o.driver},
-		Processes: podProcesses(&config), Holders: n.s.holders().of, OnChange: func() { n.s.loop.Mark(node.Partitions) },
+		Processes: podProcesses(&config), Holders: n.s.holders.of, OnChange: func() { n.s.loop.Mark(node.Partitions) },
 		OnAllocate: func() { n.s.loop.Mark(node.Partitions); signal(n.wake) }, OnRelease: n.s.claimEvents.released,
 	}
 	if n.s.sharing != nil {

@@ -125,6 +125,7 @@ type service struct {
 	sessions         *driversession.Sessions
 	sharing          *mps.Sharing
 	smi              *smi.Tool
+	holders          *holders
 	mps              *mps.Client // nil without a socket
 	policies         *policy.ActiveStore
 	active           *policy.Active

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"unicode"
 	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
 )
 
 // Process is a process of the host.
@@ -30,22 +32,19 @@ func (p Process) String() string { return fmt.Sprintf("%d (%s)", p.PID, p.Name) 
 // Holding lists the processes that have a device file open, except this one, in ascending order. With an error there may be
 // more: it cannot see or read all processes.
 func (t Table) Holding(ctx context.Context, path string) ([]Process, error) {
-	file, err := os.Stat(path)
+	info, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("look for users of a device file: %w", err)
 	}
-	return t.holding(ctx, func(open os.FileInfo) bool { return sameDevice(file, open) })
+	file, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || file.Mode&syscall.S_IFMT != syscall.S_IFCHR {
+		return nil, fmt.Errorf("look for users of a device file: %s is none", path)
+	}
+	return t.HoldingDevices(ctx, file.Rdev)
 }
 
 // HoldingDevices is Holding for character devices of any of these numbers (makedev(3)), whether or not the host has a file of them.
 func (t Table) HoldingDevices(ctx context.Context, numbers ...uint64) ([]Process, error) {
-	return t.holding(ctx, func(open os.FileInfo) bool {
-		stat, ok := open.Sys().(*syscall.Stat_t)
-		return ok && stat.Mode&syscall.S_IFMT == syscall.S_IFCHR && slices.Contains(numbers, stat.Rdev)
-	})
-}
-
-func (t Table) holding(ctx context.Context, match func(open os.FileInfo) bool) ([]Process, error) {
 	if t.self == 1 {
 		return nil, ErrHidden
 	}
@@ -63,7 +62,7 @@ func (t Table) holding(ctx context.Context, match func(open os.FileInfo) bool) (
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		open, err := t.hasOpen(pid, match)
+		open, err := t.hasOpen(pid, numbers)
 		if err != nil {
 			unread = fmt.Errorf("read the open files of process %d: %w", pid, err)
 		}
@@ -86,8 +85,8 @@ func printable(name string) string {
 	}, name)
 }
 
-// hasOpen reports whether a process has a file open that matches, by whatever path: containers have device files of their own.
-func (t Table) hasOpen(pid int, match func(open os.FileInfo) bool) (bool, error) {
+// hasOpen reports whether a process has a device open, by whatever path: containers have device files of their own.
+func (t Table) hasOpen(pid int, numbers []uint64) (bool, error) {
 	dir := filepath.Join(t.proc, strconv.Itoa(pid), "fd")
 	entries, err := os.ReadDir(dir)
 	if gone(err) {
@@ -97,26 +96,27 @@ func (t Table) hasOpen(pid int, match func(open os.FileInfo) bool) (bool, error)
 		return false, err
 	}
 	for _, e := range entries {
-		open, err := os.Stat(filepath.Join(dir, e.Name()))
-		if err == nil && match(open) {
+		if number, ok := deviceOf(filepath.Join(dir, e.Name())); ok && slices.Contains(numbers, number) {
 			return true, nil
 		}
 	}
 	return false, nil
 }
 
+// deviceOf is the number of the character device that a link of /proc/PID/fd leads to. It asks no file system for what is not
+// cached, and none at all for files whose path is not that of a device: one that hangs, as a server's, would never answer.
+func deviceOf(link string) (number uint64, ok bool) {
+	target, err := os.Readlink(link)
+	if err != nil || !strings.Contains(target, "/dev/") {
+		return 0, false
+	}
+	var stat unix.Statx_t
+	err = unix.Statx(unix.AT_FDCWD, link, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &stat)
+	if err != nil || stat.Mode&unix.S_IFMT != unix.S_IFCHR {
+		return 0, false
+	}
+	return unix.Mkdev(stat.Rdev_major, stat.Rdev_minor), true
+}
+
 // gone reports whether an error says that a process has ended.
 func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
-
-// sameDevice reports whether two files are of one device, or one file.
-func sameDevice(a, b os.FileInfo) bool {
-	x, okA := a.Sys().(*syscall.Stat_t)
-	y, okB := b.Sys().(*syscall.Stat_t)
-	if !okA || !okB || x.Mode&syscall.S_IFMT != y.Mode&syscall.S_IFMT {
-		return false
-	}
-	if x.Mode&syscall.S_IFMT == syscall.S_IFCHR {
-		return x.Rdev == y.Rdev
-	}
-	return x.Dev == y.Dev && x.Ino == y.Ino
-}

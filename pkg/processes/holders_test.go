@@ -3,7 +3,6 @@
 package processes
 
 import (
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,10 +15,7 @@ import (
 
 // A process that has a file open is found by any of its paths, and until it ends.
 func TestTable_Holding(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "nvidia0")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	const path = "/dev/full"
 	held, err := os.Open(path)
 	if err != nil {
 		t.Fatal(err)
@@ -84,8 +80,9 @@ func TestTable_HoldingHostileName(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	program, path := filepath.Join(dir, "a\nI0101\x1b[2J\xff"), filepath.Join(dir, "nvidia0")
-	if err := errors.Join(os.WriteFile(program, data, 0o700), os.WriteFile(path, nil, 0o600)); err != nil {
+	const path = "/dev/random"
+	program := filepath.Join(dir, "a\nI0101\x1b[2J\xff")
+	if err := os.WriteFile(program, data, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	held, err := os.Open(path)
@@ -105,7 +102,7 @@ func TestTable_HoldingHostileName(t *testing.T) {
 	found, err := Table{proc: "/proc", self: os.Getpid()}.Holding(t.Context(), path)
 	_ = in.Close()
 	_ = cmd.Wait()
-	if want := []Process{{cmd.Process.Pid, "a?I0101?[2J?"}}; !slices.Equal(found, want) {
+	if want := (Process{cmd.Process.Pid, "a?I0101?[2J?"}); !slices.Contains(found, want) { // others may read random numbers, too
 		t.Errorf("got %+q, %v, want %+q", found, err, want)
 	}
 }

@@ -11,8 +11,8 @@ import (
 )
 
 // capabilities keeps the entries of a GPU's partitions under /proc/driver/nvidia/capabilities in step with the partitions. Their
-// device files are made by nvidia-modprobe and stay for ever: the kernel module makes none (nv-caps.c has no device_create). An entry is there before the partition can be found and goes after it, so that whoever
-// finds a partition finds its entry.
+// device files are made by nvidia-modprobe and stay for ever: the kernel module makes none (nv-caps.c has no device_create). An entry is
+// there before the partition can be found and goes after it, so that whoever finds a partition finds its entry.
 type capabilities struct {
 	root  string
 	minor int // of the GPU

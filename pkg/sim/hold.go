@@ -46,7 +46,8 @@ func (h *Hold) Use(index, gi, ci int, memory uint64) error {
 
 // Leak has the process keep a GPU instance open, as DCGM does with those that it no longer watches. NVML does not list it.
 func (h *Hold) Leak(index, gi int) error {
-	if err := h.add(index, Client{PID: os.Getpid(), Name: h.name, GPUInstance: gi, ComputeInstance: -1, Leaked: true, Held: h.file != nil}); err != nil {
+	c := Client{PID: os.Getpid(), Name: h.name, GPUInstance: gi, ComputeInstance: -1, Leaked: true, Held: h.file != nil}
+	if err := h.add(index, c); err != nil {
 		return err
 	}
 	if !h.node.spec.DeviceNodes {

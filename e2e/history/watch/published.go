@@ -63,7 +63,8 @@ func (p *published) report(name string, fact history.Fact) {
 	}
 }
 
-// withdraw reports the devices that a complete pool no longer has. Schedulers use no other (k8s.io/dynamic-resource-allocation, Pool.IsIncomplete).
+// withdraw reports the devices that a complete pool no longer has. Schedulers use no other (k8s.io/dynamic-resource-allocation,
+// Pool.IsIncomplete).
 func (p *published) withdraw() {
 	devices, complete := p.pool()
 	if !complete {

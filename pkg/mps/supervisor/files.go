@@ -94,8 +94,7 @@ func HasSELinux(procfs fs.FS) bool {
 
 // containerLabel lets confined containers use files of a tmpfs, whichever categories they have. CDI mounts are not relabelled, so that
 // a client could not reach its server, and CUDA goes on without MPS where it finds none: past every limit, on a GPU that is then in use
-// for all others. NVIDIA's device plugin gives its pipes the same label (cmd/mps-control-daemon/mps, setSELinuxContext), which
-// Bottlerocket refuses after the mount (k8s-device-plugin#1105): an option of the mount itself needs no relabelling.
+// for all others. NVIDIA's device plugin gives its pipes the same label (cmd/mps-control-daemon/mps, setSELinuxContext).
 const containerLabel = ",context=system_u:object_r:container_file_t:s0"
 
 // mountSource marks our mounts in mountinfo.
@@ -112,11 +111,13 @@ func (m Tmpfs) Mount(t tmpfs) error {
 	})
 }
 
-// try mounts with the label where there is SELinux, and without it where its policy does not know the label: then it confines no
-// containers (containers/container-selinux brings both).
+// try mounts with the label where there is SELinux, and without it where its policy does not know the label (EINVAL), or does not let
+// this process give it: Bottlerocket's refuses that, and lets containers use what is not labelled (bottlerocket-core-kit,
+// packages/selinux-policy; k8s-device-plugin#1105).
 func (m Tmpfs) try(options string, mount func(options string) error) error {
 	if m.SELinux {
-		if err := mount(options + containerLabel); !errors.Is(err, unix.EINVAL) {
+		err := mount(options + containerLabel)
+		if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EPERM) {
 			return err
 		}
 	}

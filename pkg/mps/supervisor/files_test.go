@@ -37,7 +37,9 @@ func TestTmpfs_Label(t *testing.T) {
 		"no SELinux":           {false, []error{nil}, []string{"size=1,mode=755"}, nil},
 		"SELinux":              {true, []error{nil}, []string{label}, nil},
 		"a policy without it":  {true, []error{unix.EINVAL, nil}, []string{label, "size=1,mode=755"}, nil},
-		"the mount is refused": {true, []error{unix.EPERM}, []string{label}, unix.EPERM},
+		"it may not be given":  {true, []error{unix.EACCES, nil}, []string{label, "size=1,mode=755"}, nil},
+		"the mount is refused": {true, []error{unix.EPERM, unix.EPERM}, []string{label, "size=1,mode=755"}, unix.EPERM},
+		"no memory":            {true, []error{unix.ENOMEM}, []string{label}, unix.ENOMEM},
 	}
 	for name, tt := range tests {
 		var got []string

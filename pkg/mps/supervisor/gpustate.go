@@ -32,6 +32,8 @@ type gpuState struct {
 	restarting bool // a goroutine is at it
 	failed     bool
 	message    string // why the state is what it is
+	// waits is since when the GPU is known to be in MIG mode, so that its compute mode cannot be given back; zero where it can.
+	waits time.Time
 
 	// view is what Status shows. It can be read without the lock, which is held for as long as a start takes.
 	view atomic.Pointer[mps.GPUStatus]

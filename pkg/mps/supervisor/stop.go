@@ -31,10 +31,11 @@ func (g *gpuState) dismantle(ctx context.Context) error {
 		if g.message != err.Error() {
 			logger.Info("The GPU gets its compute mode back later", "gpu", g.device, "reason", err.Error())
 		}
-		g.message = err.Error()
+		g.message, g.waits = err.Error(), time.Now()
 		g.show()
 		return nil
 	}
+	g.waits = time.Time{}
 	if err != nil {
 		g.message = err.Error()
 		g.show()

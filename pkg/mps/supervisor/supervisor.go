@@ -30,6 +30,10 @@ var errConflict = errors.New("conflict")
 // driver was not loaded.
 const cleanUpEvery = 30 * time.Second
 
+// lookLater is the time between two looks at a GPU that is in MIG mode, which may be for months: a look opens it, and who needs it out of
+// MIG mode asks by Retain.
+const lookLater = 10 * time.Minute
+
 // Supervisor runs the MPS daemons of a node.
 type Supervisor struct {
 	config  Config
@@ -177,7 +181,8 @@ func (s *Supervisor) CleanUp() {
 			if err := g.lock(s.life); err != nil {
 				return
 			}
-			if g.record != nil && len(g.record.Claims) == 0 {
+			waits := !g.waits.IsZero() && time.Since(g.waits) < lookLater
+			if g.record != nil && len(g.record.Claims) == 0 && !waits {
 				if err := g.dismantle(s.life); err != nil {
 					klog.FromContext(s.life).Error(err, "MPS cleanup failed", "gpu", g.device)
 				}

@@ -102,6 +102,8 @@ func (s specs) WriteClaim(_ context.Context, r *records.Record) error {
 	return os.WriteFile(s.path(r.Claim.UID), nil, 0o600)
 }
 
+func (s specs) EnsureNodes(context.Context, *records.Record) {}
+
 func (s specs) HasClaim(uid types.UID) bool {
 	_, err := os.Lstat(s.path(uid))
 	return err == nil
