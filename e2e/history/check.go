@@ -19,6 +19,8 @@ type Limits struct {
 	Kept []string
 	// PodsUnseen: nobody can say of what pod a process is, as pods have no control groups.
 	PodsUnseen bool
+	// Withdrawing are the names of faults that change what the node offers: what is allocated stays published through them.
+	Withdrawing []string
 	// APILag is how much earlier than recorded a change at the API server may have happened; zero for DefaultAPILag.
 	APILag time.Duration
 }
@@ -96,8 +98,9 @@ type checker struct {
 	hardware bool
 	disturbances
 	gaps map[SourceName][]span
-	// absences are by the names of devices.
-	absences map[string][]absence
+	// withdrawing are the disturbances that excuse that what is allocated is not published; absences are by the names of devices.
+	withdrawing disturbances
+	absences    map[string][]absence
 }
 
 // span is a time with both ends.
@@ -123,6 +126,7 @@ func newChecker(h History, limits Limits) *checker {
 	c.readPartitions(h.Events)
 	c.readContainers(h.Events)
 	c.disturbances = readDisturbances(h, limits.Release)
+	c.withdrawing = readDisturbances(h, limits.Release, limits.Withdrawing...)
 	return c
 }
 

@@ -17,13 +17,16 @@ type disturbances struct {
 }
 
 // readDisturbances finds when the plugin cannot be expected to do its work in time: while faults last, and while the driver or
-// a GPU is away.
-func readDisturbances(h History, bound time.Duration) disturbances {
+// a GPU is away. Faults of some names do not count.
+func readDisturbances(h History, bound time.Duration, except ...string) disturbances {
 	d := disturbances{bound: bound, end: h.End()}
 	open := map[string]time.Duration{}
 	for _, e := range h.Events {
 		switch f := e.Fact.(type) {
 		case Fault:
+			if slices.Contains(except, f.Name) {
+				continue
+			}
 			key := fmt.Sprint(f.ID, f.Name, f.Target)
 			if from, ok := open[key]; ok {
 				d.spans = append(d.spans, span{from, e.At})

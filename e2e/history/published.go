@@ -51,7 +51,7 @@ func (c *checker) checkAbsences(cl *claim, device string, allocated Event, until
 	var all []Violation
 	for _, a := range c.absences[device] {
 		began, ended := max(allocated.At, a.began.At), min(until, a.until)
-		if began >= ended || ended <= c.deadline(began) {
+		if began >= ended || ended <= c.withdrawing.deadline(began) {
 			continue
 		}
 		all = append(all, Violation{Rule: RulePublished, Events: []Event{allocated, a.began}, Text: fmt.Sprintf(

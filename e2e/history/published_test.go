@@ -28,5 +28,10 @@ func TestCheck_Published(t *testing.T) {
 		{name: "until the claim ends", events: join(allocated(1, "a", whole), withdrawn(2, whole), deleted(30, "a"), later)},
 		{name: "while a fault lasts", events: join(allocated(1, "a", whole), fault(2, FaultBegan), withdrawn(3, whole), fault(40, FaultRecovered),
 			again(60, whole), later)},
+		{name: "while a fault lasts that withdraws devices", limits: Limits{Withdrawing: []string{"x"}},
+			events: join(allocated(1, "a", whole), fault(2, FaultBegan), withdrawn(3, whole), again(39, whole), fault(40, FaultRecovered), later),
+			want: []string{
+				"published: Device gpu-0 was withdrawn at 3s, and not published again before 39s. Claim a had it allocated from 1s to 1m40s.",
+			}},
 	})
 }

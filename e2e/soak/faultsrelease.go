@@ -51,15 +51,25 @@ func (f releaseFaults) switchPolicy(ctx context.Context, _ Fault) (time.Time, er
 	return from, errors.Join(err, f.bed.label(context.WithoutCancel(ctx), policyLabel, ""))
 }
 
-// switchPolicyAtPrepare has pods scheduled while the kubelet does not answer, and switches the policy before it does: what the claims
-// were allocated is offered no longer when they are prepared.
+// switchPolicyAtPrepare has pods scheduled while the kubelet does not answer, and lets it once the policy has withdrawn what nobody has
+// allocated: what the claims were allocated is offered no longer when they are prepared.
 func (f releaseFaults) switchPolicyAtPrepare(ctx context.Context, fault Fault) (time.Time, error) {
 	kubelet := f.bed.cluster.Component(cluster.Kubelet)
 	err := errors.Join(kubelet.Signal(syscall.SIGSTOP), f.last(ctx, fault))
 	if err == nil {
 		err = f.bed.label(ctx, policyLabel, "other")
 	}
-	sleep(ctx, fault.For)
+	if err == nil {
+		wait, cancel := context.WithTimeout(ctx, healPatience)
+		err = workload.Until(wait, "devices to be withdrawn", func(ctx context.Context) (bool, string, error) {
+			got, err := f.bed.devices(ctx)
+			if err != nil {
+				return false, err.Error(), nil //nolint:nilerr // the API server may be away
+			}
+			return len(got) < len(f.want), fmt.Sprintf("there are %d of %d", len(got), len(f.want)), nil
+		})
+		cancel()
+	}
 	err = errors.Join(err, kubelet.Signal(syscall.SIGCONT))
 	sleep(ctx, fault.For)
 	return time.Now(), errors.Join(err, f.bed.label(context.WithoutCancel(ctx), policyLabel, ""))

@@ -50,7 +50,8 @@ func (t *tally) check(r *history.Recorder, podGroups bool) error {
 	if err != nil {
 		return err
 	}
-	limits := history.Limits{Release: releaseLimit, PodsUnseen: !podGroups}
+	limits := history.Limits{Release: releaseLimit, PodsUnseen: !podGroups,
+		Withdrawing: []string{string(PolicySwitched), string(PolicyAtPrepare)}}
 	for _, v := range history.Check(h, limits) {
 		t.violation("history", "%s", v)
 	}

@@ -141,7 +141,8 @@ func (p Plan) Fault(index int) Fault {
 	f.After = between(r, 500*time.Millisecond, 3*time.Second)
 	if limits, ok := lasts[f.Kind]; ok {
 		f.For = between(r, limits[0], limits[1])
-		f.KillsPlugin = !f.Kind.Own() && f.For > time.Second && r.IntN(faultsWithoutPlugin) == 0 || f.Kind == PartitionByHand
+		f.KillsPlugin = !f.Kind.Own() && f.For > time.Second && r.IntN(faultsWithoutPlugin) == 0 && f.Kind != PolicyAtPrepare ||
+			f.Kind == PartitionByHand
 	}
 	if f.Kind == GPULost || f.Kind == GPUNeedsReset {
 		f.GPU = r.IntN(p.gpus)

@@ -134,15 +134,17 @@ func (s *Static) createCapabilityNodes(ctx context.Context, all []capability) {
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
-	s.creating.note(err)
+	var failed error
 	for _, c := range missing {
 		if why := c.node.check(root.Here); why != nil {
+			failed = why
 			klog.FromContext(ctx).Info("A partition cannot be used by pods with user namespaces (hostUsers: false)",
 				"reason", fmt.Sprintf("%v: %s", why, remedy("-f "+path.Join("/proc", c.file), err)))
 			continue
 		}
 		klog.FromContext(ctx).V(2).Info("Created a capability node", "node", c.node.path, "devRoot", root.Host)
 	}
+	s.creating.note(failed)
 }
 
 // attempts lets one attempt be made at a time, and none for a while after one that failed.
@@ -166,7 +168,8 @@ func (a *attempts) begin(ctx context.Context) bool {
 	select {
 	case a.turn <- struct{}{}:
 		return true
-	case <-ctx.Done():
+	case <-ctx.Done(): // the one before hangs still
+		a.note(ctx.Err())
 		return false
 	}
 }

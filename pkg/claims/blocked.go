@@ -15,7 +15,9 @@ import (
 type InUseError struct {
 	// Device is the partition's.
 	Device string
-	err    error
+	// Named says that the error names who uses it.
+	Named bool
+	err   error
 }
 
 func (e *InUseError) Error() string {

@@ -31,12 +31,12 @@ func (m *Modes) heldBy(ctx context.Context, g *gpu.GPU, inUse bool) string {
 	switch {
 	case len(holders) > 0:
 		return describeHolders(holders)
+	case err != nil:
+		return fmt.Sprintf(" (who has the GPU open cannot be found out: %v)", err)
 	case inUse && m.HasDRM != nil && m.HasDRM(g):
 		// No process shows, as the client is in the kernel: https://github.com/NVIDIA/mig-parted/issues/181, on A100.
 		return ": no process is seen that has it open; the kernel module nvidia_drm has, which keeps it in use on some systems: " +
 			"unload it (rmmod nvidia_drm), which takes a node that displays nothing"
-	case err != nil:
-		return fmt.Sprintf(" (who has the GPU open cannot be found out: %v)", err)
 	default:
 		return ""
 	}
@@ -83,25 +83,25 @@ func usedBy(ctx context.Context, b *backend, g *gpu.GPU) string {
 
 // partitionUsedBy ends an error with the processes that have a partition of a GPU open. The driver counts all of them
 // (open-gpu-kernel-modules 595.45.04, kernel_mig_manager.c:5628-5634), and NVML lists only programs that compute, in all partitions:
-// of these, nobody is named as if it were in this one.
-func partitionUsedBy(ctx context.Context, b *backend, g *gpu.GPU, part *gpu.Partition) string {
+// of these, nobody is named as if it were in this one. named reports whether anybody is.
+func partitionUsedBy(ctx context.Context, b *backend, g *gpu.GPU, part *gpu.Partition) (text string, named bool) {
 	holders, err := b.holders(ctx, g, part)
 	if slices.ContainsFunc(holders, isDCGM) {
-		return ": it is open in " + listHolders(holders) + restartDCGM
+		return ": it is open in " + listHolders(holders) + restartDCGM, true
 	}
 	if len(holders) > 0 {
-		return ": it is open in " + listHolders(holders)
+		return ": it is open in " + listHolders(holders), true
 	}
-	text := ": no process is seen that has it open, and the kernel log (dmesg) may name it"
+	text = ": no process is seen that has it open, and the kernel log (dmesg) may name it"
 	if err != nil {
 		text = fmt.Sprintf(": who has it open cannot be found out: %v", err)
 	}
 	if agents, _ := b.holders(ctx, g, nil); slices.ContainsFunc(agents, isDCGM) {
 		agents = slices.DeleteFunc(agents, func(h Holder) bool { return !isDCGM(h) })
-		return text + "; the GPU is open in " + listHolders(agents) + restartDCGM
+		return text + "; the GPU is open in " + listHolders(agents) + restartDCGM, true
 	}
 	if pids, err := b.hardware.Processes(ctx, g.PCI); err == nil && len(pids) > 0 {
 		text += fmt.Sprintf("; in all partitions of the GPU there are processes %v", pids)
 	}
-	return text
+	return text, false
 }

@@ -99,7 +99,8 @@ func (p *Partitions) destroyExtra(ctx context.Context, b *backend, g *gpu.GPU, h
 			g.MIG.ProfileName(part.ProfileID), "start", part.Placement.Start)
 		if err := b.hardware.DestroyPartition(ctx, g.PCI, part); err != nil {
 			if errors.Is(err, gpu.ErrInUse) {
-				err = fmt.Errorf("%w%s", err, partitionUsedBy(ctx, b, g, &part))
+				by, _ := partitionUsedBy(ctx, b, g, &part)
+				err = fmt.Errorf("%w%s", err, by)
 			}
 			left, errs = append(left, part), append(errs, err)
 		}

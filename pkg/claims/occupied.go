@@ -16,8 +16,8 @@ type occupancy struct {
 	conflicts []conflict
 	// unclaimed are its partitions that were created for no claim, claimed those of claims.
 	unclaimed, claimed []gpu.Partition
-	// refused are the IDs of profiles of which the driver creates no more.
-	refused []int
+	// refused reports whether the driver creates no partition in a place.
+	refused func(gpu.Place) bool
 	// others are the partitions that neither a claim of this driver name has nor its scheduler knows of.
 	others []gpu.Shape
 }
@@ -79,7 +79,7 @@ func (o *occupancy) occupied(s gpu.Shape) bool {
 	if lies.offered {
 		return false
 	}
-	if s.IsPartition() && slices.Contains(o.refused, s.Profile.ID) && !slices.ContainsFunc(o.claimed, want.is) {
+	if s.IsPartition() && o.refused(placeOf(s)) && !slices.ContainsFunc(o.claimed, want.is) {
 		return true
 	}
 	missing := s.IsPartition() && o.offer.PartitionMode() == policy.Layout &&

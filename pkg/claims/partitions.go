@@ -150,8 +150,8 @@ func (p *Partitions) destroyOne(ctx context.Context, b *backend, r *records.Reco
 		return nil
 	}
 	if errors.Is(err, gpu.ErrInUse) {
-		return &InUseError{d.Device, fmt.Errorf("partition %s of claim %s cannot be destroyed: %w%s",
-			d.Device, r.Claim, err, partitionUsedBy(ctx, b, g, &part))}
+		by, named := partitionUsedBy(ctx, b, g, &part)
+		return &InUseError{d.Device, named, fmt.Errorf("partition %s of claim %s cannot be destroyed: %w%s", d.Device, r.Claim, err, by)}
 	}
 	return err
 }

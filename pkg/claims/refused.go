@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -19,17 +18,19 @@ import (
 // refusedFor is how long a profile is believed to be refused without another attempt.
 const refusedFor = 10 * time.Minute
 
-// refused are the profiles of which the driver creates no partition though nothing lies in its place, by the device name of their GPU:
-// it has reasons that neither possible placements nor remaining capacity show. "QA observed only 3 creatable 1g instances on a 61x
-// Station even though Free/Total reported 7" (NVIDIA dgx-spark-playbooks, mig-configure). All places of the profile are set aside, as
-// each would cost a pod that does not start. They are not known after a restart.
+// refused are the answers of drivers that created no partition though nothing lay in its place, by the device name of the GPU. They have
+// reasons that neither possible placements nor remaining capacity show: "QA observed only 3 creatable 1g instances on a 61x Station
+// even though Free/Total reported 7" (NVIDIA dgx-spark-playbooks, mig-configure). They are not known after a restart.
 type refused struct {
 	mu    sync.Mutex
-	byGPU map[string]map[int]refusedProfile
+	byGPU map[string]map[int]refusedProfile // by the profile's ID
 }
 
-// refusedProfile is the driver's answer, while at least certain partitions were there.
+// refusedProfile is one answer. It holds while the partitions that were there are there: with one gone, the driver may think again.
 type refusedProfile struct {
+	// places are those of a claim that asks for several partitions, which may fit one by one. Where it is nil, all places of the profile
+	// are set aside, as each would cost a pod that does not start.
+	places []gpu.Place
 	beside []gpu.Place
 	at     time.Time
 }
@@ -53,21 +54,24 @@ func (r *refused) forget(gpuDevice string, profileID int) {
 	delete(r.byGPU[gpuDevice], profileID)
 }
 
-// of lists the profiles of a GPU that are refused while some partitions are there. With a partition gone, the driver may think again.
-func (r *refused) of(gpuDevice string, there []gpu.Partition) []int {
+// of reports which places of a GPU are refused while some partitions are there.
+func (r *refused) of(gpuDevice string, there []gpu.Partition) func(gpu.Place) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var profiles []int
-	for _, id := range slices.Sorted(maps.Keys(r.byGPU[gpuDevice])) {
-		answer := r.byGPU[gpuDevice][id]
+	profiles, places := map[int]bool{}, map[gpu.Place]bool{}
+	for id, answer := range r.byGPU[gpuDevice] {
 		isGone := func(p gpu.Place) bool {
 			return !slices.ContainsFunc(there, func(part gpu.Partition) bool { return part.Place() == p })
 		}
-		if !slices.ContainsFunc(answer.beside, isGone) && time.Since(answer.at) < refusedFor {
-			profiles = append(profiles, id)
+		if slices.ContainsFunc(answer.beside, isGone) || time.Since(answer.at) >= refusedFor {
+			continue
+		}
+		profiles[id] = answer.places == nil
+		for _, p := range answer.places {
+			places[p] = true
 		}
 	}
-	return profiles
+	return func(p gpu.Place) bool { return profiles[p.ProfileID] || places[p] }
 }
 
 // noteOutcome remembers whether the driver has created the partition of a device, and explains its refusal where nothing lies in the
@@ -84,17 +88,26 @@ func (p *Partitions) noteOutcome(ctx context.Context, b *backend, d *device, bef
 	if listErr != nil || !d.shape.FitsAlongside(shapesOf(d.shape.GPU, all)) {
 		return err // what is there says enough
 	}
-	var beside []gpu.Place
+	answer := refusedProfile{at: time.Now()}
 	for _, part := range all {
 		isOwn := func(o device) bool { return o.gpu == d.gpu && o.partition != nil && samePlace(*o.partition, part) }
-		if !slices.ContainsFunc(before, isOwn) {
-			beside = append(beside, part.Place())
+		if slices.ContainsFunc(before, isOwn) {
+			answer.places = append(answer.places, part.Place())
+		} else {
+			answer.beside = append(answer.beside, part.Place())
 		}
 	}
-	p.refused.note(d.gpu, d.shape.Profile.ID, refusedProfile{beside, time.Now()})
+	if answer.places != nil {
+		answer.places = append(answer.places, placeOf(d.shape))
+	}
+	p.refused.note(d.gpu, d.shape.Profile.ID, answer)
 	p.ledger.changed()
-	klog.FromContext(ctx).Info("The driver does not create a partition though nothing is in its place; its profile is set aside on the GPU",
+	klog.FromContext(ctx).Info("The driver does not create a partition though nothing is in its place; it is set aside",
 		"device", d.name, "profile", d.shape.Profile.Name, "partitions", len(all), "reason", err.Error())
-	return fmt.Errorf("%w: the driver does not create it though nothing is in its place, and no more of its profile are allocated on this "+
-		"GPU until one of its partitions is gone, or for %s: delete the pod, so that it is scheduled again", err, refusedFor)
+	return fmt.Errorf("%w: the driver does not create it though nothing is in its place, and its like is not allocated on this GPU "+
+		"until another partition is gone, or for %s: delete the pod, so that it is scheduled again", err, refusedFor)
+}
+
+func placeOf(s gpu.Shape) gpu.Place {
+	return gpu.Place{ProfileID: s.Profile.ID, Placement: s.Placement}
 }

@@ -61,9 +61,17 @@ func TestPrepare_PlaceRefusedOfSeveral(t *testing.T) {
 	b.prepare("b", b.name(0, 19, 1))
 	_, err := b.Prepare(t.Context(), deviceClaim("both", b.name(0, 19, 2), b.name(0, 19, 3)))
 	wantError(t, err, "though nothing is in its place")
-	if occupied := b.Partitions.Occupied(); !slices.Contains(occupied, b.name(0, 19, 2)) || !slices.Contains(occupied, b.name(0, 19, 3)) {
-		t.Errorf("set aside are %v, want the claim's devices among them", occupied)
+	equal(t, "devices set aside", []string{b.name(0, 19, 2), b.name(0, 19, 3)}, b.Partitions.Occupied())
+	b.unprepare("a")
+	equal(t, "devices set aside once a partition is gone", []string(nil), b.Partitions.Occupied())
+	// What fits no GPU keeps nobody else from one.
+	var all []string
+	for i := range 4 {
+		all = append(all, b.name(1, 19, i))
 	}
+	_, err = b.Prepare(t.Context(), deviceClaim("four", all...))
+	wantError(t, err, "though nothing is in its place")
+	equal(t, "devices set aside of an empty GPU", all, b.Partitions.Occupied())
 }
 
 // What lies in the place of a device explains the refusal.
@@ -73,8 +81,8 @@ func TestPrepare_PlaceTaken(t *testing.T) {
 	_, err := b.Prepare(t.Context(), deviceClaim("a", b.name(0, 19, 5)))
 	wantError(t, err, "INSUFFICIENT_RESOURCES")
 	must(t, b.node.Driver().SetQuirk(sim.QuirkFewerInstances, true))
-	if got := b.Partitions.refused.of(b.name(0), nil); len(got) > 0 {
-		t.Errorf("refused places %v, want none", got)
+	if len(b.Partitions.refused.byGPU) > 0 {
+		t.Errorf("refused are %v, want none", b.Partitions.refused.byGPU)
 	}
 	b.Partitions.FindUnmanaged(t.Context())
 	if occupied := b.Partitions.Occupied(); slices.Contains(occupied, b.name(0, 19, 0)) {

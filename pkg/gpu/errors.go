@@ -2,13 +2,18 @@
 
 package gpu
 
-import "errors"
+import (
+	"errors"
+	"fmt"
+)
 
 // What hardware may answer and callers branch on. Both the real library and the simulated one wrap these,
 // so that errors.Is works the same on either.
 var (
 	// ErrNotSupported: the board or the driver does not have this (NVML_ERROR_NOT_SUPPORTED).
 	ErrNotSupported = errors.New("not supported")
+	// ErrInMIGMode: a GPU in MIG mode does not have this, and one that is out of it does.
+	ErrInMIGMode = fmt.Errorf("%w in MIG mode", ErrNotSupported)
 	// ErrNotFound: no such object (NVML_ERROR_NOT_FOUND).
 	ErrNotFound = errors.New("not found")
 	// ErrInvalidArgument: an argument out of range (NVML_ERROR_INVALID_ARGUMENT).

@@ -52,9 +52,20 @@ func computeMode(dev Device) (int, error) {
 	case err != nil:
 		return 0, err
 	case enabled:
-		return 0, fmt.Errorf("it is in MIG mode: %w", gpu.ErrNotSupported)
+		return 0, gpu.ErrInMIGMode
 	}
 	return mode, nil
+}
+
+// directComputeMode is computeMode for who has to tell GPUs in MIG mode, gpu.ErrInMIGMode, from those that have no compute modes.
+func directComputeMode(dev Device) (int, error) {
+	mode, err := computeMode(dev)
+	if errors.Is(err, gpu.ErrNotSupported) {
+		if enabled, _, migErr := dev.MIG().MIGMode(); migErr == nil && enabled {
+			return 0, gpu.ErrInMIGMode
+		}
+	}
+	return mode, err
 }
 
 // SetComputeMode sets the compute mode of the GPU at an address. The driver keeps it in memory: it outlives resets, MIG mode and the last

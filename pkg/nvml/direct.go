@@ -64,10 +64,10 @@ func (d *Direct) Close() error {
 	return d.lib.Shutdown()
 }
 
-// ComputeMode reads the compute mode of the GPU at an address, which must have the UUID unless that is empty; gpu.ErrNotSupported in
-// MIG mode.
+// ComputeMode reads the compute mode of the GPU at an address, which must have the UUID unless that is empty; gpu.ErrInMIGMode in
+// MIG mode, gpu.ErrNotSupported where there are none.
 func (d *Direct) ComputeMode(ctx context.Context, pci gpu.PCIAddress, uuid string) (int, error) {
-	mode, err := directly(ctx, d, pci, uuid, d.patience.Read, false, computeMode)
+	mode, err := directly(ctx, d, pci, uuid, d.patience.Read, false, directComputeMode)
 	if err != nil {
 		return 0, fmt.Errorf("read the compute mode of the GPU at %s: %w", pci, err)
 	}

@@ -155,16 +155,21 @@ func (c *claimEvents) released(claim records.Claim, err error) {
 	})
 }
 
-// causeOf is what distinguishes an error from others: the processes that use a partition may change with each attempt. besides is what
+// causeOf is what distinguishes an error from others: the processes that use a partition may change with each attempt, and are first
+// named by one of them. besides is what
 // else is wrong where a partition is in use.
 func causeOf(err error) (cause string, inUse *claims.InUseError, besides error) {
 	if !errors.As(err, &inUse) {
 		return err.Error(), nil, nil
 	}
-	if besides = errors.Join(notInUse(err)...); besides != nil {
-		return inUse.Device + ": " + besides.Error(), inUse, besides
+	cause = inUse.Device
+	if inUse.Named {
+		cause += " by those named"
 	}
-	return inUse.Device, inUse, nil
+	if besides = errors.Join(notInUse(err)...); besides != nil {
+		cause += ": " + besides.Error()
+	}
+	return cause, inUse, besides
 }
 
 // notInUse are the joined errors that are not about the use of a partition.

@@ -137,6 +137,7 @@ func TestCauseOf(t *testing.T) {
 	}{
 		"another error": {full, "no space", "", ""},
 		"in use":        {use("a"), "a", "a", ""},
+		"by whom":       {&claims.InUseError{Device: "a", Named: true}, "a by those named", "a", ""}, // said once more when it is known
 		"two in use":    {errors.Join(use("a"), use("b")), "a", "a", ""},
 		"joined":        {errors.Join(full, use("a")), "a: no space", "a", "no space"},
 		"wrapped":       {fmt.Errorf("claim: %w", errors.Join(use("a"), fmt.Errorf("record: %w", full))), "a: record: no space", "a", "record: no space"},

@@ -79,7 +79,8 @@ func (p *published) withdraw() {
 	p.devices = devices
 }
 
-// pool lists the devices of the slices of the latest generation, and reports whether these are all of the pool.
+// pool lists the devices of the slices of the latest generation, and reports whether these are all of the pool. Without slices there is
+// no pool, and nothing published.
 func (p *published) pool() (devices []string, complete bool) {
 	var latest, count, want int64
 	for _, name := range slices.Sorted(maps.Keys(p.slices)) {
@@ -96,7 +97,7 @@ func (p *published) pool() (devices []string, complete bool) {
 			devices = append(devices, s.Spec.Devices[i].Name)
 		}
 	}
-	return devices, count > 0 && count == want
+	return devices, count == want
 }
 
 func countersOf(counters map[string]resourceapi.Counter) map[string]int64 {

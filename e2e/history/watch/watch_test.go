@@ -238,9 +238,11 @@ func TestAPI_Withdrawn(t *testing.T) {
 	p.deleted(slice("one", 2, 2, "a")) // incomplete
 	p.changed(slice("new", 3, 1, "b", "a"))
 	p.deleted(slice("two", 2, 2, "c"))
+	p.deleted(slice("new", 3, 1))
 	device := func(name string) history.Fact { return history.Device{Name: name} }
 	want := []history.Fact{
 		device("a"), device("b"), device("c"), history.Withdrawn{Name: "b"}, history.Withdrawn{Name: "c"}, device("b"),
+		history.Withdrawn{Name: "b"}, history.Withdrawn{Name: "a"},
 	}
 	if diff := cmp.Diff(want, factsOf(t, r)); diff != "" {
 		t.Errorf("facts (-want +got):\n%s", diff)

@@ -118,10 +118,10 @@ func (c computeMode) giveBack(ctx context.Context) error {
 	return c.with(ctx, "restore the compute mode", func(gpus GPUs) error {
 		mode, err := gpus.ComputeMode(ctx, r.pci(), r.UUID)
 		switch {
-		case errors.Is(err, gpu.ErrNotSupported):
+		case errors.Is(err, gpu.ErrInMIGMode):
 			return errLater
-		case errors.Is(err, gpu.ErrNotFound):
-			// The GPU was taken out or replaced.
+		case errors.Is(err, gpu.ErrNotFound), errors.Is(err, gpu.ErrNotSupported):
+			// The GPU was taken out or replaced, or has none.
 			klog.FromContext(ctx).Info("No compute mode to restore", "gpu", r.Device, "reason", err.Error())
 		case err != nil:
 			return err

@@ -38,7 +38,7 @@ func (d *daemon) alive() bool {
 }
 
 // makePlace creates what the daemon and its clients meet in.
-func (d *daemon) makePlace(r *record) error {
+func (d *daemon) makePlace(ctx context.Context, r *record) error {
 	if err := d.on.Files.MakeDirs(d.paths); err != nil {
 		return fmt.Errorf("create the directories of the daemon: %w", err)
 	}
@@ -48,7 +48,7 @@ func (d *daemon) makePlace(r *record) error {
 		mounts = append(mounts, tmpfs{d.paths.pipe, pipeSize, pipeMode}, tmpfs{d.paths.log, logSize, logMode})
 	}
 	for _, m := range mounts {
-		if err := d.on.Mounts.Mount(m); err != nil {
+		if err := d.on.Mounts.Mount(ctx, m); err != nil {
 			return fmt.Errorf("mount a tmpfs on %s: %w", m.dir, err)
 		}
 	}

@@ -125,7 +125,7 @@ func (g fakeGPUs) ComputeMode(_ context.Context, pci gpu.PCIAddress, _ string) (
 		return 0, err
 	}
 	if g.h.inMIG {
-		return 0, gpu.ErrNotSupported
+		return 0, gpu.ErrInMIGMode
 	}
 	return g.h.modeOf(pci), nil
 }
@@ -265,7 +265,7 @@ func (h *fakeHost) Sweep(_ context.Context, d Daemon) error {
 
 // Mounts.
 
-func (h *fakeHost) Mount(t tmpfs) error {
+func (h *fakeHost) Mount(_ context.Context, t tmpfs) error {
 	return h.around("mount", func() error {
 		h.locked(func() { h.mounts[t.dir] = t.size })
 		return nil

@@ -3,6 +3,7 @@
 package supervisor
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +14,7 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 )
 
 // Disk is the Files of the operating system.
@@ -102,11 +104,11 @@ const mountSource = "cleave-mps"
 
 // Mount puts a tmpfs on a directory, unless there is one: containers may have that one mounted. None of its files is to
 // run or to be a device. The directory can only be reached by who was given a mount of it.
-func (m Tmpfs) Mount(t tmpfs) error {
+func (m Tmpfs) Mount(ctx context.Context, t tmpfs) error {
 	if isMounted(t.dir) {
 		return nil
 	}
-	return m.try(t.options(), func(options string) error {
+	return m.try(ctx, t.options(), func(options string) error {
 		return unix.Mount(mountSource, t.dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options)
 	})
 }
@@ -114,12 +116,14 @@ func (m Tmpfs) Mount(t tmpfs) error {
 // try mounts with the label where there is SELinux, and without it where its policy does not know the label (EINVAL), or does not let
 // this process give it: Bottlerocket's refuses that, and lets containers use what is not labelled (bottlerocket-core-kit,
 // packages/selinux-policy; k8s-device-plugin#1105).
-func (m Tmpfs) try(options string, mount func(options string) error) error {
+func (m Tmpfs) try(ctx context.Context, options string, mount func(options string) error) error {
 	if m.SELinux {
 		err := mount(options + containerLabel)
 		if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EPERM) {
 			return err
 		}
+		klog.FromContext(ctx).Info("The directories of an MPS server have no SELinux label for containers: where these may not use other files, "+
+			"their programs go on without MPS", "label", containerLabel, "reason", err.Error())
 	}
 	return mount(options)
 }

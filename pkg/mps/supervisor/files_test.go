@@ -43,7 +43,7 @@ func TestTmpfs_Label(t *testing.T) {
 	}
 	for name, tt := range tests {
 		var got []string
-		err := (Tmpfs{SELinux: tt.selinux}).try(tmpfs{"/x", 1, 0o755}.options(), func(options string) error {
+		err := (Tmpfs{SELinux: tt.selinux}).try(t.Context(), tmpfs{"/x", 1, 0o755}.options(), func(options string) error {
 			got = append(got, options)
 			return tt.answers[len(got)-1]
 		})
@@ -60,7 +60,7 @@ func TestTmpfs_LabelUnknown(t *testing.T) {
 		t.Skip("only root may mount")
 	}
 	m, dir := Tmpfs{SELinux: true}, t.TempDir()
-	if err := m.Mount(tmpfs{dir, 4096, 0o711}); err != nil || !isMounted(dir) {
+	if err := m.Mount(t.Context(), tmpfs{dir, 4096, 0o711}); err != nil || !isMounted(dir) {
 		t.Fatalf("Mount = %v, mounted %t", err, isMounted(dir))
 	}
 	if err := m.Unmount(dir); err != nil || isMounted(dir) {

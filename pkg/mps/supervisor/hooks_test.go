@@ -68,9 +68,9 @@ func (h hookedDaemons) Sweep(ctx context.Context, d Daemon) error {
 	return h.Daemons.Sweep(ctx, d)
 }
 
-func (h hookedMounts) Mount(t tmpfs) error {
+func (h hookedMounts) Mount(ctx context.Context, t tmpfs) error {
 	defer h.step("after Mount")
-	return h.Mounts.Mount(t)
+	return h.Mounts.Mount(ctx, t)
 }
 
 func (h hookedMounts) Unmount(dir string) error {

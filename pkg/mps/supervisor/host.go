@@ -28,7 +28,8 @@ type Hardware interface {
 
 // GPUs is the open driver. Errors wrap the sentinels of pkg/gpu.
 type GPUs interface {
-	// ComputeMode and SetComputeMode fail if the GPU at the address is not the one with the UUID.
+	// ComputeMode is gpu.ErrInMIGMode in MIG mode, gpu.ErrNotSupported where there are none. Both fail if the GPU at the address is not
+	// the one with the UUID.
 	ComputeMode(ctx context.Context, pci gpu.PCIAddress, uuid string) (int, error)
 	SetComputeMode(ctx context.Context, pci gpu.PCIAddress, uuid string, mode int) error
 	Close() error
@@ -74,7 +75,7 @@ type ProcessID struct {
 // Mounts are the file systems in memory of daemons and their clients.
 type Mounts interface {
 	// Mount puts a tmpfs on a directory, unless there is one already.
-	Mount(t tmpfs) error
+	Mount(ctx context.Context, t tmpfs) error
 	// Unmount takes away all that is mounted on a directory, which may be missing.
 	Unmount(dir string) error
 }

@@ -113,7 +113,7 @@ func TestStart_EarlierLayout(t *testing.T) {
 	for layout, want := range map[int]int{0: 1, ownMounts: 3} {
 		h.mounts = map[string]int64{}
 		g.record = &record{Layout: layout, Settings: requestFor("a", 1).Settings}
-		must(t, g.daemon.makePlace(g.record))
+		must(t, g.daemon.makePlace(t.Context(), g.record))
 		if len(h.mounts) != want {
 			t.Errorf("layout %d: mounts %v, want %d", layout, h.mounts, want)
 		}
