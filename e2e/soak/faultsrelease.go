@@ -51,28 +51,41 @@ func (f releaseFaults) switchPolicy(ctx context.Context, _ Fault) (time.Time, er
 	return from, errors.Join(err, f.bed.label(context.WithoutCancel(ctx), policyLabel, ""))
 }
 
-// switchPolicyAtPrepare has pods scheduled while the kubelet does not answer, and lets it once the policy has withdrawn what nobody has
-// allocated: what the claims were allocated is offered no longer when they are prepared.
-func (f releaseFaults) switchPolicyAtPrepare(ctx context.Context, fault Fault) (time.Time, error) {
+// switchPolicyAtPrepare has a pod scheduled while the kubelet does not answer, and lets it once the policy has withdrawn what nobody
+// has allocated: what the pod's claim was allocated is offered no longer when it is prepared, and is published all the while
+// (history.RulePublished).
+func (f releaseFaults) switchPolicyAtPrepare(ctx context.Context, fault Fault) (from time.Time, err error) {
+	ctx, cancel := context.WithTimeout(ctx, healPatience)
+	defer cancel()
 	kubelet := f.bed.cluster.Component(cluster.Kubelet)
-	err := errors.Join(kubelet.Signal(syscall.SIGSTOP), f.last(ctx, fault))
+	if err := kubelet.Signal(syscall.SIGSTOP); err != nil {
+		return from, err
+	}
+	name := fmt.Sprintf("scheduled-%05d", fault.Index)
+	running := make(chan error, 1)
+	go func() { running <- f.bed.runPod(ctx, f.pods, Shape{"scheduled", []Ask{AskSmall}}, name, healPatience) }()
+	err = f.last(ctx, fault)
 	if err == nil {
 		err = f.bed.label(ctx, policyLabel, "other")
 	}
 	if err == nil {
-		wait, cancel := context.WithTimeout(ctx, healPatience)
-		err = workload.Until(wait, "devices to be withdrawn", func(ctx context.Context) (bool, string, error) {
-			got, err := f.bed.devices(ctx)
-			if err != nil {
-				return false, err.Error(), nil //nolint:nilerr // the API server may be away
-			}
-			return len(got) < len(f.want), fmt.Sprintf("there are %d of %d", len(got), len(f.want)), nil
-		})
-		cancel()
+		err = f.waitWithdrawn(ctx)
 	}
-	err = errors.Join(err, kubelet.Signal(syscall.SIGCONT))
-	sleep(ctx, fault.For)
-	return time.Now(), errors.Join(err, f.bed.label(context.WithoutCancel(ctx), policyLabel, ""))
+	sleep(ctx, releaseLimit+time.Second)
+	err = errors.Join(err, kubelet.Signal(syscall.SIGCONT), <-running)
+	from = time.Now()
+	return from, errors.Join(err, f.bed.label(context.WithoutCancel(ctx), policyLabel, ""), f.bed.endPod(ctx, f.pods, name, false))
+}
+
+// waitWithdrawn waits until the node offers less than it is to.
+func (f releaseFaults) waitWithdrawn(ctx context.Context) error {
+	return workload.Until(ctx, "devices to be withdrawn", func(ctx context.Context) (bool, string, error) {
+		got, err := f.bed.devices(ctx)
+		if err != nil {
+			return false, err.Error(), nil //nolint:nilerr // the API server may be away
+		}
+		return len(got) < len(f.want), fmt.Sprintf("there are %d of %d", len(got), len(f.want)), nil
+	})
 }
 
 // corruptRecords cuts off what the plugin has on disk of every other claim, and kills it. It sets the records aside, and finds out
