@@ -58,7 +58,7 @@ func TestClaimEvents_PartitionHeldByAgent(t *testing.T) {
 	if len(partitions) != 1 {
 		t.Fatalf("there are partitions %v, want one", partitions)
 	}
-	agent, leave := s.holdOpen(ctx, env.node.Root(), "--gpu", partitions[0].GPU, "--gi", partitions[0].GPUInstance)
+	agent, leave := holdOpen(ctx, s, env.node.Root(), "--gpu", partitions[0].GPU, "--gi", partitions[0].GPUInstance)
 	defer leave()
 	s.must(env.kube.CoreV1().Pods(s.name).Delete(ctx, "ended", metav1.DeleteOptions{}))
 	s.pods.gone(ctx, "ended")

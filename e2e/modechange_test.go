@@ -47,11 +47,11 @@ func (n *plainNode) label(ctx context.Context, key, value string) {
 
 // hold keeps a GPU open, as a monitoring agent does, until end is called.
 func (n *plainNode) hold(ctx context.Context, gpu int) (pid int, end func()) {
-	return n.space.holdOpen(ctx, n.Root(), "--gpu", fmt.Sprint(gpu))
+	return holdOpen(ctx, n.space, n.Root(), "--gpu", fmt.Sprint(gpu))
 }
 
 // holdOpen keeps what flags of nvml-sim hold say open until end is called, which can be repeated.
-func (s *space) holdOpen(ctx context.Context, root string, flags ...string) (pid int, end func()) {
+func holdOpen(ctx context.Context, s *space, root string, flags ...string) (pid int, end func()) {
 	s.Helper()
 	cmd := exec.CommandContext(ctx, filepath.Join(programsDir, "nvml-sim"), append([]string{"hold", "--root", root}, flags...)...)
 	out, err := cmd.StdoutPipe()

@@ -72,7 +72,7 @@ func Check(h History, limits Limits) []Violation {
 	limits.APILag = cmp.Or(limits.APILag, DefaultAPILag)
 	c := newChecker(h, limits)
 	all := slices.Concat(c.checkOwners(), c.checkAnswers(), c.checkDevices(), c.checkUnmanaged(), c.checkReleases(),
-		checkClients(c), c.checkPublished())
+		checkClients(c), checkPublished(c))
 	for i := range all {
 		slices.SortStableFunc(all[i].Events, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
 	}
@@ -121,11 +121,11 @@ func newChecker(h History, limits Limits) *checker {
 			c.gaps[f.Source] = append(c.gaps[f.Source], span{f.From, e.At})
 		}
 	}
-	c.readAbsences(h.Events)
 	c.readClaims(h.Events)
 	c.readPartitions(h.Events)
 	c.readContainers(h.Events)
 	c.disturbances = readDisturbances(h, limits.Release)
+	c.absences = readAbsences(h.Events, c.end)
 	c.withdrawing = readDisturbances(h, limits.Release, limits.Withdrawing...)
 	return c
 }

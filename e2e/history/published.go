@@ -14,24 +14,25 @@ type absence struct {
 	until time.Duration
 }
 
-// readAbsences finds when devices were not published, by their names.
-func (c *checker) readAbsences(events []Event) {
-	c.absences = map[string][]absence{}
+// readAbsences finds when devices were not published, by their names, in a history that ends at a time.
+func readAbsences(events []Event, end time.Duration) map[string][]absence {
+	absences := map[string][]absence{}
 	for _, e := range events {
 		switch f := e.Fact.(type) {
 		case Withdrawn:
-			c.absences[f.Name] = append(c.absences[f.Name], absence{e, c.end})
+			absences[f.Name] = append(absences[f.Name], absence{e, end})
 		case Device:
-			if all := c.absences[f.Name]; len(all) > 0 && all[len(all)-1].until == c.end {
+			if all := absences[f.Name]; len(all) > 0 && all[len(all)-1].until == end {
 				all[len(all)-1].until = e.At
 			}
 		}
 	}
+	return absences
 }
 
 // checkPublished checks that what a claim has allocated stays published: a scheduler that does not see the device counts nothing for it,
 // and gives away what it lies on. Where the device was withdrawn just as it was allocated, it has to be there again within the bound.
-func (c *checker) checkPublished() []Violation {
+func checkPublished(c *checker) []Violation {
 	var all []Violation
 	for _, cl := range c.claims {
 		for i, e := range cl.seen {
@@ -39,7 +40,7 @@ func (c *checker) checkPublished() []Violation {
 				if i > 0 && slices.Contains(cl.seen[i-1].Fact.(Claim).owned(), device) {
 					continue // that is one allocation
 				}
-				all = append(all, c.checkAbsences(cl, device, e, cl.allocatedUntil(device, i, c.end))...)
+				all = append(all, checkAbsences(c, cl, device, e, cl.allocatedUntil(device, i, c.end))...)
 			}
 		}
 	}
@@ -47,7 +48,7 @@ func (c *checker) checkPublished() []Violation {
 }
 
 // checkAbsences is checkPublished for one allocation of a device.
-func (c *checker) checkAbsences(cl *claim, device string, allocated Event, until time.Duration) []Violation {
+func checkAbsences(c *checker, cl *claim, device string, allocated Event, until time.Duration) []Violation {
 	var all []Violation
 	for _, a := range c.absences[device] {
 		began, ended := max(allocated.At, a.began.At), min(until, a.until)

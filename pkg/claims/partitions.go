@@ -88,7 +88,10 @@ func (p *Partitions) create(ctx context.Context, b *backend, d *device, before [
 		return nil
 	}
 	part, err := createPatiently(ctx, b, d.shape)
-	if err := p.noteOutcome(ctx, b, d, before, err); err != nil {
+	if err := p.refused.noteOutcome(ctx, b, d, before, err); err != nil {
+		if errors.Is(err, errRefused) {
+			p.ledger.changed()
+		}
 		return err
 	}
 	d.partition = &part

@@ -76,9 +76,9 @@ func (r *refused) of(gpuDevice string, there []gpu.Partition) func(gpu.Place) bo
 
 // noteOutcome remembers whether the driver has created the partition of a device, and explains its refusal where nothing lies in the
 // way. before are the other devices of the preparation, whose partitions go with it. The caller holds the lock of the GPU.
-func (p *Partitions) noteOutcome(ctx context.Context, b *backend, d *device, before []device, err error) error {
+func (r *refused) noteOutcome(ctx context.Context, b *backend, d *device, before []device, err error) error {
 	if err == nil {
-		p.refused.forget(d.gpu, d.shape.Profile.ID)
+		r.forget(d.gpu, d.shape.Profile.ID)
 		return nil
 	}
 	if !errors.Is(err, gpu.ErrInsufficientResources) {
@@ -100,13 +100,15 @@ func (p *Partitions) noteOutcome(ctx context.Context, b *backend, d *device, bef
 	if answer.places != nil {
 		answer.places = append(answer.places, placeOf(d.shape))
 	}
-	p.refused.note(d.gpu, d.shape.Profile.ID, answer)
-	p.ledger.changed()
+	r.note(d.gpu, d.shape.Profile.ID, answer)
 	klog.FromContext(ctx).Info("The driver does not create a partition though nothing is in its place; it is set aside",
 		"device", d.name, "profile", d.shape.Profile.Name, "partitions", len(all), "reason", err.Error())
-	return fmt.Errorf("%w: the driver does not create it though nothing is in its place, and its like is not allocated on this GPU "+
-		"until another partition is gone, or for %s: delete the pod, so that it is scheduled again", err, refusedFor)
+	return fmt.Errorf("%w: %w, and its like is not allocated on this GPU until another partition is gone, or for %s: delete the pod, so that "+
+		"it is scheduled again", err, errRefused, refusedFor)
 }
+
+// errRefused is wrapped by what noteOutcome says of a refusal that it has remembered.
+var errRefused = errors.New("the driver does not create it though nothing is in its place")
 
 func placeOf(s gpu.Shape) gpu.Place {
 	return gpu.Place{ProfileID: s.Profile.ID, Placement: s.Placement}

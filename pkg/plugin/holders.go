@@ -14,6 +14,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/claims"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/processes"
+	"github.com/cleave-dra/cleave/pkg/smi"
 )
 
 // lookPatience bounds a look at the open files of all processes. Whoever asks holds the lock of a GPU.
@@ -64,15 +65,27 @@ func (h *holders) of(ctx context.Context, g *gpu.GPU, part *gpu.Partition) ([]cl
 	}
 }
 
-// listHolders lists the processes that have a GPU open, or one of its partitions if that is not nil.
-func (s *service) listHolders(ctx context.Context, g *gpu.GPU, part *gpu.Partition) ([]processes.Process, error) {
+// deviceFiles are the device files of GPUs and partitions.
+type deviceFiles struct {
+	config *Config
+	tool   *smi.Tool
+}
+
+// holders lists the processes that have a GPU open, or one of its partitions if that is not nil.
+func (d deviceFiles) holders(ctx context.Context, g *gpu.GPU, part *gpu.Partition) ([]processes.Process, error) {
 	if part == nil {
-		root := s.smi.Root().Devices()
+		root := d.tool.Root().Devices()
 		return processes.Host().Holding(ctx, filepath.Join(root.Here, fmt.Sprintf("dev/nvidia%d", g.Minor)))
 	}
-	numbers, err := cdi.CapabilityDevices(os.DirFS(s.config.Procfs), g, part)
+	numbers, err := cdi.CapabilityDevices(os.DirFS(d.config.Procfs), g, part)
 	if err != nil {
 		return nil, err
 	}
 	return processes.Host().HoldingDevices(ctx, numbers...)
+}
+
+// hasDRM reports whether nvidia_drm has registered a GPU's devices.
+func (d deviceFiles) hasDRM(g *gpu.GPU) bool {
+	_, err := os.Stat(filepath.Join(d.config.Sysfs, "bus/pci/devices", g.PCI.String(), "drm"))
+	return err == nil
 }

@@ -4,7 +4,6 @@ package plugin
 
 import (
 	"context"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -23,15 +22,9 @@ func openModes(s *service) (*claims.ModeOptions, error) {
 		return nil, err
 	}
 	return &claims.ModeOptions{
-		Store: kept, Tool: s.smi, HasDRM: s.hasDRM,
+		Store: kept, Tool: s.smi, HasDRM: deviceFiles{&s.config, s.smi}.hasDRM,
 		Claims: cluster.Claims{Client: s.client}.Each, Overtaken: overtaken{s.events}.report,
 	}, nil
-}
-
-// hasDRM reports whether nvidia_drm has registered a GPU's devices.
-func (s *service) hasDRM(g *gpu.GPU) bool {
-	_, err := os.Stat(filepath.Join(s.config.Sysfs, "bus/pci/devices", g.PCI.String(), "drm"))
-	return err == nil
 }
 
 // reasonOvertaken is of Events about claims whose device went while they were being allocated.

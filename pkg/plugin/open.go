@@ -138,7 +138,7 @@ func (s *service) openSharing() error {
 		supervisor = s.mps
 	}
 	s.smi = smi.New(s.config.driverRoots(), smi.RunProgram)
-	s.holders = newHolders(s.listHolders)
+	s.holders = newHolders(deviceFiles{&s.config, s.smi}.holders)
 	s.sharing = mps.NewSharing(s.config.DriverName, supervisor, s.smi)
 	return nil
 }
