@@ -99,8 +99,8 @@ func (s *Static) EnsureNodes(ctx context.Context, r *records.Record) {
 }
 
 const (
-	// createPatience bounds the wait for capability nodes: who waits has GPUs locked.
-	createPatience = 3 * time.Second
+	// createTimeout bounds the wait for capability nodes: who waits has GPUs locked.
+	createTimeout = 3 * time.Second
 	// createPause is the time after a failure in which none are created.
 	createPause = time.Minute
 )
@@ -114,7 +114,7 @@ func (s *Static) createCapabilityNodes(ctx context.Context, all []capability) {
 	if s.opts.CreateNodes == nil || len(missing) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createPatience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 	defer cancel()
 	if !s.creating.begin(ctx) {
 		return

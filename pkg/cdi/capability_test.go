@@ -110,7 +110,7 @@ func TestWriteClaim_NodesHang(t *testing.T) {
 			<-hangs
 			return nil // and there are no nodes, as where the driver is not to make any (NVreg_ModifyDeviceFiles=0)
 		}
-		for i, want := range []time.Duration{createPatience, 0, 0, createPatience, 0} {
+		for i, want := range []time.Duration{createTimeout, 0, 0, createTimeout, 0} {
 			if i == 3 {
 				time.Sleep(createPause) //nolint:forbidigo // in a bubble
 			}

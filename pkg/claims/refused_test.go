@@ -33,7 +33,7 @@ func TestPrepare_PlaceRefused(t *testing.T) {
 		}
 		equal(t, "devices set aside", free, b.Partitions.Occupied())
 		if changes == 0 {
-			t.Error("nobody is told of the device")
+			t.Error("no change was reported: the device would not be tainted")
 		}
 		b.prepare("other", b.name(1, 19, 5)) // of another GPU
 		wantError(t, refused(), "though nothing is in its place")

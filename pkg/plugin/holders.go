@@ -17,8 +17,8 @@ import (
 	"github.com/cleave-dra/cleave/pkg/smi"
 )
 
-// lookPatience bounds a look at the open files of all processes. Whoever asks holds the lock of a GPU.
-const lookPatience = 2 * time.Second
+// lookTimeout bounds a look at the open files of all processes. Whoever asks holds the lock of a GPU.
+const lookTimeout = 2 * time.Second
 
 // holders finds the processes that have GPUs or partitions open. One look is under way at a time: it reads what others have open, and
 // should it hang, there is not to be another one.
@@ -36,7 +36,7 @@ var errLooking = errors.New("the open files of the node's processes cannot be re
 
 // of is a claims.FindHolders.
 func (h *holders) of(ctx context.Context, g *gpu.GPU, part *gpu.Partition) ([]claims.Holder, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookPatience) // the kubelet may have given up waiting
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout) // the kubelet may have given up waiting
 	defer cancel()
 	select {
 	case h.turn <- struct{}{}:
