@@ -4,11 +4,13 @@ package cdi
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -69,6 +71,7 @@ func (s *Static) WriteClaim(ctx context.Context, r *records.Record) error {
 		}
 		spec.Devices = append(spec.Devices, device)
 	}
+	spec.Devices = append(spec.Devices, sessionNotes(r)...)
 	s.createCapabilityNodes(ctx, editor.capabilities)
 	var err error
 	if spec.Version, err = specs.MinimumRequiredVersion(spec); err != nil {
@@ -76,6 +79,46 @@ func (s *Static) WriteClaim(ctx context.Context, r *records.Record) error {
 	}
 	klog.FromContext(ctx).V(4).Info("Writing the claim's CDI spec", "path", s.ClaimPath(uid))
 	return s.dir.write(spec, claimFile(s.opts.Driver, uid))
+}
+
+// sessionVariable is the variable of a device that no container is given: its value is the session of the driver (pkg/driversession) in
+// which a partition was created.
+const sessionVariable = "CLEAVE_DRIVER_SESSION"
+
+// sessionNotes are devices that no container is given. They say of a claim's own partitions when they were created, for the claim whose
+// record is lost. Annotations would say it, too, but runtimes that know them not refuse the spec: they came with CDI 0.6.0.
+func sessionNotes(r *records.Record) []specs.Device {
+	var notes []specs.Device
+	for _, d := range r.Partitions() {
+		name := sessionNote(r.Claim.UID, d.Device)
+		known := slices.ContainsFunc(notes, func(n specs.Device) bool { return n.Name == name })
+		if known || d.Partition.Existing || d.Session == "" {
+			continue
+		}
+		notes = append(notes, specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{Env: []string{sessionVariable + "=" + d.Session}}})
+	}
+	return notes
+}
+
+func sessionNote(uid types.UID, device string) string { return string(uid) + "-" + device + "-session" }
+
+// ClaimSession is the session of the driver in which the partition of a claim's device was created, as far as the claim's spec says;
+// empty where it does not.
+func (s *Static) ClaimSession(uid types.UID, device string) string {
+	data, err := os.ReadFile(s.ClaimPath(uid))
+	var spec specs.Spec
+	if err != nil || json.Unmarshal(data, &spec) != nil {
+		return ""
+	}
+	name := sessionNote(uid, device)
+	for _, d := range spec.Devices {
+		if d.Name != name || len(d.ContainerEdits.Env) != 1 {
+			continue
+		}
+		session, _ := strings.CutPrefix(d.ContainerEdits.Env[0], sessionVariable+"=")
+		return session
+	}
+	return ""
 }
 
 // claimEditor makes the container edits of claims' devices.

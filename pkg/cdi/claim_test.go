@@ -108,6 +108,43 @@ func golden(t *testing.T, name string, data []byte) {
 	}
 }
 
+// Of a claim's own partitions the spec says in which session of the driver they were created; containers are not told.
+func TestClaimSession(t *testing.T) {
+	s := static(t, procfs())
+	if got := s.ClaimSession(testUID, firstGPU+"-mig-19-2"); got != "" {
+		t.Errorf("session of a claim without a spec: %q", got)
+	}
+	devices := partitions()
+	for _, d := range devices {
+		d.Session = "R.7.8"
+	}
+	devices[1].Partition.Existing = true
+	if err := s.WriteClaim(t.Context(), recordOf(testUID, devices)); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, d := range append(devices, &records.Device{Device: firstGPU + "-mig-19-20"}) {
+		got[d.Device] = s.ClaimSession(testUID, d.Device)
+	}
+	want := map[string]string{firstGPU + "-mig-19-2": "R.7.8", secondGPU + "-mig-9-4": "", firstGPU + "-mig-19-20": ""}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("sessions (-want +got):\n%s", diff)
+	}
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(s.opts.Dir), cdi.WithAutoRefresh(false))
+	if err != nil || len(cache.GetErrors()) > 0 {
+		t.Fatal(err, cache.GetErrors())
+	}
+	for _, d := range devices {
+		container, err := inject(cache.InjectDevices, s.ClaimID(testUID, d))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if slices.ContainsFunc(container.Process.Env, func(v string) bool { return strings.Contains(v, "SESSION") }) {
+			t.Errorf("a container is told of sessions: %v", container.Process.Env)
+		}
+	}
+}
+
 func TestWriteClaim_CapabilityNodes(t *testing.T) {
 	s := static(t, procfs())
 	if s.HasClaim(testUID) {

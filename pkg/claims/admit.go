@@ -160,9 +160,13 @@ func (a *preparation) checkCorrupt(ctx context.Context) error {
 // place finds out what lies where the claim's partitions are to be, and with it whether anything is to be created. A claim
 // that takes over all that it has creates nothing, so nothing may be undone: its pods run in it.
 func (a *preparation) place(ctx context.Context) error {
+	lost := types.UID("")
+	if a.adopt {
+		lost = a.claim.UID
+	}
 	for i := range a.devices {
 		d := &a.devices[i]
-		if err := a.Partitions.place(ctx, a.backend, d, a.view.others[d.gpu], a.adopt); err != nil {
+		if err := a.Partitions.place(ctx, a.backend, d, a.view.others[d.gpu], lost); err != nil {
 			return fmt.Errorf("request %q: %w", d.request, err)
 		}
 		if !a.adopt {

@@ -62,6 +62,9 @@ type CDI interface {
 	// WriteClaim writes the spec of a claim's devices that need more than their GPU, HasClaim reports whether it is there.
 	WriteClaim(ctx context.Context, r *records.Record) error
 	HasClaim(uid types.UID) bool
+	// ClaimSession is the session of the driver in which the partition of a claim's device was created, as far as the claim's spec says;
+	// empty where it does not.
+	ClaimSession(uid types.UID, device string) string
 }
 
 // SpecRemover removes the spec of a claim's partitions; it needs no driver.

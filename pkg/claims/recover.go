@@ -44,9 +44,15 @@ func (p *Preparer) Unfinished() bool {
 // recoverClaim does what a record's state asks for.
 func (p *Preparer) recoverClaim(ctx context.Context, b *backend, r *records.Record) error {
 	return p.Ledger.locked(ctx, r, func(now *records.Record) error {
-		now, err := p.Ledger.renew(ctx, b, now)
+		before := now
+		now, err := p.Ledger.renew(ctx, b, before)
 		if err != nil {
 			return err
+		}
+		if now != before && now.State == records.Prepared && !lacksSpec(b, now) {
+			if err := b.cdi.WriteClaim(ctx, now); err != nil { // it notes the session
+				return err
+			}
 		}
 		if now.State != records.Prepared {
 			klog.FromContext(ctx).Info("Removing what is left of a claim", "claim", now.Claim, "state", now.State)

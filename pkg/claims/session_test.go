@@ -237,21 +237,42 @@ func TestDriverSession_CutShort(t *testing.T) {
 	b.want(list("0 19@6"), nil, nil)
 }
 
+// A claim whose record is lost has its partition back as its own if nobody else can have created it.
 func TestDriverSession_CorruptRecord(t *testing.T) {
-	for _, broken := range []bool{false, true} {
-		b, s := newSessionBed(t)
-		b.prepare("a", b.name(0, 19, 6))
-		spoil(t, b.dir, "a")
-		s.broken = broken
-		b = b.restart(in(s))
-		b.Reconcile(t.Context(), &fakeAPI{claims: claimList(deviceClaim("a", b.name(0, 19, 6)))})
-		b.want(list("0 19@6"), list("a"), list("a"))
-		b.unprepare("a")
-		left := list()
-		if broken {
-			left = list("0 19@6") // it may be someone else's
-		}
-		b.want(left, nil, nil)
+	for name, test := range map[string]struct {
+		happens func(b *simBed, s *sessionsOf) *simBed
+		left    []string
+	}{
+		"in the first session": {func(b *simBed, _ *sessionsOf) *simBed { return b }, nil},
+		"in a later session": {func(b *simBed, s *sessionsOf) *simBed {
+			s.broken = true
+			return b
+		}, nil},
+		"in a later session, and no spec": {func(b *simBed, s *sessionsOf) *simBed {
+			s.broken = true
+			must(b.t, b.specs.RemoveClaim("a"))
+			return b
+		}, list("0 19@6")},
+		"reloaded since": {func(b *simBed, s *sessionsOf) *simBed {
+			s.session, s.broken = "2", true
+			return b
+		}, list("0 19@6")}, // it may be someone else's
+		"proven to be the same since": {func(b *simBed, s *sessionsOf) *simBed {
+			s.witness[13] = "w13"
+			return b.release(s, func() {})
+		}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, s := newSessionBed(t)
+			b.prepare("a", b.name(0, 19, 6))
+			b = test.happens(b, s)
+			spoil(t, b.dir, "a")
+			b = b.restart(in(s))
+			b.Reconcile(t.Context(), &fakeAPI{claims: claimList(deviceClaim("a", b.name(0, 19, 6)))})
+			b.want(list("0 19@6"), list("a"), list("a"))
+			b.unprepare("a")
+			b.want(test.left, nil, nil)
+		})
 	}
 }
 

@@ -55,6 +55,11 @@ func (s *specDir) WriteClaim(_ context.Context, r *records.Record) error {
 			fmt.Fprintf(&text, "%s %s\n", d.Device, d.Share.ID)
 		}
 	}
+	for _, d := range r.Partitions() {
+		if d.Session != "" && !d.Partition.Existing {
+			fmt.Fprintf(&text, "session %s %s\n", d.Device, d.Session)
+		}
+	}
 	if err := hook(s.step, s.err, "before WriteClaim"); err != nil {
 		return err
 	}
@@ -69,6 +74,19 @@ func (s *specDir) EnsureNodes(context.Context, *records.Record) {}
 func (s *specDir) HasClaim(uid types.UID) bool {
 	_, err := os.Lstat(s.path(uid))
 	return err == nil
+}
+
+func (s *specDir) ClaimSession(uid types.UID, device string) string {
+	data, err := os.ReadFile(s.path(uid))
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(data)) {
+		if session, ok := strings.CutPrefix(line, "session "+device+" "); ok {
+			return strings.TrimSpace(session)
+		}
+	}
+	return ""
 }
 
 func (s *specDir) RemoveClaim(uid types.UID) error {
