@@ -61,7 +61,7 @@ func (d *Direct) Close() error {
 			return fmt.Errorf("close the NVML session: %w: a call has not returned", gpu.ErrHangs)
 		}
 	}
-	return d.lib.Shutdown()
+	return d.dogs.shutdown(d.lib, d.patience.Change)
 }
 
 // ComputeMode reads the compute mode of the GPU at an address, which must have the UUID unless that is empty; gpu.ErrInMIGMode in

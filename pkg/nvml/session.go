@@ -261,5 +261,5 @@ func (s *Session) Close() error {
 	if what := s.calls.dogs.busy(); what != "" {
 		return fmt.Errorf("close the NVML session: %w: %s has not returned", gpu.ErrHangs, what)
 	}
-	return s.calls.lib.Shutdown()
+	return s.calls.dogs.shutdown(s.calls.lib, s.calls.patience.Change)
 }

@@ -5,6 +5,7 @@ package nvml
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -102,6 +103,39 @@ func TestOpenLibrary_ReadFails(t *testing.T) {
 	}
 	if slices.Contains(lib.calls, "Shutdown") {
 		t.Error("Shutdown was called though Init failed")
+	}
+}
+
+// hangsAtShutdown is a driver that does not return from nvmlShutdown.
+type hangsAtShutdown struct {
+	*fakeLibrary
+	until chan struct{}
+}
+
+func (l hangsAtShutdown) Shutdown() error {
+	<-l.until
+	return nil
+}
+
+// Who ends a session holds the lock of a GPU, or is the control loop.
+func TestClose_ShutdownHangs(t *testing.T) {
+	for name, open := range map[string]func(ctx context.Context, lib Library) (io.Closer, error){
+		"session": func(ctx context.Context, lib Library) (io.Closer, error) { return OpenLibrary(ctx, lib, noSysfs()) },
+		"direct":  func(ctx context.Context, lib Library) (io.Closer, error) { return OpenDirectLibrary(ctx, lib) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				lib := hangsAtShutdown{&fakeLibrary{devices: []*fakeDevice{h100(0)}}, make(chan struct{})}
+				defer close(lib.until)
+				session, err := open(t.Context(), lib)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := session.Close(); !errors.Is(err, gpu.ErrHangs) {
+					t.Errorf("Close = %v, want %v", err, gpu.ErrHangs)
+				}
+			})
+		})
 	}
 }
 

@@ -189,6 +189,12 @@ func newWatchdogs() *watchdogs {
 	}
 }
 
+// shutdown ends a session of the library. Where that hangs, so does what opens the next one.
+func (w *watchdogs) shutdown(lib Library, limit time.Duration) error {
+	_, err := bounded(context.Background(), w.library, "nvmlShutdown", limit, true, func() (struct{}, error) { return struct{}{}, lib.Shutdown() })
+	return err
+}
+
 // at returns the watchdog of the GPU at an address.
 func (w *watchdogs) at(pci gpu.PCIAddress) *watchdog {
 	w.mu.Lock()

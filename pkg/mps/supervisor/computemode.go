@@ -32,10 +32,16 @@ func (c computeMode) with(ctx context.Context, purpose string, do func(GPUs) err
 
 // take saves the record, with the mode to restore, and lets only MPS use the GPU.
 func (c computeMode) take(ctx context.Context, save func() error) error {
+	r := c.record
 	if c.keep {
+		if r.PreviousMode != nil { // set before --compute-mode=keep, and the GPU may be closed
+			if err := c.giveBack(ctx); err != nil {
+				return err
+			}
+			r.PreviousMode, r.Closed = nil, false
+		}
 		return save()
 	}
-	r := c.record
 	return c.with(ctx, "set the compute mode (--compute-mode="+KeepMode+" does without)", func(gpus GPUs) error {
 		if r.PreviousMode == nil {
 			mode, err := gpus.ComputeMode(ctx, r.pci(), r.UUID)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/mps"
+	"github.com/cleave-dra/cleave/pkg/nvml"
 )
 
 // The last share goes without a driver; the mode comes back when the driver does.
@@ -232,4 +233,31 @@ func TestRetain_DriverReloaded(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A GPU that nobody may use for want of a daemon gets its mode back from a supervisor that keeps modes: clients could not start, though its
+// daemon runs.
+func TestComputeMode_ClosedBeforeKeep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, config := newFakeHost(), testConfig(t)
+		s, stop := startFake(t, config, h)
+		a := requestFor("a", 1)
+		ensure(t, s, a)
+		h.locked(func() { h.silent = true })
+		h.kill(a.Device)
+		time.Sleep(5 * time.Minute) //nolint:forbidigo // in a bubble
+		if got := h.modeOf(a.PCI); got != nvml.ComputeModeProhibited {
+			t.Fatalf("mode %d, want PROHIBITED", got)
+		}
+		stop()
+		h.locked(func() { h.silent = false })
+		config.ComputeMode = KeepMode
+		s, stop = startFake(t, config, h)
+		defer stop()
+		time.Sleep(30 * time.Minute) //nolint:forbidigo // in a bubble
+		wantClaims(t, s, "a")
+		if got := h.modeOf(a.PCI); got != nvml.ComputeModeDefault {
+			t.Errorf("mode %d under a daemon that runs, want DEFAULT", got)
+		}
+	})
 }

@@ -90,12 +90,12 @@ func (g *gpuState) read(ctx context.Context) *record {
 	}
 	pci, _ := checkDevice(g.device) // found has checked it
 	unknown := &record{Version: recordVersion, Boot: g.s.boot, Device: g.device, PCI: pci.String(), Phase: stopping}
-	if err == nil {
-		return unknown // directories only: the record goes last
-	}
 	if g.s.config.ComputeMode == ExclusiveMode && !isPartition(g.device) {
 		mode := nvml.ComputeModeDefault                    // what it was is not known, but this is what nearly all GPUs have
 		unknown.PreviousMode, unknown.Closed = &mode, true // nor whether nobody was to use the GPU
+	}
+	if err == nil {
+		return unknown // directories only, but the record comes first and goes last: it was lost, as after it was set aside on a full disk
 	}
 	aside, errAside := g.s.records.SetAside(g.device)
 	klog.FromContext(ctx).Error(errors.Join(err, errAside),

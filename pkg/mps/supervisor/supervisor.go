@@ -178,16 +178,24 @@ func (s *Supervisor) CleanUp() {
 		case <-tick.C:
 		}
 		for _, g := range s.all() {
-			if err := g.lock(s.life); err != nil {
-				return
-			}
-			waits := !g.waits.IsZero() && time.Since(g.waits) < lookLater
-			if g.record != nil && len(g.record.Claims) == 0 && !waits {
-				if err := g.dismantle(s.life); err != nil {
-					klog.FromContext(s.life).Error(err, "MPS cleanup failed", "gpu", g.device)
-				}
-			}
-			g.unlock()
+			s.cleanUp(g)
 		}
+	}
+}
+
+// cleanUp undoes what is left on one GPU. One whose lock somebody holds, as while the driver hangs, must not keep the others from it.
+func (s *Supervisor) cleanUp(g *gpuState) {
+	ctx, cancel := context.WithTimeout(s.life, cleanUpEvery)
+	defer cancel()
+	if g.lock(ctx) != nil {
+		return
+	}
+	defer g.unlock()
+	waits := !g.waits.IsZero() && time.Since(g.waits) < lookLater
+	if g.record == nil || len(g.record.Claims) > 0 || waits {
+		return
+	}
+	if err := g.dismantle(s.life); err != nil {
+		klog.FromContext(s.life).Error(err, "MPS cleanup failed", "gpu", g.device)
 	}
 }
