@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/cleave-dra/cleave/pkg/mps"
 )
@@ -50,6 +51,13 @@ func (s *sharing) underDefaults(ctx context.Context, endpoint mps.Endpoint) {
 	})
 	s.note("mps", "raised limits", func() (string, error) {
 		return s.raised(ctx, given.with("raised", cores+"=100", fmt.Sprintf("%s=0=%dM", memory, raisedUnits*s.unit>>20)))
+	})
+	// On drivers of 615 a client drops every limit by naming a GPU that it cannot see (docs/decisions/mps-defaults.md).
+	s.note("mps", "limit of a second GPU", func() (string, error) {
+		return s.raised(ctx, given.with("second", fmt.Sprintf("%s=0=%dM,1=%[2]dM", memory, raisedUnits*s.unit>>20)))
+	})
+	s.note("mps", "limit of an unknown GPU", func() (string, error) {
+		return s.raised(ctx, given.with("unknown", fmt.Sprintf("%s=GPU-00000000-0000-0000-0000-000000000000=%dM", memory, raisedUnits*s.unit>>20)))
 	})
 	s.check("mps", "like a container", func() (string, error) {
 		c := given.with("like a container")
@@ -98,9 +106,8 @@ func (s *sharing) raised(ctx context.Context, c client) (string, error) {
 		}
 		return "the default counts"
 	}
-	return fmt.Sprintf("a client that asks for 100%% and %d MiB over defaults of %d%% and %d MiB has %d of %d multiprocessors (%s) and "+
-		"got %d MiB (%s)",
-		raisedUnits*s.unit>>20, defaultCores, defaultUnits*s.unit>>20, p.reported(), s.cuda.multiprocessors,
+	return fmt.Sprintf("a client with %s over defaults of %d%% and %d MiB has %d of %d multiprocessors (%s) and got %d MiB (%s)",
+		strings.Join(c.env, " "), defaultCores, defaultUnits*s.unit>>20, p.reported(), s.cuda.multiprocessors,
 		which(!isPart(p.reported(), s.cuda.multiprocessors, defaultCores)), a.Held>>20, which(a.Held > defaultUnits*s.unit)), nil
 }
 

@@ -114,13 +114,14 @@ func (b *bed) testCUDA(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 	for name, want := range map[string]string{
-		"cores reported":    "25% are 34 (attribute 34, affinity 34) and 50% are 66",
-		"memory over":       "small got 3776 MiB in all, then CUDA_ERROR_OUT_OF_MEMORY; the large one's kernel ran",
-		"second process":    "held 3072 and 3072 MiB",
-		"raised limits":     "(the default counts)",
-		"cores hold":        "10.0 ms on all",
-		"defaults hold":     "it has 66 of 132 multiprocessors",
-		"seen from outside": "server ",
+		"cores reported":          "25% are 34 (attribute 34, affinity 34) and 50% are 66",
+		"memory over":             "small got 3776 MiB in all, then CUDA_ERROR_OUT_OF_MEMORY; the large one's kernel ran",
+		"second process":          "held 3072 and 3072 MiB",
+		"raised limits":           "(the default counts)",
+		"limit of an unknown GPU": "got 6144 MiB (its own counts)",
+		"cores hold":              "10.0 ms on all",
+		"defaults hold":           "it has 66 of 132 multiprocessors",
+		"seen from outside":       "server ",
 	} {
 		if !slices.ContainsFunc(r.Checks, func(c Check) bool { return c.Name == name && strings.Contains(c.Detail, want) }) {
 			t.Errorf("%s does not say %q", name, want)

@@ -33,6 +33,8 @@ func TestDriverRoot_NvidiaSMI(t *testing.T) {
 				continue // not every distribution has it
 			}
 			must(t, err)
+			// Else what is mounted below, such as a driver in /usr/local/nvidia, is unmounted from the machine, too (mount_namespaces(7)).
+			must(t, unix.Mount("", here, "", unix.MS_SLAVE|unix.MS_REC, ""))
 			t.Cleanup(func() {
 				if err := unix.Unmount(here, unix.MNT_DETACH); err != nil {
 					t.Error(err)

@@ -72,11 +72,14 @@ func (s *server) admit(a *ask) (*Admission, *program, *Error) {
 		}
 		threads = min(threads, own)
 	}
-	limit, err := ownLimit(s.devices, d, r)
+	limit, unlimited, err := ownLimit(s.devices, d, r)
 	if err != nil {
 		return nil, nil, cudaError(ErrorInvalidValue, "%s: %v", EnvMemory, err)
 	}
-	if limit == 0 || d.limit != 0 && d.limit < limit {
+	switch {
+	case unlimited:
+		limit = 0
+	case limit == 0 || d.limit != 0 && d.limit < limit:
 		limit = d.limit
 	}
 	if n := s.clientsOf(d); n >= d.maxClients {

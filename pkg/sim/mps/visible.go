@@ -153,19 +153,25 @@ func maxClients(b *sim.Board, driver int) int {
 	}
 }
 
+// visible are the devices that a program makes visible to itself.
+func visible(devices []*device, r *Request) []*device {
+	if r.Visible == nil {
+		return devices
+	}
+	var mine []*device
+	for name := range strings.SplitSeq(*r.Visible, ",") {
+		d := lookup(devices, strings.TrimSpace(name))
+		if d == nil {
+			break
+		}
+		mine = append(mine, d)
+	}
+	return mine
+}
+
 // selectDevice finds the device that a program means: an ordinal among those that it makes visible to itself.
 func selectDevice(devices []*device, r *Request) (*device, *Error) {
-	mine := devices
-	if r.Visible != nil {
-		mine = nil
-		for name := range strings.SplitSeq(*r.Visible, ",") {
-			d := lookup(devices, strings.TrimSpace(name))
-			if d == nil {
-				break
-			}
-			mine = append(mine, d)
-		}
-	}
+	mine := visible(devices, r)
 	switch {
 	case len(mine) == 0:
 		return nil, cudaError(ErrorNoDevice, "no CUDA-capable device is detected")
@@ -191,17 +197,19 @@ func lookup(devices []*device, name string) *device {
 	return nil
 }
 
-// ownLimit is the limit that a program has set itself on a device; 0 if none. The last one counts.
-func ownLimit(devices []*device, d *device, r *Request) (uint64, error) {
+// ownLimit is the limit that a program has set itself on a device; 0 if none. The last one counts. A program that names a device which
+// it does not see has no limit at all, whatever the server's is: measured with driver 580 on an H200 (docs/hardware.md), and by NVIDIA
+// with 615.
+func ownLimit(devices []*device, d *device, r *Request) (own uint64, unlimited bool, err error) {
 	limits, err := parseLimits(r.Limits)
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
-	own := uint64(0)
 	for _, l := range limits {
+		unlimited = unlimited || lookup(visible(devices, r), l.Device) == nil
 		if ordinal, err := strconv.Atoi(l.Device); err == nil && ordinal == r.Device || err != nil && lookup(devices, l.Device) == d {
 			own = l.Bytes
 		}
 	}
-	return own, nil
+	return own, unlimited, nil
 }

@@ -126,8 +126,14 @@ func TestSelectDevice(t *testing.T) {
 		}
 	}
 	for limits, want := range map[string]uint64{"": 0, "0=1G": 1 << 30, "1=1G": 0, "GPU-aa=1M,0=2M": 2 << 20, "0=2M,GPU-a=1M": 1 << 20, "GPU-b=1M": 0} {
-		if got, err := ownLimit(devices, a, &Request{Limits: limits}); got != want || err != nil {
-			t.Errorf("own limit %q = %d, %v, want %d", limits, got, err, want)
+		got, unlimited, err := ownLimit(devices, a, &Request{Limits: limits})
+		if got != want || unlimited || err != nil {
+			t.Errorf("own limit %q = %d, unlimited %t, %v, want %d", limits, got, unlimited, err, want)
+		}
+	}
+	for _, r := range []Request{{Limits: "0=1G,2=1G"}, {Limits: "GPU-c=1G"}, {Limits: "0=1G,1=1G", Visible: text("0")}} {
+		if _, unlimited, err := ownLimit(devices, a, &r); !unlimited || err != nil {
+			t.Errorf("own limit %q is one, %v, want none: it names a device that the program does not see", r.Limits, err)
 		}
 	}
 }
