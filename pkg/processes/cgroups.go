@@ -88,11 +88,7 @@ func (c *cgroups) ofPods(pods []types.UID) (found []int, unknown []types.UID) {
 		return found, nil
 	}
 	if !proven || len(c.ownIn(roots)) == 0 {
-		roots = c.search()
-		proven = c.own == "" || slices.ContainsFunc(c.ownIn(roots), c.hasSelf)
-		c.mu.Lock()
-		c.roots, c.proven = roots, proven
-		c.mu.Unlock()
+		roots, proven = c.renew()
 		found, missing = c.read(roots, pods)
 	}
 	switch {
@@ -104,6 +100,16 @@ func (c *cgroups) ofPods(pods []types.UID) (found []int, unknown []types.UID) {
 		missing = slices.DeleteFunc(missing, func(uid types.UID) bool { return isAbsent(roots, uid) })
 	}
 	return nil, missing
+}
+
+// renew looks for the roots anew.
+func (c *cgroups) renew() (roots []root, proven bool) {
+	roots = c.search()
+	proven = c.own == "" || slices.ContainsFunc(c.ownIn(roots), c.hasSelf)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.roots, c.proven = roots, proven
+	return roots, proven
 }
 
 // ownIn are the cgroups of this process's pod.
@@ -283,24 +289,31 @@ func (g group) list(file string) (ids []int, err error) {
 		if err != nil || !e.IsDir() {
 			return ignoreGone(err)
 		}
-		data, err := os.ReadFile(filepath.Join(path, file))
-		if errors.Is(err, syscall.EOPNOTSUPP) {
-			return nil // a threaded cgroup: its processes are in the one above (cgroup-v2.rst, Threads)
-		}
-		if err != nil {
-			return ignoreGone(err)
-		}
-		for field := range strings.FieldsSeq(string(data)) {
-			id, err := strconv.Atoi(field)
-			if err != nil {
-				return fmt.Errorf("read %s of %s: %w", file, path, err)
-			}
-			ids = append(ids, id)
-		}
-		return nil
+		here, err := idsIn(path, file)
+		ids = append(ids, here...)
+		return err
 	})
 	slices.Sort(ids)
 	return slices.Compact(ids), err
+}
+
+// idsIn reads the IDs in a file of one cgroup.
+func idsIn(dir, file string) (ids []int, err error) {
+	data, err := os.ReadFile(filepath.Join(dir, file))
+	if errors.Is(err, syscall.EOPNOTSUPP) {
+		return nil, nil // a threaded cgroup: its processes are in the one above (cgroup-v2.rst, Threads)
+	}
+	if err != nil {
+		return nil, ignoreGone(err)
+	}
+	for field := range strings.FieldsSeq(string(data)) {
+		id, err := strconv.Atoi(field)
+		if err != nil {
+			return nil, fmt.Errorf("read %s of %s: %w", file, dir, err)
+		}
+		ids = append(ids, id)
+	}
+	return ids, nil
 }
 
 // ignoreGone ignores that a cgroup has been removed, which one with processes cannot be.

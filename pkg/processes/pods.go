@@ -4,11 +4,7 @@ package processes
 
 import (
 	"context"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -19,7 +15,9 @@ import (
 type Pods struct {
 	table   Table
 	cgroups cgroups
-	scans   scans
+	scans   scans[types.UID]
+	// claims are looks for the containers of claims.
+	claims scans[string]
 
 	mu sync.Mutex
 	// left are the processes of pods that the process table had last. While one of them runs, the others need no look.
@@ -31,10 +29,10 @@ type Pods struct {
 func NewPods(mount string, own types.UID) *Pods { return newPods(Host(), mount, own) }
 
 func newPods(table Table, mount string, own types.UID) *Pods {
-	return &Pods{
-		table: table, cgroups: cgroups{mount: mount, own: own, self: table.self}, scans: scans{turn: make(chan struct{}, 1)},
-		left: map[types.UID][]int{},
-	}
+	p := &Pods{table: table, cgroups: cgroups{mount: mount, own: own, self: table.self}, left: map[types.UID][]int{}}
+	p.scans = scans[types.UID]{turn: make(chan struct{}, 1), look: table.byPod}
+	p.claims = scans[string]{turn: make(chan struct{}, 1), look: p.byMark}
+	return p
 }
 
 // OfPods lists process IDs of pods in ascending order: some, if any are left. It fails if it cannot see or read all processes,
@@ -47,7 +45,7 @@ func (p *Pods) OfPods(ctx context.Context, pods []types.UID) ([]int, error) {
 	if found = p.stillLeft(unknown); len(found) > 0 {
 		return found, nil
 	}
-	byPod, err := p.scans.join(ctx, p.table, unknown)
+	byPod, err := p.scans.join(ctx, unknown)
 	if err != nil {
 		return nil, err
 	}
@@ -78,55 +76,56 @@ func (p *Pods) stillLeft(pods []types.UID) []int {
 	return slices.Compact(found)
 }
 
-// scans reads the process table once for all who wait for it.
-type scans struct {
-	// turn is taken by who reads the table.
+// scans looks for processes, by pods or by marks of claims, once for all who wait for it.
+type scans[K comparable] struct {
+	look func(ctx context.Context, of []K) (map[K][]int, error)
+	// turn is taken by who looks.
 	turn chan struct{}
 
 	mu sync.Mutex
 	// next is the scan that has not begun; nil while nobody waits.
-	next *scan
+	next *scan[K]
 }
 
-// scan is one look at the process table.
-type scan struct {
-	pods  []types.UID
+// scan is one look.
+type scan[K comparable] struct {
+	of    []K
 	done  chan struct{}
-	found map[types.UID][]int
+	found map[K][]int
 	err   error
 }
 
-// join returns the processes of pods as a scan that began after the call found them.
-func (s *scans) join(ctx context.Context, table Table, pods []types.UID) (map[types.UID][]int, error) {
+// join returns the processes as a scan that began after the call found them.
+func (s *scans[K]) join(ctx context.Context, of []K) (map[K][]int, error) {
 	s.mu.Lock()
 	if s.next == nil {
-		s.next = &scan{done: make(chan struct{})}
+		s.next = &scan[K]{done: make(chan struct{})}
 	}
 	mine := s.next
-	mine.pods = append(mine.pods, pods...)
+	mine.of = append(mine.of, of...)
 	s.mu.Unlock()
 	select {
 	case <-mine.done:
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	case s.turn <- struct{}{}:
-		s.run(ctx, table, mine)
+		s.run(ctx, mine)
 		<-s.turn
 	}
 	if mine.err != nil {
 		return nil, mine.err
 	}
-	found := map[types.UID][]int{}
-	for _, uid := range pods {
-		if len(mine.found[uid]) > 0 {
-			found[uid] = mine.found[uid]
+	found := map[K][]int{}
+	for _, one := range of {
+		if len(mine.found[one]) > 0 {
+			found[one] = mine.found[one]
 		}
 	}
 	return found, nil
 }
 
 // run makes a scan, unless it is done; the caller has the turn.
-func (s *scans) run(ctx context.Context, table Table, mine *scan) {
+func (s *scans[K]) run(ctx context.Context, mine *scan[K]) {
 	s.mu.Lock()
 	if s.next != mine {
 		s.mu.Unlock()
@@ -134,48 +133,6 @@ func (s *scans) run(ctx context.Context, table Table, mine *scan) {
 	}
 	s.next = nil
 	s.mu.Unlock()
-	mine.found, mine.err = table.byPod(context.WithoutCancel(ctx), mine.pods) // for the others, too
+	mine.found, mine.err = s.look(context.WithoutCancel(ctx), mine.of) // for the others, too
 	close(mine.done)
-}
-
-// OfClaim lists the processes of containers that have been given a claim, in ascending order: device metadata of it is mounted in
-// them (k8s.io/dynamic-resource-allocation/kubeletplugin v0.37.2, metadata.go: .../<namespace>_<name>/<request>/metadata.json below
-// a directory whose name ends in "metadata"). It is for claims whose pods are not known, and reads the whole process table; of what
-// is in pods also /proc/PID/mountinfo, which needs no privilege.
-func (p *Pods) OfClaim(ctx context.Context, namespace, name string) ([]int, error) {
-	mark := "-metadata/" + namespace + "_" + name + "/"
-	var found []int
-	err := p.table.each(ctx, func(pid int, cgroup string) error {
-		if !strings.Contains(cgroup, podPrefix) {
-			return nil
-		}
-		given, err := p.table.mounts(pid, mark)
-		if gone(err) || (given || err != nil) && p.table.ended(pid) { // a zombie's mounts cannot be read
-			return nil
-		}
-		if given {
-			found = append(found, pid)
-		}
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	slices.Sort(found)
-	return found, nil
-}
-
-// mounts reports whether a file whose path contains a mark is mounted for a process. The path is the fourth field (proc(5),
-// /proc/PID/mountinfo).
-func (t Table) mounts(pid int, mark string) (bool, error) {
-	data, err := os.ReadFile(filepath.Join(t.proc, strconv.Itoa(pid), "mountinfo"))
-	if err != nil {
-		return false, err
-	}
-	for line := range strings.Lines(string(data)) {
-		if fields := strings.SplitN(line, " ", 5); len(fields) == 5 && strings.Contains(fields[3], mark) {
-			return true, nil
-		}
-	}
-	return false, nil
 }

@@ -204,7 +204,7 @@ func TestPods_Scans(t *testing.T) {
 	for waiting := 0; waiting < callers; {
 		p.scans.mu.Lock()
 		if p.scans.next != nil {
-			waiting = len(p.scans.next.pods)
+			waiting = len(p.scans.next.of)
 		}
 		p.scans.mu.Unlock()
 	}
@@ -245,6 +245,61 @@ func TestPods_OfClaim(t *testing.T) {
 	p.table.self = 1
 	if _, err := p.OfClaim(t.Context(), "ns", "a"); !errors.Is(err, ErrHidden) {
 		t.Errorf("got %v, want %v", err, ErrHidden)
+	}
+}
+
+// One process of each container is asked, and only where the cgroups do not say which those are, the process table.
+func TestPods_OfClaimInCgroups(t *testing.T) {
+	const with, without, own = "cdi.gpu-metadata/ns_a/gpu/metadata.json", "cdi.gpu-metadata/ns_b/gpu/metadata.json", "kubepods/pod" + string(ownPod)
+	type files = map[string]string
+	for name, test := range map[string]struct {
+		cgroups files
+		// mounts are those of processes; one without any cannot be read.
+		mounts files
+		want   []int
+		fails  bool
+	}{
+		"one of many":                  {files{"kubepods/podx/c/cgroup.procs": "7\n8\n"}, files{"7": with}, []int{7}, false},
+		"of another claim":             {files{"kubepods/podx/c/cgroup.procs": "7\n8\n"}, files{"7": without}, nil, false},
+		"the first has just ended":     {files{"kubepods/podx/c/cgroup.procs": "6\n7\n"}, files{"7": with}, []int{7}, false},
+		"in the second container":      {files{"kubepods/podx/c/cgroup.procs": "7\n", "kubepods/podx/d/cgroup.procs": "8\n"}, files{"7": without, "8": with}, []int{8}, false},
+		"a thread alone":               {files{"kubepods/podx/c/cgroup.procs": "", "kubepods/podx/c/cgroup.events": "populated 1\n", "kubepods/podx/c/cgroup.threads": "7\n"}, files{"7": with}, []int{7}, false},
+		"in no pod":                    {files{"system.slice/c/cgroup.procs": "7\n"}, files{"7": with}, nil, false},
+		"not to be read":               {files{"kubepods/podx/c/cgroup.procs": "8\n"}, nil, nil, true},
+		"hidden, so the table is read": {files{"kubepods/podx/c/cgroup.procs": "0\n"}, files{"7": with, "8": without}, []int{7}, false},
+		"cgroups of another runtime":   {files{own + "/cgroup.procs": "5\n"}, files{"7": with, "8": without}, []int{7}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := "0::/kubepods/podx/c\n"
+			table := write(t, files{"4": "0::/x\n", "7": in, "8": in})
+			must := func(err error) {
+				t.Helper()
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			must(os.Mkdir(filepath.Join(table.proc, "8", "mountinfo"), 0o700))
+			must(os.WriteFile(filepath.Join(table.proc, "4", "mountinfo"), nil, 0o600))
+			for pid, root := range test.mounts {
+				file := filepath.Join(table.proc, pid, "mountinfo")
+				_ = os.Remove(file)
+				must(os.WriteFile(file, []byte("32 30 0:26 /"+root+" /m ro - tmpfs tmpfs rw\n"), 0o600))
+			}
+			cgroups := files{"cgroup.controllers": "", "kubepods/cgroup.events": "populated 1\n", "kubepods/cgroup.threads": "", own + "/cgroup.procs": "4\n"}
+			for path, data := range test.cgroups {
+				for dir := filepath.Dir(path); strings.HasPrefix(dir, "kubepods/"); dir = filepath.Dir(dir) {
+					cgroups[dir+"/cgroup.events"], cgroups[dir+"/cgroup.threads"] = "populated 1\n", ""
+				}
+				cgroups[path] = data
+			}
+			for path, data := range test.cgroups {
+				cgroups[path] = data
+			}
+			got, err := newPods(table, tree(t, cgroups), ownPod).OfClaim(t.Context(), "ns", "a")
+			if diff := cmp.Diff(test.want, got); diff != "" || (err != nil) != test.fails {
+				t.Errorf("%v (-want +got):\n%s", err, diff)
+			}
+		})
 	}
 }
 

@@ -120,9 +120,9 @@ func podsIn(cgroup string) []types.UID {
 }
 
 // flatten lists each process once, in ascending order.
-func flatten(byPod map[types.UID][]int) []int {
+func flatten[K comparable](found map[K][]int) []int {
 	var all []int
-	for _, pids := range byPod {
+	for _, pids := range found {
 		all = append(all, pids...)
 	}
 	slices.Sort(all)
