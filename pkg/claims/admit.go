@@ -129,6 +129,9 @@ func (a *preparation) again(ctx context.Context, have *records.Record) ([]record
 		}
 		if whole {
 			klog.FromContext(ctx).V(4).Info("Claim is prepared already", "claim", have.Claim)
+			if err := note(a.Ledger, have, a.claim); err != nil { // a kubelet that was restarted asks for any of the claim's pods
+				return nil, err
+			}
 			return have.Devices, nil
 		}
 	}

@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -129,10 +131,12 @@ func TestUnprepare_ProcessesUnknown(t *testing.T) {
 func TestUnprepare_OtherConsumers(t *testing.T) {
 	group := resourceapi.ResourceClaimConsumerReference{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "g", UID: "g-uid"}
 	pod := resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "pod", UID: "pod-uid"}
+	second := resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "second", UID: "second-uid"}
 	for name, test := range map[string]struct {
 		first, later []resourceapi.ResourceClaimConsumerReference
 		pids         map[types.UID][]int
 		onGPU        []int
+		generated    bool
 		away, kept   bool
 	}{
 		"container runs":                {first: consumers(group), pids: map[types.UID][]int{"ns/claim-a": {7}}, kept: true},
@@ -141,7 +145,11 @@ func TestUnprepare_OtherConsumers(t *testing.T) {
 		"driver lists a process":        {first: consumers(group), onGPU: []int{7}, kept: true},
 		"driver is away":                {first: consumers(group), away: true, kept: true},
 		"ended":                         {first: consumers(group), pids: map[types.UID][]int{"ns/another": {7}}},
-		"of pods alone":                 {first: consumers(pod), pids: map[types.UID][]int{"ns/claim-a": {7}}, onGPU: []int{7}},
+		"of pods alone":                 {first: consumers(pod), onGPU: []int{7}},
+		"another pod's container runs":  {first: consumers(pod), pids: map[types.UID][]int{"ns/claim-a": {7}}, kept: true},
+		"generated for the pod":         {first: consumers(pod), generated: true, pids: map[types.UID][]int{"ns/claim-a": {7}}},
+		"generated, and named by another pod": {first: consumers(pod), later: consumers(second), generated: true,
+			pids: map[types.UID][]int{"ns/claim-a": {7}}, kept: true},
 	} {
 		for _, reserved := range []bool{true, false} {
 			t.Run(fmt.Sprint(name, ", reserved ", reserved), func(t *testing.T) {
@@ -149,6 +157,10 @@ func TestUnprepare_OtherConsumers(t *testing.T) {
 					b := newBed(t)
 					claim := claimOn("a", 1)
 					claim.Status.ReservedFor = test.first
+					if test.generated {
+						owner := &metav1.ObjectMeta{Name: pod.Name, UID: pod.UID}
+						claim.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(owner, schema.GroupVersionKind{Version: "v1", Kind: "Pod"})}
+					}
 					mustPrepare(t, b.Preparer, claim)
 					claim.Status.ReservedFor = slices.Concat(test.first, test.later)
 					b.Reconcile(t.Context(), &fakeAPI{claims: claimList(claim)})
@@ -175,6 +187,46 @@ func TestUnprepare_OtherConsumers(t *testing.T) {
 
 func consumers(all ...resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference {
 	return all
+}
+
+// A second pod shares a claim and is deleted by force before the next reconcile: nobody knows of it but its container, which runs.
+func TestUnprepare_SecondPodBetweenReconciles(t *testing.T) {
+	for _, asked := range []bool{false, true} { // as by a kubelet that was restarted
+		synctest.Test(t, func(t *testing.T) {
+			b := &leftBed{newBed(t), &podProcesses{pids: map[types.UID][]int{"pod-2": {4711}, "ns/claim-a": {4711}}}, claimOn("a", 1)}
+			b.processes, b.api = b.seen, &fakeAPI{}
+			mustPrepare(t, b.Preparer, b.claim)
+			second := b.claim.DeepCopy()
+			second.Status.ReservedFor = append(second.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", UID: "pod-2"})
+			want := []types.UID{"pod-uid"}
+			if asked {
+				mustPrepare(t, b.Preparer, second)
+				want = append(want, "pod-2")
+			}
+			equal(t, "pods", want, b.Ledger.Record("a").Pods)
+			mustUnprepare(t, b.Preparer, second)
+			b.want(t, "while the second pod's container runs", true)
+			clear(b.seen.pids)
+			b.Recover(t.Context())
+			b.want(t, "once it has ended", false)
+		})
+	}
+}
+
+// A claim's name is that of a later one by the time its process ends: the later one's container does not keep what it had.
+func TestRecover_ClaimOfTheSameName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newLeftBed(t, claimOn("a", 1))
+		later := claimOn("later", 2)
+		later.Name, later.Status.ReservedFor[0].UID = b.claim.Name, "later-pod"
+		mustPrepare(t, b.Preparer, later)
+		b.seen.pids = map[types.UID][]int{"later-pod": {7, 8}, "ns/claim-a": {7, 9}}
+		b.Recover(t.Context())
+		b.want(t, "while a container of neither pod runs", true)
+		b.seen.pids["ns/claim-a"] = []int{7}
+		b.Recover(t.Context())
+		b.want(t, "while the later claim's runs", false)
+	})
 }
 
 // A claim that comes back is not prepared while its earlier pods have processes, neither there nor elsewhere.

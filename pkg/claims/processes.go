@@ -11,6 +11,7 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -36,23 +37,63 @@ func consumersOf(claim *resourceapi.ResourceClaim) (pods []types.UID, others boo
 	return pods, others
 }
 
+// ownerPod is the pod that a claim was generated for, from a template or for extended resources; empty for a claim of its own.
+func ownerPod(claim *resourceapi.ResourceClaim) types.UID {
+	owner := metav1.GetControllerOfNoCopy(claim)
+	if owner == nil || owner.APIVersion != "v1" || owner.Kind != "Pod" {
+		return ""
+	}
+	return owner.UID
+}
+
+// mayHaveOthers reports whether pods that are not on a claim's record may have had it. The kubelet prepares a claim for its first pod
+// alone; others come and go, by force also from one reconcile to the next, and neither the kubelet nor the API server remembers
+// them. Only a claim that was generated for a pod is that pod's own, as long as no other names it, too.
+func mayHaveOthers(r *records.Record) bool {
+	return r.OtherConsumers || r.OwnerPod == "" || !slices.Equal(r.Pods, []types.UID{r.OwnerPod})
+}
+
 // notePods puts on record what has reserved a claim since it was prepared: the kubelet prepares a claim for its first pod alone.
 func (p *Preparer) notePods(ctx context.Context, r *records.Record, claim *resourceapi.ResourceClaim) error {
-	pods, others := consumersOf(claim)
-	missing := slices.DeleteFunc(pods, func(uid types.UID) bool { return slices.Contains(r.Pods, uid) })
-	if len(missing) == 0 && (r.OtherConsumers || !others) {
+	if noting(r, claim) == nil {
 		return nil
 	}
 	return p.Ledger.locked(ctx, r, func(now *records.Record) error {
 		if !sameDevices(now, r) {
 			return nil // prepared anew or unprepared since
 		}
-		noted := now.Clone()
-		noted.OtherConsumers = now.OtherConsumers || others
-		noted.Pods = append(noted.Pods, slices.DeleteFunc(missing, func(uid types.UID) bool { return slices.Contains(noted.Pods, uid) })...)
-		noted.Pods = noted.Pods[max(0, len(noted.Pods)-maxPods):]
-		return p.Ledger.write(noted)
+		return note(p.Ledger, now, claim)
 	})
+}
+
+// note is notePods for a caller that holds the locks of the record's GPUs.
+func note(l *Ledger, r *records.Record, claim *resourceapi.ResourceClaim) error {
+	if noted := noting(r, claim); noted != nil {
+		return l.write(noted)
+	}
+	return nil
+}
+
+// noting is a record with what has reserved the claim; nil if that is on it.
+func noting(r *records.Record, claim *resourceapi.ResourceClaim) *records.Record {
+	pods, others := consumersOf(claim)
+	noted := r.Clone()
+	noted.Pods, noted.OtherConsumers = joined(r.Pods, pods), r.OtherConsumers || others
+	if slices.Equal(noted.Pods, r.Pods) && noted.OtherConsumers == r.OtherConsumers {
+		return nil
+	}
+	return noted
+}
+
+// joined are the pods of a record with later ones: the latest, if they are too many. The others are not forgotten, see mayHaveOthers.
+func joined(pods, later []types.UID) []types.UID {
+	all := slices.Clone(pods)
+	for _, uid := range later {
+		if !slices.Contains(all, uid) {
+			all = append(all, uid)
+		}
+	}
+	return all[max(0, len(all)-maxPods):]
 }
 
 // users are who uses what claims have: the processes of their pods, and those that the driver lists.
@@ -91,15 +132,18 @@ func (u users) checkIdle(ctx context.Context, r *records.Record, ends bool) erro
 	return nil
 }
 
-// checkEnded fails unless it is certain that no process of a claim's pods runs any more. Where they are not all known, no process
-// may have been given the claim, and the driver may list none on its GPUs.
+// checkEnded fails unless it is certain that no process of a claim's pods runs any more. Where they may not all be known, no process
+// may have been given the claim. That costs a look at all containers, of which most claims, generated for one pod, have no need.
+// Where they are certainly not all known, the driver may list none on its GPUs either.
 func (u users) checkEnded(ctx context.Context, r *records.Record) error {
 	if u.processes == nil {
 		return nil
 	}
 	pids, err := u.processes.OfPods(ctx, r.Pods)
-	if err == nil && len(pids) == 0 && r.OtherConsumers {
-		pids, err = u.processes.OfClaim(ctx, r.Claim.Namespace, r.Claim.Name)
+	if err == nil && len(pids) == 0 && mayHaveOthers(r) {
+		if pids, err = u.ofClaim(ctx, r); isUnseen(err) && !r.OtherConsumers {
+			err = nil // the pods on record have ended, and nothing says that there are others
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("cannot find out whether its pods still run: %w", err)
@@ -111,6 +155,23 @@ func (u users) checkEnded(ctx context.Context, r *records.Record) error {
 		return u.checkUnused(ctx, r)
 	}
 	return nil
+}
+
+// ofClaim lists processes of containers that have been given a claim. Those are found by its name, which a later claim may have by now:
+// what that one's pods have does not count.
+func (u users) ofClaim(ctx context.Context, r *records.Record) ([]int, error) {
+	pids, err := u.processes.OfClaim(ctx, r.Claim.Namespace, r.Claim.Name)
+	if err != nil || len(pids) == 0 {
+		return nil, err
+	}
+	var later []types.UID
+	for _, o := range u.ledger.index.claims() {
+		if o.Claim.Namespace == r.Claim.Namespace && o.Claim.Name == r.Claim.Name && o.Claim.UID != r.Claim.UID {
+			later = append(later, o.Pods...)
+		}
+	}
+	theirs, err := u.processes.OfPods(ctx, later)
+	return slices.DeleteFunc(pids, func(pid int) bool { return slices.Contains(theirs, pid) }), err
 }
 
 // checkUnused fails if the driver lists processes on a claim's GPUs, or does not answer.

@@ -130,6 +130,26 @@ func TestUnprepare_ProcessesOfSecondPod(t *testing.T) {
 	b.wantOccupied()
 }
 
+// podsAlone are processes of pods where those of a claim cannot be seen.
+type podsAlone struct{ podProcesses }
+
+func (*podsAlone) OfClaim(context.Context, string, string) ([]int, error) {
+	return nil, processes.ErrHidden
+}
+
+// Where the process table cannot be seen, what is known of the pods on record is all there is.
+func TestReconcile_ProcessTableHidden(t *testing.T) {
+	b := newBed(t)
+	seen := &podsAlone{podProcesses{pids: map[types.UID][]int{"pod-uid": {7}}}}
+	b.processes = seen
+	mustPrepare(t, b.Preparer, claimOn("a", 1))
+	b.Reconcile(t.Context(), &fakeAPI{})
+	wantDisk(t, b, line("a", 1))
+	clear(seen.pids)
+	b.Recover(t.Context())
+	wantDisk(t, b)
+}
+
 // endingProcesses are there for so many looks.
 type endingProcesses struct{ looks int }
 

@@ -54,6 +54,7 @@ func newRecord(claim *resourceapi.ResourceClaim, devices []device, id Identity, 
 		Devices: make([]records.Device, 0, len(devices)),
 	}
 	r.Pods, r.OtherConsumers = consumersOf(claim)
+	r.OwnerPod = ownerPod(claim)
 	for i := range devices {
 		d := &devices[i]
 		device := records.Device{

@@ -36,6 +36,9 @@ type Record struct {
 	Pods []types.UID `json:"pods,omitempty"`
 	// OtherConsumers is set where something else has reserved the claim, too, whose pods are not known.
 	OtherConsumers bool `json:"otherConsumers,omitempty"`
+	// OwnerPod is the pod that the claim was generated for; empty for a claim that pods share by its name, and in records of releases
+	// that noted none.
+	OwnerPod types.UID `json:"ownerPod,omitempty"`
 	// Devices in the order of the claim's allocation.
 	Devices []Device `json:"devices"`
 	// Unknown are the fields of a later release; nil if there are none.
