@@ -229,6 +229,44 @@ func TestRecover_ClaimOfTheSameName(t *testing.T) {
 	})
 }
 
+// A claim is allocated the same GPU anew, by another request and for another pod, while a process of the first one hangs.
+func TestPrepare_ProcessLeftOfEarlierAllocation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &leftBed{newBed(t), &podProcesses{pids: map[types.UID][]int{"pod-uid": {4711}}}, claimOf("a", result("gpu/x", 1))}
+		b.processes = b.seen
+		mustPrepare(t, b.Preparer, b.claim)
+		b.claim = claimOf("a", result("gpu/y", 1))
+		b.claim.Status.ReservedFor[0].UID = "pod-2"
+		_, err := b.Preparer.prepare(t.Context(), b.claim, false)
+		wantError(t, err, "4711")
+		mustUnprepare(t, b.Preparer, b.claim)
+		b.want(t, "while its first pod runs", true)
+		clear(b.seen.pids)
+		b.Recover(t.Context())
+		mustPrepare(t, b.Preparer, b.claim)
+	})
+}
+
+// A partition of a claim vanishes, and is created again while its pod runs: that stays on record, also where that is cut short.
+func TestRecover_CutShortWhilePodRuns(t *testing.T) {
+	b := newSimBed(t, "hgx-h100")
+	b.processes = &podProcesses{pids: map[types.UID][]int{"pod-uid": {4711}}}
+	b.prepare("a", b.name(0), b.name(1, 19, 6))
+	again := deviceClaim("a", b.name(0), b.name(1, 19, 6))
+	again.Status.ReservedFor[0].UID = "pod-2"
+	must(t, b.session.DestroyPartition(t.Context(), b.session.Node().GPUs[1].PCI, *b.Ledger.Record("a").Devices[1].Partition))
+	mustPrepare(t, b.Preparer, again)
+	equal(t, "pods", []types.UID{"pod-uid", "pod-2"}, b.Ledger.Record("a").Pods)
+	short := b.Ledger.Record("a").Clone()
+	short.State = records.Preparing
+	must(t, b.Ledger.write(short))
+	b.Recover(t.Context())
+	wantRefused(t, b.Preparer, deviceClaim("next", b.name(0)), "claim ns/claim-a")
+	b.processes = &podProcesses{}
+	b.Recover(t.Context())
+	b.prepare("next", b.name(0))
+}
+
 // A claim that comes back is not prepared while its earlier pods have processes, neither there nor elsewhere.
 func TestPrepare_ProcessLeftOfClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -258,10 +258,9 @@ func isUnseen(err error) bool {
 }
 
 // checkLeft fails if pods that had the claim before have left processes, and what its record lists would be freed or be given to
-// its next pods.
+// its next pods. Pods that run are none of those as long as its allocation is the same, whatever became of what they have.
 func (a *preparation) checkLeft(ctx context.Context, have *records.Record) error {
-	moved := have.State == records.Prepared && !covers(gpuNames(a.devices), have.GPUs())
-	if have.State != records.Releasing && !moved {
+	if have.State != records.Releasing && sameAllocation(allocationOf(have), allocationOf(a.toRecord())) {
 		return nil
 	}
 	if err := a.users().checkEnded(ctx, have); err != nil && !isUnseen(err) {

@@ -35,9 +35,13 @@ func needsIntent(r *records.Record) bool {
 		slices.ContainsFunc(r.Shares(gpu.MPS), func(d *records.Device) bool { return d.Share.Exclusive })
 }
 
-// toRecord is what is stored of the claim as it is by now. Its shares are those of the devices.
+// toRecord is what is stored of the claim as it is by now. Its shares are those of the devices. Pods that had the claim before stay on
+// record: of some that run, what they have may be made anew.
 func (a *preparation) toRecord() *records.Record {
 	r := newRecord(a.claim, a.devices, a.Ledger.id, a.Ledger.bootID, a.cdi)
+	if have := a.view.have; have != nil {
+		r.Pods, r.OtherConsumers = joined(have.Pods, r.Pods), r.OtherConsumers || have.OtherConsumers
+	}
 	for _, d := range r.Partitions() {
 		d.Session = a.Ledger.sessions.of(d.GPU)
 	}

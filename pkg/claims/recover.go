@@ -65,12 +65,11 @@ func (p *Preparer) recoverClaim(ctx context.Context, b *backend, r *records.Reco
 	})
 }
 
-// removeLeft removes what is left of a claim that was cut short, or that was given back while processes of its pods were left.
+// removeLeft removes what is left of a claim that was cut short, or that was given back while processes of its pods were left. One that
+// was cut short may have been prepared before, and its pods run.
 func (p *Preparer) removeLeft(ctx context.Context, b *backend, r *records.Record) error {
-	if r.State == records.Releasing {
-		if err := p.users().checkEnded(ctx, r); err != nil && !isUnseen(err) {
-			return err
-		}
+	if err := p.users().checkEnded(ctx, r); err != nil && !isUnseen(err) {
+		return err
 	}
 	if err := p.undo(ctx, b, r); err != nil {
 		return err
