@@ -23,6 +23,8 @@ type allocations struct {
 	records *index
 	// followed is set once a Follower finds out when something is not allocated any more: nothing is noted before.
 	followed bool
+	// unpublished is set where the node publishes nothing by the driver name.
+	unpublished bool
 	// outlasts reports of a claim whose record goes whether what it was allocated has to be known until the API server says that it is
 	// not allocated any more.
 	outlasts func(r *records.Record) bool

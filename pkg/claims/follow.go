@@ -53,7 +53,7 @@ func NewFollower(l *Ledger, api ClaimLister, node func() *gpu.Node) *Follower {
 // NewUnpublishedFollower makes a follower of the claims of a name by which the node publishes nothing: it has to know of all, and asks
 // at each Follow.
 func NewUnpublishedFollower(l *Ledger, api ClaimLister, node func() *gpu.Node) *Follower {
-	l.allocated.followed, l.allocated.outlasts = true, func(*records.Record) bool { return true }
+	l.allocated.followed, l.allocated.unpublished, l.allocated.outlasts = true, true, func(*records.Record) bool { return true }
 	return &Follower{ledger: l, api: api, node: node}
 }
 

@@ -72,7 +72,7 @@ type view struct {
 	others map[string]gpuRecords
 	// known is what the claim was known to have been allocated before it was prepared; nil for nothing.
 	known *records.Record
-	// conflicts are allocations under other driver names, by GPU.
+	// conflicts are allocations under other driver names that are in the way, by GPU.
 	conflicts map[string][]conflict
 }
 
@@ -81,7 +81,7 @@ func (l *Ledger) look(uid types.UID, gpus []string) view {
 	v := view{conflicts: map[string][]conflict{}, known: l.allocated.get(uid)}
 	v.have, v.others = l.index.look(uid, gpus)
 	for _, name := range gpus {
-		if conflicts := l.conflicts(name); len(conflicts) > 0 {
+		if conflicts := slices.DeleteFunc(l.conflicts(name), func(c conflict) bool { return c.waits }); len(conflicts) > 0 {
 			v.conflicts[name] = conflicts
 		}
 	}

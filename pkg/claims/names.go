@@ -100,6 +100,8 @@ type conflict struct {
 	extent
 	driver string
 	claim  records.Claim
+	// waits: the claim has no record, and is prepared only once what it collides with is free.
+	waits bool
 }
 
 func (c *conflict) String() string { return fmt.Sprintf("claim %s of driver %s", c.claim, c.driver) }
@@ -111,12 +113,22 @@ func (l *Ledger) conflicts(gpuDevice string) []conflict {
 		for _, x := range []*index{o.index, o.allocated.index} {
 			for _, r := range x.on(gpuDevice, "").all {
 				for _, e := range extentsOf(r, gpuDevice) {
-					all = append(all, conflict{e, o.id.Driver, r.Claim})
+					all = append(all, conflict{e, o.id.Driver, r.Claim, x != o.index && precedes(l, o)})
 				}
 			}
 		}
 	}
 	return all
+}
+
+// precedes decides between two claims of one GPU that were allocated under two names, and of which neither is prepared: if each waited
+// for the other, neither would ever be. The name by which the node publishes nothing precedes: its allocations end, and keep others
+// from being made. Whichever claim is prepared first keeps the other waiting by its record.
+func precedes(l, o *Ledger) bool {
+	if l.allocated.unpublished != o.allocated.unpublished {
+		return l.allocated.unpublished
+	}
+	return l.id.Driver < o.id.Driver
 }
 
 // conflictWith returns the first that leaves no room for a device, or nil.

@@ -170,6 +170,36 @@ func TestPrepare_AllocatedUnderAnotherName(t *testing.T) {
 	}
 }
 
+// One GPU is allocated to a claim of each of two names, and neither is prepared: one of them is, and the other one after it.
+func TestPrepare_AllocatedUnderTwoNames(t *testing.T) {
+	for _, publishedFirst := range []bool{false, true} {
+		node := newSimNode(t, "hgx-h100")
+		root := t.TempDir()
+		startProcess(t, root, nameA, node).die()
+		now := startProcess(t, root, nameB, node)
+		other, device := now.byName[nameA], gpuOfNode(node, t, 0)
+		old, next := deviceClaim("old", device), of(nameB, deviceClaim("next", device))
+		api := &fakeAPI{claims: claimList(old, next)}
+		inventory := func() *gpu.Node { return now.backend.Load().hardware.Node().Node }
+		unpublished, follower := NewUnpublishedFollower(other.Ledger, api, inventory), NewFollower(now.Ledger, api, inventory)
+		must(t, follower.List(t.Context()))
+		if publishedFirst { // before it is known what the other name has
+			mustPrepare(t, now.Preparer, next)
+			must(t, unpublished.List(t.Context()))
+			wantRefused(t, other, old, "claim ns/claim-next (next) of driver gpu.nvidia.com")
+			continue
+		}
+		must(t, unpublished.List(t.Context()))
+		wantRefused(t, now.Preparer, next, "claim ns/claim-old (old) of driver gpu.cleave.dev")
+		mustPrepare(t, other, old)
+		wantRefused(t, now.Preparer, next, "claim ns/claim-old (old) of driver gpu.cleave.dev")
+		mustUnprepare(t, other, old)
+		api.claims = claimList(next)
+		must(t, unpublished.List(t.Context()))
+		mustPrepare(t, now.Preparer, next)
+	}
+}
+
 // Of a claim that is not prepared yet, or has lost its record, only the API server knows.
 func TestPrepare_AllocatedUnderAnotherNameAndNotPrepared(t *testing.T) {
 	node := newSimNode(t, "hgx-h100")
