@@ -163,6 +163,30 @@ func TestPrepare_NotOffered(t *testing.T) {
 	mustPrepare(t, b.Preparer, gone)
 }
 
+// A claim that observes a device is prepared, and again, whether or not the policy has the device.
+func TestPrepare_AdminAccessNotOffered(t *testing.T) {
+	b := newPartBed(t)
+	node := b.backend.Load().hardware.Node()
+	yes := true
+	observe := func(uid types.UID, device string) *resourceapi.ResourceClaim {
+		claim := deviceClaim(uid, device)
+		claim.Status.Allocation.Devices.Results[0].AdminAccess = &yes
+		return claim
+	}
+	whole, part := observe("whole", b.name(0)), observe("part", b.name(1, 19, 6))
+	b.prepare("tenant", b.name(1, 19, 6))
+	for range 2 {
+		mustPrepare(t, b.Preparer, whole)
+		mustPrepare(t, b.Preparer, part)
+		node.Offers[0], node.Offers[1] = policy.Offer{TimeSlice: &policy.Sharing{}}, policy.Offer{Whole: true}
+	}
+	mustPrepare(t, b.Preparer, observe("later", b.name(0)))
+	_, err := b.Prepare(t.Context(), observe("none", b.name(0)+"-mig-99-0"))
+	wantError(t, err, "is not on this node")
+	_, err = b.Prepare(t.Context(), observe("elsewhere", "gpu-0000-ff-00-0"))
+	wantError(t, err, "is not on this node")
+}
+
 // No layout is created on top of what is allocated, but for a claim that was allocated just that.
 func TestKeepLayouts_Allocated(t *testing.T) {
 	b := newPartBed(t)

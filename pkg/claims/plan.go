@@ -78,14 +78,15 @@ func plan(claim *resourceapi.ResourceClaim, node *policy.Node, id Identity) ([]d
 			return nil, fmt.Errorf("request %q: device %s is of pool %q, this node's pool is %q",
 				result.Request, result.Device, result.Pool, id.Pool)
 		}
-		shape, ok := node.FindShape(result.Device)
+		admin := result.AdminAccess != nil && *result.AdminAccess
+		shape, ok := shapeOf(result.Device, admin, node)
 		if !ok {
 			return nil, fmt.Errorf("request %q: device %q is not on this node, which has %s: if the GPU was taken out, fell off the bus or "+
 				"changed its MIG mode, or the node's policy no longer has the device, delete the pod so that it is scheduled again",
 				result.Request, result.Device, deviceNames(node))
 		}
 		d := device{
-			request: result.Request, admin: result.AdminAccess != nil && *result.AdminAccess,
+			request: result.Request, admin: admin,
 			shape: shape, offer: node.Offer(shape.GPU), name: shape.Name(), gpu: shape.GPU.PCI.DeviceName(),
 		}
 		d.config = configs.of(d)
@@ -98,6 +99,20 @@ func plan(claim *resourceapi.ResourceClaim, node *policy.Node, id Identity) ([]d
 		return nil, err
 	}
 	return devices, checkServers(devices)
+}
+
+// shapeOf is what a device is. Devices that are allocated are offered, whatever the policy, but not for those who observe them: what
+// they observe is there without an offer.
+func shapeOf(device string, admin bool, node *policy.Node) (gpu.Shape, bool) {
+	shape, offered := node.FindShape(device)
+	if offered || !admin {
+		return shape, offered
+	}
+	g := node.Find(deviceNamed(device, node.Node).GPU)
+	if g == nil {
+		return gpu.Shape{}, false
+	}
+	return g.ShapeNamed(device)
 }
 
 // hasAlternatives reports whether the scheduler chose between subrequests: parameters for one that it did not choose then

@@ -98,13 +98,27 @@ func (g *GPU) CanBeWhole() bool {
 
 // CanBe reports whether the GPU can be offered as a device of a name, by some policy.
 func (g *GPU) CanBe(device string) bool {
+	_, ok := g.ShapeNamed(device)
+	return ok
+}
+
+// ShapeNamed is what the GPU can be offered as under a device's name, by some policy.
+func (g *GPU) ShapeNamed(device string) (Shape, bool) {
 	shapes := g.PartitionShapes()
 	if g.CanBeWhole() {
 		shapes = append(shapes, g.Whole())
 	}
-	return slices.ContainsFunc(shapes, func(s Shape) bool {
-		return s.Name() == device || slices.ContainsFunc(Shares(), func(by Share) bool { return s.Shared(by).Name() == device })
-	})
+	for _, s := range shapes {
+		if s.Name() == device {
+			return s, true
+		}
+		for _, by := range Shares() {
+			if shared := s.Shared(by); shared.Name() == device {
+				return shared, true
+			}
+		}
+	}
+	return Shape{}, false
 }
 
 // PartitionShapes are the partitions of the catalog, in order of size, profile ID and start; none where they need a reset.
