@@ -180,6 +180,24 @@ type Remover struct {
 	Dir, Driver string
 }
 
+// Claims lists the claims that have a spec, in the order of their UIDs.
+func (r Remover) Claims() ([]types.UID, error) {
+	entries, err := os.ReadDir(r.Dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("list the CDI specs of claims: %w", err)
+	}
+	before, after, _ := strings.Cut(claimFile(r.Driver, "*"), "*")
+	var uids []types.UID
+	for _, e := range entries {
+		name, ok := strings.CutPrefix(e.Name(), before)
+		uid, spec := strings.CutSuffix(name, after)
+		if ok && spec && uid != "" {
+			uids = append(uids, types.UID(uid))
+		}
+	}
+	return uids, nil
+}
+
 // RemoveClaim deletes a claim's spec. A missing spec is not an error.
 func (r Remover) RemoveClaim(uid types.UID) error { return r.remove(claimFile(r.Driver, uid)) }
 

@@ -261,6 +261,14 @@ func TestRemoveClaim_Idempotent(t *testing.T) {
 		}
 	}
 	r := Remover{Dir: s.opts.Dir, Driver: testDriver}
+	for _, name := range []string{testDriver + "-gpu.json", testDriver + "-claim_.json", "other.example.com-claim_x.json", testDriver + "-claim_x.tmp"} {
+		if err := os.WriteFile(filepath.Join(s.opts.Dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := r.Claims(); err != nil || !slices.Equal(got, []types.UID{testUID, other}) {
+		t.Errorf("claims with specs: %v, %v", got, err)
+	}
 	for range 2 {
 		if err := r.RemoveClaim(testUID); err != nil {
 			t.Fatal(err)
@@ -271,6 +279,9 @@ func TestRemoveClaim_Idempotent(t *testing.T) {
 	}
 	if err := (Remover{Dir: filepath.Join(s.opts.Dir, "missing"), Driver: testDriver}).RemoveClaim(testUID); err != nil {
 		t.Errorf("no CDI directory: %v", err)
+	}
+	if got, err := (Remover{Dir: filepath.Join(s.opts.Dir, "missing"), Driver: testDriver}).Claims(); err != nil || len(got) > 0 {
+		t.Errorf("claims with specs without a CDI directory: %v, %v", got, err)
 	}
 }
 

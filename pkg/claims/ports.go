@@ -67,8 +67,10 @@ type CDI interface {
 	ClaimSession(uid types.UID, device string) string
 }
 
-// SpecRemover removes the spec of a claim's partitions; it needs no driver.
+// SpecRemover removes the specs of claims; it needs no driver.
 type SpecRemover interface {
+	// Claims lists the claims that have a spec.
+	Claims() ([]types.UID, error)
 	RemoveClaim(uid types.UID) error
 }
 

@@ -210,6 +210,7 @@ func TestReconcile_CorruptRecordOfPartition(t *testing.T) {
 	if len(b.notes) != 1 {
 		t.Errorf("got notes %v, want one about the corrupt record", b.notes)
 	}
+	b = b.restart() // before anybody has asked the API server
 	if err := b.tryPrepare("b", b.name(0, 19, 5)); err == nil {
 		t.Error("the place of a claim with a corrupt record was given")
 	}

@@ -89,6 +89,15 @@ func (s *specDir) ClaimSession(uid types.UID, device string) string {
 	return ""
 }
 
+func (s *specDir) Claims() ([]types.UID, error) {
+	files, err := filepath.Glob(s.path("*"))
+	uids := make([]types.UID, 0, len(files))
+	for _, f := range files {
+		uids = append(uids, types.UID(filepath.Base(f)))
+	}
+	return uids, err
+}
+
 func (s *specDir) RemoveClaim(uid types.UID) error {
 	if err := hook(s.step, s.err, "before RemoveClaim"); err != nil {
 		return err

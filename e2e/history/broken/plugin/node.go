@@ -111,6 +111,8 @@ func (s specs) HasClaim(uid types.UID) bool {
 
 func (specs) ClaimSession(types.UID, string) string { return "" }
 
+func (specs) Claims() ([]types.UID, error) { return nil, nil }
+
 func (s specs) RemoveClaim(uid types.UID) error { return store.Disk{}.Remove(s.path(uid)) }
 
 // steps counts the changes of hardware and disk, at which a request can have the process killed, or another one opened.
