@@ -162,11 +162,15 @@ func (a *allocations) unrecordedOn(gpuDevice string) gpuRecords {
 	return on
 }
 
-// enter notes what a claim has been allocated.
+// enter notes what a claim has been allocated. What is known already is noted anew, as a copy, for removeIf to tell.
 func (a *allocations) enter(r *records.Record) {
-	if was := a.get(r.Claim.UID); a.followed && (was == nil || !sameAllocation(was, r)) {
-		a.set(r)
+	if !a.followed {
+		return
 	}
+	if was := a.get(r.Claim.UID); was != nil && sameAllocation(was, r) {
+		r = was.Clone()
+	}
+	a.set(r)
 }
 
 // keep notes what a claim has been allocated whose record is about to go, where it matters.

@@ -50,11 +50,11 @@ func NewFollower(l *Ledger, api ClaimLister, node func() *gpu.Node) *Follower {
 	return &Follower{ledger: l, api: api, node: node, most: followMost}
 }
 
-// NewUnpublishedFollower makes a follower of the claims of a name by which the node publishes nothing: it has to know of all, and asks
-// at each Follow.
+// NewUnpublishedFollower makes a follower of the claims of a name by which the node publishes nothing: it has to know of all, and soon, so
+// that no pause is longer than the first.
 func NewUnpublishedFollower(l *Ledger, api ClaimLister, node func() *gpu.Node) *Follower {
 	l.allocated.followed, l.allocated.unpublished, l.allocated.outlasts = true, true, func(*records.Record) bool { return true }
-	return &Follower{ledger: l, api: api, node: node}
+	return &Follower{ledger: l, api: api, node: node, most: followFirst}
 }
 
 // pace is when to ask for a claim again.

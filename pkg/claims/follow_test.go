@@ -108,6 +108,39 @@ func TestFollower_QuestionFails(t *testing.T) {
 	}
 }
 
+// slowAPI does something while claims are listed.
+type slowAPI struct {
+	fakeAPI
+	meanwhile func()
+}
+
+func (a *slowAPI) Each(ctx context.Context, visit func(*resourceapi.ResourceClaim) bool) error {
+	err := a.fakeAPI.Each(ctx, visit)
+	a.meanwhile()
+	return err
+}
+
+// While claims are listed, one that the listing does not have is allocated again what it had: it stays known.
+func TestFollower_NotedDuringListing(t *testing.T) {
+	b := newPartBed(t)
+	node := b.backend.Load().hardware.Node()
+	node.Offers[0] = policy.Offer{Whole: true}
+	claim := deviceClaim("again", b.name(0, 19, 6))
+	prepare := func() {
+		_, err := b.Prepare(t.Context(), claim)
+		wantError(t, err, "is not on this node")
+	}
+	api := &slowAPI{meanwhile: prepare}
+	f := NewFollower(b.Ledger, api, func() *gpu.Node { return node.Node })
+	prepare()
+	wantAllocated(t, "before", b.Ledger, "again")
+	must(t, f.List(t.Context()))
+	wantAllocated(t, "noted during the listing", b.Ledger, "again")
+	api.meanwhile = func() {}
+	must(t, f.List(t.Context()))
+	wantAllocated(t, "listed since", b.Ledger)
+}
+
 // A claim's device is withdrawn, its pod ends, and the claim is still allocated: until it is not, the device is taken.
 func TestUnprepare_StillAllocated(t *testing.T) {
 	b := newPartBed(t)

@@ -4,6 +4,7 @@ package claims
 
 import (
 	"cmp"
+	"reflect"
 	"slices"
 	"sync"
 
@@ -81,11 +82,12 @@ func byUID(all []*records.Record) []*records.Record {
 	return all
 }
 
-// set enters a record in place of the claim's earlier one.
+// set enters a record in place of the claim's earlier one. One that says the same is no change: whoever reads records again and again
+// would wake others, and itself, for nothing.
 func (x *index) set(r *records.Record) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.drop(r.Claim.UID)
+	before := x.unlink(r.Claim.UID)
 	x.byClaim[r.Claim.UID] = r
 	for _, name := range r.GPUs() {
 		if x.byGPU[name] == nil {
@@ -93,7 +95,9 @@ func (x *index) set(r *records.Record) {
 		}
 		x.byGPU[name][r.Claim.UID] = r
 	}
-	x.notify()
+	if !reflect.DeepEqual(before, r) {
+		x.notify()
+	}
 }
 
 // undone remembers, should the record itself stay, that what it lists is not there any more: no other claim may count on
@@ -123,15 +127,22 @@ func (x *index) remove(uid types.UID) {
 }
 
 func (x *index) drop(uid types.UID) {
+	if x.unlink(uid) != nil {
+		x.notify()
+	}
+}
+
+// unlink takes out the record of a claim, reports that to nobody, and returns it; nil if there is none.
+func (x *index) unlink(uid types.UID) *records.Record {
 	r := x.byClaim[uid]
 	if r == nil {
-		return
+		return nil
 	}
 	delete(x.byClaim, uid)
 	for _, name := range r.GPUs() {
 		delete(x.byGPU[name], uid)
 	}
-	x.notify()
+	return r
 }
 
 // next is closed at the next change.

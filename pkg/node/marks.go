@@ -13,18 +13,40 @@ const (
 	// though they do: whole GPUs are ordered by what is free, and each new order is a write.
 	allocationsSettle = 250 * time.Millisecond
 	allocationsAtMost = 2 * time.Second
-	// partitionsSettle is how long partitions must not have changed: the plugin's own changes cause events, too.
+	// partitionsSettle is how long partitions must not have changed: the plugin's own changes cause events, too. partitionsAtMost is
+	// after what time they are observed though they do.
 	partitionsSettle = time.Second
+	partitionsAtMost = 5 * time.Second
 )
 
 // marks are the aspects that are to be observed anew. The zero value has none.
 type marks struct {
 	mu sync.Mutex
-	// now are those to be observed at once; the times are when to observe the others, zero for never.
+	// now are those to be observed at once.
 	now                     Aspect
-	allocations, partitions time.Time
-	// since is when the first change of allocations came.
-	since time.Time
+	allocations, partitions settling
+}
+
+// settling is an aspect that is observed once it has settled: at due, zero for never. since is when its first change came.
+type settling struct{ due, since time.Time }
+
+// mark notes a change. Due is put off by a quiet time, but no more once atMost has passed since the first change.
+func (s *settling) mark(at time.Time, quiet, atMost time.Duration) {
+	if s.due.IsZero() {
+		s.since = at
+	}
+	if s.due.IsZero() || at.Sub(s.since) < atMost {
+		s.due = at.Add(quiet)
+	}
+}
+
+// take reports whether the aspect is due, which it is not any more then.
+func (s *settling) take(at time.Time) bool {
+	due := !s.due.IsZero() && !at.Before(s.due)
+	if due {
+		s.due = time.Time{}
+	}
+	return due
 }
 
 // mark adds aspects.
@@ -32,17 +54,11 @@ func (m *marks) mark(a Aspect, at time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.now |= a &^ (Allocations | Partitions)
+	if a.Has(Allocations) {
+		m.allocations.mark(at, allocationsSettle, allocationsAtMost)
+	}
 	if a.Has(Partitions) {
-		m.partitions = at.Add(partitionsSettle)
-	}
-	if !a.Has(Allocations) {
-		return
-	}
-	if m.allocations.IsZero() {
-		m.since = at
-	}
-	if m.allocations.IsZero() || at.Sub(m.since) < allocationsAtMost {
-		m.allocations = at.Add(allocationsSettle)
+		m.partitions.mark(at, partitionsSettle, partitionsAtMost)
 	}
 }
 
@@ -52,11 +68,11 @@ func (m *marks) take(at time.Time) Aspect {
 	defer m.mu.Unlock()
 	due := m.now
 	m.now = 0
-	if !m.allocations.IsZero() && !at.Before(m.allocations) {
-		due, m.allocations = due|Allocations, time.Time{}
+	if m.allocations.take(at) {
+		due |= Allocations
 	}
-	if !m.partitions.IsZero() && !at.Before(m.partitions) {
-		due, m.partitions = due|Partitions, time.Time{}
+	if m.partitions.take(at) {
+		due |= Partitions
 	}
 	return due
 }
@@ -65,7 +81,7 @@ func (m *marks) take(at time.Time) Aspect {
 func (m *marks) next() time.Time {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return earliest(m.allocations, m.partitions)
+	return earliest(m.allocations.due, m.partitions.due)
 }
 
 // earliest is the earliest of some times that are not zero.

@@ -150,6 +150,13 @@ func (b *namesBed) want(step, hold string, served bool, allocated ...string) {
 	}
 }
 
+// asksAgain has the API server asked for claims of the other name at the next look, without a pause.
+func (b *namesBed) asksAgain() {
+	for _, o := range b.names.all() {
+		o.allocated = claims.NewUnpublishedFollower(o.engine.Ledger, presentClaims{b.service}, b.names.inventory)
+	}
+}
+
 // renamedClaim has a device of the node by a driver's name.
 func renamedClaim(uid, driver string) *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{
@@ -195,6 +202,7 @@ func TestOtherNames_ServedUntilNothingIsLeft(t *testing.T) {
 			if _, err := b.client.ResourceV1().ResourceClaims("ns").UpdateStatus(t.Context(), claim, metav1.UpdateOptions{}); err != nil {
 				t.Fatal(err)
 			}
+			b.asksAgain()
 			b.want("deallocated", "", true)
 			o.idleSince = time.Now().Add(-names.Linger)
 			b.want("nothing is left for a while", "", false)
@@ -234,7 +242,28 @@ func TestOtherNames_AllocatedAndNotPrepared(t *testing.T) {
 	if err := b.client.ResourceV1().ResourceClaims("ns").Delete(t.Context(), "x", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	b.asksAgain()
 	b.want("it is deleted", "", true)
+}
+
+// A look at which nothing has changed wakes nobody: each would be followed by the next, with all that it reads and asks.
+func TestOtherNames_LooksWhenWoken(t *testing.T) {
+	recorded, unprepared := renamedClaim("x", nvidia.DriverName), renamedClaim("y", nvidia.DriverName)
+	unprepared.UID = "uid-y"
+	b := newNamesBed(t, "gpu.cleave.dev", nvidia.DriverName, recorded, unprepared)
+	defer b.end()
+	b.record(recorded)
+	defer b.runs()()
+	b.want("its plugin runs", "", false, "uid-x", "uid-y")
+	b.names.look(t.Context())
+	for len(b.names.wake) > 0 {
+		<-b.names.wake
+	}
+	b.asksAgain()
+	b.names.look(t.Context())
+	if len(b.names.wake) > 0 {
+		t.Error("a look wakes the next one though nothing has changed")
+	}
 }
 
 // A claim that is allocated from slices that were about to go appears when the name is about to be forgotten.
