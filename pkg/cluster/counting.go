@@ -32,8 +32,16 @@ var sharesSince = version.MustParseGeneric("1.36.2")
 // DRAConsumableCapacity are beta, and on).
 var countsSince = version.MustParseGeneric("1.36.0")
 
-// countingTimeout bounds the questions about counting.
-const countingTimeout = 5 * time.Second
+const (
+	// releaseTimeout bounds the question for the release, and all that is asked on behalf of people.
+	releaseTimeout = 5 * time.Second
+	// dryRunTimeout bounds the question what the API server keeps. Admission webhooks have a say in it, each of which may take 30 s
+	// (ValidatingWebhook.timeoutSeconds of admissionregistration.k8s.io/v1): where their failures are ignored, slices are written then.
+	dryRunTimeout = 35 * time.Second
+	// unansweredAtMost is for how long an API server that tells its release is waited for to answer that question: nothing is
+	// prepared or published meanwhile.
+	unansweredAtMost = 30 * time.Second
+)
 
 // Counted is what a cluster counts; nil where it does.
 type Counted struct {
@@ -79,6 +87,8 @@ func NewCounting(client kubernetes.Interface, driver, node string) *Counting {
 
 // AskCounted asks once, on behalf of people. Who may not create slices learns what the release says alone.
 func AskCounted(ctx context.Context, client kubernetes.Interface, driver string) (Counted, error) {
+	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
+	defer cancel()
 	c := NewCounting(client, driver, "cleave")
 	_, err := c.ask(ctx)
 	return c.Counted(), err
@@ -95,17 +105,33 @@ func (c *Counting) Doubt() {
 	}
 }
 
-// Wait asks until the API server has answered, or ctx ends.
+// Wait asks until the API server has answered, or ctx ends. An API server that tells its release and nothing else is taken to count
+// what its release does, until Follow has an answer.
 func (c *Counting) Wait(ctx context.Context, retry time.Duration) error {
+	logger := klog.FromContext(ctx)
 	tick := time.NewTicker(retry)
 	defer tick.Stop()
+	since := time.Time{} // when it began to leave the question unanswered
 	for reported := false; ; reported = true {
+		began := time.Now()
 		_, err := c.ask(ctx)
 		if err == nil {
 			return nil
 		}
+		unanswered := (*unansweredError)(nil)
+		if errors.As(err, &unanswered) && since.IsZero() {
+			since = began
+		} else if unanswered == nil {
+			since = time.Time{}
+		}
+		if unanswered != nil && ctx.Err() == nil && time.Since(since) >= unansweredAtMost {
+			logger.Error(err, "The API server does not answer what it counts; that of its release is taken until it does")
+			now := counts(unanswered.release, keptBy(unanswered.release))
+			c.counted.Store(&now)
+			return nil
+		}
 		if !reported {
-			klog.FromContext(ctx).Error(err, "Waiting for the API server", "retryEvery", retry)
+			logger.Error(err, "Waiting for the API server", "retryEvery", retry)
 		}
 		select {
 		case <-ctx.Done():
@@ -138,8 +164,6 @@ func (c *Counting) Follow(ctx context.Context, every time.Duration, changed func
 
 // ask asks once, and reports whether the answer is another than before.
 func (c *Counting) ask(ctx context.Context) (news bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, countingTimeout)
-	defer cancel()
 	release, err := c.release(ctx)
 	if err != nil {
 		return false, err
@@ -171,6 +195,8 @@ func counts(release *version.Version, kept *resourceapi.Device) (now Counted) {
 
 // release asks the API server which release it is.
 func (c *Counting) release(ctx context.Context) (*version.Version, error) {
+	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
+	defer cancel()
 	info, err := c.serverVersion(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("ask the API server for its release: %w", err)
@@ -185,13 +211,10 @@ func (c *Counting) release(ctx context.Context) (*version.Version, error) {
 // probe names what the API server is asked about.
 const probe = "counting"
 
-// keeps has the API server show what it would store of a device that is counted in all ways; nothing is stored. With a feature
-// gate off, it drops the fields (kubernetes pkg/registry/resource/resourceslice/strategy.go, dropDisabledFields). Before 1.35
-// counters were in the slice of the devices: such an API server refuses this one, and would refuse those of GPUs. Where the question
-// itself is refused, as by a webhook that knows no dry runs, the gates are taken to be those of the release.
-func (c *Counting) keeps(ctx context.Context, release *version.Version) (kept *resourceapi.Device, err error) {
+// probeDevice is a device that is counted in all ways.
+func probeDevice() *resourceapi.Device {
 	shared, one := true, resource.MustParse("1")
-	device := &resourceapi.Device{
+	return &resourceapi.Device{
 		Name: probe, AllowMultipleAllocations: &shared,
 		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 			probe: {Value: one, RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &one, ValidValues: []resource.Quantity{one}}},
@@ -200,10 +223,27 @@ func (c *Counting) keeps(ctx context.Context, release *version.Version) (kept *r
 			CounterSet: probe, Counters: map[string]resourceapi.Counter{probe: {Value: one}},
 		}},
 	}
+}
+
+// keptBy is what a release keeps of probeDevice by default.
+func keptBy(release *version.Version) *resourceapi.Device {
+	if release.AtLeast(countsSince) {
+		return probeDevice()
+	}
+	return &resourceapi.Device{}
+}
+
+// keeps has the API server show what it would store of probeDevice; nothing is stored. With a feature
+// gate off, it drops the fields (kubernetes pkg/registry/resource/resourceslice/strategy.go, dropDisabledFields). Before 1.35
+// counters were in the slice of the devices: such an API server refuses this one, and would refuse those of GPUs. Where the question
+// itself is refused, as by a webhook that knows no dry runs, the gates are taken to be those of the release.
+func (c *Counting) keeps(ctx context.Context, release *version.Version) (kept *resourceapi.Device, err error) {
+	ctx, cancel := context.WithTimeout(ctx, dryRunTimeout)
+	defer cancel()
 	slice := &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: c.node + "-" + probe + "-"},
 		Spec: resourceapi.ResourceSliceSpec{
-			Driver: c.driver, NodeName: &c.node, Devices: []resourceapi.Device{*device},
+			Driver: c.driver, NodeName: &c.node, Devices: []resourceapi.Device{*probeDevice()},
 			Pool: resourceapi.ResourcePool{Name: c.node, Generation: 1, ResourceSliceCount: 1},
 		},
 	}
@@ -214,16 +254,29 @@ func (c *Counting) keeps(ctx context.Context, release *version.Version) (kept *r
 		return &resourceapi.Device{}, nil
 	case isRefusal(err):
 		klog.FromContext(ctx).Info("The API server does not answer what it counts; that of its release is taken", "reason", err.Error())
-		if !release.AtLeast(countsSince) {
-			return &resourceapi.Device{}, nil
-		}
-		return device, nil
+		return keptBy(release), nil
+	case isUnanswered(err):
+		return nil, &unansweredError{release, fmt.Errorf("ask the API server what it counts: %w", err)}
 	case err != nil:
 		return nil, fmt.Errorf("ask the API server what it counts: %w", err)
 	case len(would.Spec.Devices) != 1:
 		return nil, fmt.Errorf("ask the API server what it counts: it answers with %d devices, not 1", len(would.Spec.Devices))
 	}
 	return &would.Spec.Devices[0], nil
+}
+
+// unansweredError is that of an API server that tells its release and does not answer what it keeps.
+type unansweredError struct {
+	release *version.Version
+	error
+}
+
+func (e *unansweredError) Unwrap() error { return e.error }
+
+// isUnanswered reports whether an API server, or what is before or behind it, has not answered in time.
+func isUnanswered(err error) bool {
+	status := apierrors.APIStatus(nil)
+	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &status) && status.Status().Code > http.StatusInternalServerError
 }
 
 // refusesFields reports whether an API server has found the fields of counters invalid. Policies refuse slices as invalid, too, and name

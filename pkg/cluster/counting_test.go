@@ -5,6 +5,8 @@ package cluster
 import (
 	"context"
 	"errors"
+	"io"
+	"net/http"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -16,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	apiversion "k8s.io/apimachinery/pkg/version"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 )
 
 // What API servers make of a device with their feature gates off.
@@ -138,6 +142,75 @@ func TestCounting_Follow(t *testing.T) {
 			}
 		}
 	})
+}
+
+// hangingServer is an API server of release 1.37 that answers the creation of a slice late, after an admission webhook that hangs. It
+// keeps no counters.
+type hangingServer struct {
+	late   time.Duration
+	status int
+}
+
+func (s *hangingServer) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer := func(status int, body string) (*http.Response, error) {
+		return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}},
+			Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
+	}
+	if r.URL.Path == "/version" {
+		return answer(http.StatusOK, `{"gitVersion":"v1.37.1"}`)
+	}
+	select {
+	case <-time.After(s.late):
+	case <-r.Context().Done():
+		return nil, r.Context().Err()
+	}
+	if s.status != http.StatusCreated {
+		return answer(s.status, "no")
+	}
+	return answer(s.status, `{"kind":"ResourceSlice","apiVersion":"resource.k8s.io/v1","spec":{"devices":[{"name":"counting"}]}}`)
+}
+
+// Slices are written after a webhook's timeout where its failures are ignored, and so is this one. Who does not answer at all keeps no
+// plugin from its work: what its release counts is taken until it does.
+func TestCounting_Unanswered(t *testing.T) {
+	for name, test := range map[string]struct {
+		late      time.Duration
+		status    int
+		after     time.Duration
+		byRelease bool
+	}{
+		"webhook's default timeout": {10 * time.Second, http.StatusCreated, 10 * time.Second, false},
+		"longest timeout":           {30 * time.Second, http.StatusCreated, 30 * time.Second, false},
+		"hangs for good":            {time.Hour, http.StatusCreated, dryRunTimeout, true},
+		"unavailable":               {0, http.StatusServiceUnavailable, unansweredAtMost, true},
+		"gateway's timeout":         {time.Second, http.StatusGatewayTimeout, unansweredAtMost + time.Second, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				server := &hangingServer{test.late, test.status}
+				client, err := kubernetes.NewForConfigAndClient(&rest.Config{Host: "http://api", QPS: -1}, &http.Client{Transport: server})
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				c, began := NewCounting(client, "gpu.cleave.dev", "node-1"), time.Now()
+				if err := c.Wait(ctx, 2*time.Second); err != nil {
+					t.Fatal(err)
+				}
+				if took := time.Since(began); took != test.after {
+					t.Errorf("it waits %s, want %s", took, test.after)
+				}
+				if got := c.Counted().Counters == nil; got != test.byRelease {
+					t.Errorf("counters are kept: %t, want %t", got, test.byRelease)
+				}
+				server.late, server.status = 0, http.StatusCreated
+				if news, err := c.ask(ctx); err != nil || news != test.byRelease || c.Counted().Counters == nil {
+					t.Errorf("once it answers: news %t, %v, %v; want what it says", news, err, c.Counted())
+				}
+			})
+		})
+	}
 }
 
 func TestCounting_ContextCanceled(t *testing.T) {
