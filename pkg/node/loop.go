@@ -123,8 +123,9 @@ type Options struct {
 
 	Pool       string
 	Compatible bool
-	// Active is the policy that was active when the plugin ended; nil for none.
+	// Active is the policy that was active when the plugin ended; nil for none. Before is as in Observed.
 	Active *Policy
+	Before []string
 
 	// ReconcileEvery is the time between two comparisons of the records with the API server, DriverRetry that between two
 	// attempts to release or reach the driver.
@@ -170,7 +171,7 @@ func (l *Loop) Mark(a Aspect) {
 
 // Begin observes the node and decides what its GPUs offer. Nothing is published and no hardware is changed before Run.
 func (l *Loop) Begin(ctx context.Context) {
-	l.observed = Observed{Pool: l.Pool, Compatible: l.Compatible, Memory: Memory{Active: l.Active}}
+	l.observed = Observed{Pool: l.Pool, Compatible: l.Compatible, Before: l.Before, Memory: Memory{Active: l.Active}}
 	_ = l.step(ctx, Inventory|Supervisor|Policies)
 }
 
@@ -367,34 +368,4 @@ func (l *Loop) apply(ctx context.Context, p Plan) {
 		l.Claims.List(p.List)
 	}
 	l.lookAgain, l.observed.Memory = p.LookAgain, p.Memory
-}
-
-// report writes a report.
-func (l *Loop) report(ctx context.Context, r Report) {
-	logger := klog.FromContext(ctx)
-	switch {
-	case r.Log == "":
-	case r.Err != nil:
-		logger.Error(r.Err, r.Log, r.Values...)
-	default:
-		logger.Info(r.Log, r.Values...)
-	}
-	switch {
-	case r.Reason == "":
-	case r.Warning:
-		l.Events.Warn(r.Reason, r.Message)
-	default:
-		l.Events.Note(r.Reason, r.Message)
-	}
-}
-
-// keep makes the active policy durable.
-func (l *Loop) keep(ctx context.Context, p *Policy) {
-	err := l.KeepPolicy(p)
-	if now := text(err); now != l.keepErr {
-		l.keepErr = now
-		if err != nil {
-			klog.FromContext(ctx).Error(err, "The active policy could not be saved for a restart; retrying")
-		}
-	}
 }

@@ -84,6 +84,9 @@ type Observed struct {
 	// Lists is set where the API server accepts attributes that are lists.
 	Lists bool
 
+	// Before are the names of the devices that the plugin's slices had before its start.
+	Before []string
+
 	// Allocations are the records of claims of all driver names, and claims without a record; Records are those of this
 	// driver name alone.
 	Allocations, Records []*records.Record
@@ -159,6 +162,8 @@ type Memory struct {
 	Offered    *policy.Node
 	Previous   *policy.Node
 	Withdrawal withdrawal
+	// Before is what of Observed.Before can be offered; nil for nothing, and after the first publication.
+	Before *policy.Node
 
 	// MPSOffered is set once devices of type mps were published; they stay, tainted, when the supervisor goes away. MPSKnown is
 	// set once the supervisor was asked, MPSAway while it does not answer.

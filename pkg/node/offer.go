@@ -20,6 +20,7 @@ func (p *Plan) startWithdrawal(o *Observed, was *Policy) {
 	before := o.Memory.Offered
 	if before == nil {
 		before = policy.Apply(rulesOf(was), o.Inventory, p.means(o))
+		addWithdrawn(before, p.Memory.Before, nil)
 	}
 	for i := range before.GPUs {
 		if len(before.Shapes(&before.GPUs[i])) > 0 {
@@ -27,6 +28,22 @@ func (p *Plan) startWithdrawal(o *Observed, was *Policy) {
 			return
 		}
 	}
+}
+
+// noteBefore remembers in the first plan what the plugin had published before its start, by the policy that was active then. Means are
+// fewer at a start than they were, or have become fewer meanwhile: an MPS supervisor starts alongside, a feature gate was switched off.
+func (p *Plan) noteBefore(o *Observed, was *Policy) {
+	if o.Memory.Offered != nil || was == nil || len(o.Before) == 0 {
+		return
+	}
+	means := p.means(o)
+	means.MPS, means.Shares, means.SharesBeside, means.Counters = nil, nil, nil, nil
+	only := map[string]bool{}
+	for _, device := range o.Before {
+		only[device] = true
+	}
+	p.Memory.Before = policy.Apply(rulesOf(nil), o.Inventory, policy.Means{})
+	addWithdrawn(p.Memory.Before, policy.Apply(rulesOf(was), o.Inventory, means), only)
 }
 
 // offer decides what each GPU offers.
@@ -66,8 +83,12 @@ func (p *Plan) layoutBefore(o *Observed) func(g *gpu.GPU) []gpu.Place {
 	}
 }
 
-// addWithdrawn adds to what a node offers, withdrawn, what it offered before and no longer does.
-func addWithdrawn(node, before *policy.Node) {
+// addWithdrawn adds to what a node offers, withdrawn, what it offered before and no longer does: all, or only devices of some names. A
+// nil before offered nothing.
+func addWithdrawn(node, before *policy.Node, only map[string]bool) {
+	if before == nil {
+		return
+	}
 	for i := range node.GPUs {
 		was := before.Find(node.GPUs[i].PCI.DeviceName())
 		if was == nil {
@@ -76,6 +97,7 @@ func addWithdrawn(node, before *policy.Node) {
 		now, then := &node.Offers[i], before.Offer(was)
 		for _, s := range before.Shapes(was) {
 			switch {
+			case only != nil && !only[s.Name()]:
 			case s.IsPartition() && s.IsShare():
 				if now.Partitions == nil {
 					now.Partitions = policy.NoPlaces(nil)

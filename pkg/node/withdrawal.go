@@ -91,9 +91,29 @@ func (p withdrawals) withdraw(o *Observed, node *policy.Node) {
 	if m.Published != nil && lacks(node, m.Published.Node) {
 		m.Previous, m.Withdrawal = m.Published.Node, withdrawal{}
 	}
-	if m.Previous != nil {
-		addWithdrawn(node, m.Previous)
+	if m.Published != nil {
+		m.Before = nil
 	}
+	if m.Previous == nil && m.Before != nil && !offersAll(node, m.Before) {
+		m.Previous, m.Withdrawal = m.Before, withdrawal{}
+	}
+	addWithdrawn(node, m.Previous, nil)
+}
+
+// offersAll reports whether a node offers all devices of before that its GPUs can be.
+func offersAll(node, before *policy.Node) bool {
+	for i := range before.GPUs {
+		g := node.Find(before.GPUs[i].PCI.DeviceName())
+		if g == nil {
+			continue
+		}
+		for _, s := range before.Shapes(&before.GPUs[i]) {
+			if _, offered := node.FindShape(s.Name()); !offered && g.CanBe(s.Name()) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // lacks reports whether a node offers less than before: a device is missing or withdrawn that was not, and that its GPU can be.

@@ -3,10 +3,13 @@
 package node
 
 import (
+	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/cleave-dra/cleave/pkg/cluster"
 	"github.com/cleave-dra/cleave/pkg/gpu"
 	"github.com/cleave-dra/cleave/pkg/records"
 )
@@ -163,6 +166,74 @@ func TestDesired_PolicyKeptAfterWithdrawal(t *testing.T) {
 	b.listed()
 	if b.plan.Keep == nil {
 		t.Error("the new policy is not kept")
+	}
+}
+
+// restart has the plugin begin anew with the slices that it has published, and the policy that it has kept.
+func (b *bed) restart() {
+	b.Memory, b.Before, b.Arrived, b.Listed = Memory{Active: b.Memory.Active}, nil, false, b.Now
+	for _, devices := range b.slices {
+		for _, name := range devices {
+			b.Before = append(b.Before, strings.TrimSuffix(name, "!"))
+		}
+	}
+	b.slices = nil
+}
+
+// A plugin starts again and can offer less than it has published. A claim may have been allocated that since its first listing.
+func TestDesired_RestartOffersLess(t *testing.T) {
+	const all = "rules: [{tiers: [exclusive, mig, timeSlice, mps]}]"
+	for name, test := range map[string]struct {
+		change func(b *bed)
+		device func(b *bed) string
+	}{
+		"supervisor away": {func(b *bed) { b.MPS = errors.New("away") }, func(b *bed) string { return b.device(0) + "-mps" }},
+		"counters gate off": {func(b *bed) { b.Counted = cluster.Counted{Counters: errors.New("off")} },
+			func(b *bed) string { return partition19(b.device(0), 6).Device }},
+		"shares gate off": {func(b *bed) { b.Counted = cluster.Counted{Shares: errors.New("off")} },
+			func(b *bed) string { return b.device(0) + "-timeslice" }},
+		"shares not counted": {func(b *bed) { b.Counted = cluster.Counted{SharesBeside: errors.New("1.36.1")} },
+			func(b *bed) string { return b.device(0) + "-timeslice" }},
+		"other policy, supervisor away": {func(b *bed) {
+			b.write("default.yaml", "rules: [{tiers: [exclusive]}]")
+			b.MPS = errors.New("away")
+		}, func(b *bed) string { return b.device(0) + "-mps" }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, "hgx-h100")
+			b.write("default.yaml", all)
+			b.step(Inventory | Policies)
+			d := test.device(b)
+			b.wantPublished("before", d, true, true)
+			b.restart()
+			test.change(b)
+			b.step(Inventory | Policies)
+			b.wantPublished("first publication", d, true, false)
+			b.listed()
+			b.wantPublished("listed", d, false, false)
+			b.restart()
+			b.step(Inventory | Policies)
+			b.wantPublished("once more", d, false, false)
+			if b.Memory.Previous != nil {
+				t.Error("a restart that offers what is published withdraws something")
+			}
+		})
+	}
+}
+
+// A node without slices has published nothing that could be withdrawn, as one that starts for the first time.
+func TestDesired_RestartWithoutSlices(t *testing.T) {
+	b := newBed(t, "hgx-h100")
+	b.write("default.yaml", "rules: [{tiers: [exclusive, mps]}]")
+	b.step(Inventory | Policies)
+	b.slices = nil
+	b.restart()
+	b.MPS = errors.New("away")
+	b.step(Inventory | Policies)
+	b.wantPublished("first publication", b.device(0), true, true)
+	b.wantPublished("first publication", b.device(0)+"-mps", false, false)
+	if b.Memory.Previous != nil {
+		t.Error("something is withdrawn")
 	}
 }
 

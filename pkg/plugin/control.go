@@ -106,10 +106,19 @@ func (s *service) setUpLoop(ctx context.Context, hw *hardware) error {
 		},
 		Events: s.events, Reporter: reporter{s.metrics, &s.ready},
 		KeepPolicy: s.policies.Keep, Removed: s.forget, Released: s.marker.set,
-		Pool: s.config.NodeName, Compatible: s.config.compatible(), Active: s.active,
+		Pool: s.config.NodeName, Compatible: s.config.compatible(), Active: s.active, Before: s.devicesBefore(),
 		ReconcileEvery: s.config.ReconcileEvery, DriverRetry: s.config.DriverRetry,
 	}
 	return nil
+}
+
+// devicesBefore are those that the plugin's slices have.
+func (s *service) devicesBefore() []string {
+	var names []string
+	for _, slice := range s.cluster.OwnSlices() {
+		names = append(names, slice.Devices...)
+	}
+	return names
 }
 
 // runLoop runs the control loop, and what marks it, until ctx ends or the driver is to be released, which it returns the reason

@@ -32,6 +32,8 @@ type controlBed struct {
 	*service
 	t      *testing.T
 	client *fake.Clientset
+	// asks has the plugin ask at the start what the cluster counts; else it counts all.
+	asks bool
 }
 
 func newControlBed(t *testing.T) *controlBed {
@@ -82,6 +84,11 @@ func (b *controlBed) start(ctx context.Context, model string) <-chan error {
 	}
 	if err := errors.Join(b.open(ctx), b.startKubeletPlugin(ctx, fatal)); err != nil {
 		b.t.Fatal(err)
+	}
+	if b.asks {
+		if err := b.counting.Wait(ctx, b.config.DriverRetry); err != nil {
+			b.t.Fatal(err)
+		}
 	}
 	go b.cluster.Run(ctx, func(error) {})
 	go b.names.run(ctx)

@@ -229,6 +229,8 @@ type Seen struct {
 	// count is how many slices it says there are.
 	count   int
 	content content
+	// Devices are the names of its devices.
+	Devices []string
 }
 
 // SeenOf keeps what is needed of a ResourceSlice; false for one of another driver or node.
@@ -243,6 +245,9 @@ func SeenOf(object any, driver, node string) (Seen, bool) {
 		if index, err := strconv.ParseInt(prefix, 16, 32); err == nil {
 			own.index = int(index)
 		}
+	}
+	for i := range slice.Spec.Devices {
+		own.Devices = append(own.Devices, slice.Spec.Devices[i].Name)
 	}
 	return own, true
 }

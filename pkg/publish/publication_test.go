@@ -3,6 +3,7 @@
 package publish
 
 import (
+	"reflect"
 	"testing"
 	"time"
 
@@ -32,15 +33,15 @@ func TestOwnSliceOf(t *testing.T) {
 		want  Seen
 		ours  bool
 	}{
-		"ours":           {slice("0001f-d-node-1-x", "d", &node), Seen{31, 3, digest}, true},
-		"another name":   {slice("node-1-x", "d", &node), Seen{-1, 3, digest}, true},
+		"ours":           {slice("0001f-d-node-1-x", "d", &node), Seen{31, 3, digest, []string{stored.Name}}, true},
+		"another name":   {slice("node-1-x", "d", &node), Seen{-1, 3, digest, []string{stored.Name}}, true},
 		"another driver": {slice("00000-e-node-1-x", "e", &node), Seen{}, false},
 		"another node":   {slice("00000-d-node-2-x", "d", &elsewhere), Seen{}, false},
 		"no node":        {slice("00000-d-x", "d", nil), Seen{}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, ours := SeenOf(tt.slice, "d", "node-1")
-			if got != tt.want || ours != tt.ours {
+			if !reflect.DeepEqual(got, tt.want) || ours != tt.ours {
 				t.Errorf("got %+v, %t, want %+v, %t", got, ours, tt.want, tt.ours)
 			}
 		})
