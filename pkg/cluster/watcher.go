@@ -165,5 +165,14 @@ func (w *Watcher) noteUID(object any) {
 // OwnSlices are the ResourceSlices of this driver and node.
 func (w *Watcher) OwnSlices() []publish.Seen { return w.own.all() }
 
+// OwnDevices are the names of their devices.
+func (w *Watcher) OwnDevices() []string {
+	var names []string
+	for _, slice := range w.OwnSlices() {
+		names = append(names, slice.Devices...)
+	}
+	return names
+}
+
 // OwnSlicesChanged has a value after OwnSlices has changed; others may send to it to wake its reader.
 func (w *Watcher) OwnSlicesChanged() chan struct{} { return w.ownChanged }

@@ -101,7 +101,9 @@ type Sources struct {
 	Incomplete func() map[string]error
 	Lists      func() bool
 	Counted    func() cluster.Counted
-	Policies   func() (*policy.Set, error)
+	// WriteFailed is as in Observed.
+	WriteFailed func() time.Time
+	Policies    func() (*policy.Set, error)
 	// MPS asks the supervisor on its socket.
 	MPS func(ctx context.Context) error
 }
@@ -318,7 +320,7 @@ func (l *Loop) snapshot(changed Aspect, pass int) {
 	o.ModeRunning, o.ModeFailures = l.modes.state()
 	o.Working, o.LayoutProblems = l.work.state()
 	o.ModesLeft = l.Claims.ModesLeft()
-	o.Arrived = o.Ready && l.Publisher.Arrived()
+	o.WriteFailed, o.Arrived = l.Sources.WriteFailed(), o.Ready && l.Publisher.Arrived()
 	o.Listed, o.ListFailed = l.Claims.Listing() // before the allocations, which are by it
 	o.Unlisted = o.Listed.IsZero()
 	// Other driver names first: what is allocated under them is among the allocations before they no longer hold.

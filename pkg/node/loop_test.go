@@ -171,7 +171,8 @@ func newFakeLoop(t *testing.T, model string) (*Loop, *fakeNode) {
 			Cluster: func() cluster.State { return read(f, &f.state) }, Names: func() []DriverName { return nil },
 			Conditions: func() map[gpu.PCIAddress][]health.Condition { return nil }, Incomplete: func() map[string]error { return nil },
 			Lists: func() bool { return false }, Counted: func() cluster.Counted { return cluster.Counted{} }, Policies: func() (*policy.Set, error) { return policy.Load("", policy.Format{}) },
-			MPS: func(context.Context) error { return read(f, &f.mps) },
+			MPS:         func(context.Context) error { return read(f, &f.mps) },
+			WriteFailed: func() time.Time { return time.Time{} },
 		},
 		KeepPolicy: func(*Policy) error { return nil }, Removed: func(gpu.PCIAddress) { f.note("removed") },
 		Released: func(_ context.Context, released bool) {

@@ -115,8 +115,10 @@ type Observed struct {
 	ModesLeft    map[string]bool
 	ModeFailures map[string]ModeFailure
 
-	// Arrived is set while the API server has had what was published last.
-	Arrived bool
+	// Arrived is set while the API server has had what was published last. WriteFailed is when it last refused a slice or did not
+	// answer, if it has taken none since as far as that is known; zero for never.
+	Arrived     bool
+	WriteFailed time.Time
 
 	// Conditions are what is wrong with GPUs, the worst first.
 	Conditions map[gpu.PCIAddress][]health.Condition

@@ -30,22 +30,6 @@ func (p *Plan) startWithdrawal(o *Observed, was *Policy) {
 	}
 }
 
-// noteBefore remembers in the first plan what the plugin had published before its start, by the policy that was active then. Means are
-// fewer at a start than they were, or have become fewer meanwhile: an MPS supervisor starts alongside, a feature gate was switched off.
-func (p *Plan) noteBefore(o *Observed, was *Policy) {
-	if o.Memory.Offered != nil || was == nil || len(o.Before) == 0 {
-		return
-	}
-	means := p.means(o)
-	means.MPS, means.Shares, means.SharesBeside, means.Counters = nil, nil, nil, nil
-	only := map[string]bool{}
-	for _, device := range o.Before {
-		only[device] = true
-	}
-	p.Memory.Before = policy.Apply(rulesOf(nil), o.Inventory, policy.Means{})
-	addWithdrawn(p.Memory.Before, policy.Apply(rulesOf(was), o.Inventory, means), only)
-}
-
 // offer decides what each GPU offers.
 func (p *Plan) offer(o *Observed) {
 	node := policy.Apply(rulesOf(p.Memory.Active), o.Inventory, p.means(o))

@@ -43,7 +43,7 @@ func (p *Plan) choosePolicy(o *Observed) {
 	}
 	reportNotes(p, o.Policies)
 	was, wrong := m.Active, m.PolicyErr
-	p.noteBefore(o, was)
+	withdrawals{p}.noteBefore(o, was)
 	if changed := !was.Equal(active); changed {
 		p.startWithdrawal(o, was)
 		m.Active = active

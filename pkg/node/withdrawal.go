@@ -25,6 +25,9 @@ const (
 	// arriveAtMost is after what time slices count as arrived that were never seen as they are wanted, because an API server
 	// without the feature gates for taints or counters drops those, and answers.
 	arriveAtMost = 30 * time.Second
+	// rewriteAtMost is the longest time from a write of slices that has failed to the next (DefaultTypedControllerRateLimiter of
+	// k8s.io/client-go/util/workqueue, by which k8s.io/dynamic-resource-allocation/resourceslice tries again).
+	rewriteAtMost = 1000 * time.Second
 )
 
 // withdrawal is how far devices are withdrawn.
@@ -41,11 +44,15 @@ func (w withdrawal) over(o *Observed) bool {
 // settled is when claims can be listed.
 func (w withdrawal) settled() time.Time { return w.Since.Add(withdrawSettle) }
 
-// late is when slices that were not seen to arrive count as arrived. While the API server does not answer, they may be on their way.
+// late is when slices that were not seen to arrive count as arrived. While the API server does not answer, or refuses them, they may be
+// on their way.
 func (w withdrawal) late(o *Observed) time.Time {
 	from := w.Planned
 	if o.ListFailed.After(from) {
 		from = o.ListFailed
+	}
+	if rewritten := o.WriteFailed.Add(rewriteAtMost); !o.WriteFailed.IsZero() && rewritten.After(from) {
+		from = rewritten
 	}
 	return from.Add(arriveAtMost)
 }
@@ -56,8 +63,8 @@ func (w withdrawal) published(o *Observed, arrived func(before bool) bool) withd
 	if !before {
 		w.Planned = o.Now
 	}
-	if !w.Since.IsZero() && !o.Arrived && o.ListFailed.After(w.Since) {
-		w.Since = time.Time{} // it counted as arrived, and the API server was away
+	if !w.Since.IsZero() && !o.Arrived && (o.ListFailed.After(w.Since) || o.WriteFailed.After(w.Since)) {
+		w.Since = time.Time{} // it counted as arrived, and the API server was away, or refused it
 	}
 	if w.Since.IsZero() && (arrived(before) || !o.Now.Before(w.late(o))) {
 		w.Since = o.Now
@@ -81,6 +88,22 @@ func (w withdrawal) look(o *Observed) (again, list time.Time) {
 
 // withdrawals are the part of a plan that is about devices that go.
 type withdrawals struct{ *Plan }
+
+// noteBefore remembers in the first plan what the plugin had published before its start, by the policy that was active then. Means are
+// fewer at a start than they were, or have become fewer meanwhile: an MPS supervisor starts alongside, a feature gate was switched off.
+func (p withdrawals) noteBefore(o *Observed, was *Policy) {
+	if o.Memory.Offered != nil || was == nil || len(o.Before) == 0 {
+		return
+	}
+	means := p.means(o)
+	means.MPS, means.Shares, means.SharesBeside, means.Counters = nil, nil, nil, nil
+	only := map[string]bool{}
+	for _, device := range o.Before {
+		only[device] = true
+	}
+	p.Memory.Before = policy.Apply(rulesOf(nil), o.Inventory, policy.Means{})
+	addWithdrawn(p.Memory.Before, policy.Apply(rulesOf(was), o.Inventory, means), only)
+}
 
 // withdraw has a node offer, withdrawn, what it offered before and does no longer.
 func (p withdrawals) withdraw(o *Observed, node *policy.Node) {

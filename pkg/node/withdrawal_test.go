@@ -113,6 +113,35 @@ func TestDesired_WithdrawalNotSeenToArrive(t *testing.T) {
 	}
 }
 
+// Slices are refused, at first often and then less and less often: as long as a write is to come, nobody has seen the taint.
+func TestDesired_WithdrawalRefused(t *testing.T) {
+	b := newBed(t, "hgx-h100")
+	b.step(Inventory | Policies)
+	b.write("default.yaml", "rules: [{mig: {layout: {3g.40gb: 2}}}]")
+	b.step(Policies)
+	mig := partition19(b.device(0), 6)
+	for _, pause := range []time.Duration{time.Second, arriveAtMost, 2 * arriveAtMost, rewriteAtMost, rewriteAtMost} {
+		b.after(pause)
+		b.WriteFailed = b.Now
+		b.after(0)
+		b.wantPublished("refused", mig.Device, true, false)
+		if b.plan.Layouts || !b.plan.List.IsZero() {
+			t.Errorf("layouts %t, list after %s; want nothing done before the slices have arrived", b.plan.Layouts, b.plan.List)
+		}
+	}
+	b.WriteFailed = time.Time{} // it came to be, without its taints
+	b.step(Publication)
+	b.after(withdrawSettle)
+	if b.plan.List.IsZero() {
+		t.Fatal("the claims are not to be listed")
+	}
+	b.WriteFailed = b.Now
+	b.after(time.Second)
+	if !b.plan.List.IsZero() || b.plan.LookAgain.Sub(b.Now) != rewriteAtMost+arriveAtMost-time.Second {
+		t.Errorf("list %s, look again after %s; want the slices waited for again", b.plan.List, b.plan.LookAgain.Sub(b.Now))
+	}
+}
+
 // Nothing is published before it is known what is allocated, and what was published stays.
 func TestDesired_Unlisted(t *testing.T) {
 	b := newBed(t, "a30")

@@ -41,7 +41,7 @@ func (s *service) startKubeletPlugin(ctx context.Context, fatal context.CancelCa
 	}
 	helper, err := s.kubelet.serve(ctx, s.client, s.config.DriverName, s.config.PodUID, &plugin{
 		claims: s.engine, record: s.engine.Ledger.Record, metrics: s.metrics, health: &s.health, claimEvents: s.claimEvents, status: status,
-		inventory: s.names.inventory, fatal: fatal, fieldsDropped: s.counting.Doubt,
+		inventory: s.names.inventory, fatal: fatal, written: s.writes.note,
 	})
 	if err != nil {
 		return err

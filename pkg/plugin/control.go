@@ -100,25 +100,16 @@ func (s *service) setUpLoop(ctx context.Context, hw *hardware) error {
 			}},
 		Sources: node.Sources{
 			Cluster: s.cluster.State, Names: s.names.states, Conditions: s.health.all, Incomplete: s.specs.incomplete, Lists: lists.Accepted,
-			Counted:  s.counting.Counted,
+			Counted: s.counting.Counted, WriteFailed: s.writes.lastFailure,
 			Policies: func() (*policy.Set, error) { return policy.Load(s.config.PolicyFile, s.config.PolicyFormat) },
 			MPS:      func(ctx context.Context) error { return available(ctx, s.mps) },
 		},
 		Events: s.events, Reporter: reporter{s.metrics, &s.ready},
 		KeepPolicy: s.policies.Keep, Removed: s.forget, Released: s.marker.set,
-		Pool: s.config.NodeName, Compatible: s.config.compatible(), Active: s.active, Before: s.devicesBefore(),
+		Pool: s.config.NodeName, Compatible: s.config.compatible(), Active: s.active, Before: s.cluster.OwnDevices(),
 		ReconcileEvery: s.config.ReconcileEvery, DriverRetry: s.config.DriverRetry,
 	}
 	return nil
-}
-
-// devicesBefore are those that the plugin's slices have.
-func (s *service) devicesBefore() []string {
-	var names []string
-	for _, slice := range s.cluster.OwnSlices() {
-		names = append(names, slice.Devices...)
-	}
-	return names
 }
 
 // runLoop runs the control loop, and what marks it, until ctx ends or the driver is to be released, which it returns the reason
@@ -173,7 +164,10 @@ func (s *service) watch(ctx context.Context, wg *sync.WaitGroup, hw *hardware) {
 func (s *service) newPublisher() *publish.Publisher {
 	return publish.NewPublisher(publish.Options{
 		Writer: s.helper, Pool: s.config.NodeName, Seen: s.cluster.OwnSlices, Wake: s.cluster.OwnSlicesChanged(),
-		Published:         s.ready.published,
+		Published: func(err error) {
+			s.ready.published(err)
+			s.writes.note(err)
+		},
 		Arrived:           func() { s.loop.Mark(node.Publication) },
 		KubeletRegistered: func() time.Time { return time.Unix(0, s.kubelet.registered.Load()) },
 		Deleted: func(missing, all int) {

@@ -5,10 +5,8 @@ package plugin
 import (
 	"cmp"
 	"context"
-	"errors"
 	"time"
 
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/cluster"
@@ -60,11 +58,4 @@ func (c *counting) follow(ctx context.Context, every time.Duration) {
 		c.report(ctx)
 		c.changed()
 	})
-}
-
-// doubtCounted has the API server asked again after an error of the publication that says that it dropped fields.
-func (p *plugin) doubtCounted(err error) {
-	if dropped := (*resourceslice.DroppedFieldsError)(nil); p.fieldsDropped != nil && errors.As(err, &dropped) {
-		p.fieldsDropped()
-	}
 }

@@ -60,7 +60,7 @@ func TestControl_CountersDropped(t *testing.T) {
 		all = namesOf(devices)
 		return len(all) > 2
 	})
-	p := &plugin{fieldsDropped: b.counting.Doubt, fatal: func(err error) { t.Errorf("the plugin ends: %v", err) }}
+	p := &plugin{written: b.writes.note, fatal: func(err error) { t.Errorf("the plugin ends: %v", err) }}
 	dropped := fmt.Errorf("%w: %w", kubeletplugin.ErrRecoverable, &resourceslice.DroppedFieldsError{
 		DesiredSlice: &resourceapi.ResourceSlice{}, ActualSlice: &resourceapi.ResourceSlice{}})
 	off.Store(true)

@@ -41,8 +41,8 @@ type plugin struct {
 	inventory func() *gpu.Node
 	// fatal ends the plugin after an error that no retry mends.
 	fatal context.CancelCauseFunc
-	// fieldsDropped is called when the API server has dropped fields of a slice; nil for nobody.
-	fieldsDropped func()
+	// written is called with each error of what is done in the background, such as writing slices; nil for nobody.
+	written func(err error)
 }
 
 // plugin implements the helper's interface.
@@ -162,7 +162,9 @@ func toKubelet(devices []records.Device, inventory *gpu.Node) []kubeletplugin.De
 // HandleError logs what went wrong in the background, and ends the plugin if no retry can mend it.
 func (p *plugin) HandleError(ctx context.Context, err error, msg string) {
 	utilruntime.HandleErrorWithContext(ctx, err, msg)
-	p.doubtCounted(err)
+	if p.written != nil {
+		p.written(err)
+	}
 	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
 		p.fatal(err)
 	}

@@ -140,6 +140,7 @@ type service struct {
 	// pods are those of the claims with a record.
 	pods       *cluster.Pods
 	counting   *counting
+	writes     sliceWrites
 	claimSpecs *claimSpecs
 
 	loop   *node.Loop
@@ -159,6 +160,10 @@ func newService(config Config) *service {
 		config: config, metrics: newMetrics(), loop: loop, allocated: make(chan struct{}, 1),
 		health: newGPUHealth(config.NodeName, func() { loop.Mark(node.Health) }),
 		finder: newFinder(func() { loop.Mark(node.Inventory) }),
+	}
+	s.writes.dropped = func() {
+		s.counting.Doubt()
+		loop.Mark(node.Publication)
 	}
 	s.pods = cluster.NewPods(func(uid types.UID) bool { return s.engine.Ledger.Record(uid) != nil })
 	s.metrics.build.WithLabelValues(config.Version, runtime.Version()).Set(1)

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+)
+
+// sliceWrites knows when a write of slices failed last.
+type sliceWrites struct {
+	failed atomic.Pointer[time.Time]
+	// dropped is called after a slice was written and has lost fields.
+	dropped func()
+}
+
+// lastFailure is when a write failed, if none is known to have worked since; zero for never.
+func (w *sliceWrites) lastFailure() time.Time {
+	if at := w.failed.Load(); at != nil {
+		return *at
+	}
+	return time.Time{}
+}
+
+// note notes the outcome of a write. No error says only that the helper is about to write.
+func (w *sliceWrites) note(err error) {
+	dropped := (*resourceslice.DroppedFieldsError)(nil)
+	switch {
+	case err == nil:
+	case errors.As(err, &dropped):
+		w.failed.Store(nil)
+		w.dropped()
+	default:
+		now := time.Now()
+		w.failed.Store(&now)
+	}
+}
