@@ -57,7 +57,8 @@ func (s *sharing) underDefaults(ctx context.Context, endpoint mps.Endpoint) {
 		return s.raised(ctx, given.with("second", fmt.Sprintf("%s=0=%dM,1=%[2]dM", memory, raisedUnits*s.unit>>20)))
 	})
 	s.note("mps", "limit of an unknown GPU", func() (string, error) {
-		return s.raised(ctx, given.with("unknown", fmt.Sprintf("%s=GPU-00000000-0000-0000-0000-000000000000=%dM", memory, raisedUnits*s.unit>>20)))
+		const other = "GPU-00000000-0000-0000-0000-000000000000"
+		return s.raised(ctx, given.with("unknown", fmt.Sprintf("%s=%s=%dM", memory, other, raisedUnits*s.unit>>20)))
 	})
 	s.check("mps", "like a container", func() (string, error) {
 		c := given.with("like a container")

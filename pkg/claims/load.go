@@ -51,7 +51,7 @@ func (p *Preparer) Load(ctx context.Context, notify Notify) error {
 		}
 		p.Ledger.index.set(r)
 	}
-	p.missRecords(ctx)
+	missRecords(ctx, p.Ledger, p.specs)
 	p.Ledger.layouts.load(ctx, p.Ledger.bootID, notify)
 	if err := p.Modes.load(ctx); err != nil {
 		return err
@@ -62,21 +62,21 @@ func (p *Preparer) Load(ctx context.Context, notify Notify) error {
 
 // missRecords finds claims that have a spec and no record, which is written before the spec and removed after it: as after a record was
 // set aside by a plugin that ended before it could ask the API server.
-func (p *Preparer) missRecords(ctx context.Context) {
+func missRecords(ctx context.Context, l *Ledger, specs SpecRemover) {
 	logger := klog.FromContext(ctx)
-	uids, err := p.specs.Claims()
+	uids, err := specs.Claims()
 	if err != nil {
 		logger.Error(err, "Claims whose records were lost are not looked for")
 	}
 	for _, uid := range uids {
-		if p.Ledger.index.get(uid) != nil || p.Ledger.corrupt.has(uid) {
+		if l.index.get(uid) != nil || l.corrupt.has(uid) {
 			continue
 		}
-		if r, err := p.Ledger.store.Read(uid); r != nil || err != nil {
+		if r, err := l.store.Read(uid); r != nil || err != nil {
 			continue // another plugin has written it since
 		}
 		logger.Info("A claim has a CDI spec and no record; its record is created again from the API server", "claimUID", uid)
-		p.Ledger.corrupt.add(uid)
+		l.corrupt.add(uid)
 	}
 }
 

@@ -189,9 +189,10 @@ func newWatchdogs() *watchdogs {
 	}
 }
 
-// shutdown ends a session of the library. Where that hangs, so does what opens the next one.
+// shutdown ends a session of the library, also for a caller whose context has ended. Where that hangs, so does what opens the next one.
 func (w *watchdogs) shutdown(lib Library, limit time.Duration) error {
-	_, err := bounded(context.Background(), w.library, "nvmlShutdown", limit, true, func() (struct{}, error) { return struct{}{}, lib.Shutdown() })
+	end := func() (struct{}, error) { return struct{}{}, lib.Shutdown() }
+	_, err := bounded(context.Background(), w.library, "nvmlShutdown", limit, true, end)
 	return err
 }
 
