@@ -17,6 +17,8 @@ type Limits struct {
 	Program string
 	// Kept are devices whose partitions may be there without a claim: the layouts of the policies that were active.
 	Kept []string
+	// Ending is how long a pod that was deleted may be there after its last container; zero for DefaultEnding. Faults count as for Release.
+	Ending time.Duration
 	// PodsUnseen: nobody can say of what pod a process is, as pods have no control groups.
 	PodsUnseen bool
 	// Withdrawing are the names of faults that change what the node offers: what is allocated stays published through them.
@@ -28,6 +30,7 @@ type Limits struct {
 // What Limits are where they are not given.
 const (
 	DefaultRelease = 30 * time.Second
+	DefaultEnding  = 60 * time.Second
 	DefaultAPILag  = time.Second
 )
 
@@ -63,16 +66,19 @@ const (
 	RuleAnswer Rule = "answer"
 	// RulePublished: what a claim has allocated is published.
 	RulePublished Rule = "published"
+	// RuleEnding: a pod that was deleted is gone within a bound once its containers have ended.
+	RuleEnding Rule = "ending"
 )
 
 // Check returns what in a history must not have happened, in the order of the first event that shows it.
 func Check(h History, limits Limits) []Violation {
 	limits.Release = cmp.Or(limits.Release, DefaultRelease)
+	limits.Ending = cmp.Or(limits.Ending, DefaultEnding)
 	limits.Program = cmp.Or(limits.Program, "cleave")
 	limits.APILag = cmp.Or(limits.APILag, DefaultAPILag)
 	c := newChecker(h, limits)
 	all := slices.Concat(c.checkOwners(), c.checkAnswers(), c.checkDevices(), c.checkUnmanaged(), c.checkReleases(),
-		checkClients(c), checkPublished(c))
+		checkClients(c), checkPublished(c), checkEndings(c, h))
 	for i := range all {
 		slices.SortStableFunc(all[i].Events, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
 	}

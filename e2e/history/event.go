@@ -36,6 +36,7 @@ const (
 	KindReturn    Kind = "return"
 	KindHardware  Kind = "hardware"
 	KindContainer Kind = "container"
+	KindPod       Kind = "pod"
 	KindFault     Kind = "fault"
 	KindGap       Kind = "gap"
 )

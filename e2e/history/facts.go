@@ -174,6 +174,24 @@ type Container struct {
 	Pod string `json:"pod"`
 }
 
+// PodState is how far a pod that was deleted is at the API server.
+type PodState string
+
+// The states of pods that were deleted.
+const (
+	// PodEnding pods are Terminating: their containers end, and the kubelet gives back what they have.
+	PodEnding PodState = "ending"
+	PodGone   PodState = "gone"
+)
+
+// Pod is a pod of the node that was deleted.
+type Pod struct {
+	UID       string   `json:"uid"`
+	Namespace string   `json:"namespace,omitempty"`
+	Name      string   `json:"name,omitempty"`
+	State     PodState `json:"state"`
+}
+
 // FaultState is what happened to a fault.
 type FaultState string
 
@@ -238,6 +256,9 @@ func (Hardware) Kind() Kind { return KindHardware }
 
 // Kind is KindContainer.
 func (Container) Kind() Kind { return KindContainer }
+
+// Kind is KindPod.
+func (Pod) Kind() Kind { return KindPod }
 
 // Kind is KindFault.
 func (Fault) Kind() Kind { return KindFault }

@@ -62,6 +62,7 @@ var decoders = map[Kind]func([]byte) (Fact, error){
 	KindReturn:    decodeAs[Return],
 	KindHardware:  decodeAs[Hardware],
 	KindContainer: decodeAs[Container],
+	KindPod:       decodeAs[Pod],
 	KindFault:     decodeAs[Fault],
 	KindGap:       decodeAs[Gap],
 }

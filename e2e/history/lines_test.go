@@ -35,6 +35,7 @@ func oneOfEach() History {
 			PID: 12, Program: "p", Value: "v", By: "cleave",
 		},
 		Container{ID: "i", State: ContainerStarted, Name: "main", Pod: "p"},
+		Pod{UID: "p", Namespace: "ns", Name: "pod", State: PodEnding},
 		Fault{ID: 1, Name: "kill", State: FaultBegan, Target: "plugin"},
 		Gap{Source: SourceAPI, From: time.Second},
 	} {

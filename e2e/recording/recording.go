@@ -52,6 +52,7 @@ func Start(ctx context.Context, c *cluster.Cluster, n *node.Node, file string) (
 		File: file, Node: c.NodeName(), Driver: driver,
 		Of: []history.Source{
 			r.tap, watch.API{Kube: client, Driver: driver, Node: c.NodeName()},
+			watch.Pods{Kube: client, Node: c.NodeName()},
 			watch.Runtime{Socket: c.ContainerRuntime()}, watch.Simulator{Root: n.Root(), Program: "cleave"},
 		},
 	})

@@ -34,6 +34,7 @@ func (b *bed) record(ctx context.Context, file string) (*history.Recorder, error
 	return history.Record(ctx, history.Sources{File: file, Node: b.cluster.NodeName(), Driver: workload.Driver, Of: []history.Source{
 		b.tap,
 		watch.API{Kube: b.kube, Driver: workload.Driver, Node: b.cluster.NodeName()},
+		watch.Pods{Kube: b.kube, Node: b.cluster.NodeName()},
 		watch.Runtime{Socket: b.cluster.ContainerRuntime()},
 		watch.Simulator{Root: b.Node.Root(), Program: "cleave"},
 	}})

@@ -113,9 +113,14 @@ func (b *processBench) makeClaims(ctx context.Context) error {
 	return nil
 }
 
+// reserve makes a claim one that was generated for a pod from a template, as most are, and reserves it.
 func (b *processBench) reserve(ctx context.Context, of *drapb.Claim, pod *corev1.Pod) error {
 	claims := b.client.ResourceV1().ResourceClaims(namespace)
 	claim, err := claims.Get(ctx, of.Name, metav1.GetOptions{})
+	if err == nil {
+		claim.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(pod, corev1.SchemeGroupVersion.WithKind("Pod"))}
+		claim, err = claims.Update(ctx, claim, metav1.UpdateOptions{})
+	}
 	if err == nil {
 		claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: pod.Name, UID: pod.UID}}
 		_, err = claims.UpdateStatus(ctx, claim, metav1.UpdateOptions{})
