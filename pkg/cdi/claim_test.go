@@ -108,7 +108,7 @@ func golden(t *testing.T, name string, data []byte) {
 	}
 }
 
-// Of a claim's own partitions the spec says in which session of the driver they were created; containers are not told.
+// Of a claim's own partitions the spec says in which session of the driver they were created; containers do not see it.
 func TestClaimSession(t *testing.T) {
 	s := static(t, procfs())
 	if got := s.ClaimSession(testUID, firstGPU+"-mig-19-2"); got != "" {
@@ -140,7 +140,7 @@ func TestClaimSession(t *testing.T) {
 			t.Fatal(err)
 		}
 		if slices.ContainsFunc(container.Process.Env, func(v string) bool { return strings.Contains(v, "SESSION") }) {
-			t.Errorf("a container is told of sessions: %v", container.Process.Env)
+			t.Errorf("a container sees sessions: %v", container.Process.Env)
 		}
 	}
 }
