@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 BIN := $(CURDIR)/bin
-K8S_VERSION ?= 1.37.1
+K8S_VERSION ?= 1.37.2
 export K8S_VERSION
 
 # The checkout may belong to another user than the one who builds, where git would refuse to read it. Make before 4.4 exports
@@ -139,6 +139,10 @@ test-all: ## all tests there are. TESTS='^TestMPS' chooses; RUNS=10 TESTS='^Test
 .PHONY: test-rest
 test-rest: ## what make test leaves out of make test-all
 	$(TESTRUN) rest
+
+.PHONY: test-releases
+test-releases: build ## what GPUs offer on each release of Kubernetes, for docs/install.md (ARGS=-update writes it): builds four control planes
+	CLEAVE_E2E=1 CLEAVE_RELEASES=1 go test -exec $(CURDIR)/hack/apart -count=1 -timeout 2h -v -run '^TestReleases$$' ./e2e/scheduling -args $(ARGS)
 
 .PHONY: tools
 tools: ## programs of others that tests run besides a cluster, which they build themselves where they are missing

@@ -365,7 +365,7 @@ func TestRender_Policies(t *testing.T) {
 func TestChart_KubeVersion(t *testing.T) {
 	const chart, scheduler = "chart requires kubeVersion", "scheduler.enabled needs Kubernetes 1.37"
 	for _, tt := range []struct{ values, release, refused string }{
-		{"", "1.33.9", chart}, {"", "1.34.0", ""}, {"", "1.35.4-eks-1", ""}, {"", "1.37.1", ""},
+		{"", "1.33.9", chart}, {"", "1.34.0", ""}, {"", "1.35.4-eks-1", ""}, {"", "1.37.2", ""},
 		{matrix["scheduler"], "1.36.9", scheduler}, {matrix["scheduler"], "1.37.0", ""}, {matrix["scheduler"], "1.38.1-eks-1", ""},
 	} {
 		_, err := helm(t, tt.values, "template", "cleave", chartDir, "--kube-version", tt.release)

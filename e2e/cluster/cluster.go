@@ -47,7 +47,7 @@ func (c *Cluster) Fits(o Options) bool {
 // Down stops the cluster and removes its directory.
 func (c *Cluster) Down(ctx context.Context) error { return Down(ctx, c.layout.dir) }
 
-// Version is the version of Kubernetes, such as "1.37.1".
+// Version is the version of Kubernetes, such as "1.37.2".
 func (c *Cluster) Version() string { return c.state.Version }
 
 // Dir is the directory of the cluster.

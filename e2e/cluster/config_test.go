@@ -21,7 +21,7 @@ var update = flag.Bool("update", false, "write the golden files anew")
 // testState is a machine with everything this package adapts to.
 func testState() state {
 	return state{
-		Version: "1.37.1", BinDir: "/src/bin/kubernetes", NodeName: "node-a",
+		Version: "1.37.2", BinDir: "/src/bin/kubernetes", NodeName: "node-a",
 		FeatureGates: map[string]bool{"B": false, "A": true},
 		Runtime:      []string{"resource.k8s.io/v1beta2=true"},
 		Ports:        ports{6443, 1001, 1002, 1003, 1004, 1005, 1006},

@@ -15,10 +15,10 @@ func TestVersion(t *testing.T) {
 	for _, test := range []struct{ option, variable, want, wantErr string }{
 		{want: DefaultVersion},
 		{variable: "1.36.4", want: "1.36.4"},
-		{option: "1.37.1", variable: "1.36.4", want: "1.37.1"},
+		{option: "1.37.2", variable: "1.36.4", want: "1.37.2"},
 		{option: "v1.36.4", want: "1.36.4"},
-		{option: "1.36", wantErr: "valid versions are 1.37.1, 1.36.4"},
-		{variable: "latest", wantErr: "valid versions are 1.37.1, 1.36.4"},
+		{option: "1.36", wantErr: "valid versions are 1.37.2, 1.36.4, 1.35.4, 1.34.4"},
+		{variable: "latest", wantErr: "valid versions are 1.37.2, 1.36.4, 1.35.4, 1.34.4"},
 	} {
 		t.Setenv(VersionVariable, test.variable)
 		got, err := Options{Version: test.option}.Resolve()

@@ -9,7 +9,7 @@ import (
 )
 
 // DefaultVersion is the Kubernetes version that runs when none is chosen.
-const DefaultVersion = "1.37.1"
+const DefaultVersion = "1.37.2"
 
 // VersionVariable names the environment variable that chooses the Kubernetes
 // version where the program does not.
@@ -17,7 +17,7 @@ const VersionVariable = "K8S_VERSION"
 
 // versions are the Kubernetes versions that have a module below
 // e2e/kubernetes, newest first.
-var versions = []string{DefaultVersion, "1.36.4"}
+var versions = []string{DefaultVersion, "1.36.4", "1.35.4", "1.34.4"}
 
 // Versions lists the Kubernetes versions that can be run, newest first.
 func Versions() []string { return slices.Clone(versions) }
@@ -32,7 +32,7 @@ func parseVersion(s string) (string, error) {
 	return v, nil
 }
 
-// minorOf returns "1.37" for "1.37.1".
+// minorOf returns "1.37" for "1.37.2".
 func minorOf(version string) string {
 	return version[:strings.LastIndex(version, ".")]
 }

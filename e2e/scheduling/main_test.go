@@ -7,10 +7,13 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -43,19 +46,27 @@ func newBed(t *testing.T, nodes ...string) *bed {
 // newBedOf is newBed with feature gates.
 func newBedOf(t *testing.T, gates map[string]bool, nodes ...string) *bed {
 	t.Helper()
+	b := newBedWith(t, cluster.Options{FeatureGates: gates})
+	b.addNodes(nodes...)
+	return b
+}
+
+// newBedWith is newBed with options of the control plane, and no nodes.
+func newBedWith(t *testing.T, opts cluster.Options) *bed {
+	t.Helper()
 	if os.Getenv("CLEAVE_E2E") != "1" {
 		t.Skip("set CLEAVE_E2E=1: it needs root, the programs of Kubernetes and bin/cleave-scheduler (make test-all)")
 	}
 	dir, err := os.MkdirTemp("/tmp", "cleave-") // t.TempDir is too long for sockets
 	must(t, err)
 	t.Cleanup(func() { must(t, cluster.Down(context.Background(), dir)) })
-	control, err := cluster.Up(t.Context(), cluster.Options{Dir: dir, ControlPlane: true, FeatureGates: gates})
+	opts.Dir, opts.ControlPlane = dir, true
+	control, err := cluster.Up(t.Context(), opts)
 	must(t, err)
 	b := &bed{t: t, dir: t.TempDir(), control: control, kubeconfig: control.Kubeconfig()}
 	b.kube, err = control.Client()
 	must(t, err)
 	b.addClasses()
-	b.addNodes(nodes...)
 	return b
 }
 
@@ -73,13 +84,30 @@ func bin(parts ...string) string {
 	return path
 }
 
-// startScheduler starts cleave-scheduler with arguments of the plugin, which ends with the test, and waits until it has read the cluster.
+// startScheduler starts cleave-scheduler with arguments of the plugin.
 func (b *bed) startScheduler(args string) {
+	b.t.Helper()
+	b.start(bin("cleave-scheduler"), "--config="+b.config(args))
+}
+
+// startKubeScheduler starts the kube-scheduler of a release with feature gates, which ends with the test.
+func (b *bed) startKubeScheduler(version string, gates map[string]bool) {
+	b.t.Helper()
+	var said []string
+	for _, name := range slices.Sorted(maps.Keys(gates)) {
+		said = append(said, fmt.Sprintf("%s=%t", name, gates[name]))
+	}
+	b.start(bin("kubernetes", "v"+version, "kube-scheduler"), "--kubeconfig="+b.kubeconfig, "--leader-elect=false",
+		"--feature-gates="+strings.Join(said, ","))
+}
+
+// start starts a scheduler, which ends with the test, and waits until it has read the cluster.
+func (b *bed) start(program string, args ...string) {
 	b.t.Helper()
 	port, err := cluster.FreePort(b.t.Context(), "127.0.0.1")
 	must(b.t, err)
-	b.scheduler, err = process.Start(exec.Command(bin("cleave-scheduler"), "--config="+b.config(args), "--bind-address=127.0.0.1",
-		fmt.Sprintf("--secure-port=%d", port), "-v=4", "--cert-dir="+filepath.Join(b.dir, "scheduler")), filepath.Join(b.dir, "cleave-scheduler.log"))
+	args = append(args, "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", port), "-v=4", "--cert-dir="+filepath.Join(b.dir, "scheduler"))
+	b.scheduler, err = process.Start(exec.Command(program, args...), filepath.Join(b.dir, filepath.Base(program)+".log"))
 	must(b.t, err)
 	p := b.scheduler
 	b.t.Cleanup(func() { _ = p.End(syscall.SIGKILL) })

@@ -40,22 +40,33 @@ func (b *bed) addClasses() {
 // addNodes creates nodes of 8 H100, with their slices.
 func (b *bed) addNodes(names ...string) {
 	b.t.Helper()
-	inventory, err := packing.Inventory(b.t.Context(), "hgx-h100")
-	must(b.t, err)
-	offered := policy.Apply(&v1alpha1.NodePolicy{}, inventory.Node, policy.Means{})
 	for _, name := range names {
-		room := corev1.ResourceList{
-			corev1.ResourceCPU: resource.MustParse("128"), corev1.ResourceMemory: resource.MustParse("1Ti"), corev1.ResourcePods: resource.MustParse("500"),
-		}
-		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name}}, Status: corev1.NodeStatus{
-			Capacity: room, Allocatable: room, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
-		}}
-		must(b.t, errOf(b.kube.CoreV1().Nodes().Create(b.t.Context(), node, metav1.CreateOptions{})))
-		list := publish.Objects(offered, v1alpha1.Group, name)
+		b.addNode(name)
+		list := b.slices(name)
 		for i := range list.Items {
 			must(b.t, errOf(b.kube.ResourceV1().ResourceSlices().Create(b.t.Context(), &list.Items[i], metav1.CreateOptions{})))
 		}
 	}
+}
+
+// addNode creates a node without slices.
+func (b *bed) addNode(name string) {
+	b.t.Helper()
+	room := corev1.ResourceList{
+		corev1.ResourceCPU: resource.MustParse("128"), corev1.ResourceMemory: resource.MustParse("1Ti"), corev1.ResourcePods: resource.MustParse("500"),
+	}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name}}, Status: corev1.NodeStatus{
+		Capacity: room, Allocatable: room, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+	}}
+	must(b.t, errOf(b.kube.CoreV1().Nodes().Create(b.t.Context(), node, metav1.CreateOptions{})))
+}
+
+// slices are what a node of 8 H100 publishes where everything is counted.
+func (b *bed) slices(name string) *resourceapi.ResourceSliceList {
+	b.t.Helper()
+	inventory, err := packing.Inventory(b.t.Context(), "hgx-h100")
+	must(b.t, err)
+	return publish.Objects(policy.Apply(&v1alpha1.NodePolicy{}, inventory.Node, policy.Means{}), v1alpha1.Group, name)
 }
 
 // addPods creates pods, each with a claim for a device of a class.
@@ -115,30 +126,34 @@ func (b *bed) scheduled(n int) map[string]int {
 // gpus are the GPUs that have devices which are allocated. It checks that of no device or counter more is allocated than there is.
 func (b *bed) gpus() map[string]int {
 	b.t.Helper()
-	claims, err := b.kube.ResourceV1().ResourceClaims(namespace).List(b.t.Context(), metav1.ListOptions{})
-	must(b.t, err)
 	list, err := b.kube.ResourceV1().ResourceSlices().List(b.t.Context(), metav1.ListOptions{})
 	must(b.t, err)
 	var published []*resourceapi.ResourceSlice
 	for i := range list.Items {
 		published = append(published, &list.Items[i])
 	}
-	var allocated []resourceapi.DeviceRequestAllocationResult
+	allocated := b.results()
 	gpus := map[string]int{}
-	for i := range claims.Items {
-		a := claims.Items[i].Status.Allocation
-		if a == nil {
-			continue
-		}
-		allocated = append(allocated, a.Devices.Results...)
-		for _, r := range a.Devices.Results {
-			gpus[r.Pool+"/"+strings.Join(strings.Split(r.Device, "-")[:5], "-")]++
-		}
+	for _, r := range allocated {
+		gpus[r.Pool+"/"+strings.Join(strings.Split(r.Device, "-")[:5], "-")]++
 	}
 	if over := packing.OverAllocated(published, allocated); len(over) > 0 {
 		b.t.Errorf("more is allocated than there is of %v", over)
 	}
 	return gpus
+}
+
+// results are what claims have allocated.
+func (b *bed) results() (allocated []resourceapi.DeviceRequestAllocationResult) {
+	b.t.Helper()
+	claims, err := b.kube.ResourceV1().ResourceClaims(namespace).List(b.t.Context(), metav1.ListOptions{})
+	must(b.t, err)
+	for i := range claims.Items {
+		if a := claims.Items[i].Status.Allocation; a != nil {
+			allocated = append(allocated, a.Devices.Results...)
+		}
+	}
+	return allocated
 }
 
 func TestScheduler_OneNode(t *testing.T) {

@@ -14,6 +14,12 @@ import (
 // slowest is how many of the slowest tests are named.
 const slowest = 10
 
+// What is repeated of a failure's log: its last lines, each of at most so many bytes.
+const (
+	lastLines = 15
+	lineBytes = 400
+)
+
 // report says how the run ended, and writes it to summary.txt beside the logs. It reports whether the run passed.
 func (r *runner) report(chance []flaky, lasting []failure) (bool, error) {
 	var b strings.Builder
@@ -37,6 +43,9 @@ func (r *runner) report(chance []flaky, lasting []failure) (bool, error) {
 		b.WriteString("\nFailed:\n")
 		for _, f := range lasting {
 			fmt.Fprintf(&b, "  %s\n    log:   %s\n    alone: %s\n", f, f.log, f.stage.again(f.pkg, f.tests))
+			for _, line := range ending(f.log) {
+				fmt.Fprintf(&b, "    | %s\n", line)
+			}
 		}
 		if len(lasting) > maxAgain {
 			fmt.Fprintf(&b, "  None was run again: more than %d are no chance.\n", maxAgain)
@@ -63,6 +72,22 @@ func (r *runner) report(chance []flaky, lasting []failure) (bool, error) {
 	fmt.Fprintf(&b, "%s after %s; logs are in %s\n", verdict, time.Since(r.began).Round(time.Second), r.logs)
 	fmt.Fprint(r.out, b.String())
 	return passes, os.WriteFile(filepath.Join(r.logs, "summary.txt"), []byte(b.String()), 0o644)
+}
+
+// ending is the end of a log: where only the summary is kept of a run, it says why a test failed.
+func ending(log string) []string {
+	text, err := os.ReadFile(log)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	lines = lines[max(0, len(lines)-lastLines):]
+	for i, line := range lines {
+		if len(line) > lineBytes {
+			lines[i] = line[:lineBytes] + "..."
+		}
+	}
+	return lines
 }
 
 // counts says how often each test passed and failed in repeated runs, and reports whether none failed.

@@ -240,21 +240,27 @@ func (a *asker) read(ctx context.Context) (o explain.Objects, notes []string, er
 	if rulesErr != nil && !apierrors.IsNotFound(rulesErr) {
 		notes = append(notes, fmt.Sprintf("Taints of DeviceTaintRules are not considered: %v", rulesErr))
 	}
-	if counted, err := kube.AskCounted(ctx, a.client, a.driver); err != nil {
-		notes = append(notes, fmt.Sprintf("Whether the cluster counts all tiers is not known: %v", err))
-	} else {
-		for _, why := range []error{counted.Counters, counted.Shares, counted.SharesBeside} {
-			if why != nil {
-				notes = append(notes, strings.ToUpper(why.Error()[:1])+why.Error()[1:]+".")
-			}
-		}
-	}
+	notes = append(notes, notCounted(ctx, a.client, a.driver)...)
 	for _, object := range a.objects {
 		if class, ok := object.(*resourceapi.DeviceClass); ok {
 			o.Classes = append(o.Classes, class)
 		}
 	}
 	return o, notes, err
+}
+
+// notCounted says what the cluster does not count, and so no node offers.
+func notCounted(ctx context.Context, client kubernetes.Interface, driver string) (notes []string) {
+	counted, err := kube.AskCounted(ctx, client, driver)
+	if err != nil {
+		return []string{fmt.Sprintf("Whether the cluster counts all tiers is not known: %v", err)}
+	}
+	for _, why := range []error{counted.Counters, counted.Shares, counted.SharesBeside} {
+		if why != nil {
+			notes = append(notes, strings.ToUpper(why.Error()[:1])+why.Error()[1:]+".")
+		}
+	}
+	return notes
 }
 
 // questions are what was asked.

@@ -41,6 +41,7 @@ func viewNode(ctx context.Context, client kubernetes.Interface, node, driver str
 	if rulesErr != nil {
 		view.Problems = append(view.Problems, rulesErr.Error())
 	}
+	view.Problems = append(view.Problems, notCounted(ctx, client, driver)...)
 	return view, nil
 }
 
@@ -84,6 +85,7 @@ func viewFleet(ctx context.Context, client kubernetes.Interface, driver string) 
 			fleet.Problems = append(fleet.Problems, err.Error())
 		}
 	}
+	fleet.Problems = append(fleet.Problems, notCounted(ctx, client, driver)...)
 	return fleet, nil
 }
 

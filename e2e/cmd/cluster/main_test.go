@@ -25,7 +25,7 @@ func TestUsage(t *testing.T) {
 		{[]string{"up", "--speed"}, 2, "", "-speed"},
 		{[]string{"up", "--nodes", "20"}, 2, "", "there can be 1 to 9"},
 		{[]string{"up", "now"}, 2, "", `unexpected argument "now"`},
-		{[]string{"up", "--kubernetes-version", "1.30"}, 2, "", "valid versions are 1.37.1, 1.36.4"},
+		{[]string{"up", "--kubernetes-version", "1.30"}, 2, "", "valid versions are 1.37.2, 1.36.4, 1.35.4, 1.34.4"},
 		{[]string{"up", "--feature-gates", "A=yes"}, 2, "", `feature gate "A=yes"`},
 		{[]string{"down", "--dir", "/"}, 2, "", "a directory of its own"},
 		{[]string{"status", "--dir", "/var/lib/no-cluster"}, 1, "", "was it started?"},
