@@ -44,6 +44,13 @@ func (c *Cluster) Fits(o Options) bool {
 		slices.Equal(o.Environment, c.state.Environment)
 }
 
+// WithFeatureGates is the cluster whose components start with other feature gates. It is not written down: Open knows the first ones.
+func (c *Cluster) WithFeatureGates(gates map[string]bool) *Cluster {
+	other := *c
+	other.state.FeatureGates = gates
+	return &other
+}
+
 // Down stops the cluster and removes its directory.
 func (c *Cluster) Down(ctx context.Context) error { return Down(ctx, c.layout.dir) }
 

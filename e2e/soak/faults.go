@@ -118,6 +118,8 @@ func (f *faults) injectors() map[Kind]injector {
 		RecordsCorrupted:   f.corruptRecords,
 		NodeRecreated:      o.recreateNode,
 		ClaimsHeld:         o.holdClaims,
+		GatesOff:           o.turnGatesOff,
+		ContainerHangs:     n.hang,
 		ReleaseUpgraded:    r.upgrade,
 		ReleaseRolledBack:  r.rollBack,
 	}

@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/cleave-dra/cleave/e2e/cluster"
+	"github.com/cleave-dra/cleave/e2e/process"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -53,6 +55,46 @@ func (f nodeFaults) reloadDriver(ctx context.Context, _ Fault) (time.Time, error
 	}
 	from := time.Now()
 	return from, errors.Join(err, f.bed.label(context.WithoutCancel(ctx), releaseLabel, ""))
+}
+
+// hang deletes a pod by force whose containers do not end, as their runtime does not answer. What it has is nobody else's until they
+// do (history.RuleOwner), though the kubelet has its claims unprepared a minute later.
+func (f nodeFaults) hang(ctx context.Context, fault Fault) (time.Time, error) {
+	name := fmt.Sprintf("hanging-%05d", fault.Index)
+	if err := f.bed.runPod(ctx, f.pods, Shape{"hanging", []Ask{AskSmall, AskSlice}}, name, podPatience); err != nil {
+		return time.Time{}, err
+	}
+	shim, err := shimOf(name)
+	if err != nil {
+		return time.Time{}, err
+	}
+	if err := syscall.Kill(shim, syscall.SIGSTOP); err != nil {
+		return time.Time{}, fmt.Errorf("stop the runtime of pod %s: %w", name, err)
+	}
+	err = errors.Join(f.bed.endPod(ctx, f.pods, name, true), f.last(ctx, fault))
+	from := time.Now()
+	if again := syscall.Kill(shim, syscall.SIGCONT); again != nil {
+		err = errors.Join(err, fmt.Errorf("let the runtime of pod %s go on: %w", name, again))
+	}
+	return from, err
+}
+
+// shimOf is the process of containerd's that runs the containers of a pod of a soak.
+func shimOf(pod string) (pid int, err error) {
+	all, err := process.List()
+	if err != nil {
+		return 0, err
+	}
+	for _, p := range all {
+		if !strings.Contains("\x00"+p.Environment, "\x00"+podVariable+"="+pod+"\x00") {
+			continue
+		}
+		i := slices.IndexFunc(all, func(parent process.Process) bool { return parent.PID == p.Parent })
+		if i >= 0 && strings.HasPrefix(all[i].Name, "containerd-shim") {
+			return all[i].PID, nil
+		}
+	}
+	return 0, fmt.Errorf("find the runtime of pod %s: no process of the pod is the child of a containerd-shim", pod)
 }
 
 // onGPU runs nvml-sim fault for a GPU.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/cleave-dra/cleave/e2e/cluster"
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
@@ -82,6 +84,55 @@ func (f objectFaults) holdClaims(ctx context.Context, fault Fault) (time.Time, e
 		return len(c.Finalizers) < n
 	})
 	return from, errors.Join(err, letGo)
+}
+
+// turnGatesOff has the API server and the scheduler start without counters and shares, as on releases where they are off, and then with
+// them. The plugin is killed each time: it asks what is counted when it starts, else every five minutes. Meanwhile GPUs are offered
+// whole, but none of which anything else is allocated: nothing would keep a second claim from it.
+func (f objectFaults) turnGatesOff(ctx context.Context, fault Fault) (from time.Time, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*healPatience)
+	defer cancel()
+	off := f.bed.cluster.WithFeatureGates(map[string]bool{"DRAPartitionableDevices": false, "DRAConsumableCapacity": false})
+	err = f.restartWith(ctx, off)
+	if err == nil {
+		err = f.waitUncounted(ctx)
+	}
+	if err == nil {
+		err = f.last(ctx, fault)
+	}
+	from = time.Now()
+	return from, errors.Join(err, f.restartWith(context.WithoutCancel(ctx), f.bed.cluster))
+}
+
+// restartWith restarts what feature gates matter to, and kills the plugin.
+func (f objectFaults) restartWith(ctx context.Context, c *cluster.Cluster) error {
+	ctx, cancel := context.WithTimeout(ctx, healPatience)
+	defer cancel()
+	for _, component := range []cluster.Component{cluster.APIServer, cluster.Scheduler} {
+		if err := c.Component(component).Restart(ctx, syscall.SIGTERM); err != nil {
+			return err
+		}
+	}
+	return f.kill(pluginProgram)
+}
+
+// waitUncounted waits until nothing is published but whole GPUs and what is allocated.
+func (f objectFaults) waitUncounted(ctx context.Context) error {
+	return workload.Until(ctx, "GPUs to be offered whole alone", func(ctx context.Context) (bool, string, error) {
+		pool, err := f.bed.pool(ctx)
+		if err != nil {
+			return false, err.Error(), nil //nolint:nilerr // the API server may be away
+		}
+		var others []string
+		for _, s := range pool {
+			for _, d := range s.Spec.Devices {
+				if *d.Attributes["type"].StringValue != "gpu" && len(d.Taints) == 0 {
+					others = append(others, d.Name)
+				}
+			}
+		}
+		return len(pool) > 0 && len(others) == 0, fmt.Sprintf("%d others are", len(others)), nil
+	})
 }
 
 // editClaims edits the claims of the pods, by an update of the whole object as controllers do, and counts those that it changed.

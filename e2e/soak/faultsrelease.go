@@ -23,13 +23,17 @@ import (
 	"github.com/cleave-dra/cleave/e2e/workload"
 )
 
-// fillDisk fills the file system of the plugin's records.
+// fillDisk fills the file system of the plugin's records, and switches the policy meanwhile, so that the control loop has something to
+// write, too.
 func (f *faults) fillDisk(ctx context.Context, fault Fault) (time.Time, error) {
 	filler, err := node.Fill(f.bed.stateDir())
 	if err == nil {
+		err = f.bed.label(ctx, policyLabel, "other")
+	}
+	if err == nil {
 		err = f.last(ctx, fault)
 	}
-	err = errors.Join(err, os.Remove(filler))
+	err = errors.Join(err, os.Remove(filler), f.bed.label(context.WithoutCancel(ctx), policyLabel, ""))
 	return time.Now(), err
 }
 

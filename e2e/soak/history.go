@@ -51,8 +51,10 @@ func (t *tally) check(r *history.Recorder, podGroups bool) error {
 	if err != nil {
 		return err
 	}
-	limits := history.Limits{Release: releaseLimit, PodsUnseen: !podGroups,
-		Withdrawing: []string{string(PolicySwitched), string(PolicyAtPrepare)}}
+	limits := history.Limits{Release: releaseLimit, PodsUnseen: !podGroups}
+	for _, k := range []Kind{PolicySwitched, PolicyAtPrepare, DiskFull, GatesOff} {
+		limits.Withdrawing = append(limits.Withdrawing, string(k))
+	}
 	for _, v := range history.Check(h, limits) {
 		t.violation("history", "%s", v)
 	}

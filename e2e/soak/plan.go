@@ -40,6 +40,8 @@ const (
 	RecordsCorrupted    Kind = "claim records corrupted"
 	NodeRecreated       Kind = "node object recreated"
 	ClaimsHeld          Kind = "claims held by finalizers"
+	GatesOff            Kind = "feature gates off"
+	ContainerHangs      Kind = "container does not end"
 	ReleaseUpgraded     Kind = "release upgraded"
 	ReleaseRolledBack   Kind = "release rolled back"
 	faultsWithoutPlugin      = 4 // of so many long faults, one has the plugin killed meanwhile
@@ -52,7 +54,7 @@ var round = []Kind{
 	SupervisorStopped, MPSDaemonKilled, KubeletKilled, KubeletStopped, ContainerdKilled, ContainerdStopped, SchedulerKilled,
 	SchedulerStopped, APIServerKilled, APIServerStopped, APIServerSlow, APIServerPartition, DriverReloaded, NodeRebooted, GPULost,
 	GPUNeedsReset, PartitionByHand, PartitionByHand, DiskFull, ClockJumped, PolicySwitched, PolicyAtPrepare, RecordsCorrupted, NodeRecreated,
-	ClaimsHeld, ReleaseUpgraded, ReleaseRolledBack,
+	ClaimsHeld, GatesOff, ContainerHangs, ReleaseUpgraded, ReleaseRolledBack,
 }
 
 // Kinds are all kinds of faults, in the order in which a report lists them.
@@ -96,6 +98,9 @@ var lasts = map[Kind][2]time.Duration{
 	GPULost: {0, 3 * time.Second}, PartitionByHand: {2 * time.Second, 8 * time.Second},
 	DiskFull: {2 * time.Second, 6 * time.Second}, ClockJumped: {2 * time.Second, 6 * time.Second},
 	PolicyAtPrepare: {2 * time.Second, 4 * time.Second}, ClaimsHeld: {2 * time.Second, 8 * time.Second},
+	GatesOff: {2 * time.Second, 4 * time.Second},
+	// A minute after a pod is gone, the kubelet has its claims unprepared whether or not its containers have ended.
+	ContainerHangs: {5 * time.Second, 75 * time.Second},
 }
 
 // Fault is one fault of a plan.

@@ -37,6 +37,8 @@ const (
 	classPartMPS      = "mig-mps.cleave.dev"
 	terminate         = "trap 'exit 0' TERM; sleep 100000 & wait"
 	maxNameLength     = 60
+	// podVariable of the environment names the pod to those who look at its processes.
+	podVariable = "SOAK_POD"
 )
 
 // spec of the claim.
@@ -184,6 +186,7 @@ func (s Shape) manifest(name string) *corev1.Pod {
 	pod.Spec.TerminationGracePeriodSeconds = &grace
 	main := &pod.Spec.Containers[0]
 	main.Command = []string{"/bin/sh", "-c", terminate}
+	main.Env = []corev1.EnvVar{{Name: podVariable, Value: name}}
 	var others []corev1.Container
 	for i, a := range s.Claims {
 		claim, template := fmt.Sprintf("claim-%d", i), string(a)

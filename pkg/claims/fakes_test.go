@@ -120,8 +120,6 @@ func (c *fakeCDI) EnsureNodes(context.Context, *records.Record) {}
 
 func (c *fakeCDI) HasClaim(types.UID) bool { return true }
 
-func (c *fakeCDI) ClaimSession(types.UID, string) string { return "" }
-
 func (c *fakeCDI) Ensure(_ context.Context, ids []string) error {
 	if c.ensure == nil {
 		return nil

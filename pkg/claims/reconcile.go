@@ -94,13 +94,16 @@ func isGone(ctx context.Context, api API, r *records.Record, id Identity) (*reso
 	return claim, claim == nil || claim.UID != r.Claim.UID || !allocates(claim, r, id), nil
 }
 
-// remake prepares a claim again whose record was corrupt, if it still has pods.
+// remake prepares a claim again whose record was corrupt, if it still has pods; else it is released.
 func (p *Preparer) remake(ctx context.Context, api API, uid types.UID) error {
 	claim, err := api.ClaimByUID(ctx, uid)
 	if err != nil {
 		return fmt.Errorf("look for claim %s: %w", uid, err)
 	}
 	if claim == nil || len(claim.Status.ReservedFor) == 0 || !allocatedHere(claim, p.Ledger.id) {
+		if err := p.recallReleasing(ctx, uid); err != nil || p.Ledger.index.get(uid) != nil {
+			return err // Recover goes on with it
+		}
 		return p.specs.RemoveClaim(uid)
 	}
 	_, err = p.prepare(ctx, claim, true)

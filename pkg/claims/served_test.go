@@ -111,6 +111,8 @@ func TestReconcile_CorruptRecordOfAnMPSShare(t *testing.T) {
 	b = b.another().start()
 	b.want("spec a", "mps 0 a")
 	b.Reconcile(t.Context(), &fakeAPI{})
+	b.want("record a releasing", "spec a", "mps 0 a")
+	b.Recover(t.Context())
 	b.want()
 }
 

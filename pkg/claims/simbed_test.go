@@ -4,7 +4,9 @@ package claims
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -55,11 +57,11 @@ func (s *specDir) WriteClaim(_ context.Context, r *records.Record) error {
 			fmt.Fprintf(&text, "%s %s\n", d.Device, d.Share.ID)
 		}
 	}
-	for _, d := range r.Partitions() {
-		if d.Session != "" && !d.Partition.Existing {
-			fmt.Fprintf(&text, "session %s %s\n", d.Device, d.Session)
-		}
+	data, err := records.Encode(r)
+	if err != nil {
+		return err
 	}
+	fmt.Fprintf(&text, "record %s\n", data)
 	if err := hook(s.step, s.err, "before WriteClaim"); err != nil {
 		return err
 	}
@@ -76,17 +78,16 @@ func (s *specDir) HasClaim(uid types.UID) bool {
 	return err == nil
 }
 
-func (s *specDir) ClaimSession(uid types.UID, device string) string {
-	data, err := os.ReadFile(s.path(uid))
-	if err != nil {
-		return ""
+func (s *specDir) Record(uid types.UID) (*records.Record, error) {
+	text, err := os.ReadFile(s.path(uid))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
 	}
-	for line := range strings.Lines(string(data)) {
-		if session, ok := strings.CutPrefix(line, "session "+device+" "); ok {
-			return strings.TrimSpace(session)
-		}
+	_, data, found := strings.Cut(string(text), "record ")
+	if err != nil || !found {
+		return nil, err
 	}
-	return ""
+	return records.Decode([]byte(data))
 }
 
 func (s *specDir) Claims() ([]types.UID, error) {

@@ -138,6 +138,9 @@ var uidPattern = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]{0,63}$`)
 // know are kept.
 func Decode(data []byte) (*Record, error) { return recordFormat.Decode(data) }
 
+// Encode is what a file of the record has, for those who keep a copy of it.
+func Encode(r *Record) ([]byte, error) { return recordFormat.Encode(r) }
+
 func (r *Record) check() error {
 	switch {
 	case !uidPattern.MatchString(string(r.Claim.UID)):

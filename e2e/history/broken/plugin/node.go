@@ -109,9 +109,9 @@ func (s specs) HasClaim(uid types.UID) bool {
 	return err == nil
 }
 
-func (specs) ClaimSession(types.UID, string) string { return "" }
-
 func (specs) Claims() ([]types.UID, error) { return nil, nil }
+
+func (specs) Record(types.UID) (*records.Record, error) { return nil, nil }
 
 func (s specs) RemoveClaim(uid types.UID) error { return store.Disk{}.Remove(s.path(uid)) }
 
