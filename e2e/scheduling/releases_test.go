@@ -187,22 +187,15 @@ func (b *bed) publish(name, rules string) map[gpu.Type]bool {
 	ctx, cancel := context.WithTimeout(b.t.Context(), startTimeout)
 	defer cancel()
 	var types map[gpu.Type]bool
-	must(b.t, workload.Until(ctx, "devices or an Event that says why there are none", func(ctx context.Context) (bool, string, error) {
+	must(b.t, workload.Until(ctx, "the node's ResourceSlices", func(ctx context.Context) (bool, string, error) {
 		list, err := b.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return false, "", err
-		}
 		types = map[gpu.Type]bool{}
 		for _, s := range list.Items {
 			for _, d := range s.Spec.Devices {
 				types[gpu.Type(*d.Attributes["type"].StringValue)] = true
 			}
 		}
-		if len(types) > 0 {
-			return int64(len(list.Items)) == list.Items[0].Spec.Pool.ResourceSliceCount, n.LogTail(5), nil
-		}
-		events, err := b.kube.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "reason=TiersNotCounted"})
-		return err == nil && len(events.Items) > 0, n.LogTail(5), err
+		return err == nil && len(list.Items) > 0 && int64(len(list.Items)) == list.Items[0].Spec.Pool.ResourceSliceCount, n.LogTail(5), err
 	}))
 	b.t.Logf("published: %v", slices.Sorted(maps.Keys(types)))
 	return types
