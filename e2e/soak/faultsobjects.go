@@ -109,7 +109,8 @@ func (f objectFaults) restartWith(ctx context.Context, c *cluster.Cluster) error
 	ctx, cancel := context.WithTimeout(ctx, healPatience)
 	defer cancel()
 	for _, component := range []cluster.Component{cluster.APIServer, cluster.Scheduler} {
-		if err := c.Component(component).Restart(ctx, syscall.SIGTERM); err != nil {
+		// SIGTERM has the API server wait a minute for its watchers.
+		if err := c.Component(component).Restart(ctx, syscall.SIGKILL); err != nil {
 			return err
 		}
 	}

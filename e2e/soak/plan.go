@@ -89,6 +89,13 @@ func (k Kind) ends() victims {
 	}
 }
 
+const (
+	// outlasting is how much longer some containers do not end, of so many one: a minute after a pod is gone, the kubelet has its claims
+	// unprepared whether or not its containers have ended (reconcileLoop of k8s.io/kubernetes/pkg/kubelet/cm/dra).
+	outlasting       = 65 * time.Second
+	faultsOutlasting = 4
+)
+
 // lasts is for how long a fault of a kind is there, at least and at most; zero for those that last as long as it takes.
 var lasts = map[Kind][2]time.Duration{
 	PluginStopped: {1 * time.Second, 6 * time.Second}, SupervisorStopped: {1 * time.Second, 6 * time.Second},
@@ -99,8 +106,7 @@ var lasts = map[Kind][2]time.Duration{
 	DiskFull: {2 * time.Second, 6 * time.Second}, ClockJumped: {2 * time.Second, 6 * time.Second},
 	PolicyAtPrepare: {2 * time.Second, 4 * time.Second}, ClaimsHeld: {2 * time.Second, 8 * time.Second},
 	GatesOff: {2 * time.Second, 4 * time.Second},
-	// A minute after a pod is gone, the kubelet has its claims unprepared whether or not its containers have ended.
-	ContainerHangs: {5 * time.Second, 75 * time.Second},
+	ContainerHangs: {3 * time.Second, 10 * time.Second},
 }
 
 // Fault is one fault of a plan.
@@ -151,6 +157,9 @@ func (p Plan) Fault(index int) Fault {
 	}
 	if f.Kind == GPULost || f.Kind == GPUNeedsReset {
 		f.GPU = r.IntN(p.gpus)
+	}
+	if f.Kind == ContainerHangs && r.IntN(faultsOutlasting) == 0 {
+		f.For += outlasting
 	}
 	if f.Kind == ClockJumped {
 		f.Jump = between(r, time.Minute, 2*time.Hour)
