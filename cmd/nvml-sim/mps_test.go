@@ -37,6 +37,7 @@ func TestMPS_Daemon(t *testing.T) {
 		{"get_default_active_thread_percentage", "100.0\n"},
 		{"set_default_active_thread_percentage 25", "25.0\n"},
 		{"get_default_active_thread_percentage", "25.0\n"},
+		{"get_default_client_priority", "0\n"}, // driver 580.159.04 on an H200
 		{"get_default_device_pinned_mem_limit 0", "0M\n"},
 		{"set_default_device_pinned_mem_limit 0 1536M", ""},
 		{"set_default_device_pinned_mem_limit GPU-nope 2048M", ""},

@@ -71,6 +71,8 @@ func (d *daemon) do(c *command) (string, error) {
 	case "get_default_active_thread_percentage", "set_default_active_thread_percentage",
 		"get_default_device_pinned_mem_limit", "set_default_device_pinned_mem_limit":
 		return d.doDefault(c)
+	case "get_default_client_priority":
+		return "0", nil // normal, as driver 580.159.04 answers; nothing here sets another
 	case "ps":
 		return d.overServers(c.server, &ask{Op: opPS}, psTitles(), "")
 	case "device_query":

@@ -46,6 +46,7 @@ var commands = map[string]func(c *command, args []string) error{
 	"set_active_thread_percentage":         (*command).readServerPercentage,
 	"get_default_device_pinned_mem_limit":  (*command).readDevice,
 	"set_default_device_pinned_mem_limit":  (*command).readLimit,
+	"get_default_client_priority":          (*command).readNothing,
 	"get_device_pinned_mem_limit":          (*command).readServerDevice,
 	"set_device_pinned_mem_limit":          (*command).readServerLimit,
 	"terminate_client":                     (*command).readClient,
