@@ -240,7 +240,7 @@ func checkTable(t *testing.T, file, table string) {
 		t.Fatalf("%s has no table between %q and %q", file, begin, end)
 	}
 	if *update {
-		must(t, os.WriteFile(file, []byte(before+begin+table+end+after), 0o644)) //nolint:gosec // a document of the repository
+		must(t, os.WriteFile(file, []byte(before+begin+table+end+after), 0o644))
 		return
 	}
 	if diff := cmp.Diff(old, table); diff != "" {

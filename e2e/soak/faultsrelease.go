@@ -92,8 +92,7 @@ func (f releaseFaults) waitWithdrawn(ctx context.Context) error {
 	})
 }
 
-// corruptRecords cuts off what the plugin has on disk of every other claim, and kills it. It sets the records aside, and finds out
-// from the API server what the claims have, and from their CDI specs whether their partitions are their own.
+// corruptRecords cuts off the records of every other claim, and kills the plugin. It reads their copies.
 func (f *faults) corruptRecords(context.Context, Fault) (time.Time, error) {
 	all, err := filepath.Glob(filepath.Join(f.bed.stateDir(), "claims", "*.json"))
 	if err != nil {

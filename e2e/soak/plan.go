@@ -105,7 +105,7 @@ var lasts = map[Kind][2]time.Duration{
 	GPULost: {0, 3 * time.Second}, PartitionByHand: {2 * time.Second, 8 * time.Second},
 	DiskFull: {2 * time.Second, 6 * time.Second}, ClockJumped: {2 * time.Second, 6 * time.Second},
 	PolicyAtPrepare: {2 * time.Second, 4 * time.Second}, ClaimsHeld: {2 * time.Second, 8 * time.Second},
-	GatesOff: {2 * time.Second, 4 * time.Second},
+	GatesOff:       {2 * time.Second, 4 * time.Second},
 	ContainerHangs: {3 * time.Second, 10 * time.Second},
 }
 

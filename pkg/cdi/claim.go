@@ -7,10 +7,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -71,14 +71,9 @@ func (s *Static) WriteClaim(ctx context.Context, r *records.Record) error {
 		}
 		spec.Devices = append(spec.Devices, device)
 	}
+	spec.Devices = append(spec.Devices, sessionNotes(r)...)
 	s.createCapabilityNodes(ctx, editor.capabilities)
-	data, err := records.Encode(r)
-	if err != nil {
-		return fmt.Errorf("encode the record of claim %s for its CDI spec: %w", r.Claim, err)
-	}
-	spec.Devices = append(spec.Devices, specs.Device{
-		Name: recordDevice(uid), ContainerEdits: specs.ContainerEdits{Env: []string{recordVariable + "=" + string(data)}},
-	})
+	var err error
 	if spec.Version, err = specs.MinimumRequiredVersion(spec); err != nil {
 		return fmt.Errorf("determine the version of the CDI spec: %w", err)
 	}
@@ -86,11 +81,45 @@ func (s *Static) WriteClaim(ctx context.Context, r *records.Record) error {
 	return s.dir.write(spec, claimFile(s.opts.Driver, uid))
 }
 
-// recordVariable is the variable of a device that no container is given: its value is a copy of the claim's record, for when that is
-// lost. An annotation would do, too, but runtimes that know them not refuse the spec: they came with CDI 0.6.0.
-const recordVariable = "CLEAVE_RECORD"
+// sessionVariable is the variable of a device that no container is given: its value is the session of the driver (pkg/driversession) in
+// which a partition was created.
+const sessionVariable = "CLEAVE_DRIVER_SESSION"
 
-func recordDevice(uid types.UID) string { return string(uid) + "-record" }
+// sessionNotes are devices that no container is given. They say of a claim's own partitions when they were created, for the claim whose
+// record is lost. Annotations would say it, too, but runtimes that know them not refuse the spec: they came with CDI 0.6.0.
+func sessionNotes(r *records.Record) []specs.Device {
+	var notes []specs.Device
+	for _, d := range r.Partitions() {
+		name := sessionNote(r.Claim.UID, d.Device)
+		known := slices.ContainsFunc(notes, func(n specs.Device) bool { return n.Name == name })
+		if known || d.Partition.Existing || d.Session == "" {
+			continue
+		}
+		notes = append(notes, specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{Env: []string{sessionVariable + "=" + d.Session}}})
+	}
+	return notes
+}
+
+func sessionNote(uid types.UID, device string) string { return string(uid) + "-" + device + "-session" }
+
+// ClaimSession is the session of the driver in which the partition of a claim's device was created, as far as the claim's spec says;
+// empty where it does not.
+func (s *Static) ClaimSession(uid types.UID, device string) string {
+	data, err := os.ReadFile(s.ClaimPath(uid))
+	var spec specs.Spec
+	if err != nil || json.Unmarshal(data, &spec) != nil {
+		return ""
+	}
+	name := sessionNote(uid, device)
+	for _, d := range spec.Devices {
+		if d.Name != name || len(d.ContainerEdits.Env) != 1 {
+			continue
+		}
+		session, _ := strings.CutPrefix(d.ContainerEdits.Env[0], sessionVariable+"=")
+		return session
+	}
+	return ""
+}
 
 // claimEditor makes the container edits of claims' devices.
 type claimEditor struct {
@@ -168,41 +197,6 @@ func (r Remover) Claims() ([]types.UID, error) {
 	}
 	return uids, nil
 }
-
-// Record is the copy of a claim's record as of when its spec was written last; nil if there is none.
-func (r Remover) Record(uid types.UID) (*records.Record, error) {
-	path := filepath.Join(r.Dir, claimFile(r.Driver, uid))
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil //nolint:nilnil // no copy is an ordinary answer
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open the CDI spec of claim %s: %w", uid, err)
-	}
-	defer f.Close()
-	var spec specs.Spec
-	if err := json.NewDecoder(io.LimitReader(f, maxClaimSpec)).Decode(&spec); err != nil {
-		return nil, fmt.Errorf("decode the CDI spec %s: %w", path, err)
-	}
-	for _, d := range spec.Devices {
-		if d.Name != recordDevice(uid) || len(d.ContainerEdits.Env) != 1 {
-			continue
-		}
-		data, _ := strings.CutPrefix(d.ContainerEdits.Env[0], recordVariable+"=")
-		copied, err := records.Decode([]byte(data))
-		if err == nil && copied.Claim.UID != uid {
-			err = fmt.Errorf("it is that of claim %s", copied.Claim)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("read the copy of a record in %s: %w", path, err)
-		}
-		return copied, nil
-	}
-	return nil, nil //nolint:nilnil // see above
-}
-
-// maxClaimSpec bounds what is read of a spec in bytes: it has a copy of the record, with its quotes escaped, and less than that besides.
-const maxClaimSpec = 4 * records.MaxSize
 
 // RemoveClaim deletes a claim's spec. A missing spec is not an error.
 func (r Remover) RemoveClaim(uid types.UID) error { return r.remove(claimFile(r.Driver, uid)) }

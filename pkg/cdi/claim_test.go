@@ -108,49 +108,39 @@ func golden(t *testing.T, name string, data []byte) {
 	}
 }
 
-// The spec has a copy of the claim's record, which containers do not see.
-func TestRecord(t *testing.T) {
+// Of a claim's own partitions the spec says in which session of the driver they were created; containers do not see it.
+func TestClaimSession(t *testing.T) {
 	s := static(t, procfs())
-	remover := Remover{Dir: s.opts.Dir, Driver: testDriver}
-	if got, err := remover.Record(testUID); got != nil || err != nil {
-		t.Errorf("record of a claim without a spec: %v, %v", got, err)
+	if got := s.ClaimSession(testUID, firstGPU+"-mig-19-2"); got != "" {
+		t.Errorf("session of a claim without a spec: %q", got)
 	}
-	want := recordOf(testUID, partitions())
-	want.Claim.Namespace, want.Claim.Name, want.Pods, want.BootID, want.Format = "ml", `with "quotes"`, []types.UID{"pod"}, "boot", records.Format
-	for i := range want.Devices {
-		want.Devices[i].UUID, want.Devices[i].Session = "GPU-1", "R.7.8"
+	devices := partitions()
+	for _, d := range devices {
+		d.Session = "R.7.8"
 	}
-	if err := s.WriteClaim(t.Context(), want); err != nil {
+	devices[1].Partition.Existing = true
+	if err := s.WriteClaim(t.Context(), recordOf(testUID, devices)); err != nil {
 		t.Fatal(err)
 	}
-	got, err := remover.Record(testUID)
-	if diff := cmp.Diff(want, got); diff != "" || err != nil {
-		t.Errorf("error %v, record (-want +got):\n%s", err, diff)
+	got := map[string]string{}
+	for _, d := range append(devices, &records.Device{Device: firstGPU + "-mig-19-20"}) {
+		got[d.Device] = s.ClaimSession(testUID, d.Device)
+	}
+	want := map[string]string{firstGPU + "-mig-19-2": "R.7.8", secondGPU + "-mig-9-4": "", firstGPU + "-mig-19-20": ""}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("sessions (-want +got):\n%s", diff)
 	}
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(s.opts.Dir), cdi.WithAutoRefresh(false))
 	if err != nil || len(cache.GetErrors()) > 0 {
 		t.Fatal(err, cache.GetErrors())
 	}
-	for i := range want.Devices {
-		container, err := inject(cache.InjectDevices, s.ClaimID(testUID, &want.Devices[i]))
+	for _, d := range devices {
+		container, err := inject(cache.InjectDevices, s.ClaimID(testUID, d))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if slices.ContainsFunc(container.Process.Env, func(v string) bool { return strings.Contains(v, "RECORD") }) {
-			t.Errorf("a container sees the record: %v", container.Process.Env)
-		}
-	}
-	for _, of := range [][2]string{{`R.7.8`, `R.7.8" `}, {string(testUID) + `\"`, `another\"`}, {"{", ""}} {
-		data, err := os.ReadFile(s.ClaimPath(testUID))
-		if err != nil {
-			t.Fatal(err)
-		}
-		spoilt := filepath.Join(t.TempDir(), filepath.Base(s.ClaimPath(testUID)))
-		if err := os.WriteFile(spoilt, []byte(strings.ReplaceAll(string(data), of[0], of[1])), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if got, err := (Remover{Dir: filepath.Dir(spoilt), Driver: testDriver}).Record(testUID); err == nil {
-			t.Errorf("%q for %q: record %v, want an error", of[1], of[0], got)
+		if slices.ContainsFunc(container.Process.Env, func(v string) bool { return strings.Contains(v, "SESSION") }) {
+			t.Errorf("a container sees sessions: %v", container.Process.Env)
 		}
 	}
 }

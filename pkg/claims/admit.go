@@ -163,9 +163,9 @@ func (a *preparation) checkCorrupt(ctx context.Context) error {
 // place finds out what lies where the claim's partitions are to be, and with it whether anything is to be created. A claim
 // that takes over all that it has creates nothing, so nothing may be undone: its pods run in it.
 func (a *preparation) place(ctx context.Context) error {
-	lost := (*records.Record)(nil)
+	lost := types.UID("")
 	if a.adopt {
-		lost = a.lost(ctx, a.claim.UID)
+		lost = a.claim.UID
 	}
 	for i := range a.devices {
 		d := &a.devices[i]

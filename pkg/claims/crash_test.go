@@ -51,6 +51,8 @@ func (d *mortalDisk) WriteFile(path string, data []byte) error {
 	})
 }
 
+func (d *mortalDisk) WriteCopy(path string, data []byte) error { return d.WriteFile(path, data) }
+
 func (d *mortalDisk) around(do func() error) error {
 	if err := d.step(); err != nil {
 		return err

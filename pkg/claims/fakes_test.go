@@ -120,6 +120,8 @@ func (c *fakeCDI) EnsureNodes(context.Context, *records.Record) {}
 
 func (c *fakeCDI) HasClaim(types.UID) bool { return true }
 
+func (c *fakeCDI) ClaimSession(types.UID, string) string { return "" }
+
 func (c *fakeCDI) Ensure(_ context.Context, ids []string) error {
 	if c.ensure == nil {
 		return nil
@@ -197,6 +199,13 @@ func (d *faultyDisk) WriteFile(path string, data []byte) error {
 		return err
 	}
 	return d.FileSystem.WriteFile(path, data)
+}
+
+func (d *faultyDisk) WriteCopy(path string, data []byte) error {
+	if err := d.err("WriteCopy", path); err != nil {
+		return err
+	}
+	return d.FileSystem.WriteCopy(path, data)
 }
 
 func (d *faultyDisk) Rename(from, to string) error {
@@ -320,13 +329,25 @@ func line(uid types.UID, gpus ...int) string {
 }
 
 // spoil puts bytes that are no record in place of a claim's record.
+// spoil makes a claim's record corrupt, and the copy of it.
 func spoil(t testing.TB, dir string, uid types.UID) {
+	t.Helper()
+	spoilFirst(t, dir, uid)
+	must(t, os.WriteFile(copyPath(dir, uid), []byte("not a record"), 0o600))
+}
+
+// spoilFirst makes a claim's record corrupt, and leaves the copy.
+func spoilFirst(t testing.TB, dir string, uid types.UID) {
 	t.Helper()
 	must(t, os.WriteFile(recordPath(dir, uid), []byte("not a record"), 0o600))
 }
 
 func recordPath(dir string, uid types.UID) string {
 	return filepath.Join(dir, "claims", string(uid)+".json")
+}
+
+func copyPath(dir string, uid types.UID) string {
+	return filepath.Join(dir, "claims", "copies", string(uid)+".json")
 }
 
 func exists(t testing.TB, path string) bool {

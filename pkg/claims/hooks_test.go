@@ -34,6 +34,11 @@ func (d hookedDisk) WriteFile(path string, data []byte) error {
 	return d.Disk.WriteFile(path, data)
 }
 
+func (d hookedDisk) WriteCopy(path string, data []byte) error {
+	defer around(d.step, "the record is copied")()
+	return d.Disk.WriteCopy(path, data)
+}
+
 func (d hookedDisk) Remove(path string) error {
 	defer around(d.step, "the record is removed")()
 	return d.Disk.Remove(path)

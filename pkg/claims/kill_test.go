@@ -36,7 +36,7 @@ func TestPreparer_Killed(t *testing.T) {
 	s.Run(t, *kills, *killSeed)
 }
 
-// beginKills sets up a node, on which the driver is reloaded now and then while no plugin runs.
+// beginKills sets up a node, on which now and then, while no plugin runs, the driver is reloaded or all records become corrupt.
 func beginKills(dir string, random *rand.Rand) (after func(killed bool) error, err error) {
 	node, err := sim.Create(filepath.Join(dir, "node"), "hgx-h100", sim.WithoutDeviceNodes())
 	if err != nil {
@@ -53,11 +53,28 @@ func beginKills(dir string, random *rand.Rand) (after func(killed bool) error, e
 		}
 	}
 	return func(killed bool) error {
-		if err := checkUnmanaged(dir, node); err != nil || !killed || random.IntN(4) > 0 {
+		if err := checkUnmanaged(dir, node); err != nil || !killed {
 			return err
+		}
+		if random.IntN(4) == 0 {
+			if err := spoilAll(dir); err != nil {
+				return err
+			}
+		}
+		if random.IntN(4) > 0 {
+			return nil
 		}
 		return reload(dir, node, random)
 	}, disown(dir, node)
+}
+
+// spoilAll makes all records corrupt, and leaves their copies.
+func spoilAll(dir string) error {
+	paths, err := filepath.Glob(filepath.Join(dir, "claims", "*.json"))
+	for _, path := range paths {
+		err = errors.Join(err, os.Truncate(path, 1))
+	}
+	return err
 }
 
 // check compares boards, records, specs and what the cluster knows. It is strict once the kubelet has repeated what got

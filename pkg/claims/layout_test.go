@@ -229,6 +229,11 @@ func TestLayout_Corrupt(t *testing.T) {
 	b.lay(balanced)
 	file := filepath.Join(b.dir, "layouts", b.name(0)+".json")
 	must(t, os.WriteFile(file, []byte("{"), 0o600))
+	b = b.restart() // by the copy
+	b.lay(balanced)
+	b.want(list("0 14@4", "0 19@6", "0 9@0"), nil, nil)
+	must(t, os.WriteFile(file, []byte("{"), 0o600))
+	must(t, os.WriteFile(filepath.Join(b.dir, "layouts", "copies", b.name(0)+".json"), nil, 0o600))
 	b = b.restart()
 	if len(b.notes) != 1 || !strings.Contains(b.notes[0], "CorruptLayout") {
 		t.Errorf("got notes %v, want one of the corrupt layout", b.notes)

@@ -3,6 +3,7 @@
 package claims
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"syscall"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 
 	"github.com/cleave-dra/cleave/pkg/records"
 )
@@ -132,6 +134,35 @@ type corruptRecords struct {
 	mu     sync.Mutex
 	uids   []types.UID
 	notify Notify
+	// copied are claims whose records are corrupt, and whose copies are used.
+	copied []types.UID
+}
+
+// noteCopy says that the copy of a record is used, once until it is repaired.
+func (c *corruptRecords) noteCopy(ctx context.Context, uid types.UID, cause error) {
+	c.mu.Lock()
+	known := slices.Contains(c.copied, uid)
+	if !known {
+		c.copied = append(c.copied, uid)
+	}
+	c.mu.Unlock()
+	if known {
+		return
+	}
+	klog.FromContext(ctx).Error(cause, "A claim record is corrupt, and its copy is used", "claimUID", uid)
+	if c.notify != nil {
+		c.notify("CorruptClaimRecord", fmt.Sprintf("The record of claim %s could not be read, and its copy is used: %v. Look at the node's disk.",
+			uid, cause))
+	}
+}
+
+// takeCopied returns the claims whose records are known by their copies, and forgets them.
+func (c *corruptRecords) takeCopied() []types.UID {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	copied := c.copied
+	c.copied = nil
+	return copied
 }
 
 func (c *corruptRecords) add(uid types.UID) {

@@ -18,6 +18,7 @@ import (
 // list holds until the API server was asked. Corrupt ones are set aside.
 func (p *Preparer) Load(ctx context.Context, notify Notify) error {
 	p.Ledger.corrupt.notify = notify
+	p.Ledger.store.OnCopy(func(uid types.UID, cause error) { p.Ledger.corrupt.noteCopy(ctx, uid, cause) })
 	uids, err := p.Ledger.store.Names()
 	if err != nil {
 		return err

@@ -60,6 +60,7 @@ func TestLoad_CorruptRecord(t *testing.T) {
 			mustPrepare(t, b.Preparer, claimOn("bad", 0))
 			mustPrepare(t, b.Preparer, claimOn("good", 1))
 			damage(t, recordPath(b.dir, "bad"))
+			damage(t, copyPath(b.dir, "bad"))
 
 			again := b.another().start()
 			wantDisk(t, again, line("good", 1))

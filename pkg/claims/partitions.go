@@ -27,8 +27,8 @@ type Partitions struct {
 
 // place finds out what lies just where the partition of a device is to be, and gives the device what it gets as it is: a
 // partition that other claims share, or one that the policy has claims get. Nothing else may be there: what is found in a
-// claim's place after a crash counts as its own. A claim whose record was lost takes over what lies there; lost is what is known of that.
-func (p *Partitions) place(ctx context.Context, b *backend, d *device, others gpuRecords, lost *records.Record) error {
+// claim's place after a crash counts as its own. A claim whose record was lost takes over what lies there; lost is its UID.
+func (p *Partitions) place(ctx context.Context, b *backend, d *device, others gpuRecords, lost types.UID) error {
 	if !d.shape.IsPartition() || d.admin {
 		return nil
 	}
@@ -54,9 +54,9 @@ func (p *Partitions) place(ctx context.Context, b *backend, d *device, others gp
 	case d.offer.PartitionMode() == policy.Existing:
 		return fmt.Errorf("partition %s is gone, and the policy has Cleave create none on GPU %s: "+
 			"create it again, for instance with nvidia-smi mig -cgi, or delete the pod so that it is scheduled again", d.name, d.shape.GPU.UUID)
-	case lost != nil && whole:
-		p.takeOver(ctx, d, found, lost)
-	case found != nil && lost == nil:
+	case lost != "" && whole:
+		p.takeOver(ctx, b, d, found, lost)
+	case found != nil && lost == "":
 		return fmt.Errorf("a partition that Cleave did not create (GPU instance %d) is in the place of %s: %w",
 			found.GI, d.name, gpu.ErrInsufficientResources)
 	}
@@ -64,14 +64,11 @@ func (p *Partitions) place(ctx context.Context, b *backend, d *device, others gp
 }
 
 // takeOver gives a device the partition of a claim whose record was lost. It is the claim's own if nobody else can have created it since
-// the claim did: in the GPU's first session of the driver, or in the one of the record's copy.
-func (p *Partitions) takeOver(ctx context.Context, d *device, found *gpu.Partition, lost *records.Record) {
+// the claim did: in the GPU's first session of the driver, or in the one that the claim's spec notes.
+func (p *Partitions) takeOver(ctx context.Context, b *backend, d *device, found *gpu.Partition, lost types.UID) {
 	name := d.gpu
 	klog.FromContext(ctx).Info("Taking over the partition of a claim whose record was lost", "device", d.name, "uuid", found.UUID)
-	own := p.ledger.sessions.unbroken(name) || slices.ContainsFunc(lost.Partitions(), func(was *records.Device) bool {
-		return was.Device == d.name && !was.Partition.Existing && was.Session == p.ledger.sessions.of(name)
-	})
-	if own {
+	if session := p.ledger.sessions.of(name); p.ledger.sessions.unbroken(name) || session == b.cdi.ClaimSession(lost, d.name) {
 		p.unclaimed.remove(name, *found)
 	} else {
 		found.Existing = true // it may be someone else's, created since: the claim has it, and it is never destroyed

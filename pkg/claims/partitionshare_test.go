@@ -259,7 +259,7 @@ func TestPartitionShare_CorruptRecord(t *testing.T) {
 	b := newPartBed(t)
 	b.prepare("a", b.mps())
 	b.prepare("b", b.mps())
-	must(t, os.WriteFile(filepath.Join(b.dir, "claims", "b.json"), []byte("{"), 0o600))
+	spoil(t, b.dir, "b")
 	b = b.restart()
 	b.unprepare("a") // its pod does not wait
 	if got := b.instances(); !slices.Contains(got, "0 9@4") {

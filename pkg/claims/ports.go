@@ -62,14 +62,15 @@ type CDI interface {
 	// WriteClaim writes the spec of a claim's devices that need more than their GPU, HasClaim reports whether it is there.
 	WriteClaim(ctx context.Context, r *records.Record) error
 	HasClaim(uid types.UID) bool
+	// ClaimSession is the session of the driver in which the partition of a claim's device was created, as far as the claim's spec says;
+	// empty where it does not.
+	ClaimSession(uid types.UID, device string) string
 }
 
-// SpecRemover reads and removes the specs of claims; it needs no driver.
+// SpecRemover removes the specs of claims; it needs no driver.
 type SpecRemover interface {
 	// Claims lists the claims that have a spec.
 	Claims() ([]types.UID, error)
-	// Record is the copy of a claim's record that its spec has, as of when it was written last; nil if there is none.
-	Record(uid types.UID) (*records.Record, error)
 	RemoveClaim(uid types.UID) error
 }
 

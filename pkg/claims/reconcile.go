@@ -23,6 +23,7 @@ func (p *Preparer) Reconcile(ctx context.Context, api API) {
 	if err := p.Ledger.learn(ctx); err != nil {
 		logger.Error(err, "Could not look for records that another plugin has written or removed; it is tried again at the next reconcile")
 	}
+	repair(ctx, p.Ledger)
 	for _, r := range p.Ledger.index.claims() {
 		if ctx.Err() != nil {
 			return
@@ -40,6 +41,20 @@ func (p *Preparer) Reconcile(ctx context.Context, api API) {
 		p.Shares.stopUnrecorded(ctx, uid)
 	}
 	p.Shares.reconcileServed(ctx, api)
+}
+
+// repair writes records again that are corrupt and known by their copies.
+func repair(ctx context.Context, l *Ledger) {
+	for _, uid := range l.corrupt.takeCopied() {
+		r := l.index.get(uid)
+		if r == nil {
+			continue
+		}
+		err := l.locked(ctx, r, func(now *records.Record) error { return l.write(now) })
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Could not write a corrupt record again; its copy is used still", "claim", r.Claim)
+		}
+	}
 }
 
 // Maintain is Recover and Reconcile as one call: Quiesce waits for it.
@@ -94,16 +109,13 @@ func isGone(ctx context.Context, api API, r *records.Record, id Identity) (*reso
 	return claim, claim == nil || claim.UID != r.Claim.UID || !allocates(claim, r, id), nil
 }
 
-// remake prepares a claim again whose record was corrupt, if it still has pods; else it is released.
+// remake prepares a claim again whose record was corrupt, if it still has pods.
 func (p *Preparer) remake(ctx context.Context, api API, uid types.UID) error {
 	claim, err := api.ClaimByUID(ctx, uid)
 	if err != nil {
 		return fmt.Errorf("look for claim %s: %w", uid, err)
 	}
 	if claim == nil || len(claim.Status.ReservedFor) == 0 || !allocatedHere(claim, p.Ledger.id) {
-		if err := p.recallReleasing(ctx, uid); err != nil || p.Ledger.index.get(uid) != nil {
-			return err // Recover goes on with it
-		}
 		return p.specs.RemoveClaim(uid)
 	}
 	_, err = p.prepare(ctx, claim, true)

@@ -85,7 +85,7 @@ func TestReconcile_ServedByNobody(t *testing.T) {
 func TestUnprepare_ServedWithoutRecord(t *testing.T) {
 	tests := map[string]func(b *bed, path string) error{
 		"record removed": func(_ *bed, path string) error { return os.Remove(path) },
-		"record corrupt": func(_ *bed, path string) error { return os.WriteFile(path, []byte("{"), 0o600) },
+		"record corrupt": func(b *bed, _ string) error { spoil(b.t, b.dir, "a"); return nil },
 	}
 	for name, spoil := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -107,12 +107,10 @@ func TestReconcile_CorruptRecordOfAnMPSShare(t *testing.T) {
 	b := newBed(t)
 	b.prepare("a", mpsOf(0, 10, 10))
 	b.die()
-	must(t, os.WriteFile(filepath.Join(b.dir, "claims", "a.json"), []byte("{"), 0o600))
+	spoil(t, b.dir, "a")
 	b = b.another().start()
 	b.want("spec a", "mps 0 a")
 	b.Reconcile(t.Context(), &fakeAPI{})
-	b.want("record a releasing", "spec a", "mps 0 a")
-	b.Recover(t.Context())
 	b.want()
 }
 

@@ -4,9 +4,7 @@ package claims
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -57,11 +55,11 @@ func (s *specDir) WriteClaim(_ context.Context, r *records.Record) error {
 			fmt.Fprintf(&text, "%s %s\n", d.Device, d.Share.ID)
 		}
 	}
-	data, err := records.Encode(r)
-	if err != nil {
-		return err
+	for _, d := range r.Partitions() {
+		if d.Session != "" && !d.Partition.Existing {
+			fmt.Fprintf(&text, "session %s %s\n", d.Device, d.Session)
+		}
 	}
-	fmt.Fprintf(&text, "record %s\n", data)
 	if err := hook(s.step, s.err, "before WriteClaim"); err != nil {
 		return err
 	}
@@ -78,16 +76,17 @@ func (s *specDir) HasClaim(uid types.UID) bool {
 	return err == nil
 }
 
-func (s *specDir) Record(uid types.UID) (*records.Record, error) {
-	text, err := os.ReadFile(s.path(uid))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+func (s *specDir) ClaimSession(uid types.UID, device string) string {
+	data, err := os.ReadFile(s.path(uid))
+	if err != nil {
+		return ""
 	}
-	_, data, found := strings.Cut(string(text), "record ")
-	if err != nil || !found {
-		return nil, err
+	for line := range strings.Lines(string(data)) {
+		if session, ok := strings.CutPrefix(line, "session "+device+" "); ok {
+			return strings.TrimSpace(session)
+		}
 	}
-	return records.Decode([]byte(data))
+	return ""
 }
 
 func (s *specDir) Claims() ([]types.UID, error) {

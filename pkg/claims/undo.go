@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -67,7 +66,7 @@ func (p *Preparer) Unprepare(ctx context.Context, claim records.Claim) error {
 }
 
 // recallCorrupt creates the record of a claim that is to be unprepared again, if that is corrupt, so that what it has is not left
-// behind: from the API server, which knows the claim still, as a rule, or else from the copy in the claim's spec.
+// behind. The API server knows the claim still, as a rule; what it does not know cannot be found.
 func (p *Preparer) recallCorrupt(ctx context.Context, of records.Claim) error {
 	_, err := p.Ledger.find(of.UID)
 	corrupt := (*store.CorruptError)(nil)
@@ -76,61 +75,22 @@ func (p *Preparer) recallCorrupt(ctx context.Context, of records.Claim) error {
 			return err
 		}
 	}
-	if !p.Ledger.corrupt.has(of.UID) {
+	if p.api == nil || !p.Ledger.corrupt.has(of.UID) {
 		return nil
 	}
-	var claim *resourceapi.ResourceClaim
-	if p.api != nil {
-		if claim, err = p.api.Claim(ctx, of.Namespace, of.Name); err != nil {
-			return fmt.Errorf("read claim %s, whose record is corrupt, from the API server: %w", of, err)
-		}
+	claim, err := p.api.Claim(ctx, of.Namespace, of.Name)
+	if err != nil {
+		return fmt.Errorf("read claim %s, whose record is corrupt, from the API server: %w", of, err)
+	}
+	if claim == nil || claim.UID != of.UID || !allocatedHere(claim, p.Ledger.id) {
+		return nil
 	}
 	p.calls.RLock()
 	defer p.calls.RUnlock()
-	if claim != nil && claim.UID == of.UID && allocatedHere(claim, p.Ledger.id) {
-		if _, err = p.prepare(ctx, claim, true); err == nil {
-			return nil
-		}
-		klog.FromContext(ctx).Error(err, "Could not find what a claim with a corrupt record has; it is released by the copy in its CDI spec", "claim", of)
+	if _, err := p.prepare(ctx, claim, true); err != nil {
+		klog.FromContext(ctx).Error(err, "Could not find what a claim with a corrupt record has; what is left counts as unmanaged", "claim", of)
 	}
-	return p.recallReleasing(ctx, of.UID)
-}
-
-// recallReleasing creates the record of a claim again that is gone from the API server, from the copy in its spec: a pod that was
-// deleted by force takes its claim along before the kubelet has that unprepared. Without a copy there is nothing to release that
-// anybody could know of.
-func (p *Preparer) recallReleasing(ctx context.Context, uid types.UID) error {
-	lost := p.lost(ctx, uid)
-	if len(lost.Devices) == 0 || lost.BootID != p.Ledger.bootID {
-		return nil
-	}
-	held, err := p.Ledger.lockFor(ctx, uid, lost.GPUs())
-	if err != nil {
-		return err
-	}
-	defer held.Release()
-	if have, err := p.Ledger.find(uid); have != nil || err != nil {
-		return err // another plugin has it
-	}
-	klog.FromContext(ctx).Info("Releasing a claim that is gone by the copy of its record", "claim", lost.Claim, "gpus", lost.GPUs())
-	lost.State = records.Releasing
-	if err := p.Ledger.write(lost); err != nil {
-		return err
-	}
-	p.Ledger.changed()
 	return nil
-}
-
-// lost is the copy of a claim's record, or an empty one.
-func (p *Preparer) lost(ctx context.Context, uid types.UID) *records.Record {
-	r, err := p.specs.Record(uid)
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "The copy of a claim's record cannot be read", "claimUID", uid)
-	}
-	if r == nil {
-		r = &records.Record{Claim: records.Claim{UID: uid}}
-	}
-	return r
 }
 
 // release undoes what a claim's record lists and removes it, or notes that its pods have left processes; the caller holds the

@@ -178,21 +178,22 @@ func keepsLayouts(c *Config) bool {
 	return len(all) > 0 || len(corrupt) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist)
 }
 
-// removeRecords removes a directory of records with its spare files, but no records, of which the corrupt ones are in a directory
+// removeRecords removes a directory of records with its spare files, but no records: the corrupt ones and the copies are in directories
 // of their own.
 func removeRecords(dir string) error {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
 	var errs []error
-	for _, e := range entries {
-		if !e.IsDir() && strings.HasPrefix(e.Name(), ".") {
-			errs = append(errs, os.Remove(filepath.Join(dir, e.Name())))
+	for _, d := range []string{filepath.Join(dir, "copies"), dir} {
+		entries, err := os.ReadDir(d)
+		errs = append(errs, ignoreMissing(err))
+		for _, e := range entries {
+			if !e.IsDir() && strings.HasPrefix(e.Name(), ".") {
+				errs = append(errs, os.Remove(filepath.Join(d, e.Name())))
+			}
 		}
 	}
-	_ = os.Remove(filepath.Join(dir, "corrupt"))
-	_ = os.Remove(dir) // unless there is a record
+	for _, d := range []string{filepath.Join(dir, "corrupt"), filepath.Join(dir, "copies"), dir} {
+		_ = os.Remove(d) // unless there is a record
+	}
 	return errors.Join(errs...)
 }
 

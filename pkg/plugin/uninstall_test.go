@@ -128,8 +128,10 @@ func TestRemoveFiles_Claims(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(c.pluginDir(), "claims/1234.json"), []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(filepath.Join(c.pluginDir(), "claims/corrupt"), 0o700); err != nil {
-		t.Fatal(err)
+	for _, dir := range []string{"claims/copies", "claims/corrupt"} {
+		if err := os.Mkdir(filepath.Join(c.pluginDir(), dir), 0o700); err != nil {
+			t.Fatal(err)
+		}
 	}
 	before := filesOf(t, c)
 	if left, err := removeFiles(c); left != 1 || err != nil {

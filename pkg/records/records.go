@@ -112,7 +112,7 @@ type Store = store.Directory[types.UID, Record]
 
 // recordFormat is how records are stored.
 var recordFormat = &store.Format[Record]{
-	Kind: "claim record", Limit: MaxSize, Version: Format,
+	Kind: "claim record", Limit: MaxSize, Version: Format, Copied: true,
 	VersionOf: func(r *Record) (version, readableFrom int) { return r.Format, r.ReadableFrom },
 	Unknown:   func(r *Record) *any { return &r.Unknown },
 	Check:     (*Record).check,
@@ -137,9 +137,6 @@ var uidPattern = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]{0,63}$`)
 // Decode reads a record of this or an earlier format, or of a later one that this release can read. Fields it does not
 // know are kept.
 func Decode(data []byte) (*Record, error) { return recordFormat.Decode(data) }
-
-// Encode is what a file of the record has, for those who keep a copy of it.
-func Encode(r *Record) ([]byte, error) { return recordFormat.Encode(r) }
 
 func (r *Record) check() error {
 	switch {

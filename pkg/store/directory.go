@@ -7,19 +7,25 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
 const (
 	suffix     = ".json"
 	corruptDir = "corrupt"
+	copiesDir  = "copies"
 )
 
-// Directory holds the documents of one kind, by name, each in a file of its own.
+// Directory holds the documents of one kind, by name, each in a file of its own. A document that is Copied has a second file, which is
+// written before the first and removed after it: where there is no first, there is no document, and the second is left of what was cut
+// short.
 type Directory[K ~string, T any] struct {
 	disk   FileSystem
 	dir    string
 	format *Format[T]
+	// copied is called for each read of a copy; nil for nobody.
+	copied func(name K, cause error)
 }
 
 // At is a directory as it is; nothing is made or deleted.
@@ -36,11 +42,54 @@ func Open[K ~string, T any](disk FileSystem, dir string, format *Format[T]) (*Di
 	if _, err := d.Names(); err != nil {
 		return nil, err
 	}
-	if err := disk.Sweep(d.dir); err != nil {
-		return nil, fmt.Errorf("sweep the directory of %ss: %w", format.Kind, err)
+	for _, dir := range d.dirs() {
+		if err := disk.MkdirAll(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("create the directory for %ss: %w", format.Kind, err)
+		}
+		if err := disk.Sweep(dir); err != nil {
+			return nil, fmt.Errorf("sweep the directory of %ss: %w", format.Kind, err)
+		}
 	}
-	return d, nil
+	return d, d.sweepCopies()
 }
+
+// sweepCopies deletes the copies of documents that are not there.
+func (d *Directory[K, T]) sweepCopies() error {
+	if !d.format.Copied {
+		return nil
+	}
+	copies, err := At[K](d.disk, filepath.Join(d.dir, copiesDir), d.format).Names()
+	if err != nil {
+		return err
+	}
+	names, err := d.Names() // after the copies, which are written first
+	if err != nil {
+		return err
+	}
+	for _, name := range copies {
+		if slices.Contains(names, name) {
+			continue
+		}
+		if path, err := d.path(name); err != nil {
+			return err
+		} else if err := d.disk.Remove(d.copy(path)); err != nil {
+			return fmt.Errorf("remove the copy of a %s: %w", d.format.Kind, err)
+		}
+	}
+	return nil
+}
+
+// dirs are those that files are written in.
+func (d *Directory[K, T]) dirs() []string {
+	if !d.format.Copied {
+		return []string{d.dir}
+	}
+	return []string{d.dir, filepath.Join(d.dir, copiesDir)}
+}
+
+// OnCopy has a function called whenever a document is corrupt and its copy is read in its place, with the reason. Call it before the first
+// read.
+func (d *Directory[K, T]) OnCopy(copied func(name K, cause error)) { d.copied = copied }
 
 // Dir is its path.
 func (d *Directory[K, T]) Dir() string { return d.dir }
@@ -60,13 +109,33 @@ func (d *Directory[K, T]) Names() ([]K, error) {
 	return names, nil
 }
 
-// Read returns a document: nil if there is none, a CorruptError if the file is none.
+// Read returns a document: nil if there is none, a CorruptError if the file is none, and no copy of it is a document.
 func (d *Directory[K, T]) Read(name K) (*T, error) {
 	path, err := d.path(name)
 	if err != nil {
 		return nil, err
 	}
-	return d.format.read(d.disk, path, string(name))
+	doc, err := d.format.read(d.disk, path, string(name))
+	if !d.format.Copied || !errors.As(err, new(*CorruptError)) {
+		return doc, err
+	}
+	copied, copyErr := d.format.read(d.disk, d.copy(path), string(name))
+	switch {
+	case copied != nil:
+		if d.copied != nil {
+			d.copied(name, err)
+		}
+		return copied, nil
+	case copyErr != nil && !errors.As(copyErr, new(*CorruptError)):
+		return nil, copyErr // nobody knows
+	default:
+		return nil, err
+	}
+}
+
+// copy is the path of a document's copy.
+func (d *Directory[K, T]) copy(path string) string {
+	return filepath.Join(d.dir, copiesDir, filepath.Base(path))
 }
 
 // List reads all documents; a missing directory has none. Files that cannot be read as documents are CorruptErrors.
@@ -99,6 +168,11 @@ func (d *Directory[K, T]) Write(doc *T) error {
 	if err != nil {
 		return err
 	}
+	if d.format.Copied {
+		if err := d.format.writeCopy(d.disk, d.copy(path), doc); err != nil {
+			return err
+		}
+	}
 	return d.format.write(d.disk, path, doc)
 }
 
@@ -108,8 +182,19 @@ func (d *Directory[K, T]) Remove(name K) error {
 	if err != nil {
 		return err
 	}
-	if err := d.disk.Remove(path); err != nil {
-		return fmt.Errorf("remove the %s %s: %w", d.format.Kind, path, err)
+	return d.remove(path)
+}
+
+// remove deletes a document and, after it, its copy.
+func (d *Directory[K, T]) remove(path string) error {
+	paths := []string{path}
+	if d.format.Copied {
+		paths = append(paths, d.copy(path))
+	}
+	for _, path := range paths {
+		if err := d.disk.Remove(path); err != nil {
+			return fmt.Errorf("remove the %s %s: %w", d.format.Kind, path, err)
+		}
 	}
 	return nil
 }
@@ -127,7 +212,7 @@ func (d *Directory[K, T]) SetAside(name K) (string, error) {
 	if err := d.disk.Rename(path, aside); err != nil {
 		return "", fmt.Errorf("set aside the %s %s: %w", d.format.Kind, path, err)
 	}
-	return aside, nil
+	return aside, d.remove(path) // its copy, which is corrupt, too
 }
 
 // path keeps anything but a plain name out of paths.

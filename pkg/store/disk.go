@@ -32,6 +32,8 @@ type FileSystem interface {
 	ReadFile(path string, limit int64) ([]byte, error)
 	// WriteFile makes a file appear with its whole content, synced, or not at all.
 	WriteFile(path string, data []byte) error
+	// WriteCopy is WriteFile for what need not outlive a power cut: the file is not synced.
+	WriteCopy(path string, data []byte) error
 	// SyncDir makes the names in a directory durable.
 	SyncDir(dir string) error
 	Rename(from, to string) error
@@ -124,7 +126,16 @@ func (Disk) ReadFile(path string, limit int64) ([]byte, error) {
 }
 
 // WriteFile writes next to the file, syncs and renames. Nothing stays behind where a step fails.
-func (d Disk) WriteFile(path string, data []byte) (err error) {
+func (d Disk) WriteFile(path string, data []byte) error {
+	return d.replace(path, data, (*os.File).Sync)
+}
+
+// WriteCopy is WriteFile without a sync.
+func (d Disk) WriteCopy(path string, data []byte) error {
+	return d.replace(path, data, func(*os.File) error { return nil })
+}
+
+func (d Disk) replace(path string, data []byte, sync func(*os.File) error) (err error) {
 	f, err := d.open(path)
 	if err != nil {
 		return err
@@ -140,7 +151,7 @@ func (d Disk) WriteFile(path string, data []byte) (err error) {
 		err = f.Truncate(int64(len(data)))
 	}
 	if err == nil {
-		err = f.Sync()
+		err = sync(f)
 	}
 	if closeErr := f.Close(); err == nil {
 		err = closeErr

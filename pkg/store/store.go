@@ -35,6 +35,8 @@ type Format[T any] struct {
 	Names func(string) bool
 	// Durable documents outlive a power cut, also right after they were written.
 	Durable bool
+	// Copied documents of a directory have a copy there, in a file of its own, which is read where that of the document is corrupt.
+	Copied bool
 }
 
 // Decode reads a document of this or an earlier version, or of a later one that this release can read.
@@ -122,13 +124,33 @@ func (f *Format[T]) write(disk FileSystem, path string, doc *T) error {
 	if err == nil && f.Durable {
 		err = disk.SyncDir(filepath.Dir(path))
 	}
+	return f.describe("write", path, doc, err)
+}
+
+// writeCopy writes a copy of a document, into a directory that it makes if need be.
+func (f *Format[T]) writeCopy(disk FileSystem, path string, doc *T) error {
+	data, err := f.Encode(doc)
 	if err == nil {
+		err = disk.WriteCopy(path, data)
+	}
+	if errors.Is(err, fs.ErrNotExist) { // somebody deleted it
+		if err = disk.MkdirAll(filepath.Dir(path), 0o700); err == nil {
+			err = disk.WriteCopy(path, data)
+		}
+	}
+	return f.describe("copy", path, doc, err)
+}
+
+// describe names a document that an error is about.
+func (f *Format[T]) describe(verb, path string, doc *T, err error) error {
+	switch {
+	case err == nil:
 		return nil
+	case f.Describe != nil:
+		return fmt.Errorf("%s the %s of %s: %w", verb, f.Kind, f.Describe(doc), err)
+	default:
+		return fmt.Errorf("%s the %s %s: %w", verb, f.Kind, path, err)
 	}
-	if f.Describe != nil {
-		return fmt.Errorf("write the %s of %s: %w", f.Kind, f.Describe(doc), err)
-	}
-	return fmt.Errorf("write the %s %s: %w", f.Kind, path, err)
 }
 
 // File is a single document.

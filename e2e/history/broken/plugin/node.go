@@ -109,9 +109,9 @@ func (s specs) HasClaim(uid types.UID) bool {
 	return err == nil
 }
 
-func (specs) Claims() ([]types.UID, error) { return nil, nil }
+func (specs) ClaimSession(types.UID, string) string { return "" }
 
-func (specs) Record(types.UID) (*records.Record, error) { return nil, nil }
+func (specs) Claims() ([]types.UID, error) { return nil, nil }
 
 func (s specs) RemoveClaim(uid types.UID) error { return store.Disk{}.Remove(s.path(uid)) }
 
@@ -164,6 +164,13 @@ type disk struct {
 func (d disk) WriteFile(path string, data []byte) error {
 	d.steps.step()
 	err := d.Disk.WriteFile(path, data)
+	d.steps.step()
+	return err
+}
+
+func (d disk) WriteCopy(path string, data []byte) error {
+	d.steps.step()
+	err := d.Disk.WriteCopy(path, data)
 	d.steps.step()
 	return err
 }
