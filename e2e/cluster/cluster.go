@@ -45,7 +45,7 @@ func (c *Cluster) Fits(o Options) bool {
 }
 
 // WithFeatureGates is the cluster whose components start with other feature gates. It is not written down: Open knows the first ones.
-func (c *Cluster) WithFeatureGates(gates map[string]bool) *Cluster {
+func WithFeatureGates(c *Cluster, gates map[string]bool) *Cluster {
 	other := *c
 	other.state.FeatureGates = gates
 	return &other

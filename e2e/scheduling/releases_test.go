@@ -114,16 +114,16 @@ func gatesText(gates map[string]bool) string {
 func offered(t *testing.T, version string, gates map[string]bool, rules string) string {
 	t.Helper()
 	b := newBedWith(t, cluster.Options{Version: version, FeatureGates: gates})
-	truth := b.publishable("node-1")
+	truth := publishable(b, "node-1")
 	b.addNode("node-1")
-	published := b.publish("node-1", rules)
+	published := publishedOn(b, "node-1", rules)
 	b.startKubeScheduler(version, gates)
 	got := map[string]bool{}
 	for _, batch := range []int{2, 8} { // at first so few that there is room for all, then more than there is
 		for _, tier := range tiers {
 			b.addPods(fmt.Sprintf("%s-%d", tier.offers, batch), tier.class, batch, func(p *corev1.Pod) { p.Spec.SchedulerName = "" })
 		}
-		b.decided()
+		waitTried(b)
 		results := b.results()
 		if over := packing.OverAllocated(truth, results); len(over) > 0 {
 			t.Errorf("more is allocated than a GPU has: %v", over)
@@ -155,9 +155,9 @@ func offered(t *testing.T, version string, gates map[string]bool, rules string) 
 }
 
 // publishable is all that a node of 8 H100 can offer, as a cluster that counts everything gets it.
-func (b *bed) publishable(name string) []*resourceapi.ResourceSlice {
+func publishable(b *bed, name string) []*resourceapi.ResourceSlice {
 	b.t.Helper()
-	list := b.slices(name)
+	list := slicesOf(b, name)
 	var all []*resourceapi.ResourceSlice
 	for i := range list.Items {
 		all = append(all, &list.Items[i])
@@ -165,8 +165,8 @@ func (b *bed) publishable(name string) []*resourceapi.ResourceSlice {
 	return all
 }
 
-// publish runs the plugin on a simulated node, and returns the types of devices that it publishes. It ends with the test.
-func (b *bed) publish(name, rules string) map[gpu.Type]bool {
+// publishedOn runs the plugin on a simulated node, and returns the types of devices that it publishes. It ends with the test.
+func publishedOn(b *bed, name, rules string) map[gpu.Type]bool {
 	b.t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "n") // t.TempDir is too long for sockets
 	must(b.t, err)
@@ -201,8 +201,8 @@ func (b *bed) publish(name, rules string) map[gpu.Type]bool {
 	return types
 }
 
-// decided waits until the scheduler has tried all pods.
-func (b *bed) decided() {
+// waitTried waits until the scheduler has tried all pods.
+func waitTried(b *bed) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), startTimeout)
 	defer cancel()

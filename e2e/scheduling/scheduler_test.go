@@ -42,7 +42,7 @@ func (b *bed) addNodes(names ...string) {
 	b.t.Helper()
 	for _, name := range names {
 		b.addNode(name)
-		list := b.slices(name)
+		list := slicesOf(b, name)
 		for i := range list.Items {
 			must(b.t, errOf(b.kube.ResourceV1().ResourceSlices().Create(b.t.Context(), &list.Items[i], metav1.CreateOptions{})))
 		}
@@ -61,8 +61,8 @@ func (b *bed) addNode(name string) {
 	must(b.t, errOf(b.kube.CoreV1().Nodes().Create(b.t.Context(), node, metav1.CreateOptions{})))
 }
 
-// slices are what a node of 8 H100 publishes where everything is counted.
-func (b *bed) slices(name string) *resourceapi.ResourceSliceList {
+// slicesOf are what a node of 8 H100 publishes where everything is counted.
+func slicesOf(b *bed, name string) *resourceapi.ResourceSliceList {
 	b.t.Helper()
 	inventory, err := packing.Inventory(b.t.Context(), "hgx-h100")
 	must(b.t, err)

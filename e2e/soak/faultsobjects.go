@@ -92,7 +92,7 @@ func (f objectFaults) holdClaims(ctx context.Context, fault Fault) (time.Time, e
 func (f objectFaults) turnGatesOff(ctx context.Context, fault Fault) (from time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*healPatience)
 	defer cancel()
-	off := f.bed.cluster.WithFeatureGates(map[string]bool{"DRAPartitionableDevices": false, "DRAConsumableCapacity": false})
+	off := cluster.WithFeatureGates(f.bed.cluster, map[string]bool{"DRAPartitionableDevices": false, "DRAConsumableCapacity": false})
 	err = f.restartWith(ctx, off)
 	if err == nil {
 		err = f.waitUncounted(ctx)
