@@ -21,32 +21,47 @@ import (
 	"github.com/cleave-dra/cleave/pkg/gpu"
 )
 
+// A corrupt record is read from its copy; where that is corrupt, too, it is set aside and made again from the API server.
 func TestRecord_Corrupt(t *testing.T) {
-	ctx, s := newSpace(t, nil)
-	pod := s.pods.run(ctx, gpuPod("user", 2))
-	claim, _ := s.pods.ownClaim(ctx, pod)
-	before, err := readRecords(env.node)
-	s.must(err)
-	uid := claim.Uid
-	record, aside := filepath.Join(env.node.Records(), uid+".json"), filepath.Join(env.node.Records(), "corrupt", uid+".json")
-	t.Cleanup(func() { _ = os.Remove(aside) }) // it is there if the test passed
+	for name, both := range map[string]bool{"record": false, "record and copy": true} {
+		t.Run(name, func(t *testing.T) {
+			ctx, s := newSpace(t, nil)
+			pod := s.pods.run(ctx, gpuPod("user", 2))
+			claim, _ := s.pods.ownClaim(ctx, pod)
+			before, err := readRecords(env.node)
+			s.must(err)
+			uid := claim.Uid
+			record, aside := filepath.Join(env.node.Records(), uid+".json"), filepath.Join(env.node.Records(), "corrupt", uid+".json")
+			t.Cleanup(func() { _ = os.Remove(aside) }) // it is there if the test passed
 
-	s.must(env.node.Stop())
-	garbage := []byte(`{"format":1,"claim":{"uid":`)
-	s.must(os.WriteFile(record, garbage, 0o600))
-	s.plugin.start(ctx)
-	s.eventually(ctx, "the record to be made again", func(context.Context) (bool, string, error) {
-		now, err := readRecords(env.node)
-		return err == nil && cmp.Equal(before[uid], now[uid]), cmp.Diff(before[uid], now[uid]), err
-	})
-	if found, err := os.ReadFile(aside); err != nil || !bytes.Equal(found, garbage) {
-		t.Errorf("the corrupt record is not kept aside as it was: %q, %v", found, err)
+			s.must(env.node.Stop())
+			intact, err := os.ReadFile(record)
+			s.must(err)
+			garbage, says := []byte(`{"format":1,"claim":{"uid":`), "its copy is used"
+			s.must(os.WriteFile(record, garbage, 0o600))
+			if both {
+				says = aside
+				s.must(os.WriteFile(filepath.Join(env.node.Records(), "copies", uid+".json"), garbage, 0o600))
+			}
+			s.plugin.start(ctx)
+			s.eventually(ctx, "the record to be made again", func(context.Context) (bool, string, error) {
+				now, err := readRecords(env.node)
+				if err != nil || !cmp.Equal(before[uid], now[uid]) {
+					return false, cmp.Diff(before[uid], now[uid]), err
+				}
+				written, err := os.ReadFile(record)
+				return both || bytes.Equal(intact, written), "the record is " + string(written), err
+			})
+			if found, err := os.ReadFile(aside); both && (err != nil || !bytes.Equal(found, garbage)) {
+				t.Errorf("the corrupt record is not kept aside as it was: %q, %v", found, err)
+			}
+			s.events.waitOnNode(ctx, env.cluster.NodeName(), corev1.EventTypeWarning, "CorruptClaimRecord", says)
+			other := s.pods.run(ctx, gpuPod("other", 1))
+			s.pods.checkUndisturbed(ctx, pod)
+			s.pods.delete(ctx, "user")
+			s.plugin.waitRecords(ctx, env.node, ownClaim(other))
+		})
 	}
-	s.events.waitOnNode(ctx, env.cluster.NodeName(), corev1.EventTypeWarning, "CorruptClaimRecord", aside)
-	other := s.pods.run(ctx, gpuPod("other", 1))
-	s.pods.checkUndisturbed(ctx, pod)
-	s.pods.delete(ctx, "user")
-	s.plugin.waitRecords(ctx, env.node, ownClaim(other))
 }
 
 func TestRecord_DiskFull(t *testing.T) {
@@ -70,7 +85,7 @@ func TestRecord_DiskFull(t *testing.T) {
 	entries, err := os.ReadDir(n.Records())
 	s.must(err)
 	for _, e := range entries {
-		if name := e.Name(); name != "corrupt" && name != filepath.Base(filler) && name != early.Uid+".json" {
+		if name := e.Name(); name != "corrupt" && name != "copies" && name != filepath.Base(filler) && name != early.Uid+".json" {
 			t.Errorf("a full disk left %s in the directory of records", name)
 		}
 	}
