@@ -38,8 +38,14 @@ func (s *space) startCompatible(ctx context.Context) *node.Node {
 	dir, err := env.cluster.GuestDir("nvidia")
 	s.must(err)
 	s.must(env.client.CreateFile(ctx, "", filepath.Join(env.source, "deployments", "nvidia-compatible", "deviceclasses.yaml")))
-	n, err := node.Run(ctx, node.Options{Cluster: env.cluster, Bin: programsDir, Model: compatibleModel, Dir: dir, Driver: nvidia.DriverName})
+	n, err := node.Create(ctx, node.Options{Cluster: env.cluster, Bin: programsDir, Model: compatibleModel, Dir: dir, Driver: nvidia.DriverName})
 	s.must(err)
+	// Two plugins of one machine are of one boot: while this one restarts, the other may look after its claims.
+	const bootID = "proc/sys/kernel/random/boot_id"
+	boot, err := os.ReadFile(filepath.Join(env.node.Root(), bootID))
+	s.must(err)
+	s.must(os.WriteFile(filepath.Join(n.Root(), bootID), boot, 0o600))
+	s.must(errors.Join(n.Supervisor.Start(ctx), n.Start(ctx), n.WaitReady(ctx)))
 	atEnd(s.T, func(ctx context.Context) {
 		if s.Failed() {
 			s.Logf("the log of the compatible plugin ends with:\n%s", n.LogTail(40))
