@@ -60,7 +60,7 @@ var releasePolicies = []struct{ name, title, rules string }{
 	{"slices", "time slices alone", `{tiers: [timeSlice]}`},
 }
 
-// tiers are the classes that are asked for, and what the devices of each are called in the table.
+// tiers are the classes that claims request, and what the devices of each are called in the table.
 var tiers = []struct {
 	class  string
 	offers gpu.Type
