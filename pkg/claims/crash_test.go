@@ -51,7 +51,7 @@ func (d *mortalDisk) WriteFile(path string, data []byte) error {
 	})
 }
 
-func (d *mortalDisk) WriteCopy(path string, data []byte) error { return d.WriteFile(path, data) }
+func (d *mortalDisk) WriteDurable(path string, data []byte) error { return d.WriteFile(path, data) }
 
 func (d *mortalDisk) around(do func() error) error {
 	if err := d.step(); err != nil {

@@ -201,12 +201,7 @@ func (d *faultyDisk) WriteFile(path string, data []byte) error {
 	return d.FileSystem.WriteFile(path, data)
 }
 
-func (d *faultyDisk) WriteCopy(path string, data []byte) error {
-	if err := d.err("WriteCopy", path); err != nil {
-		return err
-	}
-	return d.FileSystem.WriteCopy(path, data)
-}
+func (d *faultyDisk) WriteDurable(path string, data []byte) error { return d.WriteFile(path, data) }
 
 func (d *faultyDisk) Rename(from, to string) error {
 	if err := d.err("Rename", from); err != nil {

@@ -3,6 +3,7 @@
 package claims
 
 import (
+	"path/filepath"
 	"strings"
 
 	"github.com/cleave-dra/cleave/pkg/gpu"
@@ -30,14 +31,15 @@ func (d hookedDisk) WriteFile(path string, data []byte) error {
 			state = string(s)
 		}
 	}
-	defer around(d.step, "the record is written: "+state)()
+	what := "the record is written: " + state
+	if filepath.Base(filepath.Dir(path)) == "copies" {
+		what = "the record is copied"
+	}
+	defer around(d.step, what)()
 	return d.Disk.WriteFile(path, data)
 }
 
-func (d hookedDisk) WriteCopy(path string, data []byte) error {
-	defer around(d.step, "the record is copied")()
-	return d.Disk.WriteCopy(path, data)
-}
+func (d hookedDisk) WriteDurable(path string, data []byte) error { return d.WriteFile(path, data) }
 
 func (d hookedDisk) Remove(path string) error {
 	defer around(d.step, "the record is removed")()

@@ -16,7 +16,7 @@ import (
 	"github.com/cleave-dra/cleave/pkg/records"
 )
 
-// Ledger is what has been allocated and created under one driver name: records of claims and layouts of GPUs, durable on disk
+// Ledger is what has been allocated and created under one driver name: records of claims and layouts of GPUs, on disk
 // and mirrored in memory, and the locks under which both may change.
 type Ledger struct {
 	id     Identity
@@ -90,7 +90,7 @@ func (l *Ledger) look(uid types.UID, gpus []string) view {
 	return v
 }
 
-// write makes a record durable and enters it into the index.
+// write writes a record and enters it into the index.
 func (l *Ledger) write(r *records.Record) error {
 	if err := l.store.Write(r); err != nil {
 		return explainWrite(l.store.Dir(), err)

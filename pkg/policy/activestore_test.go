@@ -23,12 +23,12 @@ type brokenDisk struct {
 	writes int
 }
 
-func (d *brokenDisk) WriteFile(path string, data []byte) error {
+func (d *brokenDisk) WriteDurable(path string, data []byte) error {
 	d.writes++
 	if d.err != nil {
 		return d.err
 	}
-	return d.Disk.WriteFile(path, data)
+	return d.Disk.WriteDurable(path, data)
 }
 
 func TestActiveStore_RoundTrip(t *testing.T) {

@@ -47,7 +47,7 @@ type LayoutStore = store.Directory[string, Layout]
 
 // layoutFormat is how layouts are stored.
 var layoutFormat = &store.Format[Layout]{
-	Kind: "layout", Limit: MaxSize, Version: LayoutFormat, Copied: true,
+	Kind: "layout", Limit: MaxSize, Version: LayoutFormat, Copied: true, Durable: true,
 	VersionOf: func(l *Layout) (version, readableFrom int) { return l.Format, l.ReadableFrom },
 	Unknown:   func(l *Layout) *any { return &l.Unknown },
 	Check:     (*Layout).check,

@@ -112,7 +112,7 @@ func TestDirectory_CopyFails(t *testing.T) {
 	d, err := Open[string](Disk{}, dir, format)
 	must(t, err)
 	must(t, d.Write(noteOf("a", "before")))
-	failing := At[string](faultyDisk{op: "WriteCopy", err: os.ErrPermission}, dir, format)
+	failing := At[string](faultyDisk{op: "WriteFile", err: os.ErrPermission}, dir, format)
 	if err := failing.Write(noteOf("a", "after")); !errors.Is(err, os.ErrPermission) {
 		t.Errorf("Write = %v", err)
 	}

@@ -162,7 +162,7 @@ func (d *Directory[K, T]) List() (all []*T, corrupt []error, err error) {
 	return all, corrupt, nil
 }
 
-// Write makes a document durable, in place of the earlier one of its name.
+// Write writes a document, in place of the earlier one of its name.
 func (d *Directory[K, T]) Write(doc *T) error {
 	path, err := d.path(K(d.format.Name(doc)))
 	if err != nil {

@@ -30,12 +30,10 @@ type FileSystem interface {
 	ReadDir(path string) ([]string, error)
 	// ReadFile reads at most limit bytes and fails if the file is longer, or is none. It follows no link.
 	ReadFile(path string, limit int64) ([]byte, error)
-	// WriteFile makes a file appear with its whole content, synced, or not at all.
+	// WriteFile makes a file appear with its whole content, or not at all, for as long as the kernel runs.
 	WriteFile(path string, data []byte) error
-	// WriteCopy is WriteFile for what need not outlive a power cut: the file is not synced.
-	WriteCopy(path string, data []byte) error
-	// SyncDir makes the names in a directory durable.
-	SyncDir(dir string) error
+	// WriteDurable is WriteFile for what has to outlive a power cut as soon as it returns.
+	WriteDurable(path string, data []byte) error
 	Rename(from, to string) error
 	// Remove deletes a file; a missing one is no error.
 	Remove(path string) error
@@ -125,14 +123,17 @@ func (Disk) ReadFile(path string, limit int64) ([]byte, error) {
 	return data, nil
 }
 
-// WriteFile writes next to the file, syncs and renames. Nothing stays behind where a step fails.
+// WriteFile writes next to the file and renames. Nothing stays behind where a step fails.
 func (d Disk) WriteFile(path string, data []byte) error {
-	return d.replace(path, data, (*os.File).Sync)
+	return d.replace(path, data, func(*os.File) error { return nil })
 }
 
-// WriteCopy is WriteFile without a sync.
-func (d Disk) WriteCopy(path string, data []byte) error {
-	return d.replace(path, data, func(*os.File) error { return nil })
+// WriteDurable is WriteFile that syncs the file before it is renamed, and its directory after that.
+func (d Disk) WriteDurable(path string, data []byte) error {
+	if err := d.replace(path, data, (*os.File).Sync); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
 }
 
 func (d Disk) replace(path string, data []byte, sync func(*os.File) error) (err error) {
@@ -162,8 +163,8 @@ func (d Disk) replace(path string, data []byte, sync func(*os.File) error) (err 
 	return os.Rename(f.Name(), path)
 }
 
-// SyncDir as fsync(2) of the directory.
-func (Disk) SyncDir(dir string) error {
+// syncDir makes the names in a directory durable.
+func syncDir(dir string) error {
 	d, err := os.Open(filepath.Clean(dir))
 	if err != nil {
 		return err

@@ -93,13 +93,16 @@ func TestDiskWriteFile_FullDisk(t *testing.T) {
 	}
 }
 
-func TestDiskSyncDir(t *testing.T) {
-	dir := t.TempDir()
-	if err := (Disk{}).SyncDir(dir); err != nil {
+func TestDiskWriteDurable(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.json")
+	if err := (Disk{}).WriteDurable(path, []byte("x")); err != nil {
 		t.Error(err)
 	}
-	if err := (Disk{}).SyncDir(filepath.Join(dir, "no")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("missing directory: got %v, want %v", err, fs.ErrNotExist)
+	if got, err := os.ReadFile(path); err != nil || string(got) != "x" {
+		t.Errorf("got %q, %v", got, err)
+	}
+	if err := (Disk{}).WriteDurable(filepath.Join(path, "b.json"), nil); err == nil {
+		t.Error("it is written below a file")
 	}
 }
 

@@ -95,15 +95,11 @@ func (d faultyDisk) WriteFile(path string, data []byte) error {
 	return d.Disk.WriteFile(path, data)
 }
 
-func (d faultyDisk) WriteCopy(path string, data []byte) error {
-	if err := d.at("WriteCopy"); err != nil {
+func (d faultyDisk) WriteDurable(path string, data []byte) error {
+	if err := d.at("WriteDurable"); err != nil {
 		return err
 	}
-	return d.Disk.WriteCopy(path, data)
-}
-
-func (d faultyDisk) SyncDir(dir string) error {
-	return errors.Join(d.at("SyncDir"), d.Disk.SyncDir(dir))
+	return d.Disk.WriteDurable(path, data)
 }
 
 func (d faultyDisk) Rename(from, to string) error {

@@ -33,7 +33,7 @@ type Format[T any] struct {
 	// Name is the name that a document has in its directory, and Names what such names look like. A File needs neither.
 	Name  func(*T) string
 	Names func(string) bool
-	// Durable documents outlive a power cut, also right after they were written.
+	// Durable documents outlive a power cut, also right after they were written. Others outlive this process, however it ends.
 	Durable bool
 	// Copied documents of a directory have a copy there, in a file of its own, which is read where that of the document is corrupt.
 	Copied bool
@@ -115,14 +115,15 @@ func (f *Format[T]) read(disk FileSystem, path, name string) (*T, error) {
 	return doc, nil
 }
 
-// write makes a document durable, in place of an earlier one.
+// write writes a document in place of an earlier one.
 func (f *Format[T]) write(disk FileSystem, path string, doc *T) error {
 	data, err := f.Encode(doc)
-	if err == nil {
+	switch {
+	case err != nil:
+	case f.Durable:
+		err = disk.WriteDurable(path, data)
+	default:
 		err = disk.WriteFile(path, data)
-	}
-	if err == nil && f.Durable {
-		err = disk.SyncDir(filepath.Dir(path))
 	}
 	return f.describe("write", path, doc, err)
 }
@@ -131,11 +132,11 @@ func (f *Format[T]) write(disk FileSystem, path string, doc *T) error {
 func (f *Format[T]) writeCopy(disk FileSystem, path string, doc *T) error {
 	data, err := f.Encode(doc)
 	if err == nil {
-		err = disk.WriteCopy(path, data)
+		err = disk.WriteFile(path, data)
 	}
 	if errors.Is(err, fs.ErrNotExist) { // somebody deleted it
 		if err = disk.MkdirAll(filepath.Dir(path), 0o700); err == nil {
-			err = disk.WriteCopy(path, data)
+			err = disk.WriteFile(path, data)
 		}
 	}
 	return f.describe("copy", path, doc, err)
@@ -173,7 +174,7 @@ func (f *File[T]) Read() (*T, error) {
 	return f.format.read(f.disk, f.path, strings.TrimSuffix(filepath.Base(f.path), suffix))
 }
 
-// Write makes the document durable.
+// Write writes the document.
 func (f *File[T]) Write(doc *T) error { return f.format.write(f.disk, f.path, doc) }
 
 // Remove deletes the document. A missing one is no error.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command bench measures Cleave on this machine against the floor of the same machine in the same run: what one read
-// of a claim from the API server, one synced file and one empty gRPC call take without any driver.
+// of a claim from the API server, one file and one empty gRPC call take without any driver.
 package main
 
 import (

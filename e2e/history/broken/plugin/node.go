@@ -168,12 +168,7 @@ func (d disk) WriteFile(path string, data []byte) error {
 	return err
 }
 
-func (d disk) WriteCopy(path string, data []byte) error {
-	d.steps.step()
-	err := d.Disk.WriteCopy(path, data)
-	d.steps.step()
-	return err
-}
+func (d disk) WriteDurable(path string, data []byte) error { return d.WriteFile(path, data) }
 
 func (d disk) Remove(path string) error {
 	d.steps.step()
