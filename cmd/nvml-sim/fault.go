@@ -60,7 +60,8 @@ func newFault() *cobra.Command {
   --quirk NAME         the driver differs from others: first-instance-in-use (clients are looked for when the first GPU
                        instance is created, not when the mode changes), mode-wipes-instances (leaving MIG mode destroys
                        idle instances), reset-together (GPUs that NVLinks join are
-                       reset by one command); with --clear, it does no more
+                       reset by one command), lists-in-mig-mode (partitions are listed in MIG mode only); with --clear,
+                       it does no more
   --clear              ends everything but events, of the GPU or, without --gpu, of all
   --fail nvmlDeviceGetFieldValues NOT_SUPPORTED makes a driver that knows no recovery action
 

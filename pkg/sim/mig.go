@@ -302,13 +302,22 @@ func (d MIG) GPUInstanceProfileInfo(enum int) (gpu.Profile, error) {
 	return info, nil
 }
 
+// beginListing begins a call that lists what partitions there can be, in MIG mode or not; a quirk has it fail out of MIG mode.
+func beginListing(d MIG, call string) error {
+	if d.board.MIG != nil && d.node.has(QuirkListsInMIGMode) {
+		_, err := d.loadMIG(call)
+		return err
+	}
+	return d.node.enter(call, d.index)
+}
+
 // profileEnums is NVML_GPU_INSTANCE_PROFILE_COUNT.
 const profileEnums = 18
 
 // ProfileByEnum is GPUInstanceProfileInfo with all that the simulation knows.
 func (d MIG) ProfileByEnum(enum int) (*Profile, error) {
 	const call = "nvmlDeviceGetGpuInstanceProfileInfo"
-	if err := d.node.enter(call, d.index); err != nil {
+	if err := beginListing(d, call); err != nil {
 		return nil, err
 	}
 	return d.profileByEnum(call, enum)
@@ -359,7 +368,7 @@ func (d MIG) profileByID(call string, id int) (*Profile, error) {
 // (nvmlDeviceGetGpuInstancePossiblePlacements_v2).
 func (d MIG) GPUInstancePossiblePlacements(profileID int) ([]gpu.Placement, error) {
 	const call = "nvmlDeviceGetGpuInstancePossiblePlacements_v2"
-	if err := d.node.enter(call, d.index); err != nil {
+	if err := beginListing(d, call); err != nil {
 		return nil, err
 	}
 	if d.board.MIG == nil {

@@ -48,13 +48,16 @@ const (
 	// QuirkDRMHolds: nvidia_drm, which no list of processes shows, keeps boards from being reset: "In use by another client"
 	// (https://github.com/NVIDIA/mig-parted/issues/181, on A100).
 	QuirkDRMHolds Quirk = "drm-holds"
+	// QuirkListsInMIGMode: profiles and placements are listed in MIG mode only: "older drivers (e.g., 535) that don't support querying
+	// MIG profiles when MIG mode is disabled" (github.com/NVIDIA/mig-parted, pkg/mig/discovery/discovery.go).
+	QuirkListsInMIGMode Quirk = "lists-in-mig-mode"
 )
 
 // Quirks lists all there are.
 func Quirks() []Quirk {
 	return []Quirk{
-		QuirkModeInMIG, QuirkDRMHolds, QuirkFabricAfterMIG, QuirkFewerInstances, QuirkFirstInstanceInUse, QuirkMinorChanges,
-		QuirkModeWipesInstances, QuirkResetTogether, QuirkUUIDFromMemory, QuirkVMNeedsReset, QuirkWrongCounts,
+		QuirkModeInMIG, QuirkDRMHolds, QuirkFabricAfterMIG, QuirkFewerInstances, QuirkFirstInstanceInUse, QuirkListsInMIGMode,
+		QuirkMinorChanges, QuirkModeWipesInstances, QuirkResetTogether, QuirkUUIDFromMemory, QuirkVMNeedsReset, QuirkWrongCounts,
 	}
 }
 
