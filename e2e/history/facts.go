@@ -56,7 +56,7 @@ type Claim struct {
 	Name      string      `json:"name,omitempty"`
 	State     ClaimState  `json:"state"`
 	Devices   []Allocated `json:"devices,omitempty"`
-	// Pods are the UIDs of those that it is reserved for.
+	// Pods are the UIDs of those that it is reserved for: by themselves, or by their PodGroup once they are on the node.
 	Pods []string `json:"pods,omitempty"`
 }
 

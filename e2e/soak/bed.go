@@ -58,7 +58,7 @@ type bed struct {
 // setUp starts the cluster and installs the release. tearDown is to follow, whether or not it fails.
 func setUp(ctx context.Context, opts Options) (*bed, error) {
 	client, err := workload.Up(ctx, cluster.Options{Source: opts.Source, Dir: opts.Dir, Output: opts.Output,
-		NodeLabels: map[string]string{release.NodeLabel: "true"}})
+		NodeLabels: map[string]string{release.NodeLabel: "true"}, FeatureGates: gates(), RuntimeConfig: []string{groupAPI}})
 	if err != nil {
 		return nil, err
 	}

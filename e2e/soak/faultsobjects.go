@@ -92,7 +92,9 @@ func (f objectFaults) holdClaims(ctx context.Context, fault Fault) (time.Time, e
 func (f objectFaults) turnGatesOff(ctx context.Context, fault Fault) (from time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*healPatience)
 	defer cancel()
-	off := cluster.WithFeatureGates(f.bed.cluster, map[string]bool{"DRAPartitionableDevices": false, "DRAConsumableCapacity": false})
+	without := gates()
+	without["DRAPartitionableDevices"], without["DRAConsumableCapacity"] = false, false
+	off := cluster.WithFeatureGates(f.bed.cluster, without)
 	err = f.restartWith(ctx, off)
 	if err == nil {
 		err = f.waitUncounted(ctx)

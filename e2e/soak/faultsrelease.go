@@ -67,7 +67,9 @@ func (f releaseFaults) switchPolicyAtPrepare(ctx context.Context, fault Fault) (
 	}
 	name := fmt.Sprintf("scheduled-%05d", fault.Index)
 	running := make(chan error, 1)
-	go func() { running <- f.bed.runPod(ctx, f.pods, Shape{"scheduled", []Ask{AskSmall}}, name, healPatience) }()
+	go func() {
+		running <- f.bed.runPod(ctx, f.pods, Shape{Name: "scheduled", Claims: []Ask{AskSmall}}, name, healPatience)
+	}()
 	err = f.last(ctx, fault)
 	if err == nil {
 		err = f.bed.label(ctx, policyLabel, "other")

@@ -44,7 +44,7 @@ func TestPlan_SameForASeed(t *testing.T) {
 	}
 }
 
-// What a seed means changes only where kinds of faults are added, or a seed of an earlier report repeats nothing.
+// What a seed means changes only where kinds of faults or shapes of pods are added, or a seed of an earlier report repeats nothing.
 func TestPlan_Beginning(t *testing.T) {
 	var kinds []Kind
 	for _, f := range faultsOf(NewPlan(1, 8), 6) {
@@ -57,7 +57,7 @@ func TestPlan_Beginning(t *testing.T) {
 	if diff := cmp.Diff([]Kind{ClaimsHeld, ReleaseUpgraded, PolicySwitched, PartitionByHand, APIServerPartition, PolicyAtPrepare}, kinds); diff != "" {
 		t.Errorf("faults of seed 1 (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"admin", "pair", "partitions", "shared-partitions", "slices", "slices"}, shapes); diff != "" {
+	if diff := cmp.Diff([]string{"group", "pair", "several", "mixed", "mps", "slices"}, shapes); diff != "" {
 		t.Errorf("pods of seed 1 (-want +got):\n%s", diff)
 	}
 }

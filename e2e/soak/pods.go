@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -106,22 +107,59 @@ func (c *churn) give(what map[resource]int) {
 	c.freed = make(chan struct{})
 }
 
-// pass is the life of a pod: it is created, runs, keeps its devices for a while, and goes.
+// pass is the life of a pod, or of a PodGroup with its pods: it is created, runs, keeps its devices for a while, and goes.
 func (c *churn) pass(ctx context.Context, p Pod) {
-	name, created := fmt.Sprintf("pod-%05d-%s", p.Index, p.Shape.Name), time.Now()
+	name := fmt.Sprintf("pod-%05d-%s", p.Index, p.Shape.Name)
+	if p.Shape.Group == 0 {
+		if c.passPod(ctx, p, name, "") {
+			c.report.claimsHad(len(p.Shape.Claims))
+		}
+		return
+	}
+	if err := createGroup(ctx, c.bed.kube, p.Shape, name); err != nil {
+		if ctx.Err() == nil {
+			c.report.violation("pod", "%s: %v", name, err)
+		}
+		return
+	}
+	var pods sync.WaitGroup
+	var ran atomic.Bool
+	for i, member := range p.Shape.members(name) {
+		one := p
+		one.Hold *= time.Duration(i + 1) // they go one after the other
+		pods.Go(func() {
+			if c.passPod(ctx, one, member, name) {
+				ran.Store(true)
+			}
+		})
+	}
+	pods.Wait()
+	if ran.Load() {
+		c.report.claimsHad(len(p.Shape.Claims))
+	}
+	ctx, cancel := context.WithTimeout(ctx, podPatience)
+	defer cancel()
+	if err := deleteGroup(ctx, c.bed.kube, name); err != nil && !errors.Is(ctx.Err(), context.Canceled) {
+		c.report.violation("pod", "%s: %v", name, err)
+	}
+}
+
+// passPod is the life of a pod, which may be one of a PodGroup. It reports whether the pod ran.
+func (c *churn) passPod(ctx context.Context, p Pod, name, group string) (ran bool) {
+	created := time.Now()
 	c.report.podCreated()
-	err := c.bed.runPod(ctx, c.pods, p.Shape, name, podPatience)
+	err := c.bed.run(ctx, c.pods, p.Shape.manifest(name, group), podPatience)
 	switch {
 	case ctx.Err() != nil:
-		return
+		return false
 	case errors.Is(err, errEnded):
 		c.report.podEnded(name, p.Shape, created, err.Error())
 	case err != nil:
 		c.report.violation("pod", "%s: %v", name, err)
 	default:
-		c.report.podRan(len(p.Shape.Claims))
+		ran = true
 		if !sleep(ctx, p.Hold) {
-			return
+			return ran
 		}
 		if pod := c.pods.get(name); pod == nil || ended(pod) { // it was there while it ran, and nobody but pass deletes it
 			c.report.podEnded(name, p.Shape, created, describe(pod))
@@ -130,6 +168,7 @@ func (c *churn) pass(ctx context.Context, p Pod) {
 	if err := c.bed.endPod(ctx, c.pods, name, p.Force); err != nil && ctx.Err() == nil {
 		c.report.violation("pod", "%s: %v", name, err)
 	}
+	return ran
 }
 
 // errEnded is that a pod has ended before it was asked to.
@@ -152,11 +191,16 @@ func ran(t *corev1.ContainerStateTerminated) bool {
 	return t != nil && (t.Reason != "StartError" || !strings.Contains(t.Message, "context canceled"))
 }
 
-// runPod creates a pod and waits until it runs. The error is errEnded if it cannot any more.
+// runPod creates a pod of a shape, with claims of its own, and waits until it runs. The error is errEnded if it cannot any more.
 func (b *bed) runPod(ctx context.Context, pods *podList, shape Shape, name string, patience time.Duration) error {
+	return b.run(ctx, pods, shape.manifest(name, ""), patience)
+}
+
+// run is runPod for a pod as it is.
+func (b *bed) run(ctx context.Context, pods *podList, manifest *corev1.Pod, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	manifest := shape.manifest(name)
+	name := manifest.Name
 	err := persist(ctx, "create the pod", func(ctx context.Context) error {
 		_, err := b.kube.CoreV1().Pods(namespace).Create(ctx, manifest, metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) { // an earlier answer was lost
@@ -195,11 +239,7 @@ func (b *bed) endPod(ctx context.Context, pods *podList, name string, force bool
 		opts.GracePeriodSeconds = &now
 	}
 	err := persist(ctx, "delete the pod", func(ctx context.Context) error {
-		err := b.kube.CoreV1().Pods(namespace).Delete(ctx, name, opts)
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return err
+		return ignoreNotFound(b.kube.CoreV1().Pods(namespace).Delete(ctx, name, opts))
 	})
 	if err != nil {
 		return err

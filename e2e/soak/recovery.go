@@ -64,7 +64,7 @@ func (f *faults) probe(ctx, outer context.Context) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
-	f.report.podRan(len(probe().Claims))
+	f.report.claimsHad(len(probe().Claims))
 	return nil
 }
 

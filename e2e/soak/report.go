@@ -158,7 +158,8 @@ func (t *tally) podCreated() {
 	t.pods++
 }
 
-func (t *tally) podRan(claims int) {
+// claimsHad counts claims that pods ran with.
+func (t *tally) claimsHad(claims int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.claims += claims

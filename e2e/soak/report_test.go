@@ -19,8 +19,8 @@ func TestReport(t *testing.T) {
 	}
 	c.recovered(Fault{Kind: NodeRebooted}, time.Minute)
 	c.podCreated()
-	c.podRan(4)
-	slices, mps := Shape{"slices", []Ask{AskSlice}}, Shape{"mps", []Ask{AskSlice, AskMPS}}
+	c.claimsHad(4)
+	slices, mps := Shape{Name: "slices", Claims: []Ask{AskSlice}}, Shape{Name: "mps", Claims: []Ask{AskSlice, AskMPS}}
 	c.pardonPods(NodeRebooted.ends(), true)
 	c.podEnded("there-meanwhile", slices, time.Now(), "")
 	c.pardonPods(NodeRebooted.ends(), false)

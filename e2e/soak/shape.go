@@ -124,20 +124,23 @@ type Shape struct {
 	Name string
 	// Claims of the pod. A claim of MPS has a container of its own.
 	Claims []Ask
+	// Group is how many pods share the claims, which are those of their PodGroup (KEP-5729); 0 for a pod with claims of its own.
+	Group int
 }
 
 // Shapes are those of the pods of a plan.
 func Shapes() []Shape {
 	return []Shape{
-		{"whole", []Ask{AskWhole}},
-		{"pair", []Ask{AskPair}},
-		{"partitions", []Ask{AskSmall, AskSmall, AskSmall, AskSmall}},
-		{"several", []Ask{AskSeveral, AskSmall}},
-		{"slices", []Ask{AskSlice, AskSlice, AskSlice, AskSlice}},
-		{"mps", []Ask{AskMPS, AskMPS, AskMPS}},
-		{"shared-partitions", []Ask{AskPartSlice, AskPartSlice, AskPartSlice, AskPartMPS}},
-		{"mixed", []Ask{AskWhole, AskSmall, AskSlice, AskPartSlice}},
-		{"admin", []Ask{AskAdmin, AskAdmin, AskAdmin, AskSlice}},
+		{Name: "whole", Claims: []Ask{AskWhole}},
+		{Name: "pair", Claims: []Ask{AskPair}},
+		{Name: "partitions", Claims: []Ask{AskSmall, AskSmall, AskSmall, AskSmall}},
+		{Name: "several", Claims: []Ask{AskSeveral, AskSmall}},
+		{Name: "slices", Claims: []Ask{AskSlice, AskSlice, AskSlice, AskSlice}},
+		{Name: "mps", Claims: []Ask{AskMPS, AskMPS, AskMPS}},
+		{Name: "shared-partitions", Claims: []Ask{AskPartSlice, AskPartSlice, AskPartSlice, AskPartMPS}},
+		{Name: "mixed", Claims: []Ask{AskWhole, AskSmall, AskSlice, AskPartSlice}},
+		{Name: "admin", Claims: []Ask{AskAdmin, AskAdmin, AskAdmin, AskSlice}},
+		{Name: "group", Claims: []Ask{AskWhole, AskSmall, AskSlice}, Group: 2},
 	}
 }
 
@@ -147,7 +150,7 @@ func (s Shape) usesMPS() bool {
 }
 
 // probe is the shape of the pod that shows that a node has recovered.
-func probe() Shape { return Shape{"probe", []Ask{AskSmall, AskSlice, AskMPS}} }
+func probe() Shape { return Shape{Name: "probe", Claims: []Ask{AskSmall, AskSlice, AskMPS}} }
 
 // takes is what a pod takes of the node.
 func (s Shape) takes() map[resource]int {
@@ -174,14 +177,20 @@ func templates() []runtime.Object {
 	return list
 }
 
-// manifest of a pod of the shape. It is as cheap as a pod can be: on the network of the host, with a container that waits, and
-// for MPS one with a program that stands for one of CUDA.
-func (s Shape) manifest(name string) *corev1.Pod {
+// claimName is the name of a claim in the specs of a pod and of its PodGroup, which have to agree.
+func claimName(index int) string { return fmt.Sprintf("claim-%d", index) }
+
+// manifest of a pod of the shape, in a PodGroup if that has a name. It is as cheap as a pod can be: on the network of the host, with a
+// container that waits, and for MPS one with a program that stands for one of CUDA.
+func (s Shape) manifest(name, group string) *corev1.Pod {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name[:min(len(name), maxNameLength)]}, Spec: corev1.PodSpec{
 		// A kubelet never starts a pod again of which containers existed before a reboot, but none ran, if its policy is Never.
 		RestartPolicy: corev1.RestartPolicyAlways, HostNetwork: true, Containers: []corev1.Container{{Name: "main"}},
 	}}
 	workload.MakeLocal(&pod.Spec)
+	if group != "" {
+		pod.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: &group}
+	}
 	grace := int64(1)
 	pod.Spec.TerminationGracePeriodSeconds = &grace
 	main := &pod.Spec.Containers[0]
@@ -189,7 +198,7 @@ func (s Shape) manifest(name string) *corev1.Pod {
 	main.Env = []corev1.EnvVar{{Name: podVariable, Value: name}}
 	var others []corev1.Container
 	for i, a := range s.Claims {
-		claim, template := fmt.Sprintf("claim-%d", i), string(a)
+		claim, template := claimName(i), string(a)
 		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: claim, ResourceClaimTemplateName: &template})
 		use := []corev1.ResourceClaim{{Name: claim}}
 		if a != AskMPS && a != AskPartMPS {

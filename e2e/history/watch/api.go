@@ -11,10 +11,12 @@ import (
 	"strings"
 	"sync"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/cleave-dra/cleave/e2e/history"
 )
@@ -38,23 +40,31 @@ func (a API) Run(ctx context.Context, r *history.Recorder, ready func()) error {
 		changed: func(o runtime.Object) { devices.changed(o.(*resourceapi.ResourceSlice)) },
 		deleted: func(o runtime.Object) { devices.deleted(o.(*resourceapi.ResourceSlice)) },
 	}
-	claims := claimStates{recorder: r, api: a, known: map[string]history.Claim{}}
+	claims := newClaimStates(r, a)
 	ofClaims := follower{
 		recorder: r, list: a.claims, watch: a.watchClaims, changed: claims.changed, deleted: claims.deleted,
 	}
-	var both sync.WaitGroup
-	errs := make([]error, 2)
-	both.Go(func() {
+	ofNode := Pods{Kube: a.Kube, Node: a.Node}
+	ofPods := follower{
+		recorder: r, list: ofNode.list, watch: ofNode.watch, changed: claims.used, deleted: func(runtime.Object) {},
+	}
+	var all sync.WaitGroup
+	errs := make([]error, 3)
+	all.Go(func() {
 		defer slicesReady()
 		defer cancel()
 		errs[0] = ofSlices.run(ctx, slicesReady)
 	})
-	both.Go(func() {
+	all.Go(func() {
 		defer cancel()
 		listed.Wait()
 		errs[1] = ofClaims.run(ctx, ready)
 	})
-	both.Wait()
+	all.Go(func() {
+		defer cancel()
+		errs[2] = ofPods.run(ctx, func() {})
+	})
+	all.Wait()
 	return errors.Join(errs...)
 }
 
@@ -71,11 +81,55 @@ func unqualified(name resourceapi.QualifiedName) string {
 type claimStates struct {
 	recorder *history.Recorder
 	api      API
-	known    map[string]history.Claim
+
+	mu    sync.Mutex
+	known map[string]history.Claim
+	// others are the claims that something else than pods has reserved, such as a PodGroup, which does not say which its pods are
+	// (KEP-5729), and users the pods of the node that use claims. Both are by namespace and name of the claim.
+	others map[string]*resourceapi.ResourceClaim
+	users  map[string][]string
 }
 
-func (s claimStates) changed(o runtime.Object) {
-	fact := s.api.claim(o.(*resourceapi.ResourceClaim))
+func newClaimStates(r *history.Recorder, a API) *claimStates {
+	return &claimStates{recorder: r, api: a, known: map[string]history.Claim{}, others: map[string]*resourceapi.ResourceClaim{},
+		users: map[string][]string{}}
+}
+
+func (s *claimStates) changed(o runtime.Object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.report(o.(*resourceapi.ResourceClaim))
+}
+
+// used notes the claims of a pod of the node.
+func (s *claimStates) used(o runtime.Object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	pod := o.(*corev1.Pod)
+	for i := range pod.Spec.ResourceClaims {
+		name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
+		if err != nil || name == nil {
+			continue // not generated yet, or not needed
+		}
+		key := pod.Namespace + "/" + *name
+		if slices.Contains(s.users[key], string(pod.UID)) {
+			continue
+		}
+		s.users[key] = append(s.users[key], string(pod.UID))
+		if claim := s.others[key]; claim != nil {
+			s.report(claim)
+		}
+	}
+}
+
+// report reports a claim if it is not known as it is.
+func (s *claimStates) report(claim *resourceapi.ResourceClaim) {
+	fact, key := s.api.claim(claim), claim.Namespace+"/"+claim.Name
+	if slices.ContainsFunc(claim.Status.ReservedFor, func(c resourceapi.ResourceClaimConsumerReference) bool { return c.Resource != "pods" }) {
+		s.others[key] = claim
+		fact.Pods = append(fact.Pods, s.users[key]...)
+		slices.Sort(fact.Pods)
+	}
 	last, known := s.known[fact.UID]
 	if !known && fact.State != history.ClaimAllocated || reflect.DeepEqual(last, fact) {
 		return
@@ -84,8 +138,13 @@ func (s claimStates) changed(o runtime.Object) {
 	s.recorder.Add(fact)
 }
 
-func (s claimStates) deleted(o runtime.Object) {
-	fact := s.api.claim(o.(*resourceapi.ResourceClaim))
+func (s *claimStates) deleted(o runtime.Object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	claim := o.(*resourceapi.ResourceClaim)
+	fact, key := s.api.claim(claim), claim.Namespace+"/"+claim.Name
+	delete(s.others, key)
+	delete(s.users, key)
 	if _, known := s.known[fact.UID]; !known {
 		return
 	}

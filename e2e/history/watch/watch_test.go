@@ -112,7 +112,7 @@ type apiServer struct {
 }
 
 func (s *apiServer) Run(ctx context.Context, r *history.Recorder, ready func()) error {
-	states := claimStates{recorder: r, api: API{Driver: driver, Node: theNode}, known: map[string]history.Claim{}}
+	states := newClaimStates(r, API{Driver: driver, Node: theNode})
 	f := follower{
 		recorder: r, changed: states.changed, deleted: states.deleted,
 		list: func(ctx context.Context) (runtime.Object, error) {

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package watch
+
+import (
+	"context"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/cleave-dra/cleave/e2e/history"
+)
+
+// scripted is a source that does what a test says.
+type scripted func(r *history.Recorder)
+
+func (s scripted) Run(ctx context.Context, r *history.Recorder, ready func()) error {
+	s(r)
+	ready()
+	<-ctx.Done()
+	return nil
+}
+
+// memberOf is a pod that has a claim which was generated for its PodGroup.
+func memberOf(uid, claim string) *corev1.Pod {
+	template := "template"
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid), Namespace: "ns"},
+		Spec:       corev1.PodSpec{ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}}},
+		Status:     corev1.PodStatus{ResourceClaimStatuses: []corev1.PodResourceClaimStatus{{Name: "gpu", ResourceClaimName: &claim}}},
+	}
+}
+
+// A claim that is reserved for a PodGroup is that of the group's pods on the node, whichever is seen first.
+func TestClaimStates_PodGroup(t *testing.T) {
+	shared := claimObject("a", "1", "gpu-0")
+	shared.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "group"}}
+	r := record(t, scripted(func(r *history.Recorder) {
+		s := newClaimStates(r, API{Driver: driver, Node: theNode})
+		s.used(memberOf("pod-2", shared.Name))
+		s.changed(shared)
+		s.used(memberOf("pod-1", shared.Name))
+		s.used(memberOf("pod-1", shared.Name))
+		s.used(memberOf("pod-3", "claim-of-another"))
+		s.used(memberOf("pod-4", "claim-b"))
+		s.changed(claimObject("b", "2", "gpu-1", "pod-5")) // reserved by pods, which are named
+		s.deleted(shared)
+	}))
+	want := []history.Fact{claimFact("a", "gpu-0", "pod-2"), claimFact("a", "gpu-0", "pod-1", "pod-2"), claimFact("b", "gpu-1", "pod-5"),
+		gone(claimFact("a", "gpu-0"))}
+	got := until(t, r, func(facts []history.Fact) bool { return len(facts) >= len(want) })
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("facts (-want +got):\n%s", diff)
+	}
+	if _, err := r.Stop(); err != nil {
+		t.Error(err)
+	}
+}
