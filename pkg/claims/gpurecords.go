@@ -102,12 +102,12 @@ type sharedBy struct {
 	amounts
 }
 
-// shared is what each claim has of a shared device. The pods of a claim that is Releasing have ended: the scheduler has given
-// its part to others.
+// shared is what each claim has of a shared device. Once the pods of one that is Releasing have ended, the scheduler has given its part
+// to others; before that it has, too, but what they have left may still run.
 func (o gpuRecords) shared(device string) []sharedBy {
 	var all []sharedBy
 	for _, r := range o.all {
-		if r.State == records.Releasing {
+		if r.State == records.Releasing && len(r.Pods) == 0 && !r.OtherConsumers {
 			continue
 		}
 		by := sharedBy{record: r}

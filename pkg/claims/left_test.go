@@ -331,3 +331,26 @@ func TestUnprepare_LooksRarely(t *testing.T) {
 		}
 	})
 }
+
+// A process that hangs keeps its share from the next claim, which the scheduler has given it as the claim is gone.
+func TestPrepare_ProcessLeftOfShare(t *testing.T) {
+	for kind, share := range map[gpu.Share]part{gpu.TimeSlice: sliceOf(0, 50), gpu.MPS: mpsOf(0, 60, 50)} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBed(t)
+			b.processes = &podProcesses{pids: map[types.UID][]int{"pod-of-a": {4711}}}
+			b.api = &fakeAPI{claims: claimList(b.claim("next", share))}
+			claim := b.claim("a", share)
+			claim.Status.ReservedFor[0].UID = "pod-of-a"
+			mustPrepare(t, b.Preparer, claim)
+			b.Reconcile(t.Context(), b.api) // the claim is gone
+			took, err := prepareIn(t, b.Preparer, b.claim("next", share))
+			if wantError(t, err, "it is prepared once other shares are given back"); took != releasePatience {
+				t.Errorf("%s: waited %s", kind, took)
+			}
+			b.processes = &podProcesses{} // it has ended
+			if took, err := prepareIn(t, b.Preparer, b.claim("next", share)); err != nil || took > releaseRetry {
+				t.Errorf("%s: once the process has ended, Prepare = %v after %s", kind, err, took)
+			}
+		})
+	}
+}

@@ -108,25 +108,25 @@ func (p *Preparer) release(ctx context.Context, uid types.UID, pods podsState) e
 		if err := p.Shares.stop(ctx, b, have); err != nil { // the end of an MPS server is that of its clients
 			klog.FromContext(ctx).Error(err, "Could not give back a share yet; it is tried again soon", "claim", have.Claim)
 		}
-		return p.markReleasing(have)
+		return p.markReleasing(have, pods)
 	}
 	if len(have.InSpec()) == 0 {
 		return p.forget(uid)
 	}
 	if b.hardware == nil && len(have.Partitions()) > 0 {
-		return p.markReleasing(have)
+		return p.markReleasing(have, pods)
 	}
 	if err := p.undo(ctx, b, have); err != nil {
 		others := pods == podsEnded && errors.As(err, new(*InUseError)) // processes that are not the pod's
 		if !others && len(have.Partitions()) > 0 && !errors.Is(err, gpu.ErrUnreadable) && !errors.Is(err, gpu.ErrLost) &&
 			!errors.As(err, new(*serverError)) && !errors.As(err, new(*othersError)) {
-			return errors.Join(err, p.markReleasing(have))
+			return errors.Join(err, p.markReleasing(have, pods))
 		}
 		// On a GPU that cannot be read, or in a partition that others use, nothing of the pod's runs that could be waited for; what is
 		// there is destroyed once it can be. And the pod need not wait: its shares are given back once those who share the GPU answer,
 		// and until then nothing but shares of the same kind can be had of it.
 		klog.FromContext(ctx).Error(err, "Could not give back everything of a claim yet; it is tried again soon", "claim", have.Claim)
-		return p.markReleasing(have)
+		return p.markReleasing(have, pods)
 	}
 	p.Ledger.index.undone(have)
 	return p.forget(uid)
@@ -164,17 +164,21 @@ func (p *Preparer) forget(uid types.UID) error {
 	return p.Ledger.remove(uid)
 }
 
-// markReleasing records that nothing is allocated to a claim any more while its partitions, servers or processes still exist.
-func (p *Preparer) markReleasing(r *records.Record) error {
+// markReleasing records that nothing is allocated to a claim any more while its partitions, servers or processes still exist. Pods that
+// have ended go from the record: what they had of a shared device is others' then.
+func (p *Preparer) markReleasing(r *records.Record, pods podsState) error {
 	if err := p.specs.RemoveClaim(r.Claim.UID); err != nil {
 		return err
-	}
-	if r.State == records.Releasing {
-		return nil
 	}
 	releasing := r.Clone()
 	if r.State == records.Prepared {
 		releasing.State = records.Releasing
+	}
+	if pods != podsLeft {
+		releasing.Pods, releasing.OtherConsumers = nil, false
+	}
+	if r.State == records.Releasing && len(r.Pods) == len(releasing.Pods) && r.OtherConsumers == releasing.OtherConsumers {
+		return nil
 	}
 	if err := p.Ledger.write(releasing); err != nil {
 		return err
