@@ -22,19 +22,7 @@ func gates() map[string]bool {
 // groupAPI is the API of PodGroups, which is off as every beta API.
 const groupAPI = "scheduling.k8s.io/v1beta1=true"
 
-// members are the names of the pods of a shape.
-func (s Shape) members(name string) []string {
-	if s.Group == 0 {
-		return []string{name}
-	}
-	var all []string
-	for i := range s.Group {
-		all = append(all, fmt.Sprintf("%s-%d", name, i))
-	}
-	return all
-}
-
-// createGroup creates the PodGroup of a shape that has one. Its claims are generated from templates, and reserved for it as a whole.
+// createGroup creates the PodGroup of a shape. Its claims are generated from templates, and reserved for it as a whole.
 func createGroup(ctx context.Context, kube kubernetes.Interface, shape Shape, name string) error {
 	group := &schedulingapi.PodGroup{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: schedulingapi.PodGroupSpec{
 		SchedulingPolicy: schedulingapi.PodGroupSchedulingPolicy{Basic: &schedulingapi.BasicSchedulingPolicy{}},

@@ -124,11 +124,11 @@ func (c *churn) pass(ctx context.Context, p Pod) {
 	}
 	var pods sync.WaitGroup
 	var ran atomic.Bool
-	for i, member := range p.Shape.members(name) {
-		one := p
-		one.Hold *= time.Duration(i + 1) // they go one after the other
+	for i := range p.Shape.Group {
+		member := p
+		member.Hold *= time.Duration(i + 1) // they go one after the other
 		pods.Go(func() {
-			if c.passPod(ctx, one, member, name) {
+			if c.passPod(ctx, member, fmt.Sprintf("%s-%d", name, i), name) {
 				ran.Store(true)
 			}
 		})
@@ -192,13 +192,13 @@ func ran(t *corev1.ContainerStateTerminated) bool {
 }
 
 // runPod creates a pod of a shape, with claims of its own, and waits until it runs. The error is errEnded if it cannot any more.
-func (b *bed) runPod(ctx context.Context, pods *podList, shape Shape, name string, patience time.Duration) error {
-	return b.run(ctx, pods, shape.manifest(name, ""), patience)
+func (b *bed) runPod(ctx context.Context, pods *podList, shape Shape, name string, timeout time.Duration) error {
+	return b.run(ctx, pods, shape.manifest(name, ""), timeout)
 }
 
 // run is runPod for a pod as it is.
-func (b *bed) run(ctx context.Context, pods *podList, manifest *corev1.Pod, patience time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func (b *bed) run(ctx context.Context, pods *podList, manifest *corev1.Pod, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	name := manifest.Name
 	err := persist(ctx, "create the pod", func(ctx context.Context) error {

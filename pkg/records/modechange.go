@@ -36,7 +36,7 @@ type ModeStore = store.Directory[string, ModeChange]
 
 // modeFormat is how mode changes are stored.
 var modeFormat = &store.Format[ModeChange]{
-	Kind: "mode change", Limit: MaxSize, Version: ModeChangeFormat,
+	Kind: "mode change", Limit: MaxSize, Version: ModeChangeFormat, Durable: true,
 	VersionOf: func(m *ModeChange) (version, readableFrom int) { return m.Format, m.ReadableFrom },
 	Unknown:   func(m *ModeChange) *any { return &m.Unknown },
 	Check:     (*ModeChange).check,

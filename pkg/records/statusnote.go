@@ -28,7 +28,7 @@ type StatusNotes = store.Directory[types.UID, StatusNote]
 
 // statusFormat is how status notes are stored.
 var statusFormat = &store.Format[StatusNote]{
-	Kind: "status note", Limit: MaxSize, Version: StatusFormat,
+	Kind: "status note", Limit: MaxSize, Version: StatusFormat, Durable: true,
 	VersionOf: func(n *StatusNote) (version, readableFrom int) { return n.Format, n.ReadableFrom },
 	Check:     (*StatusNote).check,
 	Describe:  func(n *StatusNote) string { return n.Claim.String() },

@@ -4,6 +4,6 @@
 // the MPS supervisor's state are kept with it.
 //
 // A document is written to a temporary name and renamed: it is there whole or not at all, also for who comes after this process was
-// killed. Most documents carry a boot ID and mean nothing after a reboot, so they are not synced (docs/decisions/record-sync.md). Those
-// that outlive a reboot are Durable.
+// killed. Records of claims carry a boot ID and mean nothing after a reboot, so they are not synced (docs/decisions/record-sync.md). What
+// outlives a reboot, or is written rarely, is Durable.
 package store

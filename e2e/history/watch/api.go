@@ -129,6 +129,8 @@ func (s *claimStates) report(claim *resourceapi.ResourceClaim) {
 		s.others[key] = claim
 		fact.Pods = append(fact.Pods, s.users[key]...)
 		slices.Sort(fact.Pods)
+	} else {
+		delete(s.others, key)
 	}
 	last, known := s.known[fact.UID]
 	if !known && fact.State != history.ClaimAllocated || reflect.DeepEqual(last, fact) {

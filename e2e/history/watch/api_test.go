@@ -48,10 +48,12 @@ func TestClaimStates_PodGroup(t *testing.T) {
 		s.used(memberOf("pod-3", "claim-of-another"))
 		s.used(memberOf("pod-4", "claim-b"))
 		s.changed(claimObject("b", "2", "gpu-1", "pod-5")) // reserved by pods, which are named
+		s.changed(claimObject("a", "3", ""))               // free again: who comes then has nothing
+		s.used(memberOf("pod-6", shared.Name))
 		s.deleted(shared)
 	}))
 	want := []history.Fact{claimFact("a", "gpu-0", "pod-2"), claimFact("a", "gpu-0", "pod-1", "pod-2"), claimFact("b", "gpu-1", "pod-5"),
-		gone(claimFact("a", "gpu-0"))}
+		claimFact("a", ""), gone(claimFact("a", "gpu-0"))}
 	got := until(t, r, func(facts []history.Fact) bool { return len(facts) >= len(want) })
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("facts (-want +got):\n%s", diff)
