@@ -92,3 +92,19 @@ func TestFault_FabricForSomeCalls(t *testing.T) {
 		}
 	}
 }
+
+// A Fabric Manager that never starts leaves GPUs that NVML lists and no program can use.
+func TestMPS_FabricPending(t *testing.T) {
+	b := newBed(t, "hgx-h100")
+	b.start("-M")
+	for _, state := range []string{"not-started", "in-progress"} {
+		ok(t, "fault", "--root", b.root, "--gpu", "3", "--fabric", state)
+		if _, out, code := b.client(nil); code != 1 || !strings.Contains(out, "CUDA_ERROR_SYSTEM_NOT_READY") {
+			t.Errorf("a program while the fabric is %s: exit code %d: %s", state, code, out)
+		}
+	}
+	ok(t, "fault", "--root", b.root, "--gpu", "3", "--fabric", "completed")
+	if _, out, code := b.client(nil); code != 0 {
+		t.Errorf("a program once the fabric is there: exit code %d: %s", code, out)
+	}
+}

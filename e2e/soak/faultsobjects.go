@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -88,7 +89,8 @@ func (f objectFaults) holdClaims(ctx context.Context, fault Fault) (time.Time, e
 
 // turnGatesOff has the API server and the scheduler start without counters and shares, as on releases where they are off, and then with
 // them. The plugin is killed each time: it asks what is counted when it starts, else every five minutes. Meanwhile GPUs are offered
-// whole, but none of which anything else is allocated: nothing would keep a second claim from it.
+// whole, but none of which anything else is allocated: nothing would keep a second claim from it. Before the plugin knows, the scheduler
+// may have allocated shares as if they were GPUs. Such a claim is refused, and its pod is deleted by whoever looks after it.
 func (f objectFaults) turnGatesOff(ctx context.Context, fault Fault) (from time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*healPatience)
 	defer cancel()
@@ -103,7 +105,57 @@ func (f objectFaults) turnGatesOff(ctx context.Context, fault Fault) (from time.
 		err = f.last(ctx, fault)
 	}
 	from = time.Now()
-	return from, errors.Join(err, f.restartWith(context.WithoutCancel(ctx), f.bed.cluster))
+	ctx = context.WithoutCancel(ctx)
+	return from, errors.Join(err, f.restartWith(ctx, f.bed.cluster), f.deleteRefused(ctx))
+}
+
+// deleteRefused deletes the pods with claims that were allocated shares without an ID.
+func (f objectFaults) deleteRefused(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, healPatience)
+	defer cancel()
+	return workload.Until(ctx, "pods whose shares have no ID to be deleted", func(ctx context.Context) (bool, string, error) {
+		claims, err := f.bed.kube.ResourceV1().ResourceClaims(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err.Error(), nil //nolint:nilerr // the API server may be away
+		}
+		pods, err := f.bed.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err.Error(), nil //nolint:nilerr // the API server may be away
+		}
+		for _, pod := range refusedPods(claims.Items, pods.Items) {
+			f.report.podRefused(pod)
+			if err := ignoreNotFound(f.bed.kube.CoreV1().Pods(namespace).Delete(ctx, pod, metav1.DeleteOptions{})); err != nil {
+				return false, err.Error(), nil //nolint:nilerr // the API server may be away
+			}
+		}
+		return true, "", nil
+	})
+}
+
+// refusedPods are the names of the pods that claims are reserved for, themselves or by their PodGroups, which have shares without an ID.
+func refusedPods(claims []resourceapi.ResourceClaim, pods []corev1.Pod) []string {
+	consumers := map[string]bool{}
+	for _, c := range claims {
+		if c.Status.Allocation == nil || !slices.ContainsFunc(c.Status.Allocation.Devices.Results, lacksShareID) {
+			continue
+		}
+		for _, r := range c.Status.ReservedFor {
+			consumers[r.Resource+"/"+r.Name] = true
+		}
+	}
+	var names []string
+	for _, p := range pods {
+		group := p.Spec.SchedulingGroup
+		if consumers["pods/"+p.Name] || group != nil && group.PodGroupName != nil && consumers["podgroups/"+*group.PodGroupName] {
+			names = append(names, p.Name)
+		}
+	}
+	return names
+}
+
+func lacksShareID(r resourceapi.DeviceRequestAllocationResult) bool {
+	shared := strings.HasSuffix(r.Device, "-mps") || strings.HasSuffix(r.Device, "-timeslice")
+	return shared && r.ShareID == nil && (r.AdminAccess == nil || !*r.AdminAccess)
 }
 
 // restartWith restarts what feature gates matter to, and kills the plugin.

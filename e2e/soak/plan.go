@@ -139,6 +139,7 @@ const (
 	streamRounds = iota + 1
 	streamFaults
 	streamPods
+	streamClaims
 )
 
 func (p Plan) random(stream, index int) *rand.Rand {

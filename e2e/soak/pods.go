@@ -211,11 +211,15 @@ func (b *bed) run(ctx context.Context, pods *podList, manifest *corev1.Pod, time
 	if err != nil {
 		return err
 	}
+	seen := false
 	err = workload.Until(ctx, "it to run", func(context.Context) (bool, string, error) {
 		pod := pods.get(name)
-		if pod == nil {
+		if pod == nil && seen {
+			return false, "", fmt.Errorf("%w: it is gone", errEnded)
+		} else if pod == nil {
 			return false, "not there", nil
 		}
+		seen = true
 		if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
 			return false, "", fmt.Errorf("%w: %s", errEnded, describe(pod))
 		}

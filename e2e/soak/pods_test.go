@@ -5,8 +5,39 @@ package soak
 import (
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
+
+func TestRefusedPods(t *testing.T) {
+	id, group, yes := types.UID("share"), "group", true
+	claim := func(consumer, name string, results ...resourceapi.DeviceRequestAllocationResult) resourceapi.ResourceClaim {
+		return resourceapi.ResourceClaim{Status: resourceapi.ResourceClaimStatus{
+			Allocation:  &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}},
+			ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: consumer, Name: name}},
+		}}
+	}
+	claims := []resourceapi.ResourceClaim{
+		claim("pods", "whole", resourceapi.DeviceRequestAllocationResult{Device: "gpu-0"}),
+		claim("pods", "share", resourceapi.DeviceRequestAllocationResult{Device: "gpu-0-timeslice", ShareID: &id}),
+		claim("pods", "admin", resourceapi.DeviceRequestAllocationResult{Device: "gpu-0-mps", AdminAccess: &yes}),
+		claim("pods", "refused", resourceapi.DeviceRequestAllocationResult{Device: "gpu-0"}, resourceapi.DeviceRequestAllocationResult{Device: "gpu-1-mps"}),
+		claim("podgroups", group, resourceapi.DeviceRequestAllocationResult{Device: "gpu-0-mig-9-4-timeslice"}),
+		{},
+	}
+	var pods []corev1.Pod
+	for _, name := range []string{"whole", "share", "admin", "refused", "member", "other"} {
+		pods = append(pods, corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	}
+	pods[4].Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: &group}
+	pods[5].Spec.SchedulingGroup = &corev1.PodSchedulingGroup{}
+	if diff := cmp.Diff([]string{"refused", "member"}, refusedPods(claims, pods)); diff != "" {
+		t.Errorf("pods whose claims are refused (-want +got):\n%s", diff)
+	}
+}
 
 func TestEnded(t *testing.T) {
 	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}

@@ -20,6 +20,8 @@ type Report struct {
 	// Pods that were created, and claims of those that ran.
 	Pods   int `json:"pods"`
 	Claims int `json:"claims"`
+	// Random are the claims at random that the API server was given, that it admitted, and that a pod ran with.
+	Random RandomClaims `json:"random"`
 	// PodsEnded is how many pods had containers that ended by a fault that ends containers, such as a reboot.
 	PodsEnded int           `json:"podsEnded"`
 	Faults    []FaultReport `json:"faults"`
@@ -30,6 +32,13 @@ type Report struct {
 	// Leaks are what is left once all pods are gone.
 	Leaks      []string `json:"leaks"`
 	Violations []string `json:"violations"`
+}
+
+// RandomClaims counts them.
+type RandomClaims struct {
+	Made     int `json:"made"`
+	Admitted int `json:"admitted"`
+	Ran      int `json:"ran"`
 }
 
 // FaultReport is about the faults of one kind.
@@ -52,6 +61,7 @@ func (r *Report) OK() bool { return len(r.Leaks) == 0 && len(r.Violations) == 0 
 const (
 	claimsAnHour = 5000
 	faultsAnHour = 200
+	randomAnHour = 60
 	ownP99       = 30.0   // seconds
 	anHour       = 3600.0 // seconds
 )
@@ -70,6 +80,8 @@ func (r *Report) Missed() []string {
 	hours := r.Seconds / anHour
 	check(float64(r.Claims) < claimsAnHour*hours, "%d claims in %.1f hours, want %d an hour", r.Claims, hours, claimsAnHour)
 	check(float64(r.Injected) < faultsAnHour*hours, "%d faults in %.1f hours, want %d an hour", r.Injected, hours, faultsAnHour)
+	check(float64(r.Random.Ran) < randomAnHour*hours,
+		"pods ran with %d random claims in %.1f hours, want %d an hour", r.Random.Ran, hours, randomAnHour)
 	check(r.Own.P99 > ownP99, "recovery from faults of Cleave's own programs took %.1f s (p99), want %.0f s at most", r.Own.P99, ownP99)
 	return missed
 }
@@ -86,7 +98,9 @@ func (r *Report) Write(out io.Writer) error {
 		return fmt.Errorf("write the report: %w", err)
 	}
 	_, err := fmt.Fprintf(out, "\nseed %d, %.0f s: %d pods (%d disturbed by faults that end containers), %d claims, %d faults, "+
-		"%d violations, %d leaks\n", r.Seed, r.Seconds, r.Pods, r.PodsEnded, r.Claims, r.Injected, len(r.Violations), len(r.Leaks))
+		"%d violations, %d leaks; of %d random claims the API server admitted %d, and pods ran with %d\n",
+		r.Seed, r.Seconds, r.Pods, r.PodsEnded, r.Claims, r.Injected, len(r.Violations), len(r.Leaks),
+		r.Random.Made, r.Random.Admitted, r.Random.Ran)
 	if err != nil {
 		return fmt.Errorf("write the report: %w", err)
 	}
@@ -114,10 +128,13 @@ type tally struct {
 	start      time.Time
 	pods       int
 	claims     int
+	random     RandomClaims
 	podsEnded  int
 	recoveries []recovered
 	violations []string
 	pardons    map[victims]pardon
+	// refused are pods that can never run, as the scheduler knew nothing of shares when it allocated one.
+	refused map[string]bool
 }
 
 // pardon is whether containers of pods may end by a fault now, and when that was said last.
@@ -130,7 +147,7 @@ type pardon struct {
 func (p pardon) covers(created time.Time) bool { return p.now || p.last.After(created) }
 
 func newTally(out io.Writer, seed uint64) *tally {
-	return &tally{out: out, seed: seed, start: time.Now(), pardons: map[victims]pardon{}}
+	return &tally{out: out, seed: seed, start: time.Now(), pardons: map[victims]pardon{}, refused: map[string]bool{}}
 }
 
 func (t *tally) log(format string, args ...any) {
@@ -165,6 +182,19 @@ func (t *tally) claimsHad(claims int) {
 	t.claims += claims
 }
 
+// randomClaim counts a random claim: whether the API server admitted it, and whether a pod ran with it.
+func (t *tally) randomClaim(admitted, ran bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.random.Made++
+	if admitted {
+		t.random.Admitted++
+	}
+	if ran {
+		t.random.Ran++
+	}
+}
+
 // pardonPods says that from now on, or no longer, containers of some pods may end by a fault.
 func (t *tally) pardonPods(of victims, begins bool) {
 	t.mu.Lock()
@@ -174,10 +204,17 @@ func (t *tally) pardonPods(of victims, begins bool) {
 	}
 }
 
+// podRefused says that a pod can never run and is deleted.
+func (t *tally) podRefused(name string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.refused[name] = true
+}
+
 // podEnded notes that containers of a pod, which was created at a time, ended before it was deleted.
 func (t *tally) podEnded(name string, shape Shape, created time.Time, how string) {
 	t.mu.Lock()
-	pardoned := t.pardons[allPods].covers(created) || shape.usesMPS() && t.pardons[mpsPods].covers(created)
+	pardoned := t.refused[name] || t.pardons[allPods].covers(created) || shape.usesMPS() && t.pardons[mpsPods].covers(created)
 	if pardoned {
 		t.podsEnded++
 	}
@@ -202,8 +239,8 @@ func (t *tally) recovered(f Fault, took time.Duration) {
 func (t *tally) report(took time.Duration, leaks []string) *Report {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r := &Report{Seed: t.seed, Seconds: took.Seconds(), Pods: t.pods, Claims: t.claims, PodsEnded: t.podsEnded, Injected: len(t.recoveries),
-		Leaks: leaks, Violations: t.violations}
+	r := &Report{Seed: t.seed, Seconds: took.Seconds(), Pods: t.pods, Claims: t.claims, Random: t.random, PodsEnded: t.podsEnded,
+		Injected: len(t.recoveries), Leaks: leaks, Violations: t.violations}
 	var own []time.Duration
 	for _, k := range Kinds() {
 		var of []time.Duration

@@ -37,6 +37,8 @@ func TestReport(t *testing.T) {
 	c.podEnded("starts-meanwhile", mps, time.Now(), "exit code 1")
 	c.podEnded("pod-4", slices, time.Now().Add(time.Second), "exit code 1")
 	c.pardonPods(DriverReloaded.ends(), false)
+	c.podRefused("has no share")
+	c.podEnded("has no share", slices, time.Now().Add(time.Second), "it is gone")
 	got := c.report(time.Hour, []string{"+ partition"})
 	for i, want := range []string{"pod-1 ended, and there was no fault that ends them: exit code 137", "pod-2 ended", "pod-3 ended", "pod-4 ended"} {
 		if len(got.Violations) != 4 || !strings.Contains(got.Violations[i], want) {
@@ -44,7 +46,7 @@ func TestReport(t *testing.T) {
 		}
 	}
 	got.Violations = nil
-	want := &Report{Seed: 3, Seconds: 3600, Pods: 1, Claims: 4, PodsEnded: 4, Injected: 101, Own: Recovery{P50: 50, P99: 99},
+	want := &Report{Seed: 3, Seconds: 3600, Pods: 1, Claims: 4, PodsEnded: 5, Injected: 101, Own: Recovery{P50: 50, P99: 99},
 		Faults: []FaultReport{{PluginKilled, 100, Recovery{50, 99}}, {NodeRebooted, 1, Recovery{60, 60}}}, Leaks: []string{"+ partition"}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("report (-want +got):\n%s", diff)
@@ -64,14 +66,15 @@ func TestReport(t *testing.T) {
 }
 
 func TestReport_Missed(t *testing.T) {
-	good := Report{Seconds: 3600, Claims: 5000, Injected: 200, Own: Recovery{P99: 30}}
+	good := Report{Seconds: 3600, Claims: 5000, Random: RandomClaims{Ran: 60}, Injected: 200, Own: Recovery{P99: 30}}
 	tests := map[string]struct {
 		change func(*Report)
 		want   []string
 	}{
 		"all met":          {func(*Report) {}, nil},
 		"too few claims":   {func(r *Report) { r.Claims = 4999 }, []string{"4999 claims in 1.0 hours, want 5000 an hour"}},
-		"of three hours":   {func(r *Report) { r.Seconds, r.Claims = 3*3600, 15000 }, []string{"200 faults in 3.0 hours, want 200 an hour"}},
+		"of three hours":   {func(r *Report) { r.Seconds, r.Claims, r.Random.Ran = 3*3600, 15000, 180 }, []string{"200 faults in 3.0 hours, want 200 an hour"}},
+		"no random claim":  {func(r *Report) { r.Random.Ran = 0 }, []string{"pods ran with 0 random claims in 1.0 hours, want 60 an hour"}},
 		"slow recovery":    {func(r *Report) { r.Own.P99 = 30.1 }, []string{"recovery from faults of Cleave's own programs took 30.1 s (p99), want 30 s at most"}},
 		"minutes say less": {func(r *Report) { *r = Report{Seconds: 3599} }, nil},
 	}

@@ -75,7 +75,9 @@ func underFire(ctx context.Context, f *faults, opts Options) time.Duration {
 	var watching, passing sync.WaitGroup
 	looking, done := context.WithCancel(ctx)
 	watching.Go(func() { f.pods.watch(looking, f.bed) })
-	passing.Go(func() { newChurn(f.bed, f.plan, f.pods, f.report).run(ctx, more) })
+	pods := newChurn(f.bed, f.plan, f.pods, f.report)
+	passing.Go(func() { pods.run(ctx, more) })
+	passing.Go(func() { pods.randomPods(ctx, more) })
 	if !f.run(ctx, more, opts.Only) {
 		enough() // what follows a fault without recovery says nothing
 	}

@@ -37,6 +37,16 @@ func (cs *Clients) Add(index int, c Client) error {
 	})
 }
 
+// FabricPending reports whether a GPU is not registered with its NVLink fabric: until then CUDA programs cannot use it, a single GPU of a
+// virtual machine neither (kernel-open/nvidia-uvm/uvm_gpu.c, init_gpu: FABRIC_NOT_READY).
+func (cs *Clients) FabricPending(index int) (bool, error) {
+	st, err := cs.gpus[index].load()
+	if err != nil {
+		return false, fmt.Errorf("read GPU %d: %w", index, err)
+	}
+	return st.FabricState == FabricNotStarted || st.FabricState == FabricInProgress, nil
+}
+
 // checkClient refuses a client of a partition that does not exist.
 func (st *gpuState) checkClient(c Client) error {
 	if c.GPUInstance < 0 {

@@ -5,9 +5,11 @@ package validation
 import (
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,8 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// The rules of the API server for what authors write (k8s.io/kubernetes v1.37.1, pkg/apis/resource/validation). No library
-// has them: a test in a cluster compares the two.
+// The rules of the API server for what authors write (k8s.io/kubernetes v1.37.2, pkg/apis/resource/validation). No library
+// has them: tests in a cluster compare the two.
 
 // checkMeta checks the metadata of an object. An object without a namespace gets one from kubectl.
 func checkMeta(of metav1.Object, namespaced bool) field.ErrorList {
@@ -25,7 +27,15 @@ func checkMeta(of metav1.Object, namespaced bool) field.ErrorList {
 		of.SetNamespace(metav1.NamespaceDefault)
 		defer of.SetNamespace("")
 	}
-	return apivalidation.ValidateObjectMetaAccessor(of, namespaced, apivalidation.NameIsDNSSubdomain, field.NewPath("metadata"))
+	path := field.NewPath("metadata")
+	errs := apivalidation.ValidateObjectMetaAccessor(of, namespaced, apivalidation.NameIsDNSSubdomain, path)
+	standard := []string{string(corev1.FinalizerKubernetes), metav1.FinalizerOrphanDependents, metav1.FinalizerDeleteDependents}
+	for i, name := range of.GetFinalizers() {
+		if !strings.Contains(name, "/") && !slices.Contains(standard, name) {
+			errs = append(errs, field.Invalid(path.Child("finalizers").Index(i), name, "must have a domain, such as example.com/finalizer"))
+		}
+	}
+	return errs
 }
 
 // each reports what is wrong with the length of a list, and with its items.
@@ -63,11 +73,19 @@ func checkClass(c *resourceapi.DeviceClass) field.ErrorList {
 	return errs
 }
 
-// checkTemplateMeta checks what the claims of a template get for metadata.
+// checkTemplateMeta checks what the claims of a template get for metadata, which is nothing but labels and annotations.
 func checkTemplateMeta(meta *metav1.ObjectMeta) field.ErrorList {
 	at := field.NewPath("spec", "metadata")
-	return append(metav1validation.ValidateLabels(meta.Labels, at.Child("labels")),
+	errs := append(metav1validation.ValidateLabels(meta.Labels, at.Child("labels")),
 		apivalidation.ValidateAnnotations(meta.Annotations, at.Child("annotations"))...)
+	fields := reflect.ValueOf(*meta)
+	for i := range fields.NumField() {
+		name, _, _ := strings.Cut(fields.Type().Field(i).Tag.Get("json"), ",")
+		if name != "labels" && name != "annotations" && !fields.Field(i).IsZero() {
+			errs = append(errs, field.Forbidden(at.Child(name), "claims of a template get labels and annotations alone"))
+		}
+	}
+	return errs
 }
 
 // isExtendedResource is IsExtendedResourceName of k8s.io/component-helpers: a name with a domain that is not Kubernetes' own.
@@ -206,20 +224,15 @@ func checkOpaque(c *resourceapi.DeviceConfiguration, at *field.Path) field.Error
 	return errs
 }
 
+// checkConstraint checks a constraint. Where it has both attributes, matchAttribute alone counts.
 func checkConstraint(c *resourceapi.DeviceConstraint, at *field.Path) field.ErrorList {
-	check := func(name *resourceapi.FullyQualifiedName, at *field.Path) field.ErrorList {
-		if !strings.Contains(string(*name), "/") {
-			return field.ErrorList{field.Invalid(at, *name, "must be an attribute with its domain, such as gpu.cleave.dev/nvlinkGroup")}
-		}
-		return checkQualifiedName(string(*name), at)
-	}
 	switch {
-	case (c.MatchAttribute == nil) == (c.DistinctAttribute == nil):
-		return field.ErrorList{field.Required(at, "set either matchAttribute or distinctAttribute")}
 	case c.MatchAttribute != nil:
-		return check(c.MatchAttribute, at.Child("matchAttribute"))
+		return checkAttribute(string(*c.MatchAttribute), at.Child("matchAttribute"))
+	case c.DistinctAttribute != nil:
+		return checkAttribute(string(*c.DistinctAttribute), at.Child("distinctAttribute"))
 	default:
-		return check(c.DistinctAttribute, at.Child("distinctAttribute"))
+		return field.ErrorList{field.Required(at, "set either matchAttribute or distinctAttribute")}
 	}
 }
 
@@ -235,19 +248,23 @@ func checkDomain(name string, at *field.Path) field.ErrorList {
 	}
 }
 
-// checkQualifiedName checks the name of an attribute or capacity, with or without a domain.
-func checkQualifiedName(name string, at *field.Path) field.ErrorList {
-	domain, id, found := strings.Cut(name, "/")
+// checkAttribute checks the name of an attribute with its domain. Names with two slashes are admitted (a TODO of validateQualifiedName).
+func checkAttribute(name string, at *field.Path) field.ErrorList {
+	parts := strings.Split(name, "/")
+	if len(parts) == 1 {
+		return field.ErrorList{field.Invalid(at, name, "must be an attribute with its domain, such as gpu.cleave.dev/nvlinkGroup")}
+	} else if len(parts) > 2 {
+		return nil
+	}
 	var errs field.ErrorList
-	if found {
-		errs = checkDomain(domain, at)
-	} else {
-		id = domain
+	if len(parts[0]) > resourceapi.DeviceMaxDomainLength {
+		errs = append(errs, field.TooLong(at, parts[0], resourceapi.DeviceMaxDomainLength))
 	}
-	if len(id) > resourceapi.DeviceMaxIDLength {
-		return append(errs, field.TooLong(at, id, resourceapi.DeviceMaxIDLength))
+	errs = append(errs, invalid(at, name, utilvalidation.IsDNS1123Subdomain(parts[0]))...) // in lower case, unlike a driver's name
+	if len(parts[1]) > resourceapi.DeviceMaxIDLength {
+		return append(errs, field.TooLong(at, parts[1], resourceapi.DeviceMaxIDLength))
 	}
-	return append(errs, invalid(at, name, utilvalidation.IsCIdentifier(id))...)
+	return append(errs, invalid(at, name, utilvalidation.IsCIdentifier(parts[1]))...)
 }
 
 // warnings are what may be meant for Cleave and is not.

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/cel/environment"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"sigs.k8s.io/json"
 
@@ -234,9 +235,11 @@ func requestsOf(r *resourceapi.DeviceRequest, path *field.Path) []request {
 	return all
 }
 
-// checkSelectors compiles selectors as the API server and the scheduler do.
+// checkSelectors compiles selectors as the API server does where they are new: for stored ones it allows what it did not know before.
 func checkSelectors(selectors []resourceapi.DeviceSelector, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
+	isNew := environment.NewExpressions
+	compiler := cel.GetCompiler(cel.Features{EnableConsumableCapacity: true})
 	if n := len(selectors); n > resourceapi.DeviceSelectorsMaxSize {
 		return field.ErrorList{field.TooMany(path, n, resourceapi.DeviceSelectorsMaxSize)}
 	}
@@ -250,7 +253,7 @@ func checkSelectors(selectors []resourceapi.DeviceSelector, path *field.Path) fi
 			errs = append(errs, field.TooLong(at, "", resourceapi.CELSelectorExpressionMaxLength))
 			continue
 		}
-		result := cel.GetCompiler(cel.Features{EnableConsumableCapacity: true}).CompileCELExpression(s.CEL.Expression, cel.Options{})
+		result := compiler.CompileCELExpression(s.CEL.Expression, cel.Options{EnvType: &isNew})
 		switch {
 		case result.Error != nil:
 			errs = append(errs, field.Invalid(at, s.CEL.Expression, result.Error.Error()))

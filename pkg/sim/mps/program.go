@@ -64,6 +64,9 @@ func (s *server) admit(a *ask) (*Admission, *program, *Error) {
 	if refusal != nil {
 		return nil, nil, refusal
 	}
+	if pending, err := s.clients.FabricPending(d.index); pending || err != nil {
+		return nil, nil, cudaError(ErrorSystemNotReady, "system not yet initialized")
+	}
 	threads := s.settings.Threads
 	if r.Threads != "" {
 		own, err := parsePercentage(r.Threads)

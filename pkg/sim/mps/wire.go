@@ -69,6 +69,7 @@ const (
 	ErrorNoDevice         = "CUDA_ERROR_NO_DEVICE"
 	ErrorInvalidDevice    = "CUDA_ERROR_INVALID_DEVICE"
 	ErrorLaunchFailed     = "CUDA_ERROR_LAUNCH_FAILED"
+	ErrorSystemNotReady   = "CUDA_ERROR_SYSTEM_NOT_READY" // 802
 	ErrorConnectionFailed = "CUDA_ERROR_MPS_CONNECTION_FAILED"
 	ErrorRPCFailure       = "CUDA_ERROR_MPS_RPC_FAILURE"
 	ErrorServerNotReady   = "CUDA_ERROR_MPS_SERVER_NOT_READY"
