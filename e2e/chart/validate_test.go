@@ -23,13 +23,13 @@ import (
 var resources = map[string]string{"ResourceClaim": "resourceclaims", "ResourceClaimTemplate": "resourceclaimtemplates", "DeviceClass": "deviceclasses"}
 
 // verdicts are what the API server says of an object, as kubectl would create it, and what cleave validate finds in it.
-func verdicts(t *testing.T, ctx context.Context, kind, namespace string, body []byte) (server error, problems []string) {
+func verdicts(t *testing.T, ctx context.Context, kind, namespace string, body []byte) (problems []string, server error) {
 	t.Helper()
 	server = env.kube.ResourceV1().RESTClient().Post().NamespaceIfScoped(namespace, kind != "DeviceClass").Resource(resources[kind]).
 		Param("dryRun", "All").Param("fieldValidation", "Strict").SetHeader("Content-Type", "application/json").Body(body).Do(ctx).Error()
 	files, err := validation.Files(ctx, []string{"-"}, validation.Options{Rules: admission.DefaultRules(), Stdin: bytes.NewReader(body)})
 	must(t, err)
-	return server, files[0].Problems
+	return files[0].Problems, server
 }
 
 // validateAsServer compares the two for the objects that the tests of pkg/validation have.
@@ -40,7 +40,7 @@ func validateAsServer(t *testing.T, ctx context.Context) {
 		must(t, yaml.Unmarshal([]byte(document), &meta))
 		body, err := yaml.YAMLToJSON([]byte(document))
 		must(t, err)
-		server, problems := verdicts(t, ctx, meta.Kind, demo, body)
+		problems, server := verdicts(t, ctx, meta.Kind, demo, body)
 		if ok := strings.HasPrefix(meta.Name, "ok-"); ok != (server == nil) || ok != (len(problems) == 0) {
 			t.Errorf("%s %s: the API server says %v, cleave validate %q", meta.Kind, meta.Name, server, problems)
 		}
@@ -64,7 +64,7 @@ func TestValidate_RandomObjects(t *testing.T) {
 		object := resourcegen.Object(seed)
 		body, err := json.Marshal(object)
 		must(t, err)
-		server, problems := verdicts(t, ctx, object.GetObjectKind().GroupVersionKind().Kind, namespace, body)
+		problems, server := verdicts(t, ctx, object.GetObjectKind().GroupVersionKind().Kind, namespace, body)
 		if server == nil {
 			admitted++
 		}
