@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -145,8 +144,9 @@ func askPlugin(ctx context.Context, socket string) (name string, ours bool, err 
 func isListening(ctx context.Context, socket string) bool {
 	probe, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {
-		// Time that is over, and a queue that is full (EAGAIN, connect(2)), are what a plugin that hangs gives.
-		return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, syscall.EAGAIN)
+		// Time that is over, by the context or the socket, and a queue that is full (EAGAIN, connect(2)), are what a plugin that hangs gives.
+		timeout := net.Error(nil)
+		return errors.As(err, &timeout) && timeout.Timeout()
 	}
 	_ = probe.Close()
 	return true

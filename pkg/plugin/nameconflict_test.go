@@ -298,3 +298,20 @@ func TestSharedFiles(t *testing.T) {
 	s.config.DriverName = "gpu.cleave.dev"
 	checkNameConflict(t, s.sharedFiles(t.Context()), nil)
 }
+
+// A plugin that hangs is there, also where the time to look is over before anybody looks.
+func TestIsListening_TimeIsOver(t *testing.T) {
+	s, _ := compatibleService(t)
+	socket := filepath.Join(s.config.RegistryDir, "gpu.nvidia.com-reg.sock")
+	stop := register(t, socket, registrar{hang: true})
+	defer stop()
+	for _, left := range []time.Duration{-time.Second, 0, 10 * time.Microsecond, 50 * time.Microsecond, time.Minute} {
+		for range 50 {
+			ctx, cancel := context.WithTimeout(t.Context(), left)
+			if !isListening(ctx, socket) {
+				t.Errorf("with %s left, nobody listens", left)
+			}
+			cancel()
+		}
+	}
+}
